@@ -1,0 +1,70 @@
+"""Name-to-array mappings of other frameworks, checked and reshaped into our variables."""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ngrammer_jax import errors
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """Where one of our arrays comes from.
+
+  Attributes:
+    names: the foreign arrays that it is made of.
+    shape: of each of them.
+    convert: from the list of those arrays to ours.
+  """
+
+  names: tuple[str, ...]
+  shape: tuple[int, ...]
+  convert: Callable[[list[np.ndarray]], np.ndarray] = lambda arrays: arrays[0]
+
+
+def convert(
+  arrays: Mapping[str, Any],
+  sources: Mapping[tuple[str, ...], Source],
+  origin: str,
+  ignored: Iterable[str] = (),
+) -> dict[str, Any]:
+  """Our variables, as a nested dict of arrays in the precision they came in.
+
+  Args:
+    arrays: the foreign arrays by name.
+    sources: for each of our variables, by path, where it comes from.
+    origin: what the arrays are, for the error message.
+    ignored: foreign names that may be there and are not needed.
+
+  Raises:
+    BadInput: listing every missing, extra and misshapen array.
+  """
+  expected = {name: source.shape for source in sources.values() for name in source.names}
+  problems = [f'missing: {name} {shape}' for name, shape in expected.items() if name not in arrays]
+  problems += [
+    f'extra: {name} {np.shape(array)}'
+    for name, array in arrays.items()
+    if name not in expected and name not in set(ignored)
+  ]
+  problems += [
+    f'misshapen: {name} is {np.shape(arrays[name])}, expected {shape}'
+    for name, shape in expected.items()
+    if name in arrays and np.shape(arrays[name]) != shape
+  ]
+  if problems:
+    listing = '\n  '.join(problems)
+    raise errors.BadInput(
+      f'{len(problems)} arrays do not fit {origin}. Check the config against them.\n  {listing}'
+    )
+  variables: dict[str, Any] = {}
+  for path, source in sources.items():
+    node = variables
+    for key in path[:-1]:
+      node = node.setdefault(key, {})
+    node[path[-1]] = jnp.asarray(source.convert([np.asarray(arrays[n]) for n in source.names]))
+  return variables

@@ -1,0 +1,101 @@
+"""What a model is made of, as frozen dataclasses. Every switch is a field here."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from ngrammer_jax import errors
+from ngrammer_jax.layers import feed_forward
+from ngrammer_jax.layers import ngrammer
+
+POSITIONS = ('rope', 'sinusoid', 'none')
+DTYPES = ('auto', 'bfloat16', 'float32', 'float64')
+REMAT = ('none', 'minimal', 'full')
+
+
+@dataclasses.dataclass(frozen=True)
+class NGramConfig:
+  """The N-Grammer layer at the input (see `layers.NGrammer`)."""
+
+  clusters: int | None = 256  # None: bi-grams of the raw token ids, no quantiser
+  vocabulary_size: int = 16_384  # n-grams of each head
+  dim: int = 8  # width of an n-gram vector
+  heads: int | None = None  # None: as many as the attention has
+  combine: str = 'concat'
+  decay: float = 0.999
+  epsilon: float = 1e-6
+  prenormalize: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+  """A decoder-only Transformer and the memories added to it."""
+
+  layers: int = 4
+  width: int = 256
+  heads: int = 4
+  feed_forward_width: int = 688  # about 8/3 of the width when gated, 4 of it when not
+  activation: str = 'gelu'
+  gated: bool = True
+  bias: bool = False  # of the linear maps
+  position: str = 'rope'
+  min_timescale: float = 1.0
+  max_timescale: float = 10_000.0
+  per_dim_scale: bool = False
+  tie_embeddings: bool = True
+  scale_embeddings: bool = True  # by the square root of the width
+  softmax_bias: bool = True
+  vocabulary_chunk: int | None = None  # logits that exist at one time; None: all
+  dropout: float = 0.0
+  dtype: str = 'auto'  # of the computation; auto: bfloat16 on accelerators, float32 on CPU
+  scan_layers: bool = True  # one compiled layer, instead of all of them in a row
+  remat: str = 'none'  # what the backward pass computes again
+  ngram: NGramConfig | None = None
+
+  def compute_dtype(self) -> jnp.dtype:
+    """The dtype of activations on the default backend."""
+    if self.dtype == 'auto':
+      return jnp.dtype('float32' if jax.default_backend() == 'cpu' else 'bfloat16')
+    return jnp.dtype(self.dtype)
+
+  def check(self) -> None:
+    """Raises BadInput for a combination that cannot work. Touches no device."""
+    choices = {
+      'activation': tuple(feed_forward.ACTIVATIONS),
+      'position': POSITIONS,
+      'dtype': DTYPES,
+      'remat': REMAT,
+    }
+    for key, valid in choices.items():
+      if getattr(self, key) not in valid:
+        raise errors.BadInput(
+          f'model.{key}={getattr(self, key)!r} is not one of: {", ".join(valid)}'
+        )
+    for key in ('layers', 'width', 'heads', 'feed_forward_width'):
+      if getattr(self, key) < 1:
+        raise errors.BadInput(f'model.{key}={getattr(self, key)} must be at least 1')
+    if self.width % self.heads:
+      near = min(
+        (n for n in range(1, self.width + 1) if self.width % n == 0),
+        key=lambda n: abs(n - self.heads),
+      )
+      raise errors.BadInput(
+        f'model.heads={self.heads} does not divide model.width={self.width}: '
+        f'use model.heads={near}, or a width that is a multiple of {self.heads}'
+      )
+    if self.position == 'rope' and self.width // self.heads % 2:
+      raise errors.BadInput(
+        f'model.position="rope" needs an even head width, not {self.width // self.heads} '
+        f'(model.width={self.width} / model.heads={self.heads})'
+      )
+    if not 0 <= self.dropout < 1:
+      raise errors.BadInput(f'model.dropout={self.dropout} must be at least 0 and below 1')
+    if self.ngram is not None:
+      n = self.ngram
+      try:
+        ngrammer.check_shape(self.width, n.heads or self.heads, n.vocabulary_size, n.dim, n.combine)
+        if n.clusters is not None and n.clusters < 1:
+          raise ValueError(f'{n.clusters} clusters; at least 1, or None for raw token ids')
+      except ValueError as error:
+        raise errors.BadInput(f'model.ngram: {error}') from error

