@@ -83,6 +83,6 @@ def ngram_rows(ids: Sequence[jax.Array], K: int, V: int) -> jax.Array:
   p_N = jnp.asarray(primes_above(V, N), jnp.int32)
   head_N = jnp.arange(N)
   total = jnp.zeros_like(ids[0])
-  for table_NxK, z in zip(tables, ids):
+  for table_NxK, z in zip(tables, ids, strict=True):
     total = (total + table_NxK[head_N, z]) % p_N
   return total % V

