@@ -67,6 +67,11 @@ class Progress:
       self._last_line = now
       logging.info('%s: %s', self._what, self.line())
 
+  def say(self, line: str) -> None:
+    """Writes a line to the log; on a terminal the bar says it all."""
+    if not self._terminal:
+      logging.info(line)
+
   def seconds_left(self) -> float:
     """Time left at the mean rate of this run."""
     made = max(self._done - self._first, 1)

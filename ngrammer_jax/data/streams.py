@@ -6,7 +6,6 @@ from segment to segment: the memory of a row always belongs to the tokens just b
 B batch, T segment length.
 """
 
-from collections.abc import Iterator
 import math
 from typing import NamedTuple
 
@@ -67,14 +66,13 @@ class EvaluationStreams:
     self.length = length
     self.segments = math.ceil(self._share / length)
 
-  def segments_of(self, first_row: int, rows: int) -> Iterator[Segment]:
-    """The segments of rows [first_row, first_row + rows), one after the other.
+  def segment(self, index: int, first_row: int, rows: int) -> Segment:
+    """Segment number `index` of rows [first_row, first_row + rows).
 
-    Rows past the last stream are padding.
+    Rows past the last stream, and what lies past the end of one, are padding.
     """
-    for index in range(self.segments):
-      windows = [self._row(first_row + i, index) for i in range(rows)]
-      yield Segment(*(np.stack(parts) for parts in zip(*windows, strict=True)))
+    windows = [self._row(first_row + i, index) for i in range(rows)]
+    return Segment(*(np.stack(parts) for parts in zip(*windows, strict=True)))
 
   def _row(self, row: int, index: int):
     offset = index * self.length

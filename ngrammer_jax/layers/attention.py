@@ -7,6 +7,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from ngrammer_jax.layers import linear
 from ngrammer_jax.layers import position
 
 MASKED = -0.7 * jnp.finfo(jnp.float32).max  # finite: a row of nothing but it stays finite
@@ -59,31 +60,12 @@ class Attention(nn.Module):
     probs_BxNxTxS = jax.nn.softmax(scores_BxNxTxS, axis=-1)
     self.sow('intermediates', 'probs', probs_BxNxTxS)
     context_BxTxNxH = jnp.einsum('bnts,bsnh->btnh', probs_BxNxTxS.astype(self.dtype), v_BxSxNxH)
-    return self._output(D)(context_BxTxNxH)
+    output = linear.Linear((D,), ('heads', 'kv', 'embed'), 2, self.bias, self.dtype, name='out')
+    return output(context_BxTxNxH)
 
   def _project(self, name, H):
-    return nn.DenseGeneral(
-      (self.heads, H),
-      use_bias=self.bias,
-      dtype=self.dtype,
-      kernel_init=nn.with_logical_partitioning(
-        nn.initializers.lecun_normal(), ('embed', 'heads', 'kv')
-      ),
-      bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ('heads', 'kv')),
-      name=name,
-    )
-
-  def _output(self, D):
-    return nn.DenseGeneral(
-      D,
-      axis=(-2, -1),
-      use_bias=self.bias,
-      dtype=self.dtype,
-      kernel_init=nn.with_logical_partitioning(
-        nn.initializers.lecun_normal(), ('heads', 'kv', 'embed')
-      ),
-      bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ('embed',)),
-      name='out',
+    return linear.Linear(
+      (self.heads, H), ('embed', 'heads', 'kv'), bias=self.bias, dtype=self.dtype, name=name
     )
 
   def _query_scale(self, H):

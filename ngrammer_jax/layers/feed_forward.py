@@ -7,6 +7,8 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from ngrammer_jax.layers import linear
+
 ACTIVATIONS = {
   'gelu': jax.nn.gelu,  # the tanh form
   'relu': jax.nn.relu,
@@ -35,21 +37,14 @@ class FeedForward(nn.Module):
   @nn.compact
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
     activate = ACTIVATIONS[self.activation]
-    inner_BxTxF = self._dense('in', self.width, 'embed', 'mlp')(x_BxTxD)
+    inner_BxTxF = self._linear('in', self.width, 'embed', 'mlp')(x_BxTxD)
     if self.gated:
-      inner_BxTxF *= activate(self._dense('gate', self.width, 'embed', 'mlp')(x_BxTxD))
+      inner_BxTxF *= activate(self._linear('gate', self.width, 'embed', 'mlp')(x_BxTxD))
     else:
       inner_BxTxF = activate(inner_BxTxF)
-    return self._dense('out', x_BxTxD.shape[-1], 'mlp', 'embed')(inner_BxTxF)
+    return self._linear('out', x_BxTxD.shape[-1], 'mlp', 'embed')(inner_BxTxF)
 
-  def _dense(self, name, features, from_axis, to_axis):
-    return nn.Dense(
-      features,
-      use_bias=self.bias,
-      dtype=self.dtype,
-      kernel_init=nn.with_logical_partitioning(
-        nn.initializers.lecun_normal(), (from_axis, to_axis)
-      ),
-      bias_init=nn.with_logical_partitioning(nn.initializers.zeros, (to_axis,)),
-      name=name,
+  def _linear(self, name, features, from_axis, to_axis):
+    return linear.Linear(
+      (features,), (from_axis, to_axis), bias=self.bias, dtype=self.dtype, name=name
     )

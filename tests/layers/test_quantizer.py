@@ -1,10 +1,12 @@
 """The slow loops are written from the formulas at the top of the module."""
 
+import functools
+
 from flax import linen as nn
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,6 +22,7 @@ def codebook(centroids):
   return {'codebook': {'centroids': centroids, 'usage': jnp.full((N, K), 1 / K, centroids.dtype)}}
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def step(layer, variables, x, valid=None):
   return layer.apply(variables, x, valid, mutable=['codebook'])
 
@@ -125,9 +128,8 @@ def test_token_that_is_not_finite_gets_id_zero(value):
   assert expected[0, 2, 1] and expected[0, 2, 0]
   x[0, 2, 1, 0] = value
   expected[0, 2, 1] = 0
-  assert quantizer.nearest_centroids(jnp.asarray(x), jnp.asarray(centroids)).tolist() == (
-    expected.tolist()
-  )
+  ids = quantizer.nearest_centroids(jnp.asarray(x), jnp.asarray(centroids))
+  assert ids.tolist() == expected.tolist()
 
 
 def test_common_offset_costs_no_digits():
@@ -170,11 +172,11 @@ def test_batch_of_padding_only_stays_finite():
 def test_codebook_changes_only_when_mutable():
   x = jax.random.normal(jax.random.key(0), (2, 5, 2, 3))
   layer = quantizer.ProductQuantizer(4, 0.5)
-  variables = nn.unbox(layer.init(jax.random.key(1), x))
+  init = jax.jit(layer.init)
+  variables = nn.unbox(init(jax.random.key(1), x))
   # Initialising is not a step: what it saw leaves no trace.
-  jax.tree.map(
-    np.testing.assert_array_equal, variables, nn.unbox(layer.init(jax.random.key(1), 9 * x))
-  )
+  again = nn.unbox(init(jax.random.key(1), 9 * x))
+  jax.tree.map(np.testing.assert_array_equal, variables, again)
   ids, state = layer.apply(variables, x, mutable=['intermediates'])
   assert not state
   assert layer.apply(variables, x).tolist() == ids.tolist()
@@ -186,7 +188,7 @@ def test_codebook_changes_only_when_mutable():
 
 def test_initial_centroids_are_xavier_uniform():
   layer = quantizer.ProductQuantizer(64)
-  variables = nn.unbox(layer.init(jax.random.key(0), jnp.zeros((1, 1, 4, 8))))
+  variables = nn.unbox(jax.jit(layer.init)(jax.random.key(0), jnp.zeros((1, 1, 4, 8))))
   centroids = np.asarray(variables['codebook']['centroids'])
   bound = (6 / (4 * (64 + 8))) ** 0.5
   assert centroids.shape == (4, 64, 8)
@@ -198,7 +200,7 @@ def test_initial_centroids_are_xavier_uniform():
 def test_nothing_is_differentiated_and_zero_vectors_stay_finite(prenormalize):
   x = jax.random.normal(jax.random.key(0), (2, 5, 2, 3)).at[0, 1].set(0)
   layer = quantizer.ProductQuantizer(4, 0.5, prenormalize=prenormalize)
-  variables = nn.unbox(layer.init(jax.random.key(1), x))
+  variables = nn.unbox(jax.jit(layer.init)(jax.random.key(1), x))
 
   def moved(x):
     ids, after = step(layer, variables, x)

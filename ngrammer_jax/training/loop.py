@@ -1,0 +1,154 @@
+"""Training, as one straight story."""
+
+from collections.abc import Iterator
+import logging
+import pathlib
+import time
+
+import jax
+import numpy as np
+
+import ngrammer_jax
+from ngrammer_jax import config as experiment
+from ngrammer_jax import errors
+from ngrammer_jax import progress
+from ngrammer_jax import sharding
+from ngrammer_jax.data import prefetch
+from ngrammer_jax.data import streams
+from ngrammer_jax.data import token_cache
+from ngrammer_jax.evaluation import language_modeling
+from ngrammer_jax.models import transformer
+from ngrammer_jax.training import checkpoints
+from ngrammer_jax.training import optimizers
+from ngrammer_jax.training import record
+from ngrammer_jax.training import state as train_state
+from ngrammer_jax.training import step as train_step
+from ngrammer_jax.training import workdirs
+
+
+def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
+  """Trains until all steps are done; goes on where an earlier run of the same command stopped.
+
+  Args:
+    config: the experiment.
+    workdir: where everything of the run is kept.
+
+  Returns:
+    Whether there was anything left to train.
+
+  Raises:
+    BadInput: the input cannot work, or the loss is no longer finite.
+  """
+  t = config.training
+
+  # Data: found, checked and tokenised before any device is touched.
+  corpus = token_cache.prepare(config.data)
+  split, V = corpus.splits['train'], corpus.vocabulary.size
+  if len(split.tokens) < t.batch_size:
+    raise errors.BadInput(
+      f'training.batch_size={t.batch_size} is more than the {len(split.tokens)} training tokens'
+    )
+  workdirs.open_or_create(workdir, config, corpus)
+
+  # Devices.
+  mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.model)
+  sharding.check_batch('training.batch_size', t.batch_size, mesh)
+  logging.info(
+    'ngrammer_jax %s on %d %s, mesh %s',
+    ngrammer_jax.__version__,
+    jax.device_count(),
+    jax.devices()[0].device_kind,
+    ' x '.join(f'{k} {v}' for k, v in mesh.shape.items()),
+  )
+
+  # Model and state.
+  model = transformer.TransformerLM(config.model, V)
+  optimizer = optimizers.make(config.optimizer, t.steps)
+  create, abstract = train_state.initialiser(model, optimizer, t.batch_size, config.seed, mesh)
+  with checkpoints.Checkpoints(workdir, t.keep_checkpoints) as saved:
+    first_step = saved.latest() or 0
+    state = saved.restore(first_step, abstract) if first_step else create()
+    _describe(config, corpus, state)
+    if first_step >= t.steps:
+      return False
+
+    # Training.
+    call = train_step.make_call(model, optimizer, config.seed, abstract)
+    evaluate = language_modeling.Evaluator(
+      model, mesh, config.evaluation.streams, config.evaluation_length(), t.batch_size
+    )
+    compiled = None
+    starts = range(first_step, t.steps, t.segments_per_call)
+    with (
+      record.Record(config, V, workdir, first_step) as tell,
+      sharding.use(mesh),
+      prefetch.Prefetch(_batches(split, config, mesh, starts)) as batches,
+    ):
+      for start, segments in zip(starts, batches, strict=True):
+        if compiled is None:
+          with tell.paused():
+            compiled = _compile(call, state, segments)
+        state, metrics = compiled(state, segments)
+        done = start + t.segments_per_call
+        tell.add(done, metrics)
+        if done % t.checkpoint_every == 0 or done == t.steps:
+          with tell.paused():  # and nothing is saved whose loss was not finite
+            saved.save(done, state)
+            tell.saved(done)
+        if done == t.steps or (t.evaluate_every and done % t.evaluate_every == 0):
+          with tell.paused():
+            limit = config.evaluation.max_tokens
+            result = evaluate(state.params, state.codebook, corpus.splits['validation'], limit)
+            tell.validation(done, result)
+  return True
+
+
+def _compile(call, state, segments):
+  """The call as an executable, so that compilation is timed apart from training."""
+  began = time.monotonic()
+  compiled = call.lower(state, segments).compile()
+  logging.info('compiled in %s', progress.duration(time.monotonic() - began))
+  return compiled
+
+
+def _describe(config, corpus, state) -> None:
+  """Says what is about to be trained."""
+  tables = [
+    leaf
+    for label, leaf in zip(
+      jax.tree.leaves(optimizers.labels(state.params)), jax.tree.leaves(state.params), strict=True
+    )
+    if label == 'ngram_table'
+  ]
+  logging.info(
+    'model: %s parameters, %s of them in n-gram tables; %s codebook values',
+    f'{train_state.count(state.params):,}',
+    f'{train_state.count(tables):,}',
+    f'{train_state.count(state.codebook):,}',
+  )
+  t = config.training
+  epochs = t.steps * t.batch_size * t.segment_length / len(corpus.splits['train'].tokens)
+  logging.info(
+    'data: %s, %s training tokens, vocabulary %s; %s steps of %s tokens are %.2f epochs',
+    config.data.corpus,
+    f'{len(corpus.splits["train"].tokens):,}',
+    f'{corpus.vocabulary.size:,}',
+    f'{t.steps:,}',
+    f'{t.batch_size * t.segment_length:,}',
+    epochs,
+  )
+
+
+def _batches(split, config, mesh, starts) -> Iterator[streams.Segment]:
+  """For each call the segments of its steps, stacked [steps, B, T], on the devices."""
+  t = config.training
+  for first in starts:
+
+    def rows(wanted, first=first):
+      segments = [
+        streams.train_segment(split, step, t.batch_size, t.segment_length, wanted)
+        for step in range(first, first + t.segments_per_call)
+      ]
+      return streams.Segment(*(np.stack(parts) for parts in zip(*segments, strict=True)))
+
+    yield sharding.global_rows(mesh, t.batch_size, rows, axis=1)

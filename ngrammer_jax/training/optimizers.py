@@ -1,0 +1,88 @@
+"""One optimiser for each kind of parameter, all on one schedule shape."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ngrammer_jax import config as experiment
+
+# The kind of a parameter, by the last part of its name.
+LABELS = {
+  'embedding': 'dense',
+  'softmax_weight': 'dense',
+  'softmax_bias': 'dense',
+  'kernel': 'dense',
+  'bias': 'dense',
+  'scale': 'dense',
+  'per_dim_scale': 'dense',
+  'table': 'ngram_table',
+}
+
+
+def labels(params: Any) -> Any:
+  """The label of every parameter. Raises ValueError for one that has none."""
+
+  def of(path, _):
+    names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+    if names[-1] not in LABELS:
+      raise ValueError(f'parameter {"/".join(names)} has no optimiser label; add it to LABELS')
+    return LABELS[names[-1]]
+
+  return jax.tree_util.tree_map_with_path(of, params)
+
+
+def schedule(config: experiment.OptimizerConfig, steps: int) -> Callable[[jax.Array], jax.Array]:
+  """Fraction of the learning rate in force at a step: linear warm-up, then the decay."""
+  warmup, last = config.warmup_steps, config.final_fraction
+
+  def fraction(step):
+    step = jnp.asarray(step, jnp.float32)
+    through = jnp.clip((step - warmup) / max(steps - warmup, 1), 0, 1)
+    decay = {
+      'cosine': last + (1 - last) * 0.5 * (1 + jnp.cos(jnp.pi * through)),
+      'linear': 1 - (1 - last) * through,
+      'rsqrt': jnp.sqrt(max(warmup, 1) / jnp.maximum(step, max(warmup, 1))),
+      'constant': jnp.ones_like(step),
+    }[config.schedule]
+    return jnp.minimum((step + 1) / max(warmup, 1), 1) * decay
+
+  return fraction
+
+
+def make(config: experiment.OptimizerConfig, steps: int) -> optax.GradientTransformation:
+  """Adam for dense weights, clipped by itself; Adagrad for the n-gram tables, not clipped.
+
+  The layer norm of tiny table rows multiplies their gradients by hundreds: in one norm
+  with the rest they would silence the dense weights.
+  """
+  fraction = schedule(config, steps)
+  clip = (
+    optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
+  )
+  return optax.partition(
+    {
+      'dense': optax.chain(
+        clip,
+        optax.scale_by_adam(config.beta1, config.beta2, config.epsilon),
+        optax.add_decayed_weights(config.weight_decay) if config.weight_decay else optax.identity(),
+        optax.scale_by_learning_rate(lambda step: config.learning_rate * fraction(step)),
+      ),
+      'ngram_table': optax.chain(
+        optax.scale_by_rss(config.table_accumulator, config.table_epsilon),
+        optax.scale_by_learning_rate(lambda step: config.table_learning_rate * fraction(step)),
+      ),
+    },
+    labels,
+  )
+
+
+def norms(tree: Any) -> dict[str, jax.Array]:
+  """Global norm of the gradients of each label."""
+  by_label: dict[str, list[jax.Array]] = {}
+  leaves, marks = jax.tree.leaves(tree), jax.tree.leaves(labels(tree))
+  for leaf, label in zip(leaves, marks, strict=True):
+    by_label.setdefault(label, []).append(leaf)
+  return {label: optax.global_norm(group) for label, group in by_label.items()}

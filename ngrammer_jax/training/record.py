@@ -1,0 +1,120 @@
+"""What a run tells while it trains: metrics, progress, and that the loss is finite."""
+
+from collections.abc import Iterator
+import contextlib
+import logging
+import math
+import pathlib
+from typing import Any
+
+import jax
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax import errors
+from ngrammer_jax import progress
+from ngrammer_jax.training import optimizers
+from ngrammer_jax.training import step as train_step
+from ngrammer_jax.training import throughput
+from ngrammer_jax.training import writers
+
+
+class Record:
+  """Takes the metrics of each call, one call late so that the device never waits.
+
+  A context manager around the training loop.
+  """
+
+  def __init__(
+    self, config: experiment.Config, vocabulary_size: int, workdir: pathlib.Path, first_step: int
+  ):
+    t = self._training = config.training
+    self._optimizer, self._first_step = config.optimizer, first_step
+    self._fraction = optimizers.schedule(config.optimizer, t.steps)
+    self._tokens = t.batch_size * t.segment_length
+    self._writer = writers.Writer(workdir, first_step)
+    self._meter = throughput.Meter(
+      throughput.train_flops(config.model, vocabulary_size, t.segment_length)
+    )
+    self._bar = progress.Progress('training', t.steps, 'steps', done=first_step, lines=False)
+    self._waiting: tuple[int, train_step.Metrics] | None = None
+    self._measured_step, self._last_good = first_step, first_step
+
+  def __enter__(self) -> 'Record':
+    self._bar.__enter__()
+    self._meter.resume()
+    return self
+
+  def __exit__(self, *exception) -> None:
+    self._bar.__exit__(*exception)
+    self._writer.close()
+
+  def add(self, done: int, metrics: train_step.Metrics) -> None:
+    """Takes the metrics of the call that ends with step `done`, and tells of the one before."""
+    before, self._waiting = self._waiting, (done, metrics)
+    if before is not None:
+      self._tell(*before)
+
+  @contextlib.contextmanager
+  def paused(self) -> Iterator[None]:
+    """Tells of everything so far, then stops the clock for what is not training.
+
+    Raises:
+      BadInput: a loss or gradient was not finite.
+    """
+    before, self._waiting = self._waiting, None
+    if before is not None:
+      self._tell(*before)
+    self._meter.pause()
+    yield
+    self._meter.resume()
+
+  def saved(self, step: int) -> None:
+    """Notes that there is a checkpoint of a step."""
+    self._last_good = step
+
+  def validation(self, step: int, result: dict[str, Any]) -> None:
+    """Records an evaluation."""
+    numbers = {k: v for k, v in result.items() if isinstance(v, (int, float))}
+    self._writer.scalars(step, {f'validation/{k}': v for k, v in numbers.items()})
+    bits = result['bits_per_byte']
+    logging.info(
+      'step %s  validation: %.4f nats/token, perplexity %.2f%s',
+      f'{step:,}',
+      result['nll_nats_per_token'],
+      result['perplexity'],
+      '' if bits is None else f', {bits:.4f} bits/byte',
+    )
+
+  def _tell(self, done: int, metrics: train_step.Metrics) -> None:
+    metrics = jax.device_get(metrics)
+    calls = len(metrics['loss'])
+    for offset in range(calls):
+      values = {name: float(column[offset]) for name, column in metrics.items()}
+      wrong = [f'{name} is {value}' for name, value in values.items() if not math.isfinite(value)]
+      if wrong:
+        raise errors.BadInput(
+          self._not_finite(done - calls + offset + 1, done - calls, done, wrong)
+        )
+    self._bar.advance(calls, f'loss {metrics["loss"].mean():.4f}')
+    if done % self._training.log_every and done != self._training.steps:
+      return
+    values = {name: float(column.mean()) for name, column in metrics.items()}
+    values['learning_rate'] = float(self._optimizer.learning_rate * self._fraction(done - 1))
+    values |= self._meter.measure((self._finished(done) - self._measured_step) * self._tokens)
+    self._measured_step = self._finished(done)
+    self._writer.scalars(done, values)
+    self._bar.say(writers.line(done, self._training.steps, values, self._bar.seconds_left()))
+
+  def _finished(self, done: int) -> int:
+    """The last step that the device has finished; the call after `done` may be ready too."""
+    if self._waiting is not None and self._waiting[1]['loss'].is_ready():
+      return self._waiting[0]
+    return max(done, self._measured_step)
+
+  def _not_finite(self, step: int, first: int, last: int, wrong: list[str]) -> str:
+    kept = f'step {self._last_good}' if self._last_good else 'none yet'
+    return (
+      f'training diverged at step {step}, between steps {first} and {last}: {"; ".join(wrong)}. '
+      f'Last good checkpoint: {kept}. Lower optimizer.learning_rate, raise '
+      f'optimizer.warmup_steps, or lower optimizer.clip_norm, with another --workdir'
+    )

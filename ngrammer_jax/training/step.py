@@ -1,0 +1,89 @@
+"""One training step, and many of them in one call.
+
+A step is one segment of every row, one optimiser update and one codebook update.
+"""
+
+from collections.abc import Callable
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ngrammer_jax.data import streams
+from ngrammer_jax.models import transformer
+from ngrammer_jax.training import optimizers
+from ngrammer_jax.training import state as train_state
+
+Metrics = dict[str, jax.Array]
+
+
+def train_step(
+  model: transformer.TransformerLM,
+  optimizer: optax.GradientTransformation,
+  seed: int,
+  state: train_state.TrainState,
+  segment: streams.Segment,
+) -> tuple[train_state.TrainState, Metrics]:
+  """The state after one segment of every row, and the metrics of the step."""
+  dropout_key = jax.random.fold_in(jax.random.key(seed), state.step)
+
+  def loss_of(params):
+    (hidden, memory, aux), updated = model.apply(
+      {'params': params, 'codebook': state.codebook},
+      segment.tokens_BxT,
+      state.memory,
+      starts_BxT=segment.starts_BxT,
+      valid_BxT=segment.valid_BxT,
+      train=True,
+      rngs={'dropout': dropout_key},
+      mutable=['codebook'],
+    )
+    scores = model.apply({'params': params}, hidden, segment.targets_BxT, method='scores')
+    nll = (scores.nll_BxT * segment.valid_BxT).sum() / segment.valid_BxT.sum()
+    return nll + sum(aux.values()), (nll, memory, updated.get('codebook', {}))
+
+  gradient, (nll, memory, codebook) = jax.grad(loss_of, has_aux=True)(state.params)
+  updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+  metrics = {'loss': nll}
+  for label, norm in optimizers.norms(gradient).items():
+    metrics[f'gradient_norm/{label}'] = norm
+  metrics |= codebook_metrics(codebook)
+  state = state.replace(
+    step=state.step + 1,
+    params=optax.apply_updates(state.params, updates),
+    codebook=codebook,
+    opt_state=opt_state,
+    memory=memory,
+  )
+  return state, metrics
+
+
+def codebook_metrics(codebook: Any) -> Metrics:
+  """How evenly the clusters are used: exp(entropy) of their usage, mean over heads."""
+  metrics = {}
+  for path, usage_NxK in jax.tree_util.tree_leaves_with_path(codebook):
+    if path[-1].key == 'usage':
+      entropy_N = -jax.scipy.special.xlogy(usage_NxK, usage_NxK).sum(axis=-1)
+      metrics['codebook/perplexity'] = jnp.exp(entropy_N).mean()
+  return metrics
+
+
+def make_call(
+  model: transformer.TransformerLM,
+  optimizer: optax.GradientTransformation,
+  seed: int,
+  abstract: train_state.TrainState,
+) -> Callable[[train_state.TrainState, streams.Segment], tuple[train_state.TrainState, Metrics]]:
+  """A jitted function that runs the steps of a stack of segments [steps, B, T].
+
+  The state given in is donated. Metrics come back stacked by step.
+  """
+
+  def call(state, segments):
+    step = functools.partial(train_step, model, optimizer, seed)
+    return jax.lax.scan(step, state, segments)
+
+  where = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+  return jax.jit(call, donate_argnums=0, out_shardings=(where, None))

@@ -1,0 +1,81 @@
+"""How much arithmetic a token takes, and what share of the hardware's peak that makes."""
+
+import time
+
+import jax
+
+from ngrammer_jax.models import config as model_config
+
+# Dense bfloat16 FLOP/s of one JAX device, from the vendors' data sheets.
+PEAK = {
+  'TPU v2': 22.5e12,
+  'TPU v3': 61.5e12,
+  'TPU v4': 275e12,
+  'TPU v5 lite': 197e12,
+  'TPU v5p': 459e12,
+  'TPU v6 lite': 918e12,
+  'NVIDIA A100': 312e12,
+  'NVIDIA H100': 989e12,
+  'NVIDIA H200': 989e12,
+  'NVIDIA L4': 121e12,
+  'Tesla T4': 65e12,
+  'Tesla V100': 125e12,
+}
+
+
+def forward_flops(config: model_config.ModelConfig, vocabulary_size: int, length: int) -> float:
+  """FLOPs of one token's forward pass.
+
+  Matrix products only, a multiply-add as two; a causal query attends to half of the
+  segment on average; what is computed again for the backward pass is not counted.
+  """
+  D, F = config.width, config.feed_forward_width
+  attention = 4 * D * D + 2 * D * (length / 2)
+  feed_forward = (3 if config.gated else 2) * D * F
+  clusters = (config.ngram.clusters or 0) if config.ngram else 0
+  return 2 * (config.layers * (attention + feed_forward) + D * vocabulary_size + D * clusters)
+
+
+def train_flops(config: model_config.ModelConfig, vocabulary_size: int, length: int) -> float:
+  """FLOPs of training on one token: the backward pass costs twice the forward pass.
+
+  k-means has no backward pass.
+  """
+  clusters = (config.ngram.clusters or 0) if config.ngram else 0
+  quantiser = 2 * config.width * clusters
+  return 3 * (forward_flops(config, vocabulary_size, length) - quantiser) + quantiser
+
+
+class Meter:
+  """Tokens per second, and the share of the peak where it is known.
+
+  Time spent outside of training (evaluation, checkpoints) is left out by `pause`.
+  """
+
+  def __init__(self, flops_per_token: float):
+    self._flops = flops_per_token
+    kind = jax.devices()[0].device_kind
+    peaks = [peak for name, peak in PEAK.items() if kind.startswith(name)]
+    self._peak = peaks[0] * jax.device_count() if peaks else None
+    self._seconds, self._since = 0.0, time.monotonic()
+    self._rates: dict[str, float] = {}
+
+  def pause(self) -> None:
+    """Stops the clock."""
+    self._seconds += time.monotonic() - self._since
+
+  def resume(self) -> None:
+    """Starts the clock."""
+    self._since = time.monotonic()
+
+  def measure(self, tokens: int) -> dict[str, float]:
+    """Rates since the last measurement, in which `tokens` were trained on; 0 repeats the last."""
+    if tokens:
+      now = time.monotonic()
+      seconds = self._seconds + now - self._since
+      self._seconds, self._since = 0.0, now
+      rate = tokens / max(seconds, 1e-9)
+      self._rates = {'tokens_per_second': rate}
+      if self._peak is not None:
+        self._rates['mfu'] = rate * self._flops / self._peak
+    return self._rates

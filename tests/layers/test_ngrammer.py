@@ -1,0 +1,355 @@
+import functools
+import itertools
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ngrammer_jax.layers import NGrammer
+from ngrammer_jax.layers import ngrammer
+from tests.conftest import assert_close
+from tests.layers.test_hashing import slow_rows
+from tests.layers.test_normalization import slow_layer_norm
+
+N, H, K, V = 2, 4, 5, 13
+D = N * H
+
+
+def latent(dim=2, **options):
+  return NGrammer(heads=N, clusters=K, vocabulary_size=V, dim=dim, **options)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def apply(layer, variables, x, **given):
+  return layer.apply(variables, x, **given)
+
+
+def random_variables(layer, x, seed=0, **given):
+  """Random parameters, so that scales and biases of norms take part."""
+  shapes = jax.eval_shape(lambda: nn.unbox(layer.init(jax.random.key(0), x, **given)))
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), x.dtype), shapes)
+
+
+def random_inputs(B, T, dtype='float32'):
+  return jnp.asarray(np.random.default_rng(9).normal(size=(B, T, D)), dtype)
+
+
+# Pairing.
+
+
+@pytest.mark.parametrize('part', ['golden', 'rand'])
+@pytest.mark.parametrize('case', ['plain', 'seg', 'pair', 'pair_seg'])
+def test_bigrams_equal_praxis(reference, part, case):
+  f = {k.split('/')[1]: v for k, v in reference('ng_bigram').items() if k.startswith(part)}
+  continues = jnp.asarray(f['segment_pos'] != 0) if 'seg' in case else None
+  pairs = jnp.asarray(f['pair_ids']) if 'pair' in case else None
+  ids = jnp.asarray(f['ids'], 'int32')[..., None]
+  previous = ngrammer.previous_ids(ids, continues, pairs)[..., 0]
+  # In Python integers: K^2 does not fit 32 bits.
+  bigrams = f['ids'].astype(object) + int(f['K']) * np.asarray(previous).astype(object)
+  assert bigrams.tolist() == f[case].tolist()
+
+
+def test_pair_ids_of_every_head_equal_slow_loop():
+  rng = np.random.default_rng(0)
+  B, T = 2, 6
+  ids, pairs = rng.integers(0, K, (B, T, N)), rng.integers(0, T + 1, (B, N, T))
+  continues = rng.integers(0, 2, (B, T))
+  expected = np.zeros((B, T, N), int)
+  for b, t, n in np.ndindex(B, T, N):
+    if continues[b, t] and pairs[b, n, t] < T:
+      expected[b, t, n] = ids[b, pairs[b, n, t], n]
+  given = (jnp.asarray(a) for a in (ids, continues == 1, pairs))
+  assert ngrammer.previous_ids(*given).tolist() == expected.tolist()
+
+
+def test_token_before_the_first_is_the_predecessor_of_a_segment():
+  ids, before = jnp.asarray([[[1], [2]], [[3], [4]]]), jnp.asarray([[7], [8]])
+  previous = ngrammer.previous_ids(ids, before_BxN=before)
+  assert previous[..., 0].tolist() == [[7, 1], [8, 3]]
+
+
+# The whole layer against loops.
+
+
+def slow_layer(x, ids, previous, id_count, params, dim, combine):
+  """The layer from its ids on, one token and head at a time."""
+  B, T, _ = x.shape
+  table = np.asarray(params['table']).reshape(N, V, dim)
+  y = np.zeros((B, T, N, H))
+  rows = slow_rows(np.stack([ids, previous]).reshape(2, -1, N), id_count, V, (17, 19))
+  norms = {name: jax.tree.map(np.asarray, params[f'{name}_norm']) for name in ('unigram', 'ngram')}
+  of_head = lambda name, n: {part: value[n] for part, value in norms[name].items()}
+  for b, t, n in np.ndindex(B, T, N):
+    unigram = slow_layer_norm(x[b, t].reshape(N, H)[n], **of_head('unigram', n))
+    ngram = slow_layer_norm(table[n, rows.reshape(B, T, N)[b, t, n]], **of_head('ngram', n))
+    both = np.concatenate([unigram[: H - dim], ngram])
+    y[b, t, n] = unigram + ngram if combine == 'add' else both
+  return y.reshape(B, T, D)
+
+
+def slow_previous(ids, documents):
+  previous = np.zeros_like(ids)
+  same = documents[:, 1:] == documents[:, :-1]
+  previous[:, 1:] = np.where(same[..., None], ids[:, :-1], 0)
+  return previous
+
+
+DOCUMENTS = np.array([[0, 0, 0, 3, 3, 4], [1, 1, 1, 1, 1, 1]])
+
+
+@pytest.mark.parametrize('combine, dim', [('concat', 1), ('concat', 3), ('concat', H), ('add', H)])
+def test_latent_bigrams_equal_slow_loop(x64, combine, dim):
+  x = random_inputs(2, 6, 'float64')
+  layer = latent(dim, combine=combine, dtype=jnp.float64)
+  variables = random_variables(layer, x)
+  y, memory = apply(layer, variables, x, documents_BxT=jnp.asarray(DOCUMENTS))
+  centroids = np.asarray(variables['codebook']['quantizer']['centroids'])
+  tokens = np.asarray(x).reshape(2, 6, N, 1, H)
+  ids = ((tokens - centroids) ** 2).sum(axis=-1).argmin(axis=-1)
+  previous = slow_previous(ids, DOCUMENTS)
+  params = variables['params']
+  assert_close(y, slow_layer(np.asarray(x), ids, previous, K, params, dim, combine), 1e-12)
+  assert memory['ids'].tolist() == ids[:, -1:].tolist()
+  assert memory['documents'].tolist() == DOCUMENTS[:, -1:].tolist()
+
+
+@pytest.mark.parametrize('shape', [(2, 6), (2, 6, N)])
+def test_raw_ids_equal_slow_loop(x64, shape):
+  x, vocabulary = random_inputs(2, 6, 'float64'), 50_257
+  ids = np.random.default_rng(1).integers(0, vocabulary, shape)
+  layer = NGrammer(
+    heads=N, clusters=None, vocabulary_size=V, dim=3, id_vocabulary=vocabulary, dtype=jnp.float64
+  )
+  given = {'ids': jnp.asarray(ids), 'documents_BxT': jnp.asarray(DOCUMENTS)}
+  variables = random_variables(layer, x, **given)
+  assert set(variables) == {'params'}
+  y, _ = apply(layer, variables, x, **given)
+  ids = np.broadcast_to(ids.reshape(2, 6, -1), (2, 6, N))
+  previous = slow_previous(ids, DOCUMENTS)
+  params = variables['params']
+  assert_close(y, slow_layer(np.asarray(x), ids, previous, vocabulary, params, 3, 'concat'), 1e-12)
+
+
+def test_concat_keeps_the_first_features_of_the_normalised_unigram():
+  x, layer = random_inputs(2, 6), latent(dim=1)
+  variables = random_variables(layer, x)
+  y, _ = apply(layer, variables, x)
+  norm = jax.tree.map(np.asarray, variables['params']['unigram_norm'])
+  unigram = slow_layer_norm(np.asarray(x).reshape(2, 6, N, H), **norm)
+  y = np.asarray(y).reshape(2, 6, N, H)
+  assert_close(y[..., :-1], unigram[..., :-1], 1e-5)
+  assert np.abs(y[..., -1] - unigram[..., -1]).min() > 1e-3
+
+
+# Streams and documents.
+
+
+def every_document_layout(T):
+  """Document numbers [2^(T-1), T] of all ways to cut T tokens into documents."""
+  cuts = np.array(list(itertools.product([0, 1], repeat=T - 1)))
+  return np.pad(cuts, ((0, 0), (1, 0))).cumsum(axis=1)
+
+
+def test_packed_documents_equal_separate_sequences():
+  x, layer = random_inputs(1, 6), latent()
+  variables = random_variables(layer, x)
+  packed, _ = apply(layer, variables, x, documents_BxT=jnp.asarray([[4, 4, 4, 5, 5, 5]]))
+  separate, _ = apply(layer, variables, x.reshape(2, 3, D))
+  assert_close(packed.reshape(2, 3, D), separate, 1e-6)
+  one_document, _ = apply(layer, variables, x)
+  assert (packed != one_document).any()
+
+
+def test_stream_split_anywhere_equals_one_pass():
+  T = 5
+  numbers = jnp.asarray(every_document_layout(T))  # with a document start at the seam or not
+  x, layer = random_inputs(len(numbers), T), latent()
+  variables = random_variables(layer, x)
+  run = lambda x, numbers, memory: apply(layer, variables, x, documents_BxT=numbers, memory=memory)
+  one_pass, last = run(x, numbers, None)
+  for split in range(1, T):
+    first, memory = run(x[:, :split], numbers[:, :split], None)
+    second, memory = run(x[:, split:], numbers[:, split:], memory)
+    both = jnp.concatenate([first, second], axis=1)
+    assert_close(both, one_pass, 1e-6)
+    jax.tree.map(np.testing.assert_array_equal, memory, last)
+  # Without the memory the second part is another one, or this test would prove nothing.
+  forgetful, _ = run(x[:, split:], numbers[:, split:], None)
+  assert (forgetful != second).any()
+
+
+def test_one_document_split_token_by_token_equals_one_pass():
+  x, layer = random_inputs(2, 5), latent()
+  variables = random_variables(layer, x)
+  one_pass, _ = apply(layer, variables, x)
+  memory, outputs = ngrammer.empty_memory(2, N), []
+  for t in range(5):
+    y, memory = apply(layer, variables, x[:, t : t + 1], memory=memory)
+    outputs.append(y)
+  assert_close(jnp.concatenate(outputs, axis=1), one_pass, 1e-6)
+
+
+def test_empty_memory_holds_no_token():
+  x, layer = random_inputs(2, 3), latent()
+  variables = random_variables(layer, x)
+  numbers = jnp.zeros((2, 3), jnp.int32)
+  expected, _ = apply(layer, variables, x, documents_BxT=numbers)
+  # Whatever ids it holds, a masked slot gives no bi-gram, nor does it for a document 0.
+  memory = ngrammer.empty_memory(2, N)
+  memory['ids'] += 3
+  for given in ({}, {'documents_BxT': numbers}):
+    y, _ = apply(layer, variables, x, memory=memory, **given)
+    np.testing.assert_array_equal(y, expected)
+
+
+# What depends on what.
+
+
+def test_token_reaches_its_own_output_by_gradient_and_the_next_by_its_id():
+  B, T = 1, 5
+  x, layer = random_inputs(B, T), latent()
+  variables = random_variables(layer, x)
+  run = lambda x: apply(layer, variables, x)[0][0]
+  jacobian = jax.jit(jax.jacrev(run))(x)
+  reached = jnp.abs(jacobian).sum(axis=(1, 4))[:, 0] > 0  # [output, input]
+  assert reached.tolist() == np.eye(T, dtype=bool).tolist()
+  y, changed_next = run(x), False
+  for t in range(T):
+    changed = (run(x.at[:, t].multiply(-1)) != y).any(axis=-1)
+    assert not changed[:t].any() and changed[t] and not changed[t + 2 :].any()
+    changed_next |= bool(changed[t + 1 : t + 2].any())
+  assert changed_next
+
+
+def test_concat_of_the_full_head_width_drops_the_unigram():
+  x, layer = random_inputs(1, 4), latent(dim=H)
+  variables = random_variables(layer, x)
+  gradient = jax.grad(lambda x: jnp.square(apply(layer, variables, x)[0]).sum())(x)
+  assert (gradient == 0).all()
+
+
+def test_gradient_reaches_looked_up_rows_only_and_no_centroid():
+  x, layer = random_inputs(1, 3), latent(dim=3)
+  variables = random_variables(layer, x)
+  loss = lambda variables: (apply(layer, variables, x)[0] ** 3).sum()
+  gradient = jax.grad(loss)(variables)
+  assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradient['codebook']))
+  assert all((leaf != 0).any() for leaf in jax.tree.leaves(gradient['params']))
+  centroids = np.asarray(variables['codebook']['quantizer']['centroids'])
+  ids = ((np.asarray(x).reshape(3, N, 1, H) - centroids) ** 2).sum(axis=-1).argmin(axis=-1)
+  previous = np.pad(ids, ((1, 0), (0, 0)))[:-1]
+  touched = np.zeros((N, V), bool)
+  for row_N in slow_rows(np.stack([ids, previous]), K, V, (17, 19)):
+    touched[np.arange(N), row_N] = True
+  reached = jnp.abs(gradient['params']['table']).sum(axis=-1) > 0
+  assert reached.reshape(N, V).tolist() == touched.tolist()
+
+
+@pytest.mark.parametrize('prenormalize', [False, True])
+def test_zero_vector_has_a_finite_gradient(prenormalize):
+  x, layer = random_inputs(1, 3).at[0, 1].set(0), latent(prenormalize=prenormalize)
+  variables = random_variables(layer, x)
+
+  @jax.jit
+  @functools.partial(jax.grad, argnums=(0, 1), has_aux=True)
+  def gradients_and_codebook(params, x):
+    variables_now = {**variables, 'params': params}
+    y, after = layer.apply(variables_now, x, mutable=['codebook'])
+    return jnp.square(y[0]).sum(), after
+
+  results = gradients_and_codebook(variables['params'], x)
+  assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(results))
+
+
+def test_padding_gives_zeros_and_does_not_move_the_codebook():
+  x, layer = random_inputs(2, 4), latent(decay=0.5)
+  variables = random_variables(layer, x)
+  valid = jnp.asarray([[1, 1, 1, 0], [0, 1, 1, 1]])
+
+  @jax.jit
+  def run(x):
+    return layer.apply(variables, x, valid_BxT=valid, mutable=['codebook'])
+
+  (y, _), after = run(x)
+  assert ((jnp.abs(y).sum(axis=-1) > 0) == valid).all()
+  _, other = run(jnp.where(valid[..., None], x, 50))
+  jax.tree.map(np.testing.assert_array_equal, after, other)
+
+
+# Use.
+
+
+@pytest.mark.parametrize(
+  'options, message',
+  [
+    ({'heads': 3}, '3 heads do not divide the width 8'),
+    ({'dim': 5}, 'n-gram dim 5 is not between 1 and the head width 4 (width 8 / 2 heads)'),
+    ({'dim': 0}, 'n-gram dim 0 is not between 1 and the head width 4 (width 8 / 2 heads)'),
+    (
+      {'combine': 'add', 'dim': 3},
+      'combine "add" needs n-gram dim 3 to equal the head width 4',
+    ),
+    ({'combine': 'sum'}, "combine 'sum' is not one of concat, add"),
+    (
+      {'clusters': None},
+      'an NGrammer without clusters needs raw ids and their id_vocabulary',
+    ),
+    (
+      {'heads': 8, 'dim': 1, 'vocabulary_size': 2**28},
+      '8 heads of 268,435,456 n-grams exceed the 2^31 rows of a table',
+    ),
+    (
+      {'heads': 4, 'dim': 2, 'vocabulary_size': 4},
+      '4 heads need 4 primes between 4 and 8, but there are only 2: '
+      'use a larger n-gram vocabulary or fewer heads',
+    ),
+  ],
+)
+def test_impossible_layer_says_what_to_change(options, message):
+  layer = NGrammer(**{'heads': N, 'clusters': K, 'vocabulary_size': V, 'dim': 2} | options)
+  with pytest.raises(ValueError) as caught:
+    jax.eval_shape(layer.init, jax.random.key(0), random_inputs(1, 2))
+  assert str(caught.value) == message
+
+
+def test_training_steps_compile_once():
+  x, layer = random_inputs(2, 3), latent()
+  variables = random_variables(layer, x)
+  traces = []
+
+  @jax.jit
+  def step(codebook, memory, x):
+    traces.append(x.shape)
+    variables_now = {'params': variables['params'], 'codebook': codebook}
+    (_, memory), after = layer.apply(variables_now, x, memory=memory, mutable=['codebook'])
+    return after['codebook'], memory
+
+  codebook, memory = variables['codebook'], ngrammer.empty_memory(2, N)
+  for _ in range(3):
+    codebook, memory = step(codebook, memory, x)
+  assert len(traces) == 1
+
+
+def test_bfloat16_output_leaves_parameters_and_codebook_in_float32():
+  x, layer = random_inputs(2, 3).astype(jnp.bfloat16), latent(dtype=jnp.bfloat16)
+
+  @jax.eval_shape
+  def everything():
+    variables = nn.unbox(layer.init(jax.random.key(0), x))
+    return variables, layer.apply(variables, x, mutable=['codebook'])
+
+  variables, ((y, _), after) = everything
+  assert y.dtype == jnp.bfloat16
+  assert {leaf.dtype.name for leaf in jax.tree.leaves((variables, after))} == {'float32'}
+
+
+def test_initial_table_is_xavier_uniform_per_head():
+  layer = NGrammer(heads=N, clusters=K, vocabulary_size=500, dim=2)
+  params = nn.unbox(jax.jit(layer.init)(jax.random.key(0), random_inputs(1, 2)))['params']
+  bound = (6 / (500 + 2)) ** 0.5
+  assert params['table'].shape == (N * 500, 2)
+  assert 0.99 * bound < np.abs(params['table']).max() <= bound

@@ -1,0 +1,287 @@
+import dataclasses
+import functools
+import itertools
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ngrammer_jax.layers import documents
+from ngrammer_jax.models import config as model_config
+from ngrammer_jax.models import transformer
+from tests import jaxprs
+from tests.conftest import assert_close
+
+V, B, T = 13, 2, 6
+SMALL = {'layers': 2, 'width': 8, 'heads': 2, 'feed_forward_width': 12}
+NGRAM = model_config.NGramConfig(clusters=4, vocabulary_size=32, dim=2)
+
+
+def small_config(**fields):
+  return model_config.ModelConfig(**{'ngram': NGRAM} | SMALL | fields)
+
+
+def small_model(**fields):
+  return transformer.TransformerLM(small_config(**fields), V)
+
+
+def random_tokens(rows=B, length=T):
+  return jnp.asarray(np.random.default_rng(0).integers(0, V, (rows, length)))
+
+
+@functools.lru_cache
+def variables_of(model):
+  """Initial parameters, and a codebook that spreads the tokens over all clusters."""
+  memory = transformer.empty_memory(model.config, B)
+  initialise = jax.jit(lambda key: nn.unbox(model.init(key, random_tokens(), memory)))
+  variables = initialise(jax.random.key(0))
+  if 'codebook' in variables:
+    # The first four tokens themselves, as their head widths see them.
+    table = variables['params']['embedding'] * model.config.width**0.5
+    codebook = variables['codebook']['ngrammer']['quantizer']
+    codebook['centroids'] = table[:4].reshape(4, 2, 4).swapaxes(0, 1)
+  return variables
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def run(model, variables, tokens, memory=None, **given):
+  """Hidden states and the next memory."""
+  if memory is None:
+    memory = transformer.empty_memory(model.config, len(tokens))
+  hidden, memory, _ = model.apply(variables, tokens, memory, **given)
+  return hidden, memory
+
+
+def loss_and_gradient(model, variables):
+  """A training step as a function of the parameters: loss and gradient of one segment."""
+  tokens = random_tokens()
+
+  def loss(params):
+    hidden, _, _ = model.apply(
+      {**variables, 'params': params},
+      tokens,
+      transformer.empty_memory(model.config, B),
+      train=True,
+      rngs={'dropout': jax.random.key(7)},
+    )
+    scores = model.apply({'params': params}, hidden, jnp.roll(tokens, -1), method='scores')
+    return scores.nll_BxT.mean()
+
+  return jax.value_and_grad(loss)
+
+
+# Compilation: scan and recomputation change nothing but time and memory.
+
+
+def test_scanned_unrolled_and_recomputed_layers_agree_under_dropout():
+  variables = variables_of(small_model(ngram=None))
+  expected = None
+  for scan, remat in itertools.product((False, True), model_config.REMAT):
+    model = small_model(ngram=None, scan_layers=scan, remat=remat, dropout=0.3)
+    actual = jax.jit(loss_and_gradient(model, variables))(variables['params'])
+    expected = expected or actual
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), actual, expected)
+
+
+@pytest.mark.parametrize('scan', [True, False])
+def test_backward_pass_recomputes_what_the_policy_says(scan):
+  variables = variables_of(small_model(ngram=None))
+
+  def products(remat):
+    model = small_model(ngram=None, scan_layers=scan, remat=remat)
+    step = jax.make_jaxpr(loss_and_gradient(model, variables))(variables['params'])
+    names = [equation.primitive.name for equation in jaxprs.equations(step.jaxpr)]
+    return names.count('dot_general')
+
+  bodies = 1 if scan else SMALL['layers']
+  stored = products('none')
+  # The scores and the weighted values, which have batch dimensions.
+  assert products('minimal') - stored == 2 * bodies
+  # All of q, k, v, scores, weighted values, output, inner layer and gate.
+  assert products('full') - stored == 8 * bodies
+
+
+def test_scanned_and_unrolled_share_parameters():
+  scanned, unrolled = (variables_of(small_model(scan_layers=scan)) for scan in (True, False))
+  jax.tree.map(np.testing.assert_array_equal, scanned, unrolled)
+  subtrees = {'embedding', 'softmax_bias', 'ngrammer', 'layer_0', 'layer_1', 'final_norm'}
+  assert set(scanned['params']) == subtrees
+
+
+# What depends on what.
+
+
+@pytest.mark.parametrize('scan', [True, False])
+def test_gradient_reaches_exactly_the_visible_tokens(scan):
+  model = small_model(scan_layers=scan)
+  variables = variables_of(small_model())
+  tokens = jnp.asarray([[3, 11, 0, 7, 12, 5]])  # distinct: a row of the table is one token
+  direction = jax.random.normal(jax.random.key(1), (SMALL['width'],))
+
+  @jax.jit
+  def reached(starts, prefix):
+    def projected(embedding):
+      params = {**variables['params'], 'embedding': embedding}
+      given = {'starts_BxT': starts, 'prefix_BxT': prefix}
+      return run(model, {**variables, 'params': params}, tokens, **given)[0][0] @ direction
+
+    jacobian_TxVxD = jax.jacrev(projected)(variables['params']['embedding'])
+    return jnp.abs(jacobian_TxVxD).sum(axis=-1)[:, tokens[0]] > 0
+
+  one_document, whole_prefix = [1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]
+  for starts, prefix in (
+    (one_document, whole_prefix),
+    ([1, 0, 1, 0, 0, 0], whole_prefix),
+    ([1, 0, 1, 0, 0, 0], [0, 0, 1, 1, 0, 0]),
+  ):
+    starts, prefix = jnp.asarray([starts], bool), jnp.asarray([prefix])
+    numbers = documents.numbers(starts)
+    expected = documents.visible(numbers, numbers, prefix)[0]
+    assert reached(starts, prefix).tolist() == expected.tolist()
+
+
+def test_changed_token_changes_nothing_before_it():
+  model = small_model()
+  variables, tokens = variables_of(model), random_tokens()
+  hidden, _ = run(model, variables, tokens)
+  for t in range(T):
+    changed, _ = run(model, variables, tokens.at[:, t].set((tokens[:, t] + 1) % V))
+    differs = (changed != hidden).any(axis=-1)
+    assert not differs[:, :t].any() and differs[:, t:].all()
+
+
+@pytest.mark.parametrize('position', model_config.POSITIONS)
+def test_packed_documents_equal_separate_sequences(position):
+  model = small_model(position=position)
+  variables, tokens = variables_of(model), random_tokens(1)
+  starts = jnp.asarray([[1, 0, 0, 1, 0, 0]], bool)
+  packed, _ = run(model, variables, tokens, starts_BxT=starts)
+  separate, _ = run(model, variables, tokens.reshape(2, 3), starts_BxT=starts.reshape(2, 3))
+  assert_close(packed.reshape(separate.shape), separate, 1e-5)
+  together, _ = run(model, variables, tokens, starts_BxT=starts.at[0, 3].set(False))
+  assert jnp.abs(together - packed)[0, 3:].max() > 1e-2
+
+
+def test_padding_at_the_end_changes_nothing_before_it():
+  model = small_model()
+  variables, tokens = variables_of(model), random_tokens()
+  valid = jnp.asarray([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]])
+  expected, _ = run(model, variables, tokens)
+  padded, _ = run(model, variables, tokens, valid_BxT=valid)
+  assert_close(padded[valid == 1], expected[valid == 1], 1e-6)
+  other, _ = run(model, variables, jnp.where(valid == 1, tokens, 0), valid_BxT=valid)
+  np.testing.assert_array_equal(other[valid == 1], padded[valid == 1])
+
+
+def test_valid_tokens_do_not_see_padding_before_them():
+  # Without the n-gram layer, where a padded token still is a predecessor.
+  model = small_model(ngram=None, position='none')
+  variables, tokens = variables_of(model), random_tokens()
+  valid = jnp.ones((B, T)).at[:, :3].set(0)
+  padded, _ = run(model, variables, tokens, valid_BxT=valid)
+  alone, _ = run(model, variables, tokens[:, 3:])
+  assert_close(padded[:, 3:], alone, 1e-5)
+
+
+# Memory.
+
+
+@pytest.mark.parametrize('ngram', [None, NGRAM, dataclasses.replace(NGRAM, heads=4)])
+@pytest.mark.parametrize('length', [1, T])
+def test_memory_keeps_its_shape(ngram, length):
+  model = small_model(ngram=ngram)
+  memory = transformer.empty_memory(model.config, B)
+  tokens = random_tokens(B, length)
+  (_, after, aux), _ = jax.eval_shape(
+    lambda: model.init_with_output(jax.random.key(0), tokens, memory)
+  )
+  assert jax.eval_shape(lambda: memory) == after
+  assert aux == {}
+
+
+def test_stream_split_at_document_starts_equals_one_pass():
+  model = small_model()
+  variables, tokens = variables_of(model), random_tokens(B, 9)
+  starts = jnp.asarray([[1, 0, 0, 1, 0, 0, 1, 1, 0], [0, 0, 0, 1, 1, 1, 1, 0, 0]], bool)
+  expected, last = run(model, variables, tokens, starts_BxT=starts)
+  memory, outputs, numbers = None, [], []
+  for t in (0, 3, 6):
+    segment = slice(t, t + 3)
+    hidden, memory = run(
+      model, variables, tokens[:, segment], memory, starts_BxT=starts[:, segment]
+    )
+    outputs.append(hidden)
+    numbers.append(memory['document'].tolist())
+  assert_close(jnp.concatenate(outputs, axis=1), expected, 1e-5)
+  jax.tree.map(np.testing.assert_array_equal, memory, last)
+  assert numbers == [[1, 0], [2, 3], [4, 4]]
+
+
+def test_bigram_straddles_the_seam_of_a_document():
+  model = small_model(layers=1)
+  variables, tokens = variables_of(model), jnp.asarray([[1, 2], [3, 4]])
+  _, memory = run(model, variables, jnp.asarray([[0, 1], [1, 3]]))
+  fresh, _ = run(model, variables, tokens)
+  continued, _ = run(model, variables, tokens, memory)
+  starts = jnp.asarray([[1, 0], [1, 0]], bool)
+  started, _ = run(model, variables, tokens, memory, starts_BxT=starts)
+  assert (continued != fresh).any(axis=-1).all()
+  assert_close(started, fresh, 1e-6)
+
+
+# Head, dropout, precision.
+
+
+def test_untied_chunked_head_equals_log_softmax_of_the_logits():
+  model = small_model(ngram=None, tie_embeddings=False, vocabulary_chunk=4)
+  params = {**variables_of(model)['params'], 'softmax_bias': jnp.linspace(-1, 1, V)}
+  assert (params['softmax_weight'] != params['embedding']).any()
+  hidden = jax.random.normal(jax.random.key(2), (B, T, SMALL['width']))
+  logits = model.apply({'params': params}, hidden, method='logits')
+  assert_close(logits, hidden @ params['softmax_weight'].T + params['softmax_bias'], 1e-6)
+  scores = model.apply({'params': params}, hidden, random_tokens(), method='scores')
+  chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), random_tokens()[..., None], axis=-1)
+  assert_close(scores.nll_BxT, -chosen[..., 0], 1e-6)
+
+
+def test_dropout_draws_per_key_and_only_in_training():
+  model = small_model(ngram=None, dropout=0.5)
+  variables, tokens = variables_of(small_model(ngram=None)), random_tokens()
+  memory = transformer.empty_memory(model.config, B)
+
+  @jax.jit
+  def train(seed):
+    rngs = {'dropout': jax.random.key(seed)}
+    return model.apply(variables, tokens, memory, train=True, rngs=rngs)[0]
+
+  first, again, second = train(0), train(0), train(1)
+  np.testing.assert_array_equal(first, again)
+  assert (first != second).any(axis=-1).all()
+  # In evaluation no key is needed.
+  evaluated, _ = run(model, variables, tokens)
+  np.testing.assert_array_equal(evaluated, run(small_model(ngram=None), variables, tokens)[0])
+
+
+def test_dropout_keeps_the_mean():
+  config = small_config(dropout=0.25)
+  dropped = transformer._drop(jnp.ones(10_000), config, jax.random.key(0))
+  values, counts = np.unique(dropped, return_counts=True)
+  np.testing.assert_allclose(values, [0, 1 / 0.75], rtol=1e-6)
+  assert abs(counts[0] / 10_000 - 0.25) < 0.02
+
+
+def test_bfloat16_runs_with_float32_parameters():
+  variables = variables_of(small_model())
+  results = {}
+  for dtype in ('bfloat16', 'float32'):
+    model = small_model(dtype=dtype)
+    own = variables_of(model)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(own)} == {'float32'}
+    hidden, _ = jax.eval_shape(functools.partial(run, model), own, random_tokens())
+    assert hidden.dtype == dtype
+    loss, gradient = jax.jit(loss_and_gradient(model, variables))(variables['params'])
+    assert {leaf.dtype.name for leaf in jax.tree.leaves((loss, gradient))} == {'float32'}
+    results[dtype] = loss, gradient['embedding']
+  jax.tree.map(lambda a, b: assert_close(a, b, 0.03), results['bfloat16'], results['float32'])
