@@ -93,7 +93,9 @@ def shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
     value = nn.unbox(leaf)
     if not jax.tree.leaves(value):  # what optax leaves where another optimiser is at work
       return value
-    names = leaf.names if is_box(leaf) else (None,) * len(value.shape)
+    # A sharded vector saves nothing, and would draw the activations it scales after it.
+    vector = len(value.shape) < 2
+    names = (None,) * len(value.shape) if vector or not is_box(leaf) else leaf.names
     parts = []
     for size, name, axes in zip(
       value.shape, names, nn.logical_to_mesh_axes(names, RULES), strict=True

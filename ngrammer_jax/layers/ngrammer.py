@@ -141,7 +141,11 @@ class NGrammer(nn.Module):
     K, ids_BxTxN = self._ids(x_BxTxNxH, ids, valid_BxT)
     previous_BxTxN, memory = _previous_and_memory(ids_BxTxN, documents_BxT, pair_ids, memory)
     rows_BxTxN = hashing.ngram_rows((ids_BxTxN, previous_BxTxN), K, V)
+    # Every device looks for all heads in its share of the table's rows.
+    everywhere = ('batch', 'length', None)
+    rows_BxTxN = nn.with_logical_constraint(rows_BxTxN, everywhere)
     ngram_BxTxNxE = self._table(N * V, E)[rows_BxTxN + V * jnp.arange(N, dtype=jnp.int32)]
+    ngram_BxTxNxE = nn.with_logical_constraint(ngram_BxTxNxE, (*everywhere, None))
 
     norm = functools.partial(normalization.LayerNorm, per_head=True, dtype=self.dtype)
     unigram_BxTxNxH = norm(name='unigram_norm')(x_BxTxNxH)

@@ -23,9 +23,9 @@ class LayerNorm(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     shape = x.shape[-2:] if self.per_head else x.shape[-1:]
-    names = ('heads', 'kv') if self.per_head else ('embed',)
-    scale = self.param('scale', nn.with_logical_partitioning(nn.initializers.ones, names), shape)
-    bias = self.param('bias', nn.with_logical_partitioning(nn.initializers.zeros, names), shape)
+    # No logical names: sharding so few numbers would only draw the activations after them.
+    scale = self.param('scale', nn.initializers.ones, shape)
+    bias = self.param('bias', nn.initializers.zeros, shape)
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     centred = x - x.mean(axis=-1, keepdims=True)
     variance = jnp.square(centred).mean(axis=-1, keepdims=True)

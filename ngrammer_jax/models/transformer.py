@@ -71,9 +71,14 @@ class Block(nn.Module):
     )
     keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
     attended = attend(norm(name='attention_norm')(x_BxTxD), visible_BxTxS, rotation)
-    x_BxTxD += _drop(attended, c, keys[0])
-    x_BxTxD += _drop(feed(norm(name='feed_forward_norm')(x_BxTxD)), c, keys[1])
-    return nn.with_logical_constraint(x_BxTxD, ('batch', 'length', None))
+    x_BxTxD = _whole_width(x_BxTxD + _drop(attended, c, keys[0]))
+    fed = feed(norm(name='feed_forward_norm')(x_BxTxD))
+    return _whole_width(x_BxTxD + _drop(fed, c, keys[1]))
+
+
+def _whole_width(x_BxTxD):
+  """Activations between layers are spread over the batch only."""
+  return nn.with_logical_constraint(x_BxTxD, ('batch', 'length', None))
 
 
 def _drop(x, config, key):
@@ -148,10 +153,12 @@ class TransformerLM(nn.Module):
       starts_BxT = jnp.zeros(tokens_BxT.shape, bool)
     documents_BxT = documents.numbers(starts_BxT, memory['document'])
     next_memory = {'document': documents_BxT[:, -1]}
-    x_BxTxD = self.embedding[tokens_BxT].astype(self.dtype)
+    # Rows stay sharded, columns come together: the batch is already spread over their axis.
+    table_VxD = nn.with_logical_constraint(self.embedding.astype(self.dtype), ('vocab', None))
+    x_BxTxD = table_VxD[tokens_BxT]
     if c.scale_embeddings:
       x_BxTxD *= jnp.asarray(c.width**0.5, self.dtype)
-    x_BxTxD = nn.with_logical_constraint(x_BxTxD, ('batch', 'length', None))
+    x_BxTxD = _whole_width(x_BxTxD)
     if c.ngram is not None:
       x_BxTxD, next_memory['ngram'] = self.ngrammer(
         x_BxTxD,
@@ -173,7 +180,9 @@ class TransformerLM(nn.Module):
     x_BxTxD = _drop(x_BxTxD, c, keys[0]) if drop else x_BxTxD
     attended_BxT = documents.with_padding(documents_BxT, valid_BxT)
     visible_BxTxS = documents.visible(attended_BxT, attended_BxT, prefix_BxT)
-    x_BxTxD = self._blocks(x_BxTxD, visible_BxTxS, rotation, keys[1:] if drop else None)
+    x_BxTxD = self._blocks(
+      _whole_width(x_BxTxD), visible_BxTxS, rotation, keys[1:] if drop else None
+    )
     return self.final_norm(x_BxTxD), next_memory, {}
 
   def scores(self, hidden_BxTxD: jax.Array, targets_BxT: jax.Array) -> heads.TokenScores:

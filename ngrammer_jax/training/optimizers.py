@@ -85,4 +85,4 @@ def norms(tree: Any) -> dict[str, jax.Array]:
   leaves, marks = jax.tree.leaves(tree), jax.tree.leaves(labels(tree))
   for leaf, label in zip(leaves, marks, strict=True):
     by_label.setdefault(label, []).append(leaf)
-  return {label: optax.global_norm(group) for label, group in by_label.items()}
+  return {label: optax.tree.norm(group) for label, group in by_label.items()}

@@ -87,6 +87,7 @@ class Record:
 
   def _tell(self, done: int, metrics: train_step.Metrics) -> None:
     metrics = jax.device_get(metrics)
+    metrics = {'loss': metrics.pop('loss'), **metrics}  # first, for the reader
     calls = len(metrics['loss'])
     for offset in range(calls):
       values = {name: float(column[offset]) for name, column in metrics.items()}

@@ -113,3 +113,16 @@ def test_bfloat16_keeps_the_softmax_in_float32():
   # bfloat16 would miss 1 by up to 2^-9 and hold few different numbers.
   assert_close(probs.sum(axis=-1), np.ones((B, N, T)), 1e-6)
   assert (probs != probs.astype(jnp.bfloat16)).any()
+
+
+def test_bfloat16_scores_are_not_rounded():
+  # The second key scores 1.001 times as much as the first: one number in bfloat16.
+  x = jnp.asarray([[[1, 0], [1, 1 / 32]]], jnp.bfloat16)
+  identity = jnp.eye(2)[:, None]
+  params = {name: {'kernel': identity} for name in ('key', 'value')}
+  params |= {'query': {'kernel': 16 * identity}, 'out': {'kernel': jnp.eye(2)[None]}}
+  layer = Attention(heads=1, dtype=jnp.bfloat16)
+  seen = jnp.ones((1, 2, 2), bool)
+  _, state = layer.apply({'params': params}, x, seen, mutable=['intermediates'])
+  (probs,) = state['intermediates']['probs']
+  assert probs[0, 0, 1, 1] > probs[0, 0, 1, 0]

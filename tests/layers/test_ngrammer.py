@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.layers import NGrammer
+from ngrammer_jax.layers import ProductQuantizer
 from ngrammer_jax.layers import ngrammer
 from tests.conftest import assert_close
+from tests.conftest import random_variables
 from tests.layers.test_hashing import slow_rows
 from tests.layers.test_normalization import slow_layer_norm
 
@@ -24,13 +26,6 @@ def latent(dim=2, **options):
 @functools.partial(jax.jit, static_argnums=0)
 def apply(layer, variables, x, **given):
   return layer.apply(variables, x, **given)
-
-
-def random_variables(layer, x, seed=0, **given):
-  """Random parameters, so that scales and biases of norms take part."""
-  shapes = jax.eval_shape(lambda: nn.unbox(layer.init(jax.random.key(0), x, **given)))
-  rng = np.random.default_rng(seed)
-  return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), x.dtype), shapes)
 
 
 def random_inputs(B, T, dtype='float32'):
@@ -53,17 +48,23 @@ def test_bigrams_equal_praxis(reference, part, case):
   assert bigrams.tolist() == f[case].tolist()
 
 
+def slow_pairs(ids, pairs, continues):
+  """The id at the given position of each head, 0 where there is none."""
+  B, T, N = ids.shape
+  paired = np.zeros_like(ids)
+  for b, t, n in np.ndindex(B, T, N):
+    if continues[b, t] and pairs[b, n, t] < T:
+      paired[b, t, n] = ids[b, pairs[b, n, t], n]
+  return paired
+
+
 def test_pair_ids_of_every_head_equal_slow_loop():
   rng = np.random.default_rng(0)
   B, T = 2, 6
   ids, pairs = rng.integers(0, K, (B, T, N)), rng.integers(0, T + 1, (B, N, T))
-  continues = rng.integers(0, 2, (B, T))
-  expected = np.zeros((B, T, N), int)
-  for b, t, n in np.ndindex(B, T, N):
-    if continues[b, t] and pairs[b, n, t] < T:
-      expected[b, t, n] = ids[b, pairs[b, n, t], n]
-  given = (jnp.asarray(a) for a in (ids, continues == 1, pairs))
-  assert ngrammer.previous_ids(*given).tolist() == expected.tolist()
+  continues = rng.integers(0, 2, (B, T)) == 1
+  given = (jnp.asarray(a) for a in (ids, continues, pairs))
+  assert ngrammer.previous_ids(*given).tolist() == slow_pairs(ids, pairs, continues).tolist()
 
 
 def test_token_before_the_first_is_the_predecessor_of_a_segment():
@@ -105,7 +106,7 @@ DOCUMENTS = np.array([[0, 0, 0, 3, 3, 4], [1, 1, 1, 1, 1, 1]])
 def test_latent_bigrams_equal_slow_loop(x64, combine, dim):
   x = random_inputs(2, 6, 'float64')
   layer = latent(dim, combine=combine, dtype=jnp.float64)
-  variables = random_variables(layer, x)
+  variables = random_variables(layer, x, dtype='float64')
   y, memory = apply(layer, variables, x, documents_BxT=jnp.asarray(DOCUMENTS))
   centroids = np.asarray(variables['codebook']['quantizer']['centroids'])
   tokens = np.asarray(x).reshape(2, 6, N, 1, H)
@@ -125,13 +126,47 @@ def test_raw_ids_equal_slow_loop(x64, shape):
     heads=N, clusters=None, vocabulary_size=V, dim=3, id_vocabulary=vocabulary, dtype=jnp.float64
   )
   given = {'ids': jnp.asarray(ids), 'documents_BxT': jnp.asarray(DOCUMENTS)}
-  variables = random_variables(layer, x, **given)
+  variables = random_variables(layer, x, dtype='float64', **given)
   assert set(variables) == {'params'}
   y, _ = apply(layer, variables, x, **given)
   ids = np.broadcast_to(ids.reshape(2, 6, -1), (2, 6, N))
   previous = slow_previous(ids, DOCUMENTS)
   params = variables['params']
   assert_close(y, slow_layer(np.asarray(x), ids, previous, vocabulary, params, 3, 'concat'), 1e-12)
+
+
+@pytest.mark.parametrize('packed', [False, True])
+def test_given_pairs_stop_at_document_starts_only(x64, packed):
+  x, rng = random_inputs(2, 6, 'float64'), np.random.default_rng(2)
+  ids, pairs = rng.integers(0, 7, (2, 6, N)), rng.integers(0, 7, (2, N, 6))
+  layer = NGrammer(
+    heads=N, clusters=None, vocabulary_size=V, dim=3, id_vocabulary=7, dtype=jnp.float64
+  )
+  given = {'ids': jnp.asarray(ids), 'pair_ids': jnp.asarray(pairs)}
+  if packed:
+    given['documents_BxT'] = jnp.asarray(DOCUMENTS)
+  starts = np.diff(DOCUMENTS, axis=1, prepend=-1) != 0
+  previous = slow_pairs(ids, pairs, ~starts if packed else np.ones_like(starts))
+  variables = random_variables(layer, x, dtype='float64', **given)
+  y, _ = apply(layer, variables, x, **given)
+  expected = slow_layer(np.asarray(x), ids, previous, 7, variables['params'], 3, 'concat')
+  assert_close(y, expected, 1e-12)
+
+
+def test_codebook_learns_by_the_options_of_the_layer():
+  x, options = random_inputs(2, 6), {'decay': 0.5, 'epsilon': 0.1, 'prenormalize': True}
+  layer = latent(**options)
+  variables = random_variables(layer, x)
+  (_, memory), after = layer.apply(variables, x, mutable=['codebook'])
+  ids, expected = ProductQuantizer(K, **options).apply(
+    {'codebook': variables['codebook']['quantizer']},
+    x.reshape(2, 6, N, H),
+    mutable=['codebook'],
+  )
+  assert memory['ids'].tolist() == ids[:, -1:].tolist()
+  jax.tree.map(
+    lambda a, b: assert_close(a, b, 1e-6), after['codebook']['quantizer'], expected['codebook']
+  )
 
 
 def test_concat_keeps_the_first_features_of_the_normalised_unigram():
@@ -182,15 +217,17 @@ def test_stream_split_anywhere_equals_one_pass():
   assert (forgetful != second).any()
 
 
-def test_one_document_split_token_by_token_equals_one_pass():
+def test_segments_without_documents_go_on_with_that_of_the_memory():
   x, layer = random_inputs(2, 5), latent()
   variables = random_variables(layer, x)
   one_pass, _ = apply(layer, variables, x)
-  memory, outputs = ngrammer.empty_memory(2, N), []
-  for t in range(5):
+  y, memory = apply(layer, variables, x[:, :1], documents_BxT=jnp.asarray([[0], [5]]))
+  outputs = [y]
+  for t in range(1, 5):
     y, memory = apply(layer, variables, x[:, t : t + 1], memory=memory)
     outputs.append(y)
   assert_close(jnp.concatenate(outputs, axis=1), one_pass, 1e-6)
+  assert memory['documents'].tolist() == [[0], [5]]
 
 
 def test_empty_memory_holds_no_token():

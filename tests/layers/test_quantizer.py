@@ -186,7 +186,7 @@ def test_codebook_changes_only_when_mutable():
     assert (after['codebook'][name] != old).any()
 
 
-def test_initial_centroids_are_xavier_uniform():
+def test_initial_centroids_are_xavier_uniform_and_equally_used():
   layer = quantizer.ProductQuantizer(64)
   variables = nn.unbox(jax.jit(layer.init)(jax.random.key(0), jnp.zeros((1, 1, 4, 8))))
   centroids = np.asarray(variables['codebook']['centroids'])
@@ -194,6 +194,7 @@ def test_initial_centroids_are_xavier_uniform():
   assert centroids.shape == (4, 64, 8)
   assert 0.99 * bound < np.abs(centroids).max() <= bound
   assert abs(centroids.std() - bound / 3**0.5) < 0.02 * bound
+  assert (variables['codebook']['usage'] == 1 / 64).all()
 
 
 @pytest.mark.parametrize('prenormalize', [False, True])
@@ -256,6 +257,13 @@ def test_default_decay_moves_a_codebook_under_bfloat16_inputs():
   layer = quantizer.ProductQuantizer(1)
   _, after = step(layer, variables, jnp.full((1, 8, 1, 2), 2, jnp.bfloat16))
   np.testing.assert_allclose(after['codebook']['centroids'], 1.001, rtol=1e-6)
+
+
+def test_bfloat16_inputs_are_normalised_in_float32():
+  layer = quantizer.ProductQuantizer(1, decay=0.0, epsilon=0.0, prenormalize=True)
+  x = jnp.asarray([1, 2, 3], jnp.bfloat16).reshape(1, 1, 1, 3)
+  _, after = step(layer, codebook(jnp.zeros((1, 1, 3))), x)
+  assert_close(after['codebook']['centroids'][0, 0], np.arange(1, 4) / 14**0.5, 1e-6)
 
 
 def test_eight_devices_equal_one(monkeypatch):

@@ -1,0 +1,157 @@
+"""Which tokens a step sees, and that evaluation sees every token once."""
+
+import numpy as np
+import pytest
+
+from ngrammer_jax.data import streams
+from ngrammer_jax.data import token_cache
+
+START = 60_000
+
+
+def split_of(n, starts=(0,)):
+  """Every token is its own index, so that a target tells where it was read."""
+  return token_cache.TokenSplit(np.arange(n, dtype=np.uint16), np.array(starts), None, START)
+
+
+def before(targets):
+  return np.where(targets == 0, START, targets - 1)
+
+
+SIZES = [(96, 4, 6), (100, 4, 6), (97, 8, 5), (10, 10, 3), (7, 3, 20), (5, 1, 2)]
+
+
+@pytest.mark.parametrize('n, batch_size, length', SIZES)
+def test_segment_depends_on_the_step_alone(n, batch_size, length):
+  split = split_of(n)
+  steps = [0, 7, 3, 1_000_000, 3, 0]
+  seen = {}
+  for step in steps:
+    segment = streams.train_segment(split, step, batch_size, length)
+    for ours, theirs in zip(segment, seen.setdefault(step, segment), strict=True):
+      assert ours.shape == (batch_size, length) and np.array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize('n, batch_size, length', SIZES)
+@pytest.mark.parametrize('hosts', [1, 2, 3, 5])
+def test_hosts_make_the_rows_of_one_batch(n, batch_size, length, hosts):
+  split = split_of(n, [0, 2])
+  whole = streams.train_segment(split, 5, batch_size, length)
+  edges = sorted({round(i * batch_size / hosts) for i in range(hosts + 1)})
+  parts = [
+    streams.train_segment(split, 5, batch_size, length, slice(first, last))
+    for first, last in zip(edges, edges[1:], strict=False)
+  ]
+  for name in streams.Segment._fields:
+    joined = np.concatenate([getattr(part, name) for part in parts])
+    assert np.array_equal(joined, getattr(whole, name))
+    assert joined.dtype == getattr(whole, name).dtype
+
+
+@pytest.mark.parametrize('n, batch_size, length', SIZES)
+def test_steps_run_on_in_every_row(n, batch_size, length):
+  split = split_of(n)
+  rows = np.concatenate(
+    [streams.train_segment(split, step, batch_size, length).targets_BxT for step in range(40)], 1
+  )
+  firsts = np.arange(batch_size) * (n // batch_size)
+  assert np.array_equal(rows, (firsts[:, None] + np.arange(40 * length)) % n)
+
+
+def test_input_is_the_token_before_the_target():
+  split = split_of(20)
+  for step in range(12):
+    segment = streams.train_segment(split, step, 2, 5)
+    assert np.array_equal(segment.tokens_BxT, before(segment.targets_BxT))
+    assert np.array_equal(segment.starts_BxT, segment.targets_BxT == 0)
+    assert segment.valid_BxT.dtype == np.float32 and segment.valid_BxT.all()
+
+
+@pytest.mark.parametrize('batch_size, length', [(1, 10), (4, 6), (8, 15), (120, 1)])
+def test_an_epoch_has_every_token_once(batch_size, length):
+  split = split_of(120)
+  steps = 120 // (batch_size * length)
+  for epoch in range(3):
+    targets = [
+      streams.train_segment(split, step, batch_size, length).targets_BxT
+      for step in range(epoch * steps, (epoch + 1) * steps)
+    ]
+    assert sorted(np.concatenate(targets, axis=None)) == list(range(120))
+
+
+def test_every_row_sees_every_document_start():
+  split = split_of(30, [0, 4, 11])
+  segments = [streams.train_segment(split, step, 3, 6) for step in range(5)]
+  starts = np.concatenate([segment.starts_BxT for segment in segments], 1)
+  targets = np.concatenate([segment.targets_BxT for segment in segments], 1)
+  assert [sorted(row[at]) for row, at in zip(targets, starts, strict=True)] == [[0, 4, 11]] * 3
+
+
+def random_cases(count):
+  """(tokens, streams, segment length, rows at a time, limit), tiny splits among them."""
+  rng = np.random.default_rng(0)
+  for _ in range(count):
+    n = int(rng.choice([1, 2, 3, 7, 16, 50, 97, 128]))
+    yield (n, *(int(i) for i in rng.integers(1, 20, 3)), int(rng.choice([0, 1, n // 2, n, 2 * n])))
+
+
+CASES = [
+  (128, 4, 8, 4, 0),  # everything divides
+  (1, 16, 128, 8, 0),
+  (16, 16, 1, 16, 0),
+  (17, 16, 3, 5, 0),  # 9 streams of 2
+  *random_cases(40),
+]
+
+
+@pytest.mark.parametrize('n, wanted, length, rows, limit', CASES)
+def test_evaluation_has_every_token_once(n, wanted, length, rows, limit):
+  evaluation = streams.EvaluationStreams(split_of(n, [0, n // 2]), wanted, length, limit)
+  tokens = min(limit or n, n)
+  assert 1 <= evaluation.streams <= min(wanted, tokens)
+  seen = []
+  for first_row in range(0, evaluation.streams, rows):
+    for index in range(evaluation.segments):
+      segment = evaluation.segment(index, first_row, rows)
+      assert all(part.shape == (rows, length) for part in segment)
+      valid = segment.valid_BxT.astype(bool)
+      targets = segment.targets_BxT[valid]
+      seen += targets.tolist()
+      assert np.array_equal(segment.tokens_BxT[valid], before(targets))
+      assert np.array_equal(segment.starts_BxT[valid], np.isin(targets, [0, n // 2]))
+  assert sorted(seen) == list(range(tokens))
+
+
+@pytest.mark.parametrize('n, wanted, length, rows, limit', CASES)
+def test_a_stream_runs_on_and_then_is_padded(n, wanted, length, rows, limit):
+  evaluation = streams.EvaluationStreams(split_of(n), wanted, length, limit)
+  tokens = min(limit or n, n)
+  longest = -(-tokens // wanted)
+  segments = [
+    evaluation.segment(index, 0, evaluation.streams + 2) for index in range(evaluation.segments)
+  ]
+  targets = np.concatenate([segment.targets_BxT for segment in segments], 1)
+  valid = np.concatenate([segment.valid_BxT for segment in segments], 1)
+  assert valid.dtype == np.float32
+  for row in range(evaluation.streams + 2):
+    size = np.clip(tokens - row * longest, 0, longest)
+    assert valid[row].tolist() == [1] * size + [0] * (valid.shape[1] - size)
+    assert np.array_equal(targets[row][:size], row * longest + np.arange(size))
+  assert valid[: evaluation.streams].sum(1).all() and not valid[evaluation.streams :].any()
+  assert valid.shape[1] - length < longest
+
+
+@pytest.mark.parametrize('rows', [1, 3, 8])
+def test_rows_at_a_time_change_nothing(rows):
+  evaluation = streams.EvaluationStreams(split_of(50), 8, 4)
+  whole = evaluation.segment(1, 0, 9)
+  for first_row in range(0, 9, rows):
+    part = evaluation.segment(1, first_row, min(rows, 9 - first_row))
+    for ours, theirs in zip(part, whole, strict=True):
+      assert np.array_equal(ours, theirs[first_row : first_row + rows])
+
+
+def test_first_input_of_a_stream_is_the_token_before_it():
+  segment = streams.EvaluationStreams(split_of(40), 4, 5).segment(0, 0, 4)
+  assert segment.tokens_BxT[:, 0].tolist() == [START, 9, 19, 29]
+  assert segment.targets_BxT[:, 0].tolist() == [0, 10, 20, 30]

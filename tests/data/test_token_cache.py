@@ -1,0 +1,511 @@
+"""Corpora as tokens on disk: counts, what the cache believes, what a window holds."""
+
+import os
+import pathlib
+
+import numpy as np
+import pytest
+
+from ngrammer_jax.data import corpora as corpora_module
+from ngrammer_jax.data import token_cache
+from ngrammer_jax.data import vocabulary as vocabularies
+from tests.conftest import bad_input
+
+pytestmark = pytest.mark.usefixtures('cache')
+
+SPLITS = corpora_module.SPLITS
+TEXT = ''.join(f'line {i % 97} of some text\n' for i in range(2000)).encode()
+
+
+@pytest.fixture
+def text(tmp_path):
+  """Prepares a text of its own with the given settings."""
+  path = tmp_path / 'text.txt'
+  path.write_bytes(TEXT)
+
+  def prepare(**settings):
+    given = {'corpus': 'text', 'path': str(path), 'vocabulary': 'bytes'} | settings
+    return token_cache.prepare(token_cache.DataConfig(**given))
+
+  prepare.path = path
+  return prepare
+
+
+def write_splits(folder, train, valid, test):
+  folder.mkdir()
+  for name, content in (('train', train), ('valid', valid), ('test', test)):
+    (folder / name).write_bytes(content)
+  return str(folder)
+
+
+def counts(corpus):
+  return [len(corpus.splits[split].tokens) for split in SPLITS]
+
+
+def text_bytes(corpus):
+  return [corpus.splits[split].text_bytes for split in SPLITS]
+
+
+def same_tokens(a, b):
+  return all(np.array_equal(a.splits[s].tokens, b.splits[s].tokens) for s in SPLITS)
+
+
+# The published counts.
+
+
+def test_wikitext2_has_the_published_counts(corpora):
+  corpus = token_cache.prepare(
+    token_cache.DataConfig('wikitext', str(corpora / 'wikitext2'), vocabulary='words')
+  )
+  assert corpus.vocabulary.size == 33_278
+  assert counts(corpus) == [2_088_628, 217_646, 245_569]
+  assert text_bytes(corpus) == [None] * 3
+  assert corpus.splits['train'].tokens.dtype == np.uint16
+
+
+@pytest.mark.slow
+def test_text8_has_the_published_counts(corpora):
+  corpus = token_cache.prepare(
+    token_cache.DataConfig('text8', str(corpora / 'text8.zip'), vocabulary='characters')
+  )
+  assert corpus.vocabulary.size == 27
+  assert counts(corpus) == text_bytes(corpus) == [90_000_000, 5_000_000, 5_000_000]
+  assert corpus.vocabulary.decode([corpus.splits['train'].document_start]) == b' '
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'newlines, symbols, tokens, raw',
+  [
+    ('keep', 205, [90_000_000, 5_000_000, 5_000_000], True),
+    ('drop', 204, [88_982_818, 4_945_742, 4_943_417], False),
+    ('eos', 205, [90_000_001, 5_000_001, 5_000_001], False),
+  ],
+)
+def test_enwik8_has_the_published_counts(corpora, newlines, symbols, tokens, raw):
+  settings = {'vocabulary': 'characters', 'newlines': newlines}
+  corpus = token_cache.prepare(
+    token_cache.DataConfig('enwik8', str(corpora / 'enwik8.gz'), **settings)
+  )
+  assert corpus.vocabulary.size == symbols
+  assert counts(corpus) == tokens
+  assert text_bytes(corpus) == (tokens if raw else [None] * 3)
+
+
+# Tokens.
+
+
+@pytest.mark.parametrize('kind', vocabularies.KINDS)
+def test_tokens_decode_to_the_text(text, kind):
+  size = 300 if kind == 'sentencepiece' else None
+  corpus = text(vocabulary=kind, vocabulary_size=size)
+  decoded = [corpus.vocabulary.decode(corpus.splits[split].tokens) for split in SPLITS]
+  assert b''.join(decoded) == TEXT
+  assert text_bytes(corpus) == [len(part) for part in decoded]
+
+
+def test_document_start_stands_between_documents(tmp_path):
+  folder = tmp_path / 'documents'
+  folder.mkdir()
+  for i in range(22):
+    (folder / f'{i:02}').write_bytes(b'abc'[: i % 3 + 1])
+  corpus = token_cache.prepare(token_cache.DataConfig('text', str(folder), vocabulary='characters'))
+  kept = [i for i in range(22) if i not in (9, 19)]
+  train = corpus.splits['train']
+  assert train.document_start == 3
+  assert train.tokens.tolist() == [token for i in kept for token in (*range(i % 3 + 1), 3)][:-1]
+  lengths = [i % 3 + 2 for i in kept]
+  assert train.starts.tolist() == [sum(lengths[:i]) for i in range(len(kept))]
+  assert train.text_bytes == sum(i % 3 + 1 for i in kept)
+
+
+@pytest.mark.parametrize('size, dtype', [(1 << 16, np.uint16), ((1 << 16) + 1, np.uint32)])
+def test_ids_take_four_bytes_only_where_two_are_not_enough(text, monkeypatch, size, dtype):
+  monkeypatch.setattr(vocabularies.ByteVocabulary, 'size', size)
+  assert text().splits['train'].tokens.dtype == dtype
+
+
+@pytest.mark.parametrize(
+  'replaced, settings',
+  [
+    ('  ', {'vocabulary': 'words'}),
+    (' ', {'vocabulary': 'words', 'vocabulary_size': 10}),
+    ('é', {'vocabulary_path': True, 'vocabulary': 'sentencepiece'}),
+  ],
+)
+def test_text_that_does_not_come_back_has_no_bytes(text, request, replaced, settings):
+  """Two spaces, rare words, characters that T5 does not know."""
+  text.path.write_bytes(TEXT.replace(b' ', replaced.encode()))
+  if 'vocabulary_path' in settings:
+    model = request.getfixturevalue('corpora') / 'vocab' / 't5_32k.model'
+    settings = settings | {'vocabulary_path': str(model)}
+  assert text_bytes(text(**settings)) == [None] * 3
+
+
+def test_only_the_split_that_does_not_come_back_has_no_bytes(tmp_path):
+  path = write_splits(tmp_path / 'splits', b'a b\n', b'a  b\n', b'b a\n')
+  corpus = token_cache.prepare(token_cache.DataConfig('wikitext', path, vocabulary='words'))
+  assert text_bytes(corpus) == [4, None, 4]
+
+
+def test_sentencepiece_is_learned_from_a_sample_of_a_large_text(text, monkeypatch):
+  learn, seen = vocabularies.learn_pieces, []
+
+  def spy(texts, size):
+    seen.extend(texts)
+    return learn(seen, size)
+
+  monkeypatch.setattr(vocabularies, 'learn_pieces', spy)
+  monkeypatch.setattr(vocabularies, 'LEARN_FROM', len(TEXT) // 4)
+  text(vocabulary='sentencepiece', vocabulary_size=290)
+  assert len(TEXT) // 5 < sum(map(len, seen)) <= len(TEXT) // 4
+
+
+# The cache.
+
+
+@pytest.fixture
+def tokenised(monkeypatch):
+  """Counts how often a corpus is tokenised."""
+  write, calls = token_cache._write, []
+
+  def counting(*arguments):
+    calls.append(arguments)
+    write(*arguments)
+
+  monkeypatch.setattr(token_cache, '_write', counting)
+  return calls
+
+
+def test_second_call_reads_the_cache(text, tokenised, monkeypatch):
+  first = text()
+  monkeypatch.setattr(corpora_module, '_open', None)  # nor is the text looked at
+  second = text()
+  assert len(tokenised) == 1
+  assert same_tokens(first, second)
+  assert second.content_hash == first.content_hash
+  assert text_bytes(second) == text_bytes(first)
+  assert isinstance(second.splits['train'].tokens, np.memmap)
+
+
+@pytest.mark.parametrize('where', ['variable', 'setting'])
+def test_cache_folder_is_the_one_asked_for(text, cache, tmp_path, where):
+  named = tmp_path / 'named'
+  text(cache_dir=str(named) if where == 'setting' else None)
+  used, unused = (named, cache) if where == 'setting' else (cache, named)
+  assert [path.name[:5] for path in used.iterdir()] == ['text-']
+  assert not unused.exists()
+
+
+def changed_text(text):
+  text.path.write_bytes(TEXT.replace(b'some', b'more'))
+
+
+def changed_time(text):
+  os.utime(text.path, ns=(0, 0))
+
+
+@pytest.mark.parametrize('change', [changed_text, changed_time])
+def test_changed_file_is_tokenised_again(text, tokenised, change):
+  text()
+  change(text)
+  corpus = text()
+  assert len(tokenised) == 2
+  assert (
+    corpus.vocabulary.decode(corpus.splits['train'].tokens)
+    == text.path.read_bytes()[: len(corpus.splits['train'].tokens)]
+  )
+
+
+@pytest.mark.parametrize(
+  'settings',
+  [
+    {'vocabulary': 'characters'},
+    {'vocabulary': 'words'},
+    {'vocabulary': 'words', 'vocabulary_size': 9},
+  ],
+)
+def test_other_settings_have_their_own_cache(text, tokenised, settings):
+  text(), text(**settings), text(), text(**settings)
+  assert len(tokenised) == 2
+
+
+def test_changed_model_is_tokenised_again(text, tokenised, tmp_path):
+  settings = {'vocabulary': 'sentencepiece', 'vocabulary_path': str(tmp_path / 'vocabulary.model')}
+  sizes = []
+  for size in (290, 300):
+    vocabularies.learn_pieces([TEXT], size).save(tmp_path)
+    sizes.append(text(**settings).vocabulary.size)
+  assert sizes == [290, 300] and len(tokenised) == 2
+
+
+def shorten(path):
+  path.write_bytes(path.read_bytes()[:-7])
+
+
+def empty(path):
+  path.write_bytes(b'')
+
+
+def remove(path):
+  path.unlink()
+
+
+def broken(name, damage, error):
+  reason = f'{error}: the damage is not noticed for what it is'
+  return pytest.param(name, damage, marks=pytest.mark.xfail(strict=True, reason=reason))
+
+
+@pytest.mark.parametrize(
+  'name, damage',
+  [
+    ('train.tokens', shorten),
+    ('test.tokens', empty),
+    ('validation.tokens', remove),
+    ('train.starts.npy', shorten),
+    ('train.starts.npy', remove),
+    broken('train.starts.npy', empty, 'EOFError'),
+    ('meta.json', shorten),
+    ('meta.json', empty),
+    ('meta.json', remove),
+    ('vocabulary.json', shorten),
+    ('vocabulary.json', remove),
+    broken('vocabulary.model', shorten, 'RuntimeError'),
+    broken('vocabulary.model', empty, 'no error'),
+    ('vocabulary.model', remove),
+  ],
+)
+def test_damaged_cache_is_made_again(text, cache, tokenised, caplog, name, damage):
+  settings = {'vocabulary': 'sentencepiece', 'vocabulary_size': 290}
+  first = text(**settings)
+  (folder,) = cache.iterdir()
+  tokens = {split: np.array(first.splits[split].tokens) for split in SPLITS}
+  damage(folder / name)
+  second = text(**settings)
+  assert len(tokenised) == 2
+  assert f'{folder} is damaged' in caplog.text and 'preparing it again' in caplog.text
+  for split in SPLITS:
+    assert second.splits[split].tokens.tolist() == tokens[split].tolist()
+  text(**settings)
+  assert len(tokenised) == 2
+
+
+class Killed(BaseException):
+  """No error that the program expects."""
+
+
+def kill(*arguments, **options):
+  raise Killed
+
+
+def kill_at_validation(corpus, split, *rest):
+  return kill() if split == 'validation' else WRITE_SPLIT(corpus, split, *rest)
+
+
+WRITE_SPLIT = token_cache._write_split
+
+
+@pytest.mark.parametrize(
+  'place, name, replacement',
+  [
+    (vocabularies.ByteVocabulary, 'save', kill),
+    (token_cache, '_write_split', kill_at_validation),
+    (pathlib.Path, 'rename', kill),
+  ],
+)
+def test_killed_preparation_leaves_nothing(text, cache, monkeypatch, place, name, replacement):
+  with monkeypatch.context() as patch:
+    patch.setattr(place, name, replacement)
+    with pytest.raises(Killed):
+      text()
+  assert list(cache.iterdir()) == []
+  assert sum(counts(text())) == len(TEXT)
+
+
+def test_what_a_killed_process_left_is_passed_over(text, cache):
+  leftover = cache / 'preparing-leftover'
+  leftover.mkdir(parents=True)
+  (leftover / 'meta.json').write_text('{')
+  assert sum(counts(text())) == len(TEXT)
+  assert leftover.exists()  # another process may be at work there
+
+
+def test_faster_process_wins(text, cache, monkeypatch):
+  """Its cache is used, and nothing is left of ours."""
+  write = token_cache._write
+
+  def overtaken(config, corpus, folder):
+    write(config, corpus, folder)
+    with monkeypatch.context() as patch:
+      patch.setattr(token_cache, '_write', write)
+      text()
+
+  monkeypatch.setattr(token_cache, '_write', overtaken)
+  assert sum(counts(text())) == len(TEXT)
+  assert len(list(cache.iterdir())) == 1
+
+
+def test_published_files_are_checked_before_they_are_tokenised(tmp_path, cache, tokenised):
+  path = tmp_path / 'text8'
+  path.write_bytes(b'too short')
+  with bad_input(f'{path} is truncated: 9 bytes of text8, expected 100,000,000; download it again'):
+    token_cache.prepare(token_cache.DataConfig('text8', str(path)))
+  assert tokenised == [] and not cache.exists()
+
+
+# The hash that a resumed run compares.
+
+
+def test_content_hash_depends_on_the_text_not_on_its_place(text, tmp_path):
+  moved = tmp_path / 'elsewhere' / 'another.txt'
+  moved.parent.mkdir()
+  moved.write_bytes(TEXT)
+  first = text().content_hash
+  assert text(path=str(moved)).content_hash == first
+  moved.write_bytes(TEXT.replace(b'some', b'more'))
+  assert text(path=str(moved)).content_hash != first
+
+
+def test_content_hash_depends_on_the_vocabulary(text):
+  settings = [{'vocabulary': kind} for kind in ('bytes', 'characters', 'words')]
+  settings += [{'vocabulary': 'sentencepiece', 'vocabulary_size': size} for size in (290, 300)]
+  assert len({text(**each).content_hash for each in settings}) == 5
+
+
+@pytest.mark.xfail(strict=True, reason='only the kind and the size of a vocabulary are hashed')
+def test_content_hash_depends_on_the_given_model(text, tmp_path):
+  hashes = set()
+  for content in (TEXT, TEXT.swapcase()):
+    vocabularies.learn_pieces([content], 290).save(tmp_path)
+    model = str(tmp_path / 'vocabulary.model')
+    hashes.add(text(vocabulary='sentencepiece', vocabulary_path=model).content_hash)
+  assert len(hashes) == 2
+
+
+@pytest.mark.xfail(strict=True, reason='the hash does not see where a split ends')
+def test_content_hash_depends_on_the_splits(text, tmp_path):
+  paths = [
+    write_splits(tmp_path / 'a', b'ab', b'c', b'd'),
+    write_splits(tmp_path / 'b', b'a', b'bc', b'd'),
+  ]
+  assert len({text(path=path).content_hash for path in paths}) == 2
+
+
+# A window into a split.
+
+
+def split_of(lengths, document_start=0):
+  """Documents of tokens 1, 2, 3, ..., as they lie on disk."""
+  tokens, starts = [], []
+  for length in lengths:
+    tokens += [document_start] * bool(starts)
+    starts.append(len(tokens))
+    tokens += range(len(tokens) + 1, len(tokens) + 1 + length)
+  return token_cache.TokenSplit(np.array(tokens, np.uint16), np.array(starts), None, document_start)
+
+
+@pytest.mark.parametrize(
+  'lengths', [[9], [1], [3, 4], [2, 1, 5], [1, 1, 1], [0, 3], [3, 0, 2], [4, 0]]
+)
+def test_window_holds_the_token_before_each_target(lengths):
+  split = split_of(lengths)
+  n = len(split.tokens)
+  for first in range(2 * n):
+    inputs, targets, starts = split.window(first, n + 3)
+    for t in range(n + 3):
+      index = (first + t) % n
+      assert targets[t] == split.tokens[index]
+      assert inputs[t] == (split.tokens[index - 1] if index else split.document_start)
+      assert starts[t] == (index in split.starts)
+    assert inputs.dtype == targets.dtype == np.int32 and starts.dtype == bool
+
+
+def test_documents_start_at_their_separator():
+  inputs, targets, starts = split_of([2, 3]).window(0, 8)
+  assert targets.tolist() == [1, 2, 0, 4, 5, 6, 1, 2]
+  assert inputs.tolist() == [0, 1, 2, 0, 4, 5, 0, 1]
+  assert np.flatnonzero(starts).tolist() == [0, 3, 6]
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+  'settings, message',
+  [
+    (
+      {'vocabulary': 'letters'},
+      "data.vocabulary='letters' is not one of: bytes, characters, words, sentencepiece",
+    ),
+    (
+      {'vocabulary_path': '/tmp/model'},
+      'data.vocabulary_path is for data.vocabulary="sentencepiece", not \'bytes\'',
+    ),
+    (
+      {'vocabulary': 'sentencepiece', 'vocabulary_path': '/no/model'},
+      'data.vocabulary_path=/no/model: no such file',
+    ),
+    (
+      {'corpus': 'enwik8', 'vocabulary': 'sentencepiece'},
+      'data.corpus="enwik8" is cut inside characters: its symbols are bytes. Use '
+      'data.vocabulary=characters, or data.corpus=text for other vocabularies',
+    ),
+    (
+      {'vocabulary': 'sentencepiece', 'vocabulary_size': 100_000},
+      'data.vocabulary_size=100000 does not fit this text: Vocabulary size too high (100000). '
+      'Please set it to a value <= 489.',
+    ),
+  ],
+)
+def test_impossible_settings_are_refused(text, cache, settings, message):
+  with bad_input(message):
+    text(**settings)
+  assert not cache.exists() or list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+  'content',
+  [b'not a model', pytest.param(b'', marks=pytest.mark.xfail(strict=True, reason='RuntimeError'))],
+)
+def test_other_files_are_no_models(text, tmp_path, content):
+  path = tmp_path / 'given.model'
+  path.write_bytes(content)
+  with bad_input(f'data.vocabulary_path={path} is not a SentencePiece model'):
+    text(vocabulary='sentencepiece', vocabulary_path=str(path))
+
+
+@pytest.mark.parametrize('place', [0, 1234, corpora_module.PIECE + 17])
+def test_invalid_utf8_is_found_at_its_byte(text, place):
+  content = bytearray(b'text and more\n' * 100_000)
+  content[place] = 0xE9
+  text.path.write_bytes(content)
+  with bad_input(
+    f'{text.path} is not valid UTF-8 at byte {place:,} (0xe9): convert it, or use '
+    'data.vocabulary=bytes'
+  ):
+    text(vocabulary='characters')
+
+
+def test_any_bytes_are_tokens_of_the_vocabulary_of_bytes(text):
+  content = bytes(range(256)) * 100
+  text.path.write_bytes(content)
+  corpus = text()
+  assert sum(counts(corpus)) == sum(text_bytes(corpus)) == len(content)
+  tokens = np.concatenate([corpus.splits[split].tokens for split in SPLITS])
+  assert tokens.astype(np.uint8).tobytes() == content
+
+
+@pytest.mark.parametrize('length, split', [(0, 'train'), (5, 'validation')])
+def test_too_little_text_is_refused(text, cache, length, split):
+  text.path.write_bytes(TEXT[:length])
+  with bad_input(f'the {split} split of text is empty: {text.path} holds too little text'):
+    text()
+  assert list(cache.iterdir()) == []
+
+
+def test_cache_folder_that_cannot_be_written_is_named(text, tmp_path):
+  (tmp_path / 'file').write_bytes(b'')
+  with bad_input(f'data.cache_dir={tmp_path}/file cannot be written: File exists'):
+    text(cache_dir=f'{tmp_path}/file')
+  with bad_input(f'data.cache_dir={tmp_path}/file/below cannot be written: Not a directory'):
+    text(cache_dir=f'{tmp_path}/file/below')

@@ -1,0 +1,224 @@
+"""Text to ids and back."""
+
+import pytest
+
+from ngrammer_jax import errors
+from ngrammer_jax.data import vocabulary as vocabularies
+from tests.conftest import bad_input
+
+TEXT = ''.join(f'line {i} of some text, with {i % 7} words in it\n' for i in range(2000)).encode()
+
+
+@pytest.fixture(scope='module')
+def learned():
+  return vocabularies.learn_pieces([TEXT], 340)
+
+
+NASTY = {
+  'nothing': '',
+  'tabs': '\tline\t\tof\t',
+  'double spaces': 'line  of   text',
+  'outer spaces': '  line of text   ',
+  'only spaces': '    ',
+  'newlines': '\n\nline\n\n\nof\n',
+  'windows newlines': 'line\r\nof\r\n',
+  'other white space': 'a\u00a0b\u2003c\u2028d\x85e\x0bf',
+  'emoji': '😀👩\u200d👩\u200d👧 text',
+  'unseen scripts': 'памятьـذاكرة記憶',
+  'not normalised': 'ﬁne Ⅷ é e\u0301 ½',
+  'byte order mark': '\ufefftext',
+  'replacement': 'a\ufffdb',
+  'nul': 'a\x00b\x00',
+  'controls': '\x01\x1b[0m\x7f',
+  'names of special pieces': '<s></s><unk><pad><0x41>',
+}
+
+
+@pytest.mark.parametrize('name', NASTY)
+def test_learned_pieces_lose_nothing(learned, name):
+  text = NASTY[name].encode()
+  assert learned.decode(learned.encode(text)) == text
+
+
+@pytest.mark.xfail(strict=True, reason='U+2581 stands for the space inside SentencePiece')
+def test_learned_pieces_tell_a_block_from_a_space(learned):
+  text = 'bars ▁▂▃ in text'.encode()
+  assert learned.decode(learned.encode(text)) == text
+
+
+def test_learned_pieces_are_longer_than_characters(learned):
+  assert learned.size == 340
+  assert len(learned.encode(TEXT)) < len(TEXT) / 2
+  assert learned.encode(TEXT).max() < learned.size
+
+
+def test_newline_is_one_piece_that_joins_no_other(learned):
+  (newline,) = learned.encode(b'\n')
+  ids = learned.encode(b'line\n\nof text\n').tolist()
+  assert ids.count(newline) == 3
+
+
+def test_no_text_becomes_a_document_start(learned):
+  everything = ''.join(NASTY.values()).encode()
+  assert learned.document_start not in learned.encode(everything)
+  assert learned.decode([learned.document_start]) == b''
+
+
+def test_learning_depends_on_the_text_alone(learned, tmp_path):
+  lines = TEXT.splitlines(keepends=True)
+  thirds = [b''.join(lines[i : i + 700]) for i in range(0, len(lines), 700)]
+  for folder, vocabulary in (
+    (tmp_path / 'whole', learned),
+    (tmp_path / 'again', vocabularies.learn_pieces([TEXT], 340)),
+    (tmp_path / 'thirds', vocabularies.learn_pieces(thirds, 340)),
+  ):
+    folder.mkdir()
+    vocabulary.save(folder)
+  models = {
+    (tmp_path / name / 'vocabulary.model').read_bytes() for name in ('whole', 'again', 'thirds')
+  }
+  assert len(models) == 1
+
+
+def test_pieces_are_4096_unless_told_otherwise(monkeypatch):
+  monkeypatch.setattr(vocabularies, 'DEFAULT_PIECES', 350)
+  assert vocabularies.learn_pieces([TEXT], None).size == 350
+
+
+def test_more_pieces_than_the_text_has_are_refused():
+  with bad_input(
+    'data.vocabulary_size=4096 does not fit this text: '
+    'Vocabulary size too high (4096). Please set it to a value <= 265.'
+  ):
+    vocabularies.learn_pieces([b'abc\nabc\n' * 10], None)
+
+
+@pytest.mark.parametrize('size', [270, 1, 0, -1])
+def test_too_few_pieces_are_refused(size):
+  with pytest.raises(errors.BadInput, match=f'^data.vocabulary_size={size} does not fit this text'):
+    vocabularies.learn_pieces([TEXT], size)
+
+
+def test_t5_model(corpora):
+  model = (corpora / 'vocab' / 't5_32k.model').read_bytes()
+  vocabulary = vocabularies.SentencePieceVocabulary(model)
+  assert vocabulary.size == 32_000
+  assert vocabulary.document_start == 1  # </s>: it has no <s>
+  assert vocabulary.encode(b'Hello world').tolist() == [8774, 296]
+  assert vocabulary.decode([8774, 296]) == b'Hello world'
+
+
+def test_words_are_in_order_of_frequency_then_of_appearance():
+  vocabulary = vocabularies.learn_words([b'b c a b <unk>\n', b'a d b\n'], None)
+  assert vocabulary.size == 6
+  assert vocabulary.decode(range(6)) == b'b a\nc <unk> d'
+  assert vocabulary.document_start == 2  # <eos>
+
+
+def test_newlines_and_unknown_words_have_symbols_even_where_none_was_seen():
+  vocabulary = vocabularies.learn_words([b'b a b'], None)
+  assert vocabulary.decode(range(4)) == b'b a <unk>\n'
+  assert vocabulary.encode(b'a new\tb \n').tolist() == [1, 2, 0, 3]
+  assert vocabulary.document_start == 3
+
+
+@pytest.mark.parametrize('size, kept', [(3, b'b'), (4, b'b a'), (5, b'b a c'), (50, b'b a c d')])
+def test_number_of_words_includes_the_symbols(size, kept):
+  vocabulary = vocabularies.learn_words([b'b b b a a c d'], size)
+  assert vocabulary.size == min(size, 6)
+  known = [i for i in range(vocabulary.size) if vocabulary.decode([i]) not in (b'<unk>', b'<eos>')]
+  assert vocabulary.decode(known) == kept
+
+
+def test_rare_symbols_survive_the_limit_in_their_place():
+  vocabulary = vocabularies.learn_words([b'<unk> <unk> <unk> b b b b a a c\n'], 3)
+  assert vocabulary.decode(range(3)) == b'b <unk>\n'
+
+
+@pytest.mark.parametrize(
+  'text',
+  [
+    b'a b\na\n',
+    pytest.param(
+      b'a\n\nb\n', marks=pytest.mark.xfail(strict=True, reason='second <eos> is not decoded')
+    ),
+    pytest.param(
+      b'\na\n', marks=pytest.mark.xfail(strict=True, reason='first <eos> is not decoded')
+    ),
+  ],
+)
+def test_words_between_single_spaces_come_back(text):
+  vocabulary = vocabularies.learn_words([text], None)
+  assert vocabulary.decode(vocabulary.encode(text)) == text
+
+
+def test_characters_are_sorted():
+  vocabulary = vocabularies.learn_characters(['bé\n'.encode(), 'a😀b'.encode()], 'utf-8', False)
+  assert vocabulary.size == 5
+  assert vocabulary.decode(range(5)) == '\nabé😀'.encode()
+  assert vocabulary.encode('😀\na'.encode()).tolist() == [4, 0, 1]
+
+
+@pytest.mark.parametrize(
+  'text, separated, size, start',
+  [
+    (b'b \n\ta', False, 5, 1),  # the newline
+    (b'b a', False, 3, 0),  # else the space
+    (b'\tb a', False, 4, 1),
+    (b'ba', False, 2, 0),  # else the first character
+    (b'b \na', True, 5, 4),
+    (b'ba', True, 3, 2),
+  ],
+)
+def test_document_start_of_characters(text, separated, size, start):
+  vocabulary = vocabularies.learn_characters([text], 'utf-8', separated)
+  assert (vocabulary.size, vocabulary.document_start) == (size, start)
+  ids = vocabulary.encode(text)
+  assert (start in ids) is not separated
+  assert vocabulary.decode([start, *ids]).endswith(text)
+
+
+def test_latin_characters_are_bytes():
+  every_byte = bytes(range(256))
+  vocabulary = vocabularies.learn_characters([every_byte], 'latin-1', False)
+  assert vocabulary.size == 256
+  assert vocabulary.encode(every_byte).tolist() == list(range(256))
+  assert vocabulary.decode(range(256)) == every_byte
+  assert vocabulary.document_start == ord('\n')
+
+
+@pytest.mark.parametrize('unknown', ['z', 'A', ' ', '😀'])
+def test_unknown_character_is_named(unknown):
+  vocabulary = vocabularies.learn_characters([b'abc'], 'utf-8', False)
+  with bad_input(f'{unknown!r} is not among the 3 known characters'):
+    vocabulary.encode(f'ab{unknown}c'.encode())
+
+
+def test_bytes_are_their_own_ids():
+  vocabulary = vocabularies.ByteVocabulary()
+  every_byte = bytes(range(256))
+  assert (vocabulary.size, vocabulary.document_start) == (257, 256)
+  assert vocabulary.encode(every_byte).tolist() == list(range(256))
+  assert vocabulary.decode([256, *range(256), 256]) == every_byte
+
+
+AWKWARD = 'é\r\n\x00\u2028"\\ 😀\ta\n'.encode()
+
+
+@pytest.mark.parametrize('kind', [*vocabularies.KINDS, 'separated', 'latin-1'])
+def test_saved_vocabulary_is_loaded_the_same(kind, learned, tmp_path):
+  vocabulary = {
+    'bytes': vocabularies.ByteVocabulary(),
+    'characters': vocabularies.learn_characters([AWKWARD], 'utf-8', False),
+    'separated': vocabularies.learn_characters([AWKWARD], 'utf-8', True),
+    'latin-1': vocabularies.learn_characters([AWKWARD], 'latin-1', False),
+    'words': vocabularies.learn_words([AWKWARD], None),
+    'sentencepiece': learned,
+  }[kind]
+  vocabulary.save(tmp_path)
+  loaded = vocabularies.load(tmp_path)
+  assert type(loaded) is type(vocabulary)
+  assert (loaded.size, loaded.document_start) == (vocabulary.size, vocabulary.document_start)
+  ids = vocabulary.encode(AWKWARD)
+  assert loaded.encode(AWKWARD).tolist() == ids.tolist()
+  assert loaded.decode(ids) == vocabulary.decode(ids)

@@ -1,0 +1,295 @@
+"""What cannot work ends in exit status 2 and one sentence, before a device is touched."""
+
+import argparse
+import gzip
+import hashlib
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ngrammer_jax import config
+from ngrammer_jax import flags
+from ngrammer_jax import train
+
+TEXT = ''.join(f'line {i % 97} of some text\n' for i in range(500)).encode()
+
+CONFIG = """
+from ngrammer_jax import config
+
+def get_config():
+  c = config.default()
+  c.data.corpus = 'text'
+  c.data.vocabulary = 'bytes'
+  return c
+"""
+
+# The arguments of `train` beside --config and --workdir={tmp}/new, and what it says.
+TRAIN = {
+  'unknown key': (
+    '--config.training.stpes=100',
+    'unknown config key training.stpes: did you mean training.steps?',
+  ),
+  'wrong type': (
+    '--config.training.steps=many',
+    "training.steps='many' is not of type int",
+  ),
+  'missing config file': (
+    '--config={tmp}/quickstrat.py',
+    '--config={tmp}/quickstrat.py: no file {tmp}/quickstrat.py; there are: {tmp}/config.py',
+  ),
+  'heads that do not divide the width': (
+    '--config.model.width=512 --config.model.heads=7',
+    'model.heads=7 does not divide model.width=512: '
+    'use model.heads=8, or a width that is a multiple of 7',
+  ),
+  'n-gram vectors wider than a head': (
+    '--config.model.width=512 --config.model.heads=16 --config.model.ngram.dim=33',
+    'model.ngram: n-gram dim 33 is not between 1 and the head width 32 (width 512 / 16 heads)',
+  ),
+  'too few primes': (
+    '--config.model.ngram.vocabulary_size=16 --config.model.heads=8',
+    'model.ngram: 8 heads need 8 primes between 16 and 32, but there are only 5: '
+    'use a larger n-gram vocabulary or fewer heads',
+  ),
+  'steps that are no whole number of calls': (
+    '--config.training.steps=1004',
+    'training.steps=1004 is not a multiple of training.segments_per_call=10: '
+    'use 1000, or another segments_per_call',
+  ),
+  'unknown corpus': (
+    '--config.data.corpus=text9',
+    "data.corpus='text9' is not one of: sotu, text8, enwik8, wikitext, text",
+  ),
+  'no path of the corpus': (
+    '--config.data.corpus=enwik8 --config.data.vocabulary=characters',
+    "data.corpus='enwik8' needs data.path: where enwik8, enwik8.zip or enwik8.gz is",
+  ),
+  'missing corpus': (
+    '--config.data.path={tmp}/none',
+    'data.path={tmp}/none: no such file or folder; expected a text file, or a folder of them',
+  ),
+  'empty corpus': (
+    '--config.data.path={tmp}/empty',
+    'the train split of text is empty: {tmp}/empty holds too little text',
+  ),
+  'truncated corpus': (
+    '--config.data.corpus=text8 --config.data.path={tmp}/text',
+    '{tmp}/text is truncated: {size:,} bytes of text8, expected 100,000,000; download it again',
+  ),
+  'truncated archive': (
+    '--config.data.path={tmp}/cut.gz',
+    '{tmp}/cut.gz is truncated or damaged: '
+    'Compressed file ended before the end-of-stream marker was reached',
+  ),
+  'wrong checksum': (
+    '--config.data.corpus=enwik8 --config.data.vocabulary=characters --config.data.path={tmp}/text',
+    '{tmp}/text has the wrong checksum: md5 {md5}, but enwik8 has '
+    'a1fa5ffddb56f4953e226637dabbb36a; download it again, or read another text with '
+    'data.corpus=text',
+  ),
+  'invalid UTF-8': (
+    '--config.data.vocabulary=words --config.data.path={tmp}/latin',
+    '{tmp}/latin is not valid UTF-8 at byte 5,003 (0xe9): convert it, or use data.vocabulary=bytes',
+  ),
+  'vocabulary larger than the text': (
+    '--config.data.vocabulary=sentencepiece --config.data.path={tmp}/text',
+    'data.vocabulary_size=4096 does not fit this text: Vocabulary size too high (4096). '
+    'Please set it to a value <= 489.',
+  ),
+  'fewer tokens than rows': (
+    '--config.data.path={tmp}/text --config.training.batch_size=1e6',
+    'training.batch_size=1000000 is more than the 9400 training tokens',
+  ),
+  'workdir of something else': (
+    '--config.data.path={tmp}/text --workdir={tmp}',
+    '--workdir={tmp} is not empty and holds no config.json: it is not a run. Use another folder',
+  ),
+  'workdir below a file': (
+    '--config.data.path={tmp}/text --workdir={tmp}/text/run',
+    '--workdir={tmp}/text/run cannot be written: Not a directory',
+  ),
+  'workdir of another config': (
+    '--config.data.path={tmp}/text --workdir={tmp}/run --config.model.layers=3',
+    '--workdir={tmp}/run was started with model.layers=4, now it is 3: '
+    'use the old value, or another workdir',
+  ),
+}
+EVALUATE = {
+  'no run': (
+    '--workdir={tmp}/none',
+    '--workdir={tmp}/none holds no config.json: not a run of ngrammer_jax.train, or none yet',
+  ),
+  'unknown split': (
+    '--workdir={tmp}/run --split=valid',
+    '--split=valid is not one of: train, validation, test',
+  ),
+}
+CASES = [('train', name) for name in TRAIN] + [('evaluate', name) for name in EVALUATE]
+
+# Runs all cases in one interpreter; prints the status and the standard error of each, and
+# how many devices there are when one is asked for at last.
+DRIVER = """
+import contextlib, io, json, logging, sys
+
+import jax
+
+from ngrammer_jax import evaluate, flags, train
+from ngrammer_jax.data import corpora
+
+size, cases = json.load(sys.stdin)
+corpora.PUBLISHED['enwik8'] = (corpora.PUBLISHED['enwik8'][0], size)  # not 100 MB
+logging.disable()
+outcomes = []
+for verb, arguments in cases:
+  sys.argv = [verb, *arguments]
+  with contextlib.redirect_stderr(io.StringIO()) as said:
+    try:
+      flags.run({'train': train.main, 'evaluate': evaluate.main}[verb])
+    except SystemExit as stop:
+      status = stop.code
+    except Exception as error:
+      status = repr(error)
+  outcomes.append((status, said.getvalue()))
+try:
+  devices = jax.device_count()
+except RuntimeError:
+  devices = 0
+print(json.dumps([outcomes, devices]))
+"""
+
+
+def without_devices(folder, *arguments, **options):
+  """Runs Python where asking for a device is an error."""
+  environment = {
+    **os.environ,
+    'JAX_PLATFORMS': 'nonexistent',
+    'NGRAMMER_JAX_CACHE': str(folder / 'cache'),
+  }
+  return subprocess.run(
+    [sys.executable, *arguments], env=environment, capture_output=True, text=True, **options
+  )
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """A config, a run, and corpora good and bad."""
+  folder = tmp_path_factory.mktemp('bad_input')
+  (folder / 'config.py').write_text(CONFIG)
+  (folder / 'text').write_bytes(TEXT)
+  (folder / 'empty').write_bytes(b'')
+  (folder / 'cut.gz').write_bytes(gzip.compress(TEXT)[:-20])
+  (folder / 'latin').write_bytes(TEXT[:5003] + 'é'.encode('latin-1') + TEXT[5003:])
+  (folder / 'run').mkdir()
+  _, started = flags.parse(argparse.ArgumentParser(), [f'--config={folder}/config.py'])
+  config.save(started, folder / 'run' / 'config.json')
+  return folder
+
+
+def filled(template, folder):
+  return template.format(tmp=folder, size=len(TEXT), md5=hashlib.md5(TEXT).hexdigest())
+
+
+@pytest.fixture(scope='module')
+def outcomes(folder):
+  """Status and standard error of every case."""
+  commands = []
+  for verb, name in CASES:
+    given, _ = (TRAIN if verb == 'train' else EVALUATE)[name]
+    common = f'--config={folder}/config.py --workdir={folder}/new' if verb == 'train' else ''
+    commands.append((verb, f'{common} {filled(given, folder)}'.split()))
+  done = without_devices(folder, '-c', DRIVER, input=json.dumps([len(TEXT), commands]))
+  assert done.returncode == 0, done.stderr
+  outcomes, devices = json.loads(done.stdout)
+  assert devices == 0, 'a case that touches a device would go unnoticed'
+  return dict(zip(CASES, outcomes, strict=True))
+
+
+@pytest.mark.parametrize('verb, name', CASES)
+def test_bad_input_is_refused_without_a_device(outcomes, folder, verb, name):
+  _, message = (TRAIN if verb == 'train' else EVALUATE)[name]
+  assert outcomes[verb, name] == [2, f'error: {filled(message, folder)}\n']
+
+
+def test_refused_runs_leave_no_workdir(outcomes, folder):
+  assert not (folder / 'new').exists()
+
+
+@pytest.mark.parametrize(
+  'arguments, message',
+  [
+    (
+      'train --config={tmp}/config.py --workdir={tmp}/new --config.training.stpes=100',
+      'unknown config key training.stpes: did you mean training.steps?',
+    ),
+    (
+      'evaluate --workdir={tmp}/none',
+      '--workdir={tmp}/none holds no config.json: not a run of ngrammer_jax.train, or none yet',
+    ),
+  ],
+)
+def test_verb_exits_with_status_2(folder, arguments, message):
+  verb, *rest = filled(arguments, folder).split()
+  done = without_devices(folder, '-m', f'ngrammer_jax.{verb}', *rest)
+  assert (done.returncode, done.stdout) == (2, '')
+  assert done.stderr == f'error: {filled(message, folder)}\n'
+
+
+@pytest.fixture
+def refused(folder, cache, tmp_path, monkeypatch, capsys):
+  """Standard error of a training that ends with status 2; here are eight devices."""
+
+  def run(*arguments):
+    given = [f'--config={folder}/config.py', f'--config.data.path={folder}/text', *arguments]
+    monkeypatch.setattr(sys, 'argv', ['train', *given])
+    with pytest.raises(SystemExit) as caught:
+      flags.run(train.main)
+    assert caught.value.code == 2
+    return capsys.readouterr().err
+
+  return run
+
+
+@pytest.mark.parametrize(
+  'arguments, message',
+  [
+    (
+      '--config.training.batch_size=12',
+      'training.batch_size=12 is not divisible by the 8 devices of mesh.data=8 x mesh.fsdp=1: '
+      'use 16',
+    ),
+    (
+      '--config.training.batch_size=6 --config.mesh.model=2 --config.mesh.fsdp=2',
+      'training.batch_size=6 is not divisible by the 4 devices of mesh.data=2 x mesh.fsdp=2: use 8',
+    ),
+    (
+      '--config.mesh.data=3',
+      'mesh.data=3 x mesh.fsdp=1 x mesh.model=1 does not make the 8 cpu devices there are; '
+      'one of them may be -1',
+    ),
+  ],
+)
+def test_what_does_not_fit_the_devices_is_refused(refused, tmp_path, arguments, message):
+  assert refused(f'--workdir={tmp_path}/new', *arguments.split()) == f'error: {message}\n'
+
+
+@pytest.mark.xfail(strict=True, reason='the workdir is made before the batch is checked')
+def test_batch_can_be_mended_in_the_same_workdir(refused, tmp_path):
+  for batch_size, use in ((12, 16), (20, 16)):
+    assert refused(f'--workdir={tmp_path}/new', f'--config.training.batch_size={batch_size}') == (
+      f'error: training.batch_size={batch_size} is not divisible by the 8 devices of mesh.data=8 '
+      f'x mesh.fsdp=1: use {use}\n'
+    )
+
+
+@pytest.mark.xfail(strict=True, raises=NotADirectoryError, reason='ends in a traceback')
+def test_workdir_that_is_a_file_is_refused(refused, folder):
+  assert refused(f'--workdir={folder}/text').startswith(f'error: --workdir={folder}/text ')
+
+
+@pytest.mark.xfail(strict=True, raises=ValueError, reason='ends in a traceback')
+def test_workdir_with_a_damaged_config_is_refused(refused, tmp_path):
+  (tmp_path / 'config.json').write_text('{"model": ')
+  assert refused(f'--workdir={tmp_path}').startswith(f'error: --workdir={tmp_path} ')

@@ -1,0 +1,127 @@
+"""Progress in a log: durations, rates and what is left."""
+
+import io
+import logging
+import sys
+
+import pytest
+
+from ngrammer_jax import progress
+
+
+@pytest.mark.parametrize(
+  'seconds, said',
+  [
+    (0, '0s'),
+    (0.4, '0s'),
+    (42, '42s'),
+    (59.4, '59s'),
+    (59.6, '1m00s'),
+    (185, '3m05s'),
+    (3599, '59m59s'),
+    (3599.6, '1h00m'),
+    (7800, '2h10m'),
+    (86_399, '23h59m'),
+    (86_400, '1d00h'),
+    (5 * 86_400 + 3 * 3600 + 59, '5d03h'),
+    (1_000_000_000, '11574d01h'),
+  ],
+)
+def test_duration(seconds, said):
+  assert progress.duration(seconds) == said
+
+
+class Clock:
+  """A time that goes on when told."""
+
+  now = 1000.0
+
+  def __call__(self):
+    return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+  clock = Clock()
+  monkeypatch.setattr(progress.time, 'monotonic', clock)
+  return clock
+
+
+@pytest.fixture
+def log(caplog):
+  """What has been logged so far, on call."""
+  caplog.set_level(logging.INFO)
+  return lambda: caplog.messages
+
+
+def test_line_tells_share_rate_and_time_left(clock):
+  with progress.Progress('training', 4000, 'tokens') as bar:
+    clock.now += 20
+    bar.advance(1000)
+    assert bar.line() == '25% of 4,000 tokens, 50 tokens/s, 1m00s left'
+    assert bar.seconds_left() == 60
+    bar.advance(3000)
+    assert bar.line() == '100% of 4,000 tokens, 200 tokens/s, 0s left'
+
+
+def test_rate_is_of_this_run_alone(clock):
+  with progress.Progress('training', 4000, 'tokens', done=3000) as bar:
+    clock.now += 10
+    bar.advance(500)
+    assert bar.line() == '88% of 4,000 tokens, 50 tokens/s, 10s left'
+
+
+def test_beginning_and_empty_work_have_a_line(clock):
+  assert progress.Progress('x', 10, 'steps').line() == '0% of 10 steps, 0 steps/s, 0s left'
+  assert progress.Progress('x', 0, 'steps').line() == '0% of 0 steps, 0 steps/s, 0s left'
+
+
+def test_more_than_all_is_nothing_left(clock):
+  bar = progress.Progress('x', 10, 'steps')
+  clock.now += 5
+  bar.advance(20)
+  assert bar.seconds_left() == 0
+
+
+def test_log_has_a_line_every_ten_seconds(clock, log):
+  with progress.Progress('reading', 100, 'bytes') as bar:
+    for _ in range(25):
+      clock.now += 1
+      bar.advance(1)
+  assert log() == [
+    'reading: 10% of 100 bytes, 1 bytes/s, 1m30s left',
+    'reading: 20% of 100 bytes, 1 bytes/s, 1m20s left',
+  ]
+
+
+def test_log_can_be_left_to_others(clock, log):
+  with progress.Progress('reading', 100, 'bytes', lines=False) as bar:
+    clock.now += 100
+    bar.advance(1)
+    bar.say('step 1')
+  assert log() == ['step 1']
+
+
+class Terminal(io.StringIO):
+  def isatty(self):
+    return True
+
+
+def test_terminal_has_a_bar_and_no_lines(monkeypatch, log):
+  terminal = Terminal()
+  monkeypatch.setattr(sys, 'stderr', terminal)
+  monkeypatch.setattr(progress, 'LINE_EVERY', 0)
+  with progress.Progress('reading', 100, 'bytes') as bar:
+    bar.advance(100, note='loss 3.2')
+    bar.say('step 1')
+  assert log() == []
+  shown = terminal.getvalue()
+  assert 'reading' in shown and '100%' in shown and 'loss 3.2' in shown
+
+
+def test_log_has_no_bar(monkeypatch, log):
+  file = io.StringIO()
+  monkeypatch.setattr(sys, 'stderr', file)
+  with progress.Progress('reading', 100, 'bytes') as bar:
+    bar.advance(100)
+  assert file.getvalue() == ''

@@ -1,0 +1,121 @@
+"""The same numbers on any mesh, and lookups that leave the tables where they are."""
+
+import math
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax import sharding
+from ngrammer_jax.data import streams
+from ngrammer_jax.models import config as model_config
+from ngrammer_jax.models import transformer
+from ngrammer_jax.training import optimizers
+from ngrammer_jax.training import state as train_state
+from ngrammer_jax.training import step as train_step
+
+V, B, T, STEPS = 64, 8, 16, 2
+TABLE = (4 * 512, 4)
+
+
+def mesh_of(shape):
+  devices = jax.devices()[: math.prod(shape)]
+  auto = (jax.sharding.AxisType.Auto,) * 3
+  return jax.make_mesh(shape, sharding.AXES, axis_types=auto, devices=devices)
+
+
+def run(shape):
+  """The compiled program, and state and metrics after two steps."""
+  config = model_config.ModelConfig(
+    layers=2,
+    width=32,
+    heads=4,
+    feed_forward_width=64,
+    vocabulary_chunk=16,
+    ngram=model_config.NGramConfig(clusters=16, vocabulary_size=512, dim=4, decay=0.9),
+  )
+  model = transformer.TransformerLM(config, V)
+  optimizer = optimizers.make(experiment.OptimizerConfig(epsilon=1e-3), 10)
+  mesh = mesh_of(shape)
+  create, abstract = train_state.initialiser(model, optimizer, B, 0, mesh)
+  random = np.random.RandomState(0)
+  segments = streams.Segment(
+    random.randint(0, V, (STEPS, B, T), dtype=np.int32),
+    random.randint(0, V, (STEPS, B, T), dtype=np.int32),
+    random.rand(STEPS, B, T) < 0.1,
+    (random.rand(STEPS, B, T) < 0.9).astype(np.float32),
+  )
+  state = create()
+  with sharding.use(mesh):
+    rows = lambda wanted: streams.Segment(*(a[:, wanted] for a in segments))
+    placed = sharding.global_rows(mesh, B, rows, axis=1)
+    call = train_step.make_call(model, optimizer, 0, abstract).lower(state, placed).compile()
+    state, metrics = call(state, placed)
+  return call.as_text(), jax.device_get(state), jax.device_get(metrics)
+
+
+@pytest.fixture(scope='module')
+def one_device():
+  return run((1, 1, 1))
+
+
+@pytest.mark.parametrize('shape', [(2, 1, 1), (1, 1, 4), (8, 1, 1), (2, 2, 2), (1, 4, 2)])
+def test_any_mesh_trains_alike(one_device, shape):
+  """Adam's moments are in the state, so this compares the gradients too."""
+  _, state, metrics = one_device
+  program, state_n, metrics_n = run(shape)
+  compare = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)
+  jax.tree.map(compare, metrics_n, metrics)
+  jax.tree.map(compare, state_n, state)
+  if shape[2] > 1:
+    check_lookups(program, model_axis=shape[2])
+
+
+def check_lookups(program, model_axis):
+  """A gather from the device's own rows, and no all-gather as large as a table."""
+  own_rows = f'f32[{TABLE[0] // model_axis},{TABLE[1]}]'
+  gathers = [line for line in program.splitlines() if re.search(r'= \S+ gather\(', line)]
+  fused = [line for line in program.splitlines() if 'gather' in line and own_rows in line]
+  assert gathers and fused
+  gathered = re.findall(r'= \(?(\w+)\[([\d,]*)\]\S* all-gather', program)
+  sizes = [math.prod(int(n) for n in dims.split(',') if n) for _, dims in gathered]
+  assert max(sizes, default=0) < math.prod(TABLE)
+
+
+def test_centroids_are_the_same_where_a_shard_has_an_empty_cluster(one_device):
+  """16 clusters and 16 tokens a device: most devices see some clusters not at all."""
+  usage = one_device[1].codebook['ngrammer']['quantizer']['usage']
+  assert (usage * B * T < 8).any()
+  centroids = one_device[1].codebook['ngrammer']['quantizer']['centroids']
+  _, state_8, _ = run((8, 1, 1))
+  centroids_8 = state_8.codebook['ngrammer']['quantizer']['centroids']
+  np.testing.assert_allclose(centroids_8, centroids, atol=1e-6)
+
+
+def test_an_axis_that_does_not_divide_stays_whole_and_is_logged(caplog):
+  config = model_config.ModelConfig(layers=1, width=30, heads=3, feed_forward_width=64)
+  model = transformer.TransformerLM(config, V)
+  with caplog.at_level('INFO'):
+    _, abstract = train_state.initialiser(
+      model, optimizers.make(experiment.OptimizerConfig(), 10), B, 0, mesh_of((1, 4, 2))
+    )
+  kernel = abstract.params['layer_0']['attention']['query']['kernel']
+  assert kernel.sharding.spec == jax.sharding.PartitionSpec(None, None, None)
+  assert (
+    'params/layer_0/attention/query/kernel: axis heads of size 3 stays whole on 2' in caplog.text
+  )
+
+
+@pytest.mark.parametrize('rows', [slice(0, 8), slice(2, 4)])
+def test_every_host_makes_only_its_rows(rows):
+  asked = []
+
+  def make(wanted):
+    asked.append((wanted.start, wanted.stop))
+    return (np.arange(8)[wanted],)
+
+  (array,) = sharding.global_rows(mesh_of((2, 2, 2)), 8, make)
+  assert asked == [(0, 2), (2, 4), (4, 6), (6, 8)]
+  assert np.asarray(array)[rows].tolist() == list(range(8))[rows]

@@ -1,0 +1,171 @@
+"""A whole run: it trains, stops where it should, and goes on exactly where it was."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax import errors
+from ngrammer_jax import runs
+from ngrammer_jax.training import loop
+from ngrammer_jax.training import record
+
+ONE_DEVICE = experiment.MeshConfig(data=8)
+
+
+def records(workdir):
+  return [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+
+
+def final_state(workdir):
+  return jax.device_get(runs.load_run(workdir).state)
+
+
+def without_times(lines):
+  return [{k: v for k, v in line.items() if k != 'tokens_per_second'} for line in lines]
+
+
+def assert_identical(a, b):
+  jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_a_run_learns_records_and_is_finished(tiny, tmp_path):
+  config = tiny(training={'steps': 24}, optimizer={'learning_rate': 0.01})
+  assert loop.train(config, tmp_path / 'run')
+  lines = [line for line in records(tmp_path / 'run') if 'loss' in line]
+  assert [line['step'] for line in lines] == list(range(2, 25, 2))
+  assert lines[-1]['loss'] < 0.8 * lines[0]['loss']
+  assert {
+    'learning_rate',
+    'tokens_per_second',
+    'gradient_norm/dense',
+    'gradient_norm/ngram_table',
+    'codebook/perplexity',
+  } < set(lines[0])
+  validations = [line for line in records(tmp_path / 'run') if 'validation/perplexity' in line]
+  assert [line['step'] for line in validations] == [6, 12, 18, 24]
+  assert list((tmp_path / 'run' / 'tensorboard').iterdir())
+  assert not loop.train(config, tmp_path / 'run')
+
+
+@pytest.mark.parametrize('stop_at', [4, 10])
+def test_an_interrupted_run_goes_on_bit_identically(tiny, tmp_path, monkeypatch, stop_at):
+  config = tiny(model={'dropout': 0.1})
+  loop.train(config, tmp_path / 'whole')
+
+  add = record.Record.add
+
+  def stop(self, done, metrics):
+    add(self, done, metrics)
+    if done == stop_at:
+      raise KeyboardInterrupt
+
+  monkeypatch.setattr(record.Record, 'add', stop)
+  with pytest.raises(KeyboardInterrupt):
+    loop.train(config, tmp_path / 'cut')
+  monkeypatch.undo()
+  monkeypatch.setenv('NGRAMMER_JAX_CACHE', str(tmp_path / 'cache'))
+  loop.train(config, tmp_path / 'cut')
+
+  assert_identical(final_state(tmp_path / 'cut'), final_state(tmp_path / 'whole'))
+  whole, cut = (without_times(records(tmp_path / name)) for name in ('whole', 'cut'))
+  assert cut == whole
+
+
+def test_a_killed_process_goes_on_bit_identically(tiny, tmp_path):
+  """SIGKILL once the first checkpoint is there, wherever the run is by then."""
+  config_file = tmp_path / 'config.py'
+  config = tiny(training={'steps': 40})
+  fields = dataclasses.asdict(config)
+  config_file.write_text(
+    f'import ml_collections\ndef get_config(): return ml_collections.ConfigDict({fields!r})\n'
+  )
+
+  def start(workdir):
+    command = [
+      sys.executable,
+      '-m',
+      'ngrammer_jax.train',
+      f'--config={config_file}',
+      f'--workdir={workdir}',
+    ]
+    return subprocess.Popen(
+      command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ
+    )
+
+  process = start(tmp_path / 'killed')
+  while not (tmp_path / 'killed' / 'checkpoints' / '4').exists():
+    assert process.poll() is None and time.sleep(0.01) is None
+  process.send_signal(signal.SIGKILL)
+  assert process.wait() == -signal.SIGKILL
+  assert start(tmp_path / 'killed').wait() == 0
+  loop.train(config, tmp_path / 'whole')
+  assert_identical(final_state(tmp_path / 'killed'), final_state(tmp_path / 'whole'))
+  killed, whole = (without_times(records(tmp_path / name)) for name in ('killed', 'whole'))
+  assert killed == whole
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_checkpoints(tiny, tmp_path):
+  config = tiny(optimizer={'learning_rate': 1e30, 'clip_norm': None, 'warmup_steps': 0})
+  with pytest.raises(errors.BadInput) as caught:
+    loop.train(config, tmp_path / 'run')
+  assert str(caught.value).startswith('training diverged at step 2, between steps 0 and 2: loss is')
+  assert 'Last good checkpoint: none yet' in str(caught.value)
+  assert not [p for p in (tmp_path / 'run' / 'checkpoints').iterdir() if p.name.isdigit()]
+
+
+def test_segments_per_call_does_not_change_the_result(tiny, tmp_path):
+  for calls in (2, 4):
+    config = tiny(training={'segments_per_call': calls, 'log_every': 4, 'evaluate_every': 0})
+    loop.train(config, tmp_path / str(calls))
+  compare = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+  jax.tree.map(compare, final_state(tmp_path / '2'), final_state(tmp_path / '4'))
+
+
+def test_another_config_in_the_same_workdir_is_refused(tiny, tmp_path):
+  loop.train(tiny(), tmp_path / 'run')
+  with pytest.raises(errors.BadInput) as caught:
+    loop.train(tiny(model={'width': 32}), tmp_path / 'run')
+  assert str(caught.value) == (
+    f'--workdir={tmp_path}/run was started with model.width=16, now it is 32: '
+    'use the old value, or another workdir'
+  )
+  with pytest.raises(errors.BadInput, match=r"schedule 'cosine' depends on the number of steps"):
+    loop.train(tiny(training={'steps': 16}), tmp_path / 'run')
+
+
+def test_what_may_change_on_resume(tiny, tmp_path):
+  loop.train(tiny(optimizer={'schedule': 'constant'}), tmp_path / 'run')
+  more = {'steps': 16, 'log_every': 4, 'checkpoint_every': 8, 'evaluate_every': 0}
+  config = tiny(
+    optimizer={'schedule': 'constant'},
+    training=more,
+    mesh=experiment.MeshConfig(data=2, fsdp=2, model=2),
+    evaluation=experiment.EvaluationConfig(streams=2),
+  )
+  assert loop.train(config, tmp_path / 'run')
+  assert final_state(tmp_path / 'run').step == 16
+
+
+def test_another_text_at_the_same_path_is_refused(tiny, tmp_path):
+  config = tiny()
+  loop.train(config, tmp_path / 'run')
+  (tmp_path / 'text.txt').write_text('something else entirely. ' * 1000)
+  with pytest.raises(errors.BadInput, match='was started on another text'):
+    loop.train(config, tmp_path / 'run')
+
+
+def test_a_batch_that_the_mesh_does_not_divide_is_refused(tiny, tmp_path):
+  with pytest.raises(errors.BadInput) as caught:
+    loop.train(tiny(training={'batch_size': 6}), tmp_path / 'run')
+  assert str(caught.value) == (
+    'training.batch_size=6 is not divisible by the 8 devices of mesh.data=8 x mesh.fsdp=1: use 8'
+  )
