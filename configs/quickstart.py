@@ -1,6 +1,6 @@
 """A small N-Grammer on the State of the Union addresses, for a first look.
 
-  python -m ngrammer_jax.train --config=configs/quickstart.py --workdir=runs/quickstart
+python -m ngrammer_jax.train --config=configs/quickstart.py --workdir=runs/quickstart
 """
 
 from ngrammer_jax import config

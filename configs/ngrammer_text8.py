@@ -1,0 +1,42 @@
+"""A character-level N-Grammer on text8, sized for two CPU cores.
+
+  python -m ngrammer_jax.train --config=configs/ngrammer_text8.py \\
+    --config.data.path=/path/to/text8.zip --workdir=runs/text8
+
+Rows: `ngrammer` (the default), and `transformer`, the same network without the n-gram
+layer. text8 is 100 MB of lower-case Wikipedia, 27 symbols, split 90M / 5M / 5M
+(http://mattmahoney.net/dc/textdata). The published file is required, by its checksum.
+"""
+
+from ngrammer_jax import config
+
+ROWS = ('ngrammer', 'transformer')
+
+
+def get_config(row: str = 'ngrammer'):
+  """One of ROWS."""
+  if row not in ROWS:
+    raise KeyError(f'no row {row!r}; there are: {", ".join(ROWS)}')
+  c = config.default()
+
+  c.data.corpus = 'text8'
+  c.data.vocabulary = 'characters'
+
+  c.model.layers = 4
+  c.model.width = 192
+  c.model.heads = 6
+  c.model.feed_forward_width = 512
+  c.model.scan_layers = False  # on CPU a loop is slower than the layers in a row
+  if row == 'ngrammer':
+    c.model.ngram = config.ngram(clusters=64, vocabulary_size=4096, dim=8)
+
+  c.training.steps = 600
+  c.training.batch_size = 16
+  c.training.segment_length = 256
+  c.training.log_every = 10
+  c.training.evaluate_every = 100
+  c.training.checkpoint_every = 100
+  c.optimizer.learning_rate = 3e-3
+  c.evaluation.streams = 32
+  c.evaluation.max_tokens = 65_536
+  return c

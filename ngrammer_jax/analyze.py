@@ -1,0 +1,72 @@
+"""Looks into runs: python -m ngrammer_jax.analyze curve --workdir=DIR [--workdir=DIR ...]."""
+
+import argparse
+import json
+import pathlib
+
+from ngrammer_jax import errors
+from ngrammer_jax import flags
+
+
+def main(argv: list[str]) -> int:
+  """Dispatches to one analysis."""
+  parser = argparse.ArgumentParser(prog='python -m ngrammer_jax.analyze', description=__doc__)
+  analyses = parser.add_subparsers(dest='analysis', required=True)
+  curve = analyses.add_parser('curve', help='training and validation loss by step, as a figure')
+  curve.add_argument('--workdir', type=pathlib.Path, action='append', required=True)
+  curve.add_argument(
+    '--figure', type=pathlib.Path, help='a .png or .svg; default: in the first workdir'
+  )
+  options = parser.parse_args(argv)
+  figure = options.figure or options.workdir[0] / 'curve.png'
+  draw_curve(options.workdir, figure)
+  print(f'written to {figure}')
+  return 0
+
+
+def read_metrics(workdir: pathlib.Path) -> list[dict[str, float]]:
+  """The records of metrics.jsonl. Raises BadInput where there are none."""
+  path = workdir / 'metrics.jsonl'
+  if not path.exists():
+    raise errors.BadInput(f'--workdir={workdir} holds no metrics.jsonl: not a run, or not begun')
+  return [json.loads(line) for line in path.read_text(encoding='utf-8').splitlines()]
+
+
+def draw_curve(workdirs: list[pathlib.Path], figure: pathlib.Path) -> None:
+  """Draws the loss of some runs, in nats per token, by step."""
+  try:
+    import matplotlib
+  except ImportError as error:
+    raise errors.BadInput(
+      "figures need matplotlib: pip install 'ngrammer_jax[notebooks]'"
+    ) from error
+  matplotlib.use('agg')
+  from matplotlib import pyplot
+
+  canvas, axes = pyplot.subplots(figsize=(6.4, 3.6), layout='constrained')
+  for workdir in workdirs:
+    records = read_metrics(workdir)
+    train = [(r['step'], r['loss']) for r in records if 'loss' in r]
+    key = 'validation/nll_nats_per_token'
+    validation = [(r['step'], r[key]) for r in records if key in r]
+    (line,) = axes.plot(
+      *zip(*train, strict=True), linewidth=1, alpha=0.6, label=f'{workdir.name}, training'
+    )
+    if validation:
+      axes.plot(
+        *zip(*validation, strict=True),
+        marker='o',
+        markersize=4,
+        color=line.get_color(),
+        label=f'{workdir.name}, validation',
+      )
+  axes.set_xlabel('step')
+  axes.set_ylabel('loss (nats per token)')
+  axes.grid(alpha=0.3)
+  axes.legend()
+  canvas.savefig(figure, dpi=150)
+  pyplot.close(canvas)
+
+
+if __name__ == '__main__':
+  flags.run(main)
