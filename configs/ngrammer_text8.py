@@ -9,6 +9,7 @@ layer. text8 is 100 MB of lower-case Wikipedia, 27 symbols, split 90M / 5M / 5M
 """
 
 from ngrammer_jax import config
+from ngrammer_jax import errors
 
 ROWS = ('ngrammer', 'transformer')
 
@@ -16,7 +17,7 @@ ROWS = ('ngrammer', 'transformer')
 def get_config(row: str = 'ngrammer'):
   """One of ROWS."""
   if row not in ROWS:
-    raise KeyError(f'no row {row!r}; there are: {", ".join(ROWS)}')
+    raise errors.BadInput(f'no row {row!r}; there are: {", ".join(ROWS)}')
   c = config.default()
 
   c.data.corpus = 'text8'

@@ -3,9 +3,11 @@
 Sections: model, data, optimizer, training, evaluation, mesh; and the seed.
 """
 
+from collections.abc import Mapping
 import dataclasses
 import difflib
 import json
+import math
 import pathlib
 import types
 import typing
@@ -85,6 +87,7 @@ class Config:
   def check(self) -> None:
     """Raises BadInput for a combination that cannot work. Touches no device."""
     self.model.check()
+    self.data.check()
     t, o = self.training, self.optimizer
     for key in ('steps', 'batch_size', 'segment_length', 'segments_per_call', 'log_every'):
       _at_least('training', key, getattr(t, key), 1)
@@ -92,6 +95,9 @@ class Config:
     _at_least('training', 'evaluate_every', t.evaluate_every, 0)
     _at_least('training', 'keep_checkpoints', t.keep_checkpoints, 1)
     _at_least('evaluation', 'streams', self.evaluation.streams, 1)
+    for key in ('segment_length', 'max_tokens'):
+      if getattr(self.evaluation, key) is not None:
+        _at_least('evaluation', key, getattr(self.evaluation, key), 1)
     _at_least('optimizer', 'warmup_steps', o.warmup_steps, 0)
     for key in ('steps', 'log_every', 'evaluate_every', 'checkpoint_every'):
       value = getattr(t, key)
@@ -105,11 +111,15 @@ class Config:
       raise errors.BadInput(
         f'optimizer.schedule={o.schedule!r} is not one of: {", ".join(SCHEDULES)}'
       )
-    if o.learning_rate <= 0 or o.table_learning_rate <= 0:
-      raise errors.BadInput('optimizer.learning_rate and table_learning_rate must be above 0')
-    for key in ('data', 'fsdp', 'model'):
-      if getattr(self.mesh, key) < 1 and getattr(self.mesh, key) != -1:
-        raise errors.BadInput(f'mesh.{key}={getattr(self.mesh, key)} must be at least 1, or -1')
+    for key in ('learning_rate', 'table_learning_rate', 'epsilon', 'table_epsilon'):
+      if not 0 < getattr(o, key) < math.inf:
+        raise errors.BadInput(f'optimizer.{key}={getattr(o, key)} must be above 0')
+    sizes = [getattr(self.mesh, key) for key in ('data', 'fsdp', 'model')]
+    for key, size in zip(('data', 'fsdp', 'model'), sizes, strict=True):
+      if size < 1 and size != -1:
+        raise errors.BadInput(f'mesh.{key}={size} must be at least 1, or -1')
+    if sizes.count(-1) > 1:
+      raise errors.BadInput('mesh: only one of data, fsdp and model may be -1')
 
   def evaluation_length(self) -> int:
     """Segment length of evaluation."""
@@ -139,12 +149,17 @@ def resolve(fields: Any, kind: type = Config, path: str = '') -> Any:
     BadInput: an unknown key (the nearest valid one is named), a value of the wrong type,
       or an impossible combination.
   """
+  if isinstance(fields, ml_collections.ConfigDict):
+    fields = fields.to_dict()
+  if not isinstance(fields, Mapping):
+    what = path[:-1] or 'the config'
+    raise errors.BadInput(f'{what}={fields!r} is a plain value, where a section is expected')
   hints = typing.get_type_hints(kind)
   values = {}
-  for key, value in dict(fields).items():
+  for key, value in fields.items():
     where = f'{path}{key}'
     if key not in hints:
-      raise errors.BadInput(unknown_key(where, key, hints, path))
+      raise errors.BadInput(unknown_key(where))
     block = block_class(hints[key])
     if block is None:
       values[key] = _typed(where, value, hints[key])
@@ -160,10 +175,24 @@ def resolve(fields: Any, kind: type = Config, path: str = '') -> Any:
   return result
 
 
-def unknown_key(where: str, key: str, valid: Any, path: str) -> str:
-  """The message for a key that does not exist, naming the nearest that does."""
-  near = difflib.get_close_matches(key, list(valid), n=1, cutoff=0.0)
-  return f'unknown config key {where}: did you mean {path}{near[0]}?'
+def unknown_key(key: str) -> str:
+  """The message for a dotted key that does not exist, naming the nearest that does."""
+  keys = all_keys()
+  last = key.split('.')[-1]
+  same = [k for k in keys if k.split('.')[-1] == last]
+  near = same or difflib.get_close_matches(key, keys, n=1, cutoff=0.0)
+  return f'unknown config key {key}: did you mean {near[0]}?'
+
+
+def all_keys(kind: type = Config, path: str = '') -> list[str]:
+  """Every dotted key there is, sections and optional blocks included."""
+  keys = []
+  for name, annotation in typing.get_type_hints(kind).items():
+    keys.append(path + name)
+    block = block_class(annotation)
+    if block is not None:
+      keys += all_keys(block, f'{path}{name}.')
+  return keys
 
 
 def _typed(where: str, value: Any, annotation: Any) -> Any:

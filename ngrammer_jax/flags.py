@@ -9,6 +9,7 @@ import argparse
 import ast
 from collections.abc import Callable
 import importlib.util
+import inspect
 import logging
 import pathlib
 import sys
@@ -56,8 +57,8 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Na
   return flags, experiment.resolve(config)
 
 
-def load_file(spec: str) -> ml_collections.ConfigDict:
-  """The ConfigDict of FILE or FILE:ROW: what its get_config() or get_config(ROW) returns."""
+def load_file(spec: str) -> dict[str, Any]:
+  """The config of FILE or FILE:ROW: what its get_config() or get_config(ROW) returns."""
   name, _, row = spec.partition(':') if not pathlib.Path(spec).exists() else (spec, '', '')
   path = pathlib.Path(name)
   if not path.is_file():
@@ -66,17 +67,19 @@ def load_file(spec: str) -> ml_collections.ConfigDict:
     raise errors.BadInput(f'--config={spec}: no file {name}{found}')
   module_spec = importlib.util.spec_from_file_location(f'config_{path.stem}', path)
   module = importlib.util.module_from_spec(module_spec)
-  module_spec.loader.exec_module(module)
-  if not hasattr(module, 'get_config'):
-    raise errors.BadInput(f'--config={spec}: {name} has no get_config()')
   try:
-    return module.get_config(row) if row else module.get_config()
-  except KeyError as error:
-    raise errors.BadInput(f'--config={spec}: {error.args[0]}') from error
-  except TypeError as error:
-    if not row:
-      raise
-    raise errors.BadInput(f'--config={spec}: {name} has no rows; leave out ":{row}"') from error
+    module_spec.loader.exec_module(module)
+    get_config = getattr(module, 'get_config', None)
+    if get_config is None:
+      raise errors.BadInput(f'{name} has no get_config()')
+    if row and not inspect.signature(get_config).parameters:
+      raise errors.BadInput(f'{name} has no rows; leave out ":{row}"')
+    config = get_config(row) if row else get_config()
+  except errors.BadInput as error:
+    raise errors.BadInput(f'--config={spec}: {error}') from error
+  except Exception as error:
+    raise errors.BadInput(f'--config={spec} fails: {type(error).__name__}: {error}') from error
+  return config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
 
 
 def _override(argument: str, rest: typing.Iterator[str]) -> tuple[str, str]:
@@ -101,19 +104,21 @@ def _annotation(key: str) -> Any:
       raise errors.BadInput(f'unknown config key {key}: {path[:-1]} is a value, not a section')
     hints = typing.get_type_hints(block)
     if part not in hints:
-      raise errors.BadInput(experiment.unknown_key(path + part, part, hints, path))
+      raise errors.BadInput(experiment.unknown_key(path + part))
     kind = hints[part]
   return kind
 
 
-def _apply(config: ml_collections.ConfigDict, key: str, text: str) -> None:
+def _apply(config: dict[str, Any], key: str, text: str) -> None:
   """Sets a dotted key, making the blocks on the way that are None."""
   value = _value(key, text, _annotation(key))
   *sections, last = key.split('.')
   for section in sections:
     if config.get(section) is None:
-      config[section] = ml_collections.ConfigDict(type_safe=False)
+      config[section] = {}
     config = config[section]
+    if not isinstance(config, dict):
+      raise errors.BadInput(f'--config.{key}: {section} is not a section in the config file')
   config[last] = value
 
 

@@ -21,12 +21,13 @@ def get_config():
 """
 ROWS = """
 from ngrammer_jax import config
+from ngrammer_jax import errors
 
 ROWS = {'small': 64, 'large': 512}
 
 def get_config(row='small'):
   if row not in ROWS:
-    raise KeyError(f'no row {row}; there are: {", ".join(ROWS)}')
+    raise errors.BadInput(f'no row {row}; there are: {", ".join(ROWS)}')
   c = config.default()
   c.model.width = ROWS[row]
   return c

@@ -105,16 +105,18 @@ def _sotu() -> Corpus:
 
 def _text8(root: pathlib.Path) -> Corpus:
   ranges = {'train': (0, 90), 'validation': (90, 95), 'test': (95, 100)}
+  root = _inside(root, 'text8')
   documents = {}
   for split, (first, last) in ranges.items():
-    read = functools.partial(_range, root, first * 1_000_000, last * 1_000_000)
+    read = functools.partial(_text8_range, root, first * 1_000_000, last * 1_000_000)
     documents[split] = (Document(f'text8 {split}', read),)
   check = functools.partial(_check_published, 'text8', root)
   return Corpus('text8', (root,), documents, check=check)
 
 
 def _enwik8(root: pathlib.Path, newlines: str) -> Corpus:
-  raw = _text8(root)
+  root = _inside(root, 'enwik8')
+  raw = _text8(root)  # cut at the same places
 
   def convert(document):
     for piece in document.pieces():
@@ -129,6 +131,16 @@ def _enwik8(root: pathlib.Path, newlines: str) -> Corpus:
   check = functools.partial(_check_published, 'enwik8', root)
   # Its symbols are bytes: a split may end in the middle of a UTF-8 character.
   return Corpus('enwik8', (root,), documents, 'latin-1', newlines != 'keep', check)
+
+
+def _inside(root: pathlib.Path, name: str) -> pathlib.Path:
+  """The file of a published corpus, given itself or by its folder."""
+  if not root.is_dir():
+    return root
+  for ending in ('', '.zip', '.gz'):
+    if (root / f'{name}{ending}').is_file():
+      return root / f'{name}{ending}'
+  raise errors.BadInput(f'data.path={root}: a folder without {WANTED[name]}')
 
 
 def _wikitext(root: pathlib.Path) -> Corpus:
@@ -147,7 +159,7 @@ def _text(root: pathlib.Path) -> Corpus:
   if named is not None:
     return Corpus('text', tuple(named.values()), _named_splits(named))
   files = [root] if root.is_file() else sorted(p for p in root.rglob('*') if p.is_file())
-  files = tuple(p for p in files if not p.name.startswith('.'))
+  files = tuple(p for p in files if not _hidden(p.relative_to(root)))
   if not files:
     raise errors.BadInput(f'data.path={root}: an empty folder; expected {WANTED["text"]}')
   if len(files) >= 20:
@@ -191,11 +203,15 @@ def _split_files(root: pathlib.Path) -> dict[str, pathlib.Path] | None:
     return None
   files = {}
   for split, word in (('train', 'train'), ('validation', 'valid'), ('test', 'test')):
-    found = sorted(p for p in root.iterdir() if p.is_file() and word in p.name)
+    found = [p for p in root.iterdir() if p.is_file() and word in p.name and not _hidden(p.name)]
     if len(found) != 1:
       return None
     files[split] = found[0]
   return files
+
+
+def _hidden(path: pathlib.Path | str) -> bool:
+  return any(part.startswith('.') for part in pathlib.Path(path).parts)
 
 
 def _named_splits(files: dict[str, pathlib.Path]) -> dict[str, tuple[Document, ...]]:
@@ -205,34 +221,52 @@ def _named_splits(files: dict[str, pathlib.Path]) -> dict[str, tuple[Document, .
 
 
 def _share(path: pathlib.Path, split: str) -> Iterator[bytes]:
-  """The first 90 %, the next 5 % or the last 5 % of a file, cut between pieces."""
+  """The first 90 %, the next 5 % or the last 5 % of a file."""
   size = sum(len(block) for block in _blocks(path))
-  ends = {'train': (0, 0.9), 'validation': (0.9, 0.95), 'test': (0.95, 1)}
-  first, last = (share * size for share in ends[split])
+  cuts = [0, _cut_near(path, int(0.9 * size), size), _cut_near(path, int(0.95 * size), size), size]
+  number = SPLITS.index(split)
+  yield from _range(_pieces(path), cuts[number], cuts[number + 1])
+
+
+def _cut_near(path: pathlib.Path, target: int, size: int) -> int:
+  """The first end of a line from `target` on, or of a word, or of a character."""
   offset = 0
-  for piece in _pieces(path, max(1, min(PIECE, size // 200))):
-    if first <= offset < last:
-      yield piece
+  for piece in _pieces(path):
+    if offset + len(piece) > target:
+      at = target - offset
+      until = at + max(size // 40, 1)  # no further, or the next split is left with nothing
+      line = piece.find(b'\n', max(at - 1, 0), until) + 1
+      word = piece.find(b' ', max(at - 1, 0), until) + 1
+      while not (line or word) and at < len(piece) and piece[at] & 0xC0 == 0x80:
+        at += 1  # inside a UTF-8 character
+      return offset + (line or word or at)
     offset += len(piece)
+  return size
 
 
-def _range(path: pathlib.Path, first: int, last: int) -> Iterator[bytes]:
-  """Bytes [first, last) of a file."""
+def _text8_range(path: pathlib.Path, first: int, last: int) -> Iterator[bytes]:
+  yield from _range(_blocks(path), first, last)
+
+
+def _range(parts: Iterator[bytes], first: int, last: int) -> Iterator[bytes]:
+  """Bytes [first, last) of what `parts` make together."""
   offset = 0
-  for block in _blocks(path):
-    part = block[max(first - offset, 0) : max(last - offset, 0)]
-    if part:
-      yield part
-    offset += len(block)
+  for part in parts:
+    wanted = part[max(first - offset, 0) : max(last - offset, 0)]
+    if wanted:
+      yield wanted
+    offset += len(part)
 
 
-def _pieces(path: pathlib.Path, size: int = PIECE) -> Iterator[bytes]:
+def _pieces(path: pathlib.Path) -> Iterator[bytes]:
   """A file cut after newlines, else after spaces, else between characters."""
   rest = b''
-  for block in _blocks(path, size):
+  for block in _blocks(path):
     rest += block
-    while len(rest) >= size:
-      cut = rest.rfind(b'\n', 0, size) + 1 or rest.rfind(b' ', 0, size) + 1 or _boundary(rest, size)
+    while len(rest) >= PIECE:
+      cut = (
+        rest.rfind(b'\n', 0, PIECE) + 1 or rest.rfind(b' ', 0, PIECE) + 1 or _boundary(rest, PIECE)
+      )
       yield rest[:cut]
       rest = rest[cut:]
   if rest:
@@ -247,11 +281,11 @@ def _boundary(text: bytes, at: int) -> int:
   return at
 
 
-def _blocks(path: pathlib.Path, size: int = PIECE) -> Iterator[bytes]:
+def _blocks(path: pathlib.Path) -> Iterator[bytes]:
   """The bytes of a plain, .gz or single-member .zip file."""
   try:
     with _open(path) as file:
-      while block := file.read(size):
+      while block := file.read(PIECE):
         yield block
   except (EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
     raise errors.BadInput(f'{path} is truncated or damaged: {error}') from error

@@ -38,6 +38,33 @@ class DataConfig:
   newlines: str = 'keep'  # of enwik8: keep, drop (Transformer-XL), eos (adaptive-span)
   cache_dir: str | None = None  # None: $NGRAMMER_JAX_CACHE or ~/.cache/ngrammer_jax
 
+  def check(self) -> None:
+    """Raises BadInput for settings that cannot work, before any file is looked for."""
+    if self.vocabulary not in vocabularies.KINDS:
+      raise errors.BadInput(
+        f'data.vocabulary={self.vocabulary!r} is not one of: {", ".join(vocabularies.KINDS)}'
+      )
+    if self.vocabulary_path is not None:
+      if self.vocabulary != 'sentencepiece':
+        raise errors.BadInput(
+          f'data.vocabulary_path is for data.vocabulary="sentencepiece", not {self.vocabulary!r}'
+        )
+      if not pathlib.Path(self.vocabulary_path).expanduser().is_file():
+        raise errors.BadInput(f'data.vocabulary_path={self.vocabulary_path}: no such file')
+    size = self.vocabulary_size
+    learned = self.vocabulary in ('words', 'sentencepiece') and self.vocabulary_path is None
+    if size is not None and not learned:
+      given = 'a given model' if self.vocabulary_path else f'data.vocabulary={self.vocabulary!r}'
+      raise errors.BadInput(f'data.vocabulary_size={size} has no meaning for {given}; leave it out')
+    least = 260 if self.vocabulary == 'sentencepiece' else 3
+    if size is not None and size < least:
+      raise errors.BadInput(f'data.vocabulary_size={size} must be at least {least}')
+    if self.corpus == 'enwik8' and self.vocabulary != 'characters':
+      raise errors.BadInput(
+        'data.corpus="enwik8" is cut inside characters: its symbols are bytes. Use '
+        'data.vocabulary=characters, or data.corpus=text for other vocabularies'
+      )
+
 
 @dataclasses.dataclass(frozen=True)
 class TokenSplit:
@@ -86,7 +113,7 @@ def prepare(config: DataConfig) -> TokenCorpus:
     BadInput: the corpus is missing, truncated, empty, has a wrong checksum or is not
       valid UTF-8, or the vocabulary does not fit it.
   """
-  _check(config)
+  config.check()
   corpus = corpora.open_corpus(config.corpus, config.path, config.newlines)
   root = pathlib.Path(
     config.cache_dir or os.environ.get('NGRAMMER_JAX_CACHE') or '~/.cache/ngrammer_jax'
@@ -95,7 +122,7 @@ def prepare(config: DataConfig) -> TokenCorpus:
   if folder.exists():
     try:
       return _load(folder)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError) as error:
       logging.warning('%s is damaged (%s); preparing it again', folder, error)
       shutil.rmtree(folder)
   corpus.check()
@@ -106,30 +133,15 @@ def prepare(config: DataConfig) -> TokenCorpus:
     raise errors.BadInput(f'data.cache_dir={root} cannot be written: {error.strerror}') from error
   try:
     _write(config, corpus, scratch)
-    if not folder.exists():  # another process may have been faster
+    scratch.chmod(0o755)  # mkdtemp keeps it to one user
+    try:
       scratch.rename(folder)
+    except OSError:
+      if not folder.exists():  # unless another process was faster
+        raise
   finally:
     shutil.rmtree(scratch, ignore_errors=True)
   return _load(folder)
-
-
-def _check(config: DataConfig) -> None:
-  if config.vocabulary not in vocabularies.KINDS:
-    raise errors.BadInput(
-      f'data.vocabulary={config.vocabulary!r} is not one of: {", ".join(vocabularies.KINDS)}'
-    )
-  if config.vocabulary_path is not None:
-    if config.vocabulary != 'sentencepiece':
-      raise errors.BadInput(
-        f'data.vocabulary_path is for data.vocabulary="sentencepiece", not {config.vocabulary!r}'
-      )
-    if not pathlib.Path(config.vocabulary_path).expanduser().is_file():
-      raise errors.BadInput(f'data.vocabulary_path={config.vocabulary_path}: no such file')
-  if config.corpus == 'enwik8' and config.vocabulary != 'characters':
-    raise errors.BadInput(
-      'data.corpus="enwik8" is cut inside characters: its symbols are bytes. Use '
-      'data.vocabulary=characters, or data.corpus=text for other vocabularies'
-    )
 
 
 def _cache_key(config: DataConfig, corpus: corpora.Corpus) -> str:
@@ -150,9 +162,11 @@ def _write(config: DataConfig, corpus: corpora.Corpus, folder: pathlib.Path) -> 
   sizes = {}
   for split, documents in corpus.splits.items():
     sizes[split] = 0
+    digest.update(split.encode())
     for piece in _pieces(documents, 'bytes'):
       sizes[split] += len(piece)
       digest.update(piece)
+    digest.update(str(sizes[split]).encode())
     if not sizes[split]:
       raise errors.BadInput(
         f'the {split} split of {corpus.name} is empty: {corpus.files[0]} holds too little text'
@@ -168,9 +182,22 @@ def _write(config: DataConfig, corpus: corpora.Corpus, folder: pathlib.Path) -> 
         split,
         *(f'{splits[split][key]:,}' for key in ('tokens', 'bytes', 'documents')),
       )
-  digest.update(json.dumps([config.vocabulary, vocabulary.size]).encode())
-  meta = {'splits': splits, 'content_hash': digest.hexdigest(), 'corpus': corpus.name}
+  vocabulary_hash = _vocabulary_hash(folder)
+  digest.update(vocabulary_hash.encode())
+  meta = {
+    'corpus': corpus.name,
+    'content_hash': digest.hexdigest(),
+    'vocabulary_hash': vocabulary_hash,
+    'splits': splits,
+  }
   (folder / 'meta.json').write_text(json.dumps(meta, indent=2), encoding='utf-8')
+
+
+def _vocabulary_hash(folder: pathlib.Path) -> str:
+  digest = hashlib.sha256()
+  for path in sorted(folder.glob('vocabulary.*')):
+    digest.update(path.read_bytes())
+  return digest.hexdigest()
 
 
 def _vocabulary(
@@ -247,6 +274,8 @@ def _write_split(corpus, split, documents, vocabulary, folder, bar) -> dict[str,
 def _load(folder: pathlib.Path) -> TokenCorpus:
   """Maps a cache folder. Raises OSError, ValueError or KeyError where it is damaged."""
   meta = json.loads((folder / 'meta.json').read_text(encoding='utf-8'))
+  if _vocabulary_hash(folder) != meta['vocabulary_hash']:
+    raise ValueError('the vocabulary has changed')
   vocabulary = vocabularies.load(folder)
   splits = {}
   for split in corpora.SPLITS:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import io
 import json
 import pathlib
+import re
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +21,7 @@ KINDS = ('bytes', 'characters', 'words', 'sentencepiece')
 DEFAULT_PIECES = 4096
 LEARN_FROM = 50_000_000  # bytes that a SentencePiece vocabulary is learned from, at most
 UNKNOWN, END = '<unk>', '<eos>'
+SPACE_MARK = '\u2581'
 
 
 class Vocabulary(Protocol):
@@ -71,7 +73,9 @@ class CharacterVocabulary:
     ids = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
     unknown = codes[self._codes[ids] != codes]
     if unknown.size:
-      raise errors.BadInput(f'{chr(unknown[0])!r} is not among the {self.size} known characters')
+      raise errors.BadInput(
+        f'{chr(unknown[0])!r} is not among the {len(self._characters)} known characters'
+      )
     return ids
 
   def decode(self, ids: Iterable[int]) -> bytes:
@@ -107,33 +111,44 @@ class WordVocabulary:
 
   def decode(self, ids: Iterable[int]) -> bytes:
     text = ' '.join(self._words[i] for i in ids)
-    return text.replace(f' {END} ', '\n').replace(f' {END}', '\n').encode()
+    return re.sub(f' ?{END} ?', '\n', text).encode()
 
   def save(self, folder: pathlib.Path) -> None:
     _write(folder, {'kind': 'words', 'words': self._words})
 
 
 class SentencePieceVocabulary:
-  """Pieces of words, learned (`learn_pieces`) or given as a model file."""
+  """Pieces of words, learned (`learn_pieces`) or given as a model file.
 
-  def __init__(self, model: bytes):
+  Inside SentencePiece the character U+2581 stands for the space. A learned vocabulary
+  spells it in bytes, and so loses nothing; a given one behaves as it was made to.
+  """
+
+  def __init__(self, model: bytes, learned: bool = False):
     import sentencepiece  # here, so that other vocabularies do not wait for it
 
-    self._model = model
+    if not model:
+      raise RuntimeError('an empty SentencePiece model')
+    self._model, self._learned = model, learned
     self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     self.size = self._processor.vocab_size()
     special = (self._processor.bos_id(), self._processor.eos_id(), self._processor.pad_id(), 0)
     self.document_start = next(i for i in special if i >= 0)
 
   def encode(self, text: bytes) -> np.ndarray:
-    return np.array(self._processor.encode(text.decode()), np.int64)
+    parts = text.decode().split(SPACE_MARK) if self._learned else [text.decode()]
+    ids = self._processor.encode(parts[0])
+    for part in parts[1:]:
+      ids += [self._processor.piece_to_id(f'<0x{byte:02X}>') for byte in SPACE_MARK.encode()]
+      ids += self._processor.encode(part)
+    return np.array(ids, np.int64)
 
   def decode(self, ids: Iterable[int]) -> bytes:
     return self._processor.decode([int(i) for i in ids]).encode()
 
   def save(self, folder: pathlib.Path) -> None:
     (folder / 'vocabulary.model').write_bytes(self._model)
-    _write(folder, {'kind': 'sentencepiece'})
+    _write(folder, {'kind': 'sentencepiece', 'learned': self._learned})
 
 
 def load(folder: pathlib.Path) -> Vocabulary:
@@ -141,7 +156,7 @@ def load(folder: pathlib.Path) -> Vocabulary:
   fields = json.loads((folder / 'vocabulary.json').read_text(encoding='utf-8'))
   kind = fields.pop('kind')
   if kind == 'sentencepiece':
-    return SentencePieceVocabulary((folder / 'vocabulary.model').read_bytes())
+    return SentencePieceVocabulary((folder / 'vocabulary.model').read_bytes(), **fields)
   classes = {'bytes': ByteVocabulary, 'characters': CharacterVocabulary, 'words': WordVocabulary}
   return classes[kind](**fields)
 
@@ -203,11 +218,11 @@ def learn_pieces(texts: Iterable[bytes], size: int | None) -> SentencePieceVocab
       minloglevel=2,
     )
   except RuntimeError as error:
-    reason = ' '.join(str(error).split('] ')[-1].split())
+    reason = re.sub(r' or decrease .*', ' it.', ' '.join(str(error).split('] ')[-1].split()))
     raise errors.BadInput(
       f'data.vocabulary_size={size} does not fit this text: {reason}'
     ) from error
-  return SentencePieceVocabulary(model.getvalue())
+  return SentencePieceVocabulary(model.getvalue(), learned=True)
 
 
 def _write(folder: pathlib.Path, fields: dict) -> None:

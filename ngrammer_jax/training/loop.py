@@ -42,17 +42,19 @@ def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
   t = config.training
 
   # Data: found, checked and tokenised before any device is touched.
+  workdirs.check(workdir, config)
   corpus = token_cache.prepare(config.data)
   split, V = corpus.splits['train'], corpus.vocabulary.size
   if len(split.tokens) < t.batch_size:
     raise errors.BadInput(
       f'training.batch_size={t.batch_size} is more than the {len(split.tokens)} training tokens'
     )
-  workdirs.open_or_create(workdir, config, corpus)
+  workdirs.check_text(workdir, config, corpus.content_hash)
 
   # Devices.
   mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.model)
   sharding.check_batch('training.batch_size', t.batch_size, mesh)
+  workdirs.create(workdir, config, corpus)
   logging.info(
     'ngrammer_jax %s on %d %s, mesh %s',
     ngrammer_jax.__version__,

@@ -8,6 +8,7 @@ vocabulary.*   enough to read and write text without the corpus
 import dataclasses
 import json
 import logging
+import os
 import pathlib
 from typing import Any
 
@@ -30,26 +31,43 @@ FREE_KEYS = (
 )
 
 
-def open_or_create(
-  workdir: pathlib.Path, config: experiment.Config, corpus: token_cache.TokenCorpus
-) -> None:
-  """Makes a workdir, or checks that this is the run that an existing one belongs to.
-
-  Raises:
-    BadInput: the workdir is of another config or corpus, or cannot be written.
-  """
-  path = workdir / CONFIG
-  if path.exists():
-    _check_same(workdir, experiment.load(path), config, corpus)
+def check(workdir: pathlib.Path, config: experiment.Config) -> None:
+  """Raises BadInput where a workdir is of another config, or is not one of ours."""
+  place = workdir.absolute()
+  while not place.exists():
+    place = place.parent
+  if not place.is_dir():
+    raise errors.BadInput(f'--workdir={workdir}: {place} is a file, expected a folder')
+  if not os.access(place, os.W_OK):
+    raise errors.BadInput(f'--workdir={workdir}: {place} cannot be written to')
+  if (workdir / CONFIG).exists():
+    _check_same(workdir, load_config(workdir), config)
   elif workdir.exists() and any(workdir.iterdir()):
     raise errors.BadInput(
       f'--workdir={workdir} is not empty and holds no {CONFIG}: it is not a run. Use another folder'
     )
+
+
+def check_text(workdir: pathlib.Path, config: experiment.Config, text: str) -> None:
+  """Raises BadInput where a workdir was started on a corpus of another content hash."""
+  path = workdir / CORPUS
+  before = json.loads(path.read_text())['content_hash'] if path.exists() else text
+  if before != text:
+    raise errors.BadInput(
+      f'--workdir={workdir} was started on another text: data.path={config.data.path} has the '
+      f'content hash {text[:12]}, expected {before[:12]}'
+    )
+
+
+def create(
+  workdir: pathlib.Path, config: experiment.Config, corpus: token_cache.TokenCorpus
+) -> None:
+  """Writes what a workdir holds beside its checkpoints. Raises BadInput where it cannot."""
   try:
     workdir.mkdir(parents=True, exist_ok=True)
     corpus.vocabulary.save(workdir)
     (workdir / CORPUS).write_text(json.dumps({'content_hash': corpus.content_hash}) + '\n')
-    experiment.save(config, path)
+    experiment.save(config, workdir / CONFIG)
   except OSError as error:
     raise errors.BadInput(f'--workdir={workdir} cannot be written: {error.strerror}') from error
 
@@ -61,31 +79,27 @@ def load_config(workdir: pathlib.Path) -> experiment.Config:
     raise errors.BadInput(
       f'--workdir={workdir} holds no {CONFIG}: not a run of ngrammer_jax.train, or none yet'
     )
-  return experiment.load(path)
+  try:
+    return experiment.load(path)
+  except json.JSONDecodeError as error:
+    raise errors.BadInput(
+      f'--workdir={workdir} has a damaged {CONFIG}, line {error.lineno}: {error.msg}'
+    ) from error
 
 
-def _check_same(workdir, before, now, corpus) -> None:
-  differences = [
-    (key, old, new)
-    for (key, old), (_, new) in zip(_flat(before), _flat(now), strict=True)
-    if old != new and key not in FREE_KEYS and key.split('.')[0] not in FREE_SECTIONS
-  ]
-  for key, old, new in differences:
-    if key == 'training.steps' and new > old and now.optimizer.schedule in ('constant', 'rsqrt'):
-      logging.info('going on from %s to %s steps', f'{old:,}', f'{new:,}')
+def _check_same(workdir: pathlib.Path, before: experiment.Config, now: experiment.Config) -> None:
+  for (key, old), (_, new) in zip(_flat(before), _flat(now), strict=True):
+    if old == new or key in FREE_KEYS or key.split('.')[0] in FREE_SECTIONS:
       continue
     hint = ''
-    if key == 'training.steps':
+    if key == 'training.steps' and new > old:
+      if now.optimizer.schedule in ('constant', 'rsqrt'):
+        logging.info('going on from %s to %s steps', f'{old:,}', f'{new:,}')
+        continue
       hint = f' (schedule {now.optimizer.schedule!r} depends on the number of steps)'
     raise errors.BadInput(
       f'--workdir={workdir} was started with {key}={old!r}, now it is {new!r}{hint}: '
       f'use the old value, or another workdir'
-    )
-  kept = json.loads((workdir / CORPUS).read_text())['content_hash']
-  if kept != corpus.content_hash:
-    raise errors.BadInput(
-      f'--workdir={workdir} was started on another text: data.path={now.data.path} has the '
-      f'content hash {corpus.content_hash[:12]}, expected {kept[:12]}'
     )
 
 

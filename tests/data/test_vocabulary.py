@@ -40,7 +40,6 @@ def test_learned_pieces_lose_nothing(learned, name):
   assert learned.decode(learned.encode(text)) == text
 
 
-@pytest.mark.xfail(strict=True, reason='U+2581 stands for the space inside SentencePiece')
 def test_learned_pieces_tell_a_block_from_a_space(learned):
   text = 'bars ▁▂▃ in text'.encode()
   assert learned.decode(learned.encode(text)) == text
@@ -126,7 +125,7 @@ def test_newlines_and_unknown_words_have_symbols_even_where_none_was_seen():
 def test_number_of_words_includes_the_symbols(size, kept):
   vocabulary = vocabularies.learn_words([b'b b b a a c d'], size)
   assert vocabulary.size == min(size, 6)
-  known = [i for i in range(vocabulary.size) if vocabulary.decode([i]) not in (b'<unk>', b'<eos>')]
+  known = [i for i in range(vocabulary.size) if vocabulary.decode([i]) not in (b'<unk>', b'\n')]
   assert vocabulary.decode(known) == kept
 
 
@@ -139,12 +138,8 @@ def test_rare_symbols_survive_the_limit_in_their_place():
   'text',
   [
     b'a b\na\n',
-    pytest.param(
-      b'a\n\nb\n', marks=pytest.mark.xfail(strict=True, reason='second <eos> is not decoded')
-    ),
-    pytest.param(
-      b'\na\n', marks=pytest.mark.xfail(strict=True, reason='first <eos> is not decoded')
-    ),
+    b'a\n\nb\n',
+    b'\na\n',
   ],
 )
 def test_words_between_single_spaces_come_back(text):

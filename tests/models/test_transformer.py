@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.layers import documents
+from ngrammer_jax.layers import position
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
 from tests import jaxprs
@@ -14,6 +15,7 @@ from tests.conftest import assert_close
 from tests.conftest import random_variables
 
 V, B, T = 13, 2, 6
+DISTINCT = jnp.asarray([[3, 11, 0, 7, 12, 5]])  # tokens whose rows of the table are their own
 SMALL = {'layers': 2, 'width': 8, 'heads': 2, 'feed_forward_width': 12}
 NGRAM = model_config.NGramConfig(clusters=4, vocabulary_size=32, dim=2)
 
@@ -116,7 +118,6 @@ def test_scanned_and_unrolled_share_parameters():
 def test_gradient_reaches_exactly_the_visible_tokens(scan):
   model = small_model(scan_layers=scan)
   variables = variables_of(small_model())
-  tokens = jnp.asarray([[3, 11, 0, 7, 12, 5]])  # distinct: a row of the table is one token
   direction = jax.random.normal(jax.random.key(1), (SMALL['width'],))
 
   @jax.jit
@@ -124,10 +125,10 @@ def test_gradient_reaches_exactly_the_visible_tokens(scan):
     def projected(embedding):
       params = {**variables['params'], 'embedding': embedding}
       given = {'starts_BxT': starts, 'prefix_BxT': prefix}
-      return run(model, {**variables, 'params': params}, tokens, **given)[0][0] @ direction
+      return run(model, {**variables, 'params': params}, DISTINCT, **given)[0][0] @ direction
 
     jacobian_TxVxD = jax.jacrev(projected)(variables['params']['embedding'])
-    return jnp.abs(jacobian_TxVxD).sum(axis=-1)[:, tokens[0]] > 0
+    return jnp.abs(jacobian_TxVxD).sum(axis=-1)[:, DISTINCT[0]] > 0
 
   one_document, whole_prefix = [1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]
   for starts, prefix in (
@@ -151,9 +152,9 @@ def test_changed_token_changes_nothing_before_it():
     assert not differs[:, :t].any() and differs[:, t:].all()
 
 
-@pytest.mark.parametrize('position', model_config.POSITIONS)
-def test_packed_documents_equal_separate_sequences(position):
-  model = small_model(position=position)
+@pytest.mark.parametrize('encoding', model_config.POSITIONS)
+def test_packed_documents_equal_separate_sequences(encoding):
+  model = small_model(position=encoding)
   variables, tokens = variables_of(model), random_tokens(1)
   starts = jnp.asarray([[1, 0, 0, 1, 0, 0]], bool)
   packed, _ = run(model, variables, tokens, starts_BxT=starts)
@@ -174,6 +175,21 @@ def test_padding_at_the_end_changes_nothing_before_it():
   np.testing.assert_array_equal(other[valid == 1], padded[valid == 1])
 
 
+def test_padding_does_not_move_the_codebook():
+  model, valid = small_model(layers=1), jnp.ones((B, T)).at[:, 4:].set(0)
+  variables, memory = variables_of(model), transformer.empty_memory(model.config, B)
+
+  @jax.jit
+  def codebook_after(tokens):
+    return model.apply(variables, tokens, memory, valid_BxT=valid, mutable=['codebook'])[1]
+
+  after = codebook_after(random_tokens())
+  padding_changed = codebook_after(random_tokens().at[:, 4:].set(2))
+  jax.tree.map(np.testing.assert_array_equal, padding_changed, after)
+  tokens_changed = codebook_after(random_tokens().at[:, 3].set(2))
+  assert any(jax.tree.leaves(jax.tree.map(lambda a, b: (a != b).any(), tokens_changed, after)))
+
+
 def test_valid_tokens_do_not_see_padding_before_them():
   # Without the n-gram layer, where a padded token still is a predecessor.
   model = small_model(ngram=None, position='none')
@@ -182,6 +198,31 @@ def test_valid_tokens_do_not_see_padding_before_them():
   padded, _ = run(model, variables, tokens, valid_BxT=valid)
   alone, _ = run(model, variables, tokens[:, 3:])
   assert_close(padded[:, 3:], alone, 1e-5)
+
+
+# Embeddings.
+
+
+def test_embeddings_are_scaled_by_the_root_of_the_width():
+  scaled, plain = small_model(), small_model(scale_embeddings=False)
+  variables = variables_of(scaled)
+  expected, _ = run(scaled, variables, random_tokens())
+  table = variables['params']['embedding'] * SMALL['width'] ** 0.5
+  params = {**variables['params'], 'embedding': table}
+  hidden, _ = run(plain, {**variables, 'params': params}, random_tokens())
+  assert_close(hidden, expected, 1e-5)
+
+
+def test_sinusoid_is_added_to_the_embeddings():
+  fields = {'ngram': None, 'scale_embeddings': False}
+  model = small_model(position='sinusoid', **fields)
+  variables = variables_of(model)
+  hidden, _ = run(model, variables, DISTINCT)
+  places = position.sinusoid(jnp.arange(T)[None], SMALL['width'])
+  table = variables['params']['embedding'].at[DISTINCT].add(places)
+  params = {**variables['params'], 'embedding': table}
+  expected, _ = run(small_model(position='none', **fields), {'params': params}, DISTINCT)
+  assert_close(hidden, expected, 1e-5)
 
 
 # Memory.
@@ -240,7 +281,9 @@ def test_untied_chunked_head_equals_log_softmax_of_the_logits():
   hidden = jax.random.normal(jax.random.key(2), (B, T, SMALL['width']))
   logits = model.apply({'params': params}, hidden, method='logits')
   assert_close(logits, hidden @ params['softmax_weight'].T + params['softmax_bias'], 1e-6)
-  scores = model.apply({'params': params}, hidden, random_tokens(), method='scores')
+  score = lambda hidden: model.apply({'params': params}, hidden, random_tokens(), method='scores')
+  scores = score(hidden)
+  assert jaxprs.largest_array(score, hidden) < B * T * V
   chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), random_tokens()[..., None], axis=-1)
   assert_close(scores.nll_BxT, -chosen[..., 0], 1e-6)
 

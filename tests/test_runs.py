@@ -1,0 +1,56 @@
+"""The verbs that look at a run."""
+
+import json
+
+import pytest
+
+from ngrammer_jax import analyze
+from ngrammer_jax import evaluate
+from ngrammer_jax import runs
+from ngrammer_jax.training import loop
+from tests.conftest import bad_input
+
+
+@pytest.fixture
+def run(tiny, tmp_path):
+  loop.train(tiny(training={'steps': 4, 'evaluate_every': 2}), tmp_path / 'run')
+  return tmp_path / 'run'
+
+
+def test_evaluate_writes_json_and_a_table_and_curve_a_figure(run, capsys):
+  evaluate.main([f'--workdir={run}', '--split=test'])
+  kept = json.loads((run / 'evaluation' / 'test.json').read_text())
+  tokens = runs.token_cache.prepare(runs.load_run(run).config.data).splits['test'].tokens
+  assert kept['tokens'] == len(tokens)
+  assert kept['step'] == 4
+  assert {'nll_nats_per_token', 'perplexity', 'bits_per_byte', 'top1_accuracy', 'protocol'} < set(
+    kept
+  )
+  out = capsys.readouterr().out
+  assert f'{kept["bits_per_byte"]:.4f}' in out
+  analyze.main(['curve', f'--workdir={run}'])
+  assert (run / 'curve.png').read_bytes().startswith(b'\x89PNG')
+  with bad_input('--split=tset is not one of: train, validation, test'):
+    evaluate.main([f'--workdir={run}', '--split=tset'])
+
+
+def test_a_folder_that_is_no_run(tmp_path):
+  with bad_input(
+    f'--workdir={tmp_path} holds no config.json: not a run of ngrammer_jax.train, or none yet'
+  ):
+    runs.load_run(tmp_path)
+  with bad_input(f'--workdir={tmp_path} holds no metrics.jsonl: not a run, or not begun'):
+    analyze.main(['curve', f'--workdir={tmp_path}'])
+
+
+def test_a_run_without_a_checkpoint(run):
+  for path in (run / 'checkpoints').iterdir():
+    path.rename(run / path.name)
+  with bad_input(f'--workdir={run} has no checkpoint yet'):
+    runs.load_run(run).evaluate('test')
+
+
+def test_a_checkpoint_of_another_model(run, tiny):
+  other = tiny(model={'width': 32})
+  with pytest.raises(runs.errors.BadInput, match='cannot be restored, it is damaged or of another'):
+    runs.Run(run, other).evaluate('test')

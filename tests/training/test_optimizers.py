@@ -1,0 +1,95 @@
+"""The optimisers equal their formulas, each on its own parameters."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax.training import optimizers
+
+PARAMS = {
+  'layer_0': {'attention': {'query': {'kernel': np.ones((2, 3), np.float32)}}},
+  'ngrammer': {
+    'table': np.ones((4, 2), np.float32),
+    'ngram_norm': {'scale': np.ones(2, np.float32)},
+  },
+}
+STEPS = 5
+
+
+def test_labels_follow_the_parameter_tree():
+  labels = optimizers.labels(PARAMS)
+  assert labels['ngrammer']['table'] == 'ngram_table'
+  assert labels['ngrammer']['ngram_norm']['scale'] == 'dense'
+  assert labels['layer_0']['attention']['query']['kernel'] == 'dense'
+
+
+def test_a_parameter_without_a_label_is_an_error():
+  with pytest.raises(ValueError, match='parameter layer_0/novelty has no optimiser label'):
+    optimizers.labels({'layer_0': {'novelty': np.ones(1)}})
+
+
+@pytest.mark.parametrize(
+  'name, expected',
+  [
+    ('constant', [0.5, 1, 1, 1, 1]),
+    ('linear', [0.5, 1, 1, 0.7, 0.4]),
+    ('cosine', [0.5, 1, 1, 0.1 + 0.9 * 0.75, 0.1 + 0.9 * 0.25]),
+    ('rsqrt', [0.5, 1, 1, (2 / 3) ** 0.5, (2 / 4) ** 0.5]),
+  ],
+)
+def test_schedule(name, expected):
+  config = experiment.OptimizerConfig(schedule=name, warmup_steps=2)
+  fraction = optimizers.schedule(config, STEPS)
+  np.testing.assert_allclose([fraction(step) for step in range(STEPS)], expected, rtol=1e-6)
+
+
+def gradients(step):
+  draw = np.random.RandomState(step).normal
+  return jax.tree.map(lambda p: 100 * draw(size=p.shape).astype(np.float32), PARAMS)
+
+
+def test_updates_equal_adam_and_adagrad_by_hand():
+  config = experiment.OptimizerConfig(
+    schedule='constant', warmup_steps=0, clip_norm=1.0, weight_decay=0.1
+  )
+  optimizer = optimizers.make(config, STEPS)
+  params, state = jax.tree.map(jnp.asarray, PARAMS), optimizer.init(PARAMS)
+
+  dense = ('layer_0', 'attention', 'query', 'kernel'), ('ngrammer', 'ngram_norm', 'scale')
+  get = lambda tree, path: get(tree[path[0]], path[1:]) if path else np.asarray(tree, np.float64)
+  expected = {path: get(PARAMS, path) for path in (*dense, ('ngrammer', 'table'))}
+  m, v = {p: 0.0 for p in dense}, {p: 0.0 for p in dense}
+  accumulator = config.table_accumulator
+
+  for step in range(STEPS):
+    gradient = gradients(step)
+    updates, state = optimizer.update(gradient, state, params)
+    params = jax.tree.map(lambda p, u: p + u, params, updates)
+    # The table's gradient takes no part in the norm that clips the rest.
+    norm = np.sqrt(sum((get(gradient, path) ** 2).sum() for path in dense))
+    assert norm > config.clip_norm
+    for path in dense:
+      g = get(gradient, path) * config.clip_norm / norm
+      m[path] = config.beta1 * m[path] + (1 - config.beta1) * g
+      v[path] = config.beta2 * v[path] + (1 - config.beta2) * g**2
+      unbiased = m[path] / (1 - config.beta1 ** (step + 1))
+      root = np.sqrt(v[path] / (1 - config.beta2 ** (step + 1)))
+      decay = config.weight_decay * expected[path]
+      expected[path] = expected[path] - config.learning_rate * (
+        unbiased / (root + config.epsilon) + decay
+      )
+    g = get(gradient, ('ngrammer', 'table'))
+    accumulator = accumulator + g**2
+    expected['ngrammer', 'table'] = expected[
+      'ngrammer', 'table'
+    ] - config.table_learning_rate * g / np.sqrt(accumulator + config.table_epsilon)
+  for path, value in expected.items():
+    np.testing.assert_allclose(get(params, path), value, rtol=1e-5)
+
+
+def test_norms_are_reported_for_each_label():
+  norms = optimizers.norms(PARAMS)
+  assert norms['dense'] == pytest.approx(8**0.5)
+  assert norms['ngram_table'] == pytest.approx(8**0.5)

@@ -1,0 +1,49 @@
+"""The FLOP count equals the matrix products that the model really makes."""
+
+import jax
+import numpy as np
+import pytest
+
+from ngrammer_jax.models import config as model_config
+from ngrammer_jax.models import transformer
+from ngrammer_jax.training import throughput
+from tests.jaxprs import equations
+
+
+@pytest.mark.parametrize('gated', [True, False])
+@pytest.mark.parametrize('clusters', [None, 32])
+def test_forward_flops(gated, clusters):
+  ngram = model_config.NGramConfig(clusters=clusters, vocabulary_size=64, dim=4)
+  config = model_config.ModelConfig(
+    layers=2, width=16, heads=2, feed_forward_width=40, gated=gated, ngram=ngram, scan_layers=False
+  )
+  model, V, T = transformer.TransformerLM(config, 23), 23, 12
+  memory, tokens = transformer.empty_memory(config, 1), np.zeros((1, T), np.int32)
+  variables = jax.eval_shape(model.init, jax.random.key(0), tokens, memory)
+
+  def forward(variables):
+    hidden, _, _ = model.apply(variables, tokens, memory)
+    return model.apply(variables, hidden, method='logits')
+
+  total = 0
+  for equation in equations(jax.make_jaxpr(forward)(variables).jaxpr):
+    if equation.primitive.name == 'dot_general':
+      (contract, _), _ = equation.params['dimension_numbers']
+      shape = equation.invars[0].aval.shape
+      total += 2 * equation.outvars[0].aval.size * np.prod([shape[axis] for axis in contract])
+  # The program multiplies the masked half of the attention scores as well.
+  masked = 2 * config.layers * 2 * config.width * (T / 2) * T
+  assert total - masked == T * throughput.forward_flops(config, V, T)
+
+
+def test_rates_leave_out_what_is_not_training(monkeypatch):
+  now = 100.0
+  monkeypatch.setattr(throughput.time, 'monotonic', lambda: now)
+  meter = throughput.Meter(1.0)
+  now = 102.0
+  meter.pause()
+  now = 150.0
+  meter.resume()
+  now = 152.0
+  assert meter.measure(400) == {'tokens_per_second': 100.0}
+  assert meter.measure(0) == {'tokens_per_second': 100.0}

@@ -1,0 +1,29 @@
+"""The record has every logged step once, also after a crash in the middle of a line."""
+
+import json
+
+from ngrammer_jax.training import writers
+
+
+def steps(workdir):
+  return [json.loads(line)['step'] for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+
+
+def test_a_resumed_record_goes_on_from_the_restored_step(tmp_path):
+  writer = writers.Writer(tmp_path, 0)
+  for step in (2, 4, 6):
+    writer.scalars(step, {'loss': 1.0})
+  writer.close()
+  with (tmp_path / 'metrics.jsonl').open('a') as file:
+    file.write('{"step": 8, "lo')
+  writer = writers.Writer(tmp_path, 4)
+  assert steps(tmp_path) == [2, 4]
+  writer.scalars(6, {'loss': 2.0})
+  writer.close()
+  assert steps(tmp_path) == [2, 4, 6]
+
+
+def test_a_line_for_the_console():
+  values = {'loss': 1.23456, 'tokens_per_second': 12345.6, 'mfu': 0.123}
+  line = writers.line(1000, 2000, values, 65)
+  assert line == 'step 1,000/2,000  loss 1.2346  12,346 tokens/s  MFU 12.3%  1m05s left'
