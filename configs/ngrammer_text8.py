@@ -23,7 +23,7 @@ def get_config(row: str = 'ngrammer'):
   c.data.corpus = 'text8'
   c.data.vocabulary = 'characters'
 
-  c.model.layers = 4
+  c.model.layers = 3
   c.model.width = 192
   c.model.heads = 6
   c.model.feed_forward_width = 512
@@ -31,13 +31,14 @@ def get_config(row: str = 'ngrammer'):
   if row == 'ngrammer':
     c.model.ngram = config.ngram(clusters=64, vocabulary_size=4096, dim=8)
 
-  c.training.steps = 600
+  c.training.steps = 240
   c.training.batch_size = 16
   c.training.segment_length = 256
   c.training.log_every = 10
-  c.training.evaluate_every = 100
-  c.training.checkpoint_every = 100
-  c.optimizer.learning_rate = 3e-3
+  c.training.evaluate_every = 40
+  c.training.checkpoint_every = 120
+  c.optimizer.learning_rate = 4e-3
+  c.optimizer.warmup_steps = 50
   c.evaluation.streams = 32
   c.evaluation.max_tokens = 65_536
   return c

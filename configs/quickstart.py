@@ -14,16 +14,19 @@ def get_config():
   c.data.vocabulary = 'sentencepiece'
   c.data.vocabulary_size = 4096
 
-  c.model.layers = 4
+  c.model.layers = 3
   c.model.width = 192
   c.model.heads = 6
   c.model.feed_forward_width = 512
-  c.model.ngram = config.ngram(clusters=256, vocabulary_size=16_384, dim=8)
+  c.model.scan_layers = False  # on CPU a loop is slower than the layers in a row
+  c.model.ngram = config.ngram(clusters=128, vocabulary_size=16_384, dim=8)
 
-  c.training.steps = 600
+  c.optimizer.learning_rate = 4e-3
+  c.optimizer.warmup_steps = 50
+
+  c.training.steps = 300
   c.training.batch_size = 16
   c.training.segment_length = 128
-  c.training.evaluate_every = 200
-  c.training.checkpoint_every = 200
-  c.optimizer.learning_rate = 3e-3
+  c.training.evaluate_every = 150
+  c.training.checkpoint_every = 100
   return c

@@ -157,12 +157,17 @@ def test_codebook_learns_by_the_options_of_the_layer():
   x, options = random_inputs(2, 6), {'decay': 0.5, 'epsilon': 0.1, 'prenormalize': True}
   layer = latent(**options)
   variables = random_variables(layer, x)
-  (_, memory), after = layer.apply(variables, x, mutable=['codebook'])
-  ids, expected = ProductQuantizer(K, **options).apply(
-    {'codebook': variables['codebook']['quantizer']},
-    x.reshape(2, 6, N, H),
-    mutable=['codebook'],
-  )
+
+  @jax.jit
+  def both():
+    quantizer = {'codebook': variables['codebook']['quantizer']}
+    heads, alone = x.reshape(2, 6, N, H), ProductQuantizer(K, **options)
+    return (
+      layer.apply(variables, x, mutable=['codebook']),
+      alone.apply(quantizer, heads, mutable=['codebook']),
+    )
+
+  ((_, memory), after), (ids, expected) = both()
   assert memory['ids'].tolist() == ids[:, -1:].tolist()
   jax.tree.map(
     lambda a, b: assert_close(a, b, 1e-6), after['codebook']['quantizer'], expected['codebook']

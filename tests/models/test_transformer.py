@@ -71,6 +71,12 @@ def loss_and_gradient(model, variables):
   return jax.value_and_grad(loss)
 
 
+def count(primitive, function, *arguments):
+  """How often a primitive stands in a function, bodies of loops counted once."""
+  jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
+  return [equation.primitive.name for equation in jaxprs.equations(jaxpr)].count(primitive)
+
+
 # Compilation: scan and recomputation change nothing but time and memory.
 
 
@@ -92,9 +98,7 @@ def test_backward_pass_recomputes_what_the_policy_says(scan):
 
   def products(remat):
     model = small_model(ngram=None, scan_layers=scan, remat=remat)
-    step = jax.make_jaxpr(loss_and_gradient(model, variables))(variables['params'])
-    names = [equation.primitive.name for equation in jaxprs.equations(step.jaxpr)]
-    return names.count('dot_general')
+    return count('dot_general', loss_and_gradient(model, variables), variables['params'])
 
   bodies = 1 if scan else SMALL['layers']
   stored = products('none')
@@ -304,6 +308,13 @@ def test_dropout_draws_per_key_and_only_in_training():
   # In evaluation no key is needed.
   evaluated, _ = run(model, variables, tokens)
   np.testing.assert_array_equal(evaluated, run(small_model(ngram=None), variables, tokens)[0])
+
+
+def test_dropout_stands_behind_the_embeddings_and_every_sublayer():
+  model = small_model(dropout=0.5, scan_layers=False)
+  variables = variables_of(model)
+  draws = count('random_bits', loss_and_gradient(model, variables), variables['params'])
+  assert draws == 1 + 2 * SMALL['layers']
 
 
 def test_dropout_keeps_the_mean():
