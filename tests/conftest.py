@@ -8,7 +8,9 @@ import tempfile
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ['XLA_FLAGS'] = (
-  os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
+  os.environ.get('XLA_FLAGS', '')
+  + ' --xla_force_host_platform_device_count=8'
+  + ' --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true'  # tiny programs
 )
 # Tests compile the same tiny programs over and over, some in processes of their own.
 COMPILED = pathlib.Path(tempfile.gettempdir()) / f'ngrammer_jax-compiled-{os.getuid()}'

@@ -45,9 +45,7 @@ def nearest_centroids(x_BxTxNxH: jax.Array, centroids_NxKxH: jax.Array) -> jax.A
   K = centroids_NxKxH.shape[1]
   dtype = jnp.promote_types(x_BxTxNxH.dtype, jnp.float32)
   centroids_NxKxH = centroids_NxKxH.astype(dtype)
-  # An offset common to all centroids would cost the expanded distance its digits.
-  # Eight bits of the mean are enough to remove it, and keep ties of round numbers exact.
-  centre_Nx1xH = centroids_NxKxH.mean(axis=1, keepdims=True).astype(jnp.bfloat16).astype(dtype)
+  centre_Nx1xH = _coarse_centre(centroids_NxKxH)
   centroids_NxKxH = centroids_NxKxH - centre_Nx1xH
   half_norm_NxK = 0.5 * jnp.square(centroids_NxKxH).sum(axis=-1)
   highest = jax.lax.Precision.HIGHEST  # a TPU would multiply in bfloat16 otherwise
@@ -69,17 +67,31 @@ def nearest_centroids(x_BxTxNxH: jax.Array, centroids_NxKxH: jax.Array) -> jax.A
   return ids_TxBxN.swapaxes(0, 1)
 
 
+def _coarse_centre(centroids_NxKxH: jax.Array) -> jax.Array:
+  """The mean centroid, rounded to a power of two as coarse as the spread around it.
+
+  An offset common to all centroids would cost the expanded distance its digits. Removing
+  a round number removes the offset, and keeps exact what was exact: ties stay ties.
+  """
+  mean_Nx1xH = centroids_NxKxH.mean(axis=1, keepdims=True)
+  spread_Nx1xH = jnp.abs(centroids_NxKxH - mean_Nx1xH).max(axis=1, keepdims=True)
+  grid_Nx1xH = jax.lax.reduce_precision(spread_Nx1xH, exponent_bits=8, mantissa_bits=0)
+  grid_Nx1xH = jnp.where(grid_Nx1xH > 0, grid_Nx1xH, 1)
+  return jnp.round(mean_Nx1xH / grid_Nx1xH) * grid_Nx1xH
+
+
 def cluster_statistics(
   x_BxTxNxH: jax.Array, ids_BxTxN: jax.Array, K: int, valid_BxT: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
   """Sum [N, K, H] and number [N, K] of the valid tokens of every cluster."""
   N, H = x_BxTxNxH.shape[-2:]
   dtype = jnp.promote_types(x_BxTxNxH.dtype, jnp.float32)
-  weight_BxT = jnp.ones(x_BxTxNxH.shape[:2], dtype)
-  if valid_BxT is not None:
-    weight_BxT = valid_BxT.astype(dtype)
+  valid_BxT = jnp.ones(x_BxTxNxH.shape[:2]) if valid_BxT is None else valid_BxT
+  weight_BxT = (valid_BxT > 0).astype(dtype)
   slot_BxTxN = ids_BxTxN + K * jnp.arange(N, dtype=jnp.int32)
-  weighted_BxTxNxH = x_BxTxNxH.astype(dtype) * weight_BxT[..., None, None]
+  # Chosen, not multiplied: padding may hold anything, also what is not a number.
+  kept_BxTx1x1 = weight_BxT[..., None, None] > 0
+  weighted_BxTxNxH = jnp.where(kept_BxTx1x1, x_BxTxNxH.astype(dtype), 0)
   sums = jnp.zeros((N * K, H), dtype).at[slot_BxTxN].add(weighted_BxTxNxH)
   counts = jnp.zeros((N * K,), dtype).at[slot_BxTxN].add(weight_BxT[..., None])
   return sums.reshape(N, K, H), counts.reshape(N, K)

@@ -27,6 +27,22 @@ class NGramConfig:
   epsilon: float = 1e-6
   prenormalize: bool = False
 
+  def check(self, model: 'ModelConfig') -> None:
+    """Raises BadInput for a layer that the model cannot have."""
+    heads = model.heads if self.heads is None else self.heads
+    for key in ('clusters', 'heads'):
+      value = getattr(self, key)
+      if value is not None and value < 1:
+        raise errors.BadInput(f'model.ngram.{key}={value} must be at least 1, or None')
+    if not 0 <= self.decay <= 1:
+      raise errors.BadInput(f'model.ngram.decay={self.decay} must be from 0 to 1')
+    if not self.epsilon > 0:
+      raise errors.BadInput(f'model.ngram.epsilon={self.epsilon} must be above 0')
+    try:
+      ngrammer.check_shape(model.width, heads, self.vocabulary_size, self.dim, self.combine)
+    except ValueError as error:
+      raise errors.BadInput(f'model.ngram: {error}') from error
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
@@ -72,30 +88,35 @@ class ModelConfig:
         raise errors.BadInput(
           f'model.{key}={getattr(self, key)!r} is not one of: {", ".join(valid)}'
         )
-    for key in ('layers', 'width', 'heads', 'feed_forward_width'):
-      if getattr(self, key) < 1:
-        raise errors.BadInput(f'model.{key}={getattr(self, key)} must be at least 1')
-    if self.width % self.heads:
-      near = min(
-        (n for n in range(1, self.width + 1) if self.width % n == 0),
-        key=lambda n: abs(n - self.heads),
-      )
-      raise errors.BadInput(
-        f'model.heads={self.heads} does not divide model.width={self.width}: '
-        f'use model.heads={near}, or a width that is a multiple of {self.heads}'
-      )
-    if self.position == 'rope' and self.width // self.heads % 2:
-      raise errors.BadInput(
-        f'model.position="rope" needs an even head width, not {self.width // self.heads} '
-        f'(model.width={self.width} / model.heads={self.heads})'
-      )
+    for key in ('layers', 'width', 'heads', 'feed_forward_width', 'vocabulary_chunk'):
+      value = getattr(self, key)
+      if value is not None and value < 1:
+        raise errors.BadInput(f'model.{key}={value} must be at least 1')
+    for key in ('min_timescale', 'max_timescale'):
+      if not getattr(self, key) > 0:
+        raise errors.BadInput(f'model.{key}={getattr(self, key)} must be above 0')
+    self._check_heads()
     if not 0 <= self.dropout < 1:
       raise errors.BadInput(f'model.dropout={self.dropout} must be at least 0 and below 1')
     if self.ngram is not None:
-      n = self.ngram
-      try:
-        ngrammer.check_shape(self.width, n.heads or self.heads, n.vocabulary_size, n.dim, n.combine)
-        if n.clusters is not None and n.clusters < 1:
-          raise ValueError(f'{n.clusters} clusters; at least 1, or None for raw token ids')
-      except ValueError as error:
-        raise errors.BadInput(f'model.ngram: {error}') from error
+      self.ngram.check(self)
+
+  def _check_heads(self) -> None:
+    even = self.position == 'rope'
+    fits = lambda n: self.width % n == 0 and not (even and self.width // n % 2)
+    if fits(self.heads):
+      return
+    heads = [n for n in range(1, self.width + 1) if fits(n)]
+    mend = (
+      f'use model.heads={min(heads, key=lambda n: abs(n - self.heads))}, or' if heads else 'use'
+    )
+    if self.width % self.heads:
+      raise errors.BadInput(
+        f'model.heads={self.heads} does not divide model.width={self.width}: '
+        f'{mend} a width that is a multiple of {self.heads * (1 + even)}'
+      )
+    raise errors.BadInput(
+      f'model.position="rope" needs an even head width, not {self.width // self.heads} '
+      f'(model.width={self.width} / model.heads={self.heads}): '
+      f'{mend} a width that is a multiple of {2 * self.heads}'
+    )

@@ -47,11 +47,12 @@ def test_possible_model_passes(fields):
     (
       {'heads': 7},
       'model.heads=7 does not divide model.width=256: '
-      'use model.heads=8, or a width that is a multiple of 7',
+      'use model.heads=8, or a width that is a multiple of 14',
     ),
     (
       {'width': 12, 'heads': 4},
-      'model.position="rope" needs an even head width, not 3 (model.width=12 / model.heads=4)',
+      'model.position="rope" needs an even head width, not 3 (model.width=12 / model.heads=4): '
+      'use model.heads=3, or a width that is a multiple of 8',
     ),
     ({'dropout': 1.0}, 'model.dropout=1.0 must be at least 0 and below 1'),
     ({'dropout': -0.1}, 'model.dropout=-0.1 must be at least 0 and below 1'),
@@ -75,7 +76,7 @@ def test_possible_model_passes(fields):
     ),
     (
       {'ngram': {'clusters': 0}},
-      'model.ngram: 0 clusters; at least 1, or None for raw token ids',
+      'model.ngram.clusters=0 must be at least 1, or None',
     ),
   ],
 )
