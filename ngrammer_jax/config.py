@@ -180,7 +180,8 @@ def unknown_key(key: str) -> str:
   keys = all_keys()
   last = key.split('.')[-1]
   same = [k for k in keys if k.split('.')[-1] == last]
-  near = same or difflib.get_close_matches(key, keys, n=1, cutoff=0.0)
+  begun = [k for k in keys if k.startswith(key)]
+  near = same or begun or difflib.get_close_matches(key, keys, n=1, cutoff=0.0)
   return f'unknown config key {key}: did you mean {near[0]}?'
 
 

@@ -104,7 +104,8 @@ class Record:
     values |= self._meter.measure((self._finished(done) - self._measured_step) * self._tokens)
     self._measured_step = self._finished(done)
     self._writer.scalars(done, values)
-    self._bar.say(writers.line(done, self._training.steps, values, self._bar.seconds_left()))
+    left = (self._training.steps - done) * self._tokens / values['tokens_per_second']
+    self._bar.say(writers.line(done, self._training.steps, values, left))
 
   def _finished(self, done: int) -> int:
     """The last step that the device has finished; the call after `done` may be ready too."""

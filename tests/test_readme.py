@@ -1,0 +1,43 @@
+"""What the README shows is what happens."""
+
+import pathlib
+import re
+
+import pytest
+
+from ngrammer_jax import config
+from ngrammer_jax import errors
+from ngrammer_jax import flags
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+TEXT = (ROOT / 'README.md').read_text(encoding='utf-8')
+
+
+def test_python_examples_run():
+  examples = re.findall(r'```python\n(.*?)```', TEXT, re.S)
+  names: dict = {}
+  for example in examples:
+    exec(example, names)
+  assert names['logits'].shape == (2, 16, 1000)
+
+
+def test_files_that_are_named_exist():
+  named = re.findall(r'(?:configs|launch|notebooks|docs|ngrammer_jax)/[\w/]+\.\w+', TEXT)
+  assert named and not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_errors_are_quoted_to_the_letter():
+  settings = {'model.ngram.vocab': 8, 'model.ngram.dim': 64}
+  quoted = re.findall(r'^error: (.*)$', TEXT, re.M)
+  for (key, value), message in zip(settings.items(), quoted, strict=True):
+    fields = flags.load_file(str(ROOT / 'configs' / 'quickstart.py'))
+    fields['model']['ngram'][key.split('.')[-1]] = value
+    with pytest.raises(errors.BadInput) as caught:
+      config.resolve(fields)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize('path', sorted((ROOT / 'configs').glob('*.py')), ids=lambda p: p.stem)
+def test_every_config_resolves(path):
+  resolved = config.resolve(flags.load_file(str(path)))
+  assert resolved.training.steps > 0
