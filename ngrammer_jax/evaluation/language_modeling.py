@@ -42,7 +42,11 @@ class Evaluator:
     self._model, self._mesh, self._streams, self._length = model, mesh, streams, length
     shards = sharding.batch_shards(mesh)
     self._rows = -(-min(rows, streams) // shards) * shards
-    self._score = jax.jit(functools.partial(_score_segment, model), donate_argnums=2)
+    self._score = jax.jit(
+      functools.partial(_score_segment, model),
+      donate_argnums=2,
+      out_shardings=(sharding.replicated(mesh), sharding.rows_sharding(mesh)),
+    )
 
   def __call__(
     self,

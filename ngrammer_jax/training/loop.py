@@ -93,15 +93,18 @@ def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
         state, metrics = compiled(state, segments)
         done = start + t.segments_per_call
         tell.add(done, metrics)
-        if done % t.checkpoint_every == 0 or done == t.steps:
-          with tell.paused():  # and nothing is saved whose loss was not finite
-            saved.save(done, state)
-            tell.saved(done)
-        if done == t.steps or (t.evaluate_every and done % t.evaluate_every == 0):
+        last = done == t.steps
+        if last or (t.evaluate_every and done % t.evaluate_every == 0):
           with tell.paused():
             limit = config.evaluation.max_tokens
             result = evaluate(state.params, state.codebook, corpus.splits['validation'], limit)
             tell.validation(done, result)
+        # Last of what happens at a step: whoever resumes here finds the rest on record. And
+        # after the metrics, so that no state is saved that was not finite.
+        if last or done % t.checkpoint_every == 0:
+          with tell.paused():
+            saved.save(done, state)
+            tell.saved(done)
   return True
 
 

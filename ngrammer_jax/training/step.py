@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from ngrammer_jax import sharding
 from ngrammer_jax.data import streams
 from ngrammer_jax.models import transformer
 from ngrammer_jax.training import optimizers
@@ -46,7 +47,7 @@ def train_step(
 
   gradient, (nll, memory, codebook) = jax.grad(loss_of, has_aux=True)(state.params)
   updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-  metrics = {'loss': nll}
+  metrics = {'loss': nll, 'update_norm': optax.tree.norm(updates)}
   for label, norm in optimizers.norms(gradient).items():
     metrics[f'gradient_norm/{label}'] = norm
   metrics |= codebook_metrics(codebook)
@@ -86,4 +87,5 @@ def make_call(
     return jax.lax.scan(step, state, segments)
 
   where = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-  return jax.jit(call, donate_argnums=0, out_shardings=(where, None))
+  everywhere = sharding.replicated(where.step.mesh)
+  return jax.jit(call, donate_argnums=0, out_shardings=(where, everywhere))
