@@ -10,9 +10,9 @@ VERSION = re.search(
   r"__version__ = '(.+)'", (HERE / 'ngrammer_jax' / '__init__.py').read_text()
 ).group(1)
 
-# seqio needs tensorflow-text, which has no wheels for Windows. Only the task pipelines
-# use it; training and evaluation on plain corpora need neither it nor TensorFlow.
-TENSORFLOW = 'platform_system != "Windows"'
+# seqio needs tensorflow-text, which has no wheels for Windows or Python 3.14. Only the
+# task pipelines use it; training and evaluation on plain corpora need neither it nor TensorFlow.
+TENSORFLOW = 'platform_system != "Windows" and python_version < "3.14"'
 
 setuptools.setup(
   name='ngrammer_jax',

@@ -3,6 +3,10 @@
   python -m ngrammer_jax.train --config=configs/ngrammer_text8.py \\
     --config.data.path=/path/to/text8.zip --workdir=runs/text8
 
+The layer is that of Roy et al. 2022 (arXiv 2207.06366), which has no result on text8; sizes
+and rates are our own. Expected after 2 minutes on 2 cores: 2.40 bits per character on the
+first 65,536 of validation, 2.35 on the whole of test; `transformer`: 2.57 (see README).
+
 Rows: `ngrammer` (the default), and `transformer`, the same network without the n-gram
 layer. text8 is 100 MB of lower-case Wikipedia, 27 symbols, split 90M / 5M / 5M
 (http://mattmahoney.net/dc/textdata). The published file is required, by its checksum.

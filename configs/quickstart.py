@@ -1,5 +1,8 @@
 """A small N-Grammer on the State of the Union addresses, for a first look.
 
+The layer is that of Roy et al. 2022 (arXiv 2207.06366); sizes and rates are our own, for
+two CPU cores. Expected: test 1.59 bits per byte after 2 minutes on 2 cores (see README).
+
 python -m ngrammer_jax.train --config=configs/quickstart.py --workdir=runs/quickstart
 """
 

@@ -29,7 +29,11 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, float]]:
   path = workdir / 'metrics.jsonl'
   if not path.exists():
     raise errors.BadInput(f'--workdir={workdir} holds no metrics.jsonl: not a run, or not begun')
-  return [json.loads(line) for line in path.read_text(encoding='utf-8').splitlines()]
+  lines = path.read_text(encoding='utf-8').splitlines(keepends=True)
+  records = [json.loads(line) for line in lines if line.endswith('\n')]  # the last may be half
+  if not any('loss' in r for r in records):
+    raise errors.BadInput(f'--workdir={workdir} has logged no step yet')
+  return records
 
 
 def draw_curve(workdirs: list[pathlib.Path], figure: pathlib.Path) -> None:

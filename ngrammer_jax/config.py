@@ -16,6 +16,7 @@ from typing import Any
 import ml_collections
 
 from ngrammer_jax import errors
+from ngrammer_jax import files
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.models import config as model_config
 
@@ -114,6 +115,14 @@ class Config:
     for key in ('learning_rate', 'table_learning_rate', 'epsilon', 'table_epsilon'):
       if not 0 < getattr(o, key) < math.inf:
         raise errors.BadInput(f'optimizer.{key}={getattr(o, key)} must be above 0')
+    for key in ('beta1', 'beta2'):
+      if not 0 <= getattr(o, key) < 1:
+        raise errors.BadInput(f'optimizer.{key}={getattr(o, key)} must be at least 0 and below 1')
+    for key in ('clip_norm', 'weight_decay', 'final_fraction', 'table_accumulator'):
+      if getattr(o, key) is not None and not 0 <= getattr(o, key) < math.inf:
+        raise errors.BadInput(f'optimizer.{key}={getattr(o, key)} must be at least 0')
+    if not 0 <= self.seed < 2**32:
+      raise errors.BadInput(f'seed={self.seed} must be from 0 to 2^32 - 1')
     sizes = [getattr(self.mesh, key) for key in ('data', 'fsdp', 'model')]
     for key, size in zip(('data', 'fsdp', 'model'), sizes, strict=True):
       if size < 1 and size != -1:
@@ -181,7 +190,7 @@ def unknown_key(key: str) -> str:
   last = key.split('.')[-1]
   same = [k for k in keys if k.split('.')[-1] == last]
   begun = [k for k in keys if k.startswith(key)]
-  near = same or begun or difflib.get_close_matches(key, keys, n=1, cutoff=0.0)
+  near = difflib.get_close_matches(key, same or begun or keys, n=1, cutoff=0.0)
   return f'unknown config key {key}: did you mean {near[0]}?'
 
 
@@ -198,7 +207,7 @@ def all_keys(kind: type = Config, path: str = '') -> list[str]:
 
 def _typed(where: str, value: Any, annotation: Any) -> Any:
   """The value in its declared type; an int is a float too."""
-  options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
+  options = options_of(annotation)
   if float in options and type(value) is int:
     return float(value)
   if type(value) not in options:
@@ -207,13 +216,15 @@ def _typed(where: str, value: Any, annotation: Any) -> Any:
   return value
 
 
-def _is_union(annotation: Any) -> bool:
-  return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+def options_of(annotation: Any) -> tuple[Any, ...]:
+  """The types that a declared type stands for."""
+  union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+  return typing.get_args(annotation) if union else (annotation,)
 
 
 def save(config: Config, path: pathlib.Path) -> None:
   """Writes the resolved config as JSON."""
-  path.write_text(json.dumps(dataclasses.asdict(config), indent=2) + '\n', encoding='utf-8')
+  files.write(path, json.dumps(dataclasses.asdict(config), indent=2) + '\n')
 
 
 def load(path: pathlib.Path) -> Config:

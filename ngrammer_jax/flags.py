@@ -13,7 +13,6 @@ import inspect
 import logging
 import pathlib
 import sys
-import types
 import typing
 from typing import Any
 
@@ -85,12 +84,20 @@ def load_file(spec: str) -> dict[str, Any]:
 def _override(argument: str, rest: typing.Iterator[str]) -> tuple[str, str]:
   """Key and text of --config.key=text, --config.key text, --config.flag or --noconfig.flag."""
   if argument.startswith('--noconfig.'):
-    return argument.removeprefix('--noconfig.'), 'False'
+    key = argument.removeprefix('--noconfig.')
+    if _annotation(key) is not bool:
+      raise errors.BadInput(f'{argument}: {key} is not a switch; use --config.{key}=VALUE')
+    return key, 'False'
   key, equals, text = argument.removeprefix('--config.').partition('=')
   if equals:
     return key, text
   kind = _annotation(key)
-  return (key, 'True') if kind is bool else (key, next(rest, ''))
+  if kind is bool:
+    return key, 'True'
+  text = next(rest, '--')
+  if text.startswith('--'):
+    raise errors.BadInput(f'{argument} needs a value: {argument}=VALUE')
+  return key, text
 
 
 def _annotation(key: str) -> Any:
@@ -124,8 +131,7 @@ def _apply(config: dict[str, Any], key: str, text: str) -> None:
 
 def _value(key: str, text: str, annotation: Any) -> Any:
   """The text as a value of the declared type."""
-  union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-  options = typing.get_args(annotation) if union else (annotation,)
+  options = experiment.options_of(annotation)
   if text in ('None', 'none') and type(None) in options:
     return None
   if experiment.block_class(annotation) is not None:

@@ -5,6 +5,8 @@ import functools
 import pathlib
 from typing import Any
 
+import jax
+
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
 from ngrammer_jax import progress
@@ -38,10 +40,13 @@ class Run:
     return vocabularies.load(self.workdir)
 
   @functools.cached_property
-  def mesh(self):
-    """All devices, in the shape that the config asks for."""
+  def mesh(self) -> jax.sharding.Mesh:
+    """All devices: in the shape of the config where it fits them, else all along `data`."""
     m = self.config.mesh
-    return sharding.make_mesh(m.data, m.fsdp, m.model)
+    try:
+      return sharding.make_mesh(m.data, m.fsdp, m.model)
+    except errors.BadInput:
+      return sharding.make_mesh()
 
   @functools.cached_property
   def model(self) -> transformer.TransformerLM:
@@ -56,6 +61,11 @@ class Run:
     _, abstract = train_state.initialiser(
       self.model, optimizer, t.batch_size, self.config.seed, self.mesh
     )
+    # The rows of training need not be divisible by the devices of an evaluation.
+    whole = lambda leaf: jax.ShapeDtypeStruct(
+      leaf.shape, leaf.dtype, sharding=sharding.replicated(self.mesh)
+    )
+    abstract = abstract.replace(memory=jax.tree.map(whole, abstract.memory))
     with checkpoints.Checkpoints(self.workdir, t.keep_checkpoints) as saved:
       step = saved.latest()
       if step is None:
@@ -66,7 +76,9 @@ class Run:
     """Scores every token of a split of the run's corpus; see `language_modeling.Evaluator`."""
     if split not in corpora.SPLITS:
       raise errors.BadInput(f'--split={split} is not one of: {", ".join(corpora.SPLITS)}')
-    tokens = token_cache.prepare(self.config.data).splits[split]
+    corpus = token_cache.prepare(self.config.data)
+    workdirs.check_text(self.workdir, self.config, corpus.content_hash)
+    tokens = corpus.splits[split]
     evaluate = language_modeling.Evaluator(
       self.model,
       self.mesh,

@@ -1,6 +1,7 @@
 """Trains a language model: python -m ngrammer_jax.train --config=FILE --workdir=DIR."""
 
 import argparse
+import os
 import pathlib
 
 from ngrammer_jax import flags
@@ -12,7 +13,11 @@ def main(argv: list[str]) -> int:
   parser.add_argument('--workdir', type=pathlib.Path, required=True, help='where the run is kept')
   options, config = flags.parse(parser, argv)
 
-  from ngrammer_jax.training import loop  # after the flags: a wrong one need not wait for JAX
+  from ngrammer_jax.training import loop  # a wrong flag need not wait for Orbax
+
+  # The same numbers from the same command, on a GPU too; read when the first device is touched.
+  deterministic = '--xla_gpu_deterministic_ops=true'
+  os.environ['XLA_FLAGS'] = f'{deterministic} {os.environ.get("XLA_FLAGS", "")}'.strip()
 
   trained = loop.train(config, options.workdir)
   said = 'finished' if trained else 'already finished'

@@ -43,7 +43,7 @@ TRAIN = {
   'heads that do not divide the width': (
     '--config.model.width=512 --config.model.heads=7',
     'model.heads=7 does not divide model.width=512: '
-    'use model.heads=8, or a width that is a multiple of 7',
+    'use model.heads=8, or a width that is a multiple of 14',
   ),
   'n-gram vectors wider than a head': (
     '--config.model.width=512 --config.model.heads=16 --config.model.ngram.dim=33',

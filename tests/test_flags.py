@@ -176,9 +176,19 @@ def test_block_is_made_changed_and_removed(parse, file, arguments, block):
     ('--config.training.steps=1.5', 'training.steps=1.5 is not of type int'),
     ('--config.training.steps=1e400', 'training.steps=inf is not of type int'),
     ('--config.training.steps=None', 'training.steps=None is not of type int'),
-    ('--config.training.steps=', "training.steps='' is not of type int"),
-    ('--config.training.steps', "training.steps='' is not of type int"),
-    ('--noconfig.training.steps', 'training.steps=False is not of type int'),
+    (
+      '--config.training.steps=',
+      "training.steps='' is not of type int",
+    ),
+    (
+      '--config.training.steps',
+      '--config.training.steps needs a value: --config.training.steps=VALUE',
+    ),
+    (
+      '--noconfig.training.steps',
+      '--noconfig.training.steps: training.steps is not a switch; '
+      'use --config.training.steps=VALUE',
+    ),
     ('--config.model.bias=yes', "model.bias='yes' is not of type bool"),
     ('--config.model.bias=2', 'model.bias=2 is not of type bool'),
     ('--config.optimizer.clip_norm=x', "optimizer.clip_norm='x' is not of type float or None"),
@@ -237,7 +247,7 @@ def test_config_is_required(capsys):
 
 
 def test_key_in_place_of_a_value_is_not_swallowed(parse):
-  with pytest.raises(errors.BadInput, match="^training.steps='--config.seed=1' is not of type int"):
+  with pytest.raises(errors.BadInput, match='^--config.training.steps needs a value'):
     parse('--config.training.steps', '--config.seed=1')
 
 

@@ -1,6 +1,9 @@
 """The verbs that look at a run."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -54,3 +57,24 @@ def test_a_checkpoint_of_another_model(run, tiny):
   other = tiny(model={'width': 32})
   with pytest.raises(runs.errors.BadInput, match='cannot be restored, it is damaged or of another'):
     runs.Run(run, other).evaluate('test')
+
+
+def test_another_text_is_not_evaluated(run, tmp_path):
+  (tmp_path / 'text.txt').write_text('something else entirely. ' * 1000)
+  with pytest.raises(runs.errors.BadInput, match='was started on another text'):
+    runs.load_run(run).evaluate('test')
+
+
+def test_any_number_of_devices_evaluates(tiny, tmp_path):
+  """Trained on 8 devices; the mesh of the config does not fit 3, nor does the batch."""
+  loop.train(tiny(training={'steps': 2, 'evaluate_every': 0}), tmp_path / 'run')
+  expected = runs.load_run(tmp_path / 'run').evaluate('test')
+  flags = '--xla_force_host_platform_device_count=3'
+  subprocess.run(
+    [sys.executable, '-m', 'ngrammer_jax.evaluate', f'--workdir={tmp_path}/run'],
+    env=os.environ | {'XLA_FLAGS': flags},
+    check=True,
+    capture_output=True,
+  )
+  result = json.loads((tmp_path / 'run' / 'evaluation' / 'test.json').read_text())
+  assert result['nll_nats_per_token'] == pytest.approx(expected['nll_nats_per_token'], rel=1e-6)

@@ -287,7 +287,9 @@ def _blocks(path: pathlib.Path) -> Iterator[bytes]:
     with _open(path) as file:
       while block := file.read(PIECE):
         yield block
-  except (EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
+  except PermissionError as error:
+    raise errors.BadInput(f'{path} cannot be read: {error.strerror}') from error
+  except (EOFError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
     raise errors.BadInput(f'{path} is truncated or damaged: {error}') from error
 
 

@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from ngrammer_jax import errors
+from ngrammer_jax import files
 
 KINDS = ('bytes', 'characters', 'words', 'sentencepiece')
 DEFAULT_PIECES = 4096
@@ -147,7 +148,7 @@ class SentencePieceVocabulary:
     return self._processor.decode([int(i) for i in ids]).encode()
 
   def save(self, folder: pathlib.Path) -> None:
-    (folder / 'vocabulary.model').write_bytes(self._model)
+    files.write(folder / 'vocabulary.model', self._model)
     _write(folder, {'kind': 'sentencepiece', 'learned': self._learned})
 
 
@@ -226,5 +227,4 @@ def learn_pieces(texts: Iterable[bytes], size: int | None) -> SentencePieceVocab
 
 
 def _write(folder: pathlib.Path, fields: dict) -> None:
-  text = json.dumps(fields, ensure_ascii=False)
-  (folder / 'vocabulary.json').write_text(text, encoding='utf-8')
+  files.write(folder / 'vocabulary.json', json.dumps(fields, ensure_ascii=False))

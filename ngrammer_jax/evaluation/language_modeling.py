@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ngrammer_jax import files
 from ngrammer_jax import sharding
 from ngrammer_jax.data import streams
 from ngrammer_jax.data import token_cache
@@ -145,4 +146,4 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 def save(result: dict[str, Any], path: pathlib.Path) -> None:
   """Writes the metrics of a split as JSON."""
   path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_text(json.dumps(result, indent=2) + '\n', encoding='utf-8')
+  files.write(path, json.dumps(result, indent=2) + '\n')

@@ -152,7 +152,7 @@ def _with_usage(variables: dict[str, Any]) -> dict[str, Any]:
   def add(node):
     if 'centroids' in node:
       shape = node['centroids'].shape[:2]
-      node['usage'] = jnp.full(shape, 1 / shape[1], jnp.float32)
+      node['usage'] = jnp.full(shape, 1 / shape[1], node['centroids'].dtype)
     for child in node.values():
       if isinstance(child, dict):
         add(child)

@@ -72,6 +72,7 @@ class Attention(nn.Module):
     if not self.per_dim_scale:
       return jnp.asarray(H**-0.5)
     init = nn.with_logical_partitioning(nn.initializers.zeros, ('kv',))
-    scale_H = self.param('per_dim_scale', init, (H,))
+    param_dtype = jnp.promote_types(self.dtype, jnp.float32)
+    scale_H = self.param('per_dim_scale', init, (H,), param_dtype)
     log2_e = 1.442695041  # to the digits of praxis
     return log2_e * H**-0.5 * jax.nn.softplus(scale_H)

@@ -27,18 +27,22 @@ class Linear(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     inputs = x.shape[-self.contract :]
+    param_dtype = jnp.promote_types(self.dtype, jnp.float32)
     deviation = math.prod(inputs) ** -0.5
 
-    def init(key, shape, dtype=jnp.float32):
+    def init(key, shape, dtype):
       unit = jax.random.truncated_normal(key, -2, 2, shape, dtype)
       return unit * (deviation / 0.87962566)  # which truncation leaves of a unit deviation
 
     kernel = self.param(
-      'kernel', nn.with_logical_partitioning(init, self.names), (*inputs, *self.features)
+      'kernel',
+      nn.with_logical_partitioning(init, self.names),
+      (*inputs, *self.features),
+      param_dtype,
     )
     y = jnp.tensordot(x.astype(self.dtype), kernel.astype(self.dtype), self.contract)
     if self.bias:
       names = self.names[self.contract :]
       zeros = nn.with_logical_partitioning(nn.initializers.zeros, names)
-      y += self.param('bias', zeros, self.features).astype(self.dtype)
+      y += self.param('bias', zeros, self.features, param_dtype).astype(self.dtype)
     return y

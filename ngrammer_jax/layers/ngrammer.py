@@ -156,7 +156,7 @@ class NGrammer(nn.Module):
       y_BxTxNxH = unigram_BxTxNxH + ngram_BxTxNxE
     y_BxTxD = y_BxTxNxH.reshape(x_BxTxD.shape)
     if valid_BxT is not None:
-      y_BxTxD = y_BxTxD * valid_BxT[..., None].astype(y_BxTxD.dtype)
+      y_BxTxD = jnp.where(valid_BxT[..., None] > 0, y_BxTxD, 0)
     return y_BxTxD, memory
 
   def _ids(self, x_BxTxNxH, ids, valid_BxT):
@@ -174,11 +174,12 @@ class NGrammer(nn.Module):
   def _table(self, rows, E):
     bound = (6 / (self.vocabulary_size + E)) ** 0.5  # Xavier, each head's table by itself
 
-    def init(key, shape, dtype=jnp.float32):
+    def init(key, shape, dtype):
       return jax.random.uniform(key, shape, dtype, -bound, bound)
 
     names = ('ngram_vocab', 'ngram_embed')
-    return self.param('table', nn.with_logical_partitioning(init, names), (rows, E))
+    param_dtype = jnp.promote_types(self.dtype, jnp.float32)
+    return self.param('table', nn.with_logical_partitioning(init, names), (rows, E), param_dtype)
 
 
 def _previous_and_memory(ids_BxTxN, documents_BxT, pair_ids, memory):

@@ -24,8 +24,9 @@ class LayerNorm(nn.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     shape = x.shape[-2:] if self.per_head else x.shape[-1:]
     # No logical names: sharding so few numbers would only draw the activations after them.
-    scale = self.param('scale', nn.initializers.ones, shape)
-    bias = self.param('bias', nn.initializers.zeros, shape)
+    param_dtype = jnp.promote_types(self.dtype, jnp.float32)
+    scale = self.param('scale', nn.initializers.ones, shape, param_dtype)
+    bias = self.param('bias', nn.initializers.zeros, shape, param_dtype)
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     centred = x - x.mean(axis=-1, keepdims=True)
     variance = jnp.square(centred).mean(axis=-1, keepdims=True)

@@ -134,7 +134,8 @@ class ProductQuantizer(nn.Module):
     N, H = x_BxTxNxH.shape[-2:]
     K = self.clusters
     x_BxTxNxH = jax.lax.stop_gradient(x_BxTxNxH)
-    x_BxTxNxH = x_BxTxNxH.astype(jnp.promote_types(x_BxTxNxH.dtype, jnp.float32))
+    dtype = jnp.promote_types(x_BxTxNxH.dtype, jnp.float32)
+    x_BxTxNxH = x_BxTxNxH.astype(dtype)
     if self.prenormalize:
       norm = jnp.linalg.norm(x_BxTxNxH, axis=-1, keepdims=True)
       x_BxTxNxH = x_BxTxNxH / jnp.where(norm > 0, norm, 1)
@@ -142,7 +143,7 @@ class ProductQuantizer(nn.Module):
     def initial_centroids():
       bound = (6 / (N * (K + H))) ** 0.5  # Xavier, the heads counted as receptive field
       key = self.make_rng('params')
-      return jax.random.uniform(key, (N, K, H), jnp.float32, -bound, bound)
+      return jax.random.uniform(key, (N, K, H), dtype, -bound, bound)
 
     names = ('heads', 'clusters', 'kv')
     centroids = self.variable(
@@ -151,7 +152,7 @@ class ProductQuantizer(nn.Module):
     usage = self.variable(
       'codebook',
       'usage',
-      nn.with_logical_partitioning(lambda: jnp.full((N, K), 1 / K, jnp.float32), names[:2]),
+      nn.with_logical_partitioning(lambda: jnp.full((N, K), 1 / K, dtype), names[:2]),
     )
     ids_BxTxN = nearest_centroids(x_BxTxNxH, centroids.value)
     if self.is_mutable_collection('codebook') and not self.is_initializing():

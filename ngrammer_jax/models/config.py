@@ -73,6 +73,8 @@ class ModelConfig:
     """The dtype of activations on the default backend."""
     if self.dtype == 'auto':
       return jnp.dtype('float32' if jax.default_backend() == 'cpu' else 'bfloat16')
+    if self.dtype == 'float64' and not jax.config.jax_enable_x64:
+      raise errors.BadInput('model.dtype="float64" needs the environment variable JAX_ENABLE_X64=1')
     return jnp.dtype(self.dtype)
 
   def check(self) -> None:

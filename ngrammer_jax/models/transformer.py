@@ -102,15 +102,20 @@ class TransformerLM(nn.Module):
   def setup(self):
     c, V = self.config, self.vocabulary_size
     dtype = self.dtype = c.compute_dtype()
+    param_dtype = jnp.promote_types(dtype, jnp.float32)
     # Multiplied by sqrt(D), the embeddings of one token then have unit variance.
     init = nn.initializers.normal(c.width**-0.5)
     table = nn.with_logical_partitioning(init, ('vocab', 'embed'))
-    self.embedding = self.param('embedding', table, (V, c.width))
+    self.embedding = self.param('embedding', table, (V, c.width), param_dtype)
     self.softmax_weight = (
-      self.embedding if c.tie_embeddings else self.param('softmax_weight', table, (V, c.width))
+      self.embedding
+      if c.tie_embeddings
+      else self.param('softmax_weight', table, (V, c.width), param_dtype)
     )
     zeros = nn.with_logical_partitioning(nn.initializers.zeros, ('vocab',))
-    self.softmax_bias = self.param('softmax_bias', zeros, (V,)) if c.softmax_bias else None
+    self.softmax_bias = (
+      self.param('softmax_bias', zeros, (V,), param_dtype) if c.softmax_bias else None
+    )
     if c.ngram is not None:
       n = c.ngram
       self.ngrammer = ngrammer.NGrammer(

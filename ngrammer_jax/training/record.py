@@ -21,7 +21,8 @@ from ngrammer_jax.training import writers
 class Record:
   """Takes the metrics of each call, one call late so that the device never waits.
 
-  A context manager around the training loop.
+  What is logged at a step is the mean over the call that ends with it, so that it depends
+  on the step alone, wherever a run was interrupted. A context manager around the loop.
   """
 
   def __init__(

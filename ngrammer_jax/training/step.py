@@ -42,7 +42,8 @@ def train_step(
       mutable=['codebook'],
     )
     scores = model.apply({'params': params}, hidden, segment.targets_BxT, method='scores')
-    nll = (scores.nll_BxT * segment.valid_BxT).sum() / segment.valid_BxT.sum()
+    counted_BxT = jnp.where(segment.valid_BxT > 0, scores.nll_BxT, 0)
+    nll = counted_BxT.sum() / segment.valid_BxT.sum()
     return nll + sum(aux.values()), (nll, memory, updated.get('codebook', {}))
 
   gradient, (nll, memory, codebook) = jax.grad(loss_of, has_aux=True)(state.params)

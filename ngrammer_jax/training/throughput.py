@@ -1,5 +1,6 @@
 """How much arithmetic a token takes, and what share of the hardware's peak that makes."""
 
+import re
 import time
 
 import jax
@@ -12,8 +13,11 @@ PEAK = {
   'TPU v3': 61.5e12,
   'TPU v4': 275e12,
   'TPU v5 lite': 197e12,
+  'TPU v5e': 197e12,
+  'TPU v5': 459e12,
   'TPU v5p': 459e12,
   'TPU v6 lite': 918e12,
+  'TPU v6e': 918e12,
   'NVIDIA A100': 312e12,
   'NVIDIA H100': 989e12,
   'NVIDIA H200': 989e12,
@@ -46,6 +50,12 @@ def train_flops(config: model_config.ModelConfig, vocabulary_size: int, length: 
   return 3 * (forward_flops(config, vocabulary_size, length) - quantiser) + quantiser
 
 
+def peak_flops(kind: str) -> float | None:
+  """The peak of a device kind; its name may go on after the model, as in A100-SXM4-40GB."""
+  found = [name for name in PEAK if re.match(rf'{re.escape(name)}($|-| \d| [A-Z])', kind)]
+  return PEAK[max(found, key=len)] if found else None
+
+
 class Meter:
   """Tokens per second, and the share of the peak where it is known.
 
@@ -54,9 +64,8 @@ class Meter:
 
   def __init__(self, flops_per_token: float):
     self._flops = flops_per_token
-    kind = jax.devices()[0].device_kind
-    peaks = [peak for name, peak in PEAK.items() if kind.startswith(name)]
-    self._peak = peaks[0] * jax.device_count() if peaks else None
+    peak = peak_flops(jax.devices()[0].device_kind)
+    self._peak = peak and peak * jax.device_count()
     self._seconds, self._since = 0.0, time.monotonic()
     self._rates: dict[str, float] = {}
 

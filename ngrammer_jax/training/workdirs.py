@@ -10,13 +10,16 @@ import json
 import logging
 import os
 import pathlib
+import re
 from typing import Any
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
+from ngrammer_jax import files
 from ngrammer_jax.data import token_cache
 
 CONFIG, CORPUS = 'config.json', 'corpus.json'
+OURS = ('config', 'corpus', 'vocabulary')  # all that a start which was killed leaves behind
 
 # May differ on resume; the content of the corpus is compared by its hash.
 FREE_SECTIONS = ('mesh', 'evaluation')
@@ -33,6 +36,10 @@ FREE_KEYS = (
 
 def check(workdir: pathlib.Path, config: experiment.Config) -> None:
   """Raises BadInput where a workdir is of another config, or is not one of ours."""
+  if re.match(r'\w+:/', str(workdir)):  # pathlib makes gs:/bucket of gs://bucket
+    raise errors.BadInput(
+      f'--workdir={workdir}: expected a folder on this machine or a mounted one'
+    )
   place = workdir.absolute()
   while not place.exists():
     place = place.parent
@@ -42,7 +49,7 @@ def check(workdir: pathlib.Path, config: experiment.Config) -> None:
     raise errors.BadInput(f'--workdir={workdir}: {place} cannot be written to')
   if (workdir / CONFIG).exists():
     _check_same(workdir, load_config(workdir), config)
-  elif workdir.exists() and any(workdir.iterdir()):
+  elif workdir.exists() and any(p.name.split('.')[0] not in OURS for p in workdir.iterdir()):
     raise errors.BadInput(
       f'--workdir={workdir} is not empty and holds no {CONFIG}: it is not a run. Use another folder'
     )
@@ -51,11 +58,13 @@ def check(workdir: pathlib.Path, config: experiment.Config) -> None:
 def check_text(workdir: pathlib.Path, config: experiment.Config, text: str) -> None:
   """Raises BadInput where a workdir was started on a corpus of another content hash."""
   path = workdir / CORPUS
-  before = json.loads(path.read_text())['content_hash'] if path.exists() else text
+  before = json.loads(path.read_text())['content_hash'] if path.exists() else None
+  if before is None and not (workdir / CONFIG).exists():
+    return  # not begun
   if before != text:
     raise errors.BadInput(
       f'--workdir={workdir} was started on another text: data.path={config.data.path} has the '
-      f'content hash {text[:12]}, expected {before[:12]}'
+      f'content hash {text[:12]}, expected {(before or "none")[:12]}'
     )
 
 
@@ -66,7 +75,7 @@ def create(
   try:
     workdir.mkdir(parents=True, exist_ok=True)
     corpus.vocabulary.save(workdir)
-    (workdir / CORPUS).write_text(json.dumps({'content_hash': corpus.content_hash}) + '\n')
+    files.write(workdir / CORPUS, json.dumps({'content_hash': corpus.content_hash}) + '\n')
     experiment.save(config, workdir / CONFIG)
   except OSError as error:
     raise errors.BadInput(f'--workdir={workdir} cannot be written: {error.strerror}') from error
@@ -88,8 +97,8 @@ def load_config(workdir: pathlib.Path) -> experiment.Config:
 
 
 def _check_same(workdir: pathlib.Path, before: experiment.Config, now: experiment.Config) -> None:
-  for (key, old), (_, new) in zip(_flat(before), _flat(now), strict=True):
-    if old == new or key in FREE_KEYS or key.split('.')[0] in FREE_SECTIONS:
+  for key, old, new in _differences(before, now):
+    if key in FREE_KEYS or key.split('.')[0] in FREE_SECTIONS:
       continue
     hint = ''
     if key == 'training.steps' and new > old:
@@ -103,13 +112,13 @@ def _check_same(workdir: pathlib.Path, before: experiment.Config, now: experimen
     )
 
 
-def _flat(config: Any) -> list[tuple[str, Any]]:
-  """Leaves of a config by dotted key; an optional block that is None is a leaf."""
-  leaves = []
-  for field in dataclasses.fields(config):
-    value = getattr(config, field.name)
-    if dataclasses.is_dataclass(value) and field.name != 'ngram':
-      leaves += [(f'{field.name}.{key}', v) for key, v in _flat(value)]
-    else:
-      leaves.append((field.name, value))
-  return leaves
+def _differences(before: Any, now: Any, path: str = '') -> list[tuple[str, Any, Any]]:
+  """Dotted key, old and new value of every difference; a block that comes or goes is one."""
+  found = []
+  for field in dataclasses.fields(before):
+    key, old, new = path + field.name, getattr(before, field.name), getattr(now, field.name)
+    if dataclasses.is_dataclass(old) and dataclasses.is_dataclass(new):
+      found += _differences(old, new, f'{key}.')
+    elif old != new:
+      found.append((key, old, new))
+  return found

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorboardX
 
+from ngrammer_jax import files
 from ngrammer_jax import progress
 
 
@@ -22,7 +23,7 @@ class Writer:
     _cut(path, restored_step)
     self._file = path.open('a', encoding='utf-8')
     self._board = tensorboardX.SummaryWriter(
-      str(workdir / 'tensorboard'), purge_step=restored_step + 1 if restored_step else None
+      str(workdir / 'tensorboard'), purge_step=restored_step + 1
     )
 
   def scalars(self, step: int, values: dict[str, float]) -> None:
@@ -48,9 +49,7 @@ def _cut(path: pathlib.Path, step: int) -> None:
         kept.append(line)
     except (json.JSONDecodeError, KeyError):
       logging.warning('%s: dropping a line that is not a record: %.40s', path, line)
-  scratch = path.with_suffix('.scratch')
-  scratch.write_text(''.join(kept), encoding='utf-8')
-  scratch.rename(path)
+  files.write(path, ''.join(kept))
 
 
 def line(step: int, steps: int, values: dict[str, Any], seconds_left: float) -> str:

@@ -10,6 +10,7 @@ import pytest
 from ngrammer_jax import config as experiment
 from ngrammer_jax import sharding
 from ngrammer_jax.data import streams
+from ngrammer_jax.evaluation import language_modeling
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
 from ngrammer_jax.training import optimizers
@@ -18,6 +19,14 @@ from ngrammer_jax.training import step as train_step
 
 V, B, T, STEPS = 64, 8, 16, 2
 TABLE = (4 * 512, 4)
+CONFIG = model_config.ModelConfig(
+  layers=2,
+  width=32,
+  heads=4,
+  feed_forward_width=64,
+  vocabulary_chunk=16,
+  ngram=model_config.NGramConfig(clusters=16, vocabulary_size=512, dim=4, decay=0.9),
+)
 
 
 def mesh_of(shape):
@@ -28,15 +37,7 @@ def mesh_of(shape):
 
 def run(shape):
   """The compiled program, and state and metrics after two steps."""
-  config = model_config.ModelConfig(
-    layers=2,
-    width=32,
-    heads=4,
-    feed_forward_width=64,
-    vocabulary_chunk=16,
-    ngram=model_config.NGramConfig(clusters=16, vocabulary_size=512, dim=4, decay=0.9),
-  )
-  model = transformer.TransformerLM(config, V)
+  model = transformer.TransformerLM(CONFIG, V)
   optimizer = optimizers.make(experiment.OptimizerConfig(epsilon=1e-3), 10)
   mesh = mesh_of(shape)
   create, abstract = train_state.initialiser(model, optimizer, B, 0, mesh)
@@ -75,13 +76,29 @@ def test_any_mesh_trains_alike(one_device, shape):
 
 def check_lookups(program, model_axis):
   """A gather from the device's own rows, and no all-gather as large as a table."""
-  own_rows = f'f32[{TABLE[0] // model_axis},{TABLE[1]}]'
-  gathers = [line for line in program.splitlines() if re.search(r'= \S+ gather\(', line)]
-  fused = [line for line in program.splitlines() if 'gather' in line and own_rows in line]
-  assert gathers and fused
-  gathered = re.findall(r'= \(?(\w+)\[([\d,]*)\]\S* all-gather', program)
-  sizes = [math.prod(int(n) for n in dims.split(',') if n) for _, dims in gathered]
-  assert max(sizes, default=0) < math.prod(TABLE)
+  own_rows = rf'f32\[{TABLE[0] // model_axis},{TABLE[1]}\]'
+  looked_into = re.findall(r' gather\((%[\w.-]+)', program)
+  assert any(re.search(rf'{re.escape(name)} = {own_rows}', program) for name in looked_into)
+  sizes = [
+    math.prod(int(n) for n in dims.split(',') if n)
+    for line in program.splitlines()
+    if (found := re.search(r' = (.*?) all-gather(-start)?\(', line))
+    for dims in re.findall(r'\w+\[([\d,]*)\]', found.group(1))  # of each part of a tuple
+  ]
+  assert sizes and max(sizes) < math.prod(TABLE)
+
+
+def test_evaluation_leaves_the_tables_where_they_are():
+  mesh, config = mesh_of((2, 2, 2)), CONFIG
+  model = transformer.TransformerLM(config, V)
+  optimizer = optimizers.make(experiment.OptimizerConfig(), 10)
+  _, abstract = train_state.initialiser(model, optimizer, B, 0, mesh)
+  rows = jax.ShapeDtypeStruct((B, T), np.int32, sharding=sharding.rows_sharding(mesh))
+  segment = streams.Segment(rows, rows, rows, rows)
+  evaluator = language_modeling.Evaluator(model, mesh, B, T, B)
+  with sharding.use(mesh):
+    given = (abstract.params, abstract.codebook, abstract.memory, segment)
+    check_lookups(evaluator._score.lower(*given).compile().as_text(), model_axis=2)
 
 
 def test_centroids_are_the_same_where_a_shard_has_an_empty_cluster(one_device):

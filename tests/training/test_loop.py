@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -14,11 +15,10 @@ import pytest
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
+from ngrammer_jax import files
 from ngrammer_jax import runs
 from ngrammer_jax.training import loop
 from ngrammer_jax.training import record
-
-ONE_DEVICE = experiment.MeshConfig(data=8)
 
 
 def records(workdir):
@@ -114,7 +114,7 @@ def test_a_killed_process_goes_on_bit_identically(tiny, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_checkpoints(tiny, tmp_path):
-  config = tiny(optimizer={'learning_rate': 1e30, 'clip_norm': None, 'warmup_steps': 0})
+  config = tiny(optimizer={'learning_rate': 1e15, 'clip_norm': None, 'warmup_steps': 0})
   with pytest.raises(errors.BadInput) as caught:
     loop.train(config, tmp_path / 'run')
   assert str(caught.value).startswith('training diverged at step 2, between steps 0 and 2: loss is')
@@ -169,3 +169,48 @@ def test_a_batch_that_the_mesh_does_not_divide_is_refused(tiny, tmp_path):
   assert str(caught.value) == (
     'training.batch_size=6 is not divisible by the 8 devices of mesh.data=8 x mesh.fsdp=1: use 8'
   )
+
+
+def test_changes_inside_a_block_are_named(tiny, tmp_path):
+  loop.train(tiny(), tmp_path / 'run')
+  ngram = dataclasses.replace(tiny().model.ngram, dim=2)
+  with pytest.raises(errors.BadInput, match=r'was started with model\.ngram\.dim=4, now it is 2:'):
+    loop.train(tiny(model={'ngram': ngram}), tmp_path / 'run')
+  with pytest.raises(errors.BadInput, match=r'with model\.ngram=NGramConfig\(.*now it is None:'):
+    loop.train(tiny(model={'ngram': None}), tmp_path / 'run')
+
+
+@pytest.mark.parametrize('writes', [0, 1, 2])
+def test_a_start_that_was_killed_can_be_repeated(tiny, tmp_path, monkeypatch, writes):
+  """Before each of the files of a workdir; the last one, config.json, makes it a run."""
+  config, done, write = tiny(training={'steps': 2, 'evaluate_every': 0}), [], files.write
+
+  def dies(path, content):
+    if path.parent == tmp_path / 'run' and len(done) == writes:
+      raise KeyboardInterrupt
+    done.extend([path] * (path.parent == tmp_path / 'run'))
+    write(path, content)
+
+  monkeypatch.setattr(files, 'write', dies)
+  with pytest.raises(KeyboardInterrupt):
+    loop.train(config, tmp_path / 'run')
+  monkeypatch.setattr(files, 'write', write)
+  assert loop.train(config, tmp_path / 'run')
+
+
+def test_double_precision_throughout(tiny, tmp_path, x64):
+  loop.train(tiny(model={'dtype': 'float64'}, training={'steps': 2}), tmp_path / 'run')
+  state = final_state(tmp_path / 'run')
+  leaves = jax.tree.leaves((state.params, state.codebook, state.opt_state))
+  floats = {leaf.dtype.name for leaf in leaves if leaf.dtype.kind == 'f'}
+  assert floats == {'float64'}
+
+
+def test_double_precision_without_its_mode_is_refused(tiny, tmp_path):
+  with pytest.raises(errors.BadInput, match='needs the environment variable JAX_ENABLE_X64=1'):
+    loop.train(tiny(model={'dtype': 'float64'}), tmp_path / 'run')
+
+
+def test_an_object_store_is_not_taken_for_a_folder(tiny):
+  with pytest.raises(errors.BadInput, match='expected a folder on this machine'):
+    loop.train(tiny(), pathlib.Path('gs://bucket/run'))
