@@ -12,8 +12,7 @@ layer. text8 is 100 MB of lower-case Wikipedia, 27 symbols, split 90M / 5M / 5M
 (http://mattmahoney.net/dc/textdata). The published file is required, by its checksum.
 """
 
-from ngrammer_jax import config
-from ngrammer_jax import errors
+from ngrammer_jax import config, errors
 
 ROWS = ('ngrammer', 'transformer')
 

@@ -4,8 +4,7 @@ import argparse
 import json
 import pathlib
 
-from ngrammer_jax import errors
-from ngrammer_jax import flags
+from ngrammer_jax import errors, flags
 
 
 def main(argv: list[str]) -> int:

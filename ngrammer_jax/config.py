@@ -15,8 +15,7 @@ from typing import Any
 
 import ml_collections
 
-from ngrammer_jax import errors
-from ngrammer_jax import files
+from ngrammer_jax import errors, files
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.models import config as model_config
 

@@ -8,18 +8,13 @@ from typing import Any
 import jax
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors
-from ngrammer_jax import progress
-from ngrammer_jax import sharding
-from ngrammer_jax.data import corpora
-from ngrammer_jax.data import token_cache
+from ngrammer_jax import errors, progress, sharding
+from ngrammer_jax.data import corpora, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.evaluation import language_modeling
 from ngrammer_jax.models import transformer
-from ngrammer_jax.training import checkpoints
-from ngrammer_jax.training import optimizers
+from ngrammer_jax.training import checkpoints, optimizers, workdirs
 from ngrammer_jax.training import state as train_state
-from ngrammer_jax.training import workdirs
 
 
 @dataclasses.dataclass(frozen=True)

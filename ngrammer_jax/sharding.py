@@ -4,8 +4,7 @@ Parameters name their axes (`vocab`, `embed`, ...); RULES map the names to the m
 `data`, `fsdp` and `model`.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import logging
 import math

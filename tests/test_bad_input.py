@@ -10,9 +10,7 @@ import sys
 
 import pytest
 
-from ngrammer_jax import config
-from ngrammer_jax import flags
-from ngrammer_jax import train
+from ngrammer_jax import config, flags, train
 
 TEXT = ''.join(f'line {i % 97} of some text\n' for i in range(500)).encode()
 
@@ -32,10 +30,7 @@ TRAIN = {
     '--config.training.stpes=100',
     'unknown config key training.stpes: did you mean training.steps?',
   ),
-  'wrong type': (
-    '--config.training.steps=many',
-    "training.steps='many' is not of type int",
-  ),
+  'wrong type': ('--config.training.steps=many', "training.steps='many' is not of type int"),
   'missing config file': (
     '--config={tmp}/quickstrat.py',
     '--config={tmp}/quickstrat.py: no file {tmp}/quickstrat.py; there are: {tmp}/config.py',

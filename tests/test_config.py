@@ -6,8 +6,7 @@ import json
 import ml_collections
 import pytest
 
-from ngrammer_jax import config
-from ngrammer_jax import errors
+from ngrammer_jax import config, errors
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.models import config as model_config
 from tests.conftest import bad_input
@@ -79,10 +78,7 @@ def test_saved_config_of_an_older_version_says_what_is_unknown(tmp_path):
   [
     ({'sed': 1}, 'unknown config key sed: did you mean seed?'),
     ({'train': {}}, 'unknown config key train: did you mean training?'),
-    (
-      {'training': {'stpes': 1}},
-      'unknown config key training.stpes: did you mean training.steps?',
-    ),
+    ({'training': {'stpes': 1}}, 'unknown config key training.stpes: did you mean training.steps?'),
     (
       {'model': {'ngram': {'cluster': 4}}},
       'unknown config key model.ngram.cluster: did you mean model.ngram.clusters?',
@@ -167,10 +163,7 @@ def every(key, value, use, calls=10):
       {'optimizer': {'schedule': 'cosinus'}},
       "optimizer.schedule='cosinus' is not one of: cosine, linear, rsqrt, constant",
     ),
-    (
-      {'optimizer': {'learning_rate': 0.0}},
-      'optimizer.learning_rate=0.0 must be above 0',
-    ),
+    ({'optimizer': {'learning_rate': 0.0}}, 'optimizer.learning_rate=0.0 must be above 0'),
     (
       {'optimizer': {'table_learning_rate': -1.0}},
       'optimizer.table_learning_rate=-1.0 must be above 0',

@@ -5,9 +5,7 @@ import sys
 
 import pytest
 
-from ngrammer_jax import config
-from ngrammer_jax import errors
-from ngrammer_jax import flags
+from ngrammer_jax import config, errors, flags
 from ngrammer_jax.models import config as model_config
 from tests.conftest import bad_input
 
@@ -73,8 +71,7 @@ def test_plain_flags_are_parsed_beside_the_config(folder):
   parser = argparse.ArgumentParser()
   parser.add_argument('--workdir')
   options, resolved = flags.parse(
-    parser,
-    ['--workdir', 'x', '--config.seed', '3', '--config', f'{folder}/plain.py'],
+    parser, ['--workdir', 'x', '--config.seed', '3', '--config', f'{folder}/plain.py']
   )
   assert (options.workdir, resolved.seed) == ('x', 3)
 
@@ -160,10 +157,7 @@ def test_block_is_made_changed_and_removed(parse, file, arguments, block):
       '--config.model.width.x=1',
       'unknown config key model.width.x: model.width is a value, not a section',
     ),
-    (
-      '--config.model=3',
-      'model is a section: set a key inside it, as in --config.model.KEY=...',
-    ),
+    ('--config.model=3', 'model is a section: set a key inside it, as in --config.model.KEY=...'),
     (
       '--config.model=None',
       'model is a section: set a key inside it, as in --config.model.KEY=...',
@@ -176,10 +170,7 @@ def test_block_is_made_changed_and_removed(parse, file, arguments, block):
     ('--config.training.steps=1.5', 'training.steps=1.5 is not of type int'),
     ('--config.training.steps=1e400', 'training.steps=inf is not of type int'),
     ('--config.training.steps=None', 'training.steps=None is not of type int'),
-    (
-      '--config.training.steps=',
-      "training.steps='' is not of type int",
-    ),
+    ('--config.training.steps=', "training.steps='' is not of type int"),
     (
       '--config.training.steps',
       '--config.training.steps needs a value: --config.training.steps=VALUE',

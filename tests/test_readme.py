@@ -5,9 +5,7 @@ import re
 
 import pytest
 
-from ngrammer_jax import config
-from ngrammer_jax import errors
-from ngrammer_jax import flags
+from ngrammer_jax import config, errors, flags
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TEXT = (ROOT / 'README.md').read_text(encoding='utf-8')

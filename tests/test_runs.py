@@ -7,9 +7,7 @@ import sys
 
 import pytest
 
-from ngrammer_jax import analyze
-from ngrammer_jax import evaluate
-from ngrammer_jax import runs
+from ngrammer_jax import analyze, evaluate, runs
 from ngrammer_jax.training import loop
 from tests.conftest import bad_input
 

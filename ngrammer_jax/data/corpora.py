@@ -4,8 +4,7 @@ A document is read in pieces of bounded size that end at a newline where there i
 so a corpus may be larger than memory.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import dataclasses
 import functools
 import gzip
@@ -172,13 +171,7 @@ def _text(root: pathlib.Path) -> Corpus:
   return Corpus('text', files, documents)
 
 
-CORPORA = {
-  'sotu': _sotu,
-  'text8': _text8,
-  'enwik8': _enwik8,
-  'wikitext': _wikitext,
-  'text': _text,
-}
+CORPORA = {'sotu': _sotu, 'text8': _text8, 'enwik8': _enwik8, 'wikitext': _wikitext, 'text': _text}
 WANTED = {
   'text8': 'text8 or text8.zip',
   'enwik8': 'enwik8, enwik8.zip or enwik8.gz',

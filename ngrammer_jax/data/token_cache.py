@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ngrammer_jax import errors
-from ngrammer_jax import progress
+from ngrammer_jax import errors, progress
 from ngrammer_jax.data import corpora
 from ngrammer_jax.data import vocabulary as vocabularies
 

@@ -15,8 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ngrammer_jax import errors
-from ngrammer_jax import files
+from ngrammer_jax import errors, files
 
 KINDS = ('bytes', 'characters', 'words', 'sentencepiece')
 DEFAULT_PIECES = 4096

@@ -10,10 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax import files
-from ngrammer_jax import sharding
-from ngrammer_jax.data import streams
-from ngrammer_jax.data import token_cache
+from ngrammer_jax import files, sharding
+from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.models import transformer
 
 

@@ -1,8 +1,6 @@
 """Name-to-array mappings of other frameworks, checked and reshaped into our variables."""
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 from typing import Any
 

@@ -7,8 +7,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import linear
-from ngrammer_jax.layers import position
+from ngrammer_jax.layers import linear, position
 
 MASKED = -0.7 * jnp.finfo(jnp.float32).max  # finite: a row of nothing but it stays finite
 

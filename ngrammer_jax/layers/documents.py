@@ -41,9 +41,7 @@ def with_padding(documents_BxT: jax.Array, valid_BxT: jax.Array | None) -> jax.A
 
 
 def visible(
-  query_documents_BxT: jax.Array,
-  key_documents_BxS: jax.Array,
-  prefix_BxT: jax.Array | None = None,
+  query_documents_BxT: jax.Array, key_documents_BxS: jax.Array, prefix_BxT: jax.Array | None = None
 ) -> jax.Array:
   """Which keys each query attends to, bool [B, T, S].
 

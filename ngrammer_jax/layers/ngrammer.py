@@ -14,10 +14,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import documents
-from ngrammer_jax.layers import hashing
-from ngrammer_jax.layers import normalization
-from ngrammer_jax.layers import quantizer
+from ngrammer_jax.layers import documents, hashing, normalization, quantizer
 
 COMBINE = ('concat', 'add')
 

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax import errors
-from ngrammer_jax.layers import feed_forward
-from ngrammer_jax.layers import ngrammer
+from ngrammer_jax.layers import feed_forward, ngrammer
 
 POSITIONS = ('rope', 'sinusoid', 'none')
 DTYPES = ('auto', 'bfloat16', 'float32', 'float64')

@@ -13,12 +13,14 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import attention
-from ngrammer_jax.layers import documents
-from ngrammer_jax.layers import feed_forward
-from ngrammer_jax.layers import ngrammer
-from ngrammer_jax.layers import normalization
-from ngrammer_jax.layers import position
+from ngrammer_jax.layers import (
+  attention,
+  documents,
+  feed_forward,
+  ngrammer,
+  normalization,
+  position,
+)
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import heads
 
@@ -60,11 +62,7 @@ class Block(nn.Module):
     c = self.config
     norm = functools.partial(normalization.LayerNorm, dtype=self.dtype)
     attend = attention.Attention(
-      heads=c.heads,
-      bias=c.bias,
-      per_dim_scale=c.per_dim_scale,
-      dtype=self.dtype,
-      name='attention',
+      heads=c.heads, bias=c.bias, per_dim_scale=c.per_dim_scale, dtype=self.dtype, name='attention'
     )
     feed = feed_forward.FeedForward(
       c.feed_forward_width, c.activation, c.gated, c.bias, self.dtype, name='feed_forward'

@@ -10,20 +10,13 @@ import numpy as np
 
 import ngrammer_jax
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors
-from ngrammer_jax import progress
-from ngrammer_jax import sharding
-from ngrammer_jax.data import prefetch
-from ngrammer_jax.data import streams
-from ngrammer_jax.data import token_cache
+from ngrammer_jax import errors, progress, sharding
+from ngrammer_jax.data import prefetch, streams, token_cache
 from ngrammer_jax.evaluation import language_modeling
 from ngrammer_jax.models import transformer
-from ngrammer_jax.training import checkpoints
-from ngrammer_jax.training import optimizers
-from ngrammer_jax.training import record
+from ngrammer_jax.training import checkpoints, optimizers, record, workdirs
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
-from ngrammer_jax.training import workdirs
 
 
 def train(config: experiment.Config, workdir: pathlib.Path) -> bool:

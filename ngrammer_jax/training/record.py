@@ -10,12 +10,9 @@ from typing import Any
 import jax
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors
-from ngrammer_jax import progress
-from ngrammer_jax.training import optimizers
+from ngrammer_jax import errors, progress
+from ngrammer_jax.training import optimizers, throughput, writers
 from ngrammer_jax.training import step as train_step
-from ngrammer_jax.training import throughput
-from ngrammer_jax.training import writers
 
 
 class Record:

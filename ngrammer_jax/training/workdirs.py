@@ -14,8 +14,7 @@ import re
 from typing import Any
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors
-from ngrammer_jax import files
+from ngrammer_jax import errors, files
 from ngrammer_jax.data import token_cache
 
 CONFIG, CORPUS = 'config.json', 'corpus.json'

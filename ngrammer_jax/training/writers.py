@@ -7,8 +7,7 @@ from typing import Any
 
 import tensorboardX
 
-from ngrammer_jax import files
-from ngrammer_jax import progress
+from ngrammer_jax import files, progress
 
 
 class Writer:

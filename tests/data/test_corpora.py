@@ -129,13 +129,7 @@ def test_no_character_of_a_tiny_text_is_cut(tmp_path, name, size):
   assert ''.join(p.decode() for p in pieces(open_text(tmp_path, TEXTS[name][:size])))
 
 
-@pytest.mark.parametrize(
-  'size',
-  [
-    40_000,
-    1000,
-  ],
-)
+@pytest.mark.parametrize('size', [40_000, 1000])
 def test_no_word_is_cut(tmp_path, size):
   text = (b'explicit memory ' * 2500)[:size]
   words = [word for piece in pieces(open_text(tmp_path, text)) for word in piece.split()]
@@ -245,22 +239,10 @@ def test_enwik8_newlines_are_kept_dropped_or_doubled(
 @pytest.mark.parametrize(
   'arguments, message',
   [
-    (
-      ('text9', '{tmp}'),
-      "data.corpus='text9' is not one of: sotu, text8, enwik8, wikitext, text",
-    ),
-    (
-      ('enwik8', '{tmp}', 'lose'),
-      "data.newlines='lose' is not one of: keep, drop, eos",
-    ),
-    (
-      ('text8', '{tmp}', 'drop'),
-      "data.newlines='drop' is a convention of enwik8, not of text8",
-    ),
-    (
-      ('text8', None),
-      "data.corpus='text8' needs data.path: where text8 or text8.zip is",
-    ),
+    (('text9', '{tmp}'), "data.corpus='text9' is not one of: sotu, text8, enwik8, wikitext, text"),
+    (('enwik8', '{tmp}', 'lose'), "data.newlines='lose' is not one of: keep, drop, eos"),
+    (('text8', '{tmp}', 'drop'), "data.newlines='drop' is a convention of enwik8, not of text8"),
+    (('text8', None), "data.corpus='text8' needs data.path: where text8 or text8.zip is"),
     (
       ('enwik8', '{tmp}/none.gz'),
       'data.path={tmp}/none.gz: no such file or folder; expected enwik8, enwik8.zip or enwik8.gz',

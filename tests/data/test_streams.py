@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from ngrammer_jax.data import streams
-from ngrammer_jax.data import token_cache
+from ngrammer_jax.data import streams, token_cache
 
 START = 60_000
 

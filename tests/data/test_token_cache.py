@@ -480,10 +480,7 @@ def test_impossible_settings_are_refused(text, cache, settings, message):
   assert not cache.exists() or list(cache.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-  'content',
-  [b'not a model', b''],
-)
+@pytest.mark.parametrize('content', [b'not a model', b''])
 def test_other_files_are_no_models(text, tmp_path, content):
   path = tmp_path / 'given.model'
   path.write_bytes(content)

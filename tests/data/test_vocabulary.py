@@ -134,14 +134,7 @@ def test_rare_symbols_survive_the_limit_in_their_place():
   assert vocabulary.decode(range(3)) == b'b <unk>\n'
 
 
-@pytest.mark.parametrize(
-  'text',
-  [
-    b'a b\na\n',
-    b'a\n\nb\n',
-    b'\na\n',
-  ],
-)
+@pytest.mark.parametrize('text', [b'a b\na\n', b'a\n\nb\n', b'\na\n'])
 def test_words_between_single_spaces_come_back(text):
   vocabulary = vocabularies.learn_words([text], None)
   assert vocabulary.decode(vocabulary.encode(text)) == text

@@ -3,9 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax.layers import Attention
-from ngrammer_jax.layers import documents
-from ngrammer_jax.layers import position
+from ngrammer_jax.layers import Attention, documents, position
 from tests.conftest import assert_close
 
 B, T, D, N, H = 2, 6, 8, 2, 4

@@ -2,8 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax.layers import FeedForward
-from ngrammer_jax.layers import feed_forward
+from ngrammer_jax.layers import FeedForward, feed_forward
 from tests.conftest import assert_close
 
 FORMULAS = {

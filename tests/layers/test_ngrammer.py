@@ -7,11 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax.layers import NGrammer
-from ngrammer_jax.layers import ProductQuantizer
-from ngrammer_jax.layers import ngrammer
-from tests.conftest import assert_close
-from tests.conftest import random_variables
+from ngrammer_jax.layers import NGrammer, ProductQuantizer, ngrammer
+from tests.conftest import assert_close, random_variables
 from tests.layers.test_hashing import slow_rows
 from tests.layers.test_normalization import slow_layer_norm
 
@@ -331,15 +328,9 @@ def test_padding_gives_zeros_and_does_not_move_the_codebook():
     ({'heads': 3}, '3 heads do not divide the width 8'),
     ({'dim': 5}, 'n-gram dim 5 is not between 1 and the head width 4 (width 8 / 2 heads)'),
     ({'dim': 0}, 'n-gram dim 0 is not between 1 and the head width 4 (width 8 / 2 heads)'),
-    (
-      {'combine': 'add', 'dim': 3},
-      'combine "add" needs n-gram dim 3 to equal the head width 4',
-    ),
+    ({'combine': 'add', 'dim': 3}, 'combine "add" needs n-gram dim 3 to equal the head width 4'),
     ({'combine': 'sum'}, "combine 'sum' is not one of concat, add"),
-    (
-      {'clusters': None},
-      'an NGrammer without clusters needs raw ids and their id_vocabulary',
-    ),
+    ({'clusters': None}, 'an NGrammer without clusters needs raw ids and their id_vocabulary'),
     (
       {'heads': 8, 'dim': 1, 'vocabulary_size': 2**28},
       '8 heads of 268,435,456 n-grams exceed the 2^31 rows of a table',

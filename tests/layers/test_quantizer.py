@@ -5,8 +5,7 @@ import functools
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 import pytest
 

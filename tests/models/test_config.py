@@ -35,10 +35,7 @@ def test_possible_model_passes(fields):
       "model.activation='swish' is not one of: gelu, relu, silu, squared_relu",
     ),
     ({'position': 'alibi'}, "model.position='alibi' is not one of: rope, sinusoid, none"),
-    (
-      {'dtype': 'float16'},
-      "model.dtype='float16' is not one of: auto, bfloat16, float32, float64",
-    ),
+    ({'dtype': 'float16'}, "model.dtype='float16' is not one of: auto, bfloat16, float32, float64"),
     ({'remat': 'some'}, "model.remat='some' is not one of: none, minimal, full"),
     ({'layers': 0}, 'model.layers=0 must be at least 1'),
     ({'width': 0}, 'model.width=0 must be at least 1'),
@@ -60,10 +57,7 @@ def test_possible_model_passes(fields):
       {'ngram': {'dim': 65}},
       'model.ngram: n-gram dim 65 is not between 1 and the head width 64 (width 256 / 4 heads)',
     ),
-    (
-      {'ngram': {'heads': 3}},
-      'model.ngram: 3 heads do not divide the width 256',
-    ),
+    ({'ngram': {'heads': 3}}, 'model.ngram: 3 heads do not divide the width 256'),
     (
       {'ngram': {'combine': 'add'}},
       'model.ngram: combine "add" needs n-gram dim 8 to equal the head width 64',
@@ -74,10 +68,7 @@ def test_possible_model_passes(fields):
       'model.ngram: 8 heads need 8 primes between 16 and 32, but there are only 5: '
       'use a larger n-gram vocabulary or fewer heads',
     ),
-    (
-      {'ngram': {'clusters': 0}},
-      'model.ngram.clusters=0 must be at least 1, or None',
-    ),
+    ({'ngram': {'clusters': 0}}, 'model.ngram.clusters=0 must be at least 1, or None'),
   ],
 )
 def test_impossible_model_says_what_to_change(fields, message):

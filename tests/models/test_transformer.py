@@ -6,13 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax.layers import documents
-from ngrammer_jax.layers import position
+from ngrammer_jax.layers import documents, position
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
 from tests import jaxprs
-from tests.conftest import assert_close
-from tests.conftest import random_variables
+from tests.conftest import assert_close, random_variables
 
 V, B, T = 13, 2, 6
 DISTINCT = jnp.asarray([[3, 11, 0, 7, 12, 5]])  # tokens whose rows of the table are their own

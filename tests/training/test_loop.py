@@ -14,11 +14,8 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors
-from ngrammer_jax import files
-from ngrammer_jax import runs
-from ngrammer_jax.training import loop
-from ngrammer_jax.training import record
+from ngrammer_jax import errors, files, runs
+from ngrammer_jax.training import loop, record
 
 
 def records(workdir):
