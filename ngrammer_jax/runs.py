@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 import pathlib
 from typing import Any
 
@@ -40,7 +41,8 @@ class Run:
     m = self.config.mesh
     try:
       return sharding.make_mesh(m.data, m.fsdp, m.model)
-    except errors.BadInput:
+    except errors.BadInput as error:
+      logging.info('%s; using all of them along mesh.data', error)
       return sharding.make_mesh()
 
   @functools.cached_property

@@ -14,6 +14,7 @@ import os
 import pathlib
 import shutil
 import tempfile
+import time
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,7 @@ def prepare(config: DataConfig) -> TokenCorpus:
   corpus.check()
   try:
     root.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(root)
     scratch = pathlib.Path(tempfile.mkdtemp(prefix='preparing-', dir=root))
   except OSError as error:
     raise errors.BadInput(f'data.cache_dir={root} cannot be written: {error.strerror}') from error
@@ -141,6 +143,13 @@ def prepare(config: DataConfig) -> TokenCorpus:
   finally:
     shutil.rmtree(scratch, ignore_errors=True)
   return _load(folder)
+
+
+def _remove_abandoned(root: pathlib.Path) -> None:
+  """Removes what a preparation that was killed more than a day ago left behind."""
+  for folder in root.glob('preparing-*'):
+    if time.time() - folder.stat().st_mtime > 86_400:
+      shutil.rmtree(folder, ignore_errors=True)
 
 
 def _cache_key(config: DataConfig, corpus: corpora.Corpus) -> str:

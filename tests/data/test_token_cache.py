@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import time
 
 import numpy as np
 import pytest
@@ -523,3 +524,12 @@ def test_cache_folder_that_cannot_be_written_is_named(text, tmp_path):
     text(cache_dir=f'{tmp_path}/file')
   with bad_input(f'data.cache_dir={tmp_path}/file/below cannot be written: Not a directory'):
     text(cache_dir=f'{tmp_path}/file/below')
+
+
+def test_abandoned_preparations_are_removed_but_not_those_at_work(text, cache):
+  for name, age in (('preparing-old', 2 * 86_400), ('preparing-now', 60)):
+    (cache / name).mkdir(parents=True)
+    os.utime(cache / name, (time.time() - age,) * 2)
+  text(vocabulary='bytes')
+  assert not (cache / 'preparing-old').exists()
+  assert (cache / 'preparing-now').exists()
