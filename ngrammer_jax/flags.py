@@ -19,18 +19,22 @@ from typing import Any
 import ml_collections
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors
+from ngrammer_jax import errors, progress
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
   """Runs a verb: logs to standard error, and makes BadInput exit status 2."""
-  logging.basicConfig(level=logging.INFO, format='%(message)s', stream=sys.stderr)
-  logging.getLogger('absl').setLevel(logging.WARNING)  # Orbax tells of every step it takes
+  logging.basicConfig(level=logging.INFO, format='%(message)s', handlers=[progress.LogHandler()])
+  for talkative in ('absl', 'jax'):  # Orbax tells of every step, JAX of every device it misses
+    logging.getLogger(talkative).setLevel(logging.WARNING)
   try:
     status = main(sys.argv[1:])
   except errors.BadInput as error:
     print(f'error: {error}', file=sys.stderr)
     status = 2
+  except KeyboardInterrupt:
+    print('interrupted; the same command goes on from the last checkpoint', file=sys.stderr)
+    status = 130
   sys.exit(status or 0)
 
 
@@ -78,7 +82,10 @@ def load_file(spec: str) -> dict[str, Any]:
     raise errors.BadInput(f'--config={spec}: {error}') from error
   except Exception as error:
     raise errors.BadInput(f'--config={spec} fails: {type(error).__name__}: {error}') from error
-  return config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
+  config = config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
+  if not isinstance(config, dict):
+    raise errors.BadInput(f'--config={spec}: get_config() returned {config!r}, not a ConfigDict')
+  return config
 
 
 def _override(argument: str, rest: typing.Iterator[str]) -> tuple[str, str]:

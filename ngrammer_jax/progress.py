@@ -22,6 +22,13 @@ def duration(seconds: float) -> str:
   return f'{seconds}s'
 
 
+class LogHandler(logging.Handler):
+  """Writes log lines above a progress bar, not into it."""
+
+  def emit(self, record: logging.LogRecord) -> None:
+    tqdm.tqdm.write(self.format(record), file=sys.stderr)
+
+
 class Progress:
   """Counts units of work up to a total. Use as a context manager.
 
@@ -44,7 +51,7 @@ class Progress:
       total=total,
       initial=done,
       unit=f' {unit}',
-      unit_scale=True,
+      unit_scale=total > 10_000,
       disable=not self._terminal,
       dynamic_ncols=True,
       smoothing=0.1,

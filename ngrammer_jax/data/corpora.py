@@ -76,6 +76,8 @@ def open_corpus(name: str, path: str | None, newlines: str = 'keep') -> Corpus:
   if newlines != 'keep' and name != 'enwik8':
     raise errors.BadInput(f'data.newlines={newlines!r} is a convention of enwik8, not of {name}')
   if name == 'sotu':
+    if path:
+      raise errors.BadInput(f'data.path={path} is not for data.corpus="sotu": add data.corpus=text')
     return _sotu()
   if not path:
     raise errors.BadInput(f'data.corpus={name!r} needs data.path: where {WANTED[name]} is')

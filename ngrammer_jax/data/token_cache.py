@@ -55,7 +55,9 @@ class DataConfig:
     learned = self.vocabulary in ('words', 'sentencepiece') and self.vocabulary_path is None
     if size is not None and not learned:
       given = 'a given model' if self.vocabulary_path else f'data.vocabulary={self.vocabulary!r}'
-      raise errors.BadInput(f'data.vocabulary_size={size} has no meaning for {given}; leave it out')
+      raise errors.BadInput(
+        f'data.vocabulary_size={size} has no meaning for {given}; add data.vocabulary_size=None'
+      )
     least = 260 if self.vocabulary == 'sentencepiece' else 3
     if size is not None and size < least:
       raise errors.BadInput(f'data.vocabulary_size={size} must be at least {least}')
@@ -168,10 +170,11 @@ def _write(config: DataConfig, corpus: corpora.Corpus, folder: pathlib.Path) -> 
   logging.info('preparing %s into %s', corpus.name, folder.parent)
   digest = hashlib.sha256()
   sizes = {}
+  encoding = 'bytes' if config.vocabulary == 'bytes' else corpus.encoding
   for split, documents in corpus.splits.items():
     sizes[split] = 0
     digest.update(split.encode())
-    for piece in _pieces(documents, 'bytes'):
+    for piece in _pieces(documents, encoding):
       sizes[split] += len(piece)
       digest.update(piece)
     digest.update(str(sizes[split]).encode())
@@ -184,7 +187,7 @@ def _write(config: DataConfig, corpus: corpora.Corpus, folder: pathlib.Path) -> 
   splits = {}
   with progress.Progress(f'tokenising {corpus.name}', sum(sizes.values()), 'bytes') as bar:
     for split, documents in corpus.splits.items():
-      splits[split] = _write_split(corpus, split, documents, vocabulary, folder, bar)
+      splits[split] = _write_split(corpus, split, documents, vocabulary, encoding, folder, bar)
       logging.info(
         '%s: %s tokens, %s bytes, %s documents',
         split,
@@ -251,10 +254,9 @@ def _pieces(documents, encoding: str) -> Iterator[bytes]:
       yield piece
 
 
-def _write_split(corpus, split, documents, vocabulary, folder, bar) -> dict[str, Any]:
+def _write_split(corpus, split, documents, vocabulary, encoding, folder, bar) -> dict[str, Any]:
   """One split's tokens and document starts; returns what meta.json keeps of it."""
   dtype = np.uint16 if vocabulary.size <= 1 << 16 else np.uint32
-  encoding = 'bytes' if isinstance(vocabulary, vocabularies.ByteVocabulary) else corpus.encoding
   tokens, text_bytes, lossless, starts = 0, 0, not corpus.altered, []
   with (folder / f'{split}.tokens').open('wb') as file:
     for i, document in enumerate(documents):

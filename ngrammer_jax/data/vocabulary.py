@@ -218,7 +218,7 @@ def learn_pieces(texts: Iterable[bytes], size: int | None) -> SentencePieceVocab
       minloglevel=2,
     )
   except RuntimeError as error:
-    reason = re.sub(r' or decrease .*', ' it.', ' '.join(str(error).split('] ')[-1].split()))
+    reason = re.sub(r' Increase vocab_size.*', '', ' '.join(str(error).split('] ')[-1].split()))
     raise errors.BadInput(
       f'data.vocabulary_size={size} does not fit this text: {reason}'
     ) from error

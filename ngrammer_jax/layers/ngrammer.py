@@ -158,6 +158,8 @@ class NGrammer(nn.Module):
 
   def _ids(self, x_BxTxNxH, ids, valid_BxT):
     """The number of distinct ids, and the ids [B, T, N]."""
+    if self.clusters is not None and self.clusters < 1:
+      raise ValueError(f'{self.clusters} clusters; at least 1, or None for raw ids')
     if self.clusters is None:
       if ids is None or self.id_vocabulary is None:
         raise ValueError('an NGrammer without clusters needs raw ids and their id_vocabulary')

@@ -48,7 +48,8 @@ class Checkpoints:
       reason = str(error).strip().splitlines()
       raise errors.BadInput(
         f'{self._folder}/{step} cannot be restored, it is damaged or of another model: '
-        f'{reason[0] if reason else type(error).__name__}'
+        f'{reason[0] if reason else type(error).__name__}. Without that folder the run goes on '
+        f'from the checkpoint before'
       ) from error
 
   def __enter__(self) -> 'Checkpoints':

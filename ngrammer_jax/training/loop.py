@@ -118,12 +118,11 @@ def _describe(config, corpus, state) -> None:
     )
     if label == 'ngram_table'
   ]
-  logging.info(
-    'model: %s parameters, %s of them in n-gram tables; %s codebook values',
-    f'{train_state.count(state.params):,}',
-    f'{train_state.count(tables):,}',
-    f'{train_state.count(state.codebook):,}',
-  )
+  parts = [f'{train_state.count(state.params):,} parameters']
+  if config.model.ngram is not None:
+    parts.append(f'{train_state.count(tables):,} of them in n-gram tables')
+    parts.append(f'{train_state.count(state.codebook):,} codebook values')
+  logging.info('model: %s', ', '.join(parts))
   t = config.training
   epochs = t.steps * t.batch_size * t.segment_length / len(corpus.splits['train'].tokens)
   logging.info(

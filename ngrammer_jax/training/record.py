@@ -74,10 +74,13 @@ class Record:
     """Records an evaluation."""
     numbers = {k: v for k, v in result.items() if isinstance(v, (int, float))}
     self._writer.scalars(step, {f'validation/{k}': v for k, v in numbers.items()})
-    bits = result['bits_per_byte']
+    bits, split = result['bits_per_byte'], ''
+    if not result['protocol']['whole_split']:
+      split = f' on the first {result["tokens"]:,} tokens'
     logging.info(
-      'step %s  validation: %.4f nats/token, perplexity %.2f%s',
+      'step %s  validation%s: %.4f nats/token, perplexity %.2f%s',
       f'{step:,}',
+      split,
       result['nll_nats_per_token'],
       result['perplexity'],
       '' if bits is None else f', {bits:.4f} bits/byte',
@@ -94,7 +97,8 @@ class Record:
         raise errors.BadInput(
           self._not_finite(done - calls + offset + 1, done - calls, done, wrong)
         )
-    self._bar.advance(calls, f'loss {metrics["loss"].mean():.4f}')
+    rate = f', {self._meter.rate:,.0f} tokens/s' if math.isfinite(self._meter.rate) else ''
+    self._bar.advance(calls, f'loss {metrics["loss"].mean():.4f}{rate}')
     if done % self._training.log_every and done != self._training.steps:
       return
     values = {name: float(column.mean()) for name, column in metrics.items()}
@@ -102,7 +106,7 @@ class Record:
     values |= self._meter.measure((self._finished(done) - self._measured_step) * self._tokens)
     self._measured_step = self._finished(done)
     self._writer.scalars(done, values)
-    left = (self._training.steps - done) * self._tokens / values['tokens_per_second']
+    left = (self._training.steps - done) * self._tokens / self._meter.rate
     self._bar.say(writers.line(done, self._training.steps, values, left))
 
   def _finished(self, done: int) -> int:

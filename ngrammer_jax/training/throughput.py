@@ -1,5 +1,6 @@
 """How much arithmetic a token takes, and what share of the hardware's peak that makes."""
 
+import math
 import re
 import time
 
@@ -67,7 +68,7 @@ class Meter:
     peak = peak_flops(jax.devices()[0].device_kind)
     self._peak = peak and peak * jax.device_count()
     self._seconds, self._since = 0.0, time.monotonic()
-    self._rates: dict[str, float] = {}
+    self.rate = math.inf  # tokens per second, when last measured
 
   def pause(self) -> None:
     """Stops the clock."""
@@ -78,13 +79,14 @@ class Meter:
     self._since = time.monotonic()
 
   def measure(self, tokens: int) -> dict[str, float]:
-    """Rates since the last measurement, in which `tokens` were trained on; 0 repeats the last."""
-    if tokens:
-      now = time.monotonic()
-      seconds = self._seconds + now - self._since
-      self._seconds, self._since = 0.0, now
-      rate = tokens / max(seconds, 1e-9)
-      self._rates = {'tokens_per_second': rate}
-      if self._peak is not None:
-        self._rates['mfu'] = rate * self._flops / self._peak
-    return self._rates
+    """Rates since the last measurement, in which `tokens` were trained on; none for 0."""
+    if not tokens:
+      return {}
+    now = time.monotonic()
+    seconds = self._seconds + now - self._since
+    self._seconds, self._since = 0.0, now
+    self.rate = tokens / max(seconds, 1e-9)
+    rates = {'tokens_per_second': self.rate}
+    if self._peak is not None:
+      rates['mfu'] = self.rate * self._flops / self._peak
+    return rates

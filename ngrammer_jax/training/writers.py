@@ -31,6 +31,7 @@ class Writer:
     self._file.flush()
     for name, value in values.items():
       self._board.add_scalar(name, value, step)
+    self._board.flush()  # a killed run loses no point
 
   def close(self) -> None:
     self._file.close()
@@ -54,7 +55,8 @@ def _cut(path: pathlib.Path, step: int) -> None:
 def line(step: int, steps: int, values: dict[str, Any], seconds_left: float) -> str:
   """A line for the console."""
   parts = [f'step {step:,}/{steps:,}', f'loss {values["loss"]:.4f}']
-  parts.append(f'{values["tokens_per_second"]:,.0f} tokens/s')
+  if 'tokens_per_second' in values:
+    parts.append(f'{values["tokens_per_second"]:,.0f} tokens/s')
   if 'mfu' in values:
     parts.append(f'MFU {values["mfu"]:.1%}')
   parts.append(f'{progress.duration(seconds_left)} left')
