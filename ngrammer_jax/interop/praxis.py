@@ -32,8 +32,8 @@ def load_ngrammer(
 
   Praxis names, for each head i: `ngram_layer/emb_layer_norm_i/{scale,bias}` [H],
   `ngram_layer/ngram_layer_norm_i/{scale,bias}` [E], `ngram_layer/ngram_table_i/emb_var`
-  [V, E]; and `vq_layer/means` [N, K, H]. An Ngrammer has the same names without
-  `ngram_layer/`. A token cache may be there and is ignored.
+  [V, E]; and `vq_layer/means` [N, K, H]. The names of an Ngrammer begin without
+  `ngram_layer/`, which is taken too. A token cache may be there and is ignored.
 
   Args:
     arrays: praxis arrays by name.
@@ -47,8 +47,10 @@ def load_ngrammer(
     BadInput: listing every missing, extra and misshapen array.
   """
   arrays = _without_collections(arrays)
-  prefix = '' if layer.clusters is None else 'ngram_layer/'
-  sources = _ngrammer_sources(layer.heads, layer.vocabulary_size, layer.dim, width, prefix)
+  arrays = {name.removeprefix('ngram_layer/'): array for name, array in arrays.items()}
+  if width % layer.heads:
+    raise errors.BadInput(f'{layer.heads} heads do not divide the width {width}')
+  sources = _ngrammer_sources(layer.heads, layer.vocabulary_size, layer.dim, width, '')
   if layer.clusters is not None:
     sources |= _codebook_source(layer.heads, layer.clusters, width, '')
   variables = interop_arrays.convert(arrays, sources, 'a praxis N-Grammer', ignored=(_CACHE,))

@@ -163,3 +163,92 @@ def test_every_wrong_array_is_listed_at_once(reference):
     '  extra: surplus (3,)\n'
     '  misshapen: final_ln/scale is (15,), expected (16,)'
   )
+
+
+def random_arrays(shapes):
+  draw = np.random.RandomState(0).normal
+  return {name: draw(size=shape) for name, shape in shapes.items()}
+
+
+def ngrammer_shapes(prefix, heads=2, H=8, V=50, E=8):
+  shapes = {}
+  for i in range(heads):
+    for part in ('scale', 'bias'):
+      shapes[f'{prefix}emb_layer_norm_{i}/{part}'] = (H,)
+      shapes[f'{prefix}ngram_layer_norm_{i}/{part}'] = (E,)
+    shapes[f'{prefix}ngram_table_{i}/emb_var'] = (V, E)
+  return shapes
+
+
+@pytest.mark.parametrize('prefix', ['', 'params/ngram_layer/'])
+def test_a_layer_without_clusters_is_loaded(prefix):
+  """Names of an Ngrammer, or of one inside a VQNgrammer."""
+  layer = NGrammer(heads=2, clusters=None, vocabulary_size=50, dim=8, id_vocabulary=23)
+  arrays = random_arrays(ngrammer_shapes(prefix))
+  variables = praxis.load_ngrammer(arrays, layer, width=16)
+  y, _ = layer.apply(variables, jnp.ones((1, 5, 16)), ids=jnp.arange(5)[None])
+  assert y.shape == (1, 5, 16)
+  second_head = arrays[f'{prefix}ngram_table_1/emb_var'].astype(np.float32)
+  np.testing.assert_array_equal(variables['params']['table'][50:], second_head)
+  gamma = 1 + arrays[f'{prefix}emb_layer_norm_1/scale'].astype(np.float32)
+  np.testing.assert_allclose(variables['params']['unigram_norm']['scale'][1], gamma, rtol=1e-6)
+
+
+def test_an_untied_language_model_with_an_ngram_layer_is_loaded(x64):
+  """Sinusoids, ReLU without gate, no biases but the softmax's: composed from layers by hand."""
+  ngram = model_config.NGramConfig(clusters=8, vocabulary_size=50, dim=8, combine='add')
+  config = model_config.ModelConfig(
+    **LM_CONFIG
+    | {'layers': 1, 'bias': False, 'gated': False, 'activation': 'relu', 'position': 'sinusoid'}
+    | {'tie_embeddings': False, 'scale_embeddings': False, 'dtype': 'float64', 'ngram': ngram}
+  )
+  attention, feed = (f'param/transformer/x_layers_0/{n}/' for n in ('self_attention', 'ff_layer'))
+  shapes = ngrammer_shapes('param/ngrammer/ngram_layer/')
+  shapes |= {f'{attention}{name}/w': (16, 2, 8) for name in ('query', 'key', 'value', 'post')}
+  shapes |= {
+    'state/ngrammer/vq_layer/means': (2, 8, 8),
+    'state/ngrammer/input_id_to_cluster_id_cache': (23, 2),
+    'param/embedding_lookup/emb_var': (23, 16),
+    'param/softmax/logits_ffn/linear/w': (16, 23),
+    'param/softmax/logits_ffn/bias/b': (23,),
+    f'{attention}per_dim_scale/per_dim_scale': (8,),
+    f'{feed}ffn_layer1/linear/w': (16, 24),
+    f'{feed}ffn_layer2/linear/w': (24, 16),
+  }
+  norms = ('param/final_ln', 'param/transformer/x_layers_0/layer_norm', f'{feed}layer_norm')
+  shapes |= {f'{name}/{part}': (16,) for name in norms for part in ('scale', 'bias')}
+  a = random_arrays(shapes)
+  variables = praxis.load_language_model(a, config, 23)
+  tokens = np.random.RandomState(1).randint(0, 23, (2, 7))
+  model = transformer.TransformerLM(config, 23)
+  hidden, _, _ = model.apply(variables, tokens, transformer.empty_memory(config, 2))
+  logits = model.apply(variables, hidden, method='logits')
+
+  def norm(x, name):
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+    return x * (1 + a[f'{name}/scale']) + a[f'{name}/bias']
+
+  layer = NGrammer(heads=2, clusters=8, vocabulary_size=50, dim=8, combine='add', dtype='float64')
+  part = {k: v for k, v in a.items() if '/ngrammer/' in k}
+  loaded = praxis.load_ngrammer(
+    {k.replace('ngrammer/', ''): v for k, v in part.items()}, layer, width=16
+  )
+  x = np.asarray(layer.apply(loaded, a['param/embedding_lookup/emb_var'][tokens])[0])
+  angle = np.arange(7)[:, None] * np.exp(-np.arange(8) * np.log(10_000) / 7)
+  x = x + np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)
+  normed = norm(x, norms[1])
+  q, k, v = (
+    np.einsum('btd,dnh->btnh', normed, a[f'{attention}{n}/w']) for n in ('query', 'key', 'value')
+  )
+  scale = 1.442695041 / 8**0.5 * np.log1p(np.exp(a[f'{attention}per_dim_scale/per_dim_scale']))
+  scores = np.einsum('btnh,bsnh->bnts', q * scale, k)
+  scores = np.where(np.tril(np.ones((7, 7), bool)), scores, -np.inf)
+  probs = np.exp(scores - scores.max(-1, keepdims=True))
+  probs /= probs.sum(-1, keepdims=True)
+  context = np.einsum('bnts,bsnh->btnh', probs, v)
+  x = x + np.einsum('btnh,dnh->btd', context, a[f'{attention}post/w'])
+  inner = np.maximum(norm(x, norms[2]) @ a[f'{feed}ffn_layer1/linear/w'], 0)
+  x = x + inner @ a[f'{feed}ffn_layer2/linear/w']
+  expected = norm(x, norms[0]) @ a['param/softmax/logits_ffn/linear/w']
+  expected = expected + a['param/softmax/logits_ffn/bias/b']
+  assert_close(logits, expected, 1e-9)
