@@ -136,7 +136,9 @@ class NGrammer(nn.Module):
     check_shape(x_BxTxD.shape[-1], N, V, E, self.combine)
     x_BxTxNxH = x_BxTxD.reshape(*x_BxTxD.shape[:2], N, -1)
     K, ids_BxTxN = self._ids(x_BxTxNxH, ids, valid_BxT)
-    previous_BxTxN, memory = _previous_and_memory(ids_BxTxN, documents_BxT, pair_ids, memory)
+    previous_BxTxN, memory = _previous_and_memory(
+      ids_BxTxN, documents_BxT, valid_BxT, pair_ids, memory
+    )
     rows_BxTxN = hashing.ngram_rows((ids_BxTxN, previous_BxTxN), K, V)
     # Every device looks for all heads in its share of the table's rows.
     everywhere = ('batch', 'length', None)
@@ -181,7 +183,7 @@ class NGrammer(nn.Module):
     return self.param('table', nn.with_logical_partitioning(init, names), (rows, E), param_dtype)
 
 
-def _previous_and_memory(ids_BxTxN, documents_BxT, pair_ids, memory):
+def _previous_and_memory(ids_BxTxN, documents_BxT, valid_BxT, pair_ids, memory):
   """Predecessors within the document, and the seam for the next segment."""
   B, T, N = ids_BxTxN.shape
   memory = empty_memory(B, N) if memory is None else memory
@@ -193,4 +195,14 @@ def _previous_and_memory(ids_BxTxN, documents_BxT, pair_ids, memory):
   before_BxT = jnp.concatenate([memory['documents'][:, -1:], documents_BxT[:, :-1]], axis=1)
   continues_BxT = before_BxT == documents_BxT if guarded else None
   previous_BxTxN = previous_ids(ids_BxTxN, continues_BxT, pair_ids, memory['ids'][:, -1])
-  return previous_BxTxN, {'ids': ids_BxTxN[:, -1:], 'documents': documents_BxT[:, -1:]}
+  if valid_BxT is None:
+    return previous_BxTxN, {'ids': ids_BxTxN[:, -1:], 'documents': documents_BxT[:, -1:]}
+  # The next segment continues after the last token that is one, maybe one of the memory.
+  index_T = jnp.arange(1, T + 1, dtype=jnp.int32)
+  last_Bx1 = jnp.where(valid_BxT > 0, index_T, 0).max(axis=1, keepdims=True)
+  with_memory = {
+    'ids': jnp.concatenate([memory['ids'][:, -1:], ids_BxTxN], axis=1),
+    'documents': jnp.concatenate([memory['documents'][:, -1:], documents_BxT], axis=1),
+  }
+  take = lambda x: jnp.take_along_axis(x, last_Bx1.reshape(B, 1, *[1] * (x.ndim - 2)), axis=1)
+  return previous_BxTxN, jax.tree.map(take, with_memory)

@@ -386,3 +386,20 @@ def test_initial_table_is_xavier_uniform_per_head():
   bound = (6 / (500 + 2)) ** 0.5
   assert params['table'].shape == (N * 500, 2)
   assert 0.99 * bound < np.abs(params['table']).max() <= bound
+
+
+@pytest.mark.parametrize('padding', [1, 5])
+def test_segment_that_ends_in_padding_continues_after_its_last_token(padding):
+  """Row 0 has tokens before the padding, row 1 nothing else: it keeps its memory."""
+  layer = latent()
+  x = random_inputs(2, 6)
+  variables = random_variables(layer, x)
+  _, memory = layer.apply(variables, x)
+  padded = jnp.concatenate([x, 9 * jnp.ones((2, padding, x.shape[-1]))], axis=1)
+  valid = np.zeros((2, 6 + padding))
+  valid[0, :6] = 1
+  _, seam = layer.apply(variables, padded, valid_BxT=valid, memory=memory)
+  _, unpadded = layer.apply(variables, x, memory=memory)
+  for key in ('ids', 'documents'):
+    assert seam[key][0].tolist() == unpadded[key][0].tolist()
+    assert seam[key][1].tolist() == memory[key][1].tolist()
