@@ -142,6 +142,10 @@ def prepare(config: DataConfig) -> TokenCorpus:
     except OSError:
       if not folder.exists():  # unless another process was faster
         raise
+  except OSError as error:
+    raise errors.BadInput(
+      f'data.cache_dir={root} cannot be written: {error.strerror}; nothing of it was kept'
+    ) from error
   finally:
     shutil.rmtree(scratch, ignore_errors=True)
   return _load(folder)

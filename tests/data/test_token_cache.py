@@ -1,5 +1,6 @@
 """Corpora as tokens on disk: counts, what the cache believes, what a window holds."""
 
+import errno
 import os
 import pathlib
 import time
@@ -533,3 +534,16 @@ def test_abandoned_preparations_are_removed_but_not_those_at_work(text, cache):
   text(vocabulary='bytes')
   assert not (cache / 'preparing-old').exists()
   assert (cache / 'preparing-now').exists()
+
+
+def test_full_disk_is_named_and_leaves_nothing(text, cache, monkeypatch):
+  def full(*arguments):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  monkeypatch.setattr(token_cache.np, 'save', full)
+  message = (
+    f'data.cache_dir={cache} cannot be written: No space left on device; nothing of it was kept'
+  )
+  with bad_input(message):
+    text(vocabulary='bytes')
+  assert not list(cache.iterdir())
