@@ -1,4 +1,6 @@
-"""The one exception that means: the input is wrong, and here is how to mend it."""
+"""The two exceptions that verbs end with: wrong input, and a request to stop."""
+
+import signal
 
 
 class BadInput(ValueError):
@@ -7,3 +9,14 @@ class BadInput(ValueError):
   The verbs print the message alone and exit with status 2: retrying the same
   command cannot help.
   """
+
+
+class Interrupted(Exception):
+  """A signal asked to stop; everything is saved, and the same command goes on.
+
+  The verbs exit with 128 + the number of the signal, 143 for SIGTERM.
+  """
+
+  def __init__(self, caught: signal.Signals):
+    super().__init__(f'stopped by {caught.name}; the same command goes on from here')
+    self.signal = caught

@@ -32,6 +32,9 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   except errors.BadInput as error:
     print(f'error: {error}', file=sys.stderr)
     status = 2
+  except errors.Interrupted as stopped:
+    print(stopped, file=sys.stderr)
+    status = 128 + stopped.signal
   except KeyboardInterrupt:
     print('interrupted; the same command goes on from the last checkpoint', file=sys.stderr)
     status = 130

@@ -63,11 +63,10 @@ class Run:
       leaf.shape, leaf.dtype, sharding=sharding.replicated(self.mesh)
     )
     abstract = abstract.replace(memory=jax.tree.map(whole, abstract.memory))
-    with checkpoints.Checkpoints(self.workdir, t.keep_checkpoints) as saved:
-      step = saved.latest()
-      if step is None:
-        raise errors.BadInput(f'--workdir={self.workdir} has no checkpoint yet')
-      return saved.restore(step, abstract)
+    found = checkpoints.restore_newest(self.workdir, abstract)
+    if found is None:
+      raise errors.BadInput(f'--workdir={self.workdir} has no checkpoint yet')
+    return found[1]
 
   def evaluate(self, split: str = 'test') -> dict[str, Any]:
     """Scores every token of a split of the run's corpus; see `language_modeling.Evaluator`."""

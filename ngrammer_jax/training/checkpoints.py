@@ -1,7 +1,19 @@
-"""Checkpoints of the train state: written in the background, restored onto any mesh."""
+"""Checkpoints of the train state: written in the background, believed only when proven.
 
+<workdir>/checkpoints/300          whole, with its manifest; it got this name last
+<workdir>/checkpoints/400.scratch* being written, or left behind by a run that was killed
+<workdir>/checkpoints/200.damaged  was found not to be what was written
+"""
+
+from collections.abc import Iterator
+from concurrent import futures
+import contextlib
+import datetime
+import errno
 import logging
+import math
 import pathlib
+import shutil
 from typing import Any
 
 import jax
@@ -9,53 +21,221 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from ngrammer_jax import errors
+from ngrammer_jax.training import checksums, manifest
+
+SCRATCH = '.scratch'
+FULL = ('No space left', 'Disk quota exceeded')  # how libraries say ENOSPC and EDQUOT
+
+
+def steps(workdir: pathlib.Path) -> list[int]:
+  """Steps of all checkpoints, oldest first; whether they are good is not known yet."""
+  folder = workdir / 'checkpoints'
+  names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+  return sorted(int(name) for name in names if name.isdecimal())
+
+
+def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
+  """The state of a step, on the shardings of the abstract state, every bit of it checked.
+
+  Raises:
+    Damaged: it is not what was written.
+    BadInput: it is of another model.
+  """
+  folder = workdir / 'checkpoints' / str(step)
+  known = manifest.verify(folder)
+  _check_same_model(folder, known, abstract)
+  with ocp.StandardCheckpointer() as checkpointer:
+    state = checkpointer.restore(folder.resolve(), abstract)
+  _check_sums(known, state)
+  return state
+
+
+def restore_newest(
+  workdir: pathlib.Path, abstract: Any, set_aside: bool = False
+) -> tuple[int, Any] | None:
+  """Step and state of the newest good checkpoint, None where there never was one.
+
+  Args:
+    workdir: of the run.
+    abstract: shapes, dtypes and shardings to restore into.
+    set_aside: rename newer ones that are damaged, to make room for their steps to come again.
+
+  Raises:
+    BadInput: all are damaged, or they are of another model.
+  """
+  damaged: dict[pathlib.Path, str] = {}
+  for step in reversed(steps(workdir)):
+    folder = workdir / 'checkpoints' / str(step)
+    logging.info('restoring step %s from %s', f'{step:,}', folder)
+    try:
+      state = restore(workdir, step, abstract)
+    except manifest.Damaged as error:
+      logging.warning('checkpoint %s is damaged: %s; trying the one before', folder, error)
+      damaged[folder] = str(error)
+      continue
+    for folder in damaged if set_aside else ():
+      logging.warning('%s is kept as %s', folder, _set_aside(folder).name)
+    return step, state
+  if damaged:
+    raise errors.BadInput(
+      f'--workdir={workdir} has no good checkpoint '
+      f'({"; ".join(f"step {folder.name}: {why}" for folder, why in damaged.items())}): '
+      f'bring back a copy of its checkpoints, or start again with another --workdir'
+    )
+  return None
 
 
 class Checkpoints:
-  """The checkpoints of a run, in `<workdir>/checkpoints/<step>`."""
+  """Writes the checkpoints of a run: the last `keep` stay, and the best of the validated.
+
+  A context manager; leaving it waits until everything is on disk.
+  """
 
   def __init__(self, workdir: pathlib.Path, keep: int = 3):
+    self._workdir, self._keep = workdir, keep
     self._folder = workdir / 'checkpoints'
-    policy = ocp.checkpoint_managers.LatestN(keep)
-    options = ocp.CheckpointManagerOptions(preservation_policy=policy)
-    self._manager = ocp.CheckpointManager(self._folder.resolve(), options=options)
+    self._folder.mkdir(parents=True, exist_ok=True)
+    for left_over in self._folder.glob(f'*{SCRATCH}*'):
+      shutil.rmtree(left_over)
+    self._orbax = ocp.StandardCheckpointer()
+    self._thread = futures.ThreadPoolExecutor(1, 'checkpoint')
+    self._commit: futures.Future | None = None
+    self._saving = 0
 
-  def latest(self) -> int | None:
-    """The newest complete step, or None."""
-    return self._manager.latest_step()
+  def check_space(self, abstract: Any) -> None:
+    """Raises BadInput where the disk has no room for one checkpoint."""
+    needed = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract))
+    free = shutil.disk_usage(self._folder).free
+    if free < needed:
+      raise errors.BadInput(
+        f'--workdir={self._workdir}: a checkpoint takes {needed / 1e6:,.1f} MB, the disk has '
+        f'{free / 1e6:,.1f} MB left; free some space, or use another --workdir'
+      )
 
-  def save(self, step: int, state: Any) -> None:
-    """Starts writing a checkpoint and returns; the state may be donated afterwards."""
-    if step == self._manager.latest_step():
-      return
+  def save(self, step: int, state: Any, validation: float | None = None) -> None:
+    """Starts writing a checkpoint and returns; the state may be donated afterwards.
+
+    Args:
+      step: of the state.
+      state: the train state.
+      validation: nats per token on the validation split, where it was measured.
+
+    Raises:
+      BadInput: the disk is full, now or when the checkpoint before was written.
+    """
+    self._wait()
     if jax.default_backend() == 'cpu':
       # On CPU the "copy to the host" is the device buffer itself, which a donated call
       # would overwrite while it is being written.
       state = jax.tree.map(jnp.copy, state)
-    self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state)))
+    sums = checksums.checksums(state)
+    scratch = self._folder / f'{step}{SCRATCH}'
+    with self._explained(step):
+      self._orbax.save(scratch.resolve(), state)
+    known = {name: (str(x.dtype), list(x.shape)) for name, x in checksums.leaves(state).items()}
+    self._commit = self._thread.submit(self._finish, step, scratch, known, sums, validation)
+    self._saving = step
 
-  def restore(self, step: int, abstract: Any) -> Any:
-    """The state of a step, on the shardings of the abstract state.
+  def _finish(self, step, scratch, known, sums, validation) -> None:
+    """Once Orbax is through: adds the manifest, gives the folder its name, drops old ones."""
+    self._orbax.wait_until_finished()
+    proof = manifest.Manifest(
+      step=step,
+      saved_at=datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
+      validation=validation,
+      files=manifest.describe(scratch),
+      leaves={name: (*known[name], sums[name]) for name in known},
+    )
+    manifest.write(scratch, proof)
+    scratch.rename(self._folder / str(step))
+    for old in set(steps(self._workdir)) - self._kept():
+      # Half a folder must never look like a checkpoint.
+      gone = self._folder / f'{old}{SCRATCH}'
+      shutil.rmtree((self._folder / str(old)).rename(gone))
 
-    Raises:
-      BadInput: the checkpoint cannot be read, or is of another model.
-    """
-    logging.info('restoring step %d from %s', step, self._folder)
+  def _kept(self) -> set[int]:
+    """The steps to keep."""
+    every = steps(self._workdir)
+    best = best_step(self._workdir)
+    return {*every[-self._keep :], *(() if best is None else (best,))}
+
+  def _wait(self) -> None:
+    """Waits for the checkpoint that is being written."""
+    commit, self._commit = self._commit, None
+    if commit is not None:
+      with self._explained(self._saving):
+        commit.result()
+
+  @contextlib.contextmanager
+  def _explained(self, step: int) -> Iterator[None]:
+    """Makes a sentence of the many ways in which libraries say that a disk is full."""
     try:
-      args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
-      return self._manager.restore(step, args=args)['state']
-    except (ValueError, KeyError, OSError) as error:
-      reason = str(error).strip().splitlines()
+      yield
+    except Exception as error:
+      full = getattr(error, 'errno', None) in (errno.ENOSPC, errno.EDQUOT)
+      if not full and not any(words in str(error) for words in FULL):
+        raise
+      free = shutil.disk_usage(self._folder).free
+      there = steps(self._workdir)
       raise errors.BadInput(
-        f'{self._folder}/{step} cannot be restored, it is damaged or of another model: '
-        f'{reason[0] if reason else type(error).__name__}. Without that folder the run goes on '
-        f'from the checkpoint before'
+        f'--workdir={self._workdir}: the disk is full, step {step} could not be saved '
+        f'({free / 1e6:,.1f} MB left). Last good checkpoint: '
+        f'{f"step {there[-1]}" if there else "none yet"}. '
+        f'Free some space, then the same command goes on from there'
       ) from error
 
   def __enter__(self) -> 'Checkpoints':
     return self
 
-  def __exit__(self, *exception) -> None:
+  def __exit__(self, kind, *exception) -> None:
     """Waits until everything is on disk."""
-    self._manager.wait_until_finished()
-    self._manager.close()
+    try:
+      self._wait()
+    except Exception as error:
+      if kind is None:
+        raise
+      logging.error('%s', error)  # what is on its way up says more
+    finally:
+      self._thread.shutdown()
+      self._orbax.close()
+
+
+def best_step(workdir: pathlib.Path) -> int | None:
+  """The step with the lowest validation loss of those that are kept, None where none has one."""
+  losses = {}
+  for step in steps(workdir):
+    with contextlib.suppress(manifest.Damaged):
+      loss = manifest.read(workdir / 'checkpoints' / str(step)).validation
+      if loss is not None:
+        losses[step] = loss
+  return min(losses, key=losses.get, default=None)
+
+
+def _check_same_model(folder: pathlib.Path, known: manifest.Manifest, abstract: Any) -> None:
+  expected = {
+    name: (str(leaf.dtype), list(leaf.shape)) for name, leaf in checksums.leaves(abstract).items()
+  }
+  found = {name: (dtype, shape) for name, (dtype, shape, _) in known.leaves.items()}
+  for name in sorted(expected.keys() | found.keys()):
+    if expected.get(name) != found.get(name):
+      say = lambda leaf: 'nothing' if leaf is None else f'{leaf[0]}{leaf[1]}'
+      raise errors.BadInput(
+        f'{folder} is of another model: {name} is {say(found.get(name))}, '
+        f'expected {say(expected.get(name))}'
+      )
+
+
+def _check_sums(known: manifest.Manifest, state: Any) -> None:
+  """Raises Damaged where an array is not, bit by bit, what was in memory when it was saved."""
+  for name, checksum in checksums.checksums(state).items():
+    if checksum != known.leaves[name][2]:
+      raise manifest.Damaged(f'{name} was changed: wrong checksum')
+
+
+def _set_aside(folder: pathlib.Path) -> pathlib.Path:
+  """Renames a damaged checkpoint; an earlier one of the same step stays too."""
+  place, copies = folder.with_name(f'{folder.name}.damaged'), 1
+  while place.exists():
+    copies += 1
+    place = folder.with_name(f'{folder.name}.damaged-{copies}')
+  return folder.rename(place)

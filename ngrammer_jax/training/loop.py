@@ -14,7 +14,7 @@ from ngrammer_jax import errors, progress, sharding
 from ngrammer_jax.data import prefetch, streams, token_cache
 from ngrammer_jax.evaluation import language_modeling
 from ngrammer_jax.models import transformer
-from ngrammer_jax.training import checkpoints, optimizers, record, workdirs
+from ngrammer_jax.training import checkpoints, interruption, optimizers, record, workdirs
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
 
@@ -60,12 +60,13 @@ def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
   model = transformer.TransformerLM(config.model, V)
   optimizer = optimizers.make(config.optimizer, t.steps)
   create, abstract = train_state.initialiser(model, optimizer, t.batch_size, config.seed, mesh)
-  with checkpoints.Checkpoints(workdir, t.keep_checkpoints) as saved:
-    first_step = saved.latest() or 0
-    state = saved.restore(first_step, abstract) if first_step else create()
+  with workdirs.lock(workdir), checkpoints.Checkpoints(workdir, t.keep_checkpoints) as saved:
+    found = checkpoints.restore_newest(workdir, abstract, set_aside=True)
+    first_step, state = found or (0, create())
     _describe(config, corpus, state)
     if first_step >= t.steps:
       return False
+    saved.check_space(abstract)
 
     # Training.
     call = train_step.make_call(model, optimizer, config.seed, abstract)
@@ -77,28 +78,49 @@ def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
     with (
       record.Record(config, V, workdir, first_step) as tell,
       sharding.use(mesh),
+      interruption.Interruption() as stop,
       prefetch.Prefetch(_batches(split, config, mesh, starts)) as batches,
     ):
+
+      def validate(step):
+        with tell.paused():
+          limit = config.evaluation.max_tokens
+          validation = corpus.splits['validation']
+          result = evaluate(state.params, state.codebook, validation, limit, stop.check)
+          tell.validation(step, result)
+        return result['nll_nats_per_token']
+
+      if _due(first_step, t.evaluate_every, t.steps) and not tell.validated(first_step):
+        validate(first_step)  # the run was stopped before it came to that
       for start, segments in zip(starts, batches, strict=True):
         if compiled is None:
           with tell.paused():
             compiled = _compile(call, state, segments)
+        stop.check()
         state, metrics = compiled(state, segments)
         done = start + t.segments_per_call
         tell.add(done, metrics)
-        last = done == t.steps
-        if last or (t.evaluate_every and done % t.evaluate_every == 0):
+        # A checkpoint is the last of what happens at a step: whoever resumes there finds the
+        # rest on record. And after the metrics: no state is saved that was not finite.
+        interrupted, validation = None, None
+        try:
+          stop.check()
+          if _due(done, t.evaluate_every, t.steps):
+            validation = validate(done)
+        except errors.Interrupted as signal:
+          interrupted = signal
+        if interrupted or _due(done, t.checkpoint_every, t.steps):
           with tell.paused():
-            limit = config.evaluation.max_tokens
-            result = evaluate(state.params, state.codebook, corpus.splits['validation'], limit)
-            tell.validation(done, result)
-        # Last of what happens at a step: whoever resumes here finds the rest on record. And
-        # after the metrics, so that no state is saved that was not finite.
-        if last or done % t.checkpoint_every == 0:
-          with tell.paused():
-            saved.save(done, state)
+            saved.save(done, state, validation)
             tell.saved(done)
+        if interrupted:
+          raise interrupted
   return True
+
+
+def _due(step: int, every: int, steps: int) -> bool:
+  """Whether it is time for what happens every so many steps (0: never) and after the last."""
+  return step == steps or bool(step and every and step % every == 0)
 
 
 def _compile(call, state, segments):

@@ -70,6 +70,10 @@ class Record:
     """Notes that there is a checkpoint of a step."""
     self._last_good = step
 
+  def validated(self, step: int) -> bool:
+    """Whether the evaluation of a step is on record."""
+    return self._writer.has(step, 'validation/nll_nats_per_token')
+
   def validation(self, step: int, result: dict[str, Any]) -> None:
     """Records an evaluation."""
     numbers = {k: v for k, v in result.items() if isinstance(v, (int, float))}

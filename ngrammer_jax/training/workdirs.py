@@ -3,21 +3,26 @@
 config.json    the resolved config
 corpus.json    hash of the text and the vocabulary settings it was prepared with
 vocabulary.*   enough to read and write text without the corpus
+lock           held by the process that trains
 """
 
+from collections.abc import Iterator
+import contextlib
 import dataclasses
+import fcntl
 import json
 import logging
 import os
 import pathlib
 import re
+import socket
 from typing import Any
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, files
 from ngrammer_jax.data import token_cache
 
-CONFIG, CORPUS = 'config.json', 'corpus.json'
+CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'
 OURS = ('config', 'corpus', 'vocabulary')  # all that a start which was killed leaves behind
 
 # May differ on resume; the content of the corpus is compared by its hash.
@@ -30,6 +35,10 @@ FREE_KEYS = (
   'training.evaluate_every',
   'training.checkpoint_every',
   'training.keep_checkpoints',
+  # How the same numbers are computed.
+  'model.scan_layers',
+  'model.remat',
+  'model.vocabulary_chunk',
 )
 
 
@@ -78,6 +87,31 @@ def create(
     experiment.save(config, workdir / CONFIG)
   except OSError as error:
     raise errors.BadInput(f'--workdir={workdir} cannot be written: {error.strerror}') from error
+
+
+@contextlib.contextmanager
+def lock(workdir: pathlib.Path) -> Iterator[None]:
+  """Keeps a workdir to one process; the lock goes with the process, however it ends.
+
+  Raises:
+    BadInput: another process trains there.
+  """
+  with (workdir / LOCK).open('a+', encoding='utf-8') as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+      file.seek(0)
+      raise errors.BadInput(
+        f'--workdir={workdir} is in use by {file.read().strip() or "another process"}: '
+        f'wait for it, stop it, or use another workdir'
+      ) from error
+    except OSError as error:
+      logging.warning('%s cannot be locked: %s; start no second process', workdir, error.strerror)
+    file.seek(0)
+    file.truncate()
+    file.write(f'process {os.getpid()} on {socket.gethostname()}\n')
+    file.flush()
+    yield
 
 
 def load_config(workdir: pathlib.Path) -> experiment.Config:

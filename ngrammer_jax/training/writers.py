@@ -19,7 +19,7 @@ class Writer:
 
   def __init__(self, workdir: pathlib.Path, restored_step: int):
     path = workdir / 'metrics.jsonl'
-    _cut(path, restored_step)
+    self._restored = _cut(path, restored_step)
     self._file = path.open('a', encoding='utf-8')
     self._board = tensorboardX.SummaryWriter(
       str(workdir / 'tensorboard'), purge_step=restored_step + 1
@@ -33,23 +33,30 @@ class Writer:
       self._board.add_scalar(name, value, step)
     self._board.flush()  # a killed run loses no point
 
+  def has(self, step: int, name: str) -> bool:
+    """Whether a value of a step was on record when this run began."""
+    return any(r['step'] == step and name in r for r in self._restored)
+
   def close(self) -> None:
     self._file.close()
     self._board.close()
 
 
-def _cut(path: pathlib.Path, step: int) -> None:
-  """Drops the lines after a step, and a last line that was never finished."""
+def _cut(path: pathlib.Path, step: int) -> list[dict[str, float]]:
+  """Drops the lines after a step, and a last line that was never finished; returns the rest."""
   if not path.exists():
-    return
-  kept = []
+    return []
+  kept, records = [], []
   for line in path.read_text(encoding='utf-8').splitlines(keepends=True):
     try:
-      if line.endswith('\n') and json.loads(line)['step'] <= step:
+      record = json.loads(line)
+      if line.endswith('\n') and record['step'] <= step:
         kept.append(line)
+        records.append(record)
     except (json.JSONDecodeError, KeyError):
       logging.warning('%s: dropping a line that is not a record: %.40s', path, line)
   files.write(path, ''.join(kept))
+  return records
 
 
 def line(step: int, steps: int, values: dict[str, Any], seconds_left: float) -> str:
