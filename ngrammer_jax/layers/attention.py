@@ -1,6 +1,6 @@
 """Causal multi-head attention over the tokens of one's own document.
 
-B batch, T segment length, S keys, D model width, N heads, H head width.
+B batch, T segment length, M memory, S = M + T keys, D model width, N heads, H head width.
 """
 
 from flax import linen as nn
@@ -10,6 +10,9 @@ import jax.numpy as jnp
 from ngrammer_jax.layers import linear, position
 
 MASKED = -0.7 * jnp.finfo(jnp.float32).max  # finite: a row of nothing but it stays finite
+
+
+KeysValues = dict[str, jax.Array]
 
 
 class Attention(nn.Module):
@@ -34,33 +37,50 @@ class Attention(nn.Module):
     x_BxTxD: jax.Array,
     visible_BxTxS: jax.Array,
     rotation: tuple[jax.Array, jax.Array] | None = None,
-  ) -> jax.Array:
-    """Returns [B, T, D].
+    memory: KeysValues | None = None,
+  ) -> tuple[jax.Array, KeysValues]:
+    """Returns [B, T, D], and the keys and values [B, T, N, H] of this segment.
 
     Args:
       x_BxTxD: inputs of queries, keys and values.
-      visible_BxTxS: which keys a query attends to (see `documents.visible`).
-      rotation: turns queries and keys by their position (see `position.rotation`).
+      visible_BxTxS: which keys a query attends to (see `documents.visible`): first the M of
+        the memory, then the T of the segment.
+      rotation: turns all S keys, and the queries, by position (see `position.rotation`).
+      memory: `keys` and `values` [B, M, N, H] of earlier segments, before rotation.
     """
     D = x_BxTxD.shape[-1]
     H = D // self.heads
     q_BxTxNxH = self._project('query', H)(x_BxTxD)
-    k_BxSxNxH = self._project('key', H)(x_BxTxD)
-    v_BxSxNxH = self._project('value', H)(x_BxTxD)
+    segment = {
+      'keys': self._project('key', H)(x_BxTxD),
+      'values': self._project('value', H)(x_BxTxD),
+    }
+    # Memory and segment stay apart: joined, the whole memory would be copied.
+    parts = [segment] if memory is None else [memory, segment]
+    ends = [part['keys'].shape[1] for part in parts[:-1]]
+    keys = [part['keys'] for part in parts]
     if rotation is not None:
-      q_BxTxNxH = position.rotate(q_BxTxNxH, rotation)
-      k_BxSxNxH = position.rotate(k_BxSxNxH, rotation)
+      *before, own = zip(*(jnp.split(turn, ends, axis=-3) for turn in rotation), strict=True)
+      q_BxTxNxH = position.rotate(q_BxTxNxH, own)
+      turns = [*before, own]
+      keys = [position.rotate(k, turn) for k, turn in zip(keys, turns, strict=True)]
     q_BxTxNxH = q_BxTxNxH * self._query_scale(H).astype(self.dtype)
     at_least_float32 = jnp.promote_types(self.dtype, jnp.float32)
-    scores_BxNxTxS = jnp.einsum(
-      'btnh,bsnh->bnts', q_BxTxNxH, k_BxSxNxH, preferred_element_type=at_least_float32
-    )
+    scores = [
+      jnp.einsum('btnh,bsnh->bnts', q_BxTxNxH, k, preferred_element_type=at_least_float32)
+      for k in keys
+    ]
+    scores_BxNxTxS = jnp.concatenate(scores, axis=-1)
     scores_BxNxTxS = jnp.where(visible_BxTxS[:, None], scores_BxNxTxS, MASKED)
     probs_BxNxTxS = jax.nn.softmax(scores_BxNxTxS, axis=-1)
     self.sow('intermediates', 'probs', probs_BxNxTxS)
-    context_BxTxNxH = jnp.einsum('bnts,bsnh->btnh', probs_BxNxTxS.astype(self.dtype), v_BxSxNxH)
+    weights = jnp.split(probs_BxNxTxS.astype(self.dtype), ends, axis=-1)
+    context_BxTxNxH = sum(
+      jnp.einsum('bnts,bsnh->btnh', w, part['values'])
+      for w, part in zip(weights, parts, strict=True)
+    )
     output = linear.Linear((D,), ('heads', 'kv', 'embed'), 2, self.bias, self.dtype, name='out')
-    return output(context_BxTxNxH)
+    return output(context_BxTxNxH), segment
 
   def _project(self, name, H):
     return linear.Linear(

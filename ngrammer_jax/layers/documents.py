@@ -26,10 +26,17 @@ def numbers(starts_BxT: jax.Array, carried_B: jax.Array | int = 0) -> jax.Array:
   return carried_B[..., None] + jnp.cumsum(starts_BxT, axis=1, dtype=jnp.int32)
 
 
-def positions(starts_BxT: jax.Array) -> jax.Array:
-  """Position since the last document start within the segment, int32 [B, T]."""
+def positions(starts_BxT: jax.Array, carried_B: jax.Array | int = 0) -> jax.Array:
+  """Position since the last document start, int32 [B, T].
+
+  Args:
+    starts_BxT: true at the first token of a document.
+    carried_B: position of the first token, where it starts no document. 0 counts from the
+      beginning of the segment.
+  """
   index_T = jnp.arange(starts_BxT.shape[1], dtype=jnp.int32)
-  start_BxT = jnp.where(starts_BxT, index_T, 0)
+  before_Bx1 = -jnp.asarray(carried_B, jnp.int32)[..., None]
+  start_BxT = jnp.where(starts_BxT, index_T, before_Bx1)
   return index_T - jax.lax.cummax(start_BxT, axis=1)
 
 

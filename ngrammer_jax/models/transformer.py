@@ -7,7 +7,7 @@ B batch, T segment length, S keys, D model width, V vocabulary.
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import linen as nn
 import jax
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from ngrammer_jax.layers import (
   attention,
+  cache,
   documents,
   feed_forward,
   ngrammer,
@@ -32,16 +33,38 @@ REMAT_POLICIES = {
 }
 
 
-def empty_memory(config: model_config.ModelConfig, batch: int) -> Memory:
+def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int = 0) -> Memory:
   """The memory before the first segment of `batch` streams.
 
+  Args:
+    config: of the model.
+    batch: B.
+    cache_slots: tokens whose keys and values are kept, for decoding. 0: none are, and
+      nothing but the n-gram layer looks across the seam of two segments.
+
   Keys: `document` int32 [B], number of the document that the last segment ended in;
-  `ngram`, the seam of the n-gram layer (see `layers.ngrammer.empty_memory`).
+  `ngram`, the seam of the n-gram layer (see `layers.ngrammer.empty_memory`); `cache`, keys
+  and values (see `layers.cache.empty`).
   """
   memory = {'document': jnp.zeros((batch,), jnp.int32)}
   if config.ngram is not None:
     memory['ngram'] = ngrammer.empty_memory(batch, config.ngram.heads or config.heads)
+  if cache_slots:
+    c, dtype = config, config.compute_dtype()
+    memory['cache'] = cache.empty(batch, cache_slots, c.layers, c.heads, c.width // c.heads, dtype)
   return memory
+
+
+class View(NamedTuple):
+  """What all layers share about a segment: who sees whom, and where tokens stand.
+
+  visible_BxTxS and rotation are those of `layers.Attention`; slots_BxT is where the keys and
+  values of the tokens are kept (see `layers.cache`), None where they are not.
+  """
+
+  visible_BxTxS: jax.Array
+  rotation: tuple[jax.Array, jax.Array] | None
+  slots_BxT: jax.Array | None
 
 
 class Block(nn.Module):
@@ -54,11 +77,11 @@ class Block(nn.Module):
   def __call__(
     self,
     x_BxTxD: jax.Array,
-    visible_BxTxS: jax.Array,
-    rotation: tuple[jax.Array, jax.Array] | None,
+    view: View,
+    memory: attention.KeysValues | None = None,
     dropout_key: jax.Array | None = None,
-  ) -> jax.Array:
-    """Returns [B, T, D]; the arguments are those of `layers.Attention`."""
+  ) -> tuple[jax.Array, attention.KeysValues | None]:
+    """Returns [B, T, D], and the memory of this layer for the next segment."""
     c = self.config
     norm = functools.partial(normalization.LayerNorm, dtype=self.dtype)
     attend = attention.Attention(
@@ -68,10 +91,15 @@ class Block(nn.Module):
       c.feed_forward_width, c.activation, c.gated, c.bias, self.dtype, name='feed_forward'
     )
     keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-    attended = attend(norm(name='attention_norm')(x_BxTxD), visible_BxTxS, rotation)
+    attended, segment = attend(
+      norm(name='attention_norm')(x_BxTxD), view.visible_BxTxS, view.rotation, memory
+    )
+    if memory is not None:
+      write = functools.partial(cache.write, slots_BxT=view.slots_BxT)
+      memory = jax.tree.map(lambda old, new: write(old, new_BxTx=new), memory, segment)
     x_BxTxD = _whole_width(x_BxTxD + _drop(attended, c, keys[0]))
     fed = feed(norm(name='feed_forward_norm')(x_BxTxD))
-    return _whole_width(x_BxTxD + _drop(fed, c, keys[1]))
+    return _whole_width(x_BxTxD + _drop(fed, c, keys[1])), memory
 
 
 def _whole_width(x_BxTxD):
@@ -170,23 +198,40 @@ class TransformerLM(nn.Module):
         valid_BxT=valid_BxT,
         memory=memory['ngram'],
       )
-    place_BxT, wide = documents.positions(starts_BxT), jnp.promote_types(self.dtype, jnp.float32)
-    rotation = None
-    if c.position == 'rope':
-      rotation = position.rotation(
-        place_BxT, c.width // c.heads, c.min_timescale, c.max_timescale, wide
-      )
-    elif c.position == 'sinusoid':
-      x_BxTxD += position.sinusoid(place_BxT, c.width, wide).astype(self.dtype)
+    view, position_BxT, kept = self._view(documents_BxT, starts_BxT, valid_BxT, prefix_BxT, memory)
+    if c.position == 'sinusoid':
+      wide = jnp.promote_types(self.dtype, jnp.float32)
+      x_BxTxD += position.sinusoid(position_BxT, c.width, wide).astype(self.dtype)
     drop = train and c.dropout > 0
     keys = jax.random.split(self.make_rng('dropout'), c.layers + 1) if drop else None
     x_BxTxD = _drop(x_BxTxD, c, keys[0]) if drop else x_BxTxD
-    attended_BxT = documents.with_padding(documents_BxT, valid_BxT)
-    visible_BxTxS = documents.visible(attended_BxT, attended_BxT, prefix_BxT)
-    x_BxTxD = self._blocks(
-      _whole_width(x_BxTxD), visible_BxTxS, rotation, keys[1:] if drop else None
+    x_BxTxD, layers = self._blocks(
+      _whole_width(x_BxTxD), view, kept and kept['layers'], keys[1:] if drop else None
     )
+    if kept is not None:
+      next_memory['cache'] = kept | {'layers': layers}
     return self.final_norm(x_BxTxD), next_memory, {}
+
+  def _view(self, documents_BxT, starts_BxT, valid_BxT, prefix_BxT, memory):
+    """The view of the segment, its positions, and the cache as it will be, layers apart."""
+    c, kept = self.config, memory.get('cache')
+    attended_BxT = documents.with_padding(documents_BxT, valid_BxT)
+    carried = 0 if kept is None else kept['position']
+    position_BxT = key_position_BxS = documents.positions(starts_BxT, carried)
+    key_documents_BxS, slots_BxT = attended_BxT, None
+    if kept is not None:
+      key_documents_BxS = jnp.concatenate([kept['documents'], attended_BxT], axis=1)
+      key_position_BxS = jnp.concatenate([kept['positions'], position_BxT], axis=1)
+      valid_BxT = jnp.ones(documents_BxT.shape, bool) if valid_BxT is None else valid_BxT
+      slots_BxT = cache.slots(kept, valid_BxT)
+      kept = cache.advance(kept, slots_BxT, documents_BxT, position_BxT, valid_BxT)
+    rotation = None
+    if c.position == 'rope':
+      wide = jnp.promote_types(self.dtype, jnp.float32)
+      H = c.width // c.heads
+      rotation = position.rotation(key_position_BxS, H, c.min_timescale, c.max_timescale, wide)
+    visible_BxTxS = documents.visible(attended_BxT, key_documents_BxS, prefix_BxT)
+    return View(visible_BxTxS, rotation, slots_BxT), position_BxT, kept
 
   def scores(self, hidden_BxTxD: jax.Array, targets_BxT: jax.Array) -> heads.TokenScores:
     """Negative log-likelihood in nats of every target, and whether it was the best guess."""
@@ -209,21 +254,26 @@ class TransformerLM(nn.Module):
     policy = REMAT_POLICIES[self.config.remat]
     return nn.remat(Block, policy=policy, prevent_cse=not self.config.scan_layers)
 
-  def _blocks(self, x_BxTxD, visible_BxTxS, rotation, dropout_keys):
+  def _blocks(self, x_BxTxD, view, memory, dropout_keys):
     """All layers, in one scan over their stacked parameters or one after the other."""
+    L = len(self.layer)
+    memory = (None,) * L if memory is None else memory
     if not self.config.scan_layers or self.is_initializing():
+      next_memory = [None] * L
       for i, block in enumerate(self.layer):
         key = None if dropout_keys is None else dropout_keys[i]
-        x_BxTxD = block(x_BxTxD, visible_BxTxS, rotation, key)
-      return x_BxTxD
+        x_BxTxD, next_memory[i] = block(x_BxTxD, view, memory[i], key)
+      return x_BxTxD, tuple(next_memory)
 
     block = self._block()(self.config, self.dtype, parent=None)
 
     def one_layer(x_BxTxD, layer):
-      params, key = layer
-      return block.apply({'params': params}, x_BxTxD, visible_BxTxS, rotation, key), None
+      params, memory, key = layer
+      return block.apply({'params': params}, x_BxTxD, view, memory, key)
 
-    params = [nn.unbox(self.variables['params'][f'layer_{i}']) for i in range(len(self.layer))]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
-    x_BxTxD, _ = jax.lax.scan(one_layer, x_BxTxD, (stacked, dropout_keys))
-    return x_BxTxD
+    stack = lambda trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+    params = [nn.unbox(self.variables['params'][f'layer_{i}']) for i in range(L)]
+    layers = stack(params), stack(memory), dropout_keys
+    x_BxTxD, stacked = jax.lax.scan(one_layer, x_BxTxD, layers)
+    layer = lambda i: jax.tree.map(lambda leaf: leaf[i], stacked)
+    return x_BxTxD, tuple(map(layer, range(L)))

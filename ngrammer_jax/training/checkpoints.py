@@ -43,6 +43,8 @@ def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
   """
   folder = workdir / 'checkpoints' / str(step)
   known = manifest.verify(folder)
+  if known.step != step:
+    raise manifest.Damaged(f'{manifest.NAME} is of step {known.step:,}')
   _check_same_model(folder, known, abstract)
   with ocp.StandardCheckpointer() as checkpointer:
     state = checkpointer.restore(folder.resolve(), abstract)
@@ -192,7 +194,7 @@ class Checkpoints:
     try:
       self._wait()
     except Exception as error:
-      if kind is None:
+      if kind in (None, errors.Interrupted):  # which says that everything is saved
         raise
       logging.error('%s', error)  # what is on its way up says more
     finally:

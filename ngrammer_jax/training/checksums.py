@@ -11,10 +11,10 @@ MULTIPLIERS = (0x9E3779B1, 0x85EBCA77)  # odd, from the golden ratio and from xx
 
 @jax.jit
 def _sums(array: jax.Array) -> jax.Array:
-  """Two 32-bit sums of all bits, each word times an odd number of its own, modulo 2^32.
+  """Two 32-bit sums of all words, each mixed with its place first, modulo 2^32.
 
-  Integer sums come out the same in any order, and an odd factor loses no bit: a change of
-  a single word always shows.
+  Integer sums come out the same in any order. Mixing (the last steps of MurmurHash3) loses
+  no bit, so a change of a single word always shows; without it two signs would cancel out.
   """
   if array.dtype == jnp.bool_:
     array = array.astype(jnp.uint8)
@@ -27,8 +27,10 @@ def _sums(array: jax.Array) -> jax.Array:
 
   def total(multiplier):
     mixed = (index + 1) * np.uint32(multiplier)
-    mixed = (mixed ^ (mixed >> 15)) * np.uint32(0xC2B2AE3D)
-    return jnp.sum(words * (mixed ^ (mixed >> 13) | 1), dtype=jnp.uint32)
+    mixed = words ^ (mixed ^ (mixed >> 15)) * np.uint32(0xC2B2AE3D)
+    mixed = (mixed ^ (mixed >> 16)) * np.uint32(0x85EBCA6B)
+    mixed = (mixed ^ (mixed >> 13)) * np.uint32(0xC2B2AE35)
+    return jnp.sum(mixed ^ (mixed >> 16), dtype=jnp.uint32)
 
   return jnp.stack([total(multiplier) for multiplier in MULTIPLIERS])
 

@@ -64,7 +64,8 @@ def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
     found = checkpoints.restore_newest(workdir, abstract, set_aside=True)
     first_step, state = found or (0, create())
     _describe(config, corpus, state)
-    if first_step >= t.steps:
+    validated = record.validated(workdir, first_step)
+    if first_step >= t.steps and validated:
       return False
     saved.check_space(abstract)
 
@@ -90,13 +91,13 @@ def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
           tell.validation(step, result)
         return result['nll_nats_per_token']
 
-      if _due(first_step, t.evaluate_every, t.steps) and not tell.validated(first_step):
+      if _due(first_step, t.evaluate_every, t.steps) and not validated:
         validate(first_step)  # the run was stopped before it came to that
       for start, segments in zip(starts, batches, strict=True):
         if compiled is None:
           with tell.paused():
             compiled = _compile(call, state, segments)
-        stop.check()
+          stop.check()  # later ones only where the state is saved
         state, metrics = compiled(state, segments)
         done = start + t.segments_per_call
         tell.add(done, metrics)

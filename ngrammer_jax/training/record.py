@@ -70,10 +70,6 @@ class Record:
     """Notes that there is a checkpoint of a step."""
     self._last_good = step
 
-  def validated(self, step: int) -> bool:
-    """Whether the evaluation of a step is on record."""
-    return self._writer.has(step, 'validation/nll_nats_per_token')
-
   def validation(self, step: int, result: dict[str, Any]) -> None:
     """Records an evaluation."""
     numbers = {k: v for k, v in result.items() if isinstance(v, (int, float))}
@@ -126,3 +122,8 @@ class Record:
       f'Last good checkpoint: {kept}. Lower optimizer.learning_rate, raise '
       f'optimizer.warmup_steps, or lower optimizer.clip_norm, with another --workdir'
     )
+
+
+def validated(workdir: pathlib.Path, step: int) -> bool:
+  """Whether the evaluation of a step is on record."""
+  return writers.has(workdir, step, 'validation/nll_nats_per_token')

@@ -1,5 +1,6 @@
 """The record of a run: metrics.jsonl, TensorBoard, and lines on the console."""
 
+from collections.abc import Iterator
 import json
 import logging
 import pathlib
@@ -19,7 +20,7 @@ class Writer:
 
   def __init__(self, workdir: pathlib.Path, restored_step: int):
     path = workdir / 'metrics.jsonl'
-    self._restored = _cut(path, restored_step)
+    _cut(path, restored_step)
     self._file = path.open('a', encoding='utf-8')
     self._board = tensorboardX.SummaryWriter(
       str(workdir / 'tensorboard'), purge_step=restored_step + 1
@@ -33,30 +34,35 @@ class Writer:
       self._board.add_scalar(name, value, step)
     self._board.flush()  # a killed run loses no point
 
-  def has(self, step: int, name: str) -> bool:
-    """Whether a value of a step was on record when this run began."""
-    return any(r['step'] == step and name in r for r in self._restored)
-
   def close(self) -> None:
     self._file.close()
     self._board.close()
 
 
-def _cut(path: pathlib.Path, step: int) -> list[dict[str, float]]:
-  """Drops the lines after a step, and a last line that was never finished; returns the rest."""
-  if not path.exists():
-    return []
-  kept, records = [], []
-  for line in path.read_text(encoding='utf-8').splitlines(keepends=True):
-    try:
-      record = json.loads(line)
-      if line.endswith('\n') and record['step'] <= step:
-        kept.append(line)
-        records.append(record)
-    except (json.JSONDecodeError, KeyError):
+def has(workdir: pathlib.Path, step: int, name: str) -> bool:
+  """Whether a value of a step is on record."""
+  return any(r.get('step') == step and name in r for _, r in _lines(workdir / 'metrics.jsonl'))
+
+
+def _cut(path: pathlib.Path, step: int) -> None:
+  """Drops the lines after a step, and a last line that was never finished."""
+  kept = []
+  for line, record in _lines(path):
+    if 'step' not in record:
       logging.warning('%s: dropping a line that is not a record: %.40s', path, line)
-  files.write(path, ''.join(kept))
-  return records
+    elif record['step'] <= step:
+      kept.append(line)
+  if path.exists():
+    files.write(path, ''.join(kept))
+
+
+def _lines(path: pathlib.Path) -> Iterator[tuple[str, dict[str, float]]]:
+  """Every line and its record, which is empty where the line is not a whole one."""
+  for line in path.read_text(encoding='utf-8').splitlines(keepends=True) if path.exists() else ():
+    try:
+      yield line, json.loads(line) if line.endswith('\n') else {}
+    except json.JSONDecodeError:
+      yield line, {}
 
 
 def line(step: int, steps: int, values: dict[str, Any], seconds_left: float) -> str:

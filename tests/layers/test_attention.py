@@ -72,7 +72,7 @@ def test_equals_slow_loop(x64, bias, per_dim_scale, rotated):
   x, params = rng.normal(size=(B, T, D)), random_parameters(rng, bias, per_dim_scale)
   layer = Attention(heads=N, bias=bias, per_dim_scale=per_dim_scale, dtype=jnp.float64)
   rotation = position.rotation(jnp.arange(T), H, dtype=jnp.float64) if rotated else None
-  y = layer.apply({'params': params}, x, visible(), rotation)
+  y, _ = layer.apply({'params': params}, x, visible(), rotation)
   assert_close(y, slow_attention(x, params, rotated), 1e-12)
 
 
@@ -81,7 +81,7 @@ def test_gradient_flows_from_exactly_the_visible_keys(prefix):
   x = jax.random.normal(jax.random.key(0), (B, T, D))
   layer, seen = Attention(heads=N), visible(prefix)
   variables = {'params': random_parameters(np.random.default_rng(1))}
-  jacobian = jax.jit(jax.jacrev(lambda x: layer.apply(variables, x, seen).sum(axis=-1)))(x)
+  jacobian = jax.jit(jax.jacrev(lambda x: layer.apply(variables, x, seen)[0].sum(axis=-1)))(x)
   reached = jnp.abs(jacobian).sum(axis=-1) > 0  # [row, query, row, key]
   rows = jnp.arange(B)
   assert reached[rows, :, rows].tolist() == seen.tolist()
@@ -96,7 +96,7 @@ def test_query_that_sees_nothing_stays_finite():
   x = jax.random.normal(jax.random.key(0), (1, 3, D))
   layer, seen = Attention(heads=N), jnp.zeros((1, 3, 3), bool)
   variables = {'params': random_parameters(np.random.default_rng(1))}
-  loss = lambda x: jnp.square(layer.apply(variables, x, seen)).sum()
+  loss = lambda x: jnp.square(layer.apply(variables, x, seen)[0]).sum()
   y, gradient = jax.jit(jax.value_and_grad(loss))(x)
   assert jnp.isfinite(y) and jnp.isfinite(gradient).all()
 
@@ -105,7 +105,7 @@ def test_bfloat16_keeps_the_softmax_in_float32():
   x = jax.random.normal(jax.random.key(0), (B, T, D), jnp.bfloat16)
   layer = Attention(heads=N, per_dim_scale=True, dtype=jnp.bfloat16)
   params = random_parameters(np.random.default_rng(1), per_dim_scale=True)
-  y, state = layer.apply({'params': params}, x, visible(), mutable=['intermediates'])
+  (y, _), state = layer.apply({'params': params}, x, visible(), mutable=['intermediates'])
   (probs,) = state['intermediates']['probs']
   assert y.dtype == jnp.bfloat16 and probs.dtype == jnp.float32
   # bfloat16 would miss 1 by up to 2^-9 and hold few different numbers.

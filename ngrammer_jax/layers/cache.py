@@ -1,0 +1,69 @@
+"""Keys and values of the tokens already seen, so that no token is computed twice.
+
+Every row of a batch has M slots, filled in turn and then, the oldest first, filled again.
+Which slot a token takes depends on the tokens before it in its own row alone: padding takes
+none. A slot knows the document and the position of its token; keys are kept before rotation.
+
+B batch, T segment length, M slots, N heads, H head width.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ngrammer_jax.layers import documents
+
+Cache = dict[str, Any]
+
+
+def empty(batch: int, slots: int, layers: int, heads: int, H: int, dtype: jnp.dtype) -> Cache:
+  """A cache that holds nothing.
+
+  Keys: `documents` and `positions` int32 [B, M] of each slot; `count` int32 [B], tokens seen;
+  `position` int32 [B] of the next token; `layers`, for each layer `keys` and `values`
+  [B, M, N, H].
+  """
+  zeros = lambda: jnp.zeros((batch, slots, heads, H), dtype)
+  return {
+    'documents': jnp.full((batch, slots), documents.NONE, jnp.int32),
+    'positions': jnp.zeros((batch, slots), jnp.int32),
+    'count': jnp.zeros((batch,), jnp.int32),
+    'position': jnp.zeros((batch,), jnp.int32),
+    'layers': tuple({'keys': zeros(), 'values': zeros()} for _ in range(layers)),
+  }
+
+
+def slots(cache: Cache, valid_BxT: jax.Array) -> jax.Array:
+  """The slot of every token, int32 [B, T]; M, where there is none, for what is not kept."""
+  M = cache['documents'].shape[1]
+  valid_BxT = valid_BxT.astype(bool)
+  rank_BxT = jnp.cumsum(valid_BxT, axis=1, dtype=jnp.int32)
+  kept_BxT = valid_BxT & (rank_BxT > rank_BxT[:, -1:] - M)
+  return jnp.where(kept_BxT, (cache['count'][:, None] + rank_BxT - 1) % M, M)
+
+
+def write(old_BxMx: jax.Array, slots_BxT: jax.Array, new_BxTx: jax.Array) -> jax.Array:
+  """Puts the values of tokens into their slots."""
+  row_Bx1 = jnp.arange(old_BxMx.shape[0])[:, None]
+  return old_BxMx.at[row_Bx1, slots_BxT].set(new_BxTx, mode='drop')
+
+
+def advance(
+  cache: Cache,
+  slots_BxT: jax.Array,
+  documents_BxT: jax.Array,
+  positions_BxT: jax.Array,
+  valid_BxT: jax.Array,
+) -> Cache:
+  """What the cache knows of its tokens after a segment; its layers stay as they are."""
+  index_T = jnp.arange(1, valid_BxT.shape[1] + 1, dtype=jnp.int32)
+  last_Bx1 = jnp.where(valid_BxT > 0, index_T, 0).max(axis=1, keepdims=True)
+  # The place after the last token; where the segment has none, the one that was expected.
+  next_Bx1pT = jnp.concatenate([cache['position'][:, None], positions_BxT + 1], axis=1)
+  return cache | {
+    'documents': write(cache['documents'], slots_BxT, documents_BxT),
+    'positions': write(cache['positions'], slots_BxT, positions_BxT),
+    'count': cache['count'] + (valid_BxT > 0).sum(axis=1, dtype=jnp.int32),
+    'position': jnp.take_along_axis(next_Bx1pT, last_Bx1, axis=1)[:, 0],
+  }

@@ -1,0 +1,130 @@
+"""Any split of a stream, down to single tokens, equals one pass over all of it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ngrammer_jax.models import config as model_config
+from ngrammer_jax.models import transformer
+from tests.conftest import assert_close, random_variables
+
+T, V = 8, 13
+NGRAM = model_config.NGramConfig(clusters=4, vocabulary_size=32, dim=4)
+PLAIN = model_config.ModelConfig(
+  layers=2, width=16, heads=2, feed_forward_width=24, scan_layers=False, ngram=NGRAM
+)
+CHANGES = {
+  'n-grammer': {},
+  'no n-grams': {'ngram': None},
+  'raw bi-grams': {'ngram': dataclasses.replace(NGRAM, clusters=None)},
+  'added n-grams': {'ngram': dataclasses.replace(NGRAM, combine='add', dim=8)},
+  'other n-gram heads': {'ngram': dataclasses.replace(NGRAM, heads=4, prenormalize=True)},
+  'per-dim scale': {'per_dim_scale': True},
+  'sinusoid': {'position': 'sinusoid'},
+  'no positions': {'position': 'none'},
+  'scanned': {'scan_layers': True},
+  'recomputed': {'remat': 'full'},
+  'biases, not gated': {'bias': True, 'gated': False, 'tie_embeddings': False},
+}
+
+# One stream, packed with documents in the second half of the rows; row b of either half has
+# the first b + 1 tokens as its prompt.
+TOKENS = np.tile(np.random.default_rng(0).integers(0, V, T), (2 * T, 1))
+STARTS = np.zeros((2 * T, T), bool)
+STARTS[T:, [0, 3, 4]] = True
+PROMPTS = np.tile(np.arange(1, T + 1), 2)
+
+
+def build(change, dtype):
+  config = dataclasses.replace(PLAIN, dtype=dtype, **CHANGES[change])
+  model = transformer.TransformerLM(config, V)
+  memory = transformer.empty_memory(config, 2 * T)
+  variables = random_variables(model, TOKENS, memory, dtype=dtype)
+
+  @jax.jit
+  def run(tokens, memory, starts, valid=None):
+    hidden, memory, _ = model.apply(variables, tokens, memory, starts_BxT=starts, valid_BxT=valid)
+    return hidden, memory
+
+  return config, run
+
+
+def one_pass(config, run):
+  return np.asarray(run(TOKENS, transformer.empty_memory(config, 2 * T), STARTS)[0])
+
+
+def decoded(config, run, slots):
+  """Every row's prompt padded to one length, then every row's next token until none is left."""
+  row, index = np.arange(2 * T), np.arange(T)
+  memory = transformer.empty_memory(config, 2 * T, slots)
+  in_prompt = index < PROMPTS[:, None]
+  # What stands in the padding does not matter.
+  hidden, memory = run(
+    np.where(in_prompt, TOKENS, V - 1), memory, STARTS & in_prompt, in_prompt.astype(np.int32)
+  )
+  states = np.array(hidden)
+  for step in range(T - 1):
+    place = np.minimum(PROMPTS + step, T - 1)
+    there = PROMPTS + step < T
+    hidden, memory = run(
+      TOKENS[row, place, None],
+      memory,
+      (STARTS[row, place] & there)[:, None],
+      there[:, None].astype(np.int32),
+    )
+    states[row[there], place[there]] = np.asarray(hidden)[there, 0]
+  return states, memory
+
+
+@pytest.mark.parametrize('dtype, tolerance', [('float32', 1e-5), ('float64', 1e-10)])
+@pytest.mark.parametrize('change', CHANGES)
+def test_prefill_at_every_split_then_single_tokens_equals_one_pass(x64, change, dtype, tolerance):
+  config, run = build(change, dtype)
+  states, memory = decoded(config, run, slots=T - 1)  # a token sees its slots and itself
+  assert_close(states, one_pass(config, run), tolerance)
+  assert memory['cache']['count'].tolist() == [T] * 2 * T
+
+
+def test_padding_and_the_other_rows_do_not_matter(x64):
+  """Also when more tokens have come than the cache has slots."""
+  config, run = build('n-grammer', 'float64')
+  together, _ = decoded(config, run, slots=3)
+  for row in (1, 4, T + 2):
+    memory = transformer.empty_memory(config, 1, 3)
+    first, memory = run(TOKENS[:1, : PROMPTS[row]], memory, STARTS[row : row + 1, : PROMPTS[row]])
+    alone = [first]
+    for place in range(PROMPTS[row], T):
+      cut = slice(place, place + 1)
+      state, memory = run(TOKENS[:1, cut], memory, STARTS[row : row + 1, cut])
+      alone.append(state)
+    assert_close(together[row], np.concatenate(alone, axis=1)[0], 1e-10)
+
+
+def test_a_full_cache_forgets_the_oldest_tokens(x64):
+  """With one layer, a token decoded with M slots sees the M before it."""
+  config, run = build('no n-grams', 'float64')
+  config = dataclasses.replace(config, layers=1)
+  model = transformer.TransformerLM(config, V)
+  variables = random_variables(model, TOKENS, transformer.empty_memory(config, 1), dtype='float64')
+  memory = transformer.empty_memory(config, 1, 3)
+  for place in range(T):
+    hidden, memory, _ = model.apply(variables, TOKENS[:1, place : place + 1], memory)
+  empty = transformer.empty_memory(config, 1)
+  # Rotary positions are relative: the last four tokens alone give the same.
+  last_four, _, _ = model.apply(variables, TOKENS[:1, -4:], empty)
+  assert_close(hidden[:, 0], last_four[:, -1], 1e-10)
+  assert sorted(memory['cache']['positions'][0].tolist()) == [5, 6, 7]
+
+
+def test_a_segment_longer_than_the_cache_leaves_its_last_tokens(x64):
+  config, run = build('n-grammer', 'float64')
+  _, memory = run(TOKENS[:2], transformer.empty_memory(config, 2, 3), STARTS[T : T + 2])
+  slot = np.argsort(memory['cache']['positions'][0])
+  assert memory['cache']['documents'][0, slot].tolist() == [3, 3, 3]
+  assert memory['cache']['positions'][0, slot].tolist() == [1, 2, 3]
+  _, memory = run(TOKENS[:2, :1], memory, jnp.ones((2, 1), bool))
+  assert memory['cache']['documents'][0].tolist().count(4) == 1
+  assert memory['cache']['position'].tolist() == [1, 1]
