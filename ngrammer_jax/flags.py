@@ -41,6 +41,13 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   sys.exit(status or 0)
 
 
+def step(text: str) -> int | str:
+  """The value of --step: a number, newest or best. Raises BadInput for anything else."""
+  if not text.isdecimal() and text not in ('newest', 'best'):
+    raise errors.BadInput(f'--step={text} is not a step, newest or best')
+  return int(text) if text.isdecimal() else text
+
+
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, Any]:
   """Plain flags by argparse, and the config with its overrides applied.
 

@@ -1,21 +1,73 @@
 """A trained run as an object: what verbs, notebooks and other programs work with."""
 
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import logging
+import math
 import pathlib
 from typing import Any
 
 import jax
+import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, progress, sharding
 from ngrammer_jax.data import corpora, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
-from ngrammer_jax.evaluation import language_modeling
+from ngrammer_jax.decoding import generation, sampling
+from ngrammer_jax.decoding import text as decoded
+from ngrammer_jax.evaluation import language_modeling, scoring
 from ngrammer_jax.models import transformer
-from ngrammer_jax.training import checkpoints, optimizers, workdirs
+from ngrammer_jax.training import checkpoints, manifest, optimizers, workdirs
 from ngrammer_jax.training import state as train_state
+
+ROWS = 8  # texts at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+  """How well a text is predicted, as a document of its own.
+
+  Attributes:
+    text: what was scored.
+    tokens: its ids.
+    nats: negative log-likelihood of each token, float64.
+  """
+
+  text: str
+  tokens: np.ndarray
+  nats: np.ndarray
+
+  @property
+  def perplexity(self) -> float:
+    """exp of the mean over tokens; nan of an empty text."""
+    return math.exp(min(self.nats.mean(), 700)) if self.nats.size else math.nan
+
+  @property
+  def bits_per_byte(self) -> float:
+    """Of the text in UTF-8; nan of an empty text."""
+    size = len(self.text.encode())
+    return float(self.nats.sum()) / math.log(2) / size if size else math.nan
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+  """A continued prompt.
+
+  Attributes:
+    prompt: what was given.
+    text: what follows it.
+    tokens: ids of what follows.
+    ended: whether the model ended the document; if not, it ran out of tokens.
+    seed: given this one, the prompt alone is continued alike.
+  """
+
+  prompt: str
+  text: str
+  tokens: list[int]
+  ended: bool
+  seed: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,10 +77,12 @@ class Run:
   Attributes:
     workdir: of the run.
     config: what it was trained with.
+    step: of the checkpoint: a number, `newest`, or `best` on the validation split.
   """
 
   workdir: pathlib.Path
   config: experiment.Config
+  step: int | str = 'newest'
 
   @functools.cached_property
   def vocabulary(self) -> vocabularies.Vocabulary:
@@ -52,7 +106,7 @@ class Run:
 
   @functools.cached_property
   def state(self) -> train_state.TrainState:
-    """The newest checkpoint. Raises BadInput where there is none."""
+    """The checkpoint. Raises BadInput where there is none."""
     t = self.config.training
     optimizer = optimizers.make(self.config.optimizer, t.steps)
     _, abstract = train_state.initialiser(
@@ -63,10 +117,23 @@ class Run:
       leaf.shape, leaf.dtype, sharding=sharding.replicated(self.mesh)
     )
     abstract = abstract.replace(memory=jax.tree.map(whole, abstract.memory))
-    found = checkpoints.restore_newest(self.workdir, abstract)
-    if found is None:
+    there = checkpoints.steps(self.workdir)
+    if not there:
       raise errors.BadInput(f'--workdir={self.workdir} has no checkpoint yet')
-    return found[1]
+    if self.step == 'newest':
+      return checkpoints.restore_newest(self.workdir, abstract)[1]
+    step = checkpoints.best_step(self.workdir) if self.step == 'best' else self.step
+    if step not in there:
+      raise errors.BadInput(
+        f'--step={self.step}: --workdir={self.workdir} has no such checkpoint, '
+        f'but {", ".join(map(str, there))}'
+      )
+    try:
+      return checkpoints.restore(self.workdir, step, abstract)
+    except manifest.Damaged as error:
+      raise errors.BadInput(
+        f'--step={self.step}: checkpoint {step} is damaged: {error}; use another step'
+      ) from error
 
   def evaluate(self, split: str = 'test') -> dict[str, Any]:
     """Scores every token of a split of the run's corpus; see `language_modeling.Evaluator`."""
@@ -86,8 +153,121 @@ class Run:
       result = evaluate(self.state.params, self.state.codebook, tokens, report=bar.advance)
     return {'split': split, 'step': int(self.state.step), **result}
 
+  def score(self, texts: str | Sequence[str]) -> list[Score]:
+    """Scores texts, each as a document of its own.
 
-def load_run(workdir: str | pathlib.Path) -> Run:
-  """Opens the workdir of a run. Raises BadInput where it is none."""
+    A text is read as evaluation reads a split: in segments of the evaluation's length.
+
+    Raises:
+      BadInput: the vocabulary does not have a character.
+    """
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    ids = [self._encoded(text, f'text {i + 1}') for i, text in enumerate(texts)]
+    nats = self._scorer.documents(
+      self.state.params,
+      self.state.codebook,
+      ids,
+      self.vocabulary.document_start,
+      self.config.evaluation_length(),
+    )
+    return [Score(*each) for each in zip(texts, ids, nats, strict=True)]
+
+  def generate(
+    self,
+    prompts: str | Sequence[str],
+    tokens: int = 100,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    context: int | None = None,
+    on_text: Callable[[int, str], None] | None = None,
+  ) -> list[Completion]:
+    """Continues prompts, each as the beginning of a document of its own.
+
+    Args:
+      prompts: the texts; '' begins a new document.
+      tokens: to add, at most; a document may end earlier.
+      temperature, top_k, top_p: see `decoding.sampling.Sampling`; temperature 0 is greedy.
+      seed: prompt number i, from 0, draws with seed + i, whatever the other prompts are.
+      context: tokens that a token is predicted from, at most. None: the segment length of the
+        evaluation.
+      on_text: called with the number of a prompt and what its text has grown by.
+
+    Raises:
+      BadInput: a prompt does not fit the context, or a value is impossible.
+    """
+    prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+    how = sampling.Sampling(temperature, top_k, top_p)
+    how.check()
+    context = self.config.evaluation_length() if context is None else context
+    for name, value, least in (('tokens', tokens, 1), ('context', context, 1), ('seed', seed, 0)):
+      if value < least:
+        raise errors.BadInput(f'--{name}={value} must be at least {least}')
+    ids = [self._prompt(prompt, i, context) for i, prompt in enumerate(prompts)]
+    if max(map(len, ids), default=0) + tokens > context:
+      logging.info('a token is predicted from the last %s tokens, the context', f'{context:,}')
+    texts = [decoded.Continuation(self.vocabulary, prompt[1:], tokens) for prompt in ids]
+    for first in range(0, len(ids), ROWS):
+      rows = range(first, min(first + ROWS, len(ids)))
+      generator = self._generator(context, 1 << (len(rows) - 1).bit_length())
+      seeds = [seed + row for row in rows]
+      variables = self.state.params, self.state.codebook
+      for token_B in generator(*variables, [ids[row] for row in rows], seeds, how):
+        for row, token in zip(rows, token_B.tolist(), strict=True):
+          if not texts[row].done:
+            grown = texts[row].add(token)
+            if on_text is not None:
+              on_text(row, grown)
+        if all(texts[row].done for row in rows):
+          break
+    return [
+      Completion(prompt, text.text, text.tokens, text.ended, seed + row)
+      for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
+    ]
+
+  @functools.cached_property
+  def _scorer(self) -> scoring.Scorer:
+    return scoring.Scorer(self.model, self.mesh, ROWS)
+
+  @functools.cached_property
+  def _generators(self) -> dict[tuple[int, int], generation.Generator]:
+    return {}
+
+  def _generator(self, context: int, rows: int) -> generation.Generator:
+    """Kept, since each compiles its own steps."""
+    if (context, rows) not in self._generators:
+      made = generation.Generator(self.model, self.mesh, context, rows)
+      self._generators[context, rows] = made
+    return self._generators[context, rows]
+
+  def _encoded(self, text: str, name: str) -> np.ndarray:
+    try:
+      return self.vocabulary.encode(text.encode()).astype(np.int32)
+    except errors.BadInput as error:
+      raise errors.BadInput(f'{name}: {error}') from error
+
+  def _prompt(self, prompt: str, number: int, context: int) -> np.ndarray:
+    """The ids of a prompt, the document start first."""
+    name = f'prompt {number + 1}'
+    ids = np.insert(self._encoded(prompt, name), 0, self.vocabulary.document_start)
+    if len(ids) > context:
+      raise errors.BadInput(
+        f'{name} is too long: {len(ids) - 1:,} tokens, but {context - 1:,} and the document '
+        f'start fill the context of {context:,}; shorten it, or raise --context'
+      )
+    return ids
+
+
+def load_run(workdir: str | pathlib.Path, step: int | str = 'newest') -> Run:
+  """Opens the workdir of a run.
+
+  Args:
+    workdir: of the run.
+    step: which checkpoint: a number, `newest`, or `best` on the validation split.
+
+  Raises:
+    BadInput: it is no workdir of a run.
+  """
   workdir = pathlib.Path(workdir)
-  return Run(workdir, workdirs.load_config(workdir))
+  return Run(workdir, workdirs.load_config(workdir), step)

@@ -1,8 +1,9 @@
 """From text to token ids and back: bytes, characters, words, SentencePiece.
 
 Every vocabulary has `size`, `document_start` (the id that stands between documents and
-before the very first token), `encode(bytes) -> ids`, `decode(ids) -> bytes`, and is kept
-as a few files by `save` and `load`.
+before the very first token), `document_end` (the id that tells in a text that it is over;
+None where the document start may also stand inside), `encode(bytes) -> ids`,
+`decode(ids) -> bytes`, and is kept as a few files by `save` and `load`.
 """
 
 import collections
@@ -29,6 +30,7 @@ class Vocabulary(Protocol):
 
   size: int
   document_start: int
+  document_end: int | None
 
   def encode(self, text: bytes) -> np.ndarray: ...
 
@@ -40,7 +42,7 @@ class Vocabulary(Protocol):
 class ByteVocabulary:
   """The 256 bytes, and 256 as the document start."""
 
-  size, document_start = 257, 256
+  size, document_start, document_end = 257, 256, 256
 
   def encode(self, text: bytes) -> np.ndarray:
     return np.frombuffer(text, np.uint8)
@@ -66,6 +68,7 @@ class CharacterVocabulary:
     self.size = len(characters) + separated
     entry = next((characters.index(c) for c in '\n ' if c in characters), 0)
     self.document_start = len(characters) if separated else entry
+    self.document_end = self.document_start if separated else None
 
   def encode(self, text: bytes) -> np.ndarray:
     """Raises BadInput for a character that the vocabulary does not have."""
@@ -101,7 +104,7 @@ class WordVocabulary:
     self._words = words
     self._ids = {word: i for i, word in enumerate(words)}
     self.size = len(words)
-    self.document_start = self._ids[END]
+    self.document_start, self.document_end = self._ids[END], None
     self._unknown = self._ids[UNKNOWN]
 
   def encode(self, text: bytes) -> np.ndarray:
@@ -133,7 +136,7 @@ class SentencePieceVocabulary:
     self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     self.size = self._processor.vocab_size()
     special = (self._processor.bos_id(), self._processor.eos_id(), self._processor.pad_id(), 0)
-    self.document_start = next(i for i in special if i >= 0)
+    self.document_start = self.document_end = next(i for i in special if i >= 0)
 
   def encode(self, text: bytes) -> np.ndarray:
     parts = text.decode().split(SPACE_MARK) if self._learned else [text.decode()]

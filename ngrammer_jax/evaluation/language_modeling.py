@@ -1,17 +1,17 @@
 """How well a model predicts a split: perplexity, bits per byte, top-1 accuracy."""
 
 from collections.abc import Callable
-import functools
 import json
 import math
 import pathlib
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
-from ngrammer_jax import files, sharding
+from ngrammer_jax import files
 from ngrammer_jax.data import streams, token_cache
+from ngrammer_jax.evaluation import scoring
 from ngrammer_jax.models import transformer
 
 
@@ -38,14 +38,8 @@ class Evaluator:
     length: int,
     rows: int,
   ):
-    self._model, self._mesh, self._streams, self._length = model, mesh, streams, length
-    shards = sharding.batch_shards(mesh)
-    self._rows = -(-min(rows, streams) // shards) * shards
-    self._score = jax.jit(
-      functools.partial(_score_segment, model),
-      donate_argnums=2,
-      out_shardings=(sharding.replicated(mesh), sharding.rows_sharding(mesh)),
-    )
+    self._streams, self._length = streams, length
+    self._score = scoring.Scorer(model, mesh, min(rows, streams))
 
   def __call__(
     self,
@@ -65,14 +59,16 @@ class Evaluator:
     """
     parts = streams.EvaluationStreams(split, self._streams, self._length, max_tokens or 0)
     nll, correct, tokens = [], [], 0
-    with sharding.use(self._mesh):
-      for first_row in range(0, parts.streams, self._rows):
-        for row_sums in self._run(params, codebook, parts, first_row):
-          nll_B, correct_B, tokens_B = jax.device_get(row_sums)
-          nll.extend(nll_B.tolist())
-          correct.extend(correct_B.tolist())
-          tokens += int(tokens_B.sum())
-          report(int(tokens_B.sum()))
+    for first_row in range(0, parts.streams, self._score.rows):
+
+      def make(index, rows, first_row=first_row):
+        return parts.segment(index, first_row + rows.start, rows.stop - rows.start)
+
+      for nll_BxT, correct_BxT, valid_BxT in self._score(params, codebook, parts.segments, make):
+        nll.append(nll_BxT.sum(dtype=np.float64))
+        correct.append(int(correct_BxT.sum()))
+        tokens += int(valid_BxT.sum())
+        report(int(valid_BxT.sum()))
     total = math.fsum(nll)
     covered = tokens == len(split.tokens)
     return {
@@ -82,7 +78,7 @@ class Evaluator:
       'bits_per_byte': (
         total / math.log(2) / split.text_bytes if covered and split.text_bytes else None
       ),
-      'top1_accuracy': math.fsum(correct) / tokens,
+      'top1_accuracy': sum(correct) / tokens,
       'protocol': {
         'name': 'streams',
         'streams': parts.streams,
@@ -90,41 +86,6 @@ class Evaluator:
         'whole_split': covered,
       },
     }
-
-  def _run(self, params, codebook, parts, first_row):
-    """Sums by row of every segment, each fetched while the next one is computed."""
-    place = sharding.rows_sharding(self._mesh)
-    empty = transformer.empty_memory(self._model.config, self._rows)
-    memory = jax.tree.map(lambda a: jax.device_put(a, place), empty)
-    waiting = None
-    for index in range(parts.segments):
-      segment = sharding.global_rows(
-        self._mesh,
-        self._rows,
-        lambda rows, i=index: parts.segment(i, first_row + rows.start, rows.stop - rows.start),
-      )
-      sums, memory = self._score(params, codebook, memory, segment)
-      if waiting is not None:
-        yield waiting
-      waiting = sums
-    yield waiting
-
-
-def _score_segment(model, params, codebook, memory, segment: streams.Segment):
-  """Sums over each row: negative log-likelihood, correct guesses, tokens."""
-  variables = {'params': params, 'codebook': codebook}
-  hidden, memory, _ = model.apply(
-    variables,
-    segment.tokens_BxT,
-    memory,
-    starts_BxT=segment.starts_BxT,
-    valid_BxT=segment.valid_BxT,
-  )
-  scores = model.apply(variables, hidden, segment.targets_BxT, method='scores')
-  valid_BxT = segment.valid_BxT
-  nll_B = jnp.where(valid_BxT > 0, scores.nll_BxT, 0).sum(axis=1)
-  correct_B = (scores.correct_BxT * valid_BxT).sum(axis=1)
-  return (nll_B, correct_B, valid_BxT.sum(axis=1)), memory
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:

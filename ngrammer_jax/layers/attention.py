@@ -3,6 +3,8 @@
 B batch, T segment length, M memory, S = M + T keys, D model width, N heads, H head width.
 """
 
+import functools
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -45,42 +47,37 @@ class Attention(nn.Module):
       x_BxTxD: inputs of queries, keys and values.
       visible_BxTxS: which keys a query attends to (see `documents.visible`): first the M of
         the memory, then the T of the segment.
-      rotation: turns all S keys, and the queries, by position (see `position.rotation`).
-      memory: `keys` and `values` [B, M, N, H] of earlier segments, before rotation.
+      rotation: turns queries and keys by their position (see `position.rotation`).
+      memory: `keys` and `values` [B, N, M, H] of earlier segments (see `layers.cache`).
     """
     D = x_BxTxD.shape[-1]
     H = D // self.heads
     q_BxTxNxH = self._project('query', H)(x_BxTxD)
-    segment = {
-      'keys': self._project('key', H)(x_BxTxD),
-      'values': self._project('value', H)(x_BxTxD),
-    }
-    # Memory and segment stay apart: joined, the whole memory would be copied.
-    parts = [segment] if memory is None else [memory, segment]
-    ends = [part['keys'].shape[1] for part in parts[:-1]]
-    keys = [part['keys'] for part in parts]
+    k_BxTxNxH = self._project('key', H)(x_BxTxD)
+    v_BxTxNxH = self._project('value', H)(x_BxTxD)
     if rotation is not None:
-      *before, own = zip(*(jnp.split(turn, ends, axis=-3) for turn in rotation), strict=True)
-      q_BxTxNxH = position.rotate(q_BxTxNxH, own)
-      turns = [*before, own]
-      keys = [position.rotate(k, turn) for k, turn in zip(keys, turns, strict=True)]
+      q_BxTxNxH = position.rotate(q_BxTxNxH, rotation)
+      k_BxTxNxH = position.rotate(k_BxTxNxH, rotation)
     q_BxTxNxH = q_BxTxNxH * self._query_scale(H).astype(self.dtype)
-    at_least_float32 = jnp.promote_types(self.dtype, jnp.float32)
-    scores = [
-      jnp.einsum('btnh,bsnh->bnts', q_BxTxNxH, k, preferred_element_type=at_least_float32)
-      for k in keys
-    ]
-    scores_BxNxTxS = jnp.concatenate(scores, axis=-1)
+    score = functools.partial(
+      jnp.einsum, preferred_element_type=jnp.promote_types(self.dtype, jnp.float32)
+    )
+    # Memory and segment stay apart: joining them would copy the memory.
+    scores_BxNxTxS = score('btnh,bsnh->bnts', q_BxTxNxH, k_BxTxNxH)
+    if memory is not None:
+      scores_BxNxTxM = score('btnh,bnmh->bntm', q_BxTxNxH, memory['keys'])
+      scores_BxNxTxS = jnp.concatenate([scores_BxNxTxM, scores_BxNxTxS], axis=-1)
     scores_BxNxTxS = jnp.where(visible_BxTxS[:, None], scores_BxNxTxS, MASKED)
     probs_BxNxTxS = jax.nn.softmax(scores_BxNxTxS, axis=-1)
     self.sow('intermediates', 'probs', probs_BxNxTxS)
-    weights = jnp.split(probs_BxNxTxS.astype(self.dtype), ends, axis=-1)
-    context_BxTxNxH = sum(
-      jnp.einsum('bnts,bsnh->btnh', w, part['values'])
-      for w, part in zip(weights, parts, strict=True)
-    )
+    probs_BxNxTxS = probs_BxNxTxS.astype(self.dtype)
+    M = 0 if memory is None else memory['keys'].shape[2]
+    context_BxTxNxH = jnp.einsum('bnts,bsnh->btnh', probs_BxNxTxS[..., M:], v_BxTxNxH)
+    if memory is not None:
+      probs_BxNxTxM = probs_BxNxTxS[..., :M]
+      context_BxTxNxH += jnp.einsum('bntm,bnmh->btnh', probs_BxNxTxM, memory['values'])
     output = linear.Linear((D,), ('heads', 'kv', 'embed'), 2, self.bias, self.dtype, name='out')
-    return output(context_BxTxNxH), segment
+    return output(context_BxTxNxH), {'keys': k_BxTxNxH, 'values': v_BxTxNxH}
 
   def _project(self, name, H):
     return linear.Linear(

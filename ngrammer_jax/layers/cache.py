@@ -2,7 +2,8 @@
 
 Every row of a batch has M slots, filled in turn and then, the oldest first, filled again.
 Which slot a token takes depends on the tokens before it in its own row alone: padding takes
-none. A slot knows the document and the position of its token; keys are kept before rotation.
+none. A slot knows the document of its token. Keys are kept as they were when their token
+came, turned by its position: a position stays what it is, and no key is turned again.
 
 B batch, T segment length, M slots, N heads, H head width.
 """
@@ -20,14 +21,12 @@ Cache = dict[str, Any]
 def empty(batch: int, slots: int, layers: int, heads: int, H: int, dtype: jnp.dtype) -> Cache:
   """A cache that holds nothing.
 
-  Keys: `documents` and `positions` int32 [B, M] of each slot; `count` int32 [B], tokens seen;
-  `position` int32 [B] of the next token; `layers`, for each layer `keys` and `values`
-  [B, M, N, H].
+  Keys: `documents` int32 [B, M] of each slot; `count` int32 [B], tokens seen; `position`
+  int32 [B] of the next token; `layers`, for each layer `keys` and `values` [B, N, M, H].
   """
-  zeros = lambda: jnp.zeros((batch, slots, heads, H), dtype)
+  zeros = lambda: jnp.zeros((batch, heads, slots, H), dtype)
   return {
     'documents': jnp.full((batch, slots), documents.NONE, jnp.int32),
-    'positions': jnp.zeros((batch, slots), jnp.int32),
     'count': jnp.zeros((batch,), jnp.int32),
     'position': jnp.zeros((batch,), jnp.int32),
     'layers': tuple({'keys': zeros(), 'values': zeros()} for _ in range(layers)),
@@ -43,10 +42,19 @@ def slots(cache: Cache, valid_BxT: jax.Array) -> jax.Array:
   return jnp.where(kept_BxT, (cache['count'][:, None] + rank_BxT - 1) % M, M)
 
 
-def write(old_BxMx: jax.Array, slots_BxT: jax.Array, new_BxTx: jax.Array) -> jax.Array:
-  """Puts the values of tokens into their slots."""
-  row_Bx1 = jnp.arange(old_BxMx.shape[0])[:, None]
-  return old_BxMx.at[row_Bx1, slots_BxT].set(new_BxTx, mode='drop')
+def write(
+  old_BxNxMxH: jax.Array, slots_BxT: jax.Array, new_BxTxNxH: jax.Array, after_BxTxD: jax.Array
+) -> jax.Array:
+  """Puts the keys or values of tokens into their slots, in place.
+
+  `after_BxTxD` is what was computed from the old ones. Where XLA does not see that they are
+  read before they are overwritten, it copies all of them at every token; an optimization
+  barrier does not tell it, a zero that depends on the result does.
+  """
+  first_B = after_BxTxD[:, 0, 0]
+  zero_Bx1 = (jnp.isnan(first_B) & jnp.isinf(first_B)).astype(jnp.int32)[:, None]
+  row_Bx1 = jnp.arange(old_BxNxMxH.shape[0])[:, None]
+  return old_BxNxMxH.at[row_Bx1, :, slots_BxT + zero_Bx1].set(new_BxTxNxH, mode='drop')
 
 
 def advance(
@@ -57,13 +65,13 @@ def advance(
   valid_BxT: jax.Array,
 ) -> Cache:
   """What the cache knows of its tokens after a segment; its layers stay as they are."""
+  row_Bx1 = jnp.arange(slots_BxT.shape[0])[:, None]
   index_T = jnp.arange(1, valid_BxT.shape[1] + 1, dtype=jnp.int32)
   last_Bx1 = jnp.where(valid_BxT > 0, index_T, 0).max(axis=1, keepdims=True)
   # The place after the last token; where the segment has none, the one that was expected.
   next_Bx1pT = jnp.concatenate([cache['position'][:, None], positions_BxT + 1], axis=1)
   return cache | {
-    'documents': write(cache['documents'], slots_BxT, documents_BxT),
-    'positions': write(cache['positions'], slots_BxT, positions_BxT),
+    'documents': cache['documents'].at[row_Bx1, slots_BxT].set(documents_BxT, mode='drop'),
     'count': cache['count'] + (valid_BxT > 0).sum(axis=1, dtype=jnp.int32),
     'position': jnp.take_along_axis(next_Bx1pT, last_Bx1, axis=1)[:, 0],
   }

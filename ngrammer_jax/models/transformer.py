@@ -95,8 +95,8 @@ class Block(nn.Module):
       norm(name='attention_norm')(x_BxTxD), view.visible_BxTxS, view.rotation, memory
     )
     if memory is not None:
-      write = functools.partial(cache.write, slots_BxT=view.slots_BxT)
-      memory = jax.tree.map(lambda old, new: write(old, new_BxTx=new), memory, segment)
+      write = lambda old, new: cache.write(old, view.slots_BxT, new, attended)
+      memory = jax.tree.map(write, memory, segment)
     x_BxTxD = _whole_width(x_BxTxD + _drop(attended, c, keys[0]))
     fed = feed(norm(name='feed_forward_norm')(x_BxTxD))
     return _whole_width(x_BxTxD + _drop(fed, c, keys[1])), memory
@@ -217,11 +217,10 @@ class TransformerLM(nn.Module):
     c, kept = self.config, memory.get('cache')
     attended_BxT = documents.with_padding(documents_BxT, valid_BxT)
     carried = 0 if kept is None else kept['position']
-    position_BxT = key_position_BxS = documents.positions(starts_BxT, carried)
+    position_BxT = documents.positions(starts_BxT, carried)
     key_documents_BxS, slots_BxT = attended_BxT, None
     if kept is not None:
       key_documents_BxS = jnp.concatenate([kept['documents'], attended_BxT], axis=1)
-      key_position_BxS = jnp.concatenate([kept['positions'], position_BxT], axis=1)
       valid_BxT = jnp.ones(documents_BxT.shape, bool) if valid_BxT is None else valid_BxT
       slots_BxT = cache.slots(kept, valid_BxT)
       kept = cache.advance(kept, slots_BxT, documents_BxT, position_BxT, valid_BxT)
@@ -229,7 +228,7 @@ class TransformerLM(nn.Module):
     if c.position == 'rope':
       wide = jnp.promote_types(self.dtype, jnp.float32)
       H = c.width // c.heads
-      rotation = position.rotation(key_position_BxS, H, c.min_timescale, c.max_timescale, wide)
+      rotation = position.rotation(position_BxT, H, c.min_timescale, c.max_timescale, wide)
     visible_BxTxS = documents.visible(attended_BxT, key_documents_BxS, prefix_BxT)
     return View(visible_BxTxS, rotation, slots_BxT), position_BxT, kept
 
@@ -246,6 +245,10 @@ class TransformerLM(nn.Module):
   def logits(self, hidden_BxTxD: jax.Array) -> jax.Array:
     """Logits [B, T, V] in at least float32."""
     return heads.full_logits(hidden_BxTxD, self.softmax_weight, self.softmax_bias)
+
+  def log_probs(self, hidden_BxTxD: jax.Array) -> jax.Array:
+    """Log-probabilities [B, T, V] of the token after each, in nats."""
+    return jax.nn.log_softmax(self.logits(hidden_BxTxD))
 
   def _block(self):
     """The block class, computed again in the backward pass as the config says."""

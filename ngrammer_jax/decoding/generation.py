@@ -1,0 +1,113 @@
+"""Continues texts token by token, each token computed once.
+
+B batch, T tokens of one call: a bucket of the prompts' lengths, then 1; V vocabulary.
+"""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ngrammer_jax import sharding
+from ngrammer_jax.decoding import sampling
+from ngrammer_jax.models import transformer
+
+SMALLEST_BUCKET = 16
+
+
+class Generator:
+  """A model that continues prompts.
+
+  Prompts are padded to a power of two, so that few lengths are ever compiled; after them
+  every token is the same compiled step. A row gives what it would give alone.
+
+  Args:
+    model: the model.
+    mesh: where it lies.
+    context: tokens that a token is predicted from, at most; of a longer text the last ones.
+    rows: prompts at a time, rounded up to a multiple of the devices of the batch.
+  """
+
+  def __init__(
+    self, model: transformer.TransformerLM, mesh: jax.sharding.Mesh, context: int, rows: int
+  ):
+    shards = sharding.batch_shards(mesh)
+    self.rows = -(-rows // shards) * shards
+    self.context = context
+    self._mesh = mesh
+    # A scan would stack the cache of all layers, a copy at every token.
+    config = dataclasses.replace(model.config, scan_layers=False)
+    self._model = transformer.TransformerLM(config, model.vocabulary_size)
+    self._by_row = sharding.rows_sharding(mesh)
+    self._advance = jax.jit(
+      functools.partial(_advance, self._model),
+      donate_argnames='memory',
+      out_shardings=(self._by_row, self._by_row, sharding.replicated(mesh)),
+    )
+
+  def __call__(
+    self,
+    params: Any,
+    codebook: Any,
+    prompts: Sequence[np.ndarray],
+    seeds: Sequence[int],
+    how: sampling.Sampling,
+  ) -> Iterator[np.ndarray]:
+    """Yields the next token of every prompt, int32 [len(prompts)], without end.
+
+    The token that comes next is computed while the one before is looked at.
+
+    Args:
+      params, codebook: of the model.
+      prompts: ids, the document start first; at most `rows` prompts of at most `context`.
+      seeds: what each row draws with.
+      how: tokens are drawn.
+    """
+    longest = max(map(len, prompts))
+    T = min(max(SMALLEST_BUCKET, 1 << (longest - 1).bit_length()), max(self.context, longest))
+    tokens_BxT = np.zeros((self.rows, T), np.int32)
+    valid_BxT = np.zeros((self.rows, T), np.int32)
+    for row, prompt in enumerate(prompts):
+      tokens_BxT[row, : len(prompt)] = prompt
+      valid_BxT[row, : len(prompt)] = 1
+    starts_BxT = np.arange(T) == np.where(valid_BxT.any(axis=1), 0, T)[:, None]
+    by_row = lambda array: jax.device_put(array, self._by_row)
+    with sharding.use(self._mesh):
+      limits = sampling.Limits.of(how, self._model.vocabulary_size)
+      seeds_B = by_row(np.resize(np.asarray(seeds, np.uint32), self.rows))
+      # One slot less than the context: the token itself takes the last place.
+      slots = max(self.context - 1, 1)
+      empty = transformer.empty_memory(self._model.config, self.rows, slots)
+      given = params, codebook, seeds_B, limits
+      segment = tuple(map(by_row, (tokens_BxT, starts_BxT, valid_BxT)))
+      never_Bx1 = by_row(np.zeros((self.rows, 1), bool))
+      always_Bx1 = by_row(np.ones((self.rows, 1), np.int32))
+      token_B, memory, count = self._advance(
+        *given, segment, memory=jax.tree.map(by_row, empty), count=jnp.int32(0)
+      )
+    while True:
+      with sharding.use(self._mesh):
+        segment = token_B[:, None], never_Bx1, always_Bx1
+        next_B, memory, count = self._advance(*given, segment, memory=memory, count=count)
+      yield np.asarray(token_B)[: len(prompts)]
+      token_B = next_B
+
+
+def _advance(model, params, codebook, seeds_B, limits, segment, *, memory, count):
+  """Takes the tokens of a segment in, and draws the one after the last of each row."""
+  tokens_BxT, starts_BxT, valid_BxT = segment
+  variables = {'params': params, 'codebook': codebook}
+  hidden_BxTxD, memory, _ = model.apply(
+    variables, tokens_BxT, memory, starts_BxT=starts_BxT, valid_BxT=valid_BxT
+  )
+  last_Bx1x1 = jnp.maximum(valid_BxT.sum(axis=1) - 1, 0)[:, None, None]
+  hidden_Bx1xD = jnp.take_along_axis(hidden_BxTxD, last_Bx1x1, axis=1)
+  log_probs_Bx1xV = model.apply(variables, hidden_Bx1xD, method='log_probs')
+  # Of the seed and the place in the answer alone: not of the other rows.
+  key_of = lambda seed: jax.random.fold_in(jax.random.key(seed), count)
+  token_B = sampling.draw(log_probs_Bx1xV[:, 0], limits, jax.vmap(key_of)(seeds_B))
+  return token_B, memory, count + 1

@@ -1,0 +1,97 @@
+"""Continues prompts: python -m ngrammer_jax.generate --workdir=DIR --prompt='My fellow citizens'.
+
+The text goes to standard output, and nothing else does; with --prompts=FILE, one prompt a
+line, it is one JSON object a line.
+"""
+
+import argparse
+import dataclasses
+import json
+import logging
+import pathlib
+import time
+
+from ngrammer_jax import errors, files, flags, progress
+
+
+def main(argv: list[str]) -> int:
+  """Generates, as it goes for a single prompt."""
+  parser = argparse.ArgumentParser(prog='python -m ngrammer_jax.generate', description=__doc__)
+  parser.add_argument('--workdir', type=pathlib.Path, required=True, help='of the run')
+  parser.add_argument('--step', default='newest', help='a checkpoint: a step, newest or best')
+  source = parser.add_mutually_exclusive_group(required=True)
+  source.add_argument('--prompt', help='how the text begins')
+  source.add_argument('--prompts', type=pathlib.Path, metavar='FILE', help='one prompt a line')
+  parser.add_argument('--output', type=pathlib.Path, help='a file for the results of --prompts')
+  parser.add_argument('--tokens', type=int, default=100, help='to add, at most')
+  parser.add_argument('--temperature', type=float, default=1.0, help='0: the most likely token')
+  parser.add_argument('--top_k', type=int, help='draw from the k most likely tokens')
+  parser.add_argument('--top_p', type=float, help='draw from the most likely, up to this share')
+  parser.add_argument('--seed', type=int, default=0, help='of the first prompt; then one more each')
+  parser.add_argument('--context', type=int, help='tokens looked back at; default: as evaluated')
+  options = parser.parse_args(argv)
+  prompts = [options.prompt] if options.prompts is None else read_prompts(options.prompts)
+
+  from ngrammer_jax import runs
+
+  run = runs.load_run(options.workdir, flags.step(options.step))
+  given = ('tokens', 'temperature', 'top_k', 'top_p', 'seed', 'context')
+  arguments = {name: getattr(options, name) for name in given}
+  rate = Rate()
+  if options.prompts is None:
+    begun = False
+
+    def write(row, grown):
+      nonlocal begun
+      rate.count()
+      print(grown if begun else options.prompt + grown, end='', flush=True)
+      begun = True
+
+    run.generate(prompts, on_text=write, **arguments)
+    print()
+  else:
+    with progress.Progress('generating', len(prompts) * options.tokens, 'tokens') as bar:
+
+      def count(row, grown):
+        rate.count()
+        bar.advance(1)
+
+      made = run.generate(prompts, on_text=count, **arguments)
+    lines = ''.join(f'{json.dumps(dataclasses.asdict(one), ensure_ascii=False)}\n' for one in made)
+    if options.output is None:
+      print(lines, end='')
+    else:
+      files.write(options.output, lines)
+  logging.info('%s', rate)
+  return 0
+
+
+class Rate:
+  """Tokens per second, from the first one on: what comes before is reading and compiling."""
+
+  def __init__(self):
+    self._tokens, self._began = 0, time.monotonic()
+
+  def count(self) -> None:
+    if not self._tokens:
+      self._began = time.monotonic()
+    self._tokens += 1
+
+  def __str__(self) -> str:
+    seconds = max(time.monotonic() - self._began, 1e-9)
+    return f'{self._tokens:,} tokens, {(self._tokens - 1) / seconds:,.0f} tokens/s'
+
+
+def read_prompts(path: pathlib.Path) -> list[str]:
+  """The lines of a file. Raises BadInput where it cannot be read, or is empty."""
+  try:
+    lines = path.read_text(encoding='utf-8').splitlines()
+  except (OSError, UnicodeDecodeError) as error:
+    raise errors.BadInput(f'--prompts={path} cannot be read: {error}') from error
+  if not lines:
+    raise errors.BadInput(f'--prompts={path} is empty; expected one prompt a line')
+  return lines
+
+
+if __name__ == '__main__':
+  flags.run(main)

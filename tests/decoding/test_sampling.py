@@ -1,0 +1,83 @@
+"""Tokens come out as often as the formula says."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ngrammer_jax.decoding import sampling
+from tests.conftest import bad_input
+
+V, DRAWS = 6, 20_000
+LOGITS = np.array([0.1, 2.0, 2.0, -1.0, 0.5, 1.0])
+
+
+def expected(temperature, top_k, top_p):
+  """Probabilities by a loop over the tokens, the most likely first, lower ids before higher."""
+  probs = np.exp(LOGITS / temperature)
+  order = sorted(range(V), key=lambda i: (-probs[i], i))[:top_k]
+  probs = {i: probs[i] / sum(probs[j] for j in order) for i in order}
+  kept, total = {}, 0.0
+  for i in order:
+    if top_p is None or total < top_p:
+      kept[i] = probs[i]
+    total += probs[i]
+  return np.array([kept.get(i, 0) / sum(kept.values()) for i in range(V)])
+
+
+def draws(how, logits=LOGITS, rows=DRAWS):
+  keys = jax.random.split(jax.random.key(0), rows)
+  log_probs = jnp.tile(jax.nn.log_softmax(jnp.asarray(logits, jnp.float32)), (rows, 1))
+  return np.asarray(sampling.draw(log_probs, sampling.Limits.of(how, len(logits)), keys))
+
+
+@pytest.mark.parametrize(
+  'temperature, top_k, top_p',
+  [(1, None, None), (0.5, None, None), (2, 3, None), (1, 1, None), (1, None, 0.6), (1, 2, None)]
+  + [(1.5, 4, 0.7), (1, None, 1e-9), (0.7, 100, 1.0)],
+)
+def test_frequencies(temperature, top_k, top_p):
+  drawn = draws(sampling.Sampling(temperature, top_k, top_p))
+  share = np.bincount(drawn, minlength=V) / DRAWS
+  probs = expected(temperature, top_k, top_p)
+  assert share[probs == 0].sum() == 0
+  # Five standard deviations of a share.
+  np.testing.assert_allclose(share, probs, atol=5 * 0.5 / DRAWS**0.5)
+
+
+def test_greedy_takes_the_lowest_of_the_most_likely():
+  assert set(draws(sampling.Sampling(0), rows=5)) == {1}
+  assert set(draws(sampling.Sampling(0, top_k=2, top_p=0.1), rows=5)) == {1}
+
+
+def test_of_equal_tokens_exactly_k_stay():
+  assert set(draws(sampling.Sampling(top_k=3), np.zeros(V), 500)) == {0, 1, 2}
+
+
+def test_each_row_draws_by_its_own_key_alone():
+  both = draws(sampling.Sampling(), rows=2)
+  log_probs = jax.nn.log_softmax(jnp.asarray(LOGITS, jnp.float32))[None]
+  key = jax.random.split(jax.random.key(0), 2)[1:]
+  alone = sampling.draw(log_probs, sampling.Limits.of(sampling.Sampling(), V), key)
+  assert alone[0] == both[1]
+
+
+@pytest.mark.parametrize(
+  'how, message',
+  [
+    (
+      {'temperature': -0.5},
+      '--temperature=-0.5 must be at least 0 (0 takes the most likely token)',
+    ),
+    (
+      {'temperature': float('nan')},
+      '--temperature=nan must be at least 0 (0 takes the most likely token)',
+    ),
+    ({'top_k': 0}, '--top_k=0 must be at least 1; leave it out for all tokens'),
+    ({'top_p': 0.0}, '--top_p=0.0 must be above 0 and at most 1'),
+    ({'top_p': 1.5}, '--top_p=1.5 must be above 0 and at most 1'),
+  ],
+)
+def test_what_cannot_be_drawn_from(how, message):
+  with bad_input(message):
+    sampling.Sampling(**how).check()
