@@ -1,4 +1,8 @@
-"""Looks into runs: python -m ngrammer_jax.analyze curve --workdir=DIR [--workdir=DIR ...]."""
+"""Looks into runs.
+
+python -m ngrammer_jax.analyze curve --workdir=DIR [--workdir=DIR ...]
+python -m ngrammer_jax.analyze checkpoint --workdir=DIR [--step=STEP]
+"""
 
 import argparse
 import json
@@ -9,14 +13,24 @@ from ngrammer_jax import errors, flags
 
 def main(argv: list[str]) -> int:
   """Dispatches to one analysis."""
-  parser = argparse.ArgumentParser(prog='python -m ngrammer_jax.analyze', description=__doc__)
+  parser = argparse.ArgumentParser(
+    prog='python -m ngrammer_jax.analyze',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
   analyses = parser.add_subparsers(dest='analysis', required=True)
   curve = analyses.add_parser('curve', help='training and validation loss by step, as a figure')
   curve.add_argument('--workdir', type=pathlib.Path, action='append', required=True)
   curve.add_argument(
     '--figure', type=pathlib.Path, help='a .png or .svg; default: in the first workdir'
   )
+  checkpoint = analyses.add_parser('checkpoint', help='the checkpoints, and which are good')
+  checkpoint.add_argument('--workdir', type=pathlib.Path, required=True)
+  checkpoint.add_argument('--step', type=int, help='list the arrays of this one')
   options = parser.parse_args(argv)
+  if options.analysis == 'checkpoint':
+    list_checkpoints(options.workdir, options.step)
+    return 0
   figure = options.figure or options.workdir[0] / 'curve.png'
   draw_curve(options.workdir, figure)
   print(f'written to {figure}')
@@ -33,6 +47,35 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, float]]:
   if not any('loss' in r for r in records):
     raise errors.BadInput(f'--workdir={workdir} has logged no step yet')
   return records
+
+
+def list_checkpoints(workdir: pathlib.Path, arrays_of: int | None = None) -> None:
+  """Reads every checkpoint, all of it, and prints a table; then the arrays of one step."""
+  from ngrammer_jax.training import checkpoints, manifest, workdirs
+
+  workdirs.load_config(workdir)  # or it is no run
+  steps = checkpoints.steps(workdir)
+  if not steps or (arrays_of is not None and arrays_of not in steps):
+    raise errors.BadInput(
+      f'--workdir={workdir} has no checkpoint{"" if not steps else f" of --step={arrays_of}"}'
+    )
+  best = checkpoints.best_step(workdir)
+  print(f'{"step":>9}{"MB":>10}  {"saved (UTC)":<21}{"validation":<12}{"checksum":<18}state')
+  for step in steps:
+    try:
+      known = checkpoints.verify(workdir, step)
+    except manifest.Damaged as error:
+      print(f'{step:>9,}{"":>10}  {"":<21}{"":<12}{"":<18}damaged: {error}')
+      continue
+    loss = '' if known.validation is None else f'{known.validation:.4f}'
+    state = 'good, best' if step == best else 'good'
+    saved = known.saved_at.removesuffix('+00:00')
+    size = f'{known.bytes / 1e6:,.1f}'
+    print(f'{step:>9,}{size:>10}  {saved:<21}{loss:<12}{known.checksum:<18}{state}')
+  if arrays_of is not None:
+    folder = workdir / 'checkpoints' / str(arrays_of)
+    for name, (dtype, shape, checksum) in manifest.read(folder).leaves.items():
+      print(f'{checksum}  {name} {dtype}{shape}')
 
 
 def draw_curve(workdirs: list[pathlib.Path], figure: pathlib.Path) -> None:

@@ -53,7 +53,10 @@ def test_a_run_without_a_checkpoint(run):
 
 def test_a_checkpoint_of_another_model(run, tiny):
   other = tiny(model={'width': 32})
-  with pytest.raises(runs.errors.BadInput, match='cannot be restored, it is damaged or of another'):
+  with bad_input(
+    f'{run}/checkpoints/4 is of another model: codebook/ngrammer/quantizer/centroids is '
+    'float32[2, 8, 8], expected float32[2, 8, 16]'
+  ):
     runs.Run(run, other).evaluate('test')
 
 

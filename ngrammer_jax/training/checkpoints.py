@@ -87,6 +87,18 @@ def restore_newest(
   return None
 
 
+def verify(workdir: pathlib.Path, step: int) -> manifest.Manifest:
+  """Reads all of a checkpoint, without knowing its model. Raises Damaged."""
+  folder = workdir / 'checkpoints' / str(step)
+  known = manifest.verify(folder)
+  with ocp.StandardCheckpointer() as checkpointer:
+    saved = checkpointer.metadata(folder.resolve()).item_metadata.tree
+    # Without a sharding, an array comes as NumPy: the devices that wrote it may be gone.
+    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), saved)
+    _check_sums(known, checkpointer.restore(folder.resolve(), abstract))
+  return known
+
+
 class Checkpoints:
   """Writes the checkpoints of a run: the last `keep` stay, and the best of the validated.
 

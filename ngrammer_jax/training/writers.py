@@ -1,6 +1,8 @@
 """The record of a run: metrics.jsonl, TensorBoard, and lines on the console."""
 
 from collections.abc import Iterator
+import contextlib
+import errno
 import json
 import logging
 import pathlib
@@ -8,7 +10,7 @@ from typing import Any
 
 import tensorboardX
 
-from ngrammer_jax import files, progress
+from ngrammer_jax import errors, files, progress
 
 
 class Writer:
@@ -19,24 +21,42 @@ class Writer:
   """
 
   def __init__(self, workdir: pathlib.Path, restored_step: int):
-    path = workdir / 'metrics.jsonl'
-    _cut(path, restored_step)
-    self._file = path.open('a', encoding='utf-8')
-    self._board = tensorboardX.SummaryWriter(
-      str(workdir / 'tensorboard'), purge_step=restored_step + 1
-    )
+    self._path = workdir / 'metrics.jsonl'
+    with self._explained():
+      _cut(self._path, restored_step)
+      self._file = self._path.open('a', encoding='utf-8')
+      self._board = tensorboardX.SummaryWriter(
+        str(workdir / 'tensorboard'), purge_step=restored_step + 1
+      )
 
   def scalars(self, step: int, values: dict[str, float]) -> None:
-    """Records the values of a step."""
-    self._file.write(json.dumps({'step': step, **values}) + '\n')
-    self._file.flush()
-    for name, value in values.items():
-      self._board.add_scalar(name, value, step)
-    self._board.flush()  # a killed run loses no point
+    """Records the values of a step. Raises BadInput where the disk is full."""
+    with self._explained():
+      self._file.write(json.dumps({'step': step, **values}) + '\n')
+      self._file.flush()
+      for name, value in values.items():
+        self._board.add_scalar(name, value, step)
+      self._board.flush()  # a killed run loses no point
 
   def close(self) -> None:
-    self._file.close()
-    self._board.close()
+    try:
+      self._file.close()
+      self._board.close()
+    except OSError as error:  # no reason to end otherwise than the run did
+      logging.warning('%s cannot be closed: %s', self._path, error.strerror)
+
+  @contextlib.contextmanager
+  def _explained(self) -> Iterator[None]:
+    """Makes a sentence of a full disk."""
+    try:
+      yield
+    except OSError as error:
+      if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        raise
+      raise errors.BadInput(
+        f'{self._path} cannot be written: {error.strerror}. Free some space, then the same '
+        f'command goes on from the last checkpoint'
+      ) from error
 
 
 def has(workdir: pathlib.Path, step: int, name: str) -> bool:

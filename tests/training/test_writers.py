@@ -3,6 +3,7 @@
 import json
 
 from ngrammer_jax.training import writers
+from tests.conftest import bad_input
 
 
 def steps(workdir):
@@ -21,6 +22,27 @@ def test_a_resumed_record_goes_on_from_the_restored_step(tmp_path):
   writer.scalars(6, {'loss': 2.0})
   writer.close()
   assert steps(tmp_path) == [2, 4, 6]
+
+
+def test_a_record_without_its_end_of_line_is_dropped(tmp_path):
+  """Else the next one would go on in the same line."""
+  (tmp_path / 'metrics.jsonl').write_text('{"step": 2, "loss": 1}\n{"step": 2, "validation/a": 1}')
+  assert writers.has(tmp_path, 2, 'loss') and not writers.has(tmp_path, 2, 'validation/a')
+  writer = writers.Writer(tmp_path, 2)
+  writer.scalars(4, {'loss': 1.0})
+  writer.close()
+  assert steps(tmp_path) == [2, 4]
+
+
+def test_a_record_that_cannot_be_written_is_named(tmp_path):
+  writer = writers.Writer(tmp_path, 0)
+  writer._file = open('/dev/full', 'w')  # says that the disk is full when it is flushed
+  with bad_input(
+    f'{tmp_path}/metrics.jsonl cannot be written: No space left on device. '
+    'Free some space, then the same command goes on from the last checkpoint'
+  ):
+    writer.scalars(2, {'loss': 1.0})
+  writer.close()  # which flushes again: whoever waits for the sentence above gets no other
 
 
 def test_a_line_for_the_console():

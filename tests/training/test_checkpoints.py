@@ -1,0 +1,335 @@
+"""Only what is proven is believed: damage is found, named, and costs one checkpoint at most."""
+
+import errno
+import pathlib
+import shutil
+import signal
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from ngrammer_jax import errors
+from ngrammer_jax.training import checkpoints, manifest
+from tests.conftest import bad_input
+
+
+def state(step):
+  """A small train state, another one at every step."""
+  kernel = np.random.default_rng(step).normal(size=(3, 4))
+  return {
+    'params': {'kernel': jnp.asarray(kernel, 'float32'), 'bias': jnp.ones(8, 'bfloat16')},
+    'step': jnp.int32(step),
+  }
+
+
+def abstract():
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state(0)
+  )
+
+
+def same(a, b):
+  return jax.tree.all(jax.tree.map(lambda x, y: x.dtype == y.dtype and bool((x == y).all()), a, b))
+
+
+def save(workdir, *steps, keep=3, **values):
+  with checkpoints.Checkpoints(workdir, keep) as saved:
+    for step in steps:
+      saved.save(step, state(step), **values)
+
+
+def cut(path):
+  path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path):
+  content = bytearray(path.read_bytes())
+  content[len(content) // 2] ^= 1
+  path.write_bytes(content)
+
+
+@pytest.fixture
+def workdir(tmp_path):
+  """With good checkpoints of steps 4, 8 and 12."""
+  save(tmp_path / 'run', 4, 8, 12)
+  return tmp_path / 'run'
+
+
+@pytest.fixture
+def newest(workdir):
+  return workdir / 'checkpoints' / '12'
+
+
+def warnings(caplog):
+  return [record.getMessage() for record in caplog.records if record.levelname == 'WARNING']
+
+
+@pytest.mark.parametrize('damage', [cut, flip, pathlib.Path.unlink])
+def test_any_damage_to_any_file_is_found_and_named(workdir, newest, damage, caplog):
+  whole = shutil.copytree(newest, workdir / 'whole')
+  names = sorted(str(path.relative_to(whole)) for path in whole.rglob('*') if path.is_file())
+  assert 'manifest.json' in names and any('/d/' in name for name in names) and len(names) > 8
+  for name in names:
+    caplog.clear()
+    damage(newest / name)
+    step, found = checkpoints.restore_newest(workdir, abstract())
+    assert step == 8 and same(found, state(8))
+    (warning,) = warnings(caplog)
+    assert warning.startswith(f'checkpoint {newest} is damaged: {name} ')
+    assert warning.endswith('; trying the one before')
+    shutil.copy(whole / name, newest / name)
+  step, found = checkpoints.restore_newest(workdir, abstract())
+  assert step == 12 and same(found, state(12))
+
+
+def test_a_flip_anywhere_in_the_manifest_is_found(newest):
+  path = newest / 'manifest.json'
+  content = path.read_bytes()
+  for i in range(len(content)):
+    path.write_bytes(content[:i] + bytes([content[i] ^ 1 << i % 8]) + content[i + 1 :])
+    with pytest.raises(manifest.Damaged, match=r'^manifest\.json (was changed|cannot be read)$'):
+      manifest.read(newest)
+
+
+def test_a_file_that_the_disk_cannot_read_is_damage(newest, monkeypatch):
+  def fails(path):
+    raise OSError(number, 'says the disk')
+
+  monkeypatch.setattr(manifest, '_sha256', fails)
+  number = errno.EIO
+  with pytest.raises(manifest.Damaged, match=r'^_CHECKPOINT_METADATA cannot be read: says'):
+    manifest.verify(newest)
+  number = errno.EMFILE
+  with pytest.raises(OSError):  # says nothing about the file
+    manifest.verify(newest)
+
+
+def test_an_array_that_reads_differently_is_damage(tmp_path, monkeypatch, caplog):
+  """The files are those that were written: only the sums of the arrays in memory tell."""
+  save(tmp_path, 4)
+  written = ocp.StandardCheckpointer.save
+
+  def one_bit_off(self, path, tree):
+    bits = tree['params']['kernel'].view('uint32')
+    kernel = bits.at[2, 1].set(bits[2, 1] ^ 1).view('float32')
+    written(self, path, tree | {'params': tree['params'] | {'kernel': kernel}})
+
+  monkeypatch.setattr(ocp.StandardCheckpointer, 'save', one_bit_off)
+  save(tmp_path, 8)
+  assert manifest.verify(tmp_path / 'checkpoints' / '8').step == 8
+  step, found = checkpoints.restore_newest(tmp_path, abstract())
+  assert step == 4 and same(found, state(4))
+  assert warnings(caplog) == [
+    f'checkpoint {tmp_path}/checkpoints/8 is damaged: params/kernel was changed: wrong checksum; '
+    'trying the one before'
+  ]
+
+
+@pytest.mark.parametrize(
+  'name, change, said',
+  [
+    ('params/kernel', (3, 5), 'is float32[3, 4], expected float32[3, 5]'),
+    ('params/bias', 'float32', 'is bfloat16[8], expected float32[8]'),
+    ('params/bias', None, 'is bfloat16[8], expected nothing'),
+    ('params/added', (2,), 'is nothing, expected float32[2]'),
+  ],
+)
+def test_a_checkpoint_of_another_model_is_refused(workdir, newest, name, change, said):
+  expected, leaf = abstract(), name.split('/')[1]
+  if change is None:
+    del expected['params'][leaf]
+  elif isinstance(change, str):
+    expected['params'][leaf] = expected['params'][leaf].update(dtype=jnp.dtype(change))
+  else:
+    expected['params'][leaf] = jax.ShapeDtypeStruct(change, 'float32')
+  with bad_input(f'{newest} is of another model: {name} {said}'):
+    checkpoints.restore_newest(workdir, expected, set_aside=True)
+  assert checkpoints.steps(workdir) == [4, 8, 12]
+
+
+def test_folders_that_are_no_whole_checkpoints_are_not_believed(workdir, newest, caplog):
+  folder = newest.parent
+  for name in ('16.scratch', '16.scratch.orbax-checkpoint-tmp-7', '4.scratch', '20.damaged'):
+    shutil.copytree(newest, folder / name)
+  assert checkpoints.steps(workdir) == [4, 8, 12]
+  shutil.copytree(newest, folder / '16', ignore=shutil.ignore_patterns('manifest.json'))
+  (folder / '20').mkdir()
+  shutil.copytree(newest, folder / '24')
+  step, found = checkpoints.restore_newest(workdir, abstract())
+  assert step == 12 and same(found, state(12))
+  assert [line.split('checkpoints/')[1] for line in warnings(caplog)] == [
+    '24 is damaged: manifest.json is of step 12; trying the one before',
+    '20 is damaged: manifest.json is missing; trying the one before',
+    '16 is damaged: manifest.json is missing; trying the one before',
+  ]
+  save(workdir)
+  assert {path.name for path in folder.iterdir()} == {
+    '4',
+    '8',
+    '12',
+    '16',
+    '20',
+    '20.damaged',
+    '24',
+  }
+
+
+def test_damaged_ones_are_set_aside_only_to_train(workdir, newest, caplog):
+  for place in ('12.damaged', '12.damaged-2', '12.damaged-3'):
+    flip(newest / 'manifest.json')
+    content = (newest / 'manifest.json').read_bytes()
+    assert checkpoints.restore_newest(workdir, abstract())[0] == 8
+    assert checkpoints.steps(workdir) == [4, 8, 12]
+    assert checkpoints.restore_newest(workdir, abstract(), set_aside=True)[0] == 8
+    assert checkpoints.steps(workdir) == [4, 8]
+    assert (newest.with_name(place) / 'manifest.json').read_bytes() == content
+    assert warnings(caplog)[-1] == f'{newest} is kept as {place}'
+    save(workdir, 12)
+
+
+def test_the_last_and_the_best_are_kept(tmp_path):
+  losses = {4: 3.0, 8: 1.0, 12: None, 16: 2.0, 20: 2.5, 24: None, 28: 0.5, 32: 0.75}
+  kept = {}
+  for steps in ((4, 8, 12, 16), (20, 24, 28, 32)):  # the best outlives a restart
+    with checkpoints.Checkpoints(tmp_path, keep=2) as saved:
+      for step in steps:
+        saved.save(step, state(step), losses[step])
+        saved._wait()
+        kept[step] = checkpoints.steps(tmp_path), checkpoints.best_step(tmp_path)
+  assert kept == {
+    4: ([4], 4),
+    8: ([4, 8], 8),
+    12: ([8, 12], 8),
+    16: ([8, 12, 16], 8),
+    20: ([8, 16, 20], 8),
+    24: ([8, 20, 24], 8),
+    28: ([24, 28], 28),
+    32: ([28, 32], 28),
+  }
+  assert {path.name for path in (tmp_path / 'checkpoints').iterdir()} == {'28', '32'}
+  assert same(checkpoints.restore(tmp_path, 28, abstract()), state(28))
+
+
+def test_without_a_validation_none_is_the_best(workdir):
+  assert checkpoints.best_step(workdir) is None
+  save(workdir, 16, 20, keep=2)
+  assert checkpoints.steps(workdir) == [16, 20]
+
+
+class Killed(Exception):
+  """Stands for SIGKILL: nothing after it happens."""
+
+
+@pytest.mark.parametrize(
+  'owner, name, newest',
+  [
+    (manifest, 'describe', 8),
+    (manifest, 'write', 8),
+    (pathlib.Path, 'rename', 8),
+    (shutil, 'rmtree', 12),  # while an old one is deleted
+  ],
+)
+def test_killed_between_any_two_steps_of_a_save(tmp_path, monkeypatch, owner, name, newest):
+  save(tmp_path, 4, 8, keep=2)
+
+  def killed(*arguments, **options):
+    raise Killed
+
+  with pytest.raises(Killed), monkeypatch.context() as patch:
+    patch.setattr(owner, name, killed)
+    save(tmp_path, 12, keep=2)
+  assert list((tmp_path / 'checkpoints').glob('*.scratch*'))
+  for step in checkpoints.steps(tmp_path):
+    assert same(checkpoints.restore(tmp_path, step, abstract()), state(step))
+  assert checkpoints.restore_newest(tmp_path, abstract())[0] == newest
+  save(tmp_path, 16, keep=2)
+  assert checkpoints.steps(tmp_path) == [newest, 16]
+  assert not list((tmp_path / 'checkpoints').glob('*.scratch*'))
+
+
+def full(number, *said):
+  def fails(*arguments):
+    raise OSError(number, *said) if number else ValueError(*said)
+
+  return fails
+
+
+FULL = [
+  full(errno.ENOSPC, 'says the disk'),
+  full(errno.EDQUOT, 'says the disk'),
+  full(0, 'RESOURCE_EXHAUSTED: writing "x": No space left on device [os_error_code=28]'),
+  full(0, 'RESOURCE_EXHAUSTED: writing "x": Disk quota exceeded [os_error_code=122]'),
+]
+PLACES = [(ocp.StandardCheckpointer, 'save'), (manifest, 'write')]  # at once, and in its thread
+
+
+@pytest.mark.parametrize('fails', FULL)
+@pytest.mark.parametrize('place', PLACES)
+def test_a_full_disk_is_named_and_spares_what_is_there(tmp_path, monkeypatch, place, fails):
+  monkeypatch.setattr(shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=1.25e6))
+  for kept, last in ([], 'none yet'), ([4], 'step 4'):
+    step = (kept or [0])[-1] + 4
+    with (
+      bad_input(
+        f'--workdir={tmp_path}: the disk is full, step {step} could not be saved '
+        f'(1.2 MB left). Last good checkpoint: {last}. '
+        'Free some space, then the same command goes on from there'
+      ),
+      monkeypatch.context() as patch,
+    ):
+      patch.setattr(*place, fails)
+      save(tmp_path, step)
+    assert checkpoints.steps(tmp_path) == kept
+    for good in kept:
+      assert same(checkpoints.restore(tmp_path, good, abstract()), state(good))
+    save(tmp_path, step)
+  assert checkpoints.steps(tmp_path) == [4, 8]
+
+
+def test_another_error_of_a_save_is_not_taken_for_a_full_disk(tmp_path, monkeypatch):
+  for place in PLACES:
+    with pytest.raises(OSError, match='Input/output'), monkeypatch.context() as patch:
+      patch.setattr(*place, full(errno.EIO, 'Input/output error'))
+      save(tmp_path, 4)
+
+
+@pytest.mark.parametrize(
+  'first, raised', [(errors.Interrupted(signal.SIGTERM), errors.BadInput), (Killed(), Killed)]
+)
+def test_who_is_interrupted_learns_that_the_disk_is_full(tmp_path, monkeypatch, first, raised):
+  """For to be interrupted means that everything is saved; any other error says more."""
+  monkeypatch.setattr(manifest, 'write', FULL[0])
+  with pytest.raises(raised), checkpoints.Checkpoints(tmp_path) as saved:
+    saved.save(4, state(4))
+    raise first
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_refused(tmp_path, monkeypatch):
+  large = {'table': jax.ShapeDtypeStruct((1000, 1500), jnp.bfloat16)}
+  with checkpoints.Checkpoints(tmp_path) as saved:
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=3e6))
+    saved.check_space(large)
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=2.9e6))
+    with bad_input(
+      f'--workdir={tmp_path}: a checkpoint takes 3.0 MB, the disk has 2.9 MB left; '
+      'free some space, or use another --workdir'
+    ):
+      saved.check_space(large)
+
+
+def test_a_state_may_be_donated_while_it_is_written(tmp_path):
+  add = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
+  tree = {'table': jnp.zeros((1000, 1000))}
+  with checkpoints.Checkpoints(tmp_path, keep=4) as saved:
+    for step in range(1, 5):
+      saved.save(step, tree)
+      for _ in range(5):
+        tree = jax.block_until_ready(add(tree))
+  for step in range(1, 5):
+    one = jax.ShapeDtypeStruct((1000, 1000), jnp.float32, sharding=tree['table'].sharding)
+    found = checkpoints.restore(tmp_path, step, {'table': one})
+    assert same(found, {'table': jnp.full((1000, 1000), 5.0 * (step - 1))})

@@ -1,0 +1,105 @@
+"""A checksum sees every bit of an array and the place of every element, not where they lie."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ngrammer_jax.training import checksums
+
+VALUES = {
+  'float32': [0.0, 1.0, -1.0, 3e-39, np.nan, np.inf],
+  'float64': [0.0, 1.0, -1.0, 5e-324, np.nan, np.inf],
+  'bfloat16': [0.0, 1.0, -1.0, 0.375, np.nan, np.inf],
+  'int32': [0, 1, -1, 2**31 - 1, -(2**31), 7],
+  'uint8': [0, 1, 255, 128, 7, 64],
+  'bool': [False, True, True, False, True, False],
+}
+
+
+@pytest.fixture(params=VALUES)
+def array(request):
+  """Six elements of every dtype that a train state may hold."""
+  with jax.enable_x64(request.param == 'float64'):
+    yield np.asarray(jnp.asarray(VALUES[request.param], request.param))
+
+
+def of(array):
+  (checksum,) = checksums.checksums({'x': array}).values()
+  return checksum
+
+
+def flipped(array, element, bit):
+  changed = array.copy()
+  changed.view(np.uint8).reshape(array.size, -1)[element, bit // 8] ^= 1 << bit % 8
+  return changed
+
+
+def test_every_bit_counts(array):
+  bits = 1 if array.dtype == bool else 8 * array.itemsize  # of a bool, only the last is one
+  places = list(itertools.product(range(array.size), range(bits)))
+  seen = {of(jnp.asarray(flipped(array, *place))) for place in places}
+  assert len(seen | {of(jnp.asarray(array))}) == len(places) + 1
+
+
+def test_every_place_counts(array):
+  before = of(jnp.asarray(array))
+  words = array.view(f'uint{8 * array.itemsize}')
+  for i, j in itertools.combinations(range(array.size), 2):
+    swapped = array.copy()
+    swapped[[i, j]] = array[[j, i]]
+    assert (of(jnp.asarray(swapped)) != before) == (words[i] != words[j]), (i, j)
+
+
+def test_two_signs_do_not_cancel_out():
+  x = jnp.arange(1.0, 9.0)
+  for i, j in itertools.combinations(range(x.size), 2):
+    assert of(x.at[jnp.array([i, j])].multiply(-1)) != of(x), (i, j)
+
+
+def test_equal_arrays_have_equal_checksums(array):
+  assert of(jnp.asarray(array)) == of(jnp.asarray(array.copy())) == of(array)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bool'])
+@pytest.mark.parametrize('sizes', [(8, 1), (2, 4)])
+def test_no_sharding_changes_it(sizes, dtype):
+  array = jnp.asarray(np.random.default_rng(0).normal(size=(8, 16)).round(), dtype)
+  mesh = jax.make_mesh(sizes, ('x', 'y'), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+  for rows, columns in itertools.product([None, 'x', 'y', ('x', 'y')], repeat=2):
+    if rows is None or columns is None or {rows, columns} == {'x', 'y'}:
+      place = jax.NamedSharding(mesh, jax.P(rows, columns))
+      assert of(jax.device_put(array, place)) == of(np.asarray(array)), place
+
+
+def test_scalars_and_empty_arrays_have_one():
+  assert len({of(jnp.int32(step)) for step in range(100)}) == 100
+  assert of(jnp.zeros((0, 3))) == '0' * 16
+
+
+def slowly(words):
+  """The checksum in Python integers; checkpoints that are already on disk rely on it."""
+  sums = []
+  for multiplier in checksums.MULTIPLIERS:
+    total = 0
+    for index, word in enumerate(words, 1):
+      place = index * multiplier % 2**32
+      mixed = word ^ (place ^ place >> 15) * 0xC2B2AE3D % 2**32
+      mixed = (mixed ^ mixed >> 16) * 0x85EBCA6B % 2**32
+      mixed = (mixed ^ mixed >> 13) * 0xC2B2AE35 % 2**32
+      total += mixed ^ mixed >> 16
+    sums.append(total % 2**32)
+  return '{:08x}{:08x}'.format(*sums)
+
+
+def test_the_checksum_is_that_of_python_integers(array):
+  words = array.view(f'uint{8 * min(array.itemsize, 4)}').tolist()
+  assert of(jnp.asarray(array)) == of(jnp.asarray(array.reshape(2, 3))) == slowly(words)
+  assert slowly(range(6)) == 'd58da6f7e9e959f0'
+
+
+def test_every_leaf_has_a_name():
+  tree = {'params': {'kernel': jnp.ones(3)}, 'memory': (jnp.zeros(2), jnp.zeros(2))}
+  assert list(checksums.checksums(tree)) == ['memory/0', 'memory/1', 'params/kernel']

@@ -1,0 +1,200 @@
+"""A signal is a request to save and stop, and the same command goes on."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from ngrammer_jax import errors, flags, train
+from ngrammer_jax.data import prefetch
+from ngrammer_jax.evaluation import language_modeling
+from ngrammer_jax.training import checkpoints, interruption, loop, record
+from tests.training.test_resume import arrays, records, undisturbed
+
+
+def handlers():
+  return [signal.getsignal(number) for number in interruption.SIGNALS]
+
+
+@pytest.fixture(autouse=True)
+def handlers_are_those_of_before():
+  before = handlers()
+  yield
+  assert handlers() == before
+
+
+@pytest.fixture
+def whole(tiny, tmp_path_factory):
+  return undisturbed(tiny, tmp_path_factory)
+
+
+@pytest.fixture
+def config_file(tiny, tmp_path):
+  """Makes a file of a config."""
+
+  def make(**sections):
+    fields = dataclasses.asdict(tiny(**sections))
+    path = tmp_path / 'config.py'
+    path.write_text(
+      f'import ml_collections\ndef get_config(): return ml_collections.ConfigDict({fields!r})\n'
+    )
+    return path
+
+  return make
+
+
+def interrupt():
+  os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_process_stops_on_sigterm_and_goes_on_bit_by_bit(config_file, tiny, tmp_path):
+  """No checkpoint is due before the last step: what is there was saved for the signal."""
+  training = {'steps': 100, 'evaluate_every': 0, 'checkpoint_every': 100}
+  command = [sys.executable, '-m', 'ngrammer_jax.train', f'--workdir={tmp_path}/run']
+  command += [f'--config={config_file(training=training)}']
+  log = tmp_path / 'log'
+  with log.open('w') as file:
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file)
+    while 'loss' not in log.read_text():  # then it trains
+      assert process.poll() is None and time.sleep(0.01) is None, log.read_text()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 143, log.read_text()
+  said = log.read_text()
+  assert 'SIGTERM: saving, then stopping\n' in said and 'Traceback' not in said
+  assert said.endswith('stopped by SIGTERM; the same command goes on from here\n')
+  (step,) = checkpoints.steps(tmp_path / 'run')
+  assert 2 <= step < 100
+  assert records(tmp_path / 'run')[-1]['step'] == step
+
+  assert subprocess.run(command, capture_output=True).returncode == 0
+  loop.train(tiny(training=training), tmp_path / 'whole')
+  assert arrays(tmp_path / 'run') == arrays(tmp_path / 'whole')
+  assert records(tmp_path / 'run') == records(tmp_path / 'whole')
+
+
+def test_who_was_stopped_goes_on_bit_by_bit(config_file, whole, tmp_path, monkeypatch, capsys):
+  add = record.Record.add
+
+  def add_and_interrupt(self, done, metrics):
+    add(self, done, metrics)
+    if done in signals:
+      os.kill(os.getpid(), signals.pop(done))
+
+  monkeypatch.setattr(record.Record, 'add', add_and_interrupt)
+  monkeypatch.setenv('XLA_FLAGS', os.environ['XLA_FLAGS'])  # the verb adds to it
+  arguments = [f'--workdir={tmp_path}/run', f'--config={config_file()}']
+  arguments += ['--config.training.checkpoint_every=12']
+  monkeypatch.setattr(sys, 'argv', ['train', *arguments])
+  signals, statuses = {4: signal.SIGINT, 10: signal.SIGTERM}, []
+  for _ in range(3):
+    with pytest.raises(SystemExit) as stopped:
+      flags.run(train.main)
+    statuses.append((stopped.value.code, checkpoints.steps(tmp_path / 'run')))
+  assert statuses == [(130, [4]), (143, [4, 10]), (0, [4, 10, 12])]
+  out, err = capsys.readouterr()
+  assert err.count('stopped by SIGINT; the same command goes on from here\n') == 1
+  assert err.count('stopped by SIGTERM; the same command goes on from here\n') == 1
+  assert out.startswith('finished: 12 steps')
+  assert arrays(tmp_path / 'run') == arrays(whole)
+  assert records(tmp_path / 'run') == records(whole)
+
+  with pytest.raises(SystemExit) as finished:
+    flags.run(train.main)
+  assert finished.value.code == 0
+  assert capsys.readouterr().out.startswith('already finished: 12 steps')
+
+
+def test_a_validation_that_was_stopped_is_made_up_for(tiny, whole, tmp_path, monkeypatch):
+  """Also when that is stopped again, and also that of the last step."""
+  evaluate, calls = language_modeling.Evaluator.__call__, []
+
+  def interrupted(self, *arguments):
+    calls.append(arguments)
+    if len(calls) not in (3, 6):
+      interrupt()
+    return evaluate(self, *arguments)
+
+  monkeypatch.setattr(language_modeling.Evaluator, '__call__', interrupted)
+  for at in (6, 6, 12, 12):
+    with pytest.raises(errors.Interrupted):
+      loop.train(tiny(), tmp_path / 'run')
+    assert checkpoints.steps(tmp_path / 'run')[-1] == at
+    last = records(tmp_path / 'run')[-1]
+    assert last['step'] == at and 'loss' in last
+  assert loop.train(tiny(), tmp_path / 'run')
+  assert len(calls) == 6
+  assert arrays(tmp_path / 'run') == arrays(whole)
+  assert records(tmp_path / 'run') == records(whole)
+  assert not loop.train(tiny(), tmp_path / 'run')
+
+
+def test_a_signal_while_waiting_for_data_loses_no_step(tiny, tmp_path, monkeypatch):
+  config = tiny(training={'checkpoint_every': 12})
+  take = prefetch.Prefetch._take
+
+  def late(self):
+    for i, item in enumerate(take(self)):
+      if i == 3:  # six steps are done, and not saved
+        interrupt()
+      yield item
+
+  monkeypatch.setattr(prefetch.Prefetch, '_take', late)
+  with pytest.raises(errors.Interrupted):
+    loop.train(config, tmp_path / 'run')
+  (saved,) = checkpoints.steps(tmp_path / 'run')
+  assert saved == records(tmp_path / 'run')[-1]['step'] == 8
+
+
+def test_a_signal_before_the_first_step_stops_at_once(tiny, tmp_path, monkeypatch):
+  compile_it = loop._compile
+
+  def compile_and_interrupt(*arguments):
+    interrupt()
+    return compile_it(*arguments)
+
+  monkeypatch.setattr(loop, '_compile', compile_and_interrupt)
+  with pytest.raises(errors.Interrupted):
+    loop.train(tiny(), tmp_path / 'run')
+  assert not checkpoints.steps(tmp_path / 'run') and not records(tmp_path / 'run')
+
+
+def test_only_the_first_signal_is_caught():
+  before = handlers()
+  with interruption.Interruption() as stop:
+    stop.check()
+    assert handlers() != before
+    os.kill(os.getpid(), signal.SIGINT)
+    assert handlers() == before
+    for _ in range(2):
+      with pytest.raises(errors.Interrupted) as caught:
+        stop.check()
+    assert caught.value.signal == signal.SIGINT
+    with pytest.raises(KeyboardInterrupt):
+      os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_handlers_come_back_after_an_error():
+  before = handlers()
+  with pytest.raises(ZeroDivisionError), interruption.Interruption():
+    raise ZeroDivisionError
+  assert handlers() == before
+
+
+def test_outside_the_main_thread_nothing_is_caught(tiny, tmp_path):
+  before, seen = handlers(), []
+
+  def work():
+    with interruption.Interruption() as stop:
+      seen.append(handlers())
+      stop.check()
+    seen.append(loop.train(tiny(training={'steps': 2, 'evaluate_every': 0}), tmp_path / 'run'))
+
+  thread = threading.Thread(target=work)
+  thread.start()
+  thread.join()
+  assert seen == [before, True]

@@ -1,0 +1,122 @@
+"""Twenty kills and disks that are really full; minutes long."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ngrammer_jax.training import checkpoints
+from tests.training.test_resume import arrays, records
+
+pytestmark = pytest.mark.slow
+ROOT = pathlib.Path(__file__).parents[2]
+SMALL = {
+  'data.vocabulary': 'bytes',
+  'data.vocabulary_size': None,
+  'model.layers': 2,
+  'model.width': 48,
+  'model.heads': 2,
+  'model.feed_forward_width': 96,
+  'model.ngram.clusters': 16,
+  'model.ngram.vocabulary_size': 256,
+  'evaluation.max_tokens': 2000,
+  'training.steps': 60,
+  'training.batch_size': 8,
+  'training.segment_length': 32,
+  'training.segments_per_call': 5,
+  'training.log_every': 5,
+  'training.evaluate_every': 30,
+  'training.checkpoint_every': 10,
+}
+
+
+def flags(**training):
+  keys = SMALL | {f'training.{key}': value for key, value in training.items()}
+  return [
+    f'--config={ROOT}/configs/quickstart.py',
+    *(f'--config.{key}={value}' for key, value in keys.items()),
+  ]
+
+
+def start(workdir, **training):
+  command = [sys.executable, '-m', 'ngrammer_jax.train', f'--workdir={workdir}', *flags(**training)]
+  return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def disk(tmp_path):
+  """A disk of its own of 5 MB."""
+  place = tmp_path / 'disk'
+  place.mkdir()
+  command = ['mount', '-t', 'tmpfs', '-o', 'size=5m', 'none', place]
+  if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+    pytest.skip('may not mount a disk')
+  yield place
+  subprocess.run(['umount', place], check=True)
+
+
+def test_twenty_kills_change_no_bit(tmp_path, cache):
+  command = [sys.executable, ROOT / 'benchmarks' / 'kill_campaign.py', '--kills=20']
+  command += [f'--folder={tmp_path}/kills', *flags()]
+  done = subprocess.run(command, capture_output=True, text=True)
+  assert done.returncode == 0, done
+  *_, last = done.stdout.splitlines()
+  assert re.fullmatch(r'20 kills, \d+ runs, 0 differences in [1-9]\d+ arrays', last)
+
+
+def test_a_full_disk_costs_nothing_but_time(disk, tmp_path, cache):
+  training = {'checkpoint_every': 5, 'keep_checkpoints': 20}
+  process = start(disk / 'run', **training)
+  _, said = process.communicate()
+  good = checkpoints.steps(disk / 'run')
+  assert process.returncode == 2, said
+  assert 2 <= len(good) < 12
+  assert re.search(  # Orbax has more to say, before and after
+    rf'(?m)^error: --workdir={disk}/run: the disk is full, step {good[-1] + 5} could not be saved '
+    rf'\(0\.\d MB left\)\. Last good checkpoint: step {good[-1]}\. '
+    r'Free some space, then the same command goes on from there$',
+    said,
+  )
+  process = start(tmp_path / 'whole', **training)
+  _, told = process.communicate()
+  assert process.returncode == 0, told
+  for step in good:
+    assert arrays(disk / 'run', step) == arrays(tmp_path / 'whole', step)
+
+  subprocess.run(['mount', '-o', 'remount,size=50m', disk], check=True)
+  process = start(disk / 'run', **training)
+  _, said = process.communicate()
+  assert process.returncode == 0, said
+  assert f'restoring step {good[-1]} from' in said
+  for step in range(5, 65, 5):
+    assert arrays(disk / 'run', step) == arrays(tmp_path / 'whole', step)
+  assert records(disk / 'run') == records(tmp_path / 'whole')
+
+
+def test_a_disk_too_full_for_the_record_is_named(disk, tmp_path, cache):
+  training = {'steps': 600, 'checkpoint_every': 600, 'evaluate_every': 0}
+  process = start(disk / 'run', **training)
+  record = disk / 'run' / 'metrics.jsonl'
+  while not record.exists() or '"step": 10,' not in record.read_text():
+    assert process.poll() is None and time.sleep(0.005) is None
+  with pytest.raises(OSError), (disk / 'filler').open('wb', buffering=0) as filler:
+    while True:
+      filler.write(bytes(4096))
+  _, said = process.communicate()
+  assert process.returncode == 2, said
+  assert (
+    f'\nerror: {record} cannot be written: No space left on device. '
+    'Free some space, then the same command goes on from the last checkpoint\n'
+  ) in said
+
+  (disk / 'filler').unlink()
+  for workdir in (disk / 'run', tmp_path / 'whole'):
+    process = start(workdir, **training)
+    _, said = process.communicate()
+    assert process.returncode == 0, said
+  assert arrays(disk / 'run', 600) == arrays(tmp_path / 'whole', 600)
+  assert records(disk / 'run') == records(tmp_path / 'whole')
