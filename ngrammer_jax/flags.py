@@ -25,8 +25,8 @@ from ngrammer_jax import errors, progress
 def run(main: Callable[[list[str]], int | None]) -> None:
   """Runs a verb: logs to standard error, and makes BadInput exit status 2."""
   logging.basicConfig(level=logging.INFO, format='%(message)s', handlers=[progress.LogHandler()])
-  for talkative in ('absl', 'jax'):  # Orbax tells of every step, JAX of every device it misses
-    logging.getLogger(talkative).setLevel(logging.WARNING)
+  logging.getLogger('jax').setLevel(logging.WARNING)  # tells of every device it misses
+  logging.getLogger('absl').setLevel(logging.CRITICAL)  # Orbax also raises what it tells of
   try:
     status = main(sys.argv[1:])
   except errors.BadInput as error:

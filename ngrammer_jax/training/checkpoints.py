@@ -8,8 +8,8 @@
 from collections.abc import Iterator
 from concurrent import futures
 import contextlib
+import dataclasses
 import datetime
-import errno
 import logging
 import math
 import pathlib
@@ -20,11 +20,10 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
-from ngrammer_jax import errors
+from ngrammer_jax import errors, files
 from ngrammer_jax.training import checksums, manifest
 
 SCRATCH = '.scratch'
-FULL = ('No space left', 'Disk quota exceeded')  # how libraries say ENOSPC and EDQUOT
 
 
 def steps(workdir: pathlib.Path) -> list[int]:
@@ -116,15 +115,11 @@ class Checkpoints:
     self._commit: futures.Future | None = None
     self._saving = 0
 
-  def check_space(self, abstract: Any) -> None:
-    """Raises BadInput where the disk has no room for one checkpoint."""
-    needed = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract))
-    free = shutil.disk_usage(self._folder).free
-    if free < needed:
-      raise errors.BadInput(
-        f'--workdir={self._workdir}: a checkpoint takes {needed / 1e6:,.1f} MB, the disk has '
-        f'{free / 1e6:,.1f} MB left; free some space, or use another --workdir'
-      )
+  def check_space(self, state: Any, what: str = 'a checkpoint') -> None:
+    """Raises BadInput where the disk has no room for a state, abstract or not."""
+    needed = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    if shutil.disk_usage(self._folder).free < needed:
+      raise self._full(f'{what} of {needed / 1e6:,.1f} MB')
 
   def save(self, step: int, state: Any, validation: float | None = None) -> None:
     """Starts writing a checkpoint and returns; the state may be donated afterwards.
@@ -138,6 +133,7 @@ class Checkpoints:
       BadInput: the disk is full, now or when the checkpoint before was written.
     """
     self._wait()
+    self.check_space(state, f'step {step}')  # a library that runs out of disk makes a mess
     if jax.default_backend() == 'cpu':
       # On CPU the "copy to the host" is the device buffer itself, which a donated call
       # would overwrite while it is being written.
@@ -149,6 +145,11 @@ class Checkpoints:
     known = {name: (str(x.dtype), list(x.shape)) for name, x in checksums.leaves(state).items()}
     self._commit = self._thread.submit(self._finish, step, scratch, known, sums, validation)
     self._saving = step
+
+  def validated(self, step: int, validation: float) -> None:
+    """Adds what was measured only after the checkpoint was written."""
+    folder = self._folder / str(step)
+    manifest.write(folder, dataclasses.replace(manifest.read(folder), validation=validation))
 
   def _finish(self, step, scratch, known, sums, validation) -> None:
     """Once Orbax is through: adds the manifest, gives the folder its name, drops old ones."""
@@ -182,21 +183,21 @@ class Checkpoints:
 
   @contextlib.contextmanager
   def _explained(self, step: int) -> Iterator[None]:
-    """Makes a sentence of the many ways in which libraries say that a disk is full."""
+    """Makes a sentence of a disk that fills up meanwhile."""
     try:
       yield
     except Exception as error:
-      full = getattr(error, 'errno', None) in (errno.ENOSPC, errno.EDQUOT)
-      if not full and not any(words in str(error) for words in FULL):
+      if not files.disk_is_full(error):
         raise
-      free = shutil.disk_usage(self._folder).free
-      there = steps(self._workdir)
-      raise errors.BadInput(
-        f'--workdir={self._workdir}: the disk is full, step {step} could not be saved '
-        f'({free / 1e6:,.1f} MB left). Last good checkpoint: '
-        f'{f"step {there[-1]}" if there else "none yet"}. '
-        f'Free some space, then the same command goes on from there'
-      ) from error
+      raise self._full(f'step {step}') from error
+
+  def _full(self, what: str) -> errors.BadInput:
+    free, there = shutil.disk_usage(self._folder).free, steps(self._workdir)
+    return errors.BadInput(
+      f'--workdir={self._workdir}: the disk is full: no room for {what}, {free / 1e6:,.1f} MB '
+      f'left. Last checkpoint: {f"step {there[-1]}" if there else "none yet"}. '
+      f'Free some space, then the same command goes on from there'
+    )
 
   def __enter__(self) -> 'Checkpoints':
     return self

@@ -1,6 +1,6 @@
 """SIGTERM and Ctrl-C as requests: finish the call that runs, save, then stop."""
 
-import logging
+import os
 import signal
 import threading
 
@@ -31,7 +31,8 @@ class Interruption:
   def _catch(self, number: int, frame: object) -> None:
     self._caught = signal.Signals(number)
     self.__exit__()  # the next one does what it always does
-    logging.info('%s: saving, then stopping', self._caught.name)
+    # Not by logging: what was interrupted may be a line of the log.
+    os.write(2, f'{self._caught.name}: saving, then stopping\n'.encode())
 
   def check(self, *_: object) -> None:
     """Raises Interrupted where a signal has come."""

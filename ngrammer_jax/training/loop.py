@@ -47,7 +47,6 @@ def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
   # Devices.
   mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.model)
   sharding.check_batch('training.batch_size', t.batch_size, mesh)
-  workdirs.create(workdir, config, corpus)
   logging.info(
     'ngrammer_jax %s on %d %s, mesh %s',
     ngrammer_jax.__version__,
@@ -60,7 +59,11 @@ def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
   model = transformer.TransformerLM(config.model, V)
   optimizer = optimizers.make(config.optimizer, t.steps)
   create, abstract = train_state.initialiser(model, optimizer, t.batch_size, config.seed, mesh)
-  with workdirs.lock(workdir), checkpoints.Checkpoints(workdir, t.keep_checkpoints) as saved:
+  with (
+    interruption.Interruption() as stop,
+    workdirs.occupy(workdir, config, corpus),
+    checkpoints.Checkpoints(workdir, t.keep_checkpoints) as saved,
+  ):
     found = checkpoints.restore_newest(workdir, abstract, set_aside=True)
     first_step, state = found or (0, create())
     _describe(config, corpus, state)
@@ -79,7 +82,6 @@ def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
     with (
       record.Record(config, V, workdir, first_step) as tell,
       sharding.use(mesh),
-      interruption.Interruption() as stop,
       prefetch.Prefetch(_batches(split, config, mesh, starts)) as batches,
     ):
 
@@ -92,7 +94,7 @@ def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
         return result['nll_nats_per_token']
 
       if _due(first_step, t.evaluate_every, t.steps) and not validated:
-        validate(first_step)  # the run was stopped before it came to that
+        saved.validated(first_step, validate(first_step))  # the run was stopped before that
       for start, segments in zip(starts, batches, strict=True):
         if compiled is None:
           with tell.paused():

@@ -16,14 +16,14 @@ import os
 import pathlib
 import re
 import socket
-from typing import Any
+from typing import Any, TextIO
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, files
 from ngrammer_jax.data import token_cache
 
 CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'
-OURS = ('config', 'corpus', 'vocabulary')  # all that a start which was killed leaves behind
+OURS = ('config', 'corpus', 'vocabulary', 'lock')  # all that a start which was killed leaves behind
 
 # May differ on resume; the content of the corpus is compared by its hash.
 FREE_SECTIONS = ('mesh', 'evaluation')
@@ -76,42 +76,44 @@ def check_text(workdir: pathlib.Path, config: experiment.Config, text: str) -> N
     )
 
 
-def create(
-  workdir: pathlib.Path, config: experiment.Config, corpus: token_cache.TokenCorpus
-) -> None:
-  """Writes what a workdir holds beside its checkpoints. Raises BadInput where it cannot."""
-  try:
-    workdir.mkdir(parents=True, exist_ok=True)
-    corpus.vocabulary.save(workdir)
-    files.write(workdir / CORPUS, json.dumps({'content_hash': corpus.content_hash}) + '\n')
-    experiment.save(config, workdir / CONFIG)
-  except OSError as error:
-    raise errors.BadInput(f'--workdir={workdir} cannot be written: {error.strerror}') from error
-
-
 @contextlib.contextmanager
-def lock(workdir: pathlib.Path) -> Iterator[None]:
-  """Keeps a workdir to one process; the lock goes with the process, however it ends.
+def occupy(
+  workdir: pathlib.Path, config: experiment.Config, corpus: token_cache.TokenCorpus
+) -> Iterator[None]:
+  """Keeps a workdir to this process, and writes what it holds beside its checkpoints.
+
+  The lock goes with the process, however that ends.
 
   Raises:
-    BadInput: another process trains there.
+    BadInput: another process trains there, or the folder cannot be written.
   """
-  with (workdir / LOCK).open('a+', encoding='utf-8') as file:
+  with contextlib.ExitStack() as held:
     try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-      file.seek(0)
-      raise errors.BadInput(
-        f'--workdir={workdir} is in use by {file.read().strip() or "another process"}: '
-        f'wait for it, stop it, or use another workdir'
-      ) from error
+      workdir.mkdir(parents=True, exist_ok=True)
+      _lock(workdir, held.enter_context((workdir / LOCK).open('a+', encoding='utf-8')))
+      corpus.vocabulary.save(workdir)
+      files.write(workdir / CORPUS, json.dumps({'content_hash': corpus.content_hash}) + '\n')
+      experiment.save(config, workdir / CONFIG)
     except OSError as error:
-      logging.warning('%s cannot be locked: %s; start no second process', workdir, error.strerror)
-    file.seek(0)
-    file.truncate()
-    file.write(f'process {os.getpid()} on {socket.gethostname()}\n')
-    file.flush()
+      raise errors.BadInput(f'--workdir={workdir} cannot be written: {error.strerror}') from error
     yield
+
+
+def _lock(workdir: pathlib.Path, file: TextIO) -> None:
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError as error:
+    file.seek(0)
+    raise errors.BadInput(
+      f'--workdir={workdir} is in use by {file.read().strip() or "another process"}: '
+      f'wait for it, stop it, or use another workdir'
+    ) from error
+  except OSError as error:
+    logging.warning('%s cannot be locked: %s; start no second process', workdir, error.strerror)
+  file.seek(0)
+  file.truncate()
+  file.write(f'process {os.getpid()} on {socket.gethostname()}\n')
+  file.flush()
 
 
 def load_config(workdir: pathlib.Path) -> experiment.Config:

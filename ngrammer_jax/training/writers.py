@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 import contextlib
-import errno
 import json
 import logging
 import pathlib
@@ -51,7 +50,7 @@ class Writer:
     try:
       yield
     except OSError as error:
-      if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+      if not files.disk_is_full(error):
         raise
       raise errors.BadInput(
         f'{self._path} cannot be written: {error.strerror}. Free some space, then the same '

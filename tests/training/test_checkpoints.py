@@ -275,8 +275,8 @@ def test_a_full_disk_is_named_and_spares_what_is_there(tmp_path, monkeypatch, pl
     step = (kept or [0])[-1] + 4
     with (
       bad_input(
-        f'--workdir={tmp_path}: the disk is full, step {step} could not be saved '
-        f'(1.2 MB left). Last good checkpoint: {last}. '
+        f'--workdir={tmp_path}: the disk is full: no room for step {step}, 1.2 MB left. '
+        f'Last checkpoint: {last}. '
         'Free some space, then the same command goes on from there'
       ),
       monkeypatch.context() as patch,
@@ -315,10 +315,26 @@ def test_a_disk_without_room_for_a_checkpoint_is_refused(tmp_path, monkeypatch):
     saved.check_space(large)
     monkeypatch.setattr(shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=2.9e6))
     with bad_input(
-      f'--workdir={tmp_path}: a checkpoint takes 3.0 MB, the disk has 2.9 MB left; '
-      'free some space, or use another --workdir'
+      f'--workdir={tmp_path}: the disk is full: no room for a checkpoint of 3.0 MB, 2.9 MB left. '
+      'Last checkpoint: none yet. Free some space, then the same command goes on from there'
     ):
       saved.check_space(large)
+    # Found before anything is written: Orbax would fill the screen with its threads' complaints.
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=10))
+    with pytest.raises(errors.BadInput, match='the disk is full: no room for step 4 of '):
+      saved.save(4, state(4))
+  assert not list((tmp_path / 'checkpoints').iterdir())
+
+
+def test_a_validation_that_was_made_up_for_counts(tmp_path):
+  with checkpoints.Checkpoints(tmp_path) as saved:
+    saved.save(4, state(4), 2.0)
+    saved.save(8, state(8))
+  with checkpoints.Checkpoints(tmp_path) as saved:
+    assert checkpoints.best_step(tmp_path) == 4
+    saved.validated(8, 1.0)
+  assert checkpoints.best_step(tmp_path) == 8
+  assert same(checkpoints.restore(tmp_path, 8, abstract()), state(8))
 
 
 def test_a_state_may_be_donated_while_it_is_written(tmp_path):

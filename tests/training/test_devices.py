@@ -10,7 +10,7 @@ import pytest
 from ngrammer_jax import config as experiment
 from ngrammer_jax import sharding
 from ngrammer_jax.data import streams
-from ngrammer_jax.evaluation import language_modeling
+from ngrammer_jax.evaluation import scoring
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
 from ngrammer_jax.training import optimizers
@@ -95,10 +95,10 @@ def test_evaluation_leaves_the_tables_where_they_are():
   _, abstract = train_state.initialiser(model, optimizer, B, 0, mesh)
   rows = jax.ShapeDtypeStruct((B, T), np.int32, sharding=sharding.rows_sharding(mesh))
   segment = streams.Segment(rows, rows, rows, rows)
-  evaluator = language_modeling.Evaluator(model, mesh, B, T, B)
+  scorer = scoring.Scorer(model, mesh, B)
   with sharding.use(mesh):
     given = (abstract.params, abstract.codebook, abstract.memory, segment)
-    check_lookups(evaluator._score.lower(*given).compile().as_text(), model_axis=2)
+    check_lookups(scorer._score.lower(*given).compile().as_text(), model_axis=2)
 
 
 def test_centroids_are_the_same_where_a_shard_has_an_empty_cluster(one_device):

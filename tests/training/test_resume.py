@@ -152,8 +152,8 @@ def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(tiny, tmp_path, whole,
 
   with (
     bad_input(
-      f'--workdir={tmp_path}/run: the disk is full, step 8 could not be saved (7.5 MB left). '
-      'Last good checkpoint: step 4. Free some space, then the same command goes on from there'
+      f'--workdir={tmp_path}/run: the disk is full: no room for step 8, 7.5 MB left. '
+      'Last checkpoint: step 4. Free some space, then the same command goes on from there'
     ),
     monkeypatch.context() as patch,
   ):
@@ -168,5 +168,5 @@ def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(tiny, tmp_path, whole,
 
 def test_a_disk_without_room_is_refused_before_training(tiny, tmp_path, monkeypatch):
   monkeypatch.setattr(shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=1e4))
-  with pytest.raises(errors.BadInput, match=r'a checkpoint takes 0\.\d MB, the disk has 0\.0 MB'):
+  with pytest.raises(errors.BadInput, match=r'no room for a checkpoint of 0\.\d MB, 0\.0 MB left'):
     loop.train(tiny(), tmp_path / 'run')
