@@ -117,7 +117,8 @@ class Checkpoints:
 
   def check_space(self, state: Any, what: str = 'a checkpoint') -> None:
     """Raises BadInput where the disk has no room for a state, abstract or not."""
-    needed = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    needed = size + 1_000_000  # what is written beside the arrays
     if shutil.disk_usage(self._folder).free < needed:
       raise self._full(f'{what} of {needed / 1e6:,.1f} MB')
 

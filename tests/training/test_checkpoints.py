@@ -311,11 +311,11 @@ def test_who_is_interrupted_learns_that_the_disk_is_full(tmp_path, monkeypatch, 
 def test_a_disk_without_room_for_a_checkpoint_is_refused(tmp_path, monkeypatch):
   large = {'table': jax.ShapeDtypeStruct((1000, 1500), jnp.bfloat16)}
   with checkpoints.Checkpoints(tmp_path) as saved:
-    monkeypatch.setattr(shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=3e6))
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=4e6))
     saved.check_space(large)
-    monkeypatch.setattr(shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=2.9e6))
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=3.9e6))
     with bad_input(
-      f'--workdir={tmp_path}: the disk is full: no room for a checkpoint of 3.0 MB, 2.9 MB left. '
+      f'--workdir={tmp_path}: the disk is full: no room for a checkpoint of 4.0 MB, 3.9 MB left. '
       'Last checkpoint: none yet. Free some space, then the same command goes on from there'
     ):
       saved.check_space(large)

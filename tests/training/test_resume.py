@@ -168,5 +168,5 @@ def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(tiny, tmp_path, whole,
 
 def test_a_disk_without_room_is_refused_before_training(tiny, tmp_path, monkeypatch):
   monkeypatch.setattr(shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=1e4))
-  with pytest.raises(errors.BadInput, match=r'no room for a checkpoint of 0\.\d MB, 0\.0 MB left'):
+  with pytest.raises(errors.BadInput, match=r'no room for a checkpoint of 1\.\d MB, 0\.0 MB left'):
     loop.train(tiny(), tmp_path / 'run')
