@@ -6,17 +6,22 @@ import re
 import pytest
 
 from ngrammer_jax import config, errors, flags
+from ngrammer_jax.training import loop
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TEXT = (ROOT / 'README.md').read_text(encoding='utf-8')
 
 
-def test_python_examples_run():
+def test_python_examples_run(tiny, tmp_path, monkeypatch, capsys):
+  training = {'steps': 2, 'evaluate_every': 0, 'segment_length': 32}
+  loop.train(tiny(training=training), tmp_path / 'runs' / 'quickstart')
+  monkeypatch.chdir(tmp_path)
   examples = re.findall(r'```python\n(.*?)```', TEXT, re.S)
   names: dict = {}
   for example in examples:
     exec(example, names)
   assert names['logits'].shape == (2, 16, 1000)
+  assert 'bits/byte  The state of the Union' in capsys.readouterr().out
 
 
 def test_files_that_are_named_exist():
