@@ -15,10 +15,19 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.interop import arrays as interop_arrays
+from ngrammer_jax.layers import attention as attention_layer
 from ngrammer_jax.layers import ngrammer
 from ngrammer_jax.models import config as model_config
 
 Source = interop_arrays.Source
+
+# Ours and theirs by norm policy; praxis has no policy `primer` (of the T5 code of Primer).
+NORM_NAMES = {
+  'pre': {'norm': 'layer_norm'},
+  'post': {'post_norm': 'layer_norm'},
+  'post_skip': {'post_norm': 'layer_norm'},
+  'hybrid': {'norm': 'pre_layer_norm', 'post_norm': 'post_layer_norm'},
+}
 Path = tuple[str, ...]
 
 _COLLECTIONS = ('param/', 'params/', 'state/', 'non_trainable/')
@@ -79,6 +88,8 @@ def load_language_model(
     BadInput: listing every missing, extra and misshapen array.
   """
   config.check()
+  if config.norm not in NORM_NAMES:
+    raise errors.BadInput(f'model.norm={config.norm!r}: praxis has {", ".join(NORM_NAMES)}')
   arrays = _without_collections(arrays)
   V, D = vocabulary_size, config.width
   transposed = lambda a: a[0].T
@@ -168,8 +179,10 @@ def _layer_sources(config: model_config.ModelConfig, i: int) -> dict[Path, Sourc
   H = D // N
   theirs, ours = f'transformer/x_layers_{i}/', ('params', f'layer_{i}')
   attention, feed = theirs + 'self_attention/', theirs + 'ff_layer/'
-  sources = _norm_sources((*ours, 'attention_norm'), theirs + 'layer_norm', D)
-  sources |= _norm_sources((*ours, 'feed_forward_norm'), feed + 'layer_norm', D)
+  sources = {}
+  for name, path in (('attention', theirs), ('feed_forward', feed)):
+    for ours_norm, their_norm in NORM_NAMES[config.norm].items():
+      sources |= _norm_sources((*ours, f'{name}_{ours_norm}'), path + their_norm, D)
 
   def linear(path, weight, shape, bias, bias_shape, change=lambda a: a[0]):
     sources[*ours, *path, 'kernel'] = Source((weight,), shape, change)
@@ -185,6 +198,9 @@ def _layer_sources(config: model_config.ModelConfig, i: int) -> dict[Path, Sourc
   if config.per_dim_scale:
     name = attention + 'per_dim_scale/per_dim_scale'
     sources[*ours, 'attention', 'per_dim_scale'] = Source((name,), (H,))
+  for name in attention_layer.projections(config.shared_query_key) if config.convolution else ():
+    taps = tuple(f'{attention}dconv_{name[0]}/dconv_{i}' for i in range(config.convolution))
+    sources[*ours, 'attention', f'{name}_convolution', 'taps'] = Source(taps, (N, H), np.stack)
   maps = {'in': ('ffn_layer1', (D, F)), 'out': ('ffn_layer2', (F, D))}
   if config.gated:
     maps['gate'] = ('ffn_layer1_gate', (D, F))

@@ -9,12 +9,17 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import linear, position
+from ngrammer_jax.layers import convolution, linear, position
 
 MASKED = -0.7 * jnp.finfo(jnp.float32).max  # finite: a row of nothing but it stays finite
 
 
 KeysValues = dict[str, jax.Array]
+
+
+def projections(shared_query_key: bool) -> tuple[str, ...]:
+  """What is projected from the input, and convolved where there are convolutions."""
+  return ('key', 'value') if shared_query_key else ('query', 'key', 'value')
 
 
 class Attention(nn.Module):
@@ -25,12 +30,16 @@ class Attention(nn.Module):
     bias: projections have biases.
     per_dim_scale: learn the query scale of each feature (praxis), shared by the heads:
       log2(e) / sqrt(H) * softplus(s), which is 1 / sqrt(H) at the initial s = 0.
+    taps: of the causal convolutions on the projected q, k and v (Primer). None: none.
+    shared_query_key: q is a linear map, head by head, of the convolved k (full Primer).
     dtype: of the projections; scores and softmax take at least float32.
   """
 
   heads: int
   bias: bool = False
   per_dim_scale: bool = False
+  taps: int | None = None
+  shared_query_key: bool = False
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
@@ -40,21 +49,35 @@ class Attention(nn.Module):
     visible_BxTxS: jax.Array,
     rotation: tuple[jax.Array, jax.Array] | None = None,
     memory: KeysValues | None = None,
+    position_BxT: jax.Array | None = None,
   ) -> tuple[jax.Array, KeysValues]:
-    """Returns [B, T, D], and the keys and values [B, T, N, H] of this segment.
+    """Returns [B, T, D], and what a memory keeps of this segment, [B, T, N, H] each.
+
+    That is `keys` and `values`, and `query`, `key` and `value` before their convolutions.
 
     Args:
       x_BxTxD: inputs of queries, keys and values.
       visible_BxTxS: which keys a query attends to (see `documents.visible`): first the M of
         the memory, then the T of the segment.
       rotation: turns queries and keys by their position (see `position.rotation`).
-      memory: `keys` and `values` [B, N, M, H] of earlier segments (see `layers.cache`).
+      memory: of earlier segments (see `layers.cache`).
+      position_BxT: of each token in its document, for the convolutions.
     """
     D = x_BxTxD.shape[-1]
     H = D // self.heads
-    q_BxTxNxH = self._project('query', H)(x_BxTxD)
-    k_BxTxNxH = self._project('key', H)(x_BxTxD)
-    v_BxTxNxH = self._project('value', H)(x_BxTxD)
+    names = projections(self.shared_query_key)
+    projected = {name: self._project(name, H)(x_BxTxD) for name in names}
+    mixed, segment = projected, {}
+    if self.taps is not None:
+      segment = projected
+      mixed = {
+        name: convolution.CausalConvolution(self.taps, self.dtype, name=f'{name}_convolution')(
+          rows, position_BxT, None if memory is None else memory[name]
+        )
+        for name, rows in projected.items()
+      }
+    k_BxTxNxH, v_BxTxNxH = mixed['key'], mixed['value']
+    q_BxTxNxH = self._query_of_key(k_BxTxNxH) if self.shared_query_key else mixed['query']
     if rotation is not None:
       q_BxTxNxH = position.rotate(q_BxTxNxH, rotation)
       k_BxTxNxH = position.rotate(k_BxTxNxH, rotation)
@@ -77,12 +100,20 @@ class Attention(nn.Module):
       probs_BxNxTxM = probs_BxNxTxS[..., :M]
       context_BxTxNxH += jnp.einsum('bntm,bnmh->btnh', probs_BxNxTxM, memory['values'])
     output = linear.Linear((D,), ('heads', 'kv', 'embed'), 2, self.bias, self.dtype, name='out')
-    return output(context_BxTxNxH), {'keys': k_BxTxNxH, 'values': v_BxTxNxH}
+    return output(context_BxTxNxH), segment | {'keys': k_BxTxNxH, 'values': v_BxTxNxH}
 
   def _project(self, name, H):
     return linear.Linear(
       (self.heads, H), ('embed', 'heads', 'kv'), bias=self.bias, dtype=self.dtype, name=name
     )
+
+  def _query_of_key(self, k_BxTxNxH):
+    N, H = k_BxTxNxH.shape[-2:]
+    names = ('heads', 'kv', None)
+    init = nn.with_logical_partitioning(nn.initializers.normal(H**-0.5), names)
+    param_dtype = jnp.promote_types(self.dtype, jnp.float32)
+    kernel_NxHxH = self.param('query_kernel', init, (N, H, H), param_dtype).astype(self.dtype)
+    return jnp.einsum('btnh,nhg->btng', k_BxTxNxH, kernel_NxHxH)
 
   def _query_scale(self, H):
     if not self.per_dim_scale:

@@ -8,6 +8,7 @@ came, turned by its position: a position stays what it is, and no key is turned 
 B batch, T segment length, M slots, N heads, H head width.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,18 +19,31 @@ from ngrammer_jax.layers import documents
 Cache = dict[str, Any]
 
 
-def empty(batch: int, slots: int, layers: int, heads: int, H: int, dtype: jnp.dtype) -> Cache:
+def empty(
+  batch: int,
+  slots: int,
+  layers: int,
+  heads: int,
+  H: int,
+  dtype: jnp.dtype,
+  rows: Mapping[str, int] | None = None,
+) -> Cache:
   """A cache that holds nothing.
 
   Keys: `documents` int32 [B, M] of each slot; `count` int32 [B], tokens seen; `position`
-  int32 [B] of the next token; `layers`, for each layer `keys` and `values` [B, N, M, H].
+  int32 [B] of the next token; `layers`, for each layer `keys` and `values` [B, N, M, H], and
+  by the names of `rows` the last R inputs of what looks back so far, [B, R, N, H].
   """
-  zeros = lambda: jnp.zeros((batch, heads, slots, H), dtype)
+
+  def layer():
+    kept = {name: jnp.zeros((batch, heads, slots, H), dtype) for name in ('keys', 'values')}
+    return kept | {name: jnp.zeros((batch, R, heads, H), dtype) for name, R in (rows or {}).items()}
+
   return {
     'documents': jnp.full((batch, slots), documents.NONE, jnp.int32),
     'count': jnp.zeros((batch,), jnp.int32),
     'position': jnp.zeros((batch,), jnp.int32),
-    'layers': tuple({'keys': zeros(), 'values': zeros()} for _ in range(layers)),
+    'layers': tuple(layer() for _ in range(layers)),
   }
 
 
@@ -57,6 +71,20 @@ def write(
   return old_BxNxMxH.at[row_Bx1, :, slots_BxT + zero_Bx1].set(new_BxTxNxH, mode='drop')
 
 
+def last(before_BxRx: jax.Array, new_BxTx: jax.Array, valid_BxT: jax.Array | None) -> jax.Array:
+  """The last R of what came before and the valid tokens of a segment, oldest first."""
+  R, T = before_BxRx.shape[1], new_BxTx.shape[1]
+  joined_BxSx = jnp.concatenate([before_BxRx, new_BxTx], axis=1)
+  if valid_BxT is None:
+    return joined_BxSx[:, T:]
+  # The next segment continues after the last token that is one, maybe one of those before.
+  end_Bx1 = jnp.where(valid_BxT > 0, jnp.arange(1, T + 1), 0).max(axis=1, keepdims=True)
+  index_BxR = end_Bx1 + jnp.arange(R)
+  return jnp.take_along_axis(
+    joined_BxSx, index_BxR.reshape(*index_BxR.shape, *[1] * (new_BxTx.ndim - 2)), axis=1
+  )
+
+
 def advance(
   cache: Cache,
   slots_BxT: jax.Array,
@@ -66,12 +94,8 @@ def advance(
 ) -> Cache:
   """What the cache knows of its tokens after a segment; its layers stay as they are."""
   row_Bx1 = jnp.arange(slots_BxT.shape[0])[:, None]
-  index_T = jnp.arange(1, valid_BxT.shape[1] + 1, dtype=jnp.int32)
-  last_Bx1 = jnp.where(valid_BxT > 0, index_T, 0).max(axis=1, keepdims=True)
-  # The place after the last token; where the segment has none, the one that was expected.
-  next_Bx1pT = jnp.concatenate([cache['position'][:, None], positions_BxT + 1], axis=1)
   return cache | {
     'documents': cache['documents'].at[row_Bx1, slots_BxT].set(documents_BxT, mode='drop'),
     'count': cache['count'] + (valid_BxT > 0).sum(axis=1, dtype=jnp.int32),
-    'position': jnp.take_along_axis(next_Bx1pT, last_Bx1, axis=1)[:, 0],
+    'position': last(cache['position'][:, None], positions_BxT + 1, valid_BxT)[:, 0],
   }

@@ -14,7 +14,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import documents, hashing, normalization, quantizer
+from ngrammer_jax.layers import cache, documents, hashing, normalization, quantizer
 
 COMBINE = ('concat', 'add')
 
@@ -195,14 +195,5 @@ def _previous_and_memory(ids_BxTxN, documents_BxT, valid_BxT, pair_ids, memory):
   before_BxT = jnp.concatenate([memory['documents'][:, -1:], documents_BxT[:, :-1]], axis=1)
   continues_BxT = before_BxT == documents_BxT if guarded else None
   previous_BxTxN = previous_ids(ids_BxTxN, continues_BxT, pair_ids, memory['ids'][:, -1])
-  if valid_BxT is None:
-    return previous_BxTxN, {'ids': ids_BxTxN[:, -1:], 'documents': documents_BxT[:, -1:]}
-  # The next segment continues after the last token that is one, maybe one of the memory.
-  index_T = jnp.arange(1, T + 1, dtype=jnp.int32)
-  last_Bx1 = jnp.where(valid_BxT > 0, index_T, 0).max(axis=1, keepdims=True)
-  with_memory = {
-    'ids': jnp.concatenate([memory['ids'][:, -1:], ids_BxTxN], axis=1),
-    'documents': jnp.concatenate([memory['documents'][:, -1:], documents_BxT], axis=1),
-  }
-  take = lambda x: jnp.take_along_axis(x, last_Bx1.reshape(B, 1, *[1] * (x.ndim - 2)), axis=1)
-  return previous_BxTxN, jax.tree.map(take, with_memory)
+  take = lambda before, new: cache.last(before, new, valid_BxT)
+  return previous_BxTxN, jax.tree.map(take, memory, {'ids': ids_BxTxN, 'documents': documents_BxT})

@@ -10,6 +10,9 @@ from ngrammer_jax.layers import feed_forward, ngrammer
 
 POSITIONS = ('rope', 'sinusoid', 'none')
 DTYPES = ('auto', 'bfloat16', 'float32', 'float64')
+# A sub-layer F with residual: pre x + F(LN x), post x + LN(F x), post_skip LN(x + F x), hybrid
+# x + LN(F(LN x)); primer: pre for attention, post for the feed-forward.
+NORMS = ('pre', 'post', 'post_skip', 'hybrid', 'primer')
 REMAT = ('none', 'minimal', 'full')
 
 
@@ -58,6 +61,9 @@ class ModelConfig:
   min_timescale: float = 1.0
   max_timescale: float = 10_000.0
   per_dim_scale: bool = False
+  norm: str = 'pre'  # where the layer norms stand, see NORMS
+  convolution: int | None = None  # taps on q, k and v (Primer: 3)
+  shared_query_key: bool = False  # q from the convolved k (full Primer)
   tie_embeddings: bool = True
   scale_embeddings: bool = True  # by the square root of the width
   softmax_bias: bool = True
@@ -81,6 +87,7 @@ class ModelConfig:
     choices = {
       'activation': tuple(feed_forward.ACTIVATIONS),
       'position': POSITIONS,
+      'norm': NORMS,
       'dtype': DTYPES,
       'remat': REMAT,
     }
@@ -89,7 +96,14 @@ class ModelConfig:
         raise errors.BadInput(
           f'model.{key}={getattr(self, key)!r} is not one of: {", ".join(valid)}'
         )
-    for key in ('layers', 'width', 'heads', 'feed_forward_width', 'vocabulary_chunk'):
+    for key in (
+      'layers',
+      'width',
+      'heads',
+      'feed_forward_width',
+      'vocabulary_chunk',
+      'convolution',
+    ):
       value = getattr(self, key)
       if value is not None and value < 1:
         raise errors.BadInput(f'model.{key}={value} must be at least 1')

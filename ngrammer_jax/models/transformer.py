@@ -6,7 +6,6 @@
 B batch, T segment length, S keys, D model width, V vocabulary.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 from flax import linen as nn
@@ -50,25 +49,31 @@ def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int 
   if config.ngram is not None:
     memory['ngram'] = ngrammer.empty_memory(batch, config.ngram.heads or config.heads)
   if cache_slots:
-    c, dtype = config, config.compute_dtype()
-    memory['cache'] = cache.empty(batch, cache_slots, c.layers, c.heads, c.width // c.heads, dtype)
+    c = config
+    rows = {}
+    if c.convolution is not None:
+      rows = dict.fromkeys(attention.projections(c.shared_query_key), c.convolution - 1)
+    H, dtype = c.width // c.heads, c.compute_dtype()
+    memory['cache'] = cache.empty(batch, cache_slots, c.layers, c.heads, H, dtype, rows)
   return memory
 
 
 class View(NamedTuple):
   """What all layers share about a segment: who sees whom, and where tokens stand.
 
-  visible_BxTxS and rotation are those of `layers.Attention`; slots_BxT is where the keys and
-  values of the tokens are kept (see `layers.cache`), None where they are not.
+  visible_BxTxS, rotation and position_BxT are those of `layers.Attention`; slots_BxT is where
+  the keys and values of the valid tokens are kept (see `layers.cache`), None where they are not.
   """
 
   visible_BxTxS: jax.Array
   rotation: tuple[jax.Array, jax.Array] | None
+  position_BxT: jax.Array
   slots_BxT: jax.Array | None
+  valid_BxT: jax.Array | None
 
 
 class Block(nn.Module):
-  """Pre-norm attention and feed-forward, each with a residual."""
+  """Attention and feed-forward, each with a residual and norms where the config says."""
 
   config: model_config.ModelConfig
   dtype: jnp.dtype
@@ -83,23 +88,52 @@ class Block(nn.Module):
   ) -> tuple[jax.Array, attention.KeysValues | None]:
     """Returns [B, T, D], and the memory of this layer for the next segment."""
     c = self.config
-    norm = functools.partial(normalization.LayerNorm, dtype=self.dtype)
     attend = attention.Attention(
-      heads=c.heads, bias=c.bias, per_dim_scale=c.per_dim_scale, dtype=self.dtype, name='attention'
+      heads=c.heads,
+      bias=c.bias,
+      per_dim_scale=c.per_dim_scale,
+      taps=c.convolution,
+      shared_query_key=c.shared_query_key,
+      dtype=self.dtype,
+      name='attention',
     )
     feed = feed_forward.FeedForward(
       c.feed_forward_width, c.activation, c.gated, c.bias, self.dtype, name='feed_forward'
     )
     keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-    attended, segment = attend(
-      norm(name='attention_norm')(x_BxTxD), view.visible_BxTxS, view.rotation, memory
-    )
+    look = lambda x: attend(x, view.visible_BxTxS, view.rotation, memory, view.position_BxT)
+    x_BxTxD, segment = self._add('attention', look, x_BxTxD, keys[0])
     if memory is not None:
-      write = lambda old, new: cache.write(old, view.slots_BxT, new, attended)
-      memory = jax.tree.map(write, memory, segment)
-    x_BxTxD = _whole_width(x_BxTxD + _drop(attended, c, keys[0]))
-    fed = feed(norm(name='feed_forward_norm')(x_BxTxD))
-    return _whole_width(x_BxTxD + _drop(fed, c, keys[1])), memory
+      memory = _remember(memory, segment, view, after_BxTxD=x_BxTxD)
+    x_BxTxD, _ = self._add('feed_forward', lambda x: (feed(x), None), x_BxTxD, keys[1])
+    return x_BxTxD, memory
+
+  def _add(self, name, sublayer, x_BxTxD, dropout_key):
+    """The sum of x and a sub-layer of it, normed, and what else the sub-layer returns."""
+    c = self.config
+    policy = c.norm
+    if policy == 'primer':
+      policy = 'pre' if name == 'attention' else 'post'
+    norm = lambda suffix: normalization.LayerNorm(dtype=self.dtype, name=f'{name}_{suffix}')
+    y_BxTxD = norm('norm')(x_BxTxD) if policy in ('pre', 'hybrid') else x_BxTxD
+    y_BxTxD, rest = sublayer(y_BxTxD)
+    if policy in ('post', 'hybrid'):
+      y_BxTxD = norm('post_norm')(y_BxTxD)
+    x_BxTxD = _whole_width(x_BxTxD + _drop(y_BxTxD, c, dropout_key))
+    if policy == 'post_skip':
+      x_BxTxD = norm('post_norm')(x_BxTxD)
+    return x_BxTxD, rest
+
+
+def _remember(memory, segment, view, after_BxTxD):
+  """The memory of a layer after a segment."""
+
+  def keep(name):
+    if name in ('keys', 'values'):
+      return cache.write(memory[name], view.slots_BxT, segment[name], after_BxTxD)
+    return cache.last(memory[name], segment[name], view.valid_BxT)
+
+  return {name: keep(name) for name in memory}
 
 
 def _whole_width(x_BxTxD):
@@ -198,10 +232,10 @@ class TransformerLM(nn.Module):
         valid_BxT=valid_BxT,
         memory=memory['ngram'],
       )
-    view, position_BxT, kept = self._view(documents_BxT, starts_BxT, valid_BxT, prefix_BxT, memory)
+    view, kept = self._view(documents_BxT, starts_BxT, valid_BxT, prefix_BxT, memory)
     if c.position == 'sinusoid':
       wide = jnp.promote_types(self.dtype, jnp.float32)
-      x_BxTxD += position.sinusoid(position_BxT, c.width, wide).astype(self.dtype)
+      x_BxTxD += position.sinusoid(view.position_BxT, c.width, wide).astype(self.dtype)
     drop = train and c.dropout > 0
     keys = jax.random.split(self.make_rng('dropout'), c.layers + 1) if drop else None
     x_BxTxD = _drop(x_BxTxD, c, keys[0]) if drop else x_BxTxD
@@ -213,7 +247,7 @@ class TransformerLM(nn.Module):
     return self.final_norm(x_BxTxD), next_memory, {}
 
   def _view(self, documents_BxT, starts_BxT, valid_BxT, prefix_BxT, memory):
-    """The view of the segment, its positions, and the cache as it will be, layers apart."""
+    """The view of the segment, and the cache as it will be, layers apart."""
     c, kept = self.config, memory.get('cache')
     attended_BxT = documents.with_padding(documents_BxT, valid_BxT)
     carried = 0 if kept is None else kept['position']
@@ -230,7 +264,7 @@ class TransformerLM(nn.Module):
       H = c.width // c.heads
       rotation = position.rotation(position_BxT, H, c.min_timescale, c.max_timescale, wide)
     visible_BxTxS = documents.visible(attended_BxT, key_documents_BxS, prefix_BxT)
-    return View(visible_BxTxS, rotation, slots_BxT), position_BxT, kept
+    return View(visible_BxTxS, rotation, position_BxT, slots_BxT, valid_BxT), kept
 
   def scores(self, hidden_BxTxD: jax.Array, targets_BxT: jax.Array) -> heads.TokenScores:
     """Negative log-likelihood in nats of every target, and whether it was the best guess."""

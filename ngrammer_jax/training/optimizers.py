@@ -18,6 +18,8 @@ LABELS = {
   'bias': 'dense',
   'scale': 'dense',
   'per_dim_scale': 'dense',
+  'query_kernel': 'dense',
+  'taps': 'dense',
   'table': 'ngram_table',
 }
 

@@ -27,6 +27,11 @@ CHANGES = {
   'no positions': {'position': 'none'},
   'scanned': {'scan_layers': True},
   'recomputed': {'remat': 'full'},
+  'primer': {'convolution': 3, 'activation': 'squared_relu', 'gated': False},
+  'full primer': {'convolution': 3, 'shared_query_key': True, 'norm': 'primer'},
+  'hybrid norms, four taps': {'convolution': 4, 'norm': 'hybrid', 'scan_layers': True},
+  'post norms': {'norm': 'post'},
+  'norms after the residual': {'norm': 'post_skip'},
   'biases, not gated': {'bias': True, 'gated': False, 'tie_embeddings': False},
 }
 

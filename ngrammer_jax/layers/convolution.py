@@ -1,0 +1,55 @@
+"""Causal depth-wise convolution over the tokens of one's own document (Primer, So et al. 2021).
+
+B batch, T segment length, N heads, H head width, W taps.
+"""
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+
+class CausalConvolution(nn.Module):
+  """y_t = w_0 x_t + w_1 x_{t-1} + ... + w_{W-1} x_{t-W+1}, each feature of each head by itself.
+
+  A tap that would reach before the document gives nothing. There is no bias; w_0 starts at
+  0.5 and the others at 0.5 / W.
+
+  Attributes:
+    taps: W.
+    dtype: of the output.
+  """
+
+  taps: int
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self, x_BxTxNxH: jax.Array, position_BxT: jax.Array, before_BxRxNxH: jax.Array | None = None
+  ) -> jax.Array:
+    """Returns [B, T, N, H].
+
+    Args:
+      x_BxTxNxH: inputs.
+      position_BxT: of each token in its document (see `documents.positions`).
+      before_BxRxNxH: the R = W - 1 inputs before the segment. None: nothing came before.
+    """
+    W, T = self.taps, x_BxTxNxH.shape[1]
+
+    def init(key, shape, dtype):
+      return jnp.full(shape, 0.5 / W, dtype).at[0].set(0.5)
+
+    names = (None, 'heads', 'kv')
+    param_dtype = jnp.promote_types(self.dtype, jnp.float32)
+    shape = (W, *x_BxTxNxH.shape[-2:])
+    w_WxNxH = self.param('taps', nn.with_logical_partitioning(init, names), shape, param_dtype)
+    w_WxNxH = w_WxNxH.astype(self.dtype)
+    if before_BxRxNxH is None:
+      padded = jnp.pad(x_BxTxNxH, ((0, 0), (W - 1, 0), (0, 0), (0, 0)))
+    else:
+      padded = jnp.concatenate([before_BxRxNxH, x_BxTxNxH], axis=1)
+    y_BxTxNxH = w_WxNxH[0] * x_BxTxNxH
+    for i in range(1, W):
+      inside_BxTx1x1 = (position_BxT >= i)[..., None, None]
+      back_BxTxNxH = padded[:, W - 1 - i : W - 1 - i + T]
+      y_BxTxNxH += w_WxNxH[i] * jnp.where(inside_BxTx1x1, back_BxTxNxH, 0)
+    return y_BxTxNxH
