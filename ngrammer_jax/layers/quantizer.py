@@ -7,11 +7,16 @@ centroid; the centroids follow the tokens:
   m_k <- decay m_k + (1 - decay) s_k / (epsilon + c_k)
 
 where s_k and c_k are the sum and the number of the tokens of cluster k, over the
-global batch and without padding. A cluster that received nothing shrinks by
-`decay`. Nothing is differentiated.
+global batch and without padding. Nothing is differentiated.
+
+A cluster that received nothing shrinks by `decay` (praxis), is kept where it is, or,
+when it has been all but unused for long, is revived: it goes beside the centroid of a
+much used cluster and takes a part of its tokens.
 
 B batch, T segment length, N heads, H head width, K clusters.
 """
+
+from typing import NamedTuple
 
 from flax import linen as nn
 import jax
@@ -20,6 +25,11 @@ import jax.numpy as jnp
 # Tokens whose distances exist at one time on one device. Measured on CPU: the
 # distances of 256 to 1024 tokens stay in cache; larger chunks only cost memory.
 CHUNK_TOKENS = 1024
+
+EMPTY = ('shrink', 'keep', 'revive')
+INITIAL = ('uniform', 'normal', 'data')
+USAGE_DECAY = 0.99  # usage looks back about 100 steps
+DEAD = 0.1  # of an even share: who is used less is dead
 
 
 def _batch_shards() -> int:
@@ -80,18 +90,31 @@ def _coarse_centre(centroids_NxKxH: jax.Array) -> jax.Array:
   return jnp.round(mean_Nx1xH / grid_Nx1xH) * grid_Nx1xH
 
 
+def nearest_of_rows(rows_VxNxH: jax.Array, centroids_NxKxH: jax.Array) -> jax.Array:
+  """Cluster id of every row of a table and head, int32 [V, N], the rows shared by all devices."""
+  V = rows_VxNxH.shape[0]
+  shards = _batch_shards()
+  rows = jnp.pad(rows_VxNxH, ((0, -V % shards), (0, 0), (0, 0)))
+  rows = rows.reshape(shards, -1, *rows.shape[1:])
+  rows = nn.with_logical_constraint(rows, ('batch', None, None, None))
+  return nearest_centroids(rows, centroids_NxKxH).reshape(-1, rows.shape[2])[:V]
+
+
 def cluster_statistics(
-  x_BxTxNxH: jax.Array, ids_BxTxN: jax.Array, K: int, valid_BxT: jax.Array | None = None
+  x_BxTxNxH: jax.Array, ids_BxTxN: jax.Array, K: int, weight_BxT: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-  """Sum [N, K, H] and number [N, K] of the valid tokens of every cluster."""
+  """Sum [N, K, H] and number [N, K] of the tokens of every cluster.
+
+  `weight_BxT` is how often a token counts: 0 at padding. None: every token once.
+  """
   N, H = x_BxTxNxH.shape[-2:]
   dtype = jnp.promote_types(x_BxTxNxH.dtype, jnp.float32)
-  valid_BxT = jnp.ones(x_BxTxNxH.shape[:2]) if valid_BxT is None else valid_BxT
-  weight_BxT = (valid_BxT > 0).astype(dtype)
+  weight_BxT = jnp.ones(x_BxTxNxH.shape[:2]) if weight_BxT is None else weight_BxT
+  weight_BxT = weight_BxT.astype(dtype)
   slot_BxTxN = ids_BxTxN + K * jnp.arange(N, dtype=jnp.int32)
-  # Chosen, not multiplied: padding may hold anything, also what is not a number.
-  kept_BxTx1x1 = weight_BxT[..., None, None] > 0
-  weighted_BxTxNxH = jnp.where(kept_BxTx1x1, x_BxTxNxH.astype(dtype), 0)
+  # Chosen, not only multiplied: padding may hold anything, also what is not a number.
+  weight_BxTx1x1 = weight_BxT[..., None, None]
+  weighted_BxTxNxH = jnp.where(weight_BxTx1x1 > 0, x_BxTxNxH.astype(dtype) * weight_BxTx1x1, 0)
   sums = jnp.zeros((N * K, H), dtype).at[slot_BxTxN].add(weighted_BxTxNxH)
   counts = jnp.zeros((N * K,), dtype).at[slot_BxTxN].add(weight_BxT[..., None])
   return sums.reshape(N, K, H), counts.reshape(N, K)
@@ -103,61 +126,156 @@ def moved_centroids(
   counts_NxK: jax.Array,
   decay: float,
   epsilon: float,
+  empty: str = 'shrink',
 ) -> jax.Array:
   """The centroids after one step of mini-batch k-means."""
   mean_NxKxH = sums_NxKxH / (epsilon + counts_NxK[..., None])
-  return decay * centroids_NxKxH + (1 - decay) * mean_NxKxH
+  moved_NxKxH = decay * centroids_NxKxH + (1 - decay) * mean_NxKxH
+  if empty == 'shrink':
+    return moved_NxKxH
+  return jnp.where(counts_NxK[..., None] > 0, moved_NxKxH, centroids_NxKxH)
+
+
+def revived(centroids_NxKxH: jax.Array, usage_NxK: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Centroids and usage after the dead have been put beside the most used.
+
+  The r-th dead cluster of a head goes to the r-th most used one, a hundredth of its length
+  away, if that has at least twice an even share; the two then count as equally used.
+  """
+  K = usage_NxK.shape[1]
+  order_NxK = jnp.argsort(usage_NxK, axis=1)  # the dead come first
+  giver_NxK = order_NxK[:, ::-1]
+  of = lambda index: jnp.take_along_axis(usage_NxK, index, axis=1)
+  split_NxK = (of(order_NxK) < DEAD / K) & (of(giver_NxK) >= 2 / K)
+  half_NxK = of(giver_NxK) / 2
+  beside_NxKxH = 1.01 * jnp.take_along_axis(centroids_NxKxH, giver_NxK[..., None], axis=1)
+  row_Nx1 = jnp.arange(usage_NxK.shape[0])[:, None]
+  nowhere = jnp.where(split_NxK, order_NxK, K)  # out of bounds: dropped
+  centroids_NxKxH = centroids_NxKxH.at[row_Nx1, nowhere].set(beside_NxKxH, mode='drop')
+  usage_NxK = usage_NxK.at[row_Nx1, nowhere].set(half_NxK, mode='drop')
+  nowhere = jnp.where(split_NxK, giver_NxK, K)
+  return centroids_NxKxH, usage_NxK.at[row_Nx1, nowhere].set(half_NxK, mode='drop')
+
+
+class Vocabulary(NamedTuple):
+  """What the inputs were looked up from: x = rows_VxD[tokens_BxT].
+
+  rows_VxD may be None where the quantiser serves with the clusters of all tokens.
+  """
+
+  rows_VxD: jax.Array | None
+  tokens_BxT: jax.Array
 
 
 class ProductQuantizer(nn.Module):
   """Cluster ids of [B, T, N, H] inputs, and the codebook that learns them.
 
-  The collection `codebook` holds the `centroids` [N, K, H] and their `usage` [N, K],
-  the running share of tokens that each cluster receives. It is updated when it is
-  mutable, from the centroids before the step; in evaluation leave it immutable.
+  The collection `codebook` holds the `centroids` [N, K, H], their `usage` [N, K], the
+  running share of tokens that each receives, and `changed` [N], the share of the tokens of
+  the first row that the last step moved to another cluster. It is updated when it is
+  mutable, from the centroids before the step; in evaluation leave it immutable. For serving
+  it may hold `token_ids` [V, N] instead: the cluster of every token.
 
   Attributes:
     clusters: K, centroids of each head.
     decay: 1 - the learning rate of k-means.
     epsilon: added to the counts.
     prenormalize: cluster x / |x| instead of x; a zero vector stays zero.
+    empty: what happens to clusters without tokens, one of EMPTY.
+    initial: centroids are drawn from a Xavier-uniform or a unit normal distribution, or from
+      the vocabulary.
   """
 
   clusters: int
   decay: float = 0.999
   epsilon: float = 1e-6
   prenormalize: bool = False
+  empty: str = 'shrink'
+  initial: str = 'uniform'
 
   @nn.compact
-  def __call__(self, x_BxTxNxH: jax.Array, valid_BxT: jax.Array | None = None) -> jax.Array:
-    """Returns int32 ids [B, T, N]; tokens where `valid` is 0 do not move the centroids."""
+  def __call__(
+    self,
+    x_BxTxNxH: jax.Array,
+    valid_BxT: jax.Array | None = None,
+    vocabulary: Vocabulary | None = None,
+  ) -> jax.Array:
+    """Returns int32 ids [B, T, N].
+
+    Args:
+      x_BxTxNxH: inputs.
+      valid_BxT: 0 at padding, which does not move the centroids.
+      vocabulary: where x comes from. Where it has fewer rows than there are tokens, its rows
+        are clustered instead of every token; the ids are the same.
+    """
+    if self.has_variable('codebook', 'token_ids'):
+      return self.get_variable('codebook', 'token_ids')[vocabulary.tokens_BxT]
+    B, T, N, H = x_BxTxNxH.shape
+    x_BxTxNxH = self._clustered(x_BxTxNxH)
+    rows_VxNxH = None
+    if vocabulary is not None:
+      rows_VxNxH = self._clustered(vocabulary.rows_VxD.reshape(-1, N, H))
+    centroids, usage = self._codebook(x_BxTxNxH, rows_VxNxH)
+    weight_BxT = jnp.ones((B, T)) if valid_BxT is None else (valid_BxT > 0).astype(jnp.float32)
+    if rows_VxNxH is None or len(rows_VxNxH) >= B * T:
+      ids_BxTxN = nearest_centroids(x_BxTxNxH, centroids.value)
+      counted = x_BxTxNxH, ids_BxTxN
+    else:
+      ids_VxN = nearest_of_rows(rows_VxNxH, centroids.value)
+      ids_BxTxN = ids_VxN[vocabulary.tokens_BxT]
+      weight_BxT = jnp.zeros((1, len(rows_VxNxH))).at[0, vocabulary.tokens_BxT].add(weight_BxT)
+      counted = rows_VxNxH[None], ids_VxN[None]
+    if self.is_initializing():
+      self._note_changes(ids_BxTxN[:1], ids_BxTxN[:1])
+    elif self.is_mutable_collection('codebook'):
+      sums, counts = cluster_statistics(*counted, self.clusters, weight_BxT)
+      self._update(centroids, usage, sums, counts)
+      self._note_changes(ids_BxTxN[:1], nearest_centroids(x_BxTxNxH[:1], centroids.value))
+    return ids_BxTxN
+
+  def _clustered(self, x):
+    """What is clustered of an input [..., N, H]."""
+    x = jax.lax.stop_gradient(x)
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    if not self.prenormalize:
+      return x
+    norm = jnp.linalg.norm(x, axis=-1, keepdims=True)
+    return x / jnp.where(norm > 0, norm, 1)
+
+  def _codebook(self, x_BxTxNxH, rows_VxNxH):
     N, H = x_BxTxNxH.shape[-2:]
-    K = self.clusters
-    x_BxTxNxH = jax.lax.stop_gradient(x_BxTxNxH)
-    dtype = jnp.promote_types(x_BxTxNxH.dtype, jnp.float32)
-    x_BxTxNxH = x_BxTxNxH.astype(dtype)
-    if self.prenormalize:
-      norm = jnp.linalg.norm(x_BxTxNxH, axis=-1, keepdims=True)
-      x_BxTxNxH = x_BxTxNxH / jnp.where(norm > 0, norm, 1)
+    K, dtype = self.clusters, x_BxTxNxH.dtype
 
     def initial_centroids():
-      bound = (6 / (N * (K + H))) ** 0.5  # Xavier, the heads counted as receptive field
       key = self.make_rng('params')
+      if self.initial == 'normal':
+        return jax.random.normal(key, (N, K, H), dtype)
+      if self.initial == 'data':
+        if rows_VxNxH is None:
+          raise ValueError('initial centroids of the data need the vocabulary of the inputs')
+        rows = jax.random.permutation(key, len(rows_VxNxH))
+        return rows_VxNxH[jnp.resize(rows, K)].swapaxes(0, 1)
+      bound = (6 / (N * (K + H))) ** 0.5  # Xavier, the heads counted as receptive field
       return jax.random.uniform(key, (N, K, H), dtype, -bound, bound)
 
-    names = ('heads', 'clusters', 'kv')
-    centroids = self.variable(
-      'codebook', 'centroids', nn.with_logical_partitioning(initial_centroids, names)
+    def variable(name, init, *names):
+      return self.variable('codebook', name, nn.with_logical_partitioning(init, names))
+
+    return (
+      variable('centroids', initial_centroids, 'heads', 'clusters', 'kv'),
+      variable('usage', lambda: jnp.full((N, K), 1 / K, dtype), 'heads', 'clusters'),
     )
-    usage = self.variable(
-      'codebook',
-      'usage',
-      nn.with_logical_partitioning(lambda: jnp.full((N, K), 1 / K, dtype), names[:2]),
+
+  def _note_changes(self, before_1xTxN, after_1xTxN):
+    share_N = (after_1xTxN != before_1xTxN).mean(axis=(0, 1), dtype=jnp.float32)
+    self.variable('codebook', 'changed', lambda: jnp.zeros_like(share_N)).value = share_N
+
+  def _update(self, centroids, usage, sums_NxKxH, counts_NxK):
+    share_NxK = counts_NxK / jnp.maximum(counts_NxK.sum(axis=-1, keepdims=True), 1)
+    usage_NxK = USAGE_DECAY * usage.value + (1 - USAGE_DECAY) * share_NxK
+    centroids_NxKxH = moved_centroids(
+      centroids.value, sums_NxKxH, counts_NxK, self.decay, self.epsilon, self.empty
     )
-    ids_BxTxN = nearest_centroids(x_BxTxNxH, centroids.value)
-    if self.is_mutable_collection('codebook') and not self.is_initializing():
-      sums, counts = cluster_statistics(x_BxTxNxH, ids_BxTxN, K, valid_BxT)
-      centroids.value = moved_centroids(centroids.value, sums, counts, self.decay, self.epsilon)
-      share_NxK = counts / jnp.maximum(counts.sum(axis=-1, keepdims=True), 1)
-      usage.value = self.decay * usage.value + (1 - self.decay) * share_NxK
-    return ids_BxTxN
+    if self.empty == 'revive':
+      centroids_NxKxH, usage_NxK = revived(centroids_NxKxH, usage_NxK)
+    centroids.value, usage.value = centroids_NxKxH, usage_NxK
