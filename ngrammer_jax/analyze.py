@@ -5,7 +5,6 @@ python -m ngrammer_jax.analyze checkpoint --workdir=DIR [--step=STEP]
 """
 
 import argparse
-import json
 import pathlib
 
 from ngrammer_jax import errors, flags
@@ -39,11 +38,11 @@ def main(argv: list[str]) -> int:
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, float]]:
   """The records of metrics.jsonl. Raises BadInput where there are none."""
-  path = workdir / 'metrics.jsonl'
-  if not path.exists():
+  from ngrammer_jax.training import writers
+
+  if not (workdir / 'metrics.jsonl').exists():
     raise errors.BadInput(f'--workdir={workdir} holds no metrics.jsonl: not a run, or not begun')
-  lines = path.read_text(encoding='utf-8').splitlines(keepends=True)
-  records = [json.loads(line) for line in lines if line.endswith('\n')]  # the last may be half
+  records = [record for _, record in writers.lines(workdir)]
   if not any('loss' in r for r in records):
     raise errors.BadInput(f'--workdir={workdir} has logged no step yet')
   return records
@@ -70,11 +69,14 @@ def list_checkpoints(workdir: pathlib.Path, arrays_of: int | None = None) -> Non
     loss = '' if known.validation is None else f'{known.validation:.4f}'
     state = 'good, best' if step == best else 'good'
     saved = known.saved_at.removesuffix('+00:00')
-    size = f'{known.bytes / 1e6:,.1f}'
+    size = f'{known.size / 1e6:,.1f}'
     print(f'{step:>9,}{size:>10}  {saved:<21}{loss:<12}{known.checksum:<18}{state}')
   if arrays_of is not None:
-    folder = workdir / 'checkpoints' / str(arrays_of)
-    for name, (dtype, shape, checksum) in manifest.read(folder).leaves.items():
+    try:
+      leaves = manifest.read(workdir / 'checkpoints' / str(arrays_of)).leaves
+    except manifest.Damaged as error:
+      raise errors.BadInput(f'--step={arrays_of}: checkpoint {arrays_of}: {error}') from error
+    for name, (dtype, shape, checksum) in leaves.items():
       print(f'{checksum}  {name} {dtype}{shape}')
 
 

@@ -1,8 +1,12 @@
 """Files that are whole or not there, wherever a process is killed; and disks that are full."""
 
+from collections.abc import Callable, Iterator
+import contextlib
 import errno
 import os
 import pathlib
+
+from ngrammer_jax import errors
 
 
 def write(path: pathlib.Path, content: str | bytes) -> None:
@@ -16,8 +20,13 @@ def write(path: pathlib.Path, content: str | bytes) -> None:
   scratch.replace(path)
 
 
-def disk_is_full(error: Exception) -> bool:
-  """Whether this is what an error means, in the many ways that libraries say it."""
-  if getattr(error, 'errno', None) in (errno.ENOSPC, errno.EDQUOT):
-    return True
-  return any(words in str(error) for words in ('No space left', 'Disk quota exceeded'))
+@contextlib.contextmanager
+def full_disk(sentence: Callable[[], str]) -> Iterator[None]:
+  """Makes a BadInput of the many ways in which libraries say that a disk is full."""
+  try:
+    yield
+  except Exception as error:
+    full = getattr(error, 'errno', None) in (errno.ENOSPC, errno.EDQUOT)
+    if not full and not any(w in str(error) for w in ('No space left', 'Disk quota exceeded')):
+      raise
+    raise errors.BadInput(sentence()) from error

@@ -8,10 +8,13 @@ traceback; a key inside a block that is None creates the block; and no flag is g
 import argparse
 import ast
 from collections.abc import Callable
+import contextlib
 import importlib.util
 import inspect
 import logging
+import os
 import pathlib
+import signal
 import sys
 import typing
 from typing import Any
@@ -27,17 +30,21 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   logging.basicConfig(level=logging.INFO, format='%(message)s', handlers=[progress.LogHandler()])
   logging.getLogger('jax').setLevel(logging.WARNING)  # tells of every device it misses
   logging.getLogger('absl').setLevel(logging.CRITICAL)  # Orbax also raises what it tells of
+  said = None
   try:
     status = main(sys.argv[1:])
   except errors.BadInput as error:
-    print(f'error: {error}', file=sys.stderr)
-    status = 2
+    said, status = f'error: {error}', 2
   except errors.Interrupted as stopped:
-    print(stopped, file=sys.stderr)
-    status = 128 + stopped.signal
+    said, status = str(stopped), 128 + stopped.signal
   except KeyboardInterrupt:
-    print('interrupted; the same command goes on from the last checkpoint', file=sys.stderr)
-    status = 130
+    said, status = 'interrupted', 130
+  except BrokenPipeError:  # whoever read standard output has enough
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    status = 128 + signal.SIGPIPE
+  if said is not None:
+    with contextlib.suppress(OSError):
+      print(said, file=sys.stderr)
   sys.exit(status or 0)
 
 

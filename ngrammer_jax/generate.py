@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
   parser.add_argument('--seed', type=int, default=0, help='of the first prompt; then one more each')
   parser.add_argument('--context', type=int, help='tokens looked back at; default: as evaluated')
   options = parser.parse_args(argv)
-  prompts = [options.prompt] if options.prompts is None else read_prompts(options.prompts)
+  prompts = _prompts(options)
 
   from ngrammer_jax import runs
 
@@ -39,31 +39,47 @@ def main(argv: list[str]) -> int:
   arguments = {name: getattr(options, name) for name in given}
   rate = Rate()
   if options.prompts is None:
-    begun = False
+    waiting = [options.prompt]  # for the first token: whatever is wrong is known by then
 
-    def write(row, grown):
-      nonlocal begun
+    def tell(row, grown):
       rate.count()
-      print(grown if begun else options.prompt + grown, end='', flush=True)
-      begun = True
+      print(''.join([*waiting, grown]), end='', flush=True)
+      waiting.clear()
 
-    run.generate(prompts, on_text=write, **arguments)
+    run.generate(prompts, on_text=tell, **arguments)
     print()
   else:
     with progress.Progress('generating', len(prompts) * options.tokens, 'tokens') as bar:
 
-      def count(row, grown):
+      def tell(row, grown):
         rate.count()
         bar.advance(1)
 
-      made = run.generate(prompts, on_text=count, **arguments)
-    lines = ''.join(f'{json.dumps(dataclasses.asdict(one), ensure_ascii=False)}\n' for one in made)
+      made = run.generate(prompts, on_text=tell, **arguments)
+    lines = ''.join(json.dumps(dataclasses.asdict(one), ensure_ascii=False) + '\n' for one in made)
     if options.output is None:
       print(lines, end='')
     else:
       files.write(options.output, lines)
   logging.info('%s', rate)
   return 0
+
+
+def _prompts(options: argparse.Namespace) -> list[str]:
+  """The prompts. Raises BadInput where they cannot be read, or the output not be written."""
+  if options.prompts is None and options.output is not None:
+    raise errors.BadInput('--output is for --prompts=FILE; a single text goes to standard output')
+  if options.output is not None and not options.output.absolute().parent.is_dir():
+    raise errors.BadInput(f'--output={options.output}: there is no folder {options.output.parent}')
+  if options.prompts is None:
+    return [options.prompt]
+  try:
+    text = options.prompts.read_text(encoding='utf-8')  # any newline of Unix or Windows
+  except (OSError, UnicodeDecodeError) as error:
+    raise errors.BadInput(f'--prompts={options.prompts} cannot be read: {error}') from error
+  if not text:
+    raise errors.BadInput(f'--prompts={options.prompts} is empty; expected one prompt a line')
+  return text.removesuffix('\n').split('\n')
 
 
 class Rate:
@@ -73,6 +89,7 @@ class Rate:
     self._tokens, self._began = 0, time.monotonic()
 
   def count(self) -> None:
+    """Counts a token."""
     if not self._tokens:
       self._began = time.monotonic()
     self._tokens += 1
@@ -80,17 +97,6 @@ class Rate:
   def __str__(self) -> str:
     seconds = max(time.monotonic() - self._began, 1e-9)
     return f'{self._tokens:,} tokens, {(self._tokens - 1) / seconds:,.0f} tokens/s'
-
-
-def read_prompts(path: pathlib.Path) -> list[str]:
-  """The lines of a file. Raises BadInput where it cannot be read, or is empty."""
-  try:
-    lines = path.read_text(encoding='utf-8').splitlines()
-  except (OSError, UnicodeDecodeError) as error:
-    raise errors.BadInput(f'--prompts={path} cannot be read: {error}') from error
-  if not lines:
-    raise errors.BadInput(f'--prompts={path} is empty; expected one prompt a line')
-  return lines
 
 
 if __name__ == '__main__':

@@ -1,5 +1,6 @@
 """Progress of long work: a bar on a terminal, plain lines with time left in a log."""
 
+import contextlib
 import logging
 import sys
 import time
@@ -26,7 +27,8 @@ class LogHandler(logging.Handler):
   """Writes log lines above a progress bar, not into it."""
 
   def emit(self, record: logging.LogRecord) -> None:
-    tqdm.tqdm.write(self.format(record), file=sys.stderr)
+    with contextlib.suppress(OSError):  # a reader that is gone must not end the work
+      tqdm.tqdm.write(self.format(record), file=sys.stderr)
 
 
 class Progress:

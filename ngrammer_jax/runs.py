@@ -15,8 +15,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, progress, sharding
 from ngrammer_jax.data import corpora, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
-from ngrammer_jax.decoding import generation, sampling
-from ngrammer_jax.decoding import text as decoded
+from ngrammer_jax.decoding import continuation, generation, sampling
 from ngrammer_jax.evaluation import language_modeling, scoring
 from ngrammer_jax.models import transformer
 from ngrammer_jax.training import checkpoints, manifest, optimizers, workdirs
@@ -33,11 +32,13 @@ class Score:
     text: what was scored.
     tokens: its ids.
     nats: negative log-likelihood of each token, float64.
+    lossless: whether the tokens give the text back.
   """
 
   text: str
   tokens: np.ndarray
   nats: np.ndarray
+  lossless: bool
 
   @property
   def perplexity(self) -> float:
@@ -46,8 +47,8 @@ class Score:
 
   @property
   def bits_per_byte(self) -> float:
-    """Of the text in UTF-8; nan of an empty text."""
-    size = len(self.text.encode())
+    """Of the text in UTF-8; nan of an empty text, or of one that its tokens do not give back."""
+    size = len(self.text.encode()) if self.lossless else 0
     return float(self.nats.sum()) / math.log(2) / size if size else math.nan
 
 
@@ -170,7 +171,10 @@ class Run:
       self.vocabulary.document_start,
       self.config.evaluation_length(),
     )
-    return [Score(*each) for each in zip(texts, ids, nats, strict=True)]
+    lossless = [
+      self.vocabulary.decode(one) == text.encode() for one, text in zip(ids, texts, strict=True)
+    ]
+    return [Score(*each) for each in zip(texts, ids, nats, lossless, strict=True)]
 
   def generate(
     self,
@@ -204,10 +208,12 @@ class Run:
     for name, value, least in (('tokens', tokens, 1), ('context', context, 1), ('seed', seed, 0)):
       if value < least:
         raise errors.BadInput(f'--{name}={value} must be at least {least}')
+    if seed + len(prompts) > 2**32:
+      raise errors.BadInput(f'--seed={seed} and one more for each prompt exceed 2^32 - 1')
     ids = [self._prompt(prompt, i, context) for i, prompt in enumerate(prompts)]
     if max(map(len, ids), default=0) + tokens > context:
       logging.info('a token is predicted from the last %s tokens, the context', f'{context:,}')
-    texts = [decoded.Continuation(self.vocabulary, prompt[1:], tokens) for prompt in ids]
+    texts = [continuation.Continuation(self.vocabulary, prompt[1:], tokens) for prompt in ids]
     for first in range(0, len(ids), ROWS):
       rows = range(first, min(first + ROWS, len(ids)))
       generator = self._generator(context, 1 << (len(rows) - 1).bit_length())
@@ -231,15 +237,9 @@ class Run:
     return scoring.Scorer(self.model, self.mesh, ROWS)
 
   @functools.cached_property
-  def _generators(self) -> dict[tuple[int, int], generation.Generator]:
-    return {}
-
-  def _generator(self, context: int, rows: int) -> generation.Generator:
-    """Kept, since each compiles its own steps."""
-    if (context, rows) not in self._generators:
-      made = generation.Generator(self.model, self.mesh, context, rows)
-      self._generators[context, rows] = made
-    return self._generators[context, rows]
+  def _generator(self) -> Callable[[int, int], generation.Generator]:
+    """By context and rows; kept, since each compiles its own steps."""
+    return functools.cache(functools.partial(generation.Generator, self.model, self.mesh))
 
   def _encoded(self, text: str, name: str) -> np.ndarray:
     try:

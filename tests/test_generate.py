@@ -123,6 +123,10 @@ def test_the_best_and_any_other_step(workdir):
     ({'prompts': 'a', 'tokens': 0}, '--tokens=0 must be at least 1'),
     ({'prompts': 'a', 'context': 0}, '--context=0 must be at least 1'),
     ({'prompts': 'a', 'seed': -1}, '--seed=-1 must be at least 0'),
+    (
+      {'prompts': ['a', 'b'], 'seed': 2**32 - 1},
+      '--seed=4294967295 and one more for each prompt exceed 2^32 - 1',
+    ),
     ({'prompts': 'a', 'top_p': 0.0}, '--top_p=0.0 must be above 0 and at most 1'),
     (
       {'prompts': 'a', 'temperature': -1},
@@ -144,6 +148,15 @@ def test_characters_that_the_vocabulary_does_not_have(run, monkeypatch):
     run.generate('abcd')
   with bad_input("text 2: 'é' is not among the 4 known characters"):
     run.score(['a', 'é'])
+
+
+def test_words_that_are_unknown_have_no_bits_per_byte(run, monkeypatch):
+  from ngrammer_jax.data import vocabulary
+
+  monkeypatch.setitem(run.__dict__, 'vocabulary', vocabulary.learn_words([b'the cat sat'], None))
+  known, unknown = run.score(['the cat', 'the dog'])
+  assert known.bits_per_byte > 0 and np.isnan(unknown.bits_per_byte)
+  assert len(unknown.nats) == 2
 
 
 def test_only_text_on_standard_output(workdir):
@@ -171,6 +184,14 @@ def test_prompts_of_a_file(workdir, tmp_path, capsys):
   assert capsys.readouterr().out == ''
   kept = (tmp_path / 'made.jsonl').read_text().splitlines()
   assert [json.loads(line) for line in kept] == lines
+  (tmp_path / 'prompts.txt').write_bytes('a\r\n\r\nb\u2028c\x0cd\n\n'.encode())
+  generate.main(arguments)
+  lines = [json.loads(line) for line in capsys.readouterr().out.split('\n')[:-1]]
+  assert [line['prompt'] for line in lines] == ['a', '', 'b\u2028c\x0cd', '']
+  with bad_input(f'--output={tmp_path}/no/made: there is no folder {tmp_path}/no'):
+    generate.main([*arguments, f'--output={tmp_path}/no/made'])
+  with bad_input('--output is for --prompts=FILE; a single text goes to standard output'):
+    generate.main([f'--workdir={workdir}', '--prompt=a', f'--output={tmp_path}/made'])
   (tmp_path / 'prompts.txt').write_text('')
   with bad_input(f'--prompts={tmp_path}/prompts.txt is empty; expected one prompt a line'):
     generate.main(arguments)

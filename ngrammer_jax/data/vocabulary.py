@@ -136,7 +136,9 @@ class SentencePieceVocabulary:
     self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     self.size = self._processor.vocab_size()
     special = (self._processor.bos_id(), self._processor.eos_id(), self._processor.pad_id(), 0)
-    self.document_start = self.document_end = next(i for i in special if i >= 0)
+    self.document_start = next(i for i in special if i >= 0)
+    unknown = self._processor.unk_id()
+    self.document_end = None if self.document_start == unknown else self.document_start
 
   def encode(self, text: bytes) -> np.ndarray:
     parts = text.decode().split(SPACE_MARK) if self._learned else [text.decode()]

@@ -53,7 +53,6 @@ class Limits(NamedTuple):
 
 def draw(log_probs_BxV: jax.Array, limits: Limits, keys_B: jax.Array) -> jax.Array:
   """A token for each row, int32 [B], each with the random key of its row."""
-  log_probs_BxV = log_probs_BxV.astype(jnp.float32)
 
   def limited(scaled_BxV):
     inside_BxV = leading(scaled_BxV, jnp.ones_like(scaled_BxV), limits.top_k)
@@ -62,7 +61,8 @@ def draw(log_probs_BxV: jax.Array, limits: Limits, keys_B: jax.Array) -> jax.Arr
     return jnp.where(inside_BxV | (limits.top_p >= 1), scaled_BxV, -jnp.inf)
 
   def random():
-    scaled_BxV = log_probs_BxV / limits.temperature
+    relative_BxV = log_probs_BxV - log_probs_BxV.max(axis=-1, keepdims=True)
+    scaled_BxV = relative_BxV.astype(jnp.float32) / limits.temperature
     everything = (limits.top_k >= scaled_BxV.shape[-1]) & (limits.top_p >= 1)
     scaled_BxV = jax.lax.cond(everything, lambda x: x, limited, scaled_BxV)
     return jax.vmap(jax.random.categorical)(keys_B, scaled_BxV).astype(jnp.int32)

@@ -209,7 +209,7 @@ class TransformerLM(nn.Module):
       tokens_BxT: int32 ids.
       memory: what the previous segment returned, or `empty_memory`.
       starts_BxT: true at the first token of a document. None: all rows continue.
-      valid_BxT: 0 at padding.
+      valid_BxT: 0 at padding, which stands at the end of a row.
       prefix_BxT: true where attention is bidirectional.
       train: draw dropout from the rng `dropout`.
     """

@@ -5,7 +5,6 @@
 <workdir>/checkpoints/200.damaged  was found not to be what was written
 """
 
-from collections.abc import Iterator
 from concurrent import futures
 import contextlib
 import dataclasses
@@ -65,12 +64,20 @@ def restore_newest(
     BadInput: all are damaged, or they are of another model.
   """
   damaged: dict[pathlib.Path, str] = {}
-  for step in reversed(steps(workdir)):
-    folder = workdir / 'checkpoints' / str(step)
+  folder_of = lambda step: workdir / 'checkpoints' / str(step)
+  # Listed again each time: a run that is still training drops old ones.
+  while left := [step for step in steps(workdir) if folder_of(step) not in damaged]:
+    step, folder = left[-1], folder_of(left[-1])
     logging.info('restoring step %s from %s', f'{step:,}', folder)
     try:
       state = restore(workdir, step, abstract)
-    except manifest.Damaged as error:
+    except errors.BadInput:
+      raise
+    except Exception as error:
+      if not folder.exists():
+        continue
+      if not isinstance(error, manifest.Damaged):
+        raise
       logging.warning('checkpoint %s is damaged: %s; trying the one before', folder, error)
       damaged[folder] = str(error)
       continue
@@ -94,7 +101,8 @@ def verify(workdir: pathlib.Path, step: int) -> manifest.Manifest:
     saved = checkpointer.metadata(folder.resolve()).item_metadata.tree
     # Without a sharding, an array comes as NumPy: the devices that wrote it may be gone.
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), saved)
-    _check_sums(known, checkpointer.restore(folder.resolve(), abstract))
+    with jax.enable_x64(True):
+      _check_sums(known, checkpointer.restore(folder.resolve(), abstract))
   return known
 
 
@@ -120,7 +128,7 @@ class Checkpoints:
     size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     needed = size + 1_000_000  # what is written beside the arrays
     if shutil.disk_usage(self._folder).free < needed:
-      raise self._full(f'{what} of {needed / 1e6:,.1f} MB')
+      raise errors.BadInput(self._full(f'{what} of {needed / 1e6:,.1f} MB'))
 
   def save(self, step: int, state: Any, validation: float | None = None) -> None:
     """Starts writing a checkpoint and returns; the state may be donated afterwards.
@@ -141,7 +149,7 @@ class Checkpoints:
       state = jax.tree.map(jnp.copy, state)
     sums = checksums.checksums(state)
     scratch = self._folder / f'{step}{SCRATCH}'
-    with self._explained(step):
+    with files.full_disk(lambda: self._full(f'step {step}')):
       self._orbax.save(scratch.resolve(), state)
     known = {name: (str(x.dtype), list(x.shape)) for name, x in checksums.leaves(state).items()}
     self._commit = self._thread.submit(self._finish, step, scratch, known, sums, validation)
@@ -150,7 +158,10 @@ class Checkpoints:
   def validated(self, step: int, validation: float) -> None:
     """Adds what was measured only after the checkpoint was written."""
     folder = self._folder / str(step)
-    manifest.write(folder, dataclasses.replace(manifest.read(folder), validation=validation))
+    known = manifest.read(folder)
+    if known.validation != validation:
+      with files.full_disk(lambda: self._full(f'the manifest of step {step}')):
+        manifest.write(folder, dataclasses.replace(known, validation=validation))
 
   def _finish(self, step, scratch, known, sums, validation) -> None:
     """Once Orbax is through: adds the manifest, gives the folder its name, drops old ones."""
@@ -179,22 +190,12 @@ class Checkpoints:
     """Waits for the checkpoint that is being written."""
     commit, self._commit = self._commit, None
     if commit is not None:
-      with self._explained(self._saving):
+      with files.full_disk(lambda: self._full(f'step {self._saving}')):
         commit.result()
 
-  @contextlib.contextmanager
-  def _explained(self, step: int) -> Iterator[None]:
-    """Makes a sentence of a disk that fills up meanwhile."""
-    try:
-      yield
-    except Exception as error:
-      if not files.disk_is_full(error):
-        raise
-      raise self._full(f'step {step}') from error
-
-  def _full(self, what: str) -> errors.BadInput:
+  def _full(self, what: str) -> str:
     free, there = shutil.disk_usage(self._folder).free, steps(self._workdir)
-    return errors.BadInput(
+    return (
       f'--workdir={self._workdir}: the disk is full: no room for {what}, {free / 1e6:,.1f} MB '
       f'left. Last checkpoint: {f"step {there[-1]}" if there else "none yet"}. '
       f'Free some space, then the same command goes on from there'
@@ -222,7 +223,7 @@ def best_step(workdir: pathlib.Path) -> int | None:
   for step in steps(workdir):
     with contextlib.suppress(manifest.Damaged):
       loss = manifest.read(workdir / 'checkpoints' / str(step)).validation
-      if loss is not None:
+      if loss is not None and math.isfinite(loss):
         losses[step] = loss
   return min(losses, key=losses.get, default=None)
 

@@ -1,5 +1,6 @@
 """SIGTERM and Ctrl-C as requests: finish the call that runs, save, then stop."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -32,7 +33,8 @@ class Interruption:
     self._caught = signal.Signals(number)
     self.__exit__()  # the next one does what it always does
     # Not by logging: what was interrupted may be a line of the log.
-    os.write(2, f'{self._caught.name}: saving, then stopping\n'.encode())
+    with contextlib.suppress(OSError):  # nobody may be listening any more
+      os.write(2, f'{self._caught.name}: saving, then stopping\n'.encode())
 
   def check(self, *_: object) -> None:
     """Raises Interrupted where a signal has come."""

@@ -67,8 +67,10 @@ def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
     found = checkpoints.restore_newest(workdir, abstract, set_aside=True)
     first_step, state = found or (0, create())
     _describe(config, corpus, state)
-    validated = record.validated(workdir, first_step)
-    if first_step >= t.steps and validated:
+    validation = record.validation_of(workdir, first_step)
+    if found and validation is not None:
+      saved.validated(first_step, validation)
+    if first_step >= t.steps and validation is not None:
       return False
     saved.check_space(abstract)
 
@@ -93,10 +95,11 @@ def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
           tell.validation(step, result)
         return result['nll_nats_per_token']
 
-      if _due(first_step, t.evaluate_every, t.steps) and not validated:
+      if _due(first_step, t.evaluate_every, t.steps) and validation is None:
         saved.validated(first_step, validate(first_step))  # the run was stopped before that
       for start, segments in zip(starts, batches, strict=True):
         if compiled is None:
+          stop.check()
           with tell.paused():
             compiled = _compile(call, state, segments)
           stop.check()  # later ones only where the state is saved

@@ -40,7 +40,8 @@ class Manifest:
   leaves: dict[str, tuple[str, list[int], str]]
 
   @property
-  def bytes(self) -> int:
+  def size(self) -> int:
+    """Bytes of all files."""
     return sum(size for size, _ in self.files.values())
 
   @property
@@ -64,8 +65,8 @@ def read(folder: pathlib.Path) -> Manifest:
     if seal != hashlib.sha256(_canonical(body)).hexdigest():
       raise Damaged(f'{NAME} was changed')
     return Manifest(**body)
-  except FileNotFoundError as error:
-    raise Damaged(f'{NAME} is missing') from error
+  except OSError as error:
+    raise _damage(NAME, error) from error
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise Damaged(f'{NAME} cannot be read') from error
 
@@ -80,12 +81,8 @@ def verify(folder: pathlib.Path) -> Manifest:
         raise Damaged(f'{name} has {found:,} bytes, expected {size:,}')
       if _sha256(folder / name) != sha256:
         raise Damaged(f'{name} was changed: wrong checksum')
-    except FileNotFoundError as error:
-      raise Damaged(f'{name} is missing') from error
     except OSError as error:
-      if error.errno != errno.EIO:
-        raise
-      raise Damaged(f'{name} cannot be read: {error.strerror}') from error
+      raise _damage(name, error) from error
   return manifest
 
 
@@ -93,6 +90,13 @@ def describe(folder: pathlib.Path) -> dict[str, tuple[int, str]]:
   """Size and SHA-256 of every file in a folder, by path."""
   paths = sorted(p for p in folder.rglob('*') if p.is_file())
   return {str(p.relative_to(folder)): (p.stat().st_size, _sha256(p)) for p in paths}
+
+
+def _damage(name: str, error: OSError) -> Exception:
+  """What an error of a file says of the checkpoint; of other errors nothing."""
+  if error.errno == errno.ENOENT:
+    return Damaged(f'{name} is missing')
+  return Damaged(f'{name} cannot be read: {error.strerror}') if error.errno == errno.EIO else error
 
 
 def _sha256(path: pathlib.Path) -> str:

@@ -124,6 +124,6 @@ class Record:
     )
 
 
-def validated(workdir: pathlib.Path, step: int) -> bool:
-  """Whether the evaluation of a step is on record."""
-  return writers.has(workdir, step, 'validation/nll_nats_per_token')
+def validation_of(workdir: pathlib.Path, step: int) -> float | None:
+  """Nats per token of the evaluation of a step, None where it is not on record."""
+  return writers.value_of(workdir, step, 'validation/nll_nats_per_token')

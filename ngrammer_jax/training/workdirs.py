@@ -91,6 +91,8 @@ def occupy(
     try:
       workdir.mkdir(parents=True, exist_ok=True)
       _lock(workdir, held.enter_context((workdir / LOCK).open('a+', encoding='utf-8')))
+      check(workdir, config)  # again: another run may have been here meanwhile
+      check_text(workdir, config, corpus.content_hash)
       corpus.vocabulary.save(workdir)
       files.write(workdir / CORPUS, json.dumps({'content_hash': corpus.content_hash}) + '\n')
       experiment.save(config, workdir / CONFIG)

@@ -1,7 +1,6 @@
 """The record of a run: metrics.jsonl, TensorBoard, and lines on the console."""
 
 from collections.abc import Iterator
-import contextlib
 import json
 import logging
 import pathlib
@@ -9,7 +8,7 @@ from typing import Any
 
 import tensorboardX
 
-from ngrammer_jax import errors, files, progress
+from ngrammer_jax import files, progress
 
 
 class Writer:
@@ -21,8 +20,8 @@ class Writer:
 
   def __init__(self, workdir: pathlib.Path, restored_step: int):
     self._path = workdir / 'metrics.jsonl'
-    with self._explained():
-      _cut(self._path, restored_step)
+    with files.full_disk(self._full):
+      _cut(workdir, restored_step)
       self._file = self._path.open('a', encoding='utf-8')
       self._board = tensorboardX.SummaryWriter(
         str(workdir / 'tensorboard'), purge_step=restored_step + 1
@@ -30,7 +29,7 @@ class Writer:
 
   def scalars(self, step: int, values: dict[str, float]) -> None:
     """Records the values of a step. Raises BadInput where the disk is full."""
-    with self._explained():
+    with files.full_disk(self._full):
       self._file.write(json.dumps({'step': step, **values}) + '\n')
       self._file.flush()
       for name, value in values.items():
@@ -44,44 +43,39 @@ class Writer:
     except OSError as error:  # no reason to end otherwise than the run did
       logging.warning('%s cannot be closed: %s', self._path, error.strerror)
 
-  @contextlib.contextmanager
-  def _explained(self) -> Iterator[None]:
-    """Makes a sentence of a full disk."""
+  def _full(self) -> str:
+    return (
+      f'{self._path} cannot be written: No space left on device. Free some space, then the same '
+      f'command goes on from the last checkpoint'
+    )
+
+
+def value_of(workdir: pathlib.Path, step: int, name: str) -> float | None:
+  """A value of a step that is on record, None where it is not."""
+  values = [r[name] for _, r in lines(workdir) if r.get('step') == step and name in r]
+  return values[-1] if values else None
+
+
+def lines(workdir: pathlib.Path) -> Iterator[tuple[str, dict[str, float]]]:
+  """Every line of metrics.jsonl and its record, empty where the line is not a whole one."""
+  path = workdir / 'metrics.jsonl'
+  for line in path.read_text(encoding='utf-8').splitlines(keepends=True) if path.exists() else ():
     try:
-      yield
-    except OSError as error:
-      if not files.disk_is_full(error):
-        raise
-      raise errors.BadInput(
-        f'{self._path} cannot be written: {error.strerror}. Free some space, then the same '
-        f'command goes on from the last checkpoint'
-      ) from error
+      yield line, json.loads(line) if line.endswith('\n') else {}
+    except json.JSONDecodeError:
+      yield line, {}
 
 
-def has(workdir: pathlib.Path, step: int, name: str) -> bool:
-  """Whether a value of a step is on record."""
-  return any(r.get('step') == step and name in r for _, r in _lines(workdir / 'metrics.jsonl'))
-
-
-def _cut(path: pathlib.Path, step: int) -> None:
+def _cut(workdir: pathlib.Path, step: int) -> None:
   """Drops the lines after a step, and a last line that was never finished."""
-  kept = []
-  for line, record in _lines(path):
+  path, kept = workdir / 'metrics.jsonl', []
+  for line, record in lines(workdir):
     if 'step' not in record:
       logging.warning('%s: dropping a line that is not a record: %.40s', path, line)
     elif record['step'] <= step:
       kept.append(line)
   if path.exists():
     files.write(path, ''.join(kept))
-
-
-def _lines(path: pathlib.Path) -> Iterator[tuple[str, dict[str, float]]]:
-  """Every line and its record, which is empty where the line is not a whole one."""
-  for line in path.read_text(encoding='utf-8').splitlines(keepends=True) if path.exists() else ():
-    try:
-      yield line, json.loads(line) if line.endswith('\n') else {}
-    except json.JSONDecodeError:
-      yield line, {}
 
 
 def line(step: int, steps: int, values: dict[str, Any], seconds_left: float) -> str:

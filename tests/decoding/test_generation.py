@@ -1,5 +1,6 @@
 """Generation equals the model, run over the whole text for every token."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -80,3 +81,33 @@ def test_few_programs_are_compiled(model_and_variables):
   assert generator._advance._cache_size() == 2
   take(generator, variables, [np.zeros(17, np.int32)], [0], GREEDY, 4)
   assert generator._advance._cache_size() == 3
+
+
+def test_every_token_is_drawn_anew(model_and_variables):
+  """From a model to which all tokens are alike, so that only the random keys tell them apart."""
+  model, variables = model_and_variables
+  flat = jax.tree.map(lambda x: jnp.zeros_like(x, jnp.float32), variables)
+  config = dataclasses.replace(model.config, dtype='float32')
+  generator = generation.Generator(
+    transformer.TransformerLM(config, V), mesh_of((1, 1, 1)), context=8, rows=4
+  )
+  rows = np.array(take(generator, flat, [np.zeros(1, int)] * 4, range(4), sampling.Sampling(), 200))
+  share = np.bincount(rows.ravel(), minlength=V) / rows.size
+  np.testing.assert_allclose(share, 1 / V, atol=5 * 0.3 / rows.size**0.5)
+  same = lambda a, b: (a == b).mean()
+  for a, b in ((rows[:, 1:], rows[:, :-1]), (rows[1:], rows[:-1])):
+    assert same(a, b) < 1 / V + 5 * 0.3 / a.size**0.5
+
+
+@pytest.mark.parametrize('context', [1, 2, 5])
+def test_a_token_is_predicted_from_the_context_alone(x64, model_and_variables, context):
+  """With one layer and rotary positions: from the last tokens as if they were all there is."""
+  model, variables = model_and_variables
+  config = dataclasses.replace(model.config, layers=1, ngram=None, dtype='float64')
+  model = transformer.TransformerLM(config, V)
+  params = {k: v for k, v in variables['params'].items() if k not in ('layer_1', 'ngrammer')}
+  variables = {'params': params, 'codebook': {}}
+  generator = generation.Generator(model, mesh_of((1, 1, 1)), context, rows=1)
+  text = [3, *take(generator, variables, [np.array([3])], [0], GREEDY, 12)[0]]
+  for end in range(context, len(text)):
+    assert text[end] == most_likely(model, variables, text[end - context : end])[-1]

@@ -81,3 +81,13 @@ def test_each_row_draws_by_its_own_key_alone():
 def test_what_cannot_be_drawn_from(how, message):
   with bad_input(message):
     sampling.Sampling(**how).check()
+
+
+def test_greedy_decides_in_the_precision_of_the_model(x64):
+  log_probs = jnp.asarray([[-1.0, -1.0 + 1e-12]])
+  limits = sampling.Limits.of(sampling.Sampling(0), 2)
+  assert sampling.draw(log_probs, limits, jax.random.split(jax.random.key(0), 1)) == 1
+
+
+def test_a_tiny_temperature_is_greedy():
+  assert set(draws(sampling.Sampling(1e-38), np.array([-5.0, -4.0, -4.5]), 20)) == {1}

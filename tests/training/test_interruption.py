@@ -13,7 +13,7 @@ import pytest
 from ngrammer_jax import errors, flags, train
 from ngrammer_jax.data import prefetch
 from ngrammer_jax.evaluation import language_modeling
-from ngrammer_jax.training import checkpoints, interruption, loop, record
+from ngrammer_jax.training import checkpoints, interruption, loop, manifest, record
 from tests.training.test_resume import arrays, records, undisturbed
 
 
@@ -130,7 +130,30 @@ def test_a_validation_that_was_stopped_is_made_up_for(tiny, whole, tmp_path, mon
   assert len(calls) == 6
   assert arrays(tmp_path / 'run') == arrays(whole)
   assert records(tmp_path / 'run') == records(whole)
+  # It counts for which checkpoint is the best, also where the process died in between.
+  folder, loss = (
+    tmp_path / 'run' / 'checkpoints' / '12',
+    records(whole)[-1]['validation/nll_nats_per_token'],
+  )
+  assert manifest.read(folder).validation == loss
+  manifest.write(folder, dataclasses.replace(manifest.read(folder), validation=None))
   assert not loop.train(tiny(), tmp_path / 'run')
+  assert manifest.read(folder).validation == loss
+
+
+def test_who_is_stopped_while_nobody_listens_saves_too(config_file, tiny, tmp_path):
+  """As in `train 2>&1 | tee log`, where Ctrl-C ends tee as well."""
+  training = {'steps': 400, 'evaluate_every': 0, 'checkpoint_every': 400}
+  command = [sys.executable, '-m', 'ngrammer_jax.train', f'--workdir={tmp_path}/run']
+  command += [f'--config={config_file(training=training)}']
+  process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+  while b'loss' not in process.stderr.readline():
+    assert process.poll() is None
+  process.stderr.close()
+  process.stdout.close()
+  process.send_signal(signal.SIGINT)
+  assert process.wait() == 130
+  assert len(checkpoints.steps(tmp_path / 'run')) == 1
 
 
 def test_a_signal_while_waiting_for_data_loses_no_step(tiny, tmp_path, monkeypatch):

@@ -27,7 +27,8 @@ def test_a_resumed_record_goes_on_from_the_restored_step(tmp_path):
 def test_a_record_without_its_end_of_line_is_dropped(tmp_path):
   """Else the next one would go on in the same line."""
   (tmp_path / 'metrics.jsonl').write_text('{"step": 2, "loss": 1}\n{"step": 2, "validation/a": 1}')
-  assert writers.has(tmp_path, 2, 'loss') and not writers.has(tmp_path, 2, 'validation/a')
+  assert writers.value_of(tmp_path, 2, 'loss') == 1
+  assert writers.value_of(tmp_path, 2, 'validation/a') is None
   writer = writers.Writer(tmp_path, 2)
   writer.scalars(4, {'loss': 1.0})
   writer.close()

@@ -3,7 +3,7 @@
 import pytest
 
 from ngrammer_jax.data import vocabulary as vocabularies
-from ngrammer_jax.decoding import text as decoded
+from ngrammer_jax.decoding import continuation
 
 TEXT = 'naïve \N{SNOWMAN} and 日本\nplain'
 
@@ -24,22 +24,22 @@ def test_the_pieces_are_the_text(kind, prompt):
   vocabulary = learned(kind)
   ids = vocabulary.encode(TEXT.encode()).tolist()
   before = len(vocabulary.encode(prompt.encode()))
-  text = decoded.Continuation(vocabulary, ids[:before], limit=len(ids) - before)
+  text = continuation.Continuation(vocabulary, ids[:before], limit=len(ids) - before)
   pieces = [text.add(token) for token in ids[before:]]
   assert prompt + ''.join(pieces) == TEXT
-  assert not any(decoded.INCOMPLETE in piece for piece in pieces)
+  assert not any(continuation.INCOMPLETE in piece for piece in pieces)
   assert (text.text, text.tokens) == (TEXT[len(prompt) :], ids[before:])
   assert text.done and not text.ended
 
 
 def test_a_document_that_ends():
   vocabulary = vocabularies.ByteVocabulary()
-  text = decoded.Continuation(vocabulary, [], limit=10)
+  text = continuation.Continuation(vocabulary, [], limit=10)
   assert [text.add(token) for token in (*b'ab', 0xE2, vocabulary.document_end)] == [
     'a',
     'b',
     '',
-    decoded.INCOMPLETE,  # no more bytes will come
+    continuation.INCOMPLETE,  # no more bytes will come
   ]
   assert text.ended and text.done and text.tokens == [*b'ab', 0xE2]
 
