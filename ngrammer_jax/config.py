@@ -209,8 +209,12 @@ def _typed(where: str, value: Any, annotation: Any) -> Any:
   options = options_of(annotation)
   if float in options and type(value) is int:
     return float(value)
+  sequence = next((o for o in options if typing.get_origin(o) is tuple), None)
+  if sequence is not None and type(value) in (list, tuple):
+    return tuple(_typed(where, item, typing.get_args(sequence)[0]) for item in value)
   if type(value) not in options:
-    names = ' or '.join('None' if o is type(None) else o.__name__ for o in options)
+    name = lambda o: 'None' if o is type(None) else str(o) if o is sequence else o.__name__
+    names = ' or '.join(map(name, options))
     raise errors.BadInput(f'{where}={value!r} is not of type {names}')
   return value
 

@@ -166,6 +166,7 @@ def _with_usage(variables: dict[str, Any]) -> dict[str, Any]:
     if 'centroids' in node:
       shape = node['centroids'].shape[:2]
       node['usage'] = jnp.full(shape, 1 / shape[1], node['centroids'].dtype)
+      node['changed'] = jnp.zeros(shape[:1])
     for child in node.values():
       if isinstance(child, dict):
         add(child)

@@ -45,7 +45,7 @@ def check_shape(
     raise ValueError(f'combine "add" needs n-gram dim {dim} to equal the head width {H}')
   if G * heads * vocabulary_size >= 2**31:
     raise ValueError(
-      f'{G * heads} tables of {vocabulary_size:,} n-grams exceed the 2^31 rows of a table'
+      f'{G * heads} heads of {vocabulary_size:,} n-grams exceed the 2^31 rows of a table'
     )
   hashing.primes_above(vocabulary_size, heads)
 

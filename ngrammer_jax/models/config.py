@@ -1,13 +1,15 @@
 """What a model is made of, as frozen dataclasses. Every switch is a field here."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ngrammer_jax import errors
-from ngrammer_jax.layers import feed_forward, ngrammer
+from ngrammer_jax.layers import feed_forward, ngrammer, quantizer
 
+LAYERS = ('input', 'begin', 'middle', 'end')
 POSITIONS = ('rope', 'sinusoid', 'none')
 DTYPES = ('auto', 'bfloat16', 'float32', 'float64')
 # A sub-layer F with residual: pre x + F(LN x), post x + LN(F x), post_skip LN(x + F x), hybrid
@@ -18,16 +20,25 @@ REMAT = ('none', 'minimal', 'full')
 
 @dataclasses.dataclass(frozen=True)
 class NGramConfig:
-  """The N-Grammer layer at the input (see `layers.NGrammer`)."""
+  """The N-Grammer layer (see `layers.NGrammer`)."""
 
-  clusters: int | None = 256  # None: bi-grams of the raw token ids, no quantiser
-  vocabulary_size: int = 16_384  # n-grams of each head
+  clusters: int | None = 256  # None: n-grams of the raw token ids, no quantiser
+  vocabulary_size: int = 16_384  # n-grams of each head and order
   dim: int = 8  # width of an n-gram vector
   heads: int | None = None  # None: as many as the attention has
   combine: str = 'concat'
+  orders: tuple[int, ...] = (2,)  # lengths of the n-grams
+  distinct_start: bool = False  # what is before a document is not cluster 0
+  layer: str = 'input'  # after the embedding; or after the first, the middle or the last block
   decay: float = 0.999
   epsilon: float = 1e-6
   prenormalize: bool = False
+  empty: str = 'shrink'  # what clusters without tokens do
+  initial: str = 'uniform'  # where centroids begin
+
+  def after_block(self, layers: int) -> int:
+    """The number of blocks that come before the layer."""
+    return {'input': 0, 'begin': 1, 'middle': layers // 2, 'end': layers}[self.layer]
 
   def check(self, model: 'ModelConfig') -> None:
     """Raises BadInput for a layer that the model cannot have."""
@@ -36,14 +47,31 @@ class NGramConfig:
       value = getattr(self, key)
       if value is not None and value < 1:
         raise errors.BadInput(f'model.ngram.{key}={value} must be at least 1, or None')
+    choices = {'layer': LAYERS, 'empty': quantizer.EMPTY, 'initial': quantizer.INITIAL}
+    _check_choices('model.ngram', self, choices)
     if not 0 <= self.decay <= 1:
       raise errors.BadInput(f'model.ngram.decay={self.decay} must be from 0 to 1')
     if not self.epsilon > 0:
       raise errors.BadInput(f'model.ngram.epsilon={self.epsilon} must be above 0')
+    if self.initial == 'data' and self.layer != 'input':
+      raise errors.BadInput(
+        f'model.ngram.initial="data" draws from the embedding, but the layer is at '
+        f'model.ngram.layer={self.layer!r}: use "uniform" or "normal", or the input'
+      )
     try:
-      ngrammer.check_shape(model.width, heads, self.vocabulary_size, self.dim, self.combine)
+      ngrammer.check_shape(
+        model.width, heads, self.vocabulary_size, self.dim, self.combine, self.orders
+      )
     except ValueError as error:
       raise errors.BadInput(f'model.ngram: {error}') from error
+
+
+def _check_choices(section: str, block: Any, choices: dict[str, tuple[str, ...]]) -> None:
+  for key, valid in choices.items():
+    if getattr(block, key) not in valid:
+      raise errors.BadInput(
+        f'{section}.{key}={getattr(block, key)!r} is not one of: {", ".join(valid)}'
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,11 +119,7 @@ class ModelConfig:
       'dtype': DTYPES,
       'remat': REMAT,
     }
-    for key, valid in choices.items():
-      if getattr(self, key) not in valid:
-        raise errors.BadInput(
-          f'model.{key}={getattr(self, key)!r} is not one of: {", ".join(valid)}'
-        )
+    _check_choices('model', self, choices)
     for key in (
       'layers',
       'width',

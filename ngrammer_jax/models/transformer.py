@@ -6,6 +6,7 @@
 B batch, T segment length, S keys, D model width, V vocabulary.
 """
 
+import itertools
 from typing import Any, NamedTuple
 
 from flax import linen as nn
@@ -20,6 +21,7 @@ from ngrammer_jax.layers import (
   ngrammer,
   normalization,
   position,
+  quantizer,
 )
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import heads
@@ -47,7 +49,8 @@ def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int 
   """
   memory = {'document': jnp.zeros((batch,), jnp.int32)}
   if config.ngram is not None:
-    memory['ngram'] = ngrammer.empty_memory(batch, config.ngram.heads or config.heads)
+    n = config.ngram
+    memory['ngram'] = ngrammer.empty_memory(batch, n.heads or config.heads, n.orders)
   if cache_slots:
     c = config
     rows = {}
@@ -184,10 +187,14 @@ class TransformerLM(nn.Module):
         vocabulary_size=n.vocabulary_size,
         dim=n.dim,
         combine=n.combine,
+        orders=n.orders,
+        distinct_start=n.distinct_start,
         id_vocabulary=V,
         decay=n.decay,
         epsilon=n.epsilon,
         prenormalize=n.prenormalize,
+        empty=n.empty,
+        initial=n.initial,
         dtype=dtype,
       )
     self.layer = [self._block()(c, dtype) for _ in range(c.layers)]
@@ -220,18 +227,28 @@ class TransformerLM(nn.Module):
     next_memory = {'document': documents_BxT[:, -1]}
     # Rows stay sharded, columns come together: the batch is already spread over their axis.
     table_VxD = nn.with_logical_constraint(self.embedding.astype(self.dtype), ('vocab', None))
-    x_BxTxD = table_VxD[tokens_BxT]
     if c.scale_embeddings:
-      x_BxTxD *= jnp.asarray(c.width**0.5, self.dtype)
-    x_BxTxD = _whole_width(x_BxTxD)
-    if c.ngram is not None:
+      table_VxD = table_VxD * jnp.asarray(c.width**0.5, self.dtype)
+    x_BxTxD = _whole_width(table_VxD[tokens_BxT])
+
+    def join(x_BxTxD):
+      """The n-gram layer."""
+      vocabulary = None
+      if c.ngram.layer == 'input':
+        vocabulary = quantizer.Vocabulary(table_VxD, tokens_BxT)
       x_BxTxD, next_memory['ngram'] = self.ngrammer(
         x_BxTxD,
         ids=tokens_BxT,
         documents_BxT=documents_BxT,
         valid_BxT=valid_BxT,
+        vocabulary=vocabulary,
         memory=memory['ngram'],
       )
+      return _whole_width(x_BxTxD)
+
+    join_after = None if c.ngram is None else c.ngram.after_block(c.layers)
+    if join_after == 0:
+      x_BxTxD = join(x_BxTxD)
     view, kept = self._view(documents_BxT, starts_BxT, valid_BxT, prefix_BxT, memory)
     if c.position == 'sinusoid':
       wide = jnp.promote_types(self.dtype, jnp.float32)
@@ -239,11 +256,18 @@ class TransformerLM(nn.Module):
     drop = train and c.dropout > 0
     keys = jax.random.split(self.make_rng('dropout'), c.layers + 1) if drop else None
     x_BxTxD = _drop(x_BxTxD, c, keys[0]) if drop else x_BxTxD
-    x_BxTxD, layers = self._blocks(
-      _whole_width(x_BxTxD), view, kept and kept['layers'], keys[1:] if drop else None
-    )
+    x_BxTxD = _whole_width(x_BxTxD)
+    layers = []
+    # The n-gram layer splits the blocks into two runs, each scanned by itself.
+    for first, last in itertools.pairwise(sorted({0, join_after or 0, c.layers})):
+      run = slice(first, last)
+      part = None if kept is None else kept['layers'][run]
+      x_BxTxD, part = self._run(run, x_BxTxD, view, part, keys[1:][run] if drop else None)
+      layers += part
+      if last == join_after:
+        x_BxTxD = join(x_BxTxD)
     if kept is not None:
-      next_memory['cache'] = kept | {'layers': layers}
+      next_memory['cache'] = kept | {'layers': tuple(layers)}
     return self.final_norm(x_BxTxD), next_memory, {}
 
   def _view(self, documents_BxT, starts_BxT, valid_BxT, prefix_BxT, memory):
@@ -291,16 +315,17 @@ class TransformerLM(nn.Module):
     policy = REMAT_POLICIES[self.config.remat]
     return nn.remat(Block, policy=policy, prevent_cse=not self.config.scan_layers)
 
-  def _blocks(self, x_BxTxD, view, memory, dropout_keys):
-    """All layers, in one scan over their stacked parameters or one after the other."""
-    L = len(self.layer)
-    memory = (None,) * L if memory is None else memory
+  def _run(self, run, x_BxTxD, view, memory, dropout_keys):
+    """A run of layers, in one scan over their stacked parameters or one after the other."""
+    blocks = range(len(self.layer))[run]
+    memory = (None,) * len(blocks) if memory is None else memory
     if not self.config.scan_layers or self.is_initializing():
-      next_memory = [None] * L
-      for i, block in enumerate(self.layer):
+      next_memory = []
+      for i, (number, part) in enumerate(zip(blocks, memory, strict=True)):
         key = None if dropout_keys is None else dropout_keys[i]
-        x_BxTxD, next_memory[i] = block(x_BxTxD, view, memory[i], key)
-      return x_BxTxD, tuple(next_memory)
+        x_BxTxD, part = self.layer[number](x_BxTxD, view, part, key)
+        next_memory.append(part)
+      return x_BxTxD, next_memory
 
     block = self._block()(self.config, self.dtype, parent=None)
 
@@ -309,8 +334,27 @@ class TransformerLM(nn.Module):
       return block.apply({'params': params}, x_BxTxD, view, memory, key)
 
     stack = lambda trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-    params = [nn.unbox(self.variables['params'][f'layer_{i}']) for i in range(L)]
+    params = [nn.unbox(self.variables['params'][f'layer_{number}']) for number in blocks]
     layers = stack(params), stack(memory), dropout_keys
     x_BxTxD, stacked = jax.lax.scan(one_layer, x_BxTxD, layers)
     layer = lambda i: jax.tree.map(lambda leaf: leaf[i], stacked)
-    return x_BxTxD, tuple(map(layer, range(L)))
+    return x_BxTxD, [layer(i) for i in range(len(blocks))]
+
+
+def for_serving(model: TransformerLM, params: Any, codebook: Any) -> Any:
+  """The codebook as its result: the cluster of every token of the vocabulary.
+
+  For a layer on the embedding the cluster depends on the token alone. Made from the
+  variables that it serves with, it is never of an earlier step; the ids are the same.
+  """
+  c = model.config
+  if c.ngram is None or c.ngram.clusters is None or c.ngram.layer != 'input':
+    return codebook
+  n, dtype = c.ngram, c.compute_dtype()
+  rows_VxD = params['embedding'].astype(dtype)
+  if c.scale_embeddings:
+    rows_VxD = rows_VxD * jnp.asarray(c.width**0.5, dtype)
+  rows_1xVxNxH = rows_VxD.reshape(1, len(rows_VxD), n.heads or c.heads, -1)
+  quantize = quantizer.ProductQuantizer(n.clusters, prenormalize=n.prenormalize)
+  ids_1xVxN = quantize.apply({'codebook': codebook['ngrammer']['quantizer']}, rows_1xVxNxH)
+  return {'ngrammer': {'quantizer': {'token_ids': ids_1xVxN[0]}}}

@@ -13,6 +13,7 @@ import optax
 
 from ngrammer_jax import sharding
 from ngrammer_jax.data import streams
+from ngrammer_jax.layers import quantizer
 from ngrammer_jax.models import transformer
 from ngrammer_jax.training import optimizers
 from ngrammer_jax.training import state as train_state
@@ -51,7 +52,7 @@ def train_step(
   metrics = {'loss': nll, 'update_norm': optax.tree.norm(updates)}
   for label, norm in optimizers.norms(gradient).items():
     metrics[f'gradient_norm/{label}'] = norm
-  metrics |= codebook_metrics(codebook)
+  metrics |= codebook_metrics(state.codebook, codebook)
   state = state.replace(
     step=state.step + 1,
     params=optax.apply_updates(state.params, updates),
@@ -62,14 +63,25 @@ def train_step(
   return state, metrics
 
 
-def codebook_metrics(codebook: Any) -> Metrics:
-  """How evenly the clusters are used: exp(entropy) of their usage, mean over heads."""
-  metrics = {}
-  for path, usage_NxK in jax.tree_util.tree_leaves_with_path(codebook):
-    if path[-1].key == 'usage':
-      entropy_N = -jax.scipy.special.xlogy(usage_NxK, usage_NxK).sum(axis=-1)
-      metrics['codebook/perplexity'] = jnp.exp(entropy_N).mean()
-  return metrics
+def codebook_metrics(before: Any, after: Any) -> Metrics:
+  """How healthy the clusters are, mean over heads.
+
+  `perplexity`, exp of the entropy of their usage: how many are in use; `dead`, the share that
+  is all but unused; `drift`, how far the centroids moved in this step, relative to their
+  length; `changed`, the share of tokens that this moved to another cluster.
+  """
+  if not after:
+    return {}
+  old, new = before['ngrammer']['quantizer'], after['ngrammer']['quantizer']
+  usage_NxK = new['usage']
+  entropy_N = -jax.scipy.special.xlogy(usage_NxK, usage_NxK).sum(axis=-1)
+  moved_NxKxH = new['centroids'] - old['centroids']
+  return {
+    'codebook/perplexity': jnp.exp(entropy_N).mean(),
+    'codebook/dead': (usage_NxK < quantizer.DEAD / usage_NxK.shape[1]).mean(),
+    'codebook/drift': jnp.linalg.norm(moved_NxKxH) / jnp.linalg.norm(old['centroids']),
+    'codebook/changed': new['changed'].mean(),
+  }
 
 
 def make_call(

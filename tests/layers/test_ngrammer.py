@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax.layers import NGrammer, ProductQuantizer, ngrammer
+from ngrammer_jax.layers import NGrammer, ProductQuantizer, cache, documents, ngrammer
 from tests.conftest import assert_close, random_variables
 from tests.layers.test_hashing import slow_rows
 from tests.layers.test_normalization import slow_layer_norm
@@ -36,10 +36,14 @@ def random_inputs(B, T, dtype='float32'):
 @pytest.mark.parametrize('case', ['plain', 'seg', 'pair', 'pair_seg'])
 def test_bigrams_equal_praxis(reference, part, case):
   f = {k.split('/')[1]: v for k, v in reference('ng_bigram').items() if k.startswith(part)}
-  continues = jnp.asarray(f['segment_pos'] != 0) if 'seg' in case else None
-  pairs = jnp.asarray(f['pair_ids']) if 'pair' in case else None
+  starts = jnp.asarray(f['segment_pos'] == 0) & ('seg' in case)
   ids = jnp.asarray(f['ids'], 'int32')[..., None]
-  previous = ngrammer.previous_ids(ids, continues, pairs)[..., 0]
+  if 'pair' in case:
+    previous = ngrammer.paired_ids(ids, jnp.asarray(f['pair_ids']), ~starts)[..., 0]
+  else:
+    memory = ngrammer.empty_memory(len(ids), 1)
+    (previous,) = ngrammer.previous_ids(ids, documents.numbers(starts), memory, 2)
+    previous = previous[..., 0]
   # In Python integers: K^2 does not fit 32 bits.
   bigrams = f['ids'].astype(object) + int(f['K']) * np.asarray(previous).astype(object)
   assert bigrams.tolist() == f[case].tolist()
@@ -60,14 +64,36 @@ def test_pair_ids_of_every_head_equal_slow_loop():
   B, T = 2, 6
   ids, pairs = rng.integers(0, K, (B, T, N)), rng.integers(0, T + 1, (B, N, T))
   continues = rng.integers(0, 2, (B, T)) == 1
-  given = (jnp.asarray(a) for a in (ids, continues, pairs))
-  assert ngrammer.previous_ids(*given).tolist() == slow_pairs(ids, pairs, continues).tolist()
+  given = (jnp.asarray(a) for a in (ids, pairs, continues))
+  assert ngrammer.paired_ids(*given).tolist() == slow_pairs(ids, pairs, continues).tolist()
 
 
-def test_token_before_the_first_is_the_predecessor_of_a_segment():
-  ids, before = jnp.asarray([[[1], [2]], [[3], [4]]]), jnp.asarray([[7], [8]])
-  previous = ngrammer.previous_ids(ids, before_BxN=before)
-  assert previous[..., 0].tolist() == [[7, 1], [8, 3]]
+def slow_back(ids, numbers, order, start):
+  """Going back one token at a time, as long as the document lasts."""
+  B, T, N = ids.shape
+  back = np.full((order - 1, B, T, N), start)
+  for j, b, t in np.ndindex(order - 1, B, T):
+    if t > j and numbers[b, t - j - 1] == numbers[b, t]:
+      back[j, b, t] = ids[b, t - j - 1]
+  return back
+
+
+@pytest.mark.parametrize('order, start', [(2, 0), (3, 0), (4, 9)])
+@pytest.mark.parametrize('split', [0, 1, 3])
+def test_tokens_before_the_segment_are_predecessors_too(order, start, split):
+  rng = np.random.default_rng(0)
+  ids = rng.integers(0, 9, (3, 8, 2))
+  numbers = np.cumsum(rng.random((3, 8)) < 0.3, axis=1)
+  memory, got = ngrammer.empty_memory(3, 2, (order,)), []
+  for cut in (slice(0, split), slice(split, 8)):
+    now = {
+      'ids': jnp.asarray(ids[:, cut], 'int32'),
+      'documents': jnp.asarray(numbers[:, cut], 'int32'),
+    }
+    got.append(ngrammer.previous_ids(now['ids'], now['documents'], memory, order, start))
+    memory = jax.tree.map(lambda a, b: cache.last(a, b, None), memory, now)
+  got = np.concatenate([np.stack(part) for part in got], axis=2)
+  assert got.tolist() == slow_back(ids, numbers, order, start).tolist()
 
 
 # The whole layer against loops.
