@@ -38,7 +38,8 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   except errors.Interrupted as stopped:
     said, status = str(stopped), 128 + stopped.signal
   except KeyboardInterrupt:
-    said, status = 'interrupted', 130
+    print('interrupted', file=sys.stderr, flush=True)
+    os._exit(130)  # XLA may be compiling, and would crash while Python is taken down
   except BrokenPipeError:  # whoever read standard output has enough
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     status = 128 + signal.SIGPIPE

@@ -9,14 +9,19 @@ import dataclasses
 import json
 import logging
 import pathlib
+import sys
 import time
 
-from ngrammer_jax import errors, files, flags, progress
+from ngrammer_jax import errors, flags, progress
 
 
 def main(argv: list[str]) -> int:
   """Generates, as it goes for a single prompt."""
-  parser = argparse.ArgumentParser(prog='python -m ngrammer_jax.generate', description=__doc__)
+  parser = argparse.ArgumentParser(
+    prog='python -m ngrammer_jax.generate',
+    description=__doc__,
+    formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+  )
   parser.add_argument('--workdir', type=pathlib.Path, required=True, help='of the run')
   parser.add_argument('--step', default='newest', help='a checkpoint: a step, newest or best')
   source = parser.add_mutually_exclusive_group(required=True)
@@ -55,12 +60,10 @@ def main(argv: list[str]) -> int:
         rate.count()
         bar.advance(1)
 
-      made = run.generate(prompts, on_text=tell, **arguments)
-    lines = ''.join(json.dumps(dataclasses.asdict(one), ensure_ascii=False) + '\n' for one in made)
-    if options.output is None:
-      print(lines, end='')
-    else:
-      files.write(options.output, lines)
+      # Written as they are done: whoever stops the work keeps what there is.
+      output = sys.stdout if options.output is None else options.output.open('w', encoding='utf-8')
+      for one in run.completions(prompts, on_text=tell, **arguments):
+        print(json.dumps(dataclasses.asdict(one), ensure_ascii=False), file=output, flush=True)
   logging.info('%s', rate)
   return 0
 
@@ -69,12 +72,17 @@ def _prompts(options: argparse.Namespace) -> list[str]:
   """The prompts. Raises BadInput where they cannot be read, or the output not be written."""
   if options.prompts is None and options.output is not None:
     raise errors.BadInput('--output is for --prompts=FILE; a single text goes to standard output')
-  if options.output is not None and not options.output.absolute().parent.is_dir():
-    raise errors.BadInput(f'--output={options.output}: there is no folder {options.output.parent}')
+  if options.output is not None:
+    try:
+      options.output.open('a').close()
+    except OSError as error:
+      raise errors.BadInput(
+        f'--output={options.output} cannot be written: {error.strerror}'
+      ) from error
   if options.prompts is None:
     return [options.prompt]
   try:
-    text = options.prompts.read_text(encoding='utf-8')  # any newline of Unix or Windows
+    text = options.prompts.read_text(encoding='utf-8-sig')  # any newline of Unix or Windows
   except (OSError, UnicodeDecodeError) as error:
     raise errors.BadInput(f'--prompts={options.prompts} cannot be read: {error}') from error
   if not text:

@@ -1,10 +1,11 @@
 """A trained run as an object: what verbs, notebooks and other programs work with."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
 import logging
 import math
+import numbers
 import pathlib
 from typing import Any
 
@@ -164,7 +165,7 @@ class Run:
     """
     texts = [texts] if isinstance(texts, str) else list(texts)
     ids = [self._encoded(text, f'text {i + 1}') for i, text in enumerate(texts)]
-    nats = self._scorer.documents(
+    nats = self._scorer(_rows(len(ids))).documents(
       self.state.params,
       self.state.codebook,
       ids,
@@ -202,39 +203,53 @@ class Run:
       BadInput: a prompt does not fit the context, or a value is impossible.
     """
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+    arguments = tokens, temperature, top_k, top_p, seed, context, on_text
+    return list(self.completions(prompts, *arguments))
+
+  def completions(
+    self,
+    prompts: Sequence[str],
+    tokens: int = 100,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    context: int | None = None,
+    on_text: Callable[[int, str], None] | None = None,
+  ) -> Iterator[Completion]:
+    """Yields what `generate` returns, some prompts at a time, as soon as they are done."""
     how = sampling.Sampling(temperature, top_k, top_p)
     how.check()
     context = self.config.evaluation_length() if context is None else context
     for name, value, least in (('tokens', tokens, 1), ('context', context, 1), ('seed', seed, 0)):
-      if value < least:
-        raise errors.BadInput(f'--{name}={value} must be at least {least}')
+      if not isinstance(value, numbers.Integral) or value < least:
+        raise errors.BadInput(f'{name}={value} must be a whole number from {least} on')
     if seed + len(prompts) > 2**32:
-      raise errors.BadInput(f'--seed={seed} and one more for each prompt exceed 2^32 - 1')
+      raise errors.BadInput(f'seed={seed} and one more for each prompt exceed 2^32 - 1')
     ids = [self._prompt(prompt, i, context) for i, prompt in enumerate(prompts)]
     if max(map(len, ids), default=0) + tokens > context:
       logging.info('a token is predicted from the last %s tokens, the context', f'{context:,}')
-    texts = [continuation.Continuation(self.vocabulary, prompt[1:], tokens) for prompt in ids]
     for first in range(0, len(ids), ROWS):
       rows = range(first, min(first + ROWS, len(ids)))
-      generator = self._generator(context, 1 << (len(rows) - 1).bit_length())
-      seeds = [seed + row for row in rows]
+      texts = [continuation.Continuation(self.vocabulary, ids[row][1:], tokens) for row in rows]
+      generator = self._generator(context, _rows(len(rows)))
       variables = self.state.params, self.state.codebook
+      seeds = [seed + row for row in rows]
       for token_B in generator(*variables, [ids[row] for row in rows], seeds, how):
-        for row, token in zip(rows, token_B.tolist(), strict=True):
-          if not texts[row].done:
-            grown = texts[row].add(token)
+        for row, text, token in zip(rows, texts, token_B.tolist(), strict=True):
+          if not text.done:
+            grown = text.add(token)
             if on_text is not None:
               on_text(row, grown)
-        if all(texts[row].done for row in rows):
+        if all(text.done for text in texts):
           break
-    return [
-      Completion(prompt, text.text, text.tokens, text.ended, seed + row)
-      for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
-    ]
+      for row, text in zip(rows, texts, strict=True):
+        yield Completion(prompts[row], text.text, text.tokens, text.ended, seed + row)
 
   @functools.cached_property
-  def _scorer(self) -> scoring.Scorer:
-    return scoring.Scorer(self.model, self.mesh, ROWS)
+  def _scorer(self) -> Callable[[int], scoring.Scorer]:
+    """By rows; kept, as the generators are."""
+    return functools.cache(functools.partial(scoring.Scorer, self.model, self.mesh))
 
   @functools.cached_property
   def _generator(self) -> Callable[[int, int], generation.Generator]:
@@ -242,8 +257,12 @@ class Run:
     return functools.cache(functools.partial(generation.Generator, self.model, self.mesh))
 
   def _encoded(self, text: str, name: str) -> np.ndarray:
+    if not isinstance(text, str):
+      raise TypeError(f'{name} is not a str: {text!r}')
     try:
       return self.vocabulary.encode(text.encode()).astype(np.int32)
+    except UnicodeEncodeError as error:
+      raise errors.BadInput(f'{name} is not valid Unicode: {error.reason}') from error
     except errors.BadInput as error:
       raise errors.BadInput(f'{name}: {error}') from error
 
@@ -254,9 +273,14 @@ class Run:
     if len(ids) > context:
       raise errors.BadInput(
         f'{name} is too long: {len(ids) - 1:,} tokens, but {context - 1:,} and the document '
-        f'start fill the context of {context:,}; shorten it, or raise --context'
+        f'start fill the context of {context:,}; shorten it, or raise the context'
       )
     return ids
+
+
+def _rows(texts: int) -> int:
+  """Rows for so many texts: few different numbers, for each is compiled."""
+  return min(ROWS, 1 << max(texts - 1, 0).bit_length())
 
 
 def load_run(workdir: str | pathlib.Path, step: int | str = 'newest') -> Run:

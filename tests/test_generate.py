@@ -118,19 +118,21 @@ def test_the_best_and_any_other_step(workdir):
     (
       {'prompts': ['ok', 'x' * 32]},
       'prompt 2 is too long: 32 tokens, but 31 and the document start fill the context of 32; '
-      'shorten it, or raise --context',
+      'shorten it, or raise the context',
     ),
-    ({'prompts': 'a', 'tokens': 0}, '--tokens=0 must be at least 1'),
-    ({'prompts': 'a', 'context': 0}, '--context=0 must be at least 1'),
-    ({'prompts': 'a', 'seed': -1}, '--seed=-1 must be at least 0'),
+    ({'prompts': 'a', 'tokens': 0}, 'tokens=0 must be a whole number from 1 on'),
+    ({'prompts': 'a', 'context': 0}, 'context=0 must be a whole number from 1 on'),
+    ({'prompts': 'a', 'seed': -1}, 'seed=-1 must be a whole number from 0 on'),
+    ({'prompts': 'a', 'tokens': 2.5}, 'tokens=2.5 must be a whole number from 1 on'),
+    ({'prompts': '\ud800'}, 'prompt 1 is not valid Unicode: surrogates not allowed'),
     (
       {'prompts': ['a', 'b'], 'seed': 2**32 - 1},
-      '--seed=4294967295 and one more for each prompt exceed 2^32 - 1',
+      'seed=4294967295 and one more for each prompt exceed 2^32 - 1',
     ),
-    ({'prompts': 'a', 'top_p': 0.0}, '--top_p=0.0 must be above 0 and at most 1'),
+    ({'prompts': 'a', 'top_p': 0.0}, 'top_p=0.0 must be above 0 and at most 1'),
     (
       {'prompts': 'a', 'temperature': -1},
-      '--temperature=-1 must be at least 0 (0 takes the most likely token)',
+      'temperature=-1 must be at least 0 (0 takes the most likely token)',
     ),
   ],
 )
@@ -188,7 +190,7 @@ def test_prompts_of_a_file(workdir, tmp_path, capsys):
   generate.main(arguments)
   lines = [json.loads(line) for line in capsys.readouterr().out.split('\n')[:-1]]
   assert [line['prompt'] for line in lines] == ['a', '', 'b\u2028c\x0cd', '']
-  with bad_input(f'--output={tmp_path}/no/made: there is no folder {tmp_path}/no'):
+  with bad_input(f'--output={tmp_path}/no/made cannot be written: No such file or directory'):
     generate.main([*arguments, f'--output={tmp_path}/no/made'])
   with bad_input('--output is for --prompts=FILE; a single text goes to standard output'):
     generate.main([f'--workdir={workdir}', '--prompt=a', f'--output={tmp_path}/made'])

@@ -157,13 +157,19 @@ class SentencePieceVocabulary:
 
 
 def load(folder: pathlib.Path) -> Vocabulary:
-  """The vocabulary that `save` wrote into a folder."""
-  fields = json.loads((folder / 'vocabulary.json').read_text(encoding='utf-8'))
-  kind = fields.pop('kind')
-  if kind == 'sentencepiece':
-    return SentencePieceVocabulary((folder / 'vocabulary.model').read_bytes(), **fields)
-  classes = {'bytes': ByteVocabulary, 'characters': CharacterVocabulary, 'words': WordVocabulary}
-  return classes[kind](**fields)
+  """The vocabulary that `save` wrote into a folder. Raises BadInput where it is damaged."""
+  try:
+    fields = json.loads((folder / 'vocabulary.json').read_text(encoding='utf-8'))
+    kind = fields.pop('kind')
+    if kind == 'sentencepiece':
+      return SentencePieceVocabulary((folder / 'vocabulary.model').read_bytes(), **fields)
+    classes = {'bytes': ByteVocabulary, 'characters': CharacterVocabulary, 'words': WordVocabulary}
+    return classes[kind](**fields)
+  except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+    raise errors.BadInput(
+      f'{folder} holds no whole vocabulary ({type(error).__name__}: {error}); the command that '
+      f'trains writes it again where steps are left'
+    ) from error
 
 
 def learn_characters(texts: Iterable[bytes], encoding: str, separated: bool) -> CharacterVocabulary:

@@ -27,7 +27,7 @@ class Continuation:
     self.ended = token == self._vocabulary.document_end
     if not self.ended:
       self.tokens.append(token)
-    self.done = self.ended or len(self.tokens) == self._limit
+    self.done = self.ended or len(self.tokens) >= self._limit
     text = self._decoded(self.tokens)[self._skip :]
     # The first bytes of a character wait for the others, unless none will come.
     text = text if self.done else text.rstrip(INCOMPLETE)

@@ -28,12 +28,12 @@ class Sampling:
     """Raises BadInput for what cannot be drawn from."""
     if not 0 <= self.temperature < float('inf'):
       raise errors.BadInput(
-        f'--temperature={self.temperature} must be at least 0 (0 takes the most likely token)'
+        f'temperature={self.temperature} must be at least 0 (0 takes the most likely token)'
       )
     if self.top_k is not None and self.top_k < 1:
-      raise errors.BadInput(f'--top_k={self.top_k} must be at least 1; leave it out for all tokens')
+      raise errors.BadInput(f'top_k={self.top_k} must be at least 1; leave it out for all tokens')
     if self.top_p is not None and not 0 < self.top_p <= 1:
-      raise errors.BadInput(f'--top_p={self.top_p} must be above 0 and at most 1')
+      raise errors.BadInput(f'top_p={self.top_p} must be above 0 and at most 1')
 
 
 class Limits(NamedTuple):

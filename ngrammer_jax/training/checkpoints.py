@@ -147,12 +147,15 @@ class Checkpoints:
       # On CPU the "copy to the host" is the device buffer itself, which a donated call
       # would overwrite while it is being written.
       state = jax.tree.map(jnp.copy, state)
-    sums = checksums.checksums(state)
+      sums = lambda: checksums.checksums(state)
+    else:
+      known = checksums.checksums(state)
+      sums = lambda: known
     scratch = self._folder / f'{step}{SCRATCH}'
     with files.full_disk(lambda: self._full(f'step {step}')):
       self._orbax.save(scratch.resolve(), state)
-    known = {name: (str(x.dtype), list(x.shape)) for name, x in checksums.leaves(state).items()}
-    self._commit = self._thread.submit(self._finish, step, scratch, known, sums, validation)
+    types = {name: (str(x.dtype), list(x.shape)) for name, x in checksums.leaves(state).items()}
+    self._commit = self._thread.submit(self._finish, step, scratch, types, sums, validation)
     self._saving = step
 
   def validated(self, step: int, validation: float) -> None:
@@ -163,15 +166,16 @@ class Checkpoints:
       with files.full_disk(lambda: self._full(f'the manifest of step {step}')):
         manifest.write(folder, dataclasses.replace(known, validation=validation))
 
-  def _finish(self, step, scratch, known, sums, validation) -> None:
+  def _finish(self, step, scratch, types, sums, validation) -> None:
     """Once Orbax is through: adds the manifest, gives the folder its name, drops old ones."""
+    sums = sums()
     self._orbax.wait_until_finished()
     proof = manifest.Manifest(
       step=step,
       saved_at=datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
       validation=validation,
       files=manifest.describe(scratch),
-      leaves={name: (*known[name], sums[name]) for name in known},
+      leaves={name: (*types[name], sums[name]) for name in types},
     )
     manifest.write(scratch, proof)
     scratch.rename(self._folder / str(step))

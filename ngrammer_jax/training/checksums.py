@@ -7,15 +7,29 @@ import jax.numpy as jnp
 import numpy as np
 
 MULTIPLIERS = (0x9E3779B1, 0x85EBCA77)  # odd, from the golden ratio and from xxHash
+CHUNK = 2**18  # words
 
 
-@jax.jit
-def _sums(array: jax.Array) -> jax.Array:
-  """Two 32-bit sums of all words, each mixed with its place first, modulo 2^32.
+def _sums(words: jax.Array, index: jax.Array, valid: jax.Array) -> jax.Array:
+  """Two 32-bit sums of all valid words, each mixed with its index first, modulo 2^32.
 
   Integer sums come out the same in any order. Mixing (the last steps of MurmurHash3) loses
   no bit, so a change of a single word always shows; without it two signs would cancel out.
   """
+
+  def total(multiplier):
+    mixed = (index + 1) * np.uint32(multiplier)
+    mixed = words ^ (mixed ^ (mixed >> 15)) * np.uint32(0xC2B2AE3D)
+    mixed = (mixed ^ (mixed >> 16)) * np.uint32(0x85EBCA6B)
+    mixed = (mixed ^ (mixed >> 13)) * np.uint32(0xC2B2AE35)
+    return jnp.sum(jnp.where(valid, mixed ^ (mixed >> 16), 0), dtype=jnp.uint32)
+
+  return jnp.stack([total(multiplier) for multiplier in MULTIPLIERS])
+
+
+@jax.jit
+def _of_device_array(array: jax.Array) -> jax.Array:
+  """The sums of an array where it lies; compiled for every shape."""
   if array.dtype == jnp.bool_:
     array = array.astype(jnp.uint8)
   bits = jax.lax.bitcast_convert_type(array, jnp.dtype(f'uint{min(array.dtype.itemsize, 4) * 8}'))
@@ -24,15 +38,25 @@ def _sums(array: jax.Array) -> jax.Array:
   for axis in reversed(range(words.ndim)):
     place = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
     index, stride = index + place * np.uint32(stride), stride * words.shape[axis] % 2**32
+  return _sums(words, index, jnp.array(True))
 
-  def total(multiplier):
-    mixed = (index + 1) * np.uint32(multiplier)
-    mixed = words ^ (mixed ^ (mixed >> 15)) * np.uint32(0xC2B2AE3D)
-    mixed = (mixed ^ (mixed >> 16)) * np.uint32(0x85EBCA6B)
-    mixed = (mixed ^ (mixed >> 13)) * np.uint32(0xC2B2AE35)
-    return jnp.sum(mixed ^ (mixed >> 16), dtype=jnp.uint32)
 
-  return jnp.stack([total(multiplier) for multiplier in MULTIPLIERS])
+@jax.jit
+def _of_chunk(words: np.ndarray, first: np.ndarray, count: np.ndarray) -> jax.Array:
+  place = jax.lax.iota(jnp.uint32, CHUNK)
+  return _sums(words, first + place, place < count)
+
+
+def _of_host_array(array: np.ndarray) -> np.ndarray:
+  """The sums of an array in the memory of this host, compiled once for all shapes."""
+  array = np.ascontiguousarray(array).reshape(-1)
+  words = array.view(f'uint{min(array.dtype.itemsize, 4) * 8}')
+  sums = np.zeros(len(MULTIPLIERS), np.uint32)
+  for first in range(0, len(words), CHUNK):
+    chunk = words[first : first + CHUNK].astype(np.uint32)
+    padded = np.pad(chunk, (0, CHUNK - len(chunk)))
+    sums += np.asarray(_of_chunk(padded, np.uint32(first % 2**32), np.uint32(len(chunk))))
+  return sums
 
 
 def leaves(tree: Any) -> dict[str, Any]:
@@ -43,5 +67,11 @@ def leaves(tree: Any) -> dict[str, Any]:
 
 def checksums(tree: Any) -> dict[str, str]:
   """16 hexadecimal digits for every leaf, by name."""
-  # One after the other: on simulated devices, programs that run at once wait for each other.
-  return {name: '{:08x}{:08x}'.format(*np.asarray(_sums(x))) for name, x in leaves(tree).items()}
+
+  def of(leaf):
+    # One after the other: on simulated devices, programs that run at once wait for each other.
+    on_host = not isinstance(leaf, jax.Array) or jax.default_backend() == 'cpu'
+    sums = _of_host_array(np.asarray(leaf)) if on_host else np.asarray(_of_device_array(leaf))
+    return '{:08x}{:08x}'.format(*sums)
+
+  return {name: of(leaf) for name, leaf in leaves(tree).items()}

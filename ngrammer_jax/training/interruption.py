@@ -34,7 +34,7 @@ class Interruption:
     self.__exit__()  # the next one does what it always does
     # Not by logging: what was interrupted may be a line of the log.
     with contextlib.suppress(OSError):  # nobody may be listening any more
-      os.write(2, f'{self._caught.name}: saving, then stopping\n'.encode())
+      os.write(2, f'{self._caught.name}: stopping as soon as all is saved\n'.encode())
 
   def check(self, *_: object) -> None:
     """Raises Interrupted where a signal has come."""

@@ -66,6 +66,8 @@ def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
   ):
     found = checkpoints.restore_newest(workdir, abstract, set_aside=True)
     first_step, state = found or (0, create())
+    if found is None and (workdir / 'metrics.jsonl').exists():
+      logging.info('%s has no checkpoint: starting again from the first step', workdir)
     _describe(config, corpus, state)
     validation = record.validation_of(workdir, first_step)
     if found and validation is not None:

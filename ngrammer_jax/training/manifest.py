@@ -94,7 +94,7 @@ def describe(folder: pathlib.Path) -> dict[str, tuple[int, str]]:
 
 def _damage(name: str, error: OSError) -> Exception:
   """What an error of a file says of the checkpoint; of other errors nothing."""
-  if error.errno == errno.ENOENT:
+  if error.errno in (errno.ENOENT, errno.ENOTDIR):
     return Damaged(f'{name} is missing')
   return Damaged(f'{name} cannot be read: {error.strerror}') if error.errno == errno.EIO else error
 

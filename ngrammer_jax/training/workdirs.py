@@ -69,10 +69,15 @@ def check_text(workdir: pathlib.Path, config: experiment.Config, text: str) -> N
   before = json.loads(path.read_text())['content_hash'] if path.exists() else None
   if before is None and not (workdir / CONFIG).exists():
     return  # not begun
+  if before is None:
+    raise errors.BadInput(
+      f'--workdir={workdir} holds no {CORPUS}: which text it was started on is not known; '
+      f'use another workdir'
+    )
   if before != text:
     raise errors.BadInput(
       f'--workdir={workdir} was started on another text: data.path={config.data.path} has the '
-      f'content hash {text[:12]}, expected {(before or "none")[:12]}'
+      f'content hash {text[:12]}, expected {before[:12]}'
     )
 
 

@@ -65,17 +65,14 @@ def test_each_row_draws_by_its_own_key_alone():
 @pytest.mark.parametrize(
   'how, message',
   [
-    (
-      {'temperature': -0.5},
-      '--temperature=-0.5 must be at least 0 (0 takes the most likely token)',
-    ),
+    ({'temperature': -0.5}, 'temperature=-0.5 must be at least 0 (0 takes the most likely token)'),
     (
       {'temperature': float('nan')},
-      '--temperature=nan must be at least 0 (0 takes the most likely token)',
+      'temperature=nan must be at least 0 (0 takes the most likely token)',
     ),
-    ({'top_k': 0}, '--top_k=0 must be at least 1; leave it out for all tokens'),
-    ({'top_p': 0.0}, '--top_p=0.0 must be above 0 and at most 1'),
-    ({'top_p': 1.5}, '--top_p=1.5 must be above 0 and at most 1'),
+    ({'top_k': 0}, 'top_k=0 must be at least 1; leave it out for all tokens'),
+    ({'top_p': 0.0}, 'top_p=0.0 must be above 0 and at most 1'),
+    ({'top_p': 1.5}, 'top_p=1.5 must be above 0 and at most 1'),
   ],
 )
 def test_what_cannot_be_drawn_from(how, message):

@@ -103,3 +103,14 @@ def test_the_checksum_is_that_of_python_integers(array):
 def test_every_leaf_has_a_name():
   tree = {'params': {'kernel': jnp.ones(3)}, 'memory': (jnp.zeros(2), jnp.zeros(2))}
   assert list(checksums.checksums(tree)) == ['memory/0', 'memory/1', 'params/kernel']
+
+
+@pytest.mark.parametrize('shape', [(), (0, 3), (7,), (3, 5, 2), (2, 150_001)])
+@pytest.mark.parametrize('dtype', VALUES)
+def test_on_the_device_as_on_the_host(shape, dtype):
+  """Two ways to the same sums: an accelerator computes its own, a host needs one program."""
+  with jax.enable_x64(dtype == 'float64'):
+    values = np.random.default_rng(0).integers(-100, 100, shape)
+    array = jnp.asarray(values).astype(dtype)
+    on_device = np.asarray(checksums._of_device_array(array))
+    assert on_device.tolist() == checksums._of_host_array(np.asarray(array)).tolist()

@@ -65,7 +65,7 @@ def test_a_process_stops_on_sigterm_and_goes_on_bit_by_bit(config_file, tiny, tm
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 143, log.read_text()
   said = log.read_text()
-  assert 'SIGTERM: saving, then stopping\n' in said and 'Traceback' not in said
+  assert 'SIGTERM: stopping as soon as all is saved\n' in said and 'Traceback' not in said
   assert said.endswith('stopped by SIGTERM; the same command goes on from here\n')
   (step,) = checkpoints.steps(tmp_path / 'run')
   assert 2 <= step < 100
