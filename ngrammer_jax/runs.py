@@ -166,11 +166,7 @@ class Run:
     texts = [texts] if isinstance(texts, str) else list(texts)
     ids = [self._encoded(text, f'text {i + 1}') for i, text in enumerate(texts)]
     nats = self._scorer(_rows(len(ids))).documents(
-      self.state.params,
-      self.state.codebook,
-      ids,
-      self.vocabulary.document_start,
-      self.config.evaluation_length(),
+      *self._serving, ids, self.vocabulary.document_start, self.config.evaluation_length()
     )
     lossless = [
       self.vocabulary.decode(one) == text.encode() for one, text in zip(ids, texts, strict=True)
@@ -233,9 +229,8 @@ class Run:
       rows = range(first, min(first + ROWS, len(ids)))
       texts = [continuation.Continuation(self.vocabulary, ids[row][1:], tokens) for row in rows]
       generator = self._generator(context, _rows(len(rows)))
-      variables = self.state.params, self.state.codebook
       seeds = [seed + row for row in rows]
-      for token_B in generator(*variables, [ids[row] for row in rows], seeds, how):
+      for token_B in generator(*self._serving, [ids[row] for row in rows], seeds, how):
         for row, text, token in zip(rows, texts, token_B.tolist(), strict=True):
           if not text.done:
             grown = text.add(token)
@@ -245,6 +240,14 @@ class Run:
           break
       for row, text in zip(rows, texts, strict=True):
         yield Completion(prompts[row], text.text, text.tokens, text.ended, seed + row)
+
+  @functools.cached_property
+  def _serving(self) -> tuple[Any, Any]:
+    """Parameters, and the clusters of all tokens in place of the codebook."""
+    params, codebook = self.state.params, self.state.codebook
+    serve = jax.jit(functools.partial(transformer.for_serving, self.model))
+    with sharding.use(self.mesh):
+      return params, serve(params, codebook)
 
   @functools.cached_property
   def _scorer(self) -> Callable[[int], scoring.Scorer]:

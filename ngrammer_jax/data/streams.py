@@ -60,9 +60,9 @@ class EvaluationStreams:
 
   def __init__(self, split: token_cache.TokenSplit, streams: int, length: int, max_tokens: int = 0):
     self._split = split
-    self._tokens = min(max_tokens or len(split.tokens), len(split.tokens))
-    self._share = math.ceil(self._tokens / streams)
-    self.streams = math.ceil(self._tokens / self._share)  # fewer, where the split is tiny
+    self.tokens = min(max_tokens or len(split.tokens), len(split.tokens))
+    self._share = math.ceil(self.tokens / streams)
+    self.streams = math.ceil(self.tokens / self._share)  # fewer, where the split is tiny
     self.length = length
     self.segments = math.ceil(self._share / length)
 
@@ -77,6 +77,6 @@ class EvaluationStreams:
   def _row(self, row: int, index: int):
     offset = index * self.length
     inputs, targets, starts = self._split.window(row * self._share + offset, self.length)
-    left = min(self._share, self._tokens - row * self._share) - offset
+    left = min(self._share, self.tokens - row * self._share) - offset
     valid = (np.arange(self.length) < left).astype(np.float32)
     return inputs, targets, starts, valid

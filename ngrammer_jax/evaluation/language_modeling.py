@@ -1,6 +1,7 @@
 """How well a model predicts a split: perplexity, bits per byte, top-1 accuracy."""
 
 from collections.abc import Callable
+import functools
 import json
 import math
 import pathlib
@@ -9,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ngrammer_jax import files
+from ngrammer_jax import files, sharding
 from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.evaluation import scoring
 from ngrammer_jax.models import transformer
@@ -40,6 +41,8 @@ class Evaluator:
   ):
     self._streams, self._length = streams, length
     self._score = scoring.Scorer(model, mesh, min(rows, streams))
+    self._vocabulary, self._mesh = model.vocabulary_size, mesh
+    self._serve = jax.jit(functools.partial(transformer.for_serving, model))
 
   def __call__(
     self,
@@ -58,6 +61,9 @@ class Evaluator:
       report: called with the number of tokens scored since the last call.
     """
     parts = streams.EvaluationStreams(split, self._streams, self._length, max_tokens or 0)
+    if self._vocabulary < parts.tokens:  # clustered once, and not at every token
+      with sharding.use(self._mesh):
+        codebook = self._serve(params, codebook)
     nll, correct, tokens = [], [], 0
     for first_row in range(0, parts.streams, self._score.rows):
 

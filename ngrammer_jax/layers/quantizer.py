@@ -140,13 +140,13 @@ def revived(centroids_NxKxH: jax.Array, usage_NxK: jax.Array) -> tuple[jax.Array
   """Centroids and usage after the dead have been put beside the most used.
 
   The r-th dead cluster of a head goes to the r-th most used one, a hundredth of its length
-  away, if that has at least twice an even share; the two then count as equally used.
+  away, if that has at least an even share; the two then count as equally used.
   """
   K = usage_NxK.shape[1]
   order_NxK = jnp.argsort(usage_NxK, axis=1)  # the dead come first
   giver_NxK = order_NxK[:, ::-1]
   of = lambda index: jnp.take_along_axis(usage_NxK, index, axis=1)
-  split_NxK = (of(order_NxK) < DEAD / K) & (of(giver_NxK) >= 2 / K)
+  split_NxK = (of(order_NxK) < DEAD / K) & (of(giver_NxK) >= 1 / K)
   half_NxK = of(giver_NxK) / 2
   beside_NxKxH = 1.01 * jnp.take_along_axis(centroids_NxKxH, giver_NxK[..., None], axis=1)
   row_Nx1 = jnp.arange(usage_NxK.shape[0])[:, None]
@@ -216,21 +216,26 @@ class ProductQuantizer(nn.Module):
     if vocabulary is not None:
       rows_VxNxH = self._clustered(vocabulary.rows_VxD.reshape(-1, N, H))
     centroids, usage = self._codebook(x_BxTxNxH, rows_VxNxH)
-    weight_BxT = jnp.ones((B, T)) if valid_BxT is None else (valid_BxT > 0).astype(jnp.float32)
+    dtype = x_BxTxNxH.dtype
+    weight_BxT = jnp.ones((B, T), dtype) if valid_BxT is None else (valid_BxT > 0).astype(dtype)
+    valid_1xT = weight_BxT[:1]
     if rows_VxNxH is None or len(rows_VxNxH) >= B * T:
       ids_BxTxN = nearest_centroids(x_BxTxNxH, centroids.value)
       counted = x_BxTxNxH, ids_BxTxN
     else:
       ids_VxN = nearest_of_rows(rows_VxNxH, centroids.value)
       ids_BxTxN = ids_VxN[vocabulary.tokens_BxT]
-      weight_BxT = jnp.zeros((1, len(rows_VxNxH))).at[0, vocabulary.tokens_BxT].add(weight_BxT)
+      zeros_1xV = jnp.zeros((1, len(rows_VxNxH)), dtype)
+      weight_BxT = zeros_1xV.at[0, vocabulary.tokens_BxT].add(weight_BxT)
       counted = rows_VxNxH[None], ids_VxN[None]
     if self.is_initializing():
-      self._note_changes(ids_BxTxN[:1], ids_BxTxN[:1])
+      self._note_changes(jnp.zeros((N,), dtype))
     elif self.is_mutable_collection('codebook'):
       sums, counts = cluster_statistics(*counted, self.clusters, weight_BxT)
       self._update(centroids, usage, sums, counts)
-      self._note_changes(ids_BxTxN[:1], nearest_centroids(x_BxTxNxH[:1], centroids.value))
+      after_1xTxN = nearest_centroids(x_BxTxNxH[:1], centroids.value)
+      changed_1xTxN = (after_1xTxN != ids_BxTxN[:1]) & (valid_1xT > 0)[..., None]
+      self._note_changes(changed_1xTxN.sum((0, 1), dtype=dtype) / jnp.maximum(valid_1xT.sum(), 1))
     return ids_BxTxN
 
   def _clustered(self, x):
@@ -266,9 +271,9 @@ class ProductQuantizer(nn.Module):
       variable('usage', lambda: jnp.full((N, K), 1 / K, dtype), 'heads', 'clusters'),
     )
 
-  def _note_changes(self, before_1xTxN, after_1xTxN):
-    share_N = (after_1xTxN != before_1xTxN).mean(axis=(0, 1), dtype=jnp.float32)
-    self.variable('codebook', 'changed', lambda: jnp.zeros_like(share_N)).value = share_N
+  def _note_changes(self, share_N):
+    zeros = nn.with_logical_partitioning(lambda: jnp.zeros_like(share_N), ('heads',))
+    self.variable('codebook', 'changed', zeros).value = share_N
 
   def _update(self, centroids, usage, sums_NxKxH, counts_NxK):
     share_NxK = counts_NxK / jnp.maximum(counts_NxK.sum(axis=-1, keepdims=True), 1)

@@ -176,6 +176,48 @@ def test_given_pairs_stop_at_document_starts_only(x64, packed):
   assert_close(y, expected, 1e-12)
 
 
+def slow_orders(x, ids, numbers, params, orders, dim, combine, distinct_start):
+  """The layer from its ids on, for several orders, one token and head at a time."""
+  B, T, _ = x.shape
+  id_count, start = K + distinct_start, K if distinct_start else 0
+  tables = np.asarray(params['table']).reshape(len(orders), N, V, dim)
+  norms = {name: jax.tree.map(np.asarray, params[f'{name}_norm']) for name in ('unigram', 'ngram')}
+  rows = {}
+  for order in orders:
+    grams = np.concatenate([ids[None], slow_back(ids, numbers, order, start)])
+    rows[order] = slow_rows(grams.reshape(order, -1, N), id_count, V, (17, 19)).reshape(B, T, N)
+  y = np.zeros((B, T, N, H))
+  for b, t, n in np.ndindex(B, T, N):
+    of_head = {part: value[n] for part, value in norms['unigram'].items()}
+    unigram, ngrams = slow_layer_norm(x[b, t].reshape(N, H)[n], **of_head), []
+    for g, order in enumerate(orders):
+      of_head = {part: value[g * N + n] for part, value in norms['ngram'].items()}
+      ngrams.append(slow_layer_norm(tables[g, n, rows[order][b, t, n]], **of_head))
+    kept = unigram[: H - dim * len(orders)]
+    y[b, t, n] = unigram + sum(ngrams) if combine == 'add' else np.concatenate([kept, *ngrams])
+  return y.reshape(B, T, D)
+
+
+@pytest.mark.parametrize('distinct_start', [False, True])
+@pytest.mark.parametrize(
+  'orders, combine, dim',
+  [((2,), 'concat', 3), ((3,), 'concat', 2), ((2, 3), 'concat', 2)]
+  + [((4, 2, 3), 'concat', 1), ((2, 3), 'add', H)],
+)
+def test_all_orders_equal_slow_loop(x64, orders, combine, dim, distinct_start):
+  x = random_inputs(2, 6, 'float64')
+  options = {'orders': orders, 'distinct_start': distinct_start, 'combine': combine}
+  layer = latent(dim, dtype=jnp.float64, **options)
+  variables = random_variables(layer, x, dtype='float64')
+  y, memory = apply(layer, variables, x, documents_BxT=jnp.asarray(DOCUMENTS))
+  centroids = np.asarray(variables['codebook']['quantizer']['centroids'])
+  tokens = np.asarray(x).reshape(2, 6, N, 1, H)
+  ids = ((tokens - centroids) ** 2).sum(axis=-1).argmin(axis=-1)
+  given = (np.asarray(x), ids, DOCUMENTS, variables['params'], orders, dim, combine)
+  assert_close(y, slow_orders(*given, distinct_start), 1e-12)
+  assert memory['ids'].shape == (2, max(orders) - 1, N)
+
+
 def test_codebook_learns_by_the_options_of_the_layer():
   x, options = random_inputs(2, 6), {'decay': 0.5, 'epsilon': 0.1, 'prenormalize': True}
   layer = latent(**options)
@@ -355,6 +397,10 @@ def test_padding_gives_zeros_and_does_not_move_the_codebook():
     ({'dim': 5}, 'n-gram dim 5 is not between 1 and the head width 4 (width 8 / 2 heads)'),
     ({'dim': 0}, 'n-gram dim 0 is not between 1 and the head width 4 (width 8 / 2 heads)'),
     ({'combine': 'add', 'dim': 3}, 'combine "add" needs n-gram dim 3 to equal the head width 4'),
+    ({'orders': ()}, 'orders () are not different numbers from 2 on'),
+    ({'orders': (1, 2)}, 'orders (1, 2) are not different numbers from 2 on'),
+    ({'orders': (2, 2)}, 'orders (2, 2) are not different numbers from 2 on'),
+    ({'orders': (2, 3), 'dim': 3}, '2 orders of n-gram dim 3 exceed the head width 4'),
     ({'combine': 'sum'}, "combine 'sum' is not one of concat, add"),
     ({'clusters': None}, 'an NGrammer without clusters needs raw ids and their id_vocabulary'),
     (

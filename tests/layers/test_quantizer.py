@@ -18,7 +18,8 @@ def codebook(centroids):
   """Variables of a quantizer that all clusters share alike so far."""
   centroids = jnp.asarray(centroids)
   N, K, _ = centroids.shape
-  return {'codebook': {'centroids': centroids, 'usage': jnp.full((N, K), 1 / K, centroids.dtype)}}
+  usage = jnp.full((N, K), 1 / K, centroids.dtype)
+  return {'codebook': {'centroids': centroids, 'usage': usage, 'changed': jnp.zeros(N)}}
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -92,7 +93,7 @@ def test_step_equals_slow_loop(x64, prenormalize):
   assert ids.dtype == jnp.int32
   assert ids.tolist() == expected_ids.tolist()
   assert_close(after['codebook']['centroids'], moved, 1e-12)
-  usage = 0.8 / 5 + 0.2 * counts / valid.sum()
+  usage = 0.99 / 5 + 0.01 * counts / valid.sum()
   assert_close(after['codebook']['usage'], usage, 1e-12)
 
 
@@ -145,7 +146,7 @@ def test_empty_cluster_shrinks_by_decay():
   variables = codebook(jnp.array([[[1.0, 1.0], [-4.0, 8.0]]]))
   _, after = step(quantizer.ProductQuantizer(2, decay=0.75), variables, x)
   assert after['codebook']['centroids'][0, 1].tolist() == [-3.0, 6.0]
-  assert after['codebook']['usage'][0].tolist() == [0.625, 0.375]
+  assert after['codebook']['usage'][0].tolist() == pytest.approx([0.505, 0.495])
 
 
 def test_padding_moves_nothing():
@@ -165,7 +166,7 @@ def test_batch_of_padding_only_stays_finite():
   layer = quantizer.ProductQuantizer(2, decay=0.5)
   _, after = step(layer, variables, jnp.ones((1, 3, 1, 2)), jnp.zeros((1, 3)))
   assert after['codebook']['centroids'].tolist() == [[[0.5, 1.0], [2.0, 4.0]]]
-  assert after['codebook']['usage'].tolist() == [[0.25, 0.25]]
+  assert after['codebook']['usage'][0].tolist() == pytest.approx([0.495, 0.495])
 
 
 def test_codebook_changes_only_when_mutable():
@@ -181,8 +182,8 @@ def test_codebook_changes_only_when_mutable():
   assert layer.apply(variables, x).tolist() == ids.tolist()
   _, after = step(layer, variables, x)
   assert set(after) == {'codebook'}
-  for name, old in variables['codebook'].items():
-    assert (after['codebook'][name] != old).any()
+  for name in ('centroids', 'usage'):
+    assert (after['codebook'][name] != variables['codebook'][name]).any()
 
 
 def test_initial_centroids_are_xavier_uniform_and_equally_used():
@@ -291,3 +292,122 @@ def test_eight_devices_equal_one(monkeypatch):
   assert 'all-reduce' in compiled.as_text()
   assert 'all-gather' not in compiled.as_text()
   jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), many_after, after)
+
+
+# Empty clusters, where centroids begin, and the vocabulary.
+
+
+def test_an_empty_cluster_is_kept_where_it_is():
+  x, before = jnp.ones((1, 4, 1, 2)), jnp.array([[[1.0, 1.0], [-4.0, 8.0]]])
+  _, after = step(quantizer.ProductQuantizer(2, decay=0.75, empty='keep'), codebook(before), x)
+  assert after['codebook']['centroids'][0, 1].tolist() == [-4.0, 8.0]
+  assert_close(after['codebook']['centroids'][0, 0], [1.0, 1.0], 1e-6)
+
+
+def slow_revived(centroids, usage):
+  """One dead cluster after the other, beside the most used that is left."""
+  centroids, usage = centroids.copy(), usage.copy()
+  N, K = usage.shape
+  for n in range(N):
+    order = np.argsort(usage[n], kind='stable')
+    for dead, giver in zip(order, order[::-1], strict=True):
+      if usage[n, dead] < 0.1 / K and usage[n, giver] >= 1 / K:
+        centroids[n, dead] = 1.01 * centroids[n, giver]
+        usage[n, dead] = usage[n, giver] = usage[n, giver] / 2
+  return centroids, usage
+
+
+def test_the_dead_go_beside_the_most_used(x64):
+  rng = np.random.default_rng(0)
+  usage = rng.dirichlet(np.full(16, 0.1), size=5)
+  centroids = rng.normal(size=(5, 16, 3))
+  assert (usage < 0.1 / 16).any() and (usage >= 1 / 16).any()
+  moved, used = quantizer.revived(jnp.asarray(centroids), jnp.asarray(usage))
+  expected, shares = slow_revived(centroids, usage)
+  assert_close(moved, expected, 1e-12)
+  assert_close(used, shares, 1e-12)
+  same, _ = quantizer.revived(jnp.asarray(centroids), jnp.full((5, 16), 1 / 16))
+  assert same.tolist() == centroids.tolist()
+
+
+def test_a_revived_cluster_takes_tokens_again():
+  x = jax.random.normal(jax.random.key(0), (8, 32, 1, 2))
+  variables = codebook(jnp.array([[[0.0, 0.0], [0.1, 0.1], [90.0, 90.0], [99.0, 0.0]]]))
+  perplexities = {}
+  for empty in quantizer.EMPTY:
+    layer, now = quantizer.ProductQuantizer(4, decay=0.99, empty=empty), variables
+    for _ in range(300):
+      ids, now = step(layer, now, x)
+    share = np.bincount(ids.ravel(), minlength=4) / ids.size
+    perplexities[empty] = np.exp(-sum(p * np.log(p) for p in share if p))
+  assert perplexities['revive'] > 3.5 > 2.1 > perplexities['keep']
+
+
+def test_initial_centroids_of_the_data_are_rows_of_the_vocabulary():
+  rows = jax.random.normal(jax.random.key(0), (40, 6))
+  tokens = jnp.zeros((1, 1), int)
+  vocabulary = quantizer.Vocabulary(rows, tokens)
+  layer = quantizer.ProductQuantizer(16, initial='data')
+  made = nn.unbox(layer.init(jax.random.key(1), rows[tokens].reshape(1, 1, 2, 3), None, vocabulary))
+  centroids = np.asarray(made['codebook']['centroids'])
+  table = np.asarray(rows).reshape(40, 2, 3)
+  for head in range(2):
+    found = [int((table[:, head] == c).all(axis=1).argmax()) for c in centroids[head]]
+    assert (table[found, head] == centroids[head]).all() and len(set(found)) == 16
+  with pytest.raises(ValueError, match='need the vocabulary'):
+    layer.init(jax.random.key(1), jnp.zeros((1, 1, 2, 3)))
+  normal = quantizer.ProductQuantizer(4096, initial='normal')
+  made = nn.unbox(normal.init(jax.random.key(1), jnp.zeros((1, 1, 2, 3))))
+  assert abs(made['codebook']['centroids'].std() - 1) < 0.02
+
+
+@pytest.mark.parametrize('prenormalize', [False, True])
+@pytest.mark.parametrize('valid', [None, np.arange(20) < 13])
+def test_clustering_the_vocabulary_equals_clustering_every_token(prenormalize, valid):
+  rng = np.random.default_rng(0)
+  rows = jnp.asarray(rng.normal(size=(7, 6)), 'float32')
+  tokens = jnp.asarray(rng.integers(0, 7, (3, 20)))
+  valid = None if valid is None else jnp.tile(jnp.asarray(valid), (3, 1))
+  variables = codebook(jnp.asarray(rng.normal(size=(2, 5, 3)), 'float32'))
+  layer = quantizer.ProductQuantizer(5, 0.5, prenormalize=prenormalize)
+  x = rows[tokens].reshape(3, 20, 2, 3)
+  ids, after = step(layer, variables, x, valid)
+
+  @jax.jit
+  def by_row(x, rows, tokens):
+    vocabulary = quantizer.Vocabulary(rows, tokens)
+    return layer.apply(variables, x, valid, vocabulary, mutable=['codebook'])
+
+  same_ids, same = by_row(x, rows, tokens)
+  assert same_ids.tolist() == ids.tolist()
+  jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), same, after)
+  # 7 rows instead of 60 tokens: no distances of all of them.
+  assert jaxprs.largest_array(by_row, x, rows, tokens) < 60 * 2 * 5
+
+
+def test_tokens_that_change_their_cluster_are_counted():
+  """Of the first row, and without its padding."""
+  x = jnp.array([[[[1.0]], [[2.0]], [[3.0]], [[0.9]]], [[[2.4]]] * 4])
+  valid = jnp.array([[1, 1, 1, 0], [1, 1, 1, 1]])
+  layer = quantizer.ProductQuantizer(2, decay=0.0)
+  # All are of the second cluster; it goes to their mean, 2.2, and the first, empty, to 0.
+  _, after = step(layer, codebook(jnp.array([[[0.5], [0.8]]])), x, valid)
+  assert after['codebook']['changed'].tolist() == pytest.approx([1 / 3])
+  # The centroids go to 1 and 2.43: none changes.
+  _, after = step(layer, codebook(jnp.array([[[0.0], [2.2]]])), x, valid)
+  assert after['codebook']['changed'].tolist() == [0]
+
+
+def test_serving_looks_the_cluster_up():
+  rng = np.random.default_rng(0)
+  rows, tokens = rng.normal(size=(7, 6)).astype('float32'), rng.integers(0, 7, (3, 20))
+  variables = codebook(jnp.asarray(rng.normal(size=(2, 5, 3)), 'float32'))
+  layer = quantizer.ProductQuantizer(5)
+  of_rows = layer.apply(variables, rows.reshape(1, 7, 2, 3))[0]
+  served = layer.apply(
+    {'codebook': {'token_ids': of_rows}},
+    jnp.full((3, 20, 2, 3), jnp.nan),
+    None,
+    quantizer.Vocabulary(None, tokens),
+  )
+  assert served.tolist() == layer.apply(variables, rows[tokens].reshape(3, 20, 2, 3)).tolist()

@@ -333,3 +333,77 @@ def test_bfloat16_runs_with_float32_parameters():
   expected, _ = run(small_model(), variables, random_tokens())
   assert hidden.dtype == jnp.bfloat16
   assert_close(hidden.astype('float32'), expected, 0.03)
+
+
+# Where clusters come from.
+
+
+@pytest.mark.parametrize('fields', [{}, {'prenormalize': True}, {'orders': (2, 3), 'dim': 2}])
+def test_serving_with_cached_clusters_is_the_same(x64, fields):
+  ngram = dataclasses.replace(NGRAM, heads=2, **fields)
+  model = small_model(ngram=ngram, dtype='float64')
+  variables = jax.tree.map(lambda a: a.astype('float64'), variables_of(model))
+  served = transformer.for_serving(model, variables['params'], variables['codebook'])
+  assert jax.tree.map(jnp.shape, served) == {'ngrammer': {'quantizer': {'token_ids': (V, 2)}}}
+  (hidden, memory), (expected, kept) = (
+    run(model, {**variables, 'codebook': codebook}, random_tokens())
+    for codebook in (served, variables['codebook'])
+  )
+  assert memory['ngram']['ids'].tolist() == kept['ngram']['ids'].tolist()
+  assert_close(hidden, expected, 1e-12)
+  cached = lambda tokens: run(model, {**variables, 'codebook': served}, tokens)
+  assert jaxprs.largest_array(cached, random_tokens(8, 32)) == jaxprs.largest_array(
+    lambda tokens: run(small_model(ngram=None, dtype='float64'), variables, tokens),
+    random_tokens(8, 32),
+  )
+
+
+@pytest.mark.parametrize(
+  'fields', [{'ngram': None}, {'ngram': dataclasses.replace(NGRAM, layer='end')}]
+)
+def test_where_clusters_depend_on_more_than_the_token_nothing_is_cached(fields):
+  model = small_model(**fields)
+  codebook = {'any': 'thing'}
+  assert transformer.for_serving(model, {}, codebook) is codebook
+
+
+def test_training_clusters_the_vocabulary_where_it_is_smaller():
+  """The same step, whether rows or tokens are clustered, up to rounding."""
+  model, tokens = small_model(), random_tokens(4, 8)
+  variables = variables_of(model)
+  step = jax.jit(
+    lambda tokens: model.apply(
+      variables, tokens, transformer.empty_memory(model.config, len(tokens)), mutable=['codebook']
+    )
+  )
+  (_, memory, _), after = step(tokens)  # 32 tokens, 13 rows
+  split = [step(tokens[:1]), step(tokens[1:2])]  # 8 tokens each, one by one
+  ids = [m['ngram']['ids'][0] for (_, m, _), _ in split]
+  assert memory['ngram']['ids'][:2].tolist() == np.stack(ids).tolist()
+  largest = jaxprs.largest_array(step, random_tokens(64, 64))
+  alone = jaxprs.largest_array(
+    lambda t: small_model(ngram=None).apply(
+      {'params': variables['params']}, t, transformer.empty_memory(small_config(ngram=None), 64)
+    ),
+    random_tokens(64, 64),
+  )
+  assert largest == alone  # no distances of 64 x 64 tokens
+
+
+@pytest.mark.parametrize('layer, before', [('input', 0), ('begin', 1), ('middle', 2), ('end', 4)])
+@pytest.mark.parametrize('scan', [False, True])
+def test_the_layer_stands_where_it_should(layer, before, scan):
+  """Cutting off the blocks before it leaves its ids as they are; those after do not matter."""
+  ngram = dataclasses.replace(NGRAM, layer=layer)
+  model = small_model(layers=4, ngram=ngram, scan_layers=scan)
+  variables = variables_of(model)
+
+  def ids_with(changed):
+    params = dict(variables['params'])
+    if changed is not None:
+      params[f'layer_{changed}'] = jax.tree.map(lambda a: a + 1, params[f'layer_{changed}'])
+    return run(model, {**variables, 'params': params}, random_tokens(64, 1))[1]['ngram']['ids']
+
+  plain = ids_with(None)
+  moved = [i for i in range(4) if (ids_with(i) != plain).any()]
+  assert moved == list(range(before))
