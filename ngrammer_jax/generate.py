@@ -6,6 +6,7 @@ line, it is one JSON object a line.
 
 import argparse
 import dataclasses
+import functools
 import json
 import logging
 import pathlib
@@ -38,10 +39,17 @@ def main(argv: list[str]) -> int:
   prompts = _prompts(options)
 
   from ngrammer_jax import runs
+  from ngrammer_jax.decoding import sampling
 
   run = runs.load_run(options.workdir, flags.step(options.step))
-  given = ('tokens', 'temperature', 'top_k', 'top_p', 'seed', 'context')
-  arguments = {name: getattr(options, name) for name in given}
+  generate = functools.partial(
+    run.completions,
+    prompts,
+    sampling.Sampling(options.temperature, options.top_k, options.top_p),
+    options.tokens,
+    options.seed,
+    options.context,
+  )
   rate = Rate()
   if options.prompts is None:
     waiting = [options.prompt]  # for the first token: whatever is wrong is known by then
@@ -51,7 +59,7 @@ def main(argv: list[str]) -> int:
       print(''.join([*waiting, grown]), end='', flush=True)
       waiting.clear()
 
-    run.generate(prompts, on_text=tell, **arguments)
+    list(generate(on_text=tell))
     print()
   else:
     with progress.Progress('generating', len(prompts) * options.tokens, 'tokens') as bar:
@@ -62,7 +70,7 @@ def main(argv: list[str]) -> int:
 
       # Written as they are done: whoever stops the work keeps what there is.
       output = sys.stdout if options.output is None else options.output.open('w', encoding='utf-8')
-      for one in run.completions(prompts, on_text=tell, **arguments):
+      for one in generate(on_text=tell):
         print(json.dumps(dataclasses.asdict(one), ensure_ascii=False), file=output, flush=True)
   logging.info('%s', rate)
   return 0

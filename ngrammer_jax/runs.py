@@ -199,22 +199,19 @@ class Run:
       BadInput: a prompt does not fit the context, or a value is impossible.
     """
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-    arguments = tokens, temperature, top_k, top_p, seed, context, on_text
-    return list(self.completions(prompts, *arguments))
+    how = sampling.Sampling(temperature, top_k, top_p)
+    return list(self.completions(prompts, how, tokens, seed, context, on_text))
 
   def completions(
     self,
     prompts: Sequence[str],
-    tokens: int = 100,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
+    how: sampling.Sampling,
+    tokens: int,
     seed: int = 0,
     context: int | None = None,
     on_text: Callable[[int, str], None] | None = None,
   ) -> Iterator[Completion]:
     """Yields what `generate` returns, some prompts at a time, as soon as they are done."""
-    how = sampling.Sampling(temperature, top_k, top_p)
     how.check()
     context = self.config.evaluation_length() if context is None else context
     for name, value, least in (('tokens', tokens, 1), ('context', context, 1), ('seed', seed, 0)):
