@@ -24,13 +24,22 @@ def model_and_variables():
   with jax.enable_x64(True):
     ngram = model_config.NGramConfig(clusters=4, vocabulary_size=32, dim=4)
     config = model_config.ModelConfig(
-      layers=2, width=16, heads=2, feed_forward_width=24, ngram=ngram, dtype='float64'
+      layers=2,
+      width=16,
+      heads=2,
+      feed_forward_width=24,
+      ngram=ngram,
+      dtype='float64',
+      tie_embeddings=False,
     )
     model = transformer.TransformerLM(config, V)
     memory = transformer.empty_memory(config, 1)
     variables = random_variables(model, np.zeros((1, 1), np.int32), memory, dtype='float64')
-    # Far from uniform, so that a wrong state gives another token.
-    variables['params']['embedding'] *= 3
+    # Far from uniform, so that a wrong state gives another token, but no token always wins.
+    params = variables['params']
+    params['softmax_weight'] *= 2
+    params['softmax_bias'] *= 0
+    params['final_norm'] = {'scale': jnp.ones(16), 'bias': jnp.zeros(16)}
     return model, variables
 
 
@@ -53,6 +62,7 @@ def test_greedy_takes_what_the_whole_model_finds_most_likely(x64, model_and_vari
   made = take(generator, variables, PROMPTS, [0, 1, 2], GREEDY, 12)
   for prompt, answer in zip(PROMPTS, made, strict=True):
     text = [*prompt.tolist(), *answer]
+    assert len({*answer}) > 1, answer
     assert answer == most_likely(model, variables, text[:-1])[len(prompt) - 1 :]
 
 
