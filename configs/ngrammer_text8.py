@@ -7,14 +7,15 @@ The layer is that of Roy et al. 2022 (arXiv 2207.06366), which has no result on 
 and rates are our own. Expected after 2 minutes on 2 cores: 2.40 bits per character on the
 first 65,536 of validation, 2.35 on the whole of test; `transformer`: 2.57 (see README).
 
-Rows: `ngrammer` (the default), and `transformer`, the same network without the n-gram
-layer. text8 is 100 MB of lower-case Wikipedia, 27 symbols, split 90M / 5M / 5M
+Rows: `ngrammer` (the default), `transformer`, the same network without the n-gram layer, and
+`primer`, that with squared ReLU and causal convolutions (So et al. 2021, arXiv 2109.08668).
+text8 is 100 MB of lower-case Wikipedia, 27 symbols, split 90M / 5M / 5M
 (http://mattmahoney.net/dc/textdata). The published file is required, by its checksum.
 """
 
 from ngrammer_jax import config, errors
 
-ROWS = ('ngrammer', 'transformer')
+ROWS = ('ngrammer', 'transformer', 'primer')
 
 
 def get_config(row: str = 'ngrammer'):
@@ -31,6 +32,11 @@ def get_config(row: str = 'ngrammer'):
   c.model.heads = 6
   c.model.feed_forward_width = 512
   c.model.scan_layers = False  # on CPU a loop is slower than the layers in a row
+  if row == 'primer':
+    c.model.activation = 'squared_relu'
+    c.model.gated = False
+    c.model.feed_forward_width = 768
+    c.model.convolution = 3
   if row == 'ngrammer':
     c.model.ngram = config.ngram(clusters=64, vocabulary_size=4096, dim=8)
 

@@ -1,0 +1,58 @@
+"""Every row of a paper's table has the parameters that its config says."""
+
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from ngrammer_jax import config, flags
+from ngrammer_jax.models import transformer
+
+CONFIGS = pathlib.Path(__file__).resolve().parents[1] / 'configs'
+
+# Row: parameters trained by gradient, centroids, millions in Table 1 of the N-Grammer paper.
+C4 = {
+  'transformer': (234_210_560, 0, 234),
+  'transformer_l': (284_562_688, 0, 284),
+  'primer': (234_341_632, 0, 234),
+  'primer_l': (259_534_080, 0, None),  # the paper's 284 does not fit its 18 layers
+  '196k_12': (246_795_648, 0, 246),
+  '196k_25': (259_378_688, 0, 259),
+  '196k_50': (284_544_768, 0, 284),
+  '196k_4k_12': (246_795_648, 4_194_304, 251),
+  '196k_4k_25': (259_378_688, 4_194_304, 263),
+  '196k_4k_50': (284_544_768, 4_194_304, 288),
+  '196k_8k_12': (246_795_648, 8_388_608, 255),
+  '196k_8k_25': (259_378_688, 8_388_608, 267),
+  '196k_8k_50': (284_544_768, 8_388_608, 292),
+  '393k_8k_12': (259_378_560, 8_388_608, 267),
+  '393k_8k_25': (284_544_512, 8_388_608, 292),
+  '393k_8k_50': (334_876_416, 8_388_608, 343),
+}
+C4 |= {f'393k_8k_50_{place}': C4['393k_8k_50'] for place in ('begin', 'middle', 'end')}
+
+
+def counts(spec):
+  """Numbers of parameters and of centroid values of a config; nothing is allocated."""
+  resolved = config.resolve(flags.load_file(str(CONFIGS / spec)))
+  model = transformer.TransformerLM(resolved.model, resolved.data.vocabulary_size)
+  memory = transformer.empty_memory(resolved.model, 1)
+  tokens = np.zeros((1, 1), np.int32)
+  made = jax.eval_shape(lambda: model.init(jax.random.key(0), tokens, memory))
+  centroids = made.get('codebook', {}).get('ngrammer', {}).get('quantizer', {}).get('centroids')
+  size = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
+  return size(made['params']), size(centroids)
+
+
+@pytest.mark.parametrize('row', C4)
+def test_rows_of_the_ngrammer_paper(row):
+  params, centroids, millions = C4[row]
+  assert counts(f'ngrammer_c4.py:{row}') == (params, centroids)
+  if millions is not None:
+    assert abs((params + centroids) / 1e6 - millions) < 1
+
+
+def test_a_row_that_is_not_in_the_table():
+  with pytest.raises(config.errors.BadInput, match="no row '393k_9k_50'; there are: transformer,"):
+    flags.load_file(str(CONFIGS / 'ngrammer_c4.py:393k_9k_50'))
