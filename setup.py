@@ -42,7 +42,8 @@ setuptools.setup(
   extras_require={
     'tpu': ['jax[tpu]'],
     'cuda12': ['jax[cuda12]'],
+    'interop': ['safetensors>=0.5'],
     'notebooks': ['jupyterlab', 'matplotlib', 'nbconvert'],
-    'test': ['matplotlib', 'pytest', 'pytest-xdist', 'ruff', 'sympy'],
+    'test': ['matplotlib', 'pytest', 'pytest-xdist', 'ruff', 'safetensors>=0.5', 'sympy'],
   },
 )

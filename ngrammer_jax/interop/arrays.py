@@ -66,3 +66,19 @@ def convert(
       node = node.setdefault(key, {})
     node[path[-1]] = jnp.asarray(source.convert([np.asarray(arrays[n]) for n in source.names]))
   return variables
+
+
+def with_usage(variables: dict[str, Any]) -> dict[str, Any]:
+  """Adds the usage of clusters, which nobody else keeps: unknown, so uniform."""
+
+  def add(node):
+    if 'centroids' in node:
+      shape = node['centroids'].shape[:2]
+      node['usage'] = jnp.full(shape, 1 / shape[1], node['centroids'].dtype)
+      node['changed'] = jnp.zeros(shape[:1])
+    for child in node.values():
+      if isinstance(child, dict):
+        add(child)
+
+  add(variables.get('codebook', {}))
+  return variables

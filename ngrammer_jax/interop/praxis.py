@@ -10,7 +10,6 @@ N heads, H head width, D model width, F inner width, V vocabulary, K clusters.
 from collections.abc import Mapping
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import errors
@@ -63,7 +62,7 @@ def load_ngrammer(
   if layer.clusters is not None:
     sources |= _codebook_source(layer.heads, layer.clusters, width, '')
   variables = interop_arrays.convert(arrays, sources, 'a praxis N-Grammer', ignored=(_CACHE,))
-  return _with_usage(variables)
+  return interop_arrays.with_usage(variables)
 
 
 def load_language_model(
@@ -114,7 +113,7 @@ def load_language_model(
   variables = interop_arrays.convert(
     arrays, sources, 'a praxis language model', ignored=(f'ngrammer/{_CACHE}',)
   )
-  return _with_usage(variables)
+  return interop_arrays.with_usage(variables)
 
 
 def _without_collections(arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,22 +156,6 @@ def _ngrammer_sources(N: int, V: int, E: int, D: int, prefix: str) -> dict[Path,
 def _codebook_source(N: int, K: int, D: int, prefix: str) -> dict[Path, Source]:
   path = ('codebook', 'quantizer', 'centroids')
   return {path: Source((f'{prefix}vq_layer/means',), (N, K, D // N))}
-
-
-def _with_usage(variables: dict[str, Any]) -> dict[str, Any]:
-  """Adds the usage of clusters, which praxis does not keep: unknown, so uniform."""
-
-  def add(node):
-    if 'centroids' in node:
-      shape = node['centroids'].shape[:2]
-      node['usage'] = jnp.full(shape, 1 / shape[1], node['centroids'].dtype)
-      node['changed'] = jnp.zeros(shape[:1])
-    for child in node.values():
-      if isinstance(child, dict):
-        add(child)
-
-  add(variables.get('codebook', {}))
-  return variables
 
 
 def _layer_sources(config: model_config.ModelConfig, i: int) -> dict[Path, Source]:

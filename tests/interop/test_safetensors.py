@@ -1,0 +1,30 @@
+"""Out to safetensors and back, bit by bit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ngrammer_jax.interop import safetensors
+from tests.conftest import errors
+
+
+def test_everything_comes_back_as_it_was(tmp_path):
+  variables = {
+    'params': {
+      'layer_0': {'kernel': jax.random.normal(jax.random.key(0), (3, 4))},
+      'scale': jnp.arange(5, dtype='bfloat16'),
+    },
+    'codebook': {'usage': jnp.float32(0.25), 'ids': jnp.arange(6).reshape(2, 3)},
+  }
+  safetensors.save(variables, tmp_path / 'model.safetensors')
+  back = safetensors.load(tmp_path / 'model.safetensors')
+  assert jax.tree.map(lambda x: x.dtype, back) == jax.tree.map(lambda x: x.dtype, variables)
+  jax.tree.map(np.testing.assert_array_equal, back, variables)
+
+
+def test_a_damaged_file_is_named(tmp_path):
+  (tmp_path / 'model').write_bytes(b'nothing of the kind')
+  for name in ('model', 'none'):
+    with pytest.raises(errors.BadInput, match=f'{tmp_path}/{name} cannot be read as safetensors'):
+      safetensors.load(tmp_path / name)
