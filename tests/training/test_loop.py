@@ -15,6 +15,7 @@ import pytest
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, files, runs
+from ngrammer_jax.models import config as model_config
 from ngrammer_jax.training import loop, record
 
 
@@ -53,9 +54,17 @@ def test_a_run_learns_records_and_is_finished(tiny, tmp_path):
   assert not loop.train(config, tmp_path / 'run')
 
 
-@pytest.mark.parametrize('stop_at', [4, 10])
-def test_an_interrupted_run_goes_on_bit_identically(tiny, tmp_path, monkeypatch, stop_at):
-  config = tiny(model={'dropout': 0.1})
+NGRAM = model_config.NGramConfig(
+  clusters=8, vocabulary_size=64, dim=3, orders=(2, 3), layer='middle', empty='revive'
+)
+SWITCHES = {'ngram': NGRAM, 'convolution': 3, 'norm': 'hybrid', 'activation': 'squared_relu'}
+
+
+@pytest.mark.parametrize(
+  'model, stop_at', [({'dropout': 0.1}, 4), ({'dropout': 0.1}, 10), (SWITCHES, 6)]
+)
+def test_an_interrupted_run_goes_on_bit_identically(tiny, tmp_path, monkeypatch, model, stop_at):
+  config = tiny(model=model)
   loop.train(config, tmp_path / 'whole')
 
   add = record.Record.add
