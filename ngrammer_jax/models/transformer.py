@@ -139,6 +139,13 @@ def _remember(memory, segment, view, after_BxTxD):
   return {name: keep(name) for name in memory}
 
 
+def _inputs(config, embedding_VxD):
+  """What every token of the vocabulary enters the model as, [V, D]."""
+  dtype = config.compute_dtype()
+  scale = config.width**0.5 if config.scale_embeddings else 1
+  return embedding_VxD.astype(dtype) * jnp.asarray(scale, dtype)
+
+
 def _whole_width(x_BxTxD):
   """Activations between layers are spread over the batch only."""
   return nn.with_logical_constraint(x_BxTxD, ('batch', 'length', None))
@@ -226,9 +233,7 @@ class TransformerLM(nn.Module):
     documents_BxT = documents.numbers(starts_BxT, memory['document'])
     next_memory = {'document': documents_BxT[:, -1]}
     # Rows stay sharded, columns come together: the batch is already spread over their axis.
-    table_VxD = nn.with_logical_constraint(self.embedding.astype(self.dtype), ('vocab', None))
-    if c.scale_embeddings:
-      table_VxD = table_VxD * jnp.asarray(c.width**0.5, self.dtype)
+    table_VxD = nn.with_logical_constraint(_inputs(c, self.embedding), ('vocab', None))
     x_BxTxD = _whole_width(table_VxD[tokens_BxT])
 
     def join(x_BxTxD):
@@ -350,10 +355,7 @@ def for_serving(model: TransformerLM, params: Any, codebook: Any) -> Any:
   c = model.config
   if c.ngram is None or c.ngram.clusters is None or c.ngram.layer != 'input':
     return codebook
-  n, dtype = c.ngram, c.compute_dtype()
-  rows_VxD = params['embedding'].astype(dtype)
-  if c.scale_embeddings:
-    rows_VxD = rows_VxD * jnp.asarray(c.width**0.5, dtype)
+  n, rows_VxD = c.ngram, _inputs(c, params['embedding'])
   rows_1xVxNxH = rows_VxD.reshape(1, len(rows_VxD), n.heads or c.heads, -1)
   quantize = quantizer.ProductQuantizer(n.clusters, prenormalize=n.prenormalize)
   ids_1xVxN = quantize.apply({'codebook': codebook['ngrammer']['quantizer']}, rows_1xVxNxH)
