@@ -74,7 +74,8 @@ def load_language_model(
   `softmax/logits_ffn/bias/b`, `embedding_lookup/emb_var` [V, D] where untied,
   `final_ln`, per layer `transformer/x_layers_i/` with `layer_norm`, `self_attention/`
   `{query,key,value,post,per_dim_scale}`, `ff_layer/{layer_norm,ffn_layer1,
-  ffn_layer1_gate,ffn_layer2}`, and `ngrammer/` as in `load_ngrammer`.
+  ffn_layer1_gate,ffn_layer2}`, and `ngrammer/` as in `load_ngrammer`;
+  after attention, `transformer/x_layers_i/self_attention/ngrammer/`.
 
   The config must say what the arrays cannot: praxis' usual model is
   `ModelConfig(bias=True, per_dim_scale=True)` with `activation`, `gated`, `position`,
@@ -103,17 +104,29 @@ def load_language_model(
     sources['params', 'softmax_bias'] = Source(('softmax/logits_ffn/bias/b',), (V,))
   for i in range(config.layers):
     sources |= _layer_sources(config, i)
-  if config.ngram is not None:
+  for ours, theirs in _ngrammer_places(config).items():
     n, N = config.ngram, config.ngram.heads or config.heads
-    prefix = 'ngrammer/' if n.clusters is None else 'ngrammer/ngram_layer/'
-    ours = _ngrammer_sources(N, n.vocabulary_size, n.dim, D, prefix)
+    prefix = theirs if n.clusters is None else f'{theirs}ngram_layer/'
+    layer = _ngrammer_sources(N, n.vocabulary_size, n.dim, D, prefix)
     if n.clusters is not None:
-      ours |= _codebook_source(N, n.clusters, D, 'ngrammer/')
-    sources |= {(path[0], 'ngrammer', *path[1:]): source for path, source in ours.items()}
-  variables = interop_arrays.convert(
-    arrays, sources, 'a praxis language model', ignored=(f'ngrammer/{_CACHE}',)
-  )
+      layer |= _codebook_source(N, n.clusters, D, theirs)
+    sources |= {(path[0], *ours, *path[1:]): source for path, source in layer.items()}
+  caches = [prefix + _CACHE for prefix in _ngrammer_places(config).values()]
+  variables = interop_arrays.convert(arrays, sources, 'a praxis language model', caches)
   return interop_arrays.with_usage(variables)
+
+
+def _ngrammer_places(config: model_config.ModelConfig) -> dict[Path, str]:
+  """Where the n-gram layers stand, and with what their names begin in praxis."""
+  if config.ngram is None:
+    return {}
+  if config.ngram.layer != 'attention':
+    return {('ngrammer',): 'ngrammer/'}
+  return {
+    (f'layer_{i}', 'ngrammer'): f'transformer/x_layers_{i}/self_attention/ngrammer/'
+    for i in range(config.layers)
+    if config.ngram.pairing_of(i) != 'none'
+  }
 
 
 def _without_collections(arrays: Mapping[str, Any]) -> dict[str, Any]:

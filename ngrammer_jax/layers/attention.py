@@ -3,6 +3,7 @@
 B batch, T segment length, M memory, S = M + T keys, D model width, N heads, H head width.
 """
 
+from collections.abc import Callable
 import functools
 
 from flax import linen as nn
@@ -15,6 +16,7 @@ MASKED = -0.7 * jnp.finfo(jnp.float32).max  # finite: a row of nothing but it st
 
 
 KeysValues = dict[str, jax.Array]
+Mix = Callable[[jax.Array, jax.Array], tuple[jax.Array, KeysValues]]
 
 
 def projections(shared_query_key: bool) -> tuple[str, ...]:
@@ -50,10 +52,12 @@ class Attention(nn.Module):
     rotation: tuple[jax.Array, jax.Array] | None = None,
     memory: KeysValues | None = None,
     position_BxT: jax.Array | None = None,
+    mix: Mix | None = None,
   ) -> tuple[jax.Array, KeysValues]:
     """Returns [B, T, D], and what a memory keeps of this segment, [B, T, N, H] each.
 
-    That is `keys` and `values`, and `query`, `key` and `value` before their convolutions.
+    That is `keys` and `values`, and `query`, `key` and `value` before their convolutions; and
+    what `mix` adds to it.
 
     Args:
       x_BxTxD: inputs of queries, keys and values.
@@ -62,6 +66,8 @@ class Attention(nn.Module):
       rotation: turns queries and keys by their position (see `position.rotation`).
       memory: of earlier segments (see `layers.cache`).
       position_BxT: of each token in its document, for the convolutions.
+      mix: changes what was attended to, [B, T, N, H], before it is projected back; it is given
+        the scores [B, N, T, S] too.
     """
     D = x_BxTxD.shape[-1]
     H = D // self.heads
@@ -99,6 +105,9 @@ class Attention(nn.Module):
     if memory is not None:
       probs_BxNxTxM = probs_BxNxTxS[..., :M]
       context_BxTxNxH += jnp.einsum('bntm,bnmh->btnh', probs_BxNxTxM, memory['values'])
+    if mix is not None:
+      context_BxTxNxH, kept = mix(context_BxTxNxH, scores_BxNxTxS)
+      segment = segment | kept
     output = linear.Linear((D,), ('heads', 'kv', 'embed'), 2, self.bias, self.dtype, name='out')
     return output(context_BxTxNxH), segment | {'keys': k_BxTxNxH, 'values': v_BxTxNxH}
 

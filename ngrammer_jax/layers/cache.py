@@ -19,32 +19,34 @@ from ngrammer_jax.layers import documents
 Cache = dict[str, Any]
 
 
-def empty(
+def empty(batch: int, slots: int) -> Cache:
+  """What all layers know of the slots of a cache that holds nothing.
+
+  Keys: `documents` int32 [B, M] of each slot; `count` int32 [B], tokens seen; `position`
+  int32 [B] of the next token.
+  """
+  return {
+    'documents': jnp.full((batch, slots), documents.NONE, jnp.int32),
+    'count': jnp.zeros((batch,), jnp.int32),
+    'position': jnp.zeros((batch,), jnp.int32),
+  }
+
+
+def empty_layer(
   batch: int,
   slots: int,
-  layers: int,
   heads: int,
   H: int,
   dtype: jnp.dtype,
   rows: Mapping[str, int] | None = None,
 ) -> Cache:
-  """A cache that holds nothing.
+  """What one layer keeps, still empty.
 
-  Keys: `documents` int32 [B, M] of each slot; `count` int32 [B], tokens seen; `position`
-  int32 [B] of the next token; `layers`, for each layer `keys` and `values` [B, N, M, H], and
-  by the names of `rows` the last R inputs of what looks back so far, [B, R, N, H].
+  Keys: `keys` and `values` [B, N, M, H], and by the names of `rows` the last R inputs of what
+  looks back so far, [B, R, N, H].
   """
-
-  def layer():
-    kept = {name: jnp.zeros((batch, heads, slots, H), dtype) for name in ('keys', 'values')}
-    return kept | {name: jnp.zeros((batch, R, heads, H), dtype) for name, R in (rows or {}).items()}
-
-  return {
-    'documents': jnp.full((batch, slots), documents.NONE, jnp.int32),
-    'count': jnp.zeros((batch,), jnp.int32),
-    'position': jnp.zeros((batch,), jnp.int32),
-    'layers': tuple(layer() for _ in range(layers)),
-  }
+  kept = {name: jnp.zeros((batch, heads, slots, H), dtype) for name in ('keys', 'values')}
+  return kept | {name: jnp.zeros((batch, R, heads, H), dtype) for name, R in (rows or {}).items()}
 
 
 def slots(cache: Cache, valid_BxT: jax.Array) -> jax.Array:
@@ -59,7 +61,7 @@ def slots(cache: Cache, valid_BxT: jax.Array) -> jax.Array:
 def write(
   old_BxNxMxH: jax.Array, slots_BxT: jax.Array, new_BxTxNxH: jax.Array, after_BxTxD: jax.Array
 ) -> jax.Array:
-  """Puts the keys or values of tokens into their slots, in place.
+  """Puts the keys, the values or (without H) the ids of tokens into their slots, in place.
 
   `after_BxTxD` is what was computed from the old ones. Where XLA does not see that they are
   read before they are overwritten, it copies all of them at every token; an optimization
@@ -92,9 +94,9 @@ def advance(
   positions_BxT: jax.Array,
   valid_BxT: jax.Array,
 ) -> Cache:
-  """What the cache knows of its tokens after a segment; its layers stay as they are."""
+  """What the cache knows of its tokens after a segment."""
   row_Bx1 = jnp.arange(slots_BxT.shape[0])[:, None]
-  return cache | {
+  return {
     'documents': cache['documents'].at[row_Bx1, slots_BxT].set(documents_BxT, mode='drop'),
     'count': cache['count'] + (valid_BxT > 0).sum(axis=1, dtype=jnp.int32),
     'position': last(cache['position'][:, None], positions_BxT + 1, valid_BxT)[:, 0],

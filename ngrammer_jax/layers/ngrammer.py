@@ -50,19 +50,29 @@ def check_shape(
   hashing.primes_above(vocabulary_size, heads)
 
 
+def most_attended(scores_BxNxTxS: jax.Array, may_BxTxS: jax.Array) -> jax.Array:
+  """The key that each token attends to most among those it may pair with, int32 [B, N, T].
+
+  S where there is none, the first of equals: positions as `paired_ids` takes them.
+  """
+  may_Bx1xTxS = may_BxTxS[:, None]
+  best_BxNxT = jnp.where(may_Bx1xTxS, scores_BxNxTxS, -jnp.inf).argmax(axis=-1)
+  return jnp.where(may_Bx1xTxS.any(axis=-1), best_BxNxT, scores_BxNxTxS.shape[-1])
+
+
 def paired_ids(
-  ids_BxTxN: jax.Array, pair_ids: jax.Array, continues_BxT: jax.Array | None = None, start: int = 0
+  ids_BxSxN: jax.Array, pair_ids: jax.Array, continues_BxT: jax.Array | None = None, start: int = 0
 ) -> jax.Array:
   """The id that each id forms a bi-gram with, where the positions are given, [B, T, N].
 
   Args:
-    ids_BxTxN: cluster or token ids.
-    pair_ids: [B, T] or [B, N, T] positions to pair with, T for none.
+    ids_BxSxN: cluster or token ids, of the memory and the segment.
+    pair_ids: [B, T] or [B, N, T] positions to pair with, S for none.
     continues_BxT: false where a document starts: there is none. None: not looked at.
     start: the id that stands for none.
   """
   index_BxTxN = pair_ids[..., None] if pair_ids.ndim == 2 else pair_ids.swapaxes(1, 2)
-  padded = jnp.pad(ids_BxTxN, ((0, 0), (0, 1), (0, 0)), constant_values=start)
+  padded = jnp.pad(ids_BxSxN, ((0, 0), (0, 1), (0, 0)), constant_values=start)
   pairs_BxTxN = jnp.take_along_axis(padded, index_BxTxN, axis=1)
   if continues_BxT is None:
     return pairs_BxTxN
@@ -160,7 +170,9 @@ class NGrammer(nn.Module):
       documents_BxT: document number of each token (any integers >= 0 that change at
         borders). No n-gram crosses a border. None: one document per row.
       valid_BxT: 0 at padding, which gives zeros and does not move the centroids.
-      pair_ids: positions to pair with instead of the predecessor, see `paired_ids`.
+      pair_ids: positions to pair with instead of the predecessor, see `paired_ids`. They
+        count the `ids` [B, M, N] of the memory first, none without one, and the layer returns
+        the `ids` [B, T, N] of the segment for whoever keeps a memory of them.
       vocabulary: where x was looked up, see `ProductQuantizer`.
       memory: what the previous segment returned; None at the start of a stream.
     """
@@ -215,21 +227,23 @@ class NGrammer(nn.Module):
   def _grams(self, ids_BxTxN, K, documents_BxT, valid_BxT, pair_ids, memory):
     """For each order the ids of its n-grams, the current one first; the next memory."""
     B, T, N = ids_BxTxN.shape
-    memory = empty_memory(B, N, self.orders) if memory is None else memory
     start = K if self.distinct_start else 0
-    one_document = documents_BxT is None
-    if one_document:
+    if pair_ids is not None:
+      if self.orders != (2,):
+        raise ValueError(f'pair_ids make bi-grams, but the orders are {self.orders}')
+      ids_BxSxN, continues_BxT = ids_BxTxN, None
+      if memory is not None:
+        ids_BxSxN = jnp.concatenate([memory['ids'], ids_BxTxN], axis=1)
+      elif documents_BxT is not None:
+        # Given pairs reach wherever they point, unless a document is known to start there.
+        continues_BxT = jnp.diff(documents_BxT, axis=1, prepend=documents.NONE) == 0
+      pairs_BxTxN = paired_ids(ids_BxSxN, pair_ids, continues_BxT, start)
+      return [(ids_BxTxN, pairs_BxTxN)], {'ids': ids_BxTxN}
+    memory = empty_memory(B, N, self.orders) if memory is None else memory
+    if documents_BxT is None:
       number_Bx1 = jnp.maximum(memory['documents'][:, -1:], 0)
       documents_BxT = jnp.broadcast_to(number_Bx1, (B, T))
-    if pair_ids is None:
-      back = previous_ids(ids_BxTxN, documents_BxT, memory, max(self.orders), start)
-    elif self.orders != (2,):
-      raise ValueError(f'pair_ids make bi-grams, but the orders are {self.orders}')
-    else:
-      before_BxT = jnp.concatenate([memory['documents'][:, -1:], documents_BxT[:, :-1]], axis=1)
-      # Given pairs reach wherever they point, unless a document is known to start there.
-      continues_BxT = None if one_document else before_BxT == documents_BxT
-      back = [paired_ids(ids_BxTxN, pair_ids, continues_BxT, start)]
+    back = previous_ids(ids_BxTxN, documents_BxT, memory, max(self.orders), start)
     grams = [(ids_BxTxN, *back[: order - 1]) for order in self.orders]
     last = lambda before, new: cache.last(before, new, valid_BxT)
     now = {'ids': ids_BxTxN, 'documents': documents_BxT}

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from ngrammer_jax import errors
 from ngrammer_jax.layers import feed_forward, ngrammer, quantizer
 
-LAYERS = ('input', 'begin', 'middle', 'end')
+LAYERS = ('input', 'begin', 'middle', 'end', 'attention')
+PAIRING = ('previous', 'attended', 'none')
 POSITIONS = ('rope', 'sinusoid', 'none')
 DTYPES = ('auto', 'bfloat16', 'float32', 'float64')
 # A sub-layer F with residual: pre x + F(LN x), post x + LN(F x), post_skip LN(x + F x), hybrid
@@ -29,7 +30,11 @@ class NGramConfig:
   combine: str = 'concat'
   orders: tuple[int, ...] = (2,)  # lengths of the n-grams
   distinct_start: bool = False  # what is before a document is not cluster 0
-  layer: str = 'input'  # after the embedding; or after the first, the middle or the last block
+  # After the embedding; or the first, the middle or the last block; or attention in every block.
+  layer: str = 'input'
+  # What a token pairs with in each block, after attention: the token before, the one that the
+  # head attends to most among those before, or no layer there. One entry: the same for all.
+  pairing: tuple[str, ...] = ('previous',)
   decay: float = 0.999
   epsilon: float = 1e-6
   prenormalize: bool = False
@@ -38,7 +43,13 @@ class NGramConfig:
 
   def after_block(self, layers: int) -> int:
     """The number of blocks that come before the layer."""
-    return {'input': 0, 'begin': 1, 'middle': layers // 2, 'end': layers}[self.layer]
+    return {'begin': 1, 'middle': layers // 2, 'end': layers}.get(self.layer, 0)
+
+  def pairing_of(self, block: int) -> str:
+    """The pairing after the attention of a block."""
+    if self.layer != 'attention':
+      return 'none'
+    return self.pairing[block if len(self.pairing) > 1 else 0]
 
   def check(self, model: 'ModelConfig') -> None:
     """Raises BadInput for a layer that the model cannot have."""
@@ -49,6 +60,7 @@ class NGramConfig:
         raise errors.BadInput(f'model.ngram.{key}={value} must be at least 1, or None')
     choices = {'layer': LAYERS, 'empty': quantizer.EMPTY, 'initial': quantizer.INITIAL}
     _check_choices('model.ngram', self, choices)
+    self._check_pairing(model)
     if not 0 <= self.decay <= 1:
       raise errors.BadInput(f'model.ngram.decay={self.decay} must be from 0 to 1')
     if not self.epsilon > 0:
@@ -64,6 +76,38 @@ class NGramConfig:
       )
     except ValueError as error:
       raise errors.BadInput(f'model.ngram: {error}') from error
+
+  def _check_pairing(self, model: 'ModelConfig') -> None:
+    for pairing in self.pairing:
+      if pairing not in PAIRING:
+        raise errors.BadInput(
+          f'model.ngram.pairing: {pairing!r} is not one of: {", ".join(PAIRING)}'
+        )
+    if len(self.pairing) not in (1, model.layers):
+      raise errors.BadInput(
+        f'model.ngram.pairing has {len(self.pairing)} entries for model.layers={model.layers}: '
+        f'give one for each layer, or a single one for all'
+      )
+    if self.layer != 'attention':
+      if self.pairing != ('previous',):
+        raise errors.BadInput(
+          f'model.ngram.pairing={self.pairing} needs model.ngram.layer="attention": elsewhere '
+          f'a token pairs with the one before'
+        )
+      return
+    if self.clusters is None:
+      raise errors.BadInput(
+        'model.ngram.clusters=None after attention: what it finds has no token id, give clusters'
+      )
+    if self.heads not in (None, model.heads):
+      raise errors.BadInput(
+        f'model.ngram.heads={self.heads} after attention, whose model.heads={model.heads} '
+        f'are those of the layer: leave model.ngram.heads=None'
+      )
+    if 'attended' in self.pairing and self.orders != (2,):
+      raise errors.BadInput(
+        f'model.ngram.orders={self.orders}: what is attended to makes pairs, orders=(2,)'
+      )
 
 
 def _check_choices(section: str, block: Any, choices: dict[str, tuple[str, ...]]) -> None:

@@ -7,26 +7,17 @@ B batch, T segment length, S keys, D model width, V vocabulary.
 """
 
 import itertools
-from typing import Any, NamedTuple
+from typing import Any
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import (
-  attention,
-  cache,
-  documents,
-  feed_forward,
-  ngrammer,
-  normalization,
-  position,
-  quantizer,
-)
+from ngrammer_jax.layers import cache, documents, ngrammer, normalization, position, quantizer
+from ngrammer_jax.models import block, heads
 from ngrammer_jax.models import config as model_config
-from ngrammer_jax.models import heads
 
-Memory = dict[str, Any]
+Memory = block.Memory
 
 REMAT_POLICIES = {
   'minimal': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -44,99 +35,17 @@ def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int 
       nothing but the n-gram layer looks across the seam of two segments.
 
   Keys: `document` int32 [B], number of the document that the last segment ended in;
-  `ngram`, the seam of the n-gram layer (see `layers.ngrammer.empty_memory`); `cache`, keys
-  and values (see `layers.cache.empty`).
+  `ngram`, the seam of the n-gram layer (see `layers.ngrammer.empty_memory`); `cache`, what
+  all layers know of their slots (see `layers.cache.empty`); `layers`, what each one keeps.
   """
+  c, n = config, config.ngram
   memory = {'document': jnp.zeros((batch,), jnp.int32)}
-  if config.ngram is not None:
-    n = config.ngram
-    memory['ngram'] = ngrammer.empty_memory(batch, n.heads or config.heads, n.orders)
+  if n is not None and n.layer != 'attention':
+    memory['ngram'] = ngrammer.empty_memory(batch, n.heads or c.heads, n.orders)
   if cache_slots:
-    c = config
-    rows = {}
-    if c.convolution is not None:
-      rows = dict.fromkeys(attention.projections(c.shared_query_key), c.convolution - 1)
-    H, dtype = c.width // c.heads, c.compute_dtype()
-    memory['cache'] = cache.empty(batch, cache_slots, c.layers, c.heads, H, dtype, rows)
-  return memory
-
-
-class View(NamedTuple):
-  """What all layers share about a segment: who sees whom, and where tokens stand.
-
-  visible_BxTxS, rotation and position_BxT are those of `layers.Attention`; slots_BxT is where
-  the keys and values of the valid tokens are kept (see `layers.cache`), None where they are not.
-  """
-
-  visible_BxTxS: jax.Array
-  rotation: tuple[jax.Array, jax.Array] | None
-  position_BxT: jax.Array
-  slots_BxT: jax.Array | None
-  valid_BxT: jax.Array | None
-
-
-class Block(nn.Module):
-  """Attention and feed-forward, each with a residual and norms where the config says."""
-
-  config: model_config.ModelConfig
-  dtype: jnp.dtype
-
-  @nn.compact
-  def __call__(
-    self,
-    x_BxTxD: jax.Array,
-    view: View,
-    memory: attention.KeysValues | None = None,
-    dropout_key: jax.Array | None = None,
-  ) -> tuple[jax.Array, attention.KeysValues | None]:
-    """Returns [B, T, D], and the memory of this layer for the next segment."""
-    c = self.config
-    attend = attention.Attention(
-      heads=c.heads,
-      bias=c.bias,
-      per_dim_scale=c.per_dim_scale,
-      taps=c.convolution,
-      shared_query_key=c.shared_query_key,
-      dtype=self.dtype,
-      name='attention',
-    )
-    feed = feed_forward.FeedForward(
-      c.feed_forward_width, c.activation, c.gated, c.bias, self.dtype, name='feed_forward'
-    )
-    keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-    look = lambda x: attend(x, view.visible_BxTxS, view.rotation, memory, view.position_BxT)
-    x_BxTxD, segment = self._add('attention', look, x_BxTxD, keys[0])
-    if memory is not None:
-      memory = _remember(memory, segment, view, after_BxTxD=x_BxTxD)
-    x_BxTxD, _ = self._add('feed_forward', lambda x: (feed(x), None), x_BxTxD, keys[1])
-    return x_BxTxD, memory
-
-  def _add(self, name, sublayer, x_BxTxD, dropout_key):
-    """The sum of x and a sub-layer of it, normed, and what else the sub-layer returns."""
-    c = self.config
-    policy = c.norm
-    if policy == 'primer':
-      policy = 'pre' if name == 'attention' else 'post'
-    norm = lambda suffix: normalization.LayerNorm(dtype=self.dtype, name=f'{name}_{suffix}')
-    y_BxTxD = norm('norm')(x_BxTxD) if policy in ('pre', 'hybrid') else x_BxTxD
-    y_BxTxD, rest = sublayer(y_BxTxD)
-    if policy in ('post', 'hybrid'):
-      y_BxTxD = norm('post_norm')(y_BxTxD)
-    x_BxTxD = _whole_width(x_BxTxD + _drop(y_BxTxD, c, dropout_key))
-    if policy == 'post_skip':
-      x_BxTxD = norm('post_norm')(x_BxTxD)
-    return x_BxTxD, rest
-
-
-def _remember(memory, segment, view, after_BxTxD):
-  """The memory of a layer after a segment."""
-
-  def keep(name):
-    if name in ('keys', 'values'):
-      return cache.write(memory[name], view.slots_BxT, segment[name], after_BxTxD)
-    return cache.last(memory[name], segment[name], view.valid_BxT)
-
-  return {name: keep(name) for name in memory}
+    memory['cache'] = cache.empty(batch, cache_slots)
+  layers = tuple(block.empty_memory(c, number, batch, cache_slots) for number in range(c.layers))
+  return memory | ({'layers': layers} if any(layers) else {})
 
 
 def _inputs(config, embedding_VxD):
@@ -144,19 +53,6 @@ def _inputs(config, embedding_VxD):
   dtype = config.compute_dtype()
   scale = config.width**0.5 if config.scale_embeddings else 1
   return embedding_VxD.astype(dtype) * jnp.asarray(scale, dtype)
-
-
-def _whole_width(x_BxTxD):
-  """Activations between layers are spread over the batch only."""
-  return nn.with_logical_constraint(x_BxTxD, ('batch', 'length', None))
-
-
-def _drop(x, config, key):
-  """Dropout with an explicit key, so that scanned and unrolled layers draw alike."""
-  if key is None:
-    return x
-  keep = 1 - config.dropout
-  return jnp.where(jax.random.bernoulli(key, keep, x.shape), x / keep, 0)
 
 
 class TransformerLM(nn.Module):
@@ -186,25 +82,11 @@ class TransformerLM(nn.Module):
     self.softmax_bias = (
       self.param('softmax_bias', zeros, (V,), param_dtype) if c.softmax_bias else None
     )
-    if c.ngram is not None:
-      n = c.ngram
-      self.ngrammer = ngrammer.NGrammer(
-        heads=n.heads or c.heads,
-        clusters=n.clusters,
-        vocabulary_size=n.vocabulary_size,
-        dim=n.dim,
-        combine=n.combine,
-        orders=n.orders,
-        distinct_start=n.distinct_start,
-        id_vocabulary=V,
-        decay=n.decay,
-        epsilon=n.epsilon,
-        prenormalize=n.prenormalize,
-        empty=n.empty,
-        initial=n.initial,
-        dtype=dtype,
-      )
-    self.layer = [self._block()(c, dtype) for _ in range(c.layers)]
+    n = c.ngram
+    if n is not None and n.layer != 'attention':
+      self.ngrammer = block.ngram_layer(c, dtype, V)
+    pairing = ['none' if n is None else n.pairing_of(number) for number in range(c.layers)]
+    self.layer = [self._block()(c, dtype, each) for each in pairing]
     self.final_norm = normalization.LayerNorm(dtype=dtype)
 
   def __call__(
@@ -234,7 +116,7 @@ class TransformerLM(nn.Module):
     next_memory = {'document': documents_BxT[:, -1]}
     # Rows stay sharded, columns come together: the batch is already spread over their axis.
     table_VxD = nn.with_logical_constraint(_inputs(c, self.embedding), ('vocab', None))
-    x_BxTxD = _whole_width(table_VxD[tokens_BxT])
+    x_BxTxD = block.whole_width(table_VxD[tokens_BxT])
 
     def join(x_BxTxD):
       """The n-gram layer."""
@@ -249,51 +131,53 @@ class TransformerLM(nn.Module):
         vocabulary=vocabulary,
         memory=memory['ngram'],
       )
-      return _whole_width(x_BxTxD)
+      return block.whole_width(x_BxTxD)
 
-    join_after = None if c.ngram is None else c.ngram.after_block(c.layers)
+    join_after = c.ngram.after_block(c.layers) if 'ngram' in memory else None
     if join_after == 0:
       x_BxTxD = join(x_BxTxD)
-    view, kept = self._view(documents_BxT, starts_BxT, valid_BxT, prefix_BxT, memory)
+    view, kept = self._view(documents_BxT, starts_BxT, valid_BxT, prefix_BxT, memory.get('cache'))
+    if kept is not None:
+      next_memory['cache'] = kept
     if c.position == 'sinusoid':
       wide = jnp.promote_types(self.dtype, jnp.float32)
       x_BxTxD += position.sinusoid(view.position_BxT, c.width, wide).astype(self.dtype)
     drop = train and c.dropout > 0
     keys = jax.random.split(self.make_rng('dropout'), c.layers + 1) if drop else None
-    x_BxTxD = _drop(x_BxTxD, c, keys[0]) if drop else x_BxTxD
-    x_BxTxD = _whole_width(x_BxTxD)
-    layers = []
+    x_BxTxD = block.drop(x_BxTxD, c, keys[0]) if drop else x_BxTxD
+    x_BxTxD = block.whole_width(x_BxTxD)
+    kept, layers = memory.get('layers', ({},) * c.layers), []
     # The n-gram layer splits the blocks into two runs, each scanned by itself.
     for first, last in itertools.pairwise(sorted({0, join_after or 0, c.layers})):
       run = slice(first, last)
-      part = None if kept is None else kept['layers'][run]
-      x_BxTxD, part = self._run(run, x_BxTxD, view, part, keys[1:][run] if drop else None)
+      x_BxTxD, part = self._run(run, x_BxTxD, view, kept[run], keys[1:][run] if drop else None)
       layers += part
       if last == join_after:
         x_BxTxD = join(x_BxTxD)
-    if kept is not None:
-      next_memory['cache'] = kept | {'layers': tuple(layers)}
+    if 'layers' in memory:
+      next_memory['layers'] = tuple(layers)
     return self.final_norm(x_BxTxD), next_memory, {}
 
-  def _view(self, documents_BxT, starts_BxT, valid_BxT, prefix_BxT, memory):
-    """The view of the segment, and the cache as it will be, layers apart."""
-    c, kept = self.config, memory.get('cache')
+  def _view(self, documents_BxT, starts_BxT, valid_BxT, prefix_BxT, kept):
+    """The view of the segment, and what all layers will know of their slots."""
+    c = self.config
     attended_BxT = documents.with_padding(documents_BxT, valid_BxT)
     carried = 0 if kept is None else kept['position']
     position_BxT = documents.positions(starts_BxT, carried)
     key_documents_BxS, slots_BxT = attended_BxT, None
     if kept is not None:
       key_documents_BxS = jnp.concatenate([kept['documents'], attended_BxT], axis=1)
-      valid_BxT = jnp.ones(documents_BxT.shape, bool) if valid_BxT is None else valid_BxT
-      slots_BxT = cache.slots(kept, valid_BxT)
-      kept = cache.advance(kept, slots_BxT, documents_BxT, position_BxT, valid_BxT)
+      counted_BxT = jnp.ones(documents_BxT.shape, bool) if valid_BxT is None else valid_BxT
+      slots_BxT = cache.slots(kept, counted_BxT)
+      kept = cache.advance(kept, slots_BxT, documents_BxT, position_BxT, counted_BxT)
     rotation = None
     if c.position == 'rope':
       wide = jnp.promote_types(self.dtype, jnp.float32)
       H = c.width // c.heads
       rotation = position.rotation(position_BxT, H, c.min_timescale, c.max_timescale, wide)
     visible_BxTxS = documents.visible(attended_BxT, key_documents_BxS, prefix_BxT)
-    return View(visible_BxTxS, rotation, position_BxT, slots_BxT, valid_BxT), kept
+    view = block.View(visible_BxTxS, rotation, position_BxT, documents_BxT, slots_BxT, valid_BxT)
+    return view, kept
 
   def scores(self, hidden_BxTxD: jax.Array, targets_BxT: jax.Array) -> heads.TokenScores:
     """Negative log-likelihood in nats of every target, and whether it was the best guess."""
@@ -316,15 +200,16 @@ class TransformerLM(nn.Module):
   def _block(self):
     """The block class, computed again in the backward pass as the config says."""
     if self.config.remat == 'none':
-      return Block
+      return block.Block
     policy = REMAT_POLICIES[self.config.remat]
-    return nn.remat(Block, policy=policy, prevent_cse=not self.config.scan_layers)
+    return nn.remat(block.Block, policy=policy, prevent_cse=not self.config.scan_layers)
 
   def _run(self, run, x_BxTxD, view, memory, dropout_keys):
     """A run of layers, in one scan over their stacked parameters or one after the other."""
-    blocks = range(len(self.layer))[run]
-    memory = (None,) * len(blocks) if memory is None else memory
-    if not self.config.scan_layers or self.is_initializing():
+    c, blocks = self.config, range(len(self.layer))[run]
+    # The codebooks of blocks are not scanned.
+    in_blocks = c.ngram is not None and c.ngram.layer == 'attention'
+    if not c.scan_layers or in_blocks or self.is_initializing():
       next_memory = []
       for i, (number, part) in enumerate(zip(blocks, memory, strict=True)):
         key = None if dropout_keys is None else dropout_keys[i]
@@ -332,11 +217,11 @@ class TransformerLM(nn.Module):
         next_memory.append(part)
       return x_BxTxD, next_memory
 
-    block = self._block()(self.config, self.dtype, parent=None)
+    body = self._block()(c, self.dtype, parent=None)
 
     def one_layer(x_BxTxD, layer):
       params, memory, key = layer
-      return block.apply({'params': params}, x_BxTxD, view, memory, key)
+      return body.apply({'params': params}, x_BxTxD, view, memory, key)
 
     stack = lambda trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
     params = [nn.unbox(self.variables['params'][f'layer_{number}']) for number in blocks]

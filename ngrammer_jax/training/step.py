@@ -64,15 +64,25 @@ def train_step(
 
 
 def codebook_metrics(before: Any, after: Any) -> Metrics:
-  """How healthy the clusters are, mean over heads.
+  """How healthy the clusters are, mean over heads and layers.
 
   `perplexity`, exp of the entropy of their usage: how many are in use; `dead`, the share that
   is all but unused; `drift`, how far the centroids moved in this step, relative to their
   length; `changed`, the share of tokens that this moved to another cluster.
   """
-  if not after:
-    return {}
-  old, new = before['ngrammer']['quantizer'], after['ngrammer']['quantizer']
+  changes = zip(_quantizers(before), _quantizers(after), strict=True)
+  of_each = [_quantizer_metrics(old, new) for old, new in changes]
+  return jax.tree.map(lambda *values: sum(values) / len(values), *of_each) if of_each else {}
+
+
+def _quantizers(codebook: Any) -> list[dict[str, jax.Array]]:
+  """The variables of every quantiser of a model."""
+  if 'centroids' in codebook:
+    return [codebook]
+  return [found for part in codebook.values() for found in _quantizers(part)]
+
+
+def _quantizer_metrics(old: dict[str, jax.Array], new: dict[str, jax.Array]) -> Metrics:
   usage_NxK = new['usage']
   entropy_N = -jax.scipy.special.xlogy(usage_NxK, usage_NxK).sum(axis=-1)
   moved_NxKxH = new['centroids'] - old['centroids']

@@ -1,5 +1,6 @@
 """Equality with arrays computed by praxis, in float64 and float32."""
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -252,3 +253,34 @@ def test_an_untied_language_model_with_an_ngram_layer_is_loaded(x64):
   expected = norm(x, norms[0]) @ a['param/softmax/logits_ffn/linear/w']
   expected = expected + a['param/softmax/logits_ffn/bias/b']
   assert_close(logits, expected, 1e-9)
+
+
+def test_ngrammers_after_attention_have_the_names_of_praxis():
+  ngram = model_config.NGramConfig(
+    clusters=8, vocabulary_size=50, dim=4, layer='attention', pairing=('previous', 'attended')
+  )
+  config = model_config.ModelConfig(**LM_CONFIG | {'ngram': ngram})
+  with pytest.raises(errors.BadInput) as caught:
+    praxis.load_language_model({}, config, 23)
+  for i in range(2):
+    prefix = f'transformer/x_layers_{i}/self_attention/ngrammer/'
+    for name in (
+      'vq_layer/means (2, 8, 8)',
+      'ngram_layer/ngram_table_1/emb_var (50, 4)',
+      'ngram_layer/emb_layer_norm_0/scale (8,)',
+    ):
+      assert f'missing: {prefix}{name}\n' in f'{caught.value}\n'
+  # All of them, and no other name, make the variables of the model.
+  listed = [line.split(': ')[1] for line in str(caught.value).splitlines()[1:]]
+  shapes = {line.split(' ')[0]: eval(line.split(' ', 1)[1]) for line in listed}
+  rng = np.random.default_rng(0)
+  arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+  variables = praxis.load_language_model(arrays, config, 23)
+  model = transformer.TransformerLM(config, 23)
+  tokens, memory = np.zeros((1, 3), np.int32), transformer.empty_memory(config, 1)
+  wanted = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), tokens, memory)))
+  of_shapes = lambda tree: jax.tree.map(lambda leaf: leaf.shape, tree)
+  assert of_shapes(variables) == of_shapes(wanted)
+  means = arrays['transformer/x_layers_1/self_attention/ngrammer/vq_layer/means']
+  loaded = variables['codebook']['layer_1']['ngrammer']['quantizer']['centroids']
+  assert_close(loaded, means.astype('float32'), 1e-6)

@@ -68,6 +68,32 @@ def test_pair_ids_of_every_head_equal_slow_loop():
   assert ngrammer.paired_ids(*given).tolist() == slow_pairs(ids, pairs, continues).tolist()
 
 
+def test_most_attended_equals_slow_loop():
+  rng = np.random.default_rng(0)
+  scores, may = rng.integers(0, 3, (2, N, 4, 7)), rng.random((2, 4, 7)) < 0.4
+  may[0, 0] = False
+  got = ngrammer.most_attended(jnp.asarray(scores, 'float32'), jnp.asarray(may))
+  for b, n, t in np.ndindex(2, N, 4):
+    allowed = [s for s in range(7) if may[b, t, s]]
+    first_best = max(allowed, key=lambda s: scores[b, n, t, s], default=7)
+    assert got[b, n, t] == first_best
+
+
+def test_pairs_reach_into_the_memory(x64):
+  """With the ids of the tokens before a segment, a split equals one pass."""
+  x, layer = random_inputs(2, 6, 'float64'), latent(dtype=jnp.float64)
+  pairs = np.random.default_rng(0).integers(0, 6, (2, N, 6))
+  pairs = np.where(pairs < np.arange(6), pairs, 6)  # those before, or none
+  variables = random_variables(layer, x, dtype='float64')
+  whole, kept = apply(layer, variables, x, pair_ids=jnp.asarray(pairs))
+  for split in (1, 4):
+    now = {'ids': kept['ids'][:, :split]}
+    given = {'pair_ids': jnp.asarray(pairs[..., split:]), 'memory': now}
+    part, ids = apply(layer, variables, x[:, split:], **given)
+    assert_close(part, whole[:, split:], 1e-12)
+    assert ids['ids'].tolist() == kept['ids'][:, split:].tolist()
+
+
 def slow_back(ids, numbers, order, start):
   """Going back one token at a time, as long as the document lasts."""
   B, T, N = ids.shape

@@ -18,16 +18,24 @@ PLAIN = model_config.ModelConfig(
 )
 NGRAM = model_config.NGramConfig(clusters=5, vocabulary_size=32, dim=3)
 PRIMER = {'convolution': 3, 'activation': 'squared_relu', 'gated': False}
+LAYERS = ('input', 'middle', 'end', 'attention')
 TOKENS = np.random.default_rng(0).permutation(V)[None]  # every token once
 DOCUMENTS = np.array([0, 0, 0, 1, 1, 1, 1, 2])
 
 
 @pytest.mark.parametrize('packed', [False, True])
 @pytest.mark.parametrize('primer', [False, True])
-@pytest.mark.parametrize('layer', ['input', 'middle', 'end'])
-@pytest.mark.parametrize('orders', [(2,), (2, 3)])
-def test_a_token_hears_of_its_own_past_alone(orders, layer, primer, packed):
-  ngram = dataclasses.replace(NGRAM, orders=orders, layer=layer)
+@pytest.mark.parametrize(
+  'change',
+  [
+    *({'layer': layer, 'orders': orders} for layer in LAYERS for orders in [(2,), (2, 3)]),
+    {'layer': 'attention', 'pairing': ('attended',)},
+    {'layer': 'attention', 'pairing': ('previous', 'attended')},
+  ],
+  ids=str,
+)
+def test_a_token_hears_of_its_own_past_alone(change, primer, packed):
+  ngram = dataclasses.replace(NGRAM, **change)
   config = dataclasses.replace(PLAIN, ngram=ngram, **(PRIMER if primer else {}))
   model = transformer.TransformerLM(config, V)
   memory = transformer.empty_memory(config, 1)

@@ -21,6 +21,7 @@ def check(ngram=None, **fields):
     {'ngram': {'combine': 'add', 'dim': 64}},
     {'position': 'sinusoid', 'width': 12, 'heads': 4},
     {'dropout': 0.9},
+    {'ngram': {'layer': 'attention', 'pairing': ('previous', 'attended', 'none', 'none')}},
   ],
 )
 def test_possible_model_passes(fields):
@@ -56,6 +57,33 @@ def test_possible_model_passes(fields):
     (
       {'ngram': {'dim': 65}},
       'model.ngram: n-gram dim 65 is not between 1 and the head width 64 (width 256 / 4 heads)',
+    ),
+    (
+      {'ngram': {'layer': 'attention', 'pairing': ('next',)}},
+      "model.ngram.pairing: 'next' is not one of: previous, attended, none",
+    ),
+    (
+      {'ngram': {'layer': 'attention', 'pairing': ('none', 'attended')}},
+      'model.ngram.pairing has 2 entries for model.layers=4: '
+      'give one for each layer, or a single one for all',
+    ),
+    (
+      {'ngram': {'pairing': ('attended',)}},
+      'model.ngram.pairing=(\'attended\',) needs model.ngram.layer="attention": '
+      'elsewhere a token pairs with the one before',
+    ),
+    (
+      {'ngram': {'layer': 'attention', 'heads': 8}},
+      'model.ngram.heads=8 after attention, whose model.heads=4 are those of the layer: '
+      'leave model.ngram.heads=None',
+    ),
+    (
+      {'ngram': {'layer': 'attention', 'clusters': None}},
+      'model.ngram.clusters=None after attention: what it finds has no token id, give clusters',
+    ),
+    (
+      {'ngram': {'layer': 'attention', 'pairing': ('attended',), 'orders': (2, 3)}},
+      'model.ngram.orders=(2, 3): what is attended to makes pairs, orders=(2,)',
     ),
     ({'ngram': {'heads': 3}}, 'model.ngram: 3 heads do not divide the width 256'),
     (

@@ -31,6 +31,18 @@ CHANGES = {
     'scan_layers': True,
     'layers': 5,
   },
+  'after attention': {'ngram': dataclasses.replace(NGRAM, layer='attention', orders=(2, 3), dim=2)},
+  'pairs of attention': {
+    'ngram': dataclasses.replace(NGRAM, layer='attention', pairing=('attended',)),
+    'remat': 'full',
+  },
+  'pairs of attention in one block': {
+    'ngram': dataclasses.replace(
+      NGRAM, layer='attention', pairing=('previous', 'attended', 'none'), distinct_start=True
+    ),
+    'layers': 3,
+    'convolution': 3,
+  },
   'per-dim scale': {'per_dim_scale': True},
   'sinusoid': {'position': 'sinusoid'},
   'no positions': {'position': 'none'},
@@ -169,7 +181,7 @@ def test_a_decoded_token_copies_no_cache():
   variables = random_variables(model, TOKENS[:2, :1], memory)
   step = jax.jit(lambda tokens, memory: model.apply(variables, tokens, memory), donate_argnums=1)
   needs = step.lower(TOKENS[:2, :1], memory).compile().memory_analysis()
-  of_cache = sum(leaf.nbytes for leaf in jax.tree.leaves(memory['cache']['layers']))
+  of_cache = sum(leaf.nbytes for leaf in jax.tree.leaves(memory['layers']))
   assert needs.alias_size_in_bytes >= of_cache
   assert needs.temp_size_in_bytes < of_cache / 2
   assert memory['ngram']['ids'].shape == (2, 1, 2)  # the n-gram layer looks at one token

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.layers import documents, position
+from ngrammer_jax.models import block, transformer
 from ngrammer_jax.models import config as model_config
-from ngrammer_jax.models import transformer
 from tests import jaxprs
 from tests.conftest import assert_close, random_variables
 
@@ -317,7 +317,7 @@ def test_dropout_stands_behind_the_embeddings_and_every_sublayer():
 
 def test_dropout_keeps_the_mean():
   config = small_config(dropout=0.25)
-  dropped = transformer._drop(jnp.ones(10_000), config, jax.random.key(0))
+  dropped = block.drop(jnp.ones(10_000), config, jax.random.key(0))
   values, counts = np.unique(dropped, return_counts=True)
   np.testing.assert_allclose(values, [0, 1 / 0.75], rtol=1e-6)
   assert abs(counts[0] / 10_000 - 0.25) < 0.02

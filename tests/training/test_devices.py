@@ -1,5 +1,6 @@
 """The same numbers on any mesh, and lookups that leave the tables where they are."""
 
+import dataclasses
 import math
 import re
 
@@ -35,9 +36,9 @@ def mesh_of(shape):
   return jax.make_mesh(shape, sharding.AXES, axis_types=auto, devices=devices)
 
 
-def run(shape):
+def run(shape, config=CONFIG):
   """The compiled program, and state and metrics after two steps."""
-  model = transformer.TransformerLM(CONFIG, V)
+  model = transformer.TransformerLM(config, V)
   optimizer = optimizers.make(experiment.OptimizerConfig(epsilon=1e-3), 10)
   mesh = mesh_of(shape)
   create, abstract = train_state.initialiser(model, optimizer, B, 0, mesh)
@@ -72,6 +73,36 @@ def test_any_mesh_trains_alike(one_device, shape):
   jax.tree.map(compare, state_n, state)
   if shape[2] > 1:
     check_lookups(program, model_axis=shape[2])
+
+
+NGRAM = dataclasses.replace(CONFIG.ngram, empty='revive', distinct_start=True)
+SWITCHES = {
+  'tri-grams in the middle of a full Primer': dataclasses.replace(
+    CONFIG,
+    ngram=dataclasses.replace(NGRAM, orders=(2, 3), layer='middle', initial='normal'),
+    convolution=3,
+    shared_query_key=True,
+    norm='primer',
+  ),
+  'pairs of attention, hybrid norms': dataclasses.replace(
+    CONFIG,
+    ngram=dataclasses.replace(
+      NGRAM, layer='attention', pairing=('previous', 'attended'), empty='keep'
+    ),
+    norm='hybrid',
+  ),
+  'rows clustered once, norms after the residual': dataclasses.replace(
+    CONFIG, ngram=dataclasses.replace(NGRAM, initial='data', prenormalize=True), norm='post_skip'
+  ),
+}
+
+
+@pytest.mark.parametrize('switches', SWITCHES)
+def test_any_switch_trains_alike_on_eight_devices(switches):
+  _, *one = run((1, 1, 1), SWITCHES[switches])
+  _, *eight = run((2, 2, 2), SWITCHES[switches])
+  compare = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)
+  jax.tree.map(compare, eight, one)
 
 
 def check_lookups(program, model_axis):

@@ -1,0 +1,182 @@
+"""One block of the Transformer: attention, maybe n-grams of what it found, and feed-forward.
+
+B batch, T segment length, S keys, D model width, N heads, H head width.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from ngrammer_jax.layers import attention, cache, feed_forward, ngrammer, normalization
+from ngrammer_jax.models import config as model_config
+
+Memory = dict[str, Any]
+
+
+class View(NamedTuple):
+  """What all layers share about a segment: who sees whom, and where tokens stand.
+
+  visible_BxTxS, rotation and position_BxT are those of `layers.Attention`; documents_BxT are
+  the numbers of the documents; slots_BxT is where the keys and values of the valid tokens are
+  kept (see `layers.cache`), None where they are not.
+  """
+
+  visible_BxTxS: jax.Array
+  rotation: tuple[jax.Array, jax.Array] | None
+  position_BxT: jax.Array
+  documents_BxT: jax.Array
+  slots_BxT: jax.Array | None
+  valid_BxT: jax.Array | None
+
+
+def empty_memory(
+  config: model_config.ModelConfig, number: int, batch: int, cache_slots: int
+) -> Memory:
+  """What a block keeps: keys and values, the seam of its n-grams, or the ids to pair with."""
+  c, kept = config, {}
+  if cache_slots:
+    looks_back = attention.projections(c.shared_query_key) if c.convolution is not None else ()
+    rows = dict.fromkeys(looks_back, (c.convolution or 1) - 1)
+    kept = cache.empty_layer(
+      batch, cache_slots, c.heads, c.width // c.heads, c.compute_dtype(), rows
+    )
+  pairing = 'none' if c.ngram is None else c.ngram.pairing_of(number)
+  if pairing == 'previous':
+    kept['ngram'] = ngrammer.empty_memory(batch, c.heads, c.ngram.orders)
+  elif pairing == 'attended' and cache_slots:
+    kept['ids'] = jnp.zeros((batch, c.heads, cache_slots), jnp.int32)
+  return kept
+
+
+class Block(nn.Module):
+  """Attention and feed-forward, each with a residual and norms where the config says.
+
+  `pairing` is that of the n-gram layer after its attention (see `NGramConfig.pairing`).
+  """
+
+  config: model_config.ModelConfig
+  dtype: jnp.dtype
+  pairing: str = 'none'
+
+  @nn.compact
+  def __call__(
+    self, x_BxTxD: jax.Array, view: View, memory: Memory, dropout_key: jax.Array | None = None
+  ) -> tuple[jax.Array, Memory]:
+    """Returns [B, T, D], and the memory of this layer for the next segment."""
+    c = self.config
+    cached = memory if 'keys' in memory else None
+    mix = None
+    if self.pairing != 'none':
+      grams = ngram_layer(c, self.dtype, name='ngrammer')
+      mix = functools.partial(_paired, grams, self.pairing, view, memory)
+    attend = attention.Attention(
+      heads=c.heads,
+      bias=c.bias,
+      per_dim_scale=c.per_dim_scale,
+      taps=c.convolution,
+      shared_query_key=c.shared_query_key,
+      dtype=self.dtype,
+      name='attention',
+    )
+    feed = feed_forward.FeedForward(
+      c.feed_forward_width, c.activation, c.gated, c.bias, self.dtype, name='feed_forward'
+    )
+    keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+    look = lambda x: attend(x, view.visible_BxTxS, view.rotation, cached, view.position_BxT, mix)
+    x_BxTxD, segment = self._add('attention', look, x_BxTxD, keys[0])
+    memory = _remember(memory, segment, view, after_BxTxD=x_BxTxD)
+    x_BxTxD, _ = self._add('feed_forward', lambda x: (feed(x), None), x_BxTxD, keys[1])
+    return x_BxTxD, memory
+
+  def _add(self, name, sublayer, x_BxTxD, dropout_key):
+    """The sum of x and a sub-layer of it, normed, and what else the sub-layer returns."""
+    c = self.config
+    policy = c.norm
+    if policy == 'primer':
+      policy = 'pre' if name == 'attention' else 'post'
+    norm = lambda suffix: normalization.LayerNorm(dtype=self.dtype, name=f'{name}_{suffix}')
+    y_BxTxD = norm('norm')(x_BxTxD) if policy in ('pre', 'hybrid') else x_BxTxD
+    y_BxTxD, rest = sublayer(y_BxTxD)
+    if policy in ('post', 'hybrid'):
+      y_BxTxD = norm('post_norm')(y_BxTxD)
+    x_BxTxD = whole_width(x_BxTxD + drop(y_BxTxD, c, dropout_key))
+    if policy == 'post_skip':
+      x_BxTxD = norm('post_norm')(x_BxTxD)
+    return x_BxTxD, rest
+
+
+def ngram_layer(
+  config: model_config.ModelConfig,
+  dtype: jnp.dtype,
+  vocabulary_size: int | None = None,
+  name: str | None = None,
+) -> ngrammer.NGrammer:
+  """The n-gram layer of the config. The vocabulary is needed where it has no clusters."""
+  n = config.ngram
+  return ngrammer.NGrammer(
+    heads=n.heads or config.heads,
+    clusters=n.clusters,
+    vocabulary_size=n.vocabulary_size,
+    dim=n.dim,
+    combine=n.combine,
+    orders=n.orders,
+    distinct_start=n.distinct_start,
+    id_vocabulary=vocabulary_size,
+    decay=n.decay,
+    epsilon=n.epsilon,
+    prenormalize=n.prenormalize,
+    empty=n.empty,
+    initial=n.initial,
+    dtype=dtype,
+    name=name,
+  )
+
+
+def _paired(grams, pairing, view, memory, context_BxTxNxH, scores_BxNxTxS):
+  """What attention found, joined with its n-grams; and their ids or seam, to be kept."""
+  B, T, N, H = context_BxTxNxH.shape
+  join = functools.partial(
+    grams,
+    context_BxTxNxH.reshape(B, T, N * H),
+    documents_BxT=view.documents_BxT,
+    valid_BxT=view.valid_BxT,
+  )
+  if pairing == 'attended':
+    S = scores_BxNxTxS.shape[-1]
+    earlier_TxS = jnp.arange(S) < S - T + jnp.arange(T)[:, None]
+    pair_ids = ngrammer.most_attended(scores_BxNxTxS, view.visible_BxTxS & earlier_TxS)
+    earlier = None if 'ids' not in memory else {'ids': memory['ids'].swapaxes(1, 2)}
+    y_BxTxD, kept = join(pair_ids=pair_ids, memory=earlier)
+  else:
+    y_BxTxD, seam = join(memory=memory['ngram'])
+    kept = {'ngram': seam}
+  return y_BxTxD.reshape(B, T, N, H), kept
+
+
+def _remember(memory, segment, view, after_BxTxD):
+  """The memory of a layer after a segment."""
+
+  def keep(name):
+    if name == 'ngram':
+      return segment[name]
+    if name in ('keys', 'values', 'ids'):
+      return cache.write(memory[name], view.slots_BxT, segment[name], after_BxTxD)
+    return cache.last(memory[name], segment[name], view.valid_BxT)
+
+  return {name: keep(name) for name in memory}
+
+
+def whole_width(x_BxTxD: jax.Array) -> jax.Array:
+  """Activations between layers are spread over the batch only."""
+  return nn.with_logical_constraint(x_BxTxD, ('batch', 'length', None))
+
+
+def drop(x: jax.Array, config: model_config.ModelConfig, key: jax.Array | None) -> jax.Array:
+  """Dropout with an explicit key, so that scanned and unrolled layers draw alike."""
+  if key is None:
+    return x
+  keep = 1 - config.dropout
+  return jnp.where(jax.random.bernoulli(key, keep, x.shape), x / keep, 0)

@@ -1,0 +1,90 @@
+"""N-grams of what attention found, against a loop."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ngrammer_jax.layers import attention, documents, feed_forward, normalization
+from ngrammer_jax.models import block
+from ngrammer_jax.models import config as model_config
+from tests.conftest import assert_close, random_variables
+from tests.layers import test_ngrammer as slow
+
+T, N, H, K = 6, slow.N, slow.H, slow.K
+NUMBERS = slow.DOCUMENTS
+NGRAM = model_config.NGramConfig(
+  clusters=K, vocabulary_size=slow.V, dim=2, layer='attention', pairing=('previous',)
+)
+CONFIG = model_config.ModelConfig(
+  layers=1, width=N * H, heads=N, feed_forward_width=12, ngram=NGRAM, dtype='float64'
+)
+
+
+def view():
+  visible = documents.visible(jnp.asarray(NUMBERS), jnp.asarray(NUMBERS))
+  positions = jnp.zeros((2, T), jnp.int32)
+  return block.View(visible, None, positions, jnp.asarray(NUMBERS), None, None)
+
+
+def slow_pairing(pairing, ids, scores):
+  """The id each token forms a bi-gram with."""
+  if pairing == 'previous':
+    return slow.slow_previous(ids, NUMBERS)
+  paired = np.zeros_like(ids)
+  for b, t, n in np.ndindex(2, T, N):
+    past = [s for s in range(t) if NUMBERS[b, s] == NUMBERS[b, t]]
+    if past:
+      paired[b, t, n] = ids[b, max(past, key=lambda s: scores[b, n, t, s]), n]
+  return paired
+
+
+@pytest.mark.parametrize('pairing', ['previous', 'attended'])
+def test_ngrams_after_attention_equal_slow_loop(x64, pairing):
+  module = block.Block(CONFIG, jnp.dtype('float64'), pairing)
+  config = dataclasses.replace(CONFIG, ngram=dataclasses.replace(NGRAM, pairing=(pairing,)))
+  memory = block.empty_memory(config, 0, 2, 0)
+  x = slow.random_inputs(2, T, 'float64')
+  variables = random_variables(module, x, view(), memory, dtype='float64')
+  y, _ = module.apply(variables, x, view(), memory)
+
+  params = variables['params']
+  part = lambda layer, name, *given: layer.apply({'params': params[name]}, *given)
+  norm, probe = normalization.LayerNorm(dtype=jnp.float64), {}
+
+  def mix(context, scores):
+    probe.update(context=np.asarray(context), scores=np.asarray(scores))
+    return context, {}
+
+  attend = attention.Attention(N, dtype=jnp.float64)
+  inputs = part(norm, 'attention_norm', x)
+  part(attend, 'attention', inputs, view().visible_BxTxS, None, None, view().position_BxT, mix)
+  centroids = np.asarray(variables['codebook']['ngrammer']['quantizer']['centroids'])
+  distances = ((probe['context'][:, :, :, None] - centroids) ** 2).sum(axis=-1)
+  ids = distances.argmin(axis=-1)
+  pairs = slow_pairing(pairing, ids, probe['scores'])
+  if pairing == 'attended':  # or it would show nothing
+    assert (pairs != slow.slow_previous(ids, NUMBERS)).any()
+  context = probe['context'].reshape(2, T, N * H)
+  joined = slow.slow_layer(context, ids, pairs, K, params['ngrammer'], 2, 'concat')
+  out = params['attention']['out']['kernel']
+  x = x + np.einsum('btnh,nhd->btd', joined.reshape(2, T, N, H), out)
+  feed = feed_forward.FeedForward(12, CONFIG.activation, dtype=jnp.float64)
+  expected = x + part(feed, 'feed_forward', part(norm, 'feed_forward_norm', x))
+  assert_close(y, expected, 1e-12)
+
+
+def test_padding_trains_no_codebook():
+  """Unlike in praxis, which gives the layer after attention no paddings."""
+  module = block.Block(CONFIG, jnp.dtype('float32'), 'previous')
+  x = slow.random_inputs(2, T)
+  memory = block.empty_memory(CONFIG, 0, 2, 0)
+  variables = random_variables(module, x, view(), memory)
+  valid = jnp.asarray(np.arange(T) < 4, 'float32') * jnp.ones((2, 1))
+  learn = jax.jit(lambda x: module.apply(variables, x, padded, memory, mutable=['codebook'])[1])
+  attended = documents.with_padding(jnp.asarray(NUMBERS), valid)
+  padded = view()._replace(visible_BxTxS=documents.visible(attended, attended), valid_BxT=valid)
+  other = x.at[:, 4:].set(7.0)
+  jax.tree.map(np.testing.assert_array_equal, learn(x), learn(other))
