@@ -27,8 +27,14 @@ class LayerNorm(nn.Module):
     param_dtype = jnp.promote_types(self.dtype, jnp.float32)
     scale = self.param('scale', nn.initializers.ones, shape, param_dtype)
     bias = self.param('bias', nn.initializers.zeros, shape, param_dtype)
-    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    centred = x - x.mean(axis=-1, keepdims=True)
-    variance = jnp.square(centred).mean(axis=-1, keepdims=True)
-    y = centred * jax.lax.rsqrt(variance + self.epsilon) * scale + bias
-    return y.astype(self.dtype)
+
+    # Computed again in the backward pass: that keeps x alone, and not two more of its size.
+    @jax.checkpoint
+    def normalise(x, scale, bias):
+      x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+      centred = x - x.mean(axis=-1, keepdims=True)
+      variance = jnp.square(centred).mean(axis=-1, keepdims=True)
+      y = centred * jax.lax.rsqrt(variance + self.epsilon) * scale + bias
+      return y.astype(self.dtype)
+
+    return normalise(x, scale, bias)

@@ -220,17 +220,19 @@ def test_chunks_change_nothing(monkeypatch):
   centroids = jnp.asarray(rng.normal(size=(2, 5, 3)), 'float32')
   expected = slow_ids(np.asarray(x, 'float64'), np.asarray(centroids, 'float64')).tolist()
   for tokens in (1, 8, 26):  # one step, four steps and a rest, all steps at a time
-    monkeypatch.setattr(quantizer, 'CHUNK_TOKENS', tokens)
+    monkeypatch.setattr(quantizer, 'CPU_DISTANCES', tokens * 2 * 5)
     assert quantizer.nearest_centroids(x, centroids).tolist() == expected
 
 
-def test_distances_of_one_chunk_exist_at_a_time():
+def test_distances_of_one_chunk_exist_at_a_time(monkeypatch):
+  for limit in ('CPU_DISTANCES', 'DISTANCES'):
+    monkeypatch.setattr(quantizer, limit, 2**17)
   N, K, H = 2, 128, 4
   layer = quantizer.ProductQuantizer(K)
   x = jax.ShapeDtypeStruct((8, 640, N, H), jnp.float32)
   variables = codebook(jnp.zeros((N, K, H)))
   largest = jaxprs.largest_array(lambda x: step(layer, variables, x), x)
-  assert largest == quantizer.CHUNK_TOKENS * N * K < 8 * 640 * N * K
+  assert largest == 2**17 < 8 * 640 * N * K
 
 
 def test_bfloat16_inputs_reach_the_true_centres():
@@ -267,7 +269,7 @@ def test_bfloat16_inputs_are_normalised_in_float32():
 
 
 def test_eight_devices_equal_one(monkeypatch):
-  monkeypatch.setattr(quantizer, 'CHUNK_TOKENS', 8)
+  monkeypatch.setattr(quantizer, 'CPU_DISTANCES', 8 * 2 * 8)
   rng = np.random.default_rng(7)
   centres = 4 * rng.normal(size=(8, 2, 3))
   # Row b belongs to device b // 2, which sees one or two of the eight clusters, some rarely.

@@ -1,0 +1,174 @@
+"""The N-Grammer layer against that of n-grammer-pytorch, on the same cores, in one run.
+
+  pip install torch==2.13.0 n-grammer-pytorch==0.0.14
+  python benchmarks/ngrammer_layer.py --json=layer.json
+
+Both are measured in turn, and the best of all rounds counts: evaluation forward, and training
+forward + backward with the k-means update. Ratios are their seconds over ours. Memory is what
+our compiled program needs beside its arguments and results, over what it needs when it holds
+the distances of all tokens to all centroids, [B, T, N, K], and the one-hot clusters at one
+time, as the straightforward layer does; the worse of the two passes counts.
+
+The floor is what no implementation can avoid: the products of all tokens with all centroids
+(2 B T N K H operations, at the speed of one large matrix product on this machine), and reading
+and writing the embeddings once.
+"""
+
+import argparse
+import functools
+import json
+import pathlib
+import time
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ngrammer_jax.layers import NGrammer, quantizer
+
+B, T, N, H, K, V, E = 8, 1024, 16, 64, 1024, 768 * 256, 8
+D = N * H
+
+
+def compiled():
+  """The programs of the layer by name, and what they are called with."""
+  layer = NGrammer(heads=N, clusters=K, vocabulary_size=V, dim=E)
+  random = np.random.default_rng(0)
+  x, cot = (jnp.asarray(random.normal(size=(B, T, D)), jnp.float32) for _ in range(2))
+  variables = nn.unbox(jax.jit(layer.init)(jax.random.key(0), x))
+
+  def evaluate(variables, x):
+    return layer.apply(variables, x)[0]
+
+  def train(variables, x):
+    def weighted(params, x):
+      given = {'params': params, 'codebook': variables['codebook']}
+      (y, _), updated = layer.apply(given, x, mutable=['codebook'])
+      return (y * cot).sum(), updated
+
+    return jax.value_and_grad(weighted, argnums=(0, 1), has_aux=True)(variables['params'], x)
+
+  passes = {'eval': evaluate, 'train': train}
+  given = variables, x
+  return {name: jax.jit(run).lower(*given).compile() for name, run in passes.items()}, given
+
+
+def ours():
+  """Functions that run the layer once, by name."""
+  programs, given = compiled()
+  run = lambda program: jax.block_until_ready(program(*given))
+  return {name: functools.partial(run, program) for name, program in programs.items()}
+
+
+def temporary_bytes():
+  """Of each program."""
+  programs, _ = compiled()
+  return {name: p.memory_analysis().temp_size_in_bytes for name, p in programs.items()}
+
+
+def distances_at_one_time(x, centroids):
+  """Cluster ids, the straightforward way."""
+  products = jnp.einsum('btnh,nkh->btnk', x, centroids)
+  squares = jnp.square(x).sum(axis=-1)[..., None] + jnp.square(centroids).sum(axis=-1)
+  return (squares - 2 * products).argmin(axis=-1)
+
+
+def one_hot_statistics(x, ids, K, weight):
+  """Sums and counts of clusters, the straightforward way."""
+  one_hot = jax.nn.one_hot(ids, K) * weight[..., None, None]
+  return jnp.einsum('btnk,btnh->nkh', one_hot, x), one_hot.sum(axis=(0, 1))
+
+
+def theirs():
+  """The same of n-grammer-pytorch."""
+  import n_grammer_pytorch
+  import torch
+
+  layer = n_grammer_pytorch.VQNgrammer(
+    num_clusters=K, dim_per_head=H, num_heads=N, ngram_vocab_size=V, ngram_emb_dim=E
+  )
+  random = torch.Generator().manual_seed(0)
+  x, cot = (torch.randn(B, T, D, generator=random) for _ in range(2))
+
+  def evaluate():
+    layer.eval()
+    with torch.no_grad():
+      layer(x)
+
+  def train():
+    layer.train()
+    layer.zero_grad()
+    (layer(x.clone().requires_grad_()) * cot).sum().backward()
+
+  return {'eval': evaluate, 'train': train}
+
+
+def floor() -> float:
+  """Seconds for the products alone, as one matrix product of the same operations."""
+  a, b = jnp.ones((B * T, D)), jnp.ones((D, K * H * N // D))
+  product = jax.jit(functools.partial(jnp.matmul, precision='highest'))
+  jax.block_until_ready(product(a, b))
+  return min(seconds(lambda: jax.block_until_ready(product(a, b)))[0] for _ in range(5))
+
+
+def seconds(function) -> tuple[float, float]:
+  """Wall and processor seconds of one call."""
+  wall, processor = time.perf_counter(), time.process_time()
+  function()
+  return time.perf_counter() - wall, time.process_time() - processor
+
+
+def main() -> None:
+  """Prints a table, and writes it as JSON where asked."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument('--rounds', type=int, default=7)
+  parser.add_argument('--json', type=pathlib.Path, help='where to write the result')
+  options = parser.parse_args()
+  temporary = temporary_bytes()
+  peers = {'ngrammer_jax': ours(), 'n-grammer-pytorch': theirs()}
+  times = {(peer, name): [] for peer, runs in peers.items() for name in runs}
+  for round_number in range(options.rounds + 1):
+    for peer, runs in peers.items():
+      for name, run in runs.items():
+        taken = seconds(run)
+        if round_number:  # the first one warms up
+          times[peer, name].append(taken)
+
+  best = {of: tuple(map(min, zip(*all_rounds, strict=True))) for of, all_rounds in times.items()}
+  result = {'shape': {'B': B, 'T': T, 'N': N, 'H': H, 'K': K, 'V': V, 'E': E}}
+  print(f'{"":<20}{"pass":<8}{"wall s":>9}{"median":>9}{"CPU s":>9}{"tokens/s":>12}')
+  for (peer, name), (wall, processor) in best.items():
+    median = float(np.median([of for of, _ in times[peer, name]]))
+    print(f'{peer:<20}{name:<8}{wall:9.3f}{median:9.3f}{processor:9.3f}{B * T / wall:12,.0f}')
+    result[f'{peer}/{name}'] = {'wall_s': wall, 'median_wall_s': median, 'cpu_s': processor}
+  for name in ('eval', 'train'):
+    wall, processor = (
+      best['n-grammer-pytorch', name][i] / best['ngrammer_jax', name][i] for i in range(2)
+    )
+    result |= {f'{name}_ratio': wall, f'{name}_cpu_ratio': processor}
+    print(f'{name}_ratio: {wall:.2f} (CPU seconds {processor:.2f})')
+  quantizer.nearest_centroids = distances_at_one_time
+  quantizer.cluster_statistics = one_hot_statistics
+  materialised = temporary_bytes()
+  result['temporary_bytes'] = {'ours': temporary, 'materialised': materialised}
+  result['memory_ratio'] = max(temporary[name] / materialised[name] for name in temporary)
+  megabytes = lambda sizes: ', '.join(f'{name} {size / 1e6:.0f}' for name, size in sizes.items())
+  print(
+    f'memory_ratio: {result["memory_ratio"]:.4f} '
+    f'({megabytes(temporary)} MB; distances at one time: {megabytes(materialised)} MB)'
+  )
+  bound = result['floor_s'] = floor()
+  wall = best['ngrammer_jax', 'eval'][0]
+  print(
+    f'floor: {2 * B * T * N * K * H / 1e9:.1f} GFLOP, {2 * 4 * B * T * D / 1e6:.0f} MB; '
+    f'{bound:.3f} s as one matrix product, evaluation takes {wall / bound:.1f} times that'
+  )
+  if options.json:
+    options.json.write_text(json.dumps(result, indent=2) + '\n')
+
+
+if __name__ == '__main__':
+  main()
