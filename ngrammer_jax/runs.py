@@ -137,13 +137,22 @@ class Run:
         f'--step={self.step}: checkpoint {step} is damaged: {error}; use another step'
       ) from error
 
-  def evaluate(self, split: str = 'test') -> dict[str, Any]:
-    """Scores every token of a split of the run's corpus; see `language_modeling.Evaluator`."""
-    if split not in corpora.SPLITS:
-      raise errors.BadInput(f'--split={split} is not one of: {", ".join(corpora.SPLITS)}')
+  def split(self, name: str) -> token_cache.TokenSplit:
+    """A split of the corpus. Raises BadInput where it is not the one of the training."""
+    if name not in corpora.SPLITS:
+      raise errors.BadInput(f'--split={name} is not one of: {", ".join(corpora.SPLITS)}')
     corpus = token_cache.prepare(self.config.data)
     workdirs.check_text(self.workdir, self.config, corpus.content_hash)
-    tokens = corpus.splits[split]
+    return corpus.splits[name]
+
+  @functools.cached_property
+  def token_clusters(self) -> np.ndarray:
+    """The cluster of every token and head, int32 [V, N], of a quantiser on the embedding."""
+    return np.asarray(self._serving[1]['ngrammer']['quantizer']['token_ids'])
+
+  def evaluate(self, split: str = 'test') -> dict[str, Any]:
+    """Scores every token of a split of the run's corpus; see `language_modeling.Evaluator`."""
+    tokens = self.split(split)
     evaluate = language_modeling.Evaluator(
       self.model,
       self.mesh,

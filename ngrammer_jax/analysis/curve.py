@@ -1,0 +1,40 @@
+"""The loss of runs by step."""
+
+import pathlib
+from typing import Any
+
+from ngrammer_jax import errors
+from ngrammer_jax.training import writers
+
+
+def read_metrics(workdir: pathlib.Path) -> list[dict[str, float]]:
+  """The records of metrics.jsonl. Raises BadInput where there are none."""
+  if not (workdir / 'metrics.jsonl').exists():
+    raise errors.BadInput(f'--workdir={workdir} holds no metrics.jsonl: not a run, or not begun')
+  records = [record for _, record in writers.lines(workdir)]
+  if not any('loss' in r for r in records):
+    raise errors.BadInput(f'--workdir={workdir} has logged no step yet')
+  return records
+
+
+def draw(workdirs: list[pathlib.Path], axes: Any) -> None:
+  """Draws the loss of some runs, in nats per token, by step."""
+  for workdir in workdirs:
+    records = read_metrics(workdir)
+    train = [(r['step'], r['loss']) for r in records if 'loss' in r]
+    key = 'validation/nll_nats_per_token'
+    validation = [(r['step'], r[key]) for r in records if key in r]
+    (line,) = axes.plot(
+      *zip(*train, strict=True), linewidth=1, alpha=0.6, label=f'{workdir.name}, training'
+    )
+    if validation:
+      axes.plot(
+        *zip(*validation, strict=True),
+        marker='o',
+        markersize=4,
+        color=line.get_color(),
+        label=f'{workdir.name}, validation',
+      )
+  axes.set(xlabel='step', ylabel='loss (nats per token)')
+  axes.grid(alpha=0.3)
+  axes.legend()

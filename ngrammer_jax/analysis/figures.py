@@ -1,0 +1,34 @@
+"""Figures, drawn without a screen."""
+
+from collections.abc import Iterator
+import contextlib
+import pathlib
+from typing import Any
+
+from ngrammer_jax import errors
+
+
+@contextlib.contextmanager
+def saved(path: pathlib.Path, panels: int = 1, width: float = 6.4) -> Iterator[Any]:
+  """Axes to draw in, one for each panel side by side; what was drawn is saved at the end.
+
+  Raises:
+    BadInput: Matplotlib is not installed, or the file cannot be written.
+  """
+  try:
+    import matplotlib
+  except ImportError as error:
+    raise errors.BadInput('figures need matplotlib: pip install matplotlib') from error
+  matplotlib.use('agg')
+  from matplotlib import pyplot
+
+  canvas, axes = pyplot.subplots(1, panels, figsize=(width, 3.6), layout='constrained')
+  try:
+    yield axes
+    try:
+      path.parent.mkdir(parents=True, exist_ok=True)
+      canvas.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+      raise errors.BadInput(f'--figure={path} cannot be written: {error}') from error
+  finally:
+    pyplot.close(canvas)

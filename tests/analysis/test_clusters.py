@@ -1,0 +1,91 @@
+"""Clusters of a run: their statistics against loops, and the verb."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+
+from ngrammer_jax import analyze, runs
+from ngrammer_jax.analysis import clusters
+from ngrammer_jax.data import token_cache
+from ngrammer_jax.models import config as model_config
+from ngrammer_jax.training import loop
+from tests.conftest import bad_input
+
+
+def test_coherence_equals_slow_loop():
+  rng = np.random.default_rng(0)
+  rows, ids = rng.normal(size=(12, 3)), np.array([0, 0, 0, 2, 2, 3, 5, 5, 5, 5, 5, 5])
+  rows[4] = 0  # has no direction: similar to nothing
+  length = np.linalg.norm(rows, axis=1)
+  cosine = lambda a, b: rows[a] @ rows[b] / (length[a] * length[b]) if a != 4 and b != 4 else 0.0
+  pairs = {
+    k: [cosine(a, b) for a, b in itertools.combinations(np.flatnonzero(ids == k), 2)]
+    for k in range(6)
+  }
+  overall, of_each = clusters.coherence(rows, ids)
+  assert overall == pytest.approx(np.mean([c for found in pairs.values() for c in found]))
+  for k, found in pairs.items():
+    assert of_each[k] == pytest.approx(np.mean(found)) if found else math.isnan(of_each[k])
+
+
+@pytest.mark.parametrize('distinct_start', [False, True])
+def test_collisions_equal_slow_loop(distinct_start):
+  K, V, N = 5, 11, 2
+  ngram = model_config.NGramConfig(
+    clusters=K, vocabulary_size=V, orders=(2, 3), distinct_start=distinct_start
+  )
+  rng = np.random.default_rng(0)
+  ids, tokens = rng.integers(0, K, (20, N)), rng.integers(0, 20, 60)
+  text = token_cache.TokenSplit(tokens, np.array([0, 25]), None, 0)
+  found = clusters.collisions(ngram, ids, text)
+  nothing, primes = (K if distinct_start else 0), (13, 17)
+  for order, n in itertools.product((2, 3), range(N)):
+    grams = []
+    for t in range(60):
+      first = 25 if t >= 25 else 0
+      back = range(t, t - order, -1)
+      grams.append(tuple(ids[tokens[s], n] if s >= first else nothing for s in back))
+    number = lambda gram: sum(int(z) * (K + distinct_start) ** j for j, z in enumerate(gram))
+    row = {g: (number(g) * (n + 1) + n + 1) % primes[n] % V for g in grams}
+    rows = list(row.values())
+    of = found[order][n]
+    assert (of['distinct'], of['rows']) == (len(row), len(set(rows)))
+    assert of['shared'] == pytest.approx(np.mean([rows.count(row[g]) > 1 for g in grams]))
+    assert of['random_rows'] == pytest.approx(V * (1 - (1 - 1 / V) ** len(row)))
+
+
+def test_clusters_of_a_run(tiny, tmp_path, capsys):
+  workdir = tmp_path / 'run'
+  loop.train(tiny(training={'steps': 4, 'evaluate_every': 0}), workdir)
+  analyze.main(['clusters', f'--workdir={workdir}'])
+  printed = capsys.readouterr().out
+  assert (workdir / 'clusters.png').read_bytes().startswith(b'\x89PNG')
+  result = json.loads((workdir / 'clusters.json').read_text())
+  run = runs.load_run(workdir)
+  there = sorted(set(run.split('validation').tokens.tolist()))
+  assert (result['step'], result['clusters'], result['tokens']) == (4, 8, len(there))
+  for n, head in enumerate(result['heads']):
+    # Every token that occurs is in one cluster: the one that the model gives it.
+    members = {k: of['tokens'] for k, of in head['members'].items()}
+    expected = {}
+    for token in there:
+      text = run.vocabulary.decode([token]).decode(errors='replace')
+      expected.setdefault(str(run.token_clusters[token, n]), []).append(text)
+    assert {k: sorted(v) for k, v in members.items()} == {k: sorted(v) for k, v in expected.items()}
+    assert head['used'] == len(members)
+    assert 1 <= head['vocabulary_perplexity'] <= head['used']
+  assert printed.startswith(f'step 4: the {len(there)} tokens of the validation split in 8')
+
+
+def test_a_run_without_clusters_of_tokens(tiny, tmp_path):
+  loop.train(
+    tiny(model={'ngram': None}, training={'steps': 2, 'evaluate_every': 0}), tmp_path / 'run'
+  )
+  with bad_input(
+    f'--workdir={tmp_path / "run"} has no clusters of tokens to look at (no n-gram layer): '
+    f'it needs model.ngram with clusters, and model.ngram.layer="input"'
+  ):
+    analyze.main(['clusters', f'--workdir={tmp_path / "run"}'])
