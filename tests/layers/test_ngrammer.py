@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.layers import NGrammer, ProductQuantizer, cache, documents, ngrammer
+from tests import jaxprs
 from tests.conftest import assert_close, random_variables
 from tests.layers.test_hashing import slow_rows
 from tests.layers.test_normalization import slow_layer_norm
@@ -445,6 +446,24 @@ def test_impossible_layer_says_what_to_change(options, message):
   with pytest.raises(ValueError) as caught:
     jax.eval_shape(layer.init, jax.random.key(0), random_inputs(1, 2))
   assert str(caught.value) == message
+
+
+def test_more_heads_are_no_more_operations():
+  def operations(heads):
+    layer = NGrammer(heads=heads, clusters=K, vocabulary_size=97, dim=2)
+    x = jnp.zeros((2, 6, 4 * heads))
+    variables = random_variables(layer, x)
+    step = lambda x: layer.apply(variables, x, mutable=['codebook'])
+    return len(list(jaxprs.equations(jax.make_jaxpr(step)(x).jaxpr)))
+
+  assert operations(8) == operations(2)
+
+
+def test_more_rows_than_bigrams_and_vectors_as_wide_as_a_head():
+  layer = NGrammer(heads=N, clusters=2, vocabulary_size=50, dim=H)
+  x = random_inputs(2, 6)
+  y, _ = apply(layer, random_variables(layer, x), x)
+  assert jnp.isfinite(y).all()
 
 
 def test_training_steps_compile_once():

@@ -64,11 +64,14 @@ STARTS[T:, [0, 3, 4]] = True
 PROMPTS = np.tile(np.arange(1, T + 1), 2)
 
 
-def build(change, dtype):
+def build(change, dtype, serving=False):
   config = dataclasses.replace(PLAIN, dtype=dtype, **CHANGES[change])
   model = transformer.TransformerLM(config, V)
   memory = transformer.empty_memory(config, 2 * T)
   variables = random_variables(model, TOKENS, memory, dtype=dtype)
+  if serving:
+    served = transformer.for_serving(model, variables['params'], variables['codebook'])
+    variables = variables | {'codebook': served}
 
   @jax.jit
   def run(tokens, memory, starts, valid=None):
@@ -112,6 +115,13 @@ def test_prefill_at_every_split_then_single_tokens_equals_one_pass(x64, change, 
   states, memory = decoded(config, run, slots=T - 1)  # a token sees its slots and itself
   assert_close(states, one_pass(config, run), tolerance)
   assert memory['cache']['count'].tolist() == [T] * 2 * T
+
+
+@pytest.mark.parametrize('change', ['n-grammer', 'other n-gram heads', 'three orders'])
+def test_decoding_with_the_clusters_looked_up_equals_one_pass(x64, change):
+  """From the very first token on, and with documents in a row."""
+  states, _ = decoded(*build(change, 'float64', serving=True), slots=T - 1)
+  assert_close(states, one_pass(*build(change, 'float64')), 1e-10)
 
 
 def test_padding_and_the_other_rows_do_not_matter(x64):

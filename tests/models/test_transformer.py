@@ -338,10 +338,11 @@ def test_bfloat16_runs_with_float32_parameters():
 # Where clusters come from.
 
 
+@pytest.mark.parametrize('scale', [False, True])
 @pytest.mark.parametrize('fields', [{}, {'prenormalize': True}, {'orders': (2, 3), 'dim': 2}])
-def test_serving_with_cached_clusters_is_the_same(x64, fields):
+def test_serving_with_cached_clusters_is_the_same(x64, fields, scale):
   ngram = dataclasses.replace(NGRAM, heads=2, **fields)
-  model = small_model(ngram=ngram, dtype='float64')
+  model = small_model(ngram=ngram, dtype='float64', scale_embeddings=scale)
   variables = jax.tree.map(lambda a: a.astype('float64'), variables_of(model))
   served = transformer.for_serving(model, variables['params'], variables['codebook'])
   assert jax.tree.map(jnp.shape, served) == {'ngrammer': {'quantizer': {'token_ids': (V, 2)}}}
@@ -351,9 +352,10 @@ def test_serving_with_cached_clusters_is_the_same(x64, fields):
   )
   assert memory['ngram']['ids'].tolist() == kept['ngram']['ids'].tolist()
   assert_close(hidden, expected, 1e-12)
+  without = dataclasses.replace(model.config, ngram=None)
   cached = lambda tokens: run(model, {**variables, 'codebook': served}, tokens)
   assert jaxprs.largest_array(cached, random_tokens(8, 32)) == jaxprs.largest_array(
-    lambda tokens: run(small_model(ngram=None, dtype='float64'), variables, tokens),
+    lambda tokens: run(dataclasses.replace(model, config=without), variables, tokens),
     random_tokens(8, 32),
   )
 
