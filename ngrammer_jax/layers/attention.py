@@ -1,6 +1,7 @@
 """Causal multi-head attention over the tokens of one's own document.
 
-B batch, T segment length, M memory, S = M + T keys, D model width, N heads, H head width.
+B batch, T segment length, M memory, S = M + T keys, P rows of input, D model width, N heads,
+H head width.
 """
 
 from collections.abc import Callable
@@ -10,12 +11,13 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import convolution, linear, position
+from ngrammer_jax.layers import convolution, linear, position, relative
 
 MASKED = -0.7 * jnp.finfo(jnp.float32).max  # finite: a row of nothing but it stays finite
 
 
 KeysValues = dict[str, jax.Array]
+Biases = tuple[jax.Array, jax.Array]
 Mix = Callable[[jax.Array, jax.Array], tuple[jax.Array, KeysValues]]
 
 
@@ -34,6 +36,8 @@ class Attention(nn.Module):
       log2(e) / sqrt(H) * softplus(s), which is 1 / sqrt(H) at the initial s = 0.
     taps: of the causal convolutions on the projected q, k and v (Primer). None: none.
     shared_query_key: q is a linear map, head by head, of the convolved k (full Primer).
+    relative: keys are scored by their distance too (see `layers.relative`).
+    clamp_length: of the distances.
     dtype: of the projections; scores and softmax take at least float32.
   """
 
@@ -42,17 +46,21 @@ class Attention(nn.Module):
   per_dim_scale: bool = False
   taps: int | None = None
   shared_query_key: bool = False
+  relative: bool = False
+  clamp_length: int | None = None
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
   def __call__(
     self,
-    x_BxTxD: jax.Array,
+    x_BxPxD: jax.Array,
     visible_BxTxS: jax.Array,
     rotation: tuple[jax.Array, jax.Array] | None = None,
     memory: KeysValues | None = None,
-    position_BxT: jax.Array | None = None,
+    position_BxP: jax.Array | None = None,
     mix: Mix | None = None,
+    distance_BxTxS: jax.Array | None = None,
+    biases: Biases | None = None,
   ) -> tuple[jax.Array, KeysValues]:
     """Returns [B, T, D], and what a memory keeps of this segment, [B, T, N, H] each.
 
@@ -60,48 +68,53 @@ class Attention(nn.Module):
     what `mix` adds to it.
 
     Args:
-      x_BxTxD: inputs of queries, keys and values.
+      x_BxPxD: inputs of queries, keys and values: the T of the segment; before them, where the
+        memory is of inputs, its M and, with convolutions, as many more as these look back.
       visible_BxTxS: which keys a query attends to (see `documents.visible`): first the M of
         the memory, then the T of the segment.
-      rotation: turns queries and keys by their position (see `position.rotation`).
-      memory: of earlier segments (see `layers.cache`).
-      position_BxT: of each token in its document, for the convolutions.
+      rotation: turns queries and keys by their position (see `position.rotation`), for the rows
+        that become keys.
+      memory: keys and values of earlier segments (see `layers.cache`).
+      position_BxP: of each token in its document, for the convolutions; for those rows too.
       mix: changes what was attended to, [B, T, N, H], before it is projected back; it is given
         the scores [B, N, T, S] too.
+      distance_BxTxS: from query to key, where the keys do not stand in order.
+      biases: u and v of relative positions, shared by layers; None: this one has its own.
     """
-    D = x_BxTxD.shape[-1]
-    H = D // self.heads
-    names = projections(self.shared_query_key)
-    projected = {name: self._project(name, H)(x_BxTxD) for name in names}
-    mixed, segment = projected, {}
-    if self.taps is not None:
-      segment = projected
-      mixed = {
-        name: convolution.CausalConvolution(self.taps, self.dtype, name=f'{name}_convolution')(
-          rows, position_BxT, None if memory is None else memory[name]
-        )
-        for name, rows in projected.items()
-      }
-    k_BxTxNxH, v_BxTxNxH = mixed['key'], mixed['value']
-    q_BxTxNxH = self._query_of_key(k_BxTxNxH) if self.shared_query_key else mixed['query']
+    D, (T, S) = x_BxPxD.shape[-1], visible_BxTxS.shape[1:]
+    M = 0 if memory is None else memory['keys'].shape[2]
+    rows, segment = self._projected(x_BxPxD, T, S - M, memory, position_BxP)
+    k_BxSxNxH, v_BxSxNxH, q_BxTxNxH = rows['key'], rows['value'], rows.get('query')
+    if q_BxTxNxH is None:
+      q_BxTxNxH = self._query_of_key(k_BxSxNxH[:, -T:])
     if rotation is not None:
-      q_BxTxNxH = position.rotate(q_BxTxNxH, rotation)
-      k_BxTxNxH = position.rotate(k_BxTxNxH, rotation)
-    q_BxTxNxH = q_BxTxNxH * self._query_scale(H).astype(self.dtype)
+      q_BxTxNxH = position.rotate(q_BxTxNxH, tuple(part[:, -T:] for part in rotation))
+      k_BxSxNxH = position.rotate(k_BxSxNxH, rotation)
+    scale_H = self._query_scale(D // self.heads).astype(self.dtype)
+    scores_of_distance = 0
+    if self.relative:
+      u_NxH, v_NxH = self._biases(D // self.heads) if biases is None else biases
+      by_distance = relative.RelativePosition(
+        self.heads, self.clamp_length, self.dtype, name='relative'
+      )
+      q_of_distance = (q_BxTxNxH + v_NxH.astype(self.dtype)) * scale_H
+      scores_of_distance = by_distance(q_of_distance, D, S, distance_BxTxS)
+      q_BxTxNxH += u_NxH.astype(self.dtype)
+    q_BxTxNxH = q_BxTxNxH * scale_H
     score = functools.partial(
       jnp.einsum, preferred_element_type=jnp.promote_types(self.dtype, jnp.float32)
     )
-    # Memory and segment stay apart: joining them would copy the memory.
-    scores_BxNxTxS = score('btnh,bsnh->bnts', q_BxTxNxH, k_BxTxNxH)
+    # Cache and segment stay apart: joining them would copy the cache.
+    scores_BxNxTxS = score('btnh,bsnh->bnts', q_BxTxNxH, k_BxSxNxH)
     if memory is not None:
       scores_BxNxTxM = score('btnh,bnmh->bntm', q_BxTxNxH, memory['keys'])
       scores_BxNxTxS = jnp.concatenate([scores_BxNxTxM, scores_BxNxTxS], axis=-1)
+    scores_BxNxTxS += scores_of_distance
     scores_BxNxTxS = jnp.where(visible_BxTxS[:, None], scores_BxNxTxS, MASKED)
     probs_BxNxTxS = jax.nn.softmax(scores_BxNxTxS, axis=-1)
     self.sow('intermediates', 'probs', probs_BxNxTxS)
     probs_BxNxTxS = probs_BxNxTxS.astype(self.dtype)
-    M = 0 if memory is None else memory['keys'].shape[2]
-    context_BxTxNxH = jnp.einsum('bnts,bsnh->btnh', probs_BxNxTxS[..., M:], v_BxTxNxH)
+    context_BxTxNxH = jnp.einsum('bnts,bsnh->btnh', probs_BxNxTxS[..., M:], v_BxSxNxH)
     if memory is not None:
       probs_BxNxTxM = probs_BxNxTxS[..., :M]
       context_BxTxNxH += jnp.einsum('bntm,bnmh->btnh', probs_BxNxTxM, memory['values'])
@@ -109,12 +122,33 @@ class Attention(nn.Module):
       context_BxTxNxH, kept = mix(context_BxTxNxH, scores_BxNxTxS)
       segment = segment | kept
     output = linear.Linear((D,), ('heads', 'kv', 'embed'), 2, self.bias, self.dtype, name='out')
-    return output(context_BxTxNxH), segment | {'keys': k_BxTxNxH, 'values': v_BxTxNxH}
+    return output(context_BxTxNxH), segment | {'keys': k_BxSxNxH, 'values': v_BxSxNxH}
 
-  def _project(self, name, H):
-    return linear.Linear(
-      (self.heads, H), ('embed', 'heads', 'kv'), bias=self.bias, dtype=self.dtype, name=name
-    )
+  def _projected(self, x_BxPxD, T, keys, memory, position_BxP):
+    """Queries of the last T rows, keys and values of the last `keys`; what was convolved."""
+    D = x_BxPxD.shape[-1]
+    before = x_BxPxD.shape[1] - keys  # rows that only the convolutions look at
+    rows, convolved = {}, {}
+    for name in projections(self.shared_query_key):
+      count = T if name == 'query' else keys
+      project = linear.Linear(
+        (self.heads, D // self.heads), ('embed', 'heads', 'kv'), 1, self.bias, self.dtype, name=name
+      )
+      rows[name] = project(x_BxPxD[:, -(before + count) :])
+      if self.taps is not None:
+        earlier = None if memory is None else memory[name]
+        earlier = rows[name][:, :before] if before else earlier
+        convolved[name] = rows[name][:, before:]
+        convolve = convolution.CausalConvolution(self.taps, self.dtype, name=f'{name}_convolution')
+        rows[name] = convolve(convolved[name], position_BxP[:, -count:], earlier)
+    return rows, convolved
+
+  def _biases(self, H):
+    """u and v."""
+    init = nn.with_logical_partitioning(nn.initializers.normal(0.02), ('heads', 'kv'))
+    param_dtype = jnp.promote_types(self.dtype, jnp.float32)
+    names = ('content_bias', 'position_bias')
+    return tuple(self.param(name, init, (self.heads, H), param_dtype) for name in names)
 
   def _query_of_key(self, k_BxTxNxH):
     N, H = k_BxTxNxH.shape[-2:]

@@ -22,11 +22,12 @@ Cache = dict[str, Any]
 def empty(batch: int, slots: int) -> Cache:
   """What all layers know of the slots of a cache that holds nothing.
 
-  Keys: `documents` int32 [B, M] of each slot; `count` int32 [B], tokens seen; `position`
-  int32 [B] of the next token.
+  Keys: `documents` int32 [B, M] of each slot, and `index`, the number of its token from the
+  first on; `count` int32 [B], tokens seen; `position` int32 [B] of the next token.
   """
   return {
     'documents': jnp.full((batch, slots), documents.NONE, jnp.int32),
+    'index': jnp.zeros((batch, slots), jnp.int32),
     'count': jnp.zeros((batch,), jnp.int32),
     'position': jnp.zeros((batch,), jnp.int32),
   }
@@ -52,10 +53,15 @@ def empty_layer(
 def slots(cache: Cache, valid_BxT: jax.Array) -> jax.Array:
   """The slot of every token, int32 [B, T]; M, where there is none, for what is not kept."""
   M = cache['documents'].shape[1]
-  valid_BxT = valid_BxT.astype(bool)
-  rank_BxT = jnp.cumsum(valid_BxT, axis=1, dtype=jnp.int32)
-  kept_BxT = valid_BxT & (rank_BxT > rank_BxT[:, -1:] - M)
-  return jnp.where(kept_BxT, (cache['count'][:, None] + rank_BxT - 1) % M, M)
+  index_BxT = indices(cache, valid_BxT)
+  kept_BxT = valid_BxT.astype(bool) & (index_BxT > index_BxT[:, -1:] - M)
+  return jnp.where(kept_BxT, index_BxT % M, M)
+
+
+def indices(cache: Cache, valid_BxT: jax.Array) -> jax.Array:
+  """The number of every token from the first that was seen on; of padding, that before it."""
+  rank_BxT = jnp.cumsum(valid_BxT.astype(bool), axis=1, dtype=jnp.int32)
+  return cache['count'][:, None] + rank_BxT - 1
 
 
 def write(
@@ -96,8 +102,10 @@ def advance(
 ) -> Cache:
   """What the cache knows of its tokens after a segment."""
   row_Bx1 = jnp.arange(slots_BxT.shape[0])[:, None]
+  put = lambda name, new: cache[name].at[row_Bx1, slots_BxT].set(new, mode='drop')
   return {
-    'documents': cache['documents'].at[row_Bx1, slots_BxT].set(documents_BxT, mode='drop'),
+    'documents': put('documents', documents_BxT),
+    'index': put('index', indices(cache, valid_BxT)),
     'count': cache['count'] + (valid_BxT > 0).sum(axis=1, dtype=jnp.int32),
     'position': last(cache['position'][:, None], positions_BxT + 1, valid_BxT)[:, 0],
   }

@@ -48,13 +48,18 @@ def with_padding(documents_BxT: jax.Array, valid_BxT: jax.Array | None) -> jax.A
 
 
 def visible(
-  query_documents_BxT: jax.Array, key_documents_BxS: jax.Array, prefix_BxT: jax.Array | None = None
+  query_documents_BxT: jax.Array,
+  key_documents_BxS: jax.Array,
+  prefix_BxT: jax.Array | None = None,
+  window: int | None = None,
+  distance_BxTxS: jax.Array | None = None,
 ) -> jax.Array:
   """Which keys each query attends to, bool [B, T, S].
 
   The last T keys are the queries' own positions, whatever comes before them is
   memory. A query sees its own document, up to and including itself, and beside
-  that the whole bidirectional prefix of its document.
+  that the whole bidirectional prefix of its document. With a `window` it sees so many keys
+  at most, itself among them; distances tell how far back a key is where they stand in no order.
   """
   T, S = query_documents_BxT.shape[1], key_documents_BxS.shape[1]
   causal_TxS = jnp.arange(S)[None, :] <= jnp.arange(S - T, S)[:, None]
@@ -62,5 +67,9 @@ def visible(
   if prefix_BxT is not None:
     prefix_BxS = jnp.pad(prefix_BxT.astype(bool), ((0, 0), (S - T, 0)))
     seen_BxTxS = seen_BxTxS | prefix_BxS[:, None, :]
+  if window is not None:
+    if distance_BxTxS is None:
+      distance_BxTxS = (jnp.arange(S - T, S)[:, None] - jnp.arange(S)[None, :])[None]
+    seen_BxTxS = seen_BxTxS & (distance_BxTxS < window)
   same_BxTxS = query_documents_BxT[:, :, None] == key_documents_BxS[:, None, :]
   return seen_BxTxS & same_BxTxS

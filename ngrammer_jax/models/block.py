@@ -19,27 +19,32 @@ Memory = dict[str, Any]
 class View(NamedTuple):
   """What all layers share about a segment: who sees whom, and where tokens stand.
 
-  visible_BxTxS, rotation and position_BxT are those of `layers.Attention`; documents_BxT are
-  the numbers of the documents; slots_BxT is where the keys and values of the valid tokens are
-  kept (see `layers.cache`), None where they are not.
+  visible_BxTxS, rotation, position_BxP, distance_BxTxS and biases are those of
+  `layers.Attention`; documents_BxT are the numbers of the documents; slots_BxT is where the keys
+  and values of the valid tokens are kept (see `layers.cache`), None where they are not.
   """
 
   visible_BxTxS: jax.Array
   rotation: tuple[jax.Array, jax.Array] | None
-  position_BxT: jax.Array
+  position_BxP: jax.Array
   documents_BxT: jax.Array
-  slots_BxT: jax.Array | None
-  valid_BxT: jax.Array | None
+  slots_BxT: jax.Array | None = None
+  valid_BxT: jax.Array | None = None
+  distance_BxTxS: jax.Array | None = None
+  biases: attention.Biases | None = None
 
 
 def empty_memory(
   config: model_config.ModelConfig, number: int, batch: int, cache_slots: int
 ) -> Memory:
-  """What a block keeps: keys and values, the seam of its n-grams, or the ids to pair with."""
+  """What a block keeps: keys and values, or its inputs; the seam of its n-grams, or their ids."""
   c, kept = config, {}
+  looks_back = (c.convolution or 1) - 1
+  if c.memory is not None and not cache_slots:
+    kept['hidden'] = jnp.zeros((batch, c.memory.length + looks_back, c.width), c.compute_dtype())
   if cache_slots:
-    looks_back = attention.projections(c.shared_query_key) if c.convolution is not None else ()
-    rows = dict.fromkeys(looks_back, (c.convolution or 1) - 1)
+    convolved = attention.projections(c.shared_query_key) if c.convolution is not None else ()
+    rows = dict.fromkeys(convolved, looks_back)
     kept = cache.empty_layer(
       batch, cache_slots, c.heads, c.width // c.heads, c.compute_dtype(), rows
     )
@@ -78,28 +83,44 @@ class Block(nn.Module):
       per_dim_scale=c.per_dim_scale,
       taps=c.convolution,
       shared_query_key=c.shared_query_key,
+      relative=c.position == 'relative',
+      clamp_length=None if c.relative is None else c.relative.clamp_length,
       dtype=self.dtype,
       name='attention',
     )
+    feed_bias = c.bias if c.feed_forward_bias is None else c.feed_forward_bias
     feed = feed_forward.FeedForward(
-      c.feed_forward_width, c.activation, c.gated, c.bias, self.dtype, name='feed_forward'
+      c.feed_forward_width, c.activation, c.gated, feed_bias, self.dtype, name='feed_forward'
     )
     keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-    look = lambda x: attend(x, view.visible_BxTxS, view.rotation, cached, view.position_BxT, mix)
-    x_BxTxD, segment = self._add('attention', look, x_BxTxD, keys[0])
+    v = view
+    look = lambda x_BxPxD: attend(
+      x_BxPxD, v.visible_BxTxS, v.rotation, cached, v.position_BxP, mix, v.distance_BxTxS, v.biases
+    )
+    hidden_BxTxD, earlier = x_BxTxD, memory.get('hidden')
+    x_BxTxD, segment = self._add('attention', look, x_BxTxD, keys[0], earlier)
+    segment['hidden'] = jax.lax.stop_gradient(hidden_BxTxD)
     memory = _remember(memory, segment, view, after_BxTxD=x_BxTxD)
     x_BxTxD, _ = self._add('feed_forward', lambda x: (feed(x), None), x_BxTxD, keys[1])
     return x_BxTxD, memory
 
-  def _add(self, name, sublayer, x_BxTxD, dropout_key):
-    """The sum of x and a sub-layer of it, normed, and what else the sub-layer returns."""
+  def _add(self, name, sublayer, x_BxTxD, dropout_key, earlier_BxMxD=None):
+    """The sum of x and a sub-layer of it, normed, and what else the sub-layer returns.
+
+    The sub-layer is given the rows of the memory too, where there is one.
+    """
     c = self.config
     policy = c.norm
     if policy == 'primer':
       policy = 'pre' if name == 'attention' else 'post'
-    norm = lambda suffix: normalization.LayerNorm(dtype=self.dtype, name=f'{name}_{suffix}')
-    y_BxTxD = norm('norm')(x_BxTxD) if policy in ('pre', 'hybrid') else x_BxTxD
-    y_BxTxD, rest = sublayer(y_BxTxD)
+    norm = lambda suffix: normalization.LayerNorm(
+      epsilon=c.norm_epsilon, dtype=self.dtype, name=f'{name}_{suffix}'
+    )
+    y_BxPxD = x_BxTxD
+    if earlier_BxMxD is not None:
+      y_BxPxD = jnp.concatenate([earlier_BxMxD, x_BxTxD], axis=1)
+    y_BxPxD = norm('norm')(y_BxPxD) if policy in ('pre', 'hybrid') else y_BxPxD
+    y_BxTxD, rest = sublayer(y_BxPxD)
     if policy in ('post', 'hybrid'):
       y_BxTxD = norm('post_norm')(y_BxTxD)
     x_BxTxD = whole_width(x_BxTxD + drop(y_BxTxD, c, dropout_key))

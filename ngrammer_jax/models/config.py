@@ -11,7 +11,9 @@ from ngrammer_jax.layers import feed_forward, ngrammer, quantizer
 
 LAYERS = ('input', 'begin', 'middle', 'end', 'attention')
 PAIRING = ('previous', 'attended', 'none')
-POSITIONS = ('rope', 'sinusoid', 'none')
+POSITIONS = ('rope', 'sinusoid', 'relative', 'none')
+FIRST = ('empty', 'zeros')
+SAME_LENGTH = ('no', 'memory', 'memory_and_self')
 DTYPES = ('auto', 'bfloat16', 'float32', 'float64')
 # A sub-layer F with residual: pre x + F(LN x), post x + LN(F x), post_skip LN(x + F x), hybrid
 # x + LN(F(LN x)); primer: pre for attention, post for the feed-forward.
@@ -110,6 +112,46 @@ class NGramConfig:
       )
 
 
+@dataclasses.dataclass(frozen=True)
+class MemoryConfig:
+  """Segment memory (Transformer-XL): inputs of each layer for the tokens before a segment."""
+
+  length: int = 128  # tokens
+  first: str = 'empty'  # before the first segment: nothing, or zeros that are attended to
+  # Keys of a token at most: all there are; as many as the memory, with itself (the PyTorch code
+  # of Transformer-XL); or one more (the TensorFlow code).
+  same_length: str = 'no'
+  across_documents: bool = False  # tokens see the documents before their own
+
+  def window(self) -> int | None:
+    """Keys that a token attends to at most, itself among them."""
+    return {'no': None, 'memory': self.length, 'memory_and_self': self.length + 1}[self.same_length]
+
+  def check(self, model: 'ModelConfig') -> None:
+    """Raises BadInput for a memory that the model cannot have."""
+    _check_choices('model.memory', self, {'first': FIRST, 'same_length': SAME_LENGTH})
+    if self.length < 0:
+      raise errors.BadInput(f'model.memory.length={self.length} must be at least 0')
+    if self.window() == 0:
+      raise errors.BadInput(
+        'model.memory.same_length="memory" with model.memory.length=0: a token sees nothing, not '
+        'even itself; use "memory_and_self"'
+      )
+    if self.first == 'zeros' and (model.bias or model.norm not in ('post', 'post_skip')):
+      raise errors.BadInput(
+        f'model.memory.first="zeros" needs keys and values of zeros to be zeros: without '
+        f'model.bias, and model.norm="post_skip" or "post", not {model.norm!r}'
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class RelativeConfig:
+  """Relative positions (see `layers.relative`)."""
+
+  shared_biases: bool = True  # u and v are the same in all layers
+  clamp_length: int | None = None  # distances beyond it count as that
+
+
 def _check_choices(section: str, block: Any, choices: dict[str, tuple[str, ...]]) -> None:
   for key, valid in choices.items():
     if getattr(block, key) not in valid:
@@ -129,11 +171,14 @@ class ModelConfig:
   activation: str = 'gelu'
   gated: bool = True
   bias: bool = False  # of the linear maps
+  feed_forward_bias: bool | None = None  # of those of the feed-forward; None: as the others
   position: str = 'rope'
   min_timescale: float = 1.0
   max_timescale: float = 10_000.0
   per_dim_scale: bool = False
   norm: str = 'pre'  # where the layer norms stand, see NORMS
+  norm_epsilon: float = 1e-6
+  final_norm: bool = True  # one more, before the softmax
   convolution: int | None = None  # taps on q, k and v (Primer: 3)
   shared_query_key: bool = False  # q from the convolved k (full Primer)
   tie_embeddings: bool = True
@@ -145,6 +190,8 @@ class ModelConfig:
   scan_layers: bool = True  # one compiled layer, instead of all of them in a row
   remat: str = 'none'  # what the backward pass computes again
   ngram: NGramConfig | None = None
+  memory: MemoryConfig | None = None
+  relative: RelativeConfig | None = None  # None: its defaults, where model.position says so
 
   def compute_dtype(self) -> jnp.dtype:
     """The dtype of activations on the default backend."""
@@ -181,8 +228,15 @@ class ModelConfig:
     self._check_heads()
     if not 0 <= self.dropout < 1:
       raise errors.BadInput(f'model.dropout={self.dropout} must be at least 0 and below 1')
-    if self.ngram is not None:
-      self.ngram.check(self)
+    if not self.norm_epsilon > 0:
+      raise errors.BadInput(f'model.norm_epsilon={self.norm_epsilon} must be above 0')
+    if self.relative is not None and self.position != 'relative':
+      raise errors.BadInput(
+        f'model.relative is set, but model.position={self.position!r}: use "relative"'
+      )
+    for block in (self.ngram, self.memory):
+      if block is not None:
+        block.check(self)
 
   def _check_heads(self) -> None:
     even = self.position == 'rope'

@@ -31,12 +31,15 @@ def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int 
   Args:
     config: of the model.
     batch: B.
-    cache_slots: tokens whose keys and values are kept, for decoding. 0: none are, and
-      nothing but the n-gram layer looks across the seam of two segments.
+    cache_slots: tokens whose keys and values are kept, for evaluation and decoding. 0: none
+      are; then a model with a segment memory keeps the inputs of its layers, which it is trained
+      with, and in others nothing but the n-gram layer looks across the seam of two segments.
 
   Keys: `document` int32 [B], number of the document that the last segment ended in;
   `ngram`, the seam of the n-gram layer (see `layers.ngrammer.empty_memory`); `cache`, what
-  all layers know of their slots (see `layers.cache.empty`); `layers`, what each one keeps.
+  all layers know of their slots (see `layers.cache.empty`), or `recent`, of the tokens in the
+  segment memory, `documents` and `positions` [B, M] and the `position` [B] of the next token;
+  `layers`, what each one keeps.
   """
   c, n = config, config.ngram
   memory = {'document': jnp.zeros((batch,), jnp.int32)}
@@ -44,6 +47,18 @@ def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int 
     memory['ngram'] = ngrammer.empty_memory(batch, n.heads or c.heads, n.orders)
   if cache_slots:
     memory['cache'] = cache.empty(batch, cache_slots)
+  elif c.memory is not None:
+    none = jnp.full((batch, c.memory.length), documents.NONE, jnp.int32)
+    memory['recent'] = {
+      'documents': none,
+      'positions': none,
+      'position': jnp.zeros((batch,), jnp.int32),
+    }
+  if c.memory is not None and c.memory.first == 'zeros':
+    known = memory['cache' if cache_slots else 'recent']
+    known['documents'] = jnp.zeros_like(known['documents'])
+    if cache_slots:
+      known['index'] += jnp.arange(-cache_slots, 0)
   layers = tuple(block.empty_memory(c, number, batch, cache_slots) for number in range(c.layers))
   return memory | ({'layers': layers} if any(layers) else {})
 
@@ -87,7 +102,14 @@ class TransformerLM(nn.Module):
       self.ngrammer = block.ngram_layer(c, dtype, V)
     pairing = ['none' if n is None else n.pairing_of(number) for number in range(c.layers)]
     self.layer = [self._block()(c, dtype, each) for each in pairing]
-    self.final_norm = normalization.LayerNorm(dtype=dtype)
+    if c.final_norm:
+      self.final_norm = normalization.LayerNorm(epsilon=c.norm_epsilon, dtype=dtype)
+    self.biases = None
+    if c.position == 'relative' and (c.relative or model_config.RelativeConfig()).shared_biases:
+      init = nn.with_logical_partitioning(nn.initializers.normal(0.02), ('heads', 'kv'))
+      shape = c.heads, c.width // c.heads
+      names = ('content_bias', 'position_bias')
+      self.biases = tuple(self.param(name, init, shape, param_dtype) for name in names)
 
   def __call__(
     self,
@@ -136,12 +158,12 @@ class TransformerLM(nn.Module):
     join_after = c.ngram.after_block(c.layers) if 'ngram' in memory else None
     if join_after == 0:
       x_BxTxD = join(x_BxTxD)
-    view, kept = self._view(documents_BxT, starts_BxT, valid_BxT, prefix_BxT, memory.get('cache'))
-    if kept is not None:
-      next_memory['cache'] = kept
+    view, known = self._view(documents_BxT, starts_BxT, valid_BxT, prefix_BxT, memory)
+    next_memory |= known
     if c.position == 'sinusoid':
       wide = jnp.promote_types(self.dtype, jnp.float32)
-      x_BxTxD += position.sinusoid(view.position_BxT, c.width, wide).astype(self.dtype)
+      position_BxT = view.position_BxP[:, -tokens_BxT.shape[1] :]
+      x_BxTxD += position.sinusoid(position_BxT, c.width, wide).astype(self.dtype)
     drop = train and c.dropout > 0
     keys = jax.random.split(self.make_rng('dropout'), c.layers + 1) if drop else None
     x_BxTxD = block.drop(x_BxTxD, c, keys[0]) if drop else x_BxTxD
@@ -156,28 +178,48 @@ class TransformerLM(nn.Module):
         x_BxTxD = join(x_BxTxD)
     if 'layers' in memory:
       next_memory['layers'] = tuple(layers)
-    return self.final_norm(x_BxTxD), next_memory, {}
+    hidden_BxTxD = self.final_norm(x_BxTxD) if c.final_norm else x_BxTxD
+    return hidden_BxTxD, next_memory, {}
 
-  def _view(self, documents_BxT, starts_BxT, valid_BxT, prefix_BxT, kept):
-    """The view of the segment, and what all layers will know of their slots."""
-    c = self.config
-    attended_BxT = documents.with_padding(documents_BxT, valid_BxT)
-    carried = 0 if kept is None else kept['position']
-    position_BxT = documents.positions(starts_BxT, carried)
-    key_documents_BxS, slots_BxT = attended_BxT, None
+  def _view(self, documents_BxT, starts_BxT, valid_BxT, prefix_BxT, memory):
+    """The view of the segment, and what the next one will know of the tokens kept."""
+    c, kept, recent = self.config, memory.get('cache'), memory.get('recent')
+    counted_BxT = jnp.ones(documents_BxT.shape, bool) if valid_BxT is None else valid_BxT
+    attended_BxT = documents_BxT
+    if c.memory is not None and c.memory.across_documents:
+      attended_BxT = jnp.zeros_like(documents_BxT)
+    before = next((known for known in (kept, recent) if known is not None), None)
+    carried = 0 if before is None else before['position']
+    position_BxT = position_BxP = documents.positions(starts_BxT, carried)
+    slots_BxT, distance_BxTxS, known = None, None, {}
     if kept is not None:
-      key_documents_BxS = jnp.concatenate([kept['documents'], attended_BxT], axis=1)
-      counted_BxT = jnp.ones(documents_BxT.shape, bool) if valid_BxT is None else valid_BxT
       slots_BxT = cache.slots(kept, counted_BxT)
-      kept = cache.advance(kept, slots_BxT, documents_BxT, position_BxT, counted_BxT)
+      index_BxT = cache.indices(kept, counted_BxT)
+      index_BxS = jnp.concatenate([kept['index'], index_BxT], axis=1)
+      distance_BxTxS = index_BxT[:, :, None] - index_BxS[:, None, :]
+      known['cache'] = cache.advance(kept, slots_BxT, attended_BxT, position_BxT, counted_BxT)
+    elif recent is not None:
+      position_BxP = jnp.concatenate([recent['positions'], position_BxT], axis=1)
+      last = lambda before, new: cache.last(before, new, valid_BxT)
+      known['recent'] = {
+        'documents': last(recent['documents'], attended_BxT),
+        'positions': last(recent['positions'], position_BxT),
+        'position': last(recent['position'][:, None], position_BxT + 1)[:, 0],
+      }
+    attended_BxT = key_documents_BxS = documents.with_padding(attended_BxT, valid_BxT)
+    if before is not None:
+      key_documents_BxS = jnp.concatenate([before['documents'], attended_BxT], axis=1)
+    window = None if c.memory is None else c.memory.window()
+    visible_BxTxS = documents.visible(
+      attended_BxT, key_documents_BxS, prefix_BxT, window, distance_BxTxS
+    )
     rotation = None
     if c.position == 'rope':
       wide = jnp.promote_types(self.dtype, jnp.float32)
       H = c.width // c.heads
-      rotation = position.rotation(position_BxT, H, c.min_timescale, c.max_timescale, wide)
-    visible_BxTxS = documents.visible(attended_BxT, key_documents_BxS, prefix_BxT)
-    view = block.View(visible_BxTxS, rotation, position_BxT, documents_BxT, slots_BxT, valid_BxT)
-    return view, kept
+      rotation = position.rotation(position_BxP, H, c.min_timescale, c.max_timescale, wide)
+    shared = (visible_BxTxS, rotation, position_BxP, documents_BxT, slots_BxT, valid_BxT)
+    return block.View(*shared, distance_BxTxS, self.biases), known
 
   def scores(self, hidden_BxTxD: jax.Array, targets_BxT: jax.Array) -> heads.TokenScores:
     """Negative log-likelihood in nats of every target, and whether it was the best guess."""

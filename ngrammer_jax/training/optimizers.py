@@ -20,6 +20,8 @@ LABELS = {
   'per_dim_scale': 'dense',
   'query_kernel': 'dense',
   'taps': 'dense',
+  'content_bias': 'dense',
+  'position_bias': 'dense',
   'table': 'ngram_table',
 }
 

@@ -1,0 +1,85 @@
+"""Positions as distances: Transformer-XL (Dai et al. 2019, section 3.3 and appendix B).
+
+The score of query i and key j, d = i - j tokens apart, before it is scaled, is
+
+  (q_i + u) . k_j + (q_i + v) . W R_d
+
+with learned u and v, and R_d the sinusoid of the distance. A key's term depends on the distance
+alone: the products with all distances are computed once, [T, S], and row i is moved to where it
+belongs, instead of one encoding for every pair.
+
+B batch, T queries, S keys, N heads, H head width, D model width.
+"""
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from ngrammer_jax.layers import linear
+
+
+def encodings(S: int, D: int, clamp_length: int | None = None, dtype=jnp.float32) -> jax.Array:
+  """R of the distances S - 1 down to 0, [S, D]: all sines, then all cosines.
+
+  Frequency k is 10000^(-2 k / D). Distances beyond `clamp_length` count as that.
+  """
+  distance_S = jnp.arange(S - 1, -1, -1, dtype=dtype)
+  if clamp_length is not None:
+    distance_S = jnp.minimum(distance_S, clamp_length)
+  frequency_h = 10_000 ** (-jnp.arange(0, D, 2, dtype=dtype) / D)
+  angle_Sxh = distance_S[:, None] * frequency_h
+  return jnp.concatenate([jnp.sin(angle_Sxh), jnp.cos(angle_Sxh)], axis=-1)
+
+
+def shift(scores_BxNxTxS: jax.Array) -> jax.Array:
+  """Moves row i of the T rows T - 1 - i to the left; what comes in is for masked keys only.
+
+  From scores by distance S - 1 down to 0, where the last T keys are the queries themselves, to
+  scores by key.
+  """
+  B, N, T, S = scores_BxNxTxS.shape
+  padded = jnp.pad(scores_BxNxTxS, ((0, 0), (0, 0), (0, 0), (1, 0)))
+  return padded.reshape(B, N, S + 1, T)[:, :, 1:].reshape(B, N, T, S)
+
+
+def by_distance(scores_BxNxTxS: jax.Array, distance_BxTxS: jax.Array) -> jax.Array:
+  """From scores by distance S - 1 down to 0 to scores by key, for keys in any order."""
+  S = scores_BxNxTxS.shape[-1]
+  index_BxTxS = jnp.clip(S - 1 - distance_BxTxS, 0, S - 1)
+  return jnp.take_along_axis(scores_BxNxTxS, index_BxTxS[:, None], axis=-1)
+
+
+class RelativePosition(nn.Module):
+  """The term (q + v) . W R_d of the scores.
+
+  Attributes:
+    heads: N.
+    clamp_length: distances beyond it count as that. None: all are different.
+    dtype: of the projection.
+  """
+
+  heads: int
+  clamp_length: int | None = None
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self, q_BxTxNxH: jax.Array, D: int, S: int, distance_BxTxS: jax.Array | None = None
+  ) -> jax.Array:
+    """Returns scores [B, N, T, S] in at least float32; those of later keys mean nothing.
+
+    Args:
+      q_BxTxNxH: queries, v added and scaled.
+      D: width of the encodings.
+      S: keys.
+      distance_BxTxS: from query to key. None: keys stand in order, the last T of them are the
+        queries.
+    """
+    wide = jnp.promote_types(self.dtype, jnp.float32)
+    N, H = q_BxTxNxH.shape[-2:]
+    project = linear.Linear((N, H), ('embed', 'heads', 'kv'), dtype=self.dtype, name='position')
+    r_SxNxH = project(encodings(S, D, self.clamp_length, wide).astype(self.dtype))
+    scores_BxNxTxS = jnp.einsum('btnh,snh->bnts', q_BxTxNxH, r_SxNxH, preferred_element_type=wide)
+    if distance_BxTxS is None:
+      return shift(scores_BxNxTxS)
+    return by_distance(scores_BxNxTxS, distance_BxTxS)
