@@ -51,8 +51,9 @@ def empty_memory(
   pairing = 'none' if c.ngram is None else c.ngram.pairing_of(number)
   if pairing == 'previous':
     kept['ngram'] = ngrammer.empty_memory(batch, c.heads, c.ngram.orders)
-  elif pairing == 'attended' and cache_slots:
-    kept['ids'] = jnp.zeros((batch, c.heads, cache_slots), jnp.int32)
+  elif pairing == 'attended' and kept:
+    slots = cache_slots or c.memory.length
+    kept['ids'] = jnp.zeros((batch, c.heads, slots), jnp.int32)
   return kept
 
 
@@ -183,6 +184,8 @@ def _remember(memory, segment, view, after_BxTxD):
   def keep(name):
     if name == 'ngram':
       return segment[name]
+    if name == 'ids' and view.slots_BxT is None:
+      return cache.last(memory[name].swapaxes(1, 2), segment[name], view.valid_BxT).swapaxes(1, 2)
     if name in ('keys', 'values', 'ids'):
       return cache.write(memory[name], view.slots_BxT, segment[name], after_BxTxD)
     return cache.last(memory[name], segment[name], view.valid_BxT)

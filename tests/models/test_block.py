@@ -26,7 +26,7 @@ CONFIG = model_config.ModelConfig(
 def view():
   visible = documents.visible(jnp.asarray(NUMBERS), jnp.asarray(NUMBERS))
   positions = jnp.zeros((2, T), jnp.int32)
-  return block.View(visible, None, positions, jnp.asarray(NUMBERS), None, None)
+  return block.View(visible, None, positions, jnp.asarray(NUMBERS))
 
 
 def slow_pairing(pairing, ids, scores):
@@ -60,7 +60,7 @@ def test_ngrams_after_attention_equal_slow_loop(x64, pairing):
 
   attend = attention.Attention(N, dtype=jnp.float64)
   inputs = part(norm, 'attention_norm', x)
-  part(attend, 'attention', inputs, view().visible_BxTxS, None, None, view().position_BxT, mix)
+  part(attend, 'attention', inputs, view().visible_BxTxS, None, None, view().position_BxP, mix)
   centroids = np.asarray(variables['codebook']['ngrammer']['quantizer']['centroids'])
   distances = ((probe['context'][:, :, :, None] - centroids) ** 2).sum(axis=-1)
   ids = distances.argmin(axis=-1)

@@ -43,6 +43,19 @@ CHANGES = {
     'layers': 3,
     'convolution': 3,
   },
+  'transformer-xl': {'position': 'relative', 'norm': 'post_skip', 'ngram': None},
+  'relative positions': {
+    'position': 'relative',
+    'relative': model_config.RelativeConfig(shared_biases=False, clamp_length=3),
+    'scan_layers': True,
+  },
+  'relative positions of a full primer': {
+    'position': 'relative',
+    'convolution': 3,
+    'shared_query_key': True,
+    'per_dim_scale': True,
+    'ngram': dataclasses.replace(NGRAM, layer='attention', pairing=('attended', 'previous')),
+  },
   'per-dim scale': {'per_dim_scale': True},
   'sinusoid': {'position': 'sinusoid'},
   'no positions': {'position': 'none'},
@@ -64,8 +77,9 @@ STARTS[T:, [0, 3, 4]] = True
 PROMPTS = np.tile(np.arange(1, T + 1), 2)
 
 
-def build(change, dtype, serving=False):
+def build(change, dtype, serving=False, memory=None):
   config = dataclasses.replace(PLAIN, dtype=dtype, **CHANGES[change])
+  config = config if memory is None else with_memory(config, **memory)
   model = transformer.TransformerLM(config, V)
   memory = transformer.empty_memory(config, 2 * T)
   variables = random_variables(model, TOKENS, memory, dtype=dtype)
@@ -115,6 +129,44 @@ def test_prefill_at_every_split_then_single_tokens_equals_one_pass(x64, change, 
   states, memory = decoded(config, run, slots=T - 1)  # a token sees its slots and itself
   assert_close(states, one_pass(config, run), tolerance)
   assert memory['cache']['count'].tolist() == [T] * 2 * T
+
+
+def with_memory(config, **fields):
+  memory = model_config.MemoryConfig(**{'length': T - 1} | fields)
+  return dataclasses.replace(config, memory=memory)
+
+
+@pytest.mark.parametrize('change', CHANGES)
+def test_with_a_memory_of_the_history_any_split_equals_one_pass(x64, change):
+  """Of the inputs of the layers, as in training."""
+  config, run = build(change, 'float64', memory={})
+  states, memory = decoded(config, run, slots=0)
+  assert_close(states, one_pass(config, run), 1e-12)
+  assert 'cache' not in memory and 'hidden' in memory['layers'][0]
+
+
+SPLITS = [(8,), (1,) * 8, (3, 5), (5, 2, 1)]
+
+
+@pytest.mark.parametrize('slots', [0, 3])
+@pytest.mark.parametrize('same_length', ['memory', 'memory_and_self'])
+@pytest.mark.parametrize('change', ['transformer-xl', 'relative positions', 'n-grammer'])
+def test_with_the_same_length_for_all_any_split_equals_another(x64, change, same_length, slots):
+  """At any length: the stream is longer than the memory."""
+  config, run = build(change, 'float64', memory={'length': 3, 'same_length': same_length})
+  results = []
+  for split in SPLITS:
+    memory, parts, place = transformer.empty_memory(config, 2 * T, slots), [], 0
+    for length in split:
+      cut = slice(place, place + length)
+      part, memory = run(TOKENS[:, cut], memory, STARTS[:, cut])
+      parts.append(part)
+      place += length
+    results.append(np.concatenate(parts, axis=1))
+  for result in results[1:]:
+    assert_close(result, results[0], 1e-10)
+  free, run_free = build(change, 'float64', memory={'length': 3})
+  assert np.abs(one_pass(free, run_free) - results[0]).max() > 1e-3
 
 
 @pytest.mark.parametrize('change', ['n-grammer', 'other n-gram heads', 'three orders'])
