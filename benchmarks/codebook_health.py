@@ -18,8 +18,9 @@ import sys
 
 from ngrammer_jax.layers import quantizer
 
+QUICKSTART = pathlib.Path(__file__).parents[1] / 'configs' / 'quickstart.py'
 SMALL = (
-  '--config=configs/quickstart.py',
+  f'--config={QUICKSTART}',
   '--config.model.layers=2',
   '--config.model.width=128',
   '--config.model.heads=4',
@@ -39,7 +40,9 @@ def health(workdir: pathlib.Path, initial: str, empty: str, seed: int, extra: li
   policy = (f'--config.model.ngram.initial={initial}', f'--config.model.ngram.empty={empty}')
   command = [sys.executable, '-m', 'ngrammer_jax.train', *SMALL, *policy, *extra]
   command += [f'--config.seed={seed}', f'--workdir={workdir}']
-  subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+  workdir.parent.mkdir(parents=True, exist_ok=True)
+  with workdir.with_suffix('.log').open('w') as log:  # says why, where it fails
+    subprocess.run(command, check=True, stdout=log, stderr=log)
   last = {}
   for line in (workdir / 'metrics.jsonl').read_text().splitlines():
     last |= json.loads(line)
@@ -72,7 +75,7 @@ def main() -> None:
       cells.append(f'{row[name]["mean"]:.4f}' + (f' +- {error:.4f}' if error is not None else ''))
     results.append(row)
     print(f'{initial:<9}{empty:<8}' + ''.join(f'{cell:>24}' for cell in cells), flush=True)
-  (options.folder / 'health.json').write_text(json.dumps(results, indent=2) + '\n')
+    (options.folder / 'health.json').write_text(json.dumps(results, indent=2) + '\n')
 
 
 if __name__ == '__main__':

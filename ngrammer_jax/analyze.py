@@ -61,13 +61,14 @@ def _clusters(options: argparse.Namespace) -> None:
   from ngrammer_jax import runs
   from ngrammer_jax.analysis import clusters, figures
 
-  result = clusters.analyse(runs.load_run(options.workdir, flags.step(options.step)), options.split)
-  path = options.workdir / 'clusters.json'
-  files.write(path, json.dumps(result, indent=2, ensure_ascii=False) + '\n')
-  print(clusters.table(result))
   figure = options.figure or options.workdir / 'clusters.png'
+  run = runs.load_run(options.workdir, flags.step(options.step))
   with figures.saved(figure, panels=3, width=13) as axes:
+    result = clusters.analyse(run, options.split)
     clusters.draw(result, axes)
+  path = options.workdir / 'clusters.json'
+  files.write(path, json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + '\n')
+  print(clusters.table(result))
   print(f'all of it in {path}, figure in {figure}')
 
 

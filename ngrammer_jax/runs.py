@@ -147,7 +147,16 @@ class Run:
 
   @functools.cached_property
   def token_clusters(self) -> np.ndarray:
-    """The cluster of every token and head, int32 [V, N], of a quantiser on the embedding."""
+    """The cluster of every token and head, int32 [V, N].
+
+    Raises BadInput where there are none, or none that depend on the token alone.
+    """
+    ngram = self.config.model.ngram
+    if ngram is None or ngram.clusters is None or ngram.layer != 'input':
+      raise errors.BadInput(
+        f'--workdir={self.workdir} has no clusters of tokens: it needs model.ngram, with '
+        f'model.ngram.clusters and model.ngram.layer="input"'
+      )
     return np.asarray(self._serving[1]['ngrammer']['quantizer']['token_ids'])
 
   def evaluate(self, split: str = 'test') -> dict[str, Any]:

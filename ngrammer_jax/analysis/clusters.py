@@ -1,6 +1,7 @@
 """What the quantiser has learned: which tokens share a cluster, and which n-grams a row.
 
-V tokens that occur, D model width, N heads, H head width, K clusters, T tokens of text.
+V tokens of the vocabulary, U of them that occur, or different n-grams, D model width, N heads,
+H head width, K clusters, T tokens of text, G length of an n-gram.
 """
 
 from typing import Any
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax import errors, runs
+from ngrammer_jax import progress, runs
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.layers import documents, hashing, ngrammer, quantizer
 from ngrammer_jax.models import config as model_config
@@ -21,76 +22,85 @@ MAX_TOKENS = 1_000_000  # of text that n-grams are taken from
 def analyse(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   """All there is to know of the clusters of a run, as plain values for JSON.
 
-  Only tokens that occur in the text of the split count, the first million of it: others were
-  hardly trained. Keys: `step`, `split`, `clusters` K, `tokens` that occur, and `heads`:
+  Keys: `step`, `split`, `clusters` K, `tokens`, those of the vocabulary that occur in the text
+  of the training, `never`, those that do not, and `heads`, for each head, of those that occur:
 
   `used`: clusters that some of the tokens belong to.
   `vocabulary_perplexity`: exp of the entropy of the share of tokens that each cluster has.
   `usage_perplexity`, `dead`: of the running usage in training (see `ProductQuantizer`).
   `coherence`: mean cosine similarity of all pairs of tokens of one cluster, of the embeddings
     less their mean; `coherence_elsewhere`, without the features of this head, which k-means has
-    seen; each with the mean and the standard deviation of `random` clusters as large.
+    seen; each with the mean and the standard deviation of `random` clusters as large. None where
+    no cluster has two tokens.
   `ngrams`: what the hash does to the n-grams of the split, by order (see `collisions`).
-  `members`: the tokens of every cluster that has some, most frequent first; and the coherence
-    of each that has two or more.
+  `members`: the tokens of every cluster that has some, most frequent first, its coherence where
+    it has two or more, and the tokens that never occur.
 
   Raises:
     BadInput: the model has no clusters that depend on the token alone.
   """
-  ngram = run.config.model.ngram
-  if ngram is None or ngram.clusters is None or ngram.layer != 'input':
-    what = 'no n-gram layer' if ngram is None else f'layer={ngram.layer!r}, {ngram.clusters=}'
-    raise errors.BadInput(
-      f'--workdir={run.workdir} has no clusters of tokens to look at ({what}): '
-      f'it needs model.ngram with clusters, and model.ngram.layer="input"'
-    )
-  text = run.split(split)
-  hashed = collisions(ngram, run.token_clusters, text)
-  count_V = np.bincount(text.tokens[:MAX_TOKENS], minlength=len(run.token_clusters))
-  by_count_V = np.argsort(-count_V, kind='stable')[: np.count_nonzero(count_V)]
-  ids_VxN, N = run.token_clusters[by_count_V], run.token_clusters.shape[1]
-  rows_VxD = np.asarray(run.state.params['embedding'], np.float64)[by_count_V]
-  rows_VxNxH = (rows_VxD - rows_VxD.mean(axis=0)).reshape(len(rows_VxD), N, -1)
+  ngram, clusters_VxN = run.config.model.ngram, run.token_clusters
+  text, train = run.split(split), run.split('train').tokens
+  V, N = clusters_VxN.shape
+  hashed = collisions(ngram, clusters_VxN, text)
+  count_V = np.zeros(V, np.int64)
+  for first in range(0, len(train), MAX_TOKENS):
+    count_V += np.bincount(train[first : first + MAX_TOKENS], minlength=V)
+  by_count_V = np.argsort(-count_V, kind='stable')
+  seen_U = by_count_V[: np.count_nonzero(count_V)]
+  rows_UxD = np.asarray(run.state.params['embedding'], np.float32)[seen_U]
+  rows_UxNxH = (rows_UxD - rows_UxD.mean(axis=0)).reshape(len(seen_U), N, -1)
   usage_NxK = np.asarray(run.state.codebook['ngrammer']['quantizer']['usage'], np.float64)
   texts = [run.vocabulary.decode([token]).decode(errors='replace') for token in by_count_V]
   heads = []
-  for n in range(N):
-    ids_V = ids_VxN[:, n]
-    elsewhere = np.delete(rows_VxNxH, n, axis=1).reshape(len(ids_V), -1)
-    count_K = np.bincount(ids_V, minlength=ngram.clusters)
-    whole = rows_VxNxH.reshape(len(ids_V), -1)
-    heads.append(
-      {
-        'used': int((count_K > 0).sum()),
-        'vocabulary_perplexity': _perplexity(count_K),
-        'usage_perplexity': _perplexity(usage_NxK[n]),
-        'dead': float((usage_NxK[n] < quantizer.DEAD / ngram.clusters).mean()),
-        'coherence': _against_random(whole, ids_V),
-        'coherence_elsewhere': _against_random(elsewhere, ids_V) if N > 1 else None,
-        'ngrams': {order: of_order[n] for order, of_order in hashed.items()},
-        'members': _members(whole, ids_V, texts),
-      }
-    )
-  sizes = {'clusters': ngram.clusters, 'tokens': len(ids_VxN)}
+  with progress.Progress('comparing clusters', N, 'heads') as bar:
+    for n in range(N):
+      ids_V = clusters_VxN[by_count_V, n]
+      ids_U = ids_V[: len(seen_U)]
+      elsewhere = np.delete(rows_UxNxH, n, axis=1).reshape(len(ids_U), -1)
+      count_K = np.bincount(ids_U, minlength=ngram.clusters)
+      whole = rows_UxNxH.reshape(len(ids_U), -1)
+      heads.append(
+        {
+          'used': int((count_K > 0).sum()),
+          'vocabulary_perplexity': _perplexity(count_K),
+          'usage_perplexity': _perplexity(usage_NxK[n]),
+          'dead': float((usage_NxK[n] < quantizer.DEAD / ngram.clusters).mean()),
+          'coherence': _against_random(whole, ids_U),
+          'coherence_elsewhere': _against_random(elsewhere, ids_U),
+          'ngrams': {order: of_order[n] for order, of_order in hashed.items()},
+          'members': _members(whole, ids_U, ids_V, texts),
+        }
+      )
+      bar.advance(1)
+  sizes = {'clusters': ngram.clusters, 'tokens': len(seen_U), 'never': V - len(seen_U)}
   return {'step': int(run.state.step), 'split': split, **sizes, 'heads': heads}
 
 
-def coherence(rows_VxD: np.ndarray, ids_V: np.ndarray) -> tuple[float, np.ndarray]:
+def coherence(rows_UxD: np.ndarray, ids_U: np.ndarray) -> tuple[float | None, np.ndarray]:
   """Mean cosine similarity of the pairs inside clusters: over all pairs, and of each cluster.
 
-  A cluster of fewer than two rows has none, nan.
+  A cluster of fewer than two rows has none, nan; None where all are such.
   """
-  length_Vx1 = np.linalg.norm(rows_VxD, axis=1, keepdims=True)
-  unit_VxD = rows_VxD / np.where(length_Vx1 > 0, length_Vx1, 1)
-  sums_KxD = np.zeros((ids_V.max() + 1, rows_VxD.shape[1]))
-  np.add.at(sums_KxD, ids_V, unit_VxD)
+  return _coherence(_directions(rows_UxD), ids_U)
+
+
+def _directions(rows_UxD):
+  length_Ux1 = np.linalg.norm(rows_UxD, axis=1, keepdims=True)
+  return rows_UxD / np.where(length_Ux1 > 0, length_Ux1, 1)
+
+
+def _coherence(unit_UxD, ids_U):
+  order_U = np.argsort(ids_U, kind='stable')
+  there, first = np.unique(ids_U[order_U], return_index=True)
+  size_K = np.bincount(ids_U)
   # The square of a sum holds every pair twice, and every row with itself.
-  itself_K = np.bincount(ids_V, weights=np.square(unit_VxD).sum(axis=1))
-  twice_K = np.square(sums_KxD).sum(axis=1) - itself_K
-  size_K = np.bincount(ids_V)
+  twice_K = np.zeros(len(size_K))
+  twice_K[there] = np.square(np.add.reduceat(unit_UxD[order_U], first)).sum(axis=1)
+  twice_K -= np.bincount(ids_U, weights=np.square(unit_UxD).sum(axis=1))
   pairs_K = size_K * (size_K - 1)
-  with np.errstate(invalid='ignore'):
-    return float(twice_K.sum() / pairs_K.sum()), twice_K / pairs_K
+  overall = float(twice_K.sum() / pairs_K.sum()) if pairs_K.any() else None
+  return overall, np.where(pairs_K > 0, twice_K / np.maximum(pairs_K, 1), np.nan)
 
 
 def collisions(
@@ -104,8 +114,8 @@ def collisions(
   """
   T = min(len(text.tokens), MAX_TOKENS)
   ids_1xTxN = jnp.asarray(ids_VxN[np.asarray(text.tokens[:T])])[None]
-  starts_1xT = np.isin(np.arange(T), text.starts)[None]
-  K, V = ngram.clusters + ngram.distinct_start, ngram.vocabulary_size
+  starts_1xT = np.isin(np.arange(T), [0, *text.starts])[None]
+  K = ngram.clusters + ngram.distinct_start
   start = ngram.clusters if ngram.distinct_start else 0
   N, highest = ids_1xTxN.shape[-1], max(ngram.orders)
   memory = ngrammer.empty_memory(1, N, ngram.orders)
@@ -114,13 +124,16 @@ def collisions(
   result = {}
   for order in ngram.orders:
     grams = [ids_1xTxN, *back[: order - 1]]
-    rows_TxN = np.asarray(jax.jit(hashing.ngram_rows, static_argnums=(1, 2))(grams, K, V))[0]
+    hash_rows = jax.jit(hashing.ngram_rows, static_argnums=(1, 2))
+    rows_TxN = np.asarray(hash_rows(grams, K, ngram.vocabulary_size))[0]
     grams_TxNxG = np.stack([np.asarray(part)[0] for part in grams], axis=-1)
-    result[order] = [_collisions(grams_TxNxG[:, n], rows_TxN[:, n], V) for n in range(N)]
+    result[order] = [
+      _collisions(grams_TxNxG[:, n], rows_TxN[:, n], ngram.vocabulary_size) for n in range(N)
+    ]
   return result
 
 
-def _collisions(grams_TxG, row_T, V):
+def _collisions(grams_TxG, row_T, table_rows):
   grams_UxG, of_gram_T = np.unique(grams_TxG, axis=0, return_inverse=True)
   row_U = np.zeros(len(grams_UxG), np.int64)
   row_U[of_gram_T.ravel()] = row_T
@@ -129,16 +142,19 @@ def _collisions(grams_TxG, row_T, V):
   return {
     'distinct': len(grams_UxG),
     'rows': len(rows),
-    'random_rows': float(V * -np.expm1(len(grams_UxG) * np.log1p(-1 / V))) if V > 1 else 1.0,
+    'random_rows': float(table_rows * (1 - (1 - 1 / table_rows) ** len(grams_UxG))),
     'shared': float(shared_U[of_gram_T].mean()),
   }
 
 
-def _against_random(rows_VxD, ids_V):
-  random = np.random.default_rng(0)
-  shuffled = [coherence(rows_VxD, random.permutation(ids_V))[0] for _ in range(SHUFFLES)]
+def _against_random(rows_UxD, ids_U):
+  unit_UxD, random = _directions(rows_UxD), np.random.default_rng(0)
+  found, _ = _coherence(unit_UxD, ids_U)
+  if found is None or not rows_UxD.shape[1]:
+    return None
+  shuffled = [_coherence(unit_UxD, random.permutation(ids_U))[0] for _ in range(SHUFFLES)]
   return {
-    'clusters': coherence(rows_VxD, ids_V)[0],
+    'clusters': found,
     'random': float(np.mean(shuffled)),
     'random_deviation': float(np.std(shuffled)),
   }
@@ -149,23 +165,25 @@ def _perplexity(weight_K):
   return float(np.exp(-(share_K * np.log(share_K)).sum()))
 
 
-def _members(rows_VxD, ids_V, texts):
-  _, of_each = coherence(rows_VxD, ids_V)
-  return {
-    int(k): {
-      'coherence': None if np.isnan(of_each[k]) else float(of_each[k]),
-      'tokens': [texts[token] for token in np.flatnonzero(ids_V == k)],
+def _members(rows_UxD, ids_U, ids_V, texts):
+  _, of_each = coherence(rows_UxD, ids_U)
+  members = {}
+  for k in np.unique(ids_V):
+    places = np.flatnonzero(ids_V == k)
+    members[int(k)] = {
+      'coherence': float(of_each[k]) if k < len(of_each) and np.isfinite(of_each[k]) else None,
+      'tokens': [texts[place] for place in places if place < len(ids_U)],
+      'never': [texts[place] for place in places if place >= len(ids_U)],
     }
-    for k in np.unique(ids_V)
-  }
+  return members
 
 
 def table(result: dict[str, Any], examples: int = 3, tokens: int = 10) -> str:
   """The heads, one a line; then the most coherent clusters of four tokens or more of each."""
-  K, V = result['clusters'], result['tokens']
+  K, U = result['clusters'], result['tokens']
   lines = [
-    f'step {result["step"]:,}: the {V:,} tokens of the {result["split"]} split '
-    f'in {K:,} clusters a head',
+    f'step {result["step"]:,}: {U:,} tokens of the training text in {K:,} clusters a head '
+    f'({result["never"]:,} never occur); n-grams of the {result["split"]} split',
     f'{"head":>4}{"used":>7}{"perplexity":>12}{"in training":>13}{"dead":>8}'
     f'{"coherence (random)":>22}{"elsewhere (random)":>22}{"rows shared":>13}',
   ]
@@ -192,7 +210,8 @@ def draw(result: dict[str, Any], axes: Any) -> None:
   evenness, coherent, hashed = axes
   heads = range(len(result['heads']))
   for n, head in enumerate(result['heads']):
-    sizes = sorted((len(of['tokens']) for of in head['members'].values()), reverse=True)
+    sizes = [len(of['tokens']) for of in head['members'].values() if of['tokens']]
+    sizes.sort(reverse=True)
     evenness.plot(np.arange(1, len(sizes) + 1), sizes, linewidth=1, label=f'head {n}')
   evenness.set(xlabel='cluster, largest first', ylabel='tokens', yscale='log')
   evenness.legend(fontsize='x-small')

@@ -23,12 +23,17 @@ def saved(path: pathlib.Path, panels: int = 1, width: float = 6.4) -> Iterator[A
   from matplotlib import pyplot
 
   canvas, axes = pyplot.subplots(1, panels, figsize=(width, 3.6), layout='constrained')
-  try:
-    yield axes
+
+  def save():
     try:
       path.parent.mkdir(parents=True, exist_ok=True)
       canvas.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
       raise errors.BadInput(f'--figure={path} cannot be written: {error}') from error
+
+  try:
+    save()  # while nothing is wasted yet
+    yield axes
+    save()
   finally:
     pyplot.close(canvas)

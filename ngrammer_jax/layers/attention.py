@@ -5,7 +5,6 @@ H head width.
 """
 
 from collections.abc import Callable
-import functools
 
 from flax import linen as nn
 import jax
@@ -90,39 +89,46 @@ class Attention(nn.Module):
     if rotation is not None:
       q_BxTxNxH = position.rotate(q_BxTxNxH, tuple(part[:, -T:] for part in rotation))
       k_BxSxNxH = position.rotate(k_BxSxNxH, rotation)
-    scale_H = self._query_scale(D // self.heads).astype(self.dtype)
-    scores_of_distance = 0
-    if self.relative:
-      u_NxH, v_NxH = self._biases(D // self.heads) if biases is None else biases
-      by_distance = relative.RelativePosition(
-        self.heads, self.clamp_length, self.dtype, name='relative'
-      )
-      q_of_distance = (q_BxTxNxH + v_NxH.astype(self.dtype)) * scale_H
-      scores_of_distance = by_distance(q_of_distance, D, S, distance_BxTxS)
-      q_BxTxNxH += u_NxH.astype(self.dtype)
-    q_BxTxNxH = q_BxTxNxH * scale_H
-    score = functools.partial(
-      jnp.einsum, preferred_element_type=jnp.promote_types(self.dtype, jnp.float32)
-    )
-    # Cache and segment stay apart: joining them would copy the cache.
-    scores_BxNxTxS = score('btnh,bsnh->bnts', q_BxTxNxH, k_BxSxNxH)
-    if memory is not None:
-      scores_BxNxTxM = score('btnh,bnmh->bntm', q_BxTxNxH, memory['keys'])
-      scores_BxNxTxS = jnp.concatenate([scores_BxNxTxM, scores_BxNxTxS], axis=-1)
-    scores_BxNxTxS += scores_of_distance
+    scores_BxNxTxS = self._scores(q_BxTxNxH, k_BxSxNxH, memory, D, S, distance_BxTxS, biases)
     scores_BxNxTxS = jnp.where(visible_BxTxS[:, None], scores_BxNxTxS, MASKED)
     probs_BxNxTxS = jax.nn.softmax(scores_BxNxTxS, axis=-1)
     self.sow('intermediates', 'probs', probs_BxNxTxS)
     probs_BxNxTxS = probs_BxNxTxS.astype(self.dtype)
-    context_BxTxNxH = jnp.einsum('bnts,bsnh->btnh', probs_BxNxTxS[..., M:], v_BxSxNxH)
+    context_BxTxNxH = self._multiply('bnts,bsnh->btnh', probs_BxNxTxS[..., M:], v_BxSxNxH)
     if memory is not None:
       probs_BxNxTxM = probs_BxNxTxS[..., :M]
-      context_BxTxNxH += jnp.einsum('bntm,bnmh->btnh', probs_BxNxTxM, memory['values'])
+      context_BxTxNxH += self._multiply('bntm,bnmh->btnh', probs_BxNxTxM, memory['values'])
+    context_BxTxNxH = context_BxTxNxH.astype(self.dtype)
     if mix is not None:
       context_BxTxNxH, kept = mix(context_BxTxNxH, scores_BxNxTxS)
       segment = segment | kept
     output = linear.Linear((D,), ('heads', 'kv', 'embed'), 2, self.bias, self.dtype, name='out')
     return output(context_BxTxNxH), segment | {'keys': k_BxSxNxH, 'values': v_BxSxNxH}
+
+  def _multiply(self, indices, a, b):
+    """A product of dtype, in at least float32."""
+    wide = jnp.promote_types(self.dtype, jnp.float32)
+    return jnp.einsum(indices, a, b, preferred_element_type=wide)
+
+  def _scores(self, q_BxTxNxH, k_BxSxNxH, memory, D, S, distance_BxTxS, biases):
+    """How well queries and keys match, and distances where they count; scaled, not masked."""
+    scale_H = self._query_scale(D // self.heads).astype(self.dtype)
+    scores_of_distance = 0
+    if self.relative:
+      u_NxH, v_NxH = self._biases(D // self.heads) if biases is None else biases
+      of_distance = relative.RelativePosition(
+        self.heads, self.clamp_length, self.dtype, name='relative'
+      )
+      biased_BxTxNxH = (q_BxTxNxH + v_NxH.astype(self.dtype)) * scale_H
+      scores_of_distance = of_distance(biased_BxTxNxH, D, S, distance_BxTxS)
+      q_BxTxNxH += u_NxH.astype(self.dtype)
+    q_BxTxNxH = q_BxTxNxH * scale_H
+    # Cache and segment stay apart: joining them would copy the cache.
+    scores_BxNxTxS = self._multiply('btnh,bsnh->bnts', q_BxTxNxH, k_BxSxNxH)
+    if memory is not None:
+      scores_BxNxTxM = self._multiply('btnh,bnmh->bntm', q_BxTxNxH, memory['keys'])
+      scores_BxNxTxS = jnp.concatenate([scores_BxNxTxM, scores_BxNxTxS], axis=-1)
+    return scores_BxNxTxS + scores_of_distance
 
   def _projected(self, x_BxPxD, T, keys, memory, position_BxP):
     """Queries of the last T rows, keys and values of the last `keys`; what was convolved."""

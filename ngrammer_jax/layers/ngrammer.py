@@ -159,6 +159,7 @@ class NGrammer(nn.Module):
     documents_BxT: jax.Array | None = None,
     valid_BxT: jax.Array | None = None,
     pair_ids: jax.Array | None = None,
+    earlier_ids: jax.Array | None = None,
     vocabulary: quantizer.Vocabulary | None = None,
     memory: dict[str, jax.Array] | None = None,
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -170,9 +171,10 @@ class NGrammer(nn.Module):
       documents_BxT: document number of each token (any integers >= 0 that change at
         borders). No n-gram crosses a border. None: one document per row.
       valid_BxT: 0 at padding, which gives zeros and does not move the centroids.
-      pair_ids: positions to pair with instead of the predecessor, see `paired_ids`. They
-        count the `ids` [B, M, N] of the memory first, none without one, and the layer returns
-        the `ids` [B, T, N] of the segment for whoever keeps a memory of them.
+      pair_ids: positions to pair with instead of the predecessor, see `paired_ids`. A pair
+        may reach across a border, but the first token of a document has none. The layer then
+        takes no memory, and returns the `ids` [B, T, N] of the segment.
+      earlier_ids: [B, M, N] of tokens before the segment, which pair_ids count first.
       vocabulary: where x was looked up, see `ProductQuantizer`.
       memory: what the previous segment returned; None at the start of a stream.
     """
@@ -180,7 +182,13 @@ class NGrammer(nn.Module):
     check_shape(x_BxTxD.shape[-1], N, V, E, self.combine, self.orders)
     x_BxTxNxH = x_BxTxD.reshape(*x_BxTxD.shape[:2], N, -1)
     K, ids_BxTxN = self._ids(x_BxTxNxH, ids, valid_BxT, vocabulary)
-    grams, memory = self._grams(ids_BxTxN, K, documents_BxT, valid_BxT, pair_ids, memory)
+    if pair_ids is None:
+      grams, memory = self._grams(ids_BxTxN, K, documents_BxT, valid_BxT, memory)
+    elif memory is not None:
+      raise ValueError('pair_ids take earlier_ids instead of a memory')
+    else:
+      grams = [self._pairs(ids_BxTxN, K, documents_BxT, pair_ids, earlier_ids)]
+      memory = {'ids': ids_BxTxN}
     rows_BxTxGN = jnp.concatenate(
       [hashing.ngram_rows(gram, K + self.distinct_start, V) for gram in grams], axis=-1
     )
@@ -224,21 +232,22 @@ class NGrammer(nn.Module):
     )
     return self.clusters, quantize(x_BxTxNxH, valid_BxT, vocabulary)
 
-  def _grams(self, ids_BxTxN, K, documents_BxT, valid_BxT, pair_ids, memory):
+  def _pairs(self, ids_BxTxN, K, documents_BxT, pair_ids, earlier_ids):
+    """The ids of the bi-grams of given pairs."""
+    if self.orders != (2,):
+      raise ValueError(f'pair_ids make bi-grams, but the orders are {self.orders}')
+    ids_BxSxN, continues_BxT = ids_BxTxN, None
+    if earlier_ids is not None:
+      ids_BxSxN = jnp.concatenate([earlier_ids, ids_BxTxN], axis=1)
+    elif documents_BxT is not None:
+      continues_BxT = jnp.diff(documents_BxT, axis=1, prepend=documents.NONE) == 0
+    start = K if self.distinct_start else 0
+    return ids_BxTxN, paired_ids(ids_BxSxN, pair_ids, continues_BxT, start)
+
+  def _grams(self, ids_BxTxN, K, documents_BxT, valid_BxT, memory):
     """For each order the ids of its n-grams, the current one first; the next memory."""
     B, T, N = ids_BxTxN.shape
     start = K if self.distinct_start else 0
-    if pair_ids is not None:
-      if self.orders != (2,):
-        raise ValueError(f'pair_ids make bi-grams, but the orders are {self.orders}')
-      ids_BxSxN, continues_BxT = ids_BxTxN, None
-      if memory is not None:
-        ids_BxSxN = jnp.concatenate([memory['ids'], ids_BxTxN], axis=1)
-      elif documents_BxT is not None:
-        # Given pairs reach wherever they point, unless a document is known to start there.
-        continues_BxT = jnp.diff(documents_BxT, axis=1, prepend=documents.NONE) == 0
-      pairs_BxTxN = paired_ids(ids_BxSxN, pair_ids, continues_BxT, start)
-      return [(ids_BxTxN, pairs_BxTxN)], {'ids': ids_BxTxN}
     memory = empty_memory(B, N, self.orders) if memory is None else memory
     if documents_BxT is None:
       number_Bx1 = jnp.maximum(memory['documents'][:, -1:], 0)

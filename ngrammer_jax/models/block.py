@@ -170,8 +170,8 @@ def _paired(grams, pairing, view, memory, context_BxTxNxH, scores_BxNxTxS):
     S = scores_BxNxTxS.shape[-1]
     earlier_TxS = jnp.arange(S) < S - T + jnp.arange(T)[:, None]
     pair_ids = ngrammer.most_attended(scores_BxNxTxS, view.visible_BxTxS & earlier_TxS)
-    earlier = None if 'ids' not in memory else {'ids': memory['ids'].swapaxes(1, 2)}
-    y_BxTxD, kept = join(pair_ids=pair_ids, memory=earlier)
+    earlier = None if 'ids' not in memory else memory['ids'].swapaxes(1, 2)
+    y_BxTxD, kept = join(pair_ids=pair_ids, earlier_ids=earlier)
   else:
     y_BxTxD, seam = join(memory=memory['ngram'])
     kept = {'ngram': seam}

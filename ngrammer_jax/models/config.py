@@ -43,9 +43,9 @@ class NGramConfig:
   empty: str = 'shrink'  # what clusters without tokens do
   initial: str = 'uniform'  # where centroids begin
 
-  def after_block(self, layers: int) -> int:
-    """The number of blocks that come before the layer."""
-    return {'begin': 1, 'middle': layers // 2, 'end': layers}.get(self.layer, 0)
+  def after_block(self, layers: int) -> int | None:
+    """The number of blocks that come before the layer; None where it stands in blocks."""
+    return {'input': 0, 'begin': 1, 'middle': layers // 2, 'end': layers}.get(self.layer)
 
   def pairing_of(self, block: int) -> str:
     """The pairing after the attention of a block."""
@@ -100,6 +100,15 @@ class NGramConfig:
     if self.clusters is None:
       raise errors.BadInput(
         'model.ngram.clusters=None after attention: what it finds has no token id, give clusters'
+      )
+    if set(self.pairing) == {'none'}:
+      raise errors.BadInput(
+        'model.ngram.pairing is "none" for all layers: use model.ngram=None, or pair in some'
+      )
+    if 'attended' in self.pairing and model.position == 'none':
+      raise errors.BadInput(
+        'model.ngram.pairing has "attended", but with model.position="none" equal tokens are '
+        'attended to alike, and chance decides which one a token pairs with: use "rope"'
       )
     if self.heads not in (None, model.heads):
       raise errors.BadInput(

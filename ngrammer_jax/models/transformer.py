@@ -101,7 +101,7 @@ class TransformerLM(nn.Module):
     if n is not None and n.layer != 'attention':
       self.ngrammer = block.ngram_layer(c, dtype, V)
     pairing = ['none' if n is None else n.pairing_of(number) for number in range(c.layers)]
-    self.layer = [self._block()(c, dtype, each) for each in pairing]
+    self.layer = [self._block(scanned=False)(c, dtype, each) for each in pairing]
     if c.final_norm:
       self.final_norm = normalization.LayerNorm(epsilon=c.norm_epsilon, dtype=dtype)
     self.biases = None
@@ -136,15 +136,13 @@ class TransformerLM(nn.Module):
       starts_BxT = jnp.zeros(tokens_BxT.shape, bool)
     documents_BxT = documents.numbers(starts_BxT, memory['document'])
     next_memory = {'document': documents_BxT[:, -1]}
+    view, known = self._view(documents_BxT, starts_BxT, valid_BxT, prefix_BxT, memory)
+    next_memory |= known
     # Rows stay sharded, columns come together: the batch is already spread over their axis.
     table_VxD = nn.with_logical_constraint(_inputs(c, self.embedding), ('vocab', None))
     x_BxTxD = block.whole_width(table_VxD[tokens_BxT])
 
-    def join(x_BxTxD):
-      """The n-gram layer."""
-      vocabulary = None
-      if c.ngram.layer == 'input':
-        vocabulary = quantizer.Vocabulary(table_VxD, tokens_BxT)
+    def join(x_BxTxD, vocabulary=None):
       x_BxTxD, next_memory['ngram'] = self.ngrammer(
         x_BxTxD,
         ids=tokens_BxT,
@@ -155,31 +153,38 @@ class TransformerLM(nn.Module):
       )
       return block.whole_width(x_BxTxD)
 
-    join_after = c.ngram.after_block(c.layers) if 'ngram' in memory else None
-    if join_after == 0:
-      x_BxTxD = join(x_BxTxD)
-    view, known = self._view(documents_BxT, starts_BxT, valid_BxT, prefix_BxT, memory)
-    next_memory |= known
-    if c.position == 'sinusoid':
-      wide = jnp.promote_types(self.dtype, jnp.float32)
-      position_BxT = view.position_BxP[:, -tokens_BxT.shape[1] :]
-      x_BxTxD += position.sinusoid(position_BxT, c.width, wide).astype(self.dtype)
+    place = None if c.ngram is None else c.ngram.after_block(c.layers)
+    if place == 0:
+      x_BxTxD = join(x_BxTxD, quantizer.Vocabulary(table_VxD, tokens_BxT))
+    x_BxTxD = self._positioned(x_BxTxD, view)
     drop = train and c.dropout > 0
     keys = jax.random.split(self.make_rng('dropout'), c.layers + 1) if drop else None
-    x_BxTxD = block.drop(x_BxTxD, c, keys[0]) if drop else x_BxTxD
-    x_BxTxD = block.whole_width(x_BxTxD)
+    x_BxTxD = block.whole_width(block.drop(x_BxTxD, c, None if keys is None else keys[0]))
     kept, layers = memory.get('layers', ({},) * c.layers), []
-    # The n-gram layer splits the blocks into two runs, each scanned by itself.
-    for first, last in itertools.pairwise(sorted({0, join_after or 0, c.layers})):
+    for first, last in itertools.pairwise(self._borders(place)):
       run = slice(first, last)
       x_BxTxD, part = self._run(run, x_BxTxD, view, kept[run], keys[1:][run] if drop else None)
       layers += part
-      if last == join_after:
+      if last == place:
         x_BxTxD = join(x_BxTxD)
     if 'layers' in memory:
       next_memory['layers'] = tuple(layers)
     hidden_BxTxD = self.final_norm(x_BxTxD) if c.final_norm else x_BxTxD
     return hidden_BxTxD, next_memory, {}
+
+  def _positioned(self, x_BxTxD, view):
+    """The inputs with what tells positions apart, where that is added to them."""
+    if self.config.position != 'sinusoid':
+      return x_BxTxD
+    position_BxT = view.position_BxP[:, -x_BxTxD.shape[1] :]
+    wide = jnp.promote_types(self.dtype, jnp.float32)
+    return x_BxTxD + position.sinusoid(position_BxT, self.config.width, wide).astype(self.dtype)
+
+  def _borders(self, place):
+    """Where runs of equal blocks begin and end: at an n-gram layer, or at blocks that have one."""
+    pairings = [layer.pairing for layer in self.layer]
+    changes = {i for i in range(1, len(pairings)) if pairings[i] != pairings[i - 1]}
+    return sorted({0, place or 0, len(pairings)} | changes)
 
   def _view(self, documents_BxT, starts_BxT, valid_BxT, prefix_BxT, memory):
     """The view of the segment, and what the next one will know of the tokens kept."""
@@ -239,19 +244,19 @@ class TransformerLM(nn.Module):
     """Log-probabilities [B, T, V] of the token after each, in nats."""
     return jax.nn.log_softmax(self.logits(hidden_BxTxD))
 
-  def _block(self):
+  def _block(self, scanned):
     """The block class, computed again in the backward pass as the config says."""
     if self.config.remat == 'none':
       return block.Block
     policy = REMAT_POLICIES[self.config.remat]
-    return nn.remat(block.Block, policy=policy, prevent_cse=not self.config.scan_layers)
+    return nn.remat(block.Block, policy=policy, prevent_cse=not scanned)
 
   def _run(self, run, x_BxTxD, view, memory, dropout_keys):
     """A run of layers, in one scan over their stacked parameters or one after the other."""
     c, blocks = self.config, range(len(self.layer))[run]
     # The codebooks of blocks are not scanned.
-    in_blocks = c.ngram is not None and c.ngram.layer == 'attention'
-    if not c.scan_layers or in_blocks or self.is_initializing():
+    has_codebook = self.layer[blocks[0]].pairing != 'none'
+    if not c.scan_layers or has_codebook or self.is_initializing():
       next_memory = []
       for i, (number, part) in enumerate(zip(blocks, memory, strict=True)):
         key = None if dropout_keys is None else dropout_keys[i]
@@ -259,7 +264,7 @@ class TransformerLM(nn.Module):
         next_memory.append(part)
       return x_BxTxD, next_memory
 
-    body = self._block()(c, self.dtype, parent=None)
+    body = self._block(scanned=True)(c, self.dtype, parent=None)
 
     def one_layer(x_BxTxD, layer):
       params, memory, key = layer
@@ -283,7 +288,8 @@ def for_serving(model: TransformerLM, params: Any, codebook: Any) -> Any:
   if c.ngram is None or c.ngram.clusters is None or c.ngram.layer != 'input':
     return codebook
   n, rows_VxD = c.ngram, _inputs(c, params['embedding'])
-  rows_1xVxNxH = rows_VxD.reshape(1, len(rows_VxD), n.heads or c.heads, -1)
-  quantize = quantizer.ProductQuantizer(n.clusters, prenormalize=n.prenormalize)
-  ids_1xVxN = quantize.apply({'codebook': codebook['ngrammer']['quantizer']}, rows_1xVxNxH)
-  return {'ngrammer': {'quantizer': {'token_ids': ids_1xVxN[0]}}}
+  rows_VxNxH = rows_VxD.reshape(len(rows_VxD), n.heads or c.heads, -1)
+  centroids_NxKxH = codebook['ngrammer']['quantizer']['centroids']
+  rows_VxNxH = quantizer.clustered(rows_VxNxH, n.prenormalize)
+  ids_VxN = quantizer.nearest_of_rows(rows_VxNxH, centroids_NxKxH)
+  return {'ngrammer': {'quantizer': {'token_ids': ids_VxN}}}

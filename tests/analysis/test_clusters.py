@@ -65,11 +65,13 @@ def test_clusters_of_a_run(tiny, tmp_path, capsys):
   assert (workdir / 'clusters.png').read_bytes().startswith(b'\x89PNG')
   result = json.loads((workdir / 'clusters.json').read_text())
   run = runs.load_run(workdir)
-  there = sorted(set(run.split('validation').tokens.tolist()))
-  assert (result['step'], result['clusters'], result['tokens']) == (4, 8, len(there))
+  there = sorted(set(run.split('train').tokens.tolist()))
+  sizes = (result['step'], result['clusters'], result['tokens'], result['never'])
+  assert sizes == (4, 8, len(there), 257 - len(there))
   for n, head in enumerate(result['heads']):
     # Every token that occurs is in one cluster: the one that the model gives it.
-    members = {k: of['tokens'] for k, of in head['members'].items()}
+    assert sum(len(of['never']) for of in head['members'].values()) == result['never']
+    members = {k: of['tokens'] for k, of in head['members'].items() if of['tokens']}
     expected = {}
     for token in there:
       text = run.vocabulary.decode([token]).decode(errors='replace')
@@ -77,7 +79,7 @@ def test_clusters_of_a_run(tiny, tmp_path, capsys):
     assert {k: sorted(v) for k, v in members.items()} == {k: sorted(v) for k, v in expected.items()}
     assert head['used'] == len(members)
     assert 1 <= head['vocabulary_perplexity'] <= head['used']
-  assert printed.startswith(f'step 4: the {len(there)} tokens of the validation split in 8')
+  assert printed.startswith(f'step 4: {len(there)} tokens of the training text in 8 clusters')
 
 
 def test_a_run_without_clusters_of_tokens(tiny, tmp_path):
@@ -85,7 +87,17 @@ def test_a_run_without_clusters_of_tokens(tiny, tmp_path):
     tiny(model={'ngram': None}, training={'steps': 2, 'evaluate_every': 0}), tmp_path / 'run'
   )
   with bad_input(
-    f'--workdir={tmp_path / "run"} has no clusters of tokens to look at (no n-gram layer): '
-    f'it needs model.ngram with clusters, and model.ngram.layer="input"'
+    f'--workdir={tmp_path / "run"} has no clusters of tokens: it needs model.ngram, with '
+    f'model.ngram.clusters and model.ngram.layer="input"'
   ):
     analyze.main(['clusters', f'--workdir={tmp_path / "run"}'])
+
+
+def test_more_clusters_than_tokens(tiny, tmp_path):
+  """No cluster has two: nothing to compare, and no number that is none."""
+  ngram = model_config.NGramConfig(clusters=64, vocabulary_size=64, dim=4, initial='data')
+  loop.train(tiny(model={'ngram': ngram}, training={'steps': 2}), tmp_path / 'run')
+  rows, ids = np.ones((3, 2)), np.arange(3)
+  assert clusters.coherence(rows, ids)[0] is None
+  analyze.main(['clusters', f'--workdir={tmp_path / "run"}'])
+  json.loads((tmp_path / 'run' / 'clusters.json').read_text(), parse_constant=pytest.fail)

@@ -88,8 +88,8 @@ def test_pairs_reach_into_the_memory(x64):
   variables = random_variables(layer, x, dtype='float64')
   whole, kept = apply(layer, variables, x, pair_ids=jnp.asarray(pairs))
   for split in (1, 4):
-    now = {'ids': kept['ids'][:, :split]}
-    given = {'pair_ids': jnp.asarray(pairs[..., split:]), 'memory': now}
+    now = kept['ids'][:, :split]
+    given = {'pair_ids': jnp.asarray(pairs[..., split:]), 'earlier_ids': now}
     part, ids = apply(layer, variables, x[:, split:], **given)
     assert_close(part, whole[:, split:], 1e-12)
     assert ids['ids'].tolist() == kept['ids'][:, split:].tolist()

@@ -224,6 +224,11 @@ def test_chunks_change_nothing(monkeypatch):
     assert quantizer.nearest_centroids(x, centroids).tolist() == expected
 
 
+@pytest.mark.parametrize('shape', [(2, 0, 2, 3), (0, 4, 2, 3)])
+def test_no_tokens_have_no_clusters(shape):
+  assert quantizer.nearest_centroids(jnp.zeros(shape), jnp.zeros((2, 5, 3))).shape == shape[:3]
+
+
 def test_distances_of_one_chunk_exist_at_a_time(monkeypatch):
   for limit in ('CPU_DISTANCES', 'DISTANCES'):
     monkeypatch.setattr(quantizer, limit, 2**17)

@@ -73,6 +73,15 @@ def test_possible_model_passes(fields):
       'elsewhere a token pairs with the one before',
     ),
     (
+      {'ngram': {'layer': 'attention', 'pairing': ('none',)}},
+      'model.ngram.pairing is "none" for all layers: use model.ngram=None, or pair in some',
+    ),
+    (
+      {'ngram': {'layer': 'attention', 'pairing': ('attended',)}, 'position': 'none'},
+      'model.ngram.pairing has "attended", but with model.position="none" equal tokens are '
+      'attended to alike, and chance decides which one a token pairs with: use "rope"',
+    ),
+    (
       {'ngram': {'layer': 'attention', 'heads': 8}},
       'model.ngram.heads=8 after attention, whose model.heads=4 are those of the layer: '
       'leave model.ngram.heads=None',

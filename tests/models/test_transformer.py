@@ -106,6 +106,24 @@ def test_backward_pass_recomputes_what_the_policy_says(scan):
   assert products('full') - stored == 8 * bodies
 
 
+def test_what_is_computed_again_in_a_row_is_not_optimised_away():
+  ngram = dataclasses.replace(NGRAM, layer='attention', pairing=('previous', 'none', 'none'))
+
+  def kept_apart(**fields):
+    model = small_model(remat='full', layers=3, **fields)
+    memory = transformer.empty_memory(model.config, B)
+    variables = random_variables(model, random_tokens(), memory)
+    jaxpr = jax.make_jaxpr(loss_and_gradient(model, variables))(variables['params']).jaxpr
+    policies = [e.params for e in jaxprs.equations(jaxpr) if 'prevent_cse' in e.params]
+    with_policy = [p['prevent_cse'] for p in policies if p['policy'] is not None]
+    return set(with_policy)
+
+  # In a scan nothing can be; the block with n-grams stands in a row, the others are scanned.
+  assert kept_apart(ngram=None) == {False}
+  assert kept_apart(ngram=None, scan_layers=False) == {True}
+  assert kept_apart(ngram=ngram) == {True, False}
+
+
 def test_scanned_and_unrolled_share_parameters():
   scanned, unrolled = (variables_of(small_model(scan_layers=scan)) for scan in (True, False))
   jax.tree.map(np.testing.assert_array_equal, scanned, unrolled)
