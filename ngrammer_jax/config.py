@@ -19,13 +19,27 @@ from ngrammer_jax import errors, files
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.models import config as model_config
 
-SCHEDULES = ('cosine', 'linear', 'rsqrt', 'constant')
+ALGORITHMS = ('adam', 'lamb')
+SCHEDULES = (
+  *('cosine', 'linear', 'rsqrt', 'constant'),
+  *('transformer_xl', 'transformer_xl_tensorflow'),  # those of the official codes
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TableConfig:
+  """Adagrad for the n-gram tables."""
+
+  learning_rate: float = 0.01
+  accumulator: float = 0.1  # where the sum of squares starts
+  epsilon: float = 1e-10
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
   """Adam for the dense weights, Adagrad for the n-gram tables, one schedule shape."""
 
+  algorithm: str = 'adam'  # of the dense weights; lamb: Adam, each array by its own norm
   learning_rate: float = 1e-3
   schedule: str = 'cosine'  # after the warm-up
   warmup_steps: int = 100
@@ -35,9 +49,7 @@ class OptimizerConfig:
   epsilon: float = 1e-6
   weight_decay: float = 0.0
   clip_norm: float | None = 1.0  # of the gradient of the dense weights
-  table_learning_rate: float = 0.01
-  table_accumulator: float = 0.1  # where Adagrad's sum of squares starts
-  table_epsilon: float = 1e-10
+  table: TableConfig | None = None  # None: its defaults
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +67,22 @@ class TrainingConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class EvaluationMemory:
+  """What a model with a segment memory does otherwise in evaluation; None: as in training."""
+
+  length: int | None = None  # tokens whose keys and values are kept
+  same_length: str | None = None  # see `model.memory.same_length`
+  clamp_length: int | None = None  # see `model.positional.clamp_length`
+
+
+@dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
   """What defines a measurement; devices and rows at a time do not."""
 
   streams: int = 16  # a split is cut into so many contiguous parts
   segment_length: int | None = None  # None: as in training
   max_tokens: int | None = None  # of validation during training; None: all
+  memory: EvaluationMemory | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +109,7 @@ class Config:
   def check(self) -> None:
     """Raises BadInput for a combination that cannot work. Touches no device."""
     self.model.check()
+    self.evaluation_model().check()
     self.data.check()
     t, o = self.training, self.optimizer
     for key in ('steps', 'batch_size', 'segment_length', 'segments_per_call', 'log_every'):
@@ -107,17 +130,26 @@ class Config:
           f'training.{key}={value} is not a multiple of training.segments_per_call='
           f'{t.segments_per_call}: use {near}, or another segments_per_call'
         )
-    if o.schedule not in SCHEDULES:
-      raise errors.BadInput(
-        f'optimizer.schedule={o.schedule!r} is not one of: {", ".join(SCHEDULES)}'
-      )
-    for key in ('learning_rate', 'table_learning_rate', 'epsilon', 'table_epsilon'):
-      if not 0 < getattr(o, key) < math.inf:
-        raise errors.BadInput(f'optimizer.{key}={getattr(o, key)} must be above 0')
+    for key, valid in (('schedule', SCHEDULES), ('algorithm', ALGORITHMS)):
+      if getattr(o, key) not in valid:
+        raise errors.BadInput(
+          f'optimizer.{key}={getattr(o, key)!r} is not one of: {", ".join(valid)}'
+        )
+    table = o.table or TableConfig()
+    for section, block, key in (
+      ('optimizer', o, 'learning_rate'),
+      ('optimizer', o, 'epsilon'),
+      ('optimizer.table', table, 'learning_rate'),
+      ('optimizer.table', table, 'epsilon'),
+    ):
+      if not 0 < getattr(block, key) < math.inf:
+        raise errors.BadInput(f'{section}.{key}={getattr(block, key)} must be above 0')
+    if not 0 <= table.accumulator < math.inf:
+      raise errors.BadInput(f'optimizer.table.accumulator={table.accumulator} must be at least 0')
     for key in ('beta1', 'beta2'):
       if not 0 <= getattr(o, key) < 1:
         raise errors.BadInput(f'optimizer.{key}={getattr(o, key)} must be at least 0 and below 1')
-    for key in ('clip_norm', 'weight_decay', 'final_fraction', 'table_accumulator'):
+    for key in ('clip_norm', 'weight_decay', 'final_fraction'):
       if getattr(o, key) is not None and not 0 <= getattr(o, key) < math.inf:
         raise errors.BadInput(f'optimizer.{key}={getattr(o, key)} must be at least 0')
     if not 0 <= self.seed < 2**32:
@@ -132,6 +164,24 @@ class Config:
   def evaluation_length(self) -> int:
     """Segment length of evaluation."""
     return self.evaluation.segment_length or self.training.segment_length
+
+  def evaluation_context(self) -> int:
+    """Tokens that a token is predicted from at most in evaluation."""
+    memory = self.evaluation_model().memory
+    return self.evaluation_length() + (memory.length if memory else 0)
+
+  def evaluation_model(self) -> model_config.ModelConfig:
+    """The model as it is evaluated: with the memory and the positions of evaluation."""
+    model, other = self.model, self.evaluation.memory
+    if other is None:
+      return model
+    if model.memory is None:
+      raise errors.BadInput('evaluation.memory is set, but the model has none: set model.memory')
+    said = {k: v for k, v in dataclasses.asdict(other).items() if v is not None}
+    clamp = {k: said.pop(k) for k in ('clamp_length',) if k in said}
+    memory = dataclasses.replace(model.memory, **said)
+    positional = dataclasses.replace(model.positions(), **clamp) if clamp else model.positional
+    return dataclasses.replace(model, memory=memory, positional=positional)
 
 
 def _at_least(section: str, key: str, value: int, least: int) -> None:

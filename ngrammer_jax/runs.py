@@ -107,6 +107,11 @@ class Run:
     return transformer.TransformerLM(self.config.model, self.vocabulary.size)
 
   @functools.cached_property
+  def evaluated(self) -> transformer.TransformerLM:
+    """The model with the memory and the positions of evaluation, which it writes with too."""
+    return transformer.TransformerLM(self.config.evaluation_model(), self.vocabulary.size)
+
+  @functools.cached_property
   def state(self) -> train_state.TrainState:
     """The checkpoint. Raises BadInput where there is none."""
     t = self.config.training
@@ -163,7 +168,7 @@ class Run:
     """Scores every token of a split of the run's corpus; see `language_modeling.Evaluator`."""
     tokens = self.split(split)
     evaluate = language_modeling.Evaluator(
-      self.model,
+      self.evaluated,
       self.mesh,
       self.config.evaluation.streams,
       self.config.evaluation_length(),
@@ -210,7 +215,7 @@ class Run:
       temperature, top_k, top_p: see `decoding.sampling.Sampling`; temperature 0 is greedy.
       seed: prompt number i, from 0, draws with seed + i, whatever the other prompts are.
       context: tokens that a token is predicted from, at most. None: the segment length of the
-        evaluation.
+        evaluation and, where the model has one, its memory.
       on_text: called with the number of a prompt and what its text has grown by.
 
     Raises:
@@ -231,7 +236,7 @@ class Run:
   ) -> Iterator[Completion]:
     """Yields what `generate` returns, some prompts at a time, as soon as they are done."""
     how.check()
-    context = self.config.evaluation_length() if context is None else context
+    context = self.config.evaluation_context() if context is None else context
     for name, value, least in (('tokens', tokens, 1), ('context', context, 1), ('seed', seed, 0)):
       if not isinstance(value, numbers.Integral) or value < least:
         raise errors.BadInput(f'{name}={value} must be a whole number from {least} on')
@@ -267,12 +272,12 @@ class Run:
   @functools.cached_property
   def _scorer(self) -> Callable[[int], scoring.Scorer]:
     """By rows; kept, as the generators are."""
-    return functools.cache(functools.partial(scoring.Scorer, self.model, self.mesh))
+    return functools.cache(functools.partial(scoring.Scorer, self.evaluated, self.mesh))
 
   @functools.cached_property
   def _generator(self) -> Callable[[int, int], generation.Generator]:
     """By context and rows; kept, since each compiles its own steps."""
-    return functools.cache(functools.partial(generation.Generator, self.model, self.mesh))
+    return functools.cache(functools.partial(generation.Generator, self.evaluated, self.mesh))
 
   def _encoded(self, text: str, name: str) -> np.ndarray:
     if not isinstance(text, str):

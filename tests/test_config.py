@@ -165,8 +165,8 @@ def every(key, value, use, calls=10):
     ),
     ({'optimizer': {'learning_rate': 0.0}}, 'optimizer.learning_rate=0.0 must be above 0'),
     (
-      {'optimizer': {'table_learning_rate': -1.0}},
-      'optimizer.table_learning_rate=-1.0 must be above 0',
+      {'optimizer': {'table': {'learning_rate': -1.0}}},
+      'optimizer.table.learning_rate=-1.0 must be above 0',
     ),
     ({'mesh': {'data': 0}}, 'mesh.data=0 must be at least 1, or -1'),
     ({'mesh': {'fsdp': -2}}, 'mesh.fsdp=-2 must be at least 1, or -1'),

@@ -42,6 +42,16 @@ class Evaluator:
     self._streams, self._length = streams, length
     self._score = scoring.Scorer(model, mesh, min(rows, streams))
     self._vocabulary, self._mesh = model.vocabulary_size, mesh
+    memory = model.config.memory
+    self._memory = (
+      {}
+      if memory is None
+      else {
+        'memory_length': memory.length,
+        'same_length': memory.same_length,
+        'clamp_length': model.config.positions().clamp_length,
+      }
+    )
     self._serve = jax.jit(functools.partial(transformer.for_serving, model))
 
   def __call__(
@@ -89,6 +99,7 @@ class Evaluator:
         'name': 'streams',
         'streams': parts.streams,
         'segment_length': self._length,
+        **self._memory,
         'whole_split': covered,
       },
     }

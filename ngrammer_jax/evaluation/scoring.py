@@ -49,7 +49,10 @@ class Scorer:
       Nats and correctness of the best guess, 0 at padding, and validity, each [rows, T].
     """
     place = sharding.rows_sharding(self._mesh)
-    empty = transformer.empty_memory(self._model.config, self.rows)
+    config = self._model.config
+    # Keys and values of the memory are kept, and not projected anew for every segment.
+    slots = config.memory.length if config.memory is not None else 0
+    empty = transformer.empty_memory(config, self.rows, slots)
     memory = jax.tree.map(lambda a: jax.device_put(a, place), empty)
     waiting = None
     for index in range(segments):

@@ -62,9 +62,8 @@ def load_language_model(
     ('params', 'embedding'): Source(('word_emb.emb_layers.0.weight',), (V, D)),
     ('params', 'softmax_bias'): Source(('crit.out_layers.0.bias',), (V,)),
   }
-  shared = (c.relative or model_config.RelativeConfig()).shared_biases
   for ours, theirs in (('content_bias', 'r_w_bias'), ('position_bias', 'r_r_bias')):
-    if shared:
+    if c.positions().shared_biases:
       sources['params', ours] = Source((theirs,), (N, H))
       continue
     for i in range(L):

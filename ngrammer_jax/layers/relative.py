@@ -19,16 +19,19 @@ from ngrammer_jax.layers import linear
 
 
 def encodings(S: int, D: int, clamp_length: int | None = None, dtype=jnp.float32) -> jax.Array:
-  """R of the distances S - 1 down to 0, [S, D]: all sines, then all cosines.
+  """R_d - R_0 of the distances d = S - 1 down to 0, [S, D]: all sines, then all cosines less 1.
 
-  Frequency k is 10000^(-2 k / D). Distances beyond `clamp_length` count as that.
+  Frequency k is 10000^(-2 k / D). Distances beyond `clamp_length` count as that. What all
+  keys have in common changes no softmax; but where a frequency is low, the cosines of all
+  distances are almost 1, and all digits of their differences would be lost in it.
   """
   distance_S = jnp.arange(S - 1, -1, -1, dtype=dtype)
   if clamp_length is not None:
     distance_S = jnp.minimum(distance_S, clamp_length)
   frequency_h = 10_000 ** (-jnp.arange(0, D, 2, dtype=dtype) / D)
   angle_Sxh = distance_S[:, None] * frequency_h
-  return jnp.concatenate([jnp.sin(angle_Sxh), jnp.cos(angle_Sxh)], axis=-1)
+  cosine_less_1_Sxh = -2 * jnp.square(jnp.sin(angle_Sxh / 2))
+  return jnp.concatenate([jnp.sin(angle_Sxh), cosine_less_1_Sxh], axis=-1)
 
 
 def shift(scores_BxNxTxS: jax.Array) -> jax.Array:

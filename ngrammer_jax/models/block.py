@@ -85,7 +85,7 @@ class Block(nn.Module):
       taps=c.convolution,
       shared_query_key=c.shared_query_key,
       relative=c.position == 'relative',
-      clamp_length=None if c.relative is None else c.relative.clamp_length,
+      clamp_length=c.positions().clamp_length,
       dtype=self.dtype,
       name='attention',
     )

@@ -154,11 +154,30 @@ class MemoryConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class RelativeConfig:
-  """Relative positions (see `layers.relative`)."""
+class PositionalConfig:
+  """More about `model.position`."""
 
-  shared_biases: bool = True  # u and v are the same in all layers
-  clamp_length: int | None = None  # distances beyond it count as that
+  min_timescale: float = 1.0  # of rope
+  max_timescale: float = 10_000.0
+  shared_biases: bool = True  # of relative: u and v are the same in all layers
+  clamp_length: int | None = None  # of relative: distances beyond it count as that
+
+  def check(self, model: 'ModelConfig') -> None:
+    """Raises BadInput for an impossible value, or one that is not for this model."""
+    if not (self.min_timescale > 0 and self.max_timescale > 0):
+      raise errors.BadInput(
+        f'model.positional.min_timescale={self.min_timescale} and max_timescale='
+        f'{self.max_timescale} must be above 0'
+      )
+    if self.clamp_length is not None and self.clamp_length < 1:
+      raise errors.BadInput(f'model.positional.clamp_length={self.clamp_length} must be at least 1')
+    of = {'rope': {'min_timescale', 'max_timescale'}, 'relative': {'shared_biases', 'clamp_length'}}
+    for field in dataclasses.fields(self):
+      if field.name not in of.get(model.position, set()):
+        if getattr(self, field.name) != field.default:
+          raise errors.BadInput(
+            f'model.positional.{field.name} is not for model.position={model.position!r}'
+          )
 
 
 def _check_choices(section: str, block: Any, choices: dict[str, tuple[str, ...]]) -> None:
@@ -182,8 +201,7 @@ class ModelConfig:
   bias: bool = False  # of the linear maps
   feed_forward_bias: bool | None = None  # of those of the feed-forward; None: as the others
   position: str = 'rope'
-  min_timescale: float = 1.0
-  max_timescale: float = 10_000.0
+  positional: PositionalConfig | None = None  # None: its defaults
   per_dim_scale: bool = False
   norm: str = 'pre'  # where the layer norms stand, see NORMS
   norm_epsilon: float = 1e-6
@@ -200,7 +218,10 @@ class ModelConfig:
   remat: str = 'none'  # what the backward pass computes again
   ngram: NGramConfig | None = None
   memory: MemoryConfig | None = None
-  relative: RelativeConfig | None = None  # None: its defaults, where model.position says so
+
+  def positions(self) -> PositionalConfig:
+    """More about positions, the defaults where nothing is said."""
+    return self.positional or PositionalConfig()
 
   def compute_dtype(self) -> jnp.dtype:
     """The dtype of activations on the default backend."""
@@ -231,19 +252,12 @@ class ModelConfig:
       value = getattr(self, key)
       if value is not None and value < 1:
         raise errors.BadInput(f'model.{key}={value} must be at least 1')
-    for key in ('min_timescale', 'max_timescale'):
-      if not getattr(self, key) > 0:
-        raise errors.BadInput(f'model.{key}={getattr(self, key)} must be above 0')
     self._check_heads()
     if not 0 <= self.dropout < 1:
       raise errors.BadInput(f'model.dropout={self.dropout} must be at least 0 and below 1')
     if not self.norm_epsilon > 0:
       raise errors.BadInput(f'model.norm_epsilon={self.norm_epsilon} must be above 0')
-    if self.relative is not None and self.position != 'relative':
-      raise errors.BadInput(
-        f'model.relative is set, but model.position={self.position!r}: use "relative"'
-      )
-    for block in (self.ngram, self.memory):
+    for block in (self.ngram, self.memory, self.positional):
       if block is not None:
         block.check(self)
 

@@ -105,7 +105,7 @@ class TransformerLM(nn.Module):
     if c.final_norm:
       self.final_norm = normalization.LayerNorm(epsilon=c.norm_epsilon, dtype=dtype)
     self.biases = None
-    if c.position == 'relative' and (c.relative or model_config.RelativeConfig()).shared_biases:
+    if c.position == 'relative' and c.positions().shared_biases:
       init = nn.with_logical_partitioning(nn.initializers.normal(0.02), ('heads', 'kv'))
       shape = c.heads, c.width // c.heads
       names = ('content_bias', 'position_bias')
@@ -221,8 +221,8 @@ class TransformerLM(nn.Module):
     rotation = None
     if c.position == 'rope':
       wide = jnp.promote_types(self.dtype, jnp.float32)
-      H = c.width // c.heads
-      rotation = position.rotation(position_BxP, H, c.min_timescale, c.max_timescale, wide)
+      timescales = c.positions().min_timescale, c.positions().max_timescale
+      rotation = position.rotation(position_BxP, c.width // c.heads, *timescales, wide)
     shared = (visible_BxTxS, rotation, position_BxP, documents_BxT, slots_BxT, valid_BxT)
     return block.View(*shared, distance_BxTxS, self.biases), known
 

@@ -78,8 +78,9 @@ def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
 
     # Training.
     call = train_step.make_call(model, optimizer, config.seed, abstract)
+    evaluated = transformer.TransformerLM(config.evaluation_model(), V)
     evaluate = language_modeling.Evaluator(
-      model, mesh, config.evaluation.streams, config.evaluation_length(), t.batch_size
+      evaluated, mesh, config.evaluation.streams, config.evaluation_length(), t.batch_size
     )
     compiled = None
     starts = range(first_step, t.steps, t.segments_per_call)

@@ -39,14 +39,25 @@ def labels(params: Any) -> Any:
 
 
 def schedule(config: experiment.OptimizerConfig, steps: int) -> Callable[[jax.Array], jax.Array]:
-  """Fraction of the learning rate in force at a step: linear warm-up, then the decay."""
+  """Fraction of the learning rate in force at a step, from 0: linear warm-up, then the decay.
+
+  Those of Transformer-XL differ in the warm-up. In PyTorch the rate is set after the update, so
+  that the first one is made at the full rate and step s at s / warm-up, and the cosine counts
+  all steps, those of the warm-up too. In TensorFlow step s has s / warm-up, the first one 0.
+  """
   warmup, last = config.warmup_steps, config.final_fraction
 
   def fraction(step):
-    step = jnp.asarray(step, jnp.float32)
+    step = jnp.asarray(step, float)  # float32, or float64 where that is on
     through = jnp.clip((step - warmup) / max(steps - warmup, 1), 0, 1)
+    cosine = lambda part: last + (1 - last) * 0.5 * (1 + jnp.cos(jnp.pi * part))
+    if config.schedule == 'transformer_xl':
+      late = jnp.where((step < warmup) & (step > 0), step / max(warmup, 1), cosine(step / steps))
+      return jnp.where(step == 0, 1.0, late)
+    if config.schedule == 'transformer_xl_tensorflow':
+      return jnp.where(step < warmup, step / max(warmup, 1), cosine(through))
     decay = {
-      'cosine': last + (1 - last) * 0.5 * (1 + jnp.cos(jnp.pi * through)),
+      'cosine': cosine(through),
       'linear': 1 - (1 - last) * through,
       'rsqrt': jnp.sqrt(max(warmup, 1) / jnp.maximum(step, max(warmup, 1))),
       'constant': jnp.ones_like(step),
@@ -57,12 +68,12 @@ def schedule(config: experiment.OptimizerConfig, steps: int) -> Callable[[jax.Ar
 
 
 def make(config: experiment.OptimizerConfig, steps: int) -> optax.GradientTransformation:
-  """Adam for dense weights, clipped by itself; Adagrad for the n-gram tables, not clipped.
+  """Adam or LAMB for dense weights, clipped by itself; Adagrad for the n-gram tables, not clipped.
 
   The layer norm of tiny table rows multiplies their gradients by hundreds: in one norm
   with the rest they would silence the dense weights.
   """
-  fraction = schedule(config, steps)
+  fraction, table = schedule(config, steps), config.table or experiment.TableConfig()
   clip = (
     optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
   )
@@ -72,11 +83,12 @@ def make(config: experiment.OptimizerConfig, steps: int) -> optax.GradientTransf
         clip,
         optax.scale_by_adam(config.beta1, config.beta2, config.epsilon),
         optax.add_decayed_weights(config.weight_decay) if config.weight_decay else optax.identity(),
+        optax.scale_by_trust_ratio() if config.algorithm == 'lamb' else optax.identity(),
         optax.scale_by_learning_rate(lambda step: config.learning_rate * fraction(step)),
       ),
       'ngram_table': optax.chain(
-        optax.scale_by_rss(config.table_accumulator, config.table_epsilon),
-        optax.scale_by_learning_rate(lambda step: config.table_learning_rate * fraction(step)),
+        optax.scale_by_rss(table.accumulator, table.epsilon),
+        optax.scale_by_learning_rate(lambda step: table.learning_rate * fraction(step)),
       ),
     },
     labels,

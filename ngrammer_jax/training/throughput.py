@@ -32,10 +32,14 @@ def forward_flops(config: model_config.ModelConfig, vocabulary_size: int, length
   """FLOPs of one token's forward pass.
 
   Matrix products only, a multiply-add as two; a causal query attends to half of the
-  segment on average; what is computed again for the backward pass is not counted.
+  segment on average, and to the memory, whose keys and values are projected with every segment;
+  what is computed again for the backward pass is not counted.
   """
   D, F = config.width, config.feed_forward_width
-  attention = 4 * D * D + 2 * D * (length / 2)
+  M = 0 if config.memory is None else config.memory.length
+  attention = 4 * D * D + 2 * D * (M + length / 2) + 2 * D * D * M / length
+  if config.position == 'relative':
+    attention += D * (M + length)  # one more score, of all distances
   feed_forward = (3 if config.gated else 2) * D * F
   clusters = (config.ngram.clusters or 0) if config.ngram else 0
   return 2 * (config.layers * (attention + feed_forward) + D * vocabulary_size + D * clusters)

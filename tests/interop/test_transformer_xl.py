@@ -22,7 +22,8 @@ def test_shift_and_encodings(reference):
   assert_close(np.where(seen, shifted, 0), np.where(seen, f['shifted'], 0), 1e-6)
   f = reference('xl_sinusoid')
   with jax.enable_x64(True):
-    assert_close(relative.encodings(16, 16, dtype=jnp.float64), f['emb'], 1e-12)
+    assert f['pos'].tolist() == list(range(15, -1, -1))
+    assert_close(relative.encodings(16, 16, dtype=jnp.float64), f['emb'] - f['emb'][-1], 1e-12)
 
 
 def config_of(f, dtype, **fields):
@@ -33,7 +34,7 @@ def config_of(f, dtype, **fields):
     'width': int(f['cfg/d_model']),
     'heads': int(f['cfg/n_head']),
     'feed_forward_width': int(f['cfg/d_inner']),
-    'relative': model_config.RelativeConfig(clamp_length=clamp if clamp > 0 else None),
+    'positional': model_config.PositionalConfig(clamp_length=clamp if clamp > 0 else None),
   }
   switches = transformer_xl.SWITCHES | sizes | {'memory': memory, 'dtype': dtype} | fields
   return model_config.ModelConfig(**switches)

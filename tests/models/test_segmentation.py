@@ -46,7 +46,7 @@ CHANGES = {
   'transformer-xl': {'position': 'relative', 'norm': 'post_skip', 'ngram': None},
   'relative positions': {
     'position': 'relative',
-    'relative': model_config.RelativeConfig(shared_biases=False, clamp_length=3),
+    'positional': model_config.PositionalConfig(shared_biases=False, clamp_length=3),
     'scan_layers': True,
   },
   'relative positions of a full primer': {

@@ -61,7 +61,7 @@ def test_updates_equal_adam_and_adagrad_by_hand():
   get = lambda tree, path: get(tree[path[0]], path[1:]) if path else np.asarray(tree, np.float64)
   expected = {path: get(PARAMS, path) for path in (*dense, ('ngrammer', 'table'))}
   m, v = {p: 0.0 for p in dense}, {p: 0.0 for p in dense}
-  accumulator = config.table_accumulator
+  accumulator = experiment.TableConfig().accumulator
 
   for step in range(STEPS):
     gradient = gradients(step)
@@ -84,7 +84,9 @@ def test_updates_equal_adam_and_adagrad_by_hand():
     accumulator = accumulator + g**2
     expected['ngrammer', 'table'] = expected[
       'ngrammer', 'table'
-    ] - config.table_learning_rate * g / np.sqrt(accumulator + config.table_epsilon)
+    ] - experiment.TableConfig().learning_rate * g / np.sqrt(
+      accumulator + experiment.TableConfig().epsilon
+    )
   for path, value in expected.items():
     np.testing.assert_allclose(get(params, path), value, rtol=1e-5)
 

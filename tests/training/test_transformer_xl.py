@@ -1,0 +1,56 @@
+"""Training with a segment memory: the trajectory of the official code, and what no gradient does."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax.data import streams
+from ngrammer_jax.interop import transformer_xl
+from ngrammer_jax.models import transformer
+from ngrammer_jax.training import optimizers
+from ngrammer_jax.training import state as train_state
+from ngrammer_jax.training import step as train_step
+from tests.conftest import assert_close
+from tests.interop.test_transformer_xl import PRECISIONS, config_of, parameters
+
+
+@pytest.mark.parametrize('dtype, tolerance', PRECISIONS)
+def test_updates_equal_those_of_the_official_code(reference, dtype, tolerance):
+  f = reference('xl_train_nowarm') | {
+    k: v for k, v in reference('xl_base').items() if k.startswith('cfg/')
+  }
+  f |= {k: v for k, v in reference('xl_train_nowarm').items() if k.startswith('cfg/')}
+  with jax.enable_x64(dtype == 'float64'):
+    config, V = config_of(f, dtype), int(f['cfg/V'])
+    model = transformer.TransformerLM(config, V)
+    lr = float(f['cfg/lr'])
+    optimizer = optimizers.make(
+      experiment.OptimizerConfig(
+        learning_rate=lr,
+        schedule='transformer_xl',
+        warmup_steps=int(f['cfg/warm']),
+        final_fraction=float(f['cfg/eta_min']) / lr,
+        beta2=0.999,
+        epsilon=1e-8,
+        clip_norm=float(f['cfg/clip']),
+      ),
+      int(f['cfg/max_step']),
+    )
+    load = lambda t: transformer_xl.load_language_model(
+      parameters(f, f'param/{t}/', dtype), config, V
+    )
+    params = load(0)['params']
+    memory = transformer.empty_memory(config, int(f['cfg/B']))
+    state = train_state.TrainState(
+      jnp.zeros((), jnp.int32), params, {}, optimizer.init(params), memory
+    )
+    for t in range(int(f['cfg/steps'])):
+      x, y = f[f'x/{t}'].T.astype('int32'), f[f'y/{t}'].T.astype('int32')
+      segment = streams.Segment(x, y, np.zeros(x.shape, bool), np.ones(x.shape, dtype))
+      state, metrics = train_step.train_step(model, optimizer, 0, state, segment)
+      assert_close(metrics['loss'], f[f'loss/{t}'], tolerance)
+      assert_close(metrics['gradient_norm/dense'], f[f'gnorm/{t}'], tolerance)
+      expected = load(t + 1)['params']
+      jax.tree.map(lambda a, b: assert_close(a, b, tolerance), state.params, expected)
