@@ -112,6 +112,18 @@ class Config:
     self.evaluation_model().check()
     self.data.check()
     t, o = self.training, self.optimizer
+    longest, positions = max(t.segment_length, self.evaluation_length()), self.model.positions()
+    if self.model.position == 'learned' and longest > positions.max_length:
+      raise errors.BadInput(
+        f'model.positional.max_length={positions.max_length} positions are learned, but a segment '
+        f'has {longest}: raise it, or shorten training.segment_length or evaluation.segment_length'
+      )
+    adaptive = self.model.adaptive_softmax
+    if adaptive is not None and adaptive.cutoffs and self.data.vocabulary != 'words':
+      raise errors.BadInput(
+        f'model.adaptive_softmax.cutoffs={adaptive.cutoffs} need a vocabulary with the most '
+        f'frequent first: data.vocabulary="words", not {self.data.vocabulary!r}'
+      )
     for key in ('steps', 'batch_size', 'segment_length', 'segments_per_call', 'log_every'):
       _at_least('training', key, getattr(t, key), 1)
     _at_least('training', 'checkpoint_every', t.checkpoint_every, 1)

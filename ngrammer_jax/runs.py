@@ -18,6 +18,7 @@ from ngrammer_jax.data import corpora, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.decoding import continuation, generation, sampling
 from ngrammer_jax.evaluation import language_modeling, scoring
+from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
 from ngrammer_jax.training import checkpoints, manifest, optimizers, workdirs
 from ngrammer_jax.training import state as train_state
@@ -236,6 +237,11 @@ class Run:
   ) -> Iterator[Completion]:
     """Yields what `generate` returns, some prompts at a time, as soon as they are done."""
     how.check()
+    if self.config.model.position in model_config.SEGMENT_POSITIONS:
+      raise errors.BadInput(
+        f'model.position={self.config.model.position!r} counts from the end of a segment: such a '
+        f'model can be evaluated, but not write'
+      )
     context = self.config.evaluation_context() if context is None else context
     for name, value, least in (('tokens', tokens, 1), ('context', context, 1), ('seed', seed, 0)):
       if not isinstance(value, numbers.Integral) or value < least:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ngrammer_jax import sharding
 from ngrammer_jax.data import streams
-from ngrammer_jax.models import heads, transformer
+from ngrammer_jax.models import transformer
 
 
 class Scorer:
@@ -108,7 +108,7 @@ def _score_segment(model, params, codebook, memory, segment: streams.Segment):
     starts_BxT=segment.starts_BxT,
     valid_BxT=segment.valid_BxT,
   )
-  scores: heads.TokenScores = model.apply(variables, hidden, segment.targets_BxT, method='scores')
+  scores = model.apply(variables, hidden, segment.targets_BxT, method='scores')
   valid_BxT = segment.valid_BxT > 0
   nll_BxT = jnp.where(valid_BxT, scores.nll_BxT, 0)
   return (nll_BxT, scores.correct_BxT & valid_BxT, valid_BxT), memory

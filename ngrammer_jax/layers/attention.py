@@ -35,8 +35,8 @@ class Attention(nn.Module):
       log2(e) / sqrt(H) * softplus(s), which is 1 / sqrt(H) at the initial s = 0.
     taps: of the causal convolutions on the projected q, k and v (Primer). None: none.
     shared_query_key: q is a linear map, head by head, of the convolved k (full Primer).
-    relative: keys are scored by their distance too (see `layers.relative`).
-    clamp_length: of the distances.
+    relative: keys are scored by their distance too, `relative` or `shaw` (see `layers.relative`).
+    clamp_length, max_length: of the distances.
     dtype: of the projections; scores and softmax take at least float32.
   """
 
@@ -45,8 +45,9 @@ class Attention(nn.Module):
   per_dim_scale: bool = False
   taps: int | None = None
   shared_query_key: bool = False
-  relative: bool = False
+  relative: str | None = None
   clamp_length: int | None = None
+  max_length: int | None = None
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
@@ -114,8 +115,16 @@ class Attention(nn.Module):
     """How well queries and keys match, and distances where they count; scaled, not masked."""
     scale_H = self._query_scale(D // self.heads).astype(self.dtype)
     scores_of_distance = 0
-    if self.relative:
-      u_NxH, v_NxH = self._biases(D // self.heads) if biases is None else biases
+    if self.relative == 'shaw':
+      of_distance = relative.ShawPosition(
+        self.heads, self.max_length, self.clamp_length, self.dtype, name='relative'
+      )
+      scores_of_distance = of_distance(q_BxTxNxH, scale_H, S, distance_BxTxS)
+      q_BxTxNxH += self._bias('content_bias', D // self.heads).astype(self.dtype)
+    elif self.relative:
+      names = ('content_bias', 'position_bias')
+      own = lambda: [self._bias(name, D // self.heads) for name in names]
+      u_NxH, v_NxH = own() if biases is None else biases
       of_distance = relative.RelativePosition(
         self.heads, self.clamp_length, self.dtype, name='relative'
       )
@@ -149,12 +158,10 @@ class Attention(nn.Module):
         rows[name] = convolve(convolved[name], position_BxP[:, -count:], earlier)
     return rows, convolved
 
-  def _biases(self, H):
-    """u and v."""
+  def _bias(self, name, H):
+    """u or v."""
     init = nn.with_logical_partitioning(nn.initializers.normal(0.02), ('heads', 'kv'))
-    param_dtype = jnp.promote_types(self.dtype, jnp.float32)
-    names = ('content_bias', 'position_bias')
-    return tuple(self.param(name, init, (self.heads, H), param_dtype) for name in names)
+    return self.param(name, init, (self.heads, H), jnp.promote_types(self.dtype, jnp.float32))
 
   def _query_of_key(self, k_BxTxNxH):
     N, H = k_BxTxNxH.shape[-2:]

@@ -45,3 +45,13 @@ def sinusoid(position_BxT: jax.Array, D: int, dtype: jnp.dtype = jnp.float32) ->
   frequency_h = jnp.exp(-math.log(10_000) * exponent_h)
   angle_BxTxh = position_BxT[..., None].astype(dtype) * frequency_h
   return jnp.concatenate([jnp.sin(angle_BxTxh), jnp.cos(angle_BxTxh)], axis=-1)
+
+
+def distance_sinusoid(distance_S: jax.Array, D: int, dtype: jnp.dtype = jnp.float32) -> jax.Array:
+  """The encoding of Transformer-XL, [S, D]: all sines, then all cosines.
+
+  Feature j has the frequency 10000^(-2 j / D).
+  """
+  frequency_h = 10_000 ** (-jnp.arange(0, D, 2, dtype=dtype) / D)
+  angle_Sxh = distance_S[:, None].astype(dtype) * frequency_h
+  return jnp.concatenate([jnp.sin(angle_Sxh), jnp.cos(angle_Sxh)], axis=-1)

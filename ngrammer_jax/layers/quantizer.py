@@ -240,7 +240,7 @@ class ProductQuantizer(nn.Module):
     B, T, N, H = x_BxTxNxH.shape
     x_BxTxNxH = clustered(x_BxTxNxH, self.prenormalize)
     rows_VxNxH = None
-    if vocabulary is not None:
+    if vocabulary is not None and vocabulary.rows_VxD is not None:
       rows_VxNxH = clustered(vocabulary.rows_VxD.reshape(-1, N, H), self.prenormalize)
     centroids, usage = self._codebook(x_BxTxNxH, rows_VxNxH)
     dtype = x_BxTxNxH.dtype

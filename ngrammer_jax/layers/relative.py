@@ -52,6 +52,48 @@ def by_distance(scores_BxNxTxS: jax.Array, distance_BxTxS: jax.Array) -> jax.Arr
   return jnp.take_along_axis(scores_BxNxTxS, index_BxTxS[:, None], axis=-1)
 
 
+def keyed(scores_BxNxTxS: jax.Array, distance_BxTxS: jax.Array | None) -> jax.Array:
+  """From scores by distance S - 1 down to 0 to scores by key; None: keys stand in order."""
+  if distance_BxTxS is None:
+    return shift(scores_BxNxTxS)
+  return by_distance(scores_BxNxTxS, distance_BxTxS)
+
+
+class ShawPosition(nn.Module):
+  """Learned distances: the term q . a_d + b_d (after Shaw et al. 2018, as Transformer-XL has it).
+
+  Attributes:
+    heads: N.
+    max_length: distances that are learned, 0 among them; longer ones count as the longest.
+    clamp_length: so many of them are used. None: all.
+    dtype: of the products.
+  """
+
+  heads: int
+  max_length: int
+  clamp_length: int | None = None
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self, q_BxTxNxH: jax.Array, scale: jax.Array, S: int, distance_BxTxS: jax.Array | None = None
+  ) -> jax.Array:
+    """Returns scores [B, N, T, S]; `scale` is that of the queries. See `RelativePosition`."""
+    wide = jnp.promote_types(self.dtype, jnp.float32)
+    N, H = q_BxTxNxH.shape[-2:]
+    init = nn.initializers.normal(0.02)
+    rows = lambda *names: nn.with_logical_partitioning(init, (None, 'heads', *names))
+    a = self.param('distance_embedding', rows('kv'), (self.max_length, N, H), wide)
+    b = self.param('distance_bias', rows(), (self.max_length, N), wide)
+    farthest = min(self.max_length, self.clamp_length or self.max_length) - 1
+    row_S = self.max_length - 1 - jnp.minimum(jnp.arange(S - 1, -1, -1), farthest)
+    a_SxNxH = (a[row_S] * scale).astype(self.dtype)
+    scores_BxNxTxS = jnp.einsum('btnh,snh->bnts', q_BxTxNxH, a_SxNxH, preferred_element_type=wide)
+    # One number for all features: praxis' scales of features have no place here.
+    scores_BxNxTxS += (b[row_S] * H**-0.5).T[:, None]
+    return keyed(scores_BxNxTxS, distance_BxTxS)
+
+
 class RelativePosition(nn.Module):
   """The term (q + v) . W R_d of the scores.
 
@@ -83,6 +125,4 @@ class RelativePosition(nn.Module):
     project = linear.Linear((N, H), ('embed', 'heads', 'kv'), dtype=self.dtype, name='position')
     r_SxNxH = project(encodings(S, D, self.clamp_length, wide).astype(self.dtype))
     scores_BxNxTxS = jnp.einsum('btnh,snh->bnts', q_BxTxNxH, r_SxNxH, preferred_element_type=wide)
-    if distance_BxTxS is None:
-      return shift(scores_BxNxTxS)
-    return by_distance(scores_BxNxTxS, distance_BxTxS)
+    return keyed(scores_BxNxTxS, distance_BxTxS)

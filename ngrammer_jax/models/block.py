@@ -84,8 +84,9 @@ class Block(nn.Module):
       per_dim_scale=c.per_dim_scale,
       taps=c.convolution,
       shared_query_key=c.shared_query_key,
-      relative=c.position == 'relative',
+      relative=c.position if c.position in ('relative', 'shaw') else None,
       clamp_length=c.positions().clamp_length,
+      max_length=c.positions().max_length,
       dtype=self.dtype,
       name='attention',
     )
@@ -93,6 +94,7 @@ class Block(nn.Module):
     feed = feed_forward.FeedForward(
       c.feed_forward_width, c.activation, c.gated, feed_bias, self.dtype, name='feed_forward'
     )
+    x_BxTxD = self._positioned(x_BxTxD)
     keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
     v = view
     look = lambda x_BxPxD: attend(
@@ -104,6 +106,16 @@ class Block(nn.Module):
     memory = _remember(memory, segment, view, after_BxTxD=x_BxTxD)
     x_BxTxD, _ = self._add('feed_forward', lambda x: (feed(x), None), x_BxTxD, keys[1])
     return x_BxTxD, memory
+
+  def _positioned(self, x_BxTxD):
+    """The input and, where every layer adds one of its own, the embedding of its position."""
+    c, T = self.config, x_BxTxD.shape[1]
+    if c.position != 'learned':
+      return x_BxTxD
+    init = nn.with_logical_partitioning(nn.initializers.normal(0.02), (None, 'embed'))
+    param_dtype = jnp.promote_types(self.dtype, jnp.float32)
+    table = self.param('position', init, (c.positions().max_length, c.width), param_dtype)
+    return x_BxTxD + table[c.positions().max_length - T :].astype(self.dtype)
 
   def _add(self, name, sublayer, x_BxTxD, dropout_key, earlier_BxMxD=None):
     """The sum of x and a sub-layer of it, normed, and what else the sub-layer returns.

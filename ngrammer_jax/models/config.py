@@ -11,7 +11,10 @@ from ngrammer_jax.layers import feed_forward, ngrammer, quantizer
 
 LAYERS = ('input', 'begin', 'middle', 'end', 'attention')
 PAIRING = ('previous', 'attended', 'none')
-POSITIONS = ('rope', 'sinusoid', 'relative', 'none')
+# `segment_sinusoid` and `learned`, one in every layer, count from the end of the segment: the
+# baselines of Transformer-XL, which know no other segment.
+SEGMENT_POSITIONS = ('segment_sinusoid', 'learned')
+POSITIONS = ('rope', 'sinusoid', 'relative', 'shaw', *SEGMENT_POSITIONS, 'none')
 FIRST = ('empty', 'zeros')
 SAME_LENGTH = ('no', 'memory', 'memory_and_self')
 DTYPES = ('auto', 'bfloat16', 'float32', 'float64')
@@ -154,13 +157,55 @@ class MemoryConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class AdaptiveSoftmaxConfig:
+  """Adaptive input and softmax (see `layers.adaptive_softmax`)."""
+
+  cutoffs: tuple[int, ...] = ()  # the first word of every tail
+  divisor: int = 1  # each tail is so many times narrower
+  embedding_width: int | None = None  # None: that of the model
+  tied_projections: tuple[bool, ...] = (True,)  # one for all clusters, or one for each
+  project_same_width: bool = True  # where the divisor is above 1, from the width to itself too
+
+  def check(self, model: 'ModelConfig') -> None:
+    """Raises BadInput for clusters that cannot be."""
+    borders = (0, *self.cutoffs)
+    if any(b <= a for a, b in zip(borders, borders[1:], strict=False)):
+      raise errors.BadInput(
+        f'model.adaptive_softmax.cutoffs={self.cutoffs} must increase, the first above 0'
+      )
+    if self.divisor < 1:
+      raise errors.BadInput(f'model.adaptive_softmax.divisor={self.divisor} must be at least 1')
+    clusters, width = len(borders), self.embedding_width or model.width
+    if width < 1 or width // self.divisor ** (clusters - 1) < 1:
+      raise errors.BadInput(
+        f'model.adaptive_softmax.divisor={self.divisor}: width {width} leaves nothing for the last '
+        f'of {clusters} clusters'
+      )
+    if len(self.tied_projections) not in (1, clusters):
+      raise errors.BadInput(
+        f'model.adaptive_softmax.tied_projections has {len(self.tied_projections)} entries for '
+        f'{clusters} clusters: give one for each, the head first, or a single one for all'
+      )
+    if not model.softmax_bias:
+      raise errors.BadInput('model.softmax_bias=False: an adaptive softmax has biases')
+
+  def check_vocabulary(self, size: int) -> None:
+    """Raises BadInput where a tail would be empty."""
+    if self.cutoffs and self.cutoffs[-1] >= size:
+      raise errors.BadInput(
+        f'model.adaptive_softmax.cutoffs={self.cutoffs}: the vocabulary has only {size:,} words'
+      )
+
+
+@dataclasses.dataclass(frozen=True)
 class PositionalConfig:
   """More about `model.position`."""
 
   min_timescale: float = 1.0  # of rope
   max_timescale: float = 10_000.0
   shared_biases: bool = True  # of relative: u and v are the same in all layers
-  clamp_length: int | None = None  # of relative: distances beyond it count as that
+  clamp_length: int | None = None  # of relative and shaw: distances beyond it count as that
+  max_length: int = 512  # of shaw: distances that are learned; of learned: positions
 
   def check(self, model: 'ModelConfig') -> None:
     """Raises BadInput for an impossible value, or one that is not for this model."""
@@ -171,7 +216,14 @@ class PositionalConfig:
       )
     if self.clamp_length is not None and self.clamp_length < 1:
       raise errors.BadInput(f'model.positional.clamp_length={self.clamp_length} must be at least 1')
-    of = {'rope': {'min_timescale', 'max_timescale'}, 'relative': {'shared_biases', 'clamp_length'}}
+    if self.max_length < 1:
+      raise errors.BadInput(f'model.positional.max_length={self.max_length} must be at least 1')
+    of = {
+      'rope': {'min_timescale', 'max_timescale'},
+      'relative': {'shared_biases', 'clamp_length'},
+      'shaw': {'max_length', 'clamp_length'},
+      'learned': {'max_length'},
+    }
     for field in dataclasses.fields(self):
       if field.name not in of.get(model.position, set()):
         if getattr(self, field.name) != field.default:
@@ -218,6 +270,7 @@ class ModelConfig:
   remat: str = 'none'  # what the backward pass computes again
   ngram: NGramConfig | None = None
   memory: MemoryConfig | None = None
+  adaptive_softmax: AdaptiveSoftmaxConfig | None = None
 
   def positions(self) -> PositionalConfig:
     """More about positions, the defaults where nothing is said."""
@@ -257,7 +310,12 @@ class ModelConfig:
       raise errors.BadInput(f'model.dropout={self.dropout} must be at least 0 and below 1')
     if not self.norm_epsilon > 0:
       raise errors.BadInput(f'model.norm_epsilon={self.norm_epsilon} must be above 0')
-    for block in (self.ngram, self.memory, self.positional):
+    if self.position in SEGMENT_POSITIONS and self.memory is not None:
+      raise errors.BadInput(
+        f'model.position={self.position!r} counts from the end of a segment, and knows no memory: '
+        f'use model.memory=None, or model.position="relative"'
+      )
+    for block in (self.ngram, self.memory, self.positional, self.adaptive_softmax):
       if block is not None:
         block.check(self)
 

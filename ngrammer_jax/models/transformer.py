@@ -13,8 +13,17 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import cache, documents, ngrammer, normalization, position, quantizer
-from ngrammer_jax.models import block, heads
+from ngrammer_jax.layers import (
+  adaptive_softmax,
+  cache,
+  documents,
+  ngrammer,
+  normalization,
+  position,
+  quantizer,
+  softmax,
+)
+from ngrammer_jax.models import block
 from ngrammer_jax.models import config as model_config
 
 Memory = block.Memory
@@ -64,7 +73,7 @@ def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int 
 
 
 def _inputs(config, embedding_VxD):
-  """What every token of the vocabulary enters the model as, [V, D]."""
+  """What embeddings, of the whole vocabulary [V, D] or others, enter the model as."""
   dtype = config.compute_dtype()
   scale = config.width**0.5 if config.scale_embeddings else 1
   return embedding_VxD.astype(dtype) * jnp.asarray(scale, dtype)
@@ -84,19 +93,7 @@ class TransformerLM(nn.Module):
     c, V = self.config, self.vocabulary_size
     dtype = self.dtype = c.compute_dtype()
     param_dtype = jnp.promote_types(dtype, jnp.float32)
-    # Multiplied by sqrt(D), the embeddings of one token then have unit variance.
-    init = nn.initializers.normal(c.width**-0.5)
-    table = nn.with_logical_partitioning(init, ('vocab', 'embed'))
-    self.embedding = self.param('embedding', table, (V, c.width), param_dtype)
-    self.softmax_weight = (
-      self.embedding
-      if c.tie_embeddings
-      else self.param('softmax_weight', table, (V, c.width), param_dtype)
-    )
-    zeros = nn.with_logical_partitioning(nn.initializers.zeros, ('vocab',))
-    self.softmax_bias = (
-      self.param('softmax_bias', zeros, (V,), param_dtype) if c.softmax_bias else None
-    )
+    self._setup_vocabulary(V, param_dtype)
     n = c.ngram
     if n is not None and n.layer != 'attention':
       self.ngrammer = block.ngram_layer(c, dtype, V)
@@ -110,6 +107,36 @@ class TransformerLM(nn.Module):
       shape = c.heads, c.width // c.heads
       names = ('content_bias', 'position_bias')
       self.biases = tuple(self.param(name, init, shape, param_dtype) for name in names)
+
+  def _setup_vocabulary(self, V, param_dtype):
+    c, a = self.config, self.config.adaptive_softmax
+    if a is not None:
+      self.adaptive_softmax = adaptive_softmax.AdaptiveSoftmax(
+        V,
+        c.width,
+        a.cutoffs,
+        a.divisor,
+        a.embedding_width,
+        c.tie_embeddings,
+        a.tied_projections,
+        a.project_same_width,
+        c.vocabulary_chunk,
+        self.dtype,
+      )
+      return
+    # Multiplied by sqrt(D), the embeddings of one token then have unit variance.
+    init = nn.initializers.normal(c.width**-0.5)
+    table = nn.with_logical_partitioning(init, ('vocab', 'embed'))
+    self.embedding = self.param('embedding', table, (V, c.width), param_dtype)
+    self.softmax_weight = (
+      self.embedding
+      if c.tie_embeddings
+      else self.param('softmax_weight', table, (V, c.width), param_dtype)
+    )
+    zeros = nn.with_logical_partitioning(nn.initializers.zeros, ('vocab',))
+    self.softmax_bias = (
+      self.param('softmax_bias', zeros, (V,), param_dtype) if c.softmax_bias else None
+    )
 
   def __call__(
     self,
@@ -138,9 +165,7 @@ class TransformerLM(nn.Module):
     next_memory = {'document': documents_BxT[:, -1]}
     view, known = self._view(documents_BxT, starts_BxT, valid_BxT, prefix_BxT, memory)
     next_memory |= known
-    # Rows stay sharded, columns come together: the batch is already spread over their axis.
-    table_VxD = nn.with_logical_constraint(_inputs(c, self.embedding), ('vocab', None))
-    x_BxTxD = block.whole_width(table_VxD[tokens_BxT])
+    x_BxTxD, vocabulary = self._embed(tokens_BxT)
 
     def join(x_BxTxD, vocabulary=None):
       x_BxTxD, next_memory['ngram'] = self.ngrammer(
@@ -155,7 +180,7 @@ class TransformerLM(nn.Module):
 
     place = None if c.ngram is None else c.ngram.after_block(c.layers)
     if place == 0:
-      x_BxTxD = join(x_BxTxD, quantizer.Vocabulary(table_VxD, tokens_BxT))
+      x_BxTxD = join(x_BxTxD, vocabulary)
     x_BxTxD = self._positioned(x_BxTxD, view)
     drop = train and c.dropout > 0
     keys = jax.random.split(self.make_rng('dropout'), c.layers + 1) if drop else None
@@ -172,12 +197,27 @@ class TransformerLM(nn.Module):
     hidden_BxTxD = self.final_norm(x_BxTxD) if c.final_norm else x_BxTxD
     return hidden_BxTxD, next_memory, {}
 
+  def _embed(self, tokens_BxT):
+    """The inputs [B, T, D], and the table that they were looked up in where there is one."""
+    c = self.config
+    if c.adaptive_softmax is not None:
+      x_BxTxD = _inputs(c, self.adaptive_softmax.embed(tokens_BxT))
+      # A cluster that is looked up needs the token alone.
+      return block.whole_width(x_BxTxD), quantizer.Vocabulary(None, tokens_BxT)
+    # Rows stay sharded, columns come together: the batch is already spread over their axis.
+    table_VxD = nn.with_logical_constraint(_inputs(c, self.embedding), ('vocab', None))
+    x_BxTxD = block.whole_width(table_VxD[tokens_BxT])
+    return x_BxTxD, quantizer.Vocabulary(table_VxD, tokens_BxT)
+
   def _positioned(self, x_BxTxD, view):
     """The inputs with what tells positions apart, where that is added to them."""
+    wide, T = jnp.promote_types(self.dtype, jnp.float32), x_BxTxD.shape[1]
+    if self.config.position == 'segment_sinusoid':
+      counted_TxD = position.distance_sinusoid(jnp.arange(T - 1, -1, -1), self.config.width, wide)
+      return x_BxTxD + counted_TxD.astype(self.dtype)
     if self.config.position != 'sinusoid':
       return x_BxTxD
-    position_BxT = view.position_BxP[:, -x_BxTxD.shape[1] :]
-    wide = jnp.promote_types(self.dtype, jnp.float32)
+    position_BxT = view.position_BxP[:, -T:]
     return x_BxTxD + position.sinusoid(position_BxT, self.config.width, wide).astype(self.dtype)
 
   def _borders(self, place):
@@ -226,9 +266,11 @@ class TransformerLM(nn.Module):
     shared = (visible_BxTxS, rotation, position_BxP, documents_BxT, slots_BxT, valid_BxT)
     return block.View(*shared, distance_BxTxS, self.biases), known
 
-  def scores(self, hidden_BxTxD: jax.Array, targets_BxT: jax.Array) -> heads.TokenScores:
+  def scores(self, hidden_BxTxD: jax.Array, targets_BxT: jax.Array) -> softmax.TokenScores:
     """Negative log-likelihood in nats of every target, and whether it was the best guess."""
-    return heads.token_scores(
+    if self.config.adaptive_softmax is not None:
+      return self.adaptive_softmax.scores(hidden_BxTxD, targets_BxT)
+    return softmax.token_scores(
       hidden_BxTxD,
       self.softmax_weight,
       self.softmax_bias,
@@ -237,8 +279,10 @@ class TransformerLM(nn.Module):
     )
 
   def logits(self, hidden_BxTxD: jax.Array) -> jax.Array:
-    """Logits [B, T, V] in at least float32."""
-    return heads.full_logits(hidden_BxTxD, self.softmax_weight, self.softmax_bias)
+    """Logits [B, T, V] in at least float32; log-probabilities of an adaptive softmax."""
+    if self.config.adaptive_softmax is not None:
+      return self.adaptive_softmax.log_probs(hidden_BxTxD)
+    return softmax.full_logits(hidden_BxTxD, self.softmax_weight, self.softmax_bias)
 
   def log_probs(self, hidden_BxTxD: jax.Array) -> jax.Array:
     """Log-probabilities [B, T, V] of the token after each, in nats."""
@@ -286,6 +330,8 @@ def for_serving(model: TransformerLM, params: Any, codebook: Any) -> Any:
   """
   c = model.config
   if c.ngram is None or c.ngram.clusters is None or c.ngram.layer != 'input':
+    return codebook
+  if c.adaptive_softmax is not None:  # there is no table of all inputs
     return codebook
   n, rows_VxD = c.ngram, _inputs(c, params['embedding'])
   rows_VxNxH = rows_VxD.reshape(len(rows_VxD), n.heads or c.heads, -1)

@@ -56,6 +56,8 @@ def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
   )
 
   # Model and state.
+  if config.model.adaptive_softmax is not None:
+    config.model.adaptive_softmax.check_vocabulary(V)
   model = transformer.TransformerLM(config.model, V)
   optimizer = optimizers.make(config.optimizer, t.steps)
   create, abstract = train_state.initialiser(model, optimizer, t.batch_size, config.seed, mesh)

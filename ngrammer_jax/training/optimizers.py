@@ -1,6 +1,7 @@
 """One optimiser for each kind of parameter, all on one schedule shape."""
 
 from collections.abc import Callable
+import re
 from typing import Any
 
 import jax
@@ -13,6 +14,10 @@ from ngrammer_jax import config as experiment
 LABELS = {
   'embedding': 'dense',
   'softmax_weight': 'dense',
+  'projection': 'dense',
+  'softmax_projection': 'dense',
+  'cluster_weight': 'dense',
+  'cluster_bias': 'dense',
   'softmax_bias': 'dense',
   'kernel': 'dense',
   'bias': 'dense',
@@ -22,6 +27,9 @@ LABELS = {
   'taps': 'dense',
   'content_bias': 'dense',
   'position_bias': 'dense',
+  'distance_embedding': 'dense',
+  'distance_bias': 'dense',
+  'position': 'dense',
   'table': 'ngram_table',
 }
 
@@ -31,9 +39,10 @@ def labels(params: Any) -> Any:
 
   def of(path, _):
     names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
-    if names[-1] not in LABELS:
+    name = re.sub(r'_\d+$', '', names[-1])  # embedding_0 of a cluster is an embedding
+    if name not in LABELS:
       raise ValueError(f'parameter {"/".join(names)} has no optimiser label; add it to LABELS')
-    return LABELS[names[-1]]
+    return LABELS[name]
 
   return jax.tree_util.tree_map_with_path(of, params)
 

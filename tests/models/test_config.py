@@ -35,7 +35,11 @@ def test_possible_model_passes(fields):
       {'activation': 'swish'},
       "model.activation='swish' is not one of: gelu, relu, silu, squared_relu",
     ),
-    ({'position': 'alibi'}, "model.position='alibi' is not one of: rope, sinusoid, relative, none"),
+    (
+      {'position': 'alibi'},
+      "model.position='alibi' is not one of: rope, sinusoid, relative, shaw, "
+      'segment_sinusoid, learned, none',
+    ),
     ({'dtype': 'float16'}, "model.dtype='float16' is not one of: auto, bfloat16, float32, float64"),
     ({'remat': 'some'}, "model.remat='some' is not one of: none, minimal, full"),
     ({'layers': 0}, 'model.layers=0 must be at least 1'),

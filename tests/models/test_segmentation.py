@@ -49,6 +49,10 @@ CHANGES = {
     'positional': model_config.PositionalConfig(shared_biases=False, clamp_length=3),
     'scan_layers': True,
   },
+  'learned distances': {
+    'position': 'shaw',
+    'positional': model_config.PositionalConfig(max_length=5, clamp_length=4),
+  },
   'relative positions of a full primer': {
     'position': 'relative',
     'convolution': 3,

@@ -1,4 +1,4 @@
-"""Training with a segment memory: the trajectory of the official code, and what no gradient does."""
+"""Training with a segment memory: the trajectory of the official code."""
 
 import jax
 import jax.numpy as jnp

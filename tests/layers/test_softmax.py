@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax.models import heads
+from ngrammer_jax.layers import softmax
 from tests import jaxprs
 from tests.conftest import assert_close
 
 B, T, D, V = 2, 3, 4, 11
 
-token_scores = jax.jit(heads.token_scores, static_argnums=4)
+token_scores = jax.jit(softmax.token_scores, static_argnums=4)
 
 
 def random_case(V=V):
@@ -63,7 +63,7 @@ def test_no_bias_is_a_bias_of_zero(x64, chunk):
   nll = token_scores(hidden, jnp.asarray(weight), None, targets, chunk).nll_BxT
   expected = -np.take_along_axis(log_softmax(hidden, weight, 0), targets[..., None], axis=-1)
   assert_close(nll, expected[..., 0], 1e-12)
-  logits = heads.full_logits(jnp.asarray(hidden), jnp.asarray(weight), None)
+  logits = softmax.full_logits(jnp.asarray(hidden), jnp.asarray(weight), None)
   assert_close(logits, hidden @ weight.T, 1e-12)
 
 
@@ -112,7 +112,7 @@ def test_logits_of_a_batch_exist_only_unchunked():
   (hidden, weight, bias), targets, _ = random_case(V=64)
 
   def largest(chunk):
-    nll = lambda *arrays: heads.token_scores(*arrays, targets, chunk).nll_BxT.sum()
+    nll = lambda *arrays: softmax.token_scores(*arrays, targets, chunk).nll_BxT.sum()
     return jaxprs.largest_array(jax.value_and_grad(nll, argnums=(0, 1, 2)), hidden, weight, bias)
 
   assert largest(None) >= B * T * 64

@@ -19,6 +19,15 @@ class TokenScores(NamedTuple):
   correct_BxT: jax.Array
 
 
+class Summary(NamedTuple):
+  """What a softmax over the vocabulary comes to: the logits, never all of them, as four numbers."""
+
+  log_sum_BxT: jax.Array  # of exp(logit)
+  target_BxT: jax.Array  # logit of the target
+  best_logit_BxT: jax.Array
+  best_BxT: jax.Array  # lowest id that attains it
+
+
 class _Running(NamedTuple):
   """What is known of the softmax after some chunks of the vocabulary."""
 
@@ -45,7 +54,19 @@ def token_scores(
   targets_BxT: jax.Array,
   chunk: int | None = None,
 ) -> TokenScores:
-  """-log softmax(hidden weight^T + bias)[target], a part of the vocabulary at a time.
+  """-log softmax(hidden weight^T + bias)[target]; for the arguments see `summary`."""
+  of = summary(hidden_BxTxD, weight_VxD, bias_V, targets_BxT, chunk)
+  return TokenScores(of.log_sum_BxT - of.target_BxT, of.best_BxT == targets_BxT)
+
+
+def summary(
+  hidden_BxTxD: jax.Array,
+  weight_VxD: jax.Array,
+  bias_V: jax.Array | None,
+  targets_BxT: jax.Array,
+  chunk: int | None = None,
+) -> Summary:
+  """The softmax of hidden weight^T + bias, a part of the vocabulary at a time.
 
   Args:
     hidden_BxTxD: final hidden states.
@@ -93,5 +114,5 @@ def token_scores(
   else:
     chunks = (weight_CxRxD, bias_CxR, jnp.arange(C, dtype=jnp.int32))
     running, _ = jax.lax.scan(jax.checkpoint(add_chunk), running, chunks)
-  nll_BxT = running.max_BxT + jnp.log(running.sum_BxT) - running.target_BxT
-  return TokenScores(nll_BxT, running.best_BxT == targets_BxT)
+  log_sum_BxT = running.max_BxT + jnp.log(running.sum_BxT)
+  return Summary(log_sum_BxT, running.target_BxT, running.max_BxT, running.best_BxT)
