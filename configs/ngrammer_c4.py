@@ -68,10 +68,12 @@ def get_config(row: str = '393k_8k_50'):
     c.model.convolution = 3
   elif not row.startswith('transformer'):
     table, *clusters, dim = [part for part in row.split('_') if part not in PLACES]
-    c.model.ngram = config.ngram(
+    c.model.ngram = config.block(
+      'model.ngram',
       clusters=CLUSTERS[clusters[0]] if clusters else None,
       vocabulary_size=VOCABULARY_SIZE[table],
       dim=DIM[dim],
+      initial='uniform',  # as in the code of the authors
       layer=next((place for place in PLACES if row.endswith(place)), 'input'),
     )
 

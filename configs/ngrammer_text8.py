@@ -38,7 +38,7 @@ def get_config(row: str = 'ngrammer'):
     c.model.feed_forward_width = 768
     c.model.convolution = 3
   if row == 'ngrammer':
-    c.model.ngram = config.ngram(clusters=64, vocabulary_size=4096, dim=8)
+    c.model.ngram = config.block('model.ngram', clusters=64, vocabulary_size=4096, dim=8)
 
   c.training.steps = 240
   c.training.batch_size = 16

@@ -22,7 +22,7 @@ def get_config():
   c.model.heads = 6
   c.model.feed_forward_width = 512
   c.model.scan_layers = False  # on CPU a loop is slower than the layers in a row
-  c.model.ngram = config.ngram(clusters=128, vocabulary_size=16_384, dim=8)
+  c.model.ngram = config.block('model.ngram', clusters=128, vocabulary_size=16_384, dim=8)
 
   c.optimizer.learning_rate = 4e-3
   c.optimizer.warmup_steps = 50

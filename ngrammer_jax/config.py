@@ -297,7 +297,9 @@ def load(path: pathlib.Path) -> Config:
   return resolve(json.loads(path.read_text(encoding='utf-8')))
 
 
-def ngram(**fields: Any) -> ml_collections.ConfigDict:
-  """The block `model.ngram`, for config files: its defaults with some fields changed."""
-  values = dataclasses.asdict(model_config.NGramConfig()) | fields
-  return ml_collections.ConfigDict(values, type_safe=False)
+def block(key: str, **fields: Any) -> ml_collections.ConfigDict:
+  """An optional block such as `model.memory`, for config files: defaults with some changed."""
+  kind = Config
+  for name in key.split('.'):
+    kind = block_class(typing.get_type_hints(kind)[name])
+  return ml_collections.ConfigDict(dataclasses.asdict(kind()) | fields, type_safe=False)

@@ -56,7 +56,7 @@ def test_resolved_config_cannot_be_changed():
 
 def test_ngram_is_the_block_with_some_fields_changed():
   expected = model_config.NGramConfig(dim=4, clusters=None)
-  block = config.ngram(dim=4, clusters=None)
+  block = config.block('model.ngram', dim=4, clusters=None)
   assert block.to_dict() == dataclasses.asdict(expected)  # all can be read and changed
   assert config.resolve({'model': {'ngram': block}}).model.ngram == expected
 

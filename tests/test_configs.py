@@ -33,10 +33,10 @@ C4 = {
 C4 |= {f'393k_8k_50_{place}': C4['393k_8k_50'] for place in ('begin', 'middle', 'end')}
 
 
-def counts(spec):
+def counts(spec, words=None):
   """Numbers of parameters and of centroid values of a config; nothing is allocated."""
   resolved = config.resolve(flags.load_file(str(CONFIGS / spec)))
-  model = transformer.TransformerLM(resolved.model, resolved.data.vocabulary_size)
+  model = transformer.TransformerLM(resolved.model, words or resolved.data.vocabulary_size)
   memory = transformer.empty_memory(resolved.model, 1)
   tokens = np.zeros((1, 1), np.int32)
   made = jax.eval_shape(lambda: model.init(jax.random.key(0), tokens, memory))
@@ -56,3 +56,26 @@ def test_rows_of_the_ngrammer_paper(row):
 def test_a_row_that_is_not_in_the_table():
   with pytest.raises(config.errors.BadInput, match="no row '393k_9k_50'; there are: transformer,"):
     flags.load_file(str(CONFIGS / 'ngrammer_c4.py:393k_9k_50'))
+
+
+# Row: parameters of the scripts of Transformer-XL, and the size of the vocabulary.
+XL = {
+  'enwik8_base': (41_055_436, 204),
+  'enwik8_large': (277_231_820, 204),
+  'text8_base': (40_964_635, 27),
+  'text8_large': (277_050_395, 27),
+  'wt103_base': (151_107_538, 267_735),
+  'wt103_large': (285_170_506, 267_735),
+  'lm1b_base': (357_812_065, 793_470),
+  'lm1b_large': (841_295_961, 793_470),
+  'nvidia_base': (191_950_298, 267_735),
+  'nvidia_large': (285_170_506, 267_735),
+  'text8_small': (1_448_475, 27),
+  'wikitext2_small': (2_003_648, 33_278),
+}
+
+
+@pytest.mark.parametrize('row', XL)
+def test_rows_of_transformer_xl(row):
+  params, words = XL[row]
+  assert counts(f'transformer_xl.py:{row}', words) == (params, 0)

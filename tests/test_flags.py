@@ -35,7 +35,7 @@ from ngrammer_jax import config
 
 def get_config():
   c = config.default()
-  c.model.ngram = config.ngram(dim=4)
+  c.model.ngram = config.block('model.ngram', dim=4)
   return c
 """
 

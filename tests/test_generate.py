@@ -30,7 +30,7 @@ def get_config():
   c.data.corpus, c.data.path, c.data.vocabulary = 'text', '{folder}/text.txt', 'bytes'
   c.data.cache_dir = '{folder}/cache'
   c.model.update(layers=1, width=16, heads=2, feed_forward_width=32, scan_layers=False)
-  c.model.ngram = config.ngram(clusters=8, vocabulary_size=64, dim=4)
+  c.model.ngram = config.block('model.ngram', clusters=8, vocabulary_size=64, dim=4)
   c.optimizer.learning_rate = 0.02
   c.optimizer.warmup_steps = 0
   c.evaluation.streams = 1

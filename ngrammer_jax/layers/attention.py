@@ -10,7 +10,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import convolution, linear, position, relative
+from ngrammer_jax.layers import convolution, dropout, linear, position, relative
 
 MASKED = -0.7 * jnp.finfo(jnp.float32).max  # finite: a row of nothing but it stays finite
 
@@ -37,6 +37,7 @@ class Attention(nn.Module):
     shared_query_key: q is a linear map, head by head, of the convolved k (full Primer).
     relative: keys are scored by their distance too, `relative` or `shaw` (see `layers.relative`).
     clamp_length, max_length: of the distances.
+    dropout: rate of the probabilities.
     dtype: of the projections; scores and softmax take at least float32.
   """
 
@@ -48,6 +49,7 @@ class Attention(nn.Module):
   relative: str | None = None
   clamp_length: int | None = None
   max_length: int | None = None
+  dropout: float = 0.0
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
@@ -61,6 +63,7 @@ class Attention(nn.Module):
     mix: Mix | None = None,
     distance_BxTxS: jax.Array | None = None,
     biases: Biases | None = None,
+    dropout_key: jax.Array | None = None,
   ) -> tuple[jax.Array, KeysValues]:
     """Returns [B, T, D], and what a memory keeps of this segment, [B, T, N, H] each.
 
@@ -80,6 +83,7 @@ class Attention(nn.Module):
         the scores [B, N, T, S] too.
       distance_BxTxS: from query to key, where the keys do not stand in order.
       biases: u and v of relative positions, shared by layers; None: this one has its own.
+      dropout_key: to drop probabilities with. None: none are.
     """
     D, (T, S) = x_BxPxD.shape[-1], visible_BxTxS.shape[1:]
     M = 0 if memory is None else memory['keys'].shape[2]
@@ -94,7 +98,7 @@ class Attention(nn.Module):
     scores_BxNxTxS = jnp.where(visible_BxTxS[:, None], scores_BxNxTxS, MASKED)
     probs_BxNxTxS = jax.nn.softmax(scores_BxNxTxS, axis=-1)
     self.sow('intermediates', 'probs', probs_BxNxTxS)
-    probs_BxNxTxS = probs_BxNxTxS.astype(self.dtype)
+    probs_BxNxTxS = dropout.drop(probs_BxNxTxS, self.dropout, dropout_key).astype(self.dtype)
     context_BxTxNxH = self._multiply('bnts,bsnh->btnh', probs_BxNxTxS[..., M:], v_BxSxNxH)
     if memory is not None:
       probs_BxNxTxM = probs_BxNxTxS[..., :M]

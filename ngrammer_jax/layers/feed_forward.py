@@ -7,7 +7,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import linear
+from ngrammer_jax.layers import dropout, linear
 
 ACTIVATIONS = {
   'gelu': jax.nn.gelu,  # the tanh form
@@ -25,6 +25,7 @@ class FeedForward(nn.Module):
     activation: a key of ACTIVATIONS.
     gated: multiply the inner layer by an activated gate.
     bias: linear maps have biases.
+    dropout: rate of the inner layer.
     dtype: of the computation.
   """
 
@@ -32,16 +33,19 @@ class FeedForward(nn.Module):
   activation: str = 'gelu'
   gated: bool = True
   bias: bool = False
+  dropout: float = 0.0
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
-  def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
+  def __call__(self, x_BxTxD: jax.Array, dropout_key: jax.Array | None = None) -> jax.Array:
+    """Returns [B, T, D]. The key is to drop with; None: nothing is dropped."""
     activate = ACTIVATIONS[self.activation]
     inner_BxTxF = self._linear('in', self.width, 'embed', 'mlp')(x_BxTxD)
     if self.gated:
       inner_BxTxF *= activate(self._linear('gate', self.width, 'embed', 'mlp')(x_BxTxD))
     else:
       inner_BxTxF = activate(inner_BxTxF)
+    inner_BxTxF = dropout.drop(inner_BxTxF, self.dropout, dropout_key)
     return self._linear('out', x_BxTxD.shape[-1], 'mlp', 'embed')(inner_BxTxF)
 
   def _linear(self, name, features, from_axis, to_axis):

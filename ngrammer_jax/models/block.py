@@ -10,7 +10,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import attention, cache, feed_forward, ngrammer, normalization
+from ngrammer_jax.layers import attention, cache, dropout, feed_forward, ngrammer, normalization
 from ngrammer_jax.models import config as model_config
 
 Memory = dict[str, Any]
@@ -87,24 +87,38 @@ class Block(nn.Module):
       relative=c.position if c.position in ('relative', 'shaw') else None,
       clamp_length=c.positions().clamp_length,
       max_length=c.positions().max_length,
+      dropout=c.attention_dropout,
       dtype=self.dtype,
       name='attention',
     )
     feed_bias = c.bias if c.feed_forward_bias is None else c.feed_forward_bias
     feed = feed_forward.FeedForward(
-      c.feed_forward_width, c.activation, c.gated, feed_bias, self.dtype, name='feed_forward'
+      c.feed_forward_width,
+      c.activation,
+      c.gated,
+      feed_bias,
+      c.inner_dropout,
+      self.dtype,
+      name='feed_forward',
     )
     x_BxTxD = self._positioned(x_BxTxD)
-    keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-    v = view
-    look = lambda x_BxPxD: attend(
-      x_BxPxD, v.visible_BxTxS, v.rotation, cached, v.position_BxP, mix, v.distance_BxTxS, v.biases
+    keys = (None,) * 4 if dropout_key is None else jax.random.split(dropout_key, 4)
+    look = functools.partial(
+      attend,
+      visible_BxTxS=view.visible_BxTxS,
+      rotation=view.rotation,
+      memory=cached,
+      position_BxP=view.position_BxP,
+      mix=mix,
+      distance_BxTxS=view.distance_BxTxS,
+      biases=view.biases,
+      dropout_key=keys[2],
     )
     hidden_BxTxD, earlier = x_BxTxD, memory.get('hidden')
     x_BxTxD, segment = self._add('attention', look, x_BxTxD, keys[0], earlier)
     segment['hidden'] = jax.lax.stop_gradient(hidden_BxTxD)
     memory = _remember(memory, segment, view, after_BxTxD=x_BxTxD)
-    x_BxTxD, _ = self._add('feed_forward', lambda x: (feed(x), None), x_BxTxD, keys[1])
+    x_BxTxD, _ = self._add('feed_forward', lambda x: (feed(x, keys[3]), None), x_BxTxD, keys[1])
     return x_BxTxD, memory
 
   def _positioned(self, x_BxTxD):
@@ -136,7 +150,7 @@ class Block(nn.Module):
     y_BxTxD, rest = sublayer(y_BxPxD)
     if policy in ('post', 'hybrid'):
       y_BxTxD = norm('post_norm')(y_BxTxD)
-    x_BxTxD = whole_width(x_BxTxD + drop(y_BxTxD, c, dropout_key))
+    x_BxTxD = whole_width(x_BxTxD + dropout.drop(y_BxTxD, c.dropout, dropout_key))
     if policy == 'post_skip':
       x_BxTxD = norm('post_norm')(x_BxTxD)
     return x_BxTxD, rest
@@ -150,6 +164,7 @@ def ngram_layer(
 ) -> ngrammer.NGrammer:
   """The n-gram layer of the config. The vocabulary is needed where it has no clusters."""
   n = config.ngram
+  on_table = n.layer == 'input' and config.adaptive_softmax is None
   return ngrammer.NGrammer(
     heads=n.heads or config.heads,
     clusters=n.clusters,
@@ -163,7 +178,7 @@ def ngram_layer(
     epsilon=n.epsilon,
     prenormalize=n.prenormalize,
     empty=n.empty,
-    initial=n.initial,
+    initial=n.initial or ('data' if on_table else 'uniform'),
     dtype=dtype,
     name=name,
   )
@@ -208,11 +223,3 @@ def _remember(memory, segment, view, after_BxTxD):
 def whole_width(x_BxTxD: jax.Array) -> jax.Array:
   """Activations between layers are spread over the batch only."""
   return nn.with_logical_constraint(x_BxTxD, ('batch', 'length', None))
-
-
-def drop(x: jax.Array, config: model_config.ModelConfig, key: jax.Array | None) -> jax.Array:
-  """Dropout with an explicit key, so that scanned and unrolled layers draw alike."""
-  if key is None:
-    return x
-  keep = 1 - config.dropout
-  return jnp.where(jax.random.bernoulli(key, keep, x.shape), x / keep, 0)

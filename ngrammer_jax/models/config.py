@@ -44,7 +44,7 @@ class NGramConfig:
   epsilon: float = 1e-6
   prenormalize: bool = False
   empty: str = 'shrink'  # what clusters without tokens do
-  initial: str = 'uniform'  # where centroids begin
+  initial: str | None = None  # where centroids begin; None: data at the input, else uniform
 
   def after_block(self, layers: int) -> int | None:
     """The number of blocks that come before the layer; None where it stands in blocks."""
@@ -63,17 +63,19 @@ class NGramConfig:
       value = getattr(self, key)
       if value is not None and value < 1:
         raise errors.BadInput(f'model.ngram.{key}={value} must be at least 1, or None')
-    choices = {'layer': LAYERS, 'empty': quantizer.EMPTY, 'initial': quantizer.INITIAL}
-    _check_choices('model.ngram', self, choices)
+    _check_choices('model.ngram', self, {'layer': LAYERS, 'empty': quantizer.EMPTY})
+    if self.initial is not None:
+      _check_choices('model.ngram', self, {'initial': quantizer.INITIAL})
     self._check_pairing(model)
     if not 0 <= self.decay <= 1:
       raise errors.BadInput(f'model.ngram.decay={self.decay} must be from 0 to 1')
     if not self.epsilon > 0:
       raise errors.BadInput(f'model.ngram.epsilon={self.epsilon} must be above 0')
-    if self.initial == 'data' and self.layer != 'input':
+    if self.initial == 'data' and (self.layer != 'input' or model.adaptive_softmax is not None):
       raise errors.BadInput(
         f'model.ngram.initial="data" draws from the embedding, but the layer is at '
-        f'model.ngram.layer={self.layer!r}: use "uniform" or "normal", or the input'
+        f'model.ngram.layer={self.layer!r}, or there is an adaptive softmax: use "uniform" or '
+        f'"normal"'
       )
     try:
       ngrammer.check_shape(
@@ -264,7 +266,9 @@ class ModelConfig:
   scale_embeddings: bool = True  # by the square root of the width
   softmax_bias: bool = True
   vocabulary_chunk: int | None = None  # logits that exist at one time; None: all
-  dropout: float = 0.0
+  dropout: float = 0.0  # of the embeddings and of what each sub-layer adds
+  attention_dropout: float = 0.0  # of the probabilities
+  inner_dropout: float = 0.0  # of the inner layer of the feed-forward
   dtype: str = 'auto'  # of the computation; auto: bfloat16 on accelerators, float32 on CPU
   scan_layers: bool = True  # one compiled layer, instead of all of them in a row
   remat: str = 'none'  # what the backward pass computes again
@@ -306,8 +310,9 @@ class ModelConfig:
       if value is not None and value < 1:
         raise errors.BadInput(f'model.{key}={value} must be at least 1')
     self._check_heads()
-    if not 0 <= self.dropout < 1:
-      raise errors.BadInput(f'model.dropout={self.dropout} must be at least 0 and below 1')
+    for key in ('dropout', 'attention_dropout', 'inner_dropout'):
+      if not 0 <= getattr(self, key) < 1:
+        raise errors.BadInput(f'model.{key}={getattr(self, key)} must be at least 0 and below 1')
     if not self.norm_epsilon > 0:
       raise errors.BadInput(f'model.norm_epsilon={self.norm_epsilon} must be above 0')
     if self.position in SEGMENT_POSITIONS and self.memory is not None:

@@ -17,6 +17,7 @@ from ngrammer_jax.layers import (
   adaptive_softmax,
   cache,
   documents,
+  dropout,
   ngrammer,
   normalization,
   position,
@@ -182,9 +183,10 @@ class TransformerLM(nn.Module):
     if place == 0:
       x_BxTxD = join(x_BxTxD, vocabulary)
     x_BxTxD = self._positioned(x_BxTxD, view)
-    drop = train and c.dropout > 0
+    drop = train and max(c.dropout, c.attention_dropout, c.inner_dropout) > 0
     keys = jax.random.split(self.make_rng('dropout'), c.layers + 1) if drop else None
-    x_BxTxD = block.whole_width(block.drop(x_BxTxD, c, None if keys is None else keys[0]))
+    x_BxTxD = dropout.drop(x_BxTxD, c.dropout, None if keys is None else keys[0])
+    x_BxTxD = block.whole_width(x_BxTxD)
     kept, layers = memory.get('layers', ({},) * c.layers), []
     for first, last in itertools.pairwise(self._borders(place)):
       run = slice(first, last)

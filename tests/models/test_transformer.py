@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.layers import documents, position
-from ngrammer_jax.models import block, transformer
 from ngrammer_jax.models import config as model_config
+from ngrammer_jax.models import transformer
 from tests import jaxprs
 from tests.conftest import assert_close, random_variables
 
@@ -46,7 +46,7 @@ def variables_of(model):
   return variables
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0, static_argnames='train')
 def run(model, variables, tokens, memory=None, **given):
   """Hidden states and the next memory."""
   if memory is None:
@@ -337,12 +337,19 @@ def test_dropout_stands_behind_the_embeddings_and_every_sublayer():
   assert draws == 1 + 2 * SMALL['layers']
 
 
-def test_dropout_keeps_the_mean():
-  config = small_config(dropout=0.25)
-  dropped = block.drop(jnp.ones(10_000), config, jax.random.key(0))
-  values, counts = np.unique(dropped, return_counts=True)
-  np.testing.assert_allclose(values, [0, 1 / 0.75], rtol=1e-6)
-  assert abs(counts[0] / 10_000 - 0.25) < 0.02
+@pytest.mark.parametrize('kind', ['dropout', 'attention_dropout', 'inner_dropout'])
+@pytest.mark.parametrize('scan', [False, True])
+def test_every_dropout_drops_in_training_alone(kind, scan):
+  model = small_model(**{kind: 0.5}, scan_layers=scan)
+  variables = variables_of(model)
+  plain, _ = run(small_model(scan_layers=scan), variables, random_tokens())
+  np.testing.assert_array_equal(run(model, variables, random_tokens())[0], plain)
+  draws = [
+    run(model, variables, random_tokens(), train=True, rngs={'dropout': jax.random.key(seed)})[0]
+    for seed in (0, 0, 1)
+  ]
+  np.testing.assert_array_equal(draws[0], draws[1])
+  assert (draws[0] != draws[2]).any() and (draws[0] != plain).any()
 
 
 def test_bfloat16_runs_with_float32_parameters():

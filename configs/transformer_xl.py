@@ -1,0 +1,121 @@
+"""Transformer-XL (Dai et al. 2019, arXiv 1901.02860), and NVIDIA's recipe for WikiText-103.
+
+  python -m ngrammer_jax.train --config=configs/transformer_xl.py:enwik8_base \\
+    --config.data.path=/path/to/enwik8.gz --workdir=runs/enwik8_base
+
+Rows of the scripts of the authors' PyTorch code, with its parameters to the digit, what they or
+NVIDIA published (bits per character of enwik8 and text8, else perplexity with <eos>), and the
+training tokens of the schedule:
+
+  enwik8_base      41,055,436  1.06           4.5G
+  enwik8_large    277,231,820  0.99          19.7G, on 64 TPU cores for 2 to 5 days
+  text8_base       40,964,635  none           4.5G
+  text8_large     277,050,395  1.08          19.7G, on 64 TPU cores
+  wt103_base      151,107,538  24.03          1.8G, about a day on 4 V100 (fairseq)
+  wt103_large     285,170,506  18.3         196.6G, on 64 TPU cores; the paper says 257M
+  lm1b_base       357,812,065  none           3.6G, for a vocabulary of 793,470 words
+  lm1b_large      841,295,961  21.8          19.7G, on 512 TPU cores
+  nvidia_base     191,950,298  23.24 +- .08   2.0G, 76 minutes on 8 A100
+  nvidia_large    285,170,506  18.17 +- .04   4.9G, 430 minutes on 8 A100
+
+and two small twins for 2 CPU cores, sizes and rates our own: text8_small (1,448,475 parameters; see the
+README for what memory is worth) and wikitext2_small (2,003,648), with the adaptive softmax.
+
+The large rows of the authors were trained with their TensorFlow code, which differs (first memory
+of zeros, biases of each layer on WikiText-103 and One Billion Word, another schedule): set
+`model.memory.first`, `model.positional.shared_biases` and `optimizer.schedule`. The official
+dropout of the encodings and of the final hidden states is not there. text8_large's script has no
+warm-up, this row has that of enwik8_large. NVIDIA's cutoffs are some words lower, for a
+vocabulary of another order. Nothing of this was trained here but the twins.
+"""
+
+from ngrammer_jax import config, errors
+
+# Layers, width, heads, inner width; dropout, of the attention; rows, segment and memory of
+# training; steps, warm-up; segment, memory and clamp of evaluation, its streams.
+ROWS = {
+  'enwik8_base': (12, 512, 8, 2048, 0.1, 0.0, 22, 512, 400_000, 0, 80, 2100, 820, 10),
+  'enwik8_large': (24, 1024, 8, 3072, 0.15, 0.15, 64, 768, 400_000, 4000, 128, 3800, 1000, 10),
+  'text8_base': (12, 512, 8, 2048, 0.1, 0.0, 22, 512, 400_000, 0, 80, 2100, 820, 10),
+  'text8_large': (24, 1024, 8, 3072, 0.15, 0.15, 64, 768, 400_000, 4000, 128, 3800, 1000, 10),
+  'wt103_base': (16, 410, 10, 2100, 0.1, 0.0, 60, 150, 200_000, 0, 64, 640, 400, 10),
+  'wt103_large': (18, 1024, 16, 4096, 0.2, 0.2, 128, 384, 4_000_000, 16_000, 128, 1600, 1000, 10),
+  'lm1b_base': (18, 1024, 8, 4096, 0.0, 0.0, 224, 32, 500_000, 20_000, 32, 128, None, 64),
+  'lm1b_large': (24, 1280, 16, 8192, 0.05, 0.05, 512, 32, 1_200_000, 30_000, 32, 128, None, 8),
+  'nvidia_base': (16, 512, 8, 2048, 0.1, 0.0, 256, 192, 40_000, 1000, 64, 640, 400, 10),
+  'nvidia_large': (18, 1024, 16, 4096, 0.2, 0.2, 128, 384, 100_000, 16_000, 128, 1600, 1000, 10),
+  'text8_small': (3, 192, 6, 768, 0.0, 0.0, 16, 128, 480, 50, 128, 128, None, 32),
+  'wikitext2_small': (2, 128, 4, 512, 0.0, 0.0, 16, 64, 480, 50, 64, 64, None, 16),
+}
+CUTOFFS = {
+  'wt103': (20_000, 40_000, 200_000),
+  'nvidia': (20_000, 40_000, 200_000),
+  'lm1b': (60_000, 100_000, 640_000),
+  'wikitext2': (2000, 10_000),
+}
+
+
+def get_config(row: str = 'enwik8_base'):
+  """One of ROWS."""
+  if row not in ROWS:
+    raise errors.BadInput(f'no row {row!r}; there are: {", ".join(ROWS)}')
+  c, (corpus, size) = config.default(), row.split('_')
+  m, t, e = c.model, c.training, c.evaluation
+  m.layers, m.width, m.heads, m.feed_forward_width, m.dropout, m.attention_dropout = ROWS[row][:6]
+  t.batch_size, t.segment_length, t.steps, c.optimizer.warmup_steps = ROWS[row][6:10]
+  e.segment_length, memory_length, clamp_length, e.streams = ROWS[row][10:]
+
+  m.inner_dropout = m.dropout
+  m.activation = 'relu'
+  m.gated = False
+  m.feed_forward_bias = True
+  m.position = 'relative'
+  m.norm = 'post_skip'
+  m.norm_epsilon = 1e-5
+  m.final_norm = False
+  m.memory = config.block('model.memory', length=t.segment_length)
+  e.memory = config.block(
+    'evaluation.memory',
+    length=memory_length,
+    clamp_length=clamp_length,
+    same_length=None if clamp_length is None else 'memory',
+  )
+
+  c.data.corpus = corpus if corpus in ('enwik8', 'text8') else 'wikitext'
+  c.data.vocabulary = 'characters'
+  if corpus == 'enwik8':
+    c.data.newlines = 'drop'
+  if corpus in CUTOFFS:
+    c.data.vocabulary = 'words'
+    adaptive = {'cutoffs': CUTOFFS[corpus]}
+    if size == 'large' or corpus == 'lm1b':
+      adaptive |= {'divisor': 4, 'tied_projections': (False, True, True, True)}
+    if corpus == 'lm1b':
+      c.data.corpus = 'text'
+      adaptive['tied_projections'] = (False,)
+    if corpus == 'wikitext2':
+      adaptive['divisor'] = 2
+    m.adaptive_softmax = config.block('model.adaptive_softmax', **adaptive)
+
+  c.optimizer.learning_rate = 2.5e-4
+  c.optimizer.schedule = 'transformer_xl'
+  c.optimizer.final_fraction = 0.0
+  c.optimizer.beta2 = 0.999
+  c.optimizer.epsilon = 1e-8
+  c.optimizer.clip_norm = 0.25
+  if corpus == 'nvidia':
+    c.optimizer.algorithm = 'lamb'
+    c.optimizer.learning_rate = 0.01
+    c.optimizer.schedule = 'cosine'
+    c.optimizer.final_fraction = 0.1 if size == 'base' else 0.01
+  if size == 'small':
+    c.optimizer.learning_rate = 2e-3
+    c.optimizer.schedule = 'cosine'
+    c.optimizer.final_fraction = 0.1
+    m.scan_layers = False  # on CPU a loop is slower than the layers in a row
+    e.max_tokens = 65_536
+    t.evaluate_every = t.checkpoint_every = 240
+  else:
+    t.log_every = 200
+    t.evaluate_every = t.checkpoint_every = 4000
+  return c
