@@ -18,8 +18,8 @@ training tokens of the schedule:
   nvidia_base     191,950,298  23.24 +- .08   2.0G, 76 minutes on 8 A100
   nvidia_large    285,170,506  18.17 +- .04   4.9G, 430 minutes on 8 A100
 
-and two small twins for 2 CPU cores, sizes and rates our own: text8_small (1,448,475 parameters; see the
-README for what memory is worth) and wikitext2_small (2,003,648), with the adaptive softmax.
+and two small twins for 2 CPU cores, sizes and rates our own: text8_small (1,448,475 parameters; see
+the README for what memory is worth) and wikitext2_small (2,003,648), with the adaptive softmax.
 
 The large rows of the authors were trained with their TensorFlow code, which differs (first memory
 of zeros, biases of each layer on WikiText-103 and One Billion Word, another schedule): set

@@ -1,5 +1,6 @@
 """Every token scored once, and the same result however it is computed."""
 
+import dataclasses
 import math
 
 import jax
@@ -9,7 +10,9 @@ import pytest
 from ngrammer_jax import sharding
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.evaluation import language_modeling
+from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
+from tests.conftest import random_variables
 from tests.training.test_devices import mesh_of
 
 
@@ -50,6 +53,24 @@ def by_hand(model_and_variables, split, streams, length):
         nll.append(np.log(np.exp(row).sum()) - row[target])
         correct.append(row.argmax() == target)
   return len(nll), np.mean(nll), np.mean(correct)
+
+
+def test_with_a_memory_equals_a_loop_that_computes_the_past_again(tiny):
+  """Of the inputs of the layers, as in training; evaluation keeps keys and values."""
+  memory = model_config.MemoryConfig(length=12)
+  config = tiny(model={'position': 'relative', 'memory': memory}).model
+  model = transformer.TransformerLM(config, 11)
+  tokens, empty = np.zeros((1, 1), np.int32), transformer.empty_memory(config, 1)
+  variables = random_variables(model, tokens, empty)
+  split = split_of(61)
+  result = evaluate((model, variables), split)
+  tokens, nll, accuracy = by_hand((model, variables), split, 3, 8)
+  assert result['nll_nats_per_token'] == pytest.approx(nll, rel=1e-5)
+  assert result['top1_accuracy'] == pytest.approx(accuracy)
+  assert result['protocol']['memory_length'] == 12
+  shorter = dataclasses.replace(config, memory=model_config.MemoryConfig(length=2))
+  other = evaluate((transformer.TransformerLM(shorter, 11), variables), split)
+  assert other['nll_nats_per_token'] != pytest.approx(nll, rel=1e-3)
 
 
 def test_equals_a_loop_by_hand(model_and_variables):

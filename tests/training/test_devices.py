@@ -91,6 +91,21 @@ SWITCHES = {
     ),
     norm='hybrid',
   ),
+  'Transformer-XL on an N-Grammer': dataclasses.replace(
+    CONFIG,
+    ngram=dataclasses.replace(NGRAM, layer='attention', pairing=('attended',)),
+    position='relative',
+    norm='post_skip',
+    memory=model_config.MemoryConfig(length=24),
+  ),
+  'learned distances, adaptive softmax, Primer': dataclasses.replace(
+    CONFIG,
+    position='shaw',
+    positional=model_config.PositionalConfig(max_length=20),
+    memory=model_config.MemoryConfig(length=10, same_length='memory'),
+    convolution=3,
+    adaptive_softmax=model_config.AdaptiveSoftmaxConfig((8, 32), divisor=2),
+  ),
   'rows clustered once, norms after the residual': dataclasses.replace(
     CONFIG, ngram=dataclasses.replace(NGRAM, initial='data', prenormalize=True), norm='post_skip'
   ),

@@ -60,8 +60,17 @@ NGRAM = model_config.NGramConfig(
 SWITCHES = {'ngram': NGRAM, 'convolution': 3, 'norm': 'hybrid', 'activation': 'squared_relu'}
 
 
+XL = {
+  'position': 'relative',
+  'memory': model_config.MemoryConfig(length=12),
+  'ngram': model_config.NGramConfig(
+    clusters=8, vocabulary_size=64, dim=3, layer='attention', pairing=('attended', 'previous')
+  ),
+}
+
+
 @pytest.mark.parametrize(
-  'model, stop_at', [({'dropout': 0.1}, 4), ({'dropout': 0.1}, 10), (SWITCHES, 6)]
+  'model, stop_at', [({'dropout': 0.1}, 4), ({'dropout': 0.1}, 10), (SWITCHES, 6), (XL, 6)]
 )
 def test_an_interrupted_run_goes_on_bit_identically(tiny, tmp_path, monkeypatch, model, stop_at):
   config = tiny(model=model)
