@@ -116,6 +116,7 @@ def get_config(row: str = 'enwik8_base'):
     e.max_tokens = 65_536
     t.evaluate_every = t.checkpoint_every = 240
   else:
+    e.protocol = 'transformer_xl'
     t.log_every = 200
     t.evaluate_every = t.checkpoint_every = 4000
   return c

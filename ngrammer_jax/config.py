@@ -16,7 +16,7 @@ from typing import Any
 import ml_collections
 
 from ngrammer_jax import errors, files
-from ngrammer_jax.data import token_cache
+from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.models import config as model_config
 
 ALGORITHMS = ('adam', 'lamb')
@@ -59,6 +59,7 @@ class TrainingConfig:
   steps: int = 1000
   batch_size: int = 16  # rows, over all devices
   segment_length: int = 128
+  half_loss: bool = False  # only the later half of a segment counts
   segments_per_call: int = 10  # steps that run on the device without coming back
   log_every: int = 10
   evaluate_every: int = 500  # 0: never
@@ -83,6 +84,7 @@ class EvaluationConfig:
   segment_length: int | None = None  # None: as in training
   max_tokens: int | None = None  # of validation during training; None: all
   memory: EvaluationMemory | None = None
+  protocol: str = 'streams'  # how a split is read, see `data.streams.EvaluationStreams`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +132,11 @@ class Config:
     _at_least('training', 'evaluate_every', t.evaluate_every, 0)
     _at_least('training', 'keep_checkpoints', t.keep_checkpoints, 1)
     _at_least('evaluation', 'streams', self.evaluation.streams, 1)
+    if self.evaluation.protocol not in streams.PROTOCOLS:
+      raise errors.BadInput(
+        f'evaluation.protocol={self.evaluation.protocol!r} is not one of: '
+        f'{", ".join(streams.PROTOCOLS)}'
+      )
     for key in ('segment_length', 'max_tokens'):
       if getattr(self.evaluation, key) is not None:
         _at_least('evaluation', key, getattr(self.evaluation, key), 1)

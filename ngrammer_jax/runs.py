@@ -174,6 +174,8 @@ class Run:
       self.config.evaluation.streams,
       self.config.evaluation_length(),
       self.config.training.batch_size,
+      self.config.evaluation.protocol,
+      self.vocabulary.line_end,
     )
     with progress.Progress(f'evaluating {split}', len(tokens.tokens), 'tokens') as bar:
       result = evaluate(self.state.params, self.state.codebook, tokens, report=bar.advance)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ngrammer_jax import errors
 from ngrammer_jax.data import token_cache
 
 
@@ -51,19 +52,49 @@ def train_segment(
   return Segment(inputs, targets, starts, np.ones(inputs.shape, np.float32))
 
 
-class EvaluationStreams:
-  """A split as a fixed number of streams, every token a target exactly once.
+PROTOCOLS = ('streams', 'transformer_xl', 'adaptive_span', 'sliding_window')
 
-  The streams and the segment length are what defines the result; how many rows are
-  evaluated at a time is not.
+
+class EvaluationStreams:
+  """A split as a fixed number of streams, each read segment by segment.
+
+  The protocol, the streams and the segment length are what defines the result; how many rows are
+  evaluated at a time is not. Protocols:
+
+  `streams`: every token is a target exactly once, the first inputs are the tokens before.
+  `transformer_xl`, its PyTorch code: the split is cut to a multiple of the streams, and the first
+    token of each is no target.
+  `adaptive_span`, its code: the same, and a last segment that is not full is left out.
+  `sliding_window` (Al-Rfou et al. 2018): one stream, of which every token is predicted from a
+    window of its own, of a segment's length; see `window`.
   """
 
-  def __init__(self, split: token_cache.TokenSplit, streams: int, length: int, max_tokens: int = 0):
-    self._split = split
-    self.tokens = min(max_tokens or len(split.tokens), len(split.tokens))
-    self._share = math.ceil(self.tokens / streams)
-    self.streams = math.ceil(self.tokens / self._share)  # fewer, where the split is tiny
-    self.length = length
+  def __init__(
+    self,
+    split: token_cache.TokenSplit,
+    streams: int,
+    length: int,
+    max_tokens: int = 0,
+    protocol: str = 'streams',
+  ):
+    self._split, self.length = split, length
+    tokens = min(max_tokens or len(split.tokens), len(split.tokens))
+    if protocol in ('transformer_xl', 'adaptive_span'):
+      self.streams, self._skip = min(streams, max(tokens // 2, 1)), 1
+      self._stride = tokens // self.streams
+      self._share = self._stride - 1
+      if protocol == 'adaptive_span':
+        self._share -= self._share % length
+      self.tokens = self._share * self.streams
+    else:
+      self._share = self._stride = math.ceil(tokens / streams)
+      self.streams = math.ceil(tokens / self._share)  # fewer, where the split is tiny
+      self.tokens, self._skip = tokens, 0
+    if not self.tokens:
+      raise errors.BadInput(
+        f'evaluation.protocol={protocol!r}: {tokens:,} tokens in {streams} streams fill no '
+        f'segment of {length}'
+      )
     self.segments = math.ceil(self._share / length)
 
   def segment(self, index: int, first_row: int, rows: int) -> Segment:
@@ -74,9 +105,21 @@ class EvaluationStreams:
     windows = [self._row(first_row + i, index) for i in range(rows)]
     return Segment(*(np.stack(parts) for parts in zip(*windows, strict=True)))
 
+  def window(self, first: int, rows: int) -> Segment:
+    """Windows that end with the tokens [first, first + rows), each starting afresh."""
+    windows = []
+    for last in range(first, first + rows):
+      begin = max(last + 1 - self.length, 0)
+      inputs, targets, starts = self._split.window(begin, self.length)
+      there = np.arange(self.length) <= last - begin if last < self.tokens else False
+      windows.append((inputs, targets, starts, np.broadcast_to(there, starts.shape)))
+    inputs, targets, starts, valid = (np.stack(parts) for parts in zip(*windows, strict=True))
+    return Segment(inputs, targets, starts, valid.astype(np.float32))
+
   def _row(self, row: int, index: int):
     offset = index * self.length
-    inputs, targets, starts = self._split.window(row * self._share + offset, self.length)
-    left = min(self._share, self.tokens - row * self._share) - offset
-    valid = (np.arange(self.length) < left).astype(np.float32)
+    first = row * self._stride + self._skip + offset
+    inputs, targets, starts = self._split.window(first, self.length)
+    share = min(self._share, self.tokens - row * self._share) if row < self.streams else 0
+    valid = (np.arange(self.length) < share - offset).astype(np.float32)
     return inputs, targets, starts, valid

@@ -2,7 +2,8 @@
 
 Every vocabulary has `size`, `document_start` (the id that stands between documents and
 before the very first token), `document_end` (the id that tells in a text that it is over;
-None where the document start may also stand inside), `encode(bytes) -> ids`,
+None where the document start may also stand inside), `line_end` (the id of the end of a line
+where that is a word of its own, else None), `encode(bytes) -> ids`,
 `decode(ids) -> bytes`, and is kept as a few files by `save` and `load`.
 """
 
@@ -31,6 +32,7 @@ class Vocabulary(Protocol):
   size: int
   document_start: int
   document_end: int | None
+  line_end: int | None
 
   def encode(self, text: bytes) -> np.ndarray: ...
 
@@ -42,7 +44,7 @@ class Vocabulary(Protocol):
 class ByteVocabulary:
   """The 256 bytes, and 256 as the document start."""
 
-  size, document_start, document_end = 257, 256, 256
+  size, document_start, document_end, line_end = 257, 256, 256, None
 
   def encode(self, text: bytes) -> np.ndarray:
     return np.frombuffer(text, np.uint8)
@@ -61,6 +63,8 @@ class CharacterVocabulary:
   A corpus of several documents has one id more, the document start. A single text is
   entered through its newline or space, so that the counts are those of the literature.
   """
+
+  line_end = None
 
   def __init__(self, characters: str, encoding: str, separated: bool):
     self._characters, self._encoding, self._separated = characters, encoding, separated
@@ -105,6 +109,7 @@ class WordVocabulary:
     self._ids = {word: i for i, word in enumerate(words)}
     self.size = len(words)
     self.document_start, self.document_end = self._ids[END], None
+    self.line_end = self._ids[END]
     self._unknown = self._ids[UNKNOWN]
 
   def encode(self, text: bytes) -> np.ndarray:
@@ -126,6 +131,8 @@ class SentencePieceVocabulary:
   Inside SentencePiece the character U+2581 stands for the space. A learned vocabulary
   spells it in bytes, and so loses nothing; a given one behaves as it was made to.
   """
+
+  line_end = None
 
   def __init__(self, model: bytes, learned: bool = False):
     import sentencepiece  # here, so that other vocabularies do not wait for it

@@ -1,5 +1,6 @@
 """How well a model predicts a split: perplexity, bits per byte, top-1 accuracy."""
 
+import collections
 from collections.abc import Callable
 import functools
 import json
@@ -17,11 +18,11 @@ from ngrammer_jax.models import transformer
 
 
 class Evaluator:
-  """Scores every token of a split exactly once.
+  """Scores the tokens of a split, every one exactly once unless the protocol says otherwise.
 
   The split is cut into `streams` contiguous parts; the memory of each starts empty and is
-  carried through it. That alone defines the result: `rows`, how many streams are run at a
-  time, and the devices do not.
+  carried through it. That, the length and the protocol alone define the result: `rows`, how many
+  streams are run at a time, and the devices do not.
 
   Args:
     model: the model.
@@ -29,6 +30,8 @@ class Evaluator:
     streams: parts of the split.
     length: tokens of a segment.
     rows: streams at a time, rounded up to a multiple of the devices of the batch.
+    protocol: see `data.streams.EvaluationStreams`.
+    line_end: the token that ends a line, to report what there is without it; None: there is none.
   """
 
   def __init__(
@@ -38,9 +41,13 @@ class Evaluator:
     streams: int,
     length: int,
     rows: int,
+    protocol: str = 'streams',
+    line_end: int | None = None,
   ):
-    self._streams, self._length = streams, length
-    self._score = scoring.Scorer(model, mesh, min(rows, streams))
+    self._streams, self._length, self._protocol = streams, length, protocol
+    self._line_end = line_end
+    windows = protocol == 'sliding_window'
+    self._score = scoring.Scorer(model, mesh, rows if windows else min(rows, streams))
     self._vocabulary, self._mesh = model.vocabulary_size, mesh
     memory = model.config.memory
     self._memory = (
@@ -70,38 +77,82 @@ class Evaluator:
       max_tokens: score only so many from the start of the split. None: all.
       report: called with the number of tokens scored since the last call.
     """
-    parts = streams.EvaluationStreams(split, self._streams, self._length, max_tokens or 0)
+    how = (self._streams, self._length, max_tokens or 0, self._protocol)
+    parts = streams.EvaluationStreams(split, *how)
     if self._vocabulary < parts.tokens:  # clustered once, and not at every token
       with sharding.use(self._mesh):
         codebook = self._serve(params, codebook)
-    nll, correct, tokens = [], [], 0
-    for first_row in range(0, parts.streams, self._score.rows):
-
-      def make(index, rows, first_row=first_row):
-        return parts.segment(index, first_row + rows.start, rows.stop - rows.start)
-
-      for nll_BxT, correct_BxT, valid_BxT in self._score(params, codebook, parts.segments, make):
-        nll.append(nll_BxT.sum(dtype=np.float64))
-        correct.append(int(correct_BxT.sum()))
-        tokens += int(valid_BxT.sum())
-        report(int(valid_BxT.sum()))
+    nll, line_ends, correct, tokens = [], [], [], 0
+    read = self._windows if self._protocol == 'sliding_window' else self._segments
+    for nll_BxT, correct_BxT, counted_BxT, targets_BxT in read(params, codebook, parts):
+      counted_BxT = counted_BxT.astype(bool)
+      ends_BxT = counted_BxT & (targets_BxT == self._line_end)
+      nll.append(nll_BxT[counted_BxT].sum(dtype=np.float64))
+      line_ends.append((ends_BxT.sum(), nll_BxT[ends_BxT].sum(dtype=np.float64)))
+      correct.append(int(correct_BxT[counted_BxT].sum()))
+      tokens += int(counted_BxT.sum())
+      report(int(counted_BxT.sum()))
     total = math.fsum(nll)
     covered = tokens == len(split.tokens)
     return {
       'tokens': tokens,
       'nll_nats_per_token': total / tokens,
       'perplexity': math.exp(min(total / tokens, 700)),
+      'bits_per_token': total / tokens / math.log(2),
+      **self._without_line_ends(tokens, total, line_ends),
       'bits_per_byte': (
         total / math.log(2) / split.text_bytes if covered and split.text_bytes else None
       ),
       'top1_accuracy': sum(correct) / tokens,
       'protocol': {
-        'name': 'streams',
+        'name': self._protocol,
         'streams': parts.streams,
         'segment_length': self._length,
         **self._memory,
         'whole_split': covered,
       },
+    }
+
+  def _segments(self, params, codebook, parts):
+    """The scores of all streams, segment by segment, what counts of them, and the targets."""
+    for first_row in range(0, parts.streams, self._score.rows):
+      made = collections.deque()
+
+      def make(index, rows, first_row=first_row, made=made):
+        segment = parts.segment(index, first_row + rows.start, rows.stop - rows.start)
+        made.append((index, rows, segment.targets_BxT))
+        return segment
+
+      scores = self._score(params, codebook, parts.segments, make)
+      for index, (nll_BxT, correct_BxT, valid_BxT) in enumerate(scores):
+        targets_BxT = np.zeros(nll_BxT.shape, np.int64)
+        while made and made[0][0] == index:
+          _, rows, part = made.popleft()
+          targets_BxT[rows] = part
+        yield nll_BxT, correct_BxT, valid_BxT, targets_BxT
+
+  def _windows(self, params, codebook, parts):
+    """The same for windows, of which the last token counts."""
+    for first in range(0, parts.tokens, self._score.rows):
+      targets = parts.window(first, self._score.rows).targets_BxT
+
+      def make(_, rows, first=first):
+        return parts.window(first + rows.start, rows.stop - rows.start)
+
+      ((nll_BxT, correct_BxT, valid_BxT),) = self._score(params, codebook, 1, make)
+      last_B = valid_BxT.sum(axis=1)[:, None] - 1
+      yield nll_BxT, correct_BxT, valid_BxT & (np.arange(parts.length) == last_B), targets
+
+  def _without_line_ends(self, tokens, total, line_ends):
+    """The perplexity of what is not the end of a line, as some papers count it."""
+    if self._line_end is None:
+      return {}
+    count, nll = int(sum(n for n, _ in line_ends)), math.fsum(nll for _, nll in line_ends)
+    if count == tokens:
+      return {}
+    return {
+      'line_ends': count,
+      'perplexity_without_line_ends': math.exp(min((total - nll) / (tokens - count), 700)),
     }
 
 

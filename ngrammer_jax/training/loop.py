@@ -79,10 +79,15 @@ def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
     saved.check_space(abstract)
 
     # Training.
-    call = train_step.make_call(model, optimizer, config.seed, abstract)
+    call = train_step.make_call(model, optimizer, config.seed, abstract, t.half_loss)
     evaluated = transformer.TransformerLM(config.evaluation_model(), V)
     evaluate = language_modeling.Evaluator(
-      evaluated, mesh, config.evaluation.streams, config.evaluation_length(), t.batch_size
+      evaluated,
+      mesh,
+      config.evaluation.streams,
+      config.evaluation_length(),
+      t.batch_size,
+      config.evaluation.protocol,
     )
     compiled = None
     starts = range(first_step, t.steps, t.segments_per_call)

@@ -27,8 +27,14 @@ def train_step(
   seed: int,
   state: train_state.TrainState,
   segment: streams.Segment,
+  half_loss: bool = False,
 ) -> tuple[train_state.TrainState, Metrics]:
-  """The state after one segment of every row, and the metrics of the step."""
+  """The state after one segment of every row, and the metrics of the step.
+
+  With `half_loss` only the later half of every segment counts (Transformer-XL's ablation).
+  """
+  T = segment.tokens_BxT.shape[1]
+  counts_BxT = segment.valid_BxT * (jnp.arange(T) >= (T // 2 if half_loss else 0))
   dropout_key = jax.random.fold_in(jax.random.key(seed), state.step)
 
   def loss_of(params):
@@ -43,8 +49,8 @@ def train_step(
       mutable=['codebook'],
     )
     scores = model.apply({'params': params}, hidden, segment.targets_BxT, method='scores')
-    counted_BxT = jnp.where(segment.valid_BxT > 0, scores.nll_BxT, 0)
-    nll = counted_BxT.sum() / segment.valid_BxT.sum()
+    counted_BxT = jnp.where(counts_BxT > 0, scores.nll_BxT, 0)
+    nll = counted_BxT.sum() / counts_BxT.sum()
     return nll + sum(aux.values()), (nll, memory, updated.get('codebook', {}))
 
   gradient, (nll, memory, codebook) = jax.grad(loss_of, has_aux=True)(state.params)
@@ -99,6 +105,7 @@ def make_call(
   optimizer: optax.GradientTransformation,
   seed: int,
   abstract: train_state.TrainState,
+  half_loss: bool = False,
 ) -> Callable[[train_state.TrainState, streams.Segment], tuple[train_state.TrainState, Metrics]]:
   """A jitted function that runs the steps of a stack of segments [steps, B, T].
 
@@ -106,7 +113,7 @@ def make_call(
   """
 
   def call(state, segments):
-    step = functools.partial(train_step, model, optimizer, seed)
+    step = functools.partial(train_step, model, optimizer, seed, half_loss=half_loss)
     return jax.lax.scan(step, state, segments)
 
   where = jax.tree.map(lambda leaf: leaf.sharding, abstract)

@@ -1,5 +1,7 @@
 """Training with a segment memory: the trajectory of the official code."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,11 +10,12 @@ import pytest
 from ngrammer_jax import config as experiment
 from ngrammer_jax.data import streams
 from ngrammer_jax.interop import transformer_xl
+from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
 from ngrammer_jax.training import optimizers
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
-from tests.conftest import assert_close
+from tests.conftest import assert_close, random_variables
 from tests.interop.test_transformer_xl import PRECISIONS, config_of, parameters
 
 
@@ -54,3 +57,48 @@ def test_updates_equal_those_of_the_official_code(reference, dtype, tolerance):
       assert_close(metrics['gradient_norm/dense'], f[f'gnorm/{t}'], tolerance)
       expected = load(t + 1)['params']
       jax.tree.map(lambda a, b: assert_close(a, b, tolerance), state.params, expected)
+
+
+def test_half_the_loss_is_that_of_the_later_half(tiny):
+  config = tiny()
+  model = transformer.TransformerLM(config.model, 11)
+  optimizer = optimizers.make(config.optimizer, 10)
+  tokens = np.random.default_rng(0).integers(0, 11, (2, 8)).astype('int32')
+  memory = transformer.empty_memory(config.model, 2)
+  variables = random_variables(model, tokens, memory)
+  params, codebook = variables['params'], variables['codebook']
+  state = train_state.TrainState(
+    jnp.zeros((), jnp.int32), params, codebook, optimizer.init(params), memory
+  )
+  segment = streams.Segment(tokens, tokens, np.zeros((2, 8), bool), np.ones((2, 8), 'float32'))
+  step = functools.partial(train_step.train_step, model, optimizer, 0, state)
+  whole, half = (step(segment, half_loss=h)[1]['loss'] for h in (False, True))
+  hidden, _, _ = model.apply(variables, tokens, memory)
+  nll = model.apply(variables, hidden, tokens, method='scores').nll_BxT
+  np.testing.assert_allclose([whole, half], [nll.mean(), nll[:, 4:].mean()], rtol=1e-5)
+
+
+def test_no_gradient_reaches_the_memory():
+  config = model_config.ModelConfig(
+    layers=2,
+    width=16,
+    heads=2,
+    feed_forward_width=24,
+    position='relative',
+    memory=model_config.MemoryConfig(length=4),
+    scan_layers=False,
+  )
+  model, memory = transformer.TransformerLM(config, 11), transformer.empty_memory(config, 1)
+  tokens = np.arange(8, dtype='int32').reshape(2, 1, 4)
+  variables = random_variables(model, tokens[0], memory)
+
+  def of_second_segment(embedding_of_first):
+    params = variables['params'] | {'embedding': embedding_of_first}
+    _, kept, _ = model.apply({'params': params}, tokens[0], memory)
+    hidden, _, _ = model.apply(variables, tokens[1], kept)
+    return jnp.square(hidden).sum()
+
+  value, gradient = jax.value_and_grad(of_second_segment)(variables['params']['embedding'])
+  assert (gradient == 0).all()
+  moved = of_second_segment(variables['params']['embedding'] + 0.1)
+  assert abs(moved - value) > 1e-3  # it is looked at all the same
