@@ -179,6 +179,30 @@ def every(key, value, use, calls=10):
       {'optimizer': {'table': {'learning_rate': -1.0}}},
       'optimizer.table.learning_rate=-1.0 must be above 0',
     ),
+    (
+      {'evaluation': {'memory': {'length': 8}}},
+      'evaluation.memory is set, but the model has none: set model.memory',
+    ),
+    (
+      {'model': {'memory': {}}, 'evaluation': {'memory': {'length': -1}}},
+      'model.memory.length=-1 must be at least 0',
+    ),
+    (
+      {'evaluation': {'protocol': 'window'}},
+      "evaluation.protocol='window' is not one of: streams, transformer_xl, adaptive_span, "
+      'sliding_window',
+    ),
+    ({'optimizer': {'algorithm': 'sgd'}}, "optimizer.algorithm='sgd' is not one of: adam, lamb"),
+    (
+      {'model': {'adaptive_softmax': {'cutoffs': (8,)}}},
+      'model.adaptive_softmax.cutoffs=(8,) need a vocabulary with the most frequent first: '
+      'data.vocabulary="words", not \'sentencepiece\'',
+    ),
+    (
+      {'model': {'position': 'learned'}, 'training': {'segment_length': 600}},
+      'model.positional.max_length=512 positions are learned, but a segment has 600: raise it, or '
+      'shorten training.segment_length or evaluation.segment_length',
+    ),
     ({'mesh': {'data': 0}}, 'mesh.data=0 must be at least 1, or -1'),
     ({'mesh': {'fsdp': -2}}, 'mesh.fsdp=-2 must be at least 1, or -1'),
     ({'mesh': {'model': 0}}, 'mesh.model=0 must be at least 1, or -1'),

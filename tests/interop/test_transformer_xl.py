@@ -1,10 +1,12 @@
 """Equality with arrays computed by the PyTorch Transformer-XL, in float64 and float32."""
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ngrammer_jax import errors
 from ngrammer_jax.interop import transformer_xl
 from ngrammer_jax.layers import relative
 from ngrammer_jax.models import config as model_config
@@ -82,3 +84,70 @@ def test_segments_of_a_stream(reference, dtype, tolerance, scan):
           assert_close(probs.transpose(2, 3, 0, 1)[:, -there.shape[1] :], there, tolerance)
     expected = transformer_xl.load_language_model(parameters(f, 'grad/', dtype), config, V)
     jax.tree.map(lambda a, b: assert_close(a, b, tolerance), gradient, expected['params'])
+
+
+def names_of(config, V):
+  """What a Transformer-XL of the config is made of, as the error for an empty one lists it."""
+  with pytest.raises(errors.BadInput) as caught:
+    transformer_xl.load_language_model({}, config, V)
+  listed = [line.split(': ')[1] for line in str(caught.value).splitlines()[1:]]
+  return {line.split(' ')[0]: eval(line.split(' ', 1)[1]) for line in listed}
+
+
+VARIANTS = {
+  'pre-norm': {'norm': 'pre'},
+  'biases of each layer': {'positional': model_config.PositionalConfig(shared_biases=False)},
+  'learned distances': {
+    'position': 'shaw',
+    'positional': model_config.PositionalConfig(max_length=8),
+  },
+  'sinusoids': {'position': 'segment_sinusoid', 'memory': None},
+  'learned positions': {
+    'position': 'learned',
+    'positional': model_config.PositionalConfig(max_length=8),
+    'memory': None,
+  },
+  'narrow embedding': {'adaptive_softmax': model_config.AdaptiveSoftmaxConfig(embedding_width=8)},
+  'adaptive': {'adaptive_softmax': model_config.AdaptiveSoftmaxConfig((6, 12))},
+  'adaptive, divided': {'adaptive_softmax': model_config.AdaptiveSoftmaxConfig((6, 12), 2)},
+  'adaptive, nothing tied': {
+    'adaptive_softmax': model_config.AdaptiveSoftmaxConfig((6, 12), 2, tied_projections=(False,)),
+    'tie_embeddings': False,
+  },
+}
+
+
+@pytest.mark.parametrize('variant', VARIANTS)
+def test_all_names_of_a_variant_make_all_variables(reference, variant):
+  f = reference('xl_base') | {'cfg/clamp_len': -1}
+  fields = {'positional': None} | VARIANTS[variant]
+  config, V = config_of(f, 'float32', **fields), 23
+  shapes, rng = names_of(config, V), np.random.default_rng(0)
+  arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+  variables = transformer_xl.load_language_model(arrays, config, V)
+  model, tokens = transformer.TransformerLM(config, V), np.zeros((1, 3), np.int32)
+  memory = transformer.empty_memory(config, 1)
+  wanted = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), tokens, memory)))
+  of_shapes = lambda tree: jax.tree.map(lambda leaf: leaf.shape, tree)
+  assert of_shapes(variables) == of_shapes(wanted)
+  if 'crit.cluster_weight' in arrays:  # theirs has the last tail first
+    ours = variables['params']['adaptive_softmax']['cluster_weight']
+    assert_close(ours, arrays['crit.cluster_weight'][::-1], 1e-6)
+
+
+def test_everything_that_does_not_fit_is_listed_at_once(reference):
+  f = reference('xl_base')
+  arrays = parameters(f, 'param/', 'float32')
+  arrays['r_w_bias'] = arrays['r_w_bias'][:1]
+  arrays['r_x_bias'] = arrays.pop('r_r_bias')
+  with pytest.raises(errors.BadInput) as caught:
+    transformer_xl.load_language_model(arrays, config_of(f, 'float32'), 23)
+  assert str(caught.value).splitlines() == [
+    '3 arrays do not fit a Transformer-XL. Check the config against them.',
+    '  missing: r_r_bias (2, 8)',
+    '  extra: r_x_bias (2, 8)',
+    '  misshapen: r_w_bias is (1, 8), expected (2, 8)',
+  ]
+  with pytest.raises(errors.BadInput, match="model.norm='hybrid': theirs has 'post_skip' or 'pre'"):
+    config = config_of(f, 'float32', norm='hybrid')
+    transformer_xl.load_language_model(parameters(f, 'param/', 'float32'), config, 23)

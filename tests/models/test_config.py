@@ -28,9 +28,72 @@ def test_possible_model_passes(fields):
   check(**fields)
 
 
+memory = lambda **fields: {'memory': model_config.MemoryConfig(**fields)}
+adaptive = lambda **fields: {'adaptive_softmax': model_config.AdaptiveSoftmaxConfig(**fields)}
+positional = lambda position, **fields: {
+  'position': position,
+  'positional': model_config.PositionalConfig(**fields),
+}
+
+
 @pytest.mark.parametrize(
   'fields, message',
   [
+    (memory(length=-1), 'model.memory.length=-1 must be at least 0'),
+    (memory(first='ones'), "model.memory.first='ones' is not one of: empty, zeros"),
+    (
+      memory(same_length='yes'),
+      "model.memory.same_length='yes' is not one of: no, memory, memory_and_self",
+    ),
+    (
+      memory(length=0, same_length='memory'),
+      'model.memory.same_length="memory" with model.memory.length=0: a token sees nothing, not '
+      'even itself; use "memory_and_self"',
+    ),
+    (
+      memory(first='zeros'),
+      'model.memory.first="zeros" needs keys and values of zeros to be zeros: without '
+      'model.bias, and model.norm="post_skip" or "post", not \'pre\'',
+    ),
+    (
+      memory() | {'position': 'learned'},
+      "model.position='learned' counts from the end of a segment, and knows no memory: "
+      'use model.memory=None, or model.position="relative"',
+    ),
+    (positional('relative', clamp_length=0), 'model.positional.clamp_length=0 must be at least 1'),
+    (
+      positional('rope', clamp_length=3),
+      "model.positional.clamp_length is not for model.position='rope'",
+    ),
+    (
+      positional('rope', min_timescale=0.0),
+      'model.positional.min_timescale=0.0 and max_timescale=10000.0 must be above 0',
+    ),
+    (positional('shaw', max_length=0), 'model.positional.max_length=0 must be at least 1'),
+    (
+      adaptive(cutoffs=(8, 8)),
+      'model.adaptive_softmax.cutoffs=(8, 8) must increase, the first above 0',
+    ),
+    (
+      adaptive(cutoffs=(0, 8)),
+      'model.adaptive_softmax.cutoffs=(0, 8) must increase, the first above 0',
+    ),
+    (adaptive(divisor=0), 'model.adaptive_softmax.divisor=0 must be at least 1'),
+    (
+      adaptive(cutoffs=(8, 16), divisor=32),
+      'model.adaptive_softmax.divisor=32: width 256 leaves nothing for the last of 3 clusters',
+    ),
+    (
+      adaptive(cutoffs=(8,), tied_projections=(True, True, False)),
+      'model.adaptive_softmax.tied_projections has 3 entries for 2 clusters: '
+      'give one for each, the head first, or a single one for all',
+    ),
+    (
+      adaptive() | {'softmax_bias': False},
+      'model.softmax_bias=False: an adaptive softmax has biases',
+    ),
+    ({'norm_epsilon': 0.0}, 'model.norm_epsilon=0.0 must be above 0'),
+    ({'attention_dropout': 1.0}, 'model.attention_dropout=1.0 must be at least 0 and below 1'),
     (
       {'activation': 'swish'},
       "model.activation='swish' is not one of: gelu, relu, silu, squared_relu",
@@ -121,3 +184,13 @@ def test_impossible_model_says_what_to_change(fields, message):
 def test_auto_dtype_is_float32_on_cpu():
   assert model_config.ModelConfig().compute_dtype() == 'float32'
   assert model_config.ModelConfig(dtype='bfloat16').compute_dtype() == 'bfloat16'
+
+
+def test_a_tail_without_words():
+  config = model_config.AdaptiveSoftmaxConfig((8, 20))
+  config.check_vocabulary(21)
+  with pytest.raises(errors.BadInput) as caught:
+    config.check_vocabulary(20)
+  assert str(caught.value) == (
+    'model.adaptive_softmax.cutoffs=(8, 20): the vocabulary has only 20 words'
+  )
