@@ -164,7 +164,8 @@ def ngram_layer(
 ) -> ngrammer.NGrammer:
   """The n-gram layer of the config. The vocabulary is needed where it has no clusters."""
   n = config.ngram
-  on_table = n.layer == 'input' and config.adaptive_softmax is None
+  # Rows of the embedding to begin at, more of them than there are clusters.
+  rows = vocabulary_size if n.layer == 'input' and config.adaptive_softmax is None else 0
   return ngrammer.NGrammer(
     heads=n.heads or config.heads,
     clusters=n.clusters,
@@ -178,7 +179,7 @@ def ngram_layer(
     epsilon=n.epsilon,
     prenormalize=n.prenormalize,
     empty=n.empty,
-    initial=n.initial or ('data' if on_table else 'uniform'),
+    initial=n.initial or ('data' if (n.clusters or 0) < (rows or 0) else 'uniform'),
     dtype=dtype,
     name=name,
   )

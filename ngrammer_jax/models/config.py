@@ -44,7 +44,8 @@ class NGramConfig:
   epsilon: float = 1e-6
   prenormalize: bool = False
   empty: str = 'shrink'  # what clusters without tokens do
-  initial: str | None = None  # where centroids begin; None: data at the input, else uniform
+  # Where centroids begin; None: data at the input of more tokens than clusters, else uniform.
+  initial: str | None = None
 
   def after_block(self, layers: int) -> int | None:
     """The number of blocks that come before the layer; None where it stands in blocks."""

@@ -88,3 +88,17 @@ def test_padding_trains_no_codebook():
   padded = view()._replace(visible_BxTxS=documents.visible(attended, attended), valid_BxT=valid)
   other = x.at[:, 4:].set(7.0)
   jax.tree.map(np.testing.assert_array_equal, learn(x), learn(other))
+
+
+@pytest.mark.parametrize(
+  'fields, words, initial',
+  [
+    ({'layer': 'input', 'clusters': 8}, 9, 'data'),
+    ({'layer': 'input', 'clusters': 8}, 8, 'uniform'),  # there are no more rows than clusters
+    ({'layer': 'end', 'clusters': 8}, 99, 'uniform'),
+    ({'layer': 'input', 'clusters': 8, 'initial': 'normal'}, 99, 'normal'),
+  ],
+)
+def test_where_centroids_begin(fields, words, initial):
+  config = dataclasses.replace(CONFIG, ngram=model_config.NGramConfig(**fields))
+  assert block.ngram_layer(config, jnp.float32, words).initial == initial
