@@ -21,12 +21,14 @@ training tokens of the schedule:
 and two small twins for 2 CPU cores, sizes and rates our own: text8_small (1,448,475 parameters; see
 the README for what memory is worth) and wikitext2_small (2,003,648), with the adaptive softmax.
 
-The large rows of the authors were trained with their TensorFlow code, which differs (first memory
-of zeros, biases of each layer on WikiText-103 and One Billion Word, another schedule): set
-`model.memory.first`, `model.positional.shared_biases` and `optimizer.schedule`. The official
-dropout of the encodings and of the final hidden states is not there. text8_large's script has no
-warm-up, this row has that of enwik8_large. NVIDIA's cutoffs are some words lower, for a
-vocabulary of another order. Nothing of this was trained here but the twins.
+The published results of the large rows are those of the authors' TensorFlow code, which differs
+from these scripts: model.memory.first="zeros", optimizer.schedule="transformer_xl_tensorflow" with
+final_fraction 0.01, one key more with same_length ("memory_and_self"), for wt103_large and
+lm1b_large positional.shared_biases=False and smaller initial weights, and for lm1b_large a
+learning rate of 1e-4. Ours differ from both in the initial weights, and have no dropout of the
+encodings and of the final hidden states. text8_large's script has no warm-up, this row has that of
+enwik8_large. NVIDIA's cutoffs are some words lower, for a vocabulary of another order. Nothing of
+this was trained here but the twins.
 """
 
 from ngrammer_jax import config, errors
@@ -73,12 +75,16 @@ def get_config(row: str = 'enwik8_base'):
   m.norm = 'post_skip'
   m.norm_epsilon = 1e-5
   m.final_norm = False
-  m.memory = config.block('model.memory', length=t.segment_length)
+  official = size != 'small'
+  same_length = {'nvidia': 'memory_and_self', 'lm1b': None}.get(corpus, 'memory')
+  same_length = same_length if official else None
+  m.memory = config.block(
+    'model.memory',
+    length=t.segment_length,
+    across_documents=official,  # it knows no documents
+  )
   e.memory = config.block(
-    'evaluation.memory',
-    length=memory_length,
-    clamp_length=clamp_length,
-    same_length=None if clamp_length is None else 'memory',
+    'evaluation.memory', length=memory_length, clamp_length=clamp_length, same_length=same_length
   )
 
   c.data.corpus = corpus if corpus in ('enwik8', 'text8') else 'wikitext'

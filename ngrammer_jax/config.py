@@ -75,6 +75,24 @@ class EvaluationMemory:
   same_length: str | None = None  # see `model.memory.same_length`
   clamp_length: int | None = None  # see `model.positional.clamp_length`
 
+  def check(self, model: model_config.ModelConfig) -> None:
+    """Raises BadInput, by the names of this block, for what the model cannot have."""
+    if model.memory is None:
+      raise errors.BadInput('evaluation.memory is set, but the model has none: set model.memory')
+    if self.length is not None:
+      _at_least('evaluation.memory', 'length', self.length, 0)
+    if self.clamp_length is not None:
+      _at_least('evaluation.memory', 'clamp_length', self.clamp_length, 1)
+      if model.position not in ('relative', 'shaw'):
+        raise errors.BadInput(
+          f'evaluation.memory.clamp_length is not for model.position={model.position!r}'
+        )
+    choices = model_config.SAME_LENGTH
+    if self.same_length is not None and self.same_length not in choices:
+      raise errors.BadInput(
+        f'evaluation.memory.same_length={self.same_length!r} is not one of: {", ".join(choices)}'
+      )
+
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
@@ -111,32 +129,18 @@ class Config:
   def check(self) -> None:
     """Raises BadInput for a combination that cannot work. Touches no device."""
     self.model.check()
+    if self.evaluation.memory is not None:
+      self.evaluation.memory.check(self.model)
     self.evaluation_model().check()
     self.data.check()
+    self._check_together()
     t, o = self.training, self.optimizer
-    longest, positions = max(t.segment_length, self.evaluation_length()), self.model.positions()
-    if self.model.position == 'learned' and longest > positions.max_length:
-      raise errors.BadInput(
-        f'model.positional.max_length={positions.max_length} positions are learned, but a segment '
-        f'has {longest}: raise it, or shorten training.segment_length or evaluation.segment_length'
-      )
-    adaptive = self.model.adaptive_softmax
-    if adaptive is not None and adaptive.cutoffs and self.data.vocabulary != 'words':
-      raise errors.BadInput(
-        f'model.adaptive_softmax.cutoffs={adaptive.cutoffs} need a vocabulary with the most '
-        f'frequent first: data.vocabulary="words", not {self.data.vocabulary!r}'
-      )
     for key in ('steps', 'batch_size', 'segment_length', 'segments_per_call', 'log_every'):
       _at_least('training', key, getattr(t, key), 1)
     _at_least('training', 'checkpoint_every', t.checkpoint_every, 1)
     _at_least('training', 'evaluate_every', t.evaluate_every, 0)
     _at_least('training', 'keep_checkpoints', t.keep_checkpoints, 1)
     _at_least('evaluation', 'streams', self.evaluation.streams, 1)
-    if self.evaluation.protocol not in streams.PROTOCOLS:
-      raise errors.BadInput(
-        f'evaluation.protocol={self.evaluation.protocol!r} is not one of: '
-        f'{", ".join(streams.PROTOCOLS)}'
-      )
     for key in ('segment_length', 'max_tokens'):
       if getattr(self.evaluation, key) is not None:
         _at_least('evaluation', key, getattr(self.evaluation, key), 1)
@@ -180,6 +184,26 @@ class Config:
     if sizes.count(-1) > 1:
       raise errors.BadInput('mesh: only one of data, fsdp and model may be -1')
 
+  def _check_together(self) -> None:
+    """What one section asks of another."""
+    t, e = self.training, self.evaluation
+    if e.protocol not in streams.PROTOCOLS:
+      raise errors.BadInput(
+        f'evaluation.protocol={e.protocol!r} is not one of: {", ".join(streams.PROTOCOLS)}'
+      )
+    longest, positions = max(t.segment_length, self.evaluation_length()), self.model.positions()
+    if self.model.position == 'learned' and longest > positions.max_length:
+      raise errors.BadInput(
+        f'model.positional.max_length={positions.max_length} positions are learned, but a segment '
+        f'has {longest}: raise it, or shorten training.segment_length or evaluation.segment_length'
+      )
+    adaptive = self.model.adaptive_softmax
+    if adaptive is not None and adaptive.cutoffs and self.data.vocabulary != 'words':
+      raise errors.BadInput(
+        f'model.adaptive_softmax.cutoffs={adaptive.cutoffs} need a vocabulary with the most '
+        f'frequent first: data.vocabulary="words", not {self.data.vocabulary!r}'
+      )
+
   def evaluation_length(self) -> int:
     """Segment length of evaluation."""
     return self.evaluation.segment_length or self.training.segment_length
@@ -194,8 +218,6 @@ class Config:
     model, other = self.model, self.evaluation.memory
     if other is None:
       return model
-    if model.memory is None:
-      raise errors.BadInput('evaluation.memory is set, but the model has none: set model.memory')
     said = {k: v for k, v in dataclasses.asdict(other).items() if v is not None}
     clamp = {k: said.pop(k) for k in ('clamp_length',) if k in said}
     memory = dataclasses.replace(model.memory, **said)

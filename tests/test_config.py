@@ -185,7 +185,7 @@ def every(key, value, use, calls=10):
     ),
     (
       {'model': {'memory': {}}, 'evaluation': {'memory': {'length': -1}}},
-      'model.memory.length=-1 must be at least 0',
+      'evaluation.memory.length=-1 must be at least 0',
     ),
     (
       {'evaluation': {'protocol': 'window'}},

@@ -1,6 +1,5 @@
 """How well a model predicts a split: perplexity, bits per byte, top-1 accuracy."""
 
-import collections
 from collections.abc import Callable
 import functools
 import json
@@ -86,9 +85,10 @@ class Evaluator:
     read = self._windows if self._protocol == 'sliding_window' else self._segments
     for nll_BxT, correct_BxT, counted_BxT, targets_BxT in read(params, codebook, parts):
       counted_BxT = counted_BxT.astype(bool)
-      ends_BxT = counted_BxT & (targets_BxT == self._line_end)
       nll.append(nll_BxT[counted_BxT].sum(dtype=np.float64))
-      line_ends.append((ends_BxT.sum(), nll_BxT[ends_BxT].sum(dtype=np.float64)))
+      if self._line_end is not None:
+        ends_BxT = counted_BxT & (targets_BxT == self._line_end)
+        line_ends.append((ends_BxT.sum(), nll_BxT[ends_BxT].sum(dtype=np.float64)))
       correct.append(int(correct_BxT[counted_BxT].sum()))
       tokens += int(counted_BxT.sum())
       report(int(counted_BxT.sum()))
@@ -115,21 +115,17 @@ class Evaluator:
 
   def _segments(self, params, codebook, parts):
     """The scores of all streams, segment by segment, what counts of them, and the targets."""
-    for first_row in range(0, parts.streams, self._score.rows):
-      made = collections.deque()
+    rows = self._score.rows
+    for first_row in range(0, parts.streams, rows):
 
-      def make(index, rows, first_row=first_row, made=made):
-        segment = parts.segment(index, first_row + rows.start, rows.stop - rows.start)
-        made.append((index, rows, segment.targets_BxT))
-        return segment
+      def make(index, wanted, first_row=first_row):
+        return parts.segment(index, first_row + wanted.start, wanted.stop - wanted.start)
 
-      scores = self._score(params, codebook, parts.segments, make)
-      for index, (nll_BxT, correct_BxT, valid_BxT) in enumerate(scores):
-        targets_BxT = np.zeros(nll_BxT.shape, np.int64)
-        while made and made[0][0] == index:
-          _, rows, part = made.popleft()
-          targets_BxT[rows] = part
-        yield nll_BxT, correct_BxT, valid_BxT, targets_BxT
+      for index, scores in enumerate(self._score(params, codebook, parts.segments, make)):
+        # Of all rows, also those that another host has made.
+        known = self._line_end is not None
+        targets = parts.segment(index, first_row, rows).targets_BxT if known else None
+        yield *scores, targets
 
   def _windows(self, params, codebook, parts):
     """The same for windows, of which the last token counts."""

@@ -28,6 +28,16 @@ SWITCHES = {
   'final_norm': False,
 }
 
+# What else theirs has, whatever the sizes.
+FIXED = {
+  'bias': False,
+  'scale_embeddings': True,
+  'softmax_bias': True,
+  'per_dim_scale': False,
+  'convolution': None,
+  'shared_query_key': False,
+  'ngram': None,
+}
 # Our positions by their attn_type, where it is not 0.
 ATTENTION_TYPES = {'shaw': 1, 'segment_sinusoid': 2, 'learned': 3}
 
@@ -45,9 +55,10 @@ def load_language_model(
   `CoreNet.{0,3}.{weight,bias}`, `layer_norm.{weight,bias}`.
 
   The config is `ModelConfig(**SWITCHES, ...)` with their sizes; their pre-norm (`pre_lnorm`) is
-  norm='pre' in it. `cutoffs`, `div_val`, `d_embed` and `tie_projs` are those of
-  `model.adaptive_softmax`, which a `d_embed` other than D needs too. The PyTorch code has the
-  columns of the tails in reverse, the TensorFlow code in order, as we do.
+  norm='pre' in it (not with absolute positions, where theirs leaves queries out). `cutoffs`,
+  `div_val`, `d_embed` and `tie_projs` are those of `model.adaptive_softmax`, which a `d_embed`
+  other than D needs too. The PyTorch code has the columns of the tails in reverse, the TensorFlow
+  code in order, as we do.
 
   Returns:
     {'params': ...} for `TransformerLM(config, vocabulary_size).apply`.
@@ -57,12 +68,17 @@ def load_language_model(
   """
   config.check()
   also = {'norm': ('pre',), 'position': tuple(ATTENTION_TYPES)}
-  for key, value in SWITCHES.items():
+  for key, value in (SWITCHES | FIXED).items():
     valid = (value, *also.get(key, ()))
     if getattr(config, key) not in valid:
       raise errors.BadInput(
         f'model.{key}={getattr(config, key)!r}: theirs has {" or ".join(map(repr, valid))}'
       )
+  if config.norm == 'pre' and config.position in model_config.SEGMENT_POSITIONS:
+    raise errors.BadInput(
+      f'model.norm="pre" with model.position={config.position!r}: theirs norms keys and values, but '
+      f'not queries, which ours norms too'
+    )
   c, V, D = config, vocabulary_size, config.width
   N, H, L = c.heads, D // c.heads, c.layers
   sources = _vocabulary_sources(c, V)
@@ -77,9 +93,19 @@ def load_language_model(
   for i in range(L):
     sources |= _layer_sources(c, i)
   # Tied arrays may be listed under both of their names.
-  twice = ('crit.out_layers.', 'crit.out_projs.', 'pos_emb.inv_freq')
-  ignored = [name for name in arrays if name.startswith(twice) and not name.endswith('bias')]
+  ignored = ['pos_emb.inv_freq', *(name for name in arrays if _is_twin(name, arrays))]
   return interop_arrays.convert(arrays, sources, 'a Transformer-XL', ignored)
+
+
+def _is_twin(name: str, arrays: Mapping[str, Any]) -> bool:
+  """Whether an array of the output layer is one of the embedding once more."""
+  twin = name.replace('crit.out_layers', 'word_emb.emb_layers')
+  twin = twin.replace('crit.out_projs', 'word_emb.emb_projs')
+  # Without a divisor there is one projection for all clusters.
+  twins = (twin, 'word_emb.emb_projs.0') if 'projs' in name else (twin,)
+  return twin != name and any(
+    other in arrays and np.array_equal(arrays[name], arrays[other]) for other in twins
+  )
 
 
 def _vocabulary_sources(config: model_config.ModelConfig, V: int) -> dict[tuple[str, ...], Source]:

@@ -127,6 +127,8 @@ class Block(nn.Module):
     if c.position != 'learned':
       return x_BxTxD
     init = nn.with_logical_partitioning(nn.initializers.normal(0.02), (None, 'embed'))
+    if T > c.positions().max_length:
+      raise ValueError(f'a segment of {T} for {c.positions().max_length} learned positions')
     param_dtype = jnp.promote_types(self.dtype, jnp.float32)
     table = self.param('position', init, (c.positions().max_length, c.width), param_dtype)
     return x_BxTxD + table[c.positions().max_length - T :].astype(self.dtype)

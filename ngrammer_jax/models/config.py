@@ -132,7 +132,9 @@ class MemoryConfig:
   """Segment memory (Transformer-XL): inputs of each layer for the tokens before a segment."""
 
   length: int = 128  # tokens
-  first: str = 'empty'  # before the first segment: nothing, or zeros that are attended to
+  # Before the first segment: nothing, or zeros that are attended to. A document that begins with
+  # the stream sees zeros, as all that is before it, only with across_documents.
+  first: str = 'empty'
   # Keys of a token at most: all there are; as many as the memory, with itself (the PyTorch code
   # of Transformer-XL); or one more (the TensorFlow code).
   same_length: str = 'no'
@@ -192,6 +194,15 @@ class AdaptiveSoftmaxConfig:
     if not model.softmax_bias:
       raise errors.BadInput('model.softmax_bias=False: an adaptive softmax has biases')
 
+  def products(self, width: int, size: int) -> int:
+    """Multiplications of the output layer for one token, of `width` features and `size` words."""
+    borders, count = (0, *self.cutoffs, size), 0
+    for i in range(len(borders) - 1):
+      J = (self.embedding_width or width) // self.divisor**i
+      projected = J != width or (self.divisor > 1 and self.project_same_width)
+      count += J * (borders[i + 1] - borders[i]) + J * width * projected
+    return count
+
   def check_vocabulary(self, size: int) -> None:
     """Raises BadInput where a tail would be empty."""
     if self.cutoffs and self.cutoffs[-1] >= size:
@@ -207,7 +218,8 @@ class PositionalConfig:
   min_timescale: float = 1.0  # of rope
   max_timescale: float = 10_000.0
   shared_biases: bool = True  # of relative: u and v are the same in all layers
-  clamp_length: int | None = None  # of relative and shaw: distances beyond it count as that
+  # Distances that count as one: of relative, those beyond it; of shaw, those from it on.
+  clamp_length: int | None = None
   max_length: int = 512  # of shaw: distances that are learned; of learned: positions
 
   def check(self, model: 'ModelConfig') -> None:
@@ -316,7 +328,7 @@ class ModelConfig:
         raise errors.BadInput(f'model.{key}={getattr(self, key)} must be at least 0 and below 1')
     if not self.norm_epsilon > 0:
       raise errors.BadInput(f'model.norm_epsilon={self.norm_epsilon} must be above 0')
-    if self.position in SEGMENT_POSITIONS and self.memory is not None:
+    if self.position in SEGMENT_POSITIONS and self.memory is not None and self.memory.length:
       raise errors.BadInput(
         f'model.position={self.position!r} counts from the end of a segment, and knows no memory: '
         f'use model.memory=None, or model.position="relative"'
@@ -326,6 +338,10 @@ class ModelConfig:
         block.check(self)
 
   def _check_heads(self) -> None:
+    if self.position in ('sinusoid', 'segment_sinusoid', 'relative') and self.width % 2:
+      raise errors.BadInput(
+        f'model.position={self.position!r} needs an even width, not model.width={self.width}'
+      )
     even = self.position == 'rope'
     fits = lambda n: self.width % n == 0 and not (even and self.width // n % 2)
     if fits(self.heads):

@@ -235,6 +235,7 @@ class TransformerLM(nn.Module):
     attended_BxT = documents_BxT
     if c.memory is not None and c.memory.across_documents:
       attended_BxT = jnp.zeros_like(documents_BxT)
+      starts_BxT = jnp.zeros_like(starts_BxT)  # positions run on too
     before = next((known for known in (kept, recent) if known is not None), None)
     carried = 0 if before is None else before['position']
     position_BxT = position_BxP = documents.positions(starts_BxT, carried)

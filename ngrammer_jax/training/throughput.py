@@ -42,7 +42,10 @@ def forward_flops(config: model_config.ModelConfig, vocabulary_size: int, length
     attention += D * (M + length)  # one more score, of all distances
   feed_forward = (3 if config.gated else 2) * D * F
   clusters = (config.ngram.clusters or 0) if config.ngram else 0
-  return 2 * (config.layers * (attention + feed_forward) + D * vocabulary_size + D * clusters)
+  output = D * vocabulary_size
+  if config.adaptive_softmax is not None:
+    output = config.adaptive_softmax.products(D, vocabulary_size)
+  return 2 * (config.layers * (attention + feed_forward) + output + D * clusters)
 
 
 def train_flops(config: model_config.ModelConfig, vocabulary_size: int, length: int) -> float:

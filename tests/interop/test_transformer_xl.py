@@ -151,3 +151,17 @@ def test_everything_that_does_not_fit_is_listed_at_once(reference):
   with pytest.raises(errors.BadInput, match="model.norm='hybrid': theirs has 'post_skip' or 'pre'"):
     config = config_of(f, 'float32', norm='hybrid')
     transformer_xl.load_language_model(parameters(f, 'param/', 'float32'), config, 23)
+
+
+def test_untied_arrays_are_not_dropped_where_the_config_ties_them(reference):
+  f = reference('xl_base')
+  arrays, config = parameters(f, 'param/', 'float32'), config_of(f, 'float32')
+  twin = 'crit.out_layers.0.weight'
+  arrays[twin] = arrays['word_emb.emb_layers.0.weight']
+  transformer_xl.load_language_model(arrays, config, 23)  # listed twice
+  arrays[twin] = arrays[twin] + 1
+  with pytest.raises(errors.BadInput, match=rf'extra: {twin}'):
+    transformer_xl.load_language_model(arrays, config, 23)
+  with pytest.raises(errors.BadInput, match='model.scale_embeddings=False: theirs has True'):
+    other = config_of(f, 'float32', scale_embeddings=False)
+    transformer_xl.load_language_model(parameters(f, 'param/', 'float32'), other, 23)
