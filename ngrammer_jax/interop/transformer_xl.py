@@ -76,8 +76,8 @@ def load_language_model(
       )
   if config.norm == 'pre' and config.position in model_config.SEGMENT_POSITIONS:
     raise errors.BadInput(
-      f'model.norm="pre" with model.position={config.position!r}: theirs norms keys and values, but '
-      f'not queries, which ours norms too'
+      f'model.norm="pre" with model.position={config.position!r}: theirs norms keys and values, '
+      f'but not queries, which ours norms too'
     )
   c, V, D = config, vocabulary_size, config.width
   N, H, L = c.heads, D // c.heads, c.layers
