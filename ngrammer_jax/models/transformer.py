@@ -58,10 +58,10 @@ def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int 
   if cache_slots:
     memory['cache'] = cache.empty(batch, cache_slots)
   elif c.memory is not None:
-    none = jnp.full((batch, c.memory.length), documents.NONE, jnp.int32)
+    none = lambda: jnp.full((batch, c.memory.length), documents.NONE, jnp.int32)
     memory['recent'] = {
-      'documents': none,
-      'positions': none,
+      'documents': none(),
+      'positions': none(),
       'position': jnp.zeros((batch,), jnp.int32),
     }
   if c.memory is not None and c.memory.first == 'zeros':
