@@ -78,7 +78,10 @@ class EvaluationMemory:
   def check(self, model: model_config.ModelConfig) -> None:
     """Raises BadInput, by the names of this block, for what the model cannot have."""
     if model.memory is None:
-      raise errors.BadInput('evaluation.memory is set, but the model has none: set model.memory')
+      raise errors.BadInput(
+        'evaluation.memory is set, but the model has none: set model.memory, or '
+        'evaluation.memory=None'
+      )
     if self.length is not None:
       _at_least('evaluation.memory', 'length', self.length, 0)
     if self.clamp_length is not None:
@@ -303,6 +306,8 @@ def _typed(where: str, value: Any, annotation: Any) -> Any:
   sequence = next((o for o in options if typing.get_origin(o) is tuple), None)
   if sequence is not None and type(value) in (list, tuple):
     return tuple(_typed(where, item, typing.get_args(sequence)[0]) for item in value)
+  if sequence is not None and type(value) is typing.get_args(sequence)[0]:
+    return (value,)
   if type(value) not in options:
     name = lambda o: 'None' if o is type(None) else str(o) if o is sequence else o.__name__
     names = ' or '.join(map(name, options))

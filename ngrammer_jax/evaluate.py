@@ -1,6 +1,10 @@
-"""Evaluates a run: python -m ngrammer_jax.evaluate --workdir=DIR --split=test."""
+"""Evaluates a run: python -m ngrammer_jax.evaluate --workdir=DIR --split=test.
+
+Any key of evaluation can be changed: --config.evaluation.memory.length=256
+"""
 
 import argparse
+import dataclasses
 import pathlib
 
 from ngrammer_jax import flags
@@ -12,12 +16,18 @@ def main(argv: list[str]) -> int:
   parser.add_argument('--workdir', type=pathlib.Path, required=True, help='of the run')
   parser.add_argument('--split', default='test', help='train, validation or test')
   parser.add_argument('--step', default='newest', help='a checkpoint: a step, newest or best')
-  options = parser.parse_args(argv)
+  overrides, plain = flags.split(argv)
+  options = parser.parse_args(plain)
 
   from ngrammer_jax import runs
   from ngrammer_jax.evaluation import language_modeling
 
-  result = runs.load_run(options.workdir, flags.step(options.step)).evaluate(options.split)
+  run = runs.load_run(options.workdir, flags.step(options.step))
+  config = flags.override(run.config, overrides, 'evaluation')
+  run = dataclasses.replace(run, config=config)
+  # The limit of validation in training is none of the verb, unless it is said here.
+  limited = any(key == 'evaluation.max_tokens' for key, _ in overrides)
+  result = run.evaluate(options.split, config.evaluation.max_tokens if limited else None)
   path = options.workdir / 'evaluation' / f'{options.split}.json'
   language_modeling.save(result, path)
   print(language_modeling.table({options.split: result}))

@@ -9,6 +9,7 @@ import argparse
 import ast
 from collections.abc import Callable
 import contextlib
+import dataclasses
 import importlib.util
 import inspect
 import logging
@@ -64,6 +65,16 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Na
   """
   parser.add_argument('--config', required=True, metavar='FILE[:ROW]', help='what to run')
   parser.epilog = 'Any key of the config: --config.training.steps=2000'
+  overrides, plain = split(argv)
+  flags = parser.parse_args(plain)
+  config = load_file(flags.config)
+  for key, text in overrides:
+    _apply(config, key, text)
+  return flags, experiment.resolve(config)
+
+
+def split(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
+  """Keys of the config and their texts, and all other arguments."""
   overrides, plain = [], []
   rest = iter(argv)
   for argument in rest:
@@ -71,11 +82,21 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Na
       overrides.append(_override(argument, rest))
     else:
       plain.append(argument)
-  flags = parser.parse_args(plain)
-  config = load_file(flags.config)
+  return overrides, plain
+
+
+def override(
+  config: experiment.Config, overrides: list[tuple[str, str]], section: str
+) -> experiment.Config:
+  """The config with some keys of one section changed. Raises BadInput for those of others."""
+  fields = dataclasses.asdict(config)
   for key, text in overrides:
-    _apply(config, key, text)
-  return flags, experiment.resolve(config)
+    if not key.startswith(f'{section}.'):
+      raise errors.BadInput(
+        f'--config.{key}: of a trained run only {section}.* can be changed here'
+      )
+    _apply(fields, key, text)
+  return experiment.resolve(fields)
 
 
 def load_file(spec: str) -> dict[str, Any]:

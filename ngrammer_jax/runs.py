@@ -165,9 +165,10 @@ class Run:
       )
     return np.asarray(self._serving[1]['ngrammer']['quantizer']['token_ids'])
 
-  def evaluate(self, split: str = 'test') -> dict[str, Any]:
-    """Scores every token of a split of the run's corpus; see `language_modeling.Evaluator`."""
+  def evaluate(self, split: str = 'test', max_tokens: int | None = None) -> dict[str, Any]:
+    """Scores a split of the corpus, or its first tokens; see `language_modeling.Evaluator`."""
     tokens = self.split(split)
+    count = min(max_tokens or len(tokens.tokens), len(tokens.tokens))
     evaluate = language_modeling.Evaluator(
       self.evaluated,
       self.mesh,
@@ -177,8 +178,9 @@ class Run:
       self.config.evaluation.protocol,
       self.vocabulary.line_end,
     )
-    with progress.Progress(f'evaluating {split}', len(tokens.tokens), 'tokens') as bar:
-      result = evaluate(self.state.params, self.state.codebook, tokens, report=bar.advance)
+    with progress.Progress(f'evaluating {split}', count, 'tokens') as bar:
+      given = self.state.params, self.state.codebook, tokens, max_tokens
+      result = evaluate(*given, report=bar.advance)
     return {'split': split, 'step': int(self.state.step), **result}
 
   def score(self, texts: str | Sequence[str]) -> list[Score]:

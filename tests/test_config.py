@@ -181,7 +181,8 @@ def every(key, value, use, calls=10):
     ),
     (
       {'evaluation': {'memory': {'length': 8}}},
-      'evaluation.memory is set, but the model has none: set model.memory',
+      'evaluation.memory is set, but the model has none: set model.memory, or '
+      'evaluation.memory=None',
     ),
     (
       {'model': {'memory': {}}, 'evaluation': {'memory': {'length': -1}}},
@@ -233,3 +234,9 @@ def test_impossible_number_is_bad_input(fields):
 def test_evaluation_has_the_segment_length_of_training_or_its_own(own, expected):
   resolved = config.resolve({'evaluation': {'segment_length': own}})
   assert resolved.evaluation_length() == expected
+
+
+def test_one_entry_may_stand_without_its_brackets():
+  ngram = {'orders': 3, 'layer': 'attention', 'pairing': 'previous'}
+  resolved = config.resolve({'model': {'ngram': ngram}}).model.ngram
+  assert (resolved.orders, resolved.pairing) == ((3,), ('previous',))

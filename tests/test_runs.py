@@ -31,6 +31,13 @@ def test_evaluate_writes_json_and_a_table_and_curve_a_figure(run, capsys):
   assert f'{kept["bits_per_byte"]:.4f}' in out
   analyze.main(['curve', f'--workdir={run}'])
   assert (run / 'curve.png').read_bytes().startswith(b'\x89PNG')
+  evaluate.main([f'--workdir={run}', '--config.evaluation.max_tokens=40'])
+  assert json.loads((run / 'evaluation' / 'test.json').read_text())['tokens'] == 40
+  evaluate.main([f'--workdir={run}', '--config.evaluation.protocol=transformer_xl'])
+  read = json.loads((run / 'evaluation' / 'test.json').read_text())
+  assert read['protocol']['name'] == 'transformer_xl' and read['tokens'] < len(tokens)
+  with bad_input('--config.model.width: of a trained run only evaluation.* can be changed here'):
+    evaluate.main([f'--workdir={run}', '--config.model.width=8'])
   with bad_input('--split=tset is not one of: train, validation, test'):
     evaluate.main([f'--workdir={run}', '--split=tset'])
 
