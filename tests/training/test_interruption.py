@@ -187,6 +187,7 @@ def test_a_signal_before_the_first_step_stops_at_once(tiny, tmp_path, monkeypatc
 
 
 def test_only_the_first_signal_is_caught():
+  signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
   before = handlers()
   with interruption.Interruption() as stop:
     stop.check()
