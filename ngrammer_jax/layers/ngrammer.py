@@ -204,7 +204,10 @@ class NGrammer(nn.Module):
     ngram_BxTxGNxE = norm(name='ngram_norm')(ngram_BxTxGNxE)
     ngrams = jnp.split(ngram_BxTxGNxE, G, axis=-2)
     if self.combine == 'concat':
-      y_BxTxNxH = jnp.concatenate([unigram_BxTxNxH[..., : -G * E], *ngrams], axis=-1)
+      # Written over the last features, in place: two arrays of this size never exist.
+      ngram = jnp.concatenate(ngrams, axis=-1)
+      H = unigram_BxTxNxH.shape[-1]
+      y_BxTxNxH = jax.lax.dynamic_update_slice_in_dim(unigram_BxTxNxH, ngram, H - G * E, axis=-1)
     else:
       y_BxTxNxH = sum(ngrams, start=unigram_BxTxNxH)
     y_BxTxD = y_BxTxNxH.reshape(x_BxTxD.shape)

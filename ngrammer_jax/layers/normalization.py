@@ -1,4 +1,9 @@
-"""Layer normalisation, of the whole width or of each head by itself."""
+"""Layer normalisation, of the whole width or of each head by itself.
+
+y = scale * (x - mean) / sqrt(variance + epsilon) + bias
+"""
+
+import functools
 
 from flax import linen as nn
 import jax
@@ -6,7 +11,7 @@ import jax.numpy as jnp
 
 
 class LayerNorm(nn.Module):
-  """y = scale * (x - mean) / sqrt(variance + epsilon) + bias, over the last axis.
+  """Normalises the last axis, then scales and shifts it.
 
   Statistics are taken in at least float32, with the biased variance.
 
@@ -27,14 +32,37 @@ class LayerNorm(nn.Module):
     param_dtype = jnp.promote_types(self.dtype, jnp.float32)
     scale = self.param('scale', nn.initializers.ones, shape, param_dtype)
     bias = self.param('bias', nn.initializers.zeros, shape, param_dtype)
+    return _normalise(x, scale, bias, self.epsilon, self.dtype)
 
-    # Computed again in the backward pass: that keeps x alone, and not two more of its size.
-    @jax.checkpoint
-    def normalise(x, scale, bias):
-      x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-      centred = x - x.mean(axis=-1, keepdims=True)
-      variance = jnp.square(centred).mean(axis=-1, keepdims=True)
-      y = centred * jax.lax.rsqrt(variance + self.epsilon) * scale + bias
-      return y.astype(self.dtype)
 
-    return normalise(x, scale, bias)
+# The gradient is written out because it needs x and two numbers a row, and nothing else of
+# the size of x. The barriers keep XLA from widening those numbers to the size of x.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _normalise(x, scale, bias, epsilon, dtype):
+  return _forward(x, scale, bias, epsilon, dtype)[0]
+
+
+def _forward(x, scale, bias, epsilon, dtype):
+  wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+  mean = wide.mean(axis=-1, keepdims=True)
+  variance = jnp.square(wide - mean).mean(axis=-1, keepdims=True)
+  mean, inverse = jax.lax.optimization_barrier((mean, jax.lax.rsqrt(variance + epsilon)))
+  y = (wide - mean) * inverse * scale + bias
+  return y.astype(dtype), (x, mean, inverse, scale, bias)
+
+
+def _backward(epsilon, dtype, kept, dy):
+  """dx = (g - mean(g) - z mean(g z)) / deviation, for z the normalised x and g = scale dy."""
+  x, mean, inverse, scale, bias = kept
+  dy = dy.astype(mean.dtype)
+  z = (x.astype(mean.dtype) - mean) * inverse
+  g = scale * dy
+  along = lambda of: of.mean(axis=-1, keepdims=True)
+  mean_g, mean_gz = jax.lax.optimization_barrier((along(g), along(g * z)))
+  dx = (g - mean_g - z * mean_gz) * inverse
+  rows = tuple(range(x.ndim - scale.ndim))
+  dscale, dbias = (dy * z).sum(axis=rows), dy.sum(axis=rows)
+  return dx.astype(x.dtype), dscale.astype(scale.dtype), dbias.astype(bias.dtype)
+
+
+_normalise.defvjp(_forward, _backward)

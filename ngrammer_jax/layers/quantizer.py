@@ -136,14 +136,19 @@ def cluster_statistics(
   """
   N, H = x_BxTxNxH.shape[-2:]
   dtype = jnp.promote_types(x_BxTxNxH.dtype, jnp.float32)
-  weight_BxT = jnp.ones(x_BxTxNxH.shape[:2]) if weight_BxT is None else weight_BxT
-  weight_BxT = weight_BxT.astype(dtype)
+  x_BxTxNxH = x_BxTxNxH.astype(dtype)
+  weight_BxTx1 = jnp.ones((*ids_BxTxN.shape[:2], 1), dtype)
+  if weight_BxT is not None:
+    weight_BxTx1 = weight_BxT.astype(dtype)[..., None]
+    # Chosen, not only multiplied: padding may hold anything, also what is not a number.
+    weighted_BxTxNxH = x_BxTxNxH * weight_BxTx1[..., None]
+    x_BxTxNxH = jnp.where(weight_BxTx1[..., None] > 0, weighted_BxTxNxH, 0)
   slot_BxTxN = ids_BxTxN + K * jnp.arange(N, dtype=jnp.int32)
-  # Chosen, not only multiplied: padding may hold anything, also what is not a number.
-  weight_BxTx1x1 = weight_BxT[..., None, None]
-  weighted_BxTxNxH = jnp.where(weight_BxTx1x1 > 0, x_BxTxNxH.astype(dtype) * weight_BxTx1x1, 0)
-  sums = jnp.zeros((N * K, H), dtype).at[slot_BxTxN].add(weighted_BxTxNxH)
-  counts = jnp.zeros((N * K,), dtype).at[slot_BxTxN].add(weight_BxT[..., None])
+  # Rows as windows of [1, H]: windows of [H] are turned into them by a copy of all tokens.
+  window = jax.lax.ScatterDimensionNumbers((1, 2), (), (0,))
+  sums = jnp.zeros((N * K, H), dtype)
+  sums = jax.lax.scatter_add(sums, slot_BxTxN.reshape(-1, 1), x_BxTxNxH.reshape(-1, 1, H), window)
+  counts = jnp.zeros((N * K,), dtype).at[slot_BxTxN].add(weight_BxTx1)
   return sums.reshape(N, K, H), counts.reshape(N, K)
 
 
@@ -244,8 +249,8 @@ class ProductQuantizer(nn.Module):
       rows_VxNxH = clustered(vocabulary.rows_VxD.reshape(-1, N, H), self.prenormalize)
     centroids, usage = self._codebook(x_BxTxNxH, rows_VxNxH)
     dtype = x_BxTxNxH.dtype
-    weight_BxT = jnp.ones((B, T), dtype) if valid_BxT is None else (valid_BxT > 0).astype(dtype)
-    valid_1xT = weight_BxT[:1]
+    weight_BxT = None if valid_BxT is None else (valid_BxT > 0).astype(dtype)
+    valid_1xT = jnp.ones((1, T), dtype) if weight_BxT is None else weight_BxT[:1]
     if rows_VxNxH is None or len(rows_VxNxH) >= B * T:
       ids_BxTxN = nearest_centroids(x_BxTxNxH, centroids.value)
       counted = x_BxTxNxH, ids_BxTxN
@@ -253,7 +258,9 @@ class ProductQuantizer(nn.Module):
       ids_VxN = nearest_of_rows(rows_VxNxH, centroids.value)
       ids_BxTxN = ids_VxN[vocabulary.tokens_BxT]
       zeros_1xV = jnp.zeros((1, len(rows_VxNxH)), dtype)
-      weight_BxT = zeros_1xV.at[0, vocabulary.tokens_BxT].add(weight_BxT)
+      weight_BxT = zeros_1xV.at[0, vocabulary.tokens_BxT].add(
+        1 if weight_BxT is None else weight_BxT
+      )
       counted = rows_VxNxH[None], ids_VxN[None]
     if self.is_initializing():
       self._note_changes(jnp.zeros((N,), dtype))

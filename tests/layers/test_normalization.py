@@ -1,5 +1,6 @@
 import jax
 import jax.numpy as jnp
+from jax.test_util import check_grads
 import numpy as np
 import pytest
 
@@ -23,6 +24,16 @@ def test_equals_formula(x64, per_head, shape):
     layer = LayerNorm(per_head=per_head, epsilon=epsilon, dtype=jnp.float64)
     y = layer.apply({'params': params}, x)
     assert_close(y, slow_layer_norm(x, **params, epsilon=epsilon), 1e-12)
+
+
+@pytest.mark.parametrize('per_head, shape', [(False, (5,)), (True, (3, 5))])
+def test_the_written_gradient_is_that_of_finite_differences(x64, per_head, shape):
+  rng = np.random.default_rng(1)
+  x, weight = rng.normal(size=(2, 2, 4, 3, 5))
+  params = {'scale': rng.normal(size=shape), 'bias': rng.normal(size=shape)}
+  layer = LayerNorm(per_head=per_head, epsilon=1e-2, dtype=jnp.float64)
+  of = lambda params, x: (weight * layer.apply({'params': params}, x)).sum()
+  check_grads(of, (params, x), order=1, modes=['rev'], atol=1e-6, rtol=1e-6)
 
 
 def test_constant_vector_becomes_the_bias_with_a_finite_gradient():
