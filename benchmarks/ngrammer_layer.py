@@ -140,10 +140,8 @@ def main() -> None:
   distances = 4 * B * T * N * K
   result['temporary_bytes'] = {**temporary, 'distances': distances}
   result['memory_ratio'] = max(temporary.values()) / distances
-  megabytes = ', '.join(f'{name} {size / 1e6:.0f}' for name, size in temporary.items())
-  print(
-    f'memory_ratio: {result["memory_ratio"]:.4f} ({megabytes} MB; distances {distances / 1e6:.0f} MB)'
-  )
+  megabytes = {name: round(size / 1e6) for name, size in result['temporary_bytes'].items()}
+  print(f'memory_ratio: {result["memory_ratio"]:.4f} (MB: {megabytes})')
   bound = result['floor_s'] = floor()
   wall = best['ngrammer_jax', 'eval'][0]
   print(
