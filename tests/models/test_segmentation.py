@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ngrammer_jax import errors
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
 from tests.conftest import assert_close, random_variables
@@ -81,8 +82,49 @@ STARTS[T:, [0, 3, 4]] = True
 PROMPTS = np.tile(np.arange(1, T + 1), 2)
 
 
+def drawn(seed):
+  """Any combination of switches that a model can have."""
+  rng = np.random.default_rng(seed)
+  pick = lambda *of: of[rng.integers(len(of))]
+  positional = {
+    'relative': {'shared_biases': pick(True, False), 'clamp_length': pick(None, 3)},
+    'shaw': {'max_length': 5, 'clamp_length': pick(None, 4)},
+  }
+  while True:
+    position, layer = pick('rope', 'sinusoid', 'relative', 'shaw'), pick(*model_config.LAYERS)
+    orders = pick((2,), (3,), (2, 3))
+    ngram = dataclasses.replace(
+      NGRAM,
+      dim=4 // len(orders),
+      orders=orders,
+      layer=layer,
+      distinct_start=pick(True, False),
+      pairing=(pick('previous', 'attended'),),
+    )
+    convolution = pick(None, 2, 3)
+    change = {
+      'position': position,
+      'positional': model_config.PositionalConfig(**positional.get(position, {})),
+      'ngram': pick(None, ngram),
+      'norm': pick(*model_config.NORMS),
+      'convolution': convolution,
+      'shared_query_key': convolution is not None and pick(True, False),
+      'per_dim_scale': pick(True, False),
+      'bias': pick(True, False),
+      'gated': pick(True, False),
+      'scan_layers': pick(True, False),
+      'layers': pick(1, 2, 3),
+    }
+    try:
+      dataclasses.replace(PLAIN, **change).check()
+    except errors.BadInput:
+      continue
+    return change
+
+
 def build(change, dtype, serving=False, memory=None):
-  config = dataclasses.replace(PLAIN, dtype=dtype, **CHANGES[change])
+  change = CHANGES[change] if isinstance(change, str) else drawn(change)
+  config = dataclasses.replace(PLAIN, dtype=dtype, **change)
   config = config if memory is None else with_memory(config, **memory)
   model = transformer.TransformerLM(config, V)
   memory = transformer.empty_memory(config, 2 * T)
@@ -158,19 +200,45 @@ SPLITS = [(8,), (1,) * 8, (3, 5), (5, 2, 1)]
 def test_with_the_same_length_for_all_any_split_equals_another(x64, change, same_length, slots):
   """At any length: the stream is longer than the memory."""
   config, run = build(change, 'float64', memory={'length': 3, 'same_length': same_length})
-  results = []
-  for split in SPLITS:
-    memory, parts, place = transformer.empty_memory(config, 2 * T, slots), [], 0
-    for length in split:
-      cut = slice(place, place + length)
-      part, memory = run(TOKENS[:, cut], memory, STARTS[:, cut])
-      parts.append(part)
-      place += length
-    results.append(np.concatenate(parts, axis=1))
+  empty = transformer.empty_memory(config, 2 * T, slots)
+  results = [in_segments(run, empty, split) for split in SPLITS]
   for result in results[1:]:
     assert_close(result, results[0], 1e-10)
   free, run_free = build(change, 'float64', memory={'length': 3})
   assert np.abs(one_pass(free, run_free) - results[0]).max() > 1e-3
+
+
+def in_segments(run, memory, split):
+  """The hidden states of the stream, taken in segments of these lengths."""
+  parts, place = [], 0
+  for length in split:
+    cut = slice(place, place + length)
+    part, memory = run(TOKENS[:, cut], memory, STARTS[:, cut])
+    parts.append(part)
+    place += length
+  return np.concatenate(parts, axis=1)
+
+
+SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60))]
+
+
+@pytest.mark.parametrize('seed', SEEDS)
+def test_any_split_of_any_combination(x64, seed):
+  """Of switches, memory, window and borders, all drawn: with inputs kept, or keys and values."""
+  rng = np.random.default_rng(seed)
+  borders = np.sort(rng.choice(np.arange(1, T), size=rng.integers(1, 4), replace=False))
+  split = np.diff([0, *borders, T])
+  window = {
+    'length': int(rng.integers(1, T)),
+    'same_length': ('memory', 'memory_and_self')[rng.integers(2)],
+    'across_documents': bool(rng.integers(2)),
+  }
+  for memory in ({'length': T - 1}, window):
+    config, run = build(seed, 'float64', memory=memory)
+    whole = run(TOKENS, transformer.empty_memory(config, 2 * T), STARTS)[0]
+    for slots in (0, memory['length']):
+      empty = transformer.empty_memory(config, 2 * T, slots)
+      assert_close(in_segments(run, empty, split), whole, 1e-12)
 
 
 @pytest.mark.parametrize('change', ['n-grammer', 'other n-gram heads', 'three orders'])
