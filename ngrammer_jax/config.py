@@ -19,7 +19,7 @@ from ngrammer_jax import errors, files
 from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.models import config as model_config
 
-ALGORITHMS = ('adam', 'lamb')
+ALGORITHMS = ('adam', 'lamb', 'adagrad')
 SCHEDULES = (
   *('cosine', 'linear', 'rsqrt', 'constant'),
   *('transformer_xl', 'transformer_xl_tensorflow'),  # those of the official codes
@@ -39,7 +39,8 @@ class TableConfig:
 class OptimizerConfig:
   """Adam for the dense weights, Adagrad for the n-gram tables, one schedule shape."""
 
-  algorithm: str = 'adam'  # of the dense weights; lamb: Adam, each array by its own norm
+  # Of the dense weights; lamb: Adam, each array by its own norm; adagrad: see `optimizers`.
+  algorithm: str = 'adam'
   learning_rate: float = 1e-3
   schedule: str = 'cosine'  # after the warm-up
   warmup_steps: int = 100
@@ -48,7 +49,7 @@ class OptimizerConfig:
   beta2: float = 0.99
   epsilon: float = 1e-6
   weight_decay: float = 0.0
-  clip_norm: float | None = 1.0  # of the gradient of the dense weights
+  clip_norm: float | None = 1.0  # of the gradient of the dense weights; adagrad: of each array
   table: TableConfig | None = None  # None: its defaults
 
 

@@ -1,6 +1,8 @@
 """The two exceptions that verbs end with: wrong input, and a request to stop."""
 
+from collections.abc import Mapping
 import signal
+from typing import Any
 
 
 class BadInput(ValueError):
@@ -9,6 +11,13 @@ class BadInput(ValueError):
   The verbs print the message alone and exit with status 2: retrying the same
   command cannot help.
   """
+
+
+def check_choices(section: str, block: Any, choices: Mapping[str, tuple[str, ...]]) -> None:
+  """Raises BadInput for a key of a block whose value is not among its choices."""
+  for key, valid in choices.items():
+    if getattr(block, key) not in valid:
+      raise BadInput(f'{section}.{key}={getattr(block, key)!r} is not one of: {", ".join(valid)}')
 
 
 class Interrupted(Exception):

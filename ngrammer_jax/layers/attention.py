@@ -1,22 +1,35 @@
 """Causal multi-head attention over the tokens of one's own document.
 
 B batch, T segment length, M memory, S = M + T keys, P rows of input, D model width, N heads,
-H head width.
+H head width, C persistent vectors.
 """
 
 from collections.abc import Callable
+import functools
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import convolution, dropout, linear, position, relative
+from ngrammer_jax.layers import (
+  convolution,
+  documents,
+  dropout,
+  linear,
+  persistent,
+  position,
+  relative,
+  span,
+)
 
 MASKED = -0.7 * jnp.finfo(jnp.float32).max  # finite: a row of nothing but it stays finite
 
 
 KeysValues = dict[str, jax.Array]
-Biases = tuple[jax.Array, jax.Array]
+Shared = tuple[jax.Array, ...]
+# What persistent vectors share with the context: its softmax; nothing but the sum, by heads or
+# by the whole width; or nothing, where each half of the heads has one of both.
+PERSISTENT = ('all_attention', 'attention_split', 'single_head', 'head_split')
 Mix = Callable[[jax.Array, jax.Array], tuple[jax.Array, KeysValues]]
 
 
@@ -35,8 +48,14 @@ class Attention(nn.Module):
       log2(e) / sqrt(H) * softplus(s), which is 1 / sqrt(H) at the initial s = 0.
     taps: of the causal convolutions on the projected q, k and v (Primer). None: none.
     shared_query_key: q is a linear map, head by head, of the convolved k (full Primer).
-    relative: keys are scored by their distance too, `relative` or `shaw` (see `layers.relative`).
+    relative: keys are scored by their distance too: `relative`, `shaw` or `table` (see
+      `layers.relative`).
     clamp_length, max_length: of the distances.
+    sees_itself: a token attends to itself. If not, the one before it is the nearest.
+    span: makes the module that learns how far heads look (see `layers.span`). None: no limit.
+    renormalize: what is left under the mask of the span adds up to 1 again.
+    persistent_vectors: C, learned keys and values of each head (see `layers.persistent`).
+    persistent_kind: one of PERSISTENT.
     dropout: rate of the probabilities.
     dtype: of the projections; scores and softmax take at least float32.
   """
@@ -49,6 +68,11 @@ class Attention(nn.Module):
   relative: str | None = None
   clamp_length: int | None = None
   max_length: int | None = None
+  sees_itself: bool = True
+  span: Callable[..., nn.Module] | None = None
+  renormalize: bool = True
+  persistent_vectors: int = 0
+  persistent_kind: str = 'all_attention'
   dropout: float = 0.0
   dtype: jnp.dtype = jnp.float32
 
@@ -62,13 +86,14 @@ class Attention(nn.Module):
     position_BxP: jax.Array | None = None,
     mix: Mix | None = None,
     distance_BxTxS: jax.Array | None = None,
-    biases: Biases | None = None,
+    shared: Shared | None = None,
+    valid_BxT: jax.Array | None = None,
     dropout_key: jax.Array | None = None,
-  ) -> tuple[jax.Array, KeysValues]:
-    """Returns [B, T, D], and what a memory keeps of this segment, [B, T, N, H] each.
+  ) -> tuple[jax.Array, KeysValues, jax.Array | None]:
+    """Returns [B, T, D], what a memory keeps of this segment, and the mean span in tokens.
 
-    That is `keys` and `values`, and `query`, `key` and `value` before their convolutions; and
-    what `mix` adds to it.
+    What is kept is `keys` and `values`, and `query`, `key` and `value` before their
+    convolutions, [B, T, N, H] each; and what `mix` adds to it. The span is None without one.
 
     Args:
       x_BxPxD: inputs of queries, keys and values: the T of the segment; before them, where the
@@ -82,7 +107,9 @@ class Attention(nn.Module):
       mix: changes what was attended to, [B, T, N, H], before it is projected back; it is given
         the scores [B, N, T, S] too.
       distance_BxTxS: from query to key, where the keys do not stand in order.
-      biases: u and v of relative positions, shared by layers; None: this one has its own.
+      shared: parameters of positions that layers share: u and v of `relative`, None where this
+        one has its own; the vectors of `table`.
+      valid_BxT: 0 at padding.
       dropout_key: to drop probabilities with. None: none are.
     """
     D, (T, S) = x_BxPxD.shape[-1], visible_BxTxS.shape[1:]
@@ -91,57 +118,129 @@ class Attention(nn.Module):
     k_BxSxNxH, v_BxSxNxH, q_BxTxNxH = rows['key'], rows['value'], rows.get('query')
     if q_BxTxNxH is None:
       q_BxTxNxH = self._query_of_key(k_BxSxNxH[:, -T:])
+    unturned_BxTxNxH = q_BxTxNxH
     if rotation is not None:
       q_BxTxNxH = position.rotate(q_BxTxNxH, tuple(part[:, -T:] for part in rotation))
       k_BxSxNxH = position.rotate(k_BxSxNxH, rotation)
-    scores_BxNxTxS = self._scores(q_BxTxNxH, k_BxSxNxH, memory, D, S, distance_BxTxS, biases)
+    q_BxTxNxH = q_BxTxNxH[..., : self.context_heads, :]
+    scores_BxNxTxS = self._scores(q_BxTxNxH, k_BxSxNxH, memory, D, S, distance_BxTxS, shared)
     scores_BxNxTxS = jnp.where(visible_BxTxS[:, None], scores_BxNxTxS, MASKED)
-    probs_BxNxTxS = jax.nn.softmax(scores_BxNxTxS, axis=-1)
-    self.sow('intermediates', 'probs', probs_BxNxTxS)
-    probs_BxNxTxS = dropout.drop(probs_BxNxTxS, self.dropout, dropout_key).astype(self.dtype)
-    context_BxTxNxH = self._multiply('bnts,bsnh->btnh', probs_BxNxTxS[..., M:], v_BxSxNxH)
-    if memory is not None:
-      probs_BxNxTxM = probs_BxNxTxS[..., :M]
-      context_BxTxNxH += self._multiply('bntm,bnmh->btnh', probs_BxNxTxM, memory['values'])
+    mask_BxNxTxS, mean_span = visible_BxTxS[:, None], None
+    if self.span is not None:
+      distance_BxTxS = documents.distances(T, S) if distance_BxTxS is None else distance_BxTxS
+      nearest_BxTxS = distance_BxTxS - (not self.sees_itself)
+      look = self.span(heads=self.context_heads, name='span')
+      soft_BxNxTxS, mean_span = look(x_BxPxD[:, -T:], nearest_BxTxS, valid_BxT)
+      mask_BxNxTxS = jnp.where(mask_BxNxTxS, soft_BxNxTxS, 0)
+    attended = functools.partial(self._attended, v_BxSxNxH, memory, M)
+    drop = functools.partial(dropout.drop, rate=self.dropout, key=dropout_key)
+    context_BxTxNxH = self._context(unturned_BxTxNxH, scores_BxNxTxS, mask_BxNxTxS, attended, drop)
     context_BxTxNxH = context_BxTxNxH.astype(self.dtype)
     if mix is not None:
       context_BxTxNxH, kept = mix(context_BxTxNxH, scores_BxNxTxS)
       segment = segment | kept
     output = linear.Linear((D,), ('heads', 'kv', 'embed'), 2, self.bias, self.dtype, name='out')
-    return output(context_BxTxNxH), segment | {'keys': k_BxSxNxH, 'values': v_BxSxNxH}
+    kept = segment | {'keys': k_BxSxNxH, 'values': v_BxSxNxH}
+    return output(context_BxTxNxH), kept, mean_span
+
+  @property
+  def context_heads(self) -> int:
+    """Heads that look at the context."""
+    return self.heads // 2 if self._persistent('head_split') else self.heads
+
+  def _persistent(self, kind):
+    return self.persistent_vectors > 0 and self.persistent_kind == kind
+
+  def _context(self, q_BxTxNxH, scores_BxNxTxS, mask_BxNxTxS, attended, drop):
+    """What heads find in the context and among the persistent vectors, [B, T, N, H]."""
+    if not self.persistent_vectors:
+      return attended(drop(self._probabilities(scores_BxNxTxS, mask_BxNxTxS)))
+    shape, C = q_BxTxNxH.shape, self.persistent_vectors
+    if self.persistent_kind == 'head_split':
+      q_BxTxNxH = q_BxTxNxH[:, :, self.context_heads :]
+    elif self.persistent_kind == 'single_head':
+      q_BxTxNxH = q_BxTxNxH.reshape(*shape[:2], 1, -1)
+    vectors = persistent.PersistentVectors(C, self.dtype, name='persistent')
+    scores_BxNxTxC, values_NxCxH = vectors(q_BxTxNxH)
+    of_vectors = lambda probs: self._multiply('bntc,nch->btnh', probs, values_NxCxH)
+    if self.persistent_kind == 'all_attention':
+      joint_BxNxTxZ = jnp.concatenate([scores_BxNxTxS, scores_BxNxTxC], axis=-1)
+      always = jnp.ones((1, 1, 1, C), mask_BxNxTxS.dtype)
+      always = jnp.broadcast_to(always, (*mask_BxNxTxS.shape[:-1], C))
+      mask_BxNxTxZ = jnp.concatenate([mask_BxNxTxS, always], axis=-1)
+      probs_BxNxTxZ = drop(self._probabilities(joint_BxNxTxZ, mask_BxNxTxZ))
+      return attended(probs_BxNxTxZ[..., :-C]) + of_vectors(probs_BxNxTxZ[..., -C:])
+    of_context = attended(drop(self._probabilities(scores_BxNxTxS, mask_BxNxTxS)))
+    learned = of_vectors(drop(jax.nn.softmax(scores_BxNxTxC, axis=-1)).astype(self.dtype))
+    if self.persistent_kind == 'head_split':
+      return jnp.concatenate([of_context, learned], axis=2)
+    return of_context + learned.reshape(shape)
+
+  def _probabilities(self, scores_BxNxTxS, mask_BxNxTxS):
+    """The softmax, and what the mask leaves of it."""
+    probs_BxNxTxS = jax.nn.softmax(scores_BxNxTxS, axis=-1)
+    # A token that sees nothing, not even itself, has the mean of all that it must not see.
+    if self.span is not None or not self.sees_itself:
+      probs_BxNxTxS = probs_BxNxTxS * mask_BxNxTxS
+    if self.span is not None and self.renormalize:
+      probs_BxNxTxS /= probs_BxNxTxS.sum(axis=-1, keepdims=True) + span.EPSILON
+    self.sow('intermediates', 'probs', probs_BxNxTxS)
+    return probs_BxNxTxS
+
+  def _attended(self, v_BxSxNxH, memory, M, probs_BxNxTxS):
+    """The values of the context, weighted."""
+    probs_BxNxTxS = probs_BxNxTxS.astype(self.dtype)
+    context_BxTxNxH = self._multiply('bnts,bsnh->btnh', probs_BxNxTxS[..., M:], v_BxSxNxH)
+    if memory is not None:
+      probs_BxNxTxM = probs_BxNxTxS[..., :M]
+      context_BxTxNxH += self._multiply('bntm,bnmh->btnh', probs_BxNxTxM, memory['values'])
+    return context_BxTxNxH
 
   def _multiply(self, indices, a, b):
     """A product of dtype, in at least float32."""
     wide = jnp.promote_types(self.dtype, jnp.float32)
     return jnp.einsum(indices, a, b, preferred_element_type=wide)
 
-  def _scores(self, q_BxTxNxH, k_BxSxNxH, memory, D, S, distance_BxTxS, biases):
+  def _scores(self, q_BxTxNxH, k_BxSxNxH, memory, D, S, distance_BxTxS, shared):
     """How well queries and keys match, and distances where they count; scaled, not masked."""
-    scale_H = self._query_scale(D // self.heads).astype(self.dtype)
-    scores_of_distance = 0
-    if self.relative == 'shaw':
-      of_distance = relative.ShawPosition(
-        self.heads, self.max_length, self.clamp_length, self.dtype, name='relative'
-      )
-      scores_of_distance = of_distance(q_BxTxNxH, scale_H, S, distance_BxTxS)
-      q_BxTxNxH += self._bias('content_bias', D // self.heads).astype(self.dtype)
-    elif self.relative:
-      names = ('content_bias', 'position_bias')
-      own = lambda: [self._bias(name, D // self.heads) for name in names]
-      u_NxH, v_NxH = own() if biases is None else biases
-      of_distance = relative.RelativePosition(
-        self.heads, self.clamp_length, self.dtype, name='relative'
-      )
-      biased_BxTxNxH = (q_BxTxNxH + v_NxH.astype(self.dtype)) * scale_H
-      scores_of_distance = of_distance(biased_BxTxNxH, D, S, distance_BxTxS)
-      q_BxTxNxH += u_NxH.astype(self.dtype)
-    q_BxTxNxH = q_BxTxNxH * scale_H
+    H = D // self.heads
+    scale_H = self._query_scale(H).astype(self.dtype)
+    q_BxTxNxH, scores_of_distance = self._of_distance(
+      q_BxTxNxH, scale_H, D, S, distance_BxTxS, shared
+    )
     # Cache and segment stay apart: joining them would copy the cache.
     scores_BxNxTxS = self._multiply('btnh,bsnh->bnts', q_BxTxNxH, k_BxSxNxH)
     if memory is not None:
       scores_BxNxTxM = self._multiply('btnh,bnmh->bntm', q_BxTxNxH, memory['keys'])
       scores_BxNxTxS = jnp.concatenate([scores_BxNxTxM, scores_BxNxTxS], axis=-1)
     return scores_BxNxTxS + scores_of_distance
+
+  def _of_distance(self, q_BxTxNxH, scale_H, D, S, distance_BxTxS, shared):
+    """The scaled queries of the keys, and the scores of the distances."""
+    N, H = q_BxTxNxH.shape[-2:]
+    if self.relative == 'table':
+      q_BxTxNxH = q_BxTxNxH * scale_H
+      nearest = int(not self.sees_itself)
+      return q_BxTxNxH, relative.of_table(q_BxTxNxH, shared[0], distance_BxTxS, S, nearest)
+    if self.relative == 'shaw':
+      of_distance = relative.ShawPosition(
+        N, self.max_length, self.clamp_length, self.dtype, name='relative'
+      )
+      scores = of_distance(q_BxTxNxH, scale_H, S, distance_BxTxS)
+      biased_BxTxNxH = q_BxTxNxH + self._bias('content_bias', N, H).astype(self.dtype)
+      return biased_BxTxNxH * scale_H, scores
+    if self.relative == 'relative':
+      names = ('content_bias', 'position_bias')
+      own = lambda: [self._bias(name, N, H) for name in names]
+      u_NxH, v_NxH = own() if shared is None else shared
+      alone = not self._persistent('all_attention')
+      of_distance = relative.RelativePosition(
+        N, self.clamp_length, alone, self.dtype, name='relative'
+      )
+      biased_BxTxNxH = (q_BxTxNxH + v_NxH.astype(self.dtype)) * scale_H
+      scores = of_distance(biased_BxTxNxH, D, S, distance_BxTxS)
+      return (q_BxTxNxH + u_NxH.astype(self.dtype)) * scale_H, scores
+    return q_BxTxNxH * scale_H, 0
 
   def _projected(self, x_BxPxD, T, keys, memory, position_BxP):
     """Queries of the last T rows, keys and values of the last `keys`; what was convolved."""
@@ -150,9 +249,8 @@ class Attention(nn.Module):
     rows, convolved = {}, {}
     for name in projections(self.shared_query_key):
       count = T if name == 'query' else keys
-      project = linear.Linear(
-        (self.heads, D // self.heads), ('embed', 'heads', 'kv'), 1, self.bias, self.dtype, name=name
-      )
+      shape = self.heads if name == 'query' else self.context_heads, D // self.heads
+      project = linear.Linear(shape, ('embed', 'heads', 'kv'), 1, self.bias, self.dtype, name=name)
       rows[name] = project(x_BxPxD[:, -(before + count) :])
       if self.taps is not None:
         earlier = None if memory is None else memory[name]
@@ -162,10 +260,10 @@ class Attention(nn.Module):
         rows[name] = convolve(convolved[name], position_BxP[:, -count:], earlier)
     return rows, convolved
 
-  def _bias(self, name, H):
+  def _bias(self, name, N, H):
     """u or v."""
     init = nn.with_logical_partitioning(nn.initializers.normal(0.02), ('heads', 'kv'))
-    return self.param(name, init, (self.heads, H), jnp.promote_types(self.dtype, jnp.float32))
+    return self.param(name, init, (N, H), jnp.promote_types(self.dtype, jnp.float32))
 
   def _query_of_key(self, k_BxTxNxH):
     N, H = k_BxTxNxH.shape[-2:]

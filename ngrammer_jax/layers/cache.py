@@ -39,15 +39,16 @@ def empty_layer(
   heads: int,
   H: int,
   dtype: jnp.dtype,
-  rows: Mapping[str, int] | None = None,
+  rows: Mapping[str, tuple[int, int]] | None = None,
 ) -> Cache:
   """What one layer keeps, still empty.
 
-  Keys: `keys` and `values` [B, N, M, H], and by the names of `rows` the last R inputs of what
-  looks back so far, [B, R, N, H].
+  Keys: `keys` and `values` [B, N, M, H], and by the names of `rows`, which have R and N, the last
+  R inputs of what looks back so far, [B, R, N, H].
   """
   kept = {name: jnp.zeros((batch, heads, slots, H), dtype) for name in ('keys', 'values')}
-  return kept | {name: jnp.zeros((batch, R, heads, H), dtype) for name, R in (rows or {}).items()}
+  rows = rows or {}
+  return kept | {name: jnp.zeros((batch, *rows[name], H), dtype) for name in rows}
 
 
 def slots(cache: Cache, valid_BxT: jax.Array) -> jax.Array:

@@ -47,19 +47,25 @@ def with_padding(documents_BxT: jax.Array, valid_BxT: jax.Array | None) -> jax.A
   return jnp.where(valid_BxT.astype(bool), documents_BxT, PADDING)
 
 
+def distances(T: int, S: int) -> jax.Array:
+  """How many tokens a key is behind a query, int32 [1, T, S], where they stand in order."""
+  return (jnp.arange(S - T, S)[:, None] - jnp.arange(S)[None, :])[None]
+
+
 def visible(
   query_documents_BxT: jax.Array,
   key_documents_BxS: jax.Array,
   prefix_BxT: jax.Array | None = None,
   window: int | None = None,
   distance_BxTxS: jax.Array | None = None,
+  sees_itself: bool = True,
 ) -> jax.Array:
   """Which keys each query attends to, bool [B, T, S].
 
   The last T keys are the queries' own positions, whatever comes before them is
   memory. A query sees its own document, up to and including itself, and beside
-  that the whole bidirectional prefix of its document. With a `window` it sees so many keys
-  at most, itself among them; distances tell how far back a key is where they stand in no order.
+  that the whole bidirectional prefix of its document. With a `window` it sees keys less than so
+  many tokens away; distances tell how far back a key is where they stand in no order.
   """
   T, S = query_documents_BxT.shape[1], key_documents_BxS.shape[1]
   causal_TxS = jnp.arange(S)[None, :] <= jnp.arange(S - T, S)[:, None]
@@ -67,9 +73,11 @@ def visible(
   if prefix_BxT is not None:
     prefix_BxS = jnp.pad(prefix_BxT.astype(bool), ((0, 0), (S - T, 0)))
     seen_BxTxS = seen_BxTxS | prefix_BxS[:, None, :]
+  if distance_BxTxS is None:
+    distance_BxTxS = distances(T, S)
   if window is not None:
-    if distance_BxTxS is None:
-      distance_BxTxS = (jnp.arange(S - T, S)[:, None] - jnp.arange(S)[None, :])[None]
     seen_BxTxS = seen_BxTxS & (distance_BxTxS < window)
+  if not sees_itself:
+    seen_BxTxS = seen_BxTxS & (distance_BxTxS != 0)
   same_BxTxS = query_documents_BxT[:, :, None] == key_documents_BxS[:, None, :]
   return seen_BxTxS & same_BxTxS

@@ -18,12 +18,15 @@ import jax.numpy as jnp
 from ngrammer_jax.layers import linear
 
 
-def encodings(S: int, D: int, clamp_length: int | None = None, dtype=jnp.float32) -> jax.Array:
+def encodings(
+  S: int, D: int, clamp_length: int | None = None, dtype=jnp.float32, less_first: bool = True
+) -> jax.Array:
   """R_d - R_0 of the distances d = S - 1 down to 0, [S, D]: all sines, then all cosines less 1.
 
   Frequency k is 10000^(-2 k / D). Distances beyond `clamp_length` count as that. What all
   keys have in common changes no softmax; but where a frequency is low, the cosines of all
-  distances are almost 1, and all digits of their differences would be lost in it.
+  distances are almost 1, and all digits of their differences would be lost in it. Where other
+  keys are in the softmax too, `less_first=False` gives R_d.
   """
   distance_S = jnp.arange(S - 1, -1, -1, dtype=dtype)
   if clamp_length is not None:
@@ -31,7 +34,8 @@ def encodings(S: int, D: int, clamp_length: int | None = None, dtype=jnp.float32
   frequency_h = 10_000 ** (-jnp.arange(0, D, 2, dtype=dtype) / D)
   angle_Sxh = distance_S[:, None] * frequency_h
   cosine_less_1_Sxh = -2 * jnp.square(jnp.sin(angle_Sxh / 2))
-  return jnp.concatenate([jnp.sin(angle_Sxh), cosine_less_1_Sxh], axis=-1)
+  cosine_Sxh = cosine_less_1_Sxh if less_first else jnp.cos(angle_Sxh)
+  return jnp.concatenate([jnp.sin(angle_Sxh), cosine_Sxh], axis=-1)
 
 
 def shift(scores_BxNxTxS: jax.Array) -> jax.Array:
@@ -57,6 +61,25 @@ def keyed(scores_BxNxTxS: jax.Array, distance_BxTxS: jax.Array | None) -> jax.Ar
   if distance_BxTxS is None:
     return shift(scores_BxNxTxS)
   return by_distance(scores_BxNxTxS, distance_BxTxS)
+
+
+def of_table(
+  q_BxTxNxH: jax.Array, table_WxH: jax.Array, distance_BxTxS: jax.Array | None, S: int, first: int
+) -> jax.Array:
+  """The term q . p_d, p learned and the same in all heads and layers (adaptive span, section 2).
+
+  Args:
+    q_BxTxNxH: queries, scaled.
+    table_WxH: p, the nearest first.
+    distance_BxTxS: see `RelativePosition`.
+    S: keys.
+    first: distance of the nearest key. Beyond the table its last row stands for all.
+  """
+  row_S = jnp.clip(jnp.arange(S - 1, -1, -1) - first, 0, len(table_WxH) - 1)
+  wide = jnp.promote_types(q_BxTxNxH.dtype, jnp.float32)
+  p_SxH = table_WxH[row_S].astype(q_BxTxNxH.dtype)
+  scores_BxNxTxS = jnp.einsum('btnh,sh->bnts', q_BxTxNxH, p_SxH, preferred_element_type=wide)
+  return keyed(scores_BxNxTxS, distance_BxTxS)
 
 
 class ShawPosition(nn.Module):
@@ -100,11 +123,13 @@ class RelativePosition(nn.Module):
   Attributes:
     heads: N.
     clamp_length: distances beyond it count as that. None: all are different.
+    alone: the softmax has no other keys than those of the context, see `encodings`.
     dtype: of the projection.
   """
 
   heads: int
   clamp_length: int | None = None
+  alone: bool = True
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
@@ -123,6 +148,6 @@ class RelativePosition(nn.Module):
     wide = jnp.promote_types(self.dtype, jnp.float32)
     N, H = q_BxTxNxH.shape[-2:]
     project = linear.Linear((N, H), ('embed', 'heads', 'kv'), dtype=self.dtype, name='position')
-    r_SxNxH = project(encodings(S, D, self.clamp_length, wide).astype(self.dtype))
+    r_SxNxH = project(encodings(S, D, self.clamp_length, wide, self.alone).astype(self.dtype))
     scores_BxNxTxS = jnp.einsum('btnh,snh->bnts', q_BxTxNxH, r_SxNxH, preferred_element_type=wide)
     return keyed(scores_BxNxTxS, distance_BxTxS)

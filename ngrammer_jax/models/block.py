@@ -10,7 +10,15 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import attention, cache, dropout, feed_forward, ngrammer, normalization
+from ngrammer_jax.layers import (
+  attention,
+  cache,
+  dropout,
+  feed_forward,
+  ngrammer,
+  normalization,
+  span,
+)
 from ngrammer_jax.models import config as model_config
 
 Memory = dict[str, Any]
@@ -19,7 +27,7 @@ Memory = dict[str, Any]
 class View(NamedTuple):
   """What all layers share about a segment: who sees whom, and where tokens stand.
 
-  visible_BxTxS, rotation, position_BxP, distance_BxTxS and biases are those of
+  visible_BxTxS, rotation, position_BxP, distance_BxTxS and shared are those of
   `layers.Attention`; documents_BxT are the numbers of the documents; slots_BxT is where the keys
   and values of the valid tokens are kept (see `layers.cache`), None where they are not.
   """
@@ -31,7 +39,7 @@ class View(NamedTuple):
   slots_BxT: jax.Array | None = None
   valid_BxT: jax.Array | None = None
   distance_BxTxS: jax.Array | None = None
-  biases: attention.Biases | None = None
+  shared: attention.Shared | None = None
 
 
 def empty_memory(
@@ -44,9 +52,10 @@ def empty_memory(
     kept['hidden'] = jnp.zeros((batch, c.memory.length + looks_back, c.width), c.compute_dtype())
   if cache_slots:
     convolved = attention.projections(c.shared_query_key) if c.convolution is not None else ()
-    rows = dict.fromkeys(convolved, looks_back)
+    heads = lambda name: c.heads if name == 'query' else c.context_heads
+    rows = {name: (looks_back, heads(name)) for name in convolved}
     kept = cache.empty_layer(
-      batch, cache_slots, c.heads, c.width // c.heads, c.compute_dtype(), rows
+      batch, cache_slots, c.context_heads, c.width // c.heads, c.compute_dtype(), rows
     )
   pairing = 'none' if c.ngram is None else c.ngram.pairing_of(number)
   if pairing == 'previous':
@@ -70,27 +79,18 @@ class Block(nn.Module):
   @nn.compact
   def __call__(
     self, x_BxTxD: jax.Array, view: View, memory: Memory, dropout_key: jax.Array | None = None
-  ) -> tuple[jax.Array, Memory]:
-    """Returns [B, T, D], and the memory of this layer for the next segment."""
+  ) -> tuple[jax.Array, Memory, jax.Array]:
+    """Returns [B, T, D], the memory of this layer for the next segment, and its mean span.
+
+    The span, in tokens, is 0 where none is learned.
+    """
     c = self.config
     cached = memory if 'keys' in memory else None
     mix = None
     if self.pairing != 'none':
       grams = ngram_layer(c, self.dtype, name='ngrammer')
       mix = functools.partial(_paired, grams, self.pairing, view, memory)
-    attend = attention.Attention(
-      heads=c.heads,
-      bias=c.bias,
-      per_dim_scale=c.per_dim_scale,
-      taps=c.convolution,
-      shared_query_key=c.shared_query_key,
-      relative=c.position if c.position in ('relative', 'shaw') else None,
-      clamp_length=c.positions().clamp_length,
-      max_length=c.positions().max_length,
-      dropout=c.attention_dropout,
-      dtype=self.dtype,
-      name='attention',
-    )
+    attend = _attention(c, self.dtype)
     feed_bias = c.bias if c.feed_forward_bias is None else c.feed_forward_bias
     feed = feed_forward.FeedForward(
       c.feed_forward_width,
@@ -111,15 +111,17 @@ class Block(nn.Module):
       position_BxP=view.position_BxP,
       mix=mix,
       distance_BxTxS=view.distance_BxTxS,
-      biases=view.biases,
+      shared=view.shared,
+      valid_BxT=view.valid_BxT,
       dropout_key=keys[2],
     )
     hidden_BxTxD, earlier = x_BxTxD, memory.get('hidden')
-    x_BxTxD, segment = self._add('attention', look, x_BxTxD, keys[0], earlier)
+    x_BxTxD, segment, mean_span = self._add('attention', look, x_BxTxD, keys[0], earlier)
     segment['hidden'] = jax.lax.stop_gradient(hidden_BxTxD)
     memory = _remember(memory, segment, view, after_BxTxD=x_BxTxD)
-    x_BxTxD, _ = self._add('feed_forward', lambda x: (feed(x, keys[3]), None), x_BxTxD, keys[1])
-    return x_BxTxD, memory
+    if c.feed_forward_width:
+      (x_BxTxD,) = self._add('feed_forward', lambda x: (feed(x, keys[3]),), x_BxTxD, keys[1])
+    return x_BxTxD, memory, jnp.zeros(()) if mean_span is None else mean_span
 
   def _positioned(self, x_BxTxD):
     """The input and, where every layer adds one of its own, the embedding of its position."""
@@ -149,13 +151,45 @@ class Block(nn.Module):
     if earlier_BxMxD is not None:
       y_BxPxD = jnp.concatenate([earlier_BxMxD, x_BxTxD], axis=1)
     y_BxPxD = norm('norm')(y_BxPxD) if policy in ('pre', 'hybrid') else y_BxPxD
-    y_BxTxD, rest = sublayer(y_BxPxD)
+    y_BxTxD, *rest = sublayer(y_BxPxD)
     if policy in ('post', 'hybrid'):
       y_BxTxD = norm('post_norm')(y_BxTxD)
     x_BxTxD = whole_width(x_BxTxD + dropout.drop(y_BxTxD, c.dropout, dropout_key))
     if policy == 'post_skip':
       x_BxTxD = norm('post_norm')(x_BxTxD)
-    return x_BxTxD, rest
+    return x_BxTxD, *rest
+
+
+def _attention(config, dtype):
+  """The attention of the config."""
+  c, learned = config, None
+  if c.span is not None:
+    kind, initial = {'adaptive': (span.AdaptiveSpan, 0.0), 'dynamic': (span.DynamicSpan, -4.0)}[
+      c.span.kind
+    ]
+    initial = initial if c.span.initial is None else c.span.initial
+    wide = jnp.promote_types(dtype, jnp.float32)
+    learned = functools.partial(
+      kind, limit=c.span.limit, ramp=c.span.ramp, initial=initial, dtype=wide
+    )
+  return attention.Attention(
+    heads=c.heads,
+    bias=c.bias,
+    per_dim_scale=c.per_dim_scale,
+    taps=c.convolution,
+    shared_query_key=c.shared_query_key,
+    relative=c.position if c.position in ('relative', 'shaw', 'table') else None,
+    clamp_length=c.positions().clamp_length,
+    max_length=c.positions().max_length,
+    sees_itself=c.memory is None or c.memory.sees_itself(),
+    span=learned,
+    renormalize=c.span is None or c.span.renormalize,
+    persistent_vectors=0 if c.persistent is None else c.persistent.vectors,
+    persistent_kind='all_attention' if c.persistent is None else c.persistent.kind,
+    dropout=c.attention_dropout,
+    dtype=dtype,
+    name='attention',
+  )
 
 
 def ngram_layer(

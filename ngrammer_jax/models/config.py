@@ -1,22 +1,22 @@
 """What a model is made of, as frozen dataclasses. Every switch is a field here."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ngrammer_jax import errors
 from ngrammer_jax.layers import feed_forward, ngrammer, quantizer
+from ngrammer_jax.models.attention_config import PersistentConfig, SpanConfig
 
 LAYERS = ('input', 'begin', 'middle', 'end', 'attention')
 PAIRING = ('previous', 'attended', 'none')
 # `segment_sinusoid` and `learned`, one in every layer, count from the end of the segment: the
 # baselines of Transformer-XL, which know no other segment.
 SEGMENT_POSITIONS = ('segment_sinusoid', 'learned')
-POSITIONS = ('rope', 'sinusoid', 'relative', 'shaw', *SEGMENT_POSITIONS, 'none')
+POSITIONS = ('rope', 'sinusoid', 'relative', 'shaw', 'table', *SEGMENT_POSITIONS, 'none')
 FIRST = ('empty', 'zeros')
-SAME_LENGTH = ('no', 'memory', 'memory_and_self')
+SAME_LENGTH = ('no', 'memory', 'memory_and_self', 'memory_alone')
 DTYPES = ('auto', 'bfloat16', 'float32', 'float64')
 # A sub-layer F with residual: pre x + F(LN x), post x + LN(F x), post_skip LN(x + F x), hybrid
 # x + LN(F(LN x)); primer: pre for attention, post for the feed-forward.
@@ -64,9 +64,9 @@ class NGramConfig:
       value = getattr(self, key)
       if value is not None and value < 1:
         raise errors.BadInput(f'model.ngram.{key}={value} must be at least 1, or None')
-    _check_choices('model.ngram', self, {'layer': LAYERS, 'empty': quantizer.EMPTY})
+    errors.check_choices('model.ngram', self, {'layer': LAYERS, 'empty': quantizer.EMPTY})
     if self.initial is not None:
-      _check_choices('model.ngram', self, {'initial': quantizer.INITIAL})
+      errors.check_choices('model.ngram', self, {'initial': quantizer.INITIAL})
     self._check_pairing(model)
     if not 0 <= self.decay <= 1:
       raise errors.BadInput(f'model.ngram.decay={self.decay} must be from 0 to 1')
@@ -136,23 +136,27 @@ class MemoryConfig:
   # the stream sees zeros, as all that is before it, only with across_documents.
   first: str = 'empty'
   # Keys of a token at most: all there are; as many as the memory, with itself (the PyTorch code
-  # of Transformer-XL); or one more (the TensorFlow code).
+  # of Transformer-XL); one more (the TensorFlow code); or as many before it (adaptive span).
   same_length: str = 'no'
   across_documents: bool = False  # tokens see the documents before their own
 
   def window(self) -> int | None:
-    """Keys that a token attends to at most, itself among them."""
-    return {'no': None, 'memory': self.length, 'memory_and_self': self.length + 1}[self.same_length]
+    """Keys that a token attends to are less than so many tokens away."""
+    return {'no': None, 'memory': self.length}.get(self.same_length, self.length + 1)
+
+  def sees_itself(self) -> bool:
+    """Whether a token attends to itself."""
+    return self.same_length != 'memory_alone'
 
   def check(self, model: 'ModelConfig') -> None:
     """Raises BadInput for a memory that the model cannot have."""
-    _check_choices('model.memory', self, {'first': FIRST, 'same_length': SAME_LENGTH})
+    errors.check_choices('model.memory', self, {'first': FIRST, 'same_length': SAME_LENGTH})
     if self.length < 0:
       raise errors.BadInput(f'model.memory.length={self.length} must be at least 0')
-    if self.window() == 0:
+    if self.length == 0 and self.same_length in ('memory', 'memory_alone'):
       raise errors.BadInput(
-        'model.memory.same_length="memory" with model.memory.length=0: a token sees nothing, not '
-        'even itself; use "memory_and_self"'
+        f'model.memory.same_length={self.same_length!r} with model.memory.length=0: a token sees '
+        f'nothing, not even itself; use "memory_and_self"'
       )
     if self.first == 'zeros' and (model.bias or model.norm not in ('post', 'post_skip')):
       raise errors.BadInput(
@@ -220,7 +224,8 @@ class PositionalConfig:
   shared_biases: bool = True  # of relative: u and v are the same in all layers
   # Distances that count as one: of relative, those beyond it; of shaw, those from it on.
   clamp_length: int | None = None
-  max_length: int = 512  # of shaw: distances that are learned; of learned: positions
+  # Of shaw and table: distances that are learned; of learned: positions.
+  max_length: int = 512
 
   def check(self, model: 'ModelConfig') -> None:
     """Raises BadInput for an impossible value, or one that is not for this model."""
@@ -237,6 +242,7 @@ class PositionalConfig:
       'rope': {'min_timescale', 'max_timescale'},
       'relative': {'shared_biases', 'clamp_length'},
       'shaw': {'max_length', 'clamp_length'},
+      'table': {'max_length'},
       'learned': {'max_length'},
     }
     for field in dataclasses.fields(self):
@@ -247,14 +253,6 @@ class PositionalConfig:
           )
 
 
-def _check_choices(section: str, block: Any, choices: dict[str, tuple[str, ...]]) -> None:
-  for key, valid in choices.items():
-    if getattr(block, key) not in valid:
-      raise errors.BadInput(
-        f'{section}.{key}={getattr(block, key)!r} is not one of: {", ".join(valid)}'
-      )
-
-
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
   """A decoder-only Transformer and the memories added to it."""
@@ -262,7 +260,8 @@ class ModelConfig:
   layers: int = 4
   width: int = 256
   heads: int = 4
-  feed_forward_width: int = 688  # about 8/3 of the width when gated, 4 of it when not
+  # About 8/3 of the width when gated, 4 of it when not; 0: no feed-forward.
+  feed_forward_width: int = 688
   activation: str = 'gelu'
   gated: bool = True
   bias: bool = False  # of the linear maps
@@ -288,10 +287,18 @@ class ModelConfig:
   ngram: NGramConfig | None = None
   memory: MemoryConfig | None = None
   adaptive_softmax: AdaptiveSoftmaxConfig | None = None
+  span: SpanConfig | None = None
+  persistent: PersistentConfig | None = None
 
   def positions(self) -> PositionalConfig:
     """More about positions, the defaults where nothing is said."""
     return self.positional or PositionalConfig()
+
+  @property
+  def context_heads(self) -> int:
+    """Heads that attend to the context."""
+    split = self.persistent is not None and self.persistent.kind == 'head_split'
+    return self.heads // 2 if split else self.heads
 
   def compute_dtype(self) -> jnp.dtype:
     """The dtype of activations on the default backend."""
@@ -310,18 +317,15 @@ class ModelConfig:
       'dtype': DTYPES,
       'remat': REMAT,
     }
-    _check_choices('model', self, choices)
-    for key in (
-      'layers',
-      'width',
-      'heads',
-      'feed_forward_width',
-      'vocabulary_chunk',
-      'convolution',
-    ):
+    errors.check_choices('model', self, choices)
+    for key in ('layers', 'width', 'heads', 'vocabulary_chunk', 'convolution'):
       value = getattr(self, key)
       if value is not None and value < 1:
         raise errors.BadInput(f'model.{key}={value} must be at least 1')
+    if self.feed_forward_width < 0:
+      raise errors.BadInput(
+        f'model.feed_forward_width={self.feed_forward_width} must be at least 1, or 0 for none'
+      )
     self._check_heads()
     for key in ('dropout', 'attention_dropout', 'inner_dropout'):
       if not 0 <= getattr(self, key) < 1:
@@ -333,9 +337,23 @@ class ModelConfig:
         f'model.position={self.position!r} counts from the end of a segment, and knows no memory: '
         f'use model.memory=None, or model.position="relative"'
       )
-    for block in (self.ngram, self.memory, self.positional, self.adaptive_softmax):
+    blocks = (self.ngram, self.memory, self.positional, self.adaptive_softmax)
+    for block in (*blocks, self.span, self.persistent):
       if block is not None:
         block.check(self)
+    if self.position == 'table':
+      self._check_table()
+
+  def _check_table(self) -> None:
+    window = None if self.memory is None else self.memory.window()
+    reach = None if window is None else window - (not self.memory.sees_itself())
+    if reach is None or reach > self.positions().max_length:
+      raise errors.BadInput(
+        f'model.position="table" has a vector for each of model.positional.max_length='
+        f'{self.positions().max_length} distances, but a token sees '
+        f'{"any number" if reach is None else reach} of them: bound it with model.memory.length '
+        f'and model.memory.same_length, in evaluation too, or learn more'
+      )
 
   def _check_heads(self) -> None:
     if self.position in ('sinusoid', 'segment_sinusoid', 'relative') and self.width % 2:

@@ -102,12 +102,19 @@ class TransformerLM(nn.Module):
     self.layer = [self._block(scanned=False)(c, dtype, each) for each in pairing]
     if c.final_norm:
       self.final_norm = normalization.LayerNorm(epsilon=c.norm_epsilon, dtype=dtype)
-    self.biases = None
-    if c.position == 'relative' and c.positions().shared_biases:
-      init = nn.with_logical_partitioning(nn.initializers.normal(0.02), ('heads', 'kv'))
-      shape = c.heads, c.width // c.heads
-      names = ('content_bias', 'position_bias')
-      self.biases = tuple(self.param(name, init, shape, param_dtype) for name in names)
+    self.shared = self._shared(param_dtype)
+
+  def _shared(self, param_dtype):
+    """What all layers share of positions."""
+    c, H = self.config, self.config.width // self.config.heads
+    if c.position == 'table':
+      init = nn.with_logical_partitioning(nn.initializers.normal(1.0), (None, 'kv'))
+      return (self.param('distance_embedding', init, (c.positions().max_length, H), param_dtype),)
+    if c.position != 'relative' or not c.positions().shared_biases:
+      return None
+    init = nn.with_logical_partitioning(nn.initializers.normal(0.02), ('heads', 'kv'))
+    shape, names = (c.context_heads, H), ('content_bias', 'position_bias')
+    return tuple(self.param(name, init, shape, param_dtype) for name in names)
 
   def _setup_vocabulary(self, V, param_dtype):
     c, a = self.config, self.config.adaptive_softmax
@@ -187,17 +194,19 @@ class TransformerLM(nn.Module):
     keys = jax.random.split(self.make_rng('dropout'), c.layers + 1) if drop else None
     x_BxTxD = dropout.drop(x_BxTxD, c.dropout, None if keys is None else keys[0])
     x_BxTxD = block.whole_width(x_BxTxD)
-    kept, layers = memory.get('layers', ({},) * c.layers), []
+    kept, layers, spans = memory.get('layers', ({},) * c.layers), [], jnp.zeros(())
     for first, last in itertools.pairwise(self._borders(place)):
       run = slice(first, last)
-      x_BxTxD, part = self._run(run, x_BxTxD, view, kept[run], keys[1:][run] if drop else None)
-      layers += part
+      run_keys = keys[1:][run] if drop else None
+      x_BxTxD, part, run_spans = self._run(run, x_BxTxD, view, kept[run], run_keys)
+      layers, spans = layers + part, spans + run_spans
       if last == place:
         x_BxTxD = join(x_BxTxD)
     if 'layers' in memory:
       next_memory['layers'] = tuple(layers)
     hidden_BxTxD = self.final_norm(x_BxTxD) if c.final_norm else x_BxTxD
-    return hidden_BxTxD, next_memory, {}
+    aux = {} if c.span is None else {'span': c.span.penalty * spans}
+    return hidden_BxTxD, next_memory, aux
 
   def _embed(self, tokens_BxT):
     """The inputs [B, T, D], and the table that they were looked up in where there is one."""
@@ -258,8 +267,9 @@ class TransformerLM(nn.Module):
     if before is not None:
       key_documents_BxS = jnp.concatenate([before['documents'], attended_BxT], axis=1)
     window = None if c.memory is None else c.memory.window()
+    itself = c.memory is None or c.memory.sees_itself()
     visible_BxTxS = documents.visible(
-      attended_BxT, key_documents_BxS, prefix_BxT, window, distance_BxTxS
+      attended_BxT, key_documents_BxS, prefix_BxT, window, distance_BxTxS, itself
     )
     rotation = None
     if c.position == 'rope':
@@ -267,7 +277,7 @@ class TransformerLM(nn.Module):
       timescales = c.positions().min_timescale, c.positions().max_timescale
       rotation = position.rotation(position_BxP, c.width // c.heads, *timescales, wide)
     shared = (visible_BxTxS, rotation, position_BxP, documents_BxT, slots_BxT, valid_BxT)
-    return block.View(*shared, distance_BxTxS, self.biases), known
+    return block.View(*shared, distance_BxTxS, self.shared), known
 
   def scores(self, hidden_BxTxD: jax.Array, targets_BxT: jax.Array) -> softmax.TokenScores:
     """Negative log-likelihood in nats of every target, and whether it was the best guess."""
@@ -299,30 +309,35 @@ class TransformerLM(nn.Module):
     return nn.remat(block.Block, policy=policy, prevent_cse=not scanned)
 
   def _run(self, run, x_BxTxD, view, memory, dropout_keys):
-    """A run of layers, in one scan over their stacked parameters or one after the other."""
+    """A run of layers, in one scan over their stacked parameters or one after the other.
+
+    Returns [B, T, D], their memories, and the sum of their spans.
+    """
     c, blocks = self.config, range(len(self.layer))[run]
     # The codebooks of blocks are not scanned.
     has_codebook = self.layer[blocks[0]].pairing != 'none'
     if not c.scan_layers or has_codebook or self.is_initializing():
-      next_memory = []
+      next_memory, spans = [], jnp.zeros(())
       for i, (number, part) in enumerate(zip(blocks, memory, strict=True)):
         key = None if dropout_keys is None else dropout_keys[i]
-        x_BxTxD, part = self.layer[number](x_BxTxD, view, part, key)
+        x_BxTxD, part, span = self.layer[number](x_BxTxD, view, part, key)
         next_memory.append(part)
-      return x_BxTxD, next_memory
+        spans += span
+      return x_BxTxD, next_memory, spans
 
     body = self._block(scanned=True)(c, self.dtype, parent=None)
 
     def one_layer(x_BxTxD, layer):
       params, memory, key = layer
-      return body.apply({'params': params}, x_BxTxD, view, memory, key)
+      x_BxTxD, memory, span = body.apply({'params': params}, x_BxTxD, view, memory, key)
+      return x_BxTxD, (memory, span)
 
     stack = lambda trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
     params = [nn.unbox(self.variables['params'][f'layer_{number}']) for number in blocks]
     layers = stack(params), stack(memory), dropout_keys
-    x_BxTxD, stacked = jax.lax.scan(one_layer, x_BxTxD, layers)
+    x_BxTxD, (stacked, spans) = jax.lax.scan(one_layer, x_BxTxD, layers)
     layer = lambda i: jax.tree.map(lambda leaf: leaf[i], stacked)
-    return x_BxTxD, [layer(i) for i in range(len(blocks))]
+    return x_BxTxD, [layer(i) for i in range(len(blocks))], spans.sum()
 
 
 def for_serving(model: TransformerLM, params: Any, codebook: Any) -> Any:

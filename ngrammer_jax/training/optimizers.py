@@ -30,6 +30,11 @@ LABELS = {
   'distance_embedding': 'dense',
   'distance_bias': 'dense',
   'position': 'dense',
+  'span': 'dense',
+  'span_kernel': 'dense',
+  'span_bias': 'dense',
+  'persistent_keys': 'dense',
+  'persistent_values': 'dense',
   'table': 'ngram_table',
 }
 
@@ -77,22 +82,16 @@ def schedule(config: experiment.OptimizerConfig, steps: int) -> Callable[[jax.Ar
 
 
 def make(config: experiment.OptimizerConfig, steps: int) -> optax.GradientTransformation:
-  """Adam or LAMB for dense weights, clipped by itself; Adagrad for the n-gram tables, not clipped.
+  """One algorithm for dense weights, clipped by itself; Adagrad for the n-gram tables, not clipped.
 
   The layer norm of tiny table rows multiplies their gradients by hundreds: in one norm
-  with the rest they would silence the dense weights.
+  with the rest they would silence the dense weights. Spans are kept in [0, 1].
   """
   fraction, table = schedule(config, steps), config.table or experiment.TableConfig()
-  clip = (
-    optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
-  )
-  return optax.partition(
+  by_label = optax.partition(
     {
       'dense': optax.chain(
-        clip,
-        optax.scale_by_adam(config.beta1, config.beta2, config.epsilon),
-        optax.add_decayed_weights(config.weight_decay) if config.weight_decay else optax.identity(),
-        optax.scale_by_trust_ratio() if config.algorithm == 'lamb' else optax.identity(),
+        *_direction(config),
         optax.scale_by_learning_rate(lambda step: config.learning_rate * fraction(step)),
       ),
       'ngram_table': optax.chain(
@@ -102,6 +101,53 @@ def make(config: experiment.OptimizerConfig, steps: int) -> optax.GradientTransf
     },
     labels,
   )
+  return optax.chain(by_label, optax.stateless(_spans_kept))
+
+
+def _direction(config):
+  """The transformations that come before the learning rate."""
+  if config.algorithm == 'adagrad':
+    return (scale_by_adagrad(config.epsilon, config.clip_norm),)
+  clip = (
+    optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
+  )
+  return (
+    clip,
+    optax.scale_by_adam(config.beta1, config.beta2, config.epsilon),
+    optax.add_decayed_weights(config.weight_decay) if config.weight_decay else optax.identity(),
+    optax.scale_by_trust_ratio() if config.algorithm == 'lamb' else optax.identity(),
+  )
+
+
+def scale_by_adagrad(epsilon: float, clip_norm: float | None) -> optax.GradientTransformation:
+  """Adagrad as in adaptive span: every array is clipped by itself, and after it was summed.
+
+  s <- s + g^2, step = min(1, clip / |g|) g / (sqrt(s) + epsilon), s from 0.
+  """
+
+  def update(gradients, sums, params=None):
+    del params
+    sums = jax.tree.map(lambda s, g: s + jnp.square(g), sums, gradients)
+
+    def step(g, s):
+      norm = jnp.linalg.norm(g) + 1e-10  # to the digits of the official code
+      clip = 1.0 if clip_norm is None else jnp.minimum(clip_norm / norm, 1)
+      return clip * g / (jnp.sqrt(s) + epsilon)
+
+    return jax.tree.map(step, gradients, sums), sums
+
+  return optax.GradientTransformation(lambda params: jax.tree.map(jnp.zeros_like, params), update)
+
+
+def _spans_kept(updates, params):
+  """Updates that leave spans in [0, 1]."""
+
+  def kept(path, update, param):
+    if path[-1].key != 'span':
+      return update
+    return jnp.clip(param + update, 0, 1) - param
+
+  return jax.tree_util.tree_map_with_path(kept, updates, params)
 
 
 def norms(tree: Any) -> dict[str, jax.Array]:

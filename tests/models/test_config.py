@@ -43,7 +43,7 @@ positional = lambda position, **fields: {
     (memory(first='ones'), "model.memory.first='ones' is not one of: empty, zeros"),
     (
       memory(same_length='yes'),
-      "model.memory.same_length='yes' is not one of: no, memory, memory_and_self",
+      "model.memory.same_length='yes' is not one of: no, memory, memory_and_self, memory_alone",
     ),
     (
       memory(length=0, same_length='memory'),

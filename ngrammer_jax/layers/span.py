@@ -1,0 +1,101 @@
+"""How far back each head looks, learned (Sukhbaatar et al. 2019, section 2.2).
+
+A key d tokens behind the nearest one that may be seen counts with
+
+  m(d) = clip((z - d) / R + 1, 0, 1)
+
+where the span z of a head is learned and the ramp R is not. The official code measures d as we
+do, from the nearest key, which is the token before: its own is never seen there.
+
+B batch, T queries, S keys, N heads, D model width.
+"""
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+EPSILON = 1e-8  # of the official code: added to the mass that is left under the mask
+
+
+@jax.custom_jvp
+def unit_clip(x: jax.Array) -> jax.Array:
+  """Clips to [0, 1], with slope 1 at both ends too, as torch.clamp has it.
+
+  Spans begin at exactly 0, and whole spans put keys on the ends: half a slope there
+  (jnp.clip), or none (lax.clamp), would be another gradient at the very first step.
+  """
+  return jnp.clip(x, 0, 1)
+
+
+@unit_clip.defjvp
+def _unit_clip_jvp(primals, tangents):
+  (x,), (dx,) = primals, tangents
+  return unit_clip(x), jnp.where((x >= 0) & (x <= 1), dx, 0)
+
+
+def soft_mask(z: jax.Array, distance: jax.Array, ramp: int) -> jax.Array:
+  """How much a key counts, from 0 to 1, for broadcast spans and distances from the nearest key."""
+  return unit_clip((z - distance) / ramp + 1)
+
+
+class AdaptiveSpan(nn.Module):
+  """One span for each head, wherever it looks from.
+
+  Attributes:
+    heads: N.
+    limit: of the span, in tokens; the parameter `span` is z as a share of it.
+    ramp: R.
+    initial: of the parameter.
+    dtype: of the computation.
+  """
+
+  heads: int
+  limit: int
+  ramp: int
+  initial: float = 0.0
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self, x_BxTxD: jax.Array, distance_BxTxS: jax.Array, valid_BxT: jax.Array | None = None
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns the mask [B or 1, N, T, S], and the mean span in tokens.
+
+    Args:
+      x_BxTxD: inputs of the queries.
+      distance_BxTxS: from a query to a key, the nearest that may be seen being at 0.
+      valid_BxT: 0 at padding.
+    """
+    init = nn.with_logical_partitioning(nn.initializers.constant(self.initial), ('heads',))
+    z_N = self.limit * self.param('span', init, (self.heads,), self.dtype)
+    return soft_mask(z_N[:, None, None], distance_BxTxS[:, None], self.ramp), z_N.mean()
+
+
+class DynamicSpan(nn.Module):
+  """A span for each head and token: z = limit * sigmoid(v . x + b). See `AdaptiveSpan`.
+
+  `initial` is that of b.
+  """
+
+  heads: int
+  limit: int
+  ramp: int
+  initial: float = -4.0
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self, x_BxTxD: jax.Array, distance_BxTxS: jax.Array, valid_BxT: jax.Array | None = None
+  ) -> tuple[jax.Array, jax.Array]:
+    """See `AdaptiveSpan`."""
+    D, N = x_BxTxD.shape[-1], self.heads
+    normal = nn.with_logical_partitioning(nn.initializers.normal(D**-0.5), ('embed', 'heads'))
+    constant = nn.with_logical_partitioning(nn.initializers.constant(self.initial), ('heads',))
+    v_DxN = self.param('span_kernel', normal, (D, N), self.dtype)
+    b_N = self.param('span_bias', constant, (N,), self.dtype)
+    z_BxTxN = self.limit * jax.nn.sigmoid(x_BxTxD.astype(self.dtype) @ v_DxN + b_N)
+    self.sow('intermediates', 'spans', z_BxTxN)
+    mask_BxNxTxS = soft_mask(z_BxTxN.swapaxes(1, 2)[..., None], distance_BxTxS[:, None], self.ramp)
+    valid_BxT = jnp.ones(x_BxTxD.shape[:2]) if valid_BxT is None else (valid_BxT > 0)
+    mean = (z_BxTxN.mean(axis=-1) * valid_BxT).sum() / jnp.maximum(valid_BxT.sum(), 1)
+    return mask_BxNxTxS, mean

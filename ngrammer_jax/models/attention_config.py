@@ -1,0 +1,83 @@
+"""What attention learns beside its projections: how far it looks, and vectors to look at."""
+
+import dataclasses
+from typing import Any
+
+from ngrammer_jax import errors
+from ngrammer_jax.layers import attention
+
+SPANS = ('adaptive', 'dynamic')
+
+
+@dataclasses.dataclass(frozen=True)
+class SpanConfig:
+  """How far each head looks back (see `layers.span`)."""
+
+  kind: str = 'adaptive'  # a number of each head; dynamic: a function of the token
+  limit: int = 1024  # S, the longest span in tokens
+  ramp: int = 32  # R, over which a span fades out
+  penalty: float = 2e-6  # nats per token of span, mean of the heads, sum of the layers
+  # Where the parameter begins; None: 0 for adaptive, -4 for dynamic (before the sigmoid).
+  initial: float | None = None
+  renormalize: bool = True  # what the mask leaves adds up to 1 again
+
+  def check(self, model: Any) -> None:
+    """Raises BadInput for a span that the model cannot have."""
+    errors.check_choices('model.span', self, {'kind': SPANS})
+    for key in ('limit', 'ramp'):
+      if getattr(self, key) < 1:
+        raise errors.BadInput(f'model.span.{key}={getattr(self, key)} must be at least 1')
+    if self.limit < self.ramp:
+      raise errors.BadInput(
+        f'model.span.limit={self.limit} is below model.span.ramp={self.ramp}, which even a span of '
+        f'0 reaches: raise the limit, or use a shorter ramp'
+      )
+    if not self.penalty >= 0:
+      raise errors.BadInput(f'model.span.penalty={self.penalty} must be at least 0')
+    if self.kind == 'adaptive' and self.initial is not None and not 0 <= self.initial <= 1:
+      raise errors.BadInput(f'model.span.initial={self.initial} must be from 0 to 1')
+    memory = model.memory
+    if memory is None or memory.same_length == 'no':
+      raise errors.BadInput(
+        f'model.span needs as many keys for every token: set model.memory.length={self.limit} and '
+        f'model.memory.same_length, "memory_alone" as in the paper'
+      )
+    if memory.length > self.limit:
+      raise errors.BadInput(
+        f'model.memory.length={memory.length}, of training or evaluation, is beyond '
+        f'model.span.limit={self.limit}, the longest span there can be: use {self.limit}'
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class PersistentConfig:
+  """Learned keys and values of each head (see `layers.persistent`)."""
+
+  vectors: int = 1024  # of each head; 0: none
+  kind: str = 'all_attention'  # the paper's; the others are its ablations
+
+  def check(self, model: Any) -> None:
+    """Raises BadInput for vectors that the model cannot have."""
+    errors.check_choices('model.persistent', self, {'kind': attention.PERSISTENT})
+    if self.vectors < 0:
+      raise errors.BadInput(f'model.persistent.vectors={self.vectors} must be at least 0')
+    if not self.vectors and self.kind != 'all_attention':
+      raise errors.BadInput(
+        f'model.persistent.kind={self.kind!r} splits what is not there: model.persistent.vectors=0'
+      )
+    if self.kind != 'head_split':
+      return
+    if model.heads % 2:
+      raise errors.BadInput(
+        f'model.persistent.kind="head_split" halves the heads: model.heads={model.heads} is odd'
+      )
+    if model.shared_query_key:
+      raise errors.BadInput(
+        'model.persistent.kind="head_split" has queries without keys, but model.shared_query_key '
+        'makes queries of keys: use one of them'
+      )
+    if model.ngram is not None and model.ngram.layer == 'attention':
+      raise errors.BadInput(
+        'model.persistent.kind="head_split" leaves half of the heads without a context, whose '
+        'n-grams model.ngram.layer="attention" looks up: use another kind, or another layer'
+      )

@@ -1,0 +1,123 @@
+"""Equality with arrays computed by the official adaptive-span code, in float64 and float32."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax.interop import adaptive_span
+from ngrammer_jax.models import config as model_config
+from ngrammer_jax.models import transformer
+from ngrammer_jax.training import optimizers
+from tests.conftest import assert_close
+
+PRECISIONS = [('float64', 1e-9), ('float32', 1e-4)]
+
+
+def config_of(f, dtype, **fields):
+  of = lambda name, default=0: f.get(f'cfg/{name}', default)
+  S, C = int(of('S')), int(of('pers'))
+  sizes = {
+    'layers': int(of('NL', 2)),
+    'width': int(of('H', 16)),
+    'heads': int(of('K', 2)),
+    'feed_forward_width': 0 if C else int(of('INNER', 32)),
+    'positional': model_config.PositionalConfig(max_length=S),
+    'memory': model_config.MemoryConfig(S, 'zeros', 'memory_alone', across_documents=True),
+  }
+  if of('adapt', 1):
+    sizes['span'] = model_config.SpanConfig(limit=S, ramp=int(of('R')), penalty=float(of('lam')))
+  if C:
+    sizes['persistent'] = model_config.PersistentConfig(C)
+  switches = adaptive_span.SWITCHES | adaptive_span.PLAIN | sizes | {'dtype': dtype} | fields
+  return model_config.ModelConfig(**switches)
+
+
+def parameters(f, prefix, dtype):
+  return {k.removeprefix(prefix): v.astype(dtype) for k, v in f.items() if k.startswith(prefix)}
+
+
+def by_distance(probs_BxNxTxS, S):
+  """Rows of a head, with the farthest of S keys first and the token before last."""
+  B, N, T, keys = probs_BxNxTxS.shape
+  rows = [probs_BxNxTxS[:, :, i, keys - T + i - S : keys - T + i] for i in range(T)]
+  return np.stack(rows, axis=2).reshape(B * N, T, S)
+
+
+@pytest.mark.parametrize('scan', [False, True])
+@pytest.mark.parametrize('dtype, tolerance', PRECISIONS)
+@pytest.mark.parametrize('name', ['span_adaptive', 'span_fixed_pers'])
+def test_blocks_of_a_stream(reference, name, dtype, tolerance, scan):
+  f = reference(name)
+  with jax.enable_x64(dtype == 'float64'):
+    config, V = config_of(f, dtype, scan_layers=scan), int(f['cfg/V'])
+    model = transformer.TransformerLM(config, V)
+    params = adaptive_span.load_language_model(parameters(f, 'param/', dtype), config, V)['params']
+    memory = transformer.empty_memory(config, int(f['cfg/B']))
+
+    @jax.jit
+    def loss(params, memory, x, y):
+      given = {'params': params}
+      (hidden, memory, aux), probed = model.apply(given, x, memory, mutable=['intermediates'])
+      nll = model.apply(given, hidden, y, method='scores').nll_BxT
+      return nll.mean() + sum(aux.values()), (hidden, memory, nll, probed)
+
+    for b in range(int(f['cfg/nblk'])):
+      for i in range(config.layers):
+        assert_close(memory['layers'][i]['hidden'], f[f'cache_in/{b}/{i}'], tolerance)
+      (total, (hidden, memory, nll, probed)), gradient = jax.value_and_grad(loss, has_aux=True)(
+        params, memory, f['x'][b], f['y'][b]
+      )
+      assert_close(total, f[f'total_loss/{b}'], tolerance)
+      assert_close(nll, f[f'nll/{b}'], tolerance)
+      log_probs = model.apply({'params': params}, hidden, method='log_probs')
+      assert_close(log_probs, f[f'logprob/{b}'], tolerance)
+      for i in range(0 if scan else config.layers):
+        (probs,) = probed['intermediates'][f'layer_{i}']['attention']['probs']
+        C = int(f['cfg/pers'])
+        context = np.asarray(probs[..., : probs.shape[-1] - C])
+        assert_close(by_distance(context, int(f['cfg/S'])), f[f'attn/{b}/{i}'], tolerance)
+        if C:
+          of_vectors = probs[..., -C:].reshape(-1, *probs.shape[2:3], C)
+          assert_close(of_vectors, f[f'attn_pers/{b}/{i}'], tolerance)
+    expected = adaptive_span.load_language_model(parameters(f, 'grad/', dtype), config, V)
+    jax.tree.map(lambda a, b: assert_close(a, b, tolerance), gradient, expected['params'])
+
+
+@pytest.mark.parametrize('dtype, tolerance', PRECISIONS)
+def test_updates_of_adagrad(reference, dtype, tolerance):
+  f = reference('span_train_adagrad')
+  with jax.enable_x64(dtype == 'float64'):
+    config, V = config_of(f, dtype), 23
+    of = experiment.OptimizerConfig(
+      algorithm='adagrad',
+      learning_rate=float(f['cfg/lr']),
+      schedule='constant',
+      warmup_steps=int(f['cfg/warm']),
+      epsilon=1e-10,
+      clip_norm=float(f['cfg/clip']),
+    )
+    load = lambda prefix: adaptive_span.load_language_model(
+      parameters(f, prefix, dtype), config, V
+    )['params']
+    model = transformer.TransformerLM(config, V)
+    optimizer, params = optimizers.make(of, 100), load('param/0/')
+    state, memory = optimizer.init(params), transformer.empty_memory(config, f['x'].shape[1])
+
+    @jax.jit
+    def loss(params, memory, x, y):
+      given = {'params': params}
+      hidden, memory, aux = model.apply(given, x, memory)
+      nll = model.apply(given, hidden, y, method='scores').nll_BxT.mean()
+      return nll + sum(aux.values()), (nll, memory)
+
+    for s in range(int(f['cfg/steps'])):
+      (_, (nll, memory)), gradient = jax.value_and_grad(loss, has_aux=True)(
+        params, memory, f['x'][s], f['y'][s]
+      )
+      assert_close(nll, f[f'loss/{s}'], tolerance)
+      jax.tree.map(lambda a, b: assert_close(a, b, tolerance), gradient, load(f'grad/{s}/'))
+      updates, state = optimizer.update(gradient, state, params)
+      params = jax.tree.map(jnp.add, params, updates)
+      jax.tree.map(lambda a, b: assert_close(a, b, tolerance), params, load(f'param/{s + 1}/'))
