@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import errors
+from ngrammer_jax.layers import attention
+from ngrammer_jax.models import attention_config, transformer
 from ngrammer_jax.models import config as model_config
-from ngrammer_jax.models import transformer
 from tests.conftest import assert_close, random_variables
 
 T, V = 8, 13
@@ -61,6 +62,36 @@ CHANGES = {
     'per_dim_scale': True,
     'ngram': dataclasses.replace(NGRAM, layer='attention', pairing=('attended', 'previous')),
   },
+  'adaptive span': {
+    'span': model_config.SpanConfig(limit=T, ramp=3),
+    'position': 'table',
+    'positional': model_config.PositionalConfig(max_length=T),
+  },
+  'dynamic span of relative positions': {
+    'span': model_config.SpanConfig(kind='dynamic', limit=T, ramp=3, initial=0.0),
+    'position': 'relative',
+    'scan_layers': True,
+  },
+  'all-attention': {
+    'persistent': model_config.PersistentConfig(5),
+    'feed_forward_width': 0,
+    'position': 'relative',
+    'norm': 'post_skip',
+  },
+  'all four': {
+    'persistent': model_config.PersistentConfig(5),
+    'span': model_config.SpanConfig(limit=T, ramp=3, renormalize=False),
+    'feed_forward_width': 0,
+    'convolution': 3,
+    'scan_layers': True,
+  },
+  'two softmaxes': {'persistent': model_config.PersistentConfig(5, 'attention_split')},
+  'split heads': {
+    'persistent': model_config.PersistentConfig(5, 'head_split'),
+    'position': 'relative',
+    'convolution': 2,
+  },
+  'a single head of vectors': {'persistent': model_config.PersistentConfig(5, 'single_head')},
   'per-dim scale': {'per_dim_scale': True},
   'sinusoid': {'position': 'sinusoid'},
   'no positions': {'position': 'none'},
@@ -89,9 +120,11 @@ def drawn(seed):
   positional = {
     'relative': {'shared_biases': pick(True, False), 'clamp_length': pick(None, 3)},
     'shaw': {'max_length': 5, 'clamp_length': pick(None, 4)},
+    'table': {'max_length': T},
   }
   while True:
-    position, layer = pick('rope', 'sinusoid', 'relative', 'shaw'), pick(*model_config.LAYERS)
+    position = pick('rope', 'sinusoid', 'relative', 'shaw', 'table')
+    layer = pick(*model_config.LAYERS)
     orders = pick((2,), (3,), (2, 3))
     ngram = dataclasses.replace(
       NGRAM,
@@ -114,9 +147,16 @@ def drawn(seed):
       'gated': pick(True, False),
       'scan_layers': pick(True, False),
       'layers': pick(1, 2, 3),
+      'feed_forward_width': pick(0, 24),
+      'span': pick(
+        None, model_config.SpanConfig(pick(*attention_config.SPANS), limit=T, ramp=pick(1, 4))
+      ),
+      'persistent': pick(
+        None, model_config.PersistentConfig(pick(0, 3), pick(*attention.PERSISTENT))
+      ),
     }
     try:
-      dataclasses.replace(PLAIN, **change).check()
+      with_memory(dataclasses.replace(PLAIN, **change), same_length='memory').check()
     except errors.BadInput:
       continue
     return change
@@ -195,8 +235,10 @@ SPLITS = [(8,), (1,) * 8, (3, 5), (5, 2, 1)]
 
 
 @pytest.mark.parametrize('slots', [0, 3])
-@pytest.mark.parametrize('same_length', ['memory', 'memory_and_self'])
-@pytest.mark.parametrize('change', ['transformer-xl', 'relative positions', 'n-grammer'])
+@pytest.mark.parametrize('same_length', ['memory', 'memory_and_self', 'memory_alone'])
+@pytest.mark.parametrize(
+  'change', ['transformer-xl', 'n-grammer', 'adaptive span', 'all-attention']
+)
 def test_with_the_same_length_for_all_any_split_equals_another(x64, change, same_length, slots):
   """At any length: the stream is longer than the memory."""
   config, run = build(change, 'float64', memory={'length': 3, 'same_length': same_length})
@@ -230,7 +272,7 @@ def test_any_split_of_any_combination(x64, seed):
   split = np.diff([0, *borders, T])
   window = {
     'length': int(rng.integers(1, T)),
-    'same_length': ('memory', 'memory_and_self')[rng.integers(2)],
+    'same_length': ('memory', 'memory_and_self', 'memory_alone')[rng.integers(3)],
     'across_documents': bool(rng.integers(2)),
   }
   for memory in ({'length': T - 1}, window):
