@@ -6,6 +6,7 @@ H head width, C persistent vectors.
 
 from collections.abc import Callable
 import functools
+from typing import Any
 
 from flax import linen as nn
 import jax
@@ -16,6 +17,7 @@ from ngrammer_jax.layers import (
   documents,
   dropout,
   linear,
+  local,
   persistent,
   position,
   relative,
@@ -27,6 +29,7 @@ MASKED = -0.7 * jnp.finfo(jnp.float32).max  # finite: a row of nothing but it st
 
 KeysValues = dict[str, jax.Array]
 Shared = tuple[jax.Array, ...]
+Params = dict[str, Any]
 # What persistent vectors share with the context: its softmax; nothing but the sum, by heads or
 # by the whole width; or nothing, where each half of the heads has one of both.
 PERSISTENT = ('all_attention', 'attention_split', 'single_head', 'head_split')
@@ -57,6 +60,7 @@ class Attention(nn.Module):
     persistent_vectors: C, learned keys and values of each head (see `layers.persistent`).
     persistent_kind: one of PERSISTENT.
     dropout: rate of the probabilities.
+    head_width: H. None: D / N.
     dtype: of the projections; scores and softmax take at least float32.
   """
 
@@ -75,6 +79,7 @@ class Attention(nn.Module):
   persistent_kind: str = 'all_attention'
   dropout: float = 0.0
   dtype: jnp.dtype = jnp.float32
+  head_width: int | None = None
 
   @nn.compact
   def __call__(
@@ -99,7 +104,8 @@ class Attention(nn.Module):
       x_BxPxD: inputs of queries, keys and values: the T of the segment; before them, where the
         memory is of inputs, its M and, with convolutions, as many more as these look back.
       visible_BxTxS: which keys a query attends to (see `documents.visible`): first the M of
-        the memory, then the T of the segment.
+        the memory, then the T of the segment. With more rows than x, it is that of blocks
+        (see `layers.local`).
       rotation: turns queries and keys by their position (see `position.rotation`), for the rows
         that become keys.
       memory: keys and values of earlier segments (see `layers.cache`).
@@ -112,36 +118,61 @@ class Attention(nn.Module):
       valid_BxT: 0 at padding.
       dropout_key: to drop probabilities with. None: none are.
     """
-    D, (T, S) = x_BxPxD.shape[-1], visible_BxTxS.shape[1:]
+    D, F = x_BxPxD.shape[-1], visible_BxTxS.shape[0] // x_BxPxD.shape[0]
+    T, S = F * visible_BxTxS.shape[1], visible_BxTxS.shape[2]
+    S += T - T // F
     M = 0 if memory is None else memory['keys'].shape[2]
     rows, segment = self._projected(x_BxPxD, T, S - M, memory, position_BxP)
     k_BxSxNxH, v_BxSxNxH, q_BxTxNxH = rows['key'], rows['value'], rows.get('query')
     if q_BxTxNxH is None:
       q_BxTxNxH = self._query_of_key(k_BxSxNxH[:, -T:])
-    unturned_BxTxNxH = q_BxTxNxH
+    unturned_BxTxNxH = local.of_queries(q_BxTxNxH, F)
     if rotation is not None:
       q_BxTxNxH = position.rotate(q_BxTxNxH, tuple(part[:, -T:] for part in rotation))
       k_BxSxNxH = position.rotate(k_BxSxNxH, rotation)
-    q_BxTxNxH = q_BxTxNxH[..., : self.context_heads, :]
-    scores_BxNxTxS = self._scores(q_BxTxNxH, k_BxSxNxH, memory, D, S, distance_BxTxS, shared)
+    kept = segment | {'keys': k_BxSxNxH, 'values': v_BxSxNxH}
+    q_BxTxNxH = local.of_queries(q_BxTxNxH[..., : self.context_heads, :], F)
+    k_BxSxNxH, v_BxSxNxH = (local.of_keys(rows, F, T) for rows in (k_BxSxNxH, v_BxSxNxH))
+    scores_BxNxTxS = self._scores(q_BxTxNxH, k_BxSxNxH, memory, D, distance_BxTxS, shared)
     scores_BxNxTxS = jnp.where(visible_BxTxS[:, None], scores_BxNxTxS, MASKED)
     mask_BxNxTxS, mean_span = visible_BxTxS[:, None], None
     if self.span is not None:
-      distance_BxTxS = documents.distances(T, S) if distance_BxTxS is None else distance_BxTxS
+      if distance_BxTxS is None:
+        distance_BxTxS = documents.distances(*visible_BxTxS.shape[1:])
       nearest_BxTxS = distance_BxTxS - (not self.sees_itself)
       look = self.span(heads=self.context_heads, name='span')
-      soft_BxNxTxS, mean_span = look(x_BxPxD[:, -T:], nearest_BxTxS, valid_BxT)
+      valid_BxT = None if valid_BxT is None else local.of_queries(valid_BxT, F)
+      x_BxTxD = local.of_queries(x_BxPxD[:, -T:], F)
+      soft_BxNxTxS, mean_span = look(x_BxTxD, nearest_BxTxS, valid_BxT)
       mask_BxNxTxS = jnp.where(mask_BxNxTxS, soft_BxNxTxS, 0)
     attended = functools.partial(self._attended, v_BxSxNxH, memory, M)
     drop = functools.partial(dropout.drop, rate=self.dropout, key=dropout_key)
     context_BxTxNxH = self._context(unturned_BxTxNxH, scores_BxNxTxS, mask_BxNxTxS, attended, drop)
-    context_BxTxNxH = context_BxTxNxH.astype(self.dtype)
+    context_BxTxNxH = local.joined(context_BxTxNxH.astype(self.dtype), F)
     if mix is not None:
-      context_BxTxNxH, kept = mix(context_BxTxNxH, scores_BxNxTxS)
-      segment = segment | kept
+      context_BxTxNxH, mixed = mix(context_BxTxNxH, scores_BxNxTxS)
+      kept |= mixed
     output = linear.Linear((D,), ('heads', 'kv', 'embed'), 2, self.bias, self.dtype, name='out')
-    kept = segment | {'keys': k_BxSxNxH, 'values': v_BxSxNxH}
     return output(context_BxTxNxH), kept, mean_span
+
+  def of_heads(self, params: Params, heads: tuple[int, ...]) -> Params:
+    """The parameters of some of the heads, as they are for an `Attention` of these alone.
+
+    What those of all heads add to the output is the sum of the parts: the first has its bias.
+    """
+
+    def part(path, leaf):
+      names = [key.key for key in path]
+      if names[0] == 'out':
+        first = 0 in heads or names[1] == 'kernel'
+        return leaf[jnp.asarray(heads)] if names[1] == 'kernel' else leaf * first
+      if names[-1] == 'per_dim_scale':
+        return leaf
+      first_axis = ('content_bias', 'position_bias', 'query_kernel', 'span', 'span_bias', 'bias')
+      axis = 0 if names[-1] in (*first_axis, 'persistent_keys', 'persistent_values') else 1
+      return jnp.take(leaf, jnp.asarray(heads), axis=axis)
+
+    return jax.tree_util.tree_map_with_path(part, params)
 
   @property
   def context_heads(self) -> int:
@@ -201,10 +232,10 @@ class Attention(nn.Module):
     wide = jnp.promote_types(self.dtype, jnp.float32)
     return jnp.einsum(indices, a, b, preferred_element_type=wide)
 
-  def _scores(self, q_BxTxNxH, k_BxSxNxH, memory, D, S, distance_BxTxS, shared):
+  def _scores(self, q_BxTxNxH, k_BxSxNxH, memory, D, distance_BxTxS, shared):
     """How well queries and keys match, and distances where they count; scaled, not masked."""
-    H = D // self.heads
-    scale_H = self._query_scale(H).astype(self.dtype)
+    scale_H = self._query_scale(q_BxTxNxH.shape[-1]).astype(self.dtype)
+    S = k_BxSxNxH.shape[1] + (0 if memory is None else memory['keys'].shape[2])
     q_BxTxNxH, scores_of_distance = self._of_distance(
       q_BxTxNxH, scale_H, D, S, distance_BxTxS, shared
     )
@@ -249,7 +280,10 @@ class Attention(nn.Module):
     rows, convolved = {}, {}
     for name in projections(self.shared_query_key):
       count = T if name == 'query' else keys
-      shape = self.heads if name == 'query' else self.context_heads, D // self.heads
+      shape = (
+        self.heads if name == 'query' else self.context_heads,
+        self.head_width or D // self.heads,
+      )
       project = linear.Linear(shape, ('embed', 'heads', 'kv'), 1, self.bias, self.dtype, name=name)
       rows[name] = project(x_BxPxD[:, -(before + count) :])
       if self.taps is not None:

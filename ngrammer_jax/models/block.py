@@ -4,7 +4,7 @@ B batch, T segment length, S keys, D model width, N heads, H head width.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 from flax import linen as nn
 import jax
@@ -20,43 +20,42 @@ from ngrammer_jax.layers import (
   span,
 )
 from ngrammer_jax.models import config as model_config
+from ngrammer_jax.models import view
 
 Memory = dict[str, Any]
 
 
-class View(NamedTuple):
-  """What all layers share about a segment: who sees whom, and where tokens stand.
-
-  visible_BxTxS, rotation, position_BxP, distance_BxTxS and shared are those of
-  `layers.Attention`; documents_BxT are the numbers of the documents; slots_BxT is where the keys
-  and values of the valid tokens are kept (see `layers.cache`), None where they are not.
-  """
-
-  visible_BxTxS: jax.Array
-  rotation: tuple[jax.Array, jax.Array] | None
-  position_BxP: jax.Array
-  documents_BxT: jax.Array
-  slots_BxT: jax.Array | None = None
-  valid_BxT: jax.Array | None = None
-  distance_BxTxS: jax.Array | None = None
-  shared: attention.Shared | None = None
-
-
 def empty_memory(
-  config: model_config.ModelConfig, number: int, batch: int, cache_slots: int
+  config: model_config.ModelConfig,
+  number: int,
+  batch: int,
+  cache_slots: int,
+  windows: tuple[int, ...] | None = None,
 ) -> Memory:
-  """What a block keeps: keys and values, or its inputs; the seam of its n-grams, or their ids."""
+  """What a block keeps: keys and values, or its inputs; the seam of its n-grams, or their ids.
+
+  Inputs are kept as far back as the longest window of its heads; keys and values, by window, as
+  far as that of theirs.
+  """
   c, kept = config, {}
   looks_back = (c.convolution or 1) - 1
   if c.memory is not None and not cache_slots:
-    kept['hidden'] = jnp.zeros((batch, c.memory.length + looks_back, c.width), c.compute_dtype())
+    length = min(max(windows or (c.memory.length,)), c.memory.length)
+    kept['hidden'] = jnp.zeros((batch, length + looks_back, c.width), c.compute_dtype())
   if cache_slots:
     convolved = attention.projections(c.shared_query_key) if c.convolution is not None else ()
-    heads = lambda name: c.heads if name == 'query' else c.context_heads
-    rows = {name: (looks_back, heads(name)) for name in convolved}
-    kept = cache.empty_layer(
-      batch, cache_slots, c.context_heads, c.width // c.heads, c.compute_dtype(), rows
-    )
+
+    def of_heads(slots, heads, queries):
+      rows = {name: (looks_back, queries if name == 'query' else heads) for name in convolved}
+      H, dtype = c.width // c.heads, c.compute_dtype()
+      return cache.empty_layer(batch, slots, heads, H, dtype, rows)
+
+    if windows is not None:
+      return {
+        str(size): of_heads(min(size, cache_slots), len(heads), len(heads))
+        for size, heads in groups(windows).items()
+      }
+    kept = of_heads(cache_slots, c.context_heads, c.heads)
   pairing = 'none' if c.ngram is None else c.ngram.pairing_of(number)
   if pairing == 'previous':
     kept['ngram'] = ngrammer.empty_memory(batch, c.heads, c.ngram.orders)
@@ -66,62 +65,89 @@ def empty_memory(
   return kept
 
 
+def groups(windows: tuple[int, ...] | None) -> dict[int, tuple[int, ...]]:
+  """The heads of each window, the shortest first; none are told apart without windows."""
+  if windows is None:
+    return {view.WHOLE: ()}
+  return {
+    size: tuple(head for head, other in enumerate(windows) if other == size)
+    for size in sorted(set(windows))
+  }
+
+
 class Block(nn.Module):
   """Attention and feed-forward, each with a residual and norms where the config says.
 
-  `pairing` is that of the n-gram layer after its attention (see `NGramConfig.pairing`).
+  `pairing` is that of the n-gram layer after its attention (see `NGramConfig.pairing`);
+  `windows`, of each head, is how far it looks at most. None: as far as the memory.
   """
 
   config: model_config.ModelConfig
   dtype: jnp.dtype
   pairing: str = 'none'
+  windows: tuple[int, ...] | None = None
 
   @nn.compact
   def __call__(
-    self, x_BxTxD: jax.Array, view: View, memory: Memory, dropout_key: jax.Array | None = None
+    self,
+    x_BxTxD: jax.Array,
+    views: dict[int, view.View],
+    memory: Memory,
+    dropout_key: jax.Array | None = None,
   ) -> tuple[jax.Array, Memory, jax.Array]:
     """Returns [B, T, D], the memory of this layer for the next segment, and its mean span.
 
-    The span, in tokens, is 0 where none is learned.
+    The views are by window. The span, in tokens, is 0 where none is learned.
     """
     c = self.config
-    cached = memory if 'keys' in memory else None
-    mix = None
-    if self.pairing != 'none':
-      grams = ngram_layer(c, self.dtype, name='ngrammer')
-      mix = functools.partial(_paired, grams, self.pairing, view, memory)
-    attend = _attention(c, self.dtype)
-    feed_bias = c.bias if c.feed_forward_bias is None else c.feed_forward_bias
     feed = feed_forward.FeedForward(
       c.feed_forward_width,
       c.activation,
       c.gated,
-      feed_bias,
+      c.bias if c.feed_forward_bias is None else c.feed_forward_bias,
       c.inner_dropout,
       self.dtype,
       name='feed_forward',
     )
     x_BxTxD = self._positioned(x_BxTxD)
     keys = (None,) * 4 if dropout_key is None else jax.random.split(dropout_key, 4)
-    look = functools.partial(
-      attend,
-      visible_BxTxS=view.visible_BxTxS,
-      rotation=view.rotation,
-      memory=cached,
-      position_BxP=view.position_BxP,
-      mix=mix,
-      distance_BxTxS=view.distance_BxTxS,
-      shared=view.shared,
-      valid_BxT=view.valid_BxT,
-      dropout_key=keys[2],
-    )
     hidden_BxTxD, earlier = x_BxTxD, memory.get('hidden')
+    look = functools.partial(self._look, views, memory, keys[2])
     x_BxTxD, segment, mean_span = self._add('attention', look, x_BxTxD, keys[0], earlier)
     segment['hidden'] = jax.lax.stop_gradient(hidden_BxTxD)
-    memory = _remember(memory, segment, view, after_BxTxD=x_BxTxD)
+    memory = _remember(memory, segment, views, after_BxTxD=x_BxTxD)
     if c.feed_forward_width:
       (x_BxTxD,) = self._add('feed_forward', lambda x: (feed(x, keys[3]),), x_BxTxD, keys[1])
-    return x_BxTxD, memory, jnp.zeros(()) if mean_span is None else mean_span
+    return x_BxTxD, memory, mean_span
+
+  def _look(self, views, memory, dropout_key, x_BxPxD):
+    """What attention adds, what is kept of it (by window where there are), and the mean span."""
+    c, mix = self.config, None
+    attend = _attention(c, self.dtype)
+    if self.windows is None:
+      seen = views[view.WHOLE]
+      if self.pairing != 'none':
+        grams = ngram_layer(c, self.dtype, name='ngrammer')
+        mix = functools.partial(_paired, grams, self.pairing, seen, memory)
+      cached = memory if 'keys' in memory else None
+      y_BxTxD, kept, mean_span = attend(
+        x_BxPxD, mix=mix, memory=cached, dropout_key=dropout_key, **_seen(seen)
+      )
+      return y_BxTxD, kept, jnp.zeros(()) if mean_span is None else mean_span
+    params, outputs, kept, spans = self.variables['params']['attention'], [], {}, []
+    for size, heads in groups(self.windows).items():
+      part = attend.clone(parent=None, heads=len(heads), head_width=c.width // c.heads, name=None)
+      before = x_BxPxD.shape[1] - views[size].position_BxP.shape[1] - (c.convolution or 1) + 1
+      rows_BxPxD = x_BxPxD if str(size) in memory else x_BxPxD[:, max(before, 0) :]
+      given = {'params': attend.of_heads(params, heads)}
+      key = None if dropout_key is None else jax.random.fold_in(dropout_key, size)
+      seen = _seen(views[size], None if c.position == 'table' else heads)
+      y_BxTxD, kept[str(size)], mean_span = part.apply(
+        given, rows_BxPxD, memory=memory.get(str(size)), dropout_key=key, **seen
+      )
+      outputs.append(y_BxTxD)
+      spans.append(mean_span * len(heads))
+    return sum(outputs), kept, sum(spans) / len(self.windows)
 
   def _positioned(self, x_BxTxD):
     """The input and, where every layer adds one of its own, the embedding of its position."""
@@ -158,6 +184,21 @@ class Block(nn.Module):
     if policy == 'post_skip':
       x_BxTxD = norm('post_norm')(x_BxTxD)
     return x_BxTxD, *rest
+
+
+def _seen(seen, heads=None):
+  """What attention is told of a view, with what some of the heads have of what is shared."""
+  shared = seen.shared
+  if shared is not None and heads is not None:
+    shared = tuple(part[jnp.asarray(heads)] for part in shared)
+  return {
+    'visible_BxTxS': seen.visible_BxTxS,
+    'rotation': seen.rotation,
+    'position_BxP': seen.position_BxP,
+    'distance_BxTxS': seen.distance_BxTxS,
+    'shared': shared,
+    'valid_BxT': seen.valid_BxT,
+  }
 
 
 def _attention(config, dtype):
@@ -221,19 +262,19 @@ def ngram_layer(
   )
 
 
-def _paired(grams, pairing, view, memory, context_BxTxNxH, scores_BxNxTxS):
+def _paired(grams, pairing, seen, memory, context_BxTxNxH, scores_BxNxTxS):
   """What attention found, joined with its n-grams; and their ids or seam, to be kept."""
   B, T, N, H = context_BxTxNxH.shape
   join = functools.partial(
     grams,
     context_BxTxNxH.reshape(B, T, N * H),
-    documents_BxT=view.documents_BxT,
-    valid_BxT=view.valid_BxT,
+    documents_BxT=seen.documents_BxT,
+    valid_BxT=seen.valid_BxT,
   )
   if pairing == 'attended':
     S = scores_BxNxTxS.shape[-1]
     earlier_TxS = jnp.arange(S) < S - T + jnp.arange(T)[:, None]
-    pair_ids = ngrammer.most_attended(scores_BxNxTxS, view.visible_BxTxS & earlier_TxS)
+    pair_ids = ngrammer.most_attended(scores_BxNxTxS, seen.visible_BxTxS & earlier_TxS)
     earlier = None if 'ids' not in memory else memory['ids'].swapaxes(1, 2)
     y_BxTxD, kept = join(pair_ids=pair_ids, earlier_ids=earlier)
   else:
@@ -242,17 +283,23 @@ def _paired(grams, pairing, view, memory, context_BxTxNxH, scores_BxNxTxS):
   return y_BxTxD.reshape(B, T, N, H), kept
 
 
-def _remember(memory, segment, view, after_BxTxD):
+def _remember(memory, segment, views, after_BxTxD):
   """The memory of a layer after a segment."""
+  if view.WHOLE not in views and 'hidden' not in memory:  # keys and values, by window
+    by_size = {size: {view.WHOLE: views[int(size)]} for size in memory}
+    return {
+      size: _remember(memory[size], segment[size], by_size[size], after_BxTxD) for size in memory
+    }
+  seen = next(iter(views.values()))
 
   def keep(name):
     if name == 'ngram':
       return segment[name]
-    if name == 'ids' and view.slots_BxT is None:
-      return cache.last(memory[name].swapaxes(1, 2), segment[name], view.valid_BxT).swapaxes(1, 2)
+    if name == 'ids' and seen.slots_BxT is None:
+      return cache.last(memory[name].swapaxes(1, 2), segment[name], seen.valid_BxT).swapaxes(1, 2)
     if name in ('keys', 'values', 'ids'):
-      return cache.write(memory[name], view.slots_BxT, segment[name], after_BxTxD)
-    return cache.last(memory[name], segment[name], view.valid_BxT)
+      return cache.write(memory[name], seen.slots_BxT, segment[name], after_BxTxD)
+    return cache.last(memory[name], segment[name], seen.valid_BxT)
 
   return {name: keep(name) for name in memory}
 

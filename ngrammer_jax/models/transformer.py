@@ -24,7 +24,7 @@ from ngrammer_jax.layers import (
   quantizer,
   softmax,
 )
-from ngrammer_jax.models import block
+from ngrammer_jax.models import block, view
 from ngrammer_jax.models import config as model_config
 
 Memory = block.Memory
@@ -35,7 +35,12 @@ REMAT_POLICIES = {
 }
 
 
-def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int = 0) -> Memory:
+def empty_memory(
+  config: model_config.ModelConfig,
+  batch: int,
+  cache_slots: int = 0,
+  windows: view.Windows | None = None,
+) -> Memory:
   """The memory before the first segment of `batch` streams.
 
   Args:
@@ -44,10 +49,11 @@ def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int 
     cache_slots: tokens whose keys and values are kept, for evaluation and decoding. 0: none
       are; then a model with a segment memory keeps the inputs of its layers, which it is trained
       with, and in others nothing but the n-gram layer looks across the seam of two segments.
+    windows: of the model; each layer, each head keeps what it can see.
 
   Keys: `document` int32 [B], number of the document that the last segment ended in;
   `ngram`, the seam of the n-gram layer (see `layers.ngrammer.empty_memory`); `cache`, what
-  all layers know of their slots (see `layers.cache.empty`), or `recent`, of the tokens in the
+  all layers know of their slots (by window, see `layers.cache.empty`), or `recent`, of those in the
   segment memory, `documents` and `positions` [B, M] and the `position` [B] of the next token;
   `layers`, what each one keeps.
   """
@@ -56,20 +62,27 @@ def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int 
   if n is not None and n.layer != 'attention':
     memory['ngram'] = ngrammer.empty_memory(batch, n.heads or c.heads, n.orders)
   if cache_slots:
-    memory['cache'] = cache.empty(batch, cache_slots)
+    of_sizes = {size: min(size or cache_slots, cache_slots) for size in view.sizes(windows)}
+    known = {str(size): cache.empty(batch, slots) for size, slots in of_sizes.items()}
+    memory['cache'] = known if windows is not None else known[str(view.WHOLE)]
   elif c.memory is not None:
-    none = lambda: jnp.full((batch, c.memory.length), documents.NONE, jnp.int32)
+    length = min(max(view.sizes(windows)) or c.memory.length, c.memory.length)
+    none = lambda: jnp.full((batch, length), documents.NONE, jnp.int32)
     memory['recent'] = {
       'documents': none(),
       'positions': none(),
       'position': jnp.zeros((batch,), jnp.int32),
     }
   if c.memory is not None and c.memory.first == 'zeros':
-    known = memory['cache' if cache_slots else 'recent']
-    known['documents'] = jnp.zeros_like(known['documents'])
-    if cache_slots:
-      known['index'] += jnp.arange(-cache_slots, 0)
-  layers = tuple(block.empty_memory(c, number, batch, cache_slots) for number in range(c.layers))
+    by_size = known.values() if cache_slots else [memory['recent']]
+    for part in by_size:
+      part['documents'] = jnp.zeros_like(part['documents'])
+      if cache_slots:
+        part['index'] += jnp.arange(-part['index'].shape[1], 0)
+  layers = tuple(
+    block.empty_memory(c, number, batch, cache_slots, windows and windows[number])
+    for number in range(c.layers)
+  )
   return memory | ({'layers': layers} if any(layers) else {})
 
 
@@ -84,11 +97,14 @@ class TransformerLM(nn.Module):
   """A decoder-only language model under the model contract.
 
   Parameters stand in one subtree per layer, `layer_0`, `layer_1`, ..., also when the
-  layers are scanned: scanned and unrolled runs share checkpoints.
+  layers are scanned: scanned and unrolled runs share checkpoints. Where spans are learned,
+  `windows` says how far the heads of each layer look at most, and bounds what that costs; their
+  spans have to fit in.
   """
 
   config: model_config.ModelConfig
   vocabulary_size: int
+  windows: view.Windows | None = None
 
   def setup(self):
     c, V = self.config, self.vocabulary_size
@@ -99,7 +115,10 @@ class TransformerLM(nn.Module):
     if n is not None and n.layer != 'attention':
       self.ngrammer = block.ngram_layer(c, dtype, V)
     pairing = ['none' if n is None else n.pairing_of(number) for number in range(c.layers)]
-    self.layer = [self._block(scanned=False)(c, dtype, each) for each in pairing]
+    windows = self.windows or (None,) * c.layers
+    self.layer = [
+      self._block(scanned=False)(c, dtype, *each) for each in zip(pairing, windows, strict=True)
+    ]
     if c.final_norm:
       self.final_norm = normalization.LayerNorm(epsilon=c.norm_epsilon, dtype=dtype)
     self.shared = self._shared(param_dtype)
@@ -171,7 +190,8 @@ class TransformerLM(nn.Module):
       starts_BxT = jnp.zeros(tokens_BxT.shape, bool)
     documents_BxT = documents.numbers(starts_BxT, memory['document'])
     next_memory = {'document': documents_BxT[:, -1]}
-    view, known = self._view(documents_BxT, starts_BxT, valid_BxT, prefix_BxT, memory)
+    segment = view.Segment(documents_BxT, starts_BxT, valid_BxT, prefix_BxT)
+    views, known = view.views(c, segment, memory, self.shared, self.windows)
     next_memory |= known
     x_BxTxD, vocabulary = self._embed(tokens_BxT)
 
@@ -189,7 +209,7 @@ class TransformerLM(nn.Module):
     place = None if c.ngram is None else c.ngram.after_block(c.layers)
     if place == 0:
       x_BxTxD = join(x_BxTxD, vocabulary)
-    x_BxTxD = self._positioned(x_BxTxD, view)
+    x_BxTxD = self._positioned(x_BxTxD, next(iter(views.values())))
     drop = train and max(c.dropout, c.attention_dropout, c.inner_dropout) > 0
     keys = jax.random.split(self.make_rng('dropout'), c.layers + 1) if drop else None
     x_BxTxD = dropout.drop(x_BxTxD, c.dropout, None if keys is None else keys[0])
@@ -198,7 +218,7 @@ class TransformerLM(nn.Module):
     for first, last in itertools.pairwise(self._borders(place)):
       run = slice(first, last)
       run_keys = keys[1:][run] if drop else None
-      x_BxTxD, part, run_spans = self._run(run, x_BxTxD, view, kept[run], run_keys)
+      x_BxTxD, part, run_spans = self._run(run, x_BxTxD, views, kept[run], run_keys)
       layers, spans = layers + part, spans + run_spans
       if last == place:
         x_BxTxD = join(x_BxTxD)
@@ -220,7 +240,7 @@ class TransformerLM(nn.Module):
     x_BxTxD = block.whole_width(table_VxD[tokens_BxT])
     return x_BxTxD, quantizer.Vocabulary(table_VxD, tokens_BxT)
 
-  def _positioned(self, x_BxTxD, view):
+  def _positioned(self, x_BxTxD, seen):
     """The inputs with what tells positions apart, where that is added to them."""
     wide, T = jnp.promote_types(self.dtype, jnp.float32), x_BxTxD.shape[1]
     if self.config.position == 'segment_sinusoid':
@@ -228,56 +248,14 @@ class TransformerLM(nn.Module):
       return x_BxTxD + counted_TxD.astype(self.dtype)
     if self.config.position != 'sinusoid':
       return x_BxTxD
-    position_BxT = view.position_BxP[:, -T:]
+    position_BxT = seen.position_BxP[:, -T:]
     return x_BxTxD + position.sinusoid(position_BxT, self.config.width, wide).astype(self.dtype)
 
   def _borders(self, place):
-    """Where runs of equal blocks begin and end: at an n-gram layer, or at blocks that have one."""
-    pairings = [layer.pairing for layer in self.layer]
-    changes = {i for i in range(1, len(pairings)) if pairings[i] != pairings[i - 1]}
-    return sorted({0, place or 0, len(pairings)} | changes)
-
-  def _view(self, documents_BxT, starts_BxT, valid_BxT, prefix_BxT, memory):
-    """The view of the segment, and what the next one will know of the tokens kept."""
-    c, kept, recent = self.config, memory.get('cache'), memory.get('recent')
-    counted_BxT = jnp.ones(documents_BxT.shape, bool) if valid_BxT is None else valid_BxT
-    attended_BxT = documents_BxT
-    if c.memory is not None and c.memory.across_documents:
-      attended_BxT = jnp.zeros_like(documents_BxT)
-      starts_BxT = jnp.zeros_like(starts_BxT)  # positions run on too
-    before = next((known for known in (kept, recent) if known is not None), None)
-    carried = 0 if before is None else before['position']
-    position_BxT = position_BxP = documents.positions(starts_BxT, carried)
-    slots_BxT, distance_BxTxS, known = None, None, {}
-    if kept is not None:
-      slots_BxT = cache.slots(kept, counted_BxT)
-      index_BxT = cache.indices(kept, counted_BxT)
-      index_BxS = jnp.concatenate([kept['index'], index_BxT], axis=1)
-      distance_BxTxS = index_BxT[:, :, None] - index_BxS[:, None, :]
-      known['cache'] = cache.advance(kept, slots_BxT, attended_BxT, position_BxT, counted_BxT)
-    elif recent is not None:
-      position_BxP = jnp.concatenate([recent['positions'], position_BxT], axis=1)
-      last = lambda before, new: cache.last(before, new, valid_BxT)
-      known['recent'] = {
-        'documents': last(recent['documents'], attended_BxT),
-        'positions': last(recent['positions'], position_BxT),
-        'position': last(recent['position'][:, None], position_BxT + 1)[:, 0],
-      }
-    attended_BxT = key_documents_BxS = documents.with_padding(attended_BxT, valid_BxT)
-    if before is not None:
-      key_documents_BxS = jnp.concatenate([before['documents'], attended_BxT], axis=1)
-    window = None if c.memory is None else c.memory.window()
-    itself = c.memory is None or c.memory.sees_itself()
-    visible_BxTxS = documents.visible(
-      attended_BxT, key_documents_BxS, prefix_BxT, window, distance_BxTxS, itself
-    )
-    rotation = None
-    if c.position == 'rope':
-      wide = jnp.promote_types(self.dtype, jnp.float32)
-      timescales = c.positions().min_timescale, c.positions().max_timescale
-      rotation = position.rotation(position_BxP, c.width // c.heads, *timescales, wide)
-    shared = (visible_BxTxS, rotation, position_BxP, documents_BxT, slots_BxT, valid_BxT)
-    return block.View(*shared, distance_BxTxS, self.shared), known
+    """Where runs of equal blocks begin and end: at an n-gram layer, or where they differ."""
+    kinds = [(layer.pairing, layer.windows) for layer in self.layer]
+    changes = {i for i in range(1, len(kinds)) if kinds[i] != kinds[i - 1]}
+    return sorted({0, place or 0, len(kinds)} | changes)
 
   def scores(self, hidden_BxTxD: jax.Array, targets_BxT: jax.Array) -> softmax.TokenScores:
     """Negative log-likelihood in nats of every target, and whether it was the best guess."""
@@ -308,7 +286,7 @@ class TransformerLM(nn.Module):
     policy = REMAT_POLICIES[self.config.remat]
     return nn.remat(block.Block, policy=policy, prevent_cse=not scanned)
 
-  def _run(self, run, x_BxTxD, view, memory, dropout_keys):
+  def _run(self, run, x_BxTxD, views, memory, dropout_keys):
     """A run of layers, in one scan over their stacked parameters or one after the other.
 
     Returns [B, T, D], their memories, and the sum of their spans.
@@ -320,16 +298,17 @@ class TransformerLM(nn.Module):
       next_memory, spans = [], jnp.zeros(())
       for i, (number, part) in enumerate(zip(blocks, memory, strict=True)):
         key = None if dropout_keys is None else dropout_keys[i]
-        x_BxTxD, part, span = self.layer[number](x_BxTxD, view, part, key)
+        x_BxTxD, part, span = self.layer[number](x_BxTxD, views, part, key)
         next_memory.append(part)
         spans += span
       return x_BxTxD, next_memory, spans
 
-    body = self._block(scanned=True)(c, self.dtype, parent=None)
+    windows = self.layer[blocks[0]].windows
+    body = self._block(scanned=True)(c, self.dtype, windows=windows, parent=None)
 
     def one_layer(x_BxTxD, layer):
       params, memory, key = layer
-      x_BxTxD, memory, span = body.apply({'params': params}, x_BxTxD, view, memory, key)
+      x_BxTxD, memory, span = body.apply({'params': params}, x_BxTxD, views, memory, key)
       return x_BxTxD, (memory, span)
 
     stack = lambda trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)

@@ -1,0 +1,136 @@
+"""Attention that computes no more than the spans need gives what all of it gives."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ngrammer_jax.layers import local
+from ngrammer_jax.models import config as model_config
+from ngrammer_jax.models import transformer
+from tests.conftest import assert_close, random_variables
+
+T, S, V = 8, 8, 13
+NGRAM = model_config.NGramConfig(clusters=4, vocabulary_size=32, dim=2)
+PLAIN = model_config.ModelConfig(
+  layers=3,
+  width=16,
+  heads=4,
+  feed_forward_width=24,
+  scan_layers=False,
+  dtype='float64',
+  position='table',
+  positional=model_config.PositionalConfig(max_length=S),
+  memory=model_config.MemoryConfig(S, same_length='memory_alone'),
+  span=model_config.SpanConfig(limit=S, ramp=2),
+)
+CHANGES = {
+  'official': {'norm': 'post_skip'},
+  'relative, all-attention': {
+    'position': 'relative',
+    'positional': None,
+    'persistent': model_config.PersistentConfig(5),
+    'feed_forward_width': 0,
+  },
+  'own biases, learned distances': {
+    'position': 'shaw',
+    'positional': model_config.PositionalConfig(max_length=5),
+    'bias': True,
+  },
+  'primer with n-grams': {
+    'position': 'rope',
+    'positional': None,
+    'convolution': 3,
+    'shared_query_key': True,
+    'per_dim_scale': True,
+    'ngram': NGRAM,
+    'memory': model_config.MemoryConfig(S, same_length='memory_and_self'),
+  },
+  'scanned, zeros first': {
+    'scan_layers': True,
+    'norm': 'post_skip',
+    'remat': 'full',
+    'memory': model_config.MemoryConfig(S, 'zeros', 'memory_alone', across_documents=True),
+  },
+}
+# Heads whose span and ramp are below 4 tokens, and others. (A key at the very end of the ramp has no
+# weight, but a slope.)
+WINDOWS = ((4, 8, 4, 4), (4, 4, 4, 4), (8, 8, 8, 6))
+SPANS = np.array([[0.0, 1.0, 0.24, 0.1], [0.0, 0.2, 0.24, 0.0], [0.9, 0.5, 1.0, 0.4]])
+TOKENS = np.random.default_rng(0).integers(0, V, (3, 5 * T))
+STARTS = np.zeros(TOKENS.shape, bool)
+STARTS[1, [5, 19, 20]] = True
+
+
+def with_spans(variables):
+  """And even attention: where next to no mass is under the mask, the 1e-8 would weigh."""
+
+  def even(path, leaf):
+    names = [key.key for key in path]
+    small = ('query', 'key', 'relative', 'distance_embedding', 'content_bias', 'position_bias')
+    return 0.1 * leaf if set(small) & set(names) else leaf
+
+  params = jax.tree_util.tree_map_with_path(even, variables['params'])
+  for number, spans in enumerate(SPANS):
+    params[f'layer_{number}']['attention']['span']['span'] = jnp.asarray(spans)
+  return variables | {'params': params}
+
+
+def hidden_states(config, variables, windows, slots, split=(T,) * 5):
+  model = transformer.TransformerLM(config, V, windows)
+  memory, states, place = transformer.empty_memory(config, 3, slots, windows), [], 0
+  run = jax.jit(lambda x, memory, starts: model.apply(variables, x, memory, starts_BxT=starts)[:2])
+  for length in split:
+    cut = slice(place, place + length)
+    hidden, memory = run(TOKENS[:, cut], memory, STARTS[:, cut])
+    states.append(hidden)
+    place += length
+  return np.concatenate(states, axis=1)
+
+
+@pytest.mark.parametrize('change', CHANGES)
+def test_heads_by_their_windows_and_queries_in_blocks(x64, monkeypatch, change):
+  config = dataclasses.replace(PLAIN, **CHANGES[change])
+  config.check()
+  model = transformer.TransformerLM(config, V)
+  memory = transformer.empty_memory(config, 3)
+  variables = with_spans(random_variables(model, TOKENS[:, :T], memory, dtype='float64'))
+  whole = hidden_states(config, variables, None, 0)
+  for windows in (None, WINDOWS):
+    for block in (64, 2):
+      monkeypatch.setattr(local, 'BLOCK', block)
+      if block == 2:
+        assert local.blocks(T, S) == 4
+      # What is left out has no weight but in the 1e-8 that the mass under the mask is added to.
+      tolerance = 1e-12 if windows is None else 1e-6
+      assert_close(hidden_states(config, variables, windows, 0), whole, tolerance)
+    for split in ((T,) * 5, (3, 1, 1, 11, 24)):
+      assert_close(hidden_states(config, variables, windows, S, split), whole, tolerance)
+  too_small = ((2,) * 4,) * 3
+  assert np.abs(hidden_states(config, variables, too_small, 0) - whole).max() > 1e-3
+
+
+@pytest.mark.parametrize('change', CHANGES)
+def test_gradients_by_windows(x64, monkeypatch, change):
+  config = dataclasses.replace(PLAIN, **CHANGES[change])
+  monkeypatch.setattr(local, 'BLOCK', 2)
+  model = transformer.TransformerLM(config, V)
+  empty = transformer.empty_memory(config, 3)
+  variables = with_spans(random_variables(model, TOKENS[:, :T], empty, dtype='float64'))
+
+  def gradient(windows):
+    model = transformer.TransformerLM(config, V, windows)
+    memory = transformer.empty_memory(config, 3, windows=windows)
+
+    def loss(params):
+      given, total, kept = variables | {'params': params}, 0.0, memory
+      for place in (0, T):
+        hidden, kept, aux = model.apply(given, TOKENS[:, place : place + T], kept)
+        total += jnp.sin(hidden).sum() + 100 * aux['span']
+      return total
+
+    return jax.jit(jax.grad(loss))(variables['params'])
+
+  jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), gradient(WINDOWS), gradient(None))
