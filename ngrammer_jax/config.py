@@ -65,6 +65,7 @@ class TrainingConfig:
   log_every: int = 10
   evaluate_every: int = 500  # 0: never
   checkpoint_every: int = 500
+  span_check_every: int = 100  # what is computed is fitted to the spans
   keep_checkpoints: int = 3
 
 
@@ -142,6 +143,7 @@ class Config:
     for key in ('steps', 'batch_size', 'segment_length', 'segments_per_call', 'log_every'):
       _at_least('training', key, getattr(t, key), 1)
     _at_least('training', 'checkpoint_every', t.checkpoint_every, 1)
+    _at_least('training', 'span_check_every', t.span_check_every, 1)
     _at_least('training', 'evaluate_every', t.evaluate_every, 0)
     _at_least('training', 'keep_checkpoints', t.keep_checkpoints, 1)
     _at_least('evaluation', 'streams', self.evaluation.streams, 1)
@@ -149,7 +151,8 @@ class Config:
       if getattr(self.evaluation, key) is not None:
         _at_least('evaluation', key, getattr(self.evaluation, key), 1)
     _at_least('optimizer', 'warmup_steps', o.warmup_steps, 0)
-    for key in ('steps', 'log_every', 'evaluate_every', 'checkpoint_every'):
+    every = ('log_every', 'evaluate_every', 'checkpoint_every')
+    for key in ('steps', *every, *(('span_check_every',) if self.model.span else ())):
       value = getattr(t, key)
       if value % t.segments_per_call:
         near = max(1, round(value / t.segments_per_call)) * t.segments_per_call

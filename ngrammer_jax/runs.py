@@ -20,7 +20,7 @@ from ngrammer_jax.decoding import continuation, generation, sampling
 from ngrammer_jax.evaluation import language_modeling, scoring
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
-from ngrammer_jax.training import checkpoints, manifest, optimizers, workdirs
+from ngrammer_jax.training import checkpoints, manifest, programs, windows, workdirs
 from ngrammer_jax.training import state as train_state
 
 ROWS = 8  # texts at a time
@@ -109,22 +109,28 @@ class Run:
 
   @functools.cached_property
   def evaluated(self) -> transformer.TransformerLM:
-    """The model with the memory and the positions of evaluation, which it writes with too."""
-    return transformer.TransformerLM(self.config.evaluation_model(), self.vocabulary.size)
+    """The model with the memory and the positions of evaluation, which it writes with too.
+
+    Where spans are learned, it computes no more than those of the checkpoint need.
+    """
+    m, fitted = self.config.model, None
+    if windows.learned(m):
+      fitted = windows.chosen(m, windows.spans(m, self.state.params), reserve=0)
+    return transformer.TransformerLM(self.config.evaluation_model(), self.vocabulary.size, fitted)
 
   @functools.cached_property
   def state(self) -> train_state.TrainState:
     """The checkpoint. Raises BadInput where there is none."""
-    t = self.config.training
-    optimizer = optimizers.make(self.config.optimizer, t.steps)
-    _, abstract = train_state.initialiser(
-      self.model, optimizer, t.batch_size, self.config.seed, self.mesh
-    )
+    made = programs.Programs(self.config, self.vocabulary.size, self.mesh)
     # The rows of training need not be divisible by the devices of an evaluation.
     whole = lambda leaf: jax.ShapeDtypeStruct(
       leaf.shape, leaf.dtype, sharding=sharding.replicated(self.mesh)
     )
-    abstract = abstract.replace(memory=jax.tree.map(whole, abstract.memory))
+
+    def abstract(known):
+      state = made.abstract(known)
+      return state.replace(memory=jax.tree.map(whole, state.memory))
+
     there = checkpoints.steps(self.workdir)
     if not there:
       raise errors.BadInput(f'--workdir={self.workdir} has no checkpoint yet')

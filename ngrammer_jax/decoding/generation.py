@@ -41,7 +41,7 @@ class Generator:
     self._mesh = mesh
     # A scan would stack the cache of all layers, a copy at every token.
     config = dataclasses.replace(model.config, scan_layers=False)
-    self._model = transformer.TransformerLM(config, model.vocabulary_size)
+    self._model = model.clone(config=config)
     self._by_row = sharding.rows_sharding(mesh)
     self._advance = jax.jit(
       functools.partial(_advance, self._model),
@@ -81,7 +81,8 @@ class Generator:
       seeds_B = by_row(np.resize(np.asarray(seeds, np.uint32), self.rows))
       # One slot less than the context: the token itself takes the last place.
       slots = max(self.context - 1, 1)
-      empty = transformer.empty_memory(self._model.config, self.rows, slots)
+      windows = self._model.windows
+      empty = transformer.empty_memory(self._model.config, self.rows, slots, windows)
       given = params, codebook, seeds_B, limits
       segment = tuple(map(by_row, (tokens_BxT, starts_BxT, valid_BxT)))
       never_Bx1 = by_row(np.zeros((self.rows, 1), bool))

@@ -52,7 +52,8 @@ class Scorer:
     config = self._model.config
     # Keys and values of the memory are kept, and not projected anew for every segment.
     slots = config.memory.length if config.memory is not None else 0
-    empty = transformer.empty_memory(config, self.rows, slots)
+    windows = self._model.windows if slots else None
+    empty = transformer.empty_memory(config, self.rows, slots, windows)
     memory = jax.tree.map(lambda a: jax.device_put(a, place), empty)
     waiting = None
     for index in range(segments):

@@ -35,6 +35,8 @@ def steps(workdir: pathlib.Path) -> list[int]:
 def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
   """The state of a step, on the shardings of the abstract state, every bit of it checked.
 
+  The abstract state may be a function of the manifest.
+
   Raises:
     Damaged: it is not what was written.
     BadInput: it is of another model.
@@ -43,6 +45,7 @@ def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
   known = manifest.verify(folder)
   if known.step != step:
     raise manifest.Damaged(f'{manifest.NAME} is of step {known.step:,}')
+  abstract = abstract(known) if callable(abstract) else abstract
   _check_same_model(folder, known, abstract)
   with ocp.StandardCheckpointer() as checkpointer:
     state = checkpointer.restore(folder.resolve(), abstract)
@@ -57,7 +60,7 @@ def restore_newest(
 
   Args:
     workdir: of the run.
-    abstract: shapes, dtypes and shardings to restore into.
+    abstract: shapes, dtypes and shardings to restore into, or what makes them of the manifest.
     set_aside: rename newer ones that are damaged, to make room for their steps to come again.
 
   Raises:
@@ -130,13 +133,21 @@ class Checkpoints:
     if shutil.disk_usage(self._folder).free < needed:
       raise errors.BadInput(self._full(f'{what} of {needed / 1e6:,.1f} MB'))
 
-  def save(self, step: int, state: Any, validation: float | None = None) -> None:
+  def save(
+    self,
+    step: int,
+    state: Any,
+    validation: float | None = None,
+    windows: Any = None,
+    changes: int = 0,
+  ) -> None:
     """Starts writing a checkpoint and returns; the state may be donated afterwards.
 
     Args:
       step: of the state.
       state: the train state.
       validation: nats per token on the validation split, where it was measured.
+      windows, changes: see `manifest.Manifest`.
 
     Raises:
       BadInput: the disk is full, now or when the checkpoint before was written.
@@ -155,7 +166,8 @@ class Checkpoints:
     with files.full_disk(lambda: self._full(f'step {step}')):
       self._orbax.save(scratch.resolve(), state)
     types = {name: (str(x.dtype), list(x.shape)) for name, x in checksums.leaves(state).items()}
-    self._commit = self._thread.submit(self._finish, step, scratch, types, sums, validation)
+    rest = {'validation': validation, 'windows': windows, 'changes': changes}
+    self._commit = self._thread.submit(self._finish, step, scratch, types, sums, rest)
     self._saving = step
 
   def validated(self, step: int, validation: float) -> None:
@@ -166,16 +178,16 @@ class Checkpoints:
       with files.full_disk(lambda: self._full(f'the manifest of step {step}')):
         manifest.write(folder, dataclasses.replace(known, validation=validation))
 
-  def _finish(self, step, scratch, types, sums, validation) -> None:
+  def _finish(self, step, scratch, types, sums, rest) -> None:
     """Once Orbax is through: adds the manifest, gives the folder its name, drops old ones."""
     sums = sums()
     self._orbax.wait_until_finished()
     proof = manifest.Manifest(
       step=step,
       saved_at=datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
-      validation=validation,
       files=manifest.describe(scratch),
       leaves={name: (*types[name], sums[name]) for name in types},
+      **rest,
     )
     manifest.write(scratch, proof)
     scratch.rename(self._folder / str(step))

@@ -3,20 +3,16 @@
 from collections.abc import Iterator
 import logging
 import pathlib
-import time
 
 import jax
 import numpy as np
 
 import ngrammer_jax
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, progress, sharding
+from ngrammer_jax import errors, sharding
 from ngrammer_jax.data import prefetch, streams, token_cache
-from ngrammer_jax.evaluation import language_modeling
-from ngrammer_jax.models import transformer
-from ngrammer_jax.training import checkpoints, interruption, optimizers, record, workdirs
+from ngrammer_jax.training import checkpoints, interruption, optimizers, programs, record, workdirs
 from ngrammer_jax.training import state as train_state
-from ngrammer_jax.training import step as train_step
 
 
 def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
@@ -58,16 +54,14 @@ def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
   # Model and state.
   if config.model.adaptive_softmax is not None:
     config.model.adaptive_softmax.check_vocabulary(V)
-  model = transformer.TransformerLM(config.model, V)
-  optimizer = optimizers.make(config.optimizer, t.steps)
-  create, abstract = train_state.initialiser(model, optimizer, t.batch_size, config.seed, mesh)
+  run = programs.Programs(config, V, mesh)
   with (
     interruption.Interruption() as stop,
     workdirs.occupy(workdir, config, corpus),
     checkpoints.Checkpoints(workdir, t.keep_checkpoints) as saved,
   ):
-    found = checkpoints.restore_newest(workdir, abstract, set_aside=True)
-    first_step, state = found or (0, create())
+    found = checkpoints.restore_newest(workdir, run.abstract, set_aside=True)
+    first_step, state = found or (0, run.create())
     if found is None and (workdir / 'metrics.jsonl').exists():
       logging.info('%s has no checkpoint: starting again from the first step', workdir)
     _describe(config, corpus, state)
@@ -76,20 +70,9 @@ def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
       saved.validated(first_step, validation)
     if first_step >= t.steps and validation is not None:
       return False
-    saved.check_space(abstract)
+    saved.check_space(state)
 
     # Training.
-    call = train_step.make_call(model, optimizer, config.seed, abstract, t.half_loss)
-    evaluated = transformer.TransformerLM(config.evaluation_model(), V)
-    evaluate = language_modeling.Evaluator(
-      evaluated,
-      mesh,
-      config.evaluation.streams,
-      config.evaluation_length(),
-      t.batch_size,
-      config.evaluation.protocol,
-    )
-    compiled = None
     starts = range(first_step, t.steps, t.segments_per_call)
     with (
       record.Record(config, V, workdir, first_step) as tell,
@@ -101,19 +84,23 @@ def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
         with tell.paused():
           limit = config.evaluation.max_tokens
           validation = corpus.splits['validation']
-          result = evaluate(state.params, state.codebook, validation, limit, stop.check)
+          result = run.evaluate(state.params, state.codebook, validation, limit, stop.check)
           tell.validation(step, result)
         return result['nll_nats_per_token']
 
       if _due(first_step, t.evaluate_every, t.steps) and validation is None:
         saved.validated(first_step, validate(first_step))  # the run was stopped before that
       for start, segments in zip(starts, batches, strict=True):
-        if compiled is None:
-          stop.check()
+        if start % t.span_check_every == 0:
+          state = run.fitted(state)
+        if not run.ready:
+          check = stop.check if start == first_step else lambda: None  # later the state is saved
+          check()
           with tell.paused():
-            compiled = _compile(call, state, segments)
-          stop.check()  # later ones only where the state is saved
-        state, metrics = compiled(state, segments)
+            run.compile(state, segments)
+          check()
+        tell.computes(run.windows)
+        state, metrics = run.call(state, segments)
         done = start + t.segments_per_call
         tell.add(done, metrics)
         # A checkpoint is the last of what happens at a step: whoever resumes there finds the
@@ -127,7 +114,7 @@ def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
           interrupted = signal
         if interrupted or _due(done, t.checkpoint_every, t.steps):
           with tell.paused():
-            saved.save(done, state, validation)
+            saved.save(done, state, validation, run.windows, run.changes)
             tell.saved(done)
         if interrupted:
           raise interrupted
@@ -137,14 +124,6 @@ def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
 def _due(step: int, every: int, steps: int) -> bool:
   """Whether it is time for what happens every so many steps (0: never) and after the last."""
   return step == steps or bool(step and every and step % every == 0)
-
-
-def _compile(call, state, segments):
-  """The call as an executable, so that compilation is timed apart from training."""
-  began = time.monotonic()
-  compiled = call.lower(state, segments).compile()
-  logging.info('compiled in %s', progress.duration(time.monotonic() - began))
-  return compiled
 
 
 def _describe(config, corpus, state) -> None:

@@ -31,6 +31,8 @@ class Manifest:
     validation: nats per token on the validation split at this step, where it was measured.
     files: size in bytes and SHA-256 by path.
     leaves: dtype, shape and checksum by name of the array.
+    windows: that the memory was made for, of each layer and head; None where there are none.
+    changes: of the windows so far.
   """
 
   step: int
@@ -38,6 +40,8 @@ class Manifest:
   validation: float | None
   files: dict[str, tuple[int, str]]
   leaves: dict[str, tuple[str, list[int], str]]
+  windows: list[list[int]] | None = None
+  changes: int = 0
 
   @property
   def size(self) -> int:

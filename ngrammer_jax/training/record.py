@@ -11,6 +11,7 @@ import jax
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, progress
+from ngrammer_jax.models import view
 from ngrammer_jax.training import optimizers, throughput, writers
 from ngrammer_jax.training import step as train_step
 
@@ -30,9 +31,8 @@ class Record:
     self._fraction = optimizers.schedule(config.optimizer, t.steps)
     self._tokens = t.batch_size * t.segment_length
     self._writer = writers.Writer(workdir, first_step)
-    self._meter = throughput.Meter(
-      throughput.train_flops(config.model, vocabulary_size, t.segment_length)
-    )
+    self._model, self._vocabulary_size = config.model, vocabulary_size
+    self._meter = throughput.Meter()
     self._bar = progress.Progress('training', t.steps, 'steps', done=first_step, lines=False)
     self._waiting: tuple[int, train_step.Metrics] | None = None
     self._measured_step, self._last_good = first_step, first_step
@@ -45,6 +45,12 @@ class Record:
   def __exit__(self, *exception) -> None:
     self._bar.__exit__(*exception)
     self._writer.close()
+
+  def computes(self, windows: view.Windows | None) -> None:
+    """Takes the windows that are in force from now on."""
+    given = self._model, self._vocabulary_size, self._training.segment_length, windows
+    self._meter.flops = throughput.train_flops(*given)
+    self._predicted = throughput.forward_flops(*given)
 
   def add(self, done: int, metrics: train_step.Metrics) -> None:
     """Takes the metrics of the call that ends with step `done`, and tells of the one before."""
@@ -103,6 +109,8 @@ class Record:
       return
     values = {name: float(column.mean()) for name, column in metrics.items()}
     values['learning_rate'] = float(self._optimizer.learning_rate * self._fraction(done - 1))
+    if self._model.span is not None:
+      values['flops_per_token'] = self._predicted  # of a prediction, forward
     values |= self._meter.measure((self._finished(done) - self._measured_step) * self._tokens)
     self._measured_step = self._finished(done)
     self._writer.scalars(done, values)

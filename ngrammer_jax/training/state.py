@@ -47,7 +47,8 @@ def initialiser(
   def boxed():
     tokens = jnp.zeros((batch_size, 1), jnp.int32)
     memory = transformer.empty_memory(model.config, batch_size)
-    variables = model.init(jax.random.key(seed), tokens, memory)
+    variables = model.clone(windows=None).init(jax.random.key(seed), tokens, memory)
+    memory = transformer.empty_memory(model.config, batch_size, windows=model.windows)
     params = variables['params']
     return TrainState(
       step=jnp.zeros((), jnp.int32),

@@ -15,7 +15,7 @@ from ngrammer_jax import sharding
 from ngrammer_jax.data import streams
 from ngrammer_jax.layers import quantizer
 from ngrammer_jax.models import transformer
-from ngrammer_jax.training import optimizers
+from ngrammer_jax.training import optimizers, windows
 from ngrammer_jax.training import state as train_state
 
 Metrics = dict[str, jax.Array]
@@ -59,12 +59,13 @@ def train_step(
   for label, norm in optimizers.norms(gradient).items():
     metrics[f'gradient_norm/{label}'] = norm
   metrics |= codebook_metrics(state.codebook, codebook)
+  params = optax.apply_updates(state.params, updates)
+  if model.windows is not None:
+    params, metrics['span/held'] = windows.held(model.config, params, model.windows)
+  if windows.learned(model.config):
+    metrics |= windows.metrics(model.config, params)
   state = state.replace(
-    step=state.step + 1,
-    params=optax.apply_updates(state.params, updates),
-    codebook=codebook,
-    opt_state=opt_state,
-    memory=memory,
+    step=state.step + 1, params=params, codebook=codebook, opt_state=opt_state, memory=memory
   )
   return state, metrics
 

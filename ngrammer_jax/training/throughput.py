@@ -7,6 +7,7 @@ import time
 import jax
 
 from ngrammer_jax.models import config as model_config
+from ngrammer_jax.models import view
 
 # Dense bfloat16 FLOP/s of one JAX device, from the vendors' data sheets.
 PEAK = {
@@ -28,34 +29,52 @@ PEAK = {
 }
 
 
-def forward_flops(config: model_config.ModelConfig, vocabulary_size: int, length: int) -> float:
+def forward_flops(
+  config: model_config.ModelConfig,
+  vocabulary_size: int,
+  length: int,
+  windows: view.Windows | None = None,
+) -> float:
   """FLOPs of one token's forward pass.
 
   Matrix products only, a multiply-add as two; a causal query attends to half of the
-  segment on average, and to the memory, whose keys and values are projected with every segment;
-  what is computed again for the backward pass is not counted.
+  segment on average, and to the memory, or to a window; keys and values of the memory are
+  projected with every segment; what is computed again for the backward pass is not counted.
   """
-  D, F = config.width, config.feed_forward_width
+  D, F, N = config.width, config.feed_forward_width, config.heads
   M = 0 if config.memory is None else config.memory.length
-  attention = 4 * D * D + 2 * D * (M + length / 2) + 2 * D * D * M / length
-  if config.position == 'relative':
-    attention += D * (M + length)  # one more score, of all distances
+  fixed = config.memory is not None and config.memory.window() is not None
+  attention = 0.0
+  for sizes in windows or ((M,) * N,) * config.layers:
+    attention += 4 * D * D
+    for size in sizes:
+      keys, share = min(size, M) if fixed else M + length / 2, D / N
+      attention += 2 * share * keys + 2 * D * share * min(size, M) / length
+      if config.position in ('relative', 'shaw', 'table'):  # one more score, of all distances
+        attention += share * (keys if fixed else M + length)
+  if config.persistent is not None:
+    attention += config.layers * 2 * D * config.persistent.vectors
   feed_forward = (3 if config.gated else 2) * D * F
   clusters = (config.ngram.clusters or 0) if config.ngram else 0
   output = D * vocabulary_size
   if config.adaptive_softmax is not None:
     output = config.adaptive_softmax.products(D, vocabulary_size)
-  return 2 * (config.layers * (attention + feed_forward) + output + D * clusters)
+  return 2 * (attention + config.layers * feed_forward + output + D * clusters)
 
 
-def train_flops(config: model_config.ModelConfig, vocabulary_size: int, length: int) -> float:
+def train_flops(
+  config: model_config.ModelConfig,
+  vocabulary_size: int,
+  length: int,
+  windows: view.Windows | None = None,
+) -> float:
   """FLOPs of training on one token: the backward pass costs twice the forward pass.
 
   k-means has no backward pass.
   """
   clusters = (config.ngram.clusters or 0) if config.ngram else 0
   quantiser = 2 * config.width * clusters
-  return 3 * (forward_flops(config, vocabulary_size, length) - quantiser) + quantiser
+  return 3 * (forward_flops(config, vocabulary_size, length, windows) - quantiser) + quantiser
 
 
 def peak_flops(kind: str) -> float | None:
@@ -70,8 +89,8 @@ class Meter:
   Time spent outside of training (evaluation, checkpoints) is left out by `pause`.
   """
 
-  def __init__(self, flops_per_token: float):
-    self._flops = flops_per_token
+  def __init__(self):
+    self.flops = 0.0  # of a token
     peak = peak_flops(jax.devices()[0].device_kind)
     self._peak = peak and peak * jax.device_count()
     self._seconds, self._since = 0.0, time.monotonic()
@@ -95,5 +114,5 @@ class Meter:
     self.rate = tokens / max(seconds, 1e-9)
     rates = {'tokens_per_second': self.rate}
     if self._peak is not None:
-      rates['mfu'] = self.rate * self._flops / self._peak
+      rates['mfu'] = self.rate * self.flops / self._peak
     return rates

@@ -55,8 +55,8 @@ CHANGES = {
     'memory': model_config.MemoryConfig(S, 'zeros', 'memory_alone', across_documents=True),
   },
 }
-# Heads whose span and ramp are below 4 tokens, and others. (A key at the very end of the ramp has no
-# weight, but a slope.)
+# Heads whose span and ramp are below 4 tokens, and others: a key at the very end of the ramp has
+# no weight, but a slope.
 WINDOWS = ((4, 8, 4, 4), (4, 4, 4, 4), (8, 8, 8, 6))
 SPANS = np.array([[0.0, 1.0, 0.24, 0.1], [0.0, 0.2, 0.24, 0.0], [0.9, 0.5, 1.0, 0.4]])
 TOKENS = np.random.default_rng(0).integers(0, V, (3, 5 * T))

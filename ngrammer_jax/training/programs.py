@@ -1,0 +1,119 @@
+"""What a run computes, for the windows in force: the steps of a call, and the evaluation.
+
+Where spans are learned, a program is compiled for windows that hold them, and exchanged when
+they move. Everything else has one program.
+"""
+
+from collections.abc import Callable
+import functools
+import logging
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax import progress, sharding
+from ngrammer_jax.data import streams
+from ngrammer_jax.evaluation import language_modeling
+from ngrammer_jax.models import transformer, view
+from ngrammer_jax.training import manifest, optimizers, windows
+from ngrammer_jax.training import state as train_state
+from ngrammer_jax.training import step as train_step
+
+
+class Programs:
+  """The programs of a run, and which of them is in force.
+
+  Attributes:
+    windows: in force. None: spans are not learned, or cannot be followed.
+    changes: of the windows so far.
+  """
+
+  def __init__(self, config: experiment.Config, vocabulary_size: int, mesh: jax.sharding.Mesh):
+    self._config, self._mesh = config, mesh
+    self._optimizer = optimizers.make(config.optimizer, config.training.steps)
+    self._model = transformer.TransformerLM(config.model, vocabulary_size)
+    self._evaluated = transformer.TransformerLM(config.evaluation_model(), vocabulary_size)
+    self._compiled: dict[view.Windows | None, Callable] = {}
+    self._evaluators: dict[view.Windows | None, language_modeling.Evaluator] = {}
+    self.windows, self.changes = None, 0
+    m = config.model
+    if windows.learned(m):
+      spans_LxN = np.full((m.layers, m.heads), m.span.limit * (m.span.initial or 0.0))
+      self.windows = windows.chosen(m, spans_LxN)
+
+  def create(self) -> train_state.TrainState:
+    """The first state."""
+    return self._initialiser(self.windows)[0]()
+
+  def abstract(self, known: manifest.Manifest | None = None) -> train_state.TrainState:
+    """The state without its arrays, for the windows of a checkpoint, which come into force."""
+    if known is not None and known.windows is not None:
+      self.windows, self.changes = tuple(map(tuple, known.windows)), known.changes
+    return self._initialiser(self.windows)[1]
+
+  def fitted(self, state: train_state.TrainState) -> train_state.TrainState:
+    """The state for windows that hold its spans, which come into force."""
+    m = self._config.model
+    if self.windows is None:
+      return state
+    found = windows.chosen(m, windows.spans(m, state.params), self.windows, self.changes)
+    if found == self.windows:
+      return state
+    self.windows, self.changes = found, self.changes + 1
+    logging.info('step %s  windows: %s', f'{int(state.step):,}', self.described())
+    resize = jax.jit(
+      functools.partial(windows.resized, m, windows=found),
+      out_shardings=sharding.rows_sharding(self._mesh),
+    )
+    with sharding.use(self._mesh):
+      return state.replace(memory=resize(state.memory))
+
+  def described(self) -> str:
+    """The windows of each layer, the heads of each one counted."""
+    of_layer = lambda sizes: ' '.join(f'{sizes.count(size)}x{size}' for size in sorted(set(sizes)))
+    return ', '.join(map(of_layer, self.windows))
+
+  @property
+  def ready(self) -> bool:
+    """Whether the call is compiled."""
+    return self.windows in self._compiled
+
+  def compile(self, state: train_state.TrainState, segments: streams.Segment) -> None:
+    """Compiles the call, apart from training, so that its time is its own."""
+    began = time.monotonic()
+    model = self._model.clone(windows=self.windows)
+    c = self._config
+    call = train_step.make_call(model, self._optimizer, c.seed, state, c.training.half_loss)
+    self._compiled[self.windows] = call.lower(state, segments).compile()
+    number = f' (program {len(self._compiled)})' if len(self._compiled) > 1 else ''
+    logging.info('compiled in %s%s', progress.duration(time.monotonic() - began), number)
+
+  def call(
+    self, state: train_state.TrainState, segments: streams.Segment
+  ) -> tuple[train_state.TrainState, train_step.Metrics]:
+    """The state after the steps of a call, and their metrics."""
+    return self._compiled[self.windows](state, segments)
+
+  @property
+  def evaluate(self) -> language_modeling.Evaluator:
+    """Scores a split."""
+    if self.windows not in self._evaluators:
+      c = self._config
+      self._evaluators[self.windows] = language_modeling.Evaluator(
+        self._evaluated.clone(windows=self.windows),
+        self._mesh,
+        c.evaluation.streams,
+        c.evaluation_length(),
+        c.training.batch_size,
+        c.evaluation.protocol,
+      )
+    return self._evaluators[self.windows]
+
+  def _initialiser(self, of: view.Windows | None) -> tuple[Any, Any]:
+    model, c = self._model.clone(windows=of), self._config
+    return train_state.initialiser(
+      model, self._optimizer, c.training.batch_size, c.seed, self._mesh
+    )
