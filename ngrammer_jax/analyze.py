@@ -3,6 +3,7 @@
 python -m ngrammer_jax.analyze curve --workdir=DIR [--workdir=DIR ...]
 python -m ngrammer_jax.analyze checkpoint --workdir=DIR [--step=STEP]
 python -m ngrammer_jax.analyze clusters --workdir=DIR [--split=SPLIT]
+python -m ngrammer_jax.analyze spans --workdir=DIR [--split=SPLIT]
 """
 
 import argparse
@@ -28,17 +29,18 @@ def main(argv: list[str]) -> int:
   clusters = analyses.add_parser(
     'clusters', help='which tokens share a cluster, which n-grams a row'
   )
-  clusters.add_argument('--workdir', type=pathlib.Path, required=True)
-  clusters.add_argument('--step', default='newest', help='a checkpoint: a step, newest or best')
-  clusters.add_argument(
-    '--split', default='validation', help='of the text whose n-grams are hashed'
-  )
-  for analysis in (curve, clusters):
+  spans = analyses.add_parser('spans', help='how far heads look, and what persistent vectors take')
+  for analysis, what in ((clusters, 'whose n-grams are hashed'), (spans, 'that is looked at')):
+    analysis.add_argument('--workdir', type=pathlib.Path, required=True)
+    analysis.add_argument('--step', default='newest', help='a checkpoint: a step, newest or best')
+    analysis.add_argument('--split', default='validation', help=f'of the text {what}')
+  for analysis in (curve, clusters, spans):
     analysis.add_argument(
       '--figure', type=pathlib.Path, help='a .png or .svg; default: in the first workdir'
     )
   options = parser.parse_args(argv)
-  {'curve': _curve, 'checkpoint': _checkpoint, 'clusters': _clusters}[options.analysis](options)
+  run = {'curve': _curve, 'checkpoint': _checkpoint, 'clusters': _clusters, 'spans': _spans}
+  run[options.analysis](options)
   return 0
 
 
@@ -58,17 +60,31 @@ def _checkpoint(options: argparse.Namespace) -> None:
 
 
 def _clusters(options: argparse.Namespace) -> None:
-  from ngrammer_jax import runs
-  from ngrammer_jax.analysis import clusters, figures
+  from ngrammer_jax.analysis import clusters
 
-  figure = options.figure or options.workdir / 'clusters.png'
+  _of_run(options, clusters, panels=3, width=13)
+
+
+def _spans(options: argparse.Namespace) -> None:
+  from ngrammer_jax.analysis import spans
+
+  _of_run(options, spans, panels=2, width=11)
+
+
+def _of_run(options, analysis, **size) -> None:
+  """Analyses a run: a table on the screen, JSON and a figure in the workdir."""
+  from ngrammer_jax import runs
+  from ngrammer_jax.analysis import figures
+
+  figure = options.figure or options.workdir / f'{options.analysis}.png'
   run = runs.load_run(options.workdir, flags.step(options.step))
-  with figures.saved(figure, panels=3, width=13) as axes:
-    result = clusters.analyse(run, options.split)
-    clusters.draw(result, axes)
-  path = options.workdir / 'clusters.json'
+  run.split(options.split)  # a wrong name is found before anything is loaded
+  with figures.saved(figure, **size) as axes:
+    result = analysis.analyse(run, options.split)
+    analysis.draw(result, axes)
+  path = options.workdir / f'{options.analysis}.json'
   files.write(path, json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + '\n')
-  print(clusters.table(result))
+  print(analysis.table(result))
   print(f'all of it in {path}, figure in {figure}')
 
 

@@ -36,6 +36,14 @@ class TableConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class DropConfig:
+  """The last steps, at a fraction of the rate that the schedule gives them."""
+
+  steps: int = 10_000
+  fraction: float = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
   """Adam for the dense weights, Adagrad for the n-gram tables, one schedule shape."""
 
@@ -51,6 +59,7 @@ class OptimizerConfig:
   weight_decay: float = 0.0
   clip_norm: float | None = 1.0  # of the gradient of the dense weights; adagrad: of each array
   table: TableConfig | None = None  # None: its defaults
+  drop: DropConfig | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,6 +191,10 @@ class Config:
     for key in ('clip_norm', 'weight_decay', 'final_fraction'):
       if getattr(o, key) is not None and not 0 <= getattr(o, key) < math.inf:
         raise errors.BadInput(f'optimizer.{key}={getattr(o, key)} must be at least 0')
+    if o.drop is not None:
+      _at_least('optimizer.drop', 'steps', o.drop.steps, 0)
+      if not 0 <= o.drop.fraction < math.inf:
+        raise errors.BadInput(f'optimizer.drop.fraction={o.drop.fraction} must be at least 0')
     if not 0 <= self.seed < 2**32:
       raise errors.BadInput(f'seed={self.seed} must be from 0 to 2^32 - 1')
     sizes = [getattr(self.mesh, key) for key in ('data', 'fsdp', 'model')]

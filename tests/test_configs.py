@@ -79,3 +79,32 @@ XL = {
 def test_rows_of_transformer_xl(row):
   params, words = XL[row]
   assert counts(f'transformer_xl.py:{row}', words) == (params, 0)
+
+
+# Row: parameters of the scripts of adaptive-span, and the size of the vocabulary.
+SPAN = {
+  'enwik8_small': (6_480_621, 205),
+  'enwik8': (38_538_541, 205),
+  'enwik8_large': (208_910_221, 205),
+  'text8': (38_357_116, 28),
+  'text8_large': (208_638_172, 28),
+  'enwik8_pers_small': (38_501_725, 205),
+  'enwik8_pers': (114_017_773, 205),
+  'wiki103_pers': (132_493_746, 267_735),
+  'small_xl': (1_448_475, 27),
+  'small_span': (1_448_493, 27),
+  'small_pers': (1_444_443, 27),
+  'small_pers_span': (1_444_461, 27),
+  'small_all': (1_448_013, 27),
+}
+
+
+@pytest.mark.parametrize('row', SPAN)
+def test_rows_of_adaptive_span(row):
+  params, words = SPAN[row]
+  assert counts(f'adaptive_span.py:{row}', words) == (params, 12_288 if row == 'small_all' else 0)
+
+
+@pytest.mark.parametrize('row', ['split', 'heads', 'single', 'ffattn', 'pers_none', 'text8_pers'])
+def test_other_rows_of_adaptive_span(row):
+  assert counts(f'adaptive_span.py:{row}', 27)[0] > 500_000

@@ -135,7 +135,7 @@ class Attention(nn.Module):
     k_BxSxNxH, v_BxSxNxH = (local.of_keys(rows, F, T) for rows in (k_BxSxNxH, v_BxSxNxH))
     scores_BxNxTxS = self._scores(q_BxTxNxH, k_BxSxNxH, memory, D, distance_BxTxS, shared)
     scores_BxNxTxS = jnp.where(visible_BxTxS[:, None], scores_BxNxTxS, MASKED)
-    mask_BxNxTxS, mean_span = visible_BxTxS[:, None], None
+    soft_BxNxTxS, mean_span = None, None
     if self.span is not None:
       if distance_BxTxS is None:
         distance_BxTxS = documents.distances(*visible_BxTxS.shape[1:])
@@ -144,10 +144,12 @@ class Attention(nn.Module):
       valid_BxT = None if valid_BxT is None else local.of_queries(valid_BxT, F)
       x_BxTxD = local.of_queries(x_BxPxD[:, -T:], F)
       soft_BxNxTxS, mean_span = look(x_BxTxD, nearest_BxTxS, valid_BxT)
-      mask_BxNxTxS = jnp.where(mask_BxNxTxS, soft_BxNxTxS, 0)
+    # A token that sees nothing, not even itself, would have the mean of all that it must not see.
+    sees_Bx1xTx1 = None if self.sees_itself else visible_BxTxS.any(axis=-1)[:, None, :, None]
     attended = functools.partial(self._attended, v_BxSxNxH, memory, M)
     drop = functools.partial(dropout.drop, rate=self.dropout, key=dropout_key)
-    context_BxTxNxH = self._context(unturned_BxTxNxH, scores_BxNxTxS, mask_BxNxTxS, attended, drop)
+    given = scores_BxNxTxS, soft_BxNxTxS, sees_Bx1xTx1
+    context_BxTxNxH = self._context(unturned_BxTxNxH, *given, attended, drop)
     context_BxTxNxH = local.joined(context_BxTxNxH.astype(self.dtype), F)
     if mix is not None:
       context_BxTxNxH, mixed = mix(context_BxTxNxH, scores_BxNxTxS)
@@ -182,41 +184,56 @@ class Attention(nn.Module):
   def _persistent(self, kind):
     return self.persistent_vectors > 0 and self.persistent_kind == kind
 
-  def _context(self, q_BxTxNxH, scores_BxNxTxS, mask_BxNxTxS, attended, drop):
+  def _context(self, q_BxTxNxH, scores_BxNxTxS, soft_BxNxTxS, sees_Bx1xTx1, attended, drop):
     """What heads find in the context and among the persistent vectors, [B, T, N, H]."""
-    if not self.persistent_vectors:
-      return attended(drop(self._probabilities(scores_BxNxTxS, mask_BxNxTxS)))
     shape, C = q_BxTxNxH.shape, self.persistent_vectors
+    if self.persistent_kind != 'all_attention' or not C:
+      weights_BxNxTxS, scale = self._weights(scores_BxNxTxS, soft_BxNxTxS, sees_Bx1xTx1)
+      of_context = _scaled(attended(drop(weights_BxNxTxS)), scale)
+    if not C:
+      return of_context
     if self.persistent_kind == 'head_split':
       q_BxTxNxH = q_BxTxNxH[:, :, self.context_heads :]
     elif self.persistent_kind == 'single_head':
       q_BxTxNxH = q_BxTxNxH.reshape(*shape[:2], 1, -1)
     vectors = persistent.PersistentVectors(C, self.dtype, name='persistent')
     scores_BxNxTxC, values_NxCxH = vectors(q_BxTxNxH)
-    of_vectors = lambda probs: self._multiply('bntc,nch->btnh', probs, values_NxCxH)
+    of_vectors = lambda weights: self._multiply('bntc,nch->btnh', weights, values_NxCxH)
     if self.persistent_kind == 'all_attention':
       joint_BxNxTxZ = jnp.concatenate([scores_BxNxTxS, scores_BxNxTxC], axis=-1)
-      always = jnp.ones((1, 1, 1, C), mask_BxNxTxS.dtype)
-      always = jnp.broadcast_to(always, (*mask_BxNxTxS.shape[:-1], C))
-      mask_BxNxTxZ = jnp.concatenate([mask_BxNxTxS, always], axis=-1)
-      probs_BxNxTxZ = drop(self._probabilities(joint_BxNxTxZ, mask_BxNxTxZ))
-      return attended(probs_BxNxTxZ[..., :-C]) + of_vectors(probs_BxNxTxZ[..., -C:])
-    of_context = attended(drop(self._probabilities(scores_BxNxTxS, mask_BxNxTxS)))
+      if soft_BxNxTxS is not None:
+        always = ((0, 0), (0, 0), (0, 0), (0, C))
+        soft_BxNxTxS = jnp.pad(soft_BxNxTxS, always, constant_values=1)
+      weights_BxNxTxZ, scale = self._weights(joint_BxNxTxZ, soft_BxNxTxS, None)
+      weights_BxNxTxZ = drop(weights_BxNxTxZ)
+      both = attended(weights_BxNxTxZ[..., :-C])
+      both += of_vectors(weights_BxNxTxZ[..., -C:].astype(self.dtype))
+      return _scaled(both, scale)
     learned = of_vectors(drop(jax.nn.softmax(scores_BxNxTxC, axis=-1)).astype(self.dtype))
     if self.persistent_kind == 'head_split':
       return jnp.concatenate([of_context, learned], axis=2)
     return of_context + learned.reshape(shape)
 
-  def _probabilities(self, scores_BxNxTxS, mask_BxNxTxS):
-    """The softmax, and what the mask leaves of it."""
-    probs_BxNxTxS = jax.nn.softmax(scores_BxNxTxS, axis=-1)
-    # A token that sees nothing, not even itself, has the mean of all that it must not see.
-    if self.span is not None or not self.sees_itself:
-      probs_BxNxTxS = probs_BxNxTxS * mask_BxNxTxS
-    if self.span is not None and self.renormalize:
-      probs_BxNxTxS /= probs_BxNxTxS.sum(axis=-1, keepdims=True) + span.EPSILON
-    self.sow('intermediates', 'probs', probs_BxNxTxS)
-    return probs_BxNxTxS
+  def _weights(self, scores_BxNxTxS, soft_BxNxTxS, sees_Bx1xTx1):
+    """What the values are weighted with, and [B, N, T, 1] that their sums are to be scaled with.
+
+    With a span, p = softmax(s), w = m p / (sum(m p) + epsilon). The division is left to the end,
+    where there are H numbers of a query and not S.
+    """
+    if soft_BxNxTxS is None or not self.renormalize:
+      weights_BxNxTxS = jax.nn.softmax(scores_BxNxTxS, axis=-1)
+      if soft_BxNxTxS is not None:
+        weights_BxNxTxS *= soft_BxNxTxS
+      scale = sees_Bx1xTx1
+    else:
+      highest_BxNxTx1 = jax.lax.stop_gradient(scores_BxNxTxS.max(axis=-1, keepdims=True))
+      exp_BxNxTxS = jnp.exp(scores_BxNxTxS - highest_BxNxTx1)
+      weights_BxNxTxS = exp_BxNxTxS * soft_BxNxTxS
+      all_BxNxTx1 = exp_BxNxTxS.sum(axis=-1, keepdims=True)
+      scale = 1 / (weights_BxNxTxS.sum(axis=-1, keepdims=True) + span.EPSILON * all_BxNxTx1)
+      scale = scale if sees_Bx1xTx1 is None else scale * sees_Bx1xTx1
+    self.sow('intermediates', 'probs', weights_BxNxTxS * (1 if scale is None else scale))
+    return weights_BxNxTxS, scale
 
   def _attended(self, v_BxSxNxH, memory, M, probs_BxNxTxS):
     """The values of the context, weighted."""
@@ -315,3 +332,10 @@ class Attention(nn.Module):
     scale_H = self.param('per_dim_scale', init, (H,), param_dtype)
     log2_e = 1.442695041  # to the digits of praxis
     return log2_e * H**-0.5 * jax.nn.softplus(scale_H)
+
+
+def _scaled(context_BxTxNxH, scale_BxNxTx1):
+  """What was attended to, scaled by query and head."""
+  if scale_BxNxTx1 is None:
+    return context_BxTxNxH
+  return context_BxTxNxH * jnp.swapaxes(scale_BxNxTx1, 1, 2)

@@ -14,6 +14,7 @@ ACTIVATIONS = {
   'relu': jax.nn.relu,
   'silu': jax.nn.silu,
   'squared_relu': lambda x: jnp.square(jax.nn.relu(x)),
+  'softmax': jax.nn.softmax,  # over the inner width (FF-attn of all-attention)
 }
 
 

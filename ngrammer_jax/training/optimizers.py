@@ -61,6 +61,11 @@ def schedule(config: experiment.OptimizerConfig, steps: int) -> Callable[[jax.Ar
   """
   warmup, last = config.warmup_steps, config.final_fraction
 
+  def dropped(step):
+    if config.drop is None:
+      return fraction(step)
+    return fraction(step) * jnp.where(step >= steps - config.drop.steps, config.drop.fraction, 1)
+
   def fraction(step):
     step = jnp.asarray(step, float)  # float32, or float64 where that is on
     through = jnp.clip((step - warmup) / max(steps - warmup, 1), 0, 1)
@@ -78,7 +83,7 @@ def schedule(config: experiment.OptimizerConfig, steps: int) -> Callable[[jax.Ar
     }[config.schedule]
     return jnp.minimum((step + 1) / max(warmup, 1), 1) * decay
 
-  return fraction
+  return dropped
 
 
 def make(config: experiment.OptimizerConfig, steps: int) -> optax.GradientTransformation:
