@@ -193,7 +193,10 @@ def every(key, value, use, calls=10):
       "evaluation.protocol='window' is not one of: streams, transformer_xl, adaptive_span, "
       'sliding_window',
     ),
-    ({'optimizer': {'algorithm': 'sgd'}}, "optimizer.algorithm='sgd' is not one of: adam, lamb"),
+    (
+      {'optimizer': {'algorithm': 'sgd'}},
+      "optimizer.algorithm='sgd' is not one of: adam, lamb, adagrad",
+    ),
     (
       {'model': {'adaptive_softmax': {'cutoffs': (8,)}}},
       'model.adaptive_softmax.cutoffs=(8,) need a vocabulary with the most frequent first: '

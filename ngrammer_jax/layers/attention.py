@@ -94,11 +94,11 @@ class Attention(nn.Module):
     shared: Shared | None = None,
     valid_BxT: jax.Array | None = None,
     dropout_key: jax.Array | None = None,
-  ) -> tuple[jax.Array, KeysValues, jax.Array | None]:
-    """Returns [B, T, D], what a memory keeps of this segment, and the mean span in tokens.
+  ) -> tuple[jax.Array, KeysValues]:
+    """Returns [B, T, D], and what a memory keeps of this segment, [B, T, N, H] each.
 
-    What is kept is `keys` and `values`, and `query`, `key` and `value` before their
-    convolutions, [B, T, N, H] each; and what `mix` adds to it. The span is None without one.
+    That is `keys` and `values`, and `query`, `key` and `value` before their convolutions; and
+    what `mix` adds to it. Where spans are learned, `span` is their mean in tokens.
 
     Args:
       x_BxPxD: inputs of queries, keys and values: the T of the segment; before them, where the
@@ -135,7 +135,7 @@ class Attention(nn.Module):
     k_BxSxNxH, v_BxSxNxH = (local.of_keys(rows, F, T) for rows in (k_BxSxNxH, v_BxSxNxH))
     scores_BxNxTxS = self._scores(q_BxTxNxH, k_BxSxNxH, memory, D, distance_BxTxS, shared)
     scores_BxNxTxS = jnp.where(visible_BxTxS[:, None], scores_BxNxTxS, MASKED)
-    soft_BxNxTxS, mean_span = None, None
+    soft_BxNxTxS = None
     if self.span is not None:
       if distance_BxTxS is None:
         distance_BxTxS = documents.distances(*visible_BxTxS.shape[1:])
@@ -143,7 +143,7 @@ class Attention(nn.Module):
       look = self.span(heads=self.context_heads, name='span')
       valid_BxT = None if valid_BxT is None else local.of_queries(valid_BxT, F)
       x_BxTxD = local.of_queries(x_BxPxD[:, -T:], F)
-      soft_BxNxTxS, mean_span = look(x_BxTxD, nearest_BxTxS, valid_BxT)
+      soft_BxNxTxS, kept['span'] = look(x_BxTxD, nearest_BxTxS, valid_BxT)
     # A token that sees nothing, not even itself, would have the mean of all that it must not see.
     sees_Bx1xTx1 = None if self.sees_itself else visible_BxTxS.any(axis=-1)[:, None, :, None]
     attended = functools.partial(self._attended, v_BxSxNxH, memory, M)
@@ -155,7 +155,7 @@ class Attention(nn.Module):
       context_BxTxNxH, mixed = mix(context_BxTxNxH, scores_BxNxTxS)
       kept |= mixed
     output = linear.Linear((D,), ('heads', 'kv', 'embed'), 2, self.bias, self.dtype, name='out')
-    return output(context_BxTxNxH), kept, mean_span
+    return output(context_BxTxNxH), kept
 
   def of_heads(self, params: Params, heads: tuple[int, ...]) -> Params:
     """The parameters of some of the heads, as they are for an `Attention` of these alone.
@@ -283,7 +283,7 @@ class Attention(nn.Module):
       u_NxH, v_NxH = own() if shared is None else shared
       alone = not self._persistent('all_attention')
       of_distance = relative.RelativePosition(
-        N, self.clamp_length, alone, self.dtype, name='relative'
+        N, self.clamp_length, self.dtype, alone, name='relative'
       )
       biased_BxTxNxH = (q_BxTxNxH + v_NxH.astype(self.dtype)) * scale_H
       scores = of_distance(biased_BxTxNxH, D, S, distance_BxTxS)

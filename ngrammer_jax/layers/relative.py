@@ -123,14 +123,14 @@ class RelativePosition(nn.Module):
   Attributes:
     heads: N.
     clamp_length: distances beyond it count as that. None: all are different.
-    alone: the softmax has no other keys than those of the context, see `encodings`.
     dtype: of the projection.
+    alone: the softmax has no other keys than those of the context, see `encodings`.
   """
 
   heads: int
   clamp_length: int | None = None
-  alone: bool = True
   dtype: jnp.dtype = jnp.float32
+  alone: bool = True
 
   @nn.compact
   def __call__(

@@ -130,10 +130,10 @@ class Block(nn.Module):
         grams = ngram_layer(c, self.dtype, name='ngrammer')
         mix = functools.partial(_paired, grams, self.pairing, seen, memory)
       cached = memory if 'keys' in memory else None
-      y_BxTxD, kept, mean_span = attend(
+      y_BxTxD, kept = attend(
         x_BxPxD, mix=mix, memory=cached, dropout_key=dropout_key, **_seen(seen)
       )
-      return y_BxTxD, kept, jnp.zeros(()) if mean_span is None else mean_span
+      return y_BxTxD, kept, kept.pop('span', jnp.zeros(()))
     params, outputs, kept, spans = self.variables['params']['attention'], [], {}, []
     for size, heads in groups(self.windows).items():
       part = attend.clone(parent=None, heads=len(heads), head_width=c.width // c.heads, name=None)
@@ -142,11 +142,11 @@ class Block(nn.Module):
       given = {'params': attend.of_heads(params, heads)}
       key = None if dropout_key is None else jax.random.fold_in(dropout_key, size)
       seen = _seen(views[size], None if c.position == 'table' else heads)
-      y_BxTxD, kept[str(size)], mean_span = part.apply(
+      y_BxTxD, kept[str(size)] = part.apply(
         given, rows_BxPxD, memory=memory.get(str(size)), dropout_key=key, **seen
       )
       outputs.append(y_BxTxD)
-      spans.append(mean_span * len(heads))
+      spans.append(kept[str(size)].pop('span') * len(heads))
     return sum(outputs), kept, sum(spans) / len(self.windows)
 
   def _positioned(self, x_BxTxD):

@@ -23,14 +23,17 @@ CHANGES = 16
 
 
 def learned(config: model_config.ModelConfig) -> bool:
-  """Whether windows can follow the spans: these are numbers of each head, and nothing is lost."""
+  """Whether windows can follow the spans.
+
+  They are numbers of each head, what is beyond them is not missed, and heads can be told apart.
+  """
   c = config
   return (
     c.span is not None
     and c.span.kind == 'adaptive'
     and c.span.renormalize
     and (c.ngram is None or c.ngram.layer != 'attention')
-    and c.context_heads == c.heads
+    and (c.persistent is None or c.persistent.kind in ('all_attention', 'attention_split'))
   )
 
 

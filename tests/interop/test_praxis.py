@@ -134,7 +134,7 @@ def test_language_model(reference, dtype, tolerance, case, scan):
     if not scan:
       for i in range(2):
         seen = probed['intermediates'][f'layer_{i}']
-        ((block, _),), ((attended, _),) = seen['__call__'], seen['attention']['__call__']
+        ((block, *_),), ((attended, _),) = seen['__call__'], seen['attention']['__call__']
         (probs,) = seen['attention']['probs']
         assert_close(block[keep], f[f'{case}/layer_out/{i}'][keep], tolerance)
         assert_close(attended[keep], f[f'{case}/attn_out/{i}'][keep], tolerance)

@@ -84,9 +84,9 @@ def test_attention_with_spans_and_persistent_vectors(x64, kind, vectors):
     v, b = (np.asarray(params['span'][f'span_{name}']) for name in ('kernel', 'bias'))
     z_of = lambda x, n: S / (1 + math.exp(-(x @ v[:, n] + b[n])))
     mean = np.mean([z_of(row, n) for row in x[:, M:].reshape(-1, D) for n in range(N)])
-  y, _, mean_span = layer.apply({'params': params}, x, visible)
+  y, kept = layer.apply({'params': params}, x, visible)
   assert_close(y, slow_attention(params, x, z_of, vectors), 1e-12)
-  assert mean_span == pytest.approx(mean, abs=1e-12)
+  assert kept['span'] == pytest.approx(mean, abs=1e-12)
   # Off the kinks of the mask.
   of = lambda params: jnp.sin(layer.apply({'params': params}, x, visible)[0]).sum()
   if kind is span.AdaptiveSpan:
@@ -108,7 +108,7 @@ def test_padding_does_not_count_in_the_mean_span(x64):
   layer, (x, visible) = layer_of(span.DynamicSpan, 0), inputs()
   params = random_variables(layer, x, visible, dtype='float64')['params']
   valid = jnp.asarray(np.arange(T) < [[T], [2]], jnp.int32)
-  mean = lambda x: layer.apply({'params': params}, x, visible, valid_BxT=valid)[2]
+  mean = lambda x: layer.apply({'params': params}, x, visible, valid_BxT=valid)[1]['span']
   assert mean(x) == mean(x.copy()) == mean(jnp.asarray(x).at[1, M + 2 :].set(7.0))
   assert mean(x) != mean(jnp.asarray(x).at[1, M + 1].set(7.0))
 

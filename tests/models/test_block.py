@@ -10,6 +10,7 @@ import pytest
 from ngrammer_jax.layers import attention, documents, feed_forward, normalization
 from ngrammer_jax.models import block
 from ngrammer_jax.models import config as model_config
+from ngrammer_jax.models import view as views
 from tests.conftest import assert_close, random_variables
 from tests.layers import test_ngrammer as slow
 
@@ -26,7 +27,11 @@ CONFIG = model_config.ModelConfig(
 def view():
   visible = documents.visible(jnp.asarray(NUMBERS), jnp.asarray(NUMBERS))
   positions = jnp.zeros((2, T), jnp.int32)
-  return block.View(visible, None, positions, jnp.asarray(NUMBERS))
+  return views.View(visible, None, positions, jnp.asarray(NUMBERS))
+
+
+def both():
+  return {views.WHOLE: view()}
 
 
 def slow_pairing(pairing, ids, scores):
@@ -47,8 +52,8 @@ def test_ngrams_after_attention_equal_slow_loop(x64, pairing):
   config = dataclasses.replace(CONFIG, ngram=dataclasses.replace(NGRAM, pairing=(pairing,)))
   memory = block.empty_memory(config, 0, 2, 0)
   x = slow.random_inputs(2, T, 'float64')
-  variables = random_variables(module, x, view(), memory, dtype='float64')
-  y, _ = module.apply(variables, x, view(), memory)
+  variables = random_variables(module, x, both(), memory, dtype='float64')
+  y, _, _ = module.apply(variables, x, both(), memory)
 
   params = variables['params']
   part = lambda layer, name, *given: layer.apply({'params': params[name]}, *given)
@@ -81,9 +86,11 @@ def test_padding_trains_no_codebook():
   module = block.Block(CONFIG, jnp.dtype('float32'), 'previous')
   x = slow.random_inputs(2, T)
   memory = block.empty_memory(CONFIG, 0, 2, 0)
-  variables = random_variables(module, x, view(), memory)
+  variables = random_variables(module, x, both(), memory)
   valid = jnp.asarray(np.arange(T) < 4, 'float32') * jnp.ones((2, 1))
-  learn = jax.jit(lambda x: module.apply(variables, x, padded, memory, mutable=['codebook'])[1])
+  learn = jax.jit(
+    lambda x: module.apply(variables, x, {views.WHOLE: padded}, memory, mutable=['codebook'])[1]
+  )
   attended = documents.with_padding(jnp.asarray(NUMBERS), valid)
   padded = view()._replace(visible_BxTxS=documents.visible(attended, attended), valid_BxT=valid)
   other = x.at[:, 4:].set(7.0)

@@ -35,6 +35,13 @@ positional = lambda position, **fields: {
   'positional': model_config.PositionalConfig(**fields),
 }
 
+persistent = lambda **fields: {'persistent': model_config.PersistentConfig(**fields)}
+
+
+def spans(**fields):
+  span = model_config.SpanConfig(**{'limit': 512} | fields)
+  return memory(same_length='memory_alone') | {'span': span}
+
 
 @pytest.mark.parametrize(
   'fields, message',
@@ -47,7 +54,7 @@ positional = lambda position, **fields: {
     ),
     (
       memory(length=0, same_length='memory'),
-      'model.memory.same_length="memory" with model.memory.length=0: a token sees nothing, not '
+      "model.memory.same_length='memory' with model.memory.length=0: a token sees nothing, not "
       'even itself; use "memory_and_self"',
     ),
     (
@@ -96,11 +103,11 @@ positional = lambda position, **fields: {
     ({'attention_dropout': 1.0}, 'model.attention_dropout=1.0 must be at least 0 and below 1'),
     (
       {'activation': 'swish'},
-      "model.activation='swish' is not one of: gelu, relu, silu, squared_relu",
+      "model.activation='swish' is not one of: gelu, relu, silu, squared_relu, softmax",
     ),
     (
       {'position': 'alibi'},
-      "model.position='alibi' is not one of: rope, sinusoid, relative, shaw, "
+      "model.position='alibi' is not one of: rope, sinusoid, relative, shaw, table, "
       'segment_sinusoid, learned, none',
     ),
     ({'dtype': 'float16'}, "model.dtype='float16' is not one of: auto, bfloat16, float32, float64"),
@@ -108,7 +115,7 @@ positional = lambda position, **fields: {
     ({'layers': 0}, 'model.layers=0 must be at least 1'),
     ({'width': 0}, 'model.width=0 must be at least 1'),
     ({'heads': -2}, 'model.heads=-2 must be at least 1'),
-    ({'feed_forward_width': 0}, 'model.feed_forward_width=0 must be at least 1'),
+    ({'feed_forward_width': -1}, 'model.feed_forward_width=-1 must be at least 1, or 0 for none'),
     (
       {'heads': 7},
       'model.heads=7 does not divide model.width=256: '
@@ -171,6 +178,51 @@ positional = lambda position, **fields: {
       {'ngram': {'vocabulary_size': 16, 'heads': 8}},
       'model.ngram: 8 heads need 8 primes between 16 and 32, but there are only 5: '
       'use a larger n-gram vocabulary or fewer heads',
+    ),
+    (
+      spans(limit=16),
+      'model.span.limit=16 is below model.span.ramp=32, which even a span of 0 reaches: raise the '
+      'limit, or use a shorter ramp',
+    ),
+    (spans(kind='fixed'), "model.span.kind='fixed' is not one of: adaptive, dynamic"),
+    (spans(ramp=0), 'model.span.ramp=0 must be at least 1'),
+    (spans(penalty=-1.0), 'model.span.penalty=-1.0 must be at least 0'),
+    (spans(initial=2.0), 'model.span.initial=2.0 must be from 0 to 1'),
+    (spans(reserve=0), 'model.span.reserve=0 must be at least 1'),
+    (
+      spans(limit=128) | {'memory': None},
+      'model.span needs as many keys for every token: set model.memory.length=128 and '
+      'model.memory.same_length, "memory_alone" as in the paper',
+    ),
+    (
+      spans(limit=64),
+      'model.memory.length=128, of training or evaluation, is beyond model.span.limit=64, the '
+      'longest span there can be: use 64',
+    ),
+    (
+      memory(same_length='memory_and_self') | positional('table', max_length=128),
+      'model.position="table" has a vector for each of model.positional.max_length=128 distances, '
+      'but a token sees 129 of them: bound it with model.memory.length and '
+      'model.memory.same_length, in evaluation too, or learn more',
+    ),
+    (persistent(vectors=-1), 'model.persistent.vectors=-1 must be at least 0'),
+    (
+      persistent(vectors=0, kind='single_head'),
+      "model.persistent.kind='single_head' splits what is not there: model.persistent.vectors=0",
+    ),
+    (
+      persistent(kind='head_split') | {'heads': 3, 'width': 48},
+      'model.persistent.kind="head_split" halves the heads: model.heads=3 is odd',
+    ),
+    (
+      persistent(kind='head_split') | {'ngram': {'layer': 'attention'}},
+      'model.persistent.kind="head_split" leaves half of the heads without a context, whose '
+      'n-grams model.ngram.layer="attention" looks up: use another kind, or another layer',
+    ),
+    (
+      persistent(kind='head_split') | {'shared_query_key': True, 'convolution': 3},
+      'model.persistent.kind="head_split" has queries without keys, but model.shared_query_key '
+      'makes queries of keys: use one of them',
     ),
     ({'ngram': {'clusters': 0}}, 'model.ngram.clusters=0 must be at least 1, or None'),
   ],

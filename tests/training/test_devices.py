@@ -36,9 +36,9 @@ def mesh_of(shape):
   return jax.make_mesh(shape, sharding.AXES, axis_types=auto, devices=devices)
 
 
-def run(shape, config=CONFIG):
+def run(shape, config=CONFIG, windows=None):
   """The compiled program, and state and metrics after two steps."""
-  model = transformer.TransformerLM(config, V)
+  model = transformer.TransformerLM(config, V, windows)
   optimizer = optimizers.make(experiment.OptimizerConfig(epsilon=1e-3), 10)
   mesh = mesh_of(shape)
   create, abstract = train_state.initialiser(model, optimizer, B, 0, mesh)
@@ -106,6 +106,22 @@ SWITCHES = {
     convolution=3,
     adaptive_softmax=model_config.AdaptiveSoftmaxConfig((8, 32), divisor=2),
   ),
+  'all-attention of dynamic spans': dataclasses.replace(
+    CONFIG,
+    position='relative',
+    memory=model_config.MemoryConfig(length=24, same_length='memory'),
+    span=model_config.SpanConfig(kind='dynamic', limit=24, ramp=4, penalty=0.01),
+    persistent=model_config.PersistentConfig(16),
+    feed_forward_width=0,
+  ),
+  'windows of adaptive spans': dataclasses.replace(
+    CONFIG,
+    position='table',
+    positional=model_config.PositionalConfig(max_length=32),
+    memory=model_config.MemoryConfig(length=32, same_length='memory_alone'),
+    span=model_config.SpanConfig(limit=32, ramp=4, penalty=0.01, initial=0.1),
+    persistent=model_config.PersistentConfig(16, 'attention_split'),
+  ),
   'rows clustered once, norms after the residual': dataclasses.replace(
     CONFIG, ngram=dataclasses.replace(NGRAM, initial='data', prenormalize=True), norm='post_skip'
   ),
@@ -114,8 +130,9 @@ SWITCHES = {
 
 @pytest.mark.parametrize('switches', SWITCHES)
 def test_any_switch_trains_alike_on_eight_devices(switches):
-  _, *one = run((1, 1, 1), SWITCHES[switches])
-  _, *eight = run((2, 2, 2), SWITCHES[switches])
+  windows = ((8, 16, 8, 8), (16, 16, 32, 8)) if switches.startswith('windows') else None
+  _, *one = run((1, 1, 1), SWITCHES[switches], windows)
+  _, *eight = run((2, 2, 2), SWITCHES[switches], windows)
   compare = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)
   jax.tree.map(compare, eight, one)
 

@@ -13,7 +13,7 @@ import pytest
 from ngrammer_jax import errors, flags, train
 from ngrammer_jax.data import prefetch
 from ngrammer_jax.evaluation import language_modeling
-from ngrammer_jax.training import checkpoints, interruption, loop, manifest, record
+from ngrammer_jax.training import checkpoints, interruption, loop, manifest, programs, record
 from tests.training.test_resume import arrays, records, undisturbed
 
 
@@ -174,13 +174,13 @@ def test_a_signal_while_waiting_for_data_loses_no_step(tiny, tmp_path, monkeypat
 
 
 def test_a_signal_before_the_first_step_stops_at_once(tiny, tmp_path, monkeypatch):
-  compile_it = loop._compile
+  compile_it = programs.Programs.compile
 
   def compile_and_interrupt(*arguments):
     interrupt()
     return compile_it(*arguments)
 
-  monkeypatch.setattr(loop, '_compile', compile_and_interrupt)
+  monkeypatch.setattr(programs.Programs, 'compile', compile_and_interrupt)
   with pytest.raises(errors.Interrupted):
     loop.train(tiny(), tmp_path / 'run')
   assert not checkpoints.steps(tmp_path / 'run') and not records(tmp_path / 'run')

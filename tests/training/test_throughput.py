@@ -42,7 +42,8 @@ def test_forward_flops(gated, clusters, monkeypatch):
 def test_rates_leave_out_what_is_not_training(monkeypatch):
   now = 100.0
   monkeypatch.setattr(throughput.time, 'monotonic', lambda: now)
-  meter = throughput.Meter(1.0)
+  meter = throughput.Meter()
+  meter.flops = 1.0
   now = 102.0
   meter.pause()
   now = 150.0
