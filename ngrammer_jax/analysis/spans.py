@@ -48,7 +48,7 @@ def analyse(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   if c.span is not None and c.span.kind == 'adaptive':
     of_layer = lambda i: run.state.params[f'layer_{i}']['attention']['span']['span']
     z_LxN = c.span.limit * np.stack([np.asarray(of_layer(i)) for i in range(c.layers)])
-    result['spans'] = _with_ramp(z_LxN, c.span)
+    result['spans'] = _with_ramp(z_LxN, c.span).tolist()
   if shared or c.span.kind == 'dynamic':
     tokens_T = run.split(split).tokens[: SEGMENTS * run.config.training.segment_length]
     z_TxLxN, mass_LxN = _observed(run, np.asarray(tokens_T, np.int32), shared)
@@ -56,17 +56,18 @@ def analyse(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
     if shared:
       result['persistent'] = mass_LxN.tolist()
     if z_TxLxN is not None:
-      result['spans'] = _with_ramp(z_TxLxN.mean(axis=0), c.span)
+      spans_TxLxN = _with_ramp(z_TxLxN, c.span)
+      result['spans'] = spans_TxLxN.mean(axis=0).tolist()
       texts = [
         run.vocabulary.decode([token]).decode(errors='replace') for token in tokens_T[:SHOWN]
       ]
-      along = np.minimum(z_TxLxN[:SHOWN] + c.span.ramp, c.span.limit).mean(axis=(1, 2))
-      result['along'] = {'texts': texts, 'spans': along.tolist()}
+      along = spans_TxLxN[:SHOWN].mean(axis=(1, 2)).tolist()
+      result['along'] = {'texts': texts, 'spans': along}
   return result
 
 
-def _with_ramp(z_LxN, span) -> list[list[float]]:
-  return np.minimum(z_LxN + span.ramp, span.limit).tolist()
+def _with_ramp(z, span) -> np.ndarray:
+  return np.minimum(z + span.ramp, span.limit)
 
 
 def _observed(run, tokens_T, shared):
