@@ -34,14 +34,14 @@ def empty_memory(
 ) -> Memory:
   """What a block keeps: keys and values, or its inputs; the seam of its n-grams, or their ids.
 
-  Inputs are kept as far back as the longest window of its heads; keys and values, by window, as
-  far as that of theirs.
+  Inputs are kept for twice the longest window of its heads; keys and values, by window, as far
+  as that of theirs.
   """
   c, kept = config, {}
   looks_back = (c.convolution or 1) - 1
   if c.memory is not None and not cache_slots:
-    length = min(max(windows or (c.memory.length,)), c.memory.length)
-    kept['hidden'] = jnp.zeros((batch, length + looks_back, c.width), c.compute_dtype())
+    rows = view.inputs_kept(c, windows) + looks_back
+    kept['hidden'] = jnp.zeros((batch, rows, c.width), c.compute_dtype())
   if cache_slots:
     convolved = attention.projections(c.shared_query_key) if c.convolution is not None else ()
 

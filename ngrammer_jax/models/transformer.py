@@ -66,7 +66,7 @@ def empty_memory(
     known = {str(size): cache.empty(batch, slots) for size, slots in of_sizes.items()}
     memory['cache'] = known if windows is not None else known[str(view.WHOLE)]
   elif c.memory is not None:
-    length = min(max(view.sizes(windows)) or c.memory.length, c.memory.length)
+    length = view.inputs_kept(c, windows and tuple(view.sizes(windows)))
     none = lambda: jnp.full((batch, length), documents.NONE, jnp.int32)
     memory['recent'] = {
       'documents': none(),

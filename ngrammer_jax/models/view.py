@@ -48,6 +48,12 @@ def sizes(windows: Windows | None) -> list[int]:
   return [WHOLE] if windows is None else sorted({size for layer in windows for size in layer})
 
 
+def inputs_kept(config: model_config.ModelConfig, windows: tuple[int, ...] | None) -> int:
+  """Tokens whose inputs a layer keeps in training: a window that doubles finds them there."""
+  longest = config.memory.length if windows is None else 2 * max(windows)
+  return min(longest, config.memory.length)
+
+
 def views(
   config: model_config.ModelConfig,
   segment: Segment,

@@ -113,7 +113,7 @@ def held(config: model_config.ModelConfig, params: Any, windows: view.Windows) -
 def resized(config: model_config.ModelConfig, memory: Any, windows: view.Windows) -> Any:
   """The memory of training for other windows: its last tokens, and before them empty slots.
 
-  A head whose window grows sees them only with the part of the window that it did not have.
+  Windows that double find everything there, see `view.inputs_kept`.
   """
   c, looks_back = config, (config.convolution or 1) - 1
   zeros = c.memory.first == 'zeros'
@@ -125,14 +125,14 @@ def resized(config: model_config.ModelConfig, memory: Any, windows: view.Windows
     pad = [(0, 0), (rows - M, 0)] + [(0, 0)] * (array.ndim - 2)
     return jnp.pad(array, pad, constant_values=empty)
 
-  length = min(max(view.sizes(windows)), c.memory.length)
+  length = view.inputs_kept(c, tuple(view.sizes(windows)))
   recent, none = memory['recent'], documents.NONE
   recent = recent | {
     'documents': last(recent['documents'], length, 0 if zeros else none),
     'positions': last(recent['positions'], length, none),
   }
   layers = tuple(
-    layer | {'hidden': last(layer['hidden'], min(max(sizes), c.memory.length) + looks_back, 0)}
+    layer | {'hidden': last(layer['hidden'], view.inputs_kept(c, sizes) + looks_back, 0)}
     for layer, sizes in zip(memory['layers'], windows, strict=True)
   )
   return memory | {'recent': recent, 'layers': layers}
