@@ -130,7 +130,7 @@ def _small(c, row):
   if row == 'small_all':
     m.persistent.vectors = 600  # as many parameters with the table
     m.ngram = config.block('model.ngram', clusters=64, vocabulary_size=4096)
-  t.batch_size, t.segment_length, t.steps = 16, 128, 480
+  t.batch_size, t.segment_length, t.steps = 16, 128, 240
   t.evaluate_every = t.checkpoint_every = 240
   t.span_check_every = 20
   c.optimizer.learning_rate, c.optimizer.warmup_steps = 2e-3, 50
