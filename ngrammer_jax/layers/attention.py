@@ -137,17 +137,13 @@ class Attention(nn.Module):
     scores_BxNxTxS = jnp.where(visible_BxTxS[:, None], scores_BxNxTxS, MASKED)
     soft_BxNxTxS = None
     if self.span is not None:
-      if distance_BxTxS is None:
-        distance_BxTxS = documents.distances(*visible_BxTxS.shape[1:])
-      nearest_BxTxS = distance_BxTxS - (not self.sees_itself)
-      look = self.span(heads=self.context_heads, name='span')
-      valid_BxT = None if valid_BxT is None else local.of_queries(valid_BxT, F)
-      x_BxTxD = local.of_queries(x_BxPxD[:, -T:], F)
-      soft_BxNxTxS, kept['span'] = look(x_BxTxD, nearest_BxTxS, valid_BxT)
+      given = x_BxPxD[:, -T:], visible_BxTxS.shape[1:], distance_BxTxS, valid_BxT, F
+      soft_BxNxTxS, kept['span'] = self._soft_mask(*given)
     # A token that sees nothing, not even itself, would have the mean of all that it must not see.
     sees_Bx1xTx1 = None if self.sees_itself else visible_BxTxS.any(axis=-1)[:, None, :, None]
     attended = functools.partial(self._attended, v_BxSxNxH, memory, M)
-    drop = functools.partial(dropout.drop, rate=self.dropout, key=dropout_key)
+    keys = dropout_key, None if dropout_key is None else jax.random.fold_in(dropout_key, 1)
+    drop = lambda weights, part=0: dropout.drop(weights, self.dropout, keys[part])
     given = scores_BxNxTxS, soft_BxNxTxS, sees_Bx1xTx1
     context_BxTxNxH = self._context(unturned_BxTxNxH, *given, attended, drop)
     context_BxTxNxH = local.joined(context_BxTxNxH.astype(self.dtype), F)
@@ -176,6 +172,15 @@ class Attention(nn.Module):
 
     return jax.tree_util.tree_map_with_path(part, params)
 
+  def _soft_mask(self, x_BxTxD, shape, distance_BxTxS, valid_BxT, F):
+    """How much keys count under the spans, and the mean span."""
+    if distance_BxTxS is None:
+      distance_BxTxS = documents.distances(*shape)
+    nearest_BxTxS = distance_BxTxS - (not self.sees_itself)
+    valid_BxT = None if valid_BxT is None else local.of_queries(valid_BxT, F)
+    learned = self.span(heads=self.context_heads, name='span')
+    return learned(local.of_queries(x_BxTxD, F), nearest_BxTxS, valid_BxT)
+
   @property
   def context_heads(self) -> int:
     """Heads that look at the context."""
@@ -186,54 +191,54 @@ class Attention(nn.Module):
 
   def _context(self, q_BxTxNxH, scores_BxNxTxS, soft_BxNxTxS, sees_Bx1xTx1, attended, drop):
     """What heads find in the context and among the persistent vectors, [B, T, N, H]."""
-    shape, C = q_BxTxNxH.shape, self.persistent_vectors
-    if self.persistent_kind != 'all_attention' or not C:
-      weights_BxNxTxS, scale = self._weights(scores_BxNxTxS, soft_BxNxTxS, sees_Bx1xTx1)
-      of_context = _scaled(attended(drop(weights_BxNxTxS)), scale)
+    shape, C, kind = q_BxTxNxH.shape, self.persistent_vectors, self.persistent_kind
+    if not C or kind != 'all_attention':
+      (weights,), scale = self._weights([(scores_BxNxTxS, soft_BxNxTxS)], sees_Bx1xTx1)
+      of_context = _scaled(attended(drop(weights)), scale)
     if not C:
       return of_context
-    if self.persistent_kind == 'head_split':
+    if kind == 'head_split':
       q_BxTxNxH = q_BxTxNxH[:, :, self.context_heads :]
-    elif self.persistent_kind == 'single_head':
+    elif kind == 'single_head':
       q_BxTxNxH = q_BxTxNxH.reshape(*shape[:2], 1, -1)
     vectors = persistent.PersistentVectors(C, self.dtype, name='persistent')
     scores_BxNxTxC, values_NxCxH = vectors(q_BxTxNxH)
-    of_vectors = lambda weights: self._multiply('bntc,nch->btnh', weights, values_NxCxH)
-    if self.persistent_kind == 'all_attention':
-      joint_BxNxTxZ = jnp.concatenate([scores_BxNxTxS, scores_BxNxTxC], axis=-1)
-      if soft_BxNxTxS is not None:
-        always = ((0, 0), (0, 0), (0, 0), (0, C))
-        soft_BxNxTxS = jnp.pad(soft_BxNxTxS, always, constant_values=1)
-      weights_BxNxTxZ, scale = self._weights(joint_BxNxTxZ, soft_BxNxTxS, None)
-      weights_BxNxTxZ = drop(weights_BxNxTxZ)
-      both = attended(weights_BxNxTxZ[..., :-C])
-      both += of_vectors(weights_BxNxTxZ[..., -C:].astype(self.dtype))
-      return _scaled(both, scale)
-    learned = of_vectors(drop(jax.nn.softmax(scores_BxNxTxC, axis=-1)).astype(self.dtype))
-    if self.persistent_kind == 'head_split':
+
+    def of_vectors(weights):
+      return self._multiply('bntc,nch->btnh', drop(weights, 1).astype(self.dtype), values_NxCxH)
+
+    if kind == 'all_attention':
+      both = [(scores_BxNxTxS, soft_BxNxTxS), (scores_BxNxTxC, None)]
+      (weights, learned), scale = self._weights(both)
+      return _scaled(attended(drop(weights)) + of_vectors(learned), scale)
+    learned = of_vectors(jax.nn.softmax(scores_BxNxTxC, axis=-1))
+    if kind == 'head_split':
       return jnp.concatenate([of_context, learned], axis=2)
     return of_context + learned.reshape(shape)
 
-  def _weights(self, scores_BxNxTxS, soft_BxNxTxS, sees_Bx1xTx1):
-    """What the values are weighted with, and [B, N, T, 1] that their sums are to be scaled with.
+  def _weights(self, parts, sees_Bx1xTx1=None):
+    """What values are weighted with, and [B, N, T, 1] that their sum is to be scaled with.
 
-    With a span, p = softmax(s), w = m p / (sum(m p) + epsilon). The division is left to the end,
-    where there are H numbers of a query and not S.
+    The parts, scores and soft masks or None, share one softmax p. Under the masks m of a span,
+    w = m p / (sum(m p) + epsilon). The division is left to the end, where there are H numbers of
+    a query and not S.
     """
-    if soft_BxNxTxS is None or not self.renormalize:
-      weights_BxNxTxS = jax.nn.softmax(scores_BxNxTxS, axis=-1)
-      if soft_BxNxTxS is not None:
-        weights_BxNxTxS *= soft_BxNxTxS
-      scale = sees_Bx1xTx1
+    if len(parts) == 1 and self.span is None:
+      weights, scale = [jax.nn.softmax(parts[0][0], axis=-1)], sees_Bx1xTx1
     else:
-      highest_BxNxTx1 = jax.lax.stop_gradient(scores_BxNxTxS.max(axis=-1, keepdims=True))
-      exp_BxNxTxS = jnp.exp(scores_BxNxTxS - highest_BxNxTx1)
-      weights_BxNxTxS = exp_BxNxTxS * soft_BxNxTxS
-      all_BxNxTx1 = exp_BxNxTxS.sum(axis=-1, keepdims=True)
-      scale = 1 / (weights_BxNxTxS.sum(axis=-1, keepdims=True) + span.EPSILON * all_BxNxTx1)
-      scale = scale if sees_Bx1xTx1 is None else scale * sees_Bx1xTx1
-    self.sow('intermediates', 'probs', weights_BxNxTxS * (1 if scale is None else scale))
-    return weights_BxNxTxS, scale
+      total = lambda of: sum(part.sum(axis=-1, keepdims=True) for part in of)
+      highest = [scores.max(axis=-1, keepdims=True) for scores, _ in parts]
+      highest_BxNxTx1 = jax.lax.stop_gradient(functools.reduce(jnp.maximum, highest))
+      exps = [jnp.exp(scores - highest_BxNxTx1) for scores, _ in parts]
+      softs = [soft for _, soft in parts]
+      weights = [e if soft is None else e * soft for e, soft in zip(exps, softs, strict=True)]
+      mass = total(exps)
+      if self.span is not None and self.renormalize:
+        mass = total(weights) + span.EPSILON * mass
+      scale = 1 / mass if sees_Bx1xTx1 is None else sees_Bx1xTx1 / mass
+    probs = weights[0] if len(weights) == 1 else jnp.concatenate(weights, axis=-1)
+    self.sow('intermediates', 'probs', probs if scale is None else probs * scale)
+    return weights, scale
 
   def _attended(self, v_BxSxNxH, memory, M, probs_BxNxTxS):
     """The values of the context, weighted."""
