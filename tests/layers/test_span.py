@@ -104,6 +104,14 @@ def test_the_whole_span_is_attention_over_the_window(x64):
   assert_close(y, plain.apply({'params': bare}, x, visible)[0], 2e-8)  # the 1e-8 of the mass
 
 
+def test_no_persistent_vectors_are_no_persistent_part(x64):
+  layer, (x, visible) = layer_of(span.AdaptiveSpan, 0), inputs()
+  variables = random_variables(layer, x, visible, dtype='float64')
+  assert 'persistent' not in variables['params']
+  other = layer.clone(persistent_kind='attention_split')
+  assert_close(other.apply(variables, x, visible)[0], layer.apply(variables, x, visible)[0], 0)
+
+
 def test_padding_does_not_count_in_the_mean_span(x64):
   layer, (x, visible) = layer_of(span.DynamicSpan, 0), inputs()
   params = random_variables(layer, x, visible, dtype='float64')['params']
