@@ -148,7 +148,7 @@ class Config:
     self.evaluation_model().check()
     self.data.check()
     self._check_together()
-    t, o = self.training, self.optimizer
+    t = self.training
     for key in ('steps', 'batch_size', 'segment_length', 'segments_per_call', 'log_every'):
       _at_least('training', key, getattr(t, key), 1)
     _at_least('training', 'checkpoint_every', t.checkpoint_every, 1)
@@ -159,7 +159,6 @@ class Config:
     for key in ('segment_length', 'max_tokens'):
       if getattr(self.evaluation, key) is not None:
         _at_least('evaluation', key, getattr(self.evaluation, key), 1)
-    _at_least('optimizer', 'warmup_steps', o.warmup_steps, 0)
     every = ('log_every', 'evaluate_every', 'checkpoint_every')
     for key in ('steps', *every, *(('span_check_every',) if self.model.span else ())):
       value = getattr(t, key)
@@ -169,6 +168,19 @@ class Config:
           f'training.{key}={value} is not a multiple of training.segments_per_call='
           f'{t.segments_per_call}: use {near}, or another segments_per_call'
         )
+    self._check_optimizer()
+    if not 0 <= self.seed < 2**32:
+      raise errors.BadInput(f'seed={self.seed} must be from 0 to 2^32 - 1')
+    sizes = [getattr(self.mesh, key) for key in ('data', 'fsdp', 'model')]
+    for key, size in zip(('data', 'fsdp', 'model'), sizes, strict=True):
+      if size < 1 and size != -1:
+        raise errors.BadInput(f'mesh.{key}={size} must be at least 1, or -1')
+    if sizes.count(-1) > 1:
+      raise errors.BadInput('mesh: only one of data, fsdp and model may be -1')
+
+  def _check_optimizer(self) -> None:
+    o = self.optimizer
+    _at_least('optimizer', 'warmup_steps', o.warmup_steps, 0)
     for key, valid in (('schedule', SCHEDULES), ('algorithm', ALGORITHMS)):
       if getattr(o, key) not in valid:
         raise errors.BadInput(
@@ -191,18 +203,14 @@ class Config:
     for key in ('clip_norm', 'weight_decay', 'final_fraction'):
       if getattr(o, key) is not None and not 0 <= getattr(o, key) < math.inf:
         raise errors.BadInput(f'optimizer.{key}={getattr(o, key)} must be at least 0')
+    if o.algorithm == 'adagrad' and o.weight_decay:
+      raise errors.BadInput(
+        f'optimizer.weight_decay={o.weight_decay} is not for optimizer.algorithm="adagrad": use 0'
+      )
     if o.drop is not None:
       _at_least('optimizer.drop', 'steps', o.drop.steps, 0)
       if not 0 <= o.drop.fraction < math.inf:
         raise errors.BadInput(f'optimizer.drop.fraction={o.drop.fraction} must be at least 0')
-    if not 0 <= self.seed < 2**32:
-      raise errors.BadInput(f'seed={self.seed} must be from 0 to 2^32 - 1')
-    sizes = [getattr(self.mesh, key) for key in ('data', 'fsdp', 'model')]
-    for key, size in zip(('data', 'fsdp', 'model'), sizes, strict=True):
-      if size < 1 and size != -1:
-        raise errors.BadInput(f'mesh.{key}={size} must be at least 1, or -1')
-    if sizes.count(-1) > 1:
-      raise errors.BadInput('mesh: only one of data, fsdp and model may be -1')
 
   def _check_together(self) -> None:
     """What one section asks of another."""

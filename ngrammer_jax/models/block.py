@@ -65,10 +65,8 @@ def empty_memory(
   return kept
 
 
-def groups(windows: tuple[int, ...] | None) -> dict[int, tuple[int, ...]]:
-  """The heads of each window, the shortest first; none are told apart without windows."""
-  if windows is None:
-    return {view.WHOLE: ()}
+def groups(windows: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
+  """The heads of each window, the shortest first."""
   return {
     size: tuple(head for head, other in enumerate(windows) if other == size)
     for size in sorted(set(windows))

@@ -95,3 +95,35 @@ def test_norms_are_reported_for_each_label():
   norms = optimizers.norms(PARAMS)
   assert norms['dense'] == pytest.approx(8**0.5)
   assert norms['ngram_table'] == pytest.approx(8**0.5)
+
+
+def test_the_rate_drops_for_the_last_steps():
+  drop = experiment.DropConfig(steps=2, fraction=0.1)
+  config = experiment.OptimizerConfig(schedule='constant', warmup_steps=2, drop=drop)
+  fraction = optimizers.schedule(config, STEPS)
+  np.testing.assert_allclose([fraction(s) for s in range(STEPS)], [0.5, 1, 1, 0.1, 0.1], rtol=1e-6)
+
+
+def test_adagrad_clips_every_array_by_itself_and_after_it_was_summed():
+  config = experiment.OptimizerConfig(
+    algorithm='adagrad', learning_rate=0.1, schedule='constant', warmup_steps=0, clip_norm=0.5
+  )
+  params = {'layer_0': {'attention': {'span': {'span': jnp.array([0.05, 0.9])}}}}
+  params['embedding'] = jnp.ones((2, 2))
+  optimizer = optimizers.make(config, STEPS)
+  state = optimizer.init(params)
+  gradient = jax.tree.map(lambda leaf: 3.0 * jnp.ones_like(leaf), params)
+  for step in (1, 2):
+    updates, state = optimizer.update(gradient, state, params)
+    root = 3 * step**0.5 + config.epsilon
+    expected = -0.1 * 0.5 / (3 * 4**0.5) * 3 / root
+    np.testing.assert_allclose(updates['embedding'], np.full((2, 2), expected), rtol=1e-5)
+  # A span ends at 0, however large the step.
+  large = jax.tree.map(lambda leaf: -1e9 * jnp.ones_like(leaf), params)
+  spans = lambda tree: tree['layer_0']['attention']['span']['span']
+  config = experiment.OptimizerConfig(learning_rate=10.0, schedule='constant', warmup_steps=0)
+  optimizer = optimizers.make(config, STEPS)
+  for sign, end in ((1, 1), (-1, 0)):
+    given = jax.tree.map(lambda leaf, sign=sign: sign * leaf, large)
+    updates, _ = optimizer.update(given, optimizer.init(params), params)
+    np.testing.assert_allclose(spans(params) + spans(updates), [end, end], atol=1e-7)
