@@ -26,7 +26,7 @@ from these scripts: model.memory.first="zeros", optimizer.schedule="transformer_
 final_fraction 0.01, one key more with same_length ("memory_and_self"), for wt103_large and
 lm1b_large positional.shared_biases=False and smaller initial weights, and for lm1b_large a
 learning rate of 1e-4. Ours differ from both in the initial weights, and have no dropout of the
-encodings and of the final hidden states. text8_large's script has no warm-up, this row has that of
+encodings of distances. text8_large's script has no warm-up, this row has that of
 enwik8_large. NVIDIA's cutoffs are some words lower, for a vocabulary of another order. Nothing of
 this was trained here but the twins.
 """

@@ -278,7 +278,8 @@ class ModelConfig:
   scale_embeddings: bool = True  # by the square root of the width
   softmax_bias: bool = True
   vocabulary_chunk: int | None = None  # logits that exist at one time; None: all
-  dropout: float = 0.0  # of the embeddings and of what each sub-layer adds
+  # Of the embeddings, of what each sub-layer adds, and of the result where it has no norm.
+  dropout: float = 0.0
   attention_dropout: float = 0.0  # of the probabilities
   inner_dropout: float = 0.0  # of the inner layer of the feed-forward
   dtype: str = 'auto'  # of the computation; auto: bfloat16 on accelerators, float32 on CPU

@@ -211,20 +211,23 @@ class TransformerLM(nn.Module):
       x_BxTxD = join(x_BxTxD, vocabulary)
     x_BxTxD = self._positioned(x_BxTxD, next(iter(views.values())))
     drop = train and max(c.dropout, c.attention_dropout, c.inner_dropout) > 0
-    keys = jax.random.split(self.make_rng('dropout'), c.layers + 1) if drop else None
+    keys = jax.random.split(self.make_rng('dropout'), c.layers + 2) if drop else None
     x_BxTxD = dropout.drop(x_BxTxD, c.dropout, None if keys is None else keys[0])
     x_BxTxD = block.whole_width(x_BxTxD)
     kept, layers, spans = memory.get('layers', ({},) * c.layers), [], jnp.zeros(())
     for first, last in itertools.pairwise(self._borders(place)):
       run = slice(first, last)
-      run_keys = keys[1:][run] if drop else None
+      run_keys = keys[1:-1][run] if drop else None
       x_BxTxD, part, run_spans = self._run(run, x_BxTxD, views, kept[run], run_keys)
       layers, spans = layers + part, spans + run_spans
       if last == place:
         x_BxTxD = join(x_BxTxD)
     if 'layers' in memory:
       next_memory['layers'] = tuple(layers)
-    hidden_BxTxD = self.final_norm(x_BxTxD) if c.final_norm else x_BxTxD
+    if c.final_norm:
+      hidden_BxTxD = self.final_norm(x_BxTxD)
+    else:  # as the official codes of the models without it
+      hidden_BxTxD = dropout.drop(x_BxTxD, c.dropout, keys[-1] if drop else None)
     aux = {} if c.span is None else {'span': c.span.penalty * spans}
     return hidden_BxTxD, next_memory, aux
 

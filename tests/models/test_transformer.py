@@ -79,6 +79,17 @@ def count(primitive, function, *arguments):
   return [equation.primitive.name for equation in jaxprs.equations(jaxpr)].count(primitive)
 
 
+def test_a_result_without_a_norm_is_dropped_too():
+  share = {}
+  for final_norm in (True, False):
+    model = small_model(final_norm=final_norm, norm='post_skip', dropout=0.5, ngram=None)
+    memory, rngs = transformer.empty_memory(model.config, B), {'dropout': jax.random.key(0)}
+    given = variables_of(model), random_tokens(), memory
+    hidden, _, _ = model.apply(*given, train=True, rngs=rngs)
+    share[final_norm] = float((hidden == 0).mean())
+  assert share[True] == 0 and 0.3 < share[False] < 0.7
+
+
 # Compilation: scan and recomputation change nothing but time and memory.
 
 
