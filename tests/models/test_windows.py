@@ -134,3 +134,35 @@ def test_gradients_by_windows(x64, monkeypatch, change):
     return jax.jit(jax.grad(loss))(variables['params'])
 
   jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), gradient(WINDOWS), gradient(None))
+
+
+@pytest.mark.parametrize('slots', [0, S])
+@pytest.mark.parametrize('change', ['official', 'primer with n-grams'])
+def test_padding_at_the_end_of_rows_does_not_matter(x64, change, slots):
+  """Rows of 5 and 8 tokens, then of 8 and 3: each as if it were alone and without padding."""
+  config = dataclasses.replace(PLAIN, **CHANGES[change])
+  model = transformer.TransformerLM(config, V, WINDOWS)
+  empty = lambda rows: transformer.empty_memory(config, rows, slots, WINDOWS)
+  whole = transformer.TransformerLM(config, V)
+  start = transformer.empty_memory(config, 3)
+  variables = with_spans(random_variables(whole, TOKENS[:, :T], start, dtype='float64'))
+  run = jax.jit(
+    lambda x, memory, valid=None: model.apply(variables, x, memory, valid_BxT=valid)[:2]
+  )
+  counts, memory, found = [(5, 8), (8, 3), (2, 8)], empty(2), [[], []]
+  place = [0, 0]
+  for lengths in counts:
+    tokens, valid = np.full((2, T), V - 1), np.arange(T) < np.array(lengths)[:, None]
+    for row, length in enumerate(lengths):
+      tokens[row, :length] = TOKENS[row, place[row] : place[row] + length]
+      place[row] += length
+    hidden, memory = run(tokens, memory, valid.astype(np.int32))
+    for row, length in enumerate(lengths):
+      found[row].append(hidden[row, :length])
+  for row in range(2):
+    memory, alone, first = empty(1), [], 0
+    for lengths in counts:
+      part, memory = run(TOKENS[row : row + 1, first : first + lengths[row]], memory)
+      alone.append(part[0])
+      first += lengths[row]
+    assert_close(np.concatenate(found[row]), np.concatenate(alone), 1e-12)
