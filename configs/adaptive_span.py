@@ -54,9 +54,7 @@ ABLATIONS = {
 def get_config(row: str = 'enwik8_small'):
   """The experiment of a row."""
   if row not in (*ROWS, *SMALL, *ABLATIONS):
-    raise errors.BadInput(
-      f'configs/adaptive_span.py:{row}: the rows are {", ".join((*ROWS, *SMALL, *ABLATIONS))}'
-    )
+    raise errors.BadInput(f'no row {row!r}; there are: {", ".join((*ROWS, *SMALL, *ABLATIONS))}')
   c = config.default()
   m = c.model
   m.activation = 'relu'
