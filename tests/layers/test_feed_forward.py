@@ -10,6 +10,7 @@ FORMULAS = {
   'relu': lambda x: np.where(x > 0, x, 0),
   'silu': lambda x: x / (1 + np.exp(-x)),
   'squared_relu': lambda x: np.where(x > 0, x**2, 0),
+  'softmax': lambda x: np.exp(x) / np.exp(x).sum(axis=-1, keepdims=True),
 }
 
 

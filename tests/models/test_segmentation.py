@@ -208,8 +208,16 @@ def decoded(config, run, slots):
   return states, memory
 
 
-@pytest.mark.parametrize('dtype, tolerance', [('float32', 1e-5), ('float64', 1e-10)])
-@pytest.mark.parametrize('change', CHANGES)
+PRECISIONS = [
+  *((change, 'float64', 1e-10) for change in CHANGES),
+  *(
+    (change, 'float32', 1e-5)
+    for change in ('n-grammer', 'full primer', 'transformer-xl', 'all four')
+  ),
+]
+
+
+@pytest.mark.parametrize('change, dtype, tolerance', PRECISIONS)
 def test_prefill_at_every_split_then_single_tokens_equals_one_pass(x64, change, dtype, tolerance):
   config, run = build(change, dtype)
   states, memory = decoded(config, run, slots=T - 1)  # a token sees its slots and itself
