@@ -75,7 +75,8 @@ def load_language_model(
   `final_ln`, per layer `transformer/x_layers_i/` with `layer_norm`, `self_attention/`
   `{query,key,value,post,per_dim_scale}`, `ff_layer/{layer_norm,ffn_layer1,
   ffn_layer1_gate,ffn_layer2}`, and `ngrammer/` as in `load_ngrammer`;
-  after attention, `transformer/x_layers_i/self_attention/ngrammer/`.
+  after attention, `transformer/x_layers_i/self_attention/ngrammer/`, whose codebooks are trained
+  with padding too (`NGramConfig.padding_trains`).
 
   The config must say what the arrays cannot: praxis' usual model is
   `ModelConfig(bias=True, per_dim_scale=True)` with `activation`, `gated`, `position`,

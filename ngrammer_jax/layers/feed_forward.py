@@ -38,8 +38,13 @@ class FeedForward(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
-  def __call__(self, x_BxTxD: jax.Array, dropout_key: jax.Array | None = None) -> jax.Array:
-    """Returns [B, T, D]. The key is to drop with; None: nothing is dropped."""
+  def __call__(
+    self,
+    x_BxTxD: jax.Array,
+    valid_BxT: jax.Array | None = None,
+    dropout_key: jax.Array | None = None,
+  ) -> jax.Array:
+    """Returns [B, T, D], zeros where valid is 0. Without a key nothing is dropped."""
     activate = ACTIVATIONS[self.activation]
     inner_BxTxF = self._linear('in', self.width, 'embed', 'mlp')(x_BxTxD)
     if self.gated:
@@ -47,7 +52,8 @@ class FeedForward(nn.Module):
     else:
       inner_BxTxF = activate(inner_BxTxF)
     inner_BxTxF = dropout.drop(inner_BxTxF, self.dropout, dropout_key)
-    return self._linear('out', x_BxTxD.shape[-1], 'mlp', 'embed')(inner_BxTxF)
+    y_BxTxD = self._linear('out', x_BxTxD.shape[-1], 'mlp', 'embed')(inner_BxTxF)
+    return y_BxTxD if valid_BxT is None else jnp.where(valid_BxT[..., None] > 0, y_BxTxD, 0)
 
   def _linear(self, name, features, from_axis, to_axis):
     return linear.Linear(

@@ -129,6 +129,7 @@ class NGrammer(nn.Module):
       cluster 0.
     id_vocabulary: number of distinct raw ids, needed when clusters is None.
     decay, epsilon, prenormalize, empty, initial: of the quantiser.
+    padding_trains: padding moves the centroids and is joined with n-grams, as everything else.
     dtype: of the output.
 
   Raises:
@@ -148,6 +149,7 @@ class NGrammer(nn.Module):
   prenormalize: bool = False
   empty: str = 'shrink'
   initial: str = 'uniform'
+  padding_trains: bool = False
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
@@ -170,7 +172,8 @@ class NGrammer(nn.Module):
       ids: raw ids [B, T] or [B, T, N], for a layer without a quantiser.
       documents_BxT: document number of each token (any integers >= 0 that change at
         borders). No n-gram crosses a border. None: one document per row.
-      valid_BxT: 0 at padding, which gives zeros and does not move the centroids.
+      valid_BxT: 0 at padding, which gives zeros and does not move the centroids, or else see
+        padding_trains.
       pair_ids: positions to pair with instead of the predecessor, see `paired_ids`. A pair
         may reach across a border, but the first token of a document has none. The layer then
         takes no memory, and returns the `ids` [B, T, N] of the segment.
@@ -181,7 +184,8 @@ class NGrammer(nn.Module):
     N, E, V, G = self.heads, self.dim, self.vocabulary_size, len(self.orders)
     check_shape(x_BxTxD.shape[-1], N, V, E, self.combine, self.orders)
     x_BxTxNxH = x_BxTxD.reshape(*x_BxTxD.shape[:2], N, -1)
-    K, ids_BxTxN = self._ids(x_BxTxNxH, ids, valid_BxT, vocabulary)
+    counted_BxT = None if self.padding_trains else valid_BxT
+    K, ids_BxTxN = self._ids(x_BxTxNxH, ids, counted_BxT, vocabulary)
     if pair_ids is None:
       grams, memory = self._grams(ids_BxTxN, K, documents_BxT, valid_BxT, memory)
     elif memory is not None:
@@ -211,8 +215,8 @@ class NGrammer(nn.Module):
     else:
       y_BxTxNxH = sum(ngrams, start=unigram_BxTxNxH)
     y_BxTxD = y_BxTxNxH.reshape(x_BxTxD.shape)
-    if valid_BxT is not None:
-      y_BxTxD = jnp.where(valid_BxT[..., None] > 0, y_BxTxD, 0)
+    if counted_BxT is not None:
+      y_BxTxD = jnp.where(counted_BxT[..., None] > 0, y_BxTxD, 0)
     return y_BxTxD, memory
 
   def _ids(self, x_BxTxNxH, ids, valid_BxT, vocabulary):

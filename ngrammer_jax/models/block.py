@@ -115,7 +115,9 @@ class Block(nn.Module):
     segment['hidden'] = jax.lax.stop_gradient(hidden_BxTxD)
     memory = _remember(memory, segment, views, after_BxTxD=x_BxTxD)
     if c.feed_forward_width:
-      (x_BxTxD,) = self._add('feed_forward', lambda x: (feed(x, keys[3]),), x_BxTxD, keys[1])
+      valid_BxT = next(iter(views.values())).valid_BxT
+      fed = lambda x_BxTxD: (feed(x_BxTxD, valid_BxT, keys[3]),)
+      (x_BxTxD,) = self._add('feed_forward', fed, x_BxTxD, keys[1])
     return x_BxTxD, memory, mean_span
 
   def _look(self, views, memory, dropout_key, x_BxPxD):
@@ -255,6 +257,7 @@ def ngram_layer(
     prenormalize=n.prenormalize,
     empty=n.empty,
     initial=n.initial or ('data' if (n.clusters or 0) < (rows or 0) else 'uniform'),
+    padding_trains=n.padding_trains,
     dtype=dtype,
     name=name,
   )

@@ -46,6 +46,7 @@ class NGramConfig:
   empty: str = 'shrink'  # what clusters without tokens do
   # Where centroids begin; None: data at the input of more tokens than clusters, else uniform.
   initial: str | None = None
+  padding_trains: bool = False  # after attention: padding moves the centroids too, as in praxis
 
   def after_block(self, layers: int) -> int | None:
     """The number of blocks that come before the layer; None where it stands in blocks."""
@@ -97,6 +98,10 @@ class NGramConfig:
         f'give one for each layer, or a single one for all'
       )
     if self.layer != 'attention':
+      if self.padding_trains:
+        raise errors.BadInput(
+          f'model.ngram.padding_trains=True needs model.ngram.layer="attention", not {self.layer!r}'
+        )
       if self.pairing != ('previous',):
         raise errors.BadInput(
           f'model.ngram.pairing={self.pairing} needs model.ngram.layer="attention": elsewhere '

@@ -136,8 +136,9 @@ def test_language_model(reference, dtype, tolerance, case, scan):
         seen = probed['intermediates'][f'layer_{i}']
         ((block, *_),), ((attended, _),) = seen['__call__'], seen['attention']['__call__']
         (probs,) = seen['attention']['probs']
-        assert_close(block[keep], f[f'{case}/layer_out/{i}'][keep], tolerance)
-        assert_close(attended[keep], f[f'{case}/attn_out/{i}'][keep], tolerance)
+        # At padding too: praxis trains the codebooks after attention with it.
+        assert_close(block, f[f'{case}/layer_out/{i}'], tolerance)
+        assert_close(attended, f[f'{case}/attn_out/{i}'], tolerance)
         theirs = f[f'{case}/probs/{i}'].swapaxes(1, 2)[keep]
         assert_close(probs.swapaxes(1, 2)[keep], theirs, tolerance)
     if case != 'plain':

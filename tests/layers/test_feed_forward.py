@@ -40,6 +40,9 @@ def test_equals_formula(x64, activation, gated, bias):
   act = FORMULAS[activation]
   inner = act(linear('gate', x)) * linear('in', x) if gated else act(linear('in', x))
   assert_close(y, linear('out', inner), 1e-12)
+  valid = np.array([[1, 1, 0], [1, 0, 0]])
+  padded = layer.apply({'params': maps}, x, valid)
+  np.testing.assert_array_equal(padded, np.where(valid[..., None], y, 0))
 
 
 def test_every_activation_has_a_formula():

@@ -97,6 +97,36 @@ def test_padding_trains_no_codebook():
   jax.tree.map(np.testing.assert_array_equal, learn(x), learn(other))
 
 
+@pytest.mark.parametrize('pairing', ['previous', 'attended'])
+def test_padding_trains_codebooks_as_in_praxis(x64, monkeypatch, pairing):
+  """Its layer after attention is given no paddings: they are clustered, joined and counted."""
+  ngram = dataclasses.replace(NGRAM, pairing=(pairing,), padding_trains=True)
+  config = dataclasses.replace(CONFIG, ngram=ngram)
+  module = block.Block(config, jnp.dtype('float64'), pairing)
+  memory = block.empty_memory(config, 0, 2, 0)
+  x = slow.random_inputs(2, T, 'float64')
+  valid = jnp.asarray(np.arange(T) < 4, 'float64') * jnp.ones((2, 1))
+  attended = documents.with_padding(jnp.asarray(NUMBERS), valid)
+  padded = view()._replace(visible_BxTxS=documents.visible(attended, attended), valid_BxT=valid)
+  variables = random_variables(module, x, both(), memory, dtype='float64')
+  contexts, paired = [], block._paired
+  monkeypatch.setattr(block, '_paired', lambda *a: contexts.append(a[-2]) or paired(*a))
+  (y, _, _), learned = module.apply(
+    variables, x, {views.WHOLE: padded}, memory, mutable=['codebook']
+  )
+  before = np.asarray(variables['codebook']['ngrammer']['quantizer']['centroids'])
+  after = np.asarray(learned['codebook']['ngrammer']['quantizer']['centroids'])
+  expected = before.copy()
+  for n in range(N):
+    tokens = np.asarray(contexts[-1])[:, :, n].reshape(2 * T, H)
+    nearest = ((tokens[:, None] - before[n]) ** 2).sum(axis=-1).argmin(axis=-1)
+    for k in range(K):
+      mine = tokens[nearest == k]
+      expected[n, k] = 0.999 * before[n, k] + 0.001 * mine.sum(axis=0) / (1e-6 + len(mine))
+  assert_close(after, expected, 1e-12)
+  assert (np.asarray(y - x)[:, 4:] != 0).all()  # joined too, or attention would add nothing
+
+
 @pytest.mark.parametrize(
   'fields, words, initial',
   [

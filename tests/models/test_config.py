@@ -142,6 +142,10 @@ def spans(**fields):
       'give one for each layer, or a single one for all',
     ),
     (
+      {'ngram': {'padding_trains': True}},
+      'model.ngram.padding_trains=True needs model.ngram.layer="attention", not \'input\'',
+    ),
+    (
       {'ngram': {'pairing': ('attended',)}},
       'model.ngram.pairing=(\'attended\',) needs model.ngram.layer="attention": '
       'elsewhere a token pairs with the one before',
