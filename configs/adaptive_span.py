@@ -20,7 +20,6 @@ script for them. And small twins for 2 CPU cores, of about equal size, sizes and
 small_xl, small_span, small_pers, small_pers_span and small_all, with n-grams too; ffattn, split,
 heads, single are the ablations of small_pers, pers_none has no vectors at all.
 
-Ours differ in the initial weights, and wiki103_pers has no dropout of embeddings (theirs 0.1).
 Their text8 has an <eos> that ours does not: 28 characters. Nothing of this was trained here but
 the small twins.
 """
@@ -84,6 +83,7 @@ def _official(c, row):
     m.persistent = config.block('model.persistent', vectors=inner)
   else:
     m.feed_forward_width = inner
+  m.initial = config.block('model.initial', recipe='adaptive_span')
   t.batch_size = 64
   t.log_every = 200
   t.evaluate_every = t.checkpoint_every = 2000
@@ -102,7 +102,7 @@ def _official(c, row):
     c.data.corpus, c.data.vocabulary = 'wikitext', 'words'
     m.tie_embeddings = m.scale_embeddings = True
     m.adaptive_softmax = config.block(
-      'model.adaptive_softmax', cutoffs=(20_000, 40_000, 200_000), divisor=4
+      'model.adaptive_softmax', cutoffs=(20_000, 40_000, 200_000), divisor=4, dropout=0.1
     )
     o.algorithm = 'adam'
     o.learning_rate, o.beta2, o.epsilon, o.clip_norm = 2.5e-4, 0.999, 1e-8, 1.0

@@ -24,9 +24,8 @@ the README for what memory is worth) and wikitext2_small (2,003,648), with the a
 The published results of the large rows are those of the authors' TensorFlow code, which differs
 from these scripts: model.memory.first="zeros", optimizer.schedule="transformer_xl_tensorflow" with
 final_fraction 0.01, one key more with same_length ("memory_and_self"), for wt103_large and
-lm1b_large positional.shared_biases=False and smaller initial weights, and for lm1b_large a
-learning rate of 1e-4. Ours differ from both in the initial weights, and have no dropout of the
-encodings of distances. text8_large's script has no warm-up, this row has that of
+lm1b_large positional.shared_biases=False and initial.deviation=projection_deviation=0.005, and for
+lm1b_large a learning rate of 1e-4. text8_large's script has no warm-up, this row has that of
 enwik8_large. NVIDIA's cutoffs are some words lower, for a vocabulary of another order. Nothing of
 this was trained here but the twins.
 """
@@ -76,6 +75,8 @@ def get_config(row: str = 'enwik8_base'):
   m.norm_epsilon = 1e-5
   m.final_norm = False
   official = size != 'small'
+  if official:
+    m.initial = config.block('model.initial', recipe='transformer_xl')
   same_length = {'nvidia': 'memory_and_self', 'lm1b': None}.get(corpus, 'memory')
   same_length = same_length if official else None
   m.memory = config.block(

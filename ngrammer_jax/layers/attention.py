@@ -60,6 +60,7 @@ class Attention(nn.Module):
     persistent_vectors: C, learned keys and values of each head (see `layers.persistent`).
     persistent_kind: one of PERSISTENT.
     dropout: rate of the probabilities.
+    distance_dropout: rate of the encodings of distances, of `relative`.
     head_width: H. None: D / N.
     dtype: of the projections; scores and softmax take at least float32.
   """
@@ -78,6 +79,7 @@ class Attention(nn.Module):
   persistent_vectors: int = 0
   persistent_kind: str = 'all_attention'
   dropout: float = 0.0
+  distance_dropout: float = 0.0
   dtype: jnp.dtype = jnp.float32
   head_width: int | None = None
 
@@ -94,6 +96,7 @@ class Attention(nn.Module):
     shared: Shared | None = None,
     valid_BxT: jax.Array | None = None,
     dropout_key: jax.Array | None = None,
+    distance_key: jax.Array | None = None,
   ) -> tuple[jax.Array, KeysValues]:
     """Returns [B, T, D], and what a memory keeps of this segment, [B, T, N, H] each.
 
@@ -117,6 +120,7 @@ class Attention(nn.Module):
         one has its own; the vectors of `table`.
       valid_BxT: 0 at padding.
       dropout_key: to drop probabilities with. None: none are.
+      distance_key: to drop encodings of distances with.
     """
     D, F = x_BxPxD.shape[-1], visible_BxTxS.shape[0] // x_BxPxD.shape[0]
     T, S = F * visible_BxTxS.shape[1], visible_BxTxS.shape[2]
@@ -133,7 +137,8 @@ class Attention(nn.Module):
     kept = segment | {'keys': k_BxSxNxH, 'values': v_BxSxNxH}
     q_BxTxNxH = local.of_queries(q_BxTxNxH[..., : self.context_heads, :], F)
     k_BxSxNxH, v_BxSxNxH = (local.of_keys(rows, F, T) for rows in (k_BxSxNxH, v_BxSxNxH))
-    scores_BxNxTxS = self._scores(q_BxTxNxH, k_BxSxNxH, memory, D, distance_BxTxS, shared)
+    distances = distance_BxTxS, shared, distance_key
+    scores_BxNxTxS = self._scores(q_BxTxNxH, k_BxSxNxH, memory, D, distances)
     scores_BxNxTxS = jnp.where(visible_BxTxS[:, None], scores_BxNxTxS, MASKED)
     soft_BxNxTxS = None
     if self.span is not None:
@@ -254,13 +259,11 @@ class Attention(nn.Module):
     wide = jnp.promote_types(self.dtype, jnp.float32)
     return jnp.einsum(indices, a, b, preferred_element_type=wide)
 
-  def _scores(self, q_BxTxNxH, k_BxSxNxH, memory, D, distance_BxTxS, shared):
+  def _scores(self, q_BxTxNxH, k_BxSxNxH, memory, D, distances):
     """How well queries and keys match, and distances where they count; scaled, not masked."""
     scale_H = self._query_scale(q_BxTxNxH.shape[-1]).astype(self.dtype)
     S = k_BxSxNxH.shape[1] + (0 if memory is None else memory['keys'].shape[2])
-    q_BxTxNxH, scores_of_distance = self._of_distance(
-      q_BxTxNxH, scale_H, D, S, distance_BxTxS, shared
-    )
+    q_BxTxNxH, scores_of_distance = self._of_distance(q_BxTxNxH, scale_H, D, S, *distances)
     # Cache and segment stay apart: joining them would copy the cache.
     scores_BxNxTxS = self._multiply('btnh,bsnh->bnts', q_BxTxNxH, k_BxSxNxH)
     if memory is not None:
@@ -268,7 +271,7 @@ class Attention(nn.Module):
       scores_BxNxTxS = jnp.concatenate([scores_BxNxTxM, scores_BxNxTxS], axis=-1)
     return scores_BxNxTxS + scores_of_distance
 
-  def _of_distance(self, q_BxTxNxH, scale_H, D, S, distance_BxTxS, shared):
+  def _of_distance(self, q_BxTxNxH, scale_H, D, S, distance_BxTxS, shared, distance_key):
     """The scaled queries of the keys, and the scores of the distances."""
     N, H = q_BxTxNxH.shape[-2:]
     if self.relative == 'table':
@@ -288,10 +291,10 @@ class Attention(nn.Module):
       u_NxH, v_NxH = own() if shared is None else shared
       alone = not self._persistent('all_attention')
       of_distance = relative.RelativePosition(
-        N, self.clamp_length, self.dtype, alone, name='relative'
+        N, self.clamp_length, self.dtype, alone, self.distance_dropout, name='relative'
       )
       biased_BxTxNxH = (q_BxTxNxH + v_NxH.astype(self.dtype)) * scale_H
-      scores = of_distance(biased_BxTxNxH, D, S, distance_BxTxS)
+      scores = of_distance(biased_BxTxNxH, D, S, distance_BxTxS, distance_key)
       return (q_BxTxNxH + u_NxH.astype(self.dtype)) * scale_H, scores
     return q_BxTxNxH * scale_H, 0
 

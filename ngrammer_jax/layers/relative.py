@@ -15,7 +15,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import linear
+from ngrammer_jax.layers import dropout, linear
 
 
 def encodings(
@@ -125,16 +125,23 @@ class RelativePosition(nn.Module):
     clamp_length: distances beyond it count as that. None: all are different.
     dtype: of the projection.
     alone: the softmax has no other keys than those of the context, see `encodings`.
+    dropout: rate of the encodings.
   """
 
   heads: int
   clamp_length: int | None = None
   dtype: jnp.dtype = jnp.float32
   alone: bool = True
+  dropout: float = 0.0
 
   @nn.compact
   def __call__(
-    self, q_BxTxNxH: jax.Array, D: int, S: int, distance_BxTxS: jax.Array | None = None
+    self,
+    q_BxTxNxH: jax.Array,
+    D: int,
+    S: int,
+    distance_BxTxS: jax.Array | None = None,
+    dropout_key: jax.Array | None = None,
   ) -> jax.Array:
     """Returns scores [B, N, T, S] in at least float32; those of later keys mean nothing.
 
@@ -144,10 +151,14 @@ class RelativePosition(nn.Module):
       S: keys.
       distance_BxTxS: from query to key. None: keys stand in order, the last T of them are the
         queries.
+      dropout_key: to drop with. None: nothing is dropped.
     """
     wide = jnp.promote_types(self.dtype, jnp.float32)
     N, H = q_BxTxNxH.shape[-2:]
     project = linear.Linear((N, H), ('embed', 'heads', 'kv'), dtype=self.dtype, name='position')
-    r_SxNxH = project(encodings(S, D, self.clamp_length, wide, self.alone).astype(self.dtype))
+    key = dropout_key if self.dropout else None
+    # R_0 makes no difference only where all distances have it, and have it whole.
+    r_SxD = encodings(S, D, self.clamp_length, wide, less_first=self.alone and key is None)
+    r_SxNxH = project(dropout.drop(r_SxD, self.dropout, key).astype(self.dtype))
     scores_BxNxTxS = jnp.einsum('btnh,snh->bnts', q_BxTxNxH, r_SxNxH, preferred_element_type=wide)
     return keyed(scores_BxNxTxS, distance_BxTxS)

@@ -198,6 +198,7 @@ def _seen(seen, heads=None):
     'distance_BxTxS': seen.distance_BxTxS,
     'shared': shared,
     'valid_BxT': seen.valid_BxT,
+    'distance_key': seen.distance_key,
   }
 
 
@@ -228,6 +229,7 @@ def _attention(config, dtype):
     persistent_vectors=0 if c.persistent is None else c.persistent.vectors,
     persistent_kind='all_attention' if c.persistent is None else c.persistent.kind,
     dropout=c.attention_dropout,
+    distance_dropout=c.dropout,
     dtype=dtype,
     name='attention',
   )

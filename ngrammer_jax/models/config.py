@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from ngrammer_jax import errors
 from ngrammer_jax.layers import feed_forward, ngrammer, quantizer
 from ngrammer_jax.models.attention_config import PersistentConfig, SpanConfig
+from ngrammer_jax.models.initialization import InitialConfig
 
 LAYERS = ('input', 'begin', 'middle', 'end', 'attention')
 PAIRING = ('previous', 'attended', 'none')
@@ -179,6 +180,7 @@ class AdaptiveSoftmaxConfig:
   embedding_width: int | None = None  # None: that of the model
   tied_projections: tuple[bool, ...] = (True,)  # one for all clusters, or one for each
   project_same_width: bool = True  # where the divisor is above 1, from the width to itself too
+  dropout: float | None = None  # of the embeddings and of the result; None: that of the model
 
   def check(self, model: 'ModelConfig') -> None:
     """Raises BadInput for clusters that cannot be."""
@@ -199,6 +201,10 @@ class AdaptiveSoftmaxConfig:
       raise errors.BadInput(
         f'model.adaptive_softmax.tied_projections has {len(self.tied_projections)} entries for '
         f'{clusters} clusters: give one for each, the head first, or a single one for all'
+      )
+    if self.dropout is not None and not 0 <= self.dropout < 1:
+      raise errors.BadInput(
+        f'model.adaptive_softmax.dropout={self.dropout} must be at least 0 and below 1'
       )
     if not model.softmax_bias:
       raise errors.BadInput('model.softmax_bias=False: an adaptive softmax has biases')
@@ -283,7 +289,8 @@ class ModelConfig:
   scale_embeddings: bool = True  # by the square root of the width
   softmax_bias: bool = True
   vocabulary_chunk: int | None = None  # logits that exist at one time; None: all
-  # Of the embeddings, of what each sub-layer adds, and of the result where it has no norm.
+  # Of the embeddings, of what each sub-layer adds, of the encodings of distances (relative), and
+  # of the result where it has no norm.
   dropout: float = 0.0
   attention_dropout: float = 0.0  # of the probabilities
   inner_dropout: float = 0.0  # of the inner layer of the feed-forward
@@ -295,10 +302,17 @@ class ModelConfig:
   adaptive_softmax: AdaptiveSoftmaxConfig | None = None
   span: SpanConfig | None = None
   persistent: PersistentConfig | None = None
+  initial: InitialConfig | None = None  # None: every layer's own initial weights
 
   def positions(self) -> PositionalConfig:
     """More about positions, the defaults where nothing is said."""
     return self.positional or PositionalConfig()
+
+  @property
+  def outer_dropout(self) -> float:
+    """Of the embeddings, and of the result where it has no norm."""
+    own = None if self.adaptive_softmax is None else self.adaptive_softmax.dropout
+    return self.dropout if own is None else own
 
   @property
   def context_heads(self) -> int:
@@ -344,7 +358,7 @@ class ModelConfig:
         f'use model.memory=None, or model.position="relative"'
       )
     blocks = (self.ngram, self.memory, self.positional, self.adaptive_softmax)
-    for block in (*blocks, self.span, self.persistent):
+    for block in (*blocks, self.span, self.persistent, self.initial):
       if block is not None:
         block.check(self)
     if self.position == 'table':

@@ -210,9 +210,14 @@ class TransformerLM(nn.Module):
     if place == 0:
       x_BxTxD = join(x_BxTxD, vocabulary)
     x_BxTxD = self._positioned(x_BxTxD, next(iter(views.values())))
-    drop = train and max(c.dropout, c.attention_dropout, c.inner_dropout) > 0
+    rates = c.dropout, c.attention_dropout, c.inner_dropout, c.outer_dropout
+    drop = train and max(rates) > 0
     keys = jax.random.split(self.make_rng('dropout'), c.layers + 2) if drop else None
-    x_BxTxD = dropout.drop(x_BxTxD, c.dropout, None if keys is None else keys[0])
+    x_BxTxD = dropout.drop(x_BxTxD, c.outer_dropout, None if keys is None else keys[0])
+    if drop:
+      # The same encodings of distances in all layers.
+      distance_key = jax.random.fold_in(keys[0], 1)
+      views = {size: seen._replace(distance_key=distance_key) for size, seen in views.items()}
     x_BxTxD = block.whole_width(x_BxTxD)
     kept, layers, spans = memory.get('layers', ({},) * c.layers), [], jnp.zeros(())
     for first, last in itertools.pairwise(self._borders(place)):
@@ -227,7 +232,7 @@ class TransformerLM(nn.Module):
     if c.final_norm:
       hidden_BxTxD = self.final_norm(x_BxTxD)
     else:  # as the official codes of the models without it
-      hidden_BxTxD = dropout.drop(x_BxTxD, c.dropout, keys[-1] if drop else None)
+      hidden_BxTxD = dropout.drop(x_BxTxD, c.outer_dropout, keys[-1] if drop else None)
     aux = {} if c.span is None else {'span': c.span.penalty * spans}
     return hidden_BxTxD, next_memory, aux
 

@@ -20,7 +20,7 @@ class View(NamedTuple):
   """What layers share about a segment, for heads with one window.
 
   visible_BxTxS, rotation, position_BxP, distance_BxTxS, and shared are those of
-  `layers.Attention`; documents_BxT are the numbers of the documents; slots_BxT is where the keys
+  `layers.Attention`, as is distance_key; documents_BxT are the numbers of the documents; slots_BxT is where the keys
   and values of the valid tokens are kept (see `layers.cache`), None where they are not.
   """
 
@@ -32,6 +32,7 @@ class View(NamedTuple):
   valid_BxT: jax.Array | None = None
   distance_BxTxS: jax.Array | None = None
   shared: attention.Shared | None = None
+  distance_key: jax.Array | None = None
 
 
 class Segment(NamedTuple):

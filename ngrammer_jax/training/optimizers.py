@@ -113,15 +113,22 @@ def _direction(config):
   """The transformations that come before the learning rate."""
   if config.algorithm == 'adagrad':
     return (scale_by_adagrad(config.epsilon, config.clip_norm),)
-  clip = (
-    optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
-  )
   return (
-    clip,
+    optax.identity() if config.clip_norm is None else optax.stateless(_clipped(config.clip_norm)),
     optax.scale_by_adam(config.beta1, config.beta2, config.epsilon),
     optax.add_decayed_weights(config.weight_decay) if config.weight_decay else optax.identity(),
     optax.scale_by_trust_ratio() if config.algorithm == 'lamb' else optax.identity(),
   )
+
+
+def _clipped(clip_norm):
+  """Clips by the norm of all, with what PyTorch adds to it, to the digits of the papers' codes."""
+
+  def clip(gradients, _):
+    scale = jnp.minimum(clip_norm / (optax.tree.norm(gradients) + 1e-6), 1)
+    return jax.tree.map(lambda g: scale.astype(g.dtype) * g, gradients)
+
+  return clip
 
 
 def scale_by_adagrad(epsilon: float, clip_norm: float | None) -> optax.GradientTransformation:

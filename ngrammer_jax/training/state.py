@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from ngrammer_jax import sharding
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import initialization, transformer
 
 
 class TrainState(struct.PyTreeNode):
@@ -50,6 +50,9 @@ def initialiser(
     variables = model.clone(windows=None).init(jax.random.key(seed), tokens, memory)
     memory = transformer.empty_memory(model.config, batch_size, windows=model.windows)
     params = variables['params']
+    if model.config.initial is not None:
+      key = jax.random.fold_in(jax.random.key(seed), 1)
+      params = initialization.redrawn(model.config.initial, params, key)
     return TrainState(
       step=jnp.zeros((), jnp.int32),
       params=params,

@@ -126,6 +126,15 @@ def spans(**fields):
       'model.position="rope" needs an even head width, not 3 (model.width=12 / model.heads=4): '
       'use model.heads=3, or a width that is a multiple of 8',
     ),
+    (
+      {'initial': model_config.InitialConfig('gpt')},
+      "model.initial.recipe='gpt' is not one of: transformer_xl, adaptive_span",
+    ),
+    (
+      {'initial': model_config.InitialConfig(deviation=0.0)},
+      'model.initial.deviation=0.0 must be above 0',
+    ),
+    (adaptive(dropout=1.0), 'model.adaptive_softmax.dropout=1.0 must be at least 0 and below 1'),
     ({'dropout': 1.0}, 'model.dropout=1.0 must be at least 0 and below 1'),
     ({'dropout': -0.1}, 'model.dropout=-0.1 must be at least 0 and below 1'),
     (

@@ -79,30 +79,7 @@ def count(primitive, function, *arguments):
   return [equation.primitive.name for equation in jaxprs.equations(jaxpr)].count(primitive)
 
 
-def test_a_result_without_a_norm_is_dropped_too():
-  share = {}
-  for final_norm in (True, False):
-    model = small_model(final_norm=final_norm, norm='post_skip', dropout=0.5, ngram=None)
-    memory, rngs = transformer.empty_memory(model.config, B), {'dropout': jax.random.key(0)}
-    given = variables_of(model), random_tokens(), memory
-    hidden, _, _ = model.apply(*given, train=True, rngs=rngs)
-    share[final_norm] = float((hidden == 0).mean())
-  assert share[True] == 0 and 0.3 < share[False] < 0.7
-
-
 # Compilation: scan and recomputation change nothing but time and memory.
-
-
-def test_scanned_unrolled_and_recomputed_layers_agree_under_dropout():
-  variables = variables_of(small_model(ngram=None))
-
-  def result(**fields):
-    model = small_model(ngram=None, dropout=0.3, **fields)
-    return jax.jit(loss_and_gradient(model, variables))(variables['params'])
-
-  expected = result(scan_layers=False)
-  for fields in ({}, {'remat': 'full'}, {'scan_layers': False, 'remat': 'minimal'}):
-    jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), result(**fields), expected)
 
 
 @pytest.mark.parametrize('scan', [True, False])
@@ -306,7 +283,7 @@ def test_bigram_straddles_the_seam_of_a_document():
   assert_close(started, fresh, 1e-6)
 
 
-# Head, dropout, precision.
+# Head, precision.
 
 
 def test_untied_chunked_head_equals_log_softmax_of_the_logits():
@@ -321,46 +298,6 @@ def test_untied_chunked_head_equals_log_softmax_of_the_logits():
   assert jaxprs.largest_array(score, hidden) < B * T * V
   chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), random_tokens()[..., None], axis=-1)
   assert_close(scores.nll_BxT, -chosen[..., 0], 1e-6)
-
-
-def test_dropout_draws_per_key_and_only_in_training():
-  model = small_model(ngram=None, dropout=0.5)
-  variables, tokens = variables_of(small_model(ngram=None)), random_tokens()
-  memory = transformer.empty_memory(model.config, B)
-
-  @jax.jit
-  def train(seed):
-    rngs = {'dropout': jax.random.key(seed)}
-    return model.apply(variables, tokens, memory, train=True, rngs=rngs)[0]
-
-  first, again, second = train(0), train(0), train(1)
-  np.testing.assert_array_equal(first, again)
-  assert (first != second).any(axis=-1).all()
-  # In evaluation no key is needed.
-  evaluated, _ = run(model, variables, tokens)
-  np.testing.assert_array_equal(evaluated, run(small_model(ngram=None), variables, tokens)[0])
-
-
-def test_dropout_stands_behind_the_embeddings_and_every_sublayer():
-  model = small_model(dropout=0.5, scan_layers=False)
-  variables = variables_of(model)
-  draws = count('random_bits', loss_and_gradient(model, variables), variables['params'])
-  assert draws == 1 + 2 * SMALL['layers']
-
-
-@pytest.mark.parametrize('kind', ['dropout', 'attention_dropout', 'inner_dropout'])
-@pytest.mark.parametrize('scan', [False, True])
-def test_every_dropout_drops_in_training_alone(kind, scan):
-  model = small_model(**{kind: 0.5}, scan_layers=scan)
-  variables = variables_of(model)
-  plain, _ = run(small_model(scan_layers=scan), variables, random_tokens())
-  np.testing.assert_array_equal(run(model, variables, random_tokens())[0], plain)
-  draws = [
-    run(model, variables, random_tokens(), train=True, rngs={'dropout': jax.random.key(seed)})[0]
-    for seed in (0, 0, 1)
-  ]
-  np.testing.assert_array_equal(draws[0], draws[1])
-  assert (draws[0] != draws[2]).any() and (draws[0] != plain).any()
 
 
 def test_bfloat16_runs_with_float32_parameters():

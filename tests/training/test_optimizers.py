@@ -91,6 +91,19 @@ def test_updates_equal_adam_and_adagrad_by_hand():
     np.testing.assert_allclose(get(params, path), value, rtol=1e-5)
 
 
+def test_the_norm_of_the_clip_is_that_of_pytorch(x64):
+  """scale = clip / (norm + 1e-6): seen in digits where gradients are small."""
+  config = experiment.OptimizerConfig(
+    schedule='constant', warmup_steps=0, clip_norm=1e-5, beta1=0.0, beta2=0.0, epsilon=1.0
+  )
+  optimizer, params = optimizers.make(config, STEPS), {'embedding': jnp.zeros(2)}
+  gradient = {'embedding': jnp.array([3e-5, 4e-5])}
+  updates, _ = optimizer.update(gradient, optimizer.init(params), params)
+  clipped = np.array([3e-5, 4e-5]) * 1e-5 / (5e-5 + 1e-6)
+  expected = -config.learning_rate * clipped / (clipped + 1)
+  np.testing.assert_allclose(updates['embedding'], expected, rtol=1e-9)
+
+
 def test_norms_are_reported_for_each_label():
   norms = optimizers.norms(PARAMS)
   assert norms['dense'] == pytest.approx(8**0.5)
