@@ -19,8 +19,8 @@ WHOLE = 0  # the window of heads that are not told apart
 class View(NamedTuple):
   """What layers share about a segment, for heads with one window.
 
-  visible_BxTxS, rotation, position_BxP, distance_BxTxS, and shared are those of
-  `layers.Attention`, as is distance_key; documents_BxT are the numbers of the documents; slots_BxT is where the keys
+  visible_BxTxS, rotation, position_BxP, distance_BxTxS, shared and distance_key are those of
+  `layers.Attention`; documents_BxT are the numbers of the documents; slots_BxT is where the keys
   and values of the valid tokens are kept (see `layers.cache`), None where they are not.
   """
 

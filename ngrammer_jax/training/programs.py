@@ -42,7 +42,7 @@ class Programs:
     m = config.model
     if windows.learned(m):
       spans_LxN = np.full((m.layers, m.heads), m.span.limit * (m.span.initial or 0.0))
-      self.windows = windows.chosen(m, spans_LxN)
+      self.windows = windows.chosen(m, spans_LxN, growth=windows.growth(config))
 
   def create(self) -> train_state.TrainState:
     """The first state."""
@@ -59,7 +59,9 @@ class Programs:
     m = self._config.model
     if self.windows is None:
       return state
-    found = windows.chosen(m, windows.spans(m, state.params), self.windows, self.changes)
+    growth = windows.growth(self._config, int(state.step), state.opt_state)
+    spans = windows.spans(m, state.params)
+    found = windows.chosen(m, spans, self.windows, self.changes, growth)
     if found == self.windows:
       return state
     self.windows, self.changes = found, self.changes + 1

@@ -60,8 +60,6 @@ def train_step(
     metrics[f'gradient_norm/{label}'] = norm
   metrics |= codebook_metrics(state.codebook, codebook)
   params = optax.apply_updates(state.params, updates)
-  if model.windows is not None:
-    params, metrics['span/held'] = windows.held(model.config, params, model.windows)
   if windows.learned(model.config):
     metrics |= windows.metrics(model.config, params)
   state = state.replace(

@@ -1,9 +1,10 @@
 """How far heads may look until the spans are checked again (see `models.view.Windows`).
 
 What is computed has static shapes: of each head the keys within a window of 64 2^k tokens, at
-most the limit of the span. A window holds the span, its ramp and a reserve; until the next
-check the span is held below its end, so that nothing is ever left out. The windows depend on
-the spans of that step and on the windows before, which are saved with the checkpoint.
+most the limit of the span. A window holds the span, its ramp, and what the optimiser can make of
+it until the check after the next (see `growth`): nothing is ever left out, and a window that is
+left for another holds all that the next will look at. The windows depend on the state of that
+step and on the windows before, which are saved with the checkpoint.
 
 L layers, N heads.
 """
@@ -12,10 +13,13 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 
+from ngrammer_jax import config as experiment
 from ngrammer_jax.layers import documents
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import view
+from ngrammer_jax.training import optimizers
 
 SMALLEST = 64
 # Every change is compiled. After so many, windows do not shrink any more, and grow to the limit.
@@ -39,10 +43,36 @@ def learned(config: model_config.ModelConfig) -> bool:
 
 def spans(config: model_config.ModelConfig, params: Any) -> np.ndarray:
   """The spans of all heads, in tokens, [L, N]."""
-  of_layer = lambda i: params[f'layer_{i}']['attention']['span']['span']
-  return config.span.limit * np.stack(
-    [np.asarray(of_layer(i), np.float64) for i in range(config.layers)]
+  return config.span.limit * _of_heads(config, params)
+
+
+def _of_heads(config, tree):
+  """What a tree like the parameters has for the spans, [L, N]."""
+  of_layer = lambda i: tree[f'layer_{i}']['attention']['span']['span']
+  return np.stack([np.asarray(of_layer(i), np.float64) for i in range(config.layers)])
+
+
+def growth(
+  config: experiment.Config, step: int = 0, opt_state: Any | None = None
+) -> np.ndarray | float:
+  """Tokens that spans can grow, at most, until the check after the next, [L, N] or of all.
+
+  Args:
+    config: of the run.
+    step: updates made so far.
+    opt_state: of the optimiser. None: that of the start.
+  """
+  m, sums_LxN = config.model, 0.0
+  if opt_state is not None and config.optimizer.algorithm == 'adagrad':
+    sums_LxN = _of_heads(m, optax.tree.get(opt_state, 'sums'))
+  share = optimizers.largest_growth(
+    config.optimizer,
+    config.training.steps,
+    np.arange(step, step + 2 * config.training.span_check_every),
+    sums_LxN,
+    m.heads,
   )
+  return 1.001 * m.span.limit * share  # with what rounding may add
 
 
 def chosen(
@@ -50,7 +80,7 @@ def chosen(
   spans_LxN: np.ndarray,
   before: view.Windows | None = None,
   changes: int = 0,
-  reserve: int | None = None,
+  growth: np.ndarray | float = 0.0,
 ) -> view.Windows:
   """The windows for the spans, [L][N].
 
@@ -60,29 +90,28 @@ def chosen(
     before: windows in force, kept where the spans neither outgrow them nor are far below. None:
       there are none yet.
     changes: made so far.
-    reserve: tokens that a span may grow. None: those of the config.
+    growth: tokens that spans may grow, [L, N].
   """
   s = config.span
-  reserve = s.reserve if reserve is None else reserve
   # A key at the very end of the ramp has no weight, but a slope.
-  needed_LxN = np.floor(spans_LxN + s.ramp).astype(int) + 1
+  needed = lambda spans_LxN: np.floor(np.minimum(spans_LxN, s.limit) + s.ramp).astype(int) + 1
+  enough_LxN, plenty_LxN = (needed(spans_LxN + times * growth) for times in (1, 2))
   return tuple(
     tuple(
-      _window(s, needed, before and before[layer][head], changes, reserve)
-      for head, needed in enumerate(row)
+      _window(s.limit, *head, changes)
+      for head in zip(*layer, before[i] if before else [None] * len(layer[0]), strict=True)
     )
-    for layer, row in enumerate(needed_LxN)
+    for i, layer in enumerate(zip(enough_LxN.tolist(), plenty_LxN.tolist(), strict=True))
   )
 
 
-def _window(s, needed, now, changes, reserve):
+def _window(limit, enough, plenty, now, changes):
+  """The window for so many tokens; one in force is kept until there is plenty to spare."""
   if now is None:
-    return _bucket(needed + reserve, s.limit)
-  if now < s.limit and needed + reserve > now:
-    at_its_end = needed >= now
-    wanted = max(needed + reserve, 2 * now if at_its_end else 0)
-    return _bucket(wanted, s.limit) if changes < CHANGES else s.limit
-  smaller = _bucket(needed + 2 * reserve, s.limit)
+    return _bucket(enough, limit)
+  if enough > now:
+    return _bucket(enough, limit) if changes < CHANGES else limit
+  smaller = _bucket(plenty, limit)
   return smaller if smaller < now and changes < CHANGES else now
 
 
@@ -91,23 +120,6 @@ def _bucket(tokens, limit):
   while size < tokens:
     size *= 2
   return min(size, limit)
-
-
-def held(config: model_config.ModelConfig, params: Any, windows: view.Windows) -> tuple[Any, Any]:
-  """Parameters whose spans end within the windows, and the number of heads that had to be held."""
-  s, count = config.span, jnp.zeros(())
-  params = dict(params)
-  for i, sizes in enumerate(windows):
-    layer = params[f'layer_{i}']
-    span_N = layer['attention']['span']['span']
-    ends = [(size - 1 - s.ramp) / s.limit if size < s.limit else 1.0 for size in sizes]
-    # Below the next whole token, with what rounding may add.
-    ceiling_N = jnp.asarray(ends, span_N.dtype) * (1 - 1e-6)
-    ceiling_N = jnp.where(jnp.asarray(sizes) < s.limit, ceiling_N, 1)
-    count += (span_N > ceiling_N).sum()
-    attention = layer['attention'] | {'span': {'span': jnp.minimum(span_N, ceiling_N)}}
-    params[f'layer_{i}'] = layer | {'attention': attention}
-  return params, count
 
 
 def resized(config: model_config.ModelConfig, memory: Any, windows: view.Windows) -> Any:

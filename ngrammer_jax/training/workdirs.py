@@ -144,10 +144,11 @@ def _check_same(workdir: pathlib.Path, before: experiment.Config, now: experimen
       continue
     hint = ''
     if key == 'training.steps' and new > old:
-      if now.optimizer.schedule in ('constant', 'rsqrt'):
+      if now.optimizer.schedule in ('constant', 'rsqrt') and now.optimizer.drop is None:
         logging.info('going on from %s to %s steps', f'{old:,}', f'{new:,}')
         continue
-      hint = f' (schedule {now.optimizer.schedule!r} depends on the number of steps)'
+      what = 'optimizer.drop' if now.optimizer.drop else f'schedule {now.optimizer.schedule!r}'
+      hint = f' ({what} depends on the number of steps)'
     raise errors.BadInput(
       f'--workdir={workdir} was started with {key}={old!r}, now it is {new!r}{hint}: '
       f'use the old value, or another workdir'

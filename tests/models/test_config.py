@@ -201,7 +201,6 @@ def spans(**fields):
     (spans(ramp=0), 'model.span.ramp=0 must be at least 1'),
     (spans(penalty=-1.0), 'model.span.penalty=-1.0 must be at least 0'),
     (spans(initial=2.0), 'model.span.initial=2.0 must be from 0 to 1'),
-    (spans(reserve=0), 'model.span.reserve=0 must be at least 1'),
     (
       spans(limit=128) | {'memory': None},
       'model.span needs as many keys for every token: set model.memory.length=128 and '

@@ -1,18 +1,21 @@
 """Windows follow the spans, and training does not notice."""
 
+import dataclasses
 import json
 import logging
 import shutil
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from ngrammer_jax import runs
 from ngrammer_jax.models import config as model_config
-from ngrammer_jax.training import loop, manifest, windows
+from ngrammer_jax.training import loop, manifest, optimizers, windows
 
-SPAN = model_config.SpanConfig(limit=256, ramp=4, penalty=0.01, initial=0.9, reserve=8)
+SPAN = model_config.SpanConfig(limit=256, ramp=4, penalty=0.01, initial=0.9)
 MODEL = {
   'position': 'table',
   'positional': model_config.PositionalConfig(max_length=256),
@@ -22,22 +25,21 @@ MODEL = {
 CONFIG = model_config.ModelConfig(layers=1, width=16, heads=4, feed_forward_width=0, **MODEL)
 
 
-def chosen(*spans, **given):
-  return windows.chosen(CONFIG, np.array([spans], float), **given)[0]
+def chosen(*spans, growth=8.0, **given):
+  return windows.chosen(CONFIG, np.array([spans], float), growth=growth, **given)[0]
 
 
-def test_a_window_holds_span_ramp_and_reserve_in_powers_of_two():
+def test_a_window_holds_span_ramp_and_growth_in_powers_of_two():
   # 64 tokens hold 51 + 4 and the key at the end, and 8.
   assert chosen(0, 51, 52, 200) == (64, 64, 128, 256)
-  assert chosen(0, 59, 60, 200, reserve=0) == (64, 64, 128, 256)
+  assert chosen(0, 59, 60, 200, growth=0.0) == (64, 64, 128, 256)
+  assert chosen(51, 51, 51, 51, growth=np.array([[8, 8.9, 9, np.inf]])) == (64, 64, 128, 256)
 
 
 def test_a_window_is_not_changed_to_and_fro():
   before = ((128, 128, 128, 128),)
-  # It shrinks where there are two reserves left, and grows where there is not one.
+  # It shrinks where there is room for twice the growth, and grows where there is not for all.
   assert chosen(43, 44, 115, 116, before=before) == (64, 128, 128, 256)
-  # A span that was held at the end may have more to grow.
-  assert chosen(59.9, before=((64,),)) == (128,)
 
 
 def test_after_many_changes_windows_only_grow():
@@ -45,13 +47,28 @@ def test_after_many_changes_windows_only_grow():
   assert chosen(0, 60, 120, 60, before=before, changes=windows.CHANGES) == (128, 128, 256, 256)
 
 
-def test_spans_are_held_inside_their_windows():
-  params = {'layer_0': {'attention': {'span': {'span': jnp.array([0.1, 0.9, 0.4, 1.0])}}}}
-  sizes = ((64, 128, 128, 256),)
-  kept, count = windows.held(CONFIG, params, sizes)
-  spans = windows.spans(CONFIG, kept)
-  assert int(count) == 1 and np.allclose(spans, [[25.6, 123, 102.4, 256]])
-  assert (np.floor(spans + SPAN.ramp) + 1 <= sizes)[:, :3].all()
+@pytest.mark.parametrize('algorithm, rate', [('adam', 0.02), ('adagrad', 0.1), ('lamb', 0.1)])
+def test_a_window_holds_what_any_gradients_make_of_a_span(tiny, algorithm, rate):
+  """From check to check, 2 steps each, under gradients that all want longer spans."""
+  fields = {'algorithm': algorithm, 'learning_rate': rate, 'warmup_steps': 4, 'clip_norm': 0.1}
+  span = dataclasses.replace(SPAN, initial=0.02)
+  config = tiny(MODEL | {'span': span}, fields, {'span_check_every': 2, 'steps': 60})
+  params = {f'layer_{i}': {'attention': {'span': {'span': jnp.full(2, 0.02)}}} for i in (0, 1)}
+  optimizer = optimizers.make(config.optimizer, 60)
+  state, now, changed = optimizer.init(params), None, set()
+  update = jax.jit(optimizer.update)
+  for step in range(60):
+    spans = windows.spans(config.model, params)
+    if step % 2 == 0:
+      if now is not None:  # and the one before would have lasted until here
+        assert (np.floor(spans + SPAN.ramp) + 1 <= now).all()
+      now = windows.chosen(config.model, spans, now, 0, windows.growth(config, step, state))
+      changed.add(now)
+    assert (np.minimum(np.floor(spans + SPAN.ramp) + 1, SPAN.limit) <= now).all()
+    wants = jax.tree.map(lambda p, size=step + 1.0: -size * jnp.ones_like(p), params)
+    updates, state = update(wants, state, params)
+    params = optax.apply_updates(params, updates)
+  assert len(changed) > 1
 
 
 def records(workdir):
@@ -91,7 +108,6 @@ def test_programs_are_exchanged_and_a_resume_is_exact(tiny, tmp_path, caplog, mo
   unfitted = [record for record in records(tmp_path / 'unfitted') if 'loss' in record]
   for one, other in zip(logged, unfitted, strict=True):
     assert one['loss'] == pytest.approx(other['loss'], abs=1e-4)
-    assert one['span/held'] == 0
 
 
 def test_a_trained_run_evaluates_and_writes(tiny, tmp_path):
