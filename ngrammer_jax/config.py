@@ -74,7 +74,7 @@ class TrainingConfig:
   log_every: int = 10
   evaluate_every: int = 500  # 0: never
   checkpoint_every: int = 500
-  span_check_every: int = 100  # what is computed is fitted to the spans
+  span_check_every: int = 20  # what is computed is fitted to the spans
   keep_checkpoints: int = 3
 
 

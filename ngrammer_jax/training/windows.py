@@ -1,16 +1,16 @@
 """How far heads may look until the spans are checked again (see `models.view.Windows`).
 
 What is computed has static shapes: of each head the keys within a window of 64 2^k tokens, at
-most the limit of the span. A window holds the span, its ramp, and what the optimiser can make of
-it until the check after the next (see `growth`): nothing is ever left out, and a window that is
-left for another holds all that the next will look at. The windows depend on the state of that
-step and on the windows before, which are saved with the checkpoint.
+most the limit of the span. A window holds the span, its ramp, and as much as the optimiser can add
+to it until the next check (see `growth`), so that nothing is ever left out. The windows depend
+on the state of that step and on the windows before, which are saved with the checkpoint.
 
 L layers, N heads.
 """
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -49,13 +49,13 @@ def spans(config: model_config.ModelConfig, params: Any) -> np.ndarray:
 def _of_heads(config, tree):
   """What a tree like the parameters has for the spans, [L, N]."""
   of_layer = lambda i: tree[f'layer_{i}']['attention']['span']['span']
-  return np.stack([np.asarray(of_layer(i), np.float64) for i in range(config.layers)])
+  return np.stack(jax.device_get([of_layer(i) for i in range(config.layers)])).astype(np.float64)
 
 
 def growth(
   config: experiment.Config, step: int = 0, opt_state: Any | None = None
 ) -> np.ndarray | float:
-  """Tokens that spans can grow, at most, until the check after the next, [L, N] or of all.
+  """Tokens that spans can grow, at most, until the next check, [L, N] or of all.
 
   Args:
     config: of the run.
@@ -68,7 +68,7 @@ def growth(
   share = optimizers.largest_growth(
     config.optimizer,
     config.training.steps,
-    np.arange(step, step + 2 * config.training.span_check_every),
+    np.arange(step, step + config.training.span_check_every),
     sums_LxN,
     m.heads,
   )
@@ -125,7 +125,8 @@ def _bucket(tokens, limit):
 def resized(config: model_config.ModelConfig, memory: Any, windows: view.Windows) -> Any:
   """The memory of training for other windows: its last tokens, and before them empty slots.
 
-  Windows that double find everything there, see `view.inputs_kept`.
+  Windows that double find everything there, see `view.inputs_kept`. So do larger ones, where
+  spans grow no faster than the text goes on: they have reached no farther when the memory is full.
   """
   c, looks_back = config, (config.convolution or 1) - 1
   zeros = c.memory.first == 'zeros'

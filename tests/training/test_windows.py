@@ -47,7 +47,7 @@ def test_after_many_changes_windows_only_grow():
   assert chosen(0, 60, 120, 60, before=before, changes=windows.CHANGES) == (128, 128, 256, 256)
 
 
-@pytest.mark.parametrize('algorithm, rate', [('adam', 0.02), ('adagrad', 0.1), ('lamb', 0.1)])
+@pytest.mark.parametrize('algorithm, rate', [('adam', 0.02), ('adagrad', 0.3), ('lamb', 0.1)])
 def test_a_window_holds_what_any_gradients_make_of_a_span(tiny, algorithm, rate):
   """From check to check, 2 steps each, under gradients that all want longer spans."""
   fields = {'algorithm': algorithm, 'learning_rate': rate, 'warmup_steps': 4, 'clip_norm': 0.1}
@@ -60,8 +60,6 @@ def test_a_window_holds_what_any_gradients_make_of_a_span(tiny, algorithm, rate)
   for step in range(60):
     spans = windows.spans(config.model, params)
     if step % 2 == 0:
-      if now is not None:  # and the one before would have lasted until here
-        assert (np.floor(spans + SPAN.ramp) + 1 <= now).all()
       now = windows.chosen(config.model, spans, now, 0, windows.growth(config, step, state))
       changed.add(now)
     assert (np.minimum(np.floor(spans + SPAN.ramp) + 1, SPAN.limit) <= now).all()
