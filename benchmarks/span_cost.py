@@ -3,7 +3,7 @@
   python benchmarks/span_cost.py --json=span_cost.json
 
 Three models of the adaptive-span kind, equal but for attention, take turns: spans of 32 (all
-ramp) under a limit of 2,048, in the windows that training chooses for them; a fixed span of 64;
+ramp) under a limit of 2,048, in the windows of 64 that hold them; a fixed span of 64;
 and those spans of 32 again with attention to all 2,048 tokens. The median of all rounds counts.
 `ratio` is the first over the second, at most 1.25; `whole_ratio` the third over the second.
 """

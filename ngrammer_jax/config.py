@@ -74,7 +74,7 @@ class TrainingConfig:
   log_every: int = 10
   evaluate_every: int = 500  # 0: never
   checkpoint_every: int = 500
-  span_check_every: int = 20  # what is computed is fitted to the spans
+  span_check_every: int = 100  # what is computed is fitted to the spans
   keep_checkpoints: int = 3
 
 
@@ -145,7 +145,10 @@ class Config:
     self.model.check()
     if self.evaluation.memory is not None:
       self.evaluation.memory.check(self.model)
-    self.evaluation_model().check()
+    try:
+      self.evaluation_model().check()
+    except errors.BadInput as error:  # what the model of training is not
+      raise errors.BadInput(str(error).replace('model.memory', 'evaluation.memory')) from error
     self.data.check()
     self._check_together()
     t = self.training

@@ -115,7 +115,7 @@ class Run:
     """
     m, fitted = self.config.model, None
     if windows.learned(m):
-      fitted = windows.chosen(m, windows.spans(m, self.state.params))
+      fitted = windows.chosen(m, windows.spans(m, self.state.params), reserve=0)
     return transformer.TransformerLM(self.config.evaluation_model(), self.vocabulary.size, fitted)
 
   @functools.cached_property

@@ -83,6 +83,9 @@ def test_saved_config_of_an_older_version_says_what_is_unknown(tmp_path):
     config.load(path)
 
 
+SPANS = {'memory': {'length': 64, 'same_length': 'memory_and_self'}, 'span': {'limit': 64}}
+
+
 @pytest.mark.parametrize(
   'fields, message',
   [
@@ -183,6 +186,11 @@ def every(key, value, use, calls=10):
       {'evaluation': {'memory': {'length': 8}}},
       'evaluation.memory is set, but the model has none: set model.memory, or '
       'evaluation.memory=None',
+    ),
+    (
+      {'model': SPANS, 'evaluation': {'memory': {'length': 128}}},
+      'evaluation.memory.length=128 is beyond model.span.limit=64, the longest span there can be: '
+      'use 64',
     ),
     (
       {'model': {'memory': {}}, 'evaluation': {'memory': {'length': -1}}},

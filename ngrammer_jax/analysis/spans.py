@@ -11,9 +11,11 @@ import numpy as np
 
 from ngrammer_jax import errors, progress, runs
 from ngrammer_jax.models import transformer
+from ngrammer_jax.training import windows
 
 SEGMENTS = 8  # of text that is looked at
 SHOWN = 200  # tokens that dynamic spans are shown along
+DRAWN = 80  # and of them in the figure
 
 
 def analyse(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
@@ -46,9 +48,7 @@ def analyse(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   if c.span is not None:
     result |= {'limit': c.span.limit, 'ramp': c.span.ramp}
   if c.span is not None and c.span.kind == 'adaptive':
-    of_layer = lambda i: run.state.params[f'layer_{i}']['attention']['span']['span']
-    z_LxN = c.span.limit * np.stack([np.asarray(of_layer(i)) for i in range(c.layers)])
-    result['spans'] = _with_ramp(z_LxN, c.span).tolist()
+    result['spans'] = _with_ramp(windows.spans(c, run.state.params), c.span).tolist()
   if shared or c.span.kind == 'dynamic':
     tokens_T = run.split(split).tokens[: SEGMENTS * run.config.training.segment_length]
     z_TxLxN, mass_LxN = _observed(run, np.asarray(tokens_T, np.int32), shared)
@@ -107,6 +107,9 @@ def table(result: dict[str, Any]) -> str:
     lines.append(
       f'spans in tokens, with the ramp of {result["ramp"]}; the limit is {result["limit"]:,}'
     )
+  if result['along'] is not None:
+    lines[-1] += '; means of the tokens'
+  if result['spans'] is not None:
     lines += _rows(result['spans'], '{:8.0f}')
   if result['persistent'] is not None:
     lines.append('share of attention on persistent vectors')
@@ -130,11 +133,12 @@ def draw(result: dict[str, Any], axes: Any) -> None:
   _by_layer(first, result['spans'], 'span (tokens)')
   if result['along'] is not None:
     along = result['along']
-    second.plot(along['spans'], linewidth=1)
+    second.plot(along['spans'][:DRAWN], linewidth=1)
     second.set(xlabel='token', ylabel='mean span (tokens)')
-    step = max(1, len(along['texts']) // 40)
-    places = range(0, len(along['texts']), step)
-    second.set_xticks(places, [along['texts'][place] for place in places], fontsize=6)
+    second.set_ylim(bottom=0)
+    seen = str.maketrans({' ': '_', '\n': '|', '\t': '|', '$': r'\$'})
+    texts = [text.translate(seen) for text in along['texts'][:DRAWN]]
+    second.set_xticks(range(len(texts)), texts, fontsize=5)
   else:
     _by_layer(second, result['persistent'], 'share on persistent vectors')
 
@@ -148,5 +152,6 @@ def _by_layer(axes, values_LxN, label):
     axes.scatter([layer] * len(row), row, s=16, color='tab:blue', alpha=0.7)
   axes.plot(np.mean(values_LxN, axis=1), color='tab:orange', label='mean of the heads')
   axes.set_xticks(range(len(values_LxN)))
+  axes.set_ylim(bottom=0)
   axes.grid(alpha=0.3)
   axes.legend()

@@ -43,6 +43,14 @@ FIXED = {
 }
 
 
+# And of blocks, where there are such.
+BLOCKS = {
+  'memory': {'same_length': 'memory_alone'},
+  'span': {'kind': 'adaptive', 'renormalize': True},
+  'persistent': {'kind': 'all_attention'},
+}
+
+
 def load_language_model(
   arrays: Mapping[str, Any], config: model_config.ModelConfig, vocabulary_size: int
 ) -> dict[str, Any]:
@@ -72,6 +80,11 @@ def load_language_model(
   for key, value in (SWITCHES | FIXED | also).items():
     if getattr(config, key) != value:
       raise errors.BadInput(f'model.{key}={getattr(config, key)!r}: theirs has {value!r}')
+  for block, fields in BLOCKS.items():
+    for key, value in fields.items():
+      part = getattr(config, block)
+      if part is not None and getattr(part, key) != value:
+        raise errors.BadInput(f'model.{block}.{key}={getattr(part, key)!r}: theirs has {value!r}')
   sources = _vocabulary_sources(config, vocabulary_size)
   H, S = config.width // config.heads, config.positions().max_length
   # Theirs has the farthest first.

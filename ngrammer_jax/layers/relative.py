@@ -159,6 +159,8 @@ class RelativePosition(nn.Module):
     key = dropout_key if self.dropout else None
     # R_0 makes no difference only where all distances have it, and have it whole.
     r_SxD = encodings(S, D, self.clamp_length, wide, less_first=self.alone and key is None)
-    r_SxNxH = project(dropout.drop(r_SxD, self.dropout, key).astype(self.dtype))
+    # The nearest first: what is drawn for a distance is the same however many there are.
+    r_SxD = dropout.drop(r_SxD[::-1], self.dropout, key)[::-1]
+    r_SxNxH = project(r_SxD.astype(self.dtype))
     scores_BxNxTxS = jnp.einsum('btnh,snh->bnts', q_BxTxNxH, r_SxNxH, preferred_element_type=wide)
     return keyed(scores_BxNxTxS, distance_BxTxS)

@@ -20,6 +20,8 @@ class SpanConfig:
   # Where the parameter begins; None: 0 for adaptive, -4 for dynamic (before the sigmoid).
   initial: float | None = None
   renormalize: bool = True  # what the mask leaves adds up to 1 again
+  # Tokens that a span may grow before what is computed has to be fitted to it again.
+  reserve: int = 16
 
   def check(self, model: Any) -> None:
     """Raises BadInput for a span that the model cannot have."""
@@ -32,6 +34,8 @@ class SpanConfig:
         f'model.span.limit={self.limit} is below model.span.ramp={self.ramp}, which even a span of '
         f'0 reaches: raise the limit, or use a shorter ramp'
       )
+    if self.reserve < 1:
+      raise errors.BadInput(f'model.span.reserve={self.reserve} must be at least 1')
     if not self.penalty >= 0:
       raise errors.BadInput(f'model.span.penalty={self.penalty} must be at least 0')
     if self.kind == 'adaptive' and self.initial is not None and not 0 <= self.initial <= 1:
@@ -44,7 +48,7 @@ class SpanConfig:
       )
     if memory.length > self.limit:
       raise errors.BadInput(
-        f'model.memory.length={memory.length}, of training or evaluation, is beyond '
+        f'model.memory.length={memory.length} is beyond '
         f'model.span.limit={self.limit}, the longest span there can be: use {self.limit}'
       )
 

@@ -10,12 +10,13 @@ from typing import Any
 import zlib
 
 import jax
+import jax.numpy as jnp
 
 from ngrammer_jax import errors
 
 RECIPES = ('transformer_xl', 'adaptive_span')
-_BIASES = ('bias', 'softmax_bias')
-_VECTORS = ('embedding', 'softmax_weight', 'cluster_weight')
+# Vectors of words and tails, and what the biases of an output layer made of them are called.
+_BIAS_OF = {'embedding': 'bias', 'softmax_weight': 'softmax_bias', 'cluster_weight': 'cluster_bias'}
 _PROJECTIONS = ('projection', 'softmax_projection')
 _DISTANCES = ('content_bias', 'position_bias', 'distance_embedding', 'position')
 
@@ -41,64 +42,74 @@ class InitialConfig:
     for key in ('deviation', 'projection_deviation'):
       if not 0 < getattr(self, key) < math.inf:
         raise errors.BadInput(f'model.initial.{key}={getattr(self, key)} must be above 0')
+    if self.recipe != 'transformer_xl' and self != InitialConfig(self.recipe):
+      raise errors.BadInput(
+        f'model.initial.deviation and projection_deviation are not for recipe={self.recipe!r}'
+      )
 
 
 def redrawn(config: InitialConfig, params: Any, key: jax.Array) -> Any:
   """The parameters with those of the recipe drawn again, each from a key of its name."""
-  inputs = {}
+  inputs = {}  # of the linear maps, by the name of their biases
 
   def note(path, leaf):
-    *layer, last = _names(path)
+    parts = names(path)
+    *layer, last = parts
     if last == 'kernel':
       # Attention's output is summed over heads and features, every other over the first axis.
-      count = leaf.shape[:-1] if layer[-1] == 'out' else leaf.shape[:1]
-      inputs[tuple(layer)] = math.prod(count)
-    elif last == 'softmax_weight':
-      inputs[()] = leaf.shape[-1]  # of the softmax_bias
+      summed = leaf.shape[:-1] if layer[-1] == 'out' else leaf.shape[:1]
+      inputs[*layer, 'bias'] = math.prod(summed)
+    elif kind(parts) in _BIAS_OF:
+      name = last.replace(kind(parts), _BIAS_OF[kind(parts)])
+      inputs[*layer, name] = leaf.shape[-1]
 
   jax.tree_util.tree_map_with_path(note, params)
   draw = {'transformer_xl': _of_transformer_xl, 'adaptive_span': _of_adaptive_span}[config.recipe]
 
   def redraw(path, leaf):
-    names = _names(path)
-    if 'ngrammer' in names:
+    parts = names(path)
+    if 'ngrammer' in parts:
       return leaf
-    own = jax.random.fold_in(key, zlib.crc32('/'.join(names).encode()))
-    return draw(config, own, names, leaf, inputs.get(tuple(names[:-1])))
+    own = jax.random.fold_in(key, zlib.crc32('/'.join(parts).encode()))
+    return draw(config, own, parts, leaf, inputs)
 
   return jax.tree_util.tree_map_with_path(redraw, params)
 
 
-def _of_transformer_xl(config, key, names, leaf, inputs):
+def _of_transformer_xl(config, key, parts, leaf, inputs):
   del inputs
-  kind = _kind(names)
-  deviation = config.projection_deviation if kind in _PROJECTIONS else config.deviation
+  what = kind(parts)
+  deviation = config.projection_deviation if what in _PROJECTIONS else config.deviation
   normal = lambda: deviation * jax.random.normal(key, leaf.shape, leaf.dtype)
-  if kind == 'scale':
+  if what == 'scale':
     return 1 + normal()
-  return normal() if kind in ('kernel', *_VECTORS, *_PROJECTIONS, *_DISTANCES) else leaf
+  if what == 'distance_bias':
+    return jnp.zeros_like(leaf)
+  return normal() if what in ('kernel', *_BIAS_OF, *_PROJECTIONS, *_DISTANCES) else leaf
 
 
-def _of_adaptive_span(config, key, names, leaf, inputs):
+def _of_adaptive_span(config, key, parts, leaf, inputs):
   del config
-  kind = _kind(names)
-  if kind in ('embedding', 'distance_embedding'):
+  what = kind(parts)
+  if what in ('embedding', 'distance_embedding'):
     return jax.random.normal(key, leaf.shape, leaf.dtype)
-  if kind in _PROJECTIONS:
-    inputs = leaf.shape[0]  # from the width of the cluster
-  elif kind in _VECTORS:
-    inputs = leaf.shape[-1]
-  elif kind not in ('kernel', *_BIASES) or inputs is None:
+  if what in _PROJECTIONS:
+    count = leaf.shape[0]  # from the width of the cluster
+  elif what in ('softmax_weight', 'cluster_weight'):
+    count = leaf.shape[-1]
+  else:
+    count = inputs.get((*parts[:-1], 'bias') if what == 'kernel' else tuple(parts))
+  if count is None:
     return leaf
-  bound = inputs**-0.5
-  return jax.random.uniform(key, leaf.shape, leaf.dtype, -bound, bound)
+  return jax.random.uniform(key, leaf.shape, leaf.dtype, -(count**-0.5), count**-0.5)
 
 
-def _names(path):
+def names(path: Any) -> list[str]:
+  """The parts of the name of a parameter, from its path."""
   return [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
 
 
-def _kind(names):
+def kind(names):
   """The last part of a name, without the number of a cluster."""
   head, _, number = names[-1].rpartition('_')
   return head if number.isdigit() else names[-1]

@@ -48,9 +48,21 @@ def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
   abstract = abstract(known) if callable(abstract) else abstract
   _check_same_model(folder, known, abstract)
   with ocp.StandardCheckpointer() as checkpointer:
-    state = checkpointer.restore(folder.resolve(), abstract)
+    state = checkpointer.restore(folder.resolve(), _not_empty(abstract))
   _check_sums(known, state)
-  return state
+  # Those without elements are made again.
+  empty = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
+  return jax.tree.map(
+    lambda leaf, saved: empty(leaf) if saved is None else saved,
+    abstract,
+    state,
+    is_leaf=lambda x: x is None,
+  )
+
+
+def _not_empty(state: Any) -> Any:
+  """The state with None for arrays without elements, which Orbax does not save."""
+  return jax.tree.map(lambda leaf: leaf if math.prod(leaf.shape) else None, state)
 
 
 def restore_newest(
@@ -164,7 +176,7 @@ class Checkpoints:
       sums = lambda: known
     scratch = self._folder / f'{step}{SCRATCH}'
     with files.full_disk(lambda: self._full(f'step {step}')):
-      self._orbax.save(scratch.resolve(), state)
+      self._orbax.save(scratch.resolve(), _not_empty(state))
     types = {name: (str(x.dtype), list(x.shape)) for name, x in checksums.leaves(state).items()}
     rest = {'validation': validation, 'windows': windows, 'changes': changes}
     self._commit = self._thread.submit(self._finish, step, scratch, types, sums, rest)

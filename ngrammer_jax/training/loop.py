@@ -65,6 +65,8 @@ def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
     if found is None and (workdir / 'metrics.jsonl').exists():
       logging.info('%s has no checkpoint: starting again from the first step', workdir)
     _describe(config, corpus, state)
+    if run.windows is not None:
+      logging.info('windows, heads x tokens: %s', run.described())
     validation = record.validation_of(workdir, first_step)
     if found and validation is not None:
       saved.validated(first_step, validation)
@@ -93,14 +95,18 @@ def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
       for start, segments in zip(starts, batches, strict=True):
         if start % t.span_check_every == 0:
           state = run.fitted(state)
-        if not run.ready:
-          check = stop.check if start == first_step else lambda: None  # later the state is saved
-          check()
-          with tell.paused():
-            run.compile(state, segments)
-          check()
-        tell.computes(run.windows)
-        state, metrics = run.call(state, segments)
+        metrics, finished = None, False
+        while not finished:
+          if not run.ready:
+            check = stop.check if start == first_step else lambda: None  # later the state is saved
+            check()
+            with tell.paused():
+              run.compile(state, segments)
+            check()
+          tell.computes(run.windows)
+          state, metrics, finished = run.call(state, segments, start, metrics)
+          if not finished:
+            state = run.fitted(state)
         done = start + t.segments_per_call
         tell.add(done, metrics)
         # A checkpoint is the last of what happens at a step: whoever resumes there finds the

@@ -1,15 +1,14 @@
 """One optimiser for each kind of parameter, all on one schedule shape."""
 
 from collections.abc import Callable
-import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from ngrammer_jax import config as experiment
+from ngrammer_jax.models import initialization
 
 # The kind of a parameter, by the last part of its name.
 LABELS = {
@@ -44,8 +43,8 @@ def labels(params: Any) -> Any:
   """The label of every parameter. Raises ValueError for one that has none."""
 
   def of(path, _):
-    names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
-    name = re.sub(r'_\d+$', '', names[-1])  # embedding_0 of a cluster is an embedding
+    names = initialization.names(path)
+    name = initialization.kind(names)
     if name not in LABELS:
       raise ValueError(f'parameter {"/".join(names)} has no optimiser label; add it to LABELS')
     return LABELS[name]
@@ -114,11 +113,12 @@ def _direction(config):
   """The transformations that come before the learning rate."""
   if config.algorithm == 'adagrad':
     return (scale_by_adagrad(config.epsilon, config.clip_norm),)
+  nothing = optax.identity()
   return (
-    optax.identity() if config.clip_norm is None else optax.stateless(_clipped(config.clip_norm)),
+    nothing if config.clip_norm is None else optax.stateless(_clipped(config.clip_norm)),
     optax.scale_by_adam(config.beta1, config.beta2, config.epsilon),
-    optax.add_decayed_weights(config.weight_decay) if config.weight_decay else optax.identity(),
-    optax.scale_by_trust_ratio() if config.algorithm == 'lamb' else optax.identity(),
+    optax.add_decayed_weights(config.weight_decay, _decays) if config.weight_decay else nothing,
+    optax.scale_by_trust_ratio() if config.algorithm == 'lamb' else nothing,
   )
 
 
@@ -132,31 +132,29 @@ def _clipped(clip_norm):
   return clip
 
 
-class AdagradState(NamedTuple):
-  """Sums of squared gradients, of each parameter."""
-
-  sums: Any
-
-
 def scale_by_adagrad(epsilon: float, clip_norm: float | None) -> optax.GradientTransformation:
   """Adagrad as in adaptive span: every array is clipped by itself, and after it was summed.
 
   s <- s + g^2, step = min(1, clip / |g|) g / (sqrt(s) + epsilon), s from 0.
   """
 
-  def update(gradients, state, params=None):
+  def update(gradients, sums, params=None):
     del params
-    sums = jax.tree.map(lambda s, g: s + jnp.square(g), state.sums, gradients)
+    sums = jax.tree.map(lambda s, g: s + jnp.square(g), sums, gradients)
 
     def step(g, s):
       norm = jnp.linalg.norm(g) + 1e-10  # to the digits of the official code
       clip = 1.0 if clip_norm is None else jnp.minimum(clip_norm / norm, 1)
       return clip * g / (jnp.sqrt(s) + epsilon)
 
-    return jax.tree.map(step, gradients, sums), AdagradState(sums)
+    return jax.tree.map(step, gradients, sums), sums
 
-  init = lambda params: AdagradState(jax.tree.map(jnp.zeros_like, params))
-  return optax.GradientTransformation(init, update)
+  return optax.GradientTransformation(lambda params: jax.tree.map(jnp.zeros_like, params), update)
+
+
+def _decays(params):
+  """Which weights decay: all but spans, that have a penalty of their own."""
+  return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key != 'span', params)
 
 
 def _spans_kept(updates, params):
@@ -168,39 +166,6 @@ def _spans_kept(updates, params):
     return jnp.clip(param + update, 0, 1) - param
 
   return jax.tree_util.tree_map_with_path(kept, updates, params)
-
-
-def largest_growth(
-  config: experiment.OptimizerConfig,
-  steps: int,
-  updates: np.ndarray,
-  sums: np.ndarray | float,
-  size: int,
-) -> np.ndarray | float:
-  """What updates can add, at most, to an element of a dense parameter whatever the gradients.
-
-  Args:
-    config: of the optimiser.
-    steps: of the schedule.
-    updates: their numbers, from 0.
-    sums: Adagrad's, before them, of the element or of several.
-    size: elements of the parameter, each of them from 0 to 1.
-  """
-  rates = config.learning_rate * np.asarray(schedule(config, steps)(updates), np.float64)
-  if config.algorithm == 'adagrad':
-    # Of min(1, clip / |g|) g_i / sqrt(s_i + g_i^2), where g_i is all of g and as long as the clip.
-    clip = config.clip_norm
-    return rates.sum() * (1.0 if not clip else clip / np.sqrt(sums + clip**2))
-  b1, b2, t = config.beta1, config.beta2, updates + 1
-  if b2 <= b1**2:
-    return np.inf
-  # The means of Adam, by the inequality of Cauchy and Schwarz, for gradients that grow as q^t.
-  q = b1**2 / b2
-  root = np.sqrt((1 - b2**t) / (1 - b2) * (1 - q**t) / (1 - q))
-  largest = (1 - b1) / (1 - b1**t) * root
-  if config.algorithm == 'lamb':  # as long as the parameter, if that is not 0
-    largest = np.maximum(largest, size**0.5)
-  return (rates * largest).sum()
 
 
 def norms(tree: Any) -> dict[str, jax.Array]:

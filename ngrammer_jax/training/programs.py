@@ -6,11 +6,13 @@ they move. Everything else has one program.
 
 from collections.abc import Callable
 import functools
+import itertools
 import logging
 import time
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import config as experiment
@@ -42,7 +44,7 @@ class Programs:
     m = config.model
     if windows.learned(m):
       spans_LxN = np.full((m.layers, m.heads), m.span.limit * (m.span.initial or 0.0))
-      self.windows = windows.chosen(m, spans_LxN, growth=windows.growth(config))
+      self.windows = windows.chosen(m, spans_LxN)
 
   def create(self) -> train_state.TrainState:
     """The first state."""
@@ -59,13 +61,18 @@ class Programs:
     m = self._config.model
     if self.windows is None:
       return state
-    growth = windows.growth(self._config, int(state.step), state.opt_state)
-    spans = windows.spans(m, state.params)
-    found = windows.chosen(m, spans, self.windows, self.changes, growth)
+    spans_LxN = windows.spans(m, state.params)
+    found = windows.chosen(m, spans_LxN, self.windows, self.changes)
     if found == self.windows:
       return state
+    if (windows.needed(m, spans_LxN) > 2 * np.asarray(self.windows)).any():
+      logging.warning(
+        'step %s  a span grew in one step beyond what is kept of the text: what it reaches in '
+        'addition comes with the next segments',
+        f'{int(state.step):,}',
+      )
     self.windows, self.changes = found, self.changes + 1
-    logging.info('step %s  windows: %s', f'{int(state.step):,}', self.described())
+    logging.info('step %s  windows, heads x tokens: %s', f'{int(state.step):,}', self.described())
     resize = jax.jit(
       functools.partial(windows.resized, m, windows=found),
       out_shardings=sharding.rows_sharding(self._mesh),
@@ -74,9 +81,15 @@ class Programs:
       return state.replace(memory=resize(state.memory))
 
   def described(self) -> str:
-    """The windows of each layer, the heads of each one counted."""
-    of_layer = lambda sizes: ' '.join(f'{sizes.count(size)}x{size}' for size in sorted(set(sizes)))
-    return ', '.join(map(of_layer, self.windows))
+    """The windows of runs of equal layers, as heads x tokens."""
+    described, first = [], 0
+    for sizes, run in itertools.groupby(self.windows, sorted):
+      last = first + len(list(run)) - 1
+      layers = f'layer {first}' if first == last else f'layers {first}-{last}'
+      counted = ', '.join(f'{sizes.count(size)} x {size}' for size in sorted(set(sizes)))
+      described.append(f'{layers}: {counted}')
+      first = last + 1
+    return '; '.join(described)
 
   @property
   def ready(self) -> bool:
@@ -89,15 +102,35 @@ class Programs:
     model = self._model.clone(windows=self.windows)
     c = self._config
     call = train_step.make_call(model, self._optimizer, c.seed, state, c.training.half_loss)
-    self._compiled[self.windows] = call.lower(state, segments).compile()
+    self._compiled[self.windows] = call.lower(state, segments, np.int32(0)).compile()
     number = f' (program {len(self._compiled)})' if len(self._compiled) > 1 else ''
     logging.info('compiled in %s%s', progress.duration(time.monotonic() - began), number)
 
   def call(
-    self, state: train_state.TrainState, segments: streams.Segment
-  ) -> tuple[train_state.TrainState, train_step.Metrics]:
-    """The state after the steps of a call, and their metrics."""
-    return self._compiled[self.windows](state, segments)
+    self,
+    state: train_state.TrainState,
+    segments: streams.Segment,
+    first: int,
+    before: train_step.Metrics | None = None,
+  ) -> tuple[train_state.TrainState, train_step.Metrics, bool]:
+    """Makes the steps of a call that are still to be made.
+
+    Args:
+      state: to go on from.
+      segments: of all steps of the call.
+      first: the number of the first of them.
+      before: metrics of those that are made.
+
+    Returns:
+      The state, the metrics, and whether all is done. If not, a span has outgrown its window.
+    """
+    state, metrics = self._compiled[self.windows](state, segments, np.int32(first))
+    if self.windows is None:
+      return state, metrics, True
+    made = metrics.pop('made')
+    if before is not None:
+      metrics = jax.tree.map(lambda new, old: jnp.where(made, new, old), metrics, before)
+    return state, metrics, int(state.step) == first + self._config.training.segments_per_call
 
   @property
   def evaluate(self) -> language_modeling.Evaluator:

@@ -8,6 +8,7 @@ import pathlib
 from typing import Any
 
 import jax
+import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, progress
@@ -50,10 +51,14 @@ class Record:
     """Takes the windows that are in force from now on."""
     given = self._model, self._vocabulary_size, self._training.segment_length, windows
     self._meter.flops = throughput.train_flops(*given)
-    self._predicted = throughput.forward_flops(*given)
+    self._costs = throughput.forward_flops(*given)
 
   def add(self, done: int, metrics: train_step.Metrics) -> None:
     """Takes the metrics of the call that ends with step `done`, and tells of the one before."""
+    if self._model.span is not None:
+      # Of a prediction, forward; now, for what is computed may change before this is told.
+      cost = np.full(self._training.segments_per_call, self._costs, float)
+      metrics = metrics | {'flops_per_token': cost}
     before, self._waiting = self._waiting, (done, metrics)
     if before is not None:
       self._tell(*before)
@@ -109,8 +114,6 @@ class Record:
       return
     values = {name: float(column.mean()) for name, column in metrics.items()}
     values['learning_rate'] = float(self._optimizer.learning_rate * self._fraction(done - 1))
-    if self._model.span is not None:
-      values['flops_per_token'] = self._predicted  # of a prediction, forward
     values |= self._meter.measure((self._finished(done) - self._measured_step) * self._tokens)
     self._measured_step = self._finished(done)
     self._writer.scalars(done, values)

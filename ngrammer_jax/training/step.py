@@ -105,15 +105,30 @@ def make_call(
   seed: int,
   abstract: train_state.TrainState,
   half_loss: bool = False,
-) -> Callable[[train_state.TrainState, streams.Segment], tuple[train_state.TrainState, Metrics]]:
-  """A jitted function that runs the steps of a stack of segments [steps, B, T].
+) -> Callable[..., tuple[train_state.TrainState, Metrics]]:
+  """A jitted function of the state, a stack of segments [steps, B, T] and the first's number.
 
   The state given in is donated. Metrics come back stacked by step.
-  """
 
-  def call(state, segments):
-    step = functools.partial(train_step, model, optimizer, seed, half_loss=half_loss)
-    return jax.lax.scan(step, state, segments)
+  Where the model has windows, the number of the first step counts: a step is made in its turn
+  and where the windows hold the spans. Otherwise the state stays, and so it does to the end of
+  the call, which can be made again with other windows. `made` among the metrics says which were.
+  """
+  step = functools.partial(train_step, model, optimizer, seed, half_loss=half_loss)
+
+  def turn(state, numbered):
+    number, segment = numbered
+    _, like = jax.eval_shape(step, state, segment)
+    made = (state.step == number) & windows.fit(model.config, state.params, model.windows)
+    stay = lambda state, _: (state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like))
+    state, metrics = jax.lax.cond(made, step, stay, state, segment)
+    return state, metrics | {'made': made}
+
+  def call(state, segments, first):
+    if model.windows is None:
+      return jax.lax.scan(step, state, segments)
+    numbers = first + jnp.arange(len(segments.tokens_BxT))
+    return jax.lax.scan(turn, state, (numbers, segments))
 
   where = jax.tree.map(lambda leaf: leaf.sharding, abstract)
   everywhere = sharding.replicated(where.step.mesh)

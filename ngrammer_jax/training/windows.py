@@ -1,9 +1,10 @@
 """How far heads may look until the spans are checked again (see `models.view.Windows`).
 
 What is computed has static shapes: of each head the keys within a window of 64 2^k tokens, at
-most the limit of the span. A window holds the span, its ramp, and as much as the optimiser can add
-to it until the next check (see `growth`), so that nothing is ever left out. The windows depend
-on the state of that step and on the windows before, which are saved with the checkpoint.
+most the limit of the span. A window holds the span, its ramp and a reserve. A step that would leave
+something out is not made: where a span outgrows its window between two checks, the windows are
+fitted to it at that step. So they depend on the spans and on the windows before, which are saved
+with the checkpoint.
 
 L layers, N heads.
 """
@@ -13,13 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from ngrammer_jax import config as experiment
 from ngrammer_jax.layers import documents
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import view
-from ngrammer_jax.training import optimizers
 
 SMALLEST = 64
 # Every change is compiled. After so many, windows do not shrink any more, and grow to the limit.
@@ -52,35 +50,12 @@ def _of_heads(config, tree):
   return np.stack(jax.device_get([of_layer(i) for i in range(config.layers)])).astype(np.float64)
 
 
-def growth(
-  config: experiment.Config, step: int = 0, opt_state: Any | None = None
-) -> np.ndarray | float:
-  """Tokens that spans can grow, at most, until the next check, [L, N] or of all.
-
-  Args:
-    config: of the run.
-    step: updates made so far.
-    opt_state: of the optimiser. None: that of the start.
-  """
-  m, sums_LxN = config.model, 0.0
-  if opt_state is not None and config.optimizer.algorithm == 'adagrad':
-    sums_LxN = _of_heads(m, optax.tree.get(opt_state, 'sums'))
-  share = optimizers.largest_growth(
-    config.optimizer,
-    config.training.steps,
-    np.arange(step, step + config.training.span_check_every),
-    sums_LxN,
-    m.heads,
-  )
-  return 1.001 * m.span.limit * share  # with what rounding may add
-
-
 def chosen(
   config: model_config.ModelConfig,
   spans_LxN: np.ndarray,
   before: view.Windows | None = None,
   changes: int = 0,
-  growth: np.ndarray | float = 0.0,
+  reserve: int | None = None,
 ) -> view.Windows:
   """The windows for the spans, [L][N].
 
@@ -90,28 +65,27 @@ def chosen(
     before: windows in force, kept where the spans neither outgrow them nor are far below. None:
       there are none yet.
     changes: made so far.
-    growth: tokens that spans may grow, [L, N].
+    reserve: tokens that a span may grow. None: those of the config.
   """
-  s = config.span
+  reserve = config.span.reserve if reserve is None else reserve
+  of_head = lambda tokens, now: _window(config.span.limit, tokens, now, changes, reserve)
+  needed_LxN = needed(config, spans_LxN).tolist()
+  before = before or [[None] * len(layer) for layer in needed_LxN]
+  return tuple(tuple(map(of_head, *layer)) for layer in zip(needed_LxN, before, strict=True))
+
+
+def needed(config: model_config.ModelConfig, spans_LxN: np.ndarray) -> np.ndarray:
+  """The shortest windows that leave nothing of the spans out, [L, N]."""
   # A key at the very end of the ramp has no weight, but a slope.
-  needed = lambda spans_LxN: np.floor(np.minimum(spans_LxN, s.limit) + s.ramp).astype(int) + 1
-  enough_LxN, plenty_LxN = (needed(spans_LxN + times * growth) for times in (1, 2))
-  return tuple(
-    tuple(
-      _window(s.limit, *head, changes)
-      for head in zip(*layer, before[i] if before else [None] * len(layer[0]), strict=True)
-    )
-    for i, layer in enumerate(zip(enough_LxN.tolist(), plenty_LxN.tolist(), strict=True))
-  )
+  return np.floor(spans_LxN + config.span.ramp).astype(int) + 1
 
 
-def _window(limit, enough, plenty, now, changes):
-  """The window for so many tokens; one in force is kept until there is plenty to spare."""
+def _window(limit, needed, now, changes, reserve):
   if now is None:
-    return _bucket(enough, limit)
-  if enough > now:
-    return _bucket(enough, limit) if changes < CHANGES else limit
-  smaller = _bucket(plenty, limit)
+    return _bucket(needed + reserve, limit)
+  if needed + reserve > now:
+    return _bucket(needed + reserve, limit) if changes < CHANGES else limit
+  smaller = _bucket(needed + 2 * reserve, limit)
   return smaller if smaller < now and changes < CHANGES else now
 
 
@@ -122,11 +96,21 @@ def _bucket(tokens, limit):
   return min(size, limit)
 
 
+def fit(config: model_config.ModelConfig, params: Any, windows: view.Windows) -> jax.Array:
+  """Whether the windows hold all spans, on the device."""
+  s, fits = config.span, jnp.asarray(True)
+  for i, sizes in enumerate(windows):
+    span_N = params[f'layer_{i}']['attention']['span']['span']
+    # What `needed` says, and a little less for what rounding may add.
+    below = [(1 - 1e-6) * (size - s.ramp) / s.limit if size < s.limit else 2.0 for size in sizes]
+    fits &= (span_N < jnp.asarray(below, span_N.dtype)).all()
+  return fits
+
+
 def resized(config: model_config.ModelConfig, memory: Any, windows: view.Windows) -> Any:
   """The memory of training for other windows: its last tokens, and before them empty slots.
 
-  Windows that double find everything there, see `view.inputs_kept`. So do larger ones, where
-  spans grow no faster than the text goes on: they have reached no farther when the memory is full.
+  Spans that are at most twice the windows before find everything there, see `view.inputs_kept`.
   """
   c, looks_back = config, (config.convolution or 1) - 1
   zeros = c.memory.first == 'zeros'

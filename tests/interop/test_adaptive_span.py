@@ -1,5 +1,7 @@
 """Equality with arrays computed by the official adaptive-span code, in float64 and float32."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ from ngrammer_jax.interop import adaptive_span
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
 from ngrammer_jax.training import optimizers
-from tests.conftest import assert_close
+from tests.conftest import assert_close, bad_input
 
 PRECISIONS = [('float64', 1e-9), ('float32', 1e-4)]
 
@@ -121,3 +123,23 @@ def test_updates_of_adagrad(reference, dtype, tolerance):
       updates, state = optimizer.update(gradient, state, params)
       params = jax.tree.map(jnp.add, params, updates)
       jax.tree.map(lambda a, b: assert_close(a, b, tolerance), params, load(f'param/{s + 1}/'))
+
+
+@pytest.mark.parametrize(
+  'block, key, value, theirs',
+  [
+    ('span', 'kind', 'dynamic', 'adaptive'),
+    ('span', 'renormalize', False, True),
+    ('persistent', 'kind', 'attention_split', 'all_attention'),
+    ('memory', 'same_length', 'memory_and_self', 'memory_alone'),
+  ],
+)
+def test_a_model_that_theirs_is_not(block, key, value, theirs):
+  config = config_of({'cfg/S': 8, 'cfg/R': 4, 'cfg/lam': 0.1, 'cfg/pers': 5}, 'float32')
+  config = dataclasses.replace(
+    config,
+    positional=model_config.PositionalConfig(max_length=9),
+    **{block: dataclasses.replace(getattr(config, block), **{key: value})},
+  )
+  with bad_input(f'model.{block}.{key}={value!r}: theirs has {theirs!r}'):
+    adaptive_span.load_language_model({}, config, 23)

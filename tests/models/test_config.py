@@ -131,6 +131,10 @@ def spans(**fields):
       "model.initial.recipe='gpt' is not one of: transformer_xl, adaptive_span",
     ),
     (
+      {'initial': model_config.InitialConfig('adaptive_span', deviation=0.1)},
+      "model.initial.deviation and projection_deviation are not for recipe='adaptive_span'",
+    ),
+    (
       {'initial': model_config.InitialConfig(deviation=0.0)},
       'model.initial.deviation=0.0 must be above 0',
     ),
@@ -199,6 +203,7 @@ def spans(**fields):
     ),
     (spans(kind='fixed'), "model.span.kind='fixed' is not one of: adaptive, dynamic"),
     (spans(ramp=0), 'model.span.ramp=0 must be at least 1'),
+    (spans(reserve=0), 'model.span.reserve=0 must be at least 1'),
     (spans(penalty=-1.0), 'model.span.penalty=-1.0 must be at least 0'),
     (spans(initial=2.0), 'model.span.initial=2.0 must be from 0 to 1'),
     (
@@ -208,7 +213,7 @@ def spans(**fields):
     ),
     (
       spans(limit=64),
-      'model.memory.length=128, of training or evaluation, is beyond model.span.limit=64, the '
+      'model.memory.length=128 is beyond model.span.limit=64, the '
       'longest span there can be: use 64',
     ),
     (

@@ -100,10 +100,18 @@ def test_layers_share_what_is_dropped_of_the_encodings_of_distances(monkeypatch)
   model.apply(*given, train=True, rngs={'dropout': jax.random.key(0)})
   first, second = seen
   np.testing.assert_array_equal(first, second)
-  encoded = relative.encodings(T, SMALL['width'], less_first=False)
+  encoded = relative.encodings(T, SMALL['width'], less_first=False)[::-1]
   assert 0.3 < (first == 0).mean() < 0.7
   kept = np.asarray(first != 0)
   np.testing.assert_allclose(np.asarray(first)[kept], 2 * np.asarray(encoded)[kept], rtol=1e-5)
+
+
+def test_what_is_dropped_of_a_distance_does_not_depend_on_the_others():
+  layer, key = relative.RelativePosition(1, dropout=0.5), jax.random.key(0)
+  q = np.ones((1, 1, 1, 4), np.float32)
+  params = {'position': {'kernel': np.random.default_rng(0).normal(size=(8, 1, 4))}}
+  few, many = (layer.apply({'params': params}, q, 8, S, dropout_key=key)[0, 0, 0] for S in (5, 9))
+  np.testing.assert_allclose(few, many[-5:], rtol=1e-6)
 
 
 def test_the_dropout_of_an_adaptive_softmax_is_that_of_embeddings_and_result():

@@ -31,10 +31,11 @@ def spread(leaf):
   return float(np.mean(leaf)), float(np.std(leaf)), float(np.abs(leaf).max())
 
 
+@pytest.mark.parametrize('position', ['relative', 'shaw'])
 @pytest.mark.parametrize('adaptive', [None, ADAPTIVE])
-def test_transformer_xl(adaptive):
+def test_transformer_xl(adaptive, position):
   """Normal(0, 0.02), projections Normal(0, 0.01), scales Normal(1, 0.02), biases 0."""
-  params = initial('transformer_xl', position='relative', adaptive_softmax=adaptive)
+  params = initial('transformer_xl', position=position, adaptive_softmax=adaptive)
   for name, leaf in params.items():
     mean, deviation, _ = spread(leaf)
     wanted = 0.01 if 'projection' in name else 0.02
@@ -68,9 +69,11 @@ def test_projections_of_adaptive_span():
   params = initial('adaptive_span', adaptive_softmax=ADAPTIVE)
   for i, width in enumerate((D, D // 2)):
     assert spread(params[f'adaptive_softmax/embedding_{i}'])[1] == pytest.approx(1, rel=0.01)
-    largest = spread(params[f'adaptive_softmax/projection_{i}'])[2]
-    assert 0.99 * width**-0.5 < largest <= width**-0.5
-  assert not params['adaptive_softmax/bias_0'].any()
+    for name in (f'projection_{i}', f'bias_{i}'):
+      largest = spread(params[f'adaptive_softmax/{name}'])[2]
+      assert 0.99 * width**-0.5 < largest <= width**-0.5
+  for name in ('cluster_weight', 'cluster_bias'):
+    assert 0 < spread(params[f'adaptive_softmax/{name}'])[2] <= D**-0.5
 
 
 @pytest.mark.parametrize('recipe', initialization.RECIPES)

@@ -349,3 +349,17 @@ def test_a_state_may_be_donated_while_it_is_written(tmp_path):
     one = jax.ShapeDtypeStruct((1000, 1000), jnp.float32, sharding=tree['table'].sharding)
     found = checkpoints.restore(tmp_path, step, {'table': one})
     assert same(found, {'table': jnp.full((1000, 1000), 5.0 * (step - 1))})
+
+
+def test_arrays_without_elements_come_back(tmp_path):
+  """A segment memory of length 0 has them, and Orbax does not save them."""
+  whole = state(4) | {'memory': jnp.zeros((2, 0, 3))}
+  with checkpoints.Checkpoints(tmp_path) as saved:
+    saved.save(4, whole)
+  like = abstract() | {'memory': jax.ShapeDtypeStruct((2, 0, 3), 'float32')}
+  step, found = checkpoints.restore_newest(tmp_path, like)
+  assert step == 4 and same(found, whole) and found['memory'].shape == (2, 0, 3)
+  checkpoints.verify(tmp_path, 4)
+  other = like | {'memory': jax.ShapeDtypeStruct((2, 0, 4), 'float32')}
+  with pytest.raises(errors.BadInput, match='of another model: memory is'):
+    checkpoints.restore_newest(tmp_path, other)

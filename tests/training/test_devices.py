@@ -53,8 +53,8 @@ def run(shape, config=CONFIG, windows=None):
   with sharding.use(mesh):
     rows = lambda wanted: streams.Segment(*(a[:, wanted] for a in segments))
     placed = sharding.global_rows(mesh, B, rows, axis=1)
-    call = train_step.make_call(model, optimizer, 0, abstract).lower(state, placed).compile()
-    state, metrics = call(state, placed)
+    call = train_step.make_call(model, optimizer, 0, abstract).lower(state, placed, 0).compile()
+    state, metrics = call(state, placed, np.int32(0))
   return call.as_text(), jax.device_get(state), jax.device_get(metrics)
 
 

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from ngrammer_jax import config as experiment
@@ -92,6 +91,16 @@ def test_updates_equal_adam_and_adagrad_by_hand():
     np.testing.assert_allclose(get(params, path), value, rtol=1e-5)
 
 
+def test_spans_do_not_decay():
+  config = experiment.OptimizerConfig(weight_decay=0.5, schedule='constant', warmup_steps=0)
+  params = {'kernel': jnp.ones(2), 'span': jnp.full(2, 0.5)}
+  optimizer = optimizers.make(config, STEPS)
+  updates, _ = optimizer.update(
+    jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params
+  )
+  assert (updates['kernel'] < 0).all() and not updates['span'].any()
+
+
 def test_the_norm_of_the_clip_is_that_of_pytorch(x64):
   """scale = clip / (norm + 1e-6): seen in digits where gradients are small."""
   config = experiment.OptimizerConfig(
@@ -103,49 +112,6 @@ def test_the_norm_of_the_clip_is_that_of_pytorch(x64):
   clipped = np.array([3e-5, 4e-5]) * 1e-5 / (5e-5 + 1e-6)
   expected = -config.learning_rate * clipped / (clipped + 1)
   np.testing.assert_allclose(updates['embedding'], expected, rtol=1e-9)
-
-
-GRADIENTS = {
-  'one large': lambda step: 1e3 if step == 7 else 1e-3,
-  'ever larger': lambda step: 1.12**step,
-  'as large as the clip': lambda step: 0.1 / 2**0.5,
-  'random': lambda step: np.random.default_rng(step).normal(),
-}
-
-
-@pytest.mark.parametrize('gradient', GRADIENTS)
-@pytest.mark.parametrize(
-  'fields',
-  [
-    {'algorithm': 'adam', 'beta2': 0.999},
-    {'algorithm': 'adam', 'beta2': 0.9},
-    {'algorithm': 'adam', 'beta2': 0.5},  # below the square of beta1: there is no bound
-    {'algorithm': 'adam', 'weight_decay': 0.1},
-    {'algorithm': 'adagrad'},
-    {'algorithm': 'adagrad', 'clip_norm': None},
-    {'algorithm': 'lamb'},
-  ],
-)
-def test_no_gradient_makes_an_element_grow_more_than_is_said(x64, fields, gradient):
-  given = {'learning_rate': 1e-3, 'clip_norm': 0.1, 'warmup_steps': 5, 'epsilon': 1e-12}
-  config = experiment.OptimizerConfig(**given | fields)
-  steps, params = 40, {'span': jnp.array([0.0, 0.4])}
-  optimizer = optimizers.make(config, steps)
-  state, history = optimizer.init(params), []
-  update = jax.jit(optimizer.update)
-  for step in range(steps):
-    sums = optax.tree.get(state, 'sums')['span'] if config.algorithm == 'adagrad' else 0.0
-    history.append((np.asarray(params['span']), np.asarray(sums)))
-    updates, state = update({'span': -GRADIENTS[gradient](step) * jnp.ones(2)}, state, params)
-    params = optax.apply_updates(params, updates)
-  of = lambda *given: optimizers.largest_growth(config, steps, np.arange(*given[:2]), given[2], 2)
-  for first in range(0, steps - 10):
-    for last in (first + 1, first + 10):
-      grown = history[last][0] - history[first][0]
-      assert (grown <= of(first, last, history[first][1]) + 1e-12).all()
-  if gradient == 'as large as the clip' and config.algorithm == 'adagrad':
-    first = history[1][0] - history[0][0]  # all that there can be
-    np.testing.assert_allclose(first, of(0, 1, 0.0) * np.ones(2), rtol=1e-5)
 
 
 def test_norms_are_reported_for_each_label():
