@@ -78,14 +78,16 @@ def get_config(row: str = 'enwik8_base'):
   if official:
     m.initial = config.block('model.initial', recipe='transformer_xl')
   same_length = {'nvidia': 'memory_and_self', 'lm1b': None}.get(corpus, 'memory')
-  same_length = same_length if official else None
   m.memory = config.block(
     'model.memory',
     length=t.segment_length,
     across_documents=official,  # it knows no documents
   )
   e.memory = config.block(
-    'evaluation.memory', length=memory_length, clamp_length=clamp_length, same_length=same_length
+    'evaluation.memory',
+    length=memory_length,
+    clamp_length=clamp_length,
+    same_length=same_length if official else None,
   )
 
   c.data.corpus = corpus if corpus in ('enwik8', 'text8') else 'wikitext'
@@ -93,16 +95,7 @@ def get_config(row: str = 'enwik8_base'):
   if corpus == 'enwik8':
     c.data.newlines = 'drop'
   if corpus in CUTOFFS:
-    c.data.vocabulary = 'words'
-    adaptive = {'cutoffs': CUTOFFS[corpus]}
-    if size == 'large' or corpus == 'lm1b':
-      adaptive |= {'divisor': 4, 'tied_projections': (False, True, True, True)}
-    if corpus == 'lm1b':
-      c.data.corpus = 'text'
-      adaptive['tied_projections'] = (False,)
-    if corpus == 'wikitext2':
-      adaptive['divisor'] = 2
-    m.adaptive_softmax = config.block('model.adaptive_softmax', **adaptive)
+    _words(c, corpus, size)
 
   c.optimizer.learning_rate = 2.5e-4
   c.optimizer.schedule = 'transformer_xl'
@@ -127,3 +120,17 @@ def get_config(row: str = 'enwik8_base'):
     t.log_every = 200
     t.evaluate_every = t.checkpoint_every = 4000
   return c
+
+
+def _words(c, corpus, size):
+  """A vocabulary of words, and an adaptive softmax."""
+  c.data.vocabulary = 'words'
+  adaptive = {'cutoffs': CUTOFFS[corpus]}
+  if size == 'large' or corpus == 'lm1b':
+    adaptive |= {'divisor': 4, 'tied_projections': (False, True, True, True)}
+  if corpus == 'lm1b':
+    c.data.corpus = 'text'
+    adaptive['tied_projections'] = (False,)
+  if corpus == 'wikitext2':
+    adaptive['divisor'] = 2
+  c.model.adaptive_softmax = config.block('model.adaptive_softmax', **adaptive)

@@ -24,6 +24,12 @@ def test_python_examples_run(tiny, tmp_path, monkeypatch, capsys):
   assert 'bits/byte  The state of the Union' in capsys.readouterr().out
 
 
+def test_the_example_of_the_span_docs_runs(capsys):
+  (example,) = re.findall(r'```python\n(.*?)```', (ROOT / 'docs' / 'spans.md').read_text(), re.S)
+  exec(example, {})
+  assert float(capsys.readouterr().out) == 0  # where all spans begin
+
+
 def test_files_that_are_named_exist():
   named = re.findall(r'(?:configs|launch|notebooks|docs|ngrammer_jax)/[\w/]+\.\w+', TEXT)
   assert named and not [name for name in named if not (ROOT / name).exists()]

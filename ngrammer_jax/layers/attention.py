@@ -127,16 +127,13 @@ class Attention(nn.Module):
     S += T - T // F
     M = 0 if memory is None else memory['keys'].shape[2]
     rows, segment = self._projected(x_BxPxD, T, S - M, memory, position_BxP)
-    k_BxSxNxH, v_BxSxNxH, q_BxTxNxH = rows['key'], rows['value'], rows.get('query')
-    if q_BxTxNxH is None:
-      q_BxTxNxH = self._query_of_key(k_BxSxNxH[:, -T:])
-    unturned_BxTxNxH = local.of_queries(q_BxTxNxH, F)
+    unturned_BxTxNxH = local.of_queries(rows['query'], F)
     if rotation is not None:
-      q_BxTxNxH = position.rotate(q_BxTxNxH, tuple(part[:, -T:] for part in rotation))
-      k_BxSxNxH = position.rotate(k_BxSxNxH, rotation)
-    kept = segment | {'keys': k_BxSxNxH, 'values': v_BxSxNxH}
-    q_BxTxNxH = local.of_queries(q_BxTxNxH[..., : self.context_heads, :], F)
-    k_BxSxNxH, v_BxSxNxH = (local.of_keys(rows, F, T) for rows in (k_BxSxNxH, v_BxSxNxH))
+      rows['query'] = position.rotate(rows['query'], tuple(part[:, -T:] for part in rotation))
+      rows['key'] = position.rotate(rows['key'], rotation)
+    kept = segment | {'keys': rows['key'], 'values': rows['value']}
+    q_BxTxNxH = local.of_queries(rows['query'][..., : self.context_heads, :], F)
+    k_BxSxNxH, v_BxSxNxH = (local.of_keys(rows[name], F, T) for name in ('key', 'value'))
     distances = distance_BxTxS, shared, distance_key
     scores_BxNxTxS = self._scores(q_BxTxNxH, k_BxSxNxH, memory, D, distances)
     scores_BxNxTxS = jnp.where(visible_BxTxS[:, None], scores_BxNxTxS, MASKED)
@@ -144,13 +141,9 @@ class Attention(nn.Module):
     if self.span is not None:
       given = x_BxPxD[:, -T:], visible_BxTxS.shape[1:], distance_BxTxS, valid_BxT, F
       soft_BxNxTxS, kept['span'] = self._soft_mask(*given)
-    # A token that sees nothing, not even itself, would have the mean of all that it must not see.
-    sees_Bx1xTx1 = None if self.sees_itself else visible_BxTxS.any(axis=-1)[:, None, :, None]
     attended = functools.partial(self._attended, v_BxSxNxH, memory, M)
-    keys = dropout_key, None if dropout_key is None else jax.random.fold_in(dropout_key, 1)
-    drop = lambda weights, part=0: dropout.drop(weights, self.dropout, keys[part])
-    given = scores_BxNxTxS, soft_BxNxTxS, sees_Bx1xTx1
-    context_BxTxNxH = self._context(unturned_BxTxNxH, *given, attended, drop)
+    given = scores_BxNxTxS, soft_BxNxTxS, visible_BxTxS
+    context_BxTxNxH = self._context(unturned_BxTxNxH, *given, attended, dropout_key)
     context_BxTxNxH = local.joined(context_BxTxNxH.astype(self.dtype), F)
     if mix is not None:
       context_BxTxNxH, mixed = mix(context_BxTxNxH, scores_BxNxTxS)
@@ -194,9 +187,13 @@ class Attention(nn.Module):
   def _persistent(self, kind):
     return self.persistent_vectors > 0 and self.persistent_kind == kind
 
-  def _context(self, q_BxTxNxH, scores_BxNxTxS, soft_BxNxTxS, sees_Bx1xTx1, attended, drop):
+  def _context(self, q_BxTxNxH, scores_BxNxTxS, soft_BxNxTxS, visible_BxTxS, attended, key):
     """What heads find in the context and among the persistent vectors, [B, T, N, H]."""
     shape, C, kind = q_BxTxNxH.shape, self.persistent_vectors, self.persistent_kind
+    # A token that sees nothing, not even itself, would have the mean of all that it must not see.
+    sees_Bx1xTx1 = None if self.sees_itself else visible_BxTxS.any(axis=-1)[:, None, :, None]
+    keys = key, None if key is None else jax.random.fold_in(key, 1)
+    drop = lambda weights, part=0: dropout.drop(weights, self.dropout, keys[part])
     if not C or kind != 'all_attention':
       (weights,), scale = self._weights([(scores_BxNxTxS, soft_BxNxTxS)], sees_Bx1xTx1)
       of_context = _scaled(attended(drop(weights)), scale)
@@ -317,6 +314,8 @@ class Attention(nn.Module):
         convolved[name] = rows[name][:, before:]
         convolve = convolution.CausalConvolution(self.taps, self.dtype, name=f'{name}_convolution')
         rows[name] = convolve(convolved[name], position_BxP[:, -count:], earlier)
+    if self.shared_query_key:
+      rows['query'] = self._query_of_key(rows['key'][:, -T:])
     return rows, convolved
 
   def _bias(self, name, N, H):

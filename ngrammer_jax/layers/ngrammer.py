@@ -203,21 +203,23 @@ class NGrammer(nn.Module):
     ngram_BxTxGNxE = self._table(G * N * V, E)[rows_BxTxGN + first_GN]
     ngram_BxTxGNxE = nn.with_logical_constraint(ngram_BxTxGNxE, (*everywhere, None))
 
-    norm = functools.partial(normalization.LayerNorm, per_head=True, dtype=self.dtype)
-    unigram_BxTxNxH = norm(name='unigram_norm')(x_BxTxNxH)
-    ngram_BxTxGNxE = norm(name='ngram_norm')(ngram_BxTxGNxE)
-    ngrams = jnp.split(ngram_BxTxGNxE, G, axis=-2)
-    if self.combine == 'concat':
-      # Written over the last features, in place: two arrays of this size never exist.
-      ngram = jnp.concatenate(ngrams, axis=-1)
-      H = unigram_BxTxNxH.shape[-1]
-      y_BxTxNxH = jax.lax.dynamic_update_slice_in_dim(unigram_BxTxNxH, ngram, H - G * E, axis=-1)
-    else:
-      y_BxTxNxH = sum(ngrams, start=unigram_BxTxNxH)
-    y_BxTxD = y_BxTxNxH.reshape(x_BxTxD.shape)
+    y_BxTxD = self._joined(x_BxTxNxH, ngram_BxTxGNxE).reshape(x_BxTxD.shape)
     if counted_BxT is not None:
       y_BxTxD = jnp.where(counted_BxT[..., None] > 0, y_BxTxD, 0)
     return y_BxTxD, memory
+
+  def _joined(self, x_BxTxNxH, ngram_BxTxGNxE):
+    """Tokens and n-grams, normed and put together."""
+    norm = functools.partial(normalization.LayerNorm, per_head=True, dtype=self.dtype)
+    unigram_BxTxNxH = norm(name='unigram_norm')(x_BxTxNxH)
+    ngram_BxTxGNxE = norm(name='ngram_norm')(ngram_BxTxGNxE)
+    G, H = len(self.orders), unigram_BxTxNxH.shape[-1]
+    ngrams = jnp.split(ngram_BxTxGNxE, G, axis=-2)
+    if self.combine == 'add':
+      return sum(ngrams, start=unigram_BxTxNxH)
+    # Written over the last features, in place: two arrays of this size never exist.
+    ngram, first = jnp.concatenate(ngrams, axis=-1), H - G * self.dim
+    return jax.lax.dynamic_update_slice_in_dim(unigram_BxTxNxH, ngram, first, axis=-1)
 
   def _ids(self, x_BxTxNxH, ids, valid_BxT, vocabulary):
     """The number of distinct ids, and the ids [B, T, N]."""

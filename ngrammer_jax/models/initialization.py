@@ -109,7 +109,7 @@ def names(path: Any) -> list[str]:
   return [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
 
 
-def kind(names):
-  """The last part of a name, without the number of a cluster."""
-  head, _, number = names[-1].rpartition('_')
-  return head if number.isdigit() else names[-1]
+def kind(parts: list[str]) -> str:
+  """The last part of a name, without the number of a cluster: embedding_0 is an embedding."""
+  head, _, number = parts[-1].rpartition('_')
+  return head if number.isdigit() else parts[-1]

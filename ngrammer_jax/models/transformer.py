@@ -210,31 +210,36 @@ class TransformerLM(nn.Module):
     if place == 0:
       x_BxTxD = join(x_BxTxD, vocabulary)
     x_BxTxD = self._positioned(x_BxTxD, next(iter(views.values())))
-    rates = c.dropout, c.attention_dropout, c.inner_dropout, c.outer_dropout
-    drop = train and max(rates) > 0
-    keys = jax.random.split(self.make_rng('dropout'), c.layers + 2) if drop else None
-    x_BxTxD = dropout.drop(x_BxTxD, c.outer_dropout, None if keys is None else keys[0])
-    if drop:
-      # The same encodings of distances in all layers.
-      distance_key = jax.random.fold_in(keys[0], 1)
-      views = {size: seen._replace(distance_key=distance_key) for size, seen in views.items()}
-    x_BxTxD = block.whole_width(x_BxTxD)
+    before, keys, after, of_distance = self._dropout_keys(train)
+    x_BxTxD = block.whole_width(dropout.drop(x_BxTxD, c.outer_dropout, before))
+    # The same encodings of distances in all layers.
+    views = {size: seen._replace(distance_key=of_distance) for size, seen in views.items()}
     kept, layers, spans = memory.get('layers', ({},) * c.layers), [], jnp.zeros(())
     for first, last in itertools.pairwise(self._borders(place)):
       run = slice(first, last)
-      run_keys = keys[1:-1][run] if drop else None
+      run_keys = None if keys is None else keys[run]
       x_BxTxD, part, run_spans = self._run(run, x_BxTxD, views, kept[run], run_keys)
       layers, spans = layers + part, spans + run_spans
       if last == place:
         x_BxTxD = join(x_BxTxD)
     if 'layers' in memory:
       next_memory['layers'] = tuple(layers)
-    if c.final_norm:
-      hidden_BxTxD = self.final_norm(x_BxTxD)
-    else:  # as the official codes of the models without it
-      hidden_BxTxD = dropout.drop(x_BxTxD, c.outer_dropout, keys[-1] if drop else None)
     aux = {} if c.span is None else {'span': c.span.penalty * spans}
-    return hidden_BxTxD, next_memory, aux
+    return self._result(x_BxTxD, after), next_memory, aux
+
+  def _result(self, x_BxTxD, dropout_key):
+    """The hidden states: normed or, as in the official codes of models without that, dropped."""
+    if self.config.final_norm:
+      return self.final_norm(x_BxTxD)
+    return dropout.drop(x_BxTxD, self.config.outer_dropout, dropout_key)
+
+  def _dropout_keys(self, train):
+    """For the embeddings, for each layer, for the result, and for distances; or None."""
+    c = self.config
+    if not train or not max(c.dropout, c.attention_dropout, c.inner_dropout, c.outer_dropout):
+      return (None,) * 4
+    keys = jax.random.split(self.make_rng('dropout'), c.layers + 2)
+    return keys[0], keys[1:-1], keys[-1], jax.random.fold_in(keys[0], 1)
 
   def _embed(self, tokens_BxT):
     """The inputs [B, T, D], and the table that they were looked up in where there is one."""
