@@ -72,7 +72,7 @@ class TrainingConfig:
   half_loss: bool = False  # only the later half of a segment counts
   segments_per_call: int = 10  # steps that run on the device without coming back
   log_every: int = 10
-  evaluate_every: int = 500  # 0: never
+  evaluate_every: int = 500  # and after the last step; 0: only then
   checkpoint_every: int = 500
   span_check_every: int = 100  # what is computed is fitted to the spans
   keep_checkpoints: int = 3

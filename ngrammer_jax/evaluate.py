@@ -31,7 +31,8 @@ def main(argv: list[str]) -> int:
   path = options.workdir / 'evaluation' / f'{options.split}.json'
   language_modeling.save(result, path)
   print(language_modeling.table({options.split: result}))
-  print(f'step {result["step"]:,}, written to {path}')
+  protocol = ', '.join(f'{key} {value}' for key, value in result['protocol'].items())
+  print(f'step {result["step"]:,}, protocol: {protocol}\nwritten to {path}')
   return 0
 
 

@@ -155,13 +155,14 @@ class Evaluator:
 def table(results: dict[str, dict[str, Any]]) -> str:
   """The metrics of some splits, to read."""
   lines = [
-    f'{"split":<12}{"tokens":>12}{"nats/token":>12}{"perplexity":>12}{"bits/byte":>11}{"top-1":>8}'
+    f'{"split":<12}{"tokens":>12}{"nats/token":>12}{"perplexity":>12}{"bits/token":>12}'
+    f'{"bits/byte":>11}{"top-1":>8}'
   ]
   for split, r in results.items():
     bits = '-' if r['bits_per_byte'] is None else f'{r["bits_per_byte"]:.4f}'
     lines.append(
       f'{split:<12}{r["tokens"]:>12,}{r["nll_nats_per_token"]:>12.4f}{r["perplexity"]:>12.3f}'
-      f'{bits:>11}{r["top1_accuracy"]:>8.2%}'
+      f'{r["bits_per_token"]:>12.4f}{bits:>11}{r["top1_accuracy"]:>8.2%}'
     )
   return '\n'.join(lines)
 

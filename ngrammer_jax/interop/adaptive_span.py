@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ngrammer_jax import errors
 from ngrammer_jax.interop import arrays as interop_arrays
 from ngrammer_jax.models import config as model_config
 
@@ -40,14 +39,10 @@ FIXED = {
   'convolution': None,
   'shared_query_key': False,
   'ngram': None,
-}
-
-
-# And of blocks, where there are such.
-BLOCKS = {
-  'memory': {'same_length': 'memory_alone'},
-  'span': {'kind': 'adaptive', 'renormalize': True},
-  'persistent': {'kind': 'all_attention'},
+  'memory.same_length': 'memory_alone',
+  'span.kind': 'adaptive',
+  'span.renormalize': True,
+  'persistent.kind': 'all_attention',
 }
 
 
@@ -77,14 +72,8 @@ def load_language_model(
   """
   config.check()
   also = PLAIN if config.adaptive_softmax is None else ADAPTIVE
-  for key, value in (SWITCHES | FIXED | also).items():
-    if getattr(config, key) != value:
-      raise errors.BadInput(f'model.{key}={getattr(config, key)!r}: theirs has {value!r}')
-  for block, fields in BLOCKS.items():
-    for key, value in fields.items():
-      part = getattr(config, block)
-      if part is not None and getattr(part, key) != value:
-        raise errors.BadInput(f'model.{block}.{key}={getattr(part, key)!r}: theirs has {value!r}')
+  switches = {key: (value,) for key, value in (SWITCHES | FIXED | also).items()}
+  interop_arrays.check_switches(config, switches)
   sources = _vocabulary_sources(config, vocabulary_size)
   H, S = config.width // config.heads, config.positions().max_length
   # Theirs has the farthest first.

@@ -45,19 +45,23 @@ def convert(
   expected = {name: source.shape for source in sources.values() for name in source.names}
   problems = [f'missing: {name} {shape}' for name, shape in expected.items() if name not in arrays]
   problems += [
-    f'extra: {name} {np.shape(array)}'
+    f'extra: {name} {np.shape(array) if _numbers(array) else type(array).__name__}'
     for name, array in arrays.items()
     if name not in expected and name not in set(ignored)
   ]
   problems += [
+    f'not numbers: {name}' for name in expected if name in arrays and not _numbers(arrays[name])
+  ]
+  problems += [
     f'misshapen: {name} is {np.shape(arrays[name])}, expected {shape}'
     for name, shape in expected.items()
-    if name in arrays and np.shape(arrays[name]) != shape
+    if name in arrays and _numbers(arrays[name]) and np.shape(arrays[name]) != shape
   ]
   if problems:
-    listing = '\n  '.join(problems)
+    listing, many = '\n  '.join(problems), len(problems) > 1
     raise errors.BadInput(
-      f'{len(problems)} arrays do not fit {origin}. Check the config against them.\n  {listing}'
+      f'{len(problems)} {"arrays do" if many else "array does"} not fit {origin}. '
+      f'Check the config against them.\n  {listing}'
     )
   variables: dict[str, Any] = {}
   for path, source in sources.items():
@@ -66,6 +70,33 @@ def convert(
       node = node.setdefault(key, {})
     node[path[-1]] = jnp.asarray(source.convert([np.asarray(arrays[n]) for n in source.names]))
   return variables
+
+
+def _numbers(array):
+  """Whether it is an array of numbers, or can be made one."""
+  try:
+    return np.asarray(array).dtype.kind not in 'OSU'
+  except ValueError:  # of rows that are not equally long
+    return False
+
+
+def check_switches(config: Any, switches: Mapping[str, tuple[Any, ...]]) -> None:
+  """Raises BadInput naming every switch of a model config that theirs does not have.
+
+  Args:
+    config: a `ModelConfig`.
+    switches: the values that theirs has, by key, such as `norm`, or `span.kind` where the config
+      has that block.
+  """
+  wrong = []
+  for key, values in switches.items():
+    *block, name = key.split('.')
+    owner = getattr(config, block[0]) if block else config
+    if owner is not None and getattr(owner, name) not in values:
+      theirs = ' or '.join(map(repr, values))
+      wrong.append(f'model.{key}={getattr(owner, name)!r}: theirs has {theirs}')
+  if wrong:
+    raise errors.BadInput('\n'.join(wrong))
 
 
 def with_usage(variables: dict[str, Any]) -> dict[str, Any]:

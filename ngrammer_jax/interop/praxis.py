@@ -27,6 +27,18 @@ NORM_NAMES = {
   'post_skip': {'post_norm': 'layer_norm'},
   'hybrid': {'norm': 'pre_layer_norm', 'post_norm': 'post_layer_norm'},
 }
+# What praxis has, of what the arrays cannot tell.
+SWITCHES = {
+  'norm': tuple(NORM_NAMES),
+  'final_norm': (True,),
+  'position': ('rope', 'sinusoid', 'none'),
+  'memory': (None,),
+  'adaptive_softmax': (None,),
+  'span': (None,),
+  'persistent': (None,),
+  'ngram.orders': ((2,),),
+  'ngram.distinct_start': (False,),
+}
 Path = tuple[str, ...]
 
 _COLLECTIONS = ('param/', 'params/', 'state/', 'non_trainable/')
@@ -54,6 +66,11 @@ def load_ngrammer(
   Raises:
     BadInput: listing every missing, extra and misshapen array.
   """
+  if layer.orders != (2,) or layer.distinct_start:
+    raise errors.BadInput(
+      f'orders={layer.orders} and distinct_start={layer.distinct_start}: praxis has bi-grams, '
+      f'(2,), and cluster 0 before the first token'
+    )
   arrays = _without_collections(arrays)
   arrays = {name.removeprefix('ngram_layer/'): array for name, array in arrays.items()}
   if width % layer.heads:
@@ -89,8 +106,7 @@ def load_language_model(
     BadInput: listing every missing, extra and misshapen array.
   """
   config.check()
-  if config.norm not in NORM_NAMES:
-    raise errors.BadInput(f'model.norm={config.norm!r}: praxis has {", ".join(NORM_NAMES)}')
+  interop_arrays.check_switches(config, SWITCHES)
   arrays = _without_collections(arrays)
   V, D = vocabulary_size, config.width
   transposed = lambda a: a[0].T

@@ -68,12 +68,8 @@ def load_language_model(
   """
   config.check()
   also = {'norm': ('pre',), 'position': tuple(ATTENTION_TYPES)}
-  for key, value in (SWITCHES | FIXED).items():
-    valid = (value, *also.get(key, ()))
-    if getattr(config, key) not in valid:
-      raise errors.BadInput(
-        f'model.{key}={getattr(config, key)!r}: theirs has {" or ".join(map(repr, valid))}'
-      )
+  switches = {key: (value, *also.get(key, ())) for key, value in (SWITCHES | FIXED).items()}
+  interop_arrays.check_switches(config, switches)
   if config.norm == 'pre' and config.position in model_config.SEGMENT_POSITIONS:
     raise errors.BadInput(
       f'model.norm="pre" with model.position={config.position!r}: theirs norms keys and values, '

@@ -192,7 +192,9 @@ class AdaptiveSoftmaxConfig:
     if self.divisor < 1:
       raise errors.BadInput(f'model.adaptive_softmax.divisor={self.divisor} must be at least 1')
     clusters, width = len(borders), self.embedding_width or model.width
-    if width < 1 or width // self.divisor ** (clusters - 1) < 1:
+    if width < 1:
+      raise errors.BadInput(f'model.adaptive_softmax.embedding_width={width} must be at least 1')
+    if width // self.divisor ** (clusters - 1) < 1:
       raise errors.BadInput(
         f'model.adaptive_softmax.divisor={self.divisor}: width {width} leaves nothing for the last '
         f'of {clusters} clusters'
@@ -355,7 +357,7 @@ class ModelConfig:
     if self.position in SEGMENT_POSITIONS and self.memory is not None and self.memory.length:
       raise errors.BadInput(
         f'model.position={self.position!r} counts from the end of a segment, and knows no memory: '
-        f'use model.memory=None, or model.position="relative"'
+        f'use model.memory=None (and evaluation.memory=None), or model.position="relative"'
       )
     blocks = (self.ngram, self.memory, self.positional, self.adaptive_softmax)
     for block in (*blocks, self.span, self.persistent, self.initial):

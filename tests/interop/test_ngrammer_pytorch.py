@@ -58,7 +58,7 @@ def test_what_does_not_fit_is_listed(arrays):
   layer = NGrammer(heads=N, clusters=K, vocabulary_size=V, dim=E)
   del arrays['vq.means']
   with bad_input(
-    '1 arrays do not fit a VQNgrammer of n-grammer-pytorch. Check the config against them.\n'
+    '1 array does not fit a VQNgrammer of n-grammer-pytorch. Check the config against them.\n'
     '  missing: vq.means (2, 8, 6)'
   ):
     ngrammer_pytorch.load_ngrammer(arrays, layer, N * H)

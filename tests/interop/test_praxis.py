@@ -11,7 +11,7 @@ from ngrammer_jax.interop import praxis
 from ngrammer_jax.layers import NGrammer
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
-from tests.conftest import assert_close
+from tests.conftest import assert_close, bad_input
 
 PRECISIONS = [('float64', 1e-9), ('float32', 2e-5)]
 
@@ -285,3 +285,45 @@ def test_ngrammers_after_attention_have_the_names_of_praxis():
   means = arrays['transformer/x_layers_1/self_attention/ngrammer/vq_layer/means']
   loaded = variables['codebook']['layer_1']['ngrammer']['quantizer']['centroids']
   assert_close(loaded, means.astype('float32'), 1e-6)
+
+
+@pytest.mark.parametrize(
+  'fields, message',
+  [
+    (
+      {'position': 'relative'},
+      "model.position='relative': theirs has 'rope' or 'sinusoid' or 'none'",
+    ),
+    ({'final_norm': False}, 'model.final_norm=False: theirs has True'),
+    (
+      {'ngram': model_config.NGramConfig(orders=(2, 3), dim=2, distinct_start=True)},
+      'model.ngram.orders=(2, 3): theirs has (2,)\n'
+      'model.ngram.distinct_start=True: theirs has False',
+    ),
+  ],
+)
+def test_a_model_that_praxis_has_not(fields, message):
+  config = model_config.ModelConfig(**LM_CONFIG | fields)
+  with bad_input(message):
+    praxis.load_language_model({}, config, 23)
+
+
+def test_a_layer_that_praxis_has_not():
+  layer = NGrammer(heads=2, clusters=None, vocabulary_size=50, orders=(3,), id_vocabulary=23)
+  with bad_input(
+    'orders=(3,) and distinct_start=False: praxis has bi-grams, (2,), and cluster 0 before the '
+    'first token'
+  ):
+    praxis.load_ngrammer({}, layer, width=16)
+
+
+def test_what_is_no_array_is_named(reference):
+  f = reference('lm_plain')
+  arrays = {k: v for k, v in f.items() if k.startswith('param/')}
+  arrays['param/final_ln/bias'] = 'zeros'
+  arrays['param/final_ln/scale'] = [[1.0], [2.0, 3.0]]
+  with bad_input(
+    '2 arrays do not fit a praxis language model. Check the config against them.\n'
+    '  not numbers: final_ln/scale\n  not numbers: final_ln/bias'
+  ):
+    praxis.load_language_model(arrays, model_config.ModelConfig(**LM_CONFIG), 23)

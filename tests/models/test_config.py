@@ -65,7 +65,7 @@ def spans(**fields):
     (
       memory() | {'position': 'learned'},
       "model.position='learned' counts from the end of a segment, and knows no memory: "
-      'use model.memory=None, or model.position="relative"',
+      'use model.memory=None (and evaluation.memory=None), or model.position="relative"',
     ),
     (positional('relative', clamp_length=0), 'model.positional.clamp_length=0 must be at least 1'),
     (
