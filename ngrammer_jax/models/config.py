@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from ngrammer_jax import errors
 from ngrammer_jax.layers import feed_forward, ngrammer, quantizer
-from ngrammer_jax.models.attention_config import PersistentConfig, SpanConfig
+from ngrammer_jax.models.attention_config import MemoryConfig, PersistentConfig, SpanConfig
 from ngrammer_jax.models.initialization import InitialConfig
 
 LAYERS = ('input', 'begin', 'middle', 'end', 'attention')
@@ -16,8 +16,6 @@ PAIRING = ('previous', 'attended', 'none')
 # baselines of Transformer-XL, which know no other segment.
 SEGMENT_POSITIONS = ('segment_sinusoid', 'learned')
 POSITIONS = ('rope', 'sinusoid', 'relative', 'shaw', 'table', *SEGMENT_POSITIONS, 'none')
-FIRST = ('empty', 'zeros')
-SAME_LENGTH = ('no', 'memory', 'memory_and_self', 'memory_alone')
 DTYPES = ('auto', 'bfloat16', 'float32', 'float64')
 # A sub-layer F with residual: pre x + F(LN x), post x + LN(F x), post_skip LN(x + F x), hybrid
 # x + LN(F(LN x)); primer: pre for attention, post for the feed-forward.
@@ -130,44 +128,6 @@ class NGramConfig:
     if 'attended' in self.pairing and self.orders != (2,):
       raise errors.BadInput(
         f'model.ngram.orders={self.orders}: what is attended to makes pairs, orders=(2,)'
-      )
-
-
-@dataclasses.dataclass(frozen=True)
-class MemoryConfig:
-  """Segment memory (Transformer-XL): inputs of each layer for the tokens before a segment."""
-
-  length: int = 128  # tokens
-  # Before the first segment: nothing, or zeros that are attended to. A document that begins with
-  # the stream sees zeros, as all that is before it, only with across_documents.
-  first: str = 'empty'
-  # Keys of a token at most: all there are; as many as the memory, with itself (the PyTorch code
-  # of Transformer-XL); one more (the TensorFlow code); or as many before it (adaptive span).
-  same_length: str = 'no'
-  across_documents: bool = False  # tokens see the documents before their own
-
-  def window(self) -> int | None:
-    """Keys that a token attends to are less than so many tokens away."""
-    return {'no': None, 'memory': self.length}.get(self.same_length, self.length + 1)
-
-  def sees_itself(self) -> bool:
-    """Whether a token attends to itself."""
-    return self.same_length != 'memory_alone'
-
-  def check(self, model: 'ModelConfig') -> None:
-    """Raises BadInput for a memory that the model cannot have."""
-    errors.check_choices('model.memory', self, {'first': FIRST, 'same_length': SAME_LENGTH})
-    if self.length < 0:
-      raise errors.BadInput(f'model.memory.length={self.length} must be at least 0')
-    if self.length == 0 and self.same_length in ('memory', 'memory_alone'):
-      raise errors.BadInput(
-        f'model.memory.same_length={self.same_length!r} with model.memory.length=0: a token sees '
-        f'nothing, not even itself; use "memory_and_self"'
-      )
-    if self.first == 'zeros' and (model.bias or model.norm not in ('post', 'post_skip')):
-      raise errors.BadInput(
-        f'model.memory.first="zeros" needs keys and values of zeros to be zeros: without '
-        f'model.bias, and model.norm="post_skip" or "post", not {model.norm!r}'
       )
 
 
