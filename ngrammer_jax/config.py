@@ -17,6 +17,7 @@ import ml_collections
 
 from ngrammer_jax import errors, files
 from ngrammer_jax.data import streams, token_cache
+from ngrammer_jax.models import attention_config
 from ngrammer_jax.models import config as model_config
 
 ALGORITHMS = ('adam', 'lamb', 'adagrad')
@@ -101,7 +102,7 @@ class EvaluationMemory:
         raise errors.BadInput(
           f'evaluation.memory.clamp_length is not for model.position={model.position!r}'
         )
-    choices = model_config.SAME_LENGTH
+    choices = attention_config.SAME_LENGTH
     if self.same_length is not None and self.same_length not in choices:
       raise errors.BadInput(
         f'evaluation.memory.same_length={self.same_length!r} is not one of: {", ".join(choices)}'
