@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax import runs
+from ngrammer_jax import errors, runs
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.training import loop, manifest, windows
 
@@ -53,6 +53,14 @@ def test_the_device_knows_which_windows_hold_a_span(span, window):
     assert bool(fits) == (size >= window)
   # And those that are chosen hold it, however it is rounded.
   assert windows.fit(CONFIG, params, windows.chosen(CONFIG, windows.spans(CONFIG, params)))
+
+
+def test_a_loss_that_is_not_finite_ends_a_run_whose_spans_are_fitted(tiny, tmp_path):
+  span = dataclasses.replace(SPAN, initial=0.0)
+  optimizer = {'learning_rate': 1e30, 'clip_norm': None}
+  config = tiny(MODEL | {'span': span}, optimizer, {'span_check_every': 12})
+  with pytest.raises(errors.BadInput, match='training diverged at step'):
+    loop.train(config, tmp_path / 'run')
 
 
 def records(workdir):
