@@ -112,6 +112,17 @@ def test_heads_by_their_windows_and_queries_in_blocks(x64, monkeypatch, change):
   assert np.abs(hidden_states(config, variables, too_small, 0) - whole).max() > 1e-3
 
 
+@pytest.mark.parametrize('change', ['official', 'relative, all-attention'])
+def test_the_length_of_segments_does_not_matter(x64, change):
+  config = dataclasses.replace(PLAIN, **CHANGES[change])
+  model = transformer.TransformerLM(config, V)
+  memory = transformer.empty_memory(config, 3)
+  variables = with_spans(random_variables(model, TOKENS[:, :T], memory, dtype='float64'))
+  whole = hidden_states(config, variables, None, 0)
+  for split in ((4,) * 10, (3, 1, 1, 11, 24), (5 * T,)):
+    np.testing.assert_allclose(hidden_states(config, variables, None, 0, split), whole, 0, 4e-15)
+
+
 @pytest.mark.parametrize('change', CHANGES)
 def test_gradients_by_windows(x64, monkeypatch, change):
   config = dataclasses.replace(PLAIN, **CHANGES[change])
