@@ -155,7 +155,8 @@ def test_characters_that_the_vocabulary_does_not_have(run, monkeypatch):
 def test_words_that_are_unknown_have_no_bits_per_byte(run, monkeypatch):
   from ngrammer_jax.data import vocabulary
 
-  assert run.state.step == 160  # restored before the vocabulary is another
+  # Restored and made before the vocabulary is another.
+  assert run.state.step == 160 and run.evaluated.vocabulary_size == run.model.vocabulary_size
   monkeypatch.setitem(run.__dict__, 'vocabulary', vocabulary.learn_words([b'the cat sat'], None))
   known, unknown = run.score(['the cat', 'the dog'])
   assert known.bits_per_byte > 0 and np.isnan(unknown.bits_per_byte)
