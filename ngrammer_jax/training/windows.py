@@ -41,13 +41,9 @@ def learned(config: model_config.ModelConfig) -> bool:
 
 def spans(config: model_config.ModelConfig, params: Any) -> np.ndarray:
   """The spans of all heads, in tokens, [L, N]."""
-  return config.span.limit * _of_heads(config, params)
-
-
-def _of_heads(config, tree):
-  """What a tree like the parameters has for the spans, [L, N]."""
-  of_layer = lambda i: tree[f'layer_{i}']['attention']['span']['span']
-  return np.stack(jax.device_get([of_layer(i) for i in range(config.layers)])).astype(np.float64)
+  of_layer = lambda i: params[f'layer_{i}']['attention']['span']['span']
+  shares = jax.device_get([of_layer(i) for i in range(config.layers)])
+  return config.span.limit * np.stack(shares).astype(np.float64)
 
 
 def chosen(
