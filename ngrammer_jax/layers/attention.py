@@ -114,7 +114,7 @@ class Attention(nn.Module):
       memory: keys and values of earlier segments (see `layers.cache`).
       position_BxP: of each token in its document, for the convolutions; for those rows too.
       mix: changes what was attended to, [B, T, N, H], before it is projected back; it is given
-        the scores [B, N, T, S] too.
+        the scores [B, N, T, S] too, which are minus infinity beyond a span.
       distance_BxTxS: from query to key, where the keys do not stand in order.
       shared: parameters of positions that layers share: u and v of `relative`, None where this
         one has its own; the vectors of `table`.
@@ -146,7 +146,9 @@ class Attention(nn.Module):
     context_BxTxNxH = self._context(unturned_BxTxNxH, *given, attended, dropout_key)
     context_BxTxNxH = local.joined(context_BxTxNxH.astype(self.dtype), F)
     if mix is not None:
-      context_BxTxNxH, mixed = mix(context_BxTxNxH, scores_BxNxTxS)
+      if soft_BxNxTxS is not None:  # what the softmax, under the mask, is monotone in
+        scores_BxNxTxS += jnp.log(soft_BxNxTxS)
+      context_BxTxNxH, mixed = mix(context_BxTxNxH, jax.lax.stop_gradient(scores_BxNxTxS))
       kept |= mixed
     output = linear.Linear((D,), ('heads', 'kv', 'embed'), 2, self.bias, self.dtype, name='out')
     return output(context_BxTxNxH), kept

@@ -53,11 +53,12 @@ def check_shape(
 def most_attended(scores_BxNxTxS: jax.Array, may_BxTxS: jax.Array) -> jax.Array:
   """The key that each token attends to most among those it may pair with, int32 [B, N, T].
 
-  S where there is none, the first of equals: positions as `paired_ids` takes them.
+  S where there is none, the first of equals: positions as `paired_ids` takes them. A score of
+  minus infinity is not attended to.
   """
-  may_Bx1xTxS = may_BxTxS[:, None]
-  best_BxNxT = jnp.where(may_Bx1xTxS, scores_BxNxTxS, -jnp.inf).argmax(axis=-1)
-  return jnp.where(may_Bx1xTxS.any(axis=-1), best_BxNxT, scores_BxNxTxS.shape[-1])
+  scores_BxNxTxS = jnp.where(may_BxTxS[:, None], scores_BxNxTxS, -jnp.inf)
+  best_BxNxT, S = scores_BxNxTxS.argmax(axis=-1), scores_BxNxTxS.shape[-1]
+  return jnp.where(scores_BxNxTxS.max(axis=-1) > -jnp.inf, best_BxNxT, S)
 
 
 def paired_ids(

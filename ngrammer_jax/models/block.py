@@ -31,16 +31,17 @@ def empty_memory(
   batch: int,
   cache_slots: int,
   windows: tuple[int, ...] | None = None,
+  growth: int = 0,
 ) -> Memory:
   """What a block keeps: keys and values, or its inputs; the seam of its n-grams, or their ids.
 
-  Inputs are kept for twice the longest window of its heads; keys and values, by window, as far
-  as that of theirs.
+  Inputs are kept for the longest window of its heads and `growth` tokens more; keys and values,
+  by window where there are several, as far as that of theirs.
   """
   c, kept = config, {}
   looks_back = (c.convolution or 1) - 1
   if c.memory is not None and not cache_slots:
-    rows = view.inputs_kept(c, windows) + looks_back
+    rows = view.inputs_kept(c, windows, growth) + looks_back
     kept['hidden'] = jnp.zeros((batch, rows, c.width), c.compute_dtype())
   if cache_slots:
     convolved = attention.projections(c.shared_query_key) if c.convolution is not None else ()
@@ -50,11 +51,14 @@ def empty_memory(
       H, dtype = c.width // c.heads, c.compute_dtype()
       return cache.empty_layer(batch, slots, heads, H, dtype, rows)
 
-    if windows is not None:
+    by_size = groups(windows)
+    if len(by_size) > 1:
       return {
         str(size): of_heads(min(size, cache_slots), len(heads), len(heads))
-        for size, heads in groups(windows).items()
+        for size, heads in by_size.items()
       }
+    (size,) = by_size
+    cache_slots = min(size or cache_slots, cache_slots)
     kept = of_heads(cache_slots, c.context_heads, c.heads)
   pairing = 'none' if c.ngram is None else c.ngram.pairing_of(number)
   if pairing == 'previous':
@@ -65,8 +69,10 @@ def empty_memory(
   return kept
 
 
-def groups(windows: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
+def groups(windows: tuple[int, ...] | None) -> dict[int, tuple[int, ...]]:
   """The heads of each window, the shortest first."""
+  if windows is None:
+    return {view.WHOLE: ()}
   return {
     size: tuple(head for head, other in enumerate(windows) if other == size)
     for size in sorted(set(windows))
@@ -113,7 +119,7 @@ class Block(nn.Module):
     look = functools.partial(self._look, views, memory, keys[2])
     x_BxTxD, segment, mean_span = self._add('attention', look, x_BxTxD, keys[0], earlier)
     segment['hidden'] = jax.lax.stop_gradient(hidden_BxTxD)
-    memory = _remember(memory, segment, views, after_BxTxD=x_BxTxD)
+    memory = _remember(memory, segment, views, groups(self.windows), after_BxTxD=x_BxTxD)
     if c.feed_forward_width:
       valid_BxT = next(iter(views.values())).valid_BxT
       fed = lambda x_BxTxD: (feed(x_BxTxD, valid_BxT, keys[3]),)
@@ -122,32 +128,40 @@ class Block(nn.Module):
 
   def _look(self, views, memory, dropout_key, x_BxPxD):
     """What attention adds, what is kept of it (by window where there are), and the mean span."""
-    c, mix = self.config, None
+    c, mix, by_size = self.config, None, groups(self.windows)
     attend = _attention(c, self.dtype)
-    if self.windows is None:
-      seen = views[view.WHOLE]
+    if len(by_size) == 1:
+      (size,) = by_size
+      seen = views[size]
       if self.pairing != 'none':
         grams = ngram_layer(c, self.dtype, name='ngrammer')
         mix = functools.partial(_paired, grams, self.pairing, seen, memory)
       cached = memory if 'keys' in memory else None
       y_BxTxD, kept = attend(
-        x_BxPxD, mix=mix, memory=cached, dropout_key=dropout_key, **_seen(seen)
+        self._within(seen, x_BxPxD), mix=mix, memory=cached, dropout_key=dropout_key, **_seen(seen)
       )
       return y_BxTxD, kept, kept.pop('span', jnp.zeros(()))
     params, outputs, kept, spans = self.variables['params']['attention'], [], {}, []
-    for size, heads in groups(self.windows).items():
+    for size, heads in by_size.items():
       part = attend.clone(parent=None, heads=len(heads), head_width=c.width // c.heads, name=None)
-      before = x_BxPxD.shape[1] - views[size].position_BxP.shape[1] - (c.convolution or 1) + 1
-      rows_BxPxD = x_BxPxD if str(size) in memory else x_BxPxD[:, max(before, 0) :]
       given = {'params': attend.of_heads(params, heads)}
       key = None if dropout_key is None else jax.random.fold_in(dropout_key, size)
       seen = _seen(views[size], None if c.position == 'table' else heads)
       y_BxTxD, kept[str(size)] = part.apply(
-        given, rows_BxPxD, memory=memory.get(str(size)), dropout_key=key, **seen
+        given,
+        self._within(views[size], x_BxPxD),
+        memory=memory.get(str(size)),
+        dropout_key=key,
+        **seen,
       )
       outputs.append(y_BxTxD)
       spans.append(kept[str(size)].pop('span') * len(heads))
     return sum(outputs), kept, sum(spans) / len(self.windows)
+
+  def _within(self, seen, x_BxPxD):
+    """The rows that a view is of, and those that convolutions look back on."""
+    rows = seen.position_BxP.shape[1] + (self.config.convolution or 1) - 1
+    return x_BxPxD[:, -rows:]
 
   def _positioned(self, x_BxTxD):
     """The input and, where every layer adds one of its own, the embedding of its position."""
@@ -275,10 +289,9 @@ def _paired(grams, pairing, seen, memory, context_BxTxNxH, scores_BxNxTxS):
     valid_BxT=seen.valid_BxT,
   )
   if pairing == 'attended':
-    S = scores_BxNxTxS.shape[-1]
-    earlier_TxS = jnp.arange(S) < S - T + jnp.arange(T)[:, None]
-    pair_ids = ngrammer.most_attended(scores_BxNxTxS, seen.visible_BxTxS & earlier_TxS)
     earlier = None if 'ids' not in memory else memory['ids'].swapaxes(1, 2)
+    M = 0 if earlier is None else earlier.shape[1]
+    pair_ids = _most_attended(scores_BxNxTxS, seen.visible_BxTxS, B, M + T)
     y_BxTxD, kept = join(pair_ids=pair_ids, earlier_ids=earlier)
   else:
     y_BxTxD, seam = join(memory=memory['ngram'])
@@ -286,14 +299,28 @@ def _paired(grams, pairing, seen, memory, context_BxTxNxH, scores_BxNxTxS):
   return y_BxTxD.reshape(B, T, N, H), kept
 
 
-def _remember(memory, segment, views, after_BxTxD):
+def _most_attended(scores_BxNxTxS, visible_BxTxS, B, S):
+  """Of S keys the one before it that each token attends to most; S for none. [B, N, T].
+
+  Scores may be those of blocks (see `layers.local`), of the keys that a block sees.
+  """
+  (rows, N, b, seen), F = scores_BxNxTxS.shape, len(scores_BxNxTxS) // B
+  earlier_TxS = jnp.arange(seen) < seen - b + jnp.arange(b)[:, None]
+  best_BxNxT = ngrammer.most_attended(scores_BxNxTxS, visible_BxTxS & earlier_TxS)
+  first_F = S - seen - (F - 1 - jnp.arange(F)) * b  # of the keys of a block
+  first_Bx1x1 = jnp.tile(first_F, B)[:, None, None]
+  best_BxNxT = jnp.where(best_BxNxT == seen, S, first_Bx1x1 + best_BxNxT)
+  return best_BxNxT.reshape(B, F, N, b).swapaxes(1, 2).reshape(B, N, F * b)
+
+
+def _remember(memory, segment, views, by_size, after_BxTxD):
   """The memory of a layer after a segment."""
-  if view.WHOLE not in views and 'hidden' not in memory:  # keys and values, by window
-    by_size = {size: {view.WHOLE: views[int(size)]} for size in memory}
+  if len(by_size) > 1 and 'hidden' not in memory:  # keys and values, by window
     return {
-      size: _remember(memory[size], segment[size], by_size[size], after_BxTxD) for size in memory
+      str(size): _remember(memory[str(size)], segment[str(size)], views, [size], after_BxTxD)
+      for size in by_size
     }
-  seen = next(iter(views.values()))
+  seen = views[next(iter(by_size))]
 
   def keep(name):
     if name == 'ngram':

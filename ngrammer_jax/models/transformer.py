@@ -40,6 +40,7 @@ def empty_memory(
   batch: int,
   cache_slots: int = 0,
   windows: view.Windows | None = None,
+  growth: int = 0,
 ) -> Memory:
   """The memory before the first segment of `batch` streams.
 
@@ -50,6 +51,7 @@ def empty_memory(
       are; then a model with a segment memory keeps the inputs of its layers, which it is trained
       with, and in others nothing but the n-gram layer looks across the seam of two segments.
     windows: of the model; each layer, each head keeps what it can see.
+    growth: tokens that windows may grow to see; their inputs are kept too.
 
   Keys: `document` int32 [B], number of the document that the last segment ended in;
   `ngram`, the seam of the n-gram layer (see `layers.ngrammer.empty_memory`); `cache`, what
@@ -66,7 +68,7 @@ def empty_memory(
     known = {str(size): cache.empty(batch, slots) for size, slots in of_sizes.items()}
     memory['cache'] = known if windows is not None else known[str(view.WHOLE)]
   elif c.memory is not None:
-    length = view.inputs_kept(c, windows and tuple(view.sizes(windows)))
+    length = view.inputs_kept(c, windows and tuple(view.sizes(windows)), growth)
     none = lambda: jnp.full((batch, length), documents.NONE, jnp.int32)
     memory['recent'] = {
       'documents': none(),
@@ -80,7 +82,7 @@ def empty_memory(
       if cache_slots:
         part['index'] += jnp.arange(-part['index'].shape[1], 0)
   layers = tuple(
-    block.empty_memory(c, number, batch, cache_slots, windows and windows[number])
+    block.empty_memory(c, number, batch, cache_slots, windows and windows[number], growth)
     for number in range(c.layers)
   )
   return memory | ({'layers': layers} if any(layers) else {})

@@ -49,9 +49,11 @@ def sizes(windows: Windows | None) -> list[int]:
   return [WHOLE] if windows is None else sorted({size for layer in windows for size in layer})
 
 
-def inputs_kept(config: model_config.ModelConfig, windows: tuple[int, ...] | None) -> int:
-  """Tokens whose inputs a layer keeps in training: a window that doubles finds them there."""
-  longest = config.memory.length if windows is None else 2 * max(windows)
+def inputs_kept(
+  config: model_config.ModelConfig, windows: tuple[int, ...] | None, growth: int = 0
+) -> int:
+  """Tokens whose inputs a layer keeps in training: a window that grows finds them there."""
+  longest = config.memory.length if windows is None else max(windows) + growth
   return min(longest, config.memory.length)
 
 

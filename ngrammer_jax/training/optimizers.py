@@ -1,10 +1,12 @@
 """One optimiser for each kind of parameter, all on one schedule shape."""
 
 from collections.abc import Callable
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from ngrammer_jax import config as experiment
@@ -107,6 +109,29 @@ def make(config: experiment.OptimizerConfig, steps: int) -> optax.GradientTransf
     labels,
   )
   return optax.chain(by_label, optax.stateless(_spans_kept))
+
+
+def largest_update(config: experiment.OptimizerConfig, values: int) -> float:
+  """A bound on what one update changes of a span at most, whatever the gradients are.
+
+  Adagrad divides by no less than the gradient. Of Adam, by the inequality of Cauchy and Schwarz,
+  |m| <= (1 - b1) / sqrt(1 - b2) sqrt(sum of (b1^2 / b2)^k) sqrt(v), before m and v are corrected.
+  LAMB makes the update of an array, here of `values` in [0, 1], as long as the array.
+  """
+  fraction = max(1.0, config.final_fraction)
+  if config.drop is not None:
+    fraction *= max(1.0, config.drop.fraction)
+  rate = fraction * config.learning_rate
+  if config.algorithm == 'adagrad':
+    return rate
+  b1, b2 = config.beta1, config.beta2
+  if b1**2 >= b2:
+    return math.inf
+  steps = np.arange(1, 100_000)  # the sum has ended long before, and so have the corrections
+  powers = (1 - (b1**2 / b2) ** steps) / (1 - b1**2 / b2)
+  corrected = np.sqrt(1 - b2**steps) / (1 - b1**steps)
+  adam = (1 - b1) / math.sqrt(1 - b2) * (np.sqrt(powers) * corrected).max()
+  return rate * (max(adam, math.sqrt(values)) if config.algorithm == 'lamb' else adam)
 
 
 def _direction(config):

@@ -40,11 +40,11 @@ class Programs:
     self._evaluated = transformer.TransformerLM(config.evaluation_model(), vocabulary_size)
     self._compiled: dict[view.Windows | None, Callable] = {}
     self._evaluators: dict[view.Windows | None, language_modeling.Evaluator] = {}
-    self.windows, self.changes = None, 0
+    self.windows, self.changes, self._growth = None, 0, 0
     m = config.model
     if windows.learned(m):
       spans_LxN = np.full((m.layers, m.heads), m.span.limit * (m.span.initial or 0.0))
-      self.windows = windows.chosen(m, spans_LxN)
+      self.windows, self._growth = windows.chosen(m, spans_LxN), windows.growth(config)
 
   def create(self) -> train_state.TrainState:
     """The first state."""
@@ -65,16 +65,10 @@ class Programs:
     found = windows.chosen(m, spans_LxN, self.windows, self.changes)
     if found == self.windows:
       return state
-    if (windows.needed(m, spans_LxN) > 2 * np.asarray(self.windows)).any():
-      logging.warning(
-        'step %s  a span grew in one step beyond what is kept of the text: what it reaches in '
-        'addition comes with the next segments',
-        f'{int(state.step):,}',
-      )
     self.windows, self.changes = found, self.changes + 1
     logging.info('step %s  windows, heads x tokens: %s', f'{int(state.step):,}', self.described())
     resize = jax.jit(
-      functools.partial(windows.resized, m, windows=found),
+      functools.partial(windows.resized, m, windows=found, more=self._growth),
       out_shardings=sharding.rows_sharding(self._mesh),
     )
     with sharding.use(self._mesh):
@@ -150,5 +144,5 @@ class Programs:
   def _initialiser(self, of: view.Windows | None) -> tuple[Any, Any]:
     model, c = self._model.clone(windows=of), self._config
     return train_state.initialiser(
-      model, self._optimizer, c.training.batch_size, c.seed, self._mesh
+      model, self._optimizer, c.training.batch_size, c.seed, self._mesh, self._growth
     )

@@ -3,21 +3,25 @@
 What is computed has static shapes: of each head the keys within a window of 64 2^k tokens, at
 most the limit of the span. A window holds the span, its ramp and a reserve. A step that would leave
 something out is not made: where a span outgrows its window between two checks, the windows are
-fitted to it at that step. So they depend on the spans and on the windows before, which are saved
-with the checkpoint.
+fitted to it at that step, and what it reaches in addition is there: beyond every window the text is
+kept as far as the largest updates can take a span (`growth`). So windows depend on the spans and on
+the windows before, which are saved with the checkpoint.
 
 L layers, N heads.
 """
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ngrammer_jax import config as experiment
 from ngrammer_jax.layers import documents
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import view
+from ngrammer_jax.training import optimizers
 
 SMALLEST = 64
 # Every change is compiled. After so many, windows do not shrink any more, and grow to the limit.
@@ -25,18 +29,32 @@ CHANGES = 16
 
 
 def learned(config: model_config.ModelConfig) -> bool:
-  """Whether windows can follow the spans.
+  """Whether windows can follow the spans: numbers of each head, beyond which nothing is missed.
 
-  They are numbers of each head, what is beyond them is not missed, and heads can be told apart.
+  Without `renormalize` something is: the softmax is over all there is.
   """
+  return config.span is not None and config.span.kind == 'adaptive' and config.span.renormalize
+
+
+def apart(config: model_config.ModelConfig) -> bool:
+  """Whether heads of a layer can have windows of their own. If not, all have the longest."""
   c = config
-  return (
-    c.span is not None
-    and c.span.kind == 'adaptive'
-    and c.span.renormalize
-    and (c.ngram is None or c.ngram.layer != 'attention')
-    and (c.persistent is None or c.persistent.kind in ('all_attention', 'attention_split'))
+  return (c.ngram is None or c.ngram.layer != 'attention') and (
+    c.persistent is None or c.persistent.kind in ('all_attention', 'attention_split')
   )
+
+
+def growth(config: experiment.Config) -> int:
+  """Tokens kept beyond every window, so that a span that grows finds there what it reaches.
+
+  It grows by the largest update at every step, which brings a segment in addition: after n of
+  them, n - 1 segments are new.
+  """
+  limit, T = config.model.span.limit, config.training.segment_length
+  step = limit * optimizers.largest_update(config.optimizer, config.model.heads)
+  if step >= limit:
+    return limit
+  return min(limit, math.ceil(step + (math.ceil(limit / step) - 1) * max(step - T, 0)) + 1)
 
 
 def spans(config: model_config.ModelConfig, params: Any) -> np.ndarray:
@@ -53,11 +71,11 @@ def chosen(
   changes: int = 0,
   reserve: int | None = None,
 ) -> view.Windows:
-  """The windows for the spans, [L][N].
+  """The windows for the spans, [L][N], of heads without a context too.
 
   Args:
     config: of the model.
-    spans_LxN: in tokens.
+    spans_LxN: in tokens, of the heads that look at the context.
     before: windows in force, kept where the spans neither outgrow them nor are far below. None:
       there are none yet.
     changes: made so far.
@@ -65,9 +83,12 @@ def chosen(
   """
   reserve = config.span.reserve if reserve is None else reserve
   of_head = lambda tokens, now: _window(config.span.limit, tokens, now, changes, reserve)
-  needed_LxN = needed(config, spans_LxN).tolist()
-  before = before or [[None] * len(layer) for layer in needed_LxN]
-  return tuple(tuple(map(of_head, *layer)) for layer in zip(needed_LxN, before, strict=True))
+  needed_LxN = needed(config, spans_LxN)
+  if not apart(config):
+    needed_LxN = needed_LxN.max(axis=1, keepdims=True).repeat(config.heads, axis=1)
+  before = before or [[None] * config.heads for _ in needed_LxN]
+  layers = zip(needed_LxN.tolist(), before, strict=True)
+  return tuple(tuple(map(of_head, *layer)) for layer in layers)
 
 
 def needed(config: model_config.ModelConfig, spans_LxN: np.ndarray) -> np.ndarray:
@@ -99,15 +120,18 @@ def fit(config: model_config.ModelConfig, params: Any, windows: view.Windows) ->
     span_N = params[f'layer_{i}']['attention']['span']['span']
     # What `needed` says, and a little less for what rounding may add.
     below = [(1 - 1e-6) * (size - s.ramp) / s.limit if size < s.limit else 2.0 for size in sizes]
+    below = below[: len(span_N)]
     # A span that is not a number fits: the loss of its step says what is wrong.
     fits &= ~(span_N >= jnp.asarray(below, span_N.dtype)).any()
   return fits
 
 
-def resized(config: model_config.ModelConfig, memory: Any, windows: view.Windows) -> Any:
+def resized(
+  config: model_config.ModelConfig, memory: Any, windows: view.Windows, more: int
+) -> Any:
   """The memory of training for other windows: its last tokens, and before them empty slots.
 
-  Spans that are at most twice the windows before find everything there, see `view.inputs_kept`.
+  `more` tokens are kept beyond the windows, see `growth`.
   """
   c, looks_back = config, (config.convolution or 1) - 1
   zeros = c.memory.first == 'zeros'
@@ -119,14 +143,14 @@ def resized(config: model_config.ModelConfig, memory: Any, windows: view.Windows
     pad = [(0, 0), (rows - M, 0)] + [(0, 0)] * (array.ndim - 2)
     return jnp.pad(array, pad, constant_values=empty)
 
-  length = view.inputs_kept(c, tuple(view.sizes(windows)))
+  length = view.inputs_kept(c, tuple(view.sizes(windows)), more)
   recent, none = memory['recent'], documents.NONE
   recent = recent | {
     'documents': last(recent['documents'], length, 0 if zeros else none),
     'positions': last(recent['positions'], length, none),
   }
   layers = tuple(
-    layer | {'hidden': last(layer['hidden'], view.inputs_kept(c, sizes) + looks_back, 0)}
+    layer | {'hidden': last(layer['hidden'], view.inputs_kept(c, sizes, more) + looks_back, 0)}
     for layer, sizes in zip(memory['layers'], windows, strict=True)
   )
   return memory | {'recent': recent, 'layers': layers}
