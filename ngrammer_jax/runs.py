@@ -111,10 +111,10 @@ class Run:
   def evaluated(self) -> transformer.TransformerLM:
     """The model with the memory and the positions of evaluation, which it writes with too.
 
-    Where spans are learned, it computes no more than those of the checkpoint need.
+    Where spans are numbers of the heads, it computes no more than those of the checkpoint need.
     """
     m, fitted = self.config.model, None
-    if windows.learned(m):
+    if windows.learned(m) and windows.foreseen(m):
       fitted = windows.chosen(m, windows.spans(m, self.state.params), reserve=0)
     return transformer.TransformerLM(self.config.evaluation_model(), self.vocabulary.size, fitted)
 

@@ -101,7 +101,7 @@ class Attention(nn.Module):
     """Returns [B, T, D], and what a memory keeps of this segment, [B, T, N, H] each.
 
     That is `keys` and `values`, and `query`, `key` and `value` before their convolutions; and
-    what `mix` adds to it. Where spans are learned, `span` is their mean in tokens.
+    what `mix` adds to it. Where spans are learned, `span` says how far they go (`span.Spans`).
 
     Args:
       x_BxPxD: inputs of queries, keys and values: the T of the segment; before them, where the
@@ -173,13 +173,15 @@ class Attention(nn.Module):
     return jax.tree_util.tree_map_with_path(part, params)
 
   def _soft_mask(self, x_BxTxD, shape, distance_BxTxS, valid_BxT, F):
-    """How much keys count under the spans, and the mean span."""
+    """How much keys count under the spans, and the spans."""
     if distance_BxTxS is None:
       distance_BxTxS = documents.distances(*shape)
     nearest_BxTxS = distance_BxTxS - (not self.sees_itself)
     valid_BxT = None if valid_BxT is None else local.of_queries(valid_BxT, F)
     learned = self.span(heads=self.context_heads, name='span')
-    return learned(local.of_queries(x_BxTxD, F), nearest_BxTxS, valid_BxT)
+    soft, spans = learned(local.of_queries(x_BxTxD, F), nearest_BxTxS, valid_BxT)
+    longest_BxN = spans.longest_BxN.reshape(len(x_BxTxD), F, -1).max(axis=1)
+    return soft, spans._replace(longest_BxN=longest_BxN)
 
   @property
   def context_heads(self) -> int:

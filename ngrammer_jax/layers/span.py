@@ -10,9 +10,19 @@ do, from the nearest key, which is the token before: its own is never seen there
 B batch, T queries, S keys, N heads, D model width.
 """
 
+from typing import NamedTuple
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
+
+
+class Spans(NamedTuple):
+  """How far heads look in a segment, in tokens without the ramp: the mean, and the longest."""
+
+  mean: jax.Array
+  longest_BxN: jax.Array
+
 
 EPSILON = 1e-8  # of the official code: added to the mass that is left under the mask
 
@@ -38,6 +48,12 @@ def soft_mask(z: jax.Array, distance: jax.Array, ramp: int) -> jax.Array:
   return unit_clip((z - distance) / ramp + 1)
 
 
+def _check(limit, ramp, width):
+  for name, size in (('limit', limit), ('ramp', ramp), ('width of the inputs', width)):
+    if size < 1:
+      raise ValueError(f'a span with a {name} of {size}: it must be at least 1')
+
+
 class AdaptiveSpan(nn.Module):
   """One span for each head, wherever it looks from.
 
@@ -58,17 +74,20 @@ class AdaptiveSpan(nn.Module):
   @nn.compact
   def __call__(
     self, x_BxTxD: jax.Array, distance_BxTxS: jax.Array, valid_BxT: jax.Array | None = None
-  ) -> tuple[jax.Array, jax.Array]:
-    """Returns the mask [B or 1, N, T, S], and the mean span in tokens.
+  ) -> tuple[jax.Array, Spans]:
+    """Returns the mask [B or 1, N, T, S], and the spans.
 
     Args:
       x_BxTxD: inputs of the queries.
       distance_BxTxS: from a query to a key, the nearest that may be seen being at 0.
       valid_BxT: 0 at padding.
     """
+    _check(self.limit, self.ramp, x_BxTxD.shape[-1])
     init = nn.with_logical_partitioning(nn.initializers.constant(self.initial), ('heads',))
     z_N = self.limit * self.param('span', init, (self.heads,), self.dtype)
-    return soft_mask(z_N[:, None, None], distance_BxTxS[:, None], self.ramp), z_N.mean()
+    longest_BxN = jnp.broadcast_to(z_N, (len(x_BxTxD), self.heads))
+    mask_xNxTxS = soft_mask(z_N[:, None, None], distance_BxTxS[:, None], self.ramp)
+    return mask_xNxTxS, Spans(z_N.mean(), longest_BxN)
 
 
 class DynamicSpan(nn.Module):
@@ -86,9 +105,10 @@ class DynamicSpan(nn.Module):
   @nn.compact
   def __call__(
     self, x_BxTxD: jax.Array, distance_BxTxS: jax.Array, valid_BxT: jax.Array | None = None
-  ) -> tuple[jax.Array, jax.Array]:
-    """See `AdaptiveSpan`."""
+  ) -> tuple[jax.Array, Spans]:
+    """See `AdaptiveSpan`. Tokens of padding have no span."""
     D, N = x_BxTxD.shape[-1], self.heads
+    _check(self.limit, self.ramp, D)
     normal = nn.with_logical_partitioning(nn.initializers.normal(D**-0.5), ('embed', 'heads'))
     constant = nn.with_logical_partitioning(nn.initializers.constant(self.initial), ('heads',))
     v_DxN = self.param('span_kernel', normal, (D, N), self.dtype)
@@ -98,4 +118,4 @@ class DynamicSpan(nn.Module):
     mask_BxNxTxS = soft_mask(z_BxTxN.swapaxes(1, 2)[..., None], distance_BxTxS[:, None], self.ramp)
     valid_BxT = jnp.ones(x_BxTxD.shape[:2]) if valid_BxT is None else (valid_BxT > 0)
     mean = (z_BxTxN.mean(axis=-1) * valid_BxT).sum() / jnp.maximum(valid_BxT.sum(), 1)
-    return mask_BxNxTxS, mean
+    return mask_BxNxTxS, Spans(mean, (z_BxTxN * valid_BxT[..., None]).max(axis=1))

@@ -66,9 +66,13 @@ class SpanConfig:
   def check(self, model: Any) -> None:
     """Raises BadInput for a span that the model cannot have."""
     errors.check_choices('model.span', self, {'kind': SPANS})
-    for key in ('limit', 'ramp'):
-      if getattr(self, key) < 1:
-        raise errors.BadInput(f'model.span.{key}={getattr(self, key)} must be at least 1')
+    if self.limit < 1:
+      raise errors.BadInput(f'model.span.limit={self.limit} must be at least 1')
+    if self.ramp < 1:
+      raise errors.BadInput(
+        f'model.span.ramp={self.ramp}: a span of kind={self.kind!r} without a width to fade out '
+        f'over ends at once, and has no slope to be learned by; use at least 1 (the papers use 32)'
+      )
     if self.limit < self.ramp:
       raise errors.BadInput(
         f'model.span.limit={self.limit} is below model.span.ramp={self.ramp}, which even a span of '
@@ -78,8 +82,14 @@ class SpanConfig:
       raise errors.BadInput(f'model.span.reserve={self.reserve} must be at least 1')
     if not self.penalty >= 0:
       raise errors.BadInput(f'model.span.penalty={self.penalty} must be at least 0')
-    if self.kind == 'adaptive' and self.initial is not None and not 0 <= self.initial <= 1:
-      raise errors.BadInput(f'model.span.initial={self.initial} must be from 0 to 1')
+    if self.initial is not None:
+      if self.kind == 'adaptive' and not 0 <= self.initial <= 1:
+        raise errors.BadInput(f'model.span.initial={self.initial} must be from 0 to 1')
+      if not abs(self.initial) <= 20:
+        raise errors.BadInput(
+          f'model.span.initial={self.initial} is where the sigmoid of kind="dynamic" is flat and '
+          f'nothing is learned: use -20 to 20'
+        )
     memory = model.memory
     if memory is None or memory.same_length == 'no':
       raise errors.BadInput(

@@ -98,10 +98,10 @@ class Block(nn.Module):
     views: dict[int, view.View],
     memory: Memory,
     dropout_key: jax.Array | None = None,
-  ) -> tuple[jax.Array, Memory, jax.Array]:
-    """Returns [B, T, D], the memory of this layer for the next segment, and its mean span.
+  ) -> tuple[jax.Array, Memory, span.Spans]:
+    """Returns [B, T, D], the memory of this layer for the next segment, and its spans.
 
-    The views are by window. The span, in tokens, is 0 where none is learned.
+    The views are by window. Spans are 0 where none are learned.
     """
     c = self.config
     feed = feed_forward.FeedForward(
@@ -117,17 +117,17 @@ class Block(nn.Module):
     keys = (None,) * 4 if dropout_key is None else jax.random.split(dropout_key, 4)
     hidden_BxTxD, earlier = x_BxTxD, memory.get('hidden')
     look = functools.partial(self._look, views, memory, keys[2])
-    x_BxTxD, segment, mean_span = self._add('attention', look, x_BxTxD, keys[0], earlier)
+    x_BxTxD, segment, spans = self._add('attention', look, x_BxTxD, keys[0], earlier)
     segment['hidden'] = jax.lax.stop_gradient(hidden_BxTxD)
     memory = _remember(memory, segment, views, groups(self.windows), after_BxTxD=x_BxTxD)
     if c.feed_forward_width:
       valid_BxT = next(iter(views.values())).valid_BxT
       fed = lambda x_BxTxD: (feed(x_BxTxD, valid_BxT, keys[3]),)
       (x_BxTxD,) = self._add('feed_forward', fed, x_BxTxD, keys[1])
-    return x_BxTxD, memory, mean_span
+    return x_BxTxD, memory, spans
 
   def _look(self, views, memory, dropout_key, x_BxPxD):
-    """What attention adds, what is kept of it (by window where there are), and the mean span."""
+    """What attention adds, what is kept of it (by window where there are), and the spans."""
     c, mix, by_size = self.config, None, groups(self.windows)
     attend = _attention(c, self.dtype)
     if len(by_size) == 1:
@@ -140,7 +140,8 @@ class Block(nn.Module):
       y_BxTxD, kept = attend(
         self._within(seen, x_BxPxD), mix=mix, memory=cached, dropout_key=dropout_key, **_seen(seen)
       )
-      return y_BxTxD, kept, kept.pop('span', jnp.zeros(()))
+      none = span.Spans(jnp.zeros(()), jnp.zeros((len(x_BxPxD), c.context_heads)))
+      return y_BxTxD, kept, kept.pop('span', none)
     params, outputs, kept, spans = self.variables['params']['attention'], [], {}, []
     for size, heads in by_size.items():
       part = attend.clone(parent=None, heads=len(heads), head_width=c.width // c.heads, name=None)
@@ -155,8 +156,8 @@ class Block(nn.Module):
         **seen,
       )
       outputs.append(y_BxTxD)
-      spans.append(kept[str(size)].pop('span') * len(heads))
-    return sum(outputs), kept, sum(spans) / len(self.windows)
+      spans.append(kept[str(size)].pop('span'))
+    return sum(outputs), kept, _joined(spans, by_size.values())
 
   def _within(self, seen, x_BxPxD):
     """The rows that a view is of, and those that convolutions look back on."""
@@ -198,6 +199,14 @@ class Block(nn.Module):
     if policy == 'post_skip':
       x_BxTxD = norm('post_norm')(x_BxTxD)
     return x_BxTxD, *rest
+
+
+def _joined(spans, heads):
+  """The spans of all heads, from those of parts of them."""
+  order = [head for part in heads for head in part]
+  longest_BxN = jnp.concatenate([part.longest_BxN for part in spans], axis=1)
+  mean = sum(part.mean * part.longest_BxN.shape[1] for part in spans) / len(order)
+  return span.Spans(mean, longest_BxN[:, jnp.argsort(jnp.array(order))])
 
 
 def _seen(seen, heads=None):
@@ -304,7 +313,7 @@ def _most_attended(scores_BxNxTxS, visible_BxTxS, B, S):
 
   Scores may be those of blocks (see `layers.local`), of the keys that a block sees.
   """
-  (rows, N, b, seen), F = scores_BxNxTxS.shape, len(scores_BxNxTxS) // B
+  (N, b, seen), F = scores_BxNxTxS.shape[1:], len(scores_BxNxTxS) // B
   earlier_TxS = jnp.arange(seen) < seen - b + jnp.arange(b)[:, None]
   best_BxNxT = ngrammer.most_attended(scores_BxNxTxS, visible_BxTxS & earlier_TxS)
   first_F = S - seen - (F - 1 - jnp.arange(F)) * b  # of the keys of a block

@@ -23,6 +23,7 @@ from ngrammer_jax.layers import (
   position,
   quantizer,
   softmax,
+  span,
 )
 from ngrammer_jax.models import block, view
 from ngrammer_jax.models import config as model_config
@@ -57,7 +58,8 @@ def empty_memory(
   `ngram`, the seam of the n-gram layer (see `layers.ngrammer.empty_memory`); `cache`, what
   all layers know of their slots (by window, see `layers.cache.empty`), or `recent`, of those in the
   segment memory, `documents` and `positions` [B, M] and the `position` [B] of the next token;
-  `layers`, what each one keeps.
+  `layers`, what each one keeps; and of training with dynamic spans, how far they went in the last
+  segment, `spans`, by layer (see `layers.span.Spans`).
   """
   c, n = config, config.ngram
   memory = {'document': jnp.zeros((batch,), jnp.int32)}
@@ -85,7 +87,17 @@ def empty_memory(
     block.empty_memory(c, number, batch, cache_slots, windows and windows[number], growth)
     for number in range(c.layers)
   )
+  if c.span is not None and c.span.kind == 'dynamic' and not cache_slots:
+    zeros = lambda *shape: jnp.zeros((batch, c.layers, *shape), jnp.float32)
+    memory['spans'] = span.Spans(zeros(), zeros(c.context_heads))
   return memory | ({'layers': layers} if any(layers) else {})
+
+
+def _of_rows(spans):
+  """The spans of all layers as a memory keeps them, by row."""
+  longest_BxLxN = jnp.stack([each.longest_BxN for each in spans], axis=1).astype(jnp.float32)
+  means_L = jnp.stack([each.mean for each in spans]).astype(jnp.float32)
+  return span.Spans(jnp.broadcast_to(means_L, longest_BxLxN.shape[:2]), longest_BxLxN)
 
 
 def _inputs(config, embedding_VxD):
@@ -216,7 +228,7 @@ class TransformerLM(nn.Module):
     x_BxTxD = block.whole_width(dropout.drop(x_BxTxD, c.outer_dropout, before))
     # The same encodings of distances in all layers.
     views = {size: seen._replace(distance_key=of_distance) for size, seen in views.items()}
-    kept, layers, spans = memory.get('layers', ({},) * c.layers), [], jnp.zeros(())
+    kept, layers, spans = memory.get('layers', ({},) * c.layers), [], []
     for first, last in itertools.pairwise(self._borders(place)):
       run = slice(first, last)
       run_keys = None if keys is None else keys[run]
@@ -226,7 +238,9 @@ class TransformerLM(nn.Module):
         x_BxTxD = join(x_BxTxD)
     if 'layers' in memory:
       next_memory['layers'] = tuple(layers)
-    aux = {} if c.span is None else {'span': c.span.penalty * spans}
+    if 'spans' in memory:
+      next_memory['spans'] = jax.lax.stop_gradient(_of_rows(spans))
+    aux = {} if c.span is None else {'span': c.span.penalty * sum(each.mean for each in spans)}
     return self._result(x_BxTxD, after), next_memory, aux
 
   def _result(self, x_BxTxD, dropout_key):
@@ -304,18 +318,18 @@ class TransformerLM(nn.Module):
   def _run(self, run, x_BxTxD, views, memory, dropout_keys):
     """A run of layers, in one scan over their stacked parameters or one after the other.
 
-    Returns [B, T, D], their memories, and the sum of their spans.
+    Returns [B, T, D], their memories, and their spans.
     """
     c, blocks = self.config, range(len(self.layer))[run]
     # The codebooks of blocks are not scanned.
     has_codebook = self.layer[blocks[0]].pairing != 'none'
     if not c.scan_layers or has_codebook or self.is_initializing():
-      next_memory, spans = [], jnp.zeros(())
+      next_memory, spans = [], []
       for i, (number, part) in enumerate(zip(blocks, memory, strict=True)):
         key = None if dropout_keys is None else dropout_keys[i]
-        x_BxTxD, part, span = self.layer[number](x_BxTxD, views, part, key)
+        x_BxTxD, part, reach = self.layer[number](x_BxTxD, views, part, key)
         next_memory.append(part)
-        spans += span
+        spans.append(reach)
       return x_BxTxD, next_memory, spans
 
     windows = self.layer[blocks[0]].windows
@@ -323,15 +337,15 @@ class TransformerLM(nn.Module):
 
     def one_layer(x_BxTxD, layer):
       params, memory, key = layer
-      x_BxTxD, memory, span = body.apply({'params': params}, x_BxTxD, views, memory, key)
-      return x_BxTxD, (memory, span)
+      x_BxTxD, *rest = body.apply({'params': params}, x_BxTxD, views, memory, key)
+      return x_BxTxD, rest
 
     stack = lambda trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
     params = [nn.unbox(self.variables['params'][f'layer_{number}']) for number in blocks]
     layers = stack(params), stack(memory), dropout_keys
-    x_BxTxD, (stacked, spans) = jax.lax.scan(one_layer, x_BxTxD, layers)
-    layer = lambda i: jax.tree.map(lambda leaf: leaf[i], stacked)
-    return x_BxTxD, [layer(i) for i in range(len(blocks))], spans.sum()
+    x_BxTxD, stacked = jax.lax.scan(one_layer, x_BxTxD, layers)
+    rest = [jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(len(blocks))]
+    return x_BxTxD, [memory for memory, _ in rest], [spans for _, spans in rest]
 
 
 def for_serving(model: TransformerLM, params: Any, codebook: Any) -> Any:

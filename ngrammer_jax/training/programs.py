@@ -41,10 +41,9 @@ class Programs:
     self._compiled: dict[view.Windows | None, Callable] = {}
     self._evaluators: dict[view.Windows | None, language_modeling.Evaluator] = {}
     self.windows, self.changes, self._growth = None, 0, 0
-    m = config.model
-    if windows.learned(m):
-      spans_LxN = np.full((m.layers, m.heads), m.span.limit * (m.span.initial or 0.0))
-      self.windows, self._growth = windows.chosen(m, spans_LxN), windows.growth(config)
+    if windows.learned(config.model):
+      self.windows = windows.chosen(config.model, windows.at_first(config.model))
+      self._growth = windows.growth(config)
 
   def create(self) -> train_state.TrainState:
     """The first state."""
@@ -61,7 +60,7 @@ class Programs:
     m = self._config.model
     if self.windows is None:
       return state
-    spans_LxN = windows.spans(m, state.params)
+    spans_LxN = windows.spans(m, state.params, state.memory)
     found = windows.chosen(m, spans_LxN, self.windows, self.changes)
     if found == self.windows:
       return state
@@ -129,17 +128,20 @@ class Programs:
   @property
   def evaluate(self) -> language_modeling.Evaluator:
     """Scores a split."""
-    if self.windows not in self._evaluators:
+    m = self._config.model
+    # How far dynamic spans go in other text is not known.
+    fitted = self.windows if windows.learned(m) and windows.foreseen(m) else None
+    if fitted not in self._evaluators:
       c = self._config
-      self._evaluators[self.windows] = language_modeling.Evaluator(
-        self._evaluated.clone(windows=self.windows),
+      self._evaluators[fitted] = language_modeling.Evaluator(
+        self._evaluated.clone(windows=fitted),
         self._mesh,
         c.evaluation.streams,
         c.evaluation_length(),
         c.training.batch_size,
         c.evaluation.protocol,
       )
-    return self._evaluators[self.windows]
+    return self._evaluators[fitted]
 
   def _initialiser(self, of: view.Windows | None) -> tuple[Any, Any]:
     model, c = self._model.clone(windows=of), self._config

@@ -60,11 +60,11 @@ def train_step(
     metrics[f'gradient_norm/{label}'] = norm
   metrics |= codebook_metrics(state.codebook, codebook)
   params = optax.apply_updates(state.params, updates)
-  if windows.learned(model.config):
-    metrics |= windows.metrics(model.config, params)
   state = state.replace(
     step=state.step + 1, params=params, codebook=codebook, opt_state=opt_state, memory=memory
   )
+  if model.config.span is not None:
+    metrics |= windows.metrics(model.config, state.params, memory)
   return state, metrics
 
 
@@ -113,16 +113,23 @@ def make_call(
   Where the model has windows, the number of the first step counts: a step is made in its turn
   and where the windows hold the spans. Otherwise the state stays, and so it does to the end of
   the call, which can be made again with other windows. `made` among the metrics says which were.
+  Spans of tokens are known when the step is made: then it is taken back, and they are remembered.
   """
   step = functools.partial(train_step, model, optimizer, seed, half_loss=half_loss)
 
   def turn(state, numbered):
     number, segment = numbered
     _, like = jax.eval_shape(step, state, segment)
-    made = (state.step == number) & windows.fit(model.config, state.params, model.windows)
+    fit = lambda state: windows.fit(model.config, state.params, state.memory, model.windows)
+    made = (state.step == number) & fit(state)
     stay = lambda state, _: (state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like))
-    state, metrics = jax.lax.cond(made, step, stay, state, segment)
-    return state, metrics | {'made': made}
+    after, metrics = jax.lax.cond(made, step, stay, state, segment)
+    if 'spans' in state.memory:
+      fits = fit(after)
+      back = state.replace(memory=state.memory | {'spans': after.memory['spans']})
+      after = jax.tree.map(lambda new, old: jnp.where(fits, new, old), after, back)
+      made &= fits
+    return after, metrics | {'made': made}
 
   def call(state, segments, first):
     if model.windows is None:

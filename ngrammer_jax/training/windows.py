@@ -29,11 +29,16 @@ CHANGES = 16
 
 
 def learned(config: model_config.ModelConfig) -> bool:
-  """Whether windows can follow the spans: numbers of each head, beyond which nothing is missed.
+  """Whether windows can follow the spans: nothing is missed beyond them.
 
   Without `renormalize` something is: the softmax is over all there is.
   """
-  return config.span is not None and config.span.kind == 'adaptive' and config.span.renormalize
+  return config.span is not None and config.span.renormalize
+
+
+def foreseen(config: model_config.ModelConfig) -> bool:
+  """Whether the spans of text are known before it is seen. Dynamic ones are not."""
+  return config.span.kind == 'adaptive'
 
 
 def apart(config: model_config.ModelConfig) -> bool:
@@ -48,25 +53,41 @@ def growth(config: experiment.Config) -> int:
   """Tokens kept beyond every window, so that a span that grows finds there what it reaches.
 
   It grows by the largest update at every step, which brings a segment in addition: after n of
-  them, n - 1 segments are new.
+  them, n - 1 segments are new. What a token calls for has no such bound.
   """
   limit, T = config.model.span.limit, config.training.segment_length
+  if not foreseen(config.model):
+    return limit
   step = limit * optimizers.largest_update(config.optimizer, config.model.heads)
   if step >= limit:
     return limit
   return min(limit, math.ceil(step + (math.ceil(limit / step) - 1) * max(step - T, 0)) + 1)
 
 
-def spans(config: model_config.ModelConfig, params: Any) -> np.ndarray:
-  """The spans of all heads, in tokens, [L, N]."""
-  of_layer = lambda i: params[f'layer_{i}']['attention']['span']['span']
-  shares = jax.device_get([of_layer(i) for i in range(config.layers)])
-  return config.span.limit * np.stack(shares).astype(np.float64)
+def spans(config: model_config.ModelConfig, params: Any, memory: Any = None) -> jax.Array:
+  """The spans of all heads, in tokens, [L, N].
+
+  Dynamic ones: the longest of the last segment, which the memory of training knows.
+  """
+  if not foreseen(config):
+    return memory['spans'].longest_BxN.max(axis=0)
+  layers = (params[f'layer_{i}']['attention']['span']['span'] for i in range(config.layers))
+  return config.span.limit * jnp.stack(list(layers))
+
+
+def at_first(config: model_config.ModelConfig) -> np.ndarray:
+  """The spans that a model begins with, [L, N], of dynamic ones about."""
+  s = config.span
+  if s.kind == 'dynamic':
+    share = 1 / (1 + math.exp(-(s.initial if s.initial is not None else -4.0)))
+  else:
+    share = s.initial or 0.0
+  return np.full((config.layers, config.heads), s.limit * share)
 
 
 def chosen(
   config: model_config.ModelConfig,
-  spans_LxN: np.ndarray,
+  spans_LxN: Any,
   before: view.Windows | None = None,
   changes: int = 0,
   reserve: int | None = None,
@@ -91,10 +112,11 @@ def chosen(
   return tuple(tuple(map(of_head, *layer)) for layer in layers)
 
 
-def needed(config: model_config.ModelConfig, spans_LxN: np.ndarray) -> np.ndarray:
+def needed(config: model_config.ModelConfig, spans_LxN: Any) -> np.ndarray:
   """The shortest windows that leave nothing of the spans out, [L, N]."""
+  spans_LxN = np.nan_to_num(np.asarray(jax.device_get(spans_LxN), np.float64))
   # A key at the very end of the ramp has no weight, but a slope.
-  return np.floor(np.nan_to_num(spans_LxN) + config.span.ramp).astype(int) + 1
+  return np.floor(spans_LxN + config.span.ramp).astype(int) + 1
 
 
 def _window(limit, needed, now, changes, reserve):
@@ -113,22 +135,19 @@ def _bucket(tokens, limit):
   return min(size, limit)
 
 
-def fit(config: model_config.ModelConfig, params: Any, windows: view.Windows) -> jax.Array:
+def fit(
+  config: model_config.ModelConfig, params: Any, memory: Any, windows: view.Windows
+) -> jax.Array:
   """Whether the windows hold all spans, on the device."""
-  s, fits = config.span, jnp.asarray(True)
-  for i, sizes in enumerate(windows):
-    span_N = params[f'layer_{i}']['attention']['span']['span']
-    # What `needed` says, and a little less for what rounding may add.
-    below = [(1 - 1e-6) * (size - s.ramp) / s.limit if size < s.limit else 2.0 for size in sizes]
-    below = below[: len(span_N)]
-    # A span that is not a number fits: the loss of its step says what is wrong.
-    fits &= ~(span_N >= jnp.asarray(below, span_N.dtype)).any()
-  return fits
+  s, spans_LxN = config.span, spans(config, params, memory)
+  sizes_LxN = np.array(windows)[:, : spans_LxN.shape[1]]
+  # What `needed` says, and a little less for what rounding may add.
+  below_LxN = np.where(sizes_LxN < s.limit, (1 - 1e-6) * (sizes_LxN - s.ramp), math.inf)
+  # A span that is not a number fits: the loss of its step says what is wrong.
+  return ~(spans_LxN >= jnp.asarray(below_LxN, spans_LxN.dtype)).any()
 
 
-def resized(
-  config: model_config.ModelConfig, memory: Any, windows: view.Windows, more: int
-) -> Any:
+def resized(config: model_config.ModelConfig, memory: Any, windows: view.Windows, more: int) -> Any:
   """The memory of training for other windows: its last tokens, and before them empty slots.
 
   `more` tokens are kept beyond the windows, see `growth`.
@@ -156,15 +175,14 @@ def resized(
   return memory | {'recent': recent, 'layers': layers}
 
 
-def metrics(config: model_config.ModelConfig, params: Any) -> dict[str, Any]:
+def metrics(config: model_config.ModelConfig, params: Any, memory: Any) -> dict[str, Any]:
   """The average and the longest span of each layer, and of all, in tokens with the ramp."""
-  s, result = config.span, {}
-  averages, longest = [], []
+  s, spans_LxN = config.span, spans(config, params, memory)
+  means_L = spans_LxN.mean(axis=1) if foreseen(config) else memory['spans'].mean.mean(axis=0)
+  of_all = lambda tokens_L: jnp.minimum(jnp.ceil(tokens_L) + s.ramp, s.limit)
+  averages_L, longest_L = of_all(means_L), of_all(spans_LxN.max(axis=1))
+  result = {'span/average': averages_L.mean(), 'span/maximum': longest_L.max()}
   for i in range(config.layers):
-    z_N = s.limit * params[f'layer_{i}']['attention']['span']['span']
-    averages.append(jnp.minimum(jnp.ceil(z_N.mean()) + s.ramp, s.limit))
-    longest.append(jnp.minimum(jnp.ceil(z_N.max()) + s.ramp, s.limit))
-    result[f'span/average/layer_{i}'] = averages[-1]
-    result[f'span/maximum/layer_{i}'] = longest[-1]
-  total = sum(averages) / len(averages)
-  return {'span/average': total, 'span/maximum': jnp.stack(longest).max()} | result
+    result[f'span/average/layer_{i}'] = averages_L[i]
+    result[f'span/maximum/layer_{i}'] = longest_L[i]
+  return result

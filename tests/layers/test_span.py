@@ -86,7 +86,7 @@ def test_attention_with_spans_and_persistent_vectors(x64, kind, vectors):
     mean = np.mean([z_of(row, n) for row in x[:, M:].reshape(-1, D) for n in range(N)])
   y, kept = layer.apply({'params': params}, x, visible)
   assert_close(y, slow_attention(params, x, z_of, vectors), 1e-12)
-  assert kept['span'] == pytest.approx(mean, abs=1e-12)
+  assert kept['span'].mean == pytest.approx(mean, abs=1e-12)
   # Off the kinks of the mask.
   of = lambda params: jnp.sin(layer.apply({'params': params}, x, visible)[0]).sum()
   if kind is span.AdaptiveSpan:
@@ -116,7 +116,7 @@ def test_padding_does_not_count_in_the_mean_span(x64):
   layer, (x, visible) = layer_of(span.DynamicSpan, 0), inputs()
   params = random_variables(layer, x, visible, dtype='float64')['params']
   valid = jnp.asarray(np.arange(T) < [[T], [2]], jnp.int32)
-  mean = lambda x: layer.apply({'params': params}, x, visible, valid_BxT=valid)[1]['span']
+  mean = lambda x: layer.apply({'params': params}, x, visible, valid_BxT=valid)[1]['span'].mean
   assert mean(x) == mean(x.copy()) == mean(jnp.asarray(x).at[1, M + 2 :].set(7.0))
   assert mean(x) != mean(jnp.asarray(x).at[1, M + 1].set(7.0))
 
@@ -128,3 +128,18 @@ def test_persistent_vectors_begin_with_unit_variance():
   assert keys.shape == values.shape == (8, 512, 32)
   assert float(keys.var()) * 32 == pytest.approx(1, rel=0.02)
   assert float(values.var()) * 512 == pytest.approx(1, rel=0.02)
+
+
+@pytest.mark.parametrize('kind', [span.AdaptiveSpan, span.DynamicSpan])
+@pytest.mark.parametrize(
+  'sizes, error',
+  [
+    ((0, 4, 8), 'a limit of 0'),
+    ((16, 0, 8), 'a ramp of 0'),
+    ((16, 4, 0), 'a width of the inputs of 0'),
+  ],
+)
+def test_a_span_without_a_width(kind, sizes, error):
+  limit, ramp, width = sizes
+  with pytest.raises(ValueError, match=f'a span with {error}: it must be at least 1'):
+    kind(2, limit, ramp).init(jax.random.key(0), jnp.ones((1, 3, width)), jnp.zeros((1, 3, 3)))

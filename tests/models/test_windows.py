@@ -10,6 +10,7 @@ import pytest
 from ngrammer_jax.layers import local
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
+from ngrammer_jax.training import windows
 from tests.conftest import assert_close, random_variables
 
 T, S, V = 8, 8, 13
@@ -48,6 +49,20 @@ CHANGES = {
     'ngram': NGRAM,
     'memory': model_config.MemoryConfig(S, same_length='memory_and_self'),
   },
+  'tokens with spans of their own': {
+    'span': model_config.SpanConfig('dynamic', limit=S, ramp=2, initial=-9.0)
+  },
+  'one head of vectors': {
+    'persistent': model_config.PersistentConfig(5, 'single_head'),
+    'feed_forward_width': 0,
+  },
+  'half of the heads for vectors': {
+    'persistent': model_config.PersistentConfig(5, 'head_split'),
+    'feed_forward_width': 0,
+  },
+  'pairs by attention': {
+    'ngram': dataclasses.replace(NGRAM, layer='attention', pairing=('attended', 'previous', 'none'))
+  },
   'scanned, zeros first': {
     'scan_layers': True,
     'norm': 'post_skip',
@@ -74,13 +89,25 @@ def with_spans(variables):
 
   params = jax.tree_util.tree_map_with_path(even, variables['params'])
   for number, spans in enumerate(SPANS):
-    params[f'layer_{number}']['attention']['span']['span'] = jnp.asarray(spans)
+    learned = params[f'layer_{number}']['attention']['span']
+    if 'span' in learned:
+      learned['span'] = jnp.asarray(spans[: len(learned['span'])])
+    else:
+      share_N = 0.9 * jnp.asarray(spans) + 1e-3
+      learned['span_kernel'] *= 0.01
+      learned['span_bias'] = jnp.log(share_N / (1 - share_N))
   return variables | {'params': params}
 
 
-def hidden_states(config, variables, windows, slots, split=(T,) * 5):
-  model = transformer.TransformerLM(config, V, windows)
-  memory, states, place = transformer.empty_memory(config, 3, slots, windows), [], 0
+def windows_of(config):
+  if windows.apart(config):
+    return WINDOWS
+  return tuple((max(sizes),) * config.heads for sizes in WINDOWS)
+
+
+def hidden_states(config, variables, sizes, slots, split=(T,) * 5):
+  model = transformer.TransformerLM(config, V, sizes)
+  memory, states, place = transformer.empty_memory(config, 3, slots, sizes), [], 0
   run = jax.jit(lambda x, memory, starts: model.apply(variables, x, memory, starts_BxT=starts)[:2])
   for length in split:
     cut = slice(place, place + length)
@@ -98,16 +125,16 @@ def test_heads_by_their_windows_and_queries_in_blocks(x64, monkeypatch, change):
   memory = transformer.empty_memory(config, 3)
   variables = with_spans(random_variables(model, TOKENS[:, :T], memory, dtype='float64'))
   whole = hidden_states(config, variables, None, 0)
-  for windows in (None, WINDOWS):
+  for sizes in (None, windows_of(config)):
     for block in (64, 2):
       monkeypatch.setattr(local, 'BLOCK', block)
       if block == 2:
         assert local.blocks(T, S) == 4
       # What is left out has no weight but in the 1e-8 that the mass under the mask is added to.
-      tolerance = 1e-12 if windows is None else 1e-6
-      assert_close(hidden_states(config, variables, windows, 0), whole, tolerance)
+      tolerance = 1e-12 if sizes is None else 1e-6
+      assert_close(hidden_states(config, variables, sizes, 0), whole, tolerance)
     for split in ((T,) * 5, (3, 1, 1, 11, 24)):
-      assert_close(hidden_states(config, variables, windows, S, split), whole, tolerance)
+      assert_close(hidden_states(config, variables, sizes, S, split), whole, tolerance)
   too_small = ((2,) * 4,) * 3
   assert np.abs(hidden_states(config, variables, too_small, 0) - whole).max() > 1e-3
 
@@ -131,9 +158,9 @@ def test_gradients_by_windows(x64, monkeypatch, change):
   empty = transformer.empty_memory(config, 3)
   variables = with_spans(random_variables(model, TOKENS[:, :T], empty, dtype='float64'))
 
-  def gradient(windows):
-    model = transformer.TransformerLM(config, V, windows)
-    memory = transformer.empty_memory(config, 3, windows=windows)
+  def gradient(sizes):
+    model = transformer.TransformerLM(config, V, sizes)
+    memory = transformer.empty_memory(config, 3, windows=sizes)
 
     def loss(params):
       given, total, kept = variables | {'params': params}, 0.0, memory
@@ -144,7 +171,7 @@ def test_gradients_by_windows(x64, monkeypatch, change):
 
     return jax.jit(jax.grad(loss))(variables['params'])
 
-  jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), gradient(WINDOWS), gradient(None))
+  jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), gradient(windows_of(config)), gradient(None))
 
 
 @pytest.mark.parametrize('slots', [0, S])

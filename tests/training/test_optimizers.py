@@ -150,3 +150,24 @@ def test_adagrad_clips_every_array_by_itself_and_after_it_was_summed():
     given = jax.tree.map(lambda leaf, sign=sign: sign * leaf, large)
     updates, _ = optimizer.update(given, optimizer.init(params), params)
     np.testing.assert_allclose(spans(params) + spans(updates), [end, end], atol=1e-7)
+
+
+@pytest.mark.parametrize('name', experiment.ALGORITHMS)
+def test_no_gradients_move_a_span_further_than_the_largest_update(name):
+  config = experiment.OptimizerConfig(
+    algorithm=name, learning_rate=0.01, schedule='constant', warmup_steps=0, clip_norm=None
+  )
+  bound, N = optimizers.largest_update(config, 4), 4
+  optimizer, most = optimizers.make(config, STEPS), 0.0
+  update = jax.jit(optimizer.update)
+  # Gradients that grow, steadily or late: those are what Adam's first moment outruns its second in.
+  ratios = config.beta1 / config.beta2  # of one to the next, where the inequality is an equality
+  for growth in (1.0, 1.0 / ratios, 2.0, 10.0):
+    params = {'layer_0': {'attention': {'span': {'span': jnp.full(N, 0.9)}}}}
+    state = optimizer.init(params)
+    for step in range(40):
+      of = jnp.array([1.0, -1.0, 0.0, 0.5]) * growth ** (step - 20)
+      gradient = jax.tree.map(lambda leaf, of=of: of, params)
+      updates, state = update(gradient, state, params)
+      most = max(most, float(jnp.abs(jax.tree.leaves(updates)[0]).max()))
+  assert 0.3 * bound < most <= bound * (1 + 1e-5)

@@ -1,6 +1,7 @@
 """Windows follow the spans, and training does not notice."""
 
 import dataclasses
+import itertools
 import json
 import logging
 import re
@@ -10,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs
+from ngrammer_jax.layers import span as span_layer
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.training import loop, manifest, windows
 
@@ -49,10 +52,11 @@ def test_after_many_changes_windows_only_grow():
 def test_the_device_knows_which_windows_hold_a_span(span, window):
   params = {'layer_0': {'attention': {'span': {'span': jnp.array([span, 0, 0, 0]) / 256}}}}
   for size in (64, 128, 256):
-    fits = windows.fit(CONFIG, params, ((size, 64, 64, 64),))
+    fits = windows.fit(CONFIG, params, None, ((size, 64, 64, 64),))
     assert bool(fits) == (size >= window)
   # And those that are chosen hold it, however it is rounded.
-  assert windows.fit(CONFIG, params, windows.chosen(CONFIG, windows.spans(CONFIG, params)))
+  fitted = windows.chosen(CONFIG, windows.spans(CONFIG, params))
+  assert windows.fit(CONFIG, params, None, fitted)
 
 
 def test_a_loss_that_is_not_finite_ends_a_run_whose_spans_are_fitted(tiny, tmp_path):
@@ -134,6 +138,102 @@ def test_a_span_that_outgrows_its_window_is_noticed_at_that_step(
   for one, other in (pair for pair in pairs if 'loss' in pair[0]):
     assert one['loss'] == pytest.approx(other['loss'], abs=1e-5)
     assert one['gradient_norm/dense'] == pytest.approx(other['gradient_norm/dense'], rel=1e-3)
+
+
+def test_a_span_may_leap_as_far_as_the_optimiser_takes_it(x64, tiny, tmp_path, monkeypatch):
+  """At once beyond twice its window, where the rate rises; what it then reaches was kept."""
+  monkeypatch.setattr(span_layer, 'EPSILON', 1e-30)  # times the mass of what is left out
+  model = MODEL | {
+    'dtype': 'float64',
+    'positional': model_config.PositionalConfig(max_length=1024),
+    'memory': model_config.MemoryConfig(1024, same_length='memory_alone'),
+    'span': dataclasses.replace(SPAN, limit=1024, penalty=0.0, initial=0.04, reserve=1),
+  }
+  optimizer = {'learning_rate': 1e-4, 'schedule': 'constant', 'warmup_steps': 0}
+  optimizer['drop'] = experiment.DropConfig(steps=4, fraction=1500)
+  every = {'log_every': 4, 'evaluate_every': 0, 'span_check_every': 24, 'segment_length': 128}
+  config = tiny(model, optimizer, {'steps': 20, 'segments_per_call': 4} | every)
+  found, chosen = [], windows.chosen
+
+  def noted(*args, **given):
+    found.append(chosen(*args, **given))
+    return found[-1]
+
+  monkeypatch.setattr(windows, 'chosen', noted)
+  assert loop.train(config, tmp_path / 'fitted')
+  both = [zip(sum(a, ()), sum(b, ()), strict=True) for a, b in itertools.pairwise(found)]
+  assert any(after > 2 * before for pairs in both for before, after in pairs)
+  assert windows.growth(config) < 1024
+  monkeypatch.setattr(windows, 'learned', lambda config: False)
+  assert loop.train(config, tmp_path / 'unfitted')
+  pairs = zip(records(tmp_path / 'fitted'), records(tmp_path / 'unfitted'), strict=True)
+  for one, other in (pair for pair in pairs if 'loss' in pair[0]):
+    assert one['loss'] == pytest.approx(other['loss'], abs=1e-12)
+    assert one['gradient_norm/dense'] == pytest.approx(other['gradient_norm/dense'], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+  'change',
+  [
+    {'persistent': model_config.PersistentConfig(4, 'single_head')},
+    pytest.param(
+      {'persistent': model_config.PersistentConfig(4, 'head_split')}, marks=pytest.mark.slow
+    ),
+    {
+      'ngram': model_config.NGramConfig(
+        clusters=4, vocabulary_size=64, dim=4, layer='attention', pairing=('attended', 'previous')
+      )
+    },
+    {
+      'span': model_config.SpanConfig(
+        'dynamic', limit=256, ramp=4, penalty=0.01, initial=-1.3, reserve=1
+      )
+    },
+  ],
+  ids=['single_head', 'head_split', 'attended', 'dynamic'],
+)
+def test_windows_of_other_attention(x64, tiny, tmp_path, monkeypatch, caplog, change):
+  """They follow the spans, change nothing but for rounding, and a resume is exact."""
+  monkeypatch.setattr(span_layer, 'EPSILON', 1e-30)  # times the mass of what is left out
+  caplog.set_level(logging.INFO)
+  config, whole, run = (
+    config_of(tiny, dtype='float64', **change),
+    tmp_path / 'whole',
+    tmp_path / 'run',
+  )
+  assert loop.train(config, whole)
+  sizes = [manifest.read(whole / 'checkpoints' / str(step)).windows for step in range(2, 13, 2)]
+  assert sizes[0] != sizes[-1] or 'dynamic' in str(change)
+  if 'dynamic' in str(change):
+    assert re.search(r'step 0  windows', caplog.text)  # taken back, and made again
+  else:  # one window for all heads of a layer
+    assert all(len(set(layer)) == 1 for layer in sum(sizes, []))
+  shutil.copytree(whole, run)
+  for step in range(6, 13, 2):
+    shutil.rmtree(run / 'checkpoints' / str(step))
+  assert loop.train(config, run)
+  leaves = [manifest.verify(path / 'checkpoints' / '12').leaves for path in (run, whole)]
+  assert leaves[0] == leaves[1] and records(run) == records(whole)
+
+  monkeypatch.setattr(windows, 'learned', lambda config: False)
+  assert loop.train(config, tmp_path / 'unfitted')
+  pairs = zip(records(whole), records(tmp_path / 'unfitted'), strict=True)
+  for one, other in (pair for pair in pairs if 'loss' in pair[0]):
+    assert one['loss'] == pytest.approx(other['loss'], abs=1e-7)
+    assert one['span/average'] == pytest.approx(other['span/average'], abs=1.01)
+
+
+def test_what_is_kept_beyond_windows_covers_the_growth_until_segments_have_filled_it(tiny):
+  def kept(rate, length=64, **optimizer):
+    optimizer = {'learning_rate': rate, 'algorithm': 'adagrad'} | optimizer
+    config = tiny(MODEL | {'span': SPAN}, optimizer, {'segment_length': length})
+    return windows.growth(config)
+
+  assert kept(0.125) == 33  # 256 / 8, and one for rounding
+  # Seven more steps of 32 while segments bring 16 each.
+  assert kept(0.125, length=16) == 32 + 7 * 16 + 1
+  assert kept(2.0) == 256
+  assert kept(1e-3, algorithm='adam') == 2  # 2.35 times the rate: 0.6 tokens
 
 
 def test_a_trained_run_evaluates_and_writes(tiny, tmp_path):
