@@ -205,16 +205,21 @@ def spans(**fields):
     (spans(limit=0), 'model.span.limit=0 must be at least 1'),
     (
       spans(ramp=0),
-      "model.span.ramp=0: a span of kind='adaptive' without a width to fade out over",
+      "model.span.ramp=0: a span of kind='adaptive' without a width to fade out over ends at once, "
+      'and has no slope to be learned by; use at least 1 (the papers use 32)',
     ),
     (
       spans(kind='dynamic', ramp=0),
       "model.span.ramp=0: a span of kind='dynamic' without a width to fade out over ends at once, "
-      'and has no slope to be learned by; use at least 1',
+      'and has no slope to be learned by; use at least 1 (the papers use 32)',
     ),
     (spans(kind='dynamic', limit=0), 'model.span.limit=0 must be at least 1'),
     (spans(kind='dynamic') | {'width': 0}, 'model.width=0 must be at least 1'),
-    (spans(kind='dynamic', initial=-1e9), 'model.span.initial=-1000000000.0 is where the sigmoid'),
+    (
+      spans(kind='dynamic', initial=-1e9),
+      'model.span.initial=-1000000000.0 is where the sigmoid of kind="dynamic" is flat and '
+      'nothing is learned: use -20 to 20',
+    ),
     (spans(reserve=0), 'model.span.reserve=0 must be at least 1'),
     (spans(penalty=-1.0), 'model.span.penalty=-1.0 must be at least 0'),
     (spans(initial=2.0), 'model.span.initial=2.0 must be from 0 to 1'),
