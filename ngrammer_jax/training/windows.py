@@ -42,10 +42,15 @@ def foreseen(config: model_config.ModelConfig) -> bool:
 
 
 def apart(config: model_config.ModelConfig) -> bool:
-  """Whether heads of a layer can have windows of their own. If not, all have the longest."""
+  """Whether heads of a layer can have windows of their own. If not, all have the longest.
+
+  Dynamic spans could, but move too much: each set of windows is a program to be compiled.
+  """
   c = config
-  return (c.ngram is None or c.ngram.layer != 'attention') and (
-    c.persistent is None or c.persistent.kind in ('all_attention', 'attention_split')
+  return (
+    foreseen(c)
+    and (c.ngram is None or c.ngram.layer != 'attention')
+    and (c.persistent is None or c.persistent.kind in ('all_attention', 'attention_split'))
   )
 
 
@@ -100,10 +105,14 @@ def chosen(
     before: windows in force, kept where the spans neither outgrow them nor are far below. None:
       there are none yet.
     changes: made so far.
-    reserve: tokens that a span may grow. None: those of the config.
+    reserve: tokens that a span may grow. None: those of the config, or half of a dynamic span.
   """
-  reserve = config.span.reserve if reserve is None else reserve
-  of_head = lambda tokens, now: _window(config.span.limit, tokens, now, changes, reserve)
+
+  def of_head(tokens, now):
+    least = config.span.reserve if foreseen(config) else max(config.span.reserve, tokens // 2)
+    spare = least if reserve is None else reserve
+    return _window(config.span.limit, tokens, now, changes, spare)
+
   needed_LxN = needed(config, spans_LxN)
   if not apart(config):
     needed_LxN = needed_LxN.max(axis=1, keepdims=True).repeat(config.heads, axis=1)
