@@ -120,6 +120,41 @@ class EvaluationConfig:
   protocol: str = 'streams'  # how a split is read, see `data.streams.EvaluationStreams`
 
 
+PREFIXES, CODEBOOKS, CHOOSING = (
+  ('causal', 'bidirectional'),
+  ('frozen', 'learning'),
+  ('rank', 'greedy'),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class FinetuneConfig:
+  """What a trained model is taught in addition (see `ngrammer_jax.finetune`)."""
+
+  task: str = 'rte'  # of SuperGLUE; `mixture`: all at once, `all`: one after the other
+  targets_length: int = 32  # tokens, with the end; what is left of a segment is for the inputs
+  packed: bool = True  # several examples in a row, that do not see each other
+  truncate: bool = True  # inputs that are too long, on the side without the question
+  prefix: str = 'causal'  # or bidirectional: the inputs see all of themselves
+  codebook: str = 'frozen'  # or learning, as in pre-training
+  dropout: float | None = None  # None: as in pre-training
+  choosing: str | None = None  # rank, greedy; None: greedy for what has no labels
+  patience: int | None = None  # evaluations without progress after which it is over
+  tfds_dir: str | None = None  # where TFDS has prepared the tasks, if there is no superglue_dir
+  download: bool = False  # let TFDS fetch them
+
+  def check(self) -> None:
+    """Raises BadInput for what cannot work."""
+    errors.check_choices('finetune', self, {'prefix': PREFIXES, 'codebook': CODEBOOKS})
+    if self.choosing is not None:
+      errors.check_choices('finetune', self, {'choosing': CHOOSING})
+    _at_least('finetune', 'targets_length', self.targets_length, 2)
+    if self.patience is not None:
+      _at_least('finetune', 'patience', self.patience, 1)
+    if self.dropout is not None and not 0 <= self.dropout < 1:
+      raise errors.BadInput(f'finetune.dropout={self.dropout} must be at least 0 and below 1')
+
+
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
   """Devices along each axis; -1 takes all that are left."""
@@ -140,6 +175,8 @@ class Config:
   evaluation: EvaluationConfig = EvaluationConfig()
   mesh: MeshConfig = MeshConfig()
   seed: int = 0
+  init_from: str | None = None  # a workdir, whose newest checkpoint fine-tuning begins with
+  finetune: FinetuneConfig | None = None
 
   def check(self) -> None:
     """Raises BadInput for a combination that cannot work. Touches no device."""
@@ -173,6 +210,7 @@ class Config:
           f'{t.segments_per_call}: use {near}, or another segments_per_call'
         )
     self._check_optimizer()
+    self._check_finetune()
     if not 0 <= self.seed < 2**32:
       raise errors.BadInput(f'seed={self.seed} must be from 0 to 2^32 - 1')
     sizes = [getattr(self.mesh, key) for key in ('data', 'fsdp', 'model')]
@@ -181,6 +219,17 @@ class Config:
         raise errors.BadInput(f'mesh.{key}={size} must be at least 1, or -1')
     if sizes.count(-1) > 1:
       raise errors.BadInput('mesh: only one of data, fsdp and model may be -1')
+
+  def _check_finetune(self) -> None:
+    f, length = self.finetune, self.training.segment_length
+    if f is None:
+      return
+    f.check()
+    if f.targets_length >= length - 1:
+      raise errors.BadInput(
+        f'training.segment_length={length} leaves nothing for inputs beside '
+        f'finetune.targets_length={f.targets_length}: raise it'
+      )
 
   def _check_optimizer(self) -> None:
     o = self.optimizer

@@ -23,16 +23,31 @@ def main(argv: list[str]) -> int:
   from ngrammer_jax.evaluation import language_modeling
 
   run = runs.load_run(options.workdir, flags.step(options.step))
+  path = options.workdir / 'evaluation' / f'{options.split}.json'
+  if run.config.finetune is not None:
+    return _task(run, overrides, options.split, path)
   config = flags.override(run.config, overrides, 'evaluation')
   run = dataclasses.replace(run, config=config)
   # The limit of validation in training is none of the verb, unless it is said here.
   limited = any(key == 'evaluation.max_tokens' for key, _ in overrides)
   result = run.evaluate(options.split, config.evaluation.max_tokens if limited else None)
-  path = options.workdir / 'evaluation' / f'{options.split}.json'
   language_modeling.save(result, path)
   print(language_modeling.table({options.split: result}))
   protocol = ', '.join(f'{key} {value}' for key, value in result['protocol'].items())
   print(f'step {result["step"]:,}, protocol: {protocol}\nwritten to {path}')
+  return 0
+
+
+def _task(run, overrides, split, path):
+  """The same for a run that was fine-tuned."""
+  from ngrammer_jax.evaluation import language_modeling
+  from ngrammer_jax.tasks.superglue import finetuning
+
+  config = flags.override(run.config, overrides, 'finetune')
+  result = finetuning.evaluate(dataclasses.replace(run, config=config), split)
+  language_modeling.save(result, path)
+  print(finetuning.table(result))
+  print(f'step {result["step"]:,}\nwritten to {path}')
   return 0
 
 

@@ -145,6 +145,9 @@ def global_rows(
   example = rows(next(iter(local.values())))
   arrays = []
   for i, array in enumerate(example):
+    if array is None:
+      arrays.append(None)
+      continue
     shape = (*array.shape[:axis], batch_size, *array.shape[axis + 1 :])
     part = lambda index, i=i: np.asarray(rows(index)[i])
     arrays.append(jax.make_array_from_callback(shape, sharding, part))

@@ -19,13 +19,16 @@ class Segment(NamedTuple):
   """One segment of some rows.
 
   tokens_BxT holds the inputs, targets_BxT the token after each; starts_BxT is true where
-  an input is the first of a document; valid_BxT is 0 where there is nothing.
+  an input is the first of a document; valid_BxT is 0 where there is nothing; counts_BxT is 0 where
+  a target is not learned (None: nowhere else); prefix_BxT is true where attention is bidirectional.
   """
 
   tokens_BxT: np.ndarray
   targets_BxT: np.ndarray
   starts_BxT: np.ndarray
   valid_BxT: np.ndarray
+  counts_BxT: np.ndarray | None = None
+  prefix_BxT: np.ndarray | None = None
 
 
 def train_segment(

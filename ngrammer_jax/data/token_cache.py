@@ -37,6 +37,7 @@ class DataConfig:
   vocabulary_path: str | None = None  # of a given SentencePiece model
   newlines: str = 'keep'  # of enwik8: keep, drop (Transformer-XL), eos (adaptive-span)
   cache_dir: str | None = None  # None: $NGRAMMER_JAX_CACHE or ~/.cache/ngrammer_jax
+  superglue_dir: str | None = None  # of the files of SuperGLUE, to fine-tune on
 
   def check(self) -> None:
     """Raises BadInput for settings that cannot work, before any file is looked for."""

@@ -1,6 +1,6 @@
 """Training, as one straight story."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import logging
 import pathlib
 
@@ -10,17 +10,30 @@ import numpy as np
 import ngrammer_jax
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, sharding
-from ngrammer_jax.data import prefetch, streams, token_cache
-from ngrammer_jax.training import checkpoints, interruption, optimizers, programs, record, workdirs
+from ngrammer_jax.data import prefetch, streams
+from ngrammer_jax.training import (
+  checkpoints,
+  interruption,
+  material,
+  optimizers,
+  programs,
+  record,
+  workdirs,
+)
 from ngrammer_jax.training import state as train_state
 
 
-def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
+def train(
+  config: experiment.Config,
+  workdir: pathlib.Path,
+  make: Callable[[experiment.Config], material.Material] = material.Corpus,
+) -> bool:
   """Trains until all steps are done; goes on where an earlier run of the same command stopped.
 
   Args:
     config: the experiment.
     workdir: where everything of the run is kept.
+    make: what is trained on, of the config.
 
   Returns:
     Whether there was anything left to train.
@@ -32,13 +45,9 @@ def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
 
   # Data: found, checked and tokenised before any device is touched.
   workdirs.check(workdir, config)
-  corpus = token_cache.prepare(config.data)
-  split, V = corpus.splits['train'], corpus.vocabulary.size
-  if len(split.tokens) < t.batch_size:
-    raise errors.BadInput(
-      f'training.batch_size={t.batch_size} is more than the {len(split.tokens)} training tokens'
-    )
-  workdirs.check_text(workdir, config, corpus.content_hash)
+  given = make(config)
+  V = given.vocabulary.size
+  workdirs.check_text(workdir, config, given.content_hash)
 
   # Devices.
   mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.model)
@@ -57,17 +66,18 @@ def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
   run = programs.Programs(config, V, mesh)
   with (
     interruption.Interruption() as stop,
-    workdirs.occupy(workdir, config, corpus),
+    workdirs.occupy(workdir, config, given),
     checkpoints.Checkpoints(workdir, t.keep_checkpoints) as saved,
   ):
     found = checkpoints.restore_newest(workdir, run.abstract, set_aside=True)
-    first_step, state = found or (0, run.create())
+    first_step, state = found or (0, given.first(run.create()))
     if found is None and (workdir / 'metrics.jsonl').exists():
       logging.info('%s has no checkpoint: starting again from the first step', workdir)
-    _describe(config, corpus, state)
+    _describe(config, state)
+    given.describe()
     if run.windows is not None:
       logging.info('windows, heads x tokens: %s', run.described())
-    validation = record.validation_of(workdir, first_step)
+    validation = record.validation_of(workdir, first_step, given.judged_by)
     if found and validation is not None:
       saved.validated(first_step, validation)
     if first_step >= t.steps and validation is not None:
@@ -79,16 +89,14 @@ def train(config: experiment.Config, workdir: pathlib.Path) -> bool:
     with (
       record.Record(config, V, workdir, first_step) as tell,
       sharding.use(mesh),
-      prefetch.Prefetch(_batches(split, config, mesh, starts)) as batches,
+      prefetch.Prefetch(_batches(given, config, mesh, starts)) as batches,
     ):
 
       def validate(step):
         with tell.paused():
-          limit = config.evaluation.max_tokens
-          validation = corpus.splits['validation']
-          result = run.evaluate(state.params, state.codebook, validation, limit, stop.check)
-          tell.validation(step, result)
-        return result['nll_nats_per_token']
+          result = given.validate(run, state, lambda _=0: stop.check())
+          tell.validation(step, result, given.said(result))
+        return result[given.judged_by]
 
       if _due(first_step, t.evaluate_every, t.steps) and validation is None:
         saved.validated(first_step, validate(first_step))  # the run was stopped before that
@@ -132,7 +140,7 @@ def _due(step: int, every: int, steps: int) -> bool:
   return step == steps or bool(step and every and step % every == 0)
 
 
-def _describe(config, corpus, state) -> None:
+def _describe(config, state) -> None:
   """Says what is about to be trained."""
   tables = [
     leaf
@@ -146,29 +154,16 @@ def _describe(config, corpus, state) -> None:
     parts.append(f'{train_state.count(tables):,} of them in n-gram tables')
     parts.append(f'{train_state.count(state.codebook):,} codebook values')
   logging.info('model: %s', ', '.join(parts))
-  t = config.training
-  epochs = t.steps * t.batch_size * t.segment_length / len(corpus.splits['train'].tokens)
-  logging.info(
-    'data: %s, %s training tokens, vocabulary %s; %s steps of %s tokens are %.2f epochs',
-    config.data.corpus,
-    f'{len(corpus.splits["train"].tokens):,}',
-    f'{corpus.vocabulary.size:,}',
-    f'{t.steps:,}',
-    f'{t.batch_size * t.segment_length:,}',
-    epochs,
-  )
 
 
-def _batches(split, config, mesh, starts) -> Iterator[streams.Segment]:
+def _batches(given, config, mesh, starts) -> Iterator[streams.Segment]:
   """For each call the segments of its steps, stacked [steps, B, T], on the devices."""
   t = config.training
   for first in starts:
 
     def rows(wanted, first=first):
-      segments = [
-        streams.train_segment(split, step, t.batch_size, t.segment_length, wanted)
-        for step in range(first, first + t.segments_per_call)
-      ]
-      return streams.Segment(*(np.stack(parts) for parts in zip(*segments, strict=True)))
+      segments = [given.segment(step, wanted) for step in range(first, first + t.segments_per_call)]
+      stack = lambda parts: None if parts[0] is None else np.stack(parts)
+      return streams.Segment(*map(stack, zip(*segments, strict=True)))
 
     yield sharding.global_rows(mesh, t.batch_size, rows, axis=1)

@@ -29,12 +29,13 @@ class Programs:
   """The programs of a run, and which of them is in force.
 
   Attributes:
+    mesh: where everything lies.
     windows: in force. None: spans are not learned, or cannot be followed.
     changes: of the windows so far.
   """
 
   def __init__(self, config: experiment.Config, vocabulary_size: int, mesh: jax.sharding.Mesh):
-    self._config, self._mesh = config, mesh
+    self._config, self.mesh = config, mesh
     self._optimizer = optimizers.make(config.optimizer, config.training.steps)
     self._model = transformer.TransformerLM(config.model, vocabulary_size)
     self._evaluated = transformer.TransformerLM(config.evaluation_model(), vocabulary_size)
@@ -68,9 +69,9 @@ class Programs:
     logging.info('step %s  windows, heads x tokens: %s', f'{int(state.step):,}', self.described())
     resize = jax.jit(
       functools.partial(windows.resized, m, windows=found, more=self._growth),
-      out_shardings=sharding.rows_sharding(self._mesh),
+      out_shardings=sharding.rows_sharding(self.mesh),
     )
-    with sharding.use(self._mesh):
+    with sharding.use(self.mesh):
       return state.replace(memory=resize(state.memory))
 
   def described(self) -> str:
@@ -94,7 +95,9 @@ class Programs:
     began = time.monotonic()
     model = self._model.clone(windows=self.windows)
     c = self._config
-    call = train_step.make_call(model, self._optimizer, c.seed, state, c.training.half_loss)
+    frozen = c.finetune is not None and c.finetune.codebook == 'frozen'
+    given = model, self._optimizer, c.seed, state, c.training.half_loss, frozen
+    call = train_step.make_call(*given)
     self._compiled[self.windows] = call.lower(state, segments, np.int32(0)).compile()
     number = f' (program {len(self._compiled)})' if len(self._compiled) > 1 else ''
     logging.info('compiled in %s%s', progress.duration(time.monotonic() - began), number)
@@ -128,23 +131,29 @@ class Programs:
   @property
   def evaluate(self) -> language_modeling.Evaluator:
     """Scores a split."""
-    m = self._config.model
-    # How far dynamic spans go in other text is not known.
-    fitted = self.windows if windows.learned(m) and windows.foreseen(m) else None
-    if fitted not in self._evaluators:
+    model = self.evaluated
+    if model.windows not in self._evaluators:
       c = self._config
-      self._evaluators[fitted] = language_modeling.Evaluator(
-        self._evaluated.clone(windows=fitted),
-        self._mesh,
+      self._evaluators[model.windows] = language_modeling.Evaluator(
+        model,
+        self.mesh,
         c.evaluation.streams,
         c.evaluation_length(),
         c.training.batch_size,
         c.evaluation.protocol,
       )
-    return self._evaluators[fitted]
+    return self._evaluators[model.windows]
+
+  @property
+  def evaluated(self) -> transformer.TransformerLM:
+    """The model as it is evaluated now."""
+    m = self._config.model
+    # How far dynamic spans go in other text is not known.
+    fitted = self.windows if windows.learned(m) and windows.foreseen(m) else None
+    return self._evaluated.clone(windows=fitted)
 
   def _initialiser(self, of: view.Windows | None) -> tuple[Any, Any]:
     model, c = self._model.clone(windows=of), self._config
     return train_state.initialiser(
-      model, self._optimizer, c.training.batch_size, c.seed, self._mesh, self._growth
+      model, self._optimizer, c.training.batch_size, c.seed, self.mesh, self._growth
     )

@@ -81,21 +81,11 @@ class Record:
     """Notes that there is a checkpoint of a step."""
     self._last_good = step
 
-  def validation(self, step: int, result: dict[str, Any]) -> None:
-    """Records an evaluation."""
+  def validation(self, step: int, result: dict[str, Any], said: str) -> None:
+    """Records an evaluation, and says what is to be said of it."""
     numbers = {k: v for k, v in result.items() if isinstance(v, (int, float))}
     self._writer.scalars(step, {f'validation/{k}': v for k, v in numbers.items()})
-    bits, split = result['bits_per_byte'], ''
-    if not result['protocol']['whole_split']:
-      split = f' on the first {result["tokens"]:,} tokens'
-    logging.info(
-      'step %s  validation%s: %.4f nats/token, perplexity %.2f%s',
-      f'{step:,}',
-      split,
-      result['nll_nats_per_token'],
-      result['perplexity'],
-      '' if bits is None else f', {bits:.4f} bits/byte',
-    )
+    logging.info('step %s  validation%s', f'{step:,}', said)
 
   def _tell(self, done: int, metrics: train_step.Metrics) -> None:
     metrics = jax.device_get(metrics)
@@ -135,6 +125,6 @@ class Record:
     )
 
 
-def validation_of(workdir: pathlib.Path, step: int) -> float | None:
-  """Nats per token of the evaluation of a step, None where it is not on record."""
-  return writers.value_of(workdir, step, 'validation/nll_nats_per_token')
+def validation_of(workdir: pathlib.Path, step: int, judged_by: str) -> float | None:
+  """What a run was judged by at a step, None where it is not on record."""
+  return writers.value_of(workdir, step, f'validation/{judged_by}')

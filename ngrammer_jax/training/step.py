@@ -28,13 +28,16 @@ def train_step(
   state: train_state.TrainState,
   segment: streams.Segment,
   half_loss: bool = False,
+  frozen_codebook: bool = False,
 ) -> tuple[train_state.TrainState, Metrics]:
   """The state after one segment of every row, and the metrics of the step.
 
-  With `half_loss` only the later half of every segment counts (Transformer-XL's ablation).
+  With `half_loss` only the later half of every segment counts (Transformer-XL's ablation). A frozen
+  codebook stays as it is.
   """
   T = segment.tokens_BxT.shape[1]
-  counts_BxT = segment.valid_BxT * (jnp.arange(T) >= (T // 2 if half_loss else 0))
+  counts_BxT = segment.valid_BxT if segment.counts_BxT is None else segment.counts_BxT
+  counts_BxT = counts_BxT * (jnp.arange(T) >= (T // 2 if half_loss else 0))
   dropout_key = jax.random.fold_in(jax.random.key(seed), state.step)
 
   def loss_of(params):
@@ -44,14 +47,16 @@ def train_step(
       state.memory,
       starts_BxT=segment.starts_BxT,
       valid_BxT=segment.valid_BxT,
+      prefix_BxT=segment.prefix_BxT,
       train=True,
       rngs={'dropout': dropout_key},
-      mutable=['codebook'],
+      mutable=[] if frozen_codebook else ['codebook'],
     )
     scores = model.apply({'params': params}, hidden, segment.targets_BxT, method='scores')
     counted_BxT = jnp.where(counts_BxT > 0, scores.nll_BxT, 0)
     nll = counted_BxT.sum() / counts_BxT.sum()
-    return nll + sum(aux.values()), (nll, memory, updated.get('codebook', {}))
+    codebook = state.codebook if frozen_codebook else updated.get('codebook', {})
+    return nll + sum(aux.values()), (nll, memory, codebook)
 
   gradient, (nll, memory, codebook) = jax.grad(loss_of, has_aux=True)(state.params)
   updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
@@ -105,6 +110,7 @@ def make_call(
   seed: int,
   abstract: train_state.TrainState,
   half_loss: bool = False,
+  frozen_codebook: bool = False,
 ) -> Callable[..., tuple[train_state.TrainState, Metrics]]:
   """A jitted function of the state, a stack of segments [steps, B, T] and the first's number.
 
@@ -115,7 +121,8 @@ def make_call(
   the call, which can be made again with other windows. `made` among the metrics says which were.
   Spans of tokens are known when the step is made: then it is taken back, and they are remembered.
   """
-  step = functools.partial(train_step, model, optimizer, seed, half_loss=half_loss)
+  how = {'half_loss': half_loss, 'frozen_codebook': frozen_codebook}
+  step = functools.partial(train_step, model, optimizer, seed, **how)
 
   def turn(state, numbered):
     number, segment = numbered

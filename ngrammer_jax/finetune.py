@@ -1,0 +1,58 @@
+"""Fine-tunes a trained model: python -m ngrammer_jax.finetune --config=FILE:TASK --workdir=DIR.
+
+--config.init_from=RUN is what it begins with, --config.data.superglue_dir=DIR what it learns.
+"""
+
+import argparse
+import dataclasses
+import functools
+import os
+import pathlib
+
+from ngrammer_jax import flags
+
+
+def main(argv: list[str]) -> int:
+  """Fine-tunes on a task, or on one after the other, and prints the table."""
+  parser = argparse.ArgumentParser(prog='python -m ngrammer_jax.finetune', description=__doc__)
+  parser.add_argument('--workdir', type=pathlib.Path, required=True, help='where the run is kept')
+  options, config = flags.parse(parser, argv)
+  said = [key for key, _ in flags.split(argv)[0]]
+
+  # As `train` does it, and before the first device is touched.
+  deterministic = '--xla_gpu_deterministic_ops=true'
+  os.environ['XLA_FLAGS'] = f'{deterministic} {os.environ.get("XLA_FLAGS", "")}'.strip()
+
+  from ngrammer_jax import runs
+  from ngrammer_jax.evaluation import language_modeling
+  from ngrammer_jax.tasks.superglue import finetuning, formats
+  from ngrammer_jax.training import loop
+
+  task = config.finetune.task if config.finetune else None
+  one_by_one = task == 'all'
+  workdirs = {name: options.workdir / name for name in formats.EIGHT} if one_by_one else {}
+  workdirs = workdirs or {task: options.workdir}
+  configs = {}
+  for name, workdir in workdirs.items():  # all of them are looked at before any is trained
+    given = config
+    if one_by_one:
+      given = dataclasses.replace(config, finetune=dataclasses.replace(config.finetune, task=name))
+    configs[name] = finetuning.config_of(given, said, workdir)
+    finetuning.look(configs[name])
+  results = {}
+  for name, workdir in workdirs.items():
+    make = functools.partial(finetuning.Finetuning, workdir=workdir)
+    loop.train(configs[name], workdir, make)
+    for step in ('best', 'newest'):
+      result = finetuning.evaluate(runs.load_run(workdir, step), 'validation')
+      results.setdefault(step, {}).update(result.get('tasks', {result['task']: result}))
+    language_modeling.save(result, workdir / 'evaluation' / 'validation.json')
+  for step, of_tasks in results.items():
+    print(f'{step} checkpoint, validation')
+    print(finetuning.table({'task': task, 'tasks': of_tasks}))
+  print(f'finished, in {options.workdir}')
+  return 0
+
+
+if __name__ == '__main__':
+  flags.run(main)

@@ -1,0 +1,184 @@
+"""How well a model does the tasks of SuperGLUE: what it answers, and the metrics of that.
+
+Needs neither TensorFlow nor seqio: examples come as arrays (see `features.Example`).
+"""
+
+from collections.abc import Callable, Sequence
+import json
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from ngrammer_jax import errors, files
+from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.decoding import generation, sampling
+from ngrammer_jax.evaluation import ranking
+from ngrammer_jax.models import transformer
+from ngrammer_jax.tasks.superglue import formats, metrics, reader
+
+
+class Evaluator:
+  """Answers the examples of a task, every one exactly once.
+
+  Args:
+    model: with the memory and windows of evaluation.
+    mesh: where it lies.
+    vocabulary: of its tokens.
+    rows: examples at a time.
+    length: tokens of an example at most.
+    targets: of them for the answer.
+    bidirectional: inputs see all of themselves.
+  """
+
+  def __init__(
+    self,
+    model: transformer.TransformerLM,
+    mesh: jax.sharding.Mesh,
+    vocabulary: vocabularies.Vocabulary,
+    rows: int,
+    length: int,
+    targets: int,
+    bidirectional: bool = False,
+  ):
+    self._vocabulary, self._targets, self._length = vocabulary, targets, length
+    self._bidirectional = bidirectional
+    self._rank = ranking.Ranker(model, mesh, rows, bidirectional)
+    self._generate = generation.Generator(model, mesh, length, rows)
+
+  def __call__(
+    self,
+    params: Any,
+    codebook: Any,
+    name: str,
+    examples: Sequence[Any],
+    choosing: str | None = None,
+    report: Callable[[int], None] = lambda examples: None,
+  ) -> tuple[dict[str, Any], list[Any]]:
+    """The metrics of some examples in percent, and what was answered: classes or texts.
+
+    Args:
+      params, codebook: of the model.
+      name: of the task.
+      examples: of one split.
+      choosing: `rank`, the most likely of the labels (of `record`, of the entities); `greedy`,
+        what the model writes. None: `rank` where there are labels.
+      report: called with the number of examples answered since the last call.
+
+    Raises:
+      BadInput: the task has nothing to rank.
+    """
+    labels = formats.task(name).labels
+    choosing = choosing or ('rank' if labels else 'greedy')
+    if choosing == 'rank':
+      answers = self._ranked(params, codebook, name, examples, report)
+    else:
+      answers = self._written(params, codebook, name, examples, report)
+    result: dict[str, Any] = {'task': name, 'n': len(examples)}
+    known = [e for e in examples if e.label >= 0 or (name == 'record' and e.answers)]
+    if known and len(known) == len(examples):
+      columns = ([getattr(e, field) for e in examples] for field in ('label', 'key', 'answers'))
+      scores = metrics.of_task(name, *columns, answers)
+      result |= scores | {'error_percent': 100 - float(np.mean(list(scores.values())))}
+    prefix = 'bidirectional' if self._bidirectional else 'causal'
+    lengths = {'length': self._length, 'targets_length': self._targets}
+    result['protocol'] = {'choosing': choosing, 'prefix': prefix, **lengths}
+    return result, answers
+
+  def _prefix(self, example):
+    return np.insert(example.inputs, 0, self._vocabulary.document_start).astype(np.int32)
+
+  def _ranked(self, params, codebook, name, examples, report):
+    labels, end = formats.task(name).labels, self._vocabulary.document_end
+    ids = lambda text: np.append(self._vocabulary.encode(text.encode()), end)[: self._targets]
+    if any(not (labels or example.choices) for example in examples):
+      raise errors.BadInput(f'finetune.choosing="rank": {name} has nothing to choose from')
+    choices = [[ids(text) for text in labels or example.choices] for example in examples]
+    answers: list[Any] = [None] * len(examples)
+    prefixes = [self._prefix(example) for example in examples]
+    for i, scores in self._rank(params, codebook, prefixes, choices):
+      best = int(scores.argmax())
+      answers[i] = best if labels else examples[i].choices[best]
+      report(1)
+    return answers
+
+  def _written(self, params, codebook, name, examples, report):
+    if self._bidirectional:
+      raise errors.BadInput(
+        f'finetune.prefix="bidirectional" cannot write yet: evaluate {name} with '
+        f'finetune.choosing="rank", or use finetune.prefix="causal"'
+      )
+    labels, texts = formats.task(name).labels, []
+    greedy, rows = sampling.Sampling(temperature=0.0), self._generate.rows
+    for first in range(0, len(examples), rows):
+      group = examples[first : first + rows]
+      prompts = [self._prefix(example) for example in group]
+      made = self._generate(params, codebook, prompts, [0] * len(group), greedy)
+      ids = np.stack([next(made) for _ in range(self._targets)], axis=1)
+      texts += [self._text(row) for row in ids]
+      report(len(group))
+    if not labels:
+      return texts
+    return [labels.index(text) if text in labels else -1 for text in texts]
+
+  def _text(self, ids):
+    """What was written before the end."""
+    (ends,) = np.nonzero(ids == self._vocabulary.document_end)
+    ids = ids[: ends[0]] if len(ends) else ids
+    return self._vocabulary.decode(ids).decode(errors='replace').strip()
+
+
+def said(result: dict[str, Any]) -> str:
+  """The metrics of a task, to read."""
+  scores = ', '.join(f'{name} {value:.2f}' for name, value in metrics.only(result).items())
+  return f'{result["task"]} {scores or "without labels"}, {result["n"]:,} examples'
+
+
+def submission(
+  name: str, examples: Sequence[Any], answers: Sequence[Any], folder: pathlib.Path
+) -> pathlib.Path:
+  """Writes the answers as SuperGLUE takes them, and returns the file."""
+  task = formats.task(name)
+  if name == 'multirc':
+    lines = _multirc_lines(examples, answers)
+  elif name == 'record':
+    texts = {example.key[-1]: answer for example, answer in zip(examples, answers, strict=True)}
+    lines = [{'idx': idx, 'label': text} for idx, text in texts.items()]
+  else:
+    value = _written_label(task, name)
+    lines = [
+      {'idx': example.key[0], 'label': value(answer)}
+      for example, answer in zip(examples, answers, strict=True)
+    ]
+  path = folder / f'{reader.CONFIGS[task.config].folder}.jsonl'
+  folder.mkdir(parents=True, exist_ok=True)
+  files.write(path, ''.join(json.dumps(line) + '\n' for line in lines))
+  return path
+
+
+def _written_label(task, name):
+  """The label of a class, in the type that the benchmark writes it in."""
+  if name == 'copa':
+    return int
+  if task.labels == formats.BOOLEAN:
+    return lambda answer: 'true' if answer == 1 else 'false'
+  return lambda answer: task.labels[max(answer, 0)]
+
+
+def _multirc_lines(examples, answers):
+  """One line a paragraph, with its questions and their options."""
+  paragraphs: dict[int, dict[int, list[dict[str, int]]]] = {}
+  for example, answer in zip(examples, answers, strict=True):
+    paragraph, question, option = example.key
+    options = paragraphs.setdefault(paragraph, {}).setdefault(question, [])
+    options.append({'idx': option, 'label': int(answer == 1)})
+  return [
+    {
+      'idx': paragraph,
+      'passage': {
+        'questions': [{'idx': q, 'answers': options} for q, options in questions.items()]
+      },
+    }
+    for paragraph, questions in paragraphs.items()
+  ]

@@ -1,0 +1,392 @@
+"""Known values, slow definitions of the same metrics, and the published averages."""
+
+import math
+
+import numpy as np
+import pytest
+
+from ngrammer_jax import errors
+from ngrammer_jax.tasks.superglue import metrics
+
+CASES = range(60)
+
+# The table of the N-Grammer paper: each row's cells, then its average. COPA is a count of 100.
+PAPER = {
+  'Transformer': (
+    65.23,
+    54.03,
+    67.86,
+    55.0,
+    59.47,
+    13.64,
+    30.34,
+    29.32,
+    53.43,
+    54.55,
+    61.54,
+    52.13,
+  ),
+  'Transformer-L': (
+    66.15,
+    73.74,
+    75.0,
+    59.0,
+    62.09,
+    12.17,
+    29.19,
+    28.21,
+    57.04,
+    55.33,
+    62.5,
+    55.03,
+  ),
+  'Primer': (66.27, 62.64, 71.43, 53.0, 62.89, 12.91, 30.56, 29.55, 55.96, 54.86, 65.38, 53.81),
+  'Primer-L': (62.2, 47.69, 58.93, 58.0, 51.83, 4.62, 25.21, 24.35, 51.99, 54.08, 63.46, 49.5),
+  'N-Grammer': (64.98, 59.69, 67.86, 60.0, 61.95, 11.33, 29.9, 28.91, 59.21, 56.11, 68.27, 54.8),
+}
+FROM_CELLS = (52.1350, 55.0275, 53.8075, 49.5056, 54.7987)
+FROM_COUNTS = (52.1340, 55.0271, 53.8071, 49.5046, 54.7991)
+
+# How many were right: BoolQ, CB, MultiRC's and ReCoRD's exact match, RTE, WiC, WSC.
+SIZES = (3270, 56, 953, 10000, 277, 638, 104)
+COUNTS = {
+  'Transformer': (2133, 38, 130, 2932, 148, 348, 64),
+  'Transformer-L': (2163, 42, 116, 2821, 158, 353, 65),
+  'Primer': (2167, 40, 123, 2955, 155, 350, 68),
+  'Primer-L': (2034, 33, 44, 2435, 144, 345, 66),
+  'N-Grammer': (2125, 38, 108, 2891, 164, 358, 71),
+}
+
+
+def results_of(cells):
+  values = iter(cells)
+  return {task: {name: next(values) for name in names} for task, names in metrics.AVERAGED.items()}
+
+
+def random_classes(seed, classes, invalid=0.2):
+  """Targets and predictions, some of them -1; from few examples to many, at times one class."""
+  random = np.random.default_rng(seed)
+  n = int(random.integers(1, 40))
+  targets = random.integers(0, random.integers(1, classes + 1), n)
+  predictions = np.where(random.random(n) < 0.5, targets, random.integers(0, classes, n))
+  return random, targets, np.where(random.random(n) < invalid, -1, predictions)
+
+
+def slow_f1(targets, predictions, label):
+  hits = sum(t == label and p == label for t, p in zip(targets, predictions, strict=True))
+  said = sum(p == label for p in predictions)
+  there = sum(t == label for t in targets)
+  precision = hits / said if said else 0
+  recall = hits / there if there else 0
+  return 2 * precision * recall / (precision + recall) * 100 if hits else 0
+
+
+def slow_share(flags):
+  flags = list(flags)
+  return 100 * sum(map(bool, flags)) / len(flags)
+
+
+def opposite(targets, predictions):
+  return [1 - t if p not in (0, 1) else p for t, p in zip(targets, predictions, strict=True)]
+
+
+@pytest.mark.parametrize('seed', CASES)
+def test_classes_against_slow_definitions(seed):
+  _, targets, predictions = random_classes(seed, 3)
+  share = slow_share(t == p for t, p in zip(targets, predictions, strict=True))
+  assert metrics.accuracy(targets, predictions) == {'accuracy': pytest.approx(share)}
+  assert metrics.commitment_bank(targets.tolist(), predictions.tolist()) == {
+    'f1': pytest.approx(sum(slow_f1(targets, predictions, label) for label in range(3)) / 3),
+    'accuracy': pytest.approx(share),
+  }
+  most = max(slow_share(targets == label) for label in range(3))
+  assert metrics.majority(targets) == pytest.approx(most)
+
+
+def test_invalid_predictions_are_wrong():
+  assert metrics.accuracy([0, 1, 1], [0, -1, 7]) == {'accuracy': pytest.approx(100 / 3)}
+  assert metrics.accuracy([True, False], [1, 1]) == {'accuracy': 50}
+  assert metrics.commitment_bank([0, 1, 2], [-1, -1, -1]) == {'f1': 0, 'accuracy': 0}
+
+
+def test_commitment_bank_of_one_class():
+  # Half of the validation split is class 1: its F1 is 2/3, and the other two have none.
+  scores = metrics.commitment_bank([1] * 28 + [0] * 23 + [2] * 5, [1] * 56)
+  assert round(scores['f1'], 2) == 22.22 and scores['accuracy'] == 50
+  # A class that is nowhere counts 0, so even a perfect score is two thirds.
+  assert metrics.commitment_bank([0, 1], [0, 1])['f1'] == pytest.approx(200 / 3)
+
+
+def test_majority():
+  assert metrics.majority([0, 0, 1, 1]) == 50
+  assert metrics.majority([5]) == 100
+  assert round(metrics.majority([0] * 66 + [1] * 38), 2) == 63.46
+
+
+@pytest.mark.parametrize('seed', CASES)
+def test_multirc_against_slow_definition(seed):
+  random, targets, predictions = random_classes(seed, 2)
+  keys = random.integers(0, max(len(targets) // 3, 1), len(targets))
+  questions = [(0, int(key)) for key in keys]
+  said = opposite(targets, predictions)
+  whole = [
+    all(s == t for s, t, q in zip(said, targets, questions, strict=True) if q == question)
+    for question in set(questions)
+  ]
+  assert metrics.multirc(questions, targets, predictions) == {
+    'f1': pytest.approx(slow_f1(targets, said, 1)),
+    'exact_match': pytest.approx(slow_share(whole)),
+  }
+
+
+def test_multirc_invalid_is_the_opposite():
+  # As if the predictions were 1, 0, 1, 0: one false positive, no false negative, one hit.
+  scores = metrics.multirc('aabb', [1, 0, 0, 0], [1, 0, -1, 0])
+  assert scores == {'f1': pytest.approx(200 / 3), 'exact_match': 50}
+  # As if 0, 0: nothing is found.
+  assert metrics.multirc('ab', [1, 0], [-1, 0]) == {'f1': 0, 'exact_match': 50}
+  assert metrics.multirc('ab', [1, 0], [2, 0]) == {'f1': 0, 'exact_match': 50}
+
+
+def test_multirc_of_always_true():
+  scores = metrics.multirc('aaab', [1, 0, 1, 1], [1, 1, 1, 1])
+  assert scores == {'f1': pytest.approx(600 / 7), 'exact_match': 50}
+
+
+@pytest.mark.parametrize(
+  'answers, prediction, f1, exact_match',
+  [
+    (['The White House'], 'white house!', 100, 100),
+    (['The White House'], ' WHITE\n the house ', 100, 100),
+    (['The White House'], 'House', 200 / 3, 0),
+    (['U.S.'], 'US', 100, 100),
+    (['Theatre'], 'atre', 0, 0),  # articles are whole words
+    (['Anna', 'Bob Dylan'], 'Bob', 200 / 3, 0),
+    (['Anna', 'Bob'], 'anna', 100, 100),
+    (['new new york'], 'new york york', 200 / 3, 0),
+    (['Anna'], '', 0, 0),
+    (['!'], 'the', 0, 100),  # both are nothing: equal, yet without a word in common
+    # The best of each metric, not of one answer.
+    (['a b c', 'c b'], 'b c', 100, 100),
+    (['a', 'b c'], 'c b', 100, 0),
+  ],
+)
+def test_record_of_one_query(answers, prediction, f1, exact_match):
+  scores = metrics.record(['q'], [answers], [prediction])
+  assert scores == {'f1': pytest.approx(f1), 'exact_match': exact_match}
+
+
+@pytest.mark.parametrize('seed', CASES)
+def test_record_against_slow_definition(seed):
+  random = np.random.default_rng(seed)
+  words = ['red', 'blue', 'sea', 'sky', 'sun']
+
+  def text():
+    return ' '.join(random.choice(words, int(random.integers(0, 4))))
+
+  def slow_words(answer, said):
+    left, hits = answer.split(), 0
+    for word in said.split():
+      if word in left:
+        left.remove(word)
+        hits += 1
+    if not hits:
+      return 0
+    precision, recall = hits / len(said.split()), hits / len(answer.split())
+    return 2 * precision * recall / (precision + recall)
+
+  rows = [
+    (int(random.integers(0, 6)), [text() for _ in range(random.integers(1, 4))], text())
+    for _ in range(random.integers(1, 12))
+  ]
+  firsts = [row for i, row in enumerate(rows) if row[0] not in [q for q, _, _ in rows[:i]]]
+  f1 = [max(slow_words(answer, said) for answer in answers) for _, answers, said in firsts]
+  equal = [any(answer == said for answer in answers) for _, answers, said in firsts]
+  dressed = [
+    (q, [f'The {a.upper()}.' for a in answers], f'a "{said}"') for q, answers, said in rows
+  ]
+  for variant in (rows, dressed):
+    assert metrics.record(*zip(*variant, strict=True)) == {
+      'f1': pytest.approx(100 * sum(f1) / len(f1)),
+      'exact_match': pytest.approx(slow_share(equal)),
+    }
+
+
+def test_record_counts_the_first_row_of_a_query():
+  queries = [(1, 2), (1, 2), (1, 3)]
+  scores = metrics.record(queries, [['Anna']] * 3, ['Anna', 'Bob', 'Bob'])
+  assert scores == {'f1': 50, 'exact_match': 50}
+
+
+@pytest.mark.parametrize(
+  'reference, prediction, expected',
+  [
+    ('the fuzzy bunny', 'bunny', 1),
+    ('bunny', 'the fuzzy bunny', 1),
+    ("Bob's hat", 'Bob', 0),
+    ('Bob', "Bob's hat", 0),
+    ("Bob's hat", "bob's", 1),
+    ('Bob', 'Bob went home', 1),
+    ('The city councilmen', 'THEIR City  Councilmen\n', 1),
+    ('the city councilmen', 'the demonstrators', 0),
+    ('Anna', 'Ann', 0),
+    ('fuzzy bunny', 'brown bunny', 0),
+    ('Bob', '', -1),
+    ('Bob', ' the ', -1),
+    ('his', 'Bob', 0),
+    ('his', 'his', -1),
+  ],
+)
+def test_referent(reference, prediction, expected):
+  assert metrics.referent(reference, prediction) == expected
+
+
+@pytest.mark.parametrize('seed', CASES)
+def test_matthews_against_slow_definition(seed):
+  _, targets, predictions = random_classes(seed, 2)
+  said = opposite(targets, predictions)
+  pairs = list(zip(targets.tolist(), said, strict=True))
+  tp, tn, fp, fn = (pairs.count(pair) for pair in [(1, 1), (0, 0), (0, 1), (1, 0)])
+  scale = math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
+  expected = 100 * (tp * tn - fp * fn) / scale if scale else 0
+  assert metrics.matthews(targets, predictions)['matthews'] == pytest.approx(expected, abs=1e-9)
+
+
+def test_matthews():
+  assert metrics.matthews([0, 1, 1], [0, 1, 1])['matthews'] == pytest.approx(100)
+  assert metrics.matthews([0, 1, 1], [1, 0, -1])['matthews'] == pytest.approx(-100)
+  assert metrics.matthews([0, 1, 1], [1, 1, 1]) == {'matthews': 0}
+  assert metrics.matthews([1, 1, 1], [1, 0, 1]) == {'matthews': 0}
+  # Shares that floating point cannot hold: the mean must still be the value itself.
+  for n in range(1, 200):
+    assert metrics.matthews([1] * n, [0, 1] * (n // 2) + [1] * (n % 2)) == {'matthews': 0}
+
+
+@pytest.mark.parametrize('seed', CASES)
+def test_gender_parity_against_slow_definition(seed):
+  random = np.random.default_rng(seed)
+  n = int(random.integers(1, 12))
+  pairs = random.permutation(np.repeat(np.arange(n), 2))
+  targets, predictions = random.integers(0, 2, 2 * n), random.integers(-1, 2, 2 * n)
+  said = [predictions[pairs == pair].tolist() for pair in range(n)]
+  assert metrics.gender_parity(pairs.tolist(), targets, predictions) == {
+    'accuracy': pytest.approx(slow_share(targets == predictions)),
+    'gender_parity': pytest.approx(slow_share(a == b != -1 for a, b in said)),
+  }
+
+
+def test_gender_parity_is_not_accuracy():
+  scores = metrics.gender_parity('abab', [0, 0, 0, 0], [1, 0, 1, 1])
+  assert scores == {'accuracy': 25, 'gender_parity': 50}
+
+
+def test_standard_error():
+  assert metrics.standard_error(50, 100) == pytest.approx(5)
+  assert metrics.standard_error(100, 3) == metrics.standard_error(0, 3) == 0
+  random = np.random.default_rng(0)
+  shares = 100 * random.binomial(104, 0.6346, 50_000) / 104
+  assert metrics.standard_error(63.46, 104) == pytest.approx(shares.std(), rel=0.02)
+
+
+@pytest.mark.parametrize('model, recomputed', list(zip(PAPER, FROM_CELLS, strict=True)))
+def test_average_of_the_paper_from_its_cells(model, recomputed):
+  *cells, average = PAPER[model]
+  ours = metrics.average(results_of(cells))
+  assert ours == pytest.approx(recomputed, abs=6e-5)
+  # The cells are rounded, which the average of one row shows.
+  assert abs(ours - average) < 0.01
+
+
+@pytest.mark.parametrize('model, recomputed', list(zip(PAPER, FROM_COUNTS, strict=True)))
+def test_average_of_the_paper_from_counts(model, recomputed):
+  *cells, average = PAPER[model]
+  results = results_of(cells)
+  boolq, cb, multirc, record, rte, wic, wsc = (
+    ([1] * size, [1] * right + [0] * (size - right))
+    for right, size in zip(COUNTS[model], SIZES, strict=True)
+  )
+  copa = [1] * 100, [1] * int(results['copa']['accuracy'])
+  copa[1].extend([0] * (100 - len(copa[1])))
+  for task, columns in dict(boolq=boolq, copa=copa, rte=rte, wic=wic, wsc=wsc).items():
+    results[task] = metrics.accuracy(*columns)
+  results['cb']['accuracy'] = metrics.commitment_bank(*cb)['accuracy']
+  results['multirc']['exact_match'] = metrics.multirc(range(953), *multirc)['exact_match']
+  texts = [str(value) for value in record[1]]
+  results['record']['exact_match'] = metrics.record(range(10000), [['1']] * 10000, texts)[
+    'exact_match'
+  ]
+  for task, names in metrics.AVERAGED.items():
+    for name in names:
+      printed = results_of(cells)[task][name]
+      assert results[task][name] == pytest.approx(printed, abs=0.0051)
+  ours = metrics.average(results)
+  assert ours == pytest.approx(recomputed, abs=6e-5)
+  assert round(ours, 2) == average
+
+
+def test_average_needs_every_task_and_metric():
+  *cells, _ = PAPER['N-Grammer']
+  for task, names in metrics.AVERAGED.items():
+    results = results_of(cells)
+    results['axb'] = {'matthews': 1.0}
+    assert metrics.average(results) == pytest.approx(54.79875)
+    del results[task][names[0]]
+    with pytest.raises(errors.BadInput, match=f'results of {task} lack {names[0]}'):
+      metrics.average(results)
+    del results[task]
+    assert metrics.average(results) is None
+  assert metrics.average({}) is None
+
+
+def test_table():
+  *cells, _ = PAPER['N-Grammer']
+  results = {'axb': {'matthews': -3.5}} | dict(reversed(results_of(cells).items()))
+  sizes = dict(boolq=3270, cb=56, copa=100, multirc=4848, record=10000, rte=277, wic=638, wsc=104)
+  sizes['axb'] = 1104
+  expected = """\
+task          n  percent
+boolq     3,270  accuracy 64.98 ± 0.83
+cb           56  f1 59.69, accuracy 67.86 ± 6.24
+copa        100  accuracy 60.00 ± 4.90
+multirc   4,848  f1 61.95, exact_match 11.33
+record   10,000  f1 29.90, exact_match 28.91
+rte         277  accuracy 59.21 ± 2.95
+wic         638  accuracy 56.11 ± 1.96
+wsc         104  accuracy 68.27 ± 4.56
+axb       1,104  matthews -3.50
+average of 8 tasks: 54.80"""
+  assert metrics.table(results, sizes) == expected
+  del results['copa'], results['wsc']
+  assert metrics.table(results, sizes).splitlines()[-1] == (
+    'no average of 8 tasks: missing copa, wsc'
+  )
+
+
+@pytest.mark.parametrize(
+  'call, message',
+  [
+    (lambda: metrics.accuracy([1, 0], [1]), '2 targets, 1 predictions'),
+    (lambda: metrics.accuracy([], []), 'nothing to score'),
+    (lambda: metrics.accuracy([-1, 0], [-1, 0]), 'target -1 is no class'),
+    (lambda: metrics.accuracy([0.0, 1.0], [0, 1]), 'targets should be'),
+    (lambda: metrics.accuracy([0, 1], ['0', '1']), 'predictions should be'),
+    (lambda: metrics.accuracy([0, 1], [[0.1], [0.2]]), 'predictions should be'),
+    (lambda: metrics.commitment_bank([3], [0]), 'target 3 is no class'),
+    (lambda: metrics.commitment_bank([], [0]), '0 targets, 1 predictions'),
+    (lambda: metrics.multirc('ab', [0], [0]), '2 questions, 1 targets'),
+    (lambda: metrics.multirc('a', [2], [0]), 'target 2 is no class'),
+    (lambda: metrics.record([1], [['a'], ['b']], ['a']), '1 queries, 2 answers, 1 predictions'),
+    (lambda: metrics.record([], [], []), 'nothing to score'),
+    (lambda: metrics.record([(3, 4)], [[]], ['a']), r'query \(3, 4\) has no answers'),
+    (lambda: metrics.matthews([2], [0]), 'target 2 is no class'),
+    (lambda: metrics.gender_parity('a', [0, 1], [0, 1]), '1 pairs, 2 targets'),
+    (lambda: metrics.gender_parity('aaab', [0] * 4, [0] * 4), "pair 'a' should have 2"),
+    (lambda: metrics.majority([]), 'nothing to score'),
+    (lambda: metrics.standard_error(50, 0), 'of 0 examples'),
+    (lambda: metrics.standard_error(101, 5), '101 % of 5'),
+    (lambda: metrics.table({'cb': {'f1': 1.0}}, {}), 'cb has results'),
+  ],
+)
+def test_errors(call, message):
+  with pytest.raises(errors.BadInput, match=message):
+    call()

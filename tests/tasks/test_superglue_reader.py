@@ -1,0 +1,790 @@
+"""The files of SuperGLUE in every form, the schema of TFDS, and what is refused."""
+
+import contextlib
+import hashlib
+import json
+import logging
+import pathlib
+import zipfile
+
+import pytest
+
+from ngrammer_jax import errors
+from ngrammer_jax.tasks.superglue import reader, wsc
+from tests.conftest import bad_input, data_root
+
+PARAGRAPH = 'Sent 1: Mark left.<br>Sent 2: Pete stayed.'
+ARTICLE = 'Ada met Bob in Rome.\u2028Ada left.\n@highlight\nBob stayed'
+ENTITIES = [
+  {'start': 15, 'end': 18},
+  {'start': 0, 'end': 2},
+  {'start': 21, 'end': 23},
+  {'start': 8, 'end': 10},
+]
+SCHEMA = 'Mark told Pete many lies. He should have been more truthful.'
+
+# For each folder, the lines of a labelled split.
+LINES = {
+  'BoolQ': [
+    {'question': 'is it é', 'passage': 'It is é.', 'idx': 0, 'label': True},
+    {'question': 'is it b', 'passage': 'It is a.', 'idx': 1, 'label': False},
+  ],
+  'CB': [
+    {'premise': 'A', 'hypothesis': 'B', 'label': 'contradiction', 'idx': 0},
+    {'premise': 'C', 'hypothesis': 'D', 'label': 'neutral', 'idx': 1},
+  ],
+  'COPA': [
+    {
+      'premise': 'It rained.',
+      'choice1': 'It is wet.',
+      'choice2': 'It is dry.',
+      'question': 'effect',
+      'label': 0,
+      'idx': 0,
+    },
+    {
+      'premise': 'It is dry.',
+      'choice1': 'It rained.',
+      'choice2': 'The sun shone.',
+      'question': 'cause',
+      'label': 1,
+      'idx': 1,
+    },
+  ],
+  'MultiRC': [
+    {
+      'idx': 4,
+      'version': 1.1,
+      'passage': {
+        'text': PARAGRAPH,
+        'questions': [
+          {
+            'question': 'Who left?',
+            'idx': 7,
+            'answers': [
+              {'text': 'Mark', 'idx': 20, 'label': 1},
+              {'text': 'Pete', 'idx': 21, 'label': 0},
+            ],
+          },
+          {
+            'question': 'Who stayed?',
+            'idx': 8,
+            'answers': [{'text': 'Pete', 'idx': 22, 'label': 1}],
+          },
+        ],
+      },
+    }
+  ],
+  'ReCoRD': [
+    {
+      'source': 'none',
+      'passage': {'text': ARTICLE, 'entities': ENTITIES},
+      'qas': [
+        {
+          'query': '@placeholder left',
+          'answers': [
+            {'start': 21, 'end': 23, 'text': 'Ada'},
+            {'start': 0, 'end': 2, 'text': 'Ada'},
+          ],
+          'idx': 30,
+        },
+        {
+          'query': 'they were in @placeholder',
+          'answers': [{'start': 15, 'end': 18, 'text': 'Rome'}, {'text': 'Bob'}],
+          'idx': 31,
+        },
+      ],
+      'idx': 3,
+    }
+  ],
+  'RTE': [
+    {'premise': 'A', 'hypothesis': 'B', 'label': 'not_entailment', 'idx': 0},
+    {'premise': 'C', 'hypothesis': 'D', 'label': 'entailment', 'idx': 1},
+  ],
+  'WiC': [
+    {
+      'word': 'class',
+      'sentence1': 'A class.',
+      'sentence2': 'The class act.',
+      'start1': 2,
+      'start2': 4,
+      'end1': 7,
+      'end2': 9,
+      'version': 1.1,
+      'idx': 0,
+      'label': False,
+    }
+  ],
+  'WSC': [
+    {
+      'text': SCHEMA,
+      'target': {'span1_text': 'mark', 'span1_index': 0, 'span2_text': 'He', 'span2_index': 5},
+      'idx': 0,
+      'label': True,
+    }
+  ],
+  'AX-b': [
+    {'idx': '0', 'label': 'not_entailment', 'sentence1': 'A', 'sentence2': 'B', 'logic': 'Negation'}
+  ],
+  'AX-g': [{'hypothesis': 'B', 'idx': 0, 'label': 'entailment', 'pair_id': 551646, 'premise': 'A'}],
+}
+
+WINOGRAD = {
+  'text': SCHEMA,
+  'span1_text': 'mark',
+  'span1_index': 0,
+  'span2_text': 'He',
+  'span2_index': 5,
+  'idx': 0,
+  'label': 1,
+}
+NEWS = {'passage': ARTICLE, 'entities': ['Ada', 'Bob', 'Rome']}
+# For each config, the examples of those lines.
+EXAMPLES = {
+  'boolq': [
+    {'question': 'is it é', 'passage': 'It is é.', 'idx': 0, 'label': 1},
+    {'question': 'is it b', 'passage': 'It is a.', 'idx': 1, 'label': 0},
+  ],
+  'cb': [
+    {'premise': 'A', 'hypothesis': 'B', 'idx': 0, 'label': 1},
+    {'premise': 'C', 'hypothesis': 'D', 'idx': 1, 'label': 2},
+  ],
+  'copa': [
+    {
+      'premise': 'It rained.',
+      'choice1': 'It is wet.',
+      'choice2': 'It is dry.',
+      'question': 'effect',
+      'idx': 0,
+      'label': 0,
+    },
+    {
+      'premise': 'It is dry.',
+      'choice1': 'It rained.',
+      'choice2': 'The sun shone.',
+      'question': 'cause',
+      'idx': 1,
+      'label': 1,
+    },
+  ],
+  'multirc': [
+    {
+      'paragraph': PARAGRAPH,
+      'question': 'Who left?',
+      'answer': 'Mark',
+      'idx': {'paragraph': 4, 'question': 7, 'answer': 20},
+      'label': 1,
+    },
+    {
+      'paragraph': PARAGRAPH,
+      'question': 'Who left?',
+      'answer': 'Pete',
+      'idx': {'paragraph': 4, 'question': 7, 'answer': 21},
+      'label': 0,
+    },
+    {
+      'paragraph': PARAGRAPH,
+      'question': 'Who stayed?',
+      'answer': 'Pete',
+      'idx': {'paragraph': 4, 'question': 8, 'answer': 22},
+      'label': 1,
+    },
+  ],
+  'record': [
+    {'query': '@placeholder left', 'answers': ['Ada'], 'idx': {'passage': 3, 'query': 30}, **NEWS},
+    {
+      'query': 'they were in @placeholder',
+      'answers': ['Bob', 'Rome'],
+      'idx': {'passage': 3, 'query': 31},
+      **NEWS,
+    },
+  ],
+  'rte': [
+    {'premise': 'A', 'hypothesis': 'B', 'idx': 0, 'label': 1},
+    {'premise': 'C', 'hypothesis': 'D', 'idx': 1, 'label': 0},
+  ],
+  'wic': [
+    {
+      'word': 'class',
+      'sentence1': 'A class.',
+      'sentence2': 'The class act.',
+      'start1': 2,
+      'start2': 4,
+      'end1': 7,
+      'end2': 9,
+      'idx': 0,
+      'label': 0,
+    }
+  ],
+  'wsc': [WINOGRAD],
+  'wsc.fixed': [WINOGRAD | {'span1_text': 'Mark'}],
+  'axb': [{'sentence1': 'A', 'sentence2': 'B', 'idx': 0, 'label': 1}],
+  'axg': [{'premise': 'A', 'hypothesis': 'B', 'idx': 0, 'label': 0}],
+}
+PAIRS = [(config, split) for config, known in reader.CONFIGS.items() for split in known.splits]
+
+
+def without(value):
+  """A line without what a test split hides."""
+  if isinstance(value, dict):
+    return {name: without(v) for name, v in value.items() if name != 'label'}
+  return [without(v) for v in value] if isinstance(value, list) else value
+
+
+def hidden(example):
+  """An example without it."""
+  return example | ({'answers': []} if 'answers' in example else {'label': -1})
+
+
+def lines(folder, split):
+  if split != 'test' or folder.startswith('AX'):
+    return LINES[folder]
+  found = without(LINES[folder])
+  for row in found:
+    for query in row.get('qas', ()):
+      del query['answers']
+  return found
+
+
+def expected(config, split):
+  if split != 'test' or config.startswith('ax'):
+    return EXAMPLES[config]
+  return [hidden(example) for example in EXAMPLES[config]]
+
+
+def jsonl(rows):
+  return ''.join(f'{json.dumps(row, ensure_ascii=False)}\n' for row in rows)
+
+
+def texts():
+  """The path and the text of every file."""
+  return {
+    known.file(split): jsonl(lines(known.folder, split))
+    for known in reader.CONFIGS.values()
+    for split in known.splits
+  }
+
+
+def write_zip(path, members):
+  with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as archive:
+    for name, text in members.items():
+      archive.writestr(name, text)
+  return path
+
+
+def write_folders(root):
+  for name, text in texts().items():
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding='utf-8')
+  return root
+
+
+def write_zips(root):
+  root.mkdir(parents=True, exist_ok=True)
+  files = texts()
+  for known in reader.CONFIGS.values():
+    wanted = {name: text for name, text in files.items() if name.startswith(f'{known.folder}/')}
+    write_zip(root / known.zip, wanted)
+  return root
+
+
+def write_combined(root):
+  junk = {f'__MACOSX/superglue/{name}': 'junk' for name in texts()}
+  write_zip(
+    root / 'combined.zip', junk | {f'superglue/{name}': text for name, text in texts().items()}
+  )
+  return root
+
+
+def write_other_zip(root):
+  return write_combined(root).joinpath('combined.zip').rename(root / 'mine.zip')
+
+
+LAYOUTS = [write_folders, write_zips, write_combined, write_other_zip]
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+def test_every_form_has_the_same_examples(tmp_path, layout):
+  root = layout(tmp_path)
+  for config, split in PAIRS:
+    assert reader.read(root, config, split) == expected(config, split), (config, split)
+
+
+def test_names_and_numbers_are_plain(tmp_path):
+  write_folders(tmp_path)
+
+  def kinds(value):
+    if isinstance(value, dict):
+      return set().union(*(kinds(v) for v in value.values()))
+    return set().union(*(kinds(v) for v in value)) if isinstance(value, list) else {type(value)}
+
+  for config, split in PAIRS:
+    (*_, example) = reader.read(tmp_path, config, split)
+    assert kinds(example) <= {str, int}
+    fields = {*reader.CONFIGS[config].fields, 'idx'}
+    if config != 'record':
+      fields.add('label')
+    assert set(example) == fields
+
+
+def test_configs_are_those_of_tfds():
+  assert list(reader.CONFIGS) == list(EXAMPLES)
+  assert {known.zip: known.bytes for known in reader.CONFIGS.values()} == {
+    'BoolQ.zip': 4_118_001,
+    'CB.zip': 75_482,
+    'COPA.zip': 43_986,
+    'MultiRC.zip': 1_116_225,
+    'ReCoRD.zip': 51_757_880,
+    'RTE.zip': 750_920,
+    'WiC.zip': 396_213,
+    'WSC.zip': 32_751,
+    'AX-b.zip': 33_950,
+    'AX-g.zip': 10_413,
+  }
+  assert all(len(bytes.fromhex(known.sha256)) == 32 for known in reader.CONFIGS.values())
+
+
+def test_a_folder_comes_before_a_zip_and_that_before_the_combined_one(tmp_path):
+  row = {'premise': 'A', 'hypothesis': 'B', 'label': 'neutral'}
+  numbered = lambda i: jsonl([row | {'idx': i}])
+  first = lambda split='train': reader.read(tmp_path, 'cb', split)[0]['idx']
+  write_zip(tmp_path / 'combined.zip', {'CB/train.jsonl': numbered(2), 'CB/val.jsonl': numbered(5)})
+  assert first() == 2
+  write_zip(tmp_path / 'CB.zip', {'CB/train.jsonl': numbered(1), 'CB/test.jsonl': numbered(4)})
+  assert first() == 1
+  (tmp_path / 'CB').mkdir()
+  (tmp_path / 'CB' / 'train.jsonl').write_text(numbered(0))
+  assert [first(), first('test'), first('validation')] == [0, 4, 5]
+
+
+def test_the_zip_of_a_task_can_be_given_itself(tmp_path):
+  write_zips(tmp_path)
+  assert reader.read(tmp_path / 'CB.zip', 'cb', 'train') == EXAMPLES['cb']
+
+
+def test_blank_lines_are_no_examples(tmp_path):
+  folder = tmp_path / 'CB'
+  folder.mkdir()
+  text = jsonl(LINES['CB'])
+  (folder / 'train.jsonl').write_bytes(('\ufeff' + text.replace('\n', '\r\n') + '\r\n').encode())
+  assert reader.read(tmp_path, 'cb', 'train') == EXAMPLES['cb']
+
+
+def test_home_folder_is_expanded(tmp_path, monkeypatch):
+  monkeypatch.setenv('HOME', str(tmp_path))
+  write_folders(tmp_path / 'superglue')
+  assert reader.read(pathlib.Path('~/superglue'), 'rte', 'train') == EXAMPLES['rte']
+
+
+@pytest.mark.parametrize('official', [True, False])
+def test_another_zip_is_read_with_a_warning(tmp_path, monkeypatch, caplog, official):
+  path = write_zips(tmp_path) / 'CB.zip'
+  known, size = reader.CONFIGS['cb'], path.stat().st_size
+  digest = hashlib.sha256(path.read_bytes()).hexdigest()
+  if official:
+    same = reader.Config('CB', known.fields, known.labels, size, digest)
+    monkeypatch.setitem(reader.CONFIGS, 'cb', same)
+  with caplog.at_level(logging.WARNING):
+    for _ in range(2):
+      assert reader.read(tmp_path, 'cb', 'train') == EXAMPLES['cb']
+  warning = (
+    f'{path} has {size:,} bytes, sha256 {digest}, but the official one has 75,482 bytes, sha256 '
+    f'{known.sha256}: it is read, but its examples may be others; to compare with published '
+    f'results, download {reader.URL}CB.zip'
+  )
+  assert [record.getMessage() for record in caplog.records] == [] if official else [warning]
+
+
+def test_unknown_config_or_split(tmp_path):
+  with bad_input(
+    "no SuperGLUE config 'boolQ': did you mean 'boolq'? There are: boolq, cb, copa, multirc, "
+    'record, rte, wic, wsc, wsc.fixed, axb, axg'
+  ):
+    reader.read(tmp_path, 'boolQ', 'train')
+  with bad_input("SuperGLUE config axb has no split 'train': it has test"):
+    reader.read(tmp_path, 'axb', 'train')
+  with bad_input("SuperGLUE config cb has no split 'dev': it has train, validation, test"):
+    reader.read(tmp_path, 'cb', 'dev')
+
+
+@pytest.mark.parametrize('beside', ['nothing', 'a folder', 'zips'])
+def test_missing_file_says_what_was_looked_for(tmp_path, beside):
+  root = tmp_path / 'none' if beside == 'nothing' else tmp_path
+  if beside == 'a folder':
+    (tmp_path / 'CB').mkdir()
+  if beside == 'zips':
+    write_zip(tmp_path / 'CB.zip', {'CB/train.jsonl': ''})
+    write_zip(tmp_path / 'combined.zip', {'CB/train.jsonl': '', 'NotCB/val.jsonl': ''})
+  with bad_input(
+    f'{root} has no validation split of SuperGLUE cb: expected CB/val.jsonl, or it in CB.zip '
+    '(75,482 bytes, sha256 8d641383298d54554066ba1c93f56ae7410af75df621b90c63028806bbbbb535) or in '
+    'combined.zip; download https://dl.fbaipublicfiles.com/glue/superglue/data/v2/CB.zip'
+  ):
+    reader.read(root, 'cb', 'validation')
+
+
+def change(rows, *path, value=None):
+  """A copy of the first line with one value replaced, or removed."""
+  changed = json.loads(json.dumps(rows[:1]))
+  inner = changed
+  for key in path[:-1]:
+    inner = inner[key]
+  if value is None:
+    del inner[path[-1]]
+  else:
+    inner[path[-1]] = value
+  return changed[0]
+
+
+WRONG = [
+  ('cb', (0, 'premise'), None, "no field 'premise', which every such line has"),
+  ('wsc', (0, 'target'), None, "no field 'target', which every such line has"),
+  (
+    'wsc.fixed',
+    (0, 'target', 'span1_text'),
+    None,
+    "no field 'target.span1_text', which every such line has",
+  ),
+  (
+    'multirc',
+    (0, 'passage', 'questions', 1, 'answers', 0, 'text'),
+    None,
+    "no field 'passage.questions[1].answers[0].text', which every such line has",
+  ),
+  (
+    'multirc',
+    (0, 'passage', 'questions', 0, 'answers', 1, 'label'),
+    None,
+    "no field 'passage.questions[0].answers[1].label', which only a test split may lack",
+  ),
+  (
+    'record',
+    (0, 'qas', 1, 'answers'),
+    None,
+    "no field 'qas[1].answers', which every such line has",
+  ),
+  (
+    'record',
+    (0, 'passage', 'entities', 2, 'end'),
+    None,
+    "no field 'passage.entities[2].end', which every such line has",
+  ),
+  ('boolq', (0, 'label'), None, "no field 'label', which only a test split may lack"),
+  ('boolq', (0, 'idx'), True, 'idx is true, expected an integer'),
+  ('wic', (0, 'start1'), '2nd', 'start1 is "2nd", expected an integer'),
+  ('cb', (0, 'premise'), 3, 'premise is 3, expected a text'),
+  ('multirc', (0, 'passage'), 'x' * 80, f'passage is "{"x" * 56}..., expected an object'),
+  ('record', (0, 'qas'), {}, 'qas is {}, expected a list'),
+  ('record', (0, 'qas', 0), 'x', 'qas[0] is "x", expected an object'),
+  (
+    'cb',
+    (0, 'label'),
+    'unknown',
+    'label is "unknown", expected one of: entailment, contradiction, neutral',
+  ),
+  ('rte', (0, 'label'), 1, 'label is 1, expected one of: entailment, not_entailment'),
+  ('copa', (0, 'label'), 2, 'label is 2, expected one of: 0, 1, false, true'),
+  ('boolq', (0, 'label'), 'yes', 'label is "yes", expected one of: 0, 1, false, true'),
+  (
+    'multirc',
+    (0, 'passage', 'questions', 0, 'answers', 0, 'label'),
+    -1,
+    'passage.questions[0].answers[0].label is -1, expected one of: 0, 1, false, true',
+  ),
+]
+
+
+@pytest.mark.parametrize('zipped', [False, True])
+@pytest.mark.parametrize('config, path, value, message', WRONG)
+def test_wrong_line_is_named(tmp_path, config, path, value, message, zipped):
+  known = reader.CONFIGS[config]
+  rows = LINES[known.folder]
+  text = jsonl([rows[0], change(rows, *path, value=value)])
+  file = tmp_path / known.file('train')
+  if zipped:
+    write_zip(tmp_path / 'combined.zip', {known.file('train'): text})
+    file = tmp_path / 'combined.zip' / known.file('train')
+  else:
+    file.parent.mkdir()
+    file.write_text(text, encoding='utf-8')
+  with bad_input(f'{file}, line 2: {message}; download the file again'):
+    reader.read(tmp_path, config, 'train')
+
+
+@pytest.mark.parametrize(
+  'line, message',
+  [
+    (b'{"idx": 1', "not JSON (Expecting ',' delimiter: line 2 column 1 (char 10)), expected one"),
+    (b'{"idx": "\xff"}', "not JSON ('utf-8' codec can't decode byte 0xff in position 9"),
+    (b'[1, 2]', 'the line is [1, 2], expected an object; download the file again'),
+  ],
+)
+def test_malformed_line_is_named(tmp_path, line, message):
+  file = tmp_path / 'CB' / 'train.jsonl'
+  file.parent.mkdir()
+  file.write_bytes(jsonl(LINES['CB']).encode() + line + b'\n')
+  with pytest.raises(errors.BadInput) as caught:
+    reader.read(tmp_path, 'cb', 'train')
+  assert str(caught.value).startswith(f'{file}, line 3: {message}')
+
+
+def cut(data):
+  return data[: len(data) // 2]
+
+
+def flip(data):
+  """Some bytes of the first member changed."""
+  return data[:50] + bytes(255 - byte for byte in data[50:70]) + data[70:]
+
+
+@pytest.mark.parametrize('name', ['CB.zip', 'combined.zip'])
+@pytest.mark.parametrize('damage', [cut, flip, lambda data: b''])
+def test_damaged_zip_is_named(tmp_path, name, damage):
+  path = write_zip(tmp_path / name, {'CB/train.jsonl': jsonl(LINES['CB'])})
+  path.write_bytes(damage(path.read_bytes()))
+  with pytest.raises(errors.BadInput) as caught:
+    reader.read(tmp_path, 'cb', 'train')
+  message = str(caught.value)
+  assert message.startswith(f'{path} is truncated or damaged: ')
+  assert message.endswith('; download it again')
+
+
+def schema(text, span1, index1, span2, index2):
+  return {
+    'text': text,
+    'span1_text': span1,
+    'span1_index': index1,
+    'span2_text': span2,
+    'span2_index': index2,
+    'idx': 7,
+    'label': 1,
+  }
+
+
+@pytest.mark.parametrize(
+  'given, index, text, repaired',
+  [
+    ('the table', 2, 'It hit The table because', 'The table'),  # case of the word at the index
+    ('The table', 2, 'It hit the table because', 'the table'),
+    ('the table.', 2, 'It hit the table', 'the table'),
+    ('the\ntable', 2, 'It hit the table', 'the table'),
+    ('The\ntable..', 2, 'It hit the table', 'the table'),
+    ('table', 2, 'It hit the tables', 'table'),  # a part of the text is left as it is
+    ('Kamenev and Zinoviev', 0, 'Kamenev fled and Zinoviev too', 'Kamenev and Zinoviev'),
+    ('Kamenev, Zinoviev, and Stalin', 0, 'Kamenev fled', 'Kamenev, Zinoviev, and Stalin'),
+  ],
+)
+@pytest.mark.parametrize('first', [True, False])
+def test_spans_are_repaired(given, index, text, repaired, first):
+  other = (text.split()[0], 0)
+  spans = lambda own: (own, index, *other) if first else (*other, own, index)
+  example = schema(text, *spans(given))
+  before = dict(example)
+  assert wsc.cleaned(example) == schema(text, *spans(repaired))
+  assert example == before
+
+
+def test_one_index_is_repaired():
+  text = 'a b c d e f g h i but theyscold them'
+  example = schema(text, 'a', 0, 'theyscold.', 11)
+  assert wsc.cleaned(example) == schema(text, 'a', 0, 'theyscold', 10)
+
+
+def test_span_that_cannot_be_repaired(tmp_path):
+  message = (
+    "WSC example 7: span1_text='Anna' is not in its text 'He ran .', expected a part of it; read "
+    'the config wsc.fixed or download WSC.zip again'
+  )
+  with bad_input(message):
+    wsc.cleaned(schema('He ran .', 'Anna', 0, 'He', 0))
+  with bad_input(
+    'WSC example 7: span1_index=3 is not a word of its text, expected 0 to 2; download WSC.zip '
+    'again'
+  ):
+    wsc.cleaned(schema('He ran .', 'Anna', 3, 'He', 0))
+  file = tmp_path / 'WSC' / 'train.jsonl'
+  file.parent.mkdir()
+  target = {'span1_text': 'Anna', 'span1_index': 0, 'span2_text': 'He', 'span2_index': 0}
+  file.write_text(jsonl([{'text': 'He ran .', 'target': target, 'idx': 7, 'label': True}]))
+  with bad_input(f'{file}, line 1: {message}'):
+    reader.read(tmp_path, 'wsc.fixed', 'train')
+  assert len(reader.read(tmp_path, 'wsc', 'train')) == 1
+
+
+PONY = (
+  'The boy continued to whip the pony , and eventually the pony threw him over. '
+  'John laughed out quite loud. "Good for him," he said. '
+)
+PEBBLE = (
+  'When they had eventually calmed down a bit , and had gotten home, Mr. Farley put the magic '
+  'pebble in an iron safe . Some day they might want to use it , but really for now, what more '
+  'could they wish for?'
+)
+
+
+@pytest.mark.parametrize(
+  'example, marked, both',
+  [
+    (
+      schema(SCHEMA, 'Mark', 0, 'He', 5),
+      'Mark told Pete many lies. *He* should have been more truthful.',
+      '* Mark * told Pete many lies. # He # should have been more truthful.',
+    ),
+    (  # as in T5, of which this is the example
+      schema('This is a test sentence .', 'test', 3, 'This', 0),
+      '*This* is a test sentence .',
+      '# This # is a * test * sentence .',
+    ),
+    (  # several words, and the pronoun at the end
+      schema('The path to the lake was blocked, so we left it', 'The path', 0, 'it', 10),
+      'The path to the lake was blocked, so we left *it*',
+      '* The path * to the lake was blocked, so we left # it #',
+    ),
+    (schema('He is  Al .  ', 'Al', 3, 'He', 0), '*He* is  Al .  ', '# He # is  * Al * .  '),
+    (  # the pronoun in the other span
+      schema('He sold his old hat .', 'his old hat', 2, 'his', 2),
+      'He sold *his* old hat .',
+      'He sold * # his # old hat * .',
+    ),
+    (
+      schema('He sold all of it .', 'all of it', 2, 'it', 4),
+      'He sold all of *it* .',
+      'He sold * all of # it # * .',
+    ),
+    (schema('He ran .', 'He', 0, 'He', 0), '*He* ran .', '* # He # * ran .'),
+    (  # the nearest word, not the part of another
+      schema('it is with Ann, or it, or it ?', 'Ann', 3, 'it', 4),
+      'it is with Ann, or *it*, or it ?',
+      'it is with * Ann *, or # it #, or it ?',
+    ),
+    (
+      schema(
+        'Kamenev , and later Zinoviev , left ; they ran', 'Kamenev and Zinoviev', 0, 'they', 8
+      ),
+      'Kamenev , and later Zinoviev , left ; *they* ran',
+      'Kamenev , and later Zinoviev , left ; # they # ran',
+    ),
+    (
+      schema(PONY, 'The boy', 0, 'him', 23),
+      PONY[:-1].replace('him,"', '*him* ,"'),
+      PONY.replace('The boy', '* The boy *').replace('"Good for him', '"Good for # him #'),
+    ),
+    (
+      schema(PEBBLE, 'safe', 22, 'it', 30),
+      PEBBLE.replace(' it ', ' *it* '),
+      PEBBLE.replace(' it ', ' # it # ').replace('safe', '* safe *'),
+    ),
+  ],
+)
+def test_spans_are_marked(example, marked, both):
+  before = dict(example)
+  assert wsc.marked(example) == marked
+  assert wsc.marked_both(example) == both
+  assert example == before
+
+
+@pytest.mark.parametrize('index', [-1, 3])
+@pytest.mark.parametrize('span', [1, 2])
+def test_index_outside_of_the_text_is_refused(index, span):
+  example = schema('He ran .', 'ran', 1, 'He', 0) | {f'span{span}_index': index}
+  bad = bad_input(
+    f'WSC example 7: span{span}_index={index} is not a word of its text, expected 0 to 2; '
+    'download WSC.zip again'
+  )
+  with bad:
+    wsc.marked_both(example)
+  with bad if span == 2 else contextlib.nullcontext():
+    wsc.marked(example)
+
+
+@pytest.mark.parametrize('pronoun', ['it', ''])
+def test_lost_pronoun_is_refused(pronoun):
+  example = schema('She ran with Al .', 'Al', 3, pronoun, 2)
+  for mark in (wsc.marked, wsc.marked_both):
+    with bad_input(
+      f"WSC example 7: span2_text={pronoun!r} is not in its text 'She ran with Al .', expected a "
+      'part of it; read the config wsc.fixed or download WSC.zip again'
+    ):
+      mark(example)
+
+
+def test_lost_referent_is_refused():
+  with bad_input(
+    "WSC example 7: span1_text='Ann' is not in its text 'She ran with Al .', expected a part of "
+    'it; read the config wsc.fixed or download WSC.zip again'
+  ):
+    wsc.marked_both(schema('She ran with Al .', 'Ann', 3, 'She', 0))
+
+
+@pytest.mark.parametrize(
+  'config, split, size',
+  [
+    ('boolq', 'train', 9427),
+    ('boolq', 'validation', 3270),
+    ('boolq', 'test', 3245),
+    ('cb', 'train', 250),
+    ('cb', 'validation', 56),
+    ('cb', 'test', 250),
+    ('copa', 'train', 400),
+    ('copa', 'validation', 100),
+    ('copa', 'test', 500),
+    ('rte', 'train', 2490),
+    ('rte', 'validation', 277),
+    ('rte', 'test', 3000),
+    ('axb', 'test', 1104),
+    ('axg', 'test', 356),
+  ],
+)
+def test_real_files(config, split, size):
+  examples = reader.read(data_root('data/superglue'), config, split)
+  assert [example['idx'] for example in examples] == list(range(size))
+  hides = split == 'test' and not config.startswith('ax')
+  labels = {-1} if hides else set(range(len(reader.CONFIGS[config].labels)))
+  assert {example['label'] for example in examples} == labels
+
+
+@pytest.mark.parametrize('split', ['train', 'validation'])
+def test_real_answers_are_entities(split):
+  """Of the first lines of ReCoRD, where that is all there is."""
+  examples = reader.read(data_root('data/superglue'), 'record', split)
+  for example in examples:
+    assert set(example['answers']) <= set(example['entities']) and example['answers']
+    assert '@placeholder' in example['query']
+
+
+@pytest.mark.slow
+def test_tfds_prepares_the_same_examples(tmp_path, monkeypatch):
+  tfds = pytest.importorskip('tensorflow_datasets')
+  pytest.importorskip('importlib_resources')
+  from tensorflow_datasets.core.download import checksums
+
+  folder = write_zips(tmp_path / 'downloads' / 'manual')
+  infos = {}
+  for known in reader.CONFIGS.values():
+    path = folder / known.zip
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    infos[reader.URL + known.zip] = checksums.UrlInfo(path.stat().st_size, digest, known.zip)
+
+  def plain(value):
+    if isinstance(value, dict):
+      return {name: plain(v) for name, v in value.items()}
+    if isinstance(value, bytes):
+      return value.decode()
+    value = value.tolist()
+    return [v.decode() for v in value] if isinstance(value, list) else value
+
+  key = lambda example: json.dumps(example, sort_keys=True)
+  for config, known in reader.CONFIGS.items():
+    builder = tfds.builder(f'super_glue/{config}:1.0.2', data_dir=tmp_path / 'data')
+    monkeypatch.setattr(type(builder), 'url_infos', infos)
+    builder.download_and_prepare(
+      download_dir=tmp_path / 'downloads',
+      download_config=tfds.download.DownloadConfig(manual_dir=folder, try_download_gcs=False),
+    )
+    assert tuple(builder.info.splits) == known.splits
+    features = dict(builder.info.features)
+    assert known.labels == (tuple(features['label'].names) if 'label' in features else ())
+    for split in known.splits:
+      prepared = [plain(v) for v in tfds.as_numpy(builder.as_dataset(split=split))]
+      assert sorted(prepared, key=key) == sorted(reader.read(folder, config, split), key=key)
