@@ -15,6 +15,8 @@ PAIRING = ('previous', 'attended', 'none')
 # `segment_sinusoid` and `learned`, one in every layer, count from the end of the segment: the
 # baselines of Transformer-XL, which know no other segment.
 SEGMENT_POSITIONS = ('segment_sinusoid', 'learned')
+# Those that count distances to earlier tokens, and have none for later ones.
+BACKWARD_POSITIONS = ('relative', 'shaw', 'table')
 POSITIONS = ('rope', 'sinusoid', 'relative', 'shaw', 'table', *SEGMENT_POSITIONS, 'none')
 DTYPES = ('auto', 'bfloat16', 'float32', 'float64')
 # A sub-layer F with residual: pre x + F(LN x), post x + LN(F x), post_skip LN(x + F x), hybrid

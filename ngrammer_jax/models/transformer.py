@@ -196,10 +196,13 @@ class TransformerLM(nn.Module):
       memory: what the previous segment returned, or `empty_memory`.
       starts_BxT: true at the first token of a document. None: all rows continue.
       valid_BxT: 0 at padding, which stands at the end of a row.
-      prefix_BxT: true where attention is bidirectional.
+      prefix_BxT: true where attention is bidirectional. Not with relative positions, which
+        have nothing for tokens that come later.
       train: draw dropout from the rng `dropout`.
     """
     c = self.config
+    if prefix_BxT is not None and c.position in model_config.BACKWARD_POSITIONS:
+      raise ValueError(f'a prefix sees later tokens, model.position={c.position!r} knows none')
     if starts_BxT is None:
       starts_BxT = jnp.zeros(tokens_BxT.shape, bool)
     documents_BxT = documents.numbers(starts_BxT, memory['document'])

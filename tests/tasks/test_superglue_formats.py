@@ -1,0 +1,144 @@
+"""The texts of T5, to the letter."""
+
+import pytest
+
+from ngrammer_jax.tasks.superglue import formats
+from tests.conftest import bad_input
+
+MULTIRC = {
+  'paragraph': '<b>Sent 1: </b>It rained.<br><b>Sent 2: </b>It stopped.',
+  'question': 'Did it rain?',
+  'answer': 'Yes',
+  'idx': {'paragraph': 3, 'question': 5, 'answer': 7},
+  'label': 1,
+}
+RECORD = {
+  'passage': 'Ada left.\n@highlight\nBob stayed\n@highlight\nCy came',
+  'query': '@placeholder left',
+  'entities': ['Ada', 'Bob'],
+  'answers': ['Ada', 'She'],
+  'idx': {'passage': 1, 'query': 2},
+}
+WSC = {
+  'text': 'Mark told Pete many lies about himself. He should have been more truthful.',
+  'span1_text': 'Mark',
+  'span2_text': 'He',
+  'span1_index': 0,
+  'span2_index': 7,
+  'idx': 4,
+  'label': 1,
+}
+
+
+@pytest.mark.parametrize(
+  'name, example, inputs, targets',
+  [
+    (
+      'boolq',
+      {'question': 'is it so', 'passage': 'It is.', 'idx': 0, 'label': 1},
+      'boolq passage: It is. question: is it so',
+      'True',
+    ),
+    (
+      'cb',
+      {'premise': 'A man.', 'hypothesis': 'A cat.', 'idx': 0, 'label': 1},
+      'cb hypothesis: A cat. premise: A man.',
+      'contradiction',
+    ),
+    (
+      'copa',
+      {
+        'premise': 'It rained.',
+        'choice1': 'Wet.',
+        'choice2': 'Dry.',
+        'question': 'effect',
+        'idx': 0,
+        'label': 0,
+      },
+      'copa choice1: Wet. choice2: Dry. premise: It rained. question: effect',
+      'choice1',
+    ),
+    (
+      'multirc',
+      MULTIRC,
+      'multirc question: Did it rain? answer: Yes '
+      'paragraph: Sent 1: It rained. Sent 2: It stopped.',
+      'True',
+    ),
+    (
+      'record',
+      RECORD,
+      'record query: @placeholder left entities: Ada, Bob passage: Ada left. Bob stayed. Cy came',
+      'Ada',
+    ),
+    (
+      'rte',
+      {'premise': 'A man.', 'hypothesis': 'A cat.', 'idx': 0, 'label': 1},
+      'rte hypothesis: A cat. premise: A man.',
+      'not_entailment',
+    ),
+    (
+      'wic',
+      {'word': 'run', 'sentence1': 'I run.', 'sentence2': 'A run.', 'idx': 0, 'label': 0},
+      'wic sentence1: I run. sentence2: A run. word: run',
+      'False',
+    ),
+    (
+      'wsc',
+      WSC,
+      'wsc text: * Mark * told Pete many lies about himself. # He # should have been more '
+      'truthful.',
+      'True',
+    ),
+    (
+      'wsc_simple',
+      WSC,
+      'wsc: Mark told Pete many lies about himself. *He* should have been more truthful.',
+      'Mark',
+    ),
+    (
+      'axb',
+      {'sentence1': 'A man.', 'sentence2': 'A cat.', 'idx': 0, 'label': 0},
+      'rte hypothesis: A cat. premise: A man.',
+      'entailment',
+    ),
+    (
+      'axg',
+      {'premise': 'A man.', 'hypothesis': 'A cat.', 'idx': 0, 'label': -1},
+      'rte hypothesis: A cat. premise: A man.',
+      '<unk>',
+    ),
+  ],
+)
+def test_texts(name, example, inputs, targets):
+  (row,) = formats.rows(name, [example], 'validation')
+  assert (row.inputs, row.targets, row.label) == (inputs, targets, example.get('label', -1))
+
+
+def test_record_is_trained_on_every_answer_and_evaluated_once():
+  rows = list(formats.rows('record', [RECORD], 'train'))
+  assert [row.targets for row in rows] == ['Ada', 'She']
+  (row,) = formats.rows('record', [RECORD], 'validation')
+  assert (row.choices, row.answers, row.key) == (('Ada', 'Bob'), ('Ada', 'She'), (1, 2))
+  (row,) = formats.rows('record', [RECORD | {'answers': []}], 'test')
+  assert row.targets == '<unk>'
+
+
+def test_the_referent_is_trained_on_where_it_is_right():
+  wrong = WSC | {'label': 0}
+  assert [r.label for r in formats.rows('wsc_simple', [WSC, wrong], 'train')] == [1]
+  assert [r.label for r in formats.rows('wsc_simple', [WSC, wrong], 'validation')] == [1, 0]
+  assert [r.label for r in formats.rows('wsc', [WSC, wrong], 'train')] == [1, 0]
+
+
+def test_keys_say_which_question_an_option_is_of():
+  (row,) = formats.rows('multirc', [MULTIRC], 'validation')
+  assert row.key == (3, 5, 7)
+
+
+def test_unknown_task():
+  with bad_input(
+    "no SuperGLUE task 'boolqs': did you mean 'boolq'? There are: boolq, cb, copa, multirc, "
+    'record, rte, wic, wsc, wsc_simple, axb, axg'
+  ):
+    formats.task('boolqs')
