@@ -105,7 +105,8 @@ def _official(c, row):
       'model.adaptive_softmax', cutoffs=(20_000, 40_000, 200_000), divisor=4, dropout=0.1
     )
     o.algorithm = 'adam'
-    o.learning_rate, o.beta2, o.epsilon, o.clip_norm = 2.5e-4, 0.999, 1e-8, 1.0
+    o.learning_rate, o.epsilon, o.clip_norm = 2.5e-4, 1e-8, 1.0
+    o.adam = config.block('optimizer.adam', beta2=0.999)
   return c
 
 

@@ -12,8 +12,10 @@ length below, for small models on one machine.
 
 from ngrammer_jax import config, errors
 
-TASKS = ('boolq', 'cb', 'copa', 'multirc', 'record', 'rte', 'wic', 'wsc', 'wsc_simple')
-ROWS = (*TASKS, 'mixture', 'all')
+ROWS = (
+  *('boolq', 'cb', 'copa', 'multirc', 'record', 'rte', 'wic', 'wsc', 'wsc_simple'),
+  *('mixture', 'all'),
+)
 
 
 def get_config(row: str = 'rte'):

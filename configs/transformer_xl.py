@@ -100,7 +100,7 @@ def get_config(row: str = 'enwik8_base'):
   c.optimizer.learning_rate = 2.5e-4
   c.optimizer.schedule = 'transformer_xl'
   c.optimizer.final_fraction = 0.0
-  c.optimizer.beta2 = 0.999
+  c.optimizer.adam = config.block('optimizer.adam', beta2=0.999)
   c.optimizer.epsilon = 1e-8
   c.optimizer.clip_norm = 0.25
   if corpus == 'nvidia':

@@ -37,6 +37,14 @@ class TableConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class AdamConfig:
+  """What Adam and LAMB remember of the gradients."""
+
+  beta1: float = 0.9
+  beta2: float = 0.99
+
+
+@dataclasses.dataclass(frozen=True)
 class DropConfig:
   """The last steps, at a fraction of the rate that the schedule gives them."""
 
@@ -54,12 +62,11 @@ class OptimizerConfig:
   schedule: str = 'cosine'  # after the warm-up
   warmup_steps: int = 100
   final_fraction: float = 0.1  # of the learning rate, at the end of cosine and linear
-  beta1: float = 0.9
-  beta2: float = 0.99
   epsilon: float = 1e-6
   weight_decay: float = 0.0
   clip_norm: float | None = 1.0  # of the gradient of the dense weights; adagrad: of each array
-  table: TableConfig | None = None  # None: its defaults
+  adam: AdamConfig | None = None  # None: its defaults
+  table: TableConfig | None = None  # the same
   drop: DropConfig | None = None
 
 
@@ -250,9 +257,9 @@ class Config:
         raise errors.BadInput(f'{section}.{key}={getattr(block, key)} must be above 0')
     if not 0 <= table.accumulator < math.inf:
       raise errors.BadInput(f'optimizer.table.accumulator={table.accumulator} must be at least 0')
-    for key in ('beta1', 'beta2'):
-      if not 0 <= getattr(o, key) < 1:
-        raise errors.BadInput(f'optimizer.{key}={getattr(o, key)} must be at least 0 and below 1')
+    for key, beta in dataclasses.asdict(o.adam or AdamConfig()).items():
+      if not 0 <= beta < 1:
+        raise errors.BadInput(f'optimizer.adam.{key}={beta} must be at least 0 and below 1')
     for key in ('clip_norm', 'weight_decay', 'final_fraction'):
       if getattr(o, key) is not None and not 0 <= getattr(o, key) < math.inf:
         raise errors.BadInput(f'optimizer.{key}={getattr(o, key)} must be at least 0')

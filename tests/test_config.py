@@ -107,7 +107,7 @@ SPANS = {'memory': {'length': 64, 'same_length': 'memory_and_self'}, 'span': {'l
     ({'model': {'dtype': None}}, 'model.dtype=None is not of type str'),
     ({'data': {'path': 3}}, 'data.path=3 is not of type str or None'),
     ({'optimizer': {'clip_norm': '1'}}, "optimizer.clip_norm='1' is not of type float or None"),
-    ({'optimizer': {'beta1': False}}, 'optimizer.beta1=False is not of type float'),
+    ({'optimizer': {'adam': {'beta1': False}}}, 'optimizer.adam.beta1=False is not of type float'),
     ({'model': {'ngram': {'dim': '8'}}}, "model.ngram.dim='8' is not of type int"),
   ],
 )

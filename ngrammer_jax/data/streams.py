@@ -6,6 +6,7 @@ from segment to segment: the memory of a row always belongs to the tokens just b
 B batch, T segment length.
 """
 
+from collections.abc import Callable
 import math
 from typing import NamedTuple
 
@@ -29,6 +30,12 @@ class Segment(NamedTuple):
   valid_BxT: np.ndarray
   counts_BxT: np.ndarray | None = None
   prefix_BxT: np.ndarray | None = None
+
+
+def mapped(of: Callable[..., np.ndarray], *segments: Segment) -> Segment:
+  """The segment of what is made of the arrays of some, where there are any."""
+  columns = zip(*segments, strict=True)
+  return Segment(*(None if parts[0] is None else of(*parts) for parts in columns))
 
 
 def train_segment(

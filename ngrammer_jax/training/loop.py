@@ -80,7 +80,8 @@ def train(
     validation = record.validation_of(workdir, first_step, given.judged_by)
     if found and validation is not None:
       saved.validated(first_step, validation)
-    if first_step >= t.steps and validation is not None:
+    over = lambda step: record.over(workdir, step, given.judged_by, given.patience)
+    if validation is not None and (first_step >= t.steps or over(first_step)):
       return False
     saved.check_space(state)
 
@@ -126,12 +127,16 @@ def train(
             validation = validate(done)
         except errors.Interrupted as signal:
           interrupted = signal
-        if interrupted or _due(done, t.checkpoint_every, t.steps):
+        ended = validation is not None and over(done)
+        if interrupted or ended or _due(done, t.checkpoint_every, t.steps):
           with tell.paused():
             saved.save(done, state, validation, run.windows, run.changes)
             tell.saved(done)
         if interrupted:
           raise interrupted
+        if ended:
+          logging.info('step %s  no progress in %s evaluations: done', f'{done:,}', given.patience)
+          break
   return True
 
 
@@ -163,7 +168,6 @@ def _batches(given, config, mesh, starts) -> Iterator[streams.Segment]:
 
     def rows(wanted, first=first):
       segments = [given.segment(step, wanted) for step in range(first, first + t.segments_per_call)]
-      stack = lambda parts: None if parts[0] is None else np.stack(parts)
-      return streams.Segment(*map(stack, zip(*segments, strict=True)))
+      return streams.mapped(lambda *parts: np.stack(parts), *segments)
 
     yield sharding.global_rows(mesh, t.batch_size, rows, axis=1)

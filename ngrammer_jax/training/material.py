@@ -19,11 +19,13 @@ class Material(Protocol):
     vocabulary: of the tokens.
     content_hash: of all there is to learn from; a resume asks for the same.
     judged_by: the metric of a validation whose least value is the best.
+    patience: validations without a better one after which training ends. None: it goes on.
   """
 
   vocabulary: vocabularies.Vocabulary
   content_hash: str
   judged_by: str
+  patience: int | None
 
   def segment(self, step: int, rows: slice) -> streams.Segment:
     """What some rows of the batch see at a step, a function of nothing else."""
@@ -46,7 +48,7 @@ class Material(Protocol):
 class Corpus:
   """The text of `config.data`, as contiguous streams."""
 
-  judged_by = 'nll_nats_per_token'
+  judged_by, patience = 'nll_nats_per_token', None
 
   def __init__(self, config: experiment.Config):
     self._config = config

@@ -124,24 +124,25 @@ def largest_update(config: experiment.OptimizerConfig, values: int) -> float:
   rate = fraction * config.learning_rate
   if config.algorithm == 'adagrad':
     return rate
-  b1, b2 = config.beta1, config.beta2
+  adam = config.adam or experiment.AdamConfig()
+  b1, b2 = adam.beta1, adam.beta2
   if b1**2 >= b2:
     return math.inf
   steps = np.arange(1, 100_000)  # the sum has ended long before, and so have the corrections
   powers = (1 - (b1**2 / b2) ** steps) / (1 - b1**2 / b2)
   corrected = np.sqrt(1 - b2**steps) / (1 - b1**steps)
-  adam = (1 - b1) / math.sqrt(1 - b2) * (np.sqrt(powers) * corrected).max()
-  return rate * (max(adam, math.sqrt(values)) if config.algorithm == 'lamb' else adam)
+  most = (1 - b1) / math.sqrt(1 - b2) * (np.sqrt(powers) * corrected).max()
+  return rate * (max(most, math.sqrt(values)) if config.algorithm == 'lamb' else most)
 
 
 def _direction(config):
   """The transformations that come before the learning rate."""
   if config.algorithm == 'adagrad':
     return (scale_by_adagrad(config.epsilon, config.clip_norm),)
-  nothing = optax.identity()
+  nothing, adam = optax.identity(), config.adam or experiment.AdamConfig()
   return (
     nothing if config.clip_norm is None else optax.stateless(_clipped(config.clip_norm)),
-    optax.scale_by_adam(config.beta1, config.beta2, config.epsilon),
+    optax.scale_by_adam(adam.beta1, adam.beta2, config.epsilon),
     optax.add_decayed_weights(config.weight_decay, _decays) if config.weight_decay else nothing,
     optax.scale_by_trust_ratio() if config.algorithm == 'lamb' else nothing,
   )

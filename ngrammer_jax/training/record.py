@@ -128,3 +128,12 @@ class Record:
 def validation_of(workdir: pathlib.Path, step: int, judged_by: str) -> float | None:
   """What a run was judged by at a step, None where it is not on record."""
   return writers.value_of(workdir, step, f'validation/{judged_by}')
+
+
+def over(workdir: pathlib.Path, step: int, judged_by: str, patience: int | None) -> bool:
+  """Whether the last `patience` validations up to a step were no better than those before."""
+  name = f'validation/{judged_by}'
+  found = [r[name] for _, r in writers.lines(workdir) if name in r and r['step'] <= step]
+  if patience is None or len(found) <= patience:
+    return False
+  return min(found[-patience:]) >= min(found[:-patience])

@@ -133,3 +133,20 @@ def test_what_is_wrong_is_said_before_anything_is_trained(begun):
   with pytest.raises(ValueError, match='holds no config.json: not a run'):
     finetune.main(arguments(begun, 'run', init_from=begun))
   assert not (begun / 'run').exists()
+
+
+def test_it_ends_where_there_is_no_more_progress(begun):
+  """At the first evaluation all is right, at no later one more than that."""
+  easy = {'optimizer__learning_rate': 0.02, 'training__steps': 400, 'training__evaluate_every': 40}
+  given = arguments(begun, 'run', finetune__patience=1, training__checkpoint_every=80, **easy)
+  finetune.main(given)
+  validated = lambda: [
+    record['step']
+    for record in map(json.loads, (begun / 'run' / 'metrics.jsonl').open())
+    if 'validation/error_percent' in record
+  ]
+  steps = validated()
+  assert steps == list(range(40, steps[-1] + 1, 40)) and steps[-1] < 400
+  assert int(runs.load_run(begun / 'run').state.step) == steps[-1]
+  finetune.main(given)  # there is nothing left to do
+  assert validated() == steps

@@ -61,7 +61,7 @@ def test_updates_equal_adam_and_adagrad_by_hand():
   get = lambda tree, path: get(tree[path[0]], path[1:]) if path else np.asarray(tree, np.float64)
   expected = {path: get(PARAMS, path) for path in (*dense, ('ngrammer', 'table'))}
   m, v = {p: 0.0 for p in dense}, {p: 0.0 for p in dense}
-  accumulator = experiment.TableConfig().accumulator
+  accumulator, adam = experiment.TableConfig().accumulator, experiment.AdamConfig()
 
   for step in range(STEPS):
     gradient = gradients(step)
@@ -72,10 +72,10 @@ def test_updates_equal_adam_and_adagrad_by_hand():
     assert norm > config.clip_norm
     for path in dense:
       g = get(gradient, path) * config.clip_norm / norm
-      m[path] = config.beta1 * m[path] + (1 - config.beta1) * g
-      v[path] = config.beta2 * v[path] + (1 - config.beta2) * g**2
-      unbiased = m[path] / (1 - config.beta1 ** (step + 1))
-      root = np.sqrt(v[path] / (1 - config.beta2 ** (step + 1)))
+      m[path] = adam.beta1 * m[path] + (1 - adam.beta1) * g
+      v[path] = adam.beta2 * v[path] + (1 - adam.beta2) * g**2
+      unbiased = m[path] / (1 - adam.beta1 ** (step + 1))
+      root = np.sqrt(v[path] / (1 - adam.beta2 ** (step + 1)))
       decay = config.weight_decay * expected[path]
       expected[path] = expected[path] - config.learning_rate * (
         unbiased / (root + config.epsilon) + decay
@@ -104,7 +104,11 @@ def test_spans_do_not_decay():
 def test_the_norm_of_the_clip_is_that_of_pytorch(x64):
   """scale = clip / (norm + 1e-6): seen in digits where gradients are small."""
   config = experiment.OptimizerConfig(
-    schedule='constant', warmup_steps=0, clip_norm=1e-5, beta1=0.0, beta2=0.0, epsilon=1.0
+    schedule='constant',
+    warmup_steps=0,
+    clip_norm=1e-5,
+    adam=experiment.AdamConfig(0.0, 0.0),
+    epsilon=1.0,
   )
   optimizer, params = optimizers.make(config, STEPS), {'embedding': jnp.zeros(2)}
   gradient = {'embedding': jnp.array([3e-5, 4e-5])}
@@ -161,7 +165,8 @@ def test_no_gradients_move_a_span_further_than_the_largest_update(name):
   optimizer, most = optimizers.make(config, STEPS), 0.0
   update = jax.jit(optimizer.update)
   # Gradients that grow, steadily or late: those are what Adam's first moment outruns its second in.
-  ratios = config.beta1 / config.beta2  # of one to the next, where the inequality is an equality
+  adam = experiment.AdamConfig()
+  ratios = adam.beta1 / adam.beta2  # of one to the next, where the inequality is an equality
   for growth in (1.0, 1.0 / ratios, 2.0, 10.0):
     params = {'layer_0': {'attention': {'span': {'span': jnp.full(N, 0.9)}}}}
     state = optimizer.init(params)

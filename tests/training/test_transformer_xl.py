@@ -35,7 +35,7 @@ def test_updates_equal_those_of_the_official_code(reference, dtype, tolerance):
         schedule='transformer_xl',
         warmup_steps=int(f['cfg/warm']),
         final_fraction=float(f['cfg/eta_min']) / lr,
-        beta2=0.999,
+        adam=experiment.AdamConfig(beta2=0.999),
         epsilon=1e-8,
         clip_norm=float(f['cfg/clip']),
       ),

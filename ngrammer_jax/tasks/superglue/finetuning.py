@@ -84,7 +84,7 @@ class Finetuning:
   judged_by = 'error_percent'
 
   def __init__(self, config: experiment.Config, workdir: pathlib.Path):
-    self._config, self._workdir = config, workdir
+    self._config, self.patience = config, config.finetune.patience
     begun = (workdir / 'vocabulary.json').exists()
     self.vocabulary = runs.load_run(workdir if begun else config.init_from).vocabulary
     registration.register(source_of(config), self.vocabulary)
@@ -112,7 +112,7 @@ class Finetuning:
     B, count = self._config.training.batch_size, len(self._rows.tokens_BxT)
     places = [divmod(step * B + row, count) for row in range(B)[rows]]
     chosen = np.array([self._order(epoch)[place] for epoch, place in places])
-    return streams.Segment(*(None if a is None else a[chosen] for a in self._rows))
+    return streams.mapped(lambda array: array[chosen], self._rows)
 
   def first(self, state: train_state.TrainState) -> train_state.TrainState:
     """Parameters and codebook of the checkpoint; the optimiser begins anew."""
