@@ -10,9 +10,11 @@ import pytest
 pytest.importorskip('seqio')
 
 from ngrammer_jax import evaluate, finetune, runs  # noqa: E402
+from ngrammer_jax.tasks.superglue import formats, metrics  # noqa: E402
 from ngrammer_jax.training import loop, manifest  # noqa: E402
 from tests.conftest import bad_input  # noqa: E402
 from tests.tasks import superglue_files  # noqa: E402
+from tests.tasks import test_superglue_reader as superglue_reader  # noqa: E402
 
 CONFIG = pathlib.Path(__file__).resolve().parents[2] / 'configs' / 'superglue.py'
 
@@ -150,3 +152,26 @@ def test_it_ends_where_there_is_no_more_progress(begun):
   assert int(runs.load_run(begun / 'run').state.step) == steps[-1]
   finetune.main(given)  # there is nothing left to do
   assert validated() == steps
+
+
+def test_all_tasks_at_once(begun, capsys):
+  superglue_reader.write_folders(begun / 'superglue')
+  changes = {'training__steps': 4, 'training__segment_length': 256, 'finetune__choosing': 'rank'}
+  finetune.main(arguments(begun, 'mixture', 'mixture', **changes))
+  known, out = result(begun / 'mixture'), capsys.readouterr().out
+  assert sorted(known['tasks']) == sorted(formats.EIGHT)
+  assert known['average'] == pytest.approx(metrics.average(known['tasks']))
+  assert f'average of 8 tasks: {known["average"]:.2f}' in out
+
+
+@pytest.mark.slow
+def test_one_task_after_the_other(begun, capsys):
+  superglue_reader.write_folders(begun / 'superglue')
+  changes = {'training__steps': 4, 'training__segment_length': 128}
+  given = arguments(begun, 'all', 'all', **changes)
+  finetune.main(given)
+  tables = capsys.readouterr().out
+  assert tables.count('average of 8 tasks: ') == 2
+  finetune.main(given)  # again: there is nothing left but to say it
+  assert capsys.readouterr().out == tables
+  assert result(begun / 'all' / 'wic')['task'] == 'wic'
