@@ -43,7 +43,10 @@ def _task(run, overrides, split, path):
   from ngrammer_jax.evaluation import language_modeling
   from ngrammer_jax.tasks.superglue import finetuning
 
-  config = flags.override(run.config, overrides, 'finetune')
+  moved = [override for override in overrides if override[0] == 'data.superglue_dir']
+  config = flags.override(run.config, moved, 'data')
+  others = [override for override in overrides if override not in moved]
+  config = flags.override(config, others, 'finetune')
   result = finetuning.evaluate(dataclasses.replace(run, config=config), split)
   language_modeling.save(result, path)
   print(finetuning.table(result))

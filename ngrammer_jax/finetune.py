@@ -46,8 +46,12 @@ def main(argv: list[str]) -> int:
     for step in ('best', 'newest'):
       result = finetuning.evaluate(runs.load_run(workdir, step), 'validation')
       results.setdefault(step, {}).update(result.get('tasks', {result['task']: result}))
-    language_modeling.save(result, workdir / 'evaluation' / 'validation.json')
+      file = 'validation.json' if step == 'newest' else 'validation_best.json'
+      language_modeling.save(result, workdir / 'evaluation' / file)
   for step, of_tasks in results.items():
+    if one_by_one:
+      path = options.workdir / 'evaluation' / f'{step}.json'
+      language_modeling.save(finetuning.joined(of_tasks), path)
     print(f'{step} checkpoint, validation')
     print(finetuning.table({'task': task, 'tasks': of_tasks}))
   print(f'finished, in {options.workdir}')

@@ -69,15 +69,16 @@ class Ranker:
       size = sizes[order[0]]
       group = [i for i in order[: self.rows] if sizes[i] == size]
       order = order[len(group) :]
-      prefix_BxP, choices_KxBxC = np.zeros((2, self.rows, size[0]), np.int32), None
-      choices_KxBxC = np.zeros((2, size[1], self.rows, longest), np.int32)
+      # The ids of each, and where there are any.
+      prefix_2xBxP = np.zeros((2, self.rows, size[0]), np.int32)
+      choices_2xKxBxC = np.zeros((2, size[1], self.rows, longest), np.int32)
       for row, i in enumerate(group):
-        prefix_BxP[:, row, : len(prefixes[i])] = prefixes[i], np.ones_like(prefixes[i])
+        prefix_2xBxP[:, row, : len(prefixes[i])] = prefixes[i], np.ones_like(prefixes[i])
         for k, ids in enumerate(choices[i]):
-          choices_KxBxC[:, k, row, : len(ids)] = ids, np.ones_like(ids)
+          choices_2xKxBxC[:, k, row, : len(ids)] = ids, np.ones_like(ids)
       by_row = lambda array, axis=0: jax.device_put(array, sharding.rows_sharding(self._mesh, axis))
       with sharding.use(self._mesh):
-        given = *map(by_row, prefix_BxP), *(by_row(part, 1) for part in choices_KxBxC)
+        given = *map(by_row, prefix_2xBxP), *(by_row(part, 1) for part in choices_2xKxBxC)
         scores_KxB = np.asarray(self._score(params, codebook, *given), np.float64)
       for row, i in enumerate(group):
         yield i, scores_KxB[: len(choices[i]), row]

@@ -101,6 +101,8 @@ def train(
 
       if _due(first_step, t.evaluate_every, t.steps) and validation is None:
         saved.validated(first_step, validate(first_step))  # the run was stopped before that
+        if over(first_step):
+          return False
       for start, segments in zip(starts, batches, strict=True):
         if start % t.span_check_every == 0:
           state = run.fitted(state)

@@ -16,11 +16,13 @@ import os
 import pathlib
 import re
 import socket
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, files
-from ngrammer_jax.data import token_cache
+
+if TYPE_CHECKING:
+  from ngrammer_jax.training import material
 
 CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'
 OURS = ('config', 'corpus', 'vocabulary', 'lock')  # all that a start which was killed leaves behind
@@ -31,6 +33,9 @@ FREE_KEYS = (
   'data.path',
   'data.vocabulary_path',
   'data.cache_dir',
+  'data.superglue_dir',
+  'finetune.tfds_dir',
+  'finetune.download',
   'training.log_every',
   'training.evaluate_every',
   'training.checkpoint_every',
@@ -75,15 +80,16 @@ def check_text(workdir: pathlib.Path, config: experiment.Config, text: str) -> N
       f'use another workdir'
     )
   if before != text:
+    key = 'path' if config.finetune is None else 'superglue_dir'
     raise errors.BadInput(
-      f'--workdir={workdir} was started on another text: data.path={config.data.path} has the '
-      f'content hash {text[:12]}, expected {before[:12]}'
+      f'--workdir={workdir} was started on another text: data.{key}='
+      f'{getattr(config.data, key)} has the content hash {text[:12]}, expected {before[:12]}'
     )
 
 
 @contextlib.contextmanager
 def occupy(
-  workdir: pathlib.Path, config: experiment.Config, corpus: token_cache.TokenCorpus
+  workdir: pathlib.Path, config: experiment.Config, given: 'material.Material'
 ) -> Iterator[None]:
   """Keeps a workdir to this process, and writes what it holds beside its checkpoints.
 
@@ -97,9 +103,9 @@ def occupy(
       workdir.mkdir(parents=True, exist_ok=True)
       _lock(workdir, held.enter_context((workdir / LOCK).open('a+', encoding='utf-8')))
       check(workdir, config)  # again: another run may have been here meanwhile
-      check_text(workdir, config, corpus.content_hash)
-      corpus.vocabulary.save(workdir)
-      files.write(workdir / CORPUS, json.dumps({'content_hash': corpus.content_hash}) + '\n')
+      check_text(workdir, config, given.content_hash)
+      given.vocabulary.save(workdir)
+      files.write(workdir / CORPUS, json.dumps({'content_hash': given.content_hash}) + '\n')
       experiment.save(config, workdir / CONFIG)
     except OSError as error:
       raise errors.BadInput(f'--workdir={workdir} cannot be written: {error.strerror}') from error

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 pytest.importorskip('seqio')
 
 from ngrammer_jax import evaluate, finetune, runs  # noqa: E402
-from ngrammer_jax.tasks.superglue import formats, metrics  # noqa: E402
+from ngrammer_jax.tasks.superglue import evaluation, formats, metrics  # noqa: E402
 from ngrammer_jax.training import loop, manifest  # noqa: E402
 from tests.conftest import bad_input  # noqa: E402
 from tests.tasks import superglue_files  # noqa: E402
@@ -134,6 +135,19 @@ def test_what_is_wrong_is_said_before_anything_is_trained(begun):
     finetune.main(arguments(begun, 'run', training__segment_length=21))
   with pytest.raises(ValueError, match='holds no config.json: not a run'):
     finetune.main(arguments(begun, 'run', init_from=begun))
+  with bad_input(
+    'finetune.prefix="bidirectional" cannot write yet, as record asks for: use '
+    'finetune.choosing="rank", or finetune.prefix="causal"'
+  ):
+    finetune.main(arguments(begun, 'run', 'mixture', finetune__prefix='bidirectional'))
+  with bad_input(
+    'finetune.choosing="rank": wsc_simple has nothing to choose from, its referents are written; '
+    'use finetune.choosing="greedy", or the task wsc'
+  ):
+    finetune.main(arguments(begun, 'run', 'wsc_simple', finetune__choosing='rank'))
+  with pytest.raises(ValueError, match='inputs of 42 tokens, and there is room for 40'):
+    length = {'training__segment_length': 60, 'finetune__truncate': False}
+    finetune.main(arguments(begun, 'run', **length))
   assert not (begun / 'run').exists()
 
 
@@ -152,6 +166,48 @@ def test_it_ends_where_there_is_no_more_progress(begun):
   assert int(runs.load_run(begun / 'run').state.step) == steps[-1]
   finetune.main(given)  # there is nothing left to do
   assert validated() == steps
+  # Stopped after the last checkpoint, before its validation was on record.
+  path = begun / 'run' / 'metrics.jsonl'
+  lines = path.read_text().splitlines(keepends=True)
+  path.write_text(
+    ''.join(line for line in lines if f'"step": {steps[-1]}, "validation' not in line)
+  )
+  assert validated() == steps[:-1]
+  finetune.main(given)
+  assert validated() == steps
+  assert int(runs.load_run(begun / 'run').state.step) == steps[-1]
+
+
+def test_another_mesh_than_that_of_the_checkpoint(begun):
+  finetune.main(arguments(begun, 'run', mesh__fsdp=2, mesh__model=2, training__steps=4))
+  finetune.main(arguments(begun, 'other', training__steps=4))
+  losses = [
+    [r['loss'] for r in map(json.loads, (begun / name / 'metrics.jsonl').open()) if 'loss' in r]
+    for name in ('run', 'other')
+  ]
+  np.testing.assert_allclose(*losses, rtol=1e-4)
+
+
+@pytest.mark.parametrize('name', formats.TASKS)
+def test_answers_are_written_as_the_benchmark_takes_them(tmp_path, name):
+  labels = formats.task(name).labels
+  keys = {'multirc': [(7, 3, 0), (7, 3, 1)], 'record': [(5, 8), (5, 9)]}.get(name, [(0,), (1,)])
+  examples = [types.SimpleNamespace(key=key, answers=('the cat',)) for key in keys]
+  answers = [-1, 1] if labels else ['dogs', 'a cat']
+  path = evaluation.submission(name, examples, answers, tmp_path)
+  found = [json.loads(line) for line in path.open()]
+  if name == 'multirc':
+    options = [{'idx': 0, 'label': 0}, {'idx': 1, 'label': 1}]
+    assert found == [{'idx': 7, 'passage': {'questions': [{'idx': 3, 'answers': options}]}}]
+    return
+  expected = {
+    'cb': ['entailment', 'contradiction'],
+    'copa': [0, 1],
+    'record': ['dogs', 'a cat'],
+    **dict.fromkeys(('boolq', 'wic', 'wsc', 'wsc_simple'), ['false', 'true']),
+    **dict.fromkeys(('rte', 'axb', 'axg'), ['entailment', 'not_entailment']),
+  }[name]
+  assert found == [{'idx': key[-1], 'label': e} for key, e in zip(keys, expected, strict=True)]
 
 
 def test_all_tasks_at_once(begun, capsys):

@@ -52,6 +52,17 @@ def test_too_long_is_an_error_where_nothing_is_cut(tmp_path):
     list(features.examples('rte', 'validation', 50, 32, False))
 
 
+def test_a_zero_is_a_token_and_no_padding(tmp_path):
+  lines = [{'premise': 'A\x00B', 'hypothesis': '\x00', 'idx': 0, 'label': 'entailment'}] * 3
+  register(tmp_path, lines)
+  for packed in (False, True):
+    rows = features.training_rows('rte', 128, 32, packed, True)
+    answer = len('entailment') + 1
+    assert rows.counts_BxT.sum() == 3 * answer and (rows.tokens_BxT == 0)[rows.valid_BxT > 0].any()
+    lengths = rows.valid_BxT.sum(axis=1, keepdims=True)
+    np.testing.assert_array_equal(rows.valid_BxT, np.arange(128) < lengths)
+
+
 @pytest.mark.parametrize('packed', [False, True])
 def test_rows_to_train_on_have_every_example_once(tmp_path, packed):
   lines = superglue_files.rte(40)
@@ -113,11 +124,11 @@ def test_the_evaluator_of_seqio_computes_our_metrics(tmp_path):
   assert names == register(tmp_path, lines)  # again is no error
   evaluator = seqio.Evaluator(
     'ngrammer_superglue_rte',
-    seqio.PrefixLMFeatureConverter(pack=False, bos_id=END),
+    seqio.PrefixLMFeatureConverter(pack=False, bos_id=END + registration.SHIFT),
     eval_split='validation',
     sequence_length={'inputs': 64, 'targets': 32},
   )
-  always = np.append(BYTES.encode(b'entailment'), END).astype(np.int32)
+  always = np.append(BYTES.encode(b'entailment'), END).astype(np.int32) + registration.SHIFT
   predict = lambda dataset: [(i, always) for i, _ in dataset.as_numpy_iterator()]
   scores, _ = evaluator.evaluate(compute_metrics=True, predict_fn=predict)
   assert scores.result()['ngrammer_superglue_rte'] == {'accuracy': 50.0}

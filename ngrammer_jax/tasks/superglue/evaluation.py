@@ -4,6 +4,7 @@ Needs neither TensorFlow nor seqio: examples come as arrays (see `features.Examp
 """
 
 from collections.abc import Callable, Sequence
+import functools
 import json
 import pathlib
 from typing import Any
@@ -11,12 +12,32 @@ from typing import Any
 import jax
 import numpy as np
 
-from ngrammer_jax import errors, files
+from ngrammer_jax import errors, files, sharding
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.decoding import generation, sampling
 from ngrammer_jax.evaluation import ranking
 from ngrammer_jax.models import transformer
 from ngrammer_jax.tasks.superglue import formats, metrics, reader
+
+
+def choosing_of(name: str, choosing: str | None, bidirectional: bool) -> str:
+  """How a task is answered: `rank` or `greedy`, where None is given the one that suits it.
+
+  Raises BadInput where that is not possible.
+  """
+  labels = formats.task(name).labels
+  choosing = choosing or ('rank' if labels else 'greedy')
+  if choosing == 'rank' and name == 'wsc_simple':
+    raise errors.BadInput(
+      'finetune.choosing="rank": wsc_simple has nothing to choose from, its referents are written; '
+      'use finetune.choosing="greedy", or the task wsc'
+    )
+  if choosing == 'greedy' and bidirectional:
+    raise errors.BadInput(
+      f'finetune.prefix="bidirectional" cannot write yet, as {name} asks for: use '
+      f'finetune.choosing="rank", or finetune.prefix="causal"'
+    )
+  return choosing
 
 
 class Evaluator:
@@ -46,6 +67,8 @@ class Evaluator:
     self._bidirectional = bidirectional
     self._rank = ranking.Ranker(model, mesh, rows, bidirectional)
     self._generate = generation.Generator(model, mesh, length, rows)
+    self._mesh = mesh
+    self._serve = jax.jit(functools.partial(transformer.for_serving, model))
 
   def __call__(
     self,
@@ -69,8 +92,9 @@ class Evaluator:
     Raises:
       BadInput: the task has nothing to rank.
     """
-    labels = formats.task(name).labels
-    choosing = choosing or ('rank' if labels else 'greedy')
+    choosing = choosing_of(name, choosing, self._bidirectional)
+    with sharding.use(self._mesh):
+      codebook = self._serve(params, codebook)  # clustered once, and not at every token
     if choosing == 'rank':
       answers = self._ranked(params, codebook, name, examples, report)
     else:
@@ -78,9 +102,12 @@ class Evaluator:
     result: dict[str, Any] = {'task': name, 'n': len(examples)}
     known = [e for e in examples if e.label >= 0 or (name == 'record' and e.answers)]
     if known and len(known) == len(examples):
-      columns = ([getattr(e, field) for e in examples] for field in ('label', 'key', 'answers'))
-      scores = metrics.of_task(name, *columns, answers)
+      fields = 'label', 'key', 'answers'
+      columns_of = {field: [getattr(e, field) for e in examples] for field in fields}
+      scores = metrics.of_task(name, *columns_of.values(), answers)
       result |= scores | {'error_percent': 100 - float(np.mean(list(scores.values())))}
+      if formats.task(name).labels:  # what takes no skill
+        result['majority_percent'] = metrics.majority(columns_of['label'])
     prefix = 'bidirectional' if self._bidirectional else 'causal'
     lengths = {'length': self._length, 'targets_length': self._targets}
     result['protocol'] = {'choosing': choosing, 'prefix': prefix, **lengths}
@@ -91,9 +118,13 @@ class Evaluator:
 
   def _ranked(self, params, codebook, name, examples, report):
     labels, end = formats.task(name).labels, self._vocabulary.document_end
-    ids = lambda text: np.append(self._vocabulary.encode(text.encode()), end)[: self._targets]
-    if any(not (labels or example.choices) for example in examples):
-      raise errors.BadInput(f'finetune.choosing="rank": {name} has nothing to choose from')
+    most = self._targets - 1  # as answers are cut in training
+    ids = lambda text: np.append(self._vocabulary.encode(text.encode())[:most], end)
+    if len({tuple(ids(text)) for text in labels}) < len(labels):
+      raise errors.BadInput(
+        f'finetune.targets_length={self._targets} cuts the answers of {name} so that they are no '
+        f'longer different: {", ".join(labels)}; raise it'
+      )
     choices = [[ids(text) for text in labels or example.choices] for example in examples]
     answers: list[Any] = [None] * len(examples)
     prefixes = [self._prefix(example) for example in examples]
@@ -104,23 +135,25 @@ class Evaluator:
     return answers
 
   def _written(self, params, codebook, name, examples, report):
-    if self._bidirectional:
-      raise errors.BadInput(
-        f'finetune.prefix="bidirectional" cannot write yet: evaluate {name} with '
-        f'finetune.choosing="rank", or use finetune.prefix="causal"'
-      )
     labels, texts = formats.task(name).labels, []
     greedy, rows = sampling.Sampling(temperature=0.0), self._generate.rows
     for first in range(0, len(examples), rows):
       group = examples[first : first + rows]
       prompts = [self._prefix(example) for example in group]
       made = self._generate(params, codebook, prompts, [0] * len(group), greedy)
-      ids = np.stack([next(made) for _ in range(self._targets)], axis=1)
-      texts += [self._text(row) for row in ids]
+      columns = []
+      while len(columns) < self._targets and not self._ended(columns):
+        columns.append(next(made))
+      texts += [self._text(row) for row in np.stack(columns, axis=1)]
       report(len(group))
     if not labels:
       return texts
     return [labels.index(text) if text in labels else -1 for text in texts]
+
+  def _ended(self, columns):
+    """Whether every row has written its end."""
+    end = self._vocabulary.document_end
+    return bool(columns) and bool((np.stack(columns) == end).any(axis=0).all())
 
   def _text(self, ids):
     """What was written before the end."""
@@ -146,9 +179,8 @@ def submission(
     texts = {example.key[-1]: answer for example, answer in zip(examples, answers, strict=True)}
     lines = [{'idx': idx, 'label': text} for idx, text in texts.items()]
   else:
-    value = _written_label(task, name)
     lines = [
-      {'idx': example.key[0], 'label': value(answer)}
+      {'idx': example.key[0], 'label': _written_label(name, example, answer)}
       for example, answer in zip(examples, answers, strict=True)
     ]
   path = folder / f'{reader.CONFIGS[task.config].folder}.jsonl'
@@ -157,13 +189,15 @@ def submission(
   return path
 
 
-def _written_label(task, name):
-  """The label of a class, in the type that the benchmark writes it in."""
+def _written_label(name, example, answer):
+  """The label as the benchmark writes it; what was no label counts as the first."""
+  if name == 'wsc_simple':
+    answer = metrics.referent(example.answers[0], answer)
   if name == 'copa':
-    return int
-  if task.labels == formats.BOOLEAN:
-    return lambda answer: 'true' if answer == 1 else 'false'
-  return lambda answer: task.labels[max(answer, 0)]
+    return max(answer, 0)
+  if reader.CONFIGS[formats.task(name).config].labels == ('False', 'True'):
+    return 'true' if answer == 1 else 'false'
+  return formats.task(name).labels[max(answer, 0)]
 
 
 def _multirc_lines(examples, answers):

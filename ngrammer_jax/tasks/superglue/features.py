@@ -53,8 +53,8 @@ def examples(name: str, split: str, inputs: int, targets: int, truncate: bool) -
   text = lambda values: tuple(value.decode() for value in values.tolist())
   for row in task.get_dataset(lengths, split, shuffle=False).as_numpy_iterator():
     yield Example(
-      row['inputs'],
-      row['targets'],
+      row['inputs'] - registration.SHIFT,
+      row['targets'] - registration.SHIFT,
       int(row['label']),
       tuple(row['idx'].tolist()),
       text(row['answers']),
@@ -95,14 +95,14 @@ def _segment(of, packed):
     valid_BxT = of['decoder_segment_ids'] > 0
     starts_BxT = valid_BxT & (of['decoder_positions'] == 0)
   else:
-    # No vocabulary writes 0, see `registration`.
     valid_BxT = targets_BxT > 0
     starts_BxT = np.zeros_like(valid_BxT)
     starts_BxT[:, 0] = True
+  ours = lambda ids: np.where(valid_BxT, ids - registration.SHIFT, 0).astype(np.int32)
   # The converter counts the first target's input among the prefix.
   return streams.Segment(
-    of['decoder_input_tokens'].astype(np.int32),
-    targets_BxT.astype(np.int32),
+    ours(of['decoder_input_tokens']),
+    ours(targets_BxT),
     starts_BxT,
     valid_BxT.astype(np.float32),
     of['decoder_loss_weights'].astype(np.float32),

@@ -9,6 +9,7 @@ import math
 import pathlib
 from typing import Any
 
+import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
@@ -20,7 +21,9 @@ from ngrammer_jax.training import programs
 from ngrammer_jax.training import state as train_state
 
 # What a checkpoint says, and a command line may not say otherwise.
-GIVEN = ('model.', 'data.vocabulary', 'data.vocabulary_size', 'data.vocabulary_path')
+GIVEN = ('model.', 'data.vocabulary')
+# But how the same numbers are computed.
+OURS = ('model.remat', 'model.scan_layers', 'model.vocabulary_chunk')
 
 
 def config_of(
@@ -39,7 +42,7 @@ def config_of(
   if config.finetune is None:
     raise errors.BadInput('--config has no finetune section: use configs/superglue.py:TASK')
   for key in said:
-    if key.startswith(GIVEN):
+    if key.startswith(GIVEN) and key not in OURS:
       raise errors.BadInput(
         f'--config.{key}: the model and the vocabulary are those of the checkpoint, '
         f'init_from={config.init_from}; leave it out, or pre-train another'
@@ -50,7 +53,10 @@ def config_of(
     raise errors.BadInput('set init_from to the workdir of a trained run: --config.init_from=DIR')
   else:
     before = runs.load_run(config.init_from).config
-  model = before.model
+  how = [key.removeprefix('model.') for key in OURS if key in said]
+  model = dataclasses.replace(before.model, **{key: getattr(config.model, key) for key in how})
+  if config.training.half_loss:
+    raise errors.BadInput('training.half_loss=True leaves out answers: use False')
   if config.finetune.dropout is not None:
     model = dataclasses.replace(model, dropout=config.finetune.dropout)
   if model.position in model_config.SEGMENT_POSITIONS:
@@ -75,6 +81,10 @@ def config_of(
     config, model=model, data=data, evaluation=dataclasses.replace(config.evaluation, memory=None)
   )
   config.check()
+  for name in tasks_of(config):
+    evaluation.choosing_of(
+      name, config.finetune.choosing, config.finetune.prefix == 'bidirectional'
+    )
   return config
 
 
@@ -96,9 +106,12 @@ class Finetuning:
     self._rows = streams.Segment(*map(stack, zip(*self._parts.values(), strict=True)))
     if f.prefix == 'causal':
       self._rows = self._rows._replace(prefix_BxT=None)
+    self._validation = {name: examples_of(config, name, 'validation') for name in self.tasks}
     digest = hashlib.sha256()
-    for array in (self._rows.tokens_BxT, self._rows.targets_BxT, self._rows.counts_BxT):
-      digest.update(np.ascontiguousarray(array).tobytes())
+    for array in (a for a in self._rows if a is not None):
+      digest.update(repr(array.shape).encode() + np.ascontiguousarray(array).tobytes())
+    for example in sum(self._validation.values(), []):  # what is the best depends on it
+      digest.update(repr((example.inputs.tolist(), example.targets.tolist())).encode())
     self.content_hash = digest.hexdigest()
     self._order = functools.lru_cache(maxsize=2)(self._permuted)
     self._evaluators: dict[Any, evaluation.Evaluator] = {}  # by windows, each is compiled
@@ -124,11 +137,12 @@ class Finetuning:
       self._config.init_from,
       'is kept as it is' if self._config.finetune.codebook == 'frozen' else 'goes on learning',
     )
-    return state.replace(params=before.params, codebook=before.codebook)
-
-  @functools.cached_property
-  def _validation(self):
-    return {name: examples_of(self._config, name, 'validation') for name in self.tasks}
+    # Where this run has them, and not that one.
+    place = lambda new, old: jax.device_put(old, new.sharding)
+    return state.replace(
+      params=jax.tree.map(place, state.params, before.params),
+      codebook=jax.tree.map(place, state.codebook, before.codebook),
+    )
 
   def validate(
     self, run: programs.Programs, state: train_state.TrainState, report: Callable[[int], None]
@@ -223,6 +237,8 @@ def joined(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def table(result: dict[str, Any]) -> str:
   """What `evaluate` found, to read."""
   results = result.get('tasks', {result['task']: result})
+  if not all(map(metrics.only, results.values())):
+    return '\n'.join(map(evaluation.said, results.values()))
   sizes = {name: of_task['n'] for name, of_task in results.items()}
   return metrics.table({name: metrics.only(r) for name, r in results.items()}, sizes)
 

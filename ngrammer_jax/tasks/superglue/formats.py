@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from ngrammer_jax import errors
-from ngrammer_jax.tasks.superglue import wsc
+from ngrammer_jax.tasks.superglue import metrics, reader, wsc
 
 UNKNOWN = '<unk>'  # what is to be written where the label is not known
 
@@ -24,45 +24,41 @@ class Task:
     config: of TFDS, whose examples these are.
     prefix: the first word of the input.
     fields: of the example, by the names that the input gives them, in its order.
-    labels: what can be written. Empty: a text of the example.
     cut: the side on which a long input is cut: the one that keeps the question.
+    free: answers are texts of the example, and not one of some labels.
   """
 
   config: str
   prefix: str
   fields: Mapping[str, str]
-  labels: tuple[str, ...]
   cut: str = 'right'
+  free: bool = False
+
+  @property
+  def labels(self) -> tuple[str, ...]:
+    """What can be written, by class; nothing where answers are free."""
+    return () if self.free else reader.CONFIGS[self.config].labels
 
 
 def _same(*names: str) -> dict[str, str]:
   return {name: name for name in names}
 
 
-ENTAILMENT, BOOLEAN = ('entailment', 'not_entailment'), ('False', 'True')
 TASKS = {
-  'boolq': Task('boolq', 'boolq', _same('passage', 'question'), BOOLEAN, cut='left'),
-  'cb': Task(
-    'cb', 'cb', _same('hypothesis', 'premise'), ('entailment', 'contradiction', 'neutral')
-  ),
-  'copa': Task(
-    'copa',
-    'copa',
-    _same('choice1', 'choice2', 'premise', 'question'),
-    ('choice1', 'choice2'),
-    cut='left',
-  ),
-  'multirc': Task('multirc', 'multirc', _same('question', 'answer', 'paragraph'), BOOLEAN),
-  'record': Task('record', 'record', _same('query', 'entities', 'passage'), ()),
-  'rte': Task('rte', 'rte', _same('hypothesis', 'premise'), ENTAILMENT),
-  'wic': Task('wic', 'wic', _same('sentence1', 'sentence2', 'word'), BOOLEAN, cut='left'),
-  'wsc': Task('wsc.fixed', 'wsc', {'text': 'text'}, BOOLEAN),
-  'wsc_simple': Task('wsc.fixed', 'wsc:', {}, ()),  # T5's: the referent is written
-  'axb': Task('axb', 'rte', {'hypothesis': 'sentence2', 'premise': 'sentence1'}, ENTAILMENT),
-  'axg': Task('axg', 'rte', _same('hypothesis', 'premise'), ENTAILMENT),
+  'boolq': Task('boolq', 'boolq', _same('passage', 'question'), cut='left'),
+  'cb': Task('cb', 'cb', _same('hypothesis', 'premise')),
+  'copa': Task('copa', 'copa', _same('choice1', 'choice2', 'premise', 'question'), cut='left'),
+  'multirc': Task('multirc', 'multirc', _same('question', 'answer', 'paragraph')),
+  'record': Task('record', 'record', _same('query', 'entities', 'passage'), free=True),
+  'rte': Task('rte', 'rte', _same('hypothesis', 'premise')),
+  'wic': Task('wic', 'wic', _same('sentence1', 'sentence2', 'word'), cut='left'),
+  'wsc': Task('wsc.fixed', 'wsc', _same('text')),
+  'wsc_simple': Task('wsc.fixed', 'wsc:', {}, free=True),  # T5's: the referent is written
+  'axb': Task('axb', 'rte', {'hypothesis': 'sentence2', 'premise': 'sentence1'}),
+  'axg': Task('axg', 'rte', _same('hypothesis', 'premise')),
 }
 # Those that can be trained on and make the average.
-EIGHT = ('boolq', 'cb', 'copa', 'multirc', 'record', 'rte', 'wic', 'wsc')
+EIGHT = tuple(metrics.AVERAGED)
 
 
 @dataclasses.dataclass(frozen=True)

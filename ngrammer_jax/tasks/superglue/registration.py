@@ -22,6 +22,7 @@ from ngrammer_jax.tasks.superglue import formats, metrics, reader
 tf, seqio = tensorflow.load()
 
 PREFIX, MIXTURE = 'ngrammer_superglue_', 'ngrammer_superglue_mixture'
+SHIFT = 1
 Examples = Callable[[str, str], list[dict[str, Any]]]
 
 
@@ -61,6 +62,8 @@ class Source:
 class TaskVocabulary(seqio.Vocabulary):
   """A vocabulary of ours, as seqio knows it: its document start ends a text.
 
+  Ids are one more than ours (`SHIFT`): seqio takes 0 for padding, which is a token here.
+
   Raises BadInput for one that has no such token, or cannot write any text.
   """
 
@@ -78,28 +81,29 @@ class TaskVocabulary(seqio.Vocabulary):
 
   @property
   def bos_id(self):
-    return self.ours.document_start
+    return self.ours.document_start + SHIFT
 
   @property
   def eos_id(self):
-    return self.ours.document_end
+    return self.ours.document_end + SHIFT
 
   @property
   def unk_id(self):
-    return 0
+    return SHIFT
 
   @property
   def _base_vocab_size(self):
-    return self.ours.size
+    return self.ours.size + SHIFT
 
   def _encode(self, s):
-    return self.ours.encode(s.encode()).tolist()
+    return (self.ours.encode(s.encode()).astype(int) + SHIFT).tolist()
 
   def _decode(self, ids):
-    return self.ours.decode([i for i in ids if i != self.eos_id]).decode(errors='replace')
+    ids = [i - SHIFT for i in ids if i not in (0, self.eos_id)]
+    return self.ours.decode(ids).decode(errors='replace')
 
   def _encode_tf(self, s):
-    encode = lambda text: self.ours.encode(text).astype(np.int32)
+    encode = lambda text: self.ours.encode(text).astype(np.int32) + SHIFT
     ids = tf.numpy_function(encode, [s], tf.int32, stateful=False)
     ids.set_shape([None])
     return ids
