@@ -14,8 +14,7 @@ from ngrammer_jax import evaluate, finetune, runs  # noqa: E402
 from ngrammer_jax.tasks.superglue import evaluation, formats, metrics  # noqa: E402
 from ngrammer_jax.training import loop, manifest  # noqa: E402
 from tests.conftest import bad_input  # noqa: E402
-from tests.tasks import superglue_files  # noqa: E402
-from tests.tasks import test_superglue_reader as superglue_reader  # noqa: E402
+from tests.tasks import superglue_examples, superglue_files  # noqa: E402
 
 CONFIG = pathlib.Path(__file__).resolve().parents[2] / 'configs' / 'superglue.py'
 
@@ -211,7 +210,7 @@ def test_answers_are_written_as_the_benchmark_takes_them(tmp_path, name):
 
 
 def test_all_tasks_at_once(begun, capsys):
-  superglue_reader.write_folders(begun / 'superglue')
+  superglue_examples.write_folders(begun / 'superglue')
   changes = {'training__steps': 4, 'training__segment_length': 256, 'finetune__choosing': 'rank'}
   finetune.main(arguments(begun, 'mixture', 'mixture', **changes))
   known, out = result(begun / 'mixture'), capsys.readouterr().out
@@ -222,7 +221,7 @@ def test_all_tasks_at_once(begun, capsys):
 
 @pytest.mark.slow
 def test_one_task_after_the_other(begun, capsys):
-  superglue_reader.write_folders(begun / 'superglue')
+  superglue_examples.write_folders(begun / 'superglue')
   changes = {'training__steps': 4, 'training__segment_length': 128}
   given = arguments(begun, 'all', 'all', **changes)
   finetune.main(given)

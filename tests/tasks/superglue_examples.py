@@ -1,0 +1,296 @@
+"""The same few examples of SuperGLUE as files in every form, and as TFDS has them."""
+
+import json
+import zipfile
+
+from ngrammer_jax.tasks.superglue import reader
+
+PARAGRAPH = 'Sent 1: Mark left.<br>Sent 2: Pete stayed.'
+ARTICLE = 'Ada met Bob in Rome.\u2028Ada left.\n@highlight\nBob stayed'
+ENTITIES = [
+  {'start': 15, 'end': 18},
+  {'start': 0, 'end': 2},
+  {'start': 21, 'end': 23},
+  {'start': 8, 'end': 10},
+]
+SCHEMA = 'Mark told Pete many lies. He should have been more truthful.'
+
+# For each folder, the lines of a labelled split.
+LINES = {
+  'BoolQ': [
+    {'question': 'is it é', 'passage': 'It is é.', 'idx': 0, 'label': True},
+    {'question': 'is it b', 'passage': 'It is a.', 'idx': 1, 'label': False},
+  ],
+  'CB': [
+    {'premise': 'A', 'hypothesis': 'B', 'label': 'contradiction', 'idx': 0},
+    {'premise': 'C', 'hypothesis': 'D', 'label': 'neutral', 'idx': 1},
+  ],
+  'COPA': [
+    {
+      'premise': 'It rained.',
+      'choice1': 'It is wet.',
+      'choice2': 'It is dry.',
+      'question': 'effect',
+      'label': 0,
+      'idx': 0,
+    },
+    {
+      'premise': 'It is dry.',
+      'choice1': 'It rained.',
+      'choice2': 'The sun shone.',
+      'question': 'cause',
+      'label': 1,
+      'idx': 1,
+    },
+  ],
+  'MultiRC': [
+    {
+      'idx': 4,
+      'version': 1.1,
+      'passage': {
+        'text': PARAGRAPH,
+        'questions': [
+          {
+            'question': 'Who left?',
+            'idx': 7,
+            'answers': [
+              {'text': 'Mark', 'idx': 20, 'label': 1},
+              {'text': 'Pete', 'idx': 21, 'label': 0},
+            ],
+          },
+          {
+            'question': 'Who stayed?',
+            'idx': 8,
+            'answers': [{'text': 'Pete', 'idx': 22, 'label': 1}],
+          },
+        ],
+      },
+    }
+  ],
+  'ReCoRD': [
+    {
+      'source': 'none',
+      'passage': {'text': ARTICLE, 'entities': ENTITIES},
+      'qas': [
+        {
+          'query': '@placeholder left',
+          'answers': [
+            {'start': 21, 'end': 23, 'text': 'Ada'},
+            {'start': 0, 'end': 2, 'text': 'Ada'},
+          ],
+          'idx': 30,
+        },
+        {
+          'query': 'they were in @placeholder',
+          'answers': [{'start': 15, 'end': 18, 'text': 'Rome'}, {'text': 'Bob'}],
+          'idx': 31,
+        },
+      ],
+      'idx': 3,
+    }
+  ],
+  'RTE': [
+    {'premise': 'A', 'hypothesis': 'B', 'label': 'not_entailment', 'idx': 0},
+    {'premise': 'C', 'hypothesis': 'D', 'label': 'entailment', 'idx': 1},
+  ],
+  'WiC': [
+    {
+      'word': 'class',
+      'sentence1': 'A class.',
+      'sentence2': 'The class act.',
+      'start1': 2,
+      'start2': 4,
+      'end1': 7,
+      'end2': 9,
+      'version': 1.1,
+      'idx': 0,
+      'label': False,
+    }
+  ],
+  'WSC': [
+    {
+      'text': SCHEMA,
+      'target': {'span1_text': 'mark', 'span1_index': 0, 'span2_text': 'He', 'span2_index': 5},
+      'idx': 0,
+      'label': True,
+    }
+  ],
+  'AX-b': [
+    {'idx': '0', 'label': 'not_entailment', 'sentence1': 'A', 'sentence2': 'B', 'logic': 'Negation'}
+  ],
+  'AX-g': [{'hypothesis': 'B', 'idx': 0, 'label': 'entailment', 'pair_id': 551646, 'premise': 'A'}],
+}
+
+WINOGRAD = {
+  'text': SCHEMA,
+  'span1_text': 'mark',
+  'span1_index': 0,
+  'span2_text': 'He',
+  'span2_index': 5,
+  'idx': 0,
+  'label': 1,
+}
+NEWS = {'passage': ARTICLE, 'entities': ['Ada', 'Bob', 'Rome']}
+# For each config, the examples of those lines.
+EXAMPLES = {
+  'boolq': [
+    {'question': 'is it é', 'passage': 'It is é.', 'idx': 0, 'label': 1},
+    {'question': 'is it b', 'passage': 'It is a.', 'idx': 1, 'label': 0},
+  ],
+  'cb': [
+    {'premise': 'A', 'hypothesis': 'B', 'idx': 0, 'label': 1},
+    {'premise': 'C', 'hypothesis': 'D', 'idx': 1, 'label': 2},
+  ],
+  'copa': [
+    {
+      'premise': 'It rained.',
+      'choice1': 'It is wet.',
+      'choice2': 'It is dry.',
+      'question': 'effect',
+      'idx': 0,
+      'label': 0,
+    },
+    {
+      'premise': 'It is dry.',
+      'choice1': 'It rained.',
+      'choice2': 'The sun shone.',
+      'question': 'cause',
+      'idx': 1,
+      'label': 1,
+    },
+  ],
+  'multirc': [
+    {
+      'paragraph': PARAGRAPH,
+      'question': 'Who left?',
+      'answer': 'Mark',
+      'idx': {'paragraph': 4, 'question': 7, 'answer': 20},
+      'label': 1,
+    },
+    {
+      'paragraph': PARAGRAPH,
+      'question': 'Who left?',
+      'answer': 'Pete',
+      'idx': {'paragraph': 4, 'question': 7, 'answer': 21},
+      'label': 0,
+    },
+    {
+      'paragraph': PARAGRAPH,
+      'question': 'Who stayed?',
+      'answer': 'Pete',
+      'idx': {'paragraph': 4, 'question': 8, 'answer': 22},
+      'label': 1,
+    },
+  ],
+  'record': [
+    {'query': '@placeholder left', 'answers': ['Ada'], 'idx': {'passage': 3, 'query': 30}, **NEWS},
+    {
+      'query': 'they were in @placeholder',
+      'answers': ['Bob', 'Rome'],
+      'idx': {'passage': 3, 'query': 31},
+      **NEWS,
+    },
+  ],
+  'rte': [
+    {'premise': 'A', 'hypothesis': 'B', 'idx': 0, 'label': 1},
+    {'premise': 'C', 'hypothesis': 'D', 'idx': 1, 'label': 0},
+  ],
+  'wic': [
+    {
+      'word': 'class',
+      'sentence1': 'A class.',
+      'sentence2': 'The class act.',
+      'start1': 2,
+      'start2': 4,
+      'end1': 7,
+      'end2': 9,
+      'idx': 0,
+      'label': 0,
+    }
+  ],
+  'wsc': [WINOGRAD],
+  'wsc.fixed': [WINOGRAD | {'span1_text': 'Mark'}],
+  'axb': [{'sentence1': 'A', 'sentence2': 'B', 'idx': 0, 'label': 1}],
+  'axg': [{'premise': 'A', 'hypothesis': 'B', 'idx': 0, 'label': 0}],
+}
+PAIRS = [(config, split) for config, known in reader.CONFIGS.items() for split in known.splits]
+
+
+def without(value):
+  """A line without what a test split hides."""
+  if isinstance(value, dict):
+    return {name: without(v) for name, v in value.items() if name != 'label'}
+  return [without(v) for v in value] if isinstance(value, list) else value
+
+
+def hidden(example):
+  """An example without it."""
+  return example | ({'answers': []} if 'answers' in example else {'label': -1})
+
+
+def lines(folder, split):
+  if split != 'test' or folder.startswith('AX'):
+    return LINES[folder]
+  found = without(LINES[folder])
+  for row in found:
+    for query in row.get('qas', ()):
+      del query['answers']
+  return found
+
+
+def expected(config, split):
+  if split != 'test' or config.startswith('ax'):
+    return EXAMPLES[config]
+  return [hidden(example) for example in EXAMPLES[config]]
+
+
+def jsonl(rows):
+  return ''.join(f'{json.dumps(row, ensure_ascii=False)}\n' for row in rows)
+
+
+def texts():
+  """The path and the text of every file."""
+  return {
+    known.file(split): jsonl(lines(known.folder, split))
+    for known in reader.CONFIGS.values()
+    for split in known.splits
+  }
+
+
+def write_zip(path, members):
+  with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as archive:
+    for name, text in members.items():
+      archive.writestr(name, text)
+  return path
+
+
+def write_folders(root):
+  for name, text in texts().items():
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding='utf-8')
+  return root
+
+
+def write_zips(root):
+  root.mkdir(parents=True, exist_ok=True)
+  files = texts()
+  for known in reader.CONFIGS.values():
+    wanted = {name: text for name, text in files.items() if name.startswith(f'{known.folder}/')}
+    write_zip(root / known.zip, wanted)
+  return root
+
+
+def write_combined(root):
+  junk = {f'__MACOSX/superglue/{name}': 'junk' for name in texts()}
+  write_zip(
+    root / 'combined.zip', junk | {f'superglue/{name}': text for name, text in texts().items()}
+  )
+  return root
+
+
+def write_other_zip(root):
+  return write_combined(root).joinpath('combined.zip').rename(root / 'mine.zip')
+
+
+LAYOUTS = [write_folders, write_zips, write_combined, write_other_zip]

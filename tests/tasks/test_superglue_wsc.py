@@ -1,0 +1,176 @@
+"""Where WSC does not stand where it says, and how its spans are marked."""
+
+import contextlib
+
+import pytest
+
+from ngrammer_jax.tasks.superglue import reader, wsc
+from tests.conftest import bad_input
+from tests.tasks.superglue_examples import SCHEMA, jsonl
+
+
+def schema(text, span1, index1, span2, index2):
+  return {
+    'text': text,
+    'span1_text': span1,
+    'span1_index': index1,
+    'span2_text': span2,
+    'span2_index': index2,
+    'idx': 7,
+    'label': 1,
+  }
+
+
+@pytest.mark.parametrize(
+  'given, index, text, repaired',
+  [
+    ('the table', 2, 'It hit The table because', 'The table'),  # case of the word at the index
+    ('The table', 2, 'It hit the table because', 'the table'),
+    ('the table.', 2, 'It hit the table', 'the table'),
+    ('the\ntable', 2, 'It hit the table', 'the table'),
+    ('The\ntable..', 2, 'It hit the table', 'the table'),
+    ('table', 2, 'It hit the tables', 'table'),  # a part of the text is left as it is
+    ('Kamenev and Zinoviev', 0, 'Kamenev fled and Zinoviev too', 'Kamenev and Zinoviev'),
+    ('Kamenev, Zinoviev, and Stalin', 0, 'Kamenev fled', 'Kamenev, Zinoviev, and Stalin'),
+  ],
+)
+@pytest.mark.parametrize('first', [True, False])
+def test_spans_are_repaired(given, index, text, repaired, first):
+  other = (text.split()[0], 0)
+  spans = lambda own: (own, index, *other) if first else (*other, own, index)
+  example = schema(text, *spans(given))
+  before = dict(example)
+  assert wsc.cleaned(example) == schema(text, *spans(repaired))
+  assert example == before
+
+
+def test_one_index_is_repaired():
+  text = 'a b c d e f g h i but theyscold them'
+  example = schema(text, 'a', 0, 'theyscold.', 11)
+  assert wsc.cleaned(example) == schema(text, 'a', 0, 'theyscold', 10)
+
+
+def test_span_that_cannot_be_repaired(tmp_path):
+  message = (
+    "WSC example 7: span1_text='Anna' is not in its text 'He ran .', expected a part of it; read "
+    'the config wsc.fixed or download WSC.zip again'
+  )
+  with bad_input(message):
+    wsc.cleaned(schema('He ran .', 'Anna', 0, 'He', 0))
+  with bad_input(
+    'WSC example 7: span1_index=3 is not a word of its text, expected 0 to 2; download WSC.zip '
+    'again'
+  ):
+    wsc.cleaned(schema('He ran .', 'Anna', 3, 'He', 0))
+  file = tmp_path / 'WSC' / 'train.jsonl'
+  file.parent.mkdir()
+  target = {'span1_text': 'Anna', 'span1_index': 0, 'span2_text': 'He', 'span2_index': 0}
+  file.write_text(jsonl([{'text': 'He ran .', 'target': target, 'idx': 7, 'label': True}]))
+  with bad_input(f'{file}, line 1: {message}'):
+    reader.read(tmp_path, 'wsc.fixed', 'train')
+  assert len(reader.read(tmp_path, 'wsc', 'train')) == 1
+
+
+PONY = (
+  'The boy continued to whip the pony , and eventually the pony threw him over. '
+  'John laughed out quite loud. "Good for him," he said. '
+)
+PEBBLE = (
+  'When they had eventually calmed down a bit , and had gotten home, Mr. Farley put the magic '
+  'pebble in an iron safe . Some day they might want to use it , but really for now, what more '
+  'could they wish for?'
+)
+
+
+@pytest.mark.parametrize(
+  'example, marked, both',
+  [
+    (
+      schema(SCHEMA, 'Mark', 0, 'He', 5),
+      'Mark told Pete many lies. *He* should have been more truthful.',
+      '* Mark * told Pete many lies. # He # should have been more truthful.',
+    ),
+    (  # as in T5, of which this is the example
+      schema('This is a test sentence .', 'test', 3, 'This', 0),
+      '*This* is a test sentence .',
+      '# This # is a * test * sentence .',
+    ),
+    (  # several words, and the pronoun at the end
+      schema('The path to the lake was blocked, so we left it', 'The path', 0, 'it', 10),
+      'The path to the lake was blocked, so we left *it*',
+      '* The path * to the lake was blocked, so we left # it #',
+    ),
+    (schema('He is  Al .  ', 'Al', 3, 'He', 0), '*He* is  Al .  ', '# He # is  * Al * .  '),
+    (  # the pronoun in the other span
+      schema('He sold his old hat .', 'his old hat', 2, 'his', 2),
+      'He sold *his* old hat .',
+      'He sold * # his # old hat * .',
+    ),
+    (
+      schema('He sold all of it .', 'all of it', 2, 'it', 4),
+      'He sold all of *it* .',
+      'He sold * all of # it # * .',
+    ),
+    (schema('He ran .', 'He', 0, 'He', 0), '*He* ran .', '* # He # * ran .'),
+    (  # the nearest word, not the part of another
+      schema('it is with Ann, or it, or it ?', 'Ann', 3, 'it', 4),
+      'it is with Ann, or *it*, or it ?',
+      'it is with * Ann *, or # it #, or it ?',
+    ),
+    (
+      schema(
+        'Kamenev , and later Zinoviev , left ; they ran', 'Kamenev and Zinoviev', 0, 'they', 8
+      ),
+      'Kamenev , and later Zinoviev , left ; *they* ran',
+      'Kamenev , and later Zinoviev , left ; # they # ran',
+    ),
+    (
+      schema(PONY, 'The boy', 0, 'him', 23),
+      PONY[:-1].replace('him,"', '*him* ,"'),
+      PONY.replace('The boy', '* The boy *').replace('"Good for him', '"Good for # him #'),
+    ),
+    (
+      schema(PEBBLE, 'safe', 22, 'it', 30),
+      PEBBLE.replace(' it ', ' *it* '),
+      PEBBLE.replace(' it ', ' # it # ').replace('safe', '* safe *'),
+    ),
+  ],
+)
+def test_spans_are_marked(example, marked, both):
+  before = dict(example)
+  assert wsc.marked(example) == marked
+  assert wsc.marked_both(example) == both
+  assert example == before
+
+
+@pytest.mark.parametrize('index', [-1, 3])
+@pytest.mark.parametrize('span', [1, 2])
+def test_index_outside_of_the_text_is_refused(index, span):
+  example = schema('He ran .', 'ran', 1, 'He', 0) | {f'span{span}_index': index}
+  bad = bad_input(
+    f'WSC example 7: span{span}_index={index} is not a word of its text, expected 0 to 2; '
+    'download WSC.zip again'
+  )
+  with bad:
+    wsc.marked_both(example)
+  with bad if span == 2 else contextlib.nullcontext():
+    wsc.marked(example)
+
+
+@pytest.mark.parametrize('pronoun', ['it', ''])
+def test_lost_pronoun_is_refused(pronoun):
+  example = schema('She ran with Al .', 'Al', 3, pronoun, 2)
+  for mark in (wsc.marked, wsc.marked_both):
+    with bad_input(
+      f"WSC example 7: span2_text={pronoun!r} is not in its text 'She ran with Al .', expected a "
+      'part of it; read the config wsc.fixed or download WSC.zip again'
+    ):
+      mark(example)
+
+
+def test_lost_referent_is_refused():
+  with bad_input(
+    "WSC example 7: span1_text='Ann' is not in its text 'She ran with Al .', expected a part of "
+    'it; read the config wsc.fixed or download WSC.zip again'
+  ):
+    wsc.marked_both(schema('She ran with Al .', 'Ann', 3, 'She', 0))
