@@ -88,8 +88,8 @@ def empty_memory(
     for number in range(c.layers)
   )
   if c.span is not None and c.span.kind == 'dynamic' and not cache_slots:
-    zeros = lambda *shape: jnp.zeros((batch, c.layers, *shape), jnp.float32)
-    memory['spans'] = span.Spans(zeros(), zeros(c.context_heads))
+    first = lambda *shape: jnp.full((batch, c.layers, *shape), c.span.first(), jnp.float32)
+    memory['spans'] = span.Spans(first(), first(c.context_heads))
   return memory | ({'layers': layers} if any(layers) else {})
 
 

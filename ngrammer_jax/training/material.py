@@ -75,7 +75,8 @@ class Corpus:
   ) -> dict[str, Any]:
     """See `language_modeling.Evaluator`."""
     validation, limit = self._corpus.splits['validation'], self._config.evaluation.max_tokens
-    return run.evaluate(state.params, state.codebook, validation, limit, report)
+    evaluate = run.evaluator(state)
+    return evaluate(state.params, state.codebook, validation, limit, report)
 
   def said(self, result: dict[str, Any]) -> str:
     """Nats, perplexity and bits per byte."""

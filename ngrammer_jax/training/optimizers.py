@@ -128,10 +128,11 @@ def largest_update(config: experiment.OptimizerConfig, values: int) -> float:
   b1, b2 = adam.beta1, adam.beta2
   if b1**2 >= b2:
     return math.inf
-  steps = np.arange(1, 100_000)  # the sum has ended long before, and so have the corrections
+  steps = np.arange(1, 100_000)
   powers = (1 - (b1**2 / b2) ** steps) / (1 - b1**2 / b2)
   corrected = np.sqrt(1 - b2**steps) / (1 - b1**steps)
-  most = (1 - b1) / math.sqrt(1 - b2) * (np.sqrt(powers) * corrected).max()
+  highest = max((np.sqrt(powers) * corrected).max(), 1 / math.sqrt(1 - b1**2 / b2))  # or at the end
+  most = (1 - b1) / math.sqrt(1 - b2) * highest
   return rate * (max(most, math.sqrt(values)) if config.algorithm == 'lamb' else most)
 
 

@@ -43,7 +43,8 @@ class Programs:
     self._evaluators: dict[view.Windows | None, language_modeling.Evaluator] = {}
     self.windows, self.changes, self._growth = None, 0, 0
     if windows.learned(config.model):
-      self.windows = windows.chosen(config.model, windows.at_first(config.model))
+      m = config.model
+      self.windows = windows.chosen(m, np.full((m.layers, m.heads), m.span.first()))
       self._growth = windows.growth(config)
 
   def create(self) -> train_state.TrainState:
@@ -128,12 +129,10 @@ class Programs:
       metrics = jax.tree.map(lambda new, old: jnp.where(made, new, old), metrics, before)
     return state, metrics, int(state.step) == first + self._config.training.segments_per_call
 
-  @property
-  def evaluate(self) -> language_modeling.Evaluator:
-    """Scores a split."""
-    model = self.evaluated
+  def evaluator(self, state: train_state.TrainState) -> language_modeling.Evaluator:
+    """Scores a split, with windows that hold the spans of a state."""
+    model, c = self.evaluated(state), self._config
     if model.windows not in self._evaluators:
-      c = self._config
       self._evaluators[model.windows] = language_modeling.Evaluator(
         model,
         self.mesh,
@@ -144,13 +143,18 @@ class Programs:
       )
     return self._evaluators[model.windows]
 
-  @property
-  def evaluated(self) -> transformer.TransformerLM:
-    """The model as it is evaluated now."""
+  def evaluated(self, state: train_state.TrainState) -> transformer.TransformerLM:
+    """The model as a state is evaluated, with windows that hold its spans.
+
+    Those in force may not, after the last step of a call; they stay what they are, for a resume
+    must not depend on what was evaluated. How far dynamic spans go in other text is not known.
+    """
     m = self._config.model
-    # How far dynamic spans go in other text is not known.
-    fitted = self.windows if windows.learned(m) and windows.foreseen(m) else None
-    return self._evaluated.clone(windows=fitted)
+    if not windows.learned(m) or not windows.foreseen(m):
+      return self._evaluated.clone(windows=None)
+    least = windows.chosen(m, windows.spans(m, state.params), reserve=0)
+    longer = lambda *layers: tuple(map(max, *layers))
+    return self._evaluated.clone(windows=tuple(map(longer, self.windows, least)))
 
   def _initialiser(self, of: view.Windows | None) -> tuple[Any, Any]:
     model, c = self._model.clone(windows=of), self._config

@@ -58,7 +58,8 @@ def growth(config: experiment.Config) -> int:
   """Tokens kept beyond every window, so that a span that grows finds there what it reaches.
 
   It grows by the largest update at every step, which brings a segment in addition: after n of
-  them, n - 1 segments are new. What a token calls for has no such bound.
+  them, n - 1 segments are new, in rows without padding, as those of a corpus are. What a token
+  calls for has no such bound.
   """
   limit, T = config.model.span.limit, config.training.segment_length
   if not foreseen(config.model):
@@ -78,16 +79,6 @@ def spans(config: model_config.ModelConfig, params: Any, memory: Any = None) -> 
     return memory['spans'].longest_BxN.max(axis=0)
   layers = (params[f'layer_{i}']['attention']['span']['span'] for i in range(config.layers))
   return config.span.limit * jnp.stack(list(layers))
-
-
-def at_first(config: model_config.ModelConfig) -> np.ndarray:
-  """The spans that a model begins with, [L, N], of dynamic ones about."""
-  s = config.span
-  if s.kind == 'dynamic':
-    share = 1 / (1 + math.exp(-(s.initial if s.initial is not None else -4.0)))
-  else:
-    share = s.initial or 0.0
-  return np.full((config.layers, config.heads), s.limit * share)
 
 
 def chosen(

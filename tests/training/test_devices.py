@@ -51,7 +51,7 @@ def run(shape, config=CONFIG, windows=None):
   )
   state = create()
   with sharding.use(mesh):
-    rows = lambda wanted: streams.Segment(*(a[:, wanted] for a in segments))
+    rows = lambda wanted: streams.mapped(lambda array: array[:, wanted], segments)
     placed = sharding.global_rows(mesh, B, rows, axis=1)
     call = train_step.make_call(model, optimizer, 0, abstract).lower(state, placed, 0).compile()
     state, metrics = call(state, placed, np.int32(0))

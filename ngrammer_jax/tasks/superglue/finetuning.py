@@ -148,7 +148,7 @@ class Finetuning:
     self, run: programs.Programs, state: train_state.TrainState, report: Callable[[int], None]
   ) -> dict[str, Any]:
     """The metrics of the task, or of each and their average."""
-    model = run.evaluated
+    model = run.evaluated(state)
     if model.windows not in self._evaluators:
       self._evaluators[model.windows] = evaluator_of(self._config, model, run.mesh, self.vocabulary)
     answer = self._evaluators[model.windows]
