@@ -15,11 +15,10 @@ from typing import Any
 
 import ml_collections
 
-from ngrammer_jax import errors, files
+from ngrammer_jax import errors, files, finetune_config
 from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.models import attention_config
 from ngrammer_jax.models import config as model_config
-from ngrammer_jax.tasks import finetune_config
 
 ALGORITHMS = ('adam', 'lamb', 'adagrad')
 SCHEDULES = (

@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     if one_by_one:
       given = dataclasses.replace(config, finetune=dataclasses.replace(config.finetune, task=name))
     configs[name] = finetuning.config_of(given, said, workdir)
-    finetuning.look(configs[name])
+    finetuning.check_examples(configs[name])
   results = {}
   for name, workdir in workdirs.items():
     make = functools.partial(finetuning.Finetuning, workdir=workdir)

@@ -195,7 +195,7 @@ def tasks_of(config: experiment.Config) -> tuple[str, ...]:
   return (name,)
 
 
-def look(config: experiment.Config) -> None:
+def check_examples(config: experiment.Config) -> None:
   """Raises BadInput where the examples that fine-tuning needs are not there, or not whole."""
   source = source_of(config)
   for name in tasks_of(config):
