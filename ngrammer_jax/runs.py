@@ -113,10 +113,11 @@ class Run:
 
     Where spans are numbers of the heads, it computes no more than those of the checkpoint need.
     """
-    m, fitted = self.config.model, None
-    if windows.learned(m) and windows.foreseen(m):
-      fitted = windows.chosen(m, windows.spans(m, self.state.params), reserve=0)
-    return transformer.TransformerLM(self.config.evaluation_model(), self.vocabulary.size, fitted)
+    m = self.config.model
+    held = windows.first(m)
+    if windows.fitted(m):
+      held = windows.chosen(m, windows.spans(m, self.state.params), reserve=0)
+    return transformer.TransformerLM(self.config.evaluation_model(), self.vocabulary.size, held)
 
   @functools.cached_property
   def state(self) -> train_state.TrainState:

@@ -65,6 +65,12 @@ def indices(cache: Cache, valid_BxT: jax.Array) -> jax.Array:
   return cache['count'][:, None] + rank_BxT - 1
 
 
+def newest(cache: Cache, count: int) -> jax.Array:
+  """The slots of the last `count` tokens, oldest first, int32 [B, count]."""
+  M = cache['documents'].shape[1]
+  return (cache['count'][:, None] + jnp.arange(-count, 0)) % M
+
+
 def write(
   old_BxNxMxH: jax.Array, slots_BxT: jax.Array, new_BxTxNxH: jax.Array, after_BxTxD: jax.Array
 ) -> jax.Array:

@@ -90,10 +90,18 @@ class AdaptiveSpan(nn.Module):
     return mask_xNxTxS, Spans(z_N.mean(), longest_BxN)
 
 
-class DynamicSpan(nn.Module):
-  """A span for each head and token: z = limit * sigmoid(v . x + b). See `AdaptiveSpan`.
+def of_tokens(
+  v_DxN: jax.Array, b_N: jax.Array, x_BxTxD: jax.Array, valid_BxT: jax.Array | None, limit: int
+) -> jax.Array:
+  """The spans of tokens [B, T, N], z = limit * sigmoid(v . x + b); 0 at padding."""
+  z_BxTxN = limit * jax.nn.sigmoid(x_BxTxD.astype(v_DxN.dtype) @ v_DxN + b_N)
+  return z_BxTxN if valid_BxT is None else z_BxTxN * (valid_BxT > 0)[..., None]
 
-  `initial` is that of b.
+
+class DynamicSpan(nn.Module):
+  """A span for each head and token (see `of_tokens`). `initial` is that of b.
+
+  See `AdaptiveSpan`.
   """
 
   heads: int
@@ -113,9 +121,9 @@ class DynamicSpan(nn.Module):
     constant = nn.with_logical_partitioning(nn.initializers.constant(self.initial), ('heads',))
     v_DxN = self.param('span_kernel', normal, (D, N), self.dtype)
     b_N = self.param('span_bias', constant, (N,), self.dtype)
-    z_BxTxN = self.limit * jax.nn.sigmoid(x_BxTxD.astype(self.dtype) @ v_DxN + b_N)
+    z_BxTxN = of_tokens(v_DxN, b_N, x_BxTxD, valid_BxT, self.limit)
     self.sow('intermediates', 'spans', z_BxTxN)
     mask_BxNxTxS = soft_mask(z_BxTxN.swapaxes(1, 2)[..., None], distance_BxTxS[:, None], self.ramp)
     valid_BxT = jnp.ones(x_BxTxD.shape[:2]) if valid_BxT is None else (valid_BxT > 0)
-    mean = (z_BxTxN.mean(axis=-1) * valid_BxT).sum() / jnp.maximum(valid_BxT.sum(), 1)
-    return mask_BxNxTxS, Spans(mean, (z_BxTxN * valid_BxT[..., None]).max(axis=1))
+    mean = z_BxTxN.mean(axis=-1).sum() / jnp.maximum(valid_BxT.sum(), 1)
+    return mask_BxNxTxS, Spans(mean, z_BxTxN.max(axis=1))

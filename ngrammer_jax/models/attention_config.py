@@ -1,7 +1,6 @@
 """What attention looks at beside the segment: its memory, how far back, and learned vectors."""
 
 import dataclasses
-import math
 from typing import Any
 
 from ngrammer_jax import errors
@@ -63,12 +62,6 @@ class SpanConfig:
   renormalize: bool = True  # what the mask leaves adds up to 1 again
   # Tokens that a span may grow before what is computed has to be fitted to it again.
   reserve: int = 16
-
-  def first(self) -> float:
-    """Tokens of a span at the beginning of training, of a dynamic one about."""
-    if self.kind == 'adaptive':
-      return self.limit * (self.initial or 0.0)
-    return self.limit / (1 + math.exp(4.0 if self.initial is None else -self.initial))
 
   def check(self, model: Any) -> None:
     """Raises BadInput for a span that the model cannot have."""

@@ -51,7 +51,7 @@ def empty_memory(
       H, dtype = c.width // c.heads, c.compute_dtype()
       return cache.empty_layer(batch, slots, heads, H, dtype, rows)
 
-    by_size = groups(windows)
+    by_size = groups(c, windows)
     if len(by_size) > 1:
       return {
         str(size): of_heads(min(size, cache_slots), len(heads), len(heads))
@@ -69,10 +69,12 @@ def empty_memory(
   return kept
 
 
-def groups(windows: tuple[int, ...] | None) -> dict[int, tuple[int, ...]]:
-  """The heads of each window, the shortest first."""
-  if windows is None:
-    return {view.WHOLE: ()}
+def groups(
+  config: model_config.ModelConfig, windows: tuple[int, ...] | None
+) -> dict[int, tuple[int, ...]]:
+  """The heads of each window, the shortest first; of none where they are not told apart."""
+  if windows is None or view.chooses(config, (windows,)):
+    return {max(windows or [view.WHOLE]): ()}
   return {
     size: tuple(head for head, other in enumerate(windows) if other == size)
     for size in sorted(set(windows))
@@ -83,7 +85,8 @@ class Block(nn.Module):
   """Attention and feed-forward, each with a residual and norms where the config says.
 
   `pairing` is that of the n-gram layer after its attention (see `NGramConfig.pairing`);
-  `windows`, of each head, is how far it looks at most. None: as far as the memory.
+  `windows`, of each head, is how far it looks at most (see `view.Windows`). None: as far as the
+  memory.
   """
 
   config: model_config.ModelConfig
@@ -119,7 +122,7 @@ class Block(nn.Module):
     look = functools.partial(self._look, views, memory, keys[2])
     x_BxTxD, segment, spans = self._add('attention', look, x_BxTxD, keys[0], earlier)
     segment['hidden'] = jax.lax.stop_gradient(hidden_BxTxD)
-    memory = _remember(memory, segment, views, groups(self.windows), after_BxTxD=x_BxTxD)
+    memory = _remember(memory, segment, views, groups(c, self.windows), after_BxTxD=x_BxTxD)
     if c.feed_forward_width:
       valid_BxT = next(iter(views.values())).valid_BxT
       fed = lambda x_BxTxD: (feed(x_BxTxD, valid_BxT, keys[3]),)
@@ -128,8 +131,10 @@ class Block(nn.Module):
 
   def _look(self, views, memory, dropout_key, x_BxPxD):
     """What attention adds, what is kept of it (by window where there are), and the spans."""
-    c, mix, by_size = self.config, None, groups(self.windows)
+    c, mix, by_size = self.config, None, groups(self.config, self.windows)
     attend = _attention(c, self.dtype)
+    if self.windows is not None and view.chooses(c, (self.windows,)) and self.pairing == 'none':
+      return self._look_far_enough(attend, views, memory, dropout_key, x_BxPxD)
     if len(by_size) == 1:
       (size,) = by_size
       seen = views[size]
@@ -159,10 +164,45 @@ class Block(nn.Module):
       spans.append(kept[str(size)].pop('span'))
     return sum(outputs), kept, _joined(spans, by_size.values())
 
+  def _look_far_enough(self, attend, views, memory, dropout_key, x_BxPxD):
+    """The same within the shortest window that holds the spans of these tokens.
+
+    All of them are compiled, one is computed; in the backward pass once more, for what it keeps
+    would be kept of all.
+    """
+    c, sizes = self.config, sorted(views)
+    attend = attend.clone(parent=None, name=None)
+
+    def within(seen):
+      rows = self._rows(seen)
+
+      def look(params, memory, x_BxPxD):
+        cached = memory if 'keys' in memory else None
+        if cached and seen.newest_BxM is not None:
+          slots_Bx1xMx1 = seen.newest_BxM[:, None, :, None]
+          newest = lambda name: jnp.take_along_axis(cached[name], slots_Bx1xMx1, axis=2)
+          cached = cached | {name: newest(name) for name in ('keys', 'values')}
+        given = {'memory': cached, 'dropout_key': dropout_key, **_seen(seen)}
+        y_BxTxD, kept = attend.apply({'params': params}, x_BxPxD[:, -rows:], **given)
+        return y_BxTxD, {name: kept[name] for name in ('span', *memory) if name in kept}
+
+      return jax.checkpoint(look)
+
+    params, seen = self.variables['params']['attention'], views[sizes[-1]]
+    x_BxTxD = x_BxPxD[:, -seen.documents_BxT.shape[1] :]
+    learned = params['span']['span_kernel'], params['span']['span_bias']
+    z_BxTxN = span.of_tokens(*learned, x_BxTxD, seen.valid_BxT, c.span.limit)
+    index = (z_BxTxN.max() + c.span.ramp >= jnp.array(sizes[:-1])).sum()
+    looks = [within(views[size]) for size in sizes]
+    y_BxTxD, kept = jax.lax.switch(index, looks, params, memory, x_BxPxD)
+    return y_BxTxD, kept, kept.pop('span')
+
+  def _rows(self, seen):
+    """How many a view is of, with those that convolutions look back on."""
+    return seen.position_BxP.shape[1] + (self.config.convolution or 1) - 1
+
   def _within(self, seen, x_BxPxD):
-    """The rows that a view is of, and those that convolutions look back on."""
-    rows = seen.position_BxP.shape[1] + (self.config.convolution or 1) - 1
-    return x_BxPxD[:, -rows:]
+    return x_BxPxD[:, -self._rows(seen) :]
 
   def _positioned(self, x_BxTxD):
     """The input and, where every layer adds one of its own, the embedding of its position."""

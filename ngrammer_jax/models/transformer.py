@@ -66,7 +66,7 @@ def empty_memory(
   if n is not None and n.layer != 'attention':
     memory['ngram'] = ngrammer.empty_memory(batch, n.heads or c.heads, n.orders)
   if cache_slots:
-    of_sizes = {size: min(size or cache_slots, cache_slots) for size in view.sizes(windows)}
+    of_sizes = {size: min(size or cache_slots, cache_slots) for size in view.caches(c, windows)}
     known = {str(size): cache.empty(batch, slots) for size, slots in of_sizes.items()}
     memory['cache'] = known if windows is not None else known[str(view.WHOLE)]
   elif c.memory is not None:
@@ -88,8 +88,8 @@ def empty_memory(
     for number in range(c.layers)
   )
   if c.span is not None and c.span.kind == 'dynamic' and not cache_slots:
-    first = lambda *shape: jnp.full((batch, c.layers, *shape), c.span.first(), jnp.float32)
-    memory['spans'] = span.Spans(first(), first(c.context_heads))
+    none = lambda *shape: jnp.zeros((batch, c.layers, *shape), jnp.float32)
+    memory['spans'] = span.Spans(none(), none(c.context_heads))
   return memory | ({'layers': layers} if any(layers) else {})
 
 

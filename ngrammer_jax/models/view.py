@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from ngrammer_jax.layers import attention, cache, documents, local, position
 from ngrammer_jax.models import config as model_config
 
-# Of every layer, of every head, how many tokens back it looks at most.
+# Of every layer, of every head, how many tokens back it looks at most. Where tokens have spans of
+# their own: those that a layer chooses from, segment by segment.
 Windows = tuple[tuple[int, ...], ...]
 WHOLE = 0  # the window of heads that are not told apart
 
@@ -21,7 +22,8 @@ class View(NamedTuple):
 
   visible_BxTxS, rotation, position_BxP, distance_BxTxS, shared and distance_key are those of
   `layers.Attention`; documents_BxT are the numbers of the documents; slots_BxT is where the keys
-  and values of the valid tokens are kept (see `layers.cache`), None where they are not.
+  and values of the valid tokens are kept (see `layers.cache`), None where they are not;
+  newest_BxM are the slots that it has, None where it has all of them.
   """
 
   visible_BxTxS: jax.Array
@@ -32,6 +34,7 @@ class View(NamedTuple):
   valid_BxT: jax.Array | None = None
   distance_BxTxS: jax.Array | None = None
   shared: attention.Shared | None = None
+  newest_BxM: jax.Array | None = None
   distance_key: jax.Array | None = None
 
 
@@ -47,6 +50,16 @@ class Segment(NamedTuple):
 def sizes(windows: Windows | None) -> list[int]:
   """The windows that there are."""
   return [WHOLE] if windows is None else sorted({size for layer in windows for size in layer})
+
+
+def chooses(config: model_config.ModelConfig, windows: Windows | None) -> bool:
+  """Whether layers choose their window as they see the tokens: spans are functions of them."""
+  return windows is not None and config.span is not None and config.span.kind == 'dynamic'
+
+
+def caches(config: model_config.ModelConfig, windows: Windows | None) -> list[int]:
+  """The windows whose keys and values are kept apart. One that is chosen is part of the longest."""
+  return sizes(windows)[-1:] if chooses(config, windows) else sizes(windows)
 
 
 def inputs_kept(
@@ -77,6 +90,12 @@ def views(
     both = {size: _cached(segment, attended_BxT, known) for size, known in kept.items()}
     of_each = {int(size): make(int(size), *before) for size, (before, _) in both.items()}
     known = {size: known for size, (_, known) in both.items()}
+    if chooses(c, windows):
+      (whole,) = kept.values()
+      for size in sizes(windows):
+        if size < whole['documents'].shape[1]:
+          before, _ = _cached(segment, attended_BxT, whole, cache.newest(whole, size))
+          of_each[size] = make(size, *before)
     return of_each, {'cache': known if windows is not None else known[WHOLE]}
   recent = memory.get('recent')
   if recent is None:
@@ -99,17 +118,25 @@ def views(
   return of_each, {'recent': known}
 
 
-def _cached(segment, attended_BxT, kept):
-  """What a cache tells of the tokens before, of positions, slots and distances; the next one."""
+def _cached(segment, attended_BxT, kept, newest_BxM=None):
+  """What a cache tells of the tokens before, of positions, slots and distances; the next one.
+
+  With `newest_BxM`, of the tokens in these slots.
+  """
   T = attended_BxT.shape
   counted_BxT = jnp.ones(T, bool) if segment.valid_BxT is None else segment.valid_BxT
   position_BxT = documents.positions(segment.starts_BxT, kept['position'])
   slots_BxT = cache.slots(kept, counted_BxT)
   index_BxT = cache.indices(kept, counted_BxT)
-  index_BxS = jnp.concatenate([kept['index'], index_BxT], axis=1)
+  documents_BxM, index_BxM = kept['documents'], kept['index']
+  if newest_BxM is not None:
+    of_newest = lambda array: jnp.take_along_axis(array, newest_BxM, axis=1)
+    documents_BxM, index_BxM = of_newest(documents_BxM), of_newest(index_BxM)
+  index_BxS = jnp.concatenate([index_BxM, index_BxT], axis=1)
   distance_BxTxS = index_BxT[:, :, None] - index_BxS[:, None, :]
   known = cache.advance(kept, slots_BxT, attended_BxT, position_BxT, counted_BxT)
-  return (kept['documents'], position_BxT, position_BxT, slots_BxT, distance_BxTxS), known
+  before = documents_BxM, position_BxT, position_BxT, slots_BxT, distance_BxTxS, newest_BxM
+  return before, known
 
 
 def _view(
@@ -123,6 +150,7 @@ def _view(
   position_BxP,
   slots_BxT=None,
   distance_BxTxS=None,
+  newest_BxM=None,
 ):
   """The view of one window."""
   c, T = config, attended_BxT.shape[1]
@@ -152,4 +180,4 @@ def _view(
     timescales = c.positions().min_timescale, c.positions().max_timescale
     rotation = position.rotation(position_BxP, c.width // c.heads, *timescales, wide)
   known = visible_BxTxS, rotation, position_BxP, segment.documents_BxT, slots_BxT
-  return View(*known, segment.valid_BxT, distance_BxTxS, shared)
+  return View(*known, segment.valid_BxT, distance_BxTxS, shared, newest_BxM)

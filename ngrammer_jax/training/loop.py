@@ -76,7 +76,7 @@ def train(
     _describe(config, state)
     given.describe()
     if run.windows is not None:
-      logging.info('windows, heads x tokens: %s', run.described())
+      logging.info('windows, %s', run.described())
     validation = record.validation_of(workdir, first_step, given.judged_by)
     if found and validation is not None:
       saved.validated(first_step, validation)

@@ -41,11 +41,8 @@ class Programs:
     self._evaluated = transformer.TransformerLM(config.evaluation_model(), vocabulary_size)
     self._compiled: dict[view.Windows | None, Callable] = {}
     self._evaluators: dict[view.Windows | None, language_modeling.Evaluator] = {}
-    self.windows, self.changes, self._growth = None, 0, 0
-    if windows.learned(config.model):
-      m = config.model
-      self.windows = windows.chosen(m, np.full((m.layers, m.heads), m.span.first()))
-      self._growth = windows.growth(config)
+    self.windows, self.changes = windows.first(config.model), 0
+    self._fitted, self._growth = windows.fitted(config.model), windows.growth(config)
 
   def create(self) -> train_state.TrainState:
     """The first state."""
@@ -60,14 +57,13 @@ class Programs:
   def fitted(self, state: train_state.TrainState) -> train_state.TrainState:
     """The state for windows that hold its spans, which come into force."""
     m = self._config.model
-    if self.windows is None:
+    if not self._fitted:
       return state
-    spans_LxN = windows.spans(m, state.params, state.memory)
-    found = windows.chosen(m, spans_LxN, self.windows, self.changes)
+    found = windows.chosen(m, windows.spans(m, state.params), self.windows, self.changes)
     if found == self.windows:
       return state
     self.windows, self.changes = found, self.changes + 1
-    logging.info('step %s  windows, heads x tokens: %s', f'{int(state.step):,}', self.described())
+    logging.info('step %s  windows, %s', f'{int(state.step):,}', self.described())
     resize = jax.jit(
       functools.partial(windows.resized, m, windows=found, more=self._growth),
       out_shardings=sharding.rows_sharding(self.mesh),
@@ -76,7 +72,9 @@ class Programs:
       return state.replace(memory=resize(state.memory))
 
   def described(self) -> str:
-    """The windows of runs of equal layers, as heads x tokens."""
+    """The windows: of runs of equal layers, as heads x tokens."""
+    if not self._fitted:
+      return f'{", ".join(map(str, self.windows[0]))} tokens, as long as the spans of a segment are'
     described, first = [], 0
     for sizes, run in itertools.groupby(self.windows, sorted):
       last = first + len(list(run)) - 1
@@ -84,7 +82,7 @@ class Programs:
       counted = ', '.join(f'{sizes.count(size)} x {size}' for size in sorted(set(sizes)))
       described.append(f'{layers}: {counted}')
       first = last + 1
-    return '; '.join(described)
+    return f'heads x tokens: {"; ".join(described)}'
 
   @property
   def ready(self) -> bool:
@@ -122,7 +120,7 @@ class Programs:
       The state, the metrics, and whether all is done. If not, a span has outgrown its window.
     """
     state, metrics = self._compiled[self.windows](state, segments, np.int32(first))
-    if self.windows is None:
+    if not self._fitted:
       return state, metrics, True
     made = metrics.pop('made')
     if before is not None:
@@ -147,11 +145,11 @@ class Programs:
     """The model as a state is evaluated, with windows that hold its spans.
 
     Those in force may not, after the last step of a call; they stay what they are, for a resume
-    must not depend on what was evaluated. How far dynamic spans go in other text is not known.
+    must not depend on what was evaluated.
     """
     m = self._config.model
-    if not windows.learned(m) or not windows.foreseen(m):
-      return self._evaluated.clone(windows=None)
+    if not self._fitted:
+      return self._evaluated.clone(windows=self.windows)
     least = windows.chosen(m, windows.spans(m, state.params), reserve=0)
     longer = lambda *layers: tuple(map(max, *layers))
     return self._evaluated.clone(windows=tuple(map(longer, self.windows, least)))

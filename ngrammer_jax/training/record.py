@@ -13,7 +13,7 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, progress
 from ngrammer_jax.models import view
-from ngrammer_jax.training import optimizers, throughput, writers
+from ngrammer_jax.training import optimizers, throughput, windows, writers
 from ngrammer_jax.training import step as train_step
 
 
@@ -35,7 +35,8 @@ class Record:
     self._model, self._vocabulary_size = config.model, vocabulary_size
     self._meter = throughput.Meter()
     self._bar = progress.Progress('training', t.steps, 'steps', done=first_step, lines=False)
-    self._waiting: tuple[int, train_step.Metrics] | None = None
+    self._waiting: tuple[int, train_step.Metrics, view.Windows | None] | None = None
+    self._windows: view.Windows | None = None
     self._measured_step, self._last_good = first_step, first_step
 
   def __enter__(self) -> 'Record':
@@ -47,19 +48,14 @@ class Record:
     self._bar.__exit__(*exception)
     self._writer.close()
 
-  def computes(self, windows: view.Windows | None) -> None:
+  def computes(self, allowed: view.Windows | None) -> None:
     """Takes the windows that are in force from now on."""
-    given = self._model, self._vocabulary_size, self._training.segment_length, windows
-    self._meter.flops = throughput.train_flops(*given)
-    self._costs = throughput.forward_flops(*given)
+    self._windows = allowed
 
   def add(self, done: int, metrics: train_step.Metrics) -> None:
     """Takes the metrics of the call that ends with step `done`, and tells of the one before."""
-    if self._model.span is not None:
-      # Of a prediction, forward; now, for what is computed may change before this is told.
-      cost = np.full(self._training.segments_per_call, self._costs, float)
-      metrics = metrics | {'flops_per_token': cost}
-    before, self._waiting = self._waiting, (done, metrics)
+    # The windows of now, for they may change before this is told.
+    before, self._waiting = self._waiting, (done, metrics, self._windows)
     if before is not None:
       self._tell(*before)
 
@@ -87,9 +83,10 @@ class Record:
     self._writer.scalars(step, {f'validation/{k}': v for k, v in numbers.items()})
     logging.info('step %s  validation%s', f'{step:,}', said)
 
-  def _tell(self, done: int, metrics: train_step.Metrics) -> None:
+  def _tell(self, done: int, metrics: train_step.Metrics, allowed: view.Windows | None) -> None:
     metrics = jax.device_get(metrics)
     metrics = {'loss': metrics.pop('loss'), **metrics}  # first, for the reader
+    metrics |= self._costs(metrics, allowed)
     calls = len(metrics['loss'])
     for offset in range(calls):
       values = {name: float(column[offset]) for name, column in metrics.items()}
@@ -109,6 +106,18 @@ class Record:
     self._writer.scalars(done, values)
     left = (self._training.steps - done) * self._tokens / self._meter.rate
     self._bar.say(writers.line(done, self._training.steps, values, left))
+
+  def _costs(self, metrics: train_step.Metrics, allowed: view.Windows | None) -> dict[str, Any]:
+    """FLOPs of a prediction, forward, at each step of a call. The meter takes those of training."""
+    forward, trained = [], []
+    for step in range(len(metrics['loss'])):
+      of_step = {name: column[step] for name, column in metrics.items()}
+      sizes = windows.in_force(self._model, allowed, of_step)
+      given = self._model, self._vocabulary_size, self._training.segment_length, sizes
+      forward.append(throughput.forward_flops(*given))
+      trained.append(throughput.train_flops(*given))
+    self._meter.flops = float(np.mean(trained))
+    return {'flops_per_token': np.array(forward)} if self._model.span is not None else {}
 
   def _finished(self, done: int) -> int:
     """The last step that the device has finished; the call after `done` may be ready too."""

@@ -116,10 +116,9 @@ def make_call(
 
   The state given in is donated. Metrics come back stacked by step.
 
-  Where the model has windows, the number of the first step counts: a step is made in its turn
+  Where windows are fitted to spans, the number of the first step counts: a step is made in its turn
   and where the windows hold the spans. Otherwise the state stays, and so it does to the end of
   the call, which can be made again with other windows. `made` among the metrics says which were.
-  Spans of tokens are known when the step is made: then it is taken back, and they are remembered.
   """
   how = {'half_loss': half_loss, 'frozen_codebook': frozen_codebook}
   step = functools.partial(train_step, model, optimizer, seed, **how)
@@ -127,19 +126,13 @@ def make_call(
   def turn(state, numbered):
     number, segment = numbered
     _, like = jax.eval_shape(step, state, segment)
-    fit = lambda state: windows.fit(model.config, state.params, state.memory, model.windows)
-    made = (state.step == number) & fit(state)
+    made = (state.step == number) & windows.fit(model.config, state.params, model.windows)
     stay = lambda state, _: (state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like))
     after, metrics = jax.lax.cond(made, step, stay, state, segment)
-    if 'spans' in state.memory:
-      fits = fit(after)
-      back = state.replace(memory=state.memory | {'spans': after.memory['spans']})
-      after = jax.tree.map(lambda new, old: jnp.where(fits, new, old), after, back)
-      made &= fits
     return after, metrics | {'made': made}
 
   def call(state, segments, first):
-    if model.windows is None:
+    if not windows.fitted(model.config):
       return jax.lax.scan(step, state, segments)
     numbers = first + jnp.arange(len(segments.tokens_BxT))
     return jax.lax.scan(turn, state, (numbers, segments))

@@ -7,6 +7,9 @@ fitted to it at that step, and what it reaches in addition is there: beyond ever
 kept as far as the largest updates can take a span (`growth`). So windows depend on the spans and on
 the windows before, which are saved with the checkpoint.
 
+Spans of tokens are not known before these are seen. There layers choose, segment by segment, from
+all windows of 64 2^k tokens; those in force do not change.
+
 L layers, N heads.
 """
 
@@ -29,54 +32,54 @@ CHANGES = 16
 
 
 def learned(config: model_config.ModelConfig) -> bool:
-  """Whether windows can follow the spans: nothing is missed beyond them.
+  """Whether windows can hold the spans: nothing is missed beyond them.
 
   Without `renormalize` something is: the softmax is over all there is.
   """
   return config.span is not None and config.span.renormalize
 
 
-def foreseen(config: model_config.ModelConfig) -> bool:
-  """Whether the spans of text are known before it is seen. Dynamic ones are not."""
-  return config.span.kind == 'adaptive'
+def fitted(config: model_config.ModelConfig) -> bool:
+  """Whether windows are fitted to the spans as these move: to those of heads, not of tokens."""
+  return learned(config) and config.span.kind == 'adaptive'
 
 
 def apart(config: model_config.ModelConfig) -> bool:
-  """Whether heads of a layer can have windows of their own. If not, all have the longest.
-
-  Dynamic spans could, but move too much: each set of windows is a program to be compiled.
-  """
+  """Whether heads of a layer can have windows of their own. If not, all have the longest."""
   c = config
-  return (
-    foreseen(c)
-    and (c.ngram is None or c.ngram.layer != 'attention')
-    and (c.persistent is None or c.persistent.kind in ('all_attention', 'attention_split'))
+  return (c.ngram is None or c.ngram.layer != 'attention') and (
+    c.persistent is None or c.persistent.kind in ('all_attention', 'attention_split')
   )
+
+
+def first(config: model_config.ModelConfig) -> view.Windows | None:
+  """The windows at the beginning of training; None where there are none."""
+  if not learned(config):
+    return None
+  limit = config.span.limit
+  if not fitted(config):
+    every = (_bucket(2**k, limit) for k in range(limit.bit_length() + 1))
+    return (tuple(sorted(set(every))),) * config.layers
+  return chosen(config, np.full((config.layers, config.heads), limit * (config.span.initial or 0)))
 
 
 def growth(config: experiment.Config) -> int:
   """Tokens kept beyond every window, so that a span that grows finds there what it reaches.
 
   It grows by the largest update at every step, which brings a segment in addition: after n of
-  them, n - 1 segments are new, in rows without padding, as those of a corpus are. What a token
-  calls for has no such bound.
+  them, n - 1 segments are new, in rows without padding, as those of a corpus are.
   """
+  if not fitted(config.model):
+    return 0
   limit, T = config.model.span.limit, config.training.segment_length
-  if not foreseen(config.model):
-    return limit
   step = limit * optimizers.largest_update(config.optimizer, config.model.heads)
   if step >= limit:
     return limit
   return min(limit, math.ceil(step + (math.ceil(limit / step) - 1) * max(step - T, 0)) + 1)
 
 
-def spans(config: model_config.ModelConfig, params: Any, memory: Any = None) -> jax.Array:
-  """The spans of all heads, in tokens, [L, N].
-
-  Dynamic ones: the longest of the last segment, which the memory of training knows.
-  """
-  if not foreseen(config):
-    return memory['spans'].longest_BxN.max(axis=0)
+def spans(config: model_config.ModelConfig, params: Any) -> jax.Array:
+  """The spans of all heads, in tokens, [L, N]."""
   layers = (params[f'layer_{i}']['attention']['span']['span'] for i in range(config.layers))
   return config.span.limit * jnp.stack(list(layers))
 
@@ -96,13 +99,12 @@ def chosen(
     before: windows in force, kept where the spans neither outgrow them nor are far below. None:
       there are none yet.
     changes: made so far.
-    reserve: tokens that a span may grow. None: those of the config, or half of a dynamic span.
+    reserve: tokens that a span may grow. None: those of the config.
   """
+  reserve = config.span.reserve if reserve is None else reserve
 
   def of_head(tokens, now):
-    least = config.span.reserve if foreseen(config) else max(config.span.reserve, tokens // 2)
-    spare = least if reserve is None else reserve
-    return _window(config.span.limit, tokens, now, changes, spare)
+    return _window(config.span.limit, tokens, now, changes, reserve)
 
   needed_LxN = needed(config, spans_LxN)
   if not apart(config):
@@ -128,6 +130,18 @@ def _window(limit, needed, now, changes, reserve):
   return smaller if smaller < now and changes < CHANGES else now
 
 
+def in_force(
+  config: model_config.ModelConfig, windows: view.Windows | None, metrics: dict[str, Any]
+) -> view.Windows | None:
+  """The windows that a step was computed in, of all heads, from its metrics."""
+  if not view.chooses(config, windows):
+    return windows
+  # They are rounded up: one that ends where its window does was in the next.
+  longest = [metrics[f'span/maximum/layer_{i}'] for i in range(config.layers)]
+  holds = lambda tokens, sizes: next((size for size in sizes if tokens <= size), sizes[-1])
+  return tuple((holds(*each),) * config.heads for each in zip(longest, windows, strict=True))
+
+
 def _bucket(tokens, limit):
   size = SMALLEST
   while size < tokens:
@@ -135,11 +149,9 @@ def _bucket(tokens, limit):
   return min(size, limit)
 
 
-def fit(
-  config: model_config.ModelConfig, params: Any, memory: Any, windows: view.Windows
-) -> jax.Array:
+def fit(config: model_config.ModelConfig, params: Any, windows: view.Windows) -> jax.Array:
   """Whether the windows hold all spans, on the device."""
-  s, spans_LxN = config.span, spans(config, params, memory)
+  s, spans_LxN = config.span, spans(config, params)
   sizes_LxN = np.array(windows)[:, : spans_LxN.shape[1]]
   # What `needed` says, and a little less for what rounding may add.
   below_LxN = np.where(sizes_LxN < s.limit, (1 - 1e-6) * (sizes_LxN - s.ramp), math.inf)
@@ -176,9 +188,16 @@ def resized(config: model_config.ModelConfig, memory: Any, windows: view.Windows
 
 
 def metrics(config: model_config.ModelConfig, params: Any, memory: Any) -> dict[str, Any]:
-  """The average and the longest span of each layer, and of all, in tokens with the ramp."""
-  s, spans_LxN = config.span, spans(config, params, memory)
-  means_L = spans_LxN.mean(axis=1) if foreseen(config) else memory['spans'].mean.mean(axis=0)
+  """The average and the longest span of each layer, and of all, in tokens with the ramp.
+
+  Of tokens, those of the last segment, which the memory of training knows.
+  """
+  s = config.span
+  if s.kind == 'dynamic':
+    spans_LxN, means_L = memory['spans'].longest_BxN.max(axis=0), memory['spans'].mean.mean(axis=0)
+  else:
+    spans_LxN = spans(config, params)
+    means_L = spans_LxN.mean(axis=1)
   of_all = lambda tokens_L: jnp.minimum(jnp.ceil(tokens_L) + s.ramp, s.limit)
   averages_L, longest_L = of_all(means_L), of_all(spans_LxN.max(axis=1))
   result = {'span/average': averages_L.mean(), 'span/maximum': longest_L.max()}

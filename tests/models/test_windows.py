@@ -100,6 +100,8 @@ def with_spans(variables):
 
 
 def windows_of(config):
+  if config.span.kind == 'dynamic':
+    return ((4, 6, 8),) * config.layers
   if windows.apart(config):
     return WINDOWS
   return tuple((max(sizes),) * config.heads for sizes in WINDOWS)
@@ -137,6 +139,32 @@ def test_heads_by_their_windows_and_queries_in_blocks(x64, monkeypatch, change):
       assert_close(hidden_states(config, variables, sizes, S, split), whole, tolerance)
   too_small = ((2,) * 4,) * 3
   assert np.abs(hidden_states(config, variables, too_small, 0) - whole).max() > 1e-3
+
+
+@pytest.mark.parametrize('slots', [0, S])
+def test_what_no_token_calls_for_is_not_read(x64, slots):
+  """Spans of less than 4 tokens: what is kept of older ones may be anything."""
+  span = model_config.SpanConfig('dynamic', limit=S, ramp=2, initial=-9.0)
+  config = dataclasses.replace(PLAIN, span=span)
+  model = transformer.TransformerLM(config, V)
+  start = transformer.empty_memory(config, 3)
+  variables = random_variables(model, TOKENS[:, :T], start, dtype='float64')
+  for number in range(config.layers):
+    learned = variables['params'][f'layer_{number}']['attention']['span']
+    learned['span_kernel'], learned['span_bias'] = learned['span_kernel'] * 0, jnp.full(4, -9.0)
+  for sizes, same in ((windows_of(config), True), (None, False)):
+    model = transformer.TransformerLM(config, V, sizes)
+    memory = transformer.empty_memory(config, 3, slots, sizes)
+    _, memory, _ = model.apply(variables, TOKENS[:, : T + 3], memory)
+    spoiled = [dict(layer) for layer in memory['layers']]
+    for layer in spoiled:
+      if slots:  # the 11 tokens so far are in slots 0 to 7, the last in 2
+        layer['values'] = layer['values'].at[:, :, 3:7].set(jnp.nan)
+      else:
+        layer['hidden'] = layer['hidden'].at[:, :4].set(jnp.nan)
+    other = memory | {'layers': tuple(spoiled)}
+    y, z = (model.apply(variables, TOKENS[:, 11:13], given)[0] for given in (memory, other))
+    assert np.array_equal(y, z) == same
 
 
 @pytest.mark.parametrize('change', ['official', 'relative, all-attention'])
