@@ -136,10 +136,15 @@ def in_force(
   """The windows that a step was computed in, of all heads, from its metrics."""
   if not view.chooses(config, windows):
     return windows
+
   # They are rounded up: one that ends where its window does was in the next.
-  longest = [metrics[f'span/maximum/layer_{i}'] for i in range(config.layers)]
-  holds = lambda tokens, sizes: next((size for size in sizes if tokens <= size), sizes[-1])
-  return tuple((holds(*each),) * config.heads for each in zip(longest, windows, strict=True))
+  def of_layer(number, sizes):
+    longest, n = metrics[f'span/maximum/layer_{number}'], config.ngram
+    if n is not None and n.pairing_of(number) != 'none':  # looks at all there is
+      return (sizes[-1],) * config.heads
+    return (next((size for size in sizes if longest <= size), sizes[-1]),) * config.heads
+
+  return tuple(of_layer(*each) for each in enumerate(windows))
 
 
 def _bucket(tokens, limit):

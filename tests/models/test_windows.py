@@ -203,12 +203,15 @@ def test_gradients_by_windows(x64, monkeypatch, change):
 
 
 @pytest.mark.parametrize('slots', [0, S])
-@pytest.mark.parametrize('change', ['official', 'primer with n-grams'])
+@pytest.mark.parametrize(
+  'change', ['official', 'primer with n-grams', 'tokens with spans of their own']
+)
 def test_padding_at_the_end_of_rows_does_not_matter(x64, change, slots):
   """Rows of 5 and 8 tokens, then of 8 and 3: each as if it were alone and without padding."""
   config = dataclasses.replace(PLAIN, **CHANGES[change])
-  model = transformer.TransformerLM(config, V, WINDOWS)
-  empty = lambda rows: transformer.empty_memory(config, rows, slots, WINDOWS)
+  sizes = windows_of(config)
+  model = transformer.TransformerLM(config, V, sizes)
+  empty = lambda rows: transformer.empty_memory(config, rows, slots, sizes)
   whole = transformer.TransformerLM(config, V)
   start = transformer.empty_memory(config, 3)
   variables = with_spans(random_variables(whole, TOKENS[:, :T], start, dtype='float64'))
