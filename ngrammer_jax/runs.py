@@ -154,8 +154,13 @@ class Run:
     """A split of the corpus. Raises BadInput where it is not the one of the training."""
     if name not in corpora.SPLITS:
       raise errors.BadInput(f'--split={name} is not one of: {", ".join(corpora.SPLITS)}')
-    corpus = token_cache.prepare(self.config.data)
+    corpus = token_cache.prepare(self.config.data, finder(self.config.data))
     workdirs.check_text(self.workdir, self.config, corpus.content_hash)
+    if name not in corpus.splits:
+      raise errors.BadInput(
+        f'--split={name}: data.corpus={self.config.data.corpus!r} has no such split to evaluate, '
+        f'but {", ".join(corpus.splits)}'
+      )
     return corpus.splits[name]
 
   @functools.cached_property
@@ -316,6 +321,17 @@ class Run:
         f'start fill the context of {context:,}; shorten it, or raise the context'
       )
     return ids
+
+
+def finder(
+  config: token_cache.DataConfig,
+) -> Callable[[token_cache.DataConfig], corpora.Corpus] | None:
+  """What opens a corpus that is read through seqio; None for others."""
+  if not corpora.prepared_by_tfds(config.corpus):
+    return None
+  from ngrammer_jax.tasks import c4  # with TensorFlow
+
+  return c4.open_corpus
 
 
 def _rows(texts: int) -> int:

@@ -1,6 +1,7 @@
 """Trains a language model: python -m ngrammer_jax.train --config=FILE --workdir=DIR."""
 
 import argparse
+import functools
 import os
 import pathlib
 
@@ -13,16 +14,20 @@ def main(argv: list[str]) -> int:
   parser.add_argument('--workdir', type=pathlib.Path, required=True, help='where the run is kept')
   options, config = flags.parse(parser, argv)
 
-  from ngrammer_jax.training import loop  # a wrong flag need not wait for Orbax
+  from ngrammer_jax import runs  # a wrong flag need not wait for Orbax
+  from ngrammer_jax.data import corpora
+  from ngrammer_jax.training import loop, material
 
   # The same numbers from the same command, on a GPU too; read when the first device is touched.
   deterministic = '--xla_gpu_deterministic_ops=true'
   os.environ['XLA_FLAGS'] = f'{deterministic} {os.environ.get("XLA_FLAGS", "")}'.strip()
 
-  trained = loop.train(config, options.workdir)
+  given = {'workdir': options.workdir, 'find': runs.finder(config.data)}
+  trained = loop.train(config, options.workdir, functools.partial(material.Corpus, **given))
   said = 'finished' if trained else 'already finished'
   print(f'{said}: {config.training.steps:,} steps, in {options.workdir}')
-  print(f'  python -m ngrammer_jax.evaluate --workdir={options.workdir} --split=test')
+  split = 'validation' if corpora.streamed(config.data.corpus) else 'test'
+  print(f'  python -m ngrammer_jax.evaluate --workdir={options.workdir} --split={split}')
   print(f'  tensorboard --logdir {options.workdir}/tensorboard')
   if not trained:
     print('  to train longer, use another --workdir and --config.training.steps=...')

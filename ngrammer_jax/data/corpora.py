@@ -4,7 +4,7 @@ A document is read in pieces of bounded size that end at a newline where there i
 so a corpus may be larger than memory.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import dataclasses
 import functools
 import gzip
@@ -15,6 +15,7 @@ import zipfile
 import zlib
 
 from ngrammer_jax import errors
+from ngrammer_jax.data import shards
 
 SPLITS = ('train', 'validation', 'test')
 NEWLINES = ('keep', 'drop', 'eos')
@@ -46,14 +47,27 @@ class Corpus:
     encoding: of its characters.
     altered: the pieces are not the raw text of the files, so bits per byte have no meaning.
     check: compares the files with published checksums, where there are any.
+    stream: the shards of its training split, where that is read as it is needed and not tokenised
+      beforehand.
   """
 
   name: str
   files: tuple[pathlib.Path, ...]
-  splits: dict[str, tuple[Document, ...]]
+  splits: dict[str, Iterable[Document]]
   encoding: str = 'utf-8'
   altered: bool = False
   check: Callable[[], None] = lambda: None
+  stream: shards.Shards | None = None
+
+
+def streamed(name: str) -> bool:
+  """Whether the training split of a corpus is read as it is needed."""
+  return name == 'shards' or prepared_by_tfds(name)
+
+
+def prepared_by_tfds(name: str) -> bool:
+  """Whether a corpus is one that TFDS has prepared, such as c4/en (see `tasks.c4`)."""
+  return name.startswith('c4/')
 
 
 def open_corpus(name: str, path: str | None, newlines: str = 'keep') -> Corpus:
@@ -70,7 +84,7 @@ def open_corpus(name: str, path: str | None, newlines: str = 'keep') -> Corpus:
     BadInput: no such corpus, files missing or empty.
   """
   if name not in CORPORA:
-    raise errors.BadInput(f'data.corpus={name!r} is not one of: {", ".join(CORPORA)}')
+    raise errors.BadInput(f'data.corpus={name!r} is not one of: {", ".join(CORPORA)}, c4/en')
   if newlines not in NEWLINES:
     raise errors.BadInput(f'data.newlines={newlines!r} is not one of: {", ".join(NEWLINES)}')
   if newlines != 'keep' and name != 'enwik8':
@@ -173,12 +187,40 @@ def _text(root: pathlib.Path) -> Corpus:
   return Corpus('text', files, documents)
 
 
-CORPORA = {'sotu': _sotu, 'text8': _text8, 'enwik8': _enwik8, 'wikitext': _wikitext, 'text': _text}
+def of_shards(name: str, found: Mapping[str, shards.Shards]) -> Corpus:
+  """A corpus whose training split is a stream, from the shards of its splits."""
+  files = tuple(file for split in found.values() for file in split.files)
+  splits = {split: ShardDocuments(of_split) for split, of_split in found.items()}
+  return Corpus(name, files, splits, stream=found['train'])
+
+
+class ShardDocuments:
+  """The documents of shards, read each time that they are asked for."""
+
+  def __init__(self, found: shards.Shards):
+    self._shards = found
+
+  def __iter__(self) -> Iterator[Document]:
+    for shard, name in enumerate(self._shards.names):
+      for number, (stored, _) in enumerate(self._shards.read(shard)):
+        if text := self._shards.text(shard, number, stored):
+          yield Document(f'{name}, document {number + 1:,}', functools.partial(iter, [text]))
+
+
+def _of_folder(root: pathlib.Path) -> Corpus:
+  return of_shards('shards', shards.find(root))
+
+
+CORPORA = {
+  **{'sotu': _sotu, 'text8': _text8, 'enwik8': _enwik8, 'wikitext': _wikitext, 'text': _text},
+  'shards': _of_folder,
+}
 WANTED = {
   'text8': 'text8 or text8.zip',
   'enwik8': 'enwik8, enwik8.zip or enwik8.gz',
   'wikitext': 'a folder with one file each for train, valid and test in its name',
   'text': 'a text file, or a folder of them',
+  'shards': 'a folder of .jsonl, .json or .txt files, train and validation in their names',
 }
 
 

@@ -5,7 +5,7 @@ integers) and `<split>.starts.npy`, and `meta.json`. It is written beside its pl
 renamed when complete, so a killed preparation leaves nothing that is believed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import dataclasses
 import hashlib
 import json
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ngrammer_jax import errors, progress
-from ngrammer_jax.data import corpora
+from ngrammer_jax.data import corpora, shards
 from ngrammer_jax.data import vocabulary as vocabularies
 
 FORMAT = 1  # raise when the files of a cache change their meaning
@@ -62,6 +62,11 @@ class DataConfig:
     least = 260 if self.vocabulary == 'sentencepiece' else 3
     if size is not None and size < least:
       raise errors.BadInput(f'data.vocabulary_size={size} must be at least {least}')
+    if corpora.streamed(self.corpus) and self.vocabulary not in ('sentencepiece', 'bytes'):
+      raise errors.BadInput(
+        f'data.corpus={self.corpus!r} is read as it is needed, and data.vocabulary='
+        f'{self.vocabulary!r} would have to know all of it: use sentencepiece or bytes'
+      )
     if self.corpus == 'enwik8' and self.vocabulary != 'characters':
       raise errors.BadInput(
         'data.corpus="enwik8" is cut inside characters: its symbols are bytes. Use '
@@ -107,24 +112,34 @@ class TokenCorpus:
   splits: dict[str, TokenSplit]
   vocabulary: vocabularies.Vocabulary
   content_hash: str
+  stream: shards.Shards | None = None  # of training, which is not among the splits then
 
 
-def prepare(config: DataConfig) -> TokenCorpus:
+def prepare(
+  config: DataConfig, find: Callable[[DataConfig], corpora.Corpus] | None = None
+) -> TokenCorpus:
   """The tokens of a corpus, from the cache or tokenised now.
+
+  Args:
+    config: of the data.
+    find: opens the corpus. None: it is one of `corpora.CORPORA`.
 
   Raises:
     BadInput: the corpus is missing, truncated, empty, has a wrong checksum or is not
       valid UTF-8, or the vocabulary does not fit it.
   """
   config.check()
-  corpus = corpora.open_corpus(config.corpus, config.path, config.newlines)
+  if find is None:
+    corpus = corpora.open_corpus(config.corpus, config.path, config.newlines)
+  else:
+    corpus = find(config)
   root = pathlib.Path(
     config.cache_dir or os.environ.get('NGRAMMER_JAX_CACHE') or '~/.cache/ngrammer_jax'
   ).expanduser()
-  folder = root / f'{corpus.name}-{_cache_key(config, corpus)}'
+  folder = root / f'{corpus.name.replace("/", "-")}-{_cache_key(config, corpus)}'
   if folder.exists():
     try:
-      return _load(folder)
+      return _load(folder, corpus.stream)
     except (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError) as error:
       logging.warning('%s is damaged (%s); preparing it again', folder, error)
       shutil.rmtree(folder)
@@ -149,7 +164,7 @@ def prepare(config: DataConfig) -> TokenCorpus:
     ) from error
   finally:
     shutil.rmtree(scratch, ignore_errors=True)
-  return _load(folder)
+  return _load(folder, corpus.stream)
 
 
 def _remove_abandoned(root: pathlib.Path) -> None:
@@ -176,7 +191,8 @@ def _write(config: DataConfig, corpus: corpora.Corpus, folder: pathlib.Path) -> 
   digest = hashlib.sha256()
   sizes = {}
   encoding = 'bytes' if config.vocabulary == 'bytes' else corpus.encoding
-  for split, documents in corpus.splits.items():
+  tokenised = {name: of for name, of in corpus.splits.items() if not _streamed(corpus, name)}
+  for split, documents in tokenised.items():
     sizes[split] = 0
     digest.update(split.encode())
     for piece in _pieces(documents, encoding):
@@ -187,11 +203,14 @@ def _write(config: DataConfig, corpus: corpora.Corpus, folder: pathlib.Path) -> 
       raise errors.BadInput(
         f'the {split} split of {corpus.name} is empty: {corpus.files[0]} holds too little text'
       )
-  vocabulary = _vocabulary(config, corpus, sizes['train'])
+  if corpus.stream is not None:  # too much to be read for that
+    for file in corpus.files:
+      digest.update(f'{file.name} {file.stat().st_size}'.encode())
+  vocabulary = _vocabulary(config, corpus, sizes.get('train', 0))
   vocabulary.save(folder)
   splits = {}
   with progress.Progress(f'tokenising {corpus.name}', sum(sizes.values()), 'bytes') as bar:
-    for split, documents in corpus.splits.items():
+    for split, documents in tokenised.items():
       splits[split] = _write_split(corpus, split, documents, vocabulary, encoding, folder, bar)
       logging.info(
         '%s: %s tokens, %s bytes, %s documents',
@@ -237,9 +256,25 @@ def _vocabulary(
     return vocabularies.learn_characters(texts, corpus.encoding, separated)
   if config.vocabulary == 'words':
     return vocabularies.learn_words(_pieces(train, corpus.encoding), config.vocabulary_size)
+  if corpus.stream is not None:
+    texts = _first(_pieces(train, corpus.encoding), vocabularies.LEARN_FROM)
+    return vocabularies.learn_pieces(texts, config.vocabulary_size)
   every = -(-train_bytes // vocabularies.LEARN_FROM)  # of the pieces, one in so many
   texts = (p for i, p in enumerate(_pieces(train, corpus.encoding)) if i % every == 0)
   return vocabularies.learn_pieces(texts, config.vocabulary_size)
+
+
+def _streamed(corpus: corpora.Corpus, split: str) -> bool:
+  return corpus.stream is not None and split == 'train'
+
+
+def _first(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
+  """Pieces until there are so many bytes."""
+  for piece in pieces:
+    yield piece
+    size -= len(piece)
+    if size <= 0:
+      return
 
 
 def _pieces(documents, encoding: str) -> Iterator[bytes]:
@@ -280,25 +315,24 @@ def _write_split(corpus, split, documents, vocabulary, encoding, folder, bar) ->
   return {
     'tokens': tokens,
     'bytes': text_bytes,
-    'documents': len(documents),
+    'documents': len(starts),
     'lossless': lossless,
     'dtype': np.dtype(dtype).name,
   }
 
 
-def _load(folder: pathlib.Path) -> TokenCorpus:
+def _load(folder: pathlib.Path, stream: shards.Shards | None) -> TokenCorpus:
   """Maps a cache folder. Raises OSError, ValueError or KeyError where it is damaged."""
   meta = json.loads((folder / 'meta.json').read_text(encoding='utf-8'))
   if _vocabulary_hash(folder) != meta['vocabulary_hash']:
     raise ValueError('the vocabulary has changed')
   vocabulary = vocabularies.load(folder)
   splits = {}
-  for split in corpora.SPLITS:
-    kept = meta['splits'][split]
+  for split, kept in meta['splits'].items():
     tokens = np.memmap(folder / f'{split}.tokens', kept['dtype'], mode='r')
     if len(tokens) != kept['tokens']:
       raise ValueError(f'{split}.tokens has {len(tokens)} tokens, expected {kept["tokens"]}')
     starts = np.load(folder / f'{split}.starts.npy')
     text_bytes = kept['bytes'] if kept['lossless'] else None
     splits[split] = TokenSplit(tokens, starts, text_bytes, vocabulary.document_start)
-  return TokenCorpus(splits, vocabulary, meta['content_hash'])
+  return TokenCorpus(splits, vocabulary, meta['content_hash'], stream)

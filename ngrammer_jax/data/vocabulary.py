@@ -8,7 +8,7 @@ where that is a word of its own, else None), `encode(bytes) -> ids`,
 """
 
 import collections
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 import io
 import json
 import pathlib
@@ -155,12 +155,26 @@ class SentencePieceVocabulary:
       ids += self._processor.encode(part)
     return np.array(ids, np.int64)
 
+  def encode_all(self, texts: Sequence[bytes], threads: int) -> list[np.ndarray]:
+    """The ids of each text."""
+    if self._learned and any(SPACE_MARK.encode() in text for text in texts):
+      return [self.encode(text) for text in texts]
+    ids = self._processor.encode([text.decode() for text in texts], num_threads=threads)
+    return [np.array(of_text, np.int32) for of_text in ids]
+
   def decode(self, ids: Iterable[int]) -> bytes:
     return self._processor.decode([int(i) for i in ids]).encode()
 
   def save(self, folder: pathlib.Path) -> None:
     files.write(folder / 'vocabulary.model', self._model)
     _write(folder, {'kind': 'sentencepiece', 'learned': self._learned})
+
+
+def encode_all(vocabulary: Vocabulary, texts: Sequence[bytes], threads: int) -> list[np.ndarray]:
+  """The ids of each text, by some threads where the vocabulary can."""
+  if isinstance(vocabulary, SentencePieceVocabulary):
+    return vocabulary.encode_all(texts, threads)
+  return [vocabulary.encode(text) for text in texts]
 
 
 def load(folder: pathlib.Path) -> Vocabulary:

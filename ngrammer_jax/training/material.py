@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 import logging
+import pathlib
 from typing import Any, Protocol
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
-from ngrammer_jax.data import streams, token_cache
+from ngrammer_jax.data import corpora, packing, streams, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.training import programs
 from ngrammer_jax.training import state as train_state
@@ -46,15 +47,31 @@ class Material(Protocol):
 
 
 class Corpus:
-  """The text of `config.data`, as contiguous streams."""
+  """The text of `config.data`, as contiguous streams.
+
+  Args:
+    config: the experiment.
+    workdir: of the run, where a corpus that is read as it is needed has its places.
+    find: see `token_cache.prepare`.
+  """
 
   judged_by, patience = 'nll_nats_per_token', None
 
-  def __init__(self, config: experiment.Config):
-    self._config = config
-    self._corpus = token_cache.prepare(config.data)
+  def __init__(
+    self,
+    config: experiment.Config,
+    workdir: pathlib.Path | None = None,
+    find: Callable[[token_cache.DataConfig], corpora.Corpus] | None = None,
+  ):
+    self._config, t = config, config.training
+    self._corpus = token_cache.prepare(config.data, find)
     self.vocabulary, self.content_hash = self._corpus.vocabulary, self._corpus.content_hash
-    self._split, t = self._corpus.splits['train'], config.training
+    if self._corpus.stream is not None:
+      places = (workdir or pathlib.Path()) / 'places'
+      given = self._corpus.stream, self.vocabulary, t.batch_size, t.segment_length, places
+      self._packing = packing.Packing(*given)
+      return
+    self._split = self._corpus.splits['train']
     if len(self._split.tokens) < t.batch_size:
       raise errors.BadInput(
         f'training.batch_size={t.batch_size} is more than the {len(self._split.tokens)} training '
@@ -62,7 +79,9 @@ class Corpus:
       )
 
   def segment(self, step: int, rows: slice) -> streams.Segment:
-    """See `streams.train_segment`."""
+    """See `streams.train_segment`, or `packing.Packing`."""
+    if self._corpus.stream is not None:
+      return self._packing.segment(step, rows)
     t = self._config.training
     return streams.train_segment(self._split, step, t.batch_size, t.segment_length, rows)
 
@@ -89,7 +108,18 @@ class Corpus:
 
   def describe(self) -> None:
     """Tokens and epochs."""
-    t, tokens = self._config.training, len(self._split.tokens)
+    t, stream = self._config.training, self._corpus.stream
+    if stream is not None:
+      logging.info(
+        'data: %s, %s shards, vocabulary %s; %s steps of %s tokens',
+        self._config.data.corpus,
+        f'{len(stream.names):,}',
+        f'{self.vocabulary.size:,}',
+        f'{t.steps:,}',
+        f'{t.batch_size * t.segment_length:,}',
+      )
+      return
+    tokens = len(self._split.tokens)
     logging.info(
       'data: %s, %s training tokens, vocabulary %s; %s steps of %s tokens are %.2f epochs',
       self._config.data.corpus,

@@ -15,6 +15,7 @@ from tests.tasks import superglue_files
 seqio = pytest.importorskip('seqio')
 
 from ngrammer_jax.tasks.superglue import features, registration  # noqa: E402
+from ngrammer_jax.tasks.vocabulary import SHIFT  # noqa: E402
 
 BYTES = vocabularies.ByteVocabulary()
 END = BYTES.document_end
@@ -124,11 +125,11 @@ def test_the_evaluator_of_seqio_computes_our_metrics(tmp_path):
   assert names == register(tmp_path, lines)  # again is no error
   evaluator = seqio.Evaluator(
     'ngrammer_superglue_rte',
-    seqio.PrefixLMFeatureConverter(pack=False, bos_id=END + registration.SHIFT),
+    seqio.PrefixLMFeatureConverter(pack=False, bos_id=END + SHIFT),
     eval_split='validation',
     sequence_length={'inputs': 64, 'targets': 32},
   )
-  always = np.append(BYTES.encode(b'entailment'), END).astype(np.int32) + registration.SHIFT
+  always = np.append(BYTES.encode(b'entailment'), END).astype(np.int32) + SHIFT
   predict = lambda dataset: [(i, always) for i, _ in dataset.as_numpy_iterator()]
   scores, _ = evaluator.evaluate(compute_metrics=True, predict_fn=predict)
   assert scores.result()['ngrammer_superglue_rte'] == {'accuracy': 50.0}

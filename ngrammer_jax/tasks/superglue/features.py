@@ -13,6 +13,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.data import streams
 from ngrammer_jax.tasks import tensorflow
 from ngrammer_jax.tasks.superglue import registration
+from ngrammer_jax.tasks.vocabulary import SHIFT
 
 tf, seqio = tensorflow.load()
 
@@ -53,8 +54,8 @@ def examples(name: str, split: str, inputs: int, targets: int, truncate: bool) -
   text = lambda values: tuple(value.decode() for value in values.tolist())
   for row in task.get_dataset(lengths, split, shuffle=False).as_numpy_iterator():
     yield Example(
-      row['inputs'] - registration.SHIFT,
-      row['targets'] - registration.SHIFT,
+      row['inputs'] - SHIFT,
+      row['targets'] - SHIFT,
       int(row['label']),
       tuple(row['idx'].tolist()),
       text(row['answers']),
@@ -98,7 +99,7 @@ def _segment(of, packed):
     valid_BxT = targets_BxT > 0
     starts_BxT = np.zeros_like(valid_BxT)
     starts_BxT[:, 0] = True
-  ours = lambda ids: np.where(valid_BxT, ids - registration.SHIFT, 0).astype(np.int32)
+  ours = lambda ids: np.where(valid_BxT, ids - SHIFT, 0).astype(np.int32)
   # The converter counts the first target's input among the prefix.
   return streams.Segment(
     ours(of['decoder_input_tokens']),
