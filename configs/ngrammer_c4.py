@@ -1,7 +1,12 @@
 """Tables 1 and 2 of the N-Grammer paper (Roy et al. 2022, arXiv 2207.06366): C4, width 1024.
 
-  python -m ngrammer_jax.train --config=configs/ngrammer_c4.py:393k_8k_50 \\
-    --config.data.path=/path/to/c4_text --workdir=runs/c4
+  python -m ngrammer_jax.train --config=configs/ngrammer_c4.py:393k_8k_50 --workdir=runs/c4
+
+This takes what TFDS has prepared of c4/en in its data directory, or in --config.data.path. From
+the files of C4, with the vocabulary of T5:
+
+    --config.data.corpus=shards --config.data.path=/path/to/c4/en \\
+    --config.data.vocabulary_path=/path/to/t5_32k.model --config.data.vocabulary_size=None
 
 Rows, with the paper's parameters and perplexity after 1M steps, and our parameters. Those of
 the paper count the centroids, ours are those trained by gradient; with the centroids,
@@ -51,7 +56,7 @@ def get_config(row: str = '393k_8k_50'):
     raise errors.BadInput(f'no row {row!r}; there are: {", ".join(ROWS)}')
   c = config.default()
 
-  c.data.corpus = 'text'
+  c.data.corpus = 'c4/en'
   c.data.vocabulary = 'sentencepiece'
   c.data.vocabulary_size = 32_000
 
