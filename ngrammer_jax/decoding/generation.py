@@ -46,7 +46,8 @@ class Generator:
     self._advance = jax.jit(
       functools.partial(_advance, self._model),
       donate_argnames='memory',
-      out_shardings=(self._by_row, self._by_row, sharding.replicated(mesh)),
+      # Every host looks at the tokens of all rows.
+      out_shardings=(sharding.replicated(mesh), self._by_row, sharding.replicated(mesh)),
     )
 
   def __call__(

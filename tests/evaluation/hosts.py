@@ -1,0 +1,64 @@
+"""A tiny model on some hosts: python -m tests.evaluation.hosts HOSTS ME PORT."""
+
+import json
+import os
+import sys
+import types
+from typing import Any
+
+
+def found() -> dict[str, Any]:
+  """The same on all hosts, however many they are."""
+  from flax import linen as nn
+  import jax
+  import numpy as np
+
+  from ngrammer_jax import sharding
+  from ngrammer_jax.data import vocabulary
+  from ngrammer_jax.evaluation import scoring
+  from ngrammer_jax.models import config as model_config
+  from ngrammer_jax.models import transformer
+  from ngrammer_jax.tasks.superglue import evaluation
+
+  config = model_config.ModelConfig(layers=1, width=16, heads=2, feed_forward_width=32)
+  model, mesh = transformer.TransformerLM(config, 257), sharding.make_mesh()
+  tokens, empty = np.zeros((1, 4), np.int32), transformer.empty_memory(config, 1)
+  shapes = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), tokens, empty)))
+  random = np.random.default_rng(0)
+
+  def drawn(leaf):
+    array = random.normal(0, 0.5, leaf.shape).astype(np.float32)
+    everywhere = sharding.replicated(mesh)
+    return jax.make_array_from_callback(leaf.shape, everywhere, lambda index: array[index])
+
+  params = jax.tree.map(drawn, shapes['params'])
+  examples = [
+    types.SimpleNamespace(
+      inputs=random.integers(0, 256, random.integers(3, 20)),
+      label=int(random.integers(2)),
+      key=(number,),
+      answers=('yes',),
+      choices=tuple(f'{random.integers(1000):03}' for _ in range(4)),
+    )
+    for number in range(9)  # no multiple of the rows
+  ]
+  answer = evaluation.Evaluator(model, mesh, vocabulary.ByteVocabulary(), 4, 64, 12)
+  given = params, {}, 'record', examples
+  answers = {how: answer(*given, how)[1] for how in ('rank', 'greedy')}
+  texts = [np.arange(10), np.arange(30)]
+  score = scoring.Scorer(model, mesh, 4)
+  return answers | {'nats': [each.sum() for each in score.documents(params, {}, texts, 256, 8)]}
+
+
+def main(hosts: int, me: int, port: int) -> None:
+  """Prints what is found on a host of some, with four devices together, as JSON."""
+  os.environ['XLA_FLAGS'] = f'--xla_force_host_platform_device_count={4 // hosts}'
+  import jax
+
+  jax.config.update('jax_cpu_collectives_implementation', 'gloo')
+  jax.distributed.initialize(f'localhost:{port}', hosts, me)
+  print(json.dumps(found()))
+
+
+if __name__ == '__main__':
+  main(*map(int, sys.argv[1:]))
