@@ -47,6 +47,8 @@ def _task(run, overrides, split, path):
   config = flags.override(run.config, moved, 'data')
   others = [override for override in overrides if override not in moved]
   config = flags.override(config, others, 'finetune')
+  if config.finetune.task != run.config.finetune.task:  # a diagnostic set
+    path = path.with_name(f'{config.finetune.task}_{split}.json')
   result = finetuning.evaluate(dataclasses.replace(run, config=config), split)
   language_modeling.save(result, path)
   print(finetuning.table(result))

@@ -228,6 +228,8 @@ def only(result: Mapping[str, Any]) -> dict[str, float]:
 def table(results: Mapping[str, Mapping[str, float]], sizes: Mapping[str, int]) -> str:
   """The results to read: a line a task, an accuracy with its standard error, and the average.
 
+  One task alone has no line about the average.
+
   Args:
     results: by task, by metric.
     sizes: examples that were scored, by task.
@@ -247,6 +249,8 @@ def table(results: Mapping[str, Mapping[str, float]], sizes: Mapping[str, int]) 
   left, right = (max(len(row[column]) for row in rows) for column in (0, 1))
   lines = [f'{task:{left}}  {n:>{right}}  {cells}' for task, n, cells in rows]
   mean = average(results)
+  if len(results) == 1:
+    return '\n'.join(lines)
   if mean is None:
     lines.append(f'no average of {len(AVERAGED)} tasks: missing {", ".join(_missing(results))}')
   else:
