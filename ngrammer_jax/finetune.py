@@ -55,6 +55,8 @@ def main(argv: list[str]) -> int:
     print(f'{step} checkpoint, validation')
     print(finetuning.table({'task': task, 'tasks': of_tasks}))
   print(f'finished, in {options.workdir}')
+  for workdir in workdirs.values():
+    print(f'  python -m ngrammer_jax.evaluate --workdir={workdir} --split=test')
   return 0
 
 

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import contextlib
 import itertools
 import json
+import operator
 import os
 import pathlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,6 +42,8 @@ class Place(NamedTuple):
 class Packing:
   """The segments of training.
 
+  A folder of places is of one corpus, vocabulary, batch size and length.
+
   Args:
     shards: of the split.
     vocabulary: of the tokens.
@@ -59,7 +62,7 @@ class Packing:
   ):
     self._shards, self._vocabulary = shards, vocabulary
     self._batch_size, self._length, self._folder = batch_size, length, folder
-    self._readers: dict[tuple[int, ...], _Reader] = {}
+    self._readers: dict[range, _Reader] = {}
 
   def segment(self, step: int, rows: slice = slice(None)) -> streams.Segment:
     """What some rows see at a step.
@@ -67,7 +70,8 @@ class Packing:
     Raises:
       BadInput: a shard is damaged, or has no document for a row.
     """
-    wanted = tuple(range(self._batch_size)[rows])
+    first, last, _ = rows.indices(self._batch_size)
+    wanted = range(first, last)
     reader = self._readers.get(wanted)
     if reader is None or reader.step != step:
       reader = self._readers[wanted] = self._reader(step, wanted)
@@ -87,9 +91,8 @@ class Packing:
     """The step that all wanted rows have a place of, up to `step`, and the places."""
     by_step: dict[int, dict[int, Place]] = {}
     for path in self._folder.glob('*.jsonl'):
-      for known in _last_lines(path, step):
-        places = {known['first'] + i: Place(*place) for i, place in enumerate(known['places'])}
-        by_step.setdefault(known['step'], {}).update(places)
+      for found, places in _last_places(path, step).items():
+        by_step.setdefault(found, {}).update(places)
     usable = [s for s, places in by_step.items() if s <= step and set(wanted) <= set(places)]
     if not usable:
       return 0, {row: Place() for row in wanted}
@@ -107,18 +110,22 @@ class Packing:
       raise errors.BadInput(f'{path} cannot be written: {error.strerror}') from error
 
 
-def _last_lines(path: pathlib.Path, step: int) -> Iterator[dict[str, Any]]:
-  """The last places of some rows up to a step. A host may be a few behind another."""
-  found: dict[int, dict[str, Any]] = {}
-  with path.open(encoding='utf-8') as file:
+def _last_places(path: pathlib.Path, step: int) -> dict[int, dict[int, Place]]:
+  """The last places of some rows up to a step, by step. A host may be a few behind another.
+
+  What is damaged, by a process that was killed or a disk, is not known: it is read again.
+  """
+  found: dict[int, dict[int, Place]] = {}
+  with contextlib.suppress(OSError), path.open(encoding='utf-8', errors='replace') as file:
     for line in file:
-      with contextlib.suppress(ValueError, TypeError, KeyError):  # of a process that was killed
+      with contextlib.suppress(ValueError, TypeError, KeyError):
         known = json.loads(line)
         if known['step'] <= step:
-          found[known['step']] = known
+          places = (Place(*map(operator.index, place)) for place in known['places'])
+          found[known['step']] = dict(enumerate(places, known['first']))
       if len(found) > BEHIND:
         del found[min(found)]
-  yield from found.values()
+  return found
 
 
 class _Reader:
@@ -173,23 +180,23 @@ class _Row:
     self._waiting: list[tuple[Place, np.ndarray]] = []
     self._skip, self._used = place.tokens, 0
     self._next = place
-    self.ready = 0
+    self.ready, self._empty = 0, 0  # tokens, and documents without any one after the other
 
   def _documents(self, place) -> Iterator[tuple[Place, bytes]]:
     number, offset, first = place.document, place.offset, place.shard
     for around in itertools.count(place.round):
-      found = False
+      found = 0
       for shard in range(first, len(self._own)):
         for stored, after in self._shards.read(self._own[shard], number, offset):
           text = b''
           if number % self._turns == self._turn:
             text = self._shards.text(self._own[shard], number, stored)
           if text:
-            found = True
+            found += 1
             yield Place(around, shard, number, offset), text
           number, offset = number + 1, after
         number = offset = 0
-      if not found and around > place.round:
+      if (not found and around > place.round) or self._empty > found:
         names = ', '.join(self._shards.names[shard] for shard in self._own)
         raise errors.BadInput(
           f'{names} has no document for one of {self._turns} rows: use a training.batch_size of at '
@@ -204,8 +211,10 @@ class _Row:
   def add(self, place: Place, ids: np.ndarray) -> None:
     """Takes the tokens of a document, which the document start will follow."""
     if not len(ids):
+      self._empty += 1
       return
     self._waiting.append((place, np.append(ids, self._start).astype(np.int32)))
+    self._empty = 0
     self.ready += len(ids) + 1 - self._skip
     if self._skip:
       self._used, self._skip = self._skip, 0

@@ -16,7 +16,7 @@ import zlib
 from ngrammer_jax import errors
 
 KINDS = ('.jsonl', '.json', '.txt')
-SPLITS = {'train': 'train', 'validation': 'valid', 'test': 'test'}  # by a part of the name
+SPLITS = {'validation': 'valid', 'test': 'test', 'train': 'train'}  # by a part of the name
 
 
 class Shards(Protocol):
@@ -55,14 +55,27 @@ class FileShards:
     """See `Shards`. A document of JSON is a line, and its number that of the line from 0 on."""
     path = self.files[shard]
     documents = _paragraphs if _kind(path) == '.txt' else iter
+
+    def cannot_be_read(error):
+      return errors.BadInput(f'{path} cannot be read after byte {offset:,}: {error}')
+
     try:
-      with gzip.open(path) if path.suffix == '.gz' else path.open('rb') as file:
-        file.seek(offset)
-        for stored in documents(file):
-          offset += len(stored)
-          yield stored, offset
-    except (EOFError, OSError, zlib.error) as error:
-      raise errors.BadInput(f'{path} cannot be read after byte {offset:,}: {error}') from error
+      file = gzip.open(path) if path.suffix == '.gz' else path.open('rb')
+    except OSError as error:
+      raise cannot_be_read(error) from error
+    with file:
+      found = documents(file)
+      while True:
+        try:  # not around what is done with a document
+          if file.tell() < offset:
+            file.seek(offset)
+          stored = next(found, None)
+        except (EOFError, OSError, zlib.error) as error:
+          raise cannot_be_read(error) from error
+        if stored is None:
+          return
+        offset += len(stored)
+        yield stored, offset
 
   def text(self, shard: int, number: int, stored: bytes) -> bytes:
     """See `Shards`. An empty line is an empty document."""
@@ -71,13 +84,17 @@ class FileShards:
       text = stored.decode()
     except UnicodeDecodeError as error:
       raise errors.BadInput(f'{path}, document {number + 1:,}: {error.reason} in UTF-8') from error
-    if _kind(path) == '.txt' or not text.strip():
-      return text.strip('\n').encode()
+    if not text.strip():
+      return b''
+    if _kind(path) == '.txt':
+      return text.strip('\r\n').encode()
     try:
-      return json.loads(text)['text'].encode()
+      return json.loads(text.rstrip())['text'].encode()
     except json.JSONDecodeError as error:
-      raise errors.BadInput(f'{path}, line {number + 1:,}: not JSON: {error.msg}') from error
-    except (KeyError, TypeError, AttributeError, UnicodeEncodeError) as error:
+      raise errors.BadInput(
+        f'{path}, line {number + 1:,}: not JSON, column {error.colno}: {error.msg}'
+      ) from error
+    except (KeyError, TypeError, AttributeError, RecursionError, UnicodeEncodeError) as error:
       raise errors.BadInput(
         f'{path}, line {number + 1:,}: expected an object with a "text", found {text.strip()[:60]}'
       ) from error
@@ -88,8 +105,10 @@ def find(path: pathlib.Path) -> dict[str, FileShards]:
   found = {split: [] for split in SPLITS}
   for file in sorted(path.rglob('*')) if path.is_dir() else ():
     split = next((split for split, word in SPLITS.items() if word in file.name), None)
-    if split is not None and _kind(file) in KINDS and file.is_file():
+    hidden = any(part.startswith('.') for part in file.relative_to(path).parts)
+    if split is not None and _kind(file) in KINDS and file.is_file() and not hidden:
       found[split].append(file)
+  found = {split: found[split] for split in ('train', 'validation', 'test')}
   missing = [split for split in ('train', 'validation') if not found[split]]
   if missing:
     raise errors.BadInput(

@@ -92,6 +92,11 @@ class TfdsShards:
 
   def text(self, shard: int, number: int, stored: bytes) -> bytes:
     """See `data.shards.Shards`."""
+    try:
+      stored.decode()
+    except UnicodeDecodeError as error:
+      name = f'{self.names[shard]}, example {number + 1:,}'
+      raise errors.BadInput(f'{name}: {error.reason} in UTF-8') from error
     return stored
 
 

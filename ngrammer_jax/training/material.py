@@ -67,9 +67,11 @@ class Corpus:
     self._corpus = token_cache.prepare(config.data, find)
     self.vocabulary, self.content_hash = self._corpus.vocabulary, self._corpus.content_hash
     if self._corpus.stream is not None:
-      places = (workdir or pathlib.Path()) / 'places'
-      given = self._corpus.stream, self.vocabulary, t.batch_size, t.segment_length, places
-      self._packing = packing.Packing(*given)
+      if workdir is None:
+        raise ValueError(f'data.corpus={config.data.corpus!r} needs a workdir for its places')
+      B, T = t.batch_size, t.segment_length
+      places = workdir / 'places' / f'{self.content_hash[:12]}-{B}x{T}'
+      self._packing = packing.Packing(self._corpus.stream, self.vocabulary, B, T, places)
       return
     self._split = self._corpus.splits['train']
     if len(self._split.tokens) < t.batch_size:
@@ -111,7 +113,7 @@ class Corpus:
     t, stream = self._config.training, self._corpus.stream
     if stream is not None:
       logging.info(
-        'data: %s, %s shards, vocabulary %s; %s steps of %s tokens',
+        'data: %s, shards of training: %s, vocabulary %s; %s steps of %s tokens',
         self._config.data.corpus,
         f'{len(stream.names):,}',
         f'{self.vocabulary.size:,}',

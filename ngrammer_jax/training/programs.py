@@ -50,7 +50,7 @@ class Programs:
 
   def abstract(self, known: manifest.Manifest | None = None) -> train_state.TrainState:
     """The state without its arrays, for the windows of a checkpoint, which come into force."""
-    if known is not None and known.windows is not None:
+    if self._fitted and known is not None and known.windows is not None:
       self.windows, self.changes = tuple(map(tuple, known.windows)), known.changes
     return self._initialiser(self.windows)[1]
 

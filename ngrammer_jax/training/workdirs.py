@@ -83,7 +83,8 @@ def check_text(workdir: pathlib.Path, config: experiment.Config, text: str) -> N
     key = 'path' if config.finetune is None else 'superglue_dir'
     raise errors.BadInput(
       f'--workdir={workdir} was started on another text: data.{key}='
-      f'{getattr(config.data, key)} has the content hash {text[:12]}, expected {before[:12]}'
+      f'{getattr(config.data, key)} has the content hash {text[:12]}, expected {before[:12]}; '
+      f'give that text, or use another workdir'
     )
 
 
@@ -138,6 +139,10 @@ def load_config(workdir: pathlib.Path) -> experiment.Config:
     )
   try:
     return experiment.load(path)
+  except errors.BadInput as error:
+    raise errors.BadInput(
+      f'--workdir={workdir} has a {CONFIG} that this version of ngrammer_jax cannot read: {error}'
+    ) from error
   except json.JSONDecodeError as error:
     raise errors.BadInput(
       f'--workdir={workdir} has a damaged {CONFIG}, line {error.lineno}: {error.msg}'

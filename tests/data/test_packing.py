@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from ngrammer_jax import errors
 from ngrammer_jax.data import packing, shards
 from ngrammer_jax.data import vocabulary as vocabularies
 from tests.conftest import bad_input
@@ -94,6 +95,24 @@ def test_a_resume_begins_at_the_last_places(tmp_path, monkeypatch):
   assert [line['step'] for line in known] == [0, 5, 10, 15, 20]
   last = (tmp_path / 'places' / '0-1.jsonl').read_text().split('\n')[-2]
   assert json.loads(last)['step'] == 25
+
+
+@pytest.mark.parametrize(
+  'damage',
+  [bytes([255, 254, 0, 200]) * 50, b'{"step": 3}\n', b'{"step": 3, "first": 0, "places": [[1]]}'],
+)
+def test_places_that_are_damaged_are_not_known(tmp_path, damage):
+  expected = packed(tmp_path, 2).segment(4)
+  (tmp_path / 'places').mkdir()
+  (tmp_path / 'places' / '0-1.jsonl').write_bytes(damage)
+  np.testing.assert_array_equal(packed(tmp_path, 2).segment(4).tokens_BxT, expected.tokens_BxT)
+
+
+def test_documents_without_tokens_for_a_row(tmp_path, monkeypatch):
+  nothing = lambda vocabulary, texts, threads: [np.zeros(0, np.int32)] * len(texts)
+  monkeypatch.setattr(vocabularies, 'encode_all', nothing)
+  with pytest.raises(errors.BadInput, match='has no document for one of 1 rows'):
+    packed(tmp_path, 2, counts=(3, 3)).segment(0)
 
 
 def test_more_rows_than_documents(tmp_path):

@@ -67,7 +67,7 @@ def test_an_empty_line_is_an_empty_document(tmp_path):
 @pytest.mark.parametrize(
   'line, said',
   [
-    ('{"text": "b"', ", line 2: not JSON: Expecting ',' delimiter"),
+    ('{"text": "b"', ", line 2: not JSON, column 13: Expecting ',' delimiter"),
     ('{"txt": "b"}', ', line 2: expected an object with a "text", found {"txt": "b"}'),
     ('["b"]', ', line 2: expected an object with a "text", found ["b"]'),
     ('{"text": 7}', ', line 2: expected an object with a "text", found {"text": 7}'),
@@ -79,6 +79,20 @@ def test_a_line_that_is_no_document(tmp_path, line, said):
   path = write(tmp_path, 'train.jsonl', lines('a').encode() + line + b'\n')
   with bad_input(f'{path}{said}'):
     texts(shards.FileShards((path,)))
+
+
+def test_lines_that_end_as_on_windows(tmp_path):
+  plain = write(tmp_path, 'train.txt', b'one\r\ntwo\r\n\r\n\r\nthree\r\n')
+  assert texts(shards.FileShards((plain,))) == ['one\r\ntwo', 'three']
+  objects = write(tmp_path, 'train.jsonl', b'{"text": "a"}\r\n\r\n {"text": "b"}\r\n')
+  assert texts(shards.FileShards((objects,))) == ['a', '', 'b']
+
+
+def test_what_a_reader_does_is_not_an_error_of_the_file(tmp_path):
+  read = shards.FileShards((write(tmp_path, 'train.jsonl', lines('a', 'b')),)).read(0)
+  next(read)
+  with pytest.raises(TimeoutError):
+    read.throw(TimeoutError('of a signal'))
 
 
 def test_a_shard_that_is_cut_off(tmp_path):

@@ -48,7 +48,7 @@ def test_too_long_is_an_error_where_nothing_is_cut(tmp_path):
   register(tmp_path, superglue_files.rte(5))
   with bad_input(
     'SuperGLUE task rte, validation, example 2: inputs of 52 tokens, and there is room for 50: '
-    'raise training.segment_length or finetune.targets_length, or set finetune.truncate=True'
+    'raise training.segment_length, lower finetune.targets_length, or set finetune.truncate=True'
   ):
     list(features.examples('rte', 'validation', 50, 32, False))
 

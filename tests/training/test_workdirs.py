@@ -9,6 +9,10 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax import errors
 from ngrammer_jax.training import loop, workdirs
 from tests.conftest import bad_input
 
@@ -66,3 +70,12 @@ def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog)
   assert caplog.messages == [
     f'{tmp_path} cannot be locked: No locks available; start no second process'
   ]
+
+
+def test_a_run_of_another_version(tiny, tmp_path):
+  path = tmp_path / 'config.json'
+  experiment.save(tiny(), path)
+  path.write_text(path.read_text().replace('"epsilon"', '"epsilom"', 1))
+  said = 'has a config.json that this version of ngrammer_jax cannot read: unknown config key'
+  with pytest.raises(errors.BadInput, match=said):
+    workdirs.load_config(tmp_path)

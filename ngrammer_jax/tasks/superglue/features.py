@@ -117,7 +117,12 @@ def _check_lengths(task, name, split, lengths):
       if len(row[feature]) > most:
         raise errors.BadInput(
           f'SuperGLUE task {name}, {split}, example {number}: {feature} of {len(row[feature]):,} '
-          f'tokens, and there is room for {most:,}: raise training.segment_length or '
-          f'finetune.targets_length, or set finetune.truncate=True'
+          f'tokens, and there is room for {most:,}: raise training.segment_length'
+          + (
+            ', lower finetune.targets_length'
+            if feature == 'inputs'
+            else ' and finetune.targets_length'
+          )
+          + ', or set finetune.truncate=True'
         )
   logging.info('%s, %s: all examples fit', name, split)

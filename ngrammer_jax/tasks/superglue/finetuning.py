@@ -52,7 +52,7 @@ def config_of(
   elif config.init_from is None:
     raise errors.BadInput('set init_from to the workdir of a trained run: --config.init_from=DIR')
   else:
-    before = runs.load_run(config.init_from).config
+    before = _pretrained(config.init_from).config
   how = [key.removeprefix('model.') for key in OURS if key in said]
   model = dataclasses.replace(before.model, **{key: getattr(config.model, key) for key in how})
   if config.training.half_loss:
@@ -86,6 +86,16 @@ def config_of(
       name, config.finetune.choosing, config.finetune.prefix == 'bidirectional'
     )
   return config
+
+
+def _pretrained(workdir: str) -> runs.Run:
+  """The run to begin with. Raises BadInput where there is none."""
+  if not pathlib.Path(workdir).is_dir():
+    raise errors.BadInput(f'init_from={workdir}: no such folder; expected the workdir of a run')
+  try:
+    return runs.load_run(workdir)
+  except errors.BadInput as error:
+    raise errors.BadInput(f'init_from={workdir}: {error}') from error
 
 
 class Finetuning:
