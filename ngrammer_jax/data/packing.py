@@ -29,8 +29,11 @@ AHEAD = 4  # bytes of text that are tokenised for a token that is wanted, about
 
 
 class Place(NamedTuple):
-  """Where a row stands: how often it has read all, a shard of its own, a document there with its
-  offset, and tokens of that document that are behind it."""
+  """Where a row stands.
+
+  How often it has read all, which of its shards it is in, the document there and its offset, and
+  how many tokens of that are behind it.
+  """
 
   round: int = 0
   shard: int = 0

@@ -108,6 +108,19 @@ def test_a_resume_is_exact(begun, change):
   assert any(moved) == learned
 
 
+def test_a_start_that_was_killed_is_repeated_with_the_same_checkpoint(begun, tiny):
+  other, run = begun / 'other' / 'checkpoints', begun / 'run'
+  assert loop.train(tiny(training={'steps': 4, 'checkpoint_every': 2}), begun / 'other')
+  (other / '4').rename(begun / 'later')
+  finetune.main(arguments(begun, 'run', init_from=begun / 'other'))
+  leaves = manifest.verify(run / 'checkpoints' / '8').leaves
+  (begun / 'later').rename(other / '4')
+  shutil.rmtree(run / 'checkpoints')
+  finetune.main(arguments(begun, 'run', init_from=begun / 'other'))
+  assert manifest.verify(run / 'checkpoints' / '8').leaves == leaves
+  assert json.loads((run / 'begun_with.json').read_text())['step'] == 2
+
+
 def test_record_is_written_or_chosen_among_the_entities(begun):
   finetune.main(arguments(begun, 'record', 'record', training__segment_length=128))
   known = result(begun / 'record')

@@ -4,6 +4,7 @@ from collections.abc import Callable
 import dataclasses
 import functools
 import hashlib
+import json
 import logging
 import math
 import pathlib
@@ -13,13 +14,14 @@ import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, runs
+from ngrammer_jax import errors, files, runs
 from ngrammer_jax.data import streams
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.tasks.superglue import evaluation, features, formats, metrics, registration
 from ngrammer_jax.training import programs
 from ngrammer_jax.training import state as train_state
 
+BEGUN_WITH = 'begun_with.json'  # which checkpoint, in the workdir
 # What a checkpoint says, and a command line may not say otherwise.
 GIVEN = ('model.', 'data.vocabulary')
 # But how the same numbers are computed.
@@ -105,6 +107,7 @@ class Finetuning:
 
   def __init__(self, config: experiment.Config, workdir: pathlib.Path):
     self._config, self.patience = config, config.finetune.patience
+    self._begun_with = workdir / BEGUN_WITH
     begun = (workdir / 'vocabulary.json').exists()
     self.vocabulary = runs.load_run(workdir if begun else config.init_from).vocabulary
     registration.register(source_of(config), self.vocabulary)
@@ -138,9 +141,16 @@ class Finetuning:
     return streams.mapped(lambda array: array[chosen], self._rows)
 
   def first(self, state: train_state.TrainState) -> train_state.TrainState:
-    """Parameters and codebook of the checkpoint; the optimiser begins anew."""
-    run = runs.load_run(self._config.init_from)
-    before = run.state
+    """Parameters and codebook of the checkpoint; the optimiser begins anew.
+
+    A start that was killed is repeated with the same one, where there are newer ones by now too.
+    """
+    step: int | str = 'newest'
+    if self._begun_with.exists():
+      step = json.loads(self._begun_with.read_text(encoding='utf-8'))['step']
+    before = runs.load_run(self._config.init_from, step).state
+    known = {'init_from': self._config.init_from, 'step': int(before.step)}
+    files.write(self._begun_with, json.dumps(known) + '\n')
     logging.info(
       'from step %s of %s; the state of the optimiser is new, the codebook %s',
       f'{int(before.step):,}',
