@@ -30,15 +30,21 @@ class Generator:
     mesh: where it lies.
     context: tokens that a token is predicted from, at most; of a longer text the last ones.
     rows: prompts at a time, rounded up to a multiple of the devices of the batch.
+    bidirectional: the tokens of a prompt see all of it.
   """
 
   def __init__(
-    self, model: transformer.TransformerLM, mesh: jax.sharding.Mesh, context: int, rows: int
+    self,
+    model: transformer.TransformerLM,
+    mesh: jax.sharding.Mesh,
+    context: int,
+    rows: int,
+    bidirectional: bool = False,
   ):
     shards = sharding.batch_shards(mesh)
     self.rows = -(-rows // shards) * shards
     self.context = context
-    self._mesh = mesh
+    self._mesh, self._bidirectional = mesh, bidirectional
     # A scan would stack the cache of all layers, a copy at every token.
     config = dataclasses.replace(model.config, scan_layers=False)
     self._model = model.clone(config=config)
@@ -86,25 +92,26 @@ class Generator:
       empty = transformer.empty_memory(self._model.config, self.rows, slots, windows)
       given = params, codebook, seeds_B, limits
       segment = tuple(map(by_row, (tokens_BxT, starts_BxT, valid_BxT)))
+      prefix_BxT = by_row(valid_BxT > 0) if self._bidirectional else None
       never_Bx1 = by_row(np.zeros((self.rows, 1), bool))
       always_Bx1 = by_row(np.ones((self.rows, 1), np.int32))
       token_B, memory, count = self._advance(
-        *given, segment, memory=jax.tree.map(by_row, empty), count=jnp.int32(0)
+        *given, segment, prefix_BxT, memory=jax.tree.map(by_row, empty), count=jnp.int32(0)
       )
     while True:
       with sharding.use(self._mesh):
         segment = token_B[:, None], never_Bx1, always_Bx1
-        next_B, memory, count = self._advance(*given, segment, memory=memory, count=count)
+        next_B, memory, count = self._advance(*given, segment, None, memory=memory, count=count)
       yield np.asarray(token_B)[: len(prompts)]
       token_B = next_B
 
 
-def _advance(model, params, codebook, seeds_B, limits, segment, *, memory, count):
+def _advance(model, params, codebook, seeds_B, limits, segment, prefix_BxT, *, memory, count):
   """Takes the tokens of a segment in, and draws the one after the last of each row."""
   tokens_BxT, starts_BxT, valid_BxT = segment
   variables = {'params': params, 'codebook': codebook}
   hidden_BxTxD, memory, _ = model.apply(
-    variables, tokens_BxT, memory, starts_BxT=starts_BxT, valid_BxT=valid_BxT
+    variables, tokens_BxT, memory, starts_BxT=starts_BxT, valid_BxT=valid_BxT, prefix_BxT=prefix_BxT
   )
   last_Bx1x1 = jnp.maximum(valid_BxT.sum(axis=1) - 1, 0)[:, None, None]
   hidden_Bx1xD = jnp.take_along_axis(hidden_BxTxD, last_Bx1x1, axis=1)

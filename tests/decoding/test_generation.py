@@ -48,10 +48,11 @@ def take(generator, variables, prompts, seeds, how, tokens):
   return np.stack(list(itertools.islice(stream, tokens)), axis=1).tolist()
 
 
-def most_likely(model, variables, text):
+def most_likely(model, variables, text, prefix=0):
   """The most likely token after each token of a text, from one pass over all of it."""
   memory = transformer.empty_memory(model.config, 1)
-  hidden, _, _ = model.apply(variables, np.array([text]), memory)
+  prefix_BxT = np.arange(len(text))[None] < prefix if prefix else None
+  hidden, _, _ = model.apply(variables, np.array([text]), memory, prefix_BxT=prefix_BxT)
   return model.apply(variables, hidden, method='log_probs')[0].argmax(axis=-1).tolist()
 
 
@@ -64,6 +65,17 @@ def test_greedy_takes_what_the_whole_model_finds_most_likely(x64, model_and_vari
     text = [*prompt.tolist(), *answer]
     assert len({*answer}) > 1, answer
     assert answer == most_likely(model, variables, text[:-1])[len(prompt) - 1 :]
+
+
+def test_the_tokens_of_a_prompt_may_see_all_of_it(x64, model_and_variables):
+  model, variables = model_and_variables
+  generator = generation.Generator(model, mesh_of((1, 1, 1)), 30, rows=3, bidirectional=True)
+  made = take(generator, variables, PROMPTS, [0, 1, 2], GREEDY, 12)
+  causal = generation.Generator(model, mesh_of((1, 1, 1)), 30, rows=3)
+  assert made != take(causal, variables, PROMPTS, [0, 1, 2], GREEDY, 12)
+  for prompt, answer in zip(PROMPTS, made, strict=True):
+    text, known = [*prompt.tolist(), *answer], len(prompt)
+    assert answer == most_likely(model, variables, text[:-1], known)[known - 1 :]
 
 
 @pytest.mark.parametrize('context', [12, 40])

@@ -148,11 +148,6 @@ def test_what_is_wrong_is_said_before_anything_is_trained(begun):
   with pytest.raises(ValueError, match='holds no config.json: not a run'):
     finetune.main(arguments(begun, 'run', init_from=begun))
   with bad_input(
-    'finetune.prefix="bidirectional" cannot write yet, as record asks for: use '
-    'finetune.choosing="rank", or finetune.prefix="causal"'
-  ):
-    finetune.main(arguments(begun, 'run', 'mixture', finetune__prefix='bidirectional'))
-  with bad_input(
     'finetune.choosing="rank": wsc_simple has nothing to choose from, its referents are written; '
     'use finetune.choosing="greedy", or the task wsc'
   ):

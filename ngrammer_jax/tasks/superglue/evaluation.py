@@ -20,7 +20,7 @@ from ngrammer_jax.models import transformer
 from ngrammer_jax.tasks.superglue import formats, metrics, reader
 
 
-def choosing_of(name: str, choosing: str | None, bidirectional: bool) -> str:
+def choosing_of(name: str, choosing: str | None) -> str:
   """How a task is answered: `rank` or `greedy`, where None is given the one that suits it.
 
   Raises BadInput where that is not possible.
@@ -31,11 +31,6 @@ def choosing_of(name: str, choosing: str | None, bidirectional: bool) -> str:
     raise errors.BadInput(
       'finetune.choosing="rank": wsc_simple has nothing to choose from, its referents are written; '
       'use finetune.choosing="greedy", or the task wsc'
-    )
-  if choosing == 'greedy' and bidirectional:
-    raise errors.BadInput(
-      f'finetune.prefix="bidirectional" cannot write yet, as {name} asks for: use '
-      f'finetune.choosing="rank", or finetune.prefix="causal"'
     )
   return choosing
 
@@ -66,7 +61,7 @@ class Evaluator:
     self._vocabulary, self._targets, self._length = vocabulary, targets, length
     self._bidirectional = bidirectional
     self._rank = ranking.Ranker(model, mesh, rows, bidirectional)
-    self._generate = generation.Generator(model, mesh, length, rows)
+    self._generate = generation.Generator(model, mesh, length, rows, bidirectional)
     self._mesh = mesh
     self._serve = jax.jit(functools.partial(transformer.for_serving, model))
 
@@ -92,7 +87,7 @@ class Evaluator:
     Raises:
       BadInput: the task has nothing to rank.
     """
-    choosing = choosing_of(name, choosing, self._bidirectional)
+    choosing = choosing_of(name, choosing)
     with sharding.use(self._mesh):
       codebook = self._serve(params, codebook)  # clustered once, and not at every token
     if choosing == 'rank':

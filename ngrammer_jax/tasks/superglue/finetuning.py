@@ -84,9 +84,7 @@ def config_of(
   )
   config.check()
   for name in tasks_of(config):
-    evaluation.choosing_of(
-      name, config.finetune.choosing, config.finetune.prefix == 'bidirectional'
-    )
+    evaluation.choosing_of(name, config.finetune.choosing)
   return config
 
 
