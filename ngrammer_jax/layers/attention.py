@@ -41,6 +41,11 @@ def projections(shared_query_key: bool) -> tuple[str, ...]:
   return ('key', 'value') if shared_query_key else ('query', 'key', 'value')
 
 
+def projection(D: int, bias: bool, dtype: jnp.dtype, **module: Any) -> linear.Linear:
+  """What heads found, [B, T, N, H], back to the width."""
+  return linear.Linear((D,), ('heads', 'kv', 'embed'), 2, bias, dtype, **module)
+
+
 class Attention(nn.Module):
   """softmax(q k^T / sqrt(H)) v, projected back to the width.
 
@@ -62,6 +67,7 @@ class Attention(nn.Module):
     dropout: rate of the probabilities.
     distance_dropout: rate of the encodings of distances, of `relative`.
     head_width: H. None: D / N.
+    projected: back to the width. If not, [B, T, N, H] is returned.
     dtype: of the projections; scores and softmax take at least float32.
   """
 
@@ -82,6 +88,7 @@ class Attention(nn.Module):
   distance_dropout: float = 0.0
   dtype: jnp.dtype = jnp.float32
   head_width: int | None = None
+  projected: bool = True
 
   @nn.compact
   def __call__(
@@ -150,8 +157,9 @@ class Attention(nn.Module):
         scores_BxNxTxS += jnp.log(soft_BxNxTxS)
       context_BxTxNxH, mixed = mix(context_BxTxNxH, jax.lax.stop_gradient(scores_BxNxTxS))
       kept |= mixed
-    output = linear.Linear((D,), ('heads', 'kv', 'embed'), 2, self.bias, self.dtype, name='out')
-    return output(context_BxTxNxH), kept
+    if not self.projected:
+      return context_BxTxNxH, kept
+    return projection(D, self.bias, self.dtype, name='out')(context_BxTxNxH), kept
 
   def of_heads(self, params: Params, heads: tuple[int, ...]) -> Params:
     """The parameters of some of the heads, as they are for an `Attention` of these alone.

@@ -20,7 +20,7 @@ from ngrammer_jax.layers import (
   span,
 )
 from ngrammer_jax.models import config as model_config
-from ngrammer_jax.models import view
+from ngrammer_jax.models import ngrams, view
 
 Memory = dict[str, Any]
 
@@ -133,14 +133,13 @@ class Block(nn.Module):
     """What attention adds, what is kept of it (by window where there are), and the spans."""
     c, mix, by_size = self.config, None, groups(self.config, self.windows)
     attend = _attention(c, self.dtype)
-    if self.windows is not None and view.chooses(c, (self.windows,)) and self.pairing == 'none':
+    if view.chooses(c, self.windows and (self.windows,)):
       return self._look_far_enough(attend, views, memory, dropout_key, x_BxPxD)
     if len(by_size) == 1:
       (size,) = by_size
       seen = views[size]
       if self.pairing != 'none':
-        grams = ngram_layer(c, self.dtype, name='ngrammer')
-        mix = functools.partial(_paired, grams, self.pairing, seen, memory)
+        mix = functools.partial(self._paired, seen, memory)
       cached = memory if 'keys' in memory else None
       y_BxTxD, kept = attend(
         self._within(seen, x_BxPxD), mix=mix, memory=cached, dropout_key=dropout_key, **_seen(seen)
@@ -164,6 +163,14 @@ class Block(nn.Module):
       spans.append(kept[str(size)].pop('span'))
     return sum(outputs), kept, _joined(spans, by_size.values())
 
+  def _paired(self, seen, memory, context_BxTxNxH, scores_BxNxTxS):
+    """What attention found, joined with its n-grams; and what is kept of them."""
+    found = ngrams.pairs(self.pairing, seen, memory, scores_BxNxTxS)
+    return ngrams.joined(self._ngram_layer(), seen, memory, context_BxTxNxH, found)
+
+  def _ngram_layer(self):
+    return ngrams.layer(self.config, self.dtype, name='ngrammer')
+
   def _look_far_enough(self, attend, views, memory, dropout_key, x_BxPxD):
     """The same within the shortest window that holds the spans of these tokens.
 
@@ -171,10 +178,14 @@ class Block(nn.Module):
     would be kept of all.
     """
     c, sizes = self.config, sorted(views)
-    attend = attend.clone(parent=None, name=None)
+    # The codebook of n-grams is changed once, outside of the switch.
+    attend = attend.clone(parent=None, name=None, projected=self.pairing == 'none')
+    names = ('span', 'pairs', *memory)
 
     def within(seen):
       rows = self._rows(seen)
+      pair = functools.partial(ngrams.pairs, self.pairing, seen, memory)
+      mix = None if self.pairing == 'none' else lambda context, scores: (context, pair(scores))
 
       def look(params, memory, x_BxPxD):
         cached = memory if 'keys' in memory else None
@@ -182,9 +193,9 @@ class Block(nn.Module):
           slots_Bx1xMx1 = seen.newest_BxM[:, None, :, None]
           newest = lambda name: jnp.take_along_axis(cached[name], slots_Bx1xMx1, axis=2)
           cached = cached | {name: newest(name) for name in ('keys', 'values')}
-        given = {'memory': cached, 'dropout_key': dropout_key, **_seen(seen)}
-        y_BxTxD, kept = attend.apply({'params': params}, x_BxPxD[:, -rows:], **given)
-        return y_BxTxD, {name: kept[name] for name in ('span', *memory) if name in kept}
+        given = {'mix': mix, 'memory': cached, 'dropout_key': dropout_key, **_seen(seen)}
+        y, kept = attend.apply({'params': params}, x_BxPxD[:, -rows:], **given)
+        return y, {name: kept[name] for name in names if name in kept}
 
       return jax.checkpoint(look)
 
@@ -194,8 +205,14 @@ class Block(nn.Module):
     z_BxTxN = span.of_tokens(*learned, x_BxTxD, seen.valid_BxT, c.span.limit)
     index = (z_BxTxN.max() + c.span.ramp >= jnp.array(sizes[:-1])).sum()
     looks = [within(views[size]) for size in sizes]
-    y_BxTxD, kept = jax.lax.switch(index, looks, params, memory, x_BxPxD)
-    return y_BxTxD, kept, kept.pop('span')
+    y, kept = jax.lax.switch(index, looks, params, memory, x_BxPxD)
+    if self.pairing != 'none':
+      pairs = {name: kept.pop(name) for name in ('pairs',) if name in kept}
+      y, of_ngrams = ngrams.joined(self._ngram_layer(), seen, memory, y, pairs)
+      project = attention.projection(c.width, c.bias, self.dtype, parent=None)
+      y = project.apply({'params': params['out']}, y)
+      kept |= of_ngrams
+    return y, kept, kept.pop('span')
 
   def _rows(self, seen):
     """How many a view is of, with those that convolutions look back on."""
@@ -296,70 +313,6 @@ def _attention(config, dtype):
     dtype=dtype,
     name='attention',
   )
-
-
-def ngram_layer(
-  config: model_config.ModelConfig,
-  dtype: jnp.dtype,
-  vocabulary_size: int | None = None,
-  name: str | None = None,
-) -> ngrammer.NGrammer:
-  """The n-gram layer of the config. The vocabulary is needed where it has no clusters."""
-  n = config.ngram
-  # Rows of the embedding to begin at, more of them than there are clusters.
-  rows = vocabulary_size if n.layer == 'input' and config.adaptive_softmax is None else 0
-  return ngrammer.NGrammer(
-    heads=n.heads or config.heads,
-    clusters=n.clusters,
-    vocabulary_size=n.vocabulary_size,
-    dim=n.dim,
-    combine=n.combine,
-    orders=n.orders,
-    distinct_start=n.distinct_start,
-    id_vocabulary=vocabulary_size,
-    decay=n.decay,
-    epsilon=n.epsilon,
-    prenormalize=n.prenormalize,
-    empty=n.empty,
-    initial=n.initial or ('data' if (n.clusters or 0) < (rows or 0) else 'uniform'),
-    padding_trains=n.padding_trains,
-    dtype=dtype,
-    name=name,
-  )
-
-
-def _paired(grams, pairing, seen, memory, context_BxTxNxH, scores_BxNxTxS):
-  """What attention found, joined with its n-grams; and their ids or seam, to be kept."""
-  B, T, N, H = context_BxTxNxH.shape
-  join = functools.partial(
-    grams,
-    context_BxTxNxH.reshape(B, T, N * H),
-    documents_BxT=seen.documents_BxT,
-    valid_BxT=seen.valid_BxT,
-  )
-  if pairing == 'attended':
-    earlier = None if 'ids' not in memory else memory['ids'].swapaxes(1, 2)
-    M = 0 if earlier is None else earlier.shape[1]
-    pair_ids = _most_attended(scores_BxNxTxS, seen.visible_BxTxS, B, M + T)
-    y_BxTxD, kept = join(pair_ids=pair_ids, earlier_ids=earlier)
-  else:
-    y_BxTxD, seam = join(memory=memory['ngram'])
-    kept = {'ngram': seam}
-  return y_BxTxD.reshape(B, T, N, H), kept
-
-
-def _most_attended(scores_BxNxTxS, visible_BxTxS, B, S):
-  """Of S keys the one before it that each token attends to most; S for none. [B, N, T].
-
-  Scores may be those of blocks (see `layers.local`), of the keys that a block sees.
-  """
-  (N, b, seen), F = scores_BxNxTxS.shape[1:], len(scores_BxNxTxS) // B
-  earlier_TxS = jnp.arange(seen) < seen - b + jnp.arange(b)[:, None]
-  best_BxNxT = ngrammer.most_attended(scores_BxNxTxS, visible_BxTxS & earlier_TxS)
-  first_F = S - seen - (F - 1 - jnp.arange(F)) * b  # of the keys of a block
-  first_Bx1x1 = jnp.tile(first_F, B)[:, None, None]
-  best_BxNxT = jnp.where(best_BxNxT == seen, S, first_Bx1x1 + best_BxNxT)
-  return best_BxNxT.reshape(B, F, N, b).swapaxes(1, 2).reshape(B, N, F * b)
 
 
 def _remember(memory, segment, views, by_size, after_BxTxD):

@@ -25,7 +25,7 @@ from ngrammer_jax.layers import (
   softmax,
   span,
 )
-from ngrammer_jax.models import block, view
+from ngrammer_jax.models import block, ngrams, view
 from ngrammer_jax.models import config as model_config
 
 Memory = block.Memory
@@ -127,7 +127,7 @@ class TransformerLM(nn.Module):
     self._setup_vocabulary(V, param_dtype)
     n = c.ngram
     if n is not None and n.layer != 'attention':
-      self.ngrammer = block.ngram_layer(c, dtype, V)
+      self.ngrammer = ngrams.layer(c, dtype, V)
     pairing = ['none' if n is None else n.pairing_of(number) for number in range(c.layers)]
     windows = self.windows or (None,) * c.layers
     self.layer = [

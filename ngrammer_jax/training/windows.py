@@ -139,9 +139,7 @@ def in_force(
 
   # They are rounded up: one that ends where its window does was in the next.
   def of_layer(number, sizes):
-    longest, n = metrics[f'span/maximum/layer_{number}'], config.ngram
-    if n is not None and n.pairing_of(number) != 'none':  # looks at all there is
-      return (sizes[-1],) * config.heads
+    longest = metrics[f'span/maximum/layer_{number}']
     return (next((size for size in sizes if longest <= size), sizes[-1]),) * config.heads
 
   return tuple(of_layer(*each) for each in enumerate(windows))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.layers import attention, documents, feed_forward, normalization
-from ngrammer_jax.models import block
+from ngrammer_jax.models import block, ngrams
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import view as views
 from tests.conftest import assert_close, random_variables
@@ -109,8 +109,8 @@ def test_padding_trains_codebooks_as_in_praxis(x64, monkeypatch, pairing):
   attended = documents.with_padding(jnp.asarray(NUMBERS), valid)
   padded = view()._replace(visible_BxTxS=documents.visible(attended, attended), valid_BxT=valid)
   variables = random_variables(module, x, both(), memory, dtype='float64')
-  contexts, paired = [], block._paired
-  monkeypatch.setattr(block, '_paired', lambda *a: contexts.append(a[-2]) or paired(*a))
+  contexts, joined = [], ngrams.joined
+  monkeypatch.setattr(ngrams, 'joined', lambda *a: contexts.append(a[-2]) or joined(*a))
   (y, _, _), learned = module.apply(
     variables, x, {views.WHOLE: padded}, memory, mutable=['codebook']
   )
@@ -138,4 +138,4 @@ def test_padding_trains_codebooks_as_in_praxis(x64, monkeypatch, pairing):
 )
 def test_where_centroids_begin(fields, words, initial):
   config = dataclasses.replace(CONFIG, ngram=model_config.NGramConfig(**fields))
-  assert block.ngram_layer(config, jnp.float32, words).initial == initial
+  assert ngrams.layer(config, jnp.float32, words).initial == initial

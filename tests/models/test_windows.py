@@ -52,6 +52,12 @@ CHANGES = {
   'tokens with spans of their own': {
     'span': model_config.SpanConfig('dynamic', limit=S, ramp=2, initial=-9.0)
   },
+  'tokens with spans of their own, pairs by attention': {
+    'span': model_config.SpanConfig('dynamic', limit=S, ramp=2, initial=-9.0),
+    'ngram': dataclasses.replace(
+      NGRAM, layer='attention', pairing=('previous', 'attended', 'attended')
+    ),
+  },
   'one head of vectors': {
     'persistent': model_config.PersistentConfig(5, 'single_head'),
     'feed_forward_width': 0,
@@ -70,6 +76,7 @@ CHANGES = {
     'memory': model_config.MemoryConfig(S, 'zeros', 'memory_alone', across_documents=True),
   },
 }
+OF_TOKENS = ['tokens with spans of their own', 'tokens with spans of their own, pairs by attention']
 # Heads whose span and ramp are below 4 tokens, and others: a key at the very end of the ramp has
 # no weight, but a slope.
 WINDOWS = ((4, 8, 4, 4), (4, 4, 4, 4), (8, 8, 8, 6))
@@ -142,10 +149,10 @@ def test_heads_by_their_windows_and_queries_in_blocks(x64, monkeypatch, change):
 
 
 @pytest.mark.parametrize('slots', [0, S])
-def test_what_no_token_calls_for_is_not_read(x64, slots):
+@pytest.mark.parametrize('change', OF_TOKENS)
+def test_what_no_token_calls_for_is_not_read(x64, change, slots):
   """Spans of less than 4 tokens: what is kept of older ones may be anything."""
-  span = model_config.SpanConfig('dynamic', limit=S, ramp=2, initial=-9.0)
-  config = dataclasses.replace(PLAIN, span=span)
+  config = dataclasses.replace(PLAIN, **CHANGES[change])
   model = transformer.TransformerLM(config, V)
   start = transformer.empty_memory(config, 3)
   variables = random_variables(model, TOKENS[:, :T], start, dtype='float64')
@@ -203,9 +210,7 @@ def test_gradients_by_windows(x64, monkeypatch, change):
 
 
 @pytest.mark.parametrize('slots', [0, S])
-@pytest.mark.parametrize(
-  'change', ['official', 'primer with n-grams', 'tokens with spans of their own']
-)
+@pytest.mark.parametrize('change', ['official', 'primer with n-grams', *OF_TOKENS])
 def test_padding_at_the_end_of_rows_does_not_matter(x64, change, slots):
   """Rows of 5 and 8 tokens, then of 8 and 3: each as if it were alone and without padding."""
   config = dataclasses.replace(PLAIN, **CHANGES[change])

@@ -215,11 +215,24 @@ def test_windows_of_other_attention(x64, tiny, tmp_path, monkeypatch, caplog, ch
     assert one['span/average'] == pytest.approx(other['span/average'], abs=1.01)
 
 
-def test_windows_chosen_by_the_spans_of_tokens(x64, tiny, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+  'ngram',
+  [
+    None,
+    pytest.param(
+      model_config.NGramConfig(
+        clusters=4, vocabulary_size=64, dim=4, layer='attention', pairing=('attended', 'previous')
+      ),
+      marks=pytest.mark.slow,
+    ),
+  ],
+)
+def test_windows_chosen_by_the_spans_of_tokens(x64, tiny, tmp_path, monkeypatch, ngram):
   """As with the whole memory, in training and after; costs move; a resume is exact."""
   monkeypatch.setattr(span_layer, 'EPSILON', 1e-30)  # times the mass of what is left out
   span = model_config.SpanConfig('dynamic', limit=256, ramp=4, penalty=0.01, initial=-1.3)
-  config, whole, run = config_of(tiny, dtype='float64', span=span), tmp_path / 'a', tmp_path / 'b'
+  config = config_of(tiny, dtype='float64', span=span, ngram=ngram)
+  whole, run = tmp_path / 'a', tmp_path / 'b'
   assert loop.train(config, whole)
   shutil.copytree(whole, run)
   for step in range(6, 13, 2):
