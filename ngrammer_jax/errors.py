@@ -20,6 +20,13 @@ def check_choices(section: str, block: Any, choices: Mapping[str, tuple[str, ...
       raise BadInput(f'{section}.{key}={getattr(block, key)!r} is not one of: {", ".join(valid)}')
 
 
+class Lost(Exception):
+  """Other processes that work together with this one cannot be reached.
+
+  The verbs exit with status 1: the same command, for all of them, goes on from the last checkpoint.
+  """
+
+
 class Interrupted(Exception):
   """A signal asked to stop; everything is saved, and the same command goes on.
 

@@ -7,7 +7,7 @@ import argparse
 import dataclasses
 import pathlib
 
-from ngrammer_jax import flags
+from ngrammer_jax import flags, hosts
 
 
 def main(argv: list[str]) -> int:
@@ -16,8 +16,10 @@ def main(argv: list[str]) -> int:
   parser.add_argument('--workdir', type=pathlib.Path, required=True, help='of the run')
   parser.add_argument('--split', default='test', help='train, validation or test')
   parser.add_argument('--step', default='newest', help='a checkpoint: a step, newest or best')
+  hosts.add_flags(parser)
   overrides, plain = flags.split(argv)
   options = parser.parse_args(plain)
+  hosts.join(options)
 
   from ngrammer_jax import runs
   from ngrammer_jax.evaluation import language_modeling
@@ -32,6 +34,8 @@ def main(argv: list[str]) -> int:
   limited = any(key == 'evaluation.max_tokens' for key, _ in overrides)
   result = run.evaluate(options.split, config.evaluation.max_tokens if limited else None)
   language_modeling.save(result, path)
+  if not hosts.first():
+    return 0
   print(language_modeling.table({options.split: result}))
   protocol = ', '.join(f'{key} {value}' for key, value in result['protocol'].items())
   print(f'step {result["step"]:,}, protocol: {protocol}\nwritten to {path}')
@@ -51,6 +55,8 @@ def _task(run, overrides, split, path):
     path = path.with_name(f'{config.finetune.task}_{split}.json')
   result = finetuning.evaluate(dataclasses.replace(run, config=config), split)
   language_modeling.save(result, path)
+  if not hosts.first():
+    return 0
   print(finetuning.table(result))
   print(f'step {result["step"]:,}\nwritten to {path}')
   return 0

@@ -9,7 +9,7 @@ import functools
 import os
 import pathlib
 
-from ngrammer_jax import flags
+from ngrammer_jax import flags, hosts
 
 
 def main(argv: list[str]) -> int:
@@ -22,6 +22,7 @@ def main(argv: list[str]) -> int:
   # As `train` does it, and before the first device is touched.
   deterministic = '--xla_gpu_deterministic_ops=true'
   os.environ['XLA_FLAGS'] = f'{deterministic} {os.environ.get("XLA_FLAGS", "")}'.strip()
+  hosts.join(options)
 
   from ngrammer_jax import runs
   from ngrammer_jax.evaluation import language_modeling
@@ -42,18 +43,20 @@ def main(argv: list[str]) -> int:
   results = {}
   for name, workdir in workdirs.items():
     make = functools.partial(finetuning.Finetuning, workdir=workdir)
-    loop.train(configs[name], workdir, make)
+    loop.train(configs[name], workdir, make, options.watchdog)
     for step in ('best', 'newest'):
       result = finetuning.evaluate(runs.load_run(workdir, step), 'validation')
       results.setdefault(step, {}).update(result.get('tasks', {result['task']: result}))
       file = 'validation.json' if step == 'newest' else 'validation_best.json'
       language_modeling.save(result, workdir / 'evaluation' / file)
-  for step, of_tasks in results.items():
+  for step, of_tasks in results.items() if hosts.first() else ():
     if one_by_one:
       path = options.workdir / 'evaluation' / f'{step}.json'
       language_modeling.save(finetuning.joined(of_tasks), path)
     print(f'{step} checkpoint, validation')
     print(finetuning.table({'task': task, 'tasks': of_tasks}))
+  if not hosts.first():
+    return 0
   print(f'finished, in {options.workdir}')
   for workdir in workdirs.values():
     print(f'  python -m ngrammer_jax.evaluate --workdir={workdir} --split=test')

@@ -17,18 +17,22 @@ import os
 import pathlib
 import signal
 import sys
+import traceback
 import typing
-from typing import Any
+from typing import Any, NoReturn
 
+import jax
 import ml_collections
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, progress
+from ngrammer_jax import errors, hosts, progress
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
   """Runs a verb: logs to standard error, and makes BadInput exit status 2."""
   logging.basicConfig(level=logging.INFO, format='%(message)s', handlers=[progress.LogHandler()])
+  for handler in logging.getLogger().handlers:
+    handler.addFilter(hosts.Named())
   logging.getLogger('jax').setLevel(logging.WARNING)  # tells of every device it misses
   logging.getLogger('absl').setLevel(logging.CRITICAL)  # Orbax also raises what it tells of
   said = None
@@ -38,16 +42,37 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     said, status = f'error: {error}', 2
   except errors.Interrupted as stopped:
     said, status = str(stopped), 128 + stopped.signal
+  except errors.Lost as error:
+    said, status = f'error: {error}', 1
   except KeyboardInterrupt:
     print('interrupted', file=sys.stderr, flush=True)
     os._exit(130)  # XLA may be compiling, and would crash while Python is taken down
+  except Exception as error:
+    if not hosts.several():
+      raise
+    _leave(error)
   except BrokenPipeError:  # whoever read standard output has enough
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     status = 128 + signal.SIGPIPE
   if said is not None:
+    who = '' if hosts.first() else f'process {hosts.number()}: '
     with contextlib.suppress(OSError):
-      print(said, file=sys.stderr)
+      print(f'{who}{said}', file=sys.stderr)
   sys.exit(status or 0)
+
+
+def _leave(error: Exception) -> NoReturn:
+  """Ends one of several processes at once: the others would be waited for, and may be gone."""
+  if not isinstance(error, jax.errors.JaxRuntimeError):
+    traceback.print_exception(error)
+  logging.error(
+    '%s: %s\nerror: another process may be lost: see what each of them says; the same command, '
+    'for all of them, goes on from the last checkpoint',
+    type(error).__name__,
+    error,
+  )
+  sys.stderr.flush()
+  os._exit(1)
 
 
 def step(text: str) -> int | str:
@@ -64,6 +89,14 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Na
     BadInput: no such config file or row, unknown key, value of the wrong type.
   """
   parser.add_argument('--config', required=True, metavar='FILE[:ROW]', help='what to run')
+  parser.add_argument(
+    '--watchdog',
+    type=float,
+    default=10.0,
+    metavar='MINUTES',
+    help='without progress after which the log gets the stacks of all threads; 0: never',
+  )
+  hosts.add_flags(parser)
   parser.epilog = 'Any key of the config: --config.training.steps=2000'
   overrides, plain = split(argv)
   flags = parser.parse_args(plain)

@@ -5,7 +5,7 @@ import functools
 import os
 import pathlib
 
-from ngrammer_jax import flags
+from ngrammer_jax import flags, hosts
 
 
 def main(argv: list[str]) -> int:
@@ -22,8 +22,13 @@ def main(argv: list[str]) -> int:
   deterministic = '--xla_gpu_deterministic_ops=true'
   os.environ['XLA_FLAGS'] = f'{deterministic} {os.environ.get("XLA_FLAGS", "")}'.strip()
 
+  hosts.join(options)
   given = {'workdir': options.workdir, 'find': runs.finder(config.data)}
-  trained = loop.train(config, options.workdir, functools.partial(material.Corpus, **given))
+  trained = loop.train(
+    config, options.workdir, functools.partial(material.Corpus, **given), options.watchdog
+  )
+  if not hosts.first():
+    return 0
   said = 'finished' if trained else 'already finished'
   print(f'{said}: {config.training.steps:,} steps, in {options.workdir}')
   split = 'validation' if corpora.streamed(config.data.corpus) else 'test'

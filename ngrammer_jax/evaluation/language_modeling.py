@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ngrammer_jax import files, sharding
+from ngrammer_jax import files, hosts, sharding
 from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.evaluation import scoring
 from ngrammer_jax.models import transformer
@@ -168,6 +168,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def save(result: dict[str, Any], path: pathlib.Path) -> None:
-  """Writes the metrics of a split as JSON."""
+  """Writes the metrics of a split as JSON, in the first of several processes."""
+  if not hosts.first():
+    return
   path.parent.mkdir(parents=True, exist_ok=True)
   files.write(path, json.dumps(result, indent=2) + '\n')

@@ -5,6 +5,7 @@
 <workdir>/checkpoints/200.damaged  was found not to be what was written
 """
 
+from collections.abc import Iterable
 from concurrent import futures
 import contextlib
 import dataclasses
@@ -17,9 +18,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 
-from ngrammer_jax import errors, files
+from ngrammer_jax import errors, files, hosts
 from ngrammer_jax.training import checksums, manifest
 
 SCRATCH = '.scratch'
@@ -42,7 +44,7 @@ def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
     BadInput: it is of another model.
   """
   folder = workdir / 'checkpoints' / str(step)
-  known = manifest.verify(folder)
+  known = _verified(folder)
   if known.step != step:
     raise manifest.Damaged(f'{manifest.NAME} is of step {known.step:,}')
   abstract = abstract(known) if callable(abstract) else abstract
@@ -58,6 +60,20 @@ def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
     state,
     is_leaf=lambda x: x is None,
   )
+
+
+def _verified(folder: pathlib.Path) -> manifest.Manifest:
+  """The manifest, after every file was read, by the first of the processes for all."""
+  damage = None
+  if hosts.first():
+    try:
+      manifest.verify(folder)
+    except manifest.Damaged as error:
+      damage = str(error)
+  damage = hosts.agreed(damage)
+  if damage is not None:
+    raise manifest.Damaged(damage)
+  return manifest.read(folder)
 
 
 def _not_empty(state: Any) -> Any:
@@ -81,7 +97,7 @@ def restore_newest(
   damaged: dict[pathlib.Path, str] = {}
   folder_of = lambda step: workdir / 'checkpoints' / str(step)
   # Listed again each time: a run that is still training drops old ones.
-  while left := [step for step in steps(workdir) if folder_of(step) not in damaged]:
+  while left := [s for s in hosts.agreed(steps(workdir)) if folder_of(s) not in damaged]:
     step, folder = left[-1], folder_of(left[-1])
     logging.info('restoring step %s from %s', f'{step:,}', folder)
     try:
@@ -96,8 +112,8 @@ def restore_newest(
       logging.warning('checkpoint %s is damaged: %s; trying the one before', folder, error)
       damaged[folder] = str(error)
       continue
-    for folder in damaged if set_aside else ():
-      logging.warning('%s is kept as %s', folder, _set_aside(folder).name)
+    if set_aside:
+      hosts.by_first(_set_all_aside, damaged)
     return step, state
   if damaged:
     raise errors.BadInput(
@@ -114,8 +130,9 @@ def verify(workdir: pathlib.Path, step: int) -> manifest.Manifest:
   known = manifest.verify(folder)
   with ocp.StandardCheckpointer() as checkpointer:
     saved = checkpointer.metadata(folder.resolve()).item_metadata.tree
-    # Without a sharding, an array comes as NumPy: the devices that wrote it may be gone.
-    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), saved)
+    # Like an array of NumPy, it comes as one: the devices that wrote it may be gone.
+    like = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+    abstract = jax.tree.map(like, saved)
     with jax.enable_x64(True):
       _check_sums(known, checkpointer.restore(folder.resolve(), abstract))
   return known
@@ -130,13 +147,16 @@ class Checkpoints:
   def __init__(self, workdir: pathlib.Path, keep: int = 3):
     self._workdir, self._keep = workdir, keep
     self._folder = workdir / 'checkpoints'
-    self._folder.mkdir(parents=True, exist_ok=True)
-    for left_over in self._folder.glob(f'*{SCRATCH}*'):
-      shutil.rmtree(left_over)
+    hosts.by_first(self._tidy)
     self._orbax = ocp.StandardCheckpointer()
     self._thread = futures.ThreadPoolExecutor(1, 'checkpoint')
     self._commit: futures.Future | None = None
     self._saving = 0
+
+  def _tidy(self) -> None:
+    self._folder.mkdir(parents=True, exist_ok=True)
+    for left_over in self._folder.glob(f'*{SCRATCH}*'):
+      shutil.rmtree(left_over)
 
   def check_space(self, state: Any, what: str = 'a checkpoint') -> None:
     """Raises BadInput where the disk has no room for a state, abstract or not."""
@@ -164,14 +184,16 @@ class Checkpoints:
     Raises:
       BadInput: the disk is full, now or when the checkpoint before was written.
     """
-    self._wait()
-    self.check_space(state, f'step {step}')  # a library that runs out of disk makes a mess
+    with hosts.together():
+      self._wait()
+      self.check_space(state, f'step {step}')  # a library that runs out of disk makes a mess
     if jax.default_backend() == 'cpu':
       # On CPU the "copy to the host" is the device buffer itself, which a donated call
       # would overwrite while it is being written.
       state = jax.tree.map(jnp.copy, state)
+    if jax.default_backend() == 'cpu' and not hosts.several():
       sums = lambda: checksums.checksums(state)
-    else:
+    else:  # on the devices, where all processes have to take turns alike
       known = checksums.checksums(state)
       sums = lambda: known
     scratch = self._folder / f'{step}{SCRATCH}'
@@ -184,6 +206,8 @@ class Checkpoints:
 
   def validated(self, step: int, validation: float) -> None:
     """Adds what was measured only after the checkpoint was written."""
+    if not hosts.first():
+      return
     folder = self._folder / str(step)
     known = manifest.read(folder)
     if known.validation != validation:
@@ -194,6 +218,8 @@ class Checkpoints:
     """Once Orbax is through: adds the manifest, gives the folder its name, drops old ones."""
     sums = sums()
     self._orbax.wait_until_finished()
+    if not hosts.first():
+      return
     proof = manifest.Manifest(
       step=step,
       saved_at=datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
@@ -233,9 +259,10 @@ class Checkpoints:
     return self
 
   def __exit__(self, kind, *exception) -> None:
-    """Waits until everything is on disk."""
+    """Waits until everything is on disk, of all processes where nothing went wrong."""
     try:
-      self._wait()
+      with hosts.together() if kind in (None, errors.Interrupted) else contextlib.nullcontext():
+        self._wait()
     except Exception as error:
       if kind in (None, errors.Interrupted):  # which says that everything is saved
         raise
@@ -275,6 +302,11 @@ def _check_sums(known: manifest.Manifest, state: Any) -> None:
   for name, checksum in checksums.checksums(state).items():
     if checksum != known.leaves[name][2]:
       raise manifest.Damaged(f'{name} was changed: wrong checksum')
+
+
+def _set_all_aside(folders: Iterable[pathlib.Path]) -> None:
+  for folder in folders:
+    logging.warning('%s is kept as %s', folder, _set_aside(folder).name)
 
 
 def _set_aside(folder: pathlib.Path) -> pathlib.Path:

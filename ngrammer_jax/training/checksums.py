@@ -1,5 +1,6 @@
 """A checksum of every array, the same for any sharding and any number of hosts."""
 
+import functools
 from typing import Any
 
 import jax
@@ -27,8 +28,8 @@ def _sums(words: jax.Array, index: jax.Array, valid: jax.Array) -> jax.Array:
   return jnp.stack([total(multiplier) for multiplier in MULTIPLIERS])
 
 
-@jax.jit
-def _of_device_array(array: jax.Array) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=1)
+def _of_device_array(array: jax.Array, where: jax.sharding.Sharding | None) -> jax.Array:
   """The sums of an array where it lies; compiled for every shape."""
   if array.dtype == jnp.bool_:
     array = array.astype(jnp.uint8)
@@ -38,7 +39,8 @@ def _of_device_array(array: jax.Array) -> jax.Array:
   for axis in reversed(range(words.ndim)):
     place = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
     index, stride = index + place * np.uint32(stride), stride * words.shape[axis] % 2**32
-  return _sums(words, index, jnp.array(True))
+  sums = _sums(words, index, jnp.array(True))
+  return sums if where is None else jax.lax.with_sharding_constraint(sums, where)
 
 
 @jax.jit
@@ -70,8 +72,18 @@ def checksums(tree: Any) -> dict[str, str]:
 
   def of(leaf):
     # One after the other: on simulated devices, programs that run at once wait for each other.
-    on_host = not isinstance(leaf, jax.Array) or jax.default_backend() == 'cpu'
-    sums = _of_host_array(np.asarray(leaf)) if on_host else np.asarray(_of_device_array(leaf))
-    return '{:08x}{:08x}'.format(*sums)
+    if not isinstance(leaf, jax.Array) or (
+      leaf.is_fully_addressable and jax.default_backend() == 'cpu'
+    ):
+      return _of_host_array(np.asarray(leaf))
+    return np.asarray(_of_device_array(leaf, _everywhere(leaf)))
 
-  return {name: of(leaf) for name, leaf in leaves(tree).items()}
+  return {name: '{:08x}{:08x}'.format(*of(leaf)) for name, leaf in leaves(tree).items()}
+
+
+def _everywhere(array: jax.Array) -> jax.sharding.Sharding | None:
+  """Where all that hold a part of an array can read what is computed of it."""
+  where = array.sharding
+  if isinstance(where, jax.sharding.NamedSharding):
+    return jax.sharding.NamedSharding(where.mesh, jax.sharding.PartitionSpec())
+  return None

@@ -1,11 +1,16 @@
-"""SIGTERM and Ctrl-C as requests: finish the call that runs, save, then stop."""
+"""SIGTERM and Ctrl-C as requests: finish the call that runs, save, then stop.
+
+Of several processes, one that is sent SIGTERM stops all of them at the same check.
+"""
 
 import contextlib
 import os
 import signal
 import threading
 
-from ngrammer_jax import errors
+from jax.experimental import multihost_utils
+
+from ngrammer_jax import errors, hosts
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -18,9 +23,11 @@ class Interruption:
 
   def __init__(self):
     self._caught: signal.Signals | None = None
-    self._before = {}
+    self._before, self._checks = {}, 0
 
   def __enter__(self) -> 'Interruption':
+    if hosts.several():
+      return self  # JAX waits for SIGTERM, and tells all
     if threading.current_thread() is threading.main_thread():
       self._before = {number: signal.signal(number, self._catch) for number in SIGNALS}
     return self
@@ -37,6 +44,9 @@ class Interruption:
       os.write(2, f'{self._caught.name}: stopping as soon as all is saved\n'.encode())
 
   def check(self, *_: object) -> None:
-    """Raises Interrupted where a signal has come."""
+    """Raises Interrupted where a signal has come. All processes check equally often."""
+    self._checks += 1
+    if hosts.several() and multihost_utils.reached_preemption_sync_point(self._checks):
+      raise errors.Interrupted(signal.SIGTERM)
     if self._caught is not None:
       raise errors.Interrupted(self._caught)

@@ -9,7 +9,7 @@ import numpy as np
 
 import ngrammer_jax
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, sharding
+from ngrammer_jax import errors, hosts, sharding
 from ngrammer_jax.data import prefetch, streams
 from ngrammer_jax.training import (
   checkpoints,
@@ -18,6 +18,7 @@ from ngrammer_jax.training import (
   optimizers,
   programs,
   record,
+  watchdog,
   workdirs,
 )
 from ngrammer_jax.training import state as train_state
@@ -27,6 +28,7 @@ def train(
   config: experiment.Config,
   workdir: pathlib.Path,
   make: Callable[[experiment.Config], material.Material] = material.Corpus,
+  watchdog_minutes: float = watchdog.MINUTES,
 ) -> bool:
   """Trains until all steps are done; goes on where an earlier run of the same command stopped.
 
@@ -34,6 +36,7 @@ def train(
     config: the experiment.
     workdir: where everything of the run is kept.
     make: what is trained on, of the config.
+    watchdog_minutes: without progress after which the log gets the stacks of all threads.
 
   Returns:
     Whether there was anything left to train.
@@ -44,10 +47,11 @@ def train(
   t = config.training
 
   # Data: found, checked and tokenised before any device is touched.
-  workdirs.check(workdir, config)
-  given = make(config)
-  V = given.vocabulary.size
-  workdirs.check_text(workdir, config, given.content_hash)
+  with hosts.together():
+    workdirs.check(workdir, config)
+    given = make(config)
+    V = given.vocabulary.size
+    workdirs.check_text(workdir, config, given.content_hash)
 
   # Devices.
   mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.model)
@@ -67,8 +71,14 @@ def train(
   with (
     interruption.Interruption() as stop,
     workdirs.occupy(workdir, config, given),
+    watchdog.Watchdog(workdir, watchdog_minutes) as watch,
     checkpoints.Checkpoints(workdir, t.keep_checkpoints) as saved,
   ):
+
+    def alive(_=0):
+      watch.beat()
+      stop.check()
+
     found = checkpoints.restore_newest(workdir, run.abstract, set_aside=True)
     first_step, state = found or (0, given.first(run.create()))
     if found is None and (workdir / 'metrics.jsonl').exists():
@@ -77,10 +87,10 @@ def train(
     given.describe()
     if run.windows is not None:
       logging.info('windows, %s', run.described())
-    validation = record.validation_of(workdir, first_step, given.judged_by)
+    validation = hosts.agreed(record.validation_of(workdir, first_step, given.judged_by))
     if found and validation is not None:
       saved.validated(first_step, validation)
-    over = lambda step: record.over(workdir, step, given.judged_by, given.patience)
+    over = lambda at: hosts.agreed(record.over(workdir, at, given.judged_by, given.patience))
     if validation is not None and (first_step >= t.steps or over(first_step)):
       return False
     saved.check_space(state)
@@ -95,7 +105,7 @@ def train(
 
       def validate(step):
         with tell.paused():
-          result = given.validate(run, state, lambda _=0: stop.check())
+          result = given.validate(run, state, alive)
           tell.validation(step, result, given.said(result))
         return result[given.judged_by]
 
@@ -109,7 +119,7 @@ def train(
         metrics, finished = None, False
         while not finished:
           if not run.ready:
-            check = stop.check if start == first_step else lambda: None  # later the state is saved
+            check = alive if start == first_step else watch.beat  # later the state is saved
             check()
             with tell.paused():
               run.compile(state, segments)
@@ -124,7 +134,7 @@ def train(
         # rest on record. And after the metrics: no state is saved that was not finite.
         interrupted, validation = None, None
         try:
-          stop.check()
+          alive()
           if _due(done, t.evaluate_every, t.steps):
             validation = validate(done)
         except errors.Interrupted as signal:

@@ -19,7 +19,7 @@ import socket
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, files
+from ngrammer_jax import errors, files, hosts
 
 if TYPE_CHECKING:
   from ngrammer_jax.training import material
@@ -94,23 +94,35 @@ def occupy(
 ) -> Iterator[None]:
   """Keeps a workdir to this process, and writes what it holds beside its checkpoints.
 
-  The lock goes with the process, however that ends.
+  The lock goes with the process, however that ends. Of several processes the first one has it.
 
   Raises:
-    BadInput: another process trains there, or the folder cannot be written.
+    BadInput: another process trains there, or the folder cannot be written, or it is not the
+      same folder for all processes.
   """
   with contextlib.ExitStack() as held:
-    try:
-      workdir.mkdir(parents=True, exist_ok=True)
-      _lock(workdir, held.enter_context((workdir / LOCK).open('a+', encoding='utf-8')))
-      check(workdir, config)  # again: another run may have been here meanwhile
-      check_text(workdir, config, given.content_hash)
-      given.vocabulary.save(workdir)
-      files.write(workdir / CORPUS, json.dumps({'content_hash': given.content_hash}) + '\n')
-      experiment.save(config, workdir / CONFIG)
-    except OSError as error:
-      raise errors.BadInput(f'--workdir={workdir} cannot be written: {error.strerror}') from error
+    hosts.by_first(_begin, workdir, config, given, held)
+    with hosts.together():
+      check(workdir, config)
+      if not (workdir / CONFIG).exists():
+        raise errors.BadInput(
+          f'--workdir={workdir} is not the same folder for all processes: the first one writes '
+          f'there what all read; use a folder that they share'
+        )
     yield
+
+
+def _begin(workdir, config, given, held) -> None:
+  try:
+    workdir.mkdir(parents=True, exist_ok=True)
+    _lock(workdir, held.enter_context((workdir / LOCK).open('a+', encoding='utf-8')))
+    check(workdir, config)  # again: another run may have been here meanwhile
+    check_text(workdir, config, given.content_hash)
+    given.vocabulary.save(workdir)
+    files.write(workdir / CORPUS, json.dumps({'content_hash': given.content_hash}) + '\n')
+    experiment.save(config, workdir / CONFIG)
+  except OSError as error:
+    raise errors.BadInput(f'--workdir={workdir} cannot be written: {error.strerror}') from error
 
 
 def _lock(workdir: pathlib.Path, file: TextIO) -> None:

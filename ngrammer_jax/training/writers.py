@@ -8,18 +8,21 @@ from typing import Any
 
 import tensorboardX
 
-from ngrammer_jax import files, progress
+from ngrammer_jax import files, hosts, progress
 
 
 class Writer:
   """Writes scalars by step.
 
   `metrics.jsonl` in the workdir is the record; TensorBoard shows the same numbers. After a
-  resume both go on from the restored step, so that no step appears twice.
+  resume both go on from the restored step, so that no step appears twice. Of several processes
+  the first one writes.
   """
 
   def __init__(self, workdir: pathlib.Path, restored_step: int):
     self._path = workdir / 'metrics.jsonl'
+    if not hosts.first():
+      return
     with files.full_disk(self._full):
       _cut(workdir, restored_step)
       self._file = self._path.open('a', encoding='utf-8')
@@ -29,6 +32,8 @@ class Writer:
 
   def scalars(self, step: int, values: dict[str, float]) -> None:
     """Records the values of a step. Raises BadInput where the disk is full."""
+    if not hosts.first():
+      return
     with files.full_disk(self._full):
       self._file.write(json.dumps({'step': step, **values}) + '\n')
       self._file.flush()
@@ -37,6 +42,8 @@ class Writer:
       self._board.flush()  # a killed run loses no point
 
   def close(self) -> None:
+    if not hosts.first():
+      return
     try:
       self._file.close()
       self._board.close()

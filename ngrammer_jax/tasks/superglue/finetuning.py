@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, files, runs
+from ngrammer_jax import errors, files, hosts, runs
 from ngrammer_jax.data import streams
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.tasks.superglue import evaluation, features, formats, metrics, registration
@@ -148,7 +148,8 @@ class Finetuning:
       step = json.loads(self._begun_with.read_text(encoding='utf-8'))['step']
     before = runs.load_run(self._config.init_from, step).state
     known = {'init_from': self._config.init_from, 'step': int(before.step)}
-    files.write(self._begun_with, json.dumps(known) + '\n')
+    if hosts.first():
+      files.write(self._begun_with, json.dumps(known) + '\n')
     logging.info(
       'from step %s of %s; the state of the optimiser is new, the codebook %s',
       f'{int(before.step):,}',
@@ -271,7 +272,7 @@ def evaluate(run: runs.Run, split: str) -> dict[str, Any]:
     examples = examples_of(config, name, split)
     given = run.state.params, run.state.codebook, name, examples, config.finetune.choosing
     results[name], answers = answer(*given)
-    if split == 'test':
+    if split == 'test' and hosts.first():
       path = evaluation.submission(name, examples, answers, run.workdir / 'evaluation')
       logging.info('answers for the benchmark: %s', path)
   if all('error_percent' in result for result in results.values()):

@@ -1,0 +1,48 @@
+"""The log of each process, and where it stands when it makes no progress.
+
+<workdir>/logs/process_0.log   everything that process 0 says, with the time
+"""
+
+import faulthandler
+import logging
+import pathlib
+import sys
+
+from ngrammer_jax import hosts
+
+MINUTES = 10.0
+
+
+class Watchdog:
+  """Writes the stacks of all threads into the log when nothing was heard for a while.
+
+  Of several processes that wait for each other, the one that is not in a collective is the one
+  that the others wait for. A context manager.
+
+  Args:
+    workdir: of the run.
+    minutes: without a `beat`. 0: nothing is written.
+  """
+
+  def __init__(self, workdir: pathlib.Path, minutes: float = MINUTES):
+    self._path = workdir / 'logs' / f'process_{hosts.number()}.log'
+    self._seconds = 60 * minutes
+
+  def __enter__(self) -> 'Watchdog':
+    self._path.parent.mkdir(parents=True, exist_ok=True)
+    self._handler = logging.FileHandler(self._path, encoding='utf-8')
+    self._handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s'))
+    logging.getLogger().addHandler(self._handler)
+    self.beat()
+    return self
+
+  def beat(self) -> None:
+    """Something was done."""
+    if self._seconds:
+      stream = self._handler.stream or sys.stderr
+      faulthandler.dump_traceback_later(self._seconds, repeat=True, file=stream)
+
+  def __exit__(self, *exception) -> None:
+    faulthandler.cancel_dump_traceback_later()
+    logging.getLogger().removeHandler(self._handler)
+    self._handler.close()
