@@ -44,6 +44,10 @@ setuptools.setup(
     'cuda12': ['jax[cuda12]'],
     'interop': ['safetensors>=0.5'],
     'notebooks': ['jupyterlab', 'matplotlib', 'nbconvert'],
-    'test': ['matplotlib', 'pytest', 'pytest-xdist', 'ruff', 'safetensors>=0.5', 'sympy'],
+    'test': [
+      *('matplotlib', 'pytest', 'pytest-xdist', 'ruff', 'safetensors>=0.5', 'sympy'),
+      # Its libtpu compiles for TPUs, where there are none.
+      'jax[tpu]; platform_system == "Linux" and platform_machine == "x86_64"',
+    ],
   },
 )

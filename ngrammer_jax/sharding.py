@@ -4,7 +4,7 @@ Parameters name their axes (`vocab`, `embed`, ...); RULES map the names to the m
 `data`, `fsdp` and `model`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import logging
 import math
@@ -12,6 +12,7 @@ from typing import Any
 
 from flax import linen as nn
 import jax
+from jax.experimental import mesh_utils
 import numpy as np
 
 from ngrammer_jax import errors
@@ -37,24 +38,45 @@ RULES = (
 )
 
 
-def make_mesh(data: int = -1, fsdp: int = 1, model: int = 1) -> jax.sharding.Mesh:
-  """All devices as a mesh; one axis may be -1 and takes what is left.
+def make_mesh(
+  data: int = -1, fsdp: int = 1, model: int = 1, devices: Sequence[jax.Device] | None = None
+) -> jax.sharding.Mesh:
+  """Devices as a mesh; one axis may be -1 and takes what is left.
+
+  Of several slices, which a slower network connects, the batch is spread over all: only what is
+  summed over `data` goes from one to another.
+
+  Args:
+    data, fsdp, model: sizes of the axes.
+    devices: None: all there are.
 
   Raises:
-    BadInput: the sizes do not multiply to the number of devices.
+    BadInput: the sizes do not multiply to the number of devices, or `data` not to that of slices.
   """
-  sizes, count = [data, fsdp, model], jax.device_count()
+  devices = jax.devices() if devices is None else devices
+  sizes, count = [data, fsdp, model], len(devices)
   known = math.prod(s for s in sizes if s != -1)
   if sizes.count(-1) == 1 and count % known == 0:
     sizes[sizes.index(-1)] = count // known
   if math.prod(sizes) != count or -1 in sizes:
     raise errors.BadInput(
       f'mesh.data={data} x mesh.fsdp={fsdp} x mesh.model={model} does not make the {count} '
-      f'{jax.default_backend()} device{"s" if count > 1 else ""} there are; one of them may be -1'
+      f'{devices[0].platform} device{"s" if count > 1 else ""} there are; one of them may be -1'
     )
   # Linen needs Auto axes; the default of jax.make_mesh is Explicit.
   auto = (jax.sharding.AxisType.Auto,) * len(AXES)
-  return jax.make_mesh(sizes, AXES, axis_types=auto)
+  slices = len({getattr(device, 'slice_index', 0) for device in devices})
+  if slices == 1:
+    return jax.make_mesh(sizes, AXES, axis_types=auto, devices=devices)
+  if sizes[0] % slices:
+    raise errors.BadInput(
+      f'mesh.data={sizes[0]} does not divide by the {slices} slices there are: use '
+      f'mesh.data={slices}, or a multiple'
+    )
+  within, across = [sizes[0] // slices, *sizes[1:]], [slices, 1, 1]
+  return jax.sharding.Mesh(
+    mesh_utils.create_hybrid_device_mesh(within, across, devices), AXES, axis_types=auto
+  )
 
 
 def batch_shards(mesh: jax.sharding.Mesh) -> int:
@@ -87,6 +109,7 @@ def shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
   """
 
   is_box = lambda x: isinstance(x, nn.LogicallyPartitioned)
+  whole: dict[tuple[str, int, int], list[str]] = {}
 
   def of(path, leaf):
     value = nn.unbox(leaf)
@@ -103,12 +126,18 @@ def shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
       shards = math.prod(mesh.shape[axis] for axis in group)
       if size % shards:
         where = jax.tree_util.keystr(path, simple=True, separator='/')
-        logging.info('%s: axis %s of size %d stays whole on %d devices', where, name, size, shards)
+        whole.setdefault((name, size, shards), []).append(where)
         axes = None
       parts.append(axes)
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*parts))
 
-  return jax.tree_util.tree_map_with_path(of, boxed, is_leaf=is_box)
+  placed = jax.tree_util.tree_map_with_path(of, boxed, is_leaf=is_box)
+  for (name, size, shards), (where, *others) in whole.items():
+    more = f', and {len(others)} others,' if others else ''
+    logging.info(
+      '%s%s: axis %s of size %d stays whole on %d devices', where, more, name, size, shards
+    )
+  return placed
 
 
 def rows_sharding(mesh: jax.sharding.Mesh, axis: int = 0) -> jax.sharding.NamedSharding:
@@ -119,6 +148,12 @@ def rows_sharding(mesh: jax.sharding.Mesh, axis: int = 0) -> jax.sharding.NamedS
 def replicated(mesh: jax.sharding.Mesh) -> jax.sharding.NamedSharding:
   """The sharding of an array that every device holds whole."""
   return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+
+def abstract(tree: Any, where: jax.sharding.Sharding) -> Any:
+  """The arrays of a tree without their values, lying there."""
+  like = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
+  return jax.tree.map(like, tree)
 
 
 def global_rows(

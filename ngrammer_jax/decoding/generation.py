@@ -86,17 +86,13 @@ class Generator:
     with sharding.use(self._mesh):
       limits = sampling.Limits.of(how, self._model.vocabulary_size)
       seeds_B = by_row(np.resize(np.asarray(seeds, np.uint32), self.rows))
-      # One slot less than the context: the token itself takes the last place.
-      slots = max(self.context - 1, 1)
-      windows = self._model.windows
-      empty = transformer.empty_memory(self._model.config, self.rows, slots, windows)
       given = params, codebook, seeds_B, limits
       segment = tuple(map(by_row, (tokens_BxT, starts_BxT, valid_BxT)))
       prefix_BxT = by_row(valid_BxT > 0) if self._bidirectional else None
       never_Bx1 = by_row(np.zeros((self.rows, 1), bool))
       always_Bx1 = by_row(np.ones((self.rows, 1), np.int32))
       token_B, memory, count = self._advance(
-        *given, segment, prefix_BxT, memory=jax.tree.map(by_row, empty), count=jnp.int32(0)
+        *given, segment, prefix_BxT, memory=jax.tree.map(by_row, self._empty()), count=jnp.int32(0)
       )
     while True:
       with sharding.use(self._mesh):
@@ -104,6 +100,25 @@ class Generator:
         next_B, memory, count = self._advance(*given, segment, None, memory=memory, count=count)
       yield np.asarray(token_B)[: len(prompts)]
       token_B = next_B
+
+  def _empty(self):
+    # One slot less than the context: the token itself takes the last place.
+    slots = max(self.context - 1, 1)
+    return transformer.empty_memory(self._model.config, self.rows, slots, self._model.windows)
+
+  def trace(self, params: Any, codebook: Any) -> jax.stages.Traced:
+    """The program of one more token, not compiled yet. The variables may be abstract."""
+    like = lambda dtype, *shape: jax.ShapeDtypeStruct((self.rows, *shape), dtype)
+    segment = like(np.int32, 1), like(bool, 1), like(np.int32, 1)
+    seeds_B, memory = like(np.uint32), jax.eval_shape(self._empty)
+    by_row = sharding.abstract((seeds_B, segment, memory), self._by_row)
+    limits = sampling.Limits.of(sampling.Sampling(), self._model.vocabulary_size)
+    shared = limits, jax.ShapeDtypeStruct((), np.int32)
+    limits, count = sharding.abstract(shared, sharding.replicated(self._mesh))
+    seeds_B, segment, memory = by_row
+    with sharding.use(self._mesh):
+      given = params, codebook, seeds_B, limits, segment, None
+      return self._advance.trace(*given, memory=memory, count=count)
 
 
 def _advance(model, params, codebook, seeds_B, limits, segment, prefix_BxT, *, memory, count):

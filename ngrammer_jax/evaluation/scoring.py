@@ -49,12 +49,7 @@ class Scorer:
       Nats and correctness of the best guess, 0 at padding, and validity, each [rows, T].
     """
     place = sharding.rows_sharding(self._mesh)
-    config = self._model.config
-    # Keys and values of the memory are kept, and not projected anew for every segment.
-    slots = config.memory.length if config.memory is not None else 0
-    windows = self._model.windows if slots else None
-    empty = transformer.empty_memory(config, self.rows, slots, windows)
-    memory = jax.tree.map(lambda a: jax.device_put(a, place), empty)
+    memory = jax.tree.map(lambda a: jax.device_put(a, place), self._empty())
     waiting = None
     for index in range(segments):
       part = functools.partial(make, index)
@@ -66,6 +61,24 @@ class Scorer:
       waiting = scores
     if waiting is not None:
       yield jax.device_get(waiting)
+
+  def _empty(self):
+    """Keys and values of the memory are kept, and not projected anew for every segment."""
+    config = self._model.config
+    slots = config.memory.length if config.memory is not None else 0
+    windows = self._model.windows if slots else None
+    return transformer.empty_memory(config, self.rows, slots, windows)
+
+  def trace(self, params: Any, codebook: Any, length: int) -> jax.stages.Traced:
+    """The program that scores a segment, not compiled yet. The variables may be abstract."""
+    shape = self.rows, length
+    like = streams.Segment(
+      *(jax.ShapeDtypeStruct(shape, dtype) for dtype in (np.int32, np.int32, bool, np.float32))
+    )
+    given = jax.eval_shape(self._empty), like
+    given = sharding.abstract(given, sharding.rows_sharding(self._mesh))
+    with sharding.use(self._mesh):
+      return self._score.trace(params, codebook, *given)
 
   def documents(
     self, params: Any, codebook: Any, documents: Sequence[np.ndarray], start: int, length: int

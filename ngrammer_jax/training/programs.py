@@ -92,14 +92,17 @@ class Programs:
   def compile(self, state: train_state.TrainState, segments: streams.Segment) -> None:
     """Compiles the call, apart from training, so that its time is its own."""
     began = time.monotonic()
-    model = self._model.clone(windows=self.windows)
-    c = self._config
-    frozen = c.finetune is not None and c.finetune.codebook == 'frozen'
-    given = model, self._optimizer, c.seed, state, c.training.half_loss, frozen
-    call = train_step.make_call(*given)
-    self._compiled[self.windows] = call.lower(state, segments, np.int32(0)).compile()
+    self._compiled[self.windows] = self.trace(state, segments).lower().compile()
     number = f' (program {len(self._compiled)})' if len(self._compiled) > 1 else ''
     logging.info('compiled in %s%s', progress.duration(time.monotonic() - began), number)
+
+  def trace(self, state: train_state.TrainState, segments: streams.Segment) -> jax.stages.Traced:
+    """The call, not compiled yet. State and segments may be abstract."""
+    c, model = self._config, self._model.clone(windows=self.windows)
+    frozen = c.finetune is not None and c.finetune.codebook == 'frozen'
+    given = model, self._optimizer, c.seed, state, c.training.half_loss, frozen
+    with sharding.use(self.mesh):
+      return train_step.make_call(*given).trace(state, segments, np.int32(0))
 
   def call(
     self,

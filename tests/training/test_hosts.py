@@ -134,7 +134,8 @@ def test_what_one_process_cannot_do_none_does(tmp_path, cache):
   ],
 )
 def test_flags_that_do_not_say_where_the_others_are(tmp_path, given, message):
-  from ngrammer_jax import errors, train as verb
+  from ngrammer_jax import errors
+  from ngrammer_jax import train as verb
 
   with pytest.raises(errors.BadInput, match=re.escape(message)):
     verb.main([f'--workdir={tmp_path}/run', *flags(), *given])
