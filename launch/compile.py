@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import json
 import logging
+import math
 import os
 import pathlib
 import re
@@ -217,12 +218,32 @@ def said(name: str, r: dict, config: experiment.Config) -> str:
   return '\n'.join(lines)
 
 
+def table(known: list[dict]) -> str:
+  """Training on some slices, in a table of Markdown."""
+  lines = ['| slice | devices | memory, GiB | sent, MB | at least, ms | bound by | MFU at best |']
+  lines.append('|---|---|---|---|---|---|---|')
+  for each in known:
+    r, devices = each['programs']['train'], math.prod(each['mesh'].values())
+    slices = f'{each["slices"]} x ' if each['slices'] > 1 else ''
+    row = [slices + each['topology'], str(devices)]
+    if 'bytes' not in r:
+      lines.append(f'| {" | ".join(row)} | does not fit | | | | |')
+      continue
+    sent = sum(c['sent'] for c in r['collectives']) / 1e6
+    row += [f'{r["peak"] / 2**30:.1f}', f'{sent:,.0f}', f'{1000 * r["roofline_seconds"]:.1f}']
+    row += [r['bound'], f'{r["mfu"]:.1%}']
+    lines.append(f'| {" | ".join(row)} |')
+  return '\n'.join(lines)
+
+
 def main(argv: list[str]) -> int:
   """Prints what is known of each program. Returns 1 where one does not fit."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument('--topology', required=True, help='v3:4x4, v5e:4x8, v5p:4x4x8, ...')
+  parser.add_argument(
+    '--topology', required=True, nargs='+', help='one or more of v3:4x4, v5e:4x8, v5p:4x4x8, ...'
+  )
   parser.add_argument('--slices', type=int, default=1, help='so many of these, over a network')
   parser.add_argument('--programs', nargs='+', choices=PROGRAMS, default=PROGRAMS)
   parser.add_argument('--vocabulary_size', type=int, help='where the config does not say')
@@ -233,20 +254,29 @@ def main(argv: list[str]) -> int:
   t = dataclasses.replace(config.training, segments_per_call=1)
   config = dataclasses.replace(config, training=t)
   V = vocabulary_size(config, options.vocabulary_size)
-  devices, m = devices_of(options.topology, options.slices), config.mesh
-  mesh = sharding.make_mesh(m.data, m.fsdp, m.model, devices)
-  sharding.check_batch('training.batch_size', t.batch_size, mesh)
-  axes = ' x '.join(f'{name} {size}' for name, size in mesh.shape.items())
-  print(f'{options.topology}: {mesh.size} devices ({devices[0].device_kind}), mesh {axes}')
-  reports = {}
-  for name in options.programs:
-    reports[name] = report(config, V, mesh, name)
-    print(said(name, reports[name], config), flush=True)
-  print(f'{reports[options.programs[0]]["parameters"]:,} parameters')
-  if options.json is not None:
-    known = {'topology': options.topology, 'slices': options.slices, 'mesh': dict(mesh.shape)}
-    options.json.write_text(json.dumps({**known, 'programs': reports}, indent=2) + '\n')
-  return 0 if all(r['fits'] for r in reports.values()) else 1
+  meshes, m = {}, config.mesh
+  for topology in options.topology:  # all of them before the first is compiled
+    devices = devices_of(topology, options.slices)
+    meshes[topology] = sharding.make_mesh(m.data, m.fsdp, m.model, devices)
+    sharding.check_batch('training.batch_size', t.batch_size, meshes[topology])
+  known = []
+  for topology, mesh in meshes.items():
+    axes = ' x '.join(f'{name} {size}' for name, size in mesh.shape.items())
+    kind = mesh.devices.flat[0].device_kind
+    print(f'{topology}: {mesh.size} devices ({kind}), mesh {axes}', flush=True)
+    found = {}
+    for name in options.programs:
+      found[name] = report(config, V, mesh, name)
+      print(said(name, found[name], config), flush=True)
+    known.append({'topology': topology, 'slices': options.slices, 'mesh': dict(mesh.shape)})
+    known[-1]['programs'] = found
+    if options.json is not None:
+      options.json.write_text(json.dumps(known, indent=2) + '\n')
+  reports = [r for each in known for r in each['programs'].values()]
+  print(f'{reports[0]["parameters"]:,} parameters')
+  if len(known) > 1 and 'train' in options.programs:
+    print(table(known))
+  return 0 if all(r['fits'] for r in reports) else 1
 
 
 if __name__ == '__main__':

@@ -26,7 +26,7 @@ def report(tmp_path, *arguments, programs=('train',)):
   path = tmp_path / 'report.json'
   done = run(*arguments, f'--json={path}', '--programs', *programs)
   assert done.returncode == 0, done.stdout + done.stderr
-  return json.loads(path.read_text()), done.stdout
+  return json.loads(path.read_text())[0], done.stdout
 
 
 def collectives(found, kind):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 import logging
 import pathlib
+import time
 
 import jax
 import numpy as np
@@ -44,7 +45,7 @@ def train(
   Raises:
     BadInput: the input cannot work, or the loss is no longer finite.
   """
-  t = config.training
+  t, began = config.training, time.monotonic()
 
   # Data: found, checked and tokenised before any device is touched.
   with hosts.together():
@@ -98,13 +99,13 @@ def train(
     # Training.
     starts = range(first_step, t.steps, t.segments_per_call)
     with (
-      record.Record(config, V, workdir, first_step) as tell,
+      record.Record(config, V, workdir, first_step, began) as tell,
       sharding.use(mesh),
       prefetch.Prefetch(_batches(given, config, mesh, starts)) as batches,
     ):
 
       def validate(step):
-        with tell.paused():
+        with tell.paused('evaluation'):
           result = given.validate(run, state, alive)
           tell.validation(step, result, given.said(result))
         return result[given.judged_by]
@@ -113,7 +114,7 @@ def train(
         saved.validated(first_step, validate(first_step))  # the run was stopped before that
         if over(first_step):
           return False
-      for start, segments in zip(starts, batches, strict=True):
+      for start, segments in zip(starts, tell.waited_for(batches), strict=True):
         if start % t.span_check_every == 0:
           state = run.fitted(state)
         metrics, finished = None, False
@@ -121,7 +122,7 @@ def train(
           if not run.ready:
             check = alive if start == first_step else watch.beat  # later the state is saved
             check()
-            with tell.paused():
+            with tell.paused('compilation'):
               run.compile(state, segments)
             check()
           tell.computes(run.windows)
@@ -141,7 +142,7 @@ def train(
           interrupted = signal
         ended = validation is not None and over(done)
         if interrupted or ended or _due(done, t.checkpoint_every, t.steps):
-          with tell.paused():
+          with tell.paused('checkpoints'):
             saved.save(done, state, validation, run.windows, run.changes)
             tell.saved(done)
         if interrupted:

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import math
 import pathlib
+import time
 from typing import Any
 
 import jax
@@ -12,8 +13,9 @@ import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, progress
+from ngrammer_jax.data import streams
 from ngrammer_jax.models import view
-from ngrammer_jax.training import optimizers, throughput, windows, writers
+from ngrammer_jax.training import goodput, optimizers, throughput, windows, writers
 from ngrammer_jax.training import step as train_step
 
 
@@ -25,8 +27,14 @@ class Record:
   """
 
   def __init__(
-    self, config: experiment.Config, vocabulary_size: int, workdir: pathlib.Path, first_step: int
+    self,
+    config: experiment.Config,
+    vocabulary_size: int,
+    workdir: pathlib.Path,
+    first_step: int,
+    began: float | None = None,
   ):
+    self._goodput = goodput.Goodput(workdir, time.monotonic() if began is None else began)
     t = self._training = config.training
     self._optimizer, self._first_step = config.optimizer, first_step
     self._fraction = optimizers.schedule(config.optimizer, t.steps)
@@ -42,10 +50,12 @@ class Record:
   def __enter__(self) -> 'Record':
     self._bar.__enter__()
     self._meter.resume()
+    self._goodput.switch(goodput.TRAINING)
     return self
 
   def __exit__(self, *exception) -> None:
     self._bar.__exit__(*exception)
+    self._goodput.close()
     self._writer.close()
 
   def computes(self, allowed: view.Windows | None) -> None:
@@ -59,8 +69,12 @@ class Record:
     if before is not None:
       self._tell(*before)
 
+  def waited_for(self, batches: Iterator[streams.Segment]) -> Iterator[streams.Segment]:
+    """The batches; the time until they come is that of the data."""
+    return self._goodput.waiting_for(batches, 'data')
+
   @contextlib.contextmanager
-  def paused(self) -> Iterator[None]:
+  def paused(self, what: str) -> Iterator[None]:
     """Tells of everything so far, then stops the clock for what is not training.
 
     Raises:
@@ -70,12 +84,15 @@ class Record:
     if before is not None:
       self._tell(*before)
     self._meter.pause()
-    yield
+    with self._goodput.spent_on(what):
+      yield
     self._meter.resume()
 
   def saved(self, step: int) -> None:
     """Notes that there is a checkpoint of a step."""
     self._last_good = step
+    self._goodput.saved()
+    self._goodput.write(now=True)
 
   def validation(self, step: int, result: dict[str, Any], said: str) -> None:
     """Records an evaluation, and says what is to be said of it."""
@@ -103,6 +120,8 @@ class Record:
     values['learning_rate'] = float(self._optimizer.learning_rate * self._fraction(done - 1))
     values |= self._meter.measure((self._finished(done) - self._measured_step) * self._tokens)
     self._measured_step = self._finished(done)
+    values['goodput'] = self._goodput.share()
+    self._goodput.write()
     self._writer.scalars(done, values)
     left = (self._training.steps - done) * self._tokens / self._meter.rate
     self._bar.say(writers.line(done, self._training.steps, values, left))

@@ -47,7 +47,9 @@ def arrays(workdir, step=None):
 
 def records(workdir):
   lines = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
-  return [{k: v for k, v in line.items() if k != 'tokens_per_second'} for line in lines]
+  return [
+    {k: v for k, v in line.items() if k not in ('tokens_per_second', 'goodput')} for line in lines
+  ]
 
 
 def assert_close(run, whole):

@@ -1,0 +1,74 @@
+"""Time is accounted for, over all starts of a run."""
+
+import json
+import logging
+import time
+
+import pytest
+
+from ngrammer_jax.training import goodput, loop
+
+
+@pytest.fixture
+def clock(monkeypatch):
+  """A clock that is moved by hand."""
+  now = [100.0]
+  monkeypatch.setattr(time, 'monotonic', lambda: now[0])
+
+  def wait(seconds):
+    now[0] += seconds
+
+  return wait
+
+
+def test_every_second_is_spent_on_one_thing(tmp_path, clock):
+  spent = goodput.Goodput(tmp_path, time.monotonic() - 3)
+  clock(2)
+  spent.switch('training')
+  clock(10)
+  with spent.spent_on('evaluation'):
+    clock(4)
+
+  def slow():
+    clock(1)
+    yield 'batch'
+
+  for batch in spent.waiting_for(slow(), 'data'):
+    assert batch == 'batch'
+    clock(5)
+  assert spent.share() == 15 / 25
+  found = {kind: seconds for kind, seconds in spent.seconds.items() if seconds}
+  assert found == {'start': 5, 'training': 15, 'evaluation': 4, 'data': 1}
+  assert spent.said() == '25s, 60.0% of it training; start 5s, evaluation 4s, data 1s'
+
+
+def test_what_was_trained_after_the_last_checkpoint_is_lost_with_a_kill(tmp_path, clock):
+  spent = goodput.Goodput(tmp_path, time.monotonic())
+  spent.switch('training')
+  clock(10)
+  spent.saved()
+  clock(6)
+  spent.write(now=True)
+  again = goodput.Goodput(tmp_path, time.monotonic())
+  assert again.seconds['training'] == 10 and again.seconds['lost'] == 6 and again.starts == 2
+  assert again.said() == '16s in 2 starts, 62.5% of it training; lost 6s'
+  again.saved()
+  again.write(now=True)
+  assert goodput.Goodput(tmp_path, time.monotonic()).seconds['lost'] == 6
+
+
+def test_a_damaged_account_begins_anew(tmp_path, clock):
+  (tmp_path / 'goodput.json').write_text('{"sta')
+  assert goodput.Goodput(tmp_path, time.monotonic()).starts == 1
+
+
+def test_a_run_says_where_its_time_went(tiny, tmp_path, caplog):
+  caplog.set_level(logging.INFO)
+  began = time.monotonic()
+  assert loop.train(tiny(), tmp_path / 'run')
+  known = json.loads((tmp_path / 'run' / 'goodput.json').read_text())
+  kinds = {'start', 'compilation', 'data', 'training', 'evaluation', 'checkpoints'}
+  assert kinds <= set(known['seconds']) and known['unsaved'] < 0.1
+  assert sum(known['seconds'].values()) <= time.monotonic() - began
+  assert min(known['seconds'].values()) >= 0
+  assert any(m.startswith('time: ') and '% of it training; ' in m for m in caplog.messages)
