@@ -5,7 +5,7 @@
 The real programs are compiled: a training step, the scoring of a segment, a token of a
 continuation. Needs `pip install libtpu`. What is printed is read from the compiled programs;
 times and utilisation are predictions, at best: as if computation, memory and network never
-waited for each other. Exit status 1: it does not fit; 2: it cannot work at all.
+waited for each other. Exit status 1: it does not fit; 2: it cannot work at all; 3: a crash.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import os
 import pathlib
 import re
 import time
+import traceback
 
 # Read when JAX and libtpu start: no device of this machine is touched, and no metadata asked for.
 os.environ |= {'JAX_PLATFORMS': 'cpu', 'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}
@@ -37,6 +38,7 @@ from ngrammer_jax.models import transformer, view
 from ngrammer_jax.training import programs, throughput, windows
 from ngrammer_jax.training import state as train_state
 
+SHOWN = 1e5  # bytes that a collective sends at least
 PROGRAMS = ('train', 'evaluate', 'decode')
 
 
@@ -76,6 +78,9 @@ def devices_of(topology: str, slices: int) -> list[jax.Device]:
       f'--topology={topology}: {str(error).splitlines()[0]}; expected as in v3:4x4, v4:2x2x4, '
       f'v5e:4x8, v5p:4x4x8 or v6e:8x8'
     ) from error
+  kind = found.devices[0].device_kind
+  if kind not in CHIPS:
+    raise errors.BadInput(f'--topology={topology}: {kind} is none of {", ".join(CHIPS)}')
   return found.devices
 
 
@@ -83,6 +88,8 @@ def vocabulary_size(config: experiment.Config, given: int | None) -> int:
   """How many tokens there are. Raises BadInput where only the text would tell."""
   d = config.data
   if given is not None:
+    if given < 2:
+      raise errors.BadInput(f'--vocabulary_size={given} must be at least 2')
     return given
   if d.vocabulary == 'bytes':
     return vocabularies.ByteVocabulary.size
@@ -184,6 +191,7 @@ def knob(config: experiment.Config, name: str) -> str:
   if config.model.vocabulary_chunk is None:
     turns.append('model.vocabulary_chunk=8192')
   turns += ['a larger mesh.fsdp (parameters and optimizer state)']
+  turns.append(f'training.parts={2 * config.training.parts}')
   return ', '.join([*turns, 'a larger mesh.model', 'a smaller training.batch_size'])
 
 
@@ -209,9 +217,11 @@ def said(name: str, r: dict, config: experiment.Config) -> str:
   lines.append(f'  at least {1000 * r["roofline_seconds"]:.2f} ms ({parts}){utilisation}')
   if r['compiler_seconds']:
     lines.append(f"  the compiler's estimate, loops once: {1000 * r['compiler_seconds']:.2f} ms")
+  if not any(c['sent'] >= SHOWN for c in r['collectives']):
+    return '\n'.join(lines)
   lines.append(f'  {"collective":<20}{"axes":<14}{"devices":>8}{"times":>7}{"MB sent":>10}  of')
   for c in r['collectives']:
-    if c['sent'] >= 1e5:
+    if c['sent'] >= SHOWN:
       axes = ','.join(c['axes'])
       row = f'  {c["kind"]:<20}{axes:<14}{c["devices"]:>8}{c["times"]:>7}{c["sent"] / 1e6:>10.1f}'
       lines.append(f'{row}  {c["shape"][:60]}')
@@ -254,16 +264,23 @@ def main(argv: list[str]) -> int:
   t = dataclasses.replace(config.training, segments_per_call=1)
   config = dataclasses.replace(config, training=t)
   V = vocabulary_size(config, options.vocabulary_size)
+  if options.slices < 1:
+    raise errors.BadInput(f'--slices={options.slices} must be at least 1')
+  if options.json is not None:
+    options.json.parent.mkdir(parents=True, exist_ok=True)
   meshes, m = {}, config.mesh
   for topology in options.topology:  # all of them before the first is compiled
     devices = devices_of(topology, options.slices)
     meshes[topology] = sharding.make_mesh(m.data, m.fsdp, m.model, devices)
-    sharding.check_batch('training.batch_size', t.batch_size, meshes[topology])
+    sharding.check_batch('training.batch_size', t.batch_size, meshes[topology], t.parts)
   known = []
   for topology, mesh in meshes.items():
     axes = ' x '.join(f'{name} {size}' for name, size in mesh.shape.items())
     kind = mesh.devices.flat[0].device_kind
-    print(f'{topology}: {mesh.size} devices ({kind}), mesh {axes}', flush=True)
+    slices = f'{options.slices} slices of ' if options.slices > 1 else ''
+    print(f'{slices}{topology}: {mesh.size} devices ({kind}), mesh {axes}', flush=True)
+    if slices:
+      print('  what goes from slice to slice is not counted: the compiled text does not show it')
     found = {}
     for name in options.programs:
       found[name] = report(config, V, mesh, name)
@@ -279,6 +296,17 @@ def main(argv: list[str]) -> int:
   return 0 if all(r['fits'] for r in reports) else 1
 
 
+def guarded(argv: list[str]) -> int:
+  """The same, and 3 where something else went wrong: 1 has a meaning of its own."""
+  try:
+    return main(argv)
+  except errors.BadInput:
+    raise
+  except Exception:
+    traceback.print_exc()
+    return 3
+
+
 if __name__ == '__main__':
   logging.getLogger('absl').setLevel(logging.ERROR)
-  flags.run(main)
+  flags.run(guarded)

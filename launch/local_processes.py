@@ -4,7 +4,8 @@
     --config=configs/quickstart.py --workdir=runs/four
 
 Each has CPU devices of its own; they find each other on a free port. When one ends badly the
-others are ended too. SIGTERM and Ctrl-C reach all of them.
+others are ended too. SIGTERM and Ctrl-C are SIGTERM for all of them, a second one kills them. The
+exit status is that of the first that ended badly.
 """
 
 import argparse
@@ -48,6 +49,8 @@ def main() -> int:
   for name in ('processes', 'devices'):
     if getattr(options, name) < 1:
       parser.error(f'--{name} must be at least 1')
+  if options.port is not None and not 0 < options.port < 2**16:
+    parser.error(f'--port={options.port} must be from 1 to 65535')
   every = commands(options.command, options.processes, options.port or free_port())
   if options.dry_run:
     print('\n'.join(map(shlex.join, every)))
@@ -64,9 +67,12 @@ def main() -> int:
 def ended(running: list[subprocess.Popen]) -> int:
   """Waits until all have ended. Returns 0, or the status of the first that ended badly."""
 
+  sent = [signal.SIGKILL, signal.SIGTERM]
+
   def forward(number, frame):
+    how = sent.pop() if len(sent) > 1 else sent[0]
     for process in running:
-      process.send_signal(signal.SIGTERM)
+      process.send_signal(how)
 
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, forward)
@@ -75,7 +81,9 @@ def ended(running: list[subprocess.Popen]) -> int:
     for number, process in enumerate(running):
       if process.poll() and number not in bad:
         bad[number], since = process.returncode, since or time.monotonic()
-        print(f'process {number} ended with status {bad[number]}', file=sys.stderr, flush=True)
+        status = bad[number]
+        how = f'status {status}' if status > 0 else signal.Signals(-status).name
+        print(f'process {number} ended with {how}', file=sys.stderr, flush=True)
     if since is not None and time.monotonic() - since > GRACE:
       print(f'ending the others after {GRACE} s', file=sys.stderr, flush=True)
       for process in running:

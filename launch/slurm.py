@@ -3,9 +3,10 @@
   python launch/slurm.py --nodes=4 --gpus_per_node=8 --hours=24 -- python -m ngrammer_jax.train \\
     --config=configs/ngrammer_c4.py:393k_8k_50 --workdir=/shared/runs/c4
 
-One process a GPU, as JAX has it under Slurm, through which they find each other. Two minutes before
-the time limit all are sent SIGTERM and save. Status 0 (finished) and 2 (it cannot work) end the job;
-after anything else Slurm queues it again, and the same command goes on.
+One process a GPU, as JAX has it under Slurm, through which they find each other. Two minutes
+before the time limit all are sent SIGTERM and save. Status 0 (finished) and 2 (it cannot work) end
+the job; after anything else Slurm queues it again, --restarts times at most, and the same command
+goes on.
 """
 
 import argparse
@@ -26,17 +27,18 @@ SCRIPT = """#!/bin/bash
 {options}
 srun --kill-on-bad-exit=0 {command}
 status=$?
-if [ $status -ne 0 ] && [ $status -ne 2 ]; then
+if [ $status -ne 0 ] && [ $status -ne 2 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
   scontrol requeue "$SLURM_JOB_ID"
 fi
 exit $status
 """
 
 
-def script(name, nodes, gpus_per_node, hours, options, command) -> str:
+def script(name, nodes, gpus_per_node, hours, restarts, options, command) -> str:
   """What is submitted."""
   lines = '\n'.join(f'#SBATCH {option}' for option in options)
   given = {'name': name, 'nodes': nodes, 'gpus_per_node': gpus_per_node, 'hours': hours}
+  given['restarts'] = restarts
   return SCRIPT.format(**given, options=lines, command=shlex.join(command))
 
 
@@ -48,7 +50,8 @@ def main() -> int:
   parser.add_argument('--name', default='ngrammer_jax')
   parser.add_argument('--nodes', type=int, default=1)
   parser.add_argument('--gpus_per_node', type=int, default=8)
-  parser.add_argument('--hours', type=int, default=24, help='of one start')
+  parser.add_argument('--hours', type=int, default=24, help='of one start, a whole number')
+  parser.add_argument('--restarts', type=int, default=100, help='at most, of one job')
   parser.add_argument(
     '--option', action='append', default=[], help='more for sbatch: --partition=x'
   )
@@ -58,7 +61,7 @@ def main() -> int:
   for key in ('nodes', 'gpus_per_node', 'hours'):
     if getattr(o, key) < 1:
       parser.error(f'--{key} must be at least 1')
-  text = script(o.name, o.nodes, o.gpus_per_node, o.hours, o.option, o.command)
+  text = script(o.name, o.nodes, o.gpus_per_node, o.hours, o.restarts, o.option, o.command)
   if o.dry_run:
     print(text, end='')
     return 0

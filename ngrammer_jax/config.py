@@ -77,6 +77,7 @@ class TrainingConfig:
   steps: int = 1000
   batch_size: int = 16  # rows, over all devices
   segment_length: int = 128
+  parts: int = 1  # of the rows, computed one after the other for one update: takes less memory
   half_loss: bool = False  # only the later half of a segment counts
   segments_per_call: int = 10  # steps that run on the device without coming back
   log_every: int = 10
@@ -162,7 +163,7 @@ class Config:
     self.data.check()
     self._check_together()
     t = self.training
-    for key in ('steps', 'batch_size', 'segment_length', 'segments_per_call', 'log_every'):
+    for key in ('steps', 'batch_size', 'segment_length', 'parts', 'segments_per_call', 'log_every'):
       _at_least('training', key, getattr(t, key), 1)
     _at_least('training', 'checkpoint_every', t.checkpoint_every, 1)
     _at_least('training', 'span_check_every', t.span_check_every, 1)

@@ -6,6 +6,7 @@ Any key of evaluation can be changed: --config.evaluation.memory.length=256
 import argparse
 import dataclasses
 import pathlib
+import signal
 
 from ngrammer_jax import flags, hosts
 
@@ -20,11 +21,13 @@ def main(argv: list[str]) -> int:
   overrides, plain = flags.split(argv)
   options = parser.parse_args(plain)
   hosts.join(options)
+  signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is nothing to save
 
   from ngrammer_jax import runs
   from ngrammer_jax.evaluation import language_modeling
 
-  run = runs.load_run(options.workdir, flags.step(options.step))
+  with hosts.together():
+    run = runs.load_run(options.workdir, flags.step(options.step))
   path = options.workdir / 'evaluation' / f'{options.split}.json'
   if run.config.finetune is not None:
     return _task(run, overrides, options.split, path)

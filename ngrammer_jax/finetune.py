@@ -16,6 +16,8 @@ def main(argv: list[str]) -> int:
   """Fine-tunes on a task, or on one after the other, and prints the table."""
   parser = argparse.ArgumentParser(prog='python -m ngrammer_jax.finetune', description=__doc__)
   parser.add_argument('--workdir', type=pathlib.Path, required=True, help='where the run is kept')
+  flags.add_watchdog(parser)
+  hosts.add_flags(parser)
   options, config = flags.parse(parser, argv)
   said = [key for key, _ in flags.split(argv)[0]]
 
@@ -38,8 +40,9 @@ def main(argv: list[str]) -> int:
     given = config
     if one_by_one:
       given = dataclasses.replace(config, finetune=dataclasses.replace(config.finetune, task=name))
-    configs[name] = finetuning.config_of(given, said, workdir)
-    finetuning.check_examples(configs[name])
+    with hosts.together():
+      configs[name] = finetuning.config_of(given, said, workdir)
+      finetuning.check_examples(configs[name])
   results = {}
   for name, workdir in workdirs.items():
     make = functools.partial(finetuning.Finetuning, workdir=workdir)

@@ -47,15 +47,16 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   except KeyboardInterrupt:
     print('interrupted', file=sys.stderr, flush=True)
     os._exit(130)  # XLA may be compiling, and would crash while Python is taken down
+  except BrokenPipeError:  # whoever read standard output has enough
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    status = 128 + signal.SIGPIPE
   except Exception as error:
     if not hosts.several():
       raise
     _leave(error)
-  except BrokenPipeError:  # whoever read standard output has enough
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    status = 128 + signal.SIGPIPE
   if said is not None:
-    who = '' if hosts.first() else f'process {hosts.number()}: '
+    agreed = said.startswith('error: process ')
+    who = '' if hosts.first() or agreed else f'process {hosts.number()}: '
     with contextlib.suppress(OSError):
       print(f'{who}{said}', file=sys.stderr)
   sys.exit(status or 0)
@@ -71,8 +72,26 @@ def _leave(error: Exception) -> NoReturn:
     type(error).__name__,
     error,
   )
+  sys.stdout.flush()
   sys.stderr.flush()
   os._exit(1)
+
+
+def add_watchdog(parser: argparse.ArgumentParser) -> None:
+  """The flag of those verbs that may hang for long."""
+
+  def minutes(text):
+    if not 0 <= float(text) < float('inf'):
+      raise ValueError
+    return float(text)
+
+  parser.add_argument(
+    '--watchdog',
+    type=minutes,
+    default=10.0,
+    metavar='MINUTES',
+    help='without progress after which the log gets the stacks of all threads; 0: never',
+  )
 
 
 def step(text: str) -> int | str:
@@ -89,14 +108,6 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Na
     BadInput: no such config file or row, unknown key, value of the wrong type.
   """
   parser.add_argument('--config', required=True, metavar='FILE[:ROW]', help='what to run')
-  parser.add_argument(
-    '--watchdog',
-    type=float,
-    default=10.0,
-    metavar='MINUTES',
-    help='without progress after which the log gets the stacks of all threads; 0: never',
-  )
-  hosts.add_flags(parser)
   parser.epilog = 'Any key of the config: --config.training.steps=2000'
   overrides, plain = split(argv)
   flags = parser.parse_args(plain)

@@ -18,14 +18,15 @@ import numpy as np
 from ngrammer_jax import errors
 
 HEARTBEAT = 60  # seconds after which a process that is not heard of counts as lost
+HELLO = 300  # seconds that processes wait for each other at the start
 GOODBYE = 20  # seconds that the first to end waits for the others
-# What a launcher says of its processes where there are several.
-SIZES = ('SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE')
+_known = {'number': 0, 'count': 1}  # of this process, and of all
+TASKS = 'SLURM_STEP_NUM_TASKS'  # how many Slurm has started
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
   """The flags that `join` takes."""
-  group = parser.add_argument_group('several processes (Slurm and Open MPI need no flag)')
+  group = parser.add_argument_group('several processes (Slurm needs no flag)')
   group.add_argument(
     '--distributed', action='store_true', help='find the others: Cloud TPU, Kubernetes'
   )
@@ -48,15 +49,24 @@ def join(options: argparse.Namespace) -> None:
     raise errors.BadInput(f'--{said[0]} is given, but not {missing}: all three or none')
   if said:
     _check(**given)
-  elif not options.distributed and all(int(os.environ.get(name) or 1) < 2 for name in SIZES):
+  elif not options.distributed and int(os.environ.get(TASKS) or 1) < 2:
     return
   numbers = (given['coordinator'], given['processes'], given['process_id'])
   waits = {'heartbeat_timeout_seconds': HEARTBEAT, 'shutdown_timeout_seconds': GOODBYE}
+  which = f'process {given["process_id"]} of {given["processes"]}: ' if said else ''
+  logging.info('%swaiting for the others, %d minutes at most', which, HELLO // 60)
   try:
-    jax.distributed.initialize(*numbers, **waits)
-    jax.devices()  # while all are here: later one may take longer than another
-  except (RuntimeError, ValueError) as error:
+    jax.distributed.initialize(*numbers, initialization_timeout=HELLO, **waits)
+  except ValueError as error:
+    raise errors.BadInput(
+      f'nothing here says where the other processes are ({error}): give --coordinator, --processes '
+      f'and --process_id'
+    ) from error
+  except RuntimeError as error:
     raise errors.Lost(f'the other processes were not found: {error}') from error
+  jax.devices()  # while all are here: later one may take longer than another
+  # Kept, because a log line may ask while JAX holds its lock.
+  _known.update(number=jax.process_index(), count=jax.process_count())
 
 
 def _check(coordinator, processes, process_id):
@@ -71,12 +81,12 @@ def _check(coordinator, processes, process_id):
 
 def several() -> bool:
   """Whether there are other processes."""
-  return jax.distributed.is_initialized() and jax.process_count() > 1
+  return _known['count'] > 1
 
 
 def number() -> int:
   """Of this process; the first is 0."""
-  return jax.process_index() if several() else 0
+  return _known['number']
 
 
 def first() -> bool:

@@ -7,6 +7,8 @@ import time
 
 import tqdm
 
+from ngrammer_jax import hosts
+
 LINE_EVERY = 10.0  # seconds between plain lines
 
 
@@ -44,7 +46,7 @@ class Progress:
 
   def __init__(self, what: str, total: int, unit: str, done: int = 0, lines: bool = True):
     self._what, self._total, self._unit, self._done = what, total, unit, done
-    self._terminal = sys.stderr.isatty()
+    self._terminal = sys.stderr.isatty() and hosts.first()
     self._lines = lines and not self._terminal
     self._began = self._last_line = time.monotonic()
     self._first = done

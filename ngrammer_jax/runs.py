@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, progress, sharding
+from ngrammer_jax import errors, hosts, progress, sharding
 from ngrammer_jax.data import corpora, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.decoding import continuation, generation, sampling
@@ -132,12 +132,15 @@ class Run:
       state = made.abstract(known)
       return state.replace(memory=jax.tree.map(whole, state.memory))
 
-    there = checkpoints.steps(self.workdir)
+    # One answer for all processes: another run may be adding and dropping some.
+    there, best = hosts.agreed(
+      [checkpoints.steps(self.workdir), checkpoints.best_step(self.workdir)]
+    )
     if not there:
       raise errors.BadInput(f'--workdir={self.workdir} has no checkpoint yet')
     if self.step == 'newest':
       return checkpoints.restore_newest(self.workdir, abstract)[1]
-    step = checkpoints.best_step(self.workdir) if self.step == 'best' else self.step
+    step = best if self.step == 'best' else self.step
     if step not in there:
       raise errors.BadInput(
         f'--step={self.step}: --workdir={self.workdir} has no such checkpoint, '
@@ -154,8 +157,9 @@ class Run:
     """A split of the corpus. Raises BadInput where it is not the one of the training."""
     if name not in corpora.SPLITS:
       raise errors.BadInput(f'--split={name} is not one of: {", ".join(corpora.SPLITS)}')
-    corpus = token_cache.prepare(self.config.data, finder(self.config.data))
-    workdirs.check_text(self.workdir, self.config, corpus.content_hash)
+    with hosts.together():
+      corpus = token_cache.prepare(self.config.data, finder(self.config.data))
+      workdirs.check_text(self.workdir, self.config, corpus.content_hash)
     if name not in corpus.splits:
       raise errors.BadInput(
         f'--split={name}: data.corpus={self.config.data.corpus!r} has no such split to evaluate, '

@@ -65,7 +65,9 @@ def make_mesh(
     )
   # Linen needs Auto axes; the default of jax.make_mesh is Explicit.
   auto = (jax.sharding.AxisType.Auto,) * len(AXES)
-  slices = len({getattr(device, 'slice_index', 0) for device in devices})
+  # Only between slices of TPUs is the network so much slower; others may number their hosts so.
+  tpu = devices[0].platform == 'tpu'
+  slices = len({getattr(device, 'slice_index', 0) for device in devices}) if tpu else 1
   if slices == 1:
     return jax.make_mesh(sizes, AXES, axis_types=auto, devices=devices)
   if sizes[0] % slices:
@@ -84,14 +86,15 @@ def batch_shards(mesh: jax.sharding.Mesh) -> int:
   return math.prod(mesh.shape[axis] for axis in BATCH)
 
 
-def check_batch(key: str, rows: int, mesh: jax.sharding.Mesh) -> None:
-  """Raises BadInput where the rows of a batch cannot be shared out evenly."""
-  shards = batch_shards(mesh)
+def check_batch(key: str, rows: int, mesh: jax.sharding.Mesh, parts: int = 1) -> None:
+  """Raises BadInput where the rows of a batch, or of its parts, cannot be shared out evenly."""
+  shards = batch_shards(mesh) * parts
   if rows % shards:
     near = max(1, round(rows / shards)) * shards
+    of_parts = f' x training.parts={parts}' if parts > 1 else ''
     raise errors.BadInput(
-      f'{key}={rows} is not divisible by the {shards} devices of mesh.data='
-      f'{mesh.shape["data"]} x mesh.fsdp={mesh.shape["fsdp"]}: use {near}'
+      f'{key}={rows} is not divisible by the {shards // parts} devices of mesh.data='
+      f'{mesh.shape["data"]} x mesh.fsdp={mesh.shape["fsdp"]}{of_parts}: use {near}'
     )
 
 

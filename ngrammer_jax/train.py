@@ -12,6 +12,8 @@ def main(argv: list[str]) -> int:
   """Trains, or says that there is nothing left to do."""
   parser = argparse.ArgumentParser(prog='python -m ngrammer_jax.train', description=__doc__)
   parser.add_argument('--workdir', type=pathlib.Path, required=True, help='where the run is kept')
+  flags.add_watchdog(parser)
+  hosts.add_flags(parser)
   options, config = flags.parse(parser, argv)
 
   from ngrammer_jax import runs  # a wrong flag need not wait for Orbax

@@ -54,13 +54,22 @@ def test_a_slurm_job_is_queued_again_unless_it_is_finished_or_cannot_work(tmp_pa
   given = ['--nodes=4', '--option=--partition=gpu', '--', 'python', '-m', 'x', '--a=b c']
   command = [sys.executable, LAUNCH / 'slurm.py', '--dry_run', *given]
   script = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-  assert '#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\n' in script and '#SBATCH --partition=gpu\n' in script
+  assert (
+    '#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\n' in script
+    and '#SBATCH --partition=gpu\n' in script
+  )
   assert "srun --kill-on-bad-exit=0 python -m x '--a=b c'\n" in script
-  for status, queued in ((0, False), (2, False), (143, True), (137, True)):
+  for status, queued, count in (
+    *((0, False, 0), (2, False, 0), (143, True, 0), (137, True, 99), (137, False, 100)),
+  ):
     for name, does in (('srun', f'exit {status}'), ('scontrol', f'echo "$@" > {tmp_path}/again')):
       (tmp_path / name).write_text(f'#!/bin/bash\n{does}\n')
       (tmp_path / name).chmod(0o755)
-    env = {'PATH': f'{tmp_path}:/usr/bin:/bin', 'SLURM_JOB_ID': '7'}
+    env = {
+      'PATH': f'{tmp_path}:/usr/bin:/bin',
+      'SLURM_JOB_ID': '7',
+      'SLURM_RESTART_COUNT': str(count),
+    }
     done = subprocess.run(['bash', '-c', script], env=env)
     assert done.returncode == status and (tmp_path / 'again').exists() == queued
     (tmp_path / 'again').unlink(missing_ok=True)

@@ -70,19 +70,18 @@ class Program:
   """
 
   def __init__(self, text: str, mesh: dict[str, int]):
-    self._mesh = mesh
+    self._mesh, self._channels = mesh, {}
     self._computations, self._entry = _parsed(text)
 
   def collectives(self) -> list[Collective]:
     """All that run, those that send most first."""
     counted: dict[Collective, int] = {}
     for instruction, times in self._run():
-      kind = instruction.opcode.removesuffix('-start')
-      if kind not in COLLECTIVES:
-        continue
-      made = self._collective(kind, instruction)
-      if made.devices > 1:
-        counted[made] = counted.get(made, 0) + times
+      for each in self._within(instruction):
+        kind = each.opcode.removesuffix('-start')
+        made = self._collective(kind, each) if kind in COLLECTIVES else None
+        if made is not None and made.devices > 1:
+          counted[made] = counted.get(made, 0) + times
     found = [dataclasses.replace(each, times=times) for each, times in counted.items()]
     return sorted(found, key=lambda each: -each.sent)
 
@@ -94,6 +93,23 @@ class Program:
     """
     return sum(times * self._bytes(instruction) for instruction, times in self._run())
 
+  def _within(self, instruction: Instruction) -> Iterator[Instruction]:
+    """The instruction, or the collectives inside a fusion.
+
+    One that the compiler spreads over several fusions, its start, what is computed meanwhile, and
+    its end, is in each of them with the same channel: it counts once.
+    """
+    if instruction.opcode != 'fusion':
+      yield instruction
+      return
+    for each in self._computations[_called(instruction)['calls'][0]].values():
+      channel = re.search(r'channel_id=(\d+)', each.rest)
+      if channel is None or each.opcode.removesuffix('-start') not in COLLECTIVES:
+        continue
+      place = id(self._homes[id(instruction)]), channel[1]
+      if self._channels.setdefault(place, instruction.name) == instruction.name:
+        yield each
+
   def _run(self) -> Iterator[tuple[Instruction, int]]:
     """Instructions, and how often each runs."""
     waiting = [(self._entry, 1)]
@@ -103,11 +119,11 @@ class Program:
         yield instruction, times
         called = _called(instruction)
         if instruction.opcode == 'while':
-          trips = self._trips(called['condition'][0])
+          known = re.search(r'known_trip_count\W+n\W+(\d+)', instruction.rest)
+          trips = int(known[1]) if known else self._trips(called['condition'][0])
           waiting.append((called['body'][0], times * trips))
-        elif (
-          instruction.opcode == 'conditional'
-        ):  # of windows the longest, of steps one that is made
+        elif instruction.opcode == 'conditional':
+          # The last: of windows the longest; of a step that is made or left out, the one made.
           waiting.append((called['branches'][-1], times))
         elif instruction.opcode == 'call':
           waiting.append((called['to_apply'][0], times))
@@ -116,13 +132,12 @@ class Program:
 
   def _trips(self, condition: str) -> int:
     """How often a loop runs, whose counter begins at 0: the bound in its condition."""
-    bounds = [
-      int(match[1])
-      for instruction in self._computations[condition].values()
-      if instruction.opcode == 'constant' and instruction.shape.startswith('s32[]')
-      for match in [re.match(r'constant\((\d+)\)', f'constant({instruction.rest}')]
-      if match
-    ]
+    bounds = []
+    for instruction in self._computations[condition].values():
+      if instruction.opcode == 'constant' and instruction.shape.startswith('s32[]'):
+        bounds.append(int(instruction.rest.split(')')[0]))
+      elif instruction.opcode == 'fusion':
+        bounds.append(self._trips(_called(instruction)['calls'][0]))
     return max(bounds, default=1)
 
   def _collective(self, kind, instruction):
@@ -130,7 +145,9 @@ class Program:
     shapes = [home[operand].shape for operand in instruction.operands]
     if kind == 'all-gather':  # a start has what goes in, too
       arrays = _arrays(instruction.shape)
-      shapes = [arrays[-1][0]] if instruction.opcode.endswith('start') else [instruction.shape]
+      if instruction.opcode.endswith('start'):
+        arrays = arrays[len(arrays) // 2 :]
+      shapes = [text for text, _, _ in arrays]
     groups = _groups(instruction.rest, math.prod(self._mesh.values()))
     places = np.unravel_index(groups[0], tuple(self._mesh.values()))
     moving = zip(self._mesh, places, strict=True)
@@ -154,7 +171,7 @@ class Program:
     inside = [i for i in fused.values() if i.opcode == 'parameter']
     inside.sort(key=lambda i: int(i.rest.split(')')[0]))
     read = sum(map(functools.partial(_read, fused), inside))
-    return read + _written(fused, instruction)
+    return read + _written(fused)
 
   @functools.cached_property
   def _homes(self):
@@ -164,6 +181,8 @@ class Program:
 def _read(fused, parameter):
   """Bytes that a fusion reads of a parameter: of one that it only slices, the slices."""
   uses = [i for i in fused.values() if parameter.name in i.operands]
+  if len(uses) == 1 and uses[0].opcode == 'bitcast':
+    return _read(fused, uses[0])
   if uses and all(i.opcode in ('dynamic-slice', 'slice', 'gather') for i in uses):
     return sum(_size(i.shape) for i in uses)
   updated = [i for i in uses if i.opcode == 'dynamic-update-slice']
@@ -172,13 +191,18 @@ def _read(fused, parameter):
   return _size(parameter.shape)
 
 
-def _written(fused, instruction):
+def _written(fused):
   """Bytes that a fusion writes: of something updated in place, the update."""
   (root,) = (i for i in fused.values() if i.root)
-  while root.opcode == 'bitcast':
-    root = fused[root.operands[0]]
-  if root.opcode == 'dynamic-update-slice':
-    return _size(fused[root.operands[1]].shape)
+  made = [fused[name] for name in root.operands] if root.opcode == 'tuple' else [root]
+  return sum(_made(fused, each) for each in made)
+
+
+def _made(fused, instruction):
+  while instruction.opcode == 'bitcast':
+    instruction = fused[instruction.operands[0]]
+  if instruction.opcode == 'dynamic-update-slice':
+    return _size(fused[instruction.operands[1]].shape)
   return _size(instruction.shape)
 
 

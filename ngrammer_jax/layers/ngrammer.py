@@ -9,6 +9,7 @@ V rows of the table of one head and order, G orders.
 """
 
 import functools
+from typing import Any
 
 from flax import linen as nn
 import jax
@@ -231,16 +232,14 @@ class NGrammer(nn.Module):
         raise ValueError('an NGrammer without clusters needs raw ids and their id_vocabulary')
       ids = ids[..., None] if ids.ndim == 2 else ids
       return self.id_vocabulary, jnp.broadcast_to(ids, x_BxTxNxH.shape[:3]).astype(jnp.int32)
-    quantize = quantizer.ProductQuantizer(
-      self.clusters,
-      self.decay,
-      self.epsilon,
-      self.prenormalize,
-      self.empty,
-      self.initial,
-      name='quantizer',
-    )
+    quantize = self.make_quantizer(name='quantizer')
     return self.clusters, quantize(x_BxTxNxH, valid_BxT, vocabulary)
+
+  def make_quantizer(self, **module: Any) -> quantizer.ProductQuantizer:
+    """What finds the clusters; with `parent=None`, apart from the layer."""
+    fields = (self.prenormalize, self.empty, self.initial)
+    how = self.clusters, self.decay, self.epsilon, *fields
+    return quantizer.ProductQuantizer(*how, **module)
 
   def _pairs(self, ids_BxTxN, K, documents_BxT, pair_ids, earlier_ids):
     """The ids of the bi-grams of given pairs."""

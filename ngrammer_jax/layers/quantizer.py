@@ -16,6 +16,7 @@ much used cluster and takes a part of its tokens.
 B batch, T segment length, C tokens of a chunk, N heads, H head width, K clusters.
 """
 
+from collections.abc import Mapping
 import functools
 from typing import NamedTuple
 
@@ -208,6 +209,9 @@ class ProductQuantizer(nn.Module):
   mutable, from the centroids before the step; in evaluation leave it immutable. For serving
   it may hold `token_ids` [V, N] instead: the cluster of every token.
 
+  Where a step is computed in parts, the collection `statistics` is mutable instead: it gets the
+  `sums` [N, K, H] and `counts` [N, K] of the tokens, and `moved` makes one update of their totals.
+
   Attributes:
     clusters: K, centroids of each head.
     decay: 1 - the learning rate of k-means.
@@ -264,9 +268,15 @@ class ProductQuantizer(nn.Module):
       counted = rows_VxNxH[None], ids_VxN[None]
     if self.is_initializing():
       self._note_changes(jnp.zeros((N,), dtype))
+    elif self.is_mutable_collection('statistics'):
+      sums, counts = cluster_statistics(*counted, self.clusters, weight_BxT)
+      self.put_variable('statistics', 'sums', sums)
+      self.put_variable('statistics', 'counts', counts)
     elif self.is_mutable_collection('codebook'):
       sums, counts = cluster_statistics(*counted, self.clusters, weight_BxT)
-      self._update(centroids, usage, sums, counts)
+      before = {'centroids': centroids.value, 'usage': usage.value}
+      after = self.moved(before, {'sums': sums, 'counts': counts})
+      centroids.value, usage.value = after['centroids'], after['usage']
       after_1xTxN = nearest_centroids(x_BxTxNxH[:1], centroids.value)
       changed_1xTxN = (after_1xTxN != ids_BxTxN[:1]) & (valid_1xT > 0)[..., None]
       self._note_changes(changed_1xTxN.sum((0, 1), dtype=dtype) / jnp.maximum(valid_1xT.sum(), 1))
@@ -300,12 +310,15 @@ class ProductQuantizer(nn.Module):
     zeros = nn.with_logical_partitioning(lambda: jnp.zeros_like(share_N), ('heads',))
     self.variable('codebook', 'changed', zeros).value = share_N
 
-  def _update(self, centroids, usage, sums_NxKxH, counts_NxK):
+  def moved(
+    self, codebook: Mapping[str, jax.Array], statistics: Mapping[str, jax.Array]
+  ) -> dict[str, jax.Array]:
+    """The codebook after the tokens whose sums and counts these are."""
+    counts_NxK = statistics['counts']
     share_NxK = counts_NxK / jnp.maximum(counts_NxK.sum(axis=-1, keepdims=True), 1)
-    usage_NxK = USAGE_DECAY * usage.value + (1 - USAGE_DECAY) * share_NxK
-    centroids_NxKxH = moved_centroids(
-      centroids.value, sums_NxKxH, counts_NxK, self.decay, self.epsilon, self.empty
-    )
+    usage_NxK = USAGE_DECAY * codebook['usage'] + (1 - USAGE_DECAY) * share_NxK
+    how = self.decay, self.epsilon, self.empty
+    centroids_NxKxH = moved_centroids(codebook['centroids'], statistics['sums'], counts_NxK, *how)
     if self.empty == 'revive':
       centroids_NxKxH, usage_NxK = revived(centroids_NxKxH, usage_NxK)
-    centroids.value, usage.value = centroids_NxKxH, usage_NxK
+    return {**codebook, 'centroids': centroids_NxKxH, 'usage': usage_NxK}

@@ -64,16 +64,16 @@ def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
 
 def _verified(folder: pathlib.Path) -> manifest.Manifest:
   """The manifest, after every file was read, by the first of the processes for all."""
-  damage = None
+  found = damage = None
   if hosts.first():
     try:
-      manifest.verify(folder)
+      found = dataclasses.asdict(manifest.verify(folder))
     except manifest.Damaged as error:
       damage = str(error)
-  damage = hosts.agreed(damage)
+  found, damage = hosts.agreed([found, damage])
   if damage is not None:
     raise manifest.Damaged(damage)
-  return manifest.read(folder)
+  return manifest.Manifest(**found)
 
 
 def _not_empty(state: Any) -> Any:

@@ -34,7 +34,7 @@ class Goodput:
     self._path = workdir / 'goodput.json'
     self._kind, self._since, self._written = 'start', began, 0.0
     known = {'starts': 0, 'seconds': {}, 'unsaved': 0.0}
-    with contextlib.suppress(OSError, ValueError):  # it is not worth a run
+    with contextlib.suppress(OSError, ValueError, TypeError):  # it is not worth a run
       known |= json.loads(self._path.read_text(encoding='utf-8'))
     self.starts, self._unsaved = known['starts'] + 1, 0.0
     self.seconds = collections.Counter(known['seconds'])

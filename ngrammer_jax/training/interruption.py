@@ -4,6 +4,7 @@ Of several processes, one that is sent SIGTERM stops all of them at the same che
 """
 
 import contextlib
+import itertools
 import os
 import signal
 import threading
@@ -12,6 +13,7 @@ from jax.experimental import multihost_utils
 
 from ngrammer_jax import errors, hosts
 
+CHECKS = itertools.count(1)  # of this process: JAX agrees on the number of one to come
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -23,7 +25,7 @@ class Interruption:
 
   def __init__(self):
     self._caught: signal.Signals | None = None
-    self._before, self._checks = {}, 0
+    self._before = {}
 
   def __enter__(self) -> 'Interruption':
     if hosts.several():
@@ -45,8 +47,7 @@ class Interruption:
 
   def check(self, *_: object) -> None:
     """Raises Interrupted where a signal has come. All processes check equally often."""
-    self._checks += 1
-    if hosts.several() and multihost_utils.reached_preemption_sync_point(self._checks):
+    if hosts.several() and multihost_utils.reached_preemption_sync_point(next(CHECKS)):
       raise errors.Interrupted(signal.SIGTERM)
     if self._caught is not None:
       raise errors.Interrupted(self._caught)

@@ -56,7 +56,7 @@ def train(
 
   # Devices.
   mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.model)
-  sharding.check_batch('training.batch_size', t.batch_size, mesh)
+  sharding.check_batch('training.batch_size', t.batch_size, mesh, t.parts)
   logging.info(
     'ngrammer_jax %s on %d %s, mesh %s',
     ngrammer_jax.__version__,
@@ -94,7 +94,7 @@ def train(
     over = lambda at: hosts.agreed(record.over(workdir, at, given.judged_by, given.patience))
     if validation is not None and (first_step >= t.steps or over(first_step)):
       return False
-    saved.check_space(state)
+    hosts.by_first(saved.check_space, state)
 
     # Training.
     starts = range(first_step, t.steps, t.segments_per_call)

@@ -100,7 +100,7 @@ class Programs:
     """The call, not compiled yet. State and segments may be abstract."""
     c, model = self._config, self._model.clone(windows=self.windows)
     frozen = c.finetune is not None and c.finetune.codebook == 'frozen'
-    given = model, self._optimizer, c.seed, state, c.training.half_loss, frozen
+    given = model, self._optimizer, c.seed, state, c.training.half_loss, frozen, c.training.parts
     with sharding.use(self.mesh):
       return train_step.make_call(*given).trace(state, segments, np.int32(0))
 

@@ -42,7 +42,9 @@ class Watchdog:
       stream = self._handler.stream or sys.stderr
       faulthandler.dump_traceback_later(self._seconds, repeat=True, file=stream)
 
-  def __exit__(self, *exception) -> None:
+  def __exit__(self, kind, error, traceback) -> None:
+    if error is not None:  # said on the console only after this
+      self._handler.stream.write(f'{kind.__name__}: {error}\n')
     faulthandler.cancel_dump_traceback_later()
     logging.getLogger().removeHandler(self._handler)
     self._handler.close()

@@ -16,6 +16,7 @@ import os
 import pathlib
 import re
 import socket
+import time
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ngrammer_jax import config as experiment
@@ -103,6 +104,7 @@ def occupy(
   with contextlib.ExitStack() as held:
     hosts.by_first(_begin, workdir, config, given, held)
     with hosts.together():
+      _wait_for(workdir / CONFIG)
       check(workdir, config)
       if not (workdir / CONFIG).exists():
         raise errors.BadInput(
@@ -110,6 +112,13 @@ def occupy(
           f'there what all read; use a folder that they share'
         )
     yield
+
+
+def _wait_for(path: pathlib.Path, seconds: float = 60) -> None:
+  """A network file system may not show at once what another host has written."""
+  until = time.monotonic() + seconds * (not hosts.first())
+  while not path.exists() and time.monotonic() < until:
+    time.sleep(0.5)
 
 
 def _begin(workdir, config, given, held) -> None:

@@ -36,7 +36,7 @@ def mesh_of(shape):
   return jax.make_mesh(shape, sharding.AXES, axis_types=auto, devices=devices)
 
 
-def run(shape, config=CONFIG, windows=None):
+def run(shape, config=CONFIG, windows=None, parts=1):
   """The compiled program, and state and metrics after two steps."""
   model = transformer.TransformerLM(config, V, windows)
   optimizer = optimizers.make(experiment.OptimizerConfig(epsilon=1e-3), 10)
@@ -53,7 +53,8 @@ def run(shape, config=CONFIG, windows=None):
   with sharding.use(mesh):
     rows = lambda wanted: streams.mapped(lambda array: array[:, wanted], segments)
     placed = sharding.global_rows(mesh, B, rows, axis=1)
-    call = train_step.make_call(model, optimizer, 0, abstract).lower(state, placed, 0).compile()
+    call = train_step.make_call(model, optimizer, 0, abstract, parts=parts)
+    call = call.lower(state, placed, 0).compile()
     state, metrics = call(state, placed, np.int32(0))
   return call.as_text(), jax.device_get(state), jax.device_get(metrics)
 
@@ -70,6 +71,22 @@ def test_any_mesh_trains_alike(one_device, shape):
   program, state_n, metrics_n = run(shape)
   compare = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)
   jax.tree.map(compare, metrics_n, metrics)
+  jax.tree.map(compare, state_n, state)
+  if shape[2] > 1:
+    check_lookups(program, model_axis=shape[2])
+
+
+@pytest.mark.parametrize('shape, parts', [((1, 1, 1), 8), ((2, 1, 2), 2)])
+def test_rows_in_parts_make_the_same_update(one_device, shape, parts):
+  """Gradients weighted by tokens, one update of the codebook, memories in their rows."""
+  _, state, metrics = one_device
+  program, state_n, metrics_n = run(shape, parts=parts)
+  compare = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)
+  assert set(metrics) - set(metrics_n) == {'codebook/changed'}
+  jax.tree.map(compare, metrics_n, {name: metrics[name] for name in metrics_n})
+  # What the last step as a whole has changed is not known.
+  found = state_n.codebook['ngrammer']['quantizer']
+  found['changed'] = state.codebook['ngrammer']['quantizer']['changed']
   jax.tree.map(compare, state_n, state)
   if shape[2] > 1:
     check_lookups(program, model_axis=shape[2])
@@ -135,6 +152,23 @@ def test_any_switch_trains_alike_on_eight_devices(switches):
   _, *eight = run((2, 2, 2), SWITCHES[switches], windows)
   compare = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)
   jax.tree.map(compare, eight, one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('switches', SWITCHES)
+def test_any_switch_trains_alike_in_parts(switches):
+  windows = ((8, 16, 8, 8), (16, 16, 32, 8)) if switches.startswith('windows') else None
+  _, *whole = run((1, 1, 1), SWITCHES[switches], windows)
+  _, state, metrics = run((2, 2, 2), SWITCHES[switches], windows, parts=2)
+  compare = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)
+  mean = [name for name in metrics if name.startswith('span/average')]  # of tokens, by part
+  jax.tree.map(
+    compare,
+    metrics | dict.fromkeys(mean, 0),
+    {name: 0 if name in mean else whole[1][name] for name in metrics},
+  )
+  of = lambda state: (state.params, {k: v for k, v in state.memory.items() if k != 'spans'})
+  jax.tree.map(compare, of(state), of(whole[0]))
 
 
 def check_lookups(program, model_axis):
