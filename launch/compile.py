@@ -191,7 +191,7 @@ def knob(config: experiment.Config, name: str) -> str:
   if config.model.vocabulary_chunk is None:
     turns.append('model.vocabulary_chunk=8192')
   turns += ['a larger mesh.fsdp (parameters and optimizer state)']
-  turns.append(f'training.parts={2 * config.training.parts}')
+  turns.append(f'training.accumulation.parts={2 * config.training.parts}')
   return ', '.join([*turns, 'a larger mesh.model', 'a smaller training.batch_size'])
 
 

@@ -71,13 +71,19 @@ class OptimizerConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class AccumulationConfig:
+  """Some rows of a step are computed after others, for one update: it takes less memory."""
+
+  parts: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainingConfig:
   """How long, in what portions, and what happens on the way."""
 
   steps: int = 1000
   batch_size: int = 16  # rows, over all devices
   segment_length: int = 128
-  parts: int = 1  # of the rows, computed one after the other for one update: takes less memory
   half_loss: bool = False  # only the later half of a segment counts
   segments_per_call: int = 10  # steps that run on the device without coming back
   log_every: int = 10
@@ -85,6 +91,12 @@ class TrainingConfig:
   checkpoint_every: int = 500
   span_check_every: int = 100  # what is computed is fitted to the spans
   keep_checkpoints: int = 3
+  accumulation: AccumulationConfig | None = None
+
+  @property
+  def parts(self) -> int:
+    """In which the rows of a step are computed."""
+    return 1 if self.accumulation is None else self.accumulation.parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,8 +175,9 @@ class Config:
     self.data.check()
     self._check_together()
     t = self.training
-    for key in ('steps', 'batch_size', 'segment_length', 'parts', 'segments_per_call', 'log_every'):
+    for key in ('steps', 'batch_size', 'segment_length', 'segments_per_call', 'log_every'):
       _at_least('training', key, getattr(t, key), 1)
+    _at_least('training.accumulation', 'parts', t.parts, 1)
     _at_least('training', 'checkpoint_every', t.checkpoint_every, 1)
     _at_least('training', 'span_check_every', t.span_check_every, 1)
     _at_least('training', 'evaluate_every', t.evaluate_every, 0)

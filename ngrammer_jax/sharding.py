@@ -91,7 +91,7 @@ def check_batch(key: str, rows: int, mesh: jax.sharding.Mesh, parts: int = 1) ->
   shards = batch_shards(mesh) * parts
   if rows % shards:
     near = max(1, round(rows / shards)) * shards
-    of_parts = f' x training.parts={parts}' if parts > 1 else ''
+    of_parts = f' x training.accumulation.parts={parts}' if parts > 1 else ''
     raise errors.BadInput(
       f'{key}={rows} is not divisible by the {shards // parts} devices of mesh.data='
       f'{mesh.shape["data"]} x mesh.fsdp={mesh.shape["fsdp"]}{of_parts}: use {near}'

@@ -231,3 +231,20 @@ def test_double_precision_without_its_mode_is_refused(tiny, tmp_path):
 def test_an_object_store_is_not_taken_for_a_folder(tiny):
   with pytest.raises(errors.BadInput, match='expected a folder on this machine'):
     loop.train(tiny(), pathlib.Path('gs://bucket/run'))
+
+
+def test_a_run_in_parts_learns_the_same_and_goes_on(tiny, tmp_path):
+  accumulation = experiment.AccumulationConfig(parts=2)
+  whole, parts = (tiny(training=extra) for extra in ({}, {'accumulation': accumulation}))
+  for config, name in ((whole, 'whole'), (parts, 'parts')):
+    assert loop.train(
+      dataclasses.replace(config, mesh=experiment.MeshConfig(data=4, model=2)), tmp_path / name
+    )
+  losses = [
+    [r['loss'] for r in records(tmp_path / name) if 'loss' in r] for name in ('whole', 'parts')
+  ]
+  assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+  wrong = dataclasses.replace(parts, mesh=experiment.MeshConfig(data=8))
+  message = 'training.batch_size=8 is not divisible by the 8 devices of mesh.data=8 x mesh.fsdp=1'
+  with pytest.raises(errors.BadInput, match=f'{message} x training.accumulation.parts=2: use 16'):
+    loop.train(wrong, tmp_path / 'wrong')
