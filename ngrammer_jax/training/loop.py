@@ -55,15 +55,7 @@ def train(
     workdirs.check_text(workdir, config, given.content_hash)
 
   # Devices.
-  mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.model)
-  sharding.check_batch('training.batch_size', t.batch_size, mesh, t.parts)
-  logging.info(
-    'ngrammer_jax %s on %d %s, mesh %s',
-    ngrammer_jax.__version__,
-    jax.device_count(),
-    jax.devices()[0].device_kind,
-    ' x '.join(f'{k} {v}' for k, v in mesh.shape.items()),
-  )
+  mesh = _mesh(config)
 
   # Model and state.
   if config.model.adaptive_softmax is not None:
@@ -156,6 +148,23 @@ def train(
 def _due(step: int, every: int, steps: int) -> bool:
   """Whether it is time for what happens every so many steps (0: never) and after the last."""
   return step == steps or bool(step and every and step % every == 0)
+
+
+def _mesh(config) -> jax.sharding.Mesh:
+  """All devices, as the config wants them."""
+  mesh, t = (
+    sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.model),
+    config.training,
+  )
+  sharding.check_batch('training.batch_size', t.batch_size, mesh, t.parts)
+  logging.info(
+    'ngrammer_jax %s on %d %s, mesh %s',
+    ngrammer_jax.__version__,
+    jax.device_count(),
+    jax.devices()[0].device_kind,
+    ' x '.join(f'{k} {v}' for k, v in mesh.shape.items()),
+  )
+  return mesh
 
 
 def _describe(config, state) -> None:
