@@ -175,15 +175,12 @@ class Config:
     self.data.check()
     self._check_together()
     t = self.training
-    for key in ('steps', 'batch_size', 'segment_length', 'segments_per_call', 'log_every'):
+    least_1 = ('steps', 'batch_size', 'segment_length', 'segments_per_call', 'log_every')
+    for key in (*least_1, 'checkpoint_every', 'span_check_every', 'keep_checkpoints'):
       _at_least('training', key, getattr(t, key), 1)
     _at_least('training.accumulation', 'parts', t.parts, 1)
-    _at_least('training', 'checkpoint_every', t.checkpoint_every, 1)
-    _at_least('training', 'span_check_every', t.span_check_every, 1)
     _at_least('training', 'evaluate_every', t.evaluate_every, 0)
-    _at_least('training', 'keep_checkpoints', t.keep_checkpoints, 1)
-    _at_least('evaluation', 'streams', self.evaluation.streams, 1)
-    for key in ('segment_length', 'max_tokens'):
+    for key in ('streams', 'segment_length', 'max_tokens'):
       if getattr(self.evaluation, key) is not None:
         _at_least('evaluation', key, getattr(self.evaluation, key), 1)
     every = ('log_every', 'evaluate_every', 'checkpoint_every')

@@ -21,7 +21,8 @@ def main(argv: list[str]) -> int:
   overrides, plain = flags.split(argv)
   options = parser.parse_args(plain)
   hosts.join(options)
-  signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is nothing to save
+  if hosts.several():  # where JAX waits for SIGTERM; but there is nothing to save
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
   from ngrammer_jax import runs
   from ngrammer_jax.evaluation import language_modeling

@@ -20,8 +20,8 @@ from ngrammer_jax import errors
 HEARTBEAT = 60  # seconds after which a process that is not heard of counts as lost
 HELLO = 300  # seconds that processes wait for each other at the start
 GOODBYE = 20  # seconds that the first to end waits for the others
-_known = {'number': 0, 'count': 1}  # of this process, and of all
 TASKS = 'SLURM_STEP_NUM_TASKS'  # how many Slurm has started
+_known = {'number': 0, 'count': 1}  # of this process, and of all
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
