@@ -29,7 +29,7 @@ def _sums(words: jax.Array, index: jax.Array, valid: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _of_device_array(array: jax.Array, where: jax.sharding.Sharding | None) -> jax.Array:
+def _of_device_array(array: jax.Array, where: jax.sharding.Sharding | None = None) -> jax.Array:
   """The sums of an array where it lies; compiled for every shape."""
   if array.dtype == jnp.bool_:
     array = array.astype(jnp.uint8)

@@ -43,7 +43,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize('bidirectional', [False, True])
+@pytest.mark.parametrize('bidirectional', [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize('change', CHANGES)
 def test_as_if_each_choice_were_read_with_its_prefix(x64, change, bidirectional):
   config = dataclasses.replace(BASE, **CHANGES[change])

@@ -90,7 +90,11 @@ def _leaves(tree):
 
 
 @pytest.mark.parametrize(
-  'change', [{}, {'finetune.codebook': 'learning', 'finetune.prefix': 'bidirectional'}]
+  'change',
+  [
+    {'finetune.codebook': 'learning', 'finetune.prefix': 'bidirectional'},
+    pytest.param({}, marks=pytest.mark.slow),
+  ],
 )
 def test_a_resume_is_exact(begun, change):
   finetune.main(arguments(begun, 'whole', **change))
@@ -158,6 +162,7 @@ def test_what_is_wrong_is_said_before_anything_is_trained(begun):
   assert not (begun / 'run').exists()
 
 
+@pytest.mark.slow
 def test_it_ends_where_there_is_no_more_progress(begun):
   """At the first evaluation all is right, at no later one more than that."""
   easy = {'optimizer__learning_rate': 0.02, 'training__steps': 400, 'training__evaluate_every': 40}
@@ -185,6 +190,7 @@ def test_it_ends_where_there_is_no_more_progress(begun):
   assert int(runs.load_run(begun / 'run').state.step) == steps[-1]
 
 
+@pytest.mark.slow
 def test_another_mesh_than_that_of_the_checkpoint(begun):
   finetune.main(arguments(begun, 'run', mesh__fsdp=2, mesh__model=2, training__steps=4))
   finetune.main(arguments(begun, 'other', training__steps=4))

@@ -72,7 +72,13 @@ XL = {
 
 
 @pytest.mark.parametrize(
-  'model, stop_at', [({'dropout': 0.1}, 4), ({'dropout': 0.1}, 10), (SWITCHES, 6), (XL, 6)]
+  'model, stop_at',
+  [
+    ({'dropout': 0.1}, 4),
+    ({'dropout': 0.1}, 10),
+    pytest.param(SWITCHES, 6, marks=pytest.mark.slow),
+    pytest.param(XL, 6, marks=pytest.mark.slow),
+  ],
 )
 def test_an_interrupted_run_goes_on_bit_identically(tiny, tmp_path, monkeypatch, model, stop_at):
   config = tiny(model=model)
@@ -215,6 +221,7 @@ def test_a_start_that_was_killed_can_be_repeated(tiny, tmp_path, monkeypatch, wr
   assert loop.train(config, tmp_path / 'run')
 
 
+@pytest.mark.slow
 def test_double_precision_throughout(tiny, tmp_path, x64):
   loop.train(tiny(model={'dtype': 'float64'}, training={'steps': 2}), tmp_path / 'run')
   state = final_state(tmp_path / 'run')

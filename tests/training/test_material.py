@@ -31,6 +31,7 @@ def train(config, workdir):
   return loop.train(config, workdir, functools.partial(material.Corpus, workdir=workdir))
 
 
+@pytest.mark.slow
 def test_a_resume_is_exact_on_other_devices_too(config, tmp_path, monkeypatch):
   monkeypatch.setattr(packing, 'EVERY', 3)
   whole = tmp_path / 'whole'

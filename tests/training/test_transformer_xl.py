@@ -59,6 +59,7 @@ def test_updates_equal_those_of_the_official_code(reference, dtype, tolerance):
       jax.tree.map(lambda a, b: assert_close(a, b, tolerance), state.params, expected)
 
 
+@pytest.mark.slow
 def test_half_the_loss_is_that_of_the_later_half(tiny):
   config = tiny()
   model = transformer.TransformerLM(config.model, 11)

@@ -108,6 +108,7 @@ def test_programs_are_exchanged_and_a_resume_is_exact(tiny, tmp_path, caplog, mo
     assert one['loss'] == pytest.approx(other['loss'], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_span_that_outgrows_its_window_is_noticed_at_that_step(
   tiny, tmp_path, monkeypatch, caplog
 ):
@@ -142,6 +143,7 @@ def test_a_span_that_outgrows_its_window_is_noticed_at_that_step(
     assert one['gradient_norm/dense'] == pytest.approx(other['gradient_norm/dense'], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_span_may_leap_as_far_as_the_optimiser_takes_it(x64, tiny, tmp_path, monkeypatch):
   """At once beyond twice its window, where the rate rises; what it then reaches was kept."""
   monkeypatch.setattr(span_layer, 'EPSILON', 1e-30)  # times the mass of what is left out
@@ -189,6 +191,7 @@ def test_a_span_may_leap_as_far_as_the_optimiser_takes_it(x64, tiny, tmp_path, m
   ],
   ids=['single_head', 'head_split', 'attended'],
 )
+@pytest.mark.slow
 def test_windows_of_other_attention(x64, tiny, tmp_path, monkeypatch, caplog, change):
   """They follow the spans, change nothing but for rounding, and a resume is exact."""
   monkeypatch.setattr(span_layer, 'EPSILON', 1e-30)  # times the mass of what is left out
