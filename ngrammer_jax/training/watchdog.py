@@ -3,14 +3,22 @@
 <workdir>/logs/process_0.log   everything that process 0 says, with the time
 """
 
+import contextlib
 import faulthandler
 import logging
 import pathlib
 import sys
 
-from ngrammer_jax import hosts
+from ngrammer_jax import files, hosts
 
 MINUTES = 10.0
+
+
+class _Log(logging.FileHandler):
+  """A log that a full disk only makes shorter: others say that the disk is full."""
+
+  def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  the name of logging
+    pass
 
 
 class Watchdog:
@@ -29,8 +37,9 @@ class Watchdog:
     self._seconds = 60 * minutes
 
   def __enter__(self) -> 'Watchdog':
-    self._path.parent.mkdir(parents=True, exist_ok=True)
-    self._handler = logging.FileHandler(self._path, encoding='utf-8')
+    with files.full_disk(lambda: f'{self._path} cannot be written: No space left on device'):
+      self._path.parent.mkdir(parents=True, exist_ok=True)
+      self._handler = _Log(self._path, encoding='utf-8')
     self._handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s'))
     logging.getLogger().addHandler(self._handler)
     self.beat()
@@ -43,8 +52,9 @@ class Watchdog:
       faulthandler.dump_traceback_later(self._seconds, repeat=True, file=stream)
 
   def __exit__(self, kind, error, traceback) -> None:
-    if error is not None:  # said on the console only after this
-      self._handler.stream.write(f'{kind.__name__}: {error}\n')
     faulthandler.cancel_dump_traceback_later()
     logging.getLogger().removeHandler(self._handler)
-    self._handler.close()
+    with contextlib.suppress(OSError):
+      if error is not None:  # said on the console only after this
+        self._handler.stream.write(f'{kind.__name__}: {error}\n')
+      self._handler.close()
