@@ -152,10 +152,8 @@ def _due(step: int, every: int, steps: int) -> bool:
 
 def _mesh(config) -> jax.sharding.Mesh:
   """All devices, as the config wants them."""
-  mesh, t = (
-    sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.model),
-    config.training,
-  )
+  m, t = config.mesh, config.training
+  mesh = sharding.make_mesh(m.data, m.fsdp, m.model)
   sharding.check_batch('training.batch_size', t.batch_size, mesh, t.parts)
   logging.info(
     'ngrammer_jax %s on %d %s, mesh %s',
