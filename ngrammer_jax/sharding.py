@@ -31,9 +31,7 @@ RULES = (
   ('embed', 'fsdp'),
   ('kv', None),
   ('clusters', None),
-  # Rows of the n-gram tables over `model`: a lookup is then a local gather and one
-  # all-reduce of activations. Split by columns or over the batch axes, it is not.
-  ('ngram_vocab', 'model'),
+  ('ngram_vocab', ('fsdp', 'model')),
   ('ngram_embed', None),
 )
 

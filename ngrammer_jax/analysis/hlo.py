@@ -97,14 +97,18 @@ class Program:
     """The instruction, or the collectives inside a fusion.
 
     One that the compiler spreads over several fusions, its start, what is computed meanwhile, and
-    its end, is in each of them with the same channel: it counts once.
+    its end, is in each of them with the same channel: it counts once, where it starts if one of
+    them says so, for it may go on inside a loop.
     """
     if instruction.opcode != 'fusion':
       yield instruction
       return
-    for each in self._computations[_called(instruction)['calls'][0]].values():
+    fused = self._computations[_called(instruction)['calls'][0]]
+    for each in fused.values():
       channel = re.search(r'channel_id=(\d+)', each.rest)
       if channel is None or each.opcode.removesuffix('-start') not in COLLECTIVES:
+        continue
+      if channel[1] in self._started and not _starts(fused):
         continue
       place = id(self._homes[id(instruction)]), channel[1]
       if self._channels.setdefault(place, instruction.name) == instruction.name:
@@ -174,8 +178,18 @@ class Program:
     return read + _written(fused)
 
   @functools.cached_property
+  def _started(self) -> set[str]:
+    """Channels of collectives that are known to start in one of the fusions."""
+    texts = [i.rest for c in self._computations.values() if _starts(c) for i in c.values()]
+    return {found for text in texts for found in re.findall(r'channel_id=(\d+)', text)}
+
+  @functools.cached_property
   def _homes(self):
     return {id(i): home for home in self._computations.values() for i in home.values()}
+
+
+def _starts(fused):
+  return any('"AsyncCollectiveStart"' in i.rest for i in fused.values())
 
 
 def _read(fused, parameter):

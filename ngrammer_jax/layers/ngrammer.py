@@ -15,7 +15,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import cache, documents, hashing, normalization, quantizer
+from ngrammer_jax.layers import cache, documents, hashing, normalization, quantizer, table
 
 COMBINE = ('concat', 'add')
 
@@ -132,6 +132,7 @@ class NGrammer(nn.Module):
     id_vocabulary: number of distinct raw ids, needed when clusters is None.
     decay, epsilon, prenormalize, empty, initial: of the quantiser.
     padding_trains: padding moves the centroids and is joined with n-grams, as everything else.
+    exchange: of the gradient of the tables between devices, see `table.Layout`.
     dtype: of the output.
 
   Raises:
@@ -152,6 +153,7 @@ class NGrammer(nn.Module):
   empty: str = 'shrink'
   initial: str = 'uniform'
   padding_trains: bool = False
+  exchange: str = 'auto'
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
@@ -198,13 +200,8 @@ class NGrammer(nn.Module):
     rows_BxTxGN = jnp.concatenate(
       [hashing.ngram_rows(gram, K + self.distinct_start, V) for gram in grams], axis=-1
     )
-    # Every device looks for all heads in its share of the table's rows.
-    everywhere = ('batch', 'length', None)
-    rows_BxTxGN = nn.with_logical_constraint(rows_BxTxGN, everywhere)
     first_GN = V * jnp.arange(G * N, dtype=jnp.int32)
-    ngram_BxTxGNxE = self._table(G * N * V, E)[rows_BxTxGN + first_GN]
-    ngram_BxTxGNxE = nn.with_logical_constraint(ngram_BxTxGNxE, (*everywhere, None))
-
+    ngram_BxTxGNxE = table.lookup(self._table(G * N * V, E), rows_BxTxGN + first_GN, self.exchange)
     y_BxTxD = self._joined(x_BxTxNxH, ngram_BxTxGNxE).reshape(x_BxTxD.shape)
     if counted_BxT is not None:
       y_BxTxD = jnp.where(counted_BxT[..., None] > 0, y_BxTxD, 0)
@@ -270,9 +267,9 @@ class NGrammer(nn.Module):
   def _table(self, rows, E):
     bound = (6 / (self.vocabulary_size + E)) ** 0.5  # Xavier, each head's table by itself
 
-    def init(key, shape, dtype):
+    def uniform(key, shape, dtype):
       return jax.random.uniform(key, shape, dtype, -bound, bound)
 
-    names = ('ngram_vocab', 'ngram_embed')
+    init = nn.with_logical_partitioning(uniform, table.AXES)
     param_dtype = jnp.promote_types(self.dtype, jnp.float32)
-    return self.param('table', nn.with_logical_partitioning(init, names), (rows, E), param_dtype)
+    return self.param('table', init, (rows, E), param_dtype)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax import errors
-from ngrammer_jax.layers import feed_forward, ngrammer, quantizer
+from ngrammer_jax.layers import feed_forward, ngrammer, quantizer, table
 from ngrammer_jax.models.attention_config import MemoryConfig, PersistentConfig, SpanConfig
 from ngrammer_jax.models.initialization import InitialConfig
 
@@ -48,6 +48,8 @@ class NGramConfig:
   # Where centroids begin; None: data at the input of more tokens than clusters, else uniform.
   initial: str | None = None
   padding_trains: bool = False  # after attention: padding moves the centroids too, as in praxis
+  # What devices exchange of the tables' gradient: rows, the table, or what takes less (auto).
+  exchange: str = 'auto'
 
   def after_block(self, layers: int) -> int | None:
     """The number of blocks that come before the layer; None where it stands in blocks."""
@@ -66,7 +68,8 @@ class NGramConfig:
       value = getattr(self, key)
       if value is not None and value < 1:
         raise errors.BadInput(f'model.ngram.{key}={value} must be at least 1, or None')
-    errors.check_choices('model.ngram', self, {'layer': LAYERS, 'empty': quantizer.EMPTY})
+    choices = {'layer': LAYERS, 'empty': quantizer.EMPTY, 'exchange': table.EXCHANGE}
+    errors.check_choices('model.ngram', self, choices)
     if self.initial is not None:
       errors.check_choices('model.ngram', self, {'initial': quantizer.INITIAL})
     self._check_pairing(model)

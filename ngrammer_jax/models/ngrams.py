@@ -39,6 +39,7 @@ def layer(
     empty=n.empty,
     initial=n.initial or ('data' if (n.clusters or 0) < (rows or 0) else 'uniform'),
     padding_trains=n.padding_trains,
+    exchange=n.exchange,
     dtype=dtype,
     name=name,
   )
