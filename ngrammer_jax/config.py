@@ -15,7 +15,7 @@ from typing import Any
 
 import ml_collections
 
-from ngrammer_jax import errors, files, finetune_config
+from ngrammer_jax import errors, files, finetune_config, mesh_config
 from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.models import attention_config
 from ngrammer_jax.models import config as model_config
@@ -141,15 +141,6 @@ class EvaluationConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class MeshConfig:
-  """Devices along each axis; -1 takes all that are left."""
-
-  data: int = -1
-  fsdp: int = 1
-  model: int = 1
-
-
-@dataclasses.dataclass(frozen=True)
 class Config:
   """An experiment."""
 
@@ -158,7 +149,7 @@ class Config:
   optimizer: OptimizerConfig = OptimizerConfig()
   training: TrainingConfig = TrainingConfig()
   evaluation: EvaluationConfig = EvaluationConfig()
-  mesh: MeshConfig = MeshConfig()
+  mesh: mesh_config.MeshConfig = mesh_config.MeshConfig()
   seed: int = 0
   init_from: str | None = None  # a workdir, whose newest checkpoint fine-tuning begins with
   finetune: finetune_config.FinetuneConfig | None = None
@@ -196,12 +187,7 @@ class Config:
     self._check_finetune()
     if not 0 <= self.seed < 2**32:
       raise errors.BadInput(f'seed={self.seed} must be from 0 to 2^32 - 1')
-    sizes = [getattr(self.mesh, key) for key in ('data', 'fsdp', 'model')]
-    for key, size in zip(('data', 'fsdp', 'model'), sizes, strict=True):
-      if size < 1 and size != -1:
-        raise errors.BadInput(f'mesh.{key}={size} must be at least 1, or -1')
-    if sizes.count(-1) > 1:
-      raise errors.BadInput('mesh: only one of data, fsdp and model may be -1')
+    self.mesh.check()
 
   def _check_finetune(self) -> None:
     f, length = self.finetune, self.training.segment_length

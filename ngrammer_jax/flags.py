@@ -25,7 +25,7 @@ import jax
 import ml_collections
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, hosts, progress
+from ngrammer_jax import errors, hosts, mesh_config, progress
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
@@ -224,6 +224,8 @@ def _value(key: str, text: str, annotation: Any) -> Any:
   options = experiment.options_of(annotation)
   if text in ('None', 'none') and type(None) in options:
     return None
+  if annotation is mesh_config.MeshConfig:
+    return dataclasses.asdict(annotation.named(text))
   if experiment.block_class(annotation) is not None:
     raise errors.BadInput(f'{key} is a section: set a key inside it, as in --config.{key}.KEY=...')
   if bool in options and text.lower() in ('true', 'false', '1', '0'):

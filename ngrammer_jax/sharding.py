@@ -30,6 +30,7 @@ RULES = (
   ('mlp', 'model'),
   ('embed', 'fsdp'),
   ('kv', None),
+  ('persistent', 'fsdp'),
   ('clusters', None),
   ('ngram_vocab', ('fsdp', 'model')),
   ('ngram_embed', None),

@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import config, flags
+from ngrammer_jax import config, flags, sharding
 from ngrammer_jax.models import transformer
+from ngrammer_jax.training import programs
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[1] / 'configs'
 
@@ -51,6 +52,37 @@ def test_rows_of_the_ngrammer_paper(row):
   assert counts(f'ngrammer_c4.py:{row}') == (params, centroids)
   if millions is not None:
     assert abs((params + centroids) / 1e6 - millions) < 1
+
+
+@pytest.mark.parametrize(
+  'spec, words',
+  [
+    ('ngrammer_c4.py:393k_8k_50', 32_000),
+    ('ngrammer_c4.py:primer', 32_000),
+    ('transformer_xl.py:enwik8_large', 204),
+    ('transformer_xl.py:wt103_large', 267_735),
+    ('transformer_xl.py:wt103_base', 267_735),
+    ('adaptive_span.py:text8_pers', 27),
+    ('adaptive_span.py:wiki103_pers', 267_735),
+  ],
+)
+def test_large_parameters_and_their_optimizer_are_spread(spec, words):
+  """Over `fsdp` all of them; over `model` those whose axis divides."""
+  resolved = config.resolve(flags.load_file(str(CONFIGS / spec)))
+  mesh = sharding.make_mesh(2, 2, 2)
+  state = programs.Programs(resolved, words, mesh).abstract()
+
+  def check(path, leaf):
+    if getattr(leaf, 'ndim', 0) < 2 or leaf.size < 2**20:
+      return
+    axes = {name for names in leaf.sharding.spec for name in jax.tree.leaves(names)}
+    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    assert 'fsdp' in axes, name
+    # The paper's 2,731 is odd, and so is the last cluster of words; projections have no axis.
+    odd = {2731, 67_735} & set(leaf.shape) or 'projection' in name
+    assert 'model' in axes or odd, name
+
+  jax.tree_util.tree_map_with_path(check, (state.params, state.opt_state))
 
 
 def test_a_row_that_is_not_in_the_table():

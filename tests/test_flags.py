@@ -166,6 +166,11 @@ def test_block_is_made_changed_and_removed(parse, file, arguments, block):
       '--config.model.ngram=3',
       'model.ngram is a section: set a key inside it, as in --config.model.ngram.KEY=...',
     ),
+    (
+      '--config.mesh=zero',
+      'mesh=zero: the names are data, fsdp, fsdp_8, model_8, fsdp_model_4; or set mesh.data, '
+      'mesh.fsdp and mesh.model',
+    ),
     ('--config.training.steps=many', "training.steps='many' is not of type int"),
     ('--config.training.steps=1.5', 'training.steps=1.5 is not of type int'),
     ('--config.training.steps=1e400', 'training.steps=inf is not of type int'),

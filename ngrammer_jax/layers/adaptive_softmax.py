@@ -144,7 +144,7 @@ class AdaptiveSoftmax(nn.Module):
   def _table(self, name, i):
     shape = self._borders[i + 1] - self._borders[i], self._width(i)
     init = nn.with_logical_partitioning(
-      nn.initializers.normal(self.width**-0.5), ('vocab', 'embed' if i == 0 else None)
+      nn.initializers.normal(self.width**-0.5), ('vocab', 'embed')
     )
     return self.param(name, init, shape, jnp.promote_types(self.dtype, jnp.float32))
 

@@ -38,7 +38,7 @@ class PersistentVectors(nn.Module):
 
     def param(name, deviation):
       init = nn.initializers.normal(deviation)
-      names = ('heads', None, 'kv')
+      names = ('heads', 'persistent', 'kv')
       return self.param(name, nn.with_logical_partitioning(init, names), (N, P, H), wide)
 
     keys_NxPxH = param('persistent_keys', H**-0.5).astype(self.dtype)

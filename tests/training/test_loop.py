@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, files, runs
+from ngrammer_jax import errors, files, mesh_config, runs
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.training import loop, record
 
@@ -171,7 +171,7 @@ def test_what_may_change_on_resume(tiny, tmp_path):
   config = tiny(
     optimizer={'schedule': 'constant'},
     training=more,
-    mesh=experiment.MeshConfig(data=2, fsdp=2, model=2),
+    mesh=mesh_config.MeshConfig(data=2, fsdp=2, model=2),
     evaluation=experiment.EvaluationConfig(streams=2),
   )
   assert loop.train(config, tmp_path / 'run')
@@ -245,13 +245,13 @@ def test_a_run_in_parts_learns_the_same_and_goes_on(tiny, tmp_path):
   whole, parts = (tiny(training=extra) for extra in ({}, {'accumulation': accumulation}))
   for config, name in ((whole, 'whole'), (parts, 'parts')):
     assert loop.train(
-      dataclasses.replace(config, mesh=experiment.MeshConfig(data=4, model=2)), tmp_path / name
+      dataclasses.replace(config, mesh=mesh_config.MeshConfig(data=4, model=2)), tmp_path / name
     )
   losses = [
     [r['loss'] for r in records(tmp_path / name) if 'loss' in r] for name in ('whole', 'parts')
   ]
   assert losses[1] == pytest.approx(losses[0], rel=1e-3)
-  wrong = dataclasses.replace(parts, mesh=experiment.MeshConfig(data=8))
+  wrong = dataclasses.replace(parts, mesh=mesh_config.MeshConfig(data=8))
   message = 'training.batch_size=8 is not divisible by the 8 devices of mesh.data=8 x mesh.fsdp=1'
   with pytest.raises(errors.BadInput, match=f'{message} x training.accumulation.parts=2: use 16'):
     loop.train(wrong, tmp_path / 'wrong')

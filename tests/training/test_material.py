@@ -8,8 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, runs
+from ngrammer_jax import errors, mesh_config, runs
 from ngrammer_jax.data import packing, token_cache
 from ngrammer_jax.training import loop, manifest, material
 
@@ -48,7 +47,7 @@ def test_a_resume_is_exact_on_other_devices_too(config, tmp_path, monkeypatch):
 
   leaves = manifest.verify(whole / 'checkpoints' / '12').leaves
   assert resumed('alike') == resumed('without_places', places=False) == leaves
-  resumed('elsewhere', mesh=experiment.MeshConfig(data=2, model=4))
+  resumed('elsewhere', mesh=mesh_config.MeshConfig(data=2, model=4))
   runs_of = (runs.load_run(path) for path in (whole, tmp_path / 'elsewhere'))
   nats = [run.evaluate('validation')['nll_nats_per_token'] for run in runs_of]
   assert nats[0] == pytest.approx(nats[1], abs=1e-5)

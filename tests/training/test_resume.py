@@ -11,8 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, runs
+from ngrammer_jax import errors, mesh_config, runs
 from ngrammer_jax.training import checkpoints, loop, manifest, record
 from tests.conftest import bad_input
 
@@ -139,7 +138,7 @@ def test_scanned_and_unrolled_runs_share_checkpoints(tiny, tmp_path, whole, monk
 
 
 def test_another_mesh_goes_on_within_rounding(tiny, tmp_path, whole, monkeypatch):
-  mesh = experiment.MeshConfig(data=2, fsdp=2, model=2)
+  mesh = mesh_config.MeshConfig(data=2, fsdp=2, model=2)
   train_in_turn(monkeypatch, tmp_path / 'both', tiny(), tiny(mesh=mesh))
   assert_close(tmp_path / 'both', whole)
 
