@@ -17,6 +17,7 @@ import ml_collections
 
 from ngrammer_jax import errors, files, finetune_config, mesh_config
 from ngrammer_jax.data import streams, token_cache
+from ngrammer_jax.layers import flash
 from ngrammer_jax.models import attention_config
 from ngrammer_jax.models import config as model_config
 
@@ -89,7 +90,6 @@ class TrainingConfig:
   log_every: int = 10
   evaluate_every: int = 500  # and after the last step; 0: only then
   checkpoint_every: int = 500
-  span_check_every: int = 100  # what is computed is fitted to the spans
   keep_checkpoints: int = 3
   accumulation: AccumulationConfig | None = None
 
@@ -167,20 +167,22 @@ class Config:
     self._check_together()
     t = self.training
     least_1 = ('steps', 'batch_size', 'segment_length', 'segments_per_call', 'log_every')
-    for key in (*least_1, 'checkpoint_every', 'span_check_every', 'keep_checkpoints'):
+    for key in (*least_1, 'checkpoint_every', 'keep_checkpoints'):
       _at_least('training', key, getattr(t, key), 1)
     _at_least('training.accumulation', 'parts', t.parts, 1)
     _at_least('training', 'evaluate_every', t.evaluate_every, 0)
     for key in ('streams', 'segment_length', 'max_tokens'):
       if getattr(self.evaluation, key) is not None:
         _at_least('evaluation', key, getattr(self.evaluation, key), 1)
-    every = ('log_every', 'evaluate_every', 'checkpoint_every')
-    for key in ('steps', *every, *(('span_check_every',) if self.model.span else ())):
-      value = getattr(t, key)
+    every = ('steps', 'log_every', 'evaluate_every', 'checkpoint_every')
+    values = {f'training.{key}': getattr(t, key) for key in every}
+    if self.model.span is not None:
+      values['model.span.check_every'] = self.model.span.check_every
+    for key, value in values.items():
       if value % t.segments_per_call:
         near = max(1, round(value / t.segments_per_call)) * t.segments_per_call
         raise errors.BadInput(
-          f'training.{key}={value} is not a multiple of training.segments_per_call='
+          f'{key}={value} is not a multiple of training.segments_per_call='
           f'{t.segments_per_call}: use {near}, or another segments_per_call'
         )
     self._check_optimizer()
@@ -247,6 +249,13 @@ class Config:
         f'model.positional.max_length={positions.max_length} positions are learned, but a segment '
         f'has {longest}: raise it, or shorten training.segment_length or evaluation.segment_length'
       )
+    if self.model.kernel == 'splash':
+      for key, length in (('training', t.segment_length), ('evaluation', self.evaluation_length())):
+        if length % flash.LANES:
+          raise errors.BadInput(
+            f'{key}.segment_length={length} must be a multiple of {flash.LANES} for '
+            f'model.kernel="splash"'
+          )
     adaptive = self.model.adaptive_softmax
     if adaptive is not None and adaptive.cutoffs and self.data.vocabulary != 'words':
       raise errors.BadInput(

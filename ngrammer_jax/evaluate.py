@@ -17,6 +17,7 @@ def main(argv: list[str]) -> int:
   parser.add_argument('--workdir', type=pathlib.Path, required=True, help='of the run')
   parser.add_argument('--split', default='test', help='train, validation or test')
   parser.add_argument('--step', default='newest', help='a checkpoint: a step, newest or best')
+  flags.add_cache(parser)
   hosts.add_flags(parser)
   overrides, plain = flags.split(argv)
   options = parser.parse_args(plain)

@@ -17,6 +17,8 @@ def main(argv: list[str]) -> int:
   parser = argparse.ArgumentParser(prog='python -m ngrammer_jax.finetune', description=__doc__)
   parser.add_argument('--workdir', type=pathlib.Path, required=True, help='where the run is kept')
   flags.add_watchdog(parser)
+  flags.add_trace(parser)
+  flags.add_cache(parser)
   hosts.add_flags(parser)
   options, config = flags.parse(parser, argv)
   said = [key for key, _ in flags.split(argv)[0]]
@@ -46,7 +48,7 @@ def main(argv: list[str]) -> int:
   results = {}
   for name, workdir in workdirs.items():
     make = functools.partial(finetuning.Finetuning, workdir=workdir)
-    loop.train(configs[name], workdir, make, options.watchdog)
+    loop.train(configs[name], workdir, make, options.watchdog, options.trace)
     for step in ('best', 'newest'):
       result = finetuning.evaluate(runs.load_run(workdir, step), 'validation')
       results.setdefault(step, {}).update(result.get('tasks', {result['task']: result}))

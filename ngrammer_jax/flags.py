@@ -26,6 +26,7 @@ import ml_collections
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, hosts, mesh_config, progress
+from ngrammer_jax.training import profile
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
@@ -91,6 +92,44 @@ def add_watchdog(parser: argparse.ArgumentParser) -> None:
     default=10.0,
     metavar='MINUTES',
     help='without progress after which the log gets the stacks of all threads; 0: never',
+  )
+
+
+def add_cache(parser: argparse.ArgumentParser) -> None:
+  """The flag of those verbs that compile."""
+
+  def keep(text):
+    folder = pathlib.Path(text)
+    try:
+      folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+      raise argparse.ArgumentTypeError(f'{text} cannot be written: {error.strerror}') from error
+    jax.config.update('jax_compilation_cache_dir', text)
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 1.0)
+    return folder
+
+  parser.add_argument(
+    '--compilation_cache',
+    type=keep,
+    metavar='DIR',
+    help='where compiled programs are kept, for the next start',
+  )
+
+
+def add_trace(parser: argparse.ArgumentParser) -> None:
+  """The flag of those verbs that train."""
+
+  def steps(text):
+    first, last = map(int, text.split(':'))
+    if not 0 <= first < last:
+      raise ValueError
+    return profile.Steps(first, last)
+
+  parser.add_argument(
+    '--trace',
+    type=steps,
+    metavar='FIRST:LAST',
+    help='steps to take a trace of, for TensorBoard; the first compiles',
   )
 
 

@@ -35,6 +35,7 @@ def main(argv: list[str]) -> int:
   parser.add_argument('--top_p', type=float, help='draw from the most likely, up to this share')
   parser.add_argument('--seed', type=int, default=0, help='of the first prompt; then one more each')
   parser.add_argument('--context', type=int, help='tokens looked back at; default: as evaluated')
+  flags.add_cache(parser)
   options = parser.parse_args(argv)
   prompts = _prompts(options)
 

@@ -13,6 +13,8 @@ def main(argv: list[str]) -> int:
   parser = argparse.ArgumentParser(prog='python -m ngrammer_jax.train', description=__doc__)
   parser.add_argument('--workdir', type=pathlib.Path, required=True, help='where the run is kept')
   flags.add_watchdog(parser)
+  flags.add_trace(parser)
+  flags.add_cache(parser)
   hosts.add_flags(parser)
   options, config = flags.parse(parser, argv)
 
@@ -26,9 +28,8 @@ def main(argv: list[str]) -> int:
 
   hosts.join(options)
   given = {'workdir': options.workdir, 'find': runs.finder(config.data)}
-  trained = loop.train(
-    config, options.workdir, functools.partial(material.Corpus, **given), options.watchdog
-  )
+  make = functools.partial(material.Corpus, **given)
+  trained = loop.train(config, options.workdir, make, options.watchdog, options.trace)
   if not hosts.first():
     return 0
   said = 'finished' if trained else 'already finished'

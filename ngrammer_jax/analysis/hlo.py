@@ -325,6 +325,8 @@ def flops(jaxpr: core.Jaxpr) -> float:
       total += 2.0 * math.prod(equation.outvars[0].aval.shape) * summed
     elif name == 'scan':
       total += equation.params['length'] * sum(inside)
+    elif name == 'pallas_call':  # all its blocks, also those that a mask lets it leave out
+      total += math.prod(equation.params['grid_mapping'].grid) * sum(inside)
     else:
       total += max(inside, default=0.0) if name == 'cond' else sum(inside)
   return total

@@ -16,6 +16,7 @@ from ngrammer_jax.layers import (
   convolution,
   documents,
   dropout,
+  flash,
   linear,
   local,
   persistent,
@@ -67,6 +68,7 @@ class Attention(nn.Module):
     dropout: rate of the probabilities.
     distance_dropout: rate of the encodings of distances, of `relative`.
     head_width: H. None: D / N.
+    kernel: one of `flash.KERNELS`, where one can do it. None: that there is for the device.
     projected: back to the width. If not, [B, T, N, H] is returned.
     dtype: of the projections; scores and softmax take at least float32.
   """
@@ -89,6 +91,7 @@ class Attention(nn.Module):
   dtype: jnp.dtype = jnp.float32
   head_width: int | None = None
   projected: bool = True
+  kernel: str | None = None
 
   @nn.compact
   def __call__(
@@ -104,6 +107,7 @@ class Attention(nn.Module):
     valid_BxT: jax.Array | None = None,
     dropout_key: jax.Array | None = None,
     distance_key: jax.Array | None = None,
+    causal_BxT: jax.Array | None = None,
   ) -> tuple[jax.Array, KeysValues]:
     """Returns [B, T, D], and what a memory keeps of this segment, [B, T, N, H] each.
 
@@ -128,38 +132,66 @@ class Attention(nn.Module):
       valid_BxT: 0 at padding.
       dropout_key: to drop probabilities with. None: none are.
       distance_key: to drop encodings of distances with.
+      causal_BxT: document numbers, where visible is nothing but what is of the same number, up to
+        the token itself: for a kernel. None: it is something else.
     """
     D, F = x_BxPxD.shape[-1], visible_BxTxS.shape[0] // x_BxPxD.shape[0]
     T, S = F * visible_BxTxS.shape[1], visible_BxTxS.shape[2]
     S += T - T // F
     M = 0 if memory is None else memory['keys'].shape[2]
     rows, segment = self._projected(x_BxPxD, T, S - M, memory, position_BxP)
-    unturned_BxTxNxH = local.of_queries(rows['query'], F)
+    unturned_BxTxNxH = rows['query']
     if rotation is not None:
       rows['query'] = position.rotate(rows['query'], tuple(part[:, -T:] for part in rotation))
       rows['key'] = position.rotate(rows['key'], rotation)
     kept = segment | {'keys': rows['key'], 'values': rows['value']}
+    others = self.span, mix, memory, None if not self.dropout else dropout_key
+    kernel = 'xla' if causal_BxT is None else self._kernel(rows['query'].shape, others)
+    if kernel != 'xla':
+      rows['query'] *= self._query_scale(rows['query'].shape[-1]).astype(self.dtype)
+      context_BxTxNxH = flash.attend(kernel, rows['query'], rows['key'], rows['value'], causal_BxT)
+    else:
+      distances = distance_BxTxS, shared, distance_key
+      given = x_BxPxD, unturned_BxTxNxH, visible_BxTxS, memory, mix, distances, valid_BxT
+      context_BxTxNxH, more = self._by_scores(rows, F, *given, dropout_key)
+      kept |= more
+    if not self.projected:
+      return context_BxTxNxH, kept
+    return projection(D, self.bias, self.dtype, name='out')(context_BxTxNxH), kept
+
+  def _kernel(self, shape, others):
+    """Which of `flash.KERNELS` finds what queries of a shape look for."""
+    more = self.relative is not None or self.persistent_vectors or not self.sees_itself
+    looked_at = self.is_mutable_collection('intermediates')  # at the probabilities
+    if more or looked_at or any(other is not None for other in others):
+      return 'xla'
+    return flash.choose(self.kernel, shape, self.dtype)
+
+  def _by_scores(
+    self, rows, F, x_BxPxD, unturned_BxTxNxH, visible_BxTxS, memory, mix, distances, valid_BxT, key
+  ):
+    """What heads find, [B, T, N, H], and what is kept of it."""
+    D, T, kept = x_BxPxD.shape[-1], unturned_BxTxNxH.shape[1], {}
+    M = 0 if memory is None else memory['keys'].shape[2]
     q_BxTxNxH = local.of_queries(rows['query'][..., : self.context_heads, :], F)
     k_BxSxNxH, v_BxSxNxH = (local.of_keys(rows[name], F, T) for name in ('key', 'value'))
-    distances = distance_BxTxS, shared, distance_key
     scores_BxNxTxS = self._scores(q_BxTxNxH, k_BxSxNxH, memory, D, distances)
     scores_BxNxTxS = jnp.where(visible_BxTxS[:, None], scores_BxNxTxS, MASKED)
     soft_BxNxTxS = None
     if self.span is not None:
-      given = x_BxPxD[:, -T:], visible_BxTxS.shape[1:], distance_BxTxS, valid_BxT, F
+      given = x_BxPxD[:, -T:], visible_BxTxS.shape[1:], distances[0], valid_BxT, F
       soft_BxNxTxS, kept['span'] = self._soft_mask(*given)
     attended = functools.partial(self._attended, v_BxSxNxH, memory, M)
     given = scores_BxNxTxS, soft_BxNxTxS, visible_BxTxS
-    context_BxTxNxH = self._context(unturned_BxTxNxH, *given, attended, dropout_key)
+    unturned_BxTxNxH = local.of_queries(unturned_BxTxNxH, F)
+    context_BxTxNxH = self._context(unturned_BxTxNxH, *given, attended, key)
     context_BxTxNxH = local.joined(context_BxTxNxH.astype(self.dtype), F)
     if mix is not None:
       if soft_BxNxTxS is not None:  # what the softmax, under the mask, is monotone in
         scores_BxNxTxS += jnp.log(soft_BxNxTxS)
       context_BxTxNxH, mixed = mix(context_BxTxNxH, jax.lax.stop_gradient(scores_BxNxTxS))
       kept |= mixed
-    if not self.projected:
-      return context_BxTxNxH, kept
-    return projection(D, self.bias, self.dtype, name='out')(context_BxTxNxH), kept
+    return context_BxTxNxH, kept
 
   def of_heads(self, params: Params, heads: tuple[int, ...]) -> Params:
     """The parameters of some of the heads, as they are for an `Attention` of these alone.

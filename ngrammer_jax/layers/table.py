@@ -12,9 +12,10 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-from flax import linen as nn
 import jax
 import jax.numpy as jnp
+
+from ngrammer_jax.layers import placement
 
 AXES = ('ngram_vocab', 'ngram_embed')  # logical, of a table
 EXCHANGE = ('auto', 'rows', 'table')
@@ -70,16 +71,10 @@ def lookup(table_VxE: jax.Array, rows_Bx: jax.Array, exchange: str = 'auto') -> 
 
 def _layout(V: int, B: int, exchange: str) -> Layout | None:
   """Where the rows lie by the rules in force; None on one device, or where they do not divide."""
-  mesh = jax.sharding.get_abstract_mesh()
-  axes = []
-  for name, size in ((AXES[0], V), ('batch', B)):
-    (found,) = nn.logical_to_mesh_axes((name,))
-    found = (found,) if isinstance(found, str) else found or ()
-    found = tuple(axis for axis in found if mesh.shape.get(axis, 1) > 1)
-    axes.append(found)
-    if size % math.prod(mesh.shape[axis] for axis in found):
-      return None
-  return Layout(V, exchange, mesh, *axes) if any(axes) else None
+  axes = placement.axes(AXES[0], V), placement.axes('batch', B)
+  if None in axes or not any(axes):
+    return None
+  return Layout(V, exchange, jax.sharding.get_abstract_mesh(), *axes)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

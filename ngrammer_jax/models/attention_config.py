@@ -62,6 +62,7 @@ class SpanConfig:
   renormalize: bool = True  # what the mask leaves adds up to 1 again
   # Tokens that a span may grow before what is computed has to be fitted to it again.
   reserve: int = 16
+  check_every: int = 100  # steps after which it is
 
   def check(self, model: Any) -> None:
     """Raises BadInput for a span that the model cannot have."""
@@ -78,8 +79,9 @@ class SpanConfig:
         f'model.span.limit={self.limit} is below model.span.ramp={self.ramp}, which even a span of '
         f'0 reaches: raise the limit, or use a shorter ramp'
       )
-    if self.reserve < 1:
-      raise errors.BadInput(f'model.span.reserve={self.reserve} must be at least 1')
+    for key in ('reserve', 'check_every'):
+      if getattr(self, key) < 1:
+        raise errors.BadInput(f'model.span.{key}={getattr(self, key)} must be at least 1')
     if not self.penalty >= 0:
       raise errors.BadInput(f'model.span.penalty={self.penalty} must be at least 0')
     if self.initial is not None:

@@ -279,6 +279,7 @@ def _seen(seen, heads=None):
     'shared': shared,
     'valid_BxT': seen.valid_BxT,
     'distance_key': seen.distance_key,
+    'causal_BxT': seen.causal_BxT,
   }
 
 
@@ -311,6 +312,7 @@ def _attention(config, dtype):
     dropout=c.attention_dropout,
     distance_dropout=c.dropout,
     dtype=dtype,
+    kernel=c.kernel,
     name='attention',
   )
 

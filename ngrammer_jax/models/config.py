@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax import errors
-from ngrammer_jax.layers import feed_forward, ngrammer, quantizer, table
+from ngrammer_jax.layers import feed_forward, flash, ngrammer, quantizer, table
 from ngrammer_jax.models.attention_config import MemoryConfig, PersistentConfig, SpanConfig
 from ngrammer_jax.models.initialization import InitialConfig
 
@@ -264,6 +264,8 @@ class ModelConfig:
   dtype: str = 'auto'  # of the computation; auto: bfloat16 on accelerators, float32 on CPU
   scan_layers: bool = True  # one compiled layer, instead of all of them in a row
   remat: str = 'none'  # what the backward pass computes again
+  # Of attention, see `layers.flash`. None: that there is for the device, where it can do it.
+  kernel: str | None = None
   ngram: NGramConfig | None = None
   memory: MemoryConfig | None = None
   adaptive_softmax: AdaptiveSoftmaxConfig | None = None
@@ -330,6 +332,25 @@ class ModelConfig:
         block.check(self)
     if self.position == 'table':
       self._check_table()
+    if self.kernel is not None:
+      self._check_kernel()
+
+  def _check_kernel(self) -> None:
+    errors.check_choices('model', self, {'kernel': flash.KERNELS})
+    more = {
+      f'position={self.position!r}': self.position in BACKWARD_POSITIONS,
+      'memory': self.memory is not None,
+      'span': self.span is not None,
+      'persistent': self.persistent is not None and self.persistent.vectors > 0,
+      f'attention_dropout={self.attention_dropout}': self.attention_dropout > 0,
+      'ngram.layer="attention"': self.ngram is not None and self.ngram.layer == 'attention',
+    }
+    if self.kernel != 'xla' and any(more.values()):
+      which = next(key for key, there in more.items() if there)
+      raise errors.BadInput(
+        f'model.kernel={self.kernel!r} knows no model.{which}: use model.kernel=None, which takes '
+        f'what there is'
+      )
 
   def _check_table(self) -> None:
     window = None if self.memory is None else self.memory.window()

@@ -20,9 +20,9 @@ WHOLE = 0  # the window of heads that are not told apart
 class View(NamedTuple):
   """What layers share about a segment, for heads with one window.
 
-  visible_BxTxS, rotation, position_BxP, distance_BxTxS, shared and distance_key are those of
-  `layers.Attention`; documents_BxT are the numbers of the documents; slots_BxT is where the keys
-  and values of the valid tokens are kept (see `layers.cache`), None where they are not;
+  visible_BxTxS, rotation, position_BxP, distance_BxTxS, shared, distance_key and causal_BxT are
+  those of `layers.Attention`; documents_BxT are the numbers of the documents; slots_BxT is where
+  the keys and values of the valid tokens are kept (see `layers.cache`), None where they are not;
   newest_BxM are the slots that it has, None where it has all of them.
   """
 
@@ -36,6 +36,7 @@ class View(NamedTuple):
   shared: attention.Shared | None = None
   newest_BxM: jax.Array | None = None
   distance_key: jax.Array | None = None
+  causal_BxT: jax.Array | None = None
 
 
 class Segment(NamedTuple):
@@ -180,4 +181,6 @@ def _view(
     timescales = c.positions().min_timescale, c.positions().max_timescale
     rotation = position.rotation(position_BxP, c.width // c.heads, *timescales, wide)
   known = visible_BxTxS, rotation, position_BxP, segment.documents_BxT, slots_BxT
-  return View(*known, segment.valid_BxT, distance_BxTxS, shared, newest_BxM)
+  alone = before_BxM is None and segment.prefix_BxT is None and window is None and itself
+  causal_BxT = attended_BxT if alone else None
+  return View(*known, segment.valid_BxT, distance_BxTxS, shared, newest_BxM, causal_BxT=causal_BxT)

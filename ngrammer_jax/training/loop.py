@@ -17,6 +17,7 @@ from ngrammer_jax.training import (
   interruption,
   material,
   optimizers,
+  profile,
   programs,
   record,
   watchdog,
@@ -30,6 +31,7 @@ def train(
   workdir: pathlib.Path,
   make: Callable[[experiment.Config], material.Material] = material.Corpus,
   watchdog_minutes: float = watchdog.MINUTES,
+  trace: profile.Steps | None = None,
 ) -> bool:
   """Trains until all steps are done; goes on where an earlier run of the same command stopped.
 
@@ -38,6 +40,7 @@ def train(
     workdir: where everything of the run is kept.
     make: what is trained on, of the config.
     watchdog_minutes: without progress after which the log gets the stacks of all threads.
+    trace: steps to take a trace of.
 
   Returns:
     Whether there was anything left to train.
@@ -106,9 +109,9 @@ def train(
         saved.validated(first_step, validate(first_step))  # the run was stopped before that
         if over(first_step):
           return False
-      for start, segments in zip(starts, tell.waited_for(batches), strict=True):
-        if start % t.span_check_every == 0:
-          state = run.fitted(state)
+      calls = profile.traced(tell.waited_for(batches), starts, trace, workdir)
+      for start, segments in zip(starts, calls, strict=True):
+        state = run.checked(state, start)
         metrics, finished = None, False
         while not finished:
           if not run.ready:

@@ -54,6 +54,11 @@ class Programs:
       self.windows, self.changes = tuple(map(tuple, known.windows)), known.changes
     return self._initialiser(self.windows)[1]
 
+  def checked(self, state: train_state.TrainState, step: int) -> train_state.TrainState:
+    """The state at a step, fitted where it is time for that."""
+    due = self._fitted and step % self._config.model.span.check_every == 0
+    return self.fitted(state) if due else state
+
   def fitted(self, state: train_state.TrainState) -> train_state.TrainState:
     """The state for windows that hold its spans, which come into force."""
     m = self._config.model

@@ -45,6 +45,7 @@ FREE_KEYS = (
   'model.scan_layers',
   'model.remat',
   'model.vocabulary_chunk',
+  'model.kernel',
   'model.ngram.exchange',
 )
 

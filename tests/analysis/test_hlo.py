@@ -7,6 +7,7 @@ import pytest
 
 from ngrammer_jax import sharding
 from ngrammer_jax.analysis import hlo
+from ngrammer_jax.layers import flash
 
 L, B, D = 6, 4096, 64
 
@@ -37,6 +38,16 @@ def test_of_a_choice_the_most_expensive_counts():
   x, w = jnp.zeros((B, D)), jnp.zeros((D, D))
   either = lambda x, w: jax.lax.cond(x.sum() > 0, lambda: x @ w @ w, lambda: x @ w)
   assert hlo.flops(jax.make_jaxpr(either)(x, w).jaxpr) == 4 * B * D * D
+
+
+def test_of_a_kernel_every_block_counts():
+  """Forward two products; backward five, and the two of before again by each of its kernels."""
+  q = jnp.zeros((2, 1024, 4, 128))
+  attend = lambda q: flash.attend('splash', q, q, q, jnp.zeros((2, 1024), int)).sum()
+  product = 2 * 2 * 4 * 1024 * 1024 * 128
+  count = lambda function: hlo.flops(jax.make_jaxpr(function)(q).jaxpr)
+  assert count(attend) == 2 * product
+  assert count(jax.grad(attend)) == pytest.approx((2 + 7) * product, rel=0.001)
 
 
 def compiled(loop, mesh, spec_of_x, spec_of_w):

@@ -62,7 +62,8 @@ def test_the_device_knows_which_windows_hold_a_span(span, window):
 def test_a_loss_that_is_not_finite_ends_a_run_whose_spans_are_fitted(tiny, tmp_path):
   span = dataclasses.replace(SPAN, initial=0.0)
   optimizer = {'learning_rate': 1e30, 'clip_norm': None}
-  config = tiny(MODEL | {'span': span}, optimizer, {'span_check_every': 12})
+  span = dataclasses.replace(span, check_every=12)
+  config = tiny(MODEL | {'span': span}, optimizer)
   with pytest.raises(errors.BadInput, match='training diverged at step'):
     loop.train(config, tmp_path / 'run')
 
@@ -75,9 +76,10 @@ def records(workdir):
 
 
 def config_of(tiny, **model):
-  training = {'span_check_every': 2, 'checkpoint_every': 2, 'keep_checkpoints': 9}
-  optimizer = {'learning_rate': 0.1}
-  return tiny(MODEL | model, optimizer, training)
+  training = {'checkpoint_every': 2, 'keep_checkpoints': 9}
+  model = MODEL | model
+  model['span'] = dataclasses.replace(model['span'], check_every=2)
+  return tiny(model, {'learning_rate': 0.1}, training)
 
 
 def test_programs_are_exchanged_and_a_resume_is_exact(tiny, tmp_path, caplog, monkeypatch):
@@ -114,9 +116,9 @@ def test_a_span_that_outgrows_its_window_is_noticed_at_that_step(
 ):
   """In the middle of a call, between two checks; and the memory holds what it then looks at."""
   caplog.set_level(logging.INFO)
-  span = dataclasses.replace(SPAN, penalty=0.0, initial=0.17, reserve=1)
+  span = dataclasses.replace(SPAN, penalty=0.0, initial=0.17, reserve=1, check_every=24)
   optimizer = {'learning_rate': 0.02, 'schedule': 'constant', 'warmup_steps': 12}
-  every = {'log_every': 4, 'evaluate_every': 0, 'span_check_every': 24}
+  every = {'log_every': 4, 'evaluate_every': 0}
   training = {'steps': 24, 'segments_per_call': 4, 'checkpoint_every': 4, 'keep_checkpoints': 9}
   config = tiny(MODEL | {'span': span}, optimizer, training | every)
   whole = tmp_path / 'whole'
@@ -151,11 +153,13 @@ def test_a_span_may_leap_as_far_as_the_optimiser_takes_it(x64, tiny, tmp_path, m
     'dtype': 'float64',
     'positional': model_config.PositionalConfig(max_length=1024),
     'memory': model_config.MemoryConfig(1024, same_length='memory_alone'),
-    'span': dataclasses.replace(SPAN, limit=1024, penalty=0.0, initial=0.04, reserve=1),
+    'span': dataclasses.replace(
+      SPAN, limit=1024, penalty=0.0, initial=0.04, reserve=1, check_every=24
+    ),
   }
   optimizer = {'learning_rate': 1e-4, 'schedule': 'constant', 'warmup_steps': 0}
   optimizer['drop'] = experiment.DropConfig(steps=4, fraction=1500)
-  every = {'log_every': 4, 'evaluate_every': 0, 'span_check_every': 24, 'segment_length': 128}
+  every = {'log_every': 4, 'evaluate_every': 0, 'segment_length': 128}
   config = tiny(model, optimizer, {'steps': 20, 'segments_per_call': 4} | every)
   found, chosen = [], windows.chosen
 

@@ -1,0 +1,24 @@
+"""Over which axes of the mesh in force an array is spread, for what is written device by device."""
+
+import math
+
+from flax import linen as nn
+import jax
+
+
+def axes(name: str, size: int) -> tuple[str, ...] | None:
+  """The mesh axes of a logical axis of so many, by the rules in force; () where it is whole.
+
+  None where they do not divide it.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  (found,) = nn.logical_to_mesh_axes((name,))
+  found = (found,) if isinstance(found, str) else found or ()
+  found = tuple(axis for axis in found if mesh.shape.get(axis, 1) > 1)
+  return None if size % math.prod(mesh.shape[axis] for axis in found) else found
+
+
+def platform() -> str:
+  """Of the devices of the mesh, which may not be here; without one, of this process."""
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return jax.default_backend() if device is None else device.platform

@@ -1,0 +1,82 @@
+"""Attention in kernels: what the scores give, within documents, on any mesh."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ngrammer_jax import sharding
+from ngrammer_jax.layers import attention, documents, flash
+
+B, T, N, H = 4, 256, 4, 32
+
+
+@functools.cache
+def given():
+  """Inputs, document numbers with padding, and what is visible."""
+  random = np.random.default_rng(0)
+  x_BxTxD = jnp.asarray(random.normal(size=(B, T, N * H)), jnp.float32)
+  documents_BxT = documents.numbers(jnp.asarray(random.random((B, T)) < 0.02))
+  documents_BxT = documents.with_padding(documents_BxT, jnp.arange(T) < T - 40)
+  return x_BxTxD, documents_BxT, documents.visible(documents_BxT, documents_BxT)
+
+
+def attend(kernel, told=True, dtype=jnp.float32, **fields):
+  """Value and gradients of attention with seeded weights."""
+  x_BxTxD, documents_BxT, visible_BxTxT = given()
+  layer = attention.Attention(N, kernel=kernel, dtype=dtype, **fields)
+  told = {'causal_BxT': documents_BxT} if told else {}
+  params = attention.Attention(N, kernel='xla', **fields).init(
+    jax.random.key(0), x_BxTxD, visible_BxTxT
+  )
+
+  def loss(params, x_BxTxD):
+    y_BxTxD, _ = layer.apply(params, x_BxTxD.astype(dtype), visible_BxTxT, **told)
+    weights = jnp.where(documents_BxT < 0, 0.0, 1.0)[..., None] * jnp.sin(jnp.arange(N * H))
+    return (y_BxTxD * weights).sum(), y_BxTxD
+
+  return jax.jit(jax.value_and_grad(loss, has_aux=True, argnums=(0, 1)))(params, x_BxTxD)
+
+
+def calls_kernel(kernel, **fields):
+  return 'pallas_call' in str(jax.make_jaxpr(lambda: attend(kernel, **fields))())
+
+
+@pytest.mark.parametrize('shape', [None, (2, 2, 2)])
+def test_splash_is_what_the_scores_give(shape):
+  wanted = attend('xla')
+  assert calls_kernel('splash') and not calls_kernel('xla')
+  if shape is None:
+    found = attend('splash')
+  else:
+    with sharding.use(sharding.make_mesh(*shape)):
+      found = attend('splash')
+  compare = lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4, rtol=1e-4)
+  jax.tree.map(compare, found, wanted)
+
+
+def test_splash_in_bfloat16_is_no_further_from_float32_than_the_scores_are():
+  (_, exact), _ = attend('xla')
+  error = lambda kernel: jnp.abs(attend(kernel, dtype=jnp.bfloat16)[0][1] - exact).max()
+  assert error('splash') < 1.5 * error('xla')
+
+
+def test_a_kernel_is_only_asked_where_it_can_do_it():
+  assert not calls_kernel('splash', told=False)
+  assert not calls_kernel('splash', persistent_vectors=4)
+  assert not calls_kernel(None)  # a CPU has none
+
+
+@pytest.mark.parametrize(
+  'kernel, shape, dtype, message',
+  [
+    ('splash', (1, 200, 4, 32), 'float32', 'is for segments of 128 tokens or multiples, not 200'),
+    ('splash', (1, 256, 4, 32), 'float64', 'has no float64'),
+    ('cudnn', (1, 256, 4, 32), 'bfloat16', 'is for GPUs, .* not for cpu, bfloat16 and 32'),
+  ],
+)
+def test_what_a_kernel_cannot_do(kernel, shape, dtype, message):
+  with pytest.raises(ValueError, match=message):
+    flash.choose(kernel, shape, jnp.dtype(dtype))

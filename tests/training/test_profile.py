@@ -1,0 +1,59 @@
+"""Traces of the steps that are asked for."""
+
+import argparse
+
+import jax
+import pytest
+
+from ngrammer_jax import flags
+from ngrammer_jax.training import loop, profile
+
+
+def test_a_run_leaves_a_trace_of_its_steps(tiny, tmp_path):
+  config = tiny(training={'steps': 12, 'evaluate_every': 0})
+  loop.train(config, tmp_path / 'run', trace=profile.Steps(4, 8))
+  traces = list((tmp_path / 'run' / 'tensorboard' / 'plugins' / 'profile').rglob('*.xplane.pb'))
+  assert len(traces) == 1 and traces[0].stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+  'steps, traced',
+  [
+    (None, []),
+    (profile.Steps(4, 8), [4, 6]),
+    (profile.Steps(3, 5), [4]),
+    (profile.Steps(8, 99), [8, 10]),
+    (profile.Steps(20, 30), []),
+  ],
+)
+def test_whole_calls_are_traced(steps, traced, monkeypatch, tmp_path):
+  going = []
+  monkeypatch.setattr(jax.profiler, 'start_trace', lambda folder: going.append(folder))
+  monkeypatch.setattr(jax.profiler, 'stop_trace', lambda: going.pop())
+  starts = range(0, 12, 2)
+  made = [start for start in profile.traced(starts, starts, steps, tmp_path) if going]
+  assert made == traced and not going
+
+
+@pytest.mark.parametrize('text', ['5', '5:5', '-1:3', 'a:b'])
+def test_steps_that_are_none(text, capsys):
+  parser = argparse.ArgumentParser()
+  flags.add_trace(parser)
+  with pytest.raises(SystemExit):
+    parser.parse_args([f'--trace={text}'])
+  assert 'argument --trace: invalid' in capsys.readouterr().err
+
+
+def test_compiled_programs_are_kept_in_a_folder(tmp_path, capsys):
+  parser = argparse.ArgumentParser()
+  flags.add_cache(parser)
+  (tmp_path / 'file').touch()
+  with pytest.raises(SystemExit):
+    parser.parse_args([f'--compilation_cache={tmp_path}/file/programs'])
+  assert 'file/programs cannot be written: Not a directory' in capsys.readouterr().err
+  before = jax.config.jax_compilation_cache_dir
+  try:
+    parser.parse_args([f'--compilation_cache={tmp_path}/programs'])
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / 'programs')
+  finally:
+    jax.config.update('jax_compilation_cache_dir', before)
