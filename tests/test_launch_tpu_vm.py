@@ -1,0 +1,293 @@
+"""launch/tpu_vm.py, with a stand-in for gcloud whose workers are folders of this machine.
+
+What it sends to the workers is really run there, but for the installation of packages.
+"""
+
+import os
+import pathlib
+import re
+import shlex
+import signal
+import subprocess
+import sys
+
+import pytest
+
+LAUNCHER = pathlib.Path(__file__).resolve().parents[1] / 'launch' / 'tpu_vm.py'
+GIVEN = ['--name=run', '--type=v5litepod-16', '--zone=z', '--poll=0.01']
+
+GCLOUD = r"""#!PYTHON
+import pathlib, re, shutil, subprocess, sys, time
+here = pathlib.Path(__file__).parent
+words = sys.argv[4:]
+verb = words[0]
+with open(here / 'calls', 'a') as calls:
+  calls.write(' '.join([verb, *(w for w in words[1:] if not w.startswith('--command'))]) + '\n')
+state, life = here / 'state', here / 'life'
+lives = int(life.read_text()) if life.exists() else 0
+plan = (here / 'plan').read_text().split()  # how each life ends: a status of each worker, or a word
+mine = plan[min(max(lives, 1), len(plan)) - 1]
+workers = [here / f'worker{number}' for number in (0, 1)]
+if verb == 'create':
+  if mine == 'refused':
+    sys.exit('PERMISSION_DENIED')
+  mine = plan[min(lives, len(plan) - 1)]
+  state.write_text('FAILED' if mine == 'failed' else 'PROVISIONING')
+  life.write_text(str(lives + 1))
+elif verb == 'describe':
+  if not state.exists():
+    sys.exit('ERROR: NOT_FOUND: Resource was not found')
+  print(state.read_text())
+  if state.read_text() == 'PROVISIONING':
+    state.write_text('ACTIVE')
+elif verb == 'delete':
+  state.unlink()
+  for worker in workers:
+    shutil.rmtree(worker, ignore_errors=True)
+elif verb == 'scp':
+  for worker in workers:
+    worker.mkdir()
+    shutil.copy(words[1], worker / words[2].split(':')[1])
+elif verb == 'ssh':
+  script = next(w for w in words if w.startswith('--command=')).split('=', 1)[1]
+  follows = 'tail' in script
+  if follows and mine == 'preempted':
+    state.write_text('SUSPENDED')
+    sys.exit(255)
+  if follows and mine == 'broken' and not (here / 'broke').exists():
+    (here / 'broke').touch()
+    sys.exit(255)
+  if follows and mine == 'nobody':  # gcloud prepares no worker, warns, and ends with 0
+    state.write_text('SUSPENDED')
+    sys.exit(0)
+  if follows and mine == 'endless':
+    print('training', flush=True)
+    time.sleep(60)
+  statuses = []
+  for number, worker in enumerate(workers):
+    of = mine.split(',') if re.fullmatch(r'[\d,]+', mine) else ['0', '0']
+    env = {'HOME': str(worker), 'PATH': f'{here}:/usr/bin:/bin', 'STATUS': of[number]}
+    its = script.replace('/tmp/ngrammer_jax', str(worker / 'state'))
+    its = its.replace('tail ', 'tail --sleep-interval=0.05 ')
+    statuses.append(subprocess.run(['bash', '-c', its], env=env, cwd=worker).returncode)
+  sys.exit(next(filter(None, statuses), 0))
+"""
+
+# Instead of pip and uv: the environment has a python that says where it is and how it was called.
+PYTHON = """#!/bin/bash
+case "$*" in
+  *'pip install --user'*) exit $(cat FOLDER/pip 2>/dev/null || echo 0);;
+  *'uv venv'*)
+    mkdir -p .venv/bin
+    printf '#!/bin/bash\\necho "trains $PWD $*"; exit $STATUS\\n' >.venv/bin/python
+    chmod +x .venv/bin/python;;
+esac
+"""
+
+
+@pytest.fixture
+def cloud(tmp_path):
+  """Runs the launcher where lives end as planned. Returns its status, output and calls."""
+  for name, text in (
+    ('gcloud', GCLOUD.replace('PYTHON', f'{sys.executable} -SE')),
+    ('python3', PYTHON.replace('FOLDER', str(tmp_path))),
+  ):
+    (tmp_path / name).write_text(text)
+    (tmp_path / name).chmod(0o755)
+  # Many tests at a time: the packed checkout of each has a name of its own.
+  given = [f'--name={tmp_path.name}-{tmp_path.parent.name}', *GIVEN[1:]]
+
+  def launch(*plan, more=()):
+    (tmp_path / 'plan').write_text(' '.join(plan))
+    (tmp_path / 'calls').write_text('')
+    command = ['--', 'python', '-m', 'ngrammer_jax.train', '--workdir=gs://b/a b']
+    done = subprocess.run(
+      [sys.executable, LAUNCHER, *given, *more, *command],
+      env={'PATH': f'{tmp_path}:/usr/bin:/bin'},
+      capture_output=True,
+      text=True,
+      timeout=60,
+    )
+    pathlib.Path('/tmp', f'{given[0][7:]}.tgz').unlink(missing_ok=True)
+    calls = [line.split()[0] for line in (tmp_path / 'calls').read_text().splitlines()]
+    return done, [call for call in calls if call != 'describe']
+
+  launch.folder, launch.given = tmp_path, given
+  return launch
+
+
+def dry(*given):
+  command = [sys.executable, LAUNCHER, *given, '--dry_run', '--', 'python', '-m', 'x', '--a=b c']
+  done = subprocess.run(command, capture_output=True, text=True, check=True)
+  return done.stdout.splitlines()
+
+
+def test_dry_run_prints_the_commands():
+  root = LAUNCHER.parents[1]
+  pack, create, state, copy, install, start, follow, delete = dry(*GIVEN, '--spot', '--project=p')
+  what = 'setup.py pyproject.toml README.md ngrammer_jax configs'
+  assert pack == f'tar --exclude=__pycache__ -czf /tmp/run.tgz -C {shlex.quote(str(root))} {what}'
+  gcloud = 'gcloud compute tpus queued-resources'
+  assert create == (
+    f'{gcloud} create run --accelerator-type=v5litepod-16 --runtime-version=v2-alpha-tpuv5-lite '
+    '--zone=z --project=p --node-id=run --spot'
+  )
+  assert state == f"{gcloud} describe run --zone=z --project=p '--format=value(state.state)'"
+  where = '--node=all --worker=all --zone=z --project=p'
+  assert copy == f'{gcloud} scp /tmp/run.tgz run:ngrammer_jax.tgz {where}'
+  ssh = f"{gcloud} ssh run {where} '--ssh-flag=-o ServerAliveInterval=30' "
+  for each in (install, start, follow):
+    assert each.startswith(ssh)
+  install, start, follow = (
+    shlex.split(each)[-1].removeprefix('--command=') for each in (install, start, follow)
+  )
+  assert install == (
+    'test -e /tmp/ngrammer_jax/pid || { rm -rf ngrammer_jax /tmp/ngrammer_jax; '
+    'mkdir ngrammer_jax /tmp/ngrammer_jax && tar -xzf ngrammer_jax.tgz -C ngrammer_jax && '
+    'cd ngrammer_jax && python3 -m pip install --user uv && '
+    'python3 -m uv venv --python=3.12 .venv && '
+    "python3 -m uv pip install --python=.venv/bin/python --editable '.[tpu,gcs]'; }"
+  )
+  command = "python -m x '--a=b c' --distributed; echo $? >/tmp/ngrammer_jax/status"
+  assert start == (
+    'test -e /tmp/ngrammer_jax/pid || { cd ngrammer_jax; export PATH="$PWD/.venv/bin:$PATH"; '
+    f'setsid bash -c {shlex.quote(command)} >/tmp/ngrammer_jax/log 2>&1 </dev/null & '
+    'echo $! >/tmp/ngrammer_jax/pid; }'
+  )
+  assert follow == (
+    'cd /tmp/ngrammer_jax && tail -n 50 -f --pid=$(cat pid) log; '
+    'status=$(cat /tmp/ngrammer_jax/status || echo 1); '
+    'echo "<ended with status $status>"; exit $status'
+  )
+  assert delete == f'{gcloud} delete run --zone=z --project=p --force --quiet'
+
+
+@pytest.mark.parametrize(
+  'type_, runtime',
+  [('v5p-32', 'v2-alpha-tpuv5'), ('v6e-64', 'v2-alpha-tpuv6e'), ('v4-32', 'tpu-ubuntu2204-base')],
+)
+def test_several_slices_are_one_queued_resource(type_, runtime):
+  create = dry(GIVEN[0], '--zone=z', f'--type={type_}', '--slices=3', '--option=--reserved')[1]
+  assert create.endswith(
+    f'create run --accelerator-type={type_} --runtime-version={runtime} --zone=z '
+    '--node-count=3 --node-prefix=run --reserved'
+  )
+
+
+def test_finished_at_once(cloud):
+  done, calls = cloud('0,0')
+  assert done.returncode == 0, done.stderr
+  assert calls == ['create', 'scp', 'ssh', 'ssh', 'ssh', 'delete']
+  trained = re.findall(r'^trains (\S+) (.*)$', done.stdout, re.MULTILINE)
+  assert trained == [
+    (
+      f'{cloud.folder}/worker{n}/ngrammer_jax',
+      '-m ngrammer_jax.train --workdir=gs://b/a b --distributed',
+    )
+    for n in (0, 1)
+  ]
+  assert not (cloud.folder / 'state').exists()
+
+
+LIFE = ['create', 'scp', 'ssh', 'ssh', 'ssh', 'delete']
+
+
+@pytest.mark.parametrize('lost', [['preempted'] * 2, ['143,143'], ['0,137']])
+def test_again_after_a_loss_until_finished(cloud, lost):
+  done, calls = cloud(*lost, '0,0')
+  assert done.returncode == 0, done.stderr
+  assert calls == (len(lost) + 1) * LIFE
+  left = re.findall(r'deleted; (\d+) restarts left', done.stderr)
+  assert left == ['100', '99'][: len(lost)]
+
+
+def test_no_worker_that_speaks_is_a_loss(cloud):
+  done, calls = cloud('nobody', '0,0')
+  assert done.returncode == 0 and calls == 2 * LIFE
+
+
+def test_what_was_taken_away_before_is_deleted_first(cloud):
+  (cloud.folder / 'state').write_text('SUSPENDED')
+  done, calls = cloud('0,0')
+  assert done.returncode == 0 and calls == ['delete', *LIFE]
+
+
+def test_slices_that_cannot_be_had_are_asked_for_again(cloud):
+  done, calls = cloud('failed', '0,0')
+  assert done.returncode == 0 and calls == ['create', 'delete', *LIFE]
+
+
+@pytest.mark.parametrize('statuses', ['2,2', '134,2', '2,0'])
+def test_what_cannot_work_is_not_tried_again(cloud, statuses):
+  done, calls = cloud(statuses)
+  assert done.returncode == 2 and calls == LIFE
+
+
+def test_restarts_end(cloud):
+  done, calls = cloud('1,1', more=['--restarts=1'])
+  assert done.returncode == 1 and calls == 2 * LIFE
+  assert done.stderr.rstrip().endswith('lost or stopped, and deleted; 0 restarts left')
+
+
+def test_a_broken_connection_is_no_loss(cloud):
+  done, calls = cloud('broken')
+  assert done.returncode == 0 and calls == ['create', 'scp', *4 * ['ssh'], 'delete']
+
+
+def test_what_cannot_be_created_leaves_nothing(cloud):
+  done, calls = cloud('refused')
+  assert done.returncode == 1 and set(calls) == {'create'}
+
+
+def test_what_cannot_be_installed_is_not_tried_on_another_slice(cloud):
+  (cloud.folder / 'pip').write_text('7')
+  done, calls = cloud('0,0')
+  assert done.returncode == 1 and calls == ['create', 'scp', *5 * ['ssh'], 'delete']
+
+
+def test_ctrl_c_leaves_the_training_and_says_so(cloud):
+  (cloud.folder / 'plan').write_text('endless')
+  env = {'PATH': f'{cloud.folder}:/usr/bin:/bin'}
+  pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True}
+  process = subprocess.Popen(
+    [sys.executable, LAUNCHER, *cloud.given, '--', 'true'], env=env, start_new_session=True, **pipes
+  )
+  for line in process.stdout:
+    if line == 'training\n':
+      break
+  os.killpg(process.pid, signal.SIGINT)
+  said = process.communicate(timeout=30)[1]
+  pathlib.Path('/tmp', f'{cloud.given[0][7:]}.tgz').unlink()
+  assert process.returncode == 130
+  assert 'it goes on, and costs' in said and 'queued-resources delete' in said
+  assert (cloud.folder / 'state').read_text() == 'ACTIVE'
+
+
+def test_the_same_command_follows_what_runs(cloud):
+  """The launcher was killed while its training ran: that is not started a second time."""
+  for number in (0, 1):
+    state = cloud.folder / f'worker{number}' / 'state'
+    (state.parent / 'ngrammer_jax').mkdir(parents=True)
+    state.mkdir()
+    (state / 'log').write_text('step 10\n')
+    (state / 'status').write_text('0\n')
+    (state / 'pid').write_text('4194305\n')  # more than the largest: it has ended
+  scp = (cloud.folder / 'gcloud').read_text().replace('worker.mkdir()', 'pass')
+  (cloud.folder / 'gcloud').write_text(scp)
+  (cloud.folder / 'state').write_text('ACTIVE')
+  done, calls = cloud('0,0')
+  assert done.returncode == 0 and calls == LIFE[1:]
+  assert 'trains' not in done.stdout and done.stdout.count('step 10') == 2
+
+
+@pytest.mark.parametrize(
+  'given, said',
+  [
+    (['--slices=0', '--', 'x'], '--slices must be at least 1'),
+    (['--', 'x', '--workdir=runs/a'], '--workdir=runs/a would be deleted with the slice'),
+    (['--', 'x', '--workdir', '/data/a'], '--workdir /data/a would be deleted with the slice'),
+  ],
+)
+def test_what_cannot_work_is_said_before_anything_is_asked_for(given, said):
+  done = subprocess.run([sys.executable, LAUNCHER, *GIVEN, *given], capture_output=True, text=True)
+  assert done.returncode == 2 and said in done.stderr
