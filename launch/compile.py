@@ -69,6 +69,8 @@ CHIPS = {
 def devices_of(topology: str, slices: int) -> list[jax.Device]:
   """The devices of a slice, or of several. Raises BadInput for one that libtpu does not know."""
   more = {'num_slices': slices} if slices > 1 else {}
+  if topology.startswith('v4'):  # whose two cores make one device; of v3 they are two
+    more['chip_config_name'] = 'megacore'
   try:
     found = topologies.get_topology_desc(platform='tpu', topology_name=topology, **more)
   except Exception as error:

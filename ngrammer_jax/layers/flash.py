@@ -14,6 +14,7 @@ from ngrammer_jax.layers import placement
 
 KERNELS = ('xla', 'splash', 'cudnn')
 LANES = 128  # of a TPU; segments have to be multiples
+OLD = ('TPU v2', 'TPU v3')  # whose matrix units the kernel does not know
 BLOCKS = (512, 256, LANES)  # queries and keys at a time
 
 
@@ -27,9 +28,12 @@ def choose(kernel: str | None, shape: tuple[int, ...], dtype: jnp.dtype) -> str:
   Raises:
     ValueError: the kernel that is asked for cannot do this.
   """
-  (_, T, _, H), platform = shape, placement.platform()
+  (_, T, _, H), (platform, kind) = shape, placement.device()
   if kernel is None:
-    kernel = 'splash' if platform == 'tpu' and T % LANES == 0 and _spread(shape) else 'xla'
+    new = platform == 'tpu' and kind not in OLD
+    kernel = 'splash' if new and T % LANES == 0 and _spread(shape) else 'xla'
+  if kernel == 'splash' and kind in OLD:
+    raise ValueError(f'kernel "splash" is for TPUs from v4 on, not for {kind}')
   if kernel == 'splash' and T % LANES:
     raise ValueError(f'kernel "splash" is for segments of {LANES} tokens or multiples, not {T}')
   if kernel == 'splash' and dtype == jnp.float64:
@@ -71,7 +75,7 @@ def _splash(q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, documents_BxT):
     block_sizes=splash_attention.BlockSizes(**{f'block_{name}': block for name in names}),
     head_shards=1,
     q_seq_shards=1,
-    interpret=placement.platform() == 'cpu',
+    interpret=placement.device()[0] == 'cpu',
   )
   ids = splash_attention.SegmentIds(documents_BxT, documents_BxT)
   by_head = (x.swapaxes(1, 2) for x in (q_BxTxNxH, k_BxTxNxH, v_BxTxNxH))

@@ -18,7 +18,7 @@ def axes(name: str, size: int) -> tuple[str, ...] | None:
   return None if size % math.prod(mesh.shape[axis] for axis in found) else found
 
 
-def platform() -> str:
-  """Of the devices of the mesh, which may not be here; without one, of this process."""
-  device = jax.sharding.get_abstract_mesh().abstract_device
-  return jax.default_backend() if device is None else device.platform
+def device() -> tuple[str, str]:
+  """Platform and kind of the devices of the mesh, which may not be here, or of this process."""
+  known = jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
+  return known.platform, known.device_kind
