@@ -57,6 +57,12 @@ def absolute(path: pathlib.Path) -> pathlib.Path:
   return path if stored(path) else path.resolve()
 
 
+def make(folder: pathlib.Path) -> None:
+  """Makes a folder and those that it is in; a store has none."""
+  if not stored(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+
+
 def inside(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   """All files of a folder and the folders in it."""
   for path in folder.iterdir():
@@ -116,10 +122,10 @@ class Growing:
       return
     with self._turn:
       for file in inside(self.folder):
-        data = file.read_bytes()
-        if self._known.get(file) != len(data):
-          write(self._store / str(file.relative_to(self.folder)), data)
-          self._known[file] = len(data)
+        grown = size(file)
+        if self._known.get(file) != grown:
+          write(self._store / str(file.relative_to(self.folder)), file.read_bytes())
+          self._known[file] = grown
 
   def close(self) -> None:
     """Puts the rest; the files must be closed."""

@@ -16,6 +16,7 @@ def saved(path: pathlib.Path, panels: int = 1, width: float = 6.4) -> Iterator[A
   Raises:
     BadInput: Matplotlib is not installed, or the file cannot be written.
   """
+  files.reach(path)
   try:
     import matplotlib
   except ImportError as error:
@@ -27,7 +28,7 @@ def saved(path: pathlib.Path, panels: int = 1, width: float = 6.4) -> Iterator[A
 
   def save():
     try:
-      path.parent.mkdir(parents=True, exist_ok=True)
+      files.make(path.parent)
       if not files.stored(path):
         canvas.savefig(path, dpi=150)
         return

@@ -3,6 +3,9 @@
 <workdir>/checkpoints/300          whole, with its manifest; it got this name last
 <workdir>/checkpoints/400.scratch* being written, or left behind by a run that was killed
 <workdir>/checkpoints/200.damaged  was found not to be what was written
+
+In an object store, where folders cannot be renamed at once, there is no scratch: a folder with its
+manifest, which is put last and dropped first, is a checkpoint, and one without is none.
 """
 
 from collections.abc import Iterable
@@ -20,7 +23,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from orbax.checkpoint._src.path import atomicity
 
 from ngrammer_jax import errors, files, hosts
 from ngrammer_jax.training import checksums, manifest, s3
@@ -39,11 +41,11 @@ def steps(workdir: pathlib.Path) -> list[int]:
 
 
 def _orbax(folder: pathlib.Path) -> ocp.StandardCheckpointer:
-  """What writes and reads arrays. In a store it makes a folder in its place."""
+  """What writes and reads arrays, in a store without renaming the folder."""
   if not files.stored(folder):
     return ocp.StandardCheckpointer()
   s3.teach()
-  return ocp.StandardCheckpointer(temporary_path_class=atomicity.CommitFileTemporaryPath)
+  return ocp.StandardCheckpointer(temporary_path_class=ocp.path.atomicity.CommitFileTemporaryPath)
 
 
 def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
@@ -166,7 +168,7 @@ class Checkpoints:
     self._saving = 0
 
   def _tidy(self) -> None:
-    self._folder.mkdir(parents=True, exist_ok=True)
+    files.make(self._folder)
     for left_over in self._folder.glob(f'*{SCRATCH}*'):
       shutil.rmtree(left_over)
     if files.stored(self._folder):
@@ -213,7 +215,6 @@ class Checkpoints:
     else:  # on the devices, where all processes have to take turns alike
       known = checksums.checksums(state)
       sums = lambda: known
-    # In a store the manifest alone, which comes last, makes a checkpoint of a folder.
     scratch = self._folder / (str(step) if files.stored(self._folder) else f'{step}{SCRATCH}')
     with files.full_disk(lambda: self._full(f'step {step}')):
       self._orbax.save(files.absolute(scratch), _not_empty(state))

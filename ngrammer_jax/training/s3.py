@@ -1,32 +1,32 @@
 """Orbax on s3://, which it leaves out.
 
-TensorStore, through which Orbax writes, knows S3 as it knows GCS; Orbax asks it for gs:// alone.
+It asks TensorStore for files or for gs://, though TensorStore knows s3:// as well.
 """
 
 import functools
 import os
 from typing import Any
 
-from orbax.checkpoint._src.serialization import tensorstore_utils
-
-ENDPOINT = 'AWS_ENDPOINT_URL'  # of a store that is not Amazon's, in the environment
+ENDPOINT = 'AWS_ENDPOINT_URL'  # in the environment, of a store that is not Amazon's
 
 
 @functools.cache
 def teach() -> None:
-  """From now on Orbax asks TensorStore for s3:// too."""
-  of_gcs = tensorstore_utils.build_kvstore_tspec
+  """From now on Orbax asks for s3:// as it does for gs://."""
+  from orbax.checkpoint._src.serialization import tensorstore_utils
+
+  known = tensorstore_utils.build_kvstore_tspec
 
   def build(directory, *given, **options):
     if not directory.startswith('s3://'):
-      return of_gcs(directory, *given, **options)
-    return _of_s3(of_gcs(directory.replace('s3://', 'gs://', 1), *given, **options))
+      return known(directory, *given, **options)
+    return _of_s3(known(directory.replace('s3://', 'gs://', 1), *given, **options))
 
   tensorstore_utils.build_kvstore_tspec = build
 
 
 def _of_s3(spec: Any) -> Any:
-  """The same place of TensorStore, in S3 instead of GCS."""
+  """A place that TensorStore is asked for, in S3 instead of GCS."""
   if not isinstance(spec, dict):
     return spec
   spec = {key: _of_s3(value) for key, value in spec.items()}

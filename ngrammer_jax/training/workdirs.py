@@ -130,7 +130,7 @@ def _wait_for(path: pathlib.Path, seconds: float = 60) -> None:
 
 def _begin(workdir, config, given, held) -> None:
   try:
-    workdir.mkdir(parents=True, exist_ok=True)
+    files.make(workdir)
     if files.stored(workdir):
       logging.info('%s cannot be locked: start no second process', workdir)
     else:
@@ -141,7 +141,8 @@ def _begin(workdir, config, given, held) -> None:
     files.write(workdir / CORPUS, json.dumps({'content_hash': given.content_hash}) + '\n')
     experiment.save(config, workdir / CONFIG)
   except OSError as error:
-    raise errors.BadInput(f'--workdir={workdir} cannot be written: {error.strerror or error}') from error
+    why = error.strerror or error
+    raise errors.BadInput(f'--workdir={workdir} cannot be written: {why}') from error
 
 
 def _lock(workdir: pathlib.Path, file: TextIO) -> None:
