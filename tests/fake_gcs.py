@@ -111,12 +111,6 @@ class _Handler(server.BaseHTTPRequestHandler):
     name, kind = self._request(), self.headers.get('Content-Type', '')
     body = self.rfile.read(int(self.headers['Content-Length'] or 0))
     with self.turn:
-      if '/moveTo/o/' in name:
-        source, name = name.split('/moveTo/o/')
-        if source not in self.objects:
-          return self._answer(404, {'error': {'message': f'No such object: {source}'}})
-        self.objects[name] = self.objects.pop(source)[0], next(self.generations)
-        return self._answer(200, self._described(name))
       if kind.startswith('multipart/'):
         limit = b'--' + re.search('boundary="?([^"]+)', kind)[1].encode()
         _, about, content, _ = body.split(limit)

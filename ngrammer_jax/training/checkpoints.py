@@ -339,4 +339,5 @@ def _set_aside(folder: pathlib.Path) -> pathlib.Path:
   while place.exists():
     copies += 1
     place = folder.with_name(f'{folder.name}.damaged-{copies}')
-  return folder.rename(place)
+  files.move(folder, place)
+  return place
