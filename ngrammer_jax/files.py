@@ -18,7 +18,7 @@ import threading
 from ngrammer_jax import errors
 
 STORES = {'gs://': ('gcsfs', 'gcs'), 's3://': ('s3fs', 's3')}  # package and extra
-EVERY = 60.0  # seconds between what growing files put into a store
+EVERY = 30.0  # seconds between what growing files put into a store
 os.environ.setdefault('EPATH_USE_TF', 'false')  # or etils takes TensorFlow where it is installed
 
 
