@@ -217,3 +217,23 @@ def test_two_processes_train_as_on_a_disk(bucket, tmp_path, cache):
   assert arrays(run) == arrays(whole) and hosts.losses(run) == hosts.losses(whole)
   assert 'restoring' not in (run / 'logs' / 'process_1.log').read_text()
   assert not hosts.train(1, run, devices=2, **hosts.SHORT).count('error')
+
+
+@pytest.mark.slow
+@GS
+def test_a_fine_tuning_begins_and_ends_there(tiny, bucket, tmp_path):
+  pytest.importorskip('seqio')
+  from ngrammer_jax import finetune
+  from tests.tasks import superglue_files, test_finetuning
+
+  assert loop.train(tiny(training={'steps': 2}), files.path(f'{bucket}/begun'))
+  lines = superglue_files.rte
+  hidden = lines(6, labelled=False)
+  superglue_files.write(tmp_path, 'RTE', train=lines(40), val=lines(12, 40), test=hidden)
+  given = test_finetuning.arguments(tmp_path, 'rte', init_from=f'{bucket}/begun')
+  assert not finetune.main([*given, f'--workdir={bucket}/rte'])
+  assert not evaluate.main([f'--workdir={bucket}/rte', '--split=test'])
+  evaluation = files.path(f'{bucket}/rte/evaluation')
+  assert {path.name for path in evaluation.iterdir()} == {
+    *('test.json', 'validation.json', 'validation_best.json', 'RTE.jsonl')
+  }
