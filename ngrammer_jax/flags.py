@@ -33,7 +33,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   logging.basicConfig(level=logging.INFO, format='%(message)s', handlers=[progress.LogHandler()])
   for handler in logging.getLogger().handlers:
     handler.addFilter(hosts.Named())
-  for name in ('jax', 'gcsfs', 'fsspec', 'aiobotocore'):  # tell of all that they miss or read
+  for name in ('jax', 'gcsfs', 'fsspec', 'botocore', 'aiobotocore'):  # tell of all they miss, read
     logging.getLogger(name).setLevel(logging.WARNING)
   logging.getLogger('absl').setLevel(logging.CRITICAL)  # Orbax also raises what it tells of
   said = None

@@ -31,6 +31,7 @@ class Writer:
       self._board = tensorboardX.SummaryWriter(
         str(folder / 'tensorboard'), purge_step=restored_step + 1
       )
+    self.put()
 
   def scalars(self, step: int, values: dict[str, float]) -> None:
     """Records the values of a step. Raises BadInput where the disk is full."""
