@@ -8,7 +8,6 @@ python -m ngrammer_jax.analyze spans --workdir=DIR [--split=SPLIT]
 
 import argparse
 import json
-import pathlib
 
 from ngrammer_jax import files, flags
 
@@ -22,21 +21,21 @@ def main(argv: list[str]) -> int:
   )
   analyses = parser.add_subparsers(dest='analysis', required=True)
   curve = analyses.add_parser('curve', help='training and validation loss by step, as a figure')
-  curve.add_argument('--workdir', type=pathlib.Path, action='append', required=True)
+  curve.add_argument('--workdir', type=files.path, action='append', required=True)
   checkpoint = analyses.add_parser('checkpoint', help='the checkpoints, and which are good')
-  checkpoint.add_argument('--workdir', type=pathlib.Path, required=True)
+  checkpoint.add_argument('--workdir', type=files.path, required=True)
   checkpoint.add_argument('--step', help='list the arrays of this one: a step, newest or best')
   clusters = analyses.add_parser(
     'clusters', help='which tokens share a cluster, which n-grams a row'
   )
   spans = analyses.add_parser('spans', help='how far heads look, and what persistent vectors take')
   for analysis, what in ((clusters, 'whose n-grams are hashed'), (spans, 'that is looked at')):
-    analysis.add_argument('--workdir', type=pathlib.Path, required=True)
+    analysis.add_argument('--workdir', type=files.path, required=True)
     analysis.add_argument('--step', default='newest', help='a checkpoint: a step, newest or best')
     analysis.add_argument('--split', default='validation', help=f'of the text {what}')
   for analysis in (curve, clusters, spans):
     analysis.add_argument(
-      '--figure', type=pathlib.Path, help='a .png or .svg; default: in the first workdir'
+      '--figure', type=files.path, help='a .png or .svg; default: in the first workdir'
     )
   options = parser.parse_args(argv)
   run = {'curve': _curve, 'checkpoint': _checkpoint, 'clusters': _clusters, 'spans': _spans}

@@ -5,16 +5,15 @@ Any key of evaluation can be changed: --config.evaluation.memory.length=256
 
 import argparse
 import dataclasses
-import pathlib
 import signal
 
-from ngrammer_jax import flags, hosts
+from ngrammer_jax import files, flags, hosts
 
 
 def main(argv: list[str]) -> int:
   """Scores a split, writes evaluation/<split>.json and prints a table."""
   parser = argparse.ArgumentParser(prog='python -m ngrammer_jax.evaluate', description=__doc__)
-  parser.add_argument('--workdir', type=pathlib.Path, required=True, help='of the run')
+  parser.add_argument('--workdir', type=files.path, required=True, help='of the run')
   parser.add_argument('--split', default='test', help='train, validation or test')
   parser.add_argument('--step', default='newest', help='a checkpoint: a step, newest or best')
   flags.add_cache(parser)

@@ -7,15 +7,14 @@ import argparse
 import dataclasses
 import functools
 import os
-import pathlib
 
-from ngrammer_jax import flags, hosts
+from ngrammer_jax import files, flags, hosts
 
 
 def main(argv: list[str]) -> int:
   """Fine-tunes on a task, or on one after the other, and prints the table."""
   parser = argparse.ArgumentParser(prog='python -m ngrammer_jax.finetune', description=__doc__)
-  parser.add_argument('--workdir', type=pathlib.Path, required=True, help='where the run is kept')
+  parser.add_argument('--workdir', type=files.path, required=True, help='where the run is kept')
   flags.add_watchdog(parser)
   flags.add_trace(parser)
   flags.add_cache(parser)

@@ -34,7 +34,8 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   logging.basicConfig(level=logging.INFO, format='%(message)s', handlers=[progress.LogHandler()])
   for handler in logging.getLogger().handlers:
     handler.addFilter(hosts.Named())
-  logging.getLogger('jax').setLevel(logging.WARNING)  # tells of every device it misses
+  for name in ('jax', 'gcsfs', 'fsspec', 'botocore', 'aiobotocore'):  # tell of all they miss, read
+    logging.getLogger(name).setLevel(logging.WARNING)
   logging.getLogger('absl').setLevel(logging.CRITICAL)  # Orbax also raises what it tells of
   said = None
   try:

@@ -13,7 +13,7 @@ import pathlib
 import sys
 import time
 
-from ngrammer_jax import errors, flags, progress
+from ngrammer_jax import errors, files, flags, progress
 
 
 def main(argv: list[str]) -> int:
@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
     description=__doc__,
     formatter_class=argparse.ArgumentDefaultsHelpFormatter,
   )
-  parser.add_argument('--workdir', type=pathlib.Path, required=True, help='of the run')
+  parser.add_argument('--workdir', type=files.path, required=True, help='of the run')
   parser.add_argument('--step', default='newest', help='a checkpoint: a step, newest or best')
   source = parser.add_mutually_exclusive_group(required=True)
   source.add_argument('--prompt', help='how the text begins')

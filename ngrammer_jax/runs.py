@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, hosts, progress, sharding
+from ngrammer_jax import errors, files, hosts, progress, sharding
 from ngrammer_jax.data import corpora, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.decoding import continuation, generation, sampling
@@ -353,5 +353,5 @@ def load_run(workdir: str | pathlib.Path, step: int | str = 'newest') -> Run:
   Raises:
     BadInput: it is no workdir of a run.
   """
-  workdir = pathlib.Path(workdir)
+  workdir = files.path(workdir)
   return Run(workdir, workdirs.load_config(workdir), step)

@@ -3,15 +3,14 @@
 import argparse
 import functools
 import os
-import pathlib
 
-from ngrammer_jax import flags, hosts
+from ngrammer_jax import files, flags, hosts
 
 
 def main(argv: list[str]) -> int:
   """Trains, or says that there is nothing left to do."""
   parser = argparse.ArgumentParser(prog='python -m ngrammer_jax.train', description=__doc__)
-  parser.add_argument('--workdir', type=pathlib.Path, required=True, help='where the run is kept')
+  parser.add_argument('--workdir', type=files.path, required=True, help='where the run is kept')
   flags.add_watchdog(parser)
   flags.add_trace(parser)
   flags.add_cache(parser)

@@ -3,12 +3,13 @@
 import pathlib
 from typing import Any
 
-from ngrammer_jax import errors
+from ngrammer_jax import errors, files
 from ngrammer_jax.training import writers
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, float]]:
   """The records of metrics.jsonl. Raises BadInput where there are none."""
+  files.reach(workdir)
   if not (workdir / 'metrics.jsonl').exists():
     raise errors.BadInput(f'--workdir={workdir} holds no metrics.jsonl: not a run, or not begun')
   records = [record for _, record in writers.lines(workdir)]

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 import contextlib
+import io
 import pathlib
 from typing import Any
 
-from ngrammer_jax import errors
+from ngrammer_jax import errors, files
 
 
 @contextlib.contextmanager
@@ -15,6 +16,7 @@ def saved(path: pathlib.Path, panels: int = 1, width: float = 6.4) -> Iterator[A
   Raises:
     BadInput: Matplotlib is not installed, or the file cannot be written.
   """
+  files.reach(path)
   try:
     import matplotlib
   except ImportError as error:
@@ -26,8 +28,13 @@ def saved(path: pathlib.Path, panels: int = 1, width: float = 6.4) -> Iterator[A
 
   def save():
     try:
-      path.parent.mkdir(parents=True, exist_ok=True)
-      canvas.savefig(path, dpi=150)
+      files.make(path.parent)
+      if not files.stored(path):
+        canvas.savefig(path, dpi=150)
+        return
+      drawn = io.BytesIO()
+      canvas.savefig(drawn, dpi=150, format=path.suffix[1:])
+      files.write(path, drawn.getvalue())
     except (OSError, ValueError) as error:
       raise errors.BadInput(f'--figure={path} cannot be written: {error}') from error
 

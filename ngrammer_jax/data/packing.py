@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ngrammer_jax import errors
+from ngrammer_jax import errors, files
 from ngrammer_jax.data import shards as sharded
 from ngrammer_jax.data import streams
 from ngrammer_jax.data import vocabulary as vocabularies
@@ -64,7 +64,8 @@ class Packing:
     folder: pathlib.Path,
   ):
     self._shards, self._vocabulary = shards, vocabulary
-    self._batch_size, self._length, self._folder = batch_size, length, folder
+    self._batch_size, self._length = batch_size, length
+    self._folder = files.Growing(folder, '*.jsonl').folder
     self._readers: dict[range, _Reader] = {}
 
   def segment(self, step: int, rows: slice = slice(None)) -> streams.Segment:

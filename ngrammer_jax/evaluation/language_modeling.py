@@ -171,5 +171,5 @@ def save(result: dict[str, Any], path: pathlib.Path) -> None:
   """Writes the metrics of a split as JSON, in the first of several processes."""
   if not hosts.first():
     return
-  path.parent.mkdir(parents=True, exist_ok=True)
+  files.make(path.parent)
   files.write(path, json.dumps(result, indent=2) + '\n')

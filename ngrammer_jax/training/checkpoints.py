@@ -3,6 +3,9 @@
 <workdir>/checkpoints/300          whole, with its manifest; it got this name last
 <workdir>/checkpoints/400.scratch* being written, or left behind by a run that was killed
 <workdir>/checkpoints/200.damaged  was found not to be what was written
+
+In an object store, where folders cannot be renamed at once, there is no scratch: a folder with its
+manifest, which is put last and dropped first, is a checkpoint, and one without is none.
 """
 
 from collections.abc import Iterable
@@ -22,7 +25,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from ngrammer_jax import errors, files, hosts
-from ngrammer_jax.training import checksums, manifest
+from ngrammer_jax.training import checksums, manifest, s3
 
 SCRATCH = '.scratch'
 
@@ -30,8 +33,19 @@ SCRATCH = '.scratch'
 def steps(workdir: pathlib.Path) -> list[int]:
   """Steps of all checkpoints, oldest first; whether they are good is not known yet."""
   folder = workdir / 'checkpoints'
-  names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-  return sorted(int(name) for name in names if name.isdecimal())
+  if files.stored(folder):
+    found = [path.parent for path in folder.glob(f'*/{manifest.NAME}')]
+  else:
+    found = folder.iterdir() if folder.is_dir() else []
+  return sorted(int(path.name) for path in found if path.name.isdecimal())
+
+
+def _orbax(folder: pathlib.Path) -> ocp.StandardCheckpointer:
+  """What writes and reads arrays, in a store without renaming the folder."""
+  if not files.stored(folder):
+    return ocp.StandardCheckpointer()
+  s3.teach()
+  return ocp.StandardCheckpointer(temporary_path_class=ocp.path.atomicity.CommitFileTemporaryPath)
 
 
 def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
@@ -49,8 +63,8 @@ def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
     raise manifest.Damaged(f'{manifest.NAME} is of step {known.step:,}')
   abstract = abstract(known) if callable(abstract) else abstract
   _check_same_model(folder, known, abstract)
-  with ocp.StandardCheckpointer() as checkpointer:
-    state = checkpointer.restore(folder.resolve(), _not_empty(abstract))
+  with _orbax(folder) as checkpointer:
+    state = checkpointer.restore(files.absolute(folder), _not_empty(abstract))
   _check_sums(known, state)
   # Those without elements are made again.
   empty = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
@@ -128,13 +142,13 @@ def verify(workdir: pathlib.Path, step: int) -> manifest.Manifest:
   """Reads all of a checkpoint, without knowing its model. Raises Damaged."""
   folder = workdir / 'checkpoints' / str(step)
   known = manifest.verify(folder)
-  with ocp.StandardCheckpointer() as checkpointer:
-    saved = checkpointer.metadata(folder.resolve()).item_metadata.tree
+  with _orbax(folder) as checkpointer:
+    saved = checkpointer.metadata(files.absolute(folder)).item_metadata.tree
     # Like an array of NumPy, it comes as one: the devices that wrote it may be gone.
     like = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
     abstract = jax.tree.map(like, saved)
     with jax.enable_x64(True):
-      _check_sums(known, checkpointer.restore(folder.resolve(), abstract))
+      _check_sums(known, checkpointer.restore(files.absolute(folder), abstract))
   return known
 
 
@@ -148,21 +162,26 @@ class Checkpoints:
     self._workdir, self._keep = workdir, keep
     self._folder = workdir / 'checkpoints'
     hosts.by_first(self._tidy)
-    self._orbax = ocp.StandardCheckpointer()
+    self._orbax = _orbax(self._folder)
     self._thread = futures.ThreadPoolExecutor(1, 'checkpoint')
     self._commit: futures.Future | None = None
     self._saving = 0
 
   def _tidy(self) -> None:
-    self._folder.mkdir(parents=True, exist_ok=True)
+    files.make(self._folder)
     for left_over in self._folder.glob(f'*{SCRATCH}*'):
       shutil.rmtree(left_over)
+    if files.stored(self._folder):
+      whole = steps(self._workdir)
+      for folder in self._folder.glob('*'):
+        if folder.name.isdecimal() and int(folder.name) not in whole:
+          folder.rmtree()
 
   def check_space(self, state: Any, what: str = 'a checkpoint') -> None:
     """Raises BadInput where the disk has no room for a state, abstract or not."""
     size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     needed = size + 1_000_000  # what is written beside the arrays
-    if shutil.disk_usage(self._folder).free < needed:
+    if files.free(self._folder) < needed:
       raise errors.BadInput(self._full(f'{what} of {needed / 1e6:,.1f} MB'))
 
   def save(
@@ -196,9 +215,9 @@ class Checkpoints:
     else:  # on the devices, where all processes have to take turns alike
       known = checksums.checksums(state)
       sums = lambda: known
-    scratch = self._folder / f'{step}{SCRATCH}'
+    scratch = self._folder / (str(step) if files.stored(self._folder) else f'{step}{SCRATCH}')
     with files.full_disk(lambda: self._full(f'step {step}')):
-      self._orbax.save(scratch.resolve(), _not_empty(state))
+      self._orbax.save(files.absolute(scratch), _not_empty(state))
     types = {name: (str(x.dtype), list(x.shape)) for name, x in checksums.leaves(state).items()}
     rest = {'validation': validation, 'windows': windows, 'changes': changes}
     self._commit = self._thread.submit(self._finish, step, scratch, types, sums, rest)
@@ -228,11 +247,16 @@ class Checkpoints:
       **rest,
     )
     manifest.write(scratch, proof)
-    scratch.rename(self._folder / str(step))
+    if not files.stored(scratch):
+      scratch.rename(self._folder / str(step))
     for old in set(steps(self._workdir)) - self._kept():
       # Half a folder must never look like a checkpoint.
-      gone = self._folder / f'{old}{SCRATCH}'
-      shutil.rmtree((self._folder / str(old)).rename(gone))
+      folder = self._folder / str(old)
+      if files.stored(folder):
+        (folder / manifest.NAME).unlink()
+        folder.rmtree()
+      else:
+        shutil.rmtree(folder.rename(self._folder / f'{old}{SCRATCH}'))
 
   def _kept(self) -> set[int]:
     """The steps to keep."""
@@ -248,7 +272,7 @@ class Checkpoints:
         commit.result()
 
   def _full(self, what: str) -> str:
-    free, there = shutil.disk_usage(self._folder).free, steps(self._workdir)
+    free, there = files.free(self._folder), steps(self._workdir)
     return (
       f'--workdir={self._workdir}: the disk is full: no room for {what}, {free / 1e6:,.1f} MB '
       f'left. Last checkpoint: {f"step {there[-1]}" if there else "none yet"}. '
@@ -315,4 +339,5 @@ def _set_aside(folder: pathlib.Path) -> pathlib.Path:
   while place.exists():
     copies += 1
     place = folder.with_name(f'{folder.name}.damaged-{copies}')
-  return folder.rename(place)
+  files.move(folder, place)
+  return place

@@ -84,7 +84,7 @@ class Goodput:
     self.switch(self._kind)
     self._written = time.monotonic()
     known = {'starts': self.starts, 'seconds': dict(self.seconds), 'unsaved': self._unsaved}
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(Exception):  # each store has its own
       files.write(self._path, json.dumps(known, indent=1) + '\n')
 
   def said(self) -> str:

@@ -80,7 +80,7 @@ def verify(folder: pathlib.Path) -> Manifest:
   manifest = read(folder)
   for name, (size, sha256) in manifest.files.items():
     try:
-      found = (folder / name).stat().st_size
+      found = files.size(folder / name)
       if found != size:
         raise Damaged(f'{name} has {found:,} bytes, expected {size:,}')
       if _sha256(folder / name) != sha256:
@@ -92,13 +92,13 @@ def verify(folder: pathlib.Path) -> Manifest:
 
 def describe(folder: pathlib.Path) -> dict[str, tuple[int, str]]:
   """Size and SHA-256 of every file in a folder, by path."""
-  paths = sorted(p for p in folder.rglob('*') if p.is_file())
-  return {str(p.relative_to(folder)): (p.stat().st_size, _sha256(p)) for p in paths}
+  paths = sorted(files.inside(folder))
+  return {str(p.relative_to(folder)): (files.size(p), _sha256(p)) for p in paths}
 
 
 def _damage(name: str, error: OSError) -> Exception:
   """What an error of a file says of the checkpoint; of other errors nothing."""
-  if error.errno in (errno.ENOENT, errno.ENOTDIR):
+  if isinstance(error, FileNotFoundError | NotADirectoryError):
     return Damaged(f'{name} is missing')
   return Damaged(f'{name} cannot be read: {error.strerror}') if error.errno == errno.EIO else error
 

@@ -83,6 +83,7 @@ class Record:
     before, self._waiting = self._waiting, None
     if before is not None:
       self._tell(*before)
+    self._writer.put()
     self._meter.pause()
     with self._goodput.spent_on(what):
       yield
@@ -98,6 +99,7 @@ class Record:
     """Records an evaluation, and says what is to be said of it."""
     numbers = {k: v for k, v in result.items() if isinstance(v, (int, float))}
     self._writer.scalars(step, {f'validation/{k}': v for k, v in numbers.items()})
+    self._writer.put()
     logging.info('step %s  validation%s', f'{step:,}', said)
 
   def _tell(self, done: int, metrics: train_step.Metrics, allowed: view.Windows | None) -> None:

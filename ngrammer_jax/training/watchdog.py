@@ -33,13 +33,15 @@ class Watchdog:
   """
 
   def __init__(self, workdir: pathlib.Path, minutes: float = MINUTES):
-    self._path = workdir / 'logs' / f'process_{hosts.number()}.log'
+    self._folder, self._name = workdir / 'logs', f'process_{hosts.number()}.log'
     self._seconds = 60 * minutes
 
   def __enter__(self) -> 'Watchdog':
-    with files.full_disk(lambda: f'{self._path} cannot be written: No space left on device'):
-      self._path.parent.mkdir(parents=True, exist_ok=True)
-      self._handler = _Log(self._path, encoding='utf-8')
+    self._growing = files.Growing(self._folder, self._name)
+    path = self._growing.folder / self._name
+    with files.full_disk(lambda: f'{path} cannot be written: No space left on device'):
+      path.parent.mkdir(parents=True, exist_ok=True)
+      self._handler = _Log(path, encoding='utf-8')
     self._handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s'))
     logging.getLogger().addHandler(self._handler)
     self.beat()
@@ -58,3 +60,4 @@ class Watchdog:
       if error is not None:  # said on the console only after this
         self._handler.stream.write(f'{kind.__name__}: {error}\n')
       self._handler.close()
+    self._growing.close()

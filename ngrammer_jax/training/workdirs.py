@@ -52,9 +52,22 @@ FREE_KEYS = (
 
 def check(workdir: pathlib.Path, config: experiment.Config) -> None:
   """Raises BadInput where a workdir is of another config, or is not one of ours."""
-  if re.match(r'\w+:/', str(workdir)):  # pathlib makes gs:/bucket of gs://bucket
+  files.reach(workdir)
+  if not files.stored(workdir):
+    _check_folder(workdir)
+  if (workdir / CONFIG).exists():
+    _check_same(workdir, load_config(workdir), config)
+  elif workdir.exists() and any(p.name.split('.')[0] not in OURS for p in workdir.iterdir()):
     raise errors.BadInput(
-      f'--workdir={workdir}: expected a folder on this machine or a mounted one'
+      f'--workdir={workdir} is not empty and holds no {CONFIG}: it is not a run. Use another folder'
+    )
+
+
+def _check_folder(workdir: pathlib.Path) -> None:
+  if re.match(r'\w+:/', str(workdir)):  # pathlib makes az:/bucket of az://bucket
+    raise errors.BadInput(
+      f'--workdir={workdir}: expected a folder on this machine or a mounted one, or of an object '
+      f'store: {", ".join(files.STORES)}'
     )
   place = workdir.absolute()
   while not place.exists():
@@ -63,12 +76,6 @@ def check(workdir: pathlib.Path, config: experiment.Config) -> None:
     raise errors.BadInput(f'--workdir={workdir}: {place} is a file, expected a folder')
   if not os.access(place, os.W_OK):
     raise errors.BadInput(f'--workdir={workdir}: {place} cannot be written to')
-  if (workdir / CONFIG).exists():
-    _check_same(workdir, load_config(workdir), config)
-  elif workdir.exists() and any(p.name.split('.')[0] not in OURS for p in workdir.iterdir()):
-    raise errors.BadInput(
-      f'--workdir={workdir} is not empty and holds no {CONFIG}: it is not a run. Use another folder'
-    )
 
 
 def check_text(workdir: pathlib.Path, config: experiment.Config, text: str) -> None:
@@ -125,15 +132,19 @@ def _wait_for(path: pathlib.Path, seconds: float = 60) -> None:
 
 def _begin(workdir, config, given, held) -> None:
   try:
-    workdir.mkdir(parents=True, exist_ok=True)
-    _lock(workdir, held.enter_context((workdir / LOCK).open('a+', encoding='utf-8')))
+    files.make(workdir)
+    if files.stored(workdir):
+      logging.info('%s cannot be locked: start no second process', workdir)
+    else:
+      _lock(workdir, held.enter_context((workdir / LOCK).open('a+', encoding='utf-8')))
     check(workdir, config)  # again: another run may have been here meanwhile
     check_text(workdir, config, given.content_hash)
     given.vocabulary.save(workdir)
     files.write(workdir / CORPUS, json.dumps({'content_hash': given.content_hash}) + '\n')
     experiment.save(config, workdir / CONFIG)
   except OSError as error:
-    raise errors.BadInput(f'--workdir={workdir} cannot be written: {error.strerror}') from error
+    why = error.strerror or error
+    raise errors.BadInput(f'--workdir={workdir} cannot be written: {why}') from error
 
 
 def _lock(workdir: pathlib.Path, file: TextIO) -> None:
@@ -155,6 +166,7 @@ def _lock(workdir: pathlib.Path, file: TextIO) -> None:
 
 def load_config(workdir: pathlib.Path) -> experiment.Config:
   """The config of a run. Raises BadInput where there is none."""
+  files.reach(workdir)
   path = workdir / CONFIG
   if not path.exists():
     raise errors.BadInput(

@@ -20,15 +20,18 @@ class Writer:
   """
 
   def __init__(self, workdir: pathlib.Path, restored_step: int):
-    self._path = workdir / 'metrics.jsonl'
     if not hosts.first():
       return
+    self._growing = files.Growing(workdir, 'metrics.jsonl')
+    folder = self._growing.folder
+    self._path = folder / 'metrics.jsonl'
     with files.full_disk(self._full):
-      _cut(workdir, restored_step)
+      _cut(folder, restored_step)
       self._file = self._path.open('a', encoding='utf-8')
       self._board = tensorboardX.SummaryWriter(
-        str(workdir / 'tensorboard'), purge_step=restored_step + 1
+        str(folder / 'tensorboard'), purge_step=restored_step + 1
       )
+    self.put()
 
   def scalars(self, step: int, values: dict[str, float]) -> None:
     """Records the values of a step. Raises BadInput where the disk is full."""
@@ -41,6 +44,11 @@ class Writer:
         self._board.add_scalar(name, value, step)
       self._board.flush()  # a killed run loses no point
 
+  def put(self) -> None:
+    """Has an object store hold all that was recorded; a disk does."""
+    if hosts.first():
+      self._growing.put()
+
   def close(self) -> None:
     if not hosts.first():
       return
@@ -49,6 +57,7 @@ class Writer:
       self._board.close()
     except OSError as error:  # no reason to end otherwise than the run did
       logging.warning('%s cannot be closed: %s', self._path, error.strerror)
+    self._growing.close()
 
   def _full(self) -> str:
     return (

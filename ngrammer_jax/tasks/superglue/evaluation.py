@@ -179,7 +179,7 @@ def submission(
       for example, answer in zip(examples, answers, strict=True)
     ]
   path = folder / f'{reader.CONFIGS[task.config].folder}.jsonl'
-  folder.mkdir(parents=True, exist_ok=True)
+  files.make(folder)
   files.write(path, ''.join(json.dumps(line) + '\n' for line in lines))
   return path
 

@@ -49,6 +49,7 @@ def config_of(
         f'--config.{key}: the model and the vocabulary are those of the checkpoint, '
         f'init_from={config.init_from}; leave it out, or pre-train another'
       )
+  files.reach(workdir)
   if (workdir / 'config.json').exists():
     before = runs.load_run(workdir).config
   elif config.init_from is None:
@@ -90,7 +91,7 @@ def config_of(
 
 def _pretrained(workdir: str) -> runs.Run:
   """The run to begin with. Raises BadInput where there is none."""
-  if not pathlib.Path(workdir).is_dir():
+  if not files.stored(workdir) and not pathlib.Path(workdir).is_dir():
     raise errors.BadInput(f'init_from={workdir}: no such folder; expected the workdir of a run')
   try:
     return runs.load_run(workdir)

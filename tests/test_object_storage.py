@@ -1,0 +1,239 @@
+"""A workdir in an object store is as good as one on a disk. The stores are emulators."""
+
+import importlib.util
+import json
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import time
+from urllib import request
+
+import pytest
+
+from ngrammer_jax import analyze, evaluate, files, generate, runs
+from ngrammer_jax.training import checkpoints, loop, manifest, record
+from tests import fake_gcs
+from tests.conftest import bad_input
+from tests.training import test_checkpoints as small
+from tests.training import test_hosts as hosts
+from tests.training.test_kills import flags
+
+STARTED = {}  # once for all tests: libraries remember where their store is
+
+
+def start_gs():
+  pytest.importorskip('gcsfs')
+  address = fake_gcs.start()
+  return {
+    'STORAGE_EMULATOR_HOST': address,  # for gcsfs
+    'TENSORSTORE_GCS_HTTP_URL': address,
+    'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT': 'false',  # which asks another service first
+  }
+
+
+def start_s3():
+  pytest.importorskip('s3fs')
+  pytest.importorskip('flask_cors')
+  emulator = pytest.importorskip('moto.server')
+  with socket.socket() as free:
+    free.bind(('127.0.0.1', 0))
+    port = free.getsockname()[1]
+  address = f'http://127.0.0.1:{port}'
+  logging.getLogger('werkzeug').setLevel(logging.ERROR)
+  emulator.ThreadedMotoServer('127.0.0.1', port, verbose=False).start()
+  request.urlopen(request.Request(f'{address}/bucket', method='PUT')).close()
+  keys = ('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY')
+  region = {'AWS_DEFAULT_REGION': 'us-east-1', 'AWS_ENDPOINT_URL': address}
+  return region | dict.fromkeys(keys, 'none')
+
+
+@pytest.fixture
+def bucket(request, tmp_path, monkeypatch):
+  """The address of an empty folder of a store."""
+  scheme = request.param
+  if scheme not in STARTED:
+    STARTED[scheme] = {'gs': start_gs, 's3': start_s3}[scheme]()
+  for name, value in STARTED[scheme].items():
+    monkeypatch.setenv(name, value)
+  return f'{scheme}://bucket/{tmp_path.name}'
+
+
+GS = pytest.mark.parametrize('bucket', ['gs'], indirect=True)
+BOTH = pytest.mark.parametrize('bucket', ['gs', 's3'], indirect=True)
+SLOW_S3 = pytest.mark.parametrize(
+  'bucket', ['gs', pytest.param('s3', marks=pytest.mark.slow)], indirect=True
+)
+
+
+def arrays(workdir):
+  """Dtype, shape and checksum of every array of the last checkpoint, each bit of it read."""
+  return checkpoints.verify(workdir, checkpoints.steps(workdir)[-1]).leaves
+
+
+def records(workdir):
+  times = ('tokens_per_second', 'goodput')
+  lines = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
+  return [{k: v for k, v in line.items() if k not in times} for line in lines]
+
+
+def train_until_killed(monkeypatch, config, workdir, step):
+  """What is still in this process is lost, as by SIGKILL."""
+  add = record.Record.add
+
+  def stop(self, done, metrics):
+    add(self, done, metrics)
+    if done == step:
+      raise small.Killed
+
+  with monkeypatch.context() as patch, pytest.raises(small.Killed):
+    patch.setattr(record.Record, 'add', stop)
+    patch.setattr(files.Growing, '_try', lambda self: None)
+    loop.train(config, workdir)
+
+
+@SLOW_S3
+def test_a_killed_run_goes_on_bit_identically(tiny, bucket, tmp_path, monkeypatch):
+  whole, run = tmp_path / 'whole', files.path(f'{bucket}/run')
+  loop.train(tiny(), whole)
+  train_until_killed(monkeypatch, tiny(), run, 10)
+  assert checkpoints.steps(run) == [4, 8] and records(run)[-1]['step'] == 8
+  (run / 'checkpoints' / '12' / '_METADATA').write_text('half of a checkpoint')
+  assert runs.load_run(run).state.step == 8
+  assert loop.train(tiny(), run)
+  assert not loop.train(tiny(), run)
+  assert arrays(run) == arrays(whole) and records(run) == records(whole)
+  assert checkpoints.steps(run) == checkpoints.steps(whole)
+  assert len(list((run / 'tensorboard').iterdir())) == 2
+  assert not evaluate.main([f'--workdir={run}', '--split=validation'])
+  assert json.loads((run / 'evaluation' / 'validation.json').read_text())['step'] == 12
+  assert {path.name for path in run.iterdir()} == {
+    *('checkpoints', 'evaluation', 'logs', 'tensorboard', 'metrics.jsonl', 'goodput.json'),
+    *('config.json', 'corpus.json', 'vocabulary.json'),
+  }
+
+
+@GS
+@pytest.mark.parametrize(
+  'owner, name, newest',
+  [
+    ('ngrammer_jax.training.manifest', 'describe', 8),
+    ('ngrammer_jax.training.manifest', 'write', 8),
+    ('etils.epath.gpath._GPath', 'rmtree', 12),  # while an old one is deleted
+  ],
+)
+def test_killed_between_any_two_steps_of_a_save(bucket, monkeypatch, owner, name, newest):
+  run = files.path(f'{bucket}/run')
+  small.save(run, 4, 8, keep=2)
+
+  def killed(*arguments, **options):
+    raise small.Killed
+
+  with pytest.raises(small.Killed), monkeypatch.context() as patch:
+    patch.setattr(f'{owner}.{name}', killed)
+    small.save(run, 12, keep=2)
+  assert len(list((run / 'checkpoints').iterdir())) == 3
+  assert checkpoints.steps(run) == ([8, 12] if newest == 12 else [4, 8])
+  assert checkpoints.restore_newest(run, small.abstract())[0] == newest
+  small.save(run, 16, keep=2)
+  assert checkpoints.steps(run) == [newest, 16]
+  assert len(list((run / 'checkpoints').iterdir())) == 2
+
+
+@SLOW_S3
+def test_a_damaged_checkpoint_is_found_and_set_aside(bucket):
+  run = files.path(f'{bucket}/run')
+  small.save(run, 4, 8, keep=2)
+  files.write(run / 'checkpoints' / '8' / '_METADATA', b'{}')
+  step, found = checkpoints.restore_newest(run, small.abstract(), set_aside=True)
+  assert step == 4 and small.same(found, small.state(4))
+  assert {path.name for path in (run / 'checkpoints').iterdir()} == {'4', '8.damaged'}
+
+
+def test_a_store_without_its_package_is_refused(tiny, tmp_path, monkeypatch):
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+  said = "gs://bucket/run needs gcsfs: pip install 'ngrammer_jax[gcs]'"
+  with bad_input(said):
+    loop.train(tiny(), files.path('gs://bucket/run'))
+  with bad_input(said):
+    evaluate.main(['--workdir=gs://bucket/run'])
+  with bad_input("s3://bucket/run/curve.png needs s3fs: pip install 'ngrammer_jax[s3]'"):
+    analyze.main(['curve', '--workdir=s3://bucket/run'])
+
+
+@GS
+def test_what_grows_is_put_now_and_then_and_gone_on_with(bucket, monkeypatch):
+  monkeypatch.setattr(files, 'EVERY', 0.01)
+  folder = files.path(f'{bucket}/logs')
+  for line in ('one\n', 'two\n'):
+    growing = files.Growing(folder, '*.log')
+    with (growing.folder / 'some.log').open('a') as file:
+      file.write(line)
+    until = time.monotonic() + 20
+    while not (folder / 'some.log').exists() or line not in (folder / 'some.log').read_text():
+      assert time.monotonic() < until
+    growing.close()
+    assert not growing.folder.exists()
+  assert (folder / 'some.log').read_text() == 'one\ntwo\n'
+
+
+@pytest.mark.slow
+@BOTH
+def test_a_killed_process_goes_on_bit_identically_and_verbs_read_it(bucket, tmp_path, cache):
+  """SIGKILL once the second checkpoint is there, wherever the run is by then."""
+  run, whole = files.path(f'{bucket}/run'), tmp_path / 'whole'
+
+  def start(workdir):
+    command = [sys.executable, '-m', 'ngrammer_jax.train', f'--workdir={workdir}', *flags()]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+  process = start(run)
+  hosts.wait_for(process, run / 'checkpoints' / '20' / manifest.NAME)
+  process.send_signal(signal.SIGKILL)
+  assert process.wait() == -signal.SIGKILL
+  for workdir in (run, whole):
+    process = start(workdir)
+    said, _ = process.communicate(timeout=250)
+    assert process.returncode == 0, said
+    assert workdir == whole or ('restoring step' in said and 'cannot be locked' in said)
+    assert 'cannot be written' not in said
+  assert arrays(run) == arrays(whole) and records(run) == records(whole)
+  log = (run / 'logs' / 'process_0.log').read_text()
+  assert 'restoring step' in log and 'step 60/60' in log
+  assert len({line.split()[2] for line in log.splitlines()} - {'INFO'}) == 0, log
+  assert not generate.main([f'--workdir={run}', '--prompt=the union', '--tokens=5'])
+  for analysis in ('checkpoint', 'curve', 'clusters'):
+    assert not analyze.main([analysis, f'--workdir={run}'])
+  assert (run / 'clusters.png').read_bytes()[1:4] == b'PNG'
+
+
+@pytest.mark.slow
+@BOTH
+def test_two_processes_train_as_on_a_disk(bucket, tmp_path, cache):
+  run, whole = files.path(f'{bucket}/run'), tmp_path / 'whole'
+  for workdir in (run, whole):
+    hosts.train(2, workdir, **hosts.SHORT)
+  assert arrays(run) == arrays(whole) and hosts.losses(run) == hosts.losses(whole)
+  assert 'restoring' not in (run / 'logs' / 'process_1.log').read_text()
+  assert 'restoring step 20' in hosts.train(1, run, devices=2, **hosts.SHORT)
+
+
+@pytest.mark.slow
+@GS
+def test_a_fine_tuning_begins_and_ends_there(tiny, bucket, tmp_path):
+  pytest.importorskip('seqio')
+  from ngrammer_jax import finetune
+  from tests.tasks import superglue_files, test_finetuning
+
+  assert loop.train(tiny(training={'steps': 2}), files.path(f'{bucket}/begun'))
+  lines = superglue_files.rte
+  hidden = lines(6, labelled=False)
+  superglue_files.write(tmp_path, 'RTE', train=lines(40), val=lines(12, 40), test=hidden)
+  given = test_finetuning.arguments(tmp_path, 'rte', init_from=f'{bucket}/begun')
+  assert not finetune.main([*given, f'--workdir={bucket}/rte'])
+  assert not evaluate.main([f'--workdir={bucket}/rte', '--split=test'])
+  evaluation = files.path(f'{bucket}/rte/evaluation')
+  assert {path.name for path in evaluation.iterdir()} == {
+    *('test.json', 'validation.json', 'validation_best.json', 'RTE.jsonl')
+  }
