@@ -17,7 +17,6 @@ import ml_collections
 
 from ngrammer_jax import errors, files, finetune_config, mesh_config
 from ngrammer_jax.data import streams, token_cache
-from ngrammer_jax.layers import flash
 from ngrammer_jax.models import attention_config
 from ngrammer_jax.models import config as model_config
 
@@ -249,13 +248,6 @@ class Config:
         f'model.positional.max_length={positions.max_length} positions are learned, but a segment '
         f'has {longest}: raise it, or shorten training.segment_length or evaluation.segment_length'
       )
-    if self.model.kernel == 'splash':
-      for key, length in (('training', t.segment_length), ('evaluation', self.evaluation_length())):
-        if length % flash.LANES:
-          raise errors.BadInput(
-            f'{key}.segment_length={length} must be a multiple of {flash.LANES} for '
-            f'model.kernel="splash"'
-          )
     adaptive = self.model.adaptive_softmax
     if adaptive is not None and adaptive.cutoffs and self.data.vocabulary != 'words':
       raise errors.BadInput(
@@ -319,7 +311,9 @@ def resolve(fields: Any, kind: type = Config, path: str = '') -> Any:
     if key not in hints:
       raise errors.BadInput(unknown_key(where))
     block = block_class(hints[key])
-    if block is None:
+    if block is mesh_config.MeshConfig and isinstance(value, str):
+      values[key] = block.named(value)
+    elif block is None:
       values[key] = _typed(where, value, hints[key])
     elif value is not None:
       values[key] = resolve(value, block, f'{where}.')
@@ -383,8 +377,12 @@ def save(config: Config, path: pathlib.Path) -> None:
 
 
 def load(path: pathlib.Path) -> Config:
-  """Reads what `save` wrote."""
-  return resolve(json.loads(path.read_text(encoding='utf-8')))
+  """Reads what `save` wrote, by earlier versions too."""
+  fields = json.loads(path.read_text(encoding='utf-8'))
+  check_every = fields.get('training', {}).pop('span_check_every', None)
+  if check_every is not None and fields['model'].get('span') is not None:
+    fields['model']['span'].setdefault('check_every', check_every)
+  return resolve(fields)
 
 
 def block(key: str, **fields: Any) -> ml_collections.ConfigDict:

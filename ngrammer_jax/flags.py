@@ -25,7 +25,7 @@ import jax
 import ml_collections
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, hosts, mesh_config, progress
+from ngrammer_jax import errors, files, hosts, mesh_config, progress
 from ngrammer_jax.training import profile
 
 
@@ -100,13 +100,13 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
   """The flag of those verbs that compile."""
 
   def keep(text):
-    folder = pathlib.Path(text)
+    folder = files.path(text)
     try:
-      folder.mkdir(parents=True, exist_ok=True)
+      files.make(folder)
+      files.write(folder / 'writable', '')
     except OSError as error:
       raise argparse.ArgumentTypeError(f'{text} cannot be written: {error.strerror}') from error
     jax.config.update('jax_compilation_cache_dir', text)
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', 1.0)
     return folder
 
   parser.add_argument(
@@ -130,7 +130,7 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
     '--trace',
     type=steps,
     metavar='FIRST:LAST',
-    help='steps to take a trace of, for TensorBoard; the first compiles',
+    help='steps to take a trace of, for TensorBoard; in the first call the compiler is traced',
   )
 
 

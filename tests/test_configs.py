@@ -1,12 +1,13 @@
 """Every row of a paper's table has the parameters that its config says."""
 
+import json
 import pathlib
 
 import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import config, flags, sharding
+from ngrammer_jax import config, flags, mesh_config, sharding
 from ngrammer_jax.models import transformer
 from ngrammer_jax.training import programs
 
@@ -83,6 +84,24 @@ def test_large_parameters_and_their_optimizer_are_spread(spec, words):
     assert 'model' in axes or odd, name
 
   jax.tree_util.tree_map_with_path(check, (state.params, state.opt_state))
+
+
+def test_a_config_of_an_earlier_version_is_read(tmp_path):
+  """When windows were checked was said elsewhere."""
+  for spec in ('quickstart.py', 'adaptive_span.py:small_span'):
+    now = config.resolve(flags.load_file(str(CONFIGS / spec)))
+    config.save(now, tmp_path / 'config.json')
+    fields = json.loads((tmp_path / 'config.json').read_text())
+    fields['training']['span_check_every'] = 20
+    (fields['model']['span'] or {}).pop('check_every', None)
+    (tmp_path / 'config.json').write_text(json.dumps(fields))
+    assert config.load(tmp_path / 'config.json') == now
+
+
+def test_a_config_file_may_name_its_mesh():
+  given = config.default()
+  given.mesh = 'fsdp'
+  assert config.resolve(given).mesh == mesh_config.MeshConfig(1, -1, 1)
 
 
 def test_a_row_that_is_not_in_the_table():

@@ -145,8 +145,9 @@ class Attention(nn.Module):
       rows['query'] = position.rotate(rows['query'], tuple(part[:, -T:] for part in rotation))
       rows['key'] = position.rotate(rows['key'], rotation)
     kept = segment | {'keys': rows['key'], 'values': rows['value']}
-    others = self.span, mix, memory, None if not self.dropout else dropout_key
-    kernel = 'xla' if causal_BxT is None else self._kernel(rows['query'].shape, others)
+    drops = self.dropout > 0 and dropout_key is not None
+    alone = causal_BxT is not None and memory is None and mix is None and not drops
+    kernel = self._kernel(rows['query'].shape) if alone else 'xla'
     if kernel != 'xla':
       rows['query'] *= self._query_scale(rows['query'].shape[-1]).astype(self.dtype)
       context_BxTxNxH = flash.attend(kernel, rows['query'], rows['key'], rows['value'], causal_BxT)
@@ -159,11 +160,11 @@ class Attention(nn.Module):
       return context_BxTxNxH, kept
     return projection(D, self.bias, self.dtype, name='out')(context_BxTxNxH), kept
 
-  def _kernel(self, shape, others):
+  def _kernel(self, shape):
     """Which of `flash.KERNELS` finds what queries of a shape look for."""
-    more = self.relative is not None or self.persistent_vectors or not self.sees_itself
+    more = self.relative is not None or self.span is not None or self.persistent_vectors
     looked_at = self.is_mutable_collection('intermediates')  # at the probabilities
-    if more or looked_at or any(other is not None for other in others):
+    if more or not self.sees_itself or looked_at or self.is_initializing():
       return 'xla'
     return flash.choose(self.kernel, shape, self.dtype)
 

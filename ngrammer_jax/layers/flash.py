@@ -1,7 +1,8 @@
 """Attention in kernels that never have all scores at once.
 
 They know one mask: a token sees its own document, up to and including itself. `splash` is of TPUs
-(on a CPU it is interpreted, which is slow and for tests), `cudnn` of GPUs; `xla` stands for none.
+(on a CPU it is interpreted, which is slow and for tests), `cudnn` of GPUs, where the mask is as
+large as the scores of one head; `xla` stands for none.
 
 B batch, T segment length, N heads, H head width.
 """
@@ -19,33 +20,32 @@ BLOCKS = (512, 256, LANES)  # queries and keys at a time
 
 
 def choose(kernel: str | None, shape: tuple[int, ...], dtype: jnp.dtype) -> str:
-  """The kernel for queries of a shape [B, T, N, H].
+  """The kernel for queries of a shape [B, T, N, H]: where it cannot do that, `xla`.
 
   Args:
-    kernel: one of KERNELS; None: splash on TPUs where it can.
+    kernel: one of KERNELS; None: splash, on TPUs.
     shape, dtype: of the queries.
-
-  Raises:
-    ValueError: the kernel that is asked for cannot do this.
   """
-  (_, T, _, H), (platform, kind) = shape, placement.device()
   if kernel is None:
-    new = platform == 'tpu' and kind not in OLD
-    kernel = 'splash' if new and T % LANES == 0 and _spread(shape) else 'xla'
-  if kernel == 'splash' and kind in OLD:
-    raise ValueError(f'kernel "splash" is for TPUs from v4 on, not for {kind}')
-  if kernel == 'splash' and T % LANES:
-    raise ValueError(f'kernel "splash" is for segments of {LANES} tokens or multiples, not {T}')
-  if kernel == 'splash' and dtype == jnp.float64:
-    raise ValueError('kernel "splash" has no float64')
-  if kernel == 'cudnn' and (platform != 'gpu' or jnp.dtype(dtype).itemsize != 2 or H % 8):
-    raise ValueError(
-      f'kernel "cudnn" is for GPUs, bfloat16 and a head width of 8 or multiples, not for '
-      f'{platform}, {jnp.dtype(dtype).name} and {H}'
-    )
-  if kernel != 'xla' and not _spread(shape):
-    raise ValueError(f'kernel "{kernel}" needs rows and heads that the mesh divides, not {shape}')
-  return kernel
+    kernel = 'splash' if placement.device()[0] == 'tpu' else 'xla'
+  return 'xla' if kernel == 'xla' or why_not(kernel, shape, dtype) else kernel
+
+
+def why_not(kernel: str, shape: tuple[int, ...], dtype: jnp.dtype) -> str | None:
+  """What a kernel has against queries of a shape [B, T, N, H], None if nothing."""
+  (_, T, _, H), (platform, kind) = shape, placement.device()
+  if _spread(shape) is None:
+    return 'needs rows and heads that the mesh divides'
+  if kernel == 'cudnn':
+    if platform != 'gpu' or jnp.dtype(dtype).itemsize != 2 or H % 8:
+      what = f'{platform}, {jnp.dtype(dtype).name} and {H}'
+      return f'is for GPUs, bfloat16 and head widths that 8 divides, not for {what}'
+    return None
+  if kind in OLD or platform == 'gpu':
+    return f'is for TPUs from v4 on, not for {kind}'
+  if T % LANES:
+    return f'is for segments that {LANES} divides, not for {T} tokens'
+  return 'has no float64' if dtype == jnp.float64 else None
 
 
 def attend(

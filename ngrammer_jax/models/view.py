@@ -181,6 +181,7 @@ def _view(
     timescales = c.positions().min_timescale, c.positions().max_timescale
     rotation = position.rotation(position_BxP, c.width // c.heads, *timescales, wide)
   known = visible_BxTxS, rotation, position_BxP, segment.documents_BxT, slots_BxT
+  # Then what is visible is what kernels know: the document of a token, as far as itself.
   alone = before_BxM is None and segment.prefix_BxT is None and window is None and itself
   causal_BxT = attended_BxT if alone else None
   return View(*known, segment.valid_BxT, distance_BxTxS, shared, newest_BxM, causal_BxT=causal_BxT)

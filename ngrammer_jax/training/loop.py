@@ -97,6 +97,7 @@ def train(
       record.Record(config, V, workdir, first_step, began) as tell,
       sharding.use(mesh),
       prefetch.Prefetch(_batches(given, config, mesh, starts)) as batches,
+      profile.Trace(trace, workdir, lambda: jax.block_until_ready(state)) as tracing,
     ):
 
       def validate(step):
@@ -109,8 +110,8 @@ def train(
         saved.validated(first_step, validate(first_step))  # the run was stopped before that
         if over(first_step):
           return False
-      calls = profile.traced(tell.waited_for(batches), starts, trace, workdir)
-      for start, segments in zip(starts, calls, strict=True):
+      for start, segments in zip(starts, tell.waited_for(batches), strict=True):
+        tracing.reach(start)
         state = run.checked(state, start)
         metrics, finished = None, False
         while not finished:
@@ -158,6 +159,7 @@ def _mesh(config) -> jax.sharding.Mesh:
   m, t = config.mesh, config.training
   mesh = sharding.make_mesh(m.data, m.fsdp, m.model)
   sharding.check_batch('training.batch_size', t.batch_size, mesh, t.parts)
+  config.model.check_device(t.batch_size // t.parts, t.segment_length, mesh)
   logging.info(
     'ngrammer_jax %s on %d %s, mesh %s',
     ngrammer_jax.__version__,

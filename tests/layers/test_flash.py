@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import sharding
-from ngrammer_jax.layers import attention, documents, flash
+from ngrammer_jax.layers import attention, documents, flash, placement
 
 B, T, N, H = 4, 256, 4, 32
 
 
 @functools.cache
-def given():
+def inputs():
   """Inputs, document numbers with padding, and what is visible."""
   random = np.random.default_rng(0)
   x_BxTxD = jnp.asarray(random.normal(size=(B, T, N * H)), jnp.float32)
@@ -25,7 +25,7 @@ def given():
 
 def attend(kernel, told=True, dtype=jnp.float32, **fields):
   """Value and gradients of attention with seeded weights."""
-  x_BxTxD, documents_BxT, visible_BxTxT = given()
+  x_BxTxD, documents_BxT, visible_BxTxT = inputs()
   layer = attention.Attention(N, kernel=kernel, dtype=dtype, **fields)
   told = {'causal_BxT': documents_BxT} if told else {}
   params = attention.Attention(N, kernel='xla', **fields).init(
@@ -70,13 +70,52 @@ def test_a_kernel_is_only_asked_where_it_can_do_it():
 
 
 @pytest.mark.parametrize(
-  'kernel, shape, dtype, message',
+  'kernel, shape, dtype, why',
   [
-    ('splash', (1, 200, 4, 32), 'float32', 'is for segments of 128 tokens or multiples, not 200'),
+    ('splash', (1, 256, 4, 32), 'float32', None),
+    ('splash', (1, 200, 4, 32), 'float32', 'is for segments that 128 divides, not for 200 tokens'),
     ('splash', (1, 256, 4, 32), 'float64', 'has no float64'),
-    ('cudnn', (1, 256, 4, 32), 'bfloat16', 'is for GPUs, .* not for cpu, bfloat16 and 32'),
+    (
+      'cudnn',
+      (1, 256, 4, 32),
+      'bfloat16',
+      'is for GPUs, bfloat16 and head widths that 8 divides, not for cpu, bfloat16 and 32',
+    ),
   ],
 )
-def test_what_a_kernel_cannot_do(kernel, shape, dtype, message):
-  with pytest.raises(ValueError, match=message):
-    flash.choose(kernel, shape, jnp.dtype(dtype))
+def test_what_a_kernel_cannot_do_is_left_to_the_scores(kernel, shape, dtype, why):
+  assert flash.why_not(kernel, shape, jnp.dtype(dtype)) == why
+  assert flash.choose(kernel, shape, jnp.dtype(dtype)) == ('xla' if why else kernel)
+
+
+@pytest.mark.parametrize(
+  'kind, kernel', [('TPU v3', 'xla'), ('TPU v4', 'splash'), ('TPU v5 lite', 'splash')]
+)
+def test_tpus_have_splash_from_v4_on(kind, kernel, monkeypatch):
+  monkeypatch.setattr(placement, 'device', lambda: ('tpu', kind))
+  assert flash.choose(None, (1, 256, 4, 64), jnp.bfloat16) == kernel
+  assert flash.choose('splash', (1, 256, 4, 64), jnp.bfloat16) == kernel
+  assert flash.choose(None, (1, 256, 4, 64), jnp.float64) == 'xla'
+  assert flash.choose(None, (1, 200, 4, 64), jnp.bfloat16) == 'xla'
+
+
+@pytest.mark.parametrize(
+  'fields, given',
+  [
+    ({'dropout': 0.1}, {'dropout_key': jax.random.key(0)}),
+    ({'sees_itself': False}, {}),
+    ({}, {'mix': lambda context_BxTxNxH, scores: (context_BxTxNxH, {})}),
+    ({'relative': 'relative'}, {}),
+  ],
+)
+def test_what_is_more_than_the_tokens_of_a_document_is_left_to_the_scores(fields, given):
+  x_BxTxD, documents_BxT, visible_BxTxT = inputs()
+  layer = attention.Attention(N, kernel='splash', **fields)
+  params = layer.init(jax.random.key(0), x_BxTxD, visible_BxTxT)
+  look = lambda **more: str(
+    jax.make_jaxpr(
+      lambda x: layer.apply(params, x, visible_BxTxT, causal_BxT=documents_BxT, **more)
+    )(x_BxTxD)
+  )
+  assert 'pallas_call' not in look(**given)
+  assert ('pallas_call' in look()) == ('dropout' in fields or 'mix' in given)

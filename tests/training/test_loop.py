@@ -23,6 +23,21 @@ def records(workdir):
   return [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
 
 
+def test_a_run_with_a_kernel_equals_one_without(tiny, tmp_path):
+  """Interpreted on a CPU; its evaluation, of other lengths, has the scores."""
+  training = {'steps': 4, 'segment_length': 128, 'batch_size': 8, 'segments_per_call': 2}
+  every = {'evaluate_every': 4, 'checkpoint_every': 4}
+  for kernel in ('xla', 'splash'):
+    config = tiny(model={'kernel': kernel}, training=training | every)
+    assert loop.train(config, tmp_path / kernel)
+  by_scores, in_kernel = records(tmp_path / 'xla'), records(tmp_path / 'splash')
+  for a, b in zip(by_scores, in_kernel, strict=True):
+    assert [a[k] for k in a if 'loss' in k] == pytest.approx([b[k] for k in b if 'loss' in k])
+  wrong = tiny(model={'kernel': 'splash'}, training={'steps': 4})
+  with pytest.raises(errors.BadInput, match="model.kernel='splash' is for segments that 128 div"):
+    loop.train(wrong, tmp_path / 'wrong')
+
+
 def final_state(workdir):
   return jax.device_get(runs.load_run(workdir).state)
 

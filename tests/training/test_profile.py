@@ -26,13 +26,18 @@ def test_a_run_leaves_a_trace_of_its_steps(tiny, tmp_path):
     (profile.Steps(20, 30), []),
   ],
 )
-def test_whole_calls_are_traced(steps, traced, monkeypatch, tmp_path):
+def test_whole_calls_are_traced(steps, traced, monkeypatch, tmp_path, caplog):
   going = []
   monkeypatch.setattr(jax.profiler, 'start_trace', lambda folder: going.append(folder))
   monkeypatch.setattr(jax.profiler, 'stop_trace', lambda: going.pop())
-  starts = range(0, 12, 2)
-  made = [start for start in profile.traced(starts, starts, steps, tmp_path) if going]
+  settled, made = [], []
+  with profile.Trace(steps, tmp_path, lambda: settled.append(len(made))) as trace:
+    for start in range(0, 12, 2):
+      trace.reach(start)
+      made += [start] if going else []
   assert made == traced and not going
+  assert settled == ([0, len(traced)] if traced else [])  # before a trace begins and ends
+  assert ('there is no trace' in caplog.text) == (steps is not None and not traced)
 
 
 @pytest.mark.parametrize('text', ['5', '5:5', '-1:3', 'a:b'])
