@@ -25,6 +25,7 @@ SHIPPED = ('setup.py', 'pyproject.toml', 'README.md', 'ngrammer_jax', 'configs')
 RUNTIMES = {'v5litepod': 'v2-alpha-tpuv5-lite', 'v5p': 'v2-alpha-tpuv5', 'v6e': 'v2-alpha-tpuv6e'}
 WAITING = ('ACCEPTED', 'WAITING_FOR_RESOURCES', 'CREATING', 'PROVISIONING')
 TRIES, LOOKS = 5, 60  # of what may fail for a moment: steps, and all that only looks
+SHORT, CRASHES = 600, 3  # seconds of a training, and how many in a row end so soon by themselves
 HERE = '/tmp/ngrammer_jax'  # log, pid and status, on each worker; a reboot empties it
 say = functools.partial(print, 'tpu_vm:', file=sys.stderr, flush=True)
 
@@ -63,6 +64,7 @@ def commands(o: argparse.Namespace) -> dict[str, list[str]]:
     'pack': ['tar', '--exclude=__pycache__', '-czf', packed, '-C', str(ROOT), *SHIPPED],
     'create': [*gcloud, 'create', o.name, *create],
     'state': [*gcloud, 'describe', o.name, *where, '--format=value(state.state)'],
+    'describe': [*gcloud, 'describe', o.name, *where],
     'copy': [*gcloud, 'scp', packed, f'{o.name}:ngrammer_jax.tgz', *everywhere],
     'install': [*ssh, f'--command={INSTALL}'],
     'start': [*ssh, f'--command={START % command}'],
@@ -139,6 +141,7 @@ def follow(to: dict, poll: float) -> int | None:
 def live(to: dict, poll: float) -> int | None:
   """One life of the slices. Returns the status to end with, or None to try again."""
   if (now := wait(to, poll)) != 'ACTIVE':
+    subprocess.run(to['describe'])  # a quota, for instance; soon it is deleted
     return 1 if now == 'GONE' else None
   for step in ('copy', 'install', 'start'):
     if not run(to[step], poll):
@@ -149,9 +152,16 @@ def live(to: dict, poll: float) -> int | None:
 def until_finished(to: dict, poll: float, restarts: int) -> int:
   """Lives until one ends with a status to end with. Whatever comes of it, nothing stays."""
   subprocess.run(to['pack'], check=True)
+  crashes = 0
   for left in reversed(range(restarts + 1)):
+    began = time.monotonic()
     status = live(to, poll)
+    soon = time.monotonic() - began < SHORT and state(to, poll) in ('ACTIVE', 'FAILED')
+    crashes = crashes + 1 if soon else 0
     delete(to, poll)
+    if status is None and crashes == CRASHES:
+      say(f'ended {CRASHES} times within minutes, and not because it was taken away: see above')
+      return 1
     if status is not None:
       return status
     say(f'lost or stopped, and deleted; {left} restarts left')

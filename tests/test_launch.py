@@ -1,6 +1,7 @@
 """Launchers do what they say."""
 
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -73,3 +74,13 @@ def test_a_slurm_job_is_queued_again_unless_it_is_finished_or_cannot_work(tmp_pa
     done = subprocess.run(['bash', '-c', script], env=env)
     assert done.returncode == status and (tmp_path / 'again').exists() == queued
     (tmp_path / 'again').unlink(missing_ok=True)
+
+
+def test_what_launchers_install_there_is():
+  root = LAUNCH.parent
+  extras = re.search(r'extras_require=\{(.*)\n  \}', (root / 'setup.py').read_text(), re.DOTALL)[1]
+  known = set(re.findall(r"^    '(\w+)':", extras, re.MULTILINE))
+  wanted = re.findall(r'\.\[([\w,]+)\]', (LAUNCH / 'tpu_vm.py').read_text())
+  wanted += re.findall(r'EXTRAS=([\w,]+)', (LAUNCH / 'Dockerfile').read_text())
+  assert len(wanted) == 3
+  assert {extra for extras in wanted for extra in extras.split(',')} <= known

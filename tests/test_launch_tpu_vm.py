@@ -124,7 +124,8 @@ def dry(*given):
 
 def test_dry_run_prints_the_commands():
   root = LAUNCHER.parents[1]
-  pack, create, state, copy, install, start, follow, delete = dry(*GIVEN, '--spot', '--project=p')
+  given = dry(*GIVEN, '--spot', '--project=p')
+  pack, create, state, describe, copy, install, start, follow, delete = given
   what = 'setup.py pyproject.toml README.md ngrammer_jax configs'
   assert pack == f'tar --exclude=__pycache__ -czf /tmp/run.tgz -C {shlex.quote(str(root))} {what}'
   gcloud = 'gcloud compute tpus queued-resources'
@@ -133,6 +134,7 @@ def test_dry_run_prints_the_commands():
     '--zone=z --project=p --node-id=run --spot'
   )
   assert state == f"{gcloud} describe run --zone=z --project=p '--format=value(state.state)'"
+  assert describe == f'{gcloud} describe run --zone=z --project=p'
   where = '--node=all --worker=all --zone=z --project=p'
   assert copy == f'{gcloud} scp /tmp/run.tgz run:ngrammer_jax.tgz {where}'
   ssh = f"{gcloud} ssh run {where} '--ssh-flag=-o ServerAliveInterval=30' "
@@ -227,6 +229,19 @@ def test_restarts_end(cloud):
   done, calls = cloud('1,1', more=['--restarts=1'])
   assert done.returncode == 1 and calls == 2 * LIFE
   assert done.stderr.rstrip().endswith('lost or stopped, and deleted; 0 restarts left')
+
+
+@pytest.mark.parametrize('ended', ['1,1', 'failed'])
+def test_what_ends_at_once_again_and_again_is_given_up(cloud, ended):
+  done, calls = cloud(ended)
+  assert done.returncode == 1 and calls.count('create') == 3 and calls[-1] == 'delete'
+  assert 'ended 3 times within minutes' in done.stderr
+  assert not (cloud.folder / 'state').exists()
+
+
+def test_what_is_taken_away_is_not_given_up(cloud):
+  done, calls = cloud(*['preempted'] * 4, '0,0')
+  assert done.returncode == 0 and calls == 5 * LIFE
 
 
 def test_a_broken_connection_is_no_loss(cloud):
