@@ -1,0 +1,113 @@
+"""Training on one accelerator: tokens per second, utilisation, memory, N-Grammer over Transformer.
+
+  python benchmarks/training_step.py --rows=16 --length=1024 --json=training.json
+
+The real step of the rows `transformer` and `393k_8k_50` of configs/ngrammer_c4.py, 16 layers of
+width 1,024, in bfloat16, on random tokens, in turn; a ratio is the median over rounds of that of
+neighbours in time. With --only=ROW the peak of memory is that of this row. The utilisation is that
+of the model's operations (training/throughput.py) over the vendor's peak.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import runpy
+import time
+
+# As the trainer does: the same numbers from the same command.
+os.environ['XLA_FLAGS'] = f'--xla_gpu_deterministic_ops=true {os.environ.get("XLA_FLAGS", "")}'
+
+import jax
+import numpy as np
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax import sharding
+from ngrammer_jax.data import streams
+from ngrammer_jax.training import programs, throughput
+
+CONFIGS = pathlib.Path(__file__).parents[1] / 'configs' / 'ngrammer_c4.py'
+ROWS = ('transformer', '393k_8k_50')
+
+
+class Training:
+  """The steps of a row, one call after the other."""
+
+  def __init__(self, row: str, options: argparse.Namespace):
+    config = experiment.resolve(runpy.run_path(str(CONFIGS))['get_config'](row))
+    model = dataclasses.replace(
+      config.model, layers=options.layers, kernel=options.kernel, remat=options.remat
+    )
+    training = dataclasses.replace(
+      config.training,
+      batch_size=options.rows,
+      segment_length=options.length,
+      segments_per_call=options.steps,
+    )
+    self.config = dataclasses.replace(config, model=model, training=training)
+    V, mesh = config.data.vocabulary_size, sharding.make_mesh()
+    model.check_device(options.rows, options.length, mesh)
+    self._run = programs.Programs(self.config, V, mesh)
+    self._state = self._run.create()
+    random = np.random.default_rng(0)
+    shape = options.steps, options.rows, options.length
+    tokens = random.integers(0, V, shape, np.int32)
+    segment = streams.Segment(tokens, tokens, np.zeros(shape, bool), np.ones(shape, np.float32))
+    rows = lambda wanted: streams.mapped(lambda array: array[:, wanted], segment)
+    self._segments = sharding.global_rows(mesh, options.rows, rows, axis=1)
+    self._run.compile(self._state, self._segments)
+    self.flops = throughput.train_flops(self.config.model, V, options.length)
+    self.tokens = int(np.prod(shape))
+
+  def seconds(self) -> float:
+    """Of a call."""
+    began = time.perf_counter()
+    self._state, metrics, _ = self._run.call(self._state, self._segments, 0)
+    assert np.isfinite(jax.device_get(metrics['loss'])).all()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+  """Prints a table, and writes it as JSON where asked."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument('--only', choices=ROWS, help='one of them, whose peak of memory is said')
+  parser.add_argument('--layers', type=int, default=16)
+  parser.add_argument('--rows', type=int, default=16)
+  parser.add_argument('--length', type=int, default=1024)
+  parser.add_argument('--steps', type=int, default=4, help='of a call')
+  parser.add_argument('--rounds', type=int, default=10)
+  parser.add_argument('--kernel', help='of attention; that there is')
+  parser.add_argument('--remat', default='minimal')
+  parser.add_argument('--json', type=pathlib.Path, help='where to write the result')
+  options = parser.parse_args()
+  runs = {row: Training(row, options) for row in ([options.only] if options.only else ROWS)}
+  taken = {row: [] for row in runs}
+  for round_number in range(options.rounds + 1):
+    for row, run in runs.items():
+      taken[row].append(run.seconds())
+      if not round_number:  # the first may still load what was compiled
+        taken[row].clear()
+  kind = jax.devices()[0].device_kind
+  peak, memory = throughput.peak_flops(kind), jax.devices()[0].memory_stats() or {}
+  result = {'device': kind, 'settings': {k: v for k, v in vars(options).items() if k != 'json'}}
+  for row, run in runs.items():
+    rate = run.tokens / float(np.median(taken[row]))
+    result[row] = {'tokens_per_second': rate}
+    if peak is not None:
+      result[row]['mfu'] = rate * run.flops / peak / jax.device_count()
+    if options.only:
+      result[row]['peak_bytes'] = memory.get('peak_bytes_in_use')
+    print(row, *(f'{key} {value}' for key, value in result[row].items()), sep='  ')
+  if not options.only:
+    of_transformer, of_ngrammer = (np.array(taken[row]) for row in ROWS)
+    result['ratio'] = float(np.median(of_transformer / of_ngrammer))
+    print(f'{result["ratio"]:.3f} of the Transformer, on {kind}')
+  if options.json:
+    options.json.write_text(json.dumps(result, indent=2) + '\n')
+
+
+if __name__ == '__main__':
+  main()
