@@ -46,7 +46,7 @@ def commands(o: argparse.Namespace) -> list[list[str]]:
 def main() -> int:
   """Submits it, or prints the commands."""
   parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
   )
   parser.add_argument('--name', required=True, help='of the workload')
   parser.add_argument('--cluster', required=True)
@@ -62,6 +62,10 @@ def main() -> int:
   o = parser.parse_args()
   if o.slices < 1:
     parser.error('--slices must be at least 1')
+  if not re.fullmatch(r'v\d+[a-z]*-\d+', o.type):
+    parser.error(
+      f'--type={o.type}: expected as in v5litepod-16, which is v5e:4x4, v5p-32 or v6e-64'
+    )
   workdir = re.search(r'--workdir[= ]([^/\s]\S*)', ' '.join(o.command))
   if workdir and '://' not in workdir[1]:
     parser.error(f'{workdir[0]} would be lost with the container: gs://BUCKET/FOLDER, or a mount')

@@ -45,7 +45,7 @@ def script(name, nodes, gpus_per_node, hours, restarts, options, command) -> str
 def main() -> int:
   """Submits the script, or prints it."""
   parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
   )
   parser.add_argument('--name', default='ngrammer_jax')
   parser.add_argument('--nodes', type=int, default=1)

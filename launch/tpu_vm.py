@@ -35,7 +35,7 @@ INSTALL = (
   f'test -e {HERE}/pid || {{ rm -rf ngrammer_jax {HERE}; mkdir ngrammer_jax {HERE} && '
   'tar -xzf ngrammer_jax.tgz -C ngrammer_jax && cd ngrammer_jax && '
   'python3 -m pip install --user uv && python3 -m uv venv --python=3.12 .venv && '
-  "python3 -m uv pip install --python=.venv/bin/python --editable '.[tpu,gcs]'; }"
+  "python3 -m uv pip install --python=.venv/bin/python --editable '.[tpu,%s]'; }"
 )
 START = (
   f'test -e {HERE}/pid || {{ cd ngrammer_jax; export PATH="$PWD/.venv/bin:$PATH"; '
@@ -66,7 +66,7 @@ def commands(o: argparse.Namespace) -> dict[str, list[str]]:
     'state': [*gcloud, 'describe', o.name, *where, '--format=value(state.state)'],
     'describe': [*gcloud, 'describe', o.name, *where],
     'copy': [*gcloud, 'scp', packed, f'{o.name}:ngrammer_jax.tgz', *everywhere],
-    'install': [*ssh, f'--command={INSTALL}'],
+    'install': [*ssh, f'--command={INSTALL % o.store}'],
     'start': [*ssh, f'--command={START % command}'],
     'follow': [*ssh, f'--command={FOLLOW}'],
     'delete': [*gcloud, 'delete', o.name, *where, '--force', '--quiet'],
@@ -82,15 +82,17 @@ def run(command: list[str], poll: float) -> bool:
   return False
 
 
-def state(to: dict, poll: float) -> str:
+def state(to: dict, poll: float, looks: int = LOOKS) -> str:
   """The state of the queued resource, GONE where there is none."""
-  for _ in range(LOOKS):
+  for _ in range(looks):
     done = subprocess.run(to['state'], capture_output=True, text=True)
     if done.returncode == 0:
       return done.stdout.strip()
     if 'NOT_FOUND' in done.stderr:
       return 'GONE'
     say(done.stderr.strip())
+    if looks == 1:
+      sys.exit('error: gcloud cannot tell what there is, see above; nothing was asked for')
     time.sleep(poll)
   sys.exit(f'error: its state is unknown, and it may cost: {shlex.join(to["delete"])}')
 
@@ -171,7 +173,7 @@ def until_finished(to: dict, poll: float, restarts: int) -> int:
 def main() -> int:
   """Runs all of it, or prints the commands."""
   parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
   )
   parser.add_argument('--name', required=True, help='of the queued resource: one a training')
   parser.add_argument('--type', required=True, help='of a slice: v5litepod-16, v5p-32, v6e-64')
@@ -188,15 +190,25 @@ def main() -> int:
   o = parser.parse_args()
   if o.slices < 1:
     parser.error('--slices must be at least 1')
+  if o.restarts < 0 or o.poll < 0:
+    parser.error('--restarts and --poll must be at least 0')
+  if not re.fullmatch(r'[a-z]([a-z0-9-]*[a-z0-9])?', o.name):
+    parser.error(f'--name={o.name}: small letters, digits and hyphens, a letter first')
+  if not re.fullmatch(r'v\d+[a-z]*-\d+', o.type):
+    parser.error(
+      f'--type={o.type}: expected as in v5litepod-16, which is v5e:4x4, v5p-32 or v6e-64'
+    )
   workdir = re.search(r'--workdir[= ](\S+)', ' '.join(o.command))
-  if workdir and '://' not in workdir[1]:
+  if workdir and not workdir[1].startswith(('gs://', 's3://')):
     parser.error(f'{workdir[0]} would be deleted with the slice: name a bucket, gs://BUCKET/FOLDER')
+  o.store = 's3' if workdir and workdir[1].startswith('s3://') else 'gcs'
   o.runtime = o.runtime or RUNTIMES.get(o.type.split('-')[0], 'tpu-ubuntu2204-base')
   to = commands(o)
   if o.dry_run:
     print('\n'.join(map(shlex.join, to.values())))
     return 0
   try:
+    state(to, o.poll, looks=1)
     return until_finished(to, o.poll, o.restarts)
   except KeyboardInterrupt:
     say(f'it goes on, and costs; the same command follows it, or: {shlex.join(to["delete"])}')

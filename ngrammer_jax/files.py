@@ -18,6 +18,10 @@ import threading
 from ngrammer_jax import errors
 
 STORES = {'gs://': ('gcsfs', 'gcs'), 's3://': ('s3fs', 's3')}  # package and extra
+HINTS = {
+  'gcs': 'gcloud auth application-default login, or GOOGLE_APPLICATION_CREDENTIALS',
+  's3': 'aws configure, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; AWS_ENDPOINT_URL',
+}
 EVERY = 30.0  # seconds between what growing files put into a store
 os.environ.setdefault('EPATH_USE_TF', 'false')  # or etils takes TensorFlow where it is installed
 
@@ -44,12 +48,17 @@ def reach(path: pathlib.Path) -> None:
   if not stored(path):
     return
   package, extra = STORES[os.fspath(path)[:5]]
+  if not os.fspath(path)[5:].strip('/'):
+    raise errors.BadInput(f'{path} names no bucket: expected as in {path}bucket/run')
   if importlib.util.find_spec(package) is None:
     raise errors.BadInput(f"{path} needs {package}: pip install 'ngrammer_jax[{extra}]'")
   try:
     path.exists()
   except Exception as error:  # each library has its own
-    raise errors.BadInput(f'{path} cannot be reached: {type(error).__name__}: {error}') from error
+    raise errors.BadInput(
+      f'{path} cannot be reached, is there a network, are there credentials? ({HINTS[extra]}) '
+      f'{type(error).__name__}: {error}'
+    ) from error
 
 
 def absolute(path: pathlib.Path) -> pathlib.Path:

@@ -34,9 +34,9 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   logging.basicConfig(level=logging.INFO, format='%(message)s', handlers=[progress.LogHandler()])
   for handler in logging.getLogger().handlers:
     handler.addFilter(hosts.Named())
-  for name in ('jax', 'gcsfs', 'fsspec', 'botocore', 'aiobotocore'):  # tell of all they miss, read
-    logging.getLogger(name).setLevel(logging.WARNING)
-  logging.getLogger('absl').setLevel(logging.CRITICAL)  # Orbax also raises what it tells of
+  logging.getLogger('jax').setLevel(logging.WARNING)  # tells of every device it misses
+  for name in ('absl', 'gcsfs', 'fsspec', 'botocore', 'aiobotocore', 'google', 'asyncio'):
+    logging.getLogger(name).setLevel(logging.CRITICAL)  # these also raise what they tell of
   said = None
   try:
     status = main(sys.argv[1:])
@@ -121,16 +121,19 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
   """The flag of those verbs that train."""
 
   def steps(text):
-    first, last = map(int, text.split(':'))
-    if not 0 <= first < last:
-      raise ValueError
-    return profile.Steps(first, last)
+    first, colon, last = text.partition(':')
+    known = first.isdecimal() and last.isdecimal()
+    if not colon or not known or int(first) >= int(last):
+      raise argparse.ArgumentTypeError(
+        f'{text} is not FIRST:LAST, as in 100:110, which are the steps from 100 to 109'
+      )
+    return profile.Steps(int(first), int(last))
 
   parser.add_argument(
     '--trace',
     type=steps,
     metavar='FIRST:LAST',
-    help='steps to take a trace of, for TensorBoard; in the first call the compiler is traced',
+    help='steps to take a trace of, for TensorBoard, whole calls of segments_per_call',
   )
 
 

@@ -135,7 +135,7 @@ def shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
 
   placed = jax.tree_util.tree_map_with_path(of, boxed, is_leaf=is_box)
   for (name, size, shards), (where, *others) in whole.items():
-    more = f', and {len(others)} others,' if others else ''
+    more = f' and {len(others)} others' if others else ''
     logging.info(
       '%s%s: axis %s of size %d stays whole on %d devices', where, more, name, size, shards
     )

@@ -35,6 +35,8 @@ if verb == 'create':
   state.write_text('FAILED' if mine == 'failed' else 'PROVISIONING')
   life.write_text(str(lives + 1))
 elif verb == 'describe':
+  if mine == 'untold':
+    sys.exit('ERROR: no project')
   if not state.exists():
     sys.exit('ERROR: NOT_FOUND: Resource was not found')
   print(state.read_text())
@@ -95,7 +97,8 @@ def cloud(tmp_path):
     (tmp_path / name).write_text(text)
     (tmp_path / name).chmod(0o755)
   # Many tests at a time: the packed checkout of each has a name of its own.
-  given = [f'--name={tmp_path.name}-{tmp_path.parent.name}', *GIVEN[1:]]
+  name = re.sub('[^a-z0-9]+', '-', f'{tmp_path.name}-{tmp_path.parent.name}')
+  given = [f'--name={name}', *GIVEN[1:]]
 
   def launch(*plan, more=()):
     (tmp_path / 'plan').write_text(' '.join(plan))
@@ -116,8 +119,9 @@ def cloud(tmp_path):
   return launch
 
 
-def dry(*given):
+def dry(*given, more=()):
   command = [sys.executable, LAUNCHER, *given, '--dry_run', '--', 'python', '-m', 'x', '--a=b c']
+  command += more
   done = subprocess.run(command, capture_output=True, text=True, check=True)
   return done.stdout.splitlines()
 
@@ -244,6 +248,20 @@ def test_what_is_taken_away_is_not_given_up(cloud):
   assert done.returncode == 0 and calls == 5 * LIFE
 
 
+def test_what_gcloud_cannot_tell_is_said_at_once(cloud):
+  done, calls = cloud('untold')
+  assert done.returncode == 1 and not calls
+  assert done.stderr.endswith(
+    'gcloud cannot tell what there is, see above; nothing was asked for\n'
+  )
+
+
+def test_the_packages_of_the_store_are_installed():
+  for store, extra in (('gs', 'gcs'), ('s3', 's3')):
+    done = dry(*GIVEN, more=[f'--workdir={store}://b/a'])
+    assert any(f'.[tpu,{extra}]' in line for line in done)
+
+
 def test_a_broken_connection_is_no_loss(cloud):
   done, calls = cloud('broken')
   assert done.returncode == 0 and calls == ['create', 'scp', *4 * ['ssh'], 'delete']
@@ -299,6 +317,10 @@ def test_the_same_command_follows_what_runs(cloud):
   'given, said',
   [
     (['--slices=0', '--', 'x'], '--slices must be at least 1'),
+    (['--restarts=-1', '--', 'x'], '--restarts and --poll must be at least 0'),
+    (['--name=Try_1', '--', 'x'], '--name=Try_1: small letters, digits and hyphens'),
+    (['--type=v5e:4x4', '--', 'x'], '--type=v5e:4x4: v5litepod-16 (which is v5e:4x4), v5p-32, v6e'),
+    (['--', 'x', '--workdir=az://b/a'], '--workdir=az://b/a would be deleted with the slice'),
     (['--', 'x', '--workdir=runs/a'], '--workdir=runs/a would be deleted with the slice'),
     (['--', 'x', '--workdir', '/data/a'], '--workdir /data/a would be deleted with the slice'),
   ],

@@ -57,4 +57,4 @@ class Trace:
     elif self._going:
       jax.profiler.stop_trace()
     elif self._steps is not None and not self._done:
-      logging.warning('--trace=%s:%s: no call began there, there is no trace', *self._steps)
+      logging.warning('--trace=%s:%s: no trace, for none of these steps began a call', *self._steps)

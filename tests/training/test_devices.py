@@ -218,7 +218,7 @@ def test_an_axis_that_does_not_divide_stays_whole_and_is_logged(caplog):
   kernel = abstract.params['layer_0']['attention']['query']['kernel']
   assert kernel.sharding.spec == jax.sharding.PartitionSpec(None, None, None)
   assert (
-    'params/layer_0/attention/key/kernel, and 11 others,: axis heads of size 3 stays whole on 2 '
+    'params/layer_0/attention/key/kernel and 11 others: axis heads of size 3 stays whole on 2 '
     in caplog.text
   )
 

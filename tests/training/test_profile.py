@@ -37,7 +37,7 @@ def test_whole_calls_are_traced(steps, traced, monkeypatch, tmp_path, caplog):
       made += [start] if going else []
   assert made == traced and not going
   assert settled == ([0, len(traced)] if traced else [])  # before a trace begins and ends
-  assert ('there is no trace' in caplog.text) == (steps is not None and not traced)
+  assert ('no trace, for none' in caplog.text) == (steps is not None and not traced)
 
 
 @pytest.mark.parametrize('text', ['5', '5:5', '-1:3', 'a:b'])
@@ -46,7 +46,7 @@ def test_steps_that_are_none(text, capsys):
   flags.add_trace(parser)
   with pytest.raises(SystemExit):
     parser.parse_args([f'--trace={text}'])
-  assert 'argument --trace: invalid' in capsys.readouterr().err
+  assert 'is not FIRST:LAST, as in 100:110' in capsys.readouterr().err
 
 
 def test_compiled_programs_are_kept_in_a_folder(tmp_path, capsys):
