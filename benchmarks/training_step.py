@@ -47,7 +47,6 @@ class Training:
     )
     self.config = dataclasses.replace(config, model=model, training=training)
     V, mesh = config.data.vocabulary_size, sharding.make_mesh()
-    model.check_device(options.rows, options.length, mesh)
     self._run = programs.Programs(self.config, V, mesh)
     self._state = self._run.create()
     random = np.random.default_rng(0)

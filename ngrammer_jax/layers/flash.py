@@ -34,6 +34,8 @@ def choose(kernel: str | None, shape: tuple[int, ...], dtype: jnp.dtype) -> str:
 def why_not(kernel: str, shape: tuple[int, ...], dtype: jnp.dtype) -> str | None:
   """What a kernel has against queries of a shape [B, T, N, H], None if nothing."""
   (_, T, _, H), (platform, kind) = shape, placement.device()
+  if kernel == 'xla':
+    return None
   if _spread(shape) is None:
     return 'needs rows and heads that the mesh divides'
   if kernel == 'cudnn':

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax import errors, sharding
+from ngrammer_jax import errors
 from ngrammer_jax.layers import feed_forward, flash, ngrammer, quantizer, table
 from ngrammer_jax.models.attention_config import MemoryConfig, PersistentConfig, SpanConfig
 from ngrammer_jax.models.initialization import InitialConfig
@@ -350,18 +350,6 @@ class ModelConfig:
       raise errors.BadInput(
         f'model.kernel={self.kernel!r} knows no model.{which}: use model.kernel=None, which takes '
         f'what there is'
-      )
-
-  def check_device(self, rows: int, length: int, mesh: jax.sharding.Mesh) -> None:
-    """Raises BadInput where the kernel cannot do segments of so many rows and tokens there."""
-    if self.kernel in (None, 'xla'):
-      return
-    shape = rows, length, self.heads, self.width // self.heads
-    with sharding.use(mesh):
-      why = flash.why_not(self.kernel, shape, self.compute_dtype())
-    if why is not None:
-      raise errors.BadInput(
-        f'model.kernel={self.kernel!r} {why}: model.kernel=None takes what there is'
       )
 
   def _check_table(self) -> None:

@@ -12,6 +12,7 @@ import ngrammer_jax
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, hosts, sharding
 from ngrammer_jax.data import prefetch, streams
+from ngrammer_jax.layers import flash
 from ngrammer_jax.training import (
   checkpoints,
   interruption,
@@ -159,7 +160,7 @@ def _mesh(config) -> jax.sharding.Mesh:
   m, t = config.mesh, config.training
   mesh = sharding.make_mesh(m.data, m.fsdp, m.model)
   sharding.check_batch('training.batch_size', t.batch_size, mesh, t.parts)
-  config.model.check_device(t.batch_size // t.parts, t.segment_length, mesh)
+  _check_kernel(config, mesh)
   logging.info(
     'ngrammer_jax %s on %d %s, mesh %s',
     ngrammer_jax.__version__,
@@ -168,6 +169,16 @@ def _mesh(config) -> jax.sharding.Mesh:
     ' x '.join(f'{k} {v}' for k, v in mesh.shape.items()),
   )
   return mesh
+
+
+def _check_kernel(config, mesh) -> None:
+  """Raises BadInput where the kernel that is asked for cannot do the segments of training."""
+  m, t = config.model, config.training
+  shape = t.batch_size // t.parts, t.segment_length, m.heads, m.width // m.heads
+  with sharding.use(mesh):
+    why = flash.why_not(m.kernel, shape, m.compute_dtype()) if m.kernel else None
+  if why is not None:
+    raise errors.BadInput(f'model.kernel={m.kernel!r} {why}: model.kernel=None takes what there is')
 
 
 def _describe(config, state) -> None:
