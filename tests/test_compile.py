@@ -41,10 +41,11 @@ def assert_sharded_well(found, table_rows=None):
     assert f'[{table_rows},' not in gathered['shape']
     assert gathered['size'] * 20 < train['memory_limit']
   if table_rows is not None:
+    of_device = table_rows // (found['mesh']['fsdp'] * found['mesh']['model'])
     of_table = [
       each
       for each in collectives(found, 'all-reduce') + collectives(found, 'reduce-scatter')
-      if f'[{table_rows // found["mesh"]["model"]},' in each['shape']
+      if f'[{of_device},' in each['shape']
     ]
     assert of_table and all(set(each['axes']) <= {'data', 'fsdp'} for each in of_table)
 
@@ -86,6 +87,19 @@ def test_large_models_on_v5p(tmp_path, config, arguments, table_rows):
   found, _ = report(tmp_path, *given)
   assert_sharded_well(found, table_rows)
   assert table_rows is None or found['programs']['train']['parameters'] > 1e9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('topology', ['v4:2x2x1', 'v5e:2x2', 'v6e:2x2'])
+def test_splash_attention_is_compiled(topology, tmp_path):
+  """And nothing as large as the scores, 2 rows of 8 heads a device, is left."""
+  given = '--config=configs/quickstart.py', '--vocabulary_size=2000', f'--topology={topology}'
+  given += '--config.training.batch_size=8', '--config.training.segment_length=2048'
+  memory = {}
+  for kernel in ('xla', 'splash'):
+    found, _ = report(tmp_path, *given, f'--config.model.kernel={kernel}')
+    memory[kernel] = found['programs']['train']['temporaries']
+  assert memory['splash'] < 0.5 * memory['xla']
 
 
 @pytest.mark.slow
