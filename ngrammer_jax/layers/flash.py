@@ -8,7 +8,6 @@ B batch, T segment length, N heads, H head width.
 """
 
 import jax
-from jax.experimental.pallas.ops.tpu import splash_attention
 import jax.numpy as jnp
 
 from ngrammer_jax.layers import placement
@@ -69,6 +68,8 @@ def attend(
 
 
 def _splash(q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, documents_BxT):
+  from jax.experimental.pallas.ops.tpu import splash_attention  # not needed elsewhere
+
   T, N = q_BxTxNxH.shape[1:3]
   block = next(size for size in BLOCKS if T % size == 0)
   names = ('q', 'kv', 'kv_compute', 'q_dkv', 'kv_dkv', 'kv_dkv_compute', 'q_dq', 'kv_dq')
