@@ -109,7 +109,7 @@ def cloud(tmp_path):
       env={'PATH': f'{tmp_path}:/usr/bin:/bin'},
       capture_output=True,
       text=True,
-      timeout=60,
+      timeout=600,
     )
     pathlib.Path('/tmp', f'{given[0][7:]}.tgz').unlink(missing_ok=True)
     calls = [line.split()[0] for line in (tmp_path / 'calls').read_text().splitlines()]
