@@ -79,7 +79,7 @@ def test_a_pod_that_is_taken_away_saves_and_says_so():
   pod = subprocess.Popen(['bash', '-c', XPK % command], stdout=subprocess.PIPE, text=True)
   assert pod.stdout.readline() == 'started\n'
   pod.terminate()
-  assert pod.wait(timeout=30) == 143
+  assert pod.wait(timeout=300) == 143
 
 
 def instructions(name):

@@ -289,7 +289,7 @@ def test_ctrl_c_leaves_the_training_and_says_so(cloud):
     if line == 'training\n':
       break
   os.killpg(process.pid, signal.SIGINT)
-  said = process.communicate(timeout=30)[1]
+  said = process.communicate(timeout=300)[1]
   pathlib.Path('/tmp', f'{cloud.given[0][7:]}.tgz').unlink()
   assert process.returncode == 130
   assert 'it goes on, and costs' in said and 'queued-resources delete' in said
