@@ -4,6 +4,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import tempfile
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
@@ -24,6 +25,9 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 from ngrammer_jax import errors  # noqa: E402
+
+# A shell in the background ignores Ctrl-C, and so would all that is started here.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
