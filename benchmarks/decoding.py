@@ -16,7 +16,7 @@ import numpy as np
 
 import ngrammer_jax
 from ngrammer_jax.decoding import generation, sampling
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import language_model
 
 
 def cached(run, context: int, rows: int, steps: int, how: sampling.Sampling) -> float:
@@ -37,7 +37,7 @@ def again(run, context: int, rows: int, steps: int) -> float:
 
   @jax.jit
   def step(variables, tokens, place):
-    memory = transformer.empty_memory(model.config, rows)
+    memory = language_model.empty_memory(model.config, rows)
     hidden, _, _ = model.apply(variables, tokens, memory)
     last = jax.lax.dynamic_slice_in_dim(hidden, place, 1, axis=1)
     best = model.apply(variables, last, method='log_probs')[:, 0].argmax(axis=-1)

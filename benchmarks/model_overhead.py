@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import heads, language_model
 
 CONFIGS = pathlib.Path(__file__).parents[1] / 'configs' / 'ngrammer_c4.py'
 
@@ -43,13 +43,13 @@ def programs(row: str, serving: bool, options: argparse.Namespace) -> dict:
   config = resolved(row)
   V = config.data.vocabulary_size
   config = dataclasses.replace(config.model, layers=options.layers, scan_layers=False, remat='none')
-  model = transformer.TransformerLM(config, V)
+  model = language_model.build(config, V)
   B, T = options.rows, options.length
   tokens = np.random.default_rng(0).integers(0, V, (B, T)).astype(np.int32)
-  empty = transformer.empty_memory(config, B)
+  empty = language_model.empty_memory(config, B)
   variables = nn.unbox(jax.jit(model.init)(jax.random.key(0), tokens[:, :1], empty))
   if serving:
-    serve = jax.jit(lambda v: transformer.for_serving(model, v['params'], v['codebook']))
+    serve = jax.jit(lambda v: heads.for_serving(model.config, v['params'], v['codebook']))
     variables = variables | {'codebook': serve(variables)}
 
   @jax.jit
@@ -62,7 +62,7 @@ def programs(row: str, serving: bool, options: argparse.Namespace) -> dict:
     return model.apply(variables, hidden, method='log_probs').argmax(axis=-1), memory
 
   advance = jax.jit(step, donate_argnums=2)
-  cached = [transformer.empty_memory(config, B, options.length)]
+  cached = [language_model.empty_memory(config, B, options.length)]
 
   def decode():
     for _ in range(options.decoded):

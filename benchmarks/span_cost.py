@@ -23,7 +23,7 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax.data import streams
 from ngrammer_jax.models import config as model_config
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import language_model
 from ngrammer_jax.training import optimizers, windows
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
@@ -53,13 +53,13 @@ def model_of(memory: int, span: model_config.SpanConfig | None, fitted: bool):
     scan_layers=False,
   )
   config.check()
-  return transformer.TransformerLM(config, V, windows.first(config) if fitted else None)
+  return language_model.build(config, V, windows.first(config) if fitted else None)
 
 
 def variables_of(model):
   """The parameters, with spans of almost nothing."""
   tokens = np.zeros((B, 1), np.int32)
-  start = transformer.empty_memory(model.config, B)
+  start = language_model.empty_memory(model.config, B)
   initial = functools.partial(model.clone(windows=None).init, jax.random.key(0))
   return nn.unbox(jax.jit(initial)(tokens, start))['params']
 
@@ -73,7 +73,7 @@ def trainer(model):
   tokens = random.integers(0, V, (B, T + 1), dtype=np.int32)
   ones = np.ones((B, T), np.float32)
   segment = streams.Segment(tokens[:, :-1], tokens[:, 1:], np.zeros((B, T), bool), ones)
-  memory = transformer.empty_memory(model.config, B, windows=model.windows)
+  memory = language_model.empty_memory(model.config, B, windows=model.windows)
   params = variables_of(model)
   state = train_state.TrainState(np.int32(0), params, {}, optimizer.init(params), memory)
   step = jax.jit(functools.partial(train_step.train_step, model, optimizer, 0))
@@ -88,7 +88,7 @@ def trainer(model):
 
 def scorer(model, length):
   """A function that reads so many tokens of each row, and goes on from there."""
-  memory = transformer.empty_memory(model.config, B, model.config.memory.length, model.windows)
+  memory = language_model.empty_memory(model.config, B, model.config.memory.length, model.windows)
   tokens = np.random.default_rng(0).integers(0, V, (B, length), dtype=np.int32)
   params = variables_of(model)
   apply = lambda params, memory, tokens: model.apply({'params': params}, tokens, memory)[:2]

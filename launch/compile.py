@@ -34,7 +34,7 @@ from ngrammer_jax.data import streams
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.decoding import generation
 from ngrammer_jax.evaluation import scoring
-from ngrammer_jax.models import transformer, view
+from ngrammer_jax.models import heads, language_model, view
 from ngrammer_jax.training import programs, throughput, windows
 from ngrammer_jax.training import state as train_state
 
@@ -115,10 +115,12 @@ def traced(config: experiment.Config, V: int, mesh: jax.sharding.Mesh, name: str
     segments = sharding.abstract(like, sharding.rows_sharding(mesh, 1))
     return run.trace(state, segments), state, t.batch_size * t.segment_length
   first = windows.first(config.model)
-  model = transformer.TransformerLM(config.evaluation_model(), V, first)
+  model = language_model.build(config.evaluation_model(), V, first)
   codebook = state.codebook
   with sharding.use(mesh):
-    served = jax.eval_shape(lambda *of: transformer.for_serving(model, *of), state.params, codebook)
+    served = jax.eval_shape(
+      lambda *of: heads.for_serving(model.config, *of), state.params, codebook
+    )
   if served is not codebook:
     codebook = sharding.abstract(served, sharding.replicated(mesh))
   if name == 'evaluate':

@@ -15,10 +15,10 @@ from typing import Any
 
 import ml_collections
 
-from ngrammer_jax import errors, files, finetune_config, mesh_config
+from ngrammer_jax import errors, evaluation_config, files, finetune_config, mesh_config
 from ngrammer_jax.data import streams, token_cache
-from ngrammer_jax.models import attention_config
 from ngrammer_jax.models import config as model_config
+from ngrammer_jax.models import recurrent_config
 
 ALGORITHMS = ('adam', 'lamb', 'adagrad')
 SCHEDULES = (
@@ -99,47 +99,6 @@ class TrainingConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class EvaluationMemory:
-  """What a model with a segment memory does otherwise in evaluation; None: as in training."""
-
-  length: int | None = None  # tokens whose keys and values are kept
-  same_length: str | None = None  # see `model.memory.same_length`
-  clamp_length: int | None = None  # see `model.positional.clamp_length`
-
-  def check(self, model: model_config.ModelConfig) -> None:
-    """Raises BadInput, by the names of this block, for what the model cannot have."""
-    if model.memory is None:
-      raise errors.BadInput(
-        'evaluation.memory is set, but the model has none: set model.memory, or '
-        'evaluation.memory=None'
-      )
-    if self.length is not None:
-      _at_least('evaluation.memory', 'length', self.length, 0)
-    if self.clamp_length is not None:
-      _at_least('evaluation.memory', 'clamp_length', self.clamp_length, 1)
-      if model.position not in ('relative', 'shaw'):
-        raise errors.BadInput(
-          f'evaluation.memory.clamp_length is not for model.position={model.position!r}'
-        )
-    choices = attention_config.SAME_LENGTH
-    if self.same_length is not None and self.same_length not in choices:
-      raise errors.BadInput(
-        f'evaluation.memory.same_length={self.same_length!r} is not one of: {", ".join(choices)}'
-      )
-
-
-@dataclasses.dataclass(frozen=True)
-class EvaluationConfig:
-  """What defines a measurement; devices and rows at a time do not."""
-
-  streams: int = 16  # a split is cut into so many contiguous parts
-  segment_length: int | None = None  # None: as in training
-  max_tokens: int | None = None  # of validation during training; None: all
-  memory: EvaluationMemory | None = None
-  protocol: str = 'streams'  # how a split is read, see `data.streams.EvaluationStreams`
-
-
-@dataclasses.dataclass(frozen=True)
 class Config:
   """An experiment."""
 
@@ -147,7 +106,7 @@ class Config:
   data: token_cache.DataConfig = token_cache.DataConfig()
   optimizer: OptimizerConfig = OptimizerConfig()
   training: TrainingConfig = TrainingConfig()
-  evaluation: EvaluationConfig = EvaluationConfig()
+  evaluation: evaluation_config.EvaluationConfig = evaluation_config.EvaluationConfig()
   mesh: mesh_config.MeshConfig = mesh_config.MeshConfig()
   seed: int = 0
   init_from: str | None = None  # a workdir, whose newest checkpoint fine-tuning begins with
@@ -167,12 +126,12 @@ class Config:
     t = self.training
     least_1 = ('steps', 'batch_size', 'segment_length', 'segments_per_call', 'log_every')
     for key in (*least_1, 'checkpoint_every', 'keep_checkpoints'):
-      _at_least('training', key, getattr(t, key), 1)
-    _at_least('training.accumulation', 'parts', t.parts, 1)
-    _at_least('training', 'evaluate_every', t.evaluate_every, 0)
+      errors.check_at_least('training', key, getattr(t, key), 1)
+    errors.check_at_least('training.accumulation', 'parts', t.parts, 1)
+    errors.check_at_least('training', 'evaluate_every', t.evaluate_every, 0)
     for key in ('streams', 'segment_length', 'max_tokens'):
       if getattr(self.evaluation, key) is not None:
-        _at_least('evaluation', key, getattr(self.evaluation, key), 1)
+        errors.check_at_least('evaluation', key, getattr(self.evaluation, key), 1)
     every = ('steps', 'log_every', 'evaluate_every', 'checkpoint_every')
     values = {f'training.{key}': getattr(t, key) for key in every}
     if self.model.span is not None:
@@ -203,7 +162,7 @@ class Config:
 
   def _check_optimizer(self) -> None:
     o = self.optimizer
-    _at_least('optimizer', 'warmup_steps', o.warmup_steps, 0)
+    errors.check_at_least('optimizer', 'warmup_steps', o.warmup_steps, 0)
     for key, valid in (('schedule', SCHEDULES), ('algorithm', ALGORITHMS)):
       if getattr(o, key) not in valid:
         raise errors.BadInput(
@@ -231,7 +190,7 @@ class Config:
         f'optimizer.weight_decay={o.weight_decay} is not for optimizer.algorithm="adagrad": use 0'
       )
     if o.drop is not None:
-      _at_least('optimizer.drop', 'steps', o.drop.steps, 0)
+      errors.check_at_least('optimizer.drop', 'steps', o.drop.steps, 0)
       if not 0 <= o.drop.fraction < math.inf:
         raise errors.BadInput(f'optimizer.drop.fraction={o.drop.fraction} must be at least 0')
 
@@ -261,6 +220,8 @@ class Config:
 
   def evaluation_context(self) -> int:
     """Tokens that a token is predicted from at most in evaluation."""
+    if self.model.recurrent is not None:
+      return recurrent_config.UNBOUNDED
     memory = self.evaluation_model().memory
     return self.evaluation_length() + (memory.length if memory else 0)
 
@@ -270,15 +231,12 @@ class Config:
     if other is None:
       return model
     said = {k: v for k, v in dataclasses.asdict(other).items() if v is not None}
+    if model.recurrent is not None:
+      return dataclasses.replace(model, recurrent=dataclasses.replace(model.recurrent, **said))
     clamp = {k: said.pop(k) for k in ('clamp_length',) if k in said}
     memory = dataclasses.replace(model.memory, **said)
     positional = dataclasses.replace(model.positions(), **clamp) if clamp else model.positional
     return dataclasses.replace(model, memory=memory, positional=positional)
-
-
-def _at_least(section: str, key: str, value: int, least: int) -> None:
-  if value < least:
-    raise errors.BadInput(f'{section}.{key}={value} must be at least {least}')
 
 
 def default() -> ml_collections.ConfigDict:

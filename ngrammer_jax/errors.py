@@ -20,6 +20,12 @@ def check_choices(section: str, block: Any, choices: Mapping[str, tuple[str, ...
       raise BadInput(f'{section}.{key}={getattr(block, key)!r} is not one of: {", ".join(valid)}')
 
 
+def check_at_least(section: str, key: str, value: int, least: int) -> None:
+  """Raises BadInput for a value that is too small."""
+  if value < least:
+    raise BadInput(f'{section}.{key}={value} must be at least {least}')
+
+
 class Lost(Exception):
   """Other processes that work together with this one cannot be reached.
 

@@ -19,7 +19,7 @@ from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.decoding import continuation, generation, sampling
 from ngrammer_jax.evaluation import language_modeling, scoring
 from ngrammer_jax.models import config as model_config
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import heads, language_model
 from ngrammer_jax.training import checkpoints, manifest, programs, windows, workdirs
 from ngrammer_jax.training import state as train_state
 
@@ -103,12 +103,12 @@ class Run:
       return sharding.make_mesh()
 
   @functools.cached_property
-  def model(self) -> transformer.TransformerLM:
+  def model(self) -> language_model.LanguageModel:
     """The model, without its variables."""
-    return transformer.TransformerLM(self.config.model, self.vocabulary.size)
+    return language_model.build(self.config.model, self.vocabulary.size)
 
   @functools.cached_property
-  def evaluated(self) -> transformer.TransformerLM:
+  def evaluated(self) -> language_model.LanguageModel:
     """The model with the memory and the positions of evaluation, which it writes with too.
 
     Where spans are numbers of the heads, it computes no more than those of the checkpoint need.
@@ -117,7 +117,7 @@ class Run:
     held = windows.first(m)
     if windows.fitted(m):
       held = windows.chosen(m, windows.spans(m, self.state.params), reserve=0)
-    return transformer.TransformerLM(self.config.evaluation_model(), self.vocabulary.size, held)
+    return language_model.build(self.config.evaluation_model(), self.vocabulary.size, held)
 
   @functools.cached_property
   def state(self) -> train_state.TrainState:
@@ -262,6 +262,11 @@ class Run:
         f'model.position={self.config.model.position!r} counts from the end of a segment: such a '
         f'model can be evaluated, but not write'
       )
+    if context is not None and self.config.model.recurrent is not None:
+      raise errors.BadInput(
+        f'context={context} has no meaning for model.recurrent, whose state holds all it has read: '
+        f'leave it out'
+      )
     context = self.config.evaluation_context() if context is None else context
     for name, value, least in (('tokens', tokens, 1), ('context', context, 1), ('seed', seed, 0)):
       if not isinstance(value, numbers.Integral) or value < least:
@@ -291,7 +296,7 @@ class Run:
   def _serving(self) -> tuple[Any, Any]:
     """Parameters, and the clusters of all tokens in place of the codebook."""
     params, codebook = self.state.params, self.state.codebook
-    serve = jax.jit(functools.partial(transformer.for_serving, self.model))
+    serve = jax.jit(functools.partial(heads.for_serving, self.config.model))
     with sharding.use(self.mesh):
       return params, serve(params, codebook)
 

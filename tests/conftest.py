@@ -96,6 +96,7 @@ def random_variables(module, *inputs, dtype='float32', **given):
 def tiny(tmp_path, monkeypatch):
   """Makes configs of a tiny N-Grammer on a tiny text; keyword arguments replace whole sections."""
   from ngrammer_jax import config as experiment
+  from ngrammer_jax import evaluation_config
   from ngrammer_jax.data import token_cache
   from ngrammer_jax.models import config as model_config
 
@@ -123,7 +124,7 @@ def tiny(tmp_path, monkeypatch):
       data=token_cache.DataConfig(corpus='text', path=str(text), vocabulary='bytes'),
       optimizer=experiment.OptimizerConfig(**{'warmup_steps': 2} | dict(optimizer)),
       training=experiment.TrainingConfig(**training),
-      **{'evaluation': experiment.EvaluationConfig(streams=4)} | sections,
+      **{'evaluation': evaluation_config.EvaluationConfig(streams=4)} | sections,
     )
 
   return make

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from ngrammer_jax import errors, progress, runs
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import language_model
 from ngrammer_jax.training import windows
 
 SEGMENTS = 8  # of text that is looked at
@@ -74,7 +74,7 @@ def _observed(run, tokens_T, shared):
   """The dynamic spans of every token, and the share of the persistent vectors."""
   # All heads together and one layer after the other: so they can be looked at.
   config = dataclasses.replace(run.config.model, scan_layers=False, remat='none')
-  model = transformer.TransformerLM(config, run.vocabulary.size)
+  model = language_model.build(config, run.vocabulary.size)
   C = config.persistent.vectors if shared else 0
 
   @jax.jit
@@ -87,7 +87,7 @@ def _observed(run, tokens_T, shared):
     return memory, spans, masses
 
   params, codebook = run.state.params, run.state.codebook
-  memory, spans, masses = transformer.empty_memory(config, 1), [], []
+  memory, spans, masses = language_model.empty_memory(config, 1), [], []
   length = run.config.training.segment_length
   with progress.Progress('reading', len(tokens_T), 'tokens') as bar:
     for first in range(0, len(tokens_T), length):

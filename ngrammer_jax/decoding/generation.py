@@ -14,7 +14,7 @@ import numpy as np
 
 from ngrammer_jax import sharding
 from ngrammer_jax.decoding import sampling
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import language_model
 
 SMALLEST_BUCKET = 16
 
@@ -35,7 +35,7 @@ class Generator:
 
   def __init__(
     self,
-    model: transformer.TransformerLM,
+    model: language_model.LanguageModel,
     mesh: jax.sharding.Mesh,
     context: int,
     rows: int,
@@ -104,7 +104,7 @@ class Generator:
   def _empty(self):
     # One slot less than the context: the token itself takes the last place.
     slots = max(self.context - 1, 1)
-    return transformer.empty_memory(self._model.config, self.rows, slots, self._model.windows)
+    return language_model.empty_memory(self._model.config, self.rows, slots, self._model.windows)
 
   def trace(self, params: Any, codebook: Any) -> jax.stages.Traced:
     """The program of one more token, not compiled yet. The variables may be abstract."""

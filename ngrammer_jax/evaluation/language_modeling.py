@@ -13,7 +13,7 @@ import numpy as np
 from ngrammer_jax import files, hosts, sharding
 from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.evaluation import scoring
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import heads, language_model
 
 
 class Evaluator:
@@ -35,7 +35,7 @@ class Evaluator:
 
   def __init__(
     self,
-    model: transformer.TransformerLM,
+    model: language_model.LanguageModel,
     mesh: jax.sharding.Mesh,
     streams: int,
     length: int,
@@ -48,17 +48,8 @@ class Evaluator:
     windows = protocol == 'sliding_window'
     self._score = scoring.Scorer(model, mesh, rows if windows else min(rows, streams))
     self._vocabulary, self._mesh = model.vocabulary_size, mesh
-    memory = model.config.memory
-    self._memory = (
-      {}
-      if memory is None
-      else {
-        'memory_length': memory.length,
-        'same_length': memory.same_length,
-        'clamp_length': model.config.positions().clamp_length,
-      }
-    )
-    self._serve = jax.jit(functools.partial(transformer.for_serving, model))
+    self._memory = _memory_of(model.config)
+    self._serve = jax.jit(functools.partial(heads.for_serving, model.config))
 
   def __call__(
     self,
@@ -150,6 +141,19 @@ class Evaluator:
       'line_ends': count,
       'perplexity_without_line_ends': math.exp(min((total - nll) / (tokens - count), 700)),
     }
+
+
+def _memory_of(config):
+  """What of the memory belongs to the protocol."""
+  if config.recurrent is not None:
+    return {'carry_memory': config.recurrent.carry_memory}
+  if config.memory is None:
+    return {}
+  return {
+    'memory_length': config.memory.length,
+    'same_length': config.memory.same_length,
+    'clamp_length': config.positions().clamp_length,
+  }
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:

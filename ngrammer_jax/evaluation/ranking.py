@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import sharding
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import language_model
 
 SMALLEST = 16  # tokens of a prefix that are compiled for
 
@@ -31,7 +31,7 @@ class Ranker:
 
   def __init__(
     self,
-    model: transformer.TransformerLM,
+    model: language_model.LanguageModel,
     mesh: jax.sharding.Mesh,
     rows: int,
     bidirectional: bool = False,
@@ -93,7 +93,7 @@ def _score(model, bidirectional, params, codebook, ids_BxP, valid_BxP, choices_K
   variables = {'params': params, 'codebook': codebook}
   (B, P), C = ids_BxP.shape, choices_KxBxC.shape[2]
   starts_BxP = jnp.broadcast_to(jnp.arange(P) == 0, (B, P))
-  memory = transformer.empty_memory(model.config, B, P + C, model.windows)
+  memory = language_model.empty_memory(model.config, B, P + C, model.windows)
   hidden_BxPxD, memory, _ = model.apply(
     variables,
     ids_BxP,

@@ -13,7 +13,7 @@ import numpy as np
 
 from ngrammer_jax import sharding
 from ngrammer_jax.data import streams
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import language_model
 
 
 class Scorer:
@@ -25,7 +25,7 @@ class Scorer:
     rows: streams at a time, rounded up to a multiple of the devices of the batch.
   """
 
-  def __init__(self, model: transformer.TransformerLM, mesh: jax.sharding.Mesh, rows: int):
+  def __init__(self, model: language_model.LanguageModel, mesh: jax.sharding.Mesh, rows: int):
     shards = sharding.batch_shards(mesh)
     self.rows = -(-rows // shards) * shards
     self._model, self._mesh = model, mesh
@@ -67,7 +67,7 @@ class Scorer:
     config = self._model.config
     slots = config.memory.length if config.memory is not None else 0
     windows = self._model.windows if slots else None
-    return transformer.empty_memory(config, self.rows, slots, windows)
+    return language_model.empty_memory(config, self.rows, slots, windows)
 
   def trace(self, params: Any, codebook: Any, length: int) -> jax.stages.Traced:
     """The program that scores a segment, not compiled yet. The variables may be abstract."""

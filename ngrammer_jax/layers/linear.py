@@ -16,6 +16,7 @@ class Linear(nn.Module):
     contract: how many trailing axes of the input are summed over.
     bias: add one.
     dtype: of the computation.
+    init: of the kernel. None: normal, of variance 1 / inputs, cut at two deviations.
   """
 
   features: tuple[int, ...]
@@ -23,6 +24,7 @@ class Linear(nn.Module):
   contract: int = 1
   bias: bool = False
   dtype: jnp.dtype = jnp.float32
+  init: nn.initializers.Initializer | None = None
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
@@ -30,13 +32,13 @@ class Linear(nn.Module):
     param_dtype = jnp.promote_types(self.dtype, jnp.float32)
     deviation = math.prod(inputs) ** -0.5
 
-    def init(key, shape, dtype):
+    def normal(key, shape, dtype):
       unit = jax.random.truncated_normal(key, -2, 2, shape, dtype)
       return unit * (deviation / 0.87962566)  # which truncation leaves of a unit deviation
 
     kernel = self.param(
       'kernel',
-      nn.with_logical_partitioning(init, self.names),
+      nn.with_logical_partitioning(self.init or normal, self.names),
       (*inputs, *self.features),
       param_dtype,
     )

@@ -9,6 +9,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.layers import feed_forward, flash, ngrammer, quantizer, table
 from ngrammer_jax.models.attention_config import MemoryConfig, PersistentConfig, SpanConfig
 from ngrammer_jax.models.initialization import InitialConfig
+from ngrammer_jax.models.recurrent_config import RecurrentConfig
 
 LAYERS = ('input', 'begin', 'middle', 'end', 'attention')
 PAIRING = ('previous', 'attended', 'none')
@@ -233,7 +234,7 @@ class PositionalConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-  """A decoder-only Transformer and the memories added to it."""
+  """A decoder-only Transformer and the memories added to it, or a recurrent model."""
 
   layers: int = 4
   width: int = 256
@@ -272,6 +273,7 @@ class ModelConfig:
   span: SpanConfig | None = None
   persistent: PersistentConfig | None = None
   initial: InitialConfig | None = None  # None: every layer's own initial weights
+  recurrent: RecurrentConfig | None = None
 
   def positions(self) -> PositionalConfig:
     """More about positions, the defaults where nothing is said."""
@@ -282,6 +284,11 @@ class ModelConfig:
     """Of the embeddings, and of the result where it has no norm."""
     own = None if self.adaptive_softmax is None else self.adaptive_softmax.dropout
     return self.dropout if own is None else own
+
+  @property
+  def sees_later_tokens(self) -> bool:
+    """Whether a prefix can be bidirectional."""
+    return self.recurrent is None and self.position not in BACKWARD_POSITIONS
 
   @property
   def context_heads(self) -> int:
@@ -315,7 +322,8 @@ class ModelConfig:
       raise errors.BadInput(
         f'model.feed_forward_width={self.feed_forward_width} must be at least 1, or 0 for none'
       )
-    self._check_heads()
+    if self.recurrent is None:
+      self._check_heads()
     for key in ('dropout', 'attention_dropout', 'inner_dropout'):
       if not 0 <= getattr(self, key) < 1:
         raise errors.BadInput(f'model.{key}={getattr(self, key)} must be at least 0 and below 1')
@@ -327,7 +335,7 @@ class ModelConfig:
         f'use model.memory=None (and evaluation.memory=None), or model.position="relative"'
       )
     blocks = (self.ngram, self.memory, self.positional, self.adaptive_softmax)
-    for block in (*blocks, self.span, self.persistent, self.initial):
+    for block in (*blocks, self.span, self.persistent, self.initial, self.recurrent):
       if block is not None:
         block.check(self)
     if self.position == 'table':

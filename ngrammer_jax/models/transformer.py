@@ -7,25 +7,22 @@ B batch, T segment length, S keys, D model width, V vocabulary.
 """
 
 import itertools
-from typing import Any
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.layers import (
-  adaptive_softmax,
   cache,
   documents,
   dropout,
   ngrammer,
   normalization,
   position,
-  quantizer,
   softmax,
   span,
 )
-from ngrammer_jax.models import block, ngrams, view
+from ngrammer_jax.models import block, heads, ngrams, view
 from ngrammer_jax.models import config as model_config
 
 Memory = block.Memory
@@ -100,13 +97,6 @@ def _of_rows(spans):
   return span.Spans(jnp.broadcast_to(means_L, longest_BxLxN.shape[:2]), longest_BxLxN)
 
 
-def _inputs(config, embedding_VxD):
-  """What embeddings, of the whole vocabulary [V, D] or others, enter the model as."""
-  dtype = config.compute_dtype()
-  scale = config.width**0.5 if config.scale_embeddings else 1
-  return embedding_VxD.astype(dtype) * jnp.asarray(scale, dtype)
-
-
 class TransformerLM(nn.Module):
   """A decoder-only language model under the model contract.
 
@@ -124,7 +114,9 @@ class TransformerLM(nn.Module):
     c, V = self.config, self.vocabulary_size
     dtype = self.dtype = c.compute_dtype()
     param_dtype = jnp.promote_types(dtype, jnp.float32)
-    self._setup_vocabulary(V, param_dtype)
+    self.head = heads.Head(c, V)
+    nn.share_scope(self, self.head)
+    self.head.declare()
     n = c.ngram
     if n is not None and n.layer != 'attention':
       self.ngrammer = ngrams.layer(c, dtype, V)
@@ -149,36 +141,6 @@ class TransformerLM(nn.Module):
     shape, names = (c.context_heads, H), ('content_bias', 'position_bias')
     return tuple(self.param(name, init, shape, param_dtype) for name in names)
 
-  def _setup_vocabulary(self, V, param_dtype):
-    c, a = self.config, self.config.adaptive_softmax
-    if a is not None:
-      self.adaptive_softmax = adaptive_softmax.AdaptiveSoftmax(
-        V,
-        c.width,
-        a.cutoffs,
-        a.divisor,
-        a.embedding_width,
-        c.tie_embeddings,
-        a.tied_projections,
-        a.project_same_width,
-        c.vocabulary_chunk,
-        self.dtype,
-      )
-      return
-    # Multiplied by sqrt(D), the embeddings of one token then have unit variance.
-    init = nn.initializers.normal(c.width**-0.5)
-    table = nn.with_logical_partitioning(init, ('vocab', 'embed'))
-    self.embedding = self.param('embedding', table, (V, c.width), param_dtype)
-    self.softmax_weight = (
-      self.embedding
-      if c.tie_embeddings
-      else self.param('softmax_weight', table, (V, c.width), param_dtype)
-    )
-    zeros = nn.with_logical_partitioning(nn.initializers.zeros, ('vocab',))
-    self.softmax_bias = (
-      self.param('softmax_bias', zeros, (V,), param_dtype) if c.softmax_bias else None
-    )
-
   def __call__(
     self,
     tokens_BxT: jax.Array,
@@ -201,7 +163,7 @@ class TransformerLM(nn.Module):
       train: draw dropout from the rng `dropout`.
     """
     c = self.config
-    if prefix_BxT is not None and c.position in model_config.BACKWARD_POSITIONS:
+    if prefix_BxT is not None and not c.sees_later_tokens:
       raise ValueError(f'a prefix sees later tokens, model.position={c.position!r} knows none')
     if starts_BxT is None:
       starts_BxT = jnp.zeros(tokens_BxT.shape, bool)
@@ -210,7 +172,7 @@ class TransformerLM(nn.Module):
     segment = view.Segment(documents_BxT, starts_BxT, valid_BxT, prefix_BxT)
     views, known = view.views(c, segment, memory, self.shared, self.windows)
     next_memory |= known
-    x_BxTxD, vocabulary = self._embed(tokens_BxT)
+    x_BxTxD, vocabulary = self.head.embed(tokens_BxT)
 
     def join(x_BxTxD, vocabulary=None):
       x_BxTxD, next_memory['ngram'] = self.ngrammer(
@@ -260,18 +222,6 @@ class TransformerLM(nn.Module):
     keys = jax.random.split(self.make_rng('dropout'), c.layers + 2)
     return keys[0], keys[1:-1], keys[-1], jax.random.fold_in(keys[0], 1)
 
-  def _embed(self, tokens_BxT):
-    """The inputs [B, T, D], and the table that they were looked up in where there is one."""
-    c = self.config
-    if c.adaptive_softmax is not None:
-      x_BxTxD = _inputs(c, self.adaptive_softmax.embed(tokens_BxT))
-      # A cluster that is looked up needs the token alone.
-      return block.whole_width(x_BxTxD), quantizer.Vocabulary(None, tokens_BxT)
-    # Rows stay sharded, columns come together: the batch is already spread over their axis.
-    table_VxD = nn.with_logical_constraint(_inputs(c, self.embedding), ('vocab', None))
-    x_BxTxD = block.whole_width(table_VxD[tokens_BxT])
-    return x_BxTxD, quantizer.Vocabulary(table_VxD, tokens_BxT)
-
   def _positioned(self, x_BxTxD, seen):
     """The inputs with what tells positions apart, where that is added to them."""
     wide, T = jnp.promote_types(self.dtype, jnp.float32), x_BxTxD.shape[1]
@@ -290,26 +240,16 @@ class TransformerLM(nn.Module):
     return sorted({0, place or 0, len(kinds)} | changes)
 
   def scores(self, hidden_BxTxD: jax.Array, targets_BxT: jax.Array) -> softmax.TokenScores:
-    """Negative log-likelihood in nats of every target, and whether it was the best guess."""
-    if self.config.adaptive_softmax is not None:
-      return self.adaptive_softmax.scores(hidden_BxTxD, targets_BxT)
-    return softmax.token_scores(
-      hidden_BxTxD,
-      self.softmax_weight,
-      self.softmax_bias,
-      targets_BxT,
-      self.config.vocabulary_chunk,
-    )
+    """See `heads.Head.scores`."""
+    return self.head.scores(hidden_BxTxD, targets_BxT)
 
   def logits(self, hidden_BxTxD: jax.Array) -> jax.Array:
-    """Logits [B, T, V] in at least float32; log-probabilities of an adaptive softmax."""
-    if self.config.adaptive_softmax is not None:
-      return self.adaptive_softmax.log_probs(hidden_BxTxD)
-    return softmax.full_logits(hidden_BxTxD, self.softmax_weight, self.softmax_bias)
+    """See `heads.Head.logits`."""
+    return self.head.logits(hidden_BxTxD)
 
   def log_probs(self, hidden_BxTxD: jax.Array) -> jax.Array:
     """Log-probabilities [B, T, V] of the token after each, in nats."""
-    return jax.nn.log_softmax(self.logits(hidden_BxTxD))
+    return jax.nn.log_softmax(self.head.logits(hidden_BxTxD))
 
   def _block(self, scanned):
     """The block class, computed again in the backward pass as the config says."""
@@ -349,22 +289,3 @@ class TransformerLM(nn.Module):
     x_BxTxD, stacked = jax.lax.scan(one_layer, x_BxTxD, layers)
     rest = [jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(len(blocks))]
     return x_BxTxD, [memory for memory, _ in rest], [spans for _, spans in rest]
-
-
-def for_serving(model: TransformerLM, params: Any, codebook: Any) -> Any:
-  """The codebook as its result: the cluster of every token of the vocabulary.
-
-  For a layer on the embedding the cluster depends on the token alone. Made from the
-  variables that it serves with, it is never of an earlier step; the ids are the same.
-  """
-  c = model.config
-  if c.ngram is None or c.ngram.clusters is None or c.ngram.layer != 'input':
-    return codebook
-  if c.adaptive_softmax is not None:  # there is no table of all inputs
-    return codebook
-  n, rows_VxD = c.ngram, _inputs(c, params['embedding'])
-  rows_VxNxH = rows_VxD.reshape(len(rows_VxD), n.heads or c.heads, -1)
-  centroids_NxKxH = codebook['ngrammer']['quantizer']['centroids']
-  rows_VxNxH = quantizer.clustered(rows_VxNxH, n.prenormalize)
-  ids_VxN = quantizer.nearest_of_rows(rows_VxNxH, centroids_NxKxH)
-  return {'ngrammer': {'quantizer': {'token_ids': ids_VxN}}}

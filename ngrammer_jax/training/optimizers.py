@@ -37,6 +37,13 @@ LABELS = {
   'span_bias': 'dense',
   'persistent_keys': 'dense',
   'persistent_values': 'dense',
+  'input_kernel': 'dense',
+  'recurrent_kernel': 'dense',
+  'score': 'dense',
+  'input_words': 'dense',
+  'output_words': 'dense',
+  'temporal': 'dense',
+  'output_temporal': 'dense',
   'table': 'ngram_table',
 }
 

@@ -19,7 +19,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import progress, sharding
 from ngrammer_jax.data import streams
 from ngrammer_jax.evaluation import language_modeling
-from ngrammer_jax.models import transformer, view
+from ngrammer_jax.models import language_model, view
 from ngrammer_jax.training import manifest, optimizers, windows
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
@@ -37,8 +37,8 @@ class Programs:
   def __init__(self, config: experiment.Config, vocabulary_size: int, mesh: jax.sharding.Mesh):
     self._config, self.mesh = config, mesh
     self._optimizer = optimizers.make(config.optimizer, config.training.steps)
-    self._model = transformer.TransformerLM(config.model, vocabulary_size)
-    self._evaluated = transformer.TransformerLM(config.evaluation_model(), vocabulary_size)
+    self._model = language_model.build(config.model, vocabulary_size)
+    self._evaluated = language_model.build(config.evaluation_model(), vocabulary_size)
     self._compiled: dict[view.Windows | None, Callable] = {}
     self._evaluators: dict[view.Windows | None, language_modeling.Evaluator] = {}
     self.windows, self.changes = windows.first(config.model), 0
@@ -149,7 +149,7 @@ class Programs:
       )
     return self._evaluators[model.windows]
 
-  def evaluated(self, state: train_state.TrainState) -> transformer.TransformerLM:
+  def evaluated(self, state: train_state.TrainState) -> language_model.LanguageModel:
     """The model as a state is evaluated, with windows that hold its spans.
 
     Those in force may not, after the last step of a call; they stay what they are, for a resume

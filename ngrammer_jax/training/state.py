@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from ngrammer_jax import sharding
-from ngrammer_jax.models import initialization, transformer
+from ngrammer_jax.models import initialization, language_model
 
 
 class TrainState(struct.PyTreeNode):
@@ -31,7 +31,7 @@ class TrainState(struct.PyTreeNode):
 
 
 def initialiser(
-  model: transformer.TransformerLM,
+  model: language_model.LanguageModel,
   optimizer: optax.GradientTransformation,
   batch_size: int,
   seed: int,
@@ -40,7 +40,7 @@ def initialiser(
 ) -> tuple[Any, Any]:
   """How to make the first state, and what it looks like without making it.
 
-  `growth` is that of the windows of the model (see `transformer.empty_memory`).
+  `growth` is that of the windows of the model (see `language_model.empty_memory`).
 
   Returns:
     A function of no arguments that makes the sharded state, and the abstract state:
@@ -49,9 +49,9 @@ def initialiser(
 
   def boxed():
     tokens = jnp.zeros((batch_size, 1), jnp.int32)
-    memory = transformer.empty_memory(model.config, batch_size)
+    memory = language_model.empty_memory(model.config, batch_size)
     variables = model.clone(windows=None).init(jax.random.key(seed), tokens, memory)
-    memory = transformer.empty_memory(model.config, batch_size, 0, model.windows, growth)
+    memory = language_model.empty_memory(model.config, batch_size, 0, model.windows, growth)
     params = variables['params']
     if model.config.initial is not None:
       key = jax.random.fold_in(jax.random.key(seed), 1)

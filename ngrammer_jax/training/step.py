@@ -15,7 +15,7 @@ from ngrammer_jax import sharding
 from ngrammer_jax.data import streams
 from ngrammer_jax.layers import quantizer
 from ngrammer_jax.models import config as model_config
-from ngrammer_jax.models import ngrams, transformer
+from ngrammer_jax.models import language_model, ngrams
 from ngrammer_jax.training import accumulation, optimizers, windows
 from ngrammer_jax.training import state as train_state
 
@@ -23,7 +23,7 @@ Metrics = dict[str, jax.Array]
 
 
 def train_step(
-  model: transformer.TransformerLM,
+  model: language_model.LanguageModel,
   optimizer: optax.GradientTransformation,
   seed: int,
   state: train_state.TrainState,
@@ -148,7 +148,7 @@ def _quantizer_metrics(old, new, whole) -> Metrics:
 
 
 def make_call(
-  model: transformer.TransformerLM,
+  model: language_model.LanguageModel,
   optimizer: optax.GradientTransformation,
   seed: int,
   abstract: train_state.TrainState,

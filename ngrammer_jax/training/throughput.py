@@ -42,6 +42,10 @@ def forward_flops(
   projected with every segment; what is computed again for the backward pass is not counted.
   """
   D, F, N = config.width, config.feed_forward_width, config.heads
+  clusters = (config.ngram.clusters or 0) if config.ngram else 0
+  if config.recurrent is not None:
+    width, layer = config.recurrent.width, config.recurrent.products(D)
+    return 2 * (layer + _output(config, width, vocabulary_size) + D * clusters)
   M = 0 if config.memory is None else config.memory.length
   fixed = config.memory is not None and config.memory.window() is not None
   attention = 0.0
@@ -55,11 +59,15 @@ def forward_flops(
   if config.persistent is not None:
     attention += config.layers * 2 * D * config.persistent.vectors
   feed_forward = (3 if config.gated else 2) * D * F
-  clusters = (config.ngram.clusters or 0) if config.ngram else 0
-  output = D * vocabulary_size
-  if config.adaptive_softmax is not None:
-    output = config.adaptive_softmax.products(D, vocabulary_size)
+  output = _output(config, D, vocabulary_size)
   return 2 * (attention + config.layers * feed_forward + output + D * clusters)
+
+
+def _output(config, width, vocabulary_size):
+  """Multiplications of the output layer for one token."""
+  if config.adaptive_softmax is None:
+    return width * vocabulary_size
+  return config.adaptive_softmax.products(width, vocabulary_size)
 
 
 def train_flops(

@@ -9,7 +9,7 @@ import pytest
 
 from ngrammer_jax import errors
 from ngrammer_jax.layers import attention
-from ngrammer_jax.models import attention_config, transformer
+from ngrammer_jax.models import attention_config, heads, transformer
 from ngrammer_jax.models import config as model_config
 from tests.conftest import assert_close, random_variables
 
@@ -170,7 +170,7 @@ def build(change, dtype, serving=False, memory=None):
   memory = transformer.empty_memory(config, 2 * T)
   variables = random_variables(model, TOKENS, memory, dtype=dtype)
   if serving:
-    served = transformer.for_serving(model, variables['params'], variables['codebook'])
+    served = heads.for_serving(model.config, variables['params'], variables['codebook'])
     variables = variables | {'codebook': served}
 
   @jax.jit

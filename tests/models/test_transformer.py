@@ -8,7 +8,7 @@ import pytest
 
 from ngrammer_jax.layers import documents, position
 from ngrammer_jax.models import config as model_config
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import heads, transformer
 from tests import jaxprs
 from tests.conftest import assert_close, random_variables
 
@@ -321,7 +321,7 @@ def test_serving_with_cached_clusters_is_the_same(x64, fields, scale):
   ngram = dataclasses.replace(NGRAM, heads=2, **fields)
   model = small_model(ngram=ngram, dtype='float64', scale_embeddings=scale)
   variables = jax.tree.map(lambda a: a.astype('float64'), variables_of(model))
-  served = transformer.for_serving(model, variables['params'], variables['codebook'])
+  served = heads.for_serving(model.config, variables['params'], variables['codebook'])
   assert jax.tree.map(jnp.shape, served) == {'ngrammer': {'quantizer': {'token_ids': (V, 2)}}}
   (hidden, memory), (expected, kept) = (
     run(model, {**variables, 'codebook': codebook}, random_tokens())
@@ -343,7 +343,7 @@ def test_serving_with_cached_clusters_is_the_same(x64, fields, scale):
 def test_where_clusters_depend_on_more_than_the_token_nothing_is_cached(fields):
   model = small_model(**fields)
   codebook = {'any': 'thing'}
-  assert transformer.for_serving(model, {}, codebook) is codebook
+  assert heads.for_serving(model.config, {}, codebook) is codebook
 
 
 def test_training_clusters_the_vocabulary_where_it_is_smaller():

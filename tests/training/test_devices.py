@@ -13,7 +13,7 @@ from ngrammer_jax import sharding
 from ngrammer_jax.data import streams
 from ngrammer_jax.evaluation import scoring
 from ngrammer_jax.models import config as model_config
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import language_model, transformer
 from ngrammer_jax.training import optimizers
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
@@ -38,7 +38,7 @@ def mesh_of(shape):
 
 def run(shape, config=CONFIG, windows=None, parts=1):
   """The compiled program, and state and metrics after two steps."""
-  model = transformer.TransformerLM(config, V, windows)
+  model = language_model.build(config, V, windows)
   optimizer = optimizers.make(experiment.OptimizerConfig(epsilon=1e-3), 10)
   mesh = mesh_of(shape)
   create, abstract = train_state.initialiser(model, optimizer, B, 0, mesh)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, files, mesh_config, runs
+from ngrammer_jax import errors, evaluation_config, files, mesh_config, runs
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.training import loop, record
 
@@ -187,7 +187,7 @@ def test_what_may_change_on_resume(tiny, tmp_path):
     optimizer={'schedule': 'constant'},
     training=more,
     mesh=mesh_config.MeshConfig(data=2, fsdp=2, model=2),
-    evaluation=experiment.EvaluationConfig(streams=2),
+    evaluation=evaluation_config.EvaluationConfig(streams=2),
   )
   assert loop.train(config, tmp_path / 'run')
   assert final_state(tmp_path / 'run').step == 16

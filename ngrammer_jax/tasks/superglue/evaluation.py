@@ -16,7 +16,7 @@ from ngrammer_jax import errors, files, sharding
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.decoding import generation, sampling
 from ngrammer_jax.evaluation import ranking
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import heads, language_model
 from ngrammer_jax.tasks.superglue import formats, metrics, reader
 
 
@@ -50,7 +50,7 @@ class Evaluator:
 
   def __init__(
     self,
-    model: transformer.TransformerLM,
+    model: language_model.LanguageModel,
     mesh: jax.sharding.Mesh,
     vocabulary: vocabularies.Vocabulary,
     rows: int,
@@ -63,7 +63,7 @@ class Evaluator:
     self._rank = ranking.Ranker(model, mesh, rows, bidirectional)
     self._generate = generation.Generator(model, mesh, length, rows, bidirectional)
     self._mesh = mesh
-    self._serve = jax.jit(functools.partial(transformer.for_serving, model))
+    self._serve = jax.jit(functools.partial(heads.for_serving, model.config))
 
   def __call__(
     self,

@@ -67,12 +67,11 @@ def config_of(
       f'init_from={config.init_from}: model.position={model.position!r} counts within a segment, '
       f'and an answer is scored apart from its inputs: pre-train with another position'
     )
-  if config.finetune.prefix == 'bidirectional' and model.position in (
-    model_config.BACKWARD_POSITIONS
-  ):
+  if config.finetune.prefix == 'bidirectional' and not model.sees_later_tokens:
+    what = 'model.recurrent' if model.recurrent else f'model.position={model.position!r}'
     raise errors.BadInput(
-      f'finetune.prefix="bidirectional" sees later tokens, but model.position={model.position!r} '
-      f'of init_from={config.init_from} has nothing for them: use finetune.prefix="causal"'
+      f'finetune.prefix="bidirectional" sees later tokens, but {what} of init_from='
+      f'{config.init_from} has nothing for them: use finetune.prefix="causal"'
     )
   if model.memory is not None and model.memory.across_documents:  # examples are documents
     model = dataclasses.replace(

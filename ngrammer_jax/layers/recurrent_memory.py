@@ -1,0 +1,91 @@
+"""The memory block of recurrent memory networks, RM(+tM-g) (Tran, Bisazza and Monz 2016).
+
+A recurrent layer attends to the last words, the current one among them:
+
+  p_i = softmax_i((M[x_i] + T_i) h),  s = sum p_i (C[x_i] + T'_i)
+  z = sigmoid(W_z s + U_z h),  q = sigmoid(W_q s + U_q h)
+  h* = (1 - z) h + z tanh(W s + U (q h))
+
+B batch, T segment length, S slots, L words, K hidden size, V vocabulary.
+"""
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from ngrammer_jax.layers import linear, readout, recurrence
+
+
+class RecurrentMemory(nn.Module):
+  """h* of the outputs and the words; where a document starts, there are fewer words.
+
+  Parameters: `input_words` (M) and `output_words` (C) [V, K]; `temporal` (T) [L, K], the row of the
+  current word last, and `output_temporal` (T') where there are two tables; the maps [K, K]
+  `update`, `reset` and `candidate` of s, and `update_h`, `reset_h` and `candidate_h` of h.
+
+  Attributes:
+    vocabulary_size: V.
+    window: L.
+    temporal_tables: 1: T' is none, as in the paper's equations; 2, as in the authors' code.
+    bias: of the six maps, as in the authors' code.
+    init: of all parameters.
+    dtype: of the computation.
+  """
+
+  vocabulary_size: int
+  window: int = 15
+  temporal_tables: int = 1
+  bias: bool = False
+  init: nn.initializers.Initializer = recurrence.symmetric(0.1)
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self,
+    h_BxTxK: jax.Array,
+    tokens_BxT: jax.Array,
+    documents_BxT: jax.Array,
+    memory: readout.Memory,
+    valid_BxT: jax.Array | None = None,
+  ) -> tuple[jax.Array, readout.Memory]:
+    """h* [B, T, K], and the memory of L - 1 words for the next segment."""
+    B, T, K = h_BxTxK.shape
+    tokens_BxS, documents_BxS, memory = readout.joined(memory, tokens_BxT, documents_BxT, valid_BxT)
+    steps = list(range(self.window - 1, -1, -1))  # the current word last
+    seen = readout.visible(documents_BxS, steps, documents_BxT)
+    wide = jnp.promote_types(self.dtype, jnp.float32)
+    temporal_LxK = self._table('temporal', (None, None), self.window, K)
+    words_BxSxK = self._table('input_words', ('vocab', 'embed'), self.vocabulary_size, K)[
+      tokens_BxS
+    ]
+    score = lambda s, row_K: jnp.einsum(
+      'btk,btk->bt', readout.back(words_BxSxK, s, T) + row_K, h_BxTxK, preferred_element_type=wide
+    )
+    scores_BxTxL = jnp.stack([score(*each) for each in zip(steps, temporal_LxK, strict=True)], -1)
+    words_BxSxK = self._table('output_words', ('vocab', 'embed'), self.vocabulary_size, K)[
+      tokens_BxS
+    ]
+    values = [readout.back(words_BxSxK, s, T) for s in steps]
+    if self.temporal_tables == 2:
+      rows = self._table('output_temporal', (None, None), self.window, K)
+      values = [value + row_K for value, row_K in zip(values, rows, strict=True)]
+    read_BxTxK, weights = readout.attend(scores_BxTxL, values, jnp.concatenate(seen, axis=-1))
+    self.sow('intermediates', 'weights', weights)
+    return self._gated(read_BxTxK, h_BxTxK), memory
+
+  def _gated(self, s_BxTxK, h_BxTxK):
+    z_BxTxK = nn.sigmoid(self._linear('update', s_BxTxK) + self._linear('update_h', h_BxTxK))
+    q_BxTxK = nn.sigmoid(self._linear('reset', s_BxTxK) + self._linear('reset_h', h_BxTxK))
+    of_h_BxTxK = self._linear('candidate_h', q_BxTxK * h_BxTxK)
+    new_BxTxK = jnp.tanh(self._linear('candidate', s_BxTxK) + of_h_BxTxK)
+    return (1 - z_BxTxK) * h_BxTxK + z_BxTxK * new_BxTxK
+
+  def _linear(self, name, x_BxTxK):
+    return linear.Linear(
+      (x_BxTxK.shape[-1],), ('embed', 'mlp'), 1, self.bias, self.dtype, self.init, name=name
+    )(x_BxTxK)
+
+  def _table(self, name, names, rows, K):
+    init = nn.with_logical_partitioning(self.init, names)
+    wide = jnp.promote_types(self.dtype, jnp.float32)
+    return self.param(name, init, (rows, K), wide).astype(self.dtype)

@@ -1,0 +1,348 @@
+"""Recurrent models: equal to slow loops, causal, the same in any segmentation."""
+
+import dataclasses
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax.interop import attention_lstm
+from ngrammer_jax.models import config as model_config
+from ngrammer_jax.models import language_model, recurrent_config
+from tests.conftest import assert_close, bad_input, data_root, random_variables
+from tests.models import attention_lstm_loop as loop
+
+V, W, B, T = 11, 4, 2, 9
+MODELS = {
+  'lstm': {'hidden': 5},
+  'rnn': {'hidden': 5, 'cell': 'rnn'},
+  'attention': {'hidden': 5, 'readout': 'attention', 'window': 4},
+  'attention of one': {'hidden': 5, 'readout': 'attention', 'window': 1},
+  'zeros': {'hidden': 5, 'readout': 'attention', 'window': 4, 'empty_slots': 'zeros'},
+  'key_value': {'hidden': 6, 'readout': 'key_value', 'window': 3},
+  'key_value_predict': {'hidden': 6, 'readout': 'key_value_predict', 'window': 12},
+  '4-gram': {'hidden': 8, 'readout': 'ngram', 'slices': 4},
+  '2-gram': {'hidden': 6, 'readout': 'ngram', 'slices': 2},
+  'memory': {'hidden': 5, 'readout': 'recurrent_memory', 'window': 4},
+  'memory of one': {'hidden': 5, 'readout': 'recurrent_memory', 'window': 1},
+  "memory of the authors' code": {
+    **{'hidden': 5, 'readout': 'recurrent_memory', 'window': 3},
+    **{'temporal_tables': 2, 'gate_bias': True},
+  },
+}
+NAMES = list(MODELS)
+
+
+def config_of(name, carry=True, dtype='float64', **fields):
+  r = recurrent_config.RecurrentConfig(carry_memory=carry, **MODELS[name])
+  how = attention_lstm.SWITCHES | {'dtype': dtype, 'width': W} | fields
+  config = model_config.ModelConfig(recurrent=r, **how)
+  config.check()
+  return config
+
+
+def model_of(config, vocabulary_size=V):
+  """The model, random variables and an empty memory of B rows."""
+  model = language_model.build(config, vocabulary_size)
+  memory = language_model.empty_memory(config, B)
+  variables = random_variables(model, jnp.zeros((B, 1), jnp.int32), memory, dtype=config.dtype)
+  return model, variables, memory
+
+
+def text(length=T, seed=0):
+  """Tokens, and where documents start: in the middle, at neighbours, at the end."""
+  rng = np.random.default_rng(seed)
+  tokens = rng.integers(0, V, (B, length)).astype(np.int32)
+  starts = np.zeros((B, length), bool)
+  starts[0, [0, length // 2]] = True
+  starts[1, [3, 4, length - 1]] = True
+  return tokens, starts
+
+
+@pytest.mark.parametrize('carry', [True, False])
+@pytest.mark.parametrize('name', NAMES)
+def test_equals_a_loop_over_tokens(x64, name, carry):
+  config, rng = config_of(name, carry), np.random.default_rng(1)
+  r = config.recurrent
+  kind = {'readout': r.readout, 'two_tables': r.temporal_tables == 2, 'gate_bias': r.gate_bias}
+  arrays = loop.parameters(
+    rng, kind.pop('readout'), V, W, r.hidden, r.window, r.slices, r.parts, **kind,
+    gates=1 if r.cell == 'rnn' else 4,
+  )  # fmt: skip
+  params = attention_lstm.load_language_model(arrays, config, V)
+  model, memory = language_model.build(config, V), language_model.empty_memory(config, B)
+  step = jax.jit(lambda tokens, memory, starts: model.apply(
+    params, tokens, memory, starts_BxT=starts, mutable=['intermediates'],
+  ))  # fmt: skip
+  zero = np.zeros(r.hidden)
+  states = [((zero, zero), [])] * B
+  tokens, starts = text(2 * T)
+  for part in (slice(0, T), slice(T, 2 * T)):
+    (hidden, memory, _), seen = step(tokens[:, part], memory, starts[:, part])
+    log_probs = model.apply(params, hidden, method='log_probs')
+    for row in range(B):
+      if not carry:
+        states[row] = (states[row][0], [])
+      how = r.readout, tokens[row, part], starts[row, part], states[row], r.window
+      (h, weights, star, logs), states[row] = loop.run(
+        arrays, *how, r.empty_slots == 'zeros', r.slices
+      )
+      assert_close(hidden[row], star, 1e-12)
+      assert_close(log_probs[row], logs, 1e-12)
+      assert_close(memory['state']['h'][row], h[-1], 1e-12)
+      if 'intermediates' in seen:
+        assert_close(seen['intermediates']['readout']['weights'][0][row], weights, 1e-12)
+
+
+def test_the_loop_is_that_of_the_reference(reference):
+  data_root('reference')
+  f = reference('daniluk_kvp')
+  arrays = {k[6:]: v for k, v in f.items() if k.startswith('param/')}
+  k, L = int(f['cfg/k']), int(f['cfg/L'])
+  for row in range(int(f['cfg/B'])):
+    state = ((np.zeros(k), np.zeros(k)), [])
+    for j in range(int(f['cfg/nchunk'])):
+      how = 'key_value_predict', f['x'][j][row], f['first'][j][row], state, L
+      (h, weights, star, logs), state = loop.run(arrays, *how)
+      for name, found in (('att', weights), ('hstar', star), ('logprob', logs)):
+        assert_close(found, f[f'{name}/1/{j}'][row], 1e-12)
+      assert_close(h, f[f'h/{j}'][row], 1e-12)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_any_segmentation_is_one_pass(x64, name):
+  config = config_of(name)
+  model, variables, memory = model_of(config)
+  tokens, starts = text()
+  run = jax.jit(lambda t, m, s: model.apply(variables, t, m, starts_BxT=s)[:2])
+  whole, after = run(tokens, memory, starts)
+  for cuts in ([0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [0, 2, 9], [0, 5, 8, 9]):
+    now, parts = memory, []
+    for first, last in zip(cuts[:-1], cuts[1:], strict=True):
+      hidden, now = run(tokens[:, first:last], now, starts[:, first:last])
+      parts.append(hidden)
+    assert_close(jnp.concatenate(parts, axis=1), whole, 1e-12)
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-12), now, after)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_padding_changes_nothing_that_follows(x64, name):
+  config = config_of(name)
+  model, variables, memory = model_of(config)
+  tokens, starts = text()
+  run = jax.jit(lambda t, m, s, v: model.apply(variables, t, m, starts_BxT=s, valid_BxT=v)[:2])
+  ones = np.ones((B, T), np.int32)
+  _, expected = run(tokens[:, :4], memory, starts[:, :4], ones[:, :4])
+  padded, valid = tokens[:, :7].copy(), np.repeat([[1] * 4 + [0] * 3], B, axis=0)
+  padded[:, 4:] = 1
+  none = np.where(valid, starts[:, :7], False)
+  _, found = run(padded, memory, none, valid)
+  jax.tree.map(lambda a, b: assert_close(a, b, 1e-12), found, expected)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_causal_and_no_further_than_the_window(x64, name):
+  """By gradients: of h* at t, by the inputs of every token, within a document and across."""
+  config = config_of(name)
+  r = config.recurrent
+  model, variables, memory = model_of(config)
+  bound = model.bind(variables)
+  tokens, starts = text()
+  documents = np.cumsum(starts, axis=1)
+  h_BxTxK = jnp.asarray(np.random.default_rng(2).normal(size=(B, T, r.hidden)))
+
+  def read(h_BxTxK):
+    return bound._read(h_BxTxK, tokens, jnp.asarray(documents), memory, None)[0]
+
+  if r.readout == 'none':
+    assert read(h_BxTxK) is h_BxTxK
+    return
+  jacobian = jax.jit(jax.jacobian(lambda h: read(h).sum(axis=-1)))(h_BxTxK)
+  reach = np.abs(jacobian).max(axis=(0, 2, 4)) > 0
+  same = (documents[:, :, None] == documents[:, None]).any(axis=0)
+  distance = np.arange(T)[:, None] - np.arange(T)[None]
+  slots = 0 if r.readout == 'recurrent_memory' else r.slots
+  allowed = (distance >= 0) & (distance <= slots)
+  assert not (reach & ~(allowed & same)).any()
+  if slots:
+    assert reach[(distance == 1) & allowed & (documents[0][:, None] == documents[0][None])].any()
+
+
+def test_one_slot_has_all_the_weight(x64):
+  config = config_of('attention of one')
+  model, variables, memory = model_of(config)
+  tokens, starts = text()
+  _, seen = model.apply(variables, tokens, memory, starts_BxT=starts, mutable=['intermediates'])
+  weights = np.asarray(seen['intermediates']['readout']['weights'][0])[..., 0]
+  there = ~starts
+  there[:, 0] = False  # nothing comes before
+  assert (weights == there).all()
+
+
+def test_the_recurrence_does_not_know_the_readout(x64):
+  config = config_of('attention')
+  model, variables, memory = model_of(config)
+  tokens, starts = text()
+  other = jax.tree.map(lambda leaf: leaf, variables)
+  other['params']['readout'] = jax.tree.map(lambda leaf: leaf + 1, variables['params']['readout'])
+  states = [
+    model.apply(of, tokens, memory, starts_BxT=starts)[1]['state'] for of in (variables, other)
+  ]
+  jax.tree.map(np.testing.assert_array_equal, *states)
+
+
+@pytest.mark.parametrize('chunk', [None, 4])
+def test_a_uniform_model_has_the_perplexity_of_its_vocabulary(chunk):
+  config = config_of('key_value', dtype='float32', vocabulary_chunk=chunk)
+  model, variables, memory = model_of(config)
+  for name in ('softmax_weight', 'softmax_bias'):
+    variables['params'][name] = jnp.zeros_like(variables['params'][name])
+  tokens, starts = text()
+  hidden, _, _ = jax.jit(model.apply)(variables, tokens, memory, starts_BxT=starts)
+  score = jax.jit(lambda *given: model.apply(*given, method='scores'))
+  nll = score(variables, hidden, tokens).nll_BxT
+  np.testing.assert_allclose(np.exp(nll.mean()), V, rtol=1e-6)
+
+
+def test_parameters_begin_as_in_the_paper():
+  r = recurrent_config.RecurrentConfig(hidden=60, readout='key_value_predict')
+  config = model_config.ModelConfig(width=30, recurrent=r, **attention_lstm.SWITCHES)
+  model, memory = language_model.build(config, 50), language_model.empty_memory(config, 1)
+  params = model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32), memory)['params']
+  params = jax.tree.map(np.asarray, nn.unbox(params))
+  np.testing.assert_array_equal(params['recurrence']['bias'][1], 1)
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    leaf = np.delete(leaf, 1, axis=0) if 'bias' in str(path) and leaf.ndim == 2 else leaf
+    assert np.abs(leaf).max() <= 0.1 and leaf.min() < -0.05 < 0.05 < leaf.max(), path
+    assert abs(leaf.std() - 0.1 / 3**0.5) < 0.02
+
+
+# Table 2 of the paper: sizes and numbers of parameters without the embedding.
+PUBLISHED = {
+  'lstm': ({'hidden': 300}, 23_898_200),
+  'rnn': ({'hidden': 307, 'cell': 'rnn'}, 23_902_656),
+  'attention': ({'hidden': 296, 'readout': 'attention'}, 23_926_608),
+  'key_value': ({'hidden': 560, 'readout': 'key_value'}, 23_879_520),
+  'as printed': ({'hidden': 834, 'readout': 'key_value_predict'}, 25_578_774),
+  'matched': ({'hidden': 786, 'readout': 'key_value_predict'}, 23_943_366),
+  '2-gram': ({'hidden': 564, 'readout': 'ngram', 'slices': 2}, 23_901_488),
+  '3-gram': ({'hidden': 786, 'readout': 'ngram', 'slices': 3}, 23_874_460),
+  '4-gram': ({'hidden': 968, 'readout': 'ngram', 'slices': 4}, 23_858_824),
+  '5-gram': ({'hidden': 1120, 'readout': 'ngram', 'slices': 5}, 23_941_960),
+  'memory': ({'hidden': 300, 'readout': 'recurrent_memory', 'window': 15}, 70_642_700),
+}
+
+
+@pytest.mark.parametrize('name', PUBLISHED)
+def test_parameters_are_those_of_the_paper_and_of_the_model(name):
+  fields, count = PUBLISHED[name]
+  r = recurrent_config.RecurrentConfig(**fields)
+  assert r.parameters(300, 77_000) == count
+  config = model_config.ModelConfig(width=300, recurrent=r, **attention_lstm.SWITCHES)
+  model, memory = language_model.build(config, 77_000), language_model.empty_memory(config, 1)
+  shapes = jax.eval_shape(
+    lambda: model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32), memory)
+  )
+  sizes = [leaf.size for leaf in jax.tree.leaves(shapes)]
+  assert sum(sizes) == count + 77_000 * 300
+
+
+@pytest.mark.parametrize(
+  'readout, slices, hidden, small',
+  [
+    ('none', 4, 300, 128),
+    ('attention', 4, 296, 123),
+    ('key_value', 4, 560, 214),
+    ('key_value_predict', 4, 786, 279),
+    ('ngram', 2, 564, 218),
+    ('ngram', 3, 786, 279),
+    ('ngram', 4, 968, 320),
+    ('ngram', 5, 1120, 355),
+  ],
+)
+def test_the_size_for_a_budget(readout, slices, hidden, small):
+  r = recurrent_config.RecurrentConfig(readout=readout, slices=slices)
+  assert r.matched(23_898_200, 300, 77_000).hidden == hidden
+  lstm = recurrent_config.RecurrentConfig(hidden=128)
+  assert r.matched(lstm.parameters(128, 10_000), 128, 10_000).hidden == small
+
+
+def test_latent_bigrams_at_the_input(x64):
+  """One switch: the clusters are those of the layer alone, and segments are handed on."""
+  n = model_config.NGramConfig(clusters=4, vocabulary_size=16, dim=2, heads=2)
+  config = config_of('key_value_predict', ngram=n)
+  model, variables, memory = model_of(config)
+  tokens, starts = text()
+  run = jax.jit(lambda v, t, m, s: model.apply(v, t, m, starts_BxT=s)[:2])
+  whole, _ = run(variables, tokens, memory, starts)
+  first, now = run(variables, tokens[:, :4], memory, starts[:, :4])
+  second, _ = run(variables, tokens[:, 4:], now, starts[:, 4:])
+  assert_close(jnp.concatenate([first, second], axis=1), whole, 1e-12)
+  table = variables['params']['ngrammer']['table']
+  variables['params']['ngrammer']['table'] = table[::-1]
+  assert np.abs(run(variables, tokens, memory, starts)[0] - whole).max() > 1e-3
+
+
+def resolved(**fields):
+  given = {'tie_embeddings': False, 'width': 12} | fields
+  return experiment.resolve({'model': given})
+
+
+def test_bad_values_are_named():
+  for fields, message in (
+    (
+      {'recurrent': {'hidden': 100, 'readout': 'key_value_predict'}},
+      'model.recurrent.hidden=100 does not divide into the 3 parts of model.recurrent.readout='
+      "'key_value_predict': use 99 or 102",
+    ),
+    (
+      {'recurrent': {'hidden': 3, 'readout': 'ngram', 'slices': 4}},
+      'model.recurrent.hidden=3 does not divide into the 4 slices of '
+      "model.recurrent.readout='ngram': use 4",
+    ),
+    (
+      {'recurrent': {'readout': 'values'}},
+      "model.recurrent.readout='values' is not one of: none, attention, key_value, "
+      'key_value_predict, ngram, recurrent_memory',
+    ),
+    ({'recurrent': {'window': 0}}, 'model.recurrent.window=0 must be at least 1'),
+    (
+      {'recurrent': {}, 'layers': 2},
+      'model.layers=2 is of Transformers, not of model.recurrent: leave it at 4',
+    ),
+    (
+      {'recurrent': {}, 'memory': {}},
+      "model.memory='...' is of Transformers, not of model.recurrent: leave it at None",
+    ),
+    (
+      {'recurrent': {'hidden': 24, 'readout': 'key_value'}, 'tie_embeddings': True, 'width': 10},
+      'model.tie_embeddings=True needs an output as wide as the embedding, but the readout has 12 '
+      'and model.width=10: use model.recurrent.hidden=20, or model.tie_embeddings=False',
+    ),
+    (
+      {'recurrent': {}, 'ngram': {'layer': 'end', 'heads': 2, 'dim': 2}},
+      'model.ngram.layer=\'end\' is of Transformers: with model.recurrent use "input"',
+    ),
+  ):
+    with bad_input(message):
+      resolved(**fields)
+
+
+def test_a_prefix_is_refused():
+  config = config_of('lstm', dtype='float32')
+  model, variables, memory = model_of(config)
+  tokens, _ = text()
+  with pytest.raises(ValueError, match='a prefix sees later tokens'):
+    model.apply(variables, tokens, memory, prefix_BxT=tokens > 0)
+
+
+def test_what_is_read_is_not_carried_unless_it_is_asked_for():
+  config = config_of('attention', carry=False, dtype='float32')
+  assert 'window' not in language_model.empty_memory(config, 1)
+  assert 'window' in language_model.empty_memory(config, 1, 1)  # token by token
+  assert 'window' in language_model.empty_memory(config_of('attention', dtype='float32'), 1)
+  r = dataclasses.replace(config.recurrent, readout='none', carry_memory=True)
+  assert 'window' not in language_model.empty_memory(dataclasses.replace(config, recurrent=r), 1)

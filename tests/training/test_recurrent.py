@@ -1,0 +1,140 @@
+"""Recurrent models through the whole program: the loop, resumes, meshes, evaluation, generation."""
+
+import dataclasses
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax import evaluation_config, runs, sharding
+from ngrammer_jax.decoding import generation, sampling
+from ngrammer_jax.evaluation import ranking
+from ngrammer_jax.models import config as model_config
+from ngrammer_jax.models import language_model, recurrent_config
+from ngrammer_jax.training import checkpoints, loop, optimizers
+from tests.conftest import bad_input
+from tests.models import test_recurrent as models
+from tests.training import test_devices, test_resume
+
+NGRAM = model_config.NGramConfig(clusters=4, vocabulary_size=32, dim=4, heads=2)
+READ = recurrent_config.RecurrentConfig(
+  hidden=24, readout='key_value_predict', window=5, carry_memory=True
+)
+
+
+def config_of(tiny, read=READ, ngram=NGRAM, **sections):
+  c = tiny(**sections)
+  model = model_config.ModelConfig(width=16, tie_embeddings=False, recurrent=read, ngram=ngram)
+  c = dataclasses.replace(c, model=model)
+  c.check()
+  return c
+
+
+def test_a_stopped_run_goes_on_as_if_nothing_had_been(tiny, tmp_path):
+  whole, stopped = tmp_path / 'whole', tmp_path / 'stopped'
+  c = config_of(tiny, optimizer={'schedule': 'constant'})
+  half = dataclasses.replace(c.training, steps=4)
+  loop.train(c, whole)
+  loop.train(dataclasses.replace(c, training=half), stopped)
+  loop.train(c, stopped)
+  assert test_resume.arrays(stopped) == test_resume.arrays(whole)
+  assert checkpoints.steps(stopped)[-1] == 12
+  run = runs.load_run(stopped)
+  losses = [line['loss'] for line in test_resume.records(stopped) if 'loss' in line]
+  assert losses[-1] < losses[0]
+  result = run.evaluate('validation')
+  assert result['protocol']['carry_memory'] is True
+  (made,) = run.generate('the union of states ' * 20, tokens=5, temperature=0)
+  assert len(made.tokens) <= 5
+  with bad_input(
+    'context=9 has no meaning for model.recurrent, whose state holds all it has read: leave it out'
+  ):
+    run.generate('a', context=9)
+
+
+@pytest.mark.parametrize('name', ['key_value_predict', '4-gram', 'memory'])
+@pytest.mark.parametrize('shape, parts', [((8, 1, 1), 1), ((2, 2, 2), 2)])
+def test_any_mesh_trains_alike(name, shape, parts):
+  """Adam's moments are in the state, so this compares the gradients too."""
+  config = models.config_of(name, dtype='float32', vocabulary_chunk=16)
+  _, state, metrics = test_devices.run((1, 1, 1), config)
+  _, state_n, metrics_n = test_devices.run(shape, config, parts=parts)
+  compare = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)
+  jax.tree.map(compare, metrics_n, metrics)
+  jax.tree.map(compare, state_n, state)
+
+
+@pytest.mark.parametrize('name', models.NAMES)
+def test_greedy_takes_what_one_pass_finds_most_likely(x64, name):
+  """Token by token, with prompts that are padded, whether segments hand on what is read or not."""
+  config = models.config_of(name, carry=False)
+  model, variables, _ = models.model_of(config)
+  mesh = sharding.make_mesh(-1)
+  prompts = [np.array([0, 3, 5]), np.array([0]), np.arange(9) % models.V]
+  generator = generation.Generator(model, mesh, recurrent_config.UNBOUNDED, 3)
+  stream = generator(variables['params'], {}, prompts, [0, 1, 2], sampling.Sampling(0))
+  made = np.stack(list(itertools.islice(stream, 5)), axis=1)
+  for prompt, tokens in zip(prompts, made, strict=True):
+    text = np.concatenate([prompt, tokens])[None].astype(np.int32)
+    memory = language_model.empty_memory(config, 1, 1)
+    hidden, _, _ = model.apply(variables, text, memory)
+    best = model.apply(variables, hidden, method='log_probs')[0].argmax(axis=-1)
+    np.testing.assert_array_equal(best[len(prompt) - 1 : -1], tokens)
+
+
+@pytest.mark.parametrize('name', ['key_value', '4-gram', 'memory'])
+def test_choices_forked_from_one_state_score_as_alone(x64, name):
+  config = models.config_of(name, carry=False)
+  model, variables, _ = models.model_of(config)
+  prefixes = [np.array([0, 3, 5, 7, 1]), np.array([2, 4])]
+  choices = [[np.array([1, 2, 3]), np.array([4]), np.array([4])], [np.array([5]), np.array([9, 9])]]
+  rank = ranking.Ranker(model, sharding.make_mesh(-1), 2)
+  for i, scores in rank(variables['params'], {}, prefixes, choices):
+    for choice, score in zip(choices[i], scores, strict=True):
+      text = np.concatenate([prefixes[i], choice])[None].astype(np.int32)
+      memory = language_model.empty_memory(config, 1, 1)
+      starts = np.arange(text.shape[1])[None] == 0
+      hidden, _, _ = model.apply(variables, text, memory, starts_BxT=starts)
+      logs = model.apply(variables, hidden, method='log_probs')[0]
+      places = range(len(prefixes[i]) - 1, text.shape[1] - 1)
+      alone = sum(logs[place, text[0, place + 1]] for place in places)
+      np.testing.assert_allclose(score, alone, rtol=1e-10)
+    if i == 0:
+      assert scores[1] == scores[2]
+
+
+def test_evaluation_may_hand_on_what_training_does_not(tiny):
+  read = dataclasses.replace(READ, carry_memory=False)
+  more = evaluation_config.EvaluationMemory(carry_memory=True)
+  c = config_of(tiny, read, evaluation=evaluation_config.EvaluationConfig(streams=4, memory=more))
+  assert not c.model.recurrent.carry_memory and c.evaluation_model().recurrent.carry_memory
+  wrong = evaluation_config.EvaluationMemory(length=4)
+  with bad_input(
+    'evaluation.memory is set, but the model has none: set model.memory, or evaluation.memory=None'
+  ):
+    config_of(tiny, evaluation=evaluation_config.EvaluationConfig(streams=4, memory=wrong))
+
+
+def test_every_parameter_has_an_optimiser():
+  for name in models.NAMES:
+    _, variables, _ = models.model_of(models.config_of(name, dtype='float32'))
+    assert set(jax.tree.leaves(optimizers.labels(variables['params']))) == {'dense'}
+
+
+def test_dropout_is_drawn_in_training_alone():
+  config = models.config_of('attention', dtype='float32', dropout=0.5)
+  model, variables, memory = models.model_of(config)
+  tokens, _ = models.text()
+  run = jax.jit(model.apply, static_argnames='train')
+  apply = lambda **how: run(variables, tokens, memory, **how)[0]
+  draw = lambda seed: apply(train=True, rngs={'dropout': jax.random.key(seed)})
+  assert (draw(0) == draw(0)).all() and not (draw(0) == draw(1)).all()
+  assert (apply() == apply()).all() and (np.asarray(draw(0)) == 0).any()
+
+
+def test_default_switches_are_those_of_the_paper():
+  assert not experiment.Config().model.recurrent
+  r = recurrent_config.RecurrentConfig()
+  assert (r.carry_memory, r.empty_slots, r.forget_bias, r.initial) == (False, 'mask', 1.0, 0.1)
