@@ -56,7 +56,8 @@ TRAIN = {
   ),
   'unknown corpus': (
     '--config.data.corpus=text9',
-    "data.corpus='text9' is not one of: sotu, text8, enwik8, wikitext, text, shards, c4/en",
+    "data.corpus='text9' is not one of: sotu, text8, enwik8, wikitext, text, shards, "
+    'wikitext_articles, cbt, c4/en',
   ),
   'no path of the corpus': (
     '--config.data.corpus=enwik8 --config.data.vocabulary=characters',
