@@ -81,7 +81,9 @@ def _cloze(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import cloze
 
   print(cloze.table(cloze.compare(options.workdir, options.results)))
-  print(f'first {options.workdir[0]}, second {options.workdir[1]}; p: McNemar, exact, two-sided')
+  print(
+    f'first {options.workdir[0]}, second {options.workdir[1]}; p of the strict ones: McNemar, exact'
+  )
 
 
 def _of_run(options, analysis, **size) -> None:

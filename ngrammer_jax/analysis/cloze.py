@@ -48,7 +48,8 @@ def compare(workdirs: list[pathlib.Path], name: str) -> dict[str, dict[str, Any]
   """For every kind of question, the accuracies of two runs and how likely chance is.
 
   `only_first` and `only_second` count questions that one run answers right and the other does not,
-  where a shared point is not right; `p` is of McNemar's exact test, two-sided.
+  and `p` is of McNemar's exact test, two-sided. A shared point is not right there, so the test is
+  of the strict accuracies.
 
   Raises:
     BadInput: not two runs, or not of the same questions.
@@ -70,6 +71,8 @@ def compare(workdirs: list[pathlib.Path], name: str) -> dict[str, dict[str, Any]
       'questions': len(pairs),
       'first': sum(a for a, _ in pairs) / len(pairs),
       'second': sum(b for _, b in pairs) / len(pairs),
+      'first_strict': sum(a == 1 for a, _ in pairs) / len(pairs),
+      'second_strict': sum(b == 1 for _, b in pairs) / len(pairs),
       'only_first': only_first,
       'only_second': only_second,
       'p': mcnemar(only_first, only_second),
@@ -89,12 +92,14 @@ def mcnemar(one: int, other: int) -> float:
 def table(result: dict[str, dict[str, Any]]) -> str:
   """The result of `compare`, to read."""
   lines = [
-    f'{"kind":<20}{"questions":>10}{"first":>9}{"second":>9}{"only first":>12}{"only second":>12}'
-    f'{"p":>10}'
+    f'{"":<20}{"":>10}{"accuracy":>18}{"strict":>18}{"right alone":>18}',
+    f'{"kind":<20}{"questions":>10}' + f'{"first":>9}{"second":>9}' * 3 + f'{"p":>10}',
   ]
   for kind, r in result.items():
+    shares = (r[key] for key in ('first', 'second', 'first_strict', 'second_strict'))
     lines.append(
-      f'{kind:<20}{r["questions"]:>10,}{r["first"]:>9.4f}{r["second"]:>9.4f}'
-      f'{r["only_first"]:>12,}{r["only_second"]:>12,}{r["p"]:>10.2g}'
+      f'{kind:<20}{r["questions"]:>10,}'
+      + ''.join(f'{share:>9.4f}' for share in shares)
+      + f'{r["only_first"]:>9,}{r["only_second"]:>9,}{r["p"]:>10.2g}'
     )
   return '\n'.join(lines)

@@ -43,14 +43,28 @@ def test_questions_that_one_run_answers(tmp_path, capsys):
       'questions': 4,
       'first': 0.625,
       'second': 0.625,
+      'first_strict': 0.5,
+      'second_strict': 0.5,
       'only_first': 1,
       'only_second': 1,
       'p': 1.0,
     },
-    'V': {'questions': 3, 'first': 0, 'second': 1, 'only_first': 0, 'only_second': 3, 'p': 0.25},
+    'V': {
+      'questions': 3,
+      'first': 0,
+      'second': 1,
+      'first_strict': 0,
+      'second_strict': 1,
+      'only_first': 0,
+      'only_second': 3,
+      'p': 0.25,
+    },
   }
   analyze.main(['cloze', f'--workdir={first}', f'--workdir={second}'])
-  assert f'first {first}, second {second}; p: McNemar' in capsys.readouterr().out
+  assert (
+    f'first {first}, second {second}; p of the strict ones: McNemar, exact'
+    in capsys.readouterr().out
+  )
 
 
 def test_runs_that_cannot_be_compared(tmp_path):
