@@ -3,7 +3,8 @@
 A model reads twenty sentences, each ended by a newline, and the query up to the gap, as the
 beginning of a document. By the protocol `query` (Hill et al. 2016), a candidate scores
 log p(candidate and the rest of the query | what is before); by `prefix`, log p(candidate | what is
-before). Memory and state are computed once for a question, and taken by each candidate in turn.
+before), where a vocabulary of characters or bytes favours `man` over `manner`. Memory and state are
+computed once for a question, and taken by each candidate in turn.
 
 Candidates of equal scores share the point: where the answer is among the k best, it counts 1/k. Of
 equal tokens, as all words out of the vocabulary are, the scores are equal. The strict accuracy
@@ -135,7 +136,7 @@ class Evaluator:
     protocol: one of PROTOCOLS.
 
   Raises:
-    BadInput: the model cannot go on after a prefix, or there is no such protocol.
+    BadInput: there is no such protocol.
   """
 
   def __init__(
