@@ -4,6 +4,7 @@ python -m ngrammer_jax.analyze curve --workdir=DIR [--workdir=DIR ...]
 python -m ngrammer_jax.analyze checkpoint --workdir=DIR [--step=STEP]
 python -m ngrammer_jax.analyze clusters --workdir=DIR [--split=SPLIT]
 python -m ngrammer_jax.analyze spans --workdir=DIR [--split=SPLIT]
+python -m ngrammer_jax.analyze cloze --workdir=DIR --workdir=DIR [--results=cloze_test]
 """
 
 import argparse
@@ -37,8 +38,14 @@ def main(argv: list[str]) -> int:
     analysis.add_argument(
       '--figure', type=files.path, help='a .png or .svg; default: in the first workdir'
     )
+  cloze = analyses.add_parser('cloze', help='two runs on the same questions, compared in pairs')
+  cloze.add_argument('--workdir', type=files.path, action='append', required=True)
+  cloze.add_argument(
+    '--results', default='cloze_test', help='what evaluate --cloze has written, without .jsonl'
+  )
   options = parser.parse_args(argv)
   run = {'curve': _curve, 'checkpoint': _checkpoint, 'clusters': _clusters, 'spans': _spans}
+  run['cloze'] = _cloze
   run[options.analysis](options)
   return 0
 
@@ -68,6 +75,15 @@ def _spans(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import spans
 
   _of_run(options, spans, panels=2, width=11)
+
+
+def _cloze(options: argparse.Namespace) -> None:
+  from ngrammer_jax.analysis import cloze
+
+  print(cloze.table(cloze.compare(options.workdir, options.results)))
+  print(
+    f'first {options.workdir[0]}, second {options.workdir[1]}; p of the strict ones: McNemar, exact'
+  )
 
 
 def _of_run(options, analysis, **size) -> None:

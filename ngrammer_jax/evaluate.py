@@ -1,13 +1,17 @@
 """Evaluates a run: python -m ngrammer_jax.evaluate --workdir=DIR --split=test.
 
 Any key of evaluation can be changed: --config.evaluation.memory.length=256
+
+The Children's Book Test: --cloze=/path/to/CBTest [--cloze_protocol=prefix], and of its raw books
+questions like those, which are not the official ones: --cloze=/path/to/CBTest --cloze_made=500
 """
 
 import argparse
 import dataclasses
+import pathlib
 import signal
 
-from ngrammer_jax import files, flags, hosts
+from ngrammer_jax import errors, files, flags, hosts
 
 
 def main(argv: list[str]) -> int:
@@ -16,10 +20,19 @@ def main(argv: list[str]) -> int:
   parser.add_argument('--workdir', type=files.path, required=True, help='of the run')
   parser.add_argument('--split', default='test', help='train, validation or test')
   parser.add_argument('--step', default='newest', help='a checkpoint: a step, newest or best')
+  cloze = parser.add_argument_group("the Children's Book Test")
+  cloze.add_argument('--cloze', type=pathlib.Path, metavar='PATH', help='its folder, or a file')
+  cloze.add_argument(
+    '--cloze_protocol', help='query (the default): the whole query counts; prefix: up to the gap'
+  )
+  cloze.add_argument(
+    '--cloze_made', type=int, metavar='N', help='make N questions of each class from raw books'
+  )
   flags.add_cache(parser)
   hosts.add_flags(parser)
   overrides, plain = flags.split(argv)
   options = parser.parse_args(plain)
+  _check_cloze(options)
   hosts.join(options)
   if hosts.several():  # where JAX waits for SIGTERM; but there is nothing to save
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -29,6 +42,8 @@ def main(argv: list[str]) -> int:
 
   with hosts.together():
     run = runs.load_run(options.workdir, flags.step(options.step))
+  if options.cloze is not None:
+    return _cloze(run, overrides, options)
   path = options.workdir / 'evaluation' / f'{options.split}.json'
   if run.config.finetune is not None:
     return _task(run, overrides, options.split, path)
@@ -43,6 +58,30 @@ def main(argv: list[str]) -> int:
   print(language_modeling.table({options.split: result}))
   protocol = ', '.join(f'{key} {value}' for key, value in result['protocol'].items())
   print(f'step {result["step"]:,}, protocol: {protocol}\nwritten to {path}')
+  return 0
+
+
+def _check_cloze(options):
+  """Raises BadInput for flags that go with --cloze alone, or have no meaning."""
+  for flag in ('cloze_protocol', 'cloze_made'):
+    given = getattr(options, flag)
+    if given is not None and options.cloze is None:
+      raise errors.BadInput(f'--{flag}={given} is for --cloze=PATH: add it, or leave this out')
+  if options.cloze_made is not None and options.cloze_made < 1:
+    raise errors.BadInput(f'--cloze_made={options.cloze_made} must be at least 1')
+
+
+def _cloze(run, overrides, options):
+  """Answers questions, writes evaluation/cloze_<split>.json and .jsonl, and prints a table."""
+  from ngrammer_jax.evaluation import cloze
+
+  run = dataclasses.replace(run, config=flags.override(run.config, overrides, 'evaluation'))
+  protocol = options.cloze_protocol or cloze.PROTOCOLS[0]
+  result, answers = run.cloze(options.cloze, options.split, protocol, options.cloze_made)
+  path = cloze.save(result, answers, options.workdir / 'evaluation')
+  if hosts.first():
+    print(cloze.table(result))
+    print(f'written to {path}, every answer to {path.with_suffix(".jsonl")}')
   return 0
 
 

@@ -17,7 +17,7 @@ from ngrammer_jax import errors, files, hosts, progress, sharding
 from ngrammer_jax.data import corpora, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.decoding import continuation, generation, sampling
-from ngrammer_jax.evaluation import language_modeling, scoring
+from ngrammer_jax.evaluation import cloze, language_modeling, scoring
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import heads, language_model
 from ngrammer_jax.training import checkpoints, manifest, programs, windows, workdirs
@@ -155,8 +155,7 @@ class Run:
 
   def split(self, name: str) -> token_cache.TokenSplit:
     """A split of the corpus. Raises BadInput where it is not the one of the training."""
-    if name not in corpora.SPLITS:
-      raise errors.BadInput(f'--split={name} is not one of: {", ".join(corpora.SPLITS)}')
+    _check_split(name)
     with hosts.together():
       corpus = token_cache.prepare(self.config.data, finder(self.config.data))
       workdirs.check_text(self.workdir, self.config, corpus.content_hash)
@@ -198,6 +197,37 @@ class Run:
       given = self.state.params, self.state.codebook, tokens, max_tokens
       result = evaluate(*given, report=bar.advance)
     return {'split': split, 'step': int(self.state.step), **result}
+
+  def cloze(
+    self,
+    path: str | pathlib.Path,
+    split: str = 'test',
+    protocol: str = 'query',
+    made: int | None = None,
+  ) -> tuple[dict[str, Any], list[cloze.Answer]]:
+    """Answers the questions of the Children's Book Test; see `evaluation.cloze`.
+
+    Args:
+      path: its folder or one of its files; with `made`, the raw books.
+      split: train, validation or test.
+      protocol: `query`, or `prefix`, which does not look at what follows a candidate.
+      made: make so many questions of each class from raw books, which are not the official ones.
+
+    Raises:
+      BadInput: no questions there, a damaged file, or a model that cannot answer them.
+    """
+    _check_split(split)
+    cloze.check_protocol(protocol)
+    cloze.check_model(self.config.model)
+    with hosts.together():
+      source = cloze.source(pathlib.Path(path).expanduser(), split, made)
+    context = self.config.evaluation_context()
+    evaluate = cloze.Evaluator(
+      self.evaluated, self.mesh, self.vocabulary, self.config.training.batch_size, context, protocol
+    )
+    with progress.Progress('cloze', sum(source.counts.values()), 'questions') as bar:
+      answers = list(evaluate(*self._serving, source.read(), bar.advance))
+    return cloze.result(answers, source, split, int(self.state.step), protocol, context), answers
 
   def score(self, texts: str | Sequence[str]) -> list[Score]:
     """Scores texts, each as a document of its own.
@@ -341,6 +371,11 @@ def finder(
   from ngrammer_jax.tasks import c4  # with TensorFlow
 
   return c4.open_corpus
+
+
+def _check_split(name: str) -> None:
+  if name not in corpora.SPLITS:
+    raise errors.BadInput(f'--split={name} is not one of: {", ".join(corpora.SPLITS)}')
 
 
 def _rows(texts: int) -> int:

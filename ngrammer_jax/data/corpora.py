@@ -7,33 +7,23 @@ so a corpus may be larger than memory.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 import dataclasses
 import functools
-import gzip
 import hashlib
 import importlib.util
 import pathlib
-import zipfile
-import zlib
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import shards
+from ngrammer_jax.data import reading, sections, shards
+from ngrammer_jax.data.reading import Document
 
 SPLITS = ('train', 'validation', 'test')
+BOOK_SPLITS = {'train': 'train', 'validation': 'valid', 'test': 'test'}  # as its files say
 NEWLINES = ('keep', 'drop', 'eos')
-PIECE = 1 << 20  # bytes read at a time
 
 # md5 and size of the uncompressed files, as published with the corpora.
 PUBLISHED = {
   'text8': ('3bea1919949baf155f99411df5fada7e', 100_000_000),
   'enwik8': ('a1fa5ffddb56f4953e226637dabbb36a', 100_000_000),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Document:
-  """One document of a corpus, read piece by piece as often as needed."""
-
-  name: str
-  pieces: Callable[[], Iterator[bytes]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +39,8 @@ class Corpus:
     check: compares the files with published checksums, where there are any.
     stream: the shards of its training split, where that is read as it is needed and not tokenised
       beforehand.
+    parts: the documents are parts of one text, of whole lines each. Where the end of a line also is
+      the document start, nothing more stands between them.
   """
 
   name: str
@@ -58,6 +50,7 @@ class Corpus:
   altered: bool = False
   check: Callable[[], None] = lambda: None
   stream: shards.Shards | None = None
+  parts: bool = False
 
 
 def streamed(name: str) -> bool:
@@ -168,6 +161,33 @@ def _wikitext(root: pathlib.Path) -> Corpus:
   return Corpus('wikitext', tuple(files.values()), _named_splits(files))
 
 
+def _wikitext_articles(root: pathlib.Path) -> Corpus:
+  files = _wikitext(root).files
+  splits = {
+    split: sections.Sections(path, sections.articles)
+    for split, path in zip(SPLITS, files, strict=True)
+  }
+  return Corpus('wikitext_articles', files, splits, parts=True)
+
+
+def _cbt(root: pathlib.Path) -> Corpus:
+  """The raw books of the Children's Book Test."""
+  files = {split: book_file(root, split) for split in SPLITS}
+  missing = [f'cbt_{BOOK_SPLITS[split]}.txt' for split in SPLITS if files[split] is None]
+  if missing:
+    raise errors.BadInput(
+      f'data.path={root}: expected {WANTED["cbt"]}, but there is no {", ".join(missing)}'
+    )
+  splits = {split: sections.Sections(path, sections.books) for split, path in files.items()}
+  return Corpus('cbt', tuple(files.values()), splits, parts=True)
+
+
+def book_file(root: pathlib.Path, split: str) -> pathlib.Path | None:
+  """The raw books of a split of the Children's Book Test, in its folder or the `data` in it."""
+  places = (root / f'cbt_{BOOK_SPLITS[split]}.txt', root / 'data' / f'cbt_{BOOK_SPLITS[split]}.txt')
+  return next((path for path in places if path.is_file()), None)
+
+
 def _text(root: pathlib.Path) -> Corpus:
   """A file, or a folder of files that are documents."""
   named = _split_files(root)
@@ -213,12 +233,14 @@ def _of_folder(root: pathlib.Path) -> Corpus:
 
 CORPORA = {
   **{'sotu': _sotu, 'text8': _text8, 'enwik8': _enwik8, 'wikitext': _wikitext, 'text': _text},
-  'shards': _of_folder,
+  **{'shards': _of_folder, 'wikitext_articles': _wikitext_articles, 'cbt': _cbt},
 }
 WANTED = {
   'text8': 'text8 or text8.zip',
   'enwik8': 'enwik8, enwik8.zip or enwik8.gz',
   'wikitext': 'a folder with one file each for train, valid and test in its name',
+  'wikitext_articles': 'a folder with one file each for train, valid and test in its name',
+  'cbt': 'a folder with cbt_train.txt, cbt_valid.txt and cbt_test.txt, or with data/ that has them',
   'text': 'a text file, or a folder of them',
   'shards': 'a folder of .jsonl, .json or .txt files, train and validation in their names',
 }
@@ -230,7 +252,7 @@ def _every_twentieth(files: tuple[pathlib.Path, ...]) -> dict[str, tuple[Documen
   documents: dict[str, list[Document]] = {split: [] for split in SPLITS}
   for i, path in enumerate(files):
     split = remainders.get(i % 20, 'train')
-    documents[split].append(Document(str(path), functools.partial(_pieces, path)))
+    documents[split].append(Document(str(path), functools.partial(reading.pieces, path)))
   return {split: tuple(documents[split]) for split in SPLITS}
 
 
@@ -253,22 +275,23 @@ def _hidden(path: pathlib.Path | str) -> bool:
 
 def _named_splits(files: dict[str, pathlib.Path]) -> dict[str, tuple[Document, ...]]:
   return {
-    split: (Document(str(path), functools.partial(_pieces, path)),) for split, path in files.items()
+    split: (Document(str(path), functools.partial(reading.pieces, path)),)
+    for split, path in files.items()
   }
 
 
 def _share(path: pathlib.Path, split: str) -> Iterator[bytes]:
   """The first 90 %, the next 5 % or the last 5 % of a file."""
-  size = sum(len(block) for block in _blocks(path))
+  size = sum(len(block) for block in reading.blocks(path))
   cuts = [0, _cut_near(path, int(0.9 * size), size), _cut_near(path, int(0.95 * size), size), size]
   number = SPLITS.index(split)
-  yield from _range(_pieces(path), cuts[number], cuts[number + 1])
+  yield from reading.within(reading.pieces(path), cuts[number], cuts[number + 1])
 
 
 def _cut_near(path: pathlib.Path, target: int, size: int) -> int:
   """The first end of a line from `target` on, or of a word, or of a character."""
   offset = 0
-  for piece in _pieces(path):
+  for piece in reading.pieces(path):
     if offset + len(piece) > target:
       at = target - offset
       until = at + max(size // 40, 1)  # no further, or the next split is left with nothing
@@ -282,71 +305,14 @@ def _cut_near(path: pathlib.Path, target: int, size: int) -> int:
 
 
 def _text8_range(path: pathlib.Path, first: int, last: int) -> Iterator[bytes]:
-  yield from _range(_blocks(path), first, last)
-
-
-def _range(parts: Iterator[bytes], first: int, last: int) -> Iterator[bytes]:
-  """Bytes [first, last) of what `parts` make together."""
-  offset = 0
-  for part in parts:
-    wanted = part[max(first - offset, 0) : max(last - offset, 0)]
-    if wanted:
-      yield wanted
-    offset += len(part)
-
-
-def _pieces(path: pathlib.Path) -> Iterator[bytes]:
-  """A file cut after newlines, else after spaces, else between characters."""
-  rest = b''
-  for block in _blocks(path):
-    rest += block
-    while len(rest) >= PIECE:
-      cut = (
-        rest.rfind(b'\n', 0, PIECE) + 1 or rest.rfind(b' ', 0, PIECE) + 1 or _boundary(rest, PIECE)
-      )
-      yield rest[:cut]
-      rest = rest[cut:]
-  if rest:
-    yield rest
-
-
-def _boundary(text: bytes, at: int) -> int:
-  """The last place up to `at` (but at least 1) that is not inside a UTF-8 character."""
-  for place in range(min(at, len(text) - 1), max(at - 4, 0), -1):
-    if text[place] & 0xC0 != 0x80:
-      return place
-  return at
-
-
-def _blocks(path: pathlib.Path) -> Iterator[bytes]:
-  """The bytes of a plain, .gz or single-member .zip file."""
-  try:
-    with _open(path) as file:
-      while block := file.read(PIECE):
-        yield block
-  except PermissionError as error:
-    raise errors.BadInput(f'{path} cannot be read: {error.strerror}') from error
-  except (EOFError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-    raise errors.BadInput(f'{path} is truncated or damaged: {error}') from error
-
-
-def _open(path: pathlib.Path):
-  if path.suffix == '.gz':
-    return gzip.open(path)
-  if path.suffix == '.zip':
-    archive = zipfile.ZipFile(path)
-    members = archive.namelist()
-    if len(members) != 1:
-      raise errors.BadInput(f'{path} holds {len(members)} files, expected one')
-    return archive.open(members[0])
-  return path.open('rb')
+  yield from reading.within(reading.blocks(path), first, last)
 
 
 def _check_published(name: str, path: pathlib.Path) -> None:
   """Raises BadInput where a file is not the published one."""
   expected_md5, expected_size = PUBLISHED[name]
   digest, size = hashlib.md5(), 0
-  for block in _blocks(path):
+  for block in reading.blocks(path):
     digest.update(block)
     size += len(block)
   if size != expected_size:

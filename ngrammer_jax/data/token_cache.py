@@ -79,7 +79,8 @@ class TokenSplit:
   """The tokens of one split.
 
   Attributes:
-    tokens: ids, mapped from disk. Documents are separated by the document start.
+    tokens: ids, mapped from disk. Documents are separated by the document start; where that is the
+      line end which the document before ends with, by no other.
     starts: for each document, the index of its first token.
     text_bytes: length of the raw text; None where decoding does not give it back.
     document_start: the id before the first token.
@@ -298,9 +299,10 @@ def _write_split(corpus, split, documents, vocabulary, encoding, folder, bar) ->
   """One split's tokens and document starts; returns what meta.json keeps of it."""
   dtype = np.uint16 if vocabulary.size <= 1 << 16 else np.uint32
   tokens, text_bytes, lossless, starts = 0, 0, not corpus.altered, []
+  separated = not (corpus.parts and vocabulary.line_end == vocabulary.document_start)
   with (folder / f'{split}.tokens').open('wb') as file:
     for i, document in enumerate(documents):
-      if i:
+      if i and separated:
         file.write(dtype(vocabulary.document_start).tobytes())
         tokens += 1
       starts.append(tokens)

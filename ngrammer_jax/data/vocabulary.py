@@ -3,8 +3,9 @@
 Every vocabulary has `size`, `document_start` (the id that stands between documents and
 before the very first token), `document_end` (the id that tells in a text that it is over;
 None where the document start may also stand inside), `line_end` (the id of the end of a line
-where that is a word of its own, else None), `encode(bytes) -> ids`,
-`decode(ids) -> bytes`, and is kept as a few files by `save` and `load`.
+where that is a word of its own, else None), `unknown` (the id of whatever it cannot write, None
+where it has no such id), `encode(bytes) -> ids`, `decode(ids) -> bytes`, and is kept as a few
+files by `save` and `load`.
 """
 
 import collections
@@ -33,6 +34,7 @@ class Vocabulary(Protocol):
   document_start: int
   document_end: int | None
   line_end: int | None
+  unknown: int | None
 
   def encode(self, text: bytes) -> np.ndarray: ...
 
@@ -44,7 +46,7 @@ class Vocabulary(Protocol):
 class ByteVocabulary:
   """The 256 bytes, and 256 as the document start."""
 
-  size, document_start, document_end, line_end = 257, 256, 256, None
+  size, document_start, document_end, line_end, unknown = 257, 256, 256, None, None
 
   def encode(self, text: bytes) -> np.ndarray:
     return np.frombuffer(text, np.uint8)
@@ -64,7 +66,7 @@ class CharacterVocabulary:
   entered through its newline or space, so that the counts are those of the literature.
   """
 
-  line_end = None
+  line_end, unknown = None, None
 
   def __init__(self, characters: str, encoding: str, separated: bool):
     self._characters, self._encoding, self._separated = characters, encoding, separated
@@ -110,10 +112,10 @@ class WordVocabulary:
     self.size = len(words)
     self.document_start, self.document_end = self._ids[END], None
     self.line_end = self._ids[END]
-    self._unknown = self._ids[UNKNOWN]
+    self.unknown = self._ids[UNKNOWN]
 
   def encode(self, text: bytes) -> np.ndarray:
-    ids, unknown = self._ids, self._unknown
+    ids, unknown = self._ids, self.unknown
     words = text.decode().replace('\n', f' {END} ').split()
     return np.fromiter((ids.get(w, unknown) for w in words), np.int64, len(words))
 
@@ -144,8 +146,9 @@ class SentencePieceVocabulary:
     self.size = self._processor.vocab_size()
     special = (self._processor.bos_id(), self._processor.eos_id(), self._processor.pad_id(), 0)
     self.document_start = next(i for i in special if i >= 0)
-    unknown = self._processor.unk_id()
-    self.document_end = None if self.document_start == unknown else self.document_start
+    self.unknown = self._processor.unk_id()
+    ends = self.document_start != self.unknown
+    self.document_end = self.document_start if ends else None
 
   def encode(self, text: bytes) -> np.ndarray:
     parts = text.decode().split(SPACE_MARK) if self._learned else [text.decode()]

@@ -15,6 +15,7 @@ from ngrammer_jax import sharding
 from ngrammer_jax.models import language_model
 
 SMALLEST = 16  # tokens of a prefix that are compiled for
+SHORT = 32  # tokens of choices that are compiled for, where some are longer
 
 
 class Ranker:
@@ -59,11 +60,15 @@ class Ranker:
       prefixes: ids of each example, the document start first.
       choices: ids of each choice of each example.
     """
+    counts = {len(some) for some in choices}
+    # One number of choices is compiled for as it is; of several, for few.
+    number = _bucket if len(counts) > 1 else max
+    tokens = [max(map(len, some), default=1) for some in choices]
+    longest = _bucket(max(tokens, default=1), 2)
     sizes = [
-      (_bucket(len(p), SMALLEST), _bucket(len(c), 1))
-      for p, c in zip(prefixes, choices, strict=True)
+      (_bucket(len(p), SMALLEST), number(len(c), 1), min(_bucket(n, SHORT), longest))
+      for p, c, n in zip(prefixes, choices, tokens, strict=True)
     ]
-    longest = _bucket(max((len(ids) for some in choices for ids in some), default=1), 2)
     order = sorted(range(len(prefixes)), key=lambda i: sizes[i])
     while order:
       size = sizes[order[0]]
@@ -71,7 +76,7 @@ class Ranker:
       order = order[len(group) :]
       # The ids of each, and where there are any.
       prefix_2xBxP = np.zeros((2, self.rows, size[0]), np.int32)
-      choices_2xKxBxC = np.zeros((2, size[1], self.rows, longest), np.int32)
+      choices_2xKxBxC = np.zeros((2, size[1], self.rows, size[2]), np.int32)
       for row, i in enumerate(group):
         prefix_2xBxP[:, row, : len(prefixes[i])] = prefixes[i], np.ones_like(prefixes[i])
         for k, ids in enumerate(choices[i]):

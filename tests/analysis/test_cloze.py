@@ -1,0 +1,88 @@
+"""Two runs on the same questions."""
+
+import json
+
+import pytest
+
+from ngrammer_jax import analyze
+from ngrammer_jax.analysis import cloze
+from tests.conftest import bad_input
+
+
+@pytest.mark.parametrize(
+  'one, other, p',
+  [
+    (0, 0, 1.0),
+    (1, 1, 1.0),
+    (0, 5, 2 / 32),
+    (2, 8, 2 * (1 + 10 + 45) / 1024),
+    (10, 20, 0.09873714670538905),  # this and the next by scipy.stats.binomtest
+    (400, 500, 0.0009564441369189373),
+  ],
+)
+def test_mcnemar(one, other, p):
+  assert cloze.mcnemar(one, other) == cloze.mcnemar(other, one) == pytest.approx(p, rel=1e-3)
+
+
+def answers(folder, points):
+  (folder / 'evaluation').mkdir(parents=True)
+  lines = [
+    json.dumps({'kind': kind, 'file': 'f', 'line': line, 'point': point})
+    for kind, of_kind in points.items()
+    for line, point in enumerate(of_kind)
+  ]
+  (folder / 'evaluation' / 'cloze_test.jsonl').write_text('\n'.join(lines) + '\n')
+  return folder
+
+
+def test_questions_that_one_run_answers(tmp_path, capsys):
+  first = answers(tmp_path / 'a', {'NE': [1, 1, 0, 0.5], 'V': [0, 0, 0]})
+  second = answers(tmp_path / 'b', {'NE': [1, 0, 0.5, 1], 'V': [1, 1, 1]})
+  assert cloze.compare([first, second], 'cloze_test') == {
+    'NE': {
+      'questions': 4,
+      'first': 0.625,
+      'second': 0.625,
+      'first_strict': 0.5,
+      'second_strict': 0.5,
+      'only_first': 1,
+      'only_second': 1,
+      'p': 1.0,
+    },
+    'V': {
+      'questions': 3,
+      'first': 0,
+      'second': 1,
+      'first_strict': 0,
+      'second_strict': 1,
+      'only_first': 0,
+      'only_second': 3,
+      'p': 0.25,
+    },
+  }
+  analyze.main(['cloze', f'--workdir={first}', f'--workdir={second}'])
+  assert (
+    f'first {first}, second {second}; p of the strict ones: McNemar, exact'
+    in capsys.readouterr().out
+  )
+
+
+def test_runs_that_cannot_be_compared(tmp_path):
+  first = answers(tmp_path / 'a', {'NE': [1, 1, 0]})
+  second = answers(tmp_path / 'b', {'NE': [1, 1]})
+  with bad_input(
+    f'{first} and {second} have not answered the same questions: 3 and 2, 2 in common; evaluate '
+    'both alike'
+  ):
+    cloze.compare([first, second], 'cloze_test')
+  with bad_input('two runs are compared: give --workdir twice, not 1 times'):
+    cloze.compare([first], 'cloze_test')
+  with bad_input(
+    f'--workdir={first} has no answers evaluation/cloze_train.jsonl: python -m '
+    'ngrammer_jax.evaluate --cloze writes them, or --results names others'
+  ):
+    cloze.compare([first, second], 'cloze_train')
+  path = second / 'evaluation' / 'cloze_test.jsonl'
+  path.write_text('{"kind": "NE"}\n')
+  with bad_input(f"{path}, line 1 is no answer (KeyError: 'point'): evaluate again"):
+    cloze.compare([first, second], 'cloze_test')
