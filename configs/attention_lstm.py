@@ -108,14 +108,14 @@ def _named(row):
 
 
 def _small(c, corpus):
-  """The same for 2 CPU cores, as large as the LSTM of 100 or of 300 units is there."""
+  """The same for 2 CPU cores, of as many parameters as an LSTM of 100 units has there."""
   c.data.corpus, words, c.model.width, budget, c.training.steps = SMALL[corpus]
   c.data.vocabulary_size = words
-  sized = config.resolve(c).model.recurrent.matched(budget, c.model.width, words)
-  c.model.recurrent.hidden = sized.hidden
   c.optimizer.learning_rate = 4e-3
   c.optimizer.schedule = 'cosine'
   c.optimizer.warmup_steps = 20
   c.training.segments_per_call = 10
   c.training.log_every = 10
   c.training.evaluate_every = c.training.checkpoint_every = 390
+  read = config.resolve(c).model.recurrent
+  c.model.recurrent.hidden = read.matched(budget, c.model.width, words).hidden

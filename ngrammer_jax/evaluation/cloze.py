@@ -28,11 +28,10 @@ from ngrammer_jax.data import cloze, cloze_made
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.evaluation import language_modeling, ranking
 from ngrammer_jax.models import config as model_config
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import language_model, recurrent_config
 
 PROTOCOLS = ('query', 'prefix')
 TOGETHER = 4096  # questions that are sorted by length
-UNLIMITED = 2**31 - 1  # tokens of context of a model that reads any number
 Z = 1.959963984540054  # of a normal distribution, 95 % lies within
 
 
@@ -141,7 +140,7 @@ class Evaluator:
 
   def __init__(
     self,
-    model: transformer.TransformerLM,
+    model: language_model.LanguageModel,
     mesh: jax.sharding.Mesh,
     vocabulary: vocabularies.Vocabulary,
     rows: int,
@@ -285,7 +284,7 @@ def result(
   official = "questions of the Children's Book Test"
   label = cloze_made.LABEL if found.made else official if found.official else 'cloze questions'
   of = 'the candidate and the rest of the query' if protocol == 'query' else 'the candidate alone'
-  limit = None if context >= UNLIMITED else context
+  limit = None if context >= recurrent_config.UNBOUNDED else context
   return {
     'label': label,
     'official': found.official,

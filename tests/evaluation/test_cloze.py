@@ -14,7 +14,7 @@ from ngrammer_jax.data import cloze as questions_of
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.evaluation import cloze
 from ngrammer_jax.models import config as model_config
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import recurrent_config, transformer
 from ngrammer_jax.training import loop
 from tests.conftest import assert_close, bad_input, random_variables
 from tests.data import test_cloze as files
@@ -46,7 +46,9 @@ def learned(kind):
   return vocabularies.learn_pieces([TEXT * 9], 300)
 
 
-def evaluator(vocabulary, context=cloze.UNLIMITED, protocol='query', config=None, rows=1):
+def evaluator(
+  vocabulary, context=recurrent_config.UNBOUNDED, protocol='query', config=None, rows=1
+):
   config = config or model_config.ModelConfig(layers=1, width=8, heads=1)
   model = transformer.TransformerLM(config, vocabulary.size)
   return cloze.Evaluator(model, sharding.make_mesh(), vocabulary, rows, context, protocol)
@@ -225,7 +227,9 @@ def prepared(tmp_path, monkeypatch, ranked):
   for name, value in instead.items():
     monkeypatch.setattr(runs.Run, name, value)
   monkeypatch.setattr(runs, 'load_run', lambda *given: run)
-  monkeypatch.setattr(experiment.Config, 'evaluation_context', lambda self: cloze.UNLIMITED)
+  monkeypatch.setattr(
+    experiment.Config, 'evaluation_context', lambda self: recurrent_config.UNBOUNDED
+  )
   for kind in ('NE', 'V'):
     name = f'cbtest_{kind}_test_2500ex.txt'
     files.write(tmp_path, questions_of.written([files.QUESTION, files.AGAIN]), name)
