@@ -4,6 +4,7 @@ python -m ngrammer_jax.analyze curve --workdir=DIR [--workdir=DIR ...]
 python -m ngrammer_jax.analyze checkpoint --workdir=DIR [--step=STEP]
 python -m ngrammer_jax.analyze clusters --workdir=DIR [--split=SPLIT]
 python -m ngrammer_jax.analyze spans --workdir=DIR [--split=SPLIT]
+python -m ngrammer_jax.analyze attention --workdir=DIR [--split=SPLIT]
 python -m ngrammer_jax.analyze cloze --workdir=DIR --workdir=DIR [--results=cloze_test]
 """
 
@@ -30,11 +31,13 @@ def main(argv: list[str]) -> int:
     'clusters', help='which tokens share a cluster, which n-grams a row'
   )
   spans = analyses.add_parser('spans', help='how far heads look, and what persistent vectors take')
-  for analysis, what in ((clusters, 'whose n-grams are hashed'), (spans, 'that is looked at')):
+  attention = analyses.add_parser('attention', help='how much attention goes how far back')
+  read = 'that is looked at'
+  for analysis, what in ((clusters, 'whose n-grams are hashed'), (spans, read), (attention, read)):
     analysis.add_argument('--workdir', type=files.path, required=True)
     analysis.add_argument('--step', default='newest', help='a checkpoint: a step, newest or best')
     analysis.add_argument('--split', default='validation', help=f'of the text {what}')
-  for analysis in (curve, clusters, spans):
+  for analysis in (curve, clusters, spans, attention):
     analysis.add_argument(
       '--figure', type=files.path, help='a .png or .svg; default: in the first workdir'
     )
@@ -45,7 +48,7 @@ def main(argv: list[str]) -> int:
   )
   options = parser.parse_args(argv)
   run = {'curve': _curve, 'checkpoint': _checkpoint, 'clusters': _clusters, 'spans': _spans}
-  run['cloze'] = _cloze
+  run |= {'attention': _attention, 'cloze': _cloze}
   run[options.analysis](options)
   return 0
 
@@ -75,6 +78,12 @@ def _spans(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import spans
 
   _of_run(options, spans, panels=2, width=11)
+
+
+def _attention(options: argparse.Namespace) -> None:
+  from ngrammer_jax.analysis import attention
+
+  _of_run(options, attention)
 
 
 def _cloze(options: argparse.Namespace) -> None:
