@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import config, flags, mesh_config, sharding
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import language_model
 from ngrammer_jax.training import programs
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[1] / 'configs'
@@ -38,8 +38,8 @@ C4 |= {f'393k_8k_50_{place}': C4['393k_8k_50'] for place in ('begin', 'middle', 
 def counts(spec, words=None):
   """Numbers of parameters and of centroid values of a config; nothing is allocated."""
   resolved = config.resolve(flags.load_file(str(CONFIGS / spec)))
-  model = transformer.TransformerLM(resolved.model, words or resolved.data.vocabulary_size)
-  memory = transformer.empty_memory(resolved.model, 1)
+  model = language_model.build(resolved.model, words or resolved.data.vocabulary_size)
+  memory = language_model.empty_memory(resolved.model, 1)
   tokens = np.zeros((1, 1), np.int32)
   made = jax.eval_shape(lambda: model.init(jax.random.key(0), tokens, memory))
   centroids = made.get('codebook', {}).get('ngrammer', {}).get('quantizer', {}).get('centroids')
@@ -65,6 +65,8 @@ def test_rows_of_the_ngrammer_paper(row):
     ('transformer_xl.py:wt103_base', 267_735),
     ('adaptive_span.py:text8_pers', 27),
     ('adaptive_span.py:wiki103_pers', 267_735),
+    ('attention_lstm.py:key_value_predict', 77_000),
+    ('attention_lstm.py:recurrent_memory', 77_000),
   ],
 )
 def test_large_parameters_and_their_optimizer_are_spread(spec, words):
@@ -159,3 +161,34 @@ def test_rows_of_adaptive_span(row):
 @pytest.mark.parametrize('row', ['split', 'heads', 'single', 'ffattn', 'pers_none', 'text8_pers'])
 def test_other_rows_of_adaptive_span(row):
   assert counts(f'adaptive_span.py:{row}', 27)[0] > 500_000
+
+
+# Row: parameters without the embeddings, as many as Table 2 of the paper has where it rounds.
+LSTM = {
+  'rnn': 23_902_656,
+  'lstm': 23_898_200,
+  'recurrent_memory': 70_642_700,
+  'recurrent_memory_1': 70_642_700 - 14 * 300,
+  'attention': 23_926_608,
+  'attention_15': 23_926_608,
+  'key_value': 23_879_520,
+  'key_value_predict': 23_943_366,
+  'key_value_predict_printed': 25_578_774,
+  '2gram': 23_901_488,
+  '3gram': 23_874_460,
+  '4gram': 23_858_824,
+  '5gram': 23_941_960,
+}
+
+
+@pytest.mark.parametrize('row', LSTM)
+def test_rows_of_attention_lstms(row):
+  assert counts(f'attention_lstm.py:{row}') == (LSTM[row] + 77_000 * 300, 0)
+
+
+def test_small_rows_of_attention_lstms_are_of_one_size():
+  for row in ('lstm', 'attention', 'key_value', 'key_value_predict', '4gram', 'attention_1'):
+    params, _ = counts(f'attention_lstm.py:wikitext2_{row}')
+    assert abs(params - 1_716_000) < 10_000 * 0.6
+  with pytest.raises(config.errors.BadInput, match="no row '6gram'; there are: rnn, lstm"):
+    flags.load_file(str(CONFIGS / 'attention_lstm.py:6gram'))

@@ -4,10 +4,12 @@ import jax
 import numpy as np
 import pytest
 
+from ngrammer_jax.analysis import hlo
 from ngrammer_jax.models import config as model_config
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import recurrent_config, transformer
 from ngrammer_jax.training import throughput
 from tests.jaxprs import equations
+from tests.models import test_recurrent
 
 
 @pytest.mark.parametrize('gated', [True, False])
@@ -37,6 +39,27 @@ def test_forward_flops(gated, clusters, monkeypatch):
   # The program multiplies the masked half of the attention scores as well.
   masked = 2 * config.layers * 2 * config.width * (T / 2) * T
   assert total - masked == T * throughput.forward_flops(config, V, T)
+
+
+@pytest.mark.parametrize('name', test_recurrent.NAMES)
+def test_forward_flops_of_recurrent_models(name):
+  config = test_recurrent.config_of(name, dtype='float32')
+  model, variables, memory = test_recurrent.model_of(config)
+  r, T = config.recurrent, test_recurrent.T
+  tokens, _ = test_recurrent.text()
+
+  def forward(variables):
+    hidden, _, _ = model.apply(variables, tokens, memory)
+    return model.apply(variables, hidden, method='logits')
+
+  total = hlo.flops(jax.make_jaxpr(forward)(variables).jaxpr)
+  # The weighted sum of what is attended to is no matrix product in the program.
+  attends = r.readout not in ('none', 'ngram')
+  total += test_recurrent.B * T * 2 * r.window * r.width * attends
+  # And the keys of the window are projected once more.
+  again = r.readout in recurrent_config.ATTENTION
+  total -= test_recurrent.B * 2 * r.window * r.width**2 * again
+  assert total == test_recurrent.B * T * throughput.forward_flops(config, test_recurrent.V, T)
 
 
 def test_rates_leave_out_what_is_not_training(monkeypatch):
