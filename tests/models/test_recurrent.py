@@ -286,6 +286,24 @@ def test_latent_bigrams_at_the_input(x64):
   assert np.abs(run(variables, tokens, memory, starts)[0] - whole).max() > 1e-3
 
 
+def test_an_adaptive_softmax_at_both_ends(x64):
+  a = model_config.AdaptiveSoftmaxConfig(cutoffs=(4, 8), divisor=2)
+  config = config_of('attention', width=5, adaptive_softmax=a, tie_embeddings=True)
+  model, variables, memory = model_of(config)
+  tokens, starts = text()
+
+  @jax.jit
+  def both(variables):
+    hidden, _, _ = model.apply(variables, tokens, memory, starts_BxT=starts)
+    scores = model.apply(variables, hidden, tokens, method='scores')
+    return scores.nll_BxT, model.apply(variables, hidden, method='log_probs')
+
+  nll, log_probs = both(variables)
+  expected = -np.take_along_axis(np.asarray(log_probs), tokens[..., None], axis=-1)[..., 0]
+  assert_close(nll, expected, 1e-12)
+  assert_close(np.exp(log_probs).sum(axis=-1), np.ones((B, T)), 1e-12)
+
+
 def resolved(**fields):
   given = {'tie_embeddings': False, 'width': 12} | fields
   return experiment.resolve({'model': given})
