@@ -193,20 +193,29 @@ class TransformerLM(nn.Module):
     x_BxTxD = block.whole_width(dropout.drop(x_BxTxD, c.outer_dropout, before))
     # The same encodings of distances in all layers.
     views = {size: seen._replace(distance_key=of_distance) for size, seen in views.items()}
-    kept, layers, spans = memory.get('layers', ({},) * c.layers), [], []
-    for first, last in itertools.pairwise(self._borders(place)):
-      run = slice(first, last)
-      run_keys = None if keys is None else keys[run]
-      x_BxTxD, part, run_spans = self._run(run, x_BxTxD, views, kept[run], run_keys)
-      layers, spans = layers + part, spans + run_spans
-      if last == place:
-        x_BxTxD = join(x_BxTxD)
+    kept = memory.get('layers', ({},) * c.layers)
+    x_BxTxD, layers, spans = self._layers(x_BxTxD, views, kept, keys, place, join)
     if 'layers' in memory:
       next_memory['layers'] = tuple(layers)
     if 'spans' in memory:
       next_memory['spans'] = jax.lax.stop_gradient(_of_rows(spans))
     aux = {} if c.span is None else {'span': c.span.penalty * sum(each.mean for each in spans)}
     return self._result(x_BxTxD, after), next_memory, aux
+
+  def _layers(self, x_BxTxD, views, memory, keys, place, join):
+    """All layers, in runs of equal ones, joined with n-grams at their place.
+
+    Returns [B, T, D], the memories of the layers, and their spans.
+    """
+    layers, spans = [], []
+    for first, last in itertools.pairwise(self._borders(place)):
+      run = slice(first, last)
+      run_keys = None if keys is None else keys[run]
+      x_BxTxD, part, run_spans = self._run(run, x_BxTxD, views, memory[run], run_keys)
+      layers, spans = layers + part, spans + run_spans
+      if last == place:
+        x_BxTxD = join(x_BxTxD)
+    return x_BxTxD, layers, spans
 
   def _result(self, x_BxTxD, dropout_key):
     """The hidden states: normed or, as in the official codes of models without that, dropped."""

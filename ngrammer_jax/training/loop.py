@@ -62,8 +62,6 @@ def train(
   mesh = _mesh(config)
 
   # Model and state.
-  if config.model.adaptive_softmax is not None:
-    config.model.adaptive_softmax.check_vocabulary(V)
   run = programs.Programs(config, V, mesh)
   with (
     interruption.Interruption() as stop,

@@ -32,10 +32,15 @@ class Programs:
     mesh: where everything lies.
     windows: in force. None: spans are not learned, or cannot be followed.
     changes: of the windows so far.
+
+  Raises:
+    BadInput: the clusters of words of an adaptive softmax do not fit the vocabulary.
   """
 
   def __init__(self, config: experiment.Config, vocabulary_size: int, mesh: jax.sharding.Mesh):
     self._config, self.mesh = config, mesh
+    if config.model.adaptive_softmax is not None:
+      config.model.adaptive_softmax.check_vocabulary(vocabulary_size)
     self._optimizer = optimizers.make(config.optimizer, config.training.steps)
     self._model = language_model.build(config.model, vocabulary_size)
     self._evaluated = language_model.build(config.evaluation_model(), vocabulary_size)

@@ -54,8 +54,14 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_been(tiny, tmp_path):
     run.generate('a', context=9)
 
 
-@pytest.mark.parametrize('name', ['key_value_predict', '4-gram', 'memory'])
-@pytest.mark.parametrize('shape, parts', [((8, 1, 1), 1), ((2, 2, 2), 2)])
+QUICK = ('key_value_predict', 'memory')
+SOME = [
+  pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in models.NAMES
+]
+
+
+@pytest.mark.parametrize('name', SOME)
+@pytest.mark.parametrize('shape, parts', [((2, 2, 2), 2)])
 def test_any_mesh_trains_alike(name, shape, parts):
   """Adam's moments are in the state, so this compares the gradients too."""
   config = models.config_of(name, dtype='float32', vocabulary_chunk=16)
@@ -66,7 +72,7 @@ def test_any_mesh_trains_alike(name, shape, parts):
   jax.tree.map(compare, state_n, state)
 
 
-@pytest.mark.parametrize('name', models.NAMES)
+@pytest.mark.parametrize('name', SOME)
 def test_greedy_takes_what_one_pass_finds_most_likely(x64, name):
   """Token by token, with prompts that are padded, whether segments hand on what is read or not."""
   config = models.config_of(name, carry=False)
