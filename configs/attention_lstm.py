@@ -73,7 +73,7 @@ def get_config(row: str = 'key_value_predict'):
   if readout == 'ngram':
     r.slices = size
   elif size is not None:
-    r.window = window or size
+    r.window = size if window is None else window
   m.width = 300
   m.tie_embeddings = m.scale_embeddings = False
 
@@ -104,7 +104,7 @@ def _named(row):
   """A row, and the window that is named with it."""
   name, _, last = row.rpartition('_')
   of_windows = {key for key, (readout, *_) in ROWS.items() if readout not in ('none', 'ngram')}
-  return (name, int(last)) if name in of_windows and last.isdigit() else (row, None)
+  return (name, int(last)) if name in of_windows and last.isdecimal() else (row, None)
 
 
 def _small(c, corpus):

@@ -18,16 +18,16 @@ class EvaluationMemory:
 
   def check(self, model: model_config.ModelConfig) -> None:
     """Raises BadInput, by the names of this block, for what the model cannot have."""
-    of_segments = dataclasses.replace(self, carry_memory=None) != EvaluationMemory()
-    for there, wanted, block in (
-      (model.memory is not None, of_segments, 'model.memory'),
-      (model.recurrent is not None, self.carry_memory is not None, 'model.recurrent'),
-    ):
-      if wanted and not there or not (model.memory or model.recurrent):
-        raise errors.BadInput(
-          f'evaluation.memory is set, but the model has none: set {block}, or '
-          f'evaluation.memory=None'
-        )
+    if model.memory is None and model.recurrent is None:
+      raise errors.BadInput(
+        'evaluation.memory is set, but the model has none: set model.memory, or '
+        'evaluation.memory=None'
+      )
+    for key, value in dataclasses.asdict(self).items():
+      of_recurrent = key == 'carry_memory'
+      if value is not None and of_recurrent == (model.recurrent is None):
+        kind = 'recurrent models' if of_recurrent else 'Transformers'
+        raise errors.BadInput(f'evaluation.memory.{key}={value} is of {kind}: leave it at None')
     if self.length is not None:
       errors.check_at_least('evaluation.memory', 'length', self.length, 0)
     if self.clamp_length is not None:

@@ -6,15 +6,22 @@ from ngrammer_jax.layers.ngrammer import NGrammer
 from ngrammer_jax.layers.normalization import LayerNorm
 from ngrammer_jax.layers.persistent import PersistentVectors
 from ngrammer_jax.layers.quantizer import ProductQuantizer
+from ngrammer_jax.layers.readout import AttentionReadout, NGramReadout
+from ngrammer_jax.layers.recurrence import Recurrence
+from ngrammer_jax.layers.recurrent_memory import RecurrentMemory
 from ngrammer_jax.layers.span import AdaptiveSpan, DynamicSpan
 
 __all__ = [
   'AdaptiveSpan',
   'Attention',
+  'AttentionReadout',
   'DynamicSpan',
   'FeedForward',
   'LayerNorm',
+  'NGramReadout',
   'NGrammer',
   'PersistentVectors',
   'ProductQuantizer',
+  'Recurrence',
+  'RecurrentMemory',
 ]

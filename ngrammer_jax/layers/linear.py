@@ -16,7 +16,8 @@ class Linear(nn.Module):
     contract: how many trailing axes of the input are summed over.
     bias: add one.
     dtype: of the computation.
-    init: of the kernel. None: normal, of variance 1 / inputs, cut at two deviations.
+    initializer: of kernel and bias. None: a normal kernel, of variance 1 / inputs, cut at two
+      deviations, and no bias.
   """
 
   features: tuple[int, ...]
@@ -24,7 +25,7 @@ class Linear(nn.Module):
   contract: int = 1
   bias: bool = False
   dtype: jnp.dtype = jnp.float32
-  init: nn.initializers.Initializer | None = None
+  initializer: nn.initializers.Initializer | None = None
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
@@ -38,13 +39,13 @@ class Linear(nn.Module):
 
     kernel = self.param(
       'kernel',
-      nn.with_logical_partitioning(self.init or normal, self.names),
+      nn.with_logical_partitioning(self.initializer or normal, self.names),
       (*inputs, *self.features),
       param_dtype,
     )
     y = jnp.tensordot(x.astype(self.dtype), kernel.astype(self.dtype), self.contract)
     if self.bias:
       names = self.names[self.contract :]
-      zeros = nn.with_logical_partitioning(nn.initializers.zeros, names)
-      y += self.param('bias', zeros, self.features, param_dtype).astype(self.dtype)
+      init = nn.with_logical_partitioning(self.initializer or nn.initializers.zeros, names)
+      y += self.param('bias', init, self.features, param_dtype).astype(self.dtype)
     return y

@@ -67,8 +67,8 @@ def attend(
   weights_BxTxL = jax.nn.softmax(scores_BxTxL)
   if visible_BxTxL is not None:
     weights_BxTxL = jnp.where(visible_BxTxL, weights_BxTxL, 0)
-  weight = lambda place: weights_BxTxL[..., place, None].astype(values[0].dtype)
-  return sum(weight(place) * value for place, value in enumerate(values)), weights_BxTxL
+  mean_BxTxJ = sum(weights_BxTxL[..., i, None] * value for i, value in enumerate(values))
+  return mean_BxTxJ.astype(values[0].dtype), weights_BxTxL
 
 
 class AttentionReadout(nn.Module):
@@ -88,14 +88,14 @@ class AttentionReadout(nn.Module):
     window: L.
     empty: what slots without an output of the document are: `mask`, none; `zeros`, vectors of
       zeros that take their share of the softmax.
-    init: of all parameters.
+    initializer: of all parameters.
     dtype: of the computation.
   """
 
   parts: int = 3
   window: int = 5
   empty: str = 'mask'
-  init: nn.initializers.Initializer = recurrence.symmetric(0.1)
+  initializer: nn.initializers.Initializer = recurrence.symmetric(0.1)
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
@@ -121,7 +121,7 @@ class AttentionReadout(nn.Module):
       only = lambda slots: [jnp.where(*each, 0) for each in zip(seen, slots, strict=True)]
       keys, values = only(keys), only(values)
     wide = jnp.promote_types(self.dtype, jnp.float32)
-    score_J = self.param('score', self.init, (J,), wide).astype(self.dtype)
+    score_J = self.param('score', self.initializer, (J,), wide).astype(self.dtype)
     of = lambda key_BxTxJ: jnp.einsum(
       'btj,j->bt', jnp.tanh(key_BxTxJ + query_BxTxJ), score_J, preferred_element_type=wide
     )
@@ -136,7 +136,7 @@ class AttentionReadout(nn.Module):
 
   def _linear(self, name):
     return lambda x: linear.Linear(
-      (x.shape[-1],), ('embed', 'mlp'), init=self.init, dtype=self.dtype, name=name
+      (x.shape[-1],), ('embed', 'mlp'), initializer=self.initializer, dtype=self.dtype, name=name
     )(x)
 
 
@@ -150,12 +150,12 @@ class NGramReadout(nn.Module):
 
   Attributes:
     slices: S.
-    init: of the kernel.
+    initializer: of the kernel.
     dtype: of the computation.
   """
 
   slices: int = 4
-  init: nn.initializers.Initializer = recurrence.symmetric(0.1)
+  initializer: nn.initializers.Initializer = recurrence.symmetric(0.1)
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
@@ -174,5 +174,7 @@ class NGramReadout(nn.Module):
     slices = [
       jnp.where(seen[s], back(kept_BxSxK[..., s * J : (s + 1) * J], s, T), 0) for s in steps
     ]
-    map_of = linear.Linear((J,), ('embed', 'mlp'), init=self.init, dtype=self.dtype, name='slices')
+    map_of = linear.Linear(
+      (J,), ('embed', 'mlp'), initializer=self.initializer, dtype=self.dtype, name='slices'
+    )
     return jnp.tanh(map_of(jnp.concatenate(slices, axis=-1))), memory

@@ -45,14 +45,14 @@ class Recurrence(nn.Module):
     hidden: K.
     cell: one of CELLS.
     forget_bias: what the bias of the forget gate begins with.
-    init: of everything else.
+    initializer: of everything else.
     dtype: of the computation; `c` is at least float32.
   """
 
   hidden: int
   cell: str = 'lstm'
   forget_bias: float = 1.0
-  init: nn.initializers.Initializer = symmetric(0.1)
+  initializer: nn.initializers.Initializer = symmetric(0.1)
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
@@ -79,42 +79,88 @@ class Recurrence(nn.Module):
       'btd,dgk->tbgk', x_BxTxD.astype(self.dtype), kernel_DxGxK, preferred_element_type=wide
     )
 
-    def step(state, token):
-      gates_BxGxK, keep_Bx1, valid_Bx1 = token
-      before = jax.tree.map(lambda part: part * keep_Bx1.astype(part.dtype), state)
-      gates_BxGxK += jnp.einsum(
-        'bk,kgj->bgj', before['h'], kernel_KxGxK, preferred_element_type=wide
-      )
-      after = self._cell(gates_BxGxK, before)
-      if valid_Bx1 is not None:
-        after = jax.tree.map(lambda new, old: jnp.where(valid_Bx1, new, old), after, state)
-      return after, after['h']
-
     by_time = lambda array_BxT: array_BxT.T[..., None]
+    starts_TxBx1 = by_time(starts_BxT.astype(bool))
     valid = None if valid_BxT is None else by_time(valid_BxT > 0)
-    tokens = gates_TxBxGxK, by_time(~starts_BxT.astype(bool)), valid
-    state, h_TxBxK = jax.lax.scan(step, state, tokens)
+    h_TxBxK, state = _outputs(self.cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid)
     return h_TxBxK.swapaxes(0, 1), state
 
   def _parameters(self, D, G, wide):
     K = self.hidden
 
     def biases(key, shape, dtype):
-      bias_GxK = self.init(key, shape, dtype)
+      bias_GxK = self.initializer(key, shape, dtype)
       return bias_GxK.at[FORGET].set(self.forget_bias) if self.cell == 'lstm' else bias_GxK
 
     names = ('embed', None, 'mlp')
     of = lambda init, names: nn.with_logical_partitioning(init, names)
     return (
-      self.param('input_kernel', of(self.init, names), (D, G, K), wide).astype(self.dtype),
-      self.param('recurrent_kernel', of(self.init, names), (K, G, K), wide).astype(self.dtype),
+      self.param('input_kernel', of(self.initializer, names), (D, G, K), wide).astype(self.dtype),
+      self.param('recurrent_kernel', of(self.initializer, names), (K, G, K), wide),
       self.param('bias', of(biases, names[1:]), (G, K), wide),
     )
 
-  def _cell(self, gates_BxGxK, before):
-    """The state after a token, from its gates and the state before."""
-    if self.cell == 'rnn':
-      return {'h': jnp.tanh(gates_BxGxK[:, 0]).astype(self.dtype)}
-    i_BxK, f_BxK, g_BxK, o_BxK = gates_BxGxK.swapaxes(0, 1)
-    c_BxK = nn.sigmoid(f_BxK) * before['c'] + nn.sigmoid(i_BxK) * jnp.tanh(g_BxK)
-    return {'h': (nn.sigmoid(o_BxK) * jnp.tanh(c_BxK)).astype(self.dtype), 'c': c_BxK}
+
+def _scan(cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid_TxBx1):
+  """All outputs [T, B, K] and the last state, from the gates without what comes of h."""
+  kernel_KxGxK = kernel_KxGxK.astype(state['h'].dtype)
+
+  def step(state, token):
+    gates_BxGxK, starts_Bx1, valid_Bx1 = token
+    before = _kept(starts_Bx1, state)
+    gates_BxGxK += jnp.einsum(
+      'bk,kgj->bgj', before['h'], kernel_KxGxK, preferred_element_type=gates_BxGxK.dtype
+    )
+    after = _after(cell, gates_BxGxK, before)
+    if valid_Bx1 is not None:
+      after = jax.tree.map(lambda new, old: jnp.where(valid_Bx1, new, old), after, state)
+    return after, after['h']
+
+  state, h_TxBxK = jax.lax.scan(step, state, (gates_TxBxGxK, starts_TxBx1, valid_TxBx1))
+  return h_TxBxK, state
+
+
+def _kept(starts, state):
+  """The state, forgotten where a document starts."""
+  return jax.tree.map(lambda part: jnp.where(starts, 0, part), state)
+
+
+def _after(cell, gates_BxGxK, before):
+  """The state after a token, from its gates and the state before."""
+  dtype = before['h'].dtype
+  if cell == 'rnn':
+    return {'h': jnp.tanh(gates_BxGxK[:, 0]).astype(dtype)}
+  i_BxK, f_BxK, g_BxK, o_BxK = gates_BxGxK.swapaxes(0, 1)
+  c_BxK = nn.sigmoid(f_BxK) * before['c'] + nn.sigmoid(i_BxK) * jnp.tanh(g_BxK)
+  return {'h': (nn.sigmoid(o_BxK) * jnp.tanh(c_BxK)).astype(dtype), 'c': c_BxK}
+
+
+# The gradient of the kernel is one product of all tokens, and not a sum over the steps of a scan,
+# which devices that share a batch would exchange at every one of them.
+_outputs = jax.custom_vjp(_scan, nondiff_argnums=(0,))
+
+
+def _forward(cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid_TxBx1):
+  of_tokens = lambda gates, state: _scan(
+    cell, kernel_KxGxK, gates, state, starts_TxBx1, valid_TxBx1
+  )
+  (h_TxBxK, after), backward = jax.vjp(of_tokens, gates_TxBxGxK, state)
+  before_TxBxK = jnp.concatenate([state['h'][None], h_TxBxK[:-1]])
+  before_TxBxK = _kept(starts_TxBx1, before_TxBxK)
+  return (h_TxBxK, after), (backward, before_TxBxK, kernel_KxGxK)
+
+
+def _backward(cell, kept, cotangents):
+  backward, before_TxBxK, kernel_KxGxK = kept
+  gates_TxBxGxK, state = backward(cotangents)
+  wide = gates_TxBxGxK.dtype
+  kernel = jnp.einsum(
+    'tbk,tbgj->kgj',
+    before_TxBxK,
+    gates_TxBxGxK.astype(before_TxBxK.dtype),
+    preferred_element_type=wide,
+  )
+  return kernel.astype(kernel_KxGxK.dtype), gates_TxBxGxK, state, None, None
+
+
+_outputs.defvjp(_forward, _backward)

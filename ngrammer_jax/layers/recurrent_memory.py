@@ -28,7 +28,7 @@ class RecurrentMemory(nn.Module):
     window: L.
     temporal_tables: 1: T' is none, as in the paper's equations; 2, as in the authors' code.
     bias: of the six maps, as in the authors' code.
-    init: of all parameters.
+    initializer: of all parameters.
     dtype: of the computation.
   """
 
@@ -36,7 +36,7 @@ class RecurrentMemory(nn.Module):
   window: int = 15
   temporal_tables: int = 1
   bias: bool = False
-  init: nn.initializers.Initializer = recurrence.symmetric(0.1)
+  initializer: nn.initializers.Initializer = recurrence.symmetric(0.1)
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
@@ -82,10 +82,10 @@ class RecurrentMemory(nn.Module):
 
   def _linear(self, name, x_BxTxK):
     return linear.Linear(
-      (x_BxTxK.shape[-1],), ('embed', 'mlp'), 1, self.bias, self.dtype, self.init, name=name
+      (x_BxTxK.shape[-1],), ('embed', 'mlp'), 1, self.bias, self.dtype, self.initializer, name=name
     )(x_BxTxK)
 
   def _table(self, name, names, rows, K):
-    init = nn.with_logical_partitioning(self.init, names)
+    init = nn.with_logical_partitioning(self.initializer, names)
     wide = jnp.promote_types(self.dtype, jnp.float32)
     return self.param(name, init, (rows, K), wide).astype(self.dtype)

@@ -335,7 +335,7 @@ class ModelConfig:
         f'use model.memory=None (and evaluation.memory=None), or model.position="relative"'
       )
     blocks = (self.ngram, self.memory, self.positional, self.adaptive_softmax)
-    for block in (*blocks, self.span, self.persistent, self.initial, self.recurrent):
+    for block in (self.recurrent, *blocks, self.span, self.persistent, self.initial):
       if block is not None:
         block.check(self)
     if self.position == 'table':

@@ -110,6 +110,8 @@ class RecurrentLM(nn.Module):
       raise ValueError('a prefix sees later tokens, model.recurrent knows none')
     if starts_BxT is None:
       starts_BxT = jnp.zeros(tokens_BxT.shape, bool)
+    if valid_BxT is not None:  # nothing starts at padding
+      starts_BxT = starts_BxT & (valid_BxT > 0)
     documents_BxT = documents.numbers(starts_BxT, memory['document'])
     after = {'document': documents_BxT[:, -1]}
     x_BxTxD, vocabulary = self.head.embed(tokens_BxT)

@@ -119,6 +119,7 @@ class RecurrentConfig:
     if not 0 < self.initial < float('inf'):
       raise errors.BadInput(f'model.recurrent.initial={self.initial} must be above 0')
     self._check_division()
+    self._check_in_use()
     self._check_others(model)
 
   def _check_division(self) -> None:
@@ -131,15 +132,34 @@ class RecurrentConfig:
         f'model.recurrent.readout={self.readout!r}: use {near}'
       )
 
-  def _check_others(self, model) -> None:
-    for field in dataclasses.fields(model):
-      value = getattr(model, field.name)
-      if field.name not in SHARED and value != field.default:
-        said = value if isinstance(value, (int, float, str)) else '...'
+  def _check_in_use(self) -> None:
+    """No switch that does nothing: whoever compares two runs would compare one with itself."""
+    of = {
+      'window': (*ATTENTION, 'recurrent_memory'),
+      'slices': ('ngram',),
+      'empty_slots': ATTENTION,
+      'temporal_tables': ('recurrent_memory',),
+      'gate_bias': ('recurrent_memory',),
+    }
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      if value != field.default and self.readout not in of.get(field.name, (self.readout,)):
         raise errors.BadInput(
-          f'model.{field.name}={said!r} is of Transformers, not of model.recurrent: leave it at '
-          f'{field.default!r}'
+          f'model.recurrent.{field.name}={value!r} is not for readout={self.readout!r}, but for '
+          f'{", ".join(of[field.name])}: leave it at {field.default!r}'
         )
+    if self.cell != 'lstm' and self.forget_bias != 1:
+      raise errors.BadInput(
+        f'model.recurrent.forget_bias={self.forget_bias} is not for cell={self.cell!r}: leave it '
+        f'at 1.0'
+      )
+
+  def _check_others(self, model) -> None:
+    defaults = {field.name: field.default for field in dataclasses.fields(model)}
+    wrong = [k for k, v in defaults.items() if k not in SHARED and getattr(model, k) != v]
+    if wrong:
+      mend = ', '.join(f'model.{key}={defaults[key]!r}' for key in wrong)
+      raise errors.BadInput(f'what is of Transformers is not of model.recurrent: use {mend}')
     if model.ngram is not None and model.ngram.layer != 'input':
       raise errors.BadInput(
         f'model.ngram.layer={model.ngram.layer!r} is of Transformers: with model.recurrent use '
@@ -149,9 +169,11 @@ class RecurrentConfig:
     for key, there in joined.items():
       if there and self.width != model.width:
         said = 'tie_embeddings=True' if key == 'tie_embeddings' else key
-        other = ', or model.tie_embeddings=False' if key == 'tie_embeddings' else ''
+        other = f'model.width={self.width}'
+        if key == 'tie_embeddings':
+          other = f'model.tie_embeddings=False, or {other}'
         raise errors.BadInput(
           f'model.{said} needs an output as wide as the embedding, but the readout has '
           f'{self.width} and model.width={model.width}: use model.recurrent.hidden='
-          f'{model.width * self.parts}{other}'
+          f'{model.width * self.parts}, or {other}'
         )

@@ -62,18 +62,18 @@ def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
   if known.step != step:
     raise manifest.Damaged(f'{manifest.NAME} is of step {known.step:,}')
   abstract = abstract(known) if callable(abstract) else abstract
-  _check_same_model(folder, known, abstract)
+  as_saved = _as_saved(known, abstract)
+  _check_same_model(folder, known, as_saved)
   with _orbax(folder) as checkpointer:
-    state = checkpointer.restore(files.absolute(folder), _not_empty(abstract))
+    state = checkpointer.restore(files.absolute(folder), _not_empty(as_saved))
   _check_sums(known, state)
-  # Those without elements are made again.
-  empty = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
-  return jax.tree.map(
-    lambda leaf, saved: empty(leaf) if saved is None else saved,
-    abstract,
-    state,
-    is_leaf=lambda x: x is None,
-  )
+
+  def made(leaf, saved):
+    if saved is None:  # without elements
+      return jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
+    return saved if saved.dtype == leaf.dtype else saved.astype(leaf.dtype)
+
+  return jax.tree.map(made, abstract, state, is_leaf=lambda x: x is None)
 
 
 def _verified(folder: pathlib.Path) -> manifest.Manifest:
@@ -88,6 +88,23 @@ def _verified(folder: pathlib.Path) -> manifest.Manifest:
   if damage is not None:
     raise manifest.Damaged(damage)
   return manifest.Manifest(**found)
+
+
+def _as_saved(known: manifest.Manifest, abstract: Any) -> Any:
+  """The state with its memory as it was saved: activations, another dtype on other devices."""
+  activations = ('bfloat16', 'float32')
+
+  def of(path, leaf):
+    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    saved, *_ = known.leaves.get(f'memory/{name}', ('',))
+    if saved not in activations or str(leaf.dtype) not in activations:
+      return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, saved, sharding=leaf.sharding)
+
+  memory = getattr(abstract, 'memory', None)
+  if memory is None:
+    return abstract
+  return abstract.replace(memory=jax.tree_util.tree_map_with_path(of, memory))
 
 
 def _not_empty(state: Any) -> Any:

@@ -138,8 +138,8 @@ def test_padding_changes_nothing_that_follows(x64, name):
   _, expected = run(tokens[:, :4], memory, starts[:, :4], ones[:, :4])
   padded, valid = tokens[:, :7].copy(), np.repeat([[1] * 4 + [0] * 3], B, axis=0)
   padded[:, 4:] = 1
-  none = np.where(valid, starts[:, :7], False)
-  _, found = run(padded, memory, none, valid)
+  assert starts[1, 4]  # at padding nothing starts
+  _, found = run(padded, memory, starts[:, :7], valid)
   jax.tree.map(lambda a, b: assert_close(a, b, 1e-12), found, expected)
 
 
@@ -207,8 +207,15 @@ def test_a_uniform_model_has_the_perplexity_of_its_vocabulary(chunk):
   np.testing.assert_allclose(np.exp(nll.mean()), V, rtol=1e-6)
 
 
-def test_parameters_begin_as_in_the_paper():
-  r = recurrent_config.RecurrentConfig(hidden=60, readout='key_value_predict')
+@pytest.mark.parametrize(
+  'fields',
+  [
+    {'readout': 'key_value_predict'},
+    {'readout': 'recurrent_memory', 'temporal_tables': 2, 'gate_bias': True},
+  ],
+)
+def test_parameters_begin_as_in_the_paper(fields):
+  r = recurrent_config.RecurrentConfig(hidden=60, **fields)
   config = model_config.ModelConfig(width=30, recurrent=r, **attention_lstm.SWITCHES)
   model, memory = language_model.build(config, 50), language_model.empty_memory(config, 1)
   params = model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32), memory)['params']
@@ -329,16 +336,27 @@ def test_bad_values_are_named():
     ({'recurrent': {'window': 0}}, 'model.recurrent.window=0 must be at least 1'),
     (
       {'recurrent': {}, 'layers': 2},
-      'model.layers=2 is of Transformers, not of model.recurrent: leave it at 4',
+      'what is of Transformers is not of model.recurrent: use model.layers=4',
     ),
     (
-      {'recurrent': {}, 'memory': {}},
-      "model.memory='...' is of Transformers, not of model.recurrent: leave it at None",
+      {'recurrent': {}, 'memory': {}, 'feed_forward_width': 4, 'span': {}},
+      'what is of Transformers is not of model.recurrent: use model.feed_forward_width=688, '
+      'model.memory=None, model.span=None',
+    ),
+    (
+      {'recurrent': {'gate_bias': True, 'readout': 'key_value'}},
+      "model.recurrent.gate_bias=True is not for readout='key_value', but for recurrent_memory: "
+      'leave it at False',
+    ),
+    (
+      {'recurrent': {'cell': 'rnn', 'forget_bias': 2.0}},
+      "model.recurrent.forget_bias=2.0 is not for cell='rnn': leave it at 1.0",
     ),
     (
       {'recurrent': {'hidden': 24, 'readout': 'key_value'}, 'tie_embeddings': True, 'width': 10},
       'model.tie_embeddings=True needs an output as wide as the embedding, but the readout has 12 '
-      'and model.width=10: use model.recurrent.hidden=20, or model.tie_embeddings=False',
+      'and model.width=10: use model.recurrent.hidden=20, or model.tie_embeddings=False, or '
+      'model.width=12',
     ),
     (
       {'recurrent': {}, 'ngram': {'layer': 'end', 'heads': 2, 'dim': 2}},

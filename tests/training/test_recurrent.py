@@ -4,11 +4,13 @@ import dataclasses
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import evaluation_config, runs, sharding
+from ngrammer_jax.analysis import hlo
 from ngrammer_jax.decoding import generation, sampling
 from ngrammer_jax.evaluation import ranking
 from ngrammer_jax.models import config as model_config
@@ -72,6 +74,27 @@ def test_any_mesh_trains_alike(name, shape, parts):
   jax.tree.map(compare, state_n, state)
 
 
+def test_a_step_sends_nothing_token_by_token():
+  """The gradient of the recurrent kernel is made, and exchanged, once."""
+  program, _, _ = test_devices.run((8, 1, 1), models.config_of('lstm', dtype='float32'))
+  sent = hlo.Program(program, {'data': 8, 'fsdp': 1, 'model': 1}).collectives()
+  assert sent and max(each.times for each in sent) == test_devices.STEPS
+
+
+def test_an_accelerator_trains_and_a_cpu_evaluates(tiny, tmp_path, monkeypatch):
+  """Activations in the memory are of another dtype there; a run goes on here too."""
+  c = config_of(tiny, ngram=None, optimizer={'schedule': 'constant'})
+  short = dataclasses.replace(c, training=dataclasses.replace(c.training, steps=4))
+  with monkeypatch.context() as patched:
+    patched.setattr(model_config.ModelConfig, 'compute_dtype', lambda self: jnp.dtype('bfloat16'))
+    loop.train(short, tmp_path / 'run')
+  run = runs.load_run(tmp_path / 'run')
+  assert run.state.memory['state']['h'].dtype == 'float32'
+  assert run.evaluate('validation')['tokens'] > 0
+  loop.train(c, tmp_path / 'run')
+  assert checkpoints.steps(tmp_path / 'run')[-1] == 12
+
+
 @pytest.mark.parametrize('name', SOME)
 def test_greedy_takes_what_one_pass_finds_most_likely(x64, name):
   """Token by token, with prompts that are padded, whether segments hand on what is read or not."""
@@ -117,9 +140,7 @@ def test_evaluation_may_hand_on_what_training_does_not(tiny):
   c = config_of(tiny, read, evaluation=evaluation_config.EvaluationConfig(streams=4, memory=more))
   assert not c.model.recurrent.carry_memory and c.evaluation_model().recurrent.carry_memory
   wrong = evaluation_config.EvaluationMemory(length=4)
-  with bad_input(
-    'evaluation.memory is set, but the model has none: set model.memory, or evaluation.memory=None'
-  ):
+  with bad_input('evaluation.memory.length=4 is of Transformers: leave it at None'):
     config_of(tiny, evaluation=evaluation_config.EvaluationConfig(streams=4, memory=wrong))
 
 
