@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 
-TIMES = ('tokens_per_second', 'mfu')  # all of metrics.jsonl that may differ
+TIMES = ('tokens_per_second', 'mfu', 'goodput')  # all of metrics.jsonl that may differ
 
 
 def train(workdir: pathlib.Path, arguments: list[str]) -> subprocess.Popen:
