@@ -29,7 +29,7 @@ of training) is not to be had; here it is `text`, and the vocabulary its 77,000 
 Neither steps nor a decay of the rate are reported: both are ours. Nothing of this was trained here.
 
 Twins for 2 CPU cores, of equal numbers of parameters, on WikiText-2 with 10,000 words and on the
-raw books of the Children's Book Test: wikitext2_ROW and cbt_ROW (see the README for results).
+raw books of the Children's Book Test: wikitext2_ROW and cbt_ROW.
 """
 
 from ngrammer_jax import config, errors
@@ -59,7 +59,7 @@ def get_config(row: str = 'key_value_predict'):
   """One of ROWS, of a window; or its small twin on one of SMALL."""
   corpus, _, rest = row.partition('_')
   name, window = _named(rest if corpus in SMALL else row)
-  if name not in ROWS:
+  if name not in ROWS or (corpus in SMALL and name.endswith('_printed')):
     raise errors.BadInput(
       f'no row {row!r}; there are: {", ".join(ROWS)}; windows of attention and recurrent_memory, '
       f'as in attention_5; and small twins, as in wikitext2_lstm and cbt_lstm'

@@ -22,7 +22,8 @@ def analyse(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   """The weights of a run, as plain values for JSON.
 
   Only tokens count that find all distances in their document and within reach, so that the weights
-  of two distances are means over the same tokens.
+  of two distances are means over the same tokens. What a recurrent model looks back at is carried
+  from segment to segment here, whatever `carry_memory` says: that changes which tokens find all.
 
   Keys: `step`, `split`; `tokens` that were read, and `counted` among them; `distances` in tokens,
   0 for the token itself; `heads` [L][N][D] mean weights, `layers` [L][D] the means of their heads,
