@@ -61,8 +61,8 @@ def get_config(row: str = 'key_value_predict'):
   name, window = _named(rest if corpus in SMALL else row)
   if name not in ROWS or (corpus in SMALL and name.endswith('_printed')):
     raise errors.BadInput(
-      f'no row {row!r}; there are: {", ".join(ROWS)}; windows of attention and recurrent_memory, '
-      f'as in attention_5; and small twins, as in wikitext2_lstm and cbt_lstm'
+      f'no row {row!r}; there are: {", ".join(ROWS)}; windows of all attention and of '
+      f'recurrent_memory, as in key_value_10; small twins, as in wikitext2_lstm and cbt_attention_5'
     )
   readout, hidden, size = ROWS[name]
   c = config.default()

@@ -72,7 +72,7 @@ def _check_cloze(options):
 
 
 def _cloze(run, overrides, options):
-  """Answers questions, writes evaluation/cloze_<split>.json and .jsonl, and prints a table."""
+  """Answers questions, writes evaluation/cloze_<name>.json and .jsonl, and prints a table."""
   from ngrammer_jax.evaluation import cloze
 
   run = dataclasses.replace(run, config=flags.override(run.config, overrides, 'evaluation'))

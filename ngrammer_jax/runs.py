@@ -209,7 +209,7 @@ class Run:
 
     Args:
       path: its folder or one of its files; with `made`, the raw books.
-      split: train, validation or test.
+      split: of a folder: train, validation or test.
       protocol: `query`, or `prefix`, which does not look at what follows a candidate.
       made: make so many questions of each class from raw books, which are not the official ones.
 
@@ -227,7 +227,7 @@ class Run:
     )
     with progress.Progress('cloze', sum(source.counts.values()), 'questions') as bar:
       answers = list(evaluate(*self._serving, source.read(), bar.advance))
-    return cloze.result(answers, source, split, int(self.state.step), protocol, context), answers
+    return cloze.result(answers, source, int(self.state.step), protocol, context), answers
 
   def score(self, texts: str | Sequence[str]) -> list[Score]:
     """Scores texts, each as a document of its own.

@@ -45,18 +45,15 @@ class Question:
 
 
 def find(path: pathlib.Path, split: str) -> dict[str, pathlib.Path]:
-  """The files of questions of a split, by kind: anywhere in a folder, or a single file.
+  """The files of questions of a split, by kind, anywhere in a folder; or a file, of any split.
 
   Raises:
-    BadInput: there are none, several of one kind, or the file is of another split.
+    BadInput: there are none, or several of one kind.
   """
   if not path.exists():
     raise errors.BadInput(f'--cloze={path}: no such file or folder; expected {_wanted(split)}')
   if path.is_file():
     named = NAMED.fullmatch(path.name)
-    of = next((s for s, word in FILES.items() if named and named[2] == word), split)
-    if of != split:
-      raise errors.BadInput(f'--cloze={path} is of another split: add --split={of}')
     return {named[1] if named else path.stem: path}
   found: dict[str, pathlib.Path] = {}
   for kind in KINDS:
@@ -156,10 +153,11 @@ def _question(where, block, kind, file, line):
     raise errors.BadInput(
       f'{where}: expected {GAP} once in the query, found it {query.count(GAP)} times; {PUBLISHED}'
     )
-  if len(candidates) != CANDIDATES or not all(map(str.strip, candidates)):
+  blank = [number for number, word in enumerate(candidates, 1) if not word.strip()]
+  if len(candidates) != CANDIDATES or blank:
     raise errors.BadInput(
-      f'{where}: expected {CANDIDATES} candidates separated by |, found '
-      f'{len([c for c in candidates if c.strip()])}; {PUBLISHED}'
+      f'{where}: expected {CANDIDATES} candidates separated by |, found {len(candidates)}'
+      f'{f", of which number {blank[0]} is blank" if blank else ""}; {PUBLISHED}'
     )
   if answer not in candidates:
     raise errors.BadInput(

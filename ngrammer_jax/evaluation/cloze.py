@@ -40,6 +40,7 @@ class Source:
   """Where questions come from.
 
   Attributes:
+    name: the split of a folder, or the name of a file without its ending.
     official: they are of files named as those of the Children's Book Test.
     made: they were made of raw books.
     files: that were read.
@@ -47,6 +48,7 @@ class Source:
     read: yields them.
   """
 
+  name: str
   official: bool
   made: bool
   files: tuple[str, ...]
@@ -59,20 +61,21 @@ def source(path: pathlib.Path, split: str, made: int | None = None) -> Source:
 
   Args:
     path: see `data.cloze.find`; with `made`, see `data.cloze_made.find`.
-    split: train, validation or test.
+    split: of a folder: train, validation or test.
     made: questions of each class to be made of raw books, at most. None: official ones are read.
 
   Raises:
     BadInput: no such questions, or something is wrong with one of them.
   """
+  name = path.stem if path.is_file() else split
   if made is not None:
     file = cloze_made.find(path, split)
     by_kind = cloze_made.made_of(file, made)
     everything = list(itertools.chain.from_iterable(by_kind.values()))
     counts = {f'made-{kind}': len(some) for kind, some in by_kind.items() if some}
     said = ', '.join(f'{kind} {count:,}' for kind, count in counts.items())
-    logging.info('%s: %s, of %s', cloze_made.LABEL, said, file)
-    return Source(False, True, (str(file),), counts, lambda: iter(everything))
+    logging.info('%s: %s, at most %d of each, of %s', cloze_made.LABEL, said, made, file)
+    return Source(name, False, True, (str(file),), counts, lambda: iter(everything))
   found = cloze.find(path, split)
   counts = {kind: sum(1 for _ in cloze.read(file, kind)) for kind, file in found.items()}
 
@@ -80,7 +83,7 @@ def source(path: pathlib.Path, split: str, made: int | None = None) -> Source:
     return itertools.chain.from_iterable(cloze.read(file, kind) for kind, file in found.items())
 
   official = all(map(cloze.official, found.values()))
-  return Source(official, False, tuple(map(str, found.values())), counts, read)
+  return Source(name, official, False, tuple(map(str, found.values())), counts, read)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,9 +281,9 @@ def summary(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
 
 
 def result(
-  answers: Sequence[Answer], found: Source, split: str, step: int, protocol: str, context: int
+  answers: Sequence[Answer], found: Source, step: int, protocol: str, context: int
 ) -> dict[str, Any]:
-  """What `cloze_<split>.json` holds."""
+  """What `cloze_<name>.json` holds."""
   official = "questions of the Children's Book Test"
   label = cloze_made.LABEL if found.made else official if found.official else 'cloze questions'
   of = 'the candidate and the rest of the query' if protocol == 'query' else 'the candidate alone'
@@ -289,7 +292,7 @@ def result(
     'label': label,
     'official': found.official,
     'made': found.made,
-    'split': split,
+    'name': found.name,
     'step': step,
     'kinds': summary(answers),
     'protocol': {'score': protocol, 'of': of, 'context': limit, 'ties': 'share the point'},
@@ -311,7 +314,7 @@ def table(result: dict[str, Any]) -> str:
   protocol = result['protocol']
   context = f'{protocol["context"]:,} tokens at most' if protocol['context'] else 'all of it'
   lines.append(
-    f'{result["label"]}; split {result["split"]}, step {result["step"]:,}, protocol '
+    f'{result["label"]}; {result["name"]}, step {result["step"]:,}, protocol '
     f'{protocol["score"]}: {protocol["of"]}, context: {context}; ties share the point'
   )
   return '\n'.join(lines)
@@ -321,12 +324,12 @@ def save(result: dict[str, Any], answers: Sequence[Answer], folder: pathlib.Path
   """Writes the result as JSON, the answers as JSON lines beside it, and returns the former.
 
   Questions that were made, and another protocol, have names of their own:
-  cloze[_made][_prefix]_<split>. Of several processes, the first writes.
+  cloze[_made][_prefix]_<name>. Of several processes, the first writes.
   """
   made = '_made' if result['made'] else ''
   score = result['protocol']['score']
   other = '' if score == PROTOCOLS[0] else f'_{score}'
-  path = folder / f'cloze{made}{other}_{result["split"]}.json'
+  path = folder / f'cloze{made}{other}_{result["name"]}.json'
   language_modeling.save(result, path)
   if hosts.first():
     lines = ''.join(f'{answer.line()}\n' for answer in answers)

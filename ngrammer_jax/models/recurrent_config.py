@@ -135,6 +135,7 @@ class RecurrentConfig:
   def _check_in_use(self) -> None:
     """No switch that does nothing: whoever compares two runs would compare one with itself."""
     of = {
+      'carry_memory': tuple(name for name in READOUTS if name != 'none'),
       'window': (*ATTENTION, 'recurrent_memory'),
       'slices': ('ngram',),
       'empty_slots': ATTENTION,
@@ -156,10 +157,12 @@ class RecurrentConfig:
 
   def _check_others(self, model) -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(model)}
-    wrong = [k for k, v in defaults.items() if k not in SHARED and getattr(model, k) != v]
+    shared = set(SHARED) if model.ngram is not None else {*SHARED} - {'heads'}  # of the n-grams
+    wrong = [k for k, v in defaults.items() if k not in shared and getattr(model, k) != v]
     if wrong:
+      keys = ', '.join(f'model.{key}' for key in wrong)
       mend = ', '.join(f'model.{key}={defaults[key]!r}' for key in wrong)
-      raise errors.BadInput(f'what is of Transformers is not of model.recurrent: use {mend}')
+      raise errors.BadInput(f'of Transformers, and not of model.recurrent: {keys}; leave {mend}')
     if model.ngram is not None and model.ngram.layer != 'input':
       raise errors.BadInput(
         f'model.ngram.layer={model.ngram.layer!r} is of Transformers: with model.recurrent use '

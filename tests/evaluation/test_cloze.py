@@ -266,7 +266,7 @@ def test_evaluate_writes_every_answer(prepared, capsys):
   assert answers[0]['chosen'] == 'cat' and answers[0]['point'] == pytest.approx(1 / 3)
   assert len(answers[0]['scores']) == len(answers[0]['candidates']) == 10
   out = capsys.readouterr().out
-  assert "questions of the Children's Book Test; split test, step 7" in out and '0.1667' in out
+  assert "questions of the Children's Book Test; test, step 7" in out and '0.1667' in out
 
 
 def test_made_questions_are_named_so(prepared, capsys):
@@ -278,6 +278,15 @@ def test_made_questions_are_named_so(prepared, capsys):
   assert result['protocol']['score'] == 'prefix'
   assert 'CBT-style questions made of raw books, not the official ones' in capsys.readouterr().out
   assert 'not the official ones' in result['label']
+
+
+def test_answers_to_a_file_are_named_by_it(prepared, capsys):
+  given = [f'--workdir={prepared}/run', '--cloze_protocol=prefix']
+  evaluate.main([*given, f'--cloze={prepared}/cbtest_V_test_2500ex.txt'])
+  assert list(kept(prepared, 'cloze_prefix_cbtest_V_test_2500ex')[0]['kinds']) == ['V']
+  evaluate.main([*given, f'--cloze={prepared}/cbt_test.txt', '--cloze_made=4'])
+  assert kept(prepared, 'cloze_made_prefix_cbt_test')[0]['name'] == 'cbt_test'
+  assert 'not the official ones; cbt_test, step 7' in capsys.readouterr().out
 
 
 def test_positions_that_count_from_the_end(prepared, monkeypatch):

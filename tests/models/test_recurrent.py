@@ -336,12 +336,21 @@ def test_bad_values_are_named():
     ({'recurrent': {'window': 0}}, 'model.recurrent.window=0 must be at least 1'),
     (
       {'recurrent': {}, 'layers': 2},
-      'what is of Transformers is not of model.recurrent: use model.layers=4',
+      'of Transformers, and not of model.recurrent: model.layers; leave model.layers=4',
+    ),
+    (
+      {'recurrent': {}, 'heads': 2},
+      'of Transformers, and not of model.recurrent: model.heads; leave model.heads=4',
     ),
     (
       {'recurrent': {}, 'memory': {}, 'feed_forward_width': 4, 'span': {}},
-      'what is of Transformers is not of model.recurrent: use model.feed_forward_width=688, '
-      'model.memory=None, model.span=None',
+      'of Transformers, and not of model.recurrent: model.feed_forward_width, model.memory, '
+      'model.span; leave model.feed_forward_width=688, model.memory=None, model.span=None',
+    ),
+    (
+      {'recurrent': {'carry_memory': True}},
+      "model.recurrent.carry_memory=True is not for readout='none', but for attention, key_value, "
+      'key_value_predict, ngram, recurrent_memory: leave it at False',
     ),
     (
       {'recurrent': {'gate_bias': True, 'readout': 'key_value'}},
