@@ -28,11 +28,6 @@ class EvaluationMemory:
       if value is not None and of_recurrent == (model.recurrent is None):
         kind = 'recurrent models' if of_recurrent else 'Transformers'
         raise errors.BadInput(f'evaluation.memory.{key}={value} is of {kind}: leave it at None')
-    if self.carry_memory is not None and model.recurrent.readout == 'none':
-      raise errors.BadInput(
-        f"evaluation.memory.carry_memory={self.carry_memory}: model.recurrent.readout='none' looks "
-        f'back at nothing: leave it at None'
-      )
     if self.length is not None:
       errors.check_at_least('evaluation.memory', 'length', self.length, 0)
     if self.clamp_length is not None:

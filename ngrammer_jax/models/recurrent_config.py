@@ -133,9 +133,11 @@ class RecurrentConfig:
       )
 
   def _check_in_use(self) -> None:
-    """No switch that does nothing: whoever compares two runs would compare one with itself."""
+    """No switch that does nothing: whoever compares two runs would compare one with itself.
+
+    But `carry_memory`, which a model without anything to carry shares with those it is beside.
+    """
     of = {
-      'carry_memory': tuple(name for name in READOUTS if name != 'none'),
       'window': (*ATTENTION, 'recurrent_memory'),
       'slices': ('ngram',),
       'empty_slots': ATTENTION,

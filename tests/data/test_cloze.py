@@ -107,7 +107,8 @@ BAD = {
   ),
   'an empty candidate': (
     changed(21, [LAST.replace('|cats|', '||')]),
-    ', line 21: expected 10 candidates separated by |, found 9; ' + END,
+    ', line 21: expected 10 candidates separated by |, found 10, of which number 4 is blank; '
+    + END,
   ),
   'eleven candidates': (
     changed(21, [LAST + '|zoo']),

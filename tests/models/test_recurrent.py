@@ -348,11 +348,6 @@ def test_bad_values_are_named():
       'model.span; leave model.feed_forward_width=688, model.memory=None, model.span=None',
     ),
     (
-      {'recurrent': {'carry_memory': True}},
-      "model.recurrent.carry_memory=True is not for readout='none', but for attention, key_value, "
-      'key_value_predict, ngram, recurrent_memory: leave it at False',
-    ),
-    (
       {'recurrent': {'gate_bias': True, 'readout': 'key_value'}},
       "model.recurrent.gate_bias=True is not for readout='key_value', but for recurrent_memory: "
       'leave it at False',
