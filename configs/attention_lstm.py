@@ -82,6 +82,7 @@ def get_config(row: str = 'key_value_predict'):
   elif size is not None:
     r.window = size if window is None else window
   m.width = 300
+  m.vocabulary_chunk = 7_700
   m.tie_embeddings = m.scale_embeddings = False
 
   c.data.corpus = 'text'
@@ -117,6 +118,7 @@ def _named(row):
 def _small(c, corpus):
   """The same for 2 CPU cores, of as many parameters as an LSTM of 100 units has there."""
   m = c.model.recurrent
+  c.model.vocabulary_chunk = None
   c.data.corpus, words, c.model.width, budget, c.training.steps = SMALL[corpus]
   c.data.vocabulary_size = words
   # From [-0.1, 0.1], which is for layers of 300 units, the readouts here learn no more than the

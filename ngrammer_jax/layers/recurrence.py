@@ -75,8 +75,9 @@ class Recurrence(nn.Module):
     G, wide = CELLS[self.cell], jnp.promote_types(self.dtype, jnp.float32)
     kernel_DxGxK, kernel_KxGxK, bias_GxK = self._parameters(x_BxTxD.shape[-1], G, wide)
     # All that does not depend on the state, in one product before the scan.
+    x_TxBxD = x_BxTxD.swapaxes(0, 1).astype(self.dtype)
     gates_TxBxGxK = bias_GxK + jnp.einsum(
-      'btd,dgk->tbgk', x_BxTxD.astype(self.dtype), kernel_DxGxK, preferred_element_type=wide
+      'tbd,dgk->tbgk', x_TxBxD, kernel_DxGxK, preferred_element_type=wide
     )
 
     by_time = lambda array_BxT: array_BxT.T[..., None]
@@ -103,64 +104,88 @@ class Recurrence(nn.Module):
 
 def _scan(cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid_TxBx1):
   """All outputs [T, B, K] and the last state, from the gates without what comes of h."""
+  (h_TxBxK, state), _ = _kept_scan(
+    cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid_TxBx1
+  )
+  return h_TxBxK, state
+
+
+def _kept_scan(cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid_TxBx1):
+  """As `_scan`, and of each token its gates and the state before it."""
   kernel_KxGxK = kernel_KxGxK.astype(state['h'].dtype)
 
   def step(state, token):
     gates_BxGxK, starts_Bx1, valid_Bx1 = token
-    before = _kept(starts_Bx1, state)
+    h_BxK = jnp.where(starts_Bx1, 0, state['h'])
     gates_BxGxK += jnp.einsum(
-      'bk,kgj->bgj', before['h'], kernel_KxGxK, preferred_element_type=gates_BxGxK.dtype
+      'bk,kgj->bgj', h_BxK, kernel_KxGxK, preferred_element_type=gates_BxGxK.dtype
     )
-    after = _after(cell, gates_BxGxK, before)
-    if valid_Bx1 is not None:
-      after = jax.tree.map(lambda new, old: jnp.where(valid_Bx1, new, old), after, state)
-    return after, after['h']
+    after = _after(cell, _gates(gates_BxGxK), state, starts_Bx1, valid_Bx1)
+    return after, (after['h'], (gates_BxGxK, state))
 
-  state, h_TxBxK = jax.lax.scan(step, state, (gates_TxBxGxK, starts_TxBx1, valid_TxBx1))
-  return h_TxBxK, state
+  state, (h_TxBxK, kept) = jax.lax.scan(step, state, (gates_TxBxGxK, starts_TxBx1, valid_TxBx1))
+  return (h_TxBxK, state), kept
 
 
-def _kept(starts, state):
-  """The state, forgotten where a document starts."""
-  return jax.tree.map(lambda part: jnp.where(starts, 0, part), state)
+def _gates(gates_BxGxK):
+  """[B, K] of each."""
+  return [gates_BxGxK[:, gate] for gate in range(gates_BxGxK.shape[1])]
 
 
-def _after(cell, gates_BxGxK, before):
+def _after(cell, gates, state, starts_Bx1, valid_Bx1):
   """The state after a token, from its gates and the state before."""
-  dtype = before['h'].dtype
+  dtype = state['h'].dtype
   if cell == 'rnn':
-    return {'h': jnp.tanh(gates_BxGxK[:, 0]).astype(dtype)}
-  i_BxK, f_BxK, g_BxK, o_BxK = gates_BxGxK.swapaxes(0, 1)
-  c_BxK = nn.sigmoid(f_BxK) * before['c'] + nn.sigmoid(i_BxK) * jnp.tanh(g_BxK)
-  return {'h': (nn.sigmoid(o_BxK) * jnp.tanh(c_BxK)).astype(dtype), 'c': c_BxK}
+    after = {'h': jnp.tanh(gates[0]).astype(dtype)}
+  else:
+    i_BxK, f_BxK, g_BxK, o_BxK = gates
+    c_BxK = jnp.where(starts_Bx1, 0, state['c'])
+    c_BxK = nn.sigmoid(f_BxK) * c_BxK + nn.sigmoid(i_BxK) * jnp.tanh(g_BxK)
+    after = {'h': (nn.sigmoid(o_BxK) * jnp.tanh(c_BxK)).astype(dtype), 'c': c_BxK}
+  if valid_Bx1 is None:
+    return after
+  return jax.tree.map(lambda new, old: jnp.where(valid_Bx1, new, old), after, state)
 
 
-# The gradient of the kernel is one product of all tokens, and not a sum over the steps of a scan,
-# which devices that share a batch would exchange at every one of them.
+# Autodiff would keep a dozen arrays of each token, where its gates and state are enough, and would
+# sum the gradient of the kernel over the steps of a scan, where devices that share a batch would
+# exchange it at every one: here it is one product of all tokens.
 _outputs = jax.custom_vjp(_scan, nondiff_argnums=(0,))
 
 
 def _forward(cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid_TxBx1):
-  of_tokens = lambda gates, state: _scan(
-    cell, kernel_KxGxK, gates, state, starts_TxBx1, valid_TxBx1
-  )
-  (h_TxBxK, after), backward = jax.vjp(of_tokens, gates_TxBxGxK, state)
-  before_TxBxK = jnp.concatenate([state['h'][None], h_TxBxK[:-1]])
-  before_TxBxK = _kept(starts_TxBx1, before_TxBxK)
-  return (h_TxBxK, after), (backward, before_TxBxK, kernel_KxGxK)
+  outputs, kept = _kept_scan(cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid_TxBx1)
+  return outputs, (kernel_KxGxK, *kept, starts_TxBx1, valid_TxBx1)
 
 
 def _backward(cell, kept, cotangents):
-  backward, before_TxBxK, kernel_KxGxK = kept
-  gates_TxBxGxK, state = backward(cotangents)
-  wide = gates_TxBxGxK.dtype
-  kernel = jnp.einsum(
-    'tbk,tbgj->kgj',
-    before_TxBxK,
-    gates_TxBxGxK.astype(before_TxBxK.dtype),
+  kernel_KxGxK, gates_TxBxGxK, before, starts_TxBx1, valid_TxBx1 = kept
+  wide, dtype = gates_TxBxGxK.dtype, before['h'].dtype
+  # Before the loop, in which XLA would otherwise turn it at every step.
+  kernel_GxKxK = jax.lax.optimization_barrier(kernel_KxGxK.astype(dtype).transpose(1, 2, 0))
+
+  def step(d_after, token):
+    d_h_BxK, gates_BxGxK, before, starts_Bx1, valid_Bx1 = token
+    d_after = d_after | {'h': d_after['h'] + d_h_BxK}
+    of = lambda gates, state: _after(cell, gates, state, starts_Bx1, valid_Bx1)
+    d_gates, d_before = jax.vjp(of, _gates(gates_BxGxK), before)[1](d_after)
+    d_gates_BxGxK = jnp.stack(d_gates, axis=1)
+    d_h_BxK = jnp.einsum(
+      'bgj,gjk->bk', d_gates_BxGxK.astype(dtype), kernel_GxKxK, preferred_element_type=wide
+    )
+    d_h_BxK = jnp.where(starts_Bx1, 0, d_h_BxK).astype(dtype)
+    return d_before | {'h': d_before['h'] + d_h_BxK}, d_gates_BxGxK
+
+  d_h_TxBxK, d_state = cotangents
+  tokens = d_h_TxBxK, gates_TxBxGxK, before, starts_TxBx1, valid_TxBx1
+  d_state, d_gates_TxBxGxK = jax.lax.scan(step, d_state, tokens, reverse=True)
+  d_kernel_KxGxK = jax.lax.dot_general(
+    jnp.where(starts_TxBx1, 0, before['h']),
+    d_gates_TxBxGxK.astype(dtype),
+    (((0, 1), (0, 1)), ((), ())),
     preferred_element_type=wide,
   )
-  return kernel.astype(kernel_KxGxK.dtype), gates_TxBxGxK, state, None, None
+  return d_kernel_KxGxK.astype(kernel_KxGxK.dtype), d_gates_TxBxGxK, d_state, None, None
 
 
 _outputs.defvjp(_forward, _backward)
