@@ -54,24 +54,30 @@ class Ours:
 
 
 class Readout(nn.Module):
-  """The same readouts as `layers.readout`, at the beginning of a segment with nothing before."""
+  """The same readouts as in `layers`, at the beginning of a segment with nothing before."""
 
-  def __init__(self, r: recurrent_config.RecurrentConfig):
+  def __init__(self, r: recurrent_config.RecurrentConfig, V: int):
     super().__init__()
     J = r.width
     self.r = r
-    if r.readout == 'ngram':
+    if r.readout == 'recurrent_memory':
+      self.words = nn.ModuleList([nn.Embedding(V, J), nn.Embedding(V, J)])
+      self.temporal = nn.Parameter(torch.empty(J, r.window).uniform_(-0.1, 0.1))
+      self.gates = nn.ModuleList([nn.Linear(J, J, bias=False) for _ in range(6)])
+    elif r.readout == 'ngram':
       self.slices = nn.Linear(r.hidden, J, bias=False)
     elif r.readout in recurrent_config.ATTENTION:
       names = ('key', 'query', 'read', 'predict')
       self.maps = nn.ModuleDict({name: nn.Linear(J, J, bias=False) for name in names})
       self.score = nn.Parameter(torch.empty(J).uniform_(-0.1, 0.1))
 
-  def forward(self, h: torch.Tensor) -> torch.Tensor:
+  def forward(self, h: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """[B, T, K] to [B, T, J]."""
     r, (B, T, _), J = self.r, h.shape, self.r.width
     if r.readout == 'none':
       return h
+    if r.readout == 'recurrent_memory':
+      return self._remember(h, tokens)
     pad = lambda x, slots: torch.cat([x.new_zeros(B, slots, x.shape[2]), x], dim=1)
     if r.readout == 'ngram':
       padded = pad(h, r.slices - 1)
@@ -83,22 +89,37 @@ class Readout(nn.Module):
     scores = torch.einsum(
       'btjl,j->btl', torch.tanh(key + self.maps['query'](keys)[..., None]), self.score
     )
-    slot = torch.arange(T)[:, None] - L + torch.arange(L)
-    weights = torch.softmax(scores.masked_fill(slot < 0, -1e30), dim=-1)
-    weights = weights * (slot >= 0)
+    weights = softmax(scores, -L)
     read = torch.einsum('btjl,btl->btj', windows(values), weights)
     return torch.tanh(self.maps['read'](read) + self.maps['predict'](h[..., -J:]))
+
+  def _remember(self, h, tokens):
+    L = self.r.window
+    words = [nn.functional.pad(of(tokens), (0, 0, L - 1, 0)).unfold(1, L, 1) for of in self.words]
+    weights = softmax(torch.einsum('btjl,btj->btl', words[0] + self.temporal, h), 1 - L)
+    s = torch.einsum('btjl,btl->btj', words[1], weights)
+    of_s, of_h = self.gates[:3], self.gates[3:]
+    z, q = (torch.sigmoid(of_s[i](s) + of_h[i](h)) for i in range(2))
+    return (1 - z) * h + z * torch.tanh(of_s[2](s) + of_h[2](q * h))
+
+
+def softmax(scores: torch.Tensor, first: int) -> torch.Tensor:
+  """Over the slots [B, T, L] of tokens that are there; the first token's first slot is `first`."""
+  T, L = scores.shape[1:]
+  there = torch.arange(T)[:, None] + torch.arange(first, first + L) >= 0
+  return torch.softmax(scores.masked_fill(~there, -1e30), dim=-1) * there
 
 
 class Theirs:
   """The same steps in PyTorch."""
 
-  def __init__(self, config: experiment.Config, V: int, tokens_BxT: np.ndarray):
+  def __init__(self, config: experiment.Config, V: int, tokens_BxT: np.ndarray, fused: bool):
     r, width = config.model.recurrent, config.model.width
-    self._lstm = nn.LSTM(width, r.hidden, batch_first=True)
-    self._rest = nn.ModuleList([nn.Embedding(V, width), Readout(r), nn.Linear(r.width, V)])
-    self._parameters = [*self._lstm.parameters(), *self._rest.parameters()]
-    self._adam = torch.optim.Adam(self._parameters, config.optimizer.learning_rate)
+    cell = {'lstm': nn.LSTM, 'rnn': nn.RNN}[r.cell]
+    self._recurrence = cell(width, r.hidden, batch_first=True)
+    self._rest = nn.ModuleList([nn.Embedding(V, width), Readout(r, V), nn.Linear(r.width, V)])
+    self._parameters = [*self._recurrence.parameters(), *self._rest.parameters()]
+    self._adam = torch.optim.Adam(self._parameters, config.optimizer.learning_rate, fused=fused)
     self._tokens = torch.from_numpy(tokens_BxT.astype(np.int64))
     self._state = None
 
@@ -106,9 +127,9 @@ class Theirs:
     """Makes them; the loss of the last."""
     embedding, readout, output = self._rest
     for _ in range(STEPS):
-      h, state = self._lstm(embedding(self._tokens), self._state)
-      self._state = tuple(part.detach() for part in state)
-      logits = output(readout(h))
+      h, state = self._recurrence(embedding(self._tokens), self._state)
+      self._state = jax.tree.map(lambda part: part.detach(), state)
+      logits = output(readout(h, self._tokens))
       loss = nn.functional.cross_entropy(logits.flatten(0, 1), self._tokens.flatten())
       self._adam.zero_grad()
       loss.backward()
@@ -132,6 +153,8 @@ def main() -> None:
   rows = ['lstm', 'attention', 'key_value', 'key_value_predict', '4gram']
   parser.add_argument('--rows', nargs='+', default=rows, help='of the config')
   parser.add_argument('--words', type=int, default=77_000, help='of the vocabulary')
+  parser.add_argument('--chunk', type=int, help='words in a chunk of our softmax; 0: all at once')
+  parser.add_argument('--fused', action='store_true', help="PyTorch's Adam in one kernel")
   parser.add_argument('--rounds', type=int, default=5)
   parser.add_argument('--json', type=pathlib.Path, help='where to write the result')
   options = parser.parse_args()
@@ -140,12 +163,15 @@ def main() -> None:
   for row in options.rows:
     config = runpy.run_path(str(CONFIGS))['get_config'](row)
     config.training.segments_per_call = STEPS
+    if options.chunk is not None:
+      config.model.vocabulary_chunk = options.chunk or None
     config = experiment.resolve(config)
     t = config.training
     shape = t.batch_size, t.segment_length
     tokens = np.random.default_rng(0).integers(0, options.words, shape, np.int32)
+    made[row, Ours] = Ours(config, options.words, tokens)
+    made[row, Theirs] = Theirs(config, options.words, tokens, options.fused)
     for kind in (Ours, Theirs):
-      made[row, kind] = kind(config, options.words, tokens)
       seconds(made[row, kind])  # the first may still load what was compiled
       taken[row, kind] = []
   for _ in range(options.rounds):
