@@ -161,7 +161,7 @@ def _forward(cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid_TxBx1
 def _backward(cell, kept, cotangents):
   kernel_KxGxK, gates_TxBxGxK, before, starts_TxBx1, valid_TxBx1 = kept
   wide, dtype = gates_TxBxGxK.dtype, before['h'].dtype
-  # Before the loop, in which XLA would otherwise turn it at every step.
+  # Before the loop, in which XLA would otherwise transpose it at every step.
   kernel_GxKxK = jax.lax.optimization_barrier(kernel_KxGxK.astype(dtype).transpose(1, 2, 0))
 
   def step(d_after, token):
