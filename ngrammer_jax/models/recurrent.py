@@ -91,6 +91,10 @@ class RecurrentLM(nn.Module):
     elif r.readout != 'none':
       self.readout = readout.AttentionReadout(r.parts, r.window, r.empty_slots, init, dtype)
 
+  def empty_memory(self, batch: int, cache_slots: int = 0) -> Memory:
+    """The memory before the first segment of `batch` streams, see `empty_memory`."""
+    return empty_memory(self.config, batch, cache_slots)
+
   def __call__(
     self,
     tokens_BxT: jax.Array,

@@ -129,6 +129,10 @@ class TransformerLM(nn.Module):
       self.final_norm = normalization.LayerNorm(epsilon=c.norm_epsilon, dtype=dtype)
     self.shared = self._shared(param_dtype)
 
+  def empty_memory(self, batch: int, cache_slots: int = 0) -> Memory:
+    """The memory before the first segment of `batch` streams, see `empty_memory`."""
+    return empty_memory(self.config, batch, cache_slots, self.windows)
+
   def _shared(self, param_dtype):
     """What all layers share of positions."""
     c, H = self.config, self.config.width // self.config.heads
