@@ -1,30 +1,48 @@
-"""Eight simulated devices, and no accelerator unless one is asked for."""
+"""Eight simulated devices, no accelerator unless one is asked for, and fixtures of all tests.
 
+JAX is imported where it is used: the process that hands out the tests does without it.
+"""
+
+import fcntl
 import os
 import pathlib
-import re
 import shutil
 import signal
 import tempfile
 
+import pytest
+
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-os.environ['XLA_FLAGS'] = (
-  os.environ.get('XLA_FLAGS', '')
-  + ' --xla_force_host_platform_device_count=8'
-  + ' --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true'  # tiny programs
+os.environ['XLA_FLAGS'] = ' '.join(
+  [
+    os.environ.get('XLA_FLAGS', ''),
+    '--xla_force_host_platform_device_count=8',
+    # The programs are tiny: what counts is how fast they compile, and to do it in one piece.
+    '--xla_backend_optimization_level=0',
+    '--xla_llvm_disable_expensive_passes=true',
+    '--xla_cpu_use_fusion_emitters=false',
+    '--xla_cpu_parallel_codegen_split_count=1',
+  ]
 )
+
+
+def compiled_programs() -> pathlib.Path:
+  """A folder of this user alone: a program that somebody else could write there would be run."""
+  folder = pathlib.Path(tempfile.gettempdir()) / f'ngrammer_jax-compiled-{os.getuid()}'
+  folder.mkdir(mode=0o700, exist_ok=True)
+  status = folder.lstat()
+  if folder.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o077:
+    raise pytest.UsageError(
+      f'{folder} belongs to another user, or others may write there: remove it, or set '
+      f'JAX_COMPILATION_CACHE_DIR'
+    )
+  return folder
+
+
 # Tests compile the same tiny programs over and over, some in processes of their own.
-COMPILED = pathlib.Path(tempfile.gettempdir()) / f'ngrammer_jax-compiled-{os.getuid()}'
-os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(COMPILED))
+if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
+  os.environ['JAX_COMPILATION_CACHE_DIR'] = str(compiled_programs())
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.2')
-
-from flax import linen as nn  # noqa: E402  the flags above come first
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
-import pytest  # noqa: E402
-
-from ngrammer_jax import errors  # noqa: E402
 
 # A shell in the background ignores Ctrl-C, and so would all that is started here.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -33,34 +51,29 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.fixture
 def x64():
   """Double precision for one test."""
+  import jax
+
   with jax.enable_x64(True):
     yield
-
-
-def data_root(name: str) -> pathlib.Path:
-  """A folder of real data that is not part of the project, or skip.
-
-  NGRAMMER_JAX_TEST_DATA names a folder with `data/` (corpora) and `reference/` (arrays
-  computed with the official implementations); `../shared` is taken if it is there.
-  """
-  beside = pathlib.Path(__file__).resolve().parents[2] / 'shared'
-  root = pathlib.Path(os.environ.get('NGRAMMER_JAX_TEST_DATA', beside))
-  if not (root / name).is_dir():
-    pytest.skip(f'{name}/ not found: set NGRAMMER_JAX_TEST_DATA to the folder that holds it')
-  return root / name
 
 
 @pytest.fixture
 def reference():
   """Loads a file of reference arrays by name."""
-  root = data_root('reference')
+  import numpy as np
+
+  from tests import checks
+
+  root = checks.data_root('reference')
   return lambda name: dict(np.load(root / f'{name}.npz'))
 
 
 @pytest.fixture
 def corpora():
   """The folder of real corpora."""
-  return data_root('data')
+  from tests import checks
+
+  return checks.data_root('data')
 
 
 @pytest.fixture
@@ -71,60 +84,47 @@ def cache(tmp_path, monkeypatch):
   shutil.rmtree(tmp_path / 'cache', ignore_errors=True)  # pytest keeps the rest for a while
 
 
-def bad_input(message):
-  """Like pytest.raises, for a BadInput that says exactly this."""
-  return pytest.raises(errors.BadInput, match=rf'\A{re.escape(message)}\Z')
+@pytest.fixture
+def tiny(tmp_path, cache):
+  """Makes configs of a tiny N-Grammer on a tiny text, see `trained_runs.tiny`."""
+  from tests import trained_runs
+
+  text = trained_runs.write_text(tmp_path / 'text.txt')
+  return lambda *args, **given: trained_runs.tiny(text, *args, **given)
 
 
-def assert_close(actual, expected, tolerance):
-  """Maximum difference relative to the array maximum, as `tolerance * (1 + max|expected|)`."""
-  actual, expected = np.asarray(actual), np.asarray(expected)
-  assert actual.shape == expected.shape
-  worst = np.abs(actual - expected).max()
-  limit = tolerance * (1 + np.abs(expected).max())
-  assert worst <= limit, f'differs by {worst:.3g}, limit {limit:.3g}'
-
-
-def random_variables(module, *inputs, dtype='float32', **given):
-  """Random values for all variables of a module, scales and biases too; compiles nothing."""
-  shapes = jax.eval_shape(lambda: nn.unbox(module.init(jax.random.key(0), *inputs, **given)))
-  rng = np.random.default_rng(0)
-  return jax.tree.map(lambda leaf: jnp.asarray(0.5 * rng.normal(size=leaf.shape), dtype), shapes)
+@pytest.fixture(scope='session')
+def shared_folder(tmp_path_factory, worker_id):
+  """One folder of all workers of this session."""
+  base = tmp_path_factory.getbasetemp()
+  folder = (base if worker_id == 'master' else base.parent) / 'shared'
+  folder.mkdir(exist_ok=True)
+  return folder
 
 
 @pytest.fixture
-def tiny(tmp_path, monkeypatch):
-  """Makes configs of a tiny N-Grammer on a tiny text; keyword arguments replace whole sections."""
-  from ngrammer_jax import config as experiment
-  from ngrammer_jax import evaluation_config
-  from ngrammer_jax.data import token_cache
-  from ngrammer_jax.models import config as model_config
+def trained(shared_folder, monkeypatch):
+  """The workdir of a run of `trained_runs.RUNS`, to be read: whoever asks first trains it."""
+  from ngrammer_jax.training import loop
+  from tests import trained_runs
 
-  monkeypatch.setenv('NGRAMMER_JAX_CACHE', str(tmp_path / 'cache'))
-  text = tmp_path / 'text.txt'
-  words = np.random.RandomState(0).choice(['the', 'union', 'of', 'states', 'is\n', 'strong'], 4000)
-  text.write_text(' '.join(words))
+  monkeypatch.setenv('NGRAMMER_JAX_CACHE', str(shared_folder / 'cache'))
 
-  def make(model=(), optimizer=(), training=(), **sections):
-    ngram = model_config.NGramConfig(clusters=8, vocabulary_size=64, dim=4)
-    model = {'layers': 2, 'width': 16, 'heads': 2, 'feed_forward_width': 32, 'ngram': ngram} | dict(
-      model
-    )
-    training = {
-      'steps': 12,
-      'batch_size': 8,
-      'segment_length': 16,
-      'segments_per_call': 2,
-      'log_every': 2,
-      'evaluate_every': 6,
-      'checkpoint_every': 4,
-    } | dict(training)
-    return experiment.Config(
-      model=model_config.ModelConfig(**model),
-      data=token_cache.DataConfig(corpus='text', path=str(text), vocabulary='bytes'),
-      optimizer=experiment.OptimizerConfig(**{'warmup_steps': 2} | dict(optimizer)),
-      training=experiment.TrainingConfig(**training),
-      **{'evaluation': evaluation_config.EvaluationConfig(streams=4)} | sections,
-    )
+  def workdir(name: str) -> pathlib.Path:
+    with (shared_folder / 'lock').open('w') as lock:
+      fcntl.flock(lock, fcntl.LOCK_EX)
+      text = shared_folder / 'text.txt'
+      if not text.exists():
+        trained_runs.write_text(text)
+      if not (shared_folder / name / 'trained').exists():
+        loop.train(trained_runs.tiny(text, trained_runs.RUNS[name]), shared_folder / name)
+        (shared_folder / name / 'trained').touch()
+    return shared_folder / name
 
-  return make
+  return workdir
+
+
+@pytest.fixture
+def trained_copy(trained, tmp_path):
+  """A copy of a trained run, to be changed."""
+  return lambda name: shutil.copytree(trained(name), tmp_path / name)

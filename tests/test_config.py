@@ -10,7 +10,7 @@ import pytest
 from ngrammer_jax import config, errors
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.models import config as model_config
-from tests.conftest import bad_input
+from tests.checks import bad_input
 
 
 def test_default_is_the_dataclasses_of_the_package():

@@ -7,7 +7,7 @@ import pytest
 
 from ngrammer_jax import config, errors, flags
 from ngrammer_jax.models import config as model_config
-from tests.conftest import bad_input
+from tests.checks import bad_input
 
 PLAIN = """
 from ngrammer_jax import config

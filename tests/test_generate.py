@@ -12,7 +12,7 @@ import ngrammer_jax
 from ngrammer_jax import evaluate, generate
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.training import loop
-from tests.conftest import bad_input
+from tests.checks import bad_input
 
 TEXTS = ['the union is', '', 'strong states of the union is strong ' * 3]
 

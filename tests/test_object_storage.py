@@ -15,7 +15,7 @@ import pytest
 from ngrammer_jax import analyze, evaluate, files, generate, runs
 from ngrammer_jax.training import checkpoints, loop, manifest, record
 from tests import fake_gcs
-from tests.conftest import bad_input
+from tests.checks import bad_input
 from tests.training import test_checkpoints as small
 from tests.training import test_hosts as hosts
 from tests.training.test_kills import flags

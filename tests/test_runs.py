@@ -9,7 +9,7 @@ import pytest
 
 from ngrammer_jax import analyze, evaluate, runs
 from ngrammer_jax.training import loop
-from tests.conftest import bad_input
+from tests.checks import bad_input
 
 
 @pytest.fixture

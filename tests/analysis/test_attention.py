@@ -12,7 +12,7 @@ from ngrammer_jax.analysis import attention
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import language_model, recurrent_config
 from ngrammer_jax.training import loop
-from tests.conftest import bad_input
+from tests.checks import bad_input
 
 
 def trained(tiny, tmp_path, model):

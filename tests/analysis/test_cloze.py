@@ -6,7 +6,7 @@ import pytest
 
 from ngrammer_jax import analyze
 from ngrammer_jax.analysis import cloze
-from tests.conftest import bad_input
+from tests.checks import bad_input
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from ngrammer_jax.analysis import clusters
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.training import loop
-from tests.conftest import bad_input
+from tests.checks import bad_input
 
 
 def test_coherence_equals_slow_loop():

@@ -9,7 +9,7 @@ from ngrammer_jax import analyze, runs
 from ngrammer_jax.analysis import spans
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.training import loop
-from tests.conftest import bad_input
+from tests.checks import bad_input
 
 MEMORY = model_config.MemoryConfig(64, same_length='memory_and_self')
 

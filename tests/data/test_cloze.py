@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from ngrammer_jax.data import cloze, cloze_made
-from tests.conftest import bad_input
+from tests.checks import bad_input
 
 SENTENCES = tuple(f"The dog number {i} saw a cat , and ran ! ''" for i in range(20))
 CANDIDATES = ('Bird', 'bone', 'cat', 'cats', 'dog', 'fish', 'hare', 'mouse', 'n-a', 'p9.jpg')

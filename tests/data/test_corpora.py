@@ -11,7 +11,7 @@ import pytest
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import corpora, reading
-from tests.conftest import bad_input
+from tests.checks import bad_input
 
 SPLITS = corpora.SPLITS
 LINES = ''.join(f'line {i} of the text\n' for i in range(2000)).encode()

@@ -8,7 +8,7 @@ import pytest
 from ngrammer_jax import errors
 from ngrammer_jax.data import packing, shards
 from ngrammer_jax.data import vocabulary as vocabularies
-from tests.conftest import bad_input
+from tests.checks import bad_input
 
 BYTES = vocabularies.ByteVocabulary()
 T, END = 7, BYTES.document_start

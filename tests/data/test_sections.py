@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.data import corpora, reading, token_cache
-from tests.conftest import bad_input
+from tests.checks import bad_input
 
 SPLITS = corpora.SPLITS
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from ngrammer_jax.data import shards
-from tests.conftest import bad_input
+from tests.checks import bad_input
 
 
 def write(folder, name, text):

@@ -11,7 +11,7 @@ import pytest
 from ngrammer_jax.data import corpora as corpus_files
 from ngrammer_jax.data import reading, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
-from tests.conftest import bad_input
+from tests.checks import bad_input
 
 pytestmark = pytest.mark.usefixtures('cache')
 

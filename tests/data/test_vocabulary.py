@@ -4,7 +4,7 @@ import pytest
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import vocabulary as vocabularies
-from tests.conftest import bad_input
+from tests.checks import bad_input
 
 TEXT = ''.join(f'line {i} of some text, with {i % 7} words in it\n' for i in range(2000)).encode()
 

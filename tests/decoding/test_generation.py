@@ -11,7 +11,7 @@ import pytest
 from ngrammer_jax.decoding import generation, sampling
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
-from tests.conftest import random_variables
+from tests.checks import random_variables
 from tests.training.test_devices import mesh_of
 
 V = 11

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.decoding import sampling
-from tests.conftest import bad_input
+from tests.checks import bad_input
 
 V, DRAWS = 6, 20_000
 LOGITS = np.array([0.1, 2.0, 2.0, -1.0, 0.5, 1.0])

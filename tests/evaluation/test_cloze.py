@@ -16,7 +16,7 @@ from ngrammer_jax.evaluation import cloze
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import recurrent_config, transformer
 from ngrammer_jax.training import loop
-from tests.conftest import assert_close, bad_input, random_variables
+from tests.checks import assert_close, bad_input, random_variables
 from tests.data import test_cloze as files
 
 GAP = questions_of.GAP

@@ -13,7 +13,7 @@ from ngrammer_jax.data import token_cache
 from ngrammer_jax.evaluation import language_modeling
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
-from tests.conftest import bad_input, random_variables
+from tests.checks import bad_input, random_variables
 from tests.training.test_devices import mesh_of
 
 

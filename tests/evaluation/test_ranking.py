@@ -10,7 +10,7 @@ from ngrammer_jax import sharding
 from ngrammer_jax.evaluation import ranking
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
-from tests.conftest import random_variables
+from tests.checks import random_variables
 
 V, START = 13, 1
 NGRAM = model_config.NGramConfig(clusters=4, vocabulary_size=32, dim=2)

@@ -12,7 +12,7 @@ from ngrammer_jax.interop import adaptive_span
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
 from ngrammer_jax.training import optimizers
-from tests.conftest import assert_close, bad_input
+from tests.checks import assert_close, bad_input
 
 PRECISIONS = [('float64', 1e-9), ('float32', 1e-4)]
 

@@ -9,7 +9,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.interop import attention_lstm
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import recurrent, recurrent_config
-from tests.conftest import assert_close, data_root
+from tests.checks import assert_close, data_root
 
 PRECISIONS = [('float64', 1e-9), ('float32', 2e-5)]
 KINDS = ('none', 'attention', 'key_value', 'key_value_predict', 'ngram', 'recurrent_memory')

@@ -7,7 +7,7 @@ import pytest
 
 from ngrammer_jax.interop import ngrammer_pytorch
 from ngrammer_jax.layers import NGrammer
-from tests.conftest import assert_close, bad_input
+from tests.checks import assert_close, bad_input
 
 N, H, E, V, K, B, T = 2, 6, 3, 50, 8, 2, 9
 PRIMES = (53, 59)

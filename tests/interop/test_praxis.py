@@ -11,7 +11,7 @@ from ngrammer_jax.interop import praxis
 from ngrammer_jax.layers import NGrammer
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
-from tests.conftest import assert_close, bad_input
+from tests.checks import assert_close, bad_input
 
 PRECISIONS = [('float64', 1e-9), ('float32', 2e-5)]
 

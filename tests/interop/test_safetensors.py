@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ngrammer_jax import errors
 from ngrammer_jax.interop import safetensors
-from tests.conftest import errors
 
 
 def test_everything_comes_back_as_it_was(tmp_path):

@@ -11,7 +11,7 @@ from ngrammer_jax.interop import transformer_xl
 from ngrammer_jax.layers import relative
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
-from tests.conftest import assert_close
+from tests.checks import assert_close
 
 PRECISIONS = [('float64', 1e-9), ('float32', 1e-4)]
 

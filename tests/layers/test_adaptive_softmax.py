@@ -7,7 +7,7 @@ import pytest
 
 from ngrammer_jax.layers import adaptive_softmax
 from tests import jaxprs
-from tests.conftest import assert_close, random_variables
+from tests.checks import assert_close, random_variables
 
 V, D, B, T = 23, 8, 2, 5
 CUTOFFS = (6, 12)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.layers import Attention, documents, position
-from tests.conftest import assert_close
+from tests.checks import assert_close
 
 B, T, D, N, H = 2, 6, 8, 2, 4
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.layers import convolution
-from tests.conftest import assert_close
+from tests.checks import assert_close
 
 
 @pytest.mark.parametrize('taps', [1, 3, 4])

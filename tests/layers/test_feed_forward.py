@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.layers import FeedForward, feed_forward
-from tests.conftest import assert_close
+from tests.checks import assert_close
 
 FORMULAS = {
   'gelu': lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.layers.linear import Linear
-from tests.conftest import assert_close, random_variables
+from tests.checks import assert_close, random_variables
 
 
 @pytest.mark.parametrize(

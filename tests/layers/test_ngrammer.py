@@ -9,7 +9,7 @@ import pytest
 
 from ngrammer_jax.layers import NGrammer, ProductQuantizer, cache, documents, ngrammer
 from tests import jaxprs
-from tests.conftest import assert_close, random_variables
+from tests.checks import assert_close, random_variables
 from tests.layers.test_hashing import slow_rows
 from tests.layers.test_normalization import slow_layer_norm
 

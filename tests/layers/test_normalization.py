@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.layers import LayerNorm
-from tests.conftest import assert_close
+from tests.checks import assert_close
 
 
 def slow_layer_norm(x, scale, bias, epsilon=1e-6):

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.layers import position
-from tests.conftest import assert_close
+from tests.checks import assert_close
 
 
 @pytest.mark.parametrize('dtype, tolerance', [('float64', 1e-12), ('float32', 2e-5)])

@@ -11,7 +11,7 @@ import pytest
 
 from ngrammer_jax.layers import quantizer
 from tests import jaxprs
-from tests.conftest import assert_close
+from tests.checks import assert_close
 
 
 def codebook(centroids):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.layers import recurrence
-from tests.conftest import assert_close
+from tests.checks import assert_close
 
 B, T, D, K = 3, 6, 4, 5
 CELLS = list(recurrence.CELLS)

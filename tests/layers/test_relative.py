@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.layers import relative
-from tests.conftest import random_variables
+from tests.checks import random_variables
 
 B, T, S, N, H, D = 2, 3, 7, 2, 4, 6
 QUERIES = jnp.asarray(np.random.default_rng(0).normal(size=(B, T, N, H)))

@@ -7,7 +7,7 @@ import pytest
 
 from ngrammer_jax.layers import softmax
 from tests import jaxprs
-from tests.conftest import assert_close
+from tests.checks import assert_close
 
 B, T, D, V = 2, 3, 4, 11
 

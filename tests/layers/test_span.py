@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.layers import Attention, persistent, span
-from tests.conftest import assert_close, random_variables
+from tests.checks import assert_close, random_variables
 
 B, T, M, N, H, S, R = 2, 5, 4, 3, 4, 4, 2
 D = N * H

@@ -11,7 +11,7 @@ from ngrammer_jax.layers import attention, documents, feed_forward, normalizatio
 from ngrammer_jax.models import block, ngrams
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import view as views
-from tests.conftest import assert_close, random_variables
+from tests.checks import assert_close, random_variables
 from tests.layers import test_ngrammer as slow
 
 T, N, H, K = 6, slow.N, slow.H, slow.K

@@ -10,7 +10,7 @@ import pytest
 
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
-from tests.conftest import random_variables
+from tests.checks import random_variables
 
 T = V = 8
 PLAIN = model_config.ModelConfig(

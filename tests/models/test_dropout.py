@@ -7,7 +7,7 @@ import pytest
 from ngrammer_jax.layers import dropout, relative
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
-from tests.conftest import assert_close
+from tests.checks import assert_close
 from tests.models.test_transformer import (
   SMALL,
   B,

@@ -12,7 +12,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax.interop import attention_lstm
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import language_model, recurrent_config
-from tests.conftest import assert_close, bad_input, data_root, random_variables
+from tests.checks import assert_close, bad_input, data_root, random_variables
 from tests.models import attention_lstm_loop as loop
 
 V, W, B, T = 11, 4, 2, 9

@@ -11,7 +11,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.layers import attention
 from ngrammer_jax.models import attention_config, heads, transformer
 from ngrammer_jax.models import config as model_config
-from tests.conftest import assert_close, random_variables
+from tests.checks import assert_close, random_variables
 
 T, V = 8, 13
 NGRAM = model_config.NGramConfig(clusters=4, vocabulary_size=32, dim=4)

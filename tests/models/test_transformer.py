@@ -10,7 +10,7 @@ from ngrammer_jax.layers import documents, position
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import heads, transformer
 from tests import jaxprs
-from tests.conftest import assert_close, random_variables
+from tests.checks import assert_close, random_variables
 
 V, B, T = 13, 2, 6
 DISTINCT = jnp.asarray([[3, 11, 0, 7, 12, 5]])  # tokens whose rows of the table are their own

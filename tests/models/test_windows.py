@@ -11,7 +11,7 @@ from ngrammer_jax.layers import local
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
 from ngrammer_jax.training import windows
-from tests.conftest import assert_close, random_variables
+from tests.checks import assert_close, random_variables
 
 T, S, V = 8, 8, 13
 NGRAM = model_config.NGramConfig(clusters=4, vocabulary_size=32, dim=2)

@@ -9,7 +9,7 @@ import pytest
 from ngrammer_jax import runs
 from ngrammer_jax.data import packing, shards, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
-from tests.conftest import bad_input
+from tests.checks import bad_input
 
 seqio = pytest.importorskip('seqio')
 tfds = pytest.importorskip('tensorflow_datasets')

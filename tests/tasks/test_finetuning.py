@@ -13,7 +13,7 @@ pytest.importorskip('seqio')
 from ngrammer_jax import evaluate, finetune, runs  # noqa: E402
 from ngrammer_jax.tasks.superglue import evaluation, formats, metrics  # noqa: E402
 from ngrammer_jax.training import loop, manifest  # noqa: E402
-from tests.conftest import bad_input  # noqa: E402
+from tests.checks import bad_input  # noqa: E402
 from tests.tasks import superglue_examples, superglue_files  # noqa: E402
 
 CONFIG = pathlib.Path(__file__).resolve().parents[2] / 'configs' / 'superglue.py'

@@ -9,7 +9,7 @@ import pytest
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
-from tests.conftest import bad_input, random_variables
+from tests.checks import bad_input, random_variables
 from tests.tasks import superglue_files
 
 seqio = pytest.importorskip('seqio')

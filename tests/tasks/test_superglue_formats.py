@@ -3,7 +3,7 @@
 import pytest
 
 from ngrammer_jax.tasks.superglue import formats
-from tests.conftest import bad_input
+from tests.checks import bad_input
 
 MULTIRC = {
   'paragraph': '<b>Sent 1: </b>It rained.<br><b>Sent 2: </b>It stopped.',

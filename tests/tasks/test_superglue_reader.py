@@ -9,7 +9,7 @@ import pytest
 
 from ngrammer_jax import errors
 from ngrammer_jax.tasks.superglue import reader
-from tests.conftest import bad_input, data_root
+from tests.checks import bad_input, data_root
 from tests.tasks.superglue_examples import (
   EXAMPLES,
   LAYOUTS,

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from ngrammer_jax.tasks.superglue import reader, wsc
-from tests.conftest import bad_input
+from tests.checks import bad_input
 from tests.tasks.superglue_examples import SCHEMA, jsonl
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from ngrammer_jax import errors
 from ngrammer_jax.training import checkpoints, manifest
-from tests.conftest import bad_input
+from tests.checks import bad_input
 
 
 def state(step):

@@ -16,7 +16,7 @@ from ngrammer_jax.evaluation import ranking
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import language_model, recurrent_config
 from ngrammer_jax.training import checkpoints, loop, optimizers
-from tests.conftest import bad_input
+from tests.checks import bad_input
 from tests.models import test_recurrent as models
 from tests.training import test_devices, test_resume
 

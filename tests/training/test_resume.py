@@ -13,7 +13,7 @@ import pytest
 
 from ngrammer_jax import errors, mesh_config, runs
 from ngrammer_jax.training import checkpoints, loop, manifest, record
-from tests.conftest import bad_input
+from tests.checks import bad_input
 
 TRAINED = []
 

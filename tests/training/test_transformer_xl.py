@@ -15,7 +15,7 @@ from ngrammer_jax.models import transformer
 from ngrammer_jax.training import optimizers
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
-from tests.conftest import assert_close, random_variables
+from tests.checks import assert_close, random_variables
 from tests.interop.test_transformer_xl import PRECISIONS, config_of, parameters
 
 

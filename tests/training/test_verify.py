@@ -9,7 +9,7 @@ import pytest
 
 from ngrammer_jax import analyze, runs
 from ngrammer_jax.training import checkpoints, checksums, loop, manifest
-from tests.conftest import bad_input
+from tests.checks import bad_input
 from tests.training.test_checkpoints import abstract, cut, flip, same, save, state, workdir
 
 __all__ = ['workdir']  # a fixture

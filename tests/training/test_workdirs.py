@@ -14,7 +14,7 @@ import pytest
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
 from ngrammer_jax.training import loop, workdirs
-from tests.conftest import bad_input
+from tests.checks import bad_input
 
 HOLD = """
 import pathlib, sys, time

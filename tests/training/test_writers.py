@@ -3,7 +3,7 @@
 import json
 
 from ngrammer_jax.training import writers
-from tests.conftest import bad_input
+from tests.checks import bad_input
 
 
 def steps(workdir):

@@ -1,0 +1,47 @@
+"""What tests assert with, and the variables that they run models with."""
+
+import os
+import pathlib
+import re
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ngrammer_jax import errors
+
+
+def bad_input(message):
+  """Like pytest.raises, for a BadInput that says exactly this."""
+  return pytest.raises(errors.BadInput, match=rf'\A{re.escape(message)}\Z')
+
+
+def assert_close(actual, expected, tolerance):
+  """Maximum difference relative to the array maximum, as `tolerance * (1 + max|expected|)`."""
+  actual, expected = np.asarray(actual), np.asarray(expected)
+  assert actual.shape == expected.shape
+  worst = np.abs(actual - expected).max()
+  limit = tolerance * (1 + np.abs(expected).max())
+  assert worst <= limit, f'differs by {worst:.3g}, limit {limit:.3g}'
+
+
+def random_variables(module, *inputs, dtype='float32', **given):
+  """Random values for all variables of a module, scales and biases too; compiles nothing."""
+  shapes = jax.eval_shape(lambda: nn.unbox(module.init(jax.random.key(0), *inputs, **given)))
+  rng = np.random.default_rng(0)
+  return jax.tree.map(lambda leaf: jnp.asarray(0.5 * rng.normal(size=leaf.shape), dtype), shapes)
+
+
+def data_root(name: str) -> pathlib.Path:
+  """A folder of real data that is not part of the project, or skip.
+
+  NGRAMMER_JAX_TEST_DATA names a folder with `data/` (corpora) and `reference/` (arrays
+  computed with the official implementations); `../shared` is taken if it is there.
+  """
+  beside = pathlib.Path(__file__).resolve().parents[2] / 'shared'
+  root = pathlib.Path(os.environ.get('NGRAMMER_JAX_TEST_DATA', beside))
+  if not (root / name).is_dir():
+    pytest.skip(f'{name}/ not found: set NGRAMMER_JAX_TEST_DATA to the folder that holds it')
+  return root / name

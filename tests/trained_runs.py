@@ -1,0 +1,63 @@
+"""Tiny configs, and the few runs of them that all tests share (see `trained` in conftest)."""
+
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax import evaluation_config
+from ngrammer_jax.data import token_cache
+from ngrammer_jax.models import config as model_config
+from ngrammer_jax.models import recurrent_config
+
+SPAN = model_config.SpanConfig(limit=16, ramp=4, penalty=0.01, initial=0.5)
+RUNS: dict[str, dict[str, Any]] = {
+  'ngrammer': {},
+  'transformer_xl': {
+    'ngram': None,
+    'position': 'relative',
+    'norm': 'post_skip',
+    'memory': model_config.MemoryConfig(16, same_length='memory'),
+  },
+  'span': {
+    'ngram': None,
+    'position': 'table',
+    'positional': model_config.PositionalConfig(max_length=16),
+    'memory': model_config.MemoryConfig(16, same_length='memory_alone'),
+    'span': SPAN,
+    'persistent': model_config.PersistentConfig(4),
+    'feed_forward_width': 0,
+  },
+  'recurrent': {
+    'recurrent': recurrent_config.RecurrentConfig(hidden=24, readout='key_value_predict', window=3),
+    'ngram': None,
+    'tie_embeddings': False,
+    # Of Transformers: not said.
+    'layers': 4,
+    'heads': 4,
+    'feed_forward_width': 688,
+  },
+}
+
+
+def write_text(path: pathlib.Path) -> pathlib.Path:
+  """The tiny text: 4,000 words of six."""
+  words = np.random.RandomState(0).choice(['the', 'union', 'of', 'states', 'is\n', 'strong'], 4000)
+  path.write_text(' '.join(words))
+  return path
+
+
+def tiny(text: pathlib.Path, model=(), optimizer=(), training=(), **sections) -> experiment.Config:
+  """A tiny N-Grammer on a text; keyword arguments replace keys, or whole sections."""
+  ngram = model_config.NGramConfig(clusters=8, vocabulary_size=64, dim=4)
+  sizes = {'layers': 2, 'width': 16, 'heads': 2, 'feed_forward_width': 32, 'ngram': ngram}
+  every = {'log_every': 2, 'evaluate_every': 6, 'checkpoint_every': 4}
+  steps = {'steps': 12, 'batch_size': 8, 'segment_length': 16, 'segments_per_call': 2}
+  return experiment.Config(
+    model=model_config.ModelConfig(**sizes | dict(model)),
+    data=token_cache.DataConfig(corpus='text', path=str(text), vocabulary='bytes'),
+    optimizer=experiment.OptimizerConfig(**{'warmup_steps': 2} | dict(optimizer)),
+    training=experiment.TrainingConfig(**steps | every | dict(training)),
+    **{'evaluation': evaluation_config.EvaluationConfig(streams=4)} | sections,
+  )
