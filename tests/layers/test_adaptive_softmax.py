@@ -1,5 +1,6 @@
 """Adaptive input and softmax, against loops over words."""
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 from ngrammer_jax.layers import adaptive_softmax
 from tests import jaxprs
 from tests.checks import assert_close, random_variables
+from tests.layers.programs import assert_gradient
 
-V, D, B, T = 23, 8, 2, 5
+V, D, B, T = 23, 8, 4, 6  # targets enough for every word
 CUTOFFS = (6, 12)
 CASES = {
   'one cluster, narrower': {'embedding_width': 4},
@@ -34,13 +36,16 @@ CASES = {
     'chunk': 4,
   },
 }
+GRADIENTS = ('one cluster, narrower', 'same width, narrower than the model', 'nothing tied')
+FORWARD = ('halved, nothing projected at full width', 'halved, first projection untied')
 
 
 def build(case):
   layer = adaptive_softmax.AdaptiveSoftmax(V, D, dtype=jnp.float64, **CASES[case])
-  hidden = jnp.asarray(np.random.default_rng(1).normal(size=(B, T, D)))
+  rng = np.random.default_rng(1)
+  hidden, targets = rng.normal(size=(B, T, D)), rng.permutation(B * T).reshape(B, T) % V
   variables = random_variables(layer, hidden, method='log_probs', dtype='float64')
-  return layer, variables, hidden
+  return layer, variables, hidden, targets
 
 
 def slow_vectors(case, params):
@@ -58,11 +63,11 @@ def slow_vectors(case, params):
     for word in range(borders[i], borders[i + 1]):
       place = word - borders[i]
       clusters[word] = i
-      incoming[word] = np.asarray(params[f'embedding_{i}'])[place] @ np.asarray(inwards)
-      row = np.asarray(params.get(f'softmax_weight_{i}', params[f'embedding_{i}']))[place]
-      outgoing[word] = row @ np.asarray(outwards)
+      incoming[word] = params[f'embedding_{i}'][place] @ inwards
+      row = params.get(f'softmax_weight_{i}', params[f'embedding_{i}'])[place]
+      outgoing[word] = row @ outwards
   head = params.get('softmax_projection_0', params.get('projection_0', np.eye(J, D)))
-  return incoming, outgoing, clusters, np.asarray(head)
+  return incoming, outgoing, clusters, head
 
 
 def slow_log_probs(case, params, hidden):
@@ -73,60 +78,73 @@ def slow_log_probs(case, params, hidden):
     logits = outgoing @ hidden[b, t] + bias
     tails = []
     for i in range(1, clusters.max() + 1):
-      vector = np.asarray(params['cluster_weight'])[i - 1] @ head
+      vector = params['cluster_weight'][i - 1] @ head
       tails.append(vector @ hidden[b, t] + params['cluster_bias'][i - 1])
     total = np.log(np.exp([*logits[clusters == 0], *tails]).sum())
+    within = [np.log(np.exp(logits[clusters == i]).sum()) for i in range(clusters.max() + 1)]
     for word in range(V):
       i = clusters[word]
-      if i == 0:
-        result[b, t, word] = logits[word] - total
-      else:
-        within = np.log(np.exp(logits[clusters == i]).sum())
-        result[b, t, word] = tails[i - 1] - total + logits[word] - within
+      of_tail = tails[i - 1] - total - within[i] if i else -total
+      result[b, t, word] = logits[word] + of_tail
   return result
 
 
-@pytest.mark.parametrize('case', CASES)
-def test_all_probabilities_equal_slow_loop(x64, case):
-  layer, variables, hidden = build(case)
-  log_probs = layer.apply(variables, hidden, method='log_probs')
-  assert_close(log_probs, slow_log_probs(case, variables['params'], np.asarray(hidden)), 1e-12)
-  assert_close(jnp.exp(log_probs).sum(axis=-1), np.ones((B, T)), 1e-12)
+def of_targets(log_probs, targets):
+  return np.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
 
 
-@pytest.mark.parametrize('case', CASES)
-def test_scores_and_their_gradients_are_those_of_the_probabilities(x64, case):
-  layer, variables, hidden = build(case)
-  log_probs = np.asarray(layer.apply(variables, hidden, method='log_probs'))
-  for first in range(0, V, T):
-    targets = jnp.asarray(np.arange(first, first + B * T).reshape(B, T) % V)
-    scores = layer.apply(variables, hidden, targets, method='scores')
-    expected = -np.take_along_axis(log_probs, np.asarray(targets)[..., None], axis=-1)[..., 0]
-    assert_close(scores.nll_BxT, expected, 1e-12)
-    assert scores.correct_BxT.tolist() == (log_probs.argmax(axis=-1) == targets).tolist()
+def of_program(layer, given, tokens, targets, with_gradient):
+  """All that a layer computes of hidden states and words, and the gradient of the likelihood."""
 
-  def by_scores(variables, hidden):
-    return layer.apply(variables, hidden, targets, method='scores').nll_BxT.sum()
+  def everything(params, hidden):
+    of = lambda *inputs, method: layer.apply({'params': params}, *inputs, method=method)
+    scores = of(hidden, targets, method='scores')
+    results = scores, of(hidden, method='log_probs'), of(tokens, method='embed')[0]
+    return scores.nll_BxT.sum(), results
 
-  def by_log_probs(variables, hidden):
-    all_words = layer.apply(variables, hidden, method='log_probs')
-    return -jnp.take_along_axis(all_words, targets[..., None], axis=-1).sum()
-
-  gradients = (jax.grad(f, argnums=(0, 1))(variables, hidden) for f in (by_scores, by_log_probs))
-  jax.tree.map(lambda a, b: assert_close(a, b, 1e-10), *gradients)
+  if not with_gradient:
+    return None, everything(*given)[1]
+  return jax.grad(everything, (0, 1), has_aux=True)(*given)
 
 
-@pytest.mark.parametrize('case', CASES)
-def test_inputs_equal_slow_loop(x64, case):
-  layer, variables, _ = build(case)
-  tokens = jnp.arange(V)[None]
-  incoming, *_ = slow_vectors(case, variables['params'])
-  assert_close(layer.apply(variables, tokens, method='embed')[0], incoming, 1e-12)
+def equals_slow_loop(case, with_gradient):
+  layer, variables, hidden, targets = build(case)
+  given = jax.device_get(variables['params']), hidden
+  expected = slow_log_probs(case, *given)
+  assert_close(np.exp(expected).sum(axis=-1), np.ones((B, T)), 1e-12)
+  best = expected.argmax(axis=-1)
+  targets[0] = best[0]  # some right guesses, some wrong
+  program = jax.jit(of_program, static_argnums=(0, 4))
+  run = lambda targets: jax.device_get(
+    program(layer, given, np.arange(V)[None], targets, with_gradient)
+  )
+  gradient, (scores, log_probs, embedded) = run(targets)
+  assert_close(log_probs, expected, 1e-12)
+  assert_close(embedded, slow_vectors(case, given[0])[0], 1e-12)
+  assert_close(scores.nll_BxT, -of_targets(expected, targets), 1e-12)
+  assert scores.correct_BxT.tolist() == (best == targets).tolist()
+  _, (scores, *_) = run(best)
+  assert scores.correct_BxT.all()
+  if with_gradient:
+    slow = lambda given: -of_targets(slow_log_probs(case, *given), targets).sum()
+    assert_gradient(gradient, slow, given)
+
+
+@pytest.mark.parametrize('case', [*GRADIENTS, *FORWARD])
+def test_equals_slow_loop_with_the_gradients_of_finite_differences(x64, case):
+  equals_slow_loop(case, case in GRADIENTS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('case', [case for case in CASES if case not in GRADIENTS])
+def test_all_equal_slow_loop_with_the_gradients_of_finite_differences(x64, case):
+  equals_slow_loop(case, True)
 
 
 def test_logits_of_all_words_never_exist():
   layer = adaptive_softmax.AdaptiveSoftmax(4096, D, (128, 1024), 2)
-  hidden, targets = jnp.zeros((4, 16, D)), jnp.zeros((4, 16), jnp.int32)
-  variables = random_variables(layer, hidden, method='log_probs')
+  hidden, targets = np.zeros((4, 16, D), 'float32'), np.zeros((4, 16), 'int32')
+  init = lambda: nn.unbox(layer.init(jax.random.key(0), hidden, method='log_probs'))
+  variables = jax.eval_shape(init)
   score = lambda v: layer.apply(v, hidden, targets, method='scores').nll_BxT.sum()
   assert jaxprs.largest_array(jax.grad(score), variables) <= max(4 * 16 * 128, 4096 * D)

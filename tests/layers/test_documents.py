@@ -1,39 +1,48 @@
-import jax.numpy as jnp
+import functools
+
+import jax
 import numpy as np
 import pytest
 
 from ngrammer_jax.layers import documents
 
-STARTS = jnp.asarray([[1, 0, 0, 1, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 0]], bool)
+STARTS = np.array([[1, 0, 0, 1, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 0]], bool)
+numbers, positions = jax.jit(documents.numbers), jax.jit(documents.positions)
+visible = jax.jit(documents.visible, static_argnames=('window', 'sees_itself'))
 
 
 def test_numbers_go_on_from_the_memory():
-  assert documents.numbers(STARTS).tolist() == [[1, 1, 1, 2, 2], [0, 0, 1, 2, 2], [0] * 5]
-  carried = documents.numbers(STARTS, jnp.asarray([4, 0, 7]))
+  assert numbers(STARTS).tolist() == [[1, 1, 1, 2, 2], [0, 0, 1, 2, 2], [0] * 5]
+  carried = numbers(STARTS, np.array([4, 0, 7]))
   assert carried.tolist() == [[5, 5, 5, 6, 6], [0, 0, 1, 2, 2], [7] * 5]
-  assert carried.dtype == jnp.int32
+  assert carried.dtype == 'int32'
 
 
-def test_numbers_of_a_split_stream_equal_one_pass():
+def test_numbers_and_positions_of_a_split_stream_equal_one_pass():
+  of = {numbers: numbers(STARTS), positions: positions(STARTS)}
   for split in range(1, 5):
-    first = documents.numbers(STARTS[:, :split])
-    second = documents.numbers(STARTS[:, split:], first[:, -1])
-    both = jnp.concatenate([first, second], axis=1)
-    assert both.tolist() == documents.numbers(STARTS).tolist()
+    rest = np.zeros_like(STARTS)
+    rest[:, : 5 - split] = STARTS[:, split:]  # what follows the segment changes nothing
+    for function, more in ((numbers, 0), (positions, 1)):
+      whole = np.asarray(of[function])
+      second = function(rest, whole[:, split - 1] + more)
+      assert np.asarray(second)[:, : 5 - split].tolist() == whole[:, split:].tolist()
 
 
 def test_positions_restart_at_every_document():
-  positions = documents.positions(STARTS)
-  assert positions.tolist() == [[0, 1, 2, 0, 1], [0, 1, 0, 0, 1], [0, 1, 2, 3, 4]]
-  assert positions.dtype == jnp.int32
+  found = positions(STARTS)
+  assert found.tolist() == [[0, 1, 2, 0, 1], [0, 1, 0, 0, 1], [0, 1, 2, 3, 4]]
+  assert found.dtype == 'int32'
 
 
-@pytest.mark.parametrize('dtype', ['bool', 'int32', 'float32'])
-def test_padding_is_set_apart(dtype):
-  numbers = jnp.asarray([[0, 1, 1, 2]])
-  valid = jnp.asarray([[1, 1, 0, 0]], dtype)
-  assert documents.with_padding(numbers, valid).tolist() == [[0, 1, -2, -2]]
-  assert documents.with_padding(numbers, None).tolist() == numbers.tolist()
+def test_padding_is_set_apart():
+  given, valid = np.array([[0, 1, 1, 2]], 'int32'), np.array([[1, 1, 0, 0]])
+  kinds = [valid.astype(dtype) for dtype in ('bool', 'int32', 'float32')]
+  for found in jax.jit(lambda kinds: [documents.with_padding(given, kind) for kind in kinds])(
+    kinds
+  ):
+    assert found.tolist() == [[0, 1, -2, -2]]
+  assert documents.with_padding(given, None) is given
 
 
 @pytest.mark.parametrize('with_prefix', [False, True])
@@ -44,11 +53,19 @@ def test_visible_equals_slow_loop(with_prefix):
   queries = rng.integers(-2, 2, (B, T))
   keys = np.concatenate([rng.integers(-2, 2, (B, M)), queries], axis=1)
   prefix = rng.integers(0, 2, (B, T)) if with_prefix else None
-  expected = np.zeros((B, T, M + T), bool)
-  for b, t, s in np.ndindex(B, T, M + T):
-    not_later = s <= M + t
-    in_prefix = with_prefix and s >= M and prefix[b, s - M] == 1
-    expected[b, t, s] = (not_later or in_prefix) and queries[b, t] == keys[b, s]
-  given = jnp.asarray(prefix) if with_prefix else None
-  visible = documents.visible(jnp.asarray(queries), jnp.asarray(keys), given)
-  assert visible.tolist() == expected.tolist()
+  see = functools.partial(visible, queries, keys, prefix)
+  of_memory = rng.permuted(np.tile(np.arange(M, 0, -1), (B, 1)), axis=1)  # slots in no order
+  in_order = M + np.arange(T)[:, None] - np.arange(M + T)
+  distance = np.tile(in_order, (B, 1, 1))
+  distance[:, :, :M] = np.arange(T)[:, None] + of_memory[:, None]
+  same = queries[:, :, None] == keys[:, None]
+  seen = np.tile(in_order >= 0, (B, 1, 1))
+  if with_prefix:
+    seen[:, :, M:] |= prefix[:, None] == 1
+  seen &= same
+  assert see().tolist() == seen.tolist()
+  near = see(window=4, sees_itself=False)
+  assert near.tolist() == (seen & (in_order < 4) & (in_order != 0)).tolist()
+  near = see(window=4, distance_BxTxS=distance)
+  assert near.tolist() == (seen & (distance < 4)).tolist()
+  assert (near != (seen & (in_order < 4))).any()

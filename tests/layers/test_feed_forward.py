@@ -1,6 +1,8 @@
+import itertools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from ngrammer_jax.layers import FeedForward, feed_forward
 from tests.checks import assert_close
@@ -18,31 +20,37 @@ def random_dense(rng, inputs, outputs):
   return {'kernel': rng.normal(size=(inputs, outputs)), 'bias': rng.normal(size=outputs)}
 
 
-@pytest.mark.parametrize('activation', FORMULAS)
-@pytest.mark.parametrize('gated', [True, False])
-@pytest.mark.parametrize('bias', [True, False])
-def test_equals_formula(x64, activation, gated, bias):
+def test_equals_formula(x64):
+  """All activations, gated or not, with biases or not, in one program."""
   rng = np.random.default_rng(0)
-  x = rng.normal(size=(2, 3, 4))
-  maps = {
+  x, valid = rng.normal(size=(2, 3, 4)), np.array([[1, 1, 0], [1, 0, 0]])
+  all_maps = {
     'in': random_dense(rng, 4, 6),
     'gate': random_dense(rng, 4, 6),
     'out': random_dense(rng, 6, 4),
   }
-  if not gated:
-    del maps['gate']
-  if not bias:
-    maps = {name: {'kernel': dense['kernel']} for name, dense in maps.items()}
-  layer = FeedForward(6, activation, gated, bias, dtype=jnp.float64)
-  y = layer.apply({'params': maps}, x)
 
-  linear = lambda name, x: x @ maps[name]['kernel'] + maps[name].get('bias', 0)
-  act = FORMULAS[activation]
-  inner = act(linear('gate', x)) * linear('in', x) if gated else act(linear('in', x))
-  assert_close(y, linear('out', inner), 1e-12)
-  valid = np.array([[1, 1, 0], [1, 0, 0]])
-  padded = layer.apply({'params': maps}, x, valid)
-  np.testing.assert_array_equal(padded, np.where(valid[..., None], y, 0))
+  def used(gated, bias):
+    names = ('in', 'gate', 'out') if gated else ('in', 'out')
+    parts = ('kernel', 'bias') if bias else ('kernel',)
+    return {name: {part: all_maps[name][part] for part in parts} for name in names}
+
+  @jax.jit
+  def every(x, valid):
+    results = {}
+    for case in itertools.product(FORMULAS, (True, False), (True, False)):
+      layer = FeedForward(6, *case, dtype=jnp.float64)
+      variables = {'params': used(*case[1:])}
+      results[case] = layer.apply(variables, x), layer.apply(variables, x, valid)
+    return results
+
+  for (activation, gated, bias), (y, padded) in jax.device_get(every(x, valid)).items():
+    maps = used(gated, bias)
+    linear = lambda name, x, maps=maps: x @ maps[name]['kernel'] + maps[name].get('bias', 0)
+    act = FORMULAS[activation]
+    inner = act(linear('gate', x)) * linear('in', x) if gated else act(linear('in', x))
+    assert_close(y, linear('out', inner), 1e-12)
+    np.testing.assert_array_equal(padded, np.where(valid[..., None], y, 0))
 
 
 def test_every_activation_has_a_formula():

@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -33,44 +34,40 @@ def some_ids(K, order, heads):
   return np.broadcast_to(ids[..., None], (*ids.shape, heads)).astype('int32')
 
 
-@pytest.mark.parametrize('V, primes', PRIMES.items())
+@pytest.mark.parametrize('V, primes', [*PRIMES.items(), (13, (17, 19)), (4, (5, 7))])
 def test_first_primes_above_the_vocabulary(V, primes):
   assert hashing.primes_above(V, len(primes)) == primes
 
 
-@pytest.mark.parametrize('V', PRIMES)
-@pytest.mark.parametrize('K', [16, 1024, 8192, 16_384, 50_257])
-def test_rows_equal_python_integers(K, V):
-  ids = some_ids(K, order=2, heads=16)
-  expected = slow_rows(ids, K, V, hashing.primes_above(V, 16))
-  rows = hashing.ngram_rows(tuple(jnp.asarray(ids)), K, V)
-  assert rows.dtype == jnp.int32
-  assert rows.tolist() == expected.tolist()
+# Ids, rows, order and heads; the largest vocabulary that there may be, too.
+CASES = [(K, V, 2, 16) for V in PRIMES for K in (16, 1024, 16_384)]
+CASES += [(8192, 393_216, 2, 16), (50_257, 196_608, 3, 8), (50_257, hashing.MAX_ROWS, 2, 4)]
 
 
-def test_trigram_rows_equal_python_integers():
-  K, V = 50_257, 196_608
-  ids = some_ids(K, order=3, heads=16)
-  rows = hashing.ngram_rows(tuple(jnp.asarray(ids)), K, V)
-  assert rows.tolist() == slow_rows(ids, K, V, PRIMES[V]).tolist()
-
-
-def test_rows_of_the_largest_vocabulary_equal_python_integers():
-  K, V = 50_257, hashing.MAX_ROWS
-  ids = some_ids(K, order=2, heads=4)
-  rows = hashing.ngram_rows(tuple(jnp.asarray(ids)), K, V)
-  assert rows.tolist() == slow_rows(ids, K, V, hashing.primes_above(V, 4)).tolist()
+def test_rows_equal_python_integers():
+  ids = {case: some_ids(case[0], *case[2:]) for case in CASES}
+  every = jax.jit(
+    lambda ids: {case: hashing.ngram_rows(tuple(ids[case]), *case[:2]) for case in CASES}
+  )
+  for (K, V, order, heads), rows in every(ids).items():
+    expected = slow_rows(ids[K, V, order, heads], K, V, hashing.primes_above(V, heads))
+    assert rows.dtype == 'int32'
+    assert rows.tolist() == expected.tolist(), (K, V, order, heads)
 
 
 def test_rows_equal_praxis(reference):
   f = reference('ng_hash_small')
-  K, current = int(f['cfg/K']), f['ids']
+  K, current, sizes = int(f['cfg/K']), f['ids'], f['cfg/Vs'].tolist()
   previous = np.pad(current, ((0, 0), (1, 0)))[:, :-1]
-  for V in f['cfg/Vs'].tolist():
-    primes = f[f'prime/{V}'].tolist()
-    assert list(hashing.primes_above(V, len(primes))) == primes
-    ids = [np.repeat(z[..., None], len(primes), axis=-1) for z in (current, previous)]
-    rows = hashing.ngram_rows(jnp.asarray(ids, 'int32'), K, V)
+  primes = {V: f[f'prime/{V}'].tolist() for V in sizes}
+
+  @jax.jit
+  def every(ids):
+    of_heads = lambda V: [jnp.repeat(z[..., None], len(primes[V]), axis=-1) for z in ids]
+    return {V: hashing.ngram_rows(of_heads(V), K, V) for V in sizes}
+
+  for V, rows in every([z.astype('int32') for z in (current, previous)]).items():
+    assert list(hashing.primes_above(V, len(primes[V]))) == primes[V]
     assert rows.tolist() == f[f'row/{V}'].tolist()
 
 

@@ -1,11 +1,11 @@
 import jax
 import jax.numpy as jnp
-from jax.test_util import check_grads
 import numpy as np
 import pytest
 
 from ngrammer_jax.layers import LayerNorm
 from tests.checks import assert_close
+from tests.layers.programs import apply, assert_gradient
 
 
 def slow_layer_norm(x, scale, bias, epsilon=1e-6):
@@ -22,7 +22,7 @@ def test_equals_formula(x64, per_head, shape):
   params = {'scale': rng.normal(size=shape), 'bias': rng.normal(size=shape)}
   for epsilon in (1e-6, 1e-2):
     layer = LayerNorm(per_head=per_head, epsilon=epsilon, dtype=jnp.float64)
-    y = layer.apply({'params': params}, x)
+    y = apply(layer, {'params': params}, x)
     assert_close(y, slow_layer_norm(x, **params, epsilon=epsilon), 1e-12)
 
 
@@ -33,22 +33,29 @@ def test_the_written_gradient_is_that_of_finite_differences(x64, per_head, shape
   params = {'scale': rng.normal(size=shape), 'bias': rng.normal(size=shape)}
   layer = LayerNorm(per_head=per_head, epsilon=1e-2, dtype=jnp.float64)
   of = lambda params, x: (weight * layer.apply({'params': params}, x)).sum()
-  check_grads(of, (params, x), order=1, modes=['rev'], atol=1e-6, rtol=1e-6)
+  slow = lambda given: (weight * slow_layer_norm(given[1], **given[0], epsilon=1e-2)).sum()
+  assert_gradient(jax.jit(jax.grad(of, (0, 1)))(params, x), slow, (params, x))
 
 
 def test_constant_vector_becomes_the_bias_with_a_finite_gradient():
   layer = LayerNorm()
-  params = {'scale': jnp.full(4, 2.0), 'bias': jnp.arange(4.0)}
-  constant = jnp.full((1, 4), 0.75)
-  assert layer.apply({'params': params}, constant).tolist() == [[0, 1, 2, 3]]
-  gradient = jax.grad(lambda x: layer.apply({'params': params}, x)[0, 0])(constant)
+  params = {'scale': np.full(4, 2, 'float32'), 'bias': np.arange(4, dtype='float32')}
+  constant = np.full((1, 4), 0.75, 'float32')
+
+  def first(x):
+    y = layer.apply({'params': params}, x)
+    return y[0, 0], y
+
+  gradient, y = jax.jit(jax.grad(first, has_aux=True))(constant)
+  assert y.tolist() == [[0, 1, 2, 3]]
   # scale / sqrt(epsilon) * (delta - 1/4)
   assert_close(gradient, np.array([[1500, -500, -500, -500]]), 1e-5)
 
 
 def test_statistics_of_bfloat16_are_taken_in_float32():
-  x = jnp.asarray([[256.0, 258.0, 260.0, 262.0]], jnp.bfloat16)  # exact; 259 is not
-  params = {'scale': jnp.ones(4), 'bias': jnp.zeros(4)}
-  y = LayerNorm().apply({'params': params}, x)
+  x = np.array([[256.0, 258.0, 260.0, 262.0]], jnp.bfloat16)  # exact; 259 is not
+  params = {'scale': np.ones(4, 'float32'), 'bias': np.zeros(4, 'float32')}
+  y = apply(LayerNorm(), {'params': params}, x)
   assert_close(y, slow_layer_norm(np.asarray(x, 'float64'), 1, 0), 1e-6)
-  assert LayerNorm(dtype=jnp.bfloat16).apply({'params': params}, x).dtype == jnp.bfloat16
+  narrow = LayerNorm(dtype=jnp.bfloat16)
+  assert jax.eval_shape(lambda: narrow.apply({'params': params}, x)).dtype == jnp.bfloat16

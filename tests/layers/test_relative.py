@@ -1,24 +1,25 @@
 """Scores by distance, against loops."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from ngrammer_jax.layers import relative
+from tests import jaxprs
 from tests.checks import random_variables
 
 B, T, S, N, H, D = 2, 3, 7, 2, 4, 6
-QUERIES = jnp.asarray(np.random.default_rng(0).normal(size=(B, T, N, H)))
+QUERIES = np.random.default_rng(0).normal(size=(B, T, N, H))
 
 
 def in_order_and_shuffled(layer, variables, *given):
   """Scores of keys in order, and the same from keys in another order with their distances."""
-  ordered = layer.apply(variables, QUERIES, *given, S)
   order = np.random.default_rng(1).permutation(S)
   distance = np.broadcast_to(np.arange(S - T, S)[:, None] - order, (B, T, S))
-  shuffled = layer.apply(variables, QUERIES, *given, S, jnp.asarray(distance))
-  back = np.argsort(order)
-  return np.asarray(ordered), np.asarray(shuffled)[..., back]
+  of = lambda *more: layer.apply(variables, QUERIES, *given, S, *more)
+  ordered, shuffled = jax.device_get(jax.jit(lambda: (of(), of(distance)))())
+  return ordered, shuffled[..., np.argsort(order)]
 
 
 def visible():
@@ -39,34 +40,44 @@ def test_sinusoids_equal_slow_loop_but_for_what_all_keys_share(x64, clamp):
   for scores in in_order_and_shuffled(layer, variables, D):
     for b, n, t, j in visible():
       r, r_0 = (encoding(d) @ kernel[:, n] for d in (t + S - T - j, 0))
-      assert abs(scores[b, n, t, j] - np.asarray(QUERIES)[b, t, n] @ (r - r_0)) < 1e-12
+      assert abs(scores[b, n, t, j] - QUERIES[b, t, n] @ (r - r_0)) < 1e-12
 
 
 @pytest.mark.parametrize('max_length, clamp', [(9, None), (4, None), (9, 3)])
 def test_learned_distances_equal_slow_loop(x64, max_length, clamp):
-  layer, scale = relative.ShawPosition(N, max_length, clamp, jnp.float64), jnp.asarray(0.25)
+  layer, scale = relative.ShawPosition(N, max_length, clamp, jnp.float64), 0.25
   variables = random_variables(layer, QUERIES, scale, S, dtype='float64')
   a, b_ = (np.asarray(variables['params'][f'distance_{k}']) for k in ('embedding', 'bias'))
   longest = min(max_length, clamp or max_length) - 1
   for scores in in_order_and_shuffled(layer, variables, scale):
     for b, n, t, j in visible():
       row = max_length - 1 - min(t + S - T - j, longest)  # the last row is distance 0
-      expected = 0.25 * np.asarray(QUERIES)[b, t, n] @ a[row, n] + b_[row, n] / H**0.5
+      expected = 0.25 * QUERIES[b, t, n] @ a[row, n] + b_[row, n] / H**0.5
       assert abs(scores[b, n, t, j] - expected) < 1e-12
+
+
+@pytest.mark.parametrize('first, rows', [(0, 9), (1, 3)])
+def test_a_table_of_all_heads_equals_slow_loop(x64, first, rows):
+  """Beyond it the last row stands for all."""
+  table = np.random.default_rng(2).normal(size=(rows, H))
+  distance = np.broadcast_to(np.arange(S - T, S)[:, None] - np.arange(S), (B, T, S))
+  of = lambda *how: relative.of_table(QUERIES, table, *how, S, first)
+  for scores in jax.device_get(jax.jit(lambda: (of(None), of(distance)))()):
+    for b, n, t, j in visible():
+      row = min(max(t + S - T - j - first, 0), rows - 1)
+      assert abs(scores[b, n, t, j] - QUERIES[b, t, n] @ table[row]) < 1e-12
 
 
 def test_a_low_frequency_keeps_its_digits():
   """The last cosine of 1024 features is 1 - 5e-9 at distance 1, which float32 rounds to 1."""
-  last = relative.encodings(2, 1024)[0, -1]
+  last = np.asarray(jax.jit(lambda: relative.encodings(2, 1024))())[0, -1]
   exact = np.cos(10_000 ** (-1022 / 1024)) - 1
   assert abs(last / exact - 1) < 1e-5
 
 
 def test_distances_are_not_projected_pair_by_pair():
   """Time and memory are linear in the keys: no encoding for every query and key."""
-  from tests import jaxprs
-
-  q = jnp.zeros((1, 64, 2, 4))
+  q = np.zeros((1, 64, 2, 4), 'float32')
   layer = relative.RelativePosition(2)
   variables = random_variables(layer, q, 8, 128)
   largest = jaxprs.largest_array(lambda q: layer.apply(variables, q, 8, 128), q)

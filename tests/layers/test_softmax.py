@@ -9,9 +9,11 @@ from ngrammer_jax.layers import softmax
 from tests import jaxprs
 from tests.checks import assert_close
 
-B, T, D, V = 2, 3, 4, 11
-
-token_scores = jax.jit(softmax.token_scores, static_argnums=4)
+B, T, D, V = 2, 11, 4, 11
+# All at once, a word at a time, chunks that leave a rest; and more words than there are.
+CHUNKS = [None, 1, 4]
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+ALL_CHUNKS = [*CHUNKS, *map(slow, (3, 8, 10, V, 50))]
 
 
 def random_case(V=V):
@@ -20,10 +22,25 @@ def random_case(V=V):
   return arrays, rng.integers(0, V, (B, T)), rng.normal(size=(B, T))
 
 
+@functools.partial(jax.jit, static_argnums=3)
+def gradients(arrays, targets, cotangent, chunk):
+  """Of the weighted likelihood, and the scores."""
+
+  def weighted(arrays):
+    scores = softmax.token_scores(*arrays, targets, chunk)
+    return (scores.nll_BxT * cotangent).sum(), scores
+
+  return jax.grad(weighted, has_aux=True)(arrays)
+
+
 def log_softmax(hidden, weight, bias):
   logits = hidden @ weight.T + bias
   shifted = logits - logits.max(axis=-1, keepdims=True)
   return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def of_targets(log_probs, targets):
+  return np.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
 
 
 def slow_gradients(hidden, weight, bias, targets, cotangent):
@@ -37,75 +54,71 @@ def slow_gradients(hidden, weight, bias, targets, cotangent):
   )
 
 
-@pytest.mark.parametrize('chunk', [None, 1, 3, 4, 10, V, 50])
+@pytest.mark.parametrize('chunk', ALL_CHUNKS)
 def test_likelihood_and_gradients_equal_log_softmax(x64, chunk):
   arrays, targets, cotangent = random_case()
   best = log_softmax(*arrays).argmax(axis=-1)
   targets[0] = best[0]  # some right guesses, some wrong
-
-  @jax.jit
-  @functools.partial(jax.grad, has_aux=True)
-  def gradients(arrays):
-    scores = token_scores(*arrays, jnp.asarray(targets), chunk)
-    return (scores.nll_BxT * cotangent).sum(), scores
-
-  actual, scores = gradients(arrays)
-  expected = -np.take_along_axis(log_softmax(*arrays), targets[..., None], axis=-1)[..., 0]
-  assert_close(scores.nll_BxT, expected, 1e-12)
+  actual, scores = gradients(arrays, targets, cotangent, chunk)
+  assert_close(scores.nll_BxT, -of_targets(log_softmax(*arrays), targets), 1e-12)
   assert scores.correct_BxT.tolist() == (best == targets).tolist()
   expected = slow_gradients(*arrays, targets, cotangent)
   jax.tree.map(lambda ours, theirs: assert_close(ours, theirs, 1e-12), actual, expected)
 
 
-@pytest.mark.parametrize('chunk', [None, 4])
-def test_no_bias_is_a_bias_of_zero(x64, chunk):
-  (hidden, weight, _), targets, _ = random_case()
-  nll = token_scores(hidden, jnp.asarray(weight), None, targets, chunk).nll_BxT
-  expected = -np.take_along_axis(log_softmax(hidden, weight, 0), targets[..., None], axis=-1)
-  assert_close(nll, expected[..., 0], 1e-12)
-  logits = softmax.full_logits(jnp.asarray(hidden), jnp.asarray(weight), None)
-  assert_close(logits, hidden @ weight.T, 1e-12)
+EVERY_WORD = np.tile(np.arange(V), (B, 1))
 
 
-@pytest.mark.parametrize('chunk', [None, 1, 3, 4, 8])
-def test_lowest_id_wins_a_tie(chunk):
+@pytest.mark.parametrize('chunk', ALL_CHUNKS)
+def test_lowest_id_wins_a_tie(x64, chunk):
   # The bias alone decides, and its maximum stands in every chunk.
-  bias = jnp.asarray([0, 2, 5, 1, 5, 5, 0, 5, 5, 5, 5], 'float32')
-  correct = token_scores(
-    jnp.zeros((1, V, D)), jnp.zeros((V, D)), bias, jnp.arange(V)[None], chunk
-  ).correct_BxT
-  assert np.flatnonzero(correct[0]).tolist() == [2]
+  bias = np.array([0, 2, 5, 1, 5, 5, 0, 5, 5, 5, 5.0])
+  given = np.zeros((B, T, D)), np.zeros((V, D)), bias
+  _, scores = gradients(given, EVERY_WORD, np.ones((B, T)), chunk)
+  assert np.flatnonzero(scores.correct_BxT[0]).tolist() == [2]
 
 
-@pytest.mark.parametrize('chunk', [None, 4])
-def test_uniform_model_has_the_entropy_of_the_vocabulary(chunk):
-  targets = jnp.arange(V)[None]
-  scores = token_scores(jnp.zeros((1, V, D)), jnp.ones((V, D)), None, targets, chunk)
-  np.testing.assert_allclose(scores.nll_BxT, np.log(V), rtol=1e-6)
+@pytest.mark.parametrize('chunk', CHUNKS)
+def test_uniform_model_has_the_entropy_of_the_vocabulary(x64, chunk):
+  given = np.zeros((B, T, D)), np.ones((V, D)), np.zeros(V)
+  _, scores = gradients(given, EVERY_WORD, np.ones((B, T)), chunk)
+  assert_close(scores.nll_BxT, np.full((B, T), np.log(V)), 1e-12)
 
 
-@pytest.mark.parametrize('chunk', [None, 4])
+@pytest.mark.parametrize('chunk', CHUNKS)
 @pytest.mark.parametrize('shift', [-1e4, 1e4])
-def test_large_logits_stay_finite(chunk, shift):
-  bias = jnp.asarray([shift, shift + 3, *[shift - 1e4] * (V - 2)])
-  targets = jnp.asarray([[0, 1, 2]])
-  nll = lambda bias: token_scores(
-    jnp.zeros((1, 3, D)), jnp.zeros((V, D)), bias, targets, chunk
-  ).nll_BxT.sum()
-  value, gradient = jax.jit(jax.value_and_grad(nll))(bias)
+def test_large_logits_stay_finite(x64, chunk, shift):
+  given = np.zeros((B, T, D)), np.zeros((V, D)), np.full(V, shift - 1e4)
+  given[2][:2] = shift, shift + 3
+  gradient, scores = gradients(given, EVERY_WORD, np.ones((B, T)), chunk)
   # The two likely ids share the probability as 1 : e^3, the third is 1e4 below the first.
-  np.testing.assert_allclose(value, 3 * np.log(1 + np.exp(3)) - 3 + 1e4, rtol=1e-5)
-  assert jnp.isfinite(gradient).all()
+  value = scores.nll_BxT[0, :3].sum()
+  np.testing.assert_allclose(value, 3 * np.log(1 + np.exp(3)) - 3 + 1e4, rtol=1e-12)
+  assert all(np.isfinite(leaf).all() for leaf in gradient)
+
+
+def test_no_bias_is_a_bias_of_zero(x64):
+  (hidden, weight, _), targets, _ = random_case()
+
+  @jax.jit
+  def without(hidden, weight):
+    nll = [softmax.token_scores(hidden, weight, None, targets, chunk).nll_BxT for chunk in CHUNKS]
+    return nll, softmax.full_logits(hidden, weight, None)
+
+  every, logits = without(hidden, weight)
+  for nll in every:
+    assert_close(nll, -of_targets(log_softmax(hidden, weight, 0), targets), 1e-12)
+  assert_close(logits, hidden @ weight.T, 1e-12)
 
 
 def test_bfloat16_hidden_states_have_a_float32_likelihood():
   (hidden, weight, bias), targets, _ = random_case()
-  hidden, weight = jnp.asarray(hidden, jnp.bfloat16), jnp.asarray(weight, 'float32')
-  nll = token_scores(hidden, weight, jnp.asarray(bias, 'float32'), targets, 4).nll_BxT
+  narrow = jnp.dtype(jnp.bfloat16)
+  score = jax.jit(lambda *arrays: softmax.token_scores(*arrays, targets, 4).nll_BxT)
+  nll = score(hidden.astype(narrow), weight.astype('float32'), bias.astype('float32'))
   assert nll.dtype == jnp.float32
-  rounded = [np.asarray(a.astype(jnp.bfloat16), 'float64') for a in (hidden, weight)]
-  expected = -np.take_along_axis(log_softmax(*rounded, bias), targets[..., None], axis=-1)
-  assert_close(nll, expected[..., 0], 1e-5)
+  rounded = [a.astype('float32').astype(narrow).astype('float64') for a in (hidden, weight)]
+  assert_close(nll, -of_targets(log_softmax(*rounded, bias), targets), 1e-5)
 
 
 def test_logits_of_a_batch_exist_only_unchunked():

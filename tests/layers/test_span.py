@@ -5,56 +5,62 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jax.test_util import check_grads
 import numpy as np
 import pytest
 
 from ngrammer_jax.layers import Attention, persistent, span
 from tests.checks import assert_close, random_variables
+from tests.layers.programs import apply, assert_gradient
 
 B, T, M, N, H, S, R = 2, 5, 4, 3, 4, 4, 2
 D = N * H
 
 
 def test_the_mask_is_clipped_with_slope_one_at_both_ends():
-  z = jnp.array([0.0, 2.0, 3.5])
-  assert span.soft_mask(z[:, None], jnp.arange(6), 2).tolist() == [
-    [1, 0.5, 0, 0, 0, 0],
-    [1, 1, 1, 0.5, 0, 0],
-    [1, 1, 1, 1, 0.75, 0.25],
-  ]
-  slopes = jax.vmap(jax.grad(lambda z, d: span.soft_mask(z, d, 2)), (None, 0))
+  z, places = np.array([0.0, 2.0, 3.5], 'float32'), np.arange(6)
+  slope = jax.vmap(jax.grad(lambda z, d: span.soft_mask(z, d, 2)), (None, 0))
+  mask, at_0, off = jax.jit(
+    lambda z: (
+      span.soft_mask(z[:, None], places, 2),
+      slope(z[0], places[:4] * 1.0),
+      slope(z[2], places * 1.0),
+    )
+  )(z)
+  assert mask.tolist() == [[1, 0.5, 0, 0, 0, 0], [1, 1, 1, 0.5, 0, 0], [1, 1, 1, 1, 0.75, 0.25]]
   # Distance 0 is at the upper end, 2 at the lower one.
-  assert slopes(0.0, jnp.arange(4.0)).tolist() == [0.5, 0.5, 0.5, 0]
-  # Off the ends it is what finite differences say.
-  check_grads(lambda z: span.soft_mask(z, jnp.arange(6.0), 3), (2.3,), order=1, modes=['rev'])
+  assert at_0.tolist() == [0.5, 0.5, 0.5, 0]
+  # Of a longer span, those on the ramp alone.
+  assert off.tolist() == [0, 0, 0, 0, 0.5, 0.5]
 
 
 def slow_attention(params, x, z_of, vectors):
   """[B, T, D] for x [B, M + T, D]: a loop over all queries, with distances from 1 to S."""
   kernel = {name: np.asarray(params[name]['kernel']) for name in ('query', 'key', 'value', 'out')}
+  q, k, v = (np.einsum('btd,dnh->btnh', x, kernel[name]) for name in ('query', 'key', 'value'))
   out = np.zeros((B, T, D))
-  for b in range(B):
-    for t in range(T):
-      for n in range(N):
-        q = x[b, M + t] @ kernel['query'][:, n]
-        logits, masks, values = [], [], []
-        for d in range(1, S + 1):
-          k = x[b, M + t - d] @ kernel['key'][:, n]
-          logits.append(q @ k / math.sqrt(H))
-          z = z_of(x[b, M + t], n)
-          masks.append(min(max((z - (d - 1)) / R + 1, 0), 1))
-          values.append(x[b, M + t - d] @ kernel['value'][:, n])
-        for c in range(vectors):
-          key = math.sqrt(H) * np.asarray(params['persistent']['persistent_keys'])[n, c]
-          logits.append(q @ key / math.sqrt(H))
-          masks.append(1.0)
-          value = np.asarray(params['persistent']['persistent_values'])[n, c]
-          values.append(math.sqrt(vectors) * value)
-        probs = np.exp(logits) / np.exp(logits).sum() * masks
-        probs /= probs.sum() + 1e-8
-        out[b, t] += (probs @ np.array(values)) @ kernel['out'][n]
+  for b, t, n in np.ndindex(B, T, N):
+    behind = [M + t - d for d in range(1, S + 1)]
+    query, values = q[b, M + t, n], [v[b, s, n] for s in behind]
+    logits = [query @ k[b, s, n] / math.sqrt(H) for s in behind]
+    z = z_of(params, x[b, M + t], n)
+    masks = [min(max((z - d) / R + 1, 0), 1) for d in range(S)]
+    for c in range(vectors):
+      key = math.sqrt(H) * params['persistent']['persistent_keys'][n, c]
+      logits.append(query @ key / math.sqrt(H))
+      masks.append(1.0)
+      values.append(math.sqrt(vectors) * params['persistent']['persistent_values'][n, c])
+    probs = np.exp(logits) / np.exp(logits).sum() * masks
+    probs /= probs.sum() + 1e-8
+    out[b, t] += (probs @ np.array(values)) @ kernel['out'][n]
   return out
+
+
+def z_of(kind):
+  """The span of a token and head, from the formula."""
+  if kind is span.AdaptiveSpan:
+    return lambda params, _, n: S * params['span']['span'][n]
+  logit = lambda p, x, n: x @ p['span_kernel'][:, n] + p['span_bias'][n]
+  return lambda params, x, n: S / (1 + math.exp(-logit(params['span'], x, n)))
 
 
 def layer_of(kind, vectors):
@@ -68,63 +74,84 @@ def inputs():
   i, j = np.arange(T)[:, None], np.arange(M + T)
   distance = M + i - j
   visible = np.broadcast_to((distance >= 1) & (distance <= S), (B, T, M + T))
-  return np.random.default_rng(3).normal(size=(B, M + T, D)), jnp.asarray(visible)
+  return np.random.default_rng(3).normal(size=(B, M + T, D)), visible
 
 
-@pytest.mark.parametrize('vectors', [0, 5])
-@pytest.mark.parametrize('kind', [span.AdaptiveSpan, span.DynamicSpan])
+def of_layer(layer):
+  x, visible = inputs()
+  return jax.device_get(random_variables(layer, x, visible, dtype='float64')['params'])
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def gradients(layer, params, x, visible):
+  def loss(params):
+    y, kept = layer.apply({'params': params}, x, visible)
+    return jnp.sin(y).sum(), (y, kept['span'].mean)
+
+  return jax.grad(loss, has_aux=True)(params)
+
+
+@pytest.mark.parametrize(
+  'kind, vectors',
+  [(span.AdaptiveSpan, 5), (span.DynamicSpan, 0)]
+  + [
+    pytest.param(*each, marks=pytest.mark.slow)
+    for each in ((span.AdaptiveSpan, 0), (span.DynamicSpan, 5))
+  ],
+)
 def test_attention_with_spans_and_persistent_vectors(x64, kind, vectors):
   layer, (x, visible) = layer_of(kind, vectors), inputs()
-  params = random_variables(layer, x, visible, dtype='float64')['params']
-  if kind is span.AdaptiveSpan:
-    params['span']['span'] = jnp.array([0.0, 0.4, 0.85])
-    z_of = lambda _, n: S * float(params['span']['span'][n])
-    mean = S * np.mean([0.0, 0.4, 0.85])
-  else:
-    v, b = (np.asarray(params['span'][f'span_{name}']) for name in ('kernel', 'bias'))
-    z_of = lambda x, n: S / (1 + math.exp(-(x @ v[:, n] + b[n])))
-    mean = np.mean([z_of(row, n) for row in x[:, M:].reshape(-1, D) for n in range(N)])
-  y, kept = layer.apply({'params': params}, x, visible)
-  assert_close(y, slow_attention(params, x, z_of, vectors), 1e-12)
-  assert kept['span'].mean == pytest.approx(mean, abs=1e-12)
-  # Off the kinks of the mask.
-  of = lambda params: jnp.sin(layer.apply({'params': params}, x, visible)[0]).sum()
-  if kind is span.AdaptiveSpan:
-    params['span']['span'] = jnp.array([0.1, 0.4, 0.85])
-  check_grads(of, (params,), order=1, modes=['rev'], atol=1e-5, rtol=1e-5)
+  params, z = of_layer(layer), z_of(kind)
+  spans = ([0.1, 0.4, 0.85], [0.0, 0.4, 0.85]) if kind is span.AdaptiveSpan else [None]
+  for values in spans:
+    if values:
+      params['span']['span'] = np.array(values)
+    gradient, (y, mean) = gradients(layer, params, x, visible)
+    assert_close(y, slow_attention(params, x, z, vectors), 1e-12)
+    of_rows = [z(params, row, n) for row in x[:, M:].reshape(-1, D) for n in range(N)]
+    assert mean == pytest.approx(np.mean(of_rows), abs=1e-12)
+    if values is None or values[0]:  # off the kinks of the mask
+      slow = lambda params: np.sin(slow_attention(params, x, z, vectors)).sum()
+      assert_gradient(gradient, slow, params, tolerance=1e-6)
 
 
 def test_the_whole_span_is_attention_over_the_window(x64):
+  """No persistent vectors are no persistent part, of whatever kind."""
   layer, (x, visible) = layer_of(span.AdaptiveSpan, 0), inputs()
-  params = random_variables(layer, x, visible, dtype='float64')['params']
-  params['span']['span'] = jnp.ones(N)
-  y = layer.apply({'params': params}, x, visible)[0]
+  params = of_layer(layer)
+  assert 'persistent' not in params
+  params['span']['span'] = np.ones(N)
+  other = layer.clone(persistent_kind='attention_split')
   plain = Attention(N, sees_itself=False, dtype=jnp.float64)
   bare = {name: params[name] for name in params if name != 'span'}
-  assert_close(y, plain.apply({'params': bare}, x, visible)[0], 2e-8)  # the 1e-8 of the mass
 
+  @jax.jit
+  def every(x):
+    of = lambda layer, params: layer.apply({'params': params}, x, visible)[0]
+    return of(layer, params), of(other, params), of(plain, bare)
 
-def test_no_persistent_vectors_are_no_persistent_part(x64):
-  layer, (x, visible) = layer_of(span.AdaptiveSpan, 0), inputs()
-  variables = random_variables(layer, x, visible, dtype='float64')
-  assert 'persistent' not in variables['params']
-  other = layer.clone(persistent_kind='attention_split')
-  assert_close(other.apply(variables, x, visible)[0], layer.apply(variables, x, visible)[0], 0)
+  y, split, window = every(x)
+  assert_close(y, window, 2e-8)  # the 1e-8 of the mass
+  assert_close(split, y, 0)
 
 
 def test_padding_does_not_count_in_the_mean_span(x64):
   layer, (x, visible) = layer_of(span.DynamicSpan, 0), inputs()
-  params = random_variables(layer, x, visible, dtype='float64')['params']
-  valid = jnp.asarray(np.arange(T) < [[T], [2]], jnp.int32)
-  mean = lambda x: layer.apply({'params': params}, x, visible, valid_BxT=valid)[1]['span'].mean
-  assert mean(x) == mean(x.copy()) == mean(jnp.asarray(x).at[1, M + 2 :].set(7.0))
-  assert mean(x) != mean(jnp.asarray(x).at[1, M + 1].set(7.0))
+  variables = {'params': of_layer(layer)}
+  valid = (np.arange(T) < [[T], [2]]).astype('int32')
+  mean = lambda x: float(apply(layer, variables, x, visible, valid_BxT=valid)[1]['span'].mean)
+  of_row = lambda at: z_of(span.DynamicSpan)(variables['params'], x[at[0], M + at[1]], at[2])
+  expected = np.mean([of_row((*at, n)) for at in np.argwhere(valid) for n in range(N)])
+  assert mean(x) == pytest.approx(expected, abs=1e-12)
+  x[1, M + 2 :] = 7
+  assert mean(x) == pytest.approx(expected, abs=1e-12)
 
 
 def test_persistent_vectors_begin_with_unit_variance():
   layer = persistent.PersistentVectors(512)
-  params = jax.jit(layer.init)(jax.random.key(0), jnp.zeros((1, 1, 8, 32)))['params']
-  keys, values = (params[f'persistent_{name}'].unbox() for name in ('keys', 'values'))
+  x = np.zeros((1, 1, 8, 32), 'float32')
+  params = jax.jit(layer.init)(jax.random.key(0), x)['params']
+  keys, values = (np.asarray(params[f'persistent_{name}'].unbox()) for name in ('keys', 'values'))
   assert keys.shape == values.shape == (8, 512, 32)
   assert float(keys.var()) * 32 == pytest.approx(1, rel=0.02)
   assert float(values.var()) * 512 == pytest.approx(1, rel=0.02)
@@ -141,5 +168,6 @@ def test_persistent_vectors_begin_with_unit_variance():
 )
 def test_a_span_without_a_width(kind, sizes, error):
   limit, ramp, width = sizes
+  layer, x, distance = kind(2, limit, ramp), np.ones((1, 3, width)), np.zeros((1, 3, 3))
   with pytest.raises(ValueError, match=f'a span with {error}: it must be at least 1'):
-    kind(2, limit, ramp).init(jax.random.key(0), jnp.ones((1, 3, width)), jnp.zeros((1, 3, 3)))
+    jax.eval_shape(layer.init, jax.random.key(0), x, distance)

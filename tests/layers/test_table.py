@@ -1,5 +1,7 @@
 """Lookups in tables that are spread over devices: the same rows and gradients on any mesh."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,9 +13,12 @@ from ngrammer_jax.layers import table
 
 V, E, B = 64, 4, 16
 MESHES = [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2), (4, 2, 1), (1, 2, 4)]
+# Every mesh, and each way of exchange over the batch alone, over both axes, and with parts.
+QUICK = [('table', (8, 1, 1)), ('rows', (2, 2, 2)), ('table', (4, 2, 1)), ('auto', (1, 2, 4))]
+EVERY = [(exchange, shape) for exchange in table.EXCHANGE for shape in MESHES]
 
 
-@pytest.fixture(scope='module')
+@functools.cache
 def given():
   """A table, rows with repetitions, what the found is weighted with, and the gradient wanted."""
   random = np.random.default_rng(0)
@@ -27,31 +32,42 @@ def given():
 
 
 def compiled(given, exchange='auto'):
-  """The program of a lookup's gradient."""
-  table_VxE, rows, weights, _ = given
-  loss = lambda table_VxE, rows, weights: (table.lookup(table_VxE, rows, exchange) * weights).sum()
-  return jax.jit(jax.grad(loss)).lower(table_VxE, rows, jnp.asarray(weights)).compile()
+  """The program of a lookup and its gradient."""
+
+  def loss(table_VxE, rows, weights):
+    found = table.lookup(table_VxE, rows, exchange)
+    return (found * weights).sum(), found
+
+  return jax.jit(jax.grad(loss, has_aux=True)).lower(*given).compile()
 
 
-@pytest.mark.parametrize('exchange', table.EXCHANGE)
-@pytest.mark.parametrize('shape', MESHES)
-def test_rows_and_gradients_are_those_of_one_device(shape, exchange, given):
-  table_VxE, rows, weights, gradient = given
-  with sharding.use(sharding.make_mesh(*shape)):
-    found = jax.jit(lambda *of: table.lookup(*of, exchange))(table_VxE, rows)
-    got = compiled(given, exchange)(table_VxE, rows, weights)
-  np.testing.assert_array_equal(found, table_VxE[rows])
-  np.testing.assert_allclose(got, gradient, atol=2e-6)
+@pytest.mark.parametrize(
+  'exchange, shape',
+  [each if each in QUICK else pytest.param(*each, marks=pytest.mark.slow) for each in EVERY],
+)
+def test_rows_and_gradients_are_those_of_one_device(exchange, shape):
+  """By rows no array as large as the table is sent.
 
-
-@pytest.mark.parametrize('shape', MESHES)
-def test_by_rows_no_array_as_large_as_the_table_is_sent(shape, given):
-  """Its own part of the table is all that a device ever sums with others, and not even that."""
+  A device's own part of the table is all that it ever sums with others, and not even that.
+  """
+  *arrays, gradient = given()
+  table_VxE, rows, _ = arrays
   mesh = sharding.make_mesh(*shape)
   with sharding.use(mesh):
-    text = compiled(given, 'rows').as_text()
-  kinds = {each.kind for each in hlo.Program(text, dict(mesh.shape)).collectives()}
-  assert kinds == ({'all-gather'} if shape[0] * shape[1] > 1 else set())
+    program = compiled(arrays, exchange)
+    got, found = program(*arrays)
+  np.testing.assert_array_equal(found, table_VxE[rows])
+  np.testing.assert_allclose(got, gradient, atol=2e-6)
+  if exchange == 'rows':
+    with sharding.use(mesh):
+      lookup = jax.jit(lambda *of: table.lookup(*of, exchange)).lower(table_VxE, rows).compile()
+    kinds = lambda program: [
+      each.kind for each in hlo.Program(program.as_text(), dict(mesh.shape)).collectives()
+    ]
+    of_gradient = kinds(program)
+    for kind in kinds(lookup):
+      of_gradient.remove(kind)
+    assert set(of_gradient) == ({'all-gather'} if shape[0] * shape[1] > 1 else set())
 
 
 def test_what_takes_less_time_is_exchanged():
@@ -60,22 +76,25 @@ def test_what_takes_less_time_is_exchanged():
   size = 8 * 1024 * table.ADDING // 64  # rows of a table as expensive as 1,024 rows of a device
 
   def kinds(rows):
-    table_VxE, looked_up = jnp.zeros((size, 8)), jnp.zeros((8, rows), jnp.int32)
+    shape = lambda *of, dtype=jnp.float32: jax.ShapeDtypeStruct(of, dtype)
+    arrays = shape(size, 8), shape(8, rows, dtype=jnp.int32), shape(8, rows, 8)
     with sharding.use(mesh):
-      made = compiled((table_VxE, looked_up, jnp.ones((8, rows, 8)), None))
-    return {each.kind for each in hlo.Program(made.as_text(), dict(mesh.shape)).collectives()}
+      text = compiled(arrays).as_text()
+    return {each.kind for each in hlo.Program(text, dict(mesh.shape)).collectives()}
 
   assert kinds(512) == {'all-gather'}
   assert kinds(2048) == {'all-reduce'}
 
 
 def test_where_the_rows_do_not_divide_the_table_is_looked_up_as_a_whole():
+  rows = np.arange(36, dtype='float32').reshape(9, 4)
   with sharding.use(sharding.make_mesh(1, 1, 8)):
-    found = jax.jit(table.lookup)(jnp.arange(36.0).reshape(9, 4), jnp.array([[8], [0]]))
+    found = np.asarray(jax.jit(table.lookup)(rows, np.array([[8], [0]])))
   np.testing.assert_array_equal(found[:, 0], [[32, 33, 34, 35], [0, 1, 2, 3]])
 
 
-def test_a_lookup_on_one_device_is_nothing_but_a_gather(given):
+def test_a_lookup_on_one_device_is_nothing_but_a_gather():
+  arrays = given()[:2]
   with sharding.use(jax.make_mesh((1, 1, 1), sharding.AXES, devices=jax.devices()[:1])):
-    assert 'shard_map' not in str(jax.make_jaxpr(table.lookup)(*given[:2]))
-  assert 'shard_map' not in str(jax.make_jaxpr(table.lookup)(*given[:2]))
+    assert 'shard_map' not in str(jax.make_jaxpr(table.lookup)(*arrays))
+  assert 'shard_map' not in str(jax.make_jaxpr(table.lookup)(*arrays))
