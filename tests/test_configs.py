@@ -35,45 +35,87 @@ C4 = {
 C4 |= {f'393k_8k_50_{place}': C4['393k_8k_50'] for place in ('begin', 'middle', 'end')}
 
 
-def counts(spec, words=None):
+def counts(spec, words=None, layers=None):
   """Numbers of parameters and of centroid values of a config; nothing is allocated."""
-  resolved = config.resolve(flags.load_file(str(CONFIGS / spec)))
+  given = flags.load_file(str(CONFIGS / spec))
+  if layers is not None:
+    given['model']['layers'] = layers
+  resolved = config.resolve(given)
   model = language_model.build(resolved.model, words or resolved.data.vocabulary_size)
-  memory = language_model.empty_memory(resolved.model, 1)
   tokens = np.zeros((1, 1), np.int32)
-  made = jax.eval_shape(lambda: model.init(jax.random.key(0), tokens, memory))
+  memory = jax.eval_shape(lambda: language_model.empty_memory(resolved.model, 1))
+  made = jax.eval_shape(lambda memory: model.init(jax.random.key(0), tokens, memory), memory)
   centroids = made.get('codebook', {}).get('ngrammer', {}).get('quantizer', {}).get('centroids')
   size = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
   return size(made['params']), size(centroids)
 
 
-@pytest.mark.parametrize('row', C4)
+def counts_of_many_layers(spec, words=None):
+  """The same from models of one layer and of two, for every other layer adds what the second does.
+
+  Of 36 layers, a tenth of the work.
+  """
+  layers = flags.load_file(str(CONFIGS / spec))['model']['layers']
+  (one, centroids), (two, _) = (counts(spec, words, layers=n) for n in (1, 2))
+  return one + (layers - 1) * (two - one), centroids
+
+
+def rows(table, often):
+  """All rows of a table: those that differ most from each other often, the others rarely."""
+  assert set(often) <= set(table)
+  return [row if row in often else pytest.param(row, marks=pytest.mark.slow) for row in table]
+
+
+@pytest.mark.parametrize(
+  'row', rows(C4, ['transformer_l', 'primer_l', '196k_12', '196k_4k_25', '393k_8k_50_middle'])
+)
 def test_rows_of_the_ngrammer_paper(row):
   params, centroids, millions = C4[row]
-  assert counts(f'ngrammer_c4.py:{row}') == (params, centroids)
+  assert counts_of_many_layers(f'ngrammer_c4.py:{row}') == (params, centroids)
   if millions is not None:
     assert abs((params + centroids) / 1e6 - millions) < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'spec, words',
   [
-    ('ngrammer_c4.py:393k_8k_50', 32_000),
-    ('ngrammer_c4.py:primer', 32_000),
-    ('transformer_xl.py:enwik8_large', 204),
-    ('transformer_xl.py:wt103_large', 267_735),
-    ('transformer_xl.py:wt103_base', 267_735),
-    ('adaptive_span.py:text8_pers', 27),
-    ('adaptive_span.py:wiki103_pers', 267_735),
-    ('attention_lstm.py:key_value_predict', 77_000),
-    ('attention_lstm.py:recurrent_memory', 77_000),
+    *((f'ngrammer_c4.py:{row}', None) for row in ('primer_l', '393k_8k_50', '393k_8k_50_end')),
+    *((f'transformer_xl.py:{row}', 204) for row in ('enwik8_large', 'wt103_large')),
+    *((f'adaptive_span.py:{row}', 205) for row in ('enwik8_large', 'enwik8_pers')),
   ],
 )
-def test_large_parameters_and_their_optimizer_are_spread(spec, words):
+def test_layers_are_of_one_size(spec, words):
+  assert counts(spec, words) == counts_of_many_layers(spec, words)
+
+
+LARGE = {
+  'ngrammer_c4.py:393k_8k_50': 32_000,
+  'adaptive_span.py:wiki103_pers': 267_735,
+  'ngrammer_c4.py:primer': 32_000,
+  'transformer_xl.py:enwik8_large': 204,
+  'transformer_xl.py:wt103_large': 267_735,
+  'transformer_xl.py:wt103_base': 267_735,
+  'adaptive_span.py:text8_pers': 27,
+  'attention_lstm.py:recurrent_memory': 77_000,
+  'attention_lstm.py:key_value_predict': 77_000,
+}
+
+
+@pytest.mark.parametrize(
+  'spec, layers',
+  [(spec, 1) for spec in list(LARGE)[:2]]
+  + [('attention_lstm.py:key_value_predict', None)]
+  + [pytest.param(spec, None, marks=pytest.mark.slow) for spec in LARGE],
+)
+def test_large_parameters_and_their_optimizer_are_spread(spec, layers):
   """Over `fsdp` all of them; over `model` those whose axis divides."""
-  resolved = config.resolve(flags.load_file(str(CONFIGS / spec)))
+  given = flags.load_file(str(CONFIGS / spec))
+  if layers is not None:
+    given['model']['layers'] = layers
   mesh = sharding.make_mesh(2, 2, 2)
-  state = programs.Programs(resolved, words, mesh).abstract()
+  state = programs.Programs(config.resolve(given), LARGE[spec], mesh).abstract()
+  large = []
 
   def check(path, leaf):
     if getattr(leaf, 'ndim', 0) < 2 or leaf.size < 2**20:
@@ -84,8 +126,10 @@ def test_large_parameters_and_their_optimizer_are_spread(spec, words):
     # The paper's 2,731 is odd, and so is the last cluster of words; projections have no axis.
     odd = {2731, 67_735} & set(leaf.shape) or 'projection' in name
     assert 'model' in axes or odd, name
+    large.append(name)
 
   jax.tree_util.tree_map_with_path(check, (state.params, state.opt_state))
+  assert len(large) >= 6, large
 
 
 def test_a_config_of_an_earlier_version_is_read(tmp_path):
@@ -128,10 +172,12 @@ XL = {
 }
 
 
-@pytest.mark.parametrize('row', XL)
+@pytest.mark.parametrize(
+  'row', rows(XL, ['enwik8_large', 'wt103_base', 'lm1b_large', 'text8_small', 'wikitext2_small'])
+)
 def test_rows_of_transformer_xl(row):
   params, words = XL[row]
-  assert counts(f'transformer_xl.py:{row}', words) == (params, 0)
+  assert counts_of_many_layers(f'transformer_xl.py:{row}', words) == (params, 0)
 
 
 # Row: parameters of the scripts of adaptive-span, and the size of the vocabulary.
@@ -152,12 +198,16 @@ SPAN = {
 }
 
 
-@pytest.mark.parametrize('row', SPAN)
+@pytest.mark.parametrize(
+  'row', rows(SPAN, ['enwik8', 'enwik8_pers', 'text8_large', 'small_pers_span', 'small_all'])
+)
 def test_rows_of_adaptive_span(row):
   params, words = SPAN[row]
-  assert counts(f'adaptive_span.py:{row}', words) == (params, 12_288 if row == 'small_all' else 0)
+  centroids = 12_288 if row == 'small_all' else 0
+  assert counts_of_many_layers(f'adaptive_span.py:{row}', words) == (params, centroids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('row', ['split', 'heads', 'single', 'ffattn', 'pers_none', 'text8_pers'])
 def test_other_rows_of_adaptive_span(row):
   assert counts(f'adaptive_span.py:{row}', 27)[0] > 500_000
@@ -181,7 +231,9 @@ LSTM = {
 }
 
 
-@pytest.mark.parametrize('row', LSTM)
+@pytest.mark.parametrize(
+  'row', rows(LSTM, ['lstm', 'recurrent_memory_1', 'attention_15', 'key_value_predict', '5gram'])
+)
 def test_rows_of_attention_lstms(row):
   assert counts(f'attention_lstm.py:{row}') == (LSTM[row] + 77_000 * 300, 0)
 

@@ -1,0 +1,51 @@
+"""What of every array lies where, on eight devices."""
+
+import logging
+
+from flax import linen as nn
+import jax
+import numpy as np
+
+from ngrammer_jax import sharding
+
+
+def boxed(names, *shape):
+  return nn.LogicallyPartitioned(jax.ShapeDtypeStruct(shape, np.float32), names)
+
+
+def test_an_axis_is_spread_where_all_its_mesh_axes_divide_it(caplog):
+  """Rows of a table go over `fsdp` and `model` together, or stay whole."""
+  caplog.set_level(logging.INFO)
+  names = ('ngram_vocab', 'ngram_embed')
+  arrays = {
+    'even': boxed(names, 8, 6),
+    'odd': boxed(names, 6, 8),  # 2 and 2 divide it, 4 does not
+    'kernel': boxed(('embed', 'mlp'), 6, 10),
+    'scale': boxed(('embed',), 8),
+    'plain': jax.ShapeDtypeStruct((8, 8), np.float32),
+  }
+  placed = sharding.shardings(arrays, sharding.make_mesh(2, 2, 2))
+  # How an axis that stays whole is written does not matter.
+  shards = {name: where.shard_shape(nn.unbox(arrays[name]).shape) for name, where in placed.items()}
+  assert shards == {
+    'even': (2, 6), 'odd': (6, 8), 'kernel': (3, 5), 'scale': (8,), 'plain': (8, 8),
+  }  # fmt: skip
+  assert caplog.messages[-1] == 'odd: axis ngram_vocab of size 6 stays whole on 4 devices'
+
+
+def test_every_device_gets_its_rows_of_a_batch():
+  batch = np.arange(16 * 3).reshape(16, 3)
+  for axis, mesh in ((0, (2, 2, 2)), (1, (-1, 1, 1))):
+    asked = []
+
+    def make(rows, axis=axis, asked=asked):
+      asked.append(rows)
+      return np.moveaxis(batch[rows], 0, axis), None
+
+    made, nothing = sharding.global_rows(sharding.make_mesh(*mesh), 16, make, axis)
+    np.testing.assert_array_equal(np.asarray(made), np.moveaxis(batch, 0, axis))
+    assert nothing is None
+    shards = 4 if axis == 0 else 8
+    assert len(asked) == shards  # each made once, whatever devices hold it
+    for shard in made.addressable_shards:
+      assert shard.data.shape[axis] == 16 // shards
