@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,21 +7,23 @@ import pytest
 
 from ngrammer_jax.layers import Attention, documents, position
 from tests.checks import assert_close
+from tests.layers.programs import apply
 
-B, T, D, N, H = 2, 6, 8, 2, 4
+B, T, D, N, H, M = 2, 6, 8, 2, 4, 3
 
 # Row 0 has a second document with a prefix of two tokens, row 1 a prefix and padding.
 DOCUMENTS = np.array([[0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]])
 PREFIX = np.array([[0, 0, 1, 1, 0, 0], [1, 1, 1, 0, 0, 0]])
 VALID = np.array([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
+see = jax.jit(documents.visible)
 
 
 def visible(prefix=PREFIX):
-  numbers = documents.with_padding(jnp.asarray(DOCUMENTS), jnp.asarray(VALID))
-  return documents.visible(numbers, numbers, None if prefix is None else jnp.asarray(prefix))
+  numbers = np.where(VALID, DOCUMENTS, documents.PADDING)
+  return np.asarray(see(numbers, numbers, prefix))
 
 
-def random_parameters(rng, bias=False, per_dim_scale=False):
+def random_parameters(rng, bias=False, per_dim_scale=False, relative=False):
   params = {name: {'kernel': rng.normal(size=(D, N, H))} for name in ('query', 'key', 'value')}
   params['out'] = {'kernel': rng.normal(size=(N, H, D))}
   if bias:
@@ -27,6 +31,9 @@ def random_parameters(rng, bias=False, per_dim_scale=False):
       projection['bias'] = rng.normal(size=D if name == 'out' else (N, H))
   if per_dim_scale:
     params['per_dim_scale'] = rng.normal(size=H)
+  if relative:
+    params |= {f'{name}_bias': rng.normal(size=(N, H)) for name in ('content', 'position')}
+    params['relative'] = {'position': {'kernel': rng.normal(size=(D, N, H))}}
   return params
 
 
@@ -40,25 +47,36 @@ def turned(x_H, place):
   return y
 
 
-def slow_attention(x, params, rotated):
-  """Attention over the documents, prefix and padding above, one query at a time."""
+def of_distance(distance):
+  """The sinusoid of Transformer-XL."""
+  angles = [distance / 10_000 ** (2 * k / D) for k in range(D // 2)]
+  return np.array([*np.sin(angles), *np.cos(angles)])
+
+
+def slow_attention(x, params, seen, rotated):
+  """Attention of the last tokens to all that are seen, one query at a time."""
   project = lambda name, v, n: (
     v @ params[name]['kernel'][:, n] + params[name].get('bias', np.zeros((N, H)))[n]
   )
   scale_H = np.ones(H) / np.sqrt(H)
   if 'per_dim_scale' in params:
     scale_H *= 1.442695041 * np.log1p(np.exp(params['per_dim_scale']))
+  B, T, S = seen.shape
   out = np.zeros((B, T, D)) + params['out'].get('bias', 0)
   for b, t, n in np.ndindex(B, T, N):
-    query = project('query', x[b, t], n)
-    query = (turned(query, t) if rotated else query) * scale_H
+    place = S - T + t
+    query = project('query', x[b, place], n)
+    query = turned(query, place) if rotated else query
     weights, values = [], []
-    for s in range(T):
-      same = DOCUMENTS[b, s] == DOCUMENTS[b, t] and VALID[b, s] == VALID[b, t]
-      if same and (s <= t or PREFIX[b, s]):
-        key = project('key', x[b, s], n)
-        weights.append(np.exp(query @ (turned(key, s) if rotated else key)))
-        values.append(project('value', x[b, s], n))
+    for s in np.flatnonzero(seen[b, t]):
+      key = project('key', x[b, s], n)
+      key = turned(key, s) if rotated else key
+      score = (query + params.get('content_bias', np.zeros((N, H)))[n]) * scale_H @ key
+      if 'relative' in params:
+        r = of_distance(place - s) @ params['relative']['position']['kernel'][:, n]
+        score += (query + params['position_bias'][n]) * scale_H @ r
+      weights.append(np.exp(score))
+      values.append(project('value', x[b, s], n))
     context = np.array(weights) / sum(weights) @ np.array(values)
     out[b, t] += context @ params['out']['kernel'][n]
   return out
@@ -71,56 +89,93 @@ def test_equals_slow_loop(x64, bias, per_dim_scale, rotated):
   rng = np.random.default_rng(0)
   x, params = rng.normal(size=(B, T, D)), random_parameters(rng, bias, per_dim_scale)
   layer = Attention(heads=N, bias=bias, per_dim_scale=per_dim_scale, dtype=jnp.float64)
-  rotation = position.rotation(jnp.arange(T), H, dtype=jnp.float64) if rotated else None
-  y, _ = layer.apply({'params': params}, x, visible(), rotation)
-  assert_close(y, slow_attention(x, params, rotated), 1e-12)
+  seen = np.zeros((B, T, T), bool)  # the documents, prefix and padding above
+  for b, t, s in np.ndindex(B, T, T):
+    same = DOCUMENTS[b, s] == DOCUMENTS[b, t] and VALID[b, s] == VALID[b, t]
+    seen[b, t, s] = same and (s <= t or PREFIX[b, s])
+  assert visible().tolist() == seen.tolist()
+
+  @jax.jit
+  def run(x):
+    rotation = position.rotation(np.arange(T), H, dtype=jnp.float64) if rotated else None
+    return layer.apply({'params': params}, x, seen, rotation)[0]
+
+  assert_close(run(x), slow_attention(x, params, seen, rotated), 1e-12)
 
 
-@pytest.mark.parametrize('prefix', [None, PREFIX])
+@pytest.mark.parametrize('relative', [False, True])
+def test_after_a_memory_of_inputs_it_equals_slow_loop(x64, relative):
+  """Queries are turned by their own positions, or keys are scored by their distance too."""
+  rng = np.random.default_rng(1)
+  x, params = rng.normal(size=(B, M + T, D)), random_parameters(rng, relative=relative)
+  layer = Attention(heads=N, relative='relative' if relative else None, dtype=jnp.float64)
+  seen = np.broadcast_to(np.tri(T, M + T, M, dtype=bool), (B, T, M + T))
+
+  @jax.jit
+  def run(x):
+    rotation = None if relative else position.rotation(np.arange(M + T)[None], H, dtype=jnp.float64)
+    return layer.apply({'params': params}, x, seen, rotation)[0]
+
+  assert_close(run(x), slow_attention(x, params, seen, rotated=not relative), 1e-12)
+
+
+@functools.cache
+def jacobian():
+  """A program of what all queries have of all inputs, and of what they are."""
+  params = random_parameters(np.random.default_rng(1))
+  variables = {'params': jax.tree.map(lambda leaf: leaf.astype('float32'), params)}
+
+  def sums(x, seen):
+    y = Attention(heads=N).apply(variables, x, seen)[0].sum(axis=-1)
+    return y, y
+
+  return jax.jit(jax.jacrev(sums, has_aux=True))
+
+
+def drawn():
+  return np.random.default_rng(0).normal(size=(B, T, D)).astype('float32')
+
+
+@pytest.mark.parametrize('prefix', [np.zeros_like(PREFIX), PREFIX])
 def test_gradient_flows_from_exactly_the_visible_keys(prefix):
-  x = jax.random.normal(jax.random.key(0), (B, T, D))
-  layer, seen = Attention(heads=N), visible(prefix)
-  variables = {'params': random_parameters(np.random.default_rng(1))}
-  jacobian = jax.jit(jax.jacrev(lambda x: layer.apply(variables, x, seen)[0].sum(axis=-1)))(x)
-  reached = jnp.abs(jacobian).sum(axis=-1) > 0  # [row, query, row, key]
-  rows = jnp.arange(B)
+  seen = visible(prefix)
+  reached = np.abs(jacobian()(drawn(), seen)[0]).sum(axis=-1) > 0  # [row, query, row, key]
+  rows = np.arange(B)
   assert reached[rows, :, rows].tolist() == seen.tolist()
   assert not reached[0, :, 1].any() and not reached[1, :, 0].any()
   # The causal triangle, but for what a prefix lets through.
   later = np.triu(np.ones((T, T), bool), 1)
-  assert bool((seen & later).any()) == (prefix is not None)
-  assert bool(seen[0, 2, 3]) == (prefix is not None) and not seen[0, 2, 4]
+  assert bool((seen & later).any()) == prefix.any()
+  assert bool(seen[0, 2, 3]) == prefix.any() and not seen[0, 2, 4]
 
 
 def test_query_that_sees_nothing_stays_finite():
-  x = jax.random.normal(jax.random.key(0), (1, 3, D))
-  layer, seen = Attention(heads=N), jnp.zeros((1, 3, 3), bool)
-  variables = {'params': random_parameters(np.random.default_rng(1))}
-  loss = lambda x: jnp.square(layer.apply(variables, x, seen)[0]).sum()
-  y, gradient = jax.jit(jax.value_and_grad(loss))(x)
-  assert jnp.isfinite(y) and jnp.isfinite(gradient).all()
+  gradient, y = jacobian()(drawn(), np.zeros((B, T, T), bool))
+  assert np.isfinite(y).all() and np.isfinite(gradient).all()
 
 
 def test_bfloat16_keeps_the_softmax_in_float32():
-  x = jax.random.normal(jax.random.key(0), (B, T, D), jnp.bfloat16)
+  x = drawn().astype(jnp.bfloat16)
   layer = Attention(heads=N, per_dim_scale=True, dtype=jnp.bfloat16)
   params = random_parameters(np.random.default_rng(1), per_dim_scale=True)
-  (y, _), state = layer.apply({'params': params}, x, visible(), mutable=['intermediates'])
+  params = jax.tree.map(lambda leaf: leaf.astype('float32'), params)
+  (y, _), state = apply(layer, {'params': params}, x, visible(), mutable=('intermediates',))
   (probs,) = state['intermediates']['probs']
   assert y.dtype == jnp.bfloat16 and probs.dtype == jnp.float32
   # bfloat16 would miss 1 by up to 2^-9 and hold few different numbers.
+  probs = np.asarray(probs)
   assert_close(probs.sum(axis=-1), np.ones((B, N, T)), 1e-6)
-  assert (probs != probs.astype(jnp.bfloat16)).any()
+  assert (probs != probs.astype(jnp.bfloat16).astype('float32')).any()
 
 
 def test_bfloat16_scores_are_not_rounded():
   # The second key scores 1.001 times as much as the first: one number in bfloat16.
-  x = jnp.asarray([[[1, 0], [1, 1 / 32]]], jnp.bfloat16)
-  identity = jnp.eye(2)[:, None]
+  x = np.array([[[1, 0], [1, 1 / 32]]], jnp.bfloat16)
+  identity = np.eye(2, dtype='float32')[:, None]
   params = {name: {'kernel': identity} for name in ('key', 'value')}
-  params |= {'query': {'kernel': 16 * identity}, 'out': {'kernel': jnp.eye(2)[None]}}
+  params |= {'query': {'kernel': 16 * identity}, 'out': {'kernel': identity.swapaxes(0, 1)}}
   layer = Attention(heads=1, dtype=jnp.bfloat16)
-  seen = jnp.ones((1, 2, 2), bool)
-  _, state = layer.apply({'params': params}, x, seen, mutable=['intermediates'])
-  (probs,) = state['intermediates']['probs']
+  seen = np.ones((1, 2, 2), bool)
+  _, state = apply(layer, {'params': params}, x, seen, mutable=('intermediates',))
+  probs = np.asarray(state['intermediates']['probs'][0])
   assert probs[0, 0, 1, 1] > probs[0, 0, 1, 0]

@@ -182,11 +182,6 @@ DOCUMENTS = np.array([[0, 0, 0, 3, 3, 4], [1, 1, 1, 1, 1, 1]])
 JOINED = [((2,), 'concat', 1), ((2,), 'concat', 3), ((2,), 'concat', H), ((2,), 'add', H)]
 JOINED += [((3,), 'concat', 2), ((2, 3), 'concat', 2)]
 JOINED += [((4, 2, 3), 'concat', 1), ((4, 2, 3), 'add', H)]
-  ((3,), 'concat', 2),
-  ((2, 3), 'concat', 2),
-  ((4, 2, 3), 'concat', 1),
-  ((4, 2, 3), 'add', H),
-]
 
 
 def equals_slow_loop(orders, combine, dim, distinct_start, **sizes):

@@ -61,8 +61,8 @@ def test_a_table_of_all_heads_equals_slow_loop(x64, first, rows):
   """Beyond it the last row stands for all."""
   table = np.random.default_rng(2).normal(size=(rows, H))
   distance = np.broadcast_to(np.arange(S - T, S)[:, None] - np.arange(S), (B, T, S))
-  of = lambda *how: relative.of_table(QUERIES, table, *how, S, first)
-  for scores in jax.device_get(jax.jit(lambda: (of(None), of(distance)))()):
+  of = lambda table, *how: relative.of_table(QUERIES, table, *how, S, first)
+  for scores in jax.device_get(jax.jit(lambda p: (of(p, None), of(p, distance)))(table)):
     for b, n, t, j in visible():
       row = min(max(t + S - T - j - first, 0), rows - 1)
       assert abs(scores[b, n, t, j] - QUERIES[b, t, n] @ table[row]) < 1e-12
