@@ -54,24 +54,22 @@ def evaluator(
   return cloze.Evaluator(model, sharding.make_mesh(), vocabulary, rows, context, protocol)
 
 
-CONFIGS = {
-  'memory': {
-    'position': 'relative',
-    'memory': model_config.MemoryConfig(160, same_length='memory_and_self'),
-  },
-  'n-grams': {'ngram': model_config.NGramConfig(clusters=4, vocabulary_size=32, dim=2)},
+MEMORY = {
+  'position': 'relative',
+  'memory': model_config.MemoryConfig(160, same_length='memory_and_self'),
 }
+NGRAM = {'ngram': model_config.NGramConfig(clusters=4, vocabulary_size=32, dim=2)}
+CONFIGS = {
+  'both': MEMORY | NGRAM | {'layers': 1},
+  'memory': MEMORY | {'layers': 2},
+  'n-grams': NGRAM | {'layers': 1},
+}
+SLOW = [pytest.param(change, marks=pytest.mark.slow) for change in ('memory', 'n-grams')]
 
 
-@pytest.mark.parametrize('change', CONFIGS)
+@pytest.mark.parametrize('change', ['both', *SLOW])
 def test_a_fork_scores_as_ten_full_readings(change):
-  base = {
-    'layers': 1 if change == 'n-grams' else 2,
-    'width': 8,
-    'heads': 2,
-    'feed_forward_width': 8,
-    'scan_layers': False,
-  }
+  base = {'width': 8, 'heads': 2, 'feed_forward_width': 8, 'scan_layers': False}
   config = model_config.ModelConfig(**base, dtype='float32', **CONFIGS[change])
   vocabulary = learned('words')
   model = transformer.TransformerLM(config, vocabulary.size)

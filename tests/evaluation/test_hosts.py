@@ -12,6 +12,7 @@ import pytest
 from tests.evaluation import hosts
 
 
+@pytest.mark.slow
 def test_two_hosts_answer_as_one():
   alone = hosts.found()
   assert len(set(alone['rank'])) > 1 and len(set(alone['greedy'])) > 1
