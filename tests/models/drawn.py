@@ -1,0 +1,180 @@
+"""Transformers of drawn options, so that few of them have many pairs of options.
+
+A case is an option by name; what it makes of a config is said here once.
+"""
+
+import collections
+import datetime
+import functools
+import itertools
+import os
+from typing import Any
+
+import numpy as np
+
+from ngrammer_jax import errors
+from ngrammer_jax.models import config as model_config
+
+T, V = 8, 13  # tokens of a stream, vocabulary
+CANDIDATES = 250
+Case = dict[str, Any]
+
+OPTIONS: Case = {
+  'position': ('rope', 'sinusoid', 'relative', 'relative, clamped', 'shaw', 'table', 'none'),
+  'ngram': (
+    *(None, 'input', 'raw', 'begin', 'middle', 'end'),
+    *('attention', 'attended', 'attended and previous'),
+  ),
+  'grams': ('pairs', 'triples', 'two orders', 'distinct start', 'added', 'prenormalised'),
+  'ngram_heads': (None, 4),
+  'served': (False, True),  # the cache is used with clusters that are looked up
+  'norm': model_config.NORMS,
+  'convolution': (None, 2, 3, 4),
+  'shared_query_key': (False, True),
+  'per_dim_scale': (False, True),
+  'bias': (False, True),
+  'feed_forward': ('gated', 'squared relu', 'none'),
+  'adaptive_softmax': (False, True),
+  'scan_layers': (False, True),
+  'layers': (1, 2),
+  'remat': ('none', 'full'),
+  'span': (None, 'adaptive', 'dynamic', 'adaptive, not renormalised'),
+  'persistent': (None, 'all_attention', 'attention_split', 'single_head', 'head_split'),
+  # Of memory None, keys and values alone are kept.
+  'memory': (None, 'no', 'memory', 'memory_and_self', 'memory_alone'),
+  'length': (2, 3, 4),
+  'first': ('empty', 'zeros'),
+  'across_documents': (False, True),
+  'prefix': (False, True),
+}
+# What there is no choice of where something else is missing.
+NEEDS = {
+  'grams': 'ngram',
+  'ngram_heads': 'ngram',
+  'served': 'ngram',
+  'shared_query_key': 'convolution',
+  'length': 'memory',
+  'first': 'memory',
+  'across_documents': 'memory',
+}
+RARE = {'adaptive_softmax', 'across_documents', 'remat'}  # mostly the first option
+GRAMS = {
+  'pairs': {},
+  'triples': {'orders': (3,)},
+  'two orders': {'orders': (2, 3), 'dim': 1},
+  'distinct start': {'orders': (2, 3), 'dim': 1, 'distinct_start': True},
+  'added': {'combine': 'add'},
+  'prenormalised': {'prenormalize': True},
+}
+PAIRING = {
+  'attention': ('previous',),
+  'attended': ('attended',),
+  'attended and previous': ('attended', 'previous'),
+}
+
+
+def config_of(case: Case) -> model_config.ModelConfig:
+  """The config of a case, checked."""
+  c, ngram, memory, persistent = case, None, None, None
+  positional = {
+    'relative, clamped': {'shared_biases': False, 'clamp_length': 3},
+    'shaw': {'max_length': 5, 'clamp_length': 4},
+    'table': {'max_length': T},
+  }
+  if c['ngram'] is not None:
+    grams = GRAMS[c['grams']]
+    pairing = PAIRING.get(c['ngram'])
+    if c['grams'] == 'added':
+      grams = grams | {'dim': 16 // (c['ngram_heads'] or 2)}
+    where = {'layer': 'attention', 'pairing': pairing} if pairing else {'layer': c['ngram']}
+    if c['ngram'] == 'raw':
+      where = {'layer': 'input', 'clusters': None}
+    fields = {'clusters': 4, 'vocabulary_size': 32, 'dim': 2, 'heads': c['ngram_heads']}
+    ngram = model_config.NGramConfig(**fields | grams | where)
+  if c['memory'] is not None:
+    memory = model_config.MemoryConfig(
+      T - 1 if c['memory'] == 'no' else c['length'], c['first'], c['memory'], c['across_documents']
+    )
+  span = None
+  if c['span'] is not None:
+    kind, *rest = c['span'].split(', ')
+    span = model_config.SpanConfig(kind, limit=T, ramp=T, renormalize=not rest)
+  if c['persistent'] is not None:
+    persistent = model_config.PersistentConfig(3, c['persistent'])
+  adaptive = model_config.AdaptiveSoftmaxConfig((5,), 2) if c['adaptive_softmax'] else None
+  same = ('norm', 'convolution', 'shared_query_key', 'per_dim_scale', 'bias')
+  config = model_config.ModelConfig(
+    width=16,
+    heads=2,
+    dtype='float64',
+    position=c['position'].split(',')[0],
+    positional=model_config.PositionalConfig(**positional.get(c['position'], {})),
+    ngram=ngram,
+    memory=memory,
+    span=span,
+    persistent=persistent,
+    adaptive_softmax=adaptive,
+    feed_forward_width=0 if c['feed_forward'] == 'none' else 12,
+    gated=c['feed_forward'] == 'gated',
+    activation='squared_relu' if c['feed_forward'] == 'squared relu' else 'gelu',
+    **{name: c[name] for name in (*same, 'scan_layers', 'layers', 'remat')},
+  )
+  config.check()
+  serves = ngram is not None and ngram.layer == 'input' and ngram.clusters and not adaptive
+  if (c['served'] and not serves) or (c['prefix'] and not config.sees_later_tokens):
+    raise errors.BadInput('an option without a use')
+  # Zeros come before the memory: how many a token sees depends on where segments end.
+  if memory is not None and memory.first == 'zeros' and memory.same_length == 'no':
+    raise errors.BadInput('an option that is no property of the stream')
+  return config
+
+
+def _candidate(rng: np.random.Generator) -> Case:
+  while True:
+    case = {}
+    for name, options in OPTIONS.items():
+      needed = NEEDS.get(name)
+      choice = needed is None or case.get(needed) is not None or needed not in case
+      if name in RARE and rng.random() < 0.6:
+        choice = False
+      case[name] = options[rng.integers(len(options)) if choice else 0]
+    if case['memory'] in (None, 'no'):
+      case['length'] = OPTIONS['length'][0]
+    if case['ngram'] in PAIRING:  # heads are those of attention, what it finds makes pairs
+      case['ngram_heads'] = None
+      if case['ngram'] != 'attention' and 'orders' in GRAMS[case['grams']]:
+        case['grams'] = 'pairs'
+      if case['ngram'] == 'attended and previous':
+        case['layers'] = 2
+    try:
+      config_of(case)
+    except errors.BadInput:
+      continue
+    return case
+
+
+@functools.cache
+def cases(count: int, seed: int) -> tuple[Case, ...]:
+  """Cases that have every option, often if there are few, and as many pairs as can be."""
+  rng = np.random.default_rng(seed)
+  left = [_candidate(rng) for _ in range(CANDIDATES)]
+  of_case = {id(case): list(itertools.combinations(case.items(), 2)) for case in left}
+  single, pairs, chosen = collections.Counter(), set(), []
+  for _ in range(count):
+
+    def gain(case):
+      new = sum(single[item] == 0 for item in case.items())
+      rare = sum(single[item] < (3 if item[1] is None else 2) for item in case.items())
+      return 200 * new + 40 * rare + sum(pair not in pairs for pair in of_case[id(case)])
+
+    best = max(left, key=gain)
+    single.update(best.items())
+    pairs.update(of_case[id(best)])
+    left = [case for case in left if case is not best]
+    chosen.append(best)
+  return tuple(chosen)
+
+
+def rotating_seed() -> int:
+  """Another one every day; NGRAMMER_JAX_TEST_SEED repeats one."""
+  return int(os.environ.get('NGRAMMER_JAX_TEST_SEED', datetime.date.today().toordinal()))
