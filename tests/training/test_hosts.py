@@ -1,9 +1,11 @@
 """Several processes on this machine train as one; they agree, stop together and go on exactly."""
 
+import contextlib
 import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +13,11 @@ import time
 
 import pytest
 
-from ngrammer_jax.training import checkpoints, manifest
+from ngrammer_jax import errors, hosts
+from ngrammer_jax import train as verb
+from ngrammer_jax.training import checkpoints, loop, manifest
+from tests.training import toy
+from tests.training.helpers import damage, names, write_config
 from tests.training.test_kills import flags
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -53,8 +59,67 @@ def sums(workdir, step):
 
 SHORT = {'steps': 20, 'evaluate_every': 10, 'checkpoint_every': 10}
 
+# The verb, with a model that compiles in no time, once the processes have said a few things.
+DRIVER = """
+from ngrammer_jax import errors, flags, hosts, train
+from tests.training import toy
 
-def test_two_processes_train_as_one_and_one_goes_on(tmp_path, cache):
+def join_and_agree(options, join=hosts.join):
+  join(options)
+  number = hosts.number()
+  assert hosts.several() and hosts.first() == (number == 0)
+  assert hosts.gathered('ab' * number) == ['', 'ab']
+  assert hosts.agreed(['first', 'second'][number]) == 'first'
+  done = []
+  hosts.by_first(done.append, number)
+  assert done == [0] * (number == 0)
+  try:
+    with hosts.together():
+      if number == 1:
+        raise errors.BadInput('cannot')
+  except errors.BadInput as error:
+    assert str(error) == 'process 1: cannot'
+  else:
+    raise AssertionError('what one cannot do, the other does')
+
+hosts.join = join_and_agree
+toy.install()
+flags.run(train.main)
+"""
+
+
+def test_two_processes_agree_and_train_as_one(tiny, tmp_path, monkeypatch):
+  """Both notice that the newest checkpoint of one process is damaged; one goes on after them."""
+  toy.install(monkeypatch.setattr)
+  config = tiny(optimizer={'schedule': 'constant'})
+  whole, run = tmp_path / 'whole', tmp_path / 'run'
+  loop.train(config, whole)
+  shutil.copytree(whole, run)
+  damage(run / 'checkpoints' / '12')
+  file = write_config(tmp_path / 'config.py', config)
+  process = start(2, '-c', DRIVER, f'--workdir={run}', f'--config={file}')
+  said, _ = process.communicate(timeout=300)
+  assert process.returncode == 0, said
+  assert said.count('step 12/12') == 1 and said.count('finished: 12 steps') == 1, said
+  assert said.count('12 is damaged: ') == 2 and 'restoring step 8' in said, said  # both say so
+  assert len(losses(whole)) == 8 and losses(run) == pytest.approx(losses(whole), rel=1e-5)
+  assert (run / 'logs' / 'process_1.log').exists()
+  assert names(run) == ['12', '12.damaged', '4', '8'] and checkpoints.verify(run, 12).step == 12
+  longer = tiny(optimizer={'schedule': 'constant'}, training={'steps': 16})
+  assert loop.train(longer, run) and loop.train(longer, whole)
+  assert len(losses(whole)) == 11 and losses(run) == pytest.approx(losses(whole), rel=1e-5)
+
+
+def test_what_the_first_process_finds_out_the_others_learn(tmp_path, monkeypatch):
+  """Seen by one of them that is not the first, and reads nothing."""
+  monkeypatch.setattr(hosts, 'first', lambda: False)
+  monkeypatch.setattr(hosts, 'agreed', lambda value: [None, 'a file is missing'])
+  with pytest.raises(manifest.Damaged, match=r'\Aa file is missing\Z'):
+    checkpoints.restore(tmp_path, 4, None)
+
+
+@pytest.mark.slow
+def test_two_processes_of_a_real_model_train_as_one_and_one_goes_on(tmp_path, cache):
   """The same losses; what two have saved one restores, and the other way round."""
   said = train(2, tmp_path / 'two', **SHORT)
   assert said.count('step 20/20') == 1 and said.count('finished: 20 steps') == 1
@@ -89,7 +154,7 @@ def test_one_that_is_killed_stops_the_others_and_a_restart_is_exact(tmp_path, ca
   process = start(2, *TRAIN, f'--workdir={tmp_path}/run', *flags(**long))
   wait_for(process, tmp_path / 'run' / 'checkpoints' / '10')
   began = time.monotonic()
-  subprocess.run(['pkill', '-KILL', '-f', f'workdir={tmp_path}/run .*process_id={victim}$'])
+  os.kill(started_by(process)[victim], signal.SIGKILL)
   said, _ = process.communicate(timeout=120)
   assert process.returncode not in (0, 2) and time.monotonic() - began < 100
   assert f'process {victim} ended with SIGKILL' in said
@@ -99,12 +164,25 @@ def test_one_that_is_killed_stops_the_others_and_a_restart_is_exact(tmp_path, ca
   assert losses(tmp_path / 'run') == losses(tmp_path / 'whole')
 
 
+def started_by(launcher):
+  """The processes of a launcher, in their order."""
+  found = {}
+  for folder in pathlib.Path('/proc').iterdir():
+    with contextlib.suppress(OSError):
+      parent = re.search(r'^PPid:\t(\d+)$', (folder / 'status').read_text(), re.MULTILINE)
+      number = re.search(r'--process_id=(\d+)\0$', (folder / 'cmdline').read_text())
+      if parent and number and int(parent[1]) == launcher.pid:
+        found[int(number[1])] = int(folder.name)
+  return [pid for _, pid in sorted(found.items())]
+
+
 def wait_for(process, folder):
   while not folder.exists():
     assert process.poll() is None, process.communicate()[0]
     time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_what_one_process_cannot_do_none_does(tmp_path, cache):
   """The text is there for one of them only."""
   text = tmp_path / 'text.txt'
@@ -134,8 +212,5 @@ def test_what_one_process_cannot_do_none_does(tmp_path, cache):
   ],
 )
 def test_flags_that_do_not_say_where_the_others_are(tmp_path, given, message):
-  from ngrammer_jax import errors
-  from ngrammer_jax import train as verb
-
   with pytest.raises(errors.BadInput, match=re.escape(message)):
     verb.main([f'--workdir={tmp_path}/run', *flags(), *given])

@@ -12,9 +12,9 @@ import pytest
 
 from ngrammer_jax import errors, flags, train
 from ngrammer_jax.data import prefetch
-from ngrammer_jax.evaluation import language_modeling
-from ngrammer_jax.training import checkpoints, interruption, loop, manifest, programs, record
-from tests.training.test_resume import arrays, records, undisturbed
+from ngrammer_jax.training import checkpoints, interruption, loop, manifest
+from tests.training import toy
+from tests.training.helpers import arrays, records, signal_at, write_config
 
 
 def handlers():
@@ -29,76 +29,39 @@ def handlers_are_those_of_before():
 
 
 @pytest.fixture
-def whole(tiny, tmp_path_factory):
-  return undisturbed(tiny, tmp_path_factory)
+def small(monkeypatch):
+  """Has the loop train a model that compiles in no time."""
+  toy.install(monkeypatch.setattr)
 
 
 @pytest.fixture
-def config_file(tiny, tmp_path):
-  """Makes a file of a config."""
-
-  def make(**sections):
-    fields = dataclasses.asdict(tiny(**sections))
-    path = tmp_path / 'config.py'
-    path.write_text(
-      f'import ml_collections\ndef get_config(): return ml_collections.ConfigDict({fields!r})\n'
-    )
-    return path
-
-  return make
+def whole(tiny, tmp_path, small):
+  """A finished run of 12 steps of the small model, with checkpoints of 4, 8 and 12."""
+  loop.train(tiny(), tmp_path / 'whole')
+  return tmp_path / 'whole'
 
 
 def interrupt():
   os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_process_stops_on_sigterm_and_goes_on_bit_by_bit(config_file, tiny, tmp_path):
-  """No checkpoint is due before the last step: what is there was saved for the signal."""
-  training = {'steps': 100, 'evaluate_every': 0, 'checkpoint_every': 100}
-  command = [sys.executable, '-m', 'ngrammer_jax.train', f'--workdir={tmp_path}/run']
-  command += [f'--config={config_file(training=training)}']
-  log = tmp_path / 'log'
-  with log.open('w') as file:
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file)
-    while 'loss' not in log.read_text():  # then it trains
-      assert process.poll() is None and time.sleep(0.01) is None, log.read_text()
-    process.send_signal(signal.SIGTERM)
-    assert process.wait() == 143, log.read_text()
-  said = log.read_text()
-  assert 'SIGTERM: stopping as soon as all is saved\n' in said and 'Traceback' not in said
-  assert said.endswith('stopped by SIGTERM; the same command goes on from here\n')
-  (step,) = checkpoints.steps(tmp_path / 'run')
-  assert 2 <= step < 100
-  assert records(tmp_path / 'run')[-1]['step'] == step
-
-  assert subprocess.run(command, capture_output=True).returncode == 0
-  loop.train(tiny(training=training), tmp_path / 'whole')
-  assert arrays(tmp_path / 'run') == arrays(tmp_path / 'whole')
-  assert records(tmp_path / 'run') == records(tmp_path / 'whole')
-
-
-def test_who_was_stopped_goes_on_bit_by_bit(config_file, whole, tmp_path, monkeypatch, capsys):
-  add = record.Record.add
-
-  def add_and_interrupt(self, done, metrics):
-    add(self, done, metrics)
-    if done in signals:
-      os.kill(os.getpid(), signals.pop(done))
-
-  monkeypatch.setattr(record.Record, 'add', add_and_interrupt)
+def test_who_was_stopped_goes_on_bit_by_bit(tiny, whole, tmp_path, monkeypatch, capfd):
+  """No checkpoint is due before the last step: what is there was saved for a signal."""
+  signal_at(monkeypatch, signals := {4: signal.SIGINT, 10: signal.SIGTERM})
   monkeypatch.setenv('XLA_FLAGS', os.environ['XLA_FLAGS'])  # the verb adds to it
-  arguments = [f'--workdir={tmp_path}/run', f'--config={config_file()}']
-  arguments += ['--config.training.checkpoint_every=12']
-  monkeypatch.setattr(sys, 'argv', ['train', *arguments])
-  signals, statuses = {4: signal.SIGINT, 10: signal.SIGTERM}, []
+  config = write_config(tmp_path / 'config.py', tiny())
+  arguments = [f'--workdir={tmp_path}/run', f'--config={config}']
+  monkeypatch.setattr(sys, 'argv', ['train', *arguments, '--config.training.checkpoint_every=12'])
+  statuses = []
   for _ in range(3):
     with pytest.raises(SystemExit) as stopped:
       flags.run(train.main)
     statuses.append((stopped.value.code, checkpoints.steps(tmp_path / 'run')))
-  assert statuses == [(130, [4]), (143, [4, 10]), (0, [4, 10, 12])]
-  out, err = capsys.readouterr()
-  assert err.count('stopped by SIGINT; the same command goes on from here\n') == 1
-  assert err.count('stopped by SIGTERM; the same command goes on from here\n') == 1
+  assert statuses == [(130, [4]), (143, [4, 10]), (0, [4, 10, 12])] and not signals
+  out, err = capfd.readouterr()
+  for name in ('SIGINT', 'SIGTERM'):
+    assert err.count(f'{name}: stopping as soon as all is saved\n') == 1
+    assert err.count(f'stopped by {name}; the same command goes on from here\n') == 1
   assert out.startswith('finished: 12 steps')
   assert arrays(tmp_path / 'run') == arrays(whole)
   assert records(tmp_path / 'run') == records(whole)
@@ -106,20 +69,20 @@ def test_who_was_stopped_goes_on_bit_by_bit(config_file, whole, tmp_path, monkey
   with pytest.raises(SystemExit) as finished:
     flags.run(train.main)
   assert finished.value.code == 0
-  assert capsys.readouterr().out.startswith('already finished: 12 steps')
+  assert capfd.readouterr().out.startswith('already finished: 12 steps')
 
 
 def test_a_validation_that_was_stopped_is_made_up_for(tiny, whole, tmp_path, monkeypatch):
   """Also when that is stopped again, and also that of the last step."""
-  evaluate, calls = language_modeling.Evaluator.__call__, []
+  evaluator, calls = toy.Programs.evaluator, []
 
-  def interrupted(self, *arguments):
-    calls.append(arguments)
+  def interrupted(self, state):
+    calls.append(state)
     if len(calls) not in (3, 6):
       interrupt()
-    return evaluate(self, *arguments)
+    return evaluator(self, state)
 
-  monkeypatch.setattr(language_modeling.Evaluator, '__call__', interrupted)
+  monkeypatch.setattr(toy.Programs, 'evaluator', interrupted)
   for at in (6, 6, 12, 12):
     with pytest.raises(errors.Interrupted):
       loop.train(tiny(), tmp_path / 'run')
@@ -131,32 +94,15 @@ def test_a_validation_that_was_stopped_is_made_up_for(tiny, whole, tmp_path, mon
   assert arrays(tmp_path / 'run') == arrays(whole)
   assert records(tmp_path / 'run') == records(whole)
   # It counts for which checkpoint is the best, also where the process died in between.
-  folder, loss = (
-    tmp_path / 'run' / 'checkpoints' / '12',
-    records(whole)[-1]['validation/nll_nats_per_token'],
-  )
+  folder = tmp_path / 'run' / 'checkpoints' / '12'
+  loss = records(whole)[-1]['validation/nll_nats_per_token']
   assert manifest.read(folder).validation == loss
   manifest.write(folder, dataclasses.replace(manifest.read(folder), validation=None))
   assert not loop.train(tiny(), tmp_path / 'run')
   assert manifest.read(folder).validation == loss
 
 
-def test_who_is_stopped_while_nobody_listens_saves_too(config_file, tiny, tmp_path):
-  """As in `train 2>&1 | tee log`, where Ctrl-C ends tee as well."""
-  training = {'steps': 400, 'evaluate_every': 0, 'checkpoint_every': 400}
-  command = [sys.executable, '-m', 'ngrammer_jax.train', f'--workdir={tmp_path}/run']
-  command += [f'--config={config_file(training=training)}']
-  process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-  while b'loss' not in process.stderr.readline():
-    assert process.poll() is None
-  process.stderr.close()
-  process.stdout.close()
-  process.send_signal(signal.SIGINT)
-  assert process.wait() == 130
-  assert len(checkpoints.steps(tmp_path / 'run')) == 1
-
-
-def test_a_signal_while_waiting_for_data_loses_no_step(tiny, tmp_path, monkeypatch):
+def test_a_signal_while_waiting_for_data_loses_no_step(tiny, tmp_path, monkeypatch, small):
   config = tiny(training={'checkpoint_every': 12})
   take = prefetch.Prefetch._take
 
@@ -173,33 +119,36 @@ def test_a_signal_while_waiting_for_data_loses_no_step(tiny, tmp_path, monkeypat
   assert saved == records(tmp_path / 'run')[-1]['step'] == 8
 
 
-def test_a_signal_before_the_first_step_stops_at_once(tiny, tmp_path, monkeypatch):
-  compile_it = programs.Programs.compile
-
-  def compile_and_interrupt(*arguments):
-    interrupt()
-    return compile_it(*arguments)
-
-  monkeypatch.setattr(programs.Programs, 'compile', compile_and_interrupt)
+def test_a_signal_before_the_first_step_stops_at_once(tiny, tmp_path, monkeypatch, small):
+  monkeypatch.setattr(toy.Programs, 'compile', lambda *arguments: interrupt())
   with pytest.raises(errors.Interrupted):
     loop.train(tiny(), tmp_path / 'run')
   assert not checkpoints.steps(tmp_path / 'run') and not records(tmp_path / 'run')
 
 
-def test_only_the_first_signal_is_caught():
-  signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
-  before = handlers()
-  with interruption.Interruption() as stop:
-    stop.check()
-    assert handlers() != before
-    os.kill(os.getpid(), signal.SIGINT)
-    assert handlers() == before
-    for _ in range(2):
-      with pytest.raises(errors.Interrupted) as caught:
-        stop.check()
-    assert caught.value.signal == signal.SIGINT
-    with pytest.raises(KeyboardInterrupt):
-      os.kill(os.getpid(), signal.SIGINT)
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_only_the_first_signal_is_caught(monkeypatch, number):
+  class Again(Exception):
+    pass
+
+  def again(*_):
+    raise Again
+
+  before = signal.signal(number, again)
+  try:
+    with interruption.Interruption() as stop:
+      stop.check()
+      assert signal.getsignal(number) is not again
+      os.kill(os.getpid(), number)
+      assert signal.getsignal(number) is again
+      for _ in range(2):
+        with pytest.raises(errors.Interrupted) as caught:
+          stop.check()
+      assert caught.value.signal == number
+      with pytest.raises(Again):
+        os.kill(os.getpid(), number)
+  finally:
+    signal.signal(number, before)
 
 
 def test_handlers_come_back_after_an_error():
@@ -209,7 +158,7 @@ def test_handlers_come_back_after_an_error():
   assert handlers() == before
 
 
-def test_outside_the_main_thread_nothing_is_caught(tiny, tmp_path):
+def test_outside_the_main_thread_nothing_is_caught(tiny, tmp_path, small):
   before, seen = handlers(), []
 
   def work():
@@ -222,3 +171,46 @@ def test_outside_the_main_thread_nothing_is_caught(tiny, tmp_path):
   thread.start()
   thread.join()
   assert seen == [before, True]
+
+
+@pytest.mark.slow
+def test_a_process_stops_on_sigterm_and_goes_on_bit_by_bit(tiny, tmp_path):
+  """No checkpoint is due before the last step: what is there was saved for the signal."""
+  training = {'steps': 100, 'evaluate_every': 0, 'checkpoint_every': 100}
+  config = tiny(training=training)
+  command = [sys.executable, '-m', 'ngrammer_jax.train', f'--workdir={tmp_path}/run']
+  command += [f'--config={write_config(tmp_path / "config.py", config)}']
+  log = tmp_path / 'log'
+  with log.open('w') as file:
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file)
+    while 'loss' not in log.read_text():  # then it trains
+      assert process.poll() is None and time.sleep(0.01) is None, log.read_text()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 143, log.read_text()
+  said = log.read_text()
+  assert 'SIGTERM: stopping as soon as all is saved\n' in said and 'Traceback' not in said
+  assert said.endswith('stopped by SIGTERM; the same command goes on from here\n')
+  (step,) = checkpoints.steps(tmp_path / 'run')
+  assert 2 <= step < 100
+  assert records(tmp_path / 'run')[-1]['step'] == step
+
+  assert subprocess.run(command, capture_output=True).returncode == 0
+  loop.train(config, tmp_path / 'whole')
+  assert arrays(tmp_path / 'run') == arrays(tmp_path / 'whole')
+  assert records(tmp_path / 'run') == records(tmp_path / 'whole')
+
+
+@pytest.mark.slow
+def test_who_is_stopped_while_nobody_listens_saves_too(tiny, tmp_path):
+  """As in `train 2>&1 | tee log`, where Ctrl-C ends tee as well."""
+  config = tiny(training={'steps': 400, 'evaluate_every': 0, 'checkpoint_every': 400})
+  command = [sys.executable, '-m', 'ngrammer_jax.train', f'--workdir={tmp_path}/run']
+  command += [f'--config={write_config(tmp_path / "config.py", config)}']
+  process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+  while b'loss' not in process.stderr.readline():
+    assert process.poll() is None
+  process.stderr.close()
+  process.stdout.close()
+  process.send_signal(signal.SIGINT)
+  assert process.wait() == 130
+  assert len(checkpoints.steps(tmp_path / 'run')) == 1

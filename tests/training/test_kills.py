@@ -10,7 +10,7 @@ import time
 import pytest
 
 from ngrammer_jax.training import checkpoints
-from tests.training.test_resume import arrays, records
+from tests.training.helpers import arrays, records
 
 pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).parents[2]

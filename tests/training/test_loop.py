@@ -1,186 +1,115 @@
 """A whole run: it trains, stops where it should, and goes on exactly where it was."""
 
 import dataclasses
-import json
-import os
 import pathlib
-import signal
-import subprocess
-import sys
-import time
+import shutil
+import types
 
 import jax
 import numpy as np
 import pytest
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, evaluation_config, files, mesh_config, runs
+from ngrammer_jax import errors, evaluation_config, mesh_config, runs
 from ngrammer_jax.models import config as model_config
-from ngrammer_jax.training import loop, record
+from ngrammer_jax.training import checkpoints, loop, manifest, programs, record, step
+from tests import trained_runs
+from tests.checks import bad_input
+from tests.training import toy
+from tests.training.helpers import arrays, mesh_of, names, records
 
 
-def records(workdir):
-  return [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
-
-
-def test_a_run_with_a_kernel_equals_one_without(tiny, tmp_path):
-  """Interpreted on a CPU; its evaluation, of other lengths, has the scores."""
-  training = {'steps': 4, 'segment_length': 128, 'batch_size': 8, 'segments_per_call': 2}
-  every = {'evaluate_every': 4, 'checkpoint_every': 4}
-  for kernel in ('xla', 'splash'):
-    config = tiny(model={'kernel': kernel}, training=training | every)
-    assert loop.train(config, tmp_path / kernel)
-  by_scores, in_kernel = records(tmp_path / 'xla'), records(tmp_path / 'splash')
-  for a, b in zip(by_scores, in_kernel, strict=True):
-    assert [a[k] for k in a if 'loss' in k] == pytest.approx([b[k] for k in b if 'loss' in k])
-  wrong = tiny(model={'kernel': 'splash'}, training={'steps': 4})
-  with pytest.raises(errors.BadInput, match="model.kernel='splash' is for segments that 128 div"):
-    loop.train(wrong, tmp_path / 'wrong')
-
-
-def final_state(workdir):
-  return jax.device_get(runs.load_run(workdir).state)
-
-
-def without_times(lines):
-  return [
-    {k: v for k, v in line.items() if k not in ('tokens_per_second', 'goodput')} for line in lines
-  ]
-
-
-def assert_identical(a, b):
-  jax.tree.map(np.testing.assert_array_equal, a, b)
-
-
-def test_a_run_learns_records_and_is_finished(tiny, tmp_path):
-  config = tiny(training={'steps': 24}, optimizer={'learning_rate': 0.01})
-  assert loop.train(config, tmp_path / 'run')
-  lines = [line for line in records(tmp_path / 'run') if 'loss' in line]
-  assert [line['step'] for line in lines] == list(range(2, 25, 2))
-  assert lines[-1]['loss'] < 0.8 * lines[0]['loss']
+def test_a_run_learns_records_and_is_finished(trained):
+  run = trained('ngrammer')
+  lines = [line for line in records(run) if 'loss' in line]
+  assert [line['step'] for line in lines] == [2, 4, 6, 8, 10, 12]
+  assert lines[-1]['loss'] < lines[0]['loss'] - 0.05
   assert {
     'learning_rate',
-    'tokens_per_second',
     'gradient_norm/dense',
     'gradient_norm/ngram_table',
     'codebook/perplexity',
+    'codebook/changed',
   } < set(lines[0])
-  validations = [line for line in records(tmp_path / 'run') if 'validation/perplexity' in line]
-  assert [line['step'] for line in validations] == [6, 12, 18, 24]
-  assert list((tmp_path / 'run' / 'tensorboard').iterdir())
-  assert not loop.train(config, tmp_path / 'run')
+  validations = [line for line in records(run) if 'validation/perplexity' in line]
+  assert [line['step'] for line in validations] == [6, 12]
+  assert names(run) == ['12', '4', '8'] and checkpoints.best_step(run) == 12
+  assert list((run / 'tensorboard').iterdir())
 
 
-NGRAM = model_config.NGramConfig(
-  clusters=8, vocabulary_size=64, dim=3, orders=(2, 3), layer='middle', empty='revive'
+# Half of its heads' windows grow, in the middle of a call.
+SPAN = model_config.SpanConfig(
+  limit=128, ramp=4, penalty=0.0, initial=0.4, reserve=1, check_every=24
 )
-SWITCHES = {'ngram': NGRAM, 'convolution': 3, 'norm': 'hybrid', 'activation': 'squared_relu'}
-
-
-XL = {
-  'position': 'relative',
-  'memory': model_config.MemoryConfig(length=12),
+RICH = {
+  'layers': 1,
+  'dropout': 0.1,
   'ngram': model_config.NGramConfig(
-    clusters=8, vocabulary_size=64, dim=3, layer='attention', pairing=('attended', 'previous')
+    clusters=8, vocabulary_size=64, dim=4, empty='revive', distinct_start=True
   ),
+  'position': 'table',
+  'positional': model_config.PositionalConfig(max_length=128),
+  'memory': model_config.MemoryConfig(128, same_length='memory_alone'),
+  'span': SPAN,
 }
 
 
-@pytest.mark.parametrize(
-  'model, stop_at',
-  [
-    ({'dropout': 0.1}, 4),
-    ({'dropout': 0.1}, 10),
-    pytest.param(SWITCHES, 6, marks=pytest.mark.slow),
-    pytest.param(XL, 6, marks=pytest.mark.slow),
-  ],
-)
-def test_an_interrupted_run_goes_on_bit_identically(tiny, tmp_path, monkeypatch, model, stop_at):
-  config = tiny(model=model)
-  loop.train(config, tmp_path / 'whole')
-
-  add = record.Record.add
-
-  def stop(self, done, metrics):
-    add(self, done, metrics)
-    if done == stop_at:
-      raise KeyboardInterrupt
-
-  monkeypatch.setattr(record.Record, 'add', stop)
-  with pytest.raises(KeyboardInterrupt):
-    loop.train(config, tmp_path / 'cut')
-  monkeypatch.undo()
-  monkeypatch.setenv('NGRAMMER_JAX_CACHE', str(tmp_path / 'cache'))
-  loop.train(config, tmp_path / 'cut')
-
-  assert_identical(final_state(tmp_path / 'cut'), final_state(tmp_path / 'whole'))
-  whole, cut = (without_times(records(tmp_path / name)) for name in ('whole', 'cut'))
-  assert cut == whole
-
-
-def test_a_killed_process_goes_on_bit_identically(tiny, tmp_path):
-  """SIGKILL once the first checkpoint is there, wherever the run is by then."""
-  config_file = tmp_path / 'config.py'
-  config = tiny(training={'steps': 40})
-  fields = dataclasses.asdict(config)
-  config_file.write_text(
-    f'import ml_collections\ndef get_config(): return ml_collections.ConfigDict({fields!r})\n'
+def test_a_model_with_everything_goes_on_bit_identically(tiny, tmp_path):
+  """N-grams, a segment memory, spans with windows that change, dropout."""
+  config = tiny(
+    RICH,
+    {'learning_rate': 0.03, 'schedule': 'constant', 'warmup_steps': 4},
+    {'steps': 10, 'evaluate_every': 0},
   )
-
-  def start(workdir):
-    command = [
-      sys.executable,
-      '-m',
-      'ngrammer_jax.train',
-      f'--config={config_file}',
-      f'--workdir={workdir}',
-    ]
-    return subprocess.Popen(
-      command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ
-    )
-
-  process = start(tmp_path / 'killed')
-  while not (tmp_path / 'killed' / 'checkpoints' / '4').exists():
-    assert process.poll() is None and time.sleep(0.01) is None
-  process.send_signal(signal.SIGKILL)
-  assert process.wait() == -signal.SIGKILL
-  assert start(tmp_path / 'killed').wait() == 0
-  loop.train(config, tmp_path / 'whole')
-  assert_identical(final_state(tmp_path / 'killed'), final_state(tmp_path / 'whole'))
-  killed, whole = (without_times(records(tmp_path / name)) for name in ('killed', 'whole'))
-  assert killed == whole
+  whole, run = tmp_path / 'whole', tmp_path / 'run'
+  assert loop.train(config, whole)
+  assert names(whole) == ['10', '4', '8']  # the last one is saved, though not due
+  sizes = [manifest.read(whole / 'checkpoints' / step).windows for step in ('4', '8')]
+  assert sizes == [[[64, 64]], [[64, 128]]]
+  shutil.copytree(whole, run)
+  shutil.rmtree(run / 'checkpoints' / '10')
+  assert loop.train(config, run)
+  assert arrays(run) == arrays(whole) and records(run) == records(whole)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_checkpoints(tiny, tmp_path):
-  config = tiny(optimizer={'learning_rate': 1e15, 'clip_norm': None, 'warmup_steps': 0})
-  with pytest.raises(errors.BadInput) as caught:
-    loop.train(config, tmp_path / 'run')
-  assert str(caught.value).startswith('training diverged at step 2, between steps 0 and 2: loss is')
-  assert 'Last good checkpoint: none yet' in str(caught.value)
-  assert not [p for p in (tmp_path / 'run' / 'checkpoints').iterdir() if p.name.isdigit()]
+@pytest.fixture
+def small(monkeypatch):
+  """Has the loop train a model that compiles in no time."""
+  toy.install(monkeypatch.setattr)
 
 
-def test_segments_per_call_does_not_change_the_result(tiny, tmp_path):
+def test_a_run_goes_on_bit_identically_wherever_it_ends(tiny, tmp_path, monkeypatch, small):
+  config = tiny(training={'steps': 10})
+  whole = tmp_path / 'whole'
+  assert loop.train(config, whole)
+  assert names(whole) == ['10', '4', '8'] and arrays(whole)['step'] != arrays(whole, 8)['step']
+  assert [line['step'] for line in records(whole)] == [2, 4, 6, 6, 8, 10, 10]
+  before = records(whole)
+  assert not loop.train(config, whole) and records(whole) == before
+  add = record.Record.add
+  for stop_at in (2, 6, 10):
+
+    def stop(self, done, metrics, stop_at=stop_at):
+      add(self, done, metrics)
+      if done == stop_at:
+        raise KeyboardInterrupt
+
+    run = tmp_path / str(stop_at)
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+      patch.setattr(record.Record, 'add', stop)
+      loop.train(config, run)
+    assert loop.train(config, run)
+    assert arrays(run) == arrays(whole) and records(run) == records(whole), stop_at
+
+
+def test_segments_per_call_does_not_change_the_result(tiny, tmp_path, small):
   for calls in (2, 4):
     config = tiny(training={'segments_per_call': calls, 'log_every': 4, 'evaluate_every': 0})
     loop.train(config, tmp_path / str(calls))
-  compare = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-  jax.tree.map(compare, final_state(tmp_path / '2'), final_state(tmp_path / '4'))
+  assert arrays(tmp_path / '2') == arrays(tmp_path / '4')
 
 
-def test_another_config_in_the_same_workdir_is_refused(tiny, tmp_path):
-  loop.train(tiny(), tmp_path / 'run')
-  with pytest.raises(errors.BadInput) as caught:
-    loop.train(tiny(model={'width': 32}), tmp_path / 'run')
-  assert str(caught.value) == (
-    f'--workdir={tmp_path}/run was started with model.width=16, now it is 32: '
-    'use the old value, or another workdir'
-  )
-  with pytest.raises(errors.BadInput, match=r"schedule 'cosine' depends on the number of steps"):
-    loop.train(tiny(training={'steps': 16}), tmp_path / 'run')
-
-
-def test_what_may_change_on_resume(tiny, tmp_path):
+def test_what_may_change_on_resume(tiny, tmp_path, small):
   loop.train(tiny(optimizer={'schedule': 'constant'}), tmp_path / 'run')
   more = {'steps': 16, 'log_every': 4, 'checkpoint_every': 8, 'evaluate_every': 0}
   config = tiny(
@@ -190,59 +119,74 @@ def test_what_may_change_on_resume(tiny, tmp_path):
     evaluation=evaluation_config.EvaluationConfig(streams=2),
   )
   assert loop.train(config, tmp_path / 'run')
-  assert final_state(tmp_path / 'run').step == 16
+  assert checkpoints.steps(tmp_path / 'run')[-1] == 16
+  loop.train(tiny(optimizer={'schedule': 'constant'}, training={'steps': 16}), tmp_path / 'whole')
+  losses = [[r['loss'] for r in records(tmp_path / name)[-2:-1]] for name in ('run', 'whole')]
+  assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-def test_another_text_at_the_same_path_is_refused(tiny, tmp_path):
-  config = tiny()
-  loop.train(config, tmp_path / 'run')
-  (tmp_path / 'text.txt').write_text('something else entirely. ' * 1000)
+@pytest.mark.parametrize('value', [np.inf, -np.inf, np.nan])
+def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_checkpoints(
+  tiny, tmp_path, monkeypatch, small, value
+):
+  call = toy.Programs.call
+
+  def diverges(self, state, segments, first, before=None):
+    state, metrics, _ = call(self, state, segments, first)
+    if first == 6:
+      metrics['gradient_norm/dense'] = jax.numpy.array([1.0, value])
+    return state, metrics, True
+
+  monkeypatch.setattr(toy.Programs, 'call', diverges)
+  with bad_input(
+    f'training diverged at step 8, between steps 6 and 8: gradient_norm/dense is {value}. '
+    'Last good checkpoint: step 4. Lower optimizer.learning_rate, raise '
+    'optimizer.warmup_steps, or lower optimizer.clip_norm, with another --workdir'
+  ):
+    loop.train(tiny(), tmp_path / 'run')
+  assert names(tmp_path / 'run') == ['4']
+
+
+def begun(workdir, config):
+  """A workdir of a run that has a config and nothing else."""
+  workdir.mkdir()
+  experiment.save(config, workdir / 'config.json')
+  return workdir
+
+
+def test_another_config_in_the_same_workdir_is_refused(tiny, tmp_path):
+  run = begun(tmp_path / 'run', tiny())
+  with bad_input(
+    f'--workdir={run} was started with model.width=16, now it is 32: '
+    'use the old value, or another workdir'
+  ):
+    loop.train(tiny(model={'width': 32}), run)
+  with pytest.raises(errors.BadInput, match=r"schedule 'cosine' depends on the number of steps"):
+    loop.train(tiny(training={'steps': 16}), run)
+
+
+def test_another_text_at_the_same_path_is_refused(tiny, trained_copy, tmp_path):
+  run, config = trained_copy('ngrammer'), tiny()
+  text = trained_runs.write_text(tmp_path / 'other.txt')
+  text.write_text('something else entirely. ' * 1000)
+  data = dataclasses.replace(config.data, path=str(text))
   with pytest.raises(errors.BadInput, match='was started on another text'):
-    loop.train(config, tmp_path / 'run')
+    loop.train(dataclasses.replace(config, data=data), run)
 
 
 def test_a_batch_that_the_mesh_does_not_divide_is_refused(tiny, tmp_path):
-  with pytest.raises(errors.BadInput) as caught:
+  message = 'training.batch_size={} is not divisible by the 8 devices of mesh.data=8 x mesh.fsdp=1'
+  with bad_input(f'{message.format(6)}: use 8'):
     loop.train(tiny(training={'batch_size': 6}), tmp_path / 'run')
-  assert str(caught.value) == (
-    'training.batch_size=6 is not divisible by the 8 devices of mesh.data=8 x mesh.fsdp=1: use 8'
-  )
+  parts = {'accumulation': experiment.AccumulationConfig(parts=2)}
+  with bad_input(f'{message.format(8)} x training.accumulation.parts=2: use 16'):
+    loop.train(tiny(training=parts, mesh=mesh_config.MeshConfig(data=8)), tmp_path / 'run')
 
 
-def test_changes_inside_a_block_are_named(tiny, tmp_path):
-  loop.train(tiny(), tmp_path / 'run')
-  ngram = dataclasses.replace(tiny().model.ngram, dim=2)
-  with pytest.raises(errors.BadInput, match=r'was started with model\.ngram\.dim=4, now it is 2:'):
-    loop.train(tiny(model={'ngram': ngram}), tmp_path / 'run')
-  with pytest.raises(errors.BadInput, match=r'with model\.ngram=NGramConfig\(.*now it is None:'):
-    loop.train(tiny(model={'ngram': None}), tmp_path / 'run')
-
-
-@pytest.mark.parametrize('writes', [0, 1, 2])
-def test_a_start_that_was_killed_can_be_repeated(tiny, tmp_path, monkeypatch, writes):
-  """Before each of the files of a workdir; the last one, config.json, makes it a run."""
-  config, done, write = tiny(training={'steps': 2, 'evaluate_every': 0}), [], files.write
-
-  def dies(path, content):
-    if path.parent == tmp_path / 'run' and len(done) == writes:
-      raise KeyboardInterrupt
-    done.extend([path] * (path.parent == tmp_path / 'run'))
-    write(path, content)
-
-  monkeypatch.setattr(files, 'write', dies)
-  with pytest.raises(KeyboardInterrupt):
-    loop.train(config, tmp_path / 'run')
-  monkeypatch.setattr(files, 'write', write)
-  assert loop.train(config, tmp_path / 'run')
-
-
-@pytest.mark.slow
-def test_double_precision_throughout(tiny, tmp_path, x64):
-  loop.train(tiny(model={'dtype': 'float64'}, training={'steps': 2}), tmp_path / 'run')
-  state = final_state(tmp_path / 'run')
-  leaves = jax.tree.leaves((state.params, state.codebook, state.opt_state))
-  floats = {leaf.dtype.name for leaf in leaves if leaf.dtype.kind == 'f'}
-  assert floats == {'float64'}
+def test_a_kernel_that_cannot_do_the_segments_is_refused(tiny, tmp_path):
+  wrong = tiny(model={'kernel': 'splash'}, training={'steps': 4})
+  with pytest.raises(errors.BadInput, match="model.kernel='splash' is for segments that 128 div"):
+    loop.train(wrong, tmp_path / 'wrong')
 
 
 def test_double_precision_without_its_mode_is_refused(tiny, tmp_path):
@@ -255,6 +199,77 @@ def test_an_object_store_is_not_taken_for_a_folder(tiny):
     loop.train(tiny(), pathlib.Path('gs://bucket/run'))
 
 
+def test_the_config_reaches_the_step(tiny, monkeypatch):
+  """Seed, half of the loss, a frozen codebook and parts, in that order."""
+  given = []
+  monkeypatch.setattr(step, 'make_call', lambda *arguments: given.extend(arguments) or call)
+  call = types.SimpleNamespace(trace=lambda *arguments: arguments)
+  parts = {'half_loss': True, 'accumulation': experiment.AccumulationConfig(parts=4)}
+  run = programs.Programs(tiny(training=parts, seed=7), 11, mesh_of((1, 1, 1)))
+  assert run.trace('state', 'segments') == ('state', 'segments', 0)
+  assert given[2:] == [7, 'state', True, False, 4]
+
+
+def final_state(workdir):
+  return jax.device_get(runs.load_run(workdir).state)
+
+
+@pytest.mark.slow
+def test_a_run_with_a_kernel_equals_one_without(tiny, tmp_path):
+  """Interpreted on a CPU; its evaluation, of other lengths, has the scores."""
+  training = {'steps': 4, 'segment_length': 128, 'batch_size': 8, 'segments_per_call': 2}
+  every = {'evaluate_every': 4, 'checkpoint_every': 4}
+  for kernel in ('xla', 'splash'):
+    config = tiny(model={'kernel': kernel}, training=training | every)
+    assert loop.train(config, tmp_path / kernel)
+  by_scores, in_kernel = records(tmp_path / 'xla'), records(tmp_path / 'splash')
+  for a, b in zip(by_scores, in_kernel, strict=True):
+    assert [a[k] for k in a if 'loss' in k] == pytest.approx([b[k] for k in b if 'loss' in k])
+
+
+NGRAM = model_config.NGramConfig(
+  clusters=8, vocabulary_size=64, dim=3, orders=(2, 3), layer='middle', empty='revive'
+)
+SWITCHES = {'ngram': NGRAM, 'convolution': 3, 'norm': 'hybrid', 'activation': 'squared_relu'}
+XL = {
+  'position': 'relative',
+  'memory': model_config.MemoryConfig(length=12),
+  'ngram': model_config.NGramConfig(
+    clusters=8, vocabulary_size=64, dim=3, layer='attention', pairing=('attended', 'previous')
+  ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('model, last', [({'dropout': 0.1}, 4), (SWITCHES, 8), (XL, 4)])
+def test_other_models_go_on_bit_identically(tiny, tmp_path, model, last):
+  config, whole, run = tiny(model=model), tmp_path / 'whole', tmp_path / 'run'
+  loop.train(config, whole)
+  shutil.copytree(whole, run)
+  for later in range(last + 4, 13, 4):
+    shutil.rmtree(run / 'checkpoints' / str(later))
+  loop.train(config, run)
+  assert arrays(run) == arrays(whole) and records(run) == records(whole)
+
+
+@pytest.mark.slow
+def test_a_rate_that_is_far_too_high_is_noticed(tiny, tmp_path):
+  config = tiny(optimizer={'learning_rate': 1e15, 'clip_norm': None, 'warmup_steps': 0})
+  with pytest.raises(errors.BadInput, match='training diverged at step 2, between steps 0 and 2:'):
+    loop.train(config, tmp_path / 'run')
+  assert not names(tmp_path / 'run')
+
+
+@pytest.mark.slow
+def test_double_precision_throughout(tiny, tmp_path, x64):
+  loop.train(tiny(model={'dtype': 'float64'}, training={'steps': 2}), tmp_path / 'run')
+  state = final_state(tmp_path / 'run')
+  leaves = jax.tree.leaves((state.params, state.codebook, state.opt_state))
+  floats = {leaf.dtype.name for leaf in leaves if leaf.dtype.kind == 'f'}
+  assert floats == {'float64'}
+
+
+@pytest.mark.slow
 def test_a_run_in_parts_learns_the_same_and_goes_on(tiny, tmp_path):
   accumulation = experiment.AccumulationConfig(parts=2)
   whole, parts = (tiny(training=extra) for extra in ({}, {'accumulation': accumulation}))
@@ -266,7 +281,3 @@ def test_a_run_in_parts_learns_the_same_and_goes_on(tiny, tmp_path):
     [r['loss'] for r in records(tmp_path / name) if 'loss' in r] for name in ('whole', 'parts')
   ]
   assert losses[1] == pytest.approx(losses[0], rel=1e-3)
-  wrong = dataclasses.replace(parts, mesh=mesh_config.MeshConfig(data=8))
-  message = 'training.batch_size=8 is not divisible by the 8 devices of mesh.data=8 x mesh.fsdp=1'
-  with pytest.raises(errors.BadInput, match=f'{message} x training.accumulation.parts=2: use 16'):
-    loop.train(wrong, tmp_path / 'wrong')

@@ -1,97 +1,45 @@
 """A run goes on from whatever a crash, a bad disk or another machine left of it."""
 
 import errno
-import json
 import os
+import pathlib
 import shutil
 import signal
+import subprocess
+import sys
+import time
 import types
 
 import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import errors, mesh_config, runs
-from ngrammer_jax.training import checkpoints, loop, manifest, record
+from ngrammer_jax import errors, mesh_config, runs, sharding
+from ngrammer_jax.training import checkpoints, checksums, loop, manifest, programs
+from tests import trained_runs
 from tests.checks import bad_input
+from tests.training import toy
+from tests.training.helpers import arrays, damage, names, records, signal_at, write_config
 
-TRAINED = []
-
-
-def undisturbed(tiny, tmp_path_factory):
-  """A finished run of 12 steps with checkpoints of 4, 8 and 12, trained once for all tests."""
-  if not TRAINED:
-    workdir = tmp_path_factory.mktemp('trained') / 'run'
-    loop.train(tiny(), workdir)
-    TRAINED.append(workdir)
-  return TRAINED[0]
+ROOT = pathlib.Path(__file__).parents[2]
 
 
-@pytest.fixture
-def whole(tiny, tmp_path_factory):
-  return undisturbed(tiny, tmp_path_factory)
+def shared_config(trained):
+  """That of the shared run, with which it can be resumed."""
+  return trained_runs.tiny(trained('ngrammer').parent / 'text.txt')
 
 
-@pytest.fixture
-def run(whole, tmp_path):
-  """A copy of the finished run."""
-  return shutil.copytree(whole, tmp_path / 'run')
-
-
-def arrays(workdir, step=None):
-  """Dtype, shape and checksum of every array of a checkpoint, of the last one if none is named."""
-  step = checkpoints.steps(workdir)[-1] if step is None else step
-  return manifest.verify(workdir / 'checkpoints' / str(step)).leaves
-
-
-def records(workdir):
-  lines = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
-  return [
-    {k: v for k, v in line.items() if k not in ('tokens_per_second', 'goodput')} for line in lines
-  ]
-
-
-def assert_close(run, whole):
-  """Within rounding, and not without any."""
-  states = [jax.device_get(runs.load_run(workdir).state) for workdir in (run, whole)]
-  assert states[0].step == states[1].step == 12
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), *states)
-  assert arrays(run) != arrays(whole)
-
-
-def damage(checkpoint):
-  """Flips a bit of the largest file; returns its name and what it holds then."""
-  path = max(checkpoint.rglob('d/*'), key=lambda path: path.stat().st_size)
-  content = bytearray(path.read_bytes())
-  content[len(content) // 3] ^= 16
-  path.write_bytes(content)
-  return path.relative_to(checkpoint), bytes(content)
-
-
-def names(workdir):
-  return sorted(path.name for path in (workdir / 'checkpoints').iterdir())
-
-
-def test_a_damaged_checkpoint_costs_some_steps_and_no_bit(tiny, run, whole, caplog):
-  for place in ('12.damaged', '12.damaged-2'):
-    name, content = damage(run / 'checkpoints' / '12')
-    assert loop.train(tiny(), run)
-    assert arrays(run) == arrays(whole) and records(run) == records(whole)
-    assert (run / 'checkpoints' / place / name).read_bytes() == content
-    assert f'12 is damaged: {name} was changed: wrong checksum; trying' in caplog.text
-  assert names(run) == ['12', '12.damaged', '12.damaged-2', '4', '8']
-
-
-def test_two_damaged_checkpoints_cost_more_steps_and_no_bit(tiny, run, whole):
-  for step in (8, 12):
-    damage(run / 'checkpoints' / str(step))
-  assert loop.train(tiny(), run)
+def test_a_damaged_checkpoint_costs_some_steps_and_no_bit(trained, trained_copy, caplog):
+  run, whole = trained_copy('ngrammer'), trained('ngrammer')
+  name, content = damage(run / 'checkpoints' / '12')
+  assert loop.train(shared_config(trained), run)
   assert arrays(run) == arrays(whole) and records(run) == records(whole)
-  assert arrays(run, 8) == arrays(whole, 8)
-  assert names(run) == ['12', '12.damaged', '4', '8', '8.damaged']
+  assert (run / 'checkpoints' / '12.damaged' / name).read_bytes() == content
+  assert f'12 is damaged: {name} was changed: wrong checksum; trying' in caplog.text
 
 
-def test_training_never_starts_again_from_scratch_by_itself(tiny, run):
+def test_training_never_starts_again_from_scratch_by_itself(trained, trained_copy):
+  run = trained_copy('ngrammer')
   before = (run / 'metrics.jsonl').read_bytes()
   (run / 'checkpoints' / '12' / 'manifest.json').unlink()
   name, _ = damage(run / 'checkpoints' / '8')
@@ -104,43 +52,58 @@ def test_training_never_starts_again_from_scratch_by_itself(tiny, run):
       f'step 4: _METADATA has 0 bytes, expected {size:,}): '
       'bring back a copy of its checkpoints, or start again with another --workdir'
     ):
-      loop.train(tiny(), run)
+      loop.train(shared_config(trained), run)
     assert names(run) == ['12', '4', '8']
     assert (run / 'metrics.jsonl').read_bytes() == before
 
 
-def stop_after(monkeypatch, step):
-  """A signal in the call that ends with a step."""
-  add = record.Record.add
-
-  def signalled(self, done, metrics):
-    add(self, done, metrics)
-    if done == step:
-      os.kill(os.getpid(), signal.SIGTERM)
-
-  monkeypatch.setattr(record.Record, 'add', signalled)
+@pytest.fixture
+def small(monkeypatch):
+  """Has the loop train a model that compiles in no time."""
+  toy.install(monkeypatch.setattr)
 
 
-def train_in_turn(monkeypatch, workdir, first, second):
-  """Two steps with a config, four with another, the rest with the first again."""
-  for config, stop in (first, 2), (second, 6):
-    with monkeypatch.context() as patch, pytest.raises(errors.Interrupted):
-      stop_after(patch, stop)
-      loop.train(config, workdir)
-  assert checkpoints.steps(workdir) == [2, 4, 6]
-  assert loop.train(first, workdir)
+@pytest.fixture
+def whole(tiny, tmp_path, small):
+  """A finished run of 12 steps of the small model, with checkpoints of 4, 8 and 12."""
+  loop.train(tiny(), tmp_path / 'whole')
+  return tmp_path / 'whole'
 
 
-def test_scanned_and_unrolled_runs_share_checkpoints(tiny, tmp_path, whole, monkeypatch):
-  assert tiny().model.scan_layers
-  train_in_turn(monkeypatch, tmp_path / 'both', tiny(), tiny(model={'scan_layers': False}))
-  assert_close(tmp_path / 'both', whole)
+def test_damage_again_and_again_costs_more_steps_and_no_bit(tiny, whole, tmp_path):
+  run = shutil.copytree(whole, tmp_path / 'run')
+  for steps in ((12,), (8, 12)):
+    for step in steps:
+      damage(run / 'checkpoints' / str(step))
+    assert loop.train(tiny(), run)
+    assert arrays(run) == arrays(whole) and records(run) == records(whole)
+    assert arrays(run, 8) == arrays(whole, 8)
+  assert names(run) == ['12', '12.damaged', '12.damaged-2', '4', '8', '8.damaged']
 
 
-def test_another_mesh_goes_on_within_rounding(tiny, tmp_path, whole, monkeypatch):
-  mesh = mesh_config.MeshConfig(data=2, fsdp=2, model=2)
-  train_in_turn(monkeypatch, tmp_path / 'both', tiny(), tiny(mesh=mesh))
-  assert_close(tmp_path / 'both', whole)
+def test_a_killed_process_goes_on_bit_identically(tiny, tmp_path, small):
+  """SIGKILL once the first checkpoint is there, wherever the run is by then."""
+  config = tiny(training={'steps': 120, 'checkpoint_every': 20, 'evaluate_every': 0})
+  code = (
+    'from tests.training import toy; from ngrammer_jax import flags, train; '
+    'toy.install(); flags.run(train.main)'
+  )
+  command = [sys.executable, '-c', code, f'--workdir={tmp_path}/killed']
+  command += [f'--config={write_config(tmp_path / "config.py", config)}']
+  with (tmp_path / 'log').open('w+') as log:
+    env = os.environ | {'PYTHONPATH': str(ROOT)}
+    process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log)
+    try:
+      while not (tmp_path / 'killed' / 'checkpoints' / '20').exists():
+        assert process.poll() is None, (tmp_path / 'log').read_text()
+        time.sleep(0.005)
+    finally:
+      process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, 'the run was over before it was killed'
+  assert loop.train(config, tmp_path / 'killed')
+  loop.train(config, tmp_path / 'whole')
+  assert arrays(tmp_path / 'killed') == arrays(tmp_path / 'whole')
+  assert records(tmp_path / 'killed') == records(tmp_path / 'whole')
 
 
 def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(tiny, tmp_path, whole, monkeypatch):
@@ -167,7 +130,45 @@ def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(tiny, tmp_path, whole,
   assert arrays(tmp_path / 'run') == arrays(whole) and records(tmp_path / 'run') == records(whole)
 
 
-def test_a_disk_without_room_is_refused_before_training(tiny, tmp_path, monkeypatch):
+def test_a_disk_without_room_is_refused_before_training(tiny, tmp_path, small, monkeypatch):
   monkeypatch.setattr(shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=1e4))
   with pytest.raises(errors.BadInput, match=r'no room for a checkpoint of 1\.\d MB, 0\.0 MB left'):
     loop.train(tiny(), tmp_path / 'run')
+  assert not names(tmp_path / 'run')
+
+
+def test_scanned_and_unrolled_states_have_the_same_arrays(tiny):
+  states = [
+    programs.Programs(tiny(model={'scan_layers': scan}), 11, sharding.make_mesh()).abstract()
+    for scan in (True, False)
+  ]
+  shapes = [
+    {name: (leaf.shape, leaf.dtype) for name, leaf in checksums.leaves(state).items()}
+    for state in states
+  ]
+  assert shapes[0] == shapes[1] and len(shapes[0]) > 30
+
+
+def assert_close(run, whole):
+  """Within rounding, and not without any."""
+  states = [jax.device_get(runs.load_run(workdir).state) for workdir in (run, whole)]
+  assert states[0].step == states[1].step == 12
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), *states)
+  assert arrays(run) != arrays(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('other', ['unrolled', 'mesh'])
+def test_another_program_goes_on_within_rounding(tiny, tmp_path, trained, monkeypatch, other):
+  """Two steps with a config, four with another, the rest with the first again."""
+  first, run = tiny(), tmp_path / 'run'
+  mesh = mesh_config.MeshConfig(data=2, fsdp=2, model=2)
+  second = tiny(mesh=mesh) if other == 'mesh' else tiny(model={'scan_layers': False})
+  assert first.model.scan_layers
+  for config, stop in (first, 2), (second, 6):
+    with monkeypatch.context() as patch, pytest.raises(errors.Interrupted):
+      signal_at(patch, {stop: signal.SIGTERM})
+      loop.train(config, run)
+  assert checkpoints.steps(run) == [2, 4, 6]
+  assert loop.train(first, run)
+  assert_close(run, trained('ngrammer'))

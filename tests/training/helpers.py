@@ -1,0 +1,80 @@
+"""What several tests of training share: what a run left behind, and how to disturb it."""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import signal
+from typing import Any
+
+import jax
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax import sharding
+from ngrammer_jax.training import checkpoints, manifest, record
+
+
+def arrays(workdir: pathlib.Path, step: int | None = None) -> dict[str, Any]:
+  """Dtype, shape and checksum of every array of a checkpoint, of the last one if none is named."""
+  step = checkpoints.steps(workdir)[-1] if step is None else step
+  return manifest.verify(workdir / 'checkpoints' / str(step)).leaves
+
+
+def records(workdir: pathlib.Path) -> list[dict[str, float]]:
+  """The lines of metrics.jsonl, without the times."""
+  lines = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
+  times = ('tokens_per_second', 'goodput')
+  return [{k: v for k, v in line.items() if k not in times} for line in lines]
+
+
+def names(workdir: pathlib.Path) -> list[str]:
+  """Of all folders of checkpoints."""
+  return sorted(path.name for path in (workdir / 'checkpoints').iterdir())
+
+
+def cut(path: pathlib.Path) -> None:
+  """Halves a file."""
+  path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: pathlib.Path) -> None:
+  """Flips a bit in the middle of a file."""
+  content = bytearray(path.read_bytes())
+  content[len(content) // 2] ^= 16
+  path.write_bytes(content)
+
+
+def damage(checkpoint: pathlib.Path) -> tuple[pathlib.Path, bytes]:
+  """Flips a bit of the largest file of arrays; returns its name and what it holds then."""
+  path = max(checkpoint.rglob('d/*'), key=lambda path: path.stat().st_size)
+  flip(path)
+  return path.relative_to(checkpoint), path.read_bytes()
+
+
+def write_config(path: pathlib.Path, config: experiment.Config) -> pathlib.Path:
+  """A config file for a command line."""
+  fields = dataclasses.asdict(config)
+  path.write_text(
+    f'import ml_collections\ndef get_config(): return ml_collections.ConfigDict({fields!r})\n'
+  )
+  return path
+
+
+def signal_at(monkeypatch: Any, signals: dict[int, signal.Signals]) -> None:
+  """Sends this process signals, each once, in the call that ends with a step."""
+  add = record.Record.add
+
+  def add_and_send(self, done, metrics):
+    add(self, done, metrics)
+    if done in signals:
+      os.kill(os.getpid(), signals.pop(done))
+
+  monkeypatch.setattr(record.Record, 'add', add_and_send)
+
+
+def mesh_of(shape: tuple[int, int, int]) -> jax.sharding.Mesh:
+  """The first devices in this shape."""
+  devices = jax.devices()[: math.prod(shape)]
+  auto = (jax.sharding.AxisType.Auto,) * 3
+  return jax.make_mesh(shape, sharding.AXES, axis_types=auto, devices=devices)

@@ -1,0 +1,100 @@
+"""A model that is traced and compiled in no time, to try the loop and all that is around it.
+
+`Programs` stands for `programs.Programs`: the loop, its data, checkpoints, records, signals and
+processes are the real ones. What it learns depends on every token and on the order of the steps.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ngrammer_jax import sharding
+from ngrammer_jax.training import programs
+from ngrammer_jax.training import state as train_state
+
+
+class Programs:
+  """See `programs.Programs`."""
+
+  windows, changes = None, 0
+
+  def __init__(self, config, vocabulary_size, mesh):
+    self._config, self.mesh, self.ready = config, mesh, False
+    place = lambda rows: sharding.rows_sharding(mesh) if rows else sharding.replicated(mesh)
+    leaf = lambda shape, dtype, rows=False: jax.ShapeDtypeStruct(shape, dtype, sharding=place(rows))
+    self._abstract = train_state.TrainState(
+      step=leaf((), jnp.int32),
+      params={'embedding': leaf((8,), jnp.float32)},
+      codebook={},
+      opt_state={},
+      memory={'rows': leaf((config.training.batch_size,), jnp.float32, rows=True)},
+    )
+
+  def create(self):
+    where = jax.tree.map(lambda leaf: leaf.sharding, self._abstract)
+    make = lambda leaf: np.zeros(leaf.shape, leaf.dtype)
+    put = lambda leaf, place: jax.make_array_from_callback(
+      leaf.shape, place, lambda index: make(leaf)[index]
+    )
+    return jax.tree.map(put, self._abstract, where)
+
+  def abstract(self, known=None):
+    return self._abstract
+
+  def checked(self, state, step):
+    return state
+
+  def compile(self, state, segments):
+    self.ready = True
+
+  def call(self, state, segments, first, before=None):
+    where = jax.tree.map(lambda leaf: leaf.sharding, self._abstract)
+    state, metrics = _steps(where)(state, segments.tokens_BxT)
+    return state, metrics, True
+
+  def evaluator(self, state):
+    def evaluate(params, codebook, split, limit, report):
+      report(len(split.tokens))
+      nats = float(np.abs(np.asarray(params['embedding'])).sum())
+      return {
+        'nll_nats_per_token': nats,
+        'perplexity': 2.0,
+        'bits_per_byte': None,
+        'tokens': len(split.tokens),
+        'protocol': {'whole_split': True},
+      }
+
+    return evaluate
+
+
+@functools.cache
+def _compiled(places, tree):
+  where = jax.tree.unflatten(tree, places)
+
+  def step(state, tokens_BxT):
+    x_BxT = tokens_BxT.astype(jnp.float32) / 257
+    kernel = jnp.sin(jnp.arange(8.0)[:, None] * jnp.arange(x_BxT.shape[1]))
+    rows_B = 0.5 * state.memory['rows'] + x_BxT.sum(axis=1)
+    embedding = 0.9 * state.params['embedding'] + (kernel @ x_BxT.T * rows_B).mean(axis=1)
+    loss = jnp.abs(embedding).mean()
+    after = state.replace(
+      step=state.step + 1, params={'embedding': embedding}, memory={'rows': rows_B}
+    )
+    return after, {'loss': loss, 'gradient_norm/dense': loss}
+
+  everywhere = sharding.replicated(where.step.mesh)
+  return jax.jit(
+    lambda state, segments: jax.lax.scan(step, state, segments), out_shardings=(where, everywhere)
+  )
+
+
+def _steps(where):
+  leaves, tree = jax.tree.flatten(where)
+  return _compiled(tuple(leaves), tree)
+
+
+def install(patch=setattr) -> None:
+  """Has the loop train this model: in a test by monkeypatch.setattr."""
+  patch(programs, 'Programs', Programs)
