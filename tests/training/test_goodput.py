@@ -7,6 +7,7 @@ import time
 import pytest
 
 from ngrammer_jax.training import goodput, loop
+from tests.training import toy
 
 
 @pytest.fixture
@@ -62,7 +63,8 @@ def test_a_damaged_account_begins_anew(tmp_path, clock):
   assert goodput.Goodput(tmp_path, time.monotonic()).starts == 1
 
 
-def test_a_run_says_where_its_time_went(tiny, tmp_path, caplog):
+def test_a_run_says_where_its_time_went(tiny, tmp_path, caplog, monkeypatch):
+  toy.install(monkeypatch.setattr)
   caplog.set_level(logging.INFO)
   began = time.monotonic()
   assert loop.train(tiny(), tmp_path / 'run')

@@ -4,13 +4,16 @@ import dataclasses
 import functools
 import json
 import shutil
+import types
 
 import numpy as np
 import pytest
 
-from ngrammer_jax import errors, mesh_config, runs
+from ngrammer_jax import errors, evaluation_config, mesh_config, runs
 from ngrammer_jax.data import packing, token_cache
-from ngrammer_jax.training import loop, manifest, material
+from ngrammer_jax.training import loop, material
+from tests.training import toy
+from tests.training.helpers import arrays, records
 
 
 @pytest.fixture
@@ -26,12 +29,17 @@ def config(tiny, tmp_path):
   return dataclasses.replace(tiny(training={'keep_checkpoints': 9}), data=data)
 
 
+@pytest.fixture
+def small(monkeypatch):
+  """Has the loop train a model that compiles in no time."""
+  toy.install(monkeypatch.setattr)
+
+
 def train(config, workdir):
   return loop.train(config, workdir, functools.partial(material.Corpus, workdir=workdir))
 
 
-@pytest.mark.slow
-def test_a_resume_is_exact_on_other_devices_too(config, tmp_path, monkeypatch):
+def test_a_resume_is_exact_on_other_devices_too(config, tmp_path, monkeypatch, small):
   monkeypatch.setattr(packing, 'EVERY', 3)
   whole = tmp_path / 'whole'
   assert train(config, whole)
@@ -43,17 +51,31 @@ def test_a_resume_is_exact_on_other_devices_too(config, tmp_path, monkeypatch):
     if not places:  # then all is read again
       shutil.rmtree(tmp_path / name / 'places')
     assert train(dataclasses.replace(config, mesh=mesh), tmp_path / name)
-    return manifest.verify(tmp_path / name / 'checkpoints' / '12').leaves
+    return arrays(tmp_path / name)
 
-  leaves = manifest.verify(whole / 'checkpoints' / '12').leaves
-  assert resumed('alike') == resumed('without_places', places=False) == leaves
+  assert resumed('alike') == resumed('without_places', places=False) == arrays(whole)
   resumed('elsewhere', mesh=mesh_config.MeshConfig(data=2, model=4))
-  runs_of = (runs.load_run(path) for path in (whole, tmp_path / 'elsewhere'))
-  nats = [run.evaluate('validation')['nll_nats_per_token'] for run in runs_of]
-  assert nats[0] == pytest.approx(nats[1], abs=1e-5)
+  losses = [records(tmp_path / name)[-2]['loss'] for name in ('whole', 'elsewhere')]
+  assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
-def test_splits_that_are_no_text_to_evaluate(config, tmp_path):
+def test_the_validation_split_is_what_judges(tiny):
+  """And as much of it as the config says; the training split is what is learned from."""
+  evaluation = evaluation_config.EvaluationConfig(streams=4, max_tokens=77)
+  corpus = material.Corpus(tiny(evaluation=evaluation))
+  scored = []
+  run = types.SimpleNamespace(evaluator=lambda state: lambda *given: scored.append(given))
+  state, report = types.SimpleNamespace(params='params', codebook='codebook'), object()
+  corpus.validate(run, state, report)
+  splits = corpus._corpus.splits
+  assert scored == [('params', 'codebook', splits['validation'], 77, report)]
+  assert len({len(splits[name].tokens) for name in ('train', 'validation', 'test')}) >= 2
+  assert splits['validation'] is not splits['test']
+  tokens = corpus.segment(0, slice(0, 8)).tokens_BxT
+  assert (tokens[0, 1:] == splits['train'].tokens[: tokens.shape[1] - 1]).all()
+
+
+def test_splits_that_are_no_text_to_evaluate(config, tmp_path, small):
   assert train(config, tmp_path / 'run')
   for split in ('train', 'test'):
     message = f"--split={split}: data.corpus='shards' has no such split to evaluate, but validation"
@@ -61,9 +83,21 @@ def test_splits_that_are_no_text_to_evaluate(config, tmp_path):
       runs.load_run(tmp_path / 'run').evaluate(split)
 
 
-def test_a_resume_on_other_shards(config, tmp_path):
+def test_a_resume_on_other_shards(config, tmp_path, small):
   assert train(config, tmp_path / 'run')
   with (tmp_path / 'shards' / 'train-1.jsonl').open('a') as file:
     file.write(json.dumps({'text': 'more'}))
   with pytest.raises(errors.BadInput, match='was started on another text'):
     train(config, tmp_path / 'run')
+
+
+@pytest.mark.slow
+def test_a_real_model_evaluates_alike_on_other_devices(config, tmp_path):
+  """Trained to the end on all of them, and half of the way on others."""
+  whole, run = tmp_path / 'whole', tmp_path / 'run'
+  assert train(config, whole)
+  shutil.copytree(whole, run)
+  shutil.rmtree(run / 'checkpoints' / '12')
+  assert train(dataclasses.replace(config, mesh=mesh_config.MeshConfig(data=2, model=4)), run)
+  nats = [runs.load_run(path).evaluate('validation')['nll_nats_per_token'] for path in (whole, run)]
+  assert nats[0] == pytest.approx(nats[1], abs=1e-5)

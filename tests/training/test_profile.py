@@ -7,9 +7,11 @@ import pytest
 
 from ngrammer_jax import flags
 from ngrammer_jax.training import loop, profile
+from tests.training import toy
 
 
-def test_a_run_leaves_a_trace_of_its_steps(tiny, tmp_path):
+def test_a_run_leaves_a_trace_of_its_steps(tiny, tmp_path, monkeypatch):
+  toy.install(monkeypatch.setattr)
   config = tiny(training={'steps': 12, 'evaluate_every': 0})
   loop.train(config, tmp_path / 'run', trace=profile.Steps(4, 8))
   traces = list((tmp_path / 'run' / 'tensorboard' / 'plugins' / 'profile').rglob('*.xplane.pb'))

@@ -1,6 +1,7 @@
 """One process to a workdir."""
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import os
@@ -8,20 +9,21 @@ import signal
 import socket
 import subprocess
 import sys
+import types
 
 import pytest
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors
-from ngrammer_jax.training import loop, workdirs
+from ngrammer_jax import errors, evaluation_config, files, mesh_config
+from ngrammer_jax.models import config as model_config
+from ngrammer_jax.training import workdirs
 from tests.checks import bad_input
 
 HOLD = """
-import pathlib, sys, time
-from ngrammer_jax.training import workdirs
-workdir = pathlib.Path(sys.argv[1])
-with (workdir / 'lock').open('a+') as file:
-  workdirs._lock(workdir, file)
+import fcntl, sys, time
+with open(sys.argv[1], 'w') as file:
+  fcntl.flock(file, fcntl.LOCK_EX)
+  print('process of the test', file=file, flush=True)
   print('held', flush=True)
   time.sleep(600)
 """
@@ -34,19 +36,31 @@ def held(workdir):
     yield
 
 
-def test_a_second_process_is_refused_until_the_first_is_gone(tiny, tmp_path):
+@pytest.fixture
+def given():
+  """What a run is trained on, as far as a workdir knows it."""
+  save = lambda workdir: (workdir / 'vocabulary.json').write_text('{}')
+  return types.SimpleNamespace(content_hash='abc', vocabulary=types.SimpleNamespace(save=save))
+
+
+def occupy(workdir, config, given):
+  with workdirs.occupy(workdir, config, given):
+    pass
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone(tiny, tmp_path, given):
   run = tmp_path / 'run'
-  config = tiny(training={'steps': 2, 'evaluate_every': 0})
-  assert loop.train(config, run)
-  holder = subprocess.Popen([sys.executable, '-c', HOLD, run], stdout=subprocess.PIPE)
+  config = tiny()
+  occupy(run, config, given)
+  holder = subprocess.Popen([sys.executable, '-c', HOLD, run / 'lock'], stdout=subprocess.PIPE)
   try:
     assert holder.stdout.readline() == b'held\n'
     for _ in range(2):  # whoever is refused leaves the name of the holder
       with bad_input(
-        f'--workdir={run} is in use by process {holder.pid} on {socket.gethostname()}: '
+        f'--workdir={run} is in use by process of the test: '
         'wait for it, stop it, or use another workdir'
       ):
-        loop.train(config, run)
+        occupy(run, config, given)
   finally:
     holder.send_signal(signal.SIGKILL)
     holder.communicate()
@@ -56,8 +70,84 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tiny, tmp_path):
       f'--workdir={run} is in use by process {os.getpid()} on {socket.gethostname()}: '
       'wait for it, stop it, or use another workdir'
     ):
-      loop.train(config, run)
-  assert not loop.train(config, run)
+      occupy(run, config, given)
+  occupy(run, config, given)
+
+
+@pytest.mark.parametrize('writes', [0, 1])
+def test_a_start_that_was_killed_can_be_repeated(tiny, tmp_path, monkeypatch, given, writes):
+  """Before each of the files of a workdir; the last one, config.json, makes it a run."""
+  config, done, write = tiny(), [], files.write
+
+  def dies(path, content):
+    if len(done) == writes:
+      raise KeyboardInterrupt
+    done.append(path)
+    write(path, content)
+
+  with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+    patch.setattr(files, 'write', dies)
+    occupy(tmp_path / 'run', config, given)
+  assert not (tmp_path / 'run' / 'config.json').exists()
+  workdirs.check(tmp_path / 'run', tiny(model={'width': 32}))  # it is not begun
+  occupy(tmp_path / 'run', config, given)
+  assert workdirs.load_config(tmp_path / 'run') == config
+  workdirs.check_text(tmp_path / 'run', config, 'abc')
+  with pytest.raises(errors.BadInput, match='was started on another text'):
+    workdirs.check_text(tmp_path / 'run', config, 'abd')
+
+
+NGRAM = model_config.NGramConfig(clusters=8, vocabulary_size=64, dim=4)
+
+
+@pytest.mark.parametrize(
+  'before, now, said',
+  [
+    ({}, {'model': {'ngram': dataclasses.replace(NGRAM, dim=2)}}, 'model.ngram.dim=4, now it is 2'),
+    ({}, {'model': {'ngram': None}}, f'model.ngram={NGRAM!r}, now it is None'),
+    ({'model': {'ngram': None}}, {}, f'model.ngram=None, now it is {NGRAM!r}'),
+    ({}, {'optimizer': {'clip_norm': None}}, 'optimizer.clip_norm=1.0, now it is None'),
+    ({'optimizer': {'clip_norm': None}}, {}, 'optimizer.clip_norm=None, now it is 1.0'),
+    ({}, {'seed': 1}, 'seed=0, now it is 1'),
+    (
+      {},
+      {'optimizer': {'drop': experiment.DropConfig(4, 0.5)}},
+      'optimizer.drop=None, now it is DropConfig(steps=4, fraction=0.5)',
+    ),
+    (
+      {'optimizer': {'schedule': 'constant', 'drop': experiment.DropConfig(4, 0.5)}},
+      {
+        'optimizer': {'schedule': 'constant', 'drop': experiment.DropConfig(4, 0.5)},
+        'training': {'steps': 16},
+      },
+      'training.steps=12, now it is 16 (optimizer.drop depends on the number of steps)',
+    ),
+    (
+      {'optimizer': {'schedule': 'constant'}},
+      {'optimizer': {'schedule': 'constant'}, 'training': {'steps': 8}},
+      'training.steps=12, now it is 8',
+    ),
+  ],
+)
+def test_what_changes_a_run_is_refused_and_named(tiny, tmp_path, before, now, said):
+  experiment.save(tiny(**before), tmp_path / 'config.json')
+  with bad_input(
+    f'--workdir={tmp_path} was started with {said}: use the old value, or another workdir'
+  ):
+    workdirs.check(tmp_path, tiny(**now))
+
+
+def test_what_changes_no_number_may_differ(tiny, tmp_path):
+  experiment.save(tiny(optimizer={'schedule': 'constant'}), tmp_path / 'config.json')
+  config = tiny(
+    model={'scan_layers': False, 'remat': True, 'vocabulary_chunk': 8, 'kernel': 'xla'},
+    optimizer={'schedule': 'constant'},
+    training={'steps': 16, 'log_every': 4, 'evaluate_every': 0, 'keep_checkpoints': 1},
+    mesh=mesh_config.MeshConfig(model=2),
+    evaluation=evaluation_config.EvaluationConfig(streams=2),
+  )
+  data = dataclasses.replace(config.data, path='elsewhere', cache_dir='there')
+  workdirs.check(tmp_path, dataclasses.replace(config, data=data))
 
 
 def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog):
