@@ -47,38 +47,34 @@ def by_distance(probs_BxNxTxS, S):
   return np.stack(rows, axis=2).reshape(B * N, T, S)
 
 
-@pytest.mark.parametrize('scan', [False, True])
-@pytest.mark.parametrize('dtype, tolerance', PRECISIONS)
-@pytest.mark.parametrize('name', ['span_adaptive', 'span_fixed_pers'])
-def test_blocks_of_a_stream(reference, name, dtype, tolerance, scan):
-  f = reference(name)
+def blocks_of_a_stream(f, dtype, tolerance, scan=False):
   with jax.enable_x64(dtype == 'float64'):
     config, V = config_of(f, dtype, scan_layers=scan), int(f['cfg/V'])
     model = transformer.TransformerLM(config, V)
     params = adaptive_span.load_language_model(parameters(f, 'param/', dtype), config, V)['params']
     memory = transformer.empty_memory(config, int(f['cfg/B']))
 
-    @jax.jit
     def loss(params, memory, x, y):
       given = {'params': params}
       (hidden, memory, aux), probed = model.apply(given, x, memory, mutable=['intermediates'])
       nll = model.apply(given, hidden, y, method='scores').nll_BxT
-      return nll.mean() + sum(aux.values()), (hidden, memory, nll, probed)
+      log_probs = model.apply(given, hidden, method='log_probs')
+      return nll.mean() + sum(aux.values()), (log_probs, memory, nll, probed)
 
+    program = jax.jit(jax.value_and_grad(loss, has_aux=True))
     for b in range(int(f['cfg/nblk'])):
       for i in range(config.layers):
         assert_close(memory['layers'][i]['hidden'], f[f'cache_in/{b}/{i}'], tolerance)
-      (total, (hidden, memory, nll, probed)), gradient = jax.value_and_grad(loss, has_aux=True)(
-        params, memory, f['x'][b], f['y'][b]
+      (total, (log_probs, memory, nll, probed)), gradient = jax.device_get(
+        program(params, memory, f['x'][b], f['y'][b])
       )
       assert_close(total, f[f'total_loss/{b}'], tolerance)
       assert_close(nll, f[f'nll/{b}'], tolerance)
-      log_probs = model.apply({'params': params}, hidden, method='log_probs')
       assert_close(log_probs, f[f'logprob/{b}'], tolerance)
       for i in range(0 if scan else config.layers):
         (probs,) = probed['intermediates'][f'layer_{i}']['attention']['probs']
         C = int(f['cfg/pers'])
-        context = np.asarray(probs[..., : probs.shape[-1] - C])
+        context = probs[..., : probs.shape[-1] - C]
         assert_close(by_distance(context, int(f['cfg/S'])), f[f'attn/{b}/{i}'], tolerance)
         if C:
           of_vectors = probs[..., -C:].reshape(-1, *probs.shape[2:3], C)
@@ -87,37 +83,68 @@ def test_blocks_of_a_stream(reference, name, dtype, tolerance, scan):
     jax.tree.map(lambda a, b: assert_close(a, b, tolerance), gradient, expected['params'])
 
 
+@pytest.mark.parametrize('name', ['span_adaptive', 'span_fixed_pers'])
+def test_blocks_of_a_stream(reference, name):
+  blocks_of_a_stream(reference(name), *PRECISIONS[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('scan', [False, True])
 @pytest.mark.parametrize('dtype, tolerance', PRECISIONS)
-def test_updates_of_adagrad(reference, dtype, tolerance):
+@pytest.mark.parametrize('name', ['span_adaptive', 'span_fixed_pers'])
+def test_blocks_of_a_stream_scanned_and_in_float32(reference, name, dtype, tolerance, scan):
+  blocks_of_a_stream(reference(name), dtype, tolerance, scan)
+
+
+def adagrad(f, dtype, V=23):
+  """The optimizer, and how their arrays are loaded."""
+  of = experiment.OptimizerConfig(
+    algorithm='adagrad',
+    learning_rate=float(f['cfg/lr']),
+    schedule='constant',
+    warmup_steps=int(f['cfg/warm']),
+    epsilon=1e-10,
+    clip_norm=float(f['cfg/clip']),
+  )
+  config = config_of(f, dtype)
+  load = lambda prefix: adaptive_span.load_language_model(parameters(f, prefix, dtype), config, V)
+  return optimizers.make(of, 100), lambda prefix: load(prefix)['params'], config
+
+
+def test_updates_of_adagrad_by_their_gradients(x64, reference):
+  f = reference('span_train_adagrad')
+  optimizer, load, _ = adagrad(f, 'float64')
+
+  @jax.jit
+  def step(gradient, state, params):
+    updates, state = optimizer.update(gradient, state, params)
+    return jax.tree.map(jnp.add, params, updates), state
+
+  params = load('param/0/')
+  state = jax.jit(optimizer.init)(params)
+  for s in range(int(f['cfg/steps'])):
+    params, state = step(load(f'grad/{s}/'), state, params)
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-9), params, load(f'param/{s + 1}/'))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('dtype, tolerance', PRECISIONS)
+def test_training_by_adagrad(reference, dtype, tolerance):
   f = reference('span_train_adagrad')
   with jax.enable_x64(dtype == 'float64'):
-    config, V = config_of(f, dtype), 23
-    of = experiment.OptimizerConfig(
-      algorithm='adagrad',
-      learning_rate=float(f['cfg/lr']),
-      schedule='constant',
-      warmup_steps=int(f['cfg/warm']),
-      epsilon=1e-10,
-      clip_norm=float(f['cfg/clip']),
-    )
-    load = lambda prefix: adaptive_span.load_language_model(
-      parameters(f, prefix, dtype), config, V
-    )['params']
-    model = transformer.TransformerLM(config, V)
-    optimizer, params = optimizers.make(of, 100), load('param/0/')
+    optimizer, load, config = adagrad(f, dtype)
+    model, params = transformer.TransformerLM(config, 23), load('param/0/')
     state, memory = optimizer.init(params), transformer.empty_memory(config, f['x'].shape[1])
 
-    @jax.jit
     def loss(params, memory, x, y):
       given = {'params': params}
       hidden, memory, aux = model.apply(given, x, memory)
       nll = model.apply(given, hidden, y, method='scores').nll_BxT.mean()
       return nll + sum(aux.values()), (nll, memory)
 
+    program = jax.jit(jax.value_and_grad(loss, has_aux=True))
     for s in range(int(f['cfg/steps'])):
-      (_, (nll, memory)), gradient = jax.value_and_grad(loss, has_aux=True)(
-        params, memory, f['x'][s], f['y'][s]
-      )
+      (_, (nll, memory)), gradient = program(params, memory, f['x'][s], f['y'][s])
       assert_close(nll, f[f'loss/{s}'], tolerance)
       jax.tree.map(lambda a, b: assert_close(a, b, tolerance), gradient, load(f'grad/{s}/'))
       updates, state = optimizer.update(gradient, state, params)

@@ -1,7 +1,6 @@
 """Equality with the reference arrays of attention LSTMs, in float64 and float32."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -42,7 +41,9 @@ def parameters(f, dtype):
 
 
 @pytest.mark.parametrize('carry', [False, True])
-@pytest.mark.parametrize('dtype, tolerance', PRECISIONS)
+@pytest.mark.parametrize(
+  'dtype, tolerance', [PRECISIONS[0], pytest.param(*PRECISIONS[1], marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize('name', NAMES)
 def test_chunks_of_a_stream(name, dtype, tolerance, carry):
   path = data_root('reference') / f'{name}.npz'
@@ -69,9 +70,9 @@ def test_chunks_of_a_stream(name, dtype, tolerance, carry):
       return jax.value_and_grad(loss_of, has_aux=True)(params)
 
     for j in range(int(f['cfg/nchunk'])):
-      given = jnp.asarray(f['x'][j], jnp.int32), jnp.asarray(f['y'][j], jnp.int32)
-      (loss, (hidden, memory, seen, nll, log_probs)), gradient = chunk(
-        params, *given, jnp.asarray(f['first'][j], bool), memory
+      given = f['x'][j].astype('int32'), f['y'][j].astype('int32'), f['first'][j].astype(bool)
+      (loss, (hidden, memory, seen, nll, log_probs)), gradient = jax.device_get(
+        chunk(params, *given, memory)
       )
       at = f'{mode}/{j}'
       assert_close(log_probs, f[f'logprob/{at}'], tolerance)

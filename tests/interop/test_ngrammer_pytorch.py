@@ -50,7 +50,7 @@ def test_the_layer_gives_what_theirs_gives(x64, arrays):
   assert jax.tree.structure(variables) == jax.tree.structure(
     jax.tree.map(lambda leaf: 0, shapes, is_leaf=lambda leaf: hasattr(leaf, 'names'))
   )
-  y, _ = layer.apply(variables, x)
+  y, _ = jax.jit(layer.apply)(variables, x)
   assert_close(y, slow(x, arrays), 1e-4)
 
 
