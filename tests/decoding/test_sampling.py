@@ -1,7 +1,8 @@
 """Tokens come out as often as the formula says."""
 
+import functools
+
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -25,10 +26,28 @@ def expected(temperature, top_k, top_p):
   return np.array([kept.get(i, 0) / sum(kept.values()) for i in range(V)])
 
 
+@functools.cache
+def compiled():
+  """One program for all that is drawn."""
+
+  @jax.jit
+  def draw(log_probs_BxV, limits, first_key):
+    keys_B = jax.random.split(jax.random.wrap_key_data(first_key), DRAWS)
+    return sampling.draw(log_probs_BxV, limits, keys_B)
+
+  return draw
+
+
+def log_probs_of(logits):
+  logits = np.asarray(logits, np.float32)
+  return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True), dtype=np.float32)
+
+
 def draws(how, logits=LOGITS, rows=DRAWS):
-  keys = jax.random.split(jax.random.key(0), rows)
-  log_probs = jnp.tile(jax.nn.log_softmax(jnp.asarray(logits, jnp.float32)), (rows, 1))
-  return np.asarray(sampling.draw(log_probs, sampling.Limits.of(how, len(logits)), keys))
+  """What is drawn from the same logits by the first rows of all."""
+  log_probs_BxV = np.tile(log_probs_of(logits), (DRAWS, 1))
+  limits, key = sampling.Limits.of(how, V), np.zeros(2, np.uint32)
+  return np.asarray(compiled()(log_probs_BxV, limits, key))[:rows]
 
 
 @pytest.mark.parametrize(
@@ -55,11 +74,16 @@ def test_of_equal_tokens_exactly_k_stay():
 
 
 def test_each_row_draws_by_its_own_key_alone():
-  both = draws(sampling.Sampling(), rows=2)
-  log_probs = jax.nn.log_softmax(jnp.asarray(LOGITS, jnp.float32))[None]
-  key = jax.random.split(jax.random.key(0), 2)[1:]
-  alone = sampling.draw(log_probs, sampling.Limits.of(sampling.Sampling(), V), key)
-  assert alone[0] == both[1]
+  """Whatever is drawn from in other rows, and by rows of the same logits each anew."""
+  how = sampling.Sampling(0.8, 5, 0.95)
+  together, limits = draws(how), sampling.Limits.of(how, V)
+  assert len(set(together[:50])) > 1
+  others = log_probs_of(np.random.default_rng(0).normal(size=(DRAWS, V)))
+  others[:50] = log_probs_of(LOGITS)
+  found = np.asarray(compiled()(others, limits, np.zeros(2, np.uint32)))
+  assert (found[:50] == together[:50]).all() and (found != together).any()
+  other_key = compiled()(others, limits, np.ones(2, np.uint32))
+  assert (np.asarray(other_key)[:50] != together[:50]).any()
 
 
 @pytest.mark.parametrize(
@@ -81,10 +105,13 @@ def test_what_cannot_be_drawn_from(how, message):
 
 
 def test_greedy_decides_in_the_precision_of_the_model(x64):
-  log_probs = jnp.asarray([[-1.0, -1.0 + 1e-12]])
-  limits = sampling.Limits.of(sampling.Sampling(0), 2)
-  assert sampling.draw(log_probs, limits, jax.random.split(jax.random.key(0), 1)) == 1
+  @jax.jit
+  def draw(log_probs_BxV, limits):
+    return sampling.draw(log_probs_BxV, limits, jax.random.split(jax.random.key(0), 1))
+
+  log_probs_BxV = np.array([[-1.0, -1.0 + 1e-12]])
+  assert draw(log_probs_BxV, sampling.Limits.of(sampling.Sampling(0), 2)) == 1
 
 
 def test_a_tiny_temperature_is_greedy():
-  assert set(draws(sampling.Sampling(1e-38), np.array([-5.0, -4.0, -4.5]), 20)) == {1}
+  assert set(draws(sampling.Sampling(1e-38), [-5.0, -4.0, -4.5, -4.5, -5.0, -9.0], 20)) == {1}
