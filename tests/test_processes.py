@@ -1,0 +1,106 @@
+"""Verbs in a process of their own: what they import, what they print, and on other devices."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests import test_generate
+
+pytestmark = pytest.mark.xdist_group('runs')  # one worker compiles their programs
+HEAVY = ('tensorflow', 'seqio', 'tensorflow_datasets', 'tensorflow_text', 'pandas')
+
+# Absent, not broken: looking for them finds nothing.
+BLOCK = f"""
+import importlib.machinery
+find = importlib.machinery.PathFinder.find_spec
+def find_spec(name, *arguments):
+  return None if name.split('.')[0] in {HEAVY} else find(name, *arguments)
+importlib.machinery.PathFinder.find_spec = find_spec
+for name in {HEAVY}:
+  try:
+    __import__(name)
+  except ModuleNotFoundError:
+    continue
+  raise AssertionError(name + ' is not blocked')
+"""
+
+# What each verb says on standard output, and at last what there is.
+VERBS = f"""
+import contextlib, io, json, logging, sys
+import jax
+from ngrammer_jax import evaluate, generate, train
+logging.basicConfig(level=logging.INFO)
+outputs = []
+for verb, arguments in json.loads(sys.argv[1]):
+  with contextlib.redirect_stdout(io.StringIO()) as said:
+    status = {{'train': train, 'evaluate': evaluate, 'generate': generate}}[verb].main(arguments)
+  assert not status, (verb, status)
+  outputs.append(said.getvalue())
+there = [name for name in {HEAVY} if name in sys.modules]
+print(json.dumps([outputs, jax.device_count(), there]))
+"""
+
+
+def run(code, *arguments, **environment):
+  done = subprocess.run(
+    [sys.executable, '-c', code, *arguments],
+    env=os.environ | environment,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr
+  return done.stdout, done.stderr
+
+
+def config_file(tiny, folder):
+  """Of a model that trains on three devices."""
+  (folder / 'lines.txt').write_text(''.join(f'line {i % 97} of some text\n' for i in range(500)))
+  data = {'path': str(folder / 'lines.txt'), 'vocabulary': 'sentencepiece', 'vocabulary_size': 300}
+  training = {'steps': 2, 'evaluate_every': 0, 'batch_size': 6}
+  fields = dataclasses.asdict(tiny(model={'layers': 1, 'scan_layers': False}, training=training))
+  fields['data'] |= data
+  (folder / 'config.py').write_text(f'def get_config(): return {fields!r}\n')
+  return folder / 'config.py'
+
+
+@pytest.mark.parametrize('absent', [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_verbs_on_three_devices_without_the_heavy_packages(
+  trained, trained_copy, tiny, tmp_path, absent
+):
+  """The run was trained on eight devices; the mesh of its config does not fit three."""
+  workdir = trained_copy('ngrammer')
+  # Drawn alone as with others.
+  here = test_generate.opened(trained('ngrammer'))
+  drawn = {'tokens': 20, 'temperature': 0.7, 'top_k': 20}
+  together = here.generate(test_generate.TEXTS[:2] * 4, seed=3, **drawn)
+  flags = [f'--{key}={value}' for key, value in drawn.items()]
+  commands = [
+    ('train', [f'--config={config_file(tiny, tmp_path)}', f'--workdir={tmp_path}/new']),
+    ('evaluate', [f'--workdir={workdir}']),
+    ('generate', [f'--workdir={workdir}', '--prompt=the union', '--seed=9', *flags]),
+  ]
+  out, err = run(
+    BLOCK * absent + VERBS,
+    json.dumps(commands),
+    XLA_FLAGS='--xla_force_host_platform_device_count=3',
+  )
+  (_, evaluated, generated), devices, imported = json.loads(out)  # nothing else is printed
+  assert devices == 3 and imported == []
+  assert (tmp_path / 'new' / 'checkpoints' / '2').is_dir()
+  assert 'bits/byte' in evaluated
+  result = json.loads((workdir / 'evaluation' / 'test.json').read_text())
+  expected = here.evaluate('test')
+  assert result['tokens'] == expected['tokens']
+  assert result['nll_nats_per_token'] == pytest.approx(expected['nll_nats_per_token'], rel=1e-6)
+  assert together[6].seed == 9
+  assert generated == f'the union{together[6].text}\n'
+  assert '20 tokens, ' in err and 'tokens/s' in err
+
+
+def test_the_package_itself_imports_nothing_but_the_standard_library():
+  code = 'import sys, ngrammer_jax; print(sorted({"jax", "flax", "numpy"} & set(sys.modules)))'
+  assert run(code)[0].strip() == '[]'
