@@ -11,7 +11,6 @@ from ngrammer_jax import analyze, runs
 from ngrammer_jax.analysis import clusters
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.models import config as model_config
-from ngrammer_jax.training import loop
 from tests.checks import bad_input
 
 
@@ -57,47 +56,76 @@ def test_collisions_equal_slow_loop(distinct_start):
     assert of['random_rows'] == pytest.approx(V * (1 - (1 - 1 / V) ** len(row)))
 
 
-def test_clusters_of_a_run(tiny, tmp_path, capsys):
-  workdir = tmp_path / 'run'
-  loop.train(tiny(training={'steps': 4, 'evaluate_every': 0}), workdir)
+def test_perplexity_is_that_of_as_many_equal_shares():
+  assert clusters._perplexity(np.array([3, 0, 3, 3])) == pytest.approx(3)
+  assert clusters._perplexity(np.array([1, 3])) == pytest.approx(4 / 3**0.75)
+
+
+def test_clusters_of_a_run(tiny, untrained, capsys):
+  usage = np.array([[0.5, 0.25, 0.25, 0, 0, 0, 0, 0], [1 / 8] * 8])
+
+  def change(params, codebook):
+    codebook['ngrammer']['quantizer']['usage'] = usage.astype(np.float32)
+
+  workdir = untrained(tiny(), change)
   analyze.main(['clusters', f'--workdir={workdir}'])
   printed = capsys.readouterr().out
   assert (workdir / 'clusters.png').read_bytes().startswith(b'\x89PNG')
   result = json.loads((workdir / 'clusters.json').read_text())
   run = runs.load_run(workdir)
-  there = sorted(set(run.split('train').tokens.tolist()))
+  tokens = run.split('train').tokens.tolist()
+  there = sorted(set(tokens))
   sizes = (result['step'], result['clusters'], result['tokens'], result['never'])
   assert sizes == (4, 8, len(there), 257 - len(there))
+  rows = np.asarray(run.state.params['embedding'])
+  centroids = np.asarray(run.state.codebook['ngrammer']['quantizer']['centroids'])
   for n, head in enumerate(result['heads']):
-    # Every token that occurs is in one cluster: the one that the model gives it.
+    # Every token that occurs is in one cluster: that of the nearest centroid.
+    part = 4 * rows[:, 8 * n : 8 * (n + 1)]  # by the square root of the width, as in the model
+    ids = np.square(part[:, None] - centroids[n]).sum(axis=-1).argmin(axis=1)
     assert sum(len(of['never']) for of in head['members'].values()) == result['never']
     members = {k: of['tokens'] for k, of in head['members'].items() if of['tokens']}
     expected = {}
-    for token in there:
+    for token in sorted(there, key=lambda token: (-tokens.count(token), token)):
       text = run.vocabulary.decode([token]).decode(errors='replace')
-      expected.setdefault(str(run.token_clusters[token, n]), []).append(text)
-    assert {k: sorted(v) for k, v in members.items()} == {k: sorted(v) for k, v in expected.items()}
-    assert head['used'] == len(members)
-    assert 1 <= head['vocabulary_perplexity'] <= head['used']
+      expected.setdefault(str(ids[token]), []).append(text)
+    assert members == expected and head['used'] == len(members) > 1
+    shares = np.array([len(texts) for texts in members.values()]) / len(there)
+    perplexity = np.prod(shares**-shares)
+    assert head['vocabulary_perplexity'] == pytest.approx(perplexity)
+    for name, kept in (
+      ('coherence', rows),
+      ('coherence_elsewhere', np.delete(rows, range(8 * n, 8 * n + 8), 1)),
+    ):
+      kept = kept[there] - kept[there].mean(axis=0)
+      expected_of, _ = clusters.coherence(kept, ids[there])
+      assert head[name]['clusters'] == pytest.approx(expected_of, rel=1e-4)
+  heads = result['heads']
+  assert [head['usage_perplexity'] for head in heads] == pytest.approx([2**1.5, 8])
+  assert [head['dead'] for head in heads] == [5 / 8, 0]
   assert printed.startswith(f'step 4: {len(there)} tokens of the training text in 8 clusters')
 
 
-def test_a_run_without_clusters_of_tokens(tiny, tmp_path):
-  loop.train(
-    tiny(model={'ngram': None}, training={'steps': 2, 'evaluate_every': 0}), tmp_path / 'run'
-  )
+def test_a_run_without_clusters_of_tokens(tiny, untrained):
+  workdir = untrained(tiny(model={'ngram': None}))
   with bad_input(
-    f'--workdir={tmp_path / "run"} has no clusters of tokens: it needs model.ngram, with '
+    f'--workdir={workdir} has no clusters of tokens: it needs model.ngram, with '
     f'model.ngram.clusters and model.ngram.layer="input"'
   ):
-    analyze.main(['clusters', f'--workdir={tmp_path / "run"}'])
+    analyze.main(['clusters', f'--workdir={workdir}'])
 
 
-def test_more_clusters_than_tokens(tiny, tmp_path):
+def test_more_clusters_than_tokens(tiny, untrained, monkeypatch):
   """No cluster has two: nothing to compare, and no number that is none."""
-  ngram = model_config.NGramConfig(clusters=64, vocabulary_size=64, dim=4, initial='data')
-  loop.train(tiny(model={'ngram': ngram}, training={'steps': 2}), tmp_path / 'run')
+  ngram = model_config.NGramConfig(clusters=300, vocabulary_size=64, dim=4)
+
+  def change(params, codebook):
+    codebook['ngrammer']['quantizer']['usage'] = np.ones((2, 300), np.float32)
+
+  workdir = untrained(tiny(model={'ngram': ngram}), change)
+  monkeypatch.setattr(runs.Run, 'token_clusters', np.stack([np.arange(257)] * 2, axis=1))
   rows, ids = np.ones((3, 2)), np.arange(3)
   assert clusters.coherence(rows, ids)[0] is None
-  analyze.main(['clusters', f'--workdir={tmp_path / "run"}'])
-  json.loads((tmp_path / 'run' / 'clusters.json').read_text(), parse_constant=pytest.fail)
+  analyze.main(['clusters', f'--workdir={workdir}'])
+  result = json.loads((workdir / 'clusters.json').read_text(), parse_constant=pytest.fail)
+  assert [head['coherence'] for head in result['heads']] == [None, None]

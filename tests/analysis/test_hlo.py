@@ -94,6 +94,48 @@ def test_bytes_are_those_of_the_compiler_and_loops_count_as_often_as_they_run():
   assert moved[True] > L * D * D * 4  # all weights
 
 
+LOOPS = """\
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%inner (x: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %x = (s32[], f32[8]) parameter(0)
+  %y = f32[8] get-tuple-element(%x), index=1
+  %i = s32[] get-tuple-element(%x), index=0
+  %reduced = f32[8] all-reduce(%y), replica_groups={{0,1}}, to_apply=%add
+  ROOT %next = (s32[], f32[8]) tuple(%i, %reduced)
+}
+
+%outer (x: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %x = (s32[], f32[8]) parameter(0)
+  ROOT %loop = (s32[], f32[8]) while(%x), condition=%bound, body=%inner, backend_config={"known_trip_count":{"n":"5"}}
+}
+
+%bound (x: (s32[], f32[8])) -> pred[] {
+  %x = (s32[], f32[8]) parameter(0)
+  %i = s32[] get-tuple-element(%x), index=0
+  %n = s32[] constant(3)
+  ROOT %less = pred[] compare(%i, %n), direction=LT
+}
+
+ENTRY %main (x: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %x = (s32[], f32[8]) parameter(0)
+  ROOT %loop = (s32[], f32[8]) while(%x), condition=%bound, body=%outer
+}
+"""  # noqa: E501
+
+
+def test_a_loop_in_a_loop_runs_as_often_as_both_together():
+  """The outer one as its condition says, the inner one as the compiler knows."""
+  (found,) = hlo.Program(LOOPS, {'data': 2}).collectives()
+  assert (found.kind, found.axes, found.size, found.times) == ('all-reduce', ('data',), 32, 15)
+  # Of the inner one what is summed is read, and the sum written.
+  assert hlo.Program(LOOPS, {'data': 2}).bytes_moved() == 15 * 2 * 32
+
+
 @pytest.mark.parametrize(
   'text, groups',
   [

@@ -8,53 +8,82 @@ import pytest
 from ngrammer_jax import analyze, runs
 from ngrammer_jax.analysis import spans
 from ngrammer_jax.models import config as model_config
-from ngrammer_jax.training import loop
 from tests.checks import bad_input
 
-MEMORY = model_config.MemoryConfig(64, same_length='memory_and_self')
+LIMIT, RAMP, VECTORS = 64, 8, 4
+MODEL = {
+  'ngram': None,
+  'feed_forward_width': 0,
+  'memory': model_config.MemoryConfig(LIMIT, same_length='memory_and_self'),
+}
 
 
-def trained(tiny, tmp_path, **model):
-  loop.train(tiny({'memory': MEMORY} | model), tmp_path / 'run')
-  return tmp_path / 'run'
-
-
-def test_adaptive_spans_and_the_share_of_persistent_vectors(tiny, tmp_path, capsys):
-  workdir = trained(
-    tiny,
-    tmp_path,
-    span=model_config.SpanConfig(limit=64, ramp=8, initial=0.25),
-    persistent=model_config.PersistentConfig(32),
-    feed_forward_width=0,
-  )
+def verb(workdir, capsys):
+  """What the verb writes and prints."""
   assert analyze.main(['spans', f'--workdir={workdir}']) == 0
-  printed, result = capsys.readouterr().out, json.loads((workdir / 'spans.json').read_text())
   assert (workdir / 'spans.png').stat().st_size > 1000
+  return json.loads((workdir / 'spans.json').read_text()), capsys.readouterr().out
+
+
+def test_adaptive_spans_and_the_share_of_persistent_vectors(tiny, untrained, capsys):
+  """Queries are zeros, so that all that a head sees weighs as much as the span lets it."""
+  shares_LxN = np.array([[0.0, 0.25], [0.7, 0.95]])
+
+  def change(params, codebook):
+    for layer, share_N in enumerate(shares_LxN):
+      attention = params[f'layer_{layer}']['attention']
+      attention['span']['span'] = share_N.astype(np.float32)
+      attention['query']['kernel'] *= 0
+
+  span = model_config.SpanConfig(limit=LIMIT, ramp=RAMP, initial=0.25)
+  persistent = model_config.PersistentConfig(VECTORS)
+  model = MODEL | {'span': span, 'persistent': persistent}
+  result, printed = verb(untrained(tiny(model), change), capsys)
+  assert result['step'] == 4 and (result['limit'], result['ramp']) == (LIMIT, RAMP)
+  np.testing.assert_allclose(result['spans'], np.minimum(LIMIT * shares_LxN + RAMP, LIMIT))
+  assert result['tokens'] == spans.SEGMENTS * 16 and result['along'] is None
+  expected_LxN = np.zeros((2, 2))
+  for layer, head in np.ndindex(2, 2):
+    z, shares = LIMIT * shares_LxN[layer, head], []
+    for token in range(result['tokens']):
+      distances = range(min(token, LIMIT) + 1)
+      context = sum(min(max((z - d) / RAMP + 1, 0), 1) for d in distances)
+      shares.append(VECTORS / (VECTORS + context))
+    expected_LxN[layer, head] = np.mean(shares)
+  np.testing.assert_allclose(result['persistent'], expected_LxN, rtol=1e-4)
   assert 'share of attention on persistent vectors' in printed and 'head 1' in printed
-  params = runs.load_run(workdir).state.params
-  for layer, row in enumerate(result['spans']):
-    share = np.asarray(params[f'layer_{layer}']['attention']['span']['span'])
-    assert row == pytest.approx(np.minimum(64 * share + 8, 64))
-  assert np.shape(result['persistent']) == (2, 2) and result['along'] is None
-  assert (0 < np.array(result['persistent'])).all() and (np.array(result['persistent']) < 1).all()
 
 
-def test_dynamic_spans_along_a_text(tiny, tmp_path):
-  workdir = trained(
-    tiny, tmp_path, span=model_config.SpanConfig(kind='dynamic', limit=64, ramp=8, initial=0.0)
-  )
-  result = spans.analyse(runs.load_run(workdir))
+def test_dynamic_spans_along_a_text(tiny, untrained, capsys):
+  """Those of the first layer do not depend on the token."""
+  bias_N = np.array([-1.0, 0.5])
+
+  def change(params, codebook):
+    first = params['layer_0']['attention']['span']
+    first['span_kernel'] *= 0
+    first['span_bias'] = bias_N.astype(np.float32)
+
+  span = model_config.SpanConfig(kind='dynamic', limit=LIMIT, ramp=RAMP, initial=0.0)
+  workdir = untrained(tiny(MODEL | {'span': span}), change)
+  result, printed = verb(workdir, capsys)
+  expected_N = np.minimum(LIMIT / (1 + np.exp(-bias_N)) + RAMP, LIMIT)
+  np.testing.assert_allclose(result['spans'][0], expected_N, rtol=1e-5)
   along = result['along']
   assert len(along['texts']) == len(along['spans']) == result['tokens'] == 8 * 16
+  tokens = runs.load_run(workdir).split('validation').tokens[: 8 * 16]
+  assert ''.join(along['texts']).encode() == bytes(tokens.tolist())
   assert len(set(along['spans'])) > 10 and result['persistent'] is None
+  # The mean of all heads at each token, and of all tokens at each head.
   assert np.mean(along['spans']) == pytest.approx(np.mean(result['spans']), rel=1e-5)
-  assert 8 < min(along['spans']) and max(along['spans']) <= 64
+  of_second = 2 * np.array(along['spans']) - expected_N.mean()
+  assert (RAMP < of_second).all() and (of_second < LIMIT + 1e-3).all()
+  assert 'means of the tokens' in printed and 'persistent' not in printed
 
 
 def test_a_run_that_has_neither(tiny, tmp_path):
-  workdir = trained(tiny, tmp_path)
+  run = runs.Run(tmp_path / 'run', tiny(MODEL))
   with bad_input(
-    f'--workdir={workdir} has no spans, and no persistent vectors that share a softmax: it needs '
-    f'model.span or model.persistent'
+    f'--workdir={run.workdir} has no spans, and no persistent vectors that share a softmax: it '
+    f'needs model.span or model.persistent'
   ):
-    spans.analyse(runs.load_run(workdir))
+    spans.analyse(run)

@@ -1,0 +1,39 @@
+"""Runs with random variables: what is found in a run is compared with what was put in."""
+
+import json
+import types
+
+import pytest
+
+
+@pytest.fixture
+def untrained(tmp_path, cache, monkeypatch):
+  """Makes the workdir of a run of a config that has a text, with random variables, at step 4.
+
+  `change` takes the parameters and the codebook, and changes them in place.
+  """
+  import numpy as np
+
+  from ngrammer_jax import config as experiment
+  from ngrammer_jax import runs
+  from ngrammer_jax.data import token_cache
+  from ngrammer_jax.models import language_model
+  from tests import checks
+
+  def made(config, change=lambda params, codebook: None):
+    config.check()
+    corpus, workdir = token_cache.prepare(config.data), tmp_path / 'run'
+    workdir.mkdir()
+    corpus.vocabulary.save(workdir)
+    (workdir / 'corpus.json').write_text(json.dumps({'content_hash': corpus.content_hash}))
+    experiment.save(config, workdir / 'config.json')
+    model = language_model.build(config.model, corpus.vocabulary.size)
+    memory = language_model.empty_memory(config.model, 1)
+    variables = checks.random_variables(model, np.zeros((1, 1), np.int32), memory)
+    params, codebook = variables['params'], variables.get('codebook', {})
+    change(params, codebook)
+    state = types.SimpleNamespace(step=4, params=params, codebook=codebook)
+    monkeypatch.setattr(runs.Run, 'state', state)
+    return workdir
+
+  return made
