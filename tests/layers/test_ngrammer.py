@@ -87,13 +87,14 @@ def test_most_attended_equals_slow_loop():
 
 def test_pairs_reach_into_the_memory(x64):
   """With the ids of the tokens before a segment, a split equals one pass."""
-  x, layer, split = drawn((2, 6, D)), latent(), 2
+  x, layer, split = drawn((2, 6, D)), latent(clusters=None, id_vocabulary=7), 2
+  ids = np.random.default_rng(2).integers(0, 7, (2, 6, N))
   pairs = np.random.default_rng(0).integers(0, 6, (2, N, 6))
   pairs = np.where(pairs < np.arange(6), pairs, 6)  # those before, or none
-  variables = random_variables(layer, x, dtype='float64')
-  whole, kept = apply(layer, variables, x, pair_ids=pairs)
-  ids = np.asarray(kept['ids'])
-  given = {'pair_ids': pairs[..., split:], 'earlier_ids': ids[:, :split]}
+  variables = random_variables(layer, x, ids=ids, dtype='float64')
+  whole, kept = apply(layer, variables, x, ids=ids, pair_ids=pairs)
+  assert kept['ids'].tolist() == ids.tolist()
+  given = {'pair_ids': pairs[..., split:], 'earlier_ids': ids[:, :split], 'ids': ids[:, split:]}
   part, after = apply(layer, variables, x[:, split:], **given)
   assert_close(part, whole[:, split:], 1e-12)
   assert after['ids'].tolist() == ids[:, split:].tolist()

@@ -20,7 +20,7 @@ def random_case(cell):
   G = recurrence.CELLS[cell]
   shapes = {'input_kernel': (D, G, K), 'recurrent_kernel': (K, G, K), 'bias': (G, K)}
   params = {name: rng.normal(size=shape) for name, shape in shapes.items()}
-  parts = recurrence.empty_state(B, K, cell, jnp.float64)
+  parts = recurrence.empty_state(B, K, cell, jnp.float32)
   state = {name: rng.normal(size=part.shape) for name, part in parts.items()}
   starts, valid = np.zeros((B, T), bool), np.ones((B, T), np.float32)
   starts[0, 0] = starts[1, [2, 3]] = starts[2, T - 1] = True
