@@ -1,8 +1,10 @@
 """launch/tpu_vm.py, with a stand-in for gcloud whose workers are folders of this machine.
 
-What it sends to the workers is really run there, but for the installation of packages.
+What it sends to the workers is really run there in some tests, all but the installation.
 """
 
+import contextlib
+import importlib.util
 import os
 import pathlib
 import re
@@ -10,69 +12,18 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
+import types
 
 import pytest
+
+from tests import fake_gcloud
 
 LAUNCHER = pathlib.Path(__file__).resolve().parents[1] / 'launch' / 'tpu_vm.py'
 GIVEN = ['--name=run', '--type=v5litepod-16', '--zone=z', '--poll=0.01']
 
-GCLOUD = r"""#!PYTHON
-import pathlib, re, shutil, subprocess, sys, time
-here = pathlib.Path(__file__).parent
-words = sys.argv[4:]
-verb = words[0]
-with open(here / 'calls', 'a') as calls:
-  calls.write(' '.join([verb, *(w for w in words[1:] if not w.startswith('--command'))]) + '\n')
-state, life = here / 'state', here / 'life'
-lives = int(life.read_text()) if life.exists() else 0
-plan = (here / 'plan').read_text().split()  # how each life ends: a status of each worker, or a word
-mine = plan[min(max(lives, 1), len(plan)) - 1]
-workers = [here / f'worker{number}' for number in (0, 1)]
-if verb == 'create':
-  if mine == 'refused':
-    sys.exit('PERMISSION_DENIED')
-  mine = plan[min(lives, len(plan) - 1)]
-  state.write_text('FAILED' if mine == 'failed' else 'PROVISIONING')
-  life.write_text(str(lives + 1))
-elif verb == 'describe':
-  if mine == 'untold':
-    sys.exit('ERROR: no project')
-  if not state.exists():
-    sys.exit('ERROR: NOT_FOUND: Resource was not found')
-  print(state.read_text())
-  if state.read_text() == 'PROVISIONING':
-    state.write_text('ACTIVE')
-elif verb == 'delete':
-  state.unlink()
-  for worker in workers:
-    shutil.rmtree(worker, ignore_errors=True)
-elif verb == 'scp':
-  for worker in workers:
-    worker.mkdir()
-    shutil.copy(words[1], worker / words[2].split(':')[1])
-elif verb == 'ssh':
-  script = next(w for w in words if w.startswith('--command=')).split('=', 1)[1]
-  follows = 'tail' in script
-  if follows and mine == 'preempted':
-    state.write_text('SUSPENDED')
-    sys.exit(255)
-  if follows and mine == 'broken' and not (here / 'broke').exists():
-    (here / 'broke').touch()
-    sys.exit(255)
-  if follows and mine == 'nobody':  # gcloud prepares no worker, warns, and ends with 0
-    state.write_text('SUSPENDED')
-    sys.exit(0)
-  if follows and mine == 'endless':
-    print('training', flush=True)
-    time.sleep(60)
-  statuses = []
-  for number, worker in enumerate(workers):
-    of = mine.split(',') if re.fullmatch(r'[\d,]+', mine) else ['0', '0']
-    env = {'HOME': str(worker), 'PATH': f'{here}:/usr/bin:/bin', 'STATUS': of[number]}
-    its = script.replace('/tmp/ngrammer_jax', str(worker / 'state'))
-    its = its.replace('tail ', 'tail --sleep-interval=0.05 ')
-    statuses.append(subprocess.run(['bash', '-c', its], env=env, cwd=worker).returncode)
-  sys.exit(next(filter(None, statuses), 0))
+GCLOUD = f"""#!/bin/bash
+FAKE_GCLOUD="$(dirname "$0")" exec {sys.executable} -SE {pathlib.Path(fake_gcloud.__file__)} "$@"
 """
 
 # Instead of pip and uv: the environment has a python that says where it is and how it was called.
@@ -87,13 +38,19 @@ esac
 """
 
 
+COMMAND = ['--', 'python', '-m', 'ngrammer_jax.train', '--workdir=gs://b/a b']
+
+
+def calls(folder):
+  """What gcloud was asked, but for looks."""
+  return [call for call in (folder / 'calls').read_text().splitlines() if call != 'describe']
+
+
 @pytest.fixture
-def cloud(tmp_path):
-  """Runs the launcher where lives end as planned. Returns its status, output and calls."""
-  for name, text in (
-    ('gcloud', GCLOUD.replace('PYTHON', f'{sys.executable} -SE')),
-    ('python3', PYTHON.replace('FOLDER', str(tmp_path))),
-  ):
+def in_bash(tmp_path):
+  """Runs the launcher where lives end as planned, and what it sends to the workers. Returns its
+  status, output and calls."""
+  for name, text in (('gcloud', GCLOUD), ('python3', PYTHON.replace('FOLDER', str(tmp_path)))):
     (tmp_path / name).write_text(text)
     (tmp_path / name).chmod(0o755)
   # Many tests at a time: the packed checkout of each has a name of its own.
@@ -103,20 +60,78 @@ def cloud(tmp_path):
   def launch(*plan, more=()):
     (tmp_path / 'plan').write_text(' '.join(plan))
     (tmp_path / 'calls').write_text('')
-    command = ['--', 'python', '-m', 'ngrammer_jax.train', '--workdir=gs://b/a b']
     done = subprocess.run(
-      [sys.executable, LAUNCHER, *given, *more, *command],
+      [sys.executable, LAUNCHER, *given, *more, *COMMAND],
       env={'PATH': f'{tmp_path}:/usr/bin:/bin'},
       capture_output=True,
       text=True,
       timeout=600,
     )
     pathlib.Path('/tmp', f'{given[0][7:]}.tgz').unlink(missing_ok=True)
-    calls = [line.split()[0] for line in (tmp_path / 'calls').read_text().splitlines()]
-    return done, [call for call in calls if call != 'describe']
+    return done, calls(tmp_path)
 
   launch.folder, launch.given = tmp_path, given
   return launch
+
+
+@pytest.fixture
+def at_once(tmp_path, monkeypatch):
+  """The same in this process: workers only say how they end."""
+
+  def remote(here, worker, script, status):
+    if 'uv' in script:
+      return int((here / 'pip').read_text()) if (here / 'pip').exists() else 0
+    if 'tail' in script:
+      said.append(f'<ended with status {status}>\n')
+      return int(status)
+    return 0
+
+  said = []
+
+  def run(command, check=False, **_):
+    if command[0] == 'tar':
+      (tmp_path / 'packed').touch()
+      return types.SimpleNamespace(returncode=0)
+    said.clear()
+    words = [str(tmp_path / 'packed') if word.startswith('/tmp/') else word for word in command[4:]]
+    status = fake_gcloud.answer(tmp_path, words, remote, said.append)
+    code, error = (1, status) if isinstance(status, str) else (status, '')
+    return types.SimpleNamespace(returncode=code, stdout=''.join(said), stderr=error)
+
+  @contextlib.contextmanager
+  def popen(command, **_):
+    done = run(command)
+    yield types.SimpleNamespace(stdout=done.stdout.splitlines(True), returncode=done.returncode)
+
+  spec = importlib.util.spec_from_file_location('tpu_vm', LAUNCHER)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  known = {'PIPE': None, 'CalledProcessError': subprocess.CalledProcessError}
+  monkeypatch.setattr(module, 'subprocess', types.SimpleNamespace(run=run, Popen=popen, **known))
+  clock = {'monotonic': time.monotonic, 'sleep': lambda seconds: None}
+  monkeypatch.setattr(module, 'time', types.SimpleNamespace(**clock))
+
+  def launch(*plan, more=()):
+    (tmp_path / 'plan').write_text(' '.join(plan))
+    (tmp_path / 'calls').write_text('')
+    monkeypatch.setattr(sys, 'argv', ['tpu_vm.py', *GIVEN, *more, *COMMAND])
+    errors = []
+    monkeypatch.setattr(module, 'say', errors.append)
+    try:
+      status = module.main()
+    except SystemExit as stop:
+      errors.append(stop.code)
+      status = 1
+    done = types.SimpleNamespace(returncode=status, stderr=''.join(f'{e}\n' for e in errors))
+    return done, calls(tmp_path)
+
+  launch.folder = tmp_path
+  return launch
+
+
+@pytest.fixture(params=['at_once', pytest.param('in_bash', marks=pytest.mark.slow)])
+def cloud(request):
+  return request.getfixturevalue(request.param)
 
 
 def dry(*given, more=()):
@@ -180,19 +195,19 @@ def test_several_slices_are_one_queued_resource(type_, runtime):
   )
 
 
-def test_finished_at_once(cloud):
-  done, calls = cloud('0,0')
+def test_finished_at_once(in_bash):
+  done, calls = in_bash('0,0')
   assert done.returncode == 0, done.stderr
   assert calls == ['create', 'scp', 'ssh', 'ssh', 'ssh', 'delete']
   trained = re.findall(r'^trains (\S+) (.*)$', done.stdout, re.MULTILINE)
   assert trained == [
     (
-      f'{cloud.folder}/worker{n}/ngrammer_jax',
+      f'{in_bash.folder}/worker{n}/ngrammer_jax',
       '-m ngrammer_jax.train --workdir=gs://b/a b --distributed',
     )
     for n in (0, 1)
   ]
-  assert not (cloud.folder / 'state').exists()
+  assert not (in_bash.folder / 'state').exists()
 
 
 LIFE = ['create', 'scp', 'ssh', 'ssh', 'ssh', 'delete']
@@ -278,37 +293,38 @@ def test_what_cannot_be_installed_is_not_tried_on_another_slice(cloud):
   assert done.returncode == 1 and calls == ['create', 'scp', *5 * ['ssh'], 'delete']
 
 
-def test_ctrl_c_leaves_the_training_and_says_so(cloud):
-  (cloud.folder / 'plan').write_text('endless')
-  env = {'PATH': f'{cloud.folder}:/usr/bin:/bin'}
+def test_ctrl_c_leaves_the_training_and_says_so(in_bash):
+  (in_bash.folder / 'plan').write_text('endless')
+  env = {'PATH': f'{in_bash.folder}:/usr/bin:/bin'}
   pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True}
   process = subprocess.Popen(
-    [sys.executable, LAUNCHER, *cloud.given, '--', 'true'], env=env, start_new_session=True, **pipes
+    [sys.executable, LAUNCHER, *in_bash.given, '--', 'true'],
+    env=env,
+    start_new_session=True,
+    **pipes,
   )
   for line in process.stdout:
     if line == 'training\n':
       break
   os.killpg(process.pid, signal.SIGINT)
   said = process.communicate(timeout=300)[1]
-  pathlib.Path('/tmp', f'{cloud.given[0][7:]}.tgz').unlink()
+  pathlib.Path('/tmp', f'{in_bash.given[0][7:]}.tgz').unlink()
   assert process.returncode == 130
   assert 'it goes on, and costs' in said and 'queued-resources delete' in said
-  assert (cloud.folder / 'state').read_text() == 'ACTIVE'
+  assert (in_bash.folder / 'state').read_text() == 'ACTIVE'
 
 
-def test_the_same_command_follows_what_runs(cloud):
+def test_the_same_command_follows_what_runs(in_bash):
   """The launcher was killed while its training ran: that is not started a second time."""
   for number in (0, 1):
-    state = cloud.folder / f'worker{number}' / 'state'
+    state = in_bash.folder / f'worker{number}' / 'state'
     (state.parent / 'ngrammer_jax').mkdir(parents=True)
     state.mkdir()
     (state / 'log').write_text('step 10\n')
     (state / 'status').write_text('0\n')
     (state / 'pid').write_text('4194305\n')  # more than the largest: it has ended
-  scp = (cloud.folder / 'gcloud').read_text().replace('worker.mkdir()', 'pass')
-  (cloud.folder / 'gcloud').write_text(scp)
-  (cloud.folder / 'state').write_text('ACTIVE')
-  done, calls = cloud('0,0')
+  (in_bash.folder / 'state').write_text('ACTIVE')
+  done, calls = in_bash('0,0')
   assert done.returncode == 0 and calls == LIFE[1:]
   assert 'trains' not in done.stdout and done.stdout.count('step 10') == 2
 
