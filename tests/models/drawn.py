@@ -98,6 +98,7 @@ def config_of(case: Case) -> model_config.ModelConfig:
   span = None
   if c['span'] is not None:
     kind, *rest = c['span'].split(', ')
+    # A ramp over all of the limit: every key counts.
     span = model_config.SpanConfig(kind, limit=T, ramp=T, renormalize=not rest)
   if c['persistent'] is not None:
     persistent = model_config.PersistentConfig(3, c['persistent'])

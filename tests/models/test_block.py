@@ -53,19 +53,26 @@ def test_ngrams_after_attention_equal_slow_loop(x64, pairing):
   memory = block.empty_memory(config, 0, 2, 0)
   x = slow.random_inputs(2, T, 'float64')
   variables = random_variables(module, x, both(), memory, dtype='float64')
-  y, _, _ = module.apply(variables, x, both(), memory)
-
   params = variables['params']
   part = lambda layer, name, *given: layer.apply({'params': params[name]}, *given)
-  norm, probe = normalization.LayerNorm(dtype=jnp.float64), {}
-
-  def mix(context, scores):
-    probe.update(context=np.asarray(context), scores=np.asarray(scores))
-    return context, {}
-
+  norm = normalization.LayerNorm(dtype=jnp.float64)
+  feed = feed_forward.FeedForward(12, CONFIG.activation, dtype=jnp.float64)
   attend = attention.Attention(N, dtype=jnp.float64)
-  inputs = part(norm, 'attention_norm', x)
-  part(attend, 'attention', inputs, view().visible_BxTxS, None, None, view().position_BxP, mix)
+
+  @jax.jit
+  def block_and_parts(x):
+    probe = {}
+
+    def mix(context, scores):
+      probe.update(context=context, scores=scores)
+      return context, {}
+
+    inputs = part(norm, 'attention_norm', x)
+    part(attend, 'attention', inputs, view().visible_BxTxS, None, None, view().position_BxP, mix)
+    return module.apply(variables, x, both(), memory)[0], probe
+
+  rest = jax.jit(lambda x: x + part(feed, 'feed_forward', part(norm, 'feed_forward_norm', x)))
+  y, probe = jax.tree.map(np.asarray, block_and_parts(x))
   centroids = np.asarray(variables['codebook']['ngrammer']['quantizer']['centroids'])
   distances = ((probe['context'][:, :, :, None] - centroids) ** 2).sum(axis=-1)
   ids = distances.argmin(axis=-1)
@@ -76,9 +83,7 @@ def test_ngrams_after_attention_equal_slow_loop(x64, pairing):
   joined = slow.slow_layer(context, ids, pairs, K, params['ngrammer'], 2, 'concat')
   out = params['attention']['out']['kernel']
   x = x + np.einsum('btnh,nhd->btd', joined.reshape(2, T, N, H), out)
-  feed = feed_forward.FeedForward(12, CONFIG.activation, dtype=jnp.float64)
-  expected = x + part(feed, 'feed_forward', part(norm, 'feed_forward_norm', x))
-  assert_close(y, expected, 1e-12)
+  assert_close(y, rest(x), 1e-12)
 
 
 def test_padding_trains_no_codebook():
@@ -111,14 +116,20 @@ def test_padding_trains_codebooks_as_in_praxis(x64, monkeypatch, pairing):
   variables = random_variables(module, x, both(), memory, dtype='float64')
   contexts, joined = [], ngrams.joined
   monkeypatch.setattr(ngrams, 'joined', lambda *a: contexts.append(a[-2]) or joined(*a))
-  (y, _, _), learned = module.apply(
-    variables, x, {views.WHOLE: padded}, memory, mutable=['codebook']
-  )
+
+  @jax.jit
+  def learn(x):
+    (y, _, _), learned = module.apply(
+      variables, x, {views.WHOLE: padded}, memory, mutable=['codebook']
+    )
+    return y, learned, contexts.pop()
+
+  y, learned, context = learn(x)
   before = np.asarray(variables['codebook']['ngrammer']['quantizer']['centroids'])
   after = np.asarray(learned['codebook']['ngrammer']['quantizer']['centroids'])
   expected = before.copy()
   for n in range(N):
-    tokens = np.asarray(contexts[-1])[:, :, n].reshape(2 * T, H)
+    tokens = np.asarray(context)[:, :, n].reshape(2 * T, H)
     nearest = ((tokens[:, None] - before[n]) ** 2).sum(axis=-1).argmin(axis=-1)
     for k in range(K):
       mine = tokens[nearest == k]

@@ -1,4 +1,7 @@
-"""No token hears of a later one, nor of another document, with any switch of the model."""
+"""No token hears of a later one, nor of another document: by gradient and by another token.
+
+The full product of some switches; drawn ones are in test_segmentation.
+"""
 
 import dataclasses
 import itertools
@@ -23,6 +26,7 @@ TOKENS = np.random.default_rng(0).permutation(V)[None]  # every token once
 DOCUMENTS = np.array([0, 0, 0, 1, 1, 1, 1, 2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('packed', [False, True])
 @pytest.mark.parametrize('primer', [False, True])
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def reach(case, config):
   within = attended + taps
   most = config.layers * (max(attended, taps) + taps)
   most += grams if n is None or n.layer != 'attention' else config.layers * (within + grams)
-  return (0 if config.span is not None else config.layers * within), most
+  return config.layers * within, most
 
 
 def check(case, seed):

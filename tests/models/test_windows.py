@@ -1,4 +1,9 @@
-"""Attention that computes no more than the spans need gives what all of it gives."""
+"""Attention that computes no more than the spans need gives what all of it gives.
+
+Of each config the hidden states and gradients of one program over all segments: of whole attention,
+of heads by their windows with queries in blocks, and with keys and values kept. Rows have their
+own splits, padded to one length.
+"""
 
 import dataclasses
 
@@ -11,12 +16,15 @@ from ngrammer_jax.layers import local
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
 from ngrammer_jax.training import windows
+from tests import jaxprs
 from tests.checks import assert_close, random_variables
 
 T, S, V = 8, 8, 13
+SEGMENTS, CALLS, STREAMS, SPLITS = 3, 5, 2, 3
 NGRAM = model_config.NGramConfig(clusters=4, vocabulary_size=32, dim=2)
+DYNAMIC = model_config.SpanConfig('dynamic', limit=S, ramp=2, initial=-9.0)
 PLAIN = model_config.ModelConfig(
-  layers=3,
+  layers=2,
   width=16,
   heads=4,
   feed_forward_width=24,
@@ -27,18 +35,15 @@ PLAIN = model_config.ModelConfig(
   memory=model_config.MemoryConfig(S, same_length='memory_alone'),
   span=model_config.SpanConfig(limit=S, ramp=2),
 )
+ATTENDED = dataclasses.replace(NGRAM, layer='attention', pairing=('attended',))
 CHANGES = {
-  'official': {'norm': 'post_skip'},
-  'relative, all-attention': {
+  'relative, all-attention, zeros first': {
     'position': 'relative',
     'positional': None,
     'persistent': model_config.PersistentConfig(5),
     'feed_forward_width': 0,
-  },
-  'own biases, learned distances': {
-    'position': 'shaw',
-    'positional': model_config.PositionalConfig(max_length=5),
-    'bias': True,
+    'norm': 'post_skip',
+    'memory': model_config.MemoryConfig(S, 'zeros', 'memory_alone', across_documents=True),
   },
   'primer with n-grams': {
     'position': 'rope',
@@ -49,26 +54,22 @@ CHANGES = {
     'ngram': NGRAM,
     'memory': model_config.MemoryConfig(S, same_length='memory_and_self'),
   },
-  'tokens with spans of their own': {
-    'span': model_config.SpanConfig('dynamic', limit=S, ramp=2, initial=-9.0)
-  },
-  'tokens with spans of their own, pairs by attention': {
-    'span': model_config.SpanConfig('dynamic', limit=S, ramp=2, initial=-9.0),
-    'ngram': dataclasses.replace(
-      NGRAM, layer='attention', pairing=('previous', 'attended', 'attended')
-    ),
-  },
-  'one head of vectors': {
+  'tokens with spans of their own, pairs by attention': {'span': DYNAMIC, 'ngram': ATTENDED},
+  'learned distances, one head of vectors, scanned': {
+    'position': 'shaw',
+    'positional': model_config.PositionalConfig(max_length=5),
+    'bias': True,
     'persistent': model_config.PersistentConfig(5, 'single_head'),
-    'feed_forward_width': 0,
+    'scan_layers': True,
+    'remat': 'full',
   },
+  'official': {'norm': 'post_skip'},
+  'tokens with spans of their own': {'span': DYNAMIC},
   'half of the heads for vectors': {
     'persistent': model_config.PersistentConfig(5, 'head_split'),
     'feed_forward_width': 0,
   },
-  'pairs by attention': {
-    'ngram': dataclasses.replace(NGRAM, layer='attention', pairing=('attended', 'previous', 'none'))
-  },
+  'pairs by attention': {'ngram': ATTENDED},
   'scanned, zeros first': {
     'scan_layers': True,
     'norm': 'post_skip',
@@ -76,17 +77,40 @@ CHANGES = {
     'memory': model_config.MemoryConfig(S, 'zeros', 'memory_alone', across_documents=True),
   },
 }
-OF_TOKENS = ['tokens with spans of their own', 'tokens with spans of their own, pairs by attention']
 # Heads whose span and ramp are below 4 tokens, and others: a key at the very end of the ramp has
 # no weight, but a slope.
-WINDOWS = ((4, 8, 4, 4), (4, 4, 4, 4), (8, 8, 8, 6))
-SPANS = np.array([[0.0, 1.0, 0.24, 0.1], [0.0, 0.2, 0.24, 0.0], [0.9, 0.5, 1.0, 0.4]])
-TOKENS = np.random.default_rng(0).integers(0, V, (3, 5 * T))
-STARTS = np.zeros(TOKENS.shape, bool)
-STARTS[1, [5, 19, 20]] = True
+WINDOWS = ((4, 6, 4, 4), (4, 4, 4, 4))
+SPANS = np.array([[0.0, 0.45, 0.24, 0.1], [0.0, 0.2, 0.24, 0.0]])
+LONGER, LONGER_SPANS = ((4, 8, 8, 6), *WINDOWS), np.array([[0.2, 1.0, 0.9, 0.4], *SPANS])
 
 
-def with_spans(variables):
+def rows():
+  """Of each call the tokens, starts and what is valid; and of each token its call and column.
+
+  Rows are streams, split in whole segments and otherwise.
+  """
+  rng, count = np.random.default_rng(0), STREAMS * SPLITS
+  stream = np.tile(rng.integers(0, V, (STREAMS, SEGMENTS * T)), (SPLITS, 1))
+  starts = np.zeros(stream.shape, bool)
+  starts[1::STREAMS, [5, 11, 12]] = True
+  lengths = np.array([[T] * SEGMENTS + [0] * (CALLS - SEGMENTS), [3, 1, 8, 4, 8], [0, 5, 8, 8, 3]])
+  lengths = np.repeat(lengths, STREAMS, axis=0)
+  tokens = rng.integers(0, V, (CALLS, count, T))  # and padding
+  given, valid = np.zeros((2, CALLS, count, T), np.int32)
+  place = np.zeros((count, SEGMENTS * T, 2), int)
+  for row in range(count):
+    pairs = [(call, column) for call in range(CALLS) for column in range(lengths[row, call])]
+    place[row] = pairs
+    call, column = place[row].T
+    tokens[call, row, column], given[call, row, column] = stream[row], starts[row]
+    valid[call, row, column] = 1
+  return (tokens, given > 0, valid), place
+
+
+ROWS, PLACE = rows()
+
+
+def with_spans(variables, spans):
   """And even attention: where next to no mass is under the mask, the 1e-8 would weigh."""
 
   def even(path, leaf):
@@ -95,148 +119,146 @@ def with_spans(variables):
     return 0.1 * leaf if set(small) & set(names) else leaf
 
   params = jax.tree_util.tree_map_with_path(even, variables['params'])
-  for number, spans in enumerate(SPANS):
+  for number, share_N in enumerate(spans):
     learned = params[f'layer_{number}']['attention']['span']
     if 'span' in learned:
-      learned['span'] = jnp.asarray(spans[: len(learned['span'])])
+      learned['span'] = jnp.asarray(share_N[: len(learned['span'])])
     else:
-      share_N = 0.9 * jnp.asarray(spans) + 1e-3
+      share_N = 0.9 * share_N + 1e-3
       learned['span_kernel'] *= 0.01
-      learned['span_bias'] = jnp.log(share_N / (1 - share_N))
+      learned['span_bias'] = jnp.asarray(np.log(share_N / (1 - share_N)))
   return variables | {'params': params}
 
 
-def windows_of(config):
+def variables_of(config, spans=SPANS):
+  model = transformer.TransformerLM(config, V)
+  memory = transformer.empty_memory(config, STREAMS * SPLITS)
+  return with_spans(random_variables(model, ROWS[0][0], memory, dtype='float64'), spans)
+
+
+def windows_of(config, of_heads=WINDOWS):
   if config.span.kind == 'dynamic':
     return ((4, 6, 8),) * config.layers
   if windows.apart(config):
-    return WINDOWS
-  return tuple((max(sizes),) * config.heads for sizes in WINDOWS)
+    return of_heads
+  return tuple((max(sizes),) * config.heads for sizes in of_heads)
 
 
-def hidden_states(config, variables, sizes, slots, split=(T,) * 5):
+def program(config, variables, sizes, slots=0, gradients=False):
+  """Hidden states of all rows in order [R, SEGMENTS T, D], gradients or None; and the jaxpr."""
   model = transformer.TransformerLM(config, V, sizes)
-  memory, states, place = transformer.empty_memory(config, 3, slots, sizes), [], 0
-  run = jax.jit(lambda x, memory, starts: model.apply(variables, x, memory, starts_BxT=starts)[:2])
-  for length in split:
-    cut = slice(place, place + length)
-    hidden, memory = run(TOKENS[:, cut], memory, STARTS[:, cut])
-    states.append(hidden)
-    place += length
-  return np.concatenate(states, axis=1)
+  memory = transformer.empty_memory(config, STREAMS * SPLITS, slots, sizes)
+
+  def loss(params):
+    def call(memory, given):
+      tokens, starts, valid = given
+      hidden, memory, aux = model.apply(
+        variables | {'params': params}, tokens, memory, starts_BxT=starts, valid_BxT=valid
+      )
+      return memory, (hidden, aux['span'])
+
+    _, (hidden, aux) = jax.lax.scan(call, memory, ROWS)
+    return jnp.where(ROWS[2][..., None] > 0, jnp.sin(hidden), 0).sum() + 100 * aux.sum(), hidden
+
+  function = lambda params: (loss(params), None)
+  if gradients:
+    function = jax.value_and_grad(loss, has_aux=True)
+  traced = jax.jit(function).trace(variables['params'])
+  (_, hidden), gradient = traced.lower().compile()(variables['params'])
+  rows = np.arange(len(PLACE))[:, None]
+  return np.asarray(hidden)[PLACE[..., 0], rows, PLACE[..., 1]], gradient, traced.jaxpr
 
 
-@pytest.mark.parametrize('change', CHANGES)
-def test_heads_by_their_windows_and_queries_in_blocks(x64, monkeypatch, change):
-  config = dataclasses.replace(PLAIN, **CHANGES[change])
+def products(jaxpr):
+  """Elements of all products, as a measure of what is computed."""
+  of = (e for e in jaxprs.equations(jaxpr.jaxpr) if e.primitive.name == 'dot_general')
+  return sum(e.outvars[0].aval.size for e in of)
+
+
+def check(config, monkeypatch, gradients, slots=S, of_heads=WINDOWS, spans=SPANS):
+  """By windows all is as it is without; the variables and hidden states."""
   config.check()
-  model = transformer.TransformerLM(config, V)
-  memory = transformer.empty_memory(config, 3)
-  variables = with_spans(random_variables(model, TOKENS[:, :T], memory, dtype='float64'))
-  whole = hidden_states(config, variables, None, 0)
-  for sizes in (None, windows_of(config)):
-    for block in (64, 2):
-      monkeypatch.setattr(local, 'BLOCK', block)
-      if block == 2:
-        assert local.blocks(T, S) == 4
-      # What is left out has no weight but in the 1e-8 that the mass under the mask is added to.
-      tolerance = 1e-12 if sizes is None else 1e-6
-      assert_close(hidden_states(config, variables, sizes, 0), whole, tolerance)
-    for split in ((T,) * 5, (3, 1, 1, 11, 24)):
-      assert_close(hidden_states(config, variables, sizes, S, split), whole, tolerance)
-  too_small = ((2,) * 4,) * 3
-  assert np.abs(hidden_states(config, variables, too_small, 0) - whole).max() > 1e-3
-
-
-@pytest.mark.parametrize('slots', [0, S])
-@pytest.mark.parametrize('change', OF_TOKENS)
-def test_what_no_token_calls_for_is_not_read(x64, change, slots):
-  """Spans of less than 4 tokens: what is kept of older ones may be anything."""
-  config = dataclasses.replace(PLAIN, **CHANGES[change])
-  model = transformer.TransformerLM(config, V)
-  start = transformer.empty_memory(config, 3)
-  variables = random_variables(model, TOKENS[:, :T], start, dtype='float64')
-  for number in range(config.layers):
-    learned = variables['params'][f'layer_{number}']['attention']['span']
-    learned['span_kernel'], learned['span_bias'] = learned['span_kernel'] * 0, jnp.full(4, -9.0)
-  for sizes, same in ((windows_of(config), True), (None, False)):
-    model = transformer.TransformerLM(config, V, sizes)
-    memory = transformer.empty_memory(config, 3, slots, sizes)
-    _, memory, _ = model.apply(variables, TOKENS[:, : T + 3], memory)
-    spoiled = [dict(layer) for layer in memory['layers']]
-    for layer in spoiled:
-      if slots:  # the 11 tokens so far are in slots 0 to 7, the last in 2
-        layer['values'] = layer['values'].at[:, :, 3:7].set(jnp.nan)
-      else:
-        layer['hidden'] = layer['hidden'].at[:, :4].set(jnp.nan)
-    other = memory | {'layers': tuple(spoiled)}
-    y, z = (model.apply(variables, TOKENS[:, 11:13], given)[0] for given in (memory, other))
-    assert np.array_equal(y, z) == same
-
-
-@pytest.mark.parametrize('change', ['official', 'relative, all-attention'])
-def test_the_length_of_segments_does_not_matter(x64, change):
-  config = dataclasses.replace(PLAIN, **CHANGES[change])
-  model = transformer.TransformerLM(config, V)
-  memory = transformer.empty_memory(config, 3)
-  variables = with_spans(random_variables(model, TOKENS[:, :T], memory, dtype='float64'))
-  whole = hidden_states(config, variables, None, 0)
-  for split in ((4,) * 10, (3, 1, 1, 11, 24), (5 * T,)):
-    np.testing.assert_allclose(hidden_states(config, variables, None, 0, split), whole, 0, 4e-15)
-
-
-@pytest.mark.parametrize('change', CHANGES)
-def test_gradients_by_windows(x64, monkeypatch, change):
-  config = dataclasses.replace(PLAIN, **CHANGES[change])
+  spans, of_heads = spans[: config.layers], of_heads[: config.layers]
+  variables, sizes = variables_of(config, spans), windows_of(config, of_heads)
+  whole, gradient, all_of_it = program(config, variables, None, 0, gradients)
+  for first in range(STREAMS):
+    for other in range(first + STREAMS, STREAMS * SPLITS, STREAMS):
+      assert_close(whole[other], whole[first], 1e-12)
   monkeypatch.setattr(local, 'BLOCK', 2)
-  model = transformer.TransformerLM(config, V)
-  empty = transformer.empty_memory(config, 3)
-  variables = with_spans(random_variables(model, TOKENS[:, :T], empty, dtype='float64'))
+  assert local.blocks(T, S) == 4
+  within, by_windows, part_of_it = program(config, variables, sizes, 0, gradients)
+  # What is left out has no weight but in the 1e-8 that the mass under the mask is added to.
+  assert_close(within, whole, 1e-6)
+  jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), by_windows, gradient)
+  if config.span.kind == 'adaptive':  # dynamic spans choose among programs
+    assert products(part_of_it) < products(all_of_it)
+  if slots:
+    assert_close(program(config, variables, sizes, slots)[0], whole, 1e-6)
+  return variables, whole
 
-  def gradient(sizes):
-    model = transformer.TransformerLM(config, V, sizes)
-    memory = transformer.empty_memory(config, 3, windows=sizes)
 
-    def loss(params):
-      given, total, kept = variables | {'params': params}, 0.0, memory
-      for place in (0, T):
-        hidden, kept, aux = model.apply(given, TOKENS[:, place : place + T], kept)
-        total += jnp.sin(hidden).sum() + 100 * aux['span']
-      return total
+# Layers, whether gradients are compared, and slots for keys and values: what is quick.
+QUICK = {
+  'relative, all-attention, zeros first': (1, True, 0),
+  'primer with n-grams': (2, False, S),
+  'tokens with spans of their own, pairs by attention': (1, False, S),
+}
 
-    return jax.jit(jax.grad(loss))(variables['params'])
 
-  jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), gradient(windows_of(config)), gradient(None))
+@pytest.mark.parametrize('change', QUICK)
+def test_heads_by_their_windows_and_queries_in_blocks(x64, monkeypatch, change):
+  layers, gradients, slots = QUICK[change]
+  check(of_layers(change, layers), monkeypatch, gradients, slots)
+
+
+def of_layers(change, layers):
+  config = dataclasses.replace(PLAIN, layers=layers, **CHANGES[change])
+  if config.ngram is None or config.ngram.layer != 'attention':
+    return config
+  pairing = ('attended', 'previous', 'attended')[:layers]
+  return dataclasses.replace(config, ngram=dataclasses.replace(config.ngram, pairing=pairing))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('change', CHANGES)
+def test_gradients_and_windows_of_three_layers(x64, monkeypatch, change):
+  """And windows that are too small are seen."""
+  config = of_layers(change, 3)
+  variables, whole = check(config, monkeypatch, True, S, LONGER, LONGER_SPANS)
+  without = program(config, variables, ((2,) * 4,) * 3, S)[0]
+  assert np.abs(without - whole).max() > 1e-3
 
 
 @pytest.mark.parametrize('slots', [0, S])
-@pytest.mark.parametrize('change', ['official', 'primer with n-grams', *OF_TOKENS])
-def test_padding_at_the_end_of_rows_does_not_matter(x64, change, slots):
-  """Rows of 5 and 8 tokens, then of 8 and 3: each as if it were alone and without padding."""
-  config = dataclasses.replace(PLAIN, **CHANGES[change])
+def test_what_no_token_calls_for_is_not_read(x64, slots):
+  """Spans of less than 4 tokens: what is kept of older ones may be anything."""
+  config = dataclasses.replace(PLAIN, layers=1, span=DYNAMIC, ngram=ATTENDED)
   sizes = windows_of(config)
   model = transformer.TransformerLM(config, V, sizes)
-  empty = lambda rows: transformer.empty_memory(config, rows, slots, sizes)
-  whole = transformer.TransformerLM(config, V)
-  start = transformer.empty_memory(config, 3)
-  variables = with_spans(random_variables(whole, TOKENS[:, :T], start, dtype='float64'))
+  memory = transformer.empty_memory(config, 1, slots, sizes)
+  tokens = ROWS[0][0][:1]
+  variables = variables_of(config, SPANS[:1])
   run = jax.jit(
-    lambda x, memory, valid=None: model.apply(variables, x, memory, valid_BxT=valid)[:2]
+    lambda params, memory, valid: model.apply(
+      variables | {'params': params}, tokens, memory, valid_BxT=valid
+    )[:2]
   )
-  counts, memory, found = [(5, 8), (8, 3), (2, 8)], empty(2), [[], []]
-  place = [0, 0]
-  for lengths in counts:
-    tokens, valid = np.full((2, T), V - 1), np.arange(T) < np.array(lengths)[:, None]
-    for row, length in enumerate(lengths):
-      tokens[row, :length] = TOKENS[row, place[row] : place[row] + length]
-      place[row] += length
-    hidden, memory = run(tokens, memory, valid.astype(np.int32))
-    for row, length in enumerate(lengths):
-      found[row].append(hidden[row, :length])
-  for row in range(2):
-    memory, alone, first = empty(1), [], 0
-    for lengths in counts:
-      part, memory = run(TOKENS[row : row + 1, first : first + lengths[row]], memory)
-      alone.append(part[0])
-      first += lengths[row]
-    assert_close(np.concatenate(found[row]), np.concatenate(alone), 1e-12)
+
+  def of(bias):
+    params = dict(variables['params'])
+    attend = params['layer_0']['attention']
+    learned = {'span_kernel': np.zeros((16, 4)), 'span_bias': np.full(4, bias)}
+    params['layer_0'] = params['layer_0'] | {'attention': attend | {'span': learned}}
+    return params
+
+  valid = lambda count: (np.arange(T)[None] < count).astype(np.int32)
+  for bias, same in ((-9.0, True), (9.0, False)):
+    _, kept = run(of(bias), memory, valid(T))
+    _, kept = run(of(bias), kept, valid(3))
+    layer = {name: np.array(part) for name, part in kept['layers'][0].items()}
+    if slots:  # the 11 tokens so far are in slots 0 to 7, the last in 2
+      layer['values'][:, :, 3:7] = np.nan
+    else:
+      layer['hidden'][:, :4] = np.nan
+    y, z = (run(of(bias), k, valid(2))[0][:, :2] for k in (kept, kept | {'layers': (layer,)}))
+    assert np.array_equal(y, z) == same
