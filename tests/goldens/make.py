@@ -1,14 +1,17 @@
-"""Draws configs and writes what the package computes: python -m tests.goldens.make.
+"""Draws configs and writes what the package computes: python -m tests.goldens.make models|runs.
 
-It made `models.json` and `models.npz` once. Whoever runs it again says that today's numbers are
+It was run once. Whoever runs it again says that today's numbers are
 right.
 """
 
 import collections
+import contextlib
 import itertools
 import json
 import os
 import pathlib
+import shutil
+import sys
 import tempfile
 from typing import Any
 
@@ -16,12 +19,14 @@ import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors
-from tests.goldens import models
+from ngrammer_jax import errors, train
+from ngrammer_jax.training import manifest
+from tests.goldens import models, runs
 
-TRANSFORMERS, RECURRENT = 48, 22
-CANDIDATES = 4000
-SMALL = {'width': 8, 'dtype': 'float64'}
+TRANSFORMERS, RECURRENT = 48, 30
+CANDIDATES = 1500
+# Heads of the n-gram layer with parts of at least three features: a norm of two forgets them.
+SMALL = {'width': 24, 'dtype': 'float64'}
 BLOCKS = ('ngram', 'memory', 'positional', 'adaptive_softmax', 'span', 'persistent', 'recurrent')
 
 
@@ -74,7 +79,7 @@ def transformer(rng: np.random.Generator) -> dict[str, Any]:
     model['ngram'] = {
       'clusters': pick(4, 4, 4, None),
       'vocabulary_size': pick(32, 64),
-      'dim': pick(1, 2),
+      'dim': pick(3, 4),
       'heads': None if attention else pick(None, 2, 4),
       'combine': pick('concat', 'add'),
       'orders': orders,
@@ -87,8 +92,11 @@ def transformer(rng: np.random.Generator) -> dict[str, Any]:
       'empty': pick('shrink', 'keep', 'revive'),
       'padding_trains': attention and pick(True, False),
     }
+    head_width = SMALL['width'] // (model['ngram']['heads'] or 2)
     if model['ngram']['combine'] == 'add':
-      model['ngram']['dim'] = SMALL['width'] // (model['ngram']['heads'] or 2)
+      model['ngram']['dim'] = head_width
+    elif len(orders) * model['ngram']['dim'] > head_width - 3:
+      model['ngram'] |= {'dim': 3, 'orders': (2,)}
   if memory:
     model['memory'] = {
       'length': length,
@@ -118,7 +126,7 @@ def recurrent(rng: np.random.Generator) -> dict[str, Any]:
   kinds = ('none', 'attention', 'key_value', 'key_value_predict', 'ngram', 'recurrent_memory')
   readout = pick(*kinds)
   fields = {
-    'hidden': 12,
+    'hidden': 24,
     'cell': pick('lstm', 'lstm', 'rnn'),
     'readout': readout,
     'carry_memory': pick(True, False),
@@ -133,11 +141,11 @@ def recurrent(rng: np.random.Generator) -> dict[str, Any]:
     fields |= more | {'window': pick(2, 4)}
   model = {'recurrent': fields, **_head(rng)}
   if rng.random() < 0.3:
-    model |= {'heads': 2, 'ngram': {'clusters': 4, 'vocabulary_size': 32, 'dim': 2}}
+    model |= {'heads': 2, 'ngram': {'clusters': 4, 'vocabulary_size': 32, 'dim': 3}}
   if rng.random() < 0.2:
     model['dropout'] = 0.25
   if model['tie_embeddings'] or model['adaptive_softmax'] is not None:
-    model['width'] = 12 // {'key_value': 2, 'key_value_predict': 3}.get(
+    model['width'] = 24 // {'key_value': 2, 'key_value_predict': 3}.get(
       readout, fields.get('slices', 1)
     )
   return model
@@ -163,17 +171,6 @@ def _head(rng: np.random.Generator) -> dict[str, Any]:
   return model
 
 
-def options(case: dict[str, Any], path: str = '') -> list[str]:
-  """Every option of a case with its value, of blocks those inside."""
-  found = []
-  for key, value in case.items():
-    if isinstance(value, dict):
-      found += [f'{path}{key}', *options(value, f'{path}{key}.')]
-    else:
-      found.append(f'{path}{key}={value}')
-  return found
-
-
 def draw(kind: Any, count: int, seed: int) -> list[dict[str, Any]]:
   """Cases that have every option at least three times, and many pairs of them."""
   rng, candidates = np.random.default_rng(seed), []
@@ -185,7 +182,7 @@ def draw(kind: Any, count: int, seed: int) -> list[dict[str, Any]]:
     except errors.BadInput:
       continue
     case['prefix'] &= model.sees_later_tokens
-    candidates.append((case, options(case)))
+    candidates.append((case, models.options(case)))
   single, pairs, chosen = collections.Counter(), collections.Counter(), []
   for _ in range(count):
 
@@ -205,24 +202,67 @@ def draw(kind: Any, count: int, seed: int) -> list[dict[str, Any]]:
   return chosen
 
 
-def main() -> None:
-  """Writes both files."""
+def make_models() -> None:
+  """Writes `models.json` and `models.npz`."""
   jax.config.update('jax_enable_x64', True)
   cases = {}
   for kind, count, seed in ((transformer, TRANSFORMERS, 0), (recurrent, RECURRENT, 1)):
     for i, case in enumerate(draw(kind, count, seed)):
       cases[f'{kind.__name__}_{i:02d}'] = case
+  for case in cases.values():
+    case['quick'] = False
+  for name in covering(cases):
+    cases[name]['quick'] = True
   text = ',\n'.join(f'"{name}": {json.dumps(case)}' for name, case in cases.items())
   (models.FOLDER / 'models.json').write_text('{\n' + text + '\n}\n')
   arrays = {}
   for name, case in models.cases().items():
     with tempfile.TemporaryDirectory() as folder:
-      for key, value in models.compute(case, pathlib.Path(folder)).items():
-        arrays[f'{name}:{key}'] = value
-    print(name, arrays[f'{name}:loss'], flush=True)
+      found = models.compute(case, pathlib.Path(folder))
+    arrays[name], arrays[f'{name}/names'] = np.stack(list(found.values())), '\n'.join(found)
+    zero = [key for key, value in found.items() if not value.any()]
+    print(name, found['loss'][0], len(found), 'zero:', *zero, flush=True)
   np.savez_compressed(models.FOLDER / 'models.npz', **arrays)
-  print(os.path.getsize(models.FOLDER / 'models.npz'), 'bytes')
+
+
+def covering(cases: dict[str, dict[str, Any]]) -> list[str]:
+  """A few of the cases, with every option of all of them at least once."""
+  missing = {option for case in cases.values() for option in models.options(case)}
+  chosen = []
+  while missing:
+    best = max(cases, key=lambda name: len(missing & set(models.options(cases[name]))))
+    missing -= set(models.options(cases[best]))
+    chosen.append(best)
+  return chosen
+
+
+def make_runs() -> None:
+  """Trains each run to its end, and keeps its checkpoint in the middle and what followed."""
+  for row in runs.ROWS:
+    kept = models.FOLDER / 'checkpoints' / row
+    shutil.rmtree(kept, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+      os.environ['NGRAMMER_JAX_CACHE'] = f'{folder}/cache'
+      runs.write_text(pathlib.Path('text.txt'))
+      train.main([f'--config={runs.__file__}:{row}', '--workdir=run'])
+      found = runs.losses(pathlib.Path('run'))
+      (kept / 'run' / 'checkpoints').mkdir(parents=True)
+      for name in ('config.json', 'corpus.json', 'vocabulary.json', 'metrics.jsonl'):
+        shutil.copy(f'run/{name}', kept / 'run')
+      middle = f'checkpoints/{runs.RESTORED}'
+      shutil.copytree(f'run/{middle}', kept / 'run' / middle)
+      _forget_place(kept / 'run' / middle)
+    (kept / 'losses.json').write_text(json.dumps(found, indent=1) + '\n')
+    print(row, found)
+
+
+def _forget_place(checkpoint: pathlib.Path) -> None:
+  """Removes the one file of a checkpoint that says where it was written."""
+  (checkpoint / 'commit_success.txt').unlink()
+  written = manifest.read(checkpoint)
+  del written.files['commit_success.txt']
+  manifest.write(checkpoint, written)
 
 
 if __name__ == '__main__':
-  main()
+  {'models': make_models, 'runs': make_runs}[sys.argv[1]]()

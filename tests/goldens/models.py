@@ -25,6 +25,19 @@ def cases() -> dict[str, dict[str, Any]]:
   return json.loads((FOLDER / 'models.json').read_text(encoding='utf-8'))
 
 
+def options(case: dict[str, Any], path: str = '') -> list[str]:
+  """Every option of a case with its value, of blocks those inside."""
+  found = []
+  for key, value in case.items():
+    if isinstance(value, dict):
+      found += [f'{path}{key}', *options(value, f'{path}{key}.')]
+    elif key == 'pairing':
+      found += [f'{path}{key}={one}' for one in sorted(set(value))]
+    else:
+      found.append(f'{path}{key}={value}')
+  return found
+
+
 def workdir_of(model: dict[str, Any], folder: pathlib.Path) -> pathlib.Path:
   """A folder that `load_run` opens, with a config and a vocabulary of V words."""
   words = ['<unk>', '<eos>', *(f'word{i}' for i in range(V - 2))]
@@ -72,12 +85,18 @@ def compute(case: dict[str, Any], folder: pathlib.Path) -> dict[str, np.ndarray]
     jax.value_and_grad(loss, has_aux=True)
   )(variables['params'])
   hidden = np.where(given['valid_BxT'][..., None] > 0, hidden, 0)
-  found = {'loss': np.asarray(total)[None], 'hidden': projected(hidden), 'nll': projected(nll)}
+  found = {'loss': projected(total), 'hidden': projected(hidden), 'nll': projected(nll)}
   found['memory'] = sum(map(features, jax.tree.leaves(last)))
   for name, tree in (('gradient', gradient), ('codebook', codebook)):
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
       found[f'{name}/{path_of(path)}'] = projected(leaf)
   return found
+
+
+def golden(name: str) -> dict[str, np.ndarray]:
+  """What `compute` gave when the goldens were made."""
+  with np.load(FOLDER / 'models.npz') as arrays:
+    return dict(zip(str(arrays[f'{name}/names']).split('\n'), arrays[name], strict=True))
 
 
 def inputs() -> tuple[np.ndarray, ...]:

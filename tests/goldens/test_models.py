@@ -1,0 +1,35 @@
+"""Drawn models compute what they computed when the goldens were made."""
+
+import collections
+
+import numpy as np
+import pytest
+
+from tests.goldens import models
+
+CASES = models.cases()
+# All options occur in the quick ones too.
+NAMES = [
+  name if case['quick'] else pytest.param(name, marks=pytest.mark.slow)
+  for name, case in CASES.items()
+]
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_a_drawn_model_equals_its_golden(x64, tmp_path, name):
+  """Hidden states, memory, codebook, loss and the gradient of every parameter."""
+  found, expected = models.compute(CASES[name], tmp_path), models.golden(name)
+  assert set(found) == set(expected)
+  wrong = {
+    key: np.abs(found[key] - expected[key]).max()
+    for key in expected
+    if np.abs(found[key] - expected[key]).max() > 1e-10 * np.abs(expected[key]).max() + 1e-12
+  }
+  assert not wrong, f'{name} {models.options(CASES[name])} differs in {wrong}'
+
+
+def test_every_option_occurs_three_times_in_48_configs():
+  counts = collections.Counter(o for case in CASES.values() for o in set(models.options(case)))
+  del counts['quick=True'], counts['quick=False']
+  assert len(CASES) >= 48
+  assert not {option: count for option, count in counts.items() if count < 3}
