@@ -52,7 +52,7 @@ def blocks_of_a_stream(f, dtype, tolerance, scan=False):
     config, V = config_of(f, dtype, scan_layers=scan), int(f['cfg/V'])
     model = transformer.TransformerLM(config, V)
     params = adaptive_span.load_language_model(parameters(f, 'param/', dtype), config, V)['params']
-    memory = transformer.empty_memory(config, int(f['cfg/B']))
+    memory = jax.jit(lambda: transformer.empty_memory(config, int(f['cfg/B'])))()
 
     def loss(params, memory, x, y):
       given = {'params': params}

@@ -54,7 +54,7 @@ def test_chunks_of_a_stream(name, dtype, tolerance, carry):
     config, V = config_of(f, dtype, carry), int(f['cfg/V'])
     model = recurrent.RecurrentLM(config, V)
     params = attention_lstm.load_language_model(parameters(f, dtype), config, V)['params']
-    memory = recurrent.empty_memory(config, int(f['cfg/B']))
+    memory = jax.jit(lambda: recurrent.empty_memory(config, int(f['cfg/B'])))()
 
     @jax.jit
     def chunk(params, x, y, first, memory):

@@ -91,7 +91,7 @@ def language_model(f, dtype, tolerance, scan=False):
     model = transformer.TransformerLM(config, vocabulary_size=23)
     arrays = {k: v.astype(dtype) for k, v in f.items() if k.startswith('param/')}
     variables = praxis.load_language_model(arrays, config, 23)
-    memory = transformer.empty_memory(config, 3)
+    memory = jax.jit(lambda: transformer.empty_memory(config, 3))()
 
     def loss(params, weights, valid, starts):
       (hidden, _, _), probed = model.apply(

@@ -53,7 +53,7 @@ def segments_of_a_stream(f, dtype, tolerance, scan=False):
     V = int(f['cfg/V'])
     model = transformer.TransformerLM(config, V)
     variables = transformer_xl.load_language_model(parameters(f, 'param/', dtype), config, V)
-    memory = transformer.empty_memory(config, int(f['cfg/B']))
+    memory = jax.jit(lambda: transformer.empty_memory(config, int(f['cfg/B'])))()
 
     def loss(params, memory, x, y):
       given = {'params': params}

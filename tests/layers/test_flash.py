@@ -11,7 +11,7 @@ from ngrammer_jax import sharding
 from ngrammer_jax.layers import attention, documents, flash, placement
 from tests.checks import random_variables
 
-B, T, N, H = 4, 256, 4, 32
+B, T, N, H = 4, 128, 4, 32
 
 
 @functools.cache
