@@ -1,6 +1,7 @@
 """The command line: files and rows, overrides in all their forms, exit statuses."""
 
 import argparse
+import signal
 import sys
 
 import pytest
@@ -251,6 +252,14 @@ def refuse(argv):
   raise errors.BadInput('too bad')
 
 
+def lose(argv):
+  raise errors.Lost('no answer from process 3')
+
+
+def stop(argv):
+  raise errors.Interrupted(signal.SIGTERM)
+
+
 @pytest.mark.parametrize(
   'main, status, said',
   [
@@ -258,6 +267,8 @@ def refuse(argv):
     (lambda argv: None, 0, ''),
     (lambda argv: 143, 143, ''),
     (refuse, 2, 'error: too bad\n'),
+    (lose, 1, 'error: no answer from process 3\n'),  # another try may help
+    (stop, 143, 'stopped by SIGTERM; the same command goes on from here\n'),
   ],
 )
 def test_exit_status(monkeypatch, capsys, main, status, said):

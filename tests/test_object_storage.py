@@ -20,6 +20,7 @@ from tests.training import test_checkpoints as small
 from tests.training import test_hosts as hosts
 from tests.training.test_kills import flags
 
+pytestmark = pytest.mark.xdist_group('object storage')  # one worker imports what it takes
 STARTED = {}  # once for all tests: libraries remember where their store is
 
 
@@ -94,6 +95,21 @@ def train_until_killed(monkeypatch, config, workdir, step):
 
 
 @SLOW_S3
+def test_a_run_of_a_disk_is_one_of_the_store(bucket, trained):
+  whole, run = trained('ngrammer'), files.path(f'{bucket}/run')
+  for path in files.inside(whole):
+    name = str(path.relative_to(whole))
+    if name.startswith(('checkpoints/12/', 'co', 'metrics', 'vocabulary')):
+      files.write(run / name, path.read_bytes())
+  files.write(run / 'checkpoints' / '16' / '_METADATA', 'half of a checkpoint')
+  assert checkpoints.steps(run) == [12]
+  # It is restored, each bit of it compared, and there is nothing left to do.
+  assert not loop.train(runs.load_run(run).config, run)
+  assert checkpoints.steps(run) == [12] and records(run) == records(whole)
+
+
+@pytest.mark.slow
+@BOTH
 def test_a_killed_run_goes_on_bit_identically(tiny, bucket, tmp_path, monkeypatch):
   whole, run = tmp_path / 'whole', files.path(f'{bucket}/run')
   loop.train(tiny(), whole)
@@ -114,6 +130,7 @@ def test_a_killed_run_goes_on_bit_identically(tiny, bucket, tmp_path, monkeypatc
   }
 
 
+@pytest.mark.slow
 @GS
 @pytest.mark.parametrize(
   'owner, name, newest',
@@ -141,7 +158,8 @@ def test_killed_between_any_two_steps_of_a_save(bucket, monkeypatch, owner, name
   assert len(list((run / 'checkpoints').iterdir())) == 2
 
 
-@SLOW_S3
+@pytest.mark.slow
+@BOTH
 def test_a_damaged_checkpoint_is_found_and_set_aside(bucket):
   run = files.path(f'{bucket}/run')
   small.save(run, 4, 8, keep=2)
