@@ -15,6 +15,7 @@ import pytest
 from ngrammer_jax import errors
 from ngrammer_jax.training import checkpoints, manifest
 from tests.checks import bad_input
+from tests.training.helpers import cut, flip
 
 
 def state(step):
@@ -40,16 +41,6 @@ def save(workdir, *steps, keep=3, **values):
   with checkpoints.Checkpoints(workdir, keep) as saved:
     for step in steps:
       saved.save(step, state(step), **values)
-
-
-def cut(path):
-  path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def flip(path):
-  content = bytearray(path.read_bytes())
-  content[len(content) // 2] ^= 1
-  path.write_bytes(content)
 
 
 @pytest.fixture

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import errors, mesh_config, runs, sharding
+from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.training import checkpoints, checksums, loop, manifest, programs
 from tests import trained_runs
 from tests.checks import bad_input
 from tests.training import toy
-from tests.training.helpers import arrays, damage, names, records, signal_at, write_config
+from tests.training.helpers import arrays, damage, mesh_of, names, records, signal_at, write_config
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -135,6 +136,20 @@ def test_a_disk_without_room_is_refused_before_training(tiny, tmp_path, small, m
   with pytest.raises(errors.BadInput, match=r'no room for a checkpoint of 1\.\d MB, 0\.0 MB left'):
     loop.train(tiny(), tmp_path / 'run')
   assert not names(tmp_path / 'run')
+
+
+def test_what_one_mesh_saved_another_restores(trained):
+  """All of it, bit by bit, which `restore` checks, on the devices of the other one."""
+  config, vocabulary = shared_config(trained), vocabularies.load(trained('ngrammer'))
+  run = programs.Programs(config, vocabulary.size, mesh_of((2, 2, 2)))
+  state = checkpoints.restore(trained('ngrammer'), 12, run.abstract)
+  assert checksums.checksums(state) == {
+    k: sums for k, (*_, sums) in arrays(trained('ngrammer')).items()
+  }
+  table = state.params['ngrammer']['table']
+  assert table.addressable_shards[0].data.size == table.size // 4
+  where = jax.tree.map(lambda leaf: leaf.sharding, (state, run.abstract()))
+  assert where[0] == where[1]
 
 
 def test_scanned_and_unrolled_states_have_the_same_arrays(tiny):

@@ -74,3 +74,5 @@ def test_rates_leave_out_what_is_not_training(monkeypatch):
   now = 152.0
   assert meter.measure(400) == {'tokens_per_second': 100.0}
   assert meter.measure(0) == {} and meter.rate == 100.0
+  now = 153.0  # nor does what was before it count again
+  assert meter.measure(50) == {'tokens_per_second': 50.0}

@@ -1,5 +1,6 @@
 """All of a checkpoint is read without its model, and what is found is told."""
 
+import dataclasses
 import shutil
 
 import jax
@@ -8,9 +9,10 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import analyze, runs
-from ngrammer_jax.training import checkpoints, checksums, loop, manifest
+from ngrammer_jax.training import checkpoints, checksums, manifest
 from tests.checks import bad_input
-from tests.training.test_checkpoints import abstract, cut, flip, same, save, state, workdir
+from tests.training.helpers import cut, flip
+from tests.training.test_checkpoints import abstract, same, save, state, workdir
 
 __all__ = ['workdir']  # a fixture
 
@@ -36,15 +38,17 @@ def test_an_array_that_reads_otherwise_than_it_was_in_memory(workdir):
     checkpoints.verify(workdir, 8)
 
 
-def test_the_table_says_which_are_good(tiny, tmp_path, capsys):
-  run = tmp_path / 'run'
-  loop.train(tiny(training={'checkpoint_every': 6}), run)
+def test_the_table_says_which_are_good(trained_copy, capsys):
+  run = trained_copy('ngrammer')
+  shutil.rmtree(run / 'checkpoints' / '4')
+  known = manifest.read(run / 'checkpoints' / '8')
+  manifest.write(run / 'checkpoints' / '8', dataclasses.replace(known, validation=9.5))
   analyze.main(['checkpoint', f'--workdir={run}', '--step=12'])
   lines = capsys.readouterr().out.splitlines()
-  losses = [manifest.read(run / 'checkpoints' / step).validation for step in ('6', '12')]
+  losses = [manifest.read(run / 'checkpoints' / step).validation for step in ('8', '12')]
   best = losses.index(min(losses))
   for row, (line, loss) in enumerate(zip(lines[1:3], losses, strict=True)):
-    assert line.split()[0] == str(6 * (row + 1)) and f'{loss:.4f}' in line
+    assert line.split()[0] == ('8', '12')[row] and f'{loss:.4f}' in line
     assert line.endswith('good, best' if row == best else 'good')
   known = manifest.read(run / 'checkpoints' / '12')
   assert known.checksum in lines[2]

@@ -2,20 +2,28 @@
 
 import dataclasses
 import itertools
-import json
 import logging
 import re
 import shutil
+import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs, sharding
+from ngrammer_jax.data import streams
+from ngrammer_jax.layers import documents
 from ngrammer_jax.layers import span as span_layer
 from ngrammer_jax.models import config as model_config
+from ngrammer_jax.models import language_model
 from ngrammer_jax.training import loop, manifest, programs, windows
+from ngrammer_jax.training import state as train_state
+from ngrammer_jax.training import step as train_step
+from tests.training.helpers import mesh_of, records
 
 SPAN = model_config.SpanConfig(limit=256, ramp=4, penalty=0.01, initial=0.9, reserve=8)
 MODEL = {
@@ -57,8 +65,12 @@ def test_the_device_knows_which_windows_hold_a_span(span, window):
   # And those that are chosen hold it, however it is rounded.
   fitted = windows.chosen(CONFIG, windows.spans(CONFIG, params))
   assert windows.fit(CONFIG, params, fitted)
+  # One that is not a number stops no step: the loss of the step says what is wrong.
+  params['layer_0']['attention']['span']['span'] *= np.nan
+  assert windows.fit(CONFIG, params, fitted)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_a_run_whose_spans_are_fitted(tiny, tmp_path):
   span = dataclasses.replace(SPAN, initial=0.0)
   optimizer = {'learning_rate': 1e30, 'clip_norm': None}
@@ -68,13 +80,6 @@ def test_a_loss_that_is_not_finite_ends_a_run_whose_spans_are_fitted(tiny, tmp_p
     loop.train(config, tmp_path / 'run')
 
 
-def records(workdir):
-  lines = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
-  return [
-    {k: v for k, v in line.items() if k not in ('tokens_per_second', 'goodput')} for line in lines
-  ]
-
-
 def config_of(tiny, **model):
   training = {'checkpoint_every': 2, 'keep_checkpoints': 9}
   model = MODEL | model
@@ -82,6 +87,7 @@ def config_of(tiny, **model):
   return tiny(model, {'learning_rate': 0.1}, training)
 
 
+@pytest.mark.slow
 def test_programs_are_exchanged_and_a_resume_is_exact(tiny, tmp_path, caplog, monkeypatch):
   caplog.set_level(logging.INFO)
   whole = tmp_path / 'whole'
@@ -184,9 +190,7 @@ def test_a_span_may_leap_as_far_as_the_optimiser_takes_it(x64, tiny, tmp_path, m
   'change',
   [
     {'persistent': model_config.PersistentConfig(4, 'single_head')},
-    pytest.param(
-      {'persistent': model_config.PersistentConfig(4, 'head_split')}, marks=pytest.mark.slow
-    ),
+    {'persistent': model_config.PersistentConfig(4, 'head_split')},
     {
       'ngram': model_config.NGramConfig(
         clusters=4, vocabulary_size=64, dim=4, layer='attention', pairing=('attended', 'previous')
@@ -224,15 +228,13 @@ def test_windows_of_other_attention(x64, tiny, tmp_path, monkeypatch, caplog, ch
     assert one['span/average'] == pytest.approx(other['span/average'], abs=1.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'ngram',
   [
     None,
-    pytest.param(
-      model_config.NGramConfig(
-        clusters=4, vocabulary_size=64, dim=4, layer='attention', pairing=('attended', 'previous')
-      ),
-      marks=pytest.mark.slow,
+    model_config.NGramConfig(
+      clusters=4, vocabulary_size=64, dim=4, layer='attention', pairing=('attended', 'previous')
     ),
   ],
 )
@@ -283,16 +285,114 @@ def test_what_is_kept_beyond_windows_covers_the_growth_until_segments_have_fille
   assert kept(1e-3, algorithm='adam') == 2  # 2.35 times the rate: 0.6 tokens
 
 
-def test_evaluation_holds_spans_that_the_last_step_let_grow(tiny):
+def params_of(*spans_LxN):
+  """Parameters of spans, in tokens."""
+  span = lambda tokens: {'attention': {'span': {'span': np.array(tokens, np.float32) / SPAN.limit}}}
+  return {f'layer_{i}': span(tokens) for i, tokens in enumerate(spans_LxN)}
+
+
+def test_programs_follow_the_spans_and_evaluation_holds_them(tiny, caplog):
+  caplog.set_level(logging.INFO)
   config = config_of(tiny, span=dataclasses.replace(SPAN, initial=0.0))
+  config = dataclasses.replace(config, optimizer=experiment.OptimizerConfig(learning_rate=1e-3))
   run = programs.Programs(config, 11, sharding.make_mesh())
-  state = run.create()
-  assert run.windows == run.evaluated(state).windows == ((64, 64), (64, 64))
-  state.params['layer_1']['attention']['span']['span'] = jnp.array([0.1, 0.3])
+  assert run.windows == ((64, 64), (64, 64)) and windows.growth(config) == 2
+  more = windows.growth(config)
+  memory = language_model.empty_memory(config.model, 8, 0, run.windows, more)
+  state = types.SimpleNamespace(step=6, memory=memory, params=params_of([0, 0], [20, 77]))
+  state.replace = lambda memory: types.SimpleNamespace(**vars(state) | {'memory': memory})
   assert run.evaluated(state).windows == ((64, 64), (64, 128))
   assert run.windows == ((64, 64), (64, 64))  # a resume does not depend on evaluations
+  assert run.checked(state, 7) is state and run.windows[1] == (64, 64)  # it is not time for that
+  lengths = [layer['hidden'].shape[1] for layer in memory['layers']]
+  fitted = run.checked(state, 6)
+  assert run.windows == ((64, 64), (64, 128)) and run.changes == 1
+  assert 'step 6  windows, heads x tokens: layer 0: 2 x 64; layer 1: 1 x 64, 1 x 128' in caplog.text
+  longer = [layer['hidden'].shape[1] for layer in fitted.memory['layers']]
+  assert longer == [lengths[0], lengths[1] + 64] and not run.ready
+  assert run.checked(fitted, 8) is fitted and run.changes == 1
+
+  # A checkpoint brings its own.
+  known = types.SimpleNamespace(windows=[[64, 64], [256, 64]], changes=5)
+  assert run.abstract(known).memory['layers'][1]['hidden'].shape[1] == 256
+  assert run.windows == ((64, 64), (256, 64)) and run.changes == 5
 
 
+def test_the_last_tokens_of_the_memory_stay_in_other_windows(tiny):
+  config, more = config_of(tiny).model, 3
+  memory = language_model.empty_memory(config, 8, 0, ((64, 64), (64, 64)), more)
+  rng = np.random.default_rng(0)
+  draw = lambda leaf: rng.integers(0, 100, leaf.shape).astype(leaf.dtype)
+  memory = jax.tree.map(draw, memory)
+  longer = windows.resized(config, memory, ((64, 64), (128, 64)), more)
+  like = language_model.empty_memory(config, 8, 0, ((64, 64), (128, 64)), more)
+  shapes = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), tree)
+  assert shapes(longer) == shapes(like)
+  back = windows.resized(config, longer, ((64, 64), (64, 64)), more)
+  jax.tree.map(np.testing.assert_array_equal, back, memory)
+  added = longer['layers'][1]['hidden'].shape[1] - memory['layers'][1]['hidden'].shape[1]
+  assert added == 64 and not np.asarray(longer['layers'][1]['hidden'][:, :added]).any()
+  assert (np.asarray(longer['recent']['positions'][:, :added]) == documents.NONE).all()
+
+
+def test_a_call_ends_before_the_step_whose_spans_outgrow_their_windows():
+  """And when it is made again in longer ones, the metrics of all its steps come together."""
+
+  class Growing:
+    """A model that does nothing but widen its span, by 4 tokens a step."""
+
+    config = dataclasses.replace(CONFIG, heads=1)
+
+    def __init__(self, sizes):
+      self.windows = sizes
+
+    def apply(self, variables, *given, method=None, **how):
+      span = variables['params']['layer_0']['attention']['span']['span']
+      if method == 'scores':
+        return types.SimpleNamespace(nll_BxT=-given[0])
+      tokens_BxT, memory = given
+      return (span[0] + 0 * tokens_BxT, {'seen': memory['seen'] + 1}, {}), {'codebook': {}}
+
+  grow = optax.GradientTransformation(
+    lambda params: (),
+    lambda gradients, state, params: (
+      jax.tree.map(lambda g: jnp.full_like(g, 4 / SPAN.limit), gradients),
+      state,
+    ),
+  )
+  mesh = mesh_of((1, 1, 1))
+  place = sharding.replicated(mesh)
+  state = train_state.TrainState(
+    step=np.int32(5),
+    params=params_of([47]),
+    codebook={},
+    opt_state=(),
+    memory={'seen': np.zeros(1)},
+  )
+  abstract = jax.tree.map(
+    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), state
+  )
+  tokens = np.zeros((6, 1, 2), np.int32)
+  segments = streams.Segment(tokens, tokens, tokens > 0, np.ones(tokens.shape, np.float32))
+  run = programs.Programs.__new__(programs.Programs)
+  training = types.SimpleNamespace(segments_per_call=6)
+  run._config, run._fitted, run._compiled = types.SimpleNamespace(training=training), True, {}
+  metrics, ends = None, []
+  with sharding.use(mesh):
+    state = jax.device_put(state, place)
+    for size in (64, 128):
+      run.windows = ((size,),)
+      model = Growing(run.windows)
+      run._compiled[run.windows] = train_step.make_call(model, grow, 0, abstract)
+      state, metrics, finished = run.call(state, segments, 5, metrics)
+      ends.append((int(state.step), float(state.memory['seen'][0]), finished))
+  # With a ramp of 4, a window of 64 holds a span below 60: those of 47, 51, 55 and 59 tokens.
+  assert ends == [(9, 4, False), (11, 6, True)]
+  spans = -SPAN.limit * np.asarray(metrics['loss'])
+  np.testing.assert_allclose(spans, [47, 51, 55, 59, 63, 67], rtol=1e-6)
+
+
+@pytest.mark.slow
 def test_a_trained_run_evaluates_and_writes(tiny, tmp_path):
   run = tmp_path / 'run'
   loop.train(config_of(tiny, persistent=model_config.PersistentConfig(4)), run)

@@ -1,0 +1,139 @@
+"""One step of a model that is a table of scores and a dropout."""
+
+import functools
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from ngrammer_jax.data import streams
+from ngrammer_jax.models import config as model_config
+from ngrammer_jax.models import language_model
+from ngrammer_jax.training import accumulation
+from ngrammer_jax.training import state as train_state
+from ngrammer_jax.training import step as train_step
+from tests.training.helpers import mesh_of
+
+B, T, V = 4, 6, 11
+
+
+class Table:
+  """The score of a token is its row of a table, of which dropout leaves half of the columns."""
+
+  config = model_config.ModelConfig(ngram=None)
+
+  def apply(self, variables, tokens_BxT, *rest, method=None, rngs=None, **how):
+    if method == 'scores':  # here of hidden vectors and targets
+      return types.SimpleNamespace(nll_BxT=tokens_BxT.sum(axis=-1) + 0.1 * rest[0])
+    kept = jax.random.bernoulli(rngs['dropout'], 0.5, (16,))
+    hidden = variables['params']['embedding'][tokens_BxT] * kept
+    learned = {'codebook': {}} if 'codebook' in how['mutable'] else {}
+    return (hidden, rest[0] + tokens_BxT.sum(axis=1), {}), learned
+
+
+def state_of(step):
+  return train_state.TrainState(
+    step=np.int32(step),
+    params={'embedding': np.random.default_rng(0).normal(size=(V, 16)).astype(np.float32)},
+    codebook={},
+    opt_state=optax.sgd(0.1).init({}),
+    memory=np.arange(B, dtype=np.int32),
+  )
+
+
+def segment_of(counts):
+  rng = np.random.default_rng(1)
+  tokens, targets = rng.integers(0, V, (2, B, T)).astype(np.int32)
+  return streams.Segment(tokens, targets, np.zeros((B, T), bool), counts.astype(np.float32))
+
+
+@functools.cache
+def step_of(seed, **how):
+  step = functools.partial(train_step.train_step, Table(), optax.sgd(0.1), seed, **how)
+  return jax.jit(lambda state, segment: step(state, segment))
+
+
+WHOLE = np.ones((B, T))
+
+
+def test_dropout_is_drawn_anew_at_every_step_and_for_every_seed():
+  def kept(seed, step):
+    before = state_of(step)
+    after, _ = step_of(seed)(before, segment_of(WHOLE))
+    assert int(after.step) == step + 1
+    moved = np.asarray(after.params['embedding']) != before.params['embedding']
+    return tuple(moved.any(axis=0))
+
+  drawn = {(seed, step): kept(seed, step) for seed in (0, 1) for step in (3, 4, 5)}
+  assert len(set(drawn.values())) == len(drawn) and kept(1, 4) == drawn[1, 4]
+
+
+def by_hand(state, segment, counted_BxT, after):
+  """The loss and the moved table, with the dropout that the gradient tells."""
+  kept = (np.asarray(after.params['embedding']) != state.params['embedding']).any(axis=0)
+  hidden = state.params['embedding'][segment.tokens_BxT] * kept
+  nll_BxT = hidden.sum(axis=-1) + 0.1 * segment.targets_BxT
+  total = counted_BxT.sum()
+  gradient = np.zeros_like(state.params['embedding'])
+  np.add.at(gradient, segment.tokens_BxT, counted_BxT[..., None] / total * kept)
+  loss = (nll_BxT * counted_BxT).sum() / total
+  return loss, state.params['embedding'] - 0.1 * gradient
+
+
+@pytest.mark.parametrize('half', [False, True])
+def test_the_loss_is_the_mean_of_what_counts(half):
+  counts = np.random.default_rng(2).random((B, T)) < 0.7
+  before, segment = state_of(0), segment_of(counts)
+  after, metrics = step_of(0, half_loss=half)(before, segment)
+  counted = counts * (np.arange(T) >= (T // 2 if half else 0))
+  loss, table = by_hand(before, segment, counted, after)
+  np.testing.assert_allclose(metrics['loss'], loss, rtol=1e-5)
+  np.testing.assert_allclose(after.params['embedding'], table, rtol=1e-5, atol=1e-7)
+
+
+def test_what_counts_may_be_less_than_what_is_seen():
+  counts = np.random.default_rng(3).random((B, T)) < 0.3
+  before, segment = state_of(0), segment_of(WHOLE)
+  segment = segment._replace(counts_BxT=counts.astype(np.float32))
+  after, metrics = step_of(0)(before, segment)
+  loss, _ = by_hand(before, segment, counts, after)
+  np.testing.assert_allclose(metrics['loss'], loss, rtol=1e-5)
+
+
+def test_parts_weigh_by_their_tokens_and_draw_a_dropout_of_their_own():
+  """Of equal rows with one token, the loss of a part depends on its dropout alone."""
+  counts = WHOLE * (np.arange(T) < np.array([6, 5, 1, 0])[:, None])
+  before = state_of(0)
+  ones = {'embedding': np.ones((V, 16), np.float32)}
+  before = before.replace(params=ones)
+  segment = segment_of(counts)
+  parts = accumulation.Parts(2, mesh_of((1, 1, 1)))
+  after, metrics = step_of(0, parts=parts)(before, segment)
+  moved = np.asarray(1 - after.params['embedding']).sum(axis=0) / 0.1  # of each column
+  shares = sorted(set(np.round(moved, 4)))
+  # Columns kept by none, by the second part, by the first, by both: 1 of 12 tokens, 11, all.
+  np.testing.assert_allclose(shares, [0, 1 / 12, 11 / 12, 1], atol=1e-4)
+  expected = moved.sum() + 0.1 * (segment.targets_BxT * counts).sum() / 12
+  np.testing.assert_allclose(metrics['loss'], expected, rtol=1e-5)
+  rows = np.arange(B) + segment.tokens_BxT.sum(axis=1)
+  np.testing.assert_array_equal(after.memory, rows)
+
+
+def test_the_first_state_is_that_of_its_seed(monkeypatch):
+  """And of nothing else; a model of one array."""
+  model = types.SimpleNamespace(config=Table.config, windows=None)
+  model.clone = lambda **how: model
+  model.init = lambda key, *given: {'params': {'embedding': jax.random.normal(key, (8,))}}
+  monkeypatch.setattr(language_model, 'empty_memory', lambda *given: {'rows': jnp.zeros(B)})
+
+  def made(seed):
+    create, abstract = train_state.initialiser(model, optax.sgd(0.1), B, seed, mesh_of((1, 1, 1)))
+    state = create()
+    shape = lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding)
+    assert jax.tree.map(shape, state) == jax.tree.map(shape, abstract)
+    return np.asarray(state.params['embedding'])
+
+  assert (made(1) == made(1)).all() and (made(0) != made(1)).all()
