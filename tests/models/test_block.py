@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax.layers import attention, documents, feed_forward, normalization
+from ngrammer_jax.layers import attention, feed_forward, normalization
 from ngrammer_jax.models import block, ngrams
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import view as views
@@ -24,10 +24,10 @@ CONFIG = model_config.ModelConfig(
 )
 
 
-def view():
-  visible = documents.visible(jnp.asarray(NUMBERS), jnp.asarray(NUMBERS))
-  positions = jnp.zeros((2, T), jnp.int32)
-  return views.View(visible, None, positions, jnp.asarray(NUMBERS))
+def view(valid=None):
+  attended = np.asarray(NUMBERS) if valid is None else np.where(valid > 0, NUMBERS, -2)
+  visible = np.tril(attended[:, :, None] == attended[:, None])
+  return views.View(visible, None, np.zeros((2, T), int), np.asarray(NUMBERS), valid_BxT=valid)
 
 
 def both():
@@ -92,13 +92,12 @@ def test_padding_trains_no_codebook():
   x = slow.random_inputs(2, T)
   memory = block.empty_memory(CONFIG, 0, 2, 0)
   variables = random_variables(module, x, both(), memory)
-  valid = jnp.asarray(np.arange(T) < 4, 'float32') * jnp.ones((2, 1))
+  valid = (np.arange(T) < 4) * np.ones((2, 1), 'float32')
   learn = jax.jit(
     lambda x: module.apply(variables, x, {views.WHOLE: padded}, memory, mutable=['codebook'])[1]
   )
-  attended = documents.with_padding(jnp.asarray(NUMBERS), valid)
-  padded = view()._replace(visible_BxTxS=documents.visible(attended, attended), valid_BxT=valid)
-  other = x.at[:, 4:].set(7.0)
+  padded = view(valid)
+  other = np.where(np.arange(T)[:, None] < 4, x, np.float32(7))
   jax.tree.map(np.testing.assert_array_equal, learn(x), learn(other))
 
 
@@ -110,9 +109,8 @@ def test_padding_trains_codebooks_as_in_praxis(x64, monkeypatch, pairing):
   module = block.Block(config, jnp.dtype('float64'), pairing)
   memory = block.empty_memory(config, 0, 2, 0)
   x = slow.random_inputs(2, T, 'float64')
-  valid = jnp.asarray(np.arange(T) < 4, 'float64') * jnp.ones((2, 1))
-  attended = documents.with_padding(jnp.asarray(NUMBERS), valid)
-  padded = view()._replace(visible_BxTxS=documents.visible(attended, attended), valid_BxT=valid)
+  valid = (np.arange(T) < 4) * np.ones((2, 1))
+  padded = view(valid)
   variables = random_variables(module, x, both(), memory, dtype='float64')
   contexts, joined = [], ngrams.joined
   monkeypatch.setattr(ngrams, 'joined', lambda *a: contexts.append(a[-2]) or joined(*a))

@@ -20,57 +20,77 @@ from tests.models.test_transformer import (
   variables_of,
 )
 
-
-def test_a_result_without_a_norm_is_dropped_too():
-  share = {}
-  for final_norm in (True, False):
-    model = small_model(final_norm=final_norm, norm='post_skip', dropout=0.5, ngram=None)
-    memory, rngs = transformer.empty_memory(model.config, B), {'dropout': jax.random.key(0)}
-    given = variables_of(model), random_tokens(), memory
-    hidden, _, _ = model.apply(*given, train=True, rngs=rngs)
-    share[final_norm] = float((hidden == 0).mean())
-  assert share[True] == 0 and 0.3 < share[False] < 0.7
+KINDS = ('dropout', 'attention_dropout', 'inner_dropout')
 
 
-@pytest.mark.parametrize('position', ['rope', 'relative'])
-def test_scanned_unrolled_and_recomputed_layers_agree_under_dropout(position):
-  variables = variables_of(small_model(ngram=None, position=position))
+def draws(model, train=True):
+  """How many arrays of random bits a segment takes."""
+  memory = transformer.empty_memory(model.config, B)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), random_tokens(), memory)
 
-  def result(**fields):
-    model = small_model(ngram=None, position=position, dropout=0.3, **fields)
-    return jax.jit(loss_and_gradient(model, variables))(variables['params'])
+  def segment(variables):
+    rngs = {'dropout': jax.random.key(0)}
+    return model.apply(variables, random_tokens(), memory, train=train, rngs=rngs)[0]
 
-  expected = result(scan_layers=False)
-  for fields in ({}, {'remat': 'full'}, {'scan_layers': False, 'remat': 'minimal'}):
-    jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), result(**fields), expected)
+  return count('random_bits', segment, shapes)
+
+
+def test_where_dropout_draws():
+  """Behind the embeddings, every sub-layer, and a result without a norm; in training alone."""
+  fields = {'ngram': None, 'scan_layers': False}
+  layers = SMALL['layers']
+  for kind, places in zip(KINDS, (1 + 2 * layers, layers, layers), strict=True):
+    model = small_model(**{kind: 0.5}, **fields)
+    assert (draws(model), draws(model, train=False)) == (places, 0), kind
+  assert draws(small_model(dropout=0.5, final_norm=False, **fields)) == 2 + 2 * layers
 
 
 def test_dropout_draws_per_key_and_only_in_training():
-  model = small_model(ngram=None, dropout=0.5)
-  variables, tokens = variables_of(small_model(ngram=None)), random_tokens()
+  rates = dict.fromkeys(KINDS, 0.5)
+  model = small_model(layers=1, ngram=None, **rates)
+  variables, tokens = variables_of(model), random_tokens()
   memory = transformer.empty_memory(model.config, B)
 
   @jax.jit
-  def train(seed):
-    rngs = {'dropout': jax.random.key(seed)}
-    return model.apply(variables, tokens, memory, train=True, rngs=rngs)[0]
+  def train(key):
+    return model.apply(variables, tokens, memory, train=True, rngs={'dropout': key})[0]
 
-  first, again, second = train(0), train(0), train(1)
+  first, again, second = (train(jax.random.key(seed)) for seed in (0, 0, 1))
   np.testing.assert_array_equal(first, again)
-  assert (first != second).any(axis=-1).all()
+  assert (np.asarray(first) != np.asarray(second)).any(axis=-1).all()
   # In evaluation no key is needed.
   evaluated, _ = run(model, variables, tokens)
-  np.testing.assert_array_equal(evaluated, run(small_model(ngram=None), variables, tokens)[0])
+  plain, _ = run(small_model(layers=1, ngram=None), variables, tokens)
+  np.testing.assert_array_equal(evaluated, plain)
 
 
-def test_dropout_stands_behind_the_embeddings_and_every_sublayer():
-  model = small_model(dropout=0.5, scan_layers=False)
-  variables = variables_of(model)
-  draws = count('random_bits', loss_and_gradient(model, variables), variables['params'])
-  assert draws == 1 + 2 * SMALL['layers']
+def agree(position, others, gradients=True):
+  """Loss and gradients with dropout, of layers that are unrolled and of others."""
+  rates = dict.fromkeys(KINDS, 0.3)
+  variables = variables_of(small_model(ngram=None, position=position))
+
+  def result(**fields):
+    model = small_model(ngram=None, position=position, **rates, **fields)
+    both = loss_and_gradient(model, variables)
+    return jax.jit(both if gradients else lambda params: both(params)[0])(variables['params'])
+
+  expected = result(scan_layers=False)
+  for fields in others:
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), result(**fields), expected)
 
 
-@pytest.mark.parametrize('kind', ['dropout', 'attention_dropout', 'inner_dropout'])
+def test_scanned_layers_agree_with_others_under_dropout():
+  agree('relative', [{'remat': 'full'}], gradients=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('position', ['rope', 'relative', 'shaw'])
+def test_gradients_agree_under_dropout_however_layers_are_compiled(position):
+  agree(position, [{}, {'remat': 'full'}, {'scan_layers': False, 'remat': 'minimal'}])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('scan', [False, True])
 def test_every_dropout_drops_in_training_alone(kind, scan):
   model = small_model(**{kind: 0.5}, scan_layers=scan)
@@ -97,8 +117,14 @@ def test_layers_share_what_is_dropped_of_the_encodings_of_distances(monkeypatch)
   fields = {'position': 'relative', 'ngram': None, 'scan_layers': False}
   model = small_model(dropout=0.5, **fields)
   given = variables_of(model), random_tokens(), transformer.empty_memory(model.config, B)
-  model.apply(*given, train=True, rngs={'dropout': jax.random.key(0)})
-  first, second = seen
+
+  @jax.jit
+  def dropped(key):
+    model.apply(*given, train=True, rngs={'dropout': key})
+    return list(seen)
+
+  first, second = map(np.asarray, dropped(jax.random.key(0)))
+  seen.clear()
   np.testing.assert_array_equal(first, second)
   encoded = relative.encodings(T, SMALL['width'], less_first=False)[::-1]
   assert 0.3 < (first == 0).mean() < 0.7
@@ -110,18 +136,24 @@ def test_what_is_dropped_of_a_distance_does_not_depend_on_the_others():
   layer, key = relative.RelativePosition(1, dropout=0.5), jax.random.key(0)
   q = np.ones((1, 1, 1, 4), np.float32)
   params = {'position': {'kernel': np.random.default_rng(0).normal(size=(8, 1, 4))}}
-  few, many = (layer.apply({'params': params}, q, 8, S, dropout_key=key)[0, 0, 0] for S in (5, 9))
+  apply = jax.jit(layer.apply, static_argnums=(2, 3))
+  few, many = (apply({'params': params}, q, 8, S, dropout_key=key)[0, 0, 0] for S in (5, 9))
   np.testing.assert_allclose(few, many[-5:], rtol=1e-6)
 
 
 def test_the_dropout_of_an_adaptive_softmax_is_that_of_embeddings_and_result():
-  def zeros(of_model, own):
+  def model_of(of_model, own):
     adaptive = model_config.AdaptiveSoftmaxConfig(cutoffs=(5,), dropout=own)
-    fields = {'ngram': None, 'norm': 'post_skip', 'final_norm': False}
-    model = small_model(adaptive_softmax=adaptive, dropout=of_model, **fields)
-    memory, rngs = transformer.empty_memory(model.config, B), {'dropout': jax.random.key(0)}
-    hidden, _, _ = model.apply(variables_of(model), random_tokens(), memory, train=True, rngs=rngs)
-    return float((hidden == 0).mean())
+    fields = {'ngram': None, 'norm': 'post_skip', 'final_norm': False, 'scan_layers': False}
+    return small_model(adaptive_softmax=adaptive, dropout=of_model, layers=1, **fields)
 
-  assert zeros(0.5, None) > 0.3 and zeros(0.0, 0.5) > 0.3
-  assert zeros(0.5, 0.0) == zeros(0.0, None) == 0
+  assert draws(model_of(0.5, None)) == 2 + 2
+  assert draws(model_of(0.5, 0.0)) == 2  # of the sub-layers
+  assert draws(model_of(0.0, None)) == 0
+  model = model_of(0.0, 0.5)
+  assert draws(model) == 2
+  memory = transformer.empty_memory(model.config, B)
+  apply = jax.jit(lambda variables, key: model.apply(
+    variables, random_tokens(), memory, train=True, rngs={'dropout': key}
+  )[0])  # fmt: skip
+  assert 0.3 < (np.asarray(apply(variables_of(model), jax.random.key(0))) == 0).mean() < 0.7

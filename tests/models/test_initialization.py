@@ -2,8 +2,8 @@
 
 import functools
 
-from flax import linen as nn
 import flax
+from flax import linen as nn
 import jax
 import numpy as np
 import optax

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.layers import local
-from ngrammer_jax.models import attention_config, heads, transformer
 from ngrammer_jax.models import config as model_config
+from ngrammer_jax.models import heads, transformer
 from tests.checks import assert_close, random_variables
 from tests.models import drawn
 
@@ -165,9 +165,14 @@ def check_rows(case, config, rows, hidden, after):
     assert_close(hidden[ALONE, :count], hidden[SPLIT[1, 0], LAST], TOLERANCE)
 
 
-def check_drawn(number, count, seed, monkeypatch):
+@pytest.fixture
+def in_blocks(monkeypatch):
+  """Queries in blocks, of whatever length."""
+  monkeypatch.setattr(local, 'BLOCK', 2)
+
+
+def check_drawn(number, count, seed):
   """The numbered one of drawn cases; says which if it fails."""
-  monkeypatch.setattr(local, 'BLOCK', 2)  # queries in blocks too
   case = drawn.cases(count, seed)[number]
   said = {name: option for name, option in case.items() if option != drawn.OPTIONS[name][0]}
   print(f'NGRAMMER_JAX_TEST_SEED={seed}, case {number} of {count}: {said}')
@@ -175,8 +180,8 @@ def check_drawn(number, count, seed, monkeypatch):
 
 
 @pytest.mark.parametrize('number', range(QUICK))
-def test_any_split_of_drawn_options(x64, monkeypatch, number):
-  check_drawn(number, QUICK, 0, monkeypatch)
+def test_any_split_of_drawn_options(x64, in_blocks, number):
+  check_drawn(number, QUICK, 0)
 
 
 def test_what_is_drawn_has_every_option():
@@ -192,5 +197,58 @@ def test_what_is_drawn_has_every_option():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('number', range(SLOW))
-def test_any_split_of_other_drawn_options_every_day(x64, monkeypatch, number):
-  check_drawn(number, SLOW, drawn.rotating_seed(), monkeypatch)
+def test_any_split_of_other_drawn_options_every_day(x64, in_blocks, number):
+  check_drawn(number, SLOW, drawn.rotating_seed())
+
+
+DECODED = model_config.ModelConfig(
+  layers=2,
+  width=16,
+  heads=2,
+  feed_forward_width=24,
+  convolution=3,
+  dtype='float64',
+  ngram=model_config.NGramConfig(clusters=4, vocabulary_size=32, dim=2, orders=(2, 3)),
+)
+
+
+def test_tokens_one_by_one_see_as_many_as_there_are_slots(x64):
+  """A token sees the slots and itself, as in a window; rows wait for one another."""
+  slots, tokens = 3, np.tile(TOKENS, (2, 1))
+  memory = model_config.MemoryConfig(slots, same_length='memory_and_self')
+  window = transformer.TransformerLM(dataclasses.replace(DECODED, memory=memory), V)
+  model = transformer.TransformerLM(DECODED, V)
+  empty = window.empty_memory(2)
+  variables = random_variables(window, tokens, empty, dtype='float64')
+  apply = lambda model: jax.jit(lambda *given, **more: model.apply(*given, **more)[:2])
+  one_pass, _ = apply(window)(variables, tokens, empty, starts_BxT=STARTS)
+  step, memory = apply(model), model.empty_memory(2, slots)
+  # Which rows go on: the first waits now and then, the second at the end.
+  goes = np.array([[1, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1], [1] * T + [0] * 3])
+  states, place = np.zeros((2, T, DECODED.width)), np.zeros(2, int)
+  row = np.arange(2)
+  for valid in goes.T:
+    at = np.minimum(place, T - 1)
+    starts = (STARTS[row, at] & (valid > 0))[:, None]
+    # What stands in the padding does not matter.
+    given = np.where(valid > 0, tokens[row, at], V - 1)[:, None]
+    hidden, memory = step(variables, given, memory, starts_BxT=starts, valid_BxT=valid[:, None])
+    states[row[valid > 0], at[valid > 0]] = np.asarray(hidden)[valid > 0, 0]
+    place += valid
+  assert place.tolist() == memory['cache']['count'].tolist() == [T, T]
+  assert_close(states, one_pass, TOLERANCE)
+
+
+def test_a_decoded_token_copies_no_cache():
+  """What a step needs beside its arguments is far less than the cache it writes into."""
+  config, slots = dataclasses.replace(DECODED, dtype='float32', layers=1, convolution=None), 4096
+  model, tokens = transformer.TransformerLM(config, V), np.zeros((2, 1), np.int32)
+  shapes = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+  memory = jax.eval_shape(lambda: model.empty_memory(2, slots))
+  variables = shapes(jax.eval_shape(model.init, jax.random.key(0), tokens, memory))
+  step = jax.jit(model.apply, donate_argnums=2)
+  needs = step.lower(variables, tokens, memory).compile().memory_analysis()
+  of_cache = sum(leaf.size * 4 for leaf in jax.tree.leaves(memory['layers']))
+  assert needs.alias_size_in_bytes >= of_cache
+  assert needs.temp_size_in_bytes < of_cache / 2
+  assert memory['ngram']['ids'].shape == (2, 2, 2)  # the n-gram layer looks at two tokens
