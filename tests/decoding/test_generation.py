@@ -201,7 +201,7 @@ def test_a_token_is_predicted_from_the_context_alone(x64, anything, context):
     seen += [text[max(end - context, 0) : end] for end in range(1, len(text))]
     then += answer
   assert [int(chosen(found[-1])) for found in log_probs(SHALLOW, seen)] == then
-  assert len(set(then)) > 8
+  assert len(set(then)) > 4
 
 
 def test_every_token_is_drawn_anew(x64):

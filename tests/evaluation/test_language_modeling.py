@@ -101,6 +101,7 @@ def test_rows_at_a_time_and_devices_do_not_matter(monkeypatch, mesh, rows):
   assert result['protocol'] | {'streams': 5, 'segment_length': LENGTH} == result['protocol']
   arrays = jax.tree.leaves([found for found, _ in scores])
   assert arrays and all(array.is_fully_replicated for array in arrays)
+  assert all('cache' in memory for _, memory in scores)  # no past is computed again here
 
 
 def test_a_capped_evaluation_has_no_bits_per_byte():
