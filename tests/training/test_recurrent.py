@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,7 +65,8 @@ SOME = [
 ]
 
 
-@pytest.mark.parametrize('name', SOME)
+@pytest.mark.slow
+@pytest.mark.parametrize('name', models.NAMES)
 def test_any_mesh_trains_alike(name):
   config = models.config_of(name, dtype='float32', vocabulary_chunk=16)
   _, *one = test_devices.run((1, 1, 1), config)
@@ -114,6 +116,20 @@ def test_an_accelerator_trains_and_a_cpu_evaluates(tiny, tmp_path, monkeypatch):
   assert checkpoints.steps(tmp_path / 'run')[-1] == 12
 
 
+def log_probs_of(config, model, variables, length=16):
+  """A function of the tokens of a document: what one pass predicts after each of them."""
+
+  @jax.jit
+  def of(text):
+    memory = language_model.empty_memory(config, 1, 1)
+    starts = np.arange(length)[None] == 0
+    hidden, _, _ = model.apply(variables, text[None], memory, starts_BxT=starts)
+    return model.apply(variables, hidden, method='log_probs')[0]
+
+  pad = lambda text: np.pad(text, (0, length - len(text))).astype(np.int32)
+  return lambda text: np.asarray(of(pad(text)))[: len(text)]
+
+
 @pytest.mark.parametrize('name', SOME)
 def test_greedy_takes_what_one_pass_finds_most_likely(x64, name):
   """Token by token, with prompts that are padded, whether segments hand on what is read or not."""
@@ -124,11 +140,9 @@ def test_greedy_takes_what_one_pass_finds_most_likely(x64, name):
   generator = generation.Generator(model, mesh, recurrent_config.UNBOUNDED, 3)
   stream = generator(variables['params'], {}, prompts, [0, 1, 2], sampling.Sampling(0))
   made = np.stack(list(itertools.islice(stream, 5)), axis=1)
+  log_probs = log_probs_of(config, model, variables)
   for prompt, tokens in zip(prompts, made, strict=True):
-    text = np.concatenate([prompt, tokens])[None].astype(np.int32)
-    memory = language_model.empty_memory(config, 1, 1)
-    hidden, _, _ = model.apply(variables, text, memory)
-    best = model.apply(variables, hidden, method='log_probs')[0].argmax(axis=-1)
+    best = log_probs(np.concatenate([prompt, tokens])).argmax(axis=-1)
     np.testing.assert_array_equal(best[len(prompt) - 1 : -1], tokens)
 
 
@@ -141,16 +155,14 @@ def test_choices_forked_from_one_state_score_as_alone(x64, name):
   model, variables, _ = models.model_of(config)
   prefixes = [np.array([0, 3, 5, 7, 1]), np.array([2, 4])]
   choices = [[np.array([1, 2, 3]), np.array([4]), np.array([4])], [np.array([5]), np.array([9, 9])]]
+  log_probs = log_probs_of(config, model, variables)
   rank = ranking.Ranker(model, sharding.make_mesh(-1), 2)
   for i, scores in rank(variables['params'], {}, prefixes, choices):
     for choice, score in zip(choices[i], scores, strict=True):
-      text = np.concatenate([prefixes[i], choice])[None].astype(np.int32)
-      memory = language_model.empty_memory(config, 1, 1)
-      starts = np.arange(text.shape[1])[None] == 0
-      hidden, _, _ = model.apply(variables, text, memory, starts_BxT=starts)
-      logs = model.apply(variables, hidden, method='log_probs')[0]
-      places = range(len(prefixes[i]) - 1, text.shape[1] - 1)
-      alone = sum(logs[place, text[0, place + 1]] for place in places)
+      text = np.concatenate([prefixes[i], choice])
+      logs = log_probs(text)
+      places = range(len(prefixes[i]) - 1, len(text) - 1)
+      alone = sum(logs[place, text[place + 1]] for place in places)
       np.testing.assert_allclose(score, alone, rtol=1e-10)
     if i == 0:
       assert scores[1] == scores[2]
@@ -168,8 +180,13 @@ def test_evaluation_may_hand_on_what_training_does_not(tiny):
 
 def test_every_parameter_has_an_optimiser():
   for name in models.NAMES:
-    _, variables, _ = models.model_of(models.config_of(name, dtype='float32'))
-    assert set(jax.tree.leaves(optimizers.labels(variables['params']))) == {'dense'}
+    config = models.config_of(name, dtype='float32')
+    model, memory = language_model.build(config, 11), language_model.empty_memory(config, 1)
+    make = lambda model=model, memory=memory: nn.unbox(
+      model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32), memory)
+    )
+    params = jax.eval_shape(make)['params']
+    assert set(jax.tree.leaves(optimizers.labels(params))) == {'dense'}
 
 
 def test_dropout_is_drawn_in_training_alone():
