@@ -11,18 +11,18 @@ from ngrammer_jax.data import packing, shards, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
 from tests.checks import bad_input
 
-seqio = pytest.importorskip('seqio')
-tfds = pytest.importorskip('tensorflow_datasets')
-
-from ngrammer_jax.tasks import c4, tensorflow  # noqa: E402
-
-tf, _ = tensorflow.load()
+pytestmark = pytest.mark.xdist_group('tensorflow')
 BYTES = vocabularies.ByteVocabulary()
 TEXTS = {'train': [f'text number {i} of some' for i in range(20)], 'validation': ['a', 'b']}
 
 
-def write_tfds(root, shards_of=3):
+@pytest.fixture(scope='module')
+def prepared(tmp_path_factory, c4):
   """The texts, as TFDS keeps a dataset that is prepared."""
+  import tensorflow as tf
+
+  tfds = pytest.importorskip('tensorflow_datasets')
+  root, shards_of = tmp_path_factory.mktemp('tfds'), 3
   folder = epath.Path(root) / 'c4' / 'en' / '3.1.0'
   folder.mkdir(parents=True)
   infos = []
@@ -58,33 +58,37 @@ def write_files(root, shards_of=3):
   return shards.find(root)['train']
 
 
-def test_rows_are_those_of_the_same_files(tmp_path, cache):
-  config = write_tfds(tmp_path / 'tfds')
-  prepared = token_cache.prepare(config, runs.finder(config))
-  assert list(prepared.splits) == ['validation']
-  assert bytes(prepared.splits['validation'].tokens[[0, 2]].astype(np.uint8)) == b'ab'
+@pytest.mark.parametrize(
+  'batch_size, steps',
+  [
+    (2, (0, 30, 7)),
+    *(pytest.param(B, (0, 1, 2, 30, 7), marks=pytest.mark.slow) for B in (2, 3, 5)),
+  ],
+)
+def test_rows_are_those_of_the_same_files(prepared, tmp_path, cache, batch_size, steps):
+  corpus = token_cache.prepare(prepared, runs.finder(prepared))
+  assert list(corpus.splits) == ['validation']
+  assert bytes(corpus.splits['validation'].tokens[[0, 2]].astype(np.uint8)) == b'ab'
   files = write_files(tmp_path / 'files')
-  for batch_size in (2, 3, 5):
-    rows, expected = (
-      packing.Packing(source, BYTES, batch_size, 16, tmp_path / f'{batch_size}{kind}')
-      for kind, source in (('tfds', prepared.stream), ('files', files))
-    )
-    for step in (0, 1, 2, 30, 7):
-      one, other = rows.segment(step), expected.segment(step)
-      np.testing.assert_array_equal(one.targets_BxT, other.targets_BxT)
+  rows, expected = (
+    packing.Packing(source, BYTES, batch_size, 16, tmp_path / kind)
+    for kind, source in (('tfds', corpus.stream), ('files', files))
+  )
+  for step in steps:
+    one, other = rows.segment(step), expected.segment(step)
+    np.testing.assert_array_equal(one.targets_BxT, other.targets_BxT)
 
 
-def test_the_task(tmp_path):
-  write_tfds(tmp_path)
+def test_the_task(prepared, c4, seqio):
   for _ in range(2):  # again is no error
-    name = c4.register(BYTES, data_dir=str(tmp_path))
+    name = c4.register(BYTES, data_dir=prepared.path)
   task = seqio.get_mixture_or_task(name)
   dataset = task.get_dataset({'targets': 64}, 'validation', shuffle=False)
   found = [example['targets'].tolist() for example in dataset.as_numpy_iterator()]
   assert found == [[ord(text) + 1, BYTES.document_end + 1] for text in 'ab']
 
 
-def test_what_is_not_prepared_is_not_fetched(tmp_path):
+def test_what_is_not_prepared_is_not_fetched(tmp_path, c4):
   with bad_input(
     f"data.corpus='c4/en': TFDS has prepared nothing in {tmp_path}/c4/en. Set data.path to the "
     f'data directory that has it, prepare it (tfds build c4/en, which takes Apache Beam and '

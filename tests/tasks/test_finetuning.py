@@ -1,34 +1,40 @@
 """Fine-tuning as a user does it: from a checkpoint to answers, and on after a kill."""
 
+import argparse
 import json
 import pathlib
 import shutil
-import types
 
+import jax
 import numpy as np
 import pytest
 
-pytest.importorskip('seqio')
+from ngrammer_jax import config as experiment
+from ngrammer_jax import evaluate, finetune, flags, runs, sharding
+from ngrammer_jax.tasks.superglue import formats, metrics
+from ngrammer_jax.training import loop, manifest
+from tests.checks import bad_input
+from tests.tasks import superglue_examples, superglue_files
 
-from ngrammer_jax import evaluate, finetune, runs  # noqa: E402
-from ngrammer_jax.tasks.superglue import evaluation, formats, metrics  # noqa: E402
-from ngrammer_jax.training import loop, manifest  # noqa: E402
-from tests.checks import bad_input  # noqa: E402
-from tests.tasks import superglue_examples, superglue_files  # noqa: E402
-
+pytestmark = pytest.mark.xdist_group('tensorflow')
 CONFIG = pathlib.Path(__file__).resolve().parents[2] / 'configs' / 'superglue.py'
 
 
-@pytest.fixture
-def begun(tiny, tmp_path):
-  """A run to begin with, and the files of two tasks."""
-  assert loop.train(tiny(training={'steps': 2}), tmp_path / 'begun')
+def write_tasks(folder):
+  """The files of two tasks."""
   lines = superglue_files.rte
   hidden = lines(6, labelled=False)
-  superglue_files.write(tmp_path, 'RTE', train=lines(40), val=lines(12, 40), test=hidden)
+  superglue_files.write(folder, 'RTE', train=lines(40), val=lines(12, 40), test=hidden)
   superglue_files.write(
-    tmp_path, 'ReCoRD', **dict.fromkeys(('train', 'val', 'test'), superglue_files.record(9))
+    folder, 'ReCoRD', **dict.fromkeys(('train', 'val', 'test'), superglue_files.record(9))
   )
+
+
+@pytest.fixture
+def begun(trained, tmp_path, finetuning):
+  """A run to begin with, and the files of two tasks."""
+  (tmp_path / 'begun').symlink_to(trained('ngrammer'))
+  write_tasks(tmp_path)
   return tmp_path
 
 
@@ -53,7 +59,37 @@ def result(workdir, split='validation'):
   return json.loads((workdir / 'evaluation' / f'{split}.json').read_text())
 
 
-def test_from_a_checkpoint_to_answers(begun, capsys):
+def test_from_a_checkpoint_to_answers(begun, finetuning, monkeypatch, capsys):
+  # On one device, and all that is evaluated by the same programs.
+  one, made, kept = sharding.make_mesh(devices=jax.devices()[:1]), finetuning.evaluator_of, []
+  monkeypatch.setattr(sharding, 'make_mesh', lambda *_: one)
+  evaluator = lambda *given: kept[0] if kept else kept.append(made(*given)) or kept[0]
+  monkeypatch.setattr(finetuning, 'evaluator_of', evaluator)
+  steps = {'training__steps': 4, 'training__evaluate_every': 2}
+  assert finetune.main(arguments(begun, 'rte', finetune__packed=False, **steps)) == 0
+  out, run = capsys.readouterr().out, begun / 'rte'
+  assert 'best checkpoint, validation' in out and 'newest checkpoint, validation' in out
+  known = result(run)
+  assert known['step'] == 4 and known['n'] == 12
+  assert known['protocol'] == {
+    'choosing': 'rank',
+    'prefix': 'causal',
+    'length': 96,
+    'targets_length': 20,
+  }
+  records = [json.loads(line) for line in (run / 'metrics.jsonl').read_text().splitlines()]
+  validated = {r['step']: r['validation/accuracy'] for r in records if 'validation/accuracy' in r}
+  assert list(validated) == [2, 4] and validated[4] == known['accuracy']
+  assert json.loads((run / 'begun_with.json').read_text())['step'] == 12
+  evaluate.main([f'--workdir={run}', '--split=test'])
+  answers = [json.loads(line) for line in (run / 'evaluation' / 'RTE.jsonl').open()]
+  assert [answer['idx'] for answer in answers] == list(range(6))
+  assert {answer['label'] for answer in answers} <= {'entailment', 'not_entailment'}
+  assert 'accuracy' not in result(run, 'test')
+
+
+@pytest.mark.slow
+def test_from_a_checkpoint_to_right_answers(begun, capsys):
   easy = {'optimizer__learning_rate': 0.02, 'training__steps': 80, 'training__evaluate_every': 40}
   assert finetune.main(arguments(begun, 'rte', **easy)) == 0
   out, run = capsys.readouterr().out, begun / 'rte'
@@ -84,17 +120,12 @@ def test_from_a_checkpoint_to_answers(begun, capsys):
 
 
 def _leaves(tree):
-  import jax
-
   return jax.tree.leaves(jax.device_get(tree))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-  'change',
-  [
-    {'finetune.codebook': 'learning', 'finetune.prefix': 'bidirectional'},
-    pytest.param({}, marks=pytest.mark.slow),
-  ],
+  'change', [{'finetune.codebook': 'learning', 'finetune.prefix': 'bidirectional'}, {}]
 )
 def test_a_resume_is_exact(begun, change):
   finetune.main(arguments(begun, 'whole', **change))
@@ -112,6 +143,7 @@ def test_a_resume_is_exact(begun, change):
   assert any(moved) == learned
 
 
+@pytest.mark.slow
 def test_a_start_that_was_killed_is_repeated_with_the_same_checkpoint(begun, tiny):
   other, run = begun / 'other' / 'checkpoints', begun / 'run'
   assert loop.train(tiny(training={'steps': 4, 'checkpoint_every': 2}), begun / 'other')
@@ -125,6 +157,7 @@ def test_a_start_that_was_killed_is_repeated_with_the_same_checkpoint(begun, tin
   assert json.loads((run / 'begun_with.json').read_text())['step'] == 2
 
 
+@pytest.mark.slow
 def test_record_is_written_or_chosen_among_the_entities(begun):
   finetune.main(arguments(begun, 'record', 'record', training__segment_length=128))
   known = result(begun / 'record')
@@ -143,6 +176,11 @@ def test_what_is_wrong_is_said_before_anything_is_trained(begun):
     f'init_from={begun / "begun"}; leave it out, or pre-train another'
   ):
     finetune.main(arguments(begun, 'run', model__width=32))
+  with bad_input(
+    '--config.data.vocabulary: the model and the vocabulary are those of the checkpoint, '
+    f'init_from={begun / "begun"}; leave it out, or pre-train another'
+  ):
+    finetune.main(arguments(begun, 'run', data__vocabulary='words'))
   with pytest.raises(ValueError, match="no row 'rtx'; there are: boolq, cb, "):
     finetune.main(arguments(begun, 'run', 'rtx'))
   with pytest.raises(ValueError, match='BoolQ'):  # the first of those that are missing
@@ -160,6 +198,109 @@ def test_what_is_wrong_is_said_before_anything_is_trained(begun):
     length = {'training__segment_length': 60, 'finetune__truncate': False}
     finetune.main(arguments(begun, 'run', **length))
   assert not (begun / 'run').exists()
+
+
+def test_every_host_trains_on_its_rows_and_an_epoch_on_all(begun, finetuning):
+  given = finetuning_config(finetuning, begun, training__batch_size=6)
+  examples = finetuning.Finetuning(given, begun / 'run')
+  rows = [examples.segment(step, slice(0, 6)) for step in range(14)]
+  for step in (0, 6, 13):  # one of them is of two epochs
+    for part in (slice(0, 2), slice(2, 6), slice(5, 6)):
+      found = examples.segment(step, part)
+      for one, whole in zip(found, rows[step], strict=True):
+        np.testing.assert_array_equal(one, whole if whole is None else whole[part])
+  tokens = np.concatenate([segment.tokens_BxT for segment in rows])
+  epochs = [sorted(map(bytes, tokens[first : first + 40])) for first in (0, 40)]
+  assert epochs[0] == epochs[1] and len(set(epochs[0])) == 10  # five lengths of two words
+  assert not np.array_equal(tokens[:40], tokens[40:80])
+
+
+def finetuning_config(finetuning, root, **changes):
+  """The config of a fine-tuning of all examples, one a row."""
+  parser = argparse.ArgumentParser()
+  parser.add_argument('--workdir')
+  _, given = flags.parse(parser, arguments(root, 'run', finetune__packed=False, **changes))
+  return finetuning.config_of(given, [], root / 'run')
+
+
+def test_a_start_is_with_the_checkpoint_that_is_on_record(begun, finetuning):
+  """Where it was killed, and there is a newer one by now."""
+  given = finetuning_config(finetuning, begun)
+  examples = finetuning.Finetuning(given, begun / 'run')
+  (begun / 'run').mkdir()
+  (begun / 'run' / 'begun_with.json').write_text('{"step": 8}')
+  newest, older = (runs.load_run(begun / 'begun', step).state for step in (12, 8))
+  state = examples.first(newest)
+  for name in ('params', 'codebook'):
+    found, expected = (_leaves(getattr(each, name)) for each in (state, older))
+    assert all(map(np.array_equal, found, expected))
+  assert state.opt_state is newest.opt_state
+  assert json.loads((begun / 'run' / 'begun_with.json').read_text())['step'] == 8
+
+
+def test_the_best_and_the_newest_are_evaluated(tmp_path, finetuning, monkeypatch, capsys):
+  """The tables are of one task, or of one after the other."""
+  trained = []
+  train = lambda config, workdir, *_: trained.append((config.finetune.task, workdir))
+  monkeypatch.setattr(loop, 'train', train)
+  monkeypatch.setattr(finetuning, 'config_of', lambda config, *_: config)
+  monkeypatch.setattr(finetuning, 'check_examples', lambda config: None)
+  monkeypatch.setattr(runs, 'load_run', lambda workdir, step: (workdir.name, step))
+
+  def answered(run, split):
+    name, step = run
+    task = name if name in formats.EIGHT else 'rte'
+    names = metrics.AVERAGED[task]
+    score = {'best': 60.0, 'newest': 50.0}[step]
+    scores = dict.fromkeys(names, score)
+    return {'task': task, 'n': 4, 'step': step, **scores, 'error_percent': 100 - score}
+
+  monkeypatch.setattr(finetuning, 'evaluate', answered)
+  for row, workdirs in (
+    ('rte', {'rte': tmp_path / 'one'}),
+    ('all', {name: tmp_path / 'all' / name for name in formats.EIGHT}),
+  ):
+    trained.clear()
+    root = tmp_path / ('one' if row == 'rte' else 'all')
+    assert finetune.main([f'--config={CONFIG}:{row}', f'--workdir={root}']) == 0
+    assert trained == list(workdirs.items())
+    out = capsys.readouterr().out
+    best, newest = out.index('best checkpoint'), out.index('newest checkpoint')
+    assert '60.00' in out[best:newest] and '50.00' in out[newest:]
+    assert out.count('average of 8 tasks: ') == (2 if row == 'all' else 0)
+    for workdir in workdirs.values():
+      steps = {
+        name: json.loads((workdir / 'evaluation' / f'{name}.json').read_text())['step']
+        for name in ('validation', 'validation_best')
+      }
+      assert steps == {'validation': 'newest', 'validation_best': 'best'}
+  joined = json.loads((tmp_path / 'all' / 'evaluation' / 'best.json').read_text())
+  assert joined['average'] == 60 and len(joined['tasks']) == 8
+
+
+def test_a_diagnostic_set_has_a_file_of_its_own(tmp_path, finetuning, monkeypatch):
+  """What was trained on entailment is asked for the classes of AX-b too."""
+  asked = []
+
+  def answered(run, split):
+    asked.append((run.config.finetune.task, run.config.data.superglue_dir, split))
+    return {'task': run.config.finetune.task, 'n': 1, 'accuracy': 50.0, 'step': 3}
+
+  monkeypatch.setattr(finetuning, 'evaluate', answered)
+  monkeypatch.setattr(finetuning, 'table', lambda result: result['task'])
+  tuned = experiment.resolve({'finetune': {'task': 'rte'}})
+  experiment.save(tuned, tmp_path / 'config.json')
+  for split, more in (
+    ('validation', []),
+    ('test', ['--config.finetune.task=axb', '--config.data.superglue_dir=there']),
+  ):
+    evaluate.main([f'--workdir={tmp_path}', f'--split={split}', *more])
+  assert asked == [('rte', None, 'validation'), ('axb', 'there', 'test')]
+  found = {path.name: json.loads(path.read_text()) for path in (tmp_path / 'evaluation').iterdir()}
+  assert {name: result['task'] for name, result in found.items()} == {
+    'validation.json': 'rte',
+    'axb_test.json': 'axb',
+  }
 
 
 @pytest.mark.slow
@@ -201,28 +342,7 @@ def test_another_mesh_than_that_of_the_checkpoint(begun):
   np.testing.assert_allclose(*losses, rtol=1e-4)
 
 
-@pytest.mark.parametrize('name', formats.TASKS)
-def test_answers_are_written_as_the_benchmark_takes_them(tmp_path, name):
-  labels = formats.task(name).labels
-  keys = {'multirc': [(7, 3, 0), (7, 3, 1)], 'record': [(5, 8), (5, 9)]}.get(name, [(0,), (1,)])
-  examples = [types.SimpleNamespace(key=key, answers=('the cat',)) for key in keys]
-  answers = [-1, 1] if labels else ['dogs', 'a cat']
-  path = evaluation.submission(name, examples, answers, tmp_path)
-  found = [json.loads(line) for line in path.open()]
-  if name == 'multirc':
-    options = [{'idx': 0, 'label': 0}, {'idx': 1, 'label': 1}]
-    assert found == [{'idx': 7, 'passage': {'questions': [{'idx': 3, 'answers': options}]}}]
-    return
-  expected = {
-    'cb': ['entailment', 'contradiction'],
-    'copa': [0, 1],
-    'record': ['dogs', 'a cat'],
-    **dict.fromkeys(('boolq', 'wic', 'wsc', 'wsc_simple'), ['false', 'true']),
-    **dict.fromkeys(('rte', 'axb', 'axg'), ['entailment', 'not_entailment']),
-  }[name]
-  assert found == [{'idx': key[-1], 'label': e} for key, e in zip(keys, expected, strict=True)]
-
-
+@pytest.mark.slow
 def test_all_tasks_at_once(begun, capsys):
   superglue_examples.write_folders(begun / 'superglue')
   changes = {'training__steps': 4, 'training__segment_length': 256, 'finetune__choosing': 'rank'}
