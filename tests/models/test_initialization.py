@@ -65,7 +65,7 @@ def spread(leaf):
   [
     {'position': 'relative', 'adaptive_softmax': ADAPTIVE},
     pytest.param({'position': 'relative'}, marks=pytest.mark.slow),
-    {'position': 'shaw'},
+    pytest.param({'position': 'shaw'}, marks=pytest.mark.slow),
     pytest.param({'position': 'shaw', 'adaptive_softmax': ADAPTIVE}, marks=pytest.mark.slow),
   ],
 )

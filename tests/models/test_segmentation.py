@@ -19,7 +19,8 @@ from tests.checks import assert_close, random_variables
 from tests.models import drawn
 
 T, V = drawn.T, drawn.V
-QUICK, SLOW = 10, 48
+QUICK, SLOW = 8, 48
+SEED = 5  # so few cases have every option
 CALLS, SPLITS = 4, 4  # segments of a stream, and ways to split it
 TOLERANCE = 1e-10
 TOKENS = np.random.default_rng(0).integers(0, V, T)
@@ -181,11 +182,11 @@ def check_drawn(number, count, seed):
 
 @pytest.mark.parametrize('number', range(QUICK))
 def test_any_split_of_drawn_options(x64, in_blocks, number):
-  check_drawn(number, QUICK, 0)
+  check_drawn(number, QUICK, SEED)
 
 
 def test_what_is_drawn_has_every_option():
-  cases = drawn.cases(QUICK, 0)
+  cases = drawn.cases(QUICK, SEED)
   missing = [
     (name, option)
     for name, options in drawn.OPTIONS.items()
@@ -202,7 +203,7 @@ def test_any_split_of_other_drawn_options_every_day(x64, in_blocks, number):
 
 
 DECODED = model_config.ModelConfig(
-  layers=2,
+  layers=1,
   width=16,
   heads=2,
   feed_forward_width=24,
@@ -241,7 +242,7 @@ def test_tokens_one_by_one_see_as_many_as_there_are_slots(x64):
 
 def test_a_decoded_token_copies_no_cache():
   """What a step needs beside its arguments is far less than the cache it writes into."""
-  config, slots = dataclasses.replace(DECODED, dtype='float32', layers=1, convolution=None), 4096
+  config, slots = dataclasses.replace(DECODED, dtype='float32', convolution=None), 4096
   model, tokens = transformer.TransformerLM(config, V), np.zeros((2, 1), np.int32)
   shapes = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
   memory = jax.eval_shape(lambda: model.empty_memory(2, slots))
