@@ -13,10 +13,10 @@ ROOT = pathlib.Path(__file__).parents[1]
 TABLE = 'f32[3145728,32]'  # of the best row: 8 heads x 393,216 rows
 
 
-def run(*arguments, env=()):
+def run(*arguments, script=(ROOT / 'launch' / 'compile.py',), env=()):
   if importlib.util.find_spec('libtpu') is None:
     pytest.skip('libtpu is not installed')
-  command = [sys.executable, ROOT / 'launch' / 'compile.py', *arguments]
+  command = [sys.executable, *script, *arguments]
   kept = {k: v for k, v in os.environ.items() if k != 'XLA_FLAGS'}
   kept |= {'PYTHONPATH': str(ROOT)} | dict(env)
   return subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True)
@@ -50,6 +50,7 @@ def assert_sharded_well(found, table_rows=None):
     assert of_table and all(set(each['axes']) <= {'data', 'fsdp'} for each in of_table)
 
 
+@pytest.mark.slow
 def test_the_best_n_grammer_of_the_paper_on_a_v3_slice(tmp_path):
   found, said = report(
     tmp_path, '--config=configs/ngrammer_c4.py:393k_8k_50', '--topology=v3:2x2',
@@ -112,6 +113,7 @@ def test_evaluation_and_decoding_are_compiled_too(tmp_path):
   assert 'evaluate: fits' in said and 'decode: fits' in said
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_said_with_what_to_turn(tmp_path):
   done = run(
     '--config=configs/ngrammer_c4.py:393k_8k_50', '--topology=v5e:2x2', '--programs', 'decode',
@@ -121,20 +123,49 @@ def test_what_does_not_fit_is_said_with_what_to_turn(tmp_path):
   assert 'decode: DOES NOT FIT: lower ' in done.stdout
 
 
-@pytest.mark.parametrize(
-  'arguments, message',
-  [
-    (['--topology=v9:4x4'], 'error: --topology=v9:4x4: INVALID_ARGUMENT: Invalid TPU external'),
-    (['--topology=v3:2x2', '--config.mesh.model=3'], 'does not make the 8 tpu devices there are'),
-    (['--topology=v3:2x2', '--config.training.batch_size=9'], 'training.batch_size=9 is not'),
-    (
-      ['--topology=v3:2x2', '--config.data.vocabulary=characters'],
-      "data.vocabulary='characters' has is known when the text is read: say it, --vocabulary_size",
-    ),
-  ],
-)
-def test_what_cannot_work_is_said_at_once(arguments, message):
-  given = ['--config=configs/quickstart.py', '--config.data.vocabulary_size=None', *arguments]
-  given.remove('--config.data.vocabulary_size=None') if 'characters' not in arguments[-1] else None
-  done = run(*given)
-  assert done.returncode == 2 and message in done.stderr, done.stderr
+WRONG = [
+  (['--topology=v9:4x4'], '--topology=v9:4x4: INVALID_ARGUMENT: Invalid TPU external'),
+  (['--topology=v3:2x2', '--config.mesh.model=3'], 'does not make the 8 tpu devices there are'),
+  (['--topology=v3:2x2', '--config.training.batch_size=9'], 'training.batch_size=9 is not'),
+  (
+    [
+      *('--topology=v3:2x2', '--config.data.vocabulary=characters'),
+      '--config.data.vocabulary_size=None',
+    ],
+    "data.vocabulary='characters' has is known when the text is read: say it, --vocabulary_size",
+  ),
+]
+
+# What the script says to each command line, in one process.
+DRIVER = """
+import json, runpy, sys
+main = runpy.run_path('launch/compile.py')['guarded']
+outcomes = []
+for arguments in json.loads(sys.argv[1]):
+  try:
+    outcomes.append((main(arguments), ''))
+  except Exception as error:
+    outcomes.append((type(error).__name__, str(error)))
+print(json.dumps(outcomes))
+"""
+
+
+def test_a_small_model_is_compiled_and_what_cannot_work_is_said_at_once(tmp_path):
+  small = ['--topology=v5e:2x2', '--programs', 'decode', f'--json={tmp_path}/report.json']
+  small += ['--config.model.layers=1', '--config.model.heads=2', '--config.model.ngram=None']
+  given = [['--config=configs/quickstart.py', *more] for more in (small, *(w for w, _ in WRONG))]
+  done = run('-c', DRIVER, json.dumps(given), script=())
+  assert done.returncode == 0, done.stderr
+  (compiled, *others) = json.loads(done.stdout.splitlines()[-1])
+  assert compiled == [0, ''] and 'decode: fits' in done.stdout
+  (found,) = json.loads((tmp_path / 'report.json').read_text())
+  assert found['mesh'] == {'data': 4, 'fsdp': 1, 'model': 1}
+  assert found['programs']['decode']['fits'] and found['programs']['decode']['flops'] > 0
+  for (kind, said), (_, message) in zip(others, WRONG, strict=True):
+    assert kind == 'BadInput' and message in said
+
+
+@pytest.mark.slow
+def test_what_cannot_work_ends_with_status_2():
+  done = run('--config=configs/quickstart.py', *WRONG[0][0])
+  assert done.returncode == 2 and f'error: {WRONG[0][1]}' in done.stderr, done.stderr

@@ -11,6 +11,7 @@ from ngrammer_jax import config, errors
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.models import config as model_config
 from tests.checks import bad_input
+from tests.loops import each
 
 
 def test_default_is_the_dataclasses_of_the_package():
@@ -69,9 +70,9 @@ def test_saved_config_is_loaded_the_same(tmp_path):
     optimizer=config.OptimizerConfig(learning_rate=1e-17, clip_norm=None),
     seed=2**31,
   )
-  for each in (saved, config.Config()):
-    config.save(each, path)
-    assert config.load(path) == each
+  for one in (saved, config.Config()):
+    config.save(one, path)
+    assert config.load(path) == one
 
 
 def test_saved_config_of_an_older_version_says_what_is_unknown(tmp_path):
@@ -86,7 +87,7 @@ def test_saved_config_of_an_older_version_says_what_is_unknown(tmp_path):
 SPANS = {'memory': {'length': 64, 'same_length': 'memory_and_self'}, 'span': {'limit': 64}}
 
 
-@pytest.mark.parametrize(
+@each(
   'fields, message',
   [
     ({'sed': 1}, 'unknown config key sed: did you mean seed?'),
@@ -116,13 +117,13 @@ def test_unknown_key_or_wrong_type_is_named(fields, message):
     config.resolve(fields)
 
 
-@pytest.mark.parametrize('key', ['learning_rate', 'clip_norm'])
+@each('key', ['learning_rate', 'clip_norm'])
 def test_int_is_a_float_where_one_is_wanted(key):
   resolved = getattr(config.resolve({'optimizer': {key: 1}}).optimizer, key)
   assert (type(resolved), resolved) == (float, 1.0)
 
 
-@pytest.mark.parametrize('fields', [{'model': 3}, {'model': {'ngram': 3}}, None])
+@each('fields', [{'model': 3}, {'model': {'ngram': 3}}, None])
 def test_value_in_place_of_a_section_is_bad_input(fields):
   with pytest.raises(errors.BadInput):
     config.resolve(fields)
@@ -137,7 +138,7 @@ POSSIBLE = [
 ]
 
 
-@pytest.mark.parametrize('fields', POSSIBLE)
+@each('fields', POSSIBLE)
 def test_possible_config_passes(fields):
   resolved = dataclasses.asdict(config.resolve(fields))
   for section, values in fields.items():
@@ -153,7 +154,7 @@ def every(key, value, use, calls=10):
   )
 
 
-@pytest.mark.parametrize(
+@each(
   'fields, message',
   [
     ({'training': {'steps': 0}}, 'training.steps=0 must be at least 1'),
@@ -226,7 +227,7 @@ def test_impossible_config_says_what_to_change(fields, message):
     config.resolve(fields)
 
 
-@pytest.mark.parametrize(
+@each(
   'fields',
   [
     {'evaluation': {'segment_length': -1}},
@@ -241,7 +242,7 @@ def test_impossible_number_is_bad_input(fields):
     config.resolve(fields)
 
 
-@pytest.mark.parametrize('own, expected', [(None, 128), (64, 64)])
+@each('own, expected', [(None, 128), (64, 64)])
 def test_evaluation_has_the_segment_length_of_training_or_its_own(own, expected):
   resolved = config.resolve({'evaluation': {'segment_length': own}})
   assert resolved.evaluation_length() == expected

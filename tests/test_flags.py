@@ -9,6 +9,7 @@ import pytest
 from ngrammer_jax import config, errors, flags
 from ngrammer_jax.models import config as model_config
 from tests.checks import bad_input
+from tests.loops import each
 
 PLAIN = """
 from ngrammer_jax import config
@@ -63,7 +64,7 @@ def test_file_is_the_config(parse):
   assert parse() == config.Config(seed=7)
 
 
-@pytest.mark.parametrize('row, width', [('', 64), (':small', 64), (':large', 512)])
+@each('row, width', [('', 64), (':small', 64), (':large', 512)])
 def test_row_is_the_argument_of_the_file(parse, row, width):
   assert parse(file=f'rows.py{row}').model.width == width
 
@@ -77,7 +78,7 @@ def test_plain_flags_are_parsed_beside_the_config(folder):
   assert (options.workdir, resolved.seed) == ('x', 3)
 
 
-@pytest.mark.parametrize(
+@each(
   'arguments, key, value',
   [
     (['--config.training.steps=2000'], 'training.steps', 2000),
@@ -116,7 +117,7 @@ def test_override_has_the_declared_type(parse, arguments, key, value):
   assert (type(resolved), resolved) == (type(value), value)
 
 
-@pytest.mark.parametrize(
+@each(
   'file, arguments, block',
   [
     ('plain.py', [], None),
@@ -140,7 +141,7 @@ def test_block_is_made_changed_and_removed(parse, file, arguments, block):
   assert parse(*arguments, file=file).model.ngram == block
 
 
-@pytest.mark.parametrize(
+@each(
   'argument, message',
   [
     ('--config.sed=1', 'unknown config key sed: did you mean seed?'),
@@ -205,7 +206,7 @@ def test_missing_file_lists_those_beside_it(folder):
     flags.load_file(f'{folder}/palin.py')
 
 
-@pytest.mark.parametrize('spec', ['none/plain.py', 'none/plain.py:row'])
+@each('spec', ['none/plain.py', 'none/plain.py:row'])
 def test_missing_folder_has_nothing_to_list(folder, spec):
   with bad_input(f'--config={folder}/{spec}: no file {folder}/none/plain.py'):
     flags.load_file(f'{folder}/{spec}')
@@ -220,7 +221,7 @@ def test_folder_is_no_file(folder):
     flags.load_file(f'{folder}/configs')
 
 
-@pytest.mark.parametrize(
+@each(
   'spec, message',
   [
     ('rows.py:medium', 'no row medium; there are: small, large'),
@@ -260,7 +261,7 @@ def stop(argv):
   raise errors.Interrupted(signal.SIGTERM)
 
 
-@pytest.mark.parametrize(
+@each(
   'main, status, said',
   [
     (lambda argv: 0, 0, ''),

@@ -7,9 +7,10 @@ import sys
 import pytest
 
 from ngrammer_jax import progress
+from tests.loops import each
 
 
-@pytest.mark.parametrize(
+@each(
   'seconds, said',
   [
     (0, '0s'),

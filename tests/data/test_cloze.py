@@ -2,10 +2,9 @@
 
 import dataclasses
 
-import pytest
-
 from ngrammer_jax.data import cloze, cloze_made
 from tests.checks import bad_input
+from tests.loops import each
 
 SENTENCES = tuple(f"The dog number {i} saw a cat , and ran ! ''" for i in range(20))
 CANDIDATES = ('Bird', 'bone', 'cat', 'cats', 'dog', 'fish', 'hare', 'mouse', 'n-a', 'p9.jpg')
@@ -29,7 +28,7 @@ def write(folder, text, name=NAME):
   return path
 
 
-@pytest.mark.parametrize('change', [lambda t: t, lambda t: t.replace('\n', '\r\n'), str.rstrip])
+@each('change', [lambda t: t, lambda t: t.replace('\n', '\r\n'), str.rstrip])
 def test_questions_are_read_as_they_are_written(tmp_path, change):
   text = change(cloze.written([QUESTION, AGAIN]))
   assert read(write(tmp_path, text)) == [QUESTION, AGAIN]
@@ -41,7 +40,7 @@ def test_characters_that_other_programs_take_for_ends_of_lines(tmp_path):
   assert read(write(tmp_path, cloze.written([question]))) == [question]
 
 
-@pytest.mark.parametrize('split', cloze.FILES)
+@each('split', cloze.FILES)
 def test_the_genuine_questions(corpora, split):
   """One of each class and split; all that is in their files is in the questions."""
   found = cloze.find(corpora / 'cbt', split)
@@ -138,7 +137,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize('name', BAD)
+@each('name', BAD)
 def test_a_damaged_file_is_refused_by_its_line(tmp_path, name):
   text, message = BAD[name]
   path = write(tmp_path, text)

@@ -12,6 +12,7 @@ import pytest
 from ngrammer_jax import errors
 from ngrammer_jax.data import corpora, reading
 from tests.checks import bad_input
+from tests.loops import each
 
 SPLITS = corpora.SPLITS
 LINES = ''.join(f'line {i} of the text\n' for i in range(2000)).encode()
@@ -106,8 +107,8 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize('size', [None, 1500, 333, 100, 80])
-@pytest.mark.parametrize('name', TEXTS)
+@each('size', [None, 1500, 333, 100, 80])
+@each('name', TEXTS)
 def test_text_is_cut_at_nine_tenths_and_loses_nothing(tmp_path, name, size):
   text = TEXTS[name][:size]
   splits = {split: b''.join(parts) for split, parts in read(open_text(tmp_path, text)).items()}
@@ -119,24 +120,24 @@ def test_text_is_cut_at_nine_tenths_and_loses_nothing(tmp_path, name, size):
   assert all(splits.values())
 
 
-@pytest.mark.parametrize('name', TEXTS)
+@each('name', TEXTS)
 def test_no_character_is_cut(tmp_path, name):
   assert ''.join(p.decode() for p in pieces(open_text(tmp_path, TEXTS[name])))
 
 
-@pytest.mark.parametrize('name, size', [('accents', 300), ('ideographs', 510), ('emoji', 700)])
+@each('name, size', [('accents', 300), ('ideographs', 510), ('emoji', 700)])
 def test_no_character_of_a_tiny_text_is_cut(tmp_path, name, size):
   assert ''.join(p.decode() for p in pieces(open_text(tmp_path, TEXTS[name][:size])))
 
 
-@pytest.mark.parametrize('size', [40_000, 1000])
+@each('size', [40_000, 1000])
 def test_no_word_is_cut(tmp_path, size):
   text = (b'explicit memory ' * 2500)[:size]
   words = [word for piece in pieces(open_text(tmp_path, text)) for word in piece.split()]
   assert words == text.split()
 
 
-@pytest.mark.parametrize('unit', [b'x', 'é'.encode(), '😀'.encode(), b'\n', b'word '])
+@each('unit', [b'x', 'é'.encode(), '😀'.encode(), b'\n', b'word '])
 def test_pieces_are_of_bounded_size(tmp_path, unit):
   text = unit * (5 * reading.PIECE // 2 // len(unit))
   for name in ('train', 'valid', 'test'):

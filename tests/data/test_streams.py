@@ -1,9 +1,9 @@
 """Which tokens a step sees, and that evaluation sees every token once."""
 
 import numpy as np
-import pytest
 
 from ngrammer_jax.data import streams, token_cache
+from tests.loops import each
 
 START = 60_000
 
@@ -26,7 +26,7 @@ def arrays(segment):
   return segment[:4]
 
 
-@pytest.mark.parametrize('n, batch_size, length', SIZES)
+@each('n, batch_size, length', SIZES)
 def test_segment_depends_on_the_step_alone(n, batch_size, length):
   split = split_of(n)
   steps = [0, 7, 3, 1_000_000, 3, 0]
@@ -37,8 +37,8 @@ def test_segment_depends_on_the_step_alone(n, batch_size, length):
       assert ours.shape == (batch_size, length) and np.array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize('n, batch_size, length', SIZES)
-@pytest.mark.parametrize('hosts', [1, 2, 3, 5])
+@each('n, batch_size, length', SIZES)
+@each('hosts', [1, 2, 3, 5])
 def test_hosts_make_the_rows_of_one_batch(n, batch_size, length, hosts):
   split = split_of(n, [0, 2])
   whole = streams.train_segment(split, 5, batch_size, length)
@@ -52,7 +52,7 @@ def test_hosts_make_the_rows_of_one_batch(n, batch_size, length, hosts):
     assert np.array_equal(ours, theirs) and ours.dtype == theirs.dtype
 
 
-@pytest.mark.parametrize('n, batch_size, length', SIZES)
+@each('n, batch_size, length', SIZES)
 def test_steps_run_on_in_every_row(n, batch_size, length):
   split = split_of(n)
   rows = np.concatenate(
@@ -71,7 +71,7 @@ def test_input_is_the_token_before_the_target():
     assert segment.valid_BxT.dtype == np.float32 and segment.valid_BxT.all()
 
 
-@pytest.mark.parametrize('batch_size, length', [(1, 10), (4, 6), (8, 15), (120, 1)])
+@each('batch_size, length', [(1, 10), (4, 6), (8, 15), (120, 1)])
 def test_an_epoch_has_every_token_once(batch_size, length):
   split = split_of(120)
   steps = 120 // (batch_size * length)
@@ -108,7 +108,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize('n, wanted, length, rows, limit', CASES)
+@each('n, wanted, length, rows, limit', CASES)
 def test_evaluation_has_every_token_once(n, wanted, length, rows, limit):
   evaluation = streams.EvaluationStreams(split_of(n, [0, n // 2]), wanted, length, limit)
   tokens = min(limit or n, n)
@@ -126,7 +126,7 @@ def test_evaluation_has_every_token_once(n, wanted, length, rows, limit):
   assert sorted(seen) == list(range(tokens))
 
 
-@pytest.mark.parametrize('n, wanted, length, rows, limit', CASES)
+@each('n, wanted, length, rows, limit', CASES)
 def test_a_stream_runs_on_and_then_is_padded(n, wanted, length, rows, limit):
   evaluation = streams.EvaluationStreams(split_of(n), wanted, length, limit)
   tokens = min(limit or n, n)
@@ -145,7 +145,7 @@ def test_a_stream_runs_on_and_then_is_padded(n, wanted, length, rows, limit):
   assert valid.shape[1] - length < longest
 
 
-@pytest.mark.parametrize('rows', [1, 3, 8])
+@each('rows', [1, 3, 8])
 def test_rows_at_a_time_change_nothing(rows):
   evaluation = streams.EvaluationStreams(split_of(50), 8, 4)
   whole = evaluation.segment(1, 0, 9)

@@ -5,6 +5,7 @@ import pytest
 from ngrammer_jax import errors
 from ngrammer_jax.data import vocabulary as vocabularies
 from tests.checks import bad_input
+from tests.loops import each
 
 TEXT = ''.join(f'line {i} of some text, with {i % 7} words in it\n' for i in range(2000)).encode()
 
@@ -34,7 +35,7 @@ NASTY = {
 }
 
 
-@pytest.mark.parametrize('name', NASTY)
+@each('name', NASTY)
 def test_learned_pieces_lose_nothing(learned, name):
   text = NASTY[name].encode()
   assert learned.decode(learned.encode(text)) == text
@@ -92,7 +93,7 @@ def test_more_pieces_than_the_text_has_are_refused():
     vocabularies.learn_pieces([b'abc\nabc\n' * 10], None)
 
 
-@pytest.mark.parametrize('size', [270, 1, 0, -1])
+@each('size', [270, 1, 0, -1])
 def test_too_few_pieces_are_refused(size):
   with pytest.raises(errors.BadInput, match=f'^data.vocabulary_size={size} does not fit this text'):
     vocabularies.learn_pieces([TEXT], size)
@@ -121,7 +122,7 @@ def test_newlines_and_unknown_words_have_symbols_even_where_none_was_seen():
   assert vocabulary.document_start == 3
 
 
-@pytest.mark.parametrize('size, kept', [(3, b'b'), (4, b'b a'), (5, b'b a c'), (50, b'b a c d')])
+@each('size, kept', [(3, b'b'), (4, b'b a'), (5, b'b a c'), (50, b'b a c d')])
 def test_number_of_words_includes_the_symbols(size, kept):
   vocabulary = vocabularies.learn_words([b'b b b a a c d'], size)
   assert vocabulary.size == min(size, 6)
@@ -134,7 +135,7 @@ def test_rare_symbols_survive_the_limit_in_their_place():
   assert vocabulary.decode(range(3)) == b'b <unk>\n'
 
 
-@pytest.mark.parametrize('text', [b'a b\na\n', b'a\n\nb\n', b'\na\n'])
+@each('text', [b'a b\na\n', b'a\n\nb\n', b'\na\n'])
 def test_words_between_single_spaces_come_back(text):
   vocabulary = vocabularies.learn_words([text], None)
   assert vocabulary.decode(vocabulary.encode(text)) == text
@@ -147,7 +148,7 @@ def test_characters_are_sorted():
   assert vocabulary.encode('😀\na'.encode()).tolist() == [4, 0, 1]
 
 
-@pytest.mark.parametrize(
+@each(
   'text, separated, size, start',
   [
     (b'b \n\ta', False, 5, 1),  # the newline
@@ -175,7 +176,7 @@ def test_latin_characters_are_bytes():
   assert vocabulary.document_start == ord('\n')
 
 
-@pytest.mark.parametrize('unknown', ['z', 'A', ' ', '😀'])
+@each('unknown', ['z', 'A', ' ', '😀'])
 def test_unknown_character_is_named(unknown):
   vocabulary = vocabularies.learn_characters([b'abc'], 'utf-8', False)
   with bad_input(f'{unknown!r} is not among the 3 known characters'):

@@ -4,12 +4,12 @@ import json
 import types
 
 import numpy as np
-import pytest
 
 from ngrammer_jax import sharding
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.tasks.superglue import evaluation, formats
 from tests.checks import bad_input
+from tests.loops import each
 
 BYTES = vocabularies.ByteVocabulary()
 
@@ -103,7 +103,7 @@ def test_what_is_written_is_the_answer_up_to_its_end():
   assert answers == ['Bob'] and result['error_percent'] == 0
 
 
-@pytest.mark.parametrize('name', formats.TASKS)
+@each('name', formats.TASKS)
 def test_answers_are_written_as_the_benchmark_takes_them(tmp_path, name):
   labels = formats.task(name).labels
   keys = {'multirc': [(7, 3, 0), (7, 3, 1)], 'record': [(5, 8), (5, 9)]}.get(name, [(0,), (1,)])

@@ -1,9 +1,8 @@
 """The texts of T5, to the letter."""
 
-import pytest
-
 from ngrammer_jax.tasks.superglue import formats
 from tests.checks import bad_input
+from tests.loops import each
 
 MULTIRC = {
   'paragraph': '<b>Sent 1: </b>It rained.<br><b>Sent 2: </b>It stopped.',
@@ -30,7 +29,7 @@ WSC = {
 }
 
 
-@pytest.mark.parametrize(
+@each(
   'name, example, inputs, targets',
   [
     (

@@ -7,8 +7,7 @@ import pytest
 
 from ngrammer_jax import errors
 from ngrammer_jax.tasks.superglue import metrics
-
-CASES = range(60)
+from tests.loops import each
 
 # The table of the N-Grammer paper: each row's cells, then its average. COPA is a count of 100.
 PAPER = {
@@ -90,7 +89,7 @@ def opposite(targets, predictions):
   return [1 - t if p not in (0, 1) else p for t, p in zip(targets, predictions, strict=True)]
 
 
-@pytest.mark.parametrize('seed', CASES)
+@each('seed', range(60))
 def test_classes_against_slow_definitions(seed):
   _, targets, predictions = random_classes(seed, 3)
   share = slow_share(t == p for t, p in zip(targets, predictions, strict=True))
@@ -123,7 +122,7 @@ def test_majority():
   assert round(metrics.majority([0] * 66 + [1] * 38), 2) == 63.46
 
 
-@pytest.mark.parametrize('seed', CASES)
+@each('seed', range(60))
 def test_multirc_against_slow_definition(seed):
   random, targets, predictions = random_classes(seed, 2)
   keys = random.integers(0, max(len(targets) // 3, 1), len(targets))
@@ -153,7 +152,7 @@ def test_multirc_of_always_true():
   assert scores == {'f1': pytest.approx(600 / 7), 'exact_match': 50}
 
 
-@pytest.mark.parametrize(
+@each(
   'answers, prediction, f1, exact_match',
   [
     (['The White House'], 'white house!', 100, 100),
@@ -176,7 +175,7 @@ def test_record_of_one_query(answers, prediction, f1, exact_match):
   assert scores == {'f1': pytest.approx(f1), 'exact_match': exact_match}
 
 
-@pytest.mark.parametrize('seed', CASES)
+@each('seed', range(60))
 def test_record_against_slow_definition(seed):
   random = np.random.default_rng(seed)
   words = ['red', 'blue', 'sea', 'sky', 'sun']
@@ -218,7 +217,7 @@ def test_record_counts_the_first_row_of_a_query():
   assert scores == {'f1': 50, 'exact_match': 50}
 
 
-@pytest.mark.parametrize(
+@each(
   'reference, prediction, expected',
   [
     ('the fuzzy bunny', 'bunny', 1),
@@ -241,7 +240,7 @@ def test_referent(reference, prediction, expected):
   assert metrics.referent(reference, prediction) == expected
 
 
-@pytest.mark.parametrize('seed', CASES)
+@each('seed', range(60))
 def test_matthews_against_slow_definition(seed):
   _, targets, predictions = random_classes(seed, 2)
   said = opposite(targets, predictions)
@@ -262,7 +261,7 @@ def test_matthews():
     assert metrics.matthews([1] * n, [0, 1] * (n // 2) + [1] * (n % 2)) == {'matthews': 0}
 
 
-@pytest.mark.parametrize('seed', CASES)
+@each('seed', range(60))
 def test_gender_parity_against_slow_definition(seed):
   random = np.random.default_rng(seed)
   n = int(random.integers(1, 12))
@@ -288,7 +287,7 @@ def test_standard_error():
   assert metrics.standard_error(63.46, 104) == pytest.approx(shares.std(), rel=0.02)
 
 
-@pytest.mark.parametrize('model, recomputed', list(zip(PAPER, FROM_CELLS, strict=True)))
+@each('model, recomputed', list(zip(PAPER, FROM_CELLS, strict=True)))
 def test_average_of_the_paper_from_its_cells(model, recomputed):
   *cells, average = PAPER[model]
   ours = metrics.average(results_of(cells))
@@ -297,7 +296,7 @@ def test_average_of_the_paper_from_its_cells(model, recomputed):
   assert abs(ours - average) < 0.01
 
 
-@pytest.mark.parametrize('model, recomputed', list(zip(PAPER, FROM_COUNTS, strict=True)))
+@each('model, recomputed', list(zip(PAPER, FROM_COUNTS, strict=True)))
 def test_average_of_the_paper_from_counts(model, recomputed):
   *cells, average = PAPER[model]
   results = results_of(cells)
@@ -362,7 +361,7 @@ average of 8 tasks: 54.80"""
   )
 
 
-@pytest.mark.parametrize(
+@each(
   'call, message',
   [
     (lambda: metrics.accuracy([1, 0], [1]), '2 targets, 1 predictions'),

@@ -10,6 +10,7 @@ import pytest
 from ngrammer_jax import errors
 from ngrammer_jax.tasks.superglue import reader
 from tests.checks import bad_input, data_root
+from tests.loops import each
 from tests.tasks.superglue_examples import (
   EXAMPLES,
   LAYOUTS,
@@ -215,7 +216,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize('zipped', [False, True])
-@pytest.mark.parametrize('config, path, value, message', WRONG)
+@each('config, path, value, message', WRONG)
 def test_wrong_line_is_named(tmp_path, config, path, value, message, zipped):
   known = reader.CONFIGS[config]
   rows = LINES[known.folder]
@@ -225,7 +226,7 @@ def test_wrong_line_is_named(tmp_path, config, path, value, message, zipped):
     write_zip(tmp_path / 'combined.zip', {known.file('train'): text})
     file = tmp_path / 'combined.zip' / known.file('train')
   else:
-    file.parent.mkdir()
+    file.parent.mkdir(exist_ok=True)
     file.write_text(text, encoding='utf-8')
   with bad_input(f'{file}, line 2: {message}; download the file again'):
     reader.read(tmp_path, config, 'train')
@@ -269,7 +270,7 @@ def test_damaged_zip_is_named(tmp_path, name, damage):
   assert message.endswith('; download it again')
 
 
-@pytest.mark.parametrize(
+@each(
   'config, split, size',
   [
     ('boolq', 'train', 9427),
@@ -296,7 +297,7 @@ def test_real_files(config, split, size):
   assert {example['label'] for example in examples} == labels
 
 
-@pytest.mark.parametrize('split', ['train', 'validation'])
+@each('split', ['train', 'validation'])
 def test_real_answers_are_entities(split):
   """Of the first lines of ReCoRD, where that is all there is."""
   examples = reader.read(data_root('data/superglue'), 'record', split)

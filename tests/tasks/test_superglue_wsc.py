@@ -2,10 +2,9 @@
 
 import contextlib
 
-import pytest
-
 from ngrammer_jax.tasks.superglue import reader, wsc
 from tests.checks import bad_input
+from tests.loops import each
 from tests.tasks.superglue_examples import SCHEMA, jsonl
 
 
@@ -21,7 +20,7 @@ def schema(text, span1, index1, span2, index2):
   }
 
 
-@pytest.mark.parametrize(
+@each(
   'given, index, text, repaired',
   [
     ('the table', 2, 'It hit The table because', 'The table'),  # case of the word at the index
@@ -34,7 +33,7 @@ def schema(text, span1, index1, span2, index2):
     ('Kamenev, Zinoviev, and Stalin', 0, 'Kamenev fled', 'Kamenev, Zinoviev, and Stalin'),
   ],
 )
-@pytest.mark.parametrize('first', [True, False])
+@each('first', [True, False])
 def test_spans_are_repaired(given, index, text, repaired, first):
   other = (text.split()[0], 0)
   spans = lambda own: (own, index, *other) if first else (*other, own, index)
@@ -82,7 +81,7 @@ PEBBLE = (
 )
 
 
-@pytest.mark.parametrize(
+@each(
   'example, marked, both',
   [
     (
@@ -143,8 +142,8 @@ def test_spans_are_marked(example, marked, both):
   assert example == before
 
 
-@pytest.mark.parametrize('index', [-1, 3])
-@pytest.mark.parametrize('span', [1, 2])
+@each('index', [-1, 3])
+@each('span', [1, 2])
 def test_index_outside_of_the_text_is_refused(index, span):
   example = schema('He ran .', 'ran', 1, 'He', 0) | {f'span{span}_index': index}
   bad = bad_input(
@@ -157,7 +156,7 @@ def test_index_outside_of_the_text_is_refused(index, span):
     wsc.marked(example)
 
 
-@pytest.mark.parametrize('pronoun', ['it', ''])
+@each('pronoun', ['it', ''])
 def test_lost_pronoun_is_refused(pronoun):
   example = schema('She ran with Al .', 'Al', 3, pronoun, 2)
   for mark in (wsc.marked, wsc.marked_both):
