@@ -27,6 +27,15 @@ def array(request, monkeypatch):
     yield np.asarray(jnp.asarray(VALUES[request.param], request.param))
 
 
+def test_the_size_of_chunks_does_not_count(monkeypatch):
+  array = np.random.default_rng(0).normal(size=(2, 150_001)).astype(np.float32)
+  sums = set()
+  for size in (2**10, 2**14, 2**18):
+    monkeypatch.setattr(checksums, 'CHUNK', size)
+    sums.add(of(array))
+  assert len(sums) == 1
+
+
 def of(array):
   (checksum,) = checksums.checksums({'x': array}).values()
   return checksum
@@ -106,8 +115,9 @@ def test_every_leaf_has_a_name():
   assert list(checksums.checksums(tree)) == ['memory/0', 'memory/1', 'params/kernel']
 
 
-def test_on_the_device_as_on_the_host():
+def test_on_the_device_as_on_the_host(monkeypatch):
   """Two ways to the same sums: an accelerator computes its own, a host needs one program."""
+  monkeypatch.setattr(checksums, 'CHUNK', 2**18)
   shapes = [(), (0, 3), (7,), (3, 5, 2)]
   rng = np.random.default_rng(0)
   with jax.enable_x64(True):

@@ -5,6 +5,7 @@ import functools
 import math
 import re
 
+from flax import linen as nn
 import jax
 import numpy as np
 import pytest
@@ -89,13 +90,13 @@ def one_device():
 
 
 def test_any_mesh_trains_alike():
-  """From a state of its own, and with clusters that some of the devices see not at all."""
+  """With clusters that some of the devices see not at all."""
   _, state, metrics = one_device()
   usage = state.codebook['ngrammer']['quantizer']['usage']
   left = quantizer.USAGE_DECAY**STEPS  # of what it was before any step
   tokens = (usage - left / usage.shape[1]) / (1 - left) * B * T  # of a step
   assert tokens.min() < 4 < tokens.max()  # rows are spread over four devices
-  program, *eight = run((2, 2, 2), RICH)
+  program, *eight = run((2, 2, 2), RICH, first=first_state())
   assert_alike(eight, [state, metrics])
   check_lookups(program, shards=4)
 
@@ -250,6 +251,15 @@ def test_an_axis_that_does_not_divide_stays_whole_and_is_logged(caplog):
     'params/layer_0/attention/key/kernel and 11 others: axis heads of size 3 stays whole on 2 '
     in caplog.text
   )
+
+
+@pytest.mark.parametrize('rows, spread', [(6, None), (8, ('fsdp', 'model'))])
+def test_rows_that_two_axes_divide_only_apart_stay_whole(rows, spread):
+  names = ('ngram_vocab', 'ngram_embed')
+  init = nn.with_logical_partitioning(nn.initializers.zeros, names)
+  shapes = jax.eval_shape(lambda: init(jax.random.key(0), (rows, 4)))
+  where = sharding.shardings(shapes, mesh_of((2, 2, 2)))
+  assert where.spec == jax.sharding.PartitionSpec(spread, None)
 
 
 @pytest.mark.parametrize('rows', [slice(0, 8), slice(2, 4)])

@@ -84,7 +84,9 @@ def test_damage_again_and_again_costs_more_steps_and_no_bit(tiny, whole, tmp_pat
 
 def test_a_killed_process_goes_on_bit_identically(tiny, tmp_path, small):
   """SIGKILL once the first checkpoint is there, wherever the run is by then."""
-  config = tiny(training={'steps': 120, 'checkpoint_every': 20, 'evaluate_every': 0})
+  config = tiny(
+    training={'steps': 80, 'log_every': 10, 'checkpoint_every': 10, 'evaluate_every': 0}
+  )
   code = (
     'from tests.training import toy; from ngrammer_jax import flags, train; '
     'toy.install(); flags.run(train.main)'
@@ -95,7 +97,7 @@ def test_a_killed_process_goes_on_bit_identically(tiny, tmp_path, small):
     env = os.environ | {'PYTHONPATH': str(ROOT)}
     process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log)
     try:
-      while not (tmp_path / 'killed' / 'checkpoints' / '20').exists():
+      while not (tmp_path / 'killed' / 'checkpoints' / '10').exists():
         assert process.poll() is None, (tmp_path / 'log').read_text()
         time.sleep(0.005)
     finally:

@@ -3,6 +3,7 @@
 import functools
 import types
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -122,18 +123,20 @@ def test_parts_weigh_by_their_tokens_and_draw_a_dropout_of_their_own():
   np.testing.assert_array_equal(after.memory, rows)
 
 
-def test_the_first_state_is_that_of_its_seed(monkeypatch):
+def test_the_first_state_is_that_of_its_seed_on_any_mesh(monkeypatch):
   """And of nothing else; a model of one array."""
   model = types.SimpleNamespace(config=Table.config, windows=None)
   model.clone = lambda **how: model
-  model.init = lambda key, *given: {'params': {'embedding': jax.random.normal(key, (8,))}}
+  normal = nn.with_logical_partitioning(nn.initializers.normal(1.0), ('ngram_vocab', 'ngram_embed'))
+  model.init = lambda key, *given: {'params': {'embedding': normal(key, (8, 4))}}
   monkeypatch.setattr(language_model, 'empty_memory', lambda *given: {'rows': jnp.zeros(B)})
 
-  def made(seed):
-    create, abstract = train_state.initialiser(model, optax.sgd(0.1), B, seed, mesh_of((1, 1, 1)))
+  def made(seed, shape=(1, 1, 1)):
+    create, abstract = train_state.initialiser(model, optax.sgd(0.1), B, seed, mesh_of(shape))
     state = create()
-    shape = lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding)
-    assert jax.tree.map(shape, state) == jax.tree.map(shape, abstract)
+    of = lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding)
+    assert jax.tree.map(of, state) == jax.tree.map(of, abstract)
+    assert state.params['embedding'].addressable_shards[0].data.size == 32 // shape[1] // shape[2]
     return np.asarray(state.params['embedding'])
 
-  assert (made(1) == made(1)).all() and (made(0) != made(1)).all()
+  assert (made(1) == made(1, (2, 2, 2))).all() and (made(0) != made(1)).all()
