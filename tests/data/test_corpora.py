@@ -118,6 +118,8 @@ def test_text_is_cut_at_nine_tenths_and_loses_nothing(tmp_path, name, size):
   assert abs(len(splits['train']) - 0.9 * len(text)) <= slack
   assert abs(len(splits['validation']) - 0.05 * len(text)) <= slack
   assert all(splits.values())
+  if name in ('lines', 'windows lines') and len(text) >= 1500:  # an end of a line is near
+    assert all(part.endswith(b'\n') for part in (splits['train'], splits['validation']))
 
 
 @each('name', TEXTS)
@@ -137,7 +139,7 @@ def test_no_word_is_cut(tmp_path, size):
   assert words == text.split()
 
 
-@each('unit', [b'x', 'é'.encode(), '😀'.encode(), b'\n', b'word '])
+@each('unit', [b'x', 'é'.encode(), '記'.encode(), '😀'.encode(), b'\n', b'word '])
 def test_pieces_are_of_bounded_size(tmp_path, unit):
   text = unit * (5 * reading.PIECE // 2 // len(unit))
   for name in ('train', 'valid', 'test'):

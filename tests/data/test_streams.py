@@ -1,7 +1,9 @@
 """Which tokens a step sees, and that evaluation sees every token once."""
 
 import numpy as np
+import pytest
 
+from ngrammer_jax import errors
 from ngrammer_jax.data import streams, token_cache
 from tests.loops import each
 
@@ -159,3 +161,32 @@ def test_first_input_of_a_stream_is_the_token_before_it():
   segment = streams.EvaluationStreams(split_of(40), 4, 5).segment(0, 0, 4)
   assert segment.tokens_BxT[:, 0].tolist() == [START, 9, 19, 29]
   assert segment.targets_BxT[:, 0].tolist() == [0, 10, 20, 30]
+
+
+@each('n, wanted, length, rows, limit', CASES)
+@each('protocol', ['transformer_xl', 'adaptive_span'])
+def test_official_protocols_skip_the_first_token_of_each_stream(
+  n, wanted, length, rows, limit, protocol
+):
+  tokens = min(limit or n, n)
+  count = min(wanted, max(tokens // 2, 1))
+  share = tokens // count - 1
+  if protocol == 'adaptive_span':
+    share -= share % length
+  if not share:
+    with pytest.raises(errors.BadInput, match='fill no segment'):
+      streams.EvaluationStreams(split_of(n), wanted, length, limit, protocol)
+    return
+  evaluation = streams.EvaluationStreams(split_of(n), wanted, length, limit, protocol)
+  assert (evaluation.streams, evaluation.tokens) == (count, count * share)
+  segments = [evaluation.segment(index, 0, count + 1) for index in range(evaluation.segments)]
+  targets, valid, inputs = (
+    np.concatenate([getattr(segment, name) for segment in segments], 1)
+    for name in ('targets_BxT', 'valid_BxT', 'tokens_BxT')
+  )
+  for row in range(count):
+    there = valid[row].astype(bool)
+    first = row * (tokens // count) + 1
+    assert targets[row][there].tolist() == list(range(first, first + share))
+    assert inputs[row][there].tolist() == list(range(first - 1, first + share - 1))
+  assert not valid[count].any()
