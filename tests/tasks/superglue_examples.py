@@ -63,6 +63,11 @@ LINES = {
             'idx': 8,
             'answers': [{'text': 'Pete', 'idx': 22, 'label': 1}],
           },
+          {  # the same words again
+            'question': 'Who left?',
+            'idx': 9,
+            'answers': [{'text': 'Nobody', 'idx': 23, 'label': 0}],
+          },
         ],
       },
     }
@@ -180,6 +185,13 @@ EXAMPLES = {
       'answer': 'Pete',
       'idx': {'paragraph': 4, 'question': 8, 'answer': 22},
       'label': 1,
+    },
+    {
+      'paragraph': PARAGRAPH,
+      'question': 'Who left?',
+      'answer': 'Nobody',
+      'idx': {'paragraph': 4, 'question': 9, 'answer': 23},
+      'label': 0,
     },
   ],
   'record': [
