@@ -289,10 +289,9 @@ def test_untied_chunked_head_equals_log_softmax_of_the_logits():
 
 
 def test_bfloat16_runs_with_float32_parameters():
-  model, memory = (
-    small_model(dtype='bfloat16', layers=1),
-    transformer.empty_memory(small_config(), B),
-  )
+  fields = {'layers': 1, 'ngram': None}
+  model = small_model(dtype='bfloat16', **fields)
+  memory = transformer.empty_memory(model.config, B)
   initial = jax.eval_shape(model.init, jax.random.key(0), random_tokens(), memory)
   variables = variables_of(model)
   results = jax.eval_shape(loss_and_gradient(model, variables), variables['params'])
