@@ -205,6 +205,7 @@ def test_causal_and_no_further_than_the_window(x64, name):
     assert reach[(distance == 1) & allowed & (documents[0][:, None] == documents[0][None])].any()
 
 
+@pytest.mark.slow
 def test_a_uniform_model_has_the_perplexity_of_its_vocabulary():
   config = config_of('key_value', dtype='float32', vocabulary_chunk=4)
   model, variables, memory = model_of(config)
