@@ -150,18 +150,12 @@ print(json.dumps(outcomes))
 """
 
 
-def test_a_small_model_is_compiled_and_what_cannot_work_is_said_at_once(tmp_path):
-  small = ['--topology=v5e:2x2', '--programs', 'decode', f'--json={tmp_path}/report.json']
-  small += ['--config.model.layers=1', '--config.model.heads=2', '--config.model.ngram=None']
-  given = [['--config=configs/quickstart.py', *more] for more in (small, *(w for w, _ in WRONG))]
+def test_what_cannot_work_is_said_at_once():
+  given = [['--config=configs/quickstart.py', *arguments] for arguments, _ in WRONG]
   done = run('-c', DRIVER, json.dumps(given), script=())
   assert done.returncode == 0, done.stderr
-  (compiled, *others) = json.loads(done.stdout.splitlines()[-1])
-  assert compiled == [0, ''] and 'decode: fits' in done.stdout
-  (found,) = json.loads((tmp_path / 'report.json').read_text())
-  assert found['mesh'] == {'data': 4, 'fsdp': 1, 'model': 1}
-  assert found['programs']['decode']['fits'] and found['programs']['decode']['flops'] > 0
-  for (kind, said), (_, message) in zip(others, WRONG, strict=True):
+  outcomes = json.loads(done.stdout.splitlines()[-1])
+  for (kind, said), (_, message) in zip(outcomes, WRONG, strict=True):
     assert kind == 'BadInput' and message in said
 
 

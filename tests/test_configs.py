@@ -67,7 +67,7 @@ def rows(table, often):
 
 
 @pytest.mark.parametrize(
-  'row', rows(C4, ['transformer_l', 'primer_l', '196k_12', '196k_4k_25', '393k_8k_50_middle'])
+  'row', rows(C4, ['transformer_l', 'primer_l', '196k_4k_25', '393k_8k_50_middle'])
 )
 def test_rows_of_the_ngrammer_paper(row):
   params, centroids, millions = C4[row]
@@ -172,9 +172,7 @@ XL = {
 }
 
 
-@pytest.mark.parametrize(
-  'row', rows(XL, ['enwik8_large', 'wt103_base', 'lm1b_large', 'text8_small', 'wikitext2_small'])
-)
+@pytest.mark.parametrize('row', rows(XL, ['enwik8_large', 'wt103_base', 'wikitext2_small']))
 def test_rows_of_transformer_xl(row):
   params, words = XL[row]
   assert counts_of_many_layers(f'transformer_xl.py:{row}', words) == (params, 0)
@@ -198,9 +196,7 @@ SPAN = {
 }
 
 
-@pytest.mark.parametrize(
-  'row', rows(SPAN, ['enwik8', 'enwik8_pers', 'text8_large', 'small_pers_span', 'small_all'])
-)
+@pytest.mark.parametrize('row', rows(SPAN, ['text8_large', 'wiki103_pers', 'small_all']))
 def test_rows_of_adaptive_span(row):
   params, words = SPAN[row]
   centroids = 12_288 if row == 'small_all' else 0
@@ -232,7 +228,7 @@ LSTM = {
 
 
 @pytest.mark.parametrize(
-  'row', rows(LSTM, ['lstm', 'recurrent_memory_1', 'attention_15', 'key_value_predict', '5gram'])
+  'row', rows(LSTM, ['lstm', 'recurrent_memory_1', 'key_value_predict', '5gram'])
 )
 def test_rows_of_attention_lstms(row):
   assert counts(f'attention_lstm.py:{row}') == (LSTM[row] + 77_000 * 300, 0)

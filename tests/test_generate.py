@@ -69,8 +69,7 @@ def test_texts_score_together_what_they_score_alone(run):
   assert together[2].bits_per_byte == pytest.approx(bits / len(TEXTS[2].encode()))
 
 
-def test_prompts_are_continued_together_as_in_another_batch(run):
-  """Alone they are in a process of their own, see test_processes."""
+def test_prompts_are_continued_together_as_alone(run, main, capfd, caplog):
   prompts = TEXTS[:2] * 8
   heard = {row: '' for row in range(16)}
 
@@ -85,6 +84,15 @@ def test_prompts_are_continued_together_as_in_another_batch(run):
   others = run.generate(prompts[9:14], tokens=40, temperature=0.7, top_k=20, seed=12)
   assert others == together[9:14]
   assert len({made.text for made in together}) > 8
+  # Alone, with all of the text and nothing else on standard output.
+  caplog.set_level('INFO')
+  capfd.readouterr()
+  assert (
+    main('--prompt=the union', '--seed=9', '--tokens=40', '--temperature=0.7', '--top_k=20') == 0
+  )
+  assert capfd.readouterr().out == f'the union{together[6].text}\n'
+  count = len(together[6].tokens) + together[6].ended
+  assert caplog.messages[-1].startswith(f'{count} tokens, ')
 
 
 def test_the_most_likely_token_is_that_which_scores_best(run):

@@ -1,19 +1,28 @@
 """What the README shows is what happens."""
 
+import inspect
 import json
+import math
 import pathlib
 import re
 
 import jax
+import numpy as np
 import pytest
 
-from ngrammer_jax import config, errors, flags, runs, sharding
+from ngrammer_jax import config, errors, flags, runs
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TEXT = (ROOT / 'README.md').read_text(encoding='utf-8')
 
 
-def test_python_examples_run(trained_copy, tmp_path, monkeypatch, capsys):
+OF_A_RUN, OF_A_LAYER = re.findall(r'```python\n(.*?)```', TEXT, re.S)
+(OF_SPANS,) = re.findall(r'```python\n(.*?)```', (ROOT / 'docs' / 'spans.md').read_text(), re.S)
+
+
+@pytest.fixture
+def quickstart(trained_copy, tmp_path, monkeypatch):
+  """A run where the README has one."""
   run = trained_copy('ngrammer')
   fields = json.loads((run / 'config.json').read_text())
   fields['evaluation']['segment_length'] = 32  # room for the prompts
@@ -21,19 +30,55 @@ def test_python_examples_run(trained_copy, tmp_path, monkeypatch, capsys):
   (tmp_path / 'runs').mkdir()
   run.rename(tmp_path / 'runs' / 'quickstart')
   monkeypatch.chdir(tmp_path)
-  monkeypatch.setattr(runs.Run, 'mesh', sharding.make_mesh(devices=jax.devices()[:1]))
-  of_a_run, of_a_layer = re.findall(r'```python\n(.*?)```', TEXT, re.S)
-  exec(of_a_run, {})
-  assert 'bits/byte  The state of the Union' in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_python_examples_run(quickstart, capsys):
   names: dict = {}
-  jax.eval_shape(lambda: exec(of_a_layer, names))  # compiles nothing
+  for example in (OF_A_RUN, OF_A_LAYER):
+    exec(example, names)
+  assert names['logits'].shape == (2, 16, 1000)
+  assert 'bits/byte  The state of the Union' in capsys.readouterr().out
+
+
+def test_python_examples_of_a_run_ask_for_what_there_is(quickstart, monkeypatch, capsys):
+  """The answers are made up."""
+  score, generate = (inspect.signature(getattr(runs.Run, name)) for name in ('score', 'generate'))
+
+  def scored(*given, **more):
+    texts = score.bind(*given, **more).arguments['texts']
+    ids = np.arange(8)
+    return [runs.Score(text, ids, np.full(8, len(text)), lossless=True) for text in texts]
+
+  def generated(*given, **more):
+    asked = generate.bind(*given, **more).arguments
+    made = [runs.Completion(prompt, ' of', [1, 2], False, 0) for prompt in asked['prompts']]
+    assert asked['self'].vocabulary.size == 257 and asked['tokens'] == 20
+    return made
+
+  monkeypatch.setattr(runs.Run, 'score', scored)
+  monkeypatch.setattr(runs.Run, 'generate', generated)
+  exec(OF_A_RUN, {})
+  first, second, *others = capsys.readouterr().out.splitlines()
+  bits = 8 / math.log(2)  # for each of the text's bytes
+  assert first == f'{bits:.2f} bits/byte  The state of the Union is strong.'
+  assert second == f'{bits:.2f} bits/byte  Strong is Union the of state the.'
+  assert others == ['My fellow citizens of', 'The economy of']
+
+
+def test_python_examples_of_layers_are_traced(capsys):
+  """Which compiles nothing."""
+  names: dict = {}
+  jax.eval_shape(lambda: exec(OF_A_LAYER, names))
   assert names['logits'].shape == (2, 16, 1000)
   assert capsys.readouterr().out == '(2, 16, 1000)\n'
+  jax.eval_shape(lambda: exec(OF_SPANS, {}))
+  assert 'float32[]' in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_example_of_the_span_docs_runs(capsys):
-  (example,) = re.findall(r'```python\n(.*?)```', (ROOT / 'docs' / 'spans.md').read_text(), re.S)
-  exec(example, {})
+  exec(OF_SPANS, {})
   assert float(capsys.readouterr().out) == 0  # where all spans begin
 
 

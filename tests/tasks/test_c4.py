@@ -79,6 +79,14 @@ def test_rows_are_those_of_the_same_files(prepared, tmp_path, cache, batch_size,
     np.testing.assert_array_equal(one.targets_BxT, other.targets_BxT)
 
 
+def test_a_shard_is_read_on_from_any_text(prepared, c4):
+  shard = c4.open_corpus(prepared).stream
+  whole = [text for text, _ in shard.read(1)]
+  assert whole == [text.encode() for text in TEXTS['train'][1::3]]
+  for number in (1, 5, len(whole)):
+    assert [text for text, _ in shard.read(1, number)] == whole[number:]
+
+
 def test_the_task(prepared, c4, seqio):
   for _ in range(2):  # again is no error
     name = c4.register(BYTES, data_dir=prepared.path)
