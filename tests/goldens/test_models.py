@@ -8,7 +8,7 @@ import pytest
 from tests.goldens import models
 
 CASES = models.cases()
-# All options occur in the quick ones too, but for some numbers.
+# Most options occur in the quick ones too, but for other numbers.
 NAMES = [
   name if case['quick'] else pytest.param(name, marks=pytest.mark.slow)
   for name, case in CASES.items()
