@@ -1,7 +1,6 @@
 """Fine-tuning as a user does it: from a checkpoint to answers, and on after a kill."""
 
 import argparse
-import functools
 import json
 import pathlib
 import shutil
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import evaluate, finetune, flags, runs, sharding
+from ngrammer_jax import evaluate, finetune, flags, runs
 from ngrammer_jax.tasks.superglue import formats, metrics
 from ngrammer_jax.training import loop, manifest
 from tests.checks import bad_input
@@ -63,39 +62,8 @@ def result(workdir, split='validation'):
   return json.loads((workdir / 'evaluation' / f'{split}.json').read_text())
 
 
-def test_from_a_checkpoint_to_answers(begun, finetuning, monkeypatch, capsys):
-  # On one device, and all that is evaluated by the same programs.
-  one, made, kept = sharding.make_mesh(devices=jax.devices()[:1]), finetuning.evaluator_of, []
-  monkeypatch.setattr(sharding, 'make_mesh', lambda *_: one)
-  evaluator = lambda *given: kept[0] if kept else kept.append(made(*given)) or kept[0]
-  monkeypatch.setattr(finetuning, 'evaluator_of', evaluator)
-  load = functools.cache(runs.load_run)  # the best checkpoint is the only one
-  monkeypatch.setattr(runs, 'load_run', lambda workdir, _='newest': load(workdir, 'newest'))
-  steps = {'training__steps': 2, 'training__evaluate_every': 2}
-  assert finetune.main(arguments(begun, 'rte', finetune__packed=False, **steps)) == 0
-  out, run = capsys.readouterr().out, begun / 'rte'
-  assert 'best checkpoint, validation' in out and 'newest checkpoint, validation' in out
-  known = result(run)
-  assert known['step'] == 2 and known['n'] == 12
-  assert known['protocol'] == {
-    'choosing': 'rank',
-    'prefix': 'causal',
-    'length': 96,
-    'targets_length': 20,
-  }
-  records = [json.loads(line) for line in (run / 'metrics.jsonl').read_text().splitlines()]
-  validated = {r['step']: r['validation/accuracy'] for r in records if 'validation/accuracy' in r}
-  assert validated == {2: known['accuracy']}
-  assert json.loads((run / 'begun_with.json').read_text())['step'] == 12
-  test = finetuning.evaluate(runs.load_run(run, 'newest'), 'test')
-  answers = [json.loads(line) for line in (run / 'evaluation' / 'RTE.jsonl').open()]
-  assert [answer['idx'] for answer in answers] == list(range(6))
-  assert {answer['label'] for answer in answers} <= {'entailment', 'not_entailment'}
-  assert 'accuracy' not in test and test['n'] == 6
-
-
 @pytest.mark.slow
-def test_from_a_checkpoint_to_right_answers(begun, capsys):
+def test_from_a_checkpoint_to_answers(begun, capsys):
   easy = {'optimizer__learning_rate': 0.02, 'training__steps': 80, 'training__evaluate_every': 40}
   assert finetune.main(arguments(begun, 'rte', **easy)) == 0
   out, run = capsys.readouterr().out, begun / 'rte'
@@ -263,6 +231,49 @@ def test_a_start_is_with_the_checkpoint_that_is_on_record(begun, finetuning, mon
     assert json.loads(record.read_text()) == {'init_from': str(begun / 'begun'), 'step': step}
     record.write_text('{"step": 8}')
   assert asked == [(str(begun / 'begun'), 'newest'), (str(begun / 'begun'), 8)]
+
+
+def test_validation_and_evaluation_are_of_their_examples(begun, finetuning, monkeypatch, caplog):
+  """With answers that are made up."""
+  caplog.set_level('INFO')
+  given, made, asked = finetuning_config(finetuning, begun), [], []
+
+  def evaluator_of(config, model, mesh, vocabulary):
+    made.append((config, model.windows, mesh, vocabulary.size))
+
+    def answer(params, codebook, name, examples, choosing, report=None):
+      texts = [vocabulary.decode(example.inputs).decode() for example in examples]
+      asked.append((params['w'].tolist(), codebook['c'].tolist(), name, choosing, texts))
+      scores = {'accuracy': 75.0, 'error_percent': 25.0} if examples[0].label >= 0 else {}
+      return {'task': name, 'n': len(examples), **scores}, [i % 2 for i in range(len(examples))]
+
+    return answer
+
+  monkeypatch.setattr(finetuning, 'evaluator_of', evaluator_of)
+  material = finetuning.Finetuning(given, begun / 'run')
+  model = types.SimpleNamespace(windows='all')
+  training = types.SimpleNamespace(evaluated=lambda state: model, mesh='mesh')
+  for step in (2, 3):
+    result = material.validate(training, state(step), lambda examples: None)
+    assert (result['task'], result['n'], result[material.judged_by]) == ('rte', 12, 25)
+  assert made == [(given, 'all', 'mesh', 257)]  # and no second one, which would be compiled
+  said = {'params': [3.0] * 3, 'codebook': [6.0] * 2}
+  assert [*asked[1][:4]] == [*said.values(), 'rte', None] and len(asked[1][4]) == 12
+  assert asked[1][4][1] == 'rte hypothesis: rain premise: It is very snow.'
+  assert material.said(result) == ' rte accuracy 75.00, 12 examples'
+  material.describe()
+  assert caplog.messages[-1] == (
+    'data: examples of rte 40, in 40 rows of 96 tokens; 8 steps of 8 rows are 1.60 epochs'
+  )
+  run = {'config': given, 'vocabulary': material.vocabulary, 'evaluated': model, 'mesh': 'mesh'}
+  run = types.SimpleNamespace(**run, state=state(3), workdir=begun / 'run')
+  assert finetuning.evaluate(run, 'validation') == {'split': 'validation', 'step': 3, **result}
+  assert not (begun / 'run' / 'evaluation').exists()
+  hidden = finetuning.evaluate(run, 'test')
+  assert hidden == {'split': 'test', 'step': 3, 'task': 'rte', 'n': 6}
+  answers = [json.loads(line) for line in (begun / 'run' / 'evaluation' / 'RTE.jsonl').open()]
+  assert answers == [{'idx': i, 'label': ('entailment', 'not_entailment')[i % 2]} for i in range(6)]
+  assert finetuning.table(hidden) == 'rte without labels, 6 examples'
 
 
 def test_the_best_and_the_newest_are_evaluated(tmp_path, finetuning, monkeypatch, capsys):
