@@ -28,19 +28,6 @@ def handlers_are_those_of_before():
   assert handlers() == before
 
 
-@pytest.fixture
-def small(monkeypatch):
-  """Has the loop train a model that compiles in no time."""
-  toy.install(monkeypatch.setattr)
-
-
-@pytest.fixture
-def whole(tiny, tmp_path, small):
-  """A finished run of 12 steps of the small model, with checkpoints of 4, 8 and 12."""
-  loop.train(tiny(), tmp_path / 'whole')
-  return tmp_path / 'whole'
-
-
 def interrupt():
   os.kill(os.getpid(), signal.SIGTERM)
 

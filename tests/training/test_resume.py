@@ -19,7 +19,6 @@ from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.training import checkpoints, checksums, loop, manifest, programs
 from tests import trained_runs
 from tests.checks import bad_input
-from tests.training import toy
 from tests.training.helpers import arrays, damage, mesh_of, names, records, signal_at, write_config
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -56,19 +55,6 @@ def test_training_never_starts_again_from_scratch_by_itself(trained, trained_cop
       loop.train(shared_config(trained), run)
     assert names(run) == ['12', '4', '8']
     assert (run / 'metrics.jsonl').read_bytes() == before
-
-
-@pytest.fixture
-def small(monkeypatch):
-  """Has the loop train a model that compiles in no time."""
-  toy.install(monkeypatch.setattr)
-
-
-@pytest.fixture
-def whole(tiny, tmp_path, small):
-  """A finished run of 12 steps of the small model, with checkpoints of 4, 8 and 12."""
-  loop.train(tiny(), tmp_path / 'whole')
-  return tmp_path / 'whole'
 
 
 def test_damage_again_and_again_costs_more_steps_and_no_bit(tiny, whole, tmp_path):
