@@ -1,4 +1,4 @@
-"""Checkpoints of tiny arrays, whose checksums need no large chunks."""
+"""A small model in place of a real one, and checksums in small chunks."""
 
 import pytest
 

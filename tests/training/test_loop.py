@@ -68,12 +68,6 @@ def test_a_model_with_everything_goes_on_bit_identically(tiny, tmp_path, monkeyp
   assert arrays(run) == arrays(whole) and records(run) == records(whole)
 
 
-@pytest.fixture
-def small(monkeypatch):
-  """Has the loop train a model that compiles in no time."""
-  toy.install(monkeypatch.setattr)
-
-
 def test_a_run_goes_on_bit_identically_wherever_it_ends(tiny, tmp_path, monkeypatch, small):
   config = tiny(training={'steps': 10})
   whole = tmp_path / 'whole'

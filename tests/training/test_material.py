@@ -12,7 +12,6 @@ import pytest
 from ngrammer_jax import errors, evaluation_config, mesh_config, runs
 from ngrammer_jax.data import packing, token_cache
 from ngrammer_jax.training import loop, material
-from tests.training import toy
 from tests.training.helpers import arrays, records
 
 
@@ -27,12 +26,6 @@ def config(tiny, tmp_path):
   (tmp_path / 'shards' / 'valid.jsonl').write_text(texts[-1])
   data = token_cache.DataConfig('shards', str(tmp_path / 'shards'), 'bytes')
   return dataclasses.replace(tiny(training={'keep_checkpoints': 9}), data=data)
-
-
-@pytest.fixture
-def small(monkeypatch):
-  """Has the loop train a model that compiles in no time."""
-  toy.install(monkeypatch.setattr)
 
 
 def train(config, workdir):
