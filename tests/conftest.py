@@ -4,6 +4,7 @@ JAX is imported where it is used: the process that hands out the tests does with
 """
 
 import fcntl
+import gc
 import importlib.metadata
 import os
 import pathlib
@@ -46,8 +47,30 @@ if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
   os.environ['JAX_COMPILATION_CACHE_DIR'] = str(compiled_programs())
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.2')
 
+# Tracing makes many objects that stay, and the collector would look at all of them again and again.
+gc.set_threshold(50_000, 20, 100)
+
 # A shell in the background ignores Ctrl-C, and so would all that is started here.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# By what they share beyond a file: a slow import, and the programs of a run.
+SHARED = {
+  'tensorflow': ('tests/tasks/',),
+  'runs': ('tests/test_generate.py', 'tests/test_processes.py', 'tests/test_runs.py'),
+}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+  """One worker runs all tests of a file, and of the files of SHARED."""
+  from xdist import scheduler
+
+  class ByFile(scheduler.LoadFileScheduling):
+    def _split_scope(self, nodeid):
+      groups = (name for name, files in SHARED.items() if nodeid.startswith(files))
+      return next(groups, super()._split_scope(nodeid))
+
+  return ByFile(config, log)
 
 
 @pytest.fixture
@@ -57,6 +80,15 @@ def x64():
 
   with jax.enable_x64(True):
     yield
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+  """As on a machine with a single device, for which programs compile faster than for eight."""
+  import jax
+
+  device = jax.devices()[:1]
+  monkeypatch.setattr(jax, 'devices', lambda *backend: device)
 
 
 @pytest.fixture
@@ -106,7 +138,12 @@ def shared_folder(tmp_path_factory, worker_id):
 
 @pytest.fixture
 def trained(shared_folder, monkeypatch):
-  """The workdir of a run of `trained_runs.RUNS`, to be read: whoever asks first trains it."""
+  """The workdir of a run of `trained_runs.RUNS`, to be read: whoever asks first trains it.
+
+  That of an N-Grammer is trained on eight devices, the others on one.
+  """
+  import jax
+
   from ngrammer_jax.training import loop
   from tests import trained_runs
 
@@ -119,7 +156,10 @@ def trained(shared_folder, monkeypatch):
       if not text.exists():
         trained_runs.write_text(text)
       if not (shared_folder / name / 'trained').exists():
-        loop.train(trained_runs.tiny(text, trained_runs.RUNS[name]), shared_folder / name)
+        config, devices = trained_runs.tiny(text, trained_runs.RUNS[name]), jax.devices()
+        with monkeypatch.context() as patch:
+          patch.setattr(jax, 'devices', lambda: devices if name == 'ngrammer' else devices[:1])
+          loop.train(config, shared_folder / name)
         (shared_folder / name / 'trained').touch()
     return shared_folder / name
 

@@ -16,7 +16,6 @@ from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.training import manifest
 from tests.checks import bad_input
 
-pytestmark = pytest.mark.xdist_group('runs')  # one worker compiles their programs
 TEXTS = ['the union', '', 'strong states of the ünion is strong ' * 3]
 
 

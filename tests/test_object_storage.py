@@ -20,7 +20,6 @@ from tests.training import test_checkpoints as small
 from tests.training import test_hosts as hosts
 from tests.training.test_kills import flags
 
-pytestmark = pytest.mark.xdist_group('object storage')  # one worker imports what it takes
 STARTED = {}  # once for all tests: libraries remember where their store is
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from tests import test_generate
 
-pytestmark = pytest.mark.xdist_group('runs')  # one worker compiles their programs
 HEAVY = ('tensorflow', 'seqio', 'tensorflow_datasets', 'tensorflow_text', 'pandas')
 
 # Absent, not broken: looking for them finds nothing.

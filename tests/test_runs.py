@@ -8,8 +8,6 @@ import pytest
 from ngrammer_jax import analyze, evaluate, runs
 from tests.checks import bad_input
 
-pytestmark = pytest.mark.xdist_group('runs')  # one worker compiles their programs
-
 
 def change(workdir, **sections):
   """As if the run had been started with other values."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 MULTIPLIERS = (0x9E3779B1, 0x85EBCA77)  # odd, from the golden ratio and from xxHash
-CHUNK = 2**18  # words
+CHUNK = 2**18  # words, of a host array at a time
 
 
 def _sums(words: jax.Array, index: jax.Array, valid: jax.Array) -> jax.Array:
@@ -45,18 +45,19 @@ def _of_device_array(array: jax.Array, where: jax.sharding.Sharding | None = Non
 
 @jax.jit
 def _of_chunk(words: np.ndarray, first: np.ndarray, count: np.ndarray) -> jax.Array:
-  place = jax.lax.iota(jnp.uint32, CHUNK)
+  place = jax.lax.iota(jnp.uint32, words.size)
   return _sums(words, first + place, place < count)
 
 
 def _of_host_array(array: np.ndarray) -> np.ndarray:
-  """The sums of an array in the memory of this host, compiled once for all shapes."""
+  """The sums of an array in the memory of this host, compiled for a few sizes only."""
   array = np.ascontiguousarray(array).reshape(-1)
   words = array.view(f'uint{min(array.dtype.itemsize, 4) * 8}')
   sums = np.zeros(len(MULTIPLIERS), np.uint32)
   for first in range(0, len(words), CHUNK):
     chunk = words[first : first + CHUNK].astype(np.uint32)
-    padded = np.pad(chunk, (0, CHUNK - len(chunk)))
+    size = min(CHUNK, max(2**12, 1 << (len(chunk) - 1).bit_length()))
+    padded = np.pad(chunk, (0, size - len(chunk)))
     sums += np.asarray(_of_chunk(padded, np.uint32(first % 2**32), np.uint32(len(chunk))))
   return sums
 

@@ -25,7 +25,7 @@ from ngrammer_jax.training import manifest
 from tests.goldens import models, runs
 
 TRANSFORMERS, RECURRENT = 48, 30
-CANDIDATES, QUICK = 1500, 10
+CANDIDATES, QUICK = 1500, 6
 # Heads of the n-gram layer with parts of at least three features: a norm of two forgets them.
 SMALL = {'width': 24, 'dtype': 'float64'}
 BLOCKS = ('ngram', 'memory', 'positional', 'adaptive_softmax', 'span', 'persistent', 'recurrent')

@@ -8,7 +8,7 @@ import pytest
 from tests.goldens import models
 
 CASES = models.cases()
-# Most options occur in the quick ones too, but for other numbers.
+# Those that are quick hold most options, but for other numbers.
 NAMES = [
   name if case['quick'] else pytest.param(name, marks=pytest.mark.slow)
   for name, case in CASES.items()

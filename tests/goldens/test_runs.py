@@ -12,7 +12,9 @@ FOLDER = pathlib.Path(__file__).parent / 'checkpoints'
 
 
 @pytest.mark.parametrize('row', runs.ROWS)
-def test_a_checkpoint_resumes_with_the_losses_of_then(row, cache, tmp_path, monkeypatch):
+def test_a_checkpoint_resumes_with_the_losses_of_then(
+  row, one_device, cache, tmp_path, monkeypatch
+):
   from ngrammer_jax import train
 
   monkeypatch.chdir(tmp_path)

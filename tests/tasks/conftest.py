@@ -1,6 +1,6 @@
 """What imports TensorFlow, imported by the tests that need it alone.
 
-They are of the group `tensorflow`, so that one worker imports it.
+All tests of the folder run in one worker, so that one imports it.
 """
 
 import importlib

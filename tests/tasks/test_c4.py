@@ -11,7 +11,6 @@ from ngrammer_jax.data import packing, shards, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
 from tests.checks import bad_input
 
-pytestmark = pytest.mark.xdist_group('tensorflow')
 BYTES = vocabularies.ByteVocabulary()
 TEXTS = {'train': [f'text number {i} of some' for i in range(20)], 'validation': ['a', 'b']}
 

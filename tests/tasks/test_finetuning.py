@@ -19,7 +19,6 @@ from ngrammer_jax.training import loop, manifest
 from tests.checks import bad_input
 from tests.tasks import superglue_examples, superglue_files
 
-pytestmark = pytest.mark.xdist_group('tensorflow')
 CONFIG = pathlib.Path(__file__).resolve().parents[2] / 'configs' / 'superglue.py'
 
 

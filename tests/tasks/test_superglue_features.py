@@ -13,7 +13,6 @@ from ngrammer_jax.models import transformer
 from tests.checks import bad_input, random_variables
 from tests.tasks import superglue_files
 
-pytestmark = pytest.mark.xdist_group('tensorflow')
 BYTES = vocabularies.ByteVocabulary()
 END = BYTES.document_end
 

@@ -1,14 +1,6 @@
-"""A small model in place of a real one, and checksums in small chunks."""
+"""A small model in place of a real one."""
 
 import pytest
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-  """The sums are the same in chunks of any size (see test_checksums), and here soon made."""
-  from ngrammer_jax.training import checksums
-
-  monkeypatch.setattr(checksums, 'CHUNK', 2**10)
 
 
 @pytest.fixture

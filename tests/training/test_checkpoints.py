@@ -13,7 +13,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.training import checkpoints, checksums, manifest
+from ngrammer_jax.training import checkpoints, manifest
 from tests.checks import bad_input
 from tests.training.helpers import cut, flip
 
@@ -328,8 +328,7 @@ def test_a_validation_that_was_made_up_for_counts(tmp_path):
   assert same(checkpoints.restore(tmp_path, 8, abstract()), state(8))
 
 
-def test_a_state_may_be_donated_while_it_is_written(tmp_path, monkeypatch):
-  monkeypatch.setattr(checksums, 'CHUNK', 2**18)
+def test_a_state_may_be_donated_while_it_is_written(tmp_path):
   add = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
   tree = {'table': jnp.zeros((1000, 1000))}
   with checkpoints.Checkpoints(tmp_path, keep=4) as saved:

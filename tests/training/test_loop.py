@@ -52,7 +52,7 @@ RICH = {
 }
 
 
-def test_a_model_with_everything_goes_on_bit_identically(tiny, tmp_path, monkeypatch):
+def test_a_model_with_everything_goes_on_bit_identically(tiny, one_device, tmp_path, monkeypatch):
   """N-grams, a segment memory, spans in windows, dropout."""
   result = {'nll_nats_per_token': 1.0, 'perplexity': math.e, 'bits_per_byte': None}
   result['protocol'] = {'whole_split': True}
