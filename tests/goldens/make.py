@@ -231,7 +231,12 @@ def covering(cases: dict[str, dict[str, Any]]) -> list[str]:
   is_number = lambda option: re.search(r'=[-\d.e]+$', option) is not None
   options = {name: {o for o in models.options(c) if not is_number(o)} for name, c in cases.items()}
   missing, chosen = set().union(*options.values()), []
-  cost = lambda name: 1.6 if name.startswith('transformer') else 1  # to compile
+
+  def cost(name):
+    """To compile, about."""
+    model = cases[name]['model']
+    return 0.9 + 0.6 * model['layers'] if name.startswith('transformer') else 1
+
   while len(chosen) < QUICK:
     best = max(cases, key=lambda name: len(missing & options[name]) / cost(name))
     missing -= options[best]

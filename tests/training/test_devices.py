@@ -65,8 +65,6 @@ RICH = dataclasses.replace(
   ngram=dataclasses.replace(CONFIG.ngram, empty='revive', distinct_start=True),
   position='relative',
   memory=model_config.MemoryConfig(length=24),
-  persistent=model_config.PersistentConfig(8),
-  convolution=3,
 )
 
 

@@ -29,6 +29,7 @@ def shared_config(trained):
   return trained_runs.tiny(trained('ngrammer').parent / 'text.txt')
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_costs_some_steps_and_no_bit(trained, trained_copy, caplog):
   run, whole = trained_copy('ngrammer'), trained('ngrammer')
   name, content = damage(run / 'checkpoints' / '12')
@@ -57,14 +58,16 @@ def test_training_never_starts_again_from_scratch_by_itself(trained, trained_cop
     assert (run / 'metrics.jsonl').read_bytes() == before
 
 
-def test_damage_again_and_again_costs_more_steps_and_no_bit(tiny, whole, tmp_path):
+def test_damage_again_and_again_costs_more_steps_and_no_bit(tiny, whole, tmp_path, caplog):
   run = shutil.copytree(whole, tmp_path / 'run')
   for steps in ((12,), (8, 12)):
     for step in steps:
-      damage(run / 'checkpoints' / str(step))
+      name, content = damage(run / 'checkpoints' / str(step))
     assert loop.train(tiny(), run)
     assert arrays(run) == arrays(whole) and records(run) == records(whole)
     assert arrays(run, 8) == arrays(whole, 8)
+    assert f'12 is damaged: {name} was changed: wrong checksum; trying' in caplog.text
+  assert (run / 'checkpoints' / '12.damaged-2' / name).read_bytes() == content
   assert names(run) == ['12', '12.damaged', '12.damaged-2', '4', '8', '8.damaged']
 
 
