@@ -138,9 +138,9 @@ def shared_folder(tmp_path_factory, worker_id):
 
 @pytest.fixture
 def trained(shared_folder, monkeypatch):
-  """The workdir of a run of `trained_runs.RUNS`, to be read: whoever asks first trains it.
+  """The workdir of a run of `trained_runs.RUNS`, to be read.
 
-  That of an N-Grammer is trained on eight devices, the others on one.
+  Whoever asks first trains it, on one device.
   """
   import jax
 
@@ -156,10 +156,10 @@ def trained(shared_folder, monkeypatch):
       if not text.exists():
         trained_runs.write_text(text)
       if not (shared_folder / name / 'trained').exists():
-        config, devices = trained_runs.tiny(text, trained_runs.RUNS[name]), jax.devices()
+        device = jax.devices()[:1]
         with monkeypatch.context() as patch:
-          patch.setattr(jax, 'devices', lambda: devices if name == 'ngrammer' else devices[:1])
-          loop.train(config, shared_folder / name)
+          patch.setattr(jax, 'devices', lambda: device)
+          loop.train(trained_runs.tiny(text, trained_runs.RUNS[name]), shared_folder / name)
         (shared_folder / name / 'trained').touch()
     return shared_folder / name
 

@@ -72,7 +72,7 @@ def config_file(tiny, folder):
 def test_verbs_on_three_devices_without_the_heavy_packages(
   trained, trained_copy, tiny, tmp_path, absent
 ):
-  """The run was trained on eight devices; the mesh of its config does not fit three."""
+  """The run was trained on one device."""
   workdir = trained_copy('ngrammer')
   commands = [
     ('train', [f'--config={config_file(tiny, tmp_path)}', f'--workdir={tmp_path}/new']),
