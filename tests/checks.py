@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax import errors
+from ngrammer_jax import errors, sharding
 
 
 def bad_input(message):
@@ -32,6 +32,11 @@ def random_variables(module, *inputs, dtype='float32', **given):
   shapes = jax.eval_shape(lambda: nn.unbox(module.init(jax.random.key(0), *inputs, **given)))
   rng = np.random.default_rng(0)
   return jax.tree.map(lambda leaf: jnp.asarray(0.5 * rng.normal(size=leaf.shape), dtype), shapes)
+
+
+def mesh_of(data: int, fsdp: int = 1, model: int = 1) -> jax.sharding.Mesh:
+  """The first devices as a mesh of these sizes."""
+  return sharding.make_mesh(data, fsdp, model, jax.devices()[: data * fsdp * model])
 
 
 def data_root(name: str) -> pathlib.Path:

@@ -3,6 +3,7 @@
 JAX is imported where it is used: the process that hands out the tests does without it.
 """
 
+import contextlib
 import fcntl
 import gc
 import importlib.metadata
@@ -42,19 +43,19 @@ def compiled_programs() -> pathlib.Path:
   return folder
 
 
-# Tests compile the same tiny programs over and over, some in processes of their own.
+# Tests compile the same tiny programs many times, some in processes of their own.
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
   os.environ['JAX_COMPILATION_CACHE_DIR'] = str(compiled_programs())
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.2')
 
-# Tracing makes many objects that stay, and the collector would look at all of them again and again.
+# Tracing leaves many live objects: collect garbage less often.
 gc.set_threshold(50_000, 20, 100)
 
 # A shell in the background ignores Ctrl-C, and so would all that is started here.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# By what they share beyond a file: a slow import, and the programs of a run.
-SHARED = {
+# Files that run in one worker, because they share a slow import or compiled programs.
+WORKER_GROUPS = {
   'tensorflow': ('tests/tasks/',),
   'runs': ('tests/test_generate.py', 'tests/test_processes.py', 'tests/test_runs.py'),
 }
@@ -62,12 +63,12 @@ SHARED = {
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-  """One worker runs all tests of a file, and of the files of SHARED."""
+  """One worker runs all tests of a file, and all files of a group."""
   from xdist import scheduler
 
   class ByFile(scheduler.LoadFileScheduling):
     def _split_scope(self, nodeid):
-      groups = (name for name, files in SHARED.items() if nodeid.startswith(files))
+      groups = (name for name, files in WORKER_GROUPS.items() if nodeid.startswith(files))
       return next(groups, super()._split_scope(nodeid))
 
   return ByFile(config, log)
@@ -82,13 +83,23 @@ def x64():
     yield
 
 
-@pytest.fixture
-def one_device(monkeypatch):
-  """As on a machine with a single device, for which programs compile faster than for eight."""
+@contextlib.contextmanager
+def single_device(monkeypatch):
+  """As on a machine with one device, for which programs compile faster than for eight."""
   import jax
 
   device = jax.devices()[:1]
-  monkeypatch.setattr(jax, 'devices', lambda *backend: device)
+  with monkeypatch.context() as patch:
+    patch.setattr(jax, 'devices', lambda *backend: device)
+    patch.setattr(jax, 'device_count', lambda *backend: 1)
+    yield
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+  """JAX has one device instead of eight."""
+  with single_device(monkeypatch):
+    yield
 
 
 @pytest.fixture
@@ -120,11 +131,11 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def tiny(tmp_path, cache):
-  """Makes configs of a tiny N-Grammer on a tiny text, see `trained_runs.tiny`."""
-  from tests import trained_runs
+  """Makes configs of a tiny N-Grammer on a tiny text, see `tiny_run.config`."""
+  from tests import tiny_run
 
-  text = trained_runs.write_text(tmp_path / 'text.txt')
-  return lambda *args, **given: trained_runs.tiny(text, *args, **given)
+  text = tiny_run.write_text(tmp_path / 'text.txt')
+  return lambda *args, **given: tiny_run.config(text, *args, **given)
 
 
 @pytest.fixture(scope='session')
@@ -138,35 +149,23 @@ def shared_folder(tmp_path_factory, worker_id):
 
 @pytest.fixture
 def trained(shared_folder, monkeypatch):
-  """The workdir of a run of `trained_runs.RUNS`, to be read.
-
-  Whoever asks first trains it, on one device.
-  """
-  import jax
-
+  """The workdir of a tiny N-Grammer, read-only: the first test that asks trains it for all."""
   from ngrammer_jax.training import loop
-  from tests import trained_runs
+  from tests import tiny_run
 
   monkeypatch.setenv('NGRAMMER_JAX_CACHE', str(shared_folder / 'cache'))
-
-  def workdir(name: str) -> pathlib.Path:
-    with (shared_folder / 'lock').open('w') as lock:
-      fcntl.flock(lock, fcntl.LOCK_EX)
-      text = shared_folder / 'text.txt'
-      if not text.exists():
-        trained_runs.write_text(text)
-      if not (shared_folder / name / 'trained').exists():
-        device = jax.devices()[:1]
-        with monkeypatch.context() as patch:
-          patch.setattr(jax, 'devices', lambda: device)
-          loop.train(trained_runs.tiny(text, trained_runs.RUNS[name]), shared_folder / name)
-        (shared_folder / name / 'trained').touch()
-    return shared_folder / name
-
+  workdir = shared_folder / 'ngrammer'
+  with (shared_folder / 'lock').open('w') as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    if not (workdir / 'trained').exists():
+      text = tiny_run.write_text(shared_folder / 'text.txt')
+      with single_device(monkeypatch):
+        loop.train(tiny_run.config(text), workdir)
+      (workdir / 'trained').touch()
   return workdir
 
 
 @pytest.fixture
 def trained_copy(trained, tmp_path):
-  """A copy of a trained run, to be changed."""
-  return lambda name: shutil.copytree(trained(name), tmp_path / name)
+  """A copy of `trained`, to be changed."""
+  return shutil.copytree(trained, tmp_path / 'ngrammer')

@@ -8,9 +8,10 @@ from typing import Any
 def each(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
   """Like pytest.mark.parametrize, but one test, with the same fixtures for all of its cases.
 
-  A failure says which case it was.
+  A failure says which case it was. Fixtures are made once: `tmp_path` is one folder for all.
   """
   keys, cases = [name.strip() for name in names.split(',')], list(cases)
+  assert cases, f'no case of {names}'
 
   def decorate(function):
     def test(**fixtures):

@@ -32,13 +32,18 @@ def opened(workdir, evaluation=None):
 
 @pytest.fixture
 def run(trained):
-  return opened(trained('ngrammer'))
+  return opened(trained)
 
 
 @pytest.fixture
 def main(run, monkeypatch):
   """The verb, with the run that is open already."""
-  monkeypatch.setattr(runs, 'load_run', lambda workdir, step: run)
+
+  def load_run(workdir, step):
+    assert (workdir, step) == (run.workdir, 'newest')
+    return run
+
+  monkeypatch.setattr(runs, 'load_run', load_run)
   return lambda *arguments: generate.main([f'--workdir={run.workdir}', *arguments])
 
 
@@ -48,7 +53,7 @@ def test_a_text_scores_what_evaluation_gives(run, trained):
   text = run.vocabulary.decode(tokens).decode()
   (score,) = run.score(text)
   one = evaluation_config.EvaluationConfig(streams=1)
-  result = opened(trained('ngrammer'), evaluation=one).evaluate('test')
+  result = opened(trained, evaluation=one).evaluate('test')
   assert len(score.tokens) == result['tokens'] == len(tokens)
   assert score.nats.mean() == pytest.approx(result['nll_nats_per_token'], rel=1e-6)
   assert score.perplexity == pytest.approx(result['perplexity'], rel=1e-5)
@@ -108,7 +113,7 @@ def test_the_most_likely_token_is_that_which_scores_best(run):
 
 
 def test_the_best_step(trained_copy):
-  workdir = trained_copy('ngrammer')
+  workdir = trained_copy
   folder = workdir / 'checkpoints' / '8'
   # As if it had been the best, and the last the worst.
   manifest.write(folder, dataclasses.replace(manifest.read(folder), validation=0.5))

@@ -95,7 +95,7 @@ def train_until_killed(monkeypatch, config, workdir, step):
 
 @SLOW_S3
 def test_a_run_of_a_disk_is_one_of_the_store(bucket, trained):
-  whole, run = trained('ngrammer'), files.path(f'{bucket}/run')
+  whole, run = trained, files.path(f'{bucket}/run')
   for path in files.inside(whole):
     name = str(path.relative_to(whole))
     if name.startswith(('checkpoints/12/', 'co', 'metrics', 'vocabulary')):

@@ -23,7 +23,7 @@ OF_A_RUN, OF_A_LAYER = re.findall(r'```python\n(.*?)```', TEXT, re.S)
 @pytest.fixture
 def quickstart(trained_copy, tmp_path, monkeypatch):
   """A run where the README has one."""
-  run = trained_copy('ngrammer')
+  run = trained_copy
   fields = json.loads((run / 'config.json').read_text())
   fields['evaluation']['segment_length'] = 32  # room for the prompts
   (run / 'config.json').write_text(json.dumps(fields))

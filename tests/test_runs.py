@@ -20,7 +20,7 @@ def change(workdir, **sections):
 
 def test_evaluate_writes_json_and_a_table_and_curve_a_figure(trained_copy, capsys):
   # The limit of validation in training is none of the verb.
-  run = change(trained_copy('ngrammer'), evaluation={'max_tokens': 40})
+  run = change(trained_copy, evaluation={'max_tokens': 40})
   evaluate.main([f'--workdir={run}', '--split=test'])
   kept = json.loads((run / 'evaluation' / 'test.json').read_text())
   tokens = runs.token_cache.prepare(runs.load_run(run).config.data).splits['test'].tokens
@@ -36,23 +36,23 @@ def test_evaluate_writes_json_and_a_table_and_curve_a_figure(trained_copy, capsy
 
 
 def test_evaluation_can_be_changed_and_nothing_else(trained, monkeypatch):
-  run, given = trained('ngrammer'), []
+  run, given = trained, []
 
   def stop(self, split, max_tokens):
     given.append((split, max_tokens, self.config.evaluation.protocol))
     raise InterruptedError
 
-  monkeypatch.setattr(runs.Run, 'evaluate', stop)
-  for more in (
-    ['--config.evaluation.max_tokens=40', '--split=validation'],
-    ['--config.evaluation.protocol=transformer_xl'],
-  ):
-    with pytest.raises(InterruptedError):
-      evaluate.main([f'--workdir={run}', *more])
+  with monkeypatch.context() as patch:
+    patch.setattr(runs.Run, 'evaluate', stop)
+    for more in (
+      ['--config.evaluation.max_tokens=40', '--split=validation'],
+      ['--config.evaluation.protocol=transformer_xl'],
+    ):
+      with pytest.raises(InterruptedError):
+        evaluate.main([f'--workdir={run}', *more])
   assert given == [('validation', 40, 'streams'), ('test', None, 'transformer_xl')]
   with bad_input('--config.model.width: of a trained run only evaluation.* can be changed here'):
     evaluate.main([f'--workdir={run}', '--config.model.width=8'])
-  monkeypatch.undo()
   with bad_input('--split=tset is not one of: train, validation, test'):
     evaluate.main([f'--workdir={run}', '--split=tset'])
 
@@ -67,14 +67,14 @@ def test_a_folder_that_is_no_run(tmp_path):
 
 
 def test_a_run_without_a_checkpoint(trained_copy):
-  run = trained_copy('ngrammer')
+  run = trained_copy
   (run / 'checkpoints').rename(run / 'moved')
   with bad_input(f'--workdir={run} has no checkpoint yet'):
     runs.load_run(run).evaluate('test')
 
 
 def test_a_checkpoint_of_another_model(trained):
-  run = runs.load_run(trained('ngrammer'))
+  run = runs.load_run(trained)
   wider = dataclasses.replace(run.config.model, width=32)
   with bad_input(
     f'{run.workdir}/checkpoints/12 is of another model: codebook/ngrammer/quantizer/centroids is '
@@ -85,6 +85,6 @@ def test_a_checkpoint_of_another_model(trained):
 
 def test_another_text_is_not_evaluated(trained_copy, tmp_path):
   (tmp_path / 'text.txt').write_text('something else entirely. ' * 1000)
-  run = change(trained_copy('ngrammer'), data={'path': str(tmp_path / 'text.txt')})
+  run = change(trained_copy, data={'path': str(tmp_path / 'text.txt')})
   with pytest.raises(runs.errors.BadInput, match='was started on another text'):
     runs.load_run(run).evaluate('test')

@@ -3,18 +3,16 @@
 import dataclasses
 import functools
 import itertools
-import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax import sharding
 from ngrammer_jax.decoding import generation, sampling
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
-from tests.checks import random_variables
+from tests.checks import mesh_of, random_variables
 from tests.evaluation import by_hand
 
 V, LONGEST = 11, 32
@@ -48,8 +46,8 @@ def model_and_variables(config):
 
 
 def generator(config, context, mesh=(1, 1, 1), rows=3, **given):
-  mesh = sharding.make_mesh(*mesh, devices=jax.devices()[: math.prod(mesh)])
-  return generation.Generator(transformer.TransformerLM(config, V), mesh, context, rows, **given)
+  model = transformer.TransformerLM(config, V)
+  return generation.Generator(model, mesh_of(*mesh), context, rows, **given)
 
 
 def take(generator, variables, prompts, seeds, how, tokens):

@@ -8,12 +8,11 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import sharding
 from ngrammer_jax.data import streams as streams_module
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.evaluation import language_modeling, scoring
 from ngrammer_jax.models import config as model_config
-from tests.checks import bad_input
+from tests.checks import bad_input, mesh_of
 from tests.evaluation import by_hand
 
 LENGTH, ROWS, MEMORY, START = 8, 3, 12, 10
@@ -39,10 +38,6 @@ def compiled_once(monkeypatch):
 def split_of(n, *starts):
   tokens = np.random.default_rng(1).integers(0, 10, n).astype(np.uint16)
   return token_cache.TokenSplit(tokens, np.array([0, *starts]), 2 * n, document_start=START)
-
-
-def mesh_of(*shape):
-  return sharding.make_mesh(*shape, devices=jax.devices()[: math.prod(shape)])
 
 
 def evaluate(split, mesh=(1, 1, 1), streams=3, rows=ROWS, how=(), params=None, **given):

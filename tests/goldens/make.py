@@ -1,7 +1,7 @@
-"""Draws configs and writes what the package computes: python -m tests.goldens.make models|runs.
+"""Draws configs and writes what the package computes: python -m tests.goldens.make COMMAND.
 
-It was run once. Whoever runs it again says that today's numbers are
-right.
+`models` and `runs` replace the goldens: to run them is to declare that today's numbers are right.
+`quick` only selects anew which of the models are in the quick tier.
 """
 
 import collections
@@ -28,7 +28,6 @@ TRANSFORMERS, RECURRENT = 48, 30
 CANDIDATES, QUICK = 1500, 6
 # Heads of the n-gram layer with parts of at least three features: a norm of two forgets them.
 SMALL = {'width': 24, 'dtype': 'float64'}
-BLOCKS = ('ngram', 'memory', 'positional', 'adaptive_softmax', 'span', 'persistent', 'recurrent')
 
 
 def transformer(rng: np.random.Generator) -> dict[str, Any]:
@@ -210,12 +209,7 @@ def make_models() -> None:
   for kind, count, seed in ((transformer, TRANSFORMERS, 0), (recurrent, RECURRENT, 1)):
     for i, case in enumerate(draw(kind, count, seed)):
       cases[f'{kind.__name__}_{i:02d}'] = case
-  for case in cases.values():
-    case['quick'] = False
-  for name in covering(cases):
-    cases[name]['quick'] = True
-  text = ',\n'.join(f'"{name}": {json.dumps(case)}' for name, case in cases.items())
-  (models.FOLDER / 'models.json').write_text('{\n' + text + '\n}\n')
+  write_cases(cases)
   arrays = {}
   for name, case in models.cases().items():
     with tempfile.TemporaryDirectory() as folder:
@@ -224,6 +218,15 @@ def make_models() -> None:
     zero = [key for key, value in found.items() if not value.any()]
     print(name, found['loss'][0], len(found), 'zero:', *zero, flush=True)
   np.savez_compressed(models.FOLDER / 'models.npz', **arrays)
+
+
+def write_cases(cases: dict[str, dict[str, Any]]) -> None:
+  """Writes `models.json`, and which of the cases are quick."""
+  quick = covering(cases)
+  text = ',\n'.join(
+    f'"{name}": {json.dumps(case | {"quick": name in quick})}' for name, case in cases.items()
+  )
+  (models.FOLDER / 'models.json').write_text('{\n' + text + '\n}\n')
 
 
 def covering(cases: dict[str, dict[str, Any]]) -> list[str]:
@@ -273,4 +276,9 @@ def _forget_place(checkpoint: pathlib.Path) -> None:
 
 
 if __name__ == '__main__':
-  {'models': make_models, 'runs': make_runs}[sys.argv[1]]()
+  commands = {
+    'models': make_models,
+    'runs': make_runs,
+    'quick': lambda: write_cases(models.cases()),
+  }
+  commands[sys.argv[1]]()

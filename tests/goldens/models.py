@@ -29,6 +29,8 @@ def options(case: dict[str, Any], path: str = '') -> list[str]:
   """Every option of a case with its value, of blocks those inside."""
   found = []
   for key, value in case.items():
+    if key == 'quick':  # which is no option
+      continue
     if isinstance(value, dict):
       found += [f'{path}{key}', *options(value, f'{path}{key}.')]
     elif key == 'pairing':

@@ -20,16 +20,15 @@ def test_a_drawn_model_equals_its_golden(x64, tmp_path, name):
   """Hidden states, memory, codebook, loss and the gradient of every parameter."""
   found, expected = models.compute(CASES[name], tmp_path), models.golden(name)
   assert set(found) == set(expected)
-  wrong = {
-    key: np.abs(found[key] - expected[key]).max()
-    for key in expected
-    if np.abs(found[key] - expected[key]).max() > 1e-10 * np.abs(expected[key]).max() + 1e-12
-  }
+  wrong = {}
+  for key, values in expected.items():
+    difference = np.abs(found[key] - values).max()
+    if not difference <= 1e-10 * np.abs(values).max() + 1e-12:  # nor may it be NaN
+      wrong[key] = difference
   assert not wrong, f'{name} {models.options(CASES[name])} differs in {wrong}'
 
 
-def test_every_option_occurs_three_times_in_48_configs():
+def test_every_drawn_option_occurs_three_times():
   counts = collections.Counter(o for case in CASES.values() for o in set(models.options(case)))
-  del counts['quick=True'], counts['quick=False']
   assert len(CASES) >= 48
   assert not {option: count for option, count in counts.items() if count < 3}

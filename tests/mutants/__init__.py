@@ -5,6 +5,7 @@ once, what it becomes, and one sentence of what breaks. CONTRIBUTING.md says how
 """
 
 import dataclasses
+import hashlib
 import pathlib
 import tomllib
 
@@ -29,6 +30,10 @@ class Mutant:
   original: str
   replacement: str
   breaks: str
+
+  def digest(self) -> str:
+    """Changes with the mutant."""
+    return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
   def mutated(self, root: pathlib.Path = ROOT) -> str:
     """The text of the changed file. Raises ValueError unless the original occurs once."""

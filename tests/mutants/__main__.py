@@ -49,12 +49,14 @@ STAGES = {'mirror': mirror, 'others': others}
 
 
 def fingerprint() -> str:
-  """Changes where the package or a test does, and results no longer hold."""
+  """Changes with any file that is copied, but for the mutants: then results no longer hold."""
+  paths = [mutants.ROOT / name for name in FILES if (mutants.ROOT / name).exists()]
+  for folder in COPIED:
+    paths += [path for path in (mutants.ROOT / folder).rglob('*') if path.is_file()]
   digest = hashlib.sha256()
-  for folder in ('ngrammer_jax', 'configs', 'tests'):
-    for path in sorted((mutants.ROOT / folder).rglob('*.py')):
-      if mutants.FOLDER not in path.parents:
-        digest.update(f'{path.relative_to(mutants.ROOT)}\n'.encode() + path.read_bytes())
+  for path in sorted(paths):
+    if mutants.FOLDER not in path.parents and '__pycache__' not in path.parts:
+      digest.update(f'{path.relative_to(mutants.ROOT)}\n'.encode() + path.read_bytes())
   return digest.hexdigest()[:16]
 
 
@@ -70,12 +72,13 @@ def run_tests(files: list[str], root: pathlib.Path, timeout: float) -> dict[str,
     process = subprocess.Popen(
       command, cwd=root, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
     )
-    end = time.monotonic() + timeout
+    end, timed_out = time.monotonic() + timeout, False
     while True:
       pid, status, usage = os.wait4(process.pid, os.WNOHANG)
       if pid:
         break
       if time.monotonic() > end:
+        timed_out = True
         os.killpg(process.pid, signal.SIGKILL)
         _, status, usage = os.wait4(process.pid, 0)
         break
@@ -85,8 +88,10 @@ def run_tests(files: list[str], root: pathlib.Path, timeout: float) -> dict[str,
     said = output.read()
   result = {'cpu_seconds': round(usage.ru_utime + usage.ru_stime, 1), 'caught_by': None}
   failed = re.search(r'^(?:FAILED|ERROR) (\S+)', said, re.MULTILINE)
-  if process.returncode == -signal.SIGKILL:
+  if timed_out:
     result['caught_by'] = f'no answer in {timeout:.0f} s'
+  elif process.returncode == -signal.SIGKILL:
+    raise SystemExit('error: pytest was killed, perhaps for its memory: use fewer --jobs')
   elif failed:
     result['caught_by'] = failed[1]
   elif process.returncode not in (0, 5):  # 5: no tests there
@@ -111,10 +116,10 @@ def try_mutant(mutant: mutants.Mutant | None, stage: str, timeout: float) -> dic
 
 
 class Results:
-  """What was found, in a JSON file."""
+  """Results by mutant, in a JSON file; those of a mutant that has changed are dropped."""
 
-  def __init__(self, path: pathlib.Path):
-    self.path, self.tree, self.found = path, fingerprint(), {}
+  def __init__(self, path: pathlib.Path, known: dict[str, mutants.Mutant]):
+    self.path, self.tree, self.known, self.found = path, fingerprint(), known, {}
     self._lock = threading.Lock()
     if path.exists():
       kept = json.loads(path.read_text(encoding='utf-8'))
@@ -123,12 +128,14 @@ class Results:
           f'error: {path} holds results of another state of the package or the tests: '
           f'remove it, or give another --results'
         )
-      self.found = kept['mutants']
+      same = lambda name, result: name in known and result.get('mutant') == known[name].digest()
+      self.found = {name: r for name, r in kept['mutants'].items() if same(name, r)}
 
   def add(self, name: str, result: dict[str, Any]) -> None:
     with self._lock:
       before = self.found.get(name, {}).get('cpu_seconds', 0)
       result['cpu_seconds'] = round(result['cpu_seconds'] + before, 1)
+      result['mutant'] = self.known[name].digest()
       self.found[name] = result
       self.path.parent.mkdir(parents=True, exist_ok=True)
       text = json.dumps({'tree': self.tree, 'mutants': self.found}, indent=1)
@@ -171,15 +178,15 @@ def main() -> None:
   unknown = [name for name in options.names if name not in known]
   if unknown:
     parser.error(f'no mutant {", ".join(unknown)}; --list prints all')
+  for mutant in known.values():
+    mutant.mutated()  # all of them apply, before hours are spent
   if options.list:
     print('\n'.join(options.names or known))
     return
-  for mutant in known.values():
-    mutant.mutated()  # all of them apply, before hours are spent
   if options.original:
     print(json.dumps(try_mutant(None, '', options.timeout)))
     return
-  results = Results(options.results)
+  results = Results(options.results, known)
   for name in options.names:
     results.found.pop(name, None)
   chosen = options.names or list(known)

@@ -35,7 +35,7 @@ def write_tasks(folder):
 @pytest.fixture
 def begun(trained, tmp_path, finetuning):
   """A run to begin with, and the files of two tasks."""
-  (tmp_path / 'begun').symlink_to(trained('ngrammer'))
+  (tmp_path / 'begun').symlink_to(trained)
   write_tasks(tmp_path)
   return tmp_path
 

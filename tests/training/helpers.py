@@ -2,16 +2,12 @@
 
 import dataclasses
 import json
-import math
 import os
 import pathlib
 import signal
 from typing import Any
 
-import jax
-
 from ngrammer_jax import config as experiment
-from ngrammer_jax import sharding
 from ngrammer_jax.training import checkpoints, manifest, record
 
 
@@ -71,10 +67,3 @@ def signal_at(monkeypatch: Any, signals: dict[int, signal.Signals]) -> None:
       os.kill(os.getpid(), signals.pop(done))
 
   monkeypatch.setattr(record.Record, 'add', add_and_send)
-
-
-def mesh_of(shape: tuple[int, int, int]) -> jax.sharding.Mesh:
-  """The first devices in this shape."""
-  devices = jax.devices()[: math.prod(shape)]
-  auto = (jax.sharding.AxisType.Auto,) * 3
-  return jax.make_mesh(shape, sharding.AXES, axis_types=auto, devices=devices)

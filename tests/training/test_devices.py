@@ -20,7 +20,7 @@ from ngrammer_jax.models import language_model, transformer
 from ngrammer_jax.training import optimizers
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
-from tests.training.helpers import mesh_of
+from tests.checks import mesh_of
 
 V, B, T, STEPS = 64, 8, 16, 2
 TABLE = (4 * 512, 4)
@@ -38,7 +38,7 @@ def run(shape, config=CONFIG, windows=None, parts=1, first=None):
   """The compiled program, and state and metrics after two steps, by default from a new state."""
   model = language_model.build(config, V, windows)
   optimizer = optimizers.make(experiment.OptimizerConfig(epsilon=1e-3), 10)
-  mesh = mesh_of(shape)
+  mesh = mesh_of(*shape)
   create, abstract = train_state.initialiser(model, optimizer, B, 0, mesh)
   random = np.random.RandomState(0)
   segments = streams.Segment(
@@ -58,7 +58,7 @@ def run(shape, config=CONFIG, windows=None, parts=1, first=None):
   return call.as_text(), jax.device_get(state), jax.device_get(metrics)
 
 
-# Much of what a model may have, so that one program for each mesh says something about all of it.
+# One model with many options, to compile one program for each mesh.
 RICH = dataclasses.replace(
   CONFIG,
   layers=1,
@@ -78,17 +78,17 @@ def assert_alike(one, other):
 def first_state():
   model = language_model.build(RICH, V)
   optimizer = optimizers.make(experiment.OptimizerConfig(epsilon=1e-3), 10)
-  create, _ = train_state.initialiser(model, optimizer, B, 0, mesh_of((1, 1, 1)))
+  create, _ = train_state.initialiser(model, optimizer, B, 0, mesh_of(1, 1, 1))
   return jax.device_get(create())
 
 
 @functools.cache
-def one_device():
+def single_device_run():
   return run((1, 1, 1), RICH, first=first_state())
 
 
-def in_parts(shape, parts, config, one, first=None):
-  """Gradients weighted by tokens, one update of the codebook, memories in their rows."""
+def check_accumulation(shape, parts, config, one, first=None):
+  """Gradients are weighted by tokens, the codebook is updated once, memories keep their rows."""
   _, state, metrics = one
   program, state_n, metrics_n = run(shape, config, parts=parts, first=first)
   assert set(metrics) - set(metrics_n) == {'codebook/changed'}
@@ -102,24 +102,24 @@ def in_parts(shape, parts, config, one, first=None):
 
 def test_rows_in_parts_on_eight_devices_train_as_all_on_one():
   """With clusters that some of the devices see not at all."""
-  _, state, _ = one_device()
+  _, state, _ = single_device_run()
   usage = state.codebook['ngrammer']['quantizer']['usage']
   left = quantizer.USAGE_DECAY**STEPS  # of what it was before any step
   tokens = (usage - left / usage.shape[1]) / (1 - left) * B * T  # of a step
   assert tokens.min() < 4 < tokens.max()  # rows are spread over four devices
-  in_parts((2, 2, 2), 2, RICH, one_device(), first_state())
+  check_accumulation((2, 2, 2), 2, RICH, single_device_run(), first_state())
 
 
 @pytest.mark.slow
-def test_any_mesh_trains_alike():
+def test_a_model_with_many_options_trains_alike_on_eight_devices():
   program, *eight = run((2, 2, 2), RICH, first=first_state())
-  assert_alike(eight, one_device()[1:])
+  assert_alike(eight, single_device_run()[1:])
   check_lookups(program, shards=4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('shape', [(2, 1, 1), (1, 1, 4), (8, 1, 1), (2, 2, 2), (1, 4, 2)])
-def test_every_mesh_trains_alike(shape):
+def test_an_ngrammer_trains_alike_on_every_mesh(shape):
   _, *one = run((1, 1, 1))
   program, *other = run(shape)
   assert_alike(other, one)
@@ -130,7 +130,7 @@ def test_every_mesh_trains_alike(shape):
 @pytest.mark.slow
 @pytest.mark.parametrize('shape, parts', [((1, 1, 1), 8), ((2, 1, 2), 2)])
 def test_rows_in_other_parts_make_the_same_update(shape, parts):
-  in_parts(shape, parts, CONFIG, run((1, 1, 1)))
+  check_accumulation(shape, parts, CONFIG, run((1, 1, 1)))
 
 
 NGRAM = dataclasses.replace(CONFIG.ngram, empty='revive', distinct_start=True)
@@ -186,10 +186,13 @@ SWITCHES = {
 }
 
 
+WINDOWS = ((8, 16, 8, 8), (16, 16, 32, 8))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('switches', SWITCHES)
 def test_any_switch_trains_alike_on_eight_devices(switches):
-  windows = ((8, 16, 8, 8), (16, 16, 32, 8)) if switches.startswith('windows') else None
+  windows = WINDOWS if switches.startswith('windows') else None
   _, *one = run((1, 1, 1), SWITCHES[switches], windows)
   _, *eight = run((2, 2, 2), SWITCHES[switches], windows)
   assert_alike(eight, one)
@@ -197,8 +200,8 @@ def test_any_switch_trains_alike_on_eight_devices(switches):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('switches', SWITCHES)
-def test_any_switch_trains_alike_in_parts(switches):
-  windows = ((8, 16, 8, 8), (16, 16, 32, 8)) if switches.startswith('windows') else None
+def test_any_switch_trains_alike_check_accumulation(switches):
+  windows = WINDOWS if switches.startswith('windows') else None
   _, *whole = run((1, 1, 1), SWITCHES[switches], windows)
   _, state, metrics = run((2, 2, 2), SWITCHES[switches], windows, parts=2)
   mean = [name for name in metrics if name.startswith('span/average')]  # of tokens, by part
@@ -225,7 +228,7 @@ def check_lookups(program, shards):
 
 
 def test_evaluation_leaves_the_tables_where_they_are():
-  mesh, config = mesh_of((2, 2, 2)), CONFIG
+  mesh, config = mesh_of(2, 2, 2), CONFIG
   model = transformer.TransformerLM(config, V)
   optimizer = optimizers.make(experiment.OptimizerConfig(), 10)
   _, abstract = train_state.initialiser(model, optimizer, B, 0, mesh)
@@ -242,7 +245,7 @@ def test_an_axis_that_does_not_divide_stays_whole_and_is_logged(caplog):
   model = transformer.TransformerLM(config, V)
   with caplog.at_level('INFO'):
     _, abstract = train_state.initialiser(
-      model, optimizers.make(experiment.OptimizerConfig(), 10), B, 0, mesh_of((1, 4, 2))
+      model, optimizers.make(experiment.OptimizerConfig(), 10), B, 0, mesh_of(1, 4, 2)
     )
   kernel = abstract.params['layer_0']['attention']['query']['kernel']
   assert kernel.sharding.spec == jax.sharding.PartitionSpec(None, None, None)
@@ -257,18 +260,17 @@ def test_rows_that_two_axes_divide_only_apart_stay_whole(rows, spread):
   names = ('ngram_vocab', 'ngram_embed')
   init = nn.with_logical_partitioning(nn.initializers.zeros, names)
   shapes = jax.eval_shape(lambda: init(jax.random.key(0), (rows, 4)))
-  where = sharding.shardings(shapes, mesh_of((2, 2, 2)))
+  where = sharding.shardings(shapes, mesh_of(2, 2, 2))
   assert where.spec == jax.sharding.PartitionSpec(spread, None)
 
 
-@pytest.mark.parametrize('rows', [slice(0, 8), slice(2, 4)])
-def test_every_host_makes_only_its_rows(rows):
+def test_every_shard_makes_only_its_rows():
   asked = []
 
   def make(wanted):
     asked.append((wanted.start, wanted.stop))
     return (np.arange(8)[wanted],)
 
-  (array,) = sharding.global_rows(mesh_of((2, 2, 2)), 8, make)
+  (array,) = sharding.global_rows(mesh_of(2, 2, 2), 8, make)
   assert asked == [(0, 2), (2, 4), (4, 6), (6, 8)]
-  assert np.asarray(array)[rows].tolist() == list(range(8))[rows]
+  assert np.asarray(array).tolist() == list(range(8))

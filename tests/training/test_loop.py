@@ -14,14 +14,13 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, evaluation_config, mesh_config, runs
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.training import checkpoints, loop, manifest, material, programs, record, step
-from tests import trained_runs
-from tests.checks import bad_input
+from tests.checks import bad_input, mesh_of
 from tests.training import toy
-from tests.training.helpers import arrays, mesh_of, names, records
+from tests.training.helpers import arrays, names, records
 
 
 def test_a_run_learns_records_and_is_finished(trained):
-  run = trained('ngrammer')
+  run = trained
   lines = [line for line in records(run) if 'loss' in line]
   assert [line['step'] for line in lines] == [2, 4, 6, 8, 10, 12]
   assert lines[-1]['loss'] < lines[0]['loss'] - 0.05
@@ -155,9 +154,8 @@ def test_another_config_in_the_same_workdir_is_refused(tiny, tmp_path):
     loop.train(tiny(training={'steps': 16}), run)
 
 
-def test_another_text_at_the_same_path_is_refused(tiny, trained_copy, tmp_path):
-  run, config = trained_copy('ngrammer'), tiny()
-  text = trained_runs.write_text(tmp_path / 'other.txt')
+def test_another_text_is_refused(tiny, trained_copy, tmp_path):
+  run, config, text = trained_copy, tiny(), tmp_path / 'other.txt'
   text.write_text('something else entirely. ' * 1000)
   data = dataclasses.replace(config.data, path=str(text))
   with pytest.raises(errors.BadInput, match='was started on another text'):
@@ -195,7 +193,7 @@ def test_the_config_reaches_the_step(tiny, monkeypatch):
   monkeypatch.setattr(step, 'make_call', lambda *arguments: given.extend(arguments) or call)
   call = types.SimpleNamespace(trace=lambda *arguments: arguments)
   parts = {'half_loss': True, 'accumulation': experiment.AccumulationConfig(parts=4)}
-  run = programs.Programs(tiny(training=parts, seed=7), 11, mesh_of((1, 1, 1)))
+  run = programs.Programs(tiny(training=parts, seed=7), 11, mesh_of(1, 1, 1))
   assert run.trace('state', 'segments') == ('state', 'segments', 0)
   assert given[2:] == [7, 'state', True, False, 4]
 

@@ -1,4 +1,4 @@
-"""A run goes on from whatever a crash, a bad disk or another machine left of it."""
+"""A run resumes from whatever a crash, a bad disk or another machine left of it."""
 
 import errno
 import os
@@ -17,21 +17,23 @@ import pytest
 from ngrammer_jax import errors, mesh_config, runs, sharding
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.training import checkpoints, checksums, loop, manifest, programs
-from tests import trained_runs
-from tests.checks import bad_input
-from tests.training.helpers import arrays, damage, mesh_of, names, records, signal_at, write_config
+from tests import tiny_run
+from tests.checks import bad_input, mesh_of
+from tests.training.helpers import arrays, damage, names, records, signal_at, write_config
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
 def shared_config(trained):
   """That of the shared run, with which it can be resumed."""
-  return trained_runs.tiny(trained('ngrammer').parent / 'text.txt')
+  return tiny_run.config(trained.parent / 'text.txt')
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_costs_some_steps_and_no_bit(trained, trained_copy, caplog):
-  run, whole = trained_copy('ngrammer'), trained('ngrammer')
+def test_a_damaged_checkpoint_costs_some_steps_and_no_bit(
+  one_device, trained, trained_copy, caplog
+):
+  run, whole = trained_copy, trained
   name, content = damage(run / 'checkpoints' / '12')
   assert loop.train(shared_config(trained), run)
   assert arrays(run) == arrays(whole) and records(run) == records(whole)
@@ -40,7 +42,7 @@ def test_a_damaged_checkpoint_costs_some_steps_and_no_bit(trained, trained_copy,
 
 
 def test_training_never_starts_again_from_scratch_by_itself(trained, trained_copy):
-  run = trained_copy('ngrammer')
+  run = trained_copy
   before = (run / 'metrics.jsonl').read_bytes()
   (run / 'checkpoints' / '12' / 'manifest.json').unlink()
   name, _ = damage(run / 'checkpoints' / '8')
@@ -61,6 +63,7 @@ def test_training_never_starts_again_from_scratch_by_itself(trained, trained_cop
 def test_damage_again_and_again_costs_more_steps_and_no_bit(tiny, whole, tmp_path, caplog):
   run = shutil.copytree(whole, tmp_path / 'run')
   for steps in ((12,), (8, 12)):
+    caplog.clear()
     for step in steps:
       name, content = damage(run / 'checkpoints' / str(step))
     assert loop.train(tiny(), run)
@@ -85,8 +88,10 @@ def test_a_killed_process_goes_on_bit_identically(tiny, tmp_path, small):
   with (tmp_path / 'log').open('w+') as log:
     env = os.environ | {'PYTHONPATH': str(ROOT)}
     process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log)
+    end = time.monotonic() + 120
     try:
       while not (tmp_path / 'killed' / 'checkpoints' / '10').exists():
+        assert time.monotonic() < end, 'no checkpoint in two minutes'
         assert process.poll() is None, (tmp_path / 'log').read_text()
         time.sleep(0.005)
     finally:
@@ -131,12 +136,10 @@ def test_a_disk_without_room_is_refused_before_training(tiny, tmp_path, small, m
 
 def test_what_one_mesh_saved_another_restores(trained):
   """All of it, bit by bit, which `restore` checks, on the devices of the other one."""
-  config, vocabulary = shared_config(trained), vocabularies.load(trained('ngrammer'))
-  run = programs.Programs(config, vocabulary.size, mesh_of((2, 2, 2)))
-  state = checkpoints.restore(trained('ngrammer'), 12, run.abstract)
-  assert checksums.checksums(state) == {
-    k: sums for k, (*_, sums) in arrays(trained('ngrammer')).items()
-  }
+  config, vocabulary = shared_config(trained), vocabularies.load(trained)
+  run = programs.Programs(config, vocabulary.size, mesh_of(2, 2, 2))
+  state = checkpoints.restore(trained, 12, run.abstract)
+  assert checksums.checksums(state) == {k: sums for k, (*_, sums) in arrays(trained).items()}
   table = state.params['ngrammer']['table']
   assert table.addressable_shards[0].data.size == table.size // 4
   where = jax.tree.map(lambda leaf: leaf.sharding, (state, run.abstract()))
@@ -177,4 +180,4 @@ def test_another_program_goes_on_within_rounding(tiny, tmp_path, trained, monkey
       loop.train(config, run)
   assert checkpoints.steps(run) == [2, 4, 6]
   assert loop.train(first, run)
-  assert_close(run, trained('ngrammer'))
+  assert_close(run, trained)

@@ -23,7 +23,8 @@ from ngrammer_jax.models import language_model
 from ngrammer_jax.training import loop, manifest, programs, windows
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
-from tests.training.helpers import mesh_of, records
+from tests.checks import mesh_of
+from tests.training.helpers import records
 
 SPAN = model_config.SpanConfig(limit=256, ramp=4, penalty=0.01, initial=0.9, reserve=8)
 MODEL = {
@@ -360,7 +361,7 @@ def test_a_call_ends_before_the_step_whose_spans_outgrow_their_windows():
       state,
     ),
   )
-  mesh = mesh_of((1, 1, 1))
+  mesh = mesh_of(1, 1, 1)
   place = sharding.replicated(mesh)
   state = train_state.TrainState(
     step=np.int32(5),

@@ -1,7 +1,6 @@
-"""Tiny configs, and the few runs of them that all tests share (see `trained` in conftest)."""
+"""A tiny text, and configs of a tiny N-Grammer on it."""
 
 import pathlib
-from typing import Any
 
 import numpy as np
 
@@ -9,36 +8,6 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import evaluation_config
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.models import config as model_config
-from ngrammer_jax.models import recurrent_config
-
-SPAN = model_config.SpanConfig(limit=16, ramp=4, penalty=0.01, initial=0.5)
-RUNS: dict[str, dict[str, Any]] = {
-  'ngrammer': {},
-  'transformer_xl': {
-    'ngram': None,
-    'position': 'relative',
-    'norm': 'post_skip',
-    'memory': model_config.MemoryConfig(16, same_length='memory'),
-  },
-  'span': {
-    'ngram': None,
-    'position': 'table',
-    'positional': model_config.PositionalConfig(max_length=16),
-    'memory': model_config.MemoryConfig(16, same_length='memory_alone'),
-    'span': SPAN,
-    'persistent': model_config.PersistentConfig(4),
-    'feed_forward_width': 0,
-  },
-  'recurrent': {
-    'recurrent': recurrent_config.RecurrentConfig(hidden=24, readout='key_value_predict', window=3),
-    'ngram': None,
-    'tie_embeddings': False,
-    # Of Transformers: not said.
-    'layers': 4,
-    'heads': 4,
-    'feed_forward_width': 688,
-  },
-}
 
 
 def write_text(path: pathlib.Path) -> pathlib.Path:
@@ -48,7 +17,9 @@ def write_text(path: pathlib.Path) -> pathlib.Path:
   return path
 
 
-def tiny(text: pathlib.Path, model=(), optimizer=(), training=(), **sections) -> experiment.Config:
+def config(
+  text: pathlib.Path, model=(), optimizer=(), training=(), **sections
+) -> experiment.Config:
   """A tiny N-Grammer on a text; keyword arguments replace keys, or whole sections."""
   ngram = model_config.NGramConfig(clusters=8, vocabulary_size=64, dim=4)
   sizes = {'layers': 2, 'width': 16, 'heads': 2, 'feed_forward_width': 32, 'ngram': ngram}
