@@ -55,15 +55,17 @@ def take(generator, variables, prompts, seeds, how, tokens):
   return np.stack(list(itertools.islice(stream, tokens)), axis=1).tolist()
 
 
-def chosen(log_probs_BxV):
+def hash_token(log_probs_BxV):
   """A token that any other log-probabilities would change: what is made then is no routine."""
   return (abs(log_probs_BxV).sum(axis=-1) * 1e5).astype('int32') % V
 
 
 @pytest.fixture
-def anything(monkeypatch):
-  """Tokens are `chosen`, and not drawn."""
-  monkeypatch.setattr(sampling, 'draw', lambda log_probs_BxV, limits, keys: chosen(log_probs_BxV))
+def deterministic_tokens(monkeypatch):
+  """Tokens are `hash_token`, and not drawn."""
+  monkeypatch.setattr(
+    sampling, 'draw', lambda log_probs_BxV, limits, keys: hash_token(log_probs_BxV)
+  )
 
 
 @functools.cache
@@ -105,14 +107,14 @@ def check(made, pick, bidirectional=False):
     pytest.param((1, 1, 1), True, marks=pytest.mark.slow),
   ],
 )
-def test_tokens_are_of_what_the_whole_model_finds(x64, anything, mesh, bidirectional):
+def test_tokens_are_of_what_the_whole_model_finds(x64, deterministic_tokens, mesh, bidirectional):
   """The tokens of a prompt may see all of it. Two programs do all of that."""
   variables = model_and_variables(CONFIG)[1]
   made = generator(CONFIG, 30, mesh, bidirectional=bidirectional)
   advance = made._advance
   returned = by_hand.watched(made, '_advance')
   answers = take(made, variables, PROMPTS, [0, 1, 2], GREEDY, 12)
-  check(answers, chosen, bidirectional)
+  check(answers, hash_token, bidirectional)
   assert all(len(set(answer)) > 4 for answer in answers)
   # All hosts look at the tokens of all rows.
   assert returned and all(token_B.is_fully_replicated for token_B, _, _ in returned)
@@ -140,20 +142,20 @@ def test_prompts_are_padded_to_few_lengths():
   assert lengths == {16: [1, 2, 15, 16], 32: [17, 31, 32], 64: [33, 64], 70: [65, 70]}
 
 
-OF_THREE = functools.cache(functools.partial(generator, CONFIG))
+generator_for_context = functools.cache(functools.partial(generator, CONFIG))
 
 
 @pytest.mark.parametrize('context', [12, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_prompt_in_a_batch_gives_what_it_gives_alone(x64, context):
   """Also drawn at random, and when the text outgrows the context; as long as it does not, it is
   what the whole model finds most likely."""
-  variables, made = model_and_variables(CONFIG)[1], OF_THREE(context)
+  variables, made = model_and_variables(CONFIG)[1], generator_for_context(context)
   together = take(made, variables, PROMPTS, [5, 6, 7], RANDOM, 20)
   for row in range(3):
     assert [together[row]] == take(made, variables, [PROMPTS[row]], [5 + row], RANDOM, 20)
-  turned = [PROMPTS[2], PROMPTS[0], PROMPTS[1]]
-  turned = take(made, variables, turned, [7, 5, 6], RANDOM, 20)
-  assert together == [*turned[1:], turned[0]]
+  rotated = [PROMPTS[2], PROMPTS[0], PROMPTS[1]]
+  rotated = take(made, variables, rotated, [7, 5, 6], RANDOM, 20)
+  assert together == [*rotated[1:], rotated[0]]
   assert together != take(made, variables, PROMPTS, [8, 9, 10], RANDOM, 20)
   same = take(made, variables, [PROMPTS[0]] * 3, [5, 6, 5], RANDOM, 20)
   assert same[0] == same[2] == together[0] != same[1]
@@ -182,14 +184,20 @@ def test_few_programs_are_compiled(x64):
   assert made._advance._cache_size() == 3
 
 
-ONE = pytest.mark.xfail(strict=True, reason='a context of 1 keeps one slot, and sees two tokens')
+KNOWN_BUG = pytest.mark.xfail(
+  strict=True, reason='a context of 1 keeps one slot, and sees two tokens'
+)
 
 
 @pytest.mark.parametrize(
   'context',
-  [pytest.param(1, marks=[pytest.mark.slow, ONE]), pytest.param(2, marks=pytest.mark.slow), 5],
+  [
+    pytest.param(1, marks=[pytest.mark.slow, KNOWN_BUG]),
+    pytest.param(2, marks=pytest.mark.slow),
+    5,
+  ],
 )
-def test_a_token_is_predicted_from_the_context_alone(x64, anything, context):
+def test_a_token_is_predicted_from_the_context_alone(x64, deterministic_tokens, context):
   """With one layer and rotary positions: from the last tokens as if they were all there is."""
   variables, prompts = model_and_variables(SHALLOW)[1], [np.array([i]) for i in (3, 5, 7)]
   made = take(generator(SHALLOW, context), variables, prompts, range(3), GREEDY, 16)
@@ -198,7 +206,7 @@ def test_a_token_is_predicted_from_the_context_alone(x64, anything, context):
     text = [*prompt.tolist(), *answer]
     seen += [text[max(end - context, 0) : end] for end in range(1, len(text))]
     then += answer
-  assert [int(chosen(found[-1])) for found in log_probs(SHALLOW, seen)] == then
+  assert [int(hash_token(found[-1])) for found in log_probs(SHALLOW, seen)] == then
   assert len(set(then)) > 4
 
 
@@ -206,7 +214,9 @@ def test_every_token_is_drawn_anew(x64):
   """From a model to which all tokens are alike, so that only the random keys tell them apart."""
   flat = jax.tree.map(jnp.zeros_like, model_and_variables(CONFIG)[1])
   prompts = [np.zeros(1, int)] * 3
-  rows = np.array(take(OF_THREE(12), flat, prompts, range(3), sampling.Sampling(), 250))
+  rows = np.array(
+    take(generator_for_context(12), flat, prompts, range(3), sampling.Sampling(), 250)
+  )
   share = np.bincount(rows.ravel(), minlength=V) / rows.size
   np.testing.assert_allclose(share, 1 / V, atol=5 * 0.3 / rows.size**0.5)
   same = lambda a, b: (a == b).mean()

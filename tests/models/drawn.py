@@ -1,6 +1,6 @@
 """Transformers of drawn options, so that few of them have many pairs of options.
 
-A case is an option by name; what it makes of a config is said here once.
+A case is a dict of options by name; `config_of` makes a config of it.
 """
 
 import collections
@@ -47,7 +47,7 @@ OPTIONS: Case = {
   'across_documents': (False, True),
   'prefix': (False, True),
 }
-# What there is no choice of where something else is missing.
+# Options that have no effect unless another one is set.
 NEEDS = {
   'grams': 'ngram',
   'ngram_heads': 'ngram',

@@ -1,7 +1,7 @@
-"""Any split of a stream, down to single tokens, equals one pass over all of it; and who is heard.
+"""Any split of a stream, down to single tokens, equals one pass; and which tokens affect which.
 
-Of drawn configs, each with two programs: one keeps inputs, as in training, one keys and values.
-Segments of any length are padded to one, so that padding is tested on the way.
+Each drawn config runs as two programs: one keeps layer inputs, as in training, one a KV cache.
+Segments of any length are padded to one, so that padding is tested too.
 """
 
 import dataclasses
@@ -24,7 +24,8 @@ SEED = 5  # so few cases have every option
 CALLS, SPLITS = 4, 4  # segments of a stream, and ways to split it
 TOLERANCE = 1e-10
 TOKENS = np.random.default_rng(0).integers(0, V, T)
-# Both begin inside a document; one goes on, in the other documents start: a third of one token.
+# Both begin inside a document. The first has no other; in the second, two more start, the first
+# of them with a single token.
 STARTS = np.zeros((2, T), bool)
 STARTS[1, [3, 4]] = True
 LAST = slice(4, T)  # its last document
@@ -75,7 +76,7 @@ def calls(rows: Rows):
     yield np.minimum(place, T - 1), place < ends[:, i, None]
 
 
-def taken(model, variables, memory, rows: Rows, prefix: bool):
+def run_stream(model, variables, memory, rows: Rows, prefix: bool):
   """The hidden states [R, T, D] in the order of the streams, and the memory after them."""
   run = jax.jit(lambda variables, *given, **more: model.apply(variables, *given, **more)[:2])
   hidden = np.zeros((*rows.tokens.shape, model.config.width))
@@ -92,7 +93,7 @@ def taken(model, variables, memory, rows: Rows, prefix: bool):
   return hidden, jax.tree.map(np.asarray, memory)
 
 
-def reach(case, config):
+def receptive_field(case, config):
   """How far the past of a token reaches at least, and at most. T: as far as there is."""
   m, n = config.memory, config.ngram
   if m is None or m.same_length == 'no':
@@ -106,7 +107,7 @@ def reach(case, config):
   return config.layers * within, most
 
 
-def with_spans(variables):
+def nonnegative_spans(variables):
   """With spans of at least 0: with such a ramp every key counts."""
   of_heads = lambda path, leaf: np.abs(leaf) if path[-1].key == 'span' else leaf
   return jax.tree_util.tree_map_with_path(of_heads, variables)
@@ -117,7 +118,7 @@ def check(case, seed):
   config, rows = drawn.config_of(case), rows_of(seed)
   model = transformer.TransformerLM(config, V)
   memory = transformer.empty_memory(config, ALONE + 1)
-  variables = with_spans(random_variables(model, rows.tokens, memory, dtype='float64'))
+  variables = nonnegative_spans(random_variables(model, rows.tokens, memory, dtype='float64'))
   served, slots = variables, T - 1
   if case['served']:
     serve = jax.jit(functools.partial(heads.for_serving, config))
@@ -125,14 +126,14 @@ def check(case, seed):
   if config.memory is not None:
     slots = config.memory.length
   cache = transformer.empty_memory(config, ALONE + 1, slots)
-  hidden, after = taken(model, served, cache, rows, case['prefix'])
+  hidden, after = run_stream(model, served, cache, rows, case['prefix'])
   assert after['cache']['count'].tolist() == rows.lengths.sum(axis=1).tolist()
   check_rows(case, config, rows, hidden, after)
-  # Without a memory segments are apart: what is in one is compared.
+  # Without a memory segments are independent: one segment is compared.
   whole = rows
   if config.memory is None:
     whole = rows._replace(lengths=rows.lengths.sum(axis=1, keepdims=True) * [1, 0, 0, 0])
-  inputs, after = taken(model, variables, memory, whole, case['prefix'])
+  inputs, after = run_stream(model, variables, memory, whole, case['prefix'])
   assert_close(inputs, hidden, TOLERANCE)
   check_rows(case, config, whole, inputs, after)
 
@@ -141,7 +142,7 @@ def check_rows(case, config, rows, hidden, after):
   """What holds of the hidden states and of the memory after them."""
   after = {name: part for name, part in after.items() if name != 'spans'}  # of a segment
   limit = TOLERANCE * (1 + np.abs(hidden).max())
-  least, most = reach(case, config)
+  least, most = receptive_field(case, config)
   across = config.memory is not None and config.memory.across_documents
   place = np.arange(T)
   distance = place - place[:, None]
@@ -153,16 +154,16 @@ def check_rows(case, config, rows, hidden, after):
       for path, leaf in leaves if config.memory is not None or 'cache' in after else ():
         difference = np.abs(leaf[other] - leaf[first]).max(initial=0)
         assert difference <= limit, f'memory{jax.tree_util.keystr(path)}'
-    moved = np.abs(hidden[CHANGED[stream]] - hidden[first]).max(axis=-1) > limit
+    changed = np.abs(hidden[CHANGED[stream]] - hidden[first]).max(axis=-1) > limit
     document = STARTS[stream].cumsum()
-    heard = (distance >= 0) & (distance <= most)
+    may_affect = (distance >= 0) & (distance <= most)
     if not across:
-      heard &= document == document[:, None]
-    assert not (moved & ~heard).any(), np.argwhere(moved & ~heard)
-    assert moved.diagonal().all()
+      may_affect &= document == document[:, None]
+    assert not (changed & ~may_affect).any(), np.argwhere(changed & ~may_affect)
+    assert changed.diagonal().all()
     if stream == 0:
-      never = [d for d in range(min(least, T - 1) + 1) if not moved.diagonal(d).any()]
-      assert not never, f'no token hears of those {never} before it'
+      never = [d for d in range(min(least, T - 1) + 1) if not changed.diagonal(d).any()]
+      assert not never, f'no token is affected by those {never} before it'
     if case['prefix']:
       whole, split = hidden[PREFIXED[stream]]
       assert_close(split, whole, TOLERANCE)
@@ -181,8 +182,8 @@ def in_blocks(monkeypatch):
 def check_drawn(number, count, seed):
   """The numbered one of drawn cases; says which if it fails."""
   case = drawn.cases(count, seed)[number]
-  said = {name: option for name, option in case.items() if option != drawn.OPTIONS[name][0]}
-  print(f'NGRAMMER_JAX_TEST_SEED={seed}, case {number} of {count}: {said}')
+  non_default = {name: option for name, option in case.items() if option != drawn.OPTIONS[name][0]}
+  print(f'NGRAMMER_JAX_TEST_SEED={seed}, case {number} of {count}: {non_default}')
   check(case, seed + number)
 
 

@@ -1,8 +1,8 @@
-"""Attention that computes no more than the spans need gives what all of it gives.
+"""Attention limited to windows equals full attention.
 
-Of each config the hidden states and gradients of one program over all segments: of whole attention,
-of heads by their windows with queries in blocks, and with keys and values kept. Rows have their
-own splits, padded to one length.
+Of each config hidden states and gradients of a program over all segments are compared: full
+attention, heads by their windows with queries in blocks, and a KV cache. Every row has its own
+split into segments, padded to one length.
 """
 
 import dataclasses
@@ -110,8 +110,8 @@ def rows():
 ROWS, PLACE = rows()
 
 
-def with_spans(variables, spans):
-  """And even attention: where next to no mass is under the mask, the 1e-8 would weigh."""
+def set_spans(variables, spans):
+  """Sets spans, and shrinks logits: where the mask leaves little mass, the 1e-8 would count."""
 
   def even(path, leaf):
     names = [key.key for key in path]
@@ -133,7 +133,7 @@ def with_spans(variables, spans):
 def variables_of(config, spans=SPANS):
   model = transformer.TransformerLM(config, V)
   memory = transformer.empty_memory(config, STREAMS * SPLITS)
-  return with_spans(random_variables(model, ROWS[0][0], memory, dtype='float64'), spans)
+  return set_spans(random_variables(model, ROWS[0][0], memory, dtype='float64'), spans)
 
 
 def windows_of(config, of_heads=WINDOWS):
@@ -180,7 +180,7 @@ def check(config, monkeypatch, gradients, slots=(0, S), of_heads=WINDOWS, spans=
   config.check()
   spans, of_heads = spans[: config.layers], of_heads[: config.layers]
   variables, sizes = variables_of(config, spans), windows_of(config, of_heads)
-  whole, gradient, all_of_it = program(config, variables, None, 0, gradients)
+  whole, gradient, full_jaxpr = program(config, variables, None, 0, gradients)
   for first in range(STREAMS):
     for other in range(first + STREAMS, STREAMS * SPLITS, STREAMS):
       assert_close(whole[other], whole[first], 1e-12)
@@ -188,14 +188,14 @@ def check(config, monkeypatch, gradients, slots=(0, S), of_heads=WINDOWS, spans=
   assert local.blocks(T, S) == 4
   for count in slots:
     differentiated = gradients and not count
-    within, by_windows, part_of_it = program(config, variables, sizes, count, differentiated)
+    within, by_windows, windowed_jaxpr = program(config, variables, sizes, count, differentiated)
     # What is left out has no weight but in the 1e-8 that the mass under the mask is added to.
     assert_close(within, whole, 1e-6)
     if differentiated:
       jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), by_windows, gradient)
     # Dynamic spans choose among programs, and scanned layers are one.
     if not count and config.span.kind == 'adaptive' and not config.scan_layers:
-      assert weights(part_of_it) < weights(all_of_it)
+      assert weights(windowed_jaxpr) < weights(full_jaxpr)
   return variables, whole
 
 

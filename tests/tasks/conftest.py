@@ -1,4 +1,4 @@
-"""What imports TensorFlow, imported by the tests that need it alone.
+"""Fixtures that import TensorFlow on first use.
 
 All tests of the folder run in one worker, so that one imports it.
 """

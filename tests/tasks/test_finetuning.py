@@ -33,16 +33,16 @@ def write_tasks(folder):
 
 
 @pytest.fixture
-def begun(trained, tmp_path, finetuning):
-  """A run to begin with, and the files of two tasks."""
-  (tmp_path / 'begun').symlink_to(trained)
+def folder(trained, tmp_path, finetuning):
+  """A folder with a pretrained run and the files of two tasks."""
+  (tmp_path / 'pretrained').symlink_to(trained)
   write_tasks(tmp_path)
   return tmp_path
 
 
 def arguments(root, workdir, task='rte', **changes):
   values = {
-    'init_from': root / 'begun',
+    'init_from': root / 'pretrained',
     'data.superglue_dir': root / 'superglue',
     'training.steps': 8,
     'training.batch_size': 8,
@@ -62,10 +62,10 @@ def result(workdir, split='validation'):
 
 
 @pytest.mark.slow
-def test_from_a_checkpoint_to_answers(begun, capsys):
+def test_from_a_checkpoint_to_answers(folder, capsys):
   easy = {'optimizer__learning_rate': 0.02, 'training__steps': 80, 'training__evaluate_every': 40}
-  assert finetune.main(arguments(begun, 'rte', **easy)) == 0
-  out, run = capsys.readouterr().out, begun / 'rte'
+  assert finetune.main(arguments(folder, 'rte', **easy)) == 0
+  out, run = capsys.readouterr().out, folder / 'rte'
   assert 'best checkpoint, validation' in out and 'newest checkpoint, validation' in out
   known = result(run)
   assert known['accuracy'] == 100 and known['n'] == 12 and known['error_percent'] == 0
@@ -87,7 +87,7 @@ def test_from_a_checkpoint_to_answers(begun, capsys):
   assert 'accuracy' not in result(run, 'test')
 
   # The codebook was kept.
-  before, after = runs.load_run(begun / 'begun').state, runs.load_run(run).state
+  before, after = runs.load_run(folder / 'pretrained').state, runs.load_run(run).state
   for a, b in zip(*map(_leaves, (before.codebook, after.codebook)), strict=True):
     np.testing.assert_array_equal(a, b)
 
@@ -100,82 +100,84 @@ def _leaves(tree):
 @pytest.mark.parametrize(
   'change', [{'finetune.codebook': 'learning', 'finetune.prefix': 'bidirectional'}, {}]
 )
-def test_a_resume_is_exact(begun, change):
-  finetune.main(arguments(begun, 'whole', **change))
-  shutil.copytree(begun / 'whole', begun / 'run')
-  shutil.rmtree(begun / 'run' / 'checkpoints' / '8')
+def test_a_resume_is_exact(folder, change):
+  finetune.main(arguments(folder, 'whole', **change))
+  shutil.copytree(folder / 'whole', folder / 'run')
+  shutil.rmtree(folder / 'run' / 'checkpoints' / '8')
   # All of the beginning is in the workdir.
-  (begun / 'begun').rename(begun / 'moved')
-  finetune.main(arguments(begun, 'run', **change))
-  (begun / 'moved').rename(begun / 'begun')
-  leaves = [manifest.verify(begun / name / 'checkpoints' / '8').leaves for name in ('whole', 'run')]
+  (folder / 'pretrained').rename(folder / 'moved')
+  finetune.main(arguments(folder, 'run', **change))
+  (folder / 'moved').rename(folder / 'pretrained')
+  leaves = [
+    manifest.verify(folder / name / 'checkpoints' / '8').leaves for name in ('whole', 'run')
+  ]
   assert leaves[0] == leaves[1]
   learned = bool(change)
-  before, after = (runs.load_run(begun / name).state.codebook for name in ('begun', 'whole'))
+  before, after = (runs.load_run(folder / name).state.codebook for name in ('pretrained', 'whole'))
   moved = [not np.array_equal(a, b) for a, b in zip(_leaves(before), _leaves(after), strict=True)]
   assert any(moved) == learned
 
 
 @pytest.mark.slow
-def test_a_start_that_was_killed_is_repeated_with_the_same_checkpoint(begun, tiny):
-  other, run = begun / 'other' / 'checkpoints', begun / 'run'
-  assert loop.train(tiny(training={'steps': 4, 'checkpoint_every': 2}), begun / 'other')
-  (other / '4').rename(begun / 'later')
-  finetune.main(arguments(begun, 'run', init_from=begun / 'other'))
+def test_a_start_that_was_killed_is_repeated_with_the_same_checkpoint(folder, tiny):
+  other, run = folder / 'other' / 'checkpoints', folder / 'run'
+  assert loop.train(tiny(training={'steps': 4, 'checkpoint_every': 2}), folder / 'other')
+  (other / '4').rename(folder / 'later')
+  finetune.main(arguments(folder, 'run', init_from=folder / 'other'))
   leaves = manifest.verify(run / 'checkpoints' / '8').leaves
-  (begun / 'later').rename(other / '4')
+  (folder / 'later').rename(other / '4')
   shutil.rmtree(run / 'checkpoints')
-  finetune.main(arguments(begun, 'run', init_from=begun / 'other'))
+  finetune.main(arguments(folder, 'run', init_from=folder / 'other'))
   assert manifest.verify(run / 'checkpoints' / '8').leaves == leaves
   assert json.loads((run / 'begun_with.json').read_text())['step'] == 2
 
 
 @pytest.mark.slow
-def test_record_is_written_or_chosen_among_the_entities(begun):
-  finetune.main(arguments(begun, 'record', 'record', training__segment_length=128))
-  known = result(begun / 'record')
+def test_record_is_written_or_chosen_among_the_entities(folder):
+  finetune.main(arguments(folder, 'record', 'record', training__segment_length=128))
+  known = result(folder / 'record')
   assert known['protocol']['choosing'] == 'greedy' and known['n'] == 9
   choosing = ['--split=validation', '--config.finetune.choosing=rank']
-  evaluate.main([f'--workdir={begun / "record"}', *choosing])
-  known = result(begun / 'record')
+  evaluate.main([f'--workdir={folder / "record"}', *choosing])
+  known = result(folder / 'record')
   assert known['protocol']['choosing'] == 'rank' and known['f1'] == known['exact_match']
 
 
-def test_what_is_wrong_is_said_before_anything_is_trained(begun):
+def test_what_is_wrong_is_said_before_anything_is_trained(folder):
   with bad_input('set init_from to the workdir of a trained run: --config.init_from=DIR'):
-    finetune.main(arguments(begun, 'run', init_from=None))
+    finetune.main(arguments(folder, 'run', init_from=None))
   with bad_input(
     '--config.model.width: the model and the vocabulary are those of the checkpoint, '
-    f'init_from={begun / "begun"}; leave it out, or pre-train another'
+    f'init_from={folder / "pretrained"}; leave it out, or pre-train another'
   ):
-    finetune.main(arguments(begun, 'run', model__width=32))
+    finetune.main(arguments(folder, 'run', model__width=32))
   with bad_input(
     '--config.data.vocabulary: the model and the vocabulary are those of the checkpoint, '
-    f'init_from={begun / "begun"}; leave it out, or pre-train another'
+    f'init_from={folder / "pretrained"}; leave it out, or pre-train another'
   ):
-    finetune.main(arguments(begun, 'run', data__vocabulary='words'))
+    finetune.main(arguments(folder, 'run', data__vocabulary='words'))
   with pytest.raises(ValueError, match="no row 'rtx'; there are: boolq, cb, "):
-    finetune.main(arguments(begun, 'run', 'rtx'))
+    finetune.main(arguments(folder, 'run', 'rtx'))
   with pytest.raises(ValueError, match='BoolQ'):  # the first of those that are missing
-    finetune.main(arguments(begun, 'run', 'all'))
+    finetune.main(arguments(folder, 'run', 'all'))
   with pytest.raises(ValueError, match='training.segment_length=21 leaves nothing for inputs'):
-    finetune.main(arguments(begun, 'run', training__segment_length=21))
+    finetune.main(arguments(folder, 'run', training__segment_length=21))
   with pytest.raises(ValueError, match='holds no config.json: not a run'):
-    finetune.main(arguments(begun, 'run', init_from=begun))
+    finetune.main(arguments(folder, 'run', init_from=folder))
   with bad_input(
     'finetune.choosing="rank": wsc_simple has nothing to choose from, its referents are written; '
     'use finetune.choosing="greedy", or the task wsc'
   ):
-    finetune.main(arguments(begun, 'run', 'wsc_simple', finetune__choosing='rank'))
+    finetune.main(arguments(folder, 'run', 'wsc_simple', finetune__choosing='rank'))
   with pytest.raises(ValueError, match='inputs of 42 tokens, and there is room for 40'):
     length = {'training__segment_length': 60, 'finetune__truncate': False}
-    finetune.main(arguments(begun, 'run', **length))
-  assert not (begun / 'run').exists()
+    finetune.main(arguments(folder, 'run', **length))
+  assert not (folder / 'run').exists()
 
 
-def test_every_host_trains_on_its_rows_and_an_epoch_on_all(begun, finetuning):
-  given = finetuning_config(finetuning, begun, training__batch_size=6)
-  examples = finetuning.Finetuning(given, begun / 'run')
+def test_every_host_trains_on_its_rows_and_an_epoch_on_all(folder, finetuning):
+  given = finetuning_config(finetuning, folder, training__batch_size=6)
+  examples = finetuning.Finetuning(given, folder / 'run')
   rows = [examples.segment(step, slice(0, 6)) for step in range(14)]
   for step in (0, 6, 13):  # one of them is of two epochs
     for part in (slice(0, 2), slice(2, 6), slice(5, 6)):
@@ -208,11 +210,11 @@ def state(step):
   return State({'w': jax.numpy.full(3, 1.0 * step)}, {'c': jax.numpy.full(2, 2.0 * step)}, [], step)
 
 
-def test_a_start_is_with_the_checkpoint_that_is_on_record(begun, finetuning, monkeypatch):
+def test_a_start_is_with_the_checkpoint_that_is_on_record(folder, finetuning, monkeypatch):
   """Where it was killed, and there is a newer one by now."""
-  given = finetuning_config(finetuning, begun)
-  examples = finetuning.Finetuning(given, begun / 'run')
-  (begun / 'run').mkdir()
+  given = finetuning_config(finetuning, folder)
+  examples = finetuning.Finetuning(given, folder / 'run')
+  (folder / 'run').mkdir()
   asked = []
 
   def load_run(workdir, step):
@@ -220,22 +222,22 @@ def test_a_start_is_with_the_checkpoint_that_is_on_record(begun, finetuning, mon
     return types.SimpleNamespace(state=state(12 if step == 'newest' else step))
 
   monkeypatch.setattr(runs, 'load_run', load_run)
-  record = begun / 'run' / 'begun_with.json'
+  record = folder / 'run' / 'begun_with.json'
   fresh = state(0)
   for step in (12, 8):
     made = examples.first(fresh)
     np.testing.assert_array_equal(made.params['w'], np.full(3, step))
     np.testing.assert_array_equal(made.codebook['c'], np.full(2, 2 * step))
     assert made.opt_state is fresh.opt_state and made.step == 0
-    assert json.loads(record.read_text()) == {'init_from': str(begun / 'begun'), 'step': step}
+    assert json.loads(record.read_text()) == {'init_from': str(folder / 'pretrained'), 'step': step}
     record.write_text('{"step": 8}')
-  assert asked == [(str(begun / 'begun'), 'newest'), (str(begun / 'begun'), 8)]
+  assert asked == [(str(folder / 'pretrained'), 'newest'), (str(folder / 'pretrained'), 8)]
 
 
-def test_validation_and_evaluation_are_of_their_examples(begun, finetuning, monkeypatch, caplog):
+def test_validation_and_evaluation_are_of_their_examples(folder, finetuning, monkeypatch, caplog):
   """With answers that are made up."""
   caplog.set_level('INFO')
-  given, made, asked = finetuning_config(finetuning, begun), [], []
+  given, made, asked = finetuning_config(finetuning, folder), [], []
 
   def evaluator_of(config, model, mesh, vocabulary):
     made.append((config, model.windows, mesh, vocabulary.size))
@@ -249,7 +251,7 @@ def test_validation_and_evaluation_are_of_their_examples(begun, finetuning, monk
     return answer
 
   monkeypatch.setattr(finetuning, 'evaluator_of', evaluator_of)
-  material = finetuning.Finetuning(given, begun / 'run')
+  material = finetuning.Finetuning(given, folder / 'run')
   model = types.SimpleNamespace(windows='all')
   training = types.SimpleNamespace(evaluated=lambda state: model, mesh='mesh')
   for step in (2, 3):
@@ -265,12 +267,12 @@ def test_validation_and_evaluation_are_of_their_examples(begun, finetuning, monk
     'data: examples of rte 40, in 40 rows of 96 tokens; 8 steps of 8 rows are 1.60 epochs'
   )
   run = {'config': given, 'vocabulary': material.vocabulary, 'evaluated': model, 'mesh': 'mesh'}
-  run = types.SimpleNamespace(**run, state=state(3), workdir=begun / 'run')
+  run = types.SimpleNamespace(**run, state=state(3), workdir=folder / 'run')
   assert finetuning.evaluate(run, 'validation') == {'split': 'validation', 'step': 3, **result}
-  assert not (begun / 'run' / 'evaluation').exists()
+  assert not (folder / 'run' / 'evaluation').exists()
   hidden = finetuning.evaluate(run, 'test')
   assert hidden == {'split': 'test', 'step': 3, 'task': 'rte', 'n': 6}
-  answers = [json.loads(line) for line in (begun / 'run' / 'evaluation' / 'RTE.jsonl').open()]
+  answers = [json.loads(line) for line in (folder / 'run' / 'evaluation' / 'RTE.jsonl').open()]
   assert answers == [{'idx': i, 'label': ('entailment', 'not_entailment')[i % 2]} for i in range(6)]
   assert finetuning.table(hidden) == 'rte without labels, 6 examples'
 
@@ -341,23 +343,23 @@ def test_a_diagnostic_set_has_a_file_of_its_own(tmp_path, finetuning, monkeypatc
 
 
 @pytest.mark.slow
-def test_it_ends_where_there_is_no_more_progress(begun):
+def test_it_ends_where_there_is_no_more_progress(folder):
   """At the first evaluation all is right, at no later one more than that."""
   easy = {'optimizer__learning_rate': 0.02, 'training__steps': 400, 'training__evaluate_every': 40}
-  given = arguments(begun, 'run', finetune__patience=1, training__checkpoint_every=80, **easy)
+  given = arguments(folder, 'run', finetune__patience=1, training__checkpoint_every=80, **easy)
   finetune.main(given)
   validated = lambda: [
     record['step']
-    for record in map(json.loads, (begun / 'run' / 'metrics.jsonl').open())
+    for record in map(json.loads, (folder / 'run' / 'metrics.jsonl').open())
     if 'validation/error_percent' in record
   ]
   steps = validated()
   assert steps == list(range(40, steps[-1] + 1, 40)) and steps[-1] < 400
-  assert int(runs.load_run(begun / 'run').state.step) == steps[-1]
+  assert int(runs.load_run(folder / 'run').state.step) == steps[-1]
   finetune.main(given)  # there is nothing left to do
   assert validated() == steps
   # Stopped after the last checkpoint, before its validation was on record.
-  path = begun / 'run' / 'metrics.jsonl'
+  path = folder / 'run' / 'metrics.jsonl'
   lines = path.read_text().splitlines(keepends=True)
   path.write_text(
     ''.join(line for line in lines if f'"step": {steps[-1]}, "validation' not in line)
@@ -365,39 +367,39 @@ def test_it_ends_where_there_is_no_more_progress(begun):
   assert validated() == steps[:-1]
   finetune.main(given)
   assert validated() == steps
-  assert int(runs.load_run(begun / 'run').state.step) == steps[-1]
+  assert int(runs.load_run(folder / 'run').state.step) == steps[-1]
 
 
 @pytest.mark.slow
-def test_another_mesh_than_that_of_the_checkpoint(begun):
-  finetune.main(arguments(begun, 'run', mesh__fsdp=2, mesh__model=2, training__steps=4))
-  finetune.main(arguments(begun, 'other', training__steps=4))
+def test_another_mesh_than_that_of_the_checkpoint(folder):
+  finetune.main(arguments(folder, 'run', mesh__fsdp=2, mesh__model=2, training__steps=4))
+  finetune.main(arguments(folder, 'other', training__steps=4))
   losses = [
-    [r['loss'] for r in map(json.loads, (begun / name / 'metrics.jsonl').open()) if 'loss' in r]
+    [r['loss'] for r in map(json.loads, (folder / name / 'metrics.jsonl').open()) if 'loss' in r]
     for name in ('run', 'other')
   ]
   np.testing.assert_allclose(*losses, rtol=1e-4)
 
 
 @pytest.mark.slow
-def test_all_tasks_at_once(begun, capsys):
-  superglue_examples.write_folders(begun / 'superglue')
+def test_all_tasks_at_once(folder, capsys):
+  superglue_examples.write_folders(folder / 'superglue')
   changes = {'training__steps': 4, 'training__segment_length': 256, 'finetune__choosing': 'rank'}
-  finetune.main(arguments(begun, 'mixture', 'mixture', **changes))
-  known, out = result(begun / 'mixture'), capsys.readouterr().out
+  finetune.main(arguments(folder, 'mixture', 'mixture', **changes))
+  known, out = result(folder / 'mixture'), capsys.readouterr().out
   assert sorted(known['tasks']) == sorted(formats.EIGHT)
   assert known['average'] == pytest.approx(metrics.average(known['tasks']))
   assert f'average of 8 tasks: {known["average"]:.2f}' in out
 
 
 @pytest.mark.slow
-def test_one_task_after_the_other(begun, capsys):
-  superglue_examples.write_folders(begun / 'superglue')
+def test_one_task_after_the_other(folder, capsys):
+  superglue_examples.write_folders(folder / 'superglue')
   changes = {'training__steps': 4, 'training__segment_length': 128}
-  given = arguments(begun, 'all', 'all', **changes)
+  given = arguments(folder, 'all', 'all', **changes)
   finetune.main(given)
   tables = capsys.readouterr().out
   assert tables.count('average of 8 tasks: ') == 2
   finetune.main(given)  # again: there is nothing left but to say it
   assert capsys.readouterr().out == tables
-  assert result(begun / 'all' / 'wic')['task'] == 'wic'
+  assert result(folder / 'all' / 'wic')['task'] == 'wic'

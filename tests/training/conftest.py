@@ -4,7 +4,7 @@ import pytest
 
 
 @pytest.fixture
-def small(monkeypatch):
+def toy_model(monkeypatch):
   """Has the loop train a model that compiles in no time."""
   from tests.training import toy
 
@@ -12,7 +12,7 @@ def small(monkeypatch):
 
 
 @pytest.fixture
-def whole(tiny, tmp_path, small):
+def whole(tiny, tmp_path, toy_model):
   """A finished run of 12 steps of the small model, with checkpoints of 4, 8 and 12."""
   from ngrammer_jax.training import loop
 

@@ -89,7 +89,7 @@ def test_a_validation_that_was_stopped_is_made_up_for(tiny, whole, tmp_path, mon
   assert manifest.read(folder).validation == loss
 
 
-def test_a_signal_while_waiting_for_data_loses_no_step(tiny, tmp_path, monkeypatch, small):
+def test_a_signal_while_waiting_for_data_loses_no_step(tiny, tmp_path, monkeypatch, toy_model):
   config = tiny(training={'checkpoint_every': 12})
   take = prefetch.Prefetch._take
 
@@ -106,7 +106,7 @@ def test_a_signal_while_waiting_for_data_loses_no_step(tiny, tmp_path, monkeypat
   assert saved == records(tmp_path / 'run')[-1]['step'] == 8
 
 
-def test_a_signal_before_the_first_step_stops_at_once(tiny, tmp_path, monkeypatch, small):
+def test_a_signal_before_the_first_step_stops_at_once(tiny, tmp_path, monkeypatch, toy_model):
   monkeypatch.setattr(toy.Programs, 'compile', lambda *arguments: interrupt())
   with pytest.raises(errors.Interrupted):
     loop.train(tiny(), tmp_path / 'run')
@@ -145,7 +145,7 @@ def test_handlers_come_back_after_an_error():
   assert handlers() == before
 
 
-def test_outside_the_main_thread_nothing_is_caught(tiny, tmp_path, small):
+def test_outside_the_main_thread_nothing_is_caught(tiny, tmp_path, toy_model):
   before, seen = handlers(), []
 
   def work():

@@ -67,7 +67,7 @@ def test_a_model_with_everything_goes_on_bit_identically(tiny, one_device, tmp_p
   assert arrays(run) == arrays(whole) and records(run) == records(whole)
 
 
-def test_a_run_goes_on_bit_identically_wherever_it_ends(tiny, tmp_path, monkeypatch, small):
+def test_a_run_goes_on_bit_identically_wherever_it_ends(tiny, tmp_path, monkeypatch, toy_model):
   config = tiny(training={'steps': 10})
   whole = tmp_path / 'whole'
   assert loop.train(config, whole)
@@ -91,14 +91,14 @@ def test_a_run_goes_on_bit_identically_wherever_it_ends(tiny, tmp_path, monkeypa
     assert arrays(run) == arrays(whole) and records(run) == records(whole), stop_at
 
 
-def test_segments_per_call_does_not_change_the_result(tiny, tmp_path, small):
+def test_segments_per_call_does_not_change_the_result(tiny, tmp_path, toy_model):
   for calls in (2, 4):
     config = tiny(training={'segments_per_call': calls, 'log_every': 4, 'evaluate_every': 0})
     loop.train(config, tmp_path / str(calls))
   assert arrays(tmp_path / '2') == arrays(tmp_path / '4')
 
 
-def test_what_may_change_on_resume(tiny, tmp_path, small):
+def test_what_may_change_on_resume(tiny, tmp_path, toy_model):
   loop.train(tiny(optimizer={'schedule': 'constant'}), tmp_path / 'run')
   more = {'steps': 16, 'log_every': 4, 'checkpoint_every': 8, 'evaluate_every': 0}
   config = tiny(
@@ -116,7 +116,7 @@ def test_what_may_change_on_resume(tiny, tmp_path, small):
 
 @pytest.mark.parametrize('value', [np.inf, -np.inf, np.nan])
 def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_checkpoints(
-  tiny, tmp_path, monkeypatch, small, value
+  tiny, tmp_path, monkeypatch, toy_model, value
 ):
   call = toy.Programs.call
 

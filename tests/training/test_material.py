@@ -32,7 +32,7 @@ def train(config, workdir):
   return loop.train(config, workdir, functools.partial(material.Corpus, workdir=workdir))
 
 
-def test_a_resume_is_exact_on_other_devices_too(config, tmp_path, monkeypatch, small):
+def test_a_resume_is_exact_on_other_devices_too(config, tmp_path, monkeypatch, toy_model):
   monkeypatch.setattr(packing, 'EVERY', 3)
   whole = tmp_path / 'whole'
   assert train(config, whole)
@@ -68,7 +68,7 @@ def test_the_validation_split_is_what_judges(tiny):
   assert (tokens[0, 1:] == splits['train'].tokens[: tokens.shape[1] - 1]).all()
 
 
-def test_splits_that_are_no_text_to_evaluate(config, tmp_path, small):
+def test_splits_that_are_no_text_to_evaluate(config, tmp_path, toy_model):
   assert train(config, tmp_path / 'run')
   for split in ('train', 'test'):
     message = f"--split={split}: data.corpus='shards' has no such split to evaluate, but validation"
@@ -76,7 +76,7 @@ def test_splits_that_are_no_text_to_evaluate(config, tmp_path, small):
       runs.load_run(tmp_path / 'run').evaluate(split)
 
 
-def test_a_resume_on_other_shards(config, tmp_path, small):
+def test_a_resume_on_other_shards(config, tmp_path, toy_model):
   assert train(config, tmp_path / 'run')
   with (tmp_path / 'shards' / 'train-1.jsonl').open('a') as file:
     file.write(json.dumps({'text': 'more'}))

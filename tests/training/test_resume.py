@@ -74,7 +74,7 @@ def test_damage_again_and_again_costs_more_steps_and_no_bit(tiny, whole, tmp_pat
   assert names(run) == ['12', '12.damaged', '12.damaged-2', '4', '8', '8.damaged']
 
 
-def test_a_killed_process_goes_on_bit_identically(tiny, tmp_path, small):
+def test_a_killed_process_goes_on_bit_identically(tiny, tmp_path, toy_model):
   """SIGKILL once the first checkpoint is there, wherever the run is by then."""
   config = tiny(
     training={'steps': 80, 'log_every': 10, 'checkpoint_every': 10, 'evaluate_every': 0}
@@ -127,7 +127,7 @@ def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(tiny, tmp_path, whole,
   assert arrays(tmp_path / 'run') == arrays(whole) and records(tmp_path / 'run') == records(whole)
 
 
-def test_a_disk_without_room_is_refused_before_training(tiny, tmp_path, small, monkeypatch):
+def test_a_disk_without_room_is_refused_before_training(tiny, tmp_path, toy_model, monkeypatch):
   monkeypatch.setattr(shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=1e4))
   with pytest.raises(errors.BadInput, match=r'no room for a checkpoint of 1\.\d MB, 0\.0 MB left'):
     loop.train(tiny(), tmp_path / 'run')
