@@ -1,7 +1,8 @@
-"""Parameters of adaptive-span (facebookresearch/adaptive-span), arrays by name, to ours.
+"""Loads parameters of adaptive-span (facebookresearch/adaptive-span) from arrays by name.
 
-Also of its variants with persistent vectors and with adaptive input and output. Names are those
-of its `state_dict`. Weights of linear maps are [out, in] there. No PyTorch is needed.
+Variants with persistent vectors and with adaptive input and output are supported. The names are
+those of the `state_dict` of the source model, in which weights of linear maps are [out, in].
+PyTorch is not needed.
 
 N heads, H head width, D model width, F inner width, V vocabulary, C persistent vectors.
 """
@@ -16,9 +17,9 @@ from ngrammer_jax.models import config as model_config
 
 Source = interop_arrays.Source
 
-# What the config of their models is in ours, beside sizes, dropout, `span` and `persistent`; a
-# model with persistent vectors has feed_forward_width=0.
-SWITCHES = {
+# Config fields that every source model shares; the sizes, dropout, `span` and `persistent` differ.
+# A model with persistent vectors has feed_forward_width=0.
+MODEL_OPTIONS = {
   'activation': 'relu',
   'gated': False,
   'feed_forward_bias': True,
@@ -27,12 +28,12 @@ SWITCHES = {
   'norm_epsilon': 1e-5,
   'final_norm': False,
 }
-# And without an adaptive softmax, or with one.
-PLAIN = {'tie_embeddings': False, 'scale_embeddings': False}
-ADAPTIVE = {'tie_embeddings': True, 'scale_embeddings': True}
+# Config fields of a model with a full softmax and of one with an adaptive softmax.
+FULL_SOFTMAX_OPTIONS = {'tie_embeddings': False, 'scale_embeddings': False}
+ADAPTIVE_SOFTMAX_OPTIONS = {'tie_embeddings': True, 'scale_embeddings': True}
 
-# What else theirs has, whatever the sizes.
-FIXED = {
+# Values that the loader requires in addition.
+REQUIRED_OPTIONS = {
   'bias': False,
   'softmax_bias': True,
   'per_dim_scale': False,
@@ -49,99 +50,102 @@ FIXED = {
 def load_language_model(
   arrays: Mapping[str, Any], config: model_config.ModelConfig, vocabulary_size: int
 ) -> dict[str, Any]:
-  """Variables of our `TransformerLM` from a TransformerSeq.
+  """Converts a `TransformerSeq` of adaptive-span to variables of `TransformerLM`.
 
-  Their names: `in_emb.weight`, `out_emb.{weight,bias}`, or with adaptive input and output
+  Source names: `in_emb.weight`, `out_emb.{weight,bias}`, or with adaptive input and output
   `in_emb.emb_layers.i.weight`, `in_emb.emb_projs.i`, `out_emb.out_layers.i.bias` for each cluster
   i and `out_emb.cluster_proj.{weight,bias}`; `key_pe`; and per layer `layers.i.attn.`
   `proj_{query,key,val,out}.weight`, `attn.adaptive_span._mask.current_val`,
   `attn.persistent_memory.{key,val}`, `layers.i.norm1.{weight,bias}`, and without persistent
   vectors `layers.i.ff.{fc1,fc2}.{weight,bias}` and `layers.i.norm2.{weight,bias}`.
 
-  The config is `ModelConfig(**SWITCHES, **PLAIN, ...)` (ADAPTIVE with an adaptive softmax), with
+  The config is `ModelConfig(**MODEL_OPTIONS, **FULL_SOFTMAX_OPTIONS, ...)`, or with an adaptive
+  softmax `ModelConfig(**MODEL_OPTIONS, **ADAPTIVE_SOFTMAX_OPTIONS, ...)`, with
   `memory=MemoryConfig(length=S, first='zeros', same_length='memory_alone', across_documents=True)`,
-  `positional=PositionalConfig(max_length=S)`, `span=SpanConfig(limit=S, ...)` where spans adapt,
+  `positional=PositionalConfig(max_length=S)`, `span=SpanConfig(limit=S, ...)` for adaptive spans,
   and `persistent=PersistentConfig(C)` with `feed_forward_width=0`.
 
   Returns:
     {'params': ...} for `TransformerLM(config, vocabulary_size).apply`.
 
   Raises:
-    BadInput: a config that theirs cannot have; or listing every missing, extra and misshapen
-      array.
+    BadInput: the config has values that adaptive-span does not support; or lists every array that
+      is missing, extra, not numeric or of a wrong shape.
   """
   config.check()
-  also = PLAIN if config.adaptive_softmax is None else ADAPTIVE
-  switches = {key: (value,) for key, value in (SWITCHES | FIXED | also).items()}
-  interop_arrays.check_switches(config, switches)
+  full_softmax = config.adaptive_softmax is None
+  softmax_options = FULL_SOFTMAX_OPTIONS if full_softmax else ADAPTIVE_SOFTMAX_OPTIONS
+  required = MODEL_OPTIONS | REQUIRED_OPTIONS | softmax_options
+  interop_arrays.check_supported(config, {key: (value,) for key, value in required.items()})
   sources = _vocabulary_sources(config, vocabulary_size)
   H, S = config.width // config.heads, config.positions().max_length
-  # Theirs has the farthest first.
+  # The source table starts with the farthest distance.
   nearest_first = lambda a: a[0][0].T[::-1]
   sources['params', 'distance_embedding'] = Source(('key_pe',), (1, H, S), nearest_first)
   for i in range(config.layers):
     sources |= _layer_sources(config, i)
-  # With persistent vectors they list the span a second time.
-  twins = [
+  # With persistent vectors, the state_dict lists each span twice.
+  duplicates = [
     name for name in arrays if name.endswith('persistent_memory.adaptive_span._mask.current_val')
   ]
-  return interop_arrays.convert(arrays, sources, 'an adaptive-span model', twins)
+  return interop_arrays.convert(arrays, sources, 'an adaptive-span model', duplicates)
 
 
 def _vocabulary_sources(config, V) -> dict[tuple[str, ...], Source]:
-  a, D = config.adaptive_softmax, config.width
-  if a is None:
+  adaptive, D = config.adaptive_softmax, config.width
+  if adaptive is None:
     return {
       ('params', 'embedding'): Source(('in_emb.weight',), (V, D)),
       ('params', 'softmax_weight'): Source(('out_emb.weight',), (V, D)),
       ('params', 'softmax_bias'): Source(('out_emb.bias',), (V,)),
     }
-  borders, J, sources = (0, *a.cutoffs, V), a.embedding_width or D, {}
-  put = lambda name, *source: sources.__setitem__(
+  borders, J, sources = (0, *adaptive.cutoffs, V), adaptive.embedding_width or D, {}
+  add = lambda name, *source: sources.__setitem__(
     ('params', 'adaptive_softmax', name), Source(*source)
   )
   for i in range(len(borders) - 1):
-    rows, width = borders[i + 1] - borders[i], J // a.divisor**i
-    put(f'embedding_{i}', (f'in_emb.emb_layers.{i}.weight',), (rows, width))
-    put(f'bias_{i}', (f'out_emb.out_layers.{i}.bias',), (rows,))
-    put(f'projection_{i}', (f'in_emb.emb_projs.{i}',), (D, width), lambda x: x[0].T)
-  if a.cutoffs:
+    rows, width = borders[i + 1] - borders[i], J // adaptive.divisor**i
+    add(f'embedding_{i}', (f'in_emb.emb_layers.{i}.weight',), (rows, width))
+    add(f'bias_{i}', (f'out_emb.out_layers.{i}.bias',), (rows,))
+    add(f'projection_{i}', (f'in_emb.emb_projs.{i}',), (D, width), lambda x: x[0].T)
+  C = len(adaptive.cutoffs)
+  if C:
     reverse = lambda x: x[0][::-1]
-    put('cluster_weight', ('out_emb.cluster_proj.weight',), (len(a.cutoffs), J), reverse)
-    put('cluster_bias', ('out_emb.cluster_proj.bias',), (len(a.cutoffs),), reverse)
+    add('cluster_weight', ('out_emb.cluster_proj.weight',), (C, J), reverse)
+    add('cluster_bias', ('out_emb.cluster_proj.bias',), (C,), reverse)
   return sources
 
 
 def _layer_sources(config, i) -> dict[tuple[str, ...], Source]:
   D, N, F = config.width, config.heads, config.feed_forward_width
-  H, ours, theirs = D // N, ('params', f'layer_{i}'), f'layers.{i}.'
-  sources = {}
+  H, sources = D // N, {}
 
-  def put(path, name, shape, change=lambda a: a[0]):
-    sources[*ours, *path] = Source((theirs + name,), shape, change)
+  def add(path, source_name, shape, change=lambda a: a[0]):
+    source = Source((f'layers.{i}.{source_name}',), shape, change)
+    sources['params', f'layer_{i}', *path] = source
 
-  for name, their_name in (('query', 'query'), ('key', 'key'), ('value', 'val')):
-    heads = lambda a: a[0].T.reshape(D, N, H)
-    put(('attention', name, 'kernel'), f'attn.proj_{their_name}.weight', (D, D), heads)
-  whole = lambda a: a[0].T.reshape(N, H, D)
-  put(('attention', 'out', 'kernel'), 'attn.proj_out.weight', (D, D), whole)
+  split_heads = lambda a: a[0].T.reshape(D, N, H)
+  for name, source_name in (('query', 'query'), ('key', 'key'), ('value', 'val')):
+    add(('attention', name, 'kernel'), f'attn.proj_{source_name}.weight', (D, D), split_heads)
+  merge_heads = lambda a: a[0].T.reshape(N, H, D)
+  add(('attention', 'out', 'kernel'), 'attn.proj_out.weight', (D, D), merge_heads)
   norms = [('attention', 'norm1')]
   if config.span is not None:
-    flat = lambda a: a[0].reshape(N)
-    name = 'attn.attn.adaptive_span._mask.current_val'
-    put(('attention', 'span', 'span'), name, (N, 1, 1), flat)
+    flatten = lambda a: a[0].reshape(N)
+    span_name = 'attn.attn.adaptive_span._mask.current_val'
+    add(('attention', 'span', 'span'), span_name, (N, 1, 1), flatten)
   if config.persistent is not None and config.persistent.vectors:
     C, path = config.persistent.vectors, ('attention', 'persistent')
-    swapped = lambda a: np.swapaxes(a[0], 1, 2)
-    put((*path, 'persistent_keys'), 'attn.attn.persistent_memory.key', (N, H, C), swapped)
-    put((*path, 'persistent_values'), 'attn.attn.persistent_memory.val', (N, C, H))
+    transpose = lambda a: np.swapaxes(a[0], 1, 2)
+    add((*path, 'persistent_keys'), 'attn.attn.persistent_memory.key', (N, H, C), transpose)
+    add((*path, 'persistent_values'), 'attn.attn.persistent_memory.val', (N, C, H))
   if F:
     norms.append(('feed_forward', 'norm2'))
-    for name, their_name, shape in (('in', 'fc1', (F, D)), ('out', 'fc2', (D, F))):
+    for name, source_name, shape in (('in', 'fc1', (F, D)), ('out', 'fc2', (D, F))):
       path = 'feed_forward', name
-      put((*path, 'kernel'), f'ff.{their_name}.weight', shape, lambda a: a[0].T)
-      put((*path, 'bias'), f'ff.{their_name}.bias', shape[:1])
-  for name, their_name in norms:
-    for part, their_part in (('scale', 'weight'), ('bias', 'bias')):
-      put((f'{name}_post_norm', part), f'{their_name}.{their_part}', (D,))
+      add((*path, 'kernel'), f'ff.{source_name}.weight', shape, lambda a: a[0].T)
+      add((*path, 'bias'), f'ff.{source_name}.bias', shape[:1])
+  for name, source_name in norms:
+    for part, source_part in (('scale', 'weight'), ('bias', 'bias')):
+      add((f'{name}_post_norm', part), f'{source_name}.{source_part}', (D,))
   return sources

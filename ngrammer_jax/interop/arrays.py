@@ -1,4 +1,4 @@
-"""Name-to-array mappings of other frameworks, checked and reshaped into our variables."""
+"""Arrays of other frameworks by name, checked and reshaped into the variables of this package."""
 
 from collections.abc import Callable, Iterable, Mapping
 import dataclasses
@@ -12,12 +12,12 @@ from ngrammer_jax import errors
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """Where one of our arrays comes from.
+  """The source arrays of one variable.
 
   Attributes:
-    names: the foreign arrays that it is made of.
-    shape: of each of them.
-    convert: from the list of those arrays to ours.
+    names: names of the source arrays.
+    shape: shape that each of them must have.
+    convert: function from the list of source arrays to the variable.
   """
 
   names: tuple[str, ...]
@@ -31,37 +31,37 @@ def convert(
   origin: str,
   ignored: Iterable[str] = (),
 ) -> dict[str, Any]:
-  """Our variables, as a nested dict of arrays (float64 stays float64 in 64-bit mode).
+  """Converts source arrays to variables, a nested dict (float64 stays float64 in 64-bit mode).
 
   Args:
-    arrays: the foreign arrays by name.
-    sources: for each of our variables, by path, where it comes from.
-    origin: what the arrays are, for the error message.
-    ignored: foreign names that may be there and are not needed.
+    arrays: the source arrays by name.
+    sources: the source of each variable, by the path of the variable.
+    origin: description of the source model, for the error message.
+    ignored: names of arrays that may be present and are not used.
 
   Raises:
-    BadInput: listing every missing, extra and misshapen array.
+    BadInput: lists every array that is missing, extra, not numeric or of a wrong shape.
   """
   expected = {name: source.shape for source in sources.values() for name in source.names}
   problems = [f'missing: {name} {shape}' for name, shape in expected.items() if name not in arrays]
   problems += [
-    f'extra: {name} {np.shape(array) if _numbers(array) else type(array).__name__}'
+    f'extra: {name} {np.shape(array) if _is_numeric(array) else type(array).__name__}'
     for name, array in arrays.items()
     if name not in expected and name not in set(ignored)
   ]
   problems += [
-    f'not numbers: {name}' for name in expected if name in arrays and not _numbers(arrays[name])
+    f'not numeric: {name}' for name in expected if name in arrays and not _is_numeric(arrays[name])
   ]
   problems += [
-    f'misshapen: {name} is {np.shape(arrays[name])}, expected {shape}'
+    f'wrong shape: {name} is {np.shape(arrays[name])}, expected {shape}'
     for name, shape in expected.items()
-    if name in arrays and _numbers(arrays[name]) and np.shape(arrays[name]) != shape
+    if name in arrays and _is_numeric(arrays[name]) and np.shape(arrays[name]) != shape
   ]
   if problems:
-    listing, many = '\n  '.join(problems), len(problems) > 1
+    details, plural = '\n  '.join(problems), len(problems) > 1
     raise errors.BadInput(
-      f'{len(problems)} {"arrays do" if many else "array does"} not fit {origin}. '
-      f'Check the config against them.\n  {listing}'
+      f'{len(problems)} {"arrays do" if plural else "array does"} not match {origin}. '
+      f'Check the config against the arrays.\n  {details}'
     )
   variables: dict[str, Any] = {}
   for path, source in sources.items():
@@ -72,35 +72,35 @@ def convert(
   return variables
 
 
-def _numbers(array):
-  """Whether it is an array of numbers, or can be made one."""
+def _is_numeric(array):
+  """Returns whether the value is, or converts to, an array of numbers."""
   try:
     return np.asarray(array).dtype.kind not in 'OSU'
-  except ValueError:  # of rows that are not equally long
+  except ValueError:  # rows of different lengths
     return False
 
 
-def check_switches(config: Any, switches: Mapping[str, tuple[Any, ...]]) -> None:
-  """Raises BadInput naming every switch of a model config that theirs does not have.
+def check_supported(config: Any, supported: Mapping[str, tuple[Any, ...]]) -> None:
+  """Raises BadInput that names every option of a model config that cannot be loaded.
 
   Args:
     config: a `ModelConfig`.
-    switches: the values that theirs has, by key, such as `norm`, or `span.kind` where the config
-      has that block.
+    supported: the values that can be loaded, by key, such as `norm` or `span.kind`. Keys of a
+      block that the config does not have are not checked.
   """
-  wrong = []
-  for key, values in switches.items():
+  problems = []
+  for key, values in supported.items():
     *block, name = key.split('.')
     owner = getattr(config, block[0]) if block else config
     if owner is not None and getattr(owner, name) not in values:
-      theirs = ' or '.join(map(repr, values))
-      wrong.append(f'model.{key}={getattr(owner, name)!r}: theirs has {theirs}')
-  if wrong:
-    raise errors.BadInput('\n'.join(wrong))
+      choices = ' or '.join(map(repr, values))
+      problems.append(f'model.{key}={getattr(owner, name)!r} must be {choices} for these weights')
+  if problems:
+    raise errors.BadInput('\n'.join(problems))
 
 
-def with_usage(variables: dict[str, Any]) -> dict[str, Any]:
-  """Adds the usage of clusters, which nobody else keeps: unknown, so uniform."""
+def add_uniform_usage(variables: dict[str, Any]) -> dict[str, Any]:
+  """Adds a uniform cluster usage to each codebook; other frameworks do not store the usage."""
 
   def add(node):
     if 'centroids' in node:

@@ -1,6 +1,7 @@
-"""The state_dict of n-grammer-pytorch's VQNgrammer, as plain arrays by name, to ours.
+"""Loads the state_dict of a VQNgrammer of n-grammer-pytorch from arrays by name.
 
-No PyTorch is needed: {name: tensor.numpy() for name, tensor in layer.state_dict().items()}.
+PyTorch is not needed. The arrays are
+{name: tensor.numpy() for name, tensor in layer.state_dict().items()}.
 
 N heads, H head width, E n-gram width, V rows of a head's table, K clusters.
 """
@@ -16,37 +17,39 @@ from ngrammer_jax.layers import ngrammer
 def load_ngrammer(
   arrays: Mapping[str, Any], layer: ngrammer.NGrammer, width: int
 ) -> dict[str, Any]:
-  """Variables of `layer` from a VQNgrammer of n-grammer-pytorch.
+  """Converts a VQNgrammer of n-grammer-pytorch to variables of `layer`.
 
-  Its names: `vq.means` [N, K, H], `ngram.ngram_embeds.weight` [N V, E], and
-  `ngram.{ngram,embeds}_layernorm.{g,b}`. Its layer norms divide by the standard deviation
-  plus 1e-5 and ours by the root of the variance plus 1e-6: outputs are equal to about 1e-3
-  where a vector's deviation is about 0.1, and closer where it is larger.
+  Source names: `vq.means` [N, K, H], `ngram.ngram_embeds.weight` [N V, E], and
+  `ngram.{ngram,embeds}_layernorm.{g,b}`. The source layer norm divides by (standard deviation
+  + 1e-5), the layer norm of this package by sqrt(variance + 1e-6). The outputs differ by about
+  1e-3 if the standard deviation of a vector is about 0.1, and by less if it is larger.
 
   Args:
-    arrays: their arrays by name.
-    layer: our layer, with the sizes and switches of theirs.
-    width: D, features of the input.
+    arrays: the source arrays by name.
+    layer: the target layer, with the sizes and options of the source layer.
+    width: D, number of input features.
 
   Returns:
     {'params': ..., 'codebook': ...} for `layer.apply`.
 
   Raises:
-    BadInput: listing every missing, extra and misshapen array; or a layer that it cannot be.
+    BadInput: the layer has options that n-grammer-pytorch does not support; or lists every array
+      that is missing, extra, not numeric or of a wrong shape.
   """
   N, V, E, K = layer.heads, layer.vocabulary_size, layer.dim, layer.clusters
   if K is None or layer.orders != (2,) or width % N:
     raise errors.BadInput(
-      f'n-grammer-pytorch has clusters and bi-grams, and heads that divide the width, not '
-      f'clusters={K}, orders={layer.orders} and {N} heads of a width of {width}'
+      f'clusters={K}, orders={layer.orders}, heads={N}, width={width}: n-grammer-pytorch needs '
+      f'clusters, orders=(2,) and a width that is divisible by heads'
     )
   H, Source = width // N, interop_arrays.Source
   sources = {
     ('params', 'table'): Source(('ngram.ngram_embeds.weight',), (N * V, E)),
     ('codebook', 'quantizer', 'centroids'): Source(('vq.means',), (N, K, H)),
   }
-  for ours, theirs, size in (('unigram_norm', 'embeds', H), ('ngram_norm', 'ngram', E)):
+  for name, source_name, size in (('unigram_norm', 'embeds', H), ('ngram_norm', 'ngram', E)):
     for part, letter in (('scale', 'g'), ('bias', 'b')):
-      sources['params', ours, part] = Source((f'ngram.{theirs}_layernorm.{letter}',), (N, size))
+      norm_name = f'ngram.{source_name}_layernorm.{letter}'
+      sources['params', name, part] = Source((norm_name,), (N, size))
   variables = interop_arrays.convert(arrays, sources, 'a VQNgrammer of n-grammer-pytorch')
-  return interop_arrays.with_usage(variables)
+  return interop_arrays.add_uniform_usage(variables)

@@ -1,8 +1,7 @@
-"""Variables of praxis layers, as plain arrays by name, to ours.
+"""Loads variables of praxis layers and language models from arrays by name.
 
-Names are paths joined by '/', with or without the collection in front: `param/` or
-`params/` for trained variables, `state/` or `non_trainable/` for the others. No
-praxis code is needed, nor imported.
+Names are paths joined by '/', with or without the collection as a prefix: `param/` or `params/`
+for trained variables, `state/` or `non_trainable/` for the others. Praxis itself is not needed.
 
 N heads, H head width, D model width, F inner width, V vocabulary, K clusters.
 """
@@ -20,15 +19,15 @@ from ngrammer_jax.models import config as model_config
 
 Source = interop_arrays.Source
 
-# Ours and theirs by norm policy; praxis has no policy `primer` (of the T5 code of Primer).
+# By norm policy, the praxis name of each norm. Praxis does not have the policy `primer`.
 NORM_NAMES = {
   'pre': {'norm': 'layer_norm'},
   'post': {'post_norm': 'layer_norm'},
   'post_skip': {'post_norm': 'layer_norm'},
   'hybrid': {'norm': 'pre_layer_norm', 'post_norm': 'post_layer_norm'},
 }
-# What praxis has, of what the arrays cannot tell.
-SWITCHES = {
+# Values that praxis supports, for options that do not follow from the arrays.
+SUPPORTED_OPTIONS = {
   'norm': tuple(NORM_NAMES),
   'final_norm': (True,),
   'position': ('rope', 'sinusoid', 'none'),
@@ -42,75 +41,76 @@ SWITCHES = {
 Path = tuple[str, ...]
 
 _COLLECTIONS = ('param/', 'params/', 'state/', 'non_trainable/')
-_CACHE = 'input_id_to_cluster_id_cache'  # derived from the codebook, so never loaded
+_CACHE = 'input_id_to_cluster_id_cache'  # computed from the codebook, so never loaded
 
 
 def load_ngrammer(
   arrays: Mapping[str, Any], layer: ngrammer.NGrammer, width: int
 ) -> dict[str, Any]:
-  """Variables of `layer` from a praxis VQNgrammer, or Ngrammer where it has no clusters.
+  """Converts a praxis VQNgrammer, or an Ngrammer without clusters, to variables of `layer`.
 
   Praxis names, for each head i: `ngram_layer/emb_layer_norm_i/{scale,bias}` [H],
   `ngram_layer/ngram_layer_norm_i/{scale,bias}` [E], `ngram_layer/ngram_table_i/emb_var`
-  [V, E]; and `vq_layer/means` [N, K, H]. The names of an Ngrammer begin without
-  `ngram_layer/`, which is taken too. A token cache may be there and is ignored.
+  [V, E]; and `vq_layer/means` [N, K, H]. The prefix `ngram_layer/` is optional: an Ngrammer does
+  not have it. A token cache in the arrays is ignored.
 
   Args:
     arrays: praxis arrays by name.
-    layer: our layer, with the sizes and switches of theirs.
-    width: D, features of the input.
+    layer: the target layer, with the sizes and options of the praxis layer.
+    width: D, number of input features.
 
   Returns:
     {'params': ..., 'codebook': ...} for `layer.apply`.
 
   Raises:
-    BadInput: listing every missing, extra and misshapen array.
+    BadInput: the layer has options that praxis does not support; or lists every array that is
+      missing, extra, not numeric or of a wrong shape.
   """
   if layer.orders != (2,) or layer.distinct_start:
     raise errors.BadInput(
-      f'orders={layer.orders} and distinct_start={layer.distinct_start}: praxis has bi-grams, '
-      f'(2,), and cluster 0 before the first token'
+      f'orders={layer.orders} and distinct_start={layer.distinct_start}: praxis needs '
+      f'orders=(2,) and distinct_start=False'
     )
-  arrays = _without_collections(arrays)
+  arrays = _without_collection_prefixes(arrays)
   arrays = {name.removeprefix('ngram_layer/'): array for name, array in arrays.items()}
   if width % layer.heads:
-    raise errors.BadInput(f'{layer.heads} heads do not divide the width {width}')
+    raise errors.BadInput(f'width={width} must be divisible by heads={layer.heads}')
   sources = _ngrammer_sources(layer.heads, layer.vocabulary_size, layer.dim, width, '')
   if layer.clusters is not None:
     sources |= _codebook_source(layer.heads, layer.clusters, width, '')
   variables = interop_arrays.convert(arrays, sources, 'a praxis N-Grammer', ignored=(_CACHE,))
-  return interop_arrays.with_usage(variables)
+  return interop_arrays.add_uniform_usage(variables)
 
 
 def load_language_model(
   arrays: Mapping[str, Any], config: model_config.ModelConfig, vocabulary_size: int
 ) -> dict[str, Any]:
-  """Variables of our `TransformerLM` from a praxis TransformerLm.
+  """Converts a praxis TransformerLm to variables of `TransformerLM`.
 
-  Praxis names: `softmax/logits_ffn/linear/w` [D, V] (tied: also the embedding),
-  `softmax/logits_ffn/bias/b`, `embedding_lookup/emb_var` [V, D] where untied,
+  Praxis names: `softmax/logits_ffn/linear/w` [D, V] (if tied, also the embedding),
+  `softmax/logits_ffn/bias/b`, `embedding_lookup/emb_var` [V, D] if untied,
   `final_ln`, per layer `transformer/x_layers_i/` with `layer_norm`, `self_attention/`
   `{query,key,value,post,per_dim_scale}`, `ff_layer/{layer_norm,ffn_layer1,
-  ffn_layer1_gate,ffn_layer2}`, and `ngrammer/` as in `load_ngrammer`;
-  after attention, `transformer/x_layers_i/self_attention/ngrammer/`, whose codebooks are trained
-  with padding too (`NGramConfig.padding_trains`).
+  ffn_layer1_gate,ffn_layer2}`, and `ngrammer/` as in `load_ngrammer`.
+  N-grammers after attention are in `transformer/x_layers_i/self_attention/ngrammer/`; praxis trains
+  their codebooks with padding too (`NGramConfig.padding_trains`).
 
-  The config must say what the arrays cannot: praxis' usual model is
-  `ModelConfig(bias=True, per_dim_scale=True)` with `activation`, `gated`, `position`,
-  `tie_embeddings` and `scale_embeddings` as trained.
+  The config must set the options that do not follow from the arrays: the usual praxis model is
+  `ModelConfig(bias=True, per_dim_scale=True)` with the `activation`, `gated`, `position`,
+  `tie_embeddings` and `scale_embeddings` that it was trained with.
 
   Returns:
     {'params': ..., 'codebook': ...} for `TransformerLM(config, vocabulary_size).apply`.
 
   Raises:
-    BadInput: listing every missing, extra and misshapen array.
+    BadInput: the config has values that praxis does not support; or lists every array that is
+      missing, extra, not numeric or of a wrong shape.
   """
   config.check()
-  interop_arrays.check_switches(config, SWITCHES)
-  arrays = _without_collections(arrays)
+  interop_arrays.check_supported(config, SUPPORTED_OPTIONS)
+  arrays = _without_collection_prefixes(arrays)
   V, D = vocabulary_size, config.width
-  transposed = lambda a: a[0].T
-  softmax = Source(('softmax/logits_ffn/linear/w',), (D, V), transposed)
+  softmax = Source(('softmax/logits_ffn/linear/w',), (D, V), lambda a: a[0].T)
   sources = _norm_sources(('params', 'final_norm'), 'final_ln', D)
   if config.tie_embeddings:
     sources['params', 'embedding'] = softmax
@@ -121,20 +121,21 @@ def load_language_model(
     sources['params', 'softmax_bias'] = Source(('softmax/logits_ffn/bias/b',), (V,))
   for i in range(config.layers):
     sources |= _layer_sources(config, i)
-  for ours, theirs in _ngrammer_places(config).items():
-    n, N = config.ngram, config.ngram.heads or config.heads
-    prefix = theirs if n.clusters is None else f'{theirs}ngram_layer/'
-    layer = _ngrammer_sources(N, n.vocabulary_size, n.dim, D, prefix)
-    if n.clusters is not None:
-      layer |= _codebook_source(N, n.clusters, D, theirs)
-    sources |= {(path[0], *ours, *path[1:]): source for path, source in layer.items()}
-  caches = [prefix + _CACHE for prefix in _ngrammer_places(config).values()]
+  prefixes = _ngrammer_prefixes(config)
+  for layer_path, prefix in prefixes.items():
+    ngram, N = config.ngram, config.ngram.heads or config.heads
+    ngram_prefix = prefix if ngram.clusters is None else f'{prefix}ngram_layer/'
+    layer = _ngrammer_sources(N, ngram.vocabulary_size, ngram.dim, D, ngram_prefix)
+    if ngram.clusters is not None:
+      layer |= _codebook_source(N, ngram.clusters, D, prefix)
+    sources |= {(path[0], *layer_path, *path[1:]): source for path, source in layer.items()}
+  caches = [prefix + _CACHE for prefix in prefixes.values()]
   variables = interop_arrays.convert(arrays, sources, 'a praxis language model', caches)
-  return interop_arrays.with_usage(variables)
+  return interop_arrays.add_uniform_usage(variables)
 
 
-def _ngrammer_places(config: model_config.ModelConfig) -> dict[Path, str]:
-  """Where the n-gram layers stand, and with what their names begin in praxis."""
+def _ngrammer_prefixes(config: model_config.ModelConfig) -> dict[Path, str]:
+  """Returns the praxis name prefix of each n-gram layer, by the path of the layer."""
   if config.ngram is None:
     return {}
   if config.ngram.layer != 'attention':
@@ -146,19 +147,19 @@ def _ngrammer_places(config: model_config.ModelConfig) -> dict[Path, str]:
   }
 
 
-def _without_collections(arrays: Mapping[str, Any]) -> dict[str, Any]:
+def _without_collection_prefixes(arrays: Mapping[str, Any]) -> dict[str, Any]:
   stripped: dict[str, Any] = {}
   for name, array in arrays.items():
     collection = next((c for c in _COLLECTIONS if name.startswith(c)), '')
     short = name[len(collection) :]
     if short in stripped:
-      raise errors.BadInput(f'two arrays are named {short}, in different collections')
+      raise errors.BadInput(f'two arrays in different collections have the name {short}')
     stripped[short] = array
   return stripped
 
 
 def _norm_sources(path: Path, name: str, D: int) -> dict[Path, Source]:
-  """A layer norm: theirs stores gamma - 1."""
+  """Returns the sources of a layer norm; praxis stores its scale minus 1."""
   return {
     (*path, 'scale'): Source((f'{name}/scale',), (D,), lambda a: 1 + a[0]),
     (*path, 'bias'): Source((f'{name}/bias',), (D,)),
@@ -173,13 +174,13 @@ def _ngrammer_sources(N: int, V: int, E: int, D: int, prefix: str) -> dict[Path,
   sources = {
     ('params', 'table'): Source(per_head('ngram_table_{}/emb_var'), (V, E), np.concatenate)
   }
-  for ours, theirs, width in (
+  for name, source_name, width in (
     ('unigram_norm', 'emb_layer_norm_{}', H),
     ('ngram_norm', 'ngram_layer_norm_{}', E),
   ):
-    scale, bias = per_head(theirs + '/scale'), per_head(theirs + '/bias')
-    sources['params', ours, 'scale'] = Source(scale, (width,), lambda a: 1 + np.stack(a))
-    sources['params', ours, 'bias'] = Source(bias, (width,), np.stack)
+    scale, bias = per_head(source_name + '/scale'), per_head(source_name + '/bias')
+    sources['params', name, 'scale'] = Source(scale, (width,), lambda a: 1 + np.stack(a))
+    sources['params', name, 'bias'] = Source(bias, (width,), np.stack)
   return sources
 
 
@@ -191,36 +192,35 @@ def _codebook_source(N: int, K: int, D: int, prefix: str) -> dict[Path, Source]:
 def _layer_sources(config: model_config.ModelConfig, i: int) -> dict[Path, Source]:
   D, N, F = config.width, config.heads, config.feed_forward_width
   H = D // N
-  theirs, ours = f'transformer/x_layers_{i}/', ('params', f'layer_{i}')
-  attention, feed = theirs + 'self_attention/', theirs + 'ff_layer/'
+  prefix, layer_path = f'transformer/x_layers_{i}/', ('params', f'layer_{i}')
+  attention, feed_forward = prefix + 'self_attention/', prefix + 'ff_layer/'
   sources = {}
-  for name, path in (('attention', theirs), ('feed_forward', feed)):
-    for ours_norm, their_norm in NORM_NAMES[config.norm].items():
-      sources |= _norm_sources((*ours, f'{name}_{ours_norm}'), path + their_norm, D)
+  for name, norm_prefix in (('attention', prefix), ('feed_forward', feed_forward)):
+    for norm, source_norm in NORM_NAMES[config.norm].items():
+      sources |= _norm_sources((*layer_path, f'{name}_{norm}'), norm_prefix + source_norm, D)
 
-  def linear(path, weight, shape, bias, bias_shape, change=lambda a: a[0]):
-    sources[*ours, *path, 'kernel'] = Source((weight,), shape, change)
+  def add_linear(path, weight, shape, bias, bias_shape, change=lambda a: a[0]):
+    sources[*layer_path, *path, 'kernel'] = Source((weight,), shape, change)
     if config.bias:
-      sources[*ours, *path, 'bias'] = Source((bias,), bias_shape)
+      sources[*layer_path, *path, 'bias'] = Source((bias,), bias_shape)
 
   for name in ('query', 'key', 'value'):
-    linear(('attention', name), f'{attention}{name}/w', (D, N, H), f'{attention}{name}/b', (N, H))
-  output_last = lambda a: a[0].transpose(1, 2, 0)  # theirs has the output axis first
-  linear(
-    ('attention', 'out'), attention + 'post/w', (D, N, H), attention + 'post/b', (D,), output_last
-  )
+    weight, bias = f'{attention}{name}/w', f'{attention}{name}/b'
+    add_linear(('attention', name), weight, (D, N, H), bias, (N, H))
+  output_axis_last = lambda a: a[0].transpose(1, 2, 0)  # praxis has the output axis first
+  weight, bias = f'{attention}post/w', f'{attention}post/b'
+  add_linear(('attention', 'out'), weight, (D, N, H), bias, (D,), output_axis_last)
   if config.per_dim_scale:
     name = attention + 'per_dim_scale/per_dim_scale'
-    sources[*ours, 'attention', 'per_dim_scale'] = Source((name,), (H,))
+    sources[*layer_path, 'attention', 'per_dim_scale'] = Source((name,), (H,))
   for name in attention_layer.projections(config.shared_query_key) if config.convolution else ():
     taps = tuple(f'{attention}dconv_{name[0]}/dconv_{i}' for i in range(config.convolution))
-    sources[*ours, 'attention', f'{name}_convolution', 'taps'] = Source(taps, (N, H), np.stack)
-  maps = {'in': ('ffn_layer1', (D, F)), 'out': ('ffn_layer2', (F, D))}
+    path = (*layer_path, 'attention', f'{name}_convolution', 'taps')
+    sources[path] = Source(taps, (N, H), np.stack)
+  linears = {'in': ('ffn_layer1', (D, F)), 'out': ('ffn_layer2', (F, D))}
   if config.gated:
-    maps['gate'] = ('ffn_layer1_gate', (D, F))
-  for name, (their_name, shape) in maps.items():
-    their_path = feed + their_name
-    linear(
-      ('feed_forward', name), their_path + '/linear/w', shape, their_path + '/bias/b', shape[1:]
-    )
+    linears['gate'] = ('ffn_layer1_gate', (D, F))
+  for name, (source_name, shape) in linears.items():
+    weight, bias = f'{feed_forward}{source_name}/linear/w', f'{feed_forward}{source_name}/bias/b'
+    add_linear(('feed_forward', name), weight, shape, bias, shape[1:])
   return sources

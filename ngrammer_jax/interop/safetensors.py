@@ -1,4 +1,4 @@
-"""Variables to a safetensors file and back, bit by bit; names are paths joined by '/'."""
+"""Saves variables to safetensors files and loads them, bit-exact; names are joined by '/'."""
 
 import pathlib
 from typing import Any
@@ -9,22 +9,22 @@ from ngrammer_jax import errors
 
 
 def save(variables: dict[str, Any], path: str | pathlib.Path) -> None:
-  """Writes nested variables, as in save({'params': run.state.params}, 'model.safetensors')."""
-  _library().save_file(traverse_util.flatten_dict(variables, sep='/'), path)
+  """Saves nested variables, as in save({'params': run.state.params}, 'model.safetensors')."""
+  _import_library().save_file(traverse_util.flatten_dict(variables, sep='/'), path)
 
 
 def load(path: str | pathlib.Path) -> dict[str, Any]:
-  """Reads what `save` wrote. Raises BadInput where the file is missing or damaged."""
-  library = _library()
+  """Loads a file that `save` wrote. Raises BadInput if the file is missing or corrupt."""
+  library = _import_library()
   try:
     return traverse_util.unflatten_dict(library.load_file(path), sep='/')
-  except Exception as error:  # of a class of its own in each version of the library
+  except Exception as error:  # the class depends on the version of the library
     raise errors.BadInput(f'{path} cannot be read as safetensors: {error}') from error
 
 
-def _library():
+def _import_library():
   try:
     from safetensors import flax
   except ImportError as error:
-    raise errors.BadInput('this needs safetensors: pip install safetensors') from error
+    raise errors.BadInput('safetensors is not installed: pip install safetensors') from error
   return flax

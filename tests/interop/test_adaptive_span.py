@@ -1,4 +1,4 @@
-"""Equality with arrays computed by the official adaptive-span code, in float64 and float32."""
+"""Compares models with arrays of the official adaptive-span code, in float64 and float32."""
 
 import dataclasses
 
@@ -18,22 +18,23 @@ PRECISIONS = [('float64', 1e-9), ('float32', 1e-4)]
 
 
 def config_of(f, dtype, **fields):
-  of = lambda name, default=0: f.get(f'cfg/{name}', default)
-  S, C = int(of('S')), int(of('pers'))
+  option = lambda name, default=0: f.get(f'cfg/{name}', default)
+  S, C = int(option('S')), int(option('pers'))
   sizes = {
-    'layers': int(of('NL', 2)),
-    'width': int(of('H', 16)),
-    'heads': int(of('K', 2)),
-    'feed_forward_width': 0 if C else int(of('INNER', 32)),
+    'layers': int(option('NL', 2)),
+    'width': int(option('H', 16)),
+    'heads': int(option('K', 2)),
+    'feed_forward_width': 0 if C else int(option('INNER', 32)),
     'positional': model_config.PositionalConfig(max_length=S),
     'memory': model_config.MemoryConfig(S, 'zeros', 'memory_alone', across_documents=True),
   }
-  if of('adapt', 1):
-    sizes['span'] = model_config.SpanConfig(limit=S, ramp=int(of('R')), penalty=float(of('lam')))
+  if option('adapt', 1):
+    ramp, penalty = int(option('R')), float(option('lam'))
+    sizes['span'] = model_config.SpanConfig(limit=S, ramp=ramp, penalty=penalty)
   if C:
     sizes['persistent'] = model_config.PersistentConfig(C)
-  switches = adaptive_span.SWITCHES | adaptive_span.PLAIN | sizes | {'dtype': dtype} | fields
-  return model_config.ModelConfig(**switches)
+  options = adaptive_span.MODEL_OPTIONS | adaptive_span.FULL_SOFTMAX_OPTIONS
+  return model_config.ModelConfig(**options | sizes | {'dtype': dtype} | fields)
 
 
 def parameters(f, prefix, dtype):
@@ -41,13 +42,13 @@ def parameters(f, prefix, dtype):
 
 
 def by_distance(probs_BxNxTxS, S):
-  """Rows of a head, with the farthest of S keys first and the token before last."""
+  """Returns the probabilities of the S keys before each token, the farthest first."""
   B, N, T, keys = probs_BxNxTxS.shape
   rows = [probs_BxNxTxS[:, :, i, keys - T + i - S : keys - T + i] for i in range(T)]
   return np.stack(rows, axis=2).reshape(B * N, T, S)
 
 
-def blocks_of_a_stream(f, dtype, tolerance, scan=False):
+def check_stream(f, dtype, tolerance, scan=False):
   with jax.enable_x64(dtype == 'float64'):
     config, V = config_of(f, dtype, scan_layers=scan), int(f['cfg/V'])
     model = transformer.TransformerLM(config, V)
@@ -55,50 +56,50 @@ def blocks_of_a_stream(f, dtype, tolerance, scan=False):
     memory = jax.jit(lambda: transformer.empty_memory(config, int(f['cfg/B'])))()
 
     def loss(params, memory, x, y):
-      given = {'params': params}
-      (hidden, memory, aux), probed = model.apply(given, x, memory, mutable=['intermediates'])
-      nll = model.apply(given, hidden, y, method='scores').nll_BxT
-      log_probs = model.apply(given, hidden, method='log_probs')
-      return nll.mean() + sum(aux.values()), (log_probs, memory, nll, probed)
+      variables = {'params': params}
+      (hidden, memory, aux), captured = model.apply(variables, x, memory, mutable=['intermediates'])
+      nll = model.apply(variables, hidden, y, method='scores').nll_BxT
+      log_probs = model.apply(variables, hidden, method='log_probs')
+      return nll.mean() + sum(aux.values()), (log_probs, memory, nll, captured)
 
-    program = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    loss_and_gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))
     for b in range(int(f['cfg/nblk'])):
       for i in range(config.layers):
         assert_close(memory['layers'][i]['hidden'], f[f'cache_in/{b}/{i}'], tolerance)
-      (total, (log_probs, memory, nll, probed)), gradient = jax.device_get(
-        program(params, memory, f['x'][b], f['y'][b])
+      (total, (log_probs, memory, nll, captured)), gradient = jax.device_get(
+        loss_and_gradient(params, memory, f['x'][b], f['y'][b])
       )
       assert_close(total, f[f'total_loss/{b}'], tolerance)
       assert_close(nll, f[f'nll/{b}'], tolerance)
       assert_close(log_probs, f[f'logprob/{b}'], tolerance)
       for i in range(0 if scan else config.layers):
-        (probs,) = probed['intermediates'][f'layer_{i}']['attention']['probs']
+        (probs,) = captured['intermediates'][f'layer_{i}']['attention']['probs']
         C = int(f['cfg/pers'])
         context = probs[..., : probs.shape[-1] - C]
         assert_close(by_distance(context, int(f['cfg/S'])), f[f'attn/{b}/{i}'], tolerance)
         if C:
-          of_vectors = probs[..., -C:].reshape(-1, *probs.shape[2:3], C)
-          assert_close(of_vectors, f[f'attn_pers/{b}/{i}'], tolerance)
+          persistent = probs[..., -C:].reshape(-1, *probs.shape[2:3], C)
+          assert_close(persistent, f[f'attn_pers/{b}/{i}'], tolerance)
     expected = adaptive_span.load_language_model(parameters(f, 'grad/', dtype), config, V)
     jax.tree.map(lambda a, b: assert_close(a, b, tolerance), gradient, expected['params'])
 
 
 @pytest.mark.parametrize('name', ['span_adaptive', 'span_fixed_pers'])
-def test_blocks_of_a_stream(reference, name):
-  blocks_of_a_stream(reference(name), *PRECISIONS[0])
+def test_stream_matches_reference(reference, name):
+  check_stream(reference(name), *PRECISIONS[0])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('scan', [False, True])
 @pytest.mark.parametrize('dtype, tolerance', PRECISIONS)
 @pytest.mark.parametrize('name', ['span_adaptive', 'span_fixed_pers'])
-def test_blocks_of_a_stream_scanned_and_in_float32(reference, name, dtype, tolerance, scan):
-  blocks_of_a_stream(reference(name), dtype, tolerance, scan)
+def test_stream_matches_reference_scanned_and_in_float32(reference, name, dtype, tolerance, scan):
+  check_stream(reference(name), dtype, tolerance, scan)
 
 
 def adagrad(f, dtype, V=23):
-  """The optimizer, and how their arrays are loaded."""
-  of = experiment.OptimizerConfig(
+  """Returns the optimizer, a loader of the reference arrays, and the config."""
+  optimizer_config = experiment.OptimizerConfig(
     algorithm='adagrad',
     learning_rate=float(f['cfg/lr']),
     schedule='constant',
@@ -107,11 +108,15 @@ def adagrad(f, dtype, V=23):
     clip_norm=float(f['cfg/clip']),
   )
   config = config_of(f, dtype)
-  load = lambda prefix: adaptive_span.load_language_model(parameters(f, prefix, dtype), config, V)
-  return optimizers.make(of, 100), lambda prefix: load(prefix)['params'], config
+
+  def load(prefix):
+    arrays = parameters(f, prefix, dtype)
+    return adaptive_span.load_language_model(arrays, config, V)['params']
+
+  return optimizers.make(optimizer_config, 100), load, config
 
 
-def test_updates_of_adagrad_by_their_gradients(x64, reference):
+def test_adagrad_updates_from_reference_gradients(x64, reference):
   f = reference('span_train_adagrad')
   optimizer, load, _ = adagrad(f, 'float64')
 
@@ -129,7 +134,7 @@ def test_updates_of_adagrad_by_their_gradients(x64, reference):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('dtype, tolerance', PRECISIONS)
-def test_training_by_adagrad(reference, dtype, tolerance):
+def test_training_with_adagrad(reference, dtype, tolerance):
   f = reference('span_train_adagrad')
   with jax.enable_x64(dtype == 'float64'):
     optimizer, load, config = adagrad(f, dtype)
@@ -137,14 +142,14 @@ def test_training_by_adagrad(reference, dtype, tolerance):
     state, memory = optimizer.init(params), transformer.empty_memory(config, f['x'].shape[1])
 
     def loss(params, memory, x, y):
-      given = {'params': params}
-      hidden, memory, aux = model.apply(given, x, memory)
-      nll = model.apply(given, hidden, y, method='scores').nll_BxT.mean()
+      variables = {'params': params}
+      hidden, memory, aux = model.apply(variables, x, memory)
+      nll = model.apply(variables, hidden, y, method='scores').nll_BxT.mean()
       return nll + sum(aux.values()), (nll, memory)
 
-    program = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    loss_and_gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))
     for s in range(int(f['cfg/steps'])):
-      (_, (nll, memory)), gradient = program(params, memory, f['x'][s], f['y'][s])
+      (_, (nll, memory)), gradient = loss_and_gradient(params, memory, f['x'][s], f['y'][s])
       assert_close(nll, f[f'loss/{s}'], tolerance)
       jax.tree.map(lambda a, b: assert_close(a, b, tolerance), gradient, load(f'grad/{s}/'))
       updates, state = optimizer.update(gradient, state, params)
@@ -153,7 +158,7 @@ def test_training_by_adagrad(reference, dtype, tolerance):
 
 
 @pytest.mark.parametrize(
-  'block, key, value, theirs',
+  'block, key, value, supported',
   [
     ('span', 'kind', 'dynamic', 'adaptive'),
     ('span', 'renormalize', False, True),
@@ -161,12 +166,12 @@ def test_training_by_adagrad(reference, dtype, tolerance):
     ('memory', 'same_length', 'memory_and_self', 'memory_alone'),
   ],
 )
-def test_a_model_that_theirs_is_not(block, key, value, theirs):
+def test_unsupported_options_raise_bad_input(block, key, value, supported):
   config = config_of({'cfg/S': 8, 'cfg/R': 4, 'cfg/lam': 0.1, 'cfg/pers': 5}, 'float32')
   config = dataclasses.replace(
     config,
     positional=model_config.PositionalConfig(max_length=9),
     **{block: dataclasses.replace(getattr(config, block), **{key: value})},
   )
-  with bad_input(f'model.{block}.{key}={value!r}: theirs has {theirs!r}'):
+  with bad_input(f'model.{block}.{key}={value!r} must be {supported!r} for these weights'):
     adaptive_span.load_language_model({}, config, 23)

@@ -1,4 +1,4 @@
-"""A state_dict of n-grammer-pytorch 0.0.14, by its formulas."""
+"""Compares a loaded state_dict of n-grammer-pytorch 0.0.14 with a loop over its formulas."""
 
 import jax
 import jax.numpy as jnp
@@ -16,16 +16,16 @@ PRIMES = (53, 59)
 @pytest.fixture
 def arrays():
   rng = np.random.default_rng(0)
-  made = {'vq.means': rng.normal(size=(N, K, H))}
-  made['ngram.ngram_embeds.weight'] = rng.normal(size=(N * V, E))
+  arrays = {'vq.means': rng.normal(size=(N, K, H))}
+  arrays['ngram.ngram_embeds.weight'] = rng.normal(size=(N * V, E))
   for name, size in (('ngram', E), ('embeds', H)):
     for letter in 'gb':
-      made[f'ngram.{name}_layernorm.{letter}'] = rng.normal(size=(N, size))
-  return made
+      arrays[f'ngram.{name}_layernorm.{letter}'] = rng.normal(size=(N, size))
+  return arrays
 
 
-def slow(x, a):
-  """Their layer, one token and head at a time; their norm divides by deviation + 1e-5."""
+def reference_output(x, a):
+  """Computes the layer one token and head at a time; the norm divides by deviation + 1e-5."""
   norm = lambda v, name, n: (
     (v - v.mean()) / (v.std() + 1e-5) * a[f'ngram.{name}_layernorm.g'][n]
     + a[f'ngram.{name}_layernorm.b'][n]
@@ -42,7 +42,7 @@ def slow(x, a):
   return y.reshape(B, T, N * H)
 
 
-def test_the_layer_gives_what_theirs_gives(x64, arrays):
+def test_loaded_layer_matches_reference_loop(x64, arrays):
   x = np.random.default_rng(1).normal(size=(B, T, N * H))
   layer = NGrammer(heads=N, clusters=K, vocabulary_size=V, dim=E, dtype=jnp.float64)
   variables = ngrammer_pytorch.load_ngrammer(arrays, layer, N * H)
@@ -51,19 +51,19 @@ def test_the_layer_gives_what_theirs_gives(x64, arrays):
     jax.tree.map(lambda leaf: 0, shapes, is_leaf=lambda leaf: hasattr(leaf, 'names'))
   )
   y, _ = jax.jit(layer.apply)(variables, x)
-  assert_close(y, slow(x, arrays), 1e-4)
+  assert_close(y, reference_output(x, arrays), 1e-4)
 
 
-def test_what_does_not_fit_is_listed(arrays):
+def test_mismatches_raise_bad_input(arrays):
   layer = NGrammer(heads=N, clusters=K, vocabulary_size=V, dim=E)
   del arrays['vq.means']
   with bad_input(
-    '1 array does not fit a VQNgrammer of n-grammer-pytorch. Check the config against them.\n'
-    '  missing: vq.means (2, 8, 6)'
+    '1 array does not match a VQNgrammer of n-grammer-pytorch. Check the config against the '
+    'arrays.\n  missing: vq.means (2, 8, 6)'
   ):
     ngrammer_pytorch.load_ngrammer(arrays, layer, N * H)
   with bad_input(
-    'n-grammer-pytorch has clusters and bi-grams, and heads that divide the width, not '
-    'clusters=None, orders=(2,) and 2 heads of a width of 12'
+    'clusters=None, orders=(2,), heads=2, width=12: n-grammer-pytorch needs clusters, orders=(2,) '
+    'and a width that is divisible by heads'
   ):
     ngrammer_pytorch.load_ngrammer({}, layer.clone(clusters=None), N * H)

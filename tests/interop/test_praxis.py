@@ -1,4 +1,4 @@
-"""Equality with arrays computed by praxis, in float64 and float32."""
+"""Compares layers and models with arrays of praxis, in float64 and float32."""
 
 from flax import linen as nn
 import jax
@@ -17,21 +17,21 @@ PRECISIONS = [('float64', 1e-9), ('float32', 2e-5)]
 
 
 def praxis_layer_arrays(f, dtype):
-  """The stacked arrays of a reference file, under the names praxis gives them."""
+  """Returns the stacked arrays of a reference file under their praxis names."""
   arrays = {'non_trainable/vq_layer/means': f['means'].astype(dtype)}
   for i in range(4):
-    for ours, theirs in (('emb_ln', 'emb_layer_norm'), ('ngram_ln', 'ngram_layer_norm')):
+    for name, praxis_name in (('emb_ln', 'emb_layer_norm'), ('ngram_ln', 'ngram_layer_norm')):
       for part in ('scale', 'bias'):
-        name = f'params/ngram_layer/{theirs}_{i}/{part}'
-        arrays[name] = f[f'param/{ours}_{part}'][i].astype(dtype)
+        path = f'params/ngram_layer/{praxis_name}_{i}/{part}'
+        arrays[path] = f[f'param/{name}_{part}'][i].astype(dtype)
     arrays[f'params/ngram_layer/ngram_table_{i}/emb_var'] = f['param/table'][i].astype(dtype)
   return arrays
 
 
-DOUBLE_AND_SLOW_SINGLE = [PRECISIONS[0], pytest.param(*PRECISIONS[1], marks=pytest.mark.slow)]
+FLOAT64_AND_SLOW_FLOAT32 = [PRECISIONS[0], pytest.param(*PRECISIONS[1], marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize('dtype, tolerance', DOUBLE_AND_SLOW_SINGLE)
+@pytest.mark.parametrize('dtype, tolerance', FLOAT64_AND_SLOW_FLOAT32)
 def test_ngrammer_layer(reference, dtype, tolerance):
   f = reference('ng_layer_concat_E4')
   with jax.enable_x64(dtype == 'float64'):
@@ -46,32 +46,39 @@ def test_ngrammer_layer(reference, dtype, tolerance):
     variables = praxis.load_ngrammer(praxis_layer_arrays(f, dtype), layer, width=32)
     x = f['x'].astype(dtype)
 
-    def weighted(params, x, numbers, valid):
-      given = {'documents_BxT': numbers, 'valid_BxT': valid}
-      (y, _), state = layer.apply({**variables, 'params': params}, x, mutable=['codebook'], **given)
+    def weighted_sum(params, x, documents, valid):
+      (y, _), state = layer.apply(
+        {**variables, 'params': params},
+        x,
+        mutable=['codebook'],
+        documents_BxT=documents,
+        valid_BxT=valid,
+      )
       return (y * f['cot'].astype(dtype)).sum(), (y, state)
 
-    program = jax.jit(jax.grad(weighted, argnums=(0, 1), has_aux=True))
+    compute_gradients = jax.jit(jax.grad(weighted_sum, argnums=(0, 1), has_aux=True))
     for case in ('plain', 'pad', 'seg', 'padseg'):
       starts, valid = f['segment_pos'] == 0, 1 - f['paddings'].astype(dtype)
-      numbers = np.cumsum(starts if 'seg' in case else 0 * starts, axis=1)
+      documents = np.cumsum(starts if 'seg' in case else 0 * starts, axis=1)
       valid = valid if 'pad' in case else np.ones_like(valid)
-      gradients, (y, state) = jax.device_get(program(variables['params'], x, numbers, valid))
+      gradients, (y, state) = jax.device_get(
+        compute_gradients(variables['params'], x, documents, valid)
+      )
       assert_close(y, f[f'out/{case}'], tolerance)
       centroids = state['codebook']['quantizer']['centroids']
       assert_close(centroids, f[f'means_after/{case}'], tolerance)
       assert_close(gradients[1], f[f'grad/{case}/x'], tolerance)
       table = gradients[0]['table'].reshape(4, 100, 4)
       assert_close(table, f[f'grad/{case}/table'], tolerance)
-      for ours, theirs in (('unigram_norm', 'emb_ln'), ('ngram_norm', 'ngram_ln')):
+      for name, reference_name in (('unigram_norm', 'emb_ln'), ('ngram_norm', 'ngram_ln')):
         for part in ('scale', 'bias'):
-          expected = f[f'grad/{case}/{theirs}_{part}']
-          assert_close(gradients[0][ours][part], expected, tolerance)
+          expected = f[f'grad/{case}/{reference_name}_{part}']
+          assert_close(gradients[0][name][part], expected, tolerance)
       if case == 'plain':  # rows that were not looked up get no gradient
-        touched = np.zeros((4, 100), bool)
+        is_used = np.zeros((4, 100), bool)
         for head in range(4):
-          touched[head, f['row/plain'][..., head].reshape(-1)] = True
-        assert (np.abs(table).sum(axis=-1) > 0).tolist() == touched.tolist()
+          is_used[head, f['row/plain'][..., head].reshape(-1)] = True
+        assert (np.abs(table).sum(axis=-1) > 0).tolist() == is_used.tolist()
 
 
 LM_CONFIG = {
@@ -85,7 +92,7 @@ LM_CONFIG = {
 }
 
 
-def language_model(f, dtype, tolerance, scan=False):
+def check_language_model(f, dtype, tolerance, scan=False):
   with jax.enable_x64(dtype == 'float64'):
     config = model_config.ModelConfig(**LM_CONFIG | {'dtype': dtype, 'scan_layers': scan})
     model = transformer.TransformerLM(config, vocabulary_size=23)
@@ -94,7 +101,7 @@ def language_model(f, dtype, tolerance, scan=False):
     memory = jax.jit(lambda: transformer.empty_memory(config, 3))()
 
     def loss(params, weights, valid, starts):
-      (hidden, _, _), probed = model.apply(
+      (hidden, _, _), captured = model.apply(
         {'params': params},
         f['ids'],
         memory,
@@ -106,62 +113,62 @@ def language_model(f, dtype, tolerance, scan=False):
       scores = model.apply({'params': params}, hidden, f['labels'], method='scores')
       logits = model.apply({'params': params}, hidden, method='logits')
       total = (scores.nll_BxT * weights).sum()
-      return total / (weights.sum() + 1e-6), (hidden, logits, scores.nll_BxT, probed)
+      return total / (weights.sum() + 1e-6), (hidden, logits, scores.nll_BxT, captured)
 
-    program = jax.jit(jax.grad(loss, has_aux=True))
+    compute_gradient = jax.jit(jax.grad(loss, has_aux=True))
     for case in ('plain', 'pad', 'packed'):
       weights, shape = f[f'{case}/weights'].astype(dtype), f['ids'].shape
       valid = np.ones(shape) if case == 'plain' else 1 - f[f'{case}/paddings']
       starts = f['packed/segment_pos'] == 0 if case == 'packed' else np.zeros(shape, bool)
-      gradient, (hidden, logits, nll, probed) = jax.device_get(
-        program(variables['params'], weights, valid.astype(dtype), starts)
+      gradient, (hidden, logits, nll, captured) = jax.device_get(
+        compute_gradient(variables['params'], weights, valid.astype(dtype), starts)
       )
-      keep = weights > 0
-      for ours, theirs in ((hidden, 'final_ln'), (logits, 'logits'), (nll, 'xent')):
-        assert_close(ours[keep], f[f'{case}/{theirs}'][keep], tolerance)
+      has_weight = weights > 0
+      for output, name in ((hidden, 'final_ln'), (logits, 'logits'), (nll, 'xent')):
+        assert_close(output[has_weight], f[f'{case}/{name}'][has_weight], tolerance)
       for i in range(0 if scan else 2):
-        seen = probed['intermediates'][f'layer_{i}']
-        ((block, *_),), ((attended, _),) = seen['__call__'], seen['attention']['__call__']
-        (probs,) = seen['attention']['probs']
+        layer = captured['intermediates'][f'layer_{i}']
+        ((block, *_),), ((attended, _),) = layer['__call__'], layer['attention']['__call__']
+        (probs,) = layer['attention']['probs']
         # At padding too: praxis trains the codebooks after attention with it.
         assert_close(block, f[f'{case}/layer_out/{i}'], tolerance)
         assert_close(attended, f[f'{case}/attn_out/{i}'], tolerance)
-        theirs = f[f'{case}/probs/{i}'].swapaxes(1, 2)[keep]
-        assert_close(probs.swapaxes(1, 2)[keep], theirs, tolerance)
+        expected = f[f'{case}/probs/{i}'].swapaxes(1, 2)[has_weight]
+        assert_close(probs.swapaxes(1, 2)[has_weight], expected, tolerance)
       if case != 'plain':
-        expected = {k.split('/grad/')[1]: v for k, v in f.items() if f'{case}/grad/' in k}
-        # Gradients have the shapes of parameters; theirs of gamma - 1 is ours of gamma.
-        theirs = jax.device_get(praxis.load_language_model(expected, config, 23)['params'])
-        theirs = jax.tree_util.tree_map_with_path(
-          lambda path, g: g - 1 if path[-1].key == 'scale' else g, theirs
+        arrays = {k.split('/grad/')[1]: v for k, v in f.items() if f'{case}/grad/' in k}
+        # Gradients have the shapes of parameters. The loader adds 1 to each scale; undo that.
+        expected = jax.device_get(praxis.load_language_model(arrays, config, 23)['params'])
+        expected = jax.tree_util.tree_map_with_path(
+          lambda path, g: g - 1 if path[-1].key == 'scale' else g, expected
         )
-        jax.tree.map(lambda a, b: assert_close(a, b, tolerance), gradient, theirs)
+        jax.tree.map(lambda a, b: assert_close(a, b, tolerance), gradient, expected)
 
 
 def test_language_model(reference):
-  language_model(reference('lm_plain'), *PRECISIONS[0])
+  check_language_model(reference('lm_plain'), *PRECISIONS[0])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('dtype, tolerance', PRECISIONS)
 @pytest.mark.parametrize('scan', [False, True])
 def test_language_model_scanned_and_in_float32(reference, dtype, tolerance, scan):
-  language_model(reference('lm_plain'), dtype, tolerance, scan)
+  check_language_model(reference('lm_plain'), dtype, tolerance, scan)
 
 
-def test_every_wrong_array_is_listed_at_once(reference):
+def test_all_mismatches_are_listed(reference):
   f = reference('lm_plain')
   arrays = {k: v for k, v in f.items() if k.startswith('param/')}
   arrays['param/surplus'] = np.zeros(3)
   del arrays['param/final_ln/bias']
   arrays['param/final_ln/scale'] = np.zeros(15)
-  with pytest.raises(errors.BadInput) as caught:
+  with pytest.raises(errors.BadInput) as error:
     praxis.load_language_model(arrays, model_config.ModelConfig(**LM_CONFIG), 23)
-  assert str(caught.value) == (
-    '3 arrays do not fit a praxis language model. Check the config against them.\n'
+  assert str(error.value) == (
+    '3 arrays do not match a praxis language model. Check the config against the arrays.\n'
     '  missing: final_ln/bias (16,)\n'
     '  extra: surplus (3,)\n'
-    '  misshapen: final_ln/scale is (15,), expected (16,)'
+    '  wrong shape: final_ln/scale is (15,), expected (16,)'
   )
 
 
@@ -181,8 +188,8 @@ def ngrammer_shapes(prefix, heads=2, H=8, V=50, E=8):
 
 
 @pytest.mark.parametrize('prefix', ['', 'params/ngram_layer/'])
-def test_a_layer_without_clusters_is_loaded(prefix):
-  """Names of an Ngrammer, or of one inside a VQNgrammer."""
+def test_layer_without_clusters_is_loaded(prefix):
+  """Names of an Ngrammer and of the Ngrammer inside a VQNgrammer."""
   layer = NGrammer(heads=2, clusters=None, vocabulary_size=50, dim=8, id_vocabulary=23)
   arrays = random_arrays(ngrammer_shapes(prefix))
   variables = praxis.load_ngrammer(arrays, layer, width=16)
@@ -196,8 +203,8 @@ def test_a_layer_without_clusters_is_loaded(prefix):
   np.testing.assert_allclose(params['unigram_norm']['scale'][1], gamma, rtol=1e-6)
 
 
-def test_an_untied_language_model_with_an_ngram_layer_is_loaded(x64):
-  """Sinusoids, ReLU without gate, no biases but the softmax's: composed from layers by hand."""
+def test_untied_language_model_with_ngram_layer(x64):
+  """Compares with NumPy code: sinusoids, ReLU without gate, no biases except in the softmax."""
   ngram = model_config.NGramConfig(clusters=8, vocabulary_size=50, dim=8, combine='add')
   config = model_config.ModelConfig(
     **LM_CONFIG
@@ -225,21 +232,19 @@ def test_an_untied_language_model_with_an_ngram_layer_is_loaded(x64):
   model = transformer.TransformerLM(config, 23)
 
   @jax.jit
-  def logits_of(variables, memory):
+  def compute_logits(variables, memory):
     hidden, _, _ = model.apply(variables, tokens, memory)
     return model.apply(variables, hidden, method='logits')
 
-  logits = logits_of(variables, transformer.empty_memory(config, 2))
+  logits = compute_logits(variables, transformer.empty_memory(config, 2))
 
   def norm(x, name):
     x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
     return x * (1 + a[f'{name}/scale']) + a[f'{name}/bias']
 
   layer = NGrammer(heads=2, clusters=8, vocabulary_size=50, dim=8, combine='add', dtype='float64')
-  part = {k: v for k, v in a.items() if '/ngrammer/' in k}
-  loaded = praxis.load_ngrammer(
-    {k.replace('ngrammer/', ''): v for k, v in part.items()}, layer, width=16
-  )
+  layer_arrays = {k.replace('ngrammer/', ''): v for k, v in a.items() if '/ngrammer/' in k}
+  loaded = praxis.load_ngrammer(layer_arrays, layer, width=16)
   embedded = a['param/embedding_lookup/emb_var'][tokens]
   x = np.asarray(jax.jit(layer.apply)(loaded, embedded)[0])
   angle = np.arange(7)[:, None] * np.exp(-np.arange(8) * np.log(10_000) / 7)
@@ -262,12 +267,12 @@ def test_an_untied_language_model_with_an_ngram_layer_is_loaded(x64):
   assert_close(logits, expected, 1e-9)
 
 
-def test_ngrammers_after_attention_have_the_names_of_praxis():
+def test_praxis_names_of_ngrammers_after_attention():
   ngram = model_config.NGramConfig(
     clusters=8, vocabulary_size=50, dim=4, layer='attention', pairing=('previous', 'attended')
   )
   config = model_config.ModelConfig(**LM_CONFIG | {'ngram': ngram})
-  with pytest.raises(errors.BadInput) as caught:
+  with pytest.raises(errors.BadInput) as error:
     praxis.load_language_model({}, config, 23)
   for i in range(2):
     prefix = f'transformer/x_layers_{i}/self_attention/ngrammer/'
@@ -276,18 +281,18 @@ def test_ngrammers_after_attention_have_the_names_of_praxis():
       'ngram_layer/ngram_table_1/emb_var (50, 4)',
       'ngram_layer/emb_layer_norm_0/scale (8,)',
     ):
-      assert f'missing: {prefix}{name}\n' in f'{caught.value}\n'
-  # All of them, and no other name, make the variables of the model.
-  listed = [line.split(': ')[1] for line in str(caught.value).splitlines()[1:]]
-  shapes = {line.split(' ')[0]: eval(line.split(' ', 1)[1]) for line in listed}
+      assert f'missing: {prefix}{name}\n' in f'{error.value}\n'
+  # The missing names are exactly those of the variables of the model.
+  missing = [line.split(': ')[1] for line in str(error.value).splitlines()[1:]]
+  shapes = {line.split(' ')[0]: eval(line.split(' ', 1)[1]) for line in missing}
   rng = np.random.default_rng(0)
   arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
   variables = praxis.load_language_model(arrays, config, 23)
   model = transformer.TransformerLM(config, 23)
   tokens, memory = np.zeros((1, 3), np.int32), transformer.empty_memory(config, 1)
-  wanted = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), tokens, memory)))
-  of_shapes = lambda tree: jax.tree.map(lambda leaf: leaf.shape, tree)
-  assert of_shapes(variables) == of_shapes(wanted)
+  expected = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), tokens, memory)))
+  get_shapes = lambda tree: jax.tree.map(lambda leaf: leaf.shape, tree)
+  assert get_shapes(variables) == get_shapes(expected)
   means = arrays['transformer/x_layers_1/self_attention/ngrammer/vq_layer/means']
   loaded = variables['codebook']['layer_1']['ngrammer']['quantizer']['centroids']
   assert_close(loaded, means.astype('float32'), 1e-6)
@@ -298,38 +303,37 @@ def test_ngrammers_after_attention_have_the_names_of_praxis():
   [
     (
       {'position': 'relative'},
-      "model.position='relative': theirs has 'rope' or 'sinusoid' or 'none'",
+      "model.position='relative' must be 'rope' or 'sinusoid' or 'none' for these weights",
     ),
-    ({'final_norm': False}, 'model.final_norm=False: theirs has True'),
+    ({'final_norm': False}, 'model.final_norm=False must be True for these weights'),
     (
       {'ngram': model_config.NGramConfig(orders=(2, 3), dim=2, distinct_start=True)},
-      'model.ngram.orders=(2, 3): theirs has (2,)\n'
-      'model.ngram.distinct_start=True: theirs has False',
+      'model.ngram.orders=(2, 3) must be (2,) for these weights\n'
+      'model.ngram.distinct_start=True must be False for these weights',
     ),
   ],
 )
-def test_a_model_that_praxis_has_not(fields, message):
+def test_unsupported_model_options_raise_bad_input(fields, message):
   config = model_config.ModelConfig(**LM_CONFIG | fields)
   with bad_input(message):
     praxis.load_language_model({}, config, 23)
 
 
-def test_a_layer_that_praxis_has_not():
+def test_unsupported_layer_options_raise_bad_input():
   layer = NGrammer(heads=2, clusters=None, vocabulary_size=50, orders=(3,), id_vocabulary=23)
   with bad_input(
-    'orders=(3,) and distinct_start=False: praxis has bi-grams, (2,), and cluster 0 before the '
-    'first token'
+    'orders=(3,) and distinct_start=False: praxis needs orders=(2,) and distinct_start=False'
   ):
     praxis.load_ngrammer({}, layer, width=16)
 
 
-def test_what_is_no_array_is_named(reference):
+def test_values_that_are_not_numeric_are_listed(reference):
   f = reference('lm_plain')
   arrays = {k: v for k, v in f.items() if k.startswith('param/')}
   arrays['param/final_ln/bias'] = 'zeros'
   arrays['param/final_ln/scale'] = [[1.0], [2.0, 3.0]]
   with bad_input(
-    '2 arrays do not fit a praxis language model. Check the config against them.\n'
-    '  not numbers: final_ln/scale\n  not numbers: final_ln/bias'
+    '2 arrays do not match a praxis language model. Check the config against the arrays.\n'
+    '  not numeric: final_ln/scale\n  not numeric: final_ln/bias'
   ):
     praxis.load_language_model(arrays, model_config.ModelConfig(**LM_CONFIG), 23)

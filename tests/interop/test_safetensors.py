@@ -1,4 +1,4 @@
-"""Out to safetensors and back, bit by bit."""
+"""Saves variables to safetensors files and loads them, bit-exact."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.interop import safetensors
 
 
-def test_everything_comes_back_as_it_was(tmp_path):
+def test_variables_round_trip(tmp_path):
   variables = {
     'params': {
       'layer_0': {'kernel': jax.random.normal(jax.random.key(0), (3, 4))},
@@ -18,13 +18,13 @@ def test_everything_comes_back_as_it_was(tmp_path):
     'codebook': {'usage': jnp.float32(0.25), 'ids': jnp.arange(6).reshape(2, 3)},
   }
   safetensors.save(variables, tmp_path / 'model.safetensors')
-  back = safetensors.load(tmp_path / 'model.safetensors')
-  assert jax.tree.map(lambda x: x.dtype, back) == jax.tree.map(lambda x: x.dtype, variables)
-  jax.tree.map(np.testing.assert_array_equal, back, variables)
+  loaded = safetensors.load(tmp_path / 'model.safetensors')
+  assert jax.tree.map(lambda x: x.dtype, loaded) == jax.tree.map(lambda x: x.dtype, variables)
+  jax.tree.map(np.testing.assert_array_equal, loaded, variables)
 
 
-def test_a_damaged_file_is_named(tmp_path):
-  (tmp_path / 'model').write_bytes(b'nothing of the kind')
-  for name in ('model', 'none'):
+def test_corrupt_or_missing_file_raises_bad_input(tmp_path):
+  (tmp_path / 'model').write_bytes(b'not a safetensors file')
+  for name in ('model', 'missing'):
     with pytest.raises(errors.BadInput, match=f'{tmp_path}/{name} cannot be read as safetensors'):
       safetensors.load(tmp_path / name)

@@ -38,7 +38,7 @@ NAMES = list(MODELS)
 
 def config_of(name, carry=True, dtype='float64', **fields):
   r = recurrent_config.RecurrentConfig(carry_memory=carry, **MODELS[name])
-  how = attention_lstm.SWITCHES | {'dtype': dtype, 'width': W} | fields
+  how = attention_lstm.MODEL_OPTIONS | {'dtype': dtype, 'width': W} | fields
   config = model_config.ModelConfig(recurrent=r, **how)
   config.check()
   return config
@@ -232,7 +232,7 @@ def test_a_uniform_model_has_the_perplexity_of_its_vocabulary():
 )
 def test_parameters_begin_as_in_the_paper(fields):
   r = recurrent_config.RecurrentConfig(hidden=60, **fields)
-  config = model_config.ModelConfig(width=30, recurrent=r, **attention_lstm.SWITCHES)
+  config = model_config.ModelConfig(width=30, recurrent=r, **attention_lstm.MODEL_OPTIONS)
   model, memory = language_model.build(config, 50), language_model.empty_memory(config, 1)
   init = jax.jit(lambda key: nn.unbox(model.init(key, np.zeros((1, 1), np.int32), memory)))
   params = jax.tree.map(np.asarray, init(jax.random.key(0))['params'])
@@ -264,7 +264,7 @@ def test_parameters_are_those_of_the_paper_and_of_the_model(name):
   fields, count = PUBLISHED[name]
   r = recurrent_config.RecurrentConfig(**fields)
   assert r.parameters(300, 77_000) == count
-  config = model_config.ModelConfig(width=300, recurrent=r, **attention_lstm.SWITCHES)
+  config = model_config.ModelConfig(width=300, recurrent=r, **attention_lstm.MODEL_OPTIONS)
   model, memory = language_model.build(config, 77_000), language_model.empty_memory(config, 1)
   shapes = jax.eval_shape(
     lambda: model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32), memory)
