@@ -19,7 +19,7 @@ from ngrammer_jax.decoding import generation, sampling
 from ngrammer_jax.models import language_model
 
 
-def cached(run, context: int, rows: int, steps: int, how: sampling.Sampling) -> float:
+def cached(run, context: int, rows: int, steps: int, how: sampling.SamplingConfig) -> float:
   """Seconds for a token of every row."""
   generator = generation.Generator(run.model, run.mesh, context, rows)
   prompts = [np.array([run.vocabulary.document_start])] * rows
@@ -64,7 +64,7 @@ def main() -> None:
   parser.add_argument('--steps', type=int, default=100, help='timed, of the cached decoding')
   options = parser.parse_args()
   run = ngrammer_jax.load_run(options.workdir)
-  greedy, drawn = sampling.Sampling(0), sampling.Sampling(0.8, 40, 0.95)
+  greedy, drawn = sampling.SamplingConfig(0), sampling.SamplingConfig(0.8, 40, 0.95)
   print(f'{jax.device_count()} {jax.devices()[0].device_kind}, tokens/s of all rows')
   print(f'{"rows":>5}{"context":>9}{"greedy":>9}{"drawn":>9}{"again":>9}{"times":>8}')
   for rows, context in itertools.product(options.rows, options.contexts):

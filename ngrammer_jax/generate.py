@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
   generate = functools.partial(
     run.completions,
     prompts,
-    sampling.Sampling(options.temperature, options.top_k, options.top_p),
+    sampling.SamplingConfig(options.temperature, options.top_k, options.top_p),
     options.tokens,
     options.seed,
     options.context,

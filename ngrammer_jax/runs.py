@@ -16,7 +16,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, files, hosts, progress, sharding
 from ngrammer_jax.data import corpora, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
-from ngrammer_jax.decoding import continuation, generation, sampling
+from ngrammer_jax.decoding import detokenizer, generation, sampling
 from ngrammer_jax.evaluation import cloze, language_modeling, scoring
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import heads, language_model
@@ -263,7 +263,7 @@ class Run:
     Args:
       prompts: the texts; '' begins a new document.
       tokens: to add, at most; a document may end earlier.
-      temperature, top_k, top_p: see `decoding.sampling.Sampling`; temperature 0 is greedy.
+      temperature, top_k, top_p: see `decoding.sampling.SamplingConfig`; temperature 0 is greedy.
       seed: prompt number i, from 0, draws with seed + i, whatever the other prompts are.
       context: tokens that a token is predicted from, at most. None: the segment length of the
         evaluation and, where the model has one, its memory.
@@ -273,13 +273,13 @@ class Run:
       BadInput: a prompt does not fit the context, or a value is impossible.
     """
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-    how = sampling.Sampling(temperature, top_k, top_p)
+    how = sampling.SamplingConfig(temperature, top_k, top_p)
     return list(self.completions(prompts, how, tokens, seed, context, on_text))
 
   def completions(
     self,
     prompts: Sequence[str],
-    how: sampling.Sampling,
+    how: sampling.SamplingConfig,
     tokens: int,
     seed: int = 0,
     context: int | None = None,
@@ -308,19 +308,21 @@ class Run:
       logging.info('a token is predicted from the last %s tokens, the context', f'{context:,}')
     for first in range(0, len(ids), ROWS):
       rows = range(first, min(first + ROWS, len(ids)))
-      texts = [continuation.Continuation(self.vocabulary, ids[row][1:], tokens) for row in rows]
+      texts = [
+        detokenizer.IncrementalDetokenizer(self.vocabulary, ids[row][1:], tokens) for row in rows
+      ]
       generator = self._generator(context, _rows(len(rows)))
       seeds = [seed + row for row in rows]
       for token_B in generator(*self._serving, [ids[row] for row in rows], seeds, how):
         for row, text, token in zip(rows, texts, token_B.tolist(), strict=True):
-          if not text.done:
+          if not text.is_done:
             grown = text.add(token)
             if on_text is not None:
               on_text(row, grown)
-        if all(text.done for text in texts):
+        if all(text.is_done for text in texts):
           break
       for row, text in zip(rows, texts, strict=True):
-        yield Completion(prompts[row], text.text, text.tokens, text.ended, seed + row)
+        yield Completion(prompts[row], text.text, text.tokens, text.document_ended, seed + row)
 
   @functools.cached_property
   def _serving(self) -> tuple[Any, Any]:

@@ -143,7 +143,7 @@ def test_what_cannot_be_generated(run):
     ({'prompts': 'a', 'top_p': 0.0}, 'top_p=0.0 must be above 0 and at most 1'),
     (
       {'prompts': 'a', 'temperature': -1},
-      'temperature=-1 must be at least 0 (0 takes the most likely token)',
+      'temperature=-1 must be at least 0 (0 selects greedy decoding)',
     ),
   ):
     with bad_input(message):

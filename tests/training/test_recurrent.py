@@ -138,7 +138,7 @@ def test_greedy_takes_what_one_pass_finds_most_likely(x64, name):
   mesh = sharding.make_mesh(-1)
   prompts = [np.array([0, 3, 5]), np.array([0]), np.arange(9) % models.V]
   generator = generation.Generator(model, mesh, recurrent_config.UNBOUNDED, 3)
-  stream = generator(variables['params'], {}, prompts, [0, 1, 2], sampling.Sampling(0))
+  stream = generator(variables['params'], {}, prompts, [0, 1, 2], sampling.SamplingConfig(0))
   made = np.stack(list(itertools.islice(stream, 5)), axis=1)
   log_probs = log_probs_of(config, model, variables)
   for prompt, tokens in zip(prompts, made, strict=True):

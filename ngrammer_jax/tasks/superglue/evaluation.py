@@ -131,7 +131,7 @@ class Evaluator:
 
   def _written(self, params, codebook, name, examples, report):
     labels, texts = formats.task(name).labels, []
-    greedy, rows = sampling.Sampling(temperature=0.0), self._generate.rows
+    greedy, rows = sampling.SamplingConfig(temperature=0.0), self._generate.rows
     for first in range(0, len(examples), rows):
       group = examples[first : first + rows]
       prompts = [self._prefix(example) for example in group]
