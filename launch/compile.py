@@ -160,7 +160,7 @@ def report(config: experiment.Config, V: int, mesh: jax.sharding.Mesh, name: str
   program = hlo.Program(compiled.as_text(), dict(mesh.shape))
   found['bytes'] = program.bytes_moved()
   found['collectives'] = [
-    dataclasses.asdict(each) | {'sent': each.sent} for each in program.collectives()
+    dataclasses.asdict(each) | {'sent': each.bytes_sent} for each in program.collectives()
   ]
   estimate = compiled.cost_analysis().get('optimal_seconds', 0)
   found['compiler_seconds'] = estimate if estimate > 0 else None  # of every loop one turn

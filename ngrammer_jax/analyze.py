@@ -57,15 +57,15 @@ def _curve(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import curve, figures
 
   figure = options.figure or options.workdir[0] / 'curve.png'
-  with figures.saved(figure) as axes:
-    curve.draw(options.workdir, axes)
+  with figures.saved_figure(figure) as axes:
+    curve.plot(options.workdir, axes)
   print(f'written to {figure}')
 
 
 def _checkpoint(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import checkpoints
 
-  print(checkpoints.table(options.workdir, options.step and flags.step(options.step)))
+  print(checkpoints.format_table(options.workdir, options.step and flags.step(options.step)))
 
 
 def _clusters(options: argparse.Namespace) -> None:
@@ -89,7 +89,7 @@ def _attention(options: argparse.Namespace) -> None:
 def _cloze(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import cloze
 
-  print(cloze.table(cloze.compare(options.workdir, options.results)))
+  print(cloze.format_table(cloze.compare(options.workdir, options.results)))
   print(
     f'first {options.workdir[0]}, second {options.workdir[1]}; p of the strict ones: McNemar, exact'
   )
@@ -103,12 +103,12 @@ def _of_run(options, analysis, **size) -> None:
   figure = options.figure or options.workdir / f'{options.analysis}.png'
   run = runs.load_run(options.workdir, flags.step(options.step))
   run.split(options.split)  # a wrong name is found before anything is loaded
-  with figures.saved(figure, **size) as axes:
-    result = analysis.analyse(run, options.split)
-    analysis.draw(result, axes)
+  with figures.saved_figure(figure, **size) as axes:
+    result = analysis.analyze(run, options.split)
+    analysis.plot(result, axes)
   path = options.workdir / f'{options.analysis}.json'
   files.write(path, json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + '\n')
-  print(analysis.table(result))
+  print(analysis.format_table(result))
   print(f'all of it in {path}, figure in {figure}')
 
 

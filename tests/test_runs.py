@@ -62,7 +62,9 @@ def test_a_folder_that_is_no_run(tmp_path):
     f'--workdir={tmp_path} holds no config.json: not a run of ngrammer_jax.train, or none yet'
   ):
     runs.load_run(tmp_path)
-  with bad_input(f'--workdir={tmp_path} holds no metrics.jsonl: not a run, or not begun'):
+  with bad_input(
+    f'--workdir={tmp_path} has no metrics.jsonl: not a run directory, or training has not started'
+  ):
     analyze.main(['curve', f'--workdir={tmp_path}'])
 
 

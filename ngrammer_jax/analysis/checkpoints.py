@@ -1,4 +1,4 @@
-"""The checkpoints of a run, every byte of them read."""
+"""Table of the checkpoints of a run; every file is read and verified."""
 
 import pathlib
 
@@ -6,36 +6,40 @@ from ngrammer_jax import errors
 from ngrammer_jax.training import checkpoints, manifest, workdirs
 
 
-def table(workdir: pathlib.Path, arrays_of: int | str | None = None) -> str:
-  """Which checkpoints there are and which are good; then the arrays of one of them.
+def format_table(workdir: pathlib.Path, arrays_step: int | str | None = None) -> str:
+  """Lists the checkpoints and whether they are good, then the arrays of one checkpoint.
 
   Args:
-    workdir: of the run.
-    arrays_of: a step, `newest` or `best`. None: no arrays.
+    workdir: run directory.
+    arrays_step: the checkpoint whose arrays are listed: a step, `newest` or `best`. None: none.
+
+  Raises:
+    BadInput: not a run directory, no such checkpoint, or its manifest cannot be read.
   """
-  workdirs.load_config(workdir)  # or it is no run
+  workdirs.load_config(workdir)  # raises if this is not a run directory
   steps, best = checkpoints.steps(workdir), checkpoints.best_step(workdir)
-  named = {'newest': max(steps, default=None), 'best': best}
-  chosen = named.get(arrays_of, arrays_of)
-  if not steps or (arrays_of is not None and chosen not in steps):
-    of = '' if not steps else f' of --step={arrays_of}'
-    raise errors.BadInput(f'--workdir={workdir} has no checkpoint{of}')
+  step_by_name = {'newest': max(steps, default=None), 'best': best}
+  selected = step_by_name.get(arrays_step, arrays_step)
+  if not steps or (arrays_step is not None and selected not in steps):
+    suffix = f' of --step={arrays_step}' if steps else ''
+    raise errors.BadInput(f'--workdir={workdir} has no checkpoint{suffix}')
   lines = [f'{"step":>9}{"MB":>10}  {"saved (UTC)":<21}{"validation":<12}{"checksum":<18}state']
   for step in steps:
     try:
-      known = checkpoints.verify(workdir, step)
+      checkpoint = checkpoints.verify(workdir, step)
     except manifest.Damaged as error:
       lines.append(f'{step:>9,}{"":>10}  {"":<21}{"":<12}{"":<18}damaged: {error}')
       continue
-    loss = '' if known.validation is None else f'{known.validation:.4f}'
+    loss = '' if checkpoint.validation is None else f'{checkpoint.validation:.4f}'
     state = 'good, best' if step == best else 'good'
-    saved = known.saved_at.removesuffix('+00:00')
-    size = f'{known.size / 1e6:,.1f}'
-    lines.append(f'{step:>9,}{size:>10}  {saved:<21}{loss:<12}{known.checksum:<18}{state}')
-  if chosen is not None:
+    saved_at = checkpoint.saved_at.removesuffix('+00:00')
+    size = f'{checkpoint.size / 1e6:,.1f}'
+    row = f'{step:>9,}{size:>10}  {saved_at:<21}{loss:<12}{checkpoint.checksum:<18}{state}'
+    lines.append(row)
+  if selected is not None:
     try:
-      leaves = manifest.read(workdir / 'checkpoints' / str(chosen)).leaves
+      leaves = manifest.read(workdir / 'checkpoints' / str(selected)).leaves
     except manifest.Damaged as error:
-      raise errors.BadInput(f'--step={arrays_of}: checkpoint {chosen}: {error}') from error
-    lines += [f'{sum_}  {name} {dtype}{shape}' for name, (dtype, shape, sum_) in leaves.items()]
+      raise errors.BadInput(f'--step={arrays_step}: checkpoint {selected}: {error}') from error
+    lines += [f'{digest}  {name} {dtype}{shape}' for name, (dtype, shape, digest) in leaves.items()]
   return '\n'.join(lines)

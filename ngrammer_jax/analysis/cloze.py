@@ -1,9 +1,9 @@
-"""Two runs on the same questions: is one better, or is it chance?
+"""Paired comparison of two runs on the same cloze questions.
 
-Accuracies of two models on 2,500 questions have to differ by about 0.04 before their intervals come
-apart. Compared question by question, far smaller differences tell: McNemar's exact test looks at
-the questions that only one of the two answers right, which fall to either side alike if neither is
-better.
+With 2,500 questions, the confidence intervals of two accuracies overlap unless they differ by about
+0.04. McNemar's exact test detects far smaller differences: it compares question by question and
+uses only the questions that exactly one of the two runs answers correctly. If neither run is
+better, these are equally likely to favor either run.
 """
 
 import json
@@ -13,22 +13,22 @@ from typing import Any
 from ngrammer_jax import errors, files
 
 
-def read(workdir: pathlib.Path, name: str) -> dict[tuple[str, str, int], float]:
-  """The point that a run has for each question, by kind, file and line.
+def read_points(workdir: pathlib.Path, name: str) -> dict[tuple[str, str, int], float]:
+  """Reads the point of a run for each question, by kind, file and line.
 
   Args:
-    workdir: of the run.
-    name: of its answers, as in evaluation/<name>.jsonl.
+    workdir: run directory.
+    name: name of the answers file, as in evaluation/<name>.jsonl.
 
   Raises:
-    BadInput: they are not there, or damaged.
+    BadInput: the file does not exist or is corrupt.
   """
   files.reach(workdir)
   path = workdir / 'evaluation' / f'{name}.jsonl'
   if not path.exists():
     raise errors.BadInput(
-      f'--workdir={workdir} has no answers evaluation/{name}.jsonl: python -m '
-      f'ngrammer_jax.evaluate --cloze writes them, or --results names others'
+      f'--workdir={workdir} has no answers in evaluation/{name}.jsonl: run python -m '
+      f'ngrammer_jax.evaluate --cloze, or select another file with --results'
     )
   points = {}
   for number, line in enumerate(path.read_text(encoding='utf-8').split('\n'), 1):
@@ -39,28 +39,32 @@ def read(workdir: pathlib.Path, name: str) -> dict[tuple[str, str, int], float]:
       points[answer['kind'], answer['file'], int(answer['line'])] = float(answer['point'])
     except (ValueError, KeyError, TypeError) as error:
       raise errors.BadInput(
-        f'{path}, line {number} is no answer ({type(error).__name__}: {error}): evaluate again'
+        f'{path}, line {number} is not a valid answer ({type(error).__name__}: {error}): '
+        f'run the evaluation again'
       ) from error
   return points
 
 
 def compare(workdirs: list[pathlib.Path], name: str) -> dict[str, dict[str, Any]]:
-  """For every kind of question, the accuracies of two runs and how likely chance is.
+  """Compares the accuracies of two runs for each kind of question.
 
-  `only_first` and `only_second` count questions that one run answers right and the other does not,
-  and `p` is of McNemar's exact test, two-sided. A shared point is not right there, so the test is
-  of the strict accuracies.
+  `only_first` and `only_second` count the questions that one run answers correctly and the other
+  does not; `p` is the two-sided p-value of McNemar's exact test. A shared point does not count as
+  correct there, so the test compares the strict accuracies.
 
   Raises:
-    BadInput: not two runs, or not of the same questions.
+    BadInput: not exactly two runs, or runs with different questions.
   """
   if len(workdirs) != 2:
-    raise errors.BadInput(f'two runs are compared: give --workdir twice, not {len(workdirs)} times')
-  first, second = (read(workdir, name) for workdir in workdirs)
+    raise errors.BadInput(
+      f'cloze compares two runs: pass --workdir twice, not {len(workdirs)} times'
+    )
+  first, second = (read_points(workdir, name) for workdir in workdirs)
   if first.keys() != second.keys() or not first:
     raise errors.BadInput(
-      f'{workdirs[0]} and {workdirs[1]} have not answered the same questions: {len(first):,} and '
-      f'{len(second):,}, {len(first.keys() & second.keys()):,} in common; evaluate both alike'
+      f'{workdirs[0]} and {workdirs[1]} answered different questions: {len(first):,} and '
+      f'{len(second):,}, {len(first.keys() & second.keys()):,} in common; evaluate both with the '
+      f'same options'
     )
   result = {}
   for kind in dict.fromkeys(key[0] for key in first):
@@ -80,26 +84,26 @@ def compare(workdirs: list[pathlib.Path], name: str) -> dict[str, dict[str, Any]
   return result
 
 
-def mcnemar(one: int, other: int) -> float:
-  """How likely counts at least as unequal are where either side is as likely, exactly."""
-  count, term, total = one + other, 1, 0
-  for k in range(min(one, other) + 1):
+def mcnemar(only_first: int, only_second: int) -> float:
+  """Returns the two-sided p-value of McNemar's exact test: a binomial test with probability 1/2."""
+  count, term, total = only_first + only_second, 1, 0
+  for k in range(min(only_first, only_second) + 1):
     total += term
     term = term * (count - k) // (k + 1)
   return min(1.0, 2 * total / 2**count)
 
 
-def table(result: dict[str, dict[str, Any]]) -> str:
-  """The result of `compare`, to read."""
+def format_table(result: dict[str, dict[str, Any]]) -> str:
+  """Formats the result of `compare` as a table."""
   lines = [
     f'{"":<20}{"":>10}{"accuracy":>18}{"strict":>18}{"right alone":>18}',
     f'{"kind":<20}{"questions":>10}' + f'{"first":>9}{"second":>9}' * 3 + f'{"p":>10}',
   ]
   for kind, r in result.items():
-    shares = (r[key] for key in ('first', 'second', 'first_strict', 'second_strict'))
+    accuracies = (r[key] for key in ('first', 'second', 'first_strict', 'second_strict'))
     lines.append(
       f'{kind:<20}{r["questions"]:>10,}'
-      + ''.join(f'{share:>9.4f}' for share in shares)
+      + ''.join(f'{accuracy:>9.4f}' for accuracy in accuracies)
       + f'{r["only_first"]:>9,}{r["only_second"]:>9,}{r["p"]:>10.2g}'
     )
   return '\n'.join(lines)

@@ -1,4 +1,4 @@
-"""The loss of runs by step."""
+"""Loss curves of runs."""
 
 import pathlib
 from typing import Any
@@ -8,18 +8,20 @@ from ngrammer_jax.training import writers
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, float]]:
-  """The records of metrics.jsonl. Raises BadInput where there are none."""
+  """Reads metrics.jsonl. Raises BadInput if it does not exist or has no logged step."""
   files.reach(workdir)
   if not (workdir / 'metrics.jsonl').exists():
-    raise errors.BadInput(f'--workdir={workdir} holds no metrics.jsonl: not a run, or not begun')
+    raise errors.BadInput(
+      f'--workdir={workdir} has no metrics.jsonl: not a run directory, or training has not started'
+    )
   records = [record for _, record in writers.lines(workdir)]
   if not any('loss' in r for r in records):
     raise errors.BadInput(f'--workdir={workdir} has logged no step yet')
   return records
 
 
-def draw(workdirs: list[pathlib.Path], axes: Any) -> None:
-  """Draws the loss of some runs, in nats per token, by step."""
+def plot(workdirs: list[pathlib.Path], axes: Any) -> None:
+  """Plots the training and validation loss of runs, in nats per token, by step."""
   for workdir in workdirs:
     records = read_metrics(workdir)
     train = [(r['step'], r['loss']) for r in records if 'loss' in r]

@@ -1,4 +1,4 @@
-"""Figures, drawn without a screen."""
+"""Figures, rendered without a display."""
 
 from collections.abc import Iterator
 import contextlib
@@ -10,8 +10,13 @@ from ngrammer_jax import errors, files
 
 
 @contextlib.contextmanager
-def saved(path: pathlib.Path, panels: int = 1, width: float = 6.4) -> Iterator[Any]:
-  """Axes to draw in, one for each panel side by side; what was drawn is saved at the end.
+def saved_figure(path: pathlib.Path, panels: int = 1, width: float = 6.4) -> Iterator[Any]:
+  """Yields the axes of a figure and saves the figure on exit.
+
+  Args:
+    path: image file; its suffix selects the format.
+    panels: number of axes, side by side. For more than one, an array of axes is yielded.
+    width: width in inches.
 
   Raises:
     BadInput: Matplotlib is not installed, or the file cannot be written.
@@ -24,23 +29,23 @@ def saved(path: pathlib.Path, panels: int = 1, width: float = 6.4) -> Iterator[A
   matplotlib.use('agg')
   from matplotlib import pyplot
 
-  canvas, axes = pyplot.subplots(1, panels, figsize=(width, 3.6), layout='constrained')
+  figure, axes = pyplot.subplots(1, panels, figsize=(width, 3.6), layout='constrained')
 
   def save():
     try:
       files.make(path.parent)
       if not files.stored(path):
-        canvas.savefig(path, dpi=150)
+        figure.savefig(path, dpi=150)
         return
-      drawn = io.BytesIO()
-      canvas.savefig(drawn, dpi=150, format=path.suffix[1:])
-      files.write(path, drawn.getvalue())
+      image = io.BytesIO()
+      figure.savefig(image, dpi=150, format=path.suffix[1:])
+      files.write(path, image.getvalue())
     except (OSError, ValueError) as error:
       raise errors.BadInput(f'--figure={path} cannot be written: {error}') from error
 
   try:
-    save()  # while nothing is wasted yet
+    save()  # reports an unwritable path before the analysis runs
     yield axes
     save()
   finally:
-    pyplot.close(canvas)
+    pyplot.close(figure)

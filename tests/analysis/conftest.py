@@ -1,4 +1,4 @@
-"""Runs with random variables: what is found in a run is compared with what was put in."""
+"""Fixture for runs with random variables."""
 
 import json
 import types
@@ -8,9 +8,9 @@ import pytest
 
 @pytest.fixture
 def untrained(tmp_path, cache, monkeypatch):
-  """Makes the workdir of a run of a config that has a text, with random variables, at step 4.
+  """Returns a function that creates the run directory of a config with random variables at step 4.
 
-  `change` takes the parameters and the codebook, and changes them in place.
+  `modify` changes the parameters and the codebook in place.
   """
   import numpy as np
 
@@ -20,7 +20,7 @@ def untrained(tmp_path, cache, monkeypatch):
   from ngrammer_jax.models import language_model
   from tests import checks
 
-  def made(config, change=lambda params, codebook: None):
+  def create_run(config, modify=lambda params, codebook: None):
     config.check()
     corpus, workdir = token_cache.prepare(config.data), tmp_path / 'run'
     workdir.mkdir()
@@ -31,9 +31,9 @@ def untrained(tmp_path, cache, monkeypatch):
     memory = language_model.empty_memory(config.model, 1)
     variables = checks.random_variables(model, np.zeros((1, 1), np.int32), memory)
     params, codebook = variables['params'], variables.get('codebook', {})
-    change(params, codebook)
+    modify(params, codebook)
     state = types.SimpleNamespace(step=4, params=params, codebook=codebook)
     monkeypatch.setattr(runs.Run, 'state', state)
     return workdir
 
-  return made
+  return create_run

@@ -1,4 +1,4 @@
-"""What is read from compiled programs is what they do."""
+"""Compares the statistics of compiled programs with expected values."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ L, B, D = 6, 4096, 64
 
 
 def layers(x_BxD, w_LxDxD, loop):
-  """As many matrix products, in a loop or one after the other."""
+  """Applies L layers in a scan or unrolled."""
   layer = lambda x_BxD, w_DxD: jnp.tanh(x_BxD @ w_DxD)
   if loop:
     return jax.lax.scan(lambda x, w: (layer(x, w), None), x_BxD, w_LxDxD)[0]
@@ -23,25 +23,25 @@ def layers(x_BxD, w_LxDxD, loop):
 
 
 @pytest.mark.parametrize('loop', [True, False])
-def test_flops_are_those_of_all_turns_of_a_loop_and_of_what_is_computed_again(loop):
+def test_flops_include_loop_iterations_and_rematerialization(loop):
   x, w = jnp.zeros((B, D)), jnp.zeros((L, D, D))
-  one = 2 * B * D * D
+  layer_flops = 2 * B * D * D
   count = lambda function: hlo.flops(jax.make_jaxpr(function)(x, w).jaxpr)
   forward = lambda x, w: layers(x, w, loop).sum()
-  assert count(forward) == L * one
-  assert count(jax.grad(forward, 1)) == pytest.approx(3 * L * one, rel=1 / L)
-  again = jax.grad(jax.checkpoint(forward), 1)
-  assert count(again) == pytest.approx(4 * L * one, rel=1 / L)
+  assert count(forward) == L * layer_flops
+  assert count(jax.grad(forward, 1)) == pytest.approx(3 * L * layer_flops, rel=1 / L)
+  rematerialized = jax.grad(jax.checkpoint(forward), 1)
+  assert count(rematerialized) == pytest.approx(4 * L * layer_flops, rel=1 / L)
 
 
-def test_of_a_choice_the_most_expensive_counts():
+def test_flops_of_a_conditional_are_those_of_the_most_expensive_branch():
   x, w = jnp.zeros((B, D)), jnp.zeros((D, D))
-  either = lambda x, w: jax.lax.cond(x.sum() > 0, lambda: x @ w @ w, lambda: x @ w)
-  assert hlo.flops(jax.make_jaxpr(either)(x, w).jaxpr) == 4 * B * D * D
+  conditional = lambda x, w: jax.lax.cond(x.sum() > 0, lambda: x @ w @ w, lambda: x @ w)
+  assert hlo.flops(jax.make_jaxpr(conditional)(x, w).jaxpr) == 4 * B * D * D
 
 
-def test_of_a_kernel_every_block_counts():
-  """Forward two products; backward five, and the two of before again by each of its kernels."""
+def test_flops_of_a_kernel_include_every_block():
+  """Two products forward; five backward, plus two recomputed products in the backward kernels."""
   q = jnp.zeros((2, 1024, 4, 128))
   attend = lambda q: flash.attend('splash', q, q, q, jnp.zeros((2, 1024), int)).sum()
   product = 2 * 2 * 4 * 1024 * 1024 * 128
@@ -50,46 +50,46 @@ def test_of_a_kernel_every_block_counts():
   assert count(jax.grad(attend)) == pytest.approx((2 + 7) * product, rel=0.001)
 
 
-def compiled(loop, mesh, spec_of_x, spec_of_w):
-  place = lambda *spec: jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
-  like = lambda shape, *spec: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=place(*spec))
-  given = like((B, D), *spec_of_x), like((L, D, D), *spec_of_w)
-  run = jax.jit(lambda x, w: layers(x, w, loop), out_shardings=place(*spec_of_x))
-  return run.lower(*given).compile()
+def compile_layers(loop, mesh, x_spec, w_spec):
+  named = lambda *spec: jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+  abstract = lambda shape, *spec: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=named(*spec))
+  x, w = abstract((B, D), *x_spec), abstract((L, D, D), *w_spec)
+  run = jax.jit(lambda x, w: layers(x, w, loop), out_shardings=named(*x_spec))
+  return run.lower(x, w).compile()
 
 
 @pytest.mark.parametrize('loop', [True, False])
-def test_collectives_and_the_axes_and_turns_of_loops_they_belong_to(loop):
-  """The columns of x are spread over `model`: each product is summed there."""
+def test_collectives_have_their_mesh_axes_and_loop_iterations(loop):
+  """The columns of x are sharded over `model`, so each product is reduced over `model`."""
   mesh = sharding.make_mesh(2, 1, 4)
-  made = compiled(loop, mesh, ('data', 'model'), (None, 'model', None))
-  found = hlo.Program(made.as_text(), dict(mesh.shape)).collectives()
-  summed = [each for each in found if each.kind in ('all-reduce', 'reduce-scatter')]
-  assert {each.axes for each in summed} == {('model',)} and {each.devices for each in summed} == {4}
-  assert sum(each.times for each in summed) == L
-  (reduced,) = {each.size for each in summed}
-  assert reduced == B // 2 * D * 4
-  whole = next(each for each in summed if each.kind == 'all-reduce')
-  assert whole.sent == 2 * 3 / 4 * reduced * whole.times
+  program = compile_layers(loop, mesh, ('data', 'model'), (None, 'model', None))
+  collectives = hlo.Program(program.as_text(), dict(mesh.shape)).collectives()
+  reductions = [c for c in collectives if c.kind in ('all-reduce', 'reduce-scatter')]
+  assert {c.axes for c in reductions} == {('model',)} and {c.devices for c in reductions} == {4}
+  assert sum(c.times for c in reductions) == L
+  (size,) = {c.size for c in reductions}
+  assert size == B // 2 * D * 4
+  all_reduce = next(c for c in reductions if c.kind == 'all-reduce')
+  assert all_reduce.bytes_sent == 2 * 3 / 4 * size * all_reduce.times
 
 
-def test_a_weight_that_is_spread_over_the_batch_is_gathered_there():
+def test_weights_sharded_over_fsdp_are_gathered_over_fsdp():
   mesh = sharding.make_mesh(1, 8, 1)
-  made = compiled(False, mesh, (('data', 'fsdp'), None), (None, 'fsdp', None))
-  gathers = hlo.Program(made.as_text(), dict(mesh.shape)).collectives()
-  gathers = [each for each in gathers if each.kind == 'all-gather']
-  assert {each.axes for each in gathers} == {('fsdp',)}
-  assert sum(each.times * each.size for each in gathers) == L * D * D * 4
+  program = compile_layers(False, mesh, (('data', 'fsdp'), None), (None, 'fsdp', None))
+  collectives = hlo.Program(program.as_text(), dict(mesh.shape)).collectives()
+  gathers = [c for c in collectives if c.kind == 'all-gather']
+  assert {c.axes for c in gathers} == {('fsdp',)}
+  assert sum(c.times * c.size for c in gathers) == L * D * D * 4
 
 
-def test_bytes_are_those_of_the_compiler_and_loops_count_as_often_as_they_run():
-  alone = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), sharding.AXES)
+def test_bytes_moved_match_the_compiler_and_include_loop_iterations():
+  single_device = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), sharding.AXES)
   moved = {}
   for loop in (True, False):
-    made = compiled(loop, alone, (), ())
-    moved[loop] = hlo.Program(made.as_text(), dict(alone.shape)).bytes_moved()
+    program = compile_layers(loop, single_device, (), ())
+    moved[loop] = hlo.Program(program.as_text(), dict(single_device.shape)).bytes_moved()
     if not loop:
-      assert moved[loop] == pytest.approx(made.cost_analysis()['bytes accessed'], rel=0.2)
+      assert moved[loop] == pytest.approx(program.cost_analysis()['bytes accessed'], rel=0.2)
   assert moved[True] == pytest.approx(moved[False], rel=0.5)
   assert moved[True] > L * D * D * 4  # all weights
 
@@ -128,11 +128,12 @@ ENTRY %main (x: (s32[], f32[8])) -> (s32[], f32[8]) {
 """  # noqa: E501
 
 
-def test_a_loop_in_a_loop_runs_as_often_as_both_together():
-  """The outer one as its condition says, the inner one as the compiler knows."""
-  (found,) = hlo.Program(LOOPS, {'data': 2}).collectives()
-  assert (found.kind, found.axes, found.size, found.times) == ('all-reduce', ('data',), 32, 15)
-  # Of the inner one what is summed is read, and the sum written.
+def test_trip_counts_of_nested_loops_multiply():
+  """The outer trip count is read from the condition, the inner one from the backend config."""
+  (collective,) = hlo.Program(LOOPS, {'data': 2}).collectives()
+  assert (collective.kind, collective.axes) == ('all-reduce', ('data',))
+  assert (collective.size, collective.times) == (32, 15)
+  # Each inner iteration reads the operand and writes the result of the all-reduce.
   assert hlo.Program(LOOPS, {'data': 2}).bytes_moved() == 15 * 2 * 32
 
 
@@ -147,5 +148,5 @@ def test_a_loop_in_a_loop_runs_as_often_as_both_together():
     ('replica_groups={}, x', [[0, 1, 2, 3]]),
   ],
 )
-def test_who_is_in_a_group(text, groups):
-  assert hlo._groups(text, 4) == groups
+def test_device_groups(text, groups):
+  assert hlo._device_groups(text, 4) == groups

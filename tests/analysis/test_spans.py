@@ -1,4 +1,4 @@
-"""Spans and persistent vectors of a run, and the verb."""
+"""Spans and persistent vectors of a run, and `analyze spans`."""
 
 import json
 
@@ -18,18 +18,18 @@ MODEL = {
 }
 
 
-def verb(workdir, capsys):
-  """What the verb writes and prints."""
+def analyze_spans(workdir, capsys):
+  """Runs `analyze spans` and returns the JSON and the printed text."""
   assert analyze.main(['spans', f'--workdir={workdir}']) == 0
   assert (workdir / 'spans.png').stat().st_size > 1000
   return json.loads((workdir / 'spans.json').read_text()), capsys.readouterr().out
 
 
 def test_adaptive_spans_and_the_share_of_persistent_vectors(tiny, untrained, capsys):
-  """Queries are zeros, so that all that a head sees weighs as much as the span lets it."""
+  """With zero queries, attention is proportional to the span mask."""
   shares_LxN = np.array([[0.0, 0.25], [0.7, 0.95]])
 
-  def change(params, codebook):
+  def modify(params, codebook):
     for layer, share_N in enumerate(shares_LxN):
       attention = params[f'layer_{layer}']['attention']
       attention['span']['span'] = share_N.astype(np.float32)
@@ -38,10 +38,10 @@ def test_adaptive_spans_and_the_share_of_persistent_vectors(tiny, untrained, cap
   span = model_config.SpanConfig(limit=LIMIT, ramp=RAMP, initial=0.25)
   persistent = model_config.PersistentConfig(VECTORS)
   model = MODEL | {'span': span, 'persistent': persistent}
-  result, printed = verb(untrained(tiny(model), change), capsys)
+  result, printed = analyze_spans(untrained(tiny(model), modify), capsys)
   assert result['step'] == 4 and (result['limit'], result['ramp']) == (LIMIT, RAMP)
   np.testing.assert_allclose(result['spans'], np.minimum(LIMIT * shares_LxN + RAMP, LIMIT))
-  assert result['tokens'] == spans.SEGMENTS * 16 and result['along'] is None
+  assert result['tokens'] == spans.MAX_SEGMENTS * 16 and result['along'] is None
   expected_LxN = np.zeros((2, 2))
   for layer, head in np.ndindex(2, 2):
     z, shares = LIMIT * shares_LxN[layer, head], []
@@ -55,17 +55,17 @@ def test_adaptive_spans_and_the_share_of_persistent_vectors(tiny, untrained, cap
 
 
 def test_dynamic_spans_along_a_text(tiny, untrained, capsys):
-  """Those of the first layer do not depend on the token."""
+  """The spans of the first layer do not depend on the token."""
   bias_N = np.array([-1.0, 0.5])
 
-  def change(params, codebook):
+  def modify(params, codebook):
     first = params['layer_0']['attention']['span']
     first['span_kernel'] *= 0
     first['span_bias'] = bias_N.astype(np.float32)
 
   span = model_config.SpanConfig(kind='dynamic', limit=LIMIT, ramp=RAMP, initial=0.0)
-  workdir = untrained(tiny(MODEL | {'span': span}), change)
-  result, printed = verb(workdir, capsys)
+  workdir = untrained(tiny(MODEL | {'span': span}), modify)
+  result, printed = analyze_spans(workdir, capsys)
   expected_N = np.minimum(LIMIT / (1 + np.exp(-bias_N)) + RAMP, LIMIT)
   np.testing.assert_allclose(result['spans'][0], expected_N, rtol=1e-5)
   along = result['along']
@@ -73,17 +73,17 @@ def test_dynamic_spans_along_a_text(tiny, untrained, capsys):
   tokens = runs.load_run(workdir).split('validation').tokens[: 8 * 16]
   assert ''.join(along['texts']).encode() == bytes(tokens.tolist())
   assert len(set(along['spans'])) > 10 and result['persistent'] is None
-  # The mean of all heads at each token, and of all tokens at each head.
+  # One is averaged over heads, the other over tokens; the overall means are equal.
   assert np.mean(along['spans']) == pytest.approx(np.mean(result['spans']), rel=1e-5)
-  of_second = 2 * np.array(along['spans']) - expected_N.mean()
-  assert (RAMP < of_second).all() and (of_second < LIMIT + 1e-3).all()
-  assert 'means of the tokens' in printed and 'persistent' not in printed
+  second_layer = 2 * np.array(along['spans']) - expected_N.mean()
+  assert (RAMP < second_layer).all() and (second_layer < LIMIT + 1e-3).all()
+  assert 'mean over tokens' in printed and 'persistent' not in printed
 
 
-def test_a_run_that_has_neither(tiny, tmp_path):
+def test_model_without_spans_raises_bad_input(tiny, tmp_path):
   run = runs.Run(tmp_path / 'run', tiny(MODEL))
   with bad_input(
-    f'--workdir={run.workdir} has no spans, and no persistent vectors that share a softmax: it '
-    f'needs model.span or model.persistent'
+    f'--workdir={run.workdir} has no spans and no persistent vectors that share a softmax with '
+    f'the context: it needs model.span or model.persistent'
   ):
-    spans.analyse(run)
+    spans.analyze(run)
