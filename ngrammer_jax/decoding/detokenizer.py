@@ -9,7 +9,7 @@ REPLACEMENT = '\N{REPLACEMENT CHARACTER}'
 
 
 class IncrementalDetokenizer:
-  """Converts the tokens after a prompt to text that only grows.
+  """Converts the tokens after a prompt to text, token by token; emitted text never changes.
 
   Attributes:
     text: the text so far.
