@@ -73,7 +73,7 @@ def _write_tfds(texts, folder):
 
 def ours(found, vocabulary, root):
   """A function that makes the next batch, and says how many tokens it has."""
-  rows = packing.Packing(found, vocabulary, B, T, root / 'places' / str(time.monotonic_ns()))
+  rows = packing.PackedDataset(found, vocabulary, B, T, root / 'places' / str(time.monotonic_ns()))
   step = iter(range(1 << 30))
   return lambda: rows.segment(next(step)).tokens_BxT.size
 

@@ -71,7 +71,7 @@ class Corpus:
         raise ValueError(f'data.corpus={config.data.corpus!r} needs a workdir for its places')
       B, T = t.batch_size, t.segment_length
       places = workdir / 'places' / f'{self.content_hash[:12]}-{B}x{T}'
-      self._packing = packing.Packing(self._corpus.stream, self.vocabulary, B, T, places)
+      self._packing = packing.PackedDataset(self._corpus.stream, self.vocabulary, B, T, places)
       return
     self._split = self._corpus.splits['train']
     if len(self._split.tokens) < t.batch_size:
@@ -81,7 +81,7 @@ class Corpus:
       )
 
   def segment(self, step: int, rows: slice) -> streams.Segment:
-    """See `streams.train_segment`, or `packing.Packing`."""
+    """See `streams.train_segment`, or `packing.PackedDataset`."""
     if self._corpus.stream is not None:
       return self._packing.segment(step, rows)
     t = self._config.training

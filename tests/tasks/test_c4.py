@@ -70,7 +70,7 @@ def test_rows_are_those_of_the_same_files(prepared, tmp_path, cache, batch_size,
   assert bytes(corpus.splits['validation'].tokens[[0, 2]].astype(np.uint8)) == b'ab'
   files = write_files(tmp_path / 'files')
   rows, expected = (
-    packing.Packing(source, BYTES, batch_size, 16, tmp_path / kind)
+    packing.PackedDataset(source, BYTES, batch_size, 16, tmp_path / kind)
     for kind, source in (('tfds', corpus.stream), ('files', files))
   )
   for step in steps:
