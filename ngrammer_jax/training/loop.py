@@ -202,6 +202,6 @@ def _batches(given, config, mesh, starts) -> Iterator[streams.Segment]:
 
     def rows(wanted, first=first):
       segments = [given.segment(step, wanted) for step in range(first, first + t.segments_per_call)]
-      return streams.mapped(lambda *parts: np.stack(parts), *segments)
+      return streams.map_segments(lambda *parts: np.stack(parts), *segments)
 
     yield sharding.global_rows(mesh, t.batch_size, rows, axis=1)
