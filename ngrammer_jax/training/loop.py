@@ -95,7 +95,7 @@ def train(
     with (
       record.Record(config, V, workdir, first_step, began) as tell,
       sharding.use(mesh),
-      prefetch.Prefetch(_batches(given, config, mesh, starts)) as batches,
+      prefetch.Prefetcher(_batches(given, config, mesh, starts)) as batches,
       profile.Trace(trace, workdir, lambda: jax.block_until_ready(state)) as tracing,
     ):
 
