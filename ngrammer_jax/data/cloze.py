@@ -11,7 +11,7 @@ import pathlib
 import re
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import reading, sections
+from ngrammer_jax.data import sections, text_files
 
 KINDS = {'NE': 'named entities', 'CN': 'common nouns', 'V': 'verbs', 'P': 'prepositions'}
 FILES = {'train': 'train', 'validation': 'valid_2000ex', 'test': 'test_2500ex'}
@@ -109,7 +109,7 @@ def read(path: pathlib.Path, kind: str) -> Iterator[Question]:
 
 
 def _decoded(path):
-  for number, line in enumerate(reading.lines(path), 1):
+  for number, line in enumerate(text_files.read_lines(path), 1):
     try:
       yield line.decode().rstrip('\r\n')
     except UnicodeDecodeError as error:

@@ -16,7 +16,7 @@ import re
 import typing
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import cloze, reading, sections
+from ngrammer_jax.data import cloze, sections, text_files
 
 KINDS = ('names', 'content-words', 'prepositions')
 LABEL = 'CBT-style questions made of raw books, not the official ones'
@@ -98,7 +98,7 @@ def made_of(path: pathlib.Path, count: int, seed: int = 0) -> dict[str, list[clo
 
 def _books(path: pathlib.Path) -> Iterator[_Book]:
   sentences, first = None, 0
-  for number, line in enumerate(reading.lines(path), 1):
+  for number, line in enumerate(text_files.read_lines(path), 1):
     if line.startswith(sections.BOOK):
       if sentences:
         yield _Book(sentences, first)

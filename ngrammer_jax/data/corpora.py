@@ -12,8 +12,8 @@ import importlib.util
 import pathlib
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import reading, sections, shards
-from ngrammer_jax.data.reading import Document
+from ngrammer_jax.data import sections, shards, text_files
+from ngrammer_jax.data.text_files import Document
 
 SPLITS = ('train', 'validation', 'test')
 BOOK_SPLITS = {'train': 'train', 'validation': 'valid', 'test': 'test'}  # as its files say
@@ -127,7 +127,7 @@ def _enwik8(root: pathlib.Path, newlines: str) -> Corpus:
   raw = _text8(root)  # cut at the same places
 
   def convert(document):
-    for piece in document.pieces():
+    for piece in document.read_chunks():
       yield piece.replace(b'\n', b'') if newlines == 'drop' else piece
     if newlines == 'eos':
       yield b'\n'
@@ -252,7 +252,7 @@ def _every_twentieth(files: tuple[pathlib.Path, ...]) -> dict[str, tuple[Documen
   documents: dict[str, list[Document]] = {split: [] for split in SPLITS}
   for i, path in enumerate(files):
     split = remainders.get(i % 20, 'train')
-    documents[split].append(Document(str(path), functools.partial(reading.pieces, path)))
+    documents[split].append(Document(str(path), functools.partial(text_files.read_chunks, path)))
   return {split: tuple(documents[split]) for split in SPLITS}
 
 
@@ -275,23 +275,23 @@ def _hidden(path: pathlib.Path | str) -> bool:
 
 def _named_splits(files: dict[str, pathlib.Path]) -> dict[str, tuple[Document, ...]]:
   return {
-    split: (Document(str(path), functools.partial(reading.pieces, path)),)
+    split: (Document(str(path), functools.partial(text_files.read_chunks, path)),)
     for split, path in files.items()
   }
 
 
 def _share(path: pathlib.Path, split: str) -> Iterator[bytes]:
   """The first 90 %, the next 5 % or the last 5 % of a file."""
-  size = sum(len(block) for block in reading.blocks(path))
+  size = sum(len(block) for block in text_files.read_blocks(path))
   cuts = [0, _cut_near(path, int(0.9 * size), size), _cut_near(path, int(0.95 * size), size), size]
   number = SPLITS.index(split)
-  yield from reading.within(reading.pieces(path), cuts[number], cuts[number + 1])
+  yield from text_files.byte_range(text_files.read_chunks(path), cuts[number], cuts[number + 1])
 
 
 def _cut_near(path: pathlib.Path, target: int, size: int) -> int:
   """The first end of a line from `target` on, or of a word, or of a character."""
   offset = 0
-  for piece in reading.pieces(path):
+  for piece in text_files.read_chunks(path):
     if offset + len(piece) > target:
       at = target - offset
       until = at + max(size // 40, 1)  # no further, or the next split is left with nothing
@@ -305,14 +305,14 @@ def _cut_near(path: pathlib.Path, target: int, size: int) -> int:
 
 
 def _text8_range(path: pathlib.Path, first: int, last: int) -> Iterator[bytes]:
-  yield from reading.within(reading.blocks(path), first, last)
+  yield from text_files.byte_range(text_files.read_blocks(path), first, last)
 
 
 def _check_published(name: str, path: pathlib.Path) -> None:
   """Raises BadInput where a file is not the published one."""
   expected_md5, expected_size = PUBLISHED[name]
   digest, size = hashlib.md5(), 0
-  for block in reading.blocks(path):
+  for block in text_files.read_blocks(path):
     digest.update(block)
     size += len(block)
   if size != expected_size:

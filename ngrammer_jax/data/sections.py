@@ -7,7 +7,7 @@ import re
 from typing import NamedTuple
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import reading
+from ngrammer_jax.data import text_files
 
 BOOK = b'_BOOK_TITLE_'
 HEADING = re.compile(rb'^ = (?!= )(.*\S.*)(?<! =) = $')
@@ -36,23 +36,23 @@ class Sections:
   def _sections(self):
     return list(self._find(self._path))
 
-  def __iter__(self) -> Iterator[reading.Document]:
+  def __iter__(self) -> Iterator[text_files.Document]:
     for section in self._sections:
       name = f'{self._path}, {section.name}'
-      yield reading.Document(name, functools.partial(self._pieces, section))
+      yield text_files.Document(name, functools.partial(self._pieces, section))
 
   def _pieces(self, section):
-    return reading.cut(self._blocks(section))
+    return text_files.split_chunks(self._blocks(section))
 
   def _blocks(self, section):
     # One open file for all: a compressed one is unpacked once where they are read in order.
-    with reading.damage_named(self._path):
+    with text_files.translate_read_errors(self._path):
       if self._file is None:
-        self._file = reading.opened(self._path)
+        self._file = text_files.open_binary(self._path)
       at = section.first
       while at < section.last:
         self._file.seek(at)
-        block = self._file.read(min(reading.PIECE, section.last - at))
+        block = self._file.read(min(text_files.CHUNK_SIZE, section.last - at))
         if not block:
           raise EOFError(f'{section.last - at:,} bytes are no longer there')
         at += len(block)
@@ -65,7 +65,7 @@ def books(path: pathlib.Path) -> Iterator[Section]:
   Raises BadInput where the first line is no title.
   """
   name, first, at = None, 0, 0
-  for line in reading.lines(path):
+  for line in text_files.read_lines(path):
     if line.startswith(BOOK):
       if at > first:
         yield Section(name, first, at)
@@ -95,7 +95,7 @@ def articles(path: pathlib.Path) -> Iterator[Section]:
   """
   name, first, at = None, 0, 0
   before, heading = b'', None  # the line before, and a heading if that is one: its name and place
-  for line in reading.lines(path):
+  for line in text_files.read_lines(path):
     if heading is not None and not line.strip():
       if name is not None:
         yield Section(name, first, heading[1])

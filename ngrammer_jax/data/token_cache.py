@@ -282,7 +282,7 @@ def _pieces(documents, encoding: str) -> Iterator[bytes]:
   """All pieces of some documents. Raises BadInput where they are not valid text."""
   for document in documents:
     offset = 0
-    for piece in document.pieces():
+    for piece in document.read_chunks():
       if encoding == 'utf-8':
         try:
           piece.decode()

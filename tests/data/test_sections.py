@@ -5,7 +5,7 @@ import gzip
 import numpy as np
 import pytest
 
-from ngrammer_jax.data import corpora, reading, token_cache
+from ngrammer_jax.data import corpora, text_files, token_cache
 from tests.checks import bad_input
 
 SPLITS = corpora.SPLITS
@@ -37,22 +37,22 @@ def book_folder(folder):
 
 
 def documents(corpus, split='train'):
-  return [b''.join(document.pieces()).decode() for document in corpus.splits[split]]
+  return [b''.join(document.read_chunks()).decode() for document in corpus.splits[split]]
 
 
 @pytest.mark.parametrize('suffix', ['', '.gz'])
 @pytest.mark.parametrize('piece', [1 << 20, 50])
 def test_an_article_begins_at_a_title_between_blank_lines(tmp_path, monkeypatch, suffix, piece):
-  monkeypatch.setattr(reading, 'PIECE', piece)
+  monkeypatch.setattr(text_files, 'CHUNK_SIZE', piece)
   corpus = corpora.open_corpus('wikitext_articles', article_folder(tmp_path, suffix))
   assert all(documents(corpus, split) == ARTICLES for split in SPLITS)
   names = [document.name.split(', ', 1)[1] for document in corpus.splits['test']]
   assert names == ['Ants', 'E = mc2', '<unk>']
   # In any order, and two at a time.
   first, second, third = corpus.splits['train']
-  assert b''.join(third.pieces()).decode() == ARTICLES[2]
-  pairs = [b''.join(parts) for parts in zip(first.pieces(), first.pieces(), strict=True)]
-  assert b''.join(second.pieces()).decode() == ARTICLES[1] and all(pairs)
+  assert b''.join(third.read_chunks()).decode() == ARTICLES[2]
+  pairs = [b''.join(parts) for parts in zip(first.read_chunks(), first.read_chunks(), strict=True)]
+  assert b''.join(second.read_chunks()).decode() == ARTICLES[1] and all(pairs)
 
 
 def test_books_are_without_their_titles(tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.data import corpora as corpus_files
-from ngrammer_jax.data import reading, token_cache
+from ngrammer_jax.data import text_files, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
 from tests.checks import bad_input
 
@@ -136,7 +136,7 @@ def test_enwik8_conventions_are_kept_apart_and_have_no_bytes(
   path = tmp_path / 'enwik8'
   path.write_bytes(b'')
   monkeypatch.setattr(corpus_files, '_check_published', lambda name, path: None)
-  monkeypatch.setattr(reading, 'within', lambda path, first, last: iter([b'a\nb\n']))
+  monkeypatch.setattr(text_files, 'byte_range', lambda path, first, last: iter([b'a\nb\n']))
   for each in (*corpus_files.NEWLINES, newlines):
     config = token_cache.DataConfig('enwik8', str(path), 'characters', newlines=each)
     corpus = token_cache.prepare(config)
@@ -181,7 +181,7 @@ def test_sentencepiece_is_learned_from_a_sample_of_a_large_text(text, monkeypatc
     return learn(seen, size)
 
   monkeypatch.setattr(vocabularies, 'learn_pieces', spy)
-  monkeypatch.setattr(reading, 'PIECE', len(TEXT) // 100)
+  monkeypatch.setattr(text_files, 'CHUNK_SIZE', len(TEXT) // 100)
   monkeypatch.setattr(vocabularies, 'LEARN_FROM', len(TEXT) // 4)
   text(vocabulary='sentencepiece', vocabulary_size=290)
   assert len(TEXT) // 5 < sum(map(len, seen)) <= len(TEXT) // 4
@@ -205,7 +205,7 @@ def tokenised(monkeypatch):
 
 def test_second_call_reads_the_cache(text, tokenised, monkeypatch):
   first = text()
-  monkeypatch.setattr(reading, 'opened', None)  # nor is the text looked at
+  monkeypatch.setattr(text_files, 'open_binary', None)  # nor is the text looked at
   second = text()
   assert len(tokenised) == 1
   assert same_tokens(first, second)
@@ -490,7 +490,7 @@ def test_other_files_are_no_models(text, tmp_path, content):
     text(vocabulary='sentencepiece', vocabulary_path=str(path))
 
 
-@pytest.mark.parametrize('place', [0, 1234, reading.PIECE + 17])
+@pytest.mark.parametrize('place', [0, 1234, text_files.CHUNK_SIZE + 17])
 def test_invalid_utf8_is_found_at_its_byte(text, place):
   content = bytearray(b'text and more\n' * 100_000)
   content[place] = 0xE9
