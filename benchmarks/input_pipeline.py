@@ -135,7 +135,7 @@ def rate(name, root, path, rounds, seconds):
     'jsonl': lambda: ours(shards.find(root / 'jsonl')['train'], vocabulary, root),
     'gzip': lambda: ours(shards.find(root / 'json.gz')['train'], vocabulary, root),
     'tfds': lambda: ours(
-      c4.open_corpus(token_cache.DataConfig(corpus='c4/en', path=str(root))).stream,
+      c4.open_corpus(token_cache.DataConfig(corpus='c4/en', path=str(root))).train_shards,
       vocabulary,
       root,
     ),

@@ -131,7 +131,7 @@ def _check_number(where, line, expected, first):
   if line.partition(' ')[0] == str(expected):
     return
   said = f'{where}: expected line {expected} of a question, "{expected} ...", found '
-  said += sections.excerpt(line)
+  said += sections.quote_line(line)
   if first and not line[0].isdecimal():
     raise errors.BadInput(
       f'{said}: a raw book is no file of questions; give cbtest_*.txt, or make questions of the '

@@ -99,7 +99,7 @@ def made_of(path: pathlib.Path, count: int, seed: int = 0) -> dict[str, list[clo
 def _books(path: pathlib.Path) -> Iterator[_Book]:
   sentences, first = None, 0
   for number, line in enumerate(text_files.read_lines(path), 1):
-    if line.startswith(sections.BOOK):
+    if line.startswith(sections.BOOK_MARKER):
       if sentences:
         yield _Book(sentences, first)
       sentences, first = [], number + 1
@@ -107,7 +107,7 @@ def _books(path: pathlib.Path) -> Iterator[_Book]:
     if sentences is None:
       raise errors.BadInput(
         f'{path}, line 1: expected a title, as in "_BOOK_TITLE_ : Author___Title.txt.out", found '
-        f'{sections.excerpt(line)}: --cloze_made=N makes questions of raw books'
+        f'{sections.quote_line(line)}: --cloze_made=N makes questions of raw books'
       )
     try:
       sentences.append(line.decode().split())

@@ -32,7 +32,7 @@ def open_corpus(config: token_cache.DataConfig) -> corpora.Corpus:
   """
   source = _source(config.corpus, config.path)
   found = {split: TfdsShards(source, split) for split in SPLITS}
-  return corpora.of_shards(config.corpus, found)
+  return corpora.from_shards(config.corpus, found)
 
 
 def register(

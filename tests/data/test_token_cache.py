@@ -174,15 +174,15 @@ def test_only_the_split_that_does_not_come_back_has_no_bytes(tmp_path):
 
 
 def test_sentencepiece_is_learned_from_a_sample_of_a_large_text(text, monkeypatch):
-  learn, seen = vocabularies.learn_pieces, []
+  learn, seen = vocabularies.learn_sentencepiece, []
 
   def spy(texts, size):
     seen.extend(texts)
     return learn(seen, size)
 
-  monkeypatch.setattr(vocabularies, 'learn_pieces', spy)
+  monkeypatch.setattr(vocabularies, 'learn_sentencepiece', spy)
   monkeypatch.setattr(text_files, 'CHUNK_SIZE', len(TEXT) // 100)
-  monkeypatch.setattr(vocabularies, 'LEARN_FROM', len(TEXT) // 4)
+  monkeypatch.setattr(vocabularies, 'MAX_TRAINING_BYTES', len(TEXT) // 4)
   text(vocabulary='sentencepiece', vocabulary_size=290)
   assert len(TEXT) // 5 < sum(map(len, seen)) <= len(TEXT) // 4
 
@@ -260,7 +260,7 @@ def test_changed_model_is_tokenised_again(text, tokenised, tmp_path):
   settings = {'vocabulary': 'sentencepiece', 'vocabulary_path': str(tmp_path / 'vocabulary.model')}
   sizes = []
   for size in (290, 300):
-    vocabularies.learn_pieces([TEXT], size).save(tmp_path)
+    vocabularies.learn_sentencepiece([TEXT], size).save(tmp_path)
     sizes.append(text(**settings).vocabulary.size)
   assert sizes == [290, 300] and len(tokenised) == 2
 
@@ -396,7 +396,7 @@ def test_content_hash_depends_on_the_vocabulary(text):
 def test_content_hash_depends_on_the_given_model(text, tmp_path):
   hashes = set()
   for content in (TEXT, TEXT.swapcase()):
-    vocabularies.learn_pieces([content], 290).save(tmp_path)
+    vocabularies.learn_sentencepiece([content], 290).save(tmp_path)
     model = str(tmp_path / 'vocabulary.model')
     hashes.add(text(vocabulary='sentencepiece', vocabulary_path=model).content_hash)
   assert len(hashes) == 2

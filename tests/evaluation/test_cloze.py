@@ -43,7 +43,7 @@ def learned(kind):
     return vocabularies.learn_characters([TEXT + ' '.join(ANIMALS).encode()], 'utf-8', True)
   if kind == 'words':
     return vocabularies.learn_words([TEXT], None)  # without pig
-  return vocabularies.learn_pieces([TEXT * 9], 300)
+  return vocabularies.learn_sentencepiece([TEXT * 9], 300)
 
 
 def evaluator(
