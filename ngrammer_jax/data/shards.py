@@ -16,7 +16,8 @@ import zlib
 from ngrammer_jax import errors
 
 SUFFIXES = ('.jsonl', '.json', '.txt')
-SPLIT_WORDS = {'validation': 'valid', 'test': 'test', 'train': 'train'}  # part of the file name
+# Part of the file name; the first match counts.
+SPLIT_WORDS = {'validation': 'valid', 'test': 'test', 'train': 'train'}
 
 
 class Shards(Protocol):
