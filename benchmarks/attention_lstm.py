@@ -43,7 +43,7 @@ class Ours:
     tokens = np.broadcast_to(tokens_BxT, (STEPS, B, T))
     starts = np.random.default_rng(1).random((STEPS, B, T)) < 0.01
     segment = streams.Segment(tokens, tokens, starts, np.ones(tokens.shape, np.float32))
-    rows = lambda wanted: streams.mapped(lambda array: array[:, wanted], segment)
+    rows = lambda wanted: streams.map_segments(lambda array: array[:, wanted], segment)
     self._segments = sharding.global_rows(self._run.mesh, B, rows, axis=1)
     self._run.compile(self._state, self._segments)
 

@@ -73,7 +73,7 @@ def _write_tfds(texts, folder):
 
 def ours(found, vocabulary, root):
   """A function that makes the next batch, and says how many tokens it has."""
-  rows = packing.Packing(found, vocabulary, B, T, root / 'places' / str(time.monotonic_ns()))
+  rows = packing.PackedDataset(found, vocabulary, B, T, root / 'places' / str(time.monotonic_ns()))
   step = iter(range(1 << 30))
   return lambda: rows.segment(next(step)).tokens_BxT.size
 
@@ -135,7 +135,7 @@ def rate(name, root, path, rounds, seconds):
     'jsonl': lambda: ours(shards.find(root / 'jsonl')['train'], vocabulary, root),
     'gzip': lambda: ours(shards.find(root / 'json.gz')['train'], vocabulary, root),
     'tfds': lambda: ours(
-      c4.open_corpus(token_cache.DataConfig(corpus='c4/en', path=str(root))).stream,
+      c4.open_corpus(token_cache.DataConfig(corpus='c4/en', path=str(root))).train_shards,
       vocabulary,
       root,
     ),

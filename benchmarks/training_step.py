@@ -53,7 +53,7 @@ class Training:
     shape = options.steps, options.rows, options.length
     tokens = random.integers(0, V, shape, np.int32)
     segment = streams.Segment(tokens, tokens, np.zeros(shape, bool), np.ones(shape, np.float32))
-    rows = lambda wanted: streams.mapped(lambda array: array[:, wanted], segment)
+    rows = lambda wanted: streams.map_segments(lambda array: array[:, wanted], segment)
     self._segments = sharding.global_rows(mesh, options.rows, rows, axis=1)
     self._run.compile(self._state, self._segments)
     self.flops = throughput.train_flops(self.config.model, V, options.length)

@@ -368,7 +368,7 @@ def finder(
   config: token_cache.DataConfig,
 ) -> Callable[[token_cache.DataConfig], corpora.Corpus] | None:
   """What opens a corpus that is read through seqio; None for others."""
-  if not corpora.prepared_by_tfds(config.corpus):
+  if not corpora.is_tfds_corpus(config.corpus):
     return None
   from ngrammer_jax.tasks import c4  # with TensorFlow
 

@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     return 0
   said = 'finished' if trained else 'already finished'
   print(f'{said}: {config.training.steps:,} steps, in {options.workdir}')
-  split = 'validation' if corpora.streamed(config.data.corpus) else 'test'
+  split = 'validation' if corpora.is_streamed(config.data.corpus) else 'test'
   print(f'  python -m ngrammer_jax.evaluate --workdir={options.workdir} --split={split}')
   print(f'  tensorboard --logdir {options.workdir}/tensorboard')
   if not trained:

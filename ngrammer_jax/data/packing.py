@@ -1,10 +1,11 @@
-"""Rows of a batch, packed with documents as they are read and tokenised.
+"""Training batches packed with documents, which are read and tokenised on the fly.
 
-Every row reads shards of its own, over and over, documents one after the other without padding:
-what it sees at a step is a function of the step alone, for any number of hosts. To get there
-without reading all there was before, the places of rows are written down now and then.
+Each batch row reads its own shards in an endless loop and concatenates their documents without
+padding. What a row reads at a step is a function of the step alone, for any number of hosts. The
+reader states of the rows are saved at regular steps, so that resuming does not read everything
+again.
 
-B rows, T segment length.
+B batch rows, T segment length.
 """
 
 from collections.abc import Iterator
@@ -19,45 +20,48 @@ from typing import NamedTuple
 import numpy as np
 
 from ngrammer_jax import errors, files
-from ngrammer_jax.data import shards as sharded
+from ngrammer_jax.data import shards as shard_files
 from ngrammer_jax.data import streams
 from ngrammer_jax.data import vocabulary as vocabularies
 
-EVERY = 100  # steps between the places that are written down
-BEHIND = 8  # places of a row that are looked at for one that all have
-AHEAD = 4  # bytes of text that are tokenised for a token that is wanted, about
+SAVE_INTERVAL = 100  # steps between saved reader states
+HISTORY = 8  # saved steps of a file that are searched for a step that all rows have
+PREFETCH_BYTES = 4  # bytes of text to tokenise per missing token, an estimate
 
 
-class Place(NamedTuple):
-  """Where a row stands.
+class ReaderState(NamedTuple):
+  """Position of the next token of a row.
 
-  How often it has read all, which of its shards it is in, the document there and its offset, and
-  how many tokens of that are behind it.
+  Attributes:
+    epoch: number of completed passes over the shards of the row.
+    shard: index of the current shard, among the shards of the row.
+    document: index of the current document in the shard.
+    offset: offset of the document, see `shards.Shards.read`.
+    tokens: number of tokens of the document that are already consumed.
   """
 
-  round: int = 0
+  epoch: int = 0
   shard: int = 0
   document: int = 0
   offset: int = 0
   tokens: int = 0
 
 
-class Packing:
-  """The segments of training.
-
-  A folder of places is of one corpus, vocabulary, batch size and length.
+class PackedDataset:
+  """Training segments packed with documents.
 
   Args:
-    shards: of the split.
-    vocabulary: of the tokens.
+    shards: the shards of the split.
+    vocabulary: tokenises the documents.
     batch_size: B.
     length: T.
-    folder: where places are written down.
+    folder: where reader states are saved. It must not be shared by different corpora,
+      vocabularies, batch sizes or lengths.
   """
 
   def __init__(
     self,
-    shards: sharded.Shards,
+    shards: shard_files.Shards,
     vocabulary: vocabularies.Vocabulary,
     batch_size: int,
     length: int,
@@ -66,182 +70,196 @@ class Packing:
     self._shards, self._vocabulary = shards, vocabulary
     self._batch_size, self._length = batch_size, length
     self._folder = files.Growing(folder, '*.jsonl').folder
-    self._readers: dict[range, _Reader] = {}
+    self._readers: dict[range, _BatchReader] = {}
 
   def segment(self, step: int, rows: slice = slice(None)) -> streams.Segment:
-    """What some rows see at a step.
+    """Returns the segment of a step, for a slice of the batch rows.
 
     Raises:
       BadInput: a shard is damaged, or has no document for a row.
     """
     first, last, _ = rows.indices(self._batch_size)
-    wanted = range(first, last)
-    reader = self._readers.get(wanted)
+    row_range = range(first, last)
+    reader = self._readers.get(row_range)
     if reader is None or reader.step != step:
-      reader = self._readers[wanted] = self._reader(step, wanted)
-    if step % EVERY == 0:
-      self._write(reader)
-    return reader.next()
+      reader = self._readers[row_range] = self._open_reader(step, row_range)
+    if step % SAVE_INTERVAL == 0:
+      self._save_states(reader)
+    return reader.next_segment()
 
-  def _reader(self, step, wanted):
-    """A reader of rows at a step, which begins at the last place that is known."""
-    begins = self._known(step, wanted)
-    reader = _Reader(self._shards, self._vocabulary, self._batch_size, self._length, wanted, begins)
+  def _open_reader(self, step, rows):
+    """Returns a reader at a step; it starts from the newest saved states and reads up to there."""
+    saved_step, states = self._load_states(step, rows)
+    reader = _BatchReader(
+      self._shards, self._vocabulary, self._batch_size, self._length, saved_step, states
+    )
     while reader.step < step:
-      reader.next()
+      reader.next_segment()
     return reader
 
-  def _known(self, step, wanted):
-    """The step that all wanted rows have a place of, up to `step`, and the places."""
-    by_step: dict[int, dict[int, Place]] = {}
+  def _load_states(self, step, rows):
+    """Returns the newest saved step up to `step` that has all rows, and their states."""
+    states_by_step: dict[int, dict[int, ReaderState]] = {}
     for path in self._folder.glob('*.jsonl'):
-      for found, places in _last_places(path, step).items():
-        by_step.setdefault(found, {}).update(places)
-    usable = [s for s, places in by_step.items() if s <= step and set(wanted) <= set(places)]
-    if not usable:
-      return 0, {row: Place() for row in wanted}
-    return max(usable), by_step[max(usable)]
+      for saved_step, states in _read_states(path, step).items():
+        states_by_step.setdefault(saved_step, {}).update(states)
+    complete = [s for s, states in states_by_step.items() if s <= step and set(rows) <= set(states)]
+    if not complete:
+      return 0, {row: ReaderState() for row in rows}
+    states = states_by_step[max(complete)]
+    return max(complete), {row: states[row] for row in rows}
 
-  def _write(self, reader):
+  def _save_states(self, reader):
     path = self._folder / f'{reader.rows[0]}-{reader.rows[-1]}.jsonl'
-    line = {'step': reader.step, 'first': reader.rows[0], 'places': reader.places()}
+    line = {'step': reader.step, 'first': reader.rows[0], 'places': reader.states()}
     try:
       self._folder.mkdir(parents=True, exist_ok=True)
       with path.open('a', encoding='utf-8') as file:
-        # Behind what a process that was killed may have left.
+        # A killed process may have left an incomplete line: start a new one.
         file.write('\n' * bool(file.tell()) + json.dumps(line) + '\n')
     except OSError as error:
       raise errors.BadInput(f'{path} cannot be written: {error.strerror}') from error
 
 
-def _last_places(path: pathlib.Path, step: int) -> dict[int, dict[int, Place]]:
-  """The last places of some rows up to a step, by step. A host may be a few behind another.
+def _read_states(path: pathlib.Path, max_step: int) -> dict[int, dict[int, ReaderState]]:
+  """Returns the last saved states up to a step, by step and row.
 
-  What is damaged, by a process that was killed or a disk, is not known: it is read again.
+  Several steps are returned, because one host may be a few steps behind another. Lines that a
+  killed process or a disk has damaged are ignored: those documents are read again.
   """
-  found: dict[int, dict[int, Place]] = {}
+  states_by_step: dict[int, dict[int, ReaderState]] = {}
   with contextlib.suppress(OSError), path.open(encoding='utf-8', errors='replace') as file:
     for line in file:
       with contextlib.suppress(ValueError, TypeError, KeyError):
-        known = json.loads(line)
-        if known['step'] <= step:
-          places = (Place(*map(operator.index, place)) for place in known['places'])
-          found[known['step']] = dict(enumerate(places, known['first']))
-      if len(found) > BEHIND:
-        del found[min(found)]
-  return found
+        fields = json.loads(line)
+        if fields['step'] <= max_step:
+          states = (ReaderState(*map(operator.index, state)) for state in fields['places'])
+          states_by_step[fields['step']] = dict(enumerate(states, fields['first']))
+      if len(states_by_step) > HISTORY:
+        del states_by_step[min(states_by_step)]
+  return states_by_step
 
 
-class _Reader:
-  """Some rows, segment by segment."""
+class _BatchReader:
+  """Reads a range of batch rows, segment by segment."""
 
-  def __init__(self, shards, vocabulary, batch_size, length, rows, begins):
-    self.step, places = begins
-    self.rows = rows
+  def __init__(self, shards, vocabulary, batch_size, length, step, states):
+    self.step = step
+    self.rows = list(states)
     self._vocabulary, self._length = vocabulary, length
-    self._of_rows = [
-      _Row(shards, row, batch_size, places[row], vocabulary.document_start) for row in rows
+    self._row_readers = [
+      _RowReader(shards, row, batch_size, state, vocabulary.document_start)
+      for row, state in states.items()
     ]
 
-  def places(self) -> list[Place]:
-    """Of all rows, before the next segment."""
-    return [row.place() for row in self._of_rows]
+  def states(self) -> list[ReaderState]:
+    """Returns the states of all rows, before the next segment."""
+    return [reader.state() for reader in self._row_readers]
 
-  def next(self) -> streams.Segment:
-    """The next segment of all rows."""
-    self._tokenise()
+  def next_segment(self) -> streams.Segment:
+    """Returns the next segment of all rows."""
+    self._fill_buffers()
     self.step += 1
-    parts = zip(*(row.take(self._length) for row in self._of_rows), strict=True)
-    inputs, targets, starts = map(np.stack, parts)
+    row_arrays = (reader.take(self._length) for reader in self._row_readers)
+    inputs, targets, starts = map(np.stack, zip(*row_arrays, strict=True))
     return streams.Segment(inputs, targets, starts, np.ones(inputs.shape, np.float32))
 
-  def _tokenise(self):
-    """Until every row has a segment: texts of all of them at once, on all processors."""
-    while missing := [row for row in self._of_rows if row.ready < self._length]:
-      taken = []
-      for row in missing:
-        wanted = AHEAD * (self._length - row.ready)
-        while wanted > 0:
-          taken.append((row, *row.text()))
-          wanted -= len(taken[-1][-1])
-      texts = [text for _, _, text in taken]
-      ids = vocabularies.encode_all(self._vocabulary, texts, os.cpu_count() or 1)
-      for (row, place, _), of_text in zip(taken, ids, strict=True):
-        row.add(place, of_text)
+  def _fill_buffers(self):
+    """Tokenises until every row has a segment: the texts of all rows in one parallel call."""
+    while incomplete := [r for r in self._row_readers if r.num_buffered < self._length]:
+      batch = []
+      for reader in incomplete:
+        missing_bytes = PREFETCH_BYTES * (self._length - reader.num_buffered)
+        while missing_bytes > 0:
+          state, text = reader.next_document()
+          batch.append((reader, state, text))
+          missing_bytes -= len(text)
+      texts = [text for _, _, text in batch]
+      ids_per_text = vocabularies.encode_all(self._vocabulary, texts, os.cpu_count() or 1)
+      for (reader, state, _), ids in zip(batch, ids_per_text, strict=True):
+        reader.add_tokens(state, ids)
 
 
-class _Row:
-  """The documents of a row, and how far they are read."""
+class _RowReader:
+  """Reads the documents of one batch row and buffers their tokens."""
 
-  def __init__(self, shards, row, batch_size, place, start):
-    self._shards, self._start = shards, start
-    count = len(shards.names)
-    # Where there are fewer shards than rows, some rows take turns in the documents of one.
-    self._own = list(range(row, count, batch_size)) or [row % count]
-    self._turn = row // count if count < batch_size else 0
-    self._turns = len(range(row % count, batch_size, count)) if count < batch_size else 1
-    self._texts = self._documents(place)
-    self._waiting: list[tuple[Place, np.ndarray]] = []
-    self._skip, self._used = place.tokens, 0
-    self._next = place
-    self.ready, self._empty = 0, 0  # tokens, and documents without any one after the other
+  def __init__(self, shards, row, batch_size, state, document_start):
+    self._shards, self._document_start = shards, document_start
+    num_shards = len(shards.names)
+    self._shard_indices = list(range(row, num_shards, batch_size)) or [row % num_shards]
+    # With fewer shards than rows, several rows share a shard: each takes every n-th document.
+    is_shared = num_shards < batch_size
+    self._num_sharers = len(range(row % num_shards, batch_size, num_shards)) if is_shared else 1
+    self._sharer_index = row // num_shards if is_shared else 0
+    self._documents = self._read_documents(state)
+    self._buffer: list[tuple[ReaderState, np.ndarray]] = []
+    self._num_consumed = 0  # tokens of the first document of the buffer
+    self._num_to_skip = state.tokens  # tokens of the first document, consumed before
+    self._state_if_empty = state
+    self.num_buffered = 0
+    self._num_without_tokens = 0  # consecutive documents without a token
 
-  def _documents(self, place) -> Iterator[tuple[Place, bytes]]:
-    number, offset, first = place.document, place.offset, place.shard
-    for around in itertools.count(place.round):
-      found = 0
-      for shard in range(first, len(self._own)):
-        for stored, after in self._shards.read(self._own[shard], number, offset):
+  def _read_documents(self, state) -> Iterator[tuple[ReaderState, bytes]]:
+    document, offset, first_shard = state.document, state.offset, state.shard
+    for epoch in itertools.count(state.epoch):
+      num_documents = 0
+      for shard in range(first_shard, len(self._shard_indices)):
+        shard_index = self._shard_indices[shard]
+        for record, next_offset in self._shards.read(shard_index, document, offset):
           text = b''
-          if number % self._turns == self._turn:
-            text = self._shards.text(self._own[shard], number, stored)
+          if document % self._num_sharers == self._sharer_index:
+            text = self._shards.text(shard_index, document, record)
           if text:
-            found += 1
-            yield Place(around, shard, number, offset), text
-          number, offset = number + 1, after
-        number = offset = 0
-      if (not found and around > place.round) or self._empty > found:
-        names = ', '.join(self._shards.names[shard] for shard in self._own)
+            num_documents += 1
+            yield ReaderState(epoch, shard, document, offset), text
+          document, offset = document + 1, next_offset
+        document = offset = 0
+      is_whole_epoch = epoch > state.epoch
+      if (not num_documents and is_whole_epoch) or self._num_without_tokens > num_documents:
+        names = ', '.join(self._shards.names[index] for index in self._shard_indices)
         raise errors.BadInput(
-          f'{names} has no document for one of {self._turns} rows: use a training.batch_size of at '
-          f'most the documents, or more text'
+          f'{names} has no document for one of the {self._num_sharers} rows that read it: reduce '
+          f'training.batch_size to at most the number of documents, or add text'
         )
-      first = 0
+      first_shard = 0
 
-  def text(self) -> tuple[Place, bytes]:
-    """The next document, and where it stands."""
-    return next(self._texts)
+  def next_document(self) -> tuple[ReaderState, bytes]:
+    """Returns the state at the start of the next document, and its text."""
+    return next(self._documents)
 
-  def add(self, place: Place, ids: np.ndarray) -> None:
-    """Takes the tokens of a document, which the document start will follow."""
+  def add_tokens(self, state: ReaderState, ids: np.ndarray) -> None:
+    """Appends the tokens of a document, and a document start, to the buffer."""
     if not len(ids):
-      self._empty += 1
+      self._num_without_tokens += 1
       return
-    self._waiting.append((place, np.append(ids, self._start).astype(np.int32)))
-    self._empty = 0
-    self.ready += len(ids) + 1 - self._skip
-    if self._skip:
-      self._used, self._skip = self._skip, 0
+    self._buffer.append((state, np.append(ids, self._document_start).astype(np.int32)))
+    self._num_without_tokens = 0
+    self.num_buffered += len(ids) + 1 - self._num_to_skip
+    if self._num_to_skip:
+      self._num_consumed, self._num_to_skip = self._num_to_skip, 0
 
-  def place(self) -> Place:
-    """Of the next token."""
-    return self._waiting[0][0]._replace(tokens=self._used) if self._waiting else self._next
+  def state(self) -> ReaderState:
+    """Returns the position of the next token."""
+    if not self._buffer:
+      return self._state_if_empty
+    return self._buffer[0][0]._replace(tokens=self._num_consumed)
 
   def take(self, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Inputs, targets and starts of the next tokens, [T] each."""
+    """Removes the next tokens from the buffer. Returns their inputs, targets and starts, [T]."""
     targets, starts = np.empty(length, np.int32), np.zeros(length, bool)
-    before, filled = None, 0
-    while filled < length:
-      place, ids = self._waiting[0]
-      if before is None:
-        before = ids[self._used - 1] if self._used else self._start
-      part = ids[self._used : self._used + length - filled]
-      targets[filled : filled + len(part)] = part
-      starts[filled] = self._used == 0
-      filled, self._used = filled + len(part), self._used + len(part)
-      if self._used == len(ids):
-        self._next = place._replace(tokens=len(ids))
-        self._waiting.pop(0)
-        self._used = 0
-    self.ready -= length
-    return np.insert(targets[:-1], 0, before), targets, starts
+    first_input, num_filled = None, 0
+    while num_filled < length:
+      state, ids = self._buffer[0]
+      if first_input is None:
+        first_input = ids[self._num_consumed - 1] if self._num_consumed else self._document_start
+      part = ids[self._num_consumed : self._num_consumed + length - num_filled]
+      targets[num_filled : num_filled + len(part)] = part
+      starts[num_filled] = self._num_consumed == 0
+      num_filled += len(part)
+      self._num_consumed += len(part)
+      if self._num_consumed == len(ids):
+        self._state_if_empty = state._replace(tokens=len(ids))
+        self._buffer.pop(0)
+        self._num_consumed = 0
+    self.num_buffered -= length
+    return np.insert(targets[:-1], 0, first_input), targets, starts

@@ -1,4 +1,4 @@
-"""Makes the next batches in a thread while the device works on this one."""
+"""Prefetches batches in a background thread while the device computes."""
 
 from collections.abc import Iterator
 import queue
@@ -6,29 +6,33 @@ import threading
 from typing import Any
 
 
-class Prefetch:
-  """Runs an iterator ahead in a thread, as a context manager that ends the thread.
+class Prefetcher:
+  """Runs an iterator ahead in a thread. A context manager, whose exit stops the thread.
 
-  An exception of the iterator is raised where its item would have come.
+  An exception of the iterator is raised in place of the item.
+
+  Args:
+    items: the iterator.
+    depth: maximum number of items in the queue.
   """
 
   def __init__(self, items: Iterator[Any], depth: int = 2):
     self._items = items
     self._queue: queue.Queue = queue.Queue(depth)
-    self._stopped = threading.Event()
-    self._thread = threading.Thread(target=self._fill, daemon=True, name='prefetch')
+    self._stop = threading.Event()
+    self._thread = threading.Thread(target=self._fill_queue, daemon=True, name='prefetch')
 
-  def _fill(self) -> None:
+  def _fill_queue(self) -> None:
     try:
       for item in self._items:
         if not self._put((item, None)):
           return
       self._put((None, StopIteration()))
-    except Exception as error:  # noqa: BLE001  raised again by whoever takes it
+    except Exception as error:  # noqa: BLE001  raised again in the consumer
       self._put((None, error))
 
   def _put(self, entry) -> bool:
-    while not self._stopped.is_set():
+    while not self._stop.is_set():
       try:
         self._queue.put(entry, timeout=0.1)
         return True
@@ -38,13 +42,13 @@ class Prefetch:
 
   def __enter__(self) -> Iterator[Any]:
     self._thread.start()
-    return self._take()
+    return self._iterate()
 
   def __exit__(self, *exception) -> None:
-    self._stopped.set()
+    self._stop.set()
     self._thread.join()
 
-  def _take(self) -> Iterator[Any]:
+  def _iterate(self) -> Iterator[Any]:
     while True:
       item, error = self._queue.get()
       if isinstance(error, StopIteration):

@@ -1,4 +1,4 @@
-"""Documents that are parts of one file: the books of a collection, the articles of WikiText."""
+"""Documents that are sections of one file: books of a collection, articles of WikiText."""
 
 from collections.abc import Callable, Iterator
 import functools
@@ -7,113 +7,120 @@ import re
 from typing import NamedTuple
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import reading
+from ngrammer_jax.data import text_files
 
-BOOK = b'_BOOK_TITLE_'
+BOOK_MARKER = b'_BOOK_TITLE_'
 HEADING = re.compile(rb'^ = (?!= )(.*\S.*)(?<! =) = $')
 
 
 class Section(NamedTuple):
-  """A name, and the bytes [first, last) of a file."""
+  """A named byte range [start, stop) of a file."""
 
   name: str
-  first: int
-  last: int
+  start: int
+  stop: int
 
 
-class Sections:
-  """The parts of a file as documents, which are found when they are first asked for.
+class SectionedFile:
+  """The sections of a file as documents. They are located on first use.
 
   Args:
-    path: of the file.
-    find: the parts of it, in their order.
+    path: the file, plain or compressed.
+    find_sections: yields the sections of the file, in order.
   """
 
-  def __init__(self, path: pathlib.Path, find: Callable[[pathlib.Path], Iterator[Section]]):
-    self._path, self._find, self._file = path, find, None
+  def __init__(
+    self, path: pathlib.Path, find_sections: Callable[[pathlib.Path], Iterator[Section]]
+  ):
+    self._path, self._find_sections, self._file = path, find_sections, None
 
   @functools.cached_property
   def _sections(self):
-    return list(self._find(self._path))
+    return list(self._find_sections(self._path))
 
-  def __iter__(self) -> Iterator[reading.Document]:
+  def __iter__(self) -> Iterator[text_files.Document]:
     for section in self._sections:
       name = f'{self._path}, {section.name}'
-      yield reading.Document(name, functools.partial(self._pieces, section))
+      yield text_files.Document(name, functools.partial(self._read_chunks, section))
 
-  def _pieces(self, section):
-    return reading.cut(self._blocks(section))
+  def _read_chunks(self, section):
+    return text_files.split_chunks(self._read_blocks(section))
 
-  def _blocks(self, section):
-    # One open file for all: a compressed one is unpacked once where they are read in order.
-    with reading.damage_named(self._path):
+  def _read_blocks(self, section):
+    # All sections share one open file: read in order, a compressed one is decompressed only once.
+    with text_files.translate_read_errors(self._path):
       if self._file is None:
-        self._file = reading.opened(self._path)
-      at = section.first
-      while at < section.last:
-        self._file.seek(at)
-        block = self._file.read(min(reading.PIECE, section.last - at))
+        self._file = text_files.open_binary(self._path)
+      offset = section.start
+      while offset < section.stop:
+        self._file.seek(offset)
+        block = self._file.read(min(text_files.CHUNK_SIZE, section.stop - offset))
         if not block:
-          raise EOFError(f'{section.last - at:,} bytes are no longer there')
-        at += len(block)
+          raise EOFError(f'{section.stop - offset:,} bytes are missing')
+        offset += len(block)
         yield block
 
 
-def books(path: pathlib.Path) -> Iterator[Section]:
-  """The books of a file of the Children's Book Test; a title is no text of them.
+def find_books(path: pathlib.Path) -> Iterator[Section]:
+  """Yields the books of a Children's Book Test file, without their title lines.
 
-  Raises BadInput where the first line is no title.
+  Raises:
+    BadInput: the first line is not a title.
   """
-  name, first, at = None, 0, 0
-  for line in reading.lines(path):
-    if line.startswith(BOOK):
-      if at > first:
-        yield Section(name, first, at)
-      name, first = title(line), at + len(line)
+  name, start, offset = None, 0, 0
+  for line in text_files.read_lines(path):
+    if line.startswith(BOOK_MARKER):
+      if offset > start:
+        yield Section(name, start, offset)
+      name, start = parse_title(line), offset + len(line)
     elif name is None:
       raise errors.BadInput(
         f'{path}, line 1: expected a title, as in "_BOOK_TITLE_ : Author___Title.txt.out", found '
-        f"{excerpt(line)}: this is no raw text of the Children's Book Test"
+        f"{quote_line(line)}: this is not a raw text file of the Children's Book Test"
       )
-    at += len(line)
-  if at > first:
-    yield Section(name, first, at)
+    offset += len(line)
+  if offset > start:
+    yield Section(name, start, offset)
 
 
-def title(line: bytes) -> str:
-  """What a line with the title of a book says."""
+def parse_title(line: bytes) -> str:
+  """Returns the title in a title line."""
   return line.decode(errors='replace').partition(':')[2].strip().removesuffix('.txt.out')
 
 
-def articles(path: pathlib.Path) -> Iterator[Section]:
-  """The articles of WikiText; what stands before the first heading belongs to the first.
+def find_articles(path: pathlib.Path) -> Iterator[Section]:
+  """Yields the articles of WikiText. Text before the first heading belongs to the first article.
 
-  A heading stands between blank lines: without that, explanations of tables, which contain lines
-  such as ` = Wins ; L = `, would count. So the 600, 60 and 60 articles of WikiText-2 are found.
+  A line such as ` = Title = ` is a heading only between two blank lines. This excludes table
+  legends, which contain lines such as ` = Wins ; L = `. WikiText-2 has 600, 60 and 60 articles by
+  this rule, as published.
 
-  Raises BadInput where there is no heading.
+  Raises:
+    BadInput: there is no heading.
   """
-  name, first, at = None, 0, 0
-  before, heading = b'', None  # the line before, and a heading if that is one: its name and place
-  for line in reading.lines(path):
-    if heading is not None and not line.strip():
+  name, start, offset = None, 0, 0
+  previous_line = b''
+  candidate = None  # name and offset of the previous line, if it may be a heading
+  for line in text_files.read_lines(path):
+    if candidate is not None and not line.strip():
+      candidate_name, candidate_offset = candidate
       if name is not None:
-        yield Section(name, first, heading[1])
-        first = heading[1]
-      name = heading[0]
-    match = HEADING.match(line.rstrip(b'\r\n')) if not before.strip() else None
-    heading = None if match is None else (match[1].decode(errors='replace'), at)
-    before, at = line, at + len(line)
-  if at and name is None:
+        yield Section(name, start, candidate_offset)
+        start = candidate_offset
+      name = candidate_name
+    match = HEADING.match(line.rstrip(b'\r\n')) if not previous_line.strip() else None
+    candidate = None if match is None else (match[1].decode(errors='replace'), offset)
+    previous_line, offset = line, offset + len(line)
+  if offset and name is None:
     raise errors.BadInput(
-      f'{path}: no article begins here, with a line " = Title = " between blank ones; '
-      f'use data.corpus=wikitext, which needs none'
+      f'{path} has no article headings, which are lines " = Title = " between blank lines; '
+      f'data.corpus=wikitext does not need them'
     )
-  if at:
-    yield Section(name, first, at)
+  if offset:
+    yield Section(name, start, offset)
 
 
-def excerpt(line: bytes | str) -> str:
-  """The beginning of a line, to be quoted."""
+def quote_line(line: bytes | str) -> str:
+  """Returns the beginning of a line in quotes, for error messages."""
   text = (line.decode(errors='replace') if isinstance(line, bytes) else line).rstrip('\r\n')
   return f'"{text[:40]}..."' if len(text) > 43 else f'"{text}"'

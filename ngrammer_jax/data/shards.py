@@ -1,8 +1,8 @@
-"""Corpora too large to be tokenised beforehand: many files (shards) of many documents.
+"""Corpora that are too large to tokenise in advance: many files (shards) of many documents.
 
-A shard is read from any of its documents on. In `.jsonl` and `.json`, a document is the `text` of a
-line; in `.txt`, what stands between empty lines. `.gz` may follow: then the shard is unpacked up to
-the document, and others are not touched.
+A shard can be read from any of its documents. In `.jsonl` and `.json` files, a document is the
+`text` of a line; in `.txt` files, documents are separated by empty lines. `.gz` may be appended:
+then the shard is decompressed up to the document, other shards are not read.
 """
 
 from collections.abc import Iterator
@@ -15,121 +15,130 @@ import zlib
 
 from ngrammer_jax import errors
 
-KINDS = ('.jsonl', '.json', '.txt')
-SPLITS = {'validation': 'valid', 'test': 'test', 'train': 'train'}  # by a part of the name
+SUFFIXES = ('.jsonl', '.json', '.txt')
+# Part of the file name; the first match counts.
+SPLIT_WORDS = {'validation': 'valid', 'test': 'test', 'train': 'train'}
 
 
 class Shards(Protocol):
   """The shards of a split.
 
   Attributes:
-    names: of the shards.
-    files: what can be compared by size and time.
+    names: one name per shard, for error messages.
+    files: the files, to compare by size and modification time.
   """
 
   names: tuple[str, ...]
   files: tuple[pathlib.Path, ...]
 
-  def read(self, shard: int, number: int = 0, offset: int = 0) -> Iterator[tuple[bytes, int]]:
-    """Yields what is stored of each document from `number` on, and the offset of the next.
+  def read(self, shard: int, document: int = 0, offset: int = 0) -> Iterator[tuple[bytes, int]]:
+    """Yields the record of each document from `document` on, and the offset of the next document.
 
-    Offsets are what this method has given out for that document; 0 for the first.
+    `offset` is the one that this method yielded for `document`, or 0 for the first document.
     """
 
-  def text(self, shard: int, number: int, stored: bytes) -> bytes:
-    """The text of a document. Raises BadInput where there is none."""
+  def text(self, shard: int, document: int, record: bytes) -> bytes:
+    """Returns the text of a document. Raises BadInput if its record is invalid."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FileShards:
-  """Files of JSON lines, or of plain text."""
+  """Files of JSON lines or plain text."""
 
   files: tuple[pathlib.Path, ...]
 
   @property
   def names(self) -> tuple[str, ...]:
-    """As they are said in errors."""
+    """Names of the shards, for error messages."""
     return tuple(map(str, self.files))
 
-  def read(self, shard: int, number: int = 0, offset: int = 0) -> Iterator[tuple[bytes, int]]:
-    """See `Shards`. A document of JSON is a line, and its number that of the line from 0 on."""
+  def read(self, shard: int, document: int = 0, offset: int = 0) -> Iterator[tuple[bytes, int]]:
+    """See `Shards`. A JSON document is a line, and its number is the line number from 0."""
     path = self.files[shard]
-    documents = _paragraphs if _kind(path) == '.txt' else iter
+    split_records = _split_paragraphs if _file_type(path) == '.txt' else iter
 
-    def cannot_be_read(error):
+    def read_error(error):
       return errors.BadInput(f'{path} cannot be read after byte {offset:,}: {error}')
 
     try:
       file = gzip.open(path) if path.suffix == '.gz' else path.open('rb')
     except OSError as error:
-      raise cannot_be_read(error) from error
+      raise read_error(error) from error
     with file:
-      found = documents(file)
+      records = split_records(file)
       while True:
-        try:  # not around what is done with a document
+        try:  # does not include the yield: errors of the caller are not errors of the file
           if file.tell() < offset:
             file.seek(offset)
-          stored = next(found, None)
+          record = next(records, None)
         except (EOFError, OSError, zlib.error) as error:
-          raise cannot_be_read(error) from error
-        if stored is None:
+          raise read_error(error) from error
+        if record is None:
           return
-        offset += len(stored)
-        yield stored, offset
+        offset += len(record)
+        yield record, offset
 
-  def text(self, shard: int, number: int, stored: bytes) -> bytes:
+  def text(self, shard: int, document: int, record: bytes) -> bytes:
     """See `Shards`. An empty line is an empty document."""
     path = self.files[shard]
     try:
-      text = stored.decode()
+      text = record.decode()
     except UnicodeDecodeError as error:
-      raise errors.BadInput(f'{path}, document {number + 1:,}: {error.reason} in UTF-8') from error
+      raise errors.BadInput(
+        f'{path}, document {document + 1:,}: not valid UTF-8: {error.reason}'
+      ) from error
     if not text.strip():
       return b''
-    if _kind(path) == '.txt':
+    if _file_type(path) == '.txt':
       return text.strip('\r\n').encode()
     try:
       return json.loads(text.rstrip())['text'].encode()
     except json.JSONDecodeError as error:
       raise errors.BadInput(
-        f'{path}, line {number + 1:,}: not JSON, column {error.colno}: {error.msg}'
+        f'{path}, line {document + 1:,}: not JSON, column {error.colno}: {error.msg}'
       ) from error
     except (KeyError, TypeError, AttributeError, RecursionError, UnicodeEncodeError) as error:
       raise errors.BadInput(
-        f'{path}, line {number + 1:,}: expected an object with a "text", found {text.strip()[:60]}'
+        f'{path}, line {document + 1:,}: expected an object with a "text", found '
+        f'{text.strip()[:60]}'
       ) from error
 
 
-def find(path: pathlib.Path) -> dict[str, FileShards]:
-  """The shards of a folder, by split. Raises BadInput where train or validation has none."""
-  found = {split: [] for split in SPLITS}
-  for file in sorted(path.rglob('*')) if path.is_dir() else ():
-    split = next((split for split, word in SPLITS.items() if word in file.name), None)
-    hidden = any(part.startswith('.') for part in file.relative_to(path).parts)
-    if split is not None and _kind(file) in KINDS and file.is_file() and not hidden:
-      found[split].append(file)
-  found = {split: found[split] for split in ('train', 'validation', 'test')}
-  missing = [split for split in ('train', 'validation') if not found[split]]
+def find(folder: pathlib.Path) -> dict[str, FileShards]:
+  """Returns the shards of a folder, by split.
+
+  Raises:
+    BadInput: there are no shards for train or validation.
+  """
+  files_by_split = {split: [] for split in ('train', 'validation', 'test')}
+  for file in sorted(folder.rglob('*')) if folder.is_dir() else ():
+    split = next((split for split, word in SPLIT_WORDS.items() if word in file.name), None)
+    is_hidden = any(part.startswith('.') for part in file.relative_to(folder).parts)
+    if split is not None and _file_type(file) in SUFFIXES and file.is_file() and not is_hidden:
+      files_by_split[split].append(file)
+  missing = [split for split in ('train', 'validation') if not files_by_split[split]]
   if missing:
     raise errors.BadInput(
-      f'data.path={path} has no shards of {" and ".join(missing)}: expected a folder with files '
-      f'such as c4-train.00000-of-01024.json.gz or validation.txt, that have "train" or "valid" '
-      f'in their names and end in {", ".join(KINDS)}, with or without .gz'
+      f'data.path={folder} has no shards for {" and ".join(missing)}: expected a folder with files '
+      f'such as c4-train.00000-of-01024.json.gz or validation.txt, with "train" or "valid" in '
+      f'their names and one of the suffixes {", ".join(SUFFIXES)}, optionally followed by .gz'
     )
-  return {split: FileShards(tuple(files)) for split, files in found.items() if files}
+  return {split: FileShards(tuple(files)) for split, files in files_by_split.items() if files}
 
 
-def _kind(path: pathlib.Path) -> str:
+def _file_type(path: pathlib.Path) -> str:
+  """Returns the suffix of a file, without `.gz`."""
   return path.with_suffix('').suffix if path.suffix == '.gz' else path.suffix
 
 
-def _paragraphs(lines: Iterator[bytes]) -> Iterator[bytes]:
-  """Lines up to and with the empty ones that follow."""
-  kept: list[bytes] = []
+def _split_paragraphs(lines: Iterator[bytes]) -> Iterator[bytes]:
+  """Yields each paragraph together with the empty lines around it."""
+  paragraph: list[bytes] = []
   for line in lines:
-    if kept and line.strip() and not kept[-1].strip() and b''.join(kept).strip():
-      yield b''.join(kept)
-      kept = []
-    kept.append(line)
-  if b''.join(kept).strip():
-    yield b''.join(kept)
+    ends_before = paragraph and line.strip() and not paragraph[-1].strip()
+    if ends_before and b''.join(paragraph).strip():
+      yield b''.join(paragraph)
+      paragraph = []
+    paragraph.append(line)
+  if b''.join(paragraph).strip():
+    yield b''.join(paragraph)

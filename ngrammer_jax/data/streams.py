@@ -1,9 +1,9 @@
-"""Contiguous streams of tokens: which tokens a step sees is a function of the step alone.
+"""Contiguous streams of tokens: the tokens of a step are a function of the step alone.
 
-Row b of a batch reads the split from its own place, b-th of the way through, and runs on
-from segment to segment: the memory of a row always belongs to the tokens just before.
+Row b of a batch starts to read the split at b/B of its length and continues from segment to
+segment, so the memory of a row always holds the tokens just before the segment.
 
-B batch, T segment length.
+B batch rows, T segment length.
 """
 
 from collections.abc import Callable
@@ -17,11 +17,15 @@ from ngrammer_jax.data import token_cache
 
 
 class Segment(NamedTuple):
-  """One segment of some rows.
+  """One segment of B rows.
 
-  tokens_BxT holds the inputs, targets_BxT the token after each; starts_BxT is true where
-  an input is the first of a document; valid_BxT is 0 where there is nothing; counts_BxT is 0 where
-  a target is not learned (None: nowhere else); prefix_BxT is true where attention is bidirectional.
+  Attributes:
+    tokens_BxT: input ids.
+    targets_BxT: the token after each input.
+    starts_BxT: True where an input is the first of a document.
+    valid_BxT: 1, or 0 for padding.
+    counts_BxT: 1, or 0 for a target without loss. None: every valid target has a loss.
+    prefix_BxT: True where attention is bidirectional. None: nowhere.
   """
 
   tokens_BxT: np.ndarray
@@ -32,33 +36,31 @@ class Segment(NamedTuple):
   prefix_BxT: np.ndarray | None = None
 
 
-def mapped(of: Callable[..., np.ndarray], *segments: Segment) -> Segment:
-  """The segment of what is made of the arrays of some, where there are any."""
+def map_segments(fn: Callable[..., np.ndarray], *segments: Segment) -> Segment:
+  """Applies `fn` to the corresponding arrays of the segments; a missing array stays None."""
   columns = zip(*segments, strict=True)
-  return Segment(*(None if parts[0] is None else of(*parts) for parts in columns))
+  return Segment(*(None if arrays[0] is None else fn(*arrays) for arrays in columns))
 
 
 def train_segment(
   split: token_cache.TokenSplit, step: int, batch_size: int, length: int, rows: slice = slice(None)
 ) -> Segment:
-  """The segment of one training step.
+  """Returns the segment of one training step.
 
-  Every row walks through the whole split, wrapping round at its end; batch_size rows
-  together see each token once in the time that one row takes for its share.
+  Every row reads the whole split and wraps around at its end. The start positions of the rows are
+  spread evenly, so that one epoch of the batch contains each token once.
 
   Args:
-    split: where the tokens are.
-    step: of the training, from 0.
-    batch_size: rows of the global batch.
+    split: the tokens.
+    step: training step, from 0.
+    batch_size: number of rows of the global batch.
     length: T.
-    rows: of the global batch that are wanted, the same for any number of hosts.
+    rows: rows of the global batch to return; they do not depend on the number of hosts.
   """
-  share = len(split.tokens) // batch_size
-  firsts = [row * share + step * length for row in range(batch_size)[rows]]
-  inputs, targets, starts = (
-    np.stack(parts)
-    for parts in zip(*(split.window(first, length) for first in firsts), strict=True)
-  )
+  row_stride = len(split.tokens) // batch_size
+  positions = [row * row_stride + step * length for row in range(batch_size)[rows]]
+  windows = (split.window(position, length) for position in positions)
+  inputs, targets, starts = map(np.stack, zip(*windows, strict=True))
   return Segment(inputs, targets, starts, np.ones(inputs.shape, np.float32))
 
 
@@ -66,17 +68,34 @@ PROTOCOLS = ('streams', 'transformer_xl', 'adaptive_span', 'sliding_window')
 
 
 class EvaluationStreams:
-  """A split as a fixed number of streams, each read segment by segment.
+  """A split, cut into a fixed number of streams that are read segment by segment.
 
-  The protocol, the streams and the segment length are what defines the result; how many rows are
-  evaluated at a time is not. Protocols:
+  The result depends on the protocol, the number of streams and the segment length, but not on the
+  number of rows evaluated at a time. Protocols:
 
-  `streams`: every token is a target exactly once, the first inputs are the tokens before.
-  `transformer_xl`, its PyTorch code: the split is cut to a multiple of the streams, and the first
-    token of each is no target.
-  `adaptive_span`, its code: the same, and a last segment that is not full is left out.
-  `sliding_window` (Al-Rfou et al. 2018): one stream, of which every token is predicted from a
-    window of its own, of a segment's length; see `window`.
+  `streams`: every token is a target exactly once. The first input of a stream is the token before
+    its first target.
+  `transformer_xl` (as in its PyTorch code): the split is truncated to a multiple of the number of
+    streams, and the first token of each stream is not a target.
+  `adaptive_span` (as in its code): as `transformer_xl`, and an incomplete last segment is dropped.
+  `sliding_window` (Al-Rfou et al. 2018): one stream. Every token is predicted from its own window
+    of one segment length; see `window`.
+
+  Args:
+    split: the tokens.
+    streams: number of streams; fewer are used for a tiny split.
+    length: T.
+    max_tokens: use only the first tokens of the split. 0: all.
+    protocol: one of PROTOCOLS.
+
+  Attributes:
+    streams: number of streams.
+    segments: number of segments per stream.
+    tokens: number of targets in all streams.
+    length: T.
+
+  Raises:
+    BadInput: there are too few tokens for one segment.
   """
 
   def __init__(
@@ -90,46 +109,52 @@ class EvaluationStreams:
     self._split, self.length = split, length
     tokens = min(max_tokens or len(split.tokens), len(split.tokens))
     if protocol in ('transformer_xl', 'adaptive_span'):
-      self.streams, self._skip = min(streams, max(tokens // 2, 1)), 1
+      self.streams, self._num_skipped = min(streams, max(tokens // 2, 1)), 1
       self._stride = tokens // self.streams
-      self._share = self._stride - 1
+      self._targets_per_stream = self._stride - 1
       if protocol == 'adaptive_span':
-        self._share -= self._share % length
-      self.tokens = self._share * self.streams
+        self._targets_per_stream -= self._targets_per_stream % length
+      self.tokens = self._targets_per_stream * self.streams
     else:
-      self._share = self._stride = math.ceil(tokens / streams)
-      self.streams = math.ceil(tokens / self._share)  # fewer, where the split is tiny
-      self.tokens, self._skip = tokens, 0
+      self._targets_per_stream = self._stride = math.ceil(tokens / streams)
+      self.streams = math.ceil(tokens / self._targets_per_stream)
+      self.tokens, self._num_skipped = tokens, 0
     if not self.tokens:
       raise errors.BadInput(
         f'evaluation.protocol={protocol!r}: {tokens:,} tokens in {streams} streams fill no '
         f'segment of {length}'
       )
-    self.segments = math.ceil(self._share / length)
+    self.segments = math.ceil(self._targets_per_stream / length)
 
   def segment(self, index: int, first_row: int, rows: int) -> Segment:
-    """Segment number `index` of rows [first_row, first_row + rows).
+    """Returns segment number `index` of the streams [first_row, first_row + rows).
 
-    Rows past the last stream, and what lies past the end of one, are padding.
+    Rows beyond the last stream and tokens beyond the end of a stream are padding.
     """
-    windows = [self._row(first_row + i, index) for i in range(rows)]
-    return Segment(*(np.stack(parts) for parts in zip(*windows, strict=True)))
+    segment_rows = [self._segment_row(first_row + i, index) for i in range(rows)]
+    return Segment(*map(np.stack, zip(*segment_rows, strict=True)))
 
   def window(self, first: int, rows: int) -> Segment:
-    """Windows that end with the tokens [first, first + rows), each starting afresh."""
+    """Returns one window per target in [first, first + rows); the target is its last token.
+
+    Windows near the start of the split and rows beyond its end are padded.
+    """
     windows = []
-    for last in range(first, first + rows):
-      begin = max(last + 1 - self.length, 0)
+    for target in range(first, first + rows):
+      begin = max(target + 1 - self.length, 0)
       inputs, targets, starts = self._split.window(begin, self.length)
-      there = np.arange(self.length) <= last - begin if last < self.tokens else False
-      windows.append((inputs, targets, starts, np.broadcast_to(there, starts.shape)))
-    inputs, targets, starts, valid = (np.stack(parts) for parts in zip(*windows, strict=True))
+      valid = np.arange(self.length) <= target - begin if target < self.tokens else False
+      windows.append((inputs, targets, starts, np.broadcast_to(valid, starts.shape)))
+    inputs, targets, starts, valid = map(np.stack, zip(*windows, strict=True))
     return Segment(inputs, targets, starts, valid.astype(np.float32))
 
-  def _row(self, row: int, index: int):
+  def _segment_row(self, stream: int, index: int):
     offset = index * self.length
-    first = row * self._stride + self._skip + offset
+    first = stream * self._stride + self._num_skipped + offset
     inputs, targets, starts = self._split.window(first, self.length)
-    share = min(self._share, self.tokens - row * self._share) if row < self.streams else 0
-    valid = (np.arange(self.length) < share - offset).astype(np.float32)
+    num_targets = 0
+    if stream < self.streams:
+      num_left = self.tokens - stream * self._targets_per_stream
+      num_targets = min(self._targets_per_stream, num_left)
+    valid = (np.arange(self.length) < num_targets - offset).astype(np.float32)
     return inputs, targets, starts, valid

@@ -1,12 +1,4 @@
-"""From text to token ids and back: bytes, characters, words, SentencePiece.
-
-Every vocabulary has `size`, `document_start` (the id that stands between documents and
-before the very first token), `document_end` (the id that tells in a text that it is over;
-None where the document start may also stand inside), `line_end` (the id of the end of a line
-where that is a word of its own, else None), `unknown` (the id of whatever it cannot write, None
-where it has no such id), `encode(bytes) -> ids`, `decode(ids) -> bytes`, and is kept as a few
-files by `save` and `load`.
-"""
+"""Vocabularies of bytes, characters, words or SentencePiece pieces: text to token ids and back."""
 
 import collections
 from collections.abc import Iterable, Sequence
@@ -21,14 +13,22 @@ import numpy as np
 from ngrammer_jax import errors, files
 
 KINDS = ('bytes', 'characters', 'words', 'sentencepiece')
-DEFAULT_PIECES = 4096
-LEARN_FROM = 50_000_000  # bytes that a SentencePiece vocabulary is learned from, at most
-UNKNOWN, END = '<unk>', '<eos>'
-SPACE_MARK = '\u2581'
+DEFAULT_SENTENCEPIECE_SIZE = 4096
+MAX_TRAINING_BYTES = 50_000_000  # maximum text size to learn a SentencePiece vocabulary from
+UNKNOWN, LINE_END = '<unk>', '<eos>'
+SPACE_MARK = '\u2581'  # stands for the space inside SentencePiece
 
 
 class Vocabulary(Protocol):
-  """What the rest of the program knows of a vocabulary."""
+  """Interface of all vocabularies.
+
+  Attributes:
+    size: number of ids.
+    document_start: id between documents and before the very first token.
+    document_end: id that ends a document; None if the document start also occurs inside documents.
+    line_end: id of the end of a line; None if that is not a separate word.
+    unknown: id of text that is not in the vocabulary; None if there is no such id.
+  """
 
   size: int
   document_start: int
@@ -36,15 +36,18 @@ class Vocabulary(Protocol):
   line_end: int | None
   unknown: int | None
 
-  def encode(self, text: bytes) -> np.ndarray: ...
+  def encode(self, text: bytes) -> np.ndarray:
+    """Returns the ids of a text."""
 
-  def decode(self, ids: Iterable[int]) -> bytes: ...
+  def decode(self, ids: Iterable[int]) -> bytes:
+    """Returns the text of ids."""
 
-  def save(self, folder: pathlib.Path) -> None: ...
+  def save(self, folder: pathlib.Path) -> None:
+    """Writes the files that `load` reads."""
 
 
 class ByteVocabulary:
-  """The 256 bytes, and 256 as the document start."""
+  """The 256 byte values as ids, and id 256 as the document start."""
 
   size, document_start, document_end, line_end, unknown = 257, 256, 256, None, None
 
@@ -56,14 +59,17 @@ class ByteVocabulary:
     return ids[ids < 256].astype(np.uint8).tobytes()
 
   def save(self, folder: pathlib.Path) -> None:
-    _write(folder, {'kind': 'bytes'})
+    _write_fields(folder, {'kind': 'bytes'})
 
 
 class CharacterVocabulary:
-  """The characters of a corpus, in the order of their code points.
+  """The characters of a corpus, sorted by code point.
 
-  A corpus of several documents has one id more, the document start. A single text is
-  entered through its newline or space, so that the counts are those of the literature.
+  Args:
+    characters: the characters, sorted.
+    encoding: encoding of the text.
+    separated: whether the corpus has several documents. If so, the document start is an additional
+      id. Otherwise it is the newline or space, so that the sizes are those of the literature.
   """
 
   line_end, unknown = None, None
@@ -72,12 +78,12 @@ class CharacterVocabulary:
     self._characters, self._encoding, self._separated = characters, encoding, separated
     self._codes = np.array([ord(c) for c in characters], np.uint32)
     self.size = len(characters) + separated
-    entry = next((characters.index(c) for c in '\n ' if c in characters), 0)
-    self.document_start = len(characters) if separated else entry
+    separator = next((characters.index(c) for c in '\n ' if c in characters), 0)
+    self.document_start = len(characters) if separated else separator
     self.document_end = self.document_start if separated else None
 
   def encode(self, text: bytes) -> np.ndarray:
-    """Raises BadInput for a character that the vocabulary does not have."""
+    """Returns the ids of a text. Raises BadInput for a character outside the vocabulary."""
     codes = np.frombuffer(text.decode(self._encoding).encode('utf-32-le'), np.uint32)
     ids = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
     unknown = codes[self._codes[ids] != codes]
@@ -92,7 +98,7 @@ class CharacterVocabulary:
     return text.encode(self._encoding)
 
   def save(self, folder: pathlib.Path) -> None:
-    _write(
+    _write_fields(
       folder,
       {
         'kind': 'characters',
@@ -104,40 +110,51 @@ class CharacterVocabulary:
 
 
 class WordVocabulary:
-  """Words between spaces, most frequent first; a newline is `<eos>`, a rare word `<unk>`."""
+  """Words separated by spaces; a newline is `<eos>`, a word outside the vocabulary `<unk>`.
+
+  Args:
+    words: the words, most frequent first, including `<eos>` and `<unk>`.
+  """
 
   def __init__(self, words: list[str]):
     self._words = words
     self._ids = {word: i for i, word in enumerate(words)}
     self.size = len(words)
-    self.document_start, self.document_end = self._ids[END], None
-    self.line_end = self._ids[END]
+    self.document_start, self.document_end = self._ids[LINE_END], None
+    self.line_end = self._ids[LINE_END]
     self.unknown = self._ids[UNKNOWN]
 
   def encode(self, text: bytes) -> np.ndarray:
     ids, unknown = self._ids, self.unknown
-    words = text.decode().replace('\n', f' {END} ').split()
+    words = text.decode().replace('\n', f' {LINE_END} ').split()
     return np.fromiter((ids.get(w, unknown) for w in words), np.int64, len(words))
 
   def decode(self, ids: Iterable[int]) -> bytes:
     text = ' '.join(self._words[i] for i in ids)
-    return re.sub(f' ?{END} ?', '\n', text).encode()
+    return re.sub(f' ?{LINE_END} ?', '\n', text).encode()
 
   def save(self, folder: pathlib.Path) -> None:
-    _write(folder, {'kind': 'words', 'words': self._words})
+    _write_fields(folder, {'kind': 'words', 'words': self._words})
 
 
 class SentencePieceVocabulary:
-  """Pieces of words, learned (`learn_pieces`) or given as a model file.
+  """A SentencePiece model.
 
-  Inside SentencePiece the character U+2581 stands for the space. A learned vocabulary
-  spells it in bytes, and so loses nothing; a given one behaves as it was made to.
+  Inside SentencePiece the character U+2581 stands for the space. A learned vocabulary encodes
+  U+2581 itself as bytes, so it is lossless; a pretrained one keeps SentencePiece's behaviour.
+
+  Args:
+    model: the serialised model.
+    learned: whether the model is from `learn_sentencepiece`; False for a pretrained one.
+
+  Raises:
+    RuntimeError: the model is invalid.
   """
 
   line_end = None
 
   def __init__(self, model: bytes, learned: bool = False):
-    import sentencepiece  # here, so that other vocabularies do not wait for it
+    import sentencepiece  # a slow import that other vocabularies do not need
 
     if not model:
       raise RuntimeError('an empty SentencePiece model')
@@ -147,8 +164,8 @@ class SentencePieceVocabulary:
     special = (self._processor.bos_id(), self._processor.eos_id(), self._processor.pad_id(), 0)
     self.document_start = next(i for i in special if i >= 0)
     self.unknown = self._processor.unk_id()
-    ends = self.document_start != self.unknown
-    self.document_end = self.document_start if ends else None
+    is_unambiguous = self.document_start != self.unknown
+    self.document_end = self.document_start if is_unambiguous else None
 
   def encode(self, text: bytes) -> np.ndarray:
     parts = text.decode().split(SPACE_MARK) if self._learned else [text.decode()]
@@ -159,29 +176,29 @@ class SentencePieceVocabulary:
     return np.array(ids, np.int64)
 
   def encode_all(self, texts: Sequence[bytes], threads: int) -> list[np.ndarray]:
-    """The ids of each text."""
+    """Returns the ids of each text, see the function `encode_all`."""
     if self._learned and any(SPACE_MARK.encode() in text for text in texts):
       return [self.encode(text) for text in texts]
-    ids = self._processor.encode([text.decode() for text in texts], num_threads=threads)
-    return [np.array(of_text, np.int32) for of_text in ids]
+    id_lists = self._processor.encode([text.decode() for text in texts], num_threads=threads)
+    return [np.array(ids, np.int32) for ids in id_lists]
 
   def decode(self, ids: Iterable[int]) -> bytes:
     return self._processor.decode([int(i) for i in ids]).encode()
 
   def save(self, folder: pathlib.Path) -> None:
     files.write(folder / 'vocabulary.model', self._model)
-    _write(folder, {'kind': 'sentencepiece', 'learned': self._learned})
+    _write_fields(folder, {'kind': 'sentencepiece', 'learned': self._learned})
 
 
 def encode_all(vocabulary: Vocabulary, texts: Sequence[bytes], threads: int) -> list[np.ndarray]:
-  """The ids of each text, by some threads where the vocabulary can."""
+  """Returns the ids of each text, with several threads if the vocabulary supports it."""
   if isinstance(vocabulary, SentencePieceVocabulary):
     return vocabulary.encode_all(texts, threads)
   return [vocabulary.encode(text) for text in texts]
 
 
 def load(folder: pathlib.Path) -> Vocabulary:
-  """The vocabulary that `save` wrote into a folder. Raises BadInput where it is damaged."""
+  """Loads the vocabulary of a folder that `save` wrote. Raises BadInput if it is damaged."""
   try:
     fields = json.loads((folder / 'vocabulary.json').read_text(encoding='utf-8'))
     kind = fields.pop('kind')
@@ -191,13 +208,13 @@ def load(folder: pathlib.Path) -> Vocabulary:
     return classes[kind](**fields)
   except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
     raise errors.BadInput(
-      f'{folder} holds no whole vocabulary ({type(error).__name__}: {error}); the command that '
-      f'trains writes it again where steps are left'
+      f'{folder} has no intact vocabulary ({type(error).__name__}: {error}); the training command '
+      f'writes it again if steps are left'
     ) from error
 
 
 def learn_characters(texts: Iterable[bytes], encoding: str, separated: bool) -> CharacterVocabulary:
-  """Every character that occurs: an alphabet, so all splits may be looked at."""
+  """Returns the vocabulary of all characters that occur in the texts, which may be all splits."""
   codes: set[int] = set()
   for text in texts:
     decoded = text.decode(encoding).encode('utf-32-le')
@@ -206,31 +223,35 @@ def learn_characters(texts: Iterable[bytes], encoding: str, separated: bool) -> 
 
 
 def learn_words(texts: Iterable[bytes], size: int | None) -> WordVocabulary:
-  """Words in order of frequency, ties in order of appearance."""
+  """Returns the most frequent words, ties in order of appearance. A size of None takes all."""
   counts: collections.Counter[str] = collections.Counter()
   for text in texts:
-    counts.update(text.decode().replace('\n', f' {END} ').split())
-  for symbol in (UNKNOWN, END):
+    counts.update(text.decode().replace('\n', f' {LINE_END} ').split())
+  for symbol in (UNKNOWN, LINE_END):
     counts.setdefault(symbol, 0)
   words = [word for word, _ in counts.most_common()]
   if size is not None and size < len(words):
-    kept = [w for w in words if w not in (UNKNOWN, END)][: size - 2]
-    words = [w for w in words if w in {*kept, UNKNOWN, END}]
+    frequent = [w for w in words if w not in (UNKNOWN, LINE_END)][: size - 2]
+    words = [w for w in words if w in {*frequent, UNKNOWN, LINE_END}]
   return WordVocabulary(words)
 
 
-def learn_pieces(texts: Iterable[bytes], size: int | None) -> SentencePieceVocabulary:
-  """Byte-pair pieces that lose nothing of the text.
+def learn_sentencepiece(texts: Iterable[bytes], size: int | None) -> SentencePieceVocabulary:
+  """Learns a lossless byte-pair SentencePiece vocabulary.
 
-  The text is not normalised, white space is kept, a newline is a piece of its own and a
-  character that has none is spelled in bytes. The result depends on the text alone.
+  The text is not normalised, white space is kept, a newline is a separate piece, and rare
+  characters are encoded as bytes. The result depends on the text alone.
+
+  Args:
+    texts: UTF-8 texts, whose lines are the training sentences.
+    size: number of pieces. None: DEFAULT_SENTENCEPIECE_SIZE.
 
   Raises:
     BadInput: the size is too small or too large for this text.
   """
   import sentencepiece
 
-  size = DEFAULT_PIECES if size is None else size
+  size = DEFAULT_SENTENCEPIECE_SIZE if size is None else size
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
@@ -260,5 +281,5 @@ def learn_pieces(texts: Iterable[bytes], size: int | None) -> SentencePieceVocab
   return SentencePieceVocabulary(model.getvalue(), learned=True)
 
 
-def _write(folder: pathlib.Path, fields: dict) -> None:
+def _write_fields(folder: pathlib.Path, fields: dict) -> None:
   files.write(folder / 'vocabulary.json', json.dumps(fields, ensure_ascii=False))

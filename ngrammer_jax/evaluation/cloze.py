@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 from ngrammer_jax import errors, files, hosts
-from ngrammer_jax.data import cloze, cloze_made
+from ngrammer_jax.data import cloze, synthetic_cloze
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.evaluation import language_modeling, ranking
 from ngrammer_jax.models import config as model_config
@@ -60,7 +60,7 @@ def source(path: pathlib.Path, split: str, made: int | None = None) -> Source:
   """The questions of a folder or a file, all of which are looked at.
 
   Args:
-    path: see `data.cloze.find`; with `made`, see `data.cloze_made.find`.
+    path: see `data.cloze.find_files`; with `made`, see `data.synthetic_cloze.find_file`.
     split: of a folder: train, validation or test.
     made: questions of each class to be made of raw books, at most. None: official ones are read.
 
@@ -69,20 +69,21 @@ def source(path: pathlib.Path, split: str, made: int | None = None) -> Source:
   """
   name = path.stem if path.is_file() else split
   if made is not None:
-    file = cloze_made.find(path, split)
-    by_kind = cloze_made.made_of(file, made)
+    file = synthetic_cloze.find_file(path, split)
+    by_kind = synthetic_cloze.generate_questions(file, made)
     everything = list(itertools.chain.from_iterable(by_kind.values()))
     counts = {f'made-{kind}': len(some) for kind, some in by_kind.items() if some}
     said = ', '.join(f'{kind} {count:,}' for kind, count in counts.items())
-    logging.info('%s: %s, at most %d of each, of %s', cloze_made.LABEL, said, made, file)
+    logging.info('%s: %s, at most %d of each, of %s', synthetic_cloze.LABEL, said, made, file)
     return Source(name, False, True, (str(file),), counts, lambda: iter(everything))
-  found = cloze.find(path, split)
-  counts = {kind: sum(1 for _ in cloze.read(file, kind)) for kind, file in found.items()}
+  found = cloze.find_files(path, split)
+  counts = {kind: sum(1 for _ in cloze.read_questions(file, kind)) for kind, file in found.items()}
 
   def read():
-    return itertools.chain.from_iterable(cloze.read(file, kind) for kind, file in found.items())
+    by_kind = (cloze.read_questions(file, kind) for kind, file in found.items())
+    return itertools.chain.from_iterable(by_kind)
 
-  official = all(map(cloze.official, found.values()))
+  official = all(map(cloze.is_official, found.values()))
   return Source(name, official, False, tuple(map(str, found.values())), counts, read)
 
 
@@ -186,10 +187,10 @@ class Evaluator:
 
   def _tokens(self, question):
     """The ids of what is before the gap, of each choice, and whether some were left out."""
-    start, end = question.query.split(cloze.GAP)
+    start, end = question.query.split(cloze.PLACEHOLDER)
     start = start.removesuffix(' ')  # a token may begin with it
     end = end if self._protocol == 'query' else ''
-    space = question.query[len(start) :].partition(cloze.GAP)[0]
+    space = question.query[len(start) :].partition(cloze.PLACEHOLDER)[0]
     context = self._ids(question, ''.join(f'{sentence}\n' for sentence in question.context))
     before = self._ids(question, start)
     wholes = [self._ids(question, f'{start}{space}{c}{end}') for c in question.candidates]
@@ -285,7 +286,7 @@ def result(
 ) -> dict[str, Any]:
   """What `cloze_<name>.json` holds."""
   official = "questions of the Children's Book Test"
-  label = cloze_made.LABEL if found.made else official if found.official else 'cloze questions'
+  label = synthetic_cloze.LABEL if found.made else official if found.official else 'cloze questions'
   of = 'the candidate and the rest of the query' if protocol == 'query' else 'the candidate alone'
   limit = None if context >= recurrent_config.UNBOUNDED else context
   return {

@@ -105,7 +105,7 @@ class Scorer:
 
       def make(index, rows, whole=whole):
         cut = slice(index * length, (index + 1) * length)
-        return streams.mapped(lambda array: array[rows, cut], whole)
+        return streams.map_segments(lambda array: array[rows, cut], whole)
 
       nll = [nll for nll, _, _ in self(params, codebook, segments, make)]
       nll = np.concatenate([np.zeros((self.rows, 0)), *nll], axis=1)

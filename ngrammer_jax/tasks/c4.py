@@ -32,7 +32,7 @@ def open_corpus(config: token_cache.DataConfig) -> corpora.Corpus:
   """
   source = _source(config.corpus, config.path)
   found = {split: TfdsShards(source, split) for split in SPLITS}
-  return corpora.of_shards(config.corpus, found)
+  return corpora.from_shards(config.corpus, found)
 
 
 def register(
@@ -75,14 +75,14 @@ class TfdsShards:
     """As they are said in errors."""
     return tuple(map(str, self.files))
 
-  def read(self, shard: int, number: int = 0, offset: int = 0) -> Iterator[tuple[bytes, int]]:
+  def read(self, shard: int, document: int = 0, offset: int = 0) -> Iterator[tuple[bytes, int]]:
     """See `data.shards.Shards`. Examples are counted, not looked for: there are no offsets."""
     info = seqio.ShardInfo(shard, len(self.files))
     dataset = self.source.get_dataset(self.split, shuffle=False, shard_info=info)
     options = tf.data.Options()
     # Of many datasets at once: where each is tuned all the time, to end one takes seconds.
     options.autotune.enabled = False
-    dataset = dataset.skip(number).batch(TOGETHER).with_options(options)
+    dataset = dataset.skip(document).batch(TOGETHER).with_options(options)
     try:
       for examples in dataset.as_numpy_iterator():
         for text in examples['text']:
@@ -90,14 +90,14 @@ class TfdsShards:
     except tf.errors.OpError as error:
       raise errors.BadInput(f'{self.names[shard]} is damaged: {error.message}') from error
 
-  def text(self, shard: int, number: int, stored: bytes) -> bytes:
+  def text(self, shard: int, document: int, record: bytes) -> bytes:
     """See `data.shards.Shards`."""
     try:
-      stored.decode()
+      record.decode()
     except UnicodeDecodeError as error:
-      name = f'{self.names[shard]}, example {number + 1:,}'
+      name = f'{self.names[shard]}, example {document + 1:,}'
       raise errors.BadInput(f'{name}: {error.reason} in UTF-8') from error
-    return stored
+    return record
 
 
 def _source(name: str, data_dir: str | None) -> Any:

@@ -95,7 +95,7 @@ def train(
     with (
       record.Record(config, V, workdir, first_step, began) as tell,
       sharding.use(mesh),
-      prefetch.Prefetch(_batches(given, config, mesh, starts)) as batches,
+      prefetch.Prefetcher(_batches(given, config, mesh, starts)) as batches,
       profile.Trace(trace, workdir, lambda: jax.block_until_ready(state)) as tracing,
     ):
 
@@ -202,6 +202,6 @@ def _batches(given, config, mesh, starts) -> Iterator[streams.Segment]:
 
     def rows(wanted, first=first):
       segments = [given.segment(step, wanted) for step in range(first, first + t.segments_per_call)]
-      return streams.mapped(lambda *parts: np.stack(parts), *segments)
+      return streams.map_segments(lambda *parts: np.stack(parts), *segments)
 
     yield sharding.global_rows(mesh, t.batch_size, rows, axis=1)

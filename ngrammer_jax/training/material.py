@@ -66,12 +66,14 @@ class Corpus:
     self._config, t = config, config.training
     self._corpus = token_cache.prepare(config.data, find)
     self.vocabulary, self.content_hash = self._corpus.vocabulary, self._corpus.content_hash
-    if self._corpus.stream is not None:
+    if self._corpus.train_shards is not None:
       if workdir is None:
         raise ValueError(f'data.corpus={config.data.corpus!r} needs a workdir for its places')
       B, T = t.batch_size, t.segment_length
       places = workdir / 'places' / f'{self.content_hash[:12]}-{B}x{T}'
-      self._packing = packing.Packing(self._corpus.stream, self.vocabulary, B, T, places)
+      self._packing = packing.PackedDataset(
+        self._corpus.train_shards, self.vocabulary, B, T, places
+      )
       return
     self._split = self._corpus.splits['train']
     if len(self._split.tokens) < t.batch_size:
@@ -81,8 +83,8 @@ class Corpus:
       )
 
   def segment(self, step: int, rows: slice) -> streams.Segment:
-    """See `streams.train_segment`, or `packing.Packing`."""
-    if self._corpus.stream is not None:
+    """See `streams.train_segment`, or `packing.PackedDataset`."""
+    if self._corpus.train_shards is not None:
       return self._packing.segment(step, rows)
     t = self._config.training
     return streams.train_segment(self._split, step, t.batch_size, t.segment_length, rows)
@@ -110,7 +112,7 @@ class Corpus:
 
   def describe(self) -> None:
     """Tokens and epochs."""
-    t, stream = self._config.training, self._corpus.stream
+    t, stream = self._config.training, self._corpus.train_shards
     if stream is not None:
       logging.info(
         'data: %s, shards of training: %s, vocabulary %s; %s steps of %s tokens',

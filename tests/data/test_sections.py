@@ -1,16 +1,16 @@
-"""Books and articles begin where they should, are read as often as needed, and lose nothing."""
+"""Sections of a file: their boundaries, repeated reading, and that no text is lost."""
 
 import gzip
 
 import numpy as np
 import pytest
 
-from ngrammer_jax.data import corpora, reading, token_cache
+from ngrammer_jax.data import corpora, text_files, token_cache
 from tests.checks import bad_input
 
 SPLITS = corpora.SPLITS
 
-# Headings of lower levels, explanations of a table, and what only looks like a heading.
+# With subheadings, table legends, and lines that only look like headings.
 ARTICLES = [
   ' \n = Ants = \n \n Ants live in nests . \n = = Nests = = \n \n They dig . \n \n',
   ' = E = mc2 = \n \n Key : W \n = Wins ; L = \n Losses \n \n = = = Deep = = = \n \n \n',
@@ -20,7 +20,7 @@ TITLE = '_BOOK_TITLE_ : Some_Body___The_{}.txt.out\n'
 BOOKS = ['One day it rained .\nThe end .\n', 'A second book .\n']
 
 
-def article_folder(folder, suffix=''):
+def write_articles(folder, suffix=''):
   for split in ('train', 'valid', 'test'):
     data = ''.join(ARTICLES).encode()
     data = gzip.compress(data) if suffix else data
@@ -28,7 +28,7 @@ def article_folder(folder, suffix=''):
   return str(folder)
 
 
-def book_folder(folder):
+def write_books(folder):
   folder.mkdir(exist_ok=True)
   for split in ('train', 'valid', 'test'):
     text = ''.join(TITLE.format(number) + book for number, book in enumerate(BOOKS))
@@ -36,87 +36,90 @@ def book_folder(folder):
   return folder
 
 
-def documents(corpus, split='train'):
-  return [b''.join(document.pieces()).decode() for document in corpus.splits[split]]
+def read_documents(corpus, split='train'):
+  return [b''.join(document.read_chunks()).decode() for document in corpus.splits[split]]
 
 
 @pytest.mark.parametrize('suffix', ['', '.gz'])
-@pytest.mark.parametrize('piece', [1 << 20, 50])
-def test_an_article_begins_at_a_title_between_blank_lines(tmp_path, monkeypatch, suffix, piece):
-  monkeypatch.setattr(reading, 'PIECE', piece)
-  corpus = corpora.open_corpus('wikitext_articles', article_folder(tmp_path, suffix))
-  assert all(documents(corpus, split) == ARTICLES for split in SPLITS)
+@pytest.mark.parametrize('chunk_size', [1 << 20, 50])
+def test_an_article_begins_at_a_heading_between_blank_lines(
+  tmp_path, monkeypatch, suffix, chunk_size
+):
+  monkeypatch.setattr(text_files, 'CHUNK_SIZE', chunk_size)
+  corpus = corpora.open_corpus('wikitext_articles', write_articles(tmp_path, suffix))
+  assert all(read_documents(corpus, split) == ARTICLES for split in SPLITS)
   names = [document.name.split(', ', 1)[1] for document in corpus.splits['test']]
   assert names == ['Ants', 'E = mc2', '<unk>']
-  # In any order, and two at a time.
+  # In any order, and two readers at a time.
   first, second, third = corpus.splits['train']
-  assert b''.join(third.pieces()).decode() == ARTICLES[2]
-  pairs = [b''.join(parts) for parts in zip(first.pieces(), first.pieces(), strict=True)]
-  assert b''.join(second.pieces()).decode() == ARTICLES[1] and all(pairs)
+  assert b''.join(third.read_chunks()).decode() == ARTICLES[2]
+  pairs = [b''.join(parts) for parts in zip(first.read_chunks(), first.read_chunks(), strict=True)]
+  assert b''.join(second.read_chunks()).decode() == ARTICLES[1] and all(pairs)
 
 
-def test_books_are_without_their_titles(tmp_path):
-  for root in (book_folder(tmp_path / 'data'), tmp_path):
+def test_books_do_not_contain_their_titles(tmp_path):
+  for root in (write_books(tmp_path / 'data'), tmp_path):
     corpus = corpora.open_corpus('cbt', str(root))
-    assert all(documents(corpus, split) == BOOKS for split in SPLITS)
+    assert all(read_documents(corpus, split) == BOOKS for split in SPLITS)
     assert [d.name.split(', ')[1] for d in corpus.splits['train']] == [
       'Some_Body___The_0',
       'Some_Body___The_1',
     ]
 
 
-def prepared(folder, corpus, vocabulary):
-  given = {'corpus': corpus, 'path': str(folder), 'vocabulary': vocabulary}
-  return token_cache.prepare(token_cache.DataConfig(**given))
+def prepare(folder, corpus, vocabulary):
+  config = token_cache.DataConfig(corpus=corpus, path=str(folder), vocabulary=vocabulary)
+  return token_cache.prepare(config)
 
 
 @pytest.mark.parametrize('kind', ['words', 'characters', 'bytes'])
-def test_a_separator_stands_between_books_unless_the_line_end_is_one(tmp_path, cache, kind):
-  corpus = prepared(book_folder(tmp_path), 'cbt', kind)
+def test_books_are_separated_unless_the_line_end_is_the_separator(tmp_path, cache, kind):
+  corpus = prepare(write_books(tmp_path), 'cbt', kind)
   vocabulary, split = corpus.vocabulary, corpus.splits['test']
-  between = [] if kind == 'words' else [vocabulary.document_start]
-  one, two = (vocabulary.encode(book.encode()).tolist() for book in BOOKS)
-  assert split.tokens.tolist() == one + between + two
-  assert split.starts.tolist() == [0, len(one + between)]
-  # A document is entered through the document start, which is predicted too.
+  separator = [] if kind == 'words' else [vocabulary.document_start]
+  first, second = (vocabulary.encode(book.encode()).tolist() for book in BOOKS)
+  assert split.tokens.tolist() == first + separator + second
+  assert split.starts.tolist() == [0, len(first + separator)]
+  # The input before the first token of a document is the document start.
   inputs, _, starts = split.window(0, len(split.tokens))
   assert set(inputs[starts]) == {vocabulary.document_start}
   assert split.text_bytes == sum(map(len, BOOKS))
 
 
 def test_articles_change_no_token_of_wikitext(tmp_path, cache):
-  folder = article_folder(tmp_path)
-  whole, parts = (prepared(folder, c, 'words') for c in ('wikitext', 'wikitext_articles'))
+  folder = write_articles(tmp_path)
+  whole, articles = (prepare(folder, name, 'words') for name in ('wikitext', 'wikitext_articles'))
   for split in SPLITS:
-    np.testing.assert_array_equal(whole.splits[split].tokens, parts.splits[split].tokens)
-    assert len(whole.splits[split].starts) == 1 and len(parts.splits[split].starts) == 3
+    np.testing.assert_array_equal(whole.splits[split].tokens, articles.splits[split].tokens)
+    assert len(whole.splits[split].starts) == 1 and len(articles.splits[split].starts) == 3
 
 
 def test_wikitext_2_has_its_published_articles_and_tokens(corpora, cache):
-  corpus = prepared(corpora / 'wikitext2', 'wikitext_articles', 'words')
-  found = {name: (len(s.tokens), len(s.starts)) for name, s in corpus.splits.items()}
-  assert found == {'train': (2_088_628, 600), 'validation': (217_646, 60), 'test': (245_569, 60)}
+  corpus = prepare(corpora / 'wikitext2', 'wikitext_articles', 'words')
+  counts = {name: (len(s.tokens), len(s.starts)) for name, s in corpus.splits.items()}
+  assert counts == {'train': (2_088_628, 600), 'validation': (217_646, 60), 'test': (245_569, 60)}
 
 
-def test_a_file_without_articles_or_titles(tmp_path):
+def test_a_file_without_headings_or_titles_is_refused(tmp_path):
   for split in ('train', 'valid', 'test'):
     (tmp_path / f'cbt_{split}.txt').write_text('Text .\n' + TITLE.format(1))
   with bad_input(
     f'{tmp_path}/cbt_train.txt, line 1: expected a title, as in "_BOOK_TITLE_ : '
-    'Author___Title.txt.out", found "Text .": this is no raw text of the Children\'s Book Test'
+    'Author___Title.txt.out", found "Text .": this is not a raw text file of the '
+    "Children's Book Test"
   ):
-    documents(corpora.open_corpus('cbt', str(tmp_path)))
+    read_documents(corpora.open_corpus('cbt', str(tmp_path)))
   with bad_input(
-    f'{tmp_path}/cbt_train.txt: no article begins here, with a line " = Title = " between blank '
-    'ones; use data.corpus=wikitext, which needs none'
+    f'{tmp_path}/cbt_train.txt has no article headings, which are lines " = Title = " between '
+    'blank lines; data.corpus=wikitext does not need them'
   ):
-    documents(corpora.open_corpus('wikitext_articles', str(tmp_path)))
+    read_documents(corpora.open_corpus('wikitext_articles', str(tmp_path)))
 
 
-def test_empty_books(tmp_path, cache):
+def test_empty_books_are_refused(tmp_path, cache):
   for split in ('train', 'valid', 'test'):
     (tmp_path / f'cbt_{split}.txt').write_text(TITLE.format(1) * 2)
   with bad_input(
     f'the train split of cbt is empty: {tmp_path}/cbt_train.txt holds too little text'
   ):
-    prepared(tmp_path, 'cbt', 'words')
+    prepare(tmp_path, 'cbt', 'words')

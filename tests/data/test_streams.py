@@ -1,4 +1,4 @@
-"""Which tokens a step sees, and that evaluation sees every token once."""
+"""Training and evaluation streams: tokens of a step, every token evaluated once."""
 
 import numpy as np
 import pytest
@@ -7,75 +7,77 @@ from ngrammer_jax import errors
 from ngrammer_jax.data import streams, token_cache
 from tests.loops import each
 
-START = 60_000
+DOCUMENT_START = 60_000
 
 
-def split_of(n, starts=(0,)):
-  """Every token is its own index, so that a target tells where it was read."""
-  return token_cache.TokenSplit(np.arange(n, dtype=np.uint16), np.array(starts), None, START)
+def make_split(n, starts=(0,)):
+  """Returns a split in which every token is its own index."""
+  tokens = np.arange(n, dtype=np.uint16)
+  return token_cache.TokenSplit(tokens, np.array(starts), None, DOCUMENT_START)
 
 
-def before(targets):
-  return np.where(targets == 0, START, targets - 1)
+def previous_tokens(targets):
+  return np.where(targets == 0, DOCUMENT_START, targets - 1)
 
 
 SIZES = [(96, 4, 6), (100, 4, 6), (97, 8, 5), (10, 10, 3), (7, 3, 20), (5, 1, 2)]
 
 
 def arrays(segment):
-  """Those that there are: all tokens count, and no prefix is bidirectional."""
+  """Returns the four arrays that are not None: no loss mask, no bidirectional prefix."""
   assert segment.counts_BxT is None and segment.prefix_BxT is None
   return segment[:4]
 
 
 @each('n, batch_size, length', SIZES)
 def test_segment_depends_on_the_step_alone(n, batch_size, length):
-  split = split_of(n)
+  split = make_split(n)
   steps = [0, 7, 3, 1_000_000, 3, 0]
-  seen = {}
+  first_results = {}
   for step in steps:
     segment = streams.train_segment(split, step, batch_size, length)
-    for ours, theirs in zip(arrays(segment), arrays(seen.setdefault(step, segment)), strict=True):
-      assert ours.shape == (batch_size, length) and np.array_equal(ours, theirs)
+    expected_segment = first_results.setdefault(step, segment)
+    for actual, expected in zip(arrays(segment), arrays(expected_segment), strict=True):
+      assert actual.shape == (batch_size, length) and np.array_equal(actual, expected)
 
 
 @each('n, batch_size, length', SIZES)
 @each('hosts', [1, 2, 3, 5])
-def test_hosts_make_the_rows_of_one_batch(n, batch_size, length, hosts):
-  split = split_of(n, [0, 2])
+def test_rows_of_all_hosts_are_one_batch(n, batch_size, length, hosts):
+  split = make_split(n, [0, 2])
   whole = streams.train_segment(split, 5, batch_size, length)
   edges = sorted({round(i * batch_size / hosts) for i in range(hosts + 1)})
   parts = [
     streams.train_segment(split, 5, batch_size, length, slice(first, last))
     for first, last in zip(edges, edges[1:], strict=False)
   ]
-  joined = streams.mapped(lambda *arrays: np.concatenate(arrays), *parts)
-  for ours, theirs in zip(arrays(joined), arrays(whole), strict=True):
-    assert np.array_equal(ours, theirs) and ours.dtype == theirs.dtype
+  joined = streams.map_segments(lambda *arrays: np.concatenate(arrays), *parts)
+  for actual, expected in zip(arrays(joined), arrays(whole), strict=True):
+    assert np.array_equal(actual, expected) and actual.dtype == expected.dtype
 
 
 @each('n, batch_size, length', SIZES)
-def test_steps_run_on_in_every_row(n, batch_size, length):
-  split = split_of(n)
+def test_a_row_continues_from_step_to_step(n, batch_size, length):
+  split = make_split(n)
   rows = np.concatenate(
     [streams.train_segment(split, step, batch_size, length).targets_BxT for step in range(40)], 1
   )
-  firsts = np.arange(batch_size) * (n // batch_size)
-  assert np.array_equal(rows, (firsts[:, None] + np.arange(40 * length)) % n)
+  first_targets = np.arange(batch_size) * (n // batch_size)
+  assert np.array_equal(rows, (first_targets[:, None] + np.arange(40 * length)) % n)
 
 
 def test_input_is_the_token_before_the_target():
-  split = split_of(20)
+  split = make_split(20)
   for step in range(12):
     segment = streams.train_segment(split, step, 2, 5)
-    assert np.array_equal(segment.tokens_BxT, before(segment.targets_BxT))
+    assert np.array_equal(segment.tokens_BxT, previous_tokens(segment.targets_BxT))
     assert np.array_equal(segment.starts_BxT, segment.targets_BxT == 0)
     assert segment.valid_BxT.dtype == np.float32 and segment.valid_BxT.all()
 
 
 @each('batch_size, length', [(1, 10), (4, 6), (8, 15), (120, 1)])
-def test_an_epoch_has_every_token_once(batch_size, length):
-  split = split_of(120)
+def test_an_epoch_contains_every_token_once(batch_size, length):
+  split = make_split(120)
   steps = 120 // (batch_size * length)
   for epoch in range(3):
     targets = [
@@ -85,8 +87,8 @@ def test_an_epoch_has_every_token_once(batch_size, length):
     assert sorted(np.concatenate(targets, axis=None)) == list(range(120))
 
 
-def test_every_row_sees_every_document_start():
-  split = split_of(30, [0, 4, 11])
+def test_every_row_contains_every_document_start():
+  split = make_split(30, [0, 4, 11])
   segments = [streams.train_segment(split, step, 3, 6) for step in range(5)]
   starts = np.concatenate([segment.starts_BxT for segment in segments], 1)
   targets = np.concatenate([segment.targets_BxT for segment in segments], 1)
@@ -94,7 +96,7 @@ def test_every_row_sees_every_document_start():
 
 
 def random_cases(count):
-  """(tokens, streams, segment length, rows at a time, limit), tiny splits among them."""
+  """Yields (tokens, streams, segment length, rows at a time, max_tokens), with tiny splits."""
   rng = np.random.default_rng(0)
   for _ in range(count):
     n = int(rng.choice([1, 2, 3, 7, 16, 50, 97, 128]))
@@ -102,7 +104,7 @@ def random_cases(count):
 
 
 CASES = [
-  (128, 4, 8, 4, 0),  # everything divides
+  (128, 4, 8, 4, 0),  # all numbers are divisible
   (1, 16, 128, 8, 0),
   (16, 16, 1, 16, 0),
   (17, 16, 3, 5, 0),  # 9 streams of 2
@@ -110,29 +112,30 @@ CASES = [
 ]
 
 
-@each('n, wanted, length, rows, limit', CASES)
-def test_evaluation_has_every_token_once(n, wanted, length, rows, limit):
-  evaluation = streams.EvaluationStreams(split_of(n, [0, n // 2]), wanted, length, limit)
-  tokens = min(limit or n, n)
-  assert 1 <= evaluation.streams <= min(wanted, tokens)
-  seen = []
+@each('n, num_streams, length, rows, max_tokens', CASES)
+def test_evaluation_has_every_token_once(n, num_streams, length, rows, max_tokens):
+  split = make_split(n, [0, n // 2])
+  evaluation = streams.EvaluationStreams(split, num_streams, length, max_tokens)
+  tokens = min(max_tokens or n, n)
+  assert 1 <= evaluation.streams <= min(num_streams, tokens)
+  all_targets = []
   for first_row in range(0, evaluation.streams, rows):
     for index in range(evaluation.segments):
       segment = evaluation.segment(index, first_row, rows)
-      assert all(part.shape == (rows, length) for part in arrays(segment))
+      assert all(array.shape == (rows, length) for array in arrays(segment))
       valid = segment.valid_BxT.astype(bool)
       targets = segment.targets_BxT[valid]
-      seen += targets.tolist()
-      assert np.array_equal(segment.tokens_BxT[valid], before(targets))
+      all_targets += targets.tolist()
+      assert np.array_equal(segment.tokens_BxT[valid], previous_tokens(targets))
       assert np.array_equal(segment.starts_BxT[valid], np.isin(targets, [0, n // 2]))
-  assert sorted(seen) == list(range(tokens))
+  assert sorted(all_targets) == list(range(tokens))
 
 
-@each('n, wanted, length, rows, limit', CASES)
-def test_a_stream_runs_on_and_then_is_padded(n, wanted, length, rows, limit):
-  evaluation = streams.EvaluationStreams(split_of(n), wanted, length, limit)
-  tokens = min(limit or n, n)
-  longest = -(-tokens // wanted)
+@each('n, num_streams, length, rows, max_tokens', CASES)
+def test_a_stream_is_contiguous_and_then_padded(n, num_streams, length, rows, max_tokens):
+  evaluation = streams.EvaluationStreams(make_split(n), num_streams, length, max_tokens)
+  tokens = min(max_tokens or n, n)
+  longest = -(-tokens // num_streams)
   segments = [
     evaluation.segment(index, 0, evaluation.streams + 2) for index in range(evaluation.segments)
   ]
@@ -148,45 +151,46 @@ def test_a_stream_runs_on_and_then_is_padded(n, wanted, length, rows, limit):
 
 
 @each('rows', [1, 3, 8])
-def test_rows_at_a_time_change_nothing(rows):
-  evaluation = streams.EvaluationStreams(split_of(50), 8, 4)
+def test_result_does_not_depend_on_rows_at_a_time(rows):
+  evaluation = streams.EvaluationStreams(make_split(50), 8, 4)
   whole = evaluation.segment(1, 0, 9)
   for first_row in range(0, 9, rows):
     part = evaluation.segment(1, first_row, min(rows, 9 - first_row))
-    for ours, theirs in zip(arrays(part), arrays(whole), strict=True):
-      assert np.array_equal(ours, theirs[first_row : first_row + rows])
+    for actual, expected in zip(arrays(part), arrays(whole), strict=True):
+      assert np.array_equal(actual, expected[first_row : first_row + rows])
 
 
 def test_first_input_of_a_stream_is_the_token_before_it():
-  segment = streams.EvaluationStreams(split_of(40), 4, 5).segment(0, 0, 4)
-  assert segment.tokens_BxT[:, 0].tolist() == [START, 9, 19, 29]
+  segment = streams.EvaluationStreams(make_split(40), 4, 5).segment(0, 0, 4)
+  assert segment.tokens_BxT[:, 0].tolist() == [DOCUMENT_START, 9, 19, 29]
   assert segment.targets_BxT[:, 0].tolist() == [0, 10, 20, 30]
 
 
-@each('n, wanted, length, rows, limit', CASES)
+@each('n, num_streams, length, rows, max_tokens', CASES)
 @each('protocol', ['transformer_xl', 'adaptive_span'])
 def test_official_protocols_skip_the_first_token_of_each_stream(
-  n, wanted, length, rows, limit, protocol
+  n, num_streams, length, rows, max_tokens, protocol
 ):
-  tokens = min(limit or n, n)
-  count = min(wanted, max(tokens // 2, 1))
-  share = tokens // count - 1
+  tokens = min(max_tokens or n, n)
+  count = min(num_streams, max(tokens // 2, 1))
+  num_targets = tokens // count - 1
   if protocol == 'adaptive_span':
-    share -= share % length
-  if not share:
+    num_targets -= num_targets % length
+  args = make_split(n), num_streams, length, max_tokens, protocol
+  if not num_targets:
     with pytest.raises(errors.BadInput, match='fill no segment'):
-      streams.EvaluationStreams(split_of(n), wanted, length, limit, protocol)
+      streams.EvaluationStreams(*args)
     return
-  evaluation = streams.EvaluationStreams(split_of(n), wanted, length, limit, protocol)
-  assert (evaluation.streams, evaluation.tokens) == (count, count * share)
+  evaluation = streams.EvaluationStreams(*args)
+  assert (evaluation.streams, evaluation.tokens) == (count, count * num_targets)
   segments = [evaluation.segment(index, 0, count + 1) for index in range(evaluation.segments)]
   targets, valid, inputs = (
     np.concatenate([getattr(segment, name) for segment in segments], 1)
     for name in ('targets_BxT', 'valid_BxT', 'tokens_BxT')
   )
   for row in range(count):
-    there = valid[row].astype(bool)
+    is_valid = valid[row].astype(bool)
     first = row * (tokens // count) + 1
-    assert targets[row][there].tolist() == list(range(first, first + share))
-    assert inputs[row][there].tolist() == list(range(first - 1, first + share - 1))
+    assert targets[row][is_valid].tolist() == list(range(first, first + num_targets))
+    assert inputs[row][is_valid].tolist() == list(range(first - 1, first + num_targets - 1))
   assert not valid[count].any()

@@ -1,4 +1,4 @@
-"""Corpora as tokens on disk: counts, what the cache believes, what a window holds."""
+"""Token cache: token counts, when a corpus is tokenised again, windows of a split, errors."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.data import corpora as corpus_files
-from ngrammer_jax.data import reading, token_cache
+from ngrammer_jax.data import text_files, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
 from tests.checks import bad_input
 
@@ -21,13 +21,13 @@ TEXT = ''.join(f'line {i % 97} of some text\n' for i in range(2000)).encode()
 
 @pytest.fixture
 def text(tmp_path):
-  """Prepares a text of its own with the given settings."""
+  """A function that prepares a text file with the given settings."""
   path = tmp_path / 'text.txt'
   path.write_bytes(TEXT)
 
   def prepare(**settings):
-    given = {'corpus': 'text', 'path': str(path), 'vocabulary': 'bytes'} | settings
-    return token_cache.prepare(token_cache.DataConfig(**given))
+    settings = {'corpus': 'text', 'path': str(path), 'vocabulary': 'bytes'} | settings
+    return token_cache.prepare(token_cache.DataConfig(**settings))
 
   prepare.path = path
   return prepare
@@ -40,7 +40,7 @@ def write_splits(folder, train, valid, test):
   return str(folder)
 
 
-def counts(corpus):
+def token_counts(corpus):
   return [len(corpus.splits[split].tokens) for split in SPLITS]
 
 
@@ -52,7 +52,7 @@ def same_tokens(a, b):
   return all(np.array_equal(a.splits[s].tokens, b.splits[s].tokens) for s in SPLITS)
 
 
-# The published counts.
+# Published token counts.
 
 
 def test_wikitext2_has_the_published_counts(corpora):
@@ -60,7 +60,7 @@ def test_wikitext2_has_the_published_counts(corpora):
     token_cache.DataConfig('wikitext', str(corpora / 'wikitext2'), vocabulary='words')
   )
   assert corpus.vocabulary.size == 33_278
-  assert counts(corpus) == [2_088_628, 217_646, 245_569]
+  assert token_counts(corpus) == [2_088_628, 217_646, 245_569]
   assert text_bytes(corpus) == [None] * 3
   assert corpus.splits['train'].tokens.dtype == np.uint16
 
@@ -71,27 +71,27 @@ def test_text8_has_the_published_counts(corpora):
     token_cache.DataConfig('text8', str(corpora / 'text8.zip'), vocabulary='characters')
   )
   assert corpus.vocabulary.size == 27
-  assert counts(corpus) == text_bytes(corpus) == [90_000_000, 5_000_000, 5_000_000]
+  assert token_counts(corpus) == text_bytes(corpus) == [90_000_000, 5_000_000, 5_000_000]
   assert corpus.vocabulary.decode([corpus.splits['train'].document_start]) == b' '
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'newlines, symbols, tokens, raw',
+  'newlines, symbols, tokens, is_raw',
   [
     ('keep', 205, [90_000_000, 5_000_000, 5_000_000], True),
     ('drop', 204, [88_982_818, 4_945_742, 4_943_417], False),
     ('eos', 205, [90_000_001, 5_000_001, 5_000_001], False),
   ],
 )
-def test_enwik8_has_the_published_counts(corpora, newlines, symbols, tokens, raw):
+def test_enwik8_has_the_published_counts(corpora, newlines, symbols, tokens, is_raw):
   settings = {'vocabulary': 'characters', 'newlines': newlines}
   corpus = token_cache.prepare(
     token_cache.DataConfig('enwik8', str(corpora / 'enwik8.gz'), **settings)
   )
   assert corpus.vocabulary.size == symbols
-  assert counts(corpus) == tokens
-  assert text_bytes(corpus) == (tokens if raw else [None] * 3)
+  assert token_counts(corpus) == tokens
+  assert text_bytes(corpus) == (tokens if is_raw else [None] * 3)
 
 
 # Tokens.
@@ -106,137 +106,137 @@ def test_tokens_decode_to_the_text(text, kind):
   assert text_bytes(corpus) == [len(part) for part in decoded]
 
 
-def test_document_start_stands_between_documents(tmp_path):
+def test_documents_are_separated_by_the_document_start(tmp_path):
   folder = tmp_path / 'documents'
   folder.mkdir()
   for i in range(22):
     (folder / f'{i:02}').write_bytes(b'abc'[: i % 3 + 1])
   corpus = token_cache.prepare(token_cache.DataConfig('text', str(folder), vocabulary='characters'))
-  kept = [i for i in range(22) if i not in (9, 19)]
+  numbers = [i for i in range(22) if i not in (9, 19)]  # of the training documents
   train = corpus.splits['train']
   assert train.document_start == 3
-  assert train.tokens.tolist() == [token for i in kept for token in (*range(i % 3 + 1), 3)][:-1]
-  lengths = [i % 3 + 2 for i in kept]
-  assert train.starts.tolist() == [sum(lengths[:i]) for i in range(len(kept))]
-  assert train.text_bytes == sum(i % 3 + 1 for i in kept)
+  assert train.tokens.tolist() == [token for i in numbers for token in (*range(i % 3 + 1), 3)][:-1]
+  lengths = [i % 3 + 2 for i in numbers]
+  assert train.starts.tolist() == [sum(lengths[:i]) for i in range(len(numbers))]
+  assert train.text_bytes == sum(i % 3 + 1 for i in numbers)
 
 
-def test_single_text_has_no_symbol_for_the_document_start(text):
+def test_single_text_has_no_separate_document_start(text):
   corpus = text(vocabulary='characters')
   assert corpus.vocabulary.size == len(set(TEXT))
   assert corpus.vocabulary.decode([corpus.splits['train'].document_start]) == b'\n'
 
 
 @pytest.mark.parametrize(
-  'newlines, tokens, raw', [('keep', 4, True), ('drop', 2, False), ('eos', 5, False)]
+  'newlines, tokens, is_raw', [('keep', 4, True), ('drop', 2, False), ('eos', 5, False)]
 )
-def test_enwik8_conventions_are_kept_apart_and_have_no_bytes(
-  tmp_path, monkeypatch, newlines, tokens, raw
+def test_enwik8_newline_conventions_have_separate_caches(
+  tmp_path, monkeypatch, newlines, tokens, is_raw
 ):
   path = tmp_path / 'enwik8'
   path.write_bytes(b'')
-  monkeypatch.setattr(corpus_files, '_check_published', lambda name, path: None)
-  monkeypatch.setattr(reading, 'within', lambda path, first, last: iter([b'a\nb\n']))
-  for each in (*corpus_files.NEWLINES, newlines):
-    config = token_cache.DataConfig('enwik8', str(path), 'characters', newlines=each)
+  monkeypatch.setattr(corpus_files, '_verify_published_file', lambda name, path: None)
+  monkeypatch.setattr(text_files, 'byte_range', lambda blocks, start, stop: iter([b'a\nb\n']))
+  for value in (*corpus_files.NEWLINES, newlines):
+    config = token_cache.DataConfig('enwik8', str(path), 'characters', newlines=value)
     corpus = token_cache.prepare(config)
-  assert counts(corpus) == [tokens] * 3
-  assert text_bytes(corpus) == [tokens if raw else None] * 3
+  assert token_counts(corpus) == [tokens] * 3
+  assert text_bytes(corpus) == [tokens if is_raw else None] * 3
 
 
 @pytest.mark.parametrize('size, dtype', [(1 << 16, np.uint16), ((1 << 16) + 1, np.uint32)])
-def test_ids_take_four_bytes_only_where_two_are_not_enough(text, monkeypatch, size, dtype):
+def test_ids_have_16_bits_if_the_vocabulary_fits(text, monkeypatch, size, dtype):
   monkeypatch.setattr(vocabularies.ByteVocabulary, 'size', size)
   assert text().splits['train'].tokens.dtype == dtype
 
 
 @pytest.mark.parametrize(
-  'replaced, settings',
+  'replacement, settings',
   [
     ('  ', {'vocabulary': 'words'}),
     (' ', {'vocabulary': 'words', 'vocabulary_size': 10}),
     ('é', {'vocabulary_path': True, 'vocabulary': 'sentencepiece'}),
   ],
 )
-def test_text_that_does_not_come_back_has_no_bytes(text, request, replaced, settings):
-  """Two spaces, rare words, characters that T5 does not know."""
-  text.path.write_bytes(TEXT.replace(b' ', replaced.encode()))
+def test_text_bytes_of_a_lossy_tokenisation_are_none(text, request, replacement, settings):
+  """Two spaces, rare words, characters outside the T5 vocabulary."""
+  text.path.write_bytes(TEXT.replace(b' ', replacement.encode()))
   if 'vocabulary_path' in settings:
     model = request.getfixturevalue('corpora') / 'vocab' / 't5_32k.model'
     settings = settings | {'vocabulary_path': str(model)}
   assert text_bytes(text(**settings)) == [None] * 3
 
 
-def test_only_the_split_that_does_not_come_back_has_no_bytes(tmp_path):
+def test_text_bytes_are_none_only_for_the_lossy_split(tmp_path):
   path = write_splits(tmp_path / 'splits', b'a b\n', b'a  b\n', b'b a\n')
   corpus = token_cache.prepare(token_cache.DataConfig('wikitext', path, vocabulary='words'))
   assert text_bytes(corpus) == [4, None, 4]
 
 
 def test_sentencepiece_is_learned_from_a_sample_of_a_large_text(text, monkeypatch):
-  learn, seen = vocabularies.learn_pieces, []
+  learn_sentencepiece, sample = vocabularies.learn_sentencepiece, []
 
-  def spy(texts, size):
-    seen.extend(texts)
-    return learn(seen, size)
+  def recording_learn(texts, size):
+    sample.extend(texts)
+    return learn_sentencepiece(sample, size)
 
-  monkeypatch.setattr(vocabularies, 'learn_pieces', spy)
-  monkeypatch.setattr(reading, 'PIECE', len(TEXT) // 100)
-  monkeypatch.setattr(vocabularies, 'LEARN_FROM', len(TEXT) // 4)
+  monkeypatch.setattr(vocabularies, 'learn_sentencepiece', recording_learn)
+  monkeypatch.setattr(text_files, 'CHUNK_SIZE', len(TEXT) // 100)
+  monkeypatch.setattr(vocabularies, 'MAX_TRAINING_BYTES', len(TEXT) // 4)
   text(vocabulary='sentencepiece', vocabulary_size=290)
-  assert len(TEXT) // 5 < sum(map(len, seen)) <= len(TEXT) // 4
+  assert len(TEXT) // 5 < sum(map(len, sample)) <= len(TEXT) // 4
 
 
 # The cache.
 
 
 @pytest.fixture
-def tokenised(monkeypatch):
-  """Counts how often a corpus is tokenised."""
-  write, calls = token_cache._write, []
+def write_calls(monkeypatch):
+  """A list with one entry for each time a corpus was tokenised."""
+  write_cache, calls = token_cache._write_cache, []
 
-  def counting(*arguments):
-    calls.append(arguments)
-    write(*arguments)
+  def recording_write_cache(*args):
+    calls.append(args)
+    write_cache(*args)
 
-  monkeypatch.setattr(token_cache, '_write', counting)
+  monkeypatch.setattr(token_cache, '_write_cache', recording_write_cache)
   return calls
 
 
-def test_second_call_reads_the_cache(text, tokenised, monkeypatch):
+def test_second_call_reads_the_cache(text, write_calls, monkeypatch):
   first = text()
-  monkeypatch.setattr(reading, 'opened', None)  # nor is the text looked at
+  monkeypatch.setattr(text_files, 'open_binary', None)  # the text is not read either
   second = text()
-  assert len(tokenised) == 1
+  assert len(write_calls) == 1
   assert same_tokens(first, second)
   assert second.content_hash == first.content_hash
   assert text_bytes(second) == text_bytes(first)
   assert isinstance(second.splits['train'].tokens, np.memmap)
 
 
-@pytest.mark.parametrize('where', ['variable', 'setting'])
-def test_cache_folder_is_the_one_asked_for(text, cache, tmp_path, where):
-  named = tmp_path / 'named'
-  text(cache_dir=str(named) if where == 'setting' else None)
-  used, unused = (named, cache) if where == 'setting' else (cache, named)
+@pytest.mark.parametrize('source', ['variable', 'setting'])
+def test_cache_folder_can_be_configured(text, cache, tmp_path, source):
+  configured = tmp_path / 'configured'
+  text(cache_dir=str(configured) if source == 'setting' else None)
+  used, unused = (configured, cache) if source == 'setting' else (cache, configured)
   assert [path.name[:5] for path in used.iterdir()] == ['text-']
   assert not unused.exists()
 
 
-def changed_text(text):
+def change_text(text):
   text.path.write_bytes(TEXT.replace(b'some', b'more'))
 
 
-def changed_time(text):
+def change_time(text):
   os.utime(text.path, ns=(0, 0))
 
 
-@pytest.mark.parametrize('change', [changed_text, changed_time])
-def test_changed_file_is_tokenised_again(text, tokenised, change):
+@pytest.mark.parametrize('change', [change_text, change_time])
+def test_changed_file_is_tokenised_again(text, write_calls, change):
   text()
   change(text)
   corpus = text()
-  assert len(tokenised) == 2
+  assert len(write_calls) == 2
   assert (
     corpus.vocabulary.decode(corpus.splits['train'].tokens)
     == text.path.read_bytes()[: len(corpus.splits['train'].tokens)]
@@ -251,18 +251,18 @@ def test_changed_file_is_tokenised_again(text, tokenised, change):
     {'vocabulary': 'words', 'vocabulary_size': 9},
   ],
 )
-def test_other_settings_have_their_own_cache(text, tokenised, settings):
+def test_each_setting_has_a_separate_cache(text, write_calls, settings):
   text(), text(**settings), text(), text(**settings)
-  assert len(tokenised) == 2
+  assert len(write_calls) == 2
 
 
-def test_changed_model_is_tokenised_again(text, tokenised, tmp_path):
+def test_changed_model_is_tokenised_again(text, write_calls, tmp_path):
   settings = {'vocabulary': 'sentencepiece', 'vocabulary_path': str(tmp_path / 'vocabulary.model')}
   sizes = []
   for size in (290, 300):
-    vocabularies.learn_pieces([TEXT], size).save(tmp_path)
+    vocabularies.learn_sentencepiece([TEXT], size).save(tmp_path)
     sizes.append(text(**settings).vocabulary.size)
-  assert sizes == [290, 300] and len(tokenised) == 2
+  assert sizes == [290, 300] and len(write_calls) == 2
 
 
 def shorten(path):
@@ -296,107 +296,107 @@ def remove(path):
     ('vocabulary.model', remove),
   ],
 )
-def test_damaged_cache_is_made_again(text, cache, tokenised, caplog, name, damage):
+def test_damaged_cache_is_written_again(text, cache, write_calls, caplog, name, damage):
   settings = {'vocabulary': 'sentencepiece', 'vocabulary_size': 290}
   first = text(**settings)
   (folder,) = cache.iterdir()
   tokens = {split: np.array(first.splits[split].tokens) for split in SPLITS}
   damage(folder / name)
   second = text(**settings)
-  assert len(tokenised) == 2
+  assert len(write_calls) == 2
   assert f'{folder} is damaged' in caplog.text and 'preparing it again' in caplog.text
   for split in SPLITS:
     assert second.splits[split].tokens.tolist() == tokens[split].tolist()
   text(**settings)
-  assert len(tokenised) == 2
+  assert len(write_calls) == 2
 
 
 class Killed(BaseException):
-  """No error that the program expects."""
+  """An exception that the program does not handle."""
 
 
-def kill(*arguments, **options):
+def kill(*args, **kwargs):
   raise Killed
 
 
-def kill_at_validation(corpus, split, *rest):
-  return kill() if split == 'validation' else WRITE_SPLIT(corpus, split, *rest)
+def kill_at_validation(corpus, split, *args):
+  return kill() if split == 'validation' else WRITE_SPLIT(corpus, split, *args)
 
 
 WRITE_SPLIT = token_cache._write_split
 
 
 @pytest.mark.parametrize(
-  'place, name, replacement',
+  'owner, name, replacement',
   [
     (vocabularies.ByteVocabulary, 'save', kill),
     (token_cache, '_write_split', kill_at_validation),
     (pathlib.Path, 'rename', kill),
   ],
 )
-def test_killed_preparation_leaves_nothing(text, cache, monkeypatch, place, name, replacement):
+def test_killed_preparation_leaves_no_cache(text, cache, monkeypatch, owner, name, replacement):
   with monkeypatch.context() as patch:
-    patch.setattr(place, name, replacement)
+    patch.setattr(owner, name, replacement)
     with pytest.raises(Killed):
       text()
   assert list(cache.iterdir()) == []
-  assert sum(counts(text())) == len(TEXT)
+  assert sum(token_counts(text())) == len(TEXT)
 
 
-def test_what_a_killed_process_left_is_passed_over(text, cache):
+def test_incomplete_cache_of_a_killed_process_is_ignored(text, cache):
   leftover = cache / 'preparing-leftover'
   leftover.mkdir(parents=True)
   (leftover / 'meta.json').write_text('{')
-  assert sum(counts(text())) == len(TEXT)
-  assert leftover.exists()  # another process may be at work there
+  assert sum(token_counts(text())) == len(TEXT)
+  assert leftover.exists()  # another process may still write it
 
 
-def test_faster_process_wins(text, cache, monkeypatch):
-  """Its cache is used, and nothing is left of ours."""
-  write = token_cache._write
+def test_cache_of_a_faster_process_is_used(text, cache, monkeypatch):
+  """The slower process removes its own cache."""
+  write_cache = token_cache._write_cache
 
-  def overtaken(config, corpus, folder):
-    write(config, corpus, folder)
+  def slow_write_cache(config, corpus, folder):
+    write_cache(config, corpus, folder)
     with monkeypatch.context() as patch:
-      patch.setattr(token_cache, '_write', write)
+      patch.setattr(token_cache, '_write_cache', write_cache)
       text()
 
-  monkeypatch.setattr(token_cache, '_write', overtaken)
-  assert sum(counts(text())) == len(TEXT)
+  monkeypatch.setattr(token_cache, '_write_cache', slow_write_cache)
+  assert sum(token_counts(text())) == len(TEXT)
   assert len(list(cache.iterdir())) == 1
 
 
-def test_published_files_are_checked_before_they_are_tokenised(tmp_path, cache, tokenised):
+def test_published_files_are_verified_before_they_are_tokenised(tmp_path, cache, write_calls):
   path = tmp_path / 'text8'
   path.write_bytes(b'too short')
   with bad_input(f'{path} is truncated: 9 bytes of text8, expected 100,000,000; download it again'):
     token_cache.prepare(token_cache.DataConfig('text8', str(path)))
-  assert tokenised == [] and not cache.exists()
+  assert write_calls == [] and not cache.exists()
 
 
-# The hash that a resumed run compares.
+# The content hash, which a resumed run compares.
 
 
-def test_content_hash_depends_on_the_text_not_on_its_place(text, tmp_path):
-  moved = tmp_path / 'elsewhere' / 'another.txt'
-  moved.parent.mkdir()
-  moved.write_bytes(TEXT)
+def test_content_hash_depends_on_the_text_not_on_its_path(text, tmp_path):
+  other_path = tmp_path / 'other' / 'other.txt'
+  other_path.parent.mkdir()
+  other_path.write_bytes(TEXT)
   first = text().content_hash
-  assert text(path=str(moved)).content_hash == first
-  moved.write_bytes(TEXT.replace(b'some', b'more'))
-  assert text(path=str(moved)).content_hash != first
+  assert text(path=str(other_path)).content_hash == first
+  other_path.write_bytes(TEXT.replace(b'some', b'more'))
+  assert text(path=str(other_path)).content_hash != first
 
 
 def test_content_hash_depends_on_the_vocabulary(text):
   settings = [{'vocabulary': kind} for kind in ('bytes', 'characters', 'words')]
   settings += [{'vocabulary': 'sentencepiece', 'vocabulary_size': size} for size in (290, 300)]
-  assert len({text(**each).content_hash for each in settings}) == 5
+  assert len({text(**kwargs).content_hash for kwargs in settings}) == 5
 
 
-def test_content_hash_depends_on_the_given_model(text, tmp_path):
+def test_content_hash_depends_on_the_pretrained_model(text, tmp_path):
   hashes = set()
   for content in (TEXT, TEXT.swapcase()):
-    vocabularies.learn_pieces([content], 290).save(tmp_path)
+    vocabularies.learn_sentencepiece([content], 290).save(tmp_path)
     model = str(tmp_path / 'vocabulary.model')
     hashes.add(text(vocabulary='sentencepiece', vocabulary_path=model).content_hash)
   assert len(hashes) == 2
@@ -410,11 +410,11 @@ def test_content_hash_depends_on_the_splits(text, tmp_path):
   assert len({text(path=path).content_hash for path in paths}) == 2
 
 
-# A window into a split.
+# Windows of a split.
 
 
-def split_of(lengths, document_start=0):
-  """Documents of tokens 1, 2, 3, ..., as they lie on disk."""
+def make_split(lengths, document_start=0):
+  """Returns a split of documents with tokens 1, 2, 3, ..."""
   tokens, starts = [], []
   for length in lengths:
     tokens += [document_start] * bool(starts)
@@ -426,8 +426,8 @@ def split_of(lengths, document_start=0):
 @pytest.mark.parametrize(
   'lengths', [[9], [1], [3, 4], [2, 1, 5], [1, 1, 1], [0, 3], [3, 0, 2], [4, 0]]
 )
-def test_window_holds_the_token_before_each_target(lengths):
-  split = split_of(lengths)
+def test_inputs_of_a_window_are_the_tokens_before_the_targets(lengths):
+  split = make_split(lengths)
   n = len(split.tokens)
   for first in range(2 * n):
     inputs, targets, starts = split.window(first, n + 3)
@@ -439,14 +439,14 @@ def test_window_holds_the_token_before_each_target(lengths):
     assert inputs.dtype == targets.dtype == np.int32 and starts.dtype == bool
 
 
-def test_documents_start_at_their_separator():
-  inputs, targets, starts = split_of([2, 3]).window(0, 8)
+def test_the_first_input_of_a_document_is_its_separator():
+  inputs, targets, starts = make_split([2, 3]).window(0, 8)
   assert targets.tolist() == [1, 2, 0, 4, 5, 6, 1, 2]
   assert inputs.tolist() == [0, 1, 2, 0, 4, 5, 0, 1]
   assert np.flatnonzero(starts).tolist() == [0, 3, 6]
 
 
-# What is refused.
+# Errors.
 
 
 @pytest.mark.parametrize(
@@ -466,8 +466,8 @@ def test_documents_start_at_their_separator():
     ),
     (
       {'corpus': 'enwik8', 'vocabulary': 'sentencepiece'},
-      'data.corpus="enwik8" is cut inside characters: its symbols are bytes. Use '
-      'data.vocabulary=characters, or data.corpus=text for other vocabularies',
+      'data.corpus="enwik8" has bytes as symbols, and its splits may end inside a UTF-8 character: '
+      'use data.vocabulary=characters, or data.corpus=text for other vocabularies',
     ),
     (
       {'vocabulary': 'sentencepiece', 'vocabulary_size': 100_000},
@@ -483,30 +483,30 @@ def test_impossible_settings_are_refused(text, cache, settings, message):
 
 
 @pytest.mark.parametrize('content', [b'not a model', b''])
-def test_other_files_are_no_models(text, tmp_path, content):
-  path = tmp_path / 'given.model'
+def test_other_files_are_refused_as_models(text, tmp_path, content):
+  path = tmp_path / 'other.model'
   path.write_bytes(content)
   with bad_input(f'data.vocabulary_path={path} is not a SentencePiece model'):
     text(vocabulary='sentencepiece', vocabulary_path=str(path))
 
 
-@pytest.mark.parametrize('place', [0, 1234, reading.PIECE + 17])
-def test_invalid_utf8_is_found_at_its_byte(text, place):
+@pytest.mark.parametrize('offset', [0, 1234, text_files.CHUNK_SIZE + 17])
+def test_invalid_utf8_is_reported_with_its_byte_offset(text, offset):
   content = bytearray(b'text and more\n' * 100_000)
-  content[place] = 0xE9
+  content[offset] = 0xE9
   text.path.write_bytes(content)
   with bad_input(
-    f'{text.path} is not valid UTF-8 at byte {place:,} (0xe9): convert it, or use '
+    f'{text.path} is not valid UTF-8 at byte {offset:,} (0xe9): convert it, or use '
     'data.vocabulary=bytes'
   ):
     text(vocabulary='characters')
 
 
-def test_any_bytes_are_tokens_of_the_vocabulary_of_bytes(text):
+def test_byte_vocabulary_encodes_any_bytes(text):
   content = bytes(range(256)) * 100
   text.path.write_bytes(content)
   corpus = text()
-  assert sum(counts(corpus)) == sum(text_bytes(corpus)) == len(content)
+  assert sum(token_counts(corpus)) == sum(text_bytes(corpus)) == len(content)
   tokens = np.concatenate([corpus.splits[split].tokens for split in SPLITS])
   assert tokens.astype(np.uint8).tobytes() == content
 
@@ -519,7 +519,7 @@ def test_too_little_text_is_refused(text, cache, length, split):
   assert list(cache.iterdir()) == []
 
 
-def test_cache_folder_that_cannot_be_written_is_named(text, tmp_path):
+def test_unwritable_cache_folder_is_reported(text, tmp_path):
   (tmp_path / 'file').write_bytes(b'')
   with bad_input(f'data.cache_dir={tmp_path}/file cannot be written: File exists'):
     text(cache_dir=f'{tmp_path}/file')
@@ -527,7 +527,7 @@ def test_cache_folder_that_cannot_be_written_is_named(text, tmp_path):
     text(cache_dir=f'{tmp_path}/file/below')
 
 
-def test_abandoned_preparations_are_removed_but_not_those_at_work(text, cache):
+def test_only_old_incomplete_caches_are_removed(text, cache):
   for name, age in (('preparing-old', 2 * 86_400), ('preparing-now', 60)):
     (cache / name).mkdir(parents=True)
     os.utime(cache / name, (time.time() - age,) * 2)
@@ -536,13 +536,14 @@ def test_abandoned_preparations_are_removed_but_not_those_at_work(text, cache):
   assert (cache / 'preparing-now').exists()
 
 
-def test_full_disk_is_named_and_leaves_nothing(text, cache, monkeypatch):
-  def full(*arguments):
+def test_full_disk_is_reported_and_leaves_no_cache(text, cache, monkeypatch):
+  def raise_disk_full(*args):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-  monkeypatch.setattr(token_cache.np, 'save', full)
+  monkeypatch.setattr(token_cache.np, 'save', raise_disk_full)
   message = (
-    f'data.cache_dir={cache} cannot be written: No space left on device; nothing of it was kept'
+    f'data.cache_dir={cache} cannot be written: No space left on device; the incomplete cache was '
+    f'removed'
   )
   with bad_input(message):
     text(vocabulary='bytes')

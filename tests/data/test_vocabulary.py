@@ -1,4 +1,4 @@
-"""Text to ids and back."""
+"""Vocabularies: encoding, decoding, learning, saving."""
 
 import pytest
 
@@ -11,12 +11,12 @@ TEXT = ''.join(f'line {i} of some text, with {i % 7} words in it\n' for i in ran
 
 
 @pytest.fixture(scope='module')
-def learned():
-  return vocabularies.learn_pieces([TEXT], 340)
+def sentencepiece():
+  return vocabularies.learn_sentencepiece([TEXT], 340)
 
 
-NASTY = {
-  'nothing': '',
+DIFFICULT_TEXTS = {
+  'empty': '',
   'tabs': '\tline\t\tof\t',
   'double spaces': 'line  of   text',
   'outer spaces': '  line of text   ',
@@ -25,7 +25,7 @@ NASTY = {
   'windows newlines': 'line\r\nof\r\n',
   'other white space': 'a\u00a0b\u2003c\u2028d\x85e\x0bf',
   'emoji': '😀👩\u200d👩\u200d👧 text',
-  'unseen scripts': 'памятьـذاكرة記憶',
+  'other scripts': 'памятьـذاكرة記憶',
   'not normalised': 'ﬁne Ⅷ é e\u0301 ½',
   'byte order mark': '\ufefftext',
   'replacement': 'a\ufffdb',
@@ -35,42 +35,42 @@ NASTY = {
 }
 
 
-@each('name', NASTY)
-def test_learned_pieces_lose_nothing(learned, name):
-  text = NASTY[name].encode()
-  assert learned.decode(learned.encode(text)) == text
+@each('name', DIFFICULT_TEXTS)
+def test_learned_sentencepiece_is_lossless(sentencepiece, name):
+  text = DIFFICULT_TEXTS[name].encode()
+  assert sentencepiece.decode(sentencepiece.encode(text)) == text
 
 
-def test_learned_pieces_tell_a_block_from_a_space(learned):
+def test_learned_sentencepiece_distinguishes_the_space_mark_from_a_space(sentencepiece):
   text = 'bars ▁▂▃ in text'.encode()
-  assert learned.decode(learned.encode(text)) == text
+  assert sentencepiece.decode(sentencepiece.encode(text)) == text
 
 
-def test_learned_pieces_are_longer_than_characters(learned):
-  assert learned.size == 340
-  assert len(learned.encode(TEXT)) < len(TEXT) / 2
-  assert learned.encode(TEXT).max() < learned.size
+def test_pieces_are_longer_than_characters(sentencepiece):
+  assert sentencepiece.size == 340
+  assert len(sentencepiece.encode(TEXT)) < len(TEXT) / 2
+  assert sentencepiece.encode(TEXT).max() < sentencepiece.size
 
 
-def test_newline_is_one_piece_that_joins_no_other(learned):
-  (newline,) = learned.encode(b'\n')
-  ids = learned.encode(b'line\n\nof text\n').tolist()
+def test_newline_is_a_separate_piece(sentencepiece):
+  (newline,) = sentencepiece.encode(b'\n')
+  ids = sentencepiece.encode(b'line\n\nof text\n').tolist()
   assert ids.count(newline) == 3
 
 
-def test_no_text_becomes_a_document_start(learned):
-  everything = ''.join(NASTY.values()).encode()
-  assert learned.document_start not in learned.encode(everything)
-  assert learned.decode([learned.document_start]) == b''
+def test_text_never_contains_the_document_start(sentencepiece):
+  text = ''.join(DIFFICULT_TEXTS.values()).encode()
+  assert sentencepiece.document_start not in sentencepiece.encode(text)
+  assert sentencepiece.decode([sentencepiece.document_start]) == b''
 
 
-def test_learning_depends_on_the_text_alone(learned, tmp_path):
+def test_learning_depends_on_the_text_alone(sentencepiece, tmp_path):
   lines = TEXT.splitlines(keepends=True)
   thirds = [b''.join(lines[i : i + 700]) for i in range(0, len(lines), 700)]
   for folder, vocabulary in (
-    (tmp_path / 'whole', learned),
-    (tmp_path / 'again', vocabularies.learn_pieces([TEXT], 340)),
-    (tmp_path / 'thirds', vocabularies.learn_pieces(thirds, 340)),
+    (tmp_path / 'whole', sentencepiece),
+    (tmp_path / 'again', vocabularies.learn_sentencepiece([TEXT], 340)),
+    (tmp_path / 'thirds', vocabularies.learn_sentencepiece(thirds, 340)),
   ):
     folder.mkdir()
     vocabulary.save(folder)
@@ -80,23 +80,23 @@ def test_learning_depends_on_the_text_alone(learned, tmp_path):
   assert len(models) == 1
 
 
-def test_pieces_are_4096_unless_told_otherwise(monkeypatch):
-  monkeypatch.setattr(vocabularies, 'DEFAULT_PIECES', 350)
-  assert vocabularies.learn_pieces([TEXT], None).size == 350
+def test_default_size_of_sentencepiece(monkeypatch):
+  monkeypatch.setattr(vocabularies, 'DEFAULT_SENTENCEPIECE_SIZE', 350)
+  assert vocabularies.learn_sentencepiece([TEXT], None).size == 350
 
 
-def test_more_pieces_than_the_text_has_are_refused():
+def test_too_many_pieces_for_the_text_are_refused():
   with bad_input(
     'data.vocabulary_size=4096 does not fit this text: '
     'Vocabulary size too high (4096). Please set it to a value <= 265.'
   ):
-    vocabularies.learn_pieces([b'abc\nabc\n' * 10], None)
+    vocabularies.learn_sentencepiece([b'abc\nabc\n' * 10], None)
 
 
 @each('size', [270, 1, 0, -1])
 def test_too_few_pieces_are_refused(size):
   with pytest.raises(errors.BadInput, match=f'^data.vocabulary_size={size} does not fit this text'):
-    vocabularies.learn_pieces([TEXT], size)
+    vocabularies.learn_sentencepiece([TEXT], size)
 
 
 def test_t5_model(corpora):
@@ -115,28 +115,28 @@ def test_words_are_in_order_of_frequency_then_of_appearance():
   assert vocabulary.document_start == 2  # <eos>
 
 
-def test_newlines_and_unknown_words_have_symbols_even_where_none_was_seen():
+def test_word_vocabulary_always_has_line_end_and_unknown():
   vocabulary = vocabularies.learn_words([b'b a b'], None)
   assert vocabulary.decode(range(4)) == b'b a <unk>\n'
   assert vocabulary.encode(b'a new\tb \n').tolist() == [1, 2, 0, 3]
   assert vocabulary.document_start == 3
 
 
-@each('size, kept', [(3, b'b'), (4, b'b a'), (5, b'b a c'), (50, b'b a c d')])
-def test_number_of_words_includes_the_symbols(size, kept):
+@each('size, expected', [(3, b'b'), (4, b'b a'), (5, b'b a c'), (50, b'b a c d')])
+def test_word_vocabulary_size_includes_line_end_and_unknown(size, expected):
   vocabulary = vocabularies.learn_words([b'b b b a a c d'], size)
   assert vocabulary.size == min(size, 6)
-  known = [i for i in range(vocabulary.size) if vocabulary.decode([i]) not in (b'<unk>', b'\n')]
-  assert vocabulary.decode(known) == kept
+  word_ids = [i for i in range(vocabulary.size) if vocabulary.decode([i]) not in (b'<unk>', b'\n')]
+  assert vocabulary.decode(word_ids) == expected
 
 
-def test_rare_symbols_survive_the_limit_in_their_place():
+def test_special_words_keep_their_rank_when_the_size_is_limited():
   vocabulary = vocabularies.learn_words([b'<unk> <unk> <unk> b b b b a a c\n'], 3)
   assert vocabulary.decode(range(3)) == b'b <unk>\n'
 
 
 @each('text', [b'a b\na\n', b'a\n\nb\n', b'\na\n'])
-def test_words_between_single_spaces_come_back(text):
+def test_words_separated_by_single_spaces_are_lossless(text):
   vocabulary = vocabularies.learn_words([text], None)
   assert vocabulary.decode(vocabulary.encode(text)) == text
 
@@ -195,14 +195,14 @@ AWKWARD = 'é\r\n\x00\u2028"\\ 😀\ta\n'.encode()
 
 
 @pytest.mark.parametrize('kind', [*vocabularies.KINDS, 'separated', 'latin-1'])
-def test_saved_vocabulary_is_loaded_the_same(kind, learned, tmp_path):
+def test_a_saved_vocabulary_is_loaded_unchanged(kind, sentencepiece, tmp_path):
   vocabulary = {
     'bytes': vocabularies.ByteVocabulary(),
     'characters': vocabularies.learn_characters([AWKWARD], 'utf-8', False),
     'separated': vocabularies.learn_characters([AWKWARD], 'utf-8', True),
     'latin-1': vocabularies.learn_characters([AWKWARD], 'latin-1', False),
     'words': vocabularies.learn_words([AWKWARD], None),
-    'sentencepiece': learned,
+    'sentencepiece': sentencepiece,
   }[kind]
   vocabulary.save(tmp_path)
   loaded = vocabularies.load(tmp_path)

@@ -15,7 +15,7 @@ def make_vocabulary(kind):
     return vocabularies.learn_characters([TEXT.encode()], 'utf-8', separated=True)
   if kind == 'words':
     return vocabularies.learn_words([TEXT.encode()], None)
-  return vocabularies.learn_pieces([b'plain and naive text, and more of it\n' * 5], 300)
+  return vocabularies.learn_sentencepiece([b'plain and naive text, and more of it\n' * 5], 300)
 
 
 @pytest.mark.parametrize('kind', vocabularies.KINDS)

@@ -19,7 +19,7 @@ from ngrammer_jax.training import loop
 from tests.checks import assert_close, bad_input, random_variables
 from tests.data import test_cloze as files
 
-GAP = questions_of.GAP
+GAP = questions_of.PLACEHOLDER
 ANIMALS = ('ape', 'bee', 'cat', 'cow', 'dog', 'emu', 'fox', 'gnu', 'hen', 'pig')
 STORY = tuple(f'Then {ANIMALS[i % 9]} and {ANIMALS[i % 7]} went {i} miles .' for i in range(20))
 FORMS = {
@@ -43,7 +43,7 @@ def learned(kind):
     return vocabularies.learn_characters([TEXT + ' '.join(ANIMALS).encode()], 'utf-8', True)
   if kind == 'words':
     return vocabularies.learn_words([TEXT], None)  # without pig
-  return vocabularies.learn_pieces([TEXT * 9], 300)
+  return vocabularies.learn_sentencepiece([TEXT * 9], 300)
 
 
 def evaluator(
@@ -230,8 +230,10 @@ def prepared(tmp_path, monkeypatch, ranked):
   )
   for kind in ('NE', 'V'):
     name = f'cbtest_{kind}_test_2500ex.txt'
-    files.write(tmp_path, questions_of.written([files.QUESTION, files.AGAIN]), name)
-  files.books(tmp_path)
+    files.write(
+      tmp_path, questions_of.format_questions([files.QUESTION, files.SECOND_QUESTION]), name
+    )
+  files.write_books(tmp_path)
   return tmp_path
 
 

@@ -70,8 +70,8 @@ def test_rows_are_those_of_the_same_files(prepared, tmp_path, cache, batch_size,
   assert bytes(corpus.splits['validation'].tokens[[0, 2]].astype(np.uint8)) == b'ab'
   files = write_files(tmp_path / 'files')
   rows, expected = (
-    packing.Packing(source, BYTES, batch_size, 16, tmp_path / kind)
-    for kind, source in (('tfds', corpus.stream), ('files', files))
+    packing.PackedDataset(source, BYTES, batch_size, 16, tmp_path / kind)
+    for kind, source in (('tfds', corpus.train_shards), ('files', files))
   )
   for step in steps:
     one, other = rows.segment(step), expected.segment(step)
@@ -79,7 +79,7 @@ def test_rows_are_those_of_the_same_files(prepared, tmp_path, cache, batch_size,
 
 
 def test_a_shard_is_read_on_from_any_text(prepared, c4):
-  shard = c4.open_corpus(prepared).stream
+  shard = c4.open_corpus(prepared).train_shards
   whole = [text for text, _ in shard.read(1)]
   assert whole == [text.encode() for text in TEXTS['train'][1::3]]
   for number in (1, 5, len(whole)):
@@ -106,7 +106,7 @@ def test_what_is_not_prepared_is_not_fetched(tmp_path, c4):
 
 def test_the_vocabulary_cannot_know_all_of_it():
   with bad_input(
-    "data.corpus='c4/en' is read as it is needed, and data.vocabulary='words' would have to know "
-    'all of it: use sentencepiece or bytes'
+    "data.corpus='c4/en' is tokenised during training, but data.vocabulary='words' needs the whole "
+    'text in advance: use sentencepiece or bytes'
   ):
     token_cache.DataConfig(corpus='c4/en', vocabulary='words').check()

@@ -50,7 +50,7 @@ def run(shape, config=CONFIG, windows=None, parts=1, first=None):
   where = jax.tree.map(lambda leaf: leaf.sharding, abstract)
   state = create() if first is None else jax.device_put(first, where)
   with sharding.use(mesh):
-    rows = lambda wanted: streams.mapped(lambda array: array[:, wanted], segments)
+    rows = lambda wanted: streams.map_segments(lambda array: array[:, wanted], segments)
     placed = sharding.global_rows(mesh, B, rows, axis=1)
     call = train_step.make_call(model, optimizer, 0, abstract, parts=parts)
     call = call.lower(state, placed, 0).compile()

@@ -91,7 +91,7 @@ def test_a_validation_that_was_stopped_is_made_up_for(tiny, whole, tmp_path, mon
 
 def test_a_signal_while_waiting_for_data_loses_no_step(tiny, tmp_path, monkeypatch, toy_model):
   config = tiny(training={'checkpoint_every': 12})
-  take = prefetch.Prefetch._take
+  take = prefetch.Prefetcher._iterate
 
   def late(self):
     for i, item in enumerate(take(self)):
@@ -99,7 +99,7 @@ def test_a_signal_while_waiting_for_data_loses_no_step(tiny, tmp_path, monkeypat
         interrupt()
       yield item
 
-  monkeypatch.setattr(prefetch.Prefetch, '_take', late)
+  monkeypatch.setattr(prefetch.Prefetcher, '_iterate', late)
   with pytest.raises(errors.Interrupted):
     loop.train(config, tmp_path / 'run')
   (saved,) = checkpoints.steps(tmp_path / 'run')

@@ -33,7 +33,7 @@ def train(config, workdir):
 
 
 def test_a_resume_is_exact_on_other_devices_too(config, tmp_path, monkeypatch, toy_model):
-  monkeypatch.setattr(packing, 'EVERY', 3)
+  monkeypatch.setattr(packing, 'SAVE_INTERVAL', 3)
   whole = tmp_path / 'whole'
   assert train(config, whole)
   assert len(list((whole / 'places').glob('*/*.jsonl'))) == 8  # a row on each device

@@ -136,7 +136,7 @@ class Finetuning:
     B, count = self._config.training.batch_size, len(self._rows.tokens_BxT)
     places = [divmod(step * B + row, count) for row in range(B)[rows]]
     chosen = np.array([self._order(epoch)[place] for epoch, place in places])
-    return streams.mapped(lambda array: array[chosen], self._rows)
+    return streams.map_segments(lambda array: array[chosen], self._rows)
 
   def first(self, state: train_state.TrainState) -> train_state.TrainState:
     """Parameters and codebook of the checkpoint; the optimiser begins anew.

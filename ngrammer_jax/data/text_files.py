@@ -1,0 +1,107 @@
+"""Plain or compressed text files, read in chunks of bounded size."""
+
+from collections.abc import Callable, Iterable, Iterator
+import contextlib
+import dataclasses
+import gzip
+import io
+import pathlib
+import zipfile
+import zlib
+
+from ngrammer_jax import errors
+
+CHUNK_SIZE = 1 << 20  # bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+  """A document of a corpus.
+
+  Attributes:
+    name: the file, and the part of it if the file holds several documents.
+    read_chunks: yields the bytes in chunks; may be called any number of times.
+  """
+
+  name: str
+  read_chunks: Callable[[], Iterator[bytes]]
+
+
+def read_chunks(path: pathlib.Path) -> Iterator[bytes]:
+  """Yields the bytes of a file in chunks, see `split_chunks`."""
+  return split_chunks(read_blocks(path))
+
+
+def read_lines(path: pathlib.Path) -> Iterator[bytes]:
+  """Yields the lines of a file with their ends; a line longer than a chunk comes in several."""
+  for chunk in read_chunks(path):
+    yield from io.BytesIO(chunk)
+
+
+def split_chunks(blocks: Iterable[bytes]) -> Iterator[bytes]:
+  """Yields the same bytes in chunks of at most CHUNK_SIZE.
+
+  A chunk ends after a newline; if it has none, after a space; else between two characters.
+  """
+  buffer = b''
+  for block in blocks:
+    buffer += block
+    while len(buffer) >= CHUNK_SIZE:
+      end = (
+        buffer.rfind(b'\n', 0, CHUNK_SIZE) + 1
+        or buffer.rfind(b' ', 0, CHUNK_SIZE) + 1
+        or _last_character_start(buffer, CHUNK_SIZE)
+      )
+      yield buffer[:end]
+      buffer = buffer[end:]
+  if buffer:
+    yield buffer
+
+
+def _last_character_start(text: bytes, limit: int) -> int:
+  """Returns the last index up to `limit` (but at least 1) that starts a UTF-8 character."""
+  for index in range(min(limit, len(text) - 1), max(limit - 4, 0), -1):
+    if text[index] & 0xC0 != 0x80:
+      return index
+  return limit
+
+
+def byte_range(blocks: Iterable[bytes], start: int, stop: int) -> Iterator[bytes]:
+  """Yields bytes [start, stop) of the concatenated blocks."""
+  offset = 0
+  for block in blocks:
+    part = block[max(start - offset, 0) : max(stop - offset, 0)]
+    if part:
+      yield part
+    offset += len(block)
+
+
+def read_blocks(path: pathlib.Path) -> Iterator[bytes]:
+  """Yields the bytes of a plain, .gz or single-member .zip file in blocks of CHUNK_SIZE."""
+  with translate_read_errors(path), open_binary(path) as file:
+    while block := file.read(CHUNK_SIZE):
+      yield block
+
+
+@contextlib.contextmanager
+def translate_read_errors(path: pathlib.Path) -> Iterator[None]:
+  """Turns the errors of reading a damaged or unreadable file into BadInput."""
+  try:
+    yield
+  except PermissionError as error:
+    raise errors.BadInput(f'{path} cannot be read: {error.strerror}') from error
+  except (EOFError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    raise errors.BadInput(f'{path} is truncated or damaged: {error}') from error
+
+
+def open_binary(path: pathlib.Path) -> io.BufferedIOBase:
+  """Opens a plain, .gz or single-member .zip file for reading bytes."""
+  if path.suffix == '.gz':
+    return gzip.open(path)
+  if path.suffix == '.zip':
+    archive = zipfile.ZipFile(path)
+    members = archive.namelist()
+    if len(members) != 1:
+      raise errors.BadInput(f'{path} holds {len(members)} files, expected one')
+    return archive.open(members[0])
+  return path.open('rb')
