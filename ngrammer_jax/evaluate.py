@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
   language_modeling.save(result, path)
   if not hosts.first():
     return 0
-  print(language_modeling.table({options.split: result}))
+  print(language_modeling.format_table({options.split: result}))
   protocol = ', '.join(f'{key} {value}' for key, value in result['protocol'].items())
   print(f'step {result["step"]:,}, protocol: {protocol}\nwritten to {path}')
   return 0

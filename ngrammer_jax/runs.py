@@ -239,7 +239,7 @@ class Run:
     """
     texts = [texts] if isinstance(texts, str) else list(texts)
     ids = [self._encoded(text, f'text {i + 1}') for i, text in enumerate(texts)]
-    nats = self._scorer(_rows(len(ids))).documents(
+    nats = self._scorer(_rows(len(ids))).score_documents(
       *self._serving, ids, self.vocabulary.document_start, self.config.evaluation_length()
     )
     lossless = [
