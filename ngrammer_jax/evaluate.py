@@ -80,7 +80,7 @@ def _cloze(run, overrides, options):
   result, answers = run.cloze(options.cloze, options.split, protocol, options.cloze_made)
   path = cloze.save(result, answers, options.workdir / 'evaluation')
   if hosts.first():
-    print(cloze.table(result))
+    print(cloze.format_table(result))
     print(f'written to {path}, every answer to {path.with_suffix(".jsonl")}')
   return 0
 

@@ -117,14 +117,14 @@ def _score(model, bidirectional, params, codebook, ids_BxP, valid_BxP, choices_K
     prefix_BxT=valid_BxP > 0 if bidirectional else None,
   )
   last_Bx1x1 = jnp.maximum(valid_BxP.sum(axis=1) - 1, 0)[:, None, None]
-  before_Bx1xD = jnp.take_along_axis(hidden_BxPxD, last_Bx1x1, axis=1)
+  last_hidden_Bx1xD = jnp.take_along_axis(hidden_BxPxD, last_Bx1x1, axis=1)
 
   def score_choice(choice):
     ids_BxC, valid_BxC = choice
     hidden_BxCxD, _, _ = model.apply(
       variables, ids_BxC[:, :-1], memory, valid_BxT=valid_BxC[:, :-1]
     )
-    hidden_BxCxD = jnp.concatenate([before_Bx1xD, hidden_BxCxD], axis=1)
+    hidden_BxCxD = jnp.concatenate([last_hidden_Bx1xD, hidden_BxCxD], axis=1)
     nll_BxC = model.apply(variables, hidden_BxCxD, ids_BxC, method='scores').nll_BxT
     return -jnp.where(valid_BxC > 0, nll_BxC, 0).sum(axis=1)
 
