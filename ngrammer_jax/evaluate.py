@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
   language_modeling.save(result, path)
   if not hosts.first():
     return 0
-  print(language_modeling.table({options.split: result}))
+  print(language_modeling.format_table({options.split: result}))
   protocol = ', '.join(f'{key} {value}' for key, value in result['protocol'].items())
   print(f'step {result["step"]:,}, protocol: {protocol}\nwritten to {path}')
   return 0
@@ -80,7 +80,7 @@ def _cloze(run, overrides, options):
   result, answers = run.cloze(options.cloze, options.split, protocol, options.cloze_made)
   path = cloze.save(result, answers, options.workdir / 'evaluation')
   if hosts.first():
-    print(cloze.table(result))
+    print(cloze.format_table(result))
     print(f'written to {path}, every answer to {path.with_suffix(".jsonl")}')
   return 0
 

@@ -220,14 +220,14 @@ class Run:
     cloze.check_protocol(protocol)
     cloze.check_model(self.config.model)
     with hosts.together():
-      source = cloze.source(pathlib.Path(path).expanduser(), split, made)
+      source = cloze.open_questions(pathlib.Path(path).expanduser(), split, made)
     context = self.config.evaluation_context()
     evaluate = cloze.Evaluator(
       self.evaluated, self.mesh, self.vocabulary, self.config.training.batch_size, context, protocol
     )
     with progress.Progress('cloze', sum(source.counts.values()), 'questions') as bar:
       answers = list(evaluate(*self._serving, source.read(), bar.advance))
-    return cloze.result(answers, source, int(self.state.step), protocol, context), answers
+    return cloze.build_result(answers, source, int(self.state.step), protocol, context), answers
 
   def score(self, texts: str | Sequence[str]) -> list[Score]:
     """Scores texts, each as a document of its own.
@@ -239,7 +239,7 @@ class Run:
     """
     texts = [texts] if isinstance(texts, str) else list(texts)
     ids = [self._encoded(text, f'text {i + 1}') for i, text in enumerate(texts)]
-    nats = self._scorer(_rows(len(ids))).documents(
+    nats = self._scorer(_rows(len(ids))).score_documents(
       *self._serving, ids, self.vocabulary.document_start, self.config.evaluation_length()
     )
     lossless = [

@@ -1,4 +1,4 @@
-"""The negative log-likelihood of every token of some streams, memory carried along.
+"""Negative log-likelihood of each token of text streams; memory is carried between segments.
 
 B batch, T segment length.
 """
@@ -17,12 +17,12 @@ from ngrammer_jax.models import language_model
 
 
 class Scorer:
-  """Runs a model over streams, segment by segment, some rows at a time.
+  """Runs a model over a batch of streams, segment by segment.
 
   Args:
     model: the model.
-    mesh: where it lies.
-    rows: streams at a time, rounded up to a multiple of the devices of the batch.
+    mesh: the device mesh.
+    rows: batch size, rounded up to a multiple of the devices of the batch axes.
   """
 
   def __init__(self, model: language_model.LanguageModel, mesh: jax.sharding.Mesh, rows: int):
@@ -36,84 +36,91 @@ class Scorer:
     )
 
   def __call__(
-    self, params: Any, codebook: Any, segments: int, make: Callable[[int, slice], streams.Segment]
+    self,
+    params: Any,
+    codebook: Any,
+    num_segments: int,
+    make_segment: Callable[[int, slice], streams.Segment],
   ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Yields the scores of each segment while the next one is computed.
 
     Args:
-      params, codebook: of the model.
-      segments: how many there are.
-      make: from the number of a segment and a slice of the rows to the segment.
+      params, codebook: variables of the model.
+      num_segments: number of segments.
+      make_segment: returns the segment with an index, for a slice of the rows.
 
     Yields:
-      Nats and correctness of the best guess, 0 at padding, and validity, each [rows, T].
+      Nats, whether the most likely token is correct, and whether the token is not padding, each
+      [rows, T]; the first two are 0 at padding.
     """
-    place = sharding.rows_sharding(self._mesh)
-    memory = jax.tree.map(lambda a: jax.device_put(a, place), self._empty())
-    waiting = None
-    for index in range(segments):
-      part = functools.partial(make, index)
+    row_sharding = sharding.rows_sharding(self._mesh)
+    memory = jax.tree.map(lambda a: jax.device_put(a, row_sharding), self._empty_memory())
+    pending = None
+    for index in range(num_segments):
       with sharding.use(self._mesh):
-        segment = sharding.global_rows(self._mesh, self.rows, part)
+        segment = sharding.global_rows(
+          self._mesh, self.rows, functools.partial(make_segment, index)
+        )
         scores, memory = self._score(params, codebook, memory, segment)
-      if waiting is not None:
-        yield jax.device_get(waiting)
-      waiting = scores
-    if waiting is not None:
-      yield jax.device_get(waiting)
+      if pending is not None:
+        yield jax.device_get(pending)
+      pending = scores
+    if pending is not None:
+      yield jax.device_get(pending)
 
-  def _empty(self):
-    """Keys and values of the memory are kept, and not projected anew for every segment."""
+  def _empty_memory(self):
+    """Returns an empty memory with a KV cache, so that no segment projects past tokens again."""
     config = self._model.config
     slots = config.memory.length if config.memory is not None else 0
     windows = self._model.windows if slots else None
     return language_model.empty_memory(config, self.rows, slots, windows)
 
   def trace(self, params: Any, codebook: Any, length: int) -> jax.stages.Traced:
-    """The program that scores a segment, not compiled yet. The variables may be abstract."""
+    """Returns the uncompiled program that scores a segment; the variables may be abstract."""
     shape = self.rows, length
-    like = streams.Segment(
-      *(jax.ShapeDtypeStruct(shape, dtype) for dtype in (np.int32, np.int32, bool, np.float32))
+    dtypes = np.int32, np.int32, bool, np.float32
+    segment = streams.Segment(*(jax.ShapeDtypeStruct(shape, dtype) for dtype in dtypes))
+    memory, segment = sharding.abstract(
+      (jax.eval_shape(self._empty_memory), segment), sharding.rows_sharding(self._mesh)
     )
-    given = jax.eval_shape(self._empty), like
-    given = sharding.abstract(given, sharding.rows_sharding(self._mesh))
     with sharding.use(self._mesh):
-      return self._score.trace(params, codebook, *given)
+      return self._score.trace(params, codebook, memory, segment)
 
-  def documents(
+  def score_documents(
     self, params: Any, codebook: Any, documents: Sequence[np.ndarray], start: int, length: int
   ) -> Iterator[np.ndarray]:
     """Yields the nats of every token of each document, float64 [tokens].
 
     Args:
-      params, codebook: of the model.
-      documents: ids without the document start.
-      start: the document start, first input of each.
+      params, codebook: variables of the model.
+      documents: token ids without the document start.
+      start: id of the document start, the first input of each document.
       length: T.
     """
     for first in range(0, len(documents), self.rows):
       group = documents[first : first + self.rows]
-      segments = -(-max(map(len, group)) // length)
-      shape = self.rows, segments * length
+      num_segments = -(-max(map(len, group)) // length)
+      shape = self.rows, num_segments * length
       inputs, targets = np.full(shape, start, np.int32), np.full(shape, start, np.int32)
       starts, valid = np.zeros(shape, bool), np.zeros(shape, np.float32)
       starts[:, :1] = True
       for row, ids in enumerate(group):
         inputs[row, 1 : len(ids)], targets[row, : len(ids)] = ids[:-1], ids
         valid[row, : len(ids)] = 1
-      whole = streams.Segment(inputs, targets, starts, valid)
+      padded = streams.Segment(inputs, targets, starts, valid)
 
-      def make(index, rows, whole=whole):
-        cut = slice(index * length, (index + 1) * length)
-        return streams.map_segments(lambda array: array[rows, cut], whole)
+      def make_segment(index, rows, padded=padded):
+        columns = slice(index * length, (index + 1) * length)
+        return streams.map_segments(lambda array: array[rows, columns], padded)
 
-      nll = [nll for nll, _, _ in self(params, codebook, segments, make)]
+      nll = [nll for nll, _, _ in self(params, codebook, num_segments, make_segment)]
       nll = np.concatenate([np.zeros((self.rows, 0)), *nll], axis=1)
       for row, ids in enumerate(group):
         yield nll[row, : len(ids)].astype(np.float64)
 
 
 def _score_segment(model, params, codebook, memory, segment: streams.Segment):
+  """Returns nats, correctness and validity, each [B, T], and the new memory."""
   variables = {'params': params, 'codebook': codebook}
   hidden, memory, _ = model.apply(
     variables,

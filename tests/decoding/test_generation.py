@@ -13,7 +13,7 @@ from ngrammer_jax.decoding import generation, sampling
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
 from tests.checks import mesh_of, random_variables
-from tests.evaluation import by_hand
+from tests.evaluation import reference
 
 V, MAX_LENGTH = 11, 32
 PROMPTS = [np.array([0, 3, 5]), np.array([0]), np.array([0, 1, 2, 3, 4, 5, 6, 7, 8])]
@@ -114,7 +114,7 @@ def test_generation_matches_full_forward(x64, deterministic_tokens, mesh, bidire
   variables = model_and_variables(CONFIG)[1]
   generator = make_generator(CONFIG, 30, mesh, bidirectional=bidirectional)
   decode_step = generator._decode_step
-  results = by_hand.watched(generator, '_decode_step')
+  results = reference.record_results(generator, '_decode_step')
   answers = generate(generator, variables, PROMPTS, [0, 1, 2], GREEDY, 12)
   check_answers(answers, hash_token, bidirectional)
   assert all(len(set(answer)) > 4 for answer in answers)

@@ -1,4 +1,4 @@
-"""A tiny model on some hosts: python -m tests.evaluation.hosts HOSTS ME PORT."""
+"""Evaluates a tiny model on several hosts: python -m tests.evaluation.hosts HOSTS HOST_ID PORT."""
 
 import json
 import os
@@ -7,8 +7,8 @@ import types
 from typing import Any
 
 
-def found() -> dict[str, Any]:
-  """The same on all hosts, however many they are."""
+def evaluate() -> dict[str, Any]:
+  """Returns results that must not depend on the number of hosts."""
   from flax import linen as nn
   import jax
   import numpy as np
@@ -26,12 +26,12 @@ def found() -> dict[str, Any]:
   shapes = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), tokens, empty)))
   random = np.random.default_rng(0)
 
-  def drawn(leaf):
+  def random_array(leaf):
     array = random.normal(0, 0.5, leaf.shape).astype(np.float32)
-    everywhere = sharding.replicated(mesh)
-    return jax.make_array_from_callback(leaf.shape, everywhere, lambda index: array[index])
+    replicated = sharding.replicated(mesh)
+    return jax.make_array_from_callback(leaf.shape, replicated, lambda index: array[index])
 
-  params = jax.tree.map(drawn, shapes['params'])
+  params = jax.tree.map(random_array, shapes['params'])
   examples = [
     types.SimpleNamespace(
       inputs=random.integers(0, 256, random.integers(3, 20)),
@@ -40,24 +40,27 @@ def found() -> dict[str, Any]:
       answers=('yes',),
       choices=tuple(f'{random.integers(1000):03}' for _ in range(4)),
     )
-    for number in range(9)  # no multiple of the rows
+    for number in range(9)  # not a multiple of the rows
   ]
-  answer = evaluation.Evaluator(model, mesh, vocabulary.ByteVocabulary(), 4, 64, 12)
-  given = params, {}, 'record', examples
-  answers = {how: answer(*given, how)[1] for how in ('rank', 'greedy')}
+  evaluator = evaluation.Evaluator(model, mesh, vocabulary.ByteVocabulary(), 4, 64, 12)
+  answers = {
+    choosing: evaluator(params, {}, 'record', examples, choosing)[1]
+    for choosing in ('rank', 'greedy')
+  }
   texts = [np.arange(10), np.arange(30)]
-  score = scoring.Scorer(model, mesh, 4)
-  return answers | {'nats': [each.sum() for each in score.documents(params, {}, texts, 256, 8)]}
+  scorer = scoring.Scorer(model, mesh, 4)
+  nats = [text.sum() for text in scorer.score_documents(params, {}, texts, 256, 8)]
+  return answers | {'nats': nats}
 
 
-def main(hosts: int, me: int, port: int) -> None:
-  """Prints what is found on a host of some, with four devices together, as JSON."""
-  os.environ['XLA_FLAGS'] = f'--xla_force_host_platform_device_count={4 // hosts}'
+def main(num_hosts: int, host_id: int, port: int) -> None:
+  """Prints the results of one host as JSON; all hosts together have four devices."""
+  os.environ['XLA_FLAGS'] = f'--xla_force_host_platform_device_count={4 // num_hosts}'
   import jax
 
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
-  jax.distributed.initialize(f'localhost:{port}', hosts, me)
-  print(json.dumps(found()))
+  jax.distributed.initialize(f'localhost:{port}', num_hosts, host_id)
+  print(json.dumps(evaluate()))
 
 
 if __name__ == '__main__':
