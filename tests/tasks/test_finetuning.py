@@ -289,7 +289,7 @@ def test_the_best_and_the_newest_are_evaluated(tmp_path, finetuning, monkeypatch
   def answered(run, split):
     name, step = run
     task = name if name in formats.EIGHT else 'rte'
-    names = metrics.AVERAGED[task]
+    names = metrics.METRICS_BY_TASK[task]
     score = {'best': 60.0, 'newest': 50.0}[step]
     scores = dict.fromkeys(names, score)
     return {'task': task, 'n': 4, 'step': step, **scores, 'error_percent': 100 - score}

@@ -99,10 +99,10 @@ class Evaluator:
     if known and len(known) == len(examples):
       fields = 'label', 'key', 'answers'
       columns_of = {field: [getattr(e, field) for e in examples] for field in fields}
-      scores = metrics.of_task(name, *columns_of.values(), answers)
+      scores = metrics.compute_metrics(name, *columns_of.values(), answers)
       result |= scores | {'error_percent': 100 - float(np.mean(list(scores.values())))}
       if formats.task(name).labels:  # what takes no skill
-        result['majority_percent'] = metrics.majority(columns_of['label'])
+        result['majority_percent'] = metrics.majority_accuracy(columns_of['label'])
     prefix = 'bidirectional' if self._bidirectional else 'causal'
     lengths = {'length': self._length, 'targets_length': self._targets}
     result['protocol'] = {'choosing': choosing, 'prefix': prefix, **lengths}
@@ -159,7 +159,9 @@ class Evaluator:
 
 def said(result: dict[str, Any]) -> str:
   """The metrics of a task, to read."""
-  scores = ', '.join(f'{name} {value:.2f}' for name, value in metrics.only(result).items())
+  scores = ', '.join(
+    f'{name} {value:.2f}' for name, value in metrics.select_metrics(result).items()
+  )
   return f'{result["task"]} {scores or "without labels"}, {result["n"]:,} examples'
 
 
@@ -187,7 +189,7 @@ def submission(
 def _written_label(name, example, answer):
   """The label as the benchmark writes it; what was no label counts as the first."""
   if name == 'wsc_simple':
-    answer = metrics.referent(example.answers[0], answer)
+    answer = metrics.match_referent(example.answers[0], answer)
   if name == 'copa':
     return max(answer, 0)
   if reader.CONFIGS[formats.task(name).config].labels == ('False', 'True'):

@@ -256,10 +256,12 @@ def joined(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def table(result: dict[str, Any]) -> str:
   """What `evaluate` found, to read."""
   results = result.get('tasks', {result['task']: result})
-  if not all(map(metrics.only, results.values())):
+  if not all(map(metrics.select_metrics, results.values())):
     return '\n'.join(map(evaluation.said, results.values()))
   sizes = {name: of_task['n'] for name, of_task in results.items()}
-  return metrics.table({name: metrics.only(r) for name, r in results.items()}, sizes)
+  return metrics.format_table(
+    {name: metrics.select_metrics(r) for name, r in results.items()}, sizes
+  )
 
 
 def evaluate(run: runs.Run, split: str) -> dict[str, Any]:

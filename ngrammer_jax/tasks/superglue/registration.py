@@ -148,7 +148,7 @@ def _postprocessed(name, text, example=None, is_target=False):
 
 def _scored(name, targets, predictions):
   labels, keys, answers = zip(*targets, strict=True)
-  return metrics.of_task(name, labels, keys, answers, predictions)
+  return metrics.compute_metrics(name, labels, keys, answers, predictions)
 
 
 def _plain(example):
