@@ -34,7 +34,9 @@ def main(argv: list[str]) -> int:
 
   task = config.finetune.task if config.finetune else None
   one_by_one = task == 'all'
-  workdirs = {name: options.workdir / name for name in formats.EIGHT} if one_by_one else {}
+  workdirs = (
+    {name: options.workdir / name for name in formats.SUPERGLUE_TASKS} if one_by_one else {}
+  )
   workdirs = workdirs or {task: options.workdir}
   configs = {}
   for name, workdir in workdirs.items():  # all of them are looked at before any is trained

@@ -288,7 +288,7 @@ def test_the_best_and_the_newest_are_evaluated(tmp_path, finetuning, monkeypatch
 
   def answered(run, split):
     name, step = run
-    task = name if name in formats.EIGHT else 'rte'
+    task = name if name in formats.SUPERGLUE_TASKS else 'rte'
     names = metrics.METRICS_BY_TASK[task]
     score = {'best': 60.0, 'newest': 50.0}[step]
     scores = dict.fromkeys(names, score)
@@ -297,7 +297,7 @@ def test_the_best_and_the_newest_are_evaluated(tmp_path, finetuning, monkeypatch
   monkeypatch.setattr(finetuning, 'evaluate', answered)
   for row, workdirs in (
     ('rte', {'rte': tmp_path / 'one'}),
-    ('all', {name: tmp_path / 'all' / name for name in formats.EIGHT}),
+    ('all', {name: tmp_path / 'all' / name for name in formats.SUPERGLUE_TASKS}),
   ):
     trained.clear()
     root = tmp_path / ('one' if row == 'rte' else 'all')
@@ -387,7 +387,7 @@ def test_all_tasks_at_once(folder, capsys):
   changes = {'training__steps': 4, 'training__segment_length': 256, 'finetune__choosing': 'rank'}
   finetune.main(arguments(folder, 'mixture', 'mixture', **changes))
   known, out = result(folder / 'mixture'), capsys.readouterr().out
-  assert sorted(known['tasks']) == sorted(formats.EIGHT)
+  assert sorted(known['tasks']) == sorted(formats.SUPERGLUE_TASKS)
   assert known['average'] == pytest.approx(metrics.average(known['tasks']))
   assert f'average of 8 tasks: {known["average"]:.2f}' in out
 

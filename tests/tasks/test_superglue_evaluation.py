@@ -105,7 +105,7 @@ def test_what_is_written_is_the_answer_up_to_its_end():
 
 @each('name', formats.TASKS)
 def test_answers_are_written_as_the_benchmark_takes_them(tmp_path, name):
-  labels = formats.task(name).labels
+  labels = formats.find_task(name).labels
   keys = {'multirc': [(7, 3, 0), (7, 3, 1)], 'record': [(5, 8), (5, 9)]}.get(name, [(0,), (1,)])
   examples = [types.SimpleNamespace(key=key, answers=('the cat',)) for key in keys]
   answers = [-1, 1] if labels else ['dogs', 'a cat']

@@ -25,7 +25,7 @@ def choosing_of(name: str, choosing: str | None) -> str:
 
   Raises BadInput where that is not possible.
   """
-  labels = formats.task(name).labels
+  labels = formats.find_task(name).labels
   choosing = choosing or ('rank' if labels else 'greedy')
   if choosing == 'rank' and name == 'wsc_simple':
     raise errors.BadInput(
@@ -101,7 +101,7 @@ class Evaluator:
       columns_of = {field: [getattr(e, field) for e in examples] for field in fields}
       scores = metrics.compute_metrics(name, *columns_of.values(), answers)
       result |= scores | {'error_percent': 100 - float(np.mean(list(scores.values())))}
-      if formats.task(name).labels:  # what takes no skill
+      if formats.find_task(name).labels:  # what takes no skill
         result['majority_percent'] = metrics.majority_accuracy(columns_of['label'])
     prefix = 'bidirectional' if self._bidirectional else 'causal'
     lengths = {'length': self._length, 'targets_length': self._targets}
@@ -112,7 +112,7 @@ class Evaluator:
     return np.insert(example.inputs, 0, self._vocabulary.document_start).astype(np.int32)
 
   def _ranked(self, params, codebook, name, examples, report):
-    labels, end = formats.task(name).labels, self._vocabulary.document_end
+    labels, end = formats.find_task(name).labels, self._vocabulary.document_end
     most = self._targets - 1  # as answers are cut in training
     ids = lambda text: np.append(self._vocabulary.encode(text.encode())[:most], end)
     if len({tuple(ids(text)) for text in labels}) < len(labels):
@@ -130,7 +130,7 @@ class Evaluator:
     return answers
 
   def _written(self, params, codebook, name, examples, report):
-    labels, texts = formats.task(name).labels, []
+    labels, texts = formats.find_task(name).labels, []
     greedy, rows = sampling.SamplingConfig(temperature=0.0), self._generate.rows
     for first in range(0, len(examples), rows):
       group = examples[first : first + rows]
@@ -169,7 +169,7 @@ def submission(
   name: str, examples: Sequence[Any], answers: Sequence[Any], folder: pathlib.Path
 ) -> pathlib.Path:
   """Writes the answers as SuperGLUE takes them, and returns the file."""
-  task = formats.task(name)
+  task = formats.find_task(name)
   if name == 'multirc':
     lines = _multirc_lines(examples, answers)
   elif name == 'record':
@@ -192,9 +192,9 @@ def _written_label(name, example, answer):
     answer = metrics.match_referent(example.answers[0], answer)
   if name == 'copa':
     return max(answer, 0)
-  if reader.CONFIGS[formats.task(name).config].labels == ('False', 'True'):
+  if reader.CONFIGS[formats.find_task(name).config].labels == ('False', 'True'):
     return 'true' if answer == 1 else 'false'
-  return formats.task(name).labels[max(answer, 0)]
+  return formats.find_task(name).labels[max(answer, 0)]
 
 
 def _multirc_lines(examples, answers):

@@ -209,8 +209,8 @@ def tasks_of(config: experiment.Config) -> tuple[str, ...]:
   """The names of the tasks that are trained on at once. Raises BadInput for an unknown one."""
   name = config.finetune.task
   if name == 'mixture':
-    return formats.EIGHT
-  formats.task(name)
+    return formats.SUPERGLUE_TASKS
+  formats.find_task(name)
   return (name,)
 
 
@@ -219,7 +219,7 @@ def check_examples(config: experiment.Config) -> None:
   source = source_of(config)
   for name in tasks_of(config):
     for split in ('train', 'validation'):
-      source.examples(formats.task(name).config, split)
+      source.examples(formats.find_task(name).config, split)
 
 
 def source_of(config: experiment.Config) -> registration.Source:

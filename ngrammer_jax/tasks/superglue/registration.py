@@ -78,7 +78,7 @@ def register(source: Source, vocabulary: vocabularies.Vocabulary) -> list[str]:
       ),
       preprocessors=[
         functools.partial(seqio.preprocessors.tokenize, with_eos=False),
-        functools.partial(_cut, side=task.cut),
+        functools.partial(_cut, side=task.truncated_side),
         seqio.preprocessors.append_eos,
       ],
       output_features=features,
@@ -86,7 +86,9 @@ def register(source: Source, vocabulary: vocabularies.Vocabulary) -> list[str]:
       metric_fns=[functools.partial(_scored, name)],
     )
   seqio.MixtureRegistry.remove(MIXTURE)
-  mixed = [(PREFIX + name, functools.partial(_count, name, read)) for name in formats.EIGHT]
+  mixed = [
+    (PREFIX + name, functools.partial(_count, name, read)) for name in formats.SUPERGLUE_TASKS
+  ]
   seqio.MixtureRegistry.add(MIXTURE, mixed)
   return [*(PREFIX + name for name in formats.TASKS), MIXTURE]
 
@@ -94,8 +96,8 @@ def register(source: Source, vocabulary: vocabularies.Vocabulary) -> list[str]:
 def _dataset(name, read, split, shuffle_files, seed=None):
   """The rows of a split as seqio takes them."""
   del shuffle_files, seed  # read whole; seqio shuffles rows
-  task = formats.task(name)
-  rows = list(formats.rows(name, read(task.config, split), split))
+  task = formats.find_task(name)
+  rows = list(formats.format_rows(name, read(task.config, split), split))
   texts = lambda of: tf.constant([of(row) for row in rows], tf.string)
   ragged = lambda of: tf.ragged.constant([list(of(row)) for row in rows], dtype=tf.string)
   return tf.data.Dataset.from_tensor_slices(
@@ -114,7 +116,9 @@ def _count(name, read, task):
   """The rate of a task in the mixture: its training rows."""
   del task
   return float(
-    sum(1 for _ in formats.rows(name, read(formats.task(name).config, 'train'), 'train'))
+    sum(
+      1 for _ in formats.format_rows(name, read(formats.find_task(name).config, 'train'), 'train')
+    )
   )
 
 
@@ -136,7 +140,7 @@ def _cut(dataset, sequence_length, side):
 
 def _postprocessed(name, text, example=None, is_target=False):
   """What a metric compares: a class, or the text with what it is compared with."""
-  task = formats.task(name)
+  task = formats.find_task(name)
   if is_target:
     text_of = lambda value: value.decode() if isinstance(value, bytes) else str(value)
     answers = tuple(text_of(answer) for answer in np.asarray(example['answers']).tolist())
