@@ -169,7 +169,7 @@ def test_what_is_wrong_is_said_before_anything_is_trained(folder):
     'use finetune.choosing="greedy", or the task wsc'
   ):
     finetune.main(arguments(folder, 'run', 'wsc_simple', finetune__choosing='rank'))
-  with pytest.raises(ValueError, match='inputs of 42 tokens, and there is room for 40'):
+  with pytest.raises(ValueError, match='inputs has 42 tokens, but the maximum is 40'):
     length = {'training__segment_length': 60, 'finetune__truncate': False}
     finetune.main(arguments(folder, 'run', **length))
   assert not (folder / 'run').exists()

@@ -51,7 +51,7 @@ def test_index_of_theyscold_is_repaired():
 
 def test_unrepairable_span_is_an_error(tmp_path):
   message = (
-    "WSC example 7: span1_text='Anna' is not in its text 'He ran .', expected a part of it; read "
+    "WSC example 7: span1_text='Anna' is not in its text 'He ran .', expected a substring; read "
     'the config wsc.fixed or download WSC.zip again'
   )
   with bad_input(message):

@@ -112,7 +112,7 @@ class Finetuning:
     self.tasks = tasks_of(config)
     f, length = config.finetune, config.training.segment_length
     given = length, f.targets_length, f.packed, f.truncate
-    self._parts = {name: features.training_rows(name, *given) for name in self.tasks}
+    self._parts = {name: features.read_training_rows(name, *given) for name in self.tasks}
     stack = lambda parts: np.concatenate(parts)
     self._rows = streams.Segment(*map(stack, zip(*self._parts.values(), strict=True)))
     if f.prefix == 'causal':
@@ -233,7 +233,7 @@ def examples_of(config: experiment.Config, name: str, split: str) -> list[featur
   """The examples of a split, of a task that is registered."""
   f = config.finetune
   inputs = config.training.segment_length - f.targets_length
-  return list(features.examples(name, split, inputs, f.targets_length, f.truncate))
+  return list(features.read_examples(name, split, inputs, f.targets_length, f.truncate))
 
 
 def evaluator_of(config: experiment.Config, model: Any, mesh: Any, vocabulary: Any) -> Any:
