@@ -165,7 +165,7 @@ def test_what_is_wrong_is_said_before_anything_is_trained(folder):
   with pytest.raises(ValueError, match='holds no config.json: not a run'):
     finetune.main(arguments(folder, 'run', init_from=folder))
   with bad_input(
-    'finetune.choosing="rank": wsc_simple has nothing to choose from, its referents are written; '
+    'finetune.choosing="rank": wsc_simple has no choices to rank, its referents are generated; '
     'use finetune.choosing="greedy", or the task wsc'
   ):
     finetune.main(arguments(folder, 'run', 'wsc_simple', finetune__choosing='rank'))

@@ -118,17 +118,17 @@ def test_packed_examples_do_not_affect_each_other(x64, rows_of, change):
   @jax.jit
   def nll_of(rows):
     memory = transformer.empty_memory(config, len(rows.tokens_BxT))
-    how = {'starts_BxT': rows.starts_BxT, 'valid_BxT': rows.valid_BxT}
-    hidden, _, _ = model.apply(variables, rows.tokens_BxT, memory, **how)
+    masks = {'starts_BxT': rows.starts_BxT, 'valid_BxT': rows.valid_BxT}
+    hidden, _, _ = model.apply(variables, rows.tokens_BxT, memory, **masks)
     return model.apply(variables, hidden, rows.targets_BxT, method='scores').nll_BxT
 
-  both = []
+  sorted_nll = []
   for rows in (rows_of(True), rows_of(False)):
-    fill = len(LINES) - len(rows.tokens_BxT)  # equal shapes, so that one program is compiled
-    rows = jax.tree.map(lambda a, fill=fill: np.pad(a, ((0, fill), (0, 0))), rows)
+    padding = len(LINES) - len(rows.tokens_BxT)  # equal shapes, so that one program is compiled
+    rows = jax.tree.map(lambda a, padding=padding: np.pad(a, ((0, padding), (0, 0))), rows)
     nll = np.asarray(nll_of(rows._replace(prefix_BxT=None)))
-    both.append(np.sort(nll[rows.counts_BxT > 0]))
-  np.testing.assert_allclose(*both, rtol=1e-10)
+    sorted_nll.append(np.sort(nll[rows.counts_BxT > 0]))
+  np.testing.assert_allclose(*sorted_nll, rtol=1e-10)
 
 
 def test_seqio_evaluator_computes_the_metrics(register, seqio):

@@ -84,7 +84,7 @@ def config_of(
   )
   config.check()
   for name in tasks_of(config):
-    evaluation.choosing_of(name, config.finetune.choosing)
+    evaluation.resolve_choosing(name, config.finetune.choosing)
   return config
 
 
@@ -183,7 +183,7 @@ class Finetuning:
     """The metrics."""
     parts = result.get('tasks', {result['task']: result}).values()
     average = result.get('average')
-    said = '; '.join(map(evaluation.said, parts))
+    said = '; '.join(map(evaluation.format_metrics, parts))
     return f' {said}' + ('' if average is None else f'; average {average:.2f}')
 
   def describe(self) -> None:
@@ -257,7 +257,7 @@ def table(result: dict[str, Any]) -> str:
   """What `evaluate` found, to read."""
   results = result.get('tasks', {result['task']: result})
   if not all(map(metrics.select_metrics, results.values())):
-    return '\n'.join(map(evaluation.said, results.values()))
+    return '\n'.join(map(evaluation.format_metrics, results.values()))
   sizes = {name: of_task['n'] for name, of_task in results.items()}
   return metrics.format_table(
     {name: metrics.select_metrics(r) for name, r in results.items()}, sizes
@@ -275,7 +275,7 @@ def evaluate(run: runs.Run, split: str) -> dict[str, Any]:
     given = run.state.params, run.state.codebook, name, examples, config.finetune.choosing
     results[name], answers = answer(*given)
     if split == 'test' and hosts.first():
-      path = evaluation.submission(name, examples, answers, run.workdir / 'evaluation')
+      path = evaluation.write_submission(name, examples, answers, run.workdir / 'evaluation')
       logging.info('answers for the benchmark: %s', path)
   if all('error_percent' in result for result in results.values()):
     results = joined(results)

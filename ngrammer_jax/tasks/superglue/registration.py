@@ -6,7 +6,6 @@
 This module imports seqio and TensorFlow, so it is imported only when a task is used.
 """
 
-from collections.abc import Callable
 import dataclasses
 import functools
 import pathlib
@@ -23,7 +22,6 @@ from ngrammer_jax.tasks.vocabulary import TaskVocabulary
 tf, seqio = tensorflow.load()
 
 TASK_PREFIX, MIXTURE_NAME = 'ngrammer_superglue_', 'ngrammer_superglue_mixture'
-Examples = Callable[[str, str], list[dict[str, Any]]]
 
 
 @dataclasses.dataclass(frozen=True)
