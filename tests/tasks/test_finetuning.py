@@ -181,7 +181,7 @@ def test_hosts_read_their_rows_and_an_epoch_has_all_rows(folder, finetuning):
   config = finetuning_config(finetuning, folder, training__batch_size=6)
   task = finetuning.FinetuneTask(config, folder / 'run')
   segments = [task.segment(step, slice(0, 6)) for step in range(14)]
-  for step in (0, 6, 13):  # step 6 has rows of two epochs
+  for step in (0, 6, 13):  # steps 6 and 13 have rows of two epochs
     for rows in (slice(0, 2), slice(2, 6), slice(5, 6)):
       segment = task.segment(step, rows)
       for actual, batch in zip(segment, segments[step], strict=True):
