@@ -57,9 +57,8 @@ TASKS = {
   'rte': Task('rte', 'rte', _same_names('hypothesis', 'premise')),
   'wic': Task('wic', 'wic', _same_names('sentence1', 'sentence2', 'word'), truncated_side='left'),
   'wsc': Task('wsc.fixed', 'wsc', _same_names('text')),
-  'wsc_simple': Task(
-    'wsc.fixed', 'wsc:', {}, is_free_text=True
-  ),  # T5 format: the referent is generated
+  # The T5 format of WSC: the referent is generated.
+  'wsc_simple': Task('wsc.fixed', 'wsc:', {}, is_free_text=True),
   'axb': Task('axb', 'rte', {'hypothesis': 'sentence2', 'premise': 'sentence1'}),
   'axg': Task('axg', 'rte', _same_names('hypothesis', 'premise')),
 }
