@@ -100,7 +100,7 @@ def _task(run, overrides, split, path):
   language_modeling.save(result, path)
   if not hosts.first():
     return 0
-  print(finetuning.table(result))
+  print(finetuning.format_table(result))
   print(f'step {result["step"]:,}\nwritten to {path}')
   return 0
 

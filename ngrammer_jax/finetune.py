@@ -34,7 +34,9 @@ def main(argv: list[str]) -> int:
 
   task = config.finetune.task if config.finetune else None
   one_by_one = task == 'all'
-  workdirs = {name: options.workdir / name for name in formats.EIGHT} if one_by_one else {}
+  workdirs = (
+    {name: options.workdir / name for name in formats.SUPERGLUE_TASKS} if one_by_one else {}
+  )
   workdirs = workdirs or {task: options.workdir}
   configs = {}
   for name, workdir in workdirs.items():  # all of them are looked at before any is trained
@@ -42,11 +44,11 @@ def main(argv: list[str]) -> int:
     if one_by_one:
       given = dataclasses.replace(config, finetune=dataclasses.replace(config.finetune, task=name))
     with hosts.together():
-      configs[name] = finetuning.config_of(given, said, workdir)
+      configs[name] = finetuning.resolve_config(given, said, workdir)
       finetuning.check_examples(configs[name])
   results = {}
   for name, workdir in workdirs.items():
-    make = functools.partial(finetuning.Finetuning, workdir=workdir)
+    make = functools.partial(finetuning.FinetuneTask, workdir=workdir)
     loop.train(configs[name], workdir, make, options.watchdog, options.trace)
     for step in ('best', 'newest'):
       result = finetuning.evaluate(runs.load_run(workdir, step), 'validation')
@@ -56,9 +58,9 @@ def main(argv: list[str]) -> int:
   for step, of_tasks in results.items() if hosts.first() else ():
     if one_by_one:
       path = options.workdir / 'evaluation' / f'{step}.json'
-      language_modeling.save(finetuning.joined(of_tasks), path)
+      language_modeling.save(finetuning.combine_results(of_tasks), path)
     print(f'{step} checkpoint, validation')
-    print(finetuning.table({'task': task, 'tasks': of_tasks}))
+    print(finetuning.format_table({'task': task, 'tasks': of_tasks}))
   if not hosts.first():
     return 0
   print(f'finished, in {options.workdir}')

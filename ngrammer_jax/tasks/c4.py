@@ -1,9 +1,9 @@
-"""C4 through seqio: what TFDS has prepared, as a task and as the shards of a training.
+"""C4 prepared by TFDS: as a seqio task, and as shards for training.
 
   name = c4.register(vocabulary, data_dir='/path/to/tensorflow_datasets')
   dataset = seqio.get_mixture_or_task(name).get_dataset({'targets': 512}, 'train')
 
-This file imports seqio and TensorFlow, and is itself imported only where C4 is used.
+This module imports seqio and TensorFlow, so it is imported only when C4 is used.
 """
 
 from collections.abc import Iterator
@@ -20,33 +20,42 @@ from ngrammer_jax.tasks.vocabulary import TaskVocabulary
 
 tf, seqio = tensorflow.load()
 
-PREFIX = 'ngrammer_'
+TASK_PREFIX = 'ngrammer_'
 SPLITS = ('train', 'validation')
-TOGETHER = 16  # texts that TensorFlow gives at a time, which costs it less
+READ_BATCH = 16  # texts per read; batches have less overhead in TensorFlow
 
 
 def open_corpus(config: token_cache.DataConfig) -> corpora.Corpus:
-  """What TFDS has prepared of `data.corpus` in `data.path`, its data directory, or its own one.
+  """Opens the corpus `data.corpus` that TFDS has prepared.
 
-  Nothing is ever downloaded. Raises BadInput where it is not there.
+  `data.path` is the TFDS data directory; None selects the default one. Nothing is downloaded.
+
+  Raises:
+    BadInput: TFDS has not prepared the corpus.
   """
-  source = _source(config.corpus, config.path)
-  found = {split: TfdsShards(source, split) for split in SPLITS}
-  return corpora.from_shards(config.corpus, found)
+  source = _open_source(config.corpus, config.path)
+  shards = {split: TfdsShards(source, split) for split in SPLITS}
+  return corpora.from_shards(config.corpus, shards)
 
 
 def register(
   vocabulary: vocabularies.Vocabulary, name: str = 'c4/en', data_dir: str | None = None
 ) -> str:
-  """Registers a task with the texts of C4 as its targets. Again is no error. Returns its name.
+  """Registers a seqio task with the texts of C4 as targets, and returns the task name.
 
-  Ids are one more than those of the vocabulary, see `TaskVocabulary`.
+  A task that is already registered is replaced. Token ids are larger by 1 than in the vocabulary,
+  see `TaskVocabulary`.
+
+  Args:
+    vocabulary: tokenises the texts.
+    name: TFDS dataset.
+    data_dir: TFDS data directory. None: the default one.
   """
-  task = PREFIX + name.replace('/', '_').replace('.', '_')
+  task = TASK_PREFIX + name.replace('/', '_').replace('.', '_')
   seqio.TaskRegistry.remove(task)
   seqio.TaskRegistry.add(
     task,
-    source=_source(name, data_dir),
+    source=_open_source(name, data_dir),
     preprocessors=[
       functools.partial(seqio.preprocessors.rekey, key_map={'targets': 'text'}),
       seqio.preprocessors.tokenize,
@@ -60,29 +69,29 @@ def register(
 
 @dataclasses.dataclass(frozen=True)
 class TfdsShards:
-  """The shards of a split that TFDS has prepared (see `data.shards.Shards`)."""
+  """Shards of a split that TFDS has prepared (see `data.shards.Shards`)."""
 
   source: Any
   split: str
 
   @functools.cached_property
   def files(self) -> tuple[pathlib.Path, ...]:
-    """The files, in order."""
+    """Paths of the shards, in order."""
     return tuple(map(pathlib.Path, self.source.list_shards(self.split)))
 
   @property
   def names(self) -> tuple[str, ...]:
-    """As they are said in errors."""
+    """Names of the shards for error messages."""
     return tuple(map(str, self.files))
 
   def read(self, shard: int, document: int = 0, offset: int = 0) -> Iterator[tuple[bytes, int]]:
-    """See `data.shards.Shards`. Examples are counted, not looked for: there are no offsets."""
+    """See `data.shards.Shards`. The position is the document index; offsets are always 0."""
     info = seqio.ShardInfo(shard, len(self.files))
     dataset = self.source.get_dataset(self.split, shuffle=False, shard_info=info)
     options = tf.data.Options()
-    # Of many datasets at once: where each is tuned all the time, to end one takes seconds.
+    # Many datasets are open at once. With autotuning, closing one takes seconds.
     options.autotune.enabled = False
-    dataset = dataset.skip(document).batch(TOGETHER).with_options(options)
+    dataset = dataset.skip(document).batch(READ_BATCH).with_options(options)
     try:
       for examples in dataset.as_numpy_iterator():
         for text in examples['text']:
@@ -100,8 +109,8 @@ class TfdsShards:
     return record
 
 
-def _source(name: str, data_dir: str | None) -> Any:
-  """The source of the newest version that is prepared."""
+def _open_source(name: str, data_dir: str | None) -> Any:
+  """Returns the seqio source of the newest prepared version. Raises BadInput if there is none."""
   import tensorflow_datasets as tfds
 
   root = pathlib.Path(data_dir or tfds.core.constants.DATA_DIR).expanduser()

@@ -1,4 +1,4 @@
-"""TensorFlow and seqio, loaded when a task is used and never on an accelerator."""
+"""Lazy import of TensorFlow and seqio, without accelerators."""
 
 from collections.abc import Iterator
 import contextlib
@@ -11,16 +11,16 @@ from ngrammer_jax import errors
 
 
 def load() -> tuple[Any, Any]:
-  """The modules tensorflow and seqio.
+  """Imports and returns the modules tensorflow and seqio.
 
-  TensorFlow would take all memory of a GPU that JAX is about to use: it sees none.
+  Accelerators are hidden from TensorFlow: it would reserve all GPU memory, which JAX needs.
 
   Raises:
-    BadInput: one of them is not installed.
+    BadInput: one of the modules is not installed.
   """
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   try:
-    with _silent():
+    with _suppress_stderr():
       tensorflow = importlib.import_module('tensorflow')
       for kind in ('GPU', 'TPU'):
         tensorflow.config.set_visible_devices([], kind)
@@ -33,14 +33,14 @@ def load() -> tuple[Any, Any]:
 
 
 @contextlib.contextmanager
-def _silent() -> Iterator[None]:
-  """Keeps what TensorFlow says of missing GPUs, from C++, out of the log."""
+def _suppress_stderr() -> Iterator[None]:
+  """Suppresses warnings about missing GPUs, which TensorFlow writes to stderr from C++."""
   sys.stderr.flush()
-  kept = os.dup(2)
-  with open(os.devnull, 'w', encoding='utf-8') as nothing:
-    os.dup2(nothing.fileno(), 2)
+  saved_stderr = os.dup(2)
+  with open(os.devnull, 'w', encoding='utf-8') as devnull:
+    os.dup2(devnull.fileno(), 2)
   try:
     yield
   finally:
-    os.dup2(kept, 2)
-    os.close(kept)
+    os.dup2(saved_stderr, 2)
+    os.close(saved_stderr)

@@ -1,4 +1,4 @@
-"""A vocabulary of ours, as seqio knows one."""
+"""Adapter from vocabularies of this package to seqio."""
 
 import numpy as np
 
@@ -8,15 +8,19 @@ from ngrammer_jax.tasks import tensorflow
 
 tf, seqio = tensorflow.load()
 
-SHIFT = 1
+ID_OFFSET = 1  # id in seqio minus id in the vocabulary
 
 
 class TaskVocabulary(seqio.Vocabulary):
-  """A vocabulary of ours, as seqio knows it: its document start ends a text.
+  """A vocabulary as a seqio vocabulary. Its document end is the end-of-sequence token.
 
-  Ids are one more than ours (`SHIFT`): seqio takes 0 for padding, which is a token here.
+  All ids are larger by ID_OFFSET: seqio uses 0 for padding, but 0 is a token of the vocabulary.
 
-  Raises BadInput for one that has no such token, or cannot write any text.
+  Args:
+    vocabulary: the vocabulary to wrap.
+
+  Raises:
+    BadInput: the vocabulary has no document end, or cannot encode every text.
   """
 
   def __init__(self, vocabulary: vocabularies.Vocabulary):
@@ -26,36 +30,36 @@ class TaskVocabulary(seqio.Vocabulary):
     ):
       kind = type(vocabulary).__name__.removesuffix('Vocabulary').lower()
       raise errors.BadInput(
-        f'a vocabulary of {kind} cannot write every text and its end: fine-tuning needs a run with '
+        f'a {kind} vocabulary cannot encode every text and its end: fine-tuning needs a run with '
         f'data.vocabulary="sentencepiece" or "bytes"'
       )
-    self.ours = vocabulary
+    self.vocabulary = vocabulary
 
   @property
   def bos_id(self):
-    return self.ours.document_start + SHIFT
+    return self.vocabulary.document_start + ID_OFFSET
 
   @property
   def eos_id(self):
-    return self.ours.document_end + SHIFT
+    return self.vocabulary.document_end + ID_OFFSET
 
   @property
   def unk_id(self):
-    return SHIFT
+    return ID_OFFSET
 
   @property
   def _base_vocab_size(self):
-    return self.ours.size + SHIFT
+    return self.vocabulary.size + ID_OFFSET
 
   def _encode(self, s):
-    return (self.ours.encode(s.encode()).astype(int) + SHIFT).tolist()
+    return (self.vocabulary.encode(s.encode()).astype(int) + ID_OFFSET).tolist()
 
   def _decode(self, ids):
-    ids = [i - SHIFT for i in ids if i not in (0, self.eos_id)]
-    return self.ours.decode(ids).decode(errors='replace')
+    ids = [i - ID_OFFSET for i in ids if i not in (0, self.eos_id)]
+    return self.vocabulary.decode(ids).decode(errors='replace')
 
   def _encode_tf(self, s):
-    encode = lambda text: self.ours.encode(text).astype(np.int32) + SHIFT
+    encode = lambda text: self.vocabulary.encode(text).astype(np.int32) + ID_OFFSET
     ids = tf.numpy_function(encode, [s], tf.int32, stateful=False)
     ids.set_shape([None])
     return ids

@@ -1,6 +1,6 @@
 """Fixtures that import TensorFlow on first use.
 
-All tests of the folder run in one worker, so that one imports it.
+All tests of this folder run in the same worker, so that TensorFlow is imported only once.
 """
 
 import importlib
@@ -13,17 +13,17 @@ def seqio():
   return pytest.importorskip('seqio')
 
 
-def module(name):
-  """A fixture that is a module of the package."""
+def module_fixture(name):
+  """Returns a fixture that imports and returns a module of `ngrammer_jax.tasks`."""
 
   @pytest.fixture(scope='session')
-  def imported(seqio):
+  def module(seqio):
     return importlib.import_module(f'ngrammer_jax.tasks.{name}')
 
-  return imported
+  return module
 
 
-c4 = module('c4')
-features = module('superglue.features')
-finetuning = module('superglue.finetuning')
-registration = module('superglue.registration')
+c4 = module_fixture('c4')
+features = module_fixture('superglue.features')
+finetuning = module_fixture('superglue.finetuning')
+registration = module_fixture('superglue.registration')

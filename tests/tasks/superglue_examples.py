@@ -1,4 +1,4 @@
-"""The same few examples of SuperGLUE as files in every form, and as TFDS has them."""
+"""A few SuperGLUE examples: as files in every layout, and in the TFDS schema."""
 
 import json
 import zipfile
@@ -15,7 +15,7 @@ ENTITIES = [
 ]
 SCHEMA = 'Mark told Pete many lies. He should have been more truthful.'
 
-# For each folder, the lines of a labelled split.
+# Lines of a labelled split, by folder.
 LINES = {
   'BoolQ': [
     {'question': 'is it é', 'passage': 'It is é.', 'idx': 0, 'label': True},
@@ -63,7 +63,7 @@ LINES = {
             'idx': 8,
             'answers': [{'text': 'Pete', 'idx': 22, 'label': 1}],
           },
-          {  # the same words again
+          {  # the same text again
             'question': 'Who left?',
             'idx': 9,
             'answers': [{'text': 'Nobody', 'idx': 23, 'label': 0}],
@@ -136,7 +136,7 @@ WINOGRAD = {
   'label': 1,
 }
 NEWS = {'passage': ARTICLE, 'entities': ['Ada', 'Bob', 'Rome']}
-# For each config, the examples of those lines.
+# Examples of these lines, by config.
 EXAMPLES = {
   'boolq': [
     {'question': 'is it é', 'passage': 'It is é.', 'idx': 0, 'label': 1},
@@ -225,35 +225,35 @@ EXAMPLES = {
   'axb': [{'sentence1': 'A', 'sentence2': 'B', 'idx': 0, 'label': 1}],
   'axg': [{'premise': 'A', 'hypothesis': 'B', 'idx': 0, 'label': 0}],
 }
-PAIRS = [(config, split) for config, known in reader.CONFIGS.items() for split in known.splits]
+PAIRS = [(config, split) for config, files in reader.CONFIGS.items() for split in files.splits]
 
 
-def without(value):
-  """A line without what a test split hides."""
+def remove_labels(value):
+  """Returns a line without its labels, as in a test split."""
   if isinstance(value, dict):
-    return {name: without(v) for name, v in value.items() if name != 'label'}
-  return [without(v) for v in value] if isinstance(value, list) else value
+    return {name: remove_labels(v) for name, v in value.items() if name != 'label'}
+  return [remove_labels(v) for v in value] if isinstance(value, list) else value
 
 
-def hidden(example):
-  """An example without it."""
+def unlabelled(example):
+  """Returns an example without label or answers."""
   return example | ({'answers': []} if 'answers' in example else {'label': -1})
 
 
 def lines(folder, split):
   if split != 'test' or folder.startswith('AX'):
     return LINES[folder]
-  found = without(LINES[folder])
-  for row in found:
+  rows = remove_labels(LINES[folder])
+  for row in rows:
     for query in row.get('qas', ()):
       del query['answers']
-  return found
+  return rows
 
 
 def expected(config, split):
   if split != 'test' or config.startswith('ax'):
     return EXAMPLES[config]
-  return [hidden(example) for example in EXAMPLES[config]]
+  return [unlabelled(example) for example in EXAMPLES[config]]
 
 
 def jsonl(rows):
@@ -261,11 +261,11 @@ def jsonl(rows):
 
 
 def texts():
-  """The path and the text of every file."""
+  """Returns the text of every file by its path."""
   return {
-    known.file(split): jsonl(lines(known.folder, split))
-    for known in reader.CONFIGS.values()
-    for split in known.splits
+    config.file(split): jsonl(lines(config.folder, split))
+    for config in reader.CONFIGS.values()
+    for split in config.splits
   }
 
 
@@ -287,9 +287,10 @@ def write_folders(root):
 def write_zips(root):
   root.mkdir(parents=True, exist_ok=True)
   files = texts()
-  for known in reader.CONFIGS.values():
-    wanted = {name: text for name, text in files.items() if name.startswith(f'{known.folder}/')}
-    write_zip(root / known.zip, wanted)
+  for config in reader.CONFIGS.values():
+    prefix = f'{config.folder}/'
+    members = {name: text for name, text in files.items() if name.startswith(prefix)}
+    write_zip(root / config.zip, members)
   return root
 
 

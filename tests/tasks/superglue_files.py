@@ -1,11 +1,11 @@
-"""Small files in the layout of SuperGLUE."""
+"""Writes small files in the layout of SuperGLUE."""
 
 import json
 import pathlib
 
 
 def write(root: pathlib.Path, task: str, **splits) -> pathlib.Path:
-  """Writes lines, by split, and returns the folder of all tasks."""
+  """Writes the lines of each split, and returns the folder of all tasks."""
   folder = root / 'superglue' / task
   folder.mkdir(parents=True, exist_ok=True)
   for split, lines in splits.items():
@@ -14,7 +14,7 @@ def write(root: pathlib.Path, task: str, **splits) -> pathlib.Path:
 
 
 def rte(count: int, first: int = 0, labelled: bool = True) -> list[dict]:
-  """Entailment of one word: easy, and of different lengths."""
+  """Returns lines of RTE: an easy task on one word, with different lengths."""
   lines = []
   for i in range(first, first + count):
     word = ('rain', 'snow')[i % 2]
@@ -25,7 +25,7 @@ def rte(count: int, first: int = 0, labelled: bool = True) -> list[dict]:
 
 
 def record(count: int) -> list[dict]:
-  """Passages with two entities, the first of which is meant."""
+  """Returns lines of ReCoRD: passages with two entities, the first one is the answer."""
   passage = {'text': 'Ada met Bob.', 'entities': [{'start': 0, 'end': 2}, {'start': 8, 'end': 10}]}
   answer = {'start': 0, 'end': 2, 'text': 'Ada'}
   qas = lambda i: [{'query': '@placeholder met Bob', 'idx': i, 'answers': [answer]}]

@@ -1,4 +1,4 @@
-"""C4 as TFDS prepares it: the same as from files, and a task of seqio."""
+"""C4 prepared by TFDS: equal to the same texts in files, and a seqio task."""
 
 import json
 
@@ -17,16 +17,16 @@ TEXTS = {'train': [f'text number {i} of some' for i in range(20)], 'validation':
 
 @pytest.fixture(scope='module')
 def prepared(tmp_path_factory, c4):
-  """The texts, as TFDS keeps a dataset that is prepared."""
+  """Writes the texts as a prepared TFDS dataset, and returns its data config."""
   import tensorflow as tf
 
   tfds = pytest.importorskip('tensorflow_datasets')
-  root, shards_of = tmp_path_factory.mktemp('tfds'), 3
+  root, train_shards = tmp_path_factory.mktemp('tfds'), 3
   folder = epath.Path(root) / 'c4' / 'en' / '3.1.0'
   folder.mkdir(parents=True)
   infos = []
   for split, texts in TEXTS.items():
-    count = shards_of if split == 'train' else 1
+    count = train_shards if split == 'train' else 1
     files = tfds.core.ShardedFileTemplate(
       data_dir=folder, dataset_name='c4', split=split, filetype_suffix='tfrecord'
     )
@@ -47,10 +47,10 @@ def prepared(tmp_path_factory, c4):
   return token_cache.DataConfig(corpus='c4/en', path=str(root), vocabulary='bytes')
 
 
-def write_files(root, shards_of=3):
+def write_files(root, train_shards=3):
   root.mkdir()
   for split, texts in TEXTS.items():
-    count = shards_of if split == 'train' else 1
+    count = train_shards if split == 'train' else 1
     for i in range(count):
       lines = (json.dumps({'text': text}) for text in texts[i::count])
       (root / f'{split}-{i}.jsonl').write_text('\n'.join(lines) + '\n')
@@ -64,7 +64,7 @@ def write_files(root, shards_of=3):
     *(pytest.param(B, (0, 1, 2, 30, 7), marks=pytest.mark.slow) for B in (2, 3, 5)),
   ],
 )
-def test_rows_are_those_of_the_same_files(prepared, tmp_path, cache, batch_size, steps):
+def test_rows_equal_those_of_files(prepared, tmp_path, cache, batch_size, steps):
   corpus = token_cache.prepare(prepared, runs.finder(prepared))
   assert list(corpus.splits) == ['validation']
   assert bytes(corpus.splits['validation'].tokens[[0, 2]].astype(np.uint8)) == b'ab'
@@ -74,28 +74,28 @@ def test_rows_are_those_of_the_same_files(prepared, tmp_path, cache, batch_size,
     for kind, source in (('tfds', corpus.train_shards), ('files', files))
   )
   for step in steps:
-    one, other = rows.segment(step), expected.segment(step)
-    np.testing.assert_array_equal(one.targets_BxT, other.targets_BxT)
+    actual_BxT, expected_BxT = rows.segment(step).targets_BxT, expected.segment(step).targets_BxT
+    np.testing.assert_array_equal(actual_BxT, expected_BxT)
 
 
-def test_a_shard_is_read_on_from_any_text(prepared, c4):
+def test_shard_can_be_read_from_any_document(prepared, c4):
   shard = c4.open_corpus(prepared).train_shards
-  whole = [text for text, _ in shard.read(1)]
-  assert whole == [text.encode() for text in TEXTS['train'][1::3]]
-  for number in (1, 5, len(whole)):
-    assert [text for text, _ in shard.read(1, number)] == whole[number:]
+  texts = [text for text, _ in shard.read(1)]
+  assert texts == [text.encode() for text in TEXTS['train'][1::3]]
+  for document in (1, 5, len(texts)):
+    assert [text for text, _ in shard.read(1, document)] == texts[document:]
 
 
-def test_the_task(prepared, c4, seqio):
-  for _ in range(2):  # again is no error
+def test_seqio_task(prepared, c4, seqio):
+  for _ in range(2):  # registering again is not an error
     name = c4.register(BYTES, data_dir=prepared.path)
   task = seqio.get_mixture_or_task(name)
   dataset = task.get_dataset({'targets': 64}, 'validation', shuffle=False)
-  found = [example['targets'].tolist() for example in dataset.as_numpy_iterator()]
-  assert found == [[ord(text) + 1, BYTES.document_end + 1] for text in 'ab']
+  targets = [example['targets'].tolist() for example in dataset.as_numpy_iterator()]
+  assert targets == [[ord(text) + 1, BYTES.document_end + 1] for text in 'ab']
 
 
-def test_what_is_not_prepared_is_not_fetched(tmp_path, c4):
+def test_missing_dataset_is_an_error_and_not_downloaded(tmp_path, c4):
   with bad_input(
     f"data.corpus='c4/en': TFDS has prepared nothing in {tmp_path}/c4/en. Set data.path to the "
     f'data directory that has it, prepare it (tfds build c4/en, which takes Apache Beam and '
@@ -104,7 +104,7 @@ def test_what_is_not_prepared_is_not_fetched(tmp_path, c4):
     c4.open_corpus(token_cache.DataConfig(corpus='c4/en', path=str(tmp_path)))
 
 
-def test_the_vocabulary_cannot_know_all_of_it():
+def test_word_vocabulary_is_not_supported():
   with bad_input(
     "data.corpus='c4/en' is tokenised during training, but data.vocabulary='words' needs the whole "
     'text in advance: use sentencepiece or bytes'

@@ -1,4 +1,4 @@
-"""Fine-tuning as a user does it: from a checkpoint to answers, and on after a kill."""
+"""Fine-tuning end to end: from a pre-trained checkpoint to submission files, and resuming."""
 
 import argparse
 import json
@@ -23,7 +23,7 @@ CONFIG = pathlib.Path(__file__).resolve().parents[2] / 'configs' / 'superglue.py
 
 
 def write_tasks(folder):
-  """The files of two tasks."""
+  """Writes the files of two tasks."""
   lines = superglue_files.rte
   hidden = lines(6, labelled=False)
   superglue_files.write(folder, 'RTE', train=lines(40), val=lines(12, 40), test=hidden)
@@ -34,7 +34,7 @@ def write_tasks(folder):
 
 @pytest.fixture
 def folder(trained, tmp_path, finetuning):
-  """A folder with a pretrained run and the files of two tasks."""
+  """Returns a folder with a pre-trained run and the files of two tasks."""
   (tmp_path / 'pretrained').symlink_to(trained)
   write_tasks(tmp_path)
   return tmp_path
@@ -62,14 +62,14 @@ def result(workdir, split='validation'):
 
 
 @pytest.mark.slow
-def test_from_a_checkpoint_to_answers(folder, capsys):
+def test_finetuning_from_checkpoint_to_submission(folder, capsys):
   easy = {'optimizer__learning_rate': 0.02, 'training__steps': 80, 'training__evaluate_every': 40}
   assert finetune.main(arguments(folder, 'rte', **easy)) == 0
   out, run = capsys.readouterr().out, folder / 'rte'
   assert 'best checkpoint, validation' in out and 'newest checkpoint, validation' in out
-  known = result(run)
-  assert known['accuracy'] == 100 and known['n'] == 12 and known['error_percent'] == 0
-  assert known['protocol'] == {
+  scores = result(run)
+  assert scores['accuracy'] == 100 and scores['n'] == 12 and scores['error_percent'] == 0
+  assert scores['protocol'] == {
     'choosing': 'rank',
     'prefix': 'causal',
     'length': 96,
@@ -78,7 +78,7 @@ def test_from_a_checkpoint_to_answers(folder, capsys):
   records = [json.loads(line) for line in (run / 'metrics.jsonl').read_text().splitlines()]
   assert [r['step'] for r in records if 'validation/accuracy' in r] == [40, 80]
 
-  # What it has learned, it also writes.
+  # The model also generates the correct labels.
   evaluate.main([f'--workdir={run}', '--split=validation', '--config.finetune.choosing=greedy'])
   assert result(run)['accuracy'] == 100 and result(run)['protocol']['choosing'] == 'greedy'
   evaluate.main([f'--workdir={run}', '--split=test'])
@@ -86,7 +86,7 @@ def test_from_a_checkpoint_to_answers(folder, capsys):
   assert answers == [{'idx': i, 'label': ('entailment', 'not_entailment')[i % 2]} for i in range(6)]
   assert 'accuracy' not in result(run, 'test')
 
-  # The codebook was kept.
+  # The codebook did not change.
   before, after = runs.load_run(folder / 'pretrained').state, runs.load_run(run).state
   for a, b in zip(*map(_leaves, (before.codebook, after.codebook)), strict=True):
     np.testing.assert_array_equal(a, b)
@@ -100,11 +100,11 @@ def _leaves(tree):
 @pytest.mark.parametrize(
   'change', [{'finetune.codebook': 'learning', 'finetune.prefix': 'bidirectional'}, {}]
 )
-def test_a_resume_is_exact(folder, change):
+def test_resume_is_exact(folder, change):
   finetune.main(arguments(folder, 'whole', **change))
   shutil.copytree(folder / 'whole', folder / 'run')
   shutil.rmtree(folder / 'run' / 'checkpoints' / '8')
-  # All of the beginning is in the workdir.
+  # The resumed run does not need the pre-trained run.
   (folder / 'pretrained').rename(folder / 'moved')
   finetune.main(arguments(folder, 'run', **change))
   (folder / 'moved').rename(folder / 'pretrained')
@@ -112,14 +112,16 @@ def test_a_resume_is_exact(folder, change):
     manifest.verify(folder / name / 'checkpoints' / '8').leaves for name in ('whole', 'run')
   ]
   assert leaves[0] == leaves[1]
-  learned = bool(change)
+  is_learning = bool(change)
   before, after = (runs.load_run(folder / name).state.codebook for name in ('pretrained', 'whole'))
-  moved = [not np.array_equal(a, b) for a, b in zip(_leaves(before), _leaves(after), strict=True)]
-  assert any(moved) == learned
+  has_changed = [
+    not np.array_equal(a, b) for a, b in zip(_leaves(before), _leaves(after), strict=True)
+  ]
+  assert any(has_changed) == is_learning
 
 
 @pytest.mark.slow
-def test_a_start_that_was_killed_is_repeated_with_the_same_checkpoint(folder, tiny):
+def test_repeated_start_uses_the_same_checkpoint(folder, tiny):
   other, run = folder / 'other' / 'checkpoints', folder / 'run'
   assert loop.train(tiny(training={'steps': 4, 'checkpoint_every': 2}), folder / 'other')
   (other / '4').rename(folder / 'later')
@@ -133,69 +135,69 @@ def test_a_start_that_was_killed_is_repeated_with_the_same_checkpoint(folder, ti
 
 
 @pytest.mark.slow
-def test_record_is_written_or_chosen_among_the_entities(folder):
+def test_record_answers_are_generated_or_ranked(folder):
   finetune.main(arguments(folder, 'record', 'record', training__segment_length=128))
-  known = result(folder / 'record')
-  assert known['protocol']['choosing'] == 'greedy' and known['n'] == 9
+  scores = result(folder / 'record')
+  assert scores['protocol']['choosing'] == 'greedy' and scores['n'] == 9
   choosing = ['--split=validation', '--config.finetune.choosing=rank']
   evaluate.main([f'--workdir={folder / "record"}', *choosing])
-  known = result(folder / 'record')
-  assert known['protocol']['choosing'] == 'rank' and known['f1'] == known['exact_match']
+  scores = result(folder / 'record')
+  assert scores['protocol']['choosing'] == 'rank' and scores['f1'] == scores['exact_match']
 
 
-def test_what_is_wrong_is_said_before_anything_is_trained(folder):
+def test_input_errors_are_raised_before_training(folder):
   with bad_input('set init_from to the workdir of a trained run: --config.init_from=DIR'):
     finetune.main(arguments(folder, 'run', init_from=None))
   with bad_input(
-    '--config.model.width: the model and the vocabulary are those of the checkpoint, '
-    f'init_from={folder / "pretrained"}; leave it out, or pre-train another'
+    '--config.model.width: the model and the vocabulary are inherited from the checkpoint, '
+    f'init_from={folder / "pretrained"}; omit this flag, or pre-train another model'
   ):
     finetune.main(arguments(folder, 'run', model__width=32))
   with bad_input(
-    '--config.data.vocabulary: the model and the vocabulary are those of the checkpoint, '
-    f'init_from={folder / "pretrained"}; leave it out, or pre-train another'
+    '--config.data.vocabulary: the model and the vocabulary are inherited from the checkpoint, '
+    f'init_from={folder / "pretrained"}; omit this flag, or pre-train another model'
   ):
     finetune.main(arguments(folder, 'run', data__vocabulary='words'))
   with pytest.raises(ValueError, match="no row 'rtx'; there are: boolq, cb, "):
     finetune.main(arguments(folder, 'run', 'rtx'))
-  with pytest.raises(ValueError, match='BoolQ'):  # the first of those that are missing
+  with pytest.raises(ValueError, match='BoolQ'):  # the first missing task
     finetune.main(arguments(folder, 'run', 'all'))
   with pytest.raises(ValueError, match='training.segment_length=21 leaves nothing for inputs'):
     finetune.main(arguments(folder, 'run', training__segment_length=21))
   with pytest.raises(ValueError, match='holds no config.json: not a run'):
     finetune.main(arguments(folder, 'run', init_from=folder))
   with bad_input(
-    'finetune.choosing="rank": wsc_simple has nothing to choose from, its referents are written; '
+    'finetune.choosing="rank": wsc_simple has no choices to rank, its referents are generated; '
     'use finetune.choosing="greedy", or the task wsc'
   ):
     finetune.main(arguments(folder, 'run', 'wsc_simple', finetune__choosing='rank'))
-  with pytest.raises(ValueError, match='inputs of 42 tokens, and there is room for 40'):
+  with pytest.raises(ValueError, match='inputs has 42 tokens, but the maximum is 40'):
     length = {'training__segment_length': 60, 'finetune__truncate': False}
     finetune.main(arguments(folder, 'run', **length))
   assert not (folder / 'run').exists()
 
 
-def test_every_host_trains_on_its_rows_and_an_epoch_on_all(folder, finetuning):
-  given = finetuning_config(finetuning, folder, training__batch_size=6)
-  examples = finetuning.Finetuning(given, folder / 'run')
-  rows = [examples.segment(step, slice(0, 6)) for step in range(14)]
-  for step in (0, 6, 13):  # one of them is of two epochs
-    for part in (slice(0, 2), slice(2, 6), slice(5, 6)):
-      found = examples.segment(step, part)
-      for one, whole in zip(found, rows[step], strict=True):
-        np.testing.assert_array_equal(one, whole if whole is None else whole[part])
-  tokens = np.concatenate([segment.tokens_BxT for segment in rows])
+def test_hosts_read_their_rows_and_an_epoch_has_all_rows(folder, finetuning):
+  config = finetuning_config(finetuning, folder, training__batch_size=6)
+  task = finetuning.FinetuneTask(config, folder / 'run')
+  segments = [task.segment(step, slice(0, 6)) for step in range(14)]
+  for step in (0, 6, 13):  # steps 6 and 13 have rows of two epochs
+    for rows in (slice(0, 2), slice(2, 6), slice(5, 6)):
+      segment = task.segment(step, rows)
+      for actual, batch in zip(segment, segments[step], strict=True):
+        np.testing.assert_array_equal(actual, batch if batch is None else batch[rows])
+  tokens = np.concatenate([segment.tokens_BxT for segment in segments])
   epochs = [sorted(map(bytes, tokens[first : first + 40])) for first in (0, 40)]
   assert epochs[0] == epochs[1] and len(set(epochs[0])) == 10  # five lengths of two words
   assert not np.array_equal(tokens[:40], tokens[40:80])
 
 
 def finetuning_config(finetuning, root, **changes):
-  """The config of a fine-tuning of all examples, one a row."""
+  """Returns a config without packing: one example per row."""
   parser = argparse.ArgumentParser()
   parser.add_argument('--workdir')
-  _, given = flags.parse(parser, arguments(root, 'run', finetune__packed=False, **changes))
-  return finetuning.config_of(given, [], root / 'run')
+  _, config = flags.parse(parser, arguments(root, 'run', finetune__packed=False, **changes))
+  return finetuning.resolve_config(config, [], root / 'run')
 
 
 @struct.dataclass
@@ -210,94 +212,93 @@ def state(step):
   return State({'w': jax.numpy.full(3, 1.0 * step)}, {'c': jax.numpy.full(2, 2.0 * step)}, [], step)
 
 
-def test_a_start_is_with_the_checkpoint_that_is_on_record(folder, finetuning, monkeypatch):
-  """Where it was killed, and there is a newer one by now."""
-  given = finetuning_config(finetuning, folder)
-  examples = finetuning.Finetuning(given, folder / 'run')
+def test_start_uses_the_recorded_checkpoint(folder, finetuning, monkeypatch):
+  """Checks a repeated start after a kill, when there is a newer checkpoint."""
+  config = finetuning_config(finetuning, folder)
+  task = finetuning.FinetuneTask(config, folder / 'run')
   (folder / 'run').mkdir()
-  asked = []
+  loaded = []
 
   def load_run(workdir, step):
-    asked.append((workdir, step))
+    loaded.append((workdir, step))
     return types.SimpleNamespace(state=state(12 if step == 'newest' else step))
 
   monkeypatch.setattr(runs, 'load_run', load_run)
   record = folder / 'run' / 'begun_with.json'
-  fresh = state(0)
+  new_state = state(0)
   for step in (12, 8):
-    made = examples.first(fresh)
-    np.testing.assert_array_equal(made.params['w'], np.full(3, step))
-    np.testing.assert_array_equal(made.codebook['c'], np.full(2, 2 * step))
-    assert made.opt_state is fresh.opt_state and made.step == 0
+    first_state = task.first(new_state)
+    np.testing.assert_array_equal(first_state.params['w'], np.full(3, step))
+    np.testing.assert_array_equal(first_state.codebook['c'], np.full(2, 2 * step))
+    assert first_state.opt_state is new_state.opt_state and first_state.step == 0
     assert json.loads(record.read_text()) == {'init_from': str(folder / 'pretrained'), 'step': step}
     record.write_text('{"step": 8}')
-  assert asked == [(str(folder / 'pretrained'), 'newest'), (str(folder / 'pretrained'), 8)]
+  assert loaded == [(str(folder / 'pretrained'), 'newest'), (str(folder / 'pretrained'), 8)]
 
 
-def test_validation_and_evaluation_are_of_their_examples(folder, finetuning, monkeypatch, caplog):
-  """With answers that are made up."""
+def test_validation_and_evaluation_use_their_splits(folder, finetuning, monkeypatch, caplog):
+  """Uses a fake evaluator."""
   caplog.set_level('INFO')
-  given, made, asked = finetuning_config(finetuning, folder), [], []
+  config, created, calls = finetuning_config(finetuning, folder), [], []
 
-  def evaluator_of(config, model, mesh, vocabulary):
-    made.append((config, model.windows, mesh, vocabulary.size))
+  def make_evaluator(config, model, mesh, vocabulary):
+    created.append((config, model.windows, mesh, vocabulary.size))
 
-    def answer(params, codebook, name, examples, choosing, report=None):
+    def evaluate(params, codebook, name, examples, choosing, report=None):
       texts = [vocabulary.decode(example.inputs).decode() for example in examples]
-      asked.append((params['w'].tolist(), codebook['c'].tolist(), name, choosing, texts))
+      calls.append((params['w'].tolist(), codebook['c'].tolist(), name, choosing, texts))
       scores = {'accuracy': 75.0, 'error_percent': 25.0} if examples[0].label >= 0 else {}
       return {'task': name, 'n': len(examples), **scores}, [i % 2 for i in range(len(examples))]
 
-    return answer
+    return evaluate
 
-  monkeypatch.setattr(finetuning, 'evaluator_of', evaluator_of)
-  material = finetuning.Finetuning(given, folder / 'run')
+  monkeypatch.setattr(finetuning, 'make_evaluator', make_evaluator)
+  task = finetuning.FinetuneTask(config, folder / 'run')
   model = types.SimpleNamespace(windows='all')
   training = types.SimpleNamespace(evaluated=lambda state: model, mesh='mesh')
   for step in (2, 3):
-    result = material.validate(training, state(step), lambda examples: None)
-    assert (result['task'], result['n'], result[material.judged_by]) == ('rte', 12, 25)
-  assert made == [(given, 'all', 'mesh', 257)]  # and no second one, which would be compiled
-  said = {'params': [3.0] * 3, 'codebook': [6.0] * 2}
-  assert [*asked[1][:4]] == [*said.values(), 'rte', None] and len(asked[1][4]) == 12
-  assert asked[1][4][1] == 'rte hypothesis: rain premise: It is very snow.'
-  assert material.said(result) == ' rte accuracy 75.00, 12 examples'
-  material.describe()
+    result = task.validate(training, state(step), lambda examples: None)
+    assert (result['task'], result['n'], result[task.judged_by]) == ('rte', 12, 25)
+  assert created == [(config, 'all', 'mesh', 257)]  # once: a second one would be compiled again
+  assert calls[1][:4] == ([3.0] * 3, [6.0] * 2, 'rte', None) and len(calls[1][4]) == 12
+  assert calls[1][4][1] == 'rte hypothesis: rain premise: It is very snow.'
+  assert task.said(result) == ' rte accuracy 75.00, 12 examples'
+  task.describe()
   assert caplog.messages[-1] == (
     'data: examples of rte 40, in 40 rows of 96 tokens; 8 steps of 8 rows are 1.60 epochs'
   )
-  run = {'config': given, 'vocabulary': material.vocabulary, 'evaluated': model, 'mesh': 'mesh'}
+  run = {'config': config, 'vocabulary': task.vocabulary, 'evaluated': model, 'mesh': 'mesh'}
   run = types.SimpleNamespace(**run, state=state(3), workdir=folder / 'run')
   assert finetuning.evaluate(run, 'validation') == {'split': 'validation', 'step': 3, **result}
   assert not (folder / 'run' / 'evaluation').exists()
-  hidden = finetuning.evaluate(run, 'test')
-  assert hidden == {'split': 'test', 'step': 3, 'task': 'rte', 'n': 6}
+  unlabelled = finetuning.evaluate(run, 'test')
+  assert unlabelled == {'split': 'test', 'step': 3, 'task': 'rte', 'n': 6}
   answers = [json.loads(line) for line in (folder / 'run' / 'evaluation' / 'RTE.jsonl').open()]
   assert answers == [{'idx': i, 'label': ('entailment', 'not_entailment')[i % 2]} for i in range(6)]
-  assert finetuning.table(hidden) == 'rte without labels, 6 examples'
+  assert finetuning.format_table(unlabelled) == 'rte without labels, 6 examples'
 
 
-def test_the_best_and_the_newest_are_evaluated(tmp_path, finetuning, monkeypatch, capsys):
-  """The tables are of one task, or of one after the other."""
+def test_best_and_newest_checkpoint_are_evaluated(tmp_path, finetuning, monkeypatch, capsys):
+  """Checks the tables of one task, and of all tasks one after the other."""
   trained = []
   train = lambda config, workdir, *_: trained.append((config.finetune.task, workdir))
   monkeypatch.setattr(loop, 'train', train)
-  monkeypatch.setattr(finetuning, 'config_of', lambda config, *_: config)
+  monkeypatch.setattr(finetuning, 'resolve_config', lambda config, *_: config)
   monkeypatch.setattr(finetuning, 'check_examples', lambda config: None)
   monkeypatch.setattr(runs, 'load_run', lambda workdir, step: (workdir.name, step))
 
-  def answered(run, split):
+  def fake_evaluate(run, split):
     name, step = run
-    task = name if name in formats.EIGHT else 'rte'
-    names = metrics.AVERAGED[task]
+    task = name if name in formats.SUPERGLUE_TASKS else 'rte'
+    names = metrics.METRICS_BY_TASK[task]
     score = {'best': 60.0, 'newest': 50.0}[step]
     scores = dict.fromkeys(names, score)
     return {'task': task, 'n': 4, 'step': step, **scores, 'error_percent': 100 - score}
 
-  monkeypatch.setattr(finetuning, 'evaluate', answered)
+  monkeypatch.setattr(finetuning, 'evaluate', fake_evaluate)
   for row, workdirs in (
     ('rte', {'rte': tmp_path / 'one'}),
-    ('all', {name: tmp_path / 'all' / name for name in formats.EIGHT}),
+    ('all', {name: tmp_path / 'all' / name for name in formats.SUPERGLUE_TASKS}),
   ):
     trained.clear()
     root = tmp_path / ('one' if row == 'rte' else 'all')
@@ -313,65 +314,67 @@ def test_the_best_and_the_newest_are_evaluated(tmp_path, finetuning, monkeypatch
         for name in ('validation', 'validation_best')
       }
       assert steps == {'validation': 'newest', 'validation_best': 'best'}
-  joined = json.loads((tmp_path / 'all' / 'evaluation' / 'best.json').read_text())
-  assert joined['average'] == 60 and len(joined['tasks']) == 8
+  combined = json.loads((tmp_path / 'all' / 'evaluation' / 'best.json').read_text())
+  assert combined['average'] == 60 and len(combined['tasks']) == 8
 
 
-def test_a_diagnostic_set_has_a_file_of_its_own(tmp_path, finetuning, monkeypatch):
-  """What was trained on entailment is asked for the classes of AX-b too."""
-  asked = []
+def test_diagnostic_set_has_its_own_result_file(tmp_path, finetuning, monkeypatch):
+  """Evaluates a model that was trained on RTE on AX-b too."""
+  calls = []
 
-  def answered(run, split):
-    asked.append((run.config.finetune.task, run.config.data.superglue_dir, split))
+  def fake_evaluate(run, split):
+    calls.append((run.config.finetune.task, run.config.data.superglue_dir, split))
     return {'task': run.config.finetune.task, 'n': 1, 'accuracy': 50.0, 'step': 3}
 
-  monkeypatch.setattr(finetuning, 'evaluate', answered)
-  monkeypatch.setattr(finetuning, 'table', lambda result: result['task'])
+  monkeypatch.setattr(finetuning, 'evaluate', fake_evaluate)
+  monkeypatch.setattr(finetuning, 'format_table', lambda result: result['task'])
   tuned = experiment.resolve({'finetune': {'task': 'rte'}})
   experiment.save(tuned, tmp_path / 'config.json')
-  for split, more in (
+  for split, args in (
     ('validation', []),
     ('test', ['--config.finetune.task=axb', '--config.data.superglue_dir=there']),
   ):
-    evaluate.main([f'--workdir={tmp_path}', f'--split={split}', *more])
-  assert asked == [('rte', None, 'validation'), ('axb', 'there', 'test')]
-  found = {path.name: json.loads(path.read_text()) for path in (tmp_path / 'evaluation').iterdir()}
-  assert {name: result['task'] for name, result in found.items()} == {
+    evaluate.main([f'--workdir={tmp_path}', f'--split={split}', *args])
+  assert calls == [('rte', None, 'validation'), ('axb', 'there', 'test')]
+  results = {
+    path.name: json.loads(path.read_text()) for path in (tmp_path / 'evaluation').iterdir()
+  }
+  assert {name: result['task'] for name, result in results.items()} == {
     'validation.json': 'rte',
     'axb_test.json': 'axb',
   }
 
 
 @pytest.mark.slow
-def test_it_ends_where_there_is_no_more_progress(folder):
-  """At the first evaluation all is right, at no later one more than that."""
+def test_early_stopping_with_patience(folder):
+  """The first evaluation is perfect, so later ones cannot be better."""
   easy = {'optimizer__learning_rate': 0.02, 'training__steps': 400, 'training__evaluate_every': 40}
-  given = arguments(folder, 'run', finetune__patience=1, training__checkpoint_every=80, **easy)
-  finetune.main(given)
-  validated = lambda: [
+  args = arguments(folder, 'run', finetune__patience=1, training__checkpoint_every=80, **easy)
+  finetune.main(args)
+  validated_steps = lambda: [
     record['step']
     for record in map(json.loads, (folder / 'run' / 'metrics.jsonl').open())
     if 'validation/error_percent' in record
   ]
-  steps = validated()
+  steps = validated_steps()
   assert steps == list(range(40, steps[-1] + 1, 40)) and steps[-1] < 400
   assert int(runs.load_run(folder / 'run').state.step) == steps[-1]
-  finetune.main(given)  # there is nothing left to do
-  assert validated() == steps
-  # Stopped after the last checkpoint, before its validation was on record.
+  finetune.main(args)  # already finished
+  assert validated_steps() == steps
+  # Stopped after the last checkpoint, before its validation was recorded.
   path = folder / 'run' / 'metrics.jsonl'
   lines = path.read_text().splitlines(keepends=True)
   path.write_text(
     ''.join(line for line in lines if f'"step": {steps[-1]}, "validation' not in line)
   )
-  assert validated() == steps[:-1]
-  finetune.main(given)
-  assert validated() == steps
+  assert validated_steps() == steps[:-1]
+  finetune.main(args)
+  assert validated_steps() == steps
   assert int(runs.load_run(folder / 'run').state.step) == steps[-1]
 
 
 @pytest.mark.slow
-def test_another_mesh_than_that_of_the_checkpoint(folder):
+def test_mesh_can_differ_from_the_checkpoint(folder):
   finetune.main(arguments(folder, 'run', mesh__fsdp=2, mesh__model=2, training__steps=4))
   finetune.main(arguments(folder, 'other', training__steps=4))
   losses = [
@@ -382,24 +385,24 @@ def test_another_mesh_than_that_of_the_checkpoint(folder):
 
 
 @pytest.mark.slow
-def test_all_tasks_at_once(folder, capsys):
+def test_mixture_of_all_tasks(folder, capsys):
   superglue_examples.write_folders(folder / 'superglue')
   changes = {'training__steps': 4, 'training__segment_length': 256, 'finetune__choosing': 'rank'}
   finetune.main(arguments(folder, 'mixture', 'mixture', **changes))
-  known, out = result(folder / 'mixture'), capsys.readouterr().out
-  assert sorted(known['tasks']) == sorted(formats.EIGHT)
-  assert known['average'] == pytest.approx(metrics.average(known['tasks']))
-  assert f'average of 8 tasks: {known["average"]:.2f}' in out
+  scores, out = result(folder / 'mixture'), capsys.readouterr().out
+  assert sorted(scores['tasks']) == sorted(formats.SUPERGLUE_TASKS)
+  assert scores['average'] == pytest.approx(metrics.average(scores['tasks']))
+  assert f'average of 8 tasks: {scores["average"]:.2f}' in out
 
 
 @pytest.mark.slow
-def test_one_task_after_the_other(folder, capsys):
+def test_all_tasks_one_after_the_other(folder, capsys):
   superglue_examples.write_folders(folder / 'superglue')
   changes = {'training__steps': 4, 'training__segment_length': 128}
-  given = arguments(folder, 'all', 'all', **changes)
-  finetune.main(given)
+  args = arguments(folder, 'all', 'all', **changes)
+  finetune.main(args)
   tables = capsys.readouterr().out
   assert tables.count('average of 8 tasks: ') == 2
-  finetune.main(given)  # again: there is nothing left but to say it
+  finetune.main(args)  # already finished: only prints the tables
   assert capsys.readouterr().out == tables
   assert result(folder / 'all' / 'wic')['task'] == 'wic'

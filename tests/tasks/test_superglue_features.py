@@ -1,4 +1,4 @@
-"""The tasks of seqio: tokens, ends, cuts, packing and metrics."""
+"""SuperGLUE seqio tasks: tokens, end tokens, truncation, packing and metrics."""
 
 import functools
 import pathlib
@@ -19,7 +19,7 @@ END = BYTES.document_end
 
 @pytest.fixture
 def register(tmp_path, registration):
-  """Makes tasks of lines, which are both to train on and to validate with."""
+  """Returns a function that registers lines as training and validation split."""
 
   def register(lines, task='RTE', vocabulary=BYTES, **splits):
     folder = superglue_files.write(tmp_path, task, train=lines, val=lines, **splits)
@@ -32,27 +32,30 @@ def text(ids):
   return bytes(int(i) for i in ids if i < 256).decode()
 
 
-def test_tokens_have_their_end_and_are_cut_where_it_does_the_least_harm(register, features):
+def test_tokens_end_with_document_end_and_truncation_keeps_the_question(register, features):
   register(superglue_files.rte(3))
-  (first, *_), targets = list(features.examples('rte', 'validation', 200, 32, True)), 'entailment'
+  (first, *_), targets = (
+    list(features.read_examples('rte', 'validation', 200, 32, True)),
+    'entailment',
+  )
   assert text(first.inputs) == 'rte hypothesis: rain premise: It is rain.'
   assert text(first.targets) == targets and first.inputs[-1] == first.targets[-1] == END
   assert (first.label, first.key, first.choices) == (0, (0,), ('entailment', 'not_entailment'))
-  first = next(features.examples('rte', 'validation', 11, 5, True))
+  first = next(features.read_examples('rte', 'validation', 11, 5, True))
   assert text(first.inputs) == 'rte hypoth' and text(first.targets) == 'enta'
   boolq = [{'question': 'is it', 'passage': 'It is so.', 'idx': 0, 'label': True}]
   register(boolq, 'BoolQ')
-  cut = next(features.examples('boolq', 'validation', 16, 32, True))
-  assert text(cut.inputs) == 'question: is it' and cut.inputs[-1] == END
+  truncated = next(features.read_examples('boolq', 'validation', 16, 32, True))
+  assert text(truncated.inputs) == 'question: is it' and truncated.inputs[-1] == END
 
 
-def test_too_long_is_an_error_where_nothing_is_cut(register, features):
+def test_long_example_is_an_error_without_truncation(register, features):
   register(superglue_files.rte(5))
   with bad_input(
-    'SuperGLUE task rte, validation, example 2: inputs of 52 tokens, and there is room for 50: '
+    'SuperGLUE task rte, validation, example 2: inputs has 52 tokens, but the maximum is 50: '
     'raise training.segment_length, lower finetune.targets_length, or set finetune.truncate=True'
   ):
-    list(features.examples('rte', 'validation', 50, 32, False))
+    list(features.read_examples('rte', 'validation', 50, 32, False))
 
 
 ZERO = {'premise': 'A\x00B', 'hypothesis': '\x00', 'idx': 15, 'label': 'entailment'}
@@ -61,23 +64,23 @@ LINES = [*superglue_files.rte(15), ZERO]
 
 @pytest.fixture(scope='module')
 def rows_of(tmp_path_factory, registration, features):
-  """Rows to train on of some lines, packed or not."""
+  """Returns a function from `packed` to the training rows."""
   folder = superglue_files.write(tmp_path_factory.mktemp('rows'), 'RTE', train=LINES, val=LINES)
   registration.register(registration.Source(folder), BYTES)
-  rows = functools.cache(lambda packed: features.training_rows('rte', 256, 32, packed, True))
+  rows = functools.cache(lambda packed: features.read_training_rows('rte', 256, 32, packed, True))
   for packed in (False, True):
     rows(packed)
   return rows
 
 
 @pytest.mark.parametrize('packed', [False, True])
-def test_rows_to_train_on_have_every_example_once(rows_of, packed):
+def test_training_rows_have_every_example_once(rows_of, packed):
   rows = rows_of(packed)
   assert rows.tokens_BxT.shape[1] == 256 and (len(rows.tokens_BxT) < len(LINES)) == packed
   lengths = rows.valid_BxT.sum(axis=1, keepdims=True)
   np.testing.assert_array_equal(rows.valid_BxT, np.arange(256) < lengths)
-  assert (rows.tokens_BxT == 0)[rows.valid_BxT > 0].any()  # a zero is a token and no padding
-  found = []
+  assert (rows.tokens_BxT == 0)[rows.valid_BxT > 0].any()  # 0 is a token, not padding
+  examples = []
   for tokens, targets, starts, valid, counts, prefix in zip(*rows, strict=True):
     first, *_ = np.nonzero(starts)
     for begin, end in zip(first, [*first[1:], int(valid.sum())], strict=True):
@@ -85,14 +88,14 @@ def test_rows_to_train_on_have_every_example_once(rows_of, packed):
       assert tokens[begin] == END  # the document start
       np.testing.assert_array_equal(tokens[part][1:], targets[part][:-1])
       answer = targets[part][counts[part] > 0]
-      # The prefix goes on to the token from which the answer is predicted.
+      # The prefix includes the token from which the first answer token is predicted.
       assert prefix[part].sum() == end - begin - len(answer) + 1
-      found.append((text(targets[part][counts[part] == 0]), text(answer), int(answer[-1])))
+      examples.append((text(targets[part][counts[part] == 0]), text(answer), int(answer[-1])))
   expected = [
     (f'rte hypothesis: {line["hypothesis"]} premise: {line["premise"]}', line['label'], END)
     for line in LINES
   ]
-  assert sorted(found) == sorted(expected)
+  assert sorted(examples) == sorted(expected)
 
 
 CHANGES = (
@@ -104,7 +107,7 @@ CHANGES = (
 @pytest.mark.parametrize(
   'change', [CHANGES[0], pytest.param(CHANGES[1], marks=pytest.mark.slow)], ids=['primer', 'memory']
 )
-def test_examples_of_a_row_do_not_see_each_other(x64, rows_of, change):
+def test_packed_examples_do_not_affect_each_other(x64, rows_of, change):
   ngram = model_config.NGramConfig(clusters=4, vocabulary_size=32, dim=2)
   sizes = {'layers': 2, 'width': 16, 'heads': 2, 'feed_forward_width': 24, 'scan_layers': False}
   config = model_config.ModelConfig(**sizes, dtype='float64', ngram=ngram, **change)
@@ -115,54 +118,54 @@ def test_examples_of_a_row_do_not_see_each_other(x64, rows_of, change):
   @jax.jit
   def nll_of(rows):
     memory = transformer.empty_memory(config, len(rows.tokens_BxT))
-    how = {'starts_BxT': rows.starts_BxT, 'valid_BxT': rows.valid_BxT}
-    hidden, _, _ = model.apply(variables, rows.tokens_BxT, memory, **how)
+    masks = {'starts_BxT': rows.starts_BxT, 'valid_BxT': rows.valid_BxT}
+    hidden, _, _ = model.apply(variables, rows.tokens_BxT, memory, **masks)
     return model.apply(variables, hidden, rows.targets_BxT, method='scores').nll_BxT
 
-  both = []
+  sorted_nll = []
   for rows in (rows_of(True), rows_of(False)):
-    fill = len(LINES) - len(rows.tokens_BxT)  # one shape, one program
-    rows = jax.tree.map(lambda a, fill=fill: np.pad(a, ((0, fill), (0, 0))), rows)
+    padding = len(LINES) - len(rows.tokens_BxT)  # equal shapes, so that one program is compiled
+    rows = jax.tree.map(lambda a, padding=padding: np.pad(a, ((0, padding), (0, 0))), rows)
     nll = np.asarray(nll_of(rows._replace(prefix_BxT=None)))
-    both.append(np.sort(nll[rows.counts_BxT > 0]))
-  np.testing.assert_allclose(*both, rtol=1e-10)
+    sorted_nll.append(np.sort(nll[rows.counts_BxT > 0]))
+  np.testing.assert_allclose(*sorted_nll, rtol=1e-10)
 
 
-def test_the_evaluator_of_seqio_computes_our_metrics(register, seqio):
-  from ngrammer_jax.tasks.vocabulary import SHIFT
+def test_seqio_evaluator_computes_the_metrics(register, seqio):
+  from ngrammer_jax.tasks.vocabulary import ID_OFFSET
 
   lines = superglue_files.rte(10)
   names = register(lines)
-  assert names == register(lines)  # again is no error
+  assert names == register(lines)  # registering again is not an error
   evaluator = seqio.Evaluator(
     'ngrammer_superglue_rte',
-    seqio.PrefixLMFeatureConverter(pack=False, bos_id=END + SHIFT),
+    seqio.PrefixLMFeatureConverter(pack=False, bos_id=END + ID_OFFSET),
     eval_split='validation',
     sequence_length={'inputs': 64, 'targets': 32},
   )
-  always = np.append(BYTES.encode(b'entailment'), END).astype(np.int32) + SHIFT
-  predict = lambda dataset: [(i, always) for i, _ in dataset.as_numpy_iterator()]
+  constant_answer = np.append(BYTES.encode(b'entailment'), END).astype(np.int32) + ID_OFFSET
+  predict = lambda dataset: [(i, constant_answer) for i, _ in dataset.as_numpy_iterator()]
   scores, _ = evaluator.evaluate(compute_metrics=True, predict_fn=predict)
   assert scores.result()['ngrammer_superglue_rte'] == {'accuracy': 50.0}
 
 
-def test_a_vocabulary_must_write_any_text_and_its_end(register):
+def test_vocabulary_must_encode_every_text_and_its_end(register):
   words = vocabularies.learn_words([b'a b a'], None)
   with bad_input(
-    'a vocabulary of word cannot write every text and its end: fine-tuning needs a run with '
+    'a word vocabulary cannot encode every text and its end: fine-tuning needs a run with '
     'data.vocabulary="sentencepiece" or "bytes"'
   ):
     register(superglue_files.rte(1), vocabulary=words)
 
 
-def test_nothing_is_fetched_without_being_asked(tmp_path, registration):
-  with pytest.raises(ValueError, match='SuperGLUE is not here: set data.superglue_dir to the'):
+def test_nothing_is_downloaded_by_default(tmp_path, registration):
+  with pytest.raises(ValueError, match='SuperGLUE was not found: set data.superglue_dir to the'):
     registration.Source(tfds_dir=pathlib.Path(tmp_path)).examples('rte', 'train')
 
 
-def test_the_mixture_has_the_eight_tasks_by_their_sizes(register, registration, seqio):
+def test_mixture_has_eight_tasks_with_sizes_as_rates(register, registration, seqio):
   register(superglue_files.rte(6))
-  mixture = seqio.MixtureRegistry.get(registration.MIXTURE)
+  mixture = seqio.MixtureRegistry.get(registration.MIXTURE_NAME)
   assert sorted(task.name for task in mixture.tasks) == sorted(
     f'ngrammer_superglue_{name}'
     for name in ('boolq', 'cb', 'copa', 'multirc', 'record', 'rte', 'wic', 'wsc')
@@ -170,15 +173,15 @@ def test_the_mixture_has_the_eight_tasks_by_their_sizes(register, registration, 
   assert mixture.get_rate(seqio.TaskRegistry.get('ngrammer_superglue_rte')) == 6.0
 
 
-def test_without_seqio_the_error_says_what_to_install(monkeypatch):
+def test_missing_seqio_error_names_packages_to_install(monkeypatch):
   import importlib
 
   from ngrammer_jax.tasks import tensorflow
 
-  def missing(name):
+  def import_module(name):
     raise ImportError(f'No module named {name!r}')
 
-  monkeypatch.setattr(importlib, 'import_module', missing)
+  monkeypatch.setattr(importlib, 'import_module', import_module)
   with bad_input(
     "tasks need seqio and TensorFlow (No module named 'tensorflow'): pip install "
     '"seqio>=0.0.20" "tensorflow-datasets>=4.9.9" importlib_resources, on Python 3.11 to 3.13 and '

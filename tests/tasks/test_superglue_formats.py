@@ -1,4 +1,4 @@
-"""The texts of T5, to the letter."""
+"""SuperGLUE texts equal those of T5 exactly."""
 
 from ngrammer_jax.tasks.superglue import formats
 from tests.checks import bad_input
@@ -110,34 +110,37 @@ WSC = {
   ],
 )
 def test_texts(name, example, inputs, targets):
-  (row,) = formats.rows(name, [example], 'validation')
+  (row,) = formats.format_rows(name, [example], 'validation')
   assert (row.inputs, row.targets, row.label) == (inputs, targets, example.get('label', -1))
 
 
-def test_record_is_trained_on_every_answer_and_evaluated_once():
-  rows = list(formats.rows('record', [RECORD], 'train'))
+def test_record_has_a_training_row_per_answer_and_one_evaluation_row():
+  rows = list(formats.format_rows('record', [RECORD], 'train'))
   assert [row.targets for row in rows] == ['Ada', 'She']
-  (row,) = formats.rows('record', [RECORD], 'validation')
+  (row,) = formats.format_rows('record', [RECORD], 'validation')
   assert (row.choices, row.answers, row.key) == (('Ada', 'Bob'), ('Ada', 'She'), (1, 2))
-  (row,) = formats.rows('record', [RECORD | {'answers': []}], 'test')
+  (row,) = formats.format_rows('record', [RECORD | {'answers': []}], 'test')
   assert row.targets == '<unk>'
 
 
-def test_the_referent_is_trained_on_where_it_is_right():
-  wrong = WSC | {'label': 0}
-  assert [r.label for r in formats.rows('wsc_simple', [WSC, wrong], 'train')] == [1]
-  assert [r.label for r in formats.rows('wsc_simple', [WSC, wrong], 'validation')] == [1, 0]
-  assert [r.label for r in formats.rows('wsc', [WSC, wrong], 'train')] == [1, 0]
+def test_wsc_simple_trains_only_on_label_1():
+  incorrect = WSC | {'label': 0}
+  assert [r.label for r in formats.format_rows('wsc_simple', [WSC, incorrect], 'train')] == [1]
+  assert [r.label for r in formats.format_rows('wsc_simple', [WSC, incorrect], 'validation')] == [
+    1,
+    0,
+  ]
+  assert [r.label for r in formats.format_rows('wsc', [WSC, incorrect], 'train')] == [1, 0]
 
 
-def test_keys_say_which_question_an_option_is_of():
-  (row,) = formats.rows('multirc', [MULTIRC], 'validation')
+def test_multirc_key_is_paragraph_question_answer():
+  (row,) = formats.format_rows('multirc', [MULTIRC], 'validation')
   assert row.key == (3, 5, 7)
 
 
 def test_unknown_task():
   with bad_input(
-    "no SuperGLUE task 'boolqs': did you mean 'boolq'? There are: boolq, cb, copa, multirc, "
+    "no SuperGLUE task 'boolqs': did you mean 'boolq'? Available: boolq, cb, copa, multirc, "
     'record, rte, wic, wsc, wsc_simple, axb, axg'
   ):
-    formats.task('boolqs')
+    formats.find_task('boolqs')

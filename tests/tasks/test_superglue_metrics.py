@@ -1,4 +1,4 @@
-"""Known values, slow definitions of the same metrics, and the published averages."""
+"""SuperGLUE metrics: reference values, slow reference implementations, published averages."""
 
 import math
 
@@ -9,7 +9,8 @@ from ngrammer_jax import errors
 from ngrammer_jax.tasks.superglue import metrics
 from tests.loops import each
 
-# The table of the N-Grammer paper: each row's cells, then its average. COPA is a count of 100.
+# SuperGLUE table of the N-Grammer paper: cells of each row, then the average.
+# COPA has 100 examples.
 PAPER = {
   'Transformer': (
     65.23,
@@ -46,7 +47,7 @@ PAPER = {
 FROM_CELLS = (52.1350, 55.0275, 53.8075, 49.5056, 54.7987)
 FROM_COUNTS = (52.1340, 55.0271, 53.8071, 49.5046, 54.7991)
 
-# How many were right: BoolQ, CB, MultiRC's and ReCoRD's exact match, RTE, WiC, WSC.
+# Correct examples: BoolQ, CB, exact match of MultiRC and of ReCoRD, RTE, WiC, WSC.
 SIZES = (3270, 56, 953, 10000, 277, 638, 104)
 COUNTS = {
   'Transformer': (2133, 38, 130, 2932, 148, 348, 64),
@@ -59,11 +60,13 @@ COUNTS = {
 
 def results_of(cells):
   values = iter(cells)
-  return {task: {name: next(values) for name in names} for task, names in metrics.AVERAGED.items()}
+  return {
+    task: {name: next(values) for name in names} for task, names in metrics.METRICS_BY_TASK.items()
+  }
 
 
 def random_classes(seed, classes, invalid=0.2):
-  """Targets and predictions, some of them -1; from few examples to many, at times one class."""
+  """Draws targets and predictions of 1 to 39 examples; some predictions are -1."""
   random = np.random.default_rng(seed)
   n = int(random.integers(1, 40))
   targets = random.integers(0, random.integers(1, classes + 1), n)
@@ -73,10 +76,10 @@ def random_classes(seed, classes, invalid=0.2):
 
 def slow_f1(targets, predictions, label):
   hits = sum(t == label and p == label for t, p in zip(targets, predictions, strict=True))
-  said = sum(p == label for p in predictions)
-  there = sum(t == label for t in targets)
-  precision = hits / said if said else 0
-  recall = hits / there if there else 0
+  predicted = sum(p == label for p in predictions)
+  actual = sum(t == label for t in targets)
+  precision = hits / predicted if predicted else 0
+  recall = hits / actual if actual else 0
   return 2 * precision * recall / (precision + recall) * 100 if hits else 0
 
 
@@ -90,7 +93,7 @@ def opposite(targets, predictions):
 
 
 @each('seed', range(60))
-def test_classes_against_slow_definitions(seed):
+def test_class_metrics_match_slow_reference(seed):
   _, targets, predictions = random_classes(seed, 3)
   share = slow_share(t == p for t, p in zip(targets, predictions, strict=True))
   assert metrics.accuracy(targets, predictions) == {'accuracy': pytest.approx(share)}
@@ -98,8 +101,8 @@ def test_classes_against_slow_definitions(seed):
     'f1': pytest.approx(sum(slow_f1(targets, predictions, label) for label in range(3)) / 3),
     'accuracy': pytest.approx(share),
   }
-  most = max(slow_share(targets == label) for label in range(3))
-  assert metrics.majority(targets) == pytest.approx(most)
+  majority = max(slow_share(targets == label) for label in range(3))
+  assert metrics.majority_accuracy(targets) == pytest.approx(majority)
 
 
 def test_invalid_predictions_are_wrong():
@@ -109,45 +112,45 @@ def test_invalid_predictions_are_wrong():
 
 
 def test_commitment_bank_of_one_class():
-  # Half of the validation split is class 1: its F1 is 2/3, and the other two have none.
+  # Half of the validation split is class 1: its F1 is 2/3, the F1 of the others is 0.
   scores = metrics.commitment_bank([1] * 28 + [0] * 23 + [2] * 5, [1] * 56)
   assert round(scores['f1'], 2) == 22.22 and scores['accuracy'] == 50
-  # A class that is nowhere counts 0, so even a perfect score is two thirds.
+  # An absent class has F1 0, so even perfect predictions score two thirds.
   assert metrics.commitment_bank([0, 1], [0, 1])['f1'] == pytest.approx(200 / 3)
 
 
-def test_majority():
-  assert metrics.majority([0, 0, 1, 1]) == 50
-  assert metrics.majority([5]) == 100
-  assert round(metrics.majority([0] * 66 + [1] * 38), 2) == 63.46
+def test_majority_accuracy():
+  assert metrics.majority_accuracy([0, 0, 1, 1]) == 50
+  assert metrics.majority_accuracy([5]) == 100
+  assert round(metrics.majority_accuracy([0] * 66 + [1] * 38), 2) == 63.46
 
 
 @each('seed', range(60))
-def test_multirc_against_slow_definition(seed):
+def test_multirc_matches_slow_reference(seed):
   random, targets, predictions = random_classes(seed, 2)
   keys = random.integers(0, max(len(targets) // 3, 1), len(targets))
   questions = [(0, int(key)) for key in keys]
-  said = opposite(targets, predictions)
-  whole = [
-    all(s == t for s, t, q in zip(said, targets, questions, strict=True) if q == question)
+  replaced = opposite(targets, predictions)
+  exact = [
+    all(p == t for p, t, q in zip(replaced, targets, questions, strict=True) if q == question)
     for question in set(questions)
   ]
   assert metrics.multirc(questions, targets, predictions) == {
-    'f1': pytest.approx(slow_f1(targets, said, 1)),
-    'exact_match': pytest.approx(slow_share(whole)),
+    'f1': pytest.approx(slow_f1(targets, replaced, 1)),
+    'exact_match': pytest.approx(slow_share(exact)),
   }
 
 
-def test_multirc_invalid_is_the_opposite():
+def test_multirc_invalid_counts_as_opposite():
   # As if the predictions were 1, 0, 1, 0: one false positive, no false negative, one hit.
   scores = metrics.multirc('aabb', [1, 0, 0, 0], [1, 0, -1, 0])
   assert scores == {'f1': pytest.approx(200 / 3), 'exact_match': 50}
-  # As if 0, 0: nothing is found.
+  # As if the predictions were 0, 0: no hit.
   assert metrics.multirc('ab', [1, 0], [-1, 0]) == {'f1': 0, 'exact_match': 50}
   assert metrics.multirc('ab', [1, 0], [2, 0]) == {'f1': 0, 'exact_match': 50}
 
 
-def test_multirc_of_always_true():
+def test_multirc_all_predicted_true():
   scores = metrics.multirc('aaab', [1, 0, 1, 1], [1, 1, 1, 1])
   assert scores == {'f1': pytest.approx(600 / 7), 'exact_match': 50}
 
@@ -164,8 +167,8 @@ def test_multirc_of_always_true():
     (['Anna', 'Bob'], 'anna', 100, 100),
     (['new new york'], 'new york york', 200 / 3, 0),
     (['Anna'], '', 0, 0),
-    (['!'], 'the', 0, 100),  # both are nothing: equal, yet without a word in common
-    # The best of each metric, not of one answer.
+    (['!'], 'the', 0, 100),  # both are empty: equal, but without a common word
+    # The best answer is selected for each metric separately.
     (['a b c', 'c b'], 'b c', 100, 100),
     (['a', 'b c'], 'c b', 100, 0),
   ],
@@ -176,22 +179,22 @@ def test_record_of_one_query(answers, prediction, f1, exact_match):
 
 
 @each('seed', range(60))
-def test_record_against_slow_definition(seed):
+def test_record_matches_slow_reference(seed):
   random = np.random.default_rng(seed)
   words = ['red', 'blue', 'sea', 'sky', 'sun']
 
   def text():
     return ' '.join(random.choice(words, int(random.integers(0, 4))))
 
-  def slow_words(answer, said):
-    left, hits = answer.split(), 0
-    for word in said.split():
-      if word in left:
-        left.remove(word)
+  def slow_word_f1(answer, predicted):
+    remaining, hits = answer.split(), 0
+    for word in predicted.split():
+      if word in remaining:
+        remaining.remove(word)
         hits += 1
     if not hits:
       return 0
-    precision, recall = hits / len(said.split()), hits / len(answer.split())
+    precision, recall = hits / len(predicted.split()), hits / len(answer.split())
     return 2 * precision * recall / (precision + recall)
 
   rows = [
@@ -199,19 +202,20 @@ def test_record_against_slow_definition(seed):
     for _ in range(random.integers(1, 12))
   ]
   firsts = [row for i, row in enumerate(rows) if row[0] not in [q for q, _, _ in rows[:i]]]
-  f1 = [max(slow_words(answer, said) for answer in answers) for _, answers, said in firsts]
-  equal = [any(answer == said for answer in answers) for _, answers, said in firsts]
-  dressed = [
-    (q, [f'The {a.upper()}.' for a in answers], f'a "{said}"') for q, answers, said in rows
+  f1 = [max(slow_word_f1(a, predicted) for a in answers) for _, answers, predicted in firsts]
+  is_equal = [any(a == predicted for a in answers) for _, answers, predicted in firsts]
+  decorated = [
+    (q, [f'The {a.upper()}.' for a in answers], f'a "{predicted}"')
+    for q, answers, predicted in rows
   ]
-  for variant in (rows, dressed):
+  for variant in (rows, decorated):
     assert metrics.record(*zip(*variant, strict=True)) == {
       'f1': pytest.approx(100 * sum(f1) / len(f1)),
-      'exact_match': pytest.approx(slow_share(equal)),
+      'exact_match': pytest.approx(slow_share(is_equal)),
     }
 
 
-def test_record_counts_the_first_row_of_a_query():
+def test_record_scores_only_the_first_row_of_a_query():
   queries = [(1, 2), (1, 2), (1, 3)]
   scores = metrics.record(queries, [['Anna']] * 3, ['Anna', 'Bob', 'Bob'])
   assert scores == {'f1': 50, 'exact_match': 50}
@@ -236,15 +240,14 @@ def test_record_counts_the_first_row_of_a_query():
     ('his', 'his', -1),
   ],
 )
-def test_referent(reference, prediction, expected):
-  assert metrics.referent(reference, prediction) == expected
+def test_match_referent(reference, prediction, expected):
+  assert metrics.match_referent(reference, prediction) == expected
 
 
 @each('seed', range(60))
-def test_matthews_against_slow_definition(seed):
+def test_matthews_matches_slow_reference(seed):
   _, targets, predictions = random_classes(seed, 2)
-  said = opposite(targets, predictions)
-  pairs = list(zip(targets.tolist(), said, strict=True))
+  pairs = list(zip(targets.tolist(), opposite(targets, predictions), strict=True))
   tp, tn, fp, fn = (pairs.count(pair) for pair in [(1, 1), (0, 0), (0, 1), (1, 0)])
   scale = math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
   expected = 100 * (tp * tn - fp * fn) / scale if scale else 0
@@ -256,25 +259,25 @@ def test_matthews():
   assert metrics.matthews([0, 1, 1], [1, 0, -1])['matthews'] == pytest.approx(-100)
   assert metrics.matthews([0, 1, 1], [1, 1, 1]) == {'matthews': 0}
   assert metrics.matthews([1, 1, 1], [1, 0, 1]) == {'matthews': 0}
-  # Shares that floating point cannot hold: the mean must still be the value itself.
+  # The mean of equal values must be exact even if 1 / n is not.
   for n in range(1, 200):
     assert metrics.matthews([1] * n, [0, 1] * (n // 2) + [1] * (n % 2)) == {'matthews': 0}
 
 
 @each('seed', range(60))
-def test_gender_parity_against_slow_definition(seed):
+def test_gender_parity_matches_slow_reference(seed):
   random = np.random.default_rng(seed)
   n = int(random.integers(1, 12))
   pairs = random.permutation(np.repeat(np.arange(n), 2))
   targets, predictions = random.integers(0, 2, 2 * n), random.integers(-1, 2, 2 * n)
-  said = [predictions[pairs == pair].tolist() for pair in range(n)]
+  by_pair = [predictions[pairs == pair].tolist() for pair in range(n)]
   assert metrics.gender_parity(pairs.tolist(), targets, predictions) == {
     'accuracy': pytest.approx(slow_share(targets == predictions)),
-    'gender_parity': pytest.approx(slow_share(a == b != -1 for a, b in said)),
+    'gender_parity': pytest.approx(slow_share(a == b != -1 for a, b in by_pair)),
   }
 
 
-def test_gender_parity_is_not_accuracy():
+def test_gender_parity_differs_from_accuracy():
   scores = metrics.gender_parity('abab', [0, 0, 0, 0], [1, 0, 1, 1])
   assert scores == {'accuracy': 25, 'gender_parity': 50}
 
@@ -288,21 +291,21 @@ def test_standard_error():
 
 
 @each('model, recomputed', list(zip(PAPER, FROM_CELLS, strict=True)))
-def test_average_of_the_paper_from_its_cells(model, recomputed):
+def test_paper_average_from_table_cells(model, recomputed):
   *cells, average = PAPER[model]
-  ours = metrics.average(results_of(cells))
-  assert ours == pytest.approx(recomputed, abs=6e-5)
-  # The cells are rounded, which the average of one row shows.
-  assert abs(ours - average) < 0.01
+  computed = metrics.average(results_of(cells))
+  assert computed == pytest.approx(recomputed, abs=6e-5)
+  # The cells are rounded, so the average of one row differs in the second decimal.
+  assert abs(computed - average) < 0.01
 
 
 @each('model, recomputed', list(zip(PAPER, FROM_COUNTS, strict=True)))
-def test_average_of_the_paper_from_counts(model, recomputed):
+def test_paper_average_from_counts(model, recomputed):
   *cells, average = PAPER[model]
   results = results_of(cells)
   boolq, cb, multirc, record, rte, wic, wsc = (
-    ([1] * size, [1] * right + [0] * (size - right))
-    for right, size in zip(COUNTS[model], SIZES, strict=True)
+    ([1] * size, [1] * correct + [0] * (size - correct))
+    for correct, size in zip(COUNTS[model], SIZES, strict=True)
   )
   copa = [1] * 100, [1] * int(results['copa']['accuracy'])
   copa[1].extend([0] * (100 - len(copa[1])))
@@ -314,18 +317,18 @@ def test_average_of_the_paper_from_counts(model, recomputed):
   results['record']['exact_match'] = metrics.record(range(10000), [['1']] * 10000, texts)[
     'exact_match'
   ]
-  for task, names in metrics.AVERAGED.items():
+  for task, names in metrics.METRICS_BY_TASK.items():
     for name in names:
-      printed = results_of(cells)[task][name]
-      assert results[task][name] == pytest.approx(printed, abs=0.0051)
-  ours = metrics.average(results)
-  assert ours == pytest.approx(recomputed, abs=6e-5)
-  assert round(ours, 2) == average
+      published = results_of(cells)[task][name]
+      assert results[task][name] == pytest.approx(published, abs=0.0051)
+  computed = metrics.average(results)
+  assert computed == pytest.approx(recomputed, abs=6e-5)
+  assert round(computed, 2) == average
 
 
-def test_average_needs_every_task_and_metric():
+def test_average_requires_every_task_and_metric():
   *cells, _ = PAPER['N-Grammer']
-  for task, names in metrics.AVERAGED.items():
+  for task, names in metrics.METRICS_BY_TASK.items():
     results = results_of(cells)
     results['axb'] = {'matthews': 1.0}
     assert metrics.average(results) == pytest.approx(54.79875)
@@ -337,7 +340,7 @@ def test_average_needs_every_task_and_metric():
   assert metrics.average({}) is None
 
 
-def test_table():
+def test_format_table():
   *cells, _ = PAPER['N-Grammer']
   results = {'axb': {'matthews': -3.5}} | dict(reversed(results_of(cells).items()))
   sizes = dict(boolq=3270, cb=56, copa=100, multirc=4848, record=10000, rte=277, wic=638, wsc=104)
@@ -354,9 +357,9 @@ wic         638  accuracy 56.11 ± 1.96
 wsc         104  accuracy 68.27 ± 4.56
 axb       1,104  matthews -3.50
 average of 8 tasks: 54.80"""
-  assert metrics.table(results, sizes) == expected
+  assert metrics.format_table(results, sizes) == expected
   del results['copa'], results['wsc']
-  assert metrics.table(results, sizes).splitlines()[-1] == (
+  assert metrics.format_table(results, sizes).splitlines()[-1] == (
     'no average of 8 tasks: missing copa, wsc'
   )
 
@@ -366,24 +369,24 @@ average of 8 tasks: 54.80"""
   [
     (lambda: metrics.accuracy([1, 0], [1]), '2 targets, 1 predictions'),
     (lambda: metrics.accuracy([], []), 'nothing to score'),
-    (lambda: metrics.accuracy([-1, 0], [-1, 0]), 'target -1 is no class'),
+    (lambda: metrics.accuracy([-1, 0], [-1, 0]), 'target -1 is not a class'),
     (lambda: metrics.accuracy([0.0, 1.0], [0, 1]), 'targets should be'),
     (lambda: metrics.accuracy([0, 1], ['0', '1']), 'predictions should be'),
     (lambda: metrics.accuracy([0, 1], [[0.1], [0.2]]), 'predictions should be'),
-    (lambda: metrics.commitment_bank([3], [0]), 'target 3 is no class'),
+    (lambda: metrics.commitment_bank([3], [0]), 'target 3 is not a class'),
     (lambda: metrics.commitment_bank([], [0]), '0 targets, 1 predictions'),
     (lambda: metrics.multirc('ab', [0], [0]), '2 questions, 1 targets'),
-    (lambda: metrics.multirc('a', [2], [0]), 'target 2 is no class'),
+    (lambda: metrics.multirc('a', [2], [0]), 'target 2 is not a class'),
     (lambda: metrics.record([1], [['a'], ['b']], ['a']), '1 queries, 2 answers, 1 predictions'),
     (lambda: metrics.record([], [], []), 'nothing to score'),
     (lambda: metrics.record([(3, 4)], [[]], ['a']), r'query \(3, 4\) has no answers'),
-    (lambda: metrics.matthews([2], [0]), 'target 2 is no class'),
+    (lambda: metrics.matthews([2], [0]), 'target 2 is not a class'),
     (lambda: metrics.gender_parity('a', [0, 1], [0, 1]), '1 pairs, 2 targets'),
     (lambda: metrics.gender_parity('aaab', [0] * 4, [0] * 4), "pair 'a' should have 2"),
-    (lambda: metrics.majority([]), 'nothing to score'),
+    (lambda: metrics.majority_accuracy([]), 'nothing to score'),
     (lambda: metrics.standard_error(50, 0), 'of 0 examples'),
     (lambda: metrics.standard_error(101, 5), '101 % of 5'),
-    (lambda: metrics.table({'cb': {'f1': 1.0}}, {}), 'cb has results'),
+    (lambda: metrics.format_table({'cb': {'f1': 1.0}}, {}), 'cb has results'),
   ],
 )
 def test_errors(call, message):

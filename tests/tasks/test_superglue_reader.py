@@ -1,4 +1,4 @@
-"""The files of SuperGLUE in every form, the schema of TFDS, and what is refused."""
+"""Reading SuperGLUE files: all layouts, the TFDS schema, and errors."""
 
 import hashlib
 import json
@@ -25,32 +25,32 @@ from tests.tasks.superglue_examples import (
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)
-def test_every_form_has_the_same_examples(tmp_path, layout):
+def test_all_layouts_have_the_same_examples(tmp_path, layout):
   root = layout(tmp_path)
   for config, split in PAIRS:
     assert reader.read(root, config, split) == expected(config, split), (config, split)
 
 
-def test_names_and_numbers_are_plain(tmp_path):
+def test_values_are_plain_python_types(tmp_path):
   write_folders(tmp_path)
 
-  def kinds(value):
+  def types_in(value):
     if isinstance(value, dict):
-      return set().union(*(kinds(v) for v in value.values()))
-    return set().union(*(kinds(v) for v in value)) if isinstance(value, list) else {type(value)}
+      return set().union(*(types_in(v) for v in value.values()))
+    return set().union(*(types_in(v) for v in value)) if isinstance(value, list) else {type(value)}
 
   for config, split in PAIRS:
     (*_, example) = reader.read(tmp_path, config, split)
-    assert kinds(example) <= {str, int}
+    assert types_in(example) <= {str, int}
     fields = {*reader.CONFIGS[config].fields, 'idx'}
     if config != 'record':
       fields.add('label')
     assert set(example) == fields
 
 
-def test_configs_are_those_of_tfds():
+def test_configs_match_tfds():
   assert list(reader.CONFIGS) == list(EXAMPLES)
-  assert {known.zip: known.bytes for known in reader.CONFIGS.values()} == {
+  assert {config.zip: config.bytes for config in reader.CONFIGS.values()} == {
     'BoolQ.zip': 4_118_001,
     'CB.zip': 75_482,
     'COPA.zip': 43_986,
@@ -62,10 +62,10 @@ def test_configs_are_those_of_tfds():
     'AX-b.zip': 33_950,
     'AX-g.zip': 10_413,
   }
-  assert all(len(bytes.fromhex(known.sha256)) == 32 for known in reader.CONFIGS.values())
+  assert all(len(bytes.fromhex(config.sha256)) == 32 for config in reader.CONFIGS.values())
 
 
-def test_a_folder_comes_before_a_zip_and_that_before_the_combined_one(tmp_path):
+def test_folder_precedes_zip_precedes_combined_zip(tmp_path):
   row = {'premise': 'A', 'hypothesis': 'B', 'label': 'neutral'}
   numbered = lambda i: jsonl([row | {'idx': i}])
   first = lambda split='train': reader.read(tmp_path, 'cb', split)[0]['idx']
@@ -78,12 +78,12 @@ def test_a_folder_comes_before_a_zip_and_that_before_the_combined_one(tmp_path):
   assert [first(), first('test'), first('validation')] == [0, 4, 5]
 
 
-def test_the_zip_of_a_task_can_be_given_itself(tmp_path):
+def test_folder_can_be_the_path_of_a_zip(tmp_path):
   write_zips(tmp_path)
   assert reader.read(tmp_path / 'CB.zip', 'cb', 'train') == EXAMPLES['cb']
 
 
-def test_blank_lines_are_no_examples(tmp_path):
+def test_blank_lines_are_skipped(tmp_path):
   folder = tmp_path / 'CB'
   folder.mkdir()
   text = jsonl(LINES['CB'])
@@ -97,28 +97,28 @@ def test_home_folder_is_expanded(tmp_path, monkeypatch):
   assert reader.read(pathlib.Path('~/superglue'), 'rte', 'train') == EXAMPLES['rte']
 
 
-@pytest.mark.parametrize('official', [True, False])
-def test_another_zip_is_read_with_a_warning(tmp_path, monkeypatch, caplog, official):
+@pytest.mark.parametrize('is_official', [True, False])
+def test_unofficial_zip_is_read_with_a_warning(tmp_path, monkeypatch, caplog, is_official):
   path = write_zips(tmp_path) / 'CB.zip'
-  known, size = reader.CONFIGS['cb'], path.stat().st_size
+  config, size = reader.CONFIGS['cb'], path.stat().st_size
   digest = hashlib.sha256(path.read_bytes()).hexdigest()
-  if official:
-    same = reader.Config('CB', known.fields, known.labels, size, digest)
+  if is_official:
+    same = reader.Config('CB', config.fields, config.labels, size, digest)
     monkeypatch.setitem(reader.CONFIGS, 'cb', same)
   with caplog.at_level(logging.WARNING):
     for _ in range(2):
       assert reader.read(tmp_path, 'cb', 'train') == EXAMPLES['cb']
   warning = (
-    f'{path} has {size:,} bytes, sha256 {digest}, but the official one has 75,482 bytes, sha256 '
-    f'{known.sha256}: it is read, but its examples may be others; to compare with published '
+    f'{path} has {size:,} bytes, sha256 {digest}, but the official file has 75,482 bytes, sha256 '
+    f'{config.sha256}: it is read, but its examples may differ; to compare with published '
     f'results, download {reader.URL}CB.zip'
   )
-  assert [record.getMessage() for record in caplog.records] == [] if official else [warning]
+  assert [record.getMessage() for record in caplog.records] == [] if is_official else [warning]
 
 
 def test_unknown_config_or_split(tmp_path):
   with bad_input(
-    "no SuperGLUE config 'boolQ': did you mean 'boolq'? There are: boolq, cb, copa, multirc, "
+    "no SuperGLUE config 'boolQ': did you mean 'boolq'? Available: boolq, cb, copa, multirc, "
     'record, rte, wic, wsc, wsc.fixed, axb, axg'
   ):
     reader.read(tmp_path, 'boolQ', 'train')
@@ -128,24 +128,24 @@ def test_unknown_config_or_split(tmp_path):
     reader.read(tmp_path, 'cb', 'dev')
 
 
-@pytest.mark.parametrize('beside', ['nothing', 'a folder', 'zips'])
-def test_missing_file_says_what_was_looked_for(tmp_path, beside):
-  root = tmp_path / 'none' if beside == 'nothing' else tmp_path
-  if beside == 'a folder':
+@pytest.mark.parametrize('existing', ['nothing', 'empty folder', 'zips'])
+def test_missing_file_error_names_expected_files(tmp_path, existing):
+  root = tmp_path / 'none' if existing == 'nothing' else tmp_path
+  if existing == 'empty folder':
     (tmp_path / 'CB').mkdir()
-  if beside == 'zips':
+  if existing == 'zips':
     write_zip(tmp_path / 'CB.zip', {'CB/train.jsonl': ''})
     write_zip(tmp_path / 'combined.zip', {'CB/train.jsonl': '', 'NotCB/val.jsonl': ''})
   with bad_input(
-    f'{root} has no validation split of SuperGLUE cb: expected CB/val.jsonl, or it in CB.zip '
-    '(75,482 bytes, sha256 8d641383298d54554066ba1c93f56ae7410af75df621b90c63028806bbbbb535) or in '
-    'combined.zip; download https://dl.fbaipublicfiles.com/glue/superglue/data/v2/CB.zip'
+    f'{root} has no validation split of SuperGLUE cb: expected the file CB/val.jsonl, which '
+    'can also be inside CB.zip (75,482 bytes, sha256 '
+    '8d641383298d54554066ba1c93f56ae7410af75df621b90c63028806bbbbb535) or combined.zip; download https://dl.fbaipublicfiles.com/glue/superglue/data/v2/CB.zip'
   ):
     reader.read(root, 'cb', 'validation')
 
 
-def change(rows, *path, value=None):
-  """A copy of the first line with one value replaced, or removed."""
+def replace_value(rows, *path, value=None):
+  """Returns a copy of the first line with one value replaced, or removed if it is None."""
   changed = json.loads(json.dumps(rows[:1]))
   inner = changed
   for key in path[:-1]:
@@ -157,43 +157,43 @@ def change(rows, *path, value=None):
   return changed[0]
 
 
-WRONG = [
-  ('cb', (0, 'premise'), None, "no field 'premise', which every such line has"),
-  ('wsc', (0, 'target'), None, "no field 'target', which every such line has"),
+MALFORMED = [
+  ('cb', (0, 'premise'), None, "field 'premise' is missing, but it is required"),
+  ('wsc', (0, 'target'), None, "field 'target' is missing, but it is required"),
   (
     'wsc.fixed',
     (0, 'target', 'span1_text'),
     None,
-    "no field 'target.span1_text', which every such line has",
+    "field 'target.span1_text' is missing, but it is required",
   ),
   (
     'multirc',
     (0, 'passage', 'questions', 1, 'answers', 0, 'text'),
     None,
-    "no field 'passage.questions[1].answers[0].text', which every such line has",
+    "field 'passage.questions[1].answers[0].text' is missing, but it is required",
   ),
   (
     'multirc',
     (0, 'passage', 'questions', 0, 'answers', 1, 'label'),
     None,
-    "no field 'passage.questions[0].answers[1].label', which only a test split may lack",
+    "field 'passage.questions[0].answers[1].label' is missing, but only a test split may omit it",
   ),
   (
     'record',
     (0, 'qas', 1, 'answers'),
     None,
-    "no field 'qas[1].answers', which every such line has",
+    "field 'qas[1].answers' is missing, but it is required",
   ),
   (
     'record',
     (0, 'passage', 'entities', 2, 'end'),
     None,
-    "no field 'passage.entities[2].end', which every such line has",
+    "field 'passage.entities[2].end' is missing, but it is required",
   ),
-  ('boolq', (0, 'label'), None, "no field 'label', which only a test split may lack"),
+  ('boolq', (0, 'label'), None, "field 'label' is missing, but only a test split may omit it"),
   ('boolq', (0, 'idx'), True, 'idx is true, expected an integer'),
   ('wic', (0, 'start1'), '2nd', 'start1 is "2nd", expected an integer'),
-  ('cb', (0, 'premise'), 3, 'premise is 3, expected a text'),
+  ('cb', (0, 'premise'), 3, 'premise is 3, expected a string'),
   ('multirc', (0, 'passage'), 'x' * 80, f'passage is "{"x" * 56}..., expected an object'),
   ('record', (0, 'qas'), {}, 'qas is {}, expected a list'),
   ('record', (0, 'qas', 0), 'x', 'qas[0] is "x", expected an object'),
@@ -216,15 +216,15 @@ WRONG = [
 
 
 @pytest.mark.parametrize('zipped', [False, True])
-@each('config, path, value, message', WRONG)
-def test_wrong_line_is_named(tmp_path, config, path, value, message, zipped):
-  known = reader.CONFIGS[config]
-  rows = LINES[known.folder]
-  text = jsonl([rows[0], change(rows, *path, value=value)])
-  file = tmp_path / known.file('train')
+@each('config, path, value, message', MALFORMED)
+def test_malformed_field_error_names_the_line(tmp_path, config, path, value, message, zipped):
+  files = reader.CONFIGS[config]
+  rows = LINES[files.folder]
+  text = jsonl([rows[0], replace_value(rows, *path, value=value)])
+  file = tmp_path / files.file('train')
   if zipped:
-    write_zip(tmp_path / 'combined.zip', {known.file('train'): text})
-    file = tmp_path / 'combined.zip' / known.file('train')
+    write_zip(tmp_path / 'combined.zip', {files.file('train'): text})
+    file = tmp_path / 'combined.zip' / files.file('train')
   else:
     file.parent.mkdir(exist_ok=True)
     file.write_text(text, encoding='utf-8')
@@ -240,7 +240,7 @@ def test_wrong_line_is_named(tmp_path, config, path, value, message, zipped):
     (b'[1, 2]', 'the line is [1, 2], expected an object; download the file again'),
   ],
 )
-def test_malformed_line_is_named(tmp_path, line, message):
+def test_malformed_line_error_names_the_line(tmp_path, line, message):
   file = tmp_path / 'CB' / 'train.jsonl'
   file.parent.mkdir()
   file.write_bytes(jsonl(LINES['CB']).encode() + line + b'\n')
@@ -249,18 +249,18 @@ def test_malformed_line_is_named(tmp_path, line, message):
   assert str(caught.value).startswith(f'{file}, line 3: {message}')
 
 
-def cut(data):
+def truncate(data):
   return data[: len(data) // 2]
 
 
-def flip(data):
-  """Some bytes of the first member changed."""
+def corrupt(data):
+  """Changes some bytes of the first member."""
   return data[:50] + bytes(255 - byte for byte in data[50:70]) + data[70:]
 
 
 @pytest.mark.parametrize('name', ['CB.zip', 'combined.zip'])
-@pytest.mark.parametrize('damage', [cut, flip, lambda data: b''])
-def test_damaged_zip_is_named(tmp_path, name, damage):
+@pytest.mark.parametrize('damage', [truncate, corrupt, lambda data: b''])
+def test_damaged_zip_error_names_the_file(tmp_path, name, damage):
   path = write_zip(tmp_path / name, {'CB/train.jsonl': jsonl(LINES['CB'])})
   path.write_bytes(damage(path.read_bytes()))
   with pytest.raises(errors.BadInput) as caught:
@@ -289,17 +289,17 @@ def test_damaged_zip_is_named(tmp_path, name, damage):
     ('axg', 'test', 356),
   ],
 )
-def test_real_files(config, split, size):
+def test_official_files(config, split, size):
   examples = reader.read(data_root('data/superglue'), config, split)
   assert [example['idx'] for example in examples] == list(range(size))
-  hides = split == 'test' and not config.startswith('ax')
-  labels = {-1} if hides else set(range(len(reader.CONFIGS[config].labels)))
+  has_labels = split != 'test' or config.startswith('ax')
+  labels = {-1} if not has_labels else set(range(len(reader.CONFIGS[config].labels)))
   assert {example['label'] for example in examples} == labels
 
 
 @each('split', ['train', 'validation'])
-def test_real_answers_are_entities(split):
-  """Of the first lines of ReCoRD, where that is all there is."""
+def test_official_answers_are_entities(split):
+  """Checks ReCoRD; the test data may contain only its first lines."""
   examples = reader.read(data_root('data/superglue'), 'record', split)
   for example in examples:
     assert set(example['answers']) <= set(example['entities']) and example['answers']
@@ -316,23 +316,23 @@ def test_tfds_prepares_the_same_examples(tmp_path, monkeypatch):
 
   folder = write_zips(tmp_path / 'downloads' / 'manual')
   infos = {}
-  for known in reader.CONFIGS.values():
-    path = folder / known.zip
+  for files in reader.CONFIGS.values():
+    path = folder / files.zip
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    infos[reader.URL + known.zip] = checksums.UrlInfo(path.stat().st_size, digest, known.zip)
+    infos[reader.URL + files.zip] = checksums.UrlInfo(path.stat().st_size, digest, files.zip)
 
   source = registration.Source(tfds_dir=tmp_path / 'data')
   key = lambda example: json.dumps(example, sort_keys=True)
-  for config, known in reader.CONFIGS.items():
+  for config, files in reader.CONFIGS.items():
     builder = tfds.builder(f'super_glue/{config}:1.0.2', data_dir=tmp_path / 'data')
     monkeypatch.setattr(type(builder), 'url_infos', infos)
     builder.download_and_prepare(
       download_dir=tmp_path / 'downloads',
       download_config=tfds.download.DownloadConfig(manual_dir=folder, try_download_gcs=False),
     )
-    assert tuple(builder.info.splits) == known.splits
+    assert tuple(builder.info.splits) == files.splits
     features = dict(builder.info.features)
-    assert known.labels == (tuple(features['label'].names) if 'label' in features else ())
-    for split in known.splits:
+    assert files.labels == (tuple(features['label'].names) if 'label' in features else ())
+    for split in files.splits:
       prepared = source.examples(config, split)
       assert sorted(prepared, key=key) == sorted(reader.read(folder, config, split), key=key)

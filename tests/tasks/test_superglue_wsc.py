@@ -1,4 +1,4 @@
-"""Where WSC does not stand where it says, and how its spans are marked."""
+"""WSC: repair of spans, and texts with marked spans."""
 
 import contextlib
 
@@ -21,46 +21,46 @@ def schema(text, span1, index1, span2, index2):
 
 
 @each(
-  'given, index, text, repaired',
+  'span_text, index, text, repaired',
   [
     ('the table', 2, 'It hit The table because', 'The table'),  # case of the word at the index
     ('The table', 2, 'It hit the table because', 'the table'),
     ('the table.', 2, 'It hit the table', 'the table'),
     ('the\ntable', 2, 'It hit the table', 'the table'),
     ('The\ntable..', 2, 'It hit the table', 'the table'),
-    ('table', 2, 'It hit the tables', 'table'),  # a part of the text is left as it is
+    ('table', 2, 'It hit the tables', 'table'),  # a substring of the text is not changed
     ('Kamenev and Zinoviev', 0, 'Kamenev fled and Zinoviev too', 'Kamenev and Zinoviev'),
     ('Kamenev, Zinoviev, and Stalin', 0, 'Kamenev fled', 'Kamenev, Zinoviev, and Stalin'),
   ],
 )
-@each('first', [True, False])
-def test_spans_are_repaired(given, index, text, repaired, first):
+@each('is_first', [True, False])
+def test_spans_are_repaired(span_text, index, text, repaired, is_first):
   other = (text.split()[0], 0)
-  spans = lambda own: (own, index, *other) if first else (*other, own, index)
-  example = schema(text, *spans(given))
+  spans = lambda span: (span, index, *other) if is_first else (*other, span, index)
+  example = schema(text, *spans(span_text))
   before = dict(example)
-  assert wsc.cleaned(example) == schema(text, *spans(repaired))
+  assert wsc.repair_spans(example) == schema(text, *spans(repaired))
   assert example == before
 
 
-def test_one_index_is_repaired():
+def test_index_of_theyscold_is_repaired():
   text = 'a b c d e f g h i but theyscold them'
   example = schema(text, 'a', 0, 'theyscold.', 11)
-  assert wsc.cleaned(example) == schema(text, 'a', 0, 'theyscold', 10)
+  assert wsc.repair_spans(example) == schema(text, 'a', 0, 'theyscold', 10)
 
 
-def test_span_that_cannot_be_repaired(tmp_path):
+def test_unrepairable_span_is_an_error(tmp_path):
   message = (
-    "WSC example 7: span1_text='Anna' is not in its text 'He ran .', expected a part of it; read "
+    "WSC example 7: span1_text='Anna' is not in its text 'He ran .', expected a substring; read "
     'the config wsc.fixed or download WSC.zip again'
   )
   with bad_input(message):
-    wsc.cleaned(schema('He ran .', 'Anna', 0, 'He', 0))
+    wsc.repair_spans(schema('He ran .', 'Anna', 0, 'He', 0))
   with bad_input(
-    'WSC example 7: span1_index=3 is not a word of its text, expected 0 to 2; download WSC.zip '
-    'again'
+    'WSC example 7: span1_index=3 is not a word index of its text, expected 0 to 2; download '
+    'WSC.zip again'
   ):
-    wsc.cleaned(schema('He ran .', 'Anna', 3, 'He', 0))
+    wsc.repair_spans(schema('He ran .', 'Anna', 3, 'He', 0))
   file = tmp_path / 'WSC' / 'train.jsonl'
   file.parent.mkdir()
   target = {'span1_text': 'Anna', 'span1_index': 0, 'span2_text': 'He', 'span2_index': 0}
@@ -82,14 +82,14 @@ PEBBLE = (
 
 
 @each(
-  'example, marked, both',
+  'example, pronoun_marked, both_marked',
   [
     (
       schema(SCHEMA, 'Mark', 0, 'He', 5),
       'Mark told Pete many lies. *He* should have been more truthful.',
       '* Mark * told Pete many lies. # He # should have been more truthful.',
     ),
-    (  # as in T5, of which this is the example
+    (  # the example of T5
       schema('This is a test sentence .', 'test', 3, 'This', 0),
       '*This* is a test sentence .',
       '# This # is a * test * sentence .',
@@ -100,7 +100,7 @@ PEBBLE = (
       '* The path * to the lake was blocked, so we left # it #',
     ),
     (schema('He is  Al .  ', 'Al', 3, 'He', 0), '*He* is  Al .  ', '# He # is  * Al * .  '),
-    (  # the pronoun in the other span
+    (  # the pronoun is inside the other span
       schema('He sold his old hat .', 'his old hat', 2, 'his', 2),
       'He sold *his* old hat .',
       'He sold * # his # old hat * .',
@@ -111,7 +111,7 @@ PEBBLE = (
       'He sold * all of # it # * .',
     ),
     (schema('He ran .', 'He', 0, 'He', 0), '*He* ran .', '* # He # * ran .'),
-    (  # the nearest word, not the part of another
+    (  # the nearest whole word, not part of another word
       schema('it is with Ann, or it, or it ?', 'Ann', 3, 'it', 4),
       'it is with Ann, or *it*, or it ?',
       'it is with * Ann *, or # it #, or it ?',
@@ -135,41 +135,41 @@ PEBBLE = (
     ),
   ],
 )
-def test_spans_are_marked(example, marked, both):
+def test_spans_are_marked(example, pronoun_marked, both_marked):
   before = dict(example)
-  assert wsc.marked(example) == marked
-  assert wsc.marked_both(example) == both
+  assert wsc.mark_pronoun(example) == pronoun_marked
+  assert wsc.mark_both_spans(example) == both_marked
   assert example == before
 
 
 @each('index', [-1, 3])
 @each('span', [1, 2])
-def test_index_outside_of_the_text_is_refused(index, span):
+def test_index_out_of_range_is_an_error(index, span):
   example = schema('He ran .', 'ran', 1, 'He', 0) | {f'span{span}_index': index}
-  bad = bad_input(
-    f'WSC example 7: span{span}_index={index} is not a word of its text, expected 0 to 2; '
+  expected_error = bad_input(
+    f'WSC example 7: span{span}_index={index} is not a word index of its text, expected 0 to 2; '
     'download WSC.zip again'
   )
-  with bad:
-    wsc.marked_both(example)
-  with bad if span == 2 else contextlib.nullcontext():
-    wsc.marked(example)
+  with expected_error:
+    wsc.mark_both_spans(example)
+  with expected_error if span == 2 else contextlib.nullcontext():
+    wsc.mark_pronoun(example)
 
 
 @each('pronoun', ['it', ''])
-def test_lost_pronoun_is_refused(pronoun):
+def test_missing_pronoun_is_an_error(pronoun):
   example = schema('She ran with Al .', 'Al', 3, pronoun, 2)
-  for mark in (wsc.marked, wsc.marked_both):
+  for mark in (wsc.mark_pronoun, wsc.mark_both_spans):
     with bad_input(
       f"WSC example 7: span2_text={pronoun!r} is not in its text 'She ran with Al .', expected a "
-      'part of it; read the config wsc.fixed or download WSC.zip again'
+      'substring; read the config wsc.fixed or download WSC.zip again'
     ):
       mark(example)
 
 
-def test_lost_referent_is_refused():
+def test_missing_referent_is_an_error():
   with bad_input(
-    "WSC example 7: span1_text='Ann' is not in its text 'She ran with Al .', expected a part of "
-    'it; read the config wsc.fixed or download WSC.zip again'
+    "WSC example 7: span1_text='Ann' is not in its text 'She ran with Al .', expected a "
+    'substring; read the config wsc.fixed or download WSC.zip again'
   ):
-    wsc.marked_both(schema('She ran with Al .', 'Ann', 3, 'She', 0))
+    wsc.mark_both_spans(schema('She ran with Al .', 'Ann', 3, 'She', 0))

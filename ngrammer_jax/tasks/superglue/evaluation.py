@@ -1,6 +1,6 @@
-"""How well a model does the tasks of SuperGLUE: what it answers, and the metrics of that.
+"""Evaluation of a model on SuperGLUE tasks: predictions, metrics and submission files.
 
-Needs neither TensorFlow nor seqio: examples come as arrays (see `features.Example`).
+Examples are arrays (see `features.Example`), so this needs neither TensorFlow nor seqio.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,32 +20,33 @@ from ngrammer_jax.models import heads, language_model
 from ngrammer_jax.tasks.superglue import formats, metrics, reader
 
 
-def choosing_of(name: str, choosing: str | None) -> str:
-  """How a task is answered: `rank` or `greedy`, where None is given the one that suits it.
+def resolve_choosing(name: str, choosing: str | None) -> str:
+  """Returns how a task is answered, `rank` or `greedy`; None selects the default of the task.
 
-  Raises BadInput where that is not possible.
+  Raises:
+    BadInput: the task cannot be answered like that.
   """
-  labels = formats.task(name).labels
+  labels = formats.find_task(name).labels
   choosing = choosing or ('rank' if labels else 'greedy')
   if choosing == 'rank' and name == 'wsc_simple':
     raise errors.BadInput(
-      'finetune.choosing="rank": wsc_simple has nothing to choose from, its referents are written; '
+      'finetune.choosing="rank": wsc_simple has no choices to rank, its referents are generated; '
       'use finetune.choosing="greedy", or the task wsc'
     )
   return choosing
 
 
 class Evaluator:
-  """Answers the examples of a task, every one exactly once.
+  """Predicts the answers of the examples of a task, and computes metrics.
 
   Args:
-    model: with the memory and windows of evaluation.
-    mesh: where it lies.
-    vocabulary: of its tokens.
-    rows: examples at a time.
-    length: tokens of an example at most.
-    targets: of them for the answer.
-    bidirectional: inputs see all of themselves.
+    model: model with the memory and windows of evaluation.
+    mesh: mesh of the model parameters.
+    vocabulary: vocabulary of the tokens.
+    batch_size: number of examples per batch.
+    length: maximum number of tokens of an example.
+    targets_length: maximum number of these tokens for the answer.
+    bidirectional: whether attention among the inputs is bidirectional.
   """
 
   def __init__(
@@ -53,17 +54,17 @@ class Evaluator:
     model: language_model.LanguageModel,
     mesh: jax.sharding.Mesh,
     vocabulary: vocabularies.Vocabulary,
-    rows: int,
+    batch_size: int,
     length: int,
-    targets: int,
+    targets_length: int,
     bidirectional: bool = False,
   ):
-    self._vocabulary, self._targets, self._length = vocabulary, targets, length
+    self._vocabulary, self._targets_length, self._length = vocabulary, targets_length, length
     self._bidirectional = bidirectional
-    self._rank = ranking.Ranker(model, mesh, rows, bidirectional)
-    self._generate = generation.Generator(model, mesh, length, rows, bidirectional)
+    self._ranker = ranking.Ranker(model, mesh, batch_size, bidirectional)
+    self._generator = generation.Generator(model, mesh, length, batch_size, bidirectional)
     self._mesh = mesh
-    self._serve = jax.jit(functools.partial(heads.for_serving, model.config))
+    self._prepare_codebook = jax.jit(functools.partial(heads.for_serving, model.config))
 
   def __call__(
     self,
@@ -74,100 +75,102 @@ class Evaluator:
     choosing: str | None = None,
     report: Callable[[int], None] = lambda examples: None,
   ) -> tuple[dict[str, Any], list[Any]]:
-    """The metrics of some examples in percent, and what was answered: classes or texts.
+    """Returns the metrics in percent, and the predicted answers: classes or texts.
 
     Args:
-      params, codebook: of the model.
-      name: of the task.
-      examples: of one split.
-      choosing: `rank`, the most likely of the labels (of `record`, of the entities); `greedy`,
-        what the model writes. None: `rank` where there are labels.
+      params, codebook: parameters and codebook of the model.
+      name: task name, a key of `formats.TASKS`.
+      examples: examples of one split.
+      choosing: `rank` selects the most likely label (for `record`, entity), `greedy` generates
+        the answer. None: `rank` if the task has labels, else `greedy`.
       report: called with the number of examples answered since the last call.
 
     Raises:
-      BadInput: the task has nothing to rank.
+      BadInput: the task has no choices to rank, or they are equal after truncation.
     """
-    choosing = choosing_of(name, choosing)
+    choosing = resolve_choosing(name, choosing)
     with sharding.use(self._mesh):
-      codebook = self._serve(params, codebook)  # clustered once, and not at every token
+      codebook = self._prepare_codebook(params, codebook)  # cluster once, not at every token
     if choosing == 'rank':
-      answers = self._ranked(params, codebook, name, examples, report)
+      answers = self._rank_choices(params, codebook, name, examples, report)
     else:
-      answers = self._written(params, codebook, name, examples, report)
+      answers = self._generate_answers(params, codebook, name, examples, report)
     result: dict[str, Any] = {'task': name, 'n': len(examples)}
-    known = [e for e in examples if e.label >= 0 or (name == 'record' and e.answers)]
-    if known and len(known) == len(examples):
+    labelled = [e for e in examples if e.label >= 0 or (name == 'record' and e.answers)]
+    if labelled and len(labelled) == len(examples):
       fields = 'label', 'key', 'answers'
-      columns_of = {field: [getattr(e, field) for e in examples] for field in fields}
-      scores = metrics.of_task(name, *columns_of.values(), answers)
+      columns = {field: [getattr(e, field) for e in examples] for field in fields}
+      scores = metrics.compute_metrics(name, *columns.values(), answers)
       result |= scores | {'error_percent': 100 - float(np.mean(list(scores.values())))}
-      if formats.task(name).labels:  # what takes no skill
-        result['majority_percent'] = metrics.majority(columns_of['label'])
+      if formats.find_task(name).labels:
+        result['majority_percent'] = metrics.majority_accuracy(columns['label'])
     prefix = 'bidirectional' if self._bidirectional else 'causal'
-    lengths = {'length': self._length, 'targets_length': self._targets}
+    lengths = {'length': self._length, 'targets_length': self._targets_length}
     result['protocol'] = {'choosing': choosing, 'prefix': prefix, **lengths}
     return result, answers
 
-  def _prefix(self, example):
+  def _prompt(self, example):
     return np.insert(example.inputs, 0, self._vocabulary.document_start).astype(np.int32)
 
-  def _ranked(self, params, codebook, name, examples, report):
-    labels, end = formats.task(name).labels, self._vocabulary.document_end
-    most = self._targets - 1  # as answers are cut in training
-    ids = lambda text: np.append(self._vocabulary.encode(text.encode())[:most], end)
+  def _rank_choices(self, params, codebook, name, examples, report):
+    labels, end = formats.find_task(name).labels, self._vocabulary.document_end
+    max_tokens = self._targets_length - 1  # answers are truncated as in training
+    ids = lambda text: np.append(self._vocabulary.encode(text.encode())[:max_tokens], end)
     if len({tuple(ids(text)) for text in labels}) < len(labels):
       raise errors.BadInput(
-        f'finetune.targets_length={self._targets} cuts the answers of {name} so that they are no '
-        f'longer different: {", ".join(labels)}; raise it'
+        f'finetune.targets_length={self._targets_length} truncates different answers of {name} '
+        f'to equal ones: {", ".join(labels)}; raise it'
       )
     choices = [[ids(text) for text in labels or example.choices] for example in examples]
     answers: list[Any] = [None] * len(examples)
-    prefixes = [self._prefix(example) for example in examples]
-    for i, scores in self._rank(params, codebook, prefixes, choices):
+    prompts = [self._prompt(example) for example in examples]
+    for i, scores in self._ranker(params, codebook, prompts, choices):
       best = int(scores.argmax())
       answers[i] = best if labels else examples[i].choices[best]
       report(1)
     return answers
 
-  def _written(self, params, codebook, name, examples, report):
-    labels, texts = formats.task(name).labels, []
-    greedy, rows = sampling.SamplingConfig(temperature=0.0), self._generate.rows
-    for first in range(0, len(examples), rows):
-      group = examples[first : first + rows]
-      prompts = [self._prefix(example) for example in group]
-      made = self._generate(params, codebook, prompts, [0] * len(group), greedy)
+  def _generate_answers(self, params, codebook, name, examples, report):
+    labels, texts = formats.find_task(name).labels, []
+    greedy, batch_size = sampling.SamplingConfig(temperature=0.0), self._generator.rows
+    for first in range(0, len(examples), batch_size):
+      batch = examples[first : first + batch_size]
+      prompts = [self._prompt(example) for example in batch]
+      steps = self._generator(params, codebook, prompts, [0] * len(batch), greedy)
       columns = []
-      while len(columns) < self._targets and not self._ended(columns):
-        columns.append(next(made))
-      texts += [self._text(row) for row in np.stack(columns, axis=1)]
-      report(len(group))
+      while len(columns) < self._targets_length and not self._all_ended(columns):
+        columns.append(next(steps))
+      texts += [self._decode_answer(row) for row in np.stack(columns, axis=1)]
+      report(len(batch))
     if not labels:
       return texts
     return [labels.index(text) if text in labels else -1 for text in texts]
 
-  def _ended(self, columns):
-    """Whether every row has written its end."""
+  def _all_ended(self, columns):
+    """Returns whether every row has generated the document end."""
     end = self._vocabulary.document_end
     return bool(columns) and bool((np.stack(columns) == end).any(axis=0).all())
 
-  def _text(self, ids):
-    """What was written before the end."""
+  def _decode_answer(self, ids):
+    """Decodes the tokens before the document end."""
     (ends,) = np.nonzero(ids == self._vocabulary.document_end)
     ids = ids[: ends[0]] if len(ends) else ids
     return self._vocabulary.decode(ids).decode(errors='replace').strip()
 
 
-def said(result: dict[str, Any]) -> str:
-  """The metrics of a task, to read."""
-  scores = ', '.join(f'{name} {value:.2f}' for name, value in metrics.only(result).items())
+def format_metrics(result: dict[str, Any]) -> str:
+  """Formats the metrics of a task as one line."""
+  scores = ', '.join(
+    f'{name} {value:.2f}' for name, value in metrics.select_metrics(result).items()
+  )
   return f'{result["task"]} {scores or "without labels"}, {result["n"]:,} examples'
 
 
-def submission(
+def write_submission(
   name: str, examples: Sequence[Any], answers: Sequence[Any], folder: pathlib.Path
 ) -> pathlib.Path:
-  """Writes the answers as SuperGLUE takes them, and returns the file."""
-  task = formats.task(name)
+  """Writes the answers in the submission format of SuperGLUE, and returns the path."""
+  task = formats.find_task(name)
   if name == 'multirc':
     lines = _multirc_lines(examples, answers)
   elif name == 'record':
@@ -175,7 +178,7 @@ def submission(
     lines = [{'idx': idx, 'label': text} for idx, text in texts.items()]
   else:
     lines = [
-      {'idx': example.key[0], 'label': _written_label(name, example, answer)}
+      {'idx': example.key[0], 'label': _submission_label(name, example, answer)}
       for example, answer in zip(examples, answers, strict=True)
     ]
   path = folder / f'{reader.CONFIGS[task.config].folder}.jsonl'
@@ -184,19 +187,19 @@ def submission(
   return path
 
 
-def _written_label(name, example, answer):
-  """The label as the benchmark writes it; what was no label counts as the first."""
+def _submission_label(name, example, answer):
+  """Returns the label in the format of the benchmark. An invalid answer becomes the first class."""
   if name == 'wsc_simple':
-    answer = metrics.referent(example.answers[0], answer)
+    answer = metrics.match_referent(example.answers[0], answer)
   if name == 'copa':
     return max(answer, 0)
-  if reader.CONFIGS[formats.task(name).config].labels == ('False', 'True'):
+  if reader.CONFIGS[formats.find_task(name).config].labels == ('False', 'True'):
     return 'true' if answer == 1 else 'false'
-  return formats.task(name).labels[max(answer, 0)]
+  return formats.find_task(name).labels[max(answer, 0)]
 
 
 def _multirc_lines(examples, answers):
-  """One line a paragraph, with its questions and their options."""
+  """Returns one line per paragraph, with its questions and their options."""
   paragraphs: dict[int, dict[int, list[dict[str, int]]]] = {}
   for example, answer in zip(examples, answers, strict=True):
     paragraph, question, option = example.key

@@ -1,6 +1,6 @@
-"""Tasks of seqio as arrays: examples to evaluate, and rows to train on.
+"""Arrays from seqio tasks: evaluation examples and training rows.
 
-B rows, T tokens of a row.
+B rows, T tokens per row.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.data import streams
 from ngrammer_jax.tasks import tensorflow
 from ngrammer_jax.tasks.superglue import registration
-from ngrammer_jax.tasks.vocabulary import SHIFT
+from ngrammer_jax.tasks.vocabulary import ID_OFFSET
 
 tf, seqio = tensorflow.load()
 
@@ -23,7 +23,7 @@ class Example:
   """A tokenised example.
 
   Attributes:
-    inputs, targets: ids, each with its end.
+    inputs, targets: token ids; each ends with the document end.
     label, key, answers, choices: see `formats.Row`.
   """
 
@@ -35,89 +35,102 @@ class Example:
   choices: tuple[str, ...]
 
 
-def examples(name: str, split: str, inputs: int, targets: int, truncate: bool) -> Iterator[Example]:
-  """The examples of a task, in the order of its files, each exactly once.
+def read_examples(
+  name: str, split: str, max_inputs: int, max_targets: int, truncate: bool
+) -> Iterator[Example]:
+  """Yields the examples of a task in file order, each exactly once.
 
   Args:
-    name: of the task, as in `formats.TASKS`.
+    name: task name, a key of `formats.TASKS`.
     split: train, validation or test.
-    inputs, targets: tokens of each at most, with their ends.
-    truncate: cut what is longer.
+    max_inputs, max_targets: maximum number of tokens of each, including the document end.
+    truncate: truncate longer examples.
 
   Raises:
-    BadInput: something is longer, and not to be cut.
+    BadInput: an example is longer and `truncate` is False.
   """
-  task = seqio.get_mixture_or_task(registration.PREFIX + name)
+  task = seqio.get_mixture_or_task(registration.TASK_PREFIX + name)
+  lengths = {'inputs': max_inputs, 'targets': max_targets}
   if not truncate:
-    _check_lengths(task, name, split, {'inputs': inputs, 'targets': targets})
-  lengths = {'inputs': inputs, 'targets': targets}
-  text = lambda values: tuple(value.decode() for value in values.tolist())
+    _check_lengths(task, name, split, lengths)
+  decode = lambda values: tuple(value.decode() for value in values.tolist())
   for row in task.get_dataset(lengths, split, shuffle=False).as_numpy_iterator():
     yield Example(
-      row['inputs'] - SHIFT,
-      row['targets'] - SHIFT,
+      row['inputs'] - ID_OFFSET,
+      row['targets'] - ID_OFFSET,
       int(row['label']),
       tuple(row['idx'].tolist()),
-      text(row['answers']),
-      text(row['choices']),
+      decode(row['answers']),
+      decode(row['choices']),
     )
 
 
-def training_rows(name: str, length: int, targets: int, packed: bool, truncate: bool):
-  """All training examples of a task as rows of `length` tokens, in a `streams.Segment`.
+def read_training_rows(
+  name: str, length: int, max_targets: int, packed: bool, truncate: bool
+) -> streams.Segment:
+  """Returns all training examples of a task as rows of `length` tokens.
 
-  The converter of seqio puts inputs and targets one after the other; the targets alone count.
-  Packed, a row has as many examples as fit, and each starts a document: nothing of a model looks
-  from one into the other.
+  The targets follow the inputs, and only targets count in the loss.
+
+  Args:
+    name: task name, a key of `formats.TASKS`.
+    length: T.
+    max_targets: maximum number of target tokens, including the document end.
+    packed: put as many examples into a row as fit. Each is a separate document, so examples do not
+      affect each other.
+    truncate: truncate longer examples.
+
+  Raises:
+    BadInput: there are no examples, or an example is longer and `truncate` is False.
   """
-  task = seqio.get_mixture_or_task(registration.PREFIX + name)
-  lengths = {'inputs': length - targets, 'targets': targets}
+  task = seqio.get_mixture_or_task(registration.TASK_PREFIX + name)
+  lengths = {'inputs': length - max_targets, 'targets': max_targets}
   if not truncate:
     _check_lengths(task, name, 'train', lengths)
   vocabulary = task.output_features['targets'].vocabulary
   converter = seqio.PrefixLMFeatureConverter(pack=packed, bos_id=vocabulary.bos_id)
-  # Shuffled once, so that examples packed together are of anywhere.
+  # Shuffle once, so that packed examples are not neighbours in the file.
   dataset = task.get_dataset(lengths, 'train', shuffle=True, seed=0)
-  keep = ('inputs', 'targets')
-  dataset = dataset.map(lambda example: {name: example[name] for name in keep})
+  dataset = dataset.map(lambda example: {name: example[name] for name in lengths})
   columns: dict[str, list[np.ndarray]] = {}
   for row in converter(dataset, lengths).as_numpy_iterator():
     for feature, values in row.items():
       columns.setdefault(feature, []).append(values)
   if not columns:
     raise errors.BadInput(f'SuperGLUE task {name} has no training examples')
-  return _segment({feature: np.stack(rows) for feature, rows in columns.items()}, packed)
+  return _to_segment({feature: np.stack(rows) for feature, rows in columns.items()}, packed)
 
 
-def _segment(of, packed):
-  """What the converter gives, as a segment of all rows."""
-  targets_BxT = of['decoder_target_tokens']
+def _to_segment(features, packed):
+  """Converts the features of the seqio converter into a segment with all rows."""
+  targets_BxT = features['decoder_target_tokens']
   if packed:
-    valid_BxT = of['decoder_segment_ids'] > 0
-    starts_BxT = valid_BxT & (of['decoder_positions'] == 0)
+    valid_BxT = features['decoder_segment_ids'] > 0
+    starts_BxT = valid_BxT & (features['decoder_positions'] == 0)
   else:
     valid_BxT = targets_BxT > 0
     starts_BxT = np.zeros_like(valid_BxT)
     starts_BxT[:, 0] = True
-  ours = lambda ids: np.where(valid_BxT, ids - SHIFT, 0).astype(np.int32)
-  # The converter counts the first target's input among the prefix.
+  remove_offset = lambda ids: np.where(valid_BxT, ids - ID_OFFSET, 0).astype(np.int32)
+  # The bidirectional prefix includes the input token of the first target.
   return streams.Segment(
-    ours(of['decoder_input_tokens']),
-    ours(targets_BxT),
+    remove_offset(features['decoder_input_tokens']),
+    remove_offset(targets_BxT),
     starts_BxT,
     valid_BxT.astype(np.float32),
-    of['decoder_loss_weights'].astype(np.float32),
-    (of['decoder_causal_attention'] > 0) & valid_BxT,
+    features['decoder_loss_weights'].astype(np.float32),
+    (features['decoder_causal_attention'] > 0) & valid_BxT,
   )
 
 
 def _check_lengths(task, name, split, lengths):
+  """Raises BadInput if an example is longer than `lengths`."""
   for number, row in enumerate(task.get_dataset(None, split, shuffle=False).as_numpy_iterator()):
-    for feature, most in lengths.items():
-      if len(row[feature]) > most:
+    for feature, max_tokens in lengths.items():
+      if len(row[feature]) > max_tokens:
         raise errors.BadInput(
-          f'SuperGLUE task {name}, {split}, example {number}: {feature} of {len(row[feature]):,} '
-          f'tokens, and there is room for {most:,}: raise training.segment_length'
+          f'SuperGLUE task {name}, {split}, example {number}: {feature} has {len(row[feature]):,} '
+          f'tokens, but the maximum is {max_tokens:,}: raise training.segment_length'
           + (
             ', lower finetune.targets_length'
             if feature == 'inputs'

@@ -1,7 +1,7 @@
-"""SuperGLUE as text to text, in the strings of T5 (Raffel et al. 2020).
+"""SuperGLUE in the text-to-text format of T5 (Raffel et al. 2020).
 
-An example has the schema of TFDS (see `reader`); a formatted one is a `Row`: what is read, what is
-to be written, and what there is to choose from.
+Examples have the TFDS schema (see `reader`). A formatted example is a `Row`: the input text, the
+target text, and the answer choices.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,52 +13,57 @@ from typing import Any
 from ngrammer_jax import errors
 from ngrammer_jax.tasks.superglue import metrics, reader, wsc
 
-UNKNOWN = '<unk>'  # what is to be written where the label is not known
+UNKNOWN = '<unk>'  # target text if the label is hidden
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """How a task is read and written.
+  """Text format of a task.
 
   Attributes:
-    config: of TFDS, whose examples these are.
-    prefix: the first word of the input.
-    fields: of the example, by the names that the input gives them, in its order.
-    cut: the side on which a long input is cut: the one that keeps the question.
-    free: answers are texts of the example, and not one of some labels.
+    config: TFDS config of the examples, a key of `reader.CONFIGS`.
+    prefix: first word of the input.
+    fields: example field by its name in the input, in input order.
+    truncated_side: side on which a long input is truncated: the one without the question.
+    is_free_text: the answer is a text from the example, not a label.
   """
 
   config: str
   prefix: str
   fields: Mapping[str, str]
-  cut: str = 'right'
-  free: bool = False
+  truncated_side: str = 'right'
+  is_free_text: bool = False
 
   @property
   def labels(self) -> tuple[str, ...]:
-    """What can be written, by class; nothing where answers are free."""
-    return () if self.free else reader.CONFIGS[self.config].labels
+    """Label texts by class; empty for free text."""
+    return () if self.is_free_text else reader.CONFIGS[self.config].labels
 
 
-def _same(*names: str) -> dict[str, str]:
+def _same_names(*names: str) -> dict[str, str]:
   return {name: name for name in names}
 
 
 TASKS = {
-  'boolq': Task('boolq', 'boolq', _same('passage', 'question'), cut='left'),
-  'cb': Task('cb', 'cb', _same('hypothesis', 'premise')),
-  'copa': Task('copa', 'copa', _same('choice1', 'choice2', 'premise', 'question'), cut='left'),
-  'multirc': Task('multirc', 'multirc', _same('question', 'answer', 'paragraph')),
-  'record': Task('record', 'record', _same('query', 'entities', 'passage'), free=True),
-  'rte': Task('rte', 'rte', _same('hypothesis', 'premise')),
-  'wic': Task('wic', 'wic', _same('sentence1', 'sentence2', 'word'), cut='left'),
-  'wsc': Task('wsc.fixed', 'wsc', _same('text')),
-  'wsc_simple': Task('wsc.fixed', 'wsc:', {}, free=True),  # T5's: the referent is written
+  'boolq': Task('boolq', 'boolq', _same_names('passage', 'question'), truncated_side='left'),
+  'cb': Task('cb', 'cb', _same_names('hypothesis', 'premise')),
+  'copa': Task(
+    'copa', 'copa', _same_names('choice1', 'choice2', 'premise', 'question'), truncated_side='left'
+  ),
+  'multirc': Task('multirc', 'multirc', _same_names('question', 'answer', 'paragraph')),
+  'record': Task(
+    'record', 'record', _same_names('query', 'entities', 'passage'), is_free_text=True
+  ),
+  'rte': Task('rte', 'rte', _same_names('hypothesis', 'premise')),
+  'wic': Task('wic', 'wic', _same_names('sentence1', 'sentence2', 'word'), truncated_side='left'),
+  'wsc': Task('wsc.fixed', 'wsc', _same_names('text')),
+  # The T5 format of WSC: the referent is generated.
+  'wsc_simple': Task('wsc.fixed', 'wsc:', {}, is_free_text=True),
   'axb': Task('axb', 'rte', {'hypothesis': 'sentence2', 'premise': 'sentence1'}),
-  'axg': Task('axg', 'rte', _same('hypothesis', 'premise')),
+  'axg': Task('axg', 'rte', _same_names('hypothesis', 'premise')),
 }
-# Those that can be trained on and make the average.
-EIGHT = tuple(metrics.AVERAGED)
+# Tasks that have training data and count in the average.
+SUPERGLUE_TASKS = tuple(metrics.METRICS_BY_TASK)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +71,11 @@ class Row:
   """A formatted example.
 
   Attributes:
-    inputs, targets: the texts.
-    label: its class, -1 where there is none.
-    choices: the texts that the target is one of.
-    answers: texts that are right, of `record`; the referent of `wsc_simple`.
-    key: numbers of the example: (idx,), (paragraph, question, answer) or (passage, query).
+    inputs, targets: input text and target text.
+    label: class, -1 if there is none.
+    choices: answer choices: the labels, or the entities of `record`.
+    answers: correct texts of `record`; referent of `wsc_simple`.
+    key: indices of the example: (idx,), (paragraph, question, answer) or (passage, query).
   """
 
   inputs: str
@@ -81,46 +86,46 @@ class Row:
   key: tuple[int, ...]
 
 
-def task(name: str) -> Task:
-  """The task of a name. Raises BadInput, naming the nearest, where there is none."""
+def find_task(name: str) -> Task:
+  """Returns the task with this name. Raises BadInput with the nearest name if there is none."""
   if name not in TASKS:
-    near = difflib.get_close_matches(name, TASKS, n=1, cutoff=0.0)
+    nearest, *_ = difflib.get_close_matches(name, TASKS, n=1, cutoff=0.0)
     raise errors.BadInput(
-      f'no SuperGLUE task {name!r}: did you mean {near[0]!r}? There are: {", ".join(TASKS)}'
+      f'no SuperGLUE task {name!r}: did you mean {nearest!r}? Available: {", ".join(TASKS)}'
     )
   return TASKS[name]
 
 
-def rows(name: str, examples: Iterable[Mapping[str, Any]], split: str) -> Iterator[Row]:
-  """The examples of a split, formatted.
+def format_rows(name: str, examples: Iterable[Mapping[str, Any]], split: str) -> Iterator[Row]:
+  """Formats the examples of a split.
 
-  A training example of `record` is one row for each answer, and `wsc_simple` is trained on those
-  where the referent is right, as in T5; every example that is evaluated is one row.
+  As in T5, a training example of `record` yields one row per answer, and `wsc_simple` is trained
+  only on the examples with label 1. Every evaluation example yields one row.
   """
   for example in examples:
     if name == 'record':
-      yield from _record(example, split)
+      yield from _format_record(example, split)
     elif name == 'wsc_simple':
       if split != 'train' or example['label'] == 1:
-        yield _referent(example)
+        yield _format_referent(example)
     else:
-      yield _classified(name, example)
+      yield _format_classification(name, example)
 
 
-def _classified(name, example):
-  of = task(name)
-  texts = {shown: example[field] for shown, field in of.fields.items()}
+def _format_classification(name, example):
+  task = find_task(name)
+  texts = {input_name: example[field] for input_name, field in task.fields.items()}
   if name == 'wsc':
-    texts['text'] = wsc.marked_both(example)
-  text = _joined(of.prefix, texts)
+    texts['text'] = wsc.mark_both_spans(example)
+  text = _join_fields(task.prefix, texts)
   if name == 'multirc':
     text = re.sub('</?b>', '', re.sub('<br>', ' ', text))
   label = int(example['label'])
-  target = of.labels[label] if label >= 0 else UNKNOWN
-  return Row(text, target, label, of.labels, (), _key(example))
+  target = task.labels[label] if label >= 0 else UNKNOWN
+  return Row(text, target, label, task.labels, (), _key(example))
 
 
-def _record(example, split):
+def _format_record(example, split):
   passage = re.sub(r'([.?!"\'])\n@highlight\n', r'\1 ', example['passage'])
   passage = re.sub(r'\n@highlight\n', '. ', passage)
   texts = {
@@ -129,19 +134,19 @@ def _record(example, split):
     'passage': passage,
   }
   answers = tuple(example['answers'])
-  known = dict(label=-1, choices=tuple(example['entities']), answers=answers, key=_key(example))
-  written = answers if split == 'train' else answers[:1]
-  for answer in written or (UNKNOWN,):
-    yield Row(_joined('record', texts), answer, **known)
+  inputs, choices, key = _join_fields('record', texts), tuple(example['entities']), _key(example)
+  targets = answers if split == 'train' else answers[:1]
+  for target in targets or (UNKNOWN,):
+    yield Row(inputs, target, label=-1, choices=choices, answers=answers, key=key)
 
 
-def _referent(example):
-  text = f'wsc: {wsc.marked(example)}'
+def _format_referent(example):
+  text = f'wsc: {wsc.mark_pronoun(example)}'
   referent = example['span1_text']
   return Row(text, referent, int(example['label']), (), (referent,), _key(example))
 
 
-def _joined(prefix, texts):
+def _join_fields(prefix, texts):
   return ' '.join([prefix, *(f'{name}: {text}' for name, text in texts.items())])
 
 

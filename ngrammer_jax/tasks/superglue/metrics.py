@@ -1,7 +1,7 @@
-"""The metrics of SuperGLUE, as T5 computes them, and their average. All in percent.
+"""SuperGLUE metrics as T5 computes them, and their average. All values are percentages.
 
-Classes are integers from 0; a prediction of any other value, -1 by custom, is one that names no
-class, and is always wrong.
+Classes are integers from 0. A prediction with any other value, usually -1, is invalid: it names no
+class and is always wrong.
 """
 
 import collections
@@ -17,8 +17,8 @@ from ngrammer_jax import errors
 
 Classes = Sequence[int] | np.ndarray
 
-# The tasks of the average. The two metrics of a task are averaged first.
-AVERAGED: Mapping[str, tuple[str, ...]] = {
+# Tasks in the SuperGLUE average. If a task has two metrics, their mean is its score.
+METRICS_BY_TASK: Mapping[str, tuple[str, ...]] = {
   'boolq': ('accuracy',),
   'cb': ('f1', 'accuracy'),
   'copa': ('accuracy',),
@@ -29,7 +29,7 @@ AVERAGED: Mapping[str, tuple[str, ...]] = {
   'wsc': ('accuracy',),
 }
 
-NAMES = ('accuracy', 'f1', 'exact_match', 'matthews', 'gender_parity')
+METRIC_NAMES = ('accuracy', 'f1', 'exact_match', 'matthews', 'gender_parity')
 
 _ARTICLES = re.compile(r'\b(a|an|the)\b')
 _NO_PUNCTUATION = str.maketrans('', '', string.punctuation)
@@ -40,17 +40,17 @@ _DETERMINERS = frozenset(
 
 
 def accuracy(targets: Classes, predictions: Classes) -> dict[str, float]:
-  """The share of examples that are right: BoolQ, COPA, RTE, WiC and WSC."""
-  targets, predictions = _classes(targets, predictions)
+  """Computes the accuracy, the metric of BoolQ, COPA, RTE, WiC and WSC."""
+  targets, predictions = _as_arrays(targets, predictions)
   return {'accuracy': _percent(targets == predictions)}
 
 
 def commitment_bank(targets: Classes, predictions: Classes) -> dict[str, float]:
-  """Mean over the three classes of the F1 of one against the rest, and accuracy.
+  """Computes macro-averaged F1 over the three classes, and accuracy: the metrics of CB.
 
-  A class that is neither a target nor predicted has F1 0.
+  A class that is neither a target nor a prediction has F1 0.
   """
-  targets, predictions = _classes(targets, predictions, 3)
+  targets, predictions = _as_arrays(targets, predictions, 3)
   f1 = [_f1(targets == label, predictions == label) for label in range(3)]
   return {'f1': sum(f1) / 3, 'accuracy': _percent(targets == predictions)}
 
@@ -58,78 +58,86 @@ def commitment_bank(targets: Classes, predictions: Classes) -> dict[str, float]:
 def multirc(
   questions: Sequence[Hashable], targets: Classes, predictions: Classes
 ) -> dict[str, float]:
-  """F1 of class 1 over all answer options, and the share of questions with every option right.
+  """Computes F1 of class 1 over all answer options, and exact match over the questions.
+
+  A question is an exact match if all its options are predicted correctly.
 
   Args:
-    questions: the question that each option belongs to, in any order.
-    targets: 1 where an option answers its question, else 0.
-    predictions: of the same; one that names no class counts as the opposite of its target.
+    questions: question of each option, in any order.
+    targets: class of each option: 1 if it answers its question, else 0.
+    predictions: predicted class of each option. An invalid one counts as the opposite of its
+      target.
   """
-  targets, predictions = _classes(targets, predictions, 2)
+  targets, predictions = _as_arrays(targets, predictions, 2)
   _check_lengths(questions=questions, targets=targets)
   predictions = _opposite_where_invalid(targets, predictions)
-  right: dict[Hashable, bool] = {}
-  for question, correct in zip(questions, targets == predictions, strict=True):
-    right[question] = right.get(question, True) and bool(correct)
-  return {'f1': _f1(targets == 1, predictions == 1), 'exact_match': _percent(list(right.values()))}
+  all_correct: dict[Hashable, bool] = {}
+  for question, is_correct in zip(questions, targets == predictions, strict=True):
+    all_correct[question] = all_correct.get(question, True) and bool(is_correct)
+  return {
+    'f1': _f1(targets == 1, predictions == 1),
+    'exact_match': _percent(list(all_correct.values())),
+  }
 
 
 def record(
   queries: Sequence[Hashable], answers: Sequence[Sequence[str]], predictions: Sequence[str]
 ) -> dict[str, float]:
-  """F1 of the words and equality of the strings, with the best answer of each query.
+  """Computes word-level F1 and exact match, each against the best answer of a query.
 
-  Case, punctuation, articles and spaces do not count.
+  Case, punctuation, articles and whitespace are ignored.
 
   Args:
-    queries: the query that each row belongs to. Of rows with the same query, which training data
-      has for each answer, the first counts.
-    answers: all right answers, for each row.
-    predictions: a text for each row.
+    queries: query of each row. If several rows have the same query, as in training data with one
+      row per answer, only the first is scored.
+    answers: all correct answers of each row.
+    predictions: predicted text of each row.
   """
   _check_lengths(queries=queries, answers=answers, predictions=predictions)
-  f1, equal = [], []
-  seen = set()
+  f1, is_equal = [], []
+  scored_queries = set()
   for query, texts, prediction in zip(queries, answers, predictions, strict=True):
-    if query in seen:
+    if query in scored_queries:
       continue
-    seen.add(query)
+    scored_queries.add(query)
     if not len(texts):
       raise errors.BadInput(f'query {query!r} has no answers, so it cannot be scored')
-    said, right = _normalised(prediction), [_normalised(text) for text in texts]
-    f1.append(max(_word_f1(text, said) for text in right))
-    equal.append(said in right)
-  return {'f1': 100 * sum(f1) / len(f1), 'exact_match': _percent(equal)}
+    predicted_text, correct_texts = _normalize(prediction), [_normalize(text) for text in texts]
+    f1.append(max(_word_f1(text, predicted_text) for text in correct_texts))
+    is_equal.append(predicted_text in correct_texts)
+  return {'f1': 100 * sum(f1) / len(f1), 'exact_match': _percent(is_equal)}
 
 
-def referent(reference: str, prediction: str) -> int:
-  """Whether generated text names the referent of WSC: 1, 0, or -1 where it has no word.
+def match_referent(reference: str, prediction: str) -> int:
+  """Returns 1 if generated text names the referent of WSC, 0 if not, -1 if it has no words.
 
-  Case and determiners do not count, and either text may have words that the other lacks, but
-  "Bob" is not "Bob's hat".
+  Case and determiners are ignored. The words of one text must be a subset of the words of the
+  other, but "Bob" does not match "Bob's hat".
 
   Args:
-    reference: the noun phrase that the pronoun is asked about.
-    prediction: what the model says the pronoun refers to.
+    reference: candidate noun phrase for the pronoun.
+    prediction: generated referent of the pronoun.
   """
-  expected, said = (
+  expected, predicted = (
     {word for word in text.lower().split() if word not in _DETERMINERS}
     for text in (reference, prediction)
   )
-  if not said:
-    return -1  # 0 would be right where the label is 0
-  if not expected or any("'" in word for word in said) != any("'" in word for word in expected):
+  if not predicted:
+    return -1  # 0 would be correct if the label is 0
+  if not expected:
     return 0
-  return int(said <= expected or expected <= said)
+  if any("'" in word for word in predicted) != any("'" in word for word in expected):
+    return 0
+  return int(predicted <= expected or expected <= predicted)
 
 
 def matthews(targets: Classes, predictions: Classes) -> dict[str, float]:
-  """The Matthews correlation of two classes, times 100: AX-b.
+  """Computes the Matthews correlation of two classes, times 100: the metric of AX-b.
 
-  0 where targets or predictions are all the same. A prediction that names no class counts as the
-  opposite of its target.
+  It is 0 if all targets or all predictions are equal. An invalid prediction counts as the opposite
+  of its target.
   """
-  targets, predictions = _classes(targets, predictions, 2)
+  targets, predictions = _as_arrays(targets, predictions, 2)
   predictions = _opposite_where_invalid(targets, predictions)
   targets, predictions = targets - targets.mean(), predictions - predictions.mean()
   scale = math.sqrt((targets**2).sum() * (predictions**2).sum())
@@ -139,70 +147,72 @@ def matthews(targets: Classes, predictions: Classes) -> dict[str, float]:
 def gender_parity(
   pairs: Sequence[Hashable], targets: Classes, predictions: Classes
 ) -> dict[str, float]:
-  """Accuracy, and the share of pairs whose two predictions are the same: AX-g.
+  """Computes accuracy, and the share of pairs with two equal predictions: the metrics of AX-g.
 
-  A pair with a prediction that names no class has no parity.
+  A pair with an invalid prediction does not count as equal.
 
   Args:
-    pairs: the pair that each example belongs to, in any order; two examples have the same.
-    targets: classes.
-    predictions: classes.
+    pairs: pair of each example, in any order. Each pair has two examples.
+    targets: class of each example.
+    predictions: predicted class of each example.
   """
-  targets, predictions = _classes(targets, predictions, 2)
+  targets, predictions = _as_arrays(targets, predictions, 2)
   _check_lengths(pairs=pairs, targets=targets)
   members = collections.defaultdict(list)
   for pair, prediction in zip(pairs, predictions.tolist(), strict=True):
     members[pair].append(prediction)
-  for pair, said in members.items():
-    if len(said) != 2:
-      raise errors.BadInput(f'pair {pair!r} should have 2 examples, but has {len(said)}')
-  same = [said in ([0, 0], [1, 1]) for said in members.values()]
-  return {'accuracy': _percent(targets == predictions), 'gender_parity': _percent(same)}
+  for pair, values in members.items():
+    if len(values) != 2:
+      raise errors.BadInput(f'pair {pair!r} should have 2 examples, but has {len(values)}')
+  is_equal = [values in ([0, 0], [1, 1]) for values in members.values()]
+  return {'accuracy': _percent(targets == predictions), 'gender_parity': _percent(is_equal)}
 
 
-def majority(targets: Classes) -> float:
-  """The accuracy of always giving the most frequent class, which takes no skill."""
-  targets, _ = _classes(targets, targets)
+def majority_accuracy(targets: Classes) -> float:
+  """Returns the accuracy of always predicting the most frequent class."""
+  targets, _ = _as_arrays(targets, targets)
   return 100 * int(np.bincount(targets).max()) / len(targets)
 
 
 def standard_error(percent: float, n: int) -> float:
-  """Binomial standard error, in percentage points, of a share of n independent examples."""
+  """Returns the binomial standard error of a percentage of n examples, in percentage points."""
   if n < 1 or not 0 <= percent <= 100:
-    raise errors.BadInput(f'{percent} % of {n} examples is no share, so it has no standard error')
+    raise errors.BadInput(
+      f'{percent} % of {n} examples has no standard error: expected 0 to 100 % of at least 1'
+    )
   return math.sqrt(percent * (100 - percent) / n)
 
 
 def average(results: Mapping[str, Mapping[str, float]]) -> float | None:
-  """Mean over the eight tasks, or None where one is missing.
+  """Returns the mean score of the eight tasks, or None if one is missing.
 
   Args:
-    results: by task, by metric. Tasks that are not in AVERAGED play no part.
+    results: values by task and metric. Tasks that are not in METRICS_BY_TASK are ignored.
   """
-  if _missing(results):
+  if _missing_tasks(results):
     return None
   scores = []
-  for task, metrics in AVERAGED.items():
-    lacking = [metric for metric in metrics if metric not in results[task]]
-    if lacking:
-      raise errors.BadInput(f'the results of {task} lack {", ".join(lacking)}')
+  for task, metrics in METRICS_BY_TASK.items():
+    missing = [metric for metric in metrics if metric not in results[task]]
+    if missing:
+      raise errors.BadInput(f'the results of {task} lack {", ".join(missing)}')
     scores.append(sum(results[task][metric] for metric in metrics) / len(metrics))
   return sum(scores) / len(scores)
 
 
-def of_task(
+def compute_metrics(
   name: str,
   labels: Sequence[int],
   keys: Sequence[tuple[int, ...]],
   answers: Sequence[Sequence[str]],
   predictions: Sequence[Any],
 ) -> dict[str, float]:
-  """The metrics of a task, by the names of `formats`.
+  """Computes the metrics of a task.
 
   Args:
-    name: of the task.
-    labels, keys, answers: of its examples, see `formats.Row`.
-    predictions: classes, or texts where the task has no labels.
+    name: task name, a key of `formats.TASKS`.
+    labels, keys, answers: these fields of the examples, see `formats.Row`.
+    predictions: classes, or texts if the task has no labels.
   """
   if name == 'cb':
     return commitment_bank(labels, predictions)
@@ -211,32 +221,34 @@ def of_task(
   if name == 'record':
     return record(keys, answers, predictions)
   if name == 'wsc_simple':
-    both = zip(answers, predictions, strict=True)
-    predictions = [referent(given[0], text) for given, text in both]
+    predictions = [
+      match_referent(references[0], text)
+      for references, text in zip(answers, predictions, strict=True)
+    ]
   if name == 'axb':
     return matthews(labels, predictions)
-  if name == 'axg':  # the two of a pair stand one after the other
+  if name == 'axg':  # the two examples of a pair are adjacent
     return gender_parity([key[0] // 2 for key in keys], labels, predictions)
   return accuracy(labels, predictions)
 
 
-def only(result: Mapping[str, Any]) -> dict[str, float]:
-  """The metrics among what is known of an evaluation."""
-  return {name: result[name] for name in NAMES if name in result}
+def select_metrics(result: Mapping[str, Any]) -> dict[str, float]:
+  """Returns the metrics in an evaluation result, without its other values."""
+  return {name: result[name] for name in METRIC_NAMES if name in result}
 
 
-def table(results: Mapping[str, Mapping[str, float]], sizes: Mapping[str, int]) -> str:
-  """The results to read: a line a task, an accuracy with its standard error, and the average.
+def format_table(results: Mapping[str, Mapping[str, float]], sizes: Mapping[str, int]) -> str:
+  """Formats results as a table: one line per task, then the average if there are several tasks.
 
-  One task alone has no line about the average.
+  An accuracy is shown with its standard error.
 
   Args:
-    results: by task, by metric.
-    sizes: examples that were scored, by task.
+    results: values by task and metric.
+    sizes: number of scored examples by task.
   """
   rows = [('task', 'n', 'percent')]
-  others = [task for task in results if task not in AVERAGED]
-  for task in [task for task in AVERAGED if task in results] + others:
+  other_tasks = [task for task in results if task not in METRICS_BY_TASK]
+  for task in [task for task in METRICS_BY_TASK if task in results] + other_tasks:
     if task not in sizes:
       raise errors.BadInput(f'{task} has results, but no number of examples')
     cells = []
@@ -246,35 +258,46 @@ def table(results: Mapping[str, Mapping[str, float]], sizes: Mapping[str, int]) 
         cell += f' ± {standard_error(percent, sizes[task]):.2f}'
       cells.append(cell)
     rows.append((task, f'{sizes[task]:,}', ', '.join(cells)))
-  left, right = (max(len(row[column]) for row in rows) for column in (0, 1))
-  lines = [f'{task:{left}}  {n:>{right}}  {cells}' for task, n, cells in rows]
+  task_width, n_width = (max(len(row[column]) for row in rows) for column in (0, 1))
+  lines = [f'{task:{task_width}}  {n:>{n_width}}  {cells}' for task, n, cells in rows]
   mean = average(results)
   if len(results) == 1:
     return '\n'.join(lines)
   if mean is None:
-    lines.append(f'no average of {len(AVERAGED)} tasks: missing {", ".join(_missing(results))}')
+    lines.append(
+      f'no average of {len(METRICS_BY_TASK)} tasks: missing {", ".join(_missing_tasks(results))}'
+    )
   else:
-    lines.append(f'average of {len(AVERAGED)} tasks: {mean:.2f}')
+    lines.append(f'average of {len(METRICS_BY_TASK)} tasks: {mean:.2f}')
   return '\n'.join(lines)
 
 
-def _missing(results: Mapping[str, Mapping[str, float]]) -> list[str]:
-  return [task for task in AVERAGED if task not in results]
+def _missing_tasks(results: Mapping[str, Mapping[str, float]]) -> list[str]:
+  return [task for task in METRICS_BY_TASK if task not in results]
 
 
 def _check_lengths(**columns) -> None:
   lengths = {name: len(column) for name, column in columns.items()}
   if len(set(lengths.values())) > 1:
     counts = ', '.join(f'{n} {name}' for name, n in lengths.items())
-    raise errors.BadInput(f'one of each is needed for every example, but there are {counts}')
+    raise errors.BadInput(f'every example needs one of each, but there are {counts}')
   if not all(lengths.values()):
     raise errors.BadInput(f'there is nothing to score: no {" and no ".join(lengths)}')
 
 
-def _classes(
+def _as_arrays(
   targets: Classes, predictions: Classes, classes: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Both as integers. Raises BadInput for a target that is not one of so many classes."""
+  """Converts both to int64 arrays.
+
+  Args:
+    targets: class of each example.
+    predictions: predicted class of each example.
+    classes: number of classes. None: any.
+
+  Raises:
+    BadInput: a value is not an integer, or a target is not a class.
+  """
   _check_lengths(targets=targets, predictions=predictions)
   arrays = []
   for name, values in (('targets', targets), ('predictions', predictions)):
@@ -283,12 +306,12 @@ def _classes(
       raise errors.BadInput(f'{name} should be one integer class for each example')
     arrays.append(array.astype(np.int64))
   # An invalid target could equal an invalid prediction.
-  wrong = (arrays[0] < 0) | (arrays[0] >= (classes or np.inf))
-  if wrong.any():
+  is_invalid = (arrays[0] < 0) | (arrays[0] >= (classes or np.inf))
+  if is_invalid.any():
     expected = f'from 0 to {classes - 1}' if classes else 'from 0'
     raise errors.BadInput(
-      f'target {arrays[0][wrong][0]} is no class ({expected}); a split without labels, where it '
-      'is -1, cannot be scored'
+      f'target {arrays[0][is_invalid][0]} is not a class ({expected}); a split without '
+      'labels, where it is -1, cannot be scored'
     )
   return arrays[0], arrays[1]
 
@@ -297,23 +320,23 @@ def _opposite_where_invalid(targets: np.ndarray, predictions: np.ndarray) -> np.
   return np.where((predictions == 0) | (predictions == 1), predictions, 1 - targets)
 
 
-def _percent(right: np.ndarray | Sequence[bool]) -> float:
-  return 100 * int(np.count_nonzero(right)) / len(right)
+def _percent(is_correct: np.ndarray | Sequence[bool]) -> float:
+  return 100 * int(np.count_nonzero(is_correct)) / len(is_correct)
 
 
 def _f1(targets: np.ndarray, predictions: np.ndarray) -> float:
-  """F1 in percent of two boolean arrays, 0 where both are all false."""
-  both = int((targets & predictions).sum())
-  return 200 * both / max(int(targets.sum() + predictions.sum()), 1)
+  """Returns the F1 of two boolean arrays in percent, 0 if both are all false."""
+  hits = int((targets & predictions).sum())
+  return 200 * hits / max(int(targets.sum() + predictions.sum()), 1)
 
 
-def _normalised(text: str) -> str:
+def _normalize(text: str) -> str:
   text = text.lower().translate(_NO_PUNCTUATION)
   return ' '.join(_ARTICLES.sub(' ', text).split())
 
 
 def _word_f1(answer: str, prediction: str) -> float:
-  """F1 from 0 to 1 of the words, each as often as it is there."""
+  """Returns the F1 of the words, from 0 to 1. Repeated words count as often as they occur."""
   answer, prediction = (collections.Counter(text.split()) for text in (answer, prediction))
-  both = (answer & prediction).total()
-  return 2 * both / (answer.total() + prediction.total()) if both else 0.0
+  hits = (answer & prediction).total()
+  return 2 * hits / (answer.total() + prediction.total()) if hits else 0.0

@@ -1,4 +1,4 @@
-"""The original files of SuperGLUE, read without TensorFlow into the schema of TFDS."""
+"""Reader of the original SuperGLUE files, without TensorFlow; examples have the TFDS schema."""
 
 from collections.abc import Iterator, Mapping
 import contextlib
@@ -18,19 +18,19 @@ from ngrammer_jax.tasks.superglue import wsc
 
 SPLITS = ('train', 'validation', 'test')
 URL = 'https://dl.fbaipublicfiles.com/glue/superglue/data/v2/'
-COMBINED = 'combined.zip'
+COMBINED_ZIP = 'combined.zip'
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """A config of super_glue:1.0.2 in TFDS.
+  """Files and schema of a config of the TFDS dataset super_glue:1.0.2.
 
   Attributes:
-    folder: name of its folder, and of its zip without the ending.
-    fields: of an example besides idx and label, with the type of each.
-    labels: names of the classes.
-    bytes, sha256: of the official zip.
-    splits: that it has.
+    folder: folder name, and name of the zip without its suffix.
+    fields: type of each field of an example, except idx and label.
+    labels: class names.
+    bytes, sha256: size and digest of the official zip.
+    splits: available splits.
   """
 
   folder: str
@@ -42,10 +42,11 @@ class Config:
 
   @property
   def zip(self) -> str:
+    """Name of the zip."""
     return f'{self.folder}.zip'
 
   def file(self, split: str) -> str:
-    """The path of a split's file, in a folder or in a zip."""
+    """Returns the path of the file of a split, in a folder or in a zip."""
     name = {'train': 'train', 'validation': 'val', 'test': 'test'}[split]
     return f'{self.folder}/{name if self.splits == SPLITS else self.folder}.jsonl'
 
@@ -135,89 +136,92 @@ CONFIGS = {
 
 
 def read(folder: pathlib.Path, config: str, split: str) -> list[dict[str, Any]]:
-  """The examples of a split in the order of its file, as TFDS has them.
+  """Reads the examples of a split, in file order and in the TFDS schema.
 
-  Labels are numbers of classes, -1 where there is none.
+  A label is the index of a class, or -1 if there is none.
 
   Args:
-    folder: holds, for the task, its folder of .jsonl files, its zip, or the combined zip of all
-      tasks; or is itself a zip.
+    folder: folder that contains the task folder with .jsonl files, the task zip, or the combined
+      zip of all tasks; or the path of a zip.
     config: a key of CONFIGS.
-    split: one of SPLITS. The diagnostics axb and axg have 'test' alone.
+    split: one of SPLITS. The diagnostic sets axb and axg have only 'test'.
 
   Raises:
-    BadInput: no such config or split, or its file is missing, damaged or not as documented.
+    BadInput: the config or split does not exist, or its file is missing, damaged or malformed.
   """
   if config not in CONFIGS:
-    near = difflib.get_close_matches(config, CONFIGS, n=1, cutoff=0.0)
+    nearest, *_ = difflib.get_close_matches(config, CONFIGS, n=1, cutoff=0.0)
     raise errors.BadInput(
-      f'no SuperGLUE config {config!r}: did you mean {near[0]!r}? There are: {", ".join(CONFIGS)}'
+      f'no SuperGLUE config {config!r}: did you mean {nearest!r}? Available: {", ".join(CONFIGS)}'
     )
-  known = CONFIGS[config]
-  if split not in known.splits:
+  splits = CONFIGS[config].splits
+  if split not in splits:
     raise errors.BadInput(
-      f'SuperGLUE config {config} has no split {split!r}: it has {", ".join(known.splits)}'
+      f'SuperGLUE config {config} has no split {split!r}: it has {", ".join(splits)}'
     )
   folder = pathlib.Path(folder).expanduser()
   return [
     example
-    for where, row in _rows(folder, config, split)
-    for example in _examples(config, split, where, row)
+    for location, row in _read_rows(folder, config, split)
+    for example in _to_examples(config, split, location, row)
   ]
 
 
-def _rows(folder: pathlib.Path, config: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-  """The lines of a file that are not blank, each with its place in words."""
-  path, member = _find(folder, config, split)
+def _read_rows(
+  folder: pathlib.Path, config: str, split: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+  """Yields the JSON objects of the lines that are not blank, each with a text of its location."""
+  path, member = _find_file(folder, config, split)
   name = str(path) if member is None else f'{path}/{member}'
-  for number, line in enumerate(_lines(path, member), 1):
-    where = f'{name}, line {number}'
+  for number, line in enumerate(_read_lines(path, member), 1):
+    location = f'{name}, line {number}'
     if not line.strip():
       continue
     try:
       row = json.loads(line)
-    except ValueError as error:  # of json, or of UTF-8
+    except ValueError as error:  # invalid JSON or UTF-8
       raise errors.BadInput(
-        f'{where}: not JSON ({error}), expected one object on each line; download the file again'
+        f'{location}: not JSON ({error}), expected one object per line; download the file again'
       ) from error
-    yield where, _typed(where, 'the line', row, dict)
+    yield location, _check_type(location, 'the line', row, dict)
 
 
-def _find(folder: pathlib.Path, config: str, split: str) -> tuple[pathlib.Path, str | None]:
-  """The file of a split: a path, and the member of it where that is a zip."""
-  known = CONFIGS[config]
-  wanted = known.file(split)
-  if (folder / wanted).is_file():
-    return folder / wanted, None
-  for path in (folder / known.zip, folder if folder.suffix == '.zip' else folder / COMBINED):
+def _find_file(folder: pathlib.Path, config: str, split: str) -> tuple[pathlib.Path, str | None]:
+  """Returns the path of the file of a split, and its name inside if the path is a zip."""
+  files = CONFIGS[config]
+  file = files.file(split)
+  if (folder / file).is_file():
+    return folder / file, None
+  for path in (folder / files.zip, folder if folder.suffix == '.zip' else folder / COMBINED_ZIP):
     if not path.is_file():
       continue
-    if path.name == known.zip:
+    if path.name == files.zip:
       status = path.stat()
-      _check_official(config, path, status.st_size, status.st_mtime_ns)
-    member = _member(path, wanted)
+      _warn_if_not_official(config, path, status.st_size, status.st_mtime_ns)
+    member = _find_member(path, file)
     if member is not None:
       return path, member
   raise errors.BadInput(
-    f'{folder} has no {split} split of SuperGLUE {config}: expected {wanted}, or it in {known.zip} '
-    f'({known.bytes:,} bytes, sha256 {known.sha256}) or in {COMBINED}; download {URL}{known.zip}'
+    f'{folder} has no {split} split of SuperGLUE {config}: expected the file {file}, which can '
+    f'also be inside {files.zip} ({files.bytes:,} bytes, sha256 {files.sha256}) or {COMBINED_ZIP}; '
+    f'download {URL}{files.zip}'
   )
 
 
-def _member(path: pathlib.Path, wanted: str) -> str | None:
-  """The name of a file in a zip, in whatever folder there."""
-  with _reading(path), zipfile.ZipFile(path) as archive:
-    found = [
+def _find_member(path: pathlib.Path, file: str) -> str | None:
+  """Returns the name of a file in a zip, in any folder there, or None."""
+  with _translate_read_errors(path), zipfile.ZipFile(path) as archive:
+    names = [
       name
       for name in archive.namelist()
-      if f'/{name}'.endswith(f'/{wanted}') and not name.startswith('__MACOSX/')
+      if f'/{name}'.endswith(f'/{file}') and not name.startswith('__MACOSX/')
     ]
-  return min(found, key=lambda name: (name.count('/'), name), default=None)
+  return min(names, key=lambda name: (name.count('/'), name), default=None)
 
 
-def _lines(path: pathlib.Path, member: str | None) -> Iterator[bytes]:
-  """Lines that end at a newline: other separators may be part of a text."""
-  with _reading(path):
+def _read_lines(path: pathlib.Path, member: str | None) -> Iterator[bytes]:
+  """Yields lines, split only at newlines: other line separators may be part of a text."""
+  with _translate_read_errors(path):
     if member is None:
       with path.open('rb') as file:
         yield from file
@@ -227,161 +231,180 @@ def _lines(path: pathlib.Path, member: str | None) -> Iterator[bytes]:
 
 
 @contextlib.contextmanager
-def _reading(path: pathlib.Path) -> Iterator[None]:
-  """Says which file cannot be read."""
+def _translate_read_errors(path: pathlib.Path) -> Iterator[None]:
+  """Converts errors of reading into BadInput with the path."""
   try:
     yield
   except PermissionError as error:
     raise errors.BadInput(
-      f'{path} cannot be read: {error.strerror}; give yourself the right to read it'
+      f'{path} cannot be read: {error.strerror}; grant yourself read permission'
     ) from error
   except (EOFError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
     raise errors.BadInput(f'{path} is truncated or damaged: {error}; download it again') from error
 
 
-@functools.cache  # one warning for each file, and for each that replaces it
-def _check_official(config: str, path: pathlib.Path, size: int, changed: int) -> None:
-  """Warns of a zip that is not the official one."""
-  del changed
-  known = CONFIGS[config]
-  with _reading(path), path.open('rb') as file:
+@functools.cache  # one warning per file; a replaced file is checked again
+def _warn_if_not_official(config: str, path: pathlib.Path, size: int, modified_ns: int) -> None:
+  """Logs a warning if a zip differs from the official one."""
+  del modified_ns  # only part of the cache key
+  official = CONFIGS[config]
+  with _translate_read_errors(path), path.open('rb') as file:
     digest = hashlib.file_digest(file, 'sha256').hexdigest()
-  if (size, digest) != (known.bytes, known.sha256):
+  if (size, digest) != (official.bytes, official.sha256):
     logging.warning(
-      '%s has %s bytes, sha256 %s, but the official one has %s bytes, sha256 %s: it is read, but '
-      'its examples may be others; to compare with published results, download %s%s',
+      '%s has %s bytes, sha256 %s, but the official file has %s bytes, sha256 %s: it is read, '
+      'but its examples may differ; to compare with published results, download %s%s',
       path,
       f'{size:,}',
       digest,
-      f'{known.bytes:,}',
-      known.sha256,
+      f'{official.bytes:,}',
+      official.sha256,
       URL,
-      known.zip,
+      official.zip,
     )
 
 
-def _examples(config: str, split: str, where: str, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-  """The examples of one line."""
+def _to_examples(
+  config: str, split: str, location: str, row: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+  """Yields the examples of one line."""
   if config == 'multirc':
-    yield from _multirc(split, where, row)
+    yield from _multirc_examples(split, location, row)
   elif config == 'record':
-    yield from _record(split, where, row)
+    yield from _record_examples(split, location, row)
   else:
-    yield _flat(config, split, where, row)
+    yield _flat_example(config, split, location, row)
 
 
-def _flat(config, split, where, row):
-  target = _field(where, row, 'target', dict) if config.startswith('wsc') else {}
+def _flat_example(config, split, location, row):
+  """Returns the single example of a line, whose fields may be nested in `target`."""
+  target = _field(location, row, 'target', dict) if config.startswith('wsc') else {}
   example = {}
   for name, kind in CONFIGS[config].fields.items():
-    inside = target and name != 'text'
-    example[name] = _field(where, target if inside else row, name, kind, 'target' * bool(inside))
-  example['idx'] = _field(where, row, 'idx', int)
-  example['label'] = _label(config, split, where, row)
+    is_nested = bool(target) and name != 'text'
+    source = target if is_nested else row
+    example[name] = _field(location, source, name, kind, 'target' if is_nested else '')
+  example['idx'] = _field(location, row, 'idx', int)
+  example['label'] = _label(config, split, location, row)
   if config != 'wsc.fixed':
     return example
   try:
-    return wsc.cleaned(example)
+    return wsc.repair_spans(example)
   except errors.BadInput as error:
-    raise errors.BadInput(f'{where}: {error}') from error
+    raise errors.BadInput(f'{location}: {error}') from error
 
 
-def _multirc(split, where, row):
-  """One example for each answer."""
-  passage = _field(where, row, 'passage', dict)
-  number, text = _field(where, row, 'idx', int), _field(where, passage, 'text', str, 'passage')
-  for i, question in _items(where, passage, 'questions', 'passage'):
-    inside = f'passage.questions[{i}]'
-    asked = {'paragraph': text, 'question': _field(where, question, 'question', str, inside)}
-    idx = {'paragraph': number, 'question': _field(where, question, 'idx', int, inside)}
-    for j, answer in _items(where, question, 'answers', inside):
-      below = f'{inside}.answers[{j}]'
+def _multirc_examples(split, location, row):
+  """Yields one example per answer option."""
+  passage = _field(location, row, 'passage', dict)
+  number = _field(location, row, 'idx', int)
+  text = _field(location, passage, 'text', str, 'passage')
+  for i, question in _items(location, passage, 'questions', 'passage'):
+    path = f'passage.questions[{i}]'
+    texts = {'paragraph': text, 'question': _field(location, question, 'question', str, path)}
+    idx = {'paragraph': number, 'question': _field(location, question, 'idx', int, path)}
+    for j, answer in _items(location, question, 'answers', path):
+      answer_path = f'{path}.answers[{j}]'
       yield {
-        **asked,
-        'answer': _field(where, answer, 'text', str, below),
-        'idx': {**idx, 'answer': _field(where, answer, 'idx', int, below)},
-        'label': _label('multirc', split, where, answer, below),
+        **texts,
+        'answer': _field(location, answer, 'text', str, answer_path),
+        'idx': {**idx, 'answer': _field(location, answer, 'idx', int, answer_path)},
+        'label': _label('multirc', split, location, answer, answer_path),
       }
 
 
-def _record(split, where, row):
-  """One example for each query."""
-  passage = _field(where, row, 'passage', dict)
-  number, text = _field(where, row, 'idx', int), _field(where, passage, 'text', str, 'passage')
+def _record_examples(split, location, row):
+  """Yields one example per query."""
+  passage = _field(location, row, 'passage', dict)
+  number = _field(location, row, 'idx', int)
+  text = _field(location, passage, 'text', str, 'passage')
   entities = set()
-  for i, entity in _items(where, passage, 'entities', 'passage'):
-    inside = f'passage.entities[{i}]'
-    first, last = (_field(where, entity, name, int, inside) for name in ('start', 'end'))
+  for i, entity in _items(location, passage, 'entities', 'passage'):
+    path = f'passage.entities[{i}]'
+    first, last = (_field(location, entity, name, int, path) for name in ('start', 'end'))
     entities.add(text[first : last + 1])
-  for i, query in _items(where, row, 'qas'):
-    inside = f'qas[{i}]'
-    hidden = split == 'test' and 'answers' not in query
-    answers = [] if hidden else _items(where, query, 'answers', inside)
+  for i, query in _items(location, row, 'qas'):
+    path = f'qas[{i}]'
+    has_no_answers = split == 'test' and 'answers' not in query
+    answers = [] if has_no_answers else _items(location, query, 'answers', path)
     yield {
       'passage': text,
-      'query': _field(where, query, 'query', str, inside),
+      'query': _field(location, query, 'query', str, path),
       'entities': sorted(entities),
       'answers': sorted(
-        {_field(where, answer, 'text', str, f'{inside}.answers[{j}]') for j, answer in answers}
+        {_field(location, answer, 'text', str, f'{path}.answers[{j}]') for j, answer in answers}
       ),
-      'idx': {'passage': number, 'query': _field(where, query, 'idx', int, inside)},
+      'idx': {'passage': number, 'query': _field(location, query, 'idx', int, path)},
     }
 
 
-def _items(where, row, name, inside='') -> list[tuple[int, dict[str, Any]]]:
-  """The objects of a list, with their numbers."""
-  items = _field(where, row, name, list, inside)
+def _items(location, row, name, parent='') -> list[tuple[int, dict[str, Any]]]:
+  """Returns the objects of a list field, with their indices."""
+  items = _field(location, row, name, list, parent)
   return [
-    (i, _typed(where, f'{_path(inside, name)}[{i}]', item, dict)) for i, item in enumerate(items)
+    (i, _check_type(location, f'{_path(parent, name)}[{i}]', item, dict))
+    for i, item in enumerate(items)
   ]
 
 
-def _path(inside: str, name: str) -> str:
-  return f'{inside}.{name}' if inside else name
+def _path(parent: str, name: str) -> str:
+  return f'{parent}.{name}' if parent else name
 
 
-def _field(where: str, row: dict[str, Any], name: str, kind: type, inside: str = '') -> Any:
-  """A value of a row. Raises BadInput where it is missing, or of another type."""
+def _field(location: str, row: dict[str, Any], name: str, kind: type, parent: str = '') -> Any:
+  """Returns a value of a row. Raises BadInput if it is missing or has another type.
+
+  Args:
+    location: file and line, for errors.
+    row: object that contains the field.
+    name: name of the field.
+    kind: expected type.
+    parent: path of the object in the line, empty for the line itself.
+  """
   if name not in row:
     raise errors.BadInput(
-      f'{where}: no field {_path(inside, name)!r}, which every such line has; download the file '
-      f'again'
+      f'{location}: field {_path(parent, name)!r} is missing, but it is required; '
+      f'download the file again'
     )
-  return _typed(where, _path(inside, name), row[name], kind)
+  return _check_type(location, _path(parent, name), row[name], kind)
 
 
-def _typed(where: str, name: str, value: Any, kind: type) -> Any:
-  if kind is int and isinstance(value, str):  # AX-b numbers its examples "0", "1", ...
+def _check_type(location: str, name: str, value: Any, kind: type) -> Any:
+  """Returns a value if it has the expected type. Integers may be written as strings."""
+  if kind is int and isinstance(value, str):  # the idx of AX-b is "0", "1", ...
     try:
       return int(value)
     except ValueError:
       pass
   if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
     return value
-  expected = {str: 'a text', int: 'an integer', dict: 'an object', list: 'a list'}[kind]
-  shown = json.dumps(value)
-  shown = shown if len(shown) <= 60 else f'{shown[:57]}...'
-  raise errors.BadInput(f'{where}: {name} is {shown}, expected {expected}; download the file again')
+  expected = {str: 'a string', int: 'an integer', dict: 'an object', list: 'a list'}[kind]
+  text = json.dumps(value)
+  text = text if len(text) <= 60 else f'{text[:57]}...'
+  raise errors.BadInput(
+    f'{location}: {name} is {text}, expected {expected}; download the file again'
+  )
 
 
-def _label(config: str, split: str, where: str, row: dict[str, Any], inside: str = '') -> int:
-  """The number of a class, -1 where a test split hides it."""
-  name, labels = _path(inside, 'label'), CONFIGS[config].labels
+def _label(config: str, split: str, location: str, row: dict[str, Any], parent: str = '') -> int:
+  """Returns the index of the class, -1 if a test split does not have it."""
+  name, labels = _path(parent, 'label'), CONFIGS[config].labels
   value = row.get('label')
   if value is None and split == 'test':
     return -1
   if value is None:
     raise errors.BadInput(
-      f'{where}: no field {name!r}, which only a test split may lack; download the file again'
+      f'{location}: field {name!r} is missing, but only a test split may omit it; '
+      f'download the file again'
     )
   if isinstance(value, str) and value in labels:
     return labels.index(value)
   expected = labels
-  if labels is BOOLEAN or config == 'copa':  # written as numbers, or as true and false
+  if labels is BOOLEAN or config == 'copa':  # stored as 0 and 1, or as true and false
     expected = ('0', '1', 'false', 'true')
     if isinstance(value, int) and value in (0, 1):
       return int(value)
   raise errors.BadInput(
-    f'{where}: {name} is {json.dumps(value)}, expected one of: {", ".join(expected)}; '
+    f'{location}: {name} is {json.dumps(value)}, expected one of: {", ".join(expected)}; '
     f'download the file again'
   )

@@ -1,12 +1,11 @@
-"""SuperGLUE as tasks of seqio, over any vocabulary of ours.
+"""Registration of SuperGLUE as seqio tasks, for any vocabulary of this package.
 
   names = registration.register(source, vocabulary)
   dataset = seqio.get_mixture_or_task('ngrammer_superglue_rte').get_dataset(lengths, 'train')
 
-This file imports seqio and TensorFlow, and is itself imported only where a task is used.
+This module imports seqio and TensorFlow, so it is imported only when a task is used.
 """
 
-from collections.abc import Callable
 import dataclasses
 import functools
 import pathlib
@@ -22,18 +21,17 @@ from ngrammer_jax.tasks.vocabulary import TaskVocabulary
 
 tf, seqio = tensorflow.load()
 
-PREFIX, MIXTURE = 'ngrammer_superglue_', 'ngrammer_superglue_mixture'
-Examples = Callable[[str, str], list[dict[str, Any]]]
+TASK_PREFIX, MIXTURE_NAME = 'ngrammer_superglue_', 'ngrammer_superglue_mixture'
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """Where the examples are: the files of the benchmark, or what TFDS has prepared.
+  """Location of the examples: original files, or datasets prepared by TFDS.
 
   Attributes:
-    folder: with the original files, see `reader.read`. None: not there.
-    tfds_dir: a data directory of TFDS with prepared tasks, which is only read. None: its own.
-    download: whether TFDS may fetch what is missing from the network.
+    folder: folder with the original files, see `reader.read`. None: use TFDS.
+    tfds_dir: data directory of TFDS with the prepared datasets. None: the default of TFDS.
+    download: whether TFDS may download and prepare missing datasets.
   """
 
   folder: pathlib.Path | None = None
@@ -41,7 +39,7 @@ class Source:
   download: bool = False
 
   def examples(self, config: str, split: str) -> list[dict[str, Any]]:
-    """The examples of a split. Raises BadInput where they are not found."""
+    """Returns the examples of a split. Raises BadInput if they do not exist."""
     if self.folder is not None:
       return reader.read(self.folder, config, split)
     import tensorflow_datasets as tfds
@@ -50,113 +48,120 @@ class Source:
     builder = tfds.builder(f'super_glue/{config}:1.0.2', data_dir=directory)
     if not self.download and not pathlib.Path(builder.data_dir).is_dir():
       raise errors.BadInput(
-        f'SuperGLUE is not here: set data.superglue_dir to the folder with its files (BoolQ.zip or '
-        f'BoolQ/train.jsonl, ...), prepare {builder.data_dir} with TFDS, or let it be fetched with '
+        f'SuperGLUE was not found: set data.superglue_dir to the folder with its files (BoolQ.zip '
+        f'or BoolQ/train.jsonl, ...), prepare {builder.data_dir} with TFDS, or download it with '
         f'finetune.download=True'
       )
     if self.download:
       builder.download_and_prepare()
-    return [_plain(example) for example in tfds.as_numpy(builder.as_dataset(split=split))]
+    return [_to_plain_values(example) for example in tfds.as_numpy(builder.as_dataset(split=split))]
 
 
 def register(source: Source, vocabulary: vocabularies.Vocabulary) -> list[str]:
-  """Registers a task for each of `formats.TASKS`, and the mixture of those to train on.
+  """Registers the seqio tasks of `formats.TASKS`, and the mixture of `formats.SUPERGLUE_TASKS`.
 
-  Again is no error: what was registered before is replaced. Returns the names.
+  Tasks that are already registered are replaced. Returns the names of the tasks and the mixture.
   """
-  known = TaskVocabulary(vocabulary)
+  task_vocabulary = TaskVocabulary(vocabulary)
   read = functools.lru_cache(maxsize=None)(source.examples)
   features = {
-    name: seqio.Feature(known, add_eos=True, dtype=tf.int32) for name in ('inputs', 'targets')
+    name: seqio.Feature(task_vocabulary, add_eos=True, dtype=tf.int32)
+    for name in ('inputs', 'targets')
   }
   for name, task in formats.TASKS.items():
-    seqio.TaskRegistry.remove(PREFIX + name)
+    seqio.TaskRegistry.remove(TASK_PREFIX + name)
     seqio.TaskRegistry.add(
-      PREFIX + name,
+      TASK_PREFIX + name,
       source=seqio.FunctionDataSource(
-        functools.partial(_dataset, name, read), splits=reader.CONFIGS[task.config].splits
+        functools.partial(_make_dataset, name, read), splits=reader.CONFIGS[task.config].splits
       ),
       preprocessors=[
         functools.partial(seqio.preprocessors.tokenize, with_eos=False),
-        functools.partial(_cut, side=task.cut),
+        functools.partial(_truncate, side=task.truncated_side),
         seqio.preprocessors.append_eos,
       ],
       output_features=features,
-      postprocess_fn=functools.partial(_postprocessed, name),
-      metric_fns=[functools.partial(_scored, name)],
+      postprocess_fn=functools.partial(_postprocess, name),
+      metric_fns=[functools.partial(_compute_metrics, name)],
     )
-  seqio.MixtureRegistry.remove(MIXTURE)
-  mixed = [(PREFIX + name, functools.partial(_count, name, read)) for name in formats.EIGHT]
-  seqio.MixtureRegistry.add(MIXTURE, mixed)
-  return [*(PREFIX + name for name in formats.TASKS), MIXTURE]
+  seqio.MixtureRegistry.remove(MIXTURE_NAME)
+  rates = [
+    (TASK_PREFIX + name, functools.partial(_training_row_count, name, read))
+    for name in formats.SUPERGLUE_TASKS
+  ]
+  seqio.MixtureRegistry.add(MIXTURE_NAME, rates)
+  return [*(TASK_PREFIX + name for name in formats.TASKS), MIXTURE_NAME]
 
 
-def _dataset(name, read, split, shuffle_files, seed=None):
-  """The rows of a split as seqio takes them."""
-  del shuffle_files, seed  # read whole; seqio shuffles rows
-  task = formats.task(name)
-  rows = list(formats.rows(name, read(task.config, split), split))
-  texts = lambda of: tf.constant([of(row) for row in rows], tf.string)
-  ragged = lambda of: tf.ragged.constant([list(of(row)) for row in rows], dtype=tf.string)
+def _make_dataset(name, read, split, shuffle_files, seed=None):
+  """Returns the rows of a split as a TensorFlow dataset."""
+  del shuffle_files, seed  # all rows are read, and seqio shuffles them
+  task = formats.find_task(name)
+  rows = list(formats.format_rows(name, read(task.config, split), split))
+  ragged = lambda lists: tf.ragged.constant(lists, dtype=tf.string)
   return tf.data.Dataset.from_tensor_slices(
     {
-      'inputs': texts(lambda row: row.inputs),
-      'targets': texts(lambda row: row.targets),
+      'inputs': tf.constant([row.inputs for row in rows], tf.string),
+      'targets': tf.constant([row.targets for row in rows], tf.string),
       'label': tf.constant([row.label for row in rows], tf.int32),
       'idx': tf.constant([row.key for row in rows], tf.int32),
-      'choices': ragged(lambda row: row.choices),
-      'answers': ragged(lambda row: row.answers),
+      'choices': ragged([list(row.choices) for row in rows]),
+      'answers': ragged([list(row.answers) for row in rows]),
     }
   )
 
 
-def _count(name, read, task):
-  """The rate of a task in the mixture: its training rows."""
+def _training_row_count(name, read, task):
+  """Returns the number of training rows of a task, its rate in the mixture."""
   del task
   return float(
-    sum(1 for _ in formats.rows(name, read(formats.task(name).config, 'train'), 'train'))
+    sum(
+      1 for _ in formats.format_rows(name, read(formats.find_task(name).config, 'train'), 'train')
+    )
   )
 
 
-def _cut(dataset, sequence_length, side):
-  """Cuts texts that are too long, with room for their end."""
+def _truncate(dataset, sequence_length, side):
+  """Truncates inputs and targets, and leaves room for their end token."""
   if sequence_length is None:
     return dataset
 
-  def cut(example):
+  def truncate(example):
     for name in ('inputs', 'targets'):
-      kept = sequence_length[name] - 1
-      left = name == 'inputs' and side == 'left'
+      max_tokens = sequence_length[name] - 1
+      is_left = name == 'inputs' and side == 'left'
       ids = example[name]
-      example[name] = ids[tf.maximum(tf.size(ids) - kept, 0) :] if left else ids[:kept]
+      example[name] = (
+        ids[tf.maximum(tf.size(ids) - max_tokens, 0) :] if is_left else ids[:max_tokens]
+      )
     return example
 
-  return dataset.map(cut)
+  return dataset.map(truncate)
 
 
-def _postprocessed(name, text, example=None, is_target=False):
-  """What a metric compares: a class, or the text with what it is compared with."""
-  task = formats.task(name)
+def _postprocess(name, text, example=None, is_target=False):
+  """Converts a target to (label, key, answers), and a predicted text to a class or a text."""
+  task = formats.find_task(name)
   if is_target:
-    text_of = lambda value: value.decode() if isinstance(value, bytes) else str(value)
-    answers = tuple(text_of(answer) for answer in np.asarray(example['answers']).tolist())
+    to_text = lambda value: value.decode() if isinstance(value, bytes) else str(value)
+    answers = tuple(to_text(answer) for answer in np.asarray(example['answers']).tolist())
     return int(example['label']), tuple(int(i) for i in np.atleast_1d(example['idx'])), answers
   if task.labels:
     return task.labels.index(text) if text in task.labels else -1
   return text
 
 
-def _scored(name, targets, predictions):
+def _compute_metrics(name, targets, predictions):
   labels, keys, answers = zip(*targets, strict=True)
-  return metrics.of_task(name, labels, keys, answers, predictions)
+  return metrics.compute_metrics(name, labels, keys, answers, predictions)
 
 
-def _plain(example):
-  """An example of TFDS in plain values."""
+def _to_plain_values(example):
+  """Converts an example of TFDS to plain Python values."""
   if isinstance(example, dict):
-    return {name: _plain(value) for name, value in example.items()}
+    return {name: _to_plain_values(value) for name, value in example.items()}
   if isinstance(example, np.ndarray):
-    return [_plain(value) for value in example.tolist()]
+    return [_to_plain_values(value) for value in example.tolist()]
   if isinstance(example, bytes):
     return example.decode()
   return int(example)
