@@ -113,7 +113,7 @@ def test_rows_in_parts_on_eight_devices_train_as_all_on_one():
 @pytest.mark.slow
 def test_a_model_with_many_options_trains_alike_on_eight_devices():
   program, *eight = run((2, 2, 2), RICH, first=first_state())
-  assert_alike(eight, single_device_run()[1:])
+  assert_alike(eight, list(single_device_run()[1:]))
   check_lookups(program, shards=4)
 
 
