@@ -45,7 +45,12 @@ def _unit_clip_jvp(primals, tangents):
 
 def soft_mask(z: jax.Array, distance: jax.Array, ramp: int) -> jax.Array:
   """How much a key counts, from 0 to 1, for broadcast spans and distances from the nearest key."""
-  return unit_clip((z - distance) / ramp + 1)
+  return unit_clip(inside(z, distance, ramp))
+
+
+def inside(z: jax.Array, distance: jax.Array, ramp: int) -> jax.Array:
+  """How far a key is inside of a span and its ramp, in ramps: below 0 it is out of reach."""
+  return (z - distance + ramp) / ramp  # exactly 0 at the end of a span of whole tokens
 
 
 def _check(limit, ramp, width):
