@@ -3,7 +3,7 @@
 Sections: model, data, optimizer, training, evaluation, mesh; and the seed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import dataclasses
 import difflib
 import json
@@ -92,6 +92,19 @@ class TrainingConfig:
   keep_checkpoints: int = 3
   accumulation: AccumulationConfig | None = None
 
+  def calls(self, first_step: int) -> Iterator[tuple[int, int]]:
+    """The first and the end step of every call from a step on.
+
+    A call ends at the last step and wherever something happens, so that where calls end depends on
+    the step alone.
+    """
+    every = self.segments_per_call, self.log_every, self.evaluate_every, self.checkpoint_every
+    while first_step < self.steps:
+      ends = [(first_step // steps + 1) * steps for steps in every if steps]
+      end = min(*ends, self.steps)
+      yield first_step, end
+      first_step = end
+
   @property
   def parts(self) -> int:
     """In which the rows of a step are computed."""
@@ -132,17 +145,6 @@ class Config:
     for key in ('streams', 'segment_length', 'max_tokens'):
       if getattr(self.evaluation, key) is not None:
         errors.check_at_least('evaluation', key, getattr(self.evaluation, key), 1)
-    every = ('steps', 'log_every', 'evaluate_every', 'checkpoint_every')
-    values = {f'training.{key}': getattr(t, key) for key in every}
-    if self.model.span is not None:
-      values['model.span.check_every'] = self.model.span.check_every
-    for key, value in values.items():
-      if value % t.segments_per_call:
-        near = max(1, round(value / t.segments_per_call)) * t.segments_per_call
-        raise errors.BadInput(
-          f'{key}={value} is not a multiple of training.segments_per_call='
-          f'{t.segments_per_call}: use {near}, or another segments_per_call'
-        )
     self._check_optimizer()
     self._check_finetune()
     if not 0 <= self.seed < 2**32:

@@ -20,7 +20,7 @@ from ngrammer_jax.decoding import detokenizer, generation, sampling
 from ngrammer_jax.evaluation import cloze, language_modeling, scoring
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import heads, language_model
-from ngrammer_jax.training import checkpoints, manifest, programs, windows, workdirs
+from ngrammer_jax.training import checkpoints, manifest, programs, workdirs
 from ngrammer_jax.training import state as train_state
 
 ROWS = 8  # texts at a time
@@ -109,15 +109,8 @@ class Run:
 
   @functools.cached_property
   def evaluated(self) -> language_model.LanguageModel:
-    """The model with the memory and the positions of evaluation, which it writes with too.
-
-    Where spans are numbers of the heads, it computes no more than those of the checkpoint need.
-    """
-    m = self.config.model
-    held = windows.first(m)
-    if windows.fitted(m):
-      held = windows.chosen(m, windows.spans(m, self.state.params), reserve=0)
-    return language_model.build(self.config.evaluation_model(), self.vocabulary.size, held)
+    """The model with the memory and the positions of evaluation, which it writes with too."""
+    return language_model.build(self.config.evaluation_model(), self.vocabulary.size)
 
   @functools.cached_property
   def state(self) -> train_state.TrainState:
@@ -128,9 +121,7 @@ class Run:
       leaf.shape, leaf.dtype, sharding=sharding.replicated(self.mesh)
     )
 
-    def abstract(known):
-      state = made.abstract(known)
-      return state.replace(memory=jax.tree.map(whole, state.memory))
+    abstract = made.abstract.replace(memory=jax.tree.map(whole, made.abstract.memory))
 
     # One answer for all processes: another run may be adding and dropping some.
     there, best = hosts.agreed(

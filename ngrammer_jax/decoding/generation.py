@@ -104,7 +104,7 @@ class Generator:
   def _empty_memory(self):
     # One slot less than the context, which includes the current token.
     slots = max(self.context - 1, 1)
-    return language_model.empty_memory(self._model.config, self.rows, slots, self._model.windows)
+    return language_model.empty_memory(self._model.config, self.rows, slots)
 
   def trace(self, params: Any, codebook: Any) -> jax.stages.Traced:
     """Traces the program that generates one token. The variables may be abstract."""

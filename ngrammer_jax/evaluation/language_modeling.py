@@ -34,6 +34,7 @@ class Evaluator:
     rows: batch size, in streams or windows, rounded up to a multiple of the devices of the batch
       axes.
     protocol: see `data.streams.EvaluationStreams`.
+    cache_slots: tokens whose keys and values are kept. None: as many as the segment memory has.
     line_end: the token that ends a line, to also report the perplexity of all other tokens. None:
       the vocabulary has no such token.
   """
@@ -47,11 +48,12 @@ class Evaluator:
     rows: int,
     protocol: str = 'streams',
     line_end: int | None = None,
+    cache_slots: int | None = None,
   ):
     self._streams, self._segment_length, self._protocol = streams, segment_length, protocol
     self._line_end = line_end
     self._score = scoring.Scorer(
-      model, mesh, rows if protocol == 'sliding_window' else min(rows, streams)
+      model, mesh, rows if protocol == 'sliding_window' else min(rows, streams), cache_slots
     )
     self._vocabulary_size, self._mesh = model.vocabulary_size, mesh
     self._memory_protocol = _memory_protocol(model.config)

@@ -107,7 +107,7 @@ def _score(model, bidirectional, params, codebook, ids_BxP, valid_BxP, choices_K
   variables = {'params': params, 'codebook': codebook}
   (B, P), C = ids_BxP.shape, choices_KxBxC.shape[2]
   starts_BxP = jnp.broadcast_to(jnp.arange(P) == 0, (B, P))
-  memory = language_model.empty_memory(model.config, B, P + C, model.windows)
+  memory = language_model.empty_memory(model.config, B, P + C)
   hidden_BxPxD, memory, _ = model.apply(
     variables,
     ids_BxP,

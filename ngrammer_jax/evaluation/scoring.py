@@ -23,9 +23,19 @@ class Scorer:
     model: the model.
     mesh: the device mesh.
     rows: batch size, rounded up to a multiple of the devices of the batch axes.
+    cache_slots: tokens whose keys and values are kept. None: as many as the segment memory has.
   """
 
-  def __init__(self, model: language_model.LanguageModel, mesh: jax.sharding.Mesh, rows: int):
+  def __init__(
+    self,
+    model: language_model.LanguageModel,
+    mesh: jax.sharding.Mesh,
+    rows: int,
+    cache_slots: int | None = None,
+  ):
+    memory = model.config.memory
+    slots = 0 if memory is None else memory.length
+    self._cache_slots = slots if cache_slots is None else cache_slots
     shards = sharding.batch_shards(mesh)
     self.rows = -(-rows // shards) * shards
     self._model, self._mesh = model, mesh
@@ -70,10 +80,7 @@ class Scorer:
 
   def _empty_memory(self):
     """Returns an empty memory with a KV cache, so that no segment projects past tokens again."""
-    config = self._model.config
-    slots = config.memory.length if config.memory is not None else 0
-    windows = self._model.windows if slots else None
-    return language_model.empty_memory(config, self.rows, slots, windows)
+    return language_model.empty_memory(self._model.config, self.rows, self._cache_slots)
 
   def trace(self, params: Any, codebook: Any, length: int) -> jax.stages.Traced:
     """Returns the uncompiled program that scores a segment; the variables may be abstract."""

@@ -13,8 +13,8 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.interop import arrays as interop_arrays
-from ngrammer_jax.layers import attention as attention_layer
 from ngrammer_jax.layers import ngrammer
+from ngrammer_jax.models import block
 from ngrammer_jax.models import config as model_config
 
 Source = interop_arrays.Source
@@ -213,7 +213,7 @@ def _layer_sources(config: model_config.ModelConfig, i: int) -> dict[Path, Sourc
   if config.per_dim_scale:
     name = attention + 'per_dim_scale/per_dim_scale'
     sources[*layer_path, 'attention', 'per_dim_scale'] = Source((name,), (H,))
-  for name in attention_layer.projections(config.shared_query_key) if config.convolution else ():
+  for name in block.projections(config).names if config.convolution else ():
     taps = tuple(f'{attention}dconv_{name[0]}/dconv_{i}' for i in range(config.convolution))
     path = (*layer_path, 'attention', f'{name}_convolution', 'taps')
     sources[path] = Source(taps, (N, H), np.stack)

@@ -1,393 +1,342 @@
-"""Causal multi-head attention over the tokens of one's own document.
+"""Causal multi-head attention over the tokens of a document, with a memory of earlier segments.
 
-B batch, T segment length, M memory, S = M + T keys, P rows of input, D model width, N heads,
+  softmax((q k^T + distance scores) / sqrt(H)) v, projected back to the width
+
+The softmax may share its mass with persistent vectors, and be masked by learned spans. Three ways
+compute it: all scores at once (`layers.whole_attention`), blocks (`layers.blocked_attention`), or a
+kernel of the device (`layers.flash`).
+
+B batch, T segment length, M memory, S = M + T keys, P inputs of keys, D model width, N heads,
 H head width, C persistent vectors.
 """
 
 from collections.abc import Callable
-import functools
-from typing import Any
+import dataclasses
+import math
+from typing import NamedTuple
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.layers import (
+  blocked_attention,
   convolution,
-  documents,
   dropout,
   flash,
   linear,
-  local,
   persistent,
   position,
-  relative,
   span,
+  whole_attention,
 )
-
-MASKED = -0.7 * jnp.finfo(jnp.float32).max  # finite: a row of nothing but it stays finite
-
+from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.persistent import Persistent
 
 KeysValues = dict[str, jax.Array]
-Shared = tuple[jax.Array, ...]
-Params = dict[str, Any]
-# What persistent vectors share with the context: its softmax; nothing but the sum, by heads or
-# by the whole width; or nothing, where each half of the heads has one of both.
-PERSISTENT = ('all_attention', 'attention_split', 'single_head', 'head_split')
-Mix = Callable[[jax.Array, jax.Array], tuple[jax.Array, KeysValues]]
+# (attended values [B, T, N, H], pairs [B, N, T] or None) -> the same values changed, what is kept.
+Join = Callable[[jax.Array, jax.Array | None], tuple[jax.Array, KeysValues]]
 
 
-def projections(shared_query_key: bool) -> tuple[str, ...]:
-  """What is projected from the input, and convolved where there are convolutions."""
-  return ('key', 'value') if shared_query_key else ('query', 'key', 'value')
-
-
-def projection(D: int, bias: bool, dtype: jnp.dtype, **module: Any) -> linear.Linear:
-  """What heads found, [B, T, N, H], back to the width."""
-  return linear.Linear((D,), ('heads', 'kv', 'embed'), 2, bias, dtype, **module)
-
-
-class Attention(nn.Module):
-  """softmax(q k^T / sqrt(H)) v, projected back to the width.
+@dataclasses.dataclass(frozen=True)
+class Projections:
+  """How queries, keys and values are made of the inputs.
 
   Attributes:
-    heads: N.
     bias: projections have biases.
     per_dim_scale: learn the query scale of each feature (praxis), shared by the heads:
       log2(e) / sqrt(H) * softplus(s), which is 1 / sqrt(H) at the initial s = 0.
     taps: of the causal convolutions on the projected q, k and v (Primer). None: none.
     shared_query_key: q is a linear map, head by head, of the convolved k (full Primer).
-    relative: keys are scored by their distance too: `relative`, `shaw` or `table` (see
-      `layers.relative`).
-    clamp_length, max_length: of the distances.
-    sees_itself: a token attends to itself. If not, the one before it is the nearest.
-    span: makes the module that learns how far heads look (see `layers.span`). None: no limit.
-    renormalize: what is left under the mask of the span adds up to 1 again.
-    persistent_vectors: C, learned keys and values of each head (see `layers.persistent`).
-    persistent_kind: one of PERSISTENT.
-    dropout: rate of the probabilities.
-    distance_dropout: rate of the encodings of distances, of `relative`.
-    head_width: H. None: D / N.
-    kernel: one of `flash.KERNELS`, where one can do it. None: that there is for the device.
-    projected: back to the width. If not, [B, T, N, H] is returned.
-    dtype: of the projections; scores and softmax take at least float32.
   """
 
-  heads: int
   bias: bool = False
   per_dim_scale: bool = False
   taps: int | None = None
   shared_query_key: bool = False
-  relative: str | None = None
-  clamp_length: int | None = None
-  max_length: int | None = None
-  sees_itself: bool = True
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """What is projected from the input, and convolved if there are convolutions."""
+    return ('key', 'value') if self.shared_query_key else ('query', 'key', 'value')
+
+  @property
+  def lookback(self) -> int:
+    """How many earlier inputs a projection depends on."""
+    return (self.taps or 1) - 1
+
+
+class LayerInputs(NamedTuple):
+  """A memory of the inputs of the layer, whose keys and values are projected again.
+
+  rows_BxRxD: the M inputs before the segment, and `Projections.lookback` more before these.
+  norm: what the inputs of the segment were normalised with. None: nothing.
+  """
+
+  rows_BxRxD: jax.Array
+  norm: nn.Module | None = None
+
+
+class Attention(nn.Module):
+  """Attention of the tokens of a segment to the memory, to the segment and to learned vectors.
+
+  Attributes:
+    heads: N.
+    projections: how queries, keys and values are made.
+    position: makes the module that scores distances (see `layers.relative`). None: no such scores.
+    span: makes the module that learns how far heads look (see `layers.span`). None: no limit.
+    persistent: learned keys and values of each head. None: there are none.
+    dropout: rate of the probabilities.
+    kernel: one of `flash.KERNELS`. None: chosen for the device.
+    dtype: of the projections; scores and softmax take at least float32.
+  """
+
+  heads: int
+  projections: Projections = Projections()
+  position: Callable[..., nn.Module] | None = None
   span: Callable[..., nn.Module] | None = None
-  renormalize: bool = True
-  persistent_vectors: int = 0
-  persistent_kind: str = 'all_attention'
+  persistent: Persistent | None = None
   dropout: float = 0.0
-  distance_dropout: float = 0.0
-  dtype: jnp.dtype = jnp.float32
-  head_width: int | None = None
-  projected: bool = True
   kernel: str | None = None
+  dtype: jnp.dtype = jnp.float32
 
   @nn.compact
   def __call__(
     self,
-    x_BxPxD: jax.Array,
-    visible_BxTxS: jax.Array,
-    rotation: tuple[jax.Array, jax.Array] | None = None,
-    memory: KeysValues | None = None,
-    position_BxP: jax.Array | None = None,
-    mix: Mix | None = None,
-    distance_BxTxS: jax.Array | None = None,
-    shared: Shared | None = None,
-    valid_BxT: jax.Array | None = None,
+    x_BxTxD: jax.Array,
+    context: Context,
+    memory: LayerInputs | KeysValues | None = None,
+    join: Join | None = None,
+    finds_pairs: bool = False,
     dropout_key: jax.Array | None = None,
-    distance_key: jax.Array | None = None,
-    causal_BxT: jax.Array | None = None,
   ) -> tuple[jax.Array, KeysValues]:
     """Returns [B, T, D], and what a memory keeps of this segment, [B, T, N, H] each.
 
-    That is `keys` and `values`, and `query`, `key` and `value` before their convolutions; and
-    what `mix` adds to it. Where spans are learned, `span` says how far they go (`span.Spans`).
+    That is `keys` and `values`; `query`, `key` and `value` before their convolutions; `span`, how
+    far learned spans go (`span.Spans`); and what `join` adds to it.
 
     Args:
-      x_BxPxD: inputs of queries, keys and values: the T of the segment; before them, where the
-        memory is of inputs, its M and, with convolutions, as many more as these look back.
-      visible_BxTxS: which keys a query attends to (see `documents.visible`): first the M of
-        the memory, then the T of the segment. With more rows than x, it is that of blocks
-        (see `layers.local`).
-      rotation: turns queries and keys by their position (see `position.rotation`), for the rows
-        that become keys.
-      memory: keys and values of earlier segments (see `layers.cache`).
-      position_BxP: of each token in its document, for the convolutions; for those rows too.
-      mix: changes what was attended to, [B, T, N, H], before it is projected back; it is given
-        the scores [B, N, T, S] too, which are minus infinity beyond a span.
-      distance_BxTxS: from query to key, where the keys do not stand in order.
-      shared: parameters of positions that layers share: u and v of `relative`, None where this
-        one has its own; the vectors of `table`.
-      valid_BxT: 0 at padding.
-      dropout_key: to drop probabilities with. None: none are.
-      distance_key: to drop encodings of distances with.
-      causal_BxT: document numbers, where visible is nothing but what is of the same number, up to
-        the token itself: for a kernel. None: it is something else.
+      x_BxTxD: inputs.
+      context: of the segment.
+      memory: inputs of earlier tokens, or their keys and values (see `layers.cache`).
+      join: changes the attended values before they are projected back.
+      finds_pairs: `join` is given the earlier key that each query attends to most.
+      dropout_key: to drop probabilities. None: none are dropped.
     """
-    D, F = x_BxPxD.shape[-1], visible_BxTxS.shape[0] // x_BxPxD.shape[0]
-    T, S = F * visible_BxTxS.shape[1], visible_BxTxS.shape[2]
-    S += T - T // F
-    M = 0 if memory is None else memory['keys'].shape[2]
-    rows, segment = self._projected(x_BxPxD, T, S - M, memory, position_BxP)
-    unturned_BxTxNxH = rows['query']
-    if rotation is not None:
-      rows['query'] = position.rotate(rows['query'], tuple(part[:, -T:] for part in rotation))
-      rows['key'] = position.rotate(rows['key'], rotation)
-    kept = segment | {'keys': rows['key'], 'values': rows['value']}
-    drops = self.dropout > 0 and dropout_key is not None
-    alone = causal_BxT is not None and memory is None and mix is None and not drops
-    kernel = self._kernel(rows['query'].shape) if alone else 'xla'
+    D, drop = x_BxTxD.shape[-1], dropout.Dropout(self.dropout, dropout_key)
+    rows, kept = self._project(x_BxTxD, context, memory)
+    query_BxTxNxH, heads = rows['query'], self._heads(rows, context)
+    kept |= {'keys': heads.key_BxSxNxH, 'values': heads.value_BxSxNxH}
+    kernel = 'xla'
+    if context.is_plain_causal and memory is None and join is None and not drop.is_active:
+      kernel = self._kernel(heads)
     if kernel != 'xla':
-      rows['query'] *= self._query_scale(rows['query'].shape[-1]).astype(self.dtype)
-      context_BxTxNxH = flash.attend(kernel, rows['query'], rows['key'], rows['value'], causal_BxT)
+      y_BxTxNxH = flash.attend(kernel, *heads[:3], context.query_documents_BxT)
     else:
-      distances = distance_BxTxS, shared, distance_key
-      given = x_BxPxD, unturned_BxTxNxH, visible_BxTxS, memory, mix, distances, valid_BxT
-      context_BxTxNxH, more = self._by_scores(rows, F, *given, dropout_key)
-      kept |= more
-    if not self.projected:
-      return context_BxTxNxH, kept
-    return projection(D, self.bias, self.dtype, name='out')(context_BxTxNxH), kept
-
-  def _kernel(self, shape):
-    """Which of `flash.KERNELS` finds what queries of a shape look for."""
-    more = self.relative is not None or self.span is not None or self.persistent_vectors
-    looked_at = self.is_mutable_collection('intermediates')  # at the probabilities
-    if more or not self.sees_itself or looked_at or self.is_initializing():
-      return 'xla'
-    return flash.choose(self.kernel, shape, self.dtype)
-
-  def _by_scores(
-    self, rows, F, x_BxPxD, unturned_BxTxNxH, visible_BxTxS, memory, mix, distances, valid_BxT, key
-  ):
-    """What heads find, [B, T, N, H], and what is kept of it."""
-    D, T, kept = x_BxPxD.shape[-1], unturned_BxTxNxH.shape[1], {}
-    M = 0 if memory is None else memory['keys'].shape[2]
-    q_BxTxNxH = local.of_queries(rows['query'][..., : self.context_heads, :], F)
-    k_BxSxNxH, v_BxSxNxH = (local.of_keys(rows[name], F, T) for name in ('key', 'value'))
-    scores_BxNxTxS = self._scores(q_BxTxNxH, k_BxSxNxH, memory, D, distances)
-    scores_BxNxTxS = jnp.where(visible_BxTxS[:, None], scores_BxNxTxS, MASKED)
-    soft_BxNxTxS = None
-    if self.span is not None:
-      given = x_BxPxD[:, -T:], visible_BxTxS.shape[1:], distances[0], valid_BxT, F
-      soft_BxNxTxS, kept['span'] = self._soft_mask(*given)
-    attended = functools.partial(self._attended, v_BxSxNxH, memory, M)
-    given = scores_BxNxTxS, soft_BxNxTxS, visible_BxTxS
-    unturned_BxTxNxH = local.of_queries(unturned_BxTxNxH, F)
-    context_BxTxNxH = self._context(unturned_BxTxNxH, *given, attended, key)
-    context_BxTxNxH = local.joined(context_BxTxNxH.astype(self.dtype), F)
-    if mix is not None:
-      if soft_BxNxTxS is not None:  # what the softmax, under the mask, is monotone in
-        scores_BxNxTxS += jnp.log(soft_BxNxTxS)
-      context_BxTxNxH, mixed = mix(context_BxTxNxH, jax.lax.stop_gradient(scores_BxNxTxS))
-      kept |= mixed
-    return context_BxTxNxH, kept
-
-  def of_heads(self, params: Params, heads: tuple[int, ...]) -> Params:
-    """The parameters of some of the heads, as they are for an `Attention` of these alone.
-
-    What those of all heads add to the output is the sum of the parts: the first has its bias.
-    """
-
-    def part(path, leaf):
-      names = [key.key for key in path]
-      if names[0] == 'out':
-        first = 0 in heads or names[1] == 'kernel'
-        return leaf[jnp.asarray(heads)] if names[1] == 'kernel' else leaf * first
-      if names[-1] == 'per_dim_scale':
-        return leaf
-      first_axis = ('content_bias', 'position_bias', 'query_kernel', 'span', 'span_bias', 'bias')
-      axis = 0 if names[-1] in (*first_axis, 'persistent_keys', 'persistent_values') else 1
-      return jnp.take(leaf, jnp.asarray(heads), axis=axis)
-
-    return jax.tree_util.tree_map_with_path(part, params)
-
-  def _soft_mask(self, x_BxTxD, shape, distance_BxTxS, valid_BxT, F):
-    """How much keys count under the spans, and the spans."""
-    if distance_BxTxS is None:
-      distance_BxTxS = documents.distances(*shape)
-    nearest_BxTxS = distance_BxTxS - (not self.sees_itself)
-    valid_BxT = None if valid_BxT is None else local.of_queries(valid_BxT, F)
-    learned = self.span(heads=self.context_heads, name='span')
-    soft, spans = learned(local.of_queries(x_BxTxD, F), nearest_BxTxS, valid_BxT)
-    longest_BxN = spans.longest_BxN.reshape(len(x_BxTxD), F, -1).max(axis=1)
-    return soft, spans._replace(longest_BxN=longest_BxN)
+      spans = None
+      if self.span is not None:
+        learned = self.span(heads=self.context_heads, name='span')
+        z_BxTxN, kept['span'] = learned.spans(x_BxTxD, context.valid_BxT)
+        spans = whole_attention.Spans(z_BxTxN, learned.ramp, learned.renormalize)
+      if context.in_blocks:
+        attend, source = blocked_attention.attend, self._source(memory, context)
+      else:
+        attend = whole_attention.attend
+        source = memory if isinstance(memory, dict) else None
+      part = attend(heads, spans, context, source, finds_pairs, drop)
+      y_BxTxNxH = self._with_persistent(part, query_BxTxNxH, spans, drop).astype(self.dtype)
+      if join is not None:
+        y_BxTxNxH, joined = join(y_BxTxNxH, part.pair_BxNxT)
+        kept |= joined
+    names, bias = ('heads', 'kv', 'embed'), self.projections.bias
+    return linear.Linear((D,), names, 2, bias, self.dtype, name='out')(y_BxTxNxH), kept
 
   @property
   def context_heads(self) -> int:
     """Heads that look at the context."""
-    return self.heads // 2 if self._persistent('head_split') else self.heads
+    return self.heads // 2 if self._has_persistent('head_split') else self.heads
 
-  def _persistent(self, kind):
-    return self.persistent_vectors > 0 and self.persistent_kind == kind
+  def _has_persistent(self, kind):
+    vectors = self.persistent
+    return vectors is not None and vectors.vectors > 0 and vectors.kind == kind
 
-  def _context(self, q_BxTxNxH, scores_BxNxTxS, soft_BxNxTxS, visible_BxTxS, attended, key):
-    """What heads find in the context and among the persistent vectors, [B, T, N, H]."""
-    shape, C, kind = q_BxTxNxH.shape, self.persistent_vectors, self.persistent_kind
-    # A token that sees nothing, not even itself, would have the mean of all that it must not see.
-    sees_Bx1xTx1 = None if self.sees_itself else visible_BxTxS.any(axis=-1)[:, None, :, None]
-    keys = key, None if key is None else jax.random.fold_in(key, 1)
-    drop = lambda weights, part=0: dropout.drop(weights, self.dropout, keys[part])
-    if not C or kind != 'all_attention':
-      (weights,), scale = self._weights([(scores_BxNxTxS, soft_BxNxTxS)], sees_Bx1xTx1)
-      of_context = _scaled(attended(drop(weights)), scale)
-    if not C:
-      return of_context
-    if kind == 'head_split':
-      q_BxTxNxH = q_BxTxNxH[:, :, self.context_heads :]
-    elif kind == 'single_head':
-      q_BxTxNxH = q_BxTxNxH.reshape(*shape[:2], 1, -1)
-    vectors = persistent.PersistentVectors(C, self.dtype, name='persistent')
-    scores_BxNxTxC, values_NxCxH = vectors(q_BxTxNxH)
+  def _project(self, x_BxTxD, context, memory):
+    """Queries of the segment; its keys and values, for whole scores also those of inputs before.
 
-    def of_vectors(weights):
-      return self._multiply('bntc,nch->btnh', drop(weights, 1).astype(self.dtype), values_NxCxH)
-
-    if kind == 'all_attention':
-      both = [(scores_BxNxTxS, soft_BxNxTxS), (scores_BxNxTxC, None)]
-      (weights, learned), scale = self._weights(both)
-      return _scaled(attended(drop(weights)) + of_vectors(learned), scale)
-    learned = of_vectors(jax.nn.softmax(scores_BxNxTxC, axis=-1))
-    if kind == 'head_split':
-      return jnp.concatenate([of_context, learned], axis=2)
-    return of_context + learned.reshape(shape)
-
-  def _weights(self, parts, sees_Bx1xTx1=None):
-    """What values are weighted with, and [B, N, T, 1] that their sum is to be scaled with.
-
-    The parts, scores and soft masks or None, share one softmax p. Under the masks m of a span,
-    w = m p / (sum(m p) + epsilon). The division is left to the end, where there are H numbers of
-    a query and not S.
+    And what of these was convolved, which a cache keeps.
     """
-    if len(parts) == 1 and self.span is None:
-      weights, scale = [jax.nn.softmax(parts[0][0], axis=-1)], sees_Bx1xTx1
-    else:
-      total = lambda of: sum(part.sum(axis=-1, keepdims=True) for part in of)
-      highest = [scores.max(axis=-1, keepdims=True) for scores, _ in parts]
-      highest_BxNxTx1 = jax.lax.stop_gradient(functools.reduce(jnp.maximum, highest))
-      exps = [jnp.exp(scores - highest_BxNxTx1) for scores, _ in parts]
-      softs = [soft for _, soft in parts]
-      weights = [e if soft is None else e * soft for e, soft in zip(exps, softs, strict=True)]
-      mass = total(exps)
-      if self.span is not None and self.renormalize:
-        mass = total(weights) + span.EPSILON * mass
-      scale = 1 / mass if sees_Bx1xTx1 is None else sees_Bx1xTx1 / mass
-    probs = weights[0] if len(weights) == 1 else jnp.concatenate(weights, axis=-1)
-    self.sow('intermediates', 'probs', probs if scale is None else probs * scale)
-    return weights, scale
-
-  def _attended(self, v_BxSxNxH, memory, M, probs_BxNxTxS):
-    """The values of the context, weighted."""
-    probs_BxNxTxS = probs_BxNxTxS.astype(self.dtype)
-    context_BxTxNxH = self._multiply('bnts,bsnh->btnh', probs_BxNxTxS[..., M:], v_BxSxNxH)
-    if memory is not None:
-      probs_BxNxTxM = probs_BxNxTxS[..., :M]
-      context_BxTxNxH += self._multiply('bntm,bnmh->btnh', probs_BxNxTxM, memory['values'])
-    return context_BxTxNxH
-
-  def _multiply(self, indices, a, b):
-    """A product of dtype, in at least float32."""
-    wide = jnp.promote_types(self.dtype, jnp.float32)
-    return jnp.einsum(indices, a, b, preferred_element_type=wide)
-
-  def _scores(self, q_BxTxNxH, k_BxSxNxH, memory, D, distances):
-    """How well queries and keys match, and distances where they count; scaled, not masked."""
-    scale_H = self._query_scale(q_BxTxNxH.shape[-1]).astype(self.dtype)
-    S = k_BxSxNxH.shape[1] + (0 if memory is None else memory['keys'].shape[2])
-    q_BxTxNxH, scores_of_distance = self._of_distance(q_BxTxNxH, scale_H, D, S, *distances)
-    # Cache and segment stay apart: joining them would copy the cache.
-    scores_BxNxTxS = self._multiply('btnh,bsnh->bnts', q_BxTxNxH, k_BxSxNxH)
-    if memory is not None:
-      scores_BxNxTxM = self._multiply('btnh,bnmh->bntm', q_BxTxNxH, memory['keys'])
-      scores_BxNxTxS = jnp.concatenate([scores_BxNxTxM, scores_BxNxTxS], axis=-1)
-    return scores_BxNxTxS + scores_of_distance
-
-  def _of_distance(self, q_BxTxNxH, scale_H, D, S, distance_BxTxS, shared, distance_key):
-    """The scaled queries of the keys, and the scores of the distances."""
-    N, H = q_BxTxNxH.shape[-2:]
-    if self.relative == 'table':
-      q_BxTxNxH = q_BxTxNxH * scale_H
-      nearest = int(not self.sees_itself)
-      return q_BxTxNxH, relative.of_table(q_BxTxNxH, shared[0], distance_BxTxS, S, nearest)
-    if self.relative == 'shaw':
-      of_distance = relative.ShawPosition(
-        N, self.max_length, self.clamp_length, self.dtype, name='relative'
-      )
-      scores = of_distance(q_BxTxNxH, scale_H, S, distance_BxTxS)
-      biased_BxTxNxH = q_BxTxNxH + self._bias('content_bias', N, H).astype(self.dtype)
-      return biased_BxTxNxH * scale_H, scores
-    if self.relative == 'relative':
-      names = ('content_bias', 'position_bias')
-      own = lambda: [self._bias(name, N, H) for name in names]
-      u_NxH, v_NxH = own() if shared is None else shared
-      alone = not self._persistent('all_attention')
-      of_distance = relative.RelativePosition(
-        N, self.clamp_length, self.dtype, alone, self.distance_dropout, name='relative'
-      )
-      biased_BxTxNxH = (q_BxTxNxH + v_NxH.astype(self.dtype)) * scale_H
-      scores = of_distance(biased_BxTxNxH, D, S, distance_BxTxS, distance_key)
-      return (q_BxTxNxH + u_NxH.astype(self.dtype)) * scale_H, scores
-    return q_BxTxNxH * scale_H, 0
-
-  def _projected(self, x_BxPxD, T, keys, memory, position_BxP):
-    """Queries of the last T rows, keys and values of the last `keys`; what was convolved."""
-    D = x_BxPxD.shape[-1]
-    before = x_BxPxD.shape[1] - keys  # rows that only the convolutions look at
+    lookback, keys = self.projections.lookback, x_BxTxD.shape[1]
+    x_BxPxD, (T, D) = x_BxTxD, x_BxTxD.shape[1:]
+    if isinstance(memory, LayerInputs):
+      rows_BxRxD, norm = memory
+      if context.in_blocks:  # the blocks project the rest
+        rows_BxRxD = rows_BxRxD[:, rows_BxRxD.shape[1] - lookback :]
+      keys += rows_BxRxD.shape[1] - lookback
+      x_BxPxD = jnp.concatenate([rows_BxRxD if norm is None else norm(rows_BxRxD), x_BxTxD], axis=1)
+    before = x_BxPxD.shape[1] - keys  # inputs that only the convolutions look at
     rows, convolved = {}, {}
-    for name in projections(self.shared_query_key):
-      count = T if name == 'query' else keys
-      shape = (
-        self.heads if name == 'query' else self.context_heads,
-        self.head_width or D // self.heads,
-      )
-      project = linear.Linear(shape, ('embed', 'heads', 'kv'), 1, self.bias, self.dtype, name=name)
-      rows[name] = project(x_BxPxD[:, -(before + count) :])
-      if self.taps is not None:
-        earlier = None if memory is None else memory[name]
-        earlier = rows[name][:, :before] if before else earlier
-        convolved[name] = rows[name][:, before:]
-        convolve = convolution.CausalConvolution(self.taps, self.dtype, name=f'{name}_convolution')
-        rows[name] = convolve(convolved[name], position_BxP[:, -count:], earlier)
-    if self.shared_query_key:
-      rows['query'] = self._query_of_key(rows['key'][:, -T:])
+    for name in self.projections.names:
+      count, heads = (T, self.heads) if name == 'query' else (keys, self.context_heads)
+      y_BxPxNxH = self._linear(name, heads, D // self.heads)(_last(x_BxPxD, before + count))
+      if self.projections.taps is not None:
+        earlier = memory[name] if isinstance(memory, dict) else None
+        earlier = y_BxPxNxH[:, :before] if before else earlier
+        convolved[name] = y_BxPxNxH[:, before:]
+        convolve = self._convolution(name)
+        position_BxP = _last(context.position_BxP, count)
+        y_BxPxNxH = convolve(convolved[name], position_BxP, earlier)
+      rows[name] = y_BxPxNxH
+    if self.projections.shared_query_key:
+      rows['query'] = self._query_of_key(_last(rows['key'], T))
     return rows, convolved
 
-  def _bias(self, name, N, H):
-    """u or v."""
-    init = nn.with_logical_partitioning(nn.initializers.normal(0.02), ('heads', 'kv'))
-    return self.param(name, init, (N, H), jnp.promote_types(self.dtype, jnp.float32))
+  def _linear(self, name, heads, H, **module):
+    """The projection of queries, keys or values to some heads."""
+    names, bias = ('embed', 'heads', 'kv'), self.projections.bias
+    return linear.Linear((heads, H), names, 1, bias, self.dtype, **({'name': name} | module))
+
+  def _convolution(self, name, **module):
+    """The convolution of queries, keys or values."""
+    module = {'name': f'{name}_convolution'} | module
+    return convolution.CausalConvolution(self.projections.taps, self.dtype, **module)
 
   def _query_of_key(self, k_BxTxNxH):
     N, H = k_BxTxNxH.shape[-2:]
-    names = ('heads', 'kv', None)
-    init = nn.with_logical_partitioning(nn.initializers.normal(H**-0.5), names)
-    param_dtype = jnp.promote_types(self.dtype, jnp.float32)
-    kernel_NxHxH = self.param('query_kernel', init, (N, H, H), param_dtype).astype(self.dtype)
-    return jnp.einsum('btnh,nhg->btng', k_BxTxNxH, kernel_NxHxH)
+    init = nn.with_logical_partitioning(nn.initializers.normal(H**-0.5), ('heads', 'kv', None))
+    kernel_NxHxH = self.param('query_kernel', init, (N, H, H), self._param_dtype())
+    return jnp.einsum('btnh,nhg->btng', k_BxTxNxH, kernel_NxHxH.astype(self.dtype))
+
+  def _heads(self, rows, context):
+    """The projections as attention takes them: rotated, scaled, with what scores distances."""
+    query_BxTxNxH, key_BxSxNxH = rows['query'][..., : self.context_heads, :], rows['key']
+    if context.rotation is not None:
+      rotation_of = lambda x: tuple(part[..., -x.shape[1] :, :, :] for part in context.rotation)
+      query_BxTxNxH, key_BxSxNxH = (
+        position.rotate(x, rotation_of(x)) for x in (query_BxTxNxH, key_BxSxNxH)
+      )
+    N, H = query_BxTxNxH.shape[-2:]
+    scale_H, distance = self._query_scale(H).astype(self.dtype), None
+    if self.position is None:
+      query_BxTxNxH = query_BxTxNxH * scale_H
+    else:
+      score = self.position(heads=N, dtype=self.dtype, name='relative')
+      init = nn.with_logical_partitioning(nn.initializers.normal(0.02), ('heads', 'kv'))
+      biases = context.position_params
+      if biases is None:
+        biases = tuple(self.param(b, init, (N, H), self._param_dtype()) for b in score.biases)
+      query_BxTxNxH, distance = score(query_BxTxNxH, scale_H, context.keys, biases, context)
+    return whole_attention.Heads(query_BxTxNxH, key_BxSxNxH, rows['value'], distance)
 
   def _query_scale(self, H):
-    if not self.per_dim_scale:
+    if not self.projections.per_dim_scale:
       return jnp.asarray(H**-0.5)
     init = nn.with_logical_partitioning(nn.initializers.zeros, ('kv',))
-    param_dtype = jnp.promote_types(self.dtype, jnp.float32)
-    scale_H = self.param('per_dim_scale', init, (H,), param_dtype)
+    scale_H = self.param('per_dim_scale', init, (H,), self._param_dtype())
     log2_e = 1.442695041  # to the digits of praxis
     return log2_e * H**-0.5 * jax.nn.softplus(scale_H)
 
+  def _param_dtype(self):
+    return jnp.promote_types(self.dtype, jnp.float32)
 
-def _scaled(context_BxTxNxH, scale_BxNxTx1):
-  """What was attended to, scaled by query and head."""
-  if scale_BxNxTx1 is None:
-    return context_BxTxNxH
-  return context_BxTxNxH * jnp.swapaxes(scale_BxNxTx1, 1, 2)
+  def _kernel(self, heads):
+    """Which of `flash.KERNELS` attends where all that counts is causality and documents."""
+    if self.is_mutable_collection('intermediates') or self.is_initializing():
+      return 'xla'  # all probabilities, or all parameters, are asked for
+    if any(part is not None for part in (self.position, self.span, self.persistent)):
+      return 'xla'
+    return flash.choose(self.kernel, heads.query_BxTxNxH.shape, self.dtype)
+
+  def _with_persistent(self, part, query_BxTxNxH, spans, drop):
+    """The values of the context and of the persistent vectors, [B, T, N, H]."""
+    weights_BxNxTxS = part.weights_BxNxTxS
+    if self.persistent is None or not self.persistent.vectors:
+      self._sow_probs(weights_BxNxTxS)
+      return part.values_BxTxNxH
+    kind, shape = self.persistent.kind, query_BxTxNxH.shape
+    if kind == 'head_split':
+      query_BxTxNxH = query_BxTxNxH[:, :, self.context_heads :]
+    elif kind == 'single_head':
+      query_BxTxNxH = query_BxTxNxH.reshape(*shape[:2], 1, -1)
+    vectors = persistent.PersistentVectors(self.persistent.vectors, self.dtype, name='persistent')
+    other = persistent.attend(*vectors(query_BxTxNxH), drop.fold_in(1))
+    if kind == 'head_split':
+      self._sow_probs(weights_BxNxTxS)
+      return jnp.concatenate([part.values_BxTxNxH, other.values_BxTxNxH], axis=2)
+    if kind != 'all_attention':
+      self._sow_probs(weights_BxNxTxS)
+      return part.values_BxTxNxH + other.values_BxTxNxH.reshape(shape)
+    # One softmax: each part counts with its share of the mass.
+    counted_BxNxT = other.log_mass_BxNxT
+    if spans is not None and spans.renormalize:
+      counted_BxNxT += math.log1p(span.EPSILON)  # it is added to the mass of all
+    total_BxNxT = jnp.logaddexp(part.log_mass_BxNxT, counted_BxNxT)
+    share_BxNxTx1, other_BxNxTx1 = (
+      jnp.exp(each.log_mass_BxNxT - total_BxNxT)[..., None] for each in (part, other)
+    )
+    if weights_BxNxTxS is not None:
+      both = weights_BxNxTxS * share_BxNxTx1, other.weights_BxNxTxS * other_BxNxTx1
+      self._sow_probs(jnp.concatenate(both, axis=-1))
+    scaled = lambda each, share: each.values_BxTxNxH * share.swapaxes(1, 2)
+    return scaled(part, share_BxNxTx1) + scaled(other, other_BxNxTx1)
+
+  def _sow_probs(self, probs_BxNxTxS):
+    if probs_BxNxTxS is not None:
+      self.sow('intermediates', 'probs', probs_BxNxTxS)
+
+  def _source(self, memory, context):
+    """What blocks read the keys and values of the memory from."""
+    if memory is None:
+      return blocked_attention.Source()
+    if isinstance(memory, dict):
+      return blocked_attention.of_cache(memory, context.order_BxM)
+    lookback = self.projections.lookback
+    M = memory.rows_BxRxD.shape[1] - lookback
+    fill = blocked_attention.fill_of(M)
+    before = lambda array, axis=1: blocked_attention.fill_before(array, axis, fill)
+    rotation = None
+    if context.rotation is not None:
+      rotation = tuple(before(part[:, :M]) for part in context.rotation)
+    arrays = before(memory.rows_BxRxD), before(context.position_BxP[:, :M]), rotation
+    by_head = lambda leaf: jnp.moveaxis(leaf, -2, 0)  # heads are the last axis but one
+    names = [n for name in ('key', 'value') for n in (name, f'{name}_convolution')]
+    params = nn.unbox(self.variables['params'])
+    weights = {name: jax.tree.map(by_head, params[name]) for name in names if name in params}
+    shared, norm = None, memory.norm
+    if norm is not None:
+      shared, norm = nn.unbox(norm.variables['params']), norm.clone(parent=None, name=None)
+
+    def project(weights, shared, memory, cache, head, first, count):
+      del cache, head
+      rows, positions, rotation = memory
+      take = lambda array, more=0: jax.lax.dynamic_slice_in_dim(array, first, count + more, axis=1)
+      rows_BxRxD = take(rows, lookback)
+      if norm is not None:
+        rows_BxRxD = norm.apply({'params': shared}, rows_BxRxD)
+      params = jax.tree.map(lambda leaf: jnp.expand_dims(leaf, -2), weights)
+      key, value = (
+        self._projected_apart(name, params, rows_BxRxD, take(positions))
+        for name in ('key', 'value')
+      )
+      if rotation is not None:
+        key = position.rotate(key, tuple(map(take, rotation)))
+      return key[:, :, 0], value[:, :, 0]
+
+    return blocked_attention.Source(project, M, fill, weights, shared, arrays)
+
+  def _projected_apart(self, name, params, x_BxRxD, position_BxK):
+    """Keys or values [B, K, 1, H] of one head, with its parameters."""
+    H = params[name]['kernel'].shape[-1]
+    project = self._linear(name, 1, H, parent=None, name=None)
+    y_BxRx1xH = project.apply({'params': params[name]}, x_BxRxD)
+    if self.projections.taps is None:
+      return y_BxRx1xH
+    convolve = self._convolution(name, parent=None, name=None)
+    variables = {'params': params[f'{name}_convolution']}
+    lookback = self.projections.lookback
+    rows = y_BxRx1xH[:, lookback:], position_BxK, y_BxRx1xH[:, :lookback]
+    return convolve.apply(variables, *rows)
+
+
+def _last(array_BxRx, count):
+  """The last rows of an array."""
+  return array_BxRx[:, array_BxRx.shape[1] - count :]

@@ -26,6 +26,11 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.layers import documents, dropout, placement, relative, span
+from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.whole_attention import Heads, Part, Spans
+
+BLOCK = 128  # queries and keys of a block
+MANY = 2**17  # scores of a head, from which on blocks are faster
 
 BY_QUERY = (
   *('query_NxBxTxH', 'key_NxBxTxH', 'value_NxBxTxH', 'distance_query_NxBxTxH', 'span_NxBxT'),
@@ -35,7 +40,7 @@ BY_DISTANCE = ('distance_NxSxH', 'distance_bias_NxS')
 FILL_QUERY, FILL_KEY = -3, -4
 FAR = 2**30  # a distance beyond all keys
 
-# Returns keys and values [B, K, H] of one head, for K slots of the memory. Arguments: the weights of
+# Returns keys and values [B, K, H] of one head and K slots of the memory. Arguments: the weights of
 # the head, weights that heads share, `Keys.memory`, `Keys.cache`, the head, the first slot, K.
 Project = Callable[..., tuple[jax.Array, jax.Array]]
 
@@ -64,6 +69,28 @@ class Operands(NamedTuple):
   span_NxBxT: jax.Array | None = None
   weights: Any = None
   shared: Any = None
+
+
+class Source(NamedTuple):
+  """A memory that keys and values are read from, or made from, block by block.
+
+  Attributes:
+    project: see `Project`.
+    slots: M, filled up to whole blocks by `fill` slots before the first.
+    fill: see above.
+    weights: for each head, heads first.
+    shared: for all heads.
+    memory: arrays with the rows of the batch first.
+    cache: arrays [B, N, M, H].
+  """
+
+  project: Project | None = None
+  slots: int = 0
+  fill: int = 0
+  weights: Any = None
+  shared: Any = None
+  memory: Any = None
+  cache: Any = None
 
 
 class Keys(NamedTuple):
@@ -95,6 +122,7 @@ class Blocks:
   Attributes:
     project: makes keys and values of the memory.
     memory: M, a multiple of `keys`.
+    fill: slots that only fill up the first block of the memory.
     window: keys are less than so many tokens away. None: no such bound.
     sees_itself: a token attends to itself.
     ramp: length over which a span fades out.
@@ -109,6 +137,7 @@ class Blocks:
 
   project: Project | None = None
   memory: int = 0
+  fill: int = 0
   window: int | None = None
   sees_itself: bool = True
   ramp: int = 1
@@ -116,8 +145,8 @@ class Blocks:
   dropout: float = 0.0
   heads: int = 1
   finds_pairs: bool = False
-  queries: int = 128
-  keys: int = 128
+  queries: int = BLOCK
+  keys: int = BLOCK
   dtype: jnp.dtype = jnp.float32
 
   @property
@@ -148,6 +177,99 @@ class Blocks:
       out_specs = both, both, both if self.finds_pairs else None
       attend = jax.shard_map(attend, in_specs=in_specs, out_specs=out_specs, check_vma=False)
     return attend(operands, keys)
+
+
+def is_faster(T: int, M: int) -> bool:
+  """Whether blocks are faster than whole scores, for T queries after a memory of M."""
+  return T >= BLOCK // 2 and T * (M + T) >= MANY
+
+
+def fill_of(slots: int) -> int:
+  """Slots to put before the first so that the memory has whole blocks."""
+  return -slots % BLOCK
+
+
+def fill_before(array: jax.Array, axis: int, count: int, value: int = 0) -> jax.Array:
+  """Puts slots before an array that fill up the first block."""
+  return jnp.pad(array, _padding(array, axis, count, 0), constant_values=value)
+
+
+def of_cache(cached: dict[str, jax.Array], order_BxM: jax.Array) -> Source:
+  """A memory of keys and values in the slots of a cache, read in the order of their tokens."""
+  M = order_BxM.shape[1]
+  order_BxM = jnp.pad(order_BxM, ((0, 0), (fill_of(M), 0)))
+
+  def read(weights, shared, order_BxM, cache, head, first, count):
+    del weights, shared
+    slots_BxK = _slice(order_BxM, first, count, 1)
+    rows_Bx1 = jnp.arange(len(slots_BxK))[:, None]
+    return tuple(array_BxNxMxH[rows_Bx1, head, slots_BxK] for array_BxNxMxH in cache)
+
+  arrays = cached['keys'], cached['values']
+  return Source(read, M, fill_of(M), memory=order_BxM, cache=arrays)
+
+
+def attend(
+  heads: Heads,
+  spans: Spans | None,
+  context: Context,
+  source: Source,
+  finds_pairs: bool,
+  drop: dropout.Dropout,
+) -> Part:
+  """Attends to the keys that each query sees; the same as `whole_attention.attend`.
+
+  Args:
+    heads: of the segment, without a memory.
+    spans: learned spans. None: none are learned.
+    context: of the segment.
+    source: the memory.
+    finds_pairs: find pairs too.
+    drop: dropout of the weights.
+  """
+  B, T, N = heads.query_BxTxNxH.shape[:3]
+  by_head = lambda array_BxTxNxH: jnp.moveaxis(array_BxTxNxH, 2, 0)
+  more, distance = {}, heads.distance
+  if distance is not None:
+    encoding_NxSxH = distance.encoding_SxNxH.swapaxes(0, 1)
+    shape = N, *encoding_NxSxH.shape[1:]  # all heads may have the same
+    more['distance_query_NxBxTxH'] = by_head(distance.query_BxTxNxH)
+    more['distance_NxSxH'] = fill_before(jnp.broadcast_to(encoding_NxSxH, shape), 1, source.fill)
+    if distance.bias_SxN is not None:
+      more['distance_bias_NxS'] = fill_before(distance.bias_SxN.T, 1, source.fill)
+  if spans is not None:
+    more['span_NxBxT'] = by_head(spans.z_BxTxN)
+  rows = heads.query_BxTxNxH, heads.key_BxSxNxH, heads.value_BxSxNxH
+  operands = Operands(*map(by_head, rows), **more, weights=source.weights, shared=source.shared)
+  documents_BxS = fill_before(context.key_documents_BxS, 1, source.fill, documents.NONE)
+  numbers = jnp.arange(B), jnp.arange(N)
+  arrays = context.query_documents_BxT, documents_BxS, source.memory, source.cache, *numbers
+  blocks = Blocks(
+    project=source.project,
+    memory=source.slots + source.fill,
+    fill=source.fill,
+    window=context.window,
+    sees_itself=context.sees_itself,
+    ramp=1 if spans is None else spans.ramp,
+    renormalize=spans is None or spans.renormalize,
+    dropout=drop.rate,
+    heads=N,
+    finds_pairs=finds_pairs,
+    dtype=heads.value_BxSxNxH.dtype,
+  )
+  values, log_mass, pair = blocks(operands, Keys(*arrays, drop.key if drop.is_active else None))
+  pair_BxNxT = None if pair is None else _pairs(pair.swapaxes(0, 1), context, source)
+  return Part(jnp.moveaxis(values, 0, 2), log_mass.swapaxes(0, 1), None, pair_BxNxT)
+
+
+def _pairs(pair_BxNxT, context, source):
+  """Pairs as numbers of keys in the order of the context, without the slots that fill up."""
+  pair_BxNxT -= source.fill
+  if context.order_BxM is None:
+    return pair_BxNxT
+  index_BxNxT = jnp.minimum(pair_BxNxT, source.slots - 1)
+  slot_BxNxT = jnp.take_along_axis(context.order_BxM[:, None], index_BxNxT, axis=2)
+  return jnp.where(pair_BxNxT < source.slots, slot_BxNxT, pair_BxNxT)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -422,8 +544,9 @@ class _Head:
     if key is not None and blocks.dropout:
       rows, head = layout.keys.rows_B, layout.keys.heads_N[self.number]
       lines_BxQ = (rows[:, None] * blocks.heads + head) * layout.T + first + jnp.arange(Q)
-      columns_K = start + jnp.arange(K)
-      kept = dropout.kept(key, blocks.dropout, lines_BxQ, columns_K, layout.M + layout.T)
+      columns_K = start - blocks.fill + jnp.arange(K)
+      columns = layout.M - blocks.fill + layout.T
+      kept = dropout.kept(key, blocks.dropout, lines_BxQ, columns_K, columns)
     return _Mask(seen_QxK & (query_BxQx1 == key_Bx1xK), distance_QxK, kept)
 
   def _add(self, running, first, start, key_BxKxH, value_BxKxH):

@@ -1,8 +1,30 @@
 """Dropout with explicit keys, so that scanned and unrolled layers draw alike."""
 
+from typing import NamedTuple
+
 import jax
 import jax.extend
 import jax.numpy as jnp
+
+
+class Dropout(NamedTuple):
+  """Dropout of an array at a rate, with a key. None: nothing is dropped."""
+
+  rate: float = 0.0
+  key: jax.Array | None = None
+
+  @property
+  def is_active(self) -> bool:
+    """Whether anything is dropped."""
+    return self.key is not None and self.rate > 0
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """See `drop`."""
+    return drop(x, self.rate, self.key)
+
+  def fold_in(self, number: int) -> 'Dropout':
+    """The same with another key."""
+    return self if self.key is None else Dropout(self.rate, jax.random.fold_in(self.key, number))
 
 
 def drop(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:

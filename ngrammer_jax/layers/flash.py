@@ -2,7 +2,8 @@
 
 They know one mask: a token sees its own document, up to and including itself. `splash` is of TPUs
 (on a CPU it is interpreted, which is slow and for tests), `cudnn` of GPUs, where the mask is as
-large as the scores of one head; `xla` stands for none.
+large as the scores of one head; `xla` stands for all scores at once, `blocks` for
+`layers.blocked_attention`.
 
 B batch, T segment length, N heads, H head width.
 """
@@ -12,7 +13,8 @@ import jax.numpy as jnp
 
 from ngrammer_jax.layers import placement
 
-KERNELS = ('xla', 'splash', 'cudnn')
+KERNELS = ('xla', 'blocks', 'splash', 'cudnn')
+WITHOUT = (None, 'xla', 'blocks')  # those that are not in this file
 LANES = 128  # of a TPU; segments have to be multiples
 OLD = ('TPU v2', 'TPU v3')  # whose matrix units the kernel does not know
 BLOCKS = (512, 256, LANES)  # queries and keys at a time
@@ -27,13 +29,13 @@ def choose(kernel: str | None, shape: tuple[int, ...], dtype: jnp.dtype) -> str:
   """
   if kernel is None:
     kernel = 'splash' if placement.device()[0] == 'tpu' else 'xla'
-  return 'xla' if kernel == 'xla' or why_not(kernel, shape, dtype) else kernel
+  return 'xla' if kernel in WITHOUT or why_not(kernel, shape, dtype) else kernel
 
 
 def why_not(kernel: str, shape: tuple[int, ...], dtype: jnp.dtype) -> str | None:
   """What a kernel has against queries of a shape [B, T, N, H], None if nothing."""
   (_, T, _, H), (platform, kind) = shape, placement.device()
-  if kernel == 'xla':
+  if kernel in WITHOUT:
     return None
   if _spread(shape) is None:
     return 'needs rows and heads that the mesh divides'

@@ -11,9 +11,30 @@ so that what is used has unit variance, and what is trained the size of a weight
 B batch, T queries, N heads, H head width, P persistent vectors.
 """
 
+import dataclasses
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
+
+from ngrammer_jax.layers import dropout, whole_attention
+
+KINDS = ('all_attention', 'attention_split', 'single_head', 'head_split')
+
+
+@dataclasses.dataclass(frozen=True)
+class Persistent:
+  """Persistent vectors of an attention.
+
+  Attributes:
+    vectors: P, of each head; 0: none.
+    kind: what they share with the context: its softmax (`all_attention`); only the sum, by heads or
+      over the whole width (`attention_split`, `single_head`); or nothing, half of the heads has one
+      and half the other (`head_split`).
+  """
+
+  vectors: int
+  kind: str = 'all_attention'
 
 
 class PersistentVectors(nn.Module):
@@ -47,3 +68,16 @@ class PersistentVectors(nn.Module):
       'btnh,nph->bntp', q_BxTxNxH, keys_NxPxH, preferred_element_type=wide
     )
     return scores_BxNxTxP, values_NxPxH
+
+
+def attend(
+  scores_BxNxTxP: jax.Array, values_NxPxH: jax.Array, drop: dropout.Dropout
+) -> whole_attention.Part:
+  """Attention to the persistent vectors alone."""
+  log_mass_BxNxT = jax.nn.logsumexp(scores_BxNxTxP, axis=-1)
+  weights_BxNxTxP = jnp.exp(scores_BxNxTxP - log_mass_BxNxT[..., None])
+  dropped_BxNxTxP = drop(weights_BxNxTxP).astype(values_NxPxH.dtype)
+  values_BxTxNxH = jnp.einsum(
+    'bntp,nph->btnh', dropped_BxNxTxP, values_NxPxH, preferred_element_type=scores_BxNxTxP.dtype
+  )
+  return whole_attention.Part(values_BxTxNxH, log_mass_BxNxT, weights_BxNxTxP)

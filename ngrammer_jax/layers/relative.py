@@ -11,11 +11,14 @@ belongs, instead of one encoding for every pair.
 B batch, T queries, S keys, N heads, H head width, D model width.
 """
 
+from typing import NamedTuple
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.layers import dropout, linear
+from ngrammer_jax.layers.context import Context
 
 
 def encodings(
@@ -56,30 +59,90 @@ def by_distance(scores_BxNxTxS: jax.Array, distance_BxTxS: jax.Array) -> jax.Arr
   return jnp.take_along_axis(scores_BxNxTxS, index_BxTxS[:, None], axis=-1)
 
 
-def keyed(scores_BxNxTxS: jax.Array, distance_BxTxS: jax.Array | None) -> jax.Array:
-  """From scores by distance S - 1 down to 0 to scores by key; None: keys stand in order."""
+class DistanceTerm(NamedTuple):
+  """What scores distances: the term query_i . encoding_d + bias_d.
+
+  Attributes:
+    query_BxTxNxH: scaled, with the position bias.
+    encoding_SxNxH: of the distances S - 1 down to 0; N may be 1.
+    bias_SxN: None: nothing.
+  """
+
+  query_BxTxNxH: jax.Array
+  encoding_SxNxH: jax.Array
+  bias_SxN: jax.Array | None = None
+
+
+def scores(term: DistanceTerm, distance_BxTxS: jax.Array | None = None) -> jax.Array:
+  """The scores [B, N, T, S] of distances, in at least float32; those of later keys mean nothing.
+
+  `distance_BxTxS` is from query to key. None: keys are in order, the last T of them are the
+  queries.
+  """
+  wide = jnp.promote_types(term.query_BxTxNxH.dtype, jnp.float32)
+  indices = 'btnh,snh->bnts'
+  encoding = term.encoding_SxNxH
+  if encoding.shape[1] == 1:  # the same for all heads
+    indices, encoding = 'btnh,sh->bnts', encoding[:, 0]
+  scores_BxNxTxS = jnp.einsum(indices, term.query_BxTxNxH, encoding, preferred_element_type=wide)
+  if term.bias_SxN is not None:
+    scores_BxNxTxS += term.bias_SxN.T[:, None]
   if distance_BxTxS is None:
     return shift(scores_BxNxTxS)
   return by_distance(scores_BxNxTxS, distance_BxTxS)
 
 
-def of_table(
-  q_BxTxNxH: jax.Array, table_WxH: jax.Array, distance_BxTxS: jax.Array | None, S: int, first: int
-) -> jax.Array:
-  """The term q . p_d, p learned and the same in all heads and layers (adaptive span, section 2).
+class RelativePosition(nn.Module):
+  """The term (q + v) . W R_d.
 
-  Args:
-    q_BxTxNxH: queries, scaled.
-    table_WxH: p, the nearest first.
-    distance_BxTxS: see `RelativePosition`.
-    S: keys.
-    first: distance of the nearest key. Beyond the table its last row stands for all.
+  Attributes:
+    heads: N.
+    width: D, of the encodings R_d.
+    clamp_length: distances beyond it count as that. None: all are different.
+    shares_softmax: other keys than those of the context are in the softmax (see `encodings`).
+    dropout: rate of the encodings.
+    dtype: of the projection.
   """
-  row_S = jnp.clip(jnp.arange(S - 1, -1, -1) - first, 0, len(table_WxH) - 1)
-  wide = jnp.promote_types(q_BxTxNxH.dtype, jnp.float32)
-  p_SxH = table_WxH[row_S].astype(q_BxTxNxH.dtype)
-  scores_BxNxTxS = jnp.einsum('btnh,sh->bnts', q_BxTxNxH, p_SxH, preferred_element_type=wide)
-  return keyed(scores_BxNxTxS, distance_BxTxS)
+
+  heads: int
+  width: int
+  clamp_length: int | None = None
+  shares_softmax: bool = False
+  dropout: float = 0.0
+  dtype: jnp.dtype = jnp.float32
+
+  biases = ('content_bias', 'position_bias')  # u and v, [N, H] each
+
+  @nn.compact
+  def __call__(
+    self,
+    q_BxTxNxH: jax.Array,
+    scale: jax.Array,
+    S: int,
+    biases: tuple[jax.Array, ...],
+    context: Context,
+  ) -> tuple[jax.Array, DistanceTerm]:
+    """Returns the queries that are multiplied with the keys, and what scores the distances.
+
+    Args:
+      q_BxTxNxH: queries.
+      scale: of the queries.
+      S: keys.
+      biases: those of the class, of this layer or of all layers.
+      context: of the segment.
+    """
+    N, H = q_BxTxNxH.shape[-2:]
+    wide = jnp.promote_types(self.dtype, jnp.float32)
+    u_NxH, v_NxH = (bias.astype(self.dtype) for bias in biases)
+    project = linear.Linear((N, H), ('embed', 'heads', 'kv'), dtype=self.dtype, name='position')
+    key = context.distance_key if self.dropout else None
+    # R_0 makes no difference only where all keys have it, and have it whole.
+    is_alone = not self.shares_softmax and key is None
+    r_SxD = encodings(S, self.width, self.clamp_length, wide, less_first=is_alone)
+    # The nearest first: what is drawn for a distance is the same however many there are.
+    r_SxD = dropout.drop(r_SxD[::-1], self.dropout, key)[::-1]
+    r_SxNxH = project(r_SxD.astype(self.dtype))
+    return (q_BxTxNxH + u_NxH) * scale, DistanceTerm((q_BxTxNxH + v_NxH) * scale, r_SxNxH)
 
 
 class ShawPosition(nn.Module):
@@ -97,11 +160,19 @@ class ShawPosition(nn.Module):
   clamp_length: int | None = None
   dtype: jnp.dtype = jnp.float32
 
+  biases = ('content_bias',)
+
   @nn.compact
   def __call__(
-    self, q_BxTxNxH: jax.Array, scale: jax.Array, S: int, distance_BxTxS: jax.Array | None = None
-  ) -> jax.Array:
-    """Returns scores [B, N, T, S]; `scale` is that of the queries. See `RelativePosition`."""
+    self,
+    q_BxTxNxH: jax.Array,
+    scale: jax.Array,
+    S: int,
+    biases: tuple[jax.Array, ...],
+    context: Context,
+  ) -> tuple[jax.Array, DistanceTerm]:
+    """See `RelativePosition`."""
+    del context
     wide = jnp.promote_types(self.dtype, jnp.float32)
     N, H = q_BxTxNxH.shape[-2:]
     init = nn.initializers.normal(0.02)
@@ -111,56 +182,36 @@ class ShawPosition(nn.Module):
     farthest = min(self.max_length, self.clamp_length or self.max_length) - 1
     row_S = self.max_length - 1 - jnp.minimum(jnp.arange(S - 1, -1, -1), farthest)
     a_SxNxH = (a[row_S] * scale).astype(self.dtype)
-    scores_BxNxTxS = jnp.einsum('btnh,snh->bnts', q_BxTxNxH, a_SxNxH, preferred_element_type=wide)
     # One number for all features: praxis' scales of features have no place here.
-    scores_BxNxTxS += (b[row_S] * H**-0.5).T[:, None]
-    return keyed(scores_BxNxTxS, distance_BxTxS)
+    term = DistanceTerm(q_BxTxNxH, a_SxNxH, b[row_S] * H**-0.5)
+    (u_NxH,) = biases
+    return (q_BxTxNxH + u_NxH.astype(self.dtype)) * scale, term
 
 
-class RelativePosition(nn.Module):
-  """The term (q + v) . W R_d of the scores.
+class TablePosition(nn.Module):
+  """The term q . p_d, p learned and the same in all heads and layers (adaptive span, section 2).
 
   Attributes:
     heads: N.
-    clamp_length: distances beyond it count as that. None: all are different.
-    dtype: of the projection.
-    alone: the softmax has no other keys than those of the context, see `encodings`.
-    dropout: rate of the encodings.
+    dtype: of the products.
   """
 
   heads: int
-  clamp_length: int | None = None
   dtype: jnp.dtype = jnp.float32
-  alone: bool = True
-  dropout: float = 0.0
 
-  @nn.compact
+  biases = ()  # p is shared by all layers
+
   def __call__(
     self,
     q_BxTxNxH: jax.Array,
-    D: int,
+    scale: jax.Array,
     S: int,
-    distance_BxTxS: jax.Array | None = None,
-    dropout_key: jax.Array | None = None,
-  ) -> jax.Array:
-    """Returns scores [B, N, T, S] in at least float32; those of later keys mean nothing.
-
-    Args:
-      q_BxTxNxH: queries, v added and scaled.
-      D: width of the encodings.
-      S: keys.
-      distance_BxTxS: from query to key. None: keys stand in order, the last T of them are the
-        queries.
-      dropout_key: to drop with. None: nothing is dropped.
-    """
-    wide = jnp.promote_types(self.dtype, jnp.float32)
-    N, H = q_BxTxNxH.shape[-2:]
-    project = linear.Linear((N, H), ('embed', 'heads', 'kv'), dtype=self.dtype, name='position')
-    key = dropout_key if self.dropout else None
-    # R_0 makes no difference only where all distances have it, and have it whole.
-    r_SxD = encodings(S, D, self.clamp_length, wide, less_first=self.alone and key is None)
-    # The nearest first: what is drawn for a distance is the same however many there are.
-    r_SxD = dropout.drop(r_SxD[::-1], self.dropout, key)[::-1]
-    r_SxNxH = project(r_SxD.astype(self.dtype))
-    scores_BxNxTxS = jnp.einsum('btnh,snh->bnts', q_BxTxNxH, r_SxNxH, preferred_element_type=wide)
-    return keyed(scores_BxNxTxS, distance_BxTxS)
+    biases: tuple[jax.Array, ...],
+    context: Context,
+  ) -> tuple[jax.Array, DistanceTerm]:
+    """See `RelativePosition`. Distances beyond the table count as its last."""
+    (table_WxH,) = biases
+    first = int(not context.sees_itself)  # the table begins at the nearest key
+    row_S = jnp.clip(jnp.arange(S - 1, -1, -1) - first, 0, len(table_WxH) - 1)
+    q_BxTxNxH = q_BxTxNxH * scale
+    return q_BxTxNxH, DistanceTerm(q_BxTxNxH, table_WxH[row_S].astype(self.dtype)[:, None])

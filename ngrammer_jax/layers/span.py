@@ -59,6 +59,13 @@ def _check(limit, ramp, width):
       raise ValueError(f'a span with a {name} of {size}: it must be at least 1')
 
 
+def _mask(module, x_BxTxD, distance_BxTxS, valid_BxT):
+  """The soft mask of a module's spans, and these."""
+  z_BxTxN, spans = module.spans(x_BxTxD, valid_BxT)
+  z_BxNxTx1 = z_BxTxN.swapaxes(1, 2)[..., None]
+  return soft_mask(z_BxNxTx1, distance_BxTxS[:, None], module.ramp), spans
+
+
 class AdaptiveSpan(nn.Module):
   """One span for each head, wherever it looks from.
 
@@ -68,6 +75,7 @@ class AdaptiveSpan(nn.Module):
     ramp: R.
     initial: of the parameter.
     dtype: of the computation.
+    renormalize: attention scales the weights under the mask so that they add up to 1 again.
   """
 
   heads: int
@@ -75,8 +83,8 @@ class AdaptiveSpan(nn.Module):
   ramp: int
   initial: float = 0.0
   dtype: jnp.dtype = jnp.float32
+  renormalize: bool = True
 
-  @nn.compact
   def __call__(
     self, x_BxTxD: jax.Array, distance_BxTxS: jax.Array, valid_BxT: jax.Array | None = None
   ) -> tuple[jax.Array, Spans]:
@@ -87,26 +95,25 @@ class AdaptiveSpan(nn.Module):
       distance_BxTxS: from a query to a key, the nearest that may be seen being at 0.
       valid_BxT: 0 at padding.
     """
+    return _mask(self, x_BxTxD, distance_BxTxS, valid_BxT)
+
+  @nn.compact
+  def spans(
+    self, x_BxTxD: jax.Array, valid_BxT: jax.Array | None = None
+  ) -> tuple[jax.Array, Spans]:
+    """Returns the spans in tokens [1, 1, N], and how far they go in the segment."""
+    del valid_BxT
     _check(self.limit, self.ramp, x_BxTxD.shape[-1])
     init = nn.with_logical_partitioning(nn.initializers.constant(self.initial), ('heads',))
     z_N = self.limit * self.param('span', init, (self.heads,), self.dtype)
     longest_BxN = jnp.broadcast_to(z_N, (len(x_BxTxD), self.heads))
-    mask_xNxTxS = soft_mask(z_N[:, None, None], distance_BxTxS[:, None], self.ramp)
-    return mask_xNxTxS, Spans(z_N.mean(), longest_BxN)
-
-
-def of_tokens(
-  v_DxN: jax.Array, b_N: jax.Array, x_BxTxD: jax.Array, valid_BxT: jax.Array | None, limit: int
-) -> jax.Array:
-  """The spans of tokens [B, T, N], z = limit * sigmoid(v . x + b); 0 at padding."""
-  z_BxTxN = limit * jax.nn.sigmoid(x_BxTxD.astype(v_DxN.dtype) @ v_DxN + b_N)
-  return z_BxTxN if valid_BxT is None else z_BxTxN * (valid_BxT > 0)[..., None]
+    return z_N[None, None], Spans(z_N.mean(), longest_BxN)
 
 
 class DynamicSpan(nn.Module):
-  """A span for each head and token (see `of_tokens`). `initial` is that of b.
+  """A span for each head and token, z = limit * sigmoid(v . x + b); 0 at padding.
 
-  See `AdaptiveSpan`.
+  See `AdaptiveSpan`; `initial` is that of b.
   """
 
   heads: int
@@ -114,21 +121,28 @@ class DynamicSpan(nn.Module):
   ramp: int
   initial: float = -4.0
   dtype: jnp.dtype = jnp.float32
+  renormalize: bool = True
 
-  @nn.compact
   def __call__(
     self, x_BxTxD: jax.Array, distance_BxTxS: jax.Array, valid_BxT: jax.Array | None = None
   ) -> tuple[jax.Array, Spans]:
-    """See `AdaptiveSpan`. Tokens of padding have no span."""
+    """See `AdaptiveSpan`."""
+    return _mask(self, x_BxTxD, distance_BxTxS, valid_BxT)
+
+  @nn.compact
+  def spans(
+    self, x_BxTxD: jax.Array, valid_BxT: jax.Array | None = None
+  ) -> tuple[jax.Array, Spans]:
+    """Returns the spans in tokens [B, T, N], and how far they go in the segment."""
     D, N = x_BxTxD.shape[-1], self.heads
     _check(self.limit, self.ramp, D)
     normal = nn.with_logical_partitioning(nn.initializers.normal(D**-0.5), ('embed', 'heads'))
     constant = nn.with_logical_partitioning(nn.initializers.constant(self.initial), ('heads',))
     v_DxN = self.param('span_kernel', normal, (D, N), self.dtype)
     b_N = self.param('span_bias', constant, (N,), self.dtype)
-    z_BxTxN = of_tokens(v_DxN, b_N, x_BxTxD, valid_BxT, self.limit)
-    self.sow('intermediates', 'spans', z_BxTxN)
-    mask_BxNxTxS = soft_mask(z_BxTxN.swapaxes(1, 2)[..., None], distance_BxTxS[:, None], self.ramp)
+    z_BxTxN = self.limit * jax.nn.sigmoid(x_BxTxD.astype(v_DxN.dtype) @ v_DxN + b_N)
     valid_BxT = jnp.ones(x_BxTxD.shape[:2]) if valid_BxT is None else (valid_BxT > 0)
+    z_BxTxN *= valid_BxT[..., None]
+    self.sow('intermediates', 'spans', z_BxTxN)
     mean = z_BxTxN.mean(axis=-1).sum() / jnp.maximum(valid_BxT.sum(), 1)
-    return mask_BxNxTxS, Spans(mean, z_BxTxN.max(axis=1))
+    return z_BxTxN, Spans(mean, z_BxTxN.max(axis=1))

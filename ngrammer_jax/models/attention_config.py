@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from ngrammer_jax import errors
-from ngrammer_jax.layers import attention
+from ngrammer_jax.layers import persistent
 
 FIRST = ('empty', 'zeros')
 SAME_LENGTH = ('no', 'memory', 'memory_and_self', 'memory_alone')
@@ -114,7 +114,7 @@ class PersistentConfig:
 
   def check(self, model: Any) -> None:
     """Raises BadInput for vectors that the model cannot have."""
-    errors.check_choices('model.persistent', self, {'kind': attention.PERSISTENT})
+    errors.check_choices('model.persistent', self, {'kind': persistent.KINDS})
     if self.vectors < 0:
       raise errors.BadInput(f'model.persistent.vectors={self.vectors} must be at least 0')
     if not self.vectors and self.kind != 'all_attention':

@@ -353,7 +353,7 @@ class ModelConfig:
       f'attention_dropout={self.attention_dropout}': self.attention_dropout > 0,
       'ngram.layer="attention"': self.ngram is not None and self.ngram.layer == 'attention',
     }
-    if self.kernel != 'xla' and any(more.values()):
+    if self.kernel not in ('xla', 'blocks') and any(more.values()):
       which = next(key for key, there in more.items() if there)
       raise errors.BadInput(
         f'model.kernel={self.kernel!r} knows no model.{which}: use model.kernel=None, which takes '

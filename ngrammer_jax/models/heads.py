@@ -79,10 +79,10 @@ class Head(nn.Module):
     if c.adaptive_softmax is not None:
       x_BxTxD = inputs(c, self.adaptive_softmax.embed(tokens_BxT))
       # A cluster that is looked up needs the token alone.
-      return block.whole_width(x_BxTxD), quantizer.Vocabulary(None, tokens_BxT)
+      return block.shard_activations(x_BxTxD), quantizer.Vocabulary(None, tokens_BxT)
     # Rows stay sharded, columns come together: the batch is already spread over their axis.
     table_VxD = nn.with_logical_constraint(inputs(c, self.embedding), ('vocab', None))
-    x_BxTxD = block.whole_width(table_VxD[tokens_BxT])
+    x_BxTxD = block.shard_activations(table_VxD[tokens_BxT])
     return x_BxTxD, quantizer.Vocabulary(table_VxD, tokens_BxT)
 
   def scores(self, hidden_BxTxJ: jax.Array, targets_BxT: jax.Array) -> softmax.TokenScores:

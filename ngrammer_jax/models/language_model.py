@@ -5,24 +5,48 @@ Both keep one contract (see `TransformerLM.__call__`), so nobody above here need
 
 from typing import Any
 
-from ngrammer_jax.models import block, recurrent, transformer, view
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ngrammer_jax.models import block, recurrent, transformer
 from ngrammer_jax.models import config as model_config
 
 LanguageModel = transformer.TransformerLM | recurrent.RecurrentLM
 
 
-def build(
-  config: model_config.ModelConfig, vocabulary_size: int, windows: view.Windows | None = None
-) -> LanguageModel:
+def build(config: model_config.ModelConfig, vocabulary_size: int) -> LanguageModel:
   """The model, without its variables.
 
   Args:
     config: of the model.
     vocabulary_size: V.
-    windows: how far the heads of a Transformer look at most, where spans are learned.
   """
   kind = transformer.TransformerLM if config.recurrent is None else recurrent.RecurrentLM
-  return kind(config, vocabulary_size, windows)
+  return kind(config, vocabulary_size)
+
+
+def cache_slots(config: model_config.ModelConfig, params: Any) -> int:
+  """Tokens whose keys and values evaluation keeps: the segment memory, as far as spans reach.
+
+  What is out of the reach of all spans changes nothing. Spans of tokens are not known before these
+  are seen; and without `renormalize` all tokens are in the softmax.
+  """
+  length = 0 if config.memory is None else config.memory.length
+  s = config.span
+  if s is None or s.kind != 'adaptive' or not s.renormalize:
+    return length
+  spans = [params[f'layer_{i}']['attention']['span']['span'] for i in range(config.layers)]
+  longest = s.limit * float(np.nan_to_num(jax.device_get(jnp.stack(spans))).max())
+  return min(length, _rounded_up(int(longest + s.ramp) + 1))
+
+
+def _rounded_up(tokens):
+  """Few sizes, so that few programs are compiled: the smallest 64 2^k."""
+  size = 64
+  while size < tokens:
+    size *= 2
+  return size
 
 
 def empty_memory(

@@ -1,6 +1,6 @@
 """The n-gram layer of a config, and n-grams of what attention found.
 
-B batch, T segment length, S keys, N heads, H head width.
+B batch, T segment length, N heads, H head width.
 """
 
 import functools
@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.layers import ngrammer
+from ngrammer_jax.layers.context import Context
 from ngrammer_jax.models import config as model_config
-from ngrammer_jax.models import view
 
 
 def layer(
@@ -45,59 +45,34 @@ def layer(
   )
 
 
-def pairs(
-  pairing: str, seen: view.View, memory: dict[str, Any], scores_BxNxTxS: jax.Array
-) -> dict[str, jax.Array]:
-  """With which of the keys of the memory and the segment the tokens pair, `pairs` [B, N, T].
-
-  That is the one that each attends to most, from the scores of a view. Empty where they pair
-  with the token before.
-  """
-  if pairing != 'attended':
-    return {}
-  M = memory['ids'].shape[2] if 'ids' in memory else 0
-  return {'pairs': _most_attended(scores_BxNxTxS, seen, M + seen.documents_BxT.shape[1])}
-
-
-def joined(
+def join(
   grams: ngrammer.NGrammer,
-  seen: view.View,
+  context: Context,
   memory: dict[str, Any],
-  context_BxTxNxH: jax.Array,
-  pairs: dict[str, jax.Array],
+  attended_BxTxNxH: jax.Array,
+  pair_BxNxT: jax.Array | None,
 ) -> tuple[jax.Array, dict[str, Any]]:
-  """What attention found, joined with its n-grams; and their ids or seam, to be kept."""
-  B, T, N, H = context_BxTxNxH.shape
-  join = functools.partial(
-    grams,
-    context_BxTxNxH.reshape(B, T, N * H),
-    documents_BxT=seen.documents_BxT,
-    valid_BxT=seen.valid_BxT,
-  )
-  if pairs:
-    earlier = None if 'ids' not in memory else memory['ids'].swapaxes(1, 2)
-    y_BxTxD, kept = join(pair_ids=pairs['pairs'], earlier_ids=earlier)
-  else:
-    y_BxTxD, seam = join(memory=memory['ngram'])
-    kept = {'ngram': seam}
-  return y_BxTxD.reshape(B, T, N, H), kept
+  """What attention found, joined with its n-grams; and what a memory keeps of these.
 
-
-def _most_attended(scores_BxNxTxS, seen, S):
-  """Of S keys the one before it that each token attends to most; S for none. [B, N, T].
-
-  The view may see the last of them, those in some slots of a cache, or blocks (see
-  `layers.local`).
+  Args:
+    grams: the layer.
+    context: of the segment.
+    memory: of the block.
+    attended_BxTxNxH: what attention found.
+    pair_BxNxT: the key that each token pairs with, of the memory and the segment. None: each pairs
+      with the token before.
   """
-  B = len(seen.documents_BxT)
-  (N, b, count), F = scores_BxNxTxS.shape[1:], len(scores_BxNxTxS) // B
-  earlier_TxS = jnp.arange(count) < count - b + jnp.arange(b)[:, None]
-  best_BxNxT = ngrammer.most_attended(scores_BxNxTxS, seen.visible_BxTxS & earlier_TxS)
-  if seen.newest_BxM is not None:
-    segment_BxT = jnp.broadcast_to(jnp.arange(S - b, S + 1), (B, b + 1))  # and none
-    index_BxS = jnp.concatenate([seen.newest_BxM, segment_BxT], axis=1)
-    return jnp.take_along_axis(index_BxS[:, None], best_BxNxT, axis=2)
-  first_F = S - count - (F - 1 - jnp.arange(F)) * b  # of the keys of a block
-  first_Bx1x1 = jnp.tile(first_F, B)[:, None, None]
-  best_BxNxT = jnp.where(best_BxNxT == count, S, first_Bx1x1 + best_BxNxT)
-  return best_BxNxT.reshape(B, F, N, b).swapaxes(1, 2).reshape(B, N, F * b)
+  B, T, N, H = attended_BxTxNxH.shape
+  add = functools.partial(
+    grams,
+    attended_BxTxNxH.reshape(B, T, N * H),
+    documents_BxT=context.documents_BxT,
+    valid_BxT=context.valid_BxT,
+  )
+  if pair_BxNxT is not None:
+    earlier = memory['ids'].swapaxes(1, 2) if 'ids' in memory else None
+    y_BxTxD, kept = add(pair_ids=pair_BxNxT, earlier_ids=earlier)
+  else:
+    y_BxTxD, state = add(memory=memory['ngram'])
+    kept = {'ngram': state}
+  return y_BxTxD.reshape(B, T, N, H), kept

@@ -25,13 +25,7 @@ from ngrammer_jax.models import config as model_config
 Memory = block.Memory
 
 
-def empty_memory(
-  config: model_config.ModelConfig,
-  batch: int,
-  cache_slots: int = 0,
-  windows: None = None,
-  growth: int = 0,
-) -> Memory:
+def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int = 0) -> Memory:
   """The memory before the first segment of `batch` streams.
 
   Args:
@@ -39,13 +33,11 @@ def empty_memory(
     batch: B.
     cache_slots: not 0 where tokens are taken one by one: what the readout looks back at is then
       carried even if `carry_memory` is not set.
-    windows, growth: of Transformers.
 
   Keys: `document` int32 [B], number of the document that the last segment ended in; `ngram`, the
   seam of the n-gram layer; `state` (see `layers.recurrence.empty_state`); and `window` (see
   `layers.readout.empty_memory`) where it is carried.
   """
-  del windows, growth
   c, r = config, config.recurrent
   memory = {
     'document': jnp.zeros((batch,), jnp.int32),
@@ -68,11 +60,10 @@ def empty_window(config: model_config.ModelConfig, batch: int) -> readout.Memory
 
 
 class RecurrentLM(nn.Module):
-  """A recurrent language model under the model contract. `windows` are of Transformers."""
+  """A recurrent language model under the model contract."""
 
   config: model_config.ModelConfig
   vocabulary_size: int
-  windows: None = None
 
   def setup(self):
     c, r, V = self.config, self.config.recurrent, self.vocabulary_size
@@ -129,7 +120,7 @@ class RecurrentLM(nn.Module):
         memory=memory['ngram'],
       )
     first, last = self._dropout_keys(train)
-    x_BxTxD = block.whole_width(dropout.drop(x_BxTxD, self.config.outer_dropout, first))
+    x_BxTxD = block.shard_activations(dropout.drop(x_BxTxD, self.config.outer_dropout, first))
     h_BxTxK, after['state'] = self.recurrence(
       x_BxTxD, memory['state'], starts_BxT=starts_BxT, valid_BxT=valid_BxT
     )

@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.layers import (
+  blocked_attention,
   cache,
+  context,
   documents,
   dropout,
   ngrammer,
@@ -22,7 +24,7 @@ from ngrammer_jax.layers import (
   softmax,
   span,
 )
-from ngrammer_jax.models import block, heads, ngrams, view
+from ngrammer_jax.models import block, heads, ngrams
 from ngrammer_jax.models import config as model_config
 
 Memory = block.Memory
@@ -33,13 +35,7 @@ REMAT_POLICIES = {
 }
 
 
-def empty_memory(
-  config: model_config.ModelConfig,
-  batch: int,
-  cache_slots: int = 0,
-  windows: view.Windows | None = None,
-  growth: int = 0,
-) -> Memory:
+def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int = 0) -> Memory:
   """The memory before the first segment of `batch` streams.
 
   Args:
@@ -47,43 +43,31 @@ def empty_memory(
     batch: B.
     cache_slots: tokens whose keys and values are kept, for evaluation and decoding. 0: none
       are; then a model with a segment memory keeps the inputs of its layers, which it is trained
-      with, and in others nothing but the n-gram layer looks across the seam of two segments.
-    windows: of the model; each layer, each head keeps what it can see.
-    growth: tokens that windows may grow to see; their inputs are kept too.
+      with, and in others nothing but the n-gram layer looks across the border of two segments.
 
-  Keys: `document` int32 [B], number of the document that the last segment ended in;
-  `ngram`, the seam of the n-gram layer (see `layers.ngrammer.empty_memory`); `cache`, what
-  all layers know of their slots (by window, see `layers.cache.empty`), or `recent`, of those in the
-  segment memory, `documents` and `positions` [B, M] and the `position` [B] of the next token;
-  `layers`, what each one keeps; and of training with dynamic spans, how far they went in the last
-  segment, `spans`, by layer (see `layers.span.Spans`).
+  Keys: `document` int32 [B], number of the document that the last segment ended in; `ngram`, the
+  last ids of the n-gram layer (see `layers.ngrammer.empty_memory`); `cache`, what all layers know
+  of their slots (see `layers.cache.empty`), or `recent`, of the tokens in the segment memory,
+  `documents` and `positions` [B, M] and the `position` [B] of the next token; `layers`, what each
+  one keeps; and in training with dynamic spans, how far they went in the last segment, `spans`, by
+  layer (see `layers.span.Spans`).
   """
   c, n = config, config.ngram
   memory = {'document': jnp.zeros((batch,), jnp.int32)}
   if n is not None and n.layer != 'attention':
     memory['ngram'] = ngrammer.empty_memory(batch, n.heads or c.heads, n.orders)
   if cache_slots:
-    of_sizes = {size: min(size or cache_slots, cache_slots) for size in view.caches(c, windows)}
-    known = {str(size): cache.empty(batch, slots) for size, slots in of_sizes.items()}
-    memory['cache'] = known if windows is not None else known[str(view.WHOLE)]
+    memory['cache'] = cache.empty(batch, cache_slots)
   elif c.memory is not None:
-    length = view.inputs_kept(c, windows and tuple(view.sizes(windows)), growth)
-    none = lambda: jnp.full((batch, length), documents.NONE, jnp.int32)
-    memory['recent'] = {
-      'documents': none(),
-      'positions': none(),
-      'position': jnp.zeros((batch,), jnp.int32),
-    }
+    none = jnp.full((batch, c.memory.length), documents.NONE, jnp.int32)
+    first = jnp.zeros((batch,), jnp.int32)
+    memory['recent'] = {'documents': none, 'positions': none, 'position': first}
   if c.memory is not None and c.memory.first == 'zeros':
-    by_size = known.values() if cache_slots else [memory['recent']]
-    for part in by_size:
-      part['documents'] = jnp.zeros_like(part['documents'])
-      if cache_slots:
-        part['index'] += jnp.arange(-part['index'].shape[1], 0)
-  layers = tuple(
-    block.empty_memory(c, number, batch, cache_slots, windows and windows[number], growth)
-    for number in range(c.layers)
-  )
+    kept = memory['cache' if cache_slots else 'recent']
+    kept['documents'] = jnp.zeros_like(kept['documents'])
+    if cache_slots:
+      kept['index'] += jnp.arange(-cache_slots, 0)
+  layers = tuple(block.empty_memory(c, number, batch, cache_slots) for number in range(c.layers))
   if c.span is not None and c.span.kind == 'dynamic' and not cache_slots:
     none = lambda *shape: jnp.zeros((batch, c.layers, *shape), jnp.float32)
     memory['spans'] = span.Spans(none(), none(c.context_heads))
@@ -101,14 +85,11 @@ class TransformerLM(nn.Module):
   """A decoder-only language model under the model contract.
 
   Parameters stand in one subtree per layer, `layer_0`, `layer_1`, ..., also when the
-  layers are scanned: scanned and unrolled runs share checkpoints. Where spans are learned,
-  `windows` says how far the heads of each layer look at most, and bounds what that costs; their
-  spans have to fit in.
+  layers are scanned: scanned and unrolled runs share checkpoints.
   """
 
   config: model_config.ModelConfig
   vocabulary_size: int
-  windows: view.Windows | None = None
 
   def setup(self):
     c, V = self.config, self.vocabulary_size
@@ -121,20 +102,17 @@ class TransformerLM(nn.Module):
     if n is not None and n.layer != 'attention':
       self.ngrammer = ngrams.layer(c, dtype, V)
     pairing = ['none' if n is None else n.pairing_of(number) for number in range(c.layers)]
-    windows = self.windows or (None,) * c.layers
-    self.layer = [
-      self._block(scanned=False)(c, dtype, *each) for each in zip(pairing, windows, strict=True)
-    ]
+    self.layer = [self._block(scanned=False)(c, dtype, each) for each in pairing]
     if c.final_norm:
       self.final_norm = normalization.LayerNorm(epsilon=c.norm_epsilon, dtype=dtype)
-    self.shared = self._shared(param_dtype)
+    self.position_params = self._position_params(param_dtype)
 
   def empty_memory(self, batch: int, cache_slots: int = 0) -> Memory:
     """The memory before the first segment of `batch` streams, see `empty_memory`."""
-    return empty_memory(self.config, batch, cache_slots, self.windows)
+    return empty_memory(self.config, batch, cache_slots)
 
-  def _shared(self, param_dtype):
-    """What all layers share of positions."""
+  def _position_params(self, param_dtype):
+    """Parameters of position scores that all layers share."""
     c, H = self.config, self.config.width // self.config.heads
     if c.position == 'table':
       init = nn.with_logical_partitioning(nn.initializers.normal(1.0), (None, 'kv'))
@@ -173,8 +151,8 @@ class TransformerLM(nn.Module):
       starts_BxT = jnp.zeros(tokens_BxT.shape, bool)
     documents_BxT = documents.numbers(starts_BxT, memory['document'])
     next_memory = {'document': documents_BxT[:, -1]}
-    segment = view.Segment(documents_BxT, starts_BxT, valid_BxT, prefix_BxT)
-    views, known = view.views(c, segment, memory, self.shared, self.windows)
+    segment = context.Segment(documents_BxT, starts_BxT, valid_BxT, prefix_BxT)
+    of_layers, known = self._context(segment, memory)
     next_memory |= known
     x_BxTxD, vocabulary = self.head.embed(tokens_BxT)
 
@@ -187,18 +165,18 @@ class TransformerLM(nn.Module):
         vocabulary=vocabulary,
         memory=memory['ngram'],
       )
-      return block.whole_width(x_BxTxD)
+      return block.shard_activations(x_BxTxD)
 
     place = None if c.ngram is None else c.ngram.after_block(c.layers)
     if place == 0:
       x_BxTxD = join(x_BxTxD, vocabulary)
-    x_BxTxD = self._positioned(x_BxTxD, next(iter(views.values())))
-    before, keys, after, of_distance = self._dropout_keys(train)
-    x_BxTxD = block.whole_width(dropout.drop(x_BxTxD, c.outer_dropout, before))
+    x_BxTxD = self._positioned(x_BxTxD, of_layers.position_BxP)
+    before, keys, after, distance_key = self._dropout_keys(train)
+    x_BxTxD = block.shard_activations(dropout.drop(x_BxTxD, c.outer_dropout, before))
     # The same encodings of distances in all layers.
-    views = {size: seen._replace(distance_key=of_distance) for size, seen in views.items()}
+    of_layers = of_layers.replace(distance_key=distance_key)
     kept = memory.get('layers', ({},) * c.layers)
-    x_BxTxD, layers, spans = self._layers(x_BxTxD, views, kept, keys, place, join)
+    x_BxTxD, layers, spans = self._layers(x_BxTxD, of_layers, kept, keys, place, join)
     if 'layers' in memory:
       next_memory['layers'] = tuple(layers)
     if 'spans' in memory:
@@ -206,7 +184,36 @@ class TransformerLM(nn.Module):
     aux = {} if c.span is None else {'span': c.span.penalty * sum(each.mean for each in spans)}
     return self._result(x_BxTxD, after), next_memory, aux
 
-  def _layers(self, x_BxTxD, views, memory, keys, place, join):
+  def _context(self, segment, memory):
+    """The context of a segment, the same for all layers, and what the next memory knows of it."""
+    c, name = self.config, 'cache' if 'cache' in memory else 'recent'
+    visibility = context.Visibility()
+    if c.memory is not None:
+      m = c.memory
+      visibility = context.Visibility(m.window(), m.sees_itself(), m.across_documents)
+    kept = memory.get(name)
+    in_blocks = self._takes_blocks(segment, kept)
+    of_layers, after = context.make(segment, visibility, in_blocks=in_blocks, **{name: kept})
+    if c.position == 'rope':
+      wide, p = jnp.promote_types(self.dtype, jnp.float32), c.positions()
+      timescales = p.min_timescale, p.max_timescale
+      of_layers = of_layers.replace(
+        rotation=position.rotation(of_layers.position_BxP, c.width // c.heads, *timescales, wide)
+      )
+    of_layers = of_layers.replace(position_params=self.position_params)
+    return of_layers, {} if after is None else {name: after}
+
+  def _takes_blocks(self, segment, kept):
+    """Whether attention works in blocks (see `blocked_attention.is_faster`)."""
+    if self.is_initializing() or self.is_mutable_collection('intermediates'):
+      return False
+    T = segment.documents_BxT.shape[1]
+    M = 0 if kept is None else kept['documents'].shape[1]
+    if segment.prefix_BxT is not None or self.config.kernel not in (None, 'blocks'):
+      return False
+    return self.config.kernel == 'blocks' or blocked_attention.is_faster(T, M)
+
+  def _layers(self, x_BxTxD, of_layers, memory, keys, place, join):
     """All layers, in runs of equal ones, joined with n-grams at their place.
 
     Returns [B, T, D], the memories of the layers, and their spans.
@@ -215,7 +222,7 @@ class TransformerLM(nn.Module):
     for first, last in itertools.pairwise(self._borders(place)):
       run = slice(first, last)
       run_keys = None if keys is None else keys[run]
-      x_BxTxD, part, run_spans = self._run(run, x_BxTxD, views, memory[run], run_keys)
+      x_BxTxD, part, run_spans = self._run(run, x_BxTxD, of_layers, memory[run], run_keys)
       layers, spans = layers + part, spans + run_spans
       if last == place:
         x_BxTxD = join(x_BxTxD)
@@ -235,7 +242,7 @@ class TransformerLM(nn.Module):
     keys = jax.random.split(self.make_rng('dropout'), c.layers + 2)
     return keys[0], keys[1:-1], keys[-1], jax.random.fold_in(keys[0], 1)
 
-  def _positioned(self, x_BxTxD, seen):
+  def _positioned(self, x_BxTxD, position_BxP):
     """The inputs with what tells positions apart, where that is added to them."""
     wide, T = jnp.promote_types(self.dtype, jnp.float32), x_BxTxD.shape[1]
     if self.config.position == 'segment_sinusoid':
@@ -243,12 +250,12 @@ class TransformerLM(nn.Module):
       return x_BxTxD + counted_TxD.astype(self.dtype)
     if self.config.position != 'sinusoid':
       return x_BxTxD
-    position_BxT = seen.position_BxP[:, -T:]
+    position_BxT = position_BxP[:, -T:]
     return x_BxTxD + position.sinusoid(position_BxT, self.config.width, wide).astype(self.dtype)
 
   def _borders(self, place):
     """Where runs of equal blocks begin and end: at an n-gram layer, or where they differ."""
-    kinds = [(layer.pairing, layer.windows) for layer in self.layer]
+    kinds = [layer.pairing for layer in self.layer]
     changes = {i for i in range(1, len(kinds)) if kinds[i] != kinds[i - 1]}
     return sorted({0, place or 0, len(kinds)} | changes)
 
@@ -271,7 +278,7 @@ class TransformerLM(nn.Module):
     policy = REMAT_POLICIES[self.config.remat]
     return nn.remat(block.Block, policy=policy, prevent_cse=not scanned)
 
-  def _run(self, run, x_BxTxD, views, memory, dropout_keys):
+  def _run(self, run, x_BxTxD, of_layers, memory, dropout_keys):
     """A run of layers, in one scan over their stacked parameters or one after the other.
 
     Returns [B, T, D], their memories, and their spans.
@@ -283,17 +290,16 @@ class TransformerLM(nn.Module):
       next_memory, spans = [], []
       for i, (number, part) in enumerate(zip(blocks, memory, strict=True)):
         key = None if dropout_keys is None else dropout_keys[i]
-        x_BxTxD, part, reach = self.layer[number](x_BxTxD, views, part, key)
+        x_BxTxD, part, reach = self.layer[number](x_BxTxD, of_layers, part, key)
         next_memory.append(part)
         spans.append(reach)
       return x_BxTxD, next_memory, spans
 
-    windows = self.layer[blocks[0]].windows
-    body = self._block(scanned=True)(c, self.dtype, windows=windows, parent=None)
+    body = self._block(scanned=True)(c, self.dtype, parent=None)
 
     def one_layer(x_BxTxD, layer):
       params, memory, key = layer
-      x_BxTxD, *rest = body.apply({'params': params}, x_BxTxD, views, memory, key)
+      x_BxTxD, *rest = body.apply({'params': params}, x_BxTxD, of_layers, memory, key)
       return x_BxTxD, rest
 
     stack = lambda trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)

@@ -25,6 +25,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from ngrammer_jax import errors, files, hosts
+from ngrammer_jax.layers import documents
 from ngrammer_jax.training import checksums, manifest, s3
 
 SCRATCH = '.scratch'
@@ -51,8 +52,6 @@ def _orbax(folder: pathlib.Path) -> ocp.StandardCheckpointer:
 def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
   """The state of a step, on the shardings of the abstract state, every bit of it checked.
 
-  The abstract state may be a function of the manifest.
-
   Raises:
     Damaged: it is not what was written.
     BadInput: it is of another model.
@@ -61,7 +60,6 @@ def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
   known = _verified(folder)
   if known.step != step:
     raise manifest.Damaged(f'{manifest.NAME} is of step {known.step:,}')
-  abstract = abstract(known) if callable(abstract) else abstract
   as_saved = _as_saved(known, abstract)
   _check_same_model(folder, known, as_saved)
   with _orbax(folder) as checkpointer:
@@ -71,6 +69,8 @@ def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
   def made(leaf, saved):
     if saved is None:  # without elements
       return jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
+    if saved.shape != leaf.shape:
+      saved = _with_empty_slots(saved, leaf)
     return saved if saved.dtype == leaf.dtype else saved.astype(leaf.dtype)
 
   return jax.tree.map(made, abstract, state, is_leaf=lambda x: x is None)
@@ -91,20 +91,36 @@ def _verified(folder: pathlib.Path) -> manifest.Manifest:
 
 
 def _as_saved(known: manifest.Manifest, abstract: Any) -> Any:
-  """The state with its memory as it was saved: activations, another dtype on other devices."""
+  """The state with its memory as it was saved.
+
+  Activations have another dtype on other devices. And versions that cut the memory of learned spans
+  saved fewer slots.
+  """
   activations = ('bfloat16', 'float32')
 
   def of(path, leaf):
     name = jax.tree_util.keystr(path, simple=True, separator='/')
-    saved, *_ = known.leaves.get(f'memory/{name}', ('',))
-    if saved not in activations or str(leaf.dtype) not in activations:
+    dtype, shape, _ = known.leaves.get(f'memory/{name}', ('', (), ''))
+    both = dtype in activations and str(leaf.dtype) in activations
+    (B, *rest), shorter = leaf.shape, len(shape) == len(leaf.shape) > 1
+    shorter = shorter and shape[1] < leaf.shape[1] and [B, *rest[1:]] == [shape[0], *shape[2:]]
+    if not (both or shorter):
       return leaf
-    return jax.ShapeDtypeStruct(leaf.shape, saved, sharding=leaf.sharding)
+    shape, dtype = shape if shorter else leaf.shape, dtype if both else leaf.dtype
+    return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=leaf.sharding)
 
   memory = getattr(abstract, 'memory', None)
   if memory is None:
     return abstract
   return abstract.replace(memory=jax.tree_util.tree_map_with_path(of, memory))
+
+
+def _with_empty_slots(saved: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
+  """A memory [B, M, ...] with empty slots before its first."""
+  before = [(size - there, 0) for size, there in zip(like.shape, saved.shape, strict=True)]
+  empty = documents.NONE if jnp.issubdtype(saved.dtype, jnp.integer) else 0
+  fill = lambda array: jnp.pad(array, before, constant_values=empty)
+  return jax.jit(fill, out_shardings=like.sharding)(saved)
 
 
 def _not_empty(state: Any) -> Any:
@@ -201,21 +217,13 @@ class Checkpoints:
     if files.free(self._folder) < needed:
       raise errors.BadInput(self._full(f'{what} of {needed / 1e6:,.1f} MB'))
 
-  def save(
-    self,
-    step: int,
-    state: Any,
-    validation: float | None = None,
-    windows: Any = None,
-    changes: int = 0,
-  ) -> None:
+  def save(self, step: int, state: Any, validation: float | None = None) -> None:
     """Starts writing a checkpoint and returns; the state may be donated afterwards.
 
     Args:
       step: of the state.
       state: the train state.
       validation: nats per token on the validation split, where it was measured.
-      windows, changes: see `manifest.Manifest`.
 
     Raises:
       BadInput: the disk is full, now or when the checkpoint before was written.
@@ -236,8 +244,7 @@ class Checkpoints:
     with files.full_disk(lambda: self._full(f'step {step}')):
       self._orbax.save(files.absolute(scratch), _not_empty(state))
     types = {name: (str(x.dtype), list(x.shape)) for name, x in checksums.leaves(state).items()}
-    rest = {'validation': validation, 'windows': windows, 'changes': changes}
-    self._commit = self._thread.submit(self._finish, step, scratch, types, sums, rest)
+    self._commit = self._thread.submit(self._finish, step, scratch, types, sums, validation)
     self._saving = step
 
   def validated(self, step: int, validation: float) -> None:
@@ -250,7 +257,7 @@ class Checkpoints:
       with files.full_disk(lambda: self._full(f'the manifest of step {step}')):
         manifest.write(folder, dataclasses.replace(known, validation=validation))
 
-  def _finish(self, step, scratch, types, sums, rest) -> None:
+  def _finish(self, step, scratch, types, sums, validation) -> None:
     """Once Orbax is through: adds the manifest, gives the folder its name, drops old ones."""
     sums = sums()
     self._orbax.wait_until_finished()
@@ -261,7 +268,7 @@ class Checkpoints:
       saved_at=datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
       files=manifest.describe(scratch),
       leaves={name: (*types[name], sums[name]) for name in types},
-      **rest,
+      validation=validation,
     )
     manifest.write(scratch, proof)
     if not files.stored(scratch):

@@ -80,8 +80,6 @@ def train(
       logging.info('%s has no checkpoint: starting again from the first step', workdir)
     _describe(config, state)
     given.describe()
-    if run.windows is not None:
-      logging.info('windows, %s', run.described())
     validation = hosts.agreed(record.validation_of(workdir, first_step, given.judged_by))
     if found and validation is not None:
       saved.validated(first_step, validation)
@@ -91,11 +89,11 @@ def train(
     hosts.by_first(saved.check_space, state)
 
     # Training.
-    starts = range(first_step, t.steps, t.segments_per_call)
+    calls = list(t.calls(first_step))
     with (
       record.Record(config, V, workdir, first_step, began) as tell,
       sharding.use(mesh),
-      prefetch.Prefetcher(_batches(given, config, mesh, starts)) as batches,
+      prefetch.Prefetcher(_batches(given, config, mesh, calls)) as batches,
       profile.Trace(trace, workdir, lambda: jax.block_until_ready(state)) as tracing,
     ):
 
@@ -109,22 +107,14 @@ def train(
         saved.validated(first_step, validate(first_step))  # the run was stopped before that
         if over(first_step):
           return False
-      for start, segments in zip(starts, tell.waited_for(batches), strict=True):
+      for (start, done), segments in zip(calls, tell.waited_for(batches), strict=True):
         tracing.reach(start)
-        state = run.checked(state, start)
-        metrics, finished = None, False
-        while not finished:
-          if not run.ready:
-            check = alive if start == first_step else watch.beat  # later the state is saved
-            check()
-            with tell.paused('compilation'):
-              run.compile(state, segments)
-            check()
-          tell.computes(run.windows)
-          state, metrics, finished = run.call(state, segments, start, metrics)
-          if not finished:
-            state = run.fitted(state)
-        done = start + t.segments_per_call
+        if not run.ready:
+          alive()
+          with tell.paused('compilation'):
+            run.compile(state, segments)
+          alive()
+        state, metrics = run.call(state, segments, done - start)
         tell.add(done, metrics)
         # A checkpoint is the last of what happens at a step: whoever resumes there finds the
         # rest on record. And after the metrics: no state is saved that was not finite.
@@ -138,7 +128,7 @@ def train(
         ended = validation is not None and over(done)
         if interrupted or ended or _due(done, t.checkpoint_every, t.steps):
           with tell.paused('checkpoints'):
-            saved.save(done, state, validation, run.windows, run.changes)
+            saved.save(done, state, validation)
             tell.saved(done)
         if interrupted:
           raise interrupted
@@ -195,13 +185,17 @@ def _describe(config, state) -> None:
   logging.info('model: %s', ', '.join(parts))
 
 
-def _batches(given, config, mesh, starts) -> Iterator[streams.Segment]:
-  """For each call the segments of its steps, stacked [steps, B, T], on the devices."""
-  t = config.training
-  for first in starts:
+def _batches(given, config, mesh, calls) -> Iterator[streams.Segment]:
+  """For each call its segments, stacked [steps, B, T], on the devices.
 
-    def rows(wanted, first=first):
-      segments = [given.segment(step, wanted) for step in range(first, first + t.segments_per_call)]
+  The last is repeated where a call has fewer steps than its program.
+  """
+  t = config.training
+  for first, end in calls:
+
+    def rows(wanted, first=first, end=end):
+      segments = [given.segment(step, wanted) for step in range(first, end)]
+      segments += [segments[-1]] * (t.segments_per_call - len(segments))
       return streams.map_segments(lambda *parts: np.stack(parts), *segments)
 
     yield sharding.global_rows(mesh, t.batch_size, rows, axis=1)

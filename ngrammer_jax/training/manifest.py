@@ -31,8 +31,6 @@ class Manifest:
     validation: nats per token on the validation split at this step, where it was measured.
     files: size in bytes and SHA-256 by path.
     leaves: dtype, shape and checksum by name of the array.
-    windows: that the memory was made for, of each layer and head; None where there are none.
-    changes: of the windows so far.
   """
 
   step: int
@@ -40,8 +38,6 @@ class Manifest:
   validation: float | None
   files: dict[str, tuple[int, str]]
   leaves: dict[str, tuple[str, list[int], str]]
-  windows: list[list[int]] | None = None
-  changes: int = 0
 
   @property
   def size(self) -> int:
@@ -68,7 +64,8 @@ def read(folder: pathlib.Path) -> Manifest:
     seal = body.pop('sha256')
     if seal != hashlib.sha256(_canonical(body)).hexdigest():
       raise Damaged(f'{NAME} was changed')
-    return Manifest(**body)
+    known = {field.name for field in dataclasses.fields(Manifest)}
+    return Manifest(**{name: value for name, value in body.items() if name in known})
   except OSError as error:
     raise _damage(NAME, error) from error
   except (ValueError, KeyError, TypeError, AttributeError) as error:

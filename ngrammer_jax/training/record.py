@@ -14,8 +14,7 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, progress
 from ngrammer_jax.data import streams
-from ngrammer_jax.models import view
-from ngrammer_jax.training import goodput, optimizers, throughput, windows, writers
+from ngrammer_jax.training import goodput, optimizers, throughput, writers
 from ngrammer_jax.training import step as train_step
 
 
@@ -43,8 +42,7 @@ class Record:
     self._model, self._vocabulary_size = config.model, vocabulary_size
     self._meter = throughput.Meter()
     self._bar = progress.Progress('training', t.steps, 'steps', done=first_step, lines=False)
-    self._waiting: tuple[int, train_step.Metrics, view.Windows | None] | None = None
-    self._windows: view.Windows | None = None
+    self._waiting: tuple[int, train_step.Metrics] | None = None
     self._measured_step, self._last_good = first_step, first_step
 
   def __enter__(self) -> 'Record':
@@ -58,14 +56,9 @@ class Record:
     self._goodput.close()
     self._writer.close()
 
-  def computes(self, allowed: view.Windows | None) -> None:
-    """Takes the windows that are in force from now on."""
-    self._windows = allowed
-
   def add(self, done: int, metrics: train_step.Metrics) -> None:
     """Takes the metrics of the call that ends with step `done`, and tells of the one before."""
-    # The windows of now, for they may change before this is told.
-    before, self._waiting = self._waiting, (done, metrics, self._windows)
+    before, self._waiting = self._waiting, (done, metrics)
     if before is not None:
       self._tell(*before)
 
@@ -102,10 +95,10 @@ class Record:
     self._writer.put()
     logging.info('step %s  validation%s', f'{step:,}', said)
 
-  def _tell(self, done: int, metrics: train_step.Metrics, allowed: view.Windows | None) -> None:
+  def _tell(self, done: int, metrics: train_step.Metrics) -> None:
     metrics = jax.device_get(metrics)
     metrics = {'loss': metrics.pop('loss'), **metrics}  # first, for the reader
-    metrics |= self._costs(metrics, allowed)
+    metrics |= self._costs(metrics)
     calls = len(metrics['loss'])
     for offset in range(calls):
       values = {name: float(column[offset]) for name, column in metrics.items()}
@@ -128,17 +121,16 @@ class Record:
     left = (self._training.steps - done) * self._tokens / self._meter.rate
     self._bar.say(writers.line(done, self._training.steps, values, left))
 
-  def _costs(self, metrics: train_step.Metrics, allowed: view.Windows | None) -> dict[str, Any]:
+  def _costs(self, metrics: train_step.Metrics) -> dict[str, Any]:
     """FLOPs of a prediction, forward, at each step of a call. The meter takes those of training."""
-    forward, trained = [], []
-    for step in range(len(metrics['loss'])):
-      of_step = {name: column[step] for name, column in metrics.items()}
-      sizes = windows.in_force(self._model, allowed, of_step)
-      given = self._model, self._vocabulary_size, self._training.segment_length, sizes
-      forward.append(throughput.forward_flops(*given))
-      trained.append(throughput.train_flops(*given))
-    self._meter.flops = float(np.mean(trained))
-    return {'flops_per_token': np.array(forward)} if self._model.span is not None else {}
+    given = self._model, self._vocabulary_size, self._training.segment_length
+    if self._model.span is None:
+      self._meter.flops = throughput.train_flops(*given)
+      return {}
+    layers = [metrics[f'span/average/layer_{i}'] for i in range(self._model.layers)]
+    by_step = list(zip(*layers, strict=True))
+    self._meter.flops = np.mean([throughput.train_flops(*given, spans) for spans in by_step])
+    return {'flops_per_token': np.array([throughput.forward_flops(*given, s) for s in by_step])}
 
   def _finished(self, done: int) -> int:
     """The last step that the device has finished; the call after `done` may be ready too."""

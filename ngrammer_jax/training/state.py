@@ -36,11 +36,8 @@ def initialiser(
   batch_size: int,
   seed: int,
   mesh: jax.sharding.Mesh,
-  growth: int = 0,
 ) -> tuple[Any, Any]:
   """How to make the first state, and what it looks like without making it.
-
-  `growth` is that of the windows of the model (see `language_model.empty_memory`).
 
   Returns:
     A function of no arguments that makes the sharded state, and the abstract state:
@@ -50,8 +47,7 @@ def initialiser(
   def boxed():
     tokens = jnp.zeros((batch_size, 1), jnp.int32)
     memory = language_model.empty_memory(model.config, batch_size)
-    variables = model.clone(windows=None).init(jax.random.key(seed), tokens, memory)
-    memory = language_model.empty_memory(model.config, batch_size, 0, model.windows, growth)
+    variables = model.init(jax.random.key(seed), tokens, memory)
     params = variables['params']
     if model.config.initial is not None:
       key = jax.random.fold_in(jax.random.key(seed), 1)

@@ -16,7 +16,7 @@ from ngrammer_jax.data import streams
 from ngrammer_jax.layers import quantizer
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import language_model, ngrams
-from ngrammer_jax.training import accumulation, optimizers, windows
+from ngrammer_jax.training import accumulation, optimizers
 from ngrammer_jax.training import state as train_state
 
 Metrics = dict[str, jax.Array]
@@ -68,7 +68,7 @@ def train_step(
     step=state.step + 1, params=params, codebook=codebook, opt_state=opt_state, memory=memory
   )
   if model.config.span is not None:
-    metrics |= windows.metrics(model.config, state.params, memory)
+    metrics |= span_metrics(model.config, state.params, memory)
   return state, metrics
 
 
@@ -156,13 +156,10 @@ def make_call(
   frozen_codebook: bool = False,
   parts: int = 1,
 ) -> Callable[..., tuple[train_state.TrainState, Metrics]]:
-  """A jitted function of the state, a stack of segments [steps, B, T] and the first's number.
+  """A jitted function of the state, a stack of segments [steps, B, T] and how many are trained on.
 
-  The state given in is donated. Metrics come back stacked by step.
-
-  Where windows are fitted to spans, the number of the first step counts: a step is made in its turn
-  and where the windows hold the spans. Otherwise the state stays, and so it does to the end of
-  the call, which can be made again with other windows. `made` among the metrics says which were.
+  The steps beyond that number are skipped. The state given in is donated. Metrics come back stacked
+  by step; those of skipped steps mean nothing.
   """
   where = jax.tree.map(lambda leaf: leaf.sharding, abstract)
   how = {'half_loss': half_loss, 'frozen_codebook': frozen_codebook}
@@ -170,19 +167,36 @@ def make_call(
     how['parts'] = accumulation.Parts(parts, where.step.mesh)
   step = functools.partial(train_step, model, optimizer, seed, **how)
 
-  def turn(state, numbered):
-    number, segment = numbered
+  def step_or_skip(state, numbered):
+    is_trained, segment = numbered
     _, like = jax.eval_shape(step, state, segment)
-    made = (state.step == number) & windows.fit(model.config, state.params, model.windows)
-    stay = lambda state, _: (state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like))
-    after, metrics = jax.lax.cond(made, step, stay, state, segment)
-    return after, metrics | {'made': made}
+    skip = lambda state, _: (state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like))
+    return jax.lax.cond(is_trained, step, skip, state, segment)
 
-  def call(state, segments, first):
-    if not windows.fitted(model.config):
-      return jax.lax.scan(step, state, segments)
-    numbers = first + jnp.arange(len(segments.tokens_BxT))
-    return jax.lax.scan(turn, state, (numbers, segments))
+  def call(state, segments, steps):
+    numbers = jnp.arange(len(segments.tokens_BxT))
+    return jax.lax.scan(step_or_skip, state, (numbers < steps, segments))
 
   everywhere = sharding.replicated(where.step.mesh)
   return jax.jit(call, donate_argnums=0, out_shardings=(where, everywhere))
+
+
+def span_metrics(config: model_config.ModelConfig, params: Any, memory: Any) -> Metrics:
+  """The average and the longest span of each layer, and of all, in tokens with the ramp.
+
+  Spans of tokens are those of the last segment, which the memory of training has.
+  """
+  s = config.span
+  if s.kind == 'dynamic':
+    spans_LxN, means_L = memory['spans'].longest_BxN.max(axis=0), memory['spans'].mean.mean(axis=0)
+  else:
+    layers = [params[f'layer_{i}']['attention']['span']['span'] for i in range(config.layers)]
+    spans_LxN = s.limit * jnp.stack(layers)
+    means_L = spans_LxN.mean(axis=1)
+  with_ramp = lambda tokens_L: jnp.minimum(jnp.ceil(tokens_L) + s.ramp, s.limit)
+  averages_L, longest_L = with_ramp(means_L), with_ramp(spans_LxN.max(axis=1))
+  result = {'span/average': averages_L.mean(), 'span/maximum': longest_L.max()}
+  for i in range(config.layers):
+    result[f'span/average/layer_{i}'] = averages_L[i]
+    result[f'span/maximum/layer_{i}'] = longest_L[i]
+  return result

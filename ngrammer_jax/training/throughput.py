@@ -1,5 +1,6 @@
 """How much arithmetic a token takes, and what share of the hardware's peak that makes."""
 
+from collections.abc import Sequence
 import math
 import re
 import time
@@ -7,7 +8,6 @@ import time
 import jax
 
 from ngrammer_jax.models import config as model_config
-from ngrammer_jax.models import view
 
 # Dense bfloat16 FLOP/s of one JAX device, from the vendors' data sheets.
 PEAK = {
@@ -33,15 +33,16 @@ def forward_flops(
   config: model_config.ModelConfig,
   vocabulary_size: int,
   length: int,
-  windows: view.Windows | None = None,
+  spans: Sequence[float] | None = None,
 ) -> float:
   """FLOPs of one token's forward pass.
 
   Matrix products only, a multiply-add as two; a causal query attends to half of the
   segment on average, and to the memory, or to a window; keys and values of the memory are
   projected with every segment; what is computed again for the backward pass is not counted.
+  `spans` are those of the layers, the mean of their heads; tokens beyond cost nothing.
   """
-  D, F, N = config.width, config.feed_forward_width, config.heads
+  D, F = config.width, config.feed_forward_width
   clusters = (config.ngram.clusters or 0) if config.ngram else 0
   if config.recurrent is not None:
     width, layer = config.recurrent.width, config.recurrent.products(D)
@@ -49,13 +50,11 @@ def forward_flops(
   M = 0 if config.memory is None else config.memory.length
   fixed = config.memory is not None and config.memory.window() is not None
   attention = 0.0
-  for sizes in windows or ((M,) * N,) * config.layers:
-    attention += 4 * D * D
-    for size in sizes:
-      keys, share = min(size, M) if fixed else M + length / 2, D / N
-      attention += 2 * share * keys + 2 * D * share * min(size, M) / length
-      if config.position in ('relative', 'shaw', 'table'):  # one more score, of all distances
-        attention += share * (keys if fixed else M + length)
+  for span in (M,) * config.layers if spans is None else spans:
+    keys = min(span, M) if fixed else M + length / 2
+    attention += 4 * D * D + 2 * D * keys + 2 * D * D * min(span, M) / length
+    if config.position in ('relative', 'shaw', 'table'):  # one more score, of all distances
+      attention += D * (keys if fixed else M + length)
   if config.persistent is not None:
     attention += config.layers * 2 * D * config.persistent.vectors
   feed_forward = (3 if config.gated else 2) * D * F
@@ -74,7 +73,7 @@ def train_flops(
   config: model_config.ModelConfig,
   vocabulary_size: int,
   length: int,
-  windows: view.Windows | None = None,
+  spans: Sequence[float] | None = None,
 ) -> float:
   """FLOPs of training on one token: the backward pass costs twice the forward pass.
 
@@ -82,7 +81,7 @@ def train_flops(
   """
   clusters = (config.ngram.clusters or 0) if config.ngram else 0
   quantiser = 2 * config.width * clusters
-  return 3 * (forward_flops(config, vocabulary_size, length, windows) - quantiser) + quantiser
+  return 3 * (forward_flops(config, vocabulary_size, length, spans) - quantiser) + quantiser
 
 
 def peak_flops(kind: str) -> float | None:

@@ -135,7 +135,7 @@ class FinetuneTask:
       digest.update(repr((example.inputs.tolist(), example.targets.tolist())).encode())
     self.content_hash = digest.hexdigest()
     self._order = functools.lru_cache(maxsize=2)(self._permutation)
-    self._evaluators: dict[Any, evaluation.Evaluator] = {}  # by windows; each is compiled once
+    self._evaluator: evaluation.Evaluator | None = None  # made when it is needed
 
   def _permutation(self, epoch):
     count = len(self._rows.tokens_BxT)
@@ -178,14 +178,10 @@ class FinetuneTask:
     self, run: programs.Programs, state: train_state.TrainState, report: Callable[[int], None]
   ) -> dict[str, Any]:
     """Returns the metrics of the task, or of all tasks and their average."""
-    model = run.evaluated(state)
-    if model.windows not in self._evaluators:
-      self._evaluators[model.windows] = make_evaluator(
-        self._config, model, run.mesh, self.vocabulary
-      )
-    evaluator = self._evaluators[model.windows]
+    if self._evaluator is None:
+      self._evaluator = make_evaluator(self._config, run.evaluated, run.mesh, self.vocabulary)
     results = {
-      name: evaluator(
+      name: self._evaluator(
         state.params, state.codebook, name, examples, self._config.finetune.choosing, report
       )[0]
       for name, examples in self._validation.items()

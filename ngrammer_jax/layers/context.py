@@ -1,0 +1,186 @@
+"""What all layers know about a segment: documents, positions, visibility, padding, cache slots.
+
+B batch, T segment length, M memory, S = M + T keys, P positions of the keys of a segment memory.
+"""
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+from ngrammer_jax.layers import cache as caches
+from ngrammer_jax.layers import documents
+
+Rotation = tuple[jax.Array, jax.Array]
+
+
+@struct.dataclass
+class Segment:
+  """The inputs of a segment beside its tokens.
+
+  Attributes:
+    documents_BxT: document number of each token (see `documents.numbers`).
+    starts_BxT: true at the first token of a document.
+    valid_BxT: 0 at padding. None: there is none.
+    prefix_BxT: true where attention is bidirectional. None: nowhere.
+  """
+
+  documents_BxT: jax.Array
+  starts_BxT: jax.Array
+  valid_BxT: jax.Array | None = None
+  prefix_BxT: jax.Array | None = None
+
+
+@struct.dataclass
+class Context:
+  """What attention and the memories of a layer know about a segment.
+
+  Attributes:
+    visible_BxTxS: which keys a query attends to, first those of the memory, then those of the
+      segment. None: attention works in blocks, from the document numbers.
+    documents_BxT: document number of each token, for n-grams.
+    query_documents_BxT: the same for attention, padding set apart. None: `visible_BxTxS` says all.
+    key_documents_BxS: those of the keys; in blocks, oldest first.
+    valid_BxT: 0 at padding. None: there is none.
+    position_BxP: position in its document of each token whose key or convolution is computed.
+    rotation: of the same tokens, for rotary positions (see `position.rotation`).
+    distance_BxTxS: from query to key, for keys in the order of cache slots. None: they are in
+      order.
+    slots_BxT: the cache slot of each token (see `layers.cache`). None: there is no cache.
+    order_BxM: cache slots, oldest first, for blocks.
+    position_params: parameters that the position scores of all layers share: u and v of
+      `relative.RelativePosition`, the vectors of `relative.TablePosition`.
+    distance_key: key of the dropout of distance encodings. None: nothing is dropped.
+    window: keys are less than so many tokens away. None: no such bound.
+    sees_itself: a token attends to itself. If not, the one before it is the nearest.
+    is_plain_causal: `visible_BxTxS` says nothing but: same document, up to the token itself.
+  """
+
+  visible_BxTxS: jax.Array | None = None
+  documents_BxT: jax.Array | None = None
+  query_documents_BxT: jax.Array | None = None
+  key_documents_BxS: jax.Array | None = None
+  valid_BxT: jax.Array | None = None
+  position_BxP: jax.Array | None = None
+  rotation: Rotation | None = None
+  distance_BxTxS: jax.Array | None = None
+  slots_BxT: jax.Array | None = None
+  order_BxM: jax.Array | None = None
+  position_params: tuple[jax.Array, ...] | None = None
+  distance_key: jax.Array | None = None
+  window: int | None = struct.field(pytree_node=False, default=None)
+  sees_itself: bool = struct.field(pytree_node=False, default=True)
+  is_plain_causal: bool = struct.field(pytree_node=False, default=False)
+
+  @property
+  def keys(self) -> int:
+    """S."""
+    if self.in_blocks:
+      return self.key_documents_BxS.shape[1]
+    return self.visible_BxTxS.shape[2]
+
+  @property
+  def in_blocks(self) -> bool:
+    """Whether attention works in blocks of queries and keys."""
+    return self.visible_BxTxS is None
+
+
+@struct.dataclass
+class Visibility:
+  """Which tokens attend to which, as far as the model decides it (see `Context`)."""
+
+  window: int | None = None
+  sees_itself: bool = True
+  across_documents: bool = False
+
+
+def make(
+  segment: Segment,
+  visibility: Visibility,
+  recent: dict[str, jax.Array] | None = None,
+  cache: caches.Cache | None = None,
+  in_blocks: bool = False,
+) -> tuple[Context, dict[str, jax.Array] | None]:
+  """The context of a segment, and what the next segment knows of the tokens that are kept.
+
+  Args:
+    segment: the inputs.
+    visibility: of the model.
+    recent: `documents` and `positions` [B, P - T] of the tokens in a segment memory, and the
+      `position` [B] of the next token. None: there is no segment memory.
+    cache: slots of keys and values (see `layers.cache.empty`), instead of `recent`.
+    in_blocks: attention works in blocks.
+  """
+  documents_BxT = segment.documents_BxT
+  if visibility.across_documents:
+    documents_BxT = jnp.zeros_like(documents_BxT)
+    # Positions run on too.
+    segment = segment.replace(starts_BxT=jnp.zeros_like(segment.starts_BxT))
+  context = Context(
+    documents_BxT=segment.documents_BxT,
+    query_documents_BxT=documents.with_padding(documents_BxT, segment.valid_BxT),
+    valid_BxT=segment.valid_BxT,
+    window=visibility.window,
+    sees_itself=visibility.sees_itself,
+  )
+  kept, after = recent if cache is None else cache, None
+  position_BxT = documents.positions(segment.starts_BxT, 0 if kept is None else kept['position'])
+  if cache is not None:
+    context, after = _with_cache(context, cache, documents_BxT, position_BxT, in_blocks)
+  elif recent is not None:
+    context, after = _with_recent(context, recent, documents_BxT, position_BxT)
+  else:
+    plain = visibility.window is None and visibility.sees_itself and segment.prefix_BxT is None
+    context = context.replace(
+      key_documents_BxS=context.query_documents_BxT,
+      position_BxP=position_BxT,
+      is_plain_causal=plain,
+    )
+  if not in_blocks:
+    visible_BxTxS = documents.visible(
+      context.query_documents_BxT,
+      context.key_documents_BxS,
+      segment.prefix_BxT,
+      context.window,
+      context.distance_BxTxS,
+      context.sees_itself,
+    )
+    context = context.replace(visible_BxTxS=visible_BxTxS)
+  return context, after
+
+
+def _with_recent(context, recent, documents_BxT, position_BxT):
+  """The context with the tokens of a segment memory, and those that the next segment has."""
+  last = lambda before, new: caches.last(before, new, context.valid_BxT)
+  after = {
+    'documents': last(recent['documents'], documents_BxT),
+    'positions': last(recent['positions'], position_BxT),
+    'position': last(recent['position'][:, None], position_BxT + 1)[:, 0],
+  }
+  keys = recent['documents'], context.query_documents_BxT
+  context = context.replace(
+    key_documents_BxS=jnp.concatenate(keys, axis=1),
+    position_BxP=jnp.concatenate([recent['positions'], position_BxT], axis=1),
+  )
+  return context, after
+
+
+def _with_cache(context, cache, documents_BxT, position_BxT, in_blocks):
+  """The context with the tokens in cache slots, and the slots after the segment."""
+  valid_BxT, kept_BxM = context.valid_BxT, cache['documents']
+  counted_BxT = jnp.ones(documents_BxT.shape, bool) if valid_BxT is None else valid_BxT
+  slots_BxT, index_BxT = caches.slots(cache, counted_BxT), caches.indices(cache, counted_BxT)
+  order_BxM = distance_BxTxS = None
+  if in_blocks:
+    order_BxM = caches.newest(cache, kept_BxM.shape[1])
+    kept_BxM = jnp.take_along_axis(kept_BxM, order_BxM, axis=1)
+  else:
+    index_BxS = jnp.concatenate([cache['index'], index_BxT], axis=1)
+    distance_BxTxS = index_BxT[:, :, None] - index_BxS[:, None, :]
+  context = context.replace(
+    key_documents_BxS=jnp.concatenate([kept_BxM, context.query_documents_BxT], axis=1),
+    position_BxP=position_BxT,
+    distance_BxTxS=distance_BxTxS,
+    slots_BxT=slots_BxT,
+    order_BxM=order_BxM,
+  )
+  return context, caches.advance(cache, slots_BxT, documents_BxT, position_BxT, counted_BxT)

@@ -1,0 +1,162 @@
+"""Attention with all scores of a segment at once: the reference, and faster where these are few.
+
+Under the mask m of a learned span, a softmax p over the keys becomes
+
+  m p / (sum(m p) + epsilon sum(p)), the last sum over the keys that the span reaches
+
+(see `layers.span`), so that keys out of reach change nothing.
+
+B batch, T queries, M memory, S = M + T keys, N heads, H head width.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ngrammer_jax.layers import documents, dropout, ngrammer, relative, span
+from ngrammer_jax.layers.context import Context
+
+MASKED = -0.7 * jnp.finfo(jnp.float32).max  # finite: a row of nothing but it stays finite
+
+
+class Heads(NamedTuple):
+  """Queries, keys and values by head.
+
+  Attributes:
+    query_BxTxNxH: scaled, with the content bias.
+    key_BxSxNxH: keys of the segment, and before them those of a memory of inputs.
+    value_BxSxNxH: values of the same tokens.
+    distance: queries and encodings of distances (see `layers.relative`). None: no such scores.
+  """
+
+  query_BxTxNxH: jax.Array
+  key_BxSxNxH: jax.Array
+  value_BxSxNxH: jax.Array
+  distance: relative.DistanceTerm | None = None
+
+  @property
+  def wide(self) -> jnp.dtype:
+    """The dtype of scores and sums."""
+    return jnp.promote_types(self.value_BxSxNxH.dtype, jnp.float32)
+
+
+class Spans(NamedTuple):
+  """Learned spans, and how they mask.
+
+  Attributes:
+    z_BxTxN: in tokens; B and T may be 1.
+    ramp: length over which they fade out.
+    renormalize: weights under the mask add up to 1 again.
+  """
+
+  z_BxTxN: jax.Array
+  ramp: int
+  renormalize: bool
+
+
+class Part(NamedTuple):
+  """A part of a softmax.
+
+  Attributes:
+    values_BxTxNxH: weighted within the part, in at least float32.
+    log_mass_BxNxT: logarithm of the sum of the exponentials.
+    weights_BxNxTxS: of the values, adding up to 1 within the part. None: they never exist at once.
+    pair_BxNxT: the earlier key that each query attends to most, S for none. None: not looked for.
+  """
+
+  values_BxTxNxH: jax.Array
+  log_mass_BxNxT: jax.Array
+  weights_BxNxTxS: jax.Array | None = None
+  pair_BxNxT: jax.Array | None = None
+
+
+def attend(
+  heads: Heads,
+  spans: Spans | None,
+  context: Context,
+  cached: dict[str, Any] | None,
+  finds_pairs: bool,
+  drop: dropout.Dropout,
+) -> Part:
+  """Attends to the keys that each query sees.
+
+  Args:
+    heads: of the segment.
+    spans: learned spans. None: none are learned.
+    context: of the segment.
+    cached: `keys` and `values` [B, N, M, H] of earlier tokens.
+    finds_pairs: find pairs too.
+    drop: dropout of the weights.
+  """
+  scores_BxNxTxS = _scores(heads, cached, context)
+  scores_BxNxTxS = jnp.where(context.visible_BxTxS[:, None], scores_BxNxTxS, MASKED)
+  inside_xNxTxS = None if spans is None else _inside(spans, context)
+  highest_BxNxTx1 = jax.lax.stop_gradient(scores_BxNxTxS.max(axis=-1, keepdims=True))
+  weights_BxNxTxS = counted_BxNxTxS = jnp.exp(scores_BxNxTxS - highest_BxNxTx1)
+  if spans is not None:
+    exp_BxNxTxS, weights_BxNxTxS = weights_BxNxTxS, weights_BxNxTxS * span.unit_clip(inside_xNxTxS)
+    if spans.renormalize:
+      reached_BxNxTxS = jnp.where(inside_xNxTxS >= 0, exp_BxNxTxS, 0)
+      counted_BxNxTxS = weights_BxNxTxS + span.EPSILON * reached_BxNxTxS
+  mass_BxNxTx1 = counted_BxNxTxS.sum(axis=-1, keepdims=True)
+  scale_BxNxTx1 = 1 / mass_BxNxTx1
+  if not context.sees_itself:
+    # A token that sees nothing would have the mean of all that it must not see.
+    scale_BxNxTx1 *= context.visible_BxTxS.any(axis=-1)[:, None, :, None]
+  # The division is left to the end, where there are H numbers of a query and not S.
+  values_BxTxNxH = _weighted(drop(weights_BxNxTxS), heads, cached)
+  return Part(
+    values_BxTxNxH * jnp.swapaxes(scale_BxNxTx1, 1, 2),
+    (jnp.log(mass_BxNxTx1) + highest_BxNxTx1)[..., 0],
+    weights_BxNxTxS * scale_BxNxTx1,
+    _pairs(scores_BxNxTxS, inside_xNxTxS, context) if finds_pairs else None,
+  )
+
+
+def _scores(heads, cached, context):
+  """How well queries and keys match, with their distances; not masked."""
+  # Cache and segment stay apart: joining them would copy the cache.
+  scores_BxNxTxS = _product('btnh,bsnh->bnts', heads.query_BxTxNxH, heads.key_BxSxNxH)
+  if cached is not None:
+    scores_BxNxTxM = _product('btnh,bnmh->bntm', heads.query_BxTxNxH, cached['keys'])
+    scores_BxNxTxS = jnp.concatenate([scores_BxNxTxM, scores_BxNxTxS], axis=-1)
+  if heads.distance is None:
+    return scores_BxNxTxS
+  return scores_BxNxTxS + relative.scores(heads.distance, context.distance_BxTxS)
+
+
+def _inside(spans, context):
+  """How far keys are inside of the spans (see `span.inside`), [B or 1, N, T, S]."""
+  distance_BxTxS = context.distance_BxTxS
+  if distance_BxTxS is None:
+    distance_BxTxS = documents.distances(*context.visible_BxTxS.shape[1:])
+  nearest_Bx1xTxS = distance_BxTxS[:, None] - (not context.sees_itself)
+  z_BxNxTx1 = spans.z_BxTxN.swapaxes(1, 2)[..., None]
+  return span.inside(z_BxNxTx1, nearest_Bx1xTxS, spans.ramp)
+
+
+def _weighted(weights_BxNxTxS, heads, cached):
+  """The weighted values of the context, in at least float32."""
+  weights_BxNxTxS = weights_BxNxTxS.astype(heads.value_BxSxNxH.dtype)
+  M = 0 if cached is None else cached['values'].shape[2]
+  values_BxTxNxH = _product('bnts,bsnh->btnh', weights_BxNxTxS[..., M:], heads.value_BxSxNxH)
+  if cached is not None:
+    values_BxTxNxH += _product('bntm,bnmh->btnh', weights_BxNxTxS[..., :M], cached['values'])
+  return values_BxTxNxH
+
+
+def _pairs(scores_BxNxTxS, inside_xNxTxS, context):
+  """The earlier key that each query attends to most; S for none."""
+  scores_BxNxTxS = jax.lax.stop_gradient(scores_BxNxTxS)
+  if inside_xNxTxS is not None:  # what the softmax, under the mask, is monotone in
+    scores_BxNxTxS += jnp.log(jax.lax.stop_gradient(span.unit_clip(inside_xNxTxS)))
+  T, S = scores_BxNxTxS.shape[2:]
+  earlier_TxS = jnp.arange(S) < S - T + jnp.arange(T)[:, None]
+  return ngrammer.most_attended(scores_BxNxTxS, context.visible_BxTxS & earlier_TxS)
+
+
+def _product(indices, a, b):
+  """A product in at least float32."""
+  wide = jnp.promote_types(a.dtype, jnp.float32)
+  return jnp.einsum(indices, a, b, preferred_element_type=wide)
