@@ -23,40 +23,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-MAX_ROWS = 2**29  # p < 2 V must leave room for the sum of two remainders in int32
-
-
-def _is_prime(n: int) -> bool:
-  return n > 1 and all(n % d for d in range(2, int(n**0.5) + 1))
-
-
-@functools.lru_cache
-def primes_above(V: int, count: int) -> tuple[int, ...]:
-  """The first `count` primes p with V < p < 2 V.
-
-  Raises:
-    ValueError: there are fewer, or V is too large for exact 32-bit arithmetic.
-  """
-  if not 0 < V <= MAX_ROWS:
-    raise ValueError(f'a vocabulary of {V:,} n-grams a head is outside 1 to {MAX_ROWS:,}')
-  primes = []
-  for n in range(V + 1, 2 * V):
-    if len(primes) == count:
-      break
-    if _is_prime(n):
-      primes.append(n)
-  if len(primes) < count:
-    raise ValueError(
-      f'{count} heads need {count} primes between {V} and {2 * V}, but there are only '
-      f'{len(primes)}: use a larger n-gram vocabulary or fewer heads'
-    )
-  return tuple(primes)
+from ngrammer_jax import ngram_sizes
 
 
 @functools.lru_cache
 def hash_tables(K: int, V: int, heads: int, order: int = 2) -> np.ndarray:
   """The separated hash, int32 [order, N, K]; table j belongs to the id j steps back."""
-  p_N = np.array(primes_above(V, heads), dtype=np.int64)
+  p_N = np.array(ngram_sizes.primes_above(V, heads), dtype=np.int64)
   a_N = np.arange(1, heads + 1, dtype=np.int64)
   id_K = np.arange(K, dtype=np.int64)
   tables = []
@@ -80,7 +53,7 @@ def ngram_rows(ids: Sequence[jax.Array], K: int, V: int) -> jax.Array:
   """
   N = ids[0].shape[-1]
   tables = jnp.asarray(hash_tables(K, V, N, len(ids)))
-  p_N = jnp.asarray(primes_above(V, N), jnp.int32)
+  p_N = jnp.asarray(ngram_sizes.primes_above(V, N), jnp.int32)
   head_N = jnp.arange(N)
   total = jnp.zeros_like(ids[0])
   for table_NxK, z in zip(tables, ids, strict=True):

@@ -36,12 +36,12 @@ def some_ids(K, order, heads):
 
 @pytest.mark.parametrize('V, primes', [*PRIMES.items(), (13, (17, 19)), (4, (5, 7))])
 def test_first_primes_above_the_vocabulary(V, primes):
-  assert hashing.primes_above(V, len(primes)) == primes
+  assert ngram_sizes.primes_above(V, len(primes)) == primes
 
 
 # Ids, rows, order and heads; the largest vocabulary that there may be, too.
 CASES = [(K, V, 2, 16) for V in PRIMES for K in (16, 16_384)]
-CASES += [(8192, 393_216, 2, 16), (50_257, 196_608, 3, 8), (50_257, hashing.MAX_ROWS, 2, 4)]
+CASES += [(8192, 393_216, 2, 16), (50_257, 196_608, 3, 8), (50_257, ngram_sizes.MAX_ROWS, 2, 4)]
 
 
 def test_rows_equal_python_integers():
@@ -50,7 +50,7 @@ def test_rows_equal_python_integers():
     lambda ids: {case: hashing.ngram_rows(tuple(ids[case]), *case[:2]) for case in CASES}
   )
   for (K, V, order, heads), rows in every(ids).items():
-    expected = slow_rows(ids[K, V, order, heads], K, V, hashing.primes_above(V, heads))
+    expected = slow_rows(ids[K, V, order, heads], K, V, ngram_sizes.primes_above(V, heads))
     assert rows.dtype == 'int32'
     assert rows.tolist() == expected.tolist(), (K, V, order, heads)
 
@@ -67,7 +67,7 @@ def test_rows_equal_praxis(reference):
     return {V: hashing.ngram_rows(of_heads(V), K, V) for V in sizes}
 
   for V, rows in every([z.astype('int32') for z in (current, previous)]).items():
-    assert list(hashing.primes_above(V, len(primes[V]))) == primes[V]
+    assert list(ngram_sizes.primes_above(V, len(primes[V]))) == primes[V]
     assert rows.tolist() == f[f'row/{V}'].tolist()
 
 
@@ -85,5 +85,5 @@ def test_rows_equal_praxis(reference):
 )
 def test_impossible_vocabulary_says_what_to_change(V, message):
   with pytest.raises(ValueError) as caught:
-    hashing.primes_above(V, 8)
+    ngram_sizes.primes_above(V, 8)
   assert str(caught.value) == message
