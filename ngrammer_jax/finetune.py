@@ -9,6 +9,7 @@ import functools
 import os
 
 from ngrammer_jax import files, flags, hosts
+from ngrammer_jax.config import command_line
 
 
 def main(argv: list[str]) -> int:
@@ -19,8 +20,8 @@ def main(argv: list[str]) -> int:
   flags.add_trace(parser)
   flags.add_cache(parser)
   hosts.add_flags(parser)
-  options, config = flags.parse(parser, argv)
-  said = [key for key, _ in flags.split(argv)[0]]
+  options, config = command_line.parse(parser, argv)
+  said = [key for key, _ in command_line.split(argv)[0]]
 
   # As `train` does it, and before the first device is touched.
   deterministic = '--xla_gpu_deterministic_ops=true'

@@ -8,8 +8,8 @@ import ml_collections
 import pytest
 
 from ngrammer_jax import config, errors
-from ngrammer_jax.data import token_cache
-from ngrammer_jax.models import config as model_config
+from ngrammer_jax.config import data as data_config
+from ngrammer_jax.config import model as model_config
 from tests.checks import bad_input
 from tests.loops import each
 
@@ -66,7 +66,7 @@ def test_saved_config_is_loaded_the_same(tmp_path):
   path = tmp_path / 'config.json'
   saved = config.Config(
     model=model_config.ModelConfig(ngram=model_config.NGramConfig(dim=4, decay=0.1 + 0.2)),
-    data=token_cache.DataConfig(corpus='text', path='/a/é"\\'),
+    data=data_config.DataConfig(corpus='text', path='/a/é"\\'),
     optimizer=config.OptimizerConfig(learning_rate=1e-17, clip_norm=None),
     seed=2**31,
   )

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from ngrammer_jax import config, errors, flags
-from ngrammer_jax.models import config as model_config
+from ngrammer_jax.config import command_line
+from ngrammer_jax.config import model as model_config
 from tests.checks import bad_input
 from tests.loops import each
 
@@ -55,7 +56,7 @@ def parse(folder):
 
   def parse(*arguments, file='plain.py'):
     given = [f'--config={folder}/{file}', *arguments]
-    return flags.parse(argparse.ArgumentParser(), given)[1]
+    return command_line.parse(argparse.ArgumentParser(), given)[1]
 
   return parse
 
@@ -72,7 +73,7 @@ def test_row_is_the_argument_of_the_file(parse, row, width):
 def test_plain_flags_are_parsed_beside_the_config(folder):
   parser = argparse.ArgumentParser()
   parser.add_argument('--workdir')
-  options, resolved = flags.parse(
+  options, resolved = command_line.parse(
     parser, ['--workdir', 'x', '--config.seed', '3', '--config', f'{folder}/plain.py']
   )
   assert (options.workdir, resolved.seed) == ('x', 3)
@@ -203,13 +204,13 @@ def test_missing_file_lists_those_beside_it(folder):
     f'--config={folder}/palin.py: no file {folder}/palin.py; there are: '
     f'{folder}/ngram.py, {folder}/plain.py, {folder}/rows.py'
   ):
-    flags.load_file(f'{folder}/palin.py')
+    command_line.load_file(f'{folder}/palin.py')
 
 
 @each('spec', ['none/plain.py', 'none/plain.py:row'])
 def test_missing_folder_has_nothing_to_list(folder, spec):
   with bad_input(f'--config={folder}/{spec}: no file {folder}/none/plain.py'):
-    flags.load_file(f'{folder}/{spec}')
+    command_line.load_file(f'{folder}/{spec}')
 
 
 def test_folder_is_no_file(folder):
@@ -218,7 +219,7 @@ def test_folder_is_no_file(folder):
     f'--config={folder}/configs: no file {folder}/configs; there are: '
     f'{folder}/ngram.py, {folder}/plain.py, {folder}/rows.py'
   ):
-    flags.load_file(f'{folder}/configs')
+    command_line.load_file(f'{folder}/configs')
 
 
 @each(
@@ -232,12 +233,12 @@ def test_folder_is_no_file(folder):
 def test_unknown_row_or_other_file_is_named(folder, spec, message):
   (folder / 'other.py').write_text('x = 1')
   with bad_input(f'--config={folder}/{spec}: {message.format(folder=folder)}'):
-    flags.load_file(f'{folder}/{spec}')
+    command_line.load_file(f'{folder}/{spec}')
 
 
 def test_config_is_required(capsys):
   with pytest.raises(SystemExit) as caught:
-    flags.parse(argparse.ArgumentParser(prog='verb'), [])
+    command_line.parse(argparse.ArgumentParser(prog='verb'), [])
   assert caught.value.code == 2
   assert capsys.readouterr().err.endswith(
     'verb: error: the following arguments are required: --config\n'

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from ngrammer_jax.layers import placement
 
-KERNELS = ('xla', 'splash', 'cudnn')
 LANES = 128  # of a TPU; segments have to be multiples
 OLD = ('TPU v2', 'TPU v3')  # whose matrix units the kernel does not know
 BLOCKS = (512, 256, LANES)  # queries and keys at a time
@@ -22,7 +21,7 @@ def choose(kernel: str | None, shape: tuple[int, ...], dtype: jnp.dtype) -> str:
   """The kernel for queries of a shape [B, T, N, H]: where it cannot do that, `xla`.
 
   Args:
-    kernel: one of KERNELS; None: splash, on TPUs.
+    kernel: `xla`, `splash` or `cudnn`; None: splash, on TPUs.
     shape, dtype: of the queries.
   """
   if kernel is None:

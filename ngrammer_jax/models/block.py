@@ -10,6 +10,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import (
   attention,
   cache,
@@ -19,8 +20,7 @@ from ngrammer_jax.layers import (
   normalization,
   span,
 )
-from ngrammer_jax.models import config as model_config
-from ngrammer_jax.models import ngrams, view
+from ngrammer_jax.models import ngrams, precision, view
 
 Memory = dict[str, Any]
 
@@ -42,13 +42,13 @@ def empty_memory(
   looks_back = (c.convolution or 1) - 1
   if c.memory is not None and not cache_slots:
     rows = view.inputs_kept(c, windows, growth) + looks_back
-    kept['hidden'] = jnp.zeros((batch, rows, c.width), c.compute_dtype())
+    kept['hidden'] = jnp.zeros((batch, rows, c.width), precision.compute_dtype(c))
   if cache_slots:
     convolved = attention.projections(c.shared_query_key) if c.convolution is not None else ()
 
     def of_heads(slots, heads, queries):
       rows = {name: (looks_back, queries if name == 'query' else heads) for name in convolved}
-      H, dtype = c.width // c.heads, c.compute_dtype()
+      H, dtype = c.width // c.heads, precision.compute_dtype(c)
       return cache.empty_layer(batch, slots, heads, H, dtype, rows)
 
     by_size = groups(c, windows)

@@ -5,8 +5,8 @@ Both keep one contract (see `TransformerLM.__call__`), so nobody above here need
 
 from typing import Any
 
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.models import block, recurrent, transformer, view
-from ngrammer_jax.models import config as model_config
 
 LanguageModel = transformer.TransformerLM | recurrent.RecurrentLM
 

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import ngrammer
-from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import view
 
 

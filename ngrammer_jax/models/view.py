@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import attention, cache, documents, local, position
-from ngrammer_jax.models import config as model_config
+from ngrammer_jax.models import precision
 
 # Of every layer, of every head, how many tokens back it looks at most. Where tokens have spans of
 # their own: those that a layer chooses from, segment by segment.
@@ -177,7 +178,7 @@ def _view(
   )
   rotation = None
   if c.position == 'rope':
-    wide = jnp.promote_types(c.compute_dtype(), jnp.float32)
+    wide = jnp.promote_types(precision.compute_dtype(c), jnp.float32)
     timescales = c.positions().min_timescale, c.positions().max_timescale
     rotation = position.rotation(position_BxP, c.width // c.heads, *timescales, wide)
   known = visible_BxTxS, rotation, position_BxP, segment.documents_BxT, slots_BxT

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import config as experiment
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import documents
-from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import view
 from ngrammer_jax.training import optimizers
 

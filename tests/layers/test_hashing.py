@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ngrammer_jax import ngram_sizes
 from ngrammer_jax.layers import hashing
 
 # The primes above 196,608 and 393,216 of the praxis tables.

@@ -1,7 +1,8 @@
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.models import config as model_config
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.models import precision
 
 NGRAM = {'clusters': 4, 'vocabulary_size': 64, 'dim': 8}
 
@@ -268,8 +269,8 @@ def test_impossible_model_says_what_to_change(fields, message):
 
 
 def test_auto_dtype_is_float32_on_cpu():
-  assert model_config.ModelConfig().compute_dtype() == 'float32'
-  assert model_config.ModelConfig(dtype='bfloat16').compute_dtype() == 'bfloat16'
+  assert precision.compute_dtype(model_config.ModelConfig()) == 'float32'
+  assert precision.compute_dtype(model_config.ModelConfig(dtype='bfloat16')) == 'bfloat16'
 
 
 def test_a_tail_without_words():

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import config as experiment
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.interop import attention_lstm
-from ngrammer_jax.models import config as model_config
-from ngrammer_jax.models import language_model, recurrent_config
+from ngrammer_jax.models import language_model
 from tests.checks import assert_close, bad_input, data_root, random_variables
 from tests.models import attention_lstm_loop as loop
 

@@ -14,7 +14,8 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import errors, mesh_config, runs, sharding
+from ngrammer_jax import errors, runs, sharding
+from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.training import checkpoints, checksums, loop, manifest, programs
 from tests import tiny_run

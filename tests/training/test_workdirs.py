@@ -14,8 +14,10 @@ import types
 import pytest
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, evaluation_config, files, mesh_config
-from ngrammer_jax.models import config as model_config
+from ngrammer_jax import errors, files
+from ngrammer_jax.config import evaluation as evaluation_config
+from ngrammer_jax.config import mesh as mesh_config
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.training import workdirs
 from tests.checks import bad_input
 
