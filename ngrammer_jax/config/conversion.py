@@ -49,8 +49,7 @@ def _build(kind: type, values: Any, path: str = '') -> Any:
   if not isinstance(values, Mapping):
     section = path[:-1] or 'the config'
     raise errors.BadInput(f'{section}={values!r} is a plain value, where a section is expected')
-  keys = {key.name: key for key in fields.keys(kind, path)}
-  converted = {}
+  keys, converted = fields.keys(kind, path), {}
   for name, value in values.items():
     if name not in keys:
       raise errors.BadInput(unknown_key(f'{path}{name}'))
@@ -74,7 +73,7 @@ def find_key(path: str) -> fields.Key:
   for name in path.split('.'):
     if kind is None:
       raise errors.BadInput(f'unknown config key {path}: {parent[:-1]} is a value, not a section')
-    keys = {key.name: key for key in fields.keys(kind, parent)}
+    keys = fields.keys(kind, parent)
     if name not in keys:
       raise errors.BadInput(unknown_key(f'{parent}{name}'))
     key = keys[name]
@@ -107,7 +106,9 @@ def load(path: pathlib.Path) -> Config:
 
 
 def describe(config: Config) -> str:
-  """Returns every key of a config with its value and its comment, one a line."""
-  rows = [(f'{key.path}={value!r}', key.comment) for key, value in fields.walk_values(config)]
-  width = max(len(setting) for setting, _ in rows if len(setting) < 50)
-  return '\n'.join(f'{setting:{width}}  # {comment}' for setting, comment in rows)
+  """Returns every key of a config with its value, its comment and its choices, one a line."""
+  lines = []
+  for key, value in fields.walk_values(config):
+    choices = f' ({", ".join(key.rules.choices)})' if key.rules.choices else ''
+    lines.append(f'{f"{key.path}={value!r}":36}  # {key.comment}{choices}')
+  return '\n'.join(lines)

@@ -76,7 +76,6 @@ class Key:
 
   Attributes:
     path: dotted, from the root of the config.
-    name: its last part.
     default: the default value.
     types: the types of its value, NoneType if it may be None.
     comment: what it means.
@@ -85,7 +84,6 @@ class Key:
   """
 
   path: str
-  name: str
   default: Any
   types: tuple[Any, ...]
   comment: str
@@ -142,17 +140,17 @@ class Key:
 
 
 @functools.cache
-def keys(kind: type, path: str = '') -> tuple[Key, ...]:
-  """The keys of a config dataclass, without those inside of its blocks."""
-  return tuple(
-    Key(path + f.name, f.name, f.default, _options(f.type), **f.metadata)
+def keys(kind: type, path: str = '') -> dict[str, Key]:
+  """The keys of a config dataclass by name, without those inside of its blocks."""
+  return {
+    f.name: Key(path + f.name, f.default, _options(f.type), **f.metadata)
     for f in dataclasses.fields(kind)
-  )
+  }
 
 
 def walk(kind: type, path: str = '') -> Iterator[Key]:
   """Yields every key of a config dataclass: a section or block, then the keys inside it."""
-  for key in keys(kind, path):
+  for key in keys(kind, path).values():
     yield key
     if key.block is not None:
       yield from walk(key.block, f'{key.path}.')
@@ -160,8 +158,8 @@ def walk(kind: type, path: str = '') -> Iterator[Key]:
 
 def walk_values(config: Any, path: str = '') -> Iterator[tuple[Key, Any]]:
   """Yields every key of a config that has a plain value, and blocks that are None."""
-  for key in keys(type(config), path):
-    value = getattr(config, key.name)
+  for name, key in keys(type(config), path).items():
+    value = getattr(config, name)
     if dataclasses.is_dataclass(value):
       yield from walk_values(value, f'{key.path}.')
     else:
@@ -179,8 +177,8 @@ def differences(before: Any, now: Any, path: str = '') -> Iterator[tuple[Key, An
 
   A block that comes or goes is one difference.
   """
-  for key in keys(type(before), path):
-    old, new = getattr(before, key.name), getattr(now, key.name)
+  for name, key in keys(type(before), path).items():
+    old, new = getattr(before, name), getattr(now, name)
     if key.free_on_resume:
       continue
     if dataclasses.is_dataclass(old) and dataclasses.is_dataclass(new):

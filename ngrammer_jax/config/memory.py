@@ -59,9 +59,7 @@ class MemoryConfig:
 class SpanConfig:
   """How far each head looks back (see `layers.span`)."""
 
-  kind: str = field(
-    'adaptive', 'span of a head: a parameter, or a function of the token', choices=SPANS
-  )
+  kind: str = field('adaptive', 'a parameter of a head, or a function of the token', choices=SPANS)
   limit: int = field(1024, 'maximum span S, in tokens', at_least=1)
   ramp: int = field(
     32,
@@ -76,9 +74,7 @@ class SpanConfig:
     None, 'initial parameter; None: 0 for adaptive, -4 (before the sigmoid) for dynamic'
   )
   renormalize: bool = field(True, 'rescale masked attention weights to a sum of 1')
-  reserve: int = field(
-    16, 'tokens that a span may grow before the windows are fitted to it again', at_least=1
-  )
+  reserve: int = field(16, 'tokens a span may grow before its window is refitted', at_least=1)
   check_every: int = field(100, 'steps between fits of the windows to the spans', at_least=1)
 
   def check(self, model: Any) -> None:
@@ -115,9 +111,7 @@ class PersistentConfig:
 
   vectors: int = field(1024, 'persistent vectors of each head; 0: none', at_least=0)
   kind: str = field(
-    'all_attention',
-    "how they join the context: the paper's way, or an ablation",
-    choices=PERSISTENT,
+    'all_attention', 'how they join the context (the others: ablations)', choices=PERSISTENT
   )
 
   def check(self, model: Any) -> None:

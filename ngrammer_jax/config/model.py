@@ -34,25 +34,20 @@ class ModelConfig:
   width: int = field(256, 'model width D', at_least=1)
   heads: int = field(4, 'attention heads', at_least=1)
   feed_forward_width: int = field(
-    688,
-    'inner width of the feed-forward: about 8/3 of width if gated, else 4 times; 0: none',
-    at_least=1,
-    also=(0,),
+    688, 'inner width, about 8/3 of `width` if gated, else 4 times; 0: none', at_least=1, also=(0,)
   )
   activation: str = field('gelu', 'activation of the feed-forward', choices=ACTIVATIONS)
   gated: bool = field(True, 'gated feed-forward')
   bias: bool = field(False, 'biases of the linear layers')
   feed_forward_bias: bool | None = field(None, 'biases of the feed-forward; None: as `bias`')
   position: str = field('rope', 'position encoding', choices=POSITIONS)
-  positional: PositionalConfig | None = field(
-    None, 'options of the position encoding; None: the defaults'
-  )
+  positional: PositionalConfig | None = field(None, 'options of the encoding; None: the defaults')
   per_dim_scale: bool = field(False, 'learned scale of each dimension of the queries')
   norm: str = field('pre', 'place of the layer norms', choices=NORMS)
   norm_epsilon: float = field(1e-6, 'epsilon of the layer norms', above=0)
   final_norm: bool = field(True, 'one more layer norm before the softmax')
   convolution: int | None = field(
-    None, 'taps of a depthwise convolution on queries, keys and values (Primer: 3)', at_least=1
+    None, 'taps of a depthwise convolution on q, k and v (Primer: 3)', at_least=1
   )
   shared_query_key: bool = field(False, 'queries from the convolved keys (full Primer)')
   tie_embeddings: bool = field(True, 'input and output share the embedding')
@@ -61,14 +56,11 @@ class ModelConfig:
   vocabulary_chunk: int | None = field(
     None, 'logits of a token that exist at one time; None: all', at_least=1, free_on_resume=True
   )
-  # Also of the encodings of distances (relative), and of the output where it has no norm.
-  dropout: float = field(
-    0.0, 'dropout of the embeddings and of the output of each sub-layer', at_least=0, below=1
-  )
+  # Of the embeddings, the output of each sub-layer, the encodings of distances (relative), and of
+  # the final output where it has no norm.
+  dropout: float = field(0.0, 'dropout of embeddings and sub-layers', at_least=0, below=1)
   attention_dropout: float = field(0.0, 'dropout of attention weights', at_least=0, below=1)
-  inner_dropout: float = field(
-    0.0, 'dropout of the inner layer of the feed-forward', at_least=0, below=1
-  )
+  inner_dropout: float = field(0.0, 'dropout inside of the feed-forward', at_least=0, below=1)
   dtype: str = field(
     'auto', 'dtype of activations; auto: bfloat16 on accelerators, float32 on CPU', choices=DTYPES
   )

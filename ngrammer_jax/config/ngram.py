@@ -19,15 +19,11 @@ EXCHANGE = ('auto', 'rows', 'table')
 class NGramConfig:
   """The N-Grammer layer (see `layers.NGrammer`)."""
 
-  clusters: int | None = field(
-    256, 'clusters of each head; None: n-grams of the token ids, without a quantiser', at_least=1
-  )
+  clusters: int | None = field(256, 'clusters of each head; None: n-grams of token ids', at_least=1)
   vocabulary_size: int = field(16_384, 'table rows of each head and order')
   dim: int = field(8, 'width of an n-gram vector')
   heads: int | None = field(None, 'heads of the layer; None: model.heads', at_least=1)
-  combine: str = field(
-    'concat', 'how token and n-gram vectors are joined', choices=ngram_sizes.COMBINE
-  )
+  combine: str = field('concat', 'how they join tokens', choices=ngram_sizes.COMBINE)
   orders: tuple[int, ...] = field((2,), 'lengths of the n-grams')
   distinct_start: bool = field(False, 'before a document there is an id of its own, not cluster 0')
   layer: str = field('input', 'where the layer is', choices=LAYERS)
@@ -45,12 +41,10 @@ class NGramConfig:
     'initial centroids; None: data at the input of more tokens than clusters, else uniform',
     choices=INITIAL,
   )
-  padding_trains: bool = field(
-    False, 'after attention: padding moves the centroids too, as in praxis'
-  )
+  padding_trains: bool = field(False, 'after attention: padding trains the centroids too')
   exchange: str = field(
     'auto',
-    'what devices exchange of the gradient of the tables; auto: the smaller one',
+    'how devices exchange table gradients; auto: the faster way',
     choices=EXCHANGE,
     free_on_resume=True,
   )

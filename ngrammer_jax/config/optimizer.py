@@ -50,7 +50,7 @@ class OptimizerConfig:
   schedule: str = field('cosine', 'learning rate after the warm-up', choices=SCHEDULES)
   warmup_steps: int = field(100, 'steps of linear warm-up', at_least=0)
   final_fraction: float = field(
-    0.1, 'final learning rate of cosine and linear, as a fraction of the peak', at_least=0
+    0.1, 'cosine, linear: final fraction of the learning rate', at_least=0
   )
   epsilon: float = field(1e-6, 'added to the denominator of the update', above=0)
   weight_decay: float = field(0.0, 'decoupled weight decay of the dense weights', at_least=0)

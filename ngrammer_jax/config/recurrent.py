@@ -39,9 +39,7 @@ class RecurrentConfig:
   slices: int = field(4, 'slices of the hidden state of the n-gram readout', at_least=2)
   # The paper's code does not. Token by token, in generation and rankings, it is always carried.
   carry_memory: bool = field(False, 'carry what the readout looks back at to the next segment')
-  empty_slots: str = field(
-    'mask', 'attention: how slots before a document count', choices=EMPTY_SLOTS
-  )
+  empty_slots: str = field('mask', 'attention: slots before a document', choices=EMPTY_SLOTS)
   temporal_tables: int = field(
     1, "recurrent memory: number of temporal tables; 2 in its authors' code", at_least=1, at_most=2
   )
