@@ -106,9 +106,12 @@ def load(path: pathlib.Path) -> Config:
 
 
 def describe(config: Config) -> str:
-  """Returns every key of a config with its value, its comment and its choices, one a line."""
+  """Returns every key of a config with its value and what it means, one a line."""
   lines = []
   for key, value in fields.walk_values(config):
-    choices = f' ({", ".join(key.rules.choices)})' if key.rules.choices else ''
-    lines.append(f'{f"{key.path}={value!r}":36}  # {key.comment}{choices}')
+    choices, only_for = key.rules.choices, key.rules.only_for
+    comment = f'{key.comment} ({", ".join(choices)})' if choices else key.comment
+    if only_for is not None:
+      comment += f'; only for {only_for[0]} {", ".join(only_for[1])}'
+    lines.append(f'{f"{key.path}={value!r}":36}  # {comment}')
   return '\n'.join(lines)

@@ -20,7 +20,12 @@ class DataConfig:
   )
   vocabulary: str = field('sentencepiece', 'kind of tokens', choices=VOCABULARIES)
   vocabulary_size: int | None = field(None, 'None: 4096 SentencePiece pieces, or all words')
-  vocabulary_path: str | None = field(None, 'a pretrained SentencePiece model', free_on_resume=True)
+  vocabulary_path: str | None = field(
+    None,
+    'a pretrained SentencePiece model',
+    free_on_resume=True,
+    only_for=('vocabulary', ('sentencepiece',)),
+  )
   newlines: str = field(
     'keep', 'newlines of enwik8: keep, drop (Transformer-XL), eos (adaptive span)'
   )
@@ -46,13 +51,9 @@ class DataConfig:
   def check(self) -> None:
     """Raises BadInput for invalid settings, before any file of the corpus is opened."""
     fields.check_values(self, 'data.')
-    if self.vocabulary_path is not None:
-      if self.vocabulary != 'sentencepiece':
-        raise errors.BadInput(
-          f'data.vocabulary_path is for data.vocabulary="sentencepiece", not {self.vocabulary!r}'
-        )
-      if not pathlib.Path(self.vocabulary_path).expanduser().is_file():
-        raise errors.BadInput(f'data.vocabulary_path={self.vocabulary_path}: no such file')
+    path = self.vocabulary_path
+    if path is not None and not pathlib.Path(path).expanduser().is_file():
+      raise errors.BadInput(f'data.vocabulary_path={path}: no such file')
     self._check_vocabulary_size()
     if self.is_streamed and self.vocabulary not in ('sentencepiece', 'bytes'):
       raise errors.BadInput(

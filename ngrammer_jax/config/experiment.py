@@ -49,7 +49,6 @@ class Config:
     span = self.model.span
     events = {} if span is None else {'model.span.check_every': span.check_every}
     self.training.check_multiples(**events)
-    self.optimizer.check()
     if self.finetune is not None:
       self.finetune.check(self.training.segment_length)
     self.mesh.check()

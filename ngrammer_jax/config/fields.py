@@ -1,6 +1,6 @@
 """The fields of a config: what each one means, which values it may have, and a walk over them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
 import math
@@ -19,6 +19,8 @@ class Rules:
     choices: all valid values.
     at_least, above, at_most, below: bounds of a number, which has to be finite then.
     also: further valid values, outside of the bounds.
+    only_for: name and values of the key, in the same block or one around it, that the field is
+      for: with others it has to have its default value.
     reason: why, as the end of the error message.
   """
 
@@ -28,6 +30,7 @@ class Rules:
   at_most: float | None = None
   below: float | None = None
   also: tuple[Any, ...] = ()
+  only_for: tuple[str, tuple[str, ...]] | None = None
   reason: str = ''
 
   def allow(self, value: Any) -> bool:
@@ -138,6 +141,23 @@ class Key:
       reason = f': {self.rules.reason}' if self.rules.reason else ''
       raise errors.BadInput(f'{subject} {self.rules.describe()}{ends}{reason}')
 
+  def check_use(self, value: Any, blocks: Sequence[tuple[str, Any]]) -> None:
+    """Raises BadInput for a value that has no effect: see `Rules.only_for`.
+
+    Args:
+      value: the value.
+      blocks: path and dataclass of the block that the key is in, and of those around it.
+    """
+    if self.rules.only_for is None or value == self.default:
+      return
+    name, choices = self.rules.only_for
+    path, other = next((path, getattr(b, name)) for path, b in blocks if hasattr(b, name))
+    if other not in choices:
+      raise errors.BadInput(
+        f'{self.path}={value!r} is not for {path}{name}={other!r}, but for {", ".join(choices)}: '
+        f'leave it at {self.default!r}'
+      )
+
 
 @functools.cache
 def keys(kind: type, path: str = '') -> dict[str, Key]:
@@ -166,10 +186,22 @@ def walk_values(config: Any, path: str = '') -> Iterator[tuple[Key, Any]]:
       yield key, value
 
 
-def check_values(config: Any, path: str = '') -> None:
-  """Raises BadInput for a value of a config, or of a block of it, that its rules do not allow."""
-  for key, value in walk_values(config, path):
-    key.check(value)
+def check_values(config: Any, path: str = '', around: Sequence[tuple[str, Any]] = ()) -> None:
+  """Raises BadInput for a value of a config, or of a block of it, that its rules do not allow.
+
+  Args:
+    config: the config, or a block of it.
+    path: its dotted path, with a dot at the end.
+    around: path and dataclass of the blocks that it is in, the innermost first.
+  """
+  blocks = ((path, config), *around)
+  for name, key in keys(type(config), path).items():
+    value = getattr(config, name)
+    if dataclasses.is_dataclass(value):
+      check_values(value, f'{key.path}.', blocks)
+    else:
+      key.check(value)
+      key.check_use(value, blocks)
 
 
 def differences(before: Any, now: Any, path: str = '') -> Iterator[tuple[Key, Any, Any]]:

@@ -113,8 +113,8 @@ class ModelConfig:
         f'model.position={self.position!r} counts from the end of a segment, and knows no memory: '
         f'use model.memory=None (and evaluation.memory=None), or model.position="relative"'
       )
-    blocks = (self.recurrent, self.ngram, self.memory, self.positional, self.adaptive_softmax)
-    for block in (*blocks, self.span, self.persistent, self.initial):
+    blocks = (self.recurrent, self.ngram, self.memory, self.adaptive_softmax)
+    for block in (*blocks, self.span, self.persistent):
       if block is not None:
         block.check(self)
     if self.position == 'table':

@@ -10,6 +10,7 @@ from ngrammer_jax.config.fields import field
 LAYERS = ('input', 'begin', 'middle', 'end', 'attention')
 # The token before; the one that the head attends to most among those before; no layer there.
 PAIRING = ('previous', 'attended', 'none')
+_BLOCKS = ('layer', ('attention',))
 EMPTY = ('shrink', 'keep', 'revive')
 INITIAL = ('uniform', 'normal', 'data')
 EXCHANGE = ('auto', 'rows', 'table')
@@ -29,8 +30,9 @@ class NGramConfig:
   layer: str = field('input', 'where the layer is', choices=LAYERS)
   pairing: tuple[str, ...] = field(
     ('previous',),
-    'after attention, what a token pairs with: for each block, or one entry for all',
+    'what a token pairs with in each block, or one entry for all',
     choices=PAIRING,
+    only_for=_BLOCKS,
   )
   decay: float = field(0.999, 'decay of the moving average of the centroids', at_least=0, at_most=1)
   epsilon: float = field(1e-6, 'added to the size of a cluster', above=0)
@@ -41,7 +43,9 @@ class NGramConfig:
     'initial centroids; None: data at the input of more tokens than clusters, else uniform',
     choices=INITIAL,
   )
-  padding_trains: bool = field(False, 'after attention: padding trains the centroids too')
+  padding_trains: bool = field(
+    False, 'padding moves the centroids too, as in praxis', only_for=_BLOCKS
+  )
   exchange: str = field(
     'auto',
     'how devices exchange table gradients; auto: the faster way',
@@ -68,8 +72,6 @@ class NGramConfig:
       )
     if self.layer == 'attention':
       self._check_after_attention(model)
-    else:
-      self._check_elsewhere()
     if self.initial == 'data' and (self.layer != 'input' or model.adaptive_softmax is not None):
       raise errors.BadInput(
         f'model.ngram.initial="data" draws from the embedding, but the layer is at '
@@ -83,17 +85,6 @@ class NGramConfig:
       )
     except ValueError as error:
       raise errors.BadInput(f'model.ngram: {error}') from error
-
-  def _check_elsewhere(self) -> None:
-    if self.padding_trains:
-      raise errors.BadInput(
-        f'model.ngram.padding_trains=True needs model.ngram.layer="attention", not {self.layer!r}'
-      )
-    if self.pairing != ('previous',):
-      raise errors.BadInput(
-        f'model.ngram.pairing={self.pairing} needs model.ngram.layer="attention": elsewhere '
-        f'a token pairs with the one before'
-      )
 
   def _check_after_attention(self, model: Any) -> None:
     if self.clusters is None:

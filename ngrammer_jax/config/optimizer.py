@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
 
 ALGORITHMS = ('adam', 'lamb', 'adagrad')
@@ -53,18 +52,15 @@ class OptimizerConfig:
     0.1, 'cosine, linear: final fraction of the learning rate', at_least=0
   )
   epsilon: float = field(1e-6, 'added to the denominator of the update', above=0)
-  weight_decay: float = field(0.0, 'decoupled weight decay of the dense weights', at_least=0)
+  weight_decay: float = field(
+    0.0,
+    'decoupled weight decay of the dense weights',
+    at_least=0,
+    only_for=('algorithm', ('adam', 'lamb')),
+  )
   clip_norm: float | None = field(
     1.0, 'maximum gradient norm of the dense weights; adagrad: of each array', at_least=0
   )
   adam: AdamConfig | None = field(None, 'decay rates of Adam and LAMB; None: the defaults')
   table: TableConfig | None = field(None, 'Adagrad of the n-gram tables; None: the defaults')
   drop: DropConfig | None = field(None, 'lower learning rate in the last steps')
-
-  def check(self) -> None:
-    """Raises BadInput for settings that cannot be combined."""
-    if self.algorithm == 'adagrad' and self.weight_decay:
-      raise errors.BadInput(
-        f'optimizer.weight_decay={self.weight_decay} is not for optimizer.algorithm="adagrad": '
-        f'use 0'
-      )

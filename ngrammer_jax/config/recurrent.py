@@ -23,6 +23,7 @@ SHARED = (
   *('width', 'heads', 'tie_embeddings', 'scale_embeddings', 'softmax_bias', 'vocabulary_chunk'),
   *('dropout', 'dtype', 'scan_layers', 'ngram', 'adaptive_softmax', 'recurrent'),
 )
+_MEMORY = ('readout', ('recurrent_memory',))
 UNBOUNDED = 2**31 - 1  # tokens that are predicted from: all
 
 
@@ -34,17 +35,23 @@ class RecurrentConfig:
   cell: str = field('lstm', 'recurrent cell', choices=tuple(CELLS))
   readout: str = field('none', 'what reads the outputs', choices=tuple(READOUTS))
   window: int = field(
-    5, 'attention: outputs before the current one; recurrent memory: words up to it', at_least=1
+    5,
+    'attention: outputs before the current one; recurrent memory: words up to it',
+    at_least=1,
+    only_for=('readout', (*ATTENTION, 'recurrent_memory')),
   )
-  slices: int = field(4, 'slices of the hidden state of the n-gram readout', at_least=2)
-  # The paper's code does not. Token by token, in generation and rankings, it is always carried.
+  slices: int = field(4, 'slices of the hidden state', at_least=2, only_for=('readout', ('ngram',)))
+  # The paper does not. Token by token, in generation and rankings, it is always carried. It may be
+  # set without anything to carry, for models that are compared with others that carry a memory.
   carry_memory: bool = field(False, 'carry what the readout looks back at to the next segment')
-  empty_slots: str = field('mask', 'attention: slots before a document', choices=EMPTY_SLOTS)
-  temporal_tables: int = field(
-    1, "recurrent memory: number of temporal tables; 2 in its authors' code", at_least=1, at_most=2
+  empty_slots: str = field(
+    'mask', 'slots before a document', choices=EMPTY_SLOTS, only_for=('readout', ATTENTION)
   )
-  gate_bias: bool = field(False, "recurrent memory: biases of the gates; True in its authors' code")
-  forget_bias: float = field(1.0, 'initial bias of the forget gate of an LSTM')
+  temporal_tables: int = field(
+    1, "number of temporal tables; 2 in the authors' code", at_least=1, at_most=2, only_for=_MEMORY
+  )
+  gate_bias: bool = field(False, "biases of the gates; True in the authors' code", only_for=_MEMORY)
+  forget_bias: float = field(1.0, 'initial bias of the forget gate', only_for=('cell', ('lstm',)))
   initial: float = field(
     0.1, 'parameters begin in [-initial, initial], except n-grams and adaptive softmax', above=0
   )
@@ -108,7 +115,6 @@ class RecurrentConfig:
   def check(self, model: Any) -> None:
     """Raises BadInput for a model that cannot be."""
     self._check_division()
-    self._check_in_use()
     self._check_others(model)
 
   def _check_division(self) -> None:
@@ -119,31 +125,6 @@ class RecurrentConfig:
       raise errors.BadInput(
         f'model.recurrent.hidden={self.hidden} does not divide into the {self.parts} {of} of '
         f'model.recurrent.readout={self.readout!r}: use {near}'
-      )
-
-  def _check_in_use(self) -> None:
-    """Refuses options without an effect: two runs that differ in one would be the same run.
-
-    `carry_memory` is allowed, for models that are compared with others that carry a memory.
-    """
-    used_by = {
-      'window': (*ATTENTION, 'recurrent_memory'),
-      'slices': ('ngram',),
-      'empty_slots': ATTENTION,
-      'temporal_tables': ('recurrent_memory',),
-      'gate_bias': ('recurrent_memory',),
-    }
-    for option, readouts in used_by.items():
-      value, default = getattr(self, option), getattr(RecurrentConfig, option)
-      if value != default and self.readout not in readouts:
-        raise errors.BadInput(
-          f'model.recurrent.{option}={value!r} is not for readout={self.readout!r}, but for '
-          f'{", ".join(readouts)}: leave it at {default!r}'
-        )
-    if self.cell != 'lstm' and self.forget_bias != 1:
-      raise errors.BadInput(
-        f'model.recurrent.forget_bias={self.forget_bias} is not for cell={self.cell!r}: leave it '
-        f'at 1.0'
       )
 
   def _check_others(self, model) -> None:

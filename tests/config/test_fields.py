@@ -70,6 +70,13 @@ def test_choices_are_those_that_a_layer_knows():
 
 
 @dataclasses.dataclass(frozen=True)
+class Inner:
+  """A block inside of another."""
+
+  rows: int = fields.field(2, 'of one kind of the block around it', only_for=('kind', ('b', 'c')))
+
+
+@dataclasses.dataclass(frozen=True)
 class Block:
   """A block of every kind of rule."""
 
@@ -80,11 +87,16 @@ class Block:
   size: int = fields.field(-1, 'one more value', at_least=1, also=(-1,))
   kind: str = fields.field('a', 'choices', choices=('a', 'b'))
   kinds: tuple[str, ...] = fields.field(('a',), 'choices of each', choices=('a', 'b'))
+  slots: int = fields.field(4, 'of one kind', only_for=('kind', ('b',)))
+  inner: Inner | None = fields.field(None, 'a block inside')
 
 
 @each(
   'values',
-  [{}, {'count': 9}, {'rate': 0.0}, {'share': 1.0}, {'width': 1e-9}, {'size': 2}, {'kinds': ()}],
+  [
+    *({}, {'count': 9}, {'rate': 0.0}, {'share': 1.0}, {'width': 1e-9}, {'size': 2}, {'kinds': ()}),
+    *({'slots': 3, 'kind': 'b'}, {'inner': Inner()}, {'inner': Inner(3), 'kind': 'b'}),
+  ],
 )
 def test_values_within_the_rules_pass(values):
   fields.check_values(Block(**values))
@@ -103,6 +115,8 @@ def test_values_within_the_rules_pass(values):
     ({'size': 0}, 'x.size=0 must be at least 1, or -1'),
     ({'kind': 'c'}, "x.kind='c' is not one of: a, b"),
     ({'kinds': ('a', 'c')}, "x.kinds: 'c' is not one of: a, b"),
+    ({'slots': 3}, "x.slots=3 is not for x.kind='a', but for b: leave it at 4"),
+    ({'inner': Inner(3)}, "x.inner.rows=3 is not for x.kind='a', but for b, c: leave it at 2"),
   ],
 )
 def test_values_outside_of_the_rules_are_named(values, message):

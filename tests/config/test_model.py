@@ -73,7 +73,8 @@ def spans(**fields):
     ),
     (
       positional('rope', clamp_length=3),
-      "model.positional.clamp_length is not for model.position='rope'",
+      "model.positional.clamp_length=3 is not for model.position='rope', but for relative, shaw: "
+      'leave it at None',
     ),
     (positional('rope', min_timescale=0.0), 'model.positional.min_timescale=0.0 must be above 0'),
     (positional('shaw', max_length=0), 'model.positional.max_length=0 must be at least 1'),
@@ -132,7 +133,8 @@ def spans(**fields):
     ),
     (
       {'initial': model_config.InitialConfig('adaptive_span', deviation=0.1)},
-      "model.initial.deviation and projection_deviation are not for recipe='adaptive_span'",
+      "model.initial.deviation=0.1 is not for model.initial.recipe='adaptive_span', but for "
+      'transformer_xl: leave it at 0.02',
     ),
     (
       {'initial': model_config.InitialConfig(deviation=0.0)},
@@ -159,12 +161,13 @@ def spans(**fields):
     ),
     (
       {'ngram': {'padding_trains': True}},
-      'model.ngram.padding_trains=True needs model.ngram.layer="attention", not \'input\'',
+      "model.ngram.padding_trains=True is not for model.ngram.layer='input', but for attention: "
+      'leave it at False',
     ),
     (
       {'ngram': {'pairing': ('attended',)}},
-      'model.ngram.pairing=(\'attended\',) needs model.ngram.layer="attention": '
-      'elsewhere a token pairs with the one before',
+      "model.ngram.pairing=('attended',) is not for model.ngram.layer='input', but for attention: "
+      "leave it at ('previous',)",
     ),
     (
       {'ngram': {'layer': 'attention', 'pairing': ('none',)}},
