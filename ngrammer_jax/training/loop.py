@@ -77,6 +77,11 @@ def train(
 
     found = checkpoints.restore_newest(workdir, run.abstract, set_aside=True)
     first_step, state = found or (0, given.first(run.create()))
+    if first_step < t.steps and first_step % t.segments_per_call:
+      raise errors.BadInput(
+        f'training.segments_per_call={t.segments_per_call} does not divide step {first_step:,}, '
+        f'from which --workdir={workdir} resumes: use the old value, or one that does'
+      )
     if found is None and (workdir / 'metrics.jsonl').exists():
       logging.info('%s has no checkpoint: starting again from the first step', workdir)
     _describe(config, state)

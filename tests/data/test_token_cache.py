@@ -459,8 +459,8 @@ def test_the_first_input_of_a_document_is_its_separator():
     ),
     (
       {'vocabulary_path': '/tmp/model'},
-      "data.vocabulary_path='/tmp/model' is not for data.vocabulary='bytes', but for sentencepiece: "
-      'leave it at None',
+      "data.vocabulary_path='/tmp/model' is not for data.vocabulary='bytes', but for "
+      'sentencepiece: leave it at None',
     ),
     (
       {'vocabulary': 'sentencepiece', 'vocabulary_path': '/no/model'},
