@@ -15,7 +15,7 @@ from ngrammer_jax.config import command_line
 def main(argv: list[str]) -> int:
   """Fine-tunes on a task, or on one after the other, and prints the table."""
   parser = argparse.ArgumentParser(prog='python -m ngrammer_jax.finetune', description=__doc__)
-  parser.add_argument('--workdir', type=files.path, required=True, help='where the run is kept')
+  parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
   flags.add_watchdog(parser)
   flags.add_trace(parser)
   flags.add_cache(parser)

@@ -120,7 +120,7 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
     '--trace',
     type=steps,
     metavar='FIRST:LAST',
-    help='steps to take a trace of, for TensorBoard, whole calls of segments_per_call',
+    help='steps to trace for TensorBoard, rounded to whole calls of segments_per_call',
   )
 
 

@@ -11,7 +11,7 @@ from ngrammer_jax.config import command_line
 def main(argv: list[str]) -> int:
   """Trains, or says that there is nothing left to do."""
   parser = argparse.ArgumentParser(prog='python -m ngrammer_jax.train', description=__doc__)
-  parser.add_argument('--workdir', type=files.path, required=True, help='where the run is kept')
+  parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
   flags.add_watchdog(parser)
   flags.add_trace(parser)
   flags.add_cache(parser)

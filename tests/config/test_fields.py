@@ -1,6 +1,7 @@
 """Fields of a config: every one has a comment, bounds are checked, and none of it needs JAX."""
 
 import dataclasses
+import pathlib
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ from ngrammer_jax.layers import feed_forward, recurrence
 from tests.checks import bad_input
 from tests.loops import each
 
+QUICKSTART = f'--config={pathlib.Path(__file__).parents[2]}/configs/quickstart.py'
 WITHOUT_JAX = """
 import sys
 sys.modules.update(jax=None, jaxlib=None, flax=None)
@@ -30,8 +32,8 @@ except errors.BadInput as error:
   'arguments, output',
   [
     (['--help'], 'usage: python -m ngrammer_jax.train'),
-    (['--config=configs/quickstart.py', '--workdir=x', '--config.seed=-1'], 'seed=-1 must be from'),
-    (['--config=configs/quickstart.py', '--print_config'], 'model.layers='),
+    ([QUICKSTART, '--workdir=x', '--config.seed=-1'], 'seed=-1 must be from'),
+    ([QUICKSTART, '--print_config'], 'model.layers='),
   ],
 )
 def test_help_and_errors_in_a_config_need_no_jax(arguments, output):
