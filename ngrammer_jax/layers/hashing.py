@@ -23,13 +23,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax import ngram_sizes
+from ngrammer_jax.ngram_sizes import primes_above
 
 
 @functools.lru_cache
 def hash_tables(K: int, V: int, heads: int, order: int = 2) -> np.ndarray:
   """The separated hash, int32 [order, N, K]; table j belongs to the id j steps back."""
-  p_N = np.array(ngram_sizes.primes_above(V, heads), dtype=np.int64)
+  p_N = np.array(primes_above(V, heads), dtype=np.int64)
   a_N = np.arange(1, heads + 1, dtype=np.int64)
   id_K = np.arange(K, dtype=np.int64)
   tables = []
@@ -53,7 +53,7 @@ def ngram_rows(ids: Sequence[jax.Array], K: int, V: int) -> jax.Array:
   """
   N = ids[0].shape[-1]
   tables = jnp.asarray(hash_tables(K, V, N, len(ids)))
-  p_N = jnp.asarray(ngram_sizes.primes_above(V, N), jnp.int32)
+  p_N = jnp.asarray(primes_above(V, N), jnp.int32)
   head_N = jnp.arange(N)
   total = jnp.zeros_like(ids[0])
   for table_NxK, z in zip(tables, ids, strict=True):

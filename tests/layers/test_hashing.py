@@ -37,7 +37,7 @@ def some_ids(K, order, heads):
 
 @pytest.mark.parametrize('V, primes', [*PRIMES.items(), (13, (17, 19)), (4, (5, 7))])
 def test_first_primes_above_the_vocabulary(V, primes):
-  assert ngram_sizes.primes_above(V, len(primes)) == primes
+  assert hashing.primes_above(V, len(primes)) == primes
 
 
 # Ids, rows, order and heads; the largest vocabulary that there may be, too.
@@ -51,7 +51,7 @@ def test_rows_equal_python_integers():
     lambda ids: {case: hashing.ngram_rows(tuple(ids[case]), *case[:2]) for case in CASES}
   )
   for (K, V, order, heads), rows in every(ids).items():
-    expected = slow_rows(ids[K, V, order, heads], K, V, ngram_sizes.primes_above(V, heads))
+    expected = slow_rows(ids[K, V, order, heads], K, V, hashing.primes_above(V, heads))
     assert rows.dtype == 'int32'
     assert rows.tolist() == expected.tolist(), (K, V, order, heads)
 
@@ -68,7 +68,7 @@ def test_rows_equal_praxis(reference):
     return {V: hashing.ngram_rows(of_heads(V), K, V) for V in sizes}
 
   for V, rows in every([z.astype('int32') for z in (current, previous)]).items():
-    assert list(ngram_sizes.primes_above(V, len(primes[V]))) == primes[V]
+    assert list(hashing.primes_above(V, len(primes[V]))) == primes[V]
     assert rows.tolist() == f[f'row/{V}'].tolist()
 
 
@@ -86,5 +86,5 @@ def test_rows_equal_praxis(reference):
 )
 def test_impossible_vocabulary_says_what_to_change(V, message):
   with pytest.raises(ValueError) as caught:
-    ngram_sizes.primes_above(V, 8)
+    hashing.primes_above(V, 8)
   assert str(caught.value) == message
