@@ -136,6 +136,8 @@ class Key:
         continue
       text = repr(item) if isinstance(item, str) else item
       subject = f'{self.path}: {text}' if isinstance(value, tuple) else f'{self.path}={text}'
+      if isinstance(item, float) and not math.isfinite(item):
+        raise errors.BadInput(f'{subject} must be finite')
       alternatives = (*self.rules.also, None) if self.is_optional else self.rules.also
       ends = ''.join(f', or {other}' for other in alternatives)
       reason = f': {self.rules.reason}' if self.rules.reason else ''
