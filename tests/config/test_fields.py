@@ -19,7 +19,7 @@ QUICKSTART = f'--config={pathlib.Path(__file__).parents[2]}/configs/quickstart.p
 WITHOUT_JAX = """
 import sys
 sys.modules.update(jax=None, jaxlib=None, flax=None)
-from ngrammer_jax import config, errors, evaluate, finetune, generate, train
+from ngrammer_jax import analyze, config, errors, evaluate, finetune, generate, train
 config.resolve(config.default())
 try:
   train.main(sys.argv[1:])
