@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 
-from ngrammer_jax.layers import quantizer
+from ngrammer_jax.config import ngram as ngram_config
 
 QUICKSTART = pathlib.Path(__file__).parents[1] / 'configs' / 'quickstart.py'
 SMALL = (
@@ -61,7 +61,7 @@ def main() -> None:
   options = parser.parse_args()
   print(f'{"initial":<9}{"empty":<8}' + ''.join(f'{name:>24}' for name in COLUMNS), flush=True)
   results = []
-  for initial, empty in itertools.product(quantizer.INITIAL, quantizer.EMPTY):
+  for initial, empty in itertools.product(ngram_config.INITIAL, ngram_config.EMPTY):
     runs = [
       health(options.folder / f'{initial}_{empty}_{seed}', initial, empty, seed, options.extra)
       for seed in options.seeds

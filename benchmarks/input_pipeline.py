@@ -28,7 +28,8 @@ import time
 from etils import epath
 import numpy as np
 
-from ngrammer_jax.data import packing, shards, token_cache
+from ngrammer_jax.config import data as data_config
+from ngrammer_jax.data import packing, shards
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.tasks import c4, tensorflow
 
@@ -135,7 +136,7 @@ def rate(name, root, path, rounds, seconds):
     'jsonl': lambda: ours(shards.find(root / 'jsonl')['train'], vocabulary, root),
     'gzip': lambda: ours(shards.find(root / 'json.gz')['train'], vocabulary, root),
     'tfds': lambda: ours(
-      c4.open_corpus(token_cache.DataConfig(corpus='c4/en', path=str(root))).train_shards,
+      c4.open_corpus(data_config.DataConfig(corpus='c4/en', path=str(root))).train_shards,
       vocabulary,
       root,
     ),

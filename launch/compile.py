@@ -30,6 +30,7 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, flags, progress, sharding
 from ngrammer_jax.analysis import hlo
+from ngrammer_jax.config import command_line
 from ngrammer_jax.data import streams
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.decoding import generation
@@ -262,7 +263,7 @@ def main(argv: list[str]) -> int:
   parser.add_argument('--programs', nargs='+', choices=PROGRAMS, default=PROGRAMS)
   parser.add_argument('--vocabulary_size', type=int, help='where the config does not say')
   parser.add_argument('--json', type=pathlib.Path, help='where to write the report')
-  options, config = flags.parse(parser, argv)
+  options, config = command_line.parse(parser, argv)
   if config.model.dtype == 'auto':  # this machine would choose float32
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype='bfloat16'))
   t = dataclasses.replace(config.training, segments_per_call=1)

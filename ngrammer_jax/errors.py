@@ -1,8 +1,6 @@
 """The two exceptions that verbs end with: wrong input, and a request to stop."""
 
-from collections.abc import Mapping
 import signal
-from typing import Any
 
 
 class BadInput(ValueError):
@@ -11,19 +9,6 @@ class BadInput(ValueError):
   The verbs print the message alone and exit with status 2: retrying the same
   command cannot help.
   """
-
-
-def check_choices(section: str, block: Any, choices: Mapping[str, tuple[str, ...]]) -> None:
-  """Raises BadInput for a key of a block whose value is not among its choices."""
-  for key, valid in choices.items():
-    if getattr(block, key) not in valid:
-      raise BadInput(f'{section}.{key}={getattr(block, key)!r} is not one of: {", ".join(valid)}')
-
-
-def check_at_least(section: str, key: str, value: int, least: int) -> None:
-  """Raises BadInput for a value that is too small."""
-  if value < least:
-    raise BadInput(f'{section}.{key}={value} must be at least {least}')
 
 
 class Lost(Exception):

@@ -12,6 +12,7 @@ import pathlib
 import signal
 
 from ngrammer_jax import errors, files, flags, hosts
+from ngrammer_jax.config import command_line
 
 
 def main(argv: list[str]) -> int:
@@ -30,7 +31,7 @@ def main(argv: list[str]) -> int:
   )
   flags.add_cache(parser)
   hosts.add_flags(parser)
-  overrides, plain = flags.split(argv)
+  overrides, plain = command_line.split(argv)
   options = parser.parse_args(plain)
   _check_cloze(options)
   hosts.join(options)
@@ -47,7 +48,7 @@ def main(argv: list[str]) -> int:
   path = options.workdir / 'evaluation' / f'{options.split}.json'
   if run.config.finetune is not None:
     return _task(run, overrides, options.split, path)
-  config = flags.override(run.config, overrides, 'evaluation')
+  config = command_line.override(run.config, overrides, 'evaluation')
   run = dataclasses.replace(run, config=config)
   # The limit of validation in training is none of the verb, unless it is said here.
   limited = any(key == 'evaluation.max_tokens' for key, _ in overrides)
@@ -75,7 +76,7 @@ def _cloze(run, overrides, options):
   """Answers questions, writes evaluation/cloze_<name>.json and .jsonl, and prints a table."""
   from ngrammer_jax.evaluation import cloze
 
-  run = dataclasses.replace(run, config=flags.override(run.config, overrides, 'evaluation'))
+  run = dataclasses.replace(run, config=command_line.override(run.config, overrides, 'evaluation'))
   protocol = options.cloze_protocol or cloze.PROTOCOLS[0]
   result, answers = run.cloze(options.cloze, options.split, protocol, options.cloze_made)
   path = cloze.save(result, answers, options.workdir / 'evaluation')
@@ -91,9 +92,9 @@ def _task(run, overrides, split, path):
   from ngrammer_jax.tasks.superglue import finetuning
 
   moved = [override for override in overrides if override[0] == 'data.superglue_dir']
-  config = flags.override(run.config, moved, 'data')
+  config = command_line.override(run.config, moved, 'data')
   others = [override for override in overrides if override not in moved]
-  config = flags.override(config, others, 'finetune')
+  config = command_line.override(config, others, 'finetune')
   if config.finetune.task != run.config.finetune.task:  # a diagnostic set
     path = path.with_name(f'{config.finetune.task}_{split}.json')
   result = finetuning.evaluate(dataclasses.replace(run, config=config), split)

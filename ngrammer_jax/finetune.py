@@ -9,18 +9,19 @@ import functools
 import os
 
 from ngrammer_jax import files, flags, hosts
+from ngrammer_jax.config import command_line
 
 
 def main(argv: list[str]) -> int:
   """Fine-tunes on a task, or on one after the other, and prints the table."""
   parser = argparse.ArgumentParser(prog='python -m ngrammer_jax.finetune', description=__doc__)
-  parser.add_argument('--workdir', type=files.path, required=True, help='where the run is kept')
+  parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
   flags.add_watchdog(parser)
   flags.add_trace(parser)
   flags.add_cache(parser)
   hosts.add_flags(parser)
-  options, config = flags.parse(parser, argv)
-  said = [key for key, _ in flags.split(argv)[0]]
+  options, config = command_line.parse(parser, argv)
+  said = [key for key, _ in command_line.split(argv)[0]]
 
   # As `train` does it, and before the first device is touched.
   deterministic = '--xla_gpu_deterministic_ops=true'

@@ -1,32 +1,16 @@
-"""The command line: --config=FILE[:ROW], --config.a.b=value and a few plain flags.
-
-It looks and behaves as `ml_collections.config_flags` does, with three differences: keys
-are checked against the dataclasses, so a wrong one ends in a sentence and not in a
-traceback; a key inside a block that is None creates the block; and no flag is global.
-"""
+"""What all verbs share: exit statuses, logging and plain flags."""
 
 import argparse
-import ast
 from collections.abc import Callable
 import contextlib
-import dataclasses
-import importlib.util
-import inspect
 import logging
 import os
-import pathlib
 import signal
 import sys
 import traceback
-import typing
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import jax
-import ml_collections
-
-from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, files, hosts, mesh_config, progress
-from ngrammer_jax.training import profile
+from ngrammer_jax import errors, files, hosts, progress
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
@@ -66,6 +50,8 @@ def run(main: Callable[[list[str]], int | None]) -> None:
 
 def _leave(error: Exception) -> NoReturn:
   """Ends one of several processes at once: the others would be waited for, and may be gone."""
+  import jax
+
   if not isinstance(error, jax.errors.JaxRuntimeError):
     traceback.print_exception(error)
   logging.error(
@@ -92,7 +78,7 @@ def add_watchdog(parser: argparse.ArgumentParser) -> None:
     type=minutes,
     default=10.0,
     metavar='MINUTES',
-    help='without progress after which the log gets the stacks of all threads; 0: never',
+    help='minutes without progress before dumping stack traces; 0: never',
   )
 
 
@@ -106,14 +92,13 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
       files.write(folder / 'writable', '')
     except OSError as error:
       raise argparse.ArgumentTypeError(f'{text} cannot be written: {error.strerror}') from error
+    import jax  # only with this flag: --help and errors in a config do not wait for it
+
     jax.config.update('jax_compilation_cache_dir', text)
     return folder
 
   parser.add_argument(
-    '--compilation_cache',
-    type=keep,
-    metavar='DIR',
-    help='where compiled programs are kept, for the next start',
+    '--compilation_cache', type=keep, metavar='DIR', help='persistent compilation cache directory'
   )
 
 
@@ -127,13 +112,15 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
       raise argparse.ArgumentTypeError(
         f'{text} is not FIRST:LAST, as in 100:110, which are the steps from 100 to 109'
       )
+    from ngrammer_jax.training import profile
+
     return profile.Steps(int(first), int(last))
 
   parser.add_argument(
     '--trace',
     type=steps,
     metavar='FIRST:LAST',
-    help='steps to take a trace of, for TensorBoard, whole calls of segments_per_call',
+    help='steps to trace for TensorBoard, rounded to whole calls of segments_per_call',
   )
 
 
@@ -142,144 +129,3 @@ def step(text: str) -> int | str:
   if not text.isdecimal() and text not in ('newest', 'best'):
     raise errors.BadInput(f'--step={text} is not a step, newest or best')
   return int(text) if text.isdecimal() else text
-
-
-def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, Any]:
-  """Plain flags by argparse, and the config with its overrides applied.
-
-  Raises:
-    BadInput: no such config file or row, unknown key, value of the wrong type.
-  """
-  parser.add_argument('--config', required=True, metavar='FILE[:ROW]', help='what to run')
-  parser.epilog = 'Any key of the config: --config.training.steps=2000'
-  overrides, plain = split(argv)
-  flags = parser.parse_args(plain)
-  config = load_file(flags.config)
-  for key, text in overrides:
-    _apply(config, key, text)
-  return flags, experiment.resolve(config)
-
-
-def split(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
-  """Keys of the config and their texts, and all other arguments."""
-  overrides, plain = [], []
-  rest = iter(argv)
-  for argument in rest:
-    if argument.startswith(('--config.', '--noconfig.')):
-      overrides.append(_override(argument, rest))
-    else:
-      plain.append(argument)
-  return overrides, plain
-
-
-def override(
-  config: experiment.Config, overrides: list[tuple[str, str]], section: str
-) -> experiment.Config:
-  """The config with some keys of one section changed. Raises BadInput for those of others."""
-  fields = dataclasses.asdict(config)
-  for key, text in overrides:
-    if not key.startswith(f'{section}.'):
-      raise errors.BadInput(
-        f'--config.{key}: of a trained run only {section}.* can be changed here'
-      )
-    _apply(fields, key, text)
-  return experiment.resolve(fields)
-
-
-def load_file(spec: str) -> dict[str, Any]:
-  """The config of FILE or FILE:ROW: what its get_config() or get_config(ROW) returns."""
-  name, _, row = spec.partition(':') if not pathlib.Path(spec).exists() else (spec, '', '')
-  path = pathlib.Path(name)
-  if not path.is_file():
-    beside = sorted(str(p) for p in path.parent.glob('*.py')) if path.parent.is_dir() else []
-    found = f'; there are: {", ".join(beside)}' if beside else ''
-    raise errors.BadInput(f'--config={spec}: no file {name}{found}')
-  module_spec = importlib.util.spec_from_file_location(f'config_{path.stem}', path)
-  module = importlib.util.module_from_spec(module_spec)
-  try:
-    module_spec.loader.exec_module(module)
-    get_config = getattr(module, 'get_config', None)
-    if get_config is None:
-      raise errors.BadInput(f'{name} has no get_config()')
-    if row and not inspect.signature(get_config).parameters:
-      raise errors.BadInput(f'{name} has no rows; leave out ":{row}"')
-    config = get_config(row) if row else get_config()
-  except errors.BadInput as error:
-    raise errors.BadInput(f'--config={spec}: {error}') from error
-  except Exception as error:
-    raise errors.BadInput(f'--config={spec} fails: {type(error).__name__}: {error}') from error
-  config = config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
-  if not isinstance(config, dict):
-    raise errors.BadInput(f'--config={spec}: get_config() returned {config!r}, not a ConfigDict')
-  return config
-
-
-def _override(argument: str, rest: typing.Iterator[str]) -> tuple[str, str]:
-  """Key and text of --config.key=text, --config.key text, --config.flag or --noconfig.flag."""
-  if argument.startswith('--noconfig.'):
-    key = argument.removeprefix('--noconfig.')
-    if _annotation(key) is not bool:
-      raise errors.BadInput(f'{argument}: {key} is not a switch; use --config.{key}=VALUE')
-    return key, 'False'
-  key, equals, text = argument.removeprefix('--config.').partition('=')
-  if equals:
-    return key, text
-  kind = _annotation(key)
-  if kind is bool:
-    return key, 'True'
-  text = next(rest, '--')
-  if text.startswith('--'):
-    raise errors.BadInput(f'{argument} needs a value: {argument}=VALUE')
-  return key, text
-
-
-def _annotation(key: str) -> Any:
-  """The declared type of a dotted key. Raises BadInput for one that does not exist."""
-  kind: Any = experiment.Config
-  parts = key.split('.')
-  for i, part in enumerate(parts):
-    block = experiment.block_class(kind)
-    path = ''.join(f'{p}.' for p in parts[:i])
-    if block is None:
-      raise errors.BadInput(f'unknown config key {key}: {path[:-1]} is a value, not a section')
-    hints = typing.get_type_hints(block)
-    if part not in hints:
-      raise errors.BadInput(experiment.unknown_key(path + part))
-    kind = hints[part]
-  return kind
-
-
-def _apply(config: dict[str, Any], key: str, text: str) -> None:
-  """Sets a dotted key, making the blocks on the way that are None."""
-  value = _value(key, text, _annotation(key))
-  *sections, last = key.split('.')
-  for section in sections:
-    if config.get(section) is None:
-      config[section] = {}
-    config = config[section]
-    if not isinstance(config, dict):
-      raise errors.BadInput(f'--config.{key}: {section} is not a section in the config file')
-  config[last] = value
-
-
-def _value(key: str, text: str, annotation: Any) -> Any:
-  """The text as a value of the declared type."""
-  options = experiment.options_of(annotation)
-  if text in ('None', 'none') and type(None) in options:
-    return None
-  if annotation is mesh_config.MeshConfig:
-    return dataclasses.asdict(annotation.named(text))
-  if experiment.block_class(annotation) is not None:
-    raise errors.BadInput(f'{key} is a section: set a key inside it, as in --config.{key}.KEY=...')
-  if bool in options and text.lower() in ('true', 'false', '1', '0'):
-    return text.lower() in ('true', '1')
-  if str in options:
-    return text
-  try:
-    value = ast.literal_eval(text)
-  except (ValueError, SyntaxError):
-    value = text  # of the wrong type: resolve says which was expected
-  # 1e4 steps are 10,000 steps.
-  if int in options and isinstance(value, float) and value.is_integer():
-    return int(value)
-  return value

@@ -11,10 +11,6 @@ import logging
 import os
 from typing import Any
 
-import jax
-from jax.experimental import multihost_utils
-import numpy as np
-
 from ngrammer_jax import errors
 
 HEARTBEAT = 60  # seconds after which a process that is not heard of counts as lost
@@ -55,6 +51,8 @@ def join(options: argparse.Namespace) -> None:
   waits = {'heartbeat_timeout_seconds': HEARTBEAT, 'shutdown_timeout_seconds': GOODBYE}
   which = f'process {given["process_id"]} of {given["processes"]}: ' if said else ''
   logging.info('%swaiting for the others, %d minutes at most', which, HELLO // 60)
+  import jax  # here, because every verb imports this file, and --help need not wait for JAX
+
   try:
     jax.distributed.initialize(*numbers, initialization_timeout=HELLO, **waits)
   except ValueError as error:
@@ -101,6 +99,9 @@ def gathered(value: Any) -> list[Any]:
   """
   if not several():
     return [value]
+  from jax.experimental import multihost_utils
+  import numpy as np
+
   data = np.frombuffer(json.dumps(value).encode(), np.uint8)
   sizes = multihost_utils.process_allgather(np.array(len(data))).reshape(-1)
   padded = np.pad(data, (0, int(sizes.max()) - len(data)))

@@ -14,11 +14,12 @@ import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, files, hosts, progress, sharding
+from ngrammer_jax.config import data as data_config
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import corpora, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.decoding import detokenizer, generation, sampling
 from ngrammer_jax.evaluation import cloze, language_modeling, scoring
-from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import heads, language_model
 from ngrammer_jax.training import checkpoints, manifest, programs, workdirs
 from ngrammer_jax.training import state as train_state
@@ -356,10 +357,10 @@ class Run:
 
 
 def finder(
-  config: token_cache.DataConfig,
-) -> Callable[[token_cache.DataConfig], corpora.Corpus] | None:
+  config: data_config.DataConfig,
+) -> Callable[[data_config.DataConfig], corpora.Corpus] | None:
   """What opens a corpus that is read through seqio; None for others."""
-  if not corpora.is_tfds_corpus(config.corpus):
+  if not config.is_tfds_corpus:
     return None
   from ngrammer_jax.tasks import c4  # with TensorFlow
 

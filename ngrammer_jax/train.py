@@ -5,20 +5,20 @@ import functools
 import os
 
 from ngrammer_jax import files, flags, hosts
+from ngrammer_jax.config import command_line
 
 
 def main(argv: list[str]) -> int:
   """Trains, or says that there is nothing left to do."""
   parser = argparse.ArgumentParser(prog='python -m ngrammer_jax.train', description=__doc__)
-  parser.add_argument('--workdir', type=files.path, required=True, help='where the run is kept')
+  parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
   flags.add_watchdog(parser)
   flags.add_trace(parser)
   flags.add_cache(parser)
   hosts.add_flags(parser)
-  options, config = flags.parse(parser, argv)
+  options, config = command_line.parse(parser, argv)
 
   from ngrammer_jax import runs  # a wrong flag need not wait for Orbax
-  from ngrammer_jax.data import corpora
   from ngrammer_jax.training import loop, material
 
   # The same numbers from the same command, on a GPU too; read when the first device is touched.
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     return 0
   said = 'finished' if trained else 'already finished'
   print(f'{said}: {config.training.steps:,} steps, in {options.workdir}')
-  split = 'validation' if corpora.is_streamed(config.data.corpus) else 'test'
+  split = 'validation' if config.data.is_streamed else 'test'
   print(f'  python -m ngrammer_jax.evaluate --workdir={options.workdir} --split={split}')
   print(f'  tensorboard --logdir {options.workdir}/tensorboard')
   if not trained:

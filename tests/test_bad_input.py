@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from ngrammer_jax import config, flags, train
+from ngrammer_jax.config import command_line
 
 TEXT = ''.join(f'line {i % 97} of some text\n' for i in range(500)).encode()
 
@@ -210,7 +211,7 @@ def folder(tmp_path_factory):
   (folder / 'latin').write_bytes(TEXT[:5003] + 'é'.encode('latin-1') + TEXT[5003:])
   (folder / 'run').mkdir()
   (folder / 'empty_folder').mkdir()
-  _, started = flags.parse(argparse.ArgumentParser(), [f'--config={folder}/config.py'])
+  _, started = command_line.parse(argparse.ArgumentParser(), [f'--config={folder}/config.py'])
   config.save(started, folder / 'run' / 'config.json')
   return folder
 

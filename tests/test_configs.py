@@ -7,7 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import config, flags, mesh_config, sharding
+from ngrammer_jax import config, errors, sharding
+from ngrammer_jax.config import command_line
+from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.models import language_model
 from ngrammer_jax.training import programs
 
@@ -37,7 +39,7 @@ C4 |= {f'393k_8k_50_{place}': C4['393k_8k_50'] for place in ('begin', 'middle', 
 
 def counts(spec, words=None, layers=None):
   """Numbers of parameters and of centroid values of a config; nothing is allocated."""
-  given = flags.load_file(str(CONFIGS / spec))
+  given = command_line.load_file(str(CONFIGS / spec))
   if layers is not None:
     given['model']['layers'] = layers
   resolved = config.resolve(given)
@@ -55,7 +57,7 @@ def counts_of_many_layers(spec, words=None):
 
   Of 36 layers, a tenth of the work.
   """
-  layers = flags.load_file(str(CONFIGS / spec))['model']['layers']
+  layers = command_line.load_file(str(CONFIGS / spec))['model']['layers']
   (one, centroids), (two, _) = (counts(spec, words, layers=n) for n in (1, 2))
   return one + (layers - 1) * (two - one), centroids
 
@@ -111,7 +113,7 @@ LARGE = {
 )
 def test_large_parameters_and_their_optimizer_are_spread(spec, layers):
   """Over `fsdp` all of them; over `model` those whose axis divides."""
-  given = flags.load_file(str(CONFIGS / spec))
+  given = command_line.load_file(str(CONFIGS / spec))
   if layers is not None:
     given['model']['layers'] = layers
   mesh = sharding.make_mesh(2, 2, 2)
@@ -136,7 +138,7 @@ def test_large_parameters_and_their_optimizer_are_spread(spec, layers):
 def test_a_config_of_an_earlier_version_is_read(tmp_path):
   """When windows were checked was said elsewhere."""
   for spec in ('quickstart.py', 'adaptive_span.py:small_span'):
-    now = config.resolve(flags.load_file(str(CONFIGS / spec)))
+    now = config.resolve(command_line.load_file(str(CONFIGS / spec)))
     config.save(now, tmp_path / 'config.json')
     fields = json.loads((tmp_path / 'config.json').read_text())
     fields['training']['span_check_every'] = 20
@@ -152,8 +154,8 @@ def test_a_config_file_may_name_its_mesh():
 
 
 def test_a_row_that_is_not_in_the_table():
-  with pytest.raises(config.errors.BadInput, match="no row '393k_9k_50'; there are: transformer,"):
-    flags.load_file(str(CONFIGS / 'ngrammer_c4.py:393k_9k_50'))
+  with pytest.raises(errors.BadInput, match="no row '393k_9k_50'; there are: transformer,"):
+    command_line.load_file(str(CONFIGS / 'ngrammer_c4.py:393k_9k_50'))
 
 
 # Row: parameters of the scripts of Transformer-XL, and the size of the vocabulary.
@@ -239,5 +241,5 @@ def test_small_rows_of_attention_lstms_are_of_one_size():
   for row in ('lstm', 'attention', 'key_value', 'key_value_predict', '4gram', 'attention_1'):
     params, _ = counts(f'attention_lstm.py:wikitext2_{row}')
     assert abs(params - 1_716_000) < 10_000 * 0.6
-  with pytest.raises(config.errors.BadInput, match="no row '6gram'; there are: rnn, lstm"):
-    flags.load_file(str(CONFIGS / 'attention_lstm.py:6gram'))
+  with pytest.raises(errors.BadInput, match="no row '6gram'; there are: rnn, lstm"):
+    command_line.load_file(str(CONFIGS / 'attention_lstm.py:6gram'))

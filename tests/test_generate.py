@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import ngrammer_jax
-from ngrammer_jax import evaluate, evaluation_config, generate, runs, sharding
+from ngrammer_jax import evaluate, generate, runs, sharding
+from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.training import manifest

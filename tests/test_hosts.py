@@ -2,6 +2,7 @@
 
 import json
 
+from jax.experimental import multihost_utils
 import numpy as np
 import pytest
 
@@ -22,7 +23,7 @@ def others(monkeypatch):
       size = len(array)
       return np.stack([array, *(np.pad(data, (0, size - len(data))) for data in payloads)])
 
-    monkeypatch.setattr(hosts.multihost_utils, 'process_allgather', allgather)
+    monkeypatch.setattr(multihost_utils, 'process_allgather', allgather)
     monkeypatch.setitem(hosts._known, 'count', 1 + len(values))
 
   return tell

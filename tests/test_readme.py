@@ -10,7 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import config, errors, flags, runs
+from ngrammer_jax import config, errors, runs
+from ngrammer_jax.config import command_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TEXT = (ROOT / 'README.md').read_text(encoding='utf-8')
@@ -91,7 +92,7 @@ def test_errors_are_quoted_to_the_letter():
   settings = {'model.ngram.vocab': 8, 'model.ngram.dim': 64}
   quoted = re.findall(r'^error: (.*)$', TEXT, re.M)
   for (key, value), message in zip(settings.items(), quoted, strict=True):
-    fields = flags.load_file(str(ROOT / 'configs' / 'quickstart.py'))
+    fields = command_line.load_file(str(ROOT / 'configs' / 'quickstart.py'))
     fields['model']['ngram'][key.split('.')[-1]] = value
     with pytest.raises(errors.BadInput) as caught:
       config.resolve(fields)
@@ -104,5 +105,5 @@ def test_every_config_resolves():
   for path in found:
     rows = re.findall(r'^ROWS = \((.*)\)$', path.read_text(), re.M)
     specs = [str(path), *(f'{path}:{row}' for row in re.findall(r"'(\w+)'", ''.join(rows)))]
-    resolved = [config.resolve(flags.load_file(spec)) for spec in specs]
+    resolved = [config.resolve(command_line.load_file(spec)) for spec in specs]
     assert len({repr(r) for r in resolved}) == max(len(specs) - 1, 1), path  # the default is a row

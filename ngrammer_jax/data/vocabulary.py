@@ -12,7 +12,6 @@ import numpy as np
 
 from ngrammer_jax import errors, files
 
-KINDS = ('bytes', 'characters', 'words', 'sentencepiece')
 DEFAULT_SENTENCEPIECE_SIZE = 4096
 MAX_TRAINING_BYTES = 50_000_000  # maximum text size to learn a SentencePiece vocabulary from
 UNKNOWN, LINE_END = '<unk>', '<eos>'

@@ -24,11 +24,12 @@ import jax
 import numpy as np
 
 from ngrammer_jax import errors, files, hosts
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.data import cloze, synthetic_cloze
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.evaluation import language_modeling, ranking
-from ngrammer_jax.models import config as model_config
-from ngrammer_jax.models import language_model, recurrent_config
+from ngrammer_jax.models import language_model
 
 PROTOCOLS = ('query', 'prefix')
 SORT_BUFFER = 4096  # questions sorted by length at a time

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ngrammer_jax import errors
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.interop import arrays as interop_arrays
 from ngrammer_jax.layers import recurrence
-from ngrammer_jax.models import config as model_config
-from ngrammer_jax.models import recurrent_config
 
 Source = interop_arrays.Source
 

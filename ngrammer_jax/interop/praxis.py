@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from ngrammer_jax import errors
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.interop import arrays as interop_arrays
 from ngrammer_jax.layers import ngrammer
 from ngrammer_jax.models import block
-from ngrammer_jax.models import config as model_config
 
 Source = interop_arrays.Source
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from ngrammer_jax import errors
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.interop import arrays as interop_arrays
-from ngrammer_jax.models import config as model_config
 
 Source = interop_arrays.Source
 

@@ -87,7 +87,7 @@ class Attention(nn.Module):
     span: makes the module that learns how far heads look (see `layers.span`). None: no limit.
     persistent: learned keys and values of each head. None: there are none.
     dropout: rate of the probabilities.
-    kernel: one of `flash.KERNELS`. None: chosen for the device.
+    kernel: one of the kernels in `layers.flash`. None: chosen for the device.
     dtype: of the projections; scores and softmax take at least float32.
   """
 
@@ -239,7 +239,7 @@ class Attention(nn.Module):
     return jnp.promote_types(self.dtype, jnp.float32)
 
   def _kernel(self, heads):
-    """Which of `flash.KERNELS` attends where all that counts is causality and documents."""
+    """Which kernel attends where all that counts is causality and documents."""
     if self.is_mutable_collection('intermediates') or self.is_initializing():
       return 'xla'  # all probabilities, or all parameters, are asked for
     if any(part is not None for part in (self.position, self.span, self.persistent)):

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 from ngrammer_jax.layers import placement
 
-KERNELS = ('xla', 'blocks', 'splash', 'cudnn')
 WITHOUT = (None, 'xla', 'blocks')  # those that are not in this file
 LANES = 128  # of a TPU; segments have to be multiples
 OLD = ('TPU v2', 'TPU v3')  # whose matrix units the kernel does not know
@@ -24,7 +23,7 @@ def choose(kernel: str | None, shape: tuple[int, ...], dtype: jnp.dtype) -> str:
   """The kernel for queries of a shape [B, T, N, H]: where it cannot do that, `xla`.
 
   Args:
-    kernel: one of KERNELS; None: splash, on TPUs.
+    kernel: `xla`, `splash` or `cudnn`; None: splash, on TPUs.
     shape, dtype: of the queries.
   """
   if kernel is None:

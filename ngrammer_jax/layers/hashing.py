@@ -23,34 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-MAX_ROWS = 2**29  # p < 2 V must leave room for the sum of two remainders in int32
-
-
-def _is_prime(n: int) -> bool:
-  return n > 1 and all(n % d for d in range(2, int(n**0.5) + 1))
-
-
-@functools.lru_cache
-def primes_above(V: int, count: int) -> tuple[int, ...]:
-  """The first `count` primes p with V < p < 2 V.
-
-  Raises:
-    ValueError: there are fewer, or V is too large for exact 32-bit arithmetic.
-  """
-  if not 0 < V <= MAX_ROWS:
-    raise ValueError(f'a vocabulary of {V:,} n-grams a head is outside 1 to {MAX_ROWS:,}')
-  primes = []
-  for n in range(V + 1, 2 * V):
-    if len(primes) == count:
-      break
-    if _is_prime(n):
-      primes.append(n)
-  if len(primes) < count:
-    raise ValueError(
-      f'{count} heads need {count} primes between {V} and {2 * V}, but there are only '
-      f'{len(primes)}: use a larger n-gram vocabulary or fewer heads'
-    )
-  return tuple(primes)
+from ngrammer_jax.ngram_sizes import primes_above
 
 
 @functools.lru_cache

@@ -15,40 +15,8 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from ngrammer_jax import ngram_sizes
 from ngrammer_jax.layers import cache, documents, hashing, normalization, quantizer, table
-
-COMBINE = ('concat', 'add')
-
-
-def check_shape(
-  width: int,
-  heads: int,
-  vocabulary_size: int,
-  dim: int,
-  combine: str,
-  orders: tuple[int, ...] = (2,),
-) -> None:
-  """Raises ValueError, saying what to change, for sizes no layer can have."""
-  if combine not in COMBINE:
-    raise ValueError(f'combine {combine!r} is not one of {", ".join(COMBINE)}')
-  if heads < 1 or width % heads:
-    raise ValueError(f'{heads} heads do not divide the width {width}')
-  if not orders or min(orders) < 2 or len(set(orders)) < len(orders):
-    raise ValueError(f'orders {orders} are not different numbers from 2 on')
-  H, G = width // heads, len(orders)
-  if not 0 < dim <= H:
-    raise ValueError(
-      f'n-gram dim {dim} is not between 1 and the head width {H} (width {width} / {heads} heads)'
-    )
-  if combine == 'concat' and G * dim > H:
-    raise ValueError(f'{G} orders of n-gram dim {dim} exceed the head width {H}')
-  if combine == 'add' and dim != H:
-    raise ValueError(f'combine "add" needs n-gram dim {dim} to equal the head width {H}')
-  if G * heads * vocabulary_size >= 2**31:
-    raise ValueError(
-      f'{G * heads} heads of {vocabulary_size:,} n-grams exceed the 2^31 rows of a table'
-    )
-  hashing.primes_above(vocabulary_size, heads)
 
 
 def most_attended(scores_BxNxTxS: jax.Array, may_BxTxS: jax.Array) -> jax.Array:
@@ -186,7 +154,7 @@ class NGrammer(nn.Module):
       memory: what the previous segment returned; None at the start of a stream.
     """
     N, E, V, G = self.heads, self.dim, self.vocabulary_size, len(self.orders)
-    check_shape(x_BxTxD.shape[-1], N, V, E, self.combine, self.orders)
+    ngram_sizes.check(x_BxTxD.shape[-1], N, V, E, self.combine, self.orders)
     x_BxTxNxH = x_BxTxD.reshape(*x_BxTxD.shape[:2], N, -1)
     counted_BxT = None if self.padding_trains else valid_BxT
     K, ids_BxTxN = self._ids(x_BxTxNxH, ids, counted_BxT, vocabulary)

@@ -19,8 +19,6 @@ import jax.numpy as jnp
 
 from ngrammer_jax.layers import dropout, whole_attention
 
-KINDS = ('all_attention', 'attention_split', 'single_head', 'head_split')
-
 
 @dataclasses.dataclass(frozen=True)
 class Persistent:

@@ -28,8 +28,6 @@ import jax.numpy as jnp
 # stay in cache: 8 MB in float32, twice as fast as 64 MB. An accelerator wants larger products.
 CPU_DISTANCES, DISTANCES = 2**21, 2**25
 
-EMPTY = ('shrink', 'keep', 'revive')
-INITIAL = ('uniform', 'normal', 'data')
 USAGE_DECAY = 0.99  # usage looks back about 100 steps
 DEAD = 0.1  # of an even share: who is used less is dead
 
@@ -217,7 +215,7 @@ class ProductQuantizer(nn.Module):
     decay: 1 - the learning rate of k-means.
     epsilon: added to the counts.
     prenormalize: cluster x / |x| instead of x; a zero vector stays zero.
-    empty: what happens to clusters without tokens, one of EMPTY.
+    empty: what happens to clusters without tokens, `shrink`, `keep` or `revive`.
     initial: centroids are drawn from a Xavier-uniform or a unit normal distribution, or from
       the vocabulary.
   """

@@ -12,8 +12,6 @@ import jax.numpy as jnp
 
 from ngrammer_jax.layers import cache, documents, linear, recurrence
 
-EMPTY = ('mask', 'zeros')
-
 Memory = dict[str, jax.Array]
 
 

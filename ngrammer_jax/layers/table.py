@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from ngrammer_jax.layers import placement
 
 AXES = ('ngram_vocab', 'ngram_embed')  # logical, of a table
-EXCHANGE = ('auto', 'rows', 'table')
 # To add a row to a table takes a device as long as to send so many bytes: a guess for TPUs, tiles
 # that are read and written against links of 200 GB/s, all devices in one slice. Not measured.
 ADDING = 8192
@@ -62,7 +61,7 @@ def lookup(table_VxE: jax.Array, rows_Bx: jax.Array, exchange: str = 'auto') -> 
   Args:
     table_VxE: with the logical AXES, where there is a mesh.
     rows_Bx: int32 [B, ...], from 0 to V - 1. Its first axis is the `batch`.
-    exchange: one of EXCHANGE, see `Layout`.
+    exchange: `auto`, `rows` or `table`, see `Layout`.
   """
   layout = _layout(len(table_VxE), len(rows_Bx), exchange)
   if layout is None:

@@ -10,6 +10,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import (
   attention,
   cache,
@@ -22,8 +23,7 @@ from ngrammer_jax.layers import (
   span,
 )
 from ngrammer_jax.layers.context import Context
-from ngrammer_jax.models import config as model_config
-from ngrammer_jax.models import ngrams
+from ngrammer_jax.models import ngrams, precision
 
 Memory = dict[str, Any]
 
@@ -38,11 +38,11 @@ def empty_memory(
     names = projections(c).names if c.convolution is not None else ()
     heads = {'query': c.heads}
     rows = {name: (lookback, heads.get(name, c.context_heads)) for name in names}
-    H, dtype = c.width // c.heads, c.compute_dtype()
+    H, dtype = c.width // c.heads, precision.compute_dtype(c)
     kept = cache.empty_layer(batch, cache_slots, c.context_heads, H, dtype, rows)
   elif c.memory is not None:
     rows = c.memory.length + lookback
-    kept['hidden'] = jnp.zeros((batch, rows, c.width), c.compute_dtype())
+    kept['hidden'] = jnp.zeros((batch, rows, c.width), precision.compute_dtype(c))
   pairing = 'none' if c.ngram is None else c.ngram.pairing_of(number)
   if pairing == 'previous':
     kept['ngram'] = ngrammer.empty_memory(batch, c.heads, c.ngram.orders)

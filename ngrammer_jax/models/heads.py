@@ -9,14 +9,14 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import adaptive_softmax, quantizer, softmax
-from ngrammer_jax.models import block
-from ngrammer_jax.models import config as model_config
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.layers import adaptive_softmax, quantizer, recurrence, softmax
+from ngrammer_jax.models import block, precision
 
 
 def inputs(config: model_config.ModelConfig, embedding_VxD: jax.Array) -> jax.Array:
   """What embeddings, of the whole vocabulary [V, D] or others, enter the model as."""
-  dtype = config.compute_dtype()
+  dtype = precision.compute_dtype(config)
   scale = config.width**0.5 if config.scale_embeddings else 1
   return embedding_VxD.astype(dtype) * jnp.asarray(scale, dtype)
 
@@ -38,7 +38,7 @@ class Head(nn.Module):
 
   def setup(self):
     c, a, V = self.config, self.config.adaptive_softmax, self.vocabulary_size
-    dtype = c.compute_dtype()
+    dtype = precision.compute_dtype(c)
     param_dtype = jnp.promote_types(dtype, jnp.float32)
     if a is not None:
       self.adaptive_softmax = adaptive_softmax.AdaptiveSoftmax(
@@ -57,7 +57,7 @@ class Head(nn.Module):
     # Multiplied by sqrt(D), the embeddings of one token then have unit variance.
     normal, zeros = nn.initializers.normal(c.width**-0.5), nn.initializers.zeros
     if c.recurrent is not None:
-      normal = zeros = c.recurrent.initializer()
+      normal = zeros = recurrence.symmetric(c.recurrent.initial)
     table = nn.with_logical_partitioning(normal, ('vocab', 'embed'))
     self.embedding = self.param('embedding', table, (V, c.width), param_dtype)
     self.softmax_weight = (

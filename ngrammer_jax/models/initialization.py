@@ -4,7 +4,6 @@ Without a recipe every layer draws its own: kernels of variance 1 / inputs, embe
 variance 1 / width, biases of 0.
 """
 
-import dataclasses
 import math
 from typing import Any
 import zlib
@@ -12,43 +11,15 @@ import zlib
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax import errors
+from ngrammer_jax.config import initial
 
-RECIPES = ('transformer_xl', 'adaptive_span')
 # Vectors of words and tails, and what the biases of an output layer made of them are called.
 _BIAS_OF = {'embedding': 'bias', 'softmax_weight': 'softmax_bias', 'cluster_weight': 'cluster_bias'}
 _PROJECTIONS = ('projection', 'softmax_projection')
 _DISTANCES = ('content_bias', 'position_bias', 'distance_embedding', 'position')
 
 
-@dataclasses.dataclass(frozen=True)
-class InitialConfig:
-  """Initial weights of a published code.
-
-  `transformer_xl` (PyTorch): normal, of one deviation for kernels, embeddings, u and v, and for
-  the scales of norms around 1; of another for the projections of an adaptive softmax; biases 0.
-  `adaptive_span`: embeddings of variance 1; kernels and biases uniform up to 1 / sqrt(inputs).
-  N-gram layers, spans, persistent vectors and convolutions begin as ever.
-  """
-
-  recipe: str = 'transformer_xl'
-  deviation: float = 0.02  # of transformer_xl; 0.005 in the large word rows of its TensorFlow code
-  projection_deviation: float = 0.01
-
-  def check(self, model: Any) -> None:
-    """Raises BadInput for a recipe that there is not."""
-    del model
-    errors.check_choices('model.initial', self, {'recipe': RECIPES})
-    for key in ('deviation', 'projection_deviation'):
-      if not 0 < getattr(self, key) < math.inf:
-        raise errors.BadInput(f'model.initial.{key}={getattr(self, key)} must be above 0')
-    if self.recipe != 'transformer_xl' and self != InitialConfig(self.recipe):
-      raise errors.BadInput(
-        f'model.initial.deviation and projection_deviation are not for recipe={self.recipe!r}'
-      )
-
-
-def redrawn(config: InitialConfig, params: Any, key: jax.Array) -> Any:
+def redrawn(config: initial.InitialConfig, params: Any, key: jax.Array) -> Any:
   """The parameters with those of the recipe drawn again, each from a key of its name."""
   inputs = {}  # of the linear maps, by the name of their biases
 

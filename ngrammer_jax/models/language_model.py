@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.models import block, recurrent, transformer
-from ngrammer_jax.models import config as model_config
 
 LanguageModel = transformer.TransformerLM | recurrent.RecurrentLM
 

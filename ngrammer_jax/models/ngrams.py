@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import ngrammer
 from ngrammer_jax.layers.context import Context
-from ngrammer_jax.models import config as model_config
 
 
 def layer(

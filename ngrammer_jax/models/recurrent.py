@@ -10,6 +10,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import (
   documents,
   dropout,
@@ -19,8 +20,7 @@ from ngrammer_jax.layers import (
   recurrent_memory,
   softmax,
 )
-from ngrammer_jax.models import block, heads, ngrams
-from ngrammer_jax.models import config as model_config
+from ngrammer_jax.models import block, heads, ngrams, precision
 
 Memory = block.Memory
 
@@ -41,7 +41,7 @@ def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int 
   c, r = config, config.recurrent
   memory = {
     'document': jnp.zeros((batch,), jnp.int32),
-    'state': recurrence.empty_state(batch, r.hidden, r.cell, c.compute_dtype()),
+    'state': recurrence.empty_state(batch, r.hidden, r.cell, precision.compute_dtype(c)),
   }
   if c.ngram is not None:
     memory['ngram'] = ngrammer.empty_memory(batch, c.ngram.heads or c.heads, c.ngram.orders)
@@ -56,7 +56,7 @@ def empty_window(config: model_config.ModelConfig, batch: int) -> readout.Memory
   width = None if r.readout == 'recurrent_memory' else r.hidden
   if r.readout == 'key_value_predict':
     width = 2 * r.width  # what predicts is not looked back at
-  return readout.empty_memory(batch, r.slots, width, config.compute_dtype())
+  return readout.empty_memory(batch, r.slots, width, precision.compute_dtype(config))
 
 
 class RecurrentLM(nn.Module):
@@ -67,7 +67,7 @@ class RecurrentLM(nn.Module):
 
   def setup(self):
     c, r, V = self.config, self.config.recurrent, self.vocabulary_size
-    dtype, init = c.compute_dtype(), r.initializer()
+    dtype, init = precision.compute_dtype(c), recurrence.symmetric(r.initial)
     self.head = heads.Head(c, V, r.width)
     nn.share_scope(self, self.head)
     self.head.declare()

@@ -12,6 +12,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import (
   blocked_attention,
   cache,
@@ -24,8 +25,7 @@ from ngrammer_jax.layers import (
   softmax,
   span,
 )
-from ngrammer_jax.models import block, heads, ngrams
-from ngrammer_jax.models import config as model_config
+from ngrammer_jax.models import block, heads, ngrams, precision
 
 Memory = block.Memory
 
@@ -93,7 +93,7 @@ class TransformerLM(nn.Module):
 
   def setup(self):
     c, V = self.config, self.vocabulary_size
-    dtype = self.dtype = c.compute_dtype()
+    dtype = self.dtype = precision.compute_dtype(c)
     param_dtype = jnp.promote_types(dtype, jnp.float32)
     self.head = heads.Head(c, V)
     nn.share_scope(self, self.head)

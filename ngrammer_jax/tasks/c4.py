@@ -13,7 +13,8 @@ import pathlib
 from typing import Any
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import corpora, token_cache
+from ngrammer_jax.config import data as data_config
+from ngrammer_jax.data import corpora
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.tasks import tensorflow
 from ngrammer_jax.tasks.vocabulary import TaskVocabulary
@@ -25,7 +26,7 @@ SPLITS = ('train', 'validation')
 READ_BATCH = 16  # texts per read; batches have less overhead in TensorFlow
 
 
-def open_corpus(config: token_cache.DataConfig) -> corpora.Corpus:
+def open_corpus(config: data_config.DataConfig) -> corpora.Corpus:
   """Opens the corpus `data.corpus` that TFDS has prepared.
 
   `data.path` is the TFDS data directory; None selects the default one. Nothing is downloaded.

@@ -13,6 +13,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, hosts, sharding
 from ngrammer_jax.data import prefetch, streams
 from ngrammer_jax.layers import flash
+from ngrammer_jax.models import precision
 from ngrammer_jax.training import (
   checkpoints,
   interruption,
@@ -164,7 +165,7 @@ def _check_kernel(config, mesh) -> None:
   m, t = config.model, config.training
   shape = t.batch_size // t.parts, t.segment_length, m.heads, m.width // m.heads
   with sharding.use(mesh):
-    why = flash.why_not(m.kernel, shape, m.compute_dtype()) if m.kernel else None
+    why = flash.why_not(m.kernel, shape, precision.compute_dtype(m)) if m.kernel else None
   if why is not None:
     raise errors.BadInput(f'model.kernel={m.kernel!r} {why}: model.kernel=None takes what there is')
 

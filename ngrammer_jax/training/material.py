@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
+from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, packing, streams, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.training import programs
@@ -61,7 +62,7 @@ class Corpus:
     self,
     config: experiment.Config,
     workdir: pathlib.Path | None = None,
-    find: Callable[[token_cache.DataConfig], corpora.Corpus] | None = None,
+    find: Callable[[data_config.DataConfig], corpora.Corpus] | None = None,
   ):
     self._config, t = config, config.training
     self._corpus = token_cache.prepare(config.data, find)

@@ -7,7 +7,7 @@ import time
 
 import jax
 
-from ngrammer_jax.models import config as model_config
+from ngrammer_jax.config import model as model_config
 
 # Dense bfloat16 FLOP/s of one JAX device, from the vendors' data sheets.
 PEAK = {

@@ -8,7 +8,6 @@ lock           held by the process that trains
 
 from collections.abc import Iterator
 import contextlib
-import dataclasses
 import fcntl
 import json
 import logging
@@ -17,7 +16,7 @@ import pathlib
 import re
 import socket
 import time
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, files, hosts
@@ -27,27 +26,6 @@ if TYPE_CHECKING:
 
 CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'
 OURS = ('config', 'corpus', 'vocabulary', 'lock')  # all that a start which was killed leaves behind
-
-# May differ on resume; the content of the corpus is compared by its hash.
-FREE_SECTIONS = ('mesh', 'evaluation')
-FREE_KEYS = (
-  'data.path',
-  'data.vocabulary_path',
-  'data.cache_dir',
-  'data.superglue_dir',
-  'finetune.tfds_dir',
-  'finetune.download',
-  'training.log_every',
-  'training.evaluate_every',
-  'training.checkpoint_every',
-  'training.keep_checkpoints',
-  # How the same numbers are computed.
-  'model.scan_layers',
-  'model.remat',
-  'model.vocabulary_chunk',
-  'model.kernel',
-  'model.ngram.exchange',
-)
 
 
 def check(workdir: pathlib.Path, config: experiment.Config) -> None:
@@ -185,29 +163,15 @@ def load_config(workdir: pathlib.Path) -> experiment.Config:
 
 
 def _check_same(workdir: pathlib.Path, before: experiment.Config, now: experiment.Config) -> None:
-  for key, old, new in _differences(before, now):
-    if key in FREE_KEYS or key.split('.')[0] in FREE_SECTIONS:
-      continue
+  for key, old, new in experiment.differences(before, now):
     hint = ''
-    if key == 'training.steps' and new > old:
+    if key.path == 'training.steps' and new > old:
       if now.optimizer.schedule in ('constant', 'rsqrt') and now.optimizer.drop is None:
         logging.info('going on from %s to %s steps', f'{old:,}', f'{new:,}')
         continue
       what = 'optimizer.drop' if now.optimizer.drop else f'schedule {now.optimizer.schedule!r}'
       hint = f' ({what} depends on the number of steps)'
     raise errors.BadInput(
-      f'--workdir={workdir} was started with {key}={old!r}, now it is {new!r}{hint}: '
+      f'--workdir={workdir} was started with {key.path}={old!r}, now it is {new!r}{hint}: '
       f'use the old value, or another workdir'
     )
-
-
-def _differences(before: Any, now: Any, path: str = '') -> list[tuple[str, Any, Any]]:
-  """Dotted key, old and new value of every difference; a block that comes or goes is one."""
-  found = []
-  for field in dataclasses.fields(before):
-    key, old, new = path + field.name, getattr(before, field.name), getattr(now, field.name)
-    if dataclasses.is_dataclass(old) and dataclasses.is_dataclass(new):
-      found += _differences(old, new, f'{key}.')
-    elif old != new:
-      found.append((key, old, new))
-  return found

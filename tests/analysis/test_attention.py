@@ -7,11 +7,13 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import analyze, evaluation_config, runs
+from ngrammer_jax import analyze, runs
 from ngrammer_jax.analysis import attention
+from ngrammer_jax.config import evaluation as evaluation_config
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.data import token_cache
-from ngrammer_jax.models import config as model_config
-from ngrammer_jax.models import language_model, recurrent_config
+from ngrammer_jax.models import language_model
 from tests.checks import bad_input
 
 TOKENS, LENGTH = 96, 16  # of the text and of a segment

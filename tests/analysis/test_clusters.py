@@ -9,8 +9,8 @@ import pytest
 
 from ngrammer_jax import analyze, runs
 from ngrammer_jax.analysis import clusters
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import token_cache
-from ngrammer_jax.models import config as model_config
 from tests.checks import bad_input
 
 

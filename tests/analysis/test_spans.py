@@ -7,7 +7,7 @@ import pytest
 
 from ngrammer_jax import analyze, runs
 from ngrammer_jax.analysis import spans
-from ngrammer_jax.models import config as model_config
+from ngrammer_jax.config import model as model_config
 from tests.checks import bad_input
 
 LIMIT, RAMP, VECTORS = 64, 8, 4

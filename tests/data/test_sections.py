@@ -5,6 +5,7 @@ import gzip
 import numpy as np
 import pytest
 
+from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, text_files, token_cache
 from tests.checks import bad_input
 
@@ -68,7 +69,7 @@ def test_books_do_not_contain_their_titles(tmp_path):
 
 
 def prepare(folder, corpus, vocabulary):
-  config = token_cache.DataConfig(corpus=corpus, path=str(folder), vocabulary=vocabulary)
+  config = data_config.DataConfig(corpus=corpus, path=str(folder), vocabulary=vocabulary)
   return token_cache.prepare(config)
 
 

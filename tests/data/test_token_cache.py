@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora as corpus_files
 from ngrammer_jax.data import text_files, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
@@ -27,7 +28,7 @@ def text(tmp_path):
 
   def prepare(**settings):
     settings = {'corpus': 'text', 'path': str(path), 'vocabulary': 'bytes'} | settings
-    return token_cache.prepare(token_cache.DataConfig(**settings))
+    return token_cache.prepare(data_config.DataConfig(**settings))
 
   prepare.path = path
   return prepare
@@ -57,7 +58,7 @@ def same_tokens(a, b):
 
 def test_wikitext2_has_the_published_counts(corpora):
   corpus = token_cache.prepare(
-    token_cache.DataConfig('wikitext', str(corpora / 'wikitext2'), vocabulary='words')
+    data_config.DataConfig('wikitext', str(corpora / 'wikitext2'), vocabulary='words')
   )
   assert corpus.vocabulary.size == 33_278
   assert token_counts(corpus) == [2_088_628, 217_646, 245_569]
@@ -68,7 +69,7 @@ def test_wikitext2_has_the_published_counts(corpora):
 @pytest.mark.slow
 def test_text8_has_the_published_counts(corpora):
   corpus = token_cache.prepare(
-    token_cache.DataConfig('text8', str(corpora / 'text8.zip'), vocabulary='characters')
+    data_config.DataConfig('text8', str(corpora / 'text8.zip'), vocabulary='characters')
   )
   assert corpus.vocabulary.size == 27
   assert token_counts(corpus) == text_bytes(corpus) == [90_000_000, 5_000_000, 5_000_000]
@@ -87,7 +88,7 @@ def test_text8_has_the_published_counts(corpora):
 def test_enwik8_has_the_published_counts(corpora, newlines, symbols, tokens, is_raw):
   settings = {'vocabulary': 'characters', 'newlines': newlines}
   corpus = token_cache.prepare(
-    token_cache.DataConfig('enwik8', str(corpora / 'enwik8.gz'), **settings)
+    data_config.DataConfig('enwik8', str(corpora / 'enwik8.gz'), **settings)
   )
   assert corpus.vocabulary.size == symbols
   assert token_counts(corpus) == tokens
@@ -97,7 +98,7 @@ def test_enwik8_has_the_published_counts(corpora, newlines, symbols, tokens, is_
 # Tokens.
 
 
-@pytest.mark.parametrize('kind', vocabularies.KINDS)
+@pytest.mark.parametrize('kind', data_config.VOCABULARIES)
 def test_tokens_decode_to_the_text(text, kind):
   size = 300 if kind == 'sentencepiece' else None
   corpus = text(vocabulary=kind, vocabulary_size=size)
@@ -111,7 +112,7 @@ def test_documents_are_separated_by_the_document_start(tmp_path):
   folder.mkdir()
   for i in range(22):
     (folder / f'{i:02}').write_bytes(b'abc'[: i % 3 + 1])
-  corpus = token_cache.prepare(token_cache.DataConfig('text', str(folder), vocabulary='characters'))
+  corpus = token_cache.prepare(data_config.DataConfig('text', str(folder), vocabulary='characters'))
   numbers = [i for i in range(22) if i not in (9, 19)]  # of the training documents
   train = corpus.splits['train']
   assert train.document_start == 3
@@ -138,7 +139,7 @@ def test_enwik8_newline_conventions_have_separate_caches(
   monkeypatch.setattr(corpus_files, '_verify_published_file', lambda name, path: None)
   monkeypatch.setattr(text_files, 'byte_range', lambda blocks, start, stop: iter([b'a\nb\n']))
   for value in (*corpus_files.NEWLINES, newlines):
-    config = token_cache.DataConfig('enwik8', str(path), 'characters', newlines=value)
+    config = data_config.DataConfig('enwik8', str(path), 'characters', newlines=value)
     corpus = token_cache.prepare(config)
   assert token_counts(corpus) == [tokens] * 3
   assert text_bytes(corpus) == [tokens if is_raw else None] * 3
@@ -169,7 +170,7 @@ def test_text_bytes_of_a_lossy_tokenisation_are_none(text, request, replacement,
 
 def test_text_bytes_are_none_only_for_the_lossy_split(tmp_path):
   path = write_splits(tmp_path / 'splits', b'a b\n', b'a  b\n', b'b a\n')
-  corpus = token_cache.prepare(token_cache.DataConfig('wikitext', path, vocabulary='words'))
+  corpus = token_cache.prepare(data_config.DataConfig('wikitext', path, vocabulary='words'))
   assert text_bytes(corpus) == [4, None, 4]
 
 
@@ -370,7 +371,7 @@ def test_published_files_are_verified_before_they_are_tokenised(tmp_path, cache,
   path = tmp_path / 'text8'
   path.write_bytes(b'too short')
   with bad_input(f'{path} is truncated: 9 bytes of text8, expected 100,000,000; download it again'):
-    token_cache.prepare(token_cache.DataConfig('text8', str(path)))
+    token_cache.prepare(data_config.DataConfig('text8', str(path)))
   assert write_calls == [] and not cache.exists()
 
 
@@ -458,7 +459,8 @@ def test_the_first_input_of_a_document_is_its_separator():
     ),
     (
       {'vocabulary_path': '/tmp/model'},
-      'data.vocabulary_path is for data.vocabulary="sentencepiece", not \'bytes\'',
+      "data.vocabulary_path='/tmp/model' is not for data.vocabulary='bytes', but for "
+      'sentencepiece: leave it at None',
     ),
     (
       {'vocabulary': 'sentencepiece', 'vocabulary_path': '/no/model'},

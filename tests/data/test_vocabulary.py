@@ -3,6 +3,7 @@
 import pytest
 
 from ngrammer_jax import errors
+from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabulary as vocabularies
 from tests.checks import bad_input
 from tests.loops import each
@@ -194,7 +195,7 @@ def test_bytes_are_their_own_ids():
 AWKWARD = 'é\r\n\x00\u2028"\\ 😀\ta\n'.encode()
 
 
-@pytest.mark.parametrize('kind', [*vocabularies.KINDS, 'separated', 'latin-1'])
+@pytest.mark.parametrize('kind', [*data_config.VOCABULARIES, 'separated', 'latin-1'])
 def test_a_saved_vocabulary_is_loaded_unchanged(kind, sentencepiece, tmp_path):
   vocabulary = {
     'bytes': vocabularies.ByteVocabulary(),

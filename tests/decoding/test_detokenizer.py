@@ -2,6 +2,7 @@
 
 import pytest
 
+from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.decoding import detokenizer
 
@@ -18,7 +19,7 @@ def make_vocabulary(kind):
   return vocabularies.learn_sentencepiece([b'plain and naive text, and more of it\n' * 5], 300)
 
 
-@pytest.mark.parametrize('kind', vocabularies.KINDS)
+@pytest.mark.parametrize('kind', data_config.VOCABULARIES)
 @pytest.mark.parametrize('prompt', ['', 'naïve \N{SNOWMAN}'])
 def test_pieces_concatenate_to_the_text(kind, prompt):
   vocabulary = make_vocabulary(kind)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.decoding import generation, sampling
-from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
 from tests.checks import mesh_of, random_variables
 from tests.evaluation import reference

@@ -14,9 +14,9 @@ def evaluate() -> dict[str, Any]:
   import numpy as np
 
   from ngrammer_jax import sharding
+  from ngrammer_jax.config import model as model_config
   from ngrammer_jax.data import vocabulary
   from ngrammer_jax.evaluation import scoring
-  from ngrammer_jax.models import config as model_config
   from ngrammer_jax.models import transformer
   from ngrammer_jax.tasks.superglue import evaluation
 

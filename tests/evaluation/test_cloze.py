@@ -10,11 +10,12 @@ import pytest
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import evaluate, runs, sharding
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.data import cloze as cloze_data
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.evaluation import cloze
-from ngrammer_jax.models import config as model_config
-from ngrammer_jax.models import recurrent_config, transformer
+from ngrammer_jax.models import transformer
 from ngrammer_jax.training import loop
 from tests.checks import assert_close, bad_input, random_variables
 from tests.data import test_cloze as files

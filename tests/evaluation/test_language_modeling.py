@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import pytest
 
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams as streams_module
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.evaluation import language_modeling, scoring
-from ngrammer_jax.models import config as model_config
 from tests.checks import bad_input, mesh_of
 from tests.evaluation import reference
 

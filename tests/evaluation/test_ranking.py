@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import sharding
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.evaluation import ranking
-from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
 from tests.checks import random_variables
 from tests.evaluation import reference

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 
 from ngrammer_jax import sharding
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.evaluation import scoring
-from ngrammer_jax.models import config as model_config
 from tests.checks import assert_close
 from tests.evaluation import reference
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import config as experiment
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.interop import adaptive_span
-from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
 from ngrammer_jax.training import optimizers
 from tests.checks import assert_close, bad_input

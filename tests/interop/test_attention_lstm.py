@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import errors
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.interop import attention_lstm
-from ngrammer_jax.models import config as model_config
-from ngrammer_jax.models import recurrent, recurrent_config
+from ngrammer_jax.models import recurrent
 from tests.checks import assert_close, data_root
 
 PRECISIONS = [('float64', 1e-9), ('float32', 2e-5)]

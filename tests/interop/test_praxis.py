@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import errors
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.interop import praxis
 from ngrammer_jax.layers import NGrammer
-from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
 from tests.checks import assert_close, bad_input
 

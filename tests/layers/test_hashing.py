@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ngrammer_jax import ngram_sizes
 from ngrammer_jax.layers import hashing
 
 # The primes above 196,608 and 393,216 of the praxis tables.
@@ -41,7 +42,7 @@ def test_first_primes_above_the_vocabulary(V, primes):
 
 # Ids, rows, order and heads; the largest vocabulary that there may be, too.
 CASES = [(K, V, 2, 16) for V in PRIMES for K in (16, 16_384)]
-CASES += [(8192, 393_216, 2, 16), (50_257, 196_608, 3, 8), (50_257, hashing.MAX_ROWS, 2, 4)]
+CASES += [(8192, 393_216, 2, 16), (50_257, 196_608, 3, 8), (50_257, ngram_sizes.MAX_ROWS, 2, 4)]
 
 
 def test_rows_equal_python_integers():

@@ -9,13 +9,14 @@ import pytest
 
 from ngrammer_jax import sharding
 from ngrammer_jax.analysis import hlo
+from ngrammer_jax.config import ngram as ngram_config
 from ngrammer_jax.layers import table
 
 V, E, B = 64, 4, 16
 MESHES = [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2), (4, 2, 1), (1, 2, 4)]
 # Every mesh, and each way of exchange over the batch alone, over both axes, and with parts.
 QUICK = [('table', (8, 1, 1)), ('rows', (2, 2, 2)), ('table', (4, 2, 1)), ('auto', (1, 2, 4))]
-EVERY = [(exchange, shape) for exchange in table.EXCHANGE for shape in MESHES]
+EVERY = [(exchange, shape) for exchange in ngram_config.EXCHANGE for shape in MESHES]
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ngrammer_jax import errors
-from ngrammer_jax.models import config as model_config
+from ngrammer_jax.config import model as model_config
 
 T, V = 8, 13  # tokens of a stream, vocabulary
 CANDIDATES = 250

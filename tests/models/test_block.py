@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import attention, feed_forward, normalization
 from ngrammer_jax.models import block, ngrams
-from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import view as views
 from tests.checks import assert_close, random_variables
 from tests.layers import test_ngrammer as slow

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax.models import config as model_config
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.models import transformer
 from tests.checks import random_variables
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import dropout, relative
-from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
 from tests.checks import assert_close
 from tests.models.test_transformer import (

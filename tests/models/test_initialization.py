@@ -10,7 +10,8 @@ import optax
 import pytest
 
 from ngrammer_jax import sharding
-from ngrammer_jax.models import config as model_config
+from ngrammer_jax.config import initial as initial_config
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.models import initialization, transformer
 from ngrammer_jax.training import state as train_state
 
@@ -26,7 +27,7 @@ OTHERS = {
 
 
 def config_of(recipe, **fields):
-  kind = None if recipe is None else initialization.InitialConfig(recipe)
+  kind = None if recipe is None else initial_config.InitialConfig(recipe)
   more = {'feed_forward_bias': True, 'initial': kind, 'norm': 'post_skip'}
   return model_config.ModelConfig(**SIZES | more | fields)
 
@@ -43,7 +44,7 @@ def zeros(**fields):
 @functools.cache
 def redrawn(recipe, **fields):
   """What a recipe makes of parameters of 0, by path."""
-  kind = initialization.InitialConfig(recipe)
+  kind = initial_config.InitialConfig(recipe)
   params = initialization.redrawn(kind, zeros(**fields), jax.random.key(1))
   return flax.traverse_util.flatten_dict(params, sep='/')
 
@@ -111,7 +112,7 @@ def test_projections_of_adaptive_span():
     assert 0 < spread(params[f'adaptive_softmax/{name}'])[2] <= D**-0.5
 
 
-@pytest.mark.parametrize('recipe', initialization.RECIPES)
+@pytest.mark.parametrize('recipe', initial_config.RECIPES)
 def test_what_no_recipe_knows_stays_as_it_is(recipe):
   params = redrawn(recipe, **OTHERS)
   same = {name for name, leaf in params.items() if not np.asarray(leaf).any()}
@@ -121,11 +122,11 @@ def test_what_no_recipe_knows_stays_as_it_is(recipe):
   assert not any(name.endswith('kernel') for name in same)
 
 
-@pytest.mark.parametrize('recipe', initialization.RECIPES)
+@pytest.mark.parametrize('recipe', initial_config.RECIPES)
 def test_every_parameter_is_drawn_by_itself(recipe):
   one = zeros()['layer_0']
   draw = lambda **layers: flax.traverse_util.flatten_dict(
-    initialization.redrawn(initialization.InitialConfig(recipe), layers, jax.random.key(1)), sep='/'
+    initialization.redrawn(initial_config.InitialConfig(recipe), layers, jax.random.key(1)), sep='/'
   )
   params, fewer = draw(layer_0=one, layer_1=one), draw(layer_0=one)
   kernels = [leaf for name, leaf in params.items() if name.endswith('kernel')]

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import config as experiment
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.interop import attention_lstm
-from ngrammer_jax.models import config as model_config
-from ngrammer_jax.models import language_model, recurrent_config
+from ngrammer_jax.models import language_model
 from tests.checks import assert_close, bad_input, data_root, random_variables
 from tests.models import attention_lstm_loop as loop
 
@@ -363,12 +364,13 @@ def test_bad_values_are_named():
     ),
     (
       {'recurrent': {'gate_bias': True, 'readout': 'key_value'}},
-      "model.recurrent.gate_bias=True is not for readout='key_value', but for recurrent_memory: "
-      'leave it at False',
+      "model.recurrent.gate_bias=True is not for model.recurrent.readout='key_value', but for "
+      'recurrent_memory: leave it at False',
     ),
     (
       {'recurrent': {'cell': 'rnn', 'forget_bias': 2.0}},
-      "model.recurrent.forget_bias=2.0 is not for cell='rnn': leave it at 1.0",
+      "model.recurrent.forget_bias=2.0 is not for model.recurrent.cell='rnn', but for lstm: leave "
+      'it at 1.0',
     ),
     (
       {'recurrent': {'hidden': 24, 'readout': 'key_value'}, 'tie_embeddings': True, 'width': 10},

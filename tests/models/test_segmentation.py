@@ -12,8 +12,8 @@ import jax
 import numpy as np
 import pytest
 
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import local
-from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import heads, transformer
 from tests.checks import assert_close, random_variables
 from tests.models import drawn

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import documents, position
-from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import heads, transformer
 from tests import jaxprs
 from tests.checks import assert_close, random_variables

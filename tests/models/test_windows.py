@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import local
-from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
 from ngrammer_jax.training import windows
 from tests import jaxprs

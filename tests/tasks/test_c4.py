@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import runs
+from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import packing, shards, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
 from tests.checks import bad_input
@@ -44,7 +45,7 @@ def prepared(tmp_path_factory, c4):
     infos.append(info)
   features = tfds.features.FeaturesDict({'text': tfds.features.Text()})
   tfds.folder_dataset.write_metadata(data_dir=folder, features=features, split_infos=infos)
-  return token_cache.DataConfig(corpus='c4/en', path=str(root), vocabulary='bytes')
+  return data_config.DataConfig(corpus='c4/en', path=str(root), vocabulary='bytes')
 
 
 def write_files(root, train_shards=3):
@@ -101,7 +102,7 @@ def test_missing_dataset_is_an_error_and_not_downloaded(tmp_path, c4):
     f'data directory that has it, prepare it (tfds build c4/en, which takes Apache Beam and '
     f'hours), or read its files with data.corpus=shards'
   ):
-    c4.open_corpus(token_cache.DataConfig(corpus='c4/en', path=str(tmp_path)))
+    c4.open_corpus(data_config.DataConfig(corpus='c4/en', path=str(tmp_path)))
 
 
 def test_word_vocabulary_is_not_supported():
@@ -109,4 +110,4 @@ def test_word_vocabulary_is_not_supported():
     "data.corpus='c4/en' is tokenised during training, but data.vocabulary='words' needs the whole "
     'text in advance: use sentencepiece or bytes'
   ):
-    token_cache.DataConfig(corpus='c4/en', vocabulary='words').check()
+    data_config.DataConfig(corpus='c4/en', vocabulary='words').check()

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import evaluate, finetune, flags, runs
+from ngrammer_jax import evaluate, finetune, runs
+from ngrammer_jax.config import command_line
 from ngrammer_jax.tasks.superglue import formats, metrics
 from ngrammer_jax.training import loop, manifest
 from tests.checks import bad_input
@@ -196,7 +197,7 @@ def finetuning_config(finetuning, root, **changes):
   """Returns a config without packing: one example per row."""
   parser = argparse.ArgumentParser()
   parser.add_argument('--workdir')
-  _, config = flags.parse(parser, arguments(root, 'run', finetune__packed=False, **changes))
+  _, config = command_line.parse(parser, arguments(root, 'run', finetune__packed=False, **changes))
   return finetuning.resolve_config(config, [], root / 'run')
 
 

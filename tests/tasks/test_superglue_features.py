@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import vocabulary as vocabularies
-from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import transformer
 from tests.checks import bad_input, random_variables
 from tests.tasks import superglue_files

@@ -12,10 +12,10 @@ import pytest
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import sharding
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
 from ngrammer_jax.evaluation import scoring
 from ngrammer_jax.layers import quantizer
-from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import language_model, transformer
 from ngrammer_jax.training import optimizers
 from ngrammer_jax.training import state as train_state

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, evaluation_config, mesh_config, runs
-from ngrammer_jax.models import config as model_config
+from ngrammer_jax import errors, runs
+from ngrammer_jax.config import evaluation as evaluation_config
+from ngrammer_jax.config import mesh as mesh_config
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.training import checkpoints, loop, manifest, material, programs, record, step
 from tests.checks import bad_input, mesh_of
 from tests.training import toy

@@ -9,8 +9,11 @@ import types
 import numpy as np
 import pytest
 
-from ngrammer_jax import errors, evaluation_config, mesh_config, runs
-from ngrammer_jax.data import packing, token_cache
+from ngrammer_jax import errors, runs
+from ngrammer_jax.config import data as data_config
+from ngrammer_jax.config import evaluation as evaluation_config
+from ngrammer_jax.config import mesh as mesh_config
+from ngrammer_jax.data import packing
 from ngrammer_jax.training import loop, material
 from tests.training.helpers import arrays, records
 
@@ -24,7 +27,7 @@ def config(tiny, tmp_path):
   for shard in range(3):
     (tmp_path / 'shards' / f'train-{shard}.jsonl').write_text(''.join(texts[shard:60:3]))
   (tmp_path / 'shards' / 'valid.jsonl').write_text(texts[-1])
-  data = token_cache.DataConfig('shards', str(tmp_path / 'shards'), 'bytes')
+  data = data_config.DataConfig('shards', str(tmp_path / 'shards'), 'bytes')
   return dataclasses.replace(tiny(training={'keep_checkpoints': 9}), data=data)
 
 

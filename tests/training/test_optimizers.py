@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import config as experiment
+from ngrammer_jax.config import optimizer as optimizer_config
 from ngrammer_jax.training import optimizers
 
 PARAMS = {
@@ -153,7 +154,7 @@ def test_adagrad_clips_every_array_by_itself_and_after_it_was_summed():
     np.testing.assert_allclose(spans(params) + spans(updates), [end, end], atol=1e-7)
 
 
-@pytest.mark.parametrize('name', experiment.ALGORITHMS)
+@pytest.mark.parametrize('name', optimizer_config.ALGORITHMS)
 def test_no_gradients_move_a_span_further_than_the_largest_update(name):
   config = experiment.OptimizerConfig(
     algorithm=name, learning_rate=0.01, schedule='constant', warmup_steps=0, clip_norm=None

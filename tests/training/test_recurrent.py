@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, evaluation_config, runs, sharding
+from ngrammer_jax import errors, runs, sharding
 from ngrammer_jax.analysis import hlo
+from ngrammer_jax.config import evaluation as evaluation_config
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.decoding import generation, sampling
 from ngrammer_jax.evaluation import ranking
-from ngrammer_jax.models import config as model_config
-from ngrammer_jax.models import language_model, recurrent_config
+from ngrammer_jax.models import language_model, precision
 from ngrammer_jax.training import checkpoints, loop, optimizers
 from ngrammer_jax.training import state as train_state
 from tests.checks import bad_input
@@ -107,7 +109,7 @@ def test_an_accelerator_trains_and_a_cpu_evaluates(tiny, tmp_path, monkeypatch):
   c = config_of(tiny, ngram=None, optimizer={'schedule': 'constant'})
   short = dataclasses.replace(c, training=dataclasses.replace(c.training, steps=4))
   with monkeypatch.context() as patched:
-    patched.setattr(model_config.ModelConfig, 'compute_dtype', lambda self: jnp.dtype('bfloat16'))
+    patched.setattr(precision, 'compute_dtype', lambda config: jnp.dtype('bfloat16'))
     loop.train(short, tmp_path / 'run')
   run = runs.load_run(tmp_path / 'run')
   assert run.state.memory['state']['h'].dtype == 'float32'

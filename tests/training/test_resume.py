@@ -14,7 +14,8 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import errors, mesh_config, runs, sharding
+from ngrammer_jax import errors, runs, sharding
+from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.training import checkpoints, checksums, loop, manifest, programs
 from tests import tiny_run
@@ -72,6 +73,20 @@ def test_damage_again_and_again_costs_more_steps_and_no_bit(tiny, whole, tmp_pat
     assert f'12 is damaged: {name} was changed: wrong checksum; trying' in caplog.text
   assert (run / 'checkpoints' / '12.damaged-2' / name).read_bytes() == content
   assert names(run) == ['12', '12.damaged', '12.damaged-2', '4', '8', '8.damaged']
+
+
+def test_a_resume_with_other_segments_per_call_costs_no_bit(tiny, whole, tmp_path):
+  run = shutil.copytree(whole, tmp_path / 'run')
+  damage(run / 'checkpoints' / '12')
+  every = {'log_every': 12, 'evaluate_every': 12, 'checkpoint_every': 12}
+  with bad_input(
+    f'training.segments_per_call=12 does not divide step 8, from which --workdir={run} resumes: '
+    'use the old value, or one that does'
+  ):
+    loop.train(tiny(training=every | {'segments_per_call': 12}), run)
+  every = dict.fromkeys(('segments_per_call', 'log_every', 'evaluate_every'), 4)
+  assert loop.train(tiny(training=every), run)
+  assert arrays(run) == arrays(whole)
 
 
 def test_a_killed_process_goes_on_bit_identically(tiny, tmp_path, toy_model):

@@ -10,8 +10,8 @@ import numpy as np
 import optax
 import pytest
 
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
-from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import language_model
 from ngrammer_jax.training import accumulation
 from ngrammer_jax.training import state as train_state

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.analysis import hlo
-from ngrammer_jax.models import config as model_config
-from ngrammer_jax.models import recurrent_config, transformer
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config import recurrent as recurrent_config
+from ngrammer_jax.models import transformer
 from ngrammer_jax.training import throughput
 from tests.jaxprs import equations
 from tests.models import test_recurrent

@@ -15,10 +15,10 @@ import pytest
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs, sharding
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
 from ngrammer_jax.layers import documents
 from ngrammer_jax.layers import span as span_layer
-from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import language_model
 from ngrammer_jax.training import loop, manifest, programs, windows
 from ngrammer_jax.training import state as train_state

@@ -14,8 +14,10 @@ import types
 import pytest
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, evaluation_config, files, mesh_config
-from ngrammer_jax.models import config as model_config
+from ngrammer_jax import errors, files
+from ngrammer_jax.config import evaluation as evaluation_config
+from ngrammer_jax.config import mesh as mesh_config
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.training import workdirs
 from tests.checks import bad_input
 
@@ -142,7 +144,13 @@ def test_what_changes_no_number_may_differ(tiny, tmp_path):
   config = tiny(
     model={'scan_layers': False, 'remat': True, 'vocabulary_chunk': 8, 'kernel': 'xla'},
     optimizer={'schedule': 'constant'},
-    training={'steps': 16, 'log_every': 4, 'evaluate_every': 0, 'keep_checkpoints': 1},
+    training={
+      'steps': 16,
+      'log_every': 4,
+      'evaluate_every': 0,
+      'keep_checkpoints': 1,
+      'segments_per_call': 4,
+    },
     mesh=mesh_config.MeshConfig(model=2),
     evaluation=evaluation_config.EvaluationConfig(streams=2),
   )

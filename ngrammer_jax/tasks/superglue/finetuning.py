@@ -15,8 +15,8 @@ import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, files, hosts, runs
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
-from ngrammer_jax.models import config as model_config
 from ngrammer_jax.tasks.superglue import evaluation, features, formats, metrics, registration
 from ngrammer_jax.training import programs
 from ngrammer_jax.training import state as train_state

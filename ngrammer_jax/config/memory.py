@@ -1,28 +1,37 @@
-"""What attention looks at beside the segment: its memory, how far back, and learned vectors."""
+"""What attention sees beside the segment: segment memory, spans and persistent vectors."""
 
 import dataclasses
 from typing import Any
 
 from ngrammer_jax import errors
-from ngrammer_jax.layers import persistent
+from ngrammer_jax.config.fields import field
 
 FIRST = ('empty', 'zeros')
+# The keys that a token sees at most. no: all there are; memory: as many as the memory has slots,
+# with itself (PyTorch code of Transformer-XL); memory_and_self: one more (its TensorFlow code);
+# memory_alone: as many as the memory has slots, before it (adaptive span).
 SAME_LENGTH = ('no', 'memory', 'memory_and_self', 'memory_alone')
 SPANS = ('adaptive', 'dynamic')
+# all_attention is the paper's; the others are its ablations.
+PERSISTENT = ('all_attention', 'attention_split', 'single_head', 'head_split')
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryConfig:
-  """Segment memory (Transformer-XL): inputs of each layer for the tokens before a segment."""
+  """Segment memory (Transformer-XL): inputs of each layer for the tokens before a segment.
 
-  length: int = 128  # tokens
-  # Before the first segment: nothing, or zeros that are attended to. A document that begins with
-  # the stream sees zeros, as all that is before it, only with across_documents.
-  first: str = 'empty'
-  # Keys of a token at most: all there are; as many as the memory, with itself (the PyTorch code
-  # of Transformer-XL); one more (the TensorFlow code); or as many before it (adaptive span).
-  same_length: str = 'no'
-  across_documents: bool = False  # tokens see the documents before their own
+  With `first='zeros'`, a document that begins with the stream sees the zeros, as all that is before
+  it, only with `across_documents`.
+  """
+
+  length: int = field(128, 'tokens before the segment that are kept', at_least=0)
+  first: str = field(
+    'empty', 'slots before the first segment: masked, or zeros that are attended to', choices=FIRST
+  )
+  same_length: str = field(
+    'no', 'the same number of keys for every token, as in one of the papers', choices=SAME_LENGTH
+  )
+  across_documents: bool = field(False, 'tokens see the documents before their own')
 
   def window(self) -> int | None:
     """Keys that a token attends to are less than so many tokens away."""
@@ -34,9 +43,6 @@ class MemoryConfig:
 
   def check(self, model: Any) -> None:
     """Raises BadInput for a memory that the model cannot have."""
-    errors.check_choices('model.memory', self, {'first': FIRST, 'same_length': SAME_LENGTH})
-    if self.length < 0:
-      raise errors.BadInput(f'model.memory.length={self.length} must be at least 0')
     if self.length == 0 and self.same_length in ('memory', 'memory_alone'):
       raise errors.BadInput(
         f'model.memory.same_length={self.same_length!r} with model.memory.length=0: a token sees '
@@ -53,37 +59,31 @@ class MemoryConfig:
 class SpanConfig:
   """How far each head looks back (see `layers.span`)."""
 
-  kind: str = 'adaptive'  # a number of each head; dynamic: a function of the token
-  limit: int = 1024  # S, the longest span in tokens
-  ramp: int = 32  # R, over which a span fades out
-  penalty: float = 2e-6  # nats per token of span, mean of the heads, sum of the layers
-  # Where the parameter begins; None: 0 for adaptive, -4 for dynamic (before the sigmoid).
-  initial: float | None = None
-  renormalize: bool = True  # what the mask leaves adds up to 1 again
-  # Tokens that a span may grow before what is computed has to be fitted to it again.
-  reserve: int = 16
-  check_every: int = 100  # steps after which it is
+  kind: str = field('adaptive', 'a parameter of a head, or a function of the token', choices=SPANS)
+  limit: int = field(1024, 'maximum span S, in tokens', at_least=1)
+  ramp: int = field(
+    32,
+    'tokens R over which a span fades out',
+    at_least=1,
+    reason='a span that ends at once has no slope to learn by (the papers use 32)',
+  )
+  penalty: float = field(
+    2e-6, 'loss in nats per token of span, mean over heads, sum over layers', at_least=0
+  )
+  initial: float | None = field(
+    None, 'initial parameter; None: 0 for adaptive, -4 (before the sigmoid) for dynamic'
+  )
+  renormalize: bool = field(True, 'rescale masked attention weights to a sum of 1')
+  reserve: int = field(16, 'no longer used', at_least=1, free_on_resume=True)
+  check_every: int = field(100, 'no longer used', at_least=1, free_on_resume=True)
 
   def check(self, model: Any) -> None:
     """Raises BadInput for a span that the model cannot have."""
-    errors.check_choices('model.span', self, {'kind': SPANS})
-    if self.limit < 1:
-      raise errors.BadInput(f'model.span.limit={self.limit} must be at least 1')
-    if self.ramp < 1:
-      raise errors.BadInput(
-        f'model.span.ramp={self.ramp}: a span of kind={self.kind!r} without a width to fade out '
-        f'over ends at once, and has no slope to be learned by; use at least 1 (the papers use 32)'
-      )
     if self.limit < self.ramp:
       raise errors.BadInput(
         f'model.span.limit={self.limit} is below model.span.ramp={self.ramp}, which even a span of '
         f'0 reaches: raise the limit, or use a shorter ramp'
       )
-    for key in ('reserve', 'check_every'):
-      if getattr(self, key) < 1:
-        raise errors.BadInput(f'model.span.{key}={getattr(self, key)} must be at least 1')
-    if not self.penalty >= 0:
-      raise errors.BadInput(f'model.span.penalty={self.penalty} must be at least 0')
     if self.initial is not None:
       if self.kind == 'adaptive' and not 0 <= self.initial <= 1:
         raise errors.BadInput(f'model.span.initial={self.initial} must be from 0 to 1')
@@ -109,14 +109,13 @@ class SpanConfig:
 class PersistentConfig:
   """Learned keys and values of each head (see `layers.persistent`)."""
 
-  vectors: int = 1024  # of each head; 0: none
-  kind: str = 'all_attention'  # the paper's; the others are its ablations
+  vectors: int = field(1024, 'persistent vectors of each head; 0: none', at_least=0)
+  kind: str = field(
+    'all_attention', 'how they join the context (the others: ablations)', choices=PERSISTENT
+  )
 
   def check(self, model: Any) -> None:
     """Raises BadInput for vectors that the model cannot have."""
-    errors.check_choices('model.persistent', self, {'kind': persistent.KINDS})
-    if self.vectors < 0:
-      raise errors.BadInput(f'model.persistent.vectors={self.vectors} must be at least 0')
     if not self.vectors and self.kind != 'all_attention':
       raise errors.BadInput(
         f'model.persistent.kind={self.kind!r} splits what is not there: model.persistent.vectors=0'

@@ -1,14 +1,13 @@
-"""What a recurrent model is made of, and how large it is."""
+"""Recurrent models and their sizes."""
 
 import dataclasses
 from typing import Any
 
-from flax import linen as nn
-
 from ngrammer_jax import errors
-from ngrammer_jax.layers import readout, recurrence
+from ngrammer_jax.config.fields import field
 
-# And in how many parts each divides the hidden state; the n-gram readout in its slices.
+CELLS = {'lstm': 4, 'rnn': 1}  # number of gates
+# Number of parts that each divides the hidden state into; None: `slices`.
 READOUTS = {
   'none': 1,
   'attention': 1,
@@ -18,11 +17,13 @@ READOUTS = {
   'recurrent_memory': 1,
 }
 ATTENTION = ('attention', 'key_value', 'key_value_predict')
+EMPTY_SLOTS = ('mask', 'zeros')  # see `layers.readout.AttentionReadout`
 # What of a model config a recurrent model has; everything else is of Transformers.
 SHARED = (
   *('width', 'heads', 'tie_embeddings', 'scale_embeddings', 'softmax_bias', 'vocabulary_chunk'),
   *('dropout', 'dtype', 'scan_layers', 'ngram', 'adaptive_softmax', 'recurrent'),
 )
+_MEMORY = ('readout', ('recurrent_memory',))
 UNBOUNDED = 2**31 - 1  # tokens that are predicted from: all
 
 
@@ -30,29 +31,39 @@ UNBOUNDED = 2**31 - 1  # tokens that are predicted from: all
 class RecurrentConfig:
   """One recurrent layer in place of the Transformer's, and what reads its outputs (`readout`)."""
 
-  hidden: int = 300
-  cell: str = 'lstm'
-  readout: str = 'none'
-  # Of attention: outputs before the current one; of a recurrent memory: words, with the current.
-  window: int = 5
-  slices: int = 4  # of the n-gram readout
-  # Training and evaluation hand what the readout looks back at from segment to segment. The paper's
-  # does not; token by token, in generation and rankings, it always is.
-  carry_memory: bool = False
-  empty_slots: str = 'mask'  # of attention, see `layers.readout.AttentionReadout`
-  temporal_tables: int = 1  # of a recurrent memory; 2 in its authors' code
-  gate_bias: bool = False  # the same; True in its authors' code
-  forget_bias: float = 1.0
-  initial: float = 0.1  # parameters begin in [-initial, initial], but n-grams, adaptive softmax
+  hidden: int = field(300, 'hidden size K', at_least=1)
+  cell: str = field('lstm', 'recurrent cell', choices=tuple(CELLS))
+  readout: str = field('none', 'what reads the outputs', choices=tuple(READOUTS))
+  window: int = field(
+    5,
+    'attention: outputs before the current one; recurrent memory: words up to it',
+    at_least=1,
+    only_for=('readout', (*ATTENTION, 'recurrent_memory')),
+  )
+  slices: int = field(4, 'slices of the hidden state', at_least=2, only_for=('readout', ('ngram',)))
+  # The paper does not. Token by token, in generation and rankings, it is always carried. It may be
+  # set without anything to carry, for models that are compared with others that carry a memory.
+  carry_memory: bool = field(False, 'carry what the readout looks back at to the next segment')
+  empty_slots: str = field(
+    'mask', 'slots before a document', choices=EMPTY_SLOTS, only_for=('readout', ATTENTION)
+  )
+  temporal_tables: int = field(
+    1, "number of temporal tables; 2 in the authors' code", at_least=1, at_most=2, only_for=_MEMORY
+  )
+  gate_bias: bool = field(False, "biases of the gates; True in the authors' code", only_for=_MEMORY)
+  forget_bias: float = field(1.0, 'initial bias of the forget gate', only_for=('cell', ('lstm',)))
+  initial: float = field(
+    0.1, 'parameters begin in [-initial, initial], except n-grams and adaptive softmax', above=0
+  )
 
   @property
   def parts(self) -> int:
-    """In which the readout divides the hidden state."""
+    """Number of parts that the readout divides the hidden state into."""
     return READOUTS[self.readout] or self.slices
 
   @property
   def width(self) -> int:
-    """Of what the output layer sees, J."""
+    """Width J of the input of the output layer."""
     return self.hidden // self.parts
 
   @property
@@ -62,13 +73,9 @@ class RecurrentConfig:
       return self.window
     return {'ngram': self.slices - 1, 'recurrent_memory': self.window - 1}.get(self.readout, 0)
 
-  def initializer(self) -> nn.initializers.Initializer:
-    """Of all parameters."""
-    return recurrence.symmetric(self.initial)
-
   def products(self, width: int) -> int:
     """Multiplications for one token, the output layer not counted."""
-    K, J, G = self.hidden, self.width, recurrence.CELLS[self.cell]
+    K, J, G = self.hidden, self.width, CELLS[self.cell]
     of_readout = {
       'ngram': K * J,
       'recurrent_memory': 6 * K * K + 2 * self.window * K,
@@ -83,7 +90,7 @@ class RecurrentConfig:
       width: of the embedding.
       vocabulary_size: V.
     """
-    K, J, V, G = self.hidden, self.width, vocabulary_size, recurrence.CELLS[self.cell]
+    K, J, V, G = self.hidden, self.width, vocabulary_size, CELLS[self.cell]
     gates = 6 * K * (K + self.gate_bias)
     of_readout = {
       'ngram': K * J,
@@ -107,19 +114,7 @@ class RecurrentConfig:
 
   def check(self, model: Any) -> None:
     """Raises BadInput for a model that cannot be."""
-    choices = {'readout': tuple(READOUTS), 'cell': tuple(recurrence.CELLS)}
-    errors.check_choices('model.recurrent', self, choices | {'empty_slots': readout.EMPTY})
-    for key, least in (('hidden', 1), ('window', 1), ('slices', 2), ('temporal_tables', 1)):
-      if getattr(self, key) < least:
-        raise errors.BadInput(
-          f'model.recurrent.{key}={getattr(self, key)} must be at least {least}'
-        )
-    if self.temporal_tables > 2:
-      raise errors.BadInput(f'model.recurrent.temporal_tables={self.temporal_tables}: use 1 or 2')
-    if not 0 < self.initial < float('inf'):
-      raise errors.BadInput(f'model.recurrent.initial={self.initial} must be above 0')
     self._check_division()
-    self._check_in_use()
     self._check_others(model)
 
   def _check_division(self) -> None:
@@ -132,33 +127,8 @@ class RecurrentConfig:
         f'model.recurrent.readout={self.readout!r}: use {near}'
       )
 
-  def _check_in_use(self) -> None:
-    """No switch that does nothing: whoever compares two runs would compare one with itself.
-
-    But `carry_memory`, which a model without anything to carry shares with those it is beside.
-    """
-    of = {
-      'window': (*ATTENTION, 'recurrent_memory'),
-      'slices': ('ngram',),
-      'empty_slots': ATTENTION,
-      'temporal_tables': ('recurrent_memory',),
-      'gate_bias': ('recurrent_memory',),
-    }
-    for field in dataclasses.fields(self):
-      value = getattr(self, field.name)
-      if value != field.default and self.readout not in of.get(field.name, (self.readout,)):
-        raise errors.BadInput(
-          f'model.recurrent.{field.name}={value!r} is not for readout={self.readout!r}, but for '
-          f'{", ".join(of[field.name])}: leave it at {field.default!r}'
-        )
-    if self.cell != 'lstm' and self.forget_bias != 1:
-      raise errors.BadInput(
-        f'model.recurrent.forget_bias={self.forget_bias} is not for cell={self.cell!r}: leave it '
-        f'at 1.0'
-      )
-
   def _check_others(self, model) -> None:
-    defaults = {field.name: field.default for field in dataclasses.fields(model)}
+    defaults = {f.name: f.default for f in dataclasses.fields(model)}
     shared = set(SHARED) if model.ngram is not None else {*SHARED} - {'heads'}  # of the n-grams
     wrong = [k for k, v in defaults.items() if k not in shared and getattr(model, k) != v]
     if wrong:

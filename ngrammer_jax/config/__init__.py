@@ -1,0 +1,52 @@
+"""The config of an experiment as frozen dataclasses, one file per idea. Imports no JAX.
+
+A config file builds a ConfigDict from `default()` and `block(...)`; `resolve` makes it a `Config`.
+"""
+
+from ngrammer_jax.config.conversion import block, default, describe, load, resolve, save
+from ngrammer_jax.config.data import DataConfig
+from ngrammer_jax.config.evaluation import EvaluationConfig, EvaluationMemory
+from ngrammer_jax.config.experiment import Config
+from ngrammer_jax.config.fields import differences
+from ngrammer_jax.config.finetune import FinetuneConfig
+from ngrammer_jax.config.initial import InitialConfig
+from ngrammer_jax.config.memory import MemoryConfig, PersistentConfig, SpanConfig
+from ngrammer_jax.config.mesh import MeshConfig
+from ngrammer_jax.config.model import ModelConfig
+from ngrammer_jax.config.ngram import NGramConfig
+from ngrammer_jax.config.optimizer import AdamConfig, DropConfig, OptimizerConfig, TableConfig
+from ngrammer_jax.config.positions import PositionalConfig
+from ngrammer_jax.config.recurrent import RecurrentConfig
+from ngrammer_jax.config.softmax import AdaptiveSoftmaxConfig
+from ngrammer_jax.config.training import AccumulationConfig, TrainingConfig
+
+__all__ = [
+  'AccumulationConfig',
+  'AdamConfig',
+  'AdaptiveSoftmaxConfig',
+  'Config',
+  'DataConfig',
+  'DropConfig',
+  'EvaluationConfig',
+  'EvaluationMemory',
+  'FinetuneConfig',
+  'InitialConfig',
+  'MemoryConfig',
+  'MeshConfig',
+  'ModelConfig',
+  'NGramConfig',
+  'OptimizerConfig',
+  'PersistentConfig',
+  'PositionalConfig',
+  'RecurrentConfig',
+  'SpanConfig',
+  'TableConfig',
+  'TrainingConfig',
+  'block',
+  'default',
+  'describe',
+  'differences',
+  'load',
+  'resolve',
+  'save',
+]

@@ -1,0 +1,167 @@
+"""The config on the command line: --config=FILE[:ROW] and --config.a.b=value.
+
+It looks and behaves as `ml_collections.config_flags` does, with three differences: keys
+are checked against the dataclasses, so a wrong one ends in a sentence and not in a
+traceback; a key inside a block that is None creates the block; and no flag is global.
+"""
+
+import argparse
+import ast
+from collections.abc import Iterator
+import dataclasses
+import importlib.util
+import inspect
+import pathlib
+from typing import Any
+
+import ml_collections
+
+from ngrammer_jax import errors
+from ngrammer_jax.config import conversion, fields
+from ngrammer_jax.config.experiment import Config
+
+
+def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, Config]:
+  """Returns plain flags, by argparse, and the config with its overrides applied.
+
+  With --print_config it prints the config and exits; no other flag is needed then.
+
+  Raises:
+    BadInput: no such config file or row, unknown key, value of the wrong type.
+  """
+  _add_flags(parser)
+  parser.epilog = 'Any key of the config: --config.training.steps=2000'
+  overrides, plain = split(argv)
+  printer = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+  _add_flags(printer)
+  if '--print_config' in plain and '--help' not in plain:
+    flags, _ = printer.parse_known_args(plain)
+    print(conversion.describe(_resolve(flags.config, overrides)))
+    parser.exit()
+  flags = parser.parse_args(plain)
+  return flags, _resolve(flags.config, overrides)
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument(
+    '--config', required=True, metavar='FILE[:ROW]', help='config file, and its variant'
+  )
+  parser.add_argument(
+    '--print_config',
+    action='store_true',
+    help='print every key of the resolved config with its meaning, and exit',
+  )
+
+
+def _resolve(spec: str, overrides: list[tuple[str, str]]) -> Config:
+  config = load_file(spec)
+  for path, text in overrides:
+    _apply(config, path, text)
+  return conversion.resolve(config)
+
+
+def split(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
+  """Returns keys of the config with their texts, and all other arguments."""
+  overrides, plain = [], []
+  rest = iter(argv)
+  for argument in rest:
+    if argument.startswith(('--config.', '--noconfig.')):
+      overrides.append(_override(argument, rest))
+    else:
+      plain.append(argument)
+  return overrides, plain
+
+
+def override(config: Config, overrides: list[tuple[str, str]], section: str) -> Config:
+  """Returns the config with some keys of a section changed. Raises BadInput for other keys."""
+  values = dataclasses.asdict(config)
+  for path, text in overrides:
+    if not path.startswith(f'{section}.'):
+      raise errors.BadInput(
+        f'--config.{path}: of a trained run only {section}.* can be changed here'
+      )
+    _apply(values, path, text)
+  return conversion.resolve(values)
+
+
+def load_file(spec: str) -> dict[str, Any]:
+  """Returns the config of FILE or FILE:ROW, the result of its get_config() or get_config(ROW)."""
+  name, _, row = spec.partition(':') if not pathlib.Path(spec).exists() else (spec, '', '')
+  path = pathlib.Path(name)
+  if not path.is_file():
+    beside = sorted(str(p) for p in path.parent.glob('*.py')) if path.parent.is_dir() else []
+    found = f'; there are: {", ".join(beside)}' if beside else ''
+    raise errors.BadInput(f'--config={spec}: no file {name}{found}')
+  module_spec = importlib.util.spec_from_file_location(f'config_{path.stem}', path)
+  module = importlib.util.module_from_spec(module_spec)
+  try:
+    module_spec.loader.exec_module(module)
+    get_config = getattr(module, 'get_config', None)
+    if get_config is None:
+      raise errors.BadInput(f'{name} has no get_config()')
+    if row and not inspect.signature(get_config).parameters:
+      raise errors.BadInput(f'{name} has no rows; leave out ":{row}"')
+    config = get_config(row) if row else get_config()
+  except errors.BadInput as error:
+    raise errors.BadInput(f'--config={spec}: {error}') from error
+  except Exception as error:
+    raise errors.BadInput(f'--config={spec} fails: {type(error).__name__}: {error}') from error
+  config = config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
+  if not isinstance(config, dict):
+    raise errors.BadInput(f'--config={spec}: get_config() returned {config!r}, not a ConfigDict')
+  return config
+
+
+def _override(argument: str, rest: Iterator[str]) -> tuple[str, str]:
+  """Key and text of --config.key=text, --config.key text, --config.flag or --noconfig.flag."""
+  if argument.startswith('--noconfig.'):
+    path = argument.removeprefix('--noconfig.')
+    if conversion.find_key(path).types != (bool,):
+      raise errors.BadInput(f'{argument}: {path} is not a switch; use --config.{path}=VALUE')
+    return path, 'False'
+  path, equals, text = argument.removeprefix('--config.').partition('=')
+  if equals:
+    return path, text
+  if conversion.find_key(path).types == (bool,):
+    return path, 'True'
+  text = next(rest, '--')
+  if text.startswith('--'):
+    raise errors.BadInput(f'{argument} needs a value: {argument}=VALUE')
+  return path, text
+
+
+def _apply(config: dict[str, Any], path: str, text: str) -> None:
+  """Sets a dotted key, and creates the blocks on the way that are None."""
+  value = _value(conversion.find_key(path), text)
+  *sections, last = path.split('.')
+  for section in sections:
+    if config.get(section) is None:
+      config[section] = {}
+    config = config[section]
+    if not isinstance(config, dict):
+      raise errors.BadInput(f'--config.{path}: {section} is not a section in the config file')
+  config[last] = value
+
+
+def _value(key: fields.Key, text: str) -> Any:
+  """Returns the text as a value of the declared type."""
+  if text in ('None', 'none') and key.is_optional:
+    return None
+  if key.presets is not None:
+    return dataclasses.asdict(key.presets(text))
+  if key.block is not None:
+    raise errors.BadInput(
+      f'{key.path} is a section: set a key inside it, as in --config.{key.path}.KEY=...'
+    )
+  if bool in key.types and text.lower() in ('true', 'false', '1', '0'):
+    return text.lower() in ('true', '1')
+  if str in key.types:
+    return text
+  try:
+    value = ast.literal_eval(text)
+  except (ValueError, SyntaxError):
+    value = text  # of the wrong type: resolve says which was expected
+  # 1e4 steps are 10,000 steps.
+  if int in key.types and isinstance(value, float) and value.is_integer():
+    return int(value)
+  return value

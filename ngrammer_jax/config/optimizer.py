@@ -1,0 +1,66 @@
+"""The optimizer of the dense weights and that of the n-gram tables."""
+
+import dataclasses
+
+from ngrammer_jax.config.fields import field
+
+ALGORITHMS = ('adam', 'lamb', 'adagrad')
+SCHEDULES = (
+  *('cosine', 'linear', 'rsqrt', 'constant'),
+  *('transformer_xl', 'transformer_xl_tensorflow'),  # those of the official codes
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TableConfig:
+  """Adagrad for the n-gram tables."""
+
+  learning_rate: float = field(0.01, 'peak learning rate', above=0)
+  accumulator: float = field(0.1, 'initial sum of squared gradients', at_least=0)
+  epsilon: float = field(1e-10, 'added to the denominator of the update', above=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamConfig:
+  """Decay rates of the moments of Adam and LAMB."""
+
+  beta1: float = field(0.9, 'decay of the first moment', at_least=0, below=1)
+  beta2: float = field(0.99, 'decay of the second moment', at_least=0, below=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class DropConfig:
+  """A lower learning rate in the last steps."""
+
+  steps: int = field(10_000, 'number of last steps with a lower learning rate', at_least=0)
+  fraction: float = field(0.1, 'factor of the learning rate in those steps', at_least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+  """An optimizer for the dense weights, Adagrad for the n-gram tables, one schedule shape."""
+
+  algorithm: str = field(
+    'adam',
+    'optimizer of the dense weights; lamb: Adam scaled to the norm of each array',
+    choices=ALGORITHMS,
+  )
+  learning_rate: float = field(1e-3, 'peak learning rate of the dense weights', above=0)
+  schedule: str = field('cosine', 'learning rate after the warm-up', choices=SCHEDULES)
+  warmup_steps: int = field(100, 'steps of linear warm-up', at_least=0)
+  final_fraction: float = field(
+    0.1, 'cosine, linear: final fraction of the learning rate', at_least=0
+  )
+  epsilon: float = field(1e-6, 'added to the denominator of the update', above=0)
+  weight_decay: float = field(
+    0.0,
+    'decoupled weight decay of the dense weights',
+    at_least=0,
+    only_for=('algorithm', ('adam', 'lamb')),
+  )
+  clip_norm: float | None = field(
+    1.0, 'maximum gradient norm of the dense weights; adagrad: of each array', at_least=0
+  )
+  adam: AdamConfig | None = field(None, 'decay rates of Adam and LAMB; None: the defaults')
+  table: TableConfig | None = field(None, 'Adagrad of the n-gram tables; None: the defaults')
+  drop: DropConfig | None = field(None, 'lower learning rate in the last steps')

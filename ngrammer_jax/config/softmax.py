@@ -1,0 +1,64 @@
+"""Adaptive input and softmax."""
+
+import dataclasses
+from typing import Any
+
+from ngrammer_jax import errors
+from ngrammer_jax.config.fields import field
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveSoftmaxConfig:
+  """Adaptive input and softmax (see `layers.adaptive_softmax`)."""
+
+  cutoffs: tuple[int, ...] = field((), 'first word of every tail cluster')
+  divisor: int = field(1, 'factor by which each tail is narrower than the one before', at_least=1)
+  embedding_width: int | None = field(
+    None, 'width of the embeddings of the head; None: model.width', at_least=1
+  )
+  tied_projections: tuple[bool, ...] = field(
+    (True,), 'input and output share the projection: for each cluster, or one entry for all'
+  )
+  project_same_width: bool = field(
+    True, 'where the divisor is above 1, project the cluster that is as wide as the model, too'
+  )
+  dropout: float | None = field(
+    None, 'dropout of the embeddings and of the output; None: model.dropout', at_least=0, below=1
+  )
+
+  def check(self, model: Any) -> None:
+    """Raises BadInput for clusters that cannot be."""
+    borders = (0, *self.cutoffs)
+    if any(b <= a for a, b in zip(borders, borders[1:], strict=False)):
+      raise errors.BadInput(
+        f'model.adaptive_softmax.cutoffs={self.cutoffs} must increase, the first above 0'
+      )
+    clusters, width = len(borders), self.embedding_width or model.width
+    if width // self.divisor ** (clusters - 1) < 1:
+      raise errors.BadInput(
+        f'model.adaptive_softmax.divisor={self.divisor}: width {width} leaves nothing for the last '
+        f'of {clusters} clusters'
+      )
+    if len(self.tied_projections) not in (1, clusters):
+      raise errors.BadInput(
+        f'model.adaptive_softmax.tied_projections has {len(self.tied_projections)} entries for '
+        f'{clusters} clusters: give one for each, the head first, or a single one for all'
+      )
+    if not model.softmax_bias:
+      raise errors.BadInput('model.softmax_bias=False: an adaptive softmax has biases')
+
+  def products(self, width: int, size: int) -> int:
+    """Multiplications of the output layer for one token, of `width` features and `size` words."""
+    borders, count = (0, *self.cutoffs, size), 0
+    for i in range(len(borders) - 1):
+      J = (self.embedding_width or width) // self.divisor**i
+      projected = J != width or (self.divisor > 1 and self.project_same_width)
+      count += J * (borders[i + 1] - borders[i]) + J * width * projected
+    return count
+
+  def check_vocabulary(self, size: int) -> None:
+    """Raises BadInput where a tail would be empty."""
+    if self.cutoffs and self.cutoffs[-1] >= size:
+      raise errors.BadInput(
+        f'model.adaptive_softmax.cutoffs={self.cutoffs}: the vocabulary has only {size:,} words'
+      )

@@ -1,0 +1,271 @@
+"""The config on the command line: files and rows, overrides in all their forms."""
+
+import argparse
+
+import pytest
+
+from ngrammer_jax import config, errors
+from ngrammer_jax.config import command_line, fields
+from ngrammer_jax.config import model as model_config
+from tests.checks import bad_input
+from tests.loops import each
+
+PLAIN = """
+from ngrammer_jax import config
+
+def get_config():
+  c = config.default()
+  c.seed = 7
+  return c
+"""
+ROWS = """
+from ngrammer_jax import config
+from ngrammer_jax import errors
+
+ROWS = {'small': 64, 'large': 512}
+
+def get_config(row='small'):
+  if row not in ROWS:
+    raise errors.BadInput(f'no row {row}; there are: {", ".join(ROWS)}')
+  c = config.default()
+  c.model.width = ROWS[row]
+  return c
+"""
+NGRAM = """
+from ngrammer_jax import config
+
+def get_config():
+  c = config.default()
+  c.model.ngram = config.block('model.ngram', dim=4)
+  return c
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+  for name, text in (('plain', PLAIN), ('rows', ROWS), ('ngram', NGRAM)):
+    (tmp_path / f'{name}.py').write_text(text)
+  return tmp_path
+
+
+@pytest.fixture
+def parse(folder):
+  """The config of a command line, its file by name."""
+
+  def parse(*arguments, file='plain.py'):
+    given = [f'--config={folder}/{file}', *arguments]
+    return command_line.parse(argparse.ArgumentParser(), given)[1]
+
+  return parse
+
+
+def test_file_is_the_config(parse):
+  assert parse() == config.Config(seed=7)
+
+
+@each('row, width', [('', 64), (':small', 64), (':large', 512)])
+def test_row_is_the_argument_of_the_file(parse, row, width):
+  assert parse(file=f'rows.py{row}').model.width == width
+
+
+def test_plain_flags_are_parsed_beside_the_config(folder):
+  parser = argparse.ArgumentParser()
+  parser.add_argument('--workdir')
+  options, resolved = command_line.parse(
+    parser, ['--workdir', 'x', '--config.seed', '3', '--config', f'{folder}/plain.py']
+  )
+  assert (options.workdir, resolved.seed) == ('x', 3)
+
+
+@each(
+  'arguments, key, value',
+  [
+    (['--config.training.steps=2000'], 'training.steps', 2000),
+    (['--config.training.steps', '2000'], 'training.steps', 2000),
+    (['--config.training.steps=1e4'], 'training.steps', 10_000),
+    (['--config.training.steps=1_000'], 'training.steps', 1000),
+    (['--config.training.steps=10', '--config.training.steps=20'], 'training.steps', 20),
+    (['--config.mesh.data', '-1'], 'mesh.data', -1),
+    (['--config.seed=9'], 'seed', 9),
+    (['--config.optimizer.learning_rate=3e-4'], 'optimizer.learning_rate', 3e-4),
+    (['--config.optimizer.learning_rate=1'], 'optimizer.learning_rate', 1.0),
+    (['--config.optimizer.clip_norm=None'], 'optimizer.clip_norm', None),
+    (['--config.optimizer.clip_norm=none'], 'optimizer.clip_norm', None),
+    (['--config.optimizer.clip_norm=0.5'], 'optimizer.clip_norm', 0.5),
+    (['--config.evaluation.max_tokens=1e3'], 'evaluation.max_tokens', 1000),
+    (['--config.model.bias'], 'model.bias', True),
+    (['--config.model.bias=true'], 'model.bias', True),
+    (['--config.model.bias=True'], 'model.bias', True),
+    (['--config.model.bias=1'], 'model.bias', True),
+    (['--noconfig.model.gated'], 'model.gated', False),
+    (['--config.model.gated=false'], 'model.gated', False),
+    (['--config.model.gated=False'], 'model.gated', False),
+    (['--config.model.gated=0'], 'model.gated', False),
+    (['--config.model.bias', '--config.seed=9'], 'model.bias', True),
+    (['--config.data.path=/a=b c:d'], 'data.path', '/a=b c:d'),
+    (['--config.data.path', '123'], 'data.path', '123'),
+    (['--config.data.path=None'], 'data.path', None),
+    (['--config.data.path=True'], 'data.path', 'True'),
+    (['--config.model.position=none'], 'model.position', 'none'),
+  ],
+)
+def test_override_has_the_declared_type(parse, arguments, key, value):
+  resolved = parse(*arguments)
+  for part in key.split('.'):
+    resolved = getattr(resolved, part)
+  assert (type(resolved), resolved) == (type(value), value)
+
+
+@each(
+  'file, arguments, block',
+  [
+    ('plain.py', [], None),
+    ('plain.py', ['--config.model.ngram.dim=4'], model_config.NGramConfig(dim=4)),
+    (
+      'plain.py',
+      ['--config.model.ngram.clusters', 'None', '--config.model.ngram.prenormalize'],
+      model_config.NGramConfig(clusters=None, prenormalize=True),
+    ),
+    ('ngram.py', ['--config.model.ngram.heads=2'], model_config.NGramConfig(dim=4, heads=2)),
+    ('ngram.py', ['--config.model.ngram=None'], None),
+    (
+      'ngram.py',
+      ['--config.model.ngram=None', '--config.model.ngram.heads=2'],
+      model_config.NGramConfig(heads=2),
+    ),
+    ('ngram.py', ['--config.model.ngram.dim=2', '--config.model.ngram=None'], None),
+  ],
+)
+def test_block_is_made_changed_and_removed(parse, file, arguments, block):
+  assert parse(*arguments, file=file).model.ngram == block
+
+
+@each(
+  'argument, message',
+  [
+    ('--config.sed=1', 'unknown config key sed: did you mean seed?'),
+    (
+      '--config.training.stpes=1',
+      'unknown config key training.stpes: did you mean training.steps?',
+    ),
+    ('--config.trianing.steps=1', 'unknown config key trianing: did you mean training?'),
+    (
+      '--config.model.ngram.clusers',
+      'unknown config key model.ngram.clusers: did you mean model.ngram.clusters?',
+    ),
+    ('--noconfig.model.gate', 'unknown config key model.gate: did you mean model.gated?'),
+    (
+      '--config.model.width.x=1',
+      'unknown config key model.width.x: model.width is a value, not a section',
+    ),
+    ('--config.model=3', 'model is a section: set a key inside it, as in --config.model.KEY=...'),
+    (
+      '--config.model=None',
+      'model is a section: set a key inside it, as in --config.model.KEY=...',
+    ),
+    (
+      '--config.model.ngram=3',
+      'model.ngram is a section: set a key inside it, as in --config.model.ngram.KEY=...',
+    ),
+    (
+      '--config.mesh=zero',
+      'mesh=zero: the names are data, fsdp, fsdp_8, model_8, fsdp_model_4; or set mesh.data, '
+      'mesh.fsdp and mesh.model',
+    ),
+    ('--config.training.steps=many', "training.steps='many' is not of type int"),
+    ('--config.training.steps=1.5', 'training.steps=1.5 is not of type int'),
+    ('--config.training.steps=1e400', 'training.steps=inf is not of type int'),
+    ('--config.training.steps=None', 'training.steps=None is not of type int'),
+    ('--config.training.steps=', "training.steps='' is not of type int"),
+    (
+      '--config.training.steps',
+      '--config.training.steps needs a value: --config.training.steps=VALUE',
+    ),
+    (
+      '--noconfig.training.steps',
+      '--noconfig.training.steps: training.steps is not a switch; '
+      'use --config.training.steps=VALUE',
+    ),
+    ('--config.model.bias=yes', "model.bias='yes' is not of type bool"),
+    ('--config.model.bias=2', 'model.bias=2 is not of type bool'),
+    ('--config.optimizer.clip_norm=x', "optimizer.clip_norm='x' is not of type float or None"),
+    ('--config.model.ngram.dim=a', "model.ngram.dim='a' is not of type int"),
+  ],
+)
+def test_impossible_override_is_named(parse, argument, message):
+  with bad_input(message):
+    parse(argument)
+
+
+def test_missing_file_lists_those_beside_it(folder):
+  with bad_input(
+    f'--config={folder}/palin.py: no file {folder}/palin.py; there are: '
+    f'{folder}/ngram.py, {folder}/plain.py, {folder}/rows.py'
+  ):
+    command_line.load_file(f'{folder}/palin.py')
+
+
+@each('spec', ['none/plain.py', 'none/plain.py:row'])
+def test_missing_folder_has_nothing_to_list(folder, spec):
+  with bad_input(f'--config={folder}/{spec}: no file {folder}/none/plain.py'):
+    command_line.load_file(f'{folder}/{spec}')
+
+
+def test_folder_is_no_file(folder):
+  (folder / 'configs').mkdir()
+  with bad_input(
+    f'--config={folder}/configs: no file {folder}/configs; there are: '
+    f'{folder}/ngram.py, {folder}/plain.py, {folder}/rows.py'
+  ):
+    command_line.load_file(f'{folder}/configs')
+
+
+@each(
+  'spec, message',
+  [
+    ('rows.py:medium', 'no row medium; there are: small, large'),
+    ('plain.py:small', '{folder}/plain.py has no rows; leave out ":small"'),
+    ('other.py', '{folder}/other.py has no get_config()'),
+  ],
+)
+def test_unknown_row_or_other_file_is_named(folder, spec, message):
+  (folder / 'other.py').write_text('x = 1')
+  with bad_input(f'--config={folder}/{spec}: {message.format(folder=folder)}'):
+    command_line.load_file(f'{folder}/{spec}')
+
+
+def test_config_is_required(capsys):
+  with pytest.raises(SystemExit) as caught:
+    command_line.parse(argparse.ArgumentParser(prog='verb'), [])
+  assert caught.value.code == 2
+  assert capsys.readouterr().err.endswith(
+    'verb: error: the following arguments are required: --config\n'
+  )
+
+
+def test_key_in_place_of_a_value_is_not_swallowed(parse):
+  with pytest.raises(errors.BadInput, match='^--config.training.steps needs a value'):
+    parse('--config.training.steps', '--config.seed=1')
+
+
+def test_print_config_prints_every_key_with_its_comment_and_stops(folder, capsys):
+  parser = argparse.ArgumentParser()
+  parser.add_argument('--workdir', required=True)  # but not for this
+  arguments = [f'--config={folder}/ngram.py', '--config.seed=9', '--print_config']
+  with pytest.raises(SystemExit) as caught:
+    command_line.parse(parser, arguments)
+  assert caught.value.code == 0
+  lines = capsys.readouterr().out.splitlines()
+  expected = fields.walk_values(config.resolve(command_line.load_file(f'{folder}/ngram.py')))
+  assert [line.split('=')[0] for line in lines] == [key.path for key, _ in expected]
+  split = dict(map(str.strip, line.split('  #')) for line in lines)
+  assert split['seed=9'] == 'random seed'
+  assert split['model.ngram.dim=4'] == 'width of an n-gram vector'
+  assert split["optimizer.algorithm='adam'"].endswith(' (adam, lamb, adagrad)')
+  assert split['optimizer.weight_decay=0.0'].endswith('; only for algorithm adam, lamb')
+
+
+def test_print_config_refuses_what_training_refuses(folder):
+  arguments = [f'--config={folder}/plain.py', '--config.model.width=0', '--print_config']
+  with bad_input('model.width=0 must be at least 1'):
+    command_line.parse(argparse.ArgumentParser(), arguments)

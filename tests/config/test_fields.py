@@ -1,0 +1,131 @@
+"""Fields of a config: every one has a comment, bounds are checked, and none of it needs JAX."""
+
+import dataclasses
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from ngrammer_jax import config
+from ngrammer_jax.config import fields
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config import recurrent as recurrent_config
+from ngrammer_jax.layers import feed_forward, recurrence
+from tests.checks import bad_input
+from tests.loops import each
+
+QUICKSTART = f'--config={pathlib.Path(__file__).parents[2]}/configs/quickstart.py'
+WITHOUT_JAX = """
+import sys
+sys.modules.update(jax=None, jaxlib=None, flax=None)
+from ngrammer_jax import analyze, config, errors, evaluate, finetune, generate, train
+config.resolve(config.default())
+try:
+  train.main(sys.argv[1:])
+except errors.BadInput as error:
+  print(error)
+"""
+
+
+@each(
+  'arguments, output',
+  [
+    (['--help'], 'usage: python -m ngrammer_jax.train'),
+    ([QUICKSTART, '--workdir=x', '--config.seed=-1'], 'seed=-1 must be from'),
+    ([QUICKSTART, '--print_config'], 'model.layers='),
+  ],
+)
+def test_help_and_errors_in_a_config_need_no_jax(arguments, output):
+  command = [sys.executable, '-c', WITHOUT_JAX, *arguments]
+  done = subprocess.run(command, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.startswith(output)
+
+
+def test_every_key_has_a_comment_of_one_line():
+  for key in fields.walk(config.Config):
+    assert key.comment and '\n' not in key.comment, key.path
+    assert not key.comment.endswith('.') and len(key.comment) < 100, key.path
+
+
+def test_every_default_is_allowed():
+  for key in fields.walk(config.Config):
+    if not dataclasses.is_dataclass(key.default):
+      key.check(key.convert(key.default))
+
+
+def test_keys_that_may_differ_on_resume():
+  free = [key.path for key in fields.walk(config.Config) if key.free_on_resume]
+  assert free == [
+    *('model.vocabulary_chunk', 'model.scan_layers', 'model.remat', 'model.kernel'),
+    *('model.ngram.exchange', 'data.path', 'data.vocabulary_path', 'data.cache_dir'),
+    *('data.superglue_dir', 'training.segments_per_call', 'training.log_every'),
+    *('training.evaluate_every', 'training.checkpoint_every', 'training.keep_checkpoints'),
+    *('evaluation', 'mesh', 'finetune.tfds_dir', 'finetune.download'),
+  ]
+
+
+def test_choices_are_those_that_a_layer_knows():
+  assert set(model_config.ACTIVATIONS) == set(feed_forward.ACTIVATIONS)
+  assert recurrent_config.CELLS == recurrence.CELLS
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+  """A block inside of another."""
+
+  rows: int = fields.field(2, 'of one kind of the block around it', only_for=('kind', ('b', 'c')))
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+  """A block of every kind of rule."""
+
+  count: int = fields.field(1, 'a bound', at_least=1)
+  rate: float = fields.field(0.5, 'two bounds', at_least=0, below=1)
+  share: float = fields.field(0.5, 'a range', at_least=0, at_most=1)
+  width: float | None = fields.field(None, 'an optional one', above=0, reason='it is a width')
+  size: int = fields.field(-1, 'one more value', at_least=1, also=(-1,))
+  kind: str = fields.field('a', 'choices', choices=('a', 'b'))
+  kinds: tuple[str, ...] = fields.field(('a',), 'choices of each', choices=('a', 'b'))
+  slots: int = fields.field(4, 'of one kind', only_for=('kind', ('b',)))
+  inner: Inner | None = fields.field(None, 'a block inside')
+
+
+@each(
+  'values',
+  [
+    *({}, {'count': 9}, {'rate': 0.0}, {'share': 1.0}, {'width': 1e-9}, {'size': 2}, {'kinds': ()}),
+    *({'slots': 3, 'kind': 'b'}, {'inner': Inner()}, {'inner': Inner(3), 'kind': 'b'}),
+  ],
+)
+def test_values_within_the_rules_pass(values):
+  fields.check_values(Block(**values))
+
+
+@each(
+  'values, message',
+  [
+    ({'count': 0}, 'x.count=0 must be at least 1'),
+    ({'rate': 1.0}, 'x.rate=1.0 must be at least 0 and below 1'),
+    ({'rate': -0.1}, 'x.rate=-0.1 must be at least 0 and below 1'),
+    ({'share': 1.1}, 'x.share=1.1 must be from 0 to 1'),
+    ({'share': float('nan')}, 'x.share=nan must be finite'),
+    ({'width': 0.0}, 'x.width=0.0 must be above 0, or None: it is a width'),
+    ({'width': float('inf')}, 'x.width=inf must be finite'),
+    ({'size': 0}, 'x.size=0 must be at least 1, or -1'),
+    ({'kind': 'c'}, "x.kind='c' is not one of: a, b"),
+    ({'kinds': ('a', 'c')}, "x.kinds: 'c' is not one of: a, b"),
+    ({'slots': 3}, "x.slots=3 is not for x.kind='a', but for b: leave it at 4"),
+    ({'inner': Inner(3)}, "x.inner.rows=3 is not for x.kind='a', but for b, c: leave it at 2"),
+  ],
+)
+def test_values_outside_of_the_rules_are_named(values, message):
+  with bad_input(message):
+    fields.check_values(Block(**values), 'x.')
+
+
+def test_an_unknown_rule_is_an_error():
+  with pytest.raises(TypeError):
+    fields.field(1, 'a bound', at_lest=1)
