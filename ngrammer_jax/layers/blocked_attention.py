@@ -7,7 +7,8 @@ scores, mask, exponentials, and the sums
 
 which are rescaled when the maximum grows. m is the soft mask of a learned span (see `layers.span`),
 1 without one. The scores of a whole segment never exist, nor do the keys and values of a whole
-memory: they are projected block by block.
+memory: they are projected block by block. The epsilon in the mass of a span counts only the keys
+that it reaches: no others are looked at, as in the official code, which trims its cache.
 
 The loop bounds are known at run time only: how far a head reaches follows from its span, from the
 documents and from padding, in one compiled program. The gradient is written by hand: the backward
@@ -145,8 +146,8 @@ class Blocks:
   dropout: float = 0.0
   heads: int = 1
   finds_pairs: bool = False
-  queries: int = BLOCK
-  keys: int = BLOCK
+  queries: int = 128
+  keys: int = 128
   dtype: jnp.dtype = jnp.float32
 
   @property
@@ -255,6 +256,8 @@ def attend(
     dropout=drop.rate,
     heads=N,
     finds_pairs=finds_pairs,
+    queries=BLOCK,
+    keys=BLOCK,
     dtype=heads.value_BxSxNxH.dtype,
   )
   values, log_mass, pair = blocks(operands, Keys(*arrays, drop.key if drop.is_active else None))

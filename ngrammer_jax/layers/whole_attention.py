@@ -2,9 +2,9 @@
 
 Under the mask m of a learned span, a softmax p over the keys becomes
 
-  m p / (sum(m p) + epsilon sum(p)), the last sum over the keys that the span reaches
+  m p / (sum(m p) + epsilon)
 
-(see `layers.span`), so that keys out of reach change nothing.
+as in the official code (see `layers.span`).
 
 B batch, T queries, M memory, S = M + T keys, N heads, H head width.
 """
@@ -97,8 +97,7 @@ def attend(
   if spans is not None:
     exp_BxNxTxS, weights_BxNxTxS = weights_BxNxTxS, weights_BxNxTxS * span.unit_clip(inside_xNxTxS)
     if spans.renormalize:
-      reached_BxNxTxS = jnp.where(inside_xNxTxS >= 0, exp_BxNxTxS, 0)
-      counted_BxNxTxS = weights_BxNxTxS + span.EPSILON * reached_BxNxTxS
+      counted_BxNxTxS = weights_BxNxTxS + span.EPSILON * exp_BxNxTxS
   mass_BxNxTx1 = counted_BxNxTxS.sum(axis=-1, keepdims=True)
   scale_BxNxTx1 = 1 / mass_BxNxTx1
   if not context.sees_itself:
