@@ -177,12 +177,12 @@ class Attention(nn.Module):
     rows, convolved = {}, {}
     for name in self.projections.names:
       count, heads = (T, self.heads) if name == 'query' else (keys, self.context_heads)
-      y_BxPxNxH = self._linear(name, heads, D // self.heads)(_last(x_BxPxD, before + count))
+      y_BxPxNxH = self._linear(heads, D // self.heads, name=name)(_last(x_BxPxD, before + count))
       if self.projections.taps is not None:
         earlier = memory[name] if isinstance(memory, dict) else None
         earlier = y_BxPxNxH[:, :before] if before else earlier
         convolved[name] = y_BxPxNxH[:, before:]
-        convolve = self._convolution(name)
+        convolve = self._convolution(name=f'{name}_convolution')
         position_BxP = _last(context.position_BxP, count)
         y_BxPxNxH = convolve(convolved[name], position_BxP, earlier)
       rows[name] = y_BxPxNxH
@@ -190,14 +190,13 @@ class Attention(nn.Module):
       rows['query'] = self._query_of_key(_last(rows['key'], T))
     return rows, convolved
 
-  def _linear(self, name, heads, H, **module):
-    """The projection of queries, keys or values to some heads."""
+  def _linear(self, heads, H, **module):
+    """A projection to some heads."""
     names, bias = ('embed', 'heads', 'kv'), self.projections.bias
-    return linear.Linear((heads, H), names, 1, bias, self.dtype, **({'name': name} | module))
+    return linear.Linear((heads, H), names, 1, bias, self.dtype, **module)
 
-  def _convolution(self, name, **module):
-    """The convolution of queries, keys or values."""
-    module = {'name': f'{name}_convolution'} | module
+  def _convolution(self, **module):
+    """A convolution of queries, keys or values."""
     return convolution.CausalConvolution(self.projections.taps, self.dtype, **module)
 
   def _query_of_key(self, k_BxTxNxH):
@@ -326,11 +325,11 @@ class Attention(nn.Module):
   def _projected_apart(self, name, params, x_BxRxD, position_BxK):
     """Keys or values [B, K, 1, H] of one head, with its parameters."""
     H = params[name]['kernel'].shape[-1]
-    project = self._linear(name, 1, H, parent=None, name=None)
+    project = self._linear(1, H, parent=None)
     y_BxRx1xH = project.apply({'params': params[name]}, x_BxRxD)
     if self.projections.taps is None:
       return y_BxRx1xH
-    convolve = self._convolution(name, parent=None, name=None)
+    convolve = self._convolution(parent=None)
     variables = {'params': params[f'{name}_convolution']}
     lookback = self.projections.lookback
     rows = y_BxRx1xH[:, lookback:], position_BxK, y_BxRx1xH[:, :lookback]
