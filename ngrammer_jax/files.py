@@ -1,7 +1,7 @@
 """Files that are whole or not there, wherever a process is killed; and disks that are full.
 
-A path is of this machine, or of an object store: gs://bucket/run, s3://bucket/run. There an object
-is put whole or not at all, but nothing can be appended to one, no folder renamed at once or locked.
+A path is a local one, or one in Google Cloud Storage: gs://bucket/run. There an object is put whole
+or not at all, but nothing can be appended to one, and no folder can be renamed at once or locked.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,17 +11,14 @@ import importlib.util
 import logging
 import os
 import pathlib
+import re
 import shutil
 import tempfile
 import threading
 
 from ngrammer_jax import errors
 
-STORES = {'gs://': ('gcsfs', 'gcs'), 's3://': ('s3fs', 's3')}  # package and extra
-HINTS = {
-  'gcs': 'gcloud auth application-default login, or GOOGLE_APPLICATION_CREDENTIALS',
-  's3': 'aws configure, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; AWS_ENDPOINT_URL',
-}
+REMOTE = 'gs://'
 EVERY = 30.0  # seconds between what growing files put into a store
 os.environ.setdefault('EPATH_USE_TF', 'false')  # or etils takes TensorFlow where it is installed
 
@@ -33,30 +30,35 @@ def path(text: str | os.PathLike[str]) -> pathlib.Path:
   from etils import epath
   import fsspec
 
-  for store in STORES:  # what others write is seen at once
-    fsspec.config.conf.setdefault(store.removesuffix('://'), {})['use_listings_cache'] = False
+  # Objects that other processes write are seen at once.
+  fsspec.config.conf.setdefault('gs', {})['use_listings_cache'] = False
   return epath.Path(text)
 
 
 def stored(path: str | os.PathLike[str]) -> bool:
   """Whether a path is of an object store."""
-  return os.fspath(path).startswith(tuple(STORES))
+  return os.fspath(path).startswith(REMOTE)
 
 
 def reach(path: pathlib.Path) -> None:
-  """Raises BadInput where the object store of a path cannot be reached."""
+  """Raises BadInput where a path is in another object store, or its store cannot be reached."""
   if not stored(path):
+    if re.match(r'\w+:/', str(path)):  # pathlib makes s3:/bucket of s3://bucket
+      raise errors.BadInput(
+        f'{path} is neither a local path nor {REMOTE}BUCKET/FOLDER: mount the bucket and pass the '
+        f'folder'
+      )
     return
-  package, extra = STORES[os.fspath(path)[:5]]
-  if not os.fspath(path)[5:].strip('/'):
+  if not os.fspath(path).removeprefix(REMOTE).strip('/'):
     raise errors.BadInput(f'{path} names no bucket: expected as in {path}bucket/run')
-  if importlib.util.find_spec(package) is None:
-    raise errors.BadInput(f"{path} needs {package}: pip install 'ngrammer_jax[{extra}]'")
+  if importlib.util.find_spec('gcsfs') is None:
+    raise errors.BadInput(f"{path} needs gcsfs: pip install 'ngrammer_jax[gcs]'")
   try:
     path.exists()
-  except Exception as error:  # each library has its own
+  except Exception as error:  # the library raises errors of many classes
     raise errors.BadInput(
-      f'{path} cannot be reached, is there a network, are there credentials? ({HINTS[extra]}) '
+      f'{path} cannot be reached, is there a network, are there credentials? '
+      f'(gcloud auth application-default login, or GOOGLE_APPLICATION_CREDENTIALS) '
       f'{type(error).__name__}: {error}'
     ) from error
 

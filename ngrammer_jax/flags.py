@@ -35,7 +35,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   for handler in logging.getLogger().handlers:
     handler.addFilter(hosts.Named())
   logging.getLogger('jax').setLevel(logging.WARNING)  # tells of every device it misses
-  for name in ('absl', 'gcsfs', 'fsspec', 'botocore', 'aiobotocore', 'google', 'asyncio'):
+  for name in ('absl', 'gcsfs', 'fsspec', 'google', 'asyncio'):
     logging.getLogger(name).setLevel(logging.CRITICAL)  # these also raise what they tell of
   said = None
   try:
@@ -102,10 +102,13 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
   def keep(text):
     folder = files.path(text)
     try:
+      files.reach(folder)
       files.make(folder)
       files.write(folder / 'writable', '')
     except OSError as error:
       raise argparse.ArgumentTypeError(f'{text} cannot be written: {error.strerror}') from error
+    except errors.BadInput as error:
+      raise argparse.ArgumentTypeError(str(error)) from error
     jax.config.update('jax_compilation_cache_dir', text)
     return folder
 

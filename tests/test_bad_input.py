@@ -103,6 +103,11 @@ TRAIN = {
     '--config.data.path={tmp}/text --workdir={tmp}',
     '--workdir={tmp} is not empty and holds no config.json: it is not a run. Use another folder',
   ),
+  'workdir in another object store': (
+    '--workdir=s3://bucket/run',
+    's3:/bucket/run is neither a local path nor gs://BUCKET/FOLDER: '
+    'mount the bucket and pass the folder',
+  ),
   'workdir below a file': (
     '--config.data.path={tmp}/text --workdir={tmp}/text/run',
     '--workdir={tmp}/text/run: {tmp}/text is a file, expected a folder',

@@ -25,7 +25,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from ngrammer_jax import errors, files, hosts
-from ngrammer_jax.training import checksums, manifest, s3
+from ngrammer_jax.training import checksums, manifest
 
 SCRATCH = '.scratch'
 
@@ -44,7 +44,6 @@ def _orbax(folder: pathlib.Path) -> ocp.StandardCheckpointer:
   """What writes and reads arrays, in a store without renaming the folder."""
   if not files.stored(folder):
     return ocp.StandardCheckpointer()
-  s3.teach()
   return ocp.StandardCheckpointer(temporary_path_class=ocp.path.atomicity.CommitFileTemporaryPath)
 
 

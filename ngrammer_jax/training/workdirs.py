@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import pathlib
-import re
 import socket
 import time
 from typing import TYPE_CHECKING, Any, TextIO
@@ -64,11 +63,6 @@ def check(workdir: pathlib.Path, config: experiment.Config) -> None:
 
 
 def _check_folder(workdir: pathlib.Path) -> None:
-  if re.match(r'\w+:/', str(workdir)):  # pathlib makes az:/bucket of az://bucket
-    raise errors.BadInput(
-      f'--workdir={workdir}: expected a folder on this machine or a mounted one, or of an object '
-      f'store: {", ".join(files.STORES)}'
-    )
   place = workdir.absolute()
   while not place.exists():
     place = place.parent

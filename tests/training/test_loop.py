@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import pathlib
 import shutil
 import types
 
@@ -180,11 +179,6 @@ def test_a_kernel_that_cannot_do_the_segments_is_refused(tiny, tmp_path):
 def test_double_precision_without_its_mode_is_refused(tiny, tmp_path):
   with pytest.raises(errors.BadInput, match='needs the environment variable JAX_ENABLE_X64=1'):
     loop.train(tiny(model={'dtype': 'float64'}), tmp_path / 'run')
-
-
-def test_an_object_store_is_not_taken_for_a_folder(tiny):
-  with pytest.raises(errors.BadInput, match='expected a folder on this machine'):
-    loop.train(tiny(), pathlib.Path('gs://bucket/run'))
 
 
 def test_the_config_reaches_the_step(tiny, monkeypatch):
