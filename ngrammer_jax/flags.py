@@ -31,9 +31,10 @@ from ngrammer_jax.training import profile
 
 def run(main: Callable[[list[str]], int | None]) -> None:
   """Runs a verb: logs to standard error, and makes BadInput exit status 2."""
-  logging.basicConfig(level=logging.INFO, format='%(message)s', handlers=[progress.LogHandler()])
+  form = '%(process_prefix)s%(message)s'
+  logging.basicConfig(level=logging.INFO, format=form, handlers=[progress.LogHandler()])
   for handler in logging.getLogger().handlers:
-    handler.addFilter(hosts.Named())
+    handler.addFilter(hosts.ProcessPrefix())
   logging.getLogger('jax').setLevel(logging.WARNING)  # tells of every device it misses
   for name in ('absl', 'gcsfs', 'fsspec', 'google', 'asyncio'):
     logging.getLogger(name).setLevel(logging.CRITICAL)  # these also raise what they tell of
@@ -44,7 +45,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     said, status = f'error: {error}', 2
   except errors.Interrupted as stopped:
     said, status = str(stopped), 128 + stopped.signal
-  except errors.Lost as error:
+  except errors.PeerLostError as error:
     said, status = f'error: {error}', 1
   except KeyboardInterrupt:
     print('interrupted', file=sys.stderr, flush=True)
@@ -53,12 +54,12 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     status = 128 + signal.SIGPIPE
   except Exception as error:
-    if not hosts.several():
+    if not hosts.is_multiprocess():
       raise
     _leave(error)
   if said is not None:
     agreed = said.startswith('error: process ')
-    who = '' if hosts.first() or agreed else f'process {hosts.number()}: '
+    who = '' if hosts.is_primary() or agreed else f'process {hosts.process_index()}: '
     with contextlib.suppress(OSError):
       print(f'{who}{said}', file=sys.stderr)
   sys.exit(status or 0)
@@ -102,8 +103,8 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
   def keep(text):
     folder = files.path(text)
     try:
-      files.reach(folder)
-      files.make(folder)
+      files.check_reachable(folder)
+      files.make_folder(folder)
       files.write(folder / 'writable', '')
     except OSError as error:
       raise argparse.ArgumentTypeError(f'{text} cannot be written: {error.strerror}') from error
@@ -130,7 +131,7 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
       raise argparse.ArgumentTypeError(
         f'{text} is not FIRST:LAST, as in 100:110, which are the steps from 100 to 109'
       )
-    return profile.Steps(int(first), int(last))
+    return profile.StepRange(int(first), int(last))
 
   parser.add_argument(
     '--trace',

@@ -61,13 +61,13 @@ def train_until_killed(monkeypatch, config, workdir, step):
 
   with monkeypatch.context() as patch, pytest.raises(small.Killed):
     patch.setattr(record.Record, 'add', stop)
-    patch.setattr(files.Growing, '_try', lambda self: None)
+    patch.setattr(files.SyncedDir, '_try_sync', lambda self: None)
     loop.train(config, workdir)
 
 
 def test_a_run_of_a_disk_is_one_of_the_store(bucket, trained):
   whole, run = trained, files.path(f'{bucket}/run')
-  for path in files.inside(whole):
+  for path in files.iter_files(whole):
     name = str(path.relative_to(whole))
     if name.startswith(('checkpoints/12/', 'co', 'metrics', 'vocabulary')):
       files.write(run / name, path.read_bytes())
@@ -103,7 +103,7 @@ def test_a_killed_run_goes_on_bit_identically(tiny, bucket, tmp_path, monkeypatc
 @pytest.mark.parametrize(
   'owner, name, newest',
   [
-    ('ngrammer_jax.training.manifest', 'describe', 8),
+    ('ngrammer_jax.training.manifest', 'digest_files', 8),
     ('ngrammer_jax.training.manifest', 'write', 8),
     ('etils.epath.gpath._GPath', 'rmtree', 12),  # while an old one is deleted
   ],
@@ -170,17 +170,17 @@ def test_a_path_of_the_store_is_not_taken_for_a_folder(tiny):
 
 
 def test_what_grows_is_put_now_and_then_and_gone_on_with(bucket, monkeypatch):
-  monkeypatch.setattr(files, 'EVERY', 0.01)
+  monkeypatch.setattr(files, 'SYNC_INTERVAL', 0.01)
   folder = files.path(f'{bucket}/logs')
   for line in ('one\n', 'two\n'):
-    growing = files.Growing(folder, '*.log')
-    with (growing.folder / 'some.log').open('a') as file:
+    synced = files.SyncedDir(folder, '*.log')
+    with (synced.folder / 'some.log').open('a') as file:
       file.write(line)
     until = time.monotonic() + 20
     while not (folder / 'some.log').exists() or line not in (folder / 'some.log').read_text():
       assert time.monotonic() < until
-    growing.close()
-    assert not growing.folder.exists()
+    synced.close()
+    assert not synced.folder.exists()
   assert (folder / 'some.log').read_text() == 'one\ntwo\n'
 
 
@@ -194,7 +194,7 @@ def test_a_killed_process_goes_on_bit_identically_and_verbs_read_it(bucket, tmp_
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
   process = start(run)
-  hosts.wait_for(process, run / 'checkpoints' / '20' / manifest.NAME)
+  hosts.wait_for(process, run / 'checkpoints' / '20' / manifest.FILE_NAME)
   process.send_signal(signal.SIGKILL)
   assert process.wait() == -signal.SIGKILL
   for workdir in (run, whole):

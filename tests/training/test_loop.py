@@ -12,7 +12,7 @@ import pytest
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, evaluation_config, mesh_config, runs
 from ngrammer_jax.models import config as model_config
-from ngrammer_jax.training import checkpoints, loop, manifest, material, programs, record, step
+from ngrammer_jax.training import checkpoints, loop, manifest, programs, record, step, train_task
 from tests.checks import bad_input, mesh_of
 from tests.training import toy
 from tests.training.helpers import arrays, names, records
@@ -54,7 +54,7 @@ def test_a_model_with_everything_goes_on_bit_identically(tiny, one_device, tmp_p
   """N-grams, a segment memory, spans in windows, dropout."""
   result = {'nll_nats_per_token': 1.0, 'perplexity': math.e, 'bits_per_byte': None}
   result['protocol'] = {'whole_split': True}
-  monkeypatch.setattr(material.Corpus, 'validate', lambda *given: result)  # that compiles too
+  monkeypatch.setattr(train_task.CorpusTask, 'validate', lambda *given: result)  # that compiles too
   config = tiny(RICH, training={'steps': 6, 'evaluate_every': 0})
   whole, run = tmp_path / 'whole', tmp_path / 'run'
   assert loop.train(config, whole)

@@ -44,7 +44,7 @@ def given():
 
 
 def occupy(workdir, config, given):
-  with workdirs.occupy(workdir, config, given):
+  with workdirs.lock_workdir(workdir, config, given):
     pass
 
 
