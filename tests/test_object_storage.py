@@ -164,6 +164,13 @@ def test_another_store_is_refused(verb, arguments):
     verb.main(arguments)
 
 
+def test_a_compilation_cache_in_another_store_is_refused(capsys):
+  with pytest.raises(SystemExit) as stop:
+    evaluate.main(['--workdir=run', '--compilation_cache=s3://bucket/cache'])
+  assert stop.value.code == 2
+  assert capsys.readouterr().err.endswith(f's3:/bucket/cache {NOT_A_PATH}\n')
+
+
 def test_a_path_of_the_store_is_not_taken_for_a_folder(tiny):
   with bad_input(f'gs:/bucket/run {NOT_A_PATH}'):
     loop.train(tiny(), pathlib.Path('gs://bucket/run'))

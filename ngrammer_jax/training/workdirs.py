@@ -128,7 +128,7 @@ def _initialize(workdir, config, task, stack) -> None:
   try:
     files.make_folder(workdir)
     if files.is_remote(workdir):
-      logging.info('%s cannot be locked: start no second process', workdir)
+      logging.info('%s cannot be locked: do not start a second process', workdir)
     else:
       _lock(workdir, stack.enter_context((workdir / LOCK).open('a+', encoding='utf-8')))
     check(workdir, config)  # again: another run may have started meanwhile
@@ -151,7 +151,8 @@ def _lock(workdir: pathlib.Path, file: TextIO) -> None:
       f'wait for it, stop it, or use another workdir'
     ) from error
   except OSError as error:
-    logging.warning('%s cannot be locked: %s; start no second process', workdir, error.strerror)
+    why = error.strerror
+    logging.warning('%s cannot be locked: %s; do not start a second process', workdir, why)
   file.seek(0)
   file.truncate()
   file.write(f'process {os.getpid()} on {socket.gethostname()}\n')
