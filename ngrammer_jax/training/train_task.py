@@ -115,23 +115,19 @@ class CorpusTask:
   def log_summary(self) -> None:
     """Logs the numbers of tokens and epochs."""
     t, shards = self._config.training, self._corpus.train_shards
+    tokens_per_step = t.batch_size * t.segment_length
     if shards is not None:
-      logging.info(
-        'data: %s, %s training shards, vocabulary %s; %s steps of %s tokens',
-        self._config.data.corpus,
-        f'{len(shards.names):,}',
-        f'{self.vocabulary.size:,}',
-        f'{t.steps:,}',
-        f'{t.batch_size * t.segment_length:,}',
-      )
-      return
-    tokens = len(self._split.tokens)
+      size, epochs = f'{len(shards.names):,} training shards', ''
+    else:
+      tokens = len(self._split.tokens)
+      size = f'{tokens:,} training tokens'
+      epochs = f' are {t.steps * tokens_per_step / tokens:.2f} epochs'
     logging.info(
-      'data: %s, %s training tokens, vocabulary %s; %s steps of %s tokens are %.2f epochs',
+      'data: %s, %s, vocabulary %s; %s steps of %s tokens%s',
       self._config.data.corpus,
-      f'{tokens:,}',
+      size,
       f'{self.vocabulary.size:,}',
       f'{t.steps:,}',
-      f'{t.batch_size * t.segment_length:,}',
-      t.steps * t.batch_size * t.segment_length / tokens,
+      f'{tokens_per_step:,}',
+      epochs,
     )
