@@ -138,7 +138,7 @@ def report(config: experiment.Config, V: int, mesh: jax.sharding.Mesh, name: str
   kind = mesh.devices.flat[0].device_kind
   chip, began = CHIPS[kind], time.monotonic()
   trace, state, tokens = traced(config, V, mesh, name)
-  found = {'parameters': train_state.count(state.params), 'tokens': tokens}
+  found = {'parameters': train_state.count_elements(state.params), 'tokens': tokens}
   found['memory_limit'] = chip.memory * 2**30
   found['flops'] = hlo.flops(trace.jaxpr.jaxpr) / mesh.size
   try:
@@ -204,7 +204,7 @@ def said(name: str, r: dict, config: experiment.Config) -> str:
   """A report to read."""
   gib = lambda size: '?' if size is None else f'{size / 2**30:.2f} GiB'
   fits = 'fits' if r['fits'] else f'DOES NOT FIT: {knob(config, name)}'
-  lines = [f'{name}: {fits}; compiled in {progress.duration(r["compile_seconds"])}']
+  lines = [f'{name}: {fits}; compiled in {progress.format_duration(r["compile_seconds"])}']
   memory = f'  memory of a device  peak {gib(r["peak"])} of {gib(r["memory_limit"])}'
   if 'arguments' in r:
     memory += f': arguments {gib(r["arguments"])}, temporaries {gib(r["temporaries"])}'

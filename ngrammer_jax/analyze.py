@@ -1,4 +1,4 @@
-"""Looks into runs.
+"""Analyses of runs.
 
 python -m ngrammer_jax.analyze curve --workdir=DIR [--workdir=DIR ...]
 python -m ngrammer_jax.analyze checkpoint --workdir=DIR [--step=STEP]
@@ -15,36 +15,41 @@ from ngrammer_jax import files, flags
 
 
 def main(argv: list[str]) -> int:
-  """Dispatches to one analysis."""
+  """Runs one analysis."""
   parser = argparse.ArgumentParser(
     prog='python -m ngrammer_jax.analyze',
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   analyses = parser.add_subparsers(dest='analysis', required=True)
-  curve = analyses.add_parser('curve', help='training and validation loss by step, as a figure')
+  curve = analyses.add_parser('curve', help='figure of training and validation loss')
   curve.add_argument('--workdir', type=files.path, action='append', required=True)
-  checkpoint = analyses.add_parser('checkpoint', help='the checkpoints, and which are good')
+  checkpoint = analyses.add_parser('checkpoint', help='list of checkpoints, verified by checksum')
   checkpoint.add_argument('--workdir', type=files.path, required=True)
-  checkpoint.add_argument('--step', help='list the arrays of this one: a step, newest or best')
-  clusters = analyses.add_parser(
-    'clusters', help='which tokens share a cluster, which n-grams a row'
+  checkpoint.add_argument(
+    '--step', help="list the arrays of this checkpoint: step number, 'newest' or 'best'"
   )
-  spans = analyses.add_parser('spans', help='how far heads look, and what persistent vectors take')
-  attention = analyses.add_parser('attention', help='how much attention goes how far back')
-  read = 'that is looked at'
-  for analysis, what in ((clusters, 'whose n-grams are hashed'), (spans, read), (attention, read)):
+  clusters = analyses.add_parser(
+    'clusters', help='tokens that share a cluster, n-grams that share a row'
+  )
+  spans = analyses.add_parser(
+    'spans', help='attention span of each head, attention to persistent vectors'
+  )
+  attention = analyses.add_parser('attention', help='attention by distance')
+  for analysis in (clusters, spans, attention):
     analysis.add_argument('--workdir', type=files.path, required=True)
-    analysis.add_argument('--step', default='newest', help='a checkpoint: a step, newest or best')
-    analysis.add_argument('--split', default='validation', help=f'of the text {what}')
+    analysis.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
+    analysis.add_argument('--split', default='validation', help='split of the corpus')
   for analysis in (curve, clusters, spans, attention):
     analysis.add_argument(
-      '--figure', type=files.path, help='a .png or .svg; default: in the first workdir'
+      '--figure', type=files.path, help='.png or .svg file; default: in the first workdir'
     )
-  cloze = analyses.add_parser('cloze', help='two runs on the same questions, compared in pairs')
+  cloze = analyses.add_parser('cloze', help='paired comparison of two runs on the same questions')
   cloze.add_argument('--workdir', type=files.path, action='append', required=True)
   cloze.add_argument(
-    '--results', default='cloze_test', help='what evaluate --cloze has written, without .jsonl'
+    '--results',
+    default='cloze_test',
+    help='name of the results of evaluate --cloze, without .jsonl',
   )
   options = parser.parse_args(argv)
   run = {'curve': _curve, 'checkpoint': _checkpoint, 'clusters': _clusters, 'spans': _spans}
@@ -59,7 +64,7 @@ def _curve(options: argparse.Namespace) -> None:
   figure = options.figure or options.workdir[0] / 'curve.png'
   with figures.saved_figure(figure) as axes:
     curve.plot(options.workdir, axes)
-  print(f'written to {figure}')
+  print(f'wrote {figure}')
 
 
 def _checkpoint(options: argparse.Namespace) -> None:
@@ -71,45 +76,44 @@ def _checkpoint(options: argparse.Namespace) -> None:
 def _clusters(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import clusters
 
-  _of_run(options, clusters, panels=3, width=13)
+  _analyze_run(options, clusters, panels=3, width=13)
 
 
 def _spans(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import spans
 
-  _of_run(options, spans, panels=2, width=11)
+  _analyze_run(options, spans, panels=2, width=11)
 
 
 def _attention(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import attention
 
-  _of_run(options, attention)
+  _analyze_run(options, attention)
 
 
 def _cloze(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import cloze
 
   print(cloze.format_table(cloze.compare(options.workdir, options.results)))
-  print(
-    f'first {options.workdir[0]}, second {options.workdir[1]}; p of the strict ones: McNemar, exact'
-  )
+  first, second = options.workdir
+  print(f'first {first}, second {second}; p of strict scores: exact McNemar test')
 
 
-def _of_run(options, analysis, **size) -> None:
-  """Analyses a run: a table on the screen, JSON and a figure in the workdir."""
+def _analyze_run(options, analysis, **size) -> None:
+  """Analyses a run: prints a table, writes JSON and a figure to the workdir."""
   from ngrammer_jax import runs
   from ngrammer_jax.analysis import figures
 
   figure = options.figure or options.workdir / f'{options.analysis}.png'
   run = runs.load_run(options.workdir, flags.step(options.step))
-  run.split(options.split)  # a wrong name is found before anything is loaded
+  run.split(options.split)  # raises for a wrong name before the checkpoint is loaded
   with figures.saved_figure(figure, **size) as axes:
     result = analysis.analyze(run, options.split)
     analysis.plot(result, axes)
   path = options.workdir / f'{options.analysis}.json'
   files.write(path, json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + '\n')
   print(analysis.format_table(result))
-  print(f'all of it in {path}, figure in {figure}')
+  print(f'wrote {path} and {figure}')
 
 
 if __name__ == '__main__':

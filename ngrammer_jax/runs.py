@@ -134,7 +134,7 @@ class Run:
       return state.replace(memory=jax.tree.map(whole, state.memory))
 
     # One answer for all processes: another run may be adding and dropping some.
-    there, best = hosts.agreed(
+    there, best = hosts.broadcast(
       [checkpoints.steps(self.workdir), checkpoints.best_step(self.workdir)]
     )
     if not there:
@@ -149,7 +149,7 @@ class Run:
       )
     try:
       return checkpoints.restore(self.workdir, step, abstract)
-    except manifest.Damaged as error:
+    except manifest.CorruptError as error:
       raise errors.BadInput(
         f'--step={self.step}: checkpoint {step} is damaged: {error}; use another step'
       ) from error
@@ -157,7 +157,7 @@ class Run:
   def split(self, name: str) -> token_cache.TokenSplit:
     """A split of the corpus. Raises BadInput where it is not the one of the training."""
     _check_split(name)
-    with hosts.together():
+    with hosts.collective_errors():
       corpus = token_cache.prepare(self.config.data, finder(self.config.data))
       workdirs.check_text(self.workdir, self.config, corpus.content_hash)
     if name not in corpus.splits:
@@ -220,7 +220,7 @@ class Run:
     _check_split(split)
     cloze.check_protocol(protocol)
     cloze.check_model(self.config.model)
-    with hosts.together():
+    with hosts.collective_errors():
       source = cloze.open_questions(pathlib.Path(path).expanduser(), split, made)
     context = self.config.evaluation_context()
     evaluate = cloze.Evaluator(

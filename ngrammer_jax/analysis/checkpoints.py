@@ -27,7 +27,7 @@ def format_table(workdir: pathlib.Path, arrays_step: int | str | None = None) ->
   for step in steps:
     try:
       checkpoint = checkpoints.verify(workdir, step)
-    except manifest.Damaged as error:
+    except manifest.CorruptError as error:
       lines.append(f'{step:>9,}{"":>10}  {"":<21}{"":<12}{"":<18}damaged: {error}')
       continue
     loss = '' if checkpoint.validation is None else f'{checkpoint.validation:.4f}'
@@ -39,7 +39,7 @@ def format_table(workdir: pathlib.Path, arrays_step: int | str | None = None) ->
   if selected is not None:
     try:
       leaves = manifest.read(workdir / 'checkpoints' / str(selected)).leaves
-    except manifest.Damaged as error:
+    except manifest.CorruptError as error:
       raise errors.BadInput(f'--step={arrays_step}: checkpoint {selected}: {error}') from error
     lines += [f'{digest}  {name} {dtype}{shape}' for name, (dtype, shape, digest) in leaves.items()]
   return '\n'.join(lines)

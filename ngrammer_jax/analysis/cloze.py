@@ -23,7 +23,7 @@ def read_points(workdir: pathlib.Path, name: str) -> dict[tuple[str, str, int], 
   Raises:
     BadInput: the file does not exist or is corrupt.
   """
-  files.reach(workdir)
+  files.check_reachable(workdir)
   path = workdir / 'evaluation' / f'{name}.jsonl'
   if not path.exists():
     raise errors.BadInput(

@@ -21,7 +21,7 @@ def saved_figure(path: pathlib.Path, panels: int = 1, width: float = 6.4) -> Ite
   Raises:
     BadInput: Matplotlib is not installed, or the file cannot be written.
   """
-  files.reach(path)
+  files.check_reachable(path)
   try:
     import matplotlib
   except ImportError as error:
@@ -33,8 +33,8 @@ def saved_figure(path: pathlib.Path, panels: int = 1, width: float = 6.4) -> Ite
 
   def save():
     try:
-      files.make(path.parent)
-      if not files.stored(path):
+      files.make_folder(path.parent)
+      if not files.is_remote(path):
         figure.savefig(path, dpi=150)
         return
       image = io.BytesIO()

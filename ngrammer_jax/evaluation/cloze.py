@@ -362,7 +362,7 @@ def save(result: dict[str, Any], answers: Sequence[Answer], folder: pathlib.Path
   protocol = '' if score == PROTOCOLS[0] else f'_{score}'
   path = folder / f'cloze{synthetic}{protocol}_{result["name"]}.json'
   language_modeling.save(result, path)
-  if hosts.first():
+  if hosts.is_primary():
     lines = ''.join(f'{answer.to_json()}\n' for answer in answers)
     files.write(path.with_suffix('.jsonl'), lines)
   return path

@@ -186,7 +186,7 @@ def format_table(results: dict[str, dict[str, Any]]) -> str:
 
 def save(result: dict[str, Any], path: pathlib.Path) -> None:
   """Writes the metrics of a split as JSON; only the first process writes."""
-  if not hosts.first():
+  if not hosts.is_primary():
     return
-  files.make(path.parent)
+  files.make_folder(path.parent)
   files.write(path, json.dumps(result, indent=2) + '\n')

@@ -104,7 +104,7 @@ class Programs:
     began = time.monotonic()
     self._compiled[self.windows] = self.trace(state, segments).lower().compile()
     number = f' (program {len(self._compiled)})' if len(self._compiled) > 1 else ''
-    logging.info('compiled in %s%s', progress.duration(time.monotonic() - began), number)
+    logging.info('compiled in %s%s', progress.format_duration(time.monotonic() - began), number)
 
   def trace(self, state: train_state.TrainState, segments: streams.Segment) -> jax.stages.Traced:
     """The call, not compiled yet. State and segments may be abstract."""
@@ -169,6 +169,6 @@ class Programs:
 
   def _initialiser(self, of: view.Windows | None) -> tuple[Any, Any]:
     model, c = self._model.clone(windows=of), self._config
-    return train_state.initialiser(
+    return train_state.make_initializer(
       model, self._optimizer, c.training.batch_size, c.seed, self.mesh, self._growth
     )

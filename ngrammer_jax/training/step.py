@@ -30,7 +30,7 @@ def train_step(
   segment: streams.Segment,
   half_loss: bool = False,
   frozen_codebook: bool = False,
-  parts: accumulation.Parts | None = None,
+  parts: accumulation.GradientAccumulation | None = None,
 ) -> tuple[train_state.TrainState, Metrics]:
   """The state after one segment of every row, and the metrics of the step.
 
@@ -56,11 +56,11 @@ def train_step(
       gradient, (memory, *rest) = part(rows, key, share)
       return memory, (gradient, *rest)
 
-    memory, (gradient, nll, learned) = parts.summed(of_rows, rows)
+    memory, (gradient, nll, learned) = parts(of_rows, rows)
     codebook = moved(model.config, state.codebook, learned.get('statistics', {}))
   updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
   metrics = {'loss': nll, 'update_norm': optax.tree.norm(updates)}
-  for label, norm in optimizers.norms(gradient).items():
+  for label, norm in optimizers.norms_by_label(gradient).items():
     metrics[f'gradient_norm/{label}'] = norm
   metrics |= codebook_metrics(state.codebook, codebook, whole=parts is None)
   params = optax.apply_updates(state.params, updates)
@@ -167,7 +167,7 @@ def make_call(
   where = jax.tree.map(lambda leaf: leaf.sharding, abstract)
   how = {'half_loss': half_loss, 'frozen_codebook': frozen_codebook}
   if parts > 1:
-    how['parts'] = accumulation.Parts(parts, where.step.mesh)
+    how['parts'] = accumulation.GradientAccumulation(parts, where.step.mesh)
   step = functools.partial(train_step, model, optimizer, seed, **how)
 
   def turn(state, numbered):

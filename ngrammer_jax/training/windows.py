@@ -72,7 +72,7 @@ def growth(config: experiment.Config) -> int:
   if not fitted(config.model):
     return 0
   limit, T = config.model.span.limit, config.training.segment_length
-  step = limit * optimizers.largest_update(config.optimizer, config.model.heads)
+  step = limit * optimizers.max_update_bound(config.optimizer, config.model.heads)
   if step >= limit:
     return limit
   return min(limit, math.ceil(step + (math.ceil(limit / step) - 1) * max(step - T, 0)) + 1)

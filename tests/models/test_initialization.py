@@ -52,7 +52,7 @@ def redrawn(recipe, **fields):
 def created(config, mesh):
   """The first parameters of a run."""
   model = transformer.TransformerLM(config, V)
-  create, _ = train_state.initialiser(model, optax.identity(), 8, 0, mesh)
+  create, _ = train_state.make_initializer(model, optax.identity(), 8, 0, mesh)
   return create().params
 
 

@@ -228,7 +228,7 @@ def test_start_uses_the_recorded_checkpoint(folder, finetuning, monkeypatch):
   record = folder / 'run' / 'begun_with.json'
   new_state = state(0)
   for step in (12, 8):
-    first_state = task.first(new_state)
+    first_state = task.initial_state(new_state)
     np.testing.assert_array_equal(first_state.params['w'], np.full(3, step))
     np.testing.assert_array_equal(first_state.codebook['c'], np.full(2, 2 * step))
     assert first_state.opt_state is new_state.opt_state and first_state.step == 0
@@ -259,12 +259,12 @@ def test_validation_and_evaluation_use_their_splits(folder, finetuning, monkeypa
   training = types.SimpleNamespace(evaluated=lambda state: model, mesh='mesh')
   for step in (2, 3):
     result = task.validate(training, state(step), lambda examples: None)
-    assert (result['task'], result['n'], result[task.judged_by]) == ('rte', 12, 25)
+    assert (result['task'], result['n'], result[task.best_metric]) == ('rte', 12, 25)
   assert created == [(config, 'all', 'mesh', 257)]  # once: a second one would be compiled again
   assert calls[1][:4] == ([3.0] * 3, [6.0] * 2, 'rte', None) and len(calls[1][4]) == 12
   assert calls[1][4][1] == 'rte hypothesis: rain premise: It is very snow.'
-  assert task.said(result) == ' rte accuracy 75.00, 12 examples'
-  task.describe()
+  assert task.format_metrics(result) == ' rte accuracy 75.00, 12 examples'
+  task.log_summary()
   assert caplog.messages[-1] == (
     'data: examples of rte 40, in 40 rows of 96 tokens; 8 steps of 8 rows are 1.60 epochs'
   )

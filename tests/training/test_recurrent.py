@@ -18,7 +18,7 @@ from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.decoding import generation, sampling
 from ngrammer_jax.evaluation import ranking
 from ngrammer_jax.models import language_model, precision
-from ngrammer_jax.training import checkpoints, loop, optimizers
+from ngrammer_jax.training import checkpoint_writer, checkpoints, loop, optimizers
 from ngrammer_jax.training import state as train_state
 from tests.checks import bad_input
 from tests.models import test_recurrent as models
@@ -93,12 +93,12 @@ def test_a_memory_of_another_precision_is_read_too(tmp_path):
     opt_state={},
     memory={'h': jnp.asarray([0.5, -1.25], dtype), 'filled': jnp.int32(2)},
   )
-  with checkpoints.Checkpoints(tmp_path) as saved:
+  with checkpoint_writer.CheckpointWriter(tmp_path) as saved:
     saved.save(4, make('bfloat16'))
   found = checkpoints.restore(tmp_path, 4, make('float32'))
   jax.tree.map(np.testing.assert_array_equal, found, make('float32'))
   assert found.memory['h'].dtype == 'float32' and found.memory['filled'].dtype == 'int32'
-  with pytest.raises(errors.BadInput, match='of another model: params/embedding is float32'):
+  with pytest.raises(errors.BadInput, match='not match the model: params/embedding is float32'):
     doubled = make('float32').replace(params={'embedding': jnp.ones(3, 'bfloat16')})
     checkpoints.restore(tmp_path, 4, doubled)
 

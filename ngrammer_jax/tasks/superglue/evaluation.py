@@ -182,7 +182,7 @@ def write_submission(
       for example, answer in zip(examples, answers, strict=True)
     ]
   path = folder / f'{reader.CONFIGS[task.config].folder}.jsonl'
-  files.make(folder)
+  files.make_folder(folder)
   files.write(path, ''.join(json.dumps(line) + '\n' for line in lines))
   return path
 

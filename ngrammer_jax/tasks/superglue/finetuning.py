@@ -51,7 +51,7 @@ def resolve_config(
         f'--config.{key}: the model and the vocabulary are inherited from the checkpoint, '
         f'init_from={config.init_from}; omit this flag, or pre-train another model'
       )
-  files.reach(workdir)
+  files.check_reachable(workdir)
   if (workdir / 'config.json').exists():
     source = runs.load_run(workdir).config
   elif config.init_from is None:
@@ -93,7 +93,7 @@ def resolve_config(
 
 def _load_pretrained(workdir: str) -> runs.Run:
   """Loads the run to start from. Raises BadInput if there is none."""
-  if not files.stored(workdir) and not pathlib.Path(workdir).is_dir():
+  if not files.is_remote(workdir) and not pathlib.Path(workdir).is_dir():
     raise errors.BadInput(f'init_from={workdir}: no such folder; expected the workdir of a run')
   try:
     return runs.load_run(workdir)
@@ -102,14 +102,14 @@ def _load_pretrained(workdir: str) -> runs.Run:
 
 
 class FinetuneTask:
-  """Training and validation data of one task or of the mixture (see `material.Material`).
+  """Training and validation data of one task or of the mixture (see `train_task.TrainTask`).
 
   Args:
     config: config of the fine-tuning, see `resolve_config`.
     workdir: run directory of the fine-tuning.
   """
 
-  judged_by = 'error_percent'
+  best_metric = 'error_percent'
 
   def __init__(self, config: experiment.Config, workdir: pathlib.Path):
     self._config, self.patience = config, config.finetune.patience
@@ -148,7 +148,7 @@ class FinetuneTask:
     indices = np.array([self._order(epoch)[position] for epoch, position in positions])
     return streams.map_segments(lambda array: array[indices], self._rows)
 
-  def first(self, state: train_state.TrainState) -> train_state.TrainState:
+  def initial_state(self, state: train_state.TrainState) -> train_state.TrainState:
     """Returns the state with the parameters and the codebook of the initial checkpoint.
 
     The optimiser state stays new. The checkpoint step is recorded, so that a repeated start uses
@@ -159,7 +159,7 @@ class FinetuneTask:
       step = json.loads(self._initial_checkpoint_path.read_text(encoding='utf-8'))['step']
     pretrained = runs.load_run(self._config.init_from, step).state
     record = {'init_from': self._config.init_from, 'step': int(pretrained.step)}
-    if hosts.first():
+    if hosts.is_primary():
       files.write(self._initial_checkpoint_path, json.dumps(record) + '\n')
     logging.info(
       'starting from step %s of %s; new optimiser state, codebook %s',
@@ -192,14 +192,14 @@ class FinetuneTask:
     }
     return combine_results(results)
 
-  def said(self, result: dict[str, Any]) -> str:
+  def format_metrics(self, result: dict[str, Any]) -> str:
     """Formats the metrics for the log."""
     results = result.get('tasks', {result['task']: result}).values()
     average = result.get('average')
     text = '; '.join(map(evaluation.format_metrics, results))
     return f' {text}' + ('' if average is None else f'; average {average:.2f}')
 
-  def describe(self) -> None:
+  def log_summary(self) -> None:
     """Logs the numbers of examples, rows and epochs."""
     t, rows = self._config.training, len(self._rows.tokens_BxT)
     counts = [
@@ -294,7 +294,7 @@ def evaluate(run: runs.Run, split: str) -> dict[str, Any]:
     results[name], answers = evaluator(
       run.state.params, run.state.codebook, name, examples, config.finetune.choosing
     )
-    if split == 'test' and hosts.first():
+    if split == 'test' and hosts.is_primary():
       path = evaluation.write_submission(name, examples, answers, run.workdir / 'evaluation')
       logging.info('submission file: %s', path)
   if all('error_percent' in result for result in results.values()):

@@ -12,13 +12,13 @@ import pytest
 
 from ngrammer_jax import errors, flags, train
 from ngrammer_jax.data import prefetch
-from ngrammer_jax.training import checkpoints, interruption, loop, manifest
+from ngrammer_jax.training import checkpoints, loop, manifest, preemption
 from tests.training import toy
 from tests.training.helpers import arrays, records, signal_at, write_config
 
 
 def handlers():
-  return [signal.getsignal(number) for number in interruption.SIGNALS]
+  return [signal.getsignal(number) for number in preemption.SIGNALS]
 
 
 @pytest.fixture(autouse=True)
@@ -47,8 +47,8 @@ def test_who_was_stopped_goes_on_bit_by_bit(tiny, whole, tmp_path, monkeypatch, 
   assert statuses == [(130, [4]), (143, [4, 10]), (0, [4, 10, 12])] and not signals
   out, err = capfd.readouterr()
   for name in ('SIGINT', 'SIGTERM'):
-    assert err.count(f'{name}: stopping as soon as all is saved\n') == 1
-    assert err.count(f'stopped by {name}; the same command goes on from here\n') == 1
+    assert err.count(f'{name}: saving a checkpoint, then stopping\n') == 1
+    assert err.count(f'stopped by {name}; rerun the same command to resume\n') == 1
   assert out.startswith('finished: 12 steps')
   assert arrays(tmp_path / 'run') == arrays(whole)
   assert records(tmp_path / 'run') == records(whole)
@@ -123,7 +123,7 @@ def test_only_the_first_signal_is_caught(monkeypatch, number):
 
   before = signal.signal(number, again)
   try:
-    with interruption.Interruption() as stop:
+    with preemption.SignalHandler() as stop:
       stop.check()
       assert signal.getsignal(number) is not again
       os.kill(os.getpid(), number)
@@ -140,7 +140,7 @@ def test_only_the_first_signal_is_caught(monkeypatch, number):
 
 def test_handlers_come_back_after_an_error():
   before = handlers()
-  with pytest.raises(ZeroDivisionError), interruption.Interruption():
+  with pytest.raises(ZeroDivisionError), preemption.SignalHandler():
     raise ZeroDivisionError
   assert handlers() == before
 
@@ -149,7 +149,7 @@ def test_outside_the_main_thread_nothing_is_caught(tiny, tmp_path, toy_model):
   before, seen = handlers(), []
 
   def work():
-    with interruption.Interruption() as stop:
+    with preemption.SignalHandler() as stop:
       seen.append(handlers())
       stop.check()
     seen.append(loop.train(tiny(training={'steps': 2, 'evaluate_every': 0}), tmp_path / 'run'))
@@ -175,8 +175,8 @@ def test_a_process_stops_on_sigterm_and_goes_on_bit_by_bit(tiny, tmp_path):
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 143, log.read_text()
   said = log.read_text()
-  assert 'SIGTERM: stopping as soon as all is saved\n' in said and 'Traceback' not in said
-  assert said.endswith('stopped by SIGTERM; the same command goes on from here\n')
+  assert 'SIGTERM: saving a checkpoint, then stopping\n' in said and 'Traceback' not in said
+  assert said.endswith('stopped by SIGTERM; rerun the same command to resume\n')
   (step,) = checkpoints.steps(tmp_path / 'run')
   assert 2 <= step < 100
   assert records(tmp_path / 'run')[-1]['step'] == step

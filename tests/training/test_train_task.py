@@ -14,7 +14,7 @@ from ngrammer_jax.config import data as data_config
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.data import packing
-from ngrammer_jax.training import loop, material
+from ngrammer_jax.training import loop, train_task
 from tests.training.helpers import arrays, records
 
 
@@ -32,7 +32,7 @@ def config(tiny, tmp_path):
 
 
 def train(config, workdir):
-  return loop.train(config, workdir, functools.partial(material.Corpus, workdir=workdir))
+  return loop.train(config, workdir, functools.partial(train_task.CorpusTask, workdir=workdir))
 
 
 def test_a_resume_is_exact_on_other_devices_too(config, tmp_path, monkeypatch, toy_model):
@@ -58,7 +58,7 @@ def test_a_resume_is_exact_on_other_devices_too(config, tmp_path, monkeypatch, t
 def test_the_validation_split_is_what_judges(tiny):
   """And as much of it as the config says; the training split is what is learned from."""
   evaluation = evaluation_config.EvaluationConfig(streams=4, max_tokens=77)
-  corpus = material.Corpus(tiny(evaluation=evaluation))
+  corpus = train_task.CorpusTask(tiny(evaluation=evaluation))
   scored = []
   run = types.SimpleNamespace(evaluator=lambda state: lambda *given: scored.append(given))
   state, report = types.SimpleNamespace(params='params', codebook='codebook'), object()

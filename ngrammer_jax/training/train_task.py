@@ -1,4 +1,4 @@
-"""What a run is trained on and judged by."""
+"""What a run is trained on and evaluated by."""
 
 from collections.abc import Callable
 import logging
@@ -14,49 +14,50 @@ from ngrammer_jax.training import programs
 from ngrammer_jax.training import state as train_state
 
 
-class Material(Protocol):
-  """What the loop knows of it: a corpus here, the tasks in `tasks`.
+class TrainTask(Protocol):
+  """The interface between the training loop and its data: `CorpusTask`, or the tasks in `tasks`.
 
   Attributes:
-    vocabulary: of the tokens.
-    content_hash: of all there is to learn from; a resume asks for the same.
-    judged_by: the metric of a validation whose least value is the best.
-    patience: validations without a better one after which training ends. None: it goes on.
+    vocabulary: vocabulary of the tokens.
+    content_hash: hash of all training data; a resume needs the same data.
+    best_metric: the validation metric whose lowest value marks the best checkpoint.
+    patience: number of validations without an improvement after which training stops; None
+      disables early stopping.
   """
 
   vocabulary: vocabularies.Vocabulary
   content_hash: str
-  judged_by: str
+  best_metric: str
   patience: int | None
 
   def segment(self, step: int, rows: slice) -> streams.Segment:
-    """What some rows of the batch see at a step, a function of nothing else."""
+    """Returns some rows of the batch of a step: a pure function of its arguments."""
 
-  def first(self, state: train_state.TrainState) -> train_state.TrainState:
-    """What training begins with, of a state that was just made."""
+  def initial_state(self, state: train_state.TrainState) -> train_state.TrainState:
+    """Returns the state that training starts from, given a randomly initialised one."""
 
   def validate(
     self, run: programs.Programs, state: train_state.TrainState, report: Callable[[int], None]
   ) -> dict[str, Any]:
-    """The metrics of the validation split; `report` is called while it is scored."""
+    """Returns the metrics of the validation split; `report` is called with units of progress."""
 
-  def said(self, result: dict[str, Any]) -> str:
-    """These metrics, to read."""
+  def format_metrics(self, result: dict[str, Any]) -> str:
+    """Formats the result of `validate` for the log."""
 
-  def describe(self) -> None:
-    """Logs what is about to be learned."""
+  def log_summary(self) -> None:
+    """Logs the amount of training data."""
 
 
-class Corpus:
-  """The text of `config.data`, as contiguous streams.
+class CorpusTask:
+  """Language modeling on the text of `config.data`, as contiguous streams.
 
   Args:
-    config: the experiment.
-    workdir: of the run, where a corpus that is read as it is needed has its places.
+    config: the experiment config.
+    workdir: run directory; a streamed corpus stores its reader positions there.
     find: see `token_cache.prepare`.
   """
 
-  judged_by, patience = 'nll_nats_per_token', None
+  best_metric, patience = 'nll_nats_per_token', None
 
   def __init__(
     self,
@@ -69,7 +70,9 @@ class Corpus:
     self.vocabulary, self.content_hash = self._corpus.vocabulary, self._corpus.content_hash
     if self._corpus.train_shards is not None:
       if workdir is None:
-        raise ValueError(f'data.corpus={config.data.corpus!r} needs a workdir for its places')
+        raise ValueError(
+          f'data.corpus={config.data.corpus!r} needs a workdir for its reader positions'
+        )
       B, T = t.batch_size, t.segment_length
       places = workdir / 'places' / f'{self.content_hash[:12]}-{B}x{T}'
       self._packing = packing.PackedDataset(
@@ -84,53 +87,48 @@ class Corpus:
       )
 
   def segment(self, step: int, rows: slice) -> streams.Segment:
-    """See `streams.train_segment`, or `packing.PackedDataset`."""
+    """Returns rows of a step; see `streams.train_segment` and `packing.PackedDataset`."""
     if self._corpus.train_shards is not None:
       return self._packing.segment(step, rows)
     t = self._config.training
     return streams.train_segment(self._split, step, t.batch_size, t.segment_length, rows)
 
-  def first(self, state: train_state.TrainState) -> train_state.TrainState:
-    """As it was made."""
+  def initial_state(self, state: train_state.TrainState) -> train_state.TrainState:
+    """Returns the state unchanged."""
     return state
 
   def validate(
     self, run: programs.Programs, state: train_state.TrainState, report: Callable[[int], None]
   ) -> dict[str, Any]:
-    """See `language_modeling.Evaluator`."""
+    """Scores the validation split; see `language_modeling.Evaluator`."""
     validation, limit = self._corpus.splits['validation'], self._config.evaluation.max_tokens
     evaluate = run.evaluator(state)
     return evaluate(state.params, state.codebook, validation, limit, report)
 
-  def said(self, result: dict[str, Any]) -> str:
-    """Nats, perplexity and bits per byte."""
-    bits, split = result['bits_per_byte'], ''
-    if not result['protocol']['whole_split']:
-      split = f' on the first {result["tokens"]:,} tokens'
+  def format_metrics(self, result: dict[str, Any]) -> str:
+    """Formats nats, perplexity and bits per byte."""
+    is_whole, bits = result['protocol']['whole_split'], result['bits_per_byte']
+    split = '' if is_whole else f' on the first {result["tokens"]:,} tokens'
     bits = '' if bits is None else f', {bits:.4f} bits/byte'
     nats = result['nll_nats_per_token']
     return f'{split}: {nats:.4f} nats/token, perplexity {result["perplexity"]:.2f}{bits}'
 
-  def describe(self) -> None:
-    """Tokens and epochs."""
-    t, stream = self._config.training, self._corpus.train_shards
-    if stream is not None:
-      logging.info(
-        'data: %s, shards of training: %s, vocabulary %s; %s steps of %s tokens',
-        self._config.data.corpus,
-        f'{len(stream.names):,}',
-        f'{self.vocabulary.size:,}',
-        f'{t.steps:,}',
-        f'{t.batch_size * t.segment_length:,}',
-      )
-      return
-    tokens = len(self._split.tokens)
+  def log_summary(self) -> None:
+    """Logs the numbers of tokens and epochs."""
+    t, shards = self._config.training, self._corpus.train_shards
+    tokens_per_step = t.batch_size * t.segment_length
+    if shards is not None:
+      size, epochs = f'{len(shards.names):,} training shards', ''
+    else:
+      tokens = len(self._split.tokens)
+      size = f'{tokens:,} training tokens'
+      epochs = f' are {t.steps * tokens_per_step / tokens:.2f} epochs'
     logging.info(
-      'data: %s, %s training tokens, vocabulary %s; %s steps of %s tokens are %.2f epochs',
+      'data: %s, %s, vocabulary %s; %s steps of %s tokens%s',
       self._config.data.corpus,
-      f'{tokens:,}',
+      size,
       f'{self.vocabulary.size:,}',
       f'{t.steps:,}',
-      f'{t.batch_size * t.segment_length:,}',
-      t.steps * t.batch_size * t.segment_length / tokens,
+      f'{tokens_per_step:,}',
+      epochs,
     )
