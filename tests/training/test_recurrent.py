@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from launch import hlo
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, evaluation_config, runs, sharding
-from ngrammer_jax.analysis import hlo
 from ngrammer_jax.decoding import generation, sampling
 from ngrammer_jax.evaluation import ranking
 from ngrammer_jax.models import config as model_config
