@@ -59,7 +59,7 @@ def _curve(options: argparse.Namespace) -> None:
   figure = options.figure or options.workdir[0] / 'curve.png'
   with figures.saved_figure(figure) as axes:
     curve.plot(options.workdir, axes)
-  print(f'written to {figure}')
+  print(f'wrote {figure}')
 
 
 def _checkpoint(options: argparse.Namespace) -> None:
@@ -71,19 +71,19 @@ def _checkpoint(options: argparse.Namespace) -> None:
 def _clusters(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import clusters
 
-  _of_run(options, clusters, panels=3, width=13)
+  _analyze_run(options, clusters, panels=3, width=13)
 
 
 def _spans(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import spans
 
-  _of_run(options, spans, panels=2, width=11)
+  _analyze_run(options, spans, panels=2, width=11)
 
 
 def _attention(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import attention
 
-  _of_run(options, attention)
+  _analyze_run(options, attention)
 
 
 def _cloze(options: argparse.Namespace) -> None:
@@ -95,7 +95,7 @@ def _cloze(options: argparse.Namespace) -> None:
   )
 
 
-def _of_run(options, analysis, **size) -> None:
+def _analyze_run(options, analysis, **size) -> None:
   """Analyses a run: a table on the screen, JSON and a figure in the workdir."""
   from ngrammer_jax import runs
   from ngrammer_jax.analysis import figures
@@ -109,7 +109,7 @@ def _of_run(options, analysis, **size) -> None:
   path = options.workdir / f'{options.analysis}.json'
   files.write(path, json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + '\n')
   print(analysis.format_table(result))
-  print(f'all of it in {path}, figure in {figure}')
+  print(f'wrote {path} and {figure}')
 
 
 if __name__ == '__main__':

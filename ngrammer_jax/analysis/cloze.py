@@ -10,7 +10,7 @@ import json
 import pathlib
 from typing import Any
 
-from ngrammer_jax import errors, files
+from ngrammer_jax import errors, files, tables
 
 
 def read_points(workdir: pathlib.Path, name: str) -> dict[tuple[str, str, int], float]:
@@ -86,24 +86,20 @@ def compare(workdirs: list[pathlib.Path], name: str) -> dict[str, dict[str, Any]
 
 def mcnemar(only_first: int, only_second: int) -> float:
   """Returns the two-sided p-value of McNemar's exact test: a binomial test with probability 1/2."""
-  count, term, total = only_first + only_second, 1, 0
-  for k in range(min(only_first, only_second) + 1):
-    total += term
-    term = term * (count - k) // (k + 1)
-  return min(1.0, 2 * total / 2**count)
+  from scipy import stats  # a slow import that other analyses do not need
+
+  count = only_first + only_second
+  return float(stats.binomtest(only_first, count).pvalue) if count else 1.0
 
 
 def format_table(result: dict[str, dict[str, Any]]) -> str:
   """Formats the result of `compare` as a table."""
-  lines = [
-    f'{"":<20}{"":>10}{"accuracy":>18}{"strict":>18}{"right alone":>18}',
-    f'{"kind":<20}{"questions":>10}' + f'{"first":>9}{"second":>9}' * 3 + f'{"p":>10}',
-  ]
+  pairs = [f'{name} {of}' for name in ('accuracy', 'strict', 'only') for of in ('1st', '2nd')]
+  rows = [['kind', 'questions', *pairs, 'p']]
   for kind, r in result.items():
     accuracies = (r[key] for key in ('first', 'second', 'first_strict', 'second_strict'))
-    lines.append(
-      f'{kind:<20}{r["questions"]:>10,}'
-      + ''.join(f'{accuracy:>9.4f}' for accuracy in accuracies)
-      + f'{r["only_first"]:>9,}{r["only_second"]:>9,}{r["p"]:>10.2g}'
+    counts = f'{r["only_first"]:,}', f'{r["only_second"]:,}'
+    rows.append(
+      [kind, f'{r["questions"]:,}', *(f'{a:.4f}' for a in accuracies), *counts, f'{r["p"]:.2g}']
     )
-  return '\n'.join(lines)
+  return '\n'.join(tables.align_columns(rows, '<>'))

@@ -10,13 +10,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax import progress, runs
+from ngrammer_jax import progress, runs, tables
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.layers import documents, hashing, ngrammer, quantizer
 from ngrammer_jax.models import config as model_config
 
 NUM_SHUFFLES = 10  # random clusterings that coherence is compared with
 MAX_TOKENS = 1_000_000  # tokens of text that are read for n-grams, or at once for counts
+
+COLUMNS = (
+  *('head', 'codes used', 'perplexity', 'token-weighted perplexity', 'dead'),
+  *('coherence (random)', 'cross-head coherence (random)', 'collision rate'),
+)
 
 
 def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
@@ -192,20 +197,18 @@ def format_table(result: dict[str, Any], examples: int = 3, tokens: int = 10) ->
     tokens: number of tokens to list for each cluster.
   """
   K, U = result['clusters'], result['tokens']
-  lines = [
+  title = (
     f'step {result["step"]:,}: {U:,} tokens of the training text in {K:,} clusters a head '
-    f'({result["never"]:,} never occur); n-grams of the {result["split"]} split',
-    f'{"head":>4}{"used":>7}{"perplexity":>12}{"in training":>13}{"dead":>8}'
-    f'{"coherence (random)":>22}{"elsewhere (random)":>22}{"rows shared":>13}',
-  ]
+    f'({result["never"]:,} never occur); n-grams of the {result["split"]} split'
+  )
+  rows = [COLUMNS]
   for n, head in enumerate(result['heads']):
+    coherences = (_format_coherence(head[key]) for key in ('coherence', 'coherence_elsewhere'))
     shared = ' '.join(f'{collisions["shared"]:.1%}' for collisions in head['ngrams'].values())
-    lines.append(
-      f'{n:>4}{head["used"]:>7,}{head["vocabulary_perplexity"]:>12.1f}'
-      f'{head["usage_perplexity"]:>13.1f}{head["dead"]:>8.1%}'
-      f'{_format_coherence(head["coherence"]):>22}'
-      f'{_format_coherence(head["coherence_elsewhere"]):>22}{shared:>13}'
-    )
+    perplexities = f'{head["vocabulary_perplexity"]:.1f}', f'{head["usage_perplexity"]:.1f}'
+    used, dead = f'{head["used"]:,}', f'{head["dead"]:.1%}'
+    rows.append((str(n), used, *perplexities, dead, *coherences, shared))
+  lines = [title, *tables.align_columns(rows, '>')]
   for n, head in enumerate(result['heads']):
     large = {k: cluster for k, cluster in head['members'].items() if len(cluster['tokens']) >= 4}
     most_coherent = sorted(large, key=lambda k: -large[k]['coherence'])[:examples]
@@ -243,7 +246,8 @@ def plot(result: dict[str, Any], axes: Any) -> None:
   coherence_axes.set(xlabel='head', ylabel='cosine similarity in clusters (line: random)')
   coherence_axes.set_xticks(heads)
   coherence_axes.margins(y=0.2)
-  coherence_axes.legend(fontsize='x-small')
+  if coherence_axes.has_data():
+    coherence_axes.legend(fontsize='x-small')
   for order in result['heads'][0]['ngrams']:
     shared = [100 * head['ngrams'][order]['shared'] for head in result['heads']]
     collisions_axes.plot(heads, shared, 'o-', linewidth=1, markersize=4, label=f'order {order}')
