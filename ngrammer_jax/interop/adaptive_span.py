@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ngrammer_jax.interop import arrays as interop_arrays
+from ngrammer_jax.interop import conversion
 from ngrammer_jax.models import config as model_config
 
-Source = interop_arrays.Source
+Source = conversion.Source
 
 # Config fields that every source model shares; the sizes, dropout, `span` and `persistent` differ.
 # A model with persistent vectors has feed_forward_width=0.
@@ -33,18 +33,15 @@ FULL_SOFTMAX_OPTIONS = {'tie_embeddings': False, 'scale_embeddings': False}
 ADAPTIVE_SOFTMAX_OPTIONS = {'tie_embeddings': True, 'scale_embeddings': True}
 
 # Values that the loader requires in addition.
-REQUIRED_OPTIONS = {
-  'bias': False,
-  'softmax_bias': True,
-  'per_dim_scale': False,
-  'convolution': None,
-  'shared_query_key': False,
-  'ngram': None,
-  'memory.same_length': 'memory_alone',
-  'span.kind': 'adaptive',
-  'span.renormalize': True,
-  'persistent.kind': 'all_attention',
-}
+REQUIRED_OPTIONS = {'memory.same_length': 'memory_alone'}
+# Options of any value; all others must have their defaults.
+FREE_OPTIONS = (
+  *('layers', 'width', 'heads', 'feed_forward_width', 'positional.max_length'),
+  *('memory.length', 'memory.first', 'memory.across_documents'),
+  *('span.limit', 'span.ramp', 'persistent.vectors'),
+  *('adaptive_softmax.cutoffs', 'adaptive_softmax.divisor', 'adaptive_softmax.embedding_width'),
+  *conversion.MODEL_TRAINING_OPTIONS,
+)
 
 
 def load_language_model(
@@ -76,7 +73,8 @@ def load_language_model(
   full_softmax = config.adaptive_softmax is None
   softmax_options = FULL_SOFTMAX_OPTIONS if full_softmax else ADAPTIVE_SOFTMAX_OPTIONS
   required = MODEL_OPTIONS | REQUIRED_OPTIONS | softmax_options
-  interop_arrays.check_supported(config, {key: (value,) for key, value in required.items()})
+  supported = {key: (value,) for key, value in required.items()}
+  conversion.check_options(config, supported, FREE_OPTIONS, 'model.')
   sources = _vocabulary_sources(config, vocabulary_size)
   H, S = config.width // config.heads, config.positions().max_length
   # The source table starts with the farthest distance.
@@ -88,7 +86,7 @@ def load_language_model(
   duplicates = [
     name for name in arrays if name.endswith('persistent_memory.adaptive_span._mask.current_val')
   ]
-  return interop_arrays.convert(arrays, sources, 'an adaptive-span model', duplicates)
+  return conversion.convert(arrays, sources, 'an adaptive-span model', duplicates)
 
 
 def _vocabulary_sources(config, V) -> dict[tuple[str, ...], Source]:

@@ -10,17 +10,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from ngrammer_jax import errors
-from ngrammer_jax.interop import arrays as interop_arrays
+from ngrammer_jax.interop import conversion
 from ngrammer_jax.layers import recurrence
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import recurrent_config
 
-Source = interop_arrays.Source
+Source = conversion.Source
 
 # Config fields of these models, without `width` and `recurrent`.
 MODEL_OPTIONS = {'tie_embeddings': False, 'scale_embeddings': False, 'softmax_bias': True}
-# Values that the loader requires in addition.
-REQUIRED_OPTIONS = {'ngram': None, 'adaptive_softmax': None}
+# Options of any value; all others must have their defaults.
+FREE_OPTIONS = (
+  *('width', 'recurrent.hidden', 'recurrent.cell', 'recurrent.readout', 'recurrent.window'),
+  *('recurrent.slices', 'recurrent.carry_memory', 'recurrent.empty_slots', 'recurrent.initial'),
+  *('recurrent.temporal_tables', 'recurrent.gate_bias', 'recurrent.forget_bias'),
+  *conversion.MODEL_TRAINING_OPTIONS,
+)
 
 
 def load_language_model(
@@ -48,8 +53,8 @@ def load_language_model(
   r, V = config.recurrent, vocabulary_size
   if r is None:
     raise errors.BadInput('model.recurrent=None: an attention LSTM needs model.recurrent')
-  supported = {key: (value,) for key, value in (MODEL_OPTIONS | REQUIRED_OPTIONS).items()}
-  interop_arrays.check_supported(config, supported)
+  supported = {key: (value,) for key, value in MODEL_OPTIONS.items()}
+  conversion.check_options(config, supported, FREE_OPTIONS, 'model.')
   D, K, J, G = config.width, r.hidden, r.width, recurrence.CELLS[r.cell]
   split_gates = lambda a: a[0].reshape(*a[0].shape[:-1], G, K)
   sources = {
@@ -62,7 +67,7 @@ def load_language_model(
     **_readout_sources(r, V),
   }
   sources = {('params', *path): source for path, source in sources.items()}
-  return interop_arrays.convert(arrays, sources, 'an attention LSTM')
+  return conversion.convert(arrays, sources, 'an attention LSTM')
 
 
 def _readout_sources(r, V) -> dict[tuple[str, ...], Source]:

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from ngrammer_jax import errors
-from ngrammer_jax.interop import arrays as interop_arrays
+from ngrammer_jax.interop import conversion
 from ngrammer_jax.layers import attention as attention_layer
 from ngrammer_jax.layers import ngrammer
 from ngrammer_jax.models import config as model_config
 
-Source = interop_arrays.Source
+Source = conversion.Source
 
 # By norm policy, the praxis name of each norm. Praxis does not have the policy `primer`.
 NORM_NAMES = {
@@ -26,18 +26,22 @@ NORM_NAMES = {
   'post_skip': {'post_norm': 'layer_norm'},
   'hybrid': {'norm': 'pre_layer_norm', 'post_norm': 'post_layer_norm'},
 }
-# Values that praxis supports, for options that do not follow from the arrays.
+# Values that can be loaded, for options that do not follow from the arrays.
 SUPPORTED_OPTIONS = {
   'norm': tuple(NORM_NAMES),
-  'final_norm': (True,),
   'position': ('rope', 'sinusoid', 'none'),
-  'memory': (None,),
-  'adaptive_softmax': (None,),
-  'span': (None,),
-  'persistent': (None,),
-  'ngram.orders': ((2,),),
-  'ngram.distinct_start': (False,),
+  'ngram.layer': ('input', 'attention'),
 }
+NGRAMMER_OPTIONS = ('heads', 'clusters', 'vocabulary_size', 'dim', 'combine', 'prenormalize')
+# Options of any value.
+FREE_OPTIONS = (
+  *('layers', 'width', 'heads', 'feed_forward_width', 'activation', 'gated', 'bias'),
+  *('norm_epsilon', 'per_dim_scale', 'convolution', 'shared_query_key'),
+  *('tie_embeddings', 'scale_embeddings', 'softmax_bias'),
+  *('positional.min_timescale', 'positional.max_timescale'),
+  *('ngram.pairing', *(f'ngram.{name}' for name in NGRAMMER_OPTIONS)),
+  *conversion.MODEL_TRAINING_OPTIONS,
+)
 Path = tuple[str, ...]
 
 _COLLECTIONS = ('param/', 'params/', 'state/', 'non_trainable/')
@@ -66,11 +70,8 @@ def load_ngrammer(
     BadInput: the layer has options that praxis does not support; or lists every array that is
       missing, extra, not numeric or of a wrong shape.
   """
-  if layer.orders != (2,) or layer.distinct_start:
-    raise errors.BadInput(
-      f'orders={layer.orders} and distinct_start={layer.distinct_start}: praxis needs '
-      f'orders=(2,) and distinct_start=False'
-    )
+  free = (*NGRAMMER_OPTIONS, 'id_vocabulary', *conversion.LAYER_TRAINING_OPTIONS)
+  conversion.check_options(layer, {}, free)
   arrays = _without_collection_prefixes(arrays)
   arrays = {name.removeprefix('ngram_layer/'): array for name, array in arrays.items()}
   if width % layer.heads:
@@ -78,8 +79,8 @@ def load_ngrammer(
   sources = _ngrammer_sources(layer.heads, layer.vocabulary_size, layer.dim, width, '')
   if layer.clusters is not None:
     sources |= _codebook_source(layer.heads, layer.clusters, width, '')
-  variables = interop_arrays.convert(arrays, sources, 'a praxis N-Grammer', ignored=(_CACHE,))
-  return interop_arrays.add_uniform_usage(variables)
+  variables = conversion.convert(arrays, sources, 'a praxis N-Grammer', ignored=(_CACHE,))
+  return conversion.add_uniform_usage(variables)
 
 
 def load_language_model(
@@ -107,7 +108,7 @@ def load_language_model(
       missing, extra, not numeric or of a wrong shape.
   """
   config.check()
-  interop_arrays.check_supported(config, SUPPORTED_OPTIONS)
+  conversion.check_options(config, SUPPORTED_OPTIONS, FREE_OPTIONS, 'model.')
   arrays = _without_collection_prefixes(arrays)
   V, D = vocabulary_size, config.width
   softmax = Source(('softmax/logits_ffn/linear/w',), (D, V), lambda a: a[0].T)
@@ -130,8 +131,8 @@ def load_language_model(
       layer |= _codebook_source(N, ngram.clusters, D, prefix)
     sources |= {(path[0], *layer_path, *path[1:]): source for path, source in layer.items()}
   caches = [prefix + _CACHE for prefix in prefixes.values()]
-  variables = interop_arrays.convert(arrays, sources, 'a praxis language model', caches)
-  return interop_arrays.add_uniform_usage(variables)
+  variables = conversion.convert(arrays, sources, 'a praxis language model', caches)
+  return conversion.add_uniform_usage(variables)
 
 
 def _ngrammer_prefixes(config: model_config.ModelConfig) -> dict[Path, str]:

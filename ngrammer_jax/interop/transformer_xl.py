@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from ngrammer_jax import errors
-from ngrammer_jax.interop import arrays as interop_arrays
+from ngrammer_jax.interop import conversion
 from ngrammer_jax.models import config as model_config
 
-Source = interop_arrays.Source
+Source = conversion.Source
 
 # Config fields that every source model shares; sizes, memory and clamp_length differ.
 MODEL_OPTIONS = {
@@ -28,16 +28,15 @@ MODEL_OPTIONS = {
   'final_norm': False,
 }
 
-# Values that the loader requires in addition.
-REQUIRED_OPTIONS = {
-  'bias': False,
-  'scale_embeddings': True,
-  'softmax_bias': True,
-  'per_dim_scale': False,
-  'convolution': None,
-  'shared_query_key': False,
-  'ngram': None,
-}
+# Options of any value; all others must have their defaults.
+FREE_OPTIONS = (
+  *('layers', 'width', 'heads', 'feed_forward_width', 'tie_embeddings'),
+  *('positional.shared_biases', 'positional.clamp_length', 'positional.max_length'),
+  *('memory.length', 'memory.first', 'memory.same_length', 'memory.across_documents'),
+  *('adaptive_softmax.cutoffs', 'adaptive_softmax.divisor', 'adaptive_softmax.embedding_width'),
+  *('adaptive_softmax.tied_projections', 'adaptive_softmax.project_same_width'),
+  *conversion.MODEL_TRAINING_OPTIONS,
+)
 # The attn_type of the source model by `position`; `relative` is attn_type 0.
 ATTENTION_TYPES = {'shaw': 1, 'segment_sinusoid': 2, 'learned': 3}
 
@@ -69,10 +68,9 @@ def load_language_model(
       that is missing, extra, not numeric or of a wrong shape.
   """
   config.check()
-  required = MODEL_OPTIONS | REQUIRED_OPTIONS
   alternatives = {'norm': ('pre',), 'position': tuple(ATTENTION_TYPES)}
-  supported = {key: (value, *alternatives.get(key, ())) for key, value in required.items()}
-  interop_arrays.check_supported(config, supported)
+  supported = {key: (value, *alternatives.get(key, ())) for key, value in MODEL_OPTIONS.items()}
+  conversion.check_options(config, supported, FREE_OPTIONS, 'model.')
   if config.norm == 'pre' and config.position in model_config.SEGMENT_POSITIONS:
     raise errors.BadInput(
       f'model.norm="pre" with model.position={config.position!r} cannot be loaded: the PyTorch '
@@ -94,7 +92,7 @@ def load_language_model(
     sources |= _layer_sources(config, i)
   # A state_dict may list tied arrays under both of their names.
   ignored = ['pos_emb.inv_freq', *(name for name in arrays if _is_tied_copy(name, arrays))]
-  return interop_arrays.convert(arrays, sources, 'a Transformer-XL', ignored)
+  return conversion.convert(arrays, sources, 'a Transformer-XL', ignored)
 
 
 def _is_tied_copy(name: str, arrays: Mapping[str, Any]) -> bool:

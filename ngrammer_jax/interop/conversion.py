@@ -1,6 +1,6 @@
 """Arrays of other frameworks by name, checked and reshaped into the variables of this package."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 import dataclasses
 from typing import Any
 
@@ -8,6 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import errors
+
+# Options that change how a model or layer is trained or computed, but not its function.
+NGRAM_TRAINING_OPTIONS = ('decay', 'epsilon', 'empty', 'initial', 'padding_trains', 'exchange')
+LAYER_TRAINING_OPTIONS = (*NGRAM_TRAINING_OPTIONS, 'dtype', 'parent', 'name')
+MODEL_TRAINING_OPTIONS = (
+  *('dtype', 'scan_layers', 'remat', 'vocabulary_chunk', 'kernel', 'initial'),
+  *('dropout', 'attention_dropout', 'inner_dropout', 'adaptive_softmax.dropout'),
+  *('span.penalty', 'span.initial', 'span.reserve', 'span.check_every'),
+  *(f'ngram.{name}' for name in NGRAM_TRAINING_OPTIONS),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,23 +90,40 @@ def _is_numeric(array):
     return False
 
 
-def check_supported(config: Any, supported: Mapping[str, tuple[Any, ...]]) -> None:
-  """Raises BadInput that names every option of a model config that cannot be loaded.
+def check_options(
+  block: Any, supported: Mapping[str, tuple[Any, ...]], any_value: Collection[str], path: str = ''
+) -> None:
+  """Raises BadInput that names every option of a model or layer that cannot be loaded.
+
+  An option that is neither in `supported` nor in `any_value` must have its default. The options of
+  a nested block are checked one by one if at least one of them is named, as in `span.ramp`.
 
   Args:
-    config: a `ModelConfig`.
-    supported: the values that can be loaded, by key, such as `norm` or `span.kind`. Keys of a
-      block that the config does not have are not checked.
+    block: a `ModelConfig` or an `NGrammer`.
+    supported: the values that can be loaded, by key.
+    any_value: keys of options that may have any value.
+    path: prefix of all keys in the message, such as `model.`.
   """
   problems = []
-  for key, values in supported.items():
-    *block, name = key.split('.')
-    owner = getattr(config, block[0]) if block else config
-    if owner is not None and getattr(owner, name) not in values:
+  for key, value, default in _options(block, {*supported, *any_value}):
+    values = supported.get(key, (default,))
+    if key not in any_value and value not in values:
       choices = ' or '.join(map(repr, values))
-      problems.append(f'model.{key}={getattr(owner, name)!r} must be {choices} for these weights')
+      problems.append(f'{path}{key}={value!r} must be {choices} for these weights')
   if problems:
     raise errors.BadInput('\n'.join(problems))
+
+
+def _options(
+  block: Any, named: Collection[str], prefix: str = ''
+) -> Iterator[tuple[str, Any, Any]]:
+  """Yields key, value and default of the options of a block and of its nested blocks."""
+  for field in dataclasses.fields(block):
+    key, value = prefix + field.name, getattr(block, field.name)
+    if dataclasses.is_dataclass(value) and any(name.startswith(f'{key}.') for name in named):
+      yield from _options(value, named, f'{key}.')
+    else:
+      yield key, value, field.default
 
 
 def add_uniform_usage(variables: dict[str, Any]) -> dict[str, Any]:
