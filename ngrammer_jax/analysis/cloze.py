@@ -6,11 +6,11 @@ uses only the questions that exactly one of the two runs answers correctly. If n
 better, these are equally likely to favor either run.
 """
 
-import json
 import pathlib
 from typing import Any
 
 from ngrammer_jax import errors, files, tables
+from ngrammer_jax.data import text_files
 
 
 def read_points(workdir: pathlib.Path, name: str) -> dict[tuple[str, str, int], float]:
@@ -31,15 +31,16 @@ def read_points(workdir: pathlib.Path, name: str) -> dict[tuple[str, str, int], 
       f'ngrammer_jax.evaluate --cloze, or select another file with --results'
     )
   points = {}
-  for number, line in enumerate(path.read_text(encoding='utf-8').split('\n'), 1):
+  for number, line in enumerate(path.read_bytes().split(b'\n'), 1):
     if not line:
       continue
+    location = f'{path}, line {number}'
+    answer = text_files.parse_json(line, location, 'run the evaluation again')
     try:
-      answer = json.loads(line)
       points[answer['kind'], answer['file'], int(answer['line'])] = float(answer['point'])
     except (ValueError, KeyError, TypeError) as error:
       raise errors.BadInput(
-        f'{path}, line {number} is not a valid answer ({type(error).__name__}: {error}): '
+        f'{location} is not a valid answer ({type(error).__name__}: {error}): '
         f'run the evaluation again'
       ) from error
   return points

@@ -11,14 +11,19 @@ import logging
 import pathlib
 from typing import Any
 import zipfile
-import zlib
 
 from ngrammer_jax import errors
+from ngrammer_jax.data import text_files
+from ngrammer_jax.data.split_files import SPLITS
 from ngrammer_jax.tasks.superglue import wsc
 
-SPLITS = ('train', 'validation', 'test')
 URL = 'https://dl.fbaipublicfiles.com/glue/superglue/data/v2/'
 COMBINED_ZIP = 'combined.zip'
+REMEDY = 'download the file again'
+
+_translate_read_errors = functools.partial(
+  text_files.translate_read_errors, remedy='download it again'
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +140,20 @@ CONFIGS = {
 }
 
 
+def check_split(config: str, split: str) -> None:
+  """Raises BadInput if there is no such config, or it has no such split."""
+  if config not in CONFIGS:
+    nearest, *_ = difflib.get_close_matches(config, CONFIGS, n=1, cutoff=0.0)
+    raise errors.BadInput(
+      f'no SuperGLUE config {config!r}: did you mean {nearest!r}? Available: {", ".join(CONFIGS)}'
+    )
+  splits = CONFIGS[config].splits
+  if split not in splits:
+    raise errors.BadInput(
+      f'SuperGLUE config {config} has no split {split!r}: it has {", ".join(splits)}'
+    )
+
+
 def read(folder: pathlib.Path, config: str, split: str) -> list[dict[str, Any]]:
   """Reads the examples of a split, in file order and in the TFDS schema.
 
@@ -149,41 +168,24 @@ def read(folder: pathlib.Path, config: str, split: str) -> list[dict[str, Any]]:
   Raises:
     BadInput: the config or split does not exist, or its file is missing, damaged or malformed.
   """
-  if config not in CONFIGS:
-    nearest, *_ = difflib.get_close_matches(config, CONFIGS, n=1, cutoff=0.0)
-    raise errors.BadInput(
-      f'no SuperGLUE config {config!r}: did you mean {nearest!r}? Available: {", ".join(CONFIGS)}'
-    )
-  splits = CONFIGS[config].splits
-  if split not in splits:
-    raise errors.BadInput(
-      f'SuperGLUE config {config} has no split {split!r}: it has {", ".join(splits)}'
-    )
+  check_split(config, split)
   folder = pathlib.Path(folder).expanduser()
   return [
     example
-    for location, row in _read_rows(folder, config, split)
-    for example in _to_examples(config, split, location, row)
+    for row in _read_rows(folder, config, split)
+    for example in _to_examples(config, split, row)
   ]
 
 
-def _read_rows(
-  folder: pathlib.Path, config: str, split: str
-) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Yields the JSON objects of the lines that are not blank, each with a text of its location."""
+def _read_rows(folder: pathlib.Path, config: str, split: str) -> Iterator['_Object']:
+  """Yields the JSON objects of the lines that are not blank."""
   path, member = _find_file(folder, config, split)
   name = str(path) if member is None else f'{path}/{member}'
   for number, line in enumerate(_read_lines(path, member), 1):
     location = f'{name}, line {number}'
-    if not line.strip():
-      continue
-    try:
-      row = json.loads(line)
-    except ValueError as error:  # invalid JSON or UTF-8
-      raise errors.BadInput(
-        f'{location}: not JSON ({error}), expected one object per line; download the file again'
-      ) from error
-    yield location, _check_type(location, 'the line', row, dict)
+    if line.strip():
+      values = text_files.parse_json(line, location, REMEDY)
+      yield _Object(_check_type(location, 'the line', values, dict), location)
 
 
 def _find_file(folder: pathlib.Path, config: str, split: str) -> tuple[pathlib.Path, str | None]:
@@ -230,19 +232,6 @@ def _read_lines(path: pathlib.Path, member: str | None) -> Iterator[bytes]:
         yield from file
 
 
-@contextlib.contextmanager
-def _translate_read_errors(path: pathlib.Path) -> Iterator[None]:
-  """Converts errors of reading into BadInput with the path."""
-  try:
-    yield
-  except PermissionError as error:
-    raise errors.BadInput(
-      f'{path} cannot be read: {error.strerror}; grant yourself read permission'
-    ) from error
-  except (EOFError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-    raise errors.BadInput(f'{path} is truncated or damaged: {error}; download it again') from error
-
-
 @functools.cache  # one warning per file; a replaced file is checked again
 def _warn_if_not_official(config: str, path: pathlib.Path, size: int, modified_ns: int) -> None:
   """Logs a warning if a zip differs from the official one."""
@@ -264,138 +253,126 @@ def _warn_if_not_official(config: str, path: pathlib.Path, size: int, modified_n
     )
 
 
-def _to_examples(
-  config: str, split: str, location: str, row: dict[str, Any]
-) -> Iterator[dict[str, Any]]:
+class _Object:
+  """A JSON object of a line.
+
+  Args:
+    values: the parsed object.
+    location: file and line, for errors.
+    path: path of the object in the line, such as `passage.questions[1]`; empty for the line.
+  """
+
+  def __init__(self, values: dict[str, Any], location: str, path: str = ''):
+    self.values, self.location, self._path = values, location, path
+
+  def path(self, name: str) -> str:
+    """Returns the path of a field in the line."""
+    return f'{self._path}.{name}' if self._path else name
+
+  def field(self, name: str, kind: type) -> Any:
+    """Returns the value of a field. Raises BadInput if it is missing or has another type."""
+    if name not in self.values:
+      raise errors.BadInput(
+        f'{self.location}: field {self.path(name)!r} is missing, but it is required; {REMEDY}'
+      )
+    return _check_type(self.location, self.path(name), self.values[name], kind)
+
+  def child(self, name: str) -> '_Object':
+    """Returns the object in a field."""
+    return _Object(self.field(name, dict), self.location, self.path(name))
+
+  def children(self, name: str) -> list['_Object']:
+    """Returns the objects in a list field."""
+    children = []
+    for i, values in enumerate(self.field(name, list)):
+      path = f'{self.path(name)}[{i}]'
+      children.append(_Object(_check_type(self.location, path, values, dict), self.location, path))
+    return children
+
+
+def _to_examples(config: str, split: str, row: _Object) -> Iterator[dict[str, Any]]:
   """Yields the examples of one line."""
   if config == 'multirc':
-    yield from _multirc_examples(split, location, row)
+    yield from _multirc_examples(split, row)
   elif config == 'record':
-    yield from _record_examples(split, location, row)
+    yield from _record_examples(split, row)
   else:
-    yield _flat_example(config, split, location, row)
+    yield _flat_example(config, split, row)
 
 
-def _flat_example(config, split, location, row):
+def _flat_example(config, split, row):
   """Returns the single example of a line, whose fields may be nested in `target`."""
-  target = _field(location, row, 'target', dict) if config.startswith('wsc') else {}
-  example = {}
-  for name, kind in CONFIGS[config].fields.items():
-    is_nested = bool(target) and name != 'text'
-    source = target if is_nested else row
-    example[name] = _field(location, source, name, kind, 'target' if is_nested else '')
-  example['idx'] = _field(location, row, 'idx', int)
-  example['label'] = _label(config, split, location, row)
+  target = row.child('target') if config.startswith('wsc') else row
+  example = {
+    name: (row if name == 'text' else target).field(name, kind)
+    for name, kind in CONFIGS[config].fields.items()
+  }
+  example |= {'idx': row.field('idx', int), 'label': _label(config, split, row)}
   if config != 'wsc.fixed':
     return example
   try:
     return wsc.repair_spans(example)
   except errors.BadInput as error:
-    raise errors.BadInput(f'{location}: {error}') from error
+    raise errors.BadInput(f'{row.location}: {error}') from error
 
 
-def _multirc_examples(split, location, row):
+def _multirc_examples(split, row):
   """Yields one example per answer option."""
-  passage = _field(location, row, 'passage', dict)
-  number = _field(location, row, 'idx', int)
-  text = _field(location, passage, 'text', str, 'passage')
-  for i, question in _items(location, passage, 'questions', 'passage'):
-    path = f'passage.questions[{i}]'
-    texts = {'paragraph': text, 'question': _field(location, question, 'question', str, path)}
-    idx = {'paragraph': number, 'question': _field(location, question, 'idx', int, path)}
-    for j, answer in _items(location, question, 'answers', path):
-      answer_path = f'{path}.answers[{j}]'
+  passage = row.child('passage')
+  for question in passage.children('questions'):
+    texts = {'paragraph': passage.field('text', str), 'question': question.field('question', str)}
+    idx = {'paragraph': row.field('idx', int), 'question': question.field('idx', int)}
+    for answer in question.children('answers'):
       yield {
         **texts,
-        'answer': _field(location, answer, 'text', str, answer_path),
-        'idx': {**idx, 'answer': _field(location, answer, 'idx', int, answer_path)},
-        'label': _label('multirc', split, location, answer, answer_path),
+        'answer': answer.field('text', str),
+        'idx': {**idx, 'answer': answer.field('idx', int)},
+        'label': _label('multirc', split, answer),
       }
 
 
-def _record_examples(split, location, row):
+def _record_examples(split, row):
   """Yields one example per query."""
-  passage = _field(location, row, 'passage', dict)
-  number = _field(location, row, 'idx', int)
-  text = _field(location, passage, 'text', str, 'passage')
-  entities = set()
-  for i, entity in _items(location, passage, 'entities', 'passage'):
-    path = f'passage.entities[{i}]'
-    first, last = (_field(location, entity, name, int, path) for name in ('start', 'end'))
-    entities.add(text[first : last + 1])
-  for i, query in _items(location, row, 'qas'):
-    path = f'qas[{i}]'
-    has_no_answers = split == 'test' and 'answers' not in query
-    answers = [] if has_no_answers else _items(location, query, 'answers', path)
+  passage = row.child('passage')
+  text = passage.field('text', str)
+  entities = {
+    text[entity.field('start', int) : entity.field('end', int) + 1]
+    for entity in passage.children('entities')
+  }
+  for query in row.children('qas'):
+    has_no_answers = split == 'test' and 'answers' not in query.values
+    answers = [] if has_no_answers else query.children('answers')
     yield {
       'passage': text,
-      'query': _field(location, query, 'query', str, path),
+      'query': query.field('query', str),
       'entities': sorted(entities),
-      'answers': sorted(
-        {_field(location, answer, 'text', str, f'{path}.answers[{j}]') for j, answer in answers}
-      ),
-      'idx': {'passage': number, 'query': _field(location, query, 'idx', int, path)},
+      'answers': sorted({answer.field('text', str) for answer in answers}),
+      'idx': {'passage': row.field('idx', int), 'query': query.field('idx', int)},
     }
 
 
-def _items(location, row, name, parent='') -> list[tuple[int, dict[str, Any]]]:
-  """Returns the objects of a list field, with their indices."""
-  items = _field(location, row, name, list, parent)
-  return [
-    (i, _check_type(location, f'{_path(parent, name)}[{i}]', item, dict))
-    for i, item in enumerate(items)
-  ]
-
-
-def _path(parent: str, name: str) -> str:
-  return f'{parent}.{name}' if parent else name
-
-
-def _field(location: str, row: dict[str, Any], name: str, kind: type, parent: str = '') -> Any:
-  """Returns a value of a row. Raises BadInput if it is missing or has another type.
-
-  Args:
-    location: file and line, for errors.
-    row: object that contains the field.
-    name: name of the field.
-    kind: expected type.
-    parent: path of the object in the line, empty for the line itself.
-  """
-  if name not in row:
-    raise errors.BadInput(
-      f'{location}: field {_path(parent, name)!r} is missing, but it is required; '
-      f'download the file again'
-    )
-  return _check_type(location, _path(parent, name), row[name], kind)
-
-
-def _check_type(location: str, name: str, value: Any, kind: type) -> Any:
+def _check_type(location: str, path: str, value: Any, kind: type) -> Any:
   """Returns a value if it has the expected type. Integers may be written as strings."""
   if kind is int and isinstance(value, str):  # the idx of AX-b is "0", "1", ...
-    try:
+    with contextlib.suppress(ValueError):
       return int(value)
-    except ValueError:
-      pass
   if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
     return value
   expected = {str: 'a string', int: 'an integer', dict: 'an object', list: 'a list'}[kind]
   text = json.dumps(value)
   text = text if len(text) <= 60 else f'{text[:57]}...'
-  raise errors.BadInput(
-    f'{location}: {name} is {text}, expected {expected}; download the file again'
-  )
+  raise errors.BadInput(f'{location}: {path} is {text}, expected {expected}; {REMEDY}')
 
 
-def _label(config: str, split: str, location: str, row: dict[str, Any], parent: str = '') -> int:
+def _label(config: str, split: str, row: _Object) -> int:
   """Returns the index of the class, -1 if a test split does not have it."""
-  name, labels = _path(parent, 'label'), CONFIGS[config].labels
-  value = row.get('label')
+  path, labels = row.path('label'), CONFIGS[config].labels
+  value = row.values.get('label')
   if value is None and split == 'test':
     return -1
   if value is None:
     raise errors.BadInput(
-      f'{location}: field {name!r} is missing, but only a test split may omit it; '
-      f'download the file again'
+      f'{row.location}: field {path!r} is missing, but only a test split may omit it; {REMEDY}'
     )
   if isinstance(value, str) and value in labels:
     return labels.index(value)
@@ -405,6 +382,6 @@ def _label(config: str, split: str, location: str, row: dict[str, Any], parent: 
     if isinstance(value, int) and value in (0, 1):
       return int(value)
   raise errors.BadInput(
-    f'{location}: {name} is {json.dumps(value)}, expected one of: {", ".join(expected)}; '
-    f'download the file again'
+    f'{row.location}: {path} is {json.dumps(value)}, expected one of: {", ".join(expected)}; '
+    f'{REMEDY}'
   )
