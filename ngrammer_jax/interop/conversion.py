@@ -1,9 +1,10 @@
 """Arrays of other frameworks by name, checked and reshaped into the variables of this package."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 import dataclasses
 from typing import Any
 
+from flax import traverse_util
 import jax.numpy as jnp
 import numpy as np
 
@@ -22,30 +23,35 @@ MODEL_TRAINING_OPTIONS = (
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """The source arrays of one variable.
+  """The source of one variable: an array, or several arrays of one shape.
 
   Attributes:
-    names: names of the source arrays.
-    shape: shape that each of them must have.
-    convert: function from the list of source arrays to the variable.
+    name: name of the source array, or a tuple of names.
+    shape: shape of the source array, or of each of them.
+    convert: function from the source array, or from a list of them, to the variable.
   """
 
-  names: tuple[str, ...]
+  name: str | tuple[str, ...]
   shape: tuple[int, ...]
-  convert: Callable[[list[np.ndarray]], np.ndarray] = lambda arrays: arrays[0]
+  convert: Callable[[Any], np.ndarray] = lambda array: array
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """Names of all source arrays."""
+    return (self.name,) if isinstance(self.name, str) else self.name
 
 
 def convert(
   arrays: Mapping[str, Any],
-  sources: Mapping[tuple[str, ...], Source],
+  sources: Mapping[str, Source],
   origin: str,
-  ignored: Iterable[str] = (),
+  ignored: Collection[str] = (),
 ) -> dict[str, Any]:
   """Converts source arrays to variables, a nested dict (float64 stays float64 in 64-bit mode).
 
   Args:
     arrays: the source arrays by name.
-    sources: the source of each variable, by the path of the variable.
+    sources: the source of each variable by its path, such as `params/layer_0/attention/bias`.
     origin: description of the source model, for the error message.
     ignored: names of arrays that may be present and are not used.
 
@@ -57,15 +63,15 @@ def convert(
   problems += [
     f'extra: {name} {np.shape(array) if _is_numeric(array) else type(array).__name__}'
     for name, array in arrays.items()
-    if name not in expected and name not in set(ignored)
+    if name not in expected and name not in ignored
   ]
-  problems += [
-    f'not numeric: {name}' for name in expected if name in arrays and not _is_numeric(arrays[name])
-  ]
+  present = {name: shape for name, shape in expected.items() if name in arrays}
+  numeric = {name: shape for name, shape in present.items() if _is_numeric(arrays[name])}
+  problems += [f'not numeric: {name}' for name in present if name not in numeric]
   problems += [
     f'wrong shape: {name} is {np.shape(arrays[name])}, expected {shape}'
-    for name, shape in expected.items()
-    if name in arrays and _is_numeric(arrays[name]) and np.shape(arrays[name]) != shape
+    for name, shape in numeric.items()
+    if np.shape(arrays[name]) != shape
   ]
   if problems:
     details, plural = '\n  '.join(problems), len(problems) > 1
@@ -73,13 +79,12 @@ def convert(
       f'{len(problems)} {"arrays do" if plural else "array does"} not match {origin}. '
       f'Check the config against the arrays.\n  {details}'
     )
-  variables: dict[str, Any] = {}
+  variables = {}
   for path, source in sources.items():
-    node = variables
-    for key in path[:-1]:
-      node = node.setdefault(key, {})
-    node[path[-1]] = jnp.asarray(source.convert([np.asarray(arrays[n]) for n in source.names]))
-  return variables
+    values = [np.asarray(arrays[name]) for name in source.names]
+    value = source.convert(values[0] if isinstance(source.name, str) else values)
+    variables[path] = jnp.asarray(value)
+  return traverse_util.unflatten_dict(variables, sep='/')
 
 
 def _is_numeric(array):

@@ -46,12 +46,12 @@ def load_ngrammer(
   conversion.check_options(layer, {}, (*sizes, *conversion.LAYER_TRAINING_OPTIONS))
   H, Source = width // N, conversion.Source
   sources = {
-    ('params', 'table'): Source(('ngram.ngram_embeds.weight',), (N * V, E)),
-    ('codebook', 'quantizer', 'centroids'): Source(('vq.means',), (N, K, H)),
+    'params/table': Source('ngram.ngram_embeds.weight', (N * V, E)),
+    'codebook/quantizer/centroids': Source('vq.means', (N, K, H)),
   }
   for name, source_name, size in (('unigram_norm', 'embeds', H), ('ngram_norm', 'ngram', E)):
     for part, letter in (('scale', 'g'), ('bias', 'b')):
       norm_name = f'ngram.{source_name}_layernorm.{letter}'
-      sources['params', name, part] = Source((norm_name,), (N, size))
+      sources[f'params/{name}/{part}'] = Source(norm_name, (N, size))
   variables = conversion.convert(arrays, sources, 'a VQNgrammer of n-grammer-pytorch')
   return conversion.add_uniform_usage(variables)
