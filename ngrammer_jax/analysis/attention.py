@@ -15,6 +15,7 @@ from ngrammer_jax.models import recurrent_config
 
 MAX_TOKENS = 8192  # tokens of the split that are read
 MAX_DISTANCE = 15  # for models without a limited attention window
+FIGURE_SIZE = (1, 6.4)  # panels, and width in inches
 
 
 def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:

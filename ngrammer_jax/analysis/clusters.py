@@ -15,6 +15,7 @@ from ngrammer_jax.data import token_cache
 from ngrammer_jax.layers import documents, hashing, ngrammer, quantizer
 from ngrammer_jax.models import config as model_config
 
+FIGURE_SIZE = (3, 13.0)  # panels, and width in inches
 NUM_SHUFFLES = 10  # random clusterings that coherence is compared with
 MAX_TOKENS = 1_000_000  # tokens of text that are read for n-grams, or at once for counts
 

@@ -14,6 +14,7 @@ from ngrammer_jax.training import windows
 MAX_SEGMENTS = 8  # segments of the split that are read
 MAX_RECORDED_TOKENS = 200  # tokens for which dynamic spans are recorded one by one
 MAX_PLOTTED_TOKENS = 80  # of these, the tokens in the figure
+FIGURE_SIZE = (2, 11.0)  # panels, and width in inches
 
 
 def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:

@@ -239,8 +239,14 @@ def _shard_folder(root: pathlib.Path) -> Corpus:
 
 
 CORPORA = {
-  **{'sotu': _sotu, 'text8': _text8, 'enwik8': _enwik8, 'wikitext': _wikitext, 'text': _text},
-  **{'shards': _shard_folder, 'wikitext_articles': _wikitext_articles, 'cbt': _cbt},
+  'sotu': _sotu,
+  'text8': _text8,
+  'enwik8': _enwik8,
+  'wikitext': _wikitext,
+  'text': _text,
+  'shards': _shard_folder,
+  'wikitext_articles': _wikitext_articles,
+  'cbt': _cbt,
 }
 EXPECTED_FILES = {
   'text8': 'text8 or text8.zip',
