@@ -64,25 +64,29 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   with progress.Progress('comparing clusters', N, 'heads') as bar:
     for n in range(N):
       ids_V = clusters_VxN[by_frequency_V, n]
-      ids_U = ids_V[:U]
-      all_features = embedding_UxNxH.reshape(U, -1)
-      other_features = np.delete(embedding_UxNxH, n, axis=1).reshape(U, -1)
-      count_K = np.bincount(ids_U, minlength=ngram.clusters)
-      heads.append(
-        {
-          'used': int((count_K > 0).sum()),
-          'vocabulary_perplexity': _perplexity(count_K),
-          'usage_perplexity': _perplexity(usage_NxK[n]),
-          'dead': float((usage_NxK[n] < quantizer.DEAD / ngram.clusters).mean()),
-          'coherence': _compare_with_random(all_features, ids_U),
-          'coherence_elsewhere': _compare_with_random(other_features, ids_U),
-          'ngrams': {order: by_head[n] for order, by_head in collisions_by_order.items()},
-          'members': _list_members(all_features, ids_U, ids_V, texts),
-        }
-      )
+      head = _analyze_head(embedding_UxNxH, n, ids_V, usage_NxK[n], texts)
+      head['ngrams'] = {order: by_head[n] for order, by_head in collisions_by_order.items()}
+      heads.append(head)
       bar.advance(1)
   sizes = {'clusters': ngram.clusters, 'tokens': U, 'never': V - U}
   return {'step': int(run.state.step), 'split': split, **sizes, 'heads': heads}
+
+
+def _analyze_head(embedding_UxNxH, n, ids_V, usage_K, texts):
+  """Returns the statistics of head n, without n-grams; tokens are sorted by frequency."""
+  U, K = len(embedding_UxNxH), len(usage_K)
+  all_features = embedding_UxNxH.reshape(U, -1)
+  other_features = np.delete(embedding_UxNxH, n, axis=1).reshape(U, -1)
+  count_K = np.bincount(ids_V[:U], minlength=K)
+  return {
+    'used': int((count_K > 0).sum()),
+    'vocabulary_perplexity': _perplexity(count_K),
+    'usage_perplexity': _perplexity(usage_K),
+    'dead': float((usage_K < quantizer.DEAD / K).mean()),
+    'coherence': _compare_with_random(all_features, ids_V[:U]),
+    'coherence_elsewhere': _compare_with_random(other_features, ids_V[:U]),
+    'members': _list_members(all_features, ids_V[:U], ids_V, texts),
+  }
 
 
 def coherence(rows_UxD: np.ndarray, ids_U: np.ndarray) -> tuple[float | None, np.ndarray]:

@@ -17,7 +17,14 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, files, hosts, runs
 from ngrammer_jax.data import streams
 from ngrammer_jax.models import config as model_config
-from ngrammer_jax.tasks.superglue import evaluation, features, formats, metrics, registration
+from ngrammer_jax.tasks.superglue import (
+  evaluation,
+  features,
+  formats,
+  metrics,
+  registration,
+  submission,
+)
 from ngrammer_jax.training import programs
 from ngrammer_jax.training import state as train_state
 
@@ -306,7 +313,7 @@ def evaluate(run: runs.Run, split: str) -> dict[str, Any]:
       run.state.params, run.state.codebook, name, examples, config.finetune.choosing
     )
     if split == 'test' and hosts.first():
-      path = evaluation.write_submission(name, examples, answers, run.workdir / 'evaluation')
+      path = submission.write(name, examples, answers, run.workdir / 'evaluation')
       logging.info('submission file: %s', path)
   if all('error_percent' in result for result in results.values()):
     results = combine_results(results)
