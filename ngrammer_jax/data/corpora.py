@@ -271,7 +271,9 @@ def _split_documents(files: tuple[pathlib.Path, ...]) -> dict[str, tuple[Documen
 
 def _find_split_files(root: pathlib.Path) -> dict[str, pathlib.Path] | None:
   """Returns the files of a folder by split, or None unless it has one file for each split."""
-  paths = [path for path in split_files.visible_files(root) if path.parent == root]
+  if not root.is_dir():
+    return None
+  paths = [p for p in root.iterdir() if p.is_file() and not p.name.startswith('.')]
   files = {split: [p for p in paths if split_files.split_of(p.name) == split] for split in SPLITS}
   if any(len(paths) != 1 for paths in files.values()):
     return None

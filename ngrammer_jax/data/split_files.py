@@ -4,16 +4,18 @@ import pathlib
 import re
 
 SPLITS = ('train', 'validation', 'test')
-FILE_WORDS = {'train': 'train', 'valid': 'validation', 'test': 'test'}  # in names of files
+FILE_WORDS = {'valid': 'validation', 'test': 'test', 'train': 'train'}  # the first match counts
 
 
 def split_of(name: str) -> str | None:
   """Returns the split in the name of a file, such as `wiki.valid.tokens` or `training_1.txt`.
 
-  Words of the name that begin with `valid`, `test` or `train` count, in this order.
+  A word of the name has to begin with `valid`, `test` or `train`.
   """
-  words = re.findall(rf'(?<![A-Za-z])({"|".join(FILE_WORDS)})', name)
-  return next((FILE_WORDS[word] for word in ('valid', 'test', 'train') if word in words), None)
+  matches = (
+    split for word, split in FILE_WORDS.items() if re.search(rf'(?<![A-Za-z]){word}', name)
+  )
+  return next(matches, None)
 
 
 def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:

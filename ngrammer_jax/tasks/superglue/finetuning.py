@@ -281,13 +281,16 @@ def make_evaluator(config: experiment.Config, model: Any, mesh: Any, vocabulary:
 
 
 def combine_results(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
-  """Returns the result of a single task, or a joint result with the average error."""
+  """Returns the result of a single task, or a joint result with the average error, if known."""
   if len(results) == 1:
     return next(iter(results.values()))
-  error = math.fsum(result['error_percent'] for result in results.values()) / len(results)
+  combined = {'task': 'mixture', 'tasks': results}
+  error_by_task = [result.get('error_percent') for result in results.values()]
+  if None in error_by_task:  # a split without labels
+    return combined
   average = metrics.average(results)
   averages = {} if average is None else {'average': average}
-  return {'task': 'mixture', 'tasks': results, 'error_percent': error, **averages}
+  return {**combined, 'error_percent': math.fsum(error_by_task) / len(results), **averages}
 
 
 def format_table(result: dict[str, Any]) -> str:
@@ -315,10 +318,4 @@ def evaluate(run: runs.Run, split: str) -> dict[str, Any]:
     if split == 'test' and hosts.first():
       path = submission.write(name, examples, answers, run.workdir / 'evaluation')
       logging.info('submission file: %s', path)
-  if all('error_percent' in result for result in results.values()):
-    results = combine_results(results)
-  elif len(results) == 1:
-    results = next(iter(results.values()))
-  else:
-    results = {'task': 'mixture', 'tasks': results}
-  return {'split': split, 'step': int(run.state.step), **results}
+  return {'split': split, 'step': int(run.state.step), **combine_results(results)}
