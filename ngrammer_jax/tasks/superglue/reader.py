@@ -34,15 +34,12 @@ class Config:
     folder: folder name, and name of the zip without its suffix.
     fields: type of each field of an example, except idx and label.
     labels: class names.
-    bytes, sha256: size and digest of the official zip.
     splits: available splits.
   """
 
   folder: str
   fields: Mapping[str, type]
   labels: tuple[str, ...]
-  bytes: int
-  sha256: str
   splits: tuple[str, ...] = SPLITS
 
   @property
@@ -65,78 +62,41 @@ _WSC = Config(
   'WSC',
   _texts('text', 'span1_text', 'span2_text') | {'span1_index': int, 'span2_index': int},
   BOOLEAN,
-  32_751,
-  '2ed6dfa94556b4a128ff0441efe365b2e883124e7e6aa00fb8d3a6cb1fd520a9',
 )
 CONFIGS = {
-  'boolq': Config(
-    'BoolQ',
-    _texts('question', 'passage'),
-    BOOLEAN,
-    4_118_001,
-    '853fbe7922f70c59629f06a39e8d9ca440c3d740e760fd3b87a5ddf3dcba2436',
-  ),
-  'cb': Config(
-    'CB',
-    _texts('premise', 'hypothesis'),
-    ('entailment', 'contradiction', 'neutral'),
-    75_482,
-    '8d641383298d54554066ba1c93f56ae7410af75df621b90c63028806bbbbb535',
-  ),
+  'boolq': Config('BoolQ', _texts('question', 'passage'), BOOLEAN),
+  'cb': Config('CB', _texts('premise', 'hypothesis'), ('entailment', 'contradiction', 'neutral')),
   'copa': Config(
-    'COPA',
-    _texts('premise', 'choice1', 'choice2', 'question'),
-    ('choice1', 'choice2'),
-    43_986,
-    '405906cddac74bc1e1ce8220f1107d1025b66a25ef10149d91b10bb30651125f',
+    'COPA', _texts('premise', 'choice1', 'choice2', 'question'), ('choice1', 'choice2')
   ),
-  'multirc': Config(
-    'MultiRC',
-    _texts('paragraph', 'question', 'answer'),
-    BOOLEAN,
-    1_116_225,
-    'b3cd440856e72eb166b2edcd37b798455f1ebd51f2c3de64c0c2a4e1971d2737',
-  ),
+  'multirc': Config('MultiRC', _texts('paragraph', 'question', 'answer'), BOOLEAN),
   'record': Config(
-    'ReCoRD',
-    _texts('passage', 'query') | dict.fromkeys(('entities', 'answers'), list),
-    (),
-    51_757_880,
-    '30c7b651ab21b8bf8fab986495cd1084333010e040548f861b839eec0044ac18',
+    'ReCoRD', _texts('passage', 'query') | dict.fromkeys(('entities', 'answers'), list), ()
   ),
-  'rte': Config(
-    'RTE',
-    _texts('premise', 'hypothesis'),
-    ENTAILMENT,
-    750_920,
-    '6310aab3f000424c9d0318a1ff20692e07c7f4aa15e8f17a5972ea0a35c398b9',
-  ),
+  'rte': Config('RTE', _texts('premise', 'hypothesis'), ENTAILMENT),
   'wic': Config(
     'WiC',
     _texts('word', 'sentence1', 'sentence2')
     | dict.fromkeys(('start1', 'start2', 'end1', 'end2'), int),
     BOOLEAN,
-    396_213,
-    'ee7e67f4ae9eafbf533780faa198e62167f3cda54256cdf261877be3c0e90900',
   ),
   'wsc': _WSC,
   'wsc.fixed': _WSC,
-  'axb': Config(
-    'AX-b',
-    _texts('sentence1', 'sentence2'),
-    ENTAILMENT,
-    33_950,
-    '43b45c55a273575c58a33cd68f10a971f83daa3aa223bfbc4077b92fbdf960b3',
-    splits=('test',),
-  ),
-  'axg': Config(
-    'AX-g',
-    _texts('premise', 'hypothesis'),
-    ENTAILMENT,
-    10_413,
-    '2d4e00d3a7d23d2c3787ee4c1382cc81a72cb05a76fc9d78d142949247ed61b9',
-    splits=('test',),
-  ),
+  'axb': Config('AX-b', _texts('sentence1', 'sentence2'), ENTAILMENT, splits=('test',)),
+  'axg': Config('AX-g', _texts('premise', 'hypothesis'), ENTAILMENT, splits=('test',)),
+}
+# Size in bytes and SHA-256 of the official zips, by folder.
+OFFICIAL_ZIPS = {
+  'BoolQ': (4_118_001, '853fbe7922f70c59629f06a39e8d9ca440c3d740e760fd3b87a5ddf3dcba2436'),
+  'CB': (75_482, '8d641383298d54554066ba1c93f56ae7410af75df621b90c63028806bbbbb535'),
+  'COPA': (43_986, '405906cddac74bc1e1ce8220f1107d1025b66a25ef10149d91b10bb30651125f'),
+  'MultiRC': (1_116_225, 'b3cd440856e72eb166b2edcd37b798455f1ebd51f2c3de64c0c2a4e1971d2737'),
+  'ReCoRD': (51_757_880, '30c7b651ab21b8bf8fab986495cd1084333010e040548f861b839eec0044ac18'),
+  'RTE': (750_920, '6310aab3f000424c9d0318a1ff20692e07c7f4aa15e8f17a5972ea0a35c398b9'),
+  'WiC': (396_213, 'ee7e67f4ae9eafbf533780faa198e62167f3cda54256cdf261877be3c0e90900'),
+  'WSC': (32_751, '2ed6dfa94556b4a128ff0441efe365b2e883124e7e6aa00fb8d3a6cb1fd520a9'),
+  'AX-b': (33_950, '43b45c55a273575c58a33cd68f10a971f83daa3aa223bfbc4077b92fbdf960b3'),
+  'AX-g': (10_413, '2d4e00d3a7d23d2c3787ee4c1382cc81a72cb05a76fc9d78d142949247ed61b9'),
 }
 
 
@@ -203,9 +163,10 @@ def _find_file(folder: pathlib.Path, config: str, split: str) -> tuple[pathlib.P
     member = _find_member(path, file)
     if member is not None:
       return path, member
+  size, digest = OFFICIAL_ZIPS[files.folder]
   raise errors.BadInput(
     f'{folder} has no {split} split of SuperGLUE {config}: expected the file {file}, which can '
-    f'also be inside {files.zip} ({files.bytes:,} bytes, sha256 {files.sha256}) or {COMBINED_ZIP}; '
+    f'also be inside {files.zip} ({size:,} bytes, sha256 {digest}) or {COMBINED_ZIP}; '
     f'download {URL}{files.zip}'
   )
 
@@ -236,20 +197,20 @@ def _read_lines(path: pathlib.Path, member: str | None) -> Iterator[bytes]:
 def _warn_if_not_official(config: str, path: pathlib.Path, size: int, modified_ns: int) -> None:
   """Logs a warning if a zip differs from the official one."""
   del modified_ns  # only part of the cache key
-  official = CONFIGS[config]
+  official_size, official_digest = OFFICIAL_ZIPS[CONFIGS[config].folder]
   with _translate_read_errors(path), path.open('rb') as file:
     digest = hashlib.file_digest(file, 'sha256').hexdigest()
-  if (size, digest) != (official.bytes, official.sha256):
+  if (size, digest) != (official_size, official_digest):
     logging.warning(
       '%s has %s bytes, sha256 %s, but the official file has %s bytes, sha256 %s: it is read, '
       'but its examples may differ; to compare with published results, download %s%s',
       path,
       f'{size:,}',
       digest,
-      f'{official.bytes:,}',
-      official.sha256,
+      f'{official_size:,}',
+      official_digest,
       URL,
-      official.zip,
+      CONFIGS[config].zip,
     )
 
 
