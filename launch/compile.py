@@ -23,13 +23,14 @@ import traceback
 os.environ |= {'JAX_PLATFORMS': 'cpu', 'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}
 os.environ |= {'TPU_WORKER_HOSTNAMES': 'localhost', 'TPU_ACCELERATOR_TYPE': 'v5litepod-4'}
 
+import flops
+import hlo
 import jax
 from jax.experimental import topologies
 import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, flags, progress, sharding
-from ngrammer_jax.analysis import hlo
 from ngrammer_jax.config import command_line
 from ngrammer_jax.data import streams
 from ngrammer_jax.data import vocabulary as vocabularies
@@ -140,7 +141,7 @@ def report(config: experiment.Config, V: int, mesh: jax.sharding.Mesh, name: str
   trace, state, tokens = traced(config, V, mesh, name)
   found = {'parameters': train_state.count_elements(state.params), 'tokens': tokens}
   found['memory_limit'] = chip.memory * 2**30
-  found['flops'] = hlo.flops(trace.jaxpr.jaxpr) / mesh.size
+  found['flops'] = flops.matrix_flops(trace.jaxpr.jaxpr) / mesh.size
   try:
     with sharding.use(mesh):
       compiled = trace.lower().compile()

@@ -1,4 +1,4 @@
-"""Analyses of runs.
+"""Analyzes runs.
 
 python -m ngrammer_jax.analyze curve --workdir=DIR [--workdir=DIR ...]
 python -m ngrammer_jax.analyze checkpoint --workdir=DIR [--step=STEP]
@@ -9,9 +9,19 @@ python -m ngrammer_jax.analyze cloze --workdir=DIR --workdir=DIR [--results=cloz
 """
 
 import argparse
+import importlib
 import json
 
 from ngrammer_jax import files, flags
+
+HELP = {
+  'curve': 'training and validation loss by step, as a figure',
+  'checkpoint': 'all checkpoints, verified by checksum',
+  'clusters': 'coherence and usage of the token clusters, collisions of the n-grams',
+  'spans': 'attention spans by layer and head, attention on persistent vectors',
+  'attention': 'mean attention weight by distance',
+  'cloze': 'paired comparison of two runs on the same cloze questions',
+}
 
 
 def main(argv: list[str]) -> int:
@@ -22,39 +32,28 @@ def main(argv: list[str]) -> int:
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   analyses = parser.add_subparsers(dest='analysis', required=True)
-  curve = analyses.add_parser('curve', help='figure of training and validation loss')
-  curve.add_argument('--workdir', type=files.path, action='append', required=True)
-  checkpoint = analyses.add_parser('checkpoint', help='list of checkpoints, verified by checksum')
-  checkpoint.add_argument('--workdir', type=files.path, required=True)
-  checkpoint.add_argument(
-    '--step', help="list the arrays of this checkpoint: step number, 'newest' or 'best'"
-  )
-  clusters = analyses.add_parser(
-    'clusters', help='tokens that share a cluster, n-grams that share a row'
-  )
-  spans = analyses.add_parser(
-    'spans', help='attention span of each head, attention to persistent vectors'
-  )
-  attention = analyses.add_parser('attention', help='attention by distance')
-  for analysis in (clusters, spans, attention):
-    analysis.add_argument('--workdir', type=files.path, required=True)
-    analysis.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
-    analysis.add_argument('--split', default='validation', help='split of the corpus')
-  for analysis in (curve, clusters, spans, attention):
+  parsers = {name: analyses.add_parser(name, help=text) for name, text in HELP.items()}
+  for name, analysis in parsers.items():
+    action = 'append' if name in ('curve', 'cloze') else 'store'
     analysis.add_argument(
-      '--figure', type=files.path, help='.png or .svg file; default: in the first workdir'
+      '--workdir', type=files.path, action=action, required=True, help='run directory'
     )
-  cloze = analyses.add_parser('cloze', help='paired comparison of two runs on the same questions')
-  cloze.add_argument('--workdir', type=files.path, action='append', required=True)
-  cloze.add_argument(
-    '--results',
-    default='cloze_test',
-    help='name of the results of evaluate --cloze, without .jsonl',
+    if name not in ('checkpoint', 'cloze'):
+      analysis.add_argument(
+        '--figure', type=files.path, help='a .png or .svg file; default: in the first workdir'
+      )
+  for name in ('clusters', 'spans', 'attention'):
+    parsers[name].add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
+    parsers[name].add_argument('--split', default='validation', help='split of the corpus to read')
+  parsers['checkpoint'].add_argument(
+    '--step', help="also list the arrays of this checkpoint: step number, 'newest' or 'best'"
+  )
+  parsers['cloze'].add_argument(
+    '--results', default='cloze_test', help='answers file of evaluate --cloze, without .jsonl'
   )
   options = parser.parse_args(argv)
-  run = {'curve': _curve, 'checkpoint': _checkpoint, 'clusters': _clusters, 'spans': _spans}
-  run |= {'attention': _attention, 'cloze': _cloze}
-  run[options.analysis](options)
+  functions = {'curve': _curve, 'checkpoint': _checkpoint, 'cloze': _cloze}
+  functions.get(options.analysis, _analyze_run)(options)
   return 0
 
 
@@ -73,41 +72,24 @@ def _checkpoint(options: argparse.Namespace) -> None:
   print(checkpoints.format_table(options.workdir, options.step and flags.step(options.step)))
 
 
-def _clusters(options: argparse.Namespace) -> None:
-  from ngrammer_jax.analysis import clusters
-
-  _analyze_run(options, clusters, panels=3, width=13)
-
-
-def _spans(options: argparse.Namespace) -> None:
-  from ngrammer_jax.analysis import spans
-
-  _analyze_run(options, spans, panels=2, width=11)
-
-
-def _attention(options: argparse.Namespace) -> None:
-  from ngrammer_jax.analysis import attention
-
-  _analyze_run(options, attention)
-
-
 def _cloze(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import cloze
 
   print(cloze.format_table(cloze.compare(options.workdir, options.results)))
   first, second = options.workdir
-  print(f'first {first}, second {second}; p of strict scores: exact McNemar test')
+  print(f"1st {first}, 2nd {second}; p: McNemar's exact test of the strict accuracies")
 
 
-def _analyze_run(options, analysis, **size) -> None:
-  """Analyses a run: prints a table, writes JSON and a figure to the workdir."""
+def _analyze_run(options: argparse.Namespace) -> None:
+  """Analyzes a run: prints a table, and writes JSON and a figure."""
   from ngrammer_jax import runs
   from ngrammer_jax.analysis import figures
 
+  analysis = importlib.import_module(f'ngrammer_jax.analysis.{options.analysis}')
   figure = options.figure or options.workdir / f'{options.analysis}.png'
   run = runs.load_run(options.workdir, flags.step(options.step))
-  run.split(options.split)  # raises for a wrong name before the checkpoint is loaded
-  with figures.saved_figure(figure, **size) as axes:
+  run.split(options.split)  # reports a wrong name before the checkpoint is loaded
+  with figures.saved_figure(figure, *analysis.FIGURE_SIZE) as axes:
     result = analysis.analyze(run, options.split)
     analysis.plot(result, axes)
   path = options.workdir / f'{options.analysis}.json'

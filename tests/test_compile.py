@@ -139,6 +139,7 @@ WRONG = [
 # What the script says to each command line, in one process.
 DRIVER = """
 import json, runpy, sys
+sys.path.insert(0, 'launch')  # where a script finds its neighbours
 main = runpy.run_path('launch/compile.py')['guarded']
 outcomes = []
 for arguments in json.loads(sys.argv[1]):

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from launch import hlo
 from ngrammer_jax import sharding
-from ngrammer_jax.analysis import hlo
 from ngrammer_jax.config import ngram as ngram_config
 from ngrammer_jax.layers import table
 

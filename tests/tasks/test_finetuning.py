@@ -193,12 +193,19 @@ def test_hosts_read_their_rows_and_an_epoch_has_all_rows(folder, finetuning):
   assert not np.array_equal(tokens[:40], tokens[40:80])
 
 
-def finetuning_config(finetuning, root, **changes):
+def test_how_the_model_is_computed_can_be_overridden(folder, finetuning):
+  keys = ['model.kernel', 'model.remat']
+  changes = {'model__kernel': 'xla', 'model__remat': 'full'}
+  model = finetuning_config(finetuning, folder, keys, **changes).model
+  assert (model.kernel, model.remat, model.width) == ('xla', 'full', 16)
+
+
+def finetuning_config(finetuning, root, override_keys=(), **changes):
   """Returns a config without packing: one example per row."""
   parser = argparse.ArgumentParser()
   parser.add_argument('--workdir')
   _, config = command_line.parse(parser, arguments(root, 'run', finetune__packed=False, **changes))
-  return finetuning.resolve_config(config, [], root / 'run')
+  return finetuning.resolve_config(config, list(override_keys), root / 'run')
 
 
 @struct.dataclass

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from launch import hlo
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs, sharding
-from ngrammer_jax.analysis import hlo
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config

@@ -1,23 +1,21 @@
-"""Evaluation of a model on SuperGLUE tasks: predictions, metrics and submission files.
+"""Evaluation of a model on SuperGLUE tasks: predicted answers and metrics.
 
 Examples are arrays (see `features.Example`), so this needs neither TensorFlow nor seqio.
 """
 
 from collections.abc import Callable, Sequence
 import functools
-import json
-import pathlib
 from typing import Any
 
 import jax
 import numpy as np
 
-from ngrammer_jax import errors, files, sharding
+from ngrammer_jax import errors, sharding
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.decoding import generation, sampling
 from ngrammer_jax.evaluation import ranking
 from ngrammer_jax.models import heads, language_model
-from ngrammer_jax.tasks.superglue import formats, metrics, reader
+from ngrammer_jax.tasks.superglue import formats, metrics
 
 
 def resolve_choosing(name: str, choosing: str | None) -> str:
@@ -164,53 +162,3 @@ def format_metrics(result: dict[str, Any]) -> str:
     f'{name} {value:.2f}' for name, value in metrics.select_metrics(result).items()
   )
   return f'{result["task"]} {scores or "without labels"}, {result["n"]:,} examples'
-
-
-def write_submission(
-  name: str, examples: Sequence[Any], answers: Sequence[Any], folder: pathlib.Path
-) -> pathlib.Path:
-  """Writes the answers in the submission format of SuperGLUE, and returns the path."""
-  task = formats.find_task(name)
-  if name == 'multirc':
-    lines = _multirc_lines(examples, answers)
-  elif name == 'record':
-    texts = {example.key[-1]: answer for example, answer in zip(examples, answers, strict=True)}
-    lines = [{'idx': idx, 'label': text} for idx, text in texts.items()]
-  else:
-    lines = [
-      {'idx': example.key[0], 'label': _submission_label(name, example, answer)}
-      for example, answer in zip(examples, answers, strict=True)
-    ]
-  path = folder / f'{reader.CONFIGS[task.config].folder}.jsonl'
-  files.make_folder(folder)
-  files.write(path, ''.join(json.dumps(line) + '\n' for line in lines))
-  return path
-
-
-def _submission_label(name, example, answer):
-  """Returns the label in the format of the benchmark. An invalid answer becomes the first class."""
-  if name == 'wsc_simple':
-    answer = metrics.match_referent(example.answers[0], answer)
-  if name == 'copa':
-    return max(answer, 0)
-  if reader.CONFIGS[formats.find_task(name).config].labels == ('False', 'True'):
-    return 'true' if answer == 1 else 'false'
-  return formats.find_task(name).labels[max(answer, 0)]
-
-
-def _multirc_lines(examples, answers):
-  """Returns one line per paragraph, with its questions and their options."""
-  paragraphs: dict[int, dict[int, list[dict[str, int]]]] = {}
-  for example, answer in zip(examples, answers, strict=True):
-    paragraph, question, option = example.key
-    options = paragraphs.setdefault(paragraph, {}).setdefault(question, [])
-    options.append({'idx': option, 'label': int(answer == 1)})
-  return [
-    {
-      'idx': paragraph,
-      'passage': {
-        'questions': [{'idx': q, 'answers': options} for q, options in questions.items()]
-      },
-    }
-    for paragraph, questions in paragraphs.items()
-  ]

@@ -17,7 +17,14 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, files, hosts, runs
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
-from ngrammer_jax.tasks.superglue import evaluation, features, formats, metrics, registration
+from ngrammer_jax.tasks.superglue import (
+  evaluation,
+  features,
+  formats,
+  metrics,
+  registration,
+  submission,
+)
 from ngrammer_jax.training import programs
 from ngrammer_jax.training import state as train_state
 
@@ -26,7 +33,7 @@ INITIAL_CHECKPOINT_FILE = 'begun_with.json'
 # Prefixes of the keys that are inherited from the checkpoint and cannot be overridden.
 INHERITED_KEYS = ('model.', 'data.vocabulary')
 # Exceptions that can be overridden: they do not change the model function.
-OVERRIDABLE_KEYS = ('model.remat', 'model.scan_layers', 'model.vocabulary_chunk')
+OVERRIDABLE_KEYS = ('model.remat', 'model.scan_layers', 'model.vocabulary_chunk', 'model.kernel')
 
 
 def resolve_config(
@@ -58,12 +65,36 @@ def resolve_config(
     raise errors.BadInput('set init_from to the workdir of a trained run: --config.init_from=DIR')
   else:
     source = _load_pretrained(config.init_from).config
-  fields = [key.removeprefix('model.') for key in OVERRIDABLE_KEYS if key in override_keys]
-  model = dataclasses.replace(source.model, **{key: getattr(config.model, key) for key in fields})
   if config.training.half_loss:
     raise errors.BadInput('training.half_loss=True excludes answers from the loss: use False')
+  inherited = {field: getattr(source.data, field) for field in ('vocabulary', 'vocabulary_size')}
+  config = dataclasses.replace(
+    config,
+    model=_finetuned_model(config, source.model, override_keys),
+    data=dataclasses.replace(config.data, corpus='superglue', **inherited),
+    evaluation=dataclasses.replace(config.evaluation, memory=None),
+  )
+  _check_model(config)
+  config.check()
+  for name in task_names(config):
+    evaluation.resolve_choosing(name, config.finetune.choosing)
+  return config
+
+
+def _finetuned_model(config, model, override_keys) -> model_config.ModelConfig:
+  """Returns the model config of the initial checkpoint with the changes that are possible."""
+  fields = [key.removeprefix('model.') for key in OVERRIDABLE_KEYS if key in override_keys]
+  changes = {field: getattr(config.model, field) for field in fields}
   if config.finetune.dropout is not None:
-    model = dataclasses.replace(model, dropout=config.finetune.dropout)
+    changes['dropout'] = config.finetune.dropout
+  if model.memory is not None and model.memory.across_documents:  # examples are documents
+    changes['memory'] = dataclasses.replace(model.memory, across_documents=False)
+  return dataclasses.replace(model, **changes)
+
+
+def _check_model(config: experiment.Config) -> None:
+  """Raises BadInput for a model that cannot be fine-tuned with these options."""
+  model = config.model
   if model.position in model_config.SEGMENT_POSITIONS:
     raise errors.BadInput(
       f'init_from={config.init_from}: model.position={model.position!r} depends on the position '
@@ -76,19 +107,6 @@ def resolve_config(
       f'finetune.prefix="bidirectional" needs attention to later tokens, but {key} of init_from='
       f'{config.init_from} does not support it: use finetune.prefix="causal"'
     )
-  if model.memory is not None and model.memory.across_documents:  # examples are documents
-    model = dataclasses.replace(
-      model, memory=dataclasses.replace(model.memory, across_documents=False)
-    )
-  inherited = {field: getattr(source.data, field) for field in ('vocabulary', 'vocabulary_size')}
-  data = dataclasses.replace(config.data, corpus='superglue', **inherited)
-  config = dataclasses.replace(
-    config, model=model, data=data, evaluation=dataclasses.replace(config.evaluation, memory=None)
-  )
-  config.check()
-  for name in task_names(config):
-    evaluation.resolve_choosing(name, config.finetune.choosing)
-  return config
 
 
 def _load_pretrained(workdir: str) -> runs.Run:
@@ -263,13 +281,16 @@ def make_evaluator(config: experiment.Config, model: Any, mesh: Any, vocabulary:
 
 
 def combine_results(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
-  """Returns the result of a single task, or a joint result with the average error."""
+  """Returns the result of a single task, or a joint result with the average error, if known."""
   if len(results) == 1:
     return next(iter(results.values()))
-  error = math.fsum(result['error_percent'] for result in results.values()) / len(results)
+  combined = {'task': 'mixture', 'tasks': results}
+  error_by_task = [result.get('error_percent') for result in results.values()]
+  if None in error_by_task:  # a split without labels
+    return combined
   average = metrics.average(results)
   averages = {} if average is None else {'average': average}
-  return {'task': 'mixture', 'tasks': results, 'error_percent': error, **averages}
+  return {**combined, 'error_percent': math.fsum(error_by_task) / len(results), **averages}
 
 
 def format_table(result: dict[str, Any]) -> str:
@@ -295,12 +316,6 @@ def evaluate(run: runs.Run, split: str) -> dict[str, Any]:
       run.state.params, run.state.codebook, name, examples, config.finetune.choosing
     )
     if split == 'test' and hosts.is_primary():
-      path = evaluation.write_submission(name, examples, answers, run.workdir / 'evaluation')
+      path = submission.write(name, examples, answers, run.workdir / 'evaluation')
       logging.info('submission file: %s', path)
-  if all('error_percent' in result for result in results.values()):
-    results = combine_results(results)
-  elif len(results) == 1:
-    results = next(iter(results.values()))
-  else:
-    results = {'task': 'mixture', 'tasks': results}
-  return {'split': split, 'step': int(run.state.step), **results}
+  return {'split': split, 'step': int(run.state.step), **combine_results(results)}

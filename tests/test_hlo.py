@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from launch import flops, hlo
 from ngrammer_jax import sharding
-from ngrammer_jax.analysis import hlo
 from ngrammer_jax.layers import flash
 
 L, B, D = 6, 4096, 64
@@ -26,7 +26,7 @@ def layers(x_BxD, w_LxDxD, loop):
 def test_flops_include_loop_iterations_and_rematerialization(loop):
   x, w = jnp.zeros((B, D)), jnp.zeros((L, D, D))
   layer_flops = 2 * B * D * D
-  count = lambda function: hlo.flops(jax.make_jaxpr(function)(x, w).jaxpr)
+  count = lambda function: flops.matrix_flops(jax.make_jaxpr(function)(x, w).jaxpr)
   forward = lambda x, w: layers(x, w, loop).sum()
   assert count(forward) == L * layer_flops
   assert count(jax.grad(forward, 1)) == pytest.approx(3 * L * layer_flops, rel=1 / L)
@@ -37,7 +37,7 @@ def test_flops_include_loop_iterations_and_rematerialization(loop):
 def test_flops_of_a_conditional_are_those_of_the_most_expensive_branch():
   x, w = jnp.zeros((B, D)), jnp.zeros((D, D))
   conditional = lambda x, w: jax.lax.cond(x.sum() > 0, lambda: x @ w @ w, lambda: x @ w)
-  assert hlo.flops(jax.make_jaxpr(conditional)(x, w).jaxpr) == 4 * B * D * D
+  assert flops.matrix_flops(jax.make_jaxpr(conditional)(x, w).jaxpr) == 4 * B * D * D
 
 
 def test_flops_of_a_kernel_include_every_block():
@@ -45,7 +45,7 @@ def test_flops_of_a_kernel_include_every_block():
   q = jnp.zeros((2, 1024, 4, 128))
   attend = lambda q: flash.attend('splash', q, q, q, jnp.zeros((2, 1024), int)).sum()
   product = 2 * 2 * 4 * 1024 * 1024 * 128
-  count = lambda function: hlo.flops(jax.make_jaxpr(function)(q).jaxpr)
+  count = lambda function: flops.matrix_flops(jax.make_jaxpr(function)(q).jaxpr)
   assert count(attend) == 2 * product
   assert count(jax.grad(attend)) == pytest.approx((2 + 7) * product, rel=0.001)
 

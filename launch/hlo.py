@@ -1,8 +1,6 @@
-"""Memory traffic, collectives and FLOPs of a program.
+"""Memory traffic and collectives of a compiled program, read from its HLO text.
 
-Bytes and collectives are those of one device; they are read from the HLO text of the compiled
-program and multiplied by the trip counts of its loops. FLOPs are counted in the jaxpr, before
-compilation, and do not depend on the device.
+They are those of one device, multiplied by the trip counts of the loops.
 """
 
 from collections.abc import Iterator
@@ -11,7 +9,6 @@ import functools
 import math
 import re
 
-from jax.extend import core
 import numpy as np
 
 # Bytes by element type.
@@ -326,27 +323,3 @@ def _device_groups(attributes: str, devices: int) -> list[list[int]]:
 
 def _parse_integers(text: str) -> list[int]:
   return list(map(int, text.split(',')))
-
-
-def flops(jaxpr: core.Jaxpr) -> float:
-  """Counts the FLOPs of all matrix products, including rematerialized ones.
-
-  A multiply-add counts as two. Of a conditional the most expensive branch counts; a loop with an
-  unknown trip count counts as one iteration.
-  """
-  total = 0.0
-  for equation in jaxpr.eqns:
-    name = equation.primitive.name
-    inner = [flops(inner_jaxpr) for inner_jaxpr in core.jaxprs_in_params(equation.params)]
-    if name == 'dot_general':
-      (contracting_axes, _), _ = equation.params['dimension_numbers']
-      lhs_shape = equation.invars[0].aval.shape
-      contracted = math.prod(lhs_shape[axis] for axis in contracting_axes)
-      total += 2.0 * math.prod(equation.outvars[0].aval.shape) * contracted
-    elif name == 'scan':
-      total += equation.params['length'] * sum(inner)
-    elif name == 'pallas_call':  # all blocks, including those that a mask skips
-      total += math.prod(equation.params['grid_mapping'].grid) * sum(inner)
-    else:
-      total += max(inner, default=0.0) if name == 'cond' else sum(inner)
-  return total
