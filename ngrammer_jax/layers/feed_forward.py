@@ -7,7 +7,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import dropout, linear
+from ngrammer_jax.layers import dense, dropout
 
 ACTIVATIONS = {
   'gelu': jax.nn.gelu,  # the tanh form
@@ -45,17 +45,16 @@ class FeedForward(nn.Module):
     dropout_key: jax.Array | None = None,
   ) -> jax.Array:
     """Returns [B, T, D], zeros where valid is 0. Without a key nothing is dropped."""
-    activate = ACTIVATIONS[self.activation]
-    inner_BxTxF = self._linear('in', self.width, 'embed', 'mlp')(x_BxTxD)
+    D, F, activate = x_BxTxD.shape[-1], self.width, ACTIVATIONS[self.activation]
+    inner_BxTxF = self._dense('in', D, F, ('embed', 'mlp'))(x_BxTxD)
     if self.gated:
-      inner_BxTxF *= activate(self._linear('gate', self.width, 'embed', 'mlp')(x_BxTxD))
+      inner_BxTxF *= activate(self._dense('gate', D, F, ('embed', 'mlp'))(x_BxTxD))
     else:
       inner_BxTxF = activate(inner_BxTxF)
     inner_BxTxF = dropout.drop(inner_BxTxF, self.dropout, dropout_key)
-    y_BxTxD = self._linear('out', x_BxTxD.shape[-1], 'mlp', 'embed')(inner_BxTxF)
+    y_BxTxD = self._dense('out', F, D, ('mlp', 'embed'))(inner_BxTxF)
     return y_BxTxD if valid_BxT is None else jnp.where(valid_BxT[..., None] > 0, y_BxTxD, 0)
 
-  def _linear(self, name, features, from_axis, to_axis):
-    return linear.Linear(
-      (features,), (from_axis, to_axis), bias=self.bias, dtype=self.dtype, name=name
-    )
+  def _dense(self, name, inputs, features, names):
+    how = {'use_bias': self.bias, 'dtype': self.dtype, 'name': name}
+    return dense.dense_general((inputs,), (features,), names, **how)

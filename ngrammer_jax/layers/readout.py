@@ -10,7 +10,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import cache, documents, linear, recurrence
+from ngrammer_jax.layers import cache, dense, documents, recurrence
 
 EMPTY = ('mask', 'zeros')
 
@@ -113,8 +113,8 @@ class AttentionReadout(nn.Module):
     )
     steps = list(range(self.window, 0, -1))  # the oldest slot first
     seen = visible(documents_BxS, steps, documents_BxT)
-    keys_BxSxJ = self._linear('keys')(kept_BxSx[..., :J])
-    query_BxTxJ = self._linear('query')(h_BxTxK[..., :J])
+    keys_BxSxJ = self._dense('keys', kept_BxSx[..., :J])
+    query_BxTxJ = self._dense('query', h_BxTxK[..., :J])
     keys = [back(keys_BxSxJ, s, T) for s in steps]
     values = [back(kept_BxSx[..., -J:], s, T) for s in steps]
     if self.empty == 'zeros':
@@ -130,14 +130,12 @@ class AttentionReadout(nn.Module):
     read_BxTxJ, weights_BxTxL = attend(scores_BxTxL, values, mask)
     self.sow('intermediates', 'weights', weights_BxTxL)
     predict_BxTxJ = h_BxTxK[..., -J:]
-    return jnp.tanh(
-      self._linear('read')(read_BxTxJ) + self._linear('predict')(predict_BxTxJ)
-    ), memory
+    h_BxTxJ = jnp.tanh(self._dense('read', read_BxTxJ) + self._dense('predict', predict_BxTxJ))
+    return h_BxTxJ, memory
 
-  def _linear(self, name):
-    return lambda x: linear.Linear(
-      (x.shape[-1],), ('embed', 'mlp'), initializer=self.initializer, dtype=self.dtype, name=name
-    )(x)
+  def _dense(self, name, x_BxTxJ):
+    J, how = x_BxTxJ.shape[-1:], {'dtype': self.dtype, 'kernel_init': self.initializer}
+    return dense.dense_general(J, J, ('embed', 'mlp'), use_bias=False, name=name, **how)(x_BxTxJ)
 
 
 class NGramReadout(nn.Module):
@@ -174,7 +172,9 @@ class NGramReadout(nn.Module):
     slices = [
       jnp.where(seen[s], back(kept_BxSxK[..., s * J : (s + 1) * J], s, T), 0) for s in steps
     ]
-    map_of = linear.Linear(
-      (J,), ('embed', 'mlp'), initializer=self.initializer, dtype=self.dtype, name='slices'
+    slices_BxTxK = jnp.concatenate(slices, axis=-1)
+    how = {'dtype': self.dtype, 'kernel_init': self.initializer, 'name': 'slices'}
+    project = dense.dense_general(
+      slices_BxTxK.shape[2:], (J,), ('embed', 'mlp'), use_bias=False, **how
     )
-    return jnp.tanh(map_of(jnp.concatenate(slices, axis=-1))), memory
+    return jnp.tanh(project(slices_BxTxK)), memory

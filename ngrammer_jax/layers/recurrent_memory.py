@@ -13,7 +13,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import linear, readout, recurrence
+from ngrammer_jax.layers import dense, readout, recurrence
 
 
 class RecurrentMemory(nn.Module):
@@ -74,16 +74,16 @@ class RecurrentMemory(nn.Module):
     return self._gated(read_BxTxK, h_BxTxK), memory
 
   def _gated(self, s_BxTxK, h_BxTxK):
-    z_BxTxK = nn.sigmoid(self._linear('update', s_BxTxK) + self._linear('update_h', h_BxTxK))
-    q_BxTxK = nn.sigmoid(self._linear('reset', s_BxTxK) + self._linear('reset_h', h_BxTxK))
-    of_h_BxTxK = self._linear('candidate_h', q_BxTxK * h_BxTxK)
-    new_BxTxK = jnp.tanh(self._linear('candidate', s_BxTxK) + of_h_BxTxK)
+    z_BxTxK = nn.sigmoid(self._dense('update', s_BxTxK) + self._dense('update_h', h_BxTxK))
+    q_BxTxK = nn.sigmoid(self._dense('reset', s_BxTxK) + self._dense('reset_h', h_BxTxK))
+    of_h_BxTxK = self._dense('candidate_h', q_BxTxK * h_BxTxK)
+    new_BxTxK = jnp.tanh(self._dense('candidate', s_BxTxK) + of_h_BxTxK)
     return (1 - z_BxTxK) * h_BxTxK + z_BxTxK * new_BxTxK
 
-  def _linear(self, name, x_BxTxK):
-    return linear.Linear(
-      (x_BxTxK.shape[-1],), ('embed', 'mlp'), 1, self.bias, self.dtype, self.initializer, name=name
-    )(x_BxTxK)
+  def _dense(self, name, x_BxTxK):
+    K, init = x_BxTxK.shape[-1:], {'kernel_init': self.initializer, 'bias_init': self.initializer}
+    how = {'use_bias': self.bias, 'dtype': self.dtype, 'name': name}
+    return dense.dense_general(K, K, ('embed', 'mlp'), **init, **how)(x_BxTxK)
 
   def _table(self, name, names, rows, K):
     init = nn.with_logical_partitioning(self.initializer, names)
