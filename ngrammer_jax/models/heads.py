@@ -118,6 +118,6 @@ def for_serving(config: model_config.ModelConfig, params: Any, codebook: Any) ->
   n, rows_VxD = c.ngram, inputs(c, params['embedding'])
   rows_VxNxH = rows_VxD.reshape(len(rows_VxD), n.heads or c.heads, -1)
   centroids_NxKxH = codebook['ngrammer']['quantizer']['centroids']
-  rows_VxNxH = quantizer.clustered(rows_VxNxH, n.prenormalize)
+  rows_VxNxH = quantizer.quantizer_input(rows_VxNxH, n.prenormalize)
   ids_VxN = quantizer.nearest_of_rows(rows_VxNxH, centroids_NxKxH)
   return {'ngrammer': {'quantizer': {'token_ids': ids_VxN}}}
