@@ -1,6 +1,7 @@
 """Recurrent models: equal to slow loops, whatever segments the text is taken in."""
 
 import dataclasses
+import functools
 
 from flax import linen as nn
 import jax
@@ -385,11 +386,28 @@ def test_bad_values_are_named():
       resolved(**fields)
 
 
+@pytest.mark.parametrize('name', ['lstm', 'key_value_predict'])
+def test_the_memory_is_not_differentiated(name):
+  model, variables, memory = model_of(config_of(name, dtype='float32'))
+  tokens, starts = text()
+
+  @jax.jit
+  @functools.partial(jax.grad, has_aux=True)
+  def gradient(variables):
+    _, after, _ = model.apply(variables, tokens, memory, starts_BxT=starts)
+    floats = [leaf for leaf in jax.tree.leaves(after) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return sum(leaf.sum() for leaf in floats), floats
+
+  gradients, floats = gradient(variables)
+  assert floats and all(np.asarray(leaf).any() for leaf in floats)
+  assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(gradients))
+
+
 def test_a_prefix_is_refused():
   config = config_of('lstm', dtype='float32')
   model, variables, memory = model_of(config)
   tokens, _ = text()
-  with pytest.raises(ValueError, match='a prefix sees later tokens'):
+  with pytest.raises(ValueError, match='a prefix attends to later tokens'):
     model.apply(variables, tokens, memory, prefix_BxT=tokens > 0)
 
 
