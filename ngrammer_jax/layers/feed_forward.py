@@ -1,4 +1,6 @@
-"""The position-wise feed-forward layer, gated or not.
+"""The position-wise feed-forward layer.
+
+  y = act(x W_in) W_out,  or gated (GLU, Shazeer 2020)  y = (act(x W_gate) * (x W_in)) W_out
 
 B batch, T segment length, D model width, F inner width.
 """
@@ -19,13 +21,13 @@ ACTIVATIONS = {
 
 
 class FeedForward(nn.Module):
-  """act(x W_gate) * (x W_in) W_out when gated (GLU, Shazeer 2020), else act(x W_in) W_out.
+  """A feed-forward layer with parameters `in`, `gate` if gated, and `out`.
 
   Attributes:
     width: F.
     activation: a key of ACTIVATIONS.
-    gated: multiply the inner layer by an activated gate.
-    bias: linear maps have biases.
+    gated: whether the inner layer is multiplied by an activated gate.
+    bias: whether linear maps have biases.
     dropout: rate of the inner layer.
     dtype: of the computation.
   """
@@ -44,7 +46,7 @@ class FeedForward(nn.Module):
     valid_BxT: jax.Array | None = None,
     dropout_key: jax.Array | None = None,
   ) -> jax.Array:
-    """Returns [B, T, D], zeros where valid is 0. Without a key nothing is dropped."""
+    """Returns [B, T, D], zeros where valid is 0. There is no dropout without a key."""
     D, F, activate = x_BxTxD.shape[-1], self.width, ACTIVATIONS[self.activation]
     inner_BxTxF = self._dense('in', D, F, ('embed', 'mlp'))(x_BxTxD)
     if self.gated:
