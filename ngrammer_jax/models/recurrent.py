@@ -108,7 +108,7 @@ class RecurrentLM(nn.Module):
   ) -> tuple[jax.Array, Memory, dict[str, jax.Array]]:
     """Returns hidden states [B, T, J], the memory for the next segment, no auxiliary losses.
 
-    For the arguments see `TransformerLM.__call__`. The memory is not differentiated.
+    For the arguments see `TransformerLM.__call__`.
 
     Raises:
       ValueError: a prefix is given; a recurrent layer cannot attend to later tokens.
@@ -140,7 +140,7 @@ class RecurrentLM(nn.Module):
     if 'window' in memory:
       next_memory['window'] = window
     h_BxTxJ = dropout.drop(h_BxTxJ, self.config.outer_dropout, output_key)
-    return h_BxTxJ, jax.lax.stop_gradient(next_memory), {}
+    return h_BxTxJ, next_memory, {}
 
   def _read(self, h_BxTxK, tokens_BxT, documents_BxT, memory, valid_BxT):
     """Returns the output of the readout, and its window for the next segment."""

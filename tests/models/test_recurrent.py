@@ -1,7 +1,6 @@
 """Recurrent models: equal to slow loops, whatever segments the text is taken in."""
 
 import dataclasses
-import functools
 
 from flax import linen as nn
 import jax
@@ -384,23 +383,6 @@ def test_bad_values_are_named():
   ):
     with bad_input(message):
       resolved(**fields)
-
-
-@pytest.mark.parametrize('name', ['lstm', 'key_value_predict'])
-def test_the_memory_is_not_differentiated(name):
-  model, variables, memory = model_of(config_of(name, dtype='float32'))
-  tokens, starts = text()
-
-  @jax.jit
-  @functools.partial(jax.grad, has_aux=True)
-  def gradient(variables):
-    _, after, _ = model.apply(variables, tokens, memory, starts_BxT=starts)
-    floats = [leaf for leaf in jax.tree.leaves(after) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    return sum(leaf.sum() for leaf in floats), floats
-
-  gradients, floats = gradient(variables)
-  assert floats and all(np.asarray(leaf).any() for leaf in floats)
-  assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(gradients))
 
 
 def test_a_prefix_is_refused():
