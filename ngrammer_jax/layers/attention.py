@@ -14,10 +14,10 @@ import jax.numpy as jnp
 
 from ngrammer_jax.layers import (
   convolution,
+  dense,
   documents,
   dropout,
   flash,
-  linear,
   local,
   persistent,
   position,
@@ -42,9 +42,10 @@ def projections(shared_query_key: bool) -> tuple[str, ...]:
   return ('key', 'value') if shared_query_key else ('query', 'key', 'value')
 
 
-def projection(D: int, bias: bool, dtype: jnp.dtype, **module: Any) -> linear.Linear:
+def projection(inputs: tuple[int, ...], D: int, bias: bool, dtype, **module) -> nn.DenseGeneral:
   """What heads found, [B, T, N, H], back to the width."""
-  return linear.Linear((D,), ('heads', 'kv', 'embed'), 2, bias, dtype, **module)
+  names = ('heads', 'kv', 'embed')
+  return dense.dense_general(inputs, (D,), names, use_bias=bias, dtype=dtype, **module)
 
 
 class Attention(nn.Module):
@@ -158,7 +159,8 @@ class Attention(nn.Module):
       kept |= more
     if not self.projected:
       return context_BxTxNxH, kept
-    return projection(D, self.bias, self.dtype, name='out')(context_BxTxNxH), kept
+    project = projection(context_BxTxNxH.shape[2:], D, self.bias, self.dtype, name='out')
+    return project(context_BxTxNxH), kept
 
   def _kernel(self, shape):
     """Which of `flash.KERNELS` finds what queries of a shape look for."""
@@ -351,7 +353,8 @@ class Attention(nn.Module):
         self.heads if name == 'query' else self.context_heads,
         self.head_width or D // self.heads,
       )
-      project = linear.Linear(shape, ('embed', 'heads', 'kv'), 1, self.bias, self.dtype, name=name)
+      how = {'use_bias': self.bias, 'dtype': self.dtype, 'name': name}
+      project = dense.dense_general((D,), shape, ('embed', 'heads', 'kv'), **how)
       rows[name] = project(x_BxPxD[:, -(before + count) :])
       if self.taps is not None:
         earlier = None if memory is None else memory[name]

@@ -15,7 +15,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import dropout, linear
+from ngrammer_jax.layers import dense, dropout
 
 
 def encodings(
@@ -155,7 +155,8 @@ class RelativePosition(nn.Module):
     """
     wide = jnp.promote_types(self.dtype, jnp.float32)
     N, H = q_BxTxNxH.shape[-2:]
-    project = linear.Linear((N, H), ('embed', 'heads', 'kv'), dtype=self.dtype, name='position')
+    how = {'use_bias': False, 'dtype': self.dtype, 'name': 'position'}
+    project = dense.dense_general((D,), (N, H), ('embed', 'heads', 'kv'), **how)
     key = dropout_key if self.dropout else None
     # R_0 makes no difference only where all distances have it, and have it whole.
     r_SxD = encodings(S, D, self.clamp_length, wide, less_first=self.alone and key is None)

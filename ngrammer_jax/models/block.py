@@ -209,7 +209,7 @@ class Block(nn.Module):
     if self.pairing != 'none':
       pairs = {name: kept.pop(name) for name in ('pairs',) if name in kept}
       y, of_ngrams = ngrams.joined(self._ngram_layer(), seen, memory, y, pairs)
-      project = attention.projection(c.width, c.bias, self.dtype, parent=None)
+      project = attention.projection(y.shape[2:], c.width, c.bias, self.dtype, parent=None)
       y = project.apply({'params': params['out']}, y)
       kept |= of_ngrams
     return y, kept, kept.pop('span')

@@ -1,6 +1,6 @@
-"""The language model that a config describes: a Transformer, or a recurrent one.
+"""Builds the language model of a config, a Transformer or a recurrent model.
 
-Both keep one contract (see `TransformerLM.__call__`), so nobody above here needs to know which.
+Both have the same interface, see `TransformerLM.__call__`.
 """
 
 from typing import Any
@@ -14,20 +14,20 @@ LanguageModel = transformer.TransformerLM | recurrent.RecurrentLM
 def build(
   config: model_config.ModelConfig, vocabulary_size: int, windows: view.Windows | None = None
 ) -> LanguageModel:
-  """The model, without its variables.
+  """Returns the model, without its variables.
 
   Args:
     config: of the model.
     vocabulary_size: V.
-    windows: how far the heads of a Transformer look at most, where spans are learned.
+    windows: maximum attention distance of the heads of a Transformer with learned spans.
   """
-  kind = transformer.TransformerLM if config.recurrent is None else recurrent.RecurrentLM
-  return kind(config, vocabulary_size, windows)
+  model = transformer.TransformerLM if config.recurrent is None else recurrent.RecurrentLM
+  return model(config, vocabulary_size, windows)
 
 
 def empty_memory(
-  config: model_config.ModelConfig, batch: int, *how: Any, **more: Any
+  config: model_config.ModelConfig, batch: int, *args: Any, **kwargs: Any
 ) -> block.Memory:
-  """The memory before the first segment; for the arguments see `transformer.empty_memory`."""
-  of = transformer if config.recurrent is None else recurrent
-  return of.empty_memory(config, batch, *how, **more)
+  """Returns the memory before the first segment, see `transformer.empty_memory`."""
+  module = transformer if config.recurrent is None else recurrent
+  return module.empty_memory(config, batch, *args, **kwargs)

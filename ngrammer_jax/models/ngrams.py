@@ -1,4 +1,4 @@
-"""The n-gram layer of a config, and n-grams of what attention found.
+"""The n-gram layer of a config, and n-grams of the outputs of attention.
 
 B batch, T segment length, S keys, N heads, H head width.
 """
@@ -20,9 +20,9 @@ def layer(
   vocabulary_size: int | None = None,
   name: str | None = None,
 ) -> ngrammer.NGrammer:
-  """The n-gram layer of the config. The vocabulary is needed where it has no clusters."""
+  """Returns the n-gram layer of the config; without clusters it needs the vocabulary size."""
   n = config.ngram
-  # Rows of the embedding to begin at, more of them than there are clusters.
+  # Rows of the embedding, which centroids start from if there are more rows than clusters.
   rows = vocabulary_size if n.layer == 'input' and config.adaptive_softmax is None else 0
   return ngrammer.NGrammer(
     heads=n.heads or config.heads,
@@ -48,10 +48,10 @@ def layer(
 def pairs(
   pairing: str, seen: view.View, memory: dict[str, Any], scores_BxNxTxS: jax.Array
 ) -> dict[str, jax.Array]:
-  """With which of the keys of the memory and the segment the tokens pair, `pairs` [B, N, T].
+  """Returns `pairs` [B, N, T], the earlier key that each token attends to most.
 
-  That is the one that each attends to most, from the scores of a view. Empty where they pair
-  with the token before.
+  Keys are those of memory and segment; the scores are those of a view. The dict is empty if tokens
+  pair with their predecessor.
   """
   if pairing != 'attended':
     return {}
@@ -66,27 +66,27 @@ def joined(
   context_BxTxNxH: jax.Array,
   pairs: dict[str, jax.Array],
 ) -> tuple[jax.Array, dict[str, Any]]:
-  """What attention found, joined with its n-grams; and their ids or seam, to be kept."""
+  """Returns the outputs of attention combined with their n-grams, and the n-gram memory."""
   B, T, N, H = context_BxTxNxH.shape
-  join = functools.partial(
+  combine = functools.partial(
     grams,
     context_BxTxNxH.reshape(B, T, N * H),
     documents_BxT=seen.documents_BxT,
     valid_BxT=seen.valid_BxT,
   )
   if pairs:
-    earlier = None if 'ids' not in memory else memory['ids'].swapaxes(1, 2)
-    y_BxTxD, kept = join(pair_ids=pairs['pairs'], earlier_ids=earlier)
+    earlier_ids = None if 'ids' not in memory else memory['ids'].swapaxes(1, 2)
+    y_BxTxD, next_memory = combine(pair_ids=pairs['pairs'], earlier_ids=earlier_ids)
   else:
-    y_BxTxD, seam = join(memory=memory['ngram'])
-    kept = {'ngram': seam}
-  return y_BxTxD.reshape(B, T, N, H), kept
+    y_BxTxD, ngram_memory = combine(memory=memory['ngram'])
+    next_memory = {'ngram': ngram_memory}
+  return y_BxTxD.reshape(B, T, N, H), next_memory
 
 
 def _most_attended(scores_BxNxTxS, seen, S):
-  """Of S keys the one before it that each token attends to most; S for none. [B, N, T].
+  """Returns the earlier one of S keys that each token attends to most, S for none, [B, N, T].
 
-  The view may see the last of them, those in some slots of a cache, or blocks (see
+  The view may contain the last keys, those in some slots of a cache, or blocks (see
   `layers.local`).
   """
   B = len(seen.documents_BxT)
@@ -94,10 +94,10 @@ def _most_attended(scores_BxNxTxS, seen, S):
   earlier_TxS = jnp.arange(count) < count - b + jnp.arange(b)[:, None]
   best_BxNxT = ngrammer.most_attended(scores_BxNxTxS, seen.visible_BxTxS & earlier_TxS)
   if seen.newest_BxM is not None:
-    segment_BxT = jnp.broadcast_to(jnp.arange(S - b, S + 1), (B, b + 1))  # and none
+    segment_BxT = jnp.broadcast_to(jnp.arange(S - b, S + 1), (B, b + 1))  # S for none
     index_BxS = jnp.concatenate([seen.newest_BxM, segment_BxT], axis=1)
     return jnp.take_along_axis(index_BxS[:, None], best_BxNxT, axis=2)
-  first_F = S - count - (F - 1 - jnp.arange(F)) * b  # of the keys of a block
+  first_F = S - count - (F - 1 - jnp.arange(F)) * b  # first key of each block
   first_Bx1x1 = jnp.tile(first_F, B)[:, None, None]
   best_BxNxT = jnp.where(best_BxNxT == count, S, first_Bx1x1 + best_BxNxT)
   return best_BxNxT.reshape(B, F, N, b).swapaxes(1, 2).reshape(B, N, F * b)

@@ -52,8 +52,8 @@ def labels(params: Any) -> Any:
   """Returns the label of every parameter. Raises ValueError if a parameter has none."""
 
   def label(path, _):
-    names = initialization.names(path)
-    name = initialization.kind(names)
+    names = initialization.path_names(path)
+    name = initialization.param_suffix(names)
     if name not in LABELS:
       raise ValueError(f'parameter {"/".join(names)} has no optimiser label; add it to LABELS')
     return LABELS[name]

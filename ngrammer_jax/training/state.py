@@ -55,7 +55,7 @@ def make_initializer(
     params = variables['params']
     if model.config.initial is not None:
       key = jax.random.fold_in(jax.random.key(seed), 1)
-      params = initialization.redrawn(model.config.initial, params, key)
+      params = initialization.reinitialize(model.config.initial, params, key)
     return TrainState(
       step=jnp.zeros((), jnp.int32),
       params=params,

@@ -109,7 +109,7 @@ def moved(config: model_config.ModelConfig, codebook: Any, statistics: Any) -> A
   """The codebook after one update, by what each quantiser has counted."""
   if 'sums' in statistics:
     layer = ngrams.layer(config, precision.compute_dtype(config))
-    return layer.make_quantizer(parent=None).moved(codebook, statistics)
+    return layer.make_quantizer(parent=None).update_codebook(codebook, statistics)
   of_part = lambda name: moved(config, codebook[name], statistics.get(name, {}))
   return {name: of_part(name) for name in codebook} if statistics else codebook
 

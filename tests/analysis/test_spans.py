@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from ngrammer_jax import analyze, evaluation_config, runs
+from ngrammer_jax import analyze, runs
 from ngrammer_jax.analysis import spans
+from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import token_cache
 from tests.checks import bad_input
