@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
   from ngrammer_jax import runs
-  from ngrammer_jax.evaluation import language_modeling
+  from ngrammer_jax.inference import language_modeling
 
   with hosts.together():
     run = runs.load_run(options.workdir, flags.step(options.step))
@@ -73,7 +73,7 @@ def _check_cloze(options):
 
 def _cloze(run, overrides, options):
   """Answers questions, writes evaluation/cloze_<name>.json and .jsonl, and prints a table."""
-  from ngrammer_jax.evaluation import cloze
+  from ngrammer_jax.inference import cloze
 
   run = dataclasses.replace(run, config=flags.override(run.config, overrides, 'evaluation'))
   protocol = options.cloze_protocol or cloze.PROTOCOLS[0]
@@ -87,7 +87,7 @@ def _cloze(run, overrides, options):
 
 def _task(run, overrides, split, path):
   """The same for a run that was fine-tuned."""
-  from ngrammer_jax.evaluation import language_modeling
+  from ngrammer_jax.inference import language_modeling
   from ngrammer_jax.tasks.superglue import finetuning
 
   moved = [override for override in overrides if override[0] == 'data.superglue_dir']

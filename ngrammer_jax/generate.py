@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
   prompts = _prompts(options)
 
   from ngrammer_jax import runs
-  from ngrammer_jax.decoding import sampling
+  from ngrammer_jax.inference import sampling
 
   run = runs.load_run(options.workdir, flags.step(options.step))
   generate = functools.partial(

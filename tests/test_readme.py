@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import config, errors, flags, runs
+from ngrammer_jax.inference import completion, scoring
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TEXT = (ROOT / 'README.md').read_text(encoding='utf-8')
@@ -48,11 +49,11 @@ def test_python_examples_of_a_run_ask_for_what_there_is(quickstart, monkeypatch,
   def scored(*given, **more):
     texts = score.bind(*given, **more).arguments['texts']
     ids = np.arange(8)
-    return [runs.Score(text, ids, np.full(8, len(text)), lossless=True) for text in texts]
+    return [scoring.Score(text, ids, np.full(8, len(text)), lossless=True) for text in texts]
 
   def generated(*given, **more):
     asked = generate.bind(*given, **more).arguments
-    made = [runs.Completion(prompt, ' of', [1, 2], False, 0) for prompt in asked['prompts']]
+    made = [completion.Completion(prompt, ' of', [1, 2], False, 0) for prompt in asked['prompts']]
     assert asked['self'].vocabulary.size == 257 and asked['tokens'] == 20
     return made
 

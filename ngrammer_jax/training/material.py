@@ -9,6 +9,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
 from ngrammer_jax.data import corpora, packing, streams, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.training import programs
 from ngrammer_jax.training import state as train_state
 
@@ -98,7 +99,7 @@ class Corpus:
   ) -> dict[str, Any]:
     """See `language_modeling.Evaluator`."""
     validation, limit = self._corpus.splits['validation'], self._config.evaluation.max_tokens
-    evaluate = run.evaluator(state)
+    evaluate = language_modeling.Evaluator.from_config(run.engine(state), self._config)
     return evaluate(state.params, state.codebook, validation, limit, report)
 
   def said(self, result: dict[str, Any]) -> str:

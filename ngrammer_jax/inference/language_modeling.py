@@ -3,22 +3,22 @@
 B batch, T segment length.
 """
 
-from collections.abc import Callable
-import functools
+from collections.abc import Callable, Iterator
+import dataclasses
 import json
 import math
 import pathlib
 from typing import Any
 
-import jax
 import numpy as np
 
-from ngrammer_jax import files, hosts, sharding
+from ngrammer_jax import config as experiment
+from ngrammer_jax import files, hosts
 from ngrammer_jax.data import streams, token_cache
-from ngrammer_jax.evaluation import scoring
-from ngrammer_jax.models import heads, language_model
+from ngrammer_jax.inference import engine
 
 
+@dataclasses.dataclass(frozen=True)
 class Evaluator:
   """Computes the metrics of a split; most protocols score every token exactly once.
 
@@ -26,36 +26,30 @@ class Evaluator:
   carried from segment to segment. The result depends on the streams, the segment length and the
   protocol only, not on `rows` or the devices.
 
-  Args:
-    model: the model.
-    mesh: the device mesh.
+  Attributes:
+    engine: the engine of the model.
     streams: number of streams.
     segment_length: tokens in a segment.
-    rows: batch size, in streams or windows, rounded up to a multiple of the devices of the batch
-      axes.
+    rows: batch size, in streams or windows.
     protocol: see `data.streams.EvaluationStreams`.
     line_end: the token that ends a line, to also report the perplexity of all other tokens. None:
       the vocabulary has no such token.
   """
 
-  def __init__(
-    self,
-    model: language_model.LanguageModel,
-    mesh: jax.sharding.Mesh,
-    streams: int,
-    segment_length: int,
-    rows: int,
-    protocol: str = 'streams',
-    line_end: int | None = None,
-  ):
-    self._streams, self._segment_length, self._protocol = streams, segment_length, protocol
-    self._line_end = line_end
-    self._score = scoring.Scorer(
-      model, mesh, rows if protocol == 'sliding_window' else min(rows, streams)
-    )
-    self._vocabulary_size, self._mesh = model.vocabulary_size, mesh
-    self._memory_protocol = _memory_protocol(model.config)
-    self._prepare_codebook = jax.jit(functools.partial(heads.for_serving, model.config))
+  engine: engine.Engine
+  streams: int
+  segment_length: int
+  rows: int
+  protocol: str = 'streams'
+  line_end: int | None = None
+
+  @classmethod
+  def from_config(
+    cls, engine: engine.Engine, config: experiment.Config, line_end: int | None = None
+  ) -> 'Evaluator':
+    """Returns the evaluator that the `evaluation` section of a config describes."""
+    e, rows = config.evaluation, config.training.batch_size
+    return cls(engine, e.streams, config.evaluation_length(), rows, e.protocol, line_end)
 
   def __call__(
     self,
@@ -74,20 +68,19 @@ class Evaluator:
       report: called with the number of tokens scored since the previous call.
     """
     stream_segments = streams.EvaluationStreams(
-      split, self._streams, self._segment_length, max_tokens or 0, self._protocol
+      split, self.streams, self.segment_length, max_tokens or 0, self.protocol
     )
-    if self._vocabulary_size < stream_segments.tokens:
+    variables = {'params': params, 'codebook': codebook}
+    if self.engine.model.vocabulary_size < stream_segments.tokens:
       # Assigns each vocabulary entry to its cluster once, instead of each token of the split.
-      with sharding.use(self._mesh):
-        codebook = self._prepare_codebook(params, codebook)
+      variables = self.engine.prepare(params, codebook)
     nll, line_ends, correct, tokens = [], [], [], 0
-    score = self._score_windows if self._protocol == 'sliding_window' else self._score_streams
-    batches = score(params, codebook, stream_segments)
-    for nll_BxT, correct_BxT, is_counted_BxT, targets_BxT in batches:
+    score = self._score_windows if self.protocol == 'sliding_window' else self._score_streams
+    for nll_BxT, correct_BxT, is_counted_BxT, targets_BxT in score(variables, stream_segments):
       is_counted_BxT = is_counted_BxT.astype(bool)
       nll.append(nll_BxT[is_counted_BxT].sum(dtype=np.float64))
-      if self._line_end is not None:
-        is_end_BxT = is_counted_BxT & (targets_BxT == self._line_end)
+      if self.line_end is not None:
+        is_end_BxT = is_counted_BxT & (targets_BxT == self.line_end)
         line_ends.append((is_end_BxT.sum(), nll_BxT[is_end_BxT].sum(dtype=np.float64)))
       correct.append(int(correct_BxT[is_counted_BxT].sum()))
       tokens += int(is_counted_BxT.sum())
@@ -105,17 +98,17 @@ class Evaluator:
       ),
       'top1_accuracy': sum(correct) / tokens,
       'protocol': {
-        'name': self._protocol,
+        'name': self.protocol,
         'streams': stream_segments.streams,
-        'segment_length': self._segment_length,
-        **self._memory_protocol,
+        'segment_length': self.segment_length,
+        **_memory_protocol(self.engine.model.config),
         'whole_split': is_whole_split,
       },
     }
 
-  def _score_streams(self, params, codebook, stream_segments):
+  def _score_streams(self, variables, stream_segments) -> Iterator[tuple[Any, ...]]:
     """Yields, segment by segment, nats, correctness, which tokens count, and targets, [B, T]."""
-    rows = self._score.rows
+    rows = self.engine.round_rows(min(self.rows, self.streams))
     for first_row in range(0, stream_segments.streams, rows):
 
       def make_segment(index, row_slice, first_row=first_row):
@@ -123,29 +116,32 @@ class Evaluator:
           index, first_row + row_slice.start, row_slice.stop - row_slice.start
         )
 
-      segments = self._score(params, codebook, stream_segments.segments, make_segment)
-      for index, scores in enumerate(segments):
+      segments = stream_segments.segments
+      scores_by_segment = self.engine.score_segments(variables, rows, segments, make_segment)
+      for index, scores in enumerate(scores_by_segment):
         targets_BxT = None
-        if self._line_end is not None:  # also for rows that another host reads
+        if self.line_end is not None:  # also for rows that another host reads
           targets_BxT = stream_segments.segment(index, first_row, rows).targets_BxT
         yield *scores, targets_BxT
 
-  def _score_windows(self, params, codebook, stream_segments):
+  def _score_windows(self, variables, stream_segments) -> Iterator[tuple[Any, ...]]:
     """Yields the same values for sliding windows, where only the last token counts."""
-    for first in range(0, stream_segments.tokens, self._score.rows):
-      targets_BxT = stream_segments.window(first, self._score.rows).targets_BxT
+    rows = self.engine.round_rows(self.rows)
+    for first in range(0, stream_segments.tokens, rows):
+      targets_BxT = stream_segments.window(first, rows).targets_BxT
 
       def make_segment(_, row_slice, first=first):
         return stream_segments.window(first + row_slice.start, row_slice.stop - row_slice.start)
 
-      ((nll_BxT, correct_BxT, valid_BxT),) = self._score(params, codebook, 1, make_segment)
+      (scores,) = self.engine.score_segments(variables, rows, 1, make_segment)
+      nll_BxT, correct_BxT, valid_BxT = scores
       last_Bx1 = valid_BxT.sum(axis=1)[:, None] - 1
       is_last_BxT = np.arange(stream_segments.length) == last_Bx1
       yield nll_BxT, correct_BxT, valid_BxT & is_last_BxT, targets_BxT
 
   def _line_end_metrics(self, tokens, total, line_ends):
     """Returns the perplexity without line ends, which some papers report."""
-    if self._line_end is None:
+    if self.line_end is None:
       return {}
     count, nll = int(sum(n for n, _ in line_ends)), math.fsum(nll for _, nll in line_ends)
     if count == tokens:

@@ -1,11 +1,34 @@
-"""Incremental detokenization of generated tokens."""
+"""Tokenization of texts, and incremental detokenization of generated tokens."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
+import numpy as np
+
+from ngrammer_jax import errors
 from ngrammer_jax.data import vocabulary as vocabularies
 
 # Incomplete UTF-8 decodes to this character, as do bytes that are not UTF-8.
 REPLACEMENT = '\N{REPLACEMENT CHARACTER}'
+
+
+class EncodedText(NamedTuple):
+  """A text and its token ids, int32."""
+
+  text: str
+  ids: np.ndarray
+
+
+def encode(vocabulary: vocabularies.Vocabulary, text: str, name: str) -> EncodedText:
+  """Encodes a text. Raises BadInput, with its name, if the vocabulary lacks a character."""
+  if not isinstance(text, str):
+    raise TypeError(f'{name} is not a str: {text!r}')
+  try:
+    return EncodedText(text, vocabulary.encode(text.encode()).astype(np.int32))
+  except UnicodeEncodeError as error:
+    raise errors.BadInput(f'{name} is not valid Unicode: {error.reason}') from error
+  except errors.BadInput as error:
+    raise errors.BadInput(f'{name}: {error}') from error
 
 
 class IncrementalDetokenizer:

@@ -10,10 +10,11 @@ import pytest
 
 from ngrammer_jax.data import streams as streams_module
 from ngrammer_jax.data import token_cache
-from ngrammer_jax.evaluation import language_modeling, scoring
+from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.models import config as model_config
 from tests.checks import bad_input, mesh_of
-from tests.evaluation import reference
+from tests.inference import reference
 
 LENGTH, ROWS, MEMORY, START = 8, 3, 12, 10
 CONFIG = model_config.ModelConfig(
@@ -26,13 +27,8 @@ CONFIG = model_config.ModelConfig(
   ngram=model_config.NGramConfig(clusters=8, vocabulary_size=64, dim=4),
 )
 make_reader = functools.cache(lambda: reference.SegmentReader(CONFIG, 11, LENGTH))
-make_scorer = functools.cache(scoring.Scorer)
-
-
-@pytest.fixture(autouse=True)
-def compile_once(monkeypatch):
-  """Compiles one program for all evaluations of the same shape."""
-  monkeypatch.setattr(language_modeling.scoring, 'Scorer', make_scorer)
+# One engine compiles one program for all evaluations of the same shape.
+make_engine = functools.cache(lambda mesh: inference.Engine(make_reader().model, mesh_of(*mesh)))
 
 
 def make_split(n, *starts):
@@ -41,8 +37,8 @@ def make_split(n, *starts):
 
 
 def evaluate(split, mesh=(1, 1, 1), streams=3, rows=ROWS, protocol=(), params=None, **kwargs):
-  model, variables = make_reader().model, make_reader().variables
-  evaluator = language_modeling.Evaluator(model, mesh_of(*mesh), streams, LENGTH, rows, *protocol)
+  variables, engine = make_reader().variables, make_engine(mesh)
+  evaluator = language_modeling.Evaluator(engine, streams, LENGTH, rows, *protocol)
   return evaluator(params or variables['params'], variables['codebook'], split, **kwargs)
 
 
@@ -87,9 +83,9 @@ SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in MESHES[2:]]
 def test_result_does_not_depend_on_rows_and_devices(monkeypatch, mesh, rows):
   """Hosts do not matter either: every host reads the scores of all rows."""
   split, reports = make_split(61, 20), []
-  scorer = make_scorer(make_reader().model, mesh_of(*mesh), min(rows, 5))
-  monkeypatch.setattr(scorer, '_score', scorer._score)  # restored after the test
-  results = reference.record_results(scorer, '_score')
+  engine = make_engine(mesh)
+  monkeypatch.setattr(engine, '_score_segment', engine._score_segment)  # restored after the test
+  results = reference.record_results(engine, '_score_segment')
   result = evaluate(split, mesh, streams=5, rows=rows, report=reports.append)
   nats, correct = read_streams(split, divide_into_streams(61, 5))
   assert result['tokens'] == sum(reports) == 61

@@ -1,0 +1,128 @@
+"""Completions of prompts, as text."""
+
+from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import logging
+import numbers
+
+import numpy as np
+
+from ngrammer_jax import errors
+from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.inference import engine, sampling, tokenization
+from ngrammer_jax.models import config as model_config
+from ngrammer_jax.models import recurrent_config
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+  """A prompt and its continuation.
+
+  Attributes:
+    prompt: the prompt.
+    text: its continuation.
+    tokens: token ids of the continuation.
+    ended: whether the model ended the document; if not, the maximum number of tokens was reached.
+    seed: seed that gives the same continuation for this prompt alone.
+  """
+
+  prompt: str
+  text: str
+  tokens: list[int]
+  ended: bool
+  seed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CompletionConfig:
+  """Options of completions.
+
+  Attributes:
+    sampling: options of sampling.
+    tokens: maximum number of new tokens.
+    seed: random seed of the first prompt; prompt number i, from 0, uses seed + i.
+    context: maximum number of tokens that a token is predicted from; `UNBOUNDED` for a recurrent
+      model.
+  """
+
+  sampling: sampling.SamplingConfig
+  tokens: int
+  seed: int
+  context: int
+
+  def check(self, model: model_config.ModelConfig, num_prompts: int) -> None:
+    """Raises BadInput for values out of range, or that the model does not support."""
+    self.sampling.check()
+    if model.position in model_config.SEGMENT_POSITIONS:
+      raise errors.BadInput(
+        f'model.position={model.position!r} counts from the end of a segment: such a model can be '
+        f'evaluated, but not write'
+      )
+    if model.recurrent is not None and self.context != recurrent_config.UNBOUNDED:
+      raise errors.BadInput(
+        f'context={self.context} has no meaning for model.recurrent, whose state holds all it has '
+        f'read: leave it out'
+      )
+    for name, least in (('tokens', 1), ('context', 1), ('seed', 0)):
+      value = getattr(self, name)
+      if not isinstance(value, numbers.Integral) or value < least:
+        raise errors.BadInput(f'{name}={value} must be a whole number from {least} on')
+    if self.seed + num_prompts > 2**32:
+      raise errors.BadInput(f'seed={self.seed} and one more for each prompt exceed 2^32 - 1')
+
+
+def encode_prompts(
+  vocabulary: vocabularies.Vocabulary, prompts: Sequence[str], context: int
+) -> list[tokenization.EncodedText]:
+  """Encodes prompts after the document start. Raises BadInput if one does not fit the context."""
+  encoded = []
+  for i, text in enumerate(prompts):
+    name = f'prompt {i + 1}'
+    ids = tokenization.encode(vocabulary, text, name).ids
+    ids = np.insert(ids, 0, vocabulary.document_start)
+    if len(ids) > context:
+      raise errors.BadInput(
+        f'{name} is too long: {len(ids) - 1:,} tokens, but {context - 1:,} and the document '
+        f'start fill the context of {context:,}; shorten it, or raise the context'
+      )
+    encoded.append(tokenization.EncodedText(text, ids))
+  return encoded
+
+
+def complete(
+  model: engine.Engine,
+  variables: engine.Variables,
+  vocabulary: vocabularies.Vocabulary,
+  prompts: Sequence[tokenization.EncodedText],
+  config: CompletionConfig,
+  on_text: Callable[[int, str], None] | None = None,
+) -> Iterator[Completion]:
+  """Yields the completions in the order of the prompts, as soon as those of a batch are done.
+
+  Args:
+    model, variables: the engine and its variables.
+    vocabulary: vocabulary of the model.
+    prompts: see `encode_prompts`.
+    config: options.
+    on_text: called with the index of a prompt and its new text, for each token.
+  """
+  if max((len(prompt.ids) for prompt in prompts), default=0) + config.tokens > config.context:
+    logging.info('a token is predicted from the last %s tokens, the context', f'{config.context:,}')
+  for first in range(0, len(prompts), engine.MAX_ROWS):
+    group = prompts[first : first + engine.MAX_ROWS]
+    ids = [prompt.ids for prompt in group]
+    seeds = [config.seed + first + row for row in range(len(group))]
+    texts = [
+      tokenization.IncrementalDetokenizer(vocabulary, prompt_ids[1:], config.tokens)
+      for prompt_ids in ids
+    ]
+    for token_B in model.generate(variables, ids, seeds, config.sampling, config.context):
+      for row, (text, token) in enumerate(zip(texts, token_B.tolist(), strict=True)):
+        if not text.is_done:
+          new_text = text.add(token)
+          if on_text is not None:
+            on_text(first + row, new_text)
+      if all(text.is_done for text in texts):
+        break
+    for prompt, text, seed in zip(group, texts, seeds, strict=True):
+      yield Completion(prompt.text, text.text, text.tokens, text.document_ended, seed)
