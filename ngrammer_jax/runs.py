@@ -95,7 +95,7 @@ class Run:
   @functools.cached_property
   def variables(self) -> inference.Variables:
     """The variables of the engine, with the clusters of all tokens."""
-    return self.engine.prepare(self.state.params, self.state.codebook)
+    return self.engine.prepare({'params': self.state.params, 'codebook': self.state.codebook})
 
   @functools.cached_property
   def token_clusters(self) -> np.ndarray:
@@ -125,15 +125,20 @@ class Run:
     return corpus.splits[name]
 
   def evaluate(self, split: str = 'test', max_tokens: int | None = None) -> dict[str, Any]:
-    """Scores a split of the corpus, or its first tokens; see `language_modeling.Evaluator`."""
+    """Scores a split of the corpus, or its first tokens; see `language_modeling.evaluate`."""
     tokens = self.split(split)
     count = min(max_tokens or len(tokens.tokens), len(tokens.tokens))
-    evaluate = language_modeling.Evaluator.from_config(
-      self.engine, self.config, self.vocabulary.line_end
-    )
+    variables = {'params': self.state.params, 'codebook': self.state.codebook}
     with progress.Progress(f'evaluating {split}', count, 'tokens') as bar:
-      params, codebook = self.state.params, self.state.codebook
-      result = evaluate(params, codebook, tokens, max_tokens, bar.advance)
+      result = language_modeling.evaluate(
+        self.engine,
+        variables,
+        tokens,
+        self.config,
+        self.vocabulary.line_end,
+        max_tokens,
+        bar.advance,
+      )
     return {'split': split, 'step': int(self.state.step), **result}
 
   def cloze(

@@ -60,13 +60,13 @@ class Engine:
       out_shardings=(replicated, self._row_sharding, replicated),
     )
 
-  def prepare(self, params: Any, codebook: Any) -> Variables:
+  def prepare(self, variables: Variables) -> Variables:
     """Returns variables in which each token of the vocabulary is assigned to its cluster.
 
     Otherwise every token that is read is compared with all centroids.
     """
     with sharding.use(self.mesh):
-      return {'params': params, 'codebook': self._prepare(params, codebook)}
+      return variables | {'codebook': self._prepare(variables['params'], variables['codebook'])}
 
   def round_rows(self, rows: int) -> int:
     """Returns the batch size for so many rows."""
@@ -79,7 +79,7 @@ class Engine:
     rows: int,
     num_segments: int,
     make_segment: Callable[[int, slice], streams.Segment],
-  ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+  ) -> Iterator[programs.Scores]:
     """Yields the scores of each segment of a batch of streams while the next one is computed.
 
     The memory of a stream starts empty and is carried from segment to segment.
@@ -89,23 +89,18 @@ class Engine:
       rows: number of streams.
       num_segments: number of segments.
       make_segment: returns the segment with an index, for a slice of the rows.
-
-    Yields:
-      Nats, whether the most likely token is correct, and whether the token is not padding, each
-      [rows, T]; the first two are 0 at padding.
     """
     rows = self.round_rows(rows)
-    memory = jax.device_put(self._scoring_memory(rows), self._row_sharding)
-    pending = None
-    for index in range(num_segments):
-      with sharding.use(self.mesh):
-        segment = sharding.global_rows(self.mesh, rows, functools.partial(make_segment, index))
-        scores, memory = self._score_segment(variables, segment, memory=memory)
-      if pending is not None:
-        yield jax.device_get(pending)
-      pending = scores
-    if pending is not None:
-      yield jax.device_get(pending)
+
+    def dispatch():
+      memory = jax.device_put(self._scoring_memory(rows), self._row_sharding)
+      for index in range(num_segments):
+        with sharding.use(self.mesh):
+          segment = sharding.global_rows(self.mesh, rows, functools.partial(make_segment, index))
+          scores, memory = self._score_segment(variables, segment, memory=memory)
+        yield scores
+
+    return _fetch_one_behind(dispatch())
 
   def score_documents(
     self,
@@ -138,7 +133,7 @@ class Engine:
         return streams.map_segments(lambda array: array[row_slice, columns], padded)
 
       segments = self.score_segments(variables, rows, num_segments, make_segment)
-      nll = np.concatenate([np.zeros((rows, 0)), *(nll for nll, _, _ in segments)], axis=1)
+      nll = np.concatenate([np.zeros((rows, 0)), *(scores.nll_BxT for scores in segments)], axis=1)
       for row, ids in enumerate(group):
         yield nll[row, : len(ids)].astype(np.float64)
 
@@ -208,21 +203,24 @@ class Engine:
     longest = max(map(len, prompts))
     T = min(_bucket(longest, MIN_PROMPT_LENGTH), max(context, longest))
     shard_rows = lambda array: jax.device_put(array, self._row_sharding)
-    with sharding.use(self.mesh):
-      sampler = sampling.SamplerParams.from_config(config, self.model.vocabulary_size)
-      seeds_B = shard_rows(np.resize(np.asarray(seeds, np.uint32), rows))
-      decode_step = functools.partial(self._decode_step, variables, seeds_B, sampler)
-      prompt = self._pad_prompts(prompts, rows, T, bidirectional)
-      no_start_Bx1 = shard_rows(np.zeros((rows, 1), bool))
-      valid_Bx1 = shard_rows(np.ones((rows, 1), np.int32))
-      memory = shard_rows(self._decoding_memory(rows, context))
-      token_B, memory, index = decode_step(prompt, memory=memory, index=jnp.int32(0))
-    while True:
+
+    def dispatch():
       with sharding.use(self.mesh):
-        inputs = programs.Inputs(token_B[:, None], no_start_Bx1, valid_Bx1)
-        next_B, memory, index = decode_step(inputs, memory=memory, index=index)
-      yield np.asarray(token_B)[: len(prompts)]
-      token_B = next_B
+        sampler = sampling.SamplerParams.from_config(config, self.model.vocabulary_size)
+        seeds_B = shard_rows(np.resize(np.asarray(seeds, np.uint32), rows))
+        decode_step = functools.partial(self._decode_step, variables, seeds_B, sampler)
+        prompt = self._pad_prompts(prompts, rows, T, bidirectional)
+        no_start_Bx1 = shard_rows(np.zeros((rows, 1), bool))
+        valid_Bx1 = shard_rows(np.ones((rows, 1), np.int32))
+        memory = shard_rows(self._decoding_memory(rows, context))
+        token_B, memory, index = decode_step(prompt, memory=memory, index=jnp.int32(0))
+      while True:
+        yield token_B
+        with sharding.use(self.mesh):
+          inputs = programs.Inputs(token_B[:, None], no_start_Bx1, valid_Bx1)
+          token_B, memory, index = decode_step(inputs, memory=memory, index=index)
+
+    return (token_B[: len(prompts)] for token_B in _fetch_one_behind(dispatch()))
 
   def trace_score(self, variables: Variables, rows: int, length: int) -> jax.stages.Traced:
     """Traces the program that scores a segment of T tokens. The variables may be abstract."""
@@ -258,8 +256,10 @@ class Engine:
     return self.model.empty_memory(rows, 0 if memory is None else memory.length)
 
   def _decoding_memory(self, rows, context):
-    # One slot less than the context, which includes the current token.
-    return self.model.empty_memory(rows, max(context - 1, 1))
+    """Returns an empty KV cache of one slot less than the context, with the current token."""
+    # Without a KV cache, a segment memory would keep the inputs of all its tokens.
+    min_slots = 0 if self.model.config.memory is None else 1
+    return self.model.empty_memory(rows, max(context - 1, min_slots))
 
   def _pad_prompts(self, prompts, rows, length, bidirectional):
     """Returns the inputs of a batch of prompts, padded to a length, on the devices."""
@@ -268,6 +268,12 @@ class Engine:
     prefix_BxP = valid_BxP > 0 if bidirectional else None
     inputs = programs.Inputs(tokens_BxP, starts_BxP, valid_BxP, prefix_BxP)
     return jax.device_put(inputs, self._row_sharding)
+
+
+def _fetch_one_behind(results):
+  """Yields results on the host, each after the next one is dispatched."""
+  for result, _ in itertools.pairwise(itertools.chain(results, [None])):
+    yield jax.device_get(result)
 
 
 def _pad(sequences, rows, length):

@@ -12,6 +12,22 @@ from ngrammer_jax.data import streams
 from ngrammer_jax.inference import sampling
 
 
+class Scores(NamedTuple):
+  """Scores of the targets of a segment.
+
+  Attributes:
+    nll_BxT: negative log-likelihood in nats, 0 where a target does not count.
+    correct_BxT: whether the most likely token is the target, and counts.
+    counts_BxT: whether the target counts: it has a loss and is not padding.
+    targets_BxT: the targets.
+  """
+
+  nll_BxT: jax.Array
+  correct_BxT: jax.Array
+  counts_BxT: jax.Array
+  targets_BxT: jax.Array
+
+
 class Inputs(NamedTuple):
   """A batch of tokens to read, see `TransformerLM.__call__`."""
 
@@ -22,7 +38,7 @@ class Inputs(NamedTuple):
 
 
 def score_segment(model, variables, segment: streams.Segment, *, memory):
-  """Returns nats, correctness and validity, each [B, T], and the new memory."""
+  """Returns the scores of a segment and the new memory."""
   hidden, memory, _ = model.apply(
     variables,
     segment.tokens_BxT,
@@ -31,9 +47,12 @@ def score_segment(model, variables, segment: streams.Segment, *, memory):
     valid_BxT=segment.valid_BxT,
   )
   scores = model.apply(variables, hidden, segment.targets_BxT, method='scores')
-  valid_BxT = segment.valid_BxT > 0
-  nll_BxT = jnp.where(valid_BxT, scores.nll_BxT, 0)
-  return (nll_BxT, scores.correct_BxT & valid_BxT, valid_BxT), memory
+  counts_BxT = segment.valid_BxT > 0
+  if segment.counts_BxT is not None:
+    counts_BxT &= segment.counts_BxT > 0
+  nll_BxT = jnp.where(counts_BxT, scores.nll_BxT, 0)
+  correct_BxT = scores.correct_BxT & counts_BxT
+  return Scores(nll_BxT, correct_BxT, counts_BxT, segment.targets_BxT), memory
 
 
 def _read(model, variables, inputs: Inputs, memory):

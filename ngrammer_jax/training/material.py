@@ -97,10 +97,12 @@ class Corpus:
   def validate(
     self, run: programs.Programs, state: train_state.TrainState, report: Callable[[int], None]
   ) -> dict[str, Any]:
-    """See `language_modeling.Evaluator`."""
+    """See `language_modeling.evaluate`."""
     validation, limit = self._corpus.splits['validation'], self._config.evaluation.max_tokens
-    evaluate = language_modeling.Evaluator.from_config(run.engine(state), self._config)
-    return evaluate(state.params, state.codebook, validation, limit, report)
+    variables = {'params': state.params, 'codebook': state.codebook}
+    return language_modeling.evaluate(
+      run.engine(state), variables, validation, self._config, max_tokens=limit, report=report
+    )
 
   def said(self, result: dict[str, Any]) -> str:
     """Nats, perplexity and bits per byte."""

@@ -195,19 +195,7 @@ def test_few_programs_are_compiled(x64):
   assert engine._decode_step._cache_size() == 3
 
 
-KNOWN_BUG = pytest.mark.xfail(
-  strict=True, reason='a context of 1 has one memory slot and attends to two tokens'
-)
-
-
-@pytest.mark.parametrize(
-  'context',
-  [
-    pytest.param(1, marks=[pytest.mark.slow, KNOWN_BUG]),
-    pytest.param(2, marks=pytest.mark.slow),
-    5,
-  ],
-)
+@pytest.mark.parametrize('context', [1, pytest.param(2, marks=pytest.mark.slow), 5])
 def test_tokens_depend_on_the_context_alone(x64, deterministic_tokens, context):
   """With one layer and rotary positions, the last tokens alone give the same result."""
   variables, prompts = model_and_variables(SHALLOW)[1], [np.array([i]) for i in (3, 5, 7)]
@@ -220,7 +208,8 @@ def test_tokens_depend_on_the_context_alone(x64, deterministic_tokens, context):
     next_tokens += answer
   log_probs = compute_log_probs(SHALLOW, contexts)
   assert [int(hash_token(log_probs_TxV[-1])) for log_probs_TxV in log_probs] == next_tokens
-  assert len(set(next_tokens)) > 4
+  # With a context of 1, every answer soon repeats itself.
+  assert len(set(next_tokens)) > (2 if context == 1 else 4)
 
 
 def test_tokens_are_sampled_independently(x64):

@@ -29,7 +29,7 @@ class FakeEngine:
   def __init__(self, scores=(), texts=()):
     self._scores, self._texts, self.ranked_choices = scores, list(texts), []
 
-  def prepare(self, params, codebook):
+  def prepare(self, variables):
     return 'prepared'
 
   def round_rows(self, rows):

@@ -81,7 +81,7 @@ class Evaluator:
       BadInput: the task has no choices to rank, or they are equal after truncation.
     """
     choosing = resolve_choosing(name, choosing)
-    variables = self._engine.prepare(params, codebook)
+    variables = self._engine.prepare({'params': params, 'codebook': codebook})
     answer = self._rank_choices if choosing == 'rank' else self._generate_answers
     answers = answer(variables, name, examples, report)
     result: dict[str, Any] = {'task': name, 'n': len(examples)}
