@@ -2,8 +2,8 @@
 
 Any key of evaluation can be changed: --config.evaluation.memory.length=256
 
-The Children's Book Test: --cloze=/path/to/CBTest [--cloze_protocol=prefix], and of its raw books
-questions like those, which are not the official ones: --cloze=/path/to/CBTest --cloze_made=500
+The Children's Book Test: --cloze=/path/to/CBTest [--cloze_protocol=prefix]. Synthetic questions,
+generated from its raw books: --cloze=/path/to/CBTest --cloze_made=500
 """
 
 import argparse
@@ -17,16 +17,18 @@ from ngrammer_jax import errors, files, flags, hosts
 def main(argv: list[str]) -> int:
   """Scores a split, writes evaluation/<split>.json and prints a table."""
   parser = argparse.ArgumentParser(prog='python -m ngrammer_jax.evaluate', description=__doc__)
-  parser.add_argument('--workdir', type=files.path, required=True, help='of the run')
+  parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
   parser.add_argument('--split', default='test', help='train, validation or test')
-  parser.add_argument('--step', default='newest', help='a checkpoint: a step, newest or best')
+  parser.add_argument('--step', default='newest', help='checkpoint: step number, newest or best')
   cloze = parser.add_argument_group("the Children's Book Test")
-  cloze.add_argument('--cloze', type=pathlib.Path, metavar='PATH', help='its folder, or a file')
   cloze.add_argument(
-    '--cloze_protocol', help='query (the default): the whole query counts; prefix: up to the gap'
+    '--cloze', type=pathlib.Path, metavar='PATH', help='folder or file of the questions'
   )
   cloze.add_argument(
-    '--cloze_made', type=int, metavar='N', help='make N questions of each class from raw books'
+    '--cloze_protocol', help='query (default): score the whole query; prefix: up to the gap'
+  )
+  cloze.add_argument(
+    '--cloze_made', type=int, metavar='N', help='generate N questions of each class from raw books'
   )
   flags.add_cache(parser)
   hosts.add_flags(parser)
@@ -34,7 +36,7 @@ def main(argv: list[str]) -> int:
   options = parser.parse_args(plain)
   _check_cloze(options)
   hosts.join(options)
-  if hosts.several():  # where JAX waits for SIGTERM; but there is nothing to save
+  if hosts.several():  # JAX then handles SIGTERM, but there is nothing to save
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
   from ngrammer_jax import runs
@@ -49,9 +51,9 @@ def main(argv: list[str]) -> int:
     return _task(run, overrides, options.split, path)
   config = flags.override(run.config, overrides, 'evaluation')
   run = dataclasses.replace(run, config=config)
-  # The limit of validation in training is none of the verb, unless it is said here.
-  limited = any(key == 'evaluation.max_tokens' for key, _ in overrides)
-  result = run.evaluate(options.split, config.evaluation.max_tokens if limited else None)
+  # The limit of validation during training applies here only if the command sets it.
+  is_limited = any(key == 'evaluation.max_tokens' for key, _ in overrides)
+  result = run.evaluate(options.split, config.evaluation.max_tokens if is_limited else None)
   language_modeling.save(result, path)
   if not hosts.first():
     return 0
@@ -62,11 +64,11 @@ def main(argv: list[str]) -> int:
 
 
 def _check_cloze(options):
-  """Raises BadInput for flags that go with --cloze alone, or have no meaning."""
+  """Raises BadInput for cloze flags without --cloze, or out of range."""
   for flag in ('cloze_protocol', 'cloze_made'):
-    given = getattr(options, flag)
-    if given is not None and options.cloze is None:
-      raise errors.BadInput(f'--{flag}={given} is for --cloze=PATH: add it, or leave this out')
+    value = getattr(options, flag)
+    if value is not None and options.cloze is None:
+      raise errors.BadInput(f'--{flag}={value} is for --cloze=PATH: add it, or leave this out')
   if options.cloze_made is not None and options.cloze_made < 1:
     raise errors.BadInput(f'--cloze_made={options.cloze_made} must be at least 1')
 
@@ -86,7 +88,7 @@ def _cloze(run, overrides, options):
 
 
 def _task(run, overrides, split, path):
-  """The same for a run that was fine-tuned."""
+  """Evaluates a fine-tuned run in the same way."""
   from ngrammer_jax.inference import language_modeling
   from ngrammer_jax.tasks.superglue import finetuning
 
