@@ -129,15 +129,10 @@ class Run:
     tokens = self.split(split)
     count = min(max_tokens or len(tokens.tokens), len(tokens.tokens))
     variables = {'params': self.state.params, 'codebook': self.state.codebook}
+    line_end = self.vocabulary.line_end
     with progress.Progress(f'evaluating {split}', count, 'tokens') as bar:
       result = language_modeling.evaluate(
-        self.engine,
-        variables,
-        tokens,
-        self.config,
-        self.vocabulary.line_end,
-        max_tokens,
-        bar.advance,
+        self.engine, variables, tokens, self.config, line_end, max_tokens, bar.advance
       )
     return {'split': split, 'step': int(self.state.step), **result}
 

@@ -226,7 +226,7 @@ class Engine:
     """Traces the program that scores a segment of T tokens. The variables may be abstract."""
     rows = self.round_rows(rows)
     dtypes = np.int32, np.int32, bool, np.float32
-    segment = streams.Segment(*(jax.ShapeDtypeStruct((rows, length), dtype) for dtype in dtypes))
+    segment = streams.Segment(*(np.zeros((rows, length), dtype) for dtype in dtypes))
     memory = jax.eval_shape(functools.partial(self._scoring_memory, rows))
     segment, memory = sharding.abstract((segment, memory), self._row_sharding)
     with sharding.use(self.mesh):
@@ -235,16 +235,14 @@ class Engine:
   def trace_generate(self, variables: Variables, rows: int, context: int) -> jax.stages.Traced:
     """Traces the program that generates one token. The variables may be abstract."""
     rows = self.round_rows(rows)
-    abstract = lambda dtype, *shape: jax.ShapeDtypeStruct((rows, *shape), dtype)
-    inputs = programs.Inputs(abstract(np.int32, 1), abstract(bool, 1), abstract(np.int32, 1))
+    dtypes = np.int32, bool, np.int32
+    inputs = programs.Inputs(*(np.zeros((rows, 1), dtype) for dtype in dtypes))
     memory = jax.eval_shape(functools.partial(self._decoding_memory, rows, context))
-    by_row = abstract(np.uint32), inputs, memory
+    by_row = np.zeros(rows, np.uint32), inputs, memory
     seeds_B, inputs, memory = sharding.abstract(by_row, self._row_sharding)
-    config = sampling.SamplingConfig()
-    sampler = sampling.SamplerParams.from_config(config, self.model.vocabulary_size)
-    sampler, index = sharding.abstract(
-      (sampler, jax.ShapeDtypeStruct((), np.int32)), sharding.replicated(self.mesh)
-    )
+    config, V = sampling.SamplingConfig(), self.model.vocabulary_size
+    shared = sampling.SamplerParams.from_config(config, V), np.int32(0)
+    sampler, index = sharding.abstract(shared, sharding.replicated(self.mesh))
     with sharding.use(self.mesh):
       return self._decode_step.trace(
         variables, seeds_B, sampler, inputs, memory=memory, index=index

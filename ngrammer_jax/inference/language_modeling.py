@@ -49,11 +49,11 @@ def evaluate(
     # Assigns each vocabulary entry to its cluster once, instead of each token of the split.
     variables = engine.prepare(variables)
   nll, tokens, correct, line_end_nll, line_ends = [], 0, 0, [], 0
-  for scores in _score_batches(engine, variables, text, e.protocol, config.training.batch_size):
+  for scores in _score_batches(engine, variables, text, config):
     num_counted = int(scores.counts_BxT.sum())
     tokens += num_counted
     correct += int(scores.correct_BxT.sum())
-    nll.append(scores.nll_BxT.sum(dtype=np.float64))
+    nll.append(scores.nll_BxT[scores.counts_BxT].sum(dtype=np.float64))
     if line_end is not None:
       is_end_BxT = scores.counts_BxT & (scores.targets_BxT == line_end)
       line_ends += int(is_end_BxT.sum())
@@ -87,11 +87,15 @@ def evaluate(
   }
 
 
-def _score_batches(engine, variables, text, protocol, max_rows):
+def _score_batches(engine, variables, text, config):
   """Yields the scores of batches of segments, or of sliding windows."""
-  is_windows = protocol == 'sliding_window'
-  num_rows, num_segments = (text.tokens, 1) if is_windows else (text.streams, text.segments)
-  rows = engine.round_rows(min(max_rows, num_rows))
+  rows, is_windows = config.training.batch_size, config.evaluation.protocol == 'sliding_window'
+  if is_windows:
+    num_rows, num_segments = text.tokens, 1
+  else:
+    num_rows, num_segments = text.streams, text.segments
+    rows = min(rows, config.evaluation.streams)
+  rows = engine.round_rows(rows)
   for first in range(0, num_rows, rows):
 
     def make_segment(index, row_slice, first=first):
