@@ -14,14 +14,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, files, hosts, progress, sharding
 from ngrammer_jax.data import corpora, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
-from ngrammer_jax.inference import (
-  cloze,
-  completion,
-  language_modeling,
-  sampling,
-  scoring,
-  tokenization,
-)
+from ngrammer_jax.inference import cloze, language_modeling, sampling, text
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.models import language_model
 from ngrammer_jax.training import checkpoints, manifest, programs, windows, workdirs
@@ -166,18 +159,16 @@ class Run:
       answers = list(evaluate(self.variables, source.read(), bar.advance))
     return cloze.build_result(answers, source, int(self.state.step), protocol, context), answers
 
-  def score(self, texts: str | Sequence[str]) -> list[scoring.Score]:
+  def score(self, texts: str | Sequence[str]) -> list[text.Score]:
     """Scores texts, each as a document of its own, in segments of the evaluation's length.
 
     Raises:
       BadInput: the vocabulary does not have a character.
     """
     texts = [texts] if isinstance(texts, str) else list(texts)
-    encoded = [
-      tokenization.encode(self.vocabulary, text, f'text {i + 1}') for i, text in enumerate(texts)
-    ]
+    encoded = [text.encode(self.vocabulary, each, f'text {i + 1}') for i, each in enumerate(texts)]
     length = self.config.evaluation_length()
-    return scoring.score_texts(self.engine, self.variables, self.vocabulary, encoded, length)
+    return text.score(self.engine, self.variables, self.vocabulary, encoded, length)
 
   def generate(
     self,
@@ -189,7 +180,7 @@ class Run:
     seed: int = 0,
     context: int | None = None,
     on_text: Callable[[int, str], None] | None = None,
-  ) -> list[completion.Completion]:
+  ) -> list[text.Completion]:
     """Continues prompts, each as the start of a document of its own.
 
     Args:
@@ -216,15 +207,13 @@ class Run:
     seed: int = 0,
     context: int | None = None,
     on_text: Callable[[int, str], None] | None = None,
-  ) -> Iterator[completion.Completion]:
+  ) -> Iterator[text.Completion]:
     """Yields what `generate` returns, some prompts at a time, as soon as they are done."""
     context = self.config.evaluation_context() if context is None else context
-    config = completion.CompletionConfig(how, tokens, seed, context)
+    config = text.CompletionConfig(how, tokens, seed, context)
     config.check(self.config.model, len(prompts))
-    encoded = completion.encode_prompts(self.vocabulary, prompts, context)
-    yield from completion.complete(
-      self.engine, self.variables, self.vocabulary, encoded, config, on_text
-    )
+    encoded = text.encode_prompts(self.vocabulary, prompts, context)
+    yield from text.complete(self.engine, self.variables, self.vocabulary, encoded, config, on_text)
 
 
 def load_run(workdir: str | pathlib.Path, step: int | str = 'newest') -> Run:

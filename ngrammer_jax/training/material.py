@@ -9,7 +9,6 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
 from ngrammer_jax.data import corpora, packing, streams, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
-from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.training import programs
 from ngrammer_jax.training import state as train_state
 
@@ -99,10 +98,7 @@ class Corpus:
   ) -> dict[str, Any]:
     """See `language_modeling.evaluate`."""
     validation, limit = self._corpus.splits['validation'], self._config.evaluation.max_tokens
-    variables = {'params': state.params, 'codebook': state.codebook}
-    return language_modeling.evaluate(
-      run.engine(state), variables, validation, self._config, max_tokens=limit, report=report
-    )
+    return run.evaluate(state, validation, limit, report)
 
   def said(self, result: dict[str, Any]) -> str:
     """Nats, perplexity and bits per byte."""

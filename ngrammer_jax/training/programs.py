@@ -17,8 +17,9 @@ import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import progress, sharding
-from ngrammer_jax.data import streams
+from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.models import language_model, view
 from ngrammer_jax.training import manifest, optimizers, windows
 from ngrammer_jax.training import state as train_state
@@ -146,6 +147,19 @@ class Programs:
     if model.windows not in self._engines:
       self._engines[model.windows] = inference.Engine(model, self.mesh)
     return self._engines[model.windows]
+
+  def evaluate(
+    self,
+    state: train_state.TrainState,
+    split: token_cache.TokenSplit,
+    max_tokens: int | None,
+    report: Callable[[int], None],
+  ) -> dict[str, Any]:
+    """The metrics of a split, see `language_modeling.evaluate`."""
+    variables = {'params': state.params, 'codebook': state.codebook}
+    return language_modeling.evaluate(
+      self.engine(state), variables, split, self._config, max_tokens=max_tokens, report=report
+    )
 
   def evaluated(self, state: train_state.TrainState) -> language_model.LanguageModel:
     """The model as a state is evaluated, with windows that hold its spans.
