@@ -25,7 +25,8 @@ import numpy as np
 from ngrammer_jax import errors, files, hosts
 from ngrammer_jax.data import cloze, synthetic_cloze
 from ngrammer_jax.data import vocabulary as vocabularies
-from ngrammer_jax.inference import engine, language_modeling
+from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import recurrent_config
 
@@ -151,7 +152,7 @@ class Evaluator:
     protocol: one of PROTOCOLS.
   """
 
-  engine: engine.Engine
+  engine: inference.Engine
   vocabulary: vocabularies.Vocabulary
   rows: int
   context: int
@@ -159,7 +160,7 @@ class Evaluator:
 
   def __call__(
     self,
-    variables: engine.Variables,
+    variables: inference.Variables,
     questions: Iterable[cloze.Question],
     report: Callable[[int], None] = lambda questions: None,
   ) -> Iterator[Answer]:

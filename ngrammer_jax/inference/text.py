@@ -11,7 +11,8 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import vocabulary as vocabularies
-from ngrammer_jax.inference import engine, sampling
+from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.inference import sampling
 from ngrammer_jax.models import config as model_config
 from ngrammer_jax.models import recurrent_config
 
@@ -67,15 +68,15 @@ class Score:
 
 
 def score(
-  model: engine.Engine,
-  variables: engine.Variables,
+  engine: inference.Engine,
+  variables: inference.Variables,
   vocabulary: vocabularies.Vocabulary,
   texts: Sequence[EncodedText],
   segment_length: int,
 ) -> list[Score]:
   """Scores texts, each as a document of its own."""
   documents, start = [ids for _, ids in texts], vocabulary.document_start
-  nats = model.score_documents(variables, documents, start, segment_length)
+  nats = engine.score_documents(variables, documents, start, segment_length)
   return [
     Score(text, ids, text_nats, lossless=vocabulary.decode(ids) == text.encode())
     for (text, ids), text_nats in zip(texts, nats, strict=True)
@@ -158,8 +159,8 @@ def encode_prompts(
 
 
 def complete(
-  model: engine.Engine,
-  variables: engine.Variables,
+  engine: inference.Engine,
+  variables: inference.Variables,
   vocabulary: vocabularies.Vocabulary,
   prompts: Sequence[EncodedText],
   config: CompletionConfig,
@@ -168,7 +169,7 @@ def complete(
   """Yields the completions in the order of the prompts, as soon as those of a batch are done.
 
   Args:
-    model, variables: the engine and its variables.
+    engine, variables: the engine and its variables.
     vocabulary: vocabulary of the model.
     prompts: see `encode_prompts`.
     config: options.
@@ -176,14 +177,14 @@ def complete(
   """
   if max((len(prompt.ids) for prompt in prompts), default=0) + config.tokens > config.context:
     logging.info('a token is predicted from the last %s tokens, the context', f'{config.context:,}')
-  for first in range(0, len(prompts), engine.MAX_ROWS):
-    group = prompts[first : first + engine.MAX_ROWS]
+  for first in range(0, len(prompts), inference.MAX_ROWS):
+    group = prompts[first : first + inference.MAX_ROWS]
     ids = [prompt.ids for prompt in group]
     seeds = [config.seed + first + row for row in range(len(group))]
     texts = [
       IncrementalDetokenizer(vocabulary, prompt_ids[1:], config.tokens) for prompt_ids in ids
     ]
-    for token_B in model.generate(variables, ids, seeds, config.sampling, config.context):
+    for token_B in engine.generate(variables, ids, seeds, config.sampling, config.context):
       for row, (text, token) in enumerate(zip(texts, token_B.tolist(), strict=True)):
         if not text.is_done:
           new_text = text.add(token)
