@@ -34,8 +34,7 @@ from ngrammer_jax import errors, flags, progress, sharding
 from ngrammer_jax.config import command_line
 from ngrammer_jax.data import streams
 from ngrammer_jax.data import vocabulary as vocabularies
-from ngrammer_jax.decoding import generation
-from ngrammer_jax.evaluation import scoring
+from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.models import heads, language_model, view
 from ngrammer_jax.training import programs, throughput, windows
 from ngrammer_jax.training import state as train_state
@@ -125,13 +124,13 @@ def traced(config: experiment.Config, V: int, mesh: jax.sharding.Mesh, name: str
     )
   if served is not codebook:
     codebook = sharding.abstract(served, sharding.replicated(mesh))
+  variables, engine = {'params': state.params, 'codebook': codebook}, inference.Engine(model, mesh)
   if name == 'evaluate':
     length = config.evaluation_length()
-    score = scoring.Scorer(model, mesh, min(t.batch_size, config.evaluation.streams))
-    return score.trace(state.params, codebook, length), state, score.rows * length
-  context = config.evaluation_context()
-  write = generation.Generator(model, mesh, context, sharding.batch_shards(mesh))
-  return write.trace(state.params, codebook), state, write.rows
+    rows = engine.round_rows(min(t.batch_size, config.evaluation.streams))
+    return engine.trace_score(variables, rows, length), state, rows * length
+  rows = sharding.batch_shards(mesh)
+  return engine.trace_generate(variables, rows, config.evaluation_context()), state, rows
 
 
 def report(config: experiment.Config, V: int, mesh: jax.sharding.Mesh, name: str) -> dict:

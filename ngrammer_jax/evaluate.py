@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
   from ngrammer_jax import runs
-  from ngrammer_jax.evaluation import language_modeling
+  from ngrammer_jax.inference import language_modeling
 
   with hosts.collective_errors():
     run = runs.load_run(options.workdir, flags.step(options.step))
@@ -76,7 +76,7 @@ def _check_cloze(options):
 
 def _cloze(run, overrides, options):
   """Answers cloze questions, writes evaluation/cloze_<name>.json and .jsonl, prints a table."""
-  from ngrammer_jax.evaluation import cloze
+  from ngrammer_jax.inference import cloze
 
   run = dataclasses.replace(run, config=command_line.override(run.config, overrides, 'evaluation'))
   protocol = options.cloze_protocol or cloze.PROTOCOLS[0]
@@ -90,7 +90,7 @@ def _cloze(run, overrides, options):
 
 def _task(run, overrides, split, path):
   """Evaluates a fine-tuned run on its task, or on a diagnostic set."""
-  from ngrammer_jax.evaluation import language_modeling
+  from ngrammer_jax.inference import language_modeling
   from ngrammer_jax.tasks.superglue import finetuning
 
   data = [override for override in overrides if override[0] == 'data.superglue_dir']

@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
   hosts.join(options)
 
   from ngrammer_jax import runs
-  from ngrammer_jax.evaluation import language_modeling
+  from ngrammer_jax.inference import language_modeling
   from ngrammer_jax.tasks.superglue import finetuning, formats
   from ngrammer_jax.training import loop
 

@@ -1,10 +1,11 @@
-"""Continues prompts: python -m ngrammer_jax.generate --workdir=DIR --prompt='My fellow citizens'.
+"""Generates text: python -m ngrammer_jax.generate --workdir=DIR --prompt='My fellow citizens'.
 
-Standard output has only the text. With --prompts=FILE, which has one prompt a line, it has one JSON
-object a line.
+Standard output has the text and nothing else. With --prompts=FILE, which has one prompt per line,
+it has one JSON object per line.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import json
@@ -12,12 +13,13 @@ import logging
 import pathlib
 import sys
 import time
+from typing import TextIO
 
 from ngrammer_jax import errors, files, flags, progress
 
 
 def main(argv: list[str]) -> int:
-  """Generates text; a single prompt is printed token by token."""
+  """Generates continuations; prints a single one while it is generated."""
   parser = argparse.ArgumentParser(
     prog='python -m ngrammer_jax.generate',
     description=__doc__,
@@ -26,62 +28,74 @@ def main(argv: list[str]) -> int:
   parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
   parser.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
   source = parser.add_mutually_exclusive_group(required=True)
-  source.add_argument('--prompt', help='beginning of the text')
-  source.add_argument('--prompts', type=pathlib.Path, metavar='FILE', help='one prompt a line')
+  source.add_argument('--prompt', help='text to continue')
+  source.add_argument('--prompts', type=pathlib.Path, metavar='FILE', help='one prompt per line')
   parser.add_argument('--output', type=pathlib.Path, help='file for the results of --prompts')
   parser.add_argument('--tokens', type=int, default=100, help='maximum number of new tokens')
   parser.add_argument('--temperature', type=float, default=1.0, help='0: greedy decoding')
   parser.add_argument('--top_k', type=int, help='sample from the k most likely tokens')
-  parser.add_argument('--top_p', type=float, help='nucleus sampling: total probability')
+  parser.add_argument('--top_p', type=float, help='nucleus sampling: probability mass')
   parser.add_argument(
     '--seed', type=int, default=0, help='seed of the first prompt; prompt i has seed + i'
   )
   parser.add_argument('--context', type=int, help='context length; default: as in evaluation')
   flags.add_cache(parser)
   options = parser.parse_args(argv)
-  prompts = _prompts(options)
+  prompts = _read_prompts(options)
 
   from ngrammer_jax import runs
-  from ngrammer_jax.decoding import sampling
+  from ngrammer_jax.inference import sampling
 
   run = runs.load_run(options.workdir, flags.step(options.step))
-  generate = functools.partial(
-    run.completions,
-    prompts,
-    sampling.SamplingConfig(options.temperature, options.top_k, options.top_p),
-    options.tokens,
-    options.seed,
-    options.context,
+  how = sampling.SamplingConfig(options.temperature, options.top_k, options.top_p)
+  complete = functools.partial(
+    run.completions, prompts, how, options.tokens, options.seed, options.context
   )
   rate = Rate()
   if options.prompts is None:
-    unprinted = [options.prompt]  # until the first token, when all errors have been raised
-
-    def on_text(row, new_text):
-      rate.count()
-      print(''.join([*unprinted, new_text]), end='', flush=True)
-      unprinted.clear()
-
-    list(generate(on_text=on_text))
-    print()
+    _print_text(complete, options.prompt, rate)
   else:
-    with progress.Progress('generating', len(prompts) * options.tokens, 'tokens') as bar:
-
-      def on_text(row, new_text):
-        rate.count()
-        bar.advance(1)
-
-      # Each completion is written at once: an interrupted command keeps what is finished.
-      output = sys.stdout if options.output is None else options.output.open('w', encoding='utf-8')
-      for completion in generate(on_text=on_text):
-        line = json.dumps(dataclasses.asdict(completion), ensure_ascii=False)
-        print(line, file=output, flush=True)
+    total = len(prompts) * options.tokens
+    with (
+      progress.Progress('generating', total, 'tokens') as bar,
+      _open_output(options.output) as output,
+    ):
+      _print_json(complete, output, rate, bar)
   logging.info('%s', rate)
   return 0
 
 
-def _prompts(options: argparse.Namespace) -> list[str]:
-  """Returns the prompts. Raises BadInput if they cannot be read, or the output not be written."""
+def _print_text(complete, prompt, rate) -> None:
+  """Prints a prompt and its continuation while it is generated."""
+  unprinted = [prompt]  # until the first token, before which any error is raised
+
+  def print_new_text(_, new_text):
+    rate.count()
+    print(''.join([*unprinted, new_text]), end='', flush=True)
+    unprinted.clear()
+
+  list(complete(on_text=print_new_text))
+  print()
+
+
+def _print_json(complete, output, rate, bar) -> None:
+  """Prints each completion as soon as it is done: an interrupted run keeps those before."""
+
+  def count_token(row, new_text):
+    rate.count()
+    bar.advance(1)
+
+  for one in complete(on_text=count_token):
+    print(json.dumps(dataclasses.asdict(one), ensure_ascii=False), file=output, flush=True)
+
+
+def _open_output(path: pathlib.Path | None) -> contextlib.AbstractContextManager[TextIO]:
+  """Opens the file of the results. None: standard output, which stays open."""
+  return contextlib.nullcontext(sys.stdout) if path is None else path.open('w', encoding='utf-8')
+
+
+def _read_prompts(options: argparse.Namespace) -> list[str]:
+  """Returns the prompts. Raises BadInput if a file cannot be read, or the output not written."""
   if options.prompts is None and options.output is not None:
     raise errors.BadInput('--output is for --prompts=FILE; a single text goes to standard output')
   if options.output is not None:
@@ -103,19 +117,19 @@ def _prompts(options: argparse.Namespace) -> list[str]:
 
 
 class Rate:
-  """Measures tokens per second from the first token on: before it, the model is compiled."""
+  """Tokens per second after the first token, which waits for loading and compiling."""
 
   def __init__(self):
-    self._tokens, self._start_time = 0, time.monotonic()
+    self._tokens, self._start = 0, time.monotonic()
 
   def count(self) -> None:
     """Counts a token."""
     if not self._tokens:
-      self._start_time = time.monotonic()
+      self._start = time.monotonic()
     self._tokens += 1
 
   def __str__(self) -> str:
-    seconds = max(time.monotonic() - self._start_time, 1e-9)
+    seconds = max(time.monotonic() - self._start, 1e-9)
     return f'{self._tokens:,} tokens, {(self._tokens - 1) / seconds:,.0f} tokens/s'
 
 

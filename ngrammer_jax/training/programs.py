@@ -17,8 +17,9 @@ import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import progress, sharding
-from ngrammer_jax.data import streams
-from ngrammer_jax.evaluation import language_modeling
+from ngrammer_jax.data import streams, token_cache
+from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.models import language_model, view
 from ngrammer_jax.training import manifest, optimizers, windows
 from ngrammer_jax.training import state as train_state
@@ -45,7 +46,7 @@ class Programs:
     self._model = language_model.build(config.model, vocabulary_size)
     self._evaluated = language_model.build(config.evaluation_model(), vocabulary_size)
     self._compiled: dict[view.Windows | None, Callable] = {}
-    self._evaluators: dict[view.Windows | None, language_modeling.Evaluator] = {}
+    self._engines: dict[view.Windows | None, inference.Engine] = {}
     self.windows, self.changes = windows.first(config.model), 0
     self._fitted, self._growth = windows.fitted(config.model), windows.growth(config)
 
@@ -140,19 +141,25 @@ class Programs:
       metrics = jax.tree.map(lambda new, old: jnp.where(made, new, old), metrics, before)
     return state, metrics, int(state.step) == first + self._config.training.segments_per_call
 
-  def evaluator(self, state: train_state.TrainState) -> language_modeling.Evaluator:
-    """Scores a split, with windows that hold the spans of a state."""
-    model, c = self.evaluated(state), self._config
-    if model.windows not in self._evaluators:
-      self._evaluators[model.windows] = language_modeling.Evaluator(
-        model,
-        self.mesh,
-        c.evaluation.streams,
-        c.evaluation_length(),
-        c.training.batch_size,
-        c.evaluation.protocol,
-      )
-    return self._evaluators[model.windows]
+  def engine(self, state: train_state.TrainState) -> inference.Engine:
+    """The engine of evaluation, with windows that hold the spans of a state."""
+    model = self.evaluated(state)
+    if model.windows not in self._engines:
+      self._engines[model.windows] = inference.Engine(model, self.mesh)
+    return self._engines[model.windows]
+
+  def evaluate(
+    self,
+    state: train_state.TrainState,
+    split: token_cache.TokenSplit,
+    max_tokens: int | None,
+    report: Callable[[int], None],
+  ) -> dict[str, Any]:
+    """The metrics of a split, see `language_modeling.evaluate`."""
+    variables = {'params': state.params, 'codebook': state.codebook}
+    return language_modeling.evaluate(
+      self.engine(state), variables, split, self._config, max_tokens=max_tokens, report=report
+    )
 
   def evaluated(self, state: train_state.TrainState) -> language_model.LanguageModel:
     """The model as a state is evaluated, with windows that hold its spans.

@@ -100,10 +100,9 @@ class CorpusTask:
   def validate(
     self, run: programs.Programs, state: train_state.TrainState, report: Callable[[int], None]
   ) -> dict[str, Any]:
-    """Scores the validation split; see `language_modeling.Evaluator`."""
+    """Scores the validation split; see `language_modeling.evaluate`."""
     validation, limit = self._corpus.splits['validation'], self._config.evaluation.max_tokens
-    evaluate = run.evaluator(state)
-    return evaluate(state.params, state.codebook, validation, limit, report)
+    return run.evaluate(state, validation, limit, report)
 
   def format_metrics(self, result: dict[str, Any]) -> str:
     """Formats nats, perplexity and bits per byte."""

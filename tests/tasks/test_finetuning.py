@@ -249,8 +249,8 @@ def test_validation_and_evaluation_use_their_splits(folder, finetuning, monkeypa
   caplog.set_level('INFO')
   config, created, calls = finetuning_config(finetuning, folder), [], []
 
-  def make_evaluator(config, model, mesh, vocabulary):
-    created.append((config, model.windows, mesh, vocabulary.size))
+  def make_evaluator(config, engine, vocabulary):
+    created.append((config, engine, vocabulary.size))
 
     def evaluate(params, codebook, name, examples, choosing, report=None):
       texts = [vocabulary.decode(example.inputs).decode() for example in examples]
@@ -262,12 +262,11 @@ def test_validation_and_evaluation_use_their_splits(folder, finetuning, monkeypa
 
   monkeypatch.setattr(finetuning, 'make_evaluator', make_evaluator)
   task = finetuning.FinetuneTask(config, folder / 'run')
-  model = types.SimpleNamespace(windows='all')
-  training = types.SimpleNamespace(evaluated=lambda state: model, mesh='mesh')
+  training = types.SimpleNamespace(engine=lambda state: f'engine of step {int(state.step)}')
   for step in (2, 3):
     result = task.validate(training, state(step), lambda examples: None)
     assert (result['task'], result['n'], result[task.best_metric]) == ('rte', 12, 25)
-  assert created == [(config, 'all', 'mesh', 257)]  # once: a second one would be compiled again
+  assert created == [(config, f'engine of step {step}', 257) for step in (2, 3)]
   assert calls[1][:4] == ([3.0] * 3, [6.0] * 2, 'rte', None) and len(calls[1][4]) == 12
   assert calls[1][4][1] == 'rte hypothesis: rain premise: It is very snow.'
   assert task.format_metrics(result) == ' rte accuracy 75.00, 12 examples'
@@ -275,7 +274,7 @@ def test_validation_and_evaluation_use_their_splits(folder, finetuning, monkeypa
   assert caplog.messages[-1] == (
     'data: examples of rte 40, in 40 rows of 96 tokens; 8 steps of 8 rows are 1.60 epochs'
   )
-  run = {'config': config, 'vocabulary': task.vocabulary, 'evaluated': model, 'mesh': 'mesh'}
+  run = {'config': config, 'vocabulary': task.vocabulary, 'engine': 'engine'}
   run = types.SimpleNamespace(**run, state=state(3), workdir=folder / 'run')
   assert finetuning.evaluate(run, 'validation') == {'split': 'validation', 'step': 3, **result}
   assert not (folder / 'run' / 'evaluation').exists()

@@ -14,7 +14,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
-from ngrammer_jax.evaluation import scoring
+from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.layers import quantizer
 from ngrammer_jax.models import language_model, transformer
 from ngrammer_jax.training import optimizers
@@ -232,12 +232,10 @@ def test_evaluation_leaves_the_tables_where_they_are():
   model = transformer.TransformerLM(config, V)
   optimizer = optimizers.make(experiment.OptimizerConfig(), 10)
   _, abstract = train_state.make_initializer(model, optimizer, B, 0, mesh)
-  rows = jax.ShapeDtypeStruct((B, T), np.int32, sharding=sharding.rows_sharding(mesh))
-  segment = streams.Segment(rows, rows, rows, rows)
-  scorer = scoring.Scorer(model, mesh, B)
+  variables = {'params': abstract.params, 'codebook': abstract.codebook}
+  traced = inference.Engine(model, mesh).trace_score(variables, B, T)
   with sharding.use(mesh):
-    given = (abstract.params, abstract.codebook, abstract.memory, segment)
-    check_lookups(scorer._score.lower(*given).compile().as_text(), shards=4)
+    check_lookups(traced.lower().compile().as_text(), shards=4)
 
 
 def test_an_axis_that_does_not_divide_stays_whole_and_is_logged(caplog):

@@ -61,15 +61,15 @@ def test_who_was_stopped_goes_on_bit_by_bit(tiny, whole, tmp_path, monkeypatch, 
 
 def test_a_validation_that_was_stopped_is_made_up_for(tiny, whole, tmp_path, monkeypatch):
   """Also when that is stopped again, and also that of the last step."""
-  evaluator, calls = toy.Programs.evaluator, []
+  evaluate, calls = toy.Programs.evaluate, []
 
-  def interrupted(self, state):
+  def interrupted(self, state, *args):
     calls.append(state)
     if len(calls) not in (3, 6):
       interrupt()
-    return evaluator(self, state)
+    return evaluate(self, state, *args)
 
-  monkeypatch.setattr(toy.Programs, 'evaluator', interrupted)
+  monkeypatch.setattr(toy.Programs, 'evaluate', interrupted)
   for at in (6, 6, 12, 12):
     with pytest.raises(errors.Interrupted):
       loop.train(tiny(), tmp_path / 'run')

@@ -60,11 +60,11 @@ def test_the_validation_split_is_what_judges(tiny):
   evaluation = evaluation_config.EvaluationConfig(streams=4, max_tokens=77)
   corpus = train_task.CorpusTask(tiny(evaluation=evaluation))
   scored = []
-  run = types.SimpleNamespace(evaluator=lambda state: lambda *given: scored.append(given))
-  state, report = types.SimpleNamespace(params='params', codebook='codebook'), object()
-  corpus.validate(run, state, report)
+  run = types.SimpleNamespace(evaluate=lambda *args: scored.append(args))
+  report = object()
+  corpus.validate(run, 'state', report)
   splits = corpus._corpus.splits
-  assert scored == [('params', 'codebook', splits['validation'], 77, report)]
+  assert scored == [('state', splits['validation'], 77, report)]
   assert len({len(splits[name].tokens) for name in ('train', 'validation', 'test')}) >= 2
   assert splits['validation'] is not splits['test']
   tokens = corpus.segment(0, slice(0, 8)).tokens_BxT

@@ -17,6 +17,8 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, files, hosts, runs
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
+from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.tasks.superglue import (
   evaluation,
   features,
@@ -153,7 +155,6 @@ class FinetuneTask:
       digest.update(repr((example.inputs.tolist(), example.targets.tolist())).encode())
     self.content_hash = digest.hexdigest()
     self._order = functools.lru_cache(maxsize=2)(self._permutation)
-    self._evaluators: dict[Any, evaluation.Evaluator] = {}  # by windows; each is compiled once
 
   def _permutation(self, epoch):
     count = len(self._rows.tokens_BxT)
@@ -196,12 +197,7 @@ class FinetuneTask:
     self, run: programs.Programs, state: train_state.TrainState, report: Callable[[int], None]
   ) -> dict[str, Any]:
     """Returns the metrics of the task, or of all tasks and their average."""
-    model = run.evaluated(state)
-    if model.windows not in self._evaluators:
-      self._evaluators[model.windows] = make_evaluator(
-        self._config, model, run.mesh, self.vocabulary
-      )
-    evaluator = self._evaluators[model.windows]
+    evaluator = make_evaluator(self._config, run.engine(state), self.vocabulary)
     results = {
       name: evaluator(
         state.params, state.codebook, name, examples, self._config.finetune.choosing, report
@@ -266,12 +262,13 @@ def load_examples(config: experiment.Config, name: str, split: str) -> list[feat
   return list(features.read_examples(name, split, inputs, f.targets_length, f.truncate))
 
 
-def make_evaluator(config: experiment.Config, model: Any, mesh: Any, vocabulary: Any) -> Any:
+def make_evaluator(
+  config: experiment.Config, engine: inference.Engine, vocabulary: vocabularies.Vocabulary
+) -> evaluation.Evaluator:
   """Returns an evaluator with the options of the config."""
   t, f = config.training, config.finetune
   return evaluation.Evaluator(
-    model,
-    mesh,
+    engine,
     vocabulary,
     t.batch_size,
     t.segment_length,
@@ -308,7 +305,7 @@ def evaluate(run: runs.Run, split: str) -> dict[str, Any]:
   """Evaluates a fine-tuned run. For the test split, it also writes the submission files."""
   config = run.config
   registration.register(example_source(config), run.vocabulary)
-  evaluator = make_evaluator(config, run.evaluated, run.mesh, run.vocabulary)
+  evaluator = make_evaluator(config, run.engine, run.vocabulary)
   results = {}
   for name in task_names(config):
     examples = load_examples(config, name, split)

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax.decoding import sampling
+from ngrammer_jax.inference import sampling
 from tests.checks import bad_input
 
 V, SAMPLES = 6, 20_000

@@ -1,4 +1,4 @@
-"""Evaluates a tiny model on several hosts: python -m tests.evaluation.hosts HOSTS HOST_ID PORT."""
+"""Evaluates a tiny model on several hosts: python -m tests.inference.hosts HOSTS HOST_ID PORT."""
 
 import json
 import os
@@ -16,7 +16,7 @@ def evaluate() -> dict[str, Any]:
   from ngrammer_jax import sharding
   from ngrammer_jax.config import model as model_config
   from ngrammer_jax.data import vocabulary
-  from ngrammer_jax.evaluation import scoring
+  from ngrammer_jax.inference import engine as inference
   from ngrammer_jax.models import transformer
   from ngrammer_jax.tasks.superglue import evaluation
 
@@ -42,14 +42,15 @@ def evaluate() -> dict[str, Any]:
     )
     for number in range(9)  # not a multiple of the rows
   ]
-  evaluator = evaluation.Evaluator(model, mesh, vocabulary.ByteVocabulary(), 4, 64, 12)
+  engine = inference.Engine(model, mesh)
+  evaluator = evaluation.Evaluator(engine, vocabulary.ByteVocabulary(), 4, 64, 12)
   answers = {
     choosing: evaluator(params, {}, 'record', examples, choosing)[1]
     for choosing in ('rank', 'greedy')
   }
   texts = [np.arange(10), np.arange(30)]
-  scorer = scoring.Scorer(model, mesh, 4)
-  nats = [text.sum() for text in scorer.score_documents(params, {}, texts, 256, 8)]
+  variables = {'params': params, 'codebook': {}}
+  nats = [text.sum() for text in engine.score_documents(variables, texts, 256, 8, max_rows=4)]
   return answers | {'nats': nats}
 
 

@@ -20,7 +20,6 @@ import math
 import pathlib
 from typing import Any
 
-import jax
 import numpy as np
 
 from ngrammer_jax import errors, files, hosts
@@ -28,8 +27,8 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.data import cloze, synthetic_cloze
 from ngrammer_jax.data import vocabulary as vocabularies
-from ngrammer_jax.evaluation import language_modeling, ranking
-from ngrammer_jax.models import language_model
+from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.inference import language_modeling
 
 PROTOCOLS = ('query', 'prefix')
 SORT_BUFFER = 4096  # questions sorted by length at a time
@@ -141,45 +140,34 @@ class Answer:
     return json.dumps(fields | {'scores': self.scores.tolist()}, ensure_ascii=False)
 
 
+@dataclasses.dataclass(frozen=True)
 class Evaluator:
   """Scores the candidates of questions.
 
-  Args:
-    model: the model, with the memory and windows of evaluation.
-    mesh: the device mesh.
+  Attributes:
+    engine: the engine of the model.
     vocabulary: vocabulary of the model.
     rows: batch size in questions.
     context: maximum number of tokens that a token is predicted from.
     protocol: one of PROTOCOLS.
-
-  Raises:
-    BadInput: the protocol does not exist.
   """
 
-  def __init__(
-    self,
-    model: language_model.LanguageModel,
-    mesh: jax.sharding.Mesh,
-    vocabulary: vocabularies.Vocabulary,
-    rows: int,
-    context: int,
-    protocol: str = 'query',
-  ):
-    check_protocol(protocol)
-    self._vocabulary, self._context, self._protocol = vocabulary, context, protocol
-    self._rank = ranking.Ranker(model, mesh, rows)
+  engine: inference.Engine
+  vocabulary: vocabularies.Vocabulary
+  rows: int
+  context: int
+  protocol: str = 'query'
 
   def __call__(
     self,
-    params: Any,
-    codebook: Any,
+    variables: inference.Variables,
     questions: Iterable[cloze.Question],
     report: Callable[[int], None] = lambda questions: None,
   ) -> Iterator[Answer]:
     """Yields the answers in the order of the questions.
 
     Args:
-      params, codebook: variables of the model.
+      variables: parameters and codebook.
       questions: questions of any kind.
       report: called with the number of questions answered since the previous call.
 
@@ -190,7 +178,7 @@ class Evaluator:
     while group := list(itertools.islice(questions, SORT_BUFFER)):
       prefixes, choices, is_cut = zip(*map(self._tokenize, group), strict=True)
       scores: list[Any] = [None] * len(group)
-      for i, choice_scores in self._rank(params, codebook, prefixes, choices):
+      for i, choice_scores in self.engine.rank(variables, prefixes, choices, self.rows):
         scores[i] = choice_scores
         report(1)
       for i, question in enumerate(group):
@@ -206,7 +194,7 @@ class Evaluator:
     before_gap, after_gap = question.query.split(cloze.PLACEHOLDER)
     before_gap = before_gap.removesuffix(' ')  # a token may start with the space
     space = question.query[len(before_gap) :].partition(cloze.PLACEHOLDER)[0]
-    after_gap = after_gap if self._protocol == 'query' else ''
+    after_gap = after_gap if self.protocol == 'query' else ''
     context = self._encode(question, ''.join(f'{sentence}\n' for sentence in question.context))
     prefix = self._encode(question, before_gap)
     queries = [
@@ -219,20 +207,20 @@ class Evaluator:
       min(map(len, queries)) - 1, *(_common_prefix_length(prefix, query) for query in queries)
     )
     choices = [query[num_shared:] for query in queries]
-    prefix = np.concatenate([[self._vocabulary.document_start], context, queries[0][:num_shared]])
+    prefix = np.concatenate([[self.vocabulary.document_start], context, queries[0][:num_shared]])
     # The last token of a choice is predicted, but not read.
-    max_prefix = self._context - max(map(len, choices)) + 1
+    max_prefix = self.context - max(map(len, choices)) + 1
     if max_prefix < max(num_shared, 1):
       raise errors.BadInput(
         f'{question.file}, line {question.line}: the query has {max(map(len, queries)):,} tokens, '
-        f'but the evaluation context has only {self._context:,}: raise it with '
+        f'but the evaluation context has only {self.context:,}: raise it with '
         f'--config.evaluation.segment_length=N'
       )
     return prefix[-max_prefix:].astype(np.int32), choices, len(prefix) > max_prefix
 
   def _encode(self, question, text):
     try:
-      return self._vocabulary.encode(text.encode()).astype(np.int32)
+      return self.vocabulary.encode(text.encode()).astype(np.int32)
     except errors.BadInput as error:
       first = question.line - len(question.context)
       raise errors.BadInput(
@@ -240,8 +228,8 @@ class Evaluator:
       ) from error
 
   def _is_unknown(self, word):
-    unknown = self._vocabulary.unknown
-    return unknown is not None and unknown in self._vocabulary.encode(word.encode())
+    unknown = self.vocabulary.unknown
+    return unknown is not None and unknown in self.vocabulary.encode(word.encode())
 
 
 def check_protocol(protocol: str) -> None:

@@ -14,7 +14,8 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.data import cloze as cloze_data
 from ngrammer_jax.data import vocabulary as vocabularies
-from ngrammer_jax.evaluation import cloze
+from ngrammer_jax.inference import cloze
+from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.models import transformer
 from ngrammer_jax.training import loop
 from tests.checks import assert_close, bad_input, random_variables
@@ -52,7 +53,8 @@ def make_evaluator(
 ):
   config = config or model_config.ModelConfig(layers=1, width=8, heads=1)
   model = transformer.TransformerLM(config, vocabulary.size)
-  return cloze.Evaluator(model, sharding.make_mesh(), vocabulary, rows, context, protocol)
+  engine = inference.Engine(model, sharding.make_mesh())
+  return cloze.Evaluator(engine, vocabulary, rows, context, protocol)
 
 
 MEMORY = {
@@ -89,7 +91,7 @@ def test_scores_match_ten_full_forward_passes(change):
   longer = dataclasses.replace(QUESTIONS[0], query=' '.join([f'Then {GAP} went', *['home'] * 40]))
   questions = [QUESTIONS[0], longer] if change == 'n-grams' else [QUESTIONS[0]]
   evaluator = make_evaluator(vocabulary, config=config)
-  answers = evaluator(variables['params'], variables.get('codebook', {}), questions)
+  answers = evaluator({'codebook': {}} | variables, questions)
   for question, answer in zip(questions, answers, strict=True):
     fill_gap = lambda c, q=question: '\n'.join((*q.context, q.query.replace(GAP, c)))
     ids = [vocabulary.encode(fill_gap(candidate).encode()) for candidate in ANIMALS]
@@ -105,12 +107,12 @@ def fake_ranker(monkeypatch):
   """Replaces the model: records prefixes and choices, and scores them by a function of the ids."""
   fake = types.SimpleNamespace(prefixes=[], choices=[], score=lambda ids: -float(len(ids)))
 
-  def rank(self, params, codebook, prefixes, choices):
+  def rank(self, variables, prefixes, choices, rows):
     fake.prefixes, fake.choices = list(prefixes), list(choices)
     for i in reversed(range(len(prefixes))):
       yield i, np.array([fake.score(ids) for ids in choices[i]])
 
-  monkeypatch.setattr(cloze.ranking.Ranker, '__call__', rank)
+  monkeypatch.setattr(inference.Engine, 'rank', rank)
   return fake
 
 
@@ -119,7 +121,7 @@ KINDS = ('sentencepiece', 'characters', 'bytes', 'words')
 
 def check_tokens(fake_ranker, vocabulary, protocol):
   """Checks that prefix and choice together are the tokens of the whole text."""
-  answers = list(make_evaluator(vocabulary, protocol=protocol)({}, {}, QUESTIONS))
+  answers = list(make_evaluator(vocabulary, protocol=protocol)({}, QUESTIONS))
   assert [answer.question.line for answer in answers] == [q.line for q in QUESTIONS]
   for question, prefix, choices in zip(
     QUESTIONS, fake_ranker.prefixes, fake_ranker.choices, strict=True
@@ -163,7 +165,7 @@ def test_unknown_words_share_the_point(fake_ranker):
   noise = iter(np.linspace(0, 1e-9, 40))  # rounding differences of equal tokens
   unknown = vocabulary.unknown
   fake_ranker.score = lambda ids: (-1.0 if ids[0] == unknown else -2.0) + next(noise)
-  answers = list(make_evaluator(vocabulary)({}, {}, questions))
+  answers = list(make_evaluator(vocabulary)({}, questions))
   assert [answer.point for answer in answers] == pytest.approx([1 / 3, 0, 1 / 2, 0])
   assert answers[0].best == list(unknown_words) and answers[3].best == ['pig']
   (kind,) = cloze.summarize(answers).values()
@@ -180,18 +182,18 @@ def test_unknown_words_share_the_point(fake_ranker):
   # A word that occurs twice is right both times.
   repeated = make_question('yak', (*ANIMALS[:7], 'yak', 'yak', 'zebu'))
   fake_ranker.score = lambda ids: float(ids[0] == unknown)
-  assert next(make_evaluator(vocabulary)({}, {}, [repeated])).point == pytest.approx(2 / 3)
+  assert next(make_evaluator(vocabulary)({}, [repeated])).point == pytest.approx(2 / 3)
 
 
 def test_oldest_tokens_are_cut(fake_ranker):
   vocabulary = make_vocabulary('words')
   total = len('\n'.join(STORY).replace('\n', ' \n ').split(' ')) + 1 + 1 + 7
   choice = 6  # tokens of a candidate and the rest of the query: x and cat went home .
-  (answer,) = make_evaluator(vocabulary, total - 1)({}, {}, QUESTIONS[:1])
+  (answer,) = make_evaluator(vocabulary, total - 1)({}, QUESTIONS[:1])
   (full_prefix,) = fake_ranker.prefixes
   assert not answer.cut and len(full_prefix) + choice == total
   for context in (total - 2, 10, 6):
-    (answer,) = make_evaluator(vocabulary, context)({}, {}, QUESTIONS[:1])
+    (answer,) = make_evaluator(vocabulary, context)({}, QUESTIONS[:1])
     assert answer.cut
     # The last token of a choice is predicted, but not read.
     assert fake_ranker.prefixes[0].tolist() == full_prefix[-(context - choice + 1) :].tolist()
@@ -199,13 +201,13 @@ def test_oldest_tokens_are_cut(fake_ranker):
     'file, line 21: the query has 7 tokens, but the evaluation context has only 5: raise it with '
     '--config.evaluation.segment_length=N'
   ):
-    list(make_evaluator(vocabulary, 5)({}, {}, QUESTIONS[:1]))
+    list(make_evaluator(vocabulary, 5)({}, QUESTIONS[:1]))
 
 
 def test_unknown_character():
   vocabulary = vocabularies.learn_characters([b'abc \n'], 'utf-8', True)
   with bad_input("file, lines 1 to 21: 'T' is not among the 5 known characters"):
-    list(make_evaluator(vocabulary)({}, {}, QUESTIONS))
+    list(make_evaluator(vocabulary)({}, QUESTIONS))
 
 
 @pytest.mark.parametrize(
@@ -224,7 +226,7 @@ def workspace(tmp_path, monkeypatch, fake_ranker):
   vocabulary.save(tmp_path / 'run')
   run = runs.Run(tmp_path / 'run', experiment.Config())
   model = transformer.TransformerLM(run.config.model, vocabulary.size)
-  replacements = {'state': types.SimpleNamespace(step=7), 'evaluated': model, '_serving': ({}, {})}
+  replacements = {'state': types.SimpleNamespace(step=7), 'evaluated': model, 'variables': {}}
   for name, value in replacements.items():
     monkeypatch.setattr(runs.Run, name, value)
   monkeypatch.setattr(runs, 'load_run', lambda *args: run)

@@ -4,7 +4,7 @@ import pytest
 
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabulary as vocabularies
-from ngrammer_jax.decoding import detokenizer
+from ngrammer_jax.inference import text
 
 TEXT = 'naïve \N{SNOWMAN} and 日本\nplain'
 
@@ -25,24 +25,24 @@ def test_pieces_concatenate_to_the_text(kind, prompt):
   vocabulary = make_vocabulary(kind)
   ids = vocabulary.encode(TEXT.encode()).tolist()
   prompt_length = len(vocabulary.encode(prompt.encode()))
-  stream = detokenizer.IncrementalDetokenizer(
+  stream = text.IncrementalDetokenizer(
     vocabulary, ids[:prompt_length], max_tokens=len(ids) - prompt_length
   )
   pieces = [stream.add(token) for token in ids[prompt_length:]]
   assert prompt + ''.join(pieces) == TEXT
-  assert not any(detokenizer.REPLACEMENT in piece for piece in pieces)
+  assert not any(text.REPLACEMENT in piece for piece in pieces)
   assert (stream.text, stream.tokens) == (TEXT[len(prompt) :], ids[prompt_length:])
   assert stream.is_done and not stream.document_ended
 
 
 def test_end_of_document():
   vocabulary = vocabularies.ByteVocabulary()
-  stream = detokenizer.IncrementalDetokenizer(vocabulary, [], max_tokens=10)
+  stream = text.IncrementalDetokenizer(vocabulary, [], max_tokens=10)
   assert [stream.add(token) for token in (*b'ab', 0xE2, vocabulary.document_end)] == [
     'a',
     'b',
     '',
-    detokenizer.REPLACEMENT,  # the character stays incomplete
+    text.REPLACEMENT,  # the character stays incomplete
   ]
   assert stream.document_ended and stream.is_done and stream.tokens == [*b'ab', 0xE2]
 

@@ -8,10 +8,10 @@ import pytest
 
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.evaluation import ranking
+from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.models import transformer
 from tests.checks import random_variables
-from tests.evaluation import reference
+from tests.inference import reference
 
 V, START = 13, 1
 NGRAM = model_config.NGramConfig(clusters=4, vocabulary_size=32, dim=2)
@@ -91,9 +91,9 @@ def test_scores_match_full_forward(x64, change, bidirectional, layers, max_prefi
   for (i, _), ids, row in zip(pairs, texts, nll, strict=True):
     expected[i].append(-row[len(prefixes[i]) - 1 : len(ids) - 1].sum())
 
-  rank = ranking.Ranker(model, sharding.make_mesh(devices=jax.devices()[:2]), 3, bidirectional)
-  arrays = reference.record_results(rank, '_score')
-  scores = dict(rank(variables['params'], variables['codebook'], prefixes, choices))
+  engine = inference.Engine(model, sharding.make_mesh(devices=jax.devices()[:2]))
+  arrays = reference.record_results(engine, '_rank_choices')
+  scores = dict(engine.rank(variables, prefixes, choices, 3, bidirectional))
   assert sorted(scores) == list(range(len(prefixes)))
   for i in scores:
     np.testing.assert_allclose(scores[i], expected[i], rtol=1e-9)
@@ -105,8 +105,8 @@ def test_examples_of_all_sizes_are_batched():
   """Every example is scored once, with its own choices, in arrays of a few shapes."""
   config = dataclasses.replace(BASE, dtype='float32')
   model = transformer.TransformerLM(config, V)
-  rank = ranking.Ranker(model, sharding.make_mesh(devices=jax.devices()[:2]), 3)
-  assert rank.rows == 4
+  engine = inference.Engine(model, sharding.make_mesh(devices=jax.devices()[:2]))
+  assert engine.round_rows(3) == 4
   shapes = set()
 
   def checksum(ids, valid):
@@ -114,11 +114,12 @@ def test_examples_of_all_sizes_are_batched():
     valid = np.asarray(valid)
     return (np.asarray(ids) * valid * np.arange(1, valid.shape[-1] + 1)).sum(axis=-1)
 
-  def score(params, codebook, prefix_BxP, valid_BxP, choices_KxBxC, valid_KxBxC):
-    shapes.add((*prefix_BxP.shape, *choices_KxBxC.shape))
-    return checksum(prefix_BxP, valid_BxP) * 1000 + checksum(choices_KxBxC, valid_KxBxC)
+  def rank_choices(variables, prompt, choices_KxBxC, valid_KxBxC):
+    shapes.add((*prompt.tokens_BxT.shape, *choices_KxBxC.shape))
+    prompt_checksums_B = checksum(prompt.tokens_BxT, prompt.valid_BxT)
+    return prompt_checksums_B * 1000 + checksum(choices_KxBxC, valid_KxBxC)
 
-  rank._score = score
+  engine._rank_choices = rank_choices
   for seed in range(4):
     shapes.clear()
     rng = np.random.default_rng(seed)
@@ -126,7 +127,7 @@ def test_examples_of_all_sizes_are_batched():
     prefixes = [draw(70) for _ in range(30)]
     draw_count = (lambda rng=rng: rng.integers(1, 6)) if seed % 2 else lambda: 5
     choices = [[draw(60 if seed > 1 else 20) for _ in range(draw_count())] for _ in prefixes]
-    results = list(rank({}, {}, prefixes, choices))
+    results = list(engine.rank({}, prefixes, choices, 3))
     assert sorted(i for i, _ in results) == list(range(30)), f'seed {seed}'
     checksum_all = lambda ids: checksum(ids, np.ones_like(ids))
     for i, scores in results:

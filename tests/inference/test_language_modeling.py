@@ -8,12 +8,15 @@ import jax
 import numpy as np
 import pytest
 
+from ngrammer_jax import config as experiment
+from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams as streams_module
 from ngrammer_jax.data import token_cache
-from ngrammer_jax.evaluation import language_modeling, scoring
+from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.inference import language_modeling
 from tests.checks import bad_input, mesh_of
-from tests.evaluation import reference
+from tests.inference import reference
 
 LENGTH, ROWS, MEMORY, START = 8, 3, 12, 10
 CONFIG = model_config.ModelConfig(
@@ -26,13 +29,8 @@ CONFIG = model_config.ModelConfig(
   ngram=model_config.NGramConfig(clusters=8, vocabulary_size=64, dim=4),
 )
 make_reader = functools.cache(lambda: reference.SegmentReader(CONFIG, 11, LENGTH))
-make_scorer = functools.cache(scoring.Scorer)
-
-
-@pytest.fixture(autouse=True)
-def compile_once(monkeypatch):
-  """Compiles one program for all evaluations of the same shape."""
-  monkeypatch.setattr(language_modeling.scoring, 'Scorer', make_scorer)
+# One engine compiles one program for all evaluations of the same shape.
+make_engine = functools.cache(lambda mesh: inference.Engine(make_reader().model, mesh_of(*mesh)))
 
 
 def make_split(n, *starts):
@@ -40,10 +38,15 @@ def make_split(n, *starts):
   return token_cache.TokenSplit(tokens, np.array([0, *starts]), 2 * n, document_start=START)
 
 
-def evaluate(split, mesh=(1, 1, 1), streams=3, rows=ROWS, protocol=(), params=None, **kwargs):
-  model, variables = make_reader().model, make_reader().variables
-  evaluator = language_modeling.Evaluator(model, mesh_of(*mesh), streams, LENGTH, rows, *protocol)
-  return evaluator(params or variables['params'], variables['codebook'], split, **kwargs)
+def evaluate(
+  split, mesh=(1, 1, 1), streams=3, rows=ROWS, protocol='streams', params=None, **kwargs
+):
+  variables = make_reader().variables | ({'params': params} if params else {})
+  config = experiment.Config(
+    training=experiment.TrainingConfig(batch_size=rows),
+    evaluation=evaluation_config.EvaluationConfig(streams, LENGTH, protocol=protocol),
+  )
+  return language_modeling.evaluate(make_engine(mesh), variables, split, config, **kwargs)
 
 
 def divide_into_segments(first, end):
@@ -87,9 +90,9 @@ SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in MESHES[2:]]
 def test_result_does_not_depend_on_rows_and_devices(monkeypatch, mesh, rows):
   """Hosts do not matter either: every host reads the scores of all rows."""
   split, reports = make_split(61, 20), []
-  scorer = make_scorer(make_reader().model, mesh_of(*mesh), min(rows, 5))
-  monkeypatch.setattr(scorer, '_score', scorer._score)  # restored after the test
-  results = reference.record_results(scorer, '_score')
+  engine = make_engine(mesh)
+  monkeypatch.setattr(engine, '_score_segment', engine._score_segment)  # restored after the test
+  results = reference.record_results(engine, '_score_segment')
   result = evaluate(split, mesh, streams=5, rows=rows, report=reports.append)
   nats, correct = read_streams(split, divide_into_streams(61, 5))
   assert result['tokens'] == sum(reports) == 61
@@ -120,7 +123,7 @@ def test_perplexity_of_a_uniform_model_is_the_vocabulary_size():
 def test_protocols_of_official_implementations(protocol, counted):
   """50 tokens in 3 streams of 16: the first is not a target; adaptive_span skips the last 7."""
   split = make_split(50)
-  result = evaluate(split, protocol=(protocol,))
+  result = evaluate(split, protocol=protocol)
   nats, _ = read_streams(split, [(16 * row + 1, 16 * row + 1 + counted) for row in range(3)])
   assert result['tokens'] == len(nats) == 3 * counted
   assert result['nll_nats_per_token'] == pytest.approx(nats.mean(), rel=1e-5)
@@ -142,14 +145,14 @@ def test_sliding_window_scores_each_token_in_its_own_window():
   split = make_split(22)
   windows = [[(max(last + 1 - LENGTH, 0), last + 1)] for last in range(22)]
   nats = [make_reader()(split, window)[0][-1] for window in windows]
-  result = evaluate(split, streams=1, protocol=('sliding_window',))
+  result = evaluate(split, streams=1, protocol='sliding_window')
   assert result['tokens'] == 22
   assert result['nll_nats_per_token'] == pytest.approx(np.mean(nats), rel=1e-5)
 
 
 def test_perplexity_without_line_ends():
   split = make_split(61, 20)
-  result = evaluate(split, protocol=('streams', 3))
+  result = evaluate(split, line_end=3)
   nats, _ = read_streams(split, divide_into_streams(61, 3))
   is_inside = split.tokens != 3
   assert result['line_ends'] == (~is_inside).sum() > 0
@@ -163,4 +166,4 @@ def test_split_too_small_for_the_protocol():
   with bad_input(
     "evaluation.protocol='adaptive_span': 20 tokens in 3 streams fill no segment of 8"
   ):
-    evaluate(make_split(20), protocol=('adaptive_span',))
+    evaluate(make_split(20), protocol='adaptive_span')

@@ -6,9 +6,9 @@ import numpy as np
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import token_cache
-from ngrammer_jax.evaluation import scoring
+from ngrammer_jax.inference import engine as inference
 from tests.checks import assert_close
-from tests.evaluation import reference
+from tests.inference import reference
 
 LENGTH, START = 8, 10
 
@@ -20,9 +20,8 @@ def test_documents_of_any_length_match_the_reference():
   reader = reference.SegmentReader(config, 11, LENGTH)
   rng = np.random.default_rng(0)
   texts = [rng.integers(0, 10, n) for n in (3, 17, 8, 0, 1)]  # not a multiple of the rows
-  scorer = scoring.Scorer(reader.model, sharding.make_mesh(devices=jax.devices()[:1]), 2)
-  params, codebook = reader.variables['params'], reader.variables['codebook']
-  results = list(scorer.score_documents(params, codebook, texts, START, LENGTH))
+  engine = inference.Engine(reader.model, sharding.make_mesh(devices=jax.devices()[:1]))
+  results = list(engine.score_documents(reader.variables, texts, START, LENGTH, max_rows=2))
   assert [len(nats) for nats in results] == [len(text) for text in texts]
   for text, nats in zip(texts, results, strict=True):
     assert nats.dtype == np.float64

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.evaluation import hosts
+from tests.inference import hosts
 
 
 @pytest.mark.slow
@@ -22,7 +22,7 @@ def test_two_hosts_match_one_host():
   root = pathlib.Path(__file__).resolve().parents[2]
   processes = [
     subprocess.Popen(
-      [sys.executable, '-m', 'tests.evaluation.hosts', '2', str(host_id), str(port)],
+      [sys.executable, '-m', 'tests.inference.hosts', '2', str(host_id), str(port)],
       cwd=root,
       env=os.environ | {'PYTHONPATH': str(root)},
       stdout=subprocess.PIPE,
