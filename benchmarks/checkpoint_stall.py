@@ -14,7 +14,7 @@ import time
 import jax
 
 from ngrammer_jax import sharding
-from ngrammer_jax.training import checkpoints
+from ngrammer_jax.training import checkpoint_writer
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
     shutil.rmtree(options.folder, ignore_errors=True)
     for step in range(3):
       began = time.monotonic()
-      with checkpoints.Checkpoints(options.folder, keep=1) as saved:
+      with checkpoint_writer.CheckpointWriter(options.folder, keep=1) as saved:
         begun = time.monotonic()
         saved.save(step, state)
         waits.append(time.monotonic() - begun)

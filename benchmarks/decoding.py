@@ -15,15 +15,17 @@ import jax
 import numpy as np
 
 import ngrammer_jax
-from ngrammer_jax.decoding import generation, sampling
+from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.inference import sampling
 from ngrammer_jax.models import language_model
 
 
 def cached(run, context: int, rows: int, steps: int, how: sampling.SamplingConfig) -> float:
   """Seconds for a token of every row."""
-  generator = generation.Generator(run.model, run.mesh, context, rows)
+  engine = inference.Engine(run.model, run.mesh)
+  variables = {'params': run.state.params, 'codebook': run.state.codebook}
   prompts = [np.array([run.vocabulary.document_start])] * rows
-  stream = generator(run.state.params, run.state.codebook, prompts, range(rows), how)
+  stream = engine.generate(variables, prompts, range(rows), how, context, rows)
   next(stream)
   began = time.monotonic()
   for _ in itertools.islice(stream, steps):

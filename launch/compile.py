@@ -23,20 +23,20 @@ import traceback
 os.environ |= {'JAX_PLATFORMS': 'cpu', 'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}
 os.environ |= {'TPU_WORKER_HOSTNAMES': 'localhost', 'TPU_ACCELERATOR_TYPE': 'v5litepod-4'}
 
+import flops
+import hlo
 import jax
 from jax.experimental import topologies
 import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, flags, progress, sharding
-from ngrammer_jax.analysis import hlo
 from ngrammer_jax.config import command_line
 from ngrammer_jax.data import streams
 from ngrammer_jax.data import vocabulary as vocabularies
-from ngrammer_jax.decoding import generation
-from ngrammer_jax.evaluation import scoring
-from ngrammer_jax.models import heads, language_model, view
-from ngrammer_jax.training import programs, throughput, windows
+from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.models import heads, language_model
+from ngrammer_jax.training import programs, throughput
 from ngrammer_jax.training import state as train_state
 
 SHOWN = 1e5  # bytes that a collective sends at least
@@ -115,8 +115,7 @@ def traced(config: experiment.Config, V: int, mesh: jax.sharding.Mesh, name: str
     like = streams.Segment(*(jax.ShapeDtypeStruct(shape, dtype) for dtype in dtypes))
     segments = sharding.abstract(like, sharding.rows_sharding(mesh, 1))
     return run.trace(state, segments), state, t.batch_size * t.segment_length
-  first = windows.first(config.model)
-  model = language_model.build(config.evaluation_model(), V, first)
+  model = language_model.build(config.evaluation_model(), V)
   codebook = state.codebook
   with sharding.use(mesh):
     served = jax.eval_shape(
@@ -124,13 +123,13 @@ def traced(config: experiment.Config, V: int, mesh: jax.sharding.Mesh, name: str
     )
   if served is not codebook:
     codebook = sharding.abstract(served, sharding.replicated(mesh))
+  variables, engine = {'params': state.params, 'codebook': codebook}, inference.Engine(model, mesh)
   if name == 'evaluate':
     length = config.evaluation_length()
-    score = scoring.Scorer(model, mesh, min(t.batch_size, config.evaluation.streams))
-    return score.trace(state.params, codebook, length), state, score.rows * length
-  context = config.evaluation_context()
-  write = generation.Generator(model, mesh, context, sharding.batch_shards(mesh))
-  return write.trace(state.params, codebook), state, write.rows
+    rows = engine.round_rows(min(t.batch_size, config.evaluation.streams))
+    return engine.trace_score(variables, rows, length), state, rows * length
+  rows = sharding.batch_shards(mesh)
+  return engine.trace_generate(variables, rows, config.evaluation_context()), state, rows
 
 
 def report(config: experiment.Config, V: int, mesh: jax.sharding.Mesh, name: str) -> dict:
@@ -138,9 +137,9 @@ def report(config: experiment.Config, V: int, mesh: jax.sharding.Mesh, name: str
   kind = mesh.devices.flat[0].device_kind
   chip, began = CHIPS[kind], time.monotonic()
   trace, state, tokens = traced(config, V, mesh, name)
-  found = {'parameters': train_state.count(state.params), 'tokens': tokens}
+  found = {'parameters': train_state.count_elements(state.params), 'tokens': tokens}
   found['memory_limit'] = chip.memory * 2**30
-  found['flops'] = hlo.flops(trace.jaxpr.jaxpr) / mesh.size
+  found['flops'] = flops.matrix_flops(trace.jaxpr.jaxpr) / mesh.size
   try:
     with sharding.use(mesh):
       compiled = trace.lower().compile()
@@ -178,10 +177,7 @@ def predicted(config, V: int, found: dict, kind: str, devices: int, name: str) -
   bound = max(seconds, key=seconds.get)
   made = {'seconds': seconds, 'roofline_seconds': seconds[bound], 'bound': bound}
   if name == 'train':
-    length, looks = config.training.segment_length, windows.first(config.model)
-    if view.chooses(config.model, looks):
-      looks = tuple((sizes[-1],) * config.model.heads for sizes in looks)
-    of_token = throughput.train_flops(config.model, V, length, looks)
+    of_token = throughput.train_flops(config.model, V, config.training.segment_length)
     made['mfu'] = of_token * found['tokens'] / devices / peak / seconds[bound]
   return made
 
@@ -204,7 +200,7 @@ def said(name: str, r: dict, config: experiment.Config) -> str:
   """A report to read."""
   gib = lambda size: '?' if size is None else f'{size / 2**30:.2f} GiB'
   fits = 'fits' if r['fits'] else f'DOES NOT FIT: {knob(config, name)}'
-  lines = [f'{name}: {fits}; compiled in {progress.duration(r["compile_seconds"])}']
+  lines = [f'{name}: {fits}; compiled in {progress.format_duration(r["compile_seconds"])}']
   memory = f'  memory of a device  peak {gib(r["peak"])} of {gib(r["memory_limit"])}'
   if 'arguments' in r:
     memory += f': arguments {gib(r["arguments"])}, temporaries {gib(r["temporaries"])}'

@@ -35,7 +35,7 @@ INSTALL = (
   f'test -e {HERE}/pid || {{ rm -rf ngrammer_jax {HERE}; mkdir ngrammer_jax {HERE} && '
   'tar -xzf ngrammer_jax.tgz -C ngrammer_jax && cd ngrammer_jax && '
   'python3 -m pip install --user uv && python3 -m uv venv --python=3.12 .venv && '
-  "python3 -m uv pip install --python=.venv/bin/python --editable '.[tpu,%s]'; }"
+  "python3 -m uv pip install --python=.venv/bin/python --editable '.[tpu,gcs]'; }"
 )
 START = (
   f'test -e {HERE}/pid || {{ cd ngrammer_jax; export PATH="$PWD/.venv/bin:$PATH"; '
@@ -66,7 +66,7 @@ def commands(o: argparse.Namespace) -> dict[str, list[str]]:
     'state': [*gcloud, 'describe', o.name, *where, '--format=value(state.state)'],
     'describe': [*gcloud, 'describe', o.name, *where],
     'copy': [*gcloud, 'scp', packed, f'{o.name}:ngrammer_jax.tgz', *everywhere],
-    'install': [*ssh, f'--command={INSTALL % o.store}'],
+    'install': [*ssh, f'--command={INSTALL}'],
     'start': [*ssh, f'--command={START % command}'],
     'follow': [*ssh, f'--command={FOLLOW}'],
     'delete': [*gcloud, 'delete', o.name, *where, '--force', '--quiet'],
@@ -199,9 +199,8 @@ def main() -> int:
       f'--type={o.type}: expected as in v5litepod-16, which is v5e:4x4, v5p-32 or v6e-64'
     )
   workdir = re.search(r'--workdir[= ](\S+)', ' '.join(o.command))
-  if workdir and not workdir[1].startswith(('gs://', 's3://')):
+  if workdir and not workdir[1].startswith('gs://'):
     parser.error(f'{workdir[0]} would be deleted with the slice: name a bucket, gs://BUCKET/FOLDER')
-  o.store = 's3' if workdir and workdir[1].startswith('s3://') else 'gcs'
   o.runtime = o.runtime or RUNTIMES.get(o.type.split('-')[0], 'tpu-ubuntu2204-base')
   to = commands(o)
   if o.dry_run:

@@ -1,29 +1,29 @@
-"""The two exceptions that verbs end with: wrong input, and a request to stop."""
+"""Exceptions that the verbs turn into exit codes, and checks that raise them."""
 
 import signal
 
 
 class BadInput(ValueError):
-  """What was given cannot work. The message names it, what was expected and the fix.
+  """The input is invalid. The message names it, what was expected, and the fix.
 
-  The verbs print the message alone and exit with status 2: retrying the same
-  command cannot help.
+  The verbs print only the message and exit with status 2: rerunning the same command cannot help.
   """
 
 
-class Lost(Exception):
-  """Other processes that work together with this one cannot be reached.
+class PeerLostError(Exception):
+  """Other processes of the same job cannot be reached.
 
-  The verbs exit with status 1: the same command, for all of them, goes on from the last checkpoint.
+  The verbs exit with status 1: rerun the same command in all processes to resume from the last
+  checkpoint.
   """
 
 
 class Interrupted(Exception):
-  """A signal asked to stop; everything is saved, and the same command goes on.
+  """A signal stopped the run after everything was saved; rerun the same command to resume.
 
   The verbs exit with 128 + the number of the signal, 143 for SIGTERM.
   """
 
-  def __init__(self, caught: signal.Signals):
-    super().__init__(f'stopped by {caught.name}; the same command goes on from here')
-    self.signal = caught
+  def __init__(self, received: signal.Signals):
+    super().__init__(f'stopped by {received.name}; rerun the same command to resume')
+    self.signal = received

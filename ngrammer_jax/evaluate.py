@@ -1,9 +1,9 @@
 """Evaluates a run: python -m ngrammer_jax.evaluate --workdir=DIR --split=test.
 
-Any key of evaluation can be changed: --config.evaluation.memory.length=256
+Keys of the evaluation section can be overridden: --config.evaluation.memory.length=256
 
-The Children's Book Test: --cloze=/path/to/CBTest [--cloze_protocol=prefix], and of its raw books
-questions like those, which are not the official ones: --cloze=/path/to/CBTest --cloze_made=500
+The Children's Book Test: --cloze=/path/to/CBTest [--cloze_protocol=prefix]
+Synthetic questions from its raw books: --cloze=/path/to/CBTest --cloze_made=500
 """
 
 import argparse
@@ -18,16 +18,18 @@ from ngrammer_jax.config import command_line
 def main(argv: list[str]) -> int:
   """Scores a split, writes evaluation/<split>.json and prints a table."""
   parser = argparse.ArgumentParser(prog='python -m ngrammer_jax.evaluate', description=__doc__)
-  parser.add_argument('--workdir', type=files.path, required=True, help='of the run')
+  parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
   parser.add_argument('--split', default='test', help='train, validation or test')
-  parser.add_argument('--step', default='newest', help='a checkpoint: a step, newest or best')
+  parser.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
   cloze = parser.add_argument_group("the Children's Book Test")
-  cloze.add_argument('--cloze', type=pathlib.Path, metavar='PATH', help='its folder, or a file')
   cloze.add_argument(
-    '--cloze_protocol', help='query (the default): the whole query counts; prefix: up to the gap'
+    '--cloze', type=pathlib.Path, metavar='PATH', help='folder or file of questions'
   )
   cloze.add_argument(
-    '--cloze_made', type=int, metavar='N', help='make N questions of each class from raw books'
+    '--cloze_protocol', help='query (default): score the whole query; prefix: score up to the gap'
+  )
+  cloze.add_argument(
+    '--cloze_made', type=int, metavar='N', help='number of synthetic questions of each class'
   )
   flags.add_cache(parser)
   hosts.add_flags(parser)
@@ -35,13 +37,13 @@ def main(argv: list[str]) -> int:
   options = parser.parse_args(plain)
   _check_cloze(options)
   hosts.join(options)
-  if hosts.several():  # where JAX waits for SIGTERM; but there is nothing to save
+  if hosts.is_multiprocess():  # JAX would catch SIGTERM, but there is nothing to save
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
   from ngrammer_jax import runs
-  from ngrammer_jax.evaluation import language_modeling
+  from ngrammer_jax.inference import language_modeling
 
-  with hosts.together():
+  with hosts.collective_errors():
     run = runs.load_run(options.workdir, flags.step(options.step))
   if options.cloze is not None:
     return _cloze(run, overrides, options)
@@ -50,59 +52,59 @@ def main(argv: list[str]) -> int:
     return _task(run, overrides, options.split, path)
   config = command_line.override(run.config, overrides, 'evaluation')
   run = dataclasses.replace(run, config=config)
-  # The limit of validation in training is none of the verb, unless it is said here.
-  limited = any(key == 'evaluation.max_tokens' for key, _ in overrides)
-  result = run.evaluate(options.split, config.evaluation.max_tokens if limited else None)
+  # The limit of validation during training does not apply, unless it is set on this command line.
+  is_limited = any(key == 'evaluation.max_tokens' for key, _ in overrides)
+  result = run.evaluate(options.split, config.evaluation.max_tokens if is_limited else None)
   language_modeling.save(result, path)
-  if not hosts.first():
+  if not hosts.is_primary():
     return 0
   print(language_modeling.format_table({options.split: result}))
   protocol = ', '.join(f'{key} {value}' for key, value in result['protocol'].items())
-  print(f'step {result["step"]:,}, protocol: {protocol}\nwritten to {path}')
+  print(f'step {result["step"]:,}, protocol: {protocol}\nwrote {path}')
   return 0
 
 
 def _check_cloze(options):
-  """Raises BadInput for flags that go with --cloze alone, or have no meaning."""
+  """Raises BadInput for flags that need --cloze, or have an invalid value."""
   for flag in ('cloze_protocol', 'cloze_made'):
-    given = getattr(options, flag)
-    if given is not None and options.cloze is None:
-      raise errors.BadInput(f'--{flag}={given} is for --cloze=PATH: add it, or leave this out')
+    value = getattr(options, flag)
+    if value is not None and options.cloze is None:
+      raise errors.BadInput(f'--{flag}={value} needs --cloze=PATH: add it, or omit --{flag}')
   if options.cloze_made is not None and options.cloze_made < 1:
     raise errors.BadInput(f'--cloze_made={options.cloze_made} must be at least 1')
 
 
 def _cloze(run, overrides, options):
-  """Answers questions, writes evaluation/cloze_<name>.json and .jsonl, and prints a table."""
-  from ngrammer_jax.evaluation import cloze
+  """Answers cloze questions, writes evaluation/cloze_<name>.json and .jsonl, prints a table."""
+  from ngrammer_jax.inference import cloze
 
   run = dataclasses.replace(run, config=command_line.override(run.config, overrides, 'evaluation'))
   protocol = options.cloze_protocol or cloze.PROTOCOLS[0]
   result, answers = run.cloze(options.cloze, options.split, protocol, options.cloze_made)
   path = cloze.save(result, answers, options.workdir / 'evaluation')
-  if hosts.first():
+  if hosts.is_primary():
     print(cloze.format_table(result))
-    print(f'written to {path}, every answer to {path.with_suffix(".jsonl")}')
+    print(f'wrote {path} and all answers to {path.with_suffix(".jsonl")}')
   return 0
 
 
 def _task(run, overrides, split, path):
-  """The same for a run that was fine-tuned."""
-  from ngrammer_jax.evaluation import language_modeling
+  """Evaluates a fine-tuned run on its task, or on a diagnostic set."""
+  from ngrammer_jax.inference import language_modeling
   from ngrammer_jax.tasks.superglue import finetuning
 
-  moved = [override for override in overrides if override[0] == 'data.superglue_dir']
-  config = command_line.override(run.config, moved, 'data')
-  others = [override for override in overrides if override not in moved]
+  data = [override for override in overrides if override[0] == 'data.superglue_dir']
+  config = command_line.override(run.config, data, 'data')
+  others = [override for override in overrides if override not in data]
   config = command_line.override(config, others, 'finetune')
   if config.finetune.task != run.config.finetune.task:  # a diagnostic set
     path = path.with_name(f'{config.finetune.task}_{split}.json')
   result = finetuning.evaluate(dataclasses.replace(run, config=config), split)
   language_modeling.save(result, path)
-  if not hosts.first():
+  if not hosts.is_primary():
     return 0
   print(finetuning.format_table(result))
-  print(f'step {result["step"]:,}\nwritten to {path}')
+  print(f'step {result["step"]:,}\nwrote {path}')
   return 0
 
 

@@ -1,7 +1,7 @@
-"""Files that are whole or not there, wherever a process is killed; and disks that are full.
+"""Files on local disks and in Google Cloud Storage: atomic writes, appended files, full disks.
 
-A path is of this machine, or of an object store: gs://bucket/run, s3://bucket/run. There an object
-is put whole or not at all, but nothing can be appended to one, no folder renamed at once or locked.
+A path is local, or remote: gs://bucket/run. A remote object is written as a whole or not at all,
+but cannot be appended to, and a remote folder can neither be renamed atomically nor be locked.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,97 +11,99 @@ import importlib.util
 import logging
 import os
 import pathlib
+import re
 import shutil
 import tempfile
 import threading
 
 from ngrammer_jax import errors
 
-STORES = {'gs://': ('gcsfs', 'gcs'), 's3://': ('s3fs', 's3')}  # package and extra
-HINTS = {
-  'gcs': 'gcloud auth application-default login, or GOOGLE_APPLICATION_CREDENTIALS',
-  's3': 'aws configure, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; AWS_ENDPOINT_URL',
-}
-EVERY = 30.0  # seconds between what growing files put into a store
-os.environ.setdefault('EPATH_USE_TF', 'false')  # or etils takes TensorFlow where it is installed
+REMOTE = 'gs://'
+SYNC_INTERVAL = 30.0  # seconds between uploads of appended files
+os.environ.setdefault('EPATH_USE_TF', 'false')  # or etils uses TensorFlow where it is installed
 
 
 def path(text: str | os.PathLike[str]) -> pathlib.Path:
-  """The path that a text names; in an object store one of etils, which is used alike."""
-  if not stored(text):
+  """Returns a path; a remote one is an `epath.Path`, which has the same methods."""
+  if not is_remote(text):
     return pathlib.Path(text)
   from etils import epath
   import fsspec
 
-  for store in STORES:  # what others write is seen at once
-    fsspec.config.conf.setdefault(store.removesuffix('://'), {})['use_listings_cache'] = False
+  # Objects that other processes write are visible at once.
+  fsspec.config.conf.setdefault('gs', {})['use_listings_cache'] = False
   return epath.Path(text)
 
 
-def stored(path: str | os.PathLike[str]) -> bool:
-  """Whether a path is of an object store."""
-  return os.fspath(path).startswith(tuple(STORES))
+def is_remote(path: str | os.PathLike[str]) -> bool:
+  """Whether a path is in Google Cloud Storage."""
+  return os.fspath(path).startswith(REMOTE)
 
 
-def reach(path: pathlib.Path) -> None:
-  """Raises BadInput where the object store of a path cannot be reached."""
-  if not stored(path):
+def check_reachable(path: pathlib.Path) -> None:
+  """Raises BadInput if a path is in another object store, or its bucket cannot be reached."""
+  if not is_remote(path):
+    if re.match(r'\w+:/', str(path)):  # pathlib makes s3:/bucket of s3://bucket
+      raise errors.BadInput(
+        f'{path} is neither a local path nor {REMOTE}BUCKET/FOLDER: mount the bucket and pass the '
+        f'folder'
+      )
     return
-  package, extra = STORES[os.fspath(path)[:5]]
-  if not os.fspath(path)[5:].strip('/'):
+  if not os.fspath(path).removeprefix(REMOTE).strip('/'):
     raise errors.BadInput(f'{path} names no bucket: expected as in {path}bucket/run')
-  if importlib.util.find_spec(package) is None:
-    raise errors.BadInput(f"{path} needs {package}: pip install 'ngrammer_jax[{extra}]'")
+  if importlib.util.find_spec('gcsfs') is None:
+    raise errors.BadInput(f"{path} needs gcsfs: pip install 'ngrammer_jax[gcs]'")
   try:
     path.exists()
-  except Exception as error:  # each library has its own
+  except Exception as error:  # the client library raises many classes
     raise errors.BadInput(
-      f'{path} cannot be reached, is there a network, are there credentials? ({HINTS[extra]}) '
+      f'{path} cannot be reached, is there a network, are there credentials? '
+      f'(gcloud auth application-default login, or GOOGLE_APPLICATION_CREDENTIALS) '
       f'{type(error).__name__}: {error}'
     ) from error
 
 
 def absolute(path: pathlib.Path) -> pathlib.Path:
-  """The same place from anywhere."""
-  return path if stored(path) else path.resolve()
+  """Returns the absolute path."""
+  return path if is_remote(path) else path.resolve()
 
 
-def make(folder: pathlib.Path) -> None:
-  """Makes a folder and those that it is in; a store has none."""
-  if not stored(folder):
+def make_folder(folder: pathlib.Path) -> None:
+  """Creates a local folder and its parents; remote folders need not be created."""
+  if not is_remote(folder):
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def inside(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-  """All files of a folder and the folders in it."""
+def iter_files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Yields all files in a folder, recursively."""
   for path in folder.iterdir():
-    yield from inside(path) if path.is_dir() else (path,)
+    yield from iter_files(path) if path.is_dir() else (path,)
 
 
-def move(folder: pathlib.Path, place: pathlib.Path) -> None:
-  """Renames a folder; in a store, one file after the other."""
-  if not stored(folder):
-    folder.rename(place)
+def move(folder: pathlib.Path, target: pathlib.Path) -> None:
+  """Renames a folder; a remote one is copied file by file and then deleted."""
+  if not is_remote(folder):
+    folder.rename(target)
     return
-  for path in inside(folder):
-    path.copy(place / str(path.relative_to(folder)))
+  for path in iter_files(folder):
+    path.copy(target / str(path.relative_to(folder)))
   folder.rmtree()
 
 
 def size(path: pathlib.Path) -> int:
-  """Bytes of a file."""
-  return path.stat().length if stored(path) else path.stat().st_size
+  """Returns the size of a file in bytes."""
+  return path.stat().length if is_remote(path) else path.stat().st_size
 
 
-def free(folder: pathlib.Path) -> float:
-  """Bytes that there is room for."""
-  return float('inf') if stored(folder) else shutil.disk_usage(folder).free
+def free_bytes(folder: pathlib.Path) -> float:
+  """Returns the free space on the disk of a folder; infinite if the folder is remote."""
+  return float('inf') if is_remote(folder) else shutil.disk_usage(folder).free
 
 
 def write(path: pathlib.Path, content: str | bytes) -> None:
-  """Writes a file beside its place, then moves it there in one step."""
+  """Writes a file atomically: a process that is killed leaves the old file or the new one."""
   data = content.encode() if isinstance(content, str) else content
-  if stored(path):
+  if is_remote(path):
     path.write_bytes(data)
     return
   scratch = path.with_name(f'{path.name}.scratch')
@@ -112,65 +114,65 @@ def write(path: pathlib.Path, content: str | bytes) -> None:
   scratch.replace(path)
 
 
-class Growing:
-  """A folder whose files are appended to.
+class SyncedDir:
+  """A folder with files that are appended to.
 
-  On a disk it is the folder itself. For an object store it is a local one, which begins with
-  what is there; its files are put into the store now and then, and by `put`.
+  For a local folder, `folder` is the folder itself. For a remote one, it is a temporary local
+  folder that starts as a copy; changed files are uploaded periodically and by `sync`.
 
   Args:
-    folder: where the files are to be in the end.
-    pattern: of those to go on with.
+    folder: final location of the files.
+    pattern: glob of the remote files that are appended to.
   """
 
   def __init__(self, folder: pathlib.Path, pattern: str):
-    self.folder, self._store = folder, folder if stored(folder) else None
-    if self._store is None:
+    self.folder, self._remote = folder, folder if is_remote(folder) else None
+    if self._remote is None:
       return
     self._scratch = tempfile.TemporaryDirectory(prefix='ngrammer_jax-')
     self.folder = pathlib.Path(self._scratch.name)
-    for there in folder.glob(pattern):
-      (self.folder / there.name).write_bytes(there.read_bytes())
-    self._known = {file: size(file) for file in inside(self.folder)}
-    self._turn, self._closed = threading.Lock(), threading.Event()
-    threading.Thread(target=self._now_and_then, name='growing', daemon=True).start()
+    for file in folder.glob(pattern):
+      (self.folder / file.name).write_bytes(file.read_bytes())
+    self._uploaded_sizes = {file: size(file) for file in iter_files(self.folder)}
+    self._lock, self._closed = threading.Lock(), threading.Event()
+    threading.Thread(target=self._sync_periodically, name='sync', daemon=True).start()
 
-  def put(self) -> None:
-    """Brings the store up to date."""
-    if self._store is None:
+  def sync(self) -> None:
+    """Uploads the changed files."""
+    if self._remote is None:
       return
-    with self._turn:
-      for file in inside(self.folder):
-        grown = size(file)
-        if self._known.get(file) != grown:
-          write(self._store / str(file.relative_to(self.folder)), file.read_bytes())
-          self._known[file] = grown
+    with self._lock:
+      for file in iter_files(self.folder):
+        new_size = size(file)
+        if self._uploaded_sizes.get(file) != new_size:
+          write(self._remote / str(file.relative_to(self.folder)), file.read_bytes())
+          self._uploaded_sizes[file] = new_size
 
   def close(self) -> None:
-    """Puts the rest; the files must be closed."""
-    if self._store is not None:
+    """Uploads the changed files and deletes the temporary folder. Close the files first."""
+    if self._remote is not None:
       self._closed.set()
-      self._try()
+      self._try_sync()
       self._scratch.cleanup()
 
-  def _now_and_then(self) -> None:
-    while not self._closed.wait(EVERY):
-      self._try()
+  def _sync_periodically(self) -> None:
+    while not self._closed.wait(SYNC_INTERVAL):
+      self._try_sync()
 
-  def _try(self) -> None:
+  def _try_sync(self) -> None:
     try:
-      self.put()
-    except Exception as error:  # no reason to end otherwise than the run does
-      logging.warning('%s cannot be written: %s', self._store, error)
+      self.sync()
+    except Exception as error:  # a failed upload must not end the run
+      logging.warning('%s cannot be written: %s', self._remote, error)
 
 
 @contextlib.contextmanager
-def full_disk(sentence: Callable[[], str]) -> Iterator[None]:
-  """Makes a BadInput of the many ways in which libraries say that a disk is full."""
+def translate_disk_full(message: Callable[[], str]) -> Iterator[None]:
+  """Raises BadInput with the message for any error of any library that means a full disk."""
   try:
     yield
   except Exception as error:
-    full = getattr(error, 'errno', None) in (errno.ENOSPC, errno.EDQUOT)
-    if not full and not any(w in str(error) for w in ('No space left', 'Disk quota exceeded')):
+    is_full = getattr(error, 'errno', None) in (errno.ENOSPC, errno.EDQUOT)
+    if not is_full and not any(s in str(error) for s in ('No space left', 'Disk quota exceeded')):
       raise
-    raise errors.BadInput(sentence()) from error
+    raise errors.BadInput(message()) from error

@@ -15,11 +15,12 @@ from ngrammer_jax import errors, files, hosts, progress
 
 def run(main: Callable[[list[str]], int | None]) -> None:
   """Runs a verb: logs to standard error, and makes BadInput exit status 2."""
-  logging.basicConfig(level=logging.INFO, format='%(message)s', handlers=[progress.LogHandler()])
+  form = '%(process_prefix)s%(message)s'
+  logging.basicConfig(level=logging.INFO, format=form, handlers=[progress.LogHandler()])
   for handler in logging.getLogger().handlers:
-    handler.addFilter(hosts.Named())
+    handler.addFilter(hosts.ProcessPrefix())
   logging.getLogger('jax').setLevel(logging.WARNING)  # tells of every device it misses
-  for name in ('absl', 'gcsfs', 'fsspec', 'botocore', 'aiobotocore', 'google', 'asyncio'):
+  for name in ('absl', 'gcsfs', 'fsspec', 'google', 'asyncio'):
     logging.getLogger(name).setLevel(logging.CRITICAL)  # these also raise what they tell of
   said = None
   try:
@@ -28,7 +29,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     said, status = f'error: {error}', 2
   except errors.Interrupted as stopped:
     said, status = str(stopped), 128 + stopped.signal
-  except errors.Lost as error:
+  except errors.PeerLostError as error:
     said, status = f'error: {error}', 1
   except KeyboardInterrupt:
     print('interrupted', file=sys.stderr, flush=True)
@@ -37,12 +38,12 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     status = 128 + signal.SIGPIPE
   except Exception as error:
-    if not hosts.several():
+    if not hosts.is_multiprocess():
       raise
     _leave(error)
   if said is not None:
     agreed = said.startswith('error: process ')
-    who = '' if hosts.first() or agreed else f'process {hosts.number()}: '
+    who = '' if hosts.is_primary() or agreed else f'process {hosts.process_index()}: '
     with contextlib.suppress(OSError):
       print(f'{who}{said}', file=sys.stderr)
   sys.exit(status or 0)
@@ -88,10 +89,13 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
   def keep(text):
     folder = files.path(text)
     try:
-      files.make(folder)
+      files.check_reachable(folder)
+      files.make_folder(folder)
       files.write(folder / 'writable', '')
     except OSError as error:
       raise argparse.ArgumentTypeError(f'{text} cannot be written: {error.strerror}') from error
+    except errors.BadInput as error:
+      raise argparse.ArgumentTypeError(str(error)) from error
     import jax  # only with this flag: --help and errors in a config do not wait for it
 
     jax.config.update('jax_compilation_cache_dir', text)
@@ -114,7 +118,7 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
       )
     from ngrammer_jax.training import profile
 
-    return profile.Steps(int(first), int(last))
+    return profile.StepRange(int(first), int(last))
 
   parser.add_argument(
     '--trace',

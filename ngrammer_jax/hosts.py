@@ -1,6 +1,6 @@
-"""Processes that train as one, each of the same program and with devices of its own.
+"""Distributed training: several processes run the same program, each with its own devices.
 
-The first of them writes what all share, and what one of them cannot do, none does.
+Process 0, the primary, writes the shared files. An input error of one process ends all of them.
 """
 
 import argparse
@@ -13,61 +13,67 @@ from typing import Any
 
 from ngrammer_jax import errors
 
-HEARTBEAT = 60  # seconds after which a process that is not heard of counts as lost
-HELLO = 300  # seconds that processes wait for each other at the start
-GOODBYE = 20  # seconds that the first to end waits for the others
-TASKS = 'SLURM_STEP_NUM_TASKS'  # how many Slurm has started
-_known = {'number': 0, 'count': 1}  # of this process, and of all
+HEARTBEAT_TIMEOUT = 60  # seconds without a heartbeat after which a process counts as lost
+INIT_TIMEOUT = 300  # seconds that processes wait for each other at the start
+SHUTDOWN_TIMEOUT = 20  # seconds that the first process to exit waits for the others
+SLURM_TASKS = 'SLURM_STEP_NUM_TASKS'  # environment variable: number of processes of a Slurm step
+# Kept here, because a log line may ask for them while JAX holds its lock.
+_process = {'index': 0, 'count': 1}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-  """The flags that `join` takes."""
+  """Adds the flags that `join` reads."""
   group = parser.add_argument_group('several processes (Slurm needs no flag)')
   group.add_argument(
-    '--distributed', action='store_true', help='find the others: Cloud TPU, Kubernetes'
+    '--distributed', action='store_true', help='detect the cluster: Cloud TPU, Kubernetes'
   )
-  group.add_argument('--coordinator', metavar='HOST:PORT', help='where the first process listens')
-  group.add_argument('--processes', type=int, metavar='N', help='how many there are')
-  group.add_argument('--process_id', type=int, metavar='I', help='which this is, from 0')
+  group.add_argument('--coordinator', metavar='HOST:PORT', help='address of process 0')
+  group.add_argument('--processes', type=int, metavar='N', help='number of processes')
+  group.add_argument('--process_id', type=int, metavar='I', help='index of this process, from 0')
 
 
 def join(options: argparse.Namespace) -> None:
-  """Finds the other processes, if there are. To be called before a device is touched.
+  """Connects to the other processes, if there are any. Call it before touching a device.
 
   Raises:
-    BadInput: the flags do not say where, how many and which.
+    BadInput: the flags are incomplete, or the cluster cannot be detected.
+    PeerLostError: the other processes did not connect in time.
   """
   keys = ('coordinator', 'processes', 'process_id')
-  given = {key: getattr(options, key) for key in keys}
-  said = [key for key, value in given.items() if value is not None]
-  if said and len(said) < len(keys):
-    missing = ', '.join(f'--{key}' for key in keys if key not in said)
-    raise errors.BadInput(f'--{said[0]} is given, but not {missing}: all three or none')
-  if said:
-    _check(**given)
-  elif not options.distributed and int(os.environ.get(TASKS) or 1) < 2:
+  values = {key: getattr(options, key) for key in keys}
+  present = [key for key, value in values.items() if value is not None]
+  if present and len(present) < len(keys):
+    missing = ', '.join(f'--{key}' for key in keys if key not in present)
+    raise errors.BadInput(f'--{present[0]} is given, but not {missing}: all three or none')
+  if present:
+    _check_flags(**values)
+  elif not options.distributed and int(os.environ.get(SLURM_TASKS) or 1) < 2:
     return
-  numbers = (given['coordinator'], given['processes'], given['process_id'])
-  waits = {'heartbeat_timeout_seconds': HEARTBEAT, 'shutdown_timeout_seconds': GOODBYE}
-  which = f'process {given["process_id"]} of {given["processes"]}: ' if said else ''
-  logging.info('%swaiting for the others, %d minutes at most', which, HELLO // 60)
+  prefix = f'process {options.process_id} of {options.processes}: ' if present else ''
+  logging.info('%swaiting for the others, %d minutes at most', prefix, INIT_TIMEOUT // 60)
   import jax  # here, because every verb imports this file, and --help need not wait for JAX
 
   try:
-    jax.distributed.initialize(*numbers, initialization_timeout=HELLO, **waits)
+    jax.distributed.initialize(
+      options.coordinator,
+      options.processes,
+      options.process_id,
+      initialization_timeout=INIT_TIMEOUT,
+      heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,
+      shutdown_timeout_seconds=SHUTDOWN_TIMEOUT,
+    )
   except ValueError as error:
     raise errors.BadInput(
-      f'nothing here says where the other processes are ({error}): give --coordinator, --processes '
-      f'and --process_id'
+      f'cannot detect the cluster environment ({error}): set --coordinator, --processes and '
+      f'--process_id'
     ) from error
   except RuntimeError as error:
-    raise errors.Lost(f'the other processes were not found: {error}') from error
-  jax.devices()  # while all are here: later one may take longer than another
-  # Kept, because a log line may ask while JAX holds its lock.
-  _known.update(number=jax.process_index(), count=jax.process_count())
+    raise errors.PeerLostError(f'the other processes were not found: {error}') from error
+  jax.devices()  # while all processes are here: later one may take longer than another
+  _process.update(index=jax.process_index(), count=jax.process_count())
 
 
-def _check(coordinator, processes, process_id):
+def _check_flags(coordinator, processes, process_id):
   host, colon, port = coordinator.rpartition(':')
   if not (host and colon and port.isdecimal()):
     raise errors.BadInput(f'--coordinator={coordinator}: expected HOST:PORT')
@@ -77,27 +83,27 @@ def _check(coordinator, processes, process_id):
     raise errors.BadInput(f'--process_id={process_id} must be from 0 to {processes - 1}')
 
 
-def several() -> bool:
+def is_multiprocess() -> bool:
   """Whether there are other processes."""
-  return _known['count'] > 1
+  return _process['count'] > 1
 
 
-def number() -> int:
-  """Of this process; the first is 0."""
-  return _known['number']
+def process_index() -> int:
+  """Returns the index of this process; the primary is 0."""
+  return _process['index']
 
 
-def first() -> bool:
-  """Whether this process writes what all share."""
-  return number() == 0
+def is_primary() -> bool:
+  """Whether this process writes the shared files."""
+  return process_index() == 0
 
 
-def gathered(value: Any) -> list[Any]:
-  """What each of the processes has, JSON values in their order. All have to call this.
+def all_gather(value: Any) -> list[Any]:
+  """Returns the JSON values of all processes, by process index.
 
-  Nothing else may be under way on the devices.
+  All processes have to call this, while no computation is in flight on the devices.
   """
-  if not several():
+  if not is_multiprocess():
     return [value]
   from jax.experimental import multihost_utils
   import numpy as np
@@ -109,44 +115,44 @@ def gathered(value: Any) -> list[Any]:
   return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 
-def agreed(value: Any) -> Any:
-  """What the first process has, for all of them."""
-  return gathered(value)[0]
+def broadcast(value: Any) -> Any:
+  """Returns the JSON value of the primary process. All processes have to call this."""
+  return all_gather(value)[0]
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
-  """What one process cannot do, none does: all of them raise its BadInput.
+def collective_errors() -> Iterator[None]:
+  """Raises a BadInput of one process in all of them. All processes wait for each other at the end.
 
-  All wait for each other at the end.
+  Other exceptions are raised in their own process only, without waiting.
   """
-  mine = None
+  own_error = None
   try:
     yield
   except errors.BadInput as error:
-    if not several():
+    if not is_multiprocess():
       raise
-    mine = error
-  for of_process, said in enumerate(gathered(None if mine is None else str(mine))):
-    if said is not None:
-      prefix = '' if of_process == 0 else f'process {of_process}: '
-      raise errors.BadInput(f'{prefix}{said}') from mine
+    own_error = error
+  messages = all_gather(None if own_error is None else str(own_error))
+  for index, message in enumerate(messages):
+    if message is not None:
+      prefix = '' if index == 0 else f'process {index}: '
+      raise errors.BadInput(f'{prefix}{message}') from own_error
 
 
-def by_first(do: Callable[..., Any], *given: Any) -> None:
-  """Has the first process do something for all, which wait for it."""
-  with together():
-    if first():
-      do(*given)
+def on_primary(function: Callable[..., Any], *args: Any) -> None:
+  """Calls a function in the primary process; the others wait for it, and share its BadInput."""
+  with collective_errors():
+    if is_primary():
+      function(*args)
 
 
-class Named(logging.Filter):
-  """Lets the first process speak, and of others what goes wrong, by their number."""
+class ProcessPrefix(logging.Filter):
+  """Drops log records below WARNING in all processes but the primary.
+
+  It sets `process_prefix`, for the format of the handler: empty, or the index of the process.
+  """
 
   def filter(self, record: logging.LogRecord) -> bool:
-    if first():
-      return True
-    if record.levelno < logging.WARNING:
-      return False
-    record.msg = f'process {number()}: {record.msg}'
-    return True
+    record.process_prefix = '' if is_primary() else f'process {process_index()}: '
+    return is_primary() or record.levelno >= logging.WARNING

@@ -3,7 +3,7 @@
 import functools
 
 COMBINE = ('concat', 'add')
-MAX_ROWS = 2**29  # p < 2 V must leave room for the sum of two remainders in int32
+MAX_ROWS = 2**29  # the sum of two remainders below p < 2 V must fit in int32
 
 
 def check(
@@ -14,13 +14,13 @@ def check(
   combine: str,
   orders: tuple[int, ...] = (2,),
 ) -> None:
-  """Raises ValueError, saying what to change, for sizes no layer can have."""
+  """Raises ValueError for sizes that no layer can have."""
   if combine not in COMBINE:
     raise ValueError(f'combine {combine!r} is not one of {", ".join(COMBINE)}')
   if heads < 1 or width % heads:
-    raise ValueError(f'{heads} heads do not divide the width {width}')
+    raise ValueError(f'width {width} must be divisible by heads={heads}')
   if not orders or min(orders) < 2 or len(set(orders)) < len(orders):
-    raise ValueError(f'orders {orders} are not different numbers from 2 on')
+    raise ValueError(f'orders {orders} must be distinct numbers of at least 2')
   H, G = width // heads, len(orders)
   if not 0 < dim <= H:
     raise ValueError(
@@ -43,13 +43,13 @@ def _is_prime(n: int) -> bool:
 
 @functools.lru_cache
 def primes_above(V: int, count: int) -> tuple[int, ...]:
-  """The first `count` primes p with V < p < 2 V.
+  """Returns the first `count` primes p with V < p < 2 V.
 
   Raises:
     ValueError: there are fewer, or V is too large for exact 32-bit arithmetic.
   """
   if not 0 < V <= MAX_ROWS:
-    raise ValueError(f'a vocabulary of {V:,} n-grams a head is outside 1 to {MAX_ROWS:,}')
+    raise ValueError(f'{V:,} n-grams per head are not between 1 and {MAX_ROWS:,}')
   primes = []
   for n in range(V + 1, 2 * V):
     if len(primes) == count:

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, plain lines with time left in a log."""
+"""Progress of long-running work: a bar on a terminal, lines with the time left in a log."""
 
 import contextlib
 import logging
@@ -9,19 +9,19 @@ import tqdm
 
 from ngrammer_jax import hosts
 
-LINE_EVERY = 10.0  # seconds between plain lines
+LOG_INTERVAL = 10.0  # seconds between log lines
 
 
-def duration(seconds: float) -> str:
-  """A duration as people write it: 42s, 3m05s, 2h10m, 5d03h."""
+def format_duration(seconds: float) -> str:
+  """Formats a duration with its two largest units: 42s, 3m05s, 2h10m, 5d03h."""
   seconds = int(round(seconds))
-  for unit, small, size, part in (
+  for unit, small_unit, size, small_size in (
     ('d', 'h', 86_400, 3600),
     ('h', 'm', 3600, 60),
     ('m', 's', 60, 1),
   ):
     if seconds >= size:
-      return f'{seconds // size}{unit}{seconds % size // part:02d}{small}'
+      return f'{seconds // size}{unit}{seconds % size // small_size:02d}{small_unit}'
   return f'{seconds}s'
 
 
@@ -29,7 +29,7 @@ class LogHandler(logging.Handler):
   """Writes log lines above a progress bar, not into it."""
 
   def emit(self, record: logging.LogRecord) -> None:
-    with contextlib.suppress(OSError):  # a reader that is gone must not end the work
+    with contextlib.suppress(OSError):  # a closed standard error must not end the work
       tqdm.tqdm.write(self.format(record), file=sys.stderr)
 
 
@@ -37,26 +37,28 @@ class Progress:
   """Counts units of work up to a total. Use as a context manager.
 
   Args:
-    what: what is being done, the first words of every line.
+    description: name of the work, at the beginning of every line.
     total: units of the whole work.
-    unit: name of a unit, as in "tokens".
-    done: units finished before this run.
-    lines: also write plain lines where there is no terminal.
+    unit: name of a unit, such as "tokens".
+    initial: units finished before this run.
+    log_lines: whether to log lines where there is no terminal.
   """
 
-  def __init__(self, what: str, total: int, unit: str, done: int = 0, lines: bool = True):
-    self._what, self._total, self._unit, self._done = what, total, unit, done
-    self._terminal = sys.stderr.isatty() and hosts.first()
-    self._lines = lines and not self._terminal
-    self._began = self._last_line = time.monotonic()
-    self._first = done
+  def __init__(
+    self, description: str, total: int, unit: str, initial: int = 0, log_lines: bool = True
+  ):
+    self._description, self._total, self._unit = description, total, unit
+    self._initial = self._done = initial
+    self._has_bar = sys.stderr.isatty() and hosts.is_primary()
+    self._log_lines = log_lines and not self._has_bar
+    self._start_time = self._last_log_time = time.monotonic()
     self._bar = tqdm.tqdm(
-      desc=what,
+      desc=description,
       total=total,
-      initial=done,
+      initial=initial,
       unit=f' {unit}',
       unit_scale=total > 10_000,
-      disable=not self._terminal,
+      disable=not self._has_bar,
       dynamic_ncols=True,
       smoothing=0.1,
     )
@@ -68,29 +70,30 @@ class Progress:
     self._bar.close()
 
   def advance(self, units: int, note: str = '') -> None:
-    """Reports that `units` more are done."""
+    """Adds finished units; the note is shown after the bar."""
     self._done += units
     if note:
       self._bar.set_postfix_str(note, refresh=False)
     self._bar.update(units)
     now = time.monotonic()
-    if self._lines and now - self._last_line >= LINE_EVERY:
-      self._last_line = now
-      logging.info('%s: %s', self._what, self.line())
+    if self._log_lines and now - self._last_log_time >= LOG_INTERVAL:
+      self._last_log_time = now
+      logging.info('%s: %s', self._description, self.format_status())
 
-  def say(self, line: str) -> None:
-    """Writes a line to the log; on a terminal the bar says it all."""
-    if not self._terminal:
+  def log(self, line: str) -> None:
+    """Logs a line, unless the bar on a terminal shows the same."""
+    if not self._has_bar:
       logging.info(line)
 
   def seconds_left(self) -> float:
-    """Time left at the mean rate of this run."""
-    made = max(self._done - self._first, 1)
-    return (time.monotonic() - self._began) / made * max(self._total - self._done, 0)
+    """Returns the estimated time left, at the mean rate of this run."""
+    completed = max(self._done - self._initial, 1)
+    elapsed = time.monotonic() - self._start_time
+    return elapsed / completed * max(self._total - self._done, 0)
 
-  def line(self) -> str:
-    """Share done, rate and time left."""
-    rate = (self._done - self._first) / max(time.monotonic() - self._began, 1e-9)
+  def format_status(self) -> str:
+    """Formats the finished share, the rate and the time left."""
+    rate = (self._done - self._initial) / max(time.monotonic() - self._start_time, 1e-9)
     share = self._done / max(self._total, 1)
-    left = duration(self.seconds_left())
+    left = format_duration(self.seconds_left())
     return f'{share:.0%} of {self._total:,} {self._unit}, {rate:,.0f} {self._unit}/s, {left} left'

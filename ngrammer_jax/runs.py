@@ -1,11 +1,9 @@
-"""A trained run as an object: what verbs, notebooks and other programs work with."""
+"""A trained run as an object, for the verbs, notebooks and other programs."""
 
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
 import logging
-import math
-import numbers
 import pathlib
 from typing import Any
 
@@ -15,73 +13,23 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, files, hosts, progress, sharding
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import corpora, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
-from ngrammer_jax.decoding import detokenizer, generation, sampling
-from ngrammer_jax.evaluation import cloze, language_modeling, scoring
-from ngrammer_jax.models import heads, language_model
+from ngrammer_jax.inference import cloze, language_modeling, sampling, text
+from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.models import language_model
 from ngrammer_jax.training import checkpoints, manifest, programs, workdirs
 from ngrammer_jax.training import state as train_state
-
-ROWS = 8  # texts at a time
-
-
-@dataclasses.dataclass(frozen=True)
-class Score:
-  """How well a text is predicted, as a document of its own.
-
-  Attributes:
-    text: what was scored.
-    tokens: its ids.
-    nats: negative log-likelihood of each token, float64.
-    lossless: whether the tokens give the text back.
-  """
-
-  text: str
-  tokens: np.ndarray
-  nats: np.ndarray
-  lossless: bool
-
-  @property
-  def perplexity(self) -> float:
-    """exp of the mean over tokens; nan of an empty text."""
-    return math.exp(min(self.nats.mean(), 700)) if self.nats.size else math.nan
-
-  @property
-  def bits_per_byte(self) -> float:
-    """Of the text in UTF-8; nan of an empty text, or of one that its tokens do not give back."""
-    size = len(self.text.encode()) if self.lossless else 0
-    return float(self.nats.sum()) / math.log(2) / size if size else math.nan
-
-
-@dataclasses.dataclass(frozen=True)
-class Completion:
-  """A continued prompt.
-
-  Attributes:
-    prompt: what was given.
-    text: what follows it.
-    tokens: ids of what follows.
-    ended: whether the model ended the document; if not, it ran out of tokens.
-    seed: given this one, the prompt alone is continued alike.
-  """
-
-  prompt: str
-  text: str
-  tokens: list[int]
-  ended: bool
-  seed: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """A workdir. Nothing is read before it is asked for.
+  """A run directory. Everything is loaded on first use.
 
   Attributes:
-    workdir: of the run.
-    config: what it was trained with.
-    step: of the checkpoint: a number, `newest`, or `best` on the validation split.
+    workdir: the run directory.
+    config: the config of the training.
+    step: checkpoint: a step number, `newest`, or `best` on the validation split.
   """
 
   workdir: pathlib.Path
@@ -90,12 +38,12 @@ class Run:
 
   @functools.cached_property
   def vocabulary(self) -> vocabularies.Vocabulary:
-    """Reads and writes the run's tokens."""
+    """The vocabulary, which encodes and decodes text."""
     return vocabularies.load(self.workdir)
 
   @functools.cached_property
   def mesh(self) -> jax.sharding.Mesh:
-    """All devices: in the shape of the config where it fits them, else all along `data`."""
+    """All devices, in the shape of the config, or all along `data` if that does not fit them."""
     m = self.config.mesh
     try:
       return sharding.make_mesh(m.data, m.fsdp, m.model)
@@ -110,45 +58,47 @@ class Run:
 
   @functools.cached_property
   def evaluated(self) -> language_model.LanguageModel:
-    """The model with the memory and the positions of evaluation, which it writes with too."""
+    """The model with the memory and the positions of evaluation, which also generates text."""
     return language_model.build(self.config.evaluation_model(), self.vocabulary.size)
 
   @functools.cached_property
   def state(self) -> train_state.TrainState:
-    """The checkpoint. Raises BadInput where there is none."""
-    made = programs.Programs(self.config, self.vocabulary.size, self.mesh)
+    """The train state of the checkpoint. Raises BadInput if there is none."""
+    run = programs.Programs(self.config, self.vocabulary.size, self.mesh)
     # The rows of training need not be divisible by the devices of an evaluation.
-    whole = lambda leaf: jax.ShapeDtypeStruct(
-      leaf.shape, leaf.dtype, sharding=sharding.replicated(self.mesh)
-    )
+    replicated = sharding.replicated(self.mesh)
 
-    abstract = made.abstract.replace(memory=jax.tree.map(whole, made.abstract.memory))
+    memory = sharding.abstract(run.abstract().memory, replicated)
+    return _restore(self.workdir, self.step, run.abstract().replace(memory=memory))
 
-    # One answer for all processes: another run may be adding and dropping some.
-    there, best = hosts.agreed(
-      [checkpoints.steps(self.workdir), checkpoints.best_step(self.workdir)]
-    )
-    if not there:
-      raise errors.BadInput(f'--workdir={self.workdir} has no checkpoint yet')
-    if self.step == 'newest':
-      return checkpoints.restore_newest(self.workdir, abstract)[1]
-    step = best if self.step == 'best' else self.step
-    if step not in there:
+  @functools.cached_property
+  def engine(self) -> inference.Engine:
+    """Scores, ranks and generates; compiles every program once."""
+    return inference.Engine(self.evaluated, self.mesh)
+
+  @functools.cached_property
+  def variables(self) -> inference.Variables:
+    """The variables of the engine, with the clusters of all tokens."""
+    return self.engine.prepare({'params': self.state.params, 'codebook': self.state.codebook})
+
+  @functools.cached_property
+  def token_clusters(self) -> np.ndarray:
+    """The cluster of every token and head, int32 [V, N].
+
+    Raises BadInput if the model has no clusters, or if they depend on more than the token.
+    """
+    ngram = self.config.model.ngram
+    if ngram is None or ngram.clusters is None or ngram.layer != 'input':
       raise errors.BadInput(
-        f'--step={self.step}: --workdir={self.workdir} has no such checkpoint, '
-        f'but {", ".join(map(str, there))}'
+        f'--workdir={self.workdir} has no clusters of tokens: it needs model.ngram, with '
+        f'model.ngram.clusters and model.ngram.layer="input"'
       )
-    try:
-      return checkpoints.restore(self.workdir, step, abstract)
-    except manifest.Damaged as error:
-      raise errors.BadInput(
-        f'--step={self.step}: checkpoint {step} is damaged: {error}; use another step'
-      ) from error
+    return np.asarray(self.variables['codebook']['ngrammer']['quantizer']['token_ids'])
 
   def split(self, name: str) -> token_cache.TokenSplit:
-    """A split of the corpus. Raises BadInput where it is not the one of the training."""
+    """Returns a split of the corpus. Raises BadInput if it is not the corpus of the training."""
     _check_split(name)
-    with hosts.together():
+    with hosts.collective_errors():
       corpus = token_cache.prepare(self.config.data, finder(self.config.data))
       workdirs.check_text(self.workdir, self.config, corpus.content_hash)
     if name not in corpus.splits:
@@ -158,36 +108,16 @@ class Run:
       )
     return corpus.splits[name]
 
-  @functools.cached_property
-  def token_clusters(self) -> np.ndarray:
-    """The cluster of every token and head, int32 [V, N].
-
-    Raises BadInput where there are none, or none that depend on the token alone.
-    """
-    ngram = self.config.model.ngram
-    if ngram is None or ngram.clusters is None or ngram.layer != 'input':
-      raise errors.BadInput(
-        f'--workdir={self.workdir} has no clusters of tokens: it needs model.ngram, with '
-        f'model.ngram.clusters and model.ngram.layer="input"'
-      )
-    return np.asarray(self._serving[1]['ngrammer']['quantizer']['token_ids'])
-
   def evaluate(self, split: str = 'test', max_tokens: int | None = None) -> dict[str, Any]:
-    """Scores a split of the corpus, or its first tokens; see `language_modeling.Evaluator`."""
+    """Scores a split of the corpus, or its first tokens; see `language_modeling.evaluate`."""
     tokens = self.split(split)
     count = min(max_tokens or len(tokens.tokens), len(tokens.tokens))
-    evaluate = language_modeling.Evaluator(
-      self.evaluated,
-      self.mesh,
-      self.config.evaluation.streams,
-      self.config.evaluation_length(),
-      self.config.training.batch_size,
-      self.config.evaluation.protocol,
-      self.vocabulary.line_end,
-    )
+    variables = {'params': self.state.params, 'codebook': self.state.codebook}
+    line_end = self.vocabulary.line_end
     with progress.Progress(f'evaluating {split}', count, 'tokens') as bar:
-      given = self.state.params, self.state.codebook, tokens, max_tokens
-      result = evaluate(*given, report=bar.advance)
+      result = language_modeling.evaluate(
+        self.engine, variables, tokens, self.config, line_end, max_tokens, bar.advance
+      )
     return {'split': split, 'step': int(self.state.step), **result}
 
   def cloze(
@@ -197,47 +127,39 @@ class Run:
     protocol: str = 'query',
     made: int | None = None,
   ) -> tuple[dict[str, Any], list[cloze.Answer]]:
-    """Answers the questions of the Children's Book Test; see `evaluation.cloze`.
+    """Answers the questions of the Children's Book Test; see `inference.cloze`.
 
     Args:
-      path: its folder or one of its files; with `made`, the raw books.
-      split: of a folder: train, validation or test.
-      protocol: `query`, or `prefix`, which does not look at what follows a candidate.
-      made: make so many questions of each class from raw books, which are not the official ones.
+      path: folder or file of the questions; with `made`, of the raw books.
+      split: split of a folder: train, validation or test.
+      protocol: `query`, or `prefix`, which ignores the text after a candidate.
+      made: number of synthetic questions of each class, generated from raw books. None: read
+        official questions instead.
 
     Raises:
-      BadInput: no questions there, a damaged file, or a model that cannot answer them.
+      BadInput: there are no such questions, a file is damaged, or the model cannot answer them.
     """
     _check_split(split)
     cloze.check_protocol(protocol)
     cloze.check_model(self.config.model)
-    with hosts.together():
+    with hosts.collective_errors():
       source = cloze.open_questions(pathlib.Path(path).expanduser(), split, made)
-    context = self.config.evaluation_context()
-    evaluate = cloze.Evaluator(
-      self.evaluated, self.mesh, self.vocabulary, self.config.training.batch_size, context, protocol
-    )
+    rows, context = self.config.training.batch_size, self.config.evaluation_context()
+    evaluate = cloze.Evaluator(self.engine, self.vocabulary, rows, context, protocol)
     with progress.Progress('cloze', sum(source.counts.values()), 'questions') as bar:
-      answers = list(evaluate(*self._serving, source.read(), bar.advance))
+      answers = list(evaluate(self.variables, source.read(), bar.advance))
     return cloze.build_result(answers, source, int(self.state.step), protocol, context), answers
 
-  def score(self, texts: str | Sequence[str]) -> list[Score]:
-    """Scores texts, each as a document of its own.
-
-    A text is read as evaluation reads a split: in segments of the evaluation's length.
+  def score(self, texts: str | Sequence[str]) -> list[text.Score]:
+    """Scores texts, each as a document of its own, in segments of the evaluation's length.
 
     Raises:
       BadInput: the vocabulary does not have a character.
     """
     texts = [texts] if isinstance(texts, str) else list(texts)
-    ids = [self._encoded(text, f'text {i + 1}') for i, text in enumerate(texts)]
-    nats = self._scorer(_rows(len(ids))).score_documents(
-      *self._serving, ids, self.vocabulary.document_start, self.config.evaluation_length()
-    )
-    lossless = [
-      self.vocabulary.decode(one) == text.encode() for one, text in zip(ids, texts, strict=True)
-    ]
-    return [Score(*each) for each in zip(texts, ids, nats, lossless, strict=True)]
+    encoded = [text.encode(self.vocabulary, each, f'text {i + 1}') for i, each in enumerate(texts)]
+    length = self.config.evaluation_length()
+    return text.score(self.engine, self.variables, self.vocabulary, encoded, length)
 
   def generate(
     self,
@@ -249,20 +171,20 @@ class Run:
     seed: int = 0,
     context: int | None = None,
     on_text: Callable[[int, str], None] | None = None,
-  ) -> list[Completion]:
-    """Continues prompts, each as the beginning of a document of its own.
+  ) -> list[text.Completion]:
+    """Continues prompts, each as the start of a document of its own.
 
     Args:
-      prompts: the texts; '' begins a new document.
-      tokens: to add, at most; a document may end earlier.
-      temperature, top_k, top_p: see `decoding.sampling.SamplingConfig`; temperature 0 is greedy.
-      seed: prompt number i, from 0, draws with seed + i, whatever the other prompts are.
-      context: tokens that a token is predicted from, at most. None: the segment length of the
-        evaluation and, where the model has one, its memory.
-      on_text: called with the number of a prompt and what its text has grown by.
+      prompts: the prompts; '' starts a new document.
+      tokens: maximum number of new tokens; a document may end earlier.
+      temperature, top_k, top_p: see `inference.sampling.SamplingConfig`; temperature 0 is greedy.
+      seed: prompt number i, from 0, uses seed + i, whatever the other prompts are.
+      context: maximum number of tokens that a token is predicted from. None: the segment length of
+        the evaluation and, if the model has one, its memory.
+      on_text: called with the index of a prompt and its new text, for each token.
 
     Raises:
-      BadInput: a prompt does not fit the context, or a value is impossible.
+      BadInput: a prompt does not fit the context, or a value is out of range.
     """
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     how = sampling.SamplingConfig(temperature, top_k, top_p)
@@ -276,93 +198,36 @@ class Run:
     seed: int = 0,
     context: int | None = None,
     on_text: Callable[[int, str], None] | None = None,
-  ) -> Iterator[Completion]:
+  ) -> Iterator[text.Completion]:
     """Yields what `generate` returns, some prompts at a time, as soon as they are done."""
-    how.check()
-    if self.config.model.position in model_config.SEGMENT_POSITIONS:
-      raise errors.BadInput(
-        f'model.position={self.config.model.position!r} counts from the end of a segment: such a '
-        f'model can be evaluated, but not write'
-      )
-    if context is not None and self.config.model.recurrent is not None:
-      raise errors.BadInput(
-        f'context={context} has no meaning for model.recurrent, whose state holds all it has read: '
-        f'leave it out'
-      )
     context = self.config.evaluation_context() if context is None else context
-    for name, value, least in (('tokens', tokens, 1), ('context', context, 1), ('seed', seed, 0)):
-      if not isinstance(value, numbers.Integral) or value < least:
-        raise errors.BadInput(f'{name}={value} must be a whole number from {least} on')
-    if seed + len(prompts) > 2**32:
-      raise errors.BadInput(f'seed={seed} and one more for each prompt exceed 2^32 - 1')
-    ids = [self._prompt(prompt, i, context) for i, prompt in enumerate(prompts)]
-    if max(map(len, ids), default=0) + tokens > context:
-      logging.info('a token is predicted from the last %s tokens, the context', f'{context:,}')
-    for first in range(0, len(ids), ROWS):
-      rows = range(first, min(first + ROWS, len(ids)))
-      texts = [
-        detokenizer.IncrementalDetokenizer(self.vocabulary, ids[row][1:], tokens) for row in rows
-      ]
-      generator = self._generator(context, _rows(len(rows)))
-      seeds = [seed + row for row in rows]
-      for token_B in generator(*self._serving, [ids[row] for row in rows], seeds, how):
-        for row, text, token in zip(rows, texts, token_B.tolist(), strict=True):
-          if not text.is_done:
-            grown = text.add(token)
-            if on_text is not None:
-              on_text(row, grown)
-        if all(text.is_done for text in texts):
-          break
-      for row, text in zip(rows, texts, strict=True):
-        yield Completion(prompts[row], text.text, text.tokens, text.document_ended, seed + row)
+    config = text.CompletionConfig(how, tokens, seed, context)
+    config.check(self.config.model, len(prompts))
+    encoded = text.encode_prompts(self.vocabulary, prompts, context)
+    yield from text.complete(self.engine, self.variables, self.vocabulary, encoded, config, on_text)
 
-  @functools.cached_property
-  def _serving(self) -> tuple[Any, Any]:
-    """Parameters, and the clusters of all tokens in place of the codebook."""
-    params, codebook = self.state.params, self.state.codebook
-    serve = jax.jit(functools.partial(heads.for_serving, self.config.model))
-    with sharding.use(self.mesh):
-      return params, serve(params, codebook)
 
-  @functools.cached_property
-  def _scorer(self) -> Callable[[int], scoring.Scorer]:
-    """By rows; kept, as the generators are."""
-    return functools.cache(functools.partial(scoring.Scorer, self.evaluated, self.mesh))
+def load_run(workdir: str | pathlib.Path, step: int | str = 'newest') -> Run:
+  """Opens a run directory.
 
-  @functools.cached_property
-  def _generator(self) -> Callable[[int, int], generation.Generator]:
-    """By context and rows; kept, since each compiles its own steps."""
-    return functools.cache(functools.partial(generation.Generator, self.evaluated, self.mesh))
+  Args:
+    workdir: the run directory.
+    step: checkpoint: a step number, `newest`, or `best` on the validation split.
 
-  def _encoded(self, text: str, name: str) -> np.ndarray:
-    if not isinstance(text, str):
-      raise TypeError(f'{name} is not a str: {text!r}')
-    try:
-      return self.vocabulary.encode(text.encode()).astype(np.int32)
-    except UnicodeEncodeError as error:
-      raise errors.BadInput(f'{name} is not valid Unicode: {error.reason}') from error
-    except errors.BadInput as error:
-      raise errors.BadInput(f'{name}: {error}') from error
-
-  def _prompt(self, prompt: str, number: int, context: int) -> np.ndarray:
-    """The ids of a prompt, the document start first."""
-    name = f'prompt {number + 1}'
-    ids = np.insert(self._encoded(prompt, name), 0, self.vocabulary.document_start)
-    if len(ids) > context:
-      raise errors.BadInput(
-        f'{name} is too long: {len(ids) - 1:,} tokens, but {context - 1:,} and the document '
-        f'start fill the context of {context:,}; shorten it, or raise the context'
-      )
-    return ids
+  Raises:
+    BadInput: it is not a run directory.
+  """
+  workdir = files.path(workdir)
+  return Run(workdir, workdirs.load_config(workdir), step)
 
 
 def finder(
   config: data_config.DataConfig,
 ) -> Callable[[data_config.DataConfig], corpora.Corpus] | None:
-  """What opens a corpus that is read through seqio; None for others."""
+  """Returns the function that opens a corpus through seqio; None for other corpora."""
   if not config.is_tfds_corpus:
     return None
-  from ngrammer_jax.tasks import c4  # with TensorFlow
+  from ngrammer_jax.tasks import c4  # imports TensorFlow
 
   return c4.open_corpus
 
@@ -372,20 +237,22 @@ def _check_split(name: str) -> None:
     raise errors.BadInput(f'--split={name} is not one of: {", ".join(corpora.SPLITS)}')
 
 
-def _rows(texts: int) -> int:
-  """Rows for so many texts: few different numbers, for each is compiled."""
-  return min(ROWS, 1 << max(texts - 1, 0).bit_length())
-
-
-def load_run(workdir: str | pathlib.Path, step: int | str = 'newest') -> Run:
-  """Opens the workdir of a run.
-
-  Args:
-    workdir: of the run.
-    step: which checkpoint: a number, `newest`, or `best` on the validation split.
-
-  Raises:
-    BadInput: it is no workdir of a run.
-  """
-  workdir = files.path(workdir)
-  return Run(workdir, workdirs.load_config(workdir), step)
+def _restore(workdir, step, abstract_state) -> train_state.TrainState:
+  """Restores a checkpoint by its step number, or `newest` or `best`."""
+  # One answer for all processes: another run may add and remove checkpoints meanwhile.
+  steps, best = hosts.broadcast([checkpoints.steps(workdir), checkpoints.best_step(workdir)])
+  if not steps:
+    raise errors.BadInput(f'--workdir={workdir} has no checkpoint yet')
+  if step == 'newest':
+    return checkpoints.restore_newest(workdir, abstract_state)[1]
+  number = best if step == 'best' else step
+  if number not in steps:
+    raise errors.BadInput(
+      f'--step={step}: --workdir={workdir} has no such checkpoint, but {", ".join(map(str, steps))}'
+    )
+  try:
+    return checkpoints.restore(workdir, number, abstract_state)
+  except manifest.CorruptError as error:
+    raise errors.BadInput(
+      f'--step={step}: checkpoint {number} is damaged: {error}; use another step'
+    ) from error

@@ -9,7 +9,7 @@ from ngrammer_jax.config import command_line
 
 
 def main(argv: list[str]) -> int:
-  """Trains, or says that there is nothing left to do."""
+  """Trains, or reports that the run is already finished."""
   parser = argparse.ArgumentParser(prog='python -m ngrammer_jax.train', description=__doc__)
   parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
   flags.add_watchdog(parser)
@@ -18,25 +18,26 @@ def main(argv: list[str]) -> int:
   hosts.add_flags(parser)
   options, config = command_line.parse(parser, argv)
 
-  from ngrammer_jax import runs  # a wrong flag need not wait for Orbax
-  from ngrammer_jax.training import loop, material
+  from ngrammer_jax import runs  # here: errors in flags need not wait for the import of Orbax
+  from ngrammer_jax.training import loop, train_task
 
-  # The same numbers from the same command, on a GPU too; read when the first device is touched.
+  # Bit-identical results on GPUs too. JAX reads the flag when the first device is touched.
   deterministic = '--xla_gpu_deterministic_ops=true'
   os.environ['XLA_FLAGS'] = f'{deterministic} {os.environ.get("XLA_FLAGS", "")}'.strip()
 
   hosts.join(options)
-  given = {'workdir': options.workdir, 'find': runs.finder(config.data)}
-  make = functools.partial(material.Corpus, **given)
-  trained = loop.train(config, options.workdir, make, options.watchdog, options.trace)
-  if not hosts.first():
+  make_task = functools.partial(
+    train_task.CorpusTask, workdir=options.workdir, find=runs.finder(config.data)
+  )
+  has_trained = loop.train(config, options.workdir, make_task, options.watchdog, options.trace)
+  if not hosts.is_primary():
     return 0
-  said = 'finished' if trained else 'already finished'
-  print(f'{said}: {config.training.steps:,} steps, in {options.workdir}')
+  status = 'finished' if has_trained else 'already finished'
+  print(f'{status}: {config.training.steps:,} steps, in {options.workdir}')
   split = 'validation' if config.data.is_streamed else 'test'
   print(f'  python -m ngrammer_jax.evaluate --workdir={options.workdir} --split={split}')
   print(f'  tensorboard --logdir {options.workdir}/tensorboard')
-  if not trained:
+  if not has_trained:
     print('  to train longer, use another --workdir and --config.training.steps=...')
   return 0
 

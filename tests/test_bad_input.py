@@ -104,6 +104,11 @@ TRAIN = {
     '--config.data.path={tmp}/text --workdir={tmp}',
     '--workdir={tmp} is not empty and holds no config.json: it is not a run. Use another folder',
   ),
+  'workdir in another object store': (
+    '--workdir=s3://bucket/run',
+    's3:/bucket/run is neither a local path nor gs://BUCKET/FOLDER: '
+    'mount the bucket and pass the folder',
+  ),
   'workdir below a file': (
     '--config.data.path={tmp}/text --workdir={tmp}/text/run',
     '--workdir={tmp}/text/run: {tmp}/text is a file, expected a folder',
@@ -153,11 +158,11 @@ EVALUATE = {
   ),
   'a protocol without questions': (
     '--workdir={tmp}/run --cloze_protocol=prefix',
-    '--cloze_protocol=prefix is for --cloze=PATH: add it, or leave this out',
+    '--cloze_protocol=prefix needs --cloze=PATH: add it, or omit --cloze_protocol',
   ),
   'made questions without books': (
     '--workdir={tmp}/run --cloze_made=10',
-    '--cloze_made=10 is for --cloze=PATH: add it, or leave this out',
+    '--cloze_made=10 needs --cloze=PATH: add it, or omit --cloze_made',
   ),
 }
 CASES = [('train', name) for name in TRAIN] + [('evaluate', name) for name in EVALUATE]
@@ -281,7 +286,7 @@ def refused(folder, cache, tmp_path, monkeypatch, capsys):
     ),
     (
       '--config.mesh.data=3',
-      'mesh.data=3 x mesh.fsdp=1 x mesh.model=1 does not make the 8 cpu devices there are; '
+      'mesh.data=3 x mesh.fsdp=1 x mesh.model=1 does not match the 8 cpu devices; '
       'one of them may be -1',
     ),
   ],

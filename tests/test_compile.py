@@ -125,7 +125,7 @@ def test_what_does_not_fit_is_said_with_what_to_turn(tmp_path):
 
 WRONG = [
   (['--topology=v9:4x4'], '--topology=v9:4x4: INVALID_ARGUMENT: Invalid TPU external'),
-  (['--topology=v3:2x2', '--config.mesh.model=3'], 'does not make the 8 tpu devices there are'),
+  (['--topology=v3:2x2', '--config.mesh.model=3'], 'does not match the 8 tpu devices'),
   (['--topology=v3:2x2', '--config.training.batch_size=9'], 'training.batch_size=9 is not'),
   (
     [
@@ -139,6 +139,7 @@ WRONG = [
 # What the script says to each command line, in one process.
 DRIVER = """
 import json, runpy, sys
+sys.path.insert(0, 'launch')  # where a script finds its neighbours
 main = runpy.run_path('launch/compile.py')['guarded']
 outcomes = []
 for arguments in json.loads(sys.argv[1]):

@@ -14,7 +14,7 @@ def refuse(argv):
 
 
 def lose(argv):
-  raise errors.Lost('no answer from process 3')
+  raise errors.PeerLostError('no answer from process 3')
 
 
 def stop(argv):
@@ -29,7 +29,7 @@ def stop(argv):
     (lambda argv: 143, 143, ''),
     (refuse, 2, 'error: too bad\n'),
     (lose, 1, 'error: no answer from process 3\n'),  # another try may help
-    (stop, 143, 'stopped by SIGTERM; the same command goes on from here\n'),
+    (stop, 143, 'stopped by SIGTERM; rerun the same command to resume\n'),
   ],
 )
 def test_exit_status(monkeypatch, capsys, main, status, said):

@@ -169,7 +169,9 @@ def test_words_that_are_unknown_have_no_bits_per_byte(run, monkeypatch):
   assert len(unknown.nats) == 2
 
 
-def test_prompts_of_a_file(main, tmp_path, capsys):
+def test_prompts_of_a_file(main, tmp_path, capsys, monkeypatch):
+  outputs, open_output = [], generate._open_output
+  keep = lambda path: outputs.append(open_output(path)) or outputs[-1]
   prompts = ['the union of st', 'of states "is"', '', 'a', 'b']
   (tmp_path / 'prompts.txt').write_text('\n'.join(prompts) + '\n')
   arguments = [f'--prompts={tmp_path}/prompts.txt', '--tokens=5']
@@ -177,10 +179,13 @@ def test_prompts_of_a_file(main, tmp_path, capsys):
   lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
   assert [line['prompt'] for line in lines] == prompts
   assert set(lines[0]) == {'prompt', 'text', 'tokens', 'ended', 'seed'}
-  main(*arguments, f'--output={tmp_path}/made.jsonl')
+  with monkeypatch.context() as patch:
+    patch.setattr(generate, '_open_output', keep)
+    main(*arguments, f'--output={tmp_path}/made.jsonl')
   assert capsys.readouterr().out == ''
   kept = (tmp_path / 'made.jsonl').read_text().splitlines()
   assert [json.loads(line) for line in kept] == lines
+  assert outputs and all(file.closed for file in outputs)
   (tmp_path / 'prompts.txt').write_bytes('a\r\n\r\nb\u2028c\x0cd\ne\n\n'.encode())
   main(*arguments)
   lines = [json.loads(line) for line in capsys.readouterr().out.split('\n')[:-1]]

@@ -1,6 +1,7 @@
 """What one process of several knows of the others."""
 
 import json
+import logging
 
 from jax.experimental import multihost_utils
 import numpy as np
@@ -24,33 +25,47 @@ def others(monkeypatch):
       return np.stack([array, *(np.pad(data, (0, size - len(data))) for data in payloads)])
 
     monkeypatch.setattr(multihost_utils, 'process_allgather', allgather)
-    monkeypatch.setitem(hosts._known, 'count', 1 + len(values))
+    monkeypatch.setitem(hosts._process, 'count', 1 + len(values))
 
   return tell
 
 
 def test_all_agree_with_the_first(others):
-  assert hosts.gathered({'a': 1}) == [{'a': 1}] and hosts.agreed([4]) == [4]
+  assert hosts.all_gather({'a': 1}) == [{'a': 1}] and hosts.broadcast([4]) == [4]
   others([8, 'long'], None)
-  assert hosts.gathered([4]) == [[4], [8, 'long'], None]
-  assert hosts.agreed([4]) == [4]
+  assert hosts.all_gather([4]) == [[4], [8, 'long'], None]
+  assert hosts.broadcast([4]) == [4]
 
 
 def test_what_one_cannot_do_none_does(others):
   others(None, None)
-  with hosts.together():
+  with hosts.collective_errors():
     pass
   others(None, 'the disk is full')
-  with bad_input('process 2: the disk is full'), hosts.together():
+  with bad_input('process 2: the disk is full'), hosts.collective_errors():
     pass
-  with bad_input('no such file'), hosts.together():
+  with bad_input('no such file'), hosts.collective_errors():
     raise errors.BadInput('no such file')
 
 
 def test_the_first_does_it_for_all(others, monkeypatch):
   done = []
   others(None)
-  hosts.by_first(done.append, 'as the first')
-  monkeypatch.setitem(hosts._known, 'number', 1)
-  hosts.by_first(done.append, 'as the second')
+  hosts.on_primary(done.append, 'as the first')
+  monkeypatch.setitem(hosts._process, 'index', 1)
+  hosts.on_primary(done.append, 'as the second')
   assert done == ['as the first']
+
+
+def test_a_log_record_is_prefixed_for_its_handler_alone(others, monkeypatch):
+  def record(level):
+    return logging.LogRecord('x', level, 'x.py', 1, 'step %s', (4,), None)
+
+  form = logging.Formatter('%(process_prefix)s%(message)s')
+  for index, shown in (0, ['step 4', 'step 4']), (2, [None, 'process 2: step 4']):
+    monkeypatch.setitem(hosts._process, 'index', index)
+    records = [record(logging.INFO), record(logging.WARNING)]
+    kept = [hosts.ProcessPrefix().filter(each) for each in records]
+    lines = [form.format(each) if keep else None for each, keep in zip(records, kept, strict=True)]
+    assert lines == shown
+    assert [each.getMessage() for each in records] == ['step 4', 'step 4']

@@ -80,7 +80,7 @@ def test_what_launchers_install_there_is():
   root = LAUNCH.parent
   extras = re.search(r'extras_require=\{(.*)\n  \}', (root / 'setup.py').read_text(), re.DOTALL)[1]
   known = set(re.findall(r"^    '(\w+)':", extras, re.MULTILINE))
-  wanted = re.findall(r'\.\[([\w,]+),%s\]', (LAUNCH / 'tpu_vm.py').read_text()) + ['gcs', 's3']
+  wanted = re.findall(r'\.\[([\w,]+)\]', (LAUNCH / 'tpu_vm.py').read_text())
   wanted += re.findall(r'EXTRAS=([\w,]+)', (LAUNCH / 'Dockerfile').read_text())
-  assert len(wanted) == 5
+  assert len(wanted) == 3
   assert {extra for extras in wanted for extra in extras.split(',')} <= known

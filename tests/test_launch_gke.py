@@ -106,7 +106,7 @@ PRIVATE = {
   'a home folder': r'/home/\w|/Users/\w|/root\b',
   'a key': r'BEGIN [A-Z ]*PRIVATE KEY|AIza[\w-]{30}|AKIA[A-Z0-9]{16}|hf_\w{30}|ya29\.',
   'a service account': r'\w+@[\w-]+\.iam\.gserviceaccount\.com',
-  'a bucket': r'(gs|s3)://[a-z0-9]',
+  'a bucket': r'gs://[a-z0-9]',
   'a project': r'--project=[a-z0-9]|projects/[a-z0-9]|(gcr\.io|pkg\.dev)/[a-z0-9]',
 }
 

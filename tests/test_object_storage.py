@@ -1,14 +1,12 @@
-"""A workdir in an object store is as good as one on a disk. The stores are emulators."""
+"""A workdir in an object store is as good as one on a disk. The store is an emulator."""
 
 import importlib.util
 import json
-import logging
+import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
-from urllib import request
 
 import pytest
 
@@ -20,10 +18,10 @@ from tests.training import test_checkpoints as small
 from tests.training import test_hosts as hosts
 from tests.training.test_kills import flags
 
-STARTED = {}  # once for all tests: libraries remember where their store is
 
-
-def start_gs():
+@pytest.fixture(scope='module')
+def store():
+  """Environment variables of the emulator; libraries remember where their store is."""
   pytest.importorskip('gcsfs')
   address = fake_gcs.start()
   return {
@@ -33,38 +31,12 @@ def start_gs():
   }
 
 
-def start_s3():
-  pytest.importorskip('s3fs')
-  pytest.importorskip('flask_cors')
-  emulator = pytest.importorskip('moto.server')
-  with socket.socket() as free:
-    free.bind(('127.0.0.1', 0))
-    port = free.getsockname()[1]
-  address = f'http://127.0.0.1:{port}'
-  logging.getLogger('werkzeug').setLevel(logging.ERROR)
-  emulator.ThreadedMotoServer('127.0.0.1', port, verbose=False).start()
-  request.urlopen(request.Request(f'{address}/bucket', method='PUT')).close()
-  keys = ('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY')
-  region = {'AWS_DEFAULT_REGION': 'us-east-1', 'AWS_ENDPOINT_URL': address}
-  return region | dict.fromkeys(keys, 'none')
-
-
 @pytest.fixture
-def bucket(request, tmp_path, monkeypatch):
-  """The address of an empty folder of a store."""
-  scheme = request.param
-  if scheme not in STARTED:
-    STARTED[scheme] = {'gs': start_gs, 's3': start_s3}[scheme]()
-  for name, value in STARTED[scheme].items():
+def bucket(store, tmp_path, monkeypatch):
+  """The address of an empty folder of the store."""
+  for name, value in store.items():
     monkeypatch.setenv(name, value)
-  return f'{scheme}://bucket/{tmp_path.name}'
-
-
-GS = pytest.mark.parametrize('bucket', ['gs'], indirect=True)
-BOTH = pytest.mark.parametrize('bucket', ['gs', 's3'], indirect=True)
-SLOW_S3 = pytest.mark.parametrize(
-  'bucket', ['gs', pytest.param('s3', marks=pytest.mark.slow)], indirect=True
-)
+  return f'gs://bucket/{tmp_path.name}'
 
 
 def arrays(workdir):
@@ -89,14 +61,13 @@ def train_until_killed(monkeypatch, config, workdir, step):
 
   with monkeypatch.context() as patch, pytest.raises(small.Killed):
     patch.setattr(record.Record, 'add', stop)
-    patch.setattr(files.Growing, '_try', lambda self: None)
+    patch.setattr(files.SyncedDir, '_try_sync', lambda self: None)
     loop.train(config, workdir)
 
 
-@SLOW_S3
 def test_a_run_of_a_disk_is_one_of_the_store(bucket, trained):
   whole, run = trained, files.path(f'{bucket}/run')
-  for path in files.inside(whole):
+  for path in files.iter_files(whole):
     name = str(path.relative_to(whole))
     if name.startswith(('checkpoints/12/', 'co', 'metrics', 'vocabulary')):
       files.write(run / name, path.read_bytes())
@@ -108,7 +79,6 @@ def test_a_run_of_a_disk_is_one_of_the_store(bucket, trained):
 
 
 @pytest.mark.slow
-@BOTH
 def test_a_killed_run_goes_on_bit_identically(tiny, bucket, tmp_path, monkeypatch):
   whole, run = tmp_path / 'whole', files.path(f'{bucket}/run')
   loop.train(tiny(), whole)
@@ -130,11 +100,10 @@ def test_a_killed_run_goes_on_bit_identically(tiny, bucket, tmp_path, monkeypatc
 
 
 @pytest.mark.slow
-@GS
 @pytest.mark.parametrize(
   'owner, name, newest',
   [
-    ('ngrammer_jax.training.manifest', 'describe', 8),
+    ('ngrammer_jax.training.manifest', 'digest_files', 8),
     ('ngrammer_jax.training.manifest', 'write', 8),
     ('etils.epath.gpath._GPath', 'rmtree', 12),  # while an old one is deleted
   ],
@@ -158,7 +127,6 @@ def test_killed_between_any_two_steps_of_a_save(bucket, monkeypatch, owner, name
 
 
 @pytest.mark.slow
-@BOTH
 def test_a_damaged_checkpoint_is_found_and_set_aside(bucket):
   run = files.path(f'{bucket}/run')
   small.save(run, 4, 8, keep=2)
@@ -175,28 +143,55 @@ def test_a_store_without_its_package_is_refused(tiny, tmp_path, monkeypatch):
     loop.train(tiny(), files.path('gs://bucket/run'))
   with bad_input(said):
     evaluate.main(['--workdir=gs://bucket/run'])
-  with bad_input("s3://bucket/run/curve.png needs s3fs: pip install 'ngrammer_jax[s3]'"):
-    analyze.main(['curve', '--workdir=s3://bucket/run'])
+  with bad_input("gs://bucket/run/curve.png needs gcsfs: pip install 'ngrammer_jax[gcs]'"):
+    analyze.main(['curve', '--workdir=gs://bucket/run'])
 
 
-@GS
+NOT_A_PATH = 'is neither a local path nor gs://BUCKET/FOLDER: mount the bucket and pass the folder'
+
+
+@pytest.mark.parametrize(
+  'verb, arguments',
+  [
+    (evaluate, ['--workdir=s3://bucket/run']),
+    (generate, ['--workdir=s3://bucket/run', '--prompt=the']),
+    (analyze, ['checkpoint', '--workdir=s3://bucket/run']),
+    (analyze, ['curve', '--workdir=run', '--figure=s3://bucket/run']),
+  ],
+)
+def test_another_store_is_refused(verb, arguments):
+  with bad_input(f's3:/bucket/run {NOT_A_PATH}'):
+    verb.main(arguments)
+
+
+def test_a_compilation_cache_in_another_store_is_refused(capsys):
+  with pytest.raises(SystemExit) as stop:
+    evaluate.main(['--workdir=run', '--compilation_cache=s3://bucket/cache'])
+  assert stop.value.code == 2
+  assert capsys.readouterr().err.endswith(f's3:/bucket/cache {NOT_A_PATH}\n')
+
+
+def test_a_path_of_the_store_is_not_taken_for_a_folder(tiny):
+  with bad_input(f'gs:/bucket/run {NOT_A_PATH}'):
+    loop.train(tiny(), pathlib.Path('gs://bucket/run'))
+
+
 def test_what_grows_is_put_now_and_then_and_gone_on_with(bucket, monkeypatch):
-  monkeypatch.setattr(files, 'EVERY', 0.01)
+  monkeypatch.setattr(files, 'SYNC_INTERVAL', 0.01)
   folder = files.path(f'{bucket}/logs')
   for line in ('one\n', 'two\n'):
-    growing = files.Growing(folder, '*.log')
-    with (growing.folder / 'some.log').open('a') as file:
+    synced = files.SyncedDir(folder, '*.log')
+    with (synced.folder / 'some.log').open('a') as file:
       file.write(line)
     until = time.monotonic() + 20
     while not (folder / 'some.log').exists() or line not in (folder / 'some.log').read_text():
       assert time.monotonic() < until
-    growing.close()
-    assert not growing.folder.exists()
+    synced.close()
+    assert not synced.folder.exists()
   assert (folder / 'some.log').read_text() == 'one\ntwo\n'
 
 
 @pytest.mark.slow
-@BOTH
 def test_a_killed_process_goes_on_bit_identically_and_verbs_read_it(bucket, tmp_path, cache):
   """SIGKILL once the second checkpoint is there, wherever the run is by then."""
   run, whole = files.path(f'{bucket}/run'), tmp_path / 'whole'
@@ -206,7 +201,7 @@ def test_a_killed_process_goes_on_bit_identically_and_verbs_read_it(bucket, tmp_
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
   process = start(run)
-  hosts.wait_for(process, run / 'checkpoints' / '20' / manifest.NAME)
+  hosts.wait_for(process, run / 'checkpoints' / '20' / manifest.FILE_NAME)
   process.send_signal(signal.SIGKILL)
   assert process.wait() == -signal.SIGKILL
   for workdir in (run, whole):
@@ -226,7 +221,6 @@ def test_a_killed_process_goes_on_bit_identically_and_verbs_read_it(bucket, tmp_
 
 
 @pytest.mark.slow
-@BOTH
 def test_two_processes_train_as_on_a_disk(bucket, tmp_path, cache):
   run, whole = files.path(f'{bucket}/run'), tmp_path / 'whole'
   for workdir in (run, whole):
@@ -237,7 +231,6 @@ def test_two_processes_train_as_on_a_disk(bucket, tmp_path, cache):
 
 
 @pytest.mark.slow
-@GS
 def test_a_fine_tuning_begins_and_ends_there(tiny, bucket, tmp_path):
   pytest.importorskip('seqio')
   from ngrammer_jax import finetune

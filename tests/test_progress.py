@@ -29,7 +29,7 @@ from tests.loops import each
   ],
 )
 def test_duration(seconds, said):
-  assert progress.duration(seconds) == said
+  assert progress.format_duration(seconds) == said
 
 
 class Clock:
@@ -59,22 +59,22 @@ def test_line_tells_share_rate_and_time_left(clock):
   with progress.Progress('training', 4000, 'tokens') as bar:
     clock.now += 20
     bar.advance(1000)
-    assert bar.line() == '25% of 4,000 tokens, 50 tokens/s, 1m00s left'
+    assert bar.format_status() == '25% of 4,000 tokens, 50 tokens/s, 1m00s left'
     assert bar.seconds_left() == 60
     bar.advance(3000)
-    assert bar.line() == '100% of 4,000 tokens, 200 tokens/s, 0s left'
+    assert bar.format_status() == '100% of 4,000 tokens, 200 tokens/s, 0s left'
 
 
 def test_rate_is_of_this_run_alone(clock):
-  with progress.Progress('training', 4000, 'tokens', done=3000) as bar:
+  with progress.Progress('training', 4000, 'tokens', initial=3000) as bar:
     clock.now += 10
     bar.advance(500)
-    assert bar.line() == '88% of 4,000 tokens, 50 tokens/s, 10s left'
+    assert bar.format_status() == '88% of 4,000 tokens, 50 tokens/s, 10s left'
 
 
 def test_beginning_and_empty_work_have_a_line(clock):
-  assert progress.Progress('x', 10, 'steps').line() == '0% of 10 steps, 0 steps/s, 0s left'
-  assert progress.Progress('x', 0, 'steps').line() == '0% of 0 steps, 0 steps/s, 0s left'
+  assert progress.Progress('x', 10, 'steps').format_status() == '0% of 10 steps, 0 steps/s, 0s left'
+  assert progress.Progress('x', 0, 'steps').format_status() == '0% of 0 steps, 0 steps/s, 0s left'
 
 
 def test_more_than_all_is_nothing_left(clock):
@@ -96,10 +96,10 @@ def test_log_has_a_line_every_ten_seconds(clock, log):
 
 
 def test_log_can_be_left_to_others(clock, log):
-  with progress.Progress('reading', 100, 'bytes', lines=False) as bar:
+  with progress.Progress('reading', 100, 'bytes', log_lines=False) as bar:
     clock.now += 100
     bar.advance(1)
-    bar.say('step 1')
+    bar.log('step 1')
   assert log() == ['step 1']
 
 
@@ -111,10 +111,10 @@ class Terminal(io.StringIO):
 def test_terminal_has_a_bar_and_no_lines(monkeypatch, log):
   terminal = Terminal()
   monkeypatch.setattr(sys, 'stderr', terminal)
-  monkeypatch.setattr(progress, 'LINE_EVERY', 0)
+  monkeypatch.setattr(progress, 'LOG_INTERVAL', 0)
   with progress.Progress('reading', 100, 'bytes') as bar:
     bar.advance(100, note='loss 3.2')
-    bar.say('step 1')
+    bar.log('step 1')
   assert log() == []
   shown = terminal.getvalue()
   assert 'reading' in shown and '100%' in shown and 'loss 3.2' in shown

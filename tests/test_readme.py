@@ -12,6 +12,7 @@ import pytest
 
 from ngrammer_jax import config, errors, runs
 from ngrammer_jax.config import command_line
+from ngrammer_jax.inference import text as text_inference
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TEXT = (ROOT / 'README.md').read_text(encoding='utf-8')
@@ -49,11 +50,13 @@ def test_python_examples_of_a_run_ask_for_what_there_is(quickstart, monkeypatch,
   def scored(*given, **more):
     texts = score.bind(*given, **more).arguments['texts']
     ids = np.arange(8)
-    return [runs.Score(text, ids, np.full(8, len(text)), lossless=True) for text in texts]
+    return [text_inference.Score(text, ids, np.full(8, len(text)), lossless=True) for text in texts]
 
   def generated(*given, **more):
     asked = generate.bind(*given, **more).arguments
-    made = [runs.Completion(prompt, ' of', [1, 2], False, 0) for prompt in asked['prompts']]
+    made = [
+      text_inference.Completion(prompt, ' of', [1, 2], False, 0) for prompt in asked['prompts']
+    ]
     assert asked['self'].vocabulary.size == 257 and asked['tokens'] == 20
     return made
 

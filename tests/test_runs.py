@@ -79,8 +79,8 @@ def test_a_checkpoint_of_another_model(trained):
   run = runs.load_run(trained)
   wider = dataclasses.replace(run.config.model, width=32)
   with bad_input(
-    f'{run.workdir}/checkpoints/12 is of another model: codebook/ngrammer/quantizer/centroids is '
-    'float32[2, 8, 8], expected float32[2, 8, 16]'
+    f'{run.workdir}/checkpoints/12 does not match the model: '
+    'codebook/ngrammer/quantizer/centroids is float32[2, 8, 8], expected float32[2, 8, 16]'
   ):
     runs.Run(run.workdir, dataclasses.replace(run.config, model=wider)).evaluate('test')
 

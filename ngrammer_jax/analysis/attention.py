@@ -3,20 +3,19 @@
 N heads, T segment length, K keys, D distances, L layers.
 """
 
-import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax import errors, progress, runs
+from ngrammer_jax import errors, runs, tables
+from ngrammer_jax.analysis import probe
 from ngrammer_jax.config import recurrent as recurrent_config
-from ngrammer_jax.layers import documents, local
-from ngrammer_jax.models import language_model
+from ngrammer_jax.layers import documents
 
 MAX_TOKENS = 8192  # tokens of the split that are read
 MAX_DISTANCE = 15  # for models without a limited attention window
+FIGURE_SIZE = (1, 6.4)  # panels, and width in inches
 
 
 def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
@@ -77,46 +76,22 @@ def _select_distances(config, segment_length) -> list[int]:
 
 def _sum_weights(run, split, config, distances):
   """Returns weights [L, N, D] summed over counted tokens, the number of these, and of all."""
-  if config.recurrent is None:
-    # All weights are captured, so heads and layers are computed without scan, remat and kernels.
-    config = dataclasses.replace(config, scan_layers=False, remat='none', kernel='xla')
-  model = language_model.build(config, run.vocabulary.size)
-  memory = language_model.empty_memory(config, 1, 1 if config.recurrent is not None else 0)
-  text, segment_length = run.split(split), run.config.training.segment_length
-  distances_D = jnp.asarray(distances)
+  distances_D, vectors = np.asarray(distances), probe.shared_vectors(config)
 
-  @jax.jit
-  def sum_segment(params, codebook, tokens_1xT, starts_1xT, memory, is_counted_T):
-    (_, memory, _), captured = model.apply(
-      {'params': params, 'codebook': codebook},
-      tokens_1xT,
-      memory,
-      starts_BxT=starts_1xT,
-      mutable=['intermediates'],
-    )
-    weights = _weights_by_layer(config, captured['intermediates'], distances_D)
-    sums = [jnp.einsum('ntd,t->nd', w.astype(jnp.float32), is_counted_T) for w in weights]
-    return memory, jnp.stack(sums)
+  def weights_by_layer(intermediates):
+    if config.recurrent is not None:  # the farthest slot is first
+      return jnp.stack([intermediates['readout']['weights'][0][..., ::-1]])
+    layers = probe.attention_layers(config, intermediates)
+    return jnp.stack([probe.weights_by_distance(each, vectors, distances_D) for each in layers])
 
-  state = run.state
-  sums, counted, tokens, position = 0, 0, min(MAX_TOKENS, len(text.tokens)), np.int32(0)
-  with progress.Progress('reading', tokens, 'tokens') as bar:
-    for first in range(0, tokens, segment_length):
-      inputs, _, starts = text.window(first, min(segment_length, tokens - first))
-      position_T = np.asarray(documents.positions(starts[None], position[None]))[0]
-      position = position_T[-1] + 1
-      is_counted_T = _count_visible_tokens(config, position_T, first) >= distances[-1]
-      memory, segment_sums = sum_segment(
-        state.params,
-        state.codebook,
-        inputs[None],
-        starts[None],
-        memory,
-        is_counted_T.astype(np.float32),
-      )
-      sums = sums + np.asarray(segment_sums, np.float64)
-      counted += int(is_counted_T.sum())
-      bar.advance(len(inputs))
+  sums, counted, tokens, position = 0, 0, 0, np.int32(0)
+  segments = probe.captured_segments(run, run.split(split), MAX_TOKENS, weights_by_layer)
+  for starts_T, weights_LxNxTxD in segments:
+    position_T = np.asarray(documents.positions(starts_T[None], position[None]))[0]
+    position = position_T[-1] + 1
+    is_counted_T = _count_visible_tokens(config, position_T, tokens) >= distances[-1]
+    sums = sums + weights_LxNxTxD[:, :, is_counted_T].sum(axis=2, dtype=np.float64)
+    counted, tokens = counted + int(is_counted_T.sum()), tokens + len(starts_T)
   return sums, counted, tokens
 
 
@@ -128,49 +103,18 @@ def _count_visible_tokens(config, position_T, first):
   return np.minimum(position_T, memory_length + np.arange(len(position_T)))
 
 
-def _weights_by_layer(config, intermediates, distances_D):
-  """Returns for each layer the weights [N, T, D] by distance."""
-  if config.recurrent is not None:  # the farthest slot is first
-    return [intermediates['readout']['weights'][0][..., ::-1]]
-  persistent = config.persistent
-  vectors = persistent.vectors if persistent and persistent.kind == 'all_attention' else 0
-  layers = [intermediates[f'layer_{i}']['attention'] for i in range(config.layers)]
-  return [_weights_by_distance(layer, vectors, distances_D) for layer in layers]
-
-
-def _weights_by_distance(intermediates, vectors, distances_D):
-  """Returns the weights [N, T, D] of a layer; its queries may be computed in F blocks of b."""
-  probs_FxNxbxK = intermediates['probs'][0]
-  probs_FxNxbxK = probs_FxNxbxK[..., : probs_FxNxbxK.shape[-1] - vectors]
-  F, N, b, K = probs_FxNxbxK.shape
-  index_bxD = K - b + jnp.arange(b)[:, None] - distances_D
-  shape = (F, N, *index_bxD.shape)
-  weights_FxNxbxD = jnp.take_along_axis(
-    probs_FxNxbxK, jnp.broadcast_to(jnp.maximum(index_bxD, 0), shape), axis=-1
-  )
-  weights_FxNxbxD = jnp.where(index_bxD >= 0, weights_FxNxbxD, 0)
-  return local.joined(weights_FxNxbxD.swapaxes(1, 2), F)[0].swapaxes(0, 1)
-
-
 def format_table(result: dict[str, Any]) -> str:
   """Formats the mean weights by distance as a table."""
-  layers = range(len(result['layers']))
-  header = f'{"distance":<10}{"mean":>8}'
-  has_layer_columns = len(layers) > 1
-  if has_layer_columns:
-    header += ''.join(f'{f"layer {i}":>9}' for i in layers)
-  lines = [
+  layers = result['layers'] if len(result['layers']) > 1 else []
+  rows = [['distance', 'mean', *(f'layer {i}' for i in range(len(layers)))]]
+  for distance, *weights in zip(result['distances'], result['mean'], *layers, strict=True):
+    rows.append([str(-distance), *(f'{weight:.1%}' for weight in weights)])
+  rows.append(['other keys', f'{result["rest"]:.1%}', *('' for _ in layers)])
+  title = (
     f'step {result["step"]:,}, {result["counted"]:,} of {result["tokens"]:,} tokens of '
-    f'{result["split"]}: those that can attend to all distances',
-    header,
-  ]
-  for i, distance in enumerate(result['distances']):
-    row = f'{-distance:<10}{result["mean"][i]:>8.1%}'
-    if has_layer_columns:
-      row += ''.join(f'{result["layers"][layer][i]:>9.1%}' for layer in layers)
-    lines.append(row)
-  lines.append(f'{"other keys":<10}{result["rest"]:>8.1%}')
-  return '\n'.join(lines)
+    f'{result["split"]}: those that can attend to all distances'
+  )
+  return '\n'.join([title, *tables.align_columns(rows, '<>')])
 
 
 def plot(result: dict[str, Any], axes: Any) -> None:

@@ -2,7 +2,7 @@
 
 import pathlib
 
-from ngrammer_jax import errors
+from ngrammer_jax import errors, tables
 from ngrammer_jax.training import checkpoints, manifest, workdirs
 
 
@@ -23,23 +23,22 @@ def format_table(workdir: pathlib.Path, arrays_step: int | str | None = None) ->
   if not steps or (arrays_step is not None and selected not in steps):
     suffix = f' of --step={arrays_step}' if steps else ''
     raise errors.BadInput(f'--workdir={workdir} has no checkpoint{suffix}')
-  lines = [f'{"step":>9}{"MB":>10}  {"saved (UTC)":<21}{"validation":<12}{"checksum":<18}state']
+  rows = [('step', 'MB', 'saved (UTC)', 'validation', 'checksum', 'state')]
   for step in steps:
     try:
       checkpoint = checkpoints.verify(workdir, step)
-    except manifest.Damaged as error:
-      lines.append(f'{step:>9,}{"":>10}  {"":<21}{"":<12}{"":<18}damaged: {error}')
+    except manifest.CorruptError as error:
+      rows.append((f'{step:,}', '', '', '', '', f'damaged: {error}'))
       continue
+    size, saved_at = f'{checkpoint.size / 1e6:,.1f}', checkpoint.saved_at.removesuffix('+00:00')
     loss = '' if checkpoint.validation is None else f'{checkpoint.validation:.4f}'
     state = 'good, best' if step == best else 'good'
-    saved_at = checkpoint.saved_at.removesuffix('+00:00')
-    size = f'{checkpoint.size / 1e6:,.1f}'
-    row = f'{step:>9,}{size:>10}  {saved_at:<21}{loss:<12}{checkpoint.checksum:<18}{state}'
-    lines.append(row)
+    rows.append((f'{step:,}', size, saved_at, loss, checkpoint.checksum, state))
+  lines = tables.align_columns(rows, '>><')
   if selected is not None:
     try:
       leaves = manifest.read(workdir / 'checkpoints' / str(selected)).leaves
-    except manifest.Damaged as error:
+    except manifest.CorruptError as error:
       raise errors.BadInput(f'--step={arrays_step}: checkpoint {selected}: {error}') from error
     lines += [f'{digest}  {name} {dtype}{shape}' for name, (dtype, shape, digest) in leaves.items()]
   return '\n'.join(lines)

@@ -6,11 +6,11 @@ uses only the questions that exactly one of the two runs answers correctly. If n
 better, these are equally likely to favor either run.
 """
 
-import json
 import pathlib
 from typing import Any
 
-from ngrammer_jax import errors, files
+from ngrammer_jax import errors, files, tables
+from ngrammer_jax.data import text_files
 
 
 def read_points(workdir: pathlib.Path, name: str) -> dict[tuple[str, str, int], float]:
@@ -23,7 +23,7 @@ def read_points(workdir: pathlib.Path, name: str) -> dict[tuple[str, str, int], 
   Raises:
     BadInput: the file does not exist or is corrupt.
   """
-  files.reach(workdir)
+  files.check_reachable(workdir)
   path = workdir / 'evaluation' / f'{name}.jsonl'
   if not path.exists():
     raise errors.BadInput(
@@ -31,15 +31,16 @@ def read_points(workdir: pathlib.Path, name: str) -> dict[tuple[str, str, int], 
       f'ngrammer_jax.evaluate --cloze, or select another file with --results'
     )
   points = {}
-  for number, line in enumerate(path.read_text(encoding='utf-8').split('\n'), 1):
+  for number, line in enumerate(path.read_bytes().split(b'\n'), 1):
     if not line:
       continue
+    location = f'{path}, line {number}'
+    answer = text_files.parse_json(line, location, 'run the evaluation again')
     try:
-      answer = json.loads(line)
       points[answer['kind'], answer['file'], int(answer['line'])] = float(answer['point'])
     except (ValueError, KeyError, TypeError) as error:
       raise errors.BadInput(
-        f'{path}, line {number} is not a valid answer ({type(error).__name__}: {error}): '
+        f'{location} is not a valid answer ({type(error).__name__}: {error}): '
         f'run the evaluation again'
       ) from error
   return points
@@ -86,24 +87,20 @@ def compare(workdirs: list[pathlib.Path], name: str) -> dict[str, dict[str, Any]
 
 def mcnemar(only_first: int, only_second: int) -> float:
   """Returns the two-sided p-value of McNemar's exact test: a binomial test with probability 1/2."""
-  count, term, total = only_first + only_second, 1, 0
-  for k in range(min(only_first, only_second) + 1):
-    total += term
-    term = term * (count - k) // (k + 1)
-  return min(1.0, 2 * total / 2**count)
+  from scipy import stats  # a slow import that other analyses do not need
+
+  count = only_first + only_second
+  return float(stats.binomtest(only_first, count).pvalue) if count else 1.0
 
 
 def format_table(result: dict[str, dict[str, Any]]) -> str:
   """Formats the result of `compare` as a table."""
-  lines = [
-    f'{"":<20}{"":>10}{"accuracy":>18}{"strict":>18}{"right alone":>18}',
-    f'{"kind":<20}{"questions":>10}' + f'{"first":>9}{"second":>9}' * 3 + f'{"p":>10}',
-  ]
+  pairs = [f'{name} {of}' for name in ('accuracy', 'strict', 'only') for of in ('1st', '2nd')]
+  rows = [['kind', 'questions', *pairs, 'p']]
   for kind, r in result.items():
     accuracies = (r[key] for key in ('first', 'second', 'first_strict', 'second_strict'))
-    lines.append(
-      f'{kind:<20}{r["questions"]:>10,}'
-      + ''.join(f'{accuracy:>9.4f}' for accuracy in accuracies)
-      + f'{r["only_first"]:>9,}{r["only_second"]:>9,}{r["p"]:>10.2g}'
+    counts = f'{r["only_first"]:,}', f'{r["only_second"]:,}'
+    rows.append(
+      [kind, f'{r["questions"]:,}', *(f'{a:.4f}' for a in accuracies), *counts, f'{r["p"]:.2g}']
     )
-  return '\n'.join(lines)
+  return '\n'.join(tables.align_columns(rows, '<>'))

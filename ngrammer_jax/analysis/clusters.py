@@ -10,13 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax import progress, runs
-from ngrammer_jax.config import model as model_config
+from ngrammer_jax import progress, runs, tables
+from ngrammer_jax.config import ngram as ngram_config
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.layers import documents, hashing, ngrammer, quantizer
 
+FIGURE_SIZE = (3, 13.0)  # panels, and width in inches
 NUM_SHUFFLES = 10  # random clusterings that coherence is compared with
 MAX_TOKENS = 1_000_000  # tokens of text that are read for n-grams, or at once for counts
+
+COLUMNS = (
+  *('head', 'codes used', 'perplexity', 'token-weighted perplexity', 'dead'),
+  *('coherence (random)', 'cross-head coherence (random)', 'collision rate'),
+)
 
 
 def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
@@ -58,25 +64,29 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   with progress.Progress('comparing clusters', N, 'heads') as bar:
     for n in range(N):
       ids_V = clusters_VxN[by_frequency_V, n]
-      ids_U = ids_V[:U]
-      all_features = embedding_UxNxH.reshape(U, -1)
-      other_features = np.delete(embedding_UxNxH, n, axis=1).reshape(U, -1)
-      count_K = np.bincount(ids_U, minlength=ngram.clusters)
-      heads.append(
-        {
-          'used': int((count_K > 0).sum()),
-          'vocabulary_perplexity': _perplexity(count_K),
-          'usage_perplexity': _perplexity(usage_NxK[n]),
-          'dead': float((usage_NxK[n] < quantizer.DEAD / ngram.clusters).mean()),
-          'coherence': _compare_with_random(all_features, ids_U),
-          'coherence_elsewhere': _compare_with_random(other_features, ids_U),
-          'ngrams': {order: by_head[n] for order, by_head in collisions_by_order.items()},
-          'members': _list_members(all_features, ids_U, ids_V, texts),
-        }
-      )
+      head = _analyze_head(embedding_UxNxH, n, ids_V, usage_NxK[n], texts)
+      head['ngrams'] = {order: by_head[n] for order, by_head in collisions_by_order.items()}
+      heads.append(head)
       bar.advance(1)
   sizes = {'clusters': ngram.clusters, 'tokens': U, 'never': V - U}
   return {'step': int(run.state.step), 'split': split, **sizes, 'heads': heads}
+
+
+def _analyze_head(embedding_UxNxH, n, ids_V, usage_K, texts):
+  """Returns the statistics of head n, without n-grams; tokens are sorted by frequency."""
+  U, K = len(embedding_UxNxH), len(usage_K)
+  all_features = embedding_UxNxH.reshape(U, -1)
+  other_features = np.delete(embedding_UxNxH, n, axis=1).reshape(U, -1)
+  count_K = np.bincount(ids_V[:U], minlength=K)
+  return {
+    'used': int((count_K > 0).sum()),
+    'vocabulary_perplexity': _perplexity(count_K),
+    'usage_perplexity': _perplexity(usage_K),
+    'dead': float((usage_K < quantizer.DEAD / K).mean()),
+    'coherence': _compare_with_random(all_features, ids_V[:U]),
+    'coherence_elsewhere': _compare_with_random(other_features, ids_V[:U]),
+    'members': _list_members(all_features, ids_V[:U], ids_V, texts),
+  }
 
 
 def coherence(rows_UxD: np.ndarray, ids_U: np.ndarray) -> tuple[float | None, np.ndarray]:
@@ -106,7 +116,7 @@ def _coherence(unit_UxD, ids_U):
 
 
 def collisions(
-  ngram: model_config.NGramConfig, ids_VxN: np.ndarray, text: token_cache.TokenSplit
+  ngram: ngram_config.NGramConfig, ids_VxN: np.ndarray, text: token_cache.TokenSplit
 ) -> dict[int, list[dict[str, float]]]:
   """Computes hash collisions of the n-grams of a text, for each order and head.
 
@@ -192,20 +202,18 @@ def format_table(result: dict[str, Any], examples: int = 3, tokens: int = 10) ->
     tokens: number of tokens to list for each cluster.
   """
   K, U = result['clusters'], result['tokens']
-  lines = [
+  title = (
     f'step {result["step"]:,}: {U:,} tokens of the training text in {K:,} clusters a head '
-    f'({result["never"]:,} never occur); n-grams of the {result["split"]} split',
-    f'{"head":>4}{"used":>7}{"perplexity":>12}{"in training":>13}{"dead":>8}'
-    f'{"coherence (random)":>22}{"elsewhere (random)":>22}{"rows shared":>13}',
-  ]
+    f'({result["never"]:,} never occur); n-grams of the {result["split"]} split'
+  )
+  rows = [COLUMNS]
   for n, head in enumerate(result['heads']):
+    coherences = (_format_coherence(head[key]) for key in ('coherence', 'coherence_elsewhere'))
     shared = ' '.join(f'{collisions["shared"]:.1%}' for collisions in head['ngrams'].values())
-    lines.append(
-      f'{n:>4}{head["used"]:>7,}{head["vocabulary_perplexity"]:>12.1f}'
-      f'{head["usage_perplexity"]:>13.1f}{head["dead"]:>8.1%}'
-      f'{_format_coherence(head["coherence"]):>22}'
-      f'{_format_coherence(head["coherence_elsewhere"]):>22}{shared:>13}'
-    )
+    perplexities = f'{head["vocabulary_perplexity"]:.1f}', f'{head["usage_perplexity"]:.1f}'
+    used, dead = f'{head["used"]:,}', f'{head["dead"]:.1%}'
+    rows.append((str(n), used, *perplexities, dead, *coherences, shared))
+  lines = [title, *tables.align_columns(rows, '>')]
   for n, head in enumerate(result['heads']):
     large = {k: cluster for k, cluster in head['members'].items() if len(cluster['tokens']) >= 4}
     most_coherent = sorted(large, key=lambda k: -large[k]['coherence'])[:examples]
@@ -243,7 +251,8 @@ def plot(result: dict[str, Any], axes: Any) -> None:
   coherence_axes.set(xlabel='head', ylabel='cosine similarity in clusters (line: random)')
   coherence_axes.set_xticks(heads)
   coherence_axes.margins(y=0.2)
-  coherence_axes.legend(fontsize='x-small')
+  if coherence_axes.has_data():
+    coherence_axes.legend(fontsize='x-small')
   for order in result['heads'][0]['ngrams']:
     shared = [100 * head['ngrams'][order]['shared'] for head in result['heads']]
     collisions_axes.plot(heads, shared, 'o-', linewidth=1, markersize=4, label=f'order {order}')

@@ -9,12 +9,12 @@ from ngrammer_jax.training import writers
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, float]]:
   """Reads metrics.jsonl. Raises BadInput if it does not exist or has no logged step."""
-  files.reach(workdir)
+  files.check_reachable(workdir)
   if not (workdir / 'metrics.jsonl').exists():
     raise errors.BadInput(
       f'--workdir={workdir} has no metrics.jsonl: not a run directory, or training has not started'
     )
-  records = [record for _, record in writers.lines(workdir)]
+  records = [record for _, record in writers.read_lines(workdir)]
   if not any('loss' in r for r in records):
     raise errors.BadInput(f'--workdir={workdir} has logged no step yet')
   return records

@@ -1,8 +1,9 @@
 """Figures, rendered without a display."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 import contextlib
 import io
+import os
 import pathlib
 from typing import Any
 
@@ -11,7 +12,7 @@ from ngrammer_jax import errors, files
 
 @contextlib.contextmanager
 def saved_figure(path: pathlib.Path, panels: int = 1, width: float = 6.4) -> Iterator[Any]:
-  """Yields the axes of a figure and saves the figure on exit.
+  """Yields the axes of a figure and saves the figure on exit; after an error it writes nothing.
 
   Args:
     path: image file; its suffix selects the format.
@@ -21,7 +22,7 @@ def saved_figure(path: pathlib.Path, panels: int = 1, width: float = 6.4) -> Ite
   Raises:
     BadInput: Matplotlib is not installed, or the file cannot be written.
   """
-  files.reach(path)
+  files.check_reachable(path)
   try:
     import matplotlib
   except ImportError as error:
@@ -30,22 +31,25 @@ def saved_figure(path: pathlib.Path, panels: int = 1, width: float = 6.4) -> Ite
   from matplotlib import pyplot
 
   figure, axes = pyplot.subplots(1, panels, figsize=(width, 3.6), layout='constrained')
-
-  def save():
-    try:
-      files.make(path.parent)
-      if not files.stored(path):
-        figure.savefig(path, dpi=150)
-        return
-      image = io.BytesIO()
-      figure.savefig(image, dpi=150, format=path.suffix[1:])
-      files.write(path, image.getvalue())
-    except (OSError, ValueError) as error:
-      raise errors.BadInput(f'--figure={path} cannot be written: {error}') from error
-
   try:
-    save()  # reports an unwritable path before the analysis runs
+    _check_writable(path, figure.canvas.get_supported_filetypes())
     yield axes
-    save()
+    image = io.BytesIO()
+    figure.savefig(image, dpi=150, format=path.suffix[1:])
+    files.make_folder(path.parent)
+    files.write(path, image.getvalue())
+  except OSError as error:
+    raise errors.BadInput(f'--figure={path} cannot be written: {error}') from error
   finally:
     pyplot.close(figure)
+
+
+def _check_writable(path: pathlib.Path, formats: Collection[str]) -> None:
+  """Raises BadInput for a path that cannot be written, before the analysis runs."""
+  if path.suffix[1:] not in formats:
+    raise errors.BadInput(f'--figure={path} has no suffix of an image: use .png, .svg or .pdf')
+  if files.is_remote(path):
+    return
+  folder = next(parent for parent in path.absolute().parents if parent.exists())
+  if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+    raise errors.BadInput(f'--figure={path} cannot be written: check the path and its permissions')

@@ -3,19 +3,18 @@
 L layers, N heads, T tokens of text, C persistent vectors.
 """
 
-import dataclasses
 from typing import Any
 
-import jax
 import numpy as np
 
-from ngrammer_jax import errors, progress, runs
+from ngrammer_jax import errors, runs, tables
+from ngrammer_jax.analysis import probe
 from ngrammer_jax.models import language_model
-from ngrammer_jax.training import windows
 
 MAX_SEGMENTS = 8  # segments of the split that are read
 MAX_RECORDED_TOKENS = 200  # tokens for which dynamic spans are recorded one by one
 MAX_PLOTTED_TOKENS = 80  # of these, the tokens in the figure
+FIGURE_SIZE = (2, 11.0)  # panels, and width in inches
 
 
 def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
@@ -35,10 +34,8 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   Raises:
     BadInput: the model has neither spans nor such persistent vectors.
   """
-  config = run.config.model
-  span, persistent = config.span, config.persistent
-  has_persistent = bool(persistent is not None and persistent.vectors)
-  has_persistent = has_persistent and persistent.kind == 'all_attention'
+  config = run.config.evaluation_model()
+  span, has_persistent = config.span, probe.shared_vectors(config) > 0
   if span is None and not has_persistent:
     raise errors.BadInput(
       f'--workdir={run.workdir} has no spans and no persistent vectors that share a softmax with '
@@ -49,19 +46,20 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   if span is not None:
     result |= {'limit': span.limit, 'ramp': span.ramp}
   if span is not None and span.kind == 'adaptive':
-    result['spans'] = _add_ramp(windows.spans(config, run.state.params), span).tolist()
+    spans_LxN = language_model.adaptive_spans(config, run.state.params)
+    result['spans'] = _add_ramp(spans_LxN, span).tolist()
   if has_persistent or span.kind == 'dynamic':
-    tokens_T = run.split(split).tokens[: MAX_SEGMENTS * run.config.training.segment_length]
-    z_TxLxN, mass_LxN = _measure(run, np.asarray(tokens_T, np.int32), has_persistent)
-    result['tokens'] = len(tokens_T)
+    text = run.split(split)
+    max_tokens = MAX_SEGMENTS * run.config.training.segment_length
+    z_TxLxN, share_LxN, result['tokens'] = _measure(run, text, max_tokens, config)
     if has_persistent:
-      result['persistent'] = mass_LxN.tolist()
+      result['persistent'] = share_LxN.tolist()
     if z_TxLxN is not None:
       spans_TxLxN = _add_ramp(z_TxLxN, span)
       result['spans'] = spans_TxLxN.mean(axis=0).tolist()
       texts = [
         run.vocabulary.decode([token]).decode(errors='replace')
-        for token in tokens_T[:MAX_RECORDED_TOKENS]
+        for token in text.tokens[: min(result['tokens'], MAX_RECORDED_TOKENS)]
       ]
       mean_spans = spans_TxLxN[:MAX_RECORDED_TOKENS].mean(axis=(1, 2)).tolist()
       result['along'] = {'texts': texts, 'spans': mean_spans}
@@ -72,61 +70,45 @@ def _add_ramp(z, span) -> np.ndarray:
   return np.minimum(z + span.ramp, span.limit)
 
 
-def _measure(run, tokens_T, has_persistent):
-  """Returns dynamic spans [T, L, N] and the attention [L, N] on persistent vectors, or None."""
-  # Intermediates are captured layer by layer, without scan and remat.
-  config = dataclasses.replace(run.config.model, scan_layers=False, remat='none')
-  model = language_model.build(config, run.vocabulary.size)
-  C = config.persistent.vectors if has_persistent else 0
+def _measure(run, text, max_tokens, config):
+  """Returns dynamic spans [T, L, N] or None, the share [L, N] of persistent vectors, and T."""
+  vectors = probe.shared_vectors(config)
 
-  @jax.jit
-  def measure_segment(params, codebook, tokens_1xT, memory):
-    variables = {'params': params, 'codebook': codebook}
-    (_, memory, _), captured = model.apply(variables, tokens_1xT, memory, mutable=['intermediates'])
-    layers = [captured['intermediates'][f'layer_{i}']['attention'] for i in range(config.layers)]
-    spans = [layer['span']['spans'][0][0] for layer in layers if 'span' in layer]
-    masses = [layer['probs'][0][0, ..., -C:].sum(-1).mean(-1) for layer in layers] if C else []
-    return memory, spans, masses
+  def measure(intermediates):
+    layers = probe.attention_layers(config, intermediates)
+    spans = [probe.dynamic_spans(layer) for layer in layers if 'span' in layer]
+    return spans, [probe.persistent_share(layer, vectors) for layer in layers if vectors]
 
-  params, codebook = run.state.params, run.state.codebook
-  memory, spans, masses = language_model.empty_memory(config, 1), [], []
-  segment_length = run.config.training.segment_length
-  with progress.Progress('reading', len(tokens_T), 'tokens') as bar:
-    for first in range(0, len(tokens_T), segment_length):
-      segment_1xT = tokens_T[None, first : first + segment_length]
-      memory, layer_spans, layer_masses = measure_segment(params, codebook, segment_1xT, memory)
-      spans.append(np.stack(layer_spans, axis=1) if layer_spans else None)
-      masses.append(np.asarray(layer_masses) * segment_1xT.shape[1])
-      bar.advance(segment_1xT.shape[1])
-  spans_TxLxN = np.concatenate(spans) if spans[0] is not None else None
-  return spans_TxLxN, sum(masses) / len(tokens_T) if C else None
+  spans, shares, tokens = [], 0, 0
+  for starts_T, (layer_spans, layer_shares) in probe.captured_segments(
+    run, text, max_tokens, measure
+  ):
+    spans += [np.stack(layer_spans, axis=1)] if layer_spans else []
+    shares, tokens = shares + np.asarray(layer_shares) * len(starts_T), tokens + len(starts_T)
+  return np.concatenate(spans) if spans else None, shares / tokens, tokens
 
 
 def format_table(result: dict[str, Any]) -> str:
   """Formats the spans by layer and head as a table."""
   lines = [f'step {result["step"]:,}']
   if result['spans'] is not None:
+    mean = '' if result['along'] is None else '; mean over tokens'
     lines.append(
-      f'spans in tokens, including the ramp of {result["ramp"]}; the limit is {result["limit"]:,}'
+      f'spans in tokens, including the ramp of {result["ramp"]}; the limit is '
+      f'{result["limit"]:,}{mean}'
     )
-  if result['along'] is not None:
-    lines[-1] += '; mean over tokens'
-  if result['spans'] is not None:
-    lines += _format_rows(result['spans'], '{:8.0f}')
+    lines += _format_rows(result['spans'], '.0f')
   if result['persistent'] is not None:
     lines.append('share of attention on persistent vectors')
-    lines += _format_rows(result['persistent'], '{:8.1%}')
+    lines += _format_rows(result['persistent'], '.1%')
   return '\n'.join(lines)
 
 
 def _format_rows(values_LxN, pattern):
-  heads = range(len(values_LxN[0]))
-  header = f'{"layer":<8}{"mean":>8}' + ''.join(f'{f"head {n}":>8}' for n in heads)
-  rows = [
-    f'{layer:<8}' + ''.join(pattern.format(value) for value in (np.mean(row), *row))
-    for layer, row in enumerate(values_LxN)
-  ]
-  return [header, *rows]
+  rows = [['layer', 'mean', *(f'head {n}' for n in range(len(values_LxN[0])))]]
+  for layer, row in enumerate(values_LxN):
+    rows.append([str(layer), *(format(value, pattern) for value in (np.mean(row), *row))])
+  return tables.align_columns(rows, '<>')
 
 
 def plot(result: dict[str, Any], axes: Any) -> None:

@@ -12,7 +12,7 @@ import pathlib
 import re
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import sections, text_files
+from ngrammer_jax.data import text_files
 
 KINDS = {'NE': 'named entities', 'CN': 'common nouns', 'V': 'verbs', 'P': 'prepositions'}
 SPLIT_SUFFIXES = {'train': 'train', 'validation': 'valid_2000ex', 'test': 'test_2500ex'}
@@ -95,8 +95,9 @@ def read_questions(path: pathlib.Path, kind: str) -> Iterator[Question]:
   """
   block: list[str] = []
   number = 0
-  for number, line in enumerate(_decode_lines(path), 1):
+  for number, data in enumerate(text_files.read_lines(path), 1):
     location = f'{path}, line {number}'
+    line = text_files.decode(data, location, f'convert it, or {REMEDY}').rstrip('\r\n')
     if not line.strip():
       if block:
         raise errors.BadInput(_truncation_message(location, block, 'an empty line'))
@@ -113,17 +114,6 @@ def read_questions(path: pathlib.Path, kind: str) -> Iterator[Question]:
     raise errors.BadInput(f'{path} is empty: expected blocks of 21 numbered lines; {REMEDY}')
 
 
-def _decode_lines(path):
-  for number, line in enumerate(text_files.read_lines(path), 1):
-    try:
-      yield line.decode().rstrip('\r\n')
-    except UnicodeDecodeError as error:
-      raise errors.BadInput(
-        f'{path}, line {number}: not valid UTF-8 at byte {error.start + 1} of the line '
-        f'(0x{line[error.start]:02x}): convert it, or {REMEDY}'
-      ) from error
-
-
 def _truncation_message(location, block, end):
   return (
     f'{location}: {end} after {len(block)} lines of a question, expected '
@@ -136,7 +126,7 @@ def _check_line_number(location, line, expected, is_first):
   if line.partition(' ')[0] == str(expected):
     return
   message = f'{location}: expected line {expected} of a question, "{expected} ...", found '
-  message += sections.quote_line(line)
+  message += text_files.quote_line(line)
   if is_first and not line[0].isdecimal():
     raise errors.BadInput(
       f'{message}: this is not a question file; use cbtest_*.txt, or make synthetic questions from '

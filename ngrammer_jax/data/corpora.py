@@ -12,11 +12,10 @@ import importlib.util
 import pathlib
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import sections, shards, text_files
+from ngrammer_jax.data import sections, shards, split_files, text_files
+from ngrammer_jax.data.split_files import SPLITS
 from ngrammer_jax.data.text_files import Document
 
-SPLITS = ('train', 'validation', 'test')
-SPLIT_WORDS = {'train': 'train', 'validation': 'valid', 'test': 'test'}  # part of the file name
 NEWLINES = ('keep', 'drop', 'eos')
 
 # MD5 and size of the uncompressed files, as published with the corpora.
@@ -165,7 +164,7 @@ def _wikitext_articles(root: pathlib.Path) -> Corpus:
 def _cbt(root: pathlib.Path) -> Corpus:
   """The raw books of the Children's Book Test."""
   files = {split: find_cbt_file(root, split) for split in SPLITS}
-  missing = [f'cbt_{SPLIT_WORDS[split]}.txt' for split in SPLITS if files[split] is None]
+  missing = [cbt_file_name(split) for split in SPLITS if files[split] is None]
   if missing:
     raise errors.BadInput(
       f'data.path={root}: expected {EXPECTED_FILES["cbt"]}, missing: {", ".join(missing)}'
@@ -176,19 +175,23 @@ def _cbt(root: pathlib.Path) -> Corpus:
   return Corpus('cbt', tuple(files.values()), splits, is_sectioned=True)
 
 
+def cbt_file_name(split: str) -> str:
+  """Returns the name of the file of raw books of a CBT split."""
+  return {'validation': 'cbt_valid.txt'}.get(split, f'cbt_{split}.txt')
+
+
 def find_cbt_file(root: pathlib.Path, split: str) -> pathlib.Path | None:
   """Returns the file of raw books of a CBT split, which is in a folder or its `data` folder."""
-  name = f'cbt_{SPLIT_WORDS[split]}.txt'
+  name = cbt_file_name(split)
   return next((path for path in (root / name, root / 'data' / name) if path.is_file()), None)
 
 
 def _text(root: pathlib.Path) -> Corpus:
   """A text file, or a folder in which each file is a document."""
-  split_files = _find_split_files(root)
-  if split_files is not None:
-    return Corpus('text', tuple(split_files.values()), _single_document_splits(split_files))
-  files = [root] if root.is_file() else sorted(p for p in root.rglob('*') if p.is_file())
-  files = tuple(p for p in files if not _is_hidden(p.relative_to(root)))
+  by_split = _find_split_files(root)
+  if by_split is not None:
+    return Corpus('text', tuple(by_split.values()), _single_document_splits(by_split))
+  files = (root,) if root.is_file() else tuple(split_files.visible_files(root))
   if not files:
     raise errors.BadInput(f'data.path={root}: an empty folder; expected {EXPECTED_FILES["text"]}')
   if len(files) >= 20:
@@ -226,8 +229,14 @@ def _shard_folder(root: pathlib.Path) -> Corpus:
 
 
 CORPORA = {
-  **{'sotu': _sotu, 'text8': _text8, 'enwik8': _enwik8, 'wikitext': _wikitext, 'text': _text},
-  **{'shards': _shard_folder, 'wikitext_articles': _wikitext_articles, 'cbt': _cbt},
+  'sotu': _sotu,
+  'text8': _text8,
+  'enwik8': _enwik8,
+  'wikitext': _wikitext,
+  'text': _text,
+  'shards': _shard_folder,
+  'wikitext_articles': _wikitext_articles,
+  'cbt': _cbt,
 }
 EXPECTED_FILES = {
   'text8': 'text8 or text8.zip',
@@ -254,17 +263,11 @@ def _find_split_files(root: pathlib.Path) -> dict[str, pathlib.Path] | None:
   """Returns the files of a folder by split, or None unless it has one file for each split."""
   if not root.is_dir():
     return None
-  files = {}
-  for split, word in SPLIT_WORDS.items():
-    paths = [p for p in root.iterdir() if p.is_file() and word in p.name and not _is_hidden(p.name)]
-    if len(paths) != 1:
-      return None
-    files[split] = paths[0]
-  return files
-
-
-def _is_hidden(path: pathlib.Path | str) -> bool:
-  return any(part.startswith('.') for part in pathlib.Path(path).parts)
+  paths = [p for p in root.iterdir() if p.is_file() and not p.name.startswith('.')]
+  files = {split: [p for p in paths if split_files.split_of(p.name) == split] for split in SPLITS}
+  if any(len(paths) != 1 for paths in files.values()):
+    return None
+  return {split: path for split, (path,) in files.items()}
 
 
 def _single_document_splits(files: dict[str, pathlib.Path]) -> dict[str, tuple[Document, ...]]:

@@ -69,7 +69,7 @@ class PackedDataset:
   ):
     self._shards, self._vocabulary = shards, vocabulary
     self._batch_size, self._length = batch_size, length
-    self._folder = files.Growing(folder, '*.jsonl').folder
+    self._folder = files.SyncedDir(folder, '*.jsonl').folder
     self._readers: dict[range, _BatchReader] = {}
 
   def segment(self, step: int, rows: slice = slice(None)) -> streams.Segment:

@@ -1,9 +1,11 @@
 """Prefetches batches in a background thread while the device computes."""
 
+import collections
 from collections.abc import Iterator
-import queue
-import threading
+from concurrent import futures
 from typing import Any
+
+_END = object()
 
 
 class Prefetcher:
@@ -13,46 +15,29 @@ class Prefetcher:
 
   Args:
     items: the iterator.
-    depth: maximum number of items in the queue.
+    depth: maximum number of items that wait while the thread computes the next one.
   """
 
   def __init__(self, items: Iterator[Any], depth: int = 2):
-    self._items = items
-    self._queue: queue.Queue = queue.Queue(depth)
-    self._stop = threading.Event()
-    self._thread = threading.Thread(target=self._fill_queue, daemon=True, name='prefetch')
-
-  def _fill_queue(self) -> None:
-    try:
-      for item in self._items:
-        if not self._put((item, None)):
-          return
-      self._put((None, StopIteration()))
-    except Exception as error:  # noqa: BLE001  raised again in the consumer
-      self._put((None, error))
-
-  def _put(self, entry) -> bool:
-    while not self._stop.is_set():
-      try:
-        self._queue.put(entry, timeout=0.1)
-        return True
-      except queue.Full:
-        continue
-    return False
+    self._items, self._depth = items, depth
+    self._executor = futures.ThreadPoolExecutor(1, thread_name_prefix='prefetch')
+    self._pending: collections.deque[futures.Future] = collections.deque()
 
   def __enter__(self) -> Iterator[Any]:
-    self._thread.start()
+    for _ in range(self._depth + 1):
+      self._submit()
     return self._iterate()
 
   def __exit__(self, *exception) -> None:
-    self._stop.set()
-    self._thread.join()
+    self._executor.shutdown(cancel_futures=True)
+
+  def _submit(self) -> None:
+    self._pending.append(self._executor.submit(next, self._items, _END))
 
   def _iterate(self) -> Iterator[Any]:
     while True:
-      item, error = self._queue.get()
-      if isinstance(error, StopIteration):
+      item = self._pending.popleft().result()
+      if item is _END:
         return
-      if error is not None:
-        raise error
+      self._submit()
       yield item

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 import functools
+import itertools
 import pathlib
 import re
 from typing import NamedTuple
@@ -61,26 +62,49 @@ class SectionedFile:
         yield block
 
 
-def find_books(path: pathlib.Path) -> Iterator[Section]:
-  """Yields the books of a Children's Book Test file, without their title lines.
+class BookLine(NamedTuple):
+  """A line of a book.
+
+  Attributes:
+    book: number of the book in the file, from 1.
+    title: title of the book.
+    number: number of the line in the file, from 1.
+    offset: position of the line in the file, in bytes.
+    text: the line with its end.
+  """
+
+  book: int
+  title: str
+  number: int
+  offset: int
+  text: bytes
+
+
+def read_book_lines(path: pathlib.Path) -> Iterator[BookLine]:
+  """Yields the lines of a Children's Book Test file, without the titles.
 
   Raises:
     BadInput: the first line is not a title.
   """
-  name, start, offset = None, 0, 0
-  for line in text_files.read_lines(path):
+  book, title, offset = 0, '', 0
+  for number, line in enumerate(text_files.read_lines(path), 1):
     if line.startswith(BOOK_MARKER):
-      if offset > start:
-        yield Section(name, start, offset)
-      name, start = parse_title(line), offset + len(line)
-    elif name is None:
+      book, title = book + 1, parse_title(line)
+    elif not book:
       raise errors.BadInput(
         f'{path}, line 1: expected a title, as in "_BOOK_TITLE_ : Author___Title.txt.out", found '
-        f"{quote_line(line)}: this is not a raw text file of the Children's Book Test"
+        f"{text_files.quote_line(line)}: this is not a raw text file of the Children's Book Test"
       )
+    else:
+      yield BookLine(book, title, number, offset, line)
     offset += len(line)
-  if offset > start:
-    yield Section(name, start, offset)
+
+
+def find_books(path: pathlib.Path) -> Iterator[Section]:
+  """Yields the books of a Children's Book Test file. Raises BadInput as `read_book_lines`."""
+  for _, book in itertools.groupby(read_book_lines(path), lambda line: line.book):
+    lines = list(book)
+    yield Section(lines[0].title, lines[0].offset, lines[-1].offset + len(lines[-1].text))
 
 
 def parse_title(line: bytes) -> str:
@@ -118,9 +142,3 @@ def find_articles(path: pathlib.Path) -> Iterator[Section]:
     )
   if offset:
     yield Section(name, start, offset)
-
-
-def quote_line(line: bytes | str) -> str:
-  """Returns the beginning of a line in quotes, for error messages."""
-  text = (line.decode(errors='replace') if isinstance(line, bytes) else line).rstrip('\r\n')
-  return f'"{text[:40]}..."' if len(text) > 43 else f'"{text}"'

@@ -7,17 +7,14 @@ then the shard is decompressed up to the document, other shards are not read.
 
 from collections.abc import Iterator
 import dataclasses
-import gzip
-import json
 import pathlib
 from typing import Protocol
-import zlib
 
 from ngrammer_jax import errors
+from ngrammer_jax.data import split_files, text_files
 
 SUFFIXES = ('.jsonl', '.json', '.txt')
-# Part of the file name; the first match counts.
-SPLIT_WORDS = {'validation': 'valid', 'test': 'test', 'train': 'train'}
+REMEDY = 'expected one object with a "text" per line'
 
 
 class Shards(Protocol):
@@ -56,23 +53,16 @@ class FileShards:
     """See `Shards`. A JSON document is a line, and its number is the line number from 0."""
     path = self.files[shard]
     split_records = _split_paragraphs if _file_type(path) == '.txt' else iter
-
-    def read_error(error):
-      return errors.BadInput(f'{path} cannot be read after byte {offset:,}: {error}')
-
-    try:
-      file = gzip.open(path) if path.suffix == '.gz' else path.open('rb')
-    except OSError as error:
-      raise read_error(error) from error
+    with text_files.translate_read_errors(path):
+      file = text_files.open_binary(path)
     with file:
       records = split_records(file)
       while True:
-        try:  # does not include the yield: errors of the caller are not errors of the file
+        # Does not include the yield: errors of the caller are not errors of the file.
+        with text_files.translate_read_errors(path):
           if file.tell() < offset:
             file.seek(offset)
           record = next(records, None)
-        except (EOFError, OSError, zlib.error) as error:
-          raise read_error(error) from error
         if record is None:
           return
         offset += len(record)
@@ -81,26 +71,18 @@ class FileShards:
   def text(self, shard: int, document: int, record: bytes) -> bytes:
     """See `Shards`. An empty line is an empty document."""
     path = self.files[shard]
-    try:
-      text = record.decode()
-    except UnicodeDecodeError as error:
-      raise errors.BadInput(
-        f'{path}, document {document + 1:,}: not valid UTF-8: {error.reason}'
-      ) from error
+    is_plain = _file_type(path) == '.txt'
+    location = f'{path}, {"document" if is_plain else "line"} {document + 1:,}'
+    text = text_files.decode(record, location)
     if not text.strip():
       return b''
-    if _file_type(path) == '.txt':
+    if is_plain:
       return text.strip('\r\n').encode()
     try:
-      return json.loads(text.rstrip())['text'].encode()
-    except json.JSONDecodeError as error:
+      return text_files.parse_json(record, location, REMEDY)['text'].encode()
+    except (KeyError, TypeError, AttributeError, UnicodeEncodeError) as error:
       raise errors.BadInput(
-        f'{path}, line {document + 1:,}: not JSON, column {error.colno}: {error.msg}'
-      ) from error
-    except (KeyError, TypeError, AttributeError, RecursionError, UnicodeEncodeError) as error:
-      raise errors.BadInput(
-        f'{path}, line {document + 1:,}: expected an object with a "text", found '
-        f'{text.strip()[:60]}'
+        f'{location}: expected an object with a "text", found {text.strip()[:60]}'
       ) from error
 
 
@@ -110,11 +92,10 @@ def find(folder: pathlib.Path) -> dict[str, FileShards]:
   Raises:
     BadInput: there are no shards for train or validation.
   """
-  files_by_split = {split: [] for split in ('train', 'validation', 'test')}
-  for file in sorted(folder.rglob('*')) if folder.is_dir() else ():
-    split = next((split for split, word in SPLIT_WORDS.items() if word in file.name), None)
-    is_hidden = any(part.startswith('.') for part in file.relative_to(folder).parts)
-    if split is not None and _file_type(file) in SUFFIXES and file.is_file() and not is_hidden:
+  files_by_split = {split: [] for split in split_files.SPLITS}
+  for file in split_files.visible_files(folder):
+    split = split_files.split_of(file.name)
+    if split is not None and _file_type(file) in SUFFIXES:
       files_by_split[split].append(file)
   missing = [split for split in ('train', 'validation') if not files_by_split[split]]
   if missing:

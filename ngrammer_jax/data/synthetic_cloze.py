@@ -11,6 +11,7 @@ named entities); these depend on the spelling alone:
 """
 
 from collections.abc import Callable, Iterator, Sequence
+import itertools
 import pathlib
 import random
 import re
@@ -58,7 +59,7 @@ def find_file(path: pathlib.Path, split: str) -> pathlib.Path:
   """
   file = path if path.is_file() else corpora.find_cbt_file(path, split)
   if file is None:
-    name = f'cbt_{corpora.SPLIT_WORDS[split]}.txt'
+    name = corpora.cbt_file_name(split)
     raise errors.BadInput(f'--cloze={path}: expected a file of raw books, or a folder with {name}')
   return file
 
@@ -105,27 +106,11 @@ def generate_questions(
 
 
 def _read_books(path: pathlib.Path) -> Iterator[_Book]:
-  sentences, first_line = None, 0
-  for number, line in enumerate(text_files.read_lines(path), 1):
-    if line.startswith(sections.BOOK_MARKER):
-      if sentences:
-        yield _Book(sentences, first_line)
-      sentences, first_line = [], number + 1
-      continue
-    if sentences is None:
-      raise errors.BadInput(
-        f'{path}, line 1: expected a title, as in "_BOOK_TITLE_ : Author___Title.txt.out", found '
-        f'{sections.quote_line(line)}: --cloze_made=N makes questions from raw books'
-      )
-    try:
-      sentences.append(line.decode().split())
-    except UnicodeDecodeError as error:
-      raise errors.BadInput(
-        f'{path}, line {number}: not valid UTF-8 at byte {error.start + 1} of the line '
-        f'(0x{line[error.start]:02x}): convert it'
-      ) from error
-  if sentences:
-    yield _Book(sentences, first_line)
+  for _, lines in itertools.groupby(sections.read_book_lines(path), lambda line: line.book):
+    decoded = [
+      (line.number, text_files.decode(line.text, f'{path}, line {line.number}')) for line in lines
+    ]
+    yield _Book([text.split() for _, text in decoded], first_line=decoded[0][0])
 
 
 def _class_predicates(book: _Book) -> dict[str, Callable[[str], bool]]:

@@ -1,11 +1,14 @@
-"""Plain or compressed text files, read in chunks of bounded size."""
+"""Plain or compressed text files: read in bounded chunks, with errors that name the place."""
 
+import codecs
 from collections.abc import Callable, Iterable, Iterator
 import contextlib
 import dataclasses
 import gzip
 import io
+import json
 import pathlib
+from typing import Any
 import zipfile
 import zlib
 
@@ -84,14 +87,59 @@ def read_blocks(path: pathlib.Path) -> Iterator[bytes]:
 
 
 @contextlib.contextmanager
-def translate_read_errors(path: pathlib.Path) -> Iterator[None]:
-  """Turns the errors of reading a damaged or unreadable file into BadInput."""
+def translate_read_errors(path: pathlib.Path | str, remedy: str = '') -> Iterator[None]:
+  """Turns the errors of reading a damaged or unreadable file into BadInput.
+
+  Args:
+    path: the file, or a text that names it.
+    remedy: what to do about a damaged file.
+  """
   try:
     yield
   except PermissionError as error:
     raise errors.BadInput(f'{path} cannot be read: {error.strerror}') from error
   except (EOFError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-    raise errors.BadInput(f'{path} is truncated or damaged: {error}') from error
+    remedy = remedy and f'; {remedy}'
+    raise errors.BadInput(f'{path} is truncated or damaged: {error}{remedy}') from error
+
+
+def decode(data: bytes, location: str, remedy: str = 'convert it', offset: int = 0) -> str:
+  """Returns the text of UTF-8 bytes.
+
+  Args:
+    data: the bytes.
+    location: the file, and the part of it that `data` is.
+    remedy: what to do about other encodings.
+    offset: position of `data` in that part, in bytes.
+
+  Raises:
+    BadInput: the bytes are not UTF-8.
+  """
+  try:
+    return data.decode()
+  except UnicodeDecodeError as error:
+    raise errors.BadInput(
+      f'{location} is not valid UTF-8 at byte {offset + error.start:,} '
+      f'(0x{data[error.start]:02x}): {remedy}'
+    ) from error
+
+
+def parse_json(data: bytes, location: str, remedy: str) -> Any:
+  """Returns the value of JSON bytes, such as a line. Raises BadInput if they are not JSON."""
+  text = decode(data.removeprefix(codecs.BOM_UTF8), location, remedy)
+  try:
+    return json.loads(text.rstrip())
+  except json.JSONDecodeError as error:
+    message = f'{location} is not JSON, column {error.colno}: {error.msg}; {remedy}'
+    raise errors.BadInput(message) from error
+  except RecursionError as error:
+    raise errors.BadInput(f'{location} is nested too deeply for JSON; {remedy}') from error
+
+
+def quote_line(line: bytes | str) -> str:
+  """Returns the beginning of a line in quotes, for error messages."""
+  text = (line.decode(errors='replace') if isinstance(line, bytes) else line).rstrip('\r\n')
+  return f'"{text[:40]}..."' if len(text) > 43 else f'"{text}"'
 
 
 def open_binary(path: pathlib.Path) -> io.BufferedIOBase:

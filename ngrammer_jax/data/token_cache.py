@@ -21,7 +21,7 @@ import numpy as np
 
 from ngrammer_jax import errors, progress
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora, shards
+from ngrammer_jax.data import corpora, shards, text_files
 from ngrammer_jax.data import vocabulary as vocabularies
 
 FORMAT_VERSION = 1  # increase it when the format of the cache files changes
@@ -154,14 +154,14 @@ def _write_cache(
   logging.info('preparing %s into %s', corpus.name, folder.parent)
   digest = hashlib.sha256()
   sizes = {}
-  encoding = 'bytes' if config.vocabulary == 'bytes' else corpus.encoding
-  documents_by_split = dict(corpus.splits)
-  if corpus.train_shards is not None:
-    del documents_by_split['train']
-  for split, documents in documents_by_split.items():
+  if config.vocabulary == 'bytes':
+    corpus = dataclasses.replace(corpus, encoding='bytes')
+  for split, documents in corpus.splits.items():
+    if split == 'train' and corpus.train_shards is not None:
+      continue
     sizes[split] = 0
     digest.update(split.encode())
-    for chunk in _read_chunks(documents, encoding):
+    for chunk in _read_chunks(documents, corpus.encoding):
       sizes[split] += len(chunk)
       digest.update(chunk)
     digest.update(str(sizes[split]).encode())
@@ -176,8 +176,8 @@ def _write_cache(
   vocabulary.save(folder)
   splits_meta = {}
   with progress.Progress(f'tokenising {corpus.name}', sum(sizes.values()), 'bytes') as bar:
-    for split, documents in documents_by_split.items():
-      meta = _write_split(corpus, split, documents, vocabulary, encoding, folder, bar)
+    for split in sizes:
+      meta = _write_split(corpus, split, vocabulary, folder, bar)
       splits_meta[split] = meta
       logging.info(
         '%s: %s tokens, %s bytes, %s documents',
@@ -247,29 +247,24 @@ def _read_chunks(documents, encoding: str) -> Iterator[bytes]:
     offset = 0
     for chunk in document.read_chunks():
       if encoding == 'utf-8':
-        try:
-          chunk.decode()
-        except UnicodeDecodeError as error:
-          raise errors.BadInput(
-            f'{document.name} is not valid UTF-8 at byte {offset + error.start:,} '
-            f'(0x{chunk[error.start]:02x}): convert it, or use data.vocabulary=bytes'
-          ) from error
+        remedy = 'convert it, or use data.vocabulary=bytes'
+        text_files.decode(chunk, document.name, remedy, offset)
       offset += len(chunk)
       yield chunk
 
 
-def _write_split(corpus, split, documents, vocabulary, encoding, folder, bar) -> dict[str, Any]:
+def _write_split(corpus, split, vocabulary, folder, bar) -> dict[str, Any]:
   """Writes the tokens and document starts of a split. Returns its entry in meta.json."""
   dtype = np.uint16 if vocabulary.size <= 1 << 16 else np.uint32
   tokens, text_bytes, lossless, starts = 0, 0, not corpus.is_altered, []
   separated = not (corpus.is_sectioned and vocabulary.line_end == vocabulary.document_start)
   with (folder / f'{split}.tokens').open('wb') as file:
-    for i, document in enumerate(documents):
+    for i, document in enumerate(corpus.splits[split]):
       if i and separated:
         file.write(dtype(vocabulary.document_start).tobytes())
         tokens += 1
       starts.append(tokens)
-      for chunk in _read_chunks([document], encoding):
+      for chunk in _read_chunks([document], corpus.encoding):
         ids = vocabulary.encode(chunk)
         lossless = lossless and vocabulary.decode(ids) == chunk
         file.write(ids.astype(dtype).tobytes())

@@ -8,14 +8,15 @@ N heads, H head width, D model width, F inner width, V vocabulary, C persistent 
 """
 
 from collections.abc import Mapping
+import itertools
 from typing import Any
 
 import numpy as np
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.interop import arrays as interop_arrays
+from ngrammer_jax.interop import conversion
 
-Source = interop_arrays.Source
+Source = conversion.Source
 
 # Config fields that every source model shares; the sizes, dropout, `span` and `persistent` differ.
 # A model with persistent vectors has feed_forward_width=0.
@@ -33,18 +34,15 @@ FULL_SOFTMAX_OPTIONS = {'tie_embeddings': False, 'scale_embeddings': False}
 ADAPTIVE_SOFTMAX_OPTIONS = {'tie_embeddings': True, 'scale_embeddings': True}
 
 # Values that the loader requires in addition.
-REQUIRED_OPTIONS = {
-  'bias': False,
-  'softmax_bias': True,
-  'per_dim_scale': False,
-  'convolution': None,
-  'shared_query_key': False,
-  'ngram': None,
-  'memory.same_length': 'memory_alone',
-  'span.kind': 'adaptive',
-  'span.renormalize': True,
-  'persistent.kind': 'all_attention',
-}
+REQUIRED_OPTIONS = {'memory.same_length': 'memory_alone'}
+# Options of any value; all others must have their defaults.
+FREE_OPTIONS = (
+  *('layers', 'width', 'heads', 'feed_forward_width', 'positional.max_length'),
+  *('memory.length', 'memory.first', 'memory.across_documents'),
+  *('span.limit', 'span.ramp', 'persistent.vectors'),
+  *('adaptive_softmax.cutoffs', 'adaptive_softmax.divisor', 'adaptive_softmax.embedding_width'),
+  *conversion.MODEL_TRAINING_OPTIONS,
+)
 
 
 def load_language_model(
@@ -76,76 +74,74 @@ def load_language_model(
   full_softmax = config.adaptive_softmax is None
   softmax_options = FULL_SOFTMAX_OPTIONS if full_softmax else ADAPTIVE_SOFTMAX_OPTIONS
   required = MODEL_OPTIONS | REQUIRED_OPTIONS | softmax_options
-  interop_arrays.check_supported(config, {key: (value,) for key, value in required.items()})
+  supported = {key: (value,) for key, value in required.items()}
+  conversion.check_options(config, supported, FREE_OPTIONS, 'model.')
   sources = _vocabulary_sources(config, vocabulary_size)
   H, S = config.width // config.heads, config.positions().max_length
   # The source table starts with the farthest distance.
-  nearest_first = lambda a: a[0][0].T[::-1]
-  sources['params', 'distance_embedding'] = Source(('key_pe',), (1, H, S), nearest_first)
+  nearest_first = lambda a: a[0].T[::-1]
+  sources['params/distance_embedding'] = Source('key_pe', (1, H, S), nearest_first)
   for i in range(config.layers):
     sources |= _layer_sources(config, i)
   # With persistent vectors, the state_dict lists each span twice.
   duplicates = [
     name for name in arrays if name.endswith('persistent_memory.adaptive_span._mask.current_val')
   ]
-  return interop_arrays.convert(arrays, sources, 'an adaptive-span model', duplicates)
+  return conversion.convert(arrays, sources, 'an adaptive-span model', duplicates)
 
 
-def _vocabulary_sources(config, V) -> dict[tuple[str, ...], Source]:
+def _vocabulary_sources(config, V) -> dict[str, Source]:
   adaptive, D = config.adaptive_softmax, config.width
   if adaptive is None:
     return {
-      ('params', 'embedding'): Source(('in_emb.weight',), (V, D)),
-      ('params', 'softmax_weight'): Source(('out_emb.weight',), (V, D)),
-      ('params', 'softmax_bias'): Source(('out_emb.bias',), (V,)),
+      'params/embedding': Source('in_emb.weight', (V, D)),
+      'params/softmax_weight': Source('out_emb.weight', (V, D)),
+      'params/softmax_bias': Source('out_emb.bias', (V,)),
     }
-  borders, J, sources = (0, *adaptive.cutoffs, V), adaptive.embedding_width or D, {}
-  add = lambda name, *source: sources.__setitem__(
-    ('params', 'adaptive_softmax', name), Source(*source)
-  )
-  for i in range(len(borders) - 1):
-    rows, width = borders[i + 1] - borders[i], J // adaptive.divisor**i
-    add(f'embedding_{i}', (f'in_emb.emb_layers.{i}.weight',), (rows, width))
-    add(f'bias_{i}', (f'out_emb.out_layers.{i}.bias',), (rows,))
-    add(f'projection_{i}', (f'in_emb.emb_projs.{i}',), (D, width), lambda x: x[0].T)
-  C = len(adaptive.cutoffs)
+  path, J, C = 'params/adaptive_softmax', adaptive.embedding_width or D, len(adaptive.cutoffs)
+  sources = {}
+  for i, (first, last) in enumerate(itertools.pairwise((0, *adaptive.cutoffs, V))):
+    rows, width, embedding = last - first, J // adaptive.divisor**i, 'in_emb.emb'
+    sources |= {
+      f'{path}/embedding_{i}': Source(f'{embedding}_layers.{i}.weight', (rows, width)),
+      f'{path}/bias_{i}': Source(f'out_emb.out_layers.{i}.bias', (rows,)),
+      f'{path}/projection_{i}': Source(f'{embedding}_projs.{i}', (D, width), np.transpose),
+    }
   if C:
-    reverse = lambda x: x[0][::-1]
-    add('cluster_weight', ('out_emb.cluster_proj.weight',), (C, J), reverse)
-    add('cluster_bias', ('out_emb.cluster_proj.bias',), (C,), reverse)
+    sources |= {
+      f'{path}/cluster_weight': Source('out_emb.cluster_proj.weight', (C, J), np.flipud),
+      f'{path}/cluster_bias': Source('out_emb.cluster_proj.bias', (C,), np.flipud),
+    }
   return sources
 
 
-def _layer_sources(config, i) -> dict[tuple[str, ...], Source]:
+def _layer_sources(config, i) -> dict[str, Source]:
   D, N, F = config.width, config.heads, config.feed_forward_width
-  H, sources = D // N, {}
-
-  def add(path, source_name, shape, change=lambda a: a[0]):
-    source = Source((f'layers.{i}.{source_name}',), shape, change)
-    sources['params', f'layer_{i}', *path] = source
-
-  split_heads = lambda a: a[0].T.reshape(D, N, H)
+  H, path, prefix = D // N, f'params/layer_{i}', f'layers.{i}'
+  attention, sources = f'{path}/attention', {}
+  split_heads, merge_heads = lambda a: a.T.reshape(D, N, H), lambda a: a.T.reshape(N, H, D)
   for name, source_name in (('query', 'query'), ('key', 'key'), ('value', 'val')):
-    add(('attention', name, 'kernel'), f'attn.proj_{source_name}.weight', (D, D), split_heads)
-  merge_heads = lambda a: a[0].T.reshape(N, H, D)
-  add(('attention', 'out', 'kernel'), 'attn.proj_out.weight', (D, D), merge_heads)
-  norms = [('attention', 'norm1')]
+    weight = f'{prefix}.attn.proj_{source_name}.weight'
+    sources[f'{attention}/{name}/kernel'] = Source(weight, (D, D), split_heads)
+  weight = f'{prefix}.attn.proj_out.weight'
+  sources[f'{attention}/out/kernel'] = Source(weight, (D, D), merge_heads)
   if config.span is not None:
-    flatten = lambda a: a[0].reshape(N)
-    span_name = 'attn.attn.adaptive_span._mask.current_val'
-    add(('attention', 'span', 'span'), span_name, (N, 1, 1), flatten)
+    span = f'{prefix}.attn.attn.adaptive_span._mask.current_val'
+    sources[f'{attention}/span/span'] = Source(span, (N, 1, 1), np.ravel)
   if config.persistent is not None and config.persistent.vectors:
-    C, path = config.persistent.vectors, ('attention', 'persistent')
-    transpose = lambda a: np.swapaxes(a[0], 1, 2)
-    add((*path, 'persistent_keys'), 'attn.attn.persistent_memory.key', (N, H, C), transpose)
-    add((*path, 'persistent_values'), 'attn.attn.persistent_memory.val', (N, C, H))
+    C, memory = config.persistent.vectors, f'{prefix}.attn.attn.persistent_memory'
+    keys = Source(f'{memory}.key', (N, H, C), lambda a: np.swapaxes(a, 1, 2))
+    sources[f'{attention}/persistent/persistent_keys'] = keys
+    sources[f'{attention}/persistent/persistent_values'] = Source(f'{memory}.val', (N, C, H))
+  norms = {'attention': 'norm1'}
   if F:
-    norms.append(('feed_forward', 'norm2'))
+    norms['feed_forward'] = 'norm2'
     for name, source_name, shape in (('in', 'fc1', (F, D)), ('out', 'fc2', (D, F))):
-      path = 'feed_forward', name
-      add((*path, 'kernel'), f'ff.{source_name}.weight', shape, lambda a: a[0].T)
-      add((*path, 'bias'), f'ff.{source_name}.bias', shape[:1])
-  for name, source_name in norms:
+      linear, source = f'{path}/feed_forward/{name}', f'{prefix}.ff.{source_name}'
+      sources[f'{linear}/kernel'] = Source(f'{source}.weight', shape, np.transpose)
+      sources[f'{linear}/bias'] = Source(f'{source}.bias', shape[:1])
+  for name, source_name in norms.items():
     for part, source_part in (('scale', 'weight'), ('bias', 'bias')):
-      add((f'{name}_post_norm', part), f'{source_name}.{source_part}', (D,))
+      source = Source(f'{prefix}.{source_name}.{source_part}', (D,))
+      sources[f'{path}/{name}_post_norm/{part}'] = source
   return sources

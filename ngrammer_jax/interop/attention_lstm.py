@@ -9,18 +9,25 @@ D embedding width, K hidden size, J width of the readout, V vocabulary, L words,
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
-from ngrammer_jax.interop import arrays as interop_arrays
+from ngrammer_jax.interop import conversion
 from ngrammer_jax.layers import recurrence
 
-Source = interop_arrays.Source
+Source = conversion.Source
 
 # Config fields of these models, without `width` and `recurrent`.
 MODEL_OPTIONS = {'tie_embeddings': False, 'scale_embeddings': False, 'softmax_bias': True}
-# Values that the loader requires in addition.
-REQUIRED_OPTIONS = {'ngram': None, 'adaptive_softmax': None}
+# Options of any value; all others must have their defaults.
+FREE_OPTIONS = (
+  *('width', 'recurrent.hidden', 'recurrent.cell', 'recurrent.readout', 'recurrent.window'),
+  *('recurrent.slices', 'recurrent.carry_memory', 'recurrent.empty_slots', 'recurrent.initial'),
+  *('recurrent.temporal_tables', 'recurrent.gate_bias', 'recurrent.forget_bias'),
+  *conversion.MODEL_TRAINING_OPTIONS,
+)
 
 
 def load_language_model(
@@ -48,41 +55,42 @@ def load_language_model(
   r, V = config.recurrent, vocabulary_size
   if r is None:
     raise errors.BadInput('model.recurrent=None: an attention LSTM needs model.recurrent')
-  supported = {key: (value,) for key, value in (MODEL_OPTIONS | REQUIRED_OPTIONS).items()}
-  interop_arrays.check_supported(config, supported)
+  supported = {key: (value,) for key, value in MODEL_OPTIONS.items()}
+  conversion.check_options(config, supported, FREE_OPTIONS, 'model.')
   D, K, J, G = config.width, r.hidden, r.width, recurrence.CELLS[r.cell]
-  split_gates = lambda a: a[0].reshape(*a[0].shape[:-1], G, K)
+  split_gates = lambda a: a.reshape(*a.shape[:-1], G, K)
   sources = {
-    ('embedding',): Source(('emb',), (V, D)),
-    ('softmax_weight',): Source(('Wo',), (J, V), lambda a: a[0].T),
-    ('softmax_bias',): Source(('bo',), (V,)),
-    ('recurrence', 'input_kernel'): Source(('Wx',), (D, G * K), split_gates),
-    ('recurrence', 'recurrent_kernel'): Source(('Wh',), (K, G * K), split_gates),
-    ('recurrence', 'bias'): Source(('b',), (G * K,), split_gates),
-    **_readout_sources(r, V),
+    'params/embedding': Source('emb', (V, D)),
+    'params/softmax_weight': Source('Wo', (J, V), np.transpose),
+    'params/softmax_bias': Source('bo', (V,)),
+    'params/recurrence/input_kernel': Source('Wx', (D, G * K), split_gates),
+    'params/recurrence/recurrent_kernel': Source('Wh', (K, G * K), split_gates),
+    'params/recurrence/bias': Source('b', (G * K,), split_gates),
+    **{f'params/readout/{name}': source for name, source in _readout_sources(r, V).items()},
   }
-  sources = {('params', *path): source for path, source in sources.items()}
-  return interop_arrays.convert(arrays, sources, 'an attention LSTM')
+  return conversion.convert(arrays, sources, 'an attention LSTM')
 
 
-def _readout_sources(r, V) -> dict[tuple[str, ...], Source]:
-  K, J, sources = r.hidden, r.width, {}
-  add = lambda name, *path, shape: sources.__setitem__(('readout', *path), Source((name,), shape))
+def _readout_sources(r, V) -> dict[str, Source]:
+  K, J = r.hidden, r.width
   if r.readout in recurrent_config.ATTENTION:
-    for source_name, name in {'WY': 'keys', 'Whh': 'query', 'Wr': 'read', 'Wxx': 'predict'}.items():
-      add(source_name, name, 'kernel', shape=(J, J))
-    add('wa', 'score', shape=(J,))
+    names = {'WY': 'keys', 'Whh': 'query', 'Wr': 'read', 'Wxx': 'predict'}
+    kernels = {f'{name}/kernel': Source(source_name, (J, J)) for source_name, name in names.items()}
+    return kernels | {'score': Source('wa', (J,))}
   if r.readout == 'ngram':
-    add('WN', 'slices', 'kernel', shape=(K, J))
-  if r.readout == 'recurrent_memory':
-    add('M', 'input_words', shape=(V, K))
-    add('C', 'output_words', shape=(V, K))
-    add('T', 'temporal', shape=(r.window, K))
-    if r.temporal_tables == 2:
-      add('T2', 'output_temporal', shape=(r.window, K))
-    for suffix, gate in {'z': 'update', 'r': 'reset', '': 'candidate'}.items():
-      for source_name, name in ((f'W{suffix}', gate), (f'U{suffix}', f'{gate}_h')):
-        add(source_name, name, 'kernel', shape=(K, K))
-        if r.gate_bias:
-          add(f'b{source_name}', name, 'bias', shape=(K,))
+    return {'slices/kernel': Source('WN', (K, J))}
+  if r.readout != 'recurrent_memory':
+    return {}
+  sources = {
+    'input_words': Source('M', (V, K)),
+    'output_words': Source('C', (V, K)),
+    'temporal': Source('T', (r.window, K)),
+  }
+  if r.temporal_tables == 2:
+    sources['output_temporal'] = Source('T2', (r.window, K))
+  for suffix, gate in {'z': 'update', 'r': 'reset', '': 'candidate'}.items():
+    for source_name, name in ((f'W{suffix}', gate), (f'U{suffix}', f'{gate}_h')):
+      sources[f'{name}/kernel'] = Source(source_name, (K, K))
+      if r.gate_bias:
+        sources[f'{name}/bias'] = Source(f'b{source_name}', (K,))
   return sources

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ngrammer_jax import errors
-from ngrammer_jax.interop import arrays as interop_arrays
+from ngrammer_jax.interop import conversion
 from ngrammer_jax.layers import ngrammer
 
 
@@ -37,19 +37,21 @@ def load_ngrammer(
       that is missing, extra, not numeric or of a wrong shape.
   """
   N, V, E, K = layer.heads, layer.vocabulary_size, layer.dim, layer.clusters
-  if K is None or layer.orders != (2,) or width % N:
+  if K is None or width % N:
     raise errors.BadInput(
-      f'clusters={K}, orders={layer.orders}, heads={N}, width={width}: n-grammer-pytorch needs '
-      f'clusters, orders=(2,) and a width that is divisible by heads'
+      f'clusters={K}, heads={N}, width={width}: n-grammer-pytorch needs clusters, and a width that '
+      f'is divisible by heads'
     )
-  H, Source = width // N, interop_arrays.Source
+  sizes = ('heads', 'clusters', 'vocabulary_size', 'dim', 'combine')
+  conversion.check_options(layer, {}, (*sizes, *conversion.LAYER_TRAINING_OPTIONS))
+  H, Source = width // N, conversion.Source
   sources = {
-    ('params', 'table'): Source(('ngram.ngram_embeds.weight',), (N * V, E)),
-    ('codebook', 'quantizer', 'centroids'): Source(('vq.means',), (N, K, H)),
+    'params/table': Source('ngram.ngram_embeds.weight', (N * V, E)),
+    'codebook/quantizer/centroids': Source('vq.means', (N, K, H)),
   }
   for name, source_name, size in (('unigram_norm', 'embeds', H), ('ngram_norm', 'ngram', E)):
     for part, letter in (('scale', 'g'), ('bias', 'b')):
       norm_name = f'ngram.{source_name}_layernorm.{letter}'
-      sources['params', name, part] = Source((norm_name,), (N, size))
-  variables = interop_arrays.convert(arrays, sources, 'a VQNgrammer of n-grammer-pytorch')
-  return interop_arrays.add_uniform_usage(variables)
+      sources[f'params/{name}/{part}'] = Source(norm_name, (N, size))
+  variables = conversion.convert(arrays, sources, 'a VQNgrammer of n-grammer-pytorch')
+  return conversion.add_uniform_usage(variables)

@@ -13,11 +13,11 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.interop import arrays as interop_arrays
+from ngrammer_jax.interop import conversion
 from ngrammer_jax.layers import ngrammer
 from ngrammer_jax.models import block
 
-Source = interop_arrays.Source
+Source = conversion.Source
 
 # By norm policy, the praxis name of each norm. Praxis does not have the policy `primer`.
 NORM_NAMES = {
@@ -26,19 +26,22 @@ NORM_NAMES = {
   'post_skip': {'post_norm': 'layer_norm'},
   'hybrid': {'norm': 'pre_layer_norm', 'post_norm': 'post_layer_norm'},
 }
-# Values that praxis supports, for options that do not follow from the arrays.
+# Values that can be loaded, for options that do not follow from the arrays.
 SUPPORTED_OPTIONS = {
   'norm': tuple(NORM_NAMES),
-  'final_norm': (True,),
   'position': ('rope', 'sinusoid', 'none'),
-  'memory': (None,),
-  'adaptive_softmax': (None,),
-  'span': (None,),
-  'persistent': (None,),
-  'ngram.orders': ((2,),),
-  'ngram.distinct_start': (False,),
+  'ngram.layer': ('input', 'attention'),
 }
-Path = tuple[str, ...]
+NGRAMMER_OPTIONS = ('heads', 'clusters', 'vocabulary_size', 'dim', 'combine', 'prenormalize')
+# Options of any value.
+FREE_OPTIONS = (
+  *('layers', 'width', 'heads', 'feed_forward_width', 'activation', 'gated', 'bias'),
+  *('norm_epsilon', 'per_dim_scale', 'convolution', 'shared_query_key'),
+  *('tie_embeddings', 'scale_embeddings', 'softmax_bias'),
+  *('positional.min_timescale', 'positional.max_timescale'),
+  *('ngram.pairing', *(f'ngram.{name}' for name in NGRAMMER_OPTIONS)),
+  *conversion.MODEL_TRAINING_OPTIONS,
+)
 
 _COLLECTIONS = ('param/', 'params/', 'state/', 'non_trainable/')
 _CACHE = 'input_id_to_cluster_id_cache'  # computed from the codebook, so never loaded
@@ -66,11 +69,8 @@ def load_ngrammer(
     BadInput: the layer has options that praxis does not support; or lists every array that is
       missing, extra, not numeric or of a wrong shape.
   """
-  if layer.orders != (2,) or layer.distinct_start:
-    raise errors.BadInput(
-      f'orders={layer.orders} and distinct_start={layer.distinct_start}: praxis needs '
-      f'orders=(2,) and distinct_start=False'
-    )
+  free = (*NGRAMMER_OPTIONS, 'id_vocabulary', *conversion.LAYER_TRAINING_OPTIONS)
+  conversion.check_options(layer, {}, free)
   arrays = _without_collection_prefixes(arrays)
   arrays = {name.removeprefix('ngram_layer/'): array for name, array in arrays.items()}
   if width % layer.heads:
@@ -78,8 +78,8 @@ def load_ngrammer(
   sources = _ngrammer_sources(layer.heads, layer.vocabulary_size, layer.dim, width, '')
   if layer.clusters is not None:
     sources |= _codebook_source(layer.heads, layer.clusters, width, '')
-  variables = interop_arrays.convert(arrays, sources, 'a praxis N-Grammer', ignored=(_CACHE,))
-  return interop_arrays.add_uniform_usage(variables)
+  variables = conversion.convert(arrays, sources, 'a praxis N-Grammer', ignored=(_CACHE,))
+  return conversion.add_uniform_usage(variables)
 
 
 def load_language_model(
@@ -107,18 +107,18 @@ def load_language_model(
       missing, extra, not numeric or of a wrong shape.
   """
   config.check()
-  interop_arrays.check_supported(config, SUPPORTED_OPTIONS)
+  conversion.check_options(config, SUPPORTED_OPTIONS, FREE_OPTIONS, 'model.')
   arrays = _without_collection_prefixes(arrays)
   V, D = vocabulary_size, config.width
-  softmax = Source(('softmax/logits_ffn/linear/w',), (D, V), lambda a: a[0].T)
-  sources = _norm_sources(('params', 'final_norm'), 'final_ln', D)
+  softmax = Source('softmax/logits_ffn/linear/w', (D, V), np.transpose)
+  sources = _norm_sources('params/final_norm', 'final_ln', D)
   if config.tie_embeddings:
-    sources['params', 'embedding'] = softmax
+    sources['params/embedding'] = softmax
   else:
-    sources['params', 'softmax_weight'] = softmax
-    sources['params', 'embedding'] = Source(('embedding_lookup/emb_var',), (V, D))
+    sources['params/softmax_weight'] = softmax
+    sources['params/embedding'] = Source('embedding_lookup/emb_var', (V, D))
   if config.softmax_bias:
-    sources['params', 'softmax_bias'] = Source(('softmax/logits_ffn/bias/b',), (V,))
+    sources['params/softmax_bias'] = Source('softmax/logits_ffn/bias/b', (V,))
   for i in range(config.layers):
     sources |= _layer_sources(config, i)
   prefixes = _ngrammer_prefixes(config)
@@ -128,20 +128,22 @@ def load_language_model(
     layer = _ngrammer_sources(N, ngram.vocabulary_size, ngram.dim, D, ngram_prefix)
     if ngram.clusters is not None:
       layer |= _codebook_source(N, ngram.clusters, D, prefix)
-    sources |= {(path[0], *layer_path, *path[1:]): source for path, source in layer.items()}
+    for path, source in layer.items():
+      collection, _, name = path.partition('/')
+      sources[f'{collection}/{layer_path}/{name}'] = source
   caches = [prefix + _CACHE for prefix in prefixes.values()]
-  variables = interop_arrays.convert(arrays, sources, 'a praxis language model', caches)
-  return interop_arrays.add_uniform_usage(variables)
+  variables = conversion.convert(arrays, sources, 'a praxis language model', caches)
+  return conversion.add_uniform_usage(variables)
 
 
-def _ngrammer_prefixes(config: model_config.ModelConfig) -> dict[Path, str]:
+def _ngrammer_prefixes(config: model_config.ModelConfig) -> dict[str, str]:
   """Returns the praxis name prefix of each n-gram layer, by the path of the layer."""
   if config.ngram is None:
     return {}
   if config.ngram.layer != 'attention':
-    return {('ngrammer',): 'ngrammer/'}
+    return {'ngrammer': 'ngrammer/'}
   return {
-    (f'layer_{i}', 'ngrammer'): f'transformer/x_layers_{i}/self_attention/ngrammer/'
+    f'layer_{i}/ngrammer': f'transformer/x_layers_{i}/self_attention/ngrammer/'
     for i in range(config.layers)
     if config.ngram.pairing_of(i) != 'none'
   }
@@ -158,69 +160,59 @@ def _without_collection_prefixes(arrays: Mapping[str, Any]) -> dict[str, Any]:
   return stripped
 
 
-def _norm_sources(path: Path, name: str, D: int) -> dict[Path, Source]:
+def _norm_sources(path: str, name: str, D: int) -> dict[str, Source]:
   """Returns the sources of a layer norm; praxis stores its scale minus 1."""
   return {
-    (*path, 'scale'): Source((f'{name}/scale',), (D,), lambda a: 1 + a[0]),
-    (*path, 'bias'): Source((f'{name}/bias',), (D,)),
+    f'{path}/scale': Source(f'{name}/scale', (D,), lambda a: 1 + a),
+    f'{path}/bias': Source(f'{name}/bias', (D,)),
   }
 
 
-def _ngrammer_sources(N: int, V: int, E: int, D: int, prefix: str) -> dict[Path, Source]:
-  def per_head(name):
-    return tuple(prefix + name.format(i) for i in range(N))
-
-  H = D // N
-  sources = {
-    ('params', 'table'): Source(per_head('ngram_table_{}/emb_var'), (V, E), np.concatenate)
-  }
+def _ngrammer_sources(N: int, V: int, E: int, D: int, prefix: str) -> dict[str, Source]:
+  per_head = lambda name, part: tuple(f'{prefix}{name}_{i}/{part}' for i in range(N))
+  sources = {'params/table': Source(per_head('ngram_table', 'emb_var'), (V, E), np.concatenate)}
   for name, source_name, width in (
-    ('unigram_norm', 'emb_layer_norm_{}', H),
-    ('ngram_norm', 'ngram_layer_norm_{}', E),
+    ('unigram_norm', 'emb_layer_norm', D // N),
+    ('ngram_norm', 'ngram_layer_norm', E),
   ):
-    scale, bias = per_head(source_name + '/scale'), per_head(source_name + '/bias')
-    sources['params', name, 'scale'] = Source(scale, (width,), lambda a: 1 + np.stack(a))
-    sources['params', name, 'bias'] = Source(bias, (width,), np.stack)
+    scale, bias = per_head(source_name, 'scale'), per_head(source_name, 'bias')
+    sources[f'params/{name}/scale'] = Source(scale, (width,), lambda a: 1 + np.stack(a))
+    sources[f'params/{name}/bias'] = Source(bias, (width,), np.stack)
   return sources
 
 
-def _codebook_source(N: int, K: int, D: int, prefix: str) -> dict[Path, Source]:
-  path = ('codebook', 'quantizer', 'centroids')
-  return {path: Source((f'{prefix}vq_layer/means',), (N, K, D // N))}
+def _codebook_source(N: int, K: int, D: int, prefix: str) -> dict[str, Source]:
+  return {'codebook/quantizer/centroids': Source(f'{prefix}vq_layer/means', (N, K, D // N))}
 
 
-def _layer_sources(config: model_config.ModelConfig, i: int) -> dict[Path, Source]:
+def _layer_sources(config: model_config.ModelConfig, i: int) -> dict[str, Source]:
   D, N, F = config.width, config.heads, config.feed_forward_width
-  H = D // N
-  prefix, layer_path = f'transformer/x_layers_{i}/', ('params', f'layer_{i}')
+  H, path, prefix = D // N, f'params/layer_{i}', f'transformer/x_layers_{i}/'
   attention, feed_forward = prefix + 'self_attention/', prefix + 'ff_layer/'
   sources = {}
   for name, norm_prefix in (('attention', prefix), ('feed_forward', feed_forward)):
     for norm, source_norm in NORM_NAMES[config.norm].items():
-      sources |= _norm_sources((*layer_path, f'{name}_{norm}'), norm_prefix + source_norm, D)
-
-  def add_linear(path, weight, shape, bias, bias_shape, change=lambda a: a[0]):
-    sources[*layer_path, *path, 'kernel'] = Source((weight,), shape, change)
-    if config.bias:
-      sources[*layer_path, *path, 'bias'] = Source((bias,), bias_shape)
-
+      sources |= _norm_sources(f'{path}/{name}_{norm}', norm_prefix + source_norm, D)
+  weights, biases = {}, {}
   for name in ('query', 'key', 'value'):
-    weight, bias = f'{attention}{name}/w', f'{attention}{name}/b'
-    add_linear(('attention', name), weight, (D, N, H), bias, (N, H))
-  output_axis_last = lambda a: a[0].transpose(1, 2, 0)  # praxis has the output axis first
-  weight, bias = f'{attention}post/w', f'{attention}post/b'
-  add_linear(('attention', 'out'), weight, (D, N, H), bias, (D,), output_axis_last)
-  if config.per_dim_scale:
-    name = attention + 'per_dim_scale/per_dim_scale'
-    sources[*layer_path, 'attention', 'per_dim_scale'] = Source((name,), (H,))
-  for name in block.projections(config).names if config.convolution else ():
-    taps = tuple(f'{attention}dconv_{name[0]}/dconv_{i}' for i in range(config.convolution))
-    path = (*layer_path, 'attention', f'{name}_convolution', 'taps')
-    sources[path] = Source(taps, (N, H), np.stack)
+    weights[f'attention/{name}'] = Source(f'{attention}{name}/w', (D, N, H))
+    biases[f'attention/{name}'] = Source(f'{attention}{name}/b', (N, H))
+  output_axis_last = lambda a: a.transpose(1, 2, 0)  # praxis has the output axis first
+  weights['attention/out'] = Source(f'{attention}post/w', (D, N, H), output_axis_last)
+  biases['attention/out'] = Source(f'{attention}post/b', (D,))
   linears = {'in': ('ffn_layer1', (D, F)), 'out': ('ffn_layer2', (F, D))}
   if config.gated:
     linears['gate'] = ('ffn_layer1_gate', (D, F))
   for name, (source_name, shape) in linears.items():
-    weight, bias = f'{feed_forward}{source_name}/linear/w', f'{feed_forward}{source_name}/bias/b'
-    add_linear(('feed_forward', name), weight, shape, bias, shape[1:])
+    weights[f'feed_forward/{name}'] = Source(f'{feed_forward}{source_name}/linear/w', shape)
+    biases[f'feed_forward/{name}'] = Source(f'{feed_forward}{source_name}/bias/b', shape[1:])
+  sources |= {f'{path}/{name}/kernel': source for name, source in weights.items()}
+  if config.bias:
+    sources |= {f'{path}/{name}/bias': source for name, source in biases.items()}
+  if config.per_dim_scale:
+    name = attention + 'per_dim_scale/per_dim_scale'
+    sources[f'{path}/attention/per_dim_scale'] = Source(name, (H,))
+  for name in block.projections(config).names if config.convolution else ():
+    taps = tuple(f'{attention}dconv_{name[0]}/dconv_{i}' for i in range(config.convolution))
+    sources[f'{path}/attention/{name}_convolution/taps'] = Source(taps, (N, H), np.stack)
   return sources

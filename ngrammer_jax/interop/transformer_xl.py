@@ -7,15 +7,17 @@ N heads, H head width, D model width, F inner width, V vocabulary.
 """
 
 from collections.abc import Mapping
+import itertools
+import operator
 from typing import Any
 
 import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.interop import arrays as interop_arrays
+from ngrammer_jax.interop import conversion
 
-Source = interop_arrays.Source
+Source = conversion.Source
 
 # Config fields that every source model shares; sizes, memory and clamp_length differ.
 MODEL_OPTIONS = {
@@ -28,16 +30,15 @@ MODEL_OPTIONS = {
   'final_norm': False,
 }
 
-# Values that the loader requires in addition.
-REQUIRED_OPTIONS = {
-  'bias': False,
-  'scale_embeddings': True,
-  'softmax_bias': True,
-  'per_dim_scale': False,
-  'convolution': None,
-  'shared_query_key': False,
-  'ngram': None,
-}
+# Options of any value; all others must have their defaults.
+FREE_OPTIONS = (
+  *('layers', 'width', 'heads', 'feed_forward_width', 'tie_embeddings'),
+  *('positional.shared_biases', 'positional.clamp_length', 'positional.max_length'),
+  *('memory.length', 'memory.first', 'memory.same_length', 'memory.across_documents'),
+  *('adaptive_softmax.cutoffs', 'adaptive_softmax.divisor', 'adaptive_softmax.embedding_width'),
+  *('adaptive_softmax.tied_projections', 'adaptive_softmax.project_same_width'),
+  *conversion.MODEL_TRAINING_OPTIONS,
+)
 # The attn_type of the source model by `position`; `relative` is attn_type 0.
 ATTENTION_TYPES = {'shaw': 1, 'segment_sinusoid': 2, 'learned': 3}
 
@@ -69,10 +70,9 @@ def load_language_model(
       that is missing, extra, not numeric or of a wrong shape.
   """
   config.check()
-  required = MODEL_OPTIONS | REQUIRED_OPTIONS
   alternatives = {'norm': ('pre',), 'position': tuple(ATTENTION_TYPES)}
-  supported = {key: (value, *alternatives.get(key, ())) for key, value in required.items()}
-  interop_arrays.check_supported(config, supported)
+  supported = {key: (value, *alternatives.get(key, ())) for key, value in MODEL_OPTIONS.items()}
+  conversion.check_options(config, supported, FREE_OPTIONS, 'model.')
   if config.norm == 'pre' and config.position in model_config.SEGMENT_POSITIONS:
     raise errors.BadInput(
       f'model.norm="pre" with model.position={config.position!r} cannot be loaded: the PyTorch '
@@ -84,17 +84,16 @@ def load_language_model(
   biases = {'content_bias': 'r_w_bias', 'position_bias': 'r_r_bias'}
   for name, source_name in biases.items() if config.position == 'relative' else ():
     if config.positions().shared_biases:
-      sources['params', name] = Source((source_name,), (N, H))
+      sources[f'params/{name}'] = Source(source_name, (N, H))
       continue
     for i in range(L):
-      select_layer = lambda a, i=i: a[0][i]
-      path = 'params', f'layer_{i}', 'attention', name
-      sources[path] = Source((source_name,), (L, N, H), select_layer)
+      select_layer = operator.itemgetter(i)
+      sources[f'params/layer_{i}/attention/{name}'] = Source(source_name, (L, N, H), select_layer)
   for i in range(L):
     sources |= _layer_sources(config, i)
   # A state_dict may list tied arrays under both of their names.
   ignored = ['pos_emb.inv_freq', *(name for name in arrays if _is_tied_copy(name, arrays))]
-  return interop_arrays.convert(arrays, sources, 'a Transformer-XL', ignored)
+  return conversion.convert(arrays, sources, 'a Transformer-XL', ignored)
 
 
 def _is_tied_copy(name: str, arrays: Mapping[str, Any]) -> bool:
@@ -109,98 +108,91 @@ def _is_tied_copy(name: str, arrays: Mapping[str, Any]) -> bool:
   )
 
 
-def _vocabulary_sources(config: model_config.ModelConfig, V: int) -> dict[tuple[str, ...], Source]:
+def _vocabulary_sources(config: model_config.ModelConfig, V: int) -> dict[str, Source]:
   adaptive, D = config.adaptive_softmax, config.width
   if adaptive is None:
     sources = {
-      ('params', 'embedding'): Source(('word_emb.emb_layers.0.weight',), (V, D)),
-      ('params', 'softmax_bias'): Source(('crit.out_layers.0.bias',), (V,)),
+      'params/embedding': Source('word_emb.emb_layers.0.weight', (V, D)),
+      'params/softmax_bias': Source('crit.out_layers.0.bias', (V,)),
     }
     if not config.tie_embeddings:
-      name = 'crit.out_layers.0.weight'
-      sources['params', 'softmax_weight'] = Source((name,), (V, D))
+      sources['params/softmax_weight'] = Source('crit.out_layers.0.weight', (V, D))
     return sources
-  borders, J = (0, *adaptive.cutoffs, V), adaptive.embedding_width or D
-  C, sources = len(adaptive.cutoffs), {}
+  path, J, C = 'params/adaptive_softmax', adaptive.embedding_width or D, len(adaptive.cutoffs)
   is_tied = adaptive.tied_projections
   is_tied = is_tied * (C + 1) if len(is_tied) == 1 else is_tied
   # Without a divisor, the source model has one table for all clusters.
-  single_table = adaptive.divisor == 1
-  transpose, reverse = lambda x: x[0].T, lambda x: x[0][::-1]
-  add = lambda name, *source: sources.__setitem__(
-    ('params', 'adaptive_softmax', name), Source(*source)
-  )
-  for i in range(C + 1):
-    first, last = borders[i : i + 2]
+  single_table, sources = adaptive.divisor == 1, {}
+  for i, (first, last) in enumerate(itertools.pairwise((0, *adaptive.cutoffs, V))):
     index, width = (0, J) if single_table else (i, J // adaptive.divisor**i)
     rows = V if single_table else last - first
-    cluster_rows = slice(first, last) if single_table else slice(None)
-    select = lambda x, cluster_rows=cluster_rows: x[0][cluster_rows]
-    add(f'embedding_{i}', (f'word_emb.emb_layers.{index}.weight',), (rows, width), select)
-    add(f'bias_{i}', (f'crit.out_layers.{index}.bias',), (rows,), select)
+    select = operator.itemgetter(slice(first, last) if single_table else slice(None))
+    embedding, output = f'word_emb.emb_layers.{index}', f'crit.out_layers.{index}'
+    sources[f'{path}/embedding_{i}'] = Source(f'{embedding}.weight', (rows, width), select)
+    sources[f'{path}/bias_{i}'] = Source(f'{output}.bias', (rows,), select)
     if not config.tie_embeddings:
-      add(f'softmax_weight_{i}', (f'crit.out_layers.{index}.weight',), (rows, width), select)
+      sources[f'{path}/softmax_weight_{i}'] = Source(f'{output}.weight', (rows, width), select)
     if width == D and (single_table or not adaptive.project_same_width):
       continue
+    projections = {}
     if not single_table or i == 0:
-      add(f'projection_{i}', (f'word_emb.emb_projs.{i}',), (D, width), transpose)
+      projections['projection'] = 'word_emb.emb_projs'
     if not is_tied[i]:
-      add(f'softmax_projection_{i}', (f'crit.out_projs.{i}',), (D, width), transpose)
+      projections['softmax_projection'] = 'crit.out_projs'
+    for name, source_name in projections.items():
+      sources[f'{path}/{name}_{i}'] = Source(f'{source_name}.{i}', (D, width), np.transpose)
   if C:
-    add('cluster_weight', ('crit.cluster_weight',), (C, J), reverse)
-    add('cluster_bias', ('crit.cluster_bias',), (C,), reverse)
+    sources |= {
+      f'{path}/cluster_weight': Source('crit.cluster_weight', (C, J), np.flipud),
+      f'{path}/cluster_bias': Source('crit.cluster_bias', (C,), np.flipud),
+    }
   return sources
 
 
-def _layer_sources(config: model_config.ModelConfig, i: int) -> dict[tuple[str, ...], Source]:
+def _layer_sources(config: model_config.ModelConfig, i: int) -> dict[str, Source]:
   D, N, F = config.width, config.heads, config.feed_forward_width
-  H = D // N
-  layer_path, prefix = ('params', f'layer_{i}'), f'layers.{i}.'
-  sources = {}
-  split_heads, transpose = lambda a: a[0].T.reshape(D, N, H), lambda a: a[0].T
+  H, path, prefix = D // N, f'params/layer_{i}', f'layers.{i}'
+  sources = _position_sources(config, i)
   # The attention without relative positions has a separate projection of queries.
   parts = ('query', 'key', 'value') if config.position in ('relative', 'shaw') else ('key', 'value')
-  fused_weight = f'{prefix}dec_attn.{"qkv" if len(parts) == 3 else "kv"}_net.weight'
+  fused_weight = f'{prefix}.dec_attn.{"qkv" if len(parts) == 3 else "kv"}_net.weight'
   for index, name in enumerate(parts):
-    select = lambda a, index=index: np.split(a[0], len(parts))[index].T.reshape(D, N, H)
-    path = (*layer_path, 'attention', name, 'kernel')
-    sources[path] = Source((fused_weight,), (len(parts) * D, D), select)
+    select = lambda a, index=index: np.split(a, len(parts))[index].T.reshape(D, N, H)
+    source = Source(fused_weight, (len(parts) * D, D), select)
+    sources[f'{path}/attention/{name}/kernel'] = source
   if 'query' not in parts:
-    path = (*layer_path, 'attention', 'query', 'kernel')
-    sources[path] = Source((f'{prefix}dec_attn.q_net.weight',), (D, D), split_heads)
-  sources |= _position_sources(config, i)
-  sources[*layer_path, 'attention', 'out', 'kernel'] = Source(
-    (f'{prefix}dec_attn.o_net.weight',), (D, D), lambda a: a[0].T.reshape(N, H, D)
+    source = Source(f'{prefix}.dec_attn.q_net.weight', (D, D), lambda a: a.T.reshape(D, N, H))
+    sources[f'{path}/attention/query/kernel'] = source
+  sources[f'{path}/attention/out/kernel'] = Source(
+    f'{prefix}.dec_attn.o_net.weight', (D, D), lambda a: a.T.reshape(N, H, D)
   )
   for name, index, shape in (('in', 0, (F, D)), ('out', 3, (D, F))):
-    source_name, path = f'{prefix}pos_ff.CoreNet.{index}', (*layer_path, 'feed_forward', name)
-    sources[*path, 'kernel'] = Source((f'{source_name}.weight',), shape, transpose)
-    sources[*path, 'bias'] = Source((f'{source_name}.bias',), shape[:1])
+    linear, source_name = f'{path}/feed_forward/{name}', f'{prefix}.pos_ff.CoreNet.{index}'
+    sources[f'{linear}/kernel'] = Source(f'{source_name}.weight', shape, np.transpose)
+    sources[f'{linear}/bias'] = Source(f'{source_name}.bias', shape[:1])
   norm = 'norm' if config.norm == 'pre' else 'post_norm'
   for name, source_name in (('attention', 'dec_attn'), ('feed_forward', 'pos_ff')):
     for part, source_part in (('scale', 'weight'), ('bias', 'bias')):
-      norm_name = f'{prefix}{source_name}.layer_norm.{source_part}'
-      sources[*layer_path, f'{name}_{norm}', part] = Source((norm_name,), (D,))
+      source = Source(f'{prefix}.{source_name}.layer_norm.{source_part}', (D,))
+      sources[f'{path}/{name}_{norm}/{part}'] = source
   return sources
 
 
-def _position_sources(config: model_config.ModelConfig, i: int) -> dict[tuple[str, ...], Source]:
+def _position_sources(config: model_config.ModelConfig, i: int) -> dict[str, Source]:
   D, N, L = config.width, config.heads, config.layers
-  H, rows = D // N, config.positions().max_length
-  layer_path = ('params', f'layer_{i}')
-  select_layer = lambda a: a[0][i]
+  H, rows, path = D // N, config.positions().max_length, f'params/layer_{i}'
+  select_layer = operator.itemgetter(i)
   if config.position == 'relative':
-    path = (*layer_path, 'attention', 'relative', 'position', 'kernel')
-    name, split_heads = f'layers.{i}.dec_attn.r_net.weight', lambda a: a[0].T.reshape(D, N, H)
-    return {path: Source((name,), (D, D), split_heads)}
+    name = f'layers.{i}.dec_attn.r_net.weight'
+    source = Source(name, (D, D), lambda a: a.T.reshape(D, N, H))
+    return {f'{path}/attention/relative/position/kernel': source}
   if config.position == 'shaw':
-    path = (*layer_path, 'attention')
+    relative = f'{path}/attention/relative'
     return {
-      (*path, 'content_bias'): Source(('r_w_bias',), (L, N, H), select_layer),
-      (*path, 'relative', 'distance_embedding'): Source(('r_emb',), (L, rows, N, H), select_layer),
-      (*path, 'relative', 'distance_bias'): Source(('r_bias',), (L, rows, N), select_layer),
+      f'{path}/attention/content_bias': Source('r_w_bias', (L, N, H), select_layer),
+      f'{relative}/distance_embedding': Source('r_emb', (L, rows, N, H), select_layer),
+      f'{relative}/distance_bias': Source('r_bias', (L, rows, N), select_layer),
     }
   if config.position == 'learned':
-    flatten = lambda a: a[0][i].reshape(rows, D)
-    return {(*layer_path, 'position'): Source(('r_emb',), (L, rows, N, H), flatten)}
+    return {f'{path}/position': Source('r_emb', (L, rows, N, H), lambda a: a[i].reshape(rows, D))}
   return {}

@@ -22,9 +22,9 @@ import jax.numpy as jnp
 from ngrammer_jax.layers import (
   blocked_attention,
   convolution,
+  dense,
   dropout,
   flash,
-  linear,
   persistent,
   position,
   span,
@@ -148,8 +148,9 @@ class Attention(nn.Module):
       if join is not None:
         y_BxTxNxH, joined = join(y_BxTxNxH, part.pair_BxNxT)
         kept |= joined
-    names, bias = ('heads', 'kv', 'embed'), self.projections.bias
-    return linear.Linear((D,), names, 2, bias, self.dtype, name='out')(y_BxTxNxH), kept
+    names, how = ('heads', 'kv', 'embed'), {'use_bias': self.projections.bias, 'dtype': self.dtype}
+    project = dense.dense_general(y_BxTxNxH.shape[2:], (D,), names, **how, name='out')
+    return project(y_BxTxNxH), kept
 
   @property
   def context_heads(self) -> int:
@@ -177,7 +178,9 @@ class Attention(nn.Module):
     rows, convolved = {}, {}
     for name in self.projections.names:
       count, heads = (T, self.heads) if name == 'query' else (keys, self.context_heads)
-      y_BxPxNxH = self._linear(heads, D // self.heads, name=name)(_last(x_BxPxD, before + count))
+      y_BxPxNxH = self._linear(D, (heads, D // self.heads), name=name)(
+        _last(x_BxPxD, before + count)
+      )
       if self.projections.taps is not None:
         earlier = memory[name] if isinstance(memory, dict) else None
         earlier = y_BxPxNxH[:, :before] if before else earlier
@@ -190,10 +193,10 @@ class Attention(nn.Module):
       rows['query'] = self._query_of_key(_last(rows['key'], T))
     return rows, convolved
 
-  def _linear(self, heads, H, **module):
-    """A projection to some heads."""
-    names, bias = ('embed', 'heads', 'kv'), self.projections.bias
-    return linear.Linear((heads, H), names, 1, bias, self.dtype, **module)
+  def _linear(self, D, features, **module):
+    """A projection to heads of a width."""
+    module |= {'use_bias': self.projections.bias, 'dtype': self.dtype}
+    return dense.dense_general((D,), features, ('embed', 'heads', 'kv'), **module)
 
   def _convolution(self, **module):
     """A convolution of queries, keys or values."""
@@ -324,8 +327,8 @@ class Attention(nn.Module):
 
   def _projected_apart(self, name, params, x_BxRxD, position_BxK):
     """Keys or values [B, K, 1, H] of one head, with its parameters."""
-    H = params[name]['kernel'].shape[-1]
-    project = self._linear(1, H, parent=None)
+    D, *features = params[name]['kernel'].shape
+    project = self._linear(D, tuple(features), parent=None)
     y_BxRx1xH = project.apply({'params': params[name]}, x_BxRxD)
     if self.projections.taps is None:
       return y_BxRx1xH

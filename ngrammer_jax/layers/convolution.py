@@ -1,4 +1,6 @@
-"""Causal depth-wise convolution over the tokens of one's own document (Primer, So et al. 2021).
+"""Causal depth-wise convolution within documents (Primer, So et al. 2021).
+
+  y_t = w_0 x_t + w_1 x_{t-1} + ... + w_{W-1} x_{t-W+1}
 
 B batch, T segment length, N heads, H head width, W taps.
 """
@@ -9,10 +11,9 @@ import jax.numpy as jnp
 
 
 class CausalConvolution(nn.Module):
-  """y_t = w_0 x_t + w_1 x_{t-1} + ... + w_{W-1} x_{t-W+1}, each feature of each head by itself.
+  """A convolution of each feature of each head, without bias.
 
-  A tap that would reach before the document gives nothing. There is no bias; w_0 starts at
-  0.5 and the others at 0.5 / W.
+  Inputs from before the document are 0. Initially w_0 is 0.5 and the others are 0.5 / W.
 
   Attributes:
     taps: W.
@@ -31,7 +32,7 @@ class CausalConvolution(nn.Module):
     Args:
       x_BxTxNxH: inputs.
       position_BxT: of each token in its document (see `documents.positions`).
-      before_BxRxNxH: the R = W - 1 inputs before the segment. None: nothing came before.
+      before_BxRxNxH: the R = W - 1 inputs before the segment. None means zeros.
     """
     W, T = self.taps, x_BxTxNxH.shape[1]
 
@@ -50,6 +51,6 @@ class CausalConvolution(nn.Module):
     y_BxTxNxH = w_WxNxH[0] * x_BxTxNxH
     for i in range(1, W):
       inside_BxTx1x1 = (position_BxT >= i)[..., None, None]
-      back_BxTxNxH = padded[:, W - 1 - i : W - 1 - i + T]
-      y_BxTxNxH += w_WxNxH[i] * jnp.where(inside_BxTx1x1, back_BxTxNxH, 0)
+      shifted_BxTxNxH = padded[:, W - 1 - i : W - 1 - i + T]
+      y_BxTxNxH += w_WxNxH[i] * jnp.where(inside_BxTx1x1, shifted_BxTxNxH, 0)
     return y_BxTxNxH

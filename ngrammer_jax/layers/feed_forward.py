@@ -1,4 +1,6 @@
-"""The position-wise feed-forward layer, gated or not.
+"""The position-wise feed-forward layer.
+
+  y = act(x W_in) W_out,  or gated (GLU, Shazeer 2020)  y = (act(x W_gate) * (x W_in)) W_out
 
 B batch, T segment length, D model width, F inner width.
 """
@@ -7,7 +9,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import dropout, linear
+from ngrammer_jax.layers import dense, dropout
 
 ACTIVATIONS = {
   'gelu': jax.nn.gelu,  # the tanh form
@@ -19,13 +21,13 @@ ACTIVATIONS = {
 
 
 class FeedForward(nn.Module):
-  """act(x W_gate) * (x W_in) W_out when gated (GLU, Shazeer 2020), else act(x W_in) W_out.
+  """A feed-forward layer with parameters `in`, `gate` if gated, and `out`.
 
   Attributes:
     width: F.
     activation: a key of ACTIVATIONS.
-    gated: multiply the inner layer by an activated gate.
-    bias: linear maps have biases.
+    gated: whether the inner layer is multiplied by an activated gate.
+    bias: whether linear maps have biases.
     dropout: rate of the inner layer.
     dtype: of the computation.
   """
@@ -44,18 +46,17 @@ class FeedForward(nn.Module):
     valid_BxT: jax.Array | None = None,
     dropout_key: jax.Array | None = None,
   ) -> jax.Array:
-    """Returns [B, T, D], zeros where valid is 0. Without a key nothing is dropped."""
-    activate = ACTIVATIONS[self.activation]
-    inner_BxTxF = self._linear('in', self.width, 'embed', 'mlp')(x_BxTxD)
+    """Returns [B, T, D], zeros where valid is 0. There is no dropout without a key."""
+    D, F, activate = x_BxTxD.shape[-1], self.width, ACTIVATIONS[self.activation]
+    inner_BxTxF = self._dense('in', D, F, ('embed', 'mlp'))(x_BxTxD)
     if self.gated:
-      inner_BxTxF *= activate(self._linear('gate', self.width, 'embed', 'mlp')(x_BxTxD))
+      inner_BxTxF *= activate(self._dense('gate', D, F, ('embed', 'mlp'))(x_BxTxD))
     else:
       inner_BxTxF = activate(inner_BxTxF)
     inner_BxTxF = dropout.drop(inner_BxTxF, self.dropout, dropout_key)
-    y_BxTxD = self._linear('out', x_BxTxD.shape[-1], 'mlp', 'embed')(inner_BxTxF)
+    y_BxTxD = self._dense('out', F, D, ('mlp', 'embed'))(inner_BxTxF)
     return y_BxTxD if valid_BxT is None else jnp.where(valid_BxT[..., None] > 0, y_BxTxD, 0)
 
-  def _linear(self, name, features, from_axis, to_axis):
-    return linear.Linear(
-      (features,), (from_axis, to_axis), bias=self.bias, dtype=self.dtype, name=name
-    )
+  def _dense(self, name, inputs, features, names):
+    how = {'use_bias': self.bias, 'dtype': self.dtype, 'name': name}
+    return dense.dense_general((inputs,), (features,), names, **how)

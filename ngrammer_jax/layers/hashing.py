@@ -4,11 +4,10 @@ The row of the n-gram (z_t, z_{t-1}, ...) for head i is
 
   row = ((x * a_i + b_i) mod p_i) mod V,   x = z_t + z_{t-1} K + z_{t-2} K^2 + ...
 
-with a_i = b_i = i + 1 and p_i the i-th prime above V (praxis; section 3.3 of the
-N-Grammer paper draws them at random instead). x overflows 32 bits for quite
-ordinary K, and without 64-bit mode a wrong row follows in silence. The hash is
-linear before its last two remainders, so it separates into one table per position
-of the n-gram, which the host fills with exact integers:
+with a_i = b_i = i + 1 and p_i the i-th prime above V (praxis; section 3.3 of the N-Grammer paper
+draws them at random instead). x overflows 32 bits for common values of K, which gives wrong rows
+without an error. The hash is linear before its last two remainders, so it separates into one table
+per position of the n-gram, which the host computes with exact integers:
 
   table[j, i, z] = (a_i K^j z + (b_i if j = 0 else 0)) mod p_i
   row = ((table[0, i, z_t] + table[1, i, z_{t-1}] + ...) mod p_i) mod V
@@ -28,7 +27,7 @@ from ngrammer_jax.ngram_sizes import primes_above
 
 @functools.lru_cache
 def hash_tables(K: int, V: int, heads: int, order: int = 2) -> np.ndarray:
-  """The separated hash, int32 [order, N, K]; table j belongs to the id j steps back."""
+  """Returns the tables of the separated hash, int32 [order, N, K]; table j is for z_{t-j}."""
   p_N = np.array(primes_above(V, heads), dtype=np.int64)
   a_N = np.arange(1, heads + 1, dtype=np.int64)
   id_K = np.arange(K, dtype=np.int64)
@@ -43,11 +42,10 @@ def hash_tables(K: int, V: int, heads: int, order: int = 2) -> np.ndarray:
 
 
 def ngram_rows(ids: Sequence[jax.Array], K: int, V: int) -> jax.Array:
-  """Table rows of n-grams, int32 [..., N] in [0, V).
+  """Returns the table rows of n-grams, int32 [..., N] in [0, V).
 
   Args:
-    ids: the ids [..., N] at the current position, one step back, and so on: as many
-      as the order of the n-gram. Each lies in [0, K).
+    ids: the ids z_t, z_{t-1}, ..., [..., N] each, one for each position of the n-gram, in [0, K).
     K: number of distinct ids.
     V: rows of the n-gram table of one head.
   """

@@ -1,4 +1,4 @@
-"""Layer normalisation, of the whole width or of each head by itself.
+"""Layer normalisation of the whole width or of each head.
 
 y = scale * (x - mean) / sqrt(variance + epsilon) + bias
 """
@@ -13,12 +13,12 @@ import jax.numpy as jnp
 class LayerNorm(nn.Module):
   """Normalises the last axis, then scales and shifts it.
 
-  Statistics are taken in at least float32, with the biased variance.
+  The variance is biased.
 
   Attributes:
-    per_head: the input is [..., N, H] and every head has a scale and bias of its own.
-    epsilon: added to the variance, inside the root.
-    dtype: of the output; statistics stay in at least float32.
+    per_head: the input is [..., N, H], and every head has its own scale and bias.
+    epsilon: added to the variance.
+    dtype: of the output; statistics are in at least float32.
   """
 
   per_head: bool = False
@@ -28,15 +28,15 @@ class LayerNorm(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     shape = x.shape[-2:] if self.per_head else x.shape[-1:]
-    # No logical names: sharding so few numbers would only draw the activations after them.
+    # No logical names: sharding these small vectors would propagate to the activations.
     param_dtype = jnp.promote_types(self.dtype, jnp.float32)
     scale = self.param('scale', nn.initializers.ones, shape, param_dtype)
     bias = self.param('bias', nn.initializers.zeros, shape, param_dtype)
     return _normalise(x, scale, bias, self.epsilon, self.dtype)
 
 
-# The gradient is written out because it needs x and two numbers a row, and nothing else of
-# the size of x. The barriers keep XLA from widening those numbers to the size of x.
+# The gradient is written out because it needs only x and two numbers per row, nothing else of
+# the size of x. The barriers prevent XLA from broadcasting these numbers to the size of x.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def _normalise(x, scale, bias, epsilon, dtype):
   return _forward(x, scale, bias, epsilon, dtype)[0]
@@ -51,14 +51,14 @@ def _forward(x, scale, bias, epsilon, dtype):
   return y.astype(dtype), (x, mean, inverse, scale, bias)
 
 
-def _backward(epsilon, dtype, kept, dy):
-  """dx = (g - mean(g) - z mean(g z)) / deviation, for z the normalised x and g = scale dy."""
-  x, mean, inverse, scale, bias = kept
+def _backward(epsilon, dtype, residuals, dy):
+  """dx = (g - mean(g) - z mean(g z)) / deviation, with the normalised z of x and g = scale dy."""
+  x, mean, inverse, scale, bias = residuals
   dy = dy.astype(mean.dtype)
   z = (x.astype(mean.dtype) - mean) * inverse
   g = scale * dy
-  along = lambda of: of.mean(axis=-1, keepdims=True)
-  mean_g, mean_gz = jax.lax.optimization_barrier((along(g), along(g * z)))
+  means = g.mean(axis=-1, keepdims=True), (g * z).mean(axis=-1, keepdims=True)
+  mean_g, mean_gz = jax.lax.optimization_barrier(means)
   dx = (g - mean_g - z * mean_gz) * inverse
   rows = tuple(range(x.ndim - scale.ndim))
   dscale, dbias = (dy * z).sum(axis=rows), dy.sum(axis=rows)

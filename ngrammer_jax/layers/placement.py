@@ -1,4 +1,4 @@
-"""Over which axes of the mesh in force an array is spread, for what is written device by device."""
+"""Mesh axes and devices of the current mesh, for code that is written per device."""
 
 import math
 
@@ -7,18 +7,31 @@ import jax
 
 
 def axes(name: str, size: int) -> tuple[str, ...] | None:
-  """The mesh axes of a logical axis of so many, by the rules in force; () where it is whole.
+  """Returns the mesh axes that a logical axis of the given size is sharded over.
 
-  None where they do not divide it.
+  An unsharded axis has none, (). Returns None if the mesh axes do not divide the size.
   """
+  return None if size % shards(name) else _mesh_axes(name)
+
+
+def shards(name: str) -> int:
+  """Returns the number of shards of a logical axis."""
   mesh = jax.sharding.get_abstract_mesh()
-  (found,) = nn.logical_to_mesh_axes((name,))
-  found = (found,) if isinstance(found, str) else found or ()
-  found = tuple(axis for axis in found if mesh.shape.get(axis, 1) > 1)
-  return None if size % math.prod(mesh.shape[axis] for axis in found) else found
+  return math.prod(mesh.shape[axis] for axis in _mesh_axes(name))
 
 
 def device() -> tuple[str, str]:
-  """Platform and kind of the devices of the mesh, which may not be here, or of this process."""
-  known = jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
-  return known.platform, known.device_kind
+  """Returns platform and kind of the devices of the mesh, or of this process without a mesh.
+
+  The mesh may be abstract, of devices that are not attached.
+  """
+  device = jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
+  return device.platform, device.device_kind
+
+
+def _mesh_axes(name):
+  """Mesh axes of more than one device that the logical axis rules assign to a name."""
+  mesh = jax.sharding.get_abstract_mesh()
+  (assigned,) = nn.logical_to_mesh_axes((name,))
+  assigned = (assigned,) if isinstance(assigned, str) else assigned or ()
+  return tuple(axis for axis in assigned if mesh.shape.get(axis, 1) > 1)

@@ -1,7 +1,7 @@
 """Product quantisation by mini-batch k-means (N-Grammer, section 3.1).
 
-Every head has a codebook of K centroids. A token belongs, per head, to its nearest
-centroid; the centroids follow the tokens:
+Every head has a codebook of K centroids. The cluster id of a token is its nearest centroid, and
+the centroids are exponential moving averages (EMA) of their tokens:
 
   z = argmin_k |x - m_k|^2
   m_k <- decay m_k + (1 - decay) s_k / (epsilon + c_k)
@@ -9,9 +9,8 @@ centroid; the centroids follow the tokens:
 where s_k and c_k are the sum and the number of the tokens of cluster k, over the
 global batch and without padding. Nothing is differentiated.
 
-A cluster that received nothing shrinks by `decay` (praxis), is kept where it is, or,
-when it has been all but unused for long, is revived: it goes beside the centroid of a
-much used cluster and takes a part of its tokens.
+A cluster without tokens shrinks by `decay` (praxis), stays unchanged, or, once it is dead, is
+reset: its centroid moves next to that of a frequent cluster and takes some of its tokens.
 
 B batch, T segment length, C tokens of a chunk, N heads, H head width, K clusters.
 """
@@ -24,29 +23,18 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-# Distances that exist at one time on one device, where one time step has no more. On CPU they
-# stay in cache: 8 MB in float32, twice as fast as 64 MB. An accelerator wants larger products.
+from ngrammer_jax.layers import placement
+
+# Distances computed at a time on one device, unless a single time step has more. On a CPU they
+# stay in cache: 8 MB in float32, twice as fast as 64 MB. Accelerators need larger products.
 CPU_DISTANCES, DISTANCES = 2**21, 2**25
 
-USAGE_DECAY = 0.99  # usage looks back about 100 steps
-DEAD = 0.1  # of an even share: who is used less is dead
+USAGE_DECAY = 0.99  # usage averages over about 100 steps
+DEAD = 0.1  # a cluster is dead if its usage is below this multiple of 1 / K
 
 
-def _batch_shards() -> int:
-  """Over how many devices the batch is spread, under the mesh and rules in force."""
-  mesh = jax.sharding.get_abstract_mesh()
-  if mesh.empty:
-    return 1
-  axes = nn.logical_to_mesh_axes(('batch',))[0] or ()
-  axes = (axes,) if isinstance(axes, str) else axes
-  shards = 1
-  for axis in axes:
-    shards *= mesh.shape.get(axis, 1)
-  return shards
-
-
-def clustered(x: jax.Array, prenormalize: bool) -> jax.Array:
-  """What is clustered of an input [..., N, H], in at least float32."""
+def quantizer_input(x: jax.Array, prenormalize: bool) -> jax.Array:
+  """Returns the vectors [..., N, H] to quantise, in at least float32 and without gradient."""
   x = jax.lax.stop_gradient(x)
   x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
   if not prenormalize:
@@ -56,19 +44,19 @@ def clustered(x: jax.Array, prenormalize: bool) -> jax.Array:
 
 
 def nearest_centroids(x_BxTxNxH: jax.Array, centroids_NxKxH: jax.Array) -> jax.Array:
-  """Cluster id of every token and head, int32 [B, T, N].
+  """Returns the cluster id of every token and head, int32 [B, T, N].
 
   The lowest id wins a tie, and a token that is not finite gets id 0. The distances
-  [B, T, N, K] never exist at once: a few time steps at a time are scored.
+  [B, T, N, K] are computed for a few time steps at a time.
   """
-  of = lambda limit: functools.partial(_nearest, limit=limit)
+  with_limit = lambda limit: functools.partial(_nearest, limit=limit)
   return jax.lax.platform_dependent(
-    x_BxTxNxH, centroids_NxKxH, cpu=of(CPU_DISTANCES), default=of(DISTANCES)
+    x_BxTxNxH, centroids_NxKxH, cpu=with_limit(CPU_DISTANCES), default=with_limit(DISTANCES)
   )
 
 
 def _nearest(x_BxTxNxH, centroids_NxKxH, *, limit):
-  """The nearest centroids, with about `limit` distances at a time on a device."""
+  """Returns cluster ids, computing about `limit` distances at a time on a device."""
   B, T, N, H = x_BxTxNxH.shape
   K = centroids_NxKxH.shape[1]
   dtype = jnp.promote_types(x_BxTxNxH.dtype, jnp.float32)
@@ -77,21 +65,21 @@ def _nearest(x_BxTxNxH, centroids_NxKxH, *, limit):
   centroids_NxKxH = centroids_NxKxH - centre_Nx1xH
   half_norm_NxKx1 = 0.5 * jnp.square(centroids_NxKxH).sum(axis=-1, keepdims=True)
   index_Kx1 = jnp.arange(K, dtype=jnp.int32)[:, None]
-  highest = jax.lax.Precision.HIGHEST  # a TPU would multiply in bfloat16 otherwise
+  highest = jax.lax.Precision.HIGHEST  # by default a TPU multiplies in bfloat16
   ids_BxTxN = nn.with_logical_constraint(jnp.zeros((B, T, N), jnp.int32), ('batch', 'length', None))
   if not ids_BxTxN.size:
     return ids_BxTxN
-  # Chunks of time steps, so that a batch spread over devices stays where it is.
-  shards = _batch_shards()
-  rows = B if B % shards else B // shards  # of one device
-  steps = min(max(limit // (rows * N * K), 1), T)
+  # Chunks are slices of time, so that a sharded batch needs no communication.
+  shards = placement.shards('batch')
+  rows_per_device = B if B % shards else B // shards
+  steps = min(max(limit // (rows_per_device * N * K), 1), T)
 
-  def take(chunk, ids_BxTxN):
-    # The last chunk begins earlier where T is no multiple, for reading and for writing.
+  def quantize_chunk(chunk, ids_BxTxN):
+    # Both dynamic slices clamp their start, so the last chunk may overlap the one before.
     part = jax.lax.dynamic_slice_in_dim(x_BxTxNxH, chunk * steps, steps, axis=1)
     x_NxCxH = part.astype(dtype).transpose(2, 0, 1, 3).reshape(N, B * steps, H) - centre_Nx1xH
-    # argmin |x - m|^2 = argmax x.m - |m|^2 / 2. The maximum first, then the first place
-    # that attains it: XLA's argmax takes ten times as long on CPU.
+    # argmin |x - m|^2 = argmax x.m - |m|^2 / 2, as the first index that attains the maximum:
+    # XLA's argmax takes ten times as long on a CPU.
     score_NxKxC = jnp.einsum('nkh,nch->nkc', centroids_NxKxH, x_NxCxH, precision=highest)
     score_NxKxC = score_NxKxC - half_norm_NxKx1
     best_Nx1xC = score_NxKxC.max(axis=1, keepdims=True)
@@ -100,14 +88,14 @@ def _nearest(x_BxTxNxH, centroids_NxKxH, *, limit):
     ids = first_NxC.reshape(N, B, steps).transpose(1, 2, 0)
     return jax.lax.dynamic_update_slice_in_dim(ids_BxTxN, ids, chunk * steps, axis=1)
 
-  return jax.lax.fori_loop(0, -(-T // steps), take, ids_BxTxN)
+  return jax.lax.fori_loop(0, -(-T // steps), quantize_chunk, ids_BxTxN)
 
 
 def _coarse_centre(centroids_NxKxH: jax.Array) -> jax.Array:
-  """The mean centroid, rounded to a power of two as coarse as the spread around it.
+  """Returns the mean centroid, rounded to a power of two of the size of the spread around it.
 
-  An offset common to all centroids would cost the expanded distance its digits. Removing
-  a round number removes the offset, and keeps exact what was exact: ties stay ties.
+  The expanded distance loses digits to an offset common to all centroids. Subtracting a round
+  number removes the offset and is exact for round inputs, so ties remain ties.
   """
   mean_Nx1xH = centroids_NxKxH.mean(axis=1, keepdims=True)
   spread_Nx1xH = jnp.abs(centroids_NxKxH - mean_Nx1xH).max(axis=1, keepdims=True)
@@ -117,9 +105,9 @@ def _coarse_centre(centroids_NxKxH: jax.Array) -> jax.Array:
 
 
 def nearest_of_rows(rows_VxNxH: jax.Array, centroids_NxKxH: jax.Array) -> jax.Array:
-  """Cluster id of every row of a table and head, int32 [V, N], the rows shared by all devices."""
+  """Returns the cluster id of every table row and head, int32 [V, N], sharded by rows."""
   V = rows_VxNxH.shape[0]
-  shards = _batch_shards()
+  shards = placement.shards('batch')
   rows = jnp.pad(rows_VxNxH, ((0, -V % shards), (0, 0), (0, 0)))
   rows = rows.reshape(shards, -1, *rows.shape[1:])
   rows = nn.with_logical_constraint(rows, ('batch', None, None, None))
@@ -129,9 +117,9 @@ def nearest_of_rows(rows_VxNxH: jax.Array, centroids_NxKxH: jax.Array) -> jax.Ar
 def cluster_statistics(
   x_BxTxNxH: jax.Array, ids_BxTxN: jax.Array, K: int, weight_BxT: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-  """Sum [N, K, H] and number [N, K] of the tokens of every cluster.
+  """Returns the sum [N, K, H] and the number [N, K] of the tokens of every cluster.
 
-  `weight_BxT` is how often a token counts: 0 at padding. None: every token once.
+  `weight_BxT` is how often a token counts, 0 at padding. With None every token counts once.
   """
   N, H = x_BxTxNxH.shape[-2:]
   dtype = jnp.promote_types(x_BxTxNxH.dtype, jnp.float32)
@@ -139,11 +127,11 @@ def cluster_statistics(
   weight_BxTx1 = jnp.ones((*ids_BxTxN.shape[:2], 1), dtype)
   if weight_BxT is not None:
     weight_BxTx1 = weight_BxT.astype(dtype)[..., None]
-    # Chosen, not only multiplied: padding may hold anything, also what is not a number.
+    # Padding may contain NaN, which a weight of 0 does not remove.
     weighted_BxTxNxH = x_BxTxNxH * weight_BxTx1[..., None]
     x_BxTxNxH = jnp.where(weight_BxTx1[..., None] > 0, weighted_BxTxNxH, 0)
   slot_BxTxN = ids_BxTxN + K * jnp.arange(N, dtype=jnp.int32)
-  # Rows as windows of [1, H]: windows of [H] are turned into them by a copy of all tokens.
+  # Scatter windows of [1, H]: XLA turns windows of [H] into these by copying all tokens.
   window = jax.lax.ScatterDimensionNumbers((1, 2), (), (0,))
   sums = jnp.zeros((N * K, H), dtype)
   sums = jax.lax.scatter_add(sums, slot_BxTxN.reshape(-1, 1), x_BxTxNxH.reshape(-1, 1, H), window)
@@ -151,7 +139,7 @@ def cluster_statistics(
   return sums.reshape(N, K, H), counts.reshape(N, K)
 
 
-def moved_centroids(
+def ema_update(
   centroids_NxKxH: jax.Array,
   sums_NxKxH: jax.Array,
   counts_NxK: jax.Array,
@@ -159,39 +147,42 @@ def moved_centroids(
   epsilon: float,
   empty: str = 'shrink',
 ) -> jax.Array:
-  """The centroids after one step of mini-batch k-means."""
+  """Returns the centroids after one step of mini-batch k-means."""
   mean_NxKxH = sums_NxKxH / (epsilon + counts_NxK[..., None])
-  moved_NxKxH = decay * centroids_NxKxH + (1 - decay) * mean_NxKxH
+  updated_NxKxH = decay * centroids_NxKxH + (1 - decay) * mean_NxKxH
   if empty == 'shrink':
-    return moved_NxKxH
-  return jnp.where(counts_NxK[..., None] > 0, moved_NxKxH, centroids_NxKxH)
+    return updated_NxKxH
+  return jnp.where(counts_NxK[..., None] > 0, updated_NxKxH, centroids_NxKxH)
 
 
-def revived(centroids_NxKxH: jax.Array, usage_NxK: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Centroids and usage after the dead have been put beside the most used.
+def reset_dead_codes(
+  centroids_NxKxH: jax.Array, usage_NxK: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Returns centroids and usage with every dead code moved next to a frequent one, its donor.
 
-  The r-th dead cluster of a head goes to the r-th most used one, a hundredth of its length
-  away, if that has at least an even share; the two then count as equally used.
+  The donor of the r-th least used code of a head is the r-th most used one. If the code is dead and
+  its donor has a usage of at least 1 / K, the code is set to 1.01 times the centroid of the donor,
+  and each of the two gets half the usage of the donor.
   """
   K = usage_NxK.shape[1]
-  order_NxK = jnp.argsort(usage_NxK, axis=1)  # the dead come first
-  giver_NxK = order_NxK[:, ::-1]
-  of = lambda index: jnp.take_along_axis(usage_NxK, index, axis=1)
-  split_NxK = (of(order_NxK) < DEAD / K) & (of(giver_NxK) >= 1 / K)
-  half_NxK = of(giver_NxK) / 2
-  beside_NxKxH = 1.01 * jnp.take_along_axis(centroids_NxKxH, giver_NxK[..., None], axis=1)
-  row_Nx1 = jnp.arange(usage_NxK.shape[0])[:, None]
-  nowhere = jnp.where(split_NxK, order_NxK, K)  # out of bounds: dropped
-  centroids_NxKxH = centroids_NxKxH.at[row_Nx1, nowhere].set(beside_NxKxH, mode='drop')
-  usage_NxK = usage_NxK.at[row_Nx1, nowhere].set(half_NxK, mode='drop')
-  nowhere = jnp.where(split_NxK, giver_NxK, K)
-  return centroids_NxKxH, usage_NxK.at[row_Nx1, nowhere].set(half_NxK, mode='drop')
+  code_NxK = jnp.argsort(usage_NxK, axis=1)  # dead codes come first
+  donor_NxK = code_NxK[:, ::-1]
+  code_usage_NxK = jnp.take_along_axis(usage_NxK, code_NxK, axis=1)
+  donor_usage_NxK = jnp.take_along_axis(usage_NxK, donor_NxK, axis=1)
+  reset_NxK = (code_usage_NxK < DEAD / K) & (donor_usage_NxK >= 1 / K)
+  near_NxKxH = 1.01 * jnp.take_along_axis(centroids_NxKxH, donor_NxK[..., None], axis=1)
+  head_Nx1, out_of_range = jnp.arange(usage_NxK.shape[0])[:, None], K  # dropped by `set`
+  target_NxK = jnp.where(reset_NxK, code_NxK, out_of_range)
+  centroids_NxKxH = centroids_NxKxH.at[head_Nx1, target_NxK].set(near_NxKxH, mode='drop')
+  for index_NxK in (target_NxK, jnp.where(reset_NxK, donor_NxK, out_of_range)):
+    usage_NxK = usage_NxK.at[head_Nx1, index_NxK].set(donor_usage_NxK / 2, mode='drop')
+  return centroids_NxKxH, usage_NxK
 
 
 class Vocabulary(NamedTuple):
-  """What the inputs were looked up from: x = rows_VxD[tokens_BxT].
+  """The embedding lookup that made the inputs: x = rows_VxD[tokens_BxT].
 
-  rows_VxD may be None where the quantiser serves with the clusters of all tokens.
+  rows_VxD may be None if the codebook holds `token_ids`.
   """
 
   rows_VxD: jax.Array | None
@@ -199,25 +190,25 @@ class Vocabulary(NamedTuple):
 
 
 class ProductQuantizer(nn.Module):
-  """Cluster ids of [B, T, N, H] inputs, and the codebook that learns them.
+  """Quantises inputs [B, T, N, H] to cluster ids and updates the codebook.
 
-  The collection `codebook` holds the `centroids` [N, K, H], their `usage` [N, K], the
-  running share of tokens that each receives, and `changed` [N], the share of the tokens of
-  the first row that the last step moved to another cluster. It is updated when it is
-  mutable, from the centroids before the step; in evaluation leave it immutable. For serving
-  it may hold `token_ids` [V, N] instead: the cluster of every token.
+  The collection `codebook` contains the `centroids` [N, K, H]; their `usage` [N, K], the running
+  share of tokens of each cluster; and `changed` [N], the share of the tokens of the first row
+  whose cluster the last update changed. It is updated if it is mutable, with the ids from before
+  the update; leave it immutable in evaluation. For serving it may contain `token_ids` [V, N]
+  instead, the cluster ids of every token of the vocabulary.
 
-  Where a step is computed in parts, the collection `statistics` is mutable instead: it gets the
-  `sums` [N, K, H] and `counts` [N, K] of the tokens, and `moved` makes one update of their totals.
+  With gradient accumulation, make the collection `statistics` mutable instead. It receives the
+  `sums` [N, K, H] and `counts` [N, K] of the tokens; pass their totals to `update_codebook`.
 
   Attributes:
     clusters: K, centroids of each head.
-    decay: 1 - the learning rate of k-means.
+    decay: of the EMA, 1 - the learning rate of k-means.
     epsilon: added to the counts.
-    prenormalize: cluster x / |x| instead of x; a zero vector stays zero.
-    empty: what happens to clusters without tokens, `shrink`, `keep` or `revive`.
-    initial: centroids are drawn from a Xavier-uniform or a unit normal distribution, or from
-      the vocabulary.
+    prenormalize: quantise x / |x| instead of x; a zero vector stays zero.
+    empty: how clusters without tokens are treated: `shrink`, `keep` or `revive`.
+    initial: initial centroids: Xavier-uniform (`uniform`), unit normal (`normal`), or random rows
+      of the vocabulary (`data`).
   """
 
   clusters: int
@@ -234,21 +225,24 @@ class ProductQuantizer(nn.Module):
     valid_BxT: jax.Array | None = None,
     vocabulary: Vocabulary | None = None,
   ) -> jax.Array:
-    """Returns int32 ids [B, T, N].
+    """Returns cluster ids, int32 [B, T, N].
 
     Args:
       x_BxTxNxH: inputs.
-      valid_BxT: 0 at padding, which does not move the centroids.
-      vocabulary: where x comes from. Where it has fewer rows than there are tokens, its rows
-        are clustered instead of every token; the ids are the same.
+      valid_BxT: 0 at padding, which is not counted.
+      vocabulary: the lookup that made x. If it has fewer rows than there are tokens, its rows are
+        quantised instead of every token; the ids are the same.
+
+    Raises:
+      ValueError: initial='data' without rows of the vocabulary.
     """
     if self.has_variable('codebook', 'token_ids'):
       return self.get_variable('codebook', 'token_ids')[vocabulary.tokens_BxT]
     B, T, N, H = x_BxTxNxH.shape
-    x_BxTxNxH = clustered(x_BxTxNxH, self.prenormalize)
+    x_BxTxNxH = quantizer_input(x_BxTxNxH, self.prenormalize)
     rows_VxNxH = None
     if vocabulary is not None and vocabulary.rows_VxD is not None:
-      rows_VxNxH = clustered(vocabulary.rows_VxD.reshape(-1, N, H), self.prenormalize)
+      rows_VxNxH = quantizer_input(vocabulary.rows_VxD.reshape(-1, N, H), self.prenormalize)
     centroids, usage = self._codebook(x_BxTxNxH, rows_VxNxH)
     dtype = x_BxTxNxH.dtype
     weight_BxT = None if valid_BxT is None else (valid_BxT > 0).astype(dtype)
@@ -265,7 +259,7 @@ class ProductQuantizer(nn.Module):
       )
       counted = rows_VxNxH[None], ids_VxN[None]
     if self.is_initializing():
-      self._note_changes(jnp.zeros((N,), dtype))
+      self._set_changed(jnp.zeros((N,), dtype))
     elif self.is_mutable_collection('statistics'):
       sums, counts = cluster_statistics(*counted, self.clusters, weight_BxT)
       self.put_variable('statistics', 'sums', sums)
@@ -273,11 +267,11 @@ class ProductQuantizer(nn.Module):
     elif self.is_mutable_collection('codebook'):
       sums, counts = cluster_statistics(*counted, self.clusters, weight_BxT)
       before = {'centroids': centroids.value, 'usage': usage.value}
-      after = self.moved(before, {'sums': sums, 'counts': counts})
+      after = self.update_codebook(before, {'sums': sums, 'counts': counts})
       centroids.value, usage.value = after['centroids'], after['usage']
-      after_1xTxN = nearest_centroids(x_BxTxNxH[:1], centroids.value)
-      changed_1xTxN = (after_1xTxN != ids_BxTxN[:1]) & (valid_1xT > 0)[..., None]
-      self._note_changes(changed_1xTxN.sum((0, 1), dtype=dtype) / jnp.maximum(valid_1xT.sum(), 1))
+      new_ids_1xTxN = nearest_centroids(x_BxTxNxH[:1], centroids.value)
+      changed_1xTxN = (new_ids_1xTxN != ids_BxTxN[:1]) & (valid_1xT > 0)[..., None]
+      self._set_changed(changed_1xTxN.sum((0, 1), dtype=dtype) / jnp.maximum(valid_1xT.sum(), 1))
     return ids_BxTxN
 
   def _codebook(self, x_BxTxNxH, rows_VxNxH):
@@ -290,10 +284,10 @@ class ProductQuantizer(nn.Module):
         return jax.random.normal(key, (N, K, H), dtype)
       if self.initial == 'data':
         if rows_VxNxH is None:
-          raise ValueError('initial centroids of the data need the vocabulary of the inputs')
+          raise ValueError("initial='data' needs the vocabulary that the inputs are rows of")
         rows = jax.random.permutation(key, len(rows_VxNxH))
         return rows_VxNxH[jnp.resize(rows, K)].swapaxes(0, 1)
-      bound = (6 / (N * (K + H))) ** 0.5  # Xavier, the heads counted as receptive field
+      bound = (6 / (N * (K + H))) ** 0.5  # Xavier, heads as receptive field
       return jax.random.uniform(key, (N, K, H), dtype, -bound, bound)
 
     def variable(name, init, *names):
@@ -304,19 +298,20 @@ class ProductQuantizer(nn.Module):
       variable('usage', lambda: jnp.full((N, K), 1 / K, dtype), 'heads', 'clusters'),
     )
 
-  def _note_changes(self, share_N):
+  def _set_changed(self, share_N):
     zeros = nn.with_logical_partitioning(lambda: jnp.zeros_like(share_N), ('heads',))
     self.variable('codebook', 'changed', zeros).value = share_N
 
-  def moved(
+  def update_codebook(
     self, codebook: Mapping[str, jax.Array], statistics: Mapping[str, jax.Array]
   ) -> dict[str, jax.Array]:
-    """The codebook after the tokens whose sums and counts these are."""
+    """Returns the codebook after one update with the `sums` and `counts` of `statistics`."""
     counts_NxK = statistics['counts']
     share_NxK = counts_NxK / jnp.maximum(counts_NxK.sum(axis=-1, keepdims=True), 1)
     usage_NxK = USAGE_DECAY * codebook['usage'] + (1 - USAGE_DECAY) * share_NxK
-    how = self.decay, self.epsilon, self.empty
-    centroids_NxKxH = moved_centroids(codebook['centroids'], statistics['sums'], counts_NxK, *how)
+    centroids_NxKxH = ema_update(
+      codebook['centroids'], statistics['sums'], counts_NxK, self.decay, self.epsilon, self.empty
+    )
     if self.empty == 'revive':
-      centroids_NxKxH, usage_NxK = revived(centroids_NxKxH, usage_NxK)
+      centroids_NxKxH, usage_NxK = reset_dead_codes(centroids_NxKxH, usage_NxK)
     return {**codebook, 'centroids': centroids_NxKxH, 'usage': usage_NxK}

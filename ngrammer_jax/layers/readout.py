@@ -1,7 +1,14 @@
-"""What is read from the last outputs of a recurrent layer (Daniluk et al. 2017).
+"""Readouts of the last outputs h of a recurrent layer (Daniluk et al. 2017).
 
-No readout goes back into the recurrence: each is a function of all outputs of a segment and of
-those before, which its memory holds. So there is no loop over time here.
+Attention, with h = [key; value; predict] (equations 1 to 12), and N-gram RNN (equation 13):
+
+  a = softmax(w tanh(W_Y key_s + W_h key_t)),  r = sum a_s value_s
+  h* = tanh(W_r r + W_x predict_t)
+
+  h* = tanh(W [h_t^1; h_(t-1)^2; ...; h_(t-S+1)^S])
+
+Readouts do not feed back into the recurrence, so there is no loop over time: they are functions of
+all outputs of a segment and of earlier ones in the memory.
 
 B batch, T segment length, S = L + T slots, L slots of the memory, K hidden size, J = K / parts.
 """
@@ -10,16 +17,16 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import cache, documents, linear, recurrence
+from ngrammer_jax.layers import cache, dense, documents, recurrence
 
 Memory = dict[str, jax.Array]
 
 
 def empty_memory(batch: int, slots: int, width: int | None, dtype: jnp.dtype) -> Memory:
-  """What came before a stream: L empty slots, the oldest first.
+  """Returns the memory before the first segment: L empty slots, oldest first.
 
-  Keys: `documents` int32 [B, L], and `kept`: vectors [B, L, width], or tokens int32 [B, L] where
-  there is no width.
+  Keys: `documents` int32 [B, L], and `kept`, vectors [B, L, width] or, if width is None, tokens
+  int32 [B, L].
   """
   shape = (batch, slots) if width is None else (batch, slots, width)
   return {
@@ -28,36 +35,38 @@ def empty_memory(batch: int, slots: int, width: int | None, dtype: jnp.dtype) ->
   }
 
 
-def joined(
-  memory: Memory, kept: jax.Array, documents_BxT: jax.Array, valid_BxT: jax.Array | None
+def append_memory(
+  memory: Memory, kept_BxTx: jax.Array, documents_BxT: jax.Array, valid_BxT: jax.Array | None
 ) -> tuple[jax.Array, jax.Array, Memory]:
-  """The slots [B, S, ...] of the memory and the segment, their documents, and the next memory."""
-  now = {'documents': documents_BxT, 'kept': kept}
-  after = jax.tree.map(lambda before, new: cache.last(before, new, valid_BxT), memory, now)
-  all_of = {name: jnp.concatenate([memory[name], now[name]], axis=1) for name in now}
-  return all_of['kept'], all_of['documents'], after
+  """Returns slots [B, S, ...] and documents [B, S] of memory and segment, and the next memory."""
+  segment = {'documents': documents_BxT, 'kept': kept_BxTx}
+  next_memory = jax.tree.map(
+    lambda before, new: cache.last(before, new, valid_BxT), memory, segment
+  )
+  slots = {name: jnp.concatenate([memory[name], segment[name]], axis=1) for name in segment}
+  return slots['kept'], slots['documents'], next_memory
 
 
-def back(slots_BxSx: jax.Array, steps: int, T: int) -> jax.Array:
-  """For each of the last T slots the one so many steps before."""
+def shift_right(slots_BxSx: jax.Array, steps: int, T: int) -> jax.Array:
+  """Returns, for each of the last T slots, the slot that many steps earlier, [B, T, ...]."""
   first = slots_BxSx.shape[1] - T - steps
   return slots_BxSx[:, first : first + T]
 
 
-def visible(
+def same_document(
   documents_BxS: jax.Array, steps: list[int], documents_BxT: jax.Array
 ) -> list[jax.Array]:
-  """Whether the slots so many steps before each token are of its document, bool [B, T, 1] each."""
+  """Returns whether earlier slots are in the document of a token, bool [B, T, 1] per step count."""
   T = documents_BxT.shape[1]
-  return [(back(documents_BxS, s, T) == documents_BxT)[..., None] for s in steps]
+  return [(shift_right(documents_BxS, s, T) == documents_BxT)[..., None] for s in steps]
 
 
 def attend(
   scores_BxTxL: jax.Array, values: list[jax.Array], visible_BxTxL: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-  """The mean [B, T, J] of L values by the softmax of their scores, and its weights [B, T, L].
+  """Returns the mean [B, T, J] of L values weighted by softmax, and the weights [B, T, L].
 
-  Zero where nothing is visible. None: everything is.
+  Both are zero where nothing is visible. With visible_BxTxL=None everything is visible.
   """
   if visible_BxTxL is not None:
     lowest = jnp.finfo(scores_BxTxL.dtype).min
@@ -70,13 +79,10 @@ def attend(
 
 
 class AttentionReadout(nn.Module):
-  """Attention to the last L outputs, itself not among them (equations 1 to 12).
+  """Attention to the L outputs before the current one (equations 1 to 12).
 
-  With one part, h is key, value and what is predicted from; with two h = [key; value], and the
-  value predicts; with three h = [key; value; predict]. Then
-
-    a = softmax(w tanh(W_Y key_s + W_h key_t)),  r = sum a_s value_s,
-    h* = tanh(W_r r + W_x predict_t)
+  With three parts h = [key; value; predict]; with two h = [key; value] and predict is the value;
+  with one all three are h.
 
   Parameters: the kernels [J, J] of `keys` (W_Y), `query` (W_h), `read` (W_r) and `predict` (W_x),
   and `score` (w) [J].
@@ -84,8 +90,8 @@ class AttentionReadout(nn.Module):
   Attributes:
     parts: 1, 2 or 3.
     window: L.
-    empty: what slots without an output of the document are: `mask`, none; `zeros`, vectors of
-      zeros that take their share of the softmax.
+    empty: how slots outside the document are treated: `mask` excludes them; `zeros` attends to
+      them as zero vectors.
     initializer: of all parameters.
     dtype: of the computation.
   """
@@ -104,47 +110,44 @@ class AttentionReadout(nn.Module):
     memory: Memory,
     valid_BxT: jax.Array | None = None,
   ) -> tuple[jax.Array, Memory]:
-    """h* [B, T, J], and the memory of keys and values for the next segment."""
+    """Returns h* [B, T, J], and the memory of keys and values for the next segment."""
     T, J = h_BxTxK.shape[1], h_BxTxK.shape[2] // self.parts
-    kept_BxSx, documents_BxS, memory = joined(
+    kept_BxSx, documents_BxS, memory = append_memory(
       memory, h_BxTxK[..., : 2 * J], documents_BxT, valid_BxT
     )
     steps = list(range(self.window, 0, -1))  # the oldest slot first
-    seen = visible(documents_BxS, steps, documents_BxT)
-    keys_BxSxJ = self._linear('keys')(kept_BxSx[..., :J])
-    query_BxTxJ = self._linear('query')(h_BxTxK[..., :J])
-    keys = [back(keys_BxSxJ, s, T) for s in steps]
-    values = [back(kept_BxSx[..., -J:], s, T) for s in steps]
+    visible = same_document(documents_BxS, steps, documents_BxT)
+    keys_BxSxJ = self._dense('keys', kept_BxSx[..., :J])
+    query_BxTxJ = self._dense('query', h_BxTxK[..., :J])
+    keys = [shift_right(keys_BxSxJ, s, T) for s in steps]
+    values = [shift_right(kept_BxSx[..., -J:], s, T) for s in steps]
     if self.empty == 'zeros':
-      only = lambda slots: [jnp.where(*each, 0) for each in zip(seen, slots, strict=True)]
-      keys, values = only(keys), only(values)
+      keys = [jnp.where(*pair, 0) for pair in zip(visible, keys, strict=True)]
+      values = [jnp.where(*pair, 0) for pair in zip(visible, values, strict=True)]
     wide = jnp.promote_types(self.dtype, jnp.float32)
     score_J = self.param('score', self.initializer, (J,), wide).astype(self.dtype)
-    of = lambda key_BxTxJ: jnp.einsum(
+    score = lambda key_BxTxJ: jnp.einsum(
       'btj,j->bt', jnp.tanh(key_BxTxJ + query_BxTxJ), score_J, preferred_element_type=wide
     )
-    scores_BxTxL = jnp.stack([of(key_BxTxJ) for key_BxTxJ in keys], axis=-1)
-    mask = jnp.concatenate(seen, axis=-1) if self.empty == 'mask' else None
-    read_BxTxJ, weights_BxTxL = attend(scores_BxTxL, values, mask)
+    scores_BxTxL = jnp.stack([score(key_BxTxJ) for key_BxTxJ in keys], axis=-1)
+    mask_BxTxL = jnp.concatenate(visible, axis=-1) if self.empty == 'mask' else None
+    read_BxTxJ, weights_BxTxL = attend(scores_BxTxL, values, mask_BxTxL)
     self.sow('intermediates', 'weights', weights_BxTxL)
     predict_BxTxJ = h_BxTxK[..., -J:]
-    return jnp.tanh(
-      self._linear('read')(read_BxTxJ) + self._linear('predict')(predict_BxTxJ)
-    ), memory
+    h_BxTxJ = jnp.tanh(self._dense('read', read_BxTxJ) + self._dense('predict', predict_BxTxJ))
+    return h_BxTxJ, memory
 
-  def _linear(self, name):
-    return lambda x: linear.Linear(
-      (x.shape[-1],), ('embed', 'mlp'), initializer=self.initializer, dtype=self.dtype, name=name
-    )(x)
+  def _dense(self, name, x_BxTxJ):
+    shape, how = x_BxTxJ.shape[-1:], {'dtype': self.dtype, 'kernel_init': self.initializer}
+    project = dense.dense_general(shape, shape, ('embed', 'mlp'), use_bias=False, name=name, **how)
+    return project(x_BxTxJ)
 
 
 class NGramReadout(nn.Module):
-  """An N-gram RNN: of each of the last outputs another slice (equation 13).
+  """N-gram RNN: reads a different slice of each of the last S outputs (equation 13).
 
-    h* = tanh(W [h_t^1; h_(t-1)^2; ...; h_(t-S+1)^S])
-
-  What lies before the document is zeros. The sizes in the paper's table are those of S = N
-  slices, its formula has N - 1. Parameters: the `kernel` [K, J] of `slices`.
+  Slices from before the document are zeros. The sizes in the paper's table match S = N slices,
+  its formula has N - 1. Parameters: the `kernel` [K, J] of `slices`.
 
   Attributes:
     slices: S.
@@ -164,15 +167,17 @@ class NGramReadout(nn.Module):
     memory: Memory,
     valid_BxT: jax.Array | None = None,
   ) -> tuple[jax.Array, Memory]:
-    """h* [B, T, J], and the memory of S - 1 outputs for the next segment."""
+    """Returns h* [B, T, J], and the memory of S - 1 outputs for the next segment."""
     T, J = h_BxTxK.shape[1], h_BxTxK.shape[2] // self.slices
-    kept_BxSxK, documents_BxS, memory = joined(memory, h_BxTxK, documents_BxT, valid_BxT)
+    h_BxSxK, documents_BxS, memory = append_memory(memory, h_BxTxK, documents_BxT, valid_BxT)
     steps = list(range(self.slices))
-    seen = visible(documents_BxS, steps, documents_BxT)
+    visible = same_document(documents_BxS, steps, documents_BxT)
     slices = [
-      jnp.where(seen[s], back(kept_BxSxK[..., s * J : (s + 1) * J], s, T), 0) for s in steps
+      jnp.where(visible[s], shift_right(h_BxSxK[..., s * J : (s + 1) * J], s, T), 0) for s in steps
     ]
-    map_of = linear.Linear(
-      (J,), ('embed', 'mlp'), initializer=self.initializer, dtype=self.dtype, name='slices'
+    slices_BxTxK = jnp.concatenate(slices, axis=-1)
+    how = {'dtype': self.dtype, 'kernel_init': self.initializer, 'name': 'slices'}
+    project = dense.dense_general(
+      slices_BxTxK.shape[2:], (J,), ('embed', 'mlp'), use_bias=False, **how
     )
-    return jnp.tanh(map_of(jnp.concatenate(slices, axis=-1))), memory
+    return jnp.tanh(project(slices_BxTxK)), memory

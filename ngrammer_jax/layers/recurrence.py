@@ -1,26 +1,30 @@
-"""A recurrent layer, reset where a document starts.
+"""LSTM and Elman layers whose state is reset at document starts.
 
 LSTM (Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000):
 
   i, f, g, o = x Wx + h Wh + b,  c = s(f) c + s(i) tanh(g),  h = s(o) tanh(c)
 
-or, without gates, h = tanh(x Wx + h Wh + b) (Elman 1990).
+Elman network (Elman 1990):
+
+  h = tanh(x Wx + h Wh + b)
 
 B batch, T segment length, D input width, K hidden size, G gates.
 """
+
+import functools
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-CELLS = {'lstm': 4, 'rnn': 1}  # and their gates
-FORGET = 1  # the place of the forget gate
+CELLS = {'lstm': 4, 'rnn': 1}  # number of gates
+FORGET = 1  # index of the forget gate
 
 State = dict[str, jax.Array]
 
 
 def symmetric(bound: float) -> nn.initializers.Initializer:
-  """Uniform in [-bound, bound]; what JAX calls uniform begins at 0."""
+  """Returns an initializer that is uniform in [-bound, bound] (that of JAX starts at 0)."""
 
   def init(key, shape, dtype):
     return jax.random.uniform(key, shape, dtype, -bound, bound)
@@ -29,23 +33,23 @@ def symmetric(bound: float) -> nn.initializers.Initializer:
 
 
 def empty_state(batch: int, hidden: int, cell: str, dtype: jnp.dtype) -> State:
-  """The state before the first token: `h` [B, K], and `c` [B, K] of an LSTM, at least float32."""
+  """Returns the zero state: `h` [B, K] and, for an LSTM, `c` [B, K] in at least float32."""
   wide = jnp.promote_types(dtype, jnp.float32)
-  parts = {'h': dtype, 'c': wide} if cell == 'lstm' else {'h': dtype}
-  return {name: jnp.zeros((batch, hidden), kind) for name, kind in parts.items()}
+  dtypes = {'h': dtype, 'c': wide} if cell == 'lstm' else {'h': dtype}
+  return {name: jnp.zeros((batch, hidden), dtype) for name, dtype in dtypes.items()}
 
 
 class Recurrence(nn.Module):
-  """The outputs of all tokens, in one scan over time.
+  """A recurrent layer, computed in one scan over time.
 
-  Parameters: `input_kernel` [D, G, K], `recurrent_kernel` [K, G, K] and `bias` [G, K], the gates in
-  the order i, f, g, o.
+  Parameters: `input_kernel` [D, G, K], `recurrent_kernel` [K, G, K] and `bias` [G, K], with the
+  gates in the order i, f, g, o.
 
   Attributes:
     hidden: K.
     cell: one of CELLS.
-    forget_bias: what the bias of the forget gate begins with.
-    initializer: of everything else.
+    forget_bias: initial bias of the forget gate.
+    initializer: of all other parameters.
     dtype: of the computation; `c` is at least float32.
   """
 
@@ -64,26 +68,27 @@ class Recurrence(nn.Module):
     starts_BxT: jax.Array,
     valid_BxT: jax.Array | None = None,
   ) -> tuple[jax.Array, State]:
-    """The outputs [B, T, K], and the state after the last token.
+    """Returns the outputs [B, T, K], and the state after the last token.
 
     Args:
       x_BxTxD: inputs.
-      state: what the previous segment returned, or `empty_state`.
-      starts_BxT: true where the state is forgotten before the token is read.
-      valid_BxT: 0 at padding, which leaves the state as it is.
+      state: the state that the previous segment returned, or `empty_state`.
+      starts_BxT: true where the state is reset before the token is read.
+      valid_BxT: 0 at padding, which does not change the state.
     """
     G, wide = CELLS[self.cell], jnp.promote_types(self.dtype, jnp.float32)
     kernel_DxGxK, kernel_KxGxK, bias_GxK = self._parameters(x_BxTxD.shape[-1], G, wide)
-    # All that does not depend on the state, in one product before the scan.
+    # One product before the scan for all that does not depend on the state.
     x_TxBxD = x_BxTxD.swapaxes(0, 1).astype(self.dtype)
     gates_TxBxGxK = bias_GxK + jnp.einsum(
       'tbd,dgk->tbgk', x_TxBxD, kernel_DxGxK, preferred_element_type=wide
     )
 
-    by_time = lambda array_BxT: array_BxT.T[..., None]
-    starts_TxBx1 = by_time(starts_BxT.astype(bool))
-    valid = None if valid_BxT is None else by_time(valid_BxT > 0)
-    h_TxBxK, state = _outputs(self.cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid)
+    starts_TxBx1 = starts_BxT.astype(bool).T[..., None]
+    valid_TxBx1 = None if valid_BxT is None else (valid_BxT > 0).T[..., None]
+    h_TxBxK, state = _recur(
+      self.cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid_TxBx1
+    )
     return h_TxBxK.swapaxes(0, 1), state
 
   def _parameters(self, D, G, wide):
@@ -94,24 +99,27 @@ class Recurrence(nn.Module):
       return bias_GxK.at[FORGET].set(self.forget_bias) if self.cell == 'lstm' else bias_GxK
 
     names = ('embed', None, 'mlp')
-    of = lambda init, names: nn.with_logical_partitioning(init, names)
+    kernel_init = nn.with_logical_partitioning(self.initializer, names)
+    bias_init = nn.with_logical_partitioning(biases, names[1:])
     return (
-      self.param('input_kernel', of(self.initializer, names), (D, G, K), wide).astype(self.dtype),
-      self.param('recurrent_kernel', of(self.initializer, names), (K, G, K), wide),
-      self.param('bias', of(biases, names[1:]), (G, K), wide),
+      self.param('input_kernel', kernel_init, (D, G, K), wide).astype(self.dtype),
+      self.param('recurrent_kernel', kernel_init, (K, G, K), wide),
+      self.param('bias', bias_init, (G, K), wide),
     )
 
 
+# Autodiff would store a dozen arrays of each token, where its gates and state suffice, and would
+# accumulate the gradient of the kernel over the steps of the scan, where devices that share a batch
+# would all-reduce it at every step. Here it is one product over all tokens.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _recur(cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid_TxBx1):
+  """Returns outputs [T, B, K] and last state; the gates given lack the contribution of h."""
+  outputs, _ = _scan(cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid_TxBx1)
+  return outputs
+
+
 def _scan(cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid_TxBx1):
-  """All outputs [T, B, K] and the last state, from the gates without what comes of h."""
-  (h_TxBxK, state), _ = _kept_scan(
-    cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid_TxBx1
-  )
-  return h_TxBxK, state
-
-
-def _kept_scan(cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid_TxBx1):
-  """As `_scan`, and of each token its gates and the state before it."""
+  """Returns outputs and last state, and the gates of each token and the state before it."""
   kernel_KxGxK = kernel_KxGxK.astype(state['h'].dtype)
 
   def step(state, token):
@@ -120,67 +128,60 @@ def _kept_scan(cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid_TxB
     gates_BxGxK += jnp.einsum(
       'bk,kgj->bgj', h_BxK, kernel_KxGxK, preferred_element_type=gates_BxGxK.dtype
     )
-    after = _after(cell, _gates(gates_BxGxK), state, starts_Bx1, valid_Bx1)
-    return after, (after['h'], (gates_BxGxK, state))
+    next_state = _next_state(cell, _unstack(gates_BxGxK), state, starts_Bx1, valid_Bx1)
+    return next_state, (next_state['h'], (gates_BxGxK, state))
 
-  state, (h_TxBxK, kept) = jax.lax.scan(step, state, (gates_TxBxGxK, starts_TxBx1, valid_TxBx1))
-  return (h_TxBxK, state), kept
+  tokens = gates_TxBxGxK, starts_TxBx1, valid_TxBx1
+  state, (h_TxBxK, residuals) = jax.lax.scan(step, state, tokens)
+  return (h_TxBxK, state), residuals
 
 
-def _gates(gates_BxGxK):
-  """[B, K] of each."""
+def _unstack(gates_BxGxK):
   return [gates_BxGxK[:, gate] for gate in range(gates_BxGxK.shape[1])]
 
 
-def _after(cell, gates, state, starts_Bx1, valid_Bx1):
-  """The state after a token, from its gates and the state before."""
+def _next_state(cell, gates, state, starts_Bx1, valid_Bx1):
   dtype = state['h'].dtype
   if cell == 'rnn':
-    after = {'h': jnp.tanh(gates[0]).astype(dtype)}
+    next_state = {'h': jnp.tanh(gates[0]).astype(dtype)}
   else:
     i_BxK, f_BxK, g_BxK, o_BxK = gates
     c_BxK = jnp.where(starts_Bx1, 0, state['c'])
     c_BxK = nn.sigmoid(f_BxK) * c_BxK + nn.sigmoid(i_BxK) * jnp.tanh(g_BxK)
-    after = {'h': (nn.sigmoid(o_BxK) * jnp.tanh(c_BxK)).astype(dtype), 'c': c_BxK}
+    next_state = {'h': (nn.sigmoid(o_BxK) * jnp.tanh(c_BxK)).astype(dtype), 'c': c_BxK}
   if valid_Bx1 is None:
-    return after
-  return jax.tree.map(lambda new, old: jnp.where(valid_Bx1, new, old), after, state)
-
-
-# Autodiff would keep a dozen arrays of each token, where its gates and state are enough, and would
-# sum the gradient of the kernel over the steps of a scan, where devices that share a batch would
-# exchange it at every one: here it is one product of all tokens.
-_outputs = jax.custom_vjp(_scan, nondiff_argnums=(0,))
+    return next_state
+  return jax.tree.map(lambda new, old: jnp.where(valid_Bx1, new, old), next_state, state)
 
 
 def _forward(cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid_TxBx1):
-  outputs, kept = _kept_scan(cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid_TxBx1)
-  return outputs, (kernel_KxGxK, *kept, starts_TxBx1, valid_TxBx1)
+  outputs, residuals = _scan(cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid_TxBx1)
+  return outputs, (kernel_KxGxK, *residuals, starts_TxBx1, valid_TxBx1)
 
 
-def _backward(cell, kept, cotangents):
-  kernel_KxGxK, gates_TxBxGxK, before, starts_TxBx1, valid_TxBx1 = kept
-  wide, dtype = gates_TxBxGxK.dtype, before['h'].dtype
-  # Before the loop, in which XLA would otherwise transpose it at every step.
+def _backward(cell, residuals, cotangents):
+  kernel_KxGxK, gates_TxBxGxK, states, starts_TxBx1, valid_TxBx1 = residuals
+  wide, dtype = gates_TxBxGxK.dtype, states['h'].dtype
+  # Without the barrier XLA would transpose the kernel at every step of the loop.
   kernel_GxKxK = jax.lax.optimization_barrier(kernel_KxGxK.astype(dtype).transpose(1, 2, 0))
 
-  def step(d_after, token):
-    d_h_BxK, gates_BxGxK, before, starts_Bx1, valid_Bx1 = token
-    d_after = d_after | {'h': d_after['h'] + d_h_BxK}
-    of = lambda gates, state: _after(cell, gates, state, starts_Bx1, valid_Bx1)
-    d_gates, d_before = jax.vjp(of, _gates(gates_BxGxK), before)[1](d_after)
+  def step(d_state, token):
+    d_h_BxK, gates_BxGxK, state, starts_Bx1, valid_Bx1 = token
+    d_state = d_state | {'h': d_state['h'] + d_h_BxK}
+    next_state = lambda gates, state: _next_state(cell, gates, state, starts_Bx1, valid_Bx1)
+    d_gates, d_state = jax.vjp(next_state, _unstack(gates_BxGxK), state)[1](d_state)
     d_gates_BxGxK = jnp.stack(d_gates, axis=1)
     d_h_BxK = jnp.einsum(
       'bgj,gjk->bk', d_gates_BxGxK.astype(dtype), kernel_GxKxK, preferred_element_type=wide
     )
     d_h_BxK = jnp.where(starts_Bx1, 0, d_h_BxK).astype(dtype)
-    return d_before | {'h': d_before['h'] + d_h_BxK}, d_gates_BxGxK
+    return d_state | {'h': d_state['h'] + d_h_BxK}, d_gates_BxGxK
 
   d_h_TxBxK, d_state = cotangents
-  tokens = d_h_TxBxK, gates_TxBxGxK, before, starts_TxBx1, valid_TxBx1
+  tokens = d_h_TxBxK, gates_TxBxGxK, states, starts_TxBx1, valid_TxBx1
   d_state, d_gates_TxBxGxK = jax.lax.scan(step, d_state, tokens, reverse=True)
   d_kernel_KxGxK = jax.lax.dot_general(
-    jnp.where(starts_TxBx1, 0, before['h']),
+    jnp.where(starts_TxBx1, 0, states['h']),
     d_gates_TxBxGxK.astype(dtype),
     (((0, 1), (0, 1)), ((), ())),
     preferred_element_type=wide,
@@ -188,4 +189,4 @@ def _backward(cell, kept, cotangents):
   return d_kernel_KxGxK.astype(kernel_KxGxK.dtype), d_gates_TxBxGxK, d_state, None, None
 
 
-_outputs.defvjp(_forward, _backward)
+_recur.defvjp(_forward, _backward)

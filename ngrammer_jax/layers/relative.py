@@ -17,7 +17,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import dropout, linear
+from ngrammer_jax.layers import dense, dropout
 from ngrammer_jax.layers.context import Context
 
 
@@ -134,7 +134,8 @@ class RelativePosition(nn.Module):
     N, H = q_BxTxNxH.shape[-2:]
     wide = jnp.promote_types(self.dtype, jnp.float32)
     u_NxH, v_NxH = (bias.astype(self.dtype) for bias in biases)
-    project = linear.Linear((N, H), ('embed', 'heads', 'kv'), dtype=self.dtype, name='position')
+    how = {'use_bias': False, 'dtype': self.dtype, 'name': 'position'}
+    project = dense.dense_general((self.width,), (N, H), ('embed', 'heads', 'kv'), **how)
     key = context.distance_key if self.dropout else None
     # R_0 makes no difference only where all keys have it, and have it whole.
     is_alone = not self.shares_softmax and key is None

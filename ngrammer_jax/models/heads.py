@@ -1,4 +1,4 @@
-"""Where tokens become vectors and hidden states become likelihoods: both ends of every model.
+"""Embedding and output head of every model.
 
 B batch, T segment length, D model width, J width of the hidden states, V vocabulary.
 """
@@ -14,22 +14,22 @@ from ngrammer_jax.layers import adaptive_softmax, quantizer, recurrence, softmax
 from ngrammer_jax.models import block, precision
 
 
-def inputs(config: model_config.ModelConfig, embedding_VxD: jax.Array) -> jax.Array:
-  """What embeddings, of the whole vocabulary [V, D] or others, enter the model as."""
+def scale_embedding(config: model_config.ModelConfig, embedding_VxD: jax.Array) -> jax.Array:
+  """Returns embeddings [..., D] as the model reads them: scaled, in its dtype."""
   dtype = precision.compute_dtype(config)
   scale = config.width**0.5 if config.scale_embeddings else 1
   return embedding_VxD.astype(dtype) * jnp.asarray(scale, dtype)
 
 
 class Head(nn.Module):
-  """The embedding and the softmax, or both of them adaptive.
+  """Embedding and softmax, or adaptive input and adaptive softmax.
 
-  It shares the scope of its model, so that its parameters have no name before them.
+  It shares the scope of its model, so its parameter names have no prefix.
 
   Attributes:
     config: of the model.
     vocabulary_size: V.
-    width: J. None: that of the model, D.
+    width: J. None means the width D of the model.
   """
 
   config: model_config.ModelConfig
@@ -42,51 +42,51 @@ class Head(nn.Module):
     param_dtype = jnp.promote_types(dtype, jnp.float32)
     if a is not None:
       self.adaptive_softmax = adaptive_softmax.AdaptiveSoftmax(
-        V,
-        c.width,
-        a.cutoffs,
-        a.divisor,
-        a.embedding_width,
-        c.tie_embeddings,
-        a.tied_projections,
-        a.project_same_width,
-        c.vocabulary_chunk,
-        dtype,
+        vocabulary_size=V,
+        width=c.width,
+        cutoffs=a.cutoffs,
+        divisor=a.divisor,
+        embedding_width=a.embedding_width,
+        tied=c.tie_embeddings,
+        tied_projections=a.tied_projections,
+        project_same_width=a.project_same_width,
+        chunk=c.vocabulary_chunk,
+        dtype=dtype,
       )
       return
-    # Multiplied by sqrt(D), the embeddings of one token then have unit variance.
-    normal, zeros = nn.initializers.normal(c.width**-0.5), nn.initializers.zeros
+    # Multiplied by sqrt(D), embeddings have unit variance.
+    table_init, bias_init = nn.initializers.normal(c.width**-0.5), nn.initializers.zeros
     if c.recurrent is not None:
-      normal = zeros = recurrence.symmetric(c.recurrent.initial)
-    table = nn.with_logical_partitioning(normal, ('vocab', 'embed'))
-    self.embedding = self.param('embedding', table, (V, c.width), param_dtype)
-    self.softmax_weight = (
-      self.embedding
-      if c.tie_embeddings
-      else self.param('softmax_weight', table, (V, self.width or c.width), param_dtype)
-    )
-    bias = nn.with_logical_partitioning(zeros, ('vocab',))
+      table_init = bias_init = recurrence.symmetric(c.recurrent.initial)
+    table_init = nn.with_logical_partitioning(table_init, ('vocab', 'embed'))
+    self.embedding = self.param('embedding', table_init, (V, c.width), param_dtype)
+    if c.tie_embeddings:
+      self.softmax_weight = self.embedding
+    else:
+      shape = (V, self.width or c.width)
+      self.softmax_weight = self.param('softmax_weight', table_init, shape, param_dtype)
+    bias_init = nn.with_logical_partitioning(bias_init, ('vocab',))
     self.softmax_bias = (
-      self.param('softmax_bias', bias, (V,), param_dtype) if c.softmax_bias else None
+      self.param('softmax_bias', bias_init, (V,), param_dtype) if c.softmax_bias else None
     )
 
-  def declare(self) -> None:
-    """Makes the parameters before others of the scope: where they begin depends on the order."""
+  def init_params(self) -> None:
+    """Runs `setup`: initial values depend on the order in which parameters are created."""
 
   def embed(self, tokens_BxT: jax.Array) -> tuple[jax.Array, quantizer.Vocabulary]:
-    """The inputs [B, T, D], and the table that they were looked up in where there is one."""
+    """Returns the inputs [B, T, D], and the lookup that made them."""
     c = self.config
     if c.adaptive_softmax is not None:
-      x_BxTxD = inputs(c, self.adaptive_softmax.embed(tokens_BxT))
-      # A cluster that is looked up needs the token alone.
+      x_BxTxD = scale_embedding(c, self.adaptive_softmax.embed(tokens_BxT))
+      # There is no embedding table; precomputed cluster ids need only the tokens.
       return block.shard_activations(x_BxTxD), quantizer.Vocabulary(None, tokens_BxT)
-    # Rows stay sharded, columns come together: the batch is already spread over their axis.
-    table_VxD = nn.with_logical_constraint(inputs(c, self.embedding), ('vocab', None))
+    # Rows remain sharded. Columns are gathered, as the batch is sharded over the same mesh axis.
+    table_VxD = nn.with_logical_constraint(scale_embedding(c, self.embedding), ('vocab', None))
     x_BxTxD = block.shard_activations(table_VxD[tokens_BxT])
     return x_BxTxD, quantizer.Vocabulary(table_VxD, tokens_BxT)
 
   def scores(self, hidden_BxTxJ: jax.Array, targets_BxT: jax.Array) -> softmax.TokenScores:
-    """Negative log-likelihood in nats of every target, and whether it was the best guess."""
+    """Returns the negative log-likelihood of every target, and whether it was predicted."""
     if self.config.adaptive_softmax is not None:
       return self.adaptive_softmax.scores(hidden_BxTxJ, targets_BxT)
     return softmax.token_scores(
@@ -98,26 +98,26 @@ class Head(nn.Module):
     )
 
   def logits(self, hidden_BxTxJ: jax.Array) -> jax.Array:
-    """Logits [B, T, V] in at least float32; log-probabilities of an adaptive softmax."""
+    """Returns logits [B, T, V] in at least float32, or log-probabilities if adaptive."""
     if self.config.adaptive_softmax is not None:
       return self.adaptive_softmax.log_probs(hidden_BxTxJ)
     return softmax.full_logits(hidden_BxTxJ, self.softmax_weight, self.softmax_bias)
 
 
 def for_serving(config: model_config.ModelConfig, params: Any, codebook: Any) -> Any:
-  """The codebook as its result: the cluster of every token of the vocabulary.
+  """Returns a codebook for serving, with the precomputed cluster id of every token.
 
-  For a layer on the embedding the cluster depends on the token alone. Made from the
-  variables that it serves with, it is never of an earlier step; the ids are the same.
+  An n-gram layer on the embedding quantises the same row for every occurrence of a token, so the
+  ids are those of the codebook. Other codebooks are returned unchanged.
   """
-  c = config
-  if c.ngram is None or c.ngram.clusters is None or c.ngram.layer != 'input':
+  c, n = config, config.ngram
+  if n is None or n.clusters is None or n.layer != 'input':
     return codebook
-  if c.adaptive_softmax is not None:  # there is no table of all inputs
+  if c.adaptive_softmax is not None:  # there is no embedding table
     return codebook
-  n, rows_VxD = c.ngram, inputs(c, params['embedding'])
+  rows_VxD = scale_embedding(c, params['embedding'])
   rows_VxNxH = rows_VxD.reshape(len(rows_VxD), n.heads or c.heads, -1)
   centroids_NxKxH = codebook['ngrammer']['quantizer']['centroids']
-  rows_VxNxH = quantizer.clustered(rows_VxNxH, n.prenormalize)
+  rows_VxNxH = quantizer.quantizer_input(rows_VxNxH, n.prenormalize)
   ids_VxN = quantizer.nearest_of_rows(rows_VxNxH, centroids_NxKxH)
   return {'ngrammer': {'quantizer': {'token_ids': ids_VxN}}}

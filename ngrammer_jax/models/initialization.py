@@ -1,7 +1,13 @@
-"""Initial weights of other people's code, for results that are to be compared with theirs.
+"""Initial weights of published code, for comparisons with its results.
 
-Without a recipe every layer draws its own: kernels of variance 1 / inputs, embeddings of
-variance 1 / width, biases of 0.
+Without a recipe every layer has its own initializers: kernels of variance 1 / inputs, embeddings
+of variance 1 / width, biases of 0.
+
+`transformer_xl` (PyTorch): kernels, embeddings, u and v are normal with `deviation`, scales of
+norms 1 + normal with `deviation`, projections of an adaptive softmax normal with
+`projection_deviation`, biases 0.
+`adaptive_span`: embeddings are unit normal, kernels and biases uniform up to 1 / sqrt(inputs).
+N-gram layers, spans, persistent vectors and convolutions keep their own initializers.
 """
 
 import math
@@ -13,74 +19,77 @@ import jax.numpy as jnp
 
 from ngrammer_jax.config import initial
 
-# Vectors of words and tails, and what the biases of an output layer made of them are called.
+# Weights that output layers use, and the names of their biases.
 _BIAS_OF = {'embedding': 'bias', 'softmax_weight': 'softmax_bias', 'cluster_weight': 'cluster_bias'}
 _PROJECTIONS = ('projection', 'softmax_projection')
 _DISTANCES = ('content_bias', 'position_bias', 'distance_embedding', 'position')
 
 
-def redrawn(config: initial.InitialConfig, params: Any, key: jax.Array) -> Any:
-  """The parameters with those of the recipe drawn again, each from a key of its name."""
-  inputs = {}  # of the linear maps, by the name of their biases
+def reinitialize(config: initial.InitialConfig, params: Any, key: jax.Array) -> Any:
+  """Returns the parameters with new values by the recipe, each from a key derived of its name."""
+  fan_in = _bias_fan_in(params)
+  init = {'transformer_xl': _init_transformer_xl, 'adaptive_span': _init_adaptive_span}
 
-  def note(path, leaf):
-    parts = names(path)
-    *layer, last = parts
-    if last == 'kernel':
-      # Attention's output is summed over heads and features, every other over the first axis.
-      summed = leaf.shape[:-1] if layer[-1] == 'out' else leaf.shape[:1]
-      inputs[*layer, 'bias'] = math.prod(summed)
-    elif kind(parts) in _BIAS_OF:
-      name = last.replace(kind(parts), _BIAS_OF[kind(parts)])
-      inputs[*layer, name] = leaf.shape[-1]
-
-  jax.tree_util.tree_map_with_path(note, params)
-  draw = {'transformer_xl': _of_transformer_xl, 'adaptive_span': _of_adaptive_span}[config.recipe]
-
-  def redraw(path, leaf):
-    parts = names(path)
-    if 'ngrammer' in parts:
+  def reinitialize_leaf(path, leaf):
+    names = path_names(path)
+    if 'ngrammer' in names:
       return leaf
-    own = jax.random.fold_in(key, zlib.crc32('/'.join(parts).encode()))
-    return draw(config, own, parts, leaf, inputs)
+    leaf_key = jax.random.fold_in(key, zlib.crc32('/'.join(names).encode()))
+    return init[config.recipe](config, leaf_key, names, leaf, fan_in)
 
-  return jax.tree_util.tree_map_with_path(redraw, params)
+  return jax.tree_util.tree_map_with_path(reinitialize_leaf, params)
 
 
-def _of_transformer_xl(config, key, parts, leaf, inputs):
-  del inputs
-  what = kind(parts)
-  deviation = config.projection_deviation if what in _PROJECTIONS else config.deviation
+def _bias_fan_in(params):
+  """The number of inputs of every linear map, by the path of its bias."""
+  fan_in = {}
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    names = path_names(path)
+    *layer, last = names
+    suffix = param_suffix(names)
+    if last == 'kernel':
+      # The output of attention is summed over heads and features, all others over the first axis.
+      summed = leaf.shape[:-1] if layer[-1] == 'out' else leaf.shape[:1]
+      fan_in[*layer, 'bias'] = math.prod(summed)
+    elif suffix in _BIAS_OF:
+      fan_in[*layer, last.replace(suffix, _BIAS_OF[suffix])] = leaf.shape[-1]
+  return fan_in
+
+
+def _init_transformer_xl(config, key, names, leaf, fan_in):
+  del fan_in
+  suffix = param_suffix(names)
+  deviation = config.projection_deviation if suffix in _PROJECTIONS else config.deviation
   normal = lambda: deviation * jax.random.normal(key, leaf.shape, leaf.dtype)
-  if what == 'scale':
+  if suffix == 'scale':
     return 1 + normal()
-  if what == 'distance_bias':
+  if suffix == 'distance_bias':
     return jnp.zeros_like(leaf)
-  return normal() if what in ('kernel', *_BIAS_OF, *_PROJECTIONS, *_DISTANCES) else leaf
+  return normal() if suffix in ('kernel', *_BIAS_OF, *_PROJECTIONS, *_DISTANCES) else leaf
 
 
-def _of_adaptive_span(config, key, parts, leaf, inputs):
+def _init_adaptive_span(config, key, names, leaf, fan_in):
   del config
-  what = kind(parts)
-  if what in ('embedding', 'distance_embedding'):
+  suffix = param_suffix(names)
+  if suffix in ('embedding', 'distance_embedding'):
     return jax.random.normal(key, leaf.shape, leaf.dtype)
-  if what in _PROJECTIONS:
-    count = leaf.shape[0]  # from the width of the cluster
-  elif what in ('softmax_weight', 'cluster_weight'):
-    count = leaf.shape[-1]
+  if suffix in _PROJECTIONS:
+    inputs = leaf.shape[0]  # width of the cluster
+  elif suffix in ('softmax_weight', 'cluster_weight'):
+    inputs = leaf.shape[-1]
   else:
-    count = inputs.get((*parts[:-1], 'bias') if what == 'kernel' else tuple(parts))
-  if count is None:
+    inputs = fan_in.get((*names[:-1], 'bias') if suffix == 'kernel' else tuple(names))
+  if inputs is None:
     return leaf
-  return jax.random.uniform(key, leaf.shape, leaf.dtype, -(count**-0.5), count**-0.5)
+  return jax.random.uniform(key, leaf.shape, leaf.dtype, -(inputs**-0.5), inputs**-0.5)
 
 
-def names(path: Any) -> list[str]:
-  """The parts of the name of a parameter, from its path."""
+def path_names(path: Any) -> list[str]:
+  """Returns the names along the path of a parameter."""
   return [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
 
 
-def kind(parts: list[str]) -> str:
-  """The last part of a name, without the number of a cluster: embedding_0 is an embedding."""
-  head, _, number = parts[-1].rpartition('_')
-  return head if number.isdigit() else parts[-1]
+def param_suffix(names: list[str]) -> str:
+  """Returns the last name of a path without a cluster number: `embedding` for `embedding_0`."""
+  prefix, _, number = names[-1].rpartition('_')
+  return prefix if number.isdigit() else names[-1]

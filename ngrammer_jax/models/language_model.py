@@ -1,6 +1,6 @@
-"""The language model that a config describes: a Transformer, or a recurrent one.
+"""Builds the language model of a config, a Transformer or a recurrent model.
 
-Both keep one contract (see `TransformerLM.__call__`), so nobody above here needs to know which.
+Both have the same interface, see `TransformerLM.__call__`.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ LanguageModel = transformer.TransformerLM | recurrent.RecurrentLM
 
 
 def build(config: model_config.ModelConfig, vocabulary_size: int) -> LanguageModel:
-  """The model, without its variables.
+  """Returns the model, without its variables.
 
   Args:
     config: of the model.
@@ -24,6 +24,12 @@ def build(config: model_config.ModelConfig, vocabulary_size: int) -> LanguageMod
   """
   kind = transformer.TransformerLM if config.recurrent is None else recurrent.RecurrentLM
   return kind(config, vocabulary_size)
+
+
+def adaptive_spans(config: model_config.ModelConfig, params: Any) -> jax.Array:
+  """The spans of all heads, in tokens, [L, N]."""
+  layers = [params[f'layer_{i}']['attention']['span']['span'] for i in range(config.layers)]
+  return config.span.limit * jnp.stack(layers)
 
 
 def cache_slots(config: model_config.ModelConfig, params: Any) -> int:
@@ -36,9 +42,8 @@ def cache_slots(config: model_config.ModelConfig, params: Any) -> int:
   s = config.span
   if s is None or s.kind != 'adaptive' or not s.renormalize:
     return length
-  spans = [params[f'layer_{i}']['attention']['span']['span'] for i in range(config.layers)]
-  longest = s.limit * float(np.nan_to_num(jax.device_get(jnp.stack(spans))).max())
-  return min(length, _rounded_up(int(longest + s.ramp) + 1))
+  longest = np.nan_to_num(jax.device_get(adaptive_spans(config, params))).max()
+  return min(length, _rounded_up(int(longest) + s.ramp + 1))
 
 
 def _rounded_up(tokens):
@@ -50,8 +55,8 @@ def _rounded_up(tokens):
 
 
 def empty_memory(
-  config: model_config.ModelConfig, batch: int, *how: Any, **more: Any
+  config: model_config.ModelConfig, batch: int, *args: Any, **kwargs: Any
 ) -> block.Memory:
-  """The memory before the first segment; for the arguments see `transformer.empty_memory`."""
-  of = transformer if config.recurrent is None else recurrent
-  return of.empty_memory(config, batch, *how, **more)
+  """Returns the memory before the first segment, see `transformer.empty_memory`."""
+  module = transformer if config.recurrent is None else recurrent
+  return module.empty_memory(config, batch, *args, **kwargs)

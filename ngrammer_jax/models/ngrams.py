@@ -1,4 +1,4 @@
-"""The n-gram layer of a config, and n-grams of what attention found.
+"""The n-gram layer of a config, and n-grams of the outputs of attention.
 
 B batch, T segment length, N heads, H head width.
 """
@@ -20,9 +20,9 @@ def layer(
   vocabulary_size: int | None = None,
   name: str | None = None,
 ) -> ngrammer.NGrammer:
-  """The n-gram layer of the config. The vocabulary is needed where it has no clusters."""
+  """Returns the n-gram layer of the config; without clusters it needs the vocabulary size."""
   n = config.ngram
-  # Rows of the embedding to begin at, more of them than there are clusters.
+  # Rows of the embedding, which centroids start from if there are more rows than clusters.
   rows = vocabulary_size if n.layer == 'input' and config.adaptive_softmax is None else 0
   return ngrammer.NGrammer(
     heads=n.heads or config.heads,

@@ -97,7 +97,7 @@ class TransformerLM(nn.Module):
     param_dtype = jnp.promote_types(dtype, jnp.float32)
     self.head = heads.Head(c, V)
     nn.share_scope(self, self.head)
-    self.head.declare()
+    self.head.init_params()
     n = c.ngram
     if n is not None and n.layer != 'attention':
       self.ngrammer = ngrams.layer(c, dtype, V)

@@ -14,7 +14,7 @@ from typing import Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora
+from ngrammer_jax.data import corpora, text_files
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.tasks import tensorflow
 from ngrammer_jax.tasks.vocabulary import TaskVocabulary
@@ -102,11 +102,7 @@ class TfdsShards:
 
   def text(self, shard: int, document: int, record: bytes) -> bytes:
     """See `data.shards.Shards`."""
-    try:
-      record.decode()
-    except UnicodeDecodeError as error:
-      name = f'{self.names[shard]}, example {document + 1:,}'
-      raise errors.BadInput(f'{name}: {error.reason} in UTF-8') from error
+    text_files.decode(record, f'{self.names[shard]}, example {document + 1:,}')
     return record
 
 

@@ -1,6 +1,6 @@
-"""A step in parts: some rows after the others, with less memory, for one update.
+"""Gradient accumulation: one update from the rows of a batch in parts, to save memory.
 
-Each device splits the rows that it holds, so that none travels.
+Each device splits its own rows, so that no row moves between devices.
 """
 
 from collections.abc import Callable
@@ -12,47 +12,47 @@ import jax.numpy as jnp
 from ngrammer_jax import sharding
 
 
-class Parts(NamedTuple):
-  """How many parts, and over which devices the rows are spread."""
+class GradientAccumulation(NamedTuple):
+  """The number of parts, and the mesh over which the rows are sharded."""
 
-  count: int
+  num_parts: int
   mesh: jax.sharding.Mesh
 
-  def summed(
-    self, of_rows: Callable[[Any, jax.Array], tuple[Any, Any]], rows: Any
+  def __call__(
+    self, function: Callable[[Any, jax.Array], tuple[Any, Any]], rows: Any
   ) -> tuple[Any, Any]:
     """Calls a function for every part.
 
     Args:
-      of_rows: of the rows of a part and its number; returns what is of each of these rows, and
-        what is to be summed.
-      rows: arrays of all rows.
+      function: maps the rows of a part and its index to arrays with one entry for each of these
+        rows, and to arrays that are summed over the parts.
+      rows: arrays of all rows, [B, ...].
 
     Returns:
-      What is of each row, of all of them, and the sum.
+      The arrays with one entry for each row, [B, ...], and the sums.
     """
-    split = jax.tree.map(self._split, rows)
-    part = lambda tree: jax.tree.map(lambda array: array[0], tree)
-    _, like = jax.eval_shape(of_rows, part(split), jnp.int32(0))
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+    parts = jax.tree.map(self._split, rows)
+    first_part = jax.tree.map(lambda array: array[0], parts)
+    _, sum_shapes = jax.eval_shape(function, first_part, jnp.int32(0))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sum_shapes)
 
-    def turn(total, numbered):
-      made, more = of_rows(*numbered)
-      return jax.tree.map(jnp.add, total, more), made
+    def add_part(sums, inputs):
+      row_outputs, summands = function(*inputs)
+      return jax.tree.map(jnp.add, sums, summands), row_outputs
 
-    total, made = jax.lax.scan(turn, zeros, (split, jnp.arange(self.count)))
-    return jax.tree.map(self._joined, made), total
+    sums, row_outputs = jax.lax.scan(add_part, zeros, (parts, jnp.arange(self.num_parts)))
+    return jax.tree.map(self._merge, row_outputs), sums
 
   def _split(self, array_Bx: jax.Array) -> jax.Array:
-    """[parts, B / parts, ...]"""
+    """[B, ...] -> [parts, B / parts, ...]"""
     shards = sharding.batch_shards(self.mesh)
-    array = array_Bx.reshape(shards, self.count, -1, *array_Bx.shape[1:]).swapaxes(0, 1)
-    array = array.reshape(self.count, -1, *array_Bx.shape[1:])
+    array = array_Bx.reshape(shards, self.num_parts, -1, *array_Bx.shape[1:]).swapaxes(0, 1)
+    array = array.reshape(self.num_parts, -1, *array_Bx.shape[1:])
     return jax.lax.with_sharding_constraint(array, sharding.rows_sharding(self.mesh, 1))
 
-  def _joined(self, array: jax.Array) -> jax.Array:
-    """[B, ...], in the order from before."""
+  def _merge(self, array: jax.Array) -> jax.Array:
+    """[parts, B / parts, ...] -> [B, ...], in the original order."""
     shards = sharding.batch_shards(self.mesh)
-    array_Bx = array.reshape(self.count, shards, -1, *array.shape[2:]).swapaxes(0, 1)
+    array_Bx = array.reshape(self.num_parts, shards, -1, *array.shape[2:]).swapaxes(0, 1)
     array_Bx = array_Bx.reshape(-1, *array.shape[2:])
     return jax.lax.with_sharding_constraint(array_Bx, sharding.rows_sharding(self.mesh))

@@ -1,22 +1,18 @@
-"""Checkpoints of the train state: written in the background, believed only when proven.
+"""Lists, verifies and restores the checkpoints of a run; `checkpoint_writer` writes them.
 
-<workdir>/checkpoints/300          whole, with its manifest; it got this name last
-<workdir>/checkpoints/400.scratch* being written, or left behind by a run that was killed
-<workdir>/checkpoints/200.damaged  was found not to be what was written
+<workdir>/checkpoints/300           a complete checkpoint: Orbax files and manifest.json
+<workdir>/checkpoints/400.scratch*  an incomplete one: being written, or left by a killed run
+<workdir>/checkpoints/200.damaged   a corrupt one, set aside
 
-In an object store, where folders cannot be renamed at once, there is no scratch: a folder with its
-manifest, which is put last and dropped first, is a checkpoint, and one without is none.
+Remote folders cannot be renamed atomically. There, a checkpoint is complete if it has a manifest,
+which is written last and deleted first.
 """
 
-from collections.abc import Iterable
-from concurrent import futures
 import contextlib
 import dataclasses
-import datetime
 import logging
 import math
 import pathlib
-import shutil
 from typing import Any
 
 import jax
@@ -26,126 +22,113 @@ import orbax.checkpoint as ocp
 
 from ngrammer_jax import errors, files, hosts
 from ngrammer_jax.layers import documents
-from ngrammer_jax.training import checksums, manifest, s3
+from ngrammer_jax.training import checksums, manifest
 
-SCRATCH = '.scratch'
+
+def folder_of(workdir: pathlib.Path, step: int) -> pathlib.Path:
+  """Returns the folder of the checkpoint of a step."""
+  return workdir / 'checkpoints' / str(step)
 
 
 def steps(workdir: pathlib.Path) -> list[int]:
-  """Steps of all checkpoints, oldest first; whether they are good is not known yet."""
+  """Returns the steps of all complete checkpoints in order; some may be corrupt."""
   folder = workdir / 'checkpoints'
-  if files.stored(folder):
-    found = [path.parent for path in folder.glob(f'*/{manifest.NAME}')]
+  if files.is_remote(folder):
+    paths = [path.parent for path in folder.glob(f'*/{manifest.FILE_NAME}')]
   else:
-    found = folder.iterdir() if folder.is_dir() else []
-  return sorted(int(path.name) for path in found if path.name.isdecimal())
+    paths = folder.iterdir() if folder.is_dir() else []
+  return sorted(int(path.name) for path in paths if path.name.isdecimal())
 
 
-def _orbax(folder: pathlib.Path) -> ocp.StandardCheckpointer:
-  """What writes and reads arrays, in a store without renaming the folder."""
-  if not files.stored(folder):
+def best_step(workdir: pathlib.Path) -> int | None:
+  """Returns the step with the lowest validation loss, None if no checkpoint has one."""
+  losses = {}
+  for step in steps(workdir):
+    with contextlib.suppress(manifest.CorruptError):
+      loss = manifest.read(folder_of(workdir, step)).validation
+      if loss is not None and math.isfinite(loss):
+        losses[step] = loss
+  return min(losses, key=losses.get, default=None)
+
+
+def make_checkpointer(folder: pathlib.Path) -> ocp.StandardCheckpointer:
+  """Returns the Orbax checkpointer for a folder; it renames no remote folder."""
+  if not files.is_remote(folder):
     return ocp.StandardCheckpointer()
-  s3.teach()
   return ocp.StandardCheckpointer(temporary_path_class=ocp.path.atomicity.CommitFileTemporaryPath)
 
 
+def drop_empty(tree: Any) -> Any:
+  """Replaces arrays without elements by None: Orbax does not save them."""
+  return jax.tree.map(lambda leaf: leaf if math.prod(leaf.shape) else None, tree)
+
+
+def verify(workdir: pathlib.Path, step: int) -> manifest.Manifest:
+  """Verifies every file and array of a checkpoint of any model. Raises CorruptError."""
+  folder = folder_of(workdir, step)
+  saved = manifest.verify(folder)
+  with make_checkpointer(folder) as checkpointer:
+    metadata = checkpointer.metadata(files.absolute(folder)).item_metadata.tree
+    # Restored as NumPy arrays: the devices that wrote them may not exist here.
+    as_numpy = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+    abstract = jax.tree.map(as_numpy, metadata)
+    with jax.enable_x64(True):
+      _check_arrays(saved, checkpointer.restore(files.absolute(folder), abstract))
+  return saved
+
+
 def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
-  """The state of a step, on the shardings of the abstract state, every bit of it checked.
+  """Restores and verifies a checkpoint.
+
+  Args:
+    workdir: run directory.
+    step: step of the checkpoint.
+    abstract: shapes, dtypes and shardings of the state.
 
   Raises:
-    Damaged: it is not what was written.
-    BadInput: it is of another model.
+    CorruptError: the checkpoint is not what was written.
+    BadInput: the checkpoint does not match the model.
   """
-  folder = workdir / 'checkpoints' / str(step)
-  known = _verified(folder)
-  if known.step != step:
-    raise manifest.Damaged(f'{manifest.NAME} is of step {known.step:,}')
-  as_saved = _as_saved(known, abstract)
-  _check_same_model(folder, known, as_saved)
-  with _orbax(folder) as checkpointer:
-    state = checkpointer.restore(files.absolute(folder), _not_empty(as_saved))
-  _check_sums(known, state)
+  folder = folder_of(workdir, step)
+  saved = _verify_on_primary(folder)
+  if saved.step != step:
+    raise manifest.CorruptError(f'{manifest.FILE_NAME} is of step {saved.step:,}')
+  saved_abstract = _with_saved_memory(abstract, saved)
+  _check_same_model(folder, saved, saved_abstract)
+  with make_checkpointer(folder) as checkpointer:
+    state = checkpointer.restore(files.absolute(folder), drop_empty(saved_abstract))
+  _check_arrays(saved, state)
 
-  def made(leaf, saved):
-    if saved is None:  # without elements
+  def convert(leaf, array):
+    if array is None:  # without elements
       return jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
-    if saved.shape != leaf.shape:
-      saved = _with_empty_slots(saved, leaf)
-    return saved if saved.dtype == leaf.dtype else saved.astype(leaf.dtype)
+    if array.shape != leaf.shape:
+      array = _with_empty_slots(array, leaf)
+    return array if array.dtype == leaf.dtype else array.astype(leaf.dtype)
 
-  return jax.tree.map(made, abstract, state, is_leaf=lambda x: x is None)
-
-
-def _verified(folder: pathlib.Path) -> manifest.Manifest:
-  """The manifest, after every file was read, by the first of the processes for all."""
-  found = damage = None
-  if hosts.first():
-    try:
-      found = dataclasses.asdict(manifest.verify(folder))
-    except manifest.Damaged as error:
-      damage = str(error)
-  found, damage = hosts.agreed([found, damage])
-  if damage is not None:
-    raise manifest.Damaged(damage)
-  return manifest.Manifest(**found)
-
-
-def _as_saved(known: manifest.Manifest, abstract: Any) -> Any:
-  """The state with its memory as it was saved.
-
-  Activations have another dtype on other devices. And versions that cut the memory of learned spans
-  saved fewer slots.
-  """
-  activations = ('bfloat16', 'float32')
-
-  def of(path, leaf):
-    name = jax.tree_util.keystr(path, simple=True, separator='/')
-    dtype, shape, _ = known.leaves.get(f'memory/{name}', ('', (), ''))
-    both = dtype in activations and str(leaf.dtype) in activations
-    (B, *rest), shorter = leaf.shape, len(shape) == len(leaf.shape) > 1
-    shorter = shorter and shape[1] < leaf.shape[1] and [B, *rest[1:]] == [shape[0], *shape[2:]]
-    if not (both or shorter):
-      return leaf
-    shape, dtype = shape if shorter else leaf.shape, dtype if both else leaf.dtype
-    return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=leaf.sharding)
-
-  memory = getattr(abstract, 'memory', None)
-  if memory is None:
-    return abstract
-  return abstract.replace(memory=jax.tree_util.tree_map_with_path(of, memory))
-
-
-def _with_empty_slots(saved: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
-  """A memory [B, M, ...] with empty slots before its first."""
-  before = [(size - there, 0) for size, there in zip(like.shape, saved.shape, strict=True)]
-  empty = documents.NONE if jnp.issubdtype(saved.dtype, jnp.integer) else 0
-  fill = lambda array: jnp.pad(array, before, constant_values=empty)
-  return jax.jit(fill, out_shardings=like.sharding)(saved)
-
-
-def _not_empty(state: Any) -> Any:
-  """The state with None for arrays without elements, which Orbax does not save."""
-  return jax.tree.map(lambda leaf: leaf if math.prod(leaf.shape) else None, state)
+  return jax.tree.map(convert, abstract, state, is_leaf=lambda x: x is None)
 
 
 def restore_newest(
   workdir: pathlib.Path, abstract: Any, set_aside: bool = False
 ) -> tuple[int, Any] | None:
-  """Step and state of the newest good checkpoint, None where there never was one.
+  """Restores the newest intact checkpoint.
 
   Args:
-    workdir: of the run.
-    abstract: shapes, dtypes and shardings to restore into, or what makes them of the manifest.
-    set_aside: rename newer ones that are damaged, to make room for their steps to come again.
+    workdir: run directory.
+    abstract: see `restore`.
+    set_aside: whether to rename newer corrupt checkpoints, so that their steps can be saved again.
+
+  Returns:
+    The step and the state; None if there is no checkpoint.
 
   Raises:
-    BadInput: all are damaged, or they are of another model.
+    BadInput: all checkpoints are corrupt, or they do not match the model.
   """
-  damaged: dict[pathlib.Path, str] = {}
-  folder_of = lambda step: workdir / 'checkpoints' / str(step)
-  # Listed again each time: a run that is still training drops old ones.
-  while left := [s for s in hosts.agreed(steps(workdir)) if folder_of(s) not in damaged]:
-    step, folder = left[-1], folder_of(left[-1])
+  corrupt: dict[int, str] = {}
+  # Listed again each time: a run that is still training deletes old checkpoints.
+  while candidates := [step for step in hosts.broadcast(steps(workdir)) if step not in corrupt]:
+    step, folder = candidates[-1], folder_of(workdir, candidates[-1])
     logging.info('restoring step %s from %s', f'{step:,}', folder)
     try:
       state = restore(workdir, step, abstract)
@@ -154,214 +137,97 @@ def restore_newest(
     except Exception as error:
       if not folder.exists():
         continue
-      if not isinstance(error, manifest.Damaged):
+      if not isinstance(error, manifest.CorruptError):
         raise
-      logging.warning('checkpoint %s is damaged: %s; trying the one before', folder, error)
-      damaged[folder] = str(error)
+      logging.warning('checkpoint %s is corrupt: %s; falling back to the previous', folder, error)
+      corrupt[step] = str(error)
       continue
     if set_aside:
-      hosts.by_first(_set_all_aside, damaged)
+      hosts.on_primary(_set_aside, [folder_of(workdir, step) for step in corrupt])
     return step, state
-  if damaged:
+  if corrupt:
+    reasons = '; '.join(f'step {step}: {reason}' for step, reason in corrupt.items())
     raise errors.BadInput(
-      f'--workdir={workdir} has no good checkpoint '
-      f'({"; ".join(f"step {folder.name}: {why}" for folder, why in damaged.items())}): '
-      f'bring back a copy of its checkpoints, or start again with another --workdir'
+      f'--workdir={workdir} has no intact checkpoint ({reasons}): copy its checkpoints from a '
+      f'backup, or start again with another --workdir'
     )
   return None
 
 
-def verify(workdir: pathlib.Path, step: int) -> manifest.Manifest:
-  """Reads all of a checkpoint, without knowing its model. Raises Damaged."""
-  folder = workdir / 'checkpoints' / str(step)
-  known = manifest.verify(folder)
-  with _orbax(folder) as checkpointer:
-    saved = checkpointer.metadata(files.absolute(folder)).item_metadata.tree
-    # Like an array of NumPy, it comes as one: the devices that wrote it may be gone.
-    like = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
-    abstract = jax.tree.map(like, saved)
-    with jax.enable_x64(True):
-      _check_sums(known, checkpointer.restore(files.absolute(folder), abstract))
-  return known
-
-
-class Checkpoints:
-  """Writes the checkpoints of a run: the last `keep` stay, and the best of the validated.
-
-  A context manager; leaving it waits until everything is on disk.
-  """
-
-  def __init__(self, workdir: pathlib.Path, keep: int = 3):
-    self._workdir, self._keep = workdir, keep
-    self._folder = workdir / 'checkpoints'
-    hosts.by_first(self._tidy)
-    self._orbax = _orbax(self._folder)
-    self._thread = futures.ThreadPoolExecutor(1, 'checkpoint')
-    self._commit: futures.Future | None = None
-    self._saving = 0
-
-  def _tidy(self) -> None:
-    files.make(self._folder)
-    for left_over in self._folder.glob(f'*{SCRATCH}*'):
-      shutil.rmtree(left_over)
-    if files.stored(self._folder):
-      whole = steps(self._workdir)
-      for folder in self._folder.glob('*'):
-        if folder.name.isdecimal() and int(folder.name) not in whole:
-          folder.rmtree()
-
-  def check_space(self, state: Any, what: str = 'a checkpoint') -> None:
-    """Raises BadInput where the disk has no room for a state, abstract or not."""
-    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    needed = size + 1_000_000  # what is written beside the arrays
-    if files.free(self._folder) < needed:
-      raise errors.BadInput(self._full(f'{what} of {needed / 1e6:,.1f} MB'))
-
-  def save(self, step: int, state: Any, validation: float | None = None) -> None:
-    """Starts writing a checkpoint and returns; the state may be donated afterwards.
-
-    Args:
-      step: of the state.
-      state: the train state.
-      validation: nats per token on the validation split, where it was measured.
-
-    Raises:
-      BadInput: the disk is full, now or when the checkpoint before was written.
-    """
-    with hosts.together():
-      self._wait()
-      self.check_space(state, f'step {step}')  # a library that runs out of disk makes a mess
-    if jax.default_backend() == 'cpu':
-      # On CPU the "copy to the host" is the device buffer itself, which a donated call
-      # would overwrite while it is being written.
-      state = jax.tree.map(jnp.copy, state)
-    if jax.default_backend() == 'cpu' and not hosts.several():
-      sums = lambda: checksums.checksums(state)
-    else:  # on the devices, where all processes have to take turns alike
-      known = checksums.checksums(state)
-      sums = lambda: known
-    scratch = self._folder / (str(step) if files.stored(self._folder) else f'{step}{SCRATCH}')
-    with files.full_disk(lambda: self._full(f'step {step}')):
-      self._orbax.save(files.absolute(scratch), _not_empty(state))
-    types = {name: (str(x.dtype), list(x.shape)) for name, x in checksums.leaves(state).items()}
-    self._commit = self._thread.submit(self._finish, step, scratch, types, sums, validation)
-    self._saving = step
-
-  def validated(self, step: int, validation: float) -> None:
-    """Adds what was measured only after the checkpoint was written."""
-    if not hosts.first():
-      return
-    folder = self._folder / str(step)
-    known = manifest.read(folder)
-    if known.validation != validation:
-      with files.full_disk(lambda: self._full(f'the manifest of step {step}')):
-        manifest.write(folder, dataclasses.replace(known, validation=validation))
-
-  def _finish(self, step, scratch, types, sums, validation) -> None:
-    """Once Orbax is through: adds the manifest, gives the folder its name, drops old ones."""
-    sums = sums()
-    self._orbax.wait_until_finished()
-    if not hosts.first():
-      return
-    proof = manifest.Manifest(
-      step=step,
-      saved_at=datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
-      files=manifest.describe(scratch),
-      leaves={name: (*types[name], sums[name]) for name in types},
-      validation=validation,
-    )
-    manifest.write(scratch, proof)
-    if not files.stored(scratch):
-      scratch.rename(self._folder / str(step))
-    for old in set(steps(self._workdir)) - self._kept():
-      # Half a folder must never look like a checkpoint.
-      folder = self._folder / str(old)
-      if files.stored(folder):
-        (folder / manifest.NAME).unlink()
-        folder.rmtree()
-      else:
-        shutil.rmtree(folder.rename(self._folder / f'{old}{SCRATCH}'))
-
-  def _kept(self) -> set[int]:
-    """The steps to keep."""
-    every = steps(self._workdir)
-    best = best_step(self._workdir)
-    return {*every[-self._keep :], *(() if best is None else (best,))}
-
-  def _wait(self) -> None:
-    """Waits for the checkpoint that is being written."""
-    commit, self._commit = self._commit, None
-    if commit is not None:
-      with files.full_disk(lambda: self._full(f'step {self._saving}')):
-        commit.result()
-
-  def _full(self, what: str) -> str:
-    free, there = files.free(self._folder), steps(self._workdir)
-    return (
-      f'--workdir={self._workdir}: the disk is full: no room for {what}, {free / 1e6:,.1f} MB '
-      f'left. Last checkpoint: {f"step {there[-1]}" if there else "none yet"}. '
-      f'Free some space, then the same command goes on from there'
-    )
-
-  def __enter__(self) -> 'Checkpoints':
-    return self
-
-  def __exit__(self, kind, *exception) -> None:
-    """Waits until everything is on disk, of all processes where nothing went wrong."""
+def _verify_on_primary(folder: pathlib.Path) -> manifest.Manifest:
+  """Verifies the files in the primary process, for all processes."""
+  content = message = None
+  if hosts.is_primary():
     try:
-      with hosts.together() if kind in (None, errors.Interrupted) else contextlib.nullcontext():
-        self._wait()
-    except Exception as error:
-      if kind in (None, errors.Interrupted):  # which says that everything is saved
-        raise
-      logging.error('%s', error)  # what is on its way up says more
-    finally:
-      self._thread.shutdown()
-      self._orbax.close()
+      content = dataclasses.asdict(manifest.verify(folder))
+    except manifest.CorruptError as error:
+      message = str(error)
+  content, message = hosts.broadcast([content, message])
+  if message is not None:
+    raise manifest.CorruptError(message)
+  return manifest.Manifest(**content)
 
 
-def best_step(workdir: pathlib.Path) -> int | None:
-  """The step with the lowest validation loss of those that are kept, None where none has one."""
-  losses = {}
-  for step in steps(workdir):
-    with contextlib.suppress(manifest.Damaged):
-      loss = manifest.read(workdir / 'checkpoints' / str(step)).validation
-      if loss is not None and math.isfinite(loss):
-        losses[step] = loss
-  return min(losses, key=losses.get, default=None)
+def _with_saved_memory(abstract: Any, saved: manifest.Manifest) -> Any:
+  """Gives the memory its saved dtypes and lengths.
+
+  Activations have another dtype on other devices. Earlier versions kept fewer slots if spans are
+  learned.
+  """
+  activation_dtypes = ('bfloat16', 'float32')
+
+  def as_saved(path, leaf):
+    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    dtype, shape, _ = saved.leaves.get(f'memory/{name}', ('', leaf.shape, ''))
+    if dtype not in activation_dtypes or str(leaf.dtype) not in activation_dtypes:
+      dtype = leaf.dtype
+    is_shorter = len(shape) == leaf.ndim > 1 and shape[1] < leaf.shape[1]
+    if not is_shorter or (shape[0], *shape[2:]) != (leaf.shape[0], *leaf.shape[2:]):
+      shape = leaf.shape
+    return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=leaf.sharding)
+
+  memory = getattr(abstract, 'memory', None)
+  if memory is None:
+    return abstract
+  return abstract.replace(memory=jax.tree_util.tree_map_with_path(as_saved, memory))
 
 
-def _check_same_model(folder: pathlib.Path, known: manifest.Manifest, abstract: Any) -> None:
+def _with_empty_slots(memory: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
+  """Puts empty slots before the first of a memory [B, M, ...]."""
+  before = [(size - saved, 0) for size, saved in zip(like.shape, memory.shape, strict=True)]
+  empty = documents.NONE if jnp.issubdtype(memory.dtype, jnp.integer) else 0
+  fill = lambda array: jnp.pad(array, before, constant_values=empty)
+  return jax.jit(fill, out_shardings=like.sharding)(memory)
+
+
+def _check_same_model(folder: pathlib.Path, saved: manifest.Manifest, abstract: Any) -> None:
+  """Raises BadInput for the first array that only one of the two has, or has otherwise."""
   expected = {
-    name: (str(leaf.dtype), list(leaf.shape)) for name, leaf in checksums.leaves(abstract).items()
+    name: f'{leaf.dtype}{list(leaf.shape)}'
+    for name, leaf in checksums.named_leaves(abstract).items()
   }
-  found = {name: (dtype, shape) for name, (dtype, shape, _) in known.leaves.items()}
+  found = {name: f'{dtype}{shape}' for name, (dtype, shape, _) in saved.leaves.items()}
   for name in sorted(expected.keys() | found.keys()):
     if expected.get(name) != found.get(name):
-      say = lambda leaf: 'nothing' if leaf is None else f'{leaf[0]}{leaf[1]}'
       raise errors.BadInput(
-        f'{folder} is of another model: {name} is {say(found.get(name))}, '
-        f'expected {say(expected.get(name))}'
+        f'{folder} does not match the model: {name} is {found.get(name, "missing")}, '
+        f'expected {expected.get(name, "no such array")}'
       )
 
 
-def _check_sums(known: manifest.Manifest, state: Any) -> None:
-  """Raises Damaged where an array is not, bit by bit, what was in memory when it was saved."""
+def _check_arrays(saved: manifest.Manifest, state: Any) -> None:
+  """Raises CorruptError if an array is not bit-identical to the one that was in memory."""
   for name, checksum in checksums.checksums(state).items():
-    if checksum != known.leaves[name][2]:
-      raise manifest.Damaged(f'{name} was changed: wrong checksum')
+    if checksum != saved.leaves[name][2]:
+      raise manifest.CorruptError(f'{name} was changed: wrong checksum')
 
 
-def _set_all_aside(folders: Iterable[pathlib.Path]) -> None:
+def _set_aside(folders: list[pathlib.Path]) -> None:
+  """Renames corrupt checkpoints; earlier ones of the same step stay too."""
   for folder in folders:
-    logging.warning('%s is kept as %s', folder, _set_aside(folder).name)
-
-
-def _set_aside(folder: pathlib.Path) -> pathlib.Path:
-  """Renames a damaged checkpoint; an earlier one of the same step stays too."""
-  place, copies = folder.with_name(f'{folder.name}.damaged'), 1
-  while place.exists():
-    copies += 1
-    place = folder.with_name(f'{folder.name}.damaged-{copies}')
-  files.move(folder, place)
-  return place
+    target, copies = folder.with_name(f'{folder.name}.damaged'), 1
+    while target.exists():
+      copies += 1
+      target = folder.with_name(f'{folder.name}.damaged-{copies}')
+    files.move(folder, target)
+    logging.warning('%s was renamed to %s', folder, target.name)

@@ -1,6 +1,6 @@
-"""Where the time of a run goes, over all its starts.
+"""How the time of a run is spent, over all its starts.
 
-<workdir>/goodput.json   seconds by what they were spent on, and how often the run was started
+<workdir>/goodput.json   seconds by phase, and the number of starts
 """
 
 import collections
@@ -15,87 +15,90 @@ from typing import TypeVar
 from ngrammer_jax import files, hosts, progress
 
 Item = TypeVar('Item')
-EVERY = 10.0  # seconds between what is written
+WRITE_INTERVAL = 10.0  # seconds
 TRAINING, LOST = 'training', 'lost'
 
 
 class Goodput:
-  """The time of this process, and of those before it.
+  """Adds up the time of each phase, in this process and in earlier starts of the run.
 
-  At any moment it is spent on one thing, at first on the `start`. What was trained after the last
-  checkpoint of a run that was killed was `lost`.
+  There is one phase at a time, at first `start`. When a run is killed, its training time after the
+  last checkpoint moves to the phase `lost`.
 
   Args:
-    workdir: of the run.
-    began: when this start did, on the monotonic clock.
+    workdir: run directory.
+    start_time: time of this start, on the monotonic clock.
   """
 
-  def __init__(self, workdir: pathlib.Path, began: float):
+  def __init__(self, workdir: pathlib.Path, start_time: float):
     self._path = workdir / 'goodput.json'
-    self._kind, self._since, self._written = 'start', began, 0.0
-    known = {'starts': 0, 'seconds': {}, 'unsaved': 0.0}
-    with contextlib.suppress(OSError, ValueError, TypeError):  # it is not worth a run
-      known |= json.loads(self._path.read_text(encoding='utf-8'))
-    self.starts, self._unsaved = known['starts'] + 1, 0.0
-    self.seconds = collections.Counter(known['seconds'])
-    self.seconds[LOST] += known['unsaved']
-    self.seconds[TRAINING] -= known['unsaved']
+    self._phase, self._phase_start, self._last_write = 'start', start_time, 0.0
+    previous = {'starts': 0, 'seconds': {}, 'unsaved': 0.0}
+    with contextlib.suppress(OSError, ValueError, TypeError):  # a damaged file must not end a run
+      previous |= json.loads(self._path.read_text(encoding='utf-8'))
+    self.starts, self._unsaved = previous['starts'] + 1, 0.0
+    self.seconds = collections.Counter(previous['seconds'])
+    self.seconds[LOST] += previous['unsaved']
+    self.seconds[TRAINING] -= previous['unsaved']
 
-  def switch(self, kind: str) -> str:
-    """From now on time is spent on this. Returns what it was spent on."""
-    before, now = self._kind, time.monotonic()
-    self.seconds[before] += now - self._since
-    self._unsaved += (now - self._since) * (before == TRAINING)
-    self._kind, self._since = kind, now
-    return before
+  def switch(self, phase: str) -> str:
+    """Starts a phase and returns the one before."""
+    previous, now = self._phase, time.monotonic()
+    self.seconds[previous] += now - self._phase_start
+    self._unsaved += (now - self._phase_start) * (previous == TRAINING)
+    self._phase, self._phase_start = phase, now
+    return previous
 
   @contextlib.contextmanager
-  def spent_on(self, kind: str) -> Iterator[None]:
-    """Meanwhile time is spent on this."""
-    before = self.switch(kind)
+  def timed(self, phase: str) -> Iterator[None]:
+    """Counts the time of the body as a phase."""
+    previous = self.switch(phase)
     try:
       yield
     finally:
-      self.switch(before)
+      self.switch(previous)
 
-  def waiting_for(self, items: Iterator[Item], kind: str) -> Iterator[Item]:
-    """The items; the time until they come is spent on this."""
+  def timed_items(self, items: Iterator[Item], phase: str) -> Iterator[Item]:
+    """Yields the items; the time spent waiting for them counts as a phase."""
     while True:
-      with self.spent_on(kind):
+      with self.timed(phase):
         item = next(items, None)
       if item is None:
         return
       yield item
 
-  def saved(self) -> None:
-    """What is trained so far is not lost any more."""
-    self.switch(self._kind)
+  def mark_saved(self) -> None:
+    """Notes a checkpoint: training time so far can no longer be lost."""
+    self.switch(self._phase)
     self._unsaved = 0.0
 
   def share(self) -> float:
-    """Of all time, that which trained and was not lost."""
-    self.switch(self._kind)
+    """Returns training time as a share of all time."""
+    self.switch(self._phase)
     return self.seconds[TRAINING] / max(sum(self.seconds.values()), 1e-9)
 
-  def write(self, now: bool = False) -> None:
-    """Writes it down, now and then or now; the first of several processes does."""
-    if not hosts.first() or not (now or time.monotonic() - self._written > EVERY):
+  def write(self, force: bool = False) -> None:
+    """Writes goodput.json in the primary process, at most every WRITE_INTERVAL unless forced."""
+    is_due = force or time.monotonic() - self._last_write > WRITE_INTERVAL
+    if not hosts.is_primary() or not is_due:
       return
-    self.switch(self._kind)
-    self._written = time.monotonic()
-    known = {'starts': self.starts, 'seconds': dict(self.seconds), 'unsaved': self._unsaved}
-    with contextlib.suppress(Exception):  # each store has its own
-      files.write(self._path, json.dumps(known, indent=1) + '\n')
+    self.switch(self._phase)
+    self._last_write = time.monotonic()
+    content = {'starts': self.starts, 'seconds': dict(self.seconds), 'unsaved': self._unsaved}
+    with contextlib.suppress(Exception):  # the storage library raises many classes
+      files.write(self._path, json.dumps(content, indent=1) + '\n')
 
-  def said(self) -> str:
-    """A line to read."""
+  def format_summary(self) -> str:
+    """Formats the total time, the share of training and the time of the other phases."""
     share, total = self.share(), sum(self.seconds.values())
-    rest = [(kind, s) for kind, s in self.seconds.most_common() if kind != TRAINING and s >= 0.5]
-    parts = [f'{kind} {progress.duration(seconds)}' for kind, seconds in rest]
     starts = f' in {self.starts} starts' if self.starts > 1 else ''
-    return f'{progress.duration(total)}{starts}, {share:.1%} of it training; {", ".join(parts)}'
+    parts = [f'training {share:.1%}']
+    for phase, seconds in self.seconds.most_common():
+      if phase != TRAINING and seconds >= 0.5:
+        parts.append(f'{phase} {progress.format_duration(seconds)}')
+    return f'{progress.format_duration(total)}{starts} ({", ".join(parts)})'
 
   def close(self) -> None:
-    """Writes it down and says it."""
-    self.write(now=True)
-    logging.info('time: %s', self.said())
+    """Writes goodput.json and logs the summary."""
+    self.write(force=True)
+    logging.info('total %s', self.format_summary())

@@ -15,13 +15,14 @@ from ngrammer_jax.data import prefetch, streams
 from ngrammer_jax.layers import flash
 from ngrammer_jax.models import precision
 from ngrammer_jax.training import (
+  checkpoint_writer,
   checkpoints,
-  interruption,
-  material,
   optimizers,
+  preemption,
   profile,
   programs,
   record,
+  train_task,
   watchdog,
   workdirs,
 )
@@ -31,9 +32,9 @@ from ngrammer_jax.training import state as train_state
 def train(
   config: experiment.Config,
   workdir: pathlib.Path,
-  make: Callable[[experiment.Config], material.Material] = material.Corpus,
-  watchdog_minutes: float = watchdog.MINUTES,
-  trace: profile.Steps | None = None,
+  make: Callable[[experiment.Config], train_task.TrainTask] = train_task.CorpusTask,
+  watchdog_minutes: float = watchdog.DEFAULT_MINUTES,
+  trace: profile.StepRange | None = None,
 ) -> bool:
   """Trains until all steps are done; goes on where an earlier run of the same command stopped.
 
@@ -53,7 +54,7 @@ def train(
   t, began = config.training, time.monotonic()
 
   # Data: found, checked and tokenised before any device is touched.
-  with hosts.together():
+  with hosts.collective_errors():
     workdirs.check(workdir, config)
     given = make(config)
     V = given.vocabulary.size
@@ -65,29 +66,29 @@ def train(
   # Model and state.
   run = programs.Programs(config, V, mesh)
   with (
-    interruption.Interruption() as stop,
-    workdirs.occupy(workdir, config, given),
+    preemption.SignalHandler() as stop,
+    workdirs.lock_workdir(workdir, config, given),
     watchdog.Watchdog(workdir, watchdog_minutes) as watch,
-    checkpoints.Checkpoints(workdir, t.keep_checkpoints) as saved,
+    checkpoint_writer.CheckpointWriter(workdir, t.keep_checkpoints) as saved,
   ):
 
     def alive(_=0):
       watch.beat()
       stop.check()
 
-    found = checkpoints.restore_newest(workdir, run.abstract, set_aside=True)
-    first_step, state = found or (0, given.first(run.create()))
+    found = checkpoints.restore_newest(workdir, run.abstract(), set_aside=True)
+    first_step, state = found or (0, given.initial_state(run.create()))
     if found is None and (workdir / 'metrics.jsonl').exists():
       logging.info('%s has no checkpoint: starting again from the first step', workdir)
     _describe(config, state)
-    given.describe()
-    validation = hosts.agreed(record.validation_of(workdir, first_step, given.judged_by))
+    given.log_summary()
+    validation = hosts.broadcast(record.validation_of(workdir, first_step, given.best_metric))
     if found and validation is not None:
-      saved.validated(first_step, validation)
-    over = lambda at: hosts.agreed(record.over(workdir, at, given.judged_by, given.patience))
+      saved.set_validation(first_step, validation)
+    over = lambda at: hosts.broadcast(record.over(workdir, at, given.best_metric, given.patience))
     if validation is not None and (first_step >= t.steps or over(first_step)):
       return False
-    hosts.by_first(saved.check_space, state)
+    hosts.on_primary(saved.check_space, state)
 
     # Training.
     calls = list(t.calls(first_step))
@@ -101,15 +102,15 @@ def train(
       def validate(step):
         with tell.paused('evaluation'):
           result = given.validate(run, state, alive)
-          tell.validation(step, result, given.said(result))
-        return result[given.judged_by]
+          tell.validation(step, result, given.format_metrics(result))
+        return result[given.best_metric]
 
       if _due(first_step, t.evaluate_every, t.steps) and validation is None:
-        saved.validated(first_step, validate(first_step))  # the run was stopped before that
+        saved.set_validation(first_step, validate(first_step))  # the run was stopped before that
         if over(first_step):
           return False
       for (start, done), segments in zip(calls, tell.waited_for(batches), strict=True):
-        tracing.reach(start)
+        tracing.on_call(start)
         if not run.ready:
           alive()
           with tell.paused('compilation'):
@@ -179,10 +180,10 @@ def _describe(config, state) -> None:
     )
     if label == 'ngram_table'
   ]
-  parts = [f'{train_state.count(state.params):,} parameters']
+  parts = [f'{train_state.count_elements(state.params):,} parameters']
   if config.model.ngram is not None:
-    parts.append(f'{train_state.count(tables):,} of them in n-gram tables')
-    parts.append(f'{train_state.count(state.codebook):,} codebook values')
+    parts.append(f'{train_state.count_elements(tables):,} of them in n-gram tables')
+    parts.append(f'{train_state.count_elements(state.codebook):,} codebook values')
   logging.info('model: %s', ', '.join(parts))
 
 

@@ -1,8 +1,8 @@
-"""What a checkpoint must look like: the last file written, the first one read.
+"""The manifest of a checkpoint: written last, read first.
 
-manifest.json holds the size and SHA-256 of every file and the shape, dtype and checksum of
-every array, so that a file that was cut, changed or lost is found without a model, and an
-array that reads differently from what was in memory is found after.
+manifest.json holds the size and SHA-256 of every file, and the shape, dtype and checksum of every
+array. The digests of files reveal a truncated, changed or missing file without knowing the model.
+The checksums of arrays reveal an array that differs from the one that was in memory.
 """
 
 import dataclasses
@@ -14,11 +14,11 @@ from typing import Any
 
 from ngrammer_jax import files
 
-NAME = 'manifest.json'
+FILE_NAME = 'manifest.json'
 
 
-class Damaged(Exception):
-  """A checkpoint is not what was written. The message says which part, and how."""
+class CorruptError(Exception):
+  """A checkpoint is not what was written. The message names the part, and what is wrong."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Manifest:
   """The content of manifest.json.
 
   Attributes:
-    step: of the train state.
+    step: step of the train state.
     saved_at: date and time, UTC.
-    validation: nats per token on the validation split at this step, where it was measured.
+    validation: nats per token on the validation split at this step, None if not measured.
     files: size in bytes and SHA-256 by path.
-    leaves: dtype, shape and checksum by name of the array.
+    leaves: dtype, shape and checksum of each array by name.
   """
 
   step: int
@@ -41,63 +41,64 @@ class Manifest:
 
   @property
   def size(self) -> int:
-    """Bytes of all files."""
+    """Total size of the files in bytes."""
     return sum(size for size, _ in self.files.values())
 
   @property
   def checksum(self) -> str:
-    """Of all leaves together: equal for two runs that are equal bit by bit."""
-    return hashlib.sha256(_canonical(self.leaves)).hexdigest()[:16]
+    """Checksum of all arrays: equal for two runs that are bit-identical."""
+    return hashlib.sha256(_canonical_json(self.leaves)).hexdigest()[:16]
 
 
 def write(folder: pathlib.Path, manifest: Manifest) -> None:
   """Writes the manifest of a checkpoint folder."""
-  body = dataclasses.asdict(manifest)
-  seal = hashlib.sha256(_canonical(body)).hexdigest()
-  files.write(folder / NAME, json.dumps({'sha256': seal, **body}, indent=1) + '\n')
+  content = dataclasses.asdict(manifest)
+  digest = hashlib.sha256(_canonical_json(content)).hexdigest()
+  files.write(folder / FILE_NAME, json.dumps({'sha256': digest, **content}, indent=1) + '\n')
 
 
 def read(folder: pathlib.Path) -> Manifest:
-  """The manifest of a checkpoint. Raises Damaged where it is missing or changed."""
+  """Returns the manifest of a checkpoint. Raises CorruptError if it is missing or changed."""
   try:
-    body = json.loads((folder / NAME).read_text(encoding='utf-8'))
-    seal = body.pop('sha256')
-    if seal != hashlib.sha256(_canonical(body)).hexdigest():
-      raise Damaged(f'{NAME} was changed')
-    known = {field.name for field in dataclasses.fields(Manifest)}
-    return Manifest(**{name: value for name, value in body.items() if name in known})
+    content = json.loads((folder / FILE_NAME).read_text(encoding='utf-8'))
+    digest = content.pop('sha256')
+    if digest != hashlib.sha256(_canonical_json(content)).hexdigest():
+      raise CorruptError(f'{FILE_NAME} was changed')
+    names = {field.name for field in dataclasses.fields(Manifest)}
+    return Manifest(**{name: content[name] for name in names & content.keys()})
   except OSError as error:
-    raise _damage(NAME, error) from error
+    raise _translate(FILE_NAME, error) from error
   except (ValueError, KeyError, TypeError, AttributeError) as error:
-    raise Damaged(f'{NAME} cannot be read') from error
+    raise CorruptError(f'{FILE_NAME} cannot be read') from error
 
 
 def verify(folder: pathlib.Path) -> Manifest:
-  """Reads every file of a checkpoint. Raises Damaged for the first that is not as written."""
+  """Reads every file of a checkpoint. Raises CorruptError for the first that has changed."""
   manifest = read(folder)
-  for name, (size, sha256) in manifest.files.items():
+  for name, (size, digest) in manifest.files.items():
     try:
-      found = files.size(folder / name)
-      if found != size:
-        raise Damaged(f'{name} has {found:,} bytes, expected {size:,}')
-      if _sha256(folder / name) != sha256:
-        raise Damaged(f'{name} was changed: wrong checksum')
+      actual_size = files.size(folder / name)
+      if actual_size != size:
+        raise CorruptError(f'{name} has {actual_size:,} bytes, expected {size:,}')
+      if _sha256(folder / name) != digest:
+        raise CorruptError(f'{name} was changed: wrong checksum')
     except OSError as error:
-      raise _damage(name, error) from error
+      raise _translate(name, error) from error
   return manifest
 
 
-def describe(folder: pathlib.Path) -> dict[str, tuple[int, str]]:
-  """Size and SHA-256 of every file in a folder, by path."""
-  paths = sorted(files.inside(folder))
+def digest_files(folder: pathlib.Path) -> dict[str, tuple[int, str]]:
+  """Returns the size and SHA-256 of every file in a folder, by path."""
+  paths = sorted(files.iter_files(folder))
   return {str(p.relative_to(folder)): (files.size(p), _sha256(p)) for p in paths}
 
 
-def _damage(name: str, error: OSError) -> Exception:
-  """What an error of a file says of the checkpoint; of other errors nothing."""
+def _translate(name: str, error: OSError) -> Exception:
+  """Returns a CorruptError if the error is about the content of the file, else the error."""
   if isinstance(error, FileNotFoundError | NotADirectoryError):
-    return Damaged(f'{name} is missing')
-  return Damaged(f'{name} cannot be read: {error.strerror}') if error.errno == errno.EIO else error
+    return CorruptError(f'{name} is missing')
+  is_unreadable = error.errno == errno.EIO
+  return CorruptError(f'{name} cannot be read: {error.strerror}') if is_unreadable else error
 
 
 def _sha256(path: pathlib.Path) -> str:
@@ -105,5 +106,5 @@ def _sha256(path: pathlib.Path) -> str:
     return hashlib.file_digest(file, 'sha256').hexdigest()
 
 
-def _canonical(value: Any) -> bytes:
+def _canonical_json(value: Any) -> bytes:
   return json.dumps(value, sort_keys=True).encode()

@@ -1,4 +1,4 @@
-"""One optimiser for each kind of parameter, all on one schedule shape."""
+"""One optimiser for each label of parameters; all share the shape of the schedule."""
 
 from collections.abc import Callable
 import math
@@ -12,7 +12,7 @@ import optax
 from ngrammer_jax import config as experiment
 from ngrammer_jax.models import initialization
 
-# The kind of a parameter, by the last part of its name.
+# The label of a parameter, by the last part of its name.
 LABELS = {
   'embedding': 'dense',
   'softmax_weight': 'dense',
@@ -49,28 +49,28 @@ LABELS = {
 
 
 def labels(params: Any) -> Any:
-  """The label of every parameter. Raises ValueError for one that has none."""
+  """Returns the label of every parameter. Raises ValueError if a parameter has none."""
 
-  def of(path, _):
-    names = initialization.names(path)
-    name = initialization.kind(names)
+  def label(path, _):
+    names = initialization.path_names(path)
+    name = initialization.param_suffix(names)
     if name not in LABELS:
       raise ValueError(f'parameter {"/".join(names)} has no optimiser label; add it to LABELS')
     return LABELS[name]
 
-  return jax.tree_util.tree_map_with_path(of, params)
+  return jax.tree_util.tree_map_with_path(label, params)
 
 
 def schedule(config: experiment.OptimizerConfig, steps: int) -> Callable[[jax.Array], jax.Array]:
-  """Fraction of the learning rate in force at a step, from 0: linear warm-up, then the decay.
+  """Returns the fraction of the learning rate at a step, from 0: linear warm-up, then decay.
 
-  Those of Transformer-XL differ in the warm-up. In PyTorch the rate is set after the update, so
-  that the first one is made at the full rate and step s at s / warm-up, and the cosine counts
-  all steps, those of the warm-up too. In TensorFlow step s has s / warm-up, the first one 0.
+  The warm-up of Transformer-XL differs. Its PyTorch code sets the rate after the update: the first
+  update has the full rate, step s has s / warm-up, and the cosine counts the steps of the warm-up
+  too. Its TensorFlow code has s / warm-up at step s, 0 at the first.
   """
   warmup, last = config.warmup_steps, config.final_fraction
 
-  def dropped(step):
+  def with_final_drop(step):
     if config.drop is None:
       return fraction(step)
     return fraction(step) * jnp.where(step >= steps - config.drop.steps, config.drop.fraction, 1)
@@ -92,20 +92,21 @@ def schedule(config: experiment.OptimizerConfig, steps: int) -> Callable[[jax.Ar
     }[config.schedule]
     return jnp.minimum((step + 1) / max(warmup, 1), 1) * decay
 
-  return dropped
+  return with_final_drop
 
 
 def make(config: experiment.OptimizerConfig, steps: int) -> optax.GradientTransformation:
-  """One algorithm for dense weights, clipped by itself; Adagrad for the n-gram tables, not clipped.
+  """Returns the optimiser: clipped gradients for dense weights, Adagrad for the n-gram tables.
 
-  The layer norm of tiny table rows multiplies their gradients by hundreds: in one norm
-  with the rest they would silence the dense weights. Spans are kept in [0, 1].
+  The gradients of the tables are not part of the clipped norm: the layer norm of tiny table rows
+  multiplies them by hundreds, so that they would scale the dense gradients to almost 0. Spans are
+  clipped to [0, 1].
   """
   fraction, table = schedule(config, steps), config.table or experiment.TableConfig()
-  by_label = optax.partition(
+  partition = optax.partition(
     {
       'dense': optax.chain(
-        *_direction(config),
+        *_dense_transforms(config),
         optax.scale_by_learning_rate(lambda step: config.learning_rate * fraction(step)),
       ),
       'ngram_table': optax.chain(
@@ -115,15 +116,15 @@ def make(config: experiment.OptimizerConfig, steps: int) -> optax.GradientTransf
     },
     labels,
   )
-  return optax.chain(by_label, optax.stateless(_spans_kept))
+  return optax.chain(partition, optax.stateless(_clip_spans))
 
 
-def largest_update(config: experiment.OptimizerConfig, values: int) -> float:
-  """A bound on what one update changes of a span at most, whatever the gradients are.
+def max_update_bound(config: experiment.OptimizerConfig, values: int) -> float:
+  """Returns an upper bound on the change of a span in one update, for any gradients.
 
-  Adagrad divides by no less than the gradient. Of Adam, by the inequality of Cauchy and Schwarz,
-  |m| <= (1 - b1) / sqrt(1 - b2) sqrt(sum of (b1^2 / b2)^k) sqrt(v), before m and v are corrected.
-  LAMB makes the update of an array, here of `values` in [0, 1], as long as the array.
+  Adagrad divides by at least the gradient. For Adam, by the Cauchy-Schwarz inequality,
+  |m| <= (1 - b1) / sqrt(1 - b2) sqrt(sum of (b1^2 / b2)^k) sqrt(v), before the bias correction.
+  LAMB scales the update of an array, here of `values` numbers in [0, 1], to the norm of the array.
   """
   fraction = max(1.0, config.final_fraction)
   if config.drop is not None:
@@ -137,27 +138,29 @@ def largest_update(config: experiment.OptimizerConfig, values: int) -> float:
     return math.inf
   steps = np.arange(1, 100_000)
   powers = (1 - (b1**2 / b2) ** steps) / (1 - b1**2 / b2)
-  corrected = np.sqrt(1 - b2**steps) / (1 - b1**steps)
-  highest = max((np.sqrt(powers) * corrected).max(), 1 / math.sqrt(1 - b1**2 / b2))  # or at the end
-  most = (1 - b1) / math.sqrt(1 - b2) * highest
-  return rate * (max(most, math.sqrt(values)) if config.algorithm == 'lamb' else most)
+  correction = np.sqrt(1 - b2**steps) / (1 - b1**steps)
+  limit = 1 / math.sqrt(1 - b1**2 / b2)  # after infinitely many steps
+  bound = (1 - b1) / math.sqrt(1 - b2) * max((np.sqrt(powers) * correction).max(), limit)
+  return rate * (max(bound, math.sqrt(values)) if config.algorithm == 'lamb' else bound)
 
 
-def _direction(config):
-  """The transformations that come before the learning rate."""
+def _dense_transforms(config):
+  """Returns the transformations of dense gradients that precede the learning rate."""
   if config.algorithm == 'adagrad':
     return (scale_by_adagrad(config.epsilon, config.clip_norm),)
-  nothing, adam = optax.identity(), config.adam or experiment.AdamConfig()
+  identity, adam = optax.identity(), config.adam or experiment.AdamConfig()
   return (
-    nothing if config.clip_norm is None else optax.stateless(_clipped(config.clip_norm)),
+    identity if config.clip_norm is None else optax.stateless(_clip_by_norm(config.clip_norm)),
     optax.scale_by_adam(adam.beta1, adam.beta2, config.epsilon),
-    optax.add_decayed_weights(config.weight_decay, _decays) if config.weight_decay else nothing,
-    optax.scale_by_trust_ratio() if config.algorithm == 'lamb' else nothing,
+    optax.add_decayed_weights(config.weight_decay, _decay_mask)
+    if config.weight_decay
+    else identity,
+    optax.scale_by_trust_ratio() if config.algorithm == 'lamb' else identity,
   )
 
 
-def _clipped(clip_norm):
-  """Clips by the norm of all, with what PyTorch adds to it, to the digits of the papers' codes."""
+def _clip_by_norm(clip_norm):
+  """Clips by the global norm plus 1e-6, as PyTorch does, to reproduce the papers' codes exactly."""
 
   def clip(gradients, _):
     scale = jnp.minimum(clip_norm / (optax.tree.norm(gradients) + 1e-6), 1)
@@ -167,7 +170,7 @@ def _clipped(clip_norm):
 
 
 def scale_by_adagrad(epsilon: float, clip_norm: float | None) -> optax.GradientTransformation:
-  """Adagrad as in adaptive span: every array is clipped by itself, and after it was summed.
+  """Adagrad of the adaptive span code: clips each array by its own norm, after adding its square.
 
   s <- s + g^2, step = min(1, clip / |g|) g / (sqrt(s) + epsilon), s from 0.
   """
@@ -177,7 +180,7 @@ def scale_by_adagrad(epsilon: float, clip_norm: float | None) -> optax.GradientT
     sums = jax.tree.map(lambda s, g: s + jnp.square(g), sums, gradients)
 
     def step(g, s):
-      norm = jnp.linalg.norm(g) + 1e-10  # to the digits of the official code
+      norm = jnp.linalg.norm(g) + 1e-10  # as in the official code
       clip = 1.0 if clip_norm is None else jnp.minimum(clip_norm / norm, 1)
       return clip * g / (jnp.sqrt(s) + epsilon)
 
@@ -186,26 +189,25 @@ def scale_by_adagrad(epsilon: float, clip_norm: float | None) -> optax.GradientT
   return optax.GradientTransformation(lambda params: jax.tree.map(jnp.zeros_like, params), update)
 
 
-def _decays(params):
-  """Which weights decay: all but spans, that have a penalty of their own."""
+def _decay_mask(params):
+  """Selects the weights that decay: all but spans, which have their own penalty."""
   return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key != 'span', params)
 
 
-def _spans_kept(updates, params):
-  """Updates that leave spans in [0, 1]."""
+def _clip_spans(updates, params):
+  """Clips the updates so that spans stay in [0, 1]."""
 
-  def kept(path, update, param):
+  def clip(path, update, param):
     if path[-1].key != 'span':
       return update
     return jnp.clip(param + update, 0, 1) - param
 
-  return jax.tree_util.tree_map_with_path(kept, updates, params)
+  return jax.tree_util.tree_map_with_path(clip, updates, params)
 
 
-def norms(tree: Any) -> dict[str, jax.Array]:
-  """Global norm of the gradients of each label."""
+def norms_by_label(tree: Any) -> dict[str, jax.Array]:
+  """Returns the global norm of the gradients of each label."""
   by_label: dict[str, list[jax.Array]] = {}
-  leaves, marks = jax.tree.leaves(tree), jax.tree.leaves(labels(tree))
-  for leaf, label in zip(leaves, marks, strict=True):
+  for leaf, label in zip(jax.tree.leaves(tree), jax.tree.leaves(labels(tree)), strict=True):
     by_label.setdefault(label, []).append(leaf)
   return {label: optax.tree.norm(group) for label, group in by_label.items()}

@@ -1,6 +1,6 @@
-"""A trace of some steps, for TensorBoard: what ran on the devices, and how long.
+"""A profiler trace of some steps, for TensorBoard.
 
-<workdir>/tensorboard/plugins/profile   seen with `pip install tensorboard-plugin-profile`
+<workdir>/tensorboard/plugins/profile   shown by `pip install tensorboard-plugin-profile`
 """
 
 from collections.abc import Callable
@@ -11,50 +11,52 @@ from typing import Any, NamedTuple
 import jax
 
 
-class Steps(NamedTuple):
-  """The first step to trace, and that before which it ends."""
+class StepRange(NamedTuple):
+  """The first step to trace, and the step before which the trace ends."""
 
   first: int
   last: int
 
 
 class Trace:
-  """Traces the calls with some steps, as a whole. A context manager around the loop.
+  """Traces whole calls of the training step. A context manager around the loop.
 
   Args:
-    steps: to trace, None: none. Those of before a resume are not.
-    workdir: of the run.
-    settle: waits for what is computed: devices are behind the loop.
+    steps: steps to trace; None disables the trace. Steps before a resume are not traced.
+    workdir: run directory.
+    synchronize: waits for the computations in flight: devices run behind the loop.
   """
 
-  def __init__(self, steps: Steps | None, workdir: pathlib.Path, settle: Callable[[], Any]):
-    self._steps, self._folder, self._settle = steps, workdir / 'tensorboard', settle
-    self._going = self._done = False
+  def __init__(
+    self, steps: StepRange | None, workdir: pathlib.Path, synchronize: Callable[[], Any]
+  ):
+    self._steps, self._folder, self._synchronize = steps, workdir / 'tensorboard', synchronize
+    self._is_tracing = self._is_done = False
 
   def __enter__(self) -> 'Trace':
     return self
 
-  def reach(self, step: int) -> None:
-    """The next call begins with this step."""
-    if self._steps is None or self._done:
+  def on_call(self, step: int) -> None:
+    """Starts or stops the trace before the call that begins with a step."""
+    if self._steps is None or self._is_done:
       return
-    if self._going and step >= self._steps.last:
+    if self._is_tracing and step >= self._steps.last:
       self._stop()
-    elif not self._going and self._steps.first <= step < self._steps.last:
+    elif not self._is_tracing and self._steps.first <= step < self._steps.last:
       logging.info('step %s  tracing, into %s/plugins/profile', f'{step:,}', self._folder)
-      self._settle()
+      self._synchronize()
       jax.profiler.start_trace(str(self._folder))
-      self._going = True
+      self._is_tracing = True
 
   def _stop(self) -> None:
-    self._settle()
+    self._synchronize()
     jax.profiler.stop_trace()
-    self._going, self._done = False, True
+    self._is_tracing, self._is_done = False, True
 
   def __exit__(self, kind, *exception) -> None:
-    if self._going and kind is None:
+    if self._is_tracing and kind is None:
       self._stop()
-    elif self._going:
+    elif self._is_tracing:
       jax.profiler.stop_trace()
-    elif self._steps is not None and not self._done:
-      logging.warning('--trace=%s:%s: no trace, for none of these steps began a call', *self._steps)
+    elif self._steps is not None and not self._is_done:
+      logging.warning('--trace=%s:%s: no trace, because no call began in these steps', *self._steps)

@@ -1,16 +1,19 @@
 """The compiled programs of a run: the steps of a call, and the evaluation."""
 
 from collections.abc import Callable
+import functools
 import logging
 import time
+from typing import Any
 
 import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import progress, sharding
-from ngrammer_jax.data import streams
-from ngrammer_jax.evaluation import language_modeling
+from ngrammer_jax.data import streams, token_cache
+from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.models import language_model
 from ngrammer_jax.training import optimizers
 from ngrammer_jax.training import state as train_state
@@ -22,9 +25,6 @@ class Programs:
 
   Attributes:
     mesh: of the devices.
-    evaluated: the model with the memory and positions of evaluation.
-    create: makes the first state, without arguments.
-    abstract: the state without its arrays.
 
   Raises:
     BadInput: the clusters of words of an adaptive softmax do not fit the vocabulary.
@@ -36,12 +36,19 @@ class Programs:
       config.model.adaptive_softmax.check_vocabulary(vocabulary_size)
     self._optimizer = optimizers.make(config.optimizer, config.training.steps)
     self._model = language_model.build(config.model, vocabulary_size)
-    self.evaluated = language_model.build(config.evaluation_model(), vocabulary_size)
+    self._vocabulary_size = vocabulary_size
     self._compiled: Callable | None = None
-    self._evaluators: dict[int, language_modeling.Evaluator] = {}
-    self.create, self.abstract = train_state.initialiser(
+    self._create, self._abstract = train_state.make_initializer(
       self._model, self._optimizer, config.training.batch_size, config.seed, mesh
     )
+
+  def create(self) -> train_state.TrainState:
+    """Returns the first state."""
+    return self._create()
+
+  def abstract(self) -> train_state.TrainState:
+    """Returns the state without its arrays."""
+    return self._abstract
 
   @property
   def ready(self) -> bool:
@@ -52,7 +59,7 @@ class Programs:
     """Compiles the call, apart from training, so that its time is its own."""
     began = time.monotonic()
     self._compiled = self.trace(state, segments).lower().compile()
-    logging.info('compiled in %s', progress.duration(time.monotonic() - began))
+    logging.info('compiled in %s', progress.format_duration(time.monotonic() - began))
 
   def trace(self, state: train_state.TrainState, segments: streams.Segment) -> jax.stages.Traced:
     """The call, not compiled yet. State and segments may be abstract."""
@@ -73,17 +80,21 @@ class Programs:
     state, metrics = self._compiled(state, segments, np.int32(steps))
     return state, jax.tree.map(lambda column: column[:steps], metrics)
 
-  def evaluator(self, state: train_state.TrainState) -> language_modeling.Evaluator:
-    """Scores a split, with a cache as long as the spans of a state need."""
-    c, slots = self._config, language_model.cache_slots(self.evaluated.config, state.params)
-    if slots not in self._evaluators:
-      self._evaluators[slots] = language_modeling.Evaluator(
-        self.evaluated,
-        self.mesh,
-        c.evaluation.streams,
-        c.evaluation_length(),
-        c.training.batch_size,
-        c.evaluation.protocol,
-        cache_slots=slots,
-      )
-    return self._evaluators[slots]
+  @functools.cached_property
+  def engine(self) -> inference.Engine:
+    """The engine of evaluation."""
+    model = language_model.build(self._config.evaluation_model(), self._vocabulary_size)
+    return inference.Engine(model, self.mesh)
+
+  def evaluate(
+    self,
+    state: train_state.TrainState,
+    split: token_cache.TokenSplit,
+    max_tokens: int | None,
+    report: Callable[[int], None],
+  ) -> dict[str, Any]:
+    """The metrics of a split, see `language_modeling.evaluate`."""
+    variables = {'params': state.params, 'codebook': state.codebook}
+    return language_modeling.evaluate(
+      self.engine, variables, split, self._config, max_tokens=max_tokens, report=report
+    )

@@ -38,10 +38,10 @@ class Record:
     self._optimizer, self._first_step = config.optimizer, first_step
     self._fraction = optimizers.schedule(config.optimizer, t.steps)
     self._tokens = t.batch_size * t.segment_length
-    self._writer = writers.Writer(workdir, first_step)
+    self._writer = writers.MetricsWriter(workdir, first_step)
     self._model, self._vocabulary_size = config.model, vocabulary_size
     self._meter = throughput.Meter()
-    self._bar = progress.Progress('training', t.steps, 'steps', done=first_step, lines=False)
+    self._bar = progress.Progress('training', t.steps, 'steps', initial=first_step, log_lines=False)
     self._waiting: tuple[int, train_step.Metrics] | None = None
     self._measured_step, self._last_good = first_step, first_step
 
@@ -64,7 +64,7 @@ class Record:
 
   def waited_for(self, batches: Iterator[streams.Segment]) -> Iterator[streams.Segment]:
     """The batches; the time until they come is that of the data."""
-    return self._goodput.waiting_for(batches, 'data')
+    return self._goodput.timed_items(batches, 'data')
 
   @contextlib.contextmanager
   def paused(self, what: str) -> Iterator[None]:
@@ -76,23 +76,23 @@ class Record:
     before, self._waiting = self._waiting, None
     if before is not None:
       self._tell(*before)
-    self._writer.put()
+    self._writer.sync()
     self._meter.pause()
-    with self._goodput.spent_on(what):
+    with self._goodput.timed(what):
       yield
     self._meter.resume()
 
   def saved(self, step: int) -> None:
     """Notes that there is a checkpoint of a step."""
     self._last_good = step
-    self._goodput.saved()
-    self._goodput.write(now=True)
+    self._goodput.mark_saved()
+    self._goodput.write(force=True)
 
   def validation(self, step: int, result: dict[str, Any], said: str) -> None:
     """Records an evaluation, and says what is to be said of it."""
     numbers = {k: v for k, v in result.items() if isinstance(v, (int, float))}
     self._writer.scalars(step, {f'validation/{k}': v for k, v in numbers.items()})
-    self._writer.put()
+    self._writer.sync()
     logging.info('step %s  validation%s', f'{step:,}', said)
 
   def _tell(self, done: int, metrics: train_step.Metrics) -> None:
@@ -119,7 +119,7 @@ class Record:
     self._goodput.write()
     self._writer.scalars(done, values)
     left = (self._training.steps - done) * self._tokens / self._meter.rate
-    self._bar.say(writers.line(done, self._training.steps, values, left))
+    self._bar.log(writers.format_line(done, self._training.steps, values, left))
 
   def _costs(self, metrics: train_step.Metrics) -> dict[str, Any]:
     """FLOPs of a prediction, forward, at each step of a call. The meter takes those of training."""
@@ -149,13 +149,13 @@ class Record:
 
 def validation_of(workdir: pathlib.Path, step: int, judged_by: str) -> float | None:
   """What a run was judged by at a step, None where it is not on record."""
-  return writers.value_of(workdir, step, f'validation/{judged_by}')
+  return writers.read_value(workdir, step, f'validation/{judged_by}')
 
 
 def over(workdir: pathlib.Path, step: int, judged_by: str, patience: int | None) -> bool:
   """Whether the last `patience` validations up to a step were no better than those before."""
   name = f'validation/{judged_by}'
-  found = [r[name] for _, r in writers.lines(workdir) if name in r and r['step'] <= step]
+  found = [r[name] for _, r in writers.read_lines(workdir) if name in r and r['step'] <= step]
   if patience is None or len(found) <= patience:
     return False
   return min(found[-patience:]) >= min(found[:-patience])

@@ -1,4 +1,4 @@
-"""Everything that a step changes, as one value."""
+"""The train state, and how it is created."""
 
 from typing import Any
 
@@ -13,14 +13,14 @@ from ngrammer_jax.models import initialization, language_model
 
 
 class TrainState(struct.PyTreeNode):
-  """The train state.
+  """Everything that a training step changes.
 
   Attributes:
-    step: updates made so far, int32.
-    params: trained by gradient.
-    codebook: trained by k-means.
-    opt_state: of the optimiser.
-    memory: what flows from segment to segment, one row per stream.
+    step: number of updates so far, int32.
+    params: parameters, trained by gradient.
+    codebook: centroids and their statistics, trained by k-means.
+    opt_state: state of the optimiser.
+    memory: memory of the model, carried from segment to segment, one row per stream.
   """
 
   step: jax.Array
@@ -30,28 +30,28 @@ class TrainState(struct.PyTreeNode):
   memory: Any
 
 
-def initialiser(
+def make_initializer(
   model: language_model.LanguageModel,
   optimizer: optax.GradientTransformation,
   batch_size: int,
   seed: int,
   mesh: jax.sharding.Mesh,
 ) -> tuple[Any, Any]:
-  """How to make the first state, and what it looks like without making it.
+  """Returns a function that creates the initial state, and the abstract state.
 
   Returns:
-    A function of no arguments that makes the sharded state, and the abstract state:
-    shapes, dtypes and shardings, for restoring a checkpoint into.
+    A function of no arguments that creates the sharded state; and the abstract state (shapes,
+    dtypes and shardings), for restoring a checkpoint.
   """
 
-  def boxed():
+  def init_boxed():
     tokens = jnp.zeros((batch_size, 1), jnp.int32)
     memory = language_model.empty_memory(model.config, batch_size)
     variables = model.init(jax.random.key(seed), tokens, memory)
     params = variables['params']
     if model.config.initial is not None:
       key = jax.random.fold_in(jax.random.key(seed), 1)
-      params = initialization.redrawn(model.config.initial, params, key)
+      params = initialization.reinitialize(model.config.initial, params, key)
     return TrainState(
       step=jnp.zeros((), jnp.int32),
       params=params,
@@ -61,22 +61,25 @@ def initialiser(
     )
 
   with sharding.use(mesh):
-    shapes = jax.eval_shape(boxed)
-  where = sharding.shardings(shapes, mesh)
-  where = where.replace(memory=jax.tree.map(lambda _: sharding.rows_sharding(mesh), where.memory))
+    shapes = jax.eval_shape(init_boxed)
+  shardings = sharding.shardings(shapes, mesh)
+  rows = sharding.rows_sharding(mesh)
+  shardings = shardings.replace(memory=jax.tree.map(lambda _: rows, shardings.memory))
   abstract = jax.tree.map(
-    lambda shape, place: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=place),
+    lambda leaf, leaf_sharding: jax.ShapeDtypeStruct(
+      leaf.shape, leaf.dtype, sharding=leaf_sharding
+    ),
     nn.unbox(shapes),
-    where,
+    shardings,
   )
 
   def create() -> TrainState:
     with sharding.use(mesh):
-      return jax.jit(lambda: nn.unbox(boxed()), out_shardings=where)()
+      return jax.jit(lambda: nn.unbox(init_boxed()), out_shardings=shardings)()
 
   return create, abstract
 
 
-def count(tree: Any) -> int:
-  """Number of elements of all arrays of a tree."""
+def count_elements(tree: Any) -> int:
+  """Returns the number of elements of all arrays of a tree."""
   return sum(leaf.size for leaf in jax.tree.leaves(tree))

@@ -30,7 +30,7 @@ def train_step(
   segment: streams.Segment,
   half_loss: bool = False,
   frozen_codebook: bool = False,
-  parts: accumulation.Parts | None = None,
+  parts: accumulation.GradientAccumulation | None = None,
 ) -> tuple[train_state.TrainState, Metrics]:
   """The state after one segment of every row, and the metrics of the step.
 
@@ -56,11 +56,11 @@ def train_step(
       gradient, (memory, *rest) = part(rows, key, share)
       return memory, (gradient, *rest)
 
-    memory, (gradient, nll, learned) = parts.summed(of_rows, rows)
+    memory, (gradient, nll, learned) = parts(of_rows, rows)
     codebook = moved(model.config, state.codebook, learned.get('statistics', {}))
   updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
   metrics = {'loss': nll, 'update_norm': optax.tree.norm(updates)}
-  for label, norm in optimizers.norms(gradient).items():
+  for label, norm in optimizers.norms_by_label(gradient).items():
     metrics[f'gradient_norm/{label}'] = norm
   metrics |= codebook_metrics(state.codebook, codebook, whole=parts is None)
   params = optax.apply_updates(state.params, updates)
@@ -109,7 +109,7 @@ def moved(config: model_config.ModelConfig, codebook: Any, statistics: Any) -> A
   """The codebook after one update, by what each quantiser has counted."""
   if 'sums' in statistics:
     layer = ngrams.layer(config, precision.compute_dtype(config))
-    return layer.make_quantizer(parent=None).moved(codebook, statistics)
+    return layer.make_quantizer(parent=None).update_codebook(codebook, statistics)
   of_part = lambda name: moved(config, codebook[name], statistics.get(name, {}))
   return {name: of_part(name) for name in codebook} if statistics else codebook
 
@@ -164,7 +164,7 @@ def make_call(
   where = jax.tree.map(lambda leaf: leaf.sharding, abstract)
   how = {'half_loss': half_loss, 'frozen_codebook': frozen_codebook}
   if parts > 1:
-    how['parts'] = accumulation.Parts(parts, where.step.mesh)
+    how['parts'] = accumulation.GradientAccumulation(parts, where.step.mesh)
   step = functools.partial(train_step, model, optimizer, seed, **how)
 
   def step_or_skip(state, numbered):
@@ -190,8 +190,7 @@ def span_metrics(config: model_config.ModelConfig, params: Any, memory: Any) -> 
   if s.kind == 'dynamic':
     spans_LxN, means_L = memory['spans'].longest_BxN.max(axis=0), memory['spans'].mean.mean(axis=0)
   else:
-    layers = [params[f'layer_{i}']['attention']['span']['span'] for i in range(config.layers)]
-    spans_LxN = s.limit * jnp.stack(layers)
+    spans_LxN = language_model.adaptive_spans(config, params)
     means_L = spans_LxN.mean(axis=1)
   with_ramp = lambda tokens_L: jnp.minimum(jnp.ceil(tokens_L) + s.ramp, s.limit)
   averages_L, longest_L = with_ramp(means_L), with_ramp(spans_LxN.max(axis=1))

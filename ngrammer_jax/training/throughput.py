@@ -1,4 +1,4 @@
-"""How much arithmetic a token takes, and what share of the hardware's peak that makes."""
+"""FLOPs of a token, and model FLOPs utilisation (MFU)."""
 
 from collections.abc import Sequence
 import math
@@ -10,7 +10,7 @@ import jax
 from ngrammer_jax.config import model as model_config
 
 # Dense bfloat16 FLOP/s of one JAX device, from the vendors' data sheets.
-PEAK = {
+PEAK_FLOPS = {
   'TPU v2': 22.5e12,
   'TPU v3': 61.5e12,
   'TPU v4': 275e12,
@@ -35,18 +35,18 @@ def forward_flops(
   length: int,
   spans: Sequence[float] | None = None,
 ) -> float:
-  """FLOPs of one token's forward pass.
+  """Returns the FLOPs of one token's forward pass.
 
-  Matrix products only, a multiply-add as two; a causal query attends to half of the
-  segment on average, and to the memory, or to a window; keys and values of the memory are
-  projected with every segment; what is computed again for the backward pass is not counted.
-  `spans` are those of the layers, the mean of their heads; tokens beyond cost nothing.
+  It counts matrix products only, a multiply-add as two. A causal query attends to half of the
+  segment on average, and to the memory or to a window. Keys and values of the memory are projected
+  in every segment. Rematerialisation is not counted. `spans` are those of the layers, the mean of
+  their heads; keys beyond cost nothing.
   """
   D, F = config.width, config.feed_forward_width
   clusters = (config.ngram.clusters or 0) if config.ngram else 0
   if config.recurrent is not None:
     width, layer = config.recurrent.width, config.recurrent.products(D)
-    return 2 * (layer + _output(config, width, vocabulary_size) + D * clusters)
+    return 2 * (layer + _output_multiplications(config, width, vocabulary_size) + D * clusters)
   M = 0 if config.memory is None else config.memory.length
   fixed = config.memory is not None and config.memory.window() is not None
   attention = 0.0
@@ -58,12 +58,12 @@ def forward_flops(
   if config.persistent is not None:
     attention += config.layers * 2 * D * config.persistent.vectors
   feed_forward = (3 if config.gated else 2) * D * F
-  output = _output(config, D, vocabulary_size)
+  output = _output_multiplications(config, D, vocabulary_size)
   return 2 * (attention + config.layers * feed_forward + output + D * clusters)
 
 
-def _output(config, width, vocabulary_size):
-  """Multiplications of the output layer for one token."""
+def _output_multiplications(config, width, vocabulary_size):
+  """Returns the multiplications of the output layer for one token."""
   if config.adaptive_softmax is None:
     return width * vocabulary_size
   return config.adaptive_softmax.products(width, vocabulary_size)
@@ -75,7 +75,7 @@ def train_flops(
   length: int,
   spans: Sequence[float] | None = None,
 ) -> float:
-  """FLOPs of training on one token: the backward pass costs twice the forward pass.
+  """Returns the FLOPs of training on one token: the backward pass costs twice the forward pass.
 
   k-means has no backward pass.
   """
@@ -85,39 +85,42 @@ def train_flops(
 
 
 def peak_flops(kind: str) -> float | None:
-  """The peak of a device kind; its name may go on after the model, as in A100-SXM4-40GB."""
-  found = [name for name in PEAK if re.match(rf'{re.escape(name)}($|-| \d| [A-Z])', kind)]
-  return PEAK[max(found, key=len)] if found else None
+  """Returns the peak of a device kind. A suffix is ignored, as in A100-SXM4-40GB."""
+  names = [name for name in PEAK_FLOPS if re.match(rf'{re.escape(name)}($|-| \d| [A-Z])', kind)]
+  return PEAK_FLOPS[max(names, key=len)] if names else None
 
 
 class Meter:
-  """Tokens per second, and the share of the peak where it is known.
+  """Measures tokens per second, and MFU if the peak of the device is known.
 
-  Time spent outside of training (evaluation, checkpoints) is left out by `pause`.
+  `pause` excludes time outside training (evaluation, checkpoints).
+
+  Attributes:
+    flops: of training on one token, set by the caller.
+    rate: tokens per second at the last measurement; infinite before the first.
   """
 
   def __init__(self):
-    self.flops = 0.0  # of a token
+    self.flops, self.rate = 0.0, math.inf
     peak = peak_flops(jax.devices()[0].device_kind)
     self._peak = peak and peak * jax.device_count()
-    self._seconds, self._since = 0.0, time.monotonic()
-    self.rate = math.inf  # tokens per second, when last measured
+    self._seconds, self._start_time = 0.0, time.monotonic()
 
   def pause(self) -> None:
     """Stops the clock."""
-    self._seconds += time.monotonic() - self._since
+    self._seconds += time.monotonic() - self._start_time
 
   def resume(self) -> None:
     """Starts the clock."""
-    self._since = time.monotonic()
+    self._start_time = time.monotonic()
 
   def measure(self, tokens: int) -> dict[str, float]:
-    """Rates since the last measurement, in which `tokens` were trained on; none for 0."""
+    """Returns the rates for `tokens` trained since the last measurement; empty for 0 tokens."""
     if not tokens:
       return {}
     now = time.monotonic()
-    seconds = self._seconds + now - self._since
-    self._seconds, self._since = 0.0, now
+    seconds = self._seconds + now - self._start_time
+    self._seconds, self._start_time = 0.0, now
     self.rate = tokens / max(seconds, 1e-9)
     rates = {'tokens_per_second': self.rate}
     if self._peak is not None:

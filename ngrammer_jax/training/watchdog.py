@@ -1,6 +1,6 @@
-"""The log of each process, and where it stands when it makes no progress.
+"""A log file for each process, with stack traces when the process makes no progress.
 
-<workdir>/logs/process_0.log   everything that process 0 says, with the time
+<workdir>/logs/process_0.log   all log lines of process 0, with times
 """
 
 import contextlib
@@ -11,44 +11,44 @@ import sys
 
 from ngrammer_jax import files, hosts
 
-MINUTES = 10.0
+DEFAULT_MINUTES = 10.0
 
 
-class _Log(logging.FileHandler):
-  """A log that a full disk only makes shorter: others say that the disk is full."""
+class _LogFile(logging.FileHandler):
+  """A log file that ignores write errors: a full disk is reported by other code."""
 
-  def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  the name of logging
+  def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  the name in logging
     pass
 
 
 class Watchdog:
-  """Writes the stacks of all threads into the log when nothing was heard for a while.
+  """Dumps the stack traces of all threads into the log file after a time without progress.
 
-  Of several processes that wait for each other, the one that is not in a collective is the one
-  that the others wait for. A context manager.
+  When several processes hang, the culprit is the one that is not in a collective.
+  A context manager.
 
   Args:
-    workdir: of the run.
-    minutes: without a `beat`. 0: nothing is written.
+    workdir: run directory.
+    minutes: time without a `beat`. 0 disables the stack traces.
   """
 
-  def __init__(self, workdir: pathlib.Path, minutes: float = MINUTES):
-    self._folder, self._name = workdir / 'logs', f'process_{hosts.number()}.log'
+  def __init__(self, workdir: pathlib.Path, minutes: float = DEFAULT_MINUTES):
+    self._folder, self._name = workdir / 'logs', f'process_{hosts.process_index()}.log'
     self._seconds = 60 * minutes
 
   def __enter__(self) -> 'Watchdog':
-    self._growing = files.Growing(self._folder, self._name)
-    path = self._growing.folder / self._name
-    with files.full_disk(lambda: f'{path} cannot be written: No space left on device'):
+    self._synced = files.SyncedDir(self._folder, self._name)
+    path = self._synced.folder / self._name
+    with files.translate_disk_full(lambda: f'{path} cannot be written: No space left on device'):
       path.parent.mkdir(parents=True, exist_ok=True)
-      self._handler = _Log(path, encoding='utf-8')
+      self._handler = _LogFile(path, encoding='utf-8')
     self._handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s'))
     logging.getLogger().addHandler(self._handler)
     self.beat()
     return self
 
   def beat(self) -> None:
-    """Something was done."""
+    """Reports progress: restarts the timer."""
     if self._seconds:
       stream = self._handler.stream or sys.stderr
       faulthandler.dump_traceback_later(self._seconds, repeat=True, file=stream)
@@ -57,7 +57,7 @@ class Watchdog:
     faulthandler.cancel_dump_traceback_later()
     logging.getLogger().removeHandler(self._handler)
     with contextlib.suppress(OSError):
-      if error is not None:  # said on the console only after this
+      if error is not None:  # the console shows it only after this
         self._handler.stream.write(f'{kind.__name__}: {error}\n')
       self._handler.close()
-    self._growing.close()
+    self._synced.close()

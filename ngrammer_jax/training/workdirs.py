@@ -1,8 +1,8 @@
-"""What a workdir holds beside its checkpoints, and which changes a resume allows.
+"""The files of a workdir beside its checkpoints, and the config changes that a resume allows.
 
 config.json    the resolved config
-corpus.json    hash of the text and the vocabulary settings it was prepared with
-vocabulary.*   enough to read and write text without the corpus
+corpus.json    hash of the text and of the vocabulary settings
+vocabulary.*   vocabulary, to encode and decode text without the corpus
 lock           held by the process that trains
 """
 
@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import pathlib
-import re
 import socket
 import time
 from typing import TYPE_CHECKING, TextIO
@@ -22,107 +21,102 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, files, hosts
 
 if TYPE_CHECKING:
-  from ngrammer_jax.training import material
+  from ngrammer_jax.training import train_task
 
 CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'
-OURS = ('config', 'corpus', 'vocabulary', 'lock')  # all that a start which was killed leaves behind
+OWN_FILES = ('config', 'corpus', 'vocabulary', 'lock')  # all that a killed start may leave
 
 
 def check(workdir: pathlib.Path, config: experiment.Config) -> None:
-  """Raises BadInput where a workdir is of another config, or is not one of ours."""
-  files.reach(workdir)
-  if not files.stored(workdir):
+  """Raises BadInput if a folder cannot be a workdir, or belongs to another config."""
+  files.check_reachable(workdir)
+  if not files.is_remote(workdir):
     _check_folder(workdir)
   if (workdir / CONFIG).exists():
     _check_same(workdir, load_config(workdir), config)
-  elif workdir.exists() and any(p.name.split('.')[0] not in OURS for p in workdir.iterdir()):
+  elif workdir.exists() and any(p.name.split('.')[0] not in OWN_FILES for p in workdir.iterdir()):
     raise errors.BadInput(
       f'--workdir={workdir} is not empty and holds no {CONFIG}: it is not a run. Use another folder'
     )
 
 
 def _check_folder(workdir: pathlib.Path) -> None:
-  if re.match(r'\w+:/', str(workdir)):  # pathlib makes az:/bucket of az://bucket
-    raise errors.BadInput(
-      f'--workdir={workdir}: expected a folder on this machine or a mounted one, or of an object '
-      f'store: {", ".join(files.STORES)}'
-    )
-  place = workdir.absolute()
-  while not place.exists():
-    place = place.parent
-  if not place.is_dir():
-    raise errors.BadInput(f'--workdir={workdir}: {place} is a file, expected a folder')
-  if not os.access(place, os.W_OK):
-    raise errors.BadInput(f'--workdir={workdir}: {place} cannot be written to')
+  existing = workdir.absolute()
+  while not existing.exists():
+    existing = existing.parent
+  if not existing.is_dir():
+    raise errors.BadInput(f'--workdir={workdir}: {existing} is a file, expected a folder')
+  if not os.access(existing, os.W_OK):
+    raise errors.BadInput(f'--workdir={workdir}: {existing} cannot be written to')
 
 
-def check_text(workdir: pathlib.Path, config: experiment.Config, text: str) -> None:
-  """Raises BadInput where a workdir was started on a corpus of another content hash."""
+def check_text(workdir: pathlib.Path, config: experiment.Config, content_hash: str) -> None:
+  """Raises BadInput if a workdir was started on data with another content hash."""
   path = workdir / CORPUS
-  before = json.loads(path.read_text())['content_hash'] if path.exists() else None
-  if before is None and not (workdir / CONFIG).exists():
-    return  # not begun
-  if before is None:
+  previous = json.loads(path.read_text())['content_hash'] if path.exists() else None
+  if previous is None and not (workdir / CONFIG).exists():
+    return  # a new run
+  if previous is None:
     raise errors.BadInput(
-      f'--workdir={workdir} holds no {CORPUS}: which text it was started on is not known; '
+      f'--workdir={workdir} holds no {CORPUS}: the text it was started on is unknown; '
       f'use another workdir'
     )
-  if before != text:
+  if previous != content_hash:
     key = 'path' if config.finetune is None else 'superglue_dir'
     raise errors.BadInput(
       f'--workdir={workdir} was started on another text: data.{key}='
-      f'{getattr(config.data, key)} has the content hash {text[:12]}, expected {before[:12]}; '
-      f'give that text, or use another workdir'
+      f'{getattr(config.data, key)} has the content hash {content_hash[:12]}, '
+      f'expected {previous[:12]}; use that text, or another workdir'
     )
 
 
 @contextlib.contextmanager
-def occupy(
-  workdir: pathlib.Path, config: experiment.Config, given: 'material.Material'
+def lock_workdir(
+  workdir: pathlib.Path, config: experiment.Config, task: 'train_task.TrainTask'
 ) -> Iterator[None]:
-  """Keeps a workdir to this process, and writes what it holds beside its checkpoints.
+  """Locks a workdir, and writes its files beside the checkpoints. The primary process does both.
 
-  The lock goes with the process, however that ends. Of several processes the first one has it.
+  The system releases the lock when the process ends, also when it is killed.
 
   Raises:
-    BadInput: another process trains there, or the folder cannot be written, or it is not the
-      same folder for all processes.
+    BadInput: another process holds the lock, or the folder cannot be written, or the processes do
+      not share the folder.
   """
-  with contextlib.ExitStack() as held:
-    hosts.by_first(_begin, workdir, config, given, held)
-    with hosts.together():
+  with contextlib.ExitStack() as stack:
+    hosts.on_primary(_initialize, workdir, config, task, stack)
+    with hosts.collective_errors():
       _wait_for(workdir / CONFIG)
       check(workdir, config)
       if not (workdir / CONFIG).exists():
         raise errors.BadInput(
-          f'--workdir={workdir} is not the same folder for all processes: the first one writes '
-          f'there what all read; use a folder that they share'
+          f'--workdir={workdir} is not shared by all processes: they read files that process 0 '
+          f'writes there; use a shared folder'
         )
     yield
 
 
 def _wait_for(path: pathlib.Path, seconds: float = 60) -> None:
-  """A network file system may not show at once what another host has written."""
-  until = time.monotonic() + seconds * (not hosts.first())
-  while not path.exists() and time.monotonic() < until:
+  """Waits for a file of the primary process: network file systems may show it late."""
+  deadline = time.monotonic() + seconds * (not hosts.is_primary())
+  while not path.exists() and time.monotonic() < deadline:
     time.sleep(0.5)
 
 
-def _begin(workdir, config, given, held) -> None:
+def _initialize(workdir, config, task, stack) -> None:
   try:
-    files.make(workdir)
-    if files.stored(workdir):
-      logging.info('%s cannot be locked: start no second process', workdir)
+    files.make_folder(workdir)
+    if files.is_remote(workdir):
+      logging.info('%s cannot be locked: do not start a second process', workdir)
     else:
-      _lock(workdir, held.enter_context((workdir / LOCK).open('a+', encoding='utf-8')))
-    check(workdir, config)  # again: another run may have been here meanwhile
-    check_text(workdir, config, given.content_hash)
-    given.vocabulary.save(workdir)
-    files.write(workdir / CORPUS, json.dumps({'content_hash': given.content_hash}) + '\n')
+      _lock(workdir, stack.enter_context((workdir / LOCK).open('a+', encoding='utf-8')))
+    check(workdir, config)  # again: another run may have started meanwhile
+    check_text(workdir, config, task.content_hash)
+    task.vocabulary.save(workdir)
+    files.write(workdir / CORPUS, json.dumps({'content_hash': task.content_hash}) + '\n')
     experiment.save(config, workdir / CONFIG)
   except OSError as error:
-    why = error.strerror or error
-    raise errors.BadInput(f'--workdir={workdir} cannot be written: {why}') from error
+    reason = error.strerror or error
+    raise errors.BadInput(f'--workdir={workdir} cannot be written: {reason}') from error
 
 
 def _lock(workdir: pathlib.Path, file: TextIO) -> None:
@@ -135,7 +129,8 @@ def _lock(workdir: pathlib.Path, file: TextIO) -> None:
       f'wait for it, stop it, or use another workdir'
     ) from error
   except OSError as error:
-    logging.warning('%s cannot be locked: %s; start no second process', workdir, error.strerror)
+    why = error.strerror
+    logging.warning('%s cannot be locked: %s; do not start a second process', workdir, why)
   file.seek(0)
   file.truncate()
   file.write(f'process {os.getpid()} on {socket.gethostname()}\n')
@@ -143,8 +138,8 @@ def _lock(workdir: pathlib.Path, file: TextIO) -> None:
 
 
 def load_config(workdir: pathlib.Path) -> experiment.Config:
-  """The config of a run. Raises BadInput where there is none."""
-  files.reach(workdir)
+  """Returns the config of a run. Raises BadInput if there is none."""
+  files.check_reachable(workdir)
   path = workdir / CONFIG
   if not path.exists():
     raise errors.BadInput(
@@ -162,15 +157,17 @@ def load_config(workdir: pathlib.Path) -> experiment.Config:
     ) from error
 
 
-def _check_same(workdir: pathlib.Path, before: experiment.Config, now: experiment.Config) -> None:
-  for key, old, new in experiment.differences(before, now):
+def _check_same(workdir: pathlib.Path, old_config: experiment.Config, config: experiment.Config):
+  """Raises BadInput for a difference that a resume does not allow."""
+  for key, old, new in experiment.differences(old_config, config):
     hint = ''
     if key.path == 'training.steps' and new > old:
-      if now.optimizer.schedule in ('constant', 'rsqrt') and now.optimizer.drop is None:
-        logging.info('going on from %s to %s steps', f'{old:,}', f'{new:,}')
+      o = config.optimizer
+      if o.schedule in ('constant', 'rsqrt') and o.drop is None:
+        logging.info('raising training.steps from %s to %s', f'{old:,}', f'{new:,}')
         continue
-      what = 'optimizer.drop' if now.optimizer.drop else f'schedule {now.optimizer.schedule!r}'
-      hint = f' ({what} depends on the number of steps)'
+      reason = 'optimizer.drop' if o.drop else f'schedule {o.schedule!r}'
+      hint = f' ({reason} depends on the number of steps)'
     raise errors.BadInput(
       f'--workdir={workdir} was started with {key.path}={old!r}, now it is {new!r}{hint}: '
       f'use the old value, or another workdir'

@@ -1,4 +1,4 @@
-"""The record of a run: metrics.jsonl, TensorBoard, and lines on the console."""
+"""The records of a run: metrics.jsonl, TensorBoard, and lines on the console."""
 
 from collections.abc import Iterator
 import json
@@ -11,95 +11,96 @@ import tensorboardX
 from ngrammer_jax import files, hosts, progress
 
 
-class Writer:
-  """Writes scalars by step.
+class MetricsWriter:
+  """Writes scalars by step, in the primary process.
 
-  `metrics.jsonl` in the workdir is the record; TensorBoard shows the same numbers. After a
-  resume both go on from the restored step, so that no step appears twice. Of several processes
-  the first one writes.
+  `metrics.jsonl` in the workdir is the record; TensorBoard shows the same numbers. On resume both
+  are cut to the restored step, so that no step appears twice.
   """
 
   def __init__(self, workdir: pathlib.Path, restored_step: int):
-    if not hosts.first():
+    if not hosts.is_primary():
       return
-    self._growing = files.Growing(workdir, 'metrics.jsonl')
-    folder = self._growing.folder
+    self._synced = files.SyncedDir(workdir, 'metrics.jsonl')
+    folder = self._synced.folder
     self._path = folder / 'metrics.jsonl'
-    with files.full_disk(self._full):
-      _cut(folder, restored_step)
+    with files.translate_disk_full(self._disk_full_message):
+      _truncate(folder, restored_step)
       self._file = self._path.open('a', encoding='utf-8')
-      self._board = tensorboardX.SummaryWriter(
+      self._tensorboard = tensorboardX.SummaryWriter(
         str(folder / 'tensorboard'), purge_step=restored_step + 1
       )
-    self.put()
+    self.sync()
 
   def scalars(self, step: int, values: dict[str, float]) -> None:
-    """Records the values of a step. Raises BadInput where the disk is full."""
-    if not hosts.first():
+    """Writes the values of a step. Raises BadInput if the disk is full."""
+    if not hosts.is_primary():
       return
-    with files.full_disk(self._full):
+    with files.translate_disk_full(self._disk_full_message):
       self._file.write(json.dumps({'step': step, **values}) + '\n')
       self._file.flush()
       for name, value in values.items():
-        self._board.add_scalar(name, value, step)
-      self._board.flush()  # a killed run loses no point
+        self._tensorboard.add_scalar(name, value, step)
+      self._tensorboard.flush()  # a killed run loses no point
 
-  def put(self) -> None:
-    """Has an object store hold all that was recorded; a disk does."""
-    if hosts.first():
-      self._growing.put()
+  def sync(self) -> None:
+    """Uploads the records to a remote workdir."""
+    if hosts.is_primary():
+      self._synced.sync()
 
   def close(self) -> None:
-    if not hosts.first():
+    if not hosts.is_primary():
       return
     try:
       self._file.close()
-      self._board.close()
-    except OSError as error:  # no reason to end otherwise than the run did
+      self._tensorboard.close()
+    except OSError as error:  # must not change how the run ends
       logging.warning('%s cannot be closed: %s', self._path, error.strerror)
-    self._growing.close()
+    self._synced.close()
 
-  def _full(self) -> str:
+  def _disk_full_message(self) -> str:
     return (
-      f'{self._path} cannot be written: No space left on device. Free some space, then the same '
-      f'command goes on from the last checkpoint'
+      f'{self._path} cannot be written: No space left on device. Free some space, then rerun the '
+      f'same command to resume from the last checkpoint'
     )
 
 
-def value_of(workdir: pathlib.Path, step: int, name: str) -> float | None:
-  """A value of a step that is on record, None where it is not."""
-  values = [r[name] for _, r in lines(workdir) if r.get('step') == step and name in r]
+def read_value(workdir: pathlib.Path, step: int, name: str) -> float | None:
+  """Returns a recorded value of a step, None if it is not recorded."""
+  records = (record for _, record in read_lines(workdir) if record.get('step') == step)
+  values = [record[name] for record in records if name in record]
   return values[-1] if values else None
 
 
-def lines(workdir: pathlib.Path) -> Iterator[tuple[str, dict[str, float]]]:
-  """Every line of metrics.jsonl and its record, empty where the line is not a whole one."""
+def read_lines(workdir: pathlib.Path) -> Iterator[tuple[str, dict[str, float]]]:
+  """Yields each line of metrics.jsonl with its record; an invalid line has an empty record."""
   path = workdir / 'metrics.jsonl'
   for line in path.read_text(encoding='utf-8').splitlines(keepends=True) if path.exists() else ():
     try:
-      yield line, json.loads(line) if line.endswith('\n') else {}
+      record = json.loads(line) if line.endswith('\n') else {}
     except json.JSONDecodeError:
-      yield line, {}
+      record = {}
+    yield line, record if isinstance(record, dict) else {}
 
 
-def _cut(workdir: pathlib.Path, step: int) -> None:
-  """Drops the lines after a step, and a last line that was never finished."""
-  path, kept = workdir / 'metrics.jsonl', []
-  for line, record in lines(workdir):
+def _truncate(workdir: pathlib.Path, step: int) -> None:
+  """Drops the lines after a step, and invalid lines, such as one that a kill cut short."""
+  path, lines = workdir / 'metrics.jsonl', []
+  for line, record in read_lines(workdir):
     if 'step' not in record:
       logging.warning('%s: dropping a line that is not a record: %.40s', path, line)
     elif record['step'] <= step:
-      kept.append(line)
+      lines.append(line)
   if path.exists():
-    files.write(path, ''.join(kept))
+    files.write(path, ''.join(lines))
 
 
-def line(step: int, steps: int, values: dict[str, Any], seconds_left: float) -> str:
-  """A line for the console."""
+def format_line(step: int, steps: int, values: dict[str, Any], seconds_left: float) -> str:
+  """Formats the metrics of a step for the console."""
   parts = [f'step {step:,}/{steps:,}', f'loss {values["loss"]:.4f}']
   if 'tokens_per_second' in values:
     parts.append(f'{values["tokens_per_second"]:,.0f} tokens/s')
   if 'mfu' in values:
     parts.append(f'MFU {values["mfu"]:.1%}')
-  parts.append(f'{progress.duration(seconds_left)} left')
+  parts.append(f'{progress.format_duration(seconds_left)} left')
   return '  '.join(parts)

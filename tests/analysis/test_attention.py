@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import analyze, runs
-from ngrammer_jax.analysis import attention
+from ngrammer_jax.analysis import attention, probe
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
@@ -148,7 +148,7 @@ def test_queries_in_blocks_and_persistent_vectors():
   F, N, b, K, vectors = 2, 3, 4, 9, 2
   probs = np.random.default_rng(0).random((F, N, b, K + vectors), np.float32)
   distances = [0, 1, 3, 7]
-  weights = attention._weights_by_distance({'probs': [probs]}, vectors, np.array(distances))
+  weights = probe.weights_by_distance({'probs': [probs]}, vectors, np.array(distances))
   expected = np.zeros((N, F * b, len(distances)))
   for t, n, i in np.ndindex(F * b, N, len(distances)):
     key = K - b + t % b - distances[i]

@@ -23,7 +23,7 @@ def workdir(tmp_path, monkeypatch):
 
   def verify(workdir, step):
     if step == 8:
-      raise manifest.Damaged('array has 3 bytes, expected 1,500,000')
+      raise manifest.CorruptError('array has 3 bytes, expected 1,500,000')
     return manifest.read(workdir / 'checkpoints' / str(step))
 
   monkeypatch.setattr(training_checkpoints, 'verify', verify)
@@ -45,6 +45,6 @@ def test_arrays_of_a_checkpoint(workdir):
     assert len(lines) == 5 and lines[-1] == f'{step:016}{suffix}'
   with bad_input(f'--workdir={workdir} has no checkpoint of --step=7'):
     checkpoints.format_table(workdir, 7)
-  (workdir / 'checkpoints' / '4' / manifest.NAME).write_text('{}')
+  (workdir / 'checkpoints' / '4' / manifest.FILE_NAME).write_text('{}')
   with bad_input('--step=4: checkpoint 4: manifest.json cannot be read'):
     checkpoints.format_table(workdir, 4)

@@ -63,7 +63,7 @@ def test_comparison_of_two_runs(tmp_path, capsys):
   }
   analyze.main(['cloze', f'--workdir={first}', f'--workdir={second}'])
   assert (
-    f'first {first}, second {second}; p of the strict ones: McNemar, exact'
+    f"1st {first}, 2nd {second}; p: McNemar's exact test of the strict accuracies"
     in capsys.readouterr().out
   )
 

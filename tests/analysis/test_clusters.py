@@ -118,6 +118,7 @@ def test_model_without_token_clusters_raises_bad_input(tiny, untrained):
     analyze.main(['clusters', f'--workdir={workdir}'])
 
 
+@pytest.mark.filterwarnings('error:No artists')
 def test_more_clusters_than_tokens(tiny, untrained, monkeypatch):
   """No cluster has two tokens: the coherence is null, and the JSON has no NaN."""
   ngram = model_config.NGramConfig(clusters=300, vocabulary_size=64, dim=4)

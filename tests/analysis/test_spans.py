@@ -7,7 +7,9 @@ import pytest
 
 from ngrammer_jax import analyze, runs
 from ngrammer_jax.analysis import spans
+from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import model as model_config
+from ngrammer_jax.data import token_cache
 from tests.checks import bad_input
 
 LIMIT, RAMP, VECTORS = 64, 8, 4
@@ -52,6 +54,48 @@ def test_adaptive_spans_and_the_share_of_persistent_vectors(tiny, untrained, cap
     expected_LxN[layer, head] = np.mean(shares)
   np.testing.assert_allclose(result['persistent'], expected_LxN, rtol=1e-4)
   assert 'share of attention on persistent vectors' in printed and 'head 1' in printed
+
+
+@pytest.mark.parametrize('kind, memory', [('adaptive', None), ('dynamic', 32)])
+def test_documents_evaluation_memory_and_queries_in_blocks(
+  tiny, untrained, monkeypatch, kind, memory
+):
+  """Compares with a loop; a token attends only to its document and the memory of evaluation."""
+  starts, length = np.array([0, 50]), 128
+  tokens = np.random.default_rng(0).integers(0, 256, 2 * length - 30).astype(np.uint16)
+  text = token_cache.TokenSplit(tokens, starts, None, 256)
+  monkeypatch.setattr(runs.Run, 'split', lambda run, name: text)
+  z_N, bias_N = np.array([20.0, 60.0]), np.log([20 / 44, 60 / 4])
+
+  def modify(params, codebook):
+    for layer in range(2):
+      attention = params[f'layer_{layer}']['attention']
+      attention['query']['kernel'] *= 0
+      if kind == 'adaptive':
+        attention['span']['span'] = (z_N / LIMIT).astype(np.float32)
+      else:
+        attention['span']['span_kernel'] *= 0
+        attention['span']['span_bias'] = bias_N.astype(np.float32)
+
+  span = model_config.SpanConfig(kind=kind, limit=LIMIT, ramp=RAMP, initial=0.0)
+  model = MODEL | {'span': span, 'persistent': model_config.PersistentConfig(VECTORS)}
+  evaluation = evaluation_config.EvaluationMemory(length=memory)
+  config = tiny(
+    model,
+    training={'segment_length': length},
+    evaluation=evaluation_config.EvaluationConfig(memory=memory and evaluation),
+  )
+  result = spans.analyze(runs.load_run(untrained(config, modify)))
+  assert result['tokens'] == len(tokens)
+  np.testing.assert_allclose(result['spans'], [np.minimum(z_N + RAMP, LIMIT)] * 2, rtol=1e-5)
+  shares_TxN = np.zeros((len(tokens), 2))
+  for token, head in np.ndindex(*shares_TxN.shape):
+    first = starts[starts <= token].max()
+    distances = range(min(token - first, memory or LIMIT) + 1)
+    context = sum(min(max((z_N[head] - d) / RAMP + 1, 0), 1) for d in distances)
+    shares_TxN[token, head] = VECTORS / (VECTORS + context)
+  np.testing.assert_allclose(result['persistent'], [shares_TxN.mean(axis=0)] * 2, rtol=1e-4)
+  assert result['along'] is None or len(result['along']['spans']) == spans.MAX_RECORDED_TOKENS
 
 
 def test_dynamic_spans_along_a_text(tiny, untrained, capsys):

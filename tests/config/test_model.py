@@ -191,7 +191,7 @@ def spans(**fields):
       {'ngram': {'layer': 'attention', 'pairing': ('attended',), 'orders': (2, 3)}},
       'model.ngram.orders=(2, 3): what is attended to makes pairs, orders=(2,)',
     ),
-    ({'ngram': {'heads': 3}}, 'model.ngram: 3 heads do not divide the width 256'),
+    ({'ngram': {'heads': 3}}, 'model.ngram: width 256 must be divisible by heads=3'),
     (
       {'ngram': {'combine': 'add'}},
       'model.ngram: combine "add" needs n-gram dim 8 to equal the head width 64',

@@ -132,7 +132,7 @@ DAMAGED_FILES = {
   ),
   'not UTF-8': (
     '\n'.join(LINES).replace('number 6', 'number é').encode('latin-1'),
-    ', line 7: not valid UTF-8 at byte 18 of the line (0xe9): convert it, or ' + REMEDY,
+    ', line 7 is not valid UTF-8 at byte 17 (0xe9): convert it, or ' + REMEDY,
   ),
 }
 
@@ -259,11 +259,11 @@ def test_errors_for_unsuitable_books(tmp_path):
   question_file = write(tmp_path, cloze.format_questions([QUESTION]))
   with bad_input(
     f'{question_file}, line 1: expected a title, as in "_BOOK_TITLE_ : Author___Title.txt.out", '
-    f'found "{LINES[0]}": --cloze_made=N makes questions from raw books'
+    f'found "{LINES[0]}": this is not a raw text file of the Children\'s Book Test'
   ):
     synthetic_cloze.generate_questions(question_file, 5)
   latin = write(tmp_path, TITLE.encode() + b'caf\xe9 .\n', 'latin.txt')
-  with bad_input(f'{latin}, line 2: not valid UTF-8 at byte 4 of the line (0xe9): convert it'):
+  with bad_input(f'{latin}, line 2 is not valid UTF-8 at byte 3 (0xe9): convert it'):
     synthetic_cloze.generate_questions(latin, 5)
   with bad_input(
     f'--cloze={tmp_path}: expected a file of raw books, or a folder with cbt_train.txt'

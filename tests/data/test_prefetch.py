@@ -13,7 +13,7 @@ from ngrammer_jax.data import prefetch
 def thread_ends():
   """Checks that no prefetch thread outlives a test."""
   yield
-  assert not [t for t in threading.enumerate() if t.name == 'prefetch']
+  assert not [t for t in threading.enumerate() if t.name.startswith('prefetch')]
 
 
 def wait_for(condition):
@@ -47,9 +47,9 @@ def test_items_are_prefetched_in_a_thread_up_to_the_depth():
   with prefetch.Prefetcher(generate_items(), depth=3) as items:
     for num_consumed in range(1, 20):
       next(items)
-      # Three items are in the queue; the thread waits to put the fourth.
+      # Three items wait, and the thread has computed one more.
       wait_for(lambda count=num_consumed: len(thread_names) == count + 4)
-  assert set(thread_names) == {'prefetch'}
+  assert set(thread_names) == {'prefetch_0'}
   assert len(thread_names) == 19 + 4
 
 

@@ -38,6 +38,17 @@ def test_shards_of_a_split_are_sorted(tmp_path):
   assert names == ['c4-train.00000-of-00002.json.gz', 'c4-train.00001-of-00002.json.gz']
 
 
+def test_splits_are_words_of_the_name(tmp_path):
+  for name in ('constrained-train.txt', 'latest.valid.txt', 'the_contest.txt', 'train-test.txt'):
+    write(tmp_path, name, 'a')
+  names = {split: shard.files[0].name for split, shard in shards.find(tmp_path).items()}
+  assert names == {
+    'train': 'constrained-train.txt',
+    'validation': 'latest.valid.txt',
+    'test': 'train-test.txt',
+  }
+
+
 def test_train_and_validation_are_required(tmp_path):
   write(tmp_path, 'train.jsonl', json_lines('a'))
   with bad_input(
@@ -69,11 +80,15 @@ def test_an_empty_line_is_an_empty_document(tmp_path):
 @pytest.mark.parametrize(
   'line, message',
   [
-    ('{"text": "b"', ", line 2: not JSON, column 13: Expecting ',' delimiter"),
+    (
+      '{"text": "b"',
+      ", line 2 is not JSON, column 13: Expecting ',' delimiter; expected one object with a "
+      '"text" per line',
+    ),
     ('{"txt": "b"}', ', line 2: expected an object with a "text", found {"txt": "b"}'),
     ('["b"]', ', line 2: expected an object with a "text", found ["b"]'),
     ('{"text": 7}', ', line 2: expected an object with a "text", found {"text": 7}'),
-    (b'{"text": "\xff"}', ', document 2: not valid UTF-8: invalid start byte'),
+    (b'{"text": "\xff"}', ', line 2 is not valid UTF-8 at byte 10 (0xff): convert it'),
   ],
 )
 def test_an_invalid_record_is_reported_by_line(tmp_path, line, message):
@@ -101,5 +116,5 @@ def test_an_error_of_the_caller_is_not_an_error_of_the_file(tmp_path):
 def test_a_truncated_shard_is_reported(tmp_path):
   path = write(tmp_path, 'train.json.gz', json_lines(*map(str, range(10_000))))
   path.write_bytes(path.read_bytes()[:-2000])
-  with pytest.raises(Exception, match=rf'\A{path} cannot be read after byte [\d,]+: Compressed'):
+  with pytest.raises(Exception, match=rf'\A{path} is truncated or damaged: Compressed'):
     read_texts(shards.FileShards((path,)))

@@ -63,7 +63,11 @@ def test_mismatches_raise_bad_input(arrays):
   ):
     ngrammer_pytorch.load_ngrammer(arrays, layer, N * H)
   with bad_input(
-    'clusters=None, orders=(2,), heads=2, width=12: n-grammer-pytorch needs clusters, orders=(2,) '
-    'and a width that is divisible by heads'
+    'clusters=None, heads=2, width=12: n-grammer-pytorch needs clusters, and a width that is '
+    'divisible by heads'
   ):
     ngrammer_pytorch.load_ngrammer({}, layer.clone(clusters=None), N * H)
+  for option, default in (({'orders': (2, 3)}, (2,)), ({'distinct_start': True}, False)):
+    ((key, value),) = option.items()
+    with bad_input(f'{key}={value!r} must be {default!r} for these weights'):
+      ngrammer_pytorch.load_ngrammer({}, layer.clone(**option), N * H)

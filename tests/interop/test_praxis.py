@@ -305,6 +305,16 @@ def test_praxis_names_of_ngrammers_after_attention():
       {'position': 'relative'},
       "model.position='relative' must be 'rope' or 'sinusoid' or 'none' for these weights",
     ),
+    ({'feed_forward_bias': False}, 'model.feed_forward_bias=False must be None for these weights'),
+    (
+      {'ngram': model_config.NGramConfig(layer='middle')},
+      "model.ngram.layer='middle' must be 'input' or 'attention' for these weights",
+    ),
+    (
+      {'persistent': model_config.PersistentConfig(4)},
+      "model.persistent=PersistentConfig(vectors=4, kind='all_attention') must be None for these "
+      'weights',
+    ),
     ({'final_norm': False}, 'model.final_norm=False must be True for these weights'),
     (
       {'ngram': model_config.NGramConfig(orders=(2, 3), dim=2, distinct_start=True)},
@@ -321,9 +331,7 @@ def test_unsupported_model_options_raise_bad_input(fields, message):
 
 def test_unsupported_layer_options_raise_bad_input():
   layer = NGrammer(heads=2, clusters=None, vocabulary_size=50, orders=(3,), id_vocabulary=23)
-  with bad_input(
-    'orders=(3,) and distinct_start=False: praxis needs orders=(2,) and distinct_start=False'
-  ):
+  with bad_input('orders=(3,) must be (2,) for these weights'):
     praxis.load_ngrammer({}, layer, width=16)
 
 

@@ -80,8 +80,8 @@ def test_rows_equal_praxis(reference):
       '8 heads need 8 primes between 16 and 32, but there are only 5: '
       'use a larger n-gram vocabulary or fewer heads',
     ),
-    (0, 'a vocabulary of 0 n-grams a head is outside 1 to 536,870,912'),
-    (2**29 + 1, 'a vocabulary of 536,870,913 n-grams a head is outside 1 to 536,870,912'),
+    (0, '0 n-grams per head are not between 1 and 536,870,912'),
+    (2**29 + 1, '536,870,913 n-grams per head are not between 1 and 536,870,912'),
   ],
 )
 def test_impossible_vocabulary_says_what_to_change(V, message):

@@ -76,12 +76,12 @@ def test_pair_ids_of_every_head_equal_slow_loop():
 
 def test_most_attended_equals_slow_loop():
   rng = np.random.default_rng(0)
-  scores, may = rng.integers(0, 3, (2, N, 4, 7)), rng.random((2, 4, 7)) < 0.4
-  may[0, 0] = False
-  got = jax.jit(ngrammer.most_attended)(scores.astype('float32'), may).tolist()
+  scores, allowed = rng.integers(0, 3, (2, N, 4, 7)), rng.random((2, 4, 7)) < 0.4
+  allowed[0, 0] = False
+  got = jax.jit(ngrammer.most_attended)(scores.astype('float32'), allowed).tolist()
   for b, n, t in np.ndindex(2, N, 4):
-    allowed = [s for s in range(7) if may[b, t, s]]
-    first_best = max(allowed, key=lambda s: scores[b, n, t, s], default=7)
+    positions = [s for s in range(7) if allowed[b, t, s]]
+    first_best = max(positions, key=lambda s: scores[b, n, t, s], default=7)
     assert got[b][n][t] == first_best
 
 
@@ -412,13 +412,13 @@ def test_concat_of_the_full_head_width_drops_the_unigram():
 @pytest.mark.parametrize(
   'options, message',
   [
-    ({'heads': 3}, '3 heads do not divide the width 8'),
+    ({'heads': 3}, 'width 8 must be divisible by heads=3'),
     ({'dim': 5}, 'n-gram dim 5 is not between 1 and the head width 4 (width 8 / 2 heads)'),
     ({'dim': 0}, 'n-gram dim 0 is not between 1 and the head width 4 (width 8 / 2 heads)'),
     ({'combine': 'add', 'dim': 3}, 'combine "add" needs n-gram dim 3 to equal the head width 4'),
-    ({'orders': ()}, 'orders () are not different numbers from 2 on'),
-    ({'orders': (1, 2)}, 'orders (1, 2) are not different numbers from 2 on'),
-    ({'orders': (2, 2)}, 'orders (2, 2) are not different numbers from 2 on'),
+    ({'orders': ()}, 'orders () must be distinct numbers of at least 2'),
+    ({'orders': (1, 2)}, 'orders (1, 2) must be distinct numbers of at least 2'),
+    ({'orders': (2, 2)}, 'orders (2, 2) must be distinct numbers of at least 2'),
     ({'orders': (2, 3), 'dim': 3}, '2 orders of n-gram dim 3 exceed the head width 4'),
     ({'combine': 'sum'}, "combine 'sum' is not one of concat, add"),
     ({'clusters': None}, 'an NGrammer without clusters needs raw ids and their id_vocabulary'),

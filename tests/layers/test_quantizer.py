@@ -147,15 +147,15 @@ def test_sums_and_counts_of_parts_make_one_step(drawn):
     return ids, state['statistics']
 
   @jax.jit
-  def moved(first, second):
-    return layer.moved(variables['codebook'], jax.tree.map(jnp.add, first, second))
+  def update(first, second):
+    return layer.update_codebook(variables['codebook'], jax.tree.map(jnp.add, first, second))
 
   ids, parts = zip(*(of_part(x[b : b + 1], valid[b : b + 1]) for b in range(B)), strict=True)
   expected_ids, centroids, counts, _ = slow_step(
     x, variables['codebook']['centroids'], valid, 0.5, 0.1, False
   )
   assert np.concatenate(ids).tolist() == expected_ids.tolist()
-  after = moved(*parts)
+  after = update(*parts)
   assert_close(after['centroids'], centroids, 1e-12)
   assert_close(after['usage'], 0.99 / K + 0.01 * counts / valid.sum(), 1e-12)
 
@@ -290,7 +290,7 @@ def test_initial_centroids_are_xavier_uniform_and_equally_used():
     found = [int((table[:, head] == c).all(axis=1).argmax()) for c in data['centroids'][head]]
     assert (table[found, head] == data['centroids'][head]).all() and len(set(found)) == 16
   layer = quantizer.ProductQuantizer(16, initial='data')
-  with pytest.raises(ValueError, match='need the vocabulary'):
+  with pytest.raises(ValueError, match='needs the vocabulary'):
     jax.eval_shape(layer.init, jax.random.key(1), np.zeros((1, 1, 2, 3), 'float32'))
 
 
@@ -408,34 +408,34 @@ def test_eight_devices_equal_one(monkeypatch):
 # Empty clusters, and the vocabulary.
 
 
-def slow_revived(centroids, usage):
-  """One dead cluster after the other, beside the most used that is left."""
+def slow_reset(centroids, usage):
+  """Resets one dead code after the other, next to the most used code that is left."""
   centroids, usage = centroids.copy(), usage.copy()
   N, K = usage.shape
   for n in range(N):
     order = np.argsort(usage[n], kind='stable')
-    for dead, giver in zip(order, order[::-1], strict=True):
-      if usage[n, dead] < 0.1 / K and usage[n, giver] >= 1 / K:
-        centroids[n, dead] = 1.01 * centroids[n, giver]
-        usage[n, dead] = usage[n, giver] = usage[n, giver] / 2
+    for dead, donor in zip(order, order[::-1], strict=True):
+      if usage[n, dead] < 0.1 / K and usage[n, donor] >= 1 / K:
+        centroids[n, dead] = 1.01 * centroids[n, donor]
+        usage[n, dead] = usage[n, donor] = usage[n, donor] / 2
   return centroids, usage
 
 
-def test_the_dead_go_beside_the_most_used(x64):
+def test_dead_codes_are_set_next_to_the_most_used(x64):
   rng = np.random.default_rng(0)
   usage = rng.dirichlet(np.full(16, 0.1), size=5)
   centroids = rng.normal(size=(5, 16, 3))
   assert (usage < 0.1 / 16).any() and (usage >= 1 / 16).any()
-  revived = jax.jit(quantizer.revived)
-  moved, used = revived(centroids, usage)
-  expected, shares = slow_revived(centroids, usage)
-  assert_close(moved, expected, 1e-12)
+  reset = jax.jit(quantizer.reset_dead_codes)
+  centroids_after, used = reset(centroids, usage)
+  expected, shares = slow_reset(centroids, usage)
+  assert_close(centroids_after, expected, 1e-12)
   assert_close(used, shares, 1e-12)
-  same, _ = revived(centroids, np.full((5, 16), 1 / 16))
+  same, _ = reset(centroids, np.full((5, 16), 1 / 16))
   assert same.tolist() == centroids.tolist()
 
 
-def test_a_revived_cluster_takes_tokens_again():
+def test_a_reset_cluster_takes_tokens_again():
   x = np.random.default_rng(0).normal(size=(8, 32, 1, 2)).astype('float32')
   centroids = np.array([[[0, 0], [0.1, 0.1], [90, 90], [99, 0]]], 'float32')
 

@@ -1,4 +1,4 @@
-"""Lookups in tables that are spread over devices: the same rows and gradients on any mesh."""
+"""Lookups in sharded tables have the same rows and gradients on any mesh."""
 
 import functools
 
@@ -7,39 +7,39 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from launch import hlo
 from ngrammer_jax import sharding
-from ngrammer_jax.analysis import hlo
 from ngrammer_jax.config import ngram as ngram_config
 from ngrammer_jax.layers import table
 
 V, E, B = 64, 4, 16
 MESHES = [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2), (4, 2, 1), (1, 2, 4)]
-# Every mesh, and each way of exchange over the batch alone, over both axes, and with parts.
+# The batch is sharded over one axis or both, the table over none, one or both.
 QUICK = [('table', (8, 1, 1)), ('rows', (2, 2, 2)), ('table', (4, 2, 1)), ('auto', (1, 2, 4))]
 EVERY = [(exchange, shape) for exchange in ngram_config.EXCHANGE for shape in MESHES]
 
 
 @functools.cache
-def given():
-  """A table, rows with repetitions, what the found is weighted with, and the gradient wanted."""
+def example():
+  """A table, rows with repetitions, weights of the output, and the expected gradient."""
   random = np.random.default_rng(0)
   table_VxE = random.normal(size=(V, E)).astype(np.float32)
   rows = random.integers(0, V // 2, (B, 6, 2)).astype(np.int32)
   weights = random.normal(size=(B, 6, 2, E)).astype(np.float32)
   gradient = np.zeros((V, E))
-  for place in np.ndindex(rows.shape):
-    gradient[rows[place]] += weights[place]
+  for index in np.ndindex(rows.shape):
+    gradient[rows[index]] += weights[index]
   return table_VxE, rows, weights, gradient
 
 
-def compiled(given, exchange='auto'):
+def compiled(arrays, exchange='auto'):
   """The program of a lookup and its gradient."""
 
   def loss(table_VxE, rows, weights):
-    found = table.lookup(table_VxE, rows, exchange)
-    return (found * weights).sum(), found
+    output = table.lookup(table_VxE, rows, exchange)
+    return (output * weights).sum(), output
 
-  return jax.jit(jax.grad(loss, has_aux=True)).lower(*given).compile()
+  return jax.jit(jax.grad(loss, has_aux=True)).lower(*arrays).compile()
 
 
 @pytest.mark.parametrize(
@@ -47,55 +47,58 @@ def compiled(given, exchange='auto'):
   [each if each in QUICK else pytest.param(*each, marks=pytest.mark.slow) for each in EVERY],
 )
 def test_rows_and_gradients_are_those_of_one_device(exchange, shape):
-  """By rows no array as large as the table is sent.
-
-  A device's own part of the table is all that it ever sums with others, and not even that.
-  """
-  *arrays, gradient = given()
+  """With `rows` no array of the size of the table, or of a shard of it, is exchanged."""
+  *arrays, gradient = example()
   table_VxE, rows, _ = arrays
   mesh = sharding.make_mesh(*shape)
   with sharding.use(mesh):
     program = compiled(arrays, exchange)
-    got, found = program(*arrays)
-  np.testing.assert_array_equal(found, table_VxE[rows])
-  np.testing.assert_allclose(got, gradient, atol=2e-6)
+    actual_gradient, output = program(*arrays)
+  np.testing.assert_array_equal(output, table_VxE[rows])
+  np.testing.assert_allclose(actual_gradient, gradient, atol=2e-6)
   if exchange == 'rows':
     with sharding.use(mesh):
       lookup = jax.jit(lambda *of: table.lookup(*of, exchange)).lower(table_VxE, rows).compile()
     kinds = lambda program: [
       each.kind for each in hlo.Program(program.as_text(), dict(mesh.shape)).collectives()
     ]
-    of_gradient = kinds(program)
+    gradient_kinds = kinds(program)
     for kind in kinds(lookup):
-      of_gradient.remove(kind)
-    assert set(of_gradient) == ({'all-gather'} if shape[0] * shape[1] > 1 else set())
+      gradient_kinds.remove(kind)
+    assert set(gradient_kinds) == ({'all-gather'} if shape[0] * shape[1] > 1 else set())
 
 
-def test_what_takes_less_time_is_exchanged():
-  """Few rows of a large table are sent; of a small one its gradient is."""
-  mesh = sharding.make_mesh(8, 1, 1)
-  size = 8 * 1024 * table.ADDING // 64  # rows of a table as expensive as 1,024 rows of a device
+@pytest.mark.parametrize('lookups, kind', [(1024, 'all-gather'), (2048, 'all-reduce')])
+def test_auto_exchanges_rows_where_few_are_looked_up(lookups, kind):
+  """Up to a quarter of the rows of the table; these are fewer bytes in the compiled program."""
+  mesh, size = sharding.make_mesh(8, 1, 1), 4096
+  shape = jax.ShapeDtypeStruct
+  arrays = (
+    shape((size, 8), jnp.float32),
+    shape((8, lookups // 8), jnp.int32),
+    shape((8, lookups // 8, 8), jnp.float32),
+  )
 
-  def kinds(rows):
-    shape = lambda *of, dtype=jnp.float32: jax.ShapeDtypeStruct(of, dtype)
-    arrays = shape(size, 8), shape(8, rows, dtype=jnp.int32), shape(8, rows, 8)
+  def collectives(exchange):
     with sharding.use(mesh):
-      text = compiled(arrays).as_text()
-    return {each.kind for each in hlo.Program(text, dict(mesh.shape)).collectives()}
+      text = compiled(arrays, exchange).as_text()
+    return hlo.Program(text, dict(mesh.shape)).collectives()
 
-  assert kinds(512) == {'all-gather'}
-  assert kinds(2048) == {'all-reduce'}
+  assert {each.kind for each in collectives('auto')} == {kind}
+  if kind == 'all-gather':
+    sent = lambda exchange: sum(each.bytes_sent for each in collectives(exchange))
+    assert sent('auto') == sent('rows') < sent('table') / 7
 
 
-def test_where_the_rows_do_not_divide_the_table_is_looked_up_as_a_whole():
+def test_a_table_of_indivisible_size_is_not_sharded():
   rows = np.arange(36, dtype='float32').reshape(9, 4)
   with sharding.use(sharding.make_mesh(1, 1, 8)):
-    found = np.asarray(jax.jit(table.lookup)(rows, np.array([[8], [0]])))
-  np.testing.assert_array_equal(found[:, 0], [[32, 33, 34, 35], [0, 1, 2, 3]])
+    output = np.asarray(jax.jit(table.lookup)(rows, np.array([[8], [0]])))
+  np.testing.assert_array_equal(output[:, 0], [[32, 33, 34, 35], [0, 1, 2, 3]])
 
 
 def test_a_lookup_on_one_device_is_nothing_but_a_gather():
-  arrays = given()[:2]
+  arrays = example()[:2]
   with sharding.use(jax.make_mesh((1, 1, 1), sharding.AXES, devices=jax.devices()[:1])):
     assert 'shard_map' not in str(jax.make_jaxpr(table.lookup)(*arrays))
   assert 'shard_map' not in str(jax.make_jaxpr(table.lookup)(*arrays))

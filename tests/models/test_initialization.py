@@ -42,17 +42,17 @@ def zeros(**fields):
 
 
 @functools.cache
-def redrawn(recipe, **fields):
-  """What a recipe makes of parameters of 0, by path."""
+def reinitialized(recipe, **fields):
+  """Parameters of 0 after a recipe, by path."""
   kind = initial_config.InitialConfig(recipe)
-  params = initialization.redrawn(kind, zeros(**fields), jax.random.key(1))
+  params = initialization.reinitialize(kind, zeros(**fields), jax.random.key(1))
   return flax.traverse_util.flatten_dict(params, sep='/')
 
 
 def created(config, mesh):
   """The first parameters of a run."""
   model = transformer.TransformerLM(config, V)
-  create, _ = train_state.initialiser(model, optax.identity(), 8, 0, mesh)
+  create, _ = train_state.make_initializer(model, optax.identity(), 8, 0, mesh)
   return create().params
 
 
@@ -72,7 +72,7 @@ def spread(leaf):
 )
 def test_transformer_xl(fields):
   """Normal(0, 0.02), projections Normal(0, 0.01), scales Normal(1, 0.02), biases 0."""
-  for name, leaf in redrawn('transformer_xl', **fields).items():
+  for name, leaf in reinitialized('transformer_xl', **fields).items():
     mean, deviation, _ = spread(leaf)
     wanted = 0.01 if 'projection' in name else 0.02
     if 'bias' in name and not name.endswith(('content_bias', 'position_bias')):
@@ -84,7 +84,7 @@ def test_transformer_xl(fields):
 
 def test_adaptive_span():
   """Embeddings Normal(0, 1), kernels and biases uniform up to 1 / sqrt(inputs)."""
-  params = redrawn('adaptive_span', tie_embeddings=False)
+  params = reinitialized('adaptive_span', tie_embeddings=False)
   inputs = lambda name: F if 'feed_forward/out' in name else D
   drawn = 0
   for name, leaf in params.items():
@@ -102,7 +102,7 @@ def test_adaptive_span():
 
 
 def test_projections_of_adaptive_span():
-  params = redrawn('adaptive_span', adaptive_softmax=ADAPTIVE)
+  params = reinitialized('adaptive_span', adaptive_softmax=ADAPTIVE)
   for i, width in enumerate((D, D // 2)):
     assert spread(params[f'adaptive_softmax/embedding_{i}'])[1] == pytest.approx(1, rel=0.01)
     for name in (f'projection_{i}', f'bias_{i}'):
@@ -114,7 +114,7 @@ def test_projections_of_adaptive_span():
 
 @pytest.mark.parametrize('recipe', initial_config.RECIPES)
 def test_what_no_recipe_knows_stays_as_it_is(recipe):
-  params = redrawn(recipe, **OTHERS)
+  params = reinitialized(recipe, **OTHERS)
   same = {name for name, leaf in params.items() if not np.asarray(leaf).any()}
   for part in ('ngrammer', 'persistent', 'taps'):
     of_part = {name for name in params if part in name}
@@ -126,7 +126,8 @@ def test_what_no_recipe_knows_stays_as_it_is(recipe):
 def test_every_parameter_is_drawn_by_itself(recipe):
   one = zeros()['layer_0']
   draw = lambda **layers: flax.traverse_util.flatten_dict(
-    initialization.redrawn(initial_config.InitialConfig(recipe), layers, jax.random.key(1)), sep='/'
+    initialization.reinitialize(initial_config.InitialConfig(recipe), layers, jax.random.key(1)),
+    sep='/',
   )
   params, fewer = draw(layer_0=one, layer_1=one), draw(layer_0=one)
   kernels = [leaf for name, leaf in params.items() if name.endswith('kernel')]

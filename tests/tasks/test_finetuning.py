@@ -193,12 +193,19 @@ def test_hosts_read_their_rows_and_an_epoch_has_all_rows(folder, finetuning):
   assert not np.array_equal(tokens[:40], tokens[40:80])
 
 
-def finetuning_config(finetuning, root, **changes):
+def test_how_the_model_is_computed_can_be_overridden(folder, finetuning):
+  keys = ['model.kernel', 'model.remat']
+  changes = {'model__kernel': 'xla', 'model__remat': 'full'}
+  model = finetuning_config(finetuning, folder, keys, **changes).model
+  assert (model.kernel, model.remat, model.width) == ('xla', 'full', 16)
+
+
+def finetuning_config(finetuning, root, override_keys=(), **changes):
   """Returns a config without packing: one example per row."""
   parser = argparse.ArgumentParser()
   parser.add_argument('--workdir')
   _, config = command_line.parse(parser, arguments(root, 'run', finetune__packed=False, **changes))
-  return finetuning.resolve_config(config, [], root / 'run')
+  return finetuning.resolve_config(config, list(override_keys), root / 'run')
 
 
 @struct.dataclass
@@ -228,7 +235,7 @@ def test_start_uses_the_recorded_checkpoint(folder, finetuning, monkeypatch):
   record = folder / 'run' / 'begun_with.json'
   new_state = state(0)
   for step in (12, 8):
-    first_state = task.first(new_state)
+    first_state = task.initial_state(new_state)
     np.testing.assert_array_equal(first_state.params['w'], np.full(3, step))
     np.testing.assert_array_equal(first_state.codebook['c'], np.full(2, 2 * step))
     assert first_state.opt_state is new_state.opt_state and first_state.step == 0
@@ -242,8 +249,8 @@ def test_validation_and_evaluation_use_their_splits(folder, finetuning, monkeypa
   caplog.set_level('INFO')
   config, created, calls = finetuning_config(finetuning, folder), [], []
 
-  def make_evaluator(config, model, mesh, vocabulary):
-    created.append((config, model.windows, mesh, vocabulary.size))
+  def make_evaluator(config, engine, vocabulary):
+    created.append((config, engine, vocabulary.size))
 
     def evaluate(params, codebook, name, examples, choosing, report=None):
       texts = [vocabulary.decode(example.inputs).decode() for example in examples]
@@ -255,20 +262,19 @@ def test_validation_and_evaluation_use_their_splits(folder, finetuning, monkeypa
 
   monkeypatch.setattr(finetuning, 'make_evaluator', make_evaluator)
   task = finetuning.FinetuneTask(config, folder / 'run')
-  model = types.SimpleNamespace(windows='all')
-  training = types.SimpleNamespace(evaluated=lambda state: model, mesh='mesh')
+  training = types.SimpleNamespace(engine=lambda state: f'engine of step {int(state.step)}')
   for step in (2, 3):
     result = task.validate(training, state(step), lambda examples: None)
-    assert (result['task'], result['n'], result[task.judged_by]) == ('rte', 12, 25)
-  assert created == [(config, 'all', 'mesh', 257)]  # once: a second one would be compiled again
+    assert (result['task'], result['n'], result[task.best_metric]) == ('rte', 12, 25)
+  assert created == [(config, f'engine of step {step}', 257) for step in (2, 3)]
   assert calls[1][:4] == ([3.0] * 3, [6.0] * 2, 'rte', None) and len(calls[1][4]) == 12
   assert calls[1][4][1] == 'rte hypothesis: rain premise: It is very snow.'
-  assert task.said(result) == ' rte accuracy 75.00, 12 examples'
-  task.describe()
+  assert task.format_metrics(result) == ' rte accuracy 75.00, 12 examples'
+  task.log_summary()
   assert caplog.messages[-1] == (
     'data: examples of rte 40, in 40 rows of 96 tokens; 8 steps of 8 rows are 1.60 epochs'
   )
-  run = {'config': config, 'vocabulary': task.vocabulary, 'evaluated': model, 'mesh': 'mesh'}
+  run = {'config': config, 'vocabulary': task.vocabulary, 'engine': 'engine'}
   run = types.SimpleNamespace(**run, state=state(3), workdir=folder / 'run')
   assert finetuning.evaluate(run, 'validation') == {'split': 'validation', 'step': 3, **result}
   assert not (folder / 'run' / 'evaluation').exists()

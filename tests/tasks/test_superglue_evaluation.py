@@ -1,15 +1,12 @@
-"""SuperGLUE answers from fake scores and generated texts, and submission files."""
+"""SuperGLUE answers from fake scores and generated texts."""
 
-import json
 import types
 
 import numpy as np
 
-from ngrammer_jax import sharding
 from ngrammer_jax.data import vocabulary as vocabularies
-from ngrammer_jax.tasks.superglue import evaluation, formats
+from ngrammer_jax.tasks.superglue import evaluation
 from tests.checks import bad_input
-from tests.loops import each
 
 BYTES = vocabularies.ByteVocabulary()
 
@@ -19,41 +16,35 @@ def example(inputs, label=-1, choices=(), answers=(), key=(0,)):
   return types.SimpleNamespace(inputs=ids, label=label, choices=choices, answers=answers, key=key)
 
 
-class FakeEvaluator(evaluation.Evaluator):
-  """Evaluator with predefined scores or generated texts instead of a model.
+class FakeEngine:
+  """Engine with predefined scores or generated texts instead of a model.
 
   Args:
     scores: scores of the choices of each example.
     texts: generated token ids of each example.
-    targets_length: maximum number of tokens of an answer.
   """
 
-  def __init__(self, scores=(), texts=(), targets_length=20):
-    self._vocabulary, self._mesh, self._length = BYTES, sharding.make_mesh(), 96
-    self._targets_length, self._bidirectional, self.ranked_choices = targets_length, True, []
-    self._prepare_codebook = lambda params, codebook: 'prepared'
-    self._scores, self._texts = scores, list(texts)
-    self._generator = self
-    self.rows = 2
+  def __init__(self, scores=(), texts=()):
+    self._scores, self._texts, self.ranked_choices = scores, list(texts), []
 
-  def _ranker(self, params, codebook, prompts, choices):
-    assert codebook == 'prepared'
+  def prepare(self, variables):
+    return 'prepared'
+
+  def round_rows(self, rows):
+    return rows
+
+  def rank(self, variables, prompts, choices, rows, bidirectional):
+    assert variables == 'prepared' and bidirectional
     decode = lambda ids: bytes(ids[:-1].astype(np.uint8)).decode()
     self.ranked_choices += [[decode(ids) for ids in group] for group in choices]
-    self._check_ends(choices)
+    assert all(ids[-1] == BYTES.document_end for group in choices for ids in group)
     for prompt in prompts:
       assert prompt[0] == BYTES.document_start and prompt[-1] == BYTES.document_end
     yield from zip(range(len(prompts)), map(np.array, self._scores), strict=True)
 
-  def _check_ends(self, choices):
-    assert all(ids[-1] == BYTES.document_end for group in choices for ids in group)
-
-  def __call__(self, *args, **kwargs):
-    if len(args) == 5 and isinstance(args[2], list):  # called as the generator
-      return self._generate_columns(args[2])
-    return super().__call__(*args, **kwargs)
-
-  def _generate_columns(self, prompts):
+  def generate(self, variables, prompts, seeds, config, context, rows, bidirectional):
+    assert variables == 'prepared' and bidirectional and len(prompts) <= rows == 2
+    assert config.temperature == 0 and context == 96
     group = [self._texts.pop(0) for _ in prompts]
     for column in range(100):
       yield np.array(
@@ -61,13 +52,17 @@ class FakeEvaluator(evaluation.Evaluator):
       )
 
 
+def make_evaluator(engine, targets_length=20):
+  return evaluation.Evaluator(engine, BYTES, 2, 96, targets_length, bidirectional=True)
+
+
 def test_rank_selects_the_most_likely_label():
   examples = [example('a', label) for label in (0, 1, 1, 0)]
-  model = FakeEvaluator([[-1.0, -2.0], [-3.0, -2.5], [-1.0, -9.0], [-4.0, -1.0]])
+  engine = FakeEngine([[-1.0, -2.0], [-3.0, -2.5], [-1.0, -9.0], [-4.0, -1.0]])
   reports = []
-  result, answers = model(None, None, 'rte', examples, report=reports.append)
+  result, answers = make_evaluator(engine)(None, None, 'rte', examples, report=reports.append)
   assert answers == [0, 1, 0, 1] and sum(reports) == 4
-  assert model.ranked_choices == 4 * [['entailment', 'not_entailment']]
+  assert engine.ranked_choices == 4 * [['entailment', 'not_entailment']]
   assert result == {
     'task': 'rte',
     'n': 4,
@@ -78,54 +73,36 @@ def test_rank_selects_the_most_likely_label():
       'choosing': 'rank', 'prefix': 'bidirectional', 'length': 96, 'targets_length': 20,
     },
   }  # fmt: skip
-  three, _ = FakeEvaluator([[0.0, -1.0]] * 4)(
+  three, _ = make_evaluator(FakeEngine([[0.0, -1.0]] * 4))(
     None, None, 'rte', [example('a', 0)] * 3 + examples[1:2]
   )
   assert (three['accuracy'], three['error_percent']) == (75, 25)
-  hidden, answers = FakeEvaluator([[0.0, -1.0]])(None, None, 'rte', [example('a')])
+  hidden, answers = make_evaluator(FakeEngine([[0.0, -1.0]]))(None, None, 'rte', [example('a')])
   assert answers == [0] and set(hidden) == {'task', 'n', 'protocol'}
   with bad_input(
     'finetune.targets_length=4 truncates different answers of copa to equal ones: '
     'choice1, choice2; raise it'
   ):
-    FakeEvaluator(targets_length=4)(None, None, 'copa', examples)
+    make_evaluator(FakeEngine(), targets_length=4)(None, None, 'copa', examples)
 
 
 def test_greedy_answer_is_the_text_before_the_end():
   ids = lambda text: BYTES.encode(text.encode()).tolist()
   texts = [ids('not_entailment'), ids(' entailment '), ids('entail'), []]
   examples = [example('a', label) for label in (1, 0, 0, 1)]
-  result, answers = FakeEvaluator(texts=texts)(None, None, 'rte', examples, 'greedy')
+  result, answers = make_evaluator(FakeEngine(texts=texts))(None, None, 'rte', examples, 'greedy')
   assert answers == [1, 0, -1, -1]
   assert result['accuracy'] == 50 and result['protocol']['choosing'] == 'greedy'
   examples = [
     example('a', answers=('Ada',), key=(1, 2)),
     example('a', answers=('Bob',), key=(1, 3)),
   ]
-  result, answers = FakeEvaluator(texts=[ids('Ada'), ids('x' * 30)])(None, None, 'record', examples)
+  result, answers = make_evaluator(FakeEngine(texts=[ids('Ada'), ids('x' * 30)]))(
+    None, None, 'record', examples
+  )
   assert answers == ['Ada', 'x' * 20] and result['exact_match'] == 50
   examples = [example('a', choices=('Ada', 'Bob'), answers=('Bob',), key=(1, 2))]
-  result, answers = FakeEvaluator([[-2.0, -1.0]])(None, None, 'record', examples, 'rank')
+  result, answers = make_evaluator(FakeEngine([[-2.0, -1.0]]))(
+    None, None, 'record', examples, 'rank'
+  )
   assert answers == ['Bob'] and result['error_percent'] == 0
-
-
-@each('name', formats.TASKS)
-def test_submission_has_the_format_of_the_benchmark(tmp_path, name):
-  labels = formats.find_task(name).labels
-  keys = {'multirc': [(7, 3, 0), (7, 3, 1)], 'record': [(5, 8), (5, 9)]}.get(name, [(0,), (1,)])
-  examples = [types.SimpleNamespace(key=key, answers=('the cat',)) for key in keys]
-  answers = [-1, 1] if labels else ['dogs', 'a cat']
-  path = evaluation.write_submission(name, examples, answers, tmp_path)
-  lines = [json.loads(line) for line in path.open()]
-  if name == 'multirc':
-    options = [{'idx': 0, 'label': 0}, {'idx': 1, 'label': 1}]
-    assert lines == [{'idx': 7, 'passage': {'questions': [{'idx': 3, 'answers': options}]}}]
-    return
-  expected = {
-    'cb': ['entailment', 'contradiction'],
-    'copa': [0, 1],
-    'record': ['dogs', 'a cat'],
-    **dict.fromkeys(('boolq', 'wic', 'wsc', 'wsc_simple'), ['false', 'true']),
-    **dict.fromkeys(('rte', 'axb', 'axg'), ['entailment', 'not_entailment']),
-  }[name]
-  assert lines == [{'idx': key[-1], 'label': e} for key, e in zip(keys, expected, strict=True)]

@@ -13,7 +13,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.training import checkpoints, manifest
+from ngrammer_jax.training import checkpoint_writer, checkpoints, manifest
 from tests.checks import bad_input
 from tests.training.helpers import cut, flip
 
@@ -38,7 +38,7 @@ def same(a, b):
 
 
 def save(workdir, *steps, keep=3, **values):
-  with checkpoints.Checkpoints(workdir, keep) as saved:
+  with checkpoint_writer.CheckpointWriter(workdir, keep) as saved:
     for step in steps:
       saved.save(step, state(step), **values)
 
@@ -70,8 +70,8 @@ def test_any_damage_to_any_file_is_found_and_named(workdir, newest, damage, capl
     step, found = checkpoints.restore_newest(workdir, abstract())
     assert step == 8 and same(found, state(8))
     (warning,) = warnings(caplog)
-    assert warning.startswith(f'checkpoint {newest} is damaged: {name} ')
-    assert warning.endswith('; trying the one before')
+    assert warning.startswith(f'checkpoint {newest} is corrupt: {name} ')
+    assert warning.endswith('; falling back to the previous')
     shutil.copy(whole / name, newest / name)
   step, found = checkpoints.restore_newest(workdir, abstract())
   assert step == 12 and same(found, state(12))
@@ -82,7 +82,9 @@ def test_a_flip_anywhere_in_the_manifest_is_found(newest):
   content = path.read_bytes()
   for i in range(len(content)):
     path.write_bytes(content[:i] + bytes([content[i] ^ 1 << i % 8]) + content[i + 1 :])
-    with pytest.raises(manifest.Damaged, match=r'^manifest\.json (was changed|cannot be read)$'):
+    with pytest.raises(
+      manifest.CorruptError, match=r'^manifest\.json (was changed|cannot be read)$'
+    ):
       manifest.read(newest)
 
 
@@ -92,7 +94,7 @@ def test_a_file_that_the_disk_cannot_read_is_damage(newest, monkeypatch):
 
   monkeypatch.setattr(manifest, '_sha256', fails)
   number = errno.EIO
-  with pytest.raises(manifest.Damaged, match=r'^_CHECKPOINT_METADATA cannot be read: says'):
+  with pytest.raises(manifest.CorruptError, match=r'^_CHECKPOINT_METADATA cannot be read: says'):
     manifest.verify(newest)
   number = errno.EMFILE
   with pytest.raises(OSError):  # says nothing about the file
@@ -115,8 +117,8 @@ def test_an_array_that_reads_differently_is_damage(tmp_path, monkeypatch, caplog
   step, found = checkpoints.restore_newest(tmp_path, abstract())
   assert step == 4 and same(found, state(4))
   assert warnings(caplog) == [
-    f'checkpoint {tmp_path}/checkpoints/8 is damaged: params/kernel was changed: wrong checksum; '
-    'trying the one before'
+    f'checkpoint {tmp_path}/checkpoints/8 is corrupt: params/kernel was changed: wrong checksum; '
+    'falling back to the previous'
   ]
 
 
@@ -125,8 +127,8 @@ def test_an_array_that_reads_differently_is_damage(tmp_path, monkeypatch, caplog
   [
     ('params/kernel', (3, 5), 'is float32[3, 4], expected float32[3, 5]'),
     ('params/bias', 'float32', 'is bfloat16[8], expected float32[8]'),
-    ('params/bias', None, 'is bfloat16[8], expected nothing'),
-    ('params/added', (2,), 'is nothing, expected float32[2]'),
+    ('params/bias', None, 'is bfloat16[8], expected no such array'),
+    ('params/added', (2,), 'is missing, expected float32[2]'),
   ],
 )
 def test_a_checkpoint_of_another_model_is_refused(workdir, newest, name, change, said):
@@ -137,7 +139,7 @@ def test_a_checkpoint_of_another_model_is_refused(workdir, newest, name, change,
     expected['params'][leaf] = expected['params'][leaf].update(dtype=jnp.dtype(change))
   else:
     expected['params'][leaf] = jax.ShapeDtypeStruct(change, 'float32')
-  with bad_input(f'{newest} is of another model: {name} {said}'):
+  with bad_input(f'{newest} does not match the model: {name} {said}'):
     checkpoints.restore_newest(workdir, expected, set_aside=True)
   assert checkpoints.steps(workdir) == [4, 8, 12]
 
@@ -153,9 +155,9 @@ def test_folders_that_are_no_whole_checkpoints_are_not_believed(workdir, newest,
   step, found = checkpoints.restore_newest(workdir, abstract())
   assert step == 12 and same(found, state(12))
   assert [line.split('checkpoints/')[1] for line in warnings(caplog)] == [
-    '24 is damaged: manifest.json is of step 12; trying the one before',
-    '20 is damaged: manifest.json is missing; trying the one before',
-    '16 is damaged: manifest.json is missing; trying the one before',
+    '24 is corrupt: manifest.json is of step 12; falling back to the previous',
+    '20 is corrupt: manifest.json is missing; falling back to the previous',
+    '16 is corrupt: manifest.json is missing; falling back to the previous',
   ]
   save(workdir)
   assert {path.name for path in folder.iterdir()} == {
@@ -178,7 +180,7 @@ def test_damaged_ones_are_set_aside_only_to_train(workdir, newest, caplog):
     assert checkpoints.restore_newest(workdir, abstract(), set_aside=True)[0] == 8
     assert checkpoints.steps(workdir) == [4, 8]
     assert (newest.with_name(place) / 'manifest.json').read_bytes() == content
-    assert warnings(caplog)[-1] == f'{newest} is kept as {place}'
+    assert warnings(caplog)[-1] == f'{newest} was renamed to {place}'
     save(workdir, 12)
 
 
@@ -186,7 +188,7 @@ def test_the_last_and_the_best_are_kept(tmp_path):
   losses = {4: 3.0, 8: 1.0, 12: None, 16: 2.0, 20: 2.5, 24: None, 28: 0.5, 32: 0.75}
   kept = {}
   for steps in ((4, 8, 12, 16), (20, 24, 28, 32)):  # the best outlives a restart
-    with checkpoints.Checkpoints(tmp_path, keep=2) as saved:
+    with checkpoint_writer.CheckpointWriter(tmp_path, keep=2) as saved:
       for step in steps:
         saved.save(step, state(step), losses[step])
         saved._wait()
@@ -218,7 +220,7 @@ class Killed(Exception):
 @pytest.mark.parametrize(
   'owner, name, newest',
   [
-    (manifest, 'describe', 8),
+    (manifest, 'digest_files', 8),
     (manifest, 'write', 8),
     (pathlib.Path, 'rename', 8),
     (shutil, 'rmtree', 12),  # while an old one is deleted
@@ -268,7 +270,7 @@ def test_a_full_disk_is_named_and_spares_what_is_there(tmp_path, monkeypatch, pl
       bad_input(
         f'--workdir={tmp_path}: the disk is full: no room for step {step}, 1.2 MB left. '
         f'Last checkpoint: {last}. '
-        'Free some space, then the same command goes on from there'
+        'Free some space, then rerun the same command to resume'
       ),
       monkeypatch.context() as patch,
     ):
@@ -294,20 +296,20 @@ def test_another_error_of_a_save_is_not_taken_for_a_full_disk(tmp_path, monkeypa
 def test_who_is_interrupted_learns_that_the_disk_is_full(tmp_path, monkeypatch, first, raised):
   """For to be interrupted means that everything is saved; any other error says more."""
   monkeypatch.setattr(manifest, 'write', FULL[0])
-  with pytest.raises(raised), checkpoints.Checkpoints(tmp_path) as saved:
+  with pytest.raises(raised), checkpoint_writer.CheckpointWriter(tmp_path) as saved:
     saved.save(4, state(4))
     raise first
 
 
 def test_a_disk_without_room_for_a_checkpoint_is_refused(tmp_path, monkeypatch):
   large = {'table': jax.ShapeDtypeStruct((1000, 1500), jnp.bfloat16)}
-  with checkpoints.Checkpoints(tmp_path) as saved:
+  with checkpoint_writer.CheckpointWriter(tmp_path) as saved:
     monkeypatch.setattr(shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=4e6))
     saved.check_space(large)
     monkeypatch.setattr(shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=3.9e6))
     with bad_input(
       f'--workdir={tmp_path}: the disk is full: no room for a checkpoint of 4.0 MB, 3.9 MB left. '
-      'Last checkpoint: none yet. Free some space, then the same command goes on from there'
+      'Last checkpoint: none yet. Free some space, then rerun the same command to resume'
     ):
       saved.check_space(large)
     # Found before anything is written: Orbax would fill the screen with its threads' complaints.
@@ -318,12 +320,12 @@ def test_a_disk_without_room_for_a_checkpoint_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_validation_that_was_made_up_for_counts(tmp_path):
-  with checkpoints.Checkpoints(tmp_path) as saved:
+  with checkpoint_writer.CheckpointWriter(tmp_path) as saved:
     saved.save(4, state(4), 2.0)
     saved.save(8, state(8))
-  with checkpoints.Checkpoints(tmp_path) as saved:
+  with checkpoint_writer.CheckpointWriter(tmp_path) as saved:
     assert checkpoints.best_step(tmp_path) == 4
-    saved.validated(8, 1.0)
+    saved.set_validation(8, 1.0)
   assert checkpoints.best_step(tmp_path) == 8
   assert same(checkpoints.restore(tmp_path, 8, abstract()), state(8))
 
@@ -331,7 +333,7 @@ def test_a_validation_that_was_made_up_for_counts(tmp_path):
 def test_a_state_may_be_donated_while_it_is_written(tmp_path):
   add = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
   tree = {'table': jnp.zeros((1000, 1000))}
-  with checkpoints.Checkpoints(tmp_path, keep=4) as saved:
+  with checkpoint_writer.CheckpointWriter(tmp_path, keep=4) as saved:
     for step in range(1, 5):
       saved.save(step, tree)
       for _ in range(5):
@@ -345,12 +347,12 @@ def test_a_state_may_be_donated_while_it_is_written(tmp_path):
 def test_arrays_without_elements_come_back(tmp_path):
   """A segment memory of length 0 has them, and Orbax does not save them."""
   whole = state(4) | {'memory': jnp.zeros((2, 0, 3))}
-  with checkpoints.Checkpoints(tmp_path) as saved:
+  with checkpoint_writer.CheckpointWriter(tmp_path) as saved:
     saved.save(4, whole)
   like = abstract() | {'memory': jax.ShapeDtypeStruct((2, 0, 3), 'float32')}
   step, found = checkpoints.restore_newest(tmp_path, like)
   assert step == 4 and same(found, whole) and found['memory'].shape == (2, 0, 3)
   checkpoints.verify(tmp_path, 4)
   other = like | {'memory': jax.ShapeDtypeStruct((2, 0, 4), 'float32')}
-  with pytest.raises(errors.BadInput, match='of another model: memory is'):
+  with pytest.raises(errors.BadInput, match='does not match the model: memory is'):
     checkpoints.restore_newest(tmp_path, other)

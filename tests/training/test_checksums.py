@@ -123,7 +123,7 @@ def test_on_the_device_as_on_the_host():
     draw = lambda shape, dtype: np.asarray(jnp.asarray(rng.integers(-100, 100, shape), dtype))
     arrays = [draw(shape, dtype) for dtype in VALUES for shape in shapes]
     arrays += [draw((2, 150_001), dtype) for dtype in ('float32', 'float64')]
-    on_device = jax.jit(lambda arrays: [checksums._of_device_array(array) for array in arrays])
+    on_device = jax.jit(lambda arrays: [checksums._sum_on_device(array) for array in arrays])
     for sums, array in zip(on_device(arrays), arrays, strict=True):
-      expected = checksums._of_host_array(array).tolist()
+      expected = checksums._sum_on_host(array).tolist()
       assert np.asarray(sums).tolist() == expected, (array.dtype, array.shape)

@@ -14,7 +14,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
-from ngrammer_jax.evaluation import scoring
+from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.layers import quantizer
 from ngrammer_jax.models import language_model, transformer
 from ngrammer_jax.training import optimizers
@@ -39,7 +39,7 @@ def run(shape, config=CONFIG, windows=None, parts=1, first=None):
   model = language_model.build(config, V, windows)
   optimizer = optimizers.make(experiment.OptimizerConfig(epsilon=1e-3), 10)
   mesh = mesh_of(*shape)
-  create, abstract = train_state.initialiser(model, optimizer, B, 0, mesh)
+  create, abstract = train_state.make_initializer(model, optimizer, B, 0, mesh)
   random = np.random.RandomState(0)
   segments = streams.Segment(
     random.randint(0, V, (STEPS, B, T), dtype=np.int32),
@@ -78,7 +78,7 @@ def assert_alike(one, other):
 def first_state():
   model = language_model.build(RICH, V)
   optimizer = optimizers.make(experiment.OptimizerConfig(epsilon=1e-3), 10)
-  create, _ = train_state.initialiser(model, optimizer, B, 0, mesh_of(1, 1, 1))
+  create, _ = train_state.make_initializer(model, optimizer, B, 0, mesh_of(1, 1, 1))
   return jax.device_get(create())
 
 
@@ -231,26 +231,24 @@ def test_evaluation_leaves_the_tables_where_they_are():
   mesh, config = mesh_of(2, 2, 2), CONFIG
   model = transformer.TransformerLM(config, V)
   optimizer = optimizers.make(experiment.OptimizerConfig(), 10)
-  _, abstract = train_state.initialiser(model, optimizer, B, 0, mesh)
-  rows = jax.ShapeDtypeStruct((B, T), np.int32, sharding=sharding.rows_sharding(mesh))
-  segment = streams.Segment(rows, rows, rows, rows)
-  scorer = scoring.Scorer(model, mesh, B)
+  _, abstract = train_state.make_initializer(model, optimizer, B, 0, mesh)
+  variables = {'params': abstract.params, 'codebook': abstract.codebook}
+  traced = inference.Engine(model, mesh).trace_score(variables, B, T)
   with sharding.use(mesh):
-    given = (abstract.params, abstract.codebook, abstract.memory, segment)
-    check_lookups(scorer._score.lower(*given).compile().as_text(), shards=4)
+    check_lookups(traced.lower().compile().as_text(), shards=4)
 
 
 def test_an_axis_that_does_not_divide_stays_whole_and_is_logged(caplog):
   config = model_config.ModelConfig(layers=1, width=30, heads=3, feed_forward_width=64)
   model = transformer.TransformerLM(config, V)
   with caplog.at_level('INFO'):
-    _, abstract = train_state.initialiser(
+    _, abstract = train_state.make_initializer(
       model, optimizers.make(experiment.OptimizerConfig(), 10), B, 0, mesh_of(1, 4, 2)
     )
   kernel = abstract.params['layer_0']['attention']['query']['kernel']
   assert kernel.sharding.spec == jax.sharding.PartitionSpec(None, None, None)
   assert (
-    'params/layer_0/attention/key/kernel and 11 others: axis heads of size 3 stays whole on 2 '
+    'params/layer_0/attention/key/kernel and 11 others: axis heads of size 3 is not divisible by 2 '
     in caplog.text
   )
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import time
 
 import pytest
@@ -27,34 +28,34 @@ def test_every_second_is_spent_on_one_thing(tmp_path, clock):
   clock(2)
   spent.switch('training')
   clock(10)
-  with spent.spent_on('evaluation'):
+  with spent.timed('evaluation'):
     clock(4)
 
   def slow():
     clock(1)
     yield 'batch'
 
-  for batch in spent.waiting_for(slow(), 'data'):
+  for batch in spent.timed_items(slow(), 'data'):
     assert batch == 'batch'
     clock(5)
   assert spent.share() == 15 / 25
   found = {kind: seconds for kind, seconds in spent.seconds.items() if seconds}
   assert found == {'start': 5, 'training': 15, 'evaluation': 4, 'data': 1}
-  assert spent.said() == '25s, 60.0% of it training; start 5s, evaluation 4s, data 1s'
+  assert spent.format_summary() == ('25s (training 60.0%, start 5s, evaluation 4s, data 1s)')
 
 
 def test_what_was_trained_after_the_last_checkpoint_is_lost_with_a_kill(tmp_path, clock):
   spent = goodput.Goodput(tmp_path, time.monotonic())
   spent.switch('training')
   clock(10)
-  spent.saved()
+  spent.mark_saved()
   clock(6)
-  spent.write(now=True)
+  spent.write(force=True)
   again = goodput.Goodput(tmp_path, time.monotonic())
   assert again.seconds['training'] == 10 and again.seconds['lost'] == 6 and again.starts == 2
-  assert again.said() == '16s in 2 starts, 62.5% of it training; lost 6s'
-  again.saved()
-  again.write(now=True)
+  assert again.format_summary() == '16s in 2 starts (training 62.5%, lost 6s)'
+  again.mark_saved()
+  again.write(force=True)
   assert goodput.Goodput(tmp_path, time.monotonic()).seconds['lost'] == 6
 
 
@@ -73,4 +74,4 @@ def test_a_run_says_where_its_time_went(tiny, tmp_path, caplog, monkeypatch):
   assert kinds <= set(known['seconds']) and known['unsaved'] < 0.1
   assert sum(known['seconds'].values()) <= time.monotonic() - began
   assert min(known['seconds'].values()) >= 0
-  assert any(m.startswith('time: ') and '% of it training; ' in m for m in caplog.messages)
+  assert any(re.match(r'total \w+ \(training [\d.]+%, ', m) for m in caplog.messages)

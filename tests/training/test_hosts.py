@@ -66,15 +66,15 @@ from tests.training import toy
 
 def join_and_agree(options, join=hosts.join):
   join(options)
-  number = hosts.number()
-  assert hosts.several() and hosts.first() == (number == 0)
-  assert hosts.gathered('ab' * number) == ['', 'ab']
-  assert hosts.agreed(['first', 'second'][number]) == 'first'
+  number = hosts.process_index()
+  assert hosts.is_multiprocess() and hosts.is_primary() == (number == 0)
+  assert hosts.all_gather('ab' * number) == ['', 'ab']
+  assert hosts.broadcast(['first', 'second'][number]) == 'first'
   done = []
-  hosts.by_first(done.append, number)
+  hosts.on_primary(done.append, number)
   assert done == [0] * (number == 0)
   try:
-    with hosts.together():
+    with hosts.collective_errors():
       if number == 1:
         raise errors.BadInput('cannot')
   except errors.BadInput as error:
@@ -101,7 +101,7 @@ def test_two_processes_agree_and_train_as_one(tiny, tmp_path, monkeypatch):
   said, _ = process.communicate(timeout=300)
   assert process.returncode == 0, said
   assert said.count('step 12/12') == 1 and said.count('finished: 12 steps') == 1, said
-  assert said.count('12 is damaged: ') == 2 and 'restoring step 8' in said, said  # both say so
+  assert said.count('12 is corrupt: ') == 2 and 'restoring step 8' in said, said  # both say so
   assert len(losses(whole)) == 8 and losses(run) == pytest.approx(losses(whole), rel=1e-5)
   assert (run / 'logs' / 'process_1.log').exists()
   assert names(run) == ['12', '12.damaged', '4', '8'] and checkpoints.verify(run, 12).step == 12
@@ -112,9 +112,9 @@ def test_two_processes_agree_and_train_as_one(tiny, tmp_path, monkeypatch):
 
 def test_what_the_first_process_finds_out_the_others_learn(tmp_path, monkeypatch):
   """Seen by one of them that is not the first, and reads nothing."""
-  monkeypatch.setattr(hosts, 'first', lambda: False)
-  monkeypatch.setattr(hosts, 'agreed', lambda value: [None, 'a file is missing'])
-  with pytest.raises(manifest.Damaged, match=r'\Aa file is missing\Z'):
+  monkeypatch.setattr(hosts, 'is_primary', lambda: False)
+  monkeypatch.setattr(hosts, 'broadcast', lambda value: [None, 'a file is missing'])
+  with pytest.raises(manifest.CorruptError, match=r'\Aa file is missing\Z'):
     checkpoints.restore(tmp_path, 4, None)
 
 
@@ -130,7 +130,7 @@ def test_two_processes_of_a_real_model_train_as_one_and_one_goes_on(tmp_path, ca
   assert checkpoints.verify(tmp_path / 'two', 20).step == 20
   evaluate = start(2, '-m', 'ngrammer_jax.evaluate', f'--workdir={tmp_path}/one', '--split=test')
   said, _ = evaluate.communicate(timeout=300)
-  assert evaluate.returncode == 0 and said.count('written to') == 1, said
+  assert evaluate.returncode == 0 and said.count('wrote ') == 1, said
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def test_a_full_disk_costs_nothing_but_time(disk, tmp_path, cache):
   assert re.fullmatch(  # and nothing after it, no traceback of a library before
     rf'error: --workdir={disk}/run: the disk is full: no room for step {good[-1] + 5} of '
     rf'\d\.\d MB, \d\.\d MB left\. Last checkpoint: step {good[-1]}\. '
-    r'Free some space, then the same command goes on from there',
+    r'Free some space, then rerun the same command to resume',
     said.splitlines()[-1],
   )
   assert 'Traceback' not in said
@@ -111,7 +111,7 @@ def test_a_disk_too_full_for_the_record_is_named(disk, tmp_path, cache):
   assert process.returncode == 2, said
   assert (
     f'\nerror: {record} cannot be written: No space left on device. '
-    'Free some space, then the same command goes on from the last checkpoint\n'
+    'Free some space, then rerun the same command to resume from the last checkpoint\n'
   ) in said
 
   (disk / 'filler').unlink()

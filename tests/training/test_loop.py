@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import pathlib
 import shutil
 import types
 
@@ -15,7 +14,7 @@ from ngrammer_jax import errors, runs
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.training import checkpoints, loop, manifest, material, programs, record, step
+from ngrammer_jax.training import checkpoints, loop, manifest, programs, record, step, train_task
 from tests.checks import bad_input, mesh_of
 from tests.training import toy
 from tests.training.helpers import arrays, names, records
@@ -57,7 +56,7 @@ def test_a_model_with_everything_goes_on_bit_identically(tiny, one_device, tmp_p
   """N-grams, a segment memory, spans in windows, dropout."""
   result = {'nll_nats_per_token': 1.0, 'perplexity': math.e, 'bits_per_byte': None}
   result['protocol'] = {'whole_split': True}
-  monkeypatch.setattr(material.Corpus, 'validate', lambda *given: result)  # that compiles too
+  monkeypatch.setattr(train_task.CorpusTask, 'validate', lambda *given: result)  # that compiles too
   config = tiny(RICH, training={'steps': 6, 'evaluate_every': 0})
   whole, run = tmp_path / 'whole', tmp_path / 'run'
   assert loop.train(config, whole)
@@ -182,11 +181,6 @@ def test_a_kernel_that_cannot_do_the_segments_is_refused(tiny, tmp_path):
 def test_double_precision_without_its_mode_is_refused(tiny, tmp_path):
   with pytest.raises(errors.BadInput, match='needs the environment variable JAX_ENABLE_X64=1'):
     loop.train(tiny(model={'dtype': 'float64'}), tmp_path / 'run')
-
-
-def test_an_object_store_is_not_taken_for_a_folder(tiny):
-  with pytest.raises(errors.BadInput, match='expected a folder on this machine'):
-    loop.train(tiny(), pathlib.Path('gs://bucket/run'))
 
 
 def test_the_config_reaches_the_step(tiny, monkeypatch):

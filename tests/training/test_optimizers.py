@@ -116,7 +116,7 @@ def test_the_norm_of_the_clip_is_that_of_pytorch(x64):
 
 
 def test_norms_are_reported_for_each_label():
-  norms = optimizers.norms(PARAMS)
+  norms = optimizers.norms_by_label(PARAMS)
   assert norms['dense'] == pytest.approx(8**0.5)
   assert norms['ngram_table'] == pytest.approx(8**0.5)
 
@@ -159,7 +159,7 @@ def test_no_gradients_move_a_span_further_than_the_largest_update(name):
   config = experiment.OptimizerConfig(
     algorithm=name, learning_rate=0.01, schedule='constant', warmup_steps=0, clip_norm=None
   )
-  bound, N = optimizers.largest_update(config, 4), 4
+  bound, N = optimizers.max_update_bound(config, 4), 4
   optimizer, most = optimizers.make(config, STEPS), 0.0
   update = jax.jit(optimizer.update)
   # Gradients that grow, steadily or late: those are what Adam's first moment outruns its second in.

@@ -13,7 +13,7 @@ from tests.training import toy
 def test_a_run_leaves_a_trace_of_its_steps(tiny, tmp_path, monkeypatch):
   toy.install(monkeypatch.setattr)
   config = tiny(training={'steps': 12, 'evaluate_every': 0})
-  loop.train(config, tmp_path / 'run', trace=profile.Steps(4, 8))
+  loop.train(config, tmp_path / 'run', trace=profile.StepRange(4, 8))
   traces = list((tmp_path / 'run' / 'tensorboard' / 'plugins' / 'profile').rglob('*.xplane.pb'))
   assert len(traces) == 1 and traces[0].stat().st_size > 0
 
@@ -22,10 +22,10 @@ def test_a_run_leaves_a_trace_of_its_steps(tiny, tmp_path, monkeypatch):
   'steps, traced',
   [
     (None, []),
-    (profile.Steps(4, 8), [4, 6]),
-    (profile.Steps(3, 5), [4]),
-    (profile.Steps(8, 99), [8, 10]),
-    (profile.Steps(20, 30), []),
+    (profile.StepRange(4, 8), [4, 6]),
+    (profile.StepRange(3, 5), [4]),
+    (profile.StepRange(8, 99), [8, 10]),
+    (profile.StepRange(20, 30), []),
   ],
 )
 def test_whole_calls_are_traced(steps, traced, monkeypatch, tmp_path, caplog):
@@ -35,11 +35,11 @@ def test_whole_calls_are_traced(steps, traced, monkeypatch, tmp_path, caplog):
   settled, made = [], []
   with profile.Trace(steps, tmp_path, lambda: settled.append(len(made))) as trace:
     for start in range(0, 12, 2):
-      trace.reach(start)
+      trace.on_call(start)
       made += [start] if going else []
   assert made == traced and not going
   assert settled == ([0, len(traced)] if traced else [])  # before a trace begins and ends
-  assert ('no trace, for none' in caplog.text) == (steps is not None and not traced)
+  assert ('no trace, because' in caplog.text) == (steps is not None and not traced)
 
 
 @pytest.mark.parametrize('text', ['5', '5:5', '-1:3', 'a:b'])

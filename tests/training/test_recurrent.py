@@ -9,16 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from launch import hlo
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs, sharding
-from ngrammer_jax.analysis import hlo
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
-from ngrammer_jax.decoding import generation, sampling
-from ngrammer_jax.evaluation import ranking
+from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.inference import sampling
 from ngrammer_jax.models import language_model, precision
-from ngrammer_jax.training import checkpoints, loop, optimizers
+from ngrammer_jax.training import checkpoint_writer, checkpoints, loop, optimizers
 from ngrammer_jax.training import state as train_state
 from tests.checks import bad_input
 from tests.models import test_recurrent as models
@@ -93,12 +93,12 @@ def test_a_memory_of_another_precision_is_read_too(tmp_path):
     opt_state={},
     memory={'h': jnp.asarray([0.5, -1.25], dtype), 'filled': jnp.int32(2)},
   )
-  with checkpoints.Checkpoints(tmp_path) as saved:
+  with checkpoint_writer.CheckpointWriter(tmp_path) as saved:
     saved.save(4, make('bfloat16'))
   found = checkpoints.restore(tmp_path, 4, make('float32'))
   jax.tree.map(np.testing.assert_array_equal, found, make('float32'))
   assert found.memory['h'].dtype == 'float32' and found.memory['filled'].dtype == 'int32'
-  with pytest.raises(errors.BadInput, match='of another model: params/embedding is float32'):
+  with pytest.raises(errors.BadInput, match='not match the model: params/embedding is float32'):
     doubled = make('float32').replace(params={'embedding': jnp.ones(3, 'bfloat16')})
     checkpoints.restore(tmp_path, 4, doubled)
 
@@ -139,8 +139,10 @@ def test_greedy_takes_what_one_pass_finds_most_likely(x64, name):
   model, variables, _ = models.model_of(config)
   mesh = sharding.make_mesh(-1)
   prompts = [np.array([0, 3, 5]), np.array([0]), np.arange(9) % models.V]
-  generator = generation.Generator(model, mesh, recurrent_config.UNBOUNDED, 3)
-  stream = generator(variables['params'], {}, prompts, [0, 1, 2], sampling.SamplingConfig(0))
+  engine, greedy = inference.Engine(model, mesh), sampling.SamplingConfig(0)
+  variables = {'codebook': {}} | variables
+  context = recurrent_config.UNBOUNDED
+  stream = engine.generate(variables, prompts, [0, 1, 2], greedy, context)
   made = np.stack(list(itertools.islice(stream, 5)), axis=1)
   log_probs = log_probs_of(config, model, variables)
   for prompt, tokens in zip(prompts, made, strict=True):
@@ -158,8 +160,8 @@ def test_choices_forked_from_one_state_score_as_alone(x64, name):
   prefixes = [np.array([0, 3, 5, 7, 1]), np.array([2, 4])]
   choices = [[np.array([1, 2, 3]), np.array([4]), np.array([4])], [np.array([5]), np.array([9, 9])]]
   log_probs = log_probs_of(config, model, variables)
-  rank = ranking.Ranker(model, sharding.make_mesh(-1), 2)
-  for i, scores in rank(variables['params'], {}, prefixes, choices):
+  engine = inference.Engine(model, sharding.make_mesh(-1))
+  for i, scores in engine.rank({'codebook': {}} | variables, prefixes, choices, 2):
     for choice, score in zip(choices[i], scores, strict=True):
       text = np.concatenate([prefixes[i], choice])
       logs = log_probs(text)

@@ -39,7 +39,7 @@ def test_a_damaged_checkpoint_costs_some_steps_and_no_bit(
   assert loop.train(shared_config(trained), run)
   assert arrays(run) == arrays(whole) and records(run) == records(whole)
   assert (run / 'checkpoints' / '12.damaged' / name).read_bytes() == content
-  assert f'12 is damaged: {name} was changed: wrong checksum; trying' in caplog.text
+  assert f'12 is corrupt: {name} was changed: wrong checksum; falling back' in caplog.text
 
 
 def test_training_never_starts_again_from_scratch_by_itself(trained, trained_copy):
@@ -51,10 +51,10 @@ def test_training_never_starts_again_from_scratch_by_itself(trained, trained_cop
   size = manifest.read(run / 'checkpoints' / '4').files['_METADATA'][0]
   for _ in range(2):
     with bad_input(
-      f'--workdir={run} has no good checkpoint (step 12: manifest.json is missing; '
+      f'--workdir={run} has no intact checkpoint (step 12: manifest.json is missing; '
       f'step 8: {name} was changed: wrong checksum; '
       f'step 4: _METADATA has 0 bytes, expected {size:,}): '
-      'bring back a copy of its checkpoints, or start again with another --workdir'
+      'copy its checkpoints from a backup, or start again with another --workdir'
     ):
       loop.train(shared_config(trained), run)
     assert names(run) == ['12', '4', '8']
@@ -70,7 +70,7 @@ def test_damage_again_and_again_costs_more_steps_and_no_bit(tiny, whole, tmp_pat
     assert loop.train(tiny(), run)
     assert arrays(run) == arrays(whole) and records(run) == records(whole)
     assert arrays(run, 8) == arrays(whole, 8)
-    assert f'12 is damaged: {name} was changed: wrong checksum; trying' in caplog.text
+    assert f'12 is corrupt: {name} was changed: wrong checksum; falling back' in caplog.text
   assert (run / 'checkpoints' / '12.damaged-2' / name).read_bytes() == content
   assert names(run) == ['12', '12.damaged', '12.damaged-2', '4', '8', '8.damaged']
 
@@ -129,7 +129,7 @@ def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(tiny, tmp_path, whole,
   with (
     bad_input(
       f'--workdir={tmp_path}/run: the disk is full: no room for step 8, 7.5 MB left. '
-      'Last checkpoint: step 4. Free some space, then the same command goes on from there'
+      'Last checkpoint: step 4. Free some space, then rerun the same command to resume'
     ),
     monkeypatch.context() as patch,
   ):
@@ -167,7 +167,7 @@ def test_scanned_and_unrolled_states_have_the_same_arrays(tiny):
     for scan in (True, False)
   ]
   shapes = [
-    {name: (leaf.shape, leaf.dtype) for name, leaf in checksums.leaves(state).items()}
+    {name: (leaf.shape, leaf.dtype) for name, leaf in checksums.named_leaves(state).items()}
     for state in states
   ]
   assert shapes[0] == shapes[1] and len(shapes[0]) > 30

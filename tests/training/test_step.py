@@ -111,7 +111,7 @@ def test_parts_weigh_by_their_tokens_and_draw_a_dropout_of_their_own():
   ones = {'embedding': np.ones((V, 16), np.float32)}
   before = before.replace(params=ones)
   segment = segment_of(counts)
-  parts = accumulation.Parts(2, mesh_of(1, 1, 1))
+  parts = accumulation.GradientAccumulation(2, mesh_of(1, 1, 1))
   after, metrics = step_of(0, parts=parts)(before, segment)
   moved = np.asarray(1 - after.params['embedding']).sum(axis=0) / 0.1  # of each column
   shares = sorted(set(np.round(moved, 4)))
@@ -132,7 +132,7 @@ def test_the_first_state_is_that_of_its_seed_on_any_mesh(monkeypatch):
   monkeypatch.setattr(language_model, 'empty_memory', lambda *given: {'rows': jnp.zeros(B)})
 
   def made(seed, shape=(1, 1, 1)):
-    create, abstract = train_state.initialiser(model, optax.sgd(0.1), B, seed, mesh_of(*shape))
+    create, abstract = train_state.make_initializer(model, optax.sgd(0.1), B, seed, mesh_of(*shape))
     state = create()
     of = lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding)
     assert jax.tree.map(of, state) == jax.tree.map(of, abstract)

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax.analysis import hlo
+from launch import flops
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.models import transformer
@@ -53,7 +53,7 @@ def test_forward_flops_of_recurrent_models(name):
     hidden, _, _ = model.apply(variables, tokens, memory)
     return model.apply(variables, hidden, method='logits')
 
-  total = hlo.flops(jax.make_jaxpr(forward)(variables).jaxpr)
+  total = flops.matrix_flops(jax.make_jaxpr(forward)(variables).jaxpr)
   # The weighted sum of what is attended to is no matrix product in the program.
   attends = r.readout not in ('none', 'ngram')
   total += test_recurrent.B * T * 2 * r.window * r.width * attends

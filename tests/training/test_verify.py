@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import analyze, runs
-from ngrammer_jax.training import checkpoints, checksums, manifest
+from ngrammer_jax.training import checkpoint_writer, checkpoints, checksums, manifest
 from tests.checks import bad_input
 from tests.training.helpers import cut, flip
 from tests.training.test_checkpoints import abstract, same, save, state, workdir
@@ -20,7 +20,7 @@ __all__ = ['workdir']  # a fixture
 def test_a_good_checkpoint_of_any_precision(tmp_path):
   with jax.enable_x64(True):
     doubles = {'a': jnp.asarray(np.random.default_rng(0).normal(size=9)), 'b': jnp.int8(3)}
-    with checkpoints.Checkpoints(tmp_path) as saved:
+    with checkpoint_writer.CheckpointWriter(tmp_path) as saved:
       saved.save(4, doubles)
     expected = checksums.checksums(doubles)
   known = checkpoints.verify(tmp_path, 4)
@@ -34,7 +34,7 @@ def test_an_array_that_reads_otherwise_than_it_was_in_memory(workdir):
   dtype, shape, _ = known.leaves['params/kernel']
   known.leaves['params/kernel'] = [dtype, shape, '0' * 16]
   manifest.write(folder, known)
-  with pytest.raises(manifest.Damaged, match=r'\Aparams/kernel was changed: wrong checksum\Z'):
+  with pytest.raises(manifest.CorruptError, match=r'\Aparams/kernel was changed: wrong checksum\Z'):
     checkpoints.verify(workdir, 8)
 
 
@@ -69,7 +69,7 @@ def test_the_table_says_which_are_good(trained_copy, capsys):
 
 
 def test_a_validation_that_is_not_finite_is_never_the_best(tmp_path):
-  with checkpoints.Checkpoints(tmp_path, keep=1) as saved:
+  with checkpoint_writer.CheckpointWriter(tmp_path, keep=1) as saved:
     for step, loss in ((1, float('nan')), (2, 2.0), (3, 1.0), (4, 1.5)):
       saved.save(step, state(step), loss)
   assert checkpoints.best_step(tmp_path) == 3

@@ -303,6 +303,7 @@ def test_programs_follow_the_spans_and_evaluation_holds_them(tiny, caplog):
   state = types.SimpleNamespace(step=6, memory=memory, params=params_of([0, 0], [20, 77]))
   state.replace = lambda memory: types.SimpleNamespace(**vars(state) | {'memory': memory})
   assert run.evaluated(state).windows == ((64, 64), (64, 128))
+  assert run.engine(state) is run.engine(state)  # compiled once
   assert run.windows == ((64, 64), (64, 64))  # a resume does not depend on evaluations
   assert run.checked(state, 7) is state and run.windows[1] == (64, 64)  # it is not time for that
   lengths = [layer['hidden'].shape[1] for layer in memory['layers']]

@@ -46,7 +46,7 @@ def given():
 
 
 def occupy(workdir, config, given):
-  with workdirs.occupy(workdir, config, given):
+  with workdirs.lock_workdir(workdir, config, given):
     pass
 
 
@@ -166,7 +166,7 @@ def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog)
   with held(tmp_path):
     pass
   assert caplog.messages == [
-    f'{tmp_path} cannot be locked: No locks available; start no second process'
+    f'{tmp_path} cannot be locked: No locks available; do not start a second process'
   ]
 
 

@@ -11,13 +11,13 @@ def steps(workdir):
 
 
 def test_a_resumed_record_goes_on_from_the_restored_step(tmp_path):
-  writer = writers.Writer(tmp_path, 0)
+  writer = writers.MetricsWriter(tmp_path, 0)
   for step in (2, 4, 6):
     writer.scalars(step, {'loss': 1.0})
   writer.close()
   with (tmp_path / 'metrics.jsonl').open('a') as file:
     file.write('{"step": 8, "lo')
-  writer = writers.Writer(tmp_path, 4)
+  writer = writers.MetricsWriter(tmp_path, 4)
   assert steps(tmp_path) == [2, 4]
   writer.scalars(6, {'loss': 2.0})
   writer.close()
@@ -27,20 +27,27 @@ def test_a_resumed_record_goes_on_from_the_restored_step(tmp_path):
 def test_a_record_without_its_end_of_line_is_dropped(tmp_path):
   """Else the next one would go on in the same line."""
   (tmp_path / 'metrics.jsonl').write_text('{"step": 2, "loss": 1}\n{"step": 2, "validation/a": 1}')
-  assert writers.value_of(tmp_path, 2, 'loss') == 1
-  assert writers.value_of(tmp_path, 2, 'validation/a') is None
-  writer = writers.Writer(tmp_path, 2)
+  assert writers.read_value(tmp_path, 2, 'loss') == 1
+  assert writers.read_value(tmp_path, 2, 'validation/a') is None
+  writer = writers.MetricsWriter(tmp_path, 2)
   writer.scalars(4, {'loss': 1.0})
   writer.close()
   assert steps(tmp_path) == [2, 4]
 
 
+def test_a_line_that_is_no_object_is_dropped(tmp_path):
+  (tmp_path / 'metrics.jsonl').write_text('{"step": 2, "loss": 1}\n3\nnull\n["step"]\n')
+  assert writers.read_value(tmp_path, 2, 'loss') == 1
+  writers.MetricsWriter(tmp_path, 4).close()
+  assert steps(tmp_path) == [2]
+
+
 def test_a_record_that_cannot_be_written_is_named(tmp_path):
-  writer = writers.Writer(tmp_path, 0)
+  writer = writers.MetricsWriter(tmp_path, 0)
   writer._file = open('/dev/full', 'w')  # says that the disk is full when it is flushed
   with bad_input(
     f'{tmp_path}/metrics.jsonl cannot be written: No space left on device. '
-    'Free some space, then the same command goes on from the last checkpoint'
+    'Free some space, then rerun the same command to resume from the last checkpoint'
   ):
     writer.scalars(2, {'loss': 1.0})
   writer.close()  # which flushes again: whoever waits for the sentence above gets no other
@@ -48,5 +55,5 @@ def test_a_record_that_cannot_be_written_is_named(tmp_path):
 
 def test_a_line_for_the_console():
   values = {'loss': 1.23456, 'tokens_per_second': 12345.6, 'mfu': 0.123}
-  line = writers.line(1000, 2000, values, 65)
+  line = writers.format_line(1000, 2000, values, 65)
   assert line == 'step 1,000/2,000  loss 1.2346  12,346 tokens/s  MFU 12.3%  1m05s left'

@@ -1,23 +1,18 @@
-"""Evaluation of a model on SuperGLUE tasks: predictions, metrics and submission files.
+"""Evaluation of a model on SuperGLUE tasks: predicted answers and metrics.
 
 Examples are arrays (see `features.Example`), so this needs neither TensorFlow nor seqio.
 """
 
 from collections.abc import Callable, Sequence
-import functools
-import json
-import pathlib
 from typing import Any
 
-import jax
 import numpy as np
 
-from ngrammer_jax import errors, files, sharding
+from ngrammer_jax import errors
 from ngrammer_jax.data import vocabulary as vocabularies
-from ngrammer_jax.decoding import generation, sampling
-from ngrammer_jax.evaluation import ranking
-from ngrammer_jax.models import heads, language_model
-from ngrammer_jax.tasks.superglue import formats, metrics, reader
+from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.inference import sampling
+from ngrammer_jax.tasks.superglue import formats, metrics
 
 
 def resolve_choosing(name: str, choosing: str | None) -> str:
@@ -40,8 +35,7 @@ class Evaluator:
   """Predicts the answers of the examples of a task, and computes metrics.
 
   Args:
-    model: model with the memory and windows of evaluation.
-    mesh: mesh of the model parameters.
+    engine: engine of the model.
     vocabulary: vocabulary of the tokens.
     batch_size: number of examples per batch.
     length: maximum number of tokens of an example.
@@ -51,20 +45,16 @@ class Evaluator:
 
   def __init__(
     self,
-    model: language_model.LanguageModel,
-    mesh: jax.sharding.Mesh,
+    engine: inference.Engine,
     vocabulary: vocabularies.Vocabulary,
     batch_size: int,
     length: int,
     targets_length: int,
     bidirectional: bool = False,
   ):
-    self._vocabulary, self._targets_length, self._length = vocabulary, targets_length, length
+    self._engine, self._vocabulary = engine, vocabulary
+    self._batch_size, self._length, self._targets_length = batch_size, length, targets_length
     self._bidirectional = bidirectional
-    self._ranker = ranking.Ranker(model, mesh, batch_size, bidirectional)
-    self._generator = generation.Generator(model, mesh, length, batch_size, bidirectional)
-    self._mesh = mesh
-    self._prepare_codebook = jax.jit(functools.partial(heads.for_serving, model.config))
 
   def __call__(
     self,
@@ -89,12 +79,9 @@ class Evaluator:
       BadInput: the task has no choices to rank, or they are equal after truncation.
     """
     choosing = resolve_choosing(name, choosing)
-    with sharding.use(self._mesh):
-      codebook = self._prepare_codebook(params, codebook)  # cluster once, not at every token
-    if choosing == 'rank':
-      answers = self._rank_choices(params, codebook, name, examples, report)
-    else:
-      answers = self._generate_answers(params, codebook, name, examples, report)
+    variables = self._engine.prepare({'params': params, 'codebook': codebook})
+    answer = self._rank_choices if choosing == 'rank' else self._generate_answers
+    answers = answer(variables, name, examples, report)
     result: dict[str, Any] = {'task': name, 'n': len(examples)}
     labelled = [e for e in examples if e.label >= 0 or (name == 'record' and e.answers)]
     if labelled and len(labelled) == len(examples):
@@ -112,7 +99,7 @@ class Evaluator:
   def _prompt(self, example):
     return np.insert(example.inputs, 0, self._vocabulary.document_start).astype(np.int32)
 
-  def _rank_choices(self, params, codebook, name, examples, report):
+  def _rank_choices(self, variables, name, examples, report):
     labels, end = formats.find_task(name).labels, self._vocabulary.document_end
     max_tokens = self._targets_length - 1  # answers are truncated as in training
     ids = lambda text: np.append(self._vocabulary.encode(text.encode())[:max_tokens], end)
@@ -124,19 +111,24 @@ class Evaluator:
     choices = [[ids(text) for text in labels or example.choices] for example in examples]
     answers: list[Any] = [None] * len(examples)
     prompts = [self._prompt(example) for example in examples]
-    for i, scores in self._ranker(params, codebook, prompts, choices):
+    ranked = self._engine.rank(variables, prompts, choices, self._batch_size, self._bidirectional)
+    for i, scores in ranked:
       best = int(scores.argmax())
       answers[i] = best if labels else examples[i].choices[best]
       report(1)
     return answers
 
-  def _generate_answers(self, params, codebook, name, examples, report):
+  def _generate_answers(self, variables, name, examples, report):
     labels, texts = formats.find_task(name).labels, []
-    greedy, batch_size = sampling.SamplingConfig(temperature=0.0), self._generator.rows
+    greedy = sampling.SamplingConfig(temperature=0.0)
+    batch_size = self._engine.round_rows(self._batch_size)
     for first in range(0, len(examples), batch_size):
       batch = examples[first : first + batch_size]
       prompts = [self._prompt(example) for example in batch]
-      steps = self._generator(params, codebook, prompts, [0] * len(batch), greedy)
+      seeds = [0] * len(batch)
+      steps = self._engine.generate(
+        variables, prompts, seeds, greedy, self._length, batch_size, self._bidirectional
+      )
       columns = []
       while len(columns) < self._targets_length and not self._all_ended(columns):
         columns.append(next(steps))
@@ -164,53 +156,3 @@ def format_metrics(result: dict[str, Any]) -> str:
     f'{name} {value:.2f}' for name, value in metrics.select_metrics(result).items()
   )
   return f'{result["task"]} {scores or "without labels"}, {result["n"]:,} examples'
-
-
-def write_submission(
-  name: str, examples: Sequence[Any], answers: Sequence[Any], folder: pathlib.Path
-) -> pathlib.Path:
-  """Writes the answers in the submission format of SuperGLUE, and returns the path."""
-  task = formats.find_task(name)
-  if name == 'multirc':
-    lines = _multirc_lines(examples, answers)
-  elif name == 'record':
-    texts = {example.key[-1]: answer for example, answer in zip(examples, answers, strict=True)}
-    lines = [{'idx': idx, 'label': text} for idx, text in texts.items()]
-  else:
-    lines = [
-      {'idx': example.key[0], 'label': _submission_label(name, example, answer)}
-      for example, answer in zip(examples, answers, strict=True)
-    ]
-  path = folder / f'{reader.CONFIGS[task.config].folder}.jsonl'
-  files.make(folder)
-  files.write(path, ''.join(json.dumps(line) + '\n' for line in lines))
-  return path
-
-
-def _submission_label(name, example, answer):
-  """Returns the label in the format of the benchmark. An invalid answer becomes the first class."""
-  if name == 'wsc_simple':
-    answer = metrics.match_referent(example.answers[0], answer)
-  if name == 'copa':
-    return max(answer, 0)
-  if reader.CONFIGS[formats.find_task(name).config].labels == ('False', 'True'):
-    return 'true' if answer == 1 else 'false'
-  return formats.find_task(name).labels[max(answer, 0)]
-
-
-def _multirc_lines(examples, answers):
-  """Returns one line per paragraph, with its questions and their options."""
-  paragraphs: dict[int, dict[int, list[dict[str, int]]]] = {}
-  for example, answer in zip(examples, answers, strict=True):
-    paragraph, question, option = example.key
-    options = paragraphs.setdefault(paragraph, {}).setdefault(question, [])
-    options.append({'idx': option, 'label': int(answer == 1)})
-  return [
-    {
-      'idx': paragraph,
-      'passage': {
-        'questions': [{'idx': q, 'answers': options} for q, options in questions.items()]
-      },
-    }
-    for paragraph, questions in paragraphs.items()
-  ]

@@ -17,7 +17,16 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, files, hosts, runs
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
-from ngrammer_jax.tasks.superglue import evaluation, features, formats, metrics, registration
+from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.tasks.superglue import (
+  evaluation,
+  features,
+  formats,
+  metrics,
+  registration,
+  submission,
+)
 from ngrammer_jax.training import programs
 from ngrammer_jax.training import state as train_state
 
@@ -26,7 +35,7 @@ INITIAL_CHECKPOINT_FILE = 'begun_with.json'
 # Prefixes of the keys that are inherited from the checkpoint and cannot be overridden.
 INHERITED_KEYS = ('model.', 'data.vocabulary')
 # Exceptions that can be overridden: they do not change the model function.
-OVERRIDABLE_KEYS = ('model.remat', 'model.scan_layers', 'model.vocabulary_chunk')
+OVERRIDABLE_KEYS = ('model.remat', 'model.scan_layers', 'model.vocabulary_chunk', 'model.kernel')
 
 
 def resolve_config(
@@ -51,19 +60,43 @@ def resolve_config(
         f'--config.{key}: the model and the vocabulary are inherited from the checkpoint, '
         f'init_from={config.init_from}; omit this flag, or pre-train another model'
       )
-  files.reach(workdir)
+  files.check_reachable(workdir)
   if (workdir / 'config.json').exists():
     source = runs.load_run(workdir).config
   elif config.init_from is None:
     raise errors.BadInput('set init_from to the workdir of a trained run: --config.init_from=DIR')
   else:
     source = _load_pretrained(config.init_from).config
-  fields = [key.removeprefix('model.') for key in OVERRIDABLE_KEYS if key in override_keys]
-  model = dataclasses.replace(source.model, **{key: getattr(config.model, key) for key in fields})
   if config.training.half_loss:
     raise errors.BadInput('training.half_loss=True excludes answers from the loss: use False')
+  inherited = {field: getattr(source.data, field) for field in ('vocabulary', 'vocabulary_size')}
+  config = dataclasses.replace(
+    config,
+    model=_finetuned_model(config, source.model, override_keys),
+    data=dataclasses.replace(config.data, corpus='superglue', **inherited),
+    evaluation=dataclasses.replace(config.evaluation, memory=None),
+  )
+  _check_model(config)
+  config.check()
+  for name in task_names(config):
+    evaluation.resolve_choosing(name, config.finetune.choosing)
+  return config
+
+
+def _finetuned_model(config, model, override_keys) -> model_config.ModelConfig:
+  """Returns the model config of the initial checkpoint with the changes that are possible."""
+  fields = [key.removeprefix('model.') for key in OVERRIDABLE_KEYS if key in override_keys]
+  changes = {field: getattr(config.model, field) for field in fields}
   if config.finetune.dropout is not None:
-    model = dataclasses.replace(model, dropout=config.finetune.dropout)
+    changes['dropout'] = config.finetune.dropout
+  if model.memory is not None and model.memory.across_documents:  # examples are documents
+    changes['memory'] = dataclasses.replace(model.memory, across_documents=False)
+  return dataclasses.replace(model, **changes)
+
+
+def _check_model(config: experiment.Config) -> None:
+  """Raises BadInput for a model that cannot be fine-tuned with these options."""
+  model = config.model
   if model.position in model_config.SEGMENT_POSITIONS:
     raise errors.BadInput(
       f'init_from={config.init_from}: model.position={model.position!r} depends on the position '
@@ -76,24 +109,11 @@ def resolve_config(
       f'finetune.prefix="bidirectional" needs attention to later tokens, but {key} of init_from='
       f'{config.init_from} does not support it: use finetune.prefix="causal"'
     )
-  if model.memory is not None and model.memory.across_documents:  # examples are documents
-    model = dataclasses.replace(
-      model, memory=dataclasses.replace(model.memory, across_documents=False)
-    )
-  inherited = {field: getattr(source.data, field) for field in ('vocabulary', 'vocabulary_size')}
-  data = dataclasses.replace(config.data, corpus='superglue', **inherited)
-  config = dataclasses.replace(
-    config, model=model, data=data, evaluation=dataclasses.replace(config.evaluation, memory=None)
-  )
-  config.check()
-  for name in task_names(config):
-    evaluation.resolve_choosing(name, config.finetune.choosing)
-  return config
 
 
 def _load_pretrained(workdir: str) -> runs.Run:
   """Loads the run to start from. Raises BadInput if there is none."""
-  if not files.stored(workdir) and not pathlib.Path(workdir).is_dir():
+  if not files.is_remote(workdir) and not pathlib.Path(workdir).is_dir():
     raise errors.BadInput(f'init_from={workdir}: no such folder; expected the workdir of a run')
   try:
     return runs.load_run(workdir)
@@ -102,14 +122,14 @@ def _load_pretrained(workdir: str) -> runs.Run:
 
 
 class FinetuneTask:
-  """Training and validation data of one task or of the mixture (see `material.Material`).
+  """Training and validation data of one task or of the mixture (see `train_task.TrainTask`).
 
   Args:
     config: config of the fine-tuning, see `resolve_config`.
     workdir: run directory of the fine-tuning.
   """
 
-  judged_by = 'error_percent'
+  best_metric = 'error_percent'
 
   def __init__(self, config: experiment.Config, workdir: pathlib.Path):
     self._config, self.patience = config, config.finetune.patience
@@ -135,7 +155,6 @@ class FinetuneTask:
       digest.update(repr((example.inputs.tolist(), example.targets.tolist())).encode())
     self.content_hash = digest.hexdigest()
     self._order = functools.lru_cache(maxsize=2)(self._permutation)
-    self._evaluator: evaluation.Evaluator | None = None  # made when it is needed
 
   def _permutation(self, epoch):
     count = len(self._rows.tokens_BxT)
@@ -148,7 +167,7 @@ class FinetuneTask:
     indices = np.array([self._order(epoch)[position] for epoch, position in positions])
     return streams.map_segments(lambda array: array[indices], self._rows)
 
-  def first(self, state: train_state.TrainState) -> train_state.TrainState:
+  def initial_state(self, state: train_state.TrainState) -> train_state.TrainState:
     """Returns the state with the parameters and the codebook of the initial checkpoint.
 
     The optimiser state stays new. The checkpoint step is recorded, so that a repeated start uses
@@ -159,7 +178,7 @@ class FinetuneTask:
       step = json.loads(self._initial_checkpoint_path.read_text(encoding='utf-8'))['step']
     pretrained = runs.load_run(self._config.init_from, step).state
     record = {'init_from': self._config.init_from, 'step': int(pretrained.step)}
-    if hosts.first():
+    if hosts.is_primary():
       files.write(self._initial_checkpoint_path, json.dumps(record) + '\n')
     logging.info(
       'starting from step %s of %s; new optimiser state, codebook %s',
@@ -178,24 +197,23 @@ class FinetuneTask:
     self, run: programs.Programs, state: train_state.TrainState, report: Callable[[int], None]
   ) -> dict[str, Any]:
     """Returns the metrics of the task, or of all tasks and their average."""
-    if self._evaluator is None:
-      self._evaluator = make_evaluator(self._config, run.evaluated, run.mesh, self.vocabulary)
+    evaluator = make_evaluator(self._config, run.engine, self.vocabulary)
     results = {
-      name: self._evaluator(
+      name: evaluator(
         state.params, state.codebook, name, examples, self._config.finetune.choosing, report
       )[0]
       for name, examples in self._validation.items()
     }
     return combine_results(results)
 
-  def said(self, result: dict[str, Any]) -> str:
+  def format_metrics(self, result: dict[str, Any]) -> str:
     """Formats the metrics for the log."""
     results = result.get('tasks', {result['task']: result}).values()
     average = result.get('average')
     text = '; '.join(map(evaluation.format_metrics, results))
     return f' {text}' + ('' if average is None else f'; average {average:.2f}')
 
-  def describe(self) -> None:
+  def log_summary(self) -> None:
     """Logs the numbers of examples, rows and epochs."""
     t, rows = self._config.training, len(self._rows.tokens_BxT)
     counts = [
@@ -244,12 +262,13 @@ def load_examples(config: experiment.Config, name: str, split: str) -> list[feat
   return list(features.read_examples(name, split, inputs, f.targets_length, f.truncate))
 
 
-def make_evaluator(config: experiment.Config, model: Any, mesh: Any, vocabulary: Any) -> Any:
+def make_evaluator(
+  config: experiment.Config, engine: inference.Engine, vocabulary: vocabularies.Vocabulary
+) -> evaluation.Evaluator:
   """Returns an evaluator with the options of the config."""
   t, f = config.training, config.finetune
   return evaluation.Evaluator(
-    model,
-    mesh,
+    engine,
     vocabulary,
     t.batch_size,
     t.segment_length,
@@ -259,13 +278,16 @@ def make_evaluator(config: experiment.Config, model: Any, mesh: Any, vocabulary:
 
 
 def combine_results(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
-  """Returns the result of a single task, or a joint result with the average error."""
+  """Returns the result of a single task, or a joint result with the average error, if known."""
   if len(results) == 1:
     return next(iter(results.values()))
-  error = math.fsum(result['error_percent'] for result in results.values()) / len(results)
+  combined = {'task': 'mixture', 'tasks': results}
+  error_by_task = [result.get('error_percent') for result in results.values()]
+  if None in error_by_task:  # a split without labels
+    return combined
   average = metrics.average(results)
   averages = {} if average is None else {'average': average}
-  return {'task': 'mixture', 'tasks': results, 'error_percent': error, **averages}
+  return {**combined, 'error_percent': math.fsum(error_by_task) / len(results), **averages}
 
 
 def format_table(result: dict[str, Any]) -> str:
@@ -283,20 +305,14 @@ def evaluate(run: runs.Run, split: str) -> dict[str, Any]:
   """Evaluates a fine-tuned run. For the test split, it also writes the submission files."""
   config = run.config
   registration.register(example_source(config), run.vocabulary)
-  evaluator = make_evaluator(config, run.evaluated, run.mesh, run.vocabulary)
+  evaluator = make_evaluator(config, run.engine, run.vocabulary)
   results = {}
   for name in task_names(config):
     examples = load_examples(config, name, split)
     results[name], answers = evaluator(
       run.state.params, run.state.codebook, name, examples, config.finetune.choosing
     )
-    if split == 'test' and hosts.first():
-      path = evaluation.write_submission(name, examples, answers, run.workdir / 'evaluation')
+    if split == 'test' and hosts.is_primary():
+      path = submission.write(name, examples, answers, run.workdir / 'evaluation')
       logging.info('submission file: %s', path)
-  if all('error_percent' in result for result in results.values()):
-    results = combine_results(results)
-  elif len(results) == 1:
-    results = next(iter(results.values()))
-  else:
-    results = {'task': 'mixture', 'tasks': results}
-  return {'split': split, 'step': int(run.state.step), **results}
+  return {'split': split, 'step': int(run.state.step), **combine_results(results)}

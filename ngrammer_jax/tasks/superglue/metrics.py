@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ngrammer_jax import errors
+from ngrammer_jax import errors, tables
 
 Classes = Sequence[int] | np.ndarray
 
@@ -258,18 +258,13 @@ def format_table(results: Mapping[str, Mapping[str, float]], sizes: Mapping[str,
         cell += f' ± {standard_error(percent, sizes[task]):.2f}'
       cells.append(cell)
     rows.append((task, f'{sizes[task]:,}', ', '.join(cells)))
-  task_width, n_width = (max(len(row[column]) for row in rows) for column in (0, 1))
-  lines = [f'{task:{task_width}}  {n:>{n_width}}  {cells}' for task, n, cells in rows]
-  mean = average(results)
+  lines = tables.align_columns(rows, '<><')
   if len(results) == 1:
     return '\n'.join(lines)
+  title, mean = f'average of {len(METRICS_BY_TASK)} tasks', average(results)
   if mean is None:
-    lines.append(
-      f'no average of {len(METRICS_BY_TASK)} tasks: missing {", ".join(_missing_tasks(results))}'
-    )
-  else:
-    lines.append(f'average of {len(METRICS_BY_TASK)} tasks: {mean:.2f}')
-  return '\n'.join(lines)
+    return '\n'.join([*lines, f'no {title}: missing {", ".join(_missing_tasks(results))}'])
+  return '\n'.join([*lines, f'{title}: {mean:.2f}'])
 
 
 def _missing_tasks(results: Mapping[str, Mapping[str, float]]) -> list[str]:

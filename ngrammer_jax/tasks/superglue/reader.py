@@ -11,14 +11,19 @@ import logging
 import pathlib
 from typing import Any
 import zipfile
-import zlib
 
 from ngrammer_jax import errors
+from ngrammer_jax.data import text_files
+from ngrammer_jax.data.split_files import SPLITS
 from ngrammer_jax.tasks.superglue import wsc
 
-SPLITS = ('train', 'validation', 'test')
 URL = 'https://dl.fbaipublicfiles.com/glue/superglue/data/v2/'
 COMBINED_ZIP = 'combined.zip'
+REMEDY = 'download the file again'
+
+_translate_read_errors = functools.partial(
+  text_files.translate_read_errors, remedy='download it again'
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,15 +34,12 @@ class Config:
     folder: folder name, and name of the zip without its suffix.
     fields: type of each field of an example, except idx and label.
     labels: class names.
-    bytes, sha256: size and digest of the official zip.
     splits: available splits.
   """
 
   folder: str
   fields: Mapping[str, type]
   labels: tuple[str, ...]
-  bytes: int
-  sha256: str
   splits: tuple[str, ...] = SPLITS
 
   @property
@@ -60,79 +62,56 @@ _WSC = Config(
   'WSC',
   _texts('text', 'span1_text', 'span2_text') | {'span1_index': int, 'span2_index': int},
   BOOLEAN,
-  32_751,
-  '2ed6dfa94556b4a128ff0441efe365b2e883124e7e6aa00fb8d3a6cb1fd520a9',
 )
 CONFIGS = {
-  'boolq': Config(
-    'BoolQ',
-    _texts('question', 'passage'),
-    BOOLEAN,
-    4_118_001,
-    '853fbe7922f70c59629f06a39e8d9ca440c3d740e760fd3b87a5ddf3dcba2436',
-  ),
-  'cb': Config(
-    'CB',
-    _texts('premise', 'hypothesis'),
-    ('entailment', 'contradiction', 'neutral'),
-    75_482,
-    '8d641383298d54554066ba1c93f56ae7410af75df621b90c63028806bbbbb535',
-  ),
+  'boolq': Config('BoolQ', _texts('question', 'passage'), BOOLEAN),
+  'cb': Config('CB', _texts('premise', 'hypothesis'), ('entailment', 'contradiction', 'neutral')),
   'copa': Config(
-    'COPA',
-    _texts('premise', 'choice1', 'choice2', 'question'),
-    ('choice1', 'choice2'),
-    43_986,
-    '405906cddac74bc1e1ce8220f1107d1025b66a25ef10149d91b10bb30651125f',
+    'COPA', _texts('premise', 'choice1', 'choice2', 'question'), ('choice1', 'choice2')
   ),
-  'multirc': Config(
-    'MultiRC',
-    _texts('paragraph', 'question', 'answer'),
-    BOOLEAN,
-    1_116_225,
-    'b3cd440856e72eb166b2edcd37b798455f1ebd51f2c3de64c0c2a4e1971d2737',
-  ),
+  'multirc': Config('MultiRC', _texts('paragraph', 'question', 'answer'), BOOLEAN),
   'record': Config(
-    'ReCoRD',
-    _texts('passage', 'query') | dict.fromkeys(('entities', 'answers'), list),
-    (),
-    51_757_880,
-    '30c7b651ab21b8bf8fab986495cd1084333010e040548f861b839eec0044ac18',
+    'ReCoRD', _texts('passage', 'query') | dict.fromkeys(('entities', 'answers'), list), ()
   ),
-  'rte': Config(
-    'RTE',
-    _texts('premise', 'hypothesis'),
-    ENTAILMENT,
-    750_920,
-    '6310aab3f000424c9d0318a1ff20692e07c7f4aa15e8f17a5972ea0a35c398b9',
-  ),
+  'rte': Config('RTE', _texts('premise', 'hypothesis'), ENTAILMENT),
   'wic': Config(
     'WiC',
     _texts('word', 'sentence1', 'sentence2')
     | dict.fromkeys(('start1', 'start2', 'end1', 'end2'), int),
     BOOLEAN,
-    396_213,
-    'ee7e67f4ae9eafbf533780faa198e62167f3cda54256cdf261877be3c0e90900',
   ),
   'wsc': _WSC,
   'wsc.fixed': _WSC,
-  'axb': Config(
-    'AX-b',
-    _texts('sentence1', 'sentence2'),
-    ENTAILMENT,
-    33_950,
-    '43b45c55a273575c58a33cd68f10a971f83daa3aa223bfbc4077b92fbdf960b3',
-    splits=('test',),
-  ),
-  'axg': Config(
-    'AX-g',
-    _texts('premise', 'hypothesis'),
-    ENTAILMENT,
-    10_413,
-    '2d4e00d3a7d23d2c3787ee4c1382cc81a72cb05a76fc9d78d142949247ed61b9',
-    splits=('test',),
-  ),
+  'axb': Config('AX-b', _texts('sentence1', 'sentence2'), ENTAILMENT, splits=('test',)),
+  'axg': Config('AX-g', _texts('premise', 'hypothesis'), ENTAILMENT, splits=('test',)),
 }
+# Size in bytes and SHA-256 of the official zips, by folder.
+OFFICIAL_ZIPS = {
+  'BoolQ': (4_118_001, '853fbe7922f70c59629f06a39e8d9ca440c3d740e760fd3b87a5ddf3dcba2436'),
+  'CB': (75_482, '8d641383298d54554066ba1c93f56ae7410af75df621b90c63028806bbbbb535'),
+  'COPA': (43_986, '405906cddac74bc1e1ce8220f1107d1025b66a25ef10149d91b10bb30651125f'),
+  'MultiRC': (1_116_225, 'b3cd440856e72eb166b2edcd37b798455f1ebd51f2c3de64c0c2a4e1971d2737'),
+  'ReCoRD': (51_757_880, '30c7b651ab21b8bf8fab986495cd1084333010e040548f861b839eec0044ac18'),
+  'RTE': (750_920, '6310aab3f000424c9d0318a1ff20692e07c7f4aa15e8f17a5972ea0a35c398b9'),
+  'WiC': (396_213, 'ee7e67f4ae9eafbf533780faa198e62167f3cda54256cdf261877be3c0e90900'),
+  'WSC': (32_751, '2ed6dfa94556b4a128ff0441efe365b2e883124e7e6aa00fb8d3a6cb1fd520a9'),
+  'AX-b': (33_950, '43b45c55a273575c58a33cd68f10a971f83daa3aa223bfbc4077b92fbdf960b3'),
+  'AX-g': (10_413, '2d4e00d3a7d23d2c3787ee4c1382cc81a72cb05a76fc9d78d142949247ed61b9'),
+}
+
+
+def check_split(config: str, split: str) -> None:
+  """Raises BadInput if there is no such config, or it has no such split."""
+  if config not in CONFIGS:
+    nearest, *_ = difflib.get_close_matches(config, CONFIGS, n=1, cutoff=0.0)
+    raise errors.BadInput(
+      f'no SuperGLUE config {config!r}: did you mean {nearest!r}? Available: {", ".join(CONFIGS)}'
+    )
+  splits = CONFIGS[config].splits
+  if split not in splits:
+    raise errors.BadInput(
+      f'SuperGLUE config {config} has no split {split!r}: it has {", ".join(splits)}'
+    )
 
 
 def read(folder: pathlib.Path, config: str, split: str) -> list[dict[str, Any]]:
@@ -149,41 +128,24 @@ def read(folder: pathlib.Path, config: str, split: str) -> list[dict[str, Any]]:
   Raises:
     BadInput: the config or split does not exist, or its file is missing, damaged or malformed.
   """
-  if config not in CONFIGS:
-    nearest, *_ = difflib.get_close_matches(config, CONFIGS, n=1, cutoff=0.0)
-    raise errors.BadInput(
-      f'no SuperGLUE config {config!r}: did you mean {nearest!r}? Available: {", ".join(CONFIGS)}'
-    )
-  splits = CONFIGS[config].splits
-  if split not in splits:
-    raise errors.BadInput(
-      f'SuperGLUE config {config} has no split {split!r}: it has {", ".join(splits)}'
-    )
+  check_split(config, split)
   folder = pathlib.Path(folder).expanduser()
   return [
     example
-    for location, row in _read_rows(folder, config, split)
-    for example in _to_examples(config, split, location, row)
+    for row in _read_rows(folder, config, split)
+    for example in _to_examples(config, split, row)
   ]
 
 
-def _read_rows(
-  folder: pathlib.Path, config: str, split: str
-) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Yields the JSON objects of the lines that are not blank, each with a text of its location."""
+def _read_rows(folder: pathlib.Path, config: str, split: str) -> Iterator['_Object']:
+  """Yields the JSON objects of the lines that are not blank."""
   path, member = _find_file(folder, config, split)
   name = str(path) if member is None else f'{path}/{member}'
   for number, line in enumerate(_read_lines(path, member), 1):
     location = f'{name}, line {number}'
-    if not line.strip():
-      continue
-    try:
-      row = json.loads(line)
-    except ValueError as error:  # invalid JSON or UTF-8
-      raise errors.BadInput(
-        f'{location}: not JSON ({error}), expected one object per line; download the file again'
-      ) from error
-    yield location, _check_type(location, 'the line', row, dict)
+    if line.strip():
+      values = text_files.parse_json(line, location, REMEDY)
+      yield _Object(_check_type(location, 'the line', values, dict), location)
 
 
 def _find_file(folder: pathlib.Path, config: str, split: str) -> tuple[pathlib.Path, str | None]:
@@ -201,9 +163,10 @@ def _find_file(folder: pathlib.Path, config: str, split: str) -> tuple[pathlib.P
     member = _find_member(path, file)
     if member is not None:
       return path, member
+  size, digest = OFFICIAL_ZIPS[files.folder]
   raise errors.BadInput(
     f'{folder} has no {split} split of SuperGLUE {config}: expected the file {file}, which can '
-    f'also be inside {files.zip} ({files.bytes:,} bytes, sha256 {files.sha256}) or {COMBINED_ZIP}; '
+    f'also be inside {files.zip} ({size:,} bytes, sha256 {digest}) or {COMBINED_ZIP}; '
     f'download {URL}{files.zip}'
   )
 
@@ -230,172 +193,147 @@ def _read_lines(path: pathlib.Path, member: str | None) -> Iterator[bytes]:
         yield from file
 
 
-@contextlib.contextmanager
-def _translate_read_errors(path: pathlib.Path) -> Iterator[None]:
-  """Converts errors of reading into BadInput with the path."""
-  try:
-    yield
-  except PermissionError as error:
-    raise errors.BadInput(
-      f'{path} cannot be read: {error.strerror}; grant yourself read permission'
-    ) from error
-  except (EOFError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-    raise errors.BadInput(f'{path} is truncated or damaged: {error}; download it again') from error
-
-
 @functools.cache  # one warning per file; a replaced file is checked again
 def _warn_if_not_official(config: str, path: pathlib.Path, size: int, modified_ns: int) -> None:
   """Logs a warning if a zip differs from the official one."""
   del modified_ns  # only part of the cache key
-  official = CONFIGS[config]
+  official_size, official_digest = OFFICIAL_ZIPS[CONFIGS[config].folder]
   with _translate_read_errors(path), path.open('rb') as file:
     digest = hashlib.file_digest(file, 'sha256').hexdigest()
-  if (size, digest) != (official.bytes, official.sha256):
+  if (size, digest) != (official_size, official_digest):
     logging.warning(
       '%s has %s bytes, sha256 %s, but the official file has %s bytes, sha256 %s: it is read, '
       'but its examples may differ; to compare with published results, download %s%s',
       path,
       f'{size:,}',
       digest,
-      f'{official.bytes:,}',
-      official.sha256,
+      f'{official_size:,}',
+      official_digest,
       URL,
-      official.zip,
+      CONFIGS[config].zip,
     )
 
 
-def _to_examples(
-  config: str, split: str, location: str, row: dict[str, Any]
-) -> Iterator[dict[str, Any]]:
+class _Object:
+  """A JSON object of a line.
+
+  Args:
+    values: the parsed object.
+    location: file and line, for errors.
+    path: path of the object in the line, such as `passage.questions[1]`; empty for the line.
+  """
+
+  def __init__(self, values: dict[str, Any], location: str, path: str = ''):
+    self.values, self.location, self._path = values, location, path
+
+  def path(self, name: str) -> str:
+    """Returns the path of a field in the line."""
+    return f'{self._path}.{name}' if self._path else name
+
+  def field(self, name: str, kind: type) -> Any:
+    """Returns the value of a field. Raises BadInput if it is missing or has another type."""
+    if name not in self.values:
+      raise errors.BadInput(
+        f'{self.location}: field {self.path(name)!r} is missing, but it is required; {REMEDY}'
+      )
+    return _check_type(self.location, self.path(name), self.values[name], kind)
+
+  def child(self, name: str) -> '_Object':
+    """Returns the object in a field."""
+    return _Object(self.field(name, dict), self.location, self.path(name))
+
+  def children(self, name: str) -> list['_Object']:
+    """Returns the objects in a list field."""
+    children = []
+    for i, values in enumerate(self.field(name, list)):
+      path = f'{self.path(name)}[{i}]'
+      children.append(_Object(_check_type(self.location, path, values, dict), self.location, path))
+    return children
+
+
+def _to_examples(config: str, split: str, row: _Object) -> Iterator[dict[str, Any]]:
   """Yields the examples of one line."""
   if config == 'multirc':
-    yield from _multirc_examples(split, location, row)
+    yield from _multirc_examples(split, row)
   elif config == 'record':
-    yield from _record_examples(split, location, row)
+    yield from _record_examples(split, row)
   else:
-    yield _flat_example(config, split, location, row)
+    yield _flat_example(config, split, row)
 
 
-def _flat_example(config, split, location, row):
+def _flat_example(config, split, row):
   """Returns the single example of a line, whose fields may be nested in `target`."""
-  target = _field(location, row, 'target', dict) if config.startswith('wsc') else {}
-  example = {}
-  for name, kind in CONFIGS[config].fields.items():
-    is_nested = bool(target) and name != 'text'
-    source = target if is_nested else row
-    example[name] = _field(location, source, name, kind, 'target' if is_nested else '')
-  example['idx'] = _field(location, row, 'idx', int)
-  example['label'] = _label(config, split, location, row)
+  target = row.child('target') if config.startswith('wsc') else row
+  example = {
+    name: (row if name == 'text' else target).field(name, kind)
+    for name, kind in CONFIGS[config].fields.items()
+  }
+  example |= {'idx': row.field('idx', int), 'label': _label(config, split, row)}
   if config != 'wsc.fixed':
     return example
   try:
     return wsc.repair_spans(example)
   except errors.BadInput as error:
-    raise errors.BadInput(f'{location}: {error}') from error
+    raise errors.BadInput(f'{row.location}: {error}') from error
 
 
-def _multirc_examples(split, location, row):
+def _multirc_examples(split, row):
   """Yields one example per answer option."""
-  passage = _field(location, row, 'passage', dict)
-  number = _field(location, row, 'idx', int)
-  text = _field(location, passage, 'text', str, 'passage')
-  for i, question in _items(location, passage, 'questions', 'passage'):
-    path = f'passage.questions[{i}]'
-    texts = {'paragraph': text, 'question': _field(location, question, 'question', str, path)}
-    idx = {'paragraph': number, 'question': _field(location, question, 'idx', int, path)}
-    for j, answer in _items(location, question, 'answers', path):
-      answer_path = f'{path}.answers[{j}]'
+  passage = row.child('passage')
+  for question in passage.children('questions'):
+    texts = {'paragraph': passage.field('text', str), 'question': question.field('question', str)}
+    idx = {'paragraph': row.field('idx', int), 'question': question.field('idx', int)}
+    for answer in question.children('answers'):
       yield {
         **texts,
-        'answer': _field(location, answer, 'text', str, answer_path),
-        'idx': {**idx, 'answer': _field(location, answer, 'idx', int, answer_path)},
-        'label': _label('multirc', split, location, answer, answer_path),
+        'answer': answer.field('text', str),
+        'idx': {**idx, 'answer': answer.field('idx', int)},
+        'label': _label('multirc', split, answer),
       }
 
 
-def _record_examples(split, location, row):
+def _record_examples(split, row):
   """Yields one example per query."""
-  passage = _field(location, row, 'passage', dict)
-  number = _field(location, row, 'idx', int)
-  text = _field(location, passage, 'text', str, 'passage')
-  entities = set()
-  for i, entity in _items(location, passage, 'entities', 'passage'):
-    path = f'passage.entities[{i}]'
-    first, last = (_field(location, entity, name, int, path) for name in ('start', 'end'))
-    entities.add(text[first : last + 1])
-  for i, query in _items(location, row, 'qas'):
-    path = f'qas[{i}]'
-    has_no_answers = split == 'test' and 'answers' not in query
-    answers = [] if has_no_answers else _items(location, query, 'answers', path)
+  passage = row.child('passage')
+  text = passage.field('text', str)
+  entities = {
+    text[entity.field('start', int) : entity.field('end', int) + 1]
+    for entity in passage.children('entities')
+  }
+  for query in row.children('qas'):
+    has_no_answers = split == 'test' and 'answers' not in query.values
+    answers = [] if has_no_answers else query.children('answers')
     yield {
       'passage': text,
-      'query': _field(location, query, 'query', str, path),
+      'query': query.field('query', str),
       'entities': sorted(entities),
-      'answers': sorted(
-        {_field(location, answer, 'text', str, f'{path}.answers[{j}]') for j, answer in answers}
-      ),
-      'idx': {'passage': number, 'query': _field(location, query, 'idx', int, path)},
+      'answers': sorted({answer.field('text', str) for answer in answers}),
+      'idx': {'passage': row.field('idx', int), 'query': query.field('idx', int)},
     }
 
 
-def _items(location, row, name, parent='') -> list[tuple[int, dict[str, Any]]]:
-  """Returns the objects of a list field, with their indices."""
-  items = _field(location, row, name, list, parent)
-  return [
-    (i, _check_type(location, f'{_path(parent, name)}[{i}]', item, dict))
-    for i, item in enumerate(items)
-  ]
-
-
-def _path(parent: str, name: str) -> str:
-  return f'{parent}.{name}' if parent else name
-
-
-def _field(location: str, row: dict[str, Any], name: str, kind: type, parent: str = '') -> Any:
-  """Returns a value of a row. Raises BadInput if it is missing or has another type.
-
-  Args:
-    location: file and line, for errors.
-    row: object that contains the field.
-    name: name of the field.
-    kind: expected type.
-    parent: path of the object in the line, empty for the line itself.
-  """
-  if name not in row:
-    raise errors.BadInput(
-      f'{location}: field {_path(parent, name)!r} is missing, but it is required; '
-      f'download the file again'
-    )
-  return _check_type(location, _path(parent, name), row[name], kind)
-
-
-def _check_type(location: str, name: str, value: Any, kind: type) -> Any:
+def _check_type(location: str, path: str, value: Any, kind: type) -> Any:
   """Returns a value if it has the expected type. Integers may be written as strings."""
   if kind is int and isinstance(value, str):  # the idx of AX-b is "0", "1", ...
-    try:
+    with contextlib.suppress(ValueError):
       return int(value)
-    except ValueError:
-      pass
   if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
     return value
   expected = {str: 'a string', int: 'an integer', dict: 'an object', list: 'a list'}[kind]
   text = json.dumps(value)
   text = text if len(text) <= 60 else f'{text[:57]}...'
-  raise errors.BadInput(
-    f'{location}: {name} is {text}, expected {expected}; download the file again'
-  )
+  raise errors.BadInput(f'{location}: {path} is {text}, expected {expected}; {REMEDY}')
 
 
-def _label(config: str, split: str, location: str, row: dict[str, Any], parent: str = '') -> int:
+def _label(config: str, split: str, row: _Object) -> int:
   """Returns the index of the class, -1 if a test split does not have it."""
-  name, labels = _path(parent, 'label'), CONFIGS[config].labels
-  value = row.get('label')
+  path, labels = row.path('label'), CONFIGS[config].labels
+  value = row.values.get('label')
   if value is None and split == 'test':
     return -1
   if value is None:
     raise errors.BadInput(
-      f'{location}: field {name!r} is missing, but only a test split may omit it; '
-      f'download the file again'
+      f'{row.location}: field {path!r} is missing, but only a test split may omit it; {REMEDY}'
     )
   if isinstance(value, str) and value in labels:
     return labels.index(value)
@@ -405,6 +343,6 @@ def _label(config: str, split: str, location: str, row: dict[str, Any], parent: 
     if isinstance(value, int) and value in (0, 1):
       return int(value)
   raise errors.BadInput(
-    f'{location}: {name} is {json.dumps(value)}, expected one of: {", ".join(expected)}; '
-    f'download the file again'
+    f'{row.location}: {path} is {json.dumps(value)}, expected one of: {", ".join(expected)}; '
+    f'{REMEDY}'
   )

@@ -42,6 +42,7 @@ class Source:
     """Returns the examples of a split. Raises BadInput if they do not exist."""
     if self.folder is not None:
       return reader.read(self.folder, config, split)
+    reader.check_split(config, split)
     import tensorflow_datasets as tfds
 
     directory = None if self.tfds_dir is None else str(self.tfds_dir)

@@ -1,0 +1,108 @@
+"""Reads a split with a trained model and captures what its layers compute.
+
+This is the only file that knows the intermediates of attention.
+
+N heads, T segment length, K keys, D distances, C persistent vectors; the queries of a segment may
+be computed in F blocks of b.
+"""
+
+from collections.abc import Callable, Iterator
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ngrammer_jax import progress, runs
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.data import token_cache
+from ngrammer_jax.models import language_model
+
+
+def captured_segments(
+  run: runs.Run,
+  text: token_cache.TokenSplit,
+  max_tokens: int,
+  measure: Callable[[dict[str, Any]], Any],
+) -> Iterator[tuple[np.ndarray, Any]]:
+  """Yields for each segment its document starts [T] and what `measure` returns.
+
+  The model is that of evaluation, with its memory carried from segment to segment. That of a
+  recurrent model is carried whatever `carry_memory` says.
+
+  Args:
+    run: the trained run.
+    text: the split; it is read from its start.
+    max_tokens: maximum number of tokens.
+    measure: function from the intermediates of one segment to arrays. It is compiled.
+  """
+  # Intermediates are captured layer by layer: without scan, remat and fused kernels.
+  config, is_recurrent = run.config.evaluation_model(), run.config.model.recurrent is not None
+  if not is_recurrent:
+    config = dataclasses.replace(config, scan_layers=False, remat='none', kernel='xla')
+  model = language_model.build(config, run.vocabulary.size)
+  memory = language_model.empty_memory(config, 1, cache_slots=int(is_recurrent))
+
+  @jax.jit
+  def measure_segment(params, codebook, tokens_1xT, starts_1xT, memory):
+    variables = {'params': params, 'codebook': codebook}
+    (_, memory, _), captured = model.apply(
+      variables, tokens_1xT, memory, starts_BxT=starts_1xT, mutable=['intermediates']
+    )
+    return memory, measure(captured['intermediates'])
+
+  state, segment_length = run.state, run.config.training.segment_length
+  tokens = min(max_tokens, len(text.tokens))
+  with progress.Progress('reading', tokens, 'tokens') as bar:
+    for first in range(0, tokens, segment_length):
+      inputs, _, starts = text.window(first, min(segment_length, tokens - first))
+      memory, measured = measure_segment(
+        state.params, state.codebook, inputs[None], starts[None], memory
+      )
+      yield starts, jax.device_get(measured)
+      bar.advance(len(inputs))
+
+
+def attention_layers(
+  config: model_config.ModelConfig, intermediates: dict[str, Any]
+) -> list[dict[str, Any]]:
+  """Returns the intermediates of the attention of each layer of a Transformer."""
+  return [intermediates[f'layer_{i}']['attention'] for i in range(config.layers)]
+
+
+def shared_vectors(config: model_config.ModelConfig) -> int:
+  """Returns C, the number of persistent vectors that share a softmax with the context."""
+  persistent = config.persistent
+  return persistent.vectors if persistent and persistent.kind == 'all_attention' else 0
+
+
+def weights_by_distance(layer: dict[str, Any], vectors: int, distances_D: np.ndarray) -> jax.Array:
+  """Returns the attention weights [N, T, D] of a layer by distance, 0 beyond the first key.
+
+  Args:
+    layer: intermediates of its attention; the last keys are the persistent vectors.
+    vectors: C.
+    distances_D: distances between query and key, in tokens.
+  """
+  probs_FxNxbxK = layer['probs'][0]
+  probs_FxNxbxK = probs_FxNxbxK[..., : probs_FxNxbxK.shape[-1] - vectors]
+  F, N, b, K = probs_FxNxbxK.shape
+  index_bxD = K - b + jnp.arange(b)[:, None] - distances_D
+  shape = (F, N, *index_bxD.shape)
+  weights_FxNxbxD = jnp.take_along_axis(
+    probs_FxNxbxK, jnp.broadcast_to(jnp.maximum(index_bxD, 0), shape), axis=-1
+  )
+  weights_FxNxbxD = jnp.where(index_bxD >= 0, weights_FxNxbxD, 0)
+  return weights_FxNxbxD.swapaxes(0, 1).reshape(N, F * b, -1)
+
+
+def persistent_share(layer: dict[str, Any], vectors: int) -> jax.Array:
+  """Returns the attention [N] on the C persistent vectors, mean over the segment."""
+  return layer['probs'][0][..., -vectors:].sum(axis=-1).mean(axis=(0, 2))
+
+
+def dynamic_spans(layer: dict[str, Any]) -> jax.Array:
+  """Returns the dynamic spans [T, N] of the tokens, without the ramp."""
+  z_FxbxN = layer['span']['spans'][0]
+  return z_FxbxN.reshape(-1, z_FxbxN.shape[-1])

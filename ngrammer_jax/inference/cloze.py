@@ -1,0 +1,356 @@
+"""Cloze questions: the Children's Book Test, where ten candidates are ranked for a gap in a query.
+
+A document starts with twenty sentences, each followed by a newline, and the query up to the gap.
+With the protocol `query` (Hill et al. 2016), the score of a candidate is log p(candidate and rest
+of the query | text before the gap). With `prefix` it is log p(candidate | text before the gap);
+with a vocabulary of characters or bytes this favors `man` over `manner`. The text before the gap is
+computed once; its memory is reused for each candidate.
+
+Candidates with equal scores share the point: an answer among the k best candidates counts 1/k.
+Candidates with equal tokens, such as words out of the vocabulary, have equal scores. The strict
+accuracy counts a shared point as wrong.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+import dataclasses
+import itertools
+import json
+import logging
+import math
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from ngrammer_jax import errors, files, hosts
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config import recurrent as recurrent_config
+from ngrammer_jax.data import cloze, synthetic_cloze
+from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.inference import language_modeling
+
+PROTOCOLS = ('query', 'prefix')
+SORT_BUFFER = 4096  # questions sorted by length at a time
+Z_95 = 1.959963984540054  # 95 % of a normal distribution is within this many standard deviations
+
+
+@dataclasses.dataclass(frozen=True)
+class QuestionSource:
+  """A set of questions.
+
+  Attributes:
+    name: split of a folder, or name of a file without its suffix.
+    is_official: whether the files have the names of the Children's Book Test.
+    is_synthetic: whether the questions are generated from raw books.
+    files: files with the questions.
+    counts: number of questions of each kind.
+    read: returns an iterator over the questions.
+  """
+
+  name: str
+  is_official: bool
+  is_synthetic: bool
+  files: tuple[str, ...]
+  counts: dict[str, int]
+  read: Callable[[], Iterator[cloze.Question]]
+
+
+def open_questions(
+  path: pathlib.Path, split: str, synthetic_per_class: int | None = None
+) -> QuestionSource:
+  """Finds the questions of a folder or a file and checks all of them.
+
+  Args:
+    path: see `data.cloze.find_files`; for synthetic questions `data.synthetic_cloze.find_file`.
+    split: split of a folder: train, validation or test.
+    synthetic_per_class: maximum number of synthetic questions of each class, generated from raw
+      books. None: read official questions instead.
+
+  Raises:
+    BadInput: there are no such questions, or one of them is malformed.
+  """
+  name = path.stem if path.is_file() else split
+  if synthetic_per_class is not None:
+    return _generate_questions(name, synthetic_cloze.find_file(path, split), synthetic_per_class)
+  paths = cloze.find_files(path, split)
+  counts = {kind: sum(1 for _ in cloze.read_questions(file, kind)) for kind, file in paths.items()}
+
+  def read():
+    return itertools.chain.from_iterable(
+      cloze.read_questions(file, kind) for kind, file in paths.items()
+    )
+
+  is_official = all(map(cloze.is_official, paths.values()))
+  return QuestionSource(name, is_official, False, tuple(map(str, paths.values())), counts, read)
+
+
+def _generate_questions(name, book_path, max_per_class):
+  """Generates synthetic questions from raw books."""
+  by_class = synthetic_cloze.generate_questions(book_path, max_per_class)
+  questions = list(itertools.chain.from_iterable(by_class.values()))
+  counts = {f'made-{kind}': len(group) for kind, group in by_class.items() if group}
+  logging.info(
+    '%s: %s, at most %d of each class, from %s',
+    synthetic_cloze.LABEL,
+    ', '.join(f'{kind} {count:,}' for kind, count in counts.items()),
+    max_per_class,
+    book_path,
+  )
+  return QuestionSource(name, False, True, (str(book_path),), counts, lambda: iter(questions))
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+  """The scores of a model for the candidates of a question.
+
+  Attributes:
+    question: the question without its context.
+    scores: log-probability of each candidate, float64 [10].
+    unknown: whether each candidate is out of the vocabulary.
+    cut: whether the context did not fit and its oldest tokens were dropped.
+  """
+
+  question: cloze.Question
+  scores: np.ndarray
+  unknown: tuple[bool, ...]
+  cut: bool
+
+  @property
+  def best(self) -> list[str]:
+    """The candidates with the highest score."""
+    pairs = zip(self.question.candidates, self.scores == self.scores.max(), strict=True)
+    return [candidate for candidate, is_best in pairs if is_best]
+
+  @property
+  def point(self) -> float:
+    """1 for the right answer, 1/k if k candidates share the highest score with it, else 0."""
+    return self.best.count(self.question.answer) / len(self.best)
+
+  @property
+  def answer_unknown(self) -> bool:
+    """Whether the right answer is out of the vocabulary."""
+    return self.unknown[self.question.candidates.index(self.question.answer)]
+
+  def to_json(self) -> str:
+    """Returns the answer as a line of JSON, without a newline."""
+    q = self.question
+    fields = {'kind': q.kind, 'file': q.file, 'line': q.line, 'answer': q.answer}
+    fields |= {'chosen': self.best[0], 'point': self.point, 'candidates': q.candidates}
+    return json.dumps(fields | {'scores': self.scores.tolist()}, ensure_ascii=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluator:
+  """Scores the candidates of questions.
+
+  Attributes:
+    engine: the engine of the model.
+    vocabulary: vocabulary of the model.
+    rows: batch size in questions.
+    context: maximum number of tokens that a token is predicted from.
+    protocol: one of PROTOCOLS.
+  """
+
+  engine: inference.Engine
+  vocabulary: vocabularies.Vocabulary
+  rows: int
+  context: int
+  protocol: str = 'query'
+
+  def __call__(
+    self,
+    variables: inference.Variables,
+    questions: Iterable[cloze.Question],
+    report: Callable[[int], None] = lambda questions: None,
+  ) -> Iterator[Answer]:
+    """Yields the answers in the order of the questions.
+
+    Args:
+      variables: parameters and codebook.
+      questions: questions of any kind.
+      report: called with the number of questions answered since the previous call.
+
+    Raises:
+      BadInput: a query does not fit the context, or the vocabulary does not have a character.
+    """
+    questions = iter(questions)
+    while group := list(itertools.islice(questions, SORT_BUFFER)):
+      prefixes, choices, is_cut = zip(*map(self._tokenize, group), strict=True)
+      scores: list[Any] = [None] * len(group)
+      for i, choice_scores in self.engine.rank(variables, prefixes, choices, self.rows):
+        scores[i] = choice_scores
+        report(1)
+      for i, question in enumerate(group):
+        yield Answer(
+          dataclasses.replace(question, context=()),
+          _equalize_scores(choices[i], scores[i]),
+          tuple(map(self._is_unknown, question.candidates)),
+          is_cut[i],
+        )
+
+  def _tokenize(self, question):
+    """Returns the ids of the prefix and of each choice, and whether the context was cut."""
+    before_gap, after_gap = question.query.split(cloze.PLACEHOLDER)
+    before_gap = before_gap.removesuffix(' ')  # a token may start with the space
+    space = question.query[len(before_gap) :].partition(cloze.PLACEHOLDER)[0]
+    after_gap = after_gap if self.protocol == 'query' else ''
+    context = self._encode(question, ''.join(f'{sentence}\n' for sentence in question.context))
+    prefix = self._encode(question, before_gap)
+    queries = [
+      self._encode(question, f'{before_gap}{space}{candidate}{after_gap}')
+      for candidate in question.candidates
+    ]
+    # In some vocabularies the last tokens before the gap depend on the candidate. All choices start
+    # at the first token that differs in any query.
+    num_shared = min(
+      min(map(len, queries)) - 1, *(_common_prefix_length(prefix, query) for query in queries)
+    )
+    choices = [query[num_shared:] for query in queries]
+    prefix = np.concatenate([[self.vocabulary.document_start], context, queries[0][:num_shared]])
+    # The last token of a choice is predicted, but not read.
+    max_prefix = self.context - max(map(len, choices)) + 1
+    if max_prefix < max(num_shared, 1):
+      raise errors.BadInput(
+        f'{question.file}, line {question.line}: the query has {max(map(len, queries)):,} tokens, '
+        f'but the evaluation context has only {self.context:,}: raise it with '
+        f'--config.evaluation.segment_length=N'
+      )
+    return prefix[-max_prefix:].astype(np.int32), choices, len(prefix) > max_prefix
+
+  def _encode(self, question, text):
+    try:
+      return self.vocabulary.encode(text.encode()).astype(np.int32)
+    except errors.BadInput as error:
+      first = question.line - len(question.context)
+      raise errors.BadInput(
+        f'{question.file}, lines {first} to {question.line}: {error}'
+      ) from error
+
+  def _is_unknown(self, word):
+    unknown = self.vocabulary.unknown
+    return unknown is not None and unknown in self.vocabulary.encode(word.encode())
+
+
+def check_protocol(protocol: str) -> None:
+  """Raises BadInput if the protocol does not exist."""
+  if protocol not in PROTOCOLS:
+    raise errors.BadInput(f'--cloze_protocol={protocol} is not one of: {", ".join(PROTOCOLS)}')
+
+
+def check_model(config: model_config.ModelConfig) -> None:
+  """Raises BadInput for a model that cannot continue a prefix."""
+  if config.position in model_config.SEGMENT_POSITIONS:
+    raise errors.BadInput(
+      f'model.position={config.position!r} counts from the end of a segment: such a model can be '
+      f'evaluated on a split, but cannot continue a context'
+    )
+
+
+def _common_prefix_length(a, b):
+  """Returns the number of equal tokens at the start of two texts."""
+  length = min(len(a), len(b))
+  (different,) = np.nonzero(a[:length] != b[:length])
+  return int(different[0]) if different.size else length
+
+
+def _equalize_scores(choices, scores):
+  """Gives choices with equal tokens exactly equal scores, without rounding differences."""
+  first_scores: dict[bytes, float] = {}
+  pairs = zip(choices, scores, strict=True)
+  return np.array(
+    [first_scores.setdefault(ids.tobytes(), score) for ids, score in pairs], np.float64
+  )
+
+
+def wilson_interval(points: float, count: int) -> tuple[float, float]:
+  """Returns the 95 % confidence interval of a proportion by Wilson (1927)."""
+  proportion, z2 = points / count, Z_95 * Z_95 / count
+  middle = (proportion + z2 / 2) / (1 + z2)
+  variance = max(proportion * (1 - proportion), 0)
+  half = math.sqrt(variance * z2 + z2 * z2 / 4) / (1 + z2)
+  return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def summarize(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
+  """Computes for each kind the accuracy, its confidence interval, and counts of special cases."""
+  answers_by_kind: dict[str, list[Answer]] = {}
+  for answer in answers:
+    answers_by_kind.setdefault(answer.question.kind, []).append(answer)
+  kinds = {}
+  for kind, group in answers_by_kind.items():
+    points = math.fsum(answer.point for answer in group)
+    low, high = wilson_interval(points, len(group))
+    kinds[kind] = {
+      'questions': len(group),
+      'accuracy': points / len(group),
+      'low': low,
+      'high': high,
+      'strict_accuracy': sum(answer.point == 1 for answer in group) / len(group),
+      'ties': sum(len(answer.best) > 1 for answer in group),
+      'unknown': sum(sum(answer.unknown) for answer in group),
+      'unknown_answers': sum(answer.answer_unknown for answer in group),
+      'context_cut': sum(answer.cut for answer in group),
+    }
+  return kinds
+
+
+def build_result(
+  answers: Sequence[Answer], source: QuestionSource, step: int, protocol: str, context: int
+) -> dict[str, Any]:
+  """Builds the result that is stored as `cloze_<name>.json`."""
+  if source.is_synthetic:
+    label = synthetic_cloze.LABEL
+  else:
+    label = "questions of the Children's Book Test" if source.is_official else 'cloze questions'
+  scored = (
+    'the candidate and the rest of the query' if protocol == 'query' else 'the candidate alone'
+  )
+  limit = None if context >= recurrent_config.UNBOUNDED else context
+  return {
+    'label': label,
+    'official': source.is_official,
+    'made': source.is_synthetic,
+    'name': source.name,
+    'step': step,
+    'kinds': summarize(answers),
+    'protocol': {'score': protocol, 'of': scored, 'context': limit, 'ties': 'share the point'},
+    'files': list(source.files),
+  }
+
+
+def format_table(result: dict[str, Any]) -> str:
+  """Formats the result of `Run.cloze` as a table."""
+  lines = [
+    f'{"kind":<20}{"questions":>10}{"accuracy":>10}{"95 %":>16}{"strict":>8}{"ties":>7}'
+    f'{"unknown":>9}{"cut":>7}'
+  ]
+  for kind, r in result['kinds'].items():
+    lines.append(
+      f'{kind:<20}{r["questions"]:>10,}{r["accuracy"]:>10.4f}{r["low"]:>9.4f}-{r["high"]:.4f}'
+      f'{r["strict_accuracy"]:>8.4f}{r["ties"]:>7,}{r["unknown_answers"]:>9,}{r["context_cut"]:>7,}'
+    )
+  protocol = result['protocol']
+  context = f'at most {protocol["context"]:,} tokens' if protocol['context'] else 'unlimited'
+  lines.append(
+    f'{result["label"]}; {result["name"]}, step {result["step"]:,}, protocol '
+    f'{protocol["score"]}: {protocol["of"]}, context: {context}; ties share the point'
+  )
+  return '\n'.join(lines)
+
+
+def save(result: dict[str, Any], answers: Sequence[Answer], folder: pathlib.Path) -> pathlib.Path:
+  """Writes the result as JSON and the answers as JSON lines next to it; returns the JSON path.
+
+  The file name is cloze[_made][_prefix]_<name>, so that synthetic questions and the other protocol
+  do not overwrite the results of official questions. Only the first process writes.
+  """
+  synthetic = '_made' if result['made'] else ''
+  score = result['protocol']['score']
+  protocol = '' if score == PROTOCOLS[0] else f'_{score}'
+  path = folder / f'cloze{synthetic}{protocol}_{result["name"]}.json'
+  language_modeling.save(result, path)
+  if hosts.is_primary():
+    lines = ''.join(f'{answer.to_json()}\n' for answer in answers)
+    files.write(path.with_suffix('.jsonl'), lines)
+  return path

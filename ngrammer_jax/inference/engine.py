@@ -1,0 +1,306 @@
+"""Inference of a language model: scores of segments, ranking of choices, generation of tokens.
+
+Batches are padded to few shapes, so that few programs are compiled.
+
+B batch, T segment length, P tokens of a padded prompt, K choices, C tokens of a choice.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import functools
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ngrammer_jax import sharding
+from ngrammer_jax.data import streams
+from ngrammer_jax.inference import programs, sampling
+from ngrammer_jax.models import heads, language_model
+
+MAX_ROWS = 8  # default batch size of texts
+MIN_PROMPT_LENGTH = 16  # prompts are padded to at least this many tokens
+MIN_CHOICE_LENGTH = 32  # choices are padded to this, or to the longest choice if it is shorter
+
+Variables = dict[str, Any]  # `params` and `codebook`
+
+
+class Engine:
+  """Runs a model on batches; the result of a row does not depend on the other rows.
+
+  Every program is compiled once for each shape of its arguments. Batch sizes (`rows`) are rounded
+  up to a multiple of the devices of the batch axes.
+
+  Args:
+    model: the model, with the memory of evaluation.
+    mesh: the device mesh of the variables.
+  """
+
+  def __init__(self, model: language_model.LanguageModel, mesh: jax.sharding.Mesh):
+    self.model, self.mesh = model, mesh
+    self._row_sharding = sharding.rows_sharding(mesh)
+    # A scan over layers would stack, and so copy, the cache of all layers at every token.
+    unrolled = model.clone(config=dataclasses.replace(model.config, scan_layers=False))
+    # Every host reads the scores and the tokens of all rows.
+    replicated = sharding.replicated(mesh)
+    self._prepare = jax.jit(functools.partial(heads.for_serving, model.config))
+    self._score_segment = jax.jit(
+      functools.partial(programs.score_segment, model),
+      donate_argnames='memory',
+      out_shardings=(replicated, self._row_sharding),
+    )
+    self._rank_choices = jax.jit(
+      functools.partial(programs.rank_choices, model), out_shardings=replicated
+    )
+    self._decode_step = jax.jit(
+      functools.partial(programs.decode_step, unrolled),
+      donate_argnames='memory',
+      out_shardings=(replicated, self._row_sharding, replicated),
+    )
+
+  def prepare(self, variables: Variables) -> Variables:
+    """Returns variables in which each token of the vocabulary is assigned to its cluster.
+
+    Otherwise every token that is read is compared with all centroids.
+    """
+    with sharding.use(self.mesh):
+      return variables | {'codebook': self._prepare(variables['params'], variables['codebook'])}
+
+  def round_rows(self, rows: int) -> int:
+    """Returns the batch size for so many rows."""
+    shards = sharding.batch_shards(self.mesh)
+    return -(-rows // shards) * shards
+
+  def score_segments(
+    self,
+    variables: Variables,
+    rows: int,
+    num_segments: int,
+    make_segment: Callable[[int, slice], streams.Segment],
+  ) -> Iterator[programs.Scores]:
+    """Yields the scores of each segment of a batch of streams while the next one is computed.
+
+    The memory of a stream starts empty and is carried from segment to segment.
+
+    Args:
+      variables: parameters and codebook.
+      rows: number of streams.
+      num_segments: number of segments.
+      make_segment: returns the segment with an index, for a slice of the rows.
+    """
+    rows = self.round_rows(rows)
+
+    def dispatch():
+      slots = language_model.cache_slots(self.model.config, variables['params'])
+      memory = jax.device_put(self.model.empty_memory(rows, slots), self._row_sharding)
+      for index in range(num_segments):
+        with sharding.use(self.mesh):
+          segment = sharding.global_rows(self.mesh, rows, functools.partial(make_segment, index))
+          scores, memory = self._score_segment(variables, segment, memory=memory)
+        yield scores
+
+    return _fetch_one_behind(dispatch())
+
+  def score_documents(
+    self,
+    variables: Variables,
+    documents: Sequence[np.ndarray],
+    start: int,
+    length: int,
+    max_rows: int = MAX_ROWS,
+  ) -> Iterator[np.ndarray]:
+    """Yields the nats of every token of each document, float64 [tokens].
+
+    Args:
+      variables: parameters and codebook.
+      documents: token ids without the document start.
+      start: id of the document start, the first input of each document.
+      length: T.
+      max_rows: maximum batch size.
+    """
+    rows = self.round_rows(min(max_rows, _bucket(len(documents))))
+    for first in range(0, len(documents), rows):
+      group = documents[first : first + rows]
+      num_segments = -(-max(map(len, group)) // length)
+      targets, valid = _pad(group, rows, num_segments * length)
+      inputs = np.insert(targets, 0, start, axis=1)[:, :-1]
+      starts = np.broadcast_to(np.arange(num_segments * length) == 0, inputs.shape)
+      padded = streams.Segment(inputs, targets, starts, valid.astype(np.float32))
+
+      def make_segment(index, row_slice, padded=padded):
+        columns = slice(index * length, (index + 1) * length)
+        return streams.map_segments(lambda array: array[row_slice, columns], padded)
+
+      segments = self.score_segments(variables, rows, num_segments, make_segment)
+      nll = np.concatenate([np.zeros((rows, 0)), *(scores.nll_BxT for scores in segments)], axis=1)
+      for row, ids in enumerate(group):
+        yield nll[row, : len(ids)].astype(np.float64)
+
+  def rank(
+    self,
+    variables: Variables,
+    prefixes: Sequence[np.ndarray],
+    choices: Sequence[Sequence[np.ndarray]],
+    rows: int,
+    bidirectional: bool = False,
+  ) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields the index of an example and log p(choice | prefix) of its choices, float64 [K].
+
+    The log-probability is the sum over all tokens of the choice. The prefix is computed once; its
+    memory is reused for each choice. Examples of similar length are batched together, so they come
+    in a different order.
+
+    Args:
+      variables: parameters and codebook.
+      prefixes: token ids of each example, starting with the document start.
+      choices: token ids of each choice of each example.
+      rows: batch size in examples.
+      bidirectional: whether the tokens of a prefix attend to the whole prefix.
+    """
+    rows, shapes_PKC = self.round_rows(rows), _rank_shapes(prefixes, choices)
+    order = sorted(range(len(prefixes)), key=shapes_PKC.__getitem__)
+    for (P, K, C), indices in itertools.groupby(order, shapes_PKC.__getitem__):
+      for group in _chunks(list(indices), rows):
+        padding = [()] * (rows - len(group))
+        padded = [_pad(example, K, C) for example in [*(choices[i] for i in group), *padding]]
+        with sharding.use(self.mesh):
+          prompt = self._pad_prompts([prefixes[i] for i in group], rows, P, bidirectional)
+          choices_2xKxBxC = [
+            jax.device_put(array, sharding.rows_sharding(self.mesh, 1))
+            for array in np.stack(padded, axis=2)
+          ]
+          scores_KxB = self._rank_choices(variables, prompt, *choices_2xKxBxC)
+          scores_KxB = np.asarray(scores_KxB, np.float64)
+        for row, i in enumerate(group):
+          yield i, scores_KxB[: len(choices[i]), row]
+
+  def generate(
+    self,
+    variables: Variables,
+    prompts: Sequence[np.ndarray],
+    seeds: Sequence[int],
+    config: sampling.SamplingConfig,
+    context: int,
+    rows: int | None = None,
+    bidirectional: bool = False,
+  ) -> Iterator[np.ndarray]:
+    """Yields the next token of every prompt, int32 [len(prompts)]; the iterator does not end.
+
+    After the prompts, one compiled step generates every token, with a KV cache. The next token is
+    dispatched before the current one is yielded.
+
+    Args:
+      variables: parameters and codebook.
+      prompts: token ids that begin with the document start, at most `context` tokens each.
+      seeds: random seed of each row.
+      config: sampling options.
+      context: context length; each token is predicted from at most this many preceding tokens.
+      rows: batch size, at least the number of prompts. None: the next power of two.
+      bidirectional: whether the tokens of a prompt attend to the whole prompt.
+    """
+    rows = self.round_rows(_bucket(len(prompts)) if rows is None else rows)
+    longest = max(map(len, prompts))
+    T = min(_bucket(longest, MIN_PROMPT_LENGTH), max(context, longest))
+    shard_rows = lambda array: jax.device_put(array, self._row_sharding)
+
+    def dispatch():
+      with sharding.use(self.mesh):
+        sampler = sampling.SamplerParams.from_config(config, self.model.vocabulary_size)
+        seeds_B = shard_rows(np.resize(np.asarray(seeds, np.uint32), rows))
+        decode_step = functools.partial(self._decode_step, variables, seeds_B, sampler)
+        prompt = self._pad_prompts(prompts, rows, T, bidirectional)
+        no_start_Bx1 = shard_rows(np.zeros((rows, 1), bool))
+        valid_Bx1 = shard_rows(np.ones((rows, 1), np.int32))
+        memory = shard_rows(self._decoding_memory(rows, context))
+        token_B, memory, index = decode_step(prompt, memory=memory, index=jnp.int32(0))
+      while True:
+        yield token_B
+        with sharding.use(self.mesh):
+          inputs = programs.Inputs(token_B[:, None], no_start_Bx1, valid_Bx1)
+          token_B, memory, index = decode_step(inputs, memory=memory, index=index)
+
+    return (token_B[: len(prompts)] for token_B in _fetch_one_behind(dispatch()))
+
+  def trace_score(self, variables: Variables, rows: int, length: int) -> jax.stages.Traced:
+    """Traces the program that scores a segment of T tokens. The variables may be abstract."""
+    rows = self.round_rows(rows)
+    dtypes = np.int32, np.int32, bool, np.float32
+    segment = streams.Segment(*(np.zeros((rows, length), dtype) for dtype in dtypes))
+    memory = self.model.config.memory
+    slots = 0 if memory is None else memory.length
+    memory = jax.eval_shape(lambda: self.model.empty_memory(rows, slots))
+    segment, memory = sharding.abstract((segment, memory), self._row_sharding)
+    with sharding.use(self.mesh):
+      return self._score_segment.trace(variables, segment, memory=memory)
+
+  def trace_generate(self, variables: Variables, rows: int, context: int) -> jax.stages.Traced:
+    """Traces the program that generates one token. The variables may be abstract."""
+    rows = self.round_rows(rows)
+    dtypes = np.int32, bool, np.int32
+    inputs = programs.Inputs(*(np.zeros((rows, 1), dtype) for dtype in dtypes))
+    memory = jax.eval_shape(functools.partial(self._decoding_memory, rows, context))
+    by_row = np.zeros(rows, np.uint32), inputs, memory
+    seeds_B, inputs, memory = sharding.abstract(by_row, self._row_sharding)
+    config, V = sampling.SamplingConfig(), self.model.vocabulary_size
+    shared = sampling.SamplerParams.from_config(config, V), np.int32(0)
+    sampler, index = sharding.abstract(shared, sharding.replicated(self.mesh))
+    with sharding.use(self.mesh):
+      return self._decode_step.trace(
+        variables, seeds_B, sampler, inputs, memory=memory, index=index
+      )
+
+  def _decoding_memory(self, rows, context):
+    """Returns an empty KV cache of one slot less than the context, with the current token."""
+    # Without a KV cache, a segment memory would keep the inputs of all its tokens.
+    min_slots = 0 if self.model.config.memory is None else 1
+    return self.model.empty_memory(rows, max(context - 1, min_slots))
+
+  def _pad_prompts(self, prompts, rows, length, bidirectional):
+    """Returns the inputs of a batch of prompts, padded to a length, on the devices."""
+    tokens_BxP, valid_BxP = _pad(prompts, rows, length)
+    starts_BxP = (np.arange(length) == 0) & (valid_BxP > 0)
+    prefix_BxP = valid_BxP > 0 if bidirectional else None
+    inputs = programs.Inputs(tokens_BxP, starts_BxP, valid_BxP, prefix_BxP)
+    return jax.device_put(inputs, self._row_sharding)
+
+
+def _fetch_one_behind(results):
+  """Yields results on the host, each after the next one is dispatched."""
+  for result, _ in itertools.pairwise(itertools.chain(results, [None])):
+    yield jax.device_get(result)
+
+
+def _pad(sequences, rows, length):
+  """Pads token ids to [rows, length]; returns the ids, and 1 where they are not padding."""
+  padded = np.zeros((2, rows, length), np.int32)
+  for row, ids in enumerate(sequences):
+    padded[0, row, : len(ids)], padded[1, row, : len(ids)] = ids, 1
+  return padded
+
+
+def _chunks(items, size):
+  return (items[first : first + size] for first in range(0, len(items), size))
+
+
+def _bucket(size, smallest=1):
+  """Returns the next power of two, at least `smallest`: few shapes compile few programs."""
+  return max(smallest, 1 << (size - 1).bit_length()) if size else smallest
+
+
+def _rank_shapes(prefixes, choices):
+  """Returns the padded lengths P, K and C of each example."""
+  # A number of choices shared by all examples is not padded.
+  has_same_count = len({len(example) for example in choices}) == 1
+  pad_count = (lambda count: max(count, 1)) if has_same_count else _bucket
+  lengths = [max(map(len, example), default=1) for example in choices]
+  max_length = _bucket(max(lengths, default=1), 2)
+  return [
+    (
+      _bucket(len(prefix), MIN_PROMPT_LENGTH),
+      pad_count(len(example)),
+      min(_bucket(length, MIN_CHOICE_LENGTH), max_length),
+    )
+    for prefix, example, length in zip(prefixes, choices, lengths, strict=True)
+  ]

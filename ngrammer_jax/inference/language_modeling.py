@@ -1,0 +1,149 @@
+"""Language modeling metrics of a split: perplexity, bits per byte, top-1 accuracy.
+
+B batch, T segment length.
+"""
+
+from collections.abc import Callable
+import json
+import math
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax import files, hosts
+from ngrammer_jax.data import streams, token_cache
+from ngrammer_jax.inference import engine as inference
+
+
+def evaluate(
+  engine: inference.Engine,
+  variables: inference.Variables,
+  split: token_cache.TokenSplit,
+  config: experiment.Config,
+  line_end: int | None = None,
+  max_tokens: int | None = None,
+  report: Callable[[int], None] = lambda tokens: None,
+) -> dict[str, Any]:
+  """Computes the metrics of a split, as stored in `evaluation/<split>.json`.
+
+  The split is divided into `config.evaluation.streams` contiguous streams. The memory of a stream
+  starts empty and is carried from segment to segment. The result depends on the streams, the
+  segment length and the protocol only (see `data.streams.EvaluationStreams`), not on the batch size
+  or the devices. Most protocols score every token exactly once.
+
+  Args:
+    engine: the engine of the model.
+    variables: parameters and codebook.
+    split: tokens to score.
+    config: the streams, the segment length, the protocol, and the batch size of the training.
+    line_end: the token that ends a line, to also report the perplexity of all other tokens. None:
+      the vocabulary has no such token.
+    max_tokens: maximum number of tokens to score, from the start of the split. None: all.
+    report: called with the number of tokens scored since the previous call.
+  """
+  e, length = config.evaluation, config.evaluation_length()
+  text = streams.EvaluationStreams(split, e.streams, length, max_tokens or 0, e.protocol)
+  if engine.model.vocabulary_size < text.tokens:
+    # Assigns each vocabulary entry to its cluster once, instead of each token of the split.
+    variables = engine.prepare(variables)
+  nll, tokens, correct, line_end_nll, line_ends = [], 0, 0, [], 0
+  for scores in _score_batches(engine, variables, text, config):
+    num_counted = int(scores.counts_BxT.sum())
+    tokens += num_counted
+    correct += int(scores.correct_BxT.sum())
+    nll.append(scores.nll_BxT[scores.counts_BxT].sum(dtype=np.float64))
+    if line_end is not None:
+      is_end_BxT = scores.counts_BxT & (scores.targets_BxT == line_end)
+      line_ends += int(is_end_BxT.sum())
+      line_end_nll.append(scores.nll_BxT[is_end_BxT].sum(dtype=np.float64))
+    report(num_counted)
+  total, is_whole_split = math.fsum(nll), tokens == len(split.tokens)
+  without_line_ends = {}
+  if line_end is not None and line_ends < tokens:  # some papers report it
+    nats_per_token = (total - math.fsum(line_end_nll)) / (tokens - line_ends)
+    without_line_ends = {
+      'line_ends': line_ends,
+      'perplexity_without_line_ends': math.exp(min(nats_per_token, 700)),
+    }
+  return {
+    'tokens': tokens,
+    'nll_nats_per_token': total / tokens,
+    'perplexity': math.exp(min(total / tokens, 700)),
+    'bits_per_token': total / tokens / math.log(2),
+    **without_line_ends,
+    'bits_per_byte': (
+      total / math.log(2) / split.text_bytes if is_whole_split and split.text_bytes else None
+    ),
+    'top1_accuracy': correct / tokens,
+    'protocol': {
+      'name': e.protocol,
+      'streams': text.streams,
+      'segment_length': length,
+      **_memory_protocol(engine.model.config),
+      'whole_split': is_whole_split,
+    },
+  }
+
+
+def _score_batches(engine, variables, text, config):
+  """Yields the scores of batches of segments, or of sliding windows."""
+  rows, is_windows = config.training.batch_size, config.evaluation.protocol == 'sliding_window'
+  if is_windows:
+    num_rows, num_segments = text.tokens, 1
+  else:
+    num_rows, num_segments = text.streams, text.segments
+    rows = min(rows, config.evaluation.streams)
+  rows = engine.round_rows(rows)
+  for first in range(0, num_rows, rows):
+
+    def make_segment(index, row_slice, first=first):
+      begin, count = first + row_slice.start, row_slice.stop - row_slice.start
+      if is_windows:
+        return _count_last_target(text.window(begin, count))
+      return text.segment(index, begin, count)
+
+    yield from engine.score_segments(variables, rows, num_segments, make_segment)
+
+
+def _count_last_target(window):
+  last_Bx1 = window.valid_BxT.sum(axis=1, keepdims=True) - 1
+  is_last_BxT = np.arange(window.valid_BxT.shape[1]) == last_Bx1
+  return window._replace(counts_BxT=is_last_BxT.astype(np.float32))
+
+
+def _memory_protocol(config):
+  """Returns the memory options that affect the result."""
+  if config.recurrent is not None:
+    return {'carry_memory': config.recurrent.carry_memory}
+  if config.memory is None:
+    return {}
+  return {
+    'memory_length': config.memory.length,
+    'same_length': config.memory.same_length,
+    'clamp_length': config.positions().clamp_length,
+  }
+
+
+def format_table(results: dict[str, dict[str, Any]]) -> str:
+  """Formats the metrics of splits as a table."""
+  lines = [
+    f'{"split":<12}{"tokens":>12}{"nats/token":>12}{"perplexity":>12}{"bits/token":>12}'
+    f'{"bits/byte":>11}{"top-1":>8}'
+  ]
+  for split, r in results.items():
+    bits = '-' if r['bits_per_byte'] is None else f'{r["bits_per_byte"]:.4f}'
+    lines.append(
+      f'{split:<12}{r["tokens"]:>12,}{r["nll_nats_per_token"]:>12.4f}{r["perplexity"]:>12.3f}'
+      f'{r["bits_per_token"]:>12.4f}{bits:>11}{r["top1_accuracy"]:>8.2%}'
+    )
+  return '\n'.join(lines)
+
+
+def save(result: dict[str, Any], path: pathlib.Path) -> None:
+  """Writes the metrics of a split as JSON; only the first process writes."""
+  if not hosts.is_primary():
+    return
+  files.make_folder(path.parent)
+  files.write(path, json.dumps(result, indent=2) + '\n')

@@ -1,0 +1,94 @@
+"""What inference computes of one padded batch, as functions of a model and its variables.
+
+B batch, T segment length, P tokens of a padded prompt, K choices, C tokens of a choice, D model.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ngrammer_jax.data import streams
+from ngrammer_jax.inference import sampling
+
+
+class Scores(NamedTuple):
+  """Scores of the targets of a segment.
+
+  Attributes:
+    nll_BxT: negative log-likelihood in nats, 0 where a target does not count.
+    correct_BxT: whether the most likely token is the target, and counts.
+    counts_BxT: whether the target counts: it has a loss and is not padding.
+    targets_BxT: the targets.
+  """
+
+  nll_BxT: jax.Array
+  correct_BxT: jax.Array
+  counts_BxT: jax.Array
+  targets_BxT: jax.Array
+
+
+class Inputs(NamedTuple):
+  """A batch of tokens to read, see `TransformerLM.__call__`."""
+
+  tokens_BxT: jax.Array
+  starts_BxT: jax.Array
+  valid_BxT: jax.Array
+  prefix_BxT: jax.Array | None = None
+
+
+def score_segment(model, variables, segment: streams.Segment, *, memory):
+  """Returns the scores of a segment and the new memory."""
+  hidden, memory, _ = model.apply(
+    variables,
+    segment.tokens_BxT,
+    memory,
+    starts_BxT=segment.starts_BxT,
+    valid_BxT=segment.valid_BxT,
+  )
+  scores = model.apply(variables, hidden, segment.targets_BxT, method='scores')
+  counts_BxT = segment.valid_BxT > 0
+  if segment.counts_BxT is not None:
+    counts_BxT &= segment.counts_BxT > 0
+  nll_BxT = jnp.where(counts_BxT, scores.nll_BxT, 0)
+  correct_BxT = scores.correct_BxT & counts_BxT
+  return Scores(nll_BxT, correct_BxT, counts_BxT, segment.targets_BxT), memory
+
+
+def _read(model, variables, inputs: Inputs, memory):
+  """Returns the hidden state of the last valid token of each row, [B, 1, D], and the memory."""
+  tokens_BxT, starts_BxT, valid_BxT, prefix_BxT = inputs
+  hidden_BxTxD, memory, _ = model.apply(
+    variables, tokens_BxT, memory, starts_BxT=starts_BxT, valid_BxT=valid_BxT, prefix_BxT=prefix_BxT
+  )
+  last_Bx1x1 = jnp.maximum(valid_BxT.sum(axis=1) - 1, 0)[:, None, None]
+  return jnp.take_along_axis(hidden_BxTxD, last_Bx1x1, axis=1), memory
+
+
+def rank_choices(model, variables, prompt: Inputs, choices_KxBxC, valid_KxBxC):
+  """Returns the log-probabilities of the choices after the prompts, [K, B]."""
+  (B, P), C = prompt.tokens_BxT.shape, choices_KxBxC.shape[2]
+  last_hidden_Bx1xD, memory = _read(model, variables, prompt, model.empty_memory(B, P + C))
+
+  def score_choice(choice):
+    ids_BxC, valid_BxC = choice
+    hidden_BxCxD, _, _ = model.apply(
+      variables, ids_BxC[:, :-1], memory, valid_BxT=valid_BxC[:, :-1]
+    )
+    hidden_BxCxD = jnp.concatenate([last_hidden_Bx1xD, hidden_BxCxD], axis=1)
+    nll_BxC = model.apply(variables, hidden_BxCxD, ids_BxC, method='scores').nll_BxT
+    return -jnp.where(valid_BxC > 0, nll_BxC, 0).sum(axis=1)
+
+  return jax.lax.map(score_choice, (choices_KxBxC, valid_KxBxC))
+
+
+def decode_step(model, variables, seeds_B, sampler, inputs: Inputs, *, memory, index):
+  """Returns the token sampled after the last valid token of each row, the memory, the next index.
+
+  The random key depends on the seed of the row and the index of the token alone.
+  """
+  hidden_Bx1xD, memory = _read(model, variables, inputs, memory)
+  log_probs_Bx1xV = model.apply(variables, hidden_Bx1xD, method='log_probs')
+  make_key = lambda seed: jax.random.fold_in(jax.random.key(seed), index)
+  token_B = sampling.sample_tokens(log_probs_Bx1xV[:, 0], sampler, jax.vmap(make_key)(seeds_B))
+  return token_B, memory, index + 1

@@ -1,0 +1,228 @@
+"""Inference on texts: scores of texts, and completions of prompts."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+import dataclasses
+import logging
+import math
+import numbers
+from typing import NamedTuple
+
+import numpy as np
+
+from ngrammer_jax import errors
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config import recurrent as recurrent_config
+from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.inference import sampling
+
+# Incomplete UTF-8 decodes to this character, as do bytes that are not UTF-8.
+REPLACEMENT = '\N{REPLACEMENT CHARACTER}'
+
+
+class EncodedText(NamedTuple):
+  """A text and its token ids, int32."""
+
+  text: str
+  ids: np.ndarray
+
+
+def encode(vocabulary: vocabularies.Vocabulary, text: str, name: str) -> EncodedText:
+  """Encodes a text. Raises BadInput, with its name, if the vocabulary lacks a character."""
+  if not isinstance(text, str):
+    raise TypeError(f'{name} is not a str: {text!r}')
+  try:
+    return EncodedText(text, vocabulary.encode(text.encode()).astype(np.int32))
+  except UnicodeEncodeError as error:
+    raise errors.BadInput(f'{name} is not valid Unicode: {error.reason}') from error
+  except errors.BadInput as error:
+    raise errors.BadInput(f'{name}: {error}') from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+  """How well a text is predicted as a document of its own.
+
+  Attributes:
+    text: the text.
+    tokens: its token ids.
+    nats: negative log-likelihood of each token, float64.
+    lossless: whether the tokens decode to the text.
+  """
+
+  text: str
+  tokens: np.ndarray
+  nats: np.ndarray
+  lossless: bool
+
+  @property
+  def perplexity(self) -> float:
+    """exp of the mean over tokens; nan for an empty text."""
+    return math.exp(min(self.nats.mean(), 700)) if self.nats.size else math.nan
+
+  @property
+  def bits_per_byte(self) -> float:
+    """Bits per byte of UTF-8; nan for an empty text, or if the tokens do not decode to it."""
+    size = len(self.text.encode()) if self.lossless else 0
+    return float(self.nats.sum()) / math.log(2) / size if size else math.nan
+
+
+def score(
+  engine: inference.Engine,
+  variables: inference.Variables,
+  vocabulary: vocabularies.Vocabulary,
+  texts: Sequence[EncodedText],
+  segment_length: int,
+) -> list[Score]:
+  """Scores texts, each as a document of its own."""
+  documents, start = [ids for _, ids in texts], vocabulary.document_start
+  nats = engine.score_documents(variables, documents, start, segment_length)
+  return [
+    Score(text, ids, text_nats, lossless=vocabulary.decode(ids) == text.encode())
+    for (text, ids), text_nats in zip(texts, nats, strict=True)
+  ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+  """A prompt and its continuation.
+
+  Attributes:
+    prompt: the prompt.
+    text: its continuation.
+    tokens: token ids of the continuation.
+    ended: whether the model ended the document; if not, the maximum number of tokens was reached.
+    seed: seed that gives the same continuation for this prompt alone.
+  """
+
+  prompt: str
+  text: str
+  tokens: list[int]
+  ended: bool
+  seed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CompletionConfig:
+  """Options of completions.
+
+  Attributes:
+    sampling: options of sampling.
+    tokens: maximum number of new tokens.
+    seed: random seed of the first prompt; prompt number i, from 0, uses seed + i.
+    context: maximum number of tokens that a token is predicted from; `UNBOUNDED` for a recurrent
+      model.
+  """
+
+  sampling: sampling.SamplingConfig
+  tokens: int
+  seed: int
+  context: int
+
+  def check(self, model: model_config.ModelConfig, num_prompts: int) -> None:
+    """Raises BadInput for values out of range, or that the model does not support."""
+    self.sampling.check()
+    if model.position in model_config.SEGMENT_POSITIONS:
+      raise errors.BadInput(
+        f'model.position={model.position!r} counts from the end of a segment: such a model can be '
+        f'evaluated, but not write'
+      )
+    if model.recurrent is not None and self.context != recurrent_config.UNBOUNDED:
+      raise errors.BadInput(
+        f'context={self.context} has no meaning for model.recurrent, whose state holds all it has '
+        f'read: leave it out'
+      )
+    for name, least in (('tokens', 1), ('context', 1), ('seed', 0)):
+      value = getattr(self, name)
+      if not isinstance(value, numbers.Integral) or value < least:
+        raise errors.BadInput(f'{name}={value} must be a whole number from {least} on')
+    if self.seed + num_prompts > 2**32:
+      raise errors.BadInput(f'seed={self.seed} and one more for each prompt exceed 2^32 - 1')
+
+
+def encode_prompts(
+  vocabulary: vocabularies.Vocabulary, prompts: Sequence[str], context: int
+) -> list[EncodedText]:
+  """Encodes prompts after the document start. Raises BadInput if one does not fit the context."""
+  encoded = []
+  for i, text in enumerate(prompts):
+    name = f'prompt {i + 1}'
+    ids = encode(vocabulary, text, name).ids
+    ids = np.insert(ids, 0, vocabulary.document_start)
+    if len(ids) > context:
+      raise errors.BadInput(
+        f'{name} is too long: {len(ids) - 1:,} tokens, but {context - 1:,} and the document '
+        f'start fill the context of {context:,}; shorten it, or raise the context'
+      )
+    encoded.append(EncodedText(text, ids))
+  return encoded
+
+
+def complete(
+  engine: inference.Engine,
+  variables: inference.Variables,
+  vocabulary: vocabularies.Vocabulary,
+  prompts: Sequence[EncodedText],
+  config: CompletionConfig,
+  on_text: Callable[[int, str], None] | None = None,
+) -> Iterator[Completion]:
+  """Yields the completions in the order of the prompts, as soon as those of a batch are done.
+
+  Args:
+    engine, variables: the engine and its variables.
+    vocabulary: vocabulary of the model.
+    prompts: see `encode_prompts`.
+    config: options.
+    on_text: called with the index of a prompt and its new text, for each token.
+  """
+  if max((len(prompt.ids) for prompt in prompts), default=0) + config.tokens > config.context:
+    logging.info('a token is predicted from the last %s tokens, the context', f'{config.context:,}')
+  for first in range(0, len(prompts), inference.MAX_ROWS):
+    group = prompts[first : first + inference.MAX_ROWS]
+    ids = [prompt.ids for prompt in group]
+    seeds = [config.seed + first + row for row in range(len(group))]
+    texts = [
+      IncrementalDetokenizer(vocabulary, prompt_ids[1:], config.tokens) for prompt_ids in ids
+    ]
+    for token_B in engine.generate(variables, ids, seeds, config.sampling, config.context):
+      for row, (text, token) in enumerate(zip(texts, token_B.tolist(), strict=True)):
+        if not text.is_done:
+          new_text = text.add(token)
+          if on_text is not None:
+            on_text(first + row, new_text)
+      if all(text.is_done for text in texts):
+        break
+    for prompt, text, seed in zip(group, texts, seeds, strict=True):
+      yield Completion(prompt.text, text.text, text.tokens, text.document_ended, seed)
+
+
+class IncrementalDetokenizer:
+  """Converts the tokens after a prompt to text, token by token; emitted text never changes.
+
+  Attributes:
+    text: the text so far.
+    tokens: the tokens so far, without the end of the document.
+    document_ended: whether the end-of-document token was added.
+    is_done: whether the document ended or the token limit is reached.
+  """
+
+  def __init__(self, vocabulary: vocabularies.Vocabulary, prompt: Iterable[int], max_tokens: int):
+    self._vocabulary, self._max_tokens = vocabulary, max_tokens
+    self._prompt = [int(i) for i in prompt]
+    self._prompt_length = len(self._decode([]))
+    self.text, self.tokens, self.document_ended, self.is_done = '', [], False, False
+
+  def add(self, token: int) -> str:
+    """Adds a token and returns the new text, which may be empty."""
+    self.document_ended = token == self._vocabulary.document_end
+    if not self.document_ended:
+      self.tokens.append(token)
+    self.is_done = self.document_ended or len(self.tokens) >= self._max_tokens
+    text = self._decode(self.tokens)[self._prompt_length :]
+    # Hold back an incomplete character, unless no more bytes can follow.
+    text = text if self.is_done else text.rstrip(REPLACEMENT)
+    new_text, self.text = text[len(self.text) :], text
+    return new_text
+
+  def _decode(self, tokens: list[int]) -> str:
+    return self._vocabulary.decode([*self._prompt, *tokens]).decode('utf-8', 'replace')

@@ -1,0 +1,147 @@
+"""Arrays of other frameworks by name, checked and reshaped into the variables of this package."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+import dataclasses
+from typing import Any
+
+from flax import traverse_util
+import jax.numpy as jnp
+import numpy as np
+
+from ngrammer_jax import errors
+
+# Options that change how a model or layer is trained or computed, but not its function.
+NGRAM_TRAINING_OPTIONS = ('decay', 'epsilon', 'empty', 'initial', 'padding_trains', 'exchange')
+LAYER_TRAINING_OPTIONS = (*NGRAM_TRAINING_OPTIONS, 'dtype', 'parent', 'name')
+MODEL_TRAINING_OPTIONS = (
+  *('dtype', 'scan_layers', 'remat', 'vocabulary_chunk', 'kernel', 'initial'),
+  *('dropout', 'attention_dropout', 'inner_dropout', 'adaptive_softmax.dropout'),
+  *('span.penalty', 'span.initial', 'span.reserve', 'span.check_every'),
+  *(f'ngram.{name}' for name in NGRAM_TRAINING_OPTIONS),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """The source of one variable: an array, or several arrays of one shape.
+
+  Attributes:
+    name: name of the source array, or a tuple of names.
+    shape: shape of the source array, or of each of them.
+    convert: function from the source array, or from a list of them, to the variable.
+  """
+
+  name: str | tuple[str, ...]
+  shape: tuple[int, ...]
+  convert: Callable[[Any], np.ndarray] = lambda array: array
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """Names of all source arrays."""
+    return (self.name,) if isinstance(self.name, str) else self.name
+
+
+def convert(
+  arrays: Mapping[str, Any],
+  sources: Mapping[str, Source],
+  origin: str,
+  ignored: Collection[str] = (),
+) -> dict[str, Any]:
+  """Converts source arrays to variables, a nested dict (float64 stays float64 in 64-bit mode).
+
+  Args:
+    arrays: the source arrays by name.
+    sources: the source of each variable by its path, such as `params/layer_0/attention/bias`.
+    origin: description of the source model, for the error message.
+    ignored: names of arrays that may be present and are not used.
+
+  Raises:
+    BadInput: lists every array that is missing, extra, not numeric or of a wrong shape.
+  """
+  expected = {name: source.shape for source in sources.values() for name in source.names}
+  problems = [f'missing: {name} {shape}' for name, shape in expected.items() if name not in arrays]
+  problems += [
+    f'extra: {name} {np.shape(array) if _is_numeric(array) else type(array).__name__}'
+    for name, array in arrays.items()
+    if name not in expected and name not in ignored
+  ]
+  present = {name: shape for name, shape in expected.items() if name in arrays}
+  numeric = {name: shape for name, shape in present.items() if _is_numeric(arrays[name])}
+  problems += [f'not numeric: {name}' for name in present if name not in numeric]
+  problems += [
+    f'wrong shape: {name} is {np.shape(arrays[name])}, expected {shape}'
+    for name, shape in numeric.items()
+    if np.shape(arrays[name]) != shape
+  ]
+  if problems:
+    details, plural = '\n  '.join(problems), len(problems) > 1
+    raise errors.BadInput(
+      f'{len(problems)} {"arrays do" if plural else "array does"} not match {origin}. '
+      f'Check the config against the arrays.\n  {details}'
+    )
+  variables = {}
+  for path, source in sources.items():
+    values = [np.asarray(arrays[name]) for name in source.names]
+    value = source.convert(values[0] if isinstance(source.name, str) else values)
+    variables[path] = jnp.asarray(value)
+  return traverse_util.unflatten_dict(variables, sep='/')
+
+
+def _is_numeric(array):
+  """Returns whether the value is, or converts to, an array of numbers."""
+  try:
+    return np.asarray(array).dtype.kind not in 'OSU'
+  except ValueError:  # rows of different lengths
+    return False
+
+
+def check_options(
+  block: Any, supported: Mapping[str, tuple[Any, ...]], any_value: Collection[str], path: str = ''
+) -> None:
+  """Raises BadInput that names every option of a model or layer that cannot be loaded.
+
+  An option that is neither in `supported` nor in `any_value` must have its default. The options of
+  a nested block are checked one by one if at least one of them is named, as in `span.ramp`.
+
+  Args:
+    block: a `ModelConfig` or an `NGrammer`.
+    supported: the values that can be loaded, by key.
+    any_value: keys of options that may have any value.
+    path: prefix of all keys in the message, such as `model.`.
+  """
+  problems = []
+  for key, value, default in _options(block, {*supported, *any_value}):
+    values = supported.get(key, (default,))
+    if key not in any_value and value not in values:
+      choices = ' or '.join(map(repr, values))
+      problems.append(f'{path}{key}={value!r} must be {choices} for these weights')
+  if problems:
+    raise errors.BadInput('\n'.join(problems))
+
+
+def _options(
+  block: Any, named: Collection[str], prefix: str = ''
+) -> Iterator[tuple[str, Any, Any]]:
+  """Yields key, value and default of the options of a block and of its nested blocks."""
+  for field in dataclasses.fields(block):
+    key, value = prefix + field.name, getattr(block, field.name)
+    if dataclasses.is_dataclass(value) and any(name.startswith(f'{key}.') for name in named):
+      yield from _options(value, named, f'{key}.')
+    else:
+      yield key, value, field.default
+
+
+def add_uniform_usage(variables: dict[str, Any]) -> dict[str, Any]:
+  """Adds a uniform cluster usage to each codebook; other frameworks do not store the usage."""
+
+  def add(node):
+    if 'centroids' in node:
+      shape = node['centroids'].shape[:2]
+      node['usage'] = jnp.full(shape, 1 / shape[1], node['centroids'].dtype)
+      node['changed'] = jnp.zeros(shape[:1])
+    for child in node.values():
+      if isinstance(child, dict):
+        add(child)
+
+  add(variables.get('codebook', {}))
+  return variables

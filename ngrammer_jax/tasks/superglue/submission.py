@@ -1,0 +1,59 @@
+"""Answers of SuperGLUE tasks in the submission format of the benchmark."""
+
+from collections.abc import Sequence
+import json
+import pathlib
+from typing import Any
+
+from ngrammer_jax import files
+from ngrammer_jax.tasks.superglue import formats, metrics, reader
+
+
+def write(
+  name: str, examples: Sequence[Any], answers: Sequence[Any], folder: pathlib.Path
+) -> pathlib.Path:
+  """Writes the answers in the submission format of SuperGLUE, and returns the path."""
+  task = formats.find_task(name)
+  if name == 'multirc':
+    lines = _multirc_lines(examples, answers)
+  elif name == 'record':
+    texts = {example.key[-1]: answer for example, answer in zip(examples, answers, strict=True)}
+    lines = [{'idx': idx, 'label': text} for idx, text in texts.items()]
+  else:
+    lines = [
+      {'idx': example.key[0], 'label': _label(name, example, answer)}
+      for example, answer in zip(examples, answers, strict=True)
+    ]
+  path = folder / f'{reader.CONFIGS[task.config].folder}.jsonl'
+  files.make_folder(folder)
+  files.write(path, ''.join(json.dumps(line) + '\n' for line in lines))
+  return path
+
+
+def _label(name, example, answer):
+  """Returns the label in the format of the benchmark. An invalid answer becomes the first class."""
+  if name == 'wsc_simple':
+    answer = metrics.match_referent(example.answers[0], answer)
+  if name == 'copa':
+    return max(answer, 0)
+  if reader.CONFIGS[formats.find_task(name).config].labels == ('False', 'True'):
+    return 'true' if answer == 1 else 'false'
+  return formats.find_task(name).labels[max(answer, 0)]
+
+
+def _multirc_lines(examples, answers):
+  """Returns one line per paragraph, with its questions and their options."""
+  paragraphs: dict[int, dict[int, list[dict[str, int]]]] = {}
+  for example, answer in zip(examples, answers, strict=True):
+    paragraph, question, option = example.key
+    options = paragraphs.setdefault(paragraph, {}).setdefault(question, [])
+    options.append({'idx': option, 'label': int(answer == 1)})
+  return [
+    {
+      'idx': paragraph,
+      'passage': {
+        'questions': [{'idx': q, 'answers': options} for q, options in questions.items()]
+      },
+    }
+    for paragraph, questions in paragraphs.items()
+  ]

@@ -1,0 +1,178 @@
+"""Writes checkpoints in the background: Orbax writes the arrays, then they are committed here.
+
+A commit writes the manifest, renames the folder to its step and deletes old checkpoints. It stays
+beside Orbax because `CheckpointManager` (0.12.8) deletes old steps in place, so that a kill leaves
+half a checkpoint among `all_steps()`, and adds no metric to a saved step.
+"""
+
+from concurrent import futures
+import contextlib
+import dataclasses
+import datetime
+import functools
+import logging
+import math
+import pathlib
+import shutil
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ngrammer_jax import errors, files, hosts
+from ngrammer_jax.training import checkpoints, checksums, manifest
+
+SCRATCH = '.scratch'
+
+
+class CheckpointWriter:
+  """Writes the checkpoints of a run; keeps the last `keep` and the best of the validated.
+
+  A context manager; leaving it waits until everything is on disk.
+  """
+
+  def __init__(self, workdir: pathlib.Path, keep: int = 3):
+    self._workdir, self._keep = workdir, keep
+    self._folder = workdir / 'checkpoints'
+    hosts.on_primary(self._delete_incomplete)
+    self._orbax = checkpoints.make_checkpointer(self._folder)
+    self._thread = futures.ThreadPoolExecutor(1, 'checkpoint')
+    self._step, self._commit_future = 0, None  # of the checkpoint that is being written
+
+  def check_space(self, state: Any, name: str = 'a checkpoint') -> None:
+    """Raises BadInput if the disk has no room for a state, abstract or not."""
+    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    needed = size + 1_000_000  # for the files beside the arrays
+    if files.free_bytes(self._folder) < needed:
+      raise errors.BadInput(self._disk_full_message(f'{name} of {needed / 1e6:,.1f} MB'))
+
+  def save(
+    self,
+    step: int,
+    state: Any,
+    validation: float | None = None,
+    windows: Any = None,
+    changes: int = 0,
+  ) -> None:
+    """Starts writing a checkpoint and returns; the state may be donated afterwards.
+
+    Args:
+      step: step of the state.
+      state: the train state.
+      validation: nats per token on the validation split, None if not measured.
+      windows, changes: see `manifest.Manifest`.
+
+    Raises:
+      BadInput: the disk is full, now or when the previous checkpoint was written.
+    """
+    with hosts.collective_errors():
+      self._wait()
+      self.check_space(state, f'step {step}')  # before Orbax: its threads log many errors
+    if jax.default_backend() == 'cpu':
+      # On CPU the host copy is the device buffer itself, which a donated call overwrites.
+      state = jax.tree.map(jnp.copy, state)
+    describe = functools.partial(_describe_leaves, state)
+    if jax.default_backend() != 'cpu' or hosts.is_multiprocess():
+      # On the devices, where all processes have to run the same programs in the same order.
+      leaves = describe()
+      describe = lambda: leaves
+    is_remote = files.is_remote(self._folder)
+    scratch = self._folder / (str(step) if is_remote else f'{step}{SCRATCH}')
+    with files.translate_disk_full(lambda: self._disk_full_message(f'step {step}')):
+      self._orbax.save(files.absolute(scratch), checkpoints.drop_empty(state))
+    unfinished = manifest.Manifest(step, '', validation, {}, {}, windows, changes)
+    self._step = step
+    self._commit_future = self._thread.submit(self._commit, scratch, unfinished, describe)
+
+  def set_validation(self, step: int, validation: float) -> None:
+    """Adds a validation loss that was measured after the checkpoint was written."""
+    if not hosts.is_primary():
+      return
+    folder = checkpoints.folder_of(self._workdir, step)
+    saved = manifest.read(folder)
+    if saved.validation != validation:
+      with files.translate_disk_full(
+        lambda: self._disk_full_message(f'the manifest of step {step}')
+      ):
+        manifest.write(folder, dataclasses.replace(saved, validation=validation))
+
+  def _commit(self, scratch, unfinished, describe) -> None:
+    """Waits for Orbax, writes the manifest, renames the folder and deletes old checkpoints."""
+    leaves = describe()
+    self._orbax.wait_until_finished()
+    if not hosts.is_primary():
+      return
+    finished = dataclasses.replace(
+      unfinished,
+      saved_at=datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
+      files=manifest.digest_files(scratch),
+      leaves=leaves,
+    )
+    manifest.write(scratch, finished)
+    if not files.is_remote(scratch):
+      scratch.rename(checkpoints.folder_of(self._workdir, finished.step))
+    for step in set(checkpoints.steps(self._workdir)) - self._steps_to_keep():
+      self._delete(step)
+
+  def _steps_to_keep(self) -> set[int]:
+    best = checkpoints.best_step(self._workdir)
+    newest = checkpoints.steps(self._workdir)[-self._keep :]
+    return {*newest, *(() if best is None else (best,))}
+
+  def _delete(self, step: int) -> None:
+    """Deletes a checkpoint; if it is killed, what is left is incomplete, not corrupt."""
+    folder = checkpoints.folder_of(self._workdir, step)
+    if files.is_remote(folder):
+      (folder / manifest.FILE_NAME).unlink()
+      folder.rmtree()
+    else:
+      shutil.rmtree(folder.rename(self._folder / f'{step}{SCRATCH}'))
+
+  def _delete_incomplete(self) -> None:
+    """Deletes what killed runs left."""
+    files.make_folder(self._folder)
+    for folder in self._folder.glob(f'*{SCRATCH}*'):
+      shutil.rmtree(folder)
+    if files.is_remote(self._folder):
+      complete = checkpoints.steps(self._workdir)
+      for folder in self._folder.glob('*'):
+        if folder.name.isdecimal() and int(folder.name) not in complete:
+          folder.rmtree()
+
+  def _wait(self) -> None:
+    """Waits for the checkpoint that is being written."""
+    commit_future, self._commit_future = self._commit_future, None
+    if commit_future is not None:
+      with files.translate_disk_full(lambda: self._disk_full_message(f'step {self._step}')):
+        commit_future.result()
+
+  def _disk_full_message(self, name: str) -> str:
+    free, steps = files.free_bytes(self._folder), checkpoints.steps(self._workdir)
+    return (
+      f'--workdir={self._workdir}: the disk is full: no room for {name}, {free / 1e6:,.1f} MB '
+      f'left. Last checkpoint: {f"step {steps[-1]}" if steps else "none yet"}. '
+      f'Free some space, then rerun the same command to resume'
+    )
+
+  def __enter__(self) -> 'CheckpointWriter':
+    return self
+
+  def __exit__(self, kind, *exception) -> None:
+    """Waits until everything is on disk; in all processes, unless one of them failed."""
+    is_regular = kind in (None, errors.Interrupted)  # both promise that everything is saved
+    try:
+      with hosts.collective_errors() if is_regular else contextlib.nullcontext():
+        self._wait()
+    except Exception as error:
+      if is_regular:
+        raise
+      logging.error('%s', error)  # the exception in flight is more important
+    finally:
+      self._thread.shutdown()
+      self._orbax.close()
+
+
+def _describe_leaves(state: Any) -> dict[str, tuple[str, list[int], str]]:
+  """Returns dtype, shape and checksum of each array by name."""
+  leaves, sums = checksums.named_leaves(state), checksums.checksums(state)
+  return {name: (str(x.dtype), list(x.shape), sums[name]) for name, x in leaves.items()}

@@ -1,0 +1,203 @@
+"""A signal is a request to save and stop, and the same command goes on."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from ngrammer_jax import errors, flags, train
+from ngrammer_jax.data import prefetch
+from ngrammer_jax.training import checkpoints, loop, manifest, preemption
+from tests.training import toy
+from tests.training.helpers import arrays, records, signal_at, write_config
+
+
+def handlers():
+  return [signal.getsignal(number) for number in preemption.SIGNALS]
+
+
+@pytest.fixture(autouse=True)
+def handlers_are_those_of_before():
+  before = handlers()
+  yield
+  assert handlers() == before
+
+
+def interrupt():
+  os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_who_was_stopped_goes_on_bit_by_bit(tiny, whole, tmp_path, monkeypatch, capfd):
+  """No checkpoint is due before the last step: what is there was saved for a signal."""
+  signal_at(monkeypatch, signals := {4: signal.SIGINT, 10: signal.SIGTERM})
+  monkeypatch.setenv('XLA_FLAGS', os.environ['XLA_FLAGS'])  # the verb adds to it
+  config = write_config(tmp_path / 'config.py', tiny())
+  arguments = [f'--workdir={tmp_path}/run', f'--config={config}']
+  monkeypatch.setattr(sys, 'argv', ['train', *arguments, '--config.training.checkpoint_every=12'])
+  statuses = []
+  for _ in range(3):
+    with pytest.raises(SystemExit) as stopped:
+      flags.run(train.main)
+    statuses.append((stopped.value.code, checkpoints.steps(tmp_path / 'run')))
+  assert statuses == [(130, [4]), (143, [4, 10]), (0, [4, 10, 12])] and not signals
+  out, err = capfd.readouterr()
+  for name in ('SIGINT', 'SIGTERM'):
+    assert err.count(f'{name}: saving a checkpoint, then stopping\n') == 1
+    assert err.count(f'stopped by {name}; rerun the same command to resume\n') == 1
+  assert out.startswith('finished: 12 steps')
+  assert arrays(tmp_path / 'run') == arrays(whole)
+  assert records(tmp_path / 'run') == records(whole)
+
+  with pytest.raises(SystemExit) as finished:
+    flags.run(train.main)
+  assert finished.value.code == 0
+  assert capfd.readouterr().out.startswith('already finished: 12 steps')
+
+
+def test_a_validation_that_was_stopped_is_made_up_for(tiny, whole, tmp_path, monkeypatch):
+  """Also when that is stopped again, and also that of the last step."""
+  evaluate, calls = toy.Programs.evaluate, []
+
+  def interrupted(self, state, *args):
+    calls.append(state)
+    if len(calls) not in (3, 6):
+      interrupt()
+    return evaluate(self, state, *args)
+
+  monkeypatch.setattr(toy.Programs, 'evaluate', interrupted)
+  for at in (6, 6, 12, 12):
+    with pytest.raises(errors.Interrupted):
+      loop.train(tiny(), tmp_path / 'run')
+    assert checkpoints.steps(tmp_path / 'run')[-1] == at
+    last = records(tmp_path / 'run')[-1]
+    assert last['step'] == at and 'loss' in last
+  assert loop.train(tiny(), tmp_path / 'run')
+  assert len(calls) == 6
+  assert arrays(tmp_path / 'run') == arrays(whole)
+  assert records(tmp_path / 'run') == records(whole)
+  # It counts for which checkpoint is the best, also where the process died in between.
+  folder = tmp_path / 'run' / 'checkpoints' / '12'
+  loss = records(whole)[-1]['validation/nll_nats_per_token']
+  assert manifest.read(folder).validation == loss
+  manifest.write(folder, dataclasses.replace(manifest.read(folder), validation=None))
+  assert not loop.train(tiny(), tmp_path / 'run')
+  assert manifest.read(folder).validation == loss
+
+
+def test_a_signal_while_waiting_for_data_loses_no_step(tiny, tmp_path, monkeypatch, toy_model):
+  config = tiny(training={'checkpoint_every': 12})
+  take = prefetch.Prefetcher._iterate
+
+  def late(self):
+    for i, item in enumerate(take(self)):
+      if i == 3:  # six steps are done, and not saved
+        interrupt()
+      yield item
+
+  monkeypatch.setattr(prefetch.Prefetcher, '_iterate', late)
+  with pytest.raises(errors.Interrupted):
+    loop.train(config, tmp_path / 'run')
+  (saved,) = checkpoints.steps(tmp_path / 'run')
+  assert saved == records(tmp_path / 'run')[-1]['step'] == 8
+
+
+def test_a_signal_before_the_first_step_stops_at_once(tiny, tmp_path, monkeypatch, toy_model):
+  monkeypatch.setattr(toy.Programs, 'compile', lambda *arguments: interrupt())
+  with pytest.raises(errors.Interrupted):
+    loop.train(tiny(), tmp_path / 'run')
+  assert not checkpoints.steps(tmp_path / 'run') and not records(tmp_path / 'run')
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_only_the_first_signal_is_caught(monkeypatch, number):
+  class Again(Exception):
+    pass
+
+  def again(*_):
+    raise Again
+
+  before = signal.signal(number, again)
+  try:
+    with preemption.SignalHandler() as stop:
+      stop.check()
+      assert signal.getsignal(number) is not again
+      os.kill(os.getpid(), number)
+      assert signal.getsignal(number) is again
+      for _ in range(2):
+        with pytest.raises(errors.Interrupted) as caught:
+          stop.check()
+      assert caught.value.signal == number
+      with pytest.raises(Again):
+        os.kill(os.getpid(), number)
+  finally:
+    signal.signal(number, before)
+
+
+def test_handlers_come_back_after_an_error():
+  before = handlers()
+  with pytest.raises(ZeroDivisionError), preemption.SignalHandler():
+    raise ZeroDivisionError
+  assert handlers() == before
+
+
+def test_outside_the_main_thread_nothing_is_caught(tiny, tmp_path, toy_model):
+  before, seen = handlers(), []
+
+  def work():
+    with preemption.SignalHandler() as stop:
+      seen.append(handlers())
+      stop.check()
+    seen.append(loop.train(tiny(training={'steps': 2, 'evaluate_every': 0}), tmp_path / 'run'))
+
+  thread = threading.Thread(target=work)
+  thread.start()
+  thread.join()
+  assert seen == [before, True]
+
+
+@pytest.mark.slow
+def test_a_process_stops_on_sigterm_and_goes_on_bit_by_bit(tiny, tmp_path):
+  """No checkpoint is due before the last step: what is there was saved for the signal."""
+  training = {'steps': 100, 'evaluate_every': 0, 'checkpoint_every': 100}
+  config = tiny(training=training)
+  command = [sys.executable, '-m', 'ngrammer_jax.train', f'--workdir={tmp_path}/run']
+  command += [f'--config={write_config(tmp_path / "config.py", config)}']
+  log = tmp_path / 'log'
+  with log.open('w') as file:
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file)
+    while 'loss' not in log.read_text():  # then it trains
+      assert process.poll() is None and time.sleep(0.01) is None, log.read_text()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 143, log.read_text()
+  said = log.read_text()
+  assert 'SIGTERM: saving a checkpoint, then stopping\n' in said and 'Traceback' not in said
+  assert said.endswith('stopped by SIGTERM; rerun the same command to resume\n')
+  (step,) = checkpoints.steps(tmp_path / 'run')
+  assert 2 <= step < 100
+  assert records(tmp_path / 'run')[-1]['step'] == step
+
+  assert subprocess.run(command, capture_output=True).returncode == 0
+  loop.train(config, tmp_path / 'whole')
+  assert arrays(tmp_path / 'run') == arrays(tmp_path / 'whole')
+  assert records(tmp_path / 'run') == records(tmp_path / 'whole')
+
+
+@pytest.mark.slow
+def test_who_is_stopped_while_nobody_listens_saves_too(tiny, tmp_path):
+  """As in `train 2>&1 | tee log`, where Ctrl-C ends tee as well."""
+  config = tiny(training={'steps': 400, 'evaluate_every': 0, 'checkpoint_every': 400})
+  command = [sys.executable, '-m', 'ngrammer_jax.train', f'--workdir={tmp_path}/run']
+  command += [f'--config={write_config(tmp_path / "config.py", config)}']
+  process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+  while b'loss' not in process.stderr.readline():
+    assert process.poll() is None
+  process.stderr.close()
+  process.stdout.close()
+  process.send_signal(signal.SIGINT)
+  assert process.wait() == 130
+  assert len(checkpoints.steps(tmp_path / 'run')) == 1

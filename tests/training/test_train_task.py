@@ -1,0 +1,99 @@
+"""Training on a corpus that is read as it is needed."""
+
+import dataclasses
+import functools
+import json
+import shutil
+import types
+
+import numpy as np
+import pytest
+
+from ngrammer_jax import errors, runs
+from ngrammer_jax.config import data as data_config
+from ngrammer_jax.config import evaluation as evaluation_config
+from ngrammer_jax.config import mesh as mesh_config
+from ngrammer_jax.data import packing
+from ngrammer_jax.training import loop, train_task
+from tests.training.helpers import arrays, records
+
+
+@pytest.fixture
+def config(tiny, tmp_path):
+  """Three shards of train for eight rows, one of validation."""
+  words = np.random.default_rng(0).choice(['the ', 'union ', 'of ', 'states\n'], (61, 40))
+  texts = [json.dumps({'text': ''.join(row)}) + '\n' for row in words]
+  (tmp_path / 'shards').mkdir()
+  for shard in range(3):
+    (tmp_path / 'shards' / f'train-{shard}.jsonl').write_text(''.join(texts[shard:60:3]))
+  (tmp_path / 'shards' / 'valid.jsonl').write_text(texts[-1])
+  data = data_config.DataConfig('shards', str(tmp_path / 'shards'), 'bytes')
+  return dataclasses.replace(tiny(training={'keep_checkpoints': 9}), data=data)
+
+
+def train(config, workdir):
+  return loop.train(config, workdir, functools.partial(train_task.CorpusTask, workdir=workdir))
+
+
+def test_a_resume_is_exact_on_other_devices_too(config, tmp_path, monkeypatch, toy_model):
+  monkeypatch.setattr(packing, 'SAVE_INTERVAL', 3)
+  whole = tmp_path / 'whole'
+  assert train(config, whole)
+  assert len(list((whole / 'places').glob('*/*.jsonl'))) == 8  # a row on each device
+
+  def resumed(name, mesh=config.mesh, places=True):
+    shutil.copytree(whole, tmp_path / name)
+    shutil.rmtree(tmp_path / name / 'checkpoints' / '12')
+    if not places:  # then all is read again
+      shutil.rmtree(tmp_path / name / 'places')
+    assert train(dataclasses.replace(config, mesh=mesh), tmp_path / name)
+    return arrays(tmp_path / name)
+
+  assert resumed('alike') == resumed('without_places', places=False) == arrays(whole)
+  resumed('elsewhere', mesh=mesh_config.MeshConfig(data=2, model=4))
+  losses = [records(tmp_path / name)[-2]['loss'] for name in ('whole', 'elsewhere')]
+  assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_the_validation_split_is_what_judges(tiny):
+  """And as much of it as the config says; the training split is what is learned from."""
+  evaluation = evaluation_config.EvaluationConfig(streams=4, max_tokens=77)
+  corpus = train_task.CorpusTask(tiny(evaluation=evaluation))
+  scored = []
+  run = types.SimpleNamespace(evaluate=lambda *args: scored.append(args))
+  report = object()
+  corpus.validate(run, 'state', report)
+  splits = corpus._corpus.splits
+  assert scored == [('state', splits['validation'], 77, report)]
+  assert len({len(splits[name].tokens) for name in ('train', 'validation', 'test')}) >= 2
+  assert splits['validation'] is not splits['test']
+  tokens = corpus.segment(0, slice(0, 8)).tokens_BxT
+  assert (tokens[0, 1:] == splits['train'].tokens[: tokens.shape[1] - 1]).all()
+
+
+def test_splits_that_are_no_text_to_evaluate(config, tmp_path, toy_model):
+  assert train(config, tmp_path / 'run')
+  for split in ('train', 'test'):
+    message = f"--split={split}: data.corpus='shards' has no such split to evaluate, but validation"
+    with pytest.raises(errors.BadInput, match=message):
+      runs.load_run(tmp_path / 'run').evaluate(split)
+
+
+def test_a_resume_on_other_shards(config, tmp_path, toy_model):
+  assert train(config, tmp_path / 'run')
+  with (tmp_path / 'shards' / 'train-1.jsonl').open('a') as file:
+    file.write(json.dumps({'text': 'more'}))
+  with pytest.raises(errors.BadInput, match='was started on another text'):
+    train(config, tmp_path / 'run')
+
+
+@pytest.mark.slow
+def test_a_real_model_evaluates_alike_on_other_devices(config, tmp_path):
+  """Trained to the end on all of them, and half of the way on others."""
+  whole, run = tmp_path / 'whole', tmp_path / 'run'
+  assert train(config, whole)
+  shutil.copytree(whole, run)
+  shutil.rmtree(run / 'checkpoints' / '12')
+  assert train(dataclasses.replace(config, mesh=mesh_config.MeshConfig(data=2, model=4)), run)
+  nats = [runs.load_run(path).evaluate('validation')['nll_nats_per_token'] for path in (whole, run)]
+  assert nats[0] == pytest.approx(nats[1], abs=1e-5)
