@@ -30,7 +30,7 @@ from ngrammer_jax.layers import documents, dropout, placement, relative, span
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.whole_attention import Heads, Part, Spans
 
-BLOCK = 128  # queries and keys of a block
+BLOCK = 64  # queries and keys of a block
 MANY = 2**17  # scores of a head, from which on blocks are faster
 
 BY_QUERY = (
@@ -180,9 +180,15 @@ class Blocks:
     return attend(operands, keys)
 
 
-def is_faster(T: int, M: int) -> bool:
-  """Whether blocks are faster than whole scores, for T queries after a memory of M."""
-  return T >= BLOCK // 2 and T * (M + T) >= MANY
+def is_faster(T: int, M: int, learns_spans: bool) -> bool:
+  """Whether blocks are faster than whole scores, for T queries after a memory of M.
+
+  On accelerators only where spans leave most of the scores out: few large products are faster there
+  than many small ones.
+  """
+  if placement.device()[0] != 'cpu' and not learns_spans:
+    return False
+  return T >= BLOCK and T * (M + T) >= MANY
 
 
 def fill_of(slots: int) -> int:

@@ -211,7 +211,9 @@ class TransformerLM(nn.Module):
     M = 0 if kept is None else kept['documents'].shape[1]
     if segment.prefix_BxT is not None or self.config.kernel not in (None, 'blocks'):
       return False
-    return self.config.kernel == 'blocks' or blocked_attention.is_faster(T, M)
+    return self.config.kernel == 'blocks' or blocked_attention.is_faster(
+      T, M, self.config.span is not None
+    )
 
   def _layers(self, x_BxTxD, of_layers, memory, keys, place, join):
     """All layers, in runs of equal ones, joined with n-grams at their place.
