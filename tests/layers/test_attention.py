@@ -5,7 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax.layers import Attention, attention, documents, position, relative
+from ngrammer_jax.layers import (
+  Attention,
+  attention,
+  blocked_attention,
+  documents,
+  position,
+  relative,
+)
 from ngrammer_jax.layers.context import Context
 from tests.checks import assert_close
 from tests.layers.programs import apply
@@ -105,9 +112,13 @@ def test_equals_slow_loop(x64, bias, per_dim_scale, rotated):
   assert_close(run(x), slow_attention(x, params, seen, rotated), 1e-12)
 
 
+@pytest.mark.parametrize('in_blocks', [False, True])
 @pytest.mark.parametrize('scores_distances', [False, True])
-def test_after_a_memory_of_inputs_it_equals_slow_loop(x64, scores_distances):
+def test_after_a_memory_of_inputs_it_equals_slow_loop(
+  x64, monkeypatch, scores_distances, in_blocks
+):
   """Queries are turned by their own positions, or keys are scored by their distance too."""
+  monkeypatch.setattr(blocked_attention, 'BLOCK', 2)
   rng = np.random.default_rng(1)
   x, params = rng.normal(size=(B, M + T, D)), random_parameters(rng, relative=scores_distances)
   scored = functools.partial(relative.RelativePosition, width=D) if scores_distances else None
@@ -116,11 +127,16 @@ def test_after_a_memory_of_inputs_it_equals_slow_loop(x64, scores_distances):
 
   @jax.jit
   def run(x):
-    rotation = None
+    position_BxP = jnp.tile(jnp.arange(M + T), (B, 1))
+    context = Context(seen)
+    if in_blocks:
+      same = jnp.zeros_like(position_BxP)  # one document
+      context = Context(query_documents_BxT=same[:, M:], key_documents_BxS=same)
+    context = context.replace(position_BxP=position_BxP)
     if not scores_distances:
-      rotation = position.rotation(np.arange(M + T)[None], H, dtype=jnp.float64)
-    memory = attention.LayerInputs(x[:, :M])
-    return layer.apply({'params': params}, x[:, M:], Context(seen, rotation=rotation), memory)[0]
+      rotation = position.rotation(position_BxP, H, dtype=jnp.float64)
+      context = context.replace(rotation=rotation)
+    return layer.apply({'params': params}, x[:, M:], context, attention.LayerInputs(x[:, :M]))[0]
 
   assert_close(run(x), slow_attention(x, params, seen, rotated=not scores_distances), 1e-12)
 
