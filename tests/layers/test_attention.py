@@ -5,7 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax.layers import Attention, documents, position
+from ngrammer_jax.layers import (
+  Attention,
+  attention,
+  blocked_attention,
+  documents,
+  position,
+  relative,
+)
+from ngrammer_jax.layers.context import Context
 from tests.checks import assert_close
 from tests.layers.programs import apply
 
@@ -88,7 +96,8 @@ def slow_attention(x, params, seen, rotated):
 def test_equals_slow_loop(x64, bias, per_dim_scale, rotated):
   rng = np.random.default_rng(0)
   x, params = rng.normal(size=(B, T, D)), random_parameters(rng, bias, per_dim_scale)
-  layer = Attention(heads=N, bias=bias, per_dim_scale=per_dim_scale, dtype=jnp.float64)
+  projections = attention.Projections(bias=bias, per_dim_scale=per_dim_scale)
+  layer = Attention(heads=N, projections=projections, dtype=jnp.float64)
   seen = np.zeros((B, T, T), bool)  # the documents, prefix and padding above
   for b, t, s in np.ndindex(B, T, T):
     same = DOCUMENTS[b, s] == DOCUMENTS[b, t] and VALID[b, s] == VALID[b, t]
@@ -98,25 +107,38 @@ def test_equals_slow_loop(x64, bias, per_dim_scale, rotated):
   @jax.jit
   def run(x):
     rotation = position.rotation(np.arange(T), H, dtype=jnp.float64) if rotated else None
-    return layer.apply({'params': params}, x, seen, rotation)[0]
+    return layer.apply({'params': params}, x, Context(seen, rotation=rotation))[0]
 
   assert_close(run(x), slow_attention(x, params, seen, rotated), 1e-12)
 
 
-@pytest.mark.parametrize('relative', [False, True])
-def test_after_a_memory_of_inputs_it_equals_slow_loop(x64, relative):
+@pytest.mark.parametrize('in_blocks', [False, True])
+@pytest.mark.parametrize('scores_distances', [False, True])
+def test_after_a_memory_of_inputs_it_equals_slow_loop(
+  x64, monkeypatch, scores_distances, in_blocks
+):
   """Queries are turned by their own positions, or keys are scored by their distance too."""
+  monkeypatch.setattr(blocked_attention, 'BLOCK', 2)
   rng = np.random.default_rng(1)
-  x, params = rng.normal(size=(B, M + T, D)), random_parameters(rng, relative=relative)
-  layer = Attention(heads=N, relative='relative' if relative else None, dtype=jnp.float64)
+  x, params = rng.normal(size=(B, M + T, D)), random_parameters(rng, relative=scores_distances)
+  scored = functools.partial(relative.RelativePosition, width=D) if scores_distances else None
+  layer = Attention(heads=N, position=scored, dtype=jnp.float64)
   seen = np.broadcast_to(np.tri(T, M + T, M, dtype=bool), (B, T, M + T))
 
   @jax.jit
   def run(x):
-    rotation = None if relative else position.rotation(np.arange(M + T)[None], H, dtype=jnp.float64)
-    return layer.apply({'params': params}, x, seen, rotation)[0]
+    position_BxP = jnp.tile(jnp.arange(M + T), (B, 1))
+    context = Context(seen)
+    if in_blocks:
+      same = jnp.zeros_like(position_BxP)  # one document
+      context = Context(query_documents_BxT=same[:, M:], key_documents_BxS=same)
+    context = context.replace(position_BxP=position_BxP)
+    if not scores_distances:
+      rotation = position.rotation(position_BxP, H, dtype=jnp.float64)
+      context = context.replace(rotation=rotation)
+    return layer.apply({'params': params}, x[:, M:], context, attention.LayerInputs(x[:, :M]))[0]
 
-  assert_close(run(x), slow_attention(x, params, seen, rotated=not relative), 1e-12)
+  assert_close(run(x), slow_attention(x, params, seen, rotated=not scores_distances), 1e-12)
 
 
 @functools.cache
@@ -126,7 +148,7 @@ def jacobian():
   variables = {'params': jax.tree.map(lambda leaf: leaf.astype('float32'), params)}
 
   def sums(x, seen):
-    y = Attention(heads=N).apply(variables, x, seen)[0].sum(axis=-1)
+    y = Attention(heads=N).apply(variables, x, Context(seen))[0].sum(axis=-1)
     return y, y
 
   return jax.jit(jax.jacrev(sums, has_aux=True))
@@ -156,10 +178,12 @@ def test_query_that_sees_nothing_stays_finite():
 
 def test_bfloat16_keeps_the_softmax_in_float32():
   x = drawn().astype(jnp.bfloat16)
-  layer = Attention(heads=N, per_dim_scale=True, dtype=jnp.bfloat16)
+  projections = attention.Projections(per_dim_scale=True)
+  layer = Attention(heads=N, projections=projections, dtype=jnp.bfloat16)
   params = random_parameters(np.random.default_rng(1), per_dim_scale=True)
   params = jax.tree.map(lambda leaf: leaf.astype('float32'), params)
-  (y, _), state = apply(layer, {'params': params}, x, visible(), mutable=('intermediates',))
+  context = Context(visible())
+  (y, _), state = apply(layer, {'params': params}, x, context, mutable=('intermediates',))
   (probs,) = state['intermediates']['probs']
   assert y.dtype == jnp.bfloat16 and probs.dtype == jnp.float32
   # bfloat16 would miss 1 by up to 2^-9 and hold few different numbers.
@@ -175,7 +199,7 @@ def test_bfloat16_scores_are_not_rounded():
   params = {name: {'kernel': identity} for name in ('key', 'value')}
   params |= {'query': {'kernel': 16 * identity}, 'out': {'kernel': identity.swapaxes(0, 1)}}
   layer = Attention(heads=1, dtype=jnp.bfloat16)
-  seen = np.ones((1, 2, 2), bool)
-  _, state = apply(layer, {'params': params}, x, seen, mutable=('intermediates',))
+  context = Context(np.ones((1, 2, 2), bool))
+  _, state = apply(layer, {'params': params}, x, context, mutable=('intermediates',))
   probs = np.asarray(state['intermediates']['probs'][0])
   assert probs[0, 0, 1, 1] > probs[0, 0, 1, 0]

@@ -1,5 +1,7 @@
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from ngrammer_jax.layers import dropout
 
@@ -9,6 +11,23 @@ def test_the_mean_is_kept():
   values, counts = np.unique(drop(np.ones(10_000, 'float32')), return_counts=True)
   np.testing.assert_allclose(values, [0, 1 / 0.75], rtol=1e-6)
   assert abs(counts[0] / 10_000 - 0.25) < 0.02
+
+
+@pytest.mark.parametrize('x64', [False, True])
+def test_a_block_of_what_is_kept_is_that_of_the_whole(x64):
+  with jax.enable_x64(x64):
+    key, rate = jax.random.key(3), 0.3
+    whole = np.asarray(dropout.drop(jnp.ones((2, 3, 5, 7)), rate, key)).reshape(-1, 7)
+    lines, columns = np.array([[4, 5, 6], [19, 20, 21]]), np.arange(2, 6)
+    block = dropout.kept(key, rate, lines, columns, 7)
+    np.testing.assert_allclose(block, whole[lines][..., columns], rtol=1e-6)
+    assert len(np.unique(block)) == 2
+
+
+@pytest.mark.parametrize('a, b', [(2**32 - 1, 2**32 - 1), (123_456_789, 3_000_000_001), (7, 9)])
+def test_lines_beyond_32_bits_have_numbers_of_their_own(a, b):
+  high, low = dropout._wide_product(jnp.uint32(a), jnp.uint32(b))
+  assert (int(high) << 32 | int(low)) == a * b
 
 
 def test_without_a_key_nothing_is_dropped():

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import sharding
-from ngrammer_jax.layers import attention, documents, flash, placement
+from ngrammer_jax.layers import (
+  attention,
+  cache,
+  context,
+  documents,
+  flash,
+  persistent,
+  placement,
+  relative,
+)
 from tests.checks import random_variables
 
 B, T, N, H = 4, 128, 4, 32
@@ -29,15 +38,20 @@ def parameters(**fields):
   """Seeded weights of about the initial size."""
   layer = attention.Attention(N, kernel='xla', **fields)
   x_BxTxD, _, visible_BxTxT = inputs()
-  variables = random_variables(layer, x_BxTxD, visible_BxTxT)
+  variables = random_variables(layer, x_BxTxD, context.Context(visible_BxTxT))
   return jax.tree.map(lambda leaf: np.asarray(leaf) / (N * H) ** 0.5 * 2, variables)
 
 
-def output(kernel, params, x_BxTxD, told=True, dtype=jnp.float32, **fields):
+def context_of(**fields):
+  """A context that says that it is nothing but documents and causality."""
   _, documents_BxT, visible_BxTxT = inputs()
+  given = {'query_documents_BxT': documents_BxT, 'is_plain_causal': True}
+  return context.Context(visible_BxTxT, **given | fields)
+
+
+def output(kernel, params, x_BxTxD, told=True, dtype=jnp.float32, **fields):
   layer = attention.Attention(N, kernel=kernel, dtype=dtype, **fields)
-  told = {'causal_BxT': documents_BxT} if told else {}
-  return layer.apply(params, x_BxTxD.astype(dtype), visible_BxTxT, **told)[0]
+  return layer.apply(params, x_BxTxD.astype(dtype), context_of(is_plain_causal=told))[0]
 
 
 def attend(kernel, dtype=jnp.float32):
@@ -92,7 +106,7 @@ def test_in_bfloat16_a_kernel_is_no_further_from_float32_than_the_scores_are(ker
 
 def test_a_kernel_is_only_asked_where_it_can_do_it():
   assert not calls_kernel('splash', told=False)
-  assert not calls_kernel('splash', persistent_vectors=4)
+  assert not calls_kernel('splash', persistent=persistent.Persistent(4))
   assert not calls_kernel(None)  # a CPU has none
 
 
@@ -130,23 +144,48 @@ def test_tpus_have_splash_from_v4_on(kind, kernel, monkeypatch):
   'fields, given',
   [
     ({'dropout': 0.1}, ('dropout_key',)),
-    ({'sees_itself': False}, ()),
-    ({}, ('mix',)),
-    ({'relative': 'relative'}, ()),
+    ({}, ('join',)),
+    ({'position': functools.partial(relative.RelativePosition, width=N * H)}, ()),
   ],
 )
 def test_what_is_more_than_the_tokens_of_a_document_is_left_to_the_scores(fields, given):
-  x_BxTxD, documents_BxT, visible_BxTxT = inputs()
+  x_BxTxD = inputs()[0]
   layer, params = attention.Attention(N, kernel='splash', **fields), parameters(**fields)
-  mix = lambda context_BxTxNxH, scores: (context_BxTxNxH, {})
+  join = lambda attended_BxTxNxH, pair_BxNxT: (attended_BxTxNxH, {})
 
   def calls(*names):
     def run(x_BxTxD):
-      more = {'dropout_key': jax.random.key(0), 'mix': mix}
-      told = {name: more[name] for name in names} | {'causal_BxT': documents_BxT}
-      return layer.apply(params, x_BxTxD, visible_BxTxT, **told)
+      more = {'dropout_key': jax.random.key(0), 'join': join}
+      return layer.apply(params, x_BxTxD, context_of(), **{name: more[name] for name in names})
 
     return 'pallas_call' in str(jax.make_jaxpr(run)(x_BxTxD))
 
   assert not calls(*given)
   assert calls() == bool(given)
+
+
+@pytest.mark.parametrize(
+  'visibility, prefix, kept, is_plain',
+  [
+    ({}, False, None, True),
+    ({'across_documents': True}, False, None, True),
+    ({'window': 3}, False, None, False),
+    ({'sees_itself': False}, False, None, False),
+    ({}, True, None, False),
+    ({}, False, 'recent', False),
+    ({}, False, 'cache', False),
+  ],
+)
+def test_a_context_says_whether_it_is_documents_and_causality_alone(
+  visibility, prefix, kept, is_plain
+):
+  documents_1xT = np.array([[0, 0, 1, 1, 1]])
+  starts_1xT = np.array([[0, 0, 1, 0, 0]]) > 0
+  prefix_1xT = documents_1xT < 1 if prefix else None
+  segment = context.Segment(documents_1xT, starts_1xT, None, prefix_1xT)
+  none_1xM = np.full((1, 2), documents.NONE)
+  recent = {'documents': none_1xM, 'positions': none_1xM * 0, 'position': np.zeros(1, int)}
+  memory = {'recent': recent, 'cache': cache.empty(1, 2)}
+  given = {kept: memory[kept]} if kept else {}
+  made, _ = context.make(segment, context.Visibility(**visibility), **given)
+  assert made.is_plain_causal == is_plain

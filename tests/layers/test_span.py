@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax.layers import Attention, persistent, span
+from ngrammer_jax.layers import Attention, attention, persistent, span
+from ngrammer_jax.layers.context import Context
 from tests.checks import assert_close, random_variables
 from tests.layers.programs import apply, assert_gradient
 
@@ -65,27 +66,34 @@ def z_of(kind):
 
 def layer_of(kind, vectors):
   learned = functools.partial(kind, limit=S, ramp=R, dtype=jnp.float64)
-  return Attention(
-    N, sees_itself=False, span=learned, persistent_vectors=vectors, dtype=jnp.float64
-  )
+  return Attention(N, span=learned, persistent=persistent.Persistent(vectors), dtype=jnp.float64)
 
 
 def inputs():
   i, j = np.arange(T)[:, None], np.arange(M + T)
   distance = M + i - j
   visible = np.broadcast_to((distance >= 1) & (distance <= S), (B, T, M + T))
-  return np.random.default_rng(3).normal(size=(B, M + T, D)), visible
+  context = Context(visible, sees_itself=False)
+  return np.random.default_rng(3).normal(size=(B, M + T, D)), context
+
+
+def parts(x):
+  """The inputs of a segment, and those before it as a memory."""
+  return x[:, M:], attention.LayerInputs(x[:, :M])
 
 
 def of_layer(layer):
-  x, visible = inputs()
-  return jax.device_get(random_variables(layer, x, visible, dtype='float64')['params'])
+  x, context = inputs()
+  x, memory = parts(x)
+  return jax.device_get(random_variables(layer, x, context, memory, dtype='float64')['params'])
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def gradients(layer, params, x, visible):
+def gradients(layer, params, x, context):
+  x, memory = parts(x)
+
   def loss(params):
-    y, kept = layer.apply({'params': params}, x, visible)
+    y, kept = layer.apply({'params': params}, x, context, memory)
     return jnp.sin(y).sum(), (y, kept['span'].mean)
 
   return jax.grad(loss, has_aux=True)(params)
@@ -100,13 +108,13 @@ def gradients(layer, params, x, visible):
   ],
 )
 def test_attention_with_spans_and_persistent_vectors(x64, kind, vectors):
-  layer, (x, visible) = layer_of(kind, vectors), inputs()
+  layer, (x, context) = layer_of(kind, vectors), inputs()
   params, z = of_layer(layer), z_of(kind)
   spans = ([0.1, 0.4, 0.85], [0.0, 0.4, 0.85]) if kind is span.AdaptiveSpan else [None]
   for values in spans:
     if values:
       params['span']['span'] = np.array(values)
-    gradient, (y, mean) = gradients(layer, params, x, visible)
+    gradient, (y, mean) = gradients(layer, params, x, context)
     assert_close(y, slow_attention(params, x, z, vectors), 1e-12)
     of_rows = [z(params, row, n) for row in x[:, M:].reshape(-1, D) for n in range(N)]
     assert mean == pytest.approx(np.mean(of_rows), abs=1e-12)
@@ -117,17 +125,18 @@ def test_attention_with_spans_and_persistent_vectors(x64, kind, vectors):
 
 def test_the_whole_span_is_attention_over_the_window(x64):
   """No persistent vectors are no persistent part, of whatever kind."""
-  layer, (x, visible) = layer_of(span.AdaptiveSpan, 0), inputs()
+  layer, (x, context) = layer_of(span.AdaptiveSpan, 0), inputs()
   params = of_layer(layer)
   assert 'persistent' not in params
   params['span']['span'] = np.ones(N)
-  other = layer.clone(persistent_kind='attention_split')
-  plain = Attention(N, sees_itself=False, dtype=jnp.float64)
+  other = layer.clone(persistent=persistent.Persistent(0, 'attention_split'))
+  plain = Attention(N, dtype=jnp.float64)
   bare = {name: params[name] for name in params if name != 'span'}
 
   @jax.jit
   def every(x):
-    of = lambda layer, params: layer.apply({'params': params}, x, visible)[0]
+    x, memory = parts(x)
+    of = lambda layer, params: layer.apply({'params': params}, x, context, memory)[0]
     return of(layer, params), of(other, params), of(plain, bare)
 
   y, split, window = every(x)
@@ -136,10 +145,15 @@ def test_the_whole_span_is_attention_over_the_window(x64):
 
 
 def test_padding_does_not_count_in_the_mean_span(x64):
-  layer, (x, visible) = layer_of(span.DynamicSpan, 0), inputs()
+  layer, (x, context) = layer_of(span.DynamicSpan, 0), inputs()
   variables = {'params': of_layer(layer)}
   valid = (np.arange(T) < [[T], [2]]).astype('int32')
-  mean = lambda x: float(apply(layer, variables, x, visible, valid_BxT=valid)[1]['span'].mean)
+  padded = context.replace(valid_BxT=valid)
+
+  def mean(x):
+    x, memory = parts(x)
+    return float(apply(layer, variables, x, padded, memory)[1]['span'].mean)
+
   of_row = lambda at: z_of(span.DynamicSpan)(variables['params'], x[at[0], M + at[1]], at[2])
   expected = np.mean([of_row((*at, n)) for at in np.argwhere(valid) for n in range(N)])
   assert mean(x) == pytest.approx(expected, abs=1e-12)

@@ -9,8 +9,8 @@ import pytest
 
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import attention, feed_forward, normalization
+from ngrammer_jax.layers.context import Context
 from ngrammer_jax.models import block, ngrams
-from ngrammer_jax.models import view as views
 from tests.checks import assert_close, random_variables
 from tests.layers import test_ngrammer as slow
 
@@ -24,17 +24,13 @@ CONFIG = model_config.ModelConfig(
 )
 
 
-def view(valid=None):
+def context_of(valid=None):
   attended = np.asarray(NUMBERS) if valid is None else np.where(valid > 0, NUMBERS, -2)
   visible = np.tril(attended[:, :, None] == attended[:, None])
-  return views.View(visible, None, np.zeros((2, T), int), np.asarray(NUMBERS), valid_BxT=valid)
+  return Context(visible, np.asarray(NUMBERS), valid_BxT=valid, position_BxP=np.zeros((2, T), int))
 
 
-def both():
-  return {views.WHOLE: view()}
-
-
-def slow_pairing(pairing, ids, scores):
+def slow_pairing(pairing, ids, probs):
   """The id each token forms a bi-gram with."""
   if pairing == 'previous':
     return slow.slow_previous(ids, NUMBERS)
@@ -42,7 +38,7 @@ def slow_pairing(pairing, ids, scores):
   for b, t, n in np.ndindex(2, T, N):
     past = [s for s in range(t) if NUMBERS[b, s] == NUMBERS[b, t]]
     if past:
-      paired[b, t, n] = ids[b, max(past, key=lambda s: scores[b, n, t, s]), n]
+      paired[b, t, n] = ids[b, max(past, key=lambda s: probs[b, n, t, s]), n]
   return paired
 
 
@@ -52,7 +48,7 @@ def test_ngrams_after_attention_equal_slow_loop(x64, pairing):
   config = dataclasses.replace(CONFIG, ngram=dataclasses.replace(NGRAM, pairing=(pairing,)))
   memory = block.empty_memory(config, 0, 2, 0)
   x = slow.random_inputs(2, T, 'float64')
-  variables = random_variables(module, x, both(), memory, dtype='float64')
+  variables = random_variables(module, x, context_of(), memory, dtype='float64')
   params = variables['params']
   part = lambda layer, name, *given: layer.apply({'params': params[name]}, *given)
   norm = normalization.LayerNorm(dtype=jnp.float64)
@@ -63,24 +59,27 @@ def test_ngrams_after_attention_equal_slow_loop(x64, pairing):
   def block_and_parts(x):
     probe = {}
 
-    def mix(context, scores):
-      probe.update(context=context, scores=scores)
-      return context, {}
+    def join(attended, pair):
+      assert pair is None  # not asked for
+      probe['attended'] = attended
+      return attended, {}
 
-    inputs = part(norm, 'attention_norm', x)
-    part(attend, 'attention', inputs, view().visible_BxTxS, None, None, view().position_BxP, mix)
-    return module.apply(variables, x, both(), memory)[0], probe
+    inputs, own = part(norm, 'attention_norm', x), {'params': params['attention']}
+    given = own, inputs, context_of(), None, join
+    _, state = attend.apply(*given, mutable=['intermediates'])
+    (probe['probs'],) = state['intermediates']['probs']
+    return module.apply(variables, x, context_of(), memory)[0], probe
 
   rest = jax.jit(lambda x: x + part(feed, 'feed_forward', part(norm, 'feed_forward_norm', x)))
   y, probe = jax.tree.map(np.asarray, block_and_parts(x))
   centroids = np.asarray(variables['codebook']['ngrammer']['quantizer']['centroids'])
-  distances = ((probe['context'][:, :, :, None] - centroids) ** 2).sum(axis=-1)
+  distances = ((probe['attended'][:, :, :, None] - centroids) ** 2).sum(axis=-1)
   ids = distances.argmin(axis=-1)
-  pairs = slow_pairing(pairing, ids, probe['scores'])
+  pairs = slow_pairing(pairing, ids, probe['probs'])
   if pairing == 'attended':  # or it would show nothing
     assert (pairs != slow.slow_previous(ids, NUMBERS)).any()
-  context = probe['context'].reshape(2, T, N * H)
-  joined = slow.slow_layer(context, ids, pairs, K, params['ngrammer'], 2, 'concat')
+  attended = probe['attended'].reshape(2, T, N * H)
+  joined = slow.slow_layer(attended, ids, pairs, K, params['ngrammer'], 2, 'concat')
   out = params['attention']['out']['kernel']
   x = x + np.einsum('btnh,nhd->btd', joined.reshape(2, T, N, H), out)
   assert_close(y, rest(x), 1e-12)
@@ -91,12 +90,10 @@ def test_padding_trains_no_codebook():
   module = block.Block(CONFIG, jnp.dtype('float32'), 'previous')
   x = slow.random_inputs(2, T)
   memory = block.empty_memory(CONFIG, 0, 2, 0)
-  variables = random_variables(module, x, both(), memory)
+  variables = random_variables(module, x, context_of(), memory)
   valid = (np.arange(T) < 4) * np.ones((2, 1), 'float32')
-  learn = jax.jit(
-    lambda x: module.apply(variables, x, {views.WHOLE: padded}, memory, mutable=['codebook'])[1]
-  )
-  padded = view(valid)
+  learn = jax.jit(lambda x: module.apply(variables, x, padded, memory, mutable=['codebook'])[1])
+  padded = context_of(valid)
   other = np.where(np.arange(T)[:, None] < 4, x, np.float32(7))
   jax.tree.map(np.testing.assert_array_equal, learn(x), learn(other))
 
@@ -110,24 +107,22 @@ def test_padding_trains_codebooks_as_in_praxis(x64, monkeypatch, pairing):
   memory = block.empty_memory(config, 0, 2, 0)
   x = slow.random_inputs(2, T, 'float64')
   valid = (np.arange(T) < 4) * np.ones((2, 1))
-  padded = view(valid)
-  variables = random_variables(module, x, both(), memory, dtype='float64')
-  contexts, joined = [], ngrams.joined
-  monkeypatch.setattr(ngrams, 'joined', lambda *a: contexts.append(a[-2]) or joined(*a))
+  padded = context_of(valid)
+  variables = random_variables(module, x, context_of(), memory, dtype='float64')
+  found, join = [], ngrams.join
+  monkeypatch.setattr(ngrams, 'join', lambda *a: found.append(a[-2]) or join(*a))
 
   @jax.jit
   def learn(x):
-    (y, _, _), learned = module.apply(
-      variables, x, {views.WHOLE: padded}, memory, mutable=['codebook']
-    )
-    return y, learned, contexts.pop()
+    (y, _, _), learned = module.apply(variables, x, padded, memory, mutable=['codebook'])
+    return y, learned, found.pop()
 
-  y, learned, context = learn(x)
+  y, learned, attended = learn(x)
   before = np.asarray(variables['codebook']['ngrammer']['quantizer']['centroids'])
   after = np.asarray(learned['codebook']['ngrammer']['quantizer']['centroids'])
   expected = before.copy()
   for n in range(N):
-    tokens = np.asarray(context)[:, :, n].reshape(2 * T, H)
+    tokens = np.asarray(attended)[:, :, n].reshape(2 * T, H)
     nearest = ((tokens[:, None] - before[n]) ** 2).sum(axis=-1).argmin(axis=-1)
     for k in range(K):
       mine = tokens[nearest == k]

@@ -1,31 +1,46 @@
-"""Attention in blocks equals attention over whole scores, with every option of a model."""
+"""Attention in blocks equals attention over whole scores, with every option of a model.
+
+The goldens' configs train on segments of one split. Others, with learned spans, are compared where
+every row has its own split into segments, padded to one length, and with a KV cache too.
+"""
 
 import copy
+import dataclasses
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import blocked_attention, span
+from ngrammer_jax.models import transformer
+from tests.checks import assert_close, random_variables
 from tests.goldens import models
 
-CASES = {
+GOLDENS = {
   name: case
   for name, case in models.cases().items()
   if name.startswith('transformer') and not case['prefix']
 }
-QUICK = [name for name, case in CASES.items() if 'quick' in case and case['quick']]
+QUICK = [name for name, case in GOLDENS.items() if 'quick' in case and case['quick']]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+  """Blocks of four queries and keys."""
+  monkeypatch.setattr(blocked_attention, 'BLOCK', 4)
+  monkeypatch.setattr(span, 'EPSILON', 0.0)  # blocks do not add it for keys out of reach
 
 
 @pytest.mark.parametrize(
-  'name', [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in CASES]
+  'name', [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in GOLDENS]
 )
-def test_blocks_equal_whole_scores(x64, tmp_path, monkeypatch, name):
+def test_blocks_equal_whole_scores(x64, small_blocks, tmp_path, name):
   """Hidden states, memory, codebook, loss and the gradient of every parameter."""
-  monkeypatch.setattr(blocked_attention, 'BLOCK', 4)
-  monkeypatch.setattr(span, 'EPSILON', 0.0)  # blocks do not add it for keys out of reach
   found = {}
   for kernel in ('blocks', 'xla'):
-    case = copy.deepcopy(CASES[name])
+    case = copy.deepcopy(GOLDENS[name])
     case['model']['kernel'] = kernel
     found[kernel] = models.compute(case, tmp_path)
   wrong = {}
@@ -33,4 +48,215 @@ def test_blocks_equal_whole_scores(x64, tmp_path, monkeypatch, name):
     difference = np.abs(found['blocks'][key] - values).max()
     if not difference <= 1e-10 * np.abs(values).max() + 1e-12:
       wrong[key] = difference
-  assert not wrong, f'{name} {models.options(CASES[name])} differs in {wrong}'
+  assert not wrong, f'{name} {models.options(GOLDENS[name])} differs in {wrong}'
+
+
+T, S, V = 8, 8, 13
+SEGMENTS, CALLS, STREAMS, SPLITS = 3, 5, 2, 3
+NGRAM = model_config.NGramConfig(clusters=4, vocabulary_size=32, dim=2)
+DYNAMIC = model_config.SpanConfig('dynamic', limit=S, ramp=2, initial=-9.0)
+PLAIN = model_config.ModelConfig(
+  layers=2,
+  width=16,
+  heads=4,
+  feed_forward_width=24,
+  scan_layers=False,
+  dtype='float64',
+  position='table',
+  positional=model_config.PositionalConfig(max_length=S),
+  memory=model_config.MemoryConfig(S, same_length='memory_alone'),
+  span=model_config.SpanConfig(limit=S, ramp=2),
+)
+ATTENDED = dataclasses.replace(NGRAM, layer='attention', pairing=('attended',))
+CHANGES = {
+  'relative, all-attention, zeros first': {
+    'position': 'relative',
+    'positional': None,
+    'persistent': model_config.PersistentConfig(5),
+    'feed_forward_width': 0,
+    'norm': 'post_skip',
+    'memory': model_config.MemoryConfig(S, 'zeros', 'memory_alone', across_documents=True),
+  },
+  'primer with n-grams': {
+    'position': 'rope',
+    'positional': None,
+    'convolution': 3,
+    'shared_query_key': True,
+    'per_dim_scale': True,
+    'ngram': NGRAM,
+    'memory': model_config.MemoryConfig(S, same_length='memory_and_self'),
+  },
+  'tokens with spans of their own, pairs by attention': {'span': DYNAMIC, 'ngram': ATTENDED},
+  'learned distances, one head of vectors, scanned': {
+    'position': 'shaw',
+    'positional': model_config.PositionalConfig(max_length=5),
+    'bias': True,
+    'persistent': model_config.PersistentConfig(5, 'single_head'),
+    'scan_layers': True,
+    'remat': 'full',
+  },
+  'official': {'norm': 'post_skip'},
+  'tokens with spans of their own': {'span': DYNAMIC},
+  'half of the heads for vectors': {
+    'persistent': model_config.PersistentConfig(5, 'head_split'),
+    'feed_forward_width': 0,
+  },
+  'pairs by attention': {'ngram': ATTENDED},
+  'scanned, zeros first': {
+    'scan_layers': True,
+    'norm': 'post_skip',
+    'remat': 'full',
+    'memory': model_config.MemoryConfig(S, 'zeros', 'memory_alone', across_documents=True),
+  },
+}
+# Of heads: none, some and all of the memory is in reach.
+SPANS = np.array([[0.2, 1.0, 0.9, 0.4], [0.0, 0.45, 0.24, 0.1], [0.0, 0.2, 0.24, 0.0]])
+
+
+def rows():
+  """Of each call the tokens, starts and what is valid; and of each token its call and column.
+
+  Rows are streams, split in whole segments and otherwise.
+  """
+  rng, count = np.random.default_rng(0), STREAMS * SPLITS
+  stream = np.tile(rng.integers(0, V, (STREAMS, SEGMENTS * T)), (SPLITS, 1))
+  starts = np.zeros(stream.shape, bool)
+  starts[1::STREAMS, [5, 11, 12]] = True
+  lengths = np.array([[T] * SEGMENTS + [0] * (CALLS - SEGMENTS), [3, 1, 8, 4, 8], [0, 5, 8, 8, 3]])
+  lengths = np.repeat(lengths, STREAMS, axis=0)
+  tokens = rng.integers(0, V, (CALLS, count, T))  # and padding
+  given, valid = np.zeros((2, CALLS, count, T), np.int32)
+  place = np.zeros((count, SEGMENTS * T, 2), int)
+  for row in range(count):
+    pairs = [(call, column) for call in range(CALLS) for column in range(lengths[row, call])]
+    place[row] = pairs
+    call, column = place[row].T
+    tokens[call, row, column], given[call, row, column] = stream[row], starts[row]
+    valid[call, row, column] = 1
+  return (tokens, given > 0, valid), place
+
+
+ROWS, PLACE = rows()
+
+
+def set_spans(variables, spans):
+  """Variables with these spans, as shares of the limit, whether learned by head or by token."""
+  params = dict(variables['params'])
+  for number, share_N in enumerate(spans):
+    layer = params[f'layer_{number}']
+    learned = layer['attention']['span']
+    if 'span' in learned:
+      learned = {'span': jnp.asarray(share_N[: len(learned['span'])])}
+    else:
+      share_N = 0.9 * share_N + 1e-3
+      bias_N = jnp.asarray(np.log(share_N / (1 - share_N)))
+      learned = {'span_kernel': 0.01 * learned['span_kernel'], 'span_bias': bias_N}
+    params[f'layer_{number}'] = layer | {'attention': layer['attention'] | {'span': learned}}
+  return variables | {'params': params}
+
+
+def variables_of(config):
+  model = transformer.TransformerLM(config, V)
+  memory = transformer.empty_memory(config, STREAMS * SPLITS)
+  variables = random_variables(model, ROWS[0][0], memory, dtype='float64')
+  return set_spans(variables, SPANS[: config.layers])
+
+
+def program(config, kernel, variables, slots=0, gradients=False):
+  """Hidden states of all rows in order [R, SEGMENTS T, D], and gradients or None."""
+  model = transformer.TransformerLM(dataclasses.replace(config, kernel=kernel), V)
+  memory = transformer.empty_memory(config, STREAMS * SPLITS, slots)
+
+  def loss(params):
+    def call(memory, given):
+      tokens, starts, valid = given
+      hidden, memory, aux = model.apply(
+        variables | {'params': params}, tokens, memory, starts_BxT=starts, valid_BxT=valid
+      )
+      return memory, (hidden, aux['span'])
+
+    _, (hidden, aux) = jax.lax.scan(call, memory, ROWS)
+    return jnp.where(ROWS[2][..., None] > 0, jnp.sin(hidden), 0).sum() + 100 * aux.sum(), hidden
+
+  function = lambda params: (loss(params), None)
+  if gradients:
+    function = jax.value_and_grad(loss, has_aux=True)
+  (_, hidden), gradient = jax.jit(function)(variables['params'])
+  rows = np.arange(len(PLACE))[:, None]
+  return np.asarray(hidden)[PLACE[..., 0], rows, PLACE[..., 1]], gradient
+
+
+def of_layers(change, layers):
+  config = dataclasses.replace(PLAIN, layers=layers, **CHANGES[change])
+  if config.ngram is None or config.ngram.layer != 'attention':
+    return config
+  pairing = ('attended', 'previous', 'attended')[:layers]
+  return dataclasses.replace(config, ngram=dataclasses.replace(config.ngram, pairing=pairing))
+
+
+def check(config, gradients, slots=(0, S)):
+  """In blocks all is as over whole scores, however rows are split, with a KV cache too."""
+  config.check()
+  variables = variables_of(config)
+  whole, gradient = program(config, 'xla', variables, 0, gradients)
+  for first in range(STREAMS):
+    for other in range(first + STREAMS, STREAMS * SPLITS, STREAMS):
+      assert_close(whole[other], whole[first], 1e-12)
+  for count in slots:
+    differentiated = gradients and not count
+    found, of_blocks = program(config, 'blocks', variables, count, differentiated)
+    assert_close(found, whole, 1e-10)
+    if differentiated:
+      jax.tree.map(lambda a, b: assert_close(a, b, 1e-10), of_blocks, gradient)
+
+
+# Whether gradients are compared, and slots for keys and values: what is quick.
+QUICK_CHANGES = {
+  'relative, all-attention, zeros first': (True, [0]),
+  'primer with n-grams': (False, [0, S]),
+  'tokens with spans of their own, pairs by attention': (False, [0, S]),
+}
+
+
+@pytest.mark.parametrize('change', QUICK_CHANGES)
+def test_any_split_in_blocks(x64, small_blocks, change):
+  check(of_layers(change, 1), *QUICK_CHANGES[change])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('change', CHANGES)
+def test_any_split_and_gradients_of_three_layers(x64, small_blocks, change):
+  check(of_layers(change, 3), True)
+
+
+@pytest.mark.parametrize('slots', [0, pytest.param(S, marks=pytest.mark.slow)])
+def test_what_no_token_calls_for_is_not_read(x64, small_blocks, slots):
+  """Spans of less than 4 tokens: what is kept of older ones may be anything."""
+  config = dataclasses.replace(PLAIN, layers=1, span=DYNAMIC, ngram=ATTENDED, kernel='blocks')
+  model = transformer.TransformerLM(config, V)
+  memory = transformer.empty_memory(config, 1, slots)
+  tokens, variables = ROWS[0][0][:1], variables_of(config)
+  run = jax.jit(
+    lambda params, memory, valid: model.apply(
+      variables | {'params': params}, tokens, memory, valid_BxT=valid
+    )[:2]
+  )
+
+  def of(bias):
+    params = dict(variables['params'])
+    attend = params['layer_0']['attention']
+    learned = {'span_kernel': np.zeros((16, 4)), 'span_bias': np.full(4, bias)}
+    params['layer_0'] = params['layer_0'] | {'attention': attend | {'span': learned}}
+    return params
+
+  valid = lambda count: (np.arange(T)[None] < count).astype(np.int32)
+  for bias, same in ((-9.0, True), (9.0, False)):
+    _, kept = run(of(bias), memory, valid(T))
+    _, kept = run(of(bias), kept, valid(3))
+    layer = {name: np.array(part) for name, part in kept['layers'][0].items()}
+    if slots:  # the 11 tokens so far are in slots 0 to 7, the last in 2
+      layer['values'][:, :, 3:7] = np.nan
+    else:
+      layer['hidden'][:, :4] = np.nan
+    y, z = (run(of(bias), k, valid(2))[0][:, :2] for k in (kept, kept | {'layers': (layer,)}))
+    assert np.array_equal(y, z) == same

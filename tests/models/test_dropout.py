@@ -1,5 +1,7 @@
 """What is dropped, where, and when."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import dropout, relative
+from ngrammer_jax.layers.context import Context
 from ngrammer_jax.models import transformer
 from tests.checks import assert_close
 from tests.models.test_transformer import (
@@ -127,11 +130,17 @@ def test_layers_drop_for_themselves_and_share_the_encodings_of_distances(monkeyp
 
 
 def test_what_is_dropped_of_a_distance_does_not_depend_on_the_others():
-  layer, key = relative.RelativePosition(1, dropout=0.5), jax.random.key(0)
-  q = np.ones((1, 1, 1, 4), np.float32)
+  layer = relative.RelativePosition(1, width=8, dropout=0.5)
+  context = Context(distance_key=jax.random.key(0))
+  q, bias = np.ones((1, 1, 1, 4), np.float32), np.zeros((1, 4), np.float32)
   params = {'position': {'kernel': np.random.default_rng(0).normal(size=(8, 1, 4))}}
-  apply = jax.jit(layer.apply, static_argnums=(2, 3))
-  few, many = (apply({'params': params}, q, 8, S, dropout_key=key)[0, 0, 0] for S in (5, 9))
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def scores(S):
+    _, term = layer.apply({'params': params}, q, 1.0, S, (bias, bias), context)
+    return relative.scores(term)[0, 0, 0]
+
+  few, many = scores(5), scores(9)
   np.testing.assert_allclose(few, many[-5:], rtol=1e-6)
 
 

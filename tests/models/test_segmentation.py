@@ -1,7 +1,8 @@
 """Any split of a stream, down to single tokens, equals one pass; and which tokens affect which.
 
-Each drawn config runs as two programs: one keeps layer inputs, as in training, one a KV cache.
-Segments of any length are padded to one, so that padding is tested too.
+Each drawn config runs as two programs: one keeps layer inputs, as in training, one a KV cache;
+attention works in blocks in one of them, and over whole scores in the other. Segments of any
+length are padded to one, so that padding is tested too.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import local
+from ngrammer_jax.layers import blocked_attention
 from ngrammer_jax.models import heads, transformer
 from tests.checks import assert_close, random_variables
 from tests.models import drawn
@@ -116,7 +117,10 @@ def nonnegative_spans(variables):
 def check(case, seed):
   """All that holds of a case."""
   config, rows = drawn.config_of(case), rows_of(seed)
-  model = transformer.TransformerLM(config, V)
+  kernels = ('xla', 'blocks') if seed % 2 else ('blocks', 'xla')
+  model, cached = (
+    transformer.TransformerLM(dataclasses.replace(config, kernel=kernel), V) for kernel in kernels
+  )
   memory = transformer.empty_memory(config, ALONE + 1)
   variables = nonnegative_spans(random_variables(model, rows.tokens, memory, dtype='float64'))
   served, slots = variables, T - 1
@@ -126,7 +130,7 @@ def check(case, seed):
   if config.memory is not None:
     slots = config.memory.length
   cache = transformer.empty_memory(config, ALONE + 1, slots)
-  hidden, after = run_stream(model, served, cache, rows, case['prefix'])
+  hidden, after = run_stream(cached, served, cache, rows, case['prefix'])
   assert after['cache']['count'].tolist() == rows.lengths.sum(axis=1).tolist()
   check_rows(case, config, rows, hidden, after)
   # Without a memory segments are independent: one segment is compared.
@@ -175,8 +179,8 @@ def check_rows(case, config, rows, hidden, after):
 
 @pytest.fixture
 def in_blocks(monkeypatch):
-  """Queries in blocks, of whatever length."""
-  monkeypatch.setattr(local, 'BLOCK', 2)
+  """Queries and keys in blocks, of whatever length."""
+  monkeypatch.setattr(blocked_attention, 'BLOCK', 2)
 
 
 def check_drawn(number, count, seed):
