@@ -271,10 +271,7 @@ def test_print_config_refuses_what_training_refuses(folder):
     command_line.parse(argparse.ArgumentParser(), arguments)
 
 
-@each(
-  'path, value, default',
-  [('model.span.reserve', 8, 16), ('model.span.check_every', 20, 100)],
-)
+@each('path, value, default', [('model.span.reserve', 8, 16), ('model.span.check_every', 20, 100)])
 def test_a_key_without_effect_is_said_once(parse, folder, caplog, path, value, default):
   spans = ('--config.model.memory.same_length=memory_alone', '--config.model.span.limit=128')
   with_key = parse(*spans, f'--config.{path}={value}')

@@ -225,3 +225,16 @@ def test_one_entry_may_stand_without_its_brackets():
   ngram = {'orders': 3, 'layer': 'attention', 'pairing': 'previous'}
   resolved = config.resolve({'model': {'ngram': ngram}}).model.ngram
   assert (resolved.orders, resolved.pairing) == ((3,), ('previous',))
+
+
+def test_a_call_ends_at_every_event_and_nowhere_by_where_a_run_began():
+  every = {'log_every': 3, 'evaluate_every': 5, 'checkpoint_every': 7}
+  t = config.TrainingConfig(steps=17, segments_per_call=4, **every)
+  calls = list(t.calls(0))
+  assert [end for _, end in calls] == [3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 15, 16, 17]
+  assert [first for first, _ in calls] == [0, *(end for _, end in calls[:-1])]
+  for first, _ in calls:
+    assert list(t.calls(first)) == [call for call in calls if call[0] >= first]
+  assert list(t.calls(17)) == []
+  rarely = dataclasses.replace(t, log_every=100, evaluate_every=0, checkpoint_every=100)
+  assert list(rarely.calls(0)) == [(0, 4), (4, 8), (8, 12), (12, 16), (16, 17)]
