@@ -131,8 +131,6 @@ def _small(c, row):
     m.ngram = config.block('model.ngram', clusters=64, vocabulary_size=4096)
   t.batch_size, t.segment_length, t.steps = 16, 128, 240
   t.evaluate_every = t.checkpoint_every = 240
-  if m.span is not None:
-    m.span.check_every = 20
   # The official recipe. Under Adam at 2e-3 or 5e-4, persistent vectors learn far less in so few
   # steps (3.06 and 3.18 bits per character against 2.78): used values are sqrt(N) times them.
   o = c.optimizer

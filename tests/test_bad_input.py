@@ -50,11 +50,6 @@ TRAIN = {
     'model.ngram: 8 heads need 8 primes between 16 and 32, but there are only 5: '
     'use a larger n-gram vocabulary or fewer heads',
   ),
-  'steps that are no whole number of calls': (
-    '--config.training.steps=1004',
-    'training.steps=1004 is not a multiple of training.segments_per_call=10: '
-    'use 1000, or another segments_per_call',
-  ),
   'unknown corpus': (
     '--config.data.corpus=text9',
     "data.corpus='text9' is not one of: sotu, text8, enwik8, wikitext, text, shards, "

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import dataclasses
 import importlib.util
 import inspect
+import logging
 import pathlib
 from typing import Any
 
@@ -39,7 +40,11 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Na
     print(conversion.describe(_resolve(flags.config, overrides)))
     parser.exit()
   flags = parser.parse_args(plain)
-  return flags, _resolve(flags.config, overrides)
+  config = _resolve(flags.config, overrides)
+  for key, value in fields.walk_values(config):
+    if not key.is_used and value != key.default:
+      logging.warning('%s is no longer used', key.path)
+  return flags, config
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:

@@ -99,9 +99,7 @@ def save(config: Config, path: pathlib.Path) -> None:
 def load(path: pathlib.Path) -> Config:
   """Returns the config that `save` wrote, of earlier versions too."""
   values = json.loads(path.read_text(encoding='utf-8'))
-  check_every = values.get('training', {}).pop('span_check_every', None)
-  if check_every is not None and values['model'].get('span') is not None:
-    values['model']['span'].setdefault('check_every', check_every)
+  values.get('training', {}).pop('span_check_every', None)  # no longer used
   return resolve(values)
 
 

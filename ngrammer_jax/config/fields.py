@@ -60,16 +60,20 @@ class Rules:
     return f'must be {" and ".join(said)}'
 
 
-def field(default: Any, comment: str, *, free_on_resume: bool = False, **rules: Any) -> Any:
+def field(
+  default: Any, comment: str, *, free_on_resume: bool = False, is_used: bool = True, **rules: Any
+) -> Any:
   """A field of a config dataclass.
 
   Args:
     default: the default value.
     comment: one line on what the value means, shown by --print_config.
     free_on_resume: whether the value may differ when a run is resumed; of a section, all in it.
+    is_used: False for a key of an earlier version that has no effect any more.
     **rules: see `Rules`.
   """
-  metadata = {'comment': comment, 'free_on_resume': free_on_resume, 'rules': Rules(**rules)}
+  metadata = {'comment': comment, 'free_on_resume': free_on_resume, 'is_used': is_used}
+  metadata['rules'] = Rules(**rules)
   return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -83,6 +87,7 @@ class Key:
     types: the types of its value, NoneType if it may be None.
     comment: what it means.
     free_on_resume: whether it may differ when a run is resumed.
+    is_used: whether it has an effect.
     rules: which values it may have.
   """
 
@@ -91,6 +96,7 @@ class Key:
   types: tuple[Any, ...]
   comment: str
   free_on_resume: bool
+  is_used: bool
   rules: Rules
 
   @property

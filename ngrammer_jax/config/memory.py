@@ -74,8 +74,8 @@ class SpanConfig:
     None, 'initial parameter; None: 0 for adaptive, -4 (before the sigmoid) for dynamic'
   )
   renormalize: bool = field(True, 'rescale masked attention weights to a sum of 1')
-  reserve: int = field(16, 'no longer used', at_least=1, free_on_resume=True)
-  check_every: int = field(100, 'no longer used', at_least=1, free_on_resume=True)
+  reserve: int = field(16, 'no longer used', at_least=1, free_on_resume=True, is_used=False)
+  check_every: int = field(100, 'no longer used', at_least=1, free_on_resume=True, is_used=False)
 
   def check(self, model: Any) -> None:
     """Raises BadInput for a span that the model cannot have."""

@@ -46,21 +46,13 @@ class CheckpointWriter:
     if files.free_bytes(self._folder) < needed:
       raise errors.BadInput(self._disk_full_message(f'{name} of {needed / 1e6:,.1f} MB'))
 
-  def save(
-    self,
-    step: int,
-    state: Any,
-    validation: float | None = None,
-    windows: Any = None,
-    changes: int = 0,
-  ) -> None:
+  def save(self, step: int, state: Any, validation: float | None = None) -> None:
     """Starts writing a checkpoint and returns; the state may be donated afterwards.
 
     Args:
       step: step of the state.
       state: the train state.
       validation: nats per token on the validation split, None if not measured.
-      windows, changes: see `manifest.Manifest`.
 
     Raises:
       BadInput: the disk is full, now or when the previous checkpoint was written.
@@ -80,7 +72,7 @@ class CheckpointWriter:
     scratch = self._folder / (str(step) if is_remote else f'{step}{SCRATCH}')
     with files.translate_disk_full(lambda: self._disk_full_message(f'step {step}')):
       self._orbax.save(files.absolute(scratch), checkpoints.drop_empty(state))
-    unfinished = manifest.Manifest(step, '', validation, {}, {}, windows, changes)
+    unfinished = manifest.Manifest(step, '', validation, {}, {})
     self._step = step
     self._commit_future = self._thread.submit(self._commit, scratch, unfinished, describe)
 

@@ -269,3 +269,17 @@ def test_print_config_refuses_what_training_refuses(folder):
   arguments = [f'--config={folder}/plain.py', '--config.model.width=0', '--print_config']
   with bad_input('model.width=0 must be at least 1'):
     command_line.parse(argparse.ArgumentParser(), arguments)
+
+
+@each('path, value, default', [('model.span.reserve', 8, 16), ('model.span.check_every', 20, 100)])
+def test_a_key_without_effect_is_said_once(parse, folder, caplog, path, value, default):
+  spans = ('--config.model.memory.same_length=memory_alone', '--config.model.span.limit=128')
+  with_key = parse(*spans, f'--config.{path}={value}')
+  (warning,) = [record for record in caplog.records if record.levelname == 'WARNING']
+  assert warning.getMessage() == f'{path} is no longer used'
+  caplog.clear()
+  assert parse(*spans, f'--config.{path}={default}') == parse(*spans)
+  config.save(with_key, folder / 'config.json')
+  assert config.load(folder / 'config.json') == with_key  # what a run has stored is no request
+  assert not caplog.records
+  assert not list(config.differences(parse(*spans), with_key))

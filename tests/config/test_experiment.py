@@ -120,6 +120,7 @@ POSSIBLE = [
   {'training': {'evaluate_every': 0}},
   {'training': {'segments_per_call': 1, 'steps': 7, 'log_every': 3}},
   {'training': {'steps': 20, 'log_every': 500}},
+  {'training': {'steps': 1004, 'log_every': 25, 'evaluate_every': 499, 'checkpoint_every': 8}},
   {'optimizer': {'warmup_steps': 0}},
   {'mesh': {'data': 2, 'fsdp': -1, 'model': 3}},
 ]
@@ -130,15 +131,6 @@ def test_possible_config_passes(fields):
   resolved = dataclasses.asdict(config.resolve(fields))
   for section, values in fields.items():
     assert resolved[section].items() >= values.items()
-
-
-def every(key, value, use, calls=10):
-  """A case of a key that is no multiple of the segments of a call."""
-  return (
-    {'training': {key: value, 'segments_per_call': calls}},
-    f'training.{key}={value} is not a multiple of training.segments_per_call={calls}: '
-    f'use {use}, or another segments_per_call',
-  )
 
 
 @each(
@@ -154,12 +146,6 @@ def every(key, value, use, calls=10):
     ({'training': {'keep_checkpoints': 0}}, 'training.keep_checkpoints=0 must be at least 1'),
     ({'evaluation': {'streams': 0}}, 'evaluation.streams=0 must be at least 1'),
     ({'optimizer': {'warmup_steps': -1}}, 'optimizer.warmup_steps=-1 must be at least 0'),
-    every('steps', 1004, 1000),
-    every('steps', 1006, 1010),
-    every('steps', 3, 10),
-    every('log_every', 25, 20),
-    every('evaluate_every', 499, 500),
-    every('checkpoint_every', 8, 10, calls=5),
     (
       {'optimizer': {'schedule': 'cosinus'}},
       "optimizer.schedule='cosinus' is not one of: cosine, linear, rsqrt, constant, "
@@ -239,3 +225,16 @@ def test_one_entry_may_stand_without_its_brackets():
   ngram = {'orders': 3, 'layer': 'attention', 'pairing': 'previous'}
   resolved = config.resolve({'model': {'ngram': ngram}}).model.ngram
   assert (resolved.orders, resolved.pairing) == ((3,), ('previous',))
+
+
+def test_a_call_ends_at_every_event_and_nowhere_by_where_a_run_began():
+  every = {'log_every': 3, 'evaluate_every': 5, 'checkpoint_every': 7}
+  t = config.TrainingConfig(steps=17, segments_per_call=4, **every)
+  calls = list(t.calls(0))
+  assert [end for _, end in calls] == [3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 15, 16, 17]
+  assert [first for first, _ in calls] == [0, *(end for _, end in calls[:-1])]
+  for first, _ in calls:
+    assert list(t.calls(first)) == [call for call in calls if call[0] >= first]
+  assert list(t.calls(17)) == []
+  rarely = dataclasses.replace(t, log_every=100, evaluate_every=0, checkpoint_every=100)
+  assert list(rarely.calls(0)) == [(0, 4), (4, 8), (8, 12), (12, 16), (16, 17)]

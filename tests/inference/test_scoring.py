@@ -1,5 +1,7 @@
 """Documents scored in a batch have the same scores as documents scored one by one."""
 
+import dataclasses
+
 import jax
 import numpy as np
 
@@ -7,6 +9,7 @@ from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.models import language_model
 from tests.checks import assert_close
 from tests.inference import reference
 
@@ -30,3 +33,63 @@ def test_documents_of_any_length_match_the_reference():
     split = token_cache.TokenSplit(text, np.array([0]), None, START)
     segments = [(first, min(first + LENGTH, len(text))) for first in range(0, len(text), LENGTH)]
     assert_close(nats, reader(split, segments)[0], 1e-5)
+
+
+SPANS = model_config.ModelConfig(
+  layers=2,
+  width=16,
+  heads=2,
+  feed_forward_width=24,
+  position='table',
+  positional=model_config.PositionalConfig(max_length=256),
+  memory=model_config.MemoryConfig(256, same_length='memory_alone'),
+  span=model_config.SpanConfig(limit=256, ramp=4),
+)
+
+
+def params_with_spans(params, tokens):
+  """Parameters whose longest span is so many tokens."""
+  spans = {'layer_0': [0, tokens], 'layer_1': [tokens / 2, 0]}
+  for layer, of_heads in spans.items():
+    attention = params[layer]['attention']
+    attention = attention | {'span': {'span': np.array(of_heads, np.float32) / 256}}
+    params = params | {layer: params[layer] | {'attention': attention}}
+  return params
+
+
+def test_the_cache_has_as_many_slots_as_the_longest_span_needs():
+  params = {f'layer_{i}': {'attention': {}} for i in range(2)}
+  slots = lambda tokens, config=SPANS: language_model.cache_slots(
+    config, params_with_spans(params, tokens)
+  )
+  # The ramp of 4 tokens is added, and one.
+  assert [slots(tokens) for tokens in (0, 59, 60, 123, 124, 256)] == [64, 64, 128, 128, 256, 256]
+  assert slots(np.nan) == 64  # the loss says what is wrong
+  shorter = dataclasses.replace(SPANS, memory=dataclasses.replace(SPANS.memory, length=40))
+  assert slots(0, shorter) == 40
+  for change in ({'kind': 'dynamic'}, {'renormalize': False}):
+    all_slots = dataclasses.replace(SPANS, span=dataclasses.replace(SPANS.span, **change))
+    assert slots(0, all_slots) == 256
+  assert language_model.cache_slots(dataclasses.replace(SPANS, span=None), params) == 256
+
+
+def test_a_cache_as_long_as_the_spans_scores_as_the_whole_one(monkeypatch):
+  reader = reference.SegmentReader(SPANS, 11, LENGTH)
+  params = params_with_spans(reader.variables['params'], 59)
+  variables = reader.variables | {'params': params}
+  text = np.random.default_rng(0).integers(0, 10, 200)
+  device, lengths = sharding.make_mesh(devices=jax.devices()[:1]), []
+
+  def nats():
+    engine = inference.Engine(reader.model, device)
+    lengths.append(language_model.cache_slots(SPANS, params))
+    return next(engine.score_documents(variables, [text], START, 32, max_rows=1))
+
+  trimmed = nats()
+  monkeypatch.setattr(language_model, 'cache_slots', lambda config, params: 256)
+  whole = nats()
+  assert lengths == [64, 256]
+  assert_close(trimmed, whole, 1e-5)
+  # And a cache that is too short for them is told apart.
+  monkeypatch.setattr(language_model, 'cache_slots', lambda config, params: 16)
+  assert np.abs(nats() - whole).max() > 1e-3

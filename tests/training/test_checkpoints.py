@@ -13,7 +13,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 from ngrammer_jax import errors
+from ngrammer_jax.layers import documents
 from ngrammer_jax.training import checkpoint_writer, checkpoints, manifest
+from ngrammer_jax.training import state as train_state
 from tests.checks import bad_input
 from tests.training.helpers import cut, flip
 
@@ -356,3 +358,42 @@ def test_arrays_without_elements_come_back(tmp_path):
   other = like | {'memory': jax.ShapeDtypeStruct((2, 0, 4), 'float32')}
   with pytest.raises(errors.BadInput, match='does not match the model: memory is'):
     checkpoints.restore_newest(tmp_path, other)
+
+
+def with_memory(slots):
+  """A train state whose segment memory has so many slots, and its abstract state."""
+  rng = np.random.default_rng(0)
+  memory = {
+    'document': jnp.arange(2, dtype='int32'),
+    'recent': {
+      'documents': jnp.asarray(rng.integers(0, 9, (2, slots)), 'int32'),
+      'positions': jnp.asarray(rng.integers(0, 9, (2, slots)), 'int32'),
+    },
+    'layers': ({'hidden': jnp.asarray(rng.normal(size=(2, slots, 4)), 'float32')},),
+  }
+  made = train_state.TrainState(jnp.int32(4), {'kernel': jnp.ones(3)}, {}, {}, memory)
+  like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+  return made, jax.tree.map(like, made)
+
+
+def test_a_shorter_segment_memory_is_filled_up_with_empty_slots(tmp_path):
+  """As earlier versions saved it, where spans were learned; the last tokens stay the last."""
+  (saved, _), (_, expected) = with_memory(3), with_memory(8)
+  with checkpoint_writer.CheckpointWriter(tmp_path) as writer:
+    writer.save(4, saved)
+  found = checkpoints.restore(tmp_path, 4, expected)
+  shapes = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), tree)
+  assert shapes(found) == shapes(expected)
+  newest = lambda leaf: leaf if leaf.ndim == 1 else leaf[:, -3:]
+  jax.tree.map(np.testing.assert_array_equal, jax.tree.map(newest, found.memory), saved.memory)
+  assert (found.memory['recent']['documents'][:, :5] == documents.NONE).all()
+  assert (found.memory['recent']['positions'][:, :5] == documents.NONE).all()
+  assert not found.memory['layers'][0]['hidden'][:, :5].any()
+
+
+def test_a_longer_segment_memory_is_of_another_model(tmp_path):
+  (saved, _), (_, expected) = with_memory(8), with_memory(3)
+  with checkpoint_writer.CheckpointWriter(tmp_path) as writer:
+    writer.save(4, saved)
+  with pytest.raises(errors.BadInput, match=r'memory/.* is .*\[2, 8.*, expected .*\[2, 3'):
+    checkpoints.restore(tmp_path, 4, expected)

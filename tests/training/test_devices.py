@@ -34,9 +34,9 @@ CONFIG = model_config.ModelConfig(
 )
 
 
-def run(shape, config=CONFIG, windows=None, parts=1, first=None):
+def run(shape, config=CONFIG, parts=1, first=None):
   """The compiled program, and state and metrics after two steps, by default from a new state."""
-  model = language_model.build(config, V, windows)
+  model = language_model.build(config, V)
   optimizer = optimizers.make(experiment.OptimizerConfig(epsilon=1e-3), 10)
   mesh = mesh_of(*shape)
   create, abstract = train_state.make_initializer(model, optimizer, B, 0, mesh)
@@ -53,8 +53,8 @@ def run(shape, config=CONFIG, windows=None, parts=1, first=None):
     rows = lambda wanted: streams.map_segments(lambda array: array[:, wanted], segments)
     placed = sharding.global_rows(mesh, B, rows, axis=1)
     call = train_step.make_call(model, optimizer, 0, abstract, parts=parts)
-    call = call.lower(state, placed, 0).compile()
-    state, metrics = call(state, placed, np.int32(0))
+    call = call.lower(state, placed, np.int32(0)).compile()
+    state, metrics = call(state, placed, np.int32(STEPS))
   return call.as_text(), jax.device_get(state), jax.device_get(metrics)
 
 
@@ -172,7 +172,7 @@ SWITCHES = {
     persistent=model_config.PersistentConfig(16),
     feed_forward_width=0,
   ),
-  'windows of adaptive spans': dataclasses.replace(
+  'all-attention of adaptive spans': dataclasses.replace(
     CONFIG,
     position='table',
     positional=model_config.PositionalConfig(max_length=32),
@@ -186,24 +186,19 @@ SWITCHES = {
 }
 
 
-WINDOWS = ((8, 16, 8, 8), (16, 16, 32, 8))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('switches', SWITCHES)
 def test_any_switch_trains_alike_on_eight_devices(switches):
-  windows = WINDOWS if switches.startswith('windows') else None
-  _, *one = run((1, 1, 1), SWITCHES[switches], windows)
-  _, *eight = run((2, 2, 2), SWITCHES[switches], windows)
+  _, *one = run((1, 1, 1), SWITCHES[switches])
+  _, *eight = run((2, 2, 2), SWITCHES[switches])
   assert_alike(eight, one)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('switches', SWITCHES)
 def test_any_switch_trains_alike_check_accumulation(switches):
-  windows = WINDOWS if switches.startswith('windows') else None
-  _, *whole = run((1, 1, 1), SWITCHES[switches], windows)
-  _, state, metrics = run((2, 2, 2), SWITCHES[switches], windows, parts=2)
+  _, *whole = run((1, 1, 1), SWITCHES[switches])
+  _, state, metrics = run((2, 2, 2), SWITCHES[switches], parts=2)
   mean = [name for name in metrics if name.startswith('span/average')]  # of tokens, by part
   assert_alike(
     metrics | dict.fromkeys(mean, 0),

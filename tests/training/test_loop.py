@@ -14,7 +14,7 @@ from ngrammer_jax import errors, runs
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.training import checkpoints, loop, manifest, programs, record, step, train_task
+from ngrammer_jax.training import checkpoints, loop, programs, record, step, train_task
 from tests.checks import bad_input, mesh_of
 from tests.training import toy
 from tests.training.helpers import arrays, names, records
@@ -38,7 +38,7 @@ def test_a_run_learns_records_and_is_finished(trained):
   assert list((run / 'tensorboard').iterdir())
 
 
-SPAN = model_config.SpanConfig(limit=128, ramp=4, penalty=0.01, initial=0.2, reserve=1)
+SPAN = model_config.SpanConfig(limit=128, ramp=4, penalty=0.01, initial=0.2)
 RICH = {
   'layers': 1,
   'dropout': 0.1,
@@ -53,15 +53,12 @@ RICH = {
 
 
 def test_a_model_with_everything_goes_on_bit_identically(tiny, one_device, tmp_path, monkeypatch):
-  """N-grams, a segment memory, spans in windows, dropout."""
-  result = {'nll_nats_per_token': 1.0, 'perplexity': math.e, 'bits_per_byte': None}
-  result['protocol'] = {'whole_split': True}
-  monkeypatch.setattr(train_task.CorpusTask, 'validate', lambda *given: result)  # that compiles too
+  """N-grams, a segment memory, spans, dropout."""
+  no_validation(monkeypatch)
   config = tiny(RICH, training={'steps': 6, 'evaluate_every': 0})
   whole, run = tmp_path / 'whole', tmp_path / 'run'
   assert loop.train(config, whole)
   assert names(whole) == ['4', '6']  # the last one is saved, though not due
-  assert manifest.read(whole / 'checkpoints' / '6').windows == [[64, 64]]
   shutil.copytree(whole, run)
   shutil.rmtree(run / 'checkpoints' / '6')
   assert loop.train(config, run)
@@ -92,11 +89,42 @@ def test_a_run_goes_on_bit_identically_wherever_it_ends(tiny, tmp_path, monkeypa
     assert arrays(run) == arrays(whole) and records(run) == records(whole), stop_at
 
 
-def test_segments_per_call_does_not_change_the_result(tiny, tmp_path, toy_model):
-  for calls in (2, 4):
-    config = tiny(training={'segments_per_call': calls, 'log_every': 4, 'evaluate_every': 0})
-    loop.train(config, tmp_path / str(calls))
-  assert arrays(tmp_path / '2') == arrays(tmp_path / '4')
+UNEVEN = {'log_every': 3, 'evaluate_every': 5, 'checkpoint_every': 7}
+
+
+@pytest.mark.parametrize('steps', [1, 7, 25])
+def test_segments_per_call_changes_nothing_at_any_number_of_steps(tiny, tmp_path, toy_model, steps):
+  found = []
+  for calls in (1, 4, 10):
+    run = tmp_path / str(calls)
+    assert loop.train(tiny(training=UNEVEN | {'steps': steps, 'segments_per_call': calls}), run)
+    found.append((arrays(run), names(run), [line['step'] for line in records(run)]))
+  assert found[0] == found[1] == found[2]
+  assert checkpoints.steps(tmp_path / '1')[-1] == steps
+  events = {steps, *range(3, steps, 3)}, {steps, *range(5, steps, 5)}
+  assert found[0][2] == sorted([*events[0], *events[1]])
+
+
+def no_validation(monkeypatch):
+  """Leaves the evaluation out, which has programs of its own."""
+  result = {'nll_nats_per_token': 1.0, 'perplexity': math.e, 'bits_per_byte': None}
+  result['protocol'] = {'whole_split': True}
+  monkeypatch.setattr(train_task.CorpusTask, 'validate', lambda *given: result)
+
+
+@pytest.mark.parametrize(
+  'steps', [7, *(pytest.param(steps, marks=pytest.mark.slow) for steps in (1, 25))]
+)
+def test_segments_per_call_changes_no_bit_of_a_real_model(
+  tiny, one_device, tmp_path, monkeypatch, steps
+):
+  no_validation(monkeypatch)
+  small = {'layers': 1, 'ngram': None, 'dropout': 0.1}
+  every = {'evaluate_every': 3, 'checkpoint_every': 5, 'log_every': 7}
+  for calls in (1, 4, 10):
+    config = tiny(small, training=every | {'steps': steps, 'segments_per_call': calls})
+    assert loop.train(config, tmp_path / str(calls))
+  assert arrays(tmp_path / '1') == arrays(tmp_path / '4') == arrays(tmp_path / '10')
 
 
 def test_what_may_change_on_resume(tiny, tmp_path, toy_model):
@@ -121,11 +149,11 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_checkpoints(
 ):
   call = toy.Programs.call
 
-  def diverges(self, state, segments, first, before=None):
-    state, metrics, _ = call(self, state, segments, first)
-    if first == 6:
+  def diverges(self, state, segments, steps):
+    state, metrics = call(self, state, segments, steps)
+    if state.step == 8:
       metrics['gradient_norm/dense'] = jax.numpy.array([1.0, value])
-    return state, metrics, True
+    return state, metrics
 
   monkeypatch.setattr(toy.Programs, 'call', diverges)
   with bad_input(

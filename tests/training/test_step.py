@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
 from ngrammer_jax.models import language_model
@@ -123,9 +124,28 @@ def test_parts_weigh_by_their_tokens_and_draw_a_dropout_of_their_own():
   np.testing.assert_array_equal(after.memory, rows)
 
 
+def test_a_call_makes_as_many_steps_as_it_is_told_and_skips_the_rest():
+  """Each with the segment of its own; the padding of the last call is not trained on."""
+  segments = [segment_of(WHOLE)._replace(tokens_BxT=np.full((B, T), i, np.int32)) for i in range(4)]
+  stacked = jax.tree.map(lambda *parts: np.stack(parts), *segments)
+  state, place = state_of(0), sharding.replicated(mesh_of(1, 1, 1))
+  abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), state)
+  call = train_step.make_call(Table(), optax.sgd(0.1), 0, abstract)
+  losses = []
+  for steps in range(5):
+    found, metrics = call(jax.device_put(state_of(0), place), stacked, np.int32(steps))
+    jax.tree.map(np.testing.assert_array_equal, found, state)
+    np.testing.assert_array_equal(metrics['loss'][:steps], losses)
+    if steps < 4:
+      state, one = step_of(0)(state, segments[steps])
+      losses.append(one['loss'])
+  assert call._cache_size() == 1  # one program for any number of steps
+  assert np.unique(losses).size == 4
+
+
 def test_the_first_state_is_that_of_its_seed_on_any_mesh(monkeypatch):
   """And of nothing else; a model of one array."""
-  model = types.SimpleNamespace(config=Table.config, windows=None)
+  model = types.SimpleNamespace(config=Table.config)
   model.clone = lambda **how: model
   normal = nn.with_logical_partitioning(nn.initializers.normal(1.0), ('ngram_vocab', 'ngram_embed'))
   model.init = lambda key, *given: {'params': {'embedding': normal(key, (8, 4))}}

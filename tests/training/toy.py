@@ -18,8 +18,6 @@ from ngrammer_jax.training import state as train_state
 class Programs:
   """See `programs.Programs`."""
 
-  windows, changes = None, 0
-
   def __init__(self, config, vocabulary_size, mesh):
     self._config, self.mesh, self.ready = config, mesh, False
     place = lambda rows: sharding.rows_sharding(mesh) if rows else sharding.replicated(mesh)
@@ -40,19 +38,16 @@ class Programs:
     )
     return jax.tree.map(put, self._abstract, where)
 
-  def abstract(self, known=None):
+  def abstract(self):
     return self._abstract
-
-  def checked(self, state, step):
-    return state
 
   def compile(self, state, segments):
     self.ready = True
 
-  def call(self, state, segments, first, before=None):
+  def call(self, state, segments, steps):
     where = jax.tree.map(lambda leaf: leaf.sharding, self._abstract)
-    state, metrics = _steps(where)(state, segments.tokens_BxT)
-    return state, metrics, True
+    state, metrics = _steps(where)(state, segments.tokens_BxT, np.int32(steps))
+    return state, jax.tree.map(lambda column: column[:steps], metrics)
 
   def evaluate(self, state, split, max_tokens, report):
     report(len(split.tokens))
@@ -80,10 +75,16 @@ def _compiled(places, tree):
     )
     return after, {'loss': loss, 'gradient_norm/dense': loss}
 
+  def step_or_skip(state, numbered):
+    is_trained, tokens_BxT = numbered
+    skip = lambda state, _: (state, {'loss': jnp.nan, 'gradient_norm/dense': jnp.nan})
+    return jax.lax.cond(is_trained, step, skip, state, tokens_BxT)
+
+  def call(state, segments, steps):
+    return jax.lax.scan(step_or_skip, state, (jnp.arange(len(segments)) < steps, segments))
+
   everywhere = sharding.replicated(where.step.mesh)
-  return jax.jit(
-    lambda state, segments: jax.lax.scan(step, state, segments), out_shardings=(where, everywhere)
-  )
+  return jax.jit(call, out_shardings=(where, everywhere))
 
 
 def _steps(where):
