@@ -264,7 +264,7 @@ def _find_split_files(root: pathlib.Path) -> dict[str, pathlib.Path] | None:
   if not root.is_dir():
     return None
   paths = [p for p in root.iterdir() if p.is_file() and not p.name.startswith('.')]
-  files = {split: [p for p in paths if split_files.split_of(p.name) == split] for split in SPLITS}
+  files = split_files.group_by_split(paths)
   if any(len(paths) != 1 for paths in files.values()):
     return None
   return {split: path for split, (path,) in files.items()}

@@ -92,11 +92,8 @@ def find(folder: pathlib.Path) -> dict[str, FileShards]:
   Raises:
     BadInput: there are no shards for train or validation.
   """
-  files_by_split = {split: [] for split in split_files.SPLITS}
-  for file in split_files.visible_files(folder):
-    split = split_files.split_of(file.name)
-    if split is not None and _file_type(file) in SUFFIXES:
-      files_by_split[split].append(file)
+  files = (file for file in split_files.visible_files(folder) if _file_type(file) in SUFFIXES)
+  files_by_split = split_files.group_by_split(files)
   missing = [split for split in ('train', 'validation') if not files_by_split[split]]
   if missing:
     raise errors.BadInput(

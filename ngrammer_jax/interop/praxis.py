@@ -27,11 +27,7 @@ NORM_NAMES = {
   'hybrid': {'norm': 'pre_layer_norm', 'post_norm': 'post_layer_norm'},
 }
 # Values that can be loaded, for options that do not follow from the arrays.
-SUPPORTED_OPTIONS = {
-  'norm': tuple(NORM_NAMES),
-  'position': ('rope', 'sinusoid', 'none'),
-  'ngram.layer': ('input', 'attention'),
-}
+SUPPORTED_OPTIONS = {'norm': tuple(NORM_NAMES), 'position': ('rope', 'sinusoid', 'none')}
 NGRAMMER_OPTIONS = ('heads', 'clusters', 'vocabulary_size', 'dim', 'combine', 'prenormalize')
 # Options of any value.
 FREE_OPTIONS = (
@@ -39,7 +35,7 @@ FREE_OPTIONS = (
   *('norm_epsilon', 'per_dim_scale', 'convolution', 'shared_query_key'),
   *('tie_embeddings', 'scale_embeddings', 'softmax_bias'),
   *('positional.min_timescale', 'positional.max_timescale'),
-  *('ngram.pairing', *(f'ngram.{name}' for name in NGRAMMER_OPTIONS)),
+  *('ngram.layer', 'ngram.pairing', *(f'ngram.{name}' for name in NGRAMMER_OPTIONS)),
   *conversion.MODEL_TRAINING_OPTIONS,
 )
 

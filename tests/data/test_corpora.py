@@ -170,6 +170,7 @@ def test_compressed_text_is_read_like_plain_text(tmp_path, suffix):
   [
     ('train.txt', 'valid.txt', 'test.txt'),
     ('wiki.train.tokens.gz', 'wiki.validation.tokens.gz', 'wiki.test.tokens.zip'),
+    ('mytrain.txt', 'myvalidation.txt', 'mytest.txt'),
   ],
 )
 def test_files_with_split_names_are_the_splits(tmp_path, corpus, names):

@@ -49,6 +49,23 @@ def test_splits_are_words_of_the_name(tmp_path):
   }
 
 
+def test_words_may_end_with_a_split_if_it_has_no_other_file(tmp_path):
+  for name in (
+    'latest-train.txt',
+    'latest.valid.txt',
+    'mytesting.txt',
+    'constrain.txt',
+    'retested.txt',
+  ):
+    write(tmp_path, name, 'a')
+  names = {split: [path.name for path in s.files] for split, s in shards.find(tmp_path).items()}
+  assert names == {
+    'train': ['latest-train.txt'],
+    'validation': ['latest.valid.txt'],
+    'test': ['mytesting.txt'],
+  }
+
+
 def test_train_and_validation_are_required(tmp_path):
   write(tmp_path, 'train.jsonl', json_lines('a'))
   with bad_input(

@@ -267,6 +267,28 @@ def test_untied_language_model_with_ngram_layer(x64):
   assert_close(logits, expected, 1e-9)
 
 
+def missing_arrays(error):
+  """Returns random arrays for the names and shapes that an error lists as missing."""
+  missing = [line.split(': ')[1] for line in str(error).splitlines()[1:]]
+  shapes = {line.split(' ')[0]: eval(line.split(' ', 1)[1]) for line in missing}
+  rng = np.random.default_rng(0)
+  return {name: rng.normal(size=shape) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize('place', ['begin', 'middle', 'end'])
+def test_an_ngram_layer_between_blocks_has_the_names_of_one_at_the_input(place):
+  def load(arrays, layer):
+    ngram = model_config.NGramConfig(clusters=8, vocabulary_size=50, dim=4, layer=layer)
+    config = model_config.ModelConfig(**LM_CONFIG | {'ngram': ngram})
+    return praxis.load_language_model(arrays, config, 23)
+
+  with pytest.raises(errors.BadInput) as error:
+    load({}, 'input')
+  arrays = missing_arrays(error.value)
+  assert 'ngrammer/vq_layer/means' in arrays
+  jax.tree.map(np.testing.assert_array_equal, load(arrays, place), load(arrays, 'input'))
+
+
 def test_praxis_names_of_ngrammers_after_attention():
   ngram = model_config.NGramConfig(
     clusters=8, vocabulary_size=50, dim=4, layer='attention', pairing=('previous', 'attended')
@@ -283,10 +305,7 @@ def test_praxis_names_of_ngrammers_after_attention():
     ):
       assert f'missing: {prefix}{name}\n' in f'{error.value}\n'
   # The missing names are exactly those of the variables of the model.
-  missing = [line.split(': ')[1] for line in str(error.value).splitlines()[1:]]
-  shapes = {line.split(' ')[0]: eval(line.split(' ', 1)[1]) for line in missing}
-  rng = np.random.default_rng(0)
-  arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+  arrays = missing_arrays(error.value)
   variables = praxis.load_language_model(arrays, config, 23)
   model = transformer.TransformerLM(config, 23)
   tokens, memory = np.zeros((1, 3), np.int32), transformer.empty_memory(config, 1)
@@ -306,10 +325,6 @@ def test_praxis_names_of_ngrammers_after_attention():
       "model.position='relative' must be 'rope' or 'sinusoid' or 'none' for these weights",
     ),
     ({'feed_forward_bias': False}, 'model.feed_forward_bias=False must be None for these weights'),
-    (
-      {'ngram': model_config.NGramConfig(layer='middle')},
-      "model.ngram.layer='middle' must be 'input' or 'attention' for these weights",
-    ),
     (
       {'persistent': model_config.PersistentConfig(4)},
       "model.persistent=PersistentConfig(vectors=4, kind='all_attention') must be None for these "
