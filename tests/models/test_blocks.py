@@ -15,6 +15,7 @@ import pytest
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import blocked_attention, span
 from ngrammer_jax.models import transformer
+from tests import jaxprs
 from tests.checks import assert_close, random_variables
 from tests.goldens import models
 
@@ -260,3 +261,34 @@ def test_what_no_token_calls_for_is_not_read(x64, small_blocks, slots):
       layer['hidden'][:, :4] = np.nan
     y, z = (run(of(bias), k, valid(2))[0][:, :2] for k in (kept, kept | {'layers': (layer,)}))
     assert np.array_equal(y, z) == same
+
+
+@pytest.mark.parametrize(
+  'kernel, T, slots, prefix, in_blocks',
+  [
+    (None, 64, 0, False, True),
+    (None, 63, 0, False, False),  # too few scores
+    (None, 63, 2048, False, True),  # in a cache there are more
+    (None, 7, 8192, False, False),  # too few queries
+    (None, 64, 0, True, False),  # blocks know no later tokens
+    ('xla', 64, 0, False, False),
+    ('blocks', 32, 0, False, True),
+  ],
+)
+def test_blocks_are_taken_where_there_are_many_scores(
+  monkeypatch, kernel, T, slots, prefix, in_blocks
+):
+  """Whether there is an array as large as all scores of a head says which way it went."""
+  monkeypatch.setattr(blocked_attention, 'BLOCK', 16)
+  monkeypatch.setattr(blocked_attention, 'MANY', 64 * 128)
+  memory = model_config.MemoryConfig(64, same_length='memory_and_self')
+  config = model_config.ModelConfig(
+    layers=1, width=4, heads=1, feed_forward_width=4, memory=memory, kernel=kernel
+  )
+  model, tokens = transformer.TransformerLM(config, V), np.zeros((1, T), np.int32)
+  memory = transformer.empty_memory(config, 1, slots)
+  given = {'prefix_BxT': tokens > 0} if prefix else {}
+  variables = random_variables(model, tokens, memory)
+  run = lambda variables: model.apply(variables, tokens, memory, **given)[0]
+  scores = T * (T + (slots or 64))
+  assert (jaxprs.largest_array(run, variables) < scores) == in_blocks
