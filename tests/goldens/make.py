@@ -1,6 +1,7 @@
 """Draws configs and writes what the package computes: python -m tests.goldens.make COMMAND.
 
 `models` and `runs` replace the goldens: to run them is to declare that today's numbers are right.
+`models NAME ...` replaces only those of some models.
 `quick` only selects anew which of the models are in the quick tier.
 """
 
@@ -204,14 +205,19 @@ def draw(kind: Any, count: int, seed: int) -> list[dict[str, Any]]:
 
 def make_models() -> None:
   """Writes `models.json` and `models.npz`."""
-  jax.config.update('jax_enable_x64', True)
   cases = {}
   for kind, count, seed in ((transformer, TRANSFORMERS, 0), (recurrent, RECURRENT, 1)):
     for i, case in enumerate(draw(kind, count, seed)):
       cases[f'{kind.__name__}_{i:02d}'] = case
   write_cases(cases)
-  arrays = {}
-  for name, case in models.cases().items():
+  write_models(list(cases), {})
+
+
+def write_models(names: list[str], arrays: dict[str, np.ndarray]) -> None:
+  """Writes `models.npz`, with new arrays of the models that are named."""
+  jax.config.update('jax_enable_x64', True)
+  for name in names:
+    case = models.cases()[name]
     with tempfile.TemporaryDirectory() as folder:
       found = models.compute(case, pathlib.Path(folder))
     arrays[name], arrays[f'{name}/names'] = np.stack(list(found.values())), '\n'.join(found)
@@ -276,9 +282,11 @@ def _forget_place(checkpoint: pathlib.Path) -> None:
 
 
 if __name__ == '__main__':
+  with np.load(models.FOLDER / 'models.npz') as before:
+    known = dict(before)
   commands = {
-    'models': make_models,
+    'models': lambda *names: write_models(names, known) if names else make_models(),
     'runs': make_runs,
     'quick': lambda: write_cases(models.cases()),
   }
-  commands[sys.argv[1]]()
+  commands[sys.argv[1]](*sys.argv[2:])
