@@ -262,11 +262,11 @@ def test_validation_and_evaluation_use_their_splits(folder, finetuning, monkeypa
 
   monkeypatch.setattr(finetuning, 'make_evaluator', make_evaluator)
   task = finetuning.FinetuneTask(config, folder / 'run')
-  training = types.SimpleNamespace(engine=lambda state: f'engine of step {int(state.step)}')
+  training = types.SimpleNamespace(engine='the engine of the run')
   for step in (2, 3):
     result = task.validate(training, state(step), lambda examples: None)
     assert (result['task'], result['n'], result[task.best_metric]) == ('rte', 12, 25)
-  assert created == [(config, f'engine of step {step}', 257) for step in (2, 3)]
+  assert created == [(config, 'the engine of the run', 257)] * 2
   assert calls[1][:4] == ([3.0] * 3, [6.0] * 2, 'rte', None) and len(calls[1][4]) == 12
   assert calls[1][4][1] == 'rte hypothesis: rain premise: It is very snow.'
   assert task.format_metrics(result) == ' rte accuracy 75.00, 12 examples'

@@ -80,7 +80,10 @@ def test_a_resume_with_other_segments_per_call_costs_no_bit(tiny, whole, tmp_pat
     run = shutil.copytree(whole, tmp_path / str(calls))
     damage(run / 'checkpoints' / '12')
     assert loop.train(tiny(training={'segments_per_call': calls}), run)
-    assert arrays(run) == arrays(whole) and records(run) == records(whole)
+    assert arrays(run) == arrays(whole)
+    # The loss on record is the mean of the steps of a call.
+    steps = lambda workdir: [record['step'] for record in records(workdir)]
+    assert steps(run) == steps(whole)
 
 
 def test_a_killed_process_goes_on_bit_identically(tiny, tmp_path, toy_model):
