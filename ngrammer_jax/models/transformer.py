@@ -207,13 +207,13 @@ class TransformerLM(nn.Module):
     """Whether attention works in blocks (see `blocked_attention.is_faster`)."""
     if self.is_initializing() or self.is_mutable_collection('intermediates'):
       return False
-    T = segment.documents_BxT.shape[1]
+    c, T = self.config, segment.documents_BxT.shape[1]
     M = 0 if kept is None else kept['documents'].shape[1]
-    if segment.prefix_BxT is not None or self.config.kernel not in (None, 'blocks'):
+    if segment.prefix_BxT is not None or c.kernel not in (None, 'blocks'):
       return False
-    return self.config.kernel == 'blocks' or blocked_attention.is_faster(
-      T, M, self.config.span is not None
-    )
+    if c.attention_dropout and jax.config.jax_default_prng_impl != 'threefry2x32':
+      return False  # blocks can draw their part of the bits of no other generator
+    return c.kernel == 'blocks' or blocked_attention.is_faster(T, M, c.span is not None)
 
   def _layers(self, x_BxTxD, of_layers, memory, keys, place, join):
     """All layers, in runs of equal ones, joined with n-grams at their place.
