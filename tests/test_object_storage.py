@@ -11,7 +11,7 @@ import time
 import pytest
 
 from ngrammer_jax import analyze, evaluate, files, generate, runs
-from ngrammer_jax.training import checkpoints, loop, manifest, record
+from ngrammer_jax.training import checkpoints, loop, manifest, recorder
 from tests import fake_gcs
 from tests.checks import bad_input
 from tests.training import test_checkpoints as small
@@ -52,7 +52,7 @@ def records(workdir):
 
 def train_until_killed(monkeypatch, config, workdir, step):
   """What is still in this process is lost, as by SIGKILL."""
-  add = record.Record.add
+  add = recorder.Recorder.add
 
   def stop(self, done, metrics):
     add(self, done, metrics)
@@ -60,7 +60,7 @@ def train_until_killed(monkeypatch, config, workdir, step):
       raise small.Killed
 
   with monkeypatch.context() as patch, pytest.raises(small.Killed):
-    patch.setattr(record.Record, 'add', stop)
+    patch.setattr(recorder.Recorder, 'add', stop)
     patch.setattr(files.SyncedDir, '_try_sync', lambda self: None)
     loop.train(config, workdir)
 

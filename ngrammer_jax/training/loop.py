@@ -1,4 +1,4 @@
-"""Training, as one straight story."""
+"""The training loop: data, devices, state; then calls of steps, validations and checkpoints."""
 
 from collections.abc import Callable, Iterator
 import logging
@@ -21,7 +21,7 @@ from ngrammer_jax.training import (
   preemption,
   profile,
   programs,
-  record,
+  recorder,
   train_task,
   watchdog,
   workdirs,
@@ -32,18 +32,18 @@ from ngrammer_jax.training import state as train_state
 def train(
   config: experiment.Config,
   workdir: pathlib.Path,
-  make: Callable[[experiment.Config], train_task.TrainTask] = train_task.CorpusTask,
+  make_task: Callable[[experiment.Config], train_task.TrainTask] = train_task.CorpusTask,
   watchdog_minutes: float = watchdog.DEFAULT_MINUTES,
   trace: profile.StepRange | None = None,
 ) -> bool:
-  """Trains until all steps are done; goes on where an earlier run of the same command stopped.
+  """Trains until all steps are done; resumes from the newest checkpoint of the run.
 
   Args:
     config: the experiment.
-    workdir: where everything of the run is kept.
-    make: what is trained on, of the config.
-    watchdog_minutes: without progress after which the log gets the stacks of all threads.
-    trace: steps to take a trace of.
+    workdir: run directory.
+    make_task: makes the data and the validation of a config.
+    watchdog_minutes: minutes without progress before the stacks of all threads are logged.
+    trace: steps to trace with the profiler.
 
   Returns:
     Whether there was anything left to train.
@@ -51,102 +51,100 @@ def train(
   Raises:
     BadInput: the input cannot work, or the loss is no longer finite.
   """
-  t, began = config.training, time.monotonic()
+  t, start_time = config.training, time.monotonic()
 
   # Data: found, checked and tokenised before any device is touched.
   with hosts.collective_errors():
     workdirs.check(workdir, config)
-    given = make(config)
-    V = given.vocabulary.size
-    workdirs.check_text(workdir, config, given.content_hash)
+    task = make_task(config)
+    workdirs.check_text(workdir, config, task.content_hash)
 
-  # Devices.
-  mesh = _mesh(config)
-
-  # Model and state.
-  run = programs.Programs(config, V, mesh)
+  # Devices and programs.
+  mesh = _make_mesh(config)
+  run = programs.Programs(config, task.vocabulary.size, mesh)
   with (
-    preemption.SignalHandler() as stop,
-    workdirs.lock_workdir(workdir, config, given),
+    preemption.SignalHandler() as signals,
+    workdirs.lock_workdir(workdir, config, task),
     watchdog.Watchdog(workdir, watchdog_minutes) as watch,
-    checkpoint_writer.CheckpointWriter(workdir, t.keep_checkpoints) as saved,
+    checkpoint_writer.CheckpointWriter(workdir, t.keep_checkpoints) as writer,
   ):
 
-    def alive(_=0):
+    def check_preemption(_=0):
       watch.beat()
-      stop.check()
+      signals.check()
 
-    found = checkpoints.restore_newest(workdir, run.abstract(), set_aside=True)
-    first_step, state = found or (0, given.initial_state(run.create()))
-    if found is None and (workdir / 'metrics.jsonl').exists():
-      logging.info('%s has no checkpoint: starting again from the first step', workdir)
-    _describe(config, state)
-    given.log_summary()
-    validation = hosts.broadcast(record.validation_of(workdir, first_step, given.best_metric))
-    if found and validation is not None:
-      saved.set_validation(first_step, validation)
-    over = lambda at: hosts.broadcast(record.over(workdir, at, given.best_metric, given.patience))
-    if validation is not None and (first_step >= t.steps or over(first_step)):
+    # State: the newest intact checkpoint, or a new one.
+    restored = checkpoints.restore_newest(workdir, run.abstract(), set_aside=True)
+    first_step, state = restored or (0, task.initial_state(run.create()))
+    _log_summary(config, workdir, state, is_new=restored is None)
+    task.log_summary()
+    history = recorder.ValidationHistory(workdir, task.best_metric, task.patience)
+    validation = history.value_at(first_step)
+    if restored and validation is not None:
+      writer.set_validation(first_step, validation)
+    if validation is not None and (first_step >= t.steps or history.stops_at(first_step)):
       return False
-    hosts.on_primary(saved.check_space, state)
+    hosts.on_primary(writer.check_space, state)
 
     # Training.
     calls = list(t.calls(first_step))
     with (
-      record.Record(config, V, workdir, first_step, began) as tell,
+      recorder.Recorder(config, task.vocabulary.size, workdir, first_step, start_time) as record,
       sharding.use(mesh),
-      prefetch.Prefetcher(_batches(given, config, mesh, calls)) as batches,
+      prefetch.Prefetcher(_batches(task, config, mesh, calls)) as batches,
       profile.Trace(trace, workdir, lambda: jax.block_until_ready(state)) as tracing,
     ):
 
       def validate(step):
-        with tell.paused('evaluation'):
-          result = given.validate(run, state, alive)
-          tell.validation(step, result, given.format_metrics(result))
-        return result[given.best_metric]
+        with record.timed('evaluation'):
+          result = task.validate(run, state, check_preemption)
+          record.validation(step, result, task.format_metrics(result))
+        return result[task.best_metric]
 
-      if _due(first_step, t.evaluate_every, t.steps) and validation is None:
-        saved.set_validation(first_step, validate(first_step))  # the run was stopped before that
-        if over(first_step):
+      if _is_due(first_step, t.evaluate_every, t.steps) and validation is None:
+        writer.set_validation(first_step, validate(first_step))  # the run was stopped before it
+        if history.stops_at(first_step):
           return False
-      for (start, done), segments in zip(calls, tell.waited_for(batches), strict=True):
+      for (start, end), segments in zip(calls, record.time_data_wait(batches), strict=True):
         tracing.on_call(start)
         if not run.ready:
-          alive()
-          with tell.paused('compilation'):
+          check_preemption()
+          with record.timed('compilation'):
             run.compile(state, segments)
-          alive()
-        state, metrics = run.call(state, segments, done - start)
-        tell.add(done, metrics)
-        # A checkpoint is the last of what happens at a step: whoever resumes there finds the
-        # rest on record. And after the metrics: no state is saved that was not finite.
-        interrupted, validation = None, None
+          check_preemption()
+        state, metrics = run.call(state, segments, end - start)
+        record.add(end, metrics)
+        # The checkpoint comes last: whoever resumes from it finds the rest of its step recorded.
+        # It comes after the metrics too: no state is saved whose loss was not finite.
+        interruption = validation = None
         try:
-          alive()
-          if _due(done, t.evaluate_every, t.steps):
-            validation = validate(done)
+          check_preemption()
+          if _is_due(end, t.evaluate_every, t.steps):
+            validation = validate(end)
         except errors.Interrupted as signal:
-          interrupted = signal
-        ended = validation is not None and over(done)
-        if interrupted or ended or _due(done, t.checkpoint_every, t.steps):
-          with tell.paused('checkpoints'):
-            saved.save(done, state, validation)
-            tell.saved(done)
-        if interrupted:
-          raise interrupted
-        if ended:
-          logging.info('step %s  no progress in %s evaluations: done', f'{done:,}', given.patience)
+          interruption = signal
+        stops = validation is not None and history.stops_at(end)
+        if interruption or stops or _is_due(end, t.checkpoint_every, t.steps):
+          with record.timed('checkpoints'):
+            writer.save(end, state, validation)
+            record.mark_saved(end)
+        if interruption:
+          raise interruption
+        if stops:
+          logging.info(
+            'step %s  stopped early: no better validation in %s', f'{end:,}', task.patience
+          )
           break
   return True
 
 
-def _due(step: int, every: int, steps: int) -> bool:
-  """Whether it is time for what happens every so many steps (0: never) and after the last."""
+def _is_due(step: int, every: int, steps: int) -> bool:
+  """Whether an event every so many steps (0: never), and after the last, is due at a step."""
   return step == steps or bool(step and every and step % every == 0)
 
 
-def _mesh(config) -> jax.sharding.Mesh:
-  """All devices, as the config wants them."""
+def _make_mesh(config) -> jax.sharding.Mesh:
+  """Returns the mesh of all devices."""
   m, t = config.mesh, config.training
   mesh = sharding.make_mesh(m.data, m.fsdp, m.model)
   sharding.check_batch('training.batch_size', t.batch_size, mesh, t.parts)
@@ -162,17 +160,21 @@ def _mesh(config) -> jax.sharding.Mesh:
 
 
 def _check_kernel(config, mesh) -> None:
-  """Raises BadInput where the kernel that is asked for cannot do the segments of training."""
+  """Raises BadInput if the kernel of the config cannot attend to the segments of training."""
   m, t = config.model, config.training
   shape = t.batch_size // t.parts, t.segment_length, m.heads, m.width // m.heads
   with sharding.use(mesh):
     why = flash.why_not(m.kernel, shape, precision.compute_dtype(m)) if m.kernel else None
   if why is not None:
-    raise errors.BadInput(f'model.kernel={m.kernel!r} {why}: model.kernel=None takes what there is')
+    raise errors.BadInput(
+      f'model.kernel={m.kernel!r} {why}: model.kernel=None selects automatically'
+    )
 
 
-def _describe(config, state) -> None:
-  """Says what is about to be trained."""
+def _log_summary(config, workdir, state, is_new) -> None:
+  """Logs what is about to be trained."""
+  if is_new and (workdir / 'metrics.jsonl').exists():
+    logging.info('%s has no checkpoint: starting again from the first step', workdir)
   tables = [
     leaf
     for label, leaf in zip(
@@ -187,17 +189,17 @@ def _describe(config, state) -> None:
   logging.info('model: %s', ', '.join(parts))
 
 
-def _batches(given, config, mesh, calls) -> Iterator[streams.Segment]:
-  """For each call its segments, stacked [steps, B, T], on the devices.
+def _batches(task, config, mesh, calls) -> Iterator[streams.Segment]:
+  """Yields the segments of each call, stacked [steps, B, T], on the devices.
 
-  The last is repeated where a call has fewer steps than its program.
+  The last is repeated if a call has fewer steps than its program.
   """
   t = config.training
   for first, end in calls:
 
-    def rows(wanted, first=first, end=end):
-      segments = [given.segment(step, wanted) for step in range(first, end)]
+    def stack(rows, first=first, end=end):
+      segments = [task.segment(step, rows) for step in range(first, end)]
       segments += [segments[-1]] * (t.segments_per_call - len(segments))
       return streams.map_segments(lambda *parts: np.stack(parts), *segments)
 
-    yield sharding.global_rows(mesh, t.batch_size, rows, axis=1)
+    yield sharding.global_rows(mesh, t.batch_size, stack, axis=1)

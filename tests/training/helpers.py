@@ -8,7 +8,7 @@ import signal
 from typing import Any
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax.training import checkpoints, manifest, record
+from ngrammer_jax.training import checkpoints, manifest, recorder
 
 
 def arrays(workdir: pathlib.Path, step: int | None = None) -> dict[str, Any]:
@@ -59,11 +59,11 @@ def write_config(path: pathlib.Path, config: experiment.Config) -> pathlib.Path:
 
 def signal_at(monkeypatch: Any, signals: dict[int, signal.Signals]) -> None:
   """Sends this process signals, each once, in the call that ends with a step."""
-  add = record.Record.add
+  add = recorder.Recorder.add
 
   def add_and_send(self, done, metrics):
     add(self, done, metrics)
     if done in signals:
       os.kill(os.getpid(), signals.pop(done))
 
-  monkeypatch.setattr(record.Record, 'add', add_and_send)
+  monkeypatch.setattr(recorder.Recorder, 'add', add_and_send)

@@ -74,4 +74,4 @@ def test_a_run_says_where_its_time_went(tiny, tmp_path, caplog, monkeypatch):
   assert kinds <= set(known['seconds']) and known['unsaved'] < 0.1
   assert sum(known['seconds'].values()) <= time.monotonic() - began
   assert min(known['seconds'].values()) >= 0
-  assert any(re.match(r'total \w+ \(training [\d.]+%, ', m) for m in caplog.messages)
+  assert any(re.match(r'total \w+ \(training [\d.]+%', m) for m in caplog.messages)

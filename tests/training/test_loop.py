@@ -14,7 +14,7 @@ from ngrammer_jax import errors, runs
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.training import checkpoints, loop, programs, record, step, train_task
+from ngrammer_jax.training import checkpoints, loop, programs, recorder, step, train_task
 from tests.checks import bad_input, mesh_of
 from tests.training import toy
 from tests.training.helpers import arrays, names, records
@@ -73,7 +73,7 @@ def test_a_run_goes_on_bit_identically_wherever_it_ends(tiny, tmp_path, monkeypa
   assert [line['step'] for line in records(whole)] == [2, 4, 6, 6, 8, 10, 10]
   before = records(whole)
   assert not loop.train(config, whole) and records(whole) == before
-  add = record.Record.add
+  add = recorder.Recorder.add
   for stop_at in (2, 6, 10):
 
     def stop(self, done, metrics, stop_at=stop_at):
@@ -83,7 +83,7 @@ def test_a_run_goes_on_bit_identically_wherever_it_ends(tiny, tmp_path, monkeypa
 
     run = tmp_path / str(stop_at)
     with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
-      patch.setattr(record.Record, 'add', stop)
+      patch.setattr(recorder.Recorder, 'add', stop)
       loop.train(config, run)
     assert loop.train(config, run)
     assert arrays(run) == arrays(whole) and records(run) == records(whole), stop_at
