@@ -134,8 +134,8 @@ class ModelConfig:
     if self.kernel not in ('xla', 'blocks') and any(more.values()):
       which = next(key for key, there in more.items() if there)
       raise errors.BadInput(
-        f'model.kernel={self.kernel!r} knows no model.{which}: use model.kernel=None, which selects '
-        f'what there is'
+        f'model.kernel={self.kernel!r} does not support model.{which}: use model.kernel=None, '
+        f'which selects automatically'
       )
 
   def _check_table(self) -> None:

@@ -25,6 +25,7 @@ from ngrammer_jax.layers import (
   dense,
   dropout,
   flash,
+  local,
   persistent,
   position,
   span,
@@ -141,7 +142,9 @@ class Attention(nn.Module):
       if context.in_blocks:
         attend, source = blocked_attention.attend, self._source(memory, context)
       else:
-        attend = whole_attention.attend
+        # The probabilities of all keys exist together only for those who look into them.
+        is_local = local.applies(context) and not self.is_mutable_collection('intermediates')
+        attend = local.attend if is_local else whole_attention.attend
         source = memory if isinstance(memory, dict) else None
       part = attend(heads, spans, context, source, finds_pairs, drop)
       y_BxTxNxH = self._with_persistent(part, query_BxTxNxH, spans, drop).astype(self.dtype)

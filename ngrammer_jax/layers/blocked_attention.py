@@ -183,12 +183,10 @@ class Blocks:
 def is_faster(T: int, M: int, learns_spans: bool) -> bool:
   """Whether blocks are faster than whole scores, for T queries after a memory of M.
 
-  On accelerators only where spans leave most of the scores out: few large products are faster there
-  than many small ones.
+  Learned spans leave most of the scores out. Without, few large products are faster than many small
+  ones.
   """
-  if placement.device()[0] != 'cpu' and not learns_spans:
-    return False
-  return T >= BLOCK and T * (M + T) >= MANY
+  return learns_spans and T >= BLOCK and T * (M + T) >= MANY
 
 
 def fill_of(slots: int) -> int:

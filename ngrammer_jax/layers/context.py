@@ -52,6 +52,7 @@ class Context:
     distance_key: key of the dropout of distance encodings. None: nothing is dropped.
     window: keys are less than so many tokens away. None: no such bound.
     sees_itself: a token attends to itself. If not, the one before it is the nearest.
+    has_prefix: some tokens see later ones.
     is_plain_causal: `visible_BxTxS` says nothing but: same document, up to the token itself.
   """
 
@@ -69,6 +70,7 @@ class Context:
   distance_key: jax.Array | None = None
   window: int | None = struct.field(pytree_node=False, default=None)
   sees_itself: bool = struct.field(pytree_node=False, default=True)
+  has_prefix: bool = struct.field(pytree_node=False, default=False)
   is_plain_causal: bool = struct.field(pytree_node=False, default=False)
 
   @property
@@ -121,6 +123,7 @@ def make(
     valid_BxT=segment.valid_BxT,
     window=visibility.window,
     sees_itself=visibility.sees_itself,
+    has_prefix=segment.prefix_BxT is not None,
   )
   kept, after = recent if cache is None else cache, None
   position_BxT = documents.positions(segment.starts_BxT, 0 if kept is None else kept['position'])

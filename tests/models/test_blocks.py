@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import blocked_attention, span
+from ngrammer_jax.layers import blocked_attention, local, span
 from ngrammer_jax.models import transformer
 from tests import jaxprs
 from tests.checks import assert_close, random_variables
@@ -32,6 +32,7 @@ def small_blocks(monkeypatch):
   """Blocks of four queries and keys."""
   monkeypatch.setattr(blocked_attention, 'BLOCK', 4)
   monkeypatch.setattr(span, 'EPSILON', 0.0)  # blocks do not add it for keys out of reach
+  monkeypatch.setattr(local, 'block_count', lambda T, M: 1)  # it drops other probabilities
 
 
 @pytest.mark.parametrize(
@@ -264,30 +265,34 @@ def test_what_no_token_calls_for_is_not_read(x64, small_blocks, slots):
 
 
 @pytest.mark.parametrize(
-  'kernel, T, slots, prefix, in_blocks',
+  'kernel, T, slots, change, in_blocks',
   [
-    (None, 64, 0, False, True),
-    (None, 63, 0, False, False),  # too few scores
-    (None, 63, 2048, False, True),  # in a cache there are more
-    (None, 7, 8192, False, False),  # too few queries
-    (None, 64, 0, True, False),  # blocks know no later tokens
-    ('xla', 64, 0, False, False),
-    ('blocks', 32, 0, False, True),
+    (None, 64, 0, None, True),
+    (None, 63, 0, None, False),  # too few scores
+    (None, 63, 2048, None, True),  # in a cache there are more
+    (None, 7, 8192, None, False),  # too few queries
+    (None, 64, 0, 'prefix', False),  # blocks know no later tokens
+    (None, 64, 0, 'no spans', False),
+    ('xla', 64, 0, None, False),
+    ('blocks', 32, 0, None, True),
+    ('blocks', 32, 0, 'no spans', True),
   ],
 )
-def test_blocks_are_taken_where_there_are_many_scores(
-  monkeypatch, kernel, T, slots, prefix, in_blocks
+def test_blocks_are_taken_where_spans_leave_out_many_scores(
+  monkeypatch, kernel, T, slots, change, in_blocks
 ):
   """Whether there is an array as large as all scores of a head says which way it went."""
   monkeypatch.setattr(blocked_attention, 'BLOCK', 16)
   monkeypatch.setattr(blocked_attention, 'MANY', 64 * 128)
+  monkeypatch.setattr(local, 'block_count', lambda T, M: 1)
   memory = model_config.MemoryConfig(64, same_length='memory_and_self')
+  learned = None if change == 'no spans' else model_config.SpanConfig(limit=64, ramp=4)
   config = model_config.ModelConfig(
-    layers=1, width=4, heads=1, feed_forward_width=4, memory=memory, kernel=kernel
+    layers=1, width=4, heads=1, feed_forward_width=4, memory=memory, span=learned, kernel=kernel
   )
   model, tokens = transformer.TransformerLM(config, V), np.zeros((1, T), np.int32)
   memory = transformer.empty_memory(config, 1, slots)
-  given = {'prefix_BxT': tokens > 0} if prefix else {}
+  given = {'prefix_BxT': tokens > 0} if change == 'prefix' else {}
   variables = random_variables(model, tokens, memory)
   run = lambda variables: model.apply(variables, tokens, memory, **given)[0]
   scores = T * (T + (slots or 64))
