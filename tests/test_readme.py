@@ -1,5 +1,6 @@
 """What the README shows is what happens."""
 
+import ast
 import inspect
 import json
 import math
@@ -11,11 +12,12 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import config, errors, runs
-from ngrammer_jax.config import command_line
+from ngrammer_jax.config import command_line, conversion
 from ngrammer_jax.inference import text as text_inference
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TEXT = (ROOT / 'README.md').read_text(encoding='utf-8')
+READING = (ROOT / 'docs' / 'reading.md').read_text(encoding='utf-8')
 
 
 OF_A_RUN, OF_A_LAYER = re.findall(r'```python\n(.*?)```', TEXT, re.S)
@@ -89,6 +91,44 @@ def test_the_example_of_the_span_docs_runs(capsys):
 def test_files_that_are_named_exist():
   named = re.findall(r'(?:configs|launch|notebooks|docs|ngrammer_jax)/[\w/]+\.\w+', TEXT)
   assert named and not [name for name in named if not (ROOT / name).exists()]
+
+
+def defines(body, names):
+  """Whether a module or class defines a name, and this the next one."""
+  if not names:
+    return True
+  kinds = (ast.ClassDef, ast.FunctionDef)
+  found = [node for node in body if isinstance(node, kinds) and node.name == names[0]]
+  return bool(found) and defines(found[0].body, names[1:])
+
+
+def test_the_reading_guide_names_what_exists():
+  """Files, classes, functions and tests of its links, rows of configs, and config keys."""
+  links = re.findall(r'\[([^]]+)\]\(\.\./([^)]+)\)', READING)
+  assert len(links) > 100
+  for text, path in links:
+    assert (ROOT / path).exists(), path
+    stem, *names = text.strip('`').split('.')
+    if path.startswith('configs/'):
+      config.resolve(command_line.load_file(str(ROOT / 'configs' / text.strip('`'))))
+    elif text.startswith('`') and names != ['py']:
+      assert stem == pathlib.Path(path).stem, text
+      assert defines(ast.parse((ROOT / path).read_text()).body, names), text
+  for key in re.findall(
+    r'`((?:model|optimizer|training|evaluation)\.[a-z_.]+)(?:=[^`]*)?`', READING
+  ):
+    conversion.find_key(key)
+
+
+def test_the_example_of_the_reading_guide_changes_what_exists():
+  (diff,) = re.findall(r'```diff\n(.*?)```', READING, re.S)
+  for changes in re.split(r'^\+\+\+ b/', diff, flags=re.M)[1:]:
+    path, *hunks = re.split(r'\n@@.*\n', changes)
+    source = (ROOT / path).read_text()
+    for hunk in hunks:
+      lines = hunk.rstrip('\n').split('\n')
+      before = '\n'.join(line[1:] for line in lines if not line.startswith('+'))
+      assert before in source, (path, before)
 
 
 def test_errors_are_quoted_to_the_letter():
