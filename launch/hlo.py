@@ -138,7 +138,7 @@ class Program:
           trips = int(match[1]) if match else self._trip_count(called['condition'][0])
           waiting.append((called['body'][0], times * trips))
         elif instruction.opcode == 'conditional':
-          # The last branch: the longest window, or the step that is not skipped.
+          # The last branch: the step that is not skipped.
           waiting.append((called['branches'][-1], times))
         elif instruction.opcode == 'call':
           waiting.append((called['to_apply'][0], times))

@@ -93,7 +93,7 @@ class Engine:
     rows = self.round_rows(rows)
 
     def dispatch():
-      slots = language_model.cache_slots(self.model.config, variables['params'])
+      slots = language_model.cache_slots(self.model.config, variables['params'], self.mesh)
       memory = jax.device_put(self.model.empty_memory(rows, slots), self._row_sharding)
       for index in range(num_segments):
         with sharding.use(self.mesh):

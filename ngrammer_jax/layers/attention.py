@@ -315,20 +315,21 @@ class Attention(nn.Module):
       rows, positions, rotation = memory
       take = lambda array, more=0: jax.lax.dynamic_slice_in_dim(array, first, count + more, axis=1)
       rows_BxRxD = take(rows, lookback)
-      if norm is not None:
-        rows_BxRxD = norm.apply({'params': shared}, rows_BxRxD)
       params = jax.tree.map(lambda leaf: jnp.expand_dims(leaf, -2), weights)
-      key, value = (
-        self._projected_apart(name, params, rows_BxRxD, take(positions))
-        for name in ('key', 'value')
-      )
+      with nn.logical_axis_rules(()):  # each device projects for itself
+        if norm is not None:
+          rows_BxRxD = norm.apply({'params': shared}, rows_BxRxD)
+        key, value = (
+          self._project_one_head(name, params, rows_BxRxD, take(positions))
+          for name in ('key', 'value')
+        )
       if rotation is not None:
         key = position.rotate(key, tuple(map(take, rotation)))
       return key[:, :, 0], value[:, :, 0]
 
     return blocked_attention.Source(project, M, fill, weights, shared, arrays)
 
-  def _projected_apart(self, name, params, x_BxRxD, position_BxK):
+  def _project_one_head(self, name, params, x_BxRxD, position_BxK):
     """Keys or values [B, K, 1, H] of one head, with its parameters."""
     D, *features = params[name]['kernel'].shape
     project = self._linear(D, tuple(features), parent=None)

@@ -315,10 +315,11 @@ def _backward_rule(blocks, residuals, cotangents):
     gradient, shared_part = head.gradient(*saved, *cotangents)
     return jax.tree.map(jnp.add, shared_gradient, shared_part), gradient
 
-  zeros = jax.tree.map(jnp.zeros_like, shared)
+  zeros = jax.tree.map(_wide_zeros, shared)
   heads = (padded, *layout.by_head), saved, cotangents
   shared_gradient, gradient = jax.lax.scan(of_head, zeros, heads)
-  return layout.cropped(gradient, operands)._replace(shared=shared_gradient), None
+  gradient = layout.cropped(gradient, operands)
+  return gradient._replace(shared=_with_dtypes(shared_gradient, shared)), None
 
 
 _attend.defvjp(_forward_rule, _backward_rule)
@@ -356,10 +357,11 @@ class _Layout:
   def _first(self, reach_NxB):
     """The first block of the memory that a query of any row sees, int32 [N]."""
     last_J = jnp.arange(1, self.memory_blocks + 1) * self.blocks.keys - 1
-    document_Bx1 = self.query_documents_BxT[:, :1]
+    query_documents_BxT = self.keys.query_documents_BxT
+    is_padding_BxT = query_documents_BxT == documents.PADDING
+    first_Bx1 = jnp.where(is_padding_BxT, FAR, query_documents_BxT).min(axis=1, keepdims=True)
     # Documents and positions increase: no query sees what comes before a block that none sees.
-    same_BxJ = self.documents_BxS[:, last_J] >= document_Bx1
-    same_BxJ &= document_Bx1 != documents.PADDING  # padding stands at the end: it is all there is
+    same_BxJ = self.documents_BxS[:, last_J] >= first_Bx1
     near_NxBxJ = self.M - last_J <= reach_NxB[..., None]
     return self.memory_blocks - (same_BxJ & near_NxBxJ).any(axis=1).sum(axis=1, dtype=jnp.int32)
 
@@ -372,21 +374,22 @@ class _Layout:
     after = self.blocks.queries + self.blocks.keys  # distances of later keys, which are masked
     arrays = {}
     for name, array in operands._asdict().items():
-      if name in BY_QUERY and array is not None and array.shape[2] > 1:
-        arrays[name] = self.pad_queries(array)
+      if name in BY_QUERY and array is not None:
+        is_constant = name == 'span_NxBxT' and array.shape[2] == 1
+        arrays[name] = array if is_constant else self.pad_queries(array)
       elif name in BY_DISTANCE and array is not None:
         arrays[name] = jnp.pad(array, _padding(array, 1, self.fill, after))
     return operands._replace(shared=None, **arrays), operands.shared
 
   def cropped(self, gradient: Operands, operands: Operands) -> Operands:
-    """The gradient of padded operands, without what fills them up."""
+    """The gradient of padded operands, without what fills them up, in the dtypes of these."""
     arrays = {}
     for name, array in operands._asdict().items():
       if name in BY_QUERY and array is not None:
         arrays[name] = getattr(gradient, name)[:, :, : array.shape[2]]
       elif name in BY_DISTANCE and array is not None:
         arrays[name] = getattr(gradient, name)[:, self.fill : self.fill + array.shape[1]]
-    return gradient._replace(**arrays)
+    return _with_dtypes(gradient._replace(**arrays), operands._replace(shared=None))
 
 
 class _Running(NamedTuple):
@@ -449,7 +452,7 @@ class _Head:
     # What reaches all keys of a query alike: the weights are divided by the mass.
     delta_BxT = (context_BxTxH * cotangent_BxTxH).sum(axis=-1) - log_mass_cotangent_BxT
     saved = log_mass_BxT, delta_BxT, cotangent_BxTxH
-    total = jax.tree.map(jnp.zeros_like, (self.operands, self.shared))
+    total = jax.tree.map(_wide_zeros, (self.operands, self.shared))
 
     def of_keys(start, key_BxKxH, value_BxKxH, total):
       none = jnp.zeros_like(key_BxKxH, self.wide), jnp.zeros_like(value_BxKxH, self.wide)
@@ -556,6 +559,13 @@ class _Head:
       kept = dropout.kept(key, blocks.dropout, lines_BxQ, columns_K, columns)
     return _Mask(seen_QxK & (query_BxQx1 == key_Bx1xK), distance_QxK, kept)
 
+  def _masked(self, scores_BxQxK, inside_BxQxK, mask):
+    """Scores, minus infinity for what is not visible or out of the reach of a span."""
+    counts_BxQxK = mask.visible_BxQxK
+    if inside_BxQxK is not None and self.blocks.renormalize:
+      counts_BxQxK = counts_BxQxK & (inside_BxQxK >= 0)
+    return jnp.where(counts_BxQxK, scores_BxQxK, -jnp.inf)
+
   def _add(self, running, first, start, key_BxKxH, value_BxKxH):
     """The running softmax with one block more."""
     Q, mask = self.blocks.queries, self._mask(first, start)
@@ -565,7 +575,7 @@ class _Head:
       for name, (array, *where) in self._slices(self.operands, first, start).items()
     }
     scores_BxQxK, inside_BxQxK = self._scores(slices, key_BxKxH, mask.distance_QxK)
-    scores_BxQxK = jnp.where(mask.visible_BxQxK, scores_BxQxK, -jnp.inf)
+    scores_BxQxK = self._masked(scores_BxQxK, inside_BxQxK, mask)
     before = jax.tree.map(take, running)
     highest_BxQ = jnp.maximum(before.highest_BxT, scores_BxQxK.max(axis=-1))
     exp_BxQxK = jnp.exp(scores_BxQxK - highest_BxQ[..., None])
@@ -604,8 +614,7 @@ class _Head:
     weights_BxQxK = exp_BxQxK * span.unit_clip(inside_BxQxK)
     if not self.blocks.renormalize:
       return weights_BxQxK, exp_BxQxK.sum(axis=-1)
-    reached_BxQxK = jnp.where(inside_BxQxK >= 0, exp_BxQxK, 0)
-    return weights_BxQxK, (weights_BxQxK + span.EPSILON * reached_BxQxK).sum(axis=-1)
+    return weights_BxQxK, (weights_BxQxK + span.EPSILON * exp_BxQxK).sum(axis=-1)
 
   def _block_gradient(self, total, saved, first, start, key_BxKxH, value_BxKxH):
     """Adds a block to the gradients of the operands; returns them, and those of keys and values."""
@@ -618,7 +627,7 @@ class _Head:
     }
     score = lambda slices, key_BxKxH: self._scores(slices, key_BxKxH, mask.distance_QxK)
     (scores_BxQxK, inside_BxQxK), pull = jax.vjp(score, slices, key_BxKxH)
-    scores_BxQxK = jnp.where(mask.visible_BxQxK, scores_BxQxK, -jnp.inf)
+    scores_BxQxK = self._masked(scores_BxQxK, inside_BxQxK, mask)
     probs_BxQxK = jnp.exp(scores_BxQxK - log_mass_BxQ[..., None])
     of_value_BxQxK = mask.kept_BxQxK * jnp.einsum(
       'bqh,bkh->bqk', cotangent_BxQxH, value_BxKxH, preferred_element_type=self.wide
@@ -632,7 +641,7 @@ class _Head:
       if self.blocks.renormalize:
         of_soft_BxQxK = of_value_BxQxK - delta_BxQx1
         of_exp_BxQxK = soft_BxQxK * of_soft_BxQxK
-        of_exp_BxQxK -= jnp.where(inside_BxQxK >= 0, span.EPSILON * delta_BxQx1, 0)
+        of_exp_BxQxK -= span.EPSILON * delta_BxQx1
       else:
         of_soft_BxQxK = of_value_BxQxK
         of_exp_BxQxK = soft_BxQxK * of_value_BxQxK - delta_BxQx1
@@ -648,6 +657,15 @@ class _Head:
       preferred_element_type=self.wide,
     )
     return total, (of_key_BxKxH.astype(self.wide), of_value_BxKxH)
+
+
+def _wide_zeros(array):
+  """Zeros to sum gradients of an array in, of at least float32."""
+  return jnp.zeros(array.shape, jnp.promote_types(array.dtype, jnp.float32))
+
+
+def _with_dtypes(tree, like):
+  return jax.tree.map(lambda array, other: array.astype(other.dtype), tree, like)
 
 
 def _padding(array, axis, before, after):

@@ -3,12 +3,14 @@
 Both have the same interface, see `TransformerLM.__call__`.
 """
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.models import block, recurrent, transformer
 
@@ -32,7 +34,9 @@ def adaptive_spans(config: model_config.ModelConfig, params: Any) -> jax.Array:
   return config.span.limit * jnp.stack(layers)
 
 
-def cache_slots(config: model_config.ModelConfig, params: Any) -> int:
+def cache_slots(
+  config: model_config.ModelConfig, params: Any, mesh: jax.sharding.Mesh | None = None
+) -> int:
   """Tokens whose keys and values evaluation keeps: the segment memory, as far as spans reach.
 
   What is out of the reach of all spans changes nothing. Spans of tokens are not known before these
@@ -42,7 +46,10 @@ def cache_slots(config: model_config.ModelConfig, params: Any) -> int:
   s = config.span
   if s is None or s.kind != 'adaptive' or not s.renormalize:
     return length
-  longest = np.nan_to_num(jax.device_get(adaptive_spans(config, params))).max()
+  # Every process needs the spans of all heads.
+  everywhere = None if mesh is None else sharding.replicated(mesh)
+  spans = jax.jit(functools.partial(adaptive_spans, config), out_shardings=everywhere)
+  longest = np.nan_to_num(jax.device_get(spans(params))).max()
   return min(length, _rounded_up(int(longest) + s.ramp + 1))
 
 

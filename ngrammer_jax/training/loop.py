@@ -81,7 +81,7 @@ def train(
     history = recorder.ValidationHistory(workdir, task.best_metric, task.patience)
     validation = history.value_at(first_step)
     if restored and validation is not None:
-      writer.set_validation(first_step, validation)
+      hosts.on_primary(writer.set_validation, first_step, validation)
     if validation is not None and (first_step >= t.steps or history.stops_at(first_step)):
       return False
     hosts.on_primary(writer.check_space, state)
@@ -102,7 +102,8 @@ def train(
         return result[task.best_metric]
 
       if _is_due(first_step, t.evaluate_every, t.steps) and validation is None:
-        writer.set_validation(first_step, validate(first_step))  # the run was stopped before it
+        validation = validate(first_step)  # the run was stopped before it
+        hosts.on_primary(writer.set_validation, first_step, validation)
         if history.stops_at(first_step):
           return False
       for (start, end), segments in zip(calls, record.time_data_wait(batches), strict=True):

@@ -1,12 +1,10 @@
 """One optimiser for each label of parameters; all share the shape of the schedule."""
 
 from collections.abc import Callable
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from ngrammer_jax import config as experiment
@@ -117,31 +115,6 @@ def make(config: experiment.OptimizerConfig, steps: int) -> optax.GradientTransf
     labels,
   )
   return optax.chain(partition, optax.stateless(_clip_spans))
-
-
-def max_update_bound(config: experiment.OptimizerConfig, values: int) -> float:
-  """Returns an upper bound on the change of a span in one update, for any gradients.
-
-  Adagrad divides by at least the gradient. For Adam, by the Cauchy-Schwarz inequality,
-  |m| <= (1 - b1) / sqrt(1 - b2) sqrt(sum of (b1^2 / b2)^k) sqrt(v), before the bias correction.
-  LAMB scales the update of an array, here of `values` numbers in [0, 1], to the norm of the array.
-  """
-  fraction = max(1.0, config.final_fraction)
-  if config.drop is not None:
-    fraction *= max(1.0, config.drop.fraction)
-  rate = fraction * config.learning_rate
-  if config.algorithm == 'adagrad':
-    return rate
-  adam = config.adam or experiment.AdamConfig()
-  b1, b2 = adam.beta1, adam.beta2
-  if b1**2 >= b2:
-    return math.inf
-  steps = np.arange(1, 100_000)
-  powers = (1 - (b1**2 / b2) ** steps) / (1 - b1**2 / b2)
-  correction = np.sqrt(1 - b2**steps) / (1 - b1**steps)
-  limit = 1 / math.sqrt(1 - b1**2 / b2)  # after infinitely many steps
-  bound = (1 - b1) / math.sqrt(1 - b2) * max((np.sqrt(powers) * correction).max(), limit)
-  return rate * (max(bound, math.sqrt(values)) if config.algorithm == 'lamb' else bound)
 
 
 def _dense_transforms(config):

@@ -86,10 +86,10 @@ def test_a_cache_as_long_as_the_spans_scores_as_the_whole_one(monkeypatch):
     return next(engine.score_documents(variables, [text], START, 32, max_rows=1))
 
   trimmed = nats()
-  monkeypatch.setattr(language_model, 'cache_slots', lambda config, params: 256)
+  monkeypatch.setattr(language_model, 'cache_slots', lambda *_: 256)
   whole = nats()
   assert lengths == [64, 256]
   assert_close(trimmed, whole, 1e-5)
   # And a cache that is too short for them is told apart.
-  monkeypatch.setattr(language_model, 'cache_slots', lambda config, params: 16)
+  monkeypatch.setattr(language_model, 'cache_slots', lambda *_: 16)
   assert np.abs(nats() - whole).max() > 1e-3

@@ -15,7 +15,7 @@ from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
 from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.layers import quantizer
+from ngrammer_jax.layers import blocked_attention, quantizer
 from ngrammer_jax.models import language_model, transformer
 from ngrammer_jax.training import optimizers
 from ngrammer_jax.training import state as train_state
@@ -184,6 +184,15 @@ SWITCHES = {
     CONFIG, ngram=dataclasses.replace(NGRAM, initial='data', prenormalize=True), norm='post_skip'
   ),
 }
+
+
+def test_attention_in_blocks_trains_alike_on_eight_devices(monkeypatch):
+  monkeypatch.setattr(blocked_attention, 'BLOCK', 8)
+  config = SWITCHES['all-attention of dynamic spans']
+  config = dataclasses.replace(config, layers=1, kernel='blocks', ngram=None, convolution=3)
+  _, *one = run((1, 1, 1), config)
+  _, *eight = run((2, 2, 2), config)
+  assert_alike(eight, one)
 
 
 @pytest.mark.slow
