@@ -22,15 +22,15 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   logging.getLogger('jax').setLevel(logging.WARNING)  # tells of every device it misses
   for name in ('absl', 'gcsfs', 'fsspec', 'google', 'asyncio'):
     logging.getLogger(name).setLevel(logging.CRITICAL)  # these also raise what they tell of
-  said = None
+  message = None
   try:
     status = main(sys.argv[1:])
   except errors.BadInput as error:
-    said, status = f'error: {error}', 2
+    message, status = f'error: {error}', 2
   except errors.Interrupted as stopped:
-    said, status = str(stopped), 128 + stopped.signal
+    message, status = str(stopped), 128 + stopped.signal
   except errors.PeerLostError as error:
-    said, status = f'error: {error}', 1
+    message, status = f'error: {error}', 1
   except KeyboardInterrupt:
     print('interrupted', file=sys.stderr, flush=True)
     os._exit(130)  # XLA may be compiling, and would crash while Python is taken down
@@ -41,11 +41,11 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     if not hosts.is_multiprocess():
       raise
     _leave(error)
-  if said is not None:
-    agreed = said.startswith('error: process ')
-    who = '' if hosts.is_primary() or agreed else f'process {hosts.process_index()}: '
+  if message is not None:
+    is_shared = message.startswith('error: process ')
+    process_prefix = '' if hosts.is_primary() or is_shared else f'process {hosts.process_index()}: '
     with contextlib.suppress(OSError):
-      print(f'{who}{said}', file=sys.stderr)
+      print(f'{process_prefix}{message}', file=sys.stderr)
   sys.exit(status or 0)
 
 

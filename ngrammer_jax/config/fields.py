@@ -56,8 +56,8 @@ class Rules:
       return f'must be from {self.at_least} to {self.at_most}'
     bounds = {'at least': self.at_least, 'above': self.above}
     bounds |= {'at most': self.at_most, 'below': self.below}
-    said = [f'{words} {bound}' for words, bound in bounds.items() if bound is not None]
-    return f'must be {" and ".join(said)}'
+    parts = [f'{words} {bound}' for words, bound in bounds.items() if bound is not None]
+    return f'must be {" and ".join(parts)}'
 
 
 def field(

@@ -143,12 +143,12 @@ class RecurrentConfig:
     joined = {'tie_embeddings': model.tie_embeddings, 'adaptive_softmax': model.adaptive_softmax}
     for key, there in joined.items():
       if there and self.width != model.width:
-        said = 'tie_embeddings=True' if key == 'tie_embeddings' else key
+        option = 'tie_embeddings=True' if key == 'tie_embeddings' else key
         other = f'model.width={self.width}'
         if key == 'tie_embeddings':
           other = f'model.tie_embeddings=False, or {other}'
         raise errors.BadInput(
-          f'model.{said} needs an output as wide as the embedding, but the readout has '
+          f'model.{option} needs an output as wide as the embedding, but the readout has '
           f'{self.width} and model.width={model.width}: use model.recurrent.hidden='
           f'{model.width * self.parts}, or {other}'
         )

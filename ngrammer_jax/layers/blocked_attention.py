@@ -494,8 +494,8 @@ class _Head:
     keys, start = self.layout.keys, j * self.blocks.keys
     weights = self.operands.weights if weights is None else weights
     shared = self.shared if shared is None else shared
-    given = weights, shared, keys.memory, keys.cache, self.number, start, self.blocks.keys
-    return start, *self.blocks.project(*given)
+    args = weights, shared, keys.memory, keys.cache, self.number, start, self.blocks.keys
+    return start, *self.blocks.project(*args)
 
   def _segment_block(self, j):
     """The same of the segment."""

@@ -65,9 +65,9 @@ class Programs:
     """The call, not compiled yet. State and segments may be abstract."""
     c = self._config
     frozen = c.finetune is not None and c.finetune.codebook == 'frozen'
-    given = self._model, self._optimizer, c.seed, state, c.training.half_loss, frozen
+    args = self._model, self._optimizer, c.seed, state, c.training.half_loss, frozen
     with sharding.use(self.mesh):
-      return train_step.make_call(*given, c.training.parts).trace(state, segments, np.int32(0))
+      return train_step.make_call(*args, c.training.parts).trace(state, segments, np.int32(0))
 
   def call(
     self, state: train_state.TrainState, segments: streams.Segment, steps: int
@@ -75,7 +75,7 @@ class Programs:
     """Makes so many steps of a call, the first ones.
 
     Returns:
-      The state, which replaces the one given, and the metrics of the steps.
+      The state, which replaces the one passed in, and the metrics of the steps.
     """
     state, metrics = self._compiled(state, segments, np.int32(steps))
     return state, jax.tree.map(lambda column: column[:steps], metrics)
