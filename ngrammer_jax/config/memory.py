@@ -1,7 +1,7 @@
 """What attention sees beside the segment: segment memory, spans and persistent vectors."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
@@ -12,8 +12,22 @@ FIRST = ('empty', 'zeros')
 # memory_alone: as many as the memory has slots, before it (adaptive span).
 SAME_LENGTH = ('no', 'memory', 'memory_and_self', 'memory_alone')
 SPANS = ('adaptive', 'dynamic')
+BETWEEN_BLOCKS = ('input', 'after_block')
 # all_attention is the paper's; the others are its ablations.
 PERSISTENT = ('all_attention', 'attention_split', 'single_head', 'head_split')
+
+
+class Place(NamedTuple):
+  """Where a memory acts (see `models.memories`).
+
+  Attributes:
+    point: `input`: on the embeddings, before positions and dropout. `after_block`: on the output
+      of a block. `after_attention`: on the attended values of a block, before they are projected.
+    block: number of the block, 0 for `input`.
+  """
+
+  point: str
+  block: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

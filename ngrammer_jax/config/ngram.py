@@ -5,6 +5,7 @@ from typing import Any
 
 from ngrammer_jax import errors, ngram_sizes
 from ngrammer_jax.config.fields import field
+from ngrammer_jax.config.memory import Place
 
 # After the embedding; or at the first, the middle or the last block; or after attention, in blocks.
 LAYERS = ('input', 'begin', 'middle', 'end', 'attention')
@@ -53,9 +54,13 @@ class NGramConfig:
     free_on_resume=True,
   )
 
-  def after_block(self, layers: int) -> int | None:
-    """The number of blocks that come before the layer; None where it is in blocks."""
-    return {'input': 0, 'begin': 1, 'middle': layers // 2, 'end': layers}.get(self.layer)
+  def places(self, layers: int) -> tuple[Place, ...]:
+    """Returns where the layer acts in a model of that many blocks."""
+    if self.layer == 'attention':
+      blocks = [block for block in range(layers) if self.pairing_of(block) != 'none']
+      return tuple(Place('after_attention', block) for block in blocks)
+    before = {'input': 0, 'begin': 1, 'middle': layers // 2, 'end': layers}[self.layer]
+    return (Place('after_block', before - 1) if before else Place('input'),)
 
   def pairing_of(self, block: int) -> str:
     """The pairing after the attention of a block."""

@@ -35,8 +35,8 @@ from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.persistent import Persistent
 
 KeysValues = dict[str, jax.Array]
-# (attended values [B, T, N, H], pairs [B, N, T] or None) -> the same values changed, what is kept.
-Join = Callable[[jax.Array, jax.Array | None], tuple[jax.Array, KeysValues]]
+# Changes the attended values [B, T, N, H], which pairs [B, N, T] come with if they are asked for.
+PostAttention = Callable[[jax.Array, jax.Array | None], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,21 +107,21 @@ class Attention(nn.Module):
     x_BxTxD: jax.Array,
     context: Context,
     memory: LayerInputs | KeysValues | None = None,
-    join: Join | None = None,
+    post_attention_fn: PostAttention | None = None,
     finds_pairs: bool = False,
     dropout_key: jax.Array | None = None,
   ) -> tuple[jax.Array, KeysValues]:
     """Returns [B, T, D], and what a memory keeps of this segment, [B, T, N, H] each.
 
-    That is `keys` and `values`; `query`, `key` and `value` before their convolutions; `span`, how
-    far learned spans go (`span.Spans`); and what `join` adds to it.
+    That is `keys` and `values`; `query`, `key` and `value` before their convolutions; and
+    `span`, how far learned spans go (`span.Spans`).
 
     Args:
       x_BxTxD: inputs.
       context: of the segment.
       memory: inputs of earlier tokens, or their keys and values (see `layers.cache`).
-      join: changes the attended values before they are projected back.
-      finds_pairs: `join` is given the earlier key that each query attends to most.
+      post_attention_fn: changes the attended values before they are projected back.
+      finds_pairs: it is given the earlier key that each query attends to most.
       dropout_key: to drop probabilities. None: none are dropped.
     """
     D, drop = x_BxTxD.shape[-1], dropout.Dropout(self.dropout, dropout_key)
@@ -129,7 +129,8 @@ class Attention(nn.Module):
     query_BxTxNxH, heads = rows['query'], self._heads(rows, context)
     kept |= {'keys': heads.key_BxSxNxH, 'values': heads.value_BxSxNxH}
     kernel = 'xla'
-    if context.is_plain_causal and memory is None and join is None and not drop.is_active:
+    is_plain = context.is_plain_causal and memory is None and post_attention_fn is None
+    if is_plain and not drop.is_active:
       kernel = self._kernel(heads)
     if kernel != 'xla':
       y_BxTxNxH = flash.attend(kernel, *heads[:3], context.query_documents_BxT)
@@ -148,9 +149,8 @@ class Attention(nn.Module):
         source = memory if isinstance(memory, dict) else None
       part = attend(heads, spans, context, source, finds_pairs, drop)
       y_BxTxNxH = self._with_persistent(part, query_BxTxNxH, spans, drop).astype(self.dtype)
-      if join is not None:
-        y_BxTxNxH, joined = join(y_BxTxNxH, part.pair_BxNxT)
-        kept |= joined
+      if post_attention_fn is not None:
+        y_BxTxNxH = post_attention_fn(y_BxTxNxH, part.pair_BxNxT)
     names, how = ('heads', 'kv', 'embed'), {'use_bias': self.projections.bias, 'dtype': self.dtype}
     project = dense.dense_general(y_BxTxNxH.shape[2:], (D,), names, **how, name='out')
     return project(y_BxTxNxH), kept

@@ -8,26 +8,28 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.layers import cache as caches
-from ngrammer_jax.layers import documents
+from ngrammer_jax.layers import documents, quantizer
 
 Rotation = tuple[jax.Array, jax.Array]
 
 
 @struct.dataclass
 class Segment:
-  """The inputs of a segment beside its tokens.
+  """The inputs of a segment.
 
   Attributes:
     documents_BxT: document number of each token (see `documents.numbers`).
     starts_BxT: true at the first token of a document.
     valid_BxT: 0 at padding. None: there is none.
     prefix_BxT: true where attention is bidirectional. None: nowhere.
+    tokens_BxT: ids, for memories.
   """
 
   documents_BxT: jax.Array
   starts_BxT: jax.Array
   valid_BxT: jax.Array | None = None
   prefix_BxT: jax.Array | None = None
+  tokens_BxT: jax.Array | None = None
 
 
 @struct.dataclass
@@ -37,7 +39,11 @@ class Context:
   Attributes:
     visible_BxTxS: which keys a query attends to, first those of the memory, then those of the
       segment. None: attention works in blocks, from the document numbers.
-    documents_BxT: document number of each token, for n-grams.
+    tokens_BxT: ids of the segment.
+    starts_BxT: true at the first token of a document.
+    documents_BxT: document number of each token, for memories.
+    vocabulary: the lookup of the embeddings, for memories at the input.
+    pair_BxNxT: the key that each query attends to most, for memories after attention that need it.
     query_documents_BxT: the same for attention, padding set apart. None: `visible_BxTxS` says all.
     key_documents_BxS: those of the keys; in blocks, oldest first.
     valid_BxT: 0 at padding. None: there is none.
@@ -57,7 +63,11 @@ class Context:
   """
 
   visible_BxTxS: jax.Array | None = None
+  tokens_BxT: jax.Array | None = None
+  starts_BxT: jax.Array | None = None
   documents_BxT: jax.Array | None = None
+  vocabulary: quantizer.Vocabulary | None = None
+  pair_BxNxT: jax.Array | None = None
   query_documents_BxT: jax.Array | None = None
   key_documents_BxS: jax.Array | None = None
   valid_BxT: jax.Array | None = None
@@ -112,12 +122,12 @@ def make(
     cache: slots of keys and values (see `layers.cache.empty`), instead of `recent`.
     in_blocks: attention works in blocks.
   """
-  documents_BxT = segment.documents_BxT
-  if visibility.across_documents:
-    documents_BxT = jnp.zeros_like(documents_BxT)
-    # Positions run on too.
-    segment = segment.replace(starts_BxT=jnp.zeros_like(segment.starts_BxT))
+  documents_BxT, starts_BxT = segment.documents_BxT, segment.starts_BxT
+  if visibility.across_documents:  # of attention: positions run on too
+    documents_BxT, starts_BxT = jnp.zeros_like(documents_BxT), jnp.zeros_like(starts_BxT)
   context = Context(
+    tokens_BxT=segment.tokens_BxT,
+    starts_BxT=segment.starts_BxT,
     documents_BxT=segment.documents_BxT,
     query_documents_BxT=documents.with_padding(documents_BxT, segment.valid_BxT),
     valid_BxT=segment.valid_BxT,
@@ -126,7 +136,7 @@ def make(
     has_prefix=segment.prefix_BxT is not None,
   )
   kept, after = recent if cache is None else cache, None
-  position_BxT = documents.positions(segment.starts_BxT, 0 if kept is None else kept['position'])
+  position_BxT = documents.positions(starts_BxT, 0 if kept is None else kept['position'])
   if cache is not None:
     context, after = _with_cache(context, cache, documents_BxT, position_BxT, in_blocks)
   elif recent is not None:

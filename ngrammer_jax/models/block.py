@@ -1,4 +1,4 @@
-"""One block of the Transformer: attention, maybe n-grams of what it attended to, feed-forward.
+"""One block of the Transformer: attention, its memories, feed-forward.
 
 B batch, T segment length, D model width, N heads, H head width.
 """
@@ -16,14 +16,13 @@ from ngrammer_jax.layers import (
   cache,
   dropout,
   feed_forward,
-  ngrammer,
   normalization,
   persistent,
   relative,
   span,
 )
 from ngrammer_jax.layers.context import Context
-from ngrammer_jax.models import ngrams, precision
+from ngrammer_jax.models import memories, precision
 
 Memory = dict[str, Any]
 
@@ -31,36 +30,34 @@ Memory = dict[str, Any]
 def empty_memory(
   config: model_config.ModelConfig, number: int, batch: int, cache_slots: int
 ) -> Memory:
-  """What a block keeps: keys and values, or its inputs; the state of its n-grams, or their ids."""
-  c, kept = config, {}
+  """Returns what a block keeps: its inputs or keys and values, and the states of its memories."""
+  c, slots, kept = config, None, {}
   lookback = (c.convolution or 1) - 1
   if cache_slots:
+    slots = cache_slots
     names = projections(c).names if c.convolution is not None else ()
     heads = {'query': c.heads}
     rows = {name: (lookback, heads.get(name, c.context_heads)) for name in names}
     H, dtype = c.width // c.heads, precision.compute_dtype(c)
     kept = cache.empty_layer(batch, cache_slots, c.context_heads, H, dtype, rows)
   elif c.memory is not None:
-    rows = c.memory.length + lookback
+    slots, rows = c.memory.length, c.memory.length + lookback
     kept['hidden'] = jnp.zeros((batch, rows, c.width), precision.compute_dtype(c))
-  pairing = 'none' if c.ngram is None else c.ngram.pairing_of(number)
-  if pairing == 'previous':
-    kept['ngram'] = ngrammer.empty_memory(batch, c.heads, c.ngram.orders)
-  elif pairing == 'attended' and kept:
-    slots = cache_slots or c.memory.length
-    kept['ids'] = jnp.zeros((batch, c.heads, slots), jnp.int32)
-  return kept
+  return kept | memories.empty(memories.in_block(c, number), batch, slots)
 
 
 class Block(nn.Module):
   """Attention and feed-forward, each with a residual and norms as the config says.
 
-  `pairing` is that of the n-gram layer after its attention (see `NGramConfig.pairing`).
+  Attributes:
+    config: of the model.
+    dtype: of the activations.
+    own_memories: those that act in the block (see `models.memories`).
   """
 
   config: model_config.ModelConfig
   dtype: jnp.dtype
-  pairing: str = 'none'
+  own_memories: tuple[memories.Memory, ...] = ()
 
   @nn.compact
   def __call__(
@@ -82,28 +79,38 @@ class Block(nn.Module):
     )
     x_BxTxD = self._positioned(x_BxTxD)
     keys = (None,) * 4 if dropout_key is None else jax.random.split(dropout_key, 4)
-    kept = {'hidden': jax.lax.stop_gradient(x_BxTxD)}
+    inputs_BxTxD = jax.lax.stop_gradient(x_BxTxD)
     attend = functools.partial(self._attend, context, memory, keys[2])
-    x_BxTxD, of_attention = self._add('attention', attend, x_BxTxD, keys[0])
+    x_BxTxD, (projected, states) = self._add('attention', attend, x_BxTxD, keys[0])
     none = span.Spans(jnp.zeros(()), jnp.zeros((len(x_BxTxD), c.context_heads)))
-    spans = of_attention.pop('span', none)
-    memory = _updated(memory, kept | of_attention, context, after_BxTxD=x_BxTxD)
+    spans = projected.pop('span', none)
+    segment = {'hidden': inputs_BxTxD} | projected
+    memory = _updated(memory, segment, context, after_BxTxD=x_BxTxD) | states
     if c.feed_forward_width:
-      fed = lambda x_BxTxD, _: (feed(x_BxTxD, context.valid_BxT, keys[3]), {})
+      fed = lambda x_BxTxD, _: (feed(x_BxTxD, context.valid_BxT, keys[3]), None)
       x_BxTxD, _ = self._add('feed_forward', fed, x_BxTxD, keys[1])
     return x_BxTxD, memory, spans
 
   def _attend(self, context, memory, dropout_key, x_BxTxD, norm):
-    """What attention adds, and what is kept of it."""
-    join, earlier = None, memory if 'keys' in memory else None
+    """What attention adds, and what is kept of it: its projections, the states of memories."""
+    earlier, states = memory if 'keys' in memory else None, {}
     if 'hidden' in memory:
       earlier = attention.LayerInputs(memory['hidden'], norm)
-    if self.pairing != 'none':
-      grams = ngrams.layer(self.config, self.dtype, name='ngrammer')
-      join = functools.partial(ngrams.join, grams, context, memory)
+    modules = [each.make(name=each.name) for each in self.own_memories]
+
+    def apply_memories(values_BxTxNxH, pair_BxNxT):
+      shape, y_BxTxD = values_BxTxNxH.shape, values_BxTxNxH.reshape(*x_BxTxD.shape[:2], -1)
+      for module in modules:
+        paired = context.replace(pair_BxNxT=pair_BxNxT)
+        y_BxTxD, state = memories.apply(module, y_BxTxD, paired, memory)
+        states.update(state)
+      return y_BxTxD.reshape(shape)
+
+    post_attention_fn = apply_memories if modules else None
+    finds_pairs = any(module.needs_pairs for module in modules)
     attend = make_attention(self.config, self.dtype)
-    pairs = self.pairing == 'attended'
-    return attend(x_BxTxD, context, earlier, join, pairs, dropout_key)
+    y_BxTxD, kept = attend(x_BxTxD, context, earlier, post_attention_fn, finds_pairs, dropout_key)
+    return y_BxTxD, (kept, states)
 
   def _positioned(self, x_BxTxD):
     """The input and, if every layer adds one of its own, the embedding of its position."""
@@ -201,16 +208,11 @@ def _updated(memory, segment, context, after_BxTxD):
   """The memory of a layer after a segment."""
 
   def keep(name):
-    if name == 'ngram':
-      return segment[name]
-    if name == 'ids' and context.slots_BxT is None:
-      of_last = cache.last(memory[name].swapaxes(1, 2), segment[name], context.valid_BxT)
-      return of_last.swapaxes(1, 2)
-    if name in ('keys', 'values', 'ids'):
+    if name in ('keys', 'values'):
       return cache.write(memory[name], context.slots_BxT, segment[name], after_BxTxD)
     return cache.last(memory[name], segment[name], context.valid_BxT)
 
-  return {name: keep(name) for name in memory}
+  return {name: keep(name) for name in memory if name in segment}
 
 
 def shard_activations(x_BxTxD: jax.Array) -> jax.Array:

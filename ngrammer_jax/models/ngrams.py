@@ -1,30 +1,90 @@
-"""The n-gram layer of a config, and n-grams of the outputs of attention.
+"""The N-Grammer layer as a memory of a model (see `models.memories`).
 
-B batch, T segment length, N heads, H head width.
+B batch, T segment length, M slots, N heads, D model width.
 """
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import ngrammer
+from ngrammer_jax.config.memory import Place
+from ngrammer_jax.layers import cache, ngrammer
 from ngrammer_jax.layers.context import Context
+from ngrammer_jax.models import precision
 
 
-def layer(
+class NGramMemory(ngrammer.NGrammer):
+  """N-grams of each token and those before it. Its state is their ids (`ngrammer.empty_memory`)."""
+
+  state_name = 'ngram'
+  needs_pairs = False
+
+  def empty_state(self, batch: int, slots: int | None) -> dict[str, jax.Array]:
+    """Returns the state before the first segment."""
+    del slots
+    return ngrammer.empty_memory(batch, self.heads, self.orders)
+
+  def __call__(
+    self, x_BxTxD: jax.Array, context: Context, state: dict[str, jax.Array]
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Returns [B, T, D] and the next state."""
+    return super().__call__(
+      x_BxTxD,
+      ids=context.tokens_BxT,
+      documents_BxT=context.documents_BxT,
+      valid_BxT=context.valid_BxT,
+      vocabulary=context.vocabulary,
+      memory=state,
+    )
+
+
+class AttendedNGramMemory(ngrammer.NGrammer):
+  """Bi-grams of each token and the one that its head attends to most (praxis).
+
+  Its state is the cluster ids [B, N, M] of the tokens that the layers keep.
+  """
+
+  state_name = 'ids'
+  needs_pairs = True
+
+  def empty_state(self, batch: int, slots: int | None) -> jax.Array | None:
+    """Returns the state before the first segment."""
+    return None if slots is None else jnp.zeros((batch, self.heads, slots), jnp.int32)
+
+  def __call__(
+    self, x_BxTxD: jax.Array, context: Context, state: jax.Array | None
+  ) -> tuple[jax.Array, jax.Array | None]:
+    """Returns [B, T, D] and the next state."""
+    ids_BxMxN = None if state is None else state.swapaxes(1, 2)
+    y_BxTxD, segment = super().__call__(
+      x_BxTxD,
+      documents_BxT=context.documents_BxT,
+      valid_BxT=context.valid_BxT,
+      pair_ids=context.pair_BxNxT,
+      earlier_ids=ids_BxMxN,
+    )
+    if state is not None and context.slots_BxT is not None:
+      state = cache.write(state, context.slots_BxT, segment['ids'], y_BxTxD)
+    elif state is not None:
+      state = cache.last(ids_BxMxN, segment['ids'], context.valid_BxT).swapaxes(1, 2)
+    return y_BxTxD, state
+
+
+def make(
   config: model_config.ModelConfig,
-  dtype: jnp.dtype,
+  place: Place | None = None,
   vocabulary_size: int | None = None,
-  name: str | None = None,
+  **module: Any,
 ) -> ngrammer.NGrammer:
-  """Returns the n-gram layer of the config; without clusters it needs the vocabulary size."""
+  """Returns the n-gram layer of a config at a place; without clusters it needs the vocabulary."""
   n = config.ngram
+  is_attended = place is not None and n.pairing_of(place.block) == 'attended'
+  kind = AttendedNGramMemory if is_attended else NGramMemory
   # Rows of the embedding, which centroids start from if there are more rows than clusters.
   rows = vocabulary_size if n.layer == 'input' and config.adaptive_softmax is None else 0
-  return ngrammer.NGrammer(
+  return kind(
     heads=n.heads or config.heads,
     clusters=n.clusters,
     vocabulary_size=n.vocabulary_size,
@@ -40,39 +100,6 @@ def layer(
     initial=n.initial or ('data' if (n.clusters or 0) < (rows or 0) else 'uniform'),
     padding_trains=n.padding_trains,
     exchange=n.exchange,
-    dtype=dtype,
-    name=name,
+    dtype=precision.compute_dtype(config),
+    **module,
   )
-
-
-def join(
-  grams: ngrammer.NGrammer,
-  context: Context,
-  memory: dict[str, Any],
-  attended_BxTxNxH: jax.Array,
-  pair_BxNxT: jax.Array | None,
-) -> tuple[jax.Array, dict[str, Any]]:
-  """What attention found, joined with its n-grams; and what a memory keeps of these.
-
-  Args:
-    grams: the layer.
-    context: of the segment.
-    memory: of the block.
-    attended_BxTxNxH: what attention found.
-    pair_BxNxT: the key that each token pairs with, of the memory and the segment. None: each pairs
-      with the token before.
-  """
-  B, T, N, H = attended_BxTxNxH.shape
-  add = functools.partial(
-    grams,
-    attended_BxTxNxH.reshape(B, T, N * H),
-    documents_BxT=context.documents_BxT,
-    valid_BxT=context.valid_BxT,
-  )
-  if pair_BxNxT is not None:
-    earlier = memory['ids'].swapaxes(1, 2) if 'ids' in memory else None
-    y_BxTxD, kept = add(pair_ids=pair_BxNxT, earlier_ids=earlier)
-  else:
-    y_BxTxD, state = add(memory=memory['ngram'])
-    kept = {'ngram': state}
-  return y_BxTxD.reshape(B, T, N, H), kept

@@ -1,4 +1,4 @@
-"""The recurrent language model: embed, n-gram layer, one LSTM, readout, head (Daniluk et al. 2017).
+"""The recurrent language model: embed, memories, one LSTM, readout, head (Daniluk et al. 2017).
 
 It has the interface of `transformer.TransformerLM`. Its memory contains the state of the LSTM, the
 window of the readout, and the document number.
@@ -11,16 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import (
-  documents,
-  dropout,
-  ngrammer,
-  readout,
-  recurrence,
-  recurrent_memory,
-  softmax,
-)
-from ngrammer_jax.models import block, heads, ngrams, precision
+from ngrammer_jax.layers import documents, dropout, readout, recurrence, recurrent_memory, softmax
+from ngrammer_jax.layers.context import Context
+from ngrammer_jax.models import block, heads, memories, precision
 
 Memory = block.Memory
 
@@ -34,17 +27,16 @@ def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int 
     cache_slots: not 0 for token-by-token decoding, which carries the window of the readout even
       without `carry_memory`.
 
-  Keys: `document` int32 [B], document number of the last token; `ngram`, see
-  `layers.ngrammer.empty_memory`; `state`, see `layers.recurrence.empty_state`; and, if it is
-  carried, `window`, see `layers.readout.empty_memory`.
+  Keys: `document` int32 [B], document number of the last token; `state`, see
+  `layers.recurrence.empty_state`; the states of the memories at the input (see
+  `models.memories`); and, if it is carried, `window`, see `layers.readout.empty_memory`.
   """
   c, r = config, config.recurrent
   memory = {
     'document': jnp.zeros((batch,), jnp.int32),
     'state': recurrence.empty_state(batch, r.hidden, r.cell, precision.compute_dtype(c)),
   }
-  if c.ngram is not None:
-    memory['ngram'] = ngrammer.empty_memory(batch, c.ngram.heads or c.heads, c.ngram.orders)
+  memory |= memories.empty(memories.between_blocks(c), batch)
   if r.slots and (r.carry_memory or cache_slots):
     memory['window'] = empty_window(config, batch)
   return memory
@@ -71,8 +63,8 @@ class RecurrentLM(nn.Module):
     self.head = heads.Head(c, V, r.width)
     nn.share_scope(self, self.head)
     self.head.init_params()
-    if c.ngram is not None:
-      self.ngrammer = ngrams.layer(c, dtype, V)
+    for memory in memories.between_blocks(c, V):
+      setattr(self, memory.name, memory.make())
     self.recurrence = recurrence.Recurrence(r.hidden, r.cell, r.forget_bias, init, dtype)
     if r.readout == 'recurrent_memory':
       self.readout = recurrent_memory.RecurrentMemory(
@@ -113,15 +105,16 @@ class RecurrentLM(nn.Module):
     documents_BxT = documents.numbers(starts_BxT, memory['document'])
     next_memory = {'document': documents_BxT[:, -1]}
     x_BxTxD, vocabulary = self.head.embed(tokens_BxT)
-    if self.config.ngram is not None:
-      x_BxTxD, next_memory['ngram'] = self.ngrammer(
-        x_BxTxD,
-        ids=tokens_BxT,
-        documents_BxT=documents_BxT,
-        valid_BxT=valid_BxT,
-        vocabulary=vocabulary,
-        memory=memory['ngram'],
-      )
+    context = Context(
+      tokens_BxT=tokens_BxT,
+      starts_BxT=starts_BxT,
+      documents_BxT=documents_BxT,
+      valid_BxT=valid_BxT,
+      vocabulary=vocabulary,
+    )
+    for each in memories.between_blocks(self.config):
+      x_BxTxD, state = memories.apply(getattr(self, each.name), x_BxTxD, context, memory)
+      next_memory |= state
     input_key, output_key = self._dropout_keys(train)
     x_BxTxD = block.shard_activations(dropout.drop(x_BxTxD, self.config.outer_dropout, input_key))
     h_BxTxK, next_memory['state'] = self.recurrence(

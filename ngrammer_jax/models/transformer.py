@@ -1,4 +1,4 @@
-"""The Transformer language model: embed, n-gram layer, blocks, head.
+"""The Transformer language model: embed, memories, blocks, head.
 
   hidden, memory, aux = model.apply(variables, tokens, memory, starts_BxT=..., train=...)
   scores = model.apply(variables, hidden, targets, method='scores')
@@ -13,19 +13,19 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config.memory import Place
 from ngrammer_jax.layers import (
   blocked_attention,
   cache,
   context,
   documents,
   dropout,
-  ngrammer,
   normalization,
   position,
   softmax,
   span,
 )
-from ngrammer_jax.models import block, heads, ngrams, precision
+from ngrammer_jax.models import block, heads, memories, precision
 
 Memory = block.Memory
 
@@ -43,19 +43,17 @@ def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int 
     batch: B.
     cache_slots: tokens whose keys and values are kept, for evaluation and decoding. 0: none
       are; then a model with a segment memory keeps the inputs of its layers, which it is trained
-      with, and in others nothing but the n-gram layer looks across the border of two segments.
+      with.
 
-  Keys: `document` int32 [B], number of the document that the last segment ended in; `ngram`, the
-  last ids of the n-gram layer (see `layers.ngrammer.empty_memory`); `cache`, what all layers know
+  Keys: `document` int32 [B], number of the document that the last segment ended in; the states of
+  the memories between blocks (see `models.memories`); `cache`, what all layers know
   of their slots (see `layers.cache.empty`), or `recent`, of the tokens in the segment memory,
   `documents` and `positions` [B, M] and the `position` [B] of the next token; `layers`, what each
   one keeps; and in training with dynamic spans, how far they went in the last segment, `spans`, by
   layer (see `layers.span.Spans`).
   """
-  c, n = config, config.ngram
-  memory = {'document': jnp.zeros((batch,), jnp.int32)}
-  if n is not None and n.layer != 'attention':
-    memory['ngram'] = ngrammer.empty_memory(batch, n.heads or c.heads, n.orders)
+  c, memory = config, {'document': jnp.zeros((batch,), jnp.int32)}
+  memory |= memories.empty(memories.between_blocks(c), batch)
   if cache_slots:
     memory['cache'] = cache.empty(batch, cache_slots)
   elif c.memory is not None:
@@ -98,11 +96,12 @@ class TransformerLM(nn.Module):
     self.head = heads.Head(c, V)
     nn.share_scope(self, self.head)
     self.head.init_params()
-    n = c.ngram
-    if n is not None and n.layer != 'attention':
-      self.ngrammer = ngrams.layer(c, dtype, V)
-    pairing = ['none' if n is None else n.pairing_of(number) for number in range(c.layers)]
-    self.layer = [self._block(scanned=False)(c, dtype, each) for each in pairing]
+    for memory in memories.between_blocks(c, V):
+      setattr(self, memory.name, memory.make())
+    self.layer = [
+      self._block(scanned=False)(c, dtype, tuple(memories.in_block(c, number)))
+      for number in range(c.layers)
+    ]
     if c.final_norm:
       self.final_norm = normalization.LayerNorm(epsilon=c.norm_epsilon, dtype=dtype)
     self.position_params = self._position_params(param_dtype)
@@ -151,34 +150,20 @@ class TransformerLM(nn.Module):
       starts_BxT = jnp.zeros(tokens_BxT.shape, bool)
     documents_BxT = documents.numbers(starts_BxT, memory['document'])
     next_memory = {'document': documents_BxT[:, -1]}
-    segment = context.Segment(documents_BxT, starts_BxT, valid_BxT, prefix_BxT)
-    of_layers, known = self._context(segment, memory)
-    next_memory |= known
+    segment = context.Segment(documents_BxT, starts_BxT, valid_BxT, prefix_BxT, tokens_BxT)
+    of_layers, tokens_memory = self._context(segment, memory)
+    next_memory |= tokens_memory
     x_BxTxD, vocabulary = self.head.embed(tokens_BxT)
-
-    def join(x_BxTxD, vocabulary=None):
-      x_BxTxD, next_memory['ngram'] = self.ngrammer(
-        x_BxTxD,
-        ids=tokens_BxT,
-        documents_BxT=documents_BxT,
-        valid_BxT=valid_BxT,
-        vocabulary=vocabulary,
-        memory=memory['ngram'],
-      )
-      return block.shard_activations(x_BxTxD)
-
-    place = None if c.ngram is None else c.ngram.after_block(c.layers)
-    if place == 0:
-      x_BxTxD = join(x_BxTxD, vocabulary)
+    embedded = of_layers.replace(vocabulary=vocabulary)
+    x_BxTxD, states = self._apply_memories(Place('input'), x_BxTxD, embedded, memory)
+    next_memory |= states
     x_BxTxD = self._positioned(x_BxTxD, of_layers.position_BxP)
     before, keys, after, distance_key = self._dropout_keys(train)
     x_BxTxD = block.shard_activations(dropout.drop(x_BxTxD, c.outer_dropout, before))
     # The same encodings of distances in all layers.
     of_layers = of_layers.replace(distance_key=distance_key)
-    kept = memory.get('layers', ({},) * c.layers)
-    x_BxTxD, layers, spans = self._layers(x_BxTxD, of_layers, kept, keys, place, join)
-    if 'layers' in memory:
-      next_memory['layers'] = tuple(layers)
+    x_BxTxD, states, spans = self._layers(x_BxTxD, of_layers, memory, keys)
+    next_memory |= states
     if 'spans' in memory:
       next_memory['spans'] = jax.lax.stop_gradient(_of_rows(spans))
     aux = {} if c.span is None else {'span': c.span.penalty * sum(each.mean for each in spans)}
@@ -215,20 +200,31 @@ class TransformerLM(nn.Module):
       return False  # blocks can draw their part of the bits of no other generator
     return c.kernel == 'blocks' or blocked_attention.is_faster(T, M, c.span is not None)
 
-  def _layers(self, x_BxTxD, of_layers, memory, keys, place, join):
-    """All layers, in runs of equal ones, joined with n-grams at their place.
+  def _layers(self, x_BxTxD, of_layers, memory, keys):
+    """All layers, in runs of equal ones, and the memories between them.
 
-    Returns [B, T, D], the memories of the layers, and their spans.
+    Returns [B, T, D], the next memory of all of these, and the spans of the layers.
     """
-    layers, spans = [], []
-    for first, last in itertools.pairwise(self._borders(place)):
-      run = slice(first, last)
+    layer_memories = memory.get('layers', ({},) * len(self.layer))
+    next_memory, layers, spans = {}, [], []
+    for first, end in itertools.pairwise(self._run_borders()):
+      run = slice(first, end)
       run_keys = None if keys is None else keys[run]
-      x_BxTxD, part, run_spans = self._run(run, x_BxTxD, of_layers, memory[run], run_keys)
+      x_BxTxD, part, run_spans = self._run(run, x_BxTxD, of_layers, layer_memories[run], run_keys)
       layers, spans = layers + part, spans + run_spans
-      if last == place:
-        x_BxTxD = join(x_BxTxD)
-    return x_BxTxD, layers, spans
+      place = Place('after_block', end - 1)
+      x_BxTxD, states = self._apply_memories(place, x_BxTxD, of_layers, memory)
+      next_memory |= states
+    return x_BxTxD, next_memory | ({'layers': tuple(layers)} if 'layers' in memory else {}), spans
+
+  def _apply_memories(self, place, x_BxTxD, of_layers, memory):
+    """The memories of a place between blocks: [B, T, D], and their next states by name."""
+    next_states = {}
+    for each in memories.between_blocks(self.config):
+      if each.place == place:
+        x_BxTxD, state = memories.apply(getattr(self, each.name), x_BxTxD, of_layers, memory)
+        x_BxTxD, next_states = block.shard_activations(x_BxTxD), next_states | state
+    return x_BxTxD, next_states
 
   def _result(self, x_BxTxD, dropout_key):
     """The hidden states: normed or, as in the official codes of models without that, dropped."""
@@ -255,11 +251,16 @@ class TransformerLM(nn.Module):
     position_BxT = position_BxP[:, -T:]
     return x_BxTxD + position.sinusoid(position_BxT, self.config.width, wide).astype(self.dtype)
 
-  def _borders(self, place):
-    """Where runs of equal blocks begin and end: at an n-gram layer, or where they differ."""
-    kinds = [layer.pairing for layer in self.layer]
+  def _run_borders(self):
+    """Where runs of blocks begin and end: at memories between blocks, or where blocks differ."""
+    kinds = [layer.own_memories for layer in self.layer]
     changes = {i for i in range(1, len(kinds)) if kinds[i] != kinds[i - 1]}
-    return sorted({0, place or 0, len(kinds)} | changes)
+    between = {
+      each.place.block + 1
+      for each in memories.between_blocks(self.config)
+      if each.place.point == 'after_block'
+    }
+    return sorted({0, len(kinds)} | between | changes)
 
   def scores(self, hidden_BxTxD: jax.Array, targets_BxT: jax.Array) -> softmax.TokenScores:
     """See `heads.Head.scores`."""
@@ -286,9 +287,9 @@ class TransformerLM(nn.Module):
     Returns [B, T, D], their memories, and their spans.
     """
     c, blocks = self.config, range(len(self.layer))[run]
-    # The codebooks of blocks are not scanned.
-    has_codebook = self.layer[blocks[0]].pairing != 'none'
-    if not c.scan_layers or has_codebook or self.is_initializing():
+    # Blocks that have memories of their own are not scanned: these may have codebooks.
+    has_memories = bool(self.layer[blocks[0]].own_memories)
+    if not c.scan_layers or has_memories or self.is_initializing():
       next_memory, spans = [], []
       for i, (number, part) in enumerate(zip(blocks, memory, strict=True)):
         key = None if dropout_keys is None else dropout_keys[i]

@@ -15,7 +15,7 @@ from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
 from ngrammer_jax.layers import quantizer
-from ngrammer_jax.models import language_model, ngrams, precision
+from ngrammer_jax.models import language_model, ngrams
 from ngrammer_jax.training import accumulation, optimizers
 from ngrammer_jax.training import state as train_state
 
@@ -108,7 +108,7 @@ def _gradient(model, learns, params, codebook, total, rows, key, share=1.0):
 def moved(config: model_config.ModelConfig, codebook: Any, statistics: Any) -> Any:
   """The codebook after one update, by what each quantiser has counted."""
   if 'sums' in statistics:
-    layer = ngrams.layer(config, precision.compute_dtype(config))
+    layer = ngrams.make(config)
     return layer.make_quantizer(parent=None).update_codebook(codebook, statistics)
   of_part = lambda name: moved(config, codebook[name], statistics.get(name, {}))
   return {name: of_part(name) for name in codebook} if statistics else codebook

@@ -144,18 +144,18 @@ def test_tpus_have_splash_from_v4_on(kind, kernel, monkeypatch):
   'fields, given',
   [
     ({'dropout': 0.1}, ('dropout_key',)),
-    ({}, ('join',)),
+    ({}, ('post_attention_fn',)),
     ({'position': functools.partial(relative.RelativePosition, width=N * H)}, ()),
   ],
 )
 def test_what_is_more_than_the_tokens_of_a_document_is_left_to_the_scores(fields, given):
   x_BxTxD = inputs()[0]
   layer, params = attention.Attention(N, kernel='splash', **fields), parameters(**fields)
-  join = lambda attended_BxTxNxH, pair_BxNxT: (attended_BxTxNxH, {})
+  unchanged = lambda attended_BxTxNxH, pair_BxNxT: attended_BxTxNxH
 
   def calls(*names):
     def run(x_BxTxD):
-      more = {'dropout_key': jax.random.key(0), 'join': join}
+      more = {'dropout_key': jax.random.key(0), 'post_attention_fn': unchanged}
       return layer.apply(params, x_BxTxD, context_of(), **{name: more[name] for name in names})
 
     return 'pallas_call' in str(jax.make_jaxpr(run)(x_BxTxD))

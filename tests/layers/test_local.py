@@ -39,11 +39,11 @@ def test_blocks_of_queries_equal_one_block(x64, monkeypatch, kind):
   def run(params, x):
     found = {}
 
-    def join(attended, pair):
+    def keep_pairs(attended, pair):
       found['pair'] = pair
-      return attended, {}
+      return attended
 
-    inputs = of_segment, LayerInputs(rows), join, True
+    inputs = of_segment, LayerInputs(rows), keep_pairs, True
     y, kept = layer.apply({'params': params}, x, *inputs)
     return jnp.sin(y).sum(), (y, kept['span'], found['pair'])
 

@@ -10,7 +10,7 @@ import pytest
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import attention, feed_forward, normalization
 from ngrammer_jax.layers.context import Context
-from ngrammer_jax.models import block, ngrams
+from ngrammer_jax.models import block, memories, ngrams, precision
 from tests.checks import assert_close, random_variables
 from tests.layers import test_ngrammer as slow
 
@@ -27,7 +27,14 @@ CONFIG = model_config.ModelConfig(
 def context_of(valid=None):
   attended = np.asarray(NUMBERS) if valid is None else np.where(valid > 0, NUMBERS, -2)
   visible = np.tril(attended[:, :, None] == attended[:, None])
-  return Context(visible, np.asarray(NUMBERS), valid_BxT=valid, position_BxP=np.zeros((2, T), int))
+  documents, positions = np.asarray(NUMBERS), np.zeros((2, T), int)
+  return Context(visible, documents_BxT=documents, valid_BxT=valid, position_BxP=positions)
+
+
+def block_of(config):
+  """The first block of a model."""
+  dtype, own = precision.compute_dtype(config), tuple(memories.in_block(config, 0))
+  return block.Block(config, dtype, own)
 
 
 def slow_pairing(pairing, ids, probs):
@@ -44,8 +51,8 @@ def slow_pairing(pairing, ids, probs):
 
 @pytest.mark.parametrize('pairing', ['previous', 'attended'])
 def test_ngrams_after_attention_equal_slow_loop(x64, pairing):
-  module = block.Block(CONFIG, jnp.dtype('float64'), pairing)
   config = dataclasses.replace(CONFIG, ngram=dataclasses.replace(NGRAM, pairing=(pairing,)))
+  module = block_of(config)
   memory = block.empty_memory(config, 0, 2, 0)
   x = slow.random_inputs(2, T, 'float64')
   variables = random_variables(module, x, context_of(), memory, dtype='float64')
@@ -59,13 +66,13 @@ def test_ngrams_after_attention_equal_slow_loop(x64, pairing):
   def block_and_parts(x):
     probe = {}
 
-    def join(attended, pair):
+    def keep_attended(attended, pair):
       assert pair is None  # not asked for
       probe['attended'] = attended
-      return attended, {}
+      return attended
 
     inputs, own = part(norm, 'attention_norm', x), {'params': params['attention']}
-    given = own, inputs, context_of(), None, join
+    given = own, inputs, context_of(), None, keep_attended
     _, state = attend.apply(*given, mutable=['intermediates'])
     (probe['probs'],) = state['intermediates']['probs']
     return module.apply(variables, x, context_of(), memory)[0], probe
@@ -87,9 +94,9 @@ def test_ngrams_after_attention_equal_slow_loop(x64, pairing):
 
 def test_padding_trains_no_codebook():
   """Unlike in praxis, which gives the layer after attention no paddings."""
-  module = block.Block(CONFIG, jnp.dtype('float32'), 'previous')
+  config = dataclasses.replace(CONFIG, dtype='float32')
+  module, memory = block_of(config), block.empty_memory(config, 0, 2, 0)
   x = slow.random_inputs(2, T)
-  memory = block.empty_memory(CONFIG, 0, 2, 0)
   variables = random_variables(module, x, context_of(), memory)
   valid = (np.arange(T) < 4) * np.ones((2, 1), 'float32')
   learn = jax.jit(lambda x: module.apply(variables, x, padded, memory, mutable=['codebook'])[1])
@@ -103,14 +110,14 @@ def test_padding_trains_codebooks_as_in_praxis(x64, monkeypatch, pairing):
   """Its layer after attention is given no paddings: they are clustered, joined and counted."""
   ngram = dataclasses.replace(NGRAM, pairing=(pairing,), padding_trains=True)
   config = dataclasses.replace(CONFIG, ngram=ngram)
-  module = block.Block(config, jnp.dtype('float64'), pairing)
+  module = block_of(config)
   memory = block.empty_memory(config, 0, 2, 0)
   x = slow.random_inputs(2, T, 'float64')
   valid = (np.arange(T) < 4) * np.ones((2, 1))
   padded = context_of(valid)
   variables = random_variables(module, x, context_of(), memory, dtype='float64')
-  found, join = [], ngrams.join
-  monkeypatch.setattr(ngrams, 'join', lambda *a: found.append(a[-2]) or join(*a))
+  found, apply = [], memories.apply
+  monkeypatch.setattr(memories, 'apply', lambda *a: found.append(a[1]) or apply(*a))
 
   @jax.jit
   def learn(x):
@@ -122,7 +129,7 @@ def test_padding_trains_codebooks_as_in_praxis(x64, monkeypatch, pairing):
   after = np.asarray(learned['codebook']['ngrammer']['quantizer']['centroids'])
   expected = before.copy()
   for n in range(N):
-    tokens = np.asarray(attended)[:, :, n].reshape(2 * T, H)
+    tokens = np.asarray(attended).reshape(2 * T, N, H)[:, n]
     nearest = ((tokens[:, None] - before[n]) ** 2).sum(axis=-1).argmin(axis=-1)
     for k in range(K):
       mine = tokens[nearest == k]
@@ -141,5 +148,5 @@ def test_padding_trains_codebooks_as_in_praxis(x64, monkeypatch, pairing):
   ],
 )
 def test_where_centroids_begin(fields, words, initial):
-  config = dataclasses.replace(CONFIG, ngram=model_config.NGramConfig(**fields))
-  assert ngrams.layer(config, jnp.float32, words).initial == initial
+  config = dataclasses.replace(CONFIG, dtype='float32', ngram=model_config.NGramConfig(**fields))
+  assert ngrams.make(config, None, words).initial == initial
