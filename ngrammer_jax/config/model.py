@@ -113,9 +113,9 @@ class ModelConfig:
         f'model.position={self.position!r} counts from the end of a segment, and knows no memory: '
         f'use model.memory=None (and evaluation.memory=None), or model.position="relative"'
       )
-    blocks = (self.recurrent, self.ngram, self.memory, self.adaptive_softmax)
-    for block in (*blocks, self.span, self.persistent):
-      if block is not None:
+    options = [getattr(self, each.name) for each in dataclasses.fields(self)]
+    for block in (self.recurrent, *options):
+      if hasattr(block, 'check'):
         block.check(self)
     if self.position == 'table':
       self._check_table()

@@ -120,4 +120,4 @@ def for_serving(config: model_config.ModelConfig, params: Any, codebook: Any) ->
   centroids_NxKxH = codebook['ngrammer']['quantizer']['centroids']
   rows_VxNxH = quantizer.quantizer_input(rows_VxNxH, n.prenormalize)
   ids_VxN = quantizer.nearest_of_rows(rows_VxNxH, centroids_NxKxH)
-  return {'ngrammer': {'quantizer': {'token_ids': ids_VxN}}}
+  return {**codebook, 'ngrammer': {'quantizer': {'token_ids': ids_VxN}}}
