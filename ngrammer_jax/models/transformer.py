@@ -17,7 +17,6 @@ from ngrammer_jax.config.memory import Place
 from ngrammer_jax.layers import (
   blocked_attention,
   cache,
-  context,
   documents,
   dropout,
   normalization,
@@ -25,6 +24,7 @@ from ngrammer_jax.layers import (
   softmax,
   span,
 )
+from ngrammer_jax.layers import context as contexts
 from ngrammer_jax.models import block, heads, memories, precision
 
 Memory = block.Memory
@@ -150,19 +150,19 @@ class TransformerLM(nn.Module):
       starts_BxT = jnp.zeros(tokens_BxT.shape, bool)
     documents_BxT = documents.numbers(starts_BxT, memory['document'])
     next_memory = {'document': documents_BxT[:, -1]}
-    segment = context.Segment(documents_BxT, starts_BxT, valid_BxT, prefix_BxT, tokens_BxT)
-    layer_context, tokens_memory = self._context(segment, memory)
+    segment = contexts.Segment(documents_BxT, starts_BxT, valid_BxT, prefix_BxT, tokens_BxT)
+    context, tokens_memory = self._context(segment, memory)
     next_memory |= tokens_memory
     x_BxTxD, vocabulary = self.head.embed(tokens_BxT)
-    embedded = layer_context.replace(vocabulary=vocabulary)
+    embedded = context.replace(vocabulary=vocabulary)
     x_BxTxD, states = self._apply_memories(Place('input'), x_BxTxD, embedded, memory)
     next_memory |= states
-    x_BxTxD = self._positioned(x_BxTxD, layer_context.position_BxP)
+    x_BxTxD = self._positioned(x_BxTxD, context.position_BxP)
     before, keys, after, distance_key = self._dropout_keys(train)
     x_BxTxD = block.shard_activations(dropout.drop(x_BxTxD, c.outer_dropout, before))
     # The same encodings of distances in all layers.
-    layer_context = layer_context.replace(distance_key=distance_key)
-    x_BxTxD, states, spans = self._layers(x_BxTxD, layer_context, memory, keys)
+    context = context.replace(distance_key=distance_key)
+    x_BxTxD, states, spans = self._layers(x_BxTxD, context, memory, keys)
     next_memory |= states
     if 'spans' in memory:
       next_memory['spans'] = jax.lax.stop_gradient(_spans_by_row(spans))
@@ -172,21 +172,21 @@ class TransformerLM(nn.Module):
   def _context(self, segment, memory):
     """The context of a segment, the same for all layers, and what the next memory knows of it."""
     c, name = self.config, 'cache' if 'cache' in memory else 'recent'
-    visibility = context.Visibility()
+    visibility = contexts.Visibility()
     if c.memory is not None:
       m = c.memory
-      visibility = context.Visibility(m.window(), m.sees_itself(), m.across_documents)
+      visibility = contexts.Visibility(m.window(), m.sees_itself(), m.across_documents)
     kept = memory.get(name)
     in_blocks = self._takes_blocks(segment, kept)
-    layer_context, after = context.make(segment, visibility, in_blocks=in_blocks, **{name: kept})
+    context, after = contexts.make(segment, visibility, in_blocks=in_blocks, **{name: kept})
     if c.position == 'rope':
       wide, p = jnp.promote_types(self.dtype, jnp.float32), c.positions()
       timescales = p.min_timescale, p.max_timescale
-      layer_context = layer_context.replace(
-        rotation=position.rotation(layer_context.position_BxP, c.width // c.heads, *timescales, wide)
+      context = context.replace(
+        rotation=position.rotation(context.position_BxP, c.width // c.heads, *timescales, wide)
       )
-    layer_context = layer_context.replace(position_params=self.position_params)
-    return layer_context, {} if after is None else {name: after}
+    context = context.replace(position_params=self.position_params)
+    return context, {} if after is None else {name: after}
 
   def _takes_blocks(self, segment, kept):
     """Whether attention works in blocks (see `blocked_attention.is_faster`)."""
@@ -200,7 +200,7 @@ class TransformerLM(nn.Module):
       return False  # blocks can draw their part of the bits of no other generator
     return c.kernel == 'blocks' or blocked_attention.is_faster(T, M, c.span is not None)
 
-  def _layers(self, x_BxTxD, layer_context, memory, keys):
+  def _layers(self, x_BxTxD, context, memory, keys):
     """All layers, in runs of equal ones, and the memories between them.
 
     Returns [B, T, D], the next memory of all of these, and the spans of the layers.
@@ -210,19 +210,19 @@ class TransformerLM(nn.Module):
     for first, end in itertools.pairwise(self._run_borders()):
       run = slice(first, end)
       run_keys = None if keys is None else keys[run]
-      x_BxTxD, part, run_spans = self._run(run, x_BxTxD, layer_context, layer_memories[run], run_keys)
+      x_BxTxD, part, run_spans = self._run(run, x_BxTxD, context, layer_memories[run], run_keys)
       layers, spans = layers + part, spans + run_spans
       place = Place('after_block', end - 1)
-      x_BxTxD, states = self._apply_memories(place, x_BxTxD, layer_context, memory)
+      x_BxTxD, states = self._apply_memories(place, x_BxTxD, context, memory)
       next_memory |= states
     return x_BxTxD, next_memory | ({'layers': tuple(layers)} if 'layers' in memory else {}), spans
 
-  def _apply_memories(self, place, x_BxTxD, layer_context, memory):
+  def _apply_memories(self, place, x_BxTxD, context, memory):
     """The memories of a place between blocks: [B, T, D], and their next states by name."""
     next_states = {}
     for each in memories.between_blocks(self.config):
       if each.place == place:
-        x_BxTxD, state = memories.apply(getattr(self, each.name), x_BxTxD, layer_context, memory)
+        x_BxTxD, state = memories.apply(getattr(self, each.name), x_BxTxD, context, memory)
         x_BxTxD, next_states = block.shard_activations(x_BxTxD), next_states | state
     return x_BxTxD, next_states
 
@@ -281,7 +281,7 @@ class TransformerLM(nn.Module):
     policy = REMAT_POLICIES[self.config.remat]
     return nn.remat(block.Block, policy=policy, prevent_cse=not scanned)
 
-  def _run(self, run, x_BxTxD, layer_context, memory, dropout_keys):
+  def _run(self, run, x_BxTxD, context, memory, dropout_keys):
     """A run of layers, in one scan over their stacked parameters or one after the other.
 
     Returns [B, T, D], their memories, and their spans.
@@ -293,7 +293,7 @@ class TransformerLM(nn.Module):
       next_memory, spans = [], []
       for i, (number, part) in enumerate(zip(blocks, memory, strict=True)):
         key = None if dropout_keys is None else dropout_keys[i]
-        x_BxTxD, part, reach = self.layer[number](x_BxTxD, layer_context, part, key)
+        x_BxTxD, part, reach = self.layer[number](x_BxTxD, context, part, key)
         next_memory.append(part)
         spans.append(reach)
       return x_BxTxD, next_memory, spans
@@ -302,7 +302,7 @@ class TransformerLM(nn.Module):
 
     def one_layer(x_BxTxD, layer):
       params, memory, key = layer
-      x_BxTxD, *rest = body.apply({'params': params}, x_BxTxD, layer_context, memory, key)
+      x_BxTxD, *rest = body.apply({'params': params}, x_BxTxD, context, memory, key)
       return x_BxTxD, rest
 
     stack = lambda trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
