@@ -31,10 +31,10 @@ from ngrammer_jax.layers import (
   span,
   whole_attention,
 )
+from ngrammer_jax.layers.cache import KeyValues
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.persistent import Persistent
 
-KeysValues = dict[str, jax.Array]
 # Changes the attended values [B, T, N, H], which pairs [B, N, T] come with if they are asked for.
 PostAttention = Callable[[jax.Array, jax.Array | None], jax.Array]
 
@@ -78,6 +78,21 @@ class LayerInputs(NamedTuple):
   norm: nn.Module | None = None
 
 
+class Projected(NamedTuple):
+  """What attention made of a segment.
+
+  Attributes:
+    keys_BxTxNxH, values_BxTxNxH: as they are attended to.
+    convolved: `query`, `key` and `value` before their convolutions, [B, T, N, H]; else empty.
+    spans: how far heads look. None: no spans are learned.
+  """
+
+  keys_BxTxNxH: jax.Array
+  values_BxTxNxH: jax.Array
+  convolved: dict[str, jax.Array]
+  spans: span.Spans | None
+
+
 class Attention(nn.Module):
   """Attention of the tokens of a segment to the memory, to the segment and to learned vectors.
 
@@ -106,15 +121,12 @@ class Attention(nn.Module):
     self,
     x_BxTxD: jax.Array,
     context: Context,
-    memory: LayerInputs | KeysValues | None = None,
+    memory: LayerInputs | KeyValues | None = None,
     post_attention_fn: PostAttention | None = None,
     finds_pairs: bool = False,
     dropout_key: jax.Array | None = None,
-  ) -> tuple[jax.Array, KeysValues]:
-    """Returns [B, T, D], and what a memory keeps of this segment, [B, T, N, H] each.
-
-    That is `keys` and `values`; `query`, `key` and `value` before their convolutions; and
-    `span`, how far learned spans go (`span.Spans`).
+  ) -> tuple[jax.Array, Projected]:
+    """Returns [B, T, D], and what a memory may keep of this segment.
 
     Args:
       x_BxTxD: inputs.
@@ -125,10 +137,9 @@ class Attention(nn.Module):
       dropout_key: to drop probabilities. None: none are dropped.
     """
     D, drop = x_BxTxD.shape[-1], dropout.Dropout(self.dropout, dropout_key)
-    rows, kept = self._project(x_BxTxD, context, memory)
+    rows, convolved = self._project(x_BxTxD, context, memory)
     query_BxTxNxH, heads = rows['query'], self._heads(rows, context)
-    kept |= {'keys': heads.key_BxSxNxH, 'values': heads.value_BxSxNxH}
-    kernel = 'xla'
+    kernel, reach = 'xla', None
     is_plain = context.is_plain_causal and memory is None and post_attention_fn is None
     if is_plain and not drop.is_active:
       kernel = self._kernel(heads)
@@ -138,7 +149,7 @@ class Attention(nn.Module):
       spans = None
       if self.span is not None:
         learned = self.span(heads=self.context_heads, name='span')
-        z_BxTxN, kept['span'] = learned.spans(x_BxTxD, context.valid_BxT)
+        z_BxTxN, reach = learned.spans(x_BxTxD, context.valid_BxT)
         spans = whole_attention.Spans(z_BxTxN, learned.ramp, learned.renormalize)
       if context.in_blocks:
         attend, source = blocked_attention.attend, self._source(memory, context)
@@ -146,14 +157,14 @@ class Attention(nn.Module):
         # The probabilities of all keys exist together only for those who look into them.
         is_local = local.applies(context) and not self.is_mutable_collection('intermediates')
         attend = local.attend if is_local else whole_attention.attend
-        source = memory if isinstance(memory, dict) else None
+        source = memory if isinstance(memory, KeyValues) else None
       part = attend(heads, spans, context, source, finds_pairs, drop)
       y_BxTxNxH = self._with_persistent(part, query_BxTxNxH, spans, drop).astype(self.dtype)
       if post_attention_fn is not None:
         y_BxTxNxH = post_attention_fn(y_BxTxNxH, part.pair_BxNxT)
     names, how = ('heads', 'kv', 'embed'), {'use_bias': self.projections.bias, 'dtype': self.dtype}
     project = dense.dense_general(y_BxTxNxH.shape[2:], (D,), names, **how, name='out')
-    return project(y_BxTxNxH), kept
+    return project(y_BxTxNxH), Projected(heads.key_BxSxNxH, heads.value_BxSxNxH, convolved, reach)
 
   @property
   def context_heads(self) -> int:
@@ -185,7 +196,7 @@ class Attention(nn.Module):
         _last(x_BxPxD, before + count)
       )
       if self.projections.taps is not None:
-        earlier = memory[name] if isinstance(memory, dict) else None
+        earlier = memory.rows[name] if isinstance(memory, KeyValues) else None
         earlier = y_BxPxNxH[:, :before] if before else earlier
         convolved[name] = y_BxPxNxH[:, before:]
         convolve = self._convolution(name=f'{name}_convolution')
@@ -292,7 +303,7 @@ class Attention(nn.Module):
     """What blocks read the keys and values of the memory from."""
     if memory is None:
       return blocked_attention.Source()
-    if isinstance(memory, dict):
+    if isinstance(memory, KeyValues):
       return blocked_attention.of_cache(memory, context.order_BxM)
     lookback = self.projections.lookback
     M = memory.rows_BxRxD.shape[1] - lookback

@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.layers import documents, dropout, placement, relative, span
+from ngrammer_jax.layers.cache import KeyValues
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.whole_attention import Heads, Part, Spans
 
@@ -199,7 +200,7 @@ def fill_before(array: jax.Array, axis: int, count: int, value: int = 0) -> jax.
   return jnp.pad(array, _padding(array, axis, count, 0), constant_values=value)
 
 
-def of_cache(cached: dict[str, jax.Array], order_BxM: jax.Array) -> Source:
+def of_cache(cached: KeyValues, order_BxM: jax.Array) -> Source:
   """A memory of keys and values in the slots of a cache, read in the order of their tokens."""
   M = order_BxM.shape[1]
   order_BxM = jnp.pad(order_BxM, ((0, 0), (fill_of(M), 0)))
@@ -210,7 +211,7 @@ def of_cache(cached: dict[str, jax.Array], order_BxM: jax.Array) -> Source:
     rows_Bx1 = jnp.arange(len(slots_BxK))[:, None]
     return tuple(array_BxNxMxH[rows_Bx1, head, slots_BxK] for array_BxNxMxH in cache)
 
-  arrays = cached['keys'], cached['values']
+  arrays = cached.keys, cached.values
   return Source(read, M, fill_of(M), memory=order_BxM, cache=arrays)
 
 

@@ -1,74 +1,100 @@
-"""Keys and values of the tokens already seen, so that no token is computed twice.
+"""The KV cache of evaluation and decoding, so that no token is computed twice.
 
-Every row of a batch has M slots, filled in turn and then, the oldest first, filled again.
-Which slot a token takes depends on the tokens before it in its own row alone: padding takes
-none. A slot knows the document of its token. Keys are kept as they were when their token
-came, turned by its position: a position stays what it is, and no key is turned again.
+Every row of a batch has M slots. They are filled in turn, then the oldest is overwritten. The slot
+of a token depends on the tokens before it in its own row alone: padding takes none. Keys are kept
+with the rotation of their position, which does not change.
 
-B batch, T segment length, M slots, N heads, H head width.
+B batch, T segment length, M slots, N heads, H head width, R rows before a convolution.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
+from flax import struct
 import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.layers import documents
 
-Cache = dict[str, Any]
 
+@struct.dataclass
+class CacheSlots:
+  """The tokens in the slots, the same for all layers.
 
-def empty(batch: int, slots: int) -> Cache:
-  """What all layers know of the slots of a cache that holds nothing.
-
-  Keys: `documents` int32 [B, M] of each slot, and `index`, the number of its token from the
-  first on; `count` int32 [B], tokens seen; `position` int32 [B] of the next token.
+  Attributes:
+    documents: document number of each slot, int32 [B, M].
+    index: number of its token in the stream, int32 [B, M].
+    count: tokens in the stream so far, int32 [B].
+    position: position of the next token in its document, int32 [B].
   """
-  return {
-    'documents': jnp.full((batch, slots), documents.NONE, jnp.int32),
-    'index': jnp.zeros((batch, slots), jnp.int32),
-    'count': jnp.zeros((batch,), jnp.int32),
-    'position': jnp.zeros((batch,), jnp.int32),
-  }
+
+  documents: jax.Array
+  index: jax.Array
+  count: jax.Array
+  position: jax.Array
+
+  def indices(self, valid_BxT: jax.Array) -> jax.Array:
+    """Returns the number of every token in the stream; of padding, that of the token before it."""
+    rank_BxT = jnp.cumsum(valid_BxT.astype(bool), axis=1, dtype=jnp.int32)
+    return self.count[:, None] + rank_BxT - 1
+
+  def slots_of(self, valid_BxT: jax.Array) -> jax.Array:
+    """Returns the slot of every token, int32 [B, T]; M, out of range, if it is not kept."""
+    M, index_BxT = self.documents.shape[1], self.indices(valid_BxT)
+    kept_BxT = valid_BxT.astype(bool) & (index_BxT > index_BxT[:, -1:] - M)
+    return jnp.where(kept_BxT, index_BxT % M, M)
+
+  def newest(self, count: int) -> jax.Array:
+    """Returns the slots of the last `count` tokens, oldest first, int32 [B, count]."""
+    return (self.count[:, None] + jnp.arange(-count, 0)) % self.documents.shape[1]
+
+  def advance(
+    self, documents_BxT: jax.Array, positions_BxT: jax.Array, valid_BxT: jax.Array
+  ) -> 'CacheSlots':
+    """Returns the slots after a segment."""
+    row_Bx1, slots_BxT = jnp.arange(len(self.count))[:, None], self.slots_of(valid_BxT)
+    put = lambda old, new: old.at[row_Bx1, slots_BxT].set(new, mode='drop')
+    return CacheSlots(
+      documents=put(self.documents, documents_BxT),
+      index=put(self.index, self.indices(valid_BxT)),
+      count=self.count + (valid_BxT > 0).sum(axis=1, dtype=jnp.int32),
+      position=last(self.position[:, None], positions_BxT + 1, valid_BxT)[:, 0],
+    )
+
+
+@struct.dataclass
+class KeyValues:
+  """What one layer keeps.
+
+  Attributes:
+    keys, values: of the tokens in the slots, [B, N, M, H].
+    rows: the last inputs of each convolution, [B, R, N, H], by what it convolves.
+  """
+
+  keys: jax.Array
+  values: jax.Array
+  rows: dict[str, jax.Array]
+
+
+def empty_slots(batch: int, slots: int) -> CacheSlots:
+  """Returns slots without tokens."""
+  none, zeros = jnp.full((batch, slots), documents.NONE, jnp.int32), jnp.zeros((batch,), jnp.int32)
+  return CacheSlots(none, jnp.zeros_like(none), count=zeros, position=zeros)
 
 
 def empty_layer(
-  batch: int,
-  slots: int,
-  heads: int,
-  H: int,
-  dtype: jnp.dtype,
-  rows: Mapping[str, tuple[int, int]] | None = None,
-) -> Cache:
-  """What one layer keeps, still empty.
+  shape: tuple[int, int, int, int], dtype: jnp.dtype, rows: Mapping[str, tuple[int, int]]
+) -> KeyValues:
+  """Returns what a layer keeps before the first segment.
 
-  Keys: `keys` and `values` [B, N, M, H], and by the names of `rows`, which have R and N, the last
-  R inputs of what looks back so far, [B, R, N, H].
+  Args:
+    shape: B, N, M and H.
+    dtype: of the activations.
+    rows: R and N by what is convolved.
   """
-  kept = {name: jnp.zeros((batch, heads, slots, H), dtype) for name in ('keys', 'values')}
-  rows = rows or {}
-  return kept | {name: jnp.zeros((batch, *rows[name], H), dtype) for name in rows}
-
-
-def slots(cache: Cache, valid_BxT: jax.Array) -> jax.Array:
-  """The slot of every token, int32 [B, T]; M, where there is none, for what is not kept."""
-  M = cache['documents'].shape[1]
-  index_BxT = indices(cache, valid_BxT)
-  kept_BxT = valid_BxT.astype(bool) & (index_BxT > index_BxT[:, -1:] - M)
-  return jnp.where(kept_BxT, index_BxT % M, M)
-
-
-def indices(cache: Cache, valid_BxT: jax.Array) -> jax.Array:
-  """The number of every token from the first that was seen on; of padding, that before it."""
-  rank_BxT = jnp.cumsum(valid_BxT.astype(bool), axis=1, dtype=jnp.int32)
-  return cache['count'][:, None] + rank_BxT - 1
-
-
-def newest(cache: Cache, count: int) -> jax.Array:
-  """The slots of the last `count` tokens, oldest first, int32 [B, count]."""
-  M = cache['documents'].shape[1]
-  return (cache['count'][:, None] + jnp.arange(-count, 0)) % M
+  B, _, _, H = shape
+  zeros = jnp.zeros(shape, dtype)
+  rows = {name: jnp.zeros((B, *size, H), dtype) for name, size in rows.items()}
+  return KeyValues(zeros, jnp.zeros_like(zeros), rows)
 
 
 def write(
@@ -76,9 +102,9 @@ def write(
 ) -> jax.Array:
   """Puts the keys, the values or (without H) the ids of tokens into their slots, in place.
 
-  `after_BxTxD` is what was computed from the old ones. Where XLA does not see that they are
-  read before they are overwritten, it copies all of them at every token; an optimization
-  barrier does not tell it, a zero that depends on the result does.
+  `after_BxTxD` was computed from the old ones. Where XLA does not see that they are read before
+  they are overwritten, it copies all of them for every token. An optimization barrier does not
+  help, a zero that depends on the result does.
   """
   first_B = after_BxTxD[:, 0, 0]
   zero_Bx1 = (jnp.isnan(first_B) & jnp.isinf(first_B)).astype(jnp.int32)[:, None]
@@ -87,32 +113,14 @@ def write(
 
 
 def last(before_BxRx: jax.Array, new_BxTx: jax.Array, valid_BxT: jax.Array | None) -> jax.Array:
-  """The last R of what came before and the valid tokens of a segment, oldest first."""
+  """Returns the last R of what came before and of the valid tokens of a segment, oldest first."""
   R, T = before_BxRx.shape[1], new_BxTx.shape[1]
   joined_BxSx = jnp.concatenate([before_BxRx, new_BxTx], axis=1)
   if valid_BxT is None:
     return joined_BxSx[:, T:]
-  # The next segment continues after the last token that is one, maybe one of those before.
+  # The next segment continues after the last valid token, which may be one of those before.
   end_Bx1 = jnp.where(valid_BxT > 0, jnp.arange(1, T + 1), 0).max(axis=1, keepdims=True)
   index_BxR = end_Bx1 + jnp.arange(R)
   return jnp.take_along_axis(
     joined_BxSx, index_BxR.reshape(*index_BxR.shape, *[1] * (new_BxTx.ndim - 2)), axis=1
   )
-
-
-def advance(
-  cache: Cache,
-  slots_BxT: jax.Array,
-  documents_BxT: jax.Array,
-  positions_BxT: jax.Array,
-  valid_BxT: jax.Array,
-) -> Cache:
-  """What the cache knows of its tokens after a segment."""
-  row_Bx1 = jnp.arange(slots_BxT.shape[0])[:, None]
-  put = lambda name, new: cache[name].at[row_Bx1, slots_BxT].set(new, mode='drop')
-  return {
-    'documents': put('documents', documents_BxT),
-    'index': put('index', indices(cache, valid_BxT)),
-    'count': cache['count'] + (valid_BxT > 0).sum(axis=1, dtype=jnp.int32),
-    'position': last(cache['position'][:, None], positions_BxT + 1, valid_BxT)[:, 0],
-  }

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from ngrammer_jax.layers import cache as caches
 from ngrammer_jax.layers import documents, quantizer
+from ngrammer_jax.layers.cache import CacheSlots
 
 Rotation = tuple[jax.Array, jax.Array]
 
@@ -97,6 +98,27 @@ class Context:
 
 
 @struct.dataclass
+class RecentTokens:
+  """The tokens of a segment memory, the same for all layers.
+
+  Attributes:
+    documents: document number of each, int32 [B, M].
+    positions: position in its document, int32 [B, M].
+    position: position of the next token, int32 [B].
+  """
+
+  documents: jax.Array
+  positions: jax.Array
+  position: jax.Array
+
+
+def empty_tokens(batch: int, length: int) -> RecentTokens:
+  """Returns the tokens of a segment memory before the first segment."""
+  none = jnp.full((batch, length), documents.NONE, jnp.int32)
+  return RecentTokens(none, none, jnp.zeros((batch,), jnp.int32))
+
+
+@struct.dataclass
 class Visibility:
   """Which tokens attend to which, as far as the model decides it (see `Context`)."""
 
@@ -108,18 +130,15 @@ class Visibility:
 def make(
   segment: Segment,
   visibility: Visibility,
-  recent: dict[str, jax.Array] | None = None,
-  cache: caches.Cache | None = None,
+  tokens: RecentTokens | CacheSlots | None = None,
   in_blocks: bool = False,
-) -> tuple[Context, dict[str, jax.Array] | None]:
-  """The context of a segment, and what the next segment knows of the tokens that are kept.
+) -> tuple[Context, RecentTokens | CacheSlots | None]:
+  """Returns the context of a segment, and the earlier tokens of the next segment.
 
   Args:
     segment: the inputs.
     visibility: of the model.
-    recent: `documents` and `positions` [B, P - T] of the tokens in a segment memory, and the
-      `position` [B] of the next token. None: there is no segment memory.
-    cache: slots of keys and values (see `layers.cache.empty`), instead of `recent`.
+    tokens: the earlier tokens, of a segment memory or of a KV cache. None: there are none.
     in_blocks: attention works in blocks.
   """
   documents_BxT, starts_BxT = segment.documents_BxT, segment.starts_BxT
@@ -135,12 +154,11 @@ def make(
     sees_itself=visibility.sees_itself,
     has_prefix=segment.prefix_BxT is not None,
   )
-  kept, after = recent if cache is None else cache, None
-  position_BxT = documents.positions(starts_BxT, 0 if kept is None else kept['position'])
-  if cache is not None:
-    context, after = _with_cache(context, cache, documents_BxT, position_BxT, in_blocks)
-  elif recent is not None:
-    context, after = _with_recent(context, recent, documents_BxT, position_BxT)
+  position_BxT = documents.positions(starts_BxT, 0 if tokens is None else tokens.position)
+  if isinstance(tokens, CacheSlots):
+    context, tokens = _with_cache(context, tokens, documents_BxT, position_BxT, in_blocks)
+  elif tokens is not None:
+    context, tokens = _with_recent(context, tokens, documents_BxT, position_BxT)
   else:
     plain = visibility.window is None and visibility.sees_itself and segment.prefix_BxT is None
     context = context.replace(
@@ -158,42 +176,42 @@ def make(
       context.sees_itself,
     )
     context = context.replace(visible_BxTxS=visible_BxTxS)
-  return context, after
+  return context, tokens
 
 
 def _with_recent(context, recent, documents_BxT, position_BxT):
   """The context with the tokens of a segment memory, and those that the next segment has."""
   last = lambda before, new: caches.last(before, new, context.valid_BxT)
-  after = {
-    'documents': last(recent['documents'], documents_BxT),
-    'positions': last(recent['positions'], position_BxT),
-    'position': last(recent['position'][:, None], position_BxT + 1)[:, 0],
-  }
-  keys = recent['documents'], context.query_documents_BxT
+  after = RecentTokens(
+    documents=last(recent.documents, documents_BxT),
+    positions=last(recent.positions, position_BxT),
+    position=last(recent.position[:, None], position_BxT + 1)[:, 0],
+  )
+  keys = recent.documents, context.query_documents_BxT
   context = context.replace(
     key_documents_BxS=jnp.concatenate(keys, axis=1),
-    position_BxP=jnp.concatenate([recent['positions'], position_BxT], axis=1),
+    position_BxP=jnp.concatenate([recent.positions, position_BxT], axis=1),
   )
   return context, after
 
 
 def _with_cache(context, cache, documents_BxT, position_BxT, in_blocks):
   """The context with the tokens in cache slots, and the slots after the segment."""
-  valid_BxT, kept_BxM = context.valid_BxT, cache['documents']
+  valid_BxT, slot_documents_BxM = context.valid_BxT, cache.documents
   counted_BxT = jnp.ones(documents_BxT.shape, bool) if valid_BxT is None else valid_BxT
-  slots_BxT, index_BxT = caches.slots(cache, counted_BxT), caches.indices(cache, counted_BxT)
+  index_BxT = cache.indices(counted_BxT)
   order_BxM = distance_BxTxS = None
   if in_blocks:
-    order_BxM = caches.newest(cache, kept_BxM.shape[1])
-    kept_BxM = jnp.take_along_axis(kept_BxM, order_BxM, axis=1)
+    order_BxM = cache.newest(slot_documents_BxM.shape[1])
+    slot_documents_BxM = jnp.take_along_axis(slot_documents_BxM, order_BxM, axis=1)
   else:
-    index_BxS = jnp.concatenate([cache['index'], index_BxT], axis=1)
+    index_BxS = jnp.concatenate([cache.index, index_BxT], axis=1)
     distance_BxTxS = index_BxT[:, :, None] - index_BxS[:, None, :]
   context = context.replace(
-    key_documents_BxS=jnp.concatenate([kept_BxM, context.query_documents_BxT], axis=1),
+    key_documents_BxS=jnp.concatenate([slot_documents_BxM, context.query_documents_BxT], axis=1),
     position_BxP=position_BxT,
     distance_BxTxS=distance_BxTxS,
-    slots_BxT=slots_BxT,
+    slots_BxT=cache.slots_of(counted_BxT),
     order_BxM=order_BxM,
   )
-  return context, caches.advance(cache, slots_BxT, documents_BxT, position_BxT, counted_BxT)
+  return context, cache.advance(documents_BxT, position_BxT, counted_BxT)

@@ -9,12 +9,13 @@ as in the official code (see `layers.span`).
 B batch, T queries, M memory, S = M + T keys, N heads, H head width.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.layers import documents, dropout, ngrammer, relative, span
+from ngrammer_jax.layers.cache import KeyValues
 from ngrammer_jax.layers.context import Context
 
 MASKED = -0.7 * jnp.finfo(jnp.float32).max  # finite: a row of nothing but it stays finite
@@ -75,7 +76,7 @@ def attend(
   heads: Heads,
   spans: Spans | None,
   context: Context,
-  cached: dict[str, Any] | None,
+  cached: KeyValues | None,
   finds_pairs: bool,
   drop: dropout.Dropout,
 ) -> Part:
@@ -85,7 +86,7 @@ def attend(
     heads: of the segment.
     spans: learned spans. None: none are learned.
     context: of the segment.
-    cached: `keys` and `values` [B, N, M, H] of earlier tokens.
+    cached: keys and values of earlier tokens.
     finds_pairs: find pairs too.
     drop: dropout of the weights.
   """
@@ -118,7 +119,7 @@ def _scores(heads, cached, context):
   # Cache and segment stay apart: joining them would copy the cache.
   scores_BxNxTxS = _product('btnh,bsnh->bnts', heads.query_BxTxNxH, heads.key_BxSxNxH)
   if cached is not None:
-    scores_BxNxTxM = _product('btnh,bnmh->bntm', heads.query_BxTxNxH, cached['keys'])
+    scores_BxNxTxM = _product('btnh,bnmh->bntm', heads.query_BxTxNxH, cached.keys)
     scores_BxNxTxS = jnp.concatenate([scores_BxNxTxM, scores_BxNxTxS], axis=-1)
   if heads.distance is None:
     return scores_BxNxTxS
@@ -138,10 +139,10 @@ def _inside(spans, context):
 def _weighted(weights_BxNxTxS, heads, cached):
   """The weighted values of the context, in at least float32."""
   weights_BxNxTxS = weights_BxNxTxS.astype(heads.value_BxSxNxH.dtype)
-  M = 0 if cached is None else cached['values'].shape[2]
+  M = 0 if cached is None else cached.values.shape[2]
   values_BxTxNxH = _product('bnts,bsnh->btnh', weights_BxNxTxS[..., M:], heads.value_BxSxNxH)
   if cached is not None:
-    values_BxTxNxH += _product('bntm,bnmh->btnh', weights_BxNxTxS[..., :M], cached['values'])
+    values_BxTxNxH += _product('bntm,bnmh->btnh', weights_BxNxTxS[..., :M], cached.values)
   return values_BxTxNxH
 
 

@@ -24,6 +24,8 @@ from ngrammer_jax.layers import (
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.models import memories, precision
 
+# `hidden`, inputs of the layer [B, M + R, D], or `cache`, its `layers.cache.KeyValues`; and the
+# states of the memories in the block by name.
 Memory = dict[str, Any]
 
 
@@ -31,7 +33,7 @@ def empty_memory(
   config: model_config.ModelConfig, number: int, batch: int, cache_slots: int
 ) -> Memory:
   """Returns what a block keeps: its inputs or keys and values, and the states of its memories."""
-  c, slots, kept = config, None, {}
+  c, slots, memory = config, None, {}
   lookback = (c.convolution or 1) - 1
   if cache_slots:
     slots = cache_slots
@@ -39,11 +41,12 @@ def empty_memory(
     heads = {'query': c.heads}
     rows = {name: (lookback, heads.get(name, c.context_heads)) for name in names}
     H, dtype = c.width // c.heads, precision.compute_dtype(c)
-    kept = cache.empty_layer(batch, cache_slots, c.context_heads, H, dtype, rows)
+    shape = batch, c.context_heads, slots, H
+    memory['cache'] = cache.empty_layer(shape, dtype, rows)
   elif c.memory is not None:
     slots, rows = c.memory.length, c.memory.length + lookback
-    kept['hidden'] = jnp.zeros((batch, rows, c.width), precision.compute_dtype(c))
-  return kept | memories.empty(memories.in_block(c, number), batch, slots)
+    memory['hidden'] = jnp.zeros((batch, rows, c.width), precision.compute_dtype(c))
+  return memory | memories.empty(memories.in_block(c, number), batch, slots)
 
 
 class Block(nn.Module):
@@ -67,33 +70,33 @@ class Block(nn.Module):
 
     Spans are 0 without learned ones.
     """
-    c = self.config
-    feed = feed_forward.FeedForward(
-      c.feed_forward_width,
-      c.activation,
-      c.gated,
-      c.bias if c.feed_forward_bias is None else c.feed_forward_bias,
-      c.inner_dropout,
-      self.dtype,
-      name='feed_forward',
-    )
+    c, keys = self.config, (None,) * 4
+    if dropout_key is not None:
+      keys = jax.random.split(dropout_key, 4)
     x_BxTxD = self._positioned(x_BxTxD)
-    keys = (None,) * 4 if dropout_key is None else jax.random.split(dropout_key, 4)
-    inputs_BxTxD = jax.lax.stop_gradient(x_BxTxD)
-    attend = functools.partial(self._attend, context, memory, keys[2])
-    x_BxTxD, (projected, states) = self._add('attention', attend, x_BxTxD, keys[0])
-    none = span.Spans(jnp.zeros(()), jnp.zeros((len(x_BxTxD), c.context_heads)))
-    spans = projected.pop('span', none)
-    segment = {'hidden': inputs_BxTxD} | projected
-    memory = _updated(memory, segment, context, after_BxTxD=x_BxTxD) | states
+    next_memory = {}
+    if 'hidden' in memory:
+      hidden_BxTxD = jax.lax.stop_gradient(x_BxTxD)
+      next_memory['hidden'] = cache.last(memory['hidden'], hidden_BxTxD, context.valid_BxT)
+    norm = self._norm('attention')
+    y_BxTxD = x_BxTxD if norm is None else norm(x_BxTxD)
+    y_BxTxD, projected, states = self._attend(y_BxTxD, context, memory, norm, keys[2])
+    x_BxTxD = self._residual('attention', x_BxTxD, y_BxTxD, keys[0])
+    if 'cache' in memory:
+      next_memory['cache'] = _updated(memory['cache'], projected, context, after_BxTxD=x_BxTxD)
+    spans = projected.spans
+    if spans is None:
+      spans = span.Spans(jnp.zeros(()), jnp.zeros((len(x_BxTxD), c.context_heads)))
     if c.feed_forward_width:
-      fed = lambda x_BxTxD, _: (feed(x_BxTxD, context.valid_BxT, keys[3]), None)
-      x_BxTxD, _ = self._add('feed_forward', fed, x_BxTxD, keys[1])
-    return x_BxTxD, memory, spans
+      norm = self._norm('feed_forward')
+      y_BxTxD = x_BxTxD if norm is None else norm(x_BxTxD)
+      y_BxTxD = self._feed_forward(y_BxTxD, context.valid_BxT, keys[3])
+      x_BxTxD = self._residual('feed_forward', x_BxTxD, y_BxTxD, keys[1])
+    return x_BxTxD, next_memory | states, spans
 
-  def _attend(self, context, memory, dropout_key, x_BxTxD, norm):
-    """What attention adds, and what is kept of it: its projections, the states of memories."""
-    earlier, states = memory if 'keys' in memory else None, {}
+  def _attend(self, x_BxTxD, context, memory, norm, dropout_key):
+    """What attention adds, its projections, and the next states of the memories in the block."""
+    earlier, states = memory.get('cache'), {}
     if 'hidden' in memory:
       earlier = attention.LayerInputs(memory['hidden'], norm)
     modules = [each.make(name=each.name) for each in self.own_memories]
@@ -109,8 +112,19 @@ class Block(nn.Module):
     post_attention_fn = apply_memories if modules else None
     finds_pairs = any(module.needs_pairs for module in modules)
     attend = make_attention(self.config, self.dtype)
-    y_BxTxD, kept = attend(x_BxTxD, context, earlier, post_attention_fn, finds_pairs, dropout_key)
-    return y_BxTxD, (kept, states)
+    y_BxTxD, projected = attend(
+      x_BxTxD, context, earlier, post_attention_fn, finds_pairs, dropout_key
+    )
+    return y_BxTxD, projected, states
+
+  def _feed_forward(self, x_BxTxD, valid_BxT, dropout_key):
+    c = self.config
+    bias = c.bias if c.feed_forward_bias is None else c.feed_forward_bias
+    feed = feed_forward.FeedForward(
+      *(c.feed_forward_width, c.activation, c.gated, bias, c.inner_dropout, self.dtype),
+      name='feed_forward',
+    )
+    return feed(x_BxTxD, valid_BxT, dropout_key)
 
   def _positioned(self, x_BxTxD):
     """The input and, if every layer adds one of its own, the embedding of its position."""
@@ -124,26 +138,27 @@ class Block(nn.Module):
     table = self.param('position', init, (c.positions().max_length, c.width), param_dtype)
     return x_BxTxD + table[c.positions().max_length - T :].astype(self.dtype)
 
-  def _add(self, name, sublayer, x_BxTxD, dropout_key):
-    """The sum of x and a sub-layer of it, normed, and what else the sub-layer returns.
+  def _policy(self, name):
+    """Where the norms of a sub-layer are."""
+    if self.config.norm == 'primer':
+      return 'pre' if name == 'attention' else 'post'
+    return self.config.norm
 
-    The sub-layer is given its input and the norm of that, which a memory of inputs needs too.
-    """
-    c = self.config
-    policy = c.norm
-    if policy == 'primer':
-      policy = 'pre' if name == 'attention' else 'post'
-    make = lambda suffix: normalization.LayerNorm(
-      epsilon=c.norm_epsilon, dtype=self.dtype, name=f'{name}_{suffix}'
-    )
-    norm = make('norm') if policy in ('pre', 'hybrid') else None
-    y_BxTxD, kept = sublayer(x_BxTxD if norm is None else norm(x_BxTxD), norm)
+  def _layer_norm(self, name):
+    return normalization.LayerNorm(epsilon=self.config.norm_epsilon, dtype=self.dtype, name=name)
+
+  def _norm(self, name):
+    """The norm of the input of a sub-layer, None if there is none."""
+    return self._layer_norm(f'{name}_norm') if self._policy(name) in ('pre', 'hybrid') else None
+
+  def _residual(self, name, x_BxTxD, y_BxTxD, dropout_key):
+    """The sum of x and the output y of a sub-layer, normed."""
+    policy, post_norm = self._policy(name), f'{name}_post_norm'
     if policy in ('post', 'hybrid'):
-      y_BxTxD = make('post_norm')(y_BxTxD)
-    x_BxTxD = shard_activations(x_BxTxD + dropout.drop(y_BxTxD, c.dropout, dropout_key))
-    if policy == 'post_skip':
-      x_BxTxD = make('post_norm')(x_BxTxD)
-    return x_BxTxD, kept
+      y_BxTxD = self._layer_norm(post_norm)(y_BxTxD)
+    y_BxTxD = dropout.drop(y_BxTxD, self.config.dropout, dropout_key)
+    x_BxTxD = shard_activations(x_BxTxD + y_BxTxD)
+    return self._layer_norm(post_norm)(x_BxTxD) if policy == 'post_skip' else x_BxTxD
 
 
 def projections(config: model_config.ModelConfig) -> attention.Projections:
@@ -204,15 +219,15 @@ def _span(config, dtype):
   )
 
 
-def _updated(memory, segment, context, after_BxTxD):
-  """The memory of a layer after a segment."""
-
-  def keep(name):
-    if name in ('keys', 'values'):
-      return cache.write(memory[name], context.slots_BxT, segment[name], after_BxTxD)
-    return cache.last(memory[name], segment[name], context.valid_BxT)
-
-  return {name: keep(name) for name in memory if name in segment}
+def _updated(key_values, projected, context, after_BxTxD):
+  """The KV cache of a layer after a segment."""
+  write = lambda old, new: cache.write(old, context.slots_BxT, new, after_BxTxD)
+  last = lambda before, new: cache.last(before, new, context.valid_BxT)
+  return cache.KeyValues(
+    keys=write(key_values.keys, projected.keys_BxTxNxH),
+    values=write(key_values.values, projected.values_BxTxNxH),
+    rows=jax.tree.map(last, key_values.rows, projected.convolved),
+  )
 
 
 def shard_activations(x_BxTxD: jax.Array) -> jax.Array:

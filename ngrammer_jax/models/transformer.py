@@ -46,30 +46,32 @@ def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int 
       with.
 
   Keys: `document` int32 [B], number of the document that the last segment ended in; the states of
-  the memories between blocks (see `models.memories`); `cache`, what all layers know
-  of their slots (see `layers.cache.empty`), or `recent`, of the tokens in the segment memory,
-  `documents` and `positions` [B, M] and the `position` [B] of the next token; `layers`, what each
-  one keeps; and in training with dynamic spans, how far they went in the last segment, `spans`, by
-  layer (see `layers.span.Spans`).
+  the memories between blocks (see `models.memories`); the earlier tokens, `cache`
+  (`layers.cache.CacheSlots`) or `recent` (`layers.context.RecentTokens`); `layers`, what each one
+  keeps (see `block.empty_memory`); and in training with dynamic spans, how far they went in the
+  last segment, `spans`, by layer (`layers.span.Spans`).
   """
   c, memory = config, {'document': jnp.zeros((batch,), jnp.int32)}
   memory |= memories.empty(memories.between_blocks(c), batch)
   if cache_slots:
-    memory['cache'] = cache.empty(batch, cache_slots)
+    memory['cache'] = cache.empty_slots(batch, cache_slots)
   elif c.memory is not None:
-    none = jnp.full((batch, c.memory.length), documents.NONE, jnp.int32)
-    first = jnp.zeros((batch,), jnp.int32)
-    memory['recent'] = {'documents': none, 'positions': none, 'position': first}
+    memory['recent'] = contexts.empty_tokens(batch, c.memory.length)
   if c.memory is not None and c.memory.first == 'zeros':
-    tokens = memory['cache' if cache_slots else 'recent']
-    tokens['documents'] = jnp.zeros_like(tokens['documents'])
-    if cache_slots:
-      tokens['index'] += jnp.arange(-cache_slots, 0)
+    memory |= {name: _visible(memory[name]) for name in ('cache', 'recent') if name in memory}
   layers = tuple(block.empty_memory(c, number, batch, cache_slots) for number in range(c.layers))
   if c.span is not None and c.span.kind == 'dynamic' and not cache_slots:
     none = lambda *shape: jnp.zeros((batch, c.layers, *shape), jnp.float32)
     memory['spans'] = span.Spans(none(), none(c.context_heads))
   return memory | ({'layers': layers} if any(layers) else {})
+
+
+def _visible(tokens):
+  """Empty slots as tokens of the first document, whose keys and values are zeros."""
+  tokens = tokens.replace(documents=jnp.zeros_like(tokens.documents))
+  if isinstance(tokens, cache.CacheSlots):
+    tokens = tokens.replace(index=tokens.index + jnp.arange(-tokens.index.shape[1], 0))
+  return tokens
 
 
 def _spans_by_row(spans):
@@ -170,15 +172,15 @@ class TransformerLM(nn.Module):
     return self._final(x_BxTxD, after), next_memory, aux
 
   def _context(self, segment, memory):
-    """The context of a segment, the same for all layers, and what the next memory knows of it."""
+    """The context of a segment, the same for all layers, and the earlier tokens of the next."""
     c, name = self.config, 'cache' if 'cache' in memory else 'recent'
+    tokens = memory.get(name)
     visibility = contexts.Visibility()
     if c.memory is not None:
       m = c.memory
       visibility = contexts.Visibility(m.window(), m.sees_itself(), m.across_documents)
-    kept = memory.get(name)
-    in_blocks = self._takes_blocks(segment, kept)
-    context, after = contexts.make(segment, visibility, in_blocks=in_blocks, **{name: kept})
+    in_blocks = self._uses_blocks(segment, 0 if tokens is None else tokens.documents.shape[1])
+    context, tokens = contexts.make(segment, visibility, tokens, in_blocks)
     if c.position == 'rope':
       wide, p = jnp.promote_types(self.dtype, jnp.float32), c.positions()
       timescales = p.min_timescale, p.max_timescale
@@ -186,14 +188,13 @@ class TransformerLM(nn.Module):
         rotation=position.rotation(context.position_BxP, c.width // c.heads, *timescales, wide)
       )
     context = context.replace(position_params=self.position_params)
-    return context, {} if after is None else {name: after}
+    return context, {} if tokens is None else {name: tokens}
 
-  def _takes_blocks(self, segment, kept):
+  def _uses_blocks(self, segment, M):
     """Whether attention works in blocks (see `blocked_attention.is_faster`)."""
     if self.is_initializing() or self.is_mutable_collection('intermediates'):
       return False
     c, T = self.config, segment.documents_BxT.shape[1]
-    M = 0 if kept is None else kept['documents'].shape[1]
     if segment.prefix_BxT is not None or c.kernel not in (None, 'blocks'):
       return False
     if c.attention_dropout and jax.config.jax_default_prng_impl != 'threefry2x32':

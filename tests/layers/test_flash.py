@@ -183,9 +183,6 @@ def test_a_context_says_whether_it_is_documents_and_causality_alone(
   starts_1xT = np.array([[0, 0, 1, 0, 0]]) > 0
   prefix_1xT = documents_1xT < 1 if prefix else None
   segment = context.Segment(documents_1xT, starts_1xT, None, prefix_1xT)
-  none_1xM = np.full((1, 2), documents.NONE)
-  recent = {'documents': none_1xM, 'positions': none_1xM * 0, 'position': np.zeros(1, int)}
-  memory = {'recent': recent, 'cache': cache.empty(1, 2)}
-  given = {kept: memory[kept]} if kept else {}
-  made, _ = context.make(segment, context.Visibility(**visibility), **given)
+  earlier = {'recent': context.empty_tokens(1, 2), 'cache': cache.empty_slots(1, 2), None: None}
+  made, _ = context.make(segment, context.Visibility(**visibility), earlier[kept])
   assert made.is_plain_causal == is_plain

@@ -20,7 +20,7 @@ def segment():
   starts[0, 7], valid[1, 9:] = True, 0
   kept = np.zeros((B, M), np.int32)
   kept[1, :2] = documents.NONE
-  recent = {'documents': kept, 'positions': kept, 'position': np.full(B, M, np.int32)}
+  recent = context.RecentTokens(kept, kept, np.full(B, M, np.int32))
   given = context.Segment(documents.numbers(starts), starts, jnp.asarray(valid))
   return context.make(given, context.Visibility(M + 1, sees_itself=False), recent)[0], valid
 
@@ -44,8 +44,8 @@ def test_blocks_of_queries_equal_one_block(x64, monkeypatch, kind):
       return attended
 
     inputs = of_segment, LayerInputs(rows), keep_pairs, True
-    y, kept = layer.apply({'params': params}, x, *inputs)
-    return jnp.sin(y).sum(), (y, kept['span'], found['pair'])
+    y, projected = layer.apply({'params': params}, x, *inputs)
+    return jnp.sin(y).sum(), (y, projected.spans, found['pair'])
 
   found = []
   for count in (local.block_count(T, M), 1):

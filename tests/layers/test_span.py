@@ -93,8 +93,8 @@ def gradients(layer, params, x, context):
   x, memory = parts(x)
 
   def loss(params):
-    y, kept = layer.apply({'params': params}, x, context, memory)
-    return jnp.sin(y).sum(), (y, kept['span'].mean)
+    y, projected = layer.apply({'params': params}, x, context, memory)
+    return jnp.sin(y).sum(), (y, projected.spans.mean)
 
   return jax.grad(loss, has_aux=True)(params)
 
@@ -152,7 +152,7 @@ def test_padding_does_not_count_in_the_mean_span(x64):
 
   def mean(x):
     x, memory = parts(x)
-    return float(apply(layer, variables, x, padded, memory)[1]['span'].mean)
+    return float(apply(layer, variables, x, padded, memory)[1].spans.mean)
 
   of_row = lambda at: z_of(span.DynamicSpan)(variables['params'], x[at[0], M + at[1]], at[2])
   expected = np.mean([of_row((*at, n)) for at in np.argwhere(valid) for n in range(N)])
