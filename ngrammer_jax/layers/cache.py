@@ -77,8 +77,13 @@ class KeyValues:
 
 def empty_slots(batch: int, slots: int) -> CacheSlots:
   """Returns slots without tokens."""
-  none, zeros = jnp.full((batch, slots), documents.NONE, jnp.int32), jnp.zeros((batch,), jnp.int32)
-  return CacheSlots(none, jnp.zeros_like(none), count=zeros, position=zeros)
+  zeros = lambda *shape: jnp.zeros(shape, jnp.int32)
+  return CacheSlots(
+    documents=jnp.full((batch, slots), documents.NONE, jnp.int32),
+    index=zeros(batch, slots),
+    count=zeros(batch),
+    position=zeros(batch),
+  )
 
 
 def empty_layer(
@@ -92,9 +97,8 @@ def empty_layer(
     rows: R and N by what is convolved.
   """
   B, _, _, H = shape
-  zeros = jnp.zeros(shape, dtype)
   rows = {name: jnp.zeros((B, *size, H), dtype) for name, size in rows.items()}
-  return KeyValues(zeros, jnp.zeros_like(zeros), rows)
+  return KeyValues(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), rows)
 
 
 def write(

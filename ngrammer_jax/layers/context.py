@@ -114,8 +114,8 @@ class RecentTokens:
 
 def empty_tokens(batch: int, length: int) -> RecentTokens:
   """Returns the tokens of a segment memory before the first segment."""
-  none = jnp.full((batch, length), documents.NONE, jnp.int32)
-  return RecentTokens(none, none, jnp.zeros((batch,), jnp.int32))
+  none = lambda: jnp.full((batch, length), documents.NONE, jnp.int32)
+  return RecentTokens(none(), none(), jnp.zeros((batch,), jnp.int32))
 
 
 @struct.dataclass

@@ -131,7 +131,7 @@ def check(case, seed):
     slots = config.memory.length
   cache = transformer.empty_memory(config, ALONE + 1, slots)
   hidden, after = run_stream(cached, served, cache, rows, case['prefix'])
-  assert after['cache']['count'].tolist() == rows.lengths.sum(axis=1).tolist()
+  assert after['cache'].count.tolist() == rows.lengths.sum(axis=1).tolist()
   check_rows(case, config, rows, hidden, after)
   # Without a memory segments are independent: one segment is compared.
   whole = rows
@@ -247,7 +247,7 @@ def test_tokens_one_by_one_see_as_many_as_there_are_slots(x64):
     hidden, memory = step(variables, given, memory, starts_BxT=starts, valid_BxT=valid[:, None])
     states[row[valid > 0], at[valid > 0]] = np.asarray(hidden)[valid > 0, 0]
     place += valid
-  assert place.tolist() == memory['cache']['count'].tolist() == [T, T]
+  assert place.tolist() == memory['cache'].count.tolist() == [T, T]
   assert_close(states, one_pass, TOLERANCE)
 
 
