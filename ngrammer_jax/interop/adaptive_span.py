@@ -41,7 +41,6 @@ FREE_OPTIONS = (
   *('memory.length', 'memory.first', 'memory.across_documents'),
   *('span.limit', 'span.ramp', 'persistent.vectors'),
   *('adaptive_softmax.cutoffs', 'adaptive_softmax.divisor', 'adaptive_softmax.embedding_width'),
-  *conversion.MODEL_TRAINING_OPTIONS,
 )
 
 
@@ -75,7 +74,7 @@ def load_language_model(
   softmax_options = FULL_SOFTMAX_OPTIONS if full_softmax else ADAPTIVE_SOFTMAX_OPTIONS
   required = MODEL_OPTIONS | REQUIRED_OPTIONS | softmax_options
   supported = {key: (value,) for key, value in required.items()}
-  conversion.check_options(config, supported, FREE_OPTIONS, 'model.')
+  conversion.check_config(config, supported, FREE_OPTIONS)
   sources = _vocabulary_sources(config, vocabulary_size)
   H, S = config.width // config.heads, config.positions().max_length
   # The source table starts with the farthest distance.

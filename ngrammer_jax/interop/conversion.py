@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import errors
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.layers import ngrammer
 
 # Options that change how a model or layer is trained or computed, but not its function.
 NGRAM_TRAINING_OPTIONS = ('decay', 'epsilon', 'empty', 'initial', 'padding_trains', 'exchange')
@@ -95,24 +97,32 @@ def _is_numeric(array):
     return False
 
 
-def check_options(
-  block: Any, supported: Mapping[str, tuple[Any, ...]], any_value: Collection[str], path: str = ''
+def check_config(
+  config: model_config.ModelConfig, supported: Mapping[str, tuple[Any, ...]], free: Collection[str]
 ) -> None:
-  """Raises BadInput that names every option of a model or layer that cannot be loaded.
+  """Raises BadInput that names every option of a model config that cannot be loaded.
 
-  An option that is neither in `supported` nor in `any_value` must have its default. The options of
-  a nested block are checked one by one if at least one of them is named, as in `span.ramp`.
+  Options that are not named must have their defaults, and an optional block of which no option is
+  named must be None.
 
   Args:
-    block: a `ModelConfig` or an `NGrammer`.
+    config: the config of the target model.
     supported: the values that can be loaded, by key.
-    any_value: keys of options that may have any value.
-    path: prefix of all keys in the message, such as `model.`.
+    free: keys such as `span.ramp` of options of any value, besides MODEL_TRAINING_OPTIONS.
   """
+  _check_options(config, supported, free, MODEL_TRAINING_OPTIONS, 'model.')
+
+
+def check_layer(layer: ngrammer.NGrammer, free: Collection[str]) -> None:
+  """Raises BadInput that names every attribute that cannot be loaded, see `check_config`."""
+  _check_options(layer, {}, free, LAYER_TRAINING_OPTIONS, '')
+
+
+def _check_options(block, supported, free, training, path):
   problems = []
-  for key, value, default in _options(block, {*supported, *any_value}):
+  for key, value, default in _options(block, {*supported, *free}):
     values = supported.get(key, (default,))
-    if key not in any_value and value not in values:
+    if key not in free and key not in training and value not in values:
       choices = ' or '.join(map(repr, values))
       problems.append(f'{path}{key}={value!r} must be {choices} for these weights')
   if problems:
@@ -122,7 +132,7 @@ def check_options(
 def _options(
   block: Any, named: Collection[str], prefix: str = ''
 ) -> Iterator[tuple[str, Any, Any]]:
-  """Yields key, value and default of the options of a block and of its nested blocks."""
+  """Yields key, value and default of each option; of a nested block if it is named, its options."""
   for field in dataclasses.fields(block):
     key, value = prefix + field.name, getattr(block, field.name)
     if dataclasses.is_dataclass(value) and any(name.startswith(f'{key}.') for name in named):

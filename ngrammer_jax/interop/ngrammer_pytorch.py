@@ -42,8 +42,7 @@ def load_ngrammer(
       f'clusters={K}, heads={N}, width={width}: n-grammer-pytorch needs clusters, and a width that '
       f'is divisible by heads'
     )
-  sizes = ('heads', 'clusters', 'vocabulary_size', 'dim', 'combine')
-  conversion.check_options(layer, {}, (*sizes, *conversion.LAYER_TRAINING_OPTIONS))
+  conversion.check_layer(layer, ('heads', 'clusters', 'vocabulary_size', 'dim', 'combine'))
   H, Source = width // N, conversion.Source
   sources = {
     'params/table': Source('ngram.ngram_embeds.weight', (N * V, E)),

@@ -36,7 +36,6 @@ FREE_OPTIONS = (
   *('tie_embeddings', 'scale_embeddings', 'softmax_bias'),
   *('positional.min_timescale', 'positional.max_timescale'),
   *('ngram.layer', 'ngram.pairing', *(f'ngram.{name}' for name in NGRAMMER_OPTIONS)),
-  *conversion.MODEL_TRAINING_OPTIONS,
 )
 
 _COLLECTIONS = ('param/', 'params/', 'state/', 'non_trainable/')
@@ -65,8 +64,7 @@ def load_ngrammer(
     BadInput: the layer has options that praxis does not support; or lists every array that is
       missing, extra, not numeric or of a wrong shape.
   """
-  free = (*NGRAMMER_OPTIONS, 'id_vocabulary', *conversion.LAYER_TRAINING_OPTIONS)
-  conversion.check_options(layer, {}, free)
+  conversion.check_layer(layer, (*NGRAMMER_OPTIONS, 'id_vocabulary'))
   arrays = _without_collection_prefixes(arrays)
   arrays = {name.removeprefix('ngram_layer/'): array for name, array in arrays.items()}
   if width % layer.heads:
@@ -103,7 +101,7 @@ def load_language_model(
       missing, extra, not numeric or of a wrong shape.
   """
   config.check()
-  conversion.check_options(config, SUPPORTED_OPTIONS, FREE_OPTIONS, 'model.')
+  conversion.check_config(config, SUPPORTED_OPTIONS, FREE_OPTIONS)
   arrays = _without_collection_prefixes(arrays)
   V, D = vocabulary_size, config.width
   softmax = Source('softmax/logits_ffn/linear/w', (D, V), np.transpose)

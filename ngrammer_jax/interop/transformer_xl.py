@@ -37,7 +37,6 @@ FREE_OPTIONS = (
   *('memory.length', 'memory.first', 'memory.same_length', 'memory.across_documents'),
   *('adaptive_softmax.cutoffs', 'adaptive_softmax.divisor', 'adaptive_softmax.embedding_width'),
   *('adaptive_softmax.tied_projections', 'adaptive_softmax.project_same_width'),
-  *conversion.MODEL_TRAINING_OPTIONS,
 )
 # The attn_type of the source model by `position`; `relative` is attn_type 0.
 ATTENTION_TYPES = {'shaw': 1, 'segment_sinusoid': 2, 'learned': 3}
@@ -72,7 +71,7 @@ def load_language_model(
   config.check()
   alternatives = {'norm': ('pre',), 'position': tuple(ATTENTION_TYPES)}
   supported = {key: (value, *alternatives.get(key, ())) for key, value in MODEL_OPTIONS.items()}
-  conversion.check_options(config, supported, FREE_OPTIONS, 'model.')
+  conversion.check_config(config, supported, FREE_OPTIONS)
   if config.norm == 'pre' and config.position in model_config.SEGMENT_POSITIONS:
     raise errors.BadInput(
       f'model.norm="pre" with model.position={config.position!r} cannot be loaded: the PyTorch '
