@@ -136,11 +136,8 @@ def _layer_sources(config, i) -> dict[str, Source]:
   if F:
     norms['feed_forward'] = 'norm2'
     for name, source_name, shape in (('in', 'fc1', (F, D)), ('out', 'fc2', (D, F))):
-      linear, source = f'{path}/feed_forward/{name}', f'{prefix}.ff.{source_name}'
-      sources[f'{linear}/kernel'] = Source(f'{source}.weight', shape, np.transpose)
-      sources[f'{linear}/bias'] = Source(f'{source}.bias', shape[:1])
+      source = f'{prefix}.ff.{source_name}'
+      sources |= conversion.torch_linear(f'{path}/feed_forward/{name}', source, shape)
   for name, source_name in norms.items():
-    for part, source_part in (('scale', 'weight'), ('bias', 'bias')):
-      source = Source(f'{prefix}.{source_name}.{source_part}', (D,))
-      sources[f'{path}/{name}_post_norm/{part}'] = source
+    sources |= conversion.torch_norm(f'{path}/{name}_post_norm', f'{prefix}.{source_name}', D)
   return sources

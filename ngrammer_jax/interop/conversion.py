@@ -51,6 +51,8 @@ def convert(
 ) -> dict[str, Any]:
   """Converts source arrays to variables, a nested dict (float64 stays float64 in 64-bit mode).
 
+  Codebooks get a uniform cluster usage.
+
   Args:
     arrays: the source arrays by name.
     sources: the source of each variable by its path, such as `params/layer_0/attention/bias`.
@@ -86,7 +88,23 @@ def convert(
     values = [np.asarray(arrays[name]) for name in source.names]
     value = source.convert(values[0] if isinstance(source.name, str) else values)
     variables[path] = jnp.asarray(value)
+    if path.startswith('codebook/'):  # other frameworks do not store the cluster usage
+      quantizer, (N, K, _) = path.removesuffix('centroids'), value.shape
+      variables[f'{quantizer}usage'] = jnp.full((N, K), 1 / K, variables[path].dtype)
+      variables[f'{quantizer}changed'] = jnp.zeros(N)
   return traverse_util.unflatten_dict(variables, sep='/')
+
+
+def torch_linear(path: str, name: str, shape: tuple[int, int]) -> dict[str, Source]:
+  """Returns the sources of a linear map with a bias of PyTorch, whose weight is [out, in]."""
+  kernel = Source(f'{name}.weight', shape, np.transpose)
+  return {f'{path}/kernel': kernel, f'{path}/bias': Source(f'{name}.bias', shape[:1])}
+
+
+def torch_norm(path: str, name: str, width: int) -> dict[str, Source]:
+  """Returns the sources of a layer norm of PyTorch."""
+  scale = Source(f'{name}.weight', (width,))
+  return {f'{path}/scale': scale, f'{path}/bias': Source(f'{name}.bias', (width,))}
 
 
 def _is_numeric(array):
@@ -139,19 +157,3 @@ def _options(
       yield from _options(value, named, f'{key}.')
     else:
       yield key, value, field.default
-
-
-def add_uniform_usage(variables: dict[str, Any]) -> dict[str, Any]:
-  """Adds a uniform cluster usage to each codebook; other frameworks do not store the usage."""
-
-  def add(node):
-    if 'centroids' in node:
-      shape = node['centroids'].shape[:2]
-      node['usage'] = jnp.full(shape, 1 / shape[1], node['centroids'].dtype)
-      node['changed'] = jnp.zeros(shape[:1])
-    for child in node.values():
-      if isinstance(child, dict):
-        add(child)
-
-  add(variables.get('codebook', {}))
-  return variables

@@ -52,5 +52,4 @@ def load_ngrammer(
     for part, letter in (('scale', 'g'), ('bias', 'b')):
       norm_name = f'ngram.{source_name}_layernorm.{letter}'
       sources[f'params/{name}/{part}'] = Source(norm_name, (N, size))
-  variables = conversion.convert(arrays, sources, 'a VQNgrammer of n-grammer-pytorch')
-  return conversion.add_uniform_usage(variables)
+  return conversion.convert(arrays, sources, 'a VQNgrammer of n-grammer-pytorch')

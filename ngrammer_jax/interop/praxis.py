@@ -69,11 +69,8 @@ def load_ngrammer(
   arrays = {name.removeprefix('ngram_layer/'): array for name, array in arrays.items()}
   if width % layer.heads:
     raise errors.BadInput(f'width={width} must be divisible by heads={layer.heads}')
-  sources = _ngrammer_sources(layer.heads, layer.vocabulary_size, layer.dim, width, '')
-  if layer.clusters is not None:
-    sources |= _codebook_source(layer.heads, layer.clusters, width, '')
-  variables = conversion.convert(arrays, sources, 'a praxis N-Grammer', ignored=(_CACHE,))
-  return conversion.add_uniform_usage(variables)
+  sources = _ngrammer_sources(layer, layer.heads, width)
+  return conversion.convert(arrays, sources, 'a praxis N-Grammer', ignored=(_CACHE,))
 
 
 def load_language_model(
@@ -117,17 +114,13 @@ def load_language_model(
     sources |= _layer_sources(config, i)
   prefixes = _ngrammer_prefixes(config)
   for layer_path, prefix in prefixes.items():
-    ngram, N = config.ngram, config.ngram.heads or config.heads
-    ngram_prefix = prefix if ngram.clusters is None else f'{prefix}ngram_layer/'
-    layer = _ngrammer_sources(N, ngram.vocabulary_size, ngram.dim, D, ngram_prefix)
-    if ngram.clusters is not None:
-      layer |= _codebook_source(N, ngram.clusters, D, prefix)
-    for path, source in layer.items():
+    ngram_prefix = prefix if config.ngram.clusters is None else f'{prefix}ngram_layer/'
+    N = config.ngram.heads or config.heads
+    for path, source in _ngrammer_sources(config.ngram, N, D, prefix, ngram_prefix).items():
       collection, _, name = path.partition('/')
       sources[f'{collection}/{layer_path}/{name}'] = source
   caches = [prefix + _CACHE for prefix in prefixes.values()]
-  variables = conversion.convert(arrays, sources, 'a praxis language model', caches)
-  return conversion.add_uniform_usage(variables)
+  return conversion.convert(arrays, sources, 'a praxis language model', caches)
 
 
 def _ngrammer_prefixes(config: model_config.ModelConfig) -> dict[str, str]:
@@ -162,9 +155,20 @@ def _norm_sources(path: str, name: str, D: int) -> dict[str, Source]:
   }
 
 
-def _ngrammer_sources(N: int, V: int, E: int, D: int, prefix: str) -> dict[str, Source]:
-  per_head = lambda name, part: tuple(f'{prefix}{name}_{i}/{part}' for i in range(N))
+def _ngrammer_sources(
+  options: ngrammer.NGrammer | model_config.NGramConfig,
+  N: int,
+  D: int,
+  prefix: str = '',
+  ngram_prefix: str = '',
+) -> dict[str, Source]:
+  """Returns the sources of an n-gram layer; the names of the n-grams have a prefix of their own."""
+  V, E, K = options.vocabulary_size, options.dim, options.clusters
+  per_head = lambda name, part: tuple(f'{ngram_prefix}{name}_{i}/{part}' for i in range(N))
   sources = {'params/table': Source(per_head('ngram_table', 'emb_var'), (V, E), np.concatenate)}
+  if K is not None:
+    means = Source(f'{prefix}vq_layer/means', (N, K, D // N))
+    sources['codebook/quantizer/centroids'] = means
   for name, source_name, width in (
     ('unigram_norm', 'emb_layer_norm', D // N),
     ('ngram_norm', 'ngram_layer_norm', E),
@@ -173,10 +177,6 @@ def _ngrammer_sources(N: int, V: int, E: int, D: int, prefix: str) -> dict[str, 
     sources[f'params/{name}/scale'] = Source(scale, (width,), lambda a: 1 + np.stack(a))
     sources[f'params/{name}/bias'] = Source(bias, (width,), np.stack)
   return sources
-
-
-def _codebook_source(N: int, K: int, D: int, prefix: str) -> dict[str, Source]:
-  return {'codebook/quantizer/centroids': Source(f'{prefix}vq_layer/means', (N, K, D // N))}
 
 
 def _layer_sources(config: model_config.ModelConfig, i: int) -> dict[str, Source]:

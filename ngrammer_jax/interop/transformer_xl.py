@@ -166,14 +166,12 @@ def _layer_sources(config: model_config.ModelConfig, i: int) -> dict[str, Source
     f'{prefix}.dec_attn.o_net.weight', (D, D), lambda a: a.T.reshape(N, H, D)
   )
   for name, index, shape in (('in', 0, (F, D)), ('out', 3, (D, F))):
-    linear, source_name = f'{path}/feed_forward/{name}', f'{prefix}.pos_ff.CoreNet.{index}'
-    sources[f'{linear}/kernel'] = Source(f'{source_name}.weight', shape, np.transpose)
-    sources[f'{linear}/bias'] = Source(f'{source_name}.bias', shape[:1])
+    source_name = f'{prefix}.pos_ff.CoreNet.{index}'
+    sources |= conversion.torch_linear(f'{path}/feed_forward/{name}', source_name, shape)
   norm = 'norm' if config.norm == 'pre' else 'post_norm'
   for name, source_name in (('attention', 'dec_attn'), ('feed_forward', 'pos_ff')):
-    for part, source_part in (('scale', 'weight'), ('bias', 'bias')):
-      source = Source(f'{prefix}.{source_name}.layer_norm.{source_part}', (D,))
-      sources[f'{path}/{name}_{norm}/{part}'] = source
+    source_norm = f'{prefix}.{source_name}.layer_norm'
+    sources |= conversion.torch_norm(f'{path}/{name}_{norm}', source_norm, D)
   return sources
 
 
