@@ -3,7 +3,7 @@
 B batch, T segment length, P tokens of a padded prompt, K choices, C tokens of a choice, D model.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,13 @@ class Inputs(NamedTuple):
   starts_BxT: jax.Array
   valid_BxT: jax.Array
   prefix_BxT: jax.Array | None = None
+
+
+class DecodingState(NamedTuple):
+  """State of the generation of a batch: the memory, and the index of the next token."""
+
+  memory: Any
+  index: jax.Array
 
 
 def score_segment(model, variables, segment: streams.Segment, *, memory):
@@ -82,13 +89,13 @@ def rank_choices(model, variables, prompt: Inputs, choices_KxBxC, valid_KxBxC):
   return jax.lax.map(score_choice, (choices_KxBxC, valid_KxBxC))
 
 
-def decode_step(model, variables, seeds_B, sampler, inputs: Inputs, *, memory, index):
-  """Returns the token sampled after the last valid token of each row, the memory, the next index.
+def decode_step(model, variables, seeds_B, sampler, inputs: Inputs, *, state: DecodingState):
+  """Returns the token sampled after the last valid token of each row, and the next state.
 
   The random key depends on the seed of the row and the index of the token alone.
   """
-  hidden_Bx1xD, memory = _read(model, variables, inputs, memory)
+  hidden_Bx1xD, memory = _read(model, variables, inputs, state.memory)
   log_probs_Bx1xV = model.apply(variables, hidden_Bx1xD, method='log_probs')
-  make_key = lambda seed: jax.random.fold_in(jax.random.key(seed), index)
+  make_key = lambda seed: jax.random.fold_in(jax.random.key(seed), state.index)
   token_B = sampling.sample_tokens(log_probs_Bx1xV[:, 0], sampler, jax.vmap(make_key)(seeds_B))
-  return token_B, memory, index + 1
+  return token_B, DecodingState(memory, state.index + 1)

@@ -177,6 +177,7 @@ def complete(
   """
   if max((len(prompt.ids) for prompt in prompts), default=0) + config.tokens > config.context:
     logging.info('a token is predicted from the last %s tokens, the context', f'{config.context:,}')
+  generation = inference.GenerationConfig(config.sampling, config.context)
   for first in range(0, len(prompts), inference.MAX_ROWS):
     group = prompts[first : first + inference.MAX_ROWS]
     ids = [prompt.ids for prompt in group]
@@ -184,7 +185,7 @@ def complete(
     texts = [
       IncrementalDetokenizer(vocabulary, prompt_ids[1:], config.tokens) for prompt_ids in ids
     ]
-    for token_B in engine.generate(variables, ids, seeds, config.sampling, config.context):
+    for token_B in engine.generate(variables, ids, seeds, generation):
       for row, (text, token) in enumerate(zip(texts, token_B.tolist(), strict=True)):
         if not text.is_done:
           new_text = text.add(token)
