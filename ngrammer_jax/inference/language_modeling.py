@@ -23,46 +23,44 @@ def evaluate(
   split: token_cache.TokenSplit,
   config: experiment.Config,
   line_end: int | None = None,
-  max_tokens: int | None = None,
   report: Callable[[int], None] = lambda tokens: None,
 ) -> dict[str, Any]:
   """Computes the metrics of a split, as stored in `evaluation/<split>.json`.
 
-  The split is divided into `config.evaluation.streams` contiguous streams. The memory of a stream
-  starts empty and is carried from segment to segment. The result depends on the streams, the
-  segment length and the protocol only (see `data.streams.EvaluationStreams`), not on the batch size
+  The split, or its first `config.evaluation.max_tokens` tokens, is divided into contiguous streams.
+  The memory of a stream starts empty and is carried from segment to segment. The result depends on
+  the options of the evaluation only (see `data.streams.EvaluationStreams`), not on the batch size
   or the devices. Most protocols score every token exactly once.
 
   Args:
     engine: the engine of the model.
     variables: parameters and codebook.
     split: tokens to score.
-    config: the streams, the segment length, the protocol, and the batch size of the training.
+    config: options of the evaluation, and the batch size of the training.
     line_end: the token that ends a line, to also report the perplexity of all other tokens. None:
       the vocabulary has no such token.
-    max_tokens: maximum number of tokens to score, from the start of the split. None: all.
     report: called with the number of tokens scored since the previous call.
   """
   e, length = config.evaluation, config.evaluation_length()
-  text = streams.EvaluationStreams(split, e.streams, length, max_tokens or 0, e.protocol)
+  text = streams.EvaluationStreams(split, e.streams, length, e.max_tokens or 0, e.protocol)
   if engine.model.vocabulary_size < text.tokens:
     # Assigns each vocabulary entry to its cluster once, instead of each token of the split.
     variables = engine.prepare(variables)
-  nll, tokens, correct, line_end_nll, line_ends = [], 0, 0, [], 0
+  nats, tokens, correct, line_end_nats, line_ends = [], 0, 0, [], 0
   for scores in _score_batches(engine, variables, text, config):
     num_counted = int(scores.counts_BxT.sum())
     tokens += num_counted
     correct += int(scores.correct_BxT.sum())
-    nll.append(scores.nll_BxT[scores.counts_BxT].sum(dtype=np.float64))
+    nats.append(scores.nll_BxT[scores.counts_BxT].sum(dtype=np.float64))
     if line_end is not None:
       is_end_BxT = scores.counts_BxT & (scores.targets_BxT == line_end)
       line_ends += int(is_end_BxT.sum())
-      line_end_nll.append(scores.nll_BxT[is_end_BxT].sum(dtype=np.float64))
+      line_end_nats.append(scores.nll_BxT[is_end_BxT].sum(dtype=np.float64))
     report(num_counted)
-  total, is_whole_split = math.fsum(nll), tokens == len(split.tokens)
+  total, is_whole_split = math.fsum(nats), tokens == len(split.tokens)
   without_line_ends = {}
   if line_end is not None and line_ends < tokens:  # some papers report it
-    nats_per_token = (total - math.fsum(line_end_nll)) / (tokens - line_ends)
+    nats_per_token = (total - math.fsum(line_end_nats)) / (tokens - line_ends)
     without_line_ends = {
       'line_ends': line_ends,
       'perplexity_without_line_ends': math.exp(min(nats_per_token, 700)),
