@@ -40,10 +40,8 @@ def main(argv: list[str]) -> int:
     workdirs = {name: options.workdir / name for name in formats.SUPERGLUE_TASKS}
   configs = {}
   for name, workdir in workdirs.items():  # all configs are checked before any task is trained
-    task_config = config
-    if is_all:
-      finetune = dataclasses.replace(config.finetune, task=name)
-      task_config = dataclasses.replace(config, finetune=finetune)
+    finetune = config.finetune and dataclasses.replace(config.finetune, task=name)
+    task_config = dataclasses.replace(config, finetune=finetune)
     with hosts.collective_errors():
       configs[name] = finetuning.resolve_config(task_config, override_keys, workdir)
       finetuning.check_examples(configs[name])

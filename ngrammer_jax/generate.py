@@ -47,9 +47,9 @@ def main(argv: list[str]) -> int:
   from ngrammer_jax.inference import sampling
 
   run = runs.load_run(options.workdir, flags.step(options.step))
-  how = sampling.SamplingConfig(options.temperature, options.top_k, options.top_p)
+  config = sampling.SamplingConfig(options.temperature, options.top_k, options.top_p)
   complete = functools.partial(
-    run.completions, prompts, how, options.tokens, options.seed, options.context
+    run.completions, prompts, config, options.tokens, options.seed, options.context
   )
   rate = Rate()
   if options.prompts is None:

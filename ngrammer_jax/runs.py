@@ -98,7 +98,7 @@ class Run:
     """Returns a split of the corpus. Raises BadInput if it is not the corpus of the training."""
     _check_split(name)
     with hosts.collective_errors():
-      corpus = token_cache.prepare(self.config.data, finder(self.config.data))
+      corpus = token_cache.prepare(self.config.data, corpus_opener(self.config.data))
       workdirs.check_text(self.workdir, self.config, corpus.content_hash)
     if name not in corpus.splits:
       raise errors.BadInput(
@@ -141,7 +141,7 @@ class Run:
     """
     _check_split(split)
     cloze.check_protocol(protocol)
-    cloze.check_model(self.config.model)
+    inference.check_model(self.config.model)
     with hosts.collective_errors():
       source = cloze.open_questions(pathlib.Path(path).expanduser(), split, made)
     rows, context = self.config.training.batch_size, self.config.evaluation_context()
@@ -221,7 +221,7 @@ def load_run(workdir: str | pathlib.Path, step: int | str = 'newest') -> Run:
   return Run(workdir, workdirs.load_config(workdir), step)
 
 
-def finder(
+def corpus_opener(
   config: data_config.DataConfig,
 ) -> Callable[[data_config.DataConfig], corpora.Corpus] | None:
   """Returns the function that opens a corpus through seqio; None for other corpora."""

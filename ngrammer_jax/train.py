@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
 
   hosts.join(options)
   make_task = functools.partial(
-    train_task.CorpusTask, workdir=options.workdir, find=runs.finder(config.data)
+    train_task.CorpusTask, workdir=options.workdir, find=runs.corpus_opener(config.data)
   )
   has_trained = loop.train(config, options.workdir, make_task, options.watchdog, options.trace)
   if not hosts.is_primary():

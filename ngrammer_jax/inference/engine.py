@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax import sharding
+from ngrammer_jax import errors, sharding
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
 from ngrammer_jax.inference import programs, sampling
 from ngrammer_jax.models import heads, language_model
@@ -40,6 +41,15 @@ class GenerationConfig:
   sampling: sampling.SamplingConfig
   context: int
   bidirectional: bool = False
+
+
+def check_model(config: model_config.ModelConfig) -> None:
+  """Raises BadInput for a model that can neither rank choices nor generate."""
+  if config.position in model_config.SEGMENT_POSITIONS:
+    raise errors.BadInput(
+      f'model.position={config.position!r} counts from the end of a segment: such a model can be '
+      f'evaluated on a split, but cannot continue a text'
+    )
 
 
 class Engine:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import files, hosts
+from ngrammer_jax import files, hosts, tables
 from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.inference import engine as inference
 
@@ -126,17 +126,16 @@ def _memory_protocol(config):
 
 def format_table(results: dict[str, dict[str, Any]]) -> str:
   """Formats the metrics of splits as a table."""
-  lines = [
-    f'{"split":<12}{"tokens":>12}{"nats/token":>12}{"perplexity":>12}{"bits/token":>12}'
-    f'{"bits/byte":>11}{"top-1":>8}'
-  ]
+  rows = [('split', 'tokens', 'nats/token', 'perplexity', 'bits/token', 'bits/byte', 'top-1')]
   for split, r in results.items():
-    bits = '-' if r['bits_per_byte'] is None else f'{r["bits_per_byte"]:.4f}'
-    lines.append(
-      f'{split:<12}{r["tokens"]:>12,}{r["nll_nats_per_token"]:>12.4f}{r["perplexity"]:>12.3f}'
-      f'{r["bits_per_token"]:>12.4f}{bits:>11}{r["top1_accuracy"]:>8.2%}'
+    losses = (
+      f'{r["nll_nats_per_token"]:.4f}',
+      f'{r["perplexity"]:.3f}',
+      f'{r["bits_per_token"]:.4f}',
     )
-  return '\n'.join(lines)
+    bits = '-' if r['bits_per_byte'] is None else f'{r["bits_per_byte"]:.4f}'
+    rows.append((split, f'{r["tokens"]:,}', *losses, bits, f'{r["top1_accuracy"]:.2%}'))
+  return '\n'.join(tables.align_columns(rows, '<>'))
 
 
 def save(result: dict[str, Any], path: pathlib.Path) -> None:

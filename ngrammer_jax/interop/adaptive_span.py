@@ -66,8 +66,7 @@ def load_language_model(
     {'params': ...} for `TransformerLM(config, vocabulary_size).apply`.
 
   Raises:
-    BadInput: the config has values that adaptive-span does not support; or lists every array that
-      is missing, extra, not numeric or of a wrong shape.
+    BadInput: see `conversion.check_config` and `conversion.convert`.
   """
   config.check()
   full_softmax = config.adaptive_softmax is None

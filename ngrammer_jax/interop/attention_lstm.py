@@ -47,8 +47,7 @@ def load_language_model(
     {'params': ...} for `RecurrentLM(config, vocabulary_size).apply`.
 
   Raises:
-    BadInput: the config has values that these models do not support; or lists every array that
-      is missing, extra, not numeric or of a wrong shape.
+    BadInput: see `conversion.check_config` and `conversion.convert`.
   """
   config.check()
   r, V = config.recurrent, vocabulary_size

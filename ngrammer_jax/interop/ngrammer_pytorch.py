@@ -33,8 +33,7 @@ def load_ngrammer(
     {'params': ..., 'codebook': ...} for `layer.apply`.
 
   Raises:
-    BadInput: the layer has options that n-grammer-pytorch does not support; or lists every array
-      that is missing, extra, not numeric or of a wrong shape.
+    BadInput: see `conversion.check_layer` and `conversion.convert`.
   """
   N, V, E, K = layer.heads, layer.vocabulary_size, layer.dim, layer.clusters
   if K is None or width % N:

@@ -61,8 +61,7 @@ def load_ngrammer(
     {'params': ..., 'codebook': ...} for `layer.apply`.
 
   Raises:
-    BadInput: the layer has options that praxis does not support; or lists every array that is
-      missing, extra, not numeric or of a wrong shape.
+    BadInput: see `conversion.check_layer` and `conversion.convert`.
   """
   conversion.check_layer(layer, (*NGRAMMER_OPTIONS, 'id_vocabulary'))
   arrays = _without_collection_prefixes(arrays)
@@ -94,8 +93,7 @@ def load_language_model(
     {'params': ..., 'codebook': ...} for `TransformerLM(config, vocabulary_size).apply`.
 
   Raises:
-    BadInput: the config has values that praxis does not support; or lists every array that is
-      missing, extra, not numeric or of a wrong shape.
+    BadInput: see `conversion.check_config` and `conversion.convert`.
   """
   config.check()
   conversion.check_config(config, SUPPORTED_OPTIONS, FREE_OPTIONS)

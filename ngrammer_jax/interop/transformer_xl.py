@@ -65,8 +65,7 @@ def load_language_model(
     {'params': ...} for `TransformerLM(config, vocabulary_size).apply`.
 
   Raises:
-    BadInput: the config has values that the source model does not support; or lists every array
-      that is missing, extra, not numeric or of a wrong shape.
+    BadInput: see `conversion.check_config` and `conversion.convert`.
   """
   config.check()
   alternatives = {'norm': ('pre',), 'position': tuple(ATTENTION_TYPES)}
