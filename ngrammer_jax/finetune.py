@@ -38,14 +38,13 @@ def main(argv: list[str]) -> int:
   workdirs = {task: options.workdir}
   if is_all:
     workdirs = {name: options.workdir / name for name in formats.SUPERGLUE_TASKS}
-  configs = {}
+  configs, results = {}, {}
   for name, workdir in workdirs.items():  # all configs are checked before any task is trained
     finetune = config.finetune and dataclasses.replace(config.finetune, task=name)
     task_config = dataclasses.replace(config, finetune=finetune)
     with hosts.collective_errors():
       configs[name] = finetuning.resolve_config(task_config, override_keys, workdir)
       finetuning.check_examples(configs[name])
-  results = {}
   for name, workdir in workdirs.items():
     make_task = functools.partial(finetuning.FinetuneTask, workdir=workdir)
     loop.train(configs[name], workdir, make_task, options.watchdog, options.trace)

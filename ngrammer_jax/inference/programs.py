@@ -62,7 +62,7 @@ def score_segment(model, variables, segment: streams.Segment, *, memory):
   return Scores(nll_BxT, correct_BxT, counts_BxT, segment.targets_BxT), memory
 
 
-def _read(model, variables, inputs: Inputs, memory):
+def _forward_last(model, variables, inputs: Inputs, memory):
   """Returns the hidden state of the last valid token of each row, [B, 1, D], and the memory."""
   tokens_BxT, starts_BxT, valid_BxT, prefix_BxT = inputs
   hidden_BxTxD, memory, _ = model.apply(
@@ -75,7 +75,7 @@ def _read(model, variables, inputs: Inputs, memory):
 def rank_choices(model, variables, prompt: Inputs, choices_KxBxC, valid_KxBxC):
   """Returns the log-probabilities of the choices after the prompts, [K, B]."""
   (B, P), C = prompt.tokens_BxT.shape, choices_KxBxC.shape[2]
-  last_hidden_Bx1xD, memory = _read(model, variables, prompt, model.empty_memory(B, P + C))
+  last_hidden_Bx1xD, memory = _forward_last(model, variables, prompt, model.empty_memory(B, P + C))
 
   def score_choice(choice):
     ids_BxC, valid_BxC = choice
@@ -94,7 +94,7 @@ def decode_step(model, variables, seeds_B, sampler, inputs: Inputs, *, state: De
 
   The random key depends on the seed of the row and the index of the token alone.
   """
-  hidden_Bx1xD, memory = _read(model, variables, inputs, state.memory)
+  hidden_Bx1xD, memory = _forward_last(model, variables, inputs, state.memory)
   log_probs_Bx1xV = model.apply(variables, hidden_Bx1xD, method='log_probs')
   make_key = lambda seed: jax.random.fold_in(jax.random.key(seed), state.index)
   token_B = sampling.sample_tokens(log_probs_Bx1xV[:, 0], sampler, jax.vmap(make_key)(seeds_B))
