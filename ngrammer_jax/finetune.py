@@ -6,7 +6,6 @@
 import argparse
 import dataclasses
 import functools
-import os
 
 from ngrammer_jax import files, flags, hosts
 from ngrammer_jax.config import command_line
@@ -23,9 +22,7 @@ def main(argv: list[str]) -> int:
   options, config = command_line.parse(parser, argv)
   override_keys = [key for key, _ in command_line.split(argv)[0]]
 
-  # As in `train`, before the first device is touched.
-  deterministic = '--xla_gpu_deterministic_ops=true'
-  os.environ['XLA_FLAGS'] = f'{deterministic} {os.environ.get("XLA_FLAGS", "")}'.strip()
+  flags.use_deterministic_ops()
   hosts.join(options)
 
   from ngrammer_jax import runs
