@@ -20,12 +20,13 @@ from ngrammer_jax.inference import sampling
 from ngrammer_jax.models import language_model
 
 
-def cached(run, context: int, rows: int, steps: int, how: sampling.SamplingConfig) -> float:
+def cached(run, context: int, rows: int, steps: int, options: sampling.SamplingConfig) -> float:
   """Seconds for a token of every row."""
   engine = inference.Engine(run.model, run.mesh)
   variables = {'params': run.state.params, 'codebook': run.state.codebook}
   prompts = [np.array([run.vocabulary.document_start])] * rows
-  stream = engine.generate(variables, prompts, range(rows), how, context, rows)
+  config = inference.GenerationConfig(options, context)
+  stream = engine.generate(variables, prompts, range(rows), config, rows)
   next(stream)
   began = time.monotonic()
   for _ in itertools.islice(stream, steps):

@@ -1,6 +1,7 @@
 """Memory traffic and collectives of a compiled program, read from its HLO text.
 
-They are those of one device, multiplied by the trip counts of the loops.
+They are those of one device, multiplied by the trip counts of the loops. A loop whose trip count is
+only known at run time, such as that over the blocks within learned spans, counts once.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Exceptions that the verbs turn into exit codes, and checks that raise them."""
+"""Exceptions that the verbs turn into exit codes."""
 
 import signal
 

@@ -46,10 +46,10 @@ def main(argv: list[str]) -> int:
   with hosts.collective_errors():
     run = runs.load_run(options.workdir, flags.step(options.step))
   if options.cloze is not None:
-    return _cloze(run, overrides, options)
+    return _answer_cloze(run, overrides, options)
   path = options.workdir / 'evaluation' / f'{options.split}.json'
   if run.config.finetune is not None:
-    return _task(run, overrides, options.split, path)
+    return _evaluate_task(run, overrides, options.split, path)
   config = command_line.override(run.config, overrides, 'evaluation')
   run = dataclasses.replace(run, config=config)
   # The limit of validation during training does not apply, unless it is set on this command line.
@@ -74,7 +74,7 @@ def _check_cloze(options):
     raise errors.BadInput(f'--cloze_made={options.cloze_made} must be at least 1')
 
 
-def _cloze(run, overrides, options):
+def _answer_cloze(run, overrides, options):
   """Answers cloze questions, writes evaluation/cloze_<name>.json and .jsonl, prints a table."""
   from ngrammer_jax.inference import cloze
 
@@ -88,7 +88,7 @@ def _cloze(run, overrides, options):
   return 0
 
 
-def _task(run, overrides, split, path):
+def _evaluate_task(run, overrides, split, path):
   """Evaluates a fine-tuned run on its task, or on a diagnostic set."""
   from ngrammer_jax.inference import language_modeling
   from ngrammer_jax.tasks.superglue import finetuning

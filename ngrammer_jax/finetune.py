@@ -6,7 +6,6 @@
 import argparse
 import dataclasses
 import functools
-import os
 
 from ngrammer_jax import files, flags, hosts
 from ngrammer_jax.config import command_line
@@ -23,9 +22,7 @@ def main(argv: list[str]) -> int:
   options, config = command_line.parse(parser, argv)
   override_keys = [key for key, _ in command_line.split(argv)[0]]
 
-  # As in `train`, before the first device is touched.
-  deterministic = '--xla_gpu_deterministic_ops=true'
-  os.environ['XLA_FLAGS'] = f'{deterministic} {os.environ.get("XLA_FLAGS", "")}'.strip()
+  flags.use_deterministic_ops()
   hosts.join(options)
 
   from ngrammer_jax import runs
@@ -38,16 +35,13 @@ def main(argv: list[str]) -> int:
   workdirs = {task: options.workdir}
   if is_all:
     workdirs = {name: options.workdir / name for name in formats.SUPERGLUE_TASKS}
-  configs = {}
+  configs, results = {}, {}
   for name, workdir in workdirs.items():  # all configs are checked before any task is trained
-    task_config = config
-    if is_all:
-      finetune = dataclasses.replace(config.finetune, task=name)
-      task_config = dataclasses.replace(config, finetune=finetune)
+    finetune = config.finetune and dataclasses.replace(config.finetune, task=name)
+    task_config = dataclasses.replace(config, finetune=finetune)
     with hosts.collective_errors():
       configs[name] = finetuning.resolve_config(task_config, override_keys, workdir)
       finetuning.check_examples(configs[name])
-  results = {}
   for name, workdir in workdirs.items():
     make_task = functools.partial(finetuning.FinetuneTask, workdir=workdir)
     loop.train(configs[name], workdir, make_task, options.watchdog, options.trace)

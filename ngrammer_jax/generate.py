@@ -47,30 +47,32 @@ def main(argv: list[str]) -> int:
   from ngrammer_jax.inference import sampling
 
   run = runs.load_run(options.workdir, flags.step(options.step))
-  how = sampling.SamplingConfig(options.temperature, options.top_k, options.top_p)
+  config = sampling.SamplingConfig(options.temperature, options.top_k, options.top_p)
   complete = functools.partial(
-    run.completions, prompts, how, options.tokens, options.seed, options.context
+    run.completions, prompts, config, options.tokens, options.seed, options.context
   )
-  rate = Rate()
+  times: list[float] = []  # of each token, in seconds
   if options.prompts is None:
-    _print_text(complete, options.prompt, rate)
+    _print_text(complete, options.prompt, times)
   else:
     total = len(prompts) * options.tokens
     with (
       progress.Progress('generating', total, 'tokens') as bar,
       _open_output(options.output) as output,
     ):
-      _print_json(complete, output, rate, bar)
-  logging.info('%s', rate)
+      _print_json(complete, output, times, bar)
+  # The first token waits for loading and compiling.
+  rate = (len(times) - 1) / max(times[-1] - times[0], 1e-9)
+  logging.info('%s tokens, %s tokens/s', f'{len(times):,}', f'{rate:,.0f}')
   return 0
 
 
-def _print_text(complete, prompt, rate) -> None:
+def _print_text(complete, prompt, times) -> None:
   """Prints a prompt and its continuation while it is generated."""
   unprinted = [prompt]  # until the first token, before which any error is raised
 
   def print_new_text(_, new_text):
-    rate.count()
+    times.append(time.monotonic())
     print(''.join([*unprinted, new_text]), end='', flush=True)
     unprinted.clear()
 
@@ -78,15 +80,15 @@ def _print_text(complete, prompt, rate) -> None:
   print()
 
 
-def _print_json(complete, output, rate, bar) -> None:
+def _print_json(complete, output, times, bar) -> None:
   """Prints each completion as soon as it is done: an interrupted run keeps those before."""
 
   def count_token(row, new_text):
-    rate.count()
+    times.append(time.monotonic())
     bar.advance(1)
 
-  for one in complete(on_text=count_token):
-    print(json.dumps(dataclasses.asdict(one), ensure_ascii=False), file=output, flush=True)
+  for completion in complete(on_text=count_token):
+    print(json.dumps(dataclasses.asdict(completion), ensure_ascii=False), file=output, flush=True)
 
 
 def _open_output(path: pathlib.Path | None) -> contextlib.AbstractContextManager[TextIO]:
@@ -114,23 +116,6 @@ def _read_prompts(options: argparse.Namespace) -> list[str]:
   if not text:
     raise errors.BadInput(f'--prompts={options.prompts} is empty; expected one prompt a line')
   return text.removesuffix('\n').split('\n')
-
-
-class Rate:
-  """Tokens per second after the first token, which waits for loading and compiling."""
-
-  def __init__(self):
-    self._tokens, self._start = 0, time.monotonic()
-
-  def count(self) -> None:
-    """Counts a token."""
-    if not self._tokens:
-      self._start = time.monotonic()
-    self._tokens += 1
-
-  def __str__(self) -> str:
-    seconds = max(time.monotonic() - self._start, 1e-9)
-    return f'{self._tokens:,} tokens, {(self._tokens - 1) / seconds:,.0f} tokens/s'
 
 
 if __name__ == '__main__':

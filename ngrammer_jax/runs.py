@@ -67,7 +67,6 @@ class Run:
     run = programs.Programs(self.config, self.vocabulary.size, self.mesh)
     # The rows of training need not be divisible by the devices of an evaluation.
     replicated = sharding.replicated(self.mesh)
-
     memory = sharding.abstract(run.abstract().memory, replicated)
     return _restore(self.workdir, self.step, run.abstract().replace(memory=memory))
 
@@ -99,7 +98,7 @@ class Run:
     """Returns a split of the corpus. Raises BadInput if it is not the corpus of the training."""
     _check_split(name)
     with hosts.collective_errors():
-      corpus = token_cache.prepare(self.config.data, finder(self.config.data))
+      corpus = token_cache.prepare(self.config.data, corpus_opener(self.config.data))
       workdirs.check_text(self.workdir, self.config, corpus.content_hash)
     if name not in corpus.splits:
       raise errors.BadInput(
@@ -111,12 +110,13 @@ class Run:
   def evaluate(self, split: str = 'test', max_tokens: int | None = None) -> dict[str, Any]:
     """Scores a split of the corpus, or its first tokens; see `language_modeling.evaluate`."""
     tokens = self.split(split)
-    count = min(max_tokens or len(tokens.tokens), len(tokens.tokens))
+    options = dataclasses.replace(self.config.evaluation, max_tokens=max_tokens)
+    config = dataclasses.replace(self.config, evaluation=options)
     variables = {'params': self.state.params, 'codebook': self.state.codebook}
-    line_end = self.vocabulary.line_end
+    count = min(max_tokens or len(tokens.tokens), len(tokens.tokens))
     with progress.Progress(f'evaluating {split}', count, 'tokens') as bar:
       result = language_modeling.evaluate(
-        self.engine, variables, tokens, self.config, line_end, max_tokens, bar.advance
+        self.engine, variables, tokens, config, self.vocabulary.line_end, bar.advance
       )
     return {'split': split, 'step': int(self.state.step), **result}
 
@@ -141,7 +141,7 @@ class Run:
     """
     _check_split(split)
     cloze.check_protocol(protocol)
-    cloze.check_model(self.config.model)
+    inference.check_model(self.config.model)
     with hosts.collective_errors():
       source = cloze.open_questions(pathlib.Path(path).expanduser(), split, made)
     rows, context = self.config.training.batch_size, self.config.evaluation_context()
@@ -187,13 +187,13 @@ class Run:
       BadInput: a prompt does not fit the context, or a value is out of range.
     """
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-    how = sampling.SamplingConfig(temperature, top_k, top_p)
-    return list(self.completions(prompts, how, tokens, seed, context, on_text))
+    sampling_config = sampling.SamplingConfig(temperature, top_k, top_p)
+    return list(self.completions(prompts, sampling_config, tokens, seed, context, on_text))
 
   def completions(
     self,
     prompts: Sequence[str],
-    how: sampling.SamplingConfig,
+    sampling_config: sampling.SamplingConfig,
     tokens: int,
     seed: int = 0,
     context: int | None = None,
@@ -201,7 +201,7 @@ class Run:
   ) -> Iterator[text.Completion]:
     """Yields what `generate` returns, some prompts at a time, as soon as they are done."""
     context = self.config.evaluation_context() if context is None else context
-    config = text.CompletionConfig(how, tokens, seed, context)
+    config = text.CompletionConfig(sampling_config, tokens, seed, context)
     config.check(self.config.model, len(prompts))
     encoded = text.encode_prompts(self.vocabulary, prompts, context)
     yield from text.complete(self.engine, self.variables, self.vocabulary, encoded, config, on_text)
@@ -221,7 +221,7 @@ def load_run(workdir: str | pathlib.Path, step: int | str = 'newest') -> Run:
   return Run(workdir, workdirs.load_config(workdir), step)
 
 
-def finder(
+def corpus_opener(
   config: data_config.DataConfig,
 ) -> Callable[[data_config.DataConfig], corpora.Corpus] | None:
   """Returns the function that opens a corpus through seqio; None for other corpora."""

@@ -2,7 +2,6 @@
 
 import argparse
 import functools
-import os
 
 from ngrammer_jax import files, flags, hosts
 from ngrammer_jax.config import command_line
@@ -21,13 +20,10 @@ def main(argv: list[str]) -> int:
   from ngrammer_jax import runs  # here: errors in flags need not wait for the import of Orbax
   from ngrammer_jax.training import loop, train_task
 
-  # Bit-identical results on GPUs too. JAX reads the flag when the first device is touched.
-  deterministic = '--xla_gpu_deterministic_ops=true'
-  os.environ['XLA_FLAGS'] = f'{deterministic} {os.environ.get("XLA_FLAGS", "")}'.strip()
-
+  flags.use_deterministic_ops()
   hosts.join(options)
   make_task = functools.partial(
-    train_task.CorpusTask, workdir=options.workdir, find=runs.finder(config.data)
+    train_task.CorpusTask, workdir=options.workdir, find=runs.corpus_opener(config.data)
   )
   has_trained = loop.train(config, options.workdir, make_task, options.watchdog, options.trace)
   if not hosts.is_primary():

@@ -1,4 +1,4 @@
-"""Texts in and out of a trained run, from Python and on the command line."""
+"""Scores and completions of texts by a trained run, from Python and on the command line."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ TEXTS = ['the union', '', 'strong states of the ünion is strong ' * 3]
 
 @functools.cache
 def opened(workdir, evaluation=None):
-  """The run on one device, whose programs all tests share."""
+  """Opens the run on one device; all tests share its programs."""
   run = ngrammer_jax.load_run(workdir)
   if evaluation is not None:
     config = dataclasses.replace(run.config, evaluation=evaluation)
@@ -38,7 +38,7 @@ def run(trained):
 
 @pytest.fixture
 def main(run, monkeypatch):
-  """The verb, with the run that is open already."""
+  """Calls the verb with the shared run."""
 
   def load_run(workdir, step):
     assert (workdir, step) == (run.workdir, 'newest')
@@ -48,8 +48,8 @@ def main(run, monkeypatch):
   return lambda *arguments: generate.main([f'--workdir={run.workdir}', *arguments])
 
 
-def test_a_text_scores_what_evaluation_gives(run, trained):
-  """A split that is one document and one stream is a text like any other."""
+def test_the_score_of_a_text_matches_evaluation(run, trained):
+  """If the split is one document and one stream."""
   tokens = token_cache.prepare(run.config.data).splits['test'].tokens
   text = run.vocabulary.decode(tokens).decode()
   (score,) = run.score(text)
@@ -61,8 +61,8 @@ def test_a_text_scores_what_evaluation_gives(run, trained):
   assert score.bits_per_byte == pytest.approx(result['bits_per_byte'], rel=1e-6)
 
 
-def test_texts_score_together_what_they_score_alone(run):
-  together = run.score(TEXTS * 4)  # more than fit at a time
+def test_scores_do_not_depend_on_other_texts(run):
+  together = run.score(TEXTS * 4)  # several batches
   assert [score.text for score in together] == TEXTS * 4
   np.testing.assert_allclose(together[2].nats, run.score(TEXTS[2])[0].nats, rtol=1e-5)
   for text, *scores in zip(TEXTS, *(together[i : i + 3] for i in (0, 6, 9)), strict=True):
@@ -74,22 +74,24 @@ def test_texts_score_together_what_they_score_alone(run):
   assert together[2].bits_per_byte == pytest.approx(bits / len(TEXTS[2].encode()))
 
 
-def test_prompts_are_continued_together_as_alone(run, main, capfd, caplog):
+def test_completions_do_not_depend_on_other_prompts(run, main, capfd, caplog):
   prompts = TEXTS[:2] * 8
-  heard = {row: '' for row in range(16)}
+  streamed = {row: '' for row in range(16)}
 
-  def listen(row, grown):
-    heard[row] += grown
+  def append_text(row, new_text):
+    streamed[row] += new_text
 
-  together = run.generate(prompts, tokens=40, temperature=0.7, top_k=20, seed=3, on_text=listen)
-  assert [made.prompt for made in together] == prompts
-  assert [made.text for made in together] == list(heard.values())
-  assert [made.seed for made in together] == list(range(3, 19))
-  assert all(len(made.tokens) == 40 or made.ended for made in together)
+  together = run.generate(
+    prompts, tokens=40, temperature=0.7, top_k=20, seed=3, on_text=append_text
+  )
+  assert [each.prompt for each in together] == prompts
+  assert [each.text for each in together] == list(streamed.values())
+  assert [each.seed for each in together] == list(range(3, 19))
+  assert all(len(each.tokens) == 40 or each.ended for each in together)
   others = run.generate(prompts[9:14], tokens=40, temperature=0.7, top_k=20, seed=12)
   assert others == together[9:14]
-  assert len({made.text for made in together}) > 8
-  # Alone, with all of the text and nothing else on standard output.
+  assert len({each.text for each in together}) > 8
+  # The verb writes the text and nothing else to standard output.
   caplog.set_level('INFO')
   capfd.readouterr()
   assert (
@@ -100,23 +102,22 @@ def test_prompts_are_continued_together_as_alone(run, main, capfd, caplog):
   assert caplog.messages[-1].startswith(f'{count} tokens, ')
 
 
-def test_the_most_likely_token_is_that_which_scores_best(run):
+def test_greedy_tokens_have_the_best_score(run):
   prompts = ['the unio', 'of s', 'is\n', 'strong u', '', 'sta', 'tates', 'union']
-  made = run.generate(prompts, tokens=7, temperature=0)
+  completions = run.generate(prompts, tokens=7, temperature=0)
   letters = [chr(code) for code in range(32, 127)]
-  for one in made[:2]:
-    for place in (0, 6):
-      text = one.prompt + one.text
-      begins, chosen = text[: len(one.prompt) + place], text[len(one.prompt) + place]
-      scores = run.score([begins + letter for letter in [chosen, *letters]])
+  for completion in completions[:2]:
+    for index in (0, 6):
+      text, end = completion.prompt + completion.text, len(completion.prompt) + index
+      scores = run.score([text[:end] + letter for letter in [text[end], *letters]])
       nats = [score.nats[-1] for score in scores]
-      assert nats[0] <= min(nats) + 1e-5, (text, place)
+      assert nats[0] <= min(nats) + 1e-5, (text, index)
 
 
-def test_the_best_step(trained_copy):
+def test_selection_of_a_checkpoint(trained_copy):
   workdir = trained_copy
   folder = workdir / 'checkpoints' / '8'
-  # As if it had been the best, and the last the worst.
+  # Marks step 8 as the best checkpoint.
   manifest.write(folder, dataclasses.replace(manifest.read(folder), validation=0.5))
   assert ngrammer_jax.load_run(workdir, 'best').state.step == 8
   with bad_input(f'--step=15: --workdir={workdir} has no such checkpoint, but 4, 8, 12'):
@@ -125,8 +126,8 @@ def test_the_best_step(trained_copy):
     evaluate.main([f'--workdir={workdir}', '--step=last'])
 
 
-def test_what_cannot_be_generated(run):
-  for given, message in (
+def test_invalid_arguments_raise_bad_input(run):
+  for arguments, message in (
     (
       {'prompts': ['ok', 'x' * 16]},
       'prompt 2 is too long: 16 tokens, but 15 and the document start fill the context of 16; '
@@ -148,10 +149,10 @@ def test_what_cannot_be_generated(run):
     ),
   ):
     with bad_input(message):
-      run.generate(**given)
+      run.generate(**arguments)
 
 
-def test_characters_that_the_vocabulary_does_not_have(run, monkeypatch):
+def test_characters_out_of_the_vocabulary_raise_bad_input(run, monkeypatch):
   letters = vocabularies.learn_characters([b'abc '], 'utf-8', separated=True)
   monkeypatch.setitem(run.__dict__, 'vocabulary', letters)
   with bad_input("prompt 1: 'd' is not among the 4 known characters"):
@@ -160,8 +161,8 @@ def test_characters_that_the_vocabulary_does_not_have(run, monkeypatch):
     run.score(['a', 'é'])
 
 
-def test_words_that_are_unknown_have_no_bits_per_byte(run, monkeypatch):
-  # Restored and made before the vocabulary is another.
+def test_texts_with_unknown_words_have_no_bits_per_byte(run, monkeypatch):
+  # Loads the state and the model before the vocabulary is replaced.
   assert run.state.step == 12 and run.evaluated.vocabulary_size == run.model.vocabulary_size
   monkeypatch.setitem(run.__dict__, 'vocabulary', vocabularies.learn_words([b'the cat sat'], None))
   known, unknown, *_ = run.score(['the cat', 'the dog'] * 4)
@@ -171,7 +172,7 @@ def test_words_that_are_unknown_have_no_bits_per_byte(run, monkeypatch):
 
 def test_prompts_of_a_file(main, tmp_path, capsys, monkeypatch):
   outputs, open_output = [], generate._open_output
-  keep = lambda path: outputs.append(open_output(path)) or outputs[-1]
+  record_output = lambda path: outputs.append(open_output(path)) or outputs[-1]
   prompts = ['the union of st', 'of states "is"', '', 'a', 'b']
   (tmp_path / 'prompts.txt').write_text('\n'.join(prompts) + '\n')
   arguments = [f'--prompts={tmp_path}/prompts.txt', '--tokens=5']
@@ -180,20 +181,20 @@ def test_prompts_of_a_file(main, tmp_path, capsys, monkeypatch):
   assert [line['prompt'] for line in lines] == prompts
   assert set(lines[0]) == {'prompt', 'text', 'tokens', 'ended', 'seed'}
   with monkeypatch.context() as patch:
-    patch.setattr(generate, '_open_output', keep)
-    main(*arguments, f'--output={tmp_path}/made.jsonl')
+    patch.setattr(generate, '_open_output', record_output)
+    main(*arguments, f'--output={tmp_path}/output.jsonl')
   assert capsys.readouterr().out == ''
-  kept = (tmp_path / 'made.jsonl').read_text().splitlines()
-  assert [json.loads(line) for line in kept] == lines
+  output_lines = (tmp_path / 'output.jsonl').read_text().splitlines()
+  assert [json.loads(line) for line in output_lines] == lines
   assert outputs and all(file.closed for file in outputs)
   (tmp_path / 'prompts.txt').write_bytes('a\r\n\r\nb\u2028c\x0cd\ne\n\n'.encode())
   main(*arguments)
   lines = [json.loads(line) for line in capsys.readouterr().out.split('\n')[:-1]]
   assert [line['prompt'] for line in lines] == ['a', '', 'b\u2028c\x0cd', 'e', '']
-  with bad_input(f'--output={tmp_path}/no/made cannot be written: No such file or directory'):
-    main(*arguments, f'--output={tmp_path}/no/made')
+  with bad_input(f'--output={tmp_path}/no/output cannot be written: No such file or directory'):
+    main(*arguments, f'--output={tmp_path}/no/output')
   with bad_input('--output is for --prompts=FILE; a single text goes to standard output'):
-    main('--prompt=a', f'--output={tmp_path}/made')
+    main('--prompt=a', f'--output={tmp_path}/output')
   (tmp_path / 'prompts.txt').write_text('')
   with bad_input(f'--prompts={tmp_path}/prompts.txt is empty; expected one prompt a line'):
     main(*arguments)

@@ -1,4 +1,4 @@
-"""The verbs that look at a run."""
+"""The verbs `evaluate` and `analyze`, and errors of runs."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ from tests.checks import bad_input
 
 
 def change(workdir, **sections):
-  """As if the run had been started with other values."""
+  """Changes values in the stored config of a run."""
   fields = json.loads((workdir / 'config.json').read_text())
   for section, values in sections.items():
     fields[section] |= values
@@ -19,27 +19,27 @@ def change(workdir, **sections):
 
 
 def test_evaluate_writes_json_and_a_table_and_curve_a_figure(trained_copy, capsys):
-  # The limit of validation in training is none of the verb.
+  # The limit of validation in training does not apply to the verb.
   run = change(trained_copy, evaluation={'max_tokens': 40})
   evaluate.main([f'--workdir={run}', '--split=test'])
-  kept = json.loads((run / 'evaluation' / 'test.json').read_text())
+  result = json.loads((run / 'evaluation' / 'test.json').read_text())
   tokens = runs.token_cache.prepare(runs.load_run(run).config.data).splits['test'].tokens
-  assert kept['tokens'] == len(tokens) > 40
-  assert kept['step'] == 12
+  assert result['tokens'] == len(tokens) > 40
+  assert result['step'] == 12
   assert {'nll_nats_per_token', 'perplexity', 'bits_per_byte', 'top1_accuracy', 'protocol'} < set(
-    kept
+    result
   )
   out = capsys.readouterr().out
-  assert f'{kept["bits_per_byte"]:.4f}' in out
+  assert f'{result["bits_per_byte"]:.4f}' in out
   analyze.main(['curve', f'--workdir={run}'])
   assert (run / 'curve.png').read_bytes().startswith(b'\x89PNG')
 
 
-def test_evaluation_can_be_changed_and_nothing_else(trained, monkeypatch):
-  run, given = trained, []
+def test_only_evaluation_options_can_be_overridden(trained, monkeypatch):
+  run, calls = trained, []
 
   def stop(self, split, max_tokens):
-    given.append((split, max_tokens, self.config.evaluation.protocol))
+    calls.append((split, max_tokens, self.config.evaluation.protocol))
     raise InterruptedError
 
   with monkeypatch.context() as patch:
@@ -50,14 +50,14 @@ def test_evaluation_can_be_changed_and_nothing_else(trained, monkeypatch):
     ):
       with pytest.raises(InterruptedError):
         evaluate.main([f'--workdir={run}', *more])
-  assert given == [('validation', 40, 'streams'), ('test', None, 'transformer_xl')]
+  assert calls == [('validation', 40, 'streams'), ('test', None, 'transformer_xl')]
   with bad_input('--config.model.width: of a trained run only evaluation.* can be changed here'):
     evaluate.main([f'--workdir={run}', '--config.model.width=8'])
   with bad_input('--split=tset is not one of: train, validation, test'):
     evaluate.main([f'--workdir={run}', '--split=tset'])
 
 
-def test_a_folder_that_is_no_run(tmp_path):
+def test_a_folder_that_is_not_a_run_directory(tmp_path):
   with bad_input(
     f'--workdir={tmp_path} holds no config.json: not a run of ngrammer_jax.train, or none yet'
   ):
@@ -85,7 +85,7 @@ def test_a_checkpoint_of_another_model(trained):
     runs.Run(run.workdir, dataclasses.replace(run.config, model=wider)).evaluate('test')
 
 
-def test_another_text_is_not_evaluated(trained_copy, tmp_path):
+def test_another_corpus_is_refused(trained_copy, tmp_path):
   (tmp_path / 'text.txt').write_text('something else entirely. ' * 1000)
   run = change(trained_copy, data={'path': str(tmp_path / 'text.txt')})
   with pytest.raises(runs.errors.BadInput, match='was started on another text'):

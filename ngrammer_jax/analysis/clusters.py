@@ -94,15 +94,8 @@ def coherence(rows_UxD: np.ndarray, ids_U: np.ndarray) -> tuple[float | None, np
 
   It is nan for a cluster of fewer than two rows, and None overall if all clusters are such.
   """
-  return _coherence(_normalize(rows_UxD), ids_U)
-
-
-def _normalize(rows_UxD):
   length_Ux1 = np.linalg.norm(rows_UxD, axis=1, keepdims=True)
-  return rows_UxD / np.where(length_Ux1 > 0, length_Ux1, 1)
-
-
-def _coherence(unit_UxD, ids_U):
+  unit_UxD = rows_UxD / np.where(length_Ux1 > 0, length_Ux1, 1)
   order_U = np.argsort(ids_U, kind='stable')
   used, first = np.unique(ids_U[order_U], return_index=True)
   size_K = np.bincount(ids_U)
@@ -161,11 +154,11 @@ def _collisions(grams_TxG, row_T, table_rows):
 
 def _compare_with_random(rows_UxD, ids_U):
   """Returns the coherence of the clusters and of random clusters of the same sizes, or None."""
-  unit_UxD, rng = _normalize(rows_UxD), np.random.default_rng(0)
-  overall, _ = _coherence(unit_UxD, ids_U)
+  overall, _ = coherence(rows_UxD, ids_U)
   if overall is None or not rows_UxD.shape[1]:
     return None
-  shuffled = [_coherence(unit_UxD, rng.permutation(ids_U))[0] for _ in range(NUM_SHUFFLES)]
+  rng = np.random.default_rng(0)
+  shuffled = [coherence(rows_UxD, rng.permutation(ids_U))[0] for _ in range(NUM_SHUFFLES)]
   return {
     'clusters': overall,
     'random': float(np.mean(shuffled)),

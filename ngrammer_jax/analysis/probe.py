@@ -2,8 +2,7 @@
 
 This is the only file that knows the intermediates of attention.
 
-N heads, T segment length, K keys, D distances, C persistent vectors; the queries of a segment may
-be computed in F blocks of b.
+N heads, T segment length, K keys, D distances, C persistent vectors.
 """
 
 from collections.abc import Callable, Iterator
@@ -85,24 +84,20 @@ def weights_by_distance(layer: dict[str, Any], vectors: int, distances_D: np.nda
     vectors: C.
     distances_D: distances between query and key, in tokens.
   """
-  probs_FxNxbxK = layer['probs'][0]
-  probs_FxNxbxK = probs_FxNxbxK[..., : probs_FxNxbxK.shape[-1] - vectors]
-  F, N, b, K = probs_FxNxbxK.shape
-  index_bxD = K - b + jnp.arange(b)[:, None] - distances_D
-  shape = (F, N, *index_bxD.shape)
-  weights_FxNxbxD = jnp.take_along_axis(
-    probs_FxNxbxK, jnp.broadcast_to(jnp.maximum(index_bxD, 0), shape), axis=-1
-  )
-  weights_FxNxbxD = jnp.where(index_bxD >= 0, weights_FxNxbxD, 0)
-  return weights_FxNxbxD.swapaxes(0, 1).reshape(N, F * b, -1)
+  (probs_NxTxK,) = layer['probs'][0]
+  T, K = probs_NxTxK.shape[1], probs_NxTxK.shape[2] - vectors
+  query_Tx1 = np.arange(T)[:, None]
+  index_TxD = K - T + query_Tx1 - distances_D
+  return jnp.where(index_TxD >= 0, probs_NxTxK[:, query_Tx1, np.maximum(index_TxD, 0)], 0)
 
 
 def persistent_share(layer: dict[str, Any], vectors: int) -> jax.Array:
   """Returns the attention [N] on the C persistent vectors, mean over the segment."""
-  return layer['probs'][0][..., -vectors:].sum(axis=-1).mean(axis=(0, 2))
+  (probs_NxTxK,) = layer['probs'][0]
+  return probs_NxTxK[..., -vectors:].sum(axis=-1).mean(axis=1)
 
 
 def dynamic_spans(layer: dict[str, Any]) -> jax.Array:
   """Returns the dynamic spans [T, N] of the tokens, without the ramp."""
-  z_FxbxN = layer['span']['spans'][0]
-  return z_FxbxN.reshape(-1, z_FxbxN.shape[-1])
+  (z_TxN,) = layer['span']['spans'][0]
+  return z_TxN

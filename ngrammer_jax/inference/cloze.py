@@ -17,13 +17,13 @@ import itertools
 import json
 import logging
 import math
+import os
 import pathlib
 from typing import Any
 
 import numpy as np
 
-from ngrammer_jax import errors, files, hosts
-from ngrammer_jax.config import model as model_config
+from ngrammer_jax import errors, files, hosts, tables
 from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.data import cloze, synthetic_cloze
 from ngrammer_jax.data import vocabulary as vocabularies
@@ -203,9 +203,8 @@ class Evaluator:
     ]
     # In some vocabularies the last tokens before the gap depend on the candidate. All choices start
     # at the first token that differs in any query.
-    num_shared = min(
-      min(map(len, queries)) - 1, *(_common_prefix_length(prefix, query) for query in queries)
-    )
+    common_prefix = os.path.commonprefix([ids.tolist() for ids in (prefix, *queries)])
+    num_shared = min(len(common_prefix), min(map(len, queries)) - 1)
     choices = [query[num_shared:] for query in queries]
     prefix = np.concatenate([[self.vocabulary.document_start], context, queries[0][:num_shared]])
     # The last token of a choice is predicted, but not read.
@@ -236,22 +235,6 @@ def check_protocol(protocol: str) -> None:
   """Raises BadInput if the protocol does not exist."""
   if protocol not in PROTOCOLS:
     raise errors.BadInput(f'--cloze_protocol={protocol} is not one of: {", ".join(PROTOCOLS)}')
-
-
-def check_model(config: model_config.ModelConfig) -> None:
-  """Raises BadInput for a model that cannot continue a prefix."""
-  if config.position in model_config.SEGMENT_POSITIONS:
-    raise errors.BadInput(
-      f'model.position={config.position!r} counts from the end of a segment: such a model can be '
-      f'evaluated on a split, but cannot continue a context'
-    )
-
-
-def _common_prefix_length(a, b):
-  """Returns the number of equal tokens at the start of two texts."""
-  length = min(len(a), len(b))
-  (different,) = np.nonzero(a[:length] != b[:length])
-  return int(different[0]) if different.size else length
 
 
 def _equalize_scores(choices, scores):
@@ -321,22 +304,19 @@ def build_result(
 
 def format_table(result: dict[str, Any]) -> str:
   """Formats the result of `Run.cloze` as a table."""
-  lines = [
-    f'{"kind":<20}{"questions":>10}{"accuracy":>10}{"95 %":>16}{"strict":>8}{"ties":>7}'
-    f'{"unknown":>9}{"cut":>7}'
-  ]
+  rows = [('kind', 'questions', 'accuracy', '95 %', 'strict', 'ties', 'unknown', 'cut')]
   for kind, r in result['kinds'].items():
-    lines.append(
-      f'{kind:<20}{r["questions"]:>10,}{r["accuracy"]:>10.4f}{r["low"]:>9.4f}-{r["high"]:.4f}'
-      f'{r["strict_accuracy"]:>8.4f}{r["ties"]:>7,}{r["unknown_answers"]:>9,}{r["context_cut"]:>7,}'
-    )
+    interval = f'{r["low"]:.4f}-{r["high"]:.4f}'
+    accuracies = f'{r["accuracy"]:.4f}', interval, f'{r["strict_accuracy"]:.4f}'
+    counts = (f'{r[key]:,}' for key in ('ties', 'unknown_answers', 'context_cut'))
+    rows.append((kind, f'{r["questions"]:,}', *accuracies, *counts))
   protocol = result['protocol']
   context = f'at most {protocol["context"]:,} tokens' if protocol['context'] else 'unlimited'
-  lines.append(
+  note = (
     f'{result["label"]}; {result["name"]}, step {result["step"]:,}, protocol '
     f'{protocol["score"]}: {protocol["of"]}, context: {context}; ties share the point'
   )
-  return '\n'.join(lines)
+  return '\n'.join([*tables.align_columns(rows, '<>'), note])
 
 
 def save(result: dict[str, Any], answers: Sequence[Answer], folder: pathlib.Path) -> pathlib.Path:

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax import sharding
+from ngrammer_jax import errors, sharding
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
 from ngrammer_jax.inference import programs, sampling
 from ngrammer_jax.models import heads, language_model
@@ -25,6 +26,30 @@ MIN_PROMPT_LENGTH = 16  # prompts are padded to at least this many tokens
 MIN_CHOICE_LENGTH = 32  # choices are padded to this, or to the longest choice if it is shorter
 
 Variables = dict[str, Any]  # `params` and `codebook`
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerationConfig:
+  """Options of generation.
+
+  Attributes:
+    sampling: options of sampling.
+    context: context length; each token is predicted from at most this many preceding tokens.
+    bidirectional: whether the tokens of a prompt attend to the whole prompt.
+  """
+
+  sampling: sampling.SamplingConfig
+  context: int
+  bidirectional: bool = False
+
+
+def check_model(config: model_config.ModelConfig) -> None:
+  """Raises BadInput for a model that can neither rank choices nor generate."""
+  if config.position in model_config.SEGMENT_POSITIONS:
+    raise errors.BadInput(
+      f'model.position={config.position!r} counts from the end of a segment: such a model can be '
+      f'evaluated on a split, but cannot continue a text'
+    )
 
 
 class Engine:
@@ -54,10 +79,11 @@ class Engine:
     self._rank_choices = jax.jit(
       functools.partial(programs.rank_choices, model), out_shardings=replicated
     )
+    state_sharding = programs.DecodingState(self._row_sharding, replicated)
     self._decode_step = jax.jit(
       functools.partial(programs.decode_step, unrolled),
-      donate_argnames='memory',
-      out_shardings=(replicated, self._row_sharding, replicated),
+      donate_argnames='state',
+      out_shardings=(replicated, state_sharding),
     )
 
   def prepare(self, variables: Variables) -> Variables:
@@ -121,8 +147,7 @@ class Engine:
       max_rows: maximum batch size.
     """
     rows = self.round_rows(min(max_rows, _bucket(len(documents))))
-    for first in range(0, len(documents), rows):
-      group = documents[first : first + rows]
+    for group in _chunks(documents, rows):
       num_segments = -(-max(map(len, group)) // length)
       targets, valid = _pad(group, rows, num_segments * length)
       inputs = np.insert(targets, 0, start, axis=1)[:, :-1]
@@ -181,10 +206,8 @@ class Engine:
     variables: Variables,
     prompts: Sequence[np.ndarray],
     seeds: Sequence[int],
-    config: sampling.SamplingConfig,
-    context: int,
+    config: GenerationConfig,
     rows: int | None = None,
-    bidirectional: bool = False,
   ) -> Iterator[np.ndarray]:
     """Yields the next token of every prompt, int32 [len(prompts)]; the iterator does not end.
 
@@ -195,31 +218,31 @@ class Engine:
       variables: parameters and codebook.
       prompts: token ids that begin with the document start, at most `context` tokens each.
       seeds: random seed of each row.
-      config: sampling options.
-      context: context length; each token is predicted from at most this many preceding tokens.
+      config: options.
       rows: batch size, at least the number of prompts. None: the next power of two.
-      bidirectional: whether the tokens of a prompt attend to the whole prompt.
     """
     rows = self.round_rows(_bucket(len(prompts)) if rows is None else rows)
     longest = max(map(len, prompts))
-    T = min(_bucket(longest, MIN_PROMPT_LENGTH), max(context, longest))
+    T = min(_bucket(longest, MIN_PROMPT_LENGTH), max(config.context, longest))
     shard_rows = lambda array: jax.device_put(array, self._row_sharding)
 
     def dispatch():
+      slots = self._decoding_slots(config.context, variables)
       with sharding.use(self.mesh):
-        sampler = sampling.SamplerParams.from_config(config, self.model.vocabulary_size)
+        sampler = sampling.SamplerParams.from_config(config.sampling, self.model.vocabulary_size)
         seeds_B = shard_rows(np.resize(np.asarray(seeds, np.uint32), rows))
         decode_step = functools.partial(self._decode_step, variables, seeds_B, sampler)
-        prompt = self._pad_prompts(prompts, rows, T, bidirectional)
+        prompt = self._pad_prompts(prompts, rows, T, config.bidirectional)
         no_start_Bx1 = shard_rows(np.zeros((rows, 1), bool))
         valid_Bx1 = shard_rows(np.ones((rows, 1), np.int32))
-        memory = shard_rows(self._decoding_memory(rows, context))
-        token_B, memory, index = decode_step(prompt, memory=memory, index=jnp.int32(0))
+        memory = shard_rows(self.model.empty_memory(rows, slots))
+        state = programs.DecodingState(memory, jnp.int32(0))
+        token_B, state = decode_step(prompt, state=state)
       while True:
         yield token_B
         with sharding.use(self.mesh):
           inputs = programs.Inputs(token_B[:, None], no_start_Bx1, valid_Bx1)
-          token_B, memory, index = decode_step(inputs, memory=memory, index=index)
+          token_B, state = decode_step(inputs, state=state)
 
     return (token_B[: len(prompts)] for token_B in _fetch_one_behind(dispatch()))
 
@@ -236,26 +259,30 @@ class Engine:
       return self._score_segment.trace(variables, segment, memory=memory)
 
   def trace_generate(self, variables: Variables, rows: int, context: int) -> jax.stages.Traced:
-    """Traces the program that generates one token. The variables may be abstract."""
+    """Traces the program that generates one token. The variables may be abstract.
+
+    Its KV cache has the whole context, however short the learned spans are.
+    """
     rows = self.round_rows(rows)
     dtypes = np.int32, bool, np.int32
     inputs = programs.Inputs(*(np.zeros((rows, 1), dtype) for dtype in dtypes))
-    memory = jax.eval_shape(functools.partial(self._decoding_memory, rows, context))
+    memory = jax.eval_shape(lambda: self.model.empty_memory(rows, self._decoding_slots(context)))
     by_row = np.zeros(rows, np.uint32), inputs, memory
     seeds_B, inputs, memory = sharding.abstract(by_row, self._row_sharding)
     config, V = sampling.SamplingConfig(), self.model.vocabulary_size
     shared = sampling.SamplerParams.from_config(config, V), np.int32(0)
     sampler, index = sharding.abstract(shared, sharding.replicated(self.mesh))
+    state = programs.DecodingState(memory, index)
     with sharding.use(self.mesh):
-      return self._decode_step.trace(
-        variables, seeds_B, sampler, inputs, memory=memory, index=index
-      )
+      return self._decode_step.trace(variables, seeds_B, sampler, inputs, state=state)
 
-  def _decoding_memory(self, rows, context):
-    """Returns an empty KV cache of one slot less than the context, with the current token."""
+  def _decoding_slots(self, context, variables=None):
+    """Returns the slots of the KV cache: the context, as far as the learned spans reach."""
+    config, slots = self.model.config, context - 1  # the context has the current token
+    if config.span is not None and variables is not None:
+      slots = min(slots, language_model.cache_slots(config, variables['params'], self.mesh))
     # Without a KV cache, a segment memory would keep the inputs of all its tokens.
-    min_slots = 0 if self.model.config.memory is None else 1
-    return self.model.empty_memory(rows, max(context - 1, min_slots))
+    return max(slots, 0 if config.memory is None else 1)
 
   def _pad_prompts(self, prompts, rows, length, bidirectional):
     """Returns the inputs of a batch of prompts, padded to a length, on the devices."""

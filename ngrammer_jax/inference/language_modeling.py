@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import files, hosts
+from ngrammer_jax import files, hosts, tables
 from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.inference import engine as inference
 
@@ -23,46 +23,44 @@ def evaluate(
   split: token_cache.TokenSplit,
   config: experiment.Config,
   line_end: int | None = None,
-  max_tokens: int | None = None,
   report: Callable[[int], None] = lambda tokens: None,
 ) -> dict[str, Any]:
   """Computes the metrics of a split, as stored in `evaluation/<split>.json`.
 
-  The split is divided into `config.evaluation.streams` contiguous streams. The memory of a stream
-  starts empty and is carried from segment to segment. The result depends on the streams, the
-  segment length and the protocol only (see `data.streams.EvaluationStreams`), not on the batch size
+  The split, or its first `config.evaluation.max_tokens` tokens, is divided into contiguous streams.
+  The memory of a stream starts empty and is carried from segment to segment. The result depends on
+  the options of the evaluation only (see `data.streams.EvaluationStreams`), not on the batch size
   or the devices. Most protocols score every token exactly once.
 
   Args:
     engine: the engine of the model.
     variables: parameters and codebook.
     split: tokens to score.
-    config: the streams, the segment length, the protocol, and the batch size of the training.
+    config: options of the evaluation, and the batch size of the training.
     line_end: the token that ends a line, to also report the perplexity of all other tokens. None:
       the vocabulary has no such token.
-    max_tokens: maximum number of tokens to score, from the start of the split. None: all.
     report: called with the number of tokens scored since the previous call.
   """
   e, length = config.evaluation, config.evaluation_length()
-  text = streams.EvaluationStreams(split, e.streams, length, max_tokens or 0, e.protocol)
+  text = streams.EvaluationStreams(split, e.streams, length, e.max_tokens or 0, e.protocol)
   if engine.model.vocabulary_size < text.tokens:
     # Assigns each vocabulary entry to its cluster once, instead of each token of the split.
     variables = engine.prepare(variables)
-  nll, tokens, correct, line_end_nll, line_ends = [], 0, 0, [], 0
+  nats, tokens, correct, line_end_nats, line_ends = [], 0, 0, [], 0
   for scores in _score_batches(engine, variables, text, config):
     num_counted = int(scores.counts_BxT.sum())
     tokens += num_counted
     correct += int(scores.correct_BxT.sum())
-    nll.append(scores.nll_BxT[scores.counts_BxT].sum(dtype=np.float64))
+    nats.append(scores.nll_BxT[scores.counts_BxT].sum(dtype=np.float64))
     if line_end is not None:
       is_end_BxT = scores.counts_BxT & (scores.targets_BxT == line_end)
       line_ends += int(is_end_BxT.sum())
-      line_end_nll.append(scores.nll_BxT[is_end_BxT].sum(dtype=np.float64))
+      line_end_nats.append(scores.nll_BxT[is_end_BxT].sum(dtype=np.float64))
     report(num_counted)
-  total, is_whole_split = math.fsum(nll), tokens == len(split.tokens)
+  total, is_whole_split = math.fsum(nats), tokens == len(split.tokens)
   without_line_ends = {}
   if line_end is not None and line_ends < tokens:  # some papers report it
-    nats_per_token = (total - math.fsum(line_end_nll)) / (tokens - line_ends)
+    nats_per_token = (total - math.fsum(line_end_nats)) / (tokens - line_ends)
     without_line_ends = {
       'line_ends': line_ends,
       'perplexity_without_line_ends': math.exp(min(nats_per_token, 700)),
@@ -128,17 +126,16 @@ def _memory_protocol(config):
 
 def format_table(results: dict[str, dict[str, Any]]) -> str:
   """Formats the metrics of splits as a table."""
-  lines = [
-    f'{"split":<12}{"tokens":>12}{"nats/token":>12}{"perplexity":>12}{"bits/token":>12}'
-    f'{"bits/byte":>11}{"top-1":>8}'
-  ]
+  rows = [('split', 'tokens', 'nats/token', 'perplexity', 'bits/token', 'bits/byte', 'top-1')]
   for split, r in results.items():
-    bits = '-' if r['bits_per_byte'] is None else f'{r["bits_per_byte"]:.4f}'
-    lines.append(
-      f'{split:<12}{r["tokens"]:>12,}{r["nll_nats_per_token"]:>12.4f}{r["perplexity"]:>12.3f}'
-      f'{r["bits_per_token"]:>12.4f}{bits:>11}{r["top1_accuracy"]:>8.2%}'
+    losses = (
+      f'{r["nll_nats_per_token"]:.4f}',
+      f'{r["perplexity"]:.3f}',
+      f'{r["bits_per_token"]:.4f}',
     )
-  return '\n'.join(lines)
+    bits = '-' if r['bits_per_byte'] is None else f'{r["bits_per_byte"]:.4f}'
+    rows.append((split, f'{r["tokens"]:,}', *losses, bits, f'{r["top1_accuracy"]:.2%}'))
+  return '\n'.join(tables.align_columns(rows, '<>'))
 
 
 def save(result: dict[str, Any], path: pathlib.Path) -> None:

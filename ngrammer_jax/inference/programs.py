@@ -3,7 +3,7 @@
 B batch, T segment length, P tokens of a padded prompt, K choices, C tokens of a choice, D model.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,13 @@ class Inputs(NamedTuple):
   prefix_BxT: jax.Array | None = None
 
 
+class DecodingState(NamedTuple):
+  """State of the generation of a batch: the memory, and the index of the next token."""
+
+  memory: Any
+  index: jax.Array
+
+
 def score_segment(model, variables, segment: streams.Segment, *, memory):
   """Returns the scores of a segment and the new memory."""
   hidden, memory, _ = model.apply(
@@ -55,7 +62,7 @@ def score_segment(model, variables, segment: streams.Segment, *, memory):
   return Scores(nll_BxT, correct_BxT, counts_BxT, segment.targets_BxT), memory
 
 
-def _read(model, variables, inputs: Inputs, memory):
+def _forward_last(model, variables, inputs: Inputs, memory):
   """Returns the hidden state of the last valid token of each row, [B, 1, D], and the memory."""
   tokens_BxT, starts_BxT, valid_BxT, prefix_BxT = inputs
   hidden_BxTxD, memory, _ = model.apply(
@@ -68,7 +75,7 @@ def _read(model, variables, inputs: Inputs, memory):
 def rank_choices(model, variables, prompt: Inputs, choices_KxBxC, valid_KxBxC):
   """Returns the log-probabilities of the choices after the prompts, [K, B]."""
   (B, P), C = prompt.tokens_BxT.shape, choices_KxBxC.shape[2]
-  last_hidden_Bx1xD, memory = _read(model, variables, prompt, model.empty_memory(B, P + C))
+  last_hidden_Bx1xD, memory = _forward_last(model, variables, prompt, model.empty_memory(B, P + C))
 
   def score_choice(choice):
     ids_BxC, valid_BxC = choice
@@ -82,13 +89,13 @@ def rank_choices(model, variables, prompt: Inputs, choices_KxBxC, valid_KxBxC):
   return jax.lax.map(score_choice, (choices_KxBxC, valid_KxBxC))
 
 
-def decode_step(model, variables, seeds_B, sampler, inputs: Inputs, *, memory, index):
-  """Returns the token sampled after the last valid token of each row, the memory, the next index.
+def decode_step(model, variables, seeds_B, sampler, inputs: Inputs, *, state: DecodingState):
+  """Returns the token sampled after the last valid token of each row, and the next state.
 
   The random key depends on the seed of the row and the index of the token alone.
   """
-  hidden_Bx1xD, memory = _read(model, variables, inputs, memory)
+  hidden_Bx1xD, memory = _forward_last(model, variables, inputs, state.memory)
   log_probs_Bx1xV = model.apply(variables, hidden_Bx1xD, method='log_probs')
-  make_key = lambda seed: jax.random.fold_in(jax.random.key(seed), index)
+  make_key = lambda seed: jax.random.fold_in(jax.random.key(seed), state.index)
   token_B = sampling.sample_tokens(log_probs_Bx1xV[:, 0], sampler, jax.vmap(make_key)(seeds_B))
-  return token_B, memory, index + 1
+  return token_B, DecodingState(memory, state.index + 1)

@@ -122,11 +122,7 @@ class CompletionConfig:
   def check(self, model: model_config.ModelConfig, num_prompts: int) -> None:
     """Raises BadInput for values out of range, or that the model does not support."""
     self.sampling.check()
-    if model.position in model_config.SEGMENT_POSITIONS:
-      raise errors.BadInput(
-        f'model.position={model.position!r} counts from the end of a segment: such a model can be '
-        f'evaluated, but not write'
-      )
+    inference.check_model(model)
     if model.recurrent is not None and self.context != recurrent_config.UNBOUNDED:
       raise errors.BadInput(
         f'context={self.context} has no meaning for model.recurrent, whose state holds all it has '
@@ -147,8 +143,7 @@ def encode_prompts(
   encoded = []
   for i, text in enumerate(prompts):
     name = f'prompt {i + 1}'
-    ids = encode(vocabulary, text, name).ids
-    ids = np.insert(ids, 0, vocabulary.document_start)
+    ids = np.insert(encode(vocabulary, text, name).ids, 0, vocabulary.document_start)
     if len(ids) > context:
       raise errors.BadInput(
         f'{name} is too long: {len(ids) - 1:,} tokens, but {context - 1:,} and the document '
@@ -177,14 +172,13 @@ def complete(
   """
   if max((len(prompt.ids) for prompt in prompts), default=0) + config.tokens > config.context:
     logging.info('a token is predicted from the last %s tokens, the context', f'{config.context:,}')
+  generation = inference.GenerationConfig(config.sampling, config.context)
   for first in range(0, len(prompts), inference.MAX_ROWS):
     group = prompts[first : first + inference.MAX_ROWS]
     ids = [prompt.ids for prompt in group]
     seeds = [config.seed + first + row for row in range(len(group))]
-    texts = [
-      IncrementalDetokenizer(vocabulary, prompt_ids[1:], config.tokens) for prompt_ids in ids
-    ]
-    for token_B in engine.generate(variables, ids, seeds, config.sampling, config.context):
+    texts = [IncrementalDetokenizer(vocabulary, prompt[1:], config.tokens) for prompt in ids]
+    for token_B in engine.generate(variables, ids, seeds, generation):
       for row, (text, token) in enumerate(zip(texts, token_B.tolist(), strict=True)):
         if not text.is_done:
           new_text = text.add(token)

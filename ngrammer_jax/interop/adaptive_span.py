@@ -41,7 +41,6 @@ FREE_OPTIONS = (
   *('memory.length', 'memory.first', 'memory.across_documents'),
   *('span.limit', 'span.ramp', 'persistent.vectors'),
   *('adaptive_softmax.cutoffs', 'adaptive_softmax.divisor', 'adaptive_softmax.embedding_width'),
-  *conversion.MODEL_TRAINING_OPTIONS,
 )
 
 
@@ -67,15 +66,14 @@ def load_language_model(
     {'params': ...} for `TransformerLM(config, vocabulary_size).apply`.
 
   Raises:
-    BadInput: the config has values that adaptive-span does not support; or lists every array that
-      is missing, extra, not numeric or of a wrong shape.
+    BadInput: see `conversion.check_config` and `conversion.convert`.
   """
   config.check()
   full_softmax = config.adaptive_softmax is None
   softmax_options = FULL_SOFTMAX_OPTIONS if full_softmax else ADAPTIVE_SOFTMAX_OPTIONS
   required = MODEL_OPTIONS | REQUIRED_OPTIONS | softmax_options
   supported = {key: (value,) for key, value in required.items()}
-  conversion.check_options(config, supported, FREE_OPTIONS, 'model.')
+  conversion.check_config(config, supported, FREE_OPTIONS)
   sources = _vocabulary_sources(config, vocabulary_size)
   H, S = config.width // config.heads, config.positions().max_length
   # The source table starts with the farthest distance.
@@ -137,11 +135,8 @@ def _layer_sources(config, i) -> dict[str, Source]:
   if F:
     norms['feed_forward'] = 'norm2'
     for name, source_name, shape in (('in', 'fc1', (F, D)), ('out', 'fc2', (D, F))):
-      linear, source = f'{path}/feed_forward/{name}', f'{prefix}.ff.{source_name}'
-      sources[f'{linear}/kernel'] = Source(f'{source}.weight', shape, np.transpose)
-      sources[f'{linear}/bias'] = Source(f'{source}.bias', shape[:1])
+      source = f'{prefix}.ff.{source_name}'
+      sources |= conversion.torch_linear(f'{path}/feed_forward/{name}', source, shape)
   for name, source_name in norms.items():
-    for part, source_part in (('scale', 'weight'), ('bias', 'bias')):
-      source = Source(f'{prefix}.{source_name}.{source_part}', (D,))
-      sources[f'{path}/{name}_post_norm/{part}'] = source
+    sources |= conversion.torch_norm(f'{path}/{name}_post_norm', f'{prefix}.{source_name}', D)
   return sources

@@ -26,7 +26,6 @@ FREE_OPTIONS = (
   *('width', 'recurrent.hidden', 'recurrent.cell', 'recurrent.readout', 'recurrent.window'),
   *('recurrent.slices', 'recurrent.carry_memory', 'recurrent.empty_slots', 'recurrent.initial'),
   *('recurrent.temporal_tables', 'recurrent.gate_bias', 'recurrent.forget_bias'),
-  *conversion.MODEL_TRAINING_OPTIONS,
 )
 
 
@@ -48,15 +47,14 @@ def load_language_model(
     {'params': ...} for `RecurrentLM(config, vocabulary_size).apply`.
 
   Raises:
-    BadInput: the config has values that these models do not support; or lists every array that
-      is missing, extra, not numeric or of a wrong shape.
+    BadInput: see `conversion.check_config` and `conversion.convert`.
   """
   config.check()
   r, V = config.recurrent, vocabulary_size
   if r is None:
     raise errors.BadInput('model.recurrent=None: an attention LSTM needs model.recurrent')
   supported = {key: (value,) for key, value in MODEL_OPTIONS.items()}
-  conversion.check_options(config, supported, FREE_OPTIONS, 'model.')
+  conversion.check_config(config, supported, FREE_OPTIONS)
   D, K, J, G = config.width, r.hidden, r.width, recurrence.CELLS[r.cell]
   split_gates = lambda a: a.reshape(*a.shape[:-1], G, K)
   sources = {

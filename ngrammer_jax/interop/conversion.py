@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import errors
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.layers import ngrammer
 
 # Options that change how a model or layer is trained or computed, but not its function.
 NGRAM_TRAINING_OPTIONS = ('decay', 'epsilon', 'empty', 'initial', 'padding_trains', 'exchange')
@@ -49,6 +51,8 @@ def convert(
 ) -> dict[str, Any]:
   """Converts source arrays to variables, a nested dict (float64 stays float64 in 64-bit mode).
 
+  Codebooks get a uniform cluster usage.
+
   Args:
     arrays: the source arrays by name.
     sources: the source of each variable by its path, such as `params/layer_0/attention/bias`.
@@ -84,7 +88,23 @@ def convert(
     values = [np.asarray(arrays[name]) for name in source.names]
     value = source.convert(values[0] if isinstance(source.name, str) else values)
     variables[path] = jnp.asarray(value)
+    if path.startswith('codebook/'):  # other frameworks do not store the cluster usage
+      quantizer, (N, K, _) = path.removesuffix('centroids'), value.shape
+      variables[f'{quantizer}usage'] = jnp.full((N, K), 1 / K, variables[path].dtype)
+      variables[f'{quantizer}changed'] = jnp.zeros(N)
   return traverse_util.unflatten_dict(variables, sep='/')
+
+
+def torch_linear(path: str, name: str, shape: tuple[int, int]) -> dict[str, Source]:
+  """Returns the sources of a linear map with a bias of PyTorch, whose weight is [out, in]."""
+  kernel = Source(f'{name}.weight', shape, np.transpose)
+  return {f'{path}/kernel': kernel, f'{path}/bias': Source(f'{name}.bias', shape[:1])}
+
+
+def torch_norm(path: str, name: str, width: int) -> dict[str, Source]:
+  """Returns the sources of a layer norm of PyTorch."""
+  scale = Source(f'{name}.weight', (width,))
+  return {f'{path}/scale': scale, f'{path}/bias': Source(f'{name}.bias', (width,))}
 
 
 def _is_numeric(array):
@@ -95,24 +115,32 @@ def _is_numeric(array):
     return False
 
 
-def check_options(
-  block: Any, supported: Mapping[str, tuple[Any, ...]], any_value: Collection[str], path: str = ''
+def check_config(
+  config: model_config.ModelConfig, supported: Mapping[str, tuple[Any, ...]], free: Collection[str]
 ) -> None:
-  """Raises BadInput that names every option of a model or layer that cannot be loaded.
+  """Raises BadInput that names every option of a model config that cannot be loaded.
 
-  An option that is neither in `supported` nor in `any_value` must have its default. The options of
-  a nested block are checked one by one if at least one of them is named, as in `span.ramp`.
+  Options that are not named must have their defaults, and an optional block of which no option is
+  named must be None.
 
   Args:
-    block: a `ModelConfig` or an `NGrammer`.
+    config: the config of the target model.
     supported: the values that can be loaded, by key.
-    any_value: keys of options that may have any value.
-    path: prefix of all keys in the message, such as `model.`.
+    free: keys such as `span.ramp` of options of any value, besides MODEL_TRAINING_OPTIONS.
   """
+  _check_options(config, supported, free, MODEL_TRAINING_OPTIONS, 'model.')
+
+
+def check_layer(layer: ngrammer.NGrammer, free: Collection[str]) -> None:
+  """Raises BadInput that names every attribute that cannot be loaded, see `check_config`."""
+  _check_options(layer, {}, free, LAYER_TRAINING_OPTIONS, '')
+
+
+def _check_options(block, supported, free, training, path):
   problems = []
-  for key, value, default in _options(block, {*supported, *any_value}):
+  for key, value, default in _options(block, {*supported, *free}):
     values = supported.get(key, (default,))
-    if key not in any_value and value not in values:
+    if key not in free and key not in training and value not in values:
       choices = ' or '.join(map(repr, values))
       problems.append(f'{path}{key}={value!r} must be {choices} for these weights')
   if problems:
@@ -122,26 +150,10 @@ def check_options(
 def _options(
   block: Any, named: Collection[str], prefix: str = ''
 ) -> Iterator[tuple[str, Any, Any]]:
-  """Yields key, value and default of the options of a block and of its nested blocks."""
+  """Yields key, value and default of each option; of a nested block if it is named, its options."""
   for field in dataclasses.fields(block):
     key, value = prefix + field.name, getattr(block, field.name)
     if dataclasses.is_dataclass(value) and any(name.startswith(f'{key}.') for name in named):
       yield from _options(value, named, f'{key}.')
     else:
       yield key, value, field.default
-
-
-def add_uniform_usage(variables: dict[str, Any]) -> dict[str, Any]:
-  """Adds a uniform cluster usage to each codebook; other frameworks do not store the usage."""
-
-  def add(node):
-    if 'centroids' in node:
-      shape = node['centroids'].shape[:2]
-      node['usage'] = jnp.full(shape, 1 / shape[1], node['centroids'].dtype)
-      node['changed'] = jnp.zeros(shape[:1])
-    for child in node.values():
-      if isinstance(child, dict):
-        add(child)
-
-  add(variables.get('codebook', {}))
-  return variables

@@ -33,8 +33,7 @@ def load_ngrammer(
     {'params': ..., 'codebook': ...} for `layer.apply`.
 
   Raises:
-    BadInput: the layer has options that n-grammer-pytorch does not support; or lists every array
-      that is missing, extra, not numeric or of a wrong shape.
+    BadInput: see `conversion.check_layer` and `conversion.convert`.
   """
   N, V, E, K = layer.heads, layer.vocabulary_size, layer.dim, layer.clusters
   if K is None or width % N:
@@ -42,8 +41,7 @@ def load_ngrammer(
       f'clusters={K}, heads={N}, width={width}: n-grammer-pytorch needs clusters, and a width that '
       f'is divisible by heads'
     )
-  sizes = ('heads', 'clusters', 'vocabulary_size', 'dim', 'combine')
-  conversion.check_options(layer, {}, (*sizes, *conversion.LAYER_TRAINING_OPTIONS))
+  conversion.check_layer(layer, ('heads', 'clusters', 'vocabulary_size', 'dim', 'combine'))
   H, Source = width // N, conversion.Source
   sources = {
     'params/table': Source('ngram.ngram_embeds.weight', (N * V, E)),
@@ -53,5 +51,4 @@ def load_ngrammer(
     for part, letter in (('scale', 'g'), ('bias', 'b')):
       norm_name = f'ngram.{source_name}_layernorm.{letter}'
       sources[f'params/{name}/{part}'] = Source(norm_name, (N, size))
-  variables = conversion.convert(arrays, sources, 'a VQNgrammer of n-grammer-pytorch')
-  return conversion.add_uniform_usage(variables)
+  return conversion.convert(arrays, sources, 'a VQNgrammer of n-grammer-pytorch')

@@ -36,7 +36,6 @@ FREE_OPTIONS = (
   *('tie_embeddings', 'scale_embeddings', 'softmax_bias'),
   *('positional.min_timescale', 'positional.max_timescale'),
   *('ngram.layer', 'ngram.pairing', *(f'ngram.{name}' for name in NGRAMMER_OPTIONS)),
-  *conversion.MODEL_TRAINING_OPTIONS,
 )
 
 _COLLECTIONS = ('param/', 'params/', 'state/', 'non_trainable/')
@@ -62,20 +61,15 @@ def load_ngrammer(
     {'params': ..., 'codebook': ...} for `layer.apply`.
 
   Raises:
-    BadInput: the layer has options that praxis does not support; or lists every array that is
-      missing, extra, not numeric or of a wrong shape.
+    BadInput: see `conversion.check_layer` and `conversion.convert`.
   """
-  free = (*NGRAMMER_OPTIONS, 'id_vocabulary', *conversion.LAYER_TRAINING_OPTIONS)
-  conversion.check_options(layer, {}, free)
+  conversion.check_layer(layer, (*NGRAMMER_OPTIONS, 'id_vocabulary'))
   arrays = _without_collection_prefixes(arrays)
   arrays = {name.removeprefix('ngram_layer/'): array for name, array in arrays.items()}
   if width % layer.heads:
     raise errors.BadInput(f'width={width} must be divisible by heads={layer.heads}')
-  sources = _ngrammer_sources(layer.heads, layer.vocabulary_size, layer.dim, width, '')
-  if layer.clusters is not None:
-    sources |= _codebook_source(layer.heads, layer.clusters, width, '')
-  variables = conversion.convert(arrays, sources, 'a praxis N-Grammer', ignored=(_CACHE,))
-  return conversion.add_uniform_usage(variables)
+  sources = _ngrammer_sources(layer, layer.heads, width)
+  return conversion.convert(arrays, sources, 'a praxis N-Grammer', ignored=(_CACHE,))
 
 
 def load_language_model(
@@ -99,11 +93,10 @@ def load_language_model(
     {'params': ..., 'codebook': ...} for `TransformerLM(config, vocabulary_size).apply`.
 
   Raises:
-    BadInput: the config has values that praxis does not support; or lists every array that is
-      missing, extra, not numeric or of a wrong shape.
+    BadInput: see `conversion.check_config` and `conversion.convert`.
   """
   config.check()
-  conversion.check_options(config, SUPPORTED_OPTIONS, FREE_OPTIONS, 'model.')
+  conversion.check_config(config, SUPPORTED_OPTIONS, FREE_OPTIONS)
   arrays = _without_collection_prefixes(arrays)
   V, D = vocabulary_size, config.width
   softmax = Source('softmax/logits_ffn/linear/w', (D, V), np.transpose)
@@ -119,17 +112,13 @@ def load_language_model(
     sources |= _layer_sources(config, i)
   prefixes = _ngrammer_prefixes(config)
   for layer_path, prefix in prefixes.items():
-    ngram, N = config.ngram, config.ngram.heads or config.heads
-    ngram_prefix = prefix if ngram.clusters is None else f'{prefix}ngram_layer/'
-    layer = _ngrammer_sources(N, ngram.vocabulary_size, ngram.dim, D, ngram_prefix)
-    if ngram.clusters is not None:
-      layer |= _codebook_source(N, ngram.clusters, D, prefix)
-    for path, source in layer.items():
+    ngram_prefix = prefix if config.ngram.clusters is None else f'{prefix}ngram_layer/'
+    N = config.ngram.heads or config.heads
+    for path, source in _ngrammer_sources(config.ngram, N, D, prefix, ngram_prefix).items():
       collection, _, name = path.partition('/')
       sources[f'{collection}/{layer_path}/{name}'] = source
   caches = [prefix + _CACHE for prefix in prefixes.values()]
-  variables = conversion.convert(arrays, sources, 'a praxis language model', caches)
-  return conversion.add_uniform_usage(variables)
+  return conversion.convert(arrays, sources, 'a praxis language model', caches)
 
 
 def _ngrammer_prefixes(config: model_config.ModelConfig) -> dict[str, str]:
@@ -164,9 +153,20 @@ def _norm_sources(path: str, name: str, D: int) -> dict[str, Source]:
   }
 
 
-def _ngrammer_sources(N: int, V: int, E: int, D: int, prefix: str) -> dict[str, Source]:
-  per_head = lambda name, part: tuple(f'{prefix}{name}_{i}/{part}' for i in range(N))
+def _ngrammer_sources(
+  options: ngrammer.NGrammer | model_config.NGramConfig,
+  N: int,
+  D: int,
+  prefix: str = '',
+  ngram_prefix: str = '',
+) -> dict[str, Source]:
+  """Returns the sources of an n-gram layer; the names of the n-grams have a prefix of their own."""
+  V, E, K = options.vocabulary_size, options.dim, options.clusters
+  per_head = lambda name, part: tuple(f'{ngram_prefix}{name}_{i}/{part}' for i in range(N))
   sources = {'params/table': Source(per_head('ngram_table', 'emb_var'), (V, E), np.concatenate)}
+  if K is not None:
+    means = Source(f'{prefix}vq_layer/means', (N, K, D // N))
+    sources['codebook/quantizer/centroids'] = means
   for name, source_name, width in (
     ('unigram_norm', 'emb_layer_norm', D // N),
     ('ngram_norm', 'ngram_layer_norm', E),
@@ -175,10 +175,6 @@ def _ngrammer_sources(N: int, V: int, E: int, D: int, prefix: str) -> dict[str, 
     sources[f'params/{name}/scale'] = Source(scale, (width,), lambda a: 1 + np.stack(a))
     sources[f'params/{name}/bias'] = Source(bias, (width,), np.stack)
   return sources
-
-
-def _codebook_source(N: int, K: int, D: int, prefix: str) -> dict[str, Source]:
-  return {'codebook/quantizer/centroids': Source(f'{prefix}vq_layer/means', (N, K, D // N))}
 
 
 def _layer_sources(config: model_config.ModelConfig, i: int) -> dict[str, Source]:

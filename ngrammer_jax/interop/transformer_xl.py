@@ -37,7 +37,6 @@ FREE_OPTIONS = (
   *('memory.length', 'memory.first', 'memory.same_length', 'memory.across_documents'),
   *('adaptive_softmax.cutoffs', 'adaptive_softmax.divisor', 'adaptive_softmax.embedding_width'),
   *('adaptive_softmax.tied_projections', 'adaptive_softmax.project_same_width'),
-  *conversion.MODEL_TRAINING_OPTIONS,
 )
 # The attn_type of the source model by `position`; `relative` is attn_type 0.
 ATTENTION_TYPES = {'shaw': 1, 'segment_sinusoid': 2, 'learned': 3}
@@ -66,13 +65,12 @@ def load_language_model(
     {'params': ...} for `TransformerLM(config, vocabulary_size).apply`.
 
   Raises:
-    BadInput: the config has values that the source model does not support; or lists every array
-      that is missing, extra, not numeric or of a wrong shape.
+    BadInput: see `conversion.check_config` and `conversion.convert`.
   """
   config.check()
   alternatives = {'norm': ('pre',), 'position': tuple(ATTENTION_TYPES)}
   supported = {key: (value, *alternatives.get(key, ())) for key, value in MODEL_OPTIONS.items()}
-  conversion.check_options(config, supported, FREE_OPTIONS, 'model.')
+  conversion.check_config(config, supported, FREE_OPTIONS)
   if config.norm == 'pre' and config.position in model_config.SEGMENT_POSITIONS:
     raise errors.BadInput(
       f'model.norm="pre" with model.position={config.position!r} cannot be loaded: the PyTorch '
@@ -167,14 +165,12 @@ def _layer_sources(config: model_config.ModelConfig, i: int) -> dict[str, Source
     f'{prefix}.dec_attn.o_net.weight', (D, D), lambda a: a.T.reshape(N, H, D)
   )
   for name, index, shape in (('in', 0, (F, D)), ('out', 3, (D, F))):
-    linear, source_name = f'{path}/feed_forward/{name}', f'{prefix}.pos_ff.CoreNet.{index}'
-    sources[f'{linear}/kernel'] = Source(f'{source_name}.weight', shape, np.transpose)
-    sources[f'{linear}/bias'] = Source(f'{source_name}.bias', shape[:1])
+    source_name = f'{prefix}.pos_ff.CoreNet.{index}'
+    sources |= conversion.torch_linear(f'{path}/feed_forward/{name}', source_name, shape)
   norm = 'norm' if config.norm == 'pre' else 'post_norm'
   for name, source_name in (('attention', 'dec_attn'), ('feed_forward', 'pos_ff')):
-    for part, source_part in (('scale', 'weight'), ('bias', 'bias')):
-      source = Source(f'{prefix}.{source_name}.layer_norm.{source_part}', (D,))
-      sources[f'{path}/{name}_{norm}/{part}'] = source
+    source_norm = f'{prefix}.{source_name}.layer_norm'
+    sources |= conversion.torch_norm(f'{path}/{name}_{norm}', source_norm, D)
   return sources
 
 

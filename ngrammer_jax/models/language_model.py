@@ -3,7 +3,6 @@
 Both have the same interface, see `TransformerLM.__call__`.
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -48,8 +47,9 @@ def cache_slots(
     return length
   # Every process needs the spans of all heads.
   everywhere = None if mesh is None else sharding.replicated(mesh)
-  spans = jax.jit(functools.partial(adaptive_spans, config), out_shardings=everywhere)
-  longest = np.nan_to_num(jax.device_get(spans(params))).max()
+  # The function of the module itself: a partial one would be compiled again in every call.
+  spans = jax.jit(adaptive_spans, static_argnums=0, out_shardings=everywhere)
+  longest = np.nan_to_num(jax.device_get(spans(config, params))).max()
   return min(length, _rounded_up(int(longest) + s.ramp + 1))
 
 

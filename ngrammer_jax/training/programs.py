@@ -90,11 +90,8 @@ class Programs:
     self,
     state: train_state.TrainState,
     split: token_cache.TokenSplit,
-    max_tokens: int | None,
     report: Callable[[int], None],
   ) -> dict[str, Any]:
     """The metrics of a split, see `language_modeling.evaluate`."""
     variables = {'params': state.params, 'codebook': state.codebook}
-    return language_modeling.evaluate(
-      self.engine, variables, split, self._config, max_tokens=max_tokens, report=report
-    )
+    return language_modeling.evaluate(self.engine, variables, split, self._config, report=report)

@@ -101,8 +101,7 @@ class CorpusTask:
     self, run: programs.Programs, state: train_state.TrainState, report: Callable[[int], None]
   ) -> dict[str, Any]:
     """Scores the validation split; see `language_modeling.evaluate`."""
-    validation, limit = self._corpus.splits['validation'], self._config.evaluation.max_tokens
-    return run.evaluate(state, validation, limit, report)
+    return run.evaluate(state, self._corpus.splits['validation'], report)
 
   def format_metrics(self, result: dict[str, Any]) -> str:
     """Formats nats, perplexity and bits per byte."""

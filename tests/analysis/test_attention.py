@@ -143,17 +143,16 @@ def test_reported_distances():
   assert count(recurrent(readout='key_value', window=3), position_T, 8) is position_T
 
 
-def test_queries_in_blocks_and_persistent_vectors():
-  """Compares the weights by distance of queries computed in blocks with a loop."""
-  F, N, b, K, vectors = 2, 3, 4, 9, 2
-  probs = np.random.default_rng(0).random((F, N, b, K + vectors), np.float32)
+def test_weights_by_distance_beside_persistent_vectors():
+  N, T, K, vectors = 3, 4, 9, 2
+  probs = np.random.default_rng(0).random((1, N, T, K + vectors), np.float32)
   distances = [0, 1, 3, 7]
   weights = probe.weights_by_distance({'probs': [probs]}, vectors, np.array(distances))
-  expected = np.zeros((N, F * b, len(distances)))
-  for t, n, i in np.ndindex(F * b, N, len(distances)):
-    key = K - b + t % b - distances[i]
-    expected[n, t, i] = probs[t // b, n, t % b, key] if key >= 0 else 0
-  np.testing.assert_array_equal(np.asarray(weights), expected.astype(np.float32))
+  expected = np.zeros((N, T, len(distances)), np.float32)
+  for n, t, i in np.ndindex(*expected.shape):
+    key = K - T + t - distances[i]
+    expected[n, t, i] = probs[0, n, t, key] if key >= 0 else 0
+  np.testing.assert_array_equal(np.asarray(weights), expected)
 
 
 def test_model_without_attention_raises_bad_input(tiny, tmp_path):

@@ -57,9 +57,7 @@ def test_adaptive_spans_and_the_share_of_persistent_vectors(tiny, untrained, cap
 
 
 @pytest.mark.parametrize('kind, memory', [('adaptive', None), ('dynamic', 32)])
-def test_documents_evaluation_memory_and_queries_in_blocks(
-  tiny, untrained, monkeypatch, kind, memory
-):
+def test_documents_and_evaluation_memory(tiny, untrained, monkeypatch, kind, memory):
   """Compares with a loop; a token attends only to its document and the memory of evaluation."""
   starts, length = np.array([0, 50]), 128
   tokens = np.random.default_rng(0).integers(0, 256, 2 * length - 30).astype(np.uint16)

@@ -54,7 +54,9 @@ shared_engine = functools.cache(make_engine)
 
 
 def generate(engine, *args, tokens, rows=3, bidirectional=False):
-  stream = engine.generate(*args, rows, bidirectional)
+  *args, options, context = args
+  config = inference.GenerationConfig(options, context, bidirectional)
+  stream = engine.generate(*args, config, rows)
   return np.stack(list(itertools.islice(stream, tokens)), axis=1).tolist()
 
 
@@ -123,7 +125,7 @@ def test_generation_matches_full_forward(x64, deterministic_tokens, mesh, bidire
   check_answers(answers, hash_token, bidirectional)
   assert all(len(set(answer)) > 4 for answer in answers)
   # All hosts read the tokens of all rows.
-  assert results and all(token_B.is_fully_replicated for token_B, _, _ in results)
+  assert results and all(token_B.is_fully_replicated for token_B, _ in results)
   # One step for all tokens and one prefill for all prompts of a padded length, for any sampling.
   for length, config in ((1, RANDOM), (16, sampling.SamplingConfig(2.0, None, 0.5))):
     generate_all([np.zeros(length, np.int32)], [0], config, 30, tokens=4)
@@ -134,14 +136,14 @@ def test_prompts_are_padded_to_few_lengths():
   engine = make_engine(dataclasses.replace(SHALLOW, dtype='float32'))
   lengths = {}
 
-  def decode_step(variables, seeds, sampler, inputs, *, memory, index):
+  def decode_step(variables, seeds, sampler, inputs, *, state):
     tokens_BxT, starts_BxT, valid_BxT = map(np.asarray, inputs[:3])
     if tokens_BxT.shape[1] > 1:
       n = int(valid_BxT.sum())
       lengths.setdefault(tokens_BxT.shape[1], []).append(n)
       assert tokens_BxT[0].tolist() == [*range(1, n + 1), *[0] * (tokens_BxT.shape[1] - n)]
       assert np.flatnonzero(starts_BxT).tolist() == [0] and valid_BxT[0, :n].all()
-    return jax.device_put(np.zeros(1, np.int32)), memory, index
+    return jax.device_put(np.zeros(1, np.int32)), state
 
   engine._decode_step = decode_step
   for length in (1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 70):
@@ -210,6 +212,37 @@ def test_tokens_depend_on_the_context_alone(x64, deterministic_tokens, context):
   assert [int(hash_token(log_probs_TxV[-1])) for log_probs_TxV in log_probs] == next_tokens
   # With a context of 1, every answer soon repeats itself.
   assert len(set(next_tokens)) > (2 if context == 1 else 4)
+
+
+def test_the_cache_has_as_many_slots_as_the_longest_span_needs(x64, monkeypatch):
+  """It generates what a cache of the whole context does, also after a prompt that does not fit."""
+  config = dataclasses.replace(
+    CONFIG,
+    ngram=None,
+    position='table',
+    positional=model_config.PositionalConfig(max_length=256),
+    memory=model_config.MemoryConfig(256, same_length='memory_alone'),
+    span=model_config.SpanConfig(limit=256, ramp=4),
+  )
+  model, variables = model_and_variables(config)
+  params = variables['params']
+  for i, spans in enumerate(([0, 59], [30, 0])):
+    params[f'layer_{i}']['attention']['span']['span'] = np.array(spans) / 256
+  rng = np.random.default_rng(0)
+  prompts = [rng.integers(0, V, length) for length in (100, 3, 70)]
+
+  def generate_all():
+    engine = make_engine(config)
+    results = reference.record_results(engine, '_decode_step')
+    tokens = generate(engine, variables, prompts, [0, 1, 2], RANDOM, 200, tokens=24)
+    return tokens, {state.memory['cache']['documents'].shape[1] for _, state in results}
+
+  tokens, slots = generate_all()
+  assert slots == {64}
+  for length, is_enough in ((1000, True), (16, False)):
+    monkeypatch.setattr(inference.language_model, 'cache_slots', lambda *_, n=length: n)
+    expected, slots = generate_all()
+    assert slots == {min(length, 199)} and (tokens == expected) == is_enough
 
 
 def test_tokens_are_sampled_independently(x64):

@@ -39,14 +39,15 @@ def make_split(n, *starts):
 
 
 def evaluate(
-  split, mesh=(1, 1, 1), streams=3, rows=ROWS, protocol='streams', params=None, **kwargs
+  split, mesh=(1, 1, 1), streams=3, rows=ROWS, params=None, line_end=None, report=None, **options
 ):
   variables = make_reader().variables | ({'params': params} if params else {})
   config = experiment.Config(
     training=experiment.TrainingConfig(batch_size=rows),
-    evaluation=evaluation_config.EvaluationConfig(streams, LENGTH, protocol=protocol),
+    evaluation=evaluation_config.EvaluationConfig(streams, LENGTH, **options),
   )
-  return language_modeling.evaluate(make_engine(mesh), variables, split, config, **kwargs)
+  report = {'report': report} if report else {}
+  return language_modeling.evaluate(make_engine(mesh), variables, split, config, line_end, **report)
 
 
 def divide_into_segments(first, end):

@@ -42,9 +42,9 @@ class FakeEngine:
       assert prompt[0] == BYTES.document_start and prompt[-1] == BYTES.document_end
     yield from zip(range(len(prompts)), map(np.array, self._scores), strict=True)
 
-  def generate(self, variables, prompts, seeds, config, context, rows, bidirectional):
-    assert variables == 'prepared' and bidirectional and len(prompts) <= rows == 2
-    assert config.temperature == 0 and context == 96
+  def generate(self, variables, prompts, seeds, config, rows):
+    assert variables == 'prepared' and config.bidirectional and len(prompts) <= rows == 2
+    assert config.sampling.temperature == 0 and config.context == 96
     group = [self._texts.pop(0) for _ in prompts]
     for column in range(100):
       yield np.array(

@@ -11,7 +11,6 @@ import pytest
 
 from ngrammer_jax import errors, runs
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.data import packing
 from ngrammer_jax.training import loop, train_task
@@ -56,15 +55,14 @@ def test_a_resume_is_exact_on_other_devices_too(config, tmp_path, monkeypatch, t
 
 
 def test_the_validation_split_is_what_judges(tiny):
-  """And as much of it as the config says; the training split is what is learned from."""
-  evaluation = evaluation_config.EvaluationConfig(streams=4, max_tokens=77)
-  corpus = train_task.CorpusTask(tiny(evaluation=evaluation))
+  """The training split is what is learned from."""
+  corpus = train_task.CorpusTask(tiny())
   scored = []
   run = types.SimpleNamespace(evaluate=lambda *args: scored.append(args))
   report = object()
   corpus.validate(run, 'state', report)
   splits = corpus._corpus.splits
-  assert scored == [('state', splits['validation'], 77, report)]
+  assert scored == [('state', splits['validation'], report)]
   assert len({len(splits[name].tokens) for name in ('train', 'validation', 'test')}) >= 2
   assert splits['validation'] is not splits['test']
   tokens = corpus.segment(0, slice(0, 8)).tokens_BxT

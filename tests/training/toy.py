@@ -49,7 +49,7 @@ class Programs:
     state, metrics = _steps(where)(state, segments.tokens_BxT, np.int32(steps))
     return state, jax.tree.map(lambda column: column[:steps], metrics)
 
-  def evaluate(self, state, split, max_tokens, report):
+  def evaluate(self, state, split, report):
     report(len(split.tokens))
     return {
       'nll_nats_per_token': float(np.abs(np.asarray(state.params['embedding'])).sum()),

@@ -120,15 +120,15 @@ class Evaluator:
 
   def _generate_answers(self, variables, name, examples, report):
     labels, texts = formats.find_task(name).labels, []
-    greedy = sampling.SamplingConfig(temperature=0.0)
+    greedy = inference.GenerationConfig(
+      sampling.SamplingConfig(temperature=0.0), self._length, self._bidirectional
+    )
     batch_size = self._engine.round_rows(self._batch_size)
     for first in range(0, len(examples), batch_size):
       batch = examples[first : first + batch_size]
       prompts = [self._prompt(example) for example in batch]
       seeds = [0] * len(batch)
-      steps = self._engine.generate(
-        variables, prompts, seeds, greedy, self._length, batch_size, self._bidirectional
-      )
+      steps = self._engine.generate(variables, prompts, seeds, greedy, batch_size)
       columns = []
       while len(columns) < self._targets_length and not self._all_ended(columns):
         columns.append(next(steps))

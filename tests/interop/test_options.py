@@ -1,0 +1,140 @@
+"""Loaders name each option of a model or layer, or refuse all its values except the default."""
+
+import dataclasses
+import re
+
+import pytest
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax import errors
+from ngrammer_jax.config import fields
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.interop import (
+  adaptive_span,
+  attention_lstm,
+  conversion,
+  ngrammer_pytorch,
+  praxis,
+  transformer_xl,
+)
+from ngrammer_jax.layers import NGrammer
+from tests.checks import bad_input
+
+MEMORY = model_config.MemoryConfig(8, 'zeros', 'memory_alone', across_documents=True)
+POSITIONAL = model_config.PositionalConfig(max_length=8)
+# For each loader, a config that it accepts, with the blocks that it supports.
+CONFIGS = {
+  adaptive_span: {
+    **adaptive_span.MODEL_OPTIONS,
+    **adaptive_span.FULL_SOFTMAX_OPTIONS,
+    'positional': POSITIONAL,
+    'memory': MEMORY,
+    'span': model_config.SpanConfig(limit=8, ramp=4),
+    'persistent': model_config.PersistentConfig(4),
+  },
+  attention_lstm: attention_lstm.MODEL_OPTIONS | {'recurrent': experiment.RecurrentConfig()},
+  praxis: {'ngram': model_config.NGramConfig(), 'positional': model_config.PositionalConfig()},
+  transformer_xl: {
+    **transformer_xl.MODEL_OPTIONS,
+    'positional': POSITIONAL,
+    'memory': MEMORY,
+    'adaptive_softmax': model_config.AdaptiveSoftmaxConfig(),
+  },
+}
+# Options with several values that a loader accepts.
+ALTERNATIVES = {praxis: ('norm', 'position'), transformer_xl: ('norm', 'position')}
+LAYERS = {ngrammer_pytorch: (), praxis: (*praxis.NGRAMMER_OPTIONS, 'id_vocabulary')}
+CANDIDATES = (True, False, 1, 2, 3, 0.25, 2.5, 'other')
+
+
+@pytest.fixture(autouse=True)
+def any_combination(monkeypatch):
+  """Only the loader refuses options: also combinations that no model can have reach it."""
+  monkeypatch.setattr(model_config.ModelConfig, 'check', lambda self: None)
+
+
+def other_values(key, current):
+  """Returns valid values of a key other than its default: all choices, or one value."""
+  if key.block is not None:
+    return [key.block()]
+  values = []
+  for value in key.rules.choices or CANDIDATES:
+    try:
+      value = key.convert(value)
+      key.check(value)
+    except errors.BadInput:
+      continue
+    if value not in (key.default, current):
+      values.append(value)
+  return values if key.rules.choices else values[:1]
+
+
+def drawn_configs(config):
+  """Yields each key of the model, and the config with another value of this key alone."""
+  blocks = {}
+  for key in fields.walk(model_config.ModelConfig):
+    blocks[key.path] = key.block
+    block_name, _, name = key.path.rpartition('.')
+    block = config if not block_name else getattr(config, block_name) or blocks[block_name]()
+    for value in other_values(key, getattr(block, name or key.path)):
+      changed = dataclasses.replace(block, **{name or key.path: value})
+      yield key, dataclasses.replace(config, **{block_name: changed}) if block_name else changed
+
+
+@pytest.mark.parametrize('loader', CONFIGS)
+def test_options_are_named_or_refused(loader):
+  blocks = {k for k, v in CONFIGS[loader].items() if dataclasses.is_dataclass(v)} | {'initial'}
+  names = {*loader.FREE_OPTIONS, *ALTERNATIVES.get(loader, ()), *conversion.MODEL_TRAINING_OPTIONS}
+  names = {name for name in names if '.' not in name or name.partition('.')[0] in blocks} | blocks
+  refused = set()
+  for key, config in drawn_configs(model_config.ModelConfig(**CONFIGS[loader])):
+    with pytest.raises(errors.BadInput) as error:
+      loader.load_language_model({}, config, 23)
+    if 'do not match' in str(error.value):  # only the arrays are missing
+      assert key.path in names or key.path.startswith('initial.')
+    else:
+      for line in str(error.value).splitlines():
+        assert re.fullmatch(r'model\.\S+=.* must be .* for these weights', line)
+      refused.add(key.path)
+  assert len(refused) > 15
+
+
+def with_new_field(block):
+  """Returns a config block with one more field, which is not the default."""
+  new = ('new_option', int, fields.field(0, 'added after the loader was written'))
+  kind = dataclasses.make_dataclass(type(block).__name__, [new], bases=(type(block),), frozen=True)
+  values = {f.name: getattr(block, f.name) for f in dataclasses.fields(block)}
+  return kind(**values, new_option=1)
+
+
+@pytest.mark.parametrize('loader', CONFIGS)
+def test_options_that_are_added_to_the_config_are_refused(loader):
+  config = model_config.ModelConfig(**CONFIGS[loader])
+  with bad_input('model.new_option=1 must be 0 for these weights'):
+    loader.load_language_model({}, with_new_field(config), 23)
+  for name, block in CONFIGS[loader].items():
+    if dataclasses.is_dataclass(block):
+      with bad_input(f'model.{name}.new_option=1 must be 0 for these weights'):
+        changed = dataclasses.replace(config, **{name: with_new_field(block)})
+        loader.load_language_model({}, changed, 23)
+
+
+@pytest.mark.parametrize('loader', LAYERS)
+def test_options_of_a_layer_are_named_or_refused(loader):
+  layer = NGrammer(heads=2, clusters=4, vocabulary_size=50)
+  sizes = ('heads', 'clusters', 'vocabulary_size', 'dim', 'combine')
+  named = {*sizes, *LAYERS[loader], *conversion.LAYER_TRAINING_OPTIONS}
+  refused = {f.name for f in dataclasses.fields(layer)} - named
+  assert refused
+  for name in refused:
+    default = getattr(layer, name)
+    value = (2, 3) if name == 'orders' else 7 if default is None else not default
+    with bad_input(f'{name}={value!r} must be {default!r} for these weights'):
+      loader.load_ngrammer({}, layer.clone(**{name: value}), 16)
+
+  class Later(NGrammer):
+    new_option: int = 0
+
+  layer = Later(heads=2, clusters=4, vocabulary_size=50, new_option=1)
+  with bad_input('new_option=1 must be 0 for these weights'):
+    loader.load_ngrammer({}, layer, 16)
