@@ -250,9 +250,8 @@ def check_examples(config: experiment.Config) -> None:
 
 def example_source(config: experiment.Config) -> registration.Source:
   """Returns the location of the examples."""
-  path = lambda text: None if text is None else pathlib.Path(text).expanduser()
   f = config.finetune
-  return registration.Source(path(config.data.superglue_dir), path(f.tfds_dir), f.download)
+  return registration.Source(config.data.superglue_dir, f.tfds_dir, f.download)
 
 
 def load_examples(config: experiment.Config, name: str, split: str) -> list[features.Example]:
@@ -295,10 +294,7 @@ def format_table(result: dict[str, Any]) -> str:
   results = result.get('tasks', {result['task']: result})
   if not all(map(metrics.select_metrics, results.values())):
     return '\n'.join(map(evaluation.format_metrics, results.values()))
-  sizes = {name: task_result['n'] for name, task_result in results.items()}
-  return metrics.format_table(
-    {name: metrics.select_metrics(r) for name, r in results.items()}, sizes
-  )
+  return metrics.format_table(results)
 
 
 def evaluate(run: runs.Run, split: str) -> dict[str, Any]:
