@@ -208,13 +208,7 @@ def _create_vocabulary(
   if config.vocabulary == 'bytes':
     return vocabularies.ByteVocabulary()
   if config.vocabulary_path is not None:
-    model = pathlib.Path(config.vocabulary_path).expanduser().read_bytes()
-    try:
-      return vocabularies.SentencePieceVocabulary(model)
-    except RuntimeError as error:
-      raise errors.BadInput(
-        f'data.vocabulary_path={config.vocabulary_path} is not a SentencePiece model'
-      ) from error
+    return vocabularies.read_sentencepiece(pathlib.Path(config.vocabulary_path).expanduser())
   train = corpus.splits['train']
   if config.vocabulary == 'characters':
     documents = [document for split in corpus.splits.values() for document in split]

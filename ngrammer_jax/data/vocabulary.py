@@ -6,7 +6,7 @@ import io
 import json
 import pathlib
 import re
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -166,6 +166,12 @@ class SentencePieceVocabulary:
     is_unambiguous = self.document_start != self.unknown
     self.document_end = self.document_start if is_unambiguous else None
 
+  def __eq__(self, other: Any) -> bool:
+    """Whether both always return the same ids and texts."""
+    if not isinstance(other, SentencePieceVocabulary):
+      return NotImplemented
+    return (self._model, self._learned) == (other._model, other._learned)
+
   def encode(self, text: bytes) -> np.ndarray:
     parts = text.decode().split(SPACE_MARK) if self._learned else [text.decode()]
     ids = self._processor.encode(parts[0])
@@ -187,6 +193,14 @@ class SentencePieceVocabulary:
   def save(self, folder: pathlib.Path) -> None:
     files.write(folder / 'vocabulary.model', self._model)
     _write_fields(folder, {'kind': 'sentencepiece', 'learned': self._learned})
+
+
+def read_sentencepiece(path: pathlib.Path) -> SentencePieceVocabulary:
+  """Returns the vocabulary of a pretrained model. Raises BadInput if the file is none."""
+  try:
+    return SentencePieceVocabulary(path.read_bytes())
+  except RuntimeError as error:
+    raise errors.BadInput(f'data.vocabulary_path={path} is not a SentencePiece model') from error
 
 
 def encode_all(vocabulary: Vocabulary, texts: Sequence[bytes], threads: int) -> list[np.ndarray]:

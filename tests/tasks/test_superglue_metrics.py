@@ -335,16 +335,12 @@ def test_average_requires_every_task_and_metric():
     del results[task][names[0]]
     with pytest.raises(KeyError, match=names[0]):
       metrics.average(results)
-    del results[task]
-    assert metrics.average(results) is None
-  assert metrics.average({}) is None
 
 
 def test_format_table():
   *cells, _ = PAPER['N-Grammer']
-  results = {'axb': {'matthews': -3.5}} | dict(reversed(results_of(cells).items()))
+  results = results_of(cells)
   sizes = dict(boolq=3270, cb=56, copa=100, multirc=4848, record=10000, rte=277, wic=638, wsc=104)
-  sizes['axb'] = 1104
   results = {task: {'n': sizes[task], **scores} for task, scores in results.items()}
   expected = """\
 task          n  percent
@@ -356,13 +352,10 @@ record   10,000  f1 29.90, exact_match 28.91
 rte         277  accuracy 59.21 ± 2.95
 wic         638  accuracy 56.11 ± 1.96
 wsc         104  accuracy 68.27 ± 4.56
-axb       1,104  matthews -3.50
 average of 8 tasks: 54.80"""
   assert metrics.format_table(results) == expected
-  del results['copa'], results['wsc']
-  assert metrics.format_table(results).splitlines()[-1] == (
-    'no average of 8 tasks: missing copa, wsc'
-  )
+  axb = {'axb': {'matthews': -3.5, 'n': 1104}}
+  assert metrics.format_table(axb) == 'task      n  percent\naxb   1,104  matthews -3.50'
 
 
 @each(

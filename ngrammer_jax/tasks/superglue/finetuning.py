@@ -55,25 +55,32 @@ def resolve_config(
   if config.finetune is None:
     raise errors.BadInput('--config has no finetune section: use configs/superglue.py:TASK')
   for key in override_keys:
-    if key.startswith(INHERITED_KEYS) and key not in OVERRIDABLE_KEYS:
+    if key.startswith(INHERITED_KEYS) and key not in (*OVERRIDABLE_KEYS, 'data.vocabulary_path'):
       raise errors.BadInput(
         f'--config.{key}: the model and the vocabulary are inherited from the checkpoint, '
         f'init_from={config.init_from}; omit this flag, or pre-train another model'
       )
   files.check_reachable(workdir)
   if (workdir / 'config.json').exists():
-    source = runs.load_run(workdir).config
+    source = runs.load_run(workdir)
   elif config.init_from is None:
     raise errors.BadInput('set init_from to the workdir of a trained run: --config.init_from=DIR')
   else:
-    source = _load_pretrained(config.init_from).config
+    source = _load_pretrained(config.init_from)
   if config.training.half_loss:
     raise errors.BadInput('training.half_loss=True excludes answers from the loss: use False')
-  inherited = {field: getattr(source.data, field) for field in ('vocabulary', 'vocabulary_size')}
+  if config.data.vocabulary_path is not None:
+    _check_vocabulary(config, source.vocabulary)
   config = dataclasses.replace(
     config,
-    model=_finetuned_model(config, source.model, override_keys),
-    data=dataclasses.replace(config.data, corpus='superglue', **inherited),
+    model=_finetuned_model(config, source.config.model, override_keys),
+    data=dataclasses.replace(
+      config.data,
+      corpus='superglue',
+      vocabulary=source.config.data.vocabulary,
+      vocabulary_size=source.config.data.vocabulary_size,
+      vocabulary_path=None,  # it is in the run that training starts from
+    ),
     evaluation=dataclasses.replace(config.evaluation, memory=None),
   )
   _check_model(config)
@@ -81,6 +88,16 @@ def resolve_config(
   for name in task_names(config):
     evaluation.resolve_choosing(name, config.finetune.choosing)
   return config
+
+
+def _check_vocabulary(config: experiment.Config, vocabulary: vocabularies.Vocabulary) -> None:
+  """Raises BadInput if `data.vocabulary_path` is not the vocabulary of the initial checkpoint."""
+  path = pathlib.Path(config.data.vocabulary_path).expanduser()
+  if vocabulary != vocabularies.read_sentencepiece(path):
+    raise errors.BadInput(
+      f'data.vocabulary_path={path} is not the vocabulary of the checkpoint, '
+      f'init_from={config.init_from}, which is inherited: omit this flag'
+    )
 
 
 def _finetuned_model(config, model, override_keys) -> model_config.ModelConfig:
@@ -208,18 +225,15 @@ class FinetuneTask:
 
   def format_metrics(self, result: dict[str, Any]) -> str:
     """Formats the metrics for the log."""
-    results = result.get('tasks', {result['task']: result}).values()
-    average = result.get('average')
-    text = '; '.join(map(evaluation.format_metrics, results))
-    return f' {text}' + ('' if average is None else f'; average {average:.2f}')
+    parts = list(map(evaluation.format_metrics, _results_by_task(result).values()))
+    if 'average' in result:
+      parts.append(f'average {result["average"]:.2f}')
+    return f' {"; ".join(parts)}'
 
   def log_summary(self) -> None:
     """Logs the numbers of examples, rows and epochs."""
     t, rows = self._config.training, len(self._rows.tokens_BxT)
-    counts = [
-      f'{name} {int(task_rows.starts_BxT.sum()):,}'
-      for name, task_rows in self._rows_by_task.items()
-    ]
+    counts = [f'{name} {int(r.starts_BxT.sum()):,}' for name, r in self._rows_by_task.items()]
     logging.info(
       'data: examples of %s, in %s rows of %s tokens; %s steps of %s rows are %.2f epochs',
       ', '.join(counts),
@@ -277,21 +291,24 @@ def make_evaluator(
 
 
 def combine_results(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
-  """Returns the result of a single task, or a joint result with the average error, if known."""
+  """Returns the result of a single task, or a joint one with the averages if it has labels."""
   if len(results) == 1:
     return next(iter(results.values()))
   combined = {'task': 'mixture', 'tasks': results}
   error_by_task = [result.get('error_percent') for result in results.values()]
-  if None in error_by_task:  # a split without labels
-    return combined
-  average = metrics.average(results)
-  averages = {} if average is None else {'average': average}
-  return {**combined, 'error_percent': math.fsum(error_by_task) / len(results), **averages}
+  if None not in error_by_task:
+    combined['error_percent'] = math.fsum(error_by_task) / len(results)
+    combined['average'] = metrics.average(results)
+  return combined
+
+
+def _results_by_task(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+  return result.get('tasks', {result['task']: result})
 
 
 def format_table(result: dict[str, Any]) -> str:
   """Formats the result of `evaluate`."""
-  results = result.get('tasks', {result['task']: result})
+  results = _results_by_task(result)
   if not all(map(metrics.select_metrics, results.values())):
     return '\n'.join(map(evaluation.format_metrics, results.values()))
   return metrics.format_table(results)

@@ -172,14 +172,12 @@ def standard_error(percent: float, n: int) -> float:
   return math.sqrt(percent * (100 - percent) / n)
 
 
-def average(results: Mapping[str, Mapping[str, float]]) -> float | None:
-  """Returns the mean score of the eight tasks, or None if one is missing.
+def average(results: Mapping[str, Mapping[str, float]]) -> float:
+  """Returns the mean score of the eight tasks in METRICS_BY_TASK.
 
   Args:
-    results: values by task and metric. Tasks that are not in METRICS_BY_TASK are ignored.
+    results: values by task and metric.
   """
-  if _missing_tasks(results):
-    return None
   scores = [
     sum(results[task][metric] for metric in metrics) / len(metrics)
     for task, metrics in METRICS_BY_TASK.items()
@@ -225,7 +223,7 @@ def select_metrics(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def format_table(results: Mapping[str, Mapping[str, Any]]) -> str:
-  """Formats results as a table: one line per task, then the average if there are several tasks.
+  """Formats the results of one task or of all eight as a table, with the average of all.
 
   An accuracy is shown with its standard error.
 
@@ -233,23 +231,16 @@ def format_table(results: Mapping[str, Mapping[str, Any]]) -> str:
     results: by task, the metrics and the number `n` of examples.
   """
   rows = [('task', 'n', 'percent')]
-  for task in sorted(results, key=[*METRICS_BY_TASK, *results].index):
-    n, cells = results[task]['n'], []
-    for metric, percent in select_metrics(results[task]).items():
-      error = f' ± {standard_error(percent, n):.2f}' if metric == 'accuracy' else ''
+  for task, result in results.items():
+    cells = []
+    for metric, percent in select_metrics(result).items():
+      error = f' ± {standard_error(percent, result["n"]):.2f}' if metric == 'accuracy' else ''
       cells.append(f'{metric} {percent:.2f}{error}')
-    rows.append((task, f'{n:,}', ', '.join(cells)))
+    rows.append((task, f'{result["n"]:,}', ', '.join(cells)))
   lines = tables.align_columns(rows, '<><')
-  if len(results) == 1:
-    return '\n'.join(lines)
-  title, mean = f'average of {len(METRICS_BY_TASK)} tasks', average(results)
-  if mean is None:
-    return '\n'.join([*lines, f'no {title}: missing {", ".join(_missing_tasks(results))}'])
-  return '\n'.join([*lines, f'{title}: {mean:.2f}'])
-
-
-def _missing_tasks(results: Mapping[str, Mapping[str, float]]) -> list[str]:
-  return [task for task in METRICS_BY_TASK if task not in results]
+  if len(results) > 1:
+    lines.append(f'average of {len(results)} tasks: {average(results):.2f}')
+  return '\n'.join(lines)
 
 
 def _as_arrays(targets: Classes, predictions: Classes) -> tuple[np.ndarray, np.ndarray]:
