@@ -523,9 +523,10 @@ def test_too_little_text_is_refused(text, cache, length, split):
 
 def test_unwritable_cache_folder_is_reported(text, tmp_path):
   (tmp_path / 'file').write_bytes(b'')
-  with bad_input(f'data.cache_dir={tmp_path}/file cannot be written: File exists'):
+  end = 'no incomplete cache is left'
+  with bad_input(f'data.cache_dir={tmp_path}/file cannot be written: File exists; {end}'):
     text(cache_dir=f'{tmp_path}/file')
-  with bad_input(f'data.cache_dir={tmp_path}/file/below cannot be written: Not a directory'):
+  with bad_input(f'data.cache_dir={tmp_path}/file/below cannot be written: Not a directory; {end}'):
     text(cache_dir=f'{tmp_path}/file/below')
 
 
@@ -544,8 +545,8 @@ def test_full_disk_is_reported_and_leaves_no_cache(text, cache, monkeypatch):
 
   monkeypatch.setattr(token_cache.np, 'save', raise_disk_full)
   message = (
-    f'data.cache_dir={cache} cannot be written: No space left on device; the incomplete cache was '
-    f'removed'
+    f'data.cache_dir={cache} cannot be written: No space left on device; no incomplete cache is '
+    f'left'
   )
   with bad_input(message):
     text(vocabulary='bytes')
