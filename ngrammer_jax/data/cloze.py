@@ -6,7 +6,7 @@ replaces one word. The query is followed by that word and ten candidates:
 cbtest_{NE,CN,V,P}_{train,valid_2000ex,test_2500ex}.txt, by the class of the replaced word.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 import dataclasses
 import pathlib
 import re
@@ -14,7 +14,7 @@ import re
 from ngrammer_jax import errors
 from ngrammer_jax.data import text_files
 
-KINDS = {'NE': 'named entities', 'CN': 'common nouns', 'V': 'verbs', 'P': 'prepositions'}
+KINDS = ('NE', 'CN', 'V', 'P')  # named entities, common nouns, verbs, prepositions
 SPLIT_SUFFIXES = {'train': 'train', 'validation': 'valid_2000ex', 'test': 'test_2500ex'}
 PLACEHOLDER = 'XXXXX'
 NUM_CONTEXT_SENTENCES, NUM_CANDIDATES = 20, 10
@@ -161,12 +161,3 @@ def _parse_question(location, block, kind, file, line):
       f'{REMEDY}'
     )
   return Question(kind, tuple(block[:-1]), query, candidates, answer, file, line)
-
-
-def format_questions(questions: Sequence[Question]) -> str:
-  """Returns questions in the format of the published files."""
-  blocks = []
-  for q in questions:
-    lines = (*q.context, f'{q.query}\t{q.answer}\t\t{"|".join(q.candidates)}')
-    blocks.append(''.join(f'{i} {line}\n' for i, line in enumerate(lines, 1)))
-  return ''.join(f'{block}\n' for block in blocks)

@@ -58,7 +58,7 @@ class ByteVocabulary:
     return ids[ids < 256].astype(np.uint8).tobytes()
 
   def save(self, folder: pathlib.Path) -> None:
-    _write_fields(folder, {'kind': 'bytes'})
+    _write_fields(folder, 'bytes')
 
 
 class CharacterVocabulary:
@@ -97,15 +97,8 @@ class CharacterVocabulary:
     return text.encode(self._encoding)
 
   def save(self, folder: pathlib.Path) -> None:
-    _write_fields(
-      folder,
-      {
-        'kind': 'characters',
-        'characters': self._characters,
-        'encoding': self._encoding,
-        'separated': self._separated,
-      },
-    )
+    fields = {'encoding': self._encoding, 'separated': self._separated}
+    _write_fields(folder, 'characters', characters=self._characters, **fields)
 
 
 class WordVocabulary:
@@ -133,7 +126,7 @@ class WordVocabulary:
     return re.sub(f' ?{LINE_END} ?', '\n', text).encode()
 
   def save(self, folder: pathlib.Path) -> None:
-    _write_fields(folder, {'kind': 'words', 'words': self._words})
+    _write_fields(folder, 'words', words=self._words)
 
 
 class SentencePieceVocabulary:
@@ -192,7 +185,7 @@ class SentencePieceVocabulary:
 
   def save(self, folder: pathlib.Path) -> None:
     files.write(folder / 'vocabulary.model', self._model)
-    _write_fields(folder, {'kind': 'sentencepiece', 'learned': self._learned})
+    _write_fields(folder, 'sentencepiece', learned=self._learned)
 
 
 def read_sentencepiece(path: pathlib.Path) -> SentencePieceVocabulary:
@@ -294,5 +287,6 @@ def learn_sentencepiece(texts: Iterable[bytes], size: int | None) -> SentencePie
   return SentencePieceVocabulary(model.getvalue(), learned=True)
 
 
-def _write_fields(folder: pathlib.Path, fields: dict) -> None:
-  files.write(folder / 'vocabulary.json', json.dumps(fields, ensure_ascii=False))
+def _write_fields(folder: pathlib.Path, kind: str, **fields) -> None:
+  text = json.dumps({'kind': kind, **fields}, ensure_ascii=False)
+  files.write(folder / 'vocabulary.json', text)

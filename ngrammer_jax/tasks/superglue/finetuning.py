@@ -4,6 +4,7 @@ from collections.abc import Callable
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import logging
 import math
@@ -154,24 +155,26 @@ class FinetuneTask:
     has_started = (workdir / 'vocabulary.json').exists()
     self.vocabulary = runs.load_run(workdir if has_started else config.init_from).vocabulary
     registration.register(example_source(config), self.vocabulary)
-    self.tasks = task_names(config)
-    f, length = config.finetune, config.training.segment_length
-    self._rows_by_task = {
+    names, f, length = task_names(config), config.finetune, config.training.segment_length
+    rows_by_task = {
       name: features.read_training_rows(name, length, f.targets_length, f.packed, f.truncate)
-      for name in self.tasks
+      for name in names
     }
-    fields = zip(*self._rows_by_task.values(), strict=True)
-    self._rows = streams.Segment(*map(np.concatenate, fields))
+    self._counts = {name: int(rows.starts_BxT.sum()) for name, rows in rows_by_task.items()}
+    self._rows = streams.map_segments(lambda *parts: np.concatenate(parts), *rows_by_task.values())
     if f.prefix == 'causal':
       self._rows = self._rows._replace(prefix_BxT=None)
-    self._validation = {name: load_examples(config, name, 'validation') for name in self.tasks}
+    self._validation = {name: load_examples(config, name, 'validation') for name in names}
+    self.content_hash = self._hash_data()
+    self._order = functools.lru_cache(maxsize=2)(self._permutation)
+
+  def _hash_data(self):
     digest = hashlib.sha256()
     for array in (a for a in self._rows if a is not None):
       digest.update(repr(array.shape).encode() + np.ascontiguousarray(array).tobytes())
-    for example in sum(self._validation.values(), []):  # the best checkpoint depends on it
+    for example in itertools.chain(*self._validation.values()):  # they select the best checkpoint
       digest.update(repr((example.inputs.tolist(), example.targets.tolist())).encode())
-    self.content_hash = digest.hexdigest()
-    self._order = functools.lru_cache(maxsize=2)(self._permutation)
+    return digest.hexdigest()
 
   def _permutation(self, epoch):
     count = len(self._rows.tokens_BxT)
@@ -233,10 +236,9 @@ class FinetuneTask:
   def log_summary(self) -> None:
     """Logs the numbers of examples, rows and epochs."""
     t, rows = self._config.training, len(self._rows.tokens_BxT)
-    counts = [f'{name} {int(r.starts_BxT.sum()):,}' for name, r in self._rows_by_task.items()]
     logging.info(
       'data: examples of %s, in %s rows of %s tokens; %s steps of %s rows are %.2f epochs',
-      ', '.join(counts),
+      ', '.join(f'{name} {count:,}' for name, count in self._counts.items()),
       f'{rows:,}',
       f'{t.segment_length:,}',
       f'{t.steps:,}',
