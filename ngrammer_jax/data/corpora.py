@@ -16,8 +16,6 @@ from ngrammer_jax.data import sections, shards, split_files, text_files
 from ngrammer_jax.data.split_files import SPLITS
 from ngrammer_jax.data.text_files import Document
 
-NEWLINES = ('keep', 'drop', 'eos')
-
 # MD5 and size of the uncompressed files, as published with the corpora.
 CHECKSUMS = {
   'text8': ('3bea1919949baf155f99411df5fada7e', 100_000_000),
@@ -65,10 +63,6 @@ def open_corpus(name: str, path: str | None, newlines: str = 'keep') -> Corpus:
   """
   if name not in CORPORA:
     raise errors.BadInput(f'data.corpus={name!r} is not one of: {", ".join(CORPORA)}, c4/en')
-  if newlines not in NEWLINES:
-    raise errors.BadInput(f'data.newlines={newlines!r} is not one of: {", ".join(NEWLINES)}')
-  if newlines != 'keep' and name != 'enwik8':
-    raise errors.BadInput(f'data.newlines={newlines!r} is a convention of enwik8, not of {name}')
   if name == 'sotu':
     if path:
       raise errors.BadInput(

@@ -138,7 +138,7 @@ def test_enwik8_newline_conventions_have_separate_caches(
   path.write_bytes(b'')
   monkeypatch.setattr(corpus_files, '_verify_published_file', lambda name, path: None)
   monkeypatch.setattr(text_files, 'byte_range', lambda blocks, start, stop: iter([b'a\nb\n']))
-  for value in (*corpus_files.NEWLINES, newlines):
+  for value in (*data_config.NEWLINES, newlines):
     config = data_config.DataConfig('enwik8', str(path), 'characters', newlines=value)
     corpus = token_cache.prepare(config)
   assert token_counts(corpus) == [tokens] * 3
@@ -456,6 +456,11 @@ def test_the_first_input_of_a_document_is_its_separator():
     (
       {'vocabulary': 'letters'},
       "data.vocabulary='letters' is not one of: bytes, characters, words, sentencepiece",
+    ),
+    ({'newlines': 'lose'}, "data.newlines='lose' is not one of: keep, drop, eos"),
+    (
+      {'newlines': 'drop'},
+      "data.newlines='drop' is not for data.corpus='text', but for enwik8: leave it at 'keep'",
     ),
     (
       {'vocabulary_path': '/tmp/model'},
