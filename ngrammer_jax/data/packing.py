@@ -161,9 +161,7 @@ class _BatchReader:
     """Returns the next segment of all rows."""
     self._fill_buffers()
     self.step += 1
-    row_arrays = (reader.take(self._length) for reader in self._row_readers)
-    inputs, targets, starts = map(np.stack, zip(*row_arrays, strict=True))
-    return streams.Segment(inputs, targets, starts, np.ones(inputs.shape, np.float32))
+    return streams.stack_rows(reader.take(self._length) for reader in self._row_readers)
 
   def _fill_buffers(self):
     """Tokenises until every row has a segment: the texts of all rows in one parallel call."""
