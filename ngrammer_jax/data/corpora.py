@@ -240,11 +240,9 @@ EXPECTED_FILES = {
 
 def _split_documents(files: tuple[pathlib.Path, ...]) -> dict[str, tuple[Document, ...]]:
   """Assigns every tenth document to validation and test in turn, so that splits are alike."""
-  split_by_remainder = {9: 'validation', 19: 'test'}
-  splits: dict[str, list[Document]] = {split: [] for split in SPLITS}
-  for i, path in enumerate(files):
-    splits[split_by_remainder.get(i % 20, 'train')].append(text_files.whole_file(path))
-  return {split: tuple(documents) for split, documents in splits.items()}
+  train = [file for i, file in enumerate(files) if i % 20 not in (9, 19)]
+  files_by_split = zip(SPLITS, (train, files[9::20], files[19::20]), strict=True)
+  return {split: tuple(map(text_files.whole_file, group)) for split, group in files_by_split}
 
 
 def _open_split_files(name: str, root: pathlib.Path) -> Corpus | None:

@@ -10,7 +10,7 @@ named entities); these depend on the spelling alone:
   prepositions    in a list
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 import itertools
 import pathlib
 import random
@@ -156,7 +156,8 @@ def _make_question(
   answer = query[position]
   rest = [*query[:position], *query[position + 1 :]]
   class_words = [word for sentence in (*context, rest) for word in sentence if is_in_class(word)]
-  others = _unique_words(class_words)
+  # The first spelling of every word.
+  others = {word.lower(): word for word in reversed(class_words)}
   if others.pop(answer.lower(), None) is None or len(others) < cloze.NUM_CANDIDATES - 1:
     return None
   candidates = [answer, *rng.sample(sorted(others.values()), cloze.NUM_CANDIDATES - 1)]
@@ -169,11 +170,3 @@ def _make_question(
     file=file,
     line=book.first_line + query_index,
   )
-
-
-def _unique_words(words: Sequence[str]) -> dict[str, str]:
-  """Returns the first spelling of every word, by its lower case."""
-  spellings: dict[str, str] = {}
-  for word in words:
-    spellings.setdefault(word.lower(), word)
-  return spellings

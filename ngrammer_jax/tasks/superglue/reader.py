@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
-import difflib
 import functools
 import hashlib
 import json
@@ -101,12 +100,7 @@ OFFICIAL_ZIPS = {
 
 
 def check_split(config: str, split: str) -> None:
-  """Raises BadInput if there is no such config, or it has no such split."""
-  if config not in CONFIGS:
-    nearest, *_ = difflib.get_close_matches(config, CONFIGS, n=1, cutoff=0.0)
-    raise errors.BadInput(
-      f'no SuperGLUE config {config!r}: did you mean {nearest!r}? Available: {", ".join(CONFIGS)}'
-    )
+  """Raises BadInput if a config has no such split."""
   splits = CONFIGS[config].splits
   if split not in splits:
     raise errors.BadInput(
@@ -126,7 +120,7 @@ def read(folder: str | pathlib.Path, config: str, split: str) -> list[dict[str, 
     split: one of SPLITS. The diagnostic sets axb and axg have only 'test'.
 
   Raises:
-    BadInput: the config or split does not exist, or its file is missing, damaged or malformed.
+    BadInput: the split does not exist, or its file is missing, damaged or malformed.
   """
   check_split(config, split)
   path, member = _find_file(pathlib.Path(folder).expanduser(), config, split)
@@ -136,7 +130,7 @@ def read(folder: str | pathlib.Path, config: str, split: str) -> list[dict[str, 
     _translate_read_errors(path),
     path.open('rb') if member is None else zipfile.ZipFile(path).open(member) as file,
   ):
-    for number, line in enumerate(file, 1):  # other line separators may be part of a text
+    for number, line in enumerate(file, 1):
       if line.strip():
         location = f'{name}, line {number}'
         row = _Value(text_files.parse_json(line, location, REMEDY), location)
