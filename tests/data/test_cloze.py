@@ -38,7 +38,7 @@ def format_questions(questions: list[cloze.Question]) -> str:
 
 
 @each('convert', [lambda t: t, lambda t: t.replace('\n', '\r\n'), str.rstrip])
-def test_formatted_questions_are_read_unreplace_line(tmp_path, convert):
+def test_formatted_questions_are_read_unchanged(tmp_path, convert):
   text = convert(format_questions([QUESTION, SECOND_QUESTION]))
   assert read(write(tmp_path, text)) == [QUESTION, SECOND_QUESTION]
 

@@ -18,7 +18,7 @@ from ngrammer_jax import evaluate, finetune, runs
 from ngrammer_jax.config import command_line
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabulary as vocabularies
-from ngrammer_jax.tasks.superglue import formats, metrics
+from ngrammer_jax.tasks.superglue import evaluation, formats, metrics
 from ngrammer_jax.training import loop, manifest
 from tests.checks import bad_input
 from tests.tasks import superglue_examples, superglue_files
@@ -317,7 +317,7 @@ def test_validation_and_evaluation_use_their_splits(folder, finetuning, monkeypa
   assert unlabelled == {'split': 'test', 'step': 3, 'task': 'rte', 'n': 6}
   answers = [json.loads(line) for line in (folder / 'run' / 'evaluation' / 'RTE.jsonl').open()]
   assert answers == [{'idx': i, 'label': ('entailment', 'not_entailment')[i % 2]} for i in range(6)]
-  assert finetuning.format_table(unlabelled) == 'rte without labels, 6 examples'
+  assert evaluation.format_table(unlabelled) == 'rte without labels, 6 examples'
 
 
 def test_best_and_newest_checkpoint_are_evaluated(tmp_path, finetuning, monkeypatch, capsys):
@@ -369,7 +369,7 @@ def test_diagnostic_set_has_its_own_result_file(tmp_path, finetuning, monkeypatc
     return {'task': run.config.finetune.task, 'n': 1, 'accuracy': 50.0, 'step': 3}
 
   monkeypatch.setattr(finetuning, 'evaluate', fake_evaluate)
-  monkeypatch.setattr(finetuning, 'format_table', lambda result: result['task'])
+  monkeypatch.setattr(evaluation, 'format_table', lambda result: result['task'])
   tuned = experiment.resolve({'finetune': {'task': 'rte'}})
   experiment.save(tuned, tmp_path / 'config.json')
   for split, args in (

@@ -6,6 +6,7 @@ Examples are arrays (see `features.Example`), so this needs neither TensorFlow n
 from collections.abc import Callable, Sequence
 import dataclasses
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -146,8 +147,40 @@ class Evaluator:
     return self.vocabulary.decode(ids[~has_ended]).decode(errors='replace').strip()
 
 
+def combine_results(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
+  """Returns the result of a single task, or a joint one with the averages if it has labels."""
+  if len(results) == 1:
+    return next(iter(results.values()))
+  combined = {'task': 'mixture', 'tasks': results}
+  error_by_task = [result.get('error_percent') for result in results.values()]
+  if None not in error_by_task:
+    combined['error_percent'] = math.fsum(error_by_task) / len(results)
+    combined['average'] = metrics.average(results)
+  return combined
+
+
+def results_by_task(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+  """Returns the results that `combine_results` has combined."""
+  return result.get('tasks', {result['task']: result})
+
+
 def format_metrics(result: dict[str, Any]) -> str:
-  """Formats the metrics of a task as one line."""
+  """Formats a result as one line."""
+  parts = list(map(_format_task, results_by_task(result).values()))
+  if 'average' in result:
+    parts.append(f'average {result["average"]:.2f}')
+  return '; '.join(parts)
+
+
+def format_table(result: dict[str, Any]) -> str:
+  """Formats a result as a table, or as lines if the split has no labels."""
+  results = results_by_task(result)
+  if not all(map(metrics.select_metrics, results.values())):
+    return '\n'.join(map(_format_task, results.values()))
+  return metrics.format_table(results)
+
+
+def _format_task(result):
   scores = ', '.join(
     f'{name} {value:.2f}' for name, value in metrics.select_metrics(result).items()
   )

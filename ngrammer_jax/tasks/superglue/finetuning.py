@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import json
 import logging
-import math
 import pathlib
 from typing import Any
 
@@ -20,14 +19,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.tasks.superglue import (
-  evaluation,
-  features,
-  formats,
-  metrics,
-  registration,
-  submission,
-)
+from ngrammer_jax.tasks.superglue import evaluation, features, formats, registration, submission
 from ngrammer_jax.training import programs
 from ngrammer_jax.training import state as train_state
 
@@ -224,14 +216,11 @@ class FinetuneTask:
       )[0]
       for name, examples in self._validation.items()
     }
-    return combine_results(results)
+    return evaluation.combine_results(results)
 
   def format_metrics(self, result: dict[str, Any]) -> str:
     """Formats the metrics for the log."""
-    parts = list(map(evaluation.format_metrics, _results_by_task(result).values()))
-    if 'average' in result:
-      parts.append(f'average {result["average"]:.2f}')
-    return f' {"; ".join(parts)}'
+    return f' {evaluation.format_metrics(result)}'
 
   def log_summary(self) -> None:
     """Logs the numbers of examples, rows and epochs."""
@@ -292,30 +281,6 @@ def make_evaluator(
   )
 
 
-def combine_results(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
-  """Returns the result of a single task, or a joint one with the averages if it has labels."""
-  if len(results) == 1:
-    return next(iter(results.values()))
-  combined = {'task': 'mixture', 'tasks': results}
-  error_by_task = [result.get('error_percent') for result in results.values()]
-  if None not in error_by_task:
-    combined['error_percent'] = math.fsum(error_by_task) / len(results)
-    combined['average'] = metrics.average(results)
-  return combined
-
-
-def _results_by_task(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-  return result.get('tasks', {result['task']: result})
-
-
-def format_table(result: dict[str, Any]) -> str:
-  """Formats the result of `evaluate`."""
-  results = _results_by_task(result)
-  if not all(map(metrics.select_metrics, results.values())):
-    return '\n'.join(map(evaluation.format_metrics, results.values()))
-  return metrics.format_table(results)
-
-
 def evaluate(run: runs.Run, split: str) -> dict[str, Any]:
   """Evaluates a fine-tuned run. For the test split, it also writes the submission files."""
   config = run.config
@@ -330,4 +295,4 @@ def evaluate(run: runs.Run, split: str) -> dict[str, Any]:
     if split == 'test' and hosts.is_primary():
       path = submission.write(name, examples, answers, run.workdir / 'evaluation')
       logging.info('submission file: %s', path)
-  return {'split': split, 'step': int(run.state.step), **combine_results(results)}
+  return {'split': split, 'step': int(run.state.step), **evaluation.combine_results(results)}
