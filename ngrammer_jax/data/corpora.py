@@ -155,8 +155,8 @@ def _wikitext_articles(root: pathlib.Path) -> Corpus:
 
 def _cbt(root: pathlib.Path) -> Corpus:
   """The raw books of the Children's Book Test."""
-  files = {split: find_cbt_file(root, split) for split in SPLITS}
-  missing = [cbt_file_name(split) for split in SPLITS if files[split] is None]
+  files = {split: sections.find_book_file(root, split) for split in SPLITS}
+  missing = [sections.book_file_name(split) for split in SPLITS if files[split] is None]
   if missing:
     raise errors.BadInput(
       f'data.path={root}: expected {EXPECTED_FILES["cbt"]}, missing: {", ".join(missing)}'
@@ -165,17 +165,6 @@ def _cbt(root: pathlib.Path) -> Corpus:
     split: sections.SectionedFile(path, sections.find_books) for split, path in files.items()
   }
   return Corpus('cbt', tuple(files.values()), splits, is_sectioned=True)
-
-
-def cbt_file_name(split: str) -> str:
-  """Returns the name of the file of raw books of a CBT split."""
-  return {'validation': 'cbt_valid.txt'}.get(split, f'cbt_{split}.txt')
-
-
-def find_cbt_file(root: pathlib.Path, split: str) -> pathlib.Path | None:
-  """Returns the file of raw books of a CBT split, which is in a folder or its `data` folder."""
-  name = cbt_file_name(split)
-  return next((path for path in (root / name, root / 'data' / name) if path.is_file()), None)
 
 
 def _text(root: pathlib.Path) -> Corpus:

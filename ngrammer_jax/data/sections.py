@@ -82,6 +82,17 @@ class BookLine(NamedTuple):
   text: bytes
 
 
+def book_file_name(split: str) -> str:
+  """Returns the name of the file of raw books of a split of the Children's Book Test."""
+  return {'validation': 'cbt_valid.txt'}.get(split, f'cbt_{split}.txt')
+
+
+def find_book_file(root: pathlib.Path, split: str) -> pathlib.Path | None:
+  """Returns the file of raw books of a split, which is in a folder or its `data` folder."""
+  name = book_file_name(split)
+  return next((path for path in (root / name, root / 'data' / name) if path.is_file()), None)
+
+
 def read_book_lines(path: pathlib.Path) -> Iterator[BookLine]:
   """Yields the lines of a Children's Book Test file, without the titles.
 

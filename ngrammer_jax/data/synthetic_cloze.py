@@ -18,7 +18,7 @@ import re
 import typing
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import cloze, corpora, sections, text_files
+from ngrammer_jax.data import cloze, sections, text_files
 
 KINDS = ('names', 'content-words', 'prepositions')
 LABEL = 'CBT-style questions made of raw books, not the official ones'
@@ -57,9 +57,9 @@ def find_file(path: pathlib.Path, split: str) -> pathlib.Path:
   Raises:
     BadInput: there is no such file.
   """
-  file = path if path.is_file() else corpora.find_cbt_file(path, split)
+  file = path if path.is_file() else sections.find_book_file(path, split)
   if file is None:
-    name = corpora.cbt_file_name(split)
+    name = sections.book_file_name(split)
     raise errors.BadInput(f'--cloze={path}: expected a file of raw books, or a folder with {name}')
   return file
 
