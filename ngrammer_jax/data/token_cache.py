@@ -111,7 +111,7 @@ def prepare(
   try:
     root.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(root)
-    _create(folder, config, corpus)
+    _create_cache(folder, config, corpus)
   except OSError as error:
     raise errors.BadInput(
       f'data.cache_dir={root} cannot be written: {error.strerror}; no incomplete cache is left'
@@ -119,7 +119,9 @@ def prepare(
   return _load(folder, corpus.train_shards)
 
 
-def _create(folder: pathlib.Path, config: data_config.DataConfig, corpus: corpora.Corpus) -> None:
+def _create_cache(
+  folder: pathlib.Path, config: data_config.DataConfig, corpus: corpora.Corpus
+) -> None:
   """Writes a cache folder, unless another process is faster."""
   with tempfile.TemporaryDirectory(
     prefix='preparing-', dir=folder.parent, ignore_cleanup_errors=True
