@@ -91,7 +91,7 @@ def _answer_cloze(run, overrides, options):
 def _evaluate_task(run, overrides, split, path):
   """Evaluates a fine-tuned run on its task, or on a diagnostic set."""
   from ngrammer_jax.inference import language_modeling
-  from ngrammer_jax.tasks.superglue import finetuning
+  from ngrammer_jax.tasks.superglue import evaluation, finetuning
 
   data = [override for override in overrides if override[0] == 'data.superglue_dir']
   config = command_line.override(run.config, data, 'data')
@@ -103,7 +103,7 @@ def _evaluate_task(run, overrides, split, path):
   language_modeling.save(result, path)
   if not hosts.is_primary():
     return 0
-  print(finetuning.format_table(result))
+  print(evaluation.format_table(result))
   print(f'step {result["step"]:,}\nwrote {path}')
   return 0
 

@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
 
   from ngrammer_jax import runs
   from ngrammer_jax.inference import language_modeling
-  from ngrammer_jax.tasks.superglue import finetuning, formats
+  from ngrammer_jax.tasks.superglue import evaluation, finetuning, formats
   from ngrammer_jax.training import loop
 
   task = config.finetune.task if config.finetune else None
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
     loop.train(configs[name], workdir, make_task, options.watchdog, options.trace)
     for step in ('best', 'newest'):
       result = finetuning.evaluate(runs.load_run(workdir, step), 'validation')
-      results.setdefault(step, {}).update(result.get('tasks', {result['task']: result}))
+      results.setdefault(step, {}).update(evaluation.results_by_task(result))
       file = 'validation.json' if step == 'newest' else 'validation_best.json'
       language_modeling.save(result, workdir / 'evaluation' / file)
   if not hosts.is_primary():
@@ -55,9 +55,9 @@ def main(argv: list[str]) -> int:
   for step, task_results in results.items():
     if is_all:
       path = options.workdir / 'evaluation' / f'{step}.json'
-      language_modeling.save(finetuning.combine_results(task_results), path)
+      language_modeling.save(evaluation.combine_results(task_results), path)
     print(f'{step} checkpoint, validation')
-    print(finetuning.format_table({'task': task, 'tasks': task_results}))
+    print(evaluation.format_table({'task': task, 'tasks': task_results}))
   print(f'finished, in {options.workdir}')
   for workdir in workdirs.values():
     print(f'  python -m ngrammer_jax.evaluate --workdir={workdir} --split=test')

@@ -8,6 +8,7 @@ from ngrammer_jax.config import fields
 from ngrammer_jax.config.fields import field
 
 VOCABULARIES = ('bytes', 'characters', 'words', 'sentencepiece')
+NEWLINES = ('keep', 'drop', 'eos')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +28,10 @@ class DataConfig:
     only_for=('vocabulary', ('sentencepiece',)),
   )
   newlines: str = field(
-    'keep', 'newlines of enwik8: keep, drop (Transformer-XL), eos (adaptive span)'
+    'keep',
+    'newlines of enwik8: keep, drop (Transformer-XL), eos (adaptive span)',
+    choices=NEWLINES,
+    only_for=('corpus', ('enwik8',)),
   )
   cache_dir: str | None = field(
     None,

@@ -6,7 +6,7 @@ replaces one word. The query is followed by that word and ten candidates:
 cbtest_{NE,CN,V,P}_{train,valid_2000ex,test_2500ex}.txt, by the class of the replaced word.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 import dataclasses
 import pathlib
 import re
@@ -14,7 +14,7 @@ import re
 from ngrammer_jax import errors
 from ngrammer_jax.data import text_files
 
-KINDS = {'NE': 'named entities', 'CN': 'common nouns', 'V': 'verbs', 'P': 'prepositions'}
+KINDS = ('NE', 'CN', 'V', 'P')  # named entities, common nouns, verbs, prepositions
 SPLIT_SUFFIXES = {'train': 'train', 'validation': 'valid_2000ex', 'test': 'test_2500ex'}
 PLACEHOLDER = 'XXXXX'
 NUM_CONTEXT_SENTENCES, NUM_CANDIDATES = 20, 10
@@ -100,7 +100,7 @@ def read_questions(path: pathlib.Path, kind: str) -> Iterator[Question]:
     line = text_files.decode(data, location, f'convert it, or {REMEDY}').rstrip('\r\n')
     if not line.strip():
       if block:
-        raise errors.BadInput(_truncation_message(location, block, 'an empty line'))
+        raise _truncation_error(location, block, 'an empty line')
       continue
     _check_line_number(location, line, len(block) + 1, is_first=number == 1)
     block.append(line.partition(' ')[2])
@@ -108,65 +108,51 @@ def read_questions(path: pathlib.Path, kind: str) -> Iterator[Question]:
       yield _parse_question(location, block, kind, path.name, number)
       block = []
   if block:
-    location = f'{path}, line {number}'
-    raise errors.BadInput(_truncation_message(location, block, 'the end of the file'))
+    raise _truncation_error(f'{path}, line {number}', block, 'the end of the file')
   if not number:
     raise errors.BadInput(f'{path} is empty: expected blocks of 21 numbered lines; {REMEDY}')
 
 
-def _truncation_message(location, block, end):
-  return (
-    f'{location}: {end} after {len(block)} lines of a question, expected '
-    f'{NUM_CONTEXT_SENTENCES + 1}: the block is truncated; {REMEDY}'
-  )
+def _error(location, problem):
+  return errors.BadInput(f'{location}: {problem}; {REMEDY}')
+
+
+def _truncation_error(location, block, end):
+  expected = NUM_CONTEXT_SENTENCES + 1
+  count = f'{len(block)} lines of a question, expected {expected}'
+  return _error(location, f'{end} after {count}: the block is truncated')
 
 
 def _check_line_number(location, line, expected, is_first):
   """Raises BadInput unless a line of a question begins with its number, 1 to 21."""
   if line.partition(' ')[0] == str(expected):
     return
-  message = f'{location}: expected line {expected} of a question, "{expected} ...", found '
-  message += text_files.quote_line(line)
+  quote = text_files.quote_line(line)
+  problem = f'expected line {expected} of a question, "{expected} ...", found {quote}'
   if is_first and not line[0].isdecimal():
     raise errors.BadInput(
-      f'{message}: this is not a question file; use cbtest_*.txt, or make synthetic questions from '
-      f'raw books with --cloze_made=N'
+      f'{location}: {problem}: this is not a question file; use cbtest_*.txt, or make synthetic '
+      f'questions from raw books with --cloze_made=N'
     )
-  raise errors.BadInput(f'{message}: the numbering is wrong; {REMEDY}')
+  raise _error(location, f'{problem}: the numbering is wrong')
 
 
 def _parse_question(location, block, kind, file, line):
   fields = block[-1].split('\t')
   if len(fields) != 4 or fields[2]:
-    raise errors.BadInput(
-      f'{location}: expected the query, a tab, the answer, two tabs and the candidates, found '
-      f'{len(fields)} fields; {REMEDY}'
-    )
+    form = 'the query, a tab, the answer, two tabs and the candidates'
+    raise _error(location, f'expected {form}, found {len(fields)} fields')
   query, answer, _, candidate_list = fields
   candidates = tuple(candidate_list.split('|'))
   count = query.count(PLACEHOLDER)
   if count != 1:
-    raise errors.BadInput(
-      f'{location}: expected {PLACEHOLDER} once in the query, found it {count} times; {REMEDY}'
-    )
+    raise _error(location, f'expected {PLACEHOLDER} once in the query, found it {count} times')
   blank = [number for number, word in enumerate(candidates, 1) if not word.strip()]
   if len(candidates) != NUM_CANDIDATES or blank:
-    raise errors.BadInput(
-      f'{location}: expected {NUM_CANDIDATES} candidates separated by |, found {len(candidates)}'
-      f'{f", and candidate {blank[0]} is blank" if blank else ""}; {REMEDY}'
-    )
+    problem = f'expected {NUM_CANDIDATES} candidates separated by |, found {len(candidates)}'
+    problem += f', and candidate {blank[0]} is blank' if blank else ''
+    raise _error(location, problem)
   if answer not in candidates:
-    raise errors.BadInput(
-      f'{location}: the answer "{answer}" is not among the candidates {", ".join(candidates)}; '
-      f'{REMEDY}'
-    )
+    problem = f'the answer "{answer}" is not among the candidates {", ".join(candidates)}'
+    raise _error(location, problem)
   return Question(kind, tuple(block[:-1]), query, candidates, answer, file, line)
-
-
-def format_questions(questions: Sequence[Question]) -> str:
-  """Returns questions in the format of the published files."""
-  blocks = []
-  for q in questions:
-    lines = (*q.context, f'{q.query}\t{q.answer}\t\t{"|".join(q.candidates)}')
-    blocks.append(''.join(f'{i} {line}\n' for i, line in enumerate(lines, 1)))
-  return ''.join(f'{block}\n' for block in blocks)

@@ -16,8 +16,6 @@ from ngrammer_jax.data import sections, shards, split_files, text_files
 from ngrammer_jax.data.split_files import SPLITS
 from ngrammer_jax.data.text_files import Document
 
-NEWLINES = ('keep', 'drop', 'eos')
-
 # MD5 and size of the uncompressed files, as published with the corpora.
 CHECKSUMS = {
   'text8': ('3bea1919949baf155f99411df5fada7e', 100_000_000),
@@ -65,10 +63,6 @@ def open_corpus(name: str, path: str | None, newlines: str = 'keep') -> Corpus:
   """
   if name not in CORPORA:
     raise errors.BadInput(f'data.corpus={name!r} is not one of: {", ".join(CORPORA)}, c4/en')
-  if newlines not in NEWLINES:
-    raise errors.BadInput(f'data.newlines={newlines!r} is not one of: {", ".join(NEWLINES)}')
-  if newlines != 'keep' and name != 'enwik8':
-    raise errors.BadInput(f'data.newlines={newlines!r} is a convention of enwik8, not of {name}')
   if name == 'sotu':
     if path:
       raise errors.BadInput(
@@ -102,20 +96,19 @@ def _sotu() -> Corpus:
   return Corpus('sotu', files, _split_documents(files))
 
 
-def _text8(root: pathlib.Path) -> Corpus:
-  megabyte_ranges = {'train': (0, 90), 'validation': (90, 95), 'test': (95, 100)}
-  path = _find_published_file(root, 'text8')
+def _wikipedia(name: str, root: pathlib.Path) -> Corpus:
+  """The 90, 5 and 5 million bytes of text8 or enwik8."""
+  path = _find_published_file(root, name)
   splits = {}
-  for split, (start, stop) in megabyte_ranges.items():
+  for split, start, stop in (('train', 0, 90), ('validation', 90, 95), ('test', 95, 100)):
     read_chunks = functools.partial(_read_range, path, start * 1_000_000, stop * 1_000_000)
-    splits[split] = (Document(f'text8 {split}', read_chunks),)
-  verify = functools.partial(_verify_published_file, 'text8', path)
-  return Corpus('text8', (path,), splits, verify=verify)
+    splits[split] = (Document(f'{name} {split}', read_chunks),)
+  verify = functools.partial(_verify_published_file, name, path)
+  return Corpus(name, (path,), splits, verify=verify)
 
 
 def _enwik8(root: pathlib.Path, newlines: str) -> Corpus:
-  path = _find_published_file(root, 'enwik8')
-  raw = _text8(path)  # the splits are the same byte ranges
+  raw = _wikipedia('enwik8', root)
 
   def convert_newlines(document):
     for chunk in document.read_chunks():
@@ -124,12 +117,11 @@ def _enwik8(root: pathlib.Path, newlines: str) -> Corpus:
       yield b'\n'
 
   splits = {
-    split: (Document(f'enwik8 {split}', functools.partial(convert_newlines, document)),)
+    split: (Document(document.name, functools.partial(convert_newlines, document)),)
     for split, (document,) in raw.splits.items()
   }
-  verify = functools.partial(_verify_published_file, 'enwik8', path)
   # Its symbols are bytes: a split may end inside a UTF-8 character.
-  return Corpus('enwik8', (path,), splits, 'latin-1', newlines != 'keep', verify)
+  return dataclasses.replace(raw, splits=splits, encoding='latin-1', is_altered=newlines != 'keep')
 
 
 def _find_published_file(root: pathlib.Path, name: str) -> pathlib.Path:
@@ -143,13 +135,13 @@ def _find_published_file(root: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def _wikitext(root: pathlib.Path) -> Corpus:
-  files = _find_split_files(root)
-  if files is None:
+  corpus = _open_split_files('wikitext', root)
+  if corpus is None:
     raise errors.BadInput(
       f'data.path={root}: expected {EXPECTED_FILES["wikitext"]}, found: '
       + (', '.join(sorted(p.name for p in root.glob('*'))[:8]) or 'nothing')
     )
-  return Corpus('wikitext', tuple(files.values()), _single_document_splits(files))
+  return corpus
 
 
 def _wikitext_articles(root: pathlib.Path) -> Corpus:
@@ -163,8 +155,8 @@ def _wikitext_articles(root: pathlib.Path) -> Corpus:
 
 def _cbt(root: pathlib.Path) -> Corpus:
   """The raw books of the Children's Book Test."""
-  files = {split: find_cbt_file(root, split) for split in SPLITS}
-  missing = [cbt_file_name(split) for split in SPLITS if files[split] is None]
+  files = {split: sections.find_book_file(root, split) for split in SPLITS}
+  missing = [sections.book_file_name(split) for split in SPLITS if files[split] is None]
   if missing:
     raise errors.BadInput(
       f'data.path={root}: expected {EXPECTED_FILES["cbt"]}, missing: {", ".join(missing)}'
@@ -175,22 +167,10 @@ def _cbt(root: pathlib.Path) -> Corpus:
   return Corpus('cbt', tuple(files.values()), splits, is_sectioned=True)
 
 
-def cbt_file_name(split: str) -> str:
-  """Returns the name of the file of raw books of a CBT split."""
-  return {'validation': 'cbt_valid.txt'}.get(split, f'cbt_{split}.txt')
-
-
-def find_cbt_file(root: pathlib.Path, split: str) -> pathlib.Path | None:
-  """Returns the file of raw books of a CBT split, which is in a folder or its `data` folder."""
-  name = cbt_file_name(split)
-  return next((path for path in (root / name, root / 'data' / name) if path.is_file()), None)
-
-
 def _text(root: pathlib.Path) -> Corpus:
   """A text file, or a folder in which each file is a document."""
-  by_split = _find_split_files(root)
-  if by_split is not None:
-    return Corpus('text', tuple(by_split.values()), _single_document_splits(by_split))
+  if corpus := _open_split_files('text', root):
+    return corpus
   files = (root,) if root.is_file() else tuple(split_files.visible_files(root))
   if not files:
     raise errors.BadInput(f'data.path={root}: an empty folder; expected {EXPECTED_FILES["text"]}')
@@ -211,38 +191,36 @@ def from_shards(name: str, shards_by_split: Mapping[str, shards.Shards]) -> Corp
   return Corpus(name, files, splits, train_shards=shards_by_split['train'])
 
 
+@dataclasses.dataclass(frozen=True)
 class ShardDocuments:
   """Iterates over the documents of shards, which are read again each time."""
 
-  def __init__(self, split_shards: shards.Shards):
-    self._shards = split_shards
+  shards: shards.Shards
 
   def __iter__(self) -> Iterator[Document]:
-    for shard, name in enumerate(self._shards.names):
-      for document, (record, _) in enumerate(self._shards.read(shard)):
-        if text := self._shards.text(shard, document, record):
+    for shard, name in enumerate(self.shards.names):
+      for document, (record, _) in enumerate(self.shards.read(shard)):
+        if text := self.shards.text(shard, document, record):
           yield Document(f'{name}, document {document + 1:,}', functools.partial(iter, [text]))
-
-
-def _shard_folder(root: pathlib.Path) -> Corpus:
-  return from_shards('shards', shards.find(root))
 
 
 CORPORA = {
   'sotu': _sotu,
-  'text8': _text8,
+  'text8': functools.partial(_wikipedia, 'text8'),
   'enwik8': _enwik8,
   'wikitext': _wikitext,
   'text': _text,
-  'shards': _shard_folder,
+  'shards': lambda root: from_shards('shards', shards.find(root)),
   'wikitext_articles': _wikitext_articles,
   'cbt': _cbt,
 }
 EXPECTED_FILES = {
   'text8': 'text8 or text8.zip',
   'enwik8': 'enwik8, enwik8.zip or enwik8.gz',
-  'wikitext': 'a folder with one file each for train, valid and test in its name',
-  'wikitext_articles': 'a folder with one file each for train, valid and test in its name',
+  **dict.fromkeys(
+    ('wikitext', 'wikitext_articles'),
+    'a folder with one file each for train, valid and test in its name',
+  ),
   'cbt': 'a folder with cbt_train.txt, cbt_valid.txt and cbt_test.txt, or with data/ that has them',
   'text': 'a text file, or a folder of them',
   'shards': 'a folder of .jsonl, .json or .txt files, train and validation in their names',
@@ -251,30 +229,21 @@ EXPECTED_FILES = {
 
 def _split_documents(files: tuple[pathlib.Path, ...]) -> dict[str, tuple[Document, ...]]:
   """Assigns every tenth document to validation and test in turn, so that splits are alike."""
-  split_by_remainder = {9: 'validation', 19: 'test'}
-  splits: dict[str, list[Document]] = {split: [] for split in SPLITS}
-  for i, path in enumerate(files):
-    document = Document(str(path), functools.partial(text_files.read_chunks, path))
-    splits[split_by_remainder.get(i % 20, 'train')].append(document)
-  return {split: tuple(documents) for split, documents in splits.items()}
+  train = [file for i, file in enumerate(files) if i % 20 not in (9, 19)]
+  files_by_split = zip(SPLITS, (train, files[9::20], files[19::20]), strict=True)
+  return {split: tuple(map(text_files.whole_file, group)) for split, group in files_by_split}
 
 
-def _find_split_files(root: pathlib.Path) -> dict[str, pathlib.Path] | None:
-  """Returns the files of a folder by split, or None unless it has one file for each split."""
+def _open_split_files(name: str, root: pathlib.Path) -> Corpus | None:
+  """Returns the corpus of a folder, or None unless it has one file for each split."""
   if not root.is_dir():
     return None
   paths = [p for p in root.iterdir() if p.is_file() and not p.name.startswith('.')]
   files = split_files.group_by_split(paths)
   if any(len(paths) != 1 for paths in files.values()):
     return None
-  return {split: path for split, (path,) in files.items()}
-
-
-def _single_document_splits(files: dict[str, pathlib.Path]) -> dict[str, tuple[Document, ...]]:
-  return {
-    split: (Document(str(path), functools.partial(text_files.read_chunks, path)),)
-    for split, path in files.items()
-  }
+  splits = {split: (text_files.whole_file(path),) for split, (path,) in files.items()}
+  return Corpus(name, tuple(path for (path,) in files.values()), splits)
 
 
 def _read_split(path: pathlib.Path, split: str) -> Iterator[bytes]:

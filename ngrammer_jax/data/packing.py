@@ -8,6 +8,7 @@ again.
 B batch rows, T segment length.
 """
 
+import collections
 from collections.abc import Iterator
 import contextlib
 import itertools
@@ -160,9 +161,7 @@ class _BatchReader:
     """Returns the next segment of all rows."""
     self._fill_buffers()
     self.step += 1
-    row_arrays = (reader.take(self._length) for reader in self._row_readers)
-    inputs, targets, starts = map(np.stack, zip(*row_arrays, strict=True))
-    return streams.Segment(inputs, targets, starts, np.ones(inputs.shape, np.float32))
+    return streams.stack_rows(reader.take(self._length) for reader in self._row_readers)
 
   def _fill_buffers(self):
     """Tokenises until every row has a segment: the texts of all rows in one parallel call."""
@@ -188,19 +187,17 @@ class _RowReader:
     num_shards = len(shards.names)
     self._shard_indices = list(range(row, num_shards, batch_size)) or [row % num_shards]
     # With fewer shards than rows, several rows share a shard: each takes every n-th document.
-    is_shared = num_shards < batch_size
-    self._num_sharers = len(range(row % num_shards, batch_size, num_shards)) if is_shared else 1
-    self._sharer_index = row // num_shards if is_shared else 0
+    self._num_sharers = len(range(row % num_shards, batch_size, num_shards))
+    self._sharer_index = row // num_shards
     self._documents = self._read_documents(state)
-    self._buffer: list[tuple[ReaderState, np.ndarray]] = []
-    self._num_consumed = 0  # tokens of the first document of the buffer
-    self._num_to_skip = state.tokens  # tokens of the first document, consumed before
+    # Documents with the position of their next token.
+    self._buffer: collections.deque[tuple[ReaderState, np.ndarray]] = collections.deque()
     self._state_if_empty = state
     self.num_buffered = 0
     self._num_without_tokens = 0  # consecutive documents without a token
 
   def _read_documents(self, state) -> Iterator[tuple[ReaderState, bytes]]:
-    document, offset, first_shard = state.document, state.offset, state.shard
+    _, first_shard, document, offset, tokens = state
     for epoch in itertools.count(state.epoch):
       num_documents = 0
       for shard in range(first_shard, len(self._shard_indices)):
@@ -211,7 +208,8 @@ class _RowReader:
             text = self._shards.text(shard_index, document, record)
           if text:
             num_documents += 1
-            yield ReaderState(epoch, shard, document, offset), text
+            yield ReaderState(epoch, shard, document, offset, tokens), text
+            tokens = 0
           document, offset = document + 1, next_offset
         document = offset = 0
       is_whole_epoch = epoch > state.epoch
@@ -224,7 +222,7 @@ class _RowReader:
       first_shard = 0
 
   def next_document(self) -> tuple[ReaderState, bytes]:
-    """Returns the state at the start of the next document, and its text."""
+    """Returns the state of the next document, and its text."""
     return next(self._documents)
 
   def add_tokens(self, state: ReaderState, ids: np.ndarray) -> None:
@@ -232,34 +230,29 @@ class _RowReader:
     if not len(ids):
       self._num_without_tokens += 1
       return
-    self._buffer.append((state, np.append(ids, self._document_start).astype(np.int32)))
     self._num_without_tokens = 0
-    self.num_buffered += len(ids) + 1 - self._num_to_skip
-    if self._num_to_skip:
-      self._num_consumed, self._num_to_skip = self._num_to_skip, 0
+    self._buffer.append((state, np.append(ids, self._document_start).astype(np.int32)))
+    self.num_buffered += len(ids) + 1 - state.tokens
 
   def state(self) -> ReaderState:
     """Returns the position of the next token."""
-    if not self._buffer:
-      return self._state_if_empty
-    return self._buffer[0][0]._replace(tokens=self._num_consumed)
+    return self._buffer[0][0] if self._buffer else self._state_if_empty
 
   def take(self, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Removes the next tokens from the buffer. Returns their inputs, targets and starts, [T]."""
     targets, starts = np.empty(length, np.int32), np.zeros(length, bool)
     first_input, num_filled = None, 0
     while num_filled < length:
-      state, ids = self._buffer[0]
+      state, ids = self._buffer.popleft()
       if first_input is None:
-        first_input = ids[self._num_consumed - 1] if self._num_consumed else self._document_start
-      part = ids[self._num_consumed : self._num_consumed + length - num_filled]
+        first_input = ids[state.tokens - 1] if state.tokens else self._document_start
+      part = ids[state.tokens : state.tokens + length - num_filled]
       targets[num_filled : num_filled + len(part)] = part
-      starts[num_filled] = self._num_consumed == 0
+      starts[num_filled] = state.tokens == 0
       num_filled += len(part)
-      self._num_consumed += len(part)
-      if self._num_consumed == len(ids):
-        self._state_if_empty = state._replace(tokens=len(ids))
-        self._buffer.pop(0)
-        self._num_consumed = 0
+      state = state._replace(tokens=state.tokens + len(part))
+      if state.tokens < len(ids):
+        self._buffer.appendleft((state, ids))
+      self._state_if_empty = state
     self.num_buffered -= length
     return np.insert(targets[:-1], 0, first_input), targets, starts

@@ -33,11 +33,16 @@ class SectionedFile:
   def __init__(
     self, path: pathlib.Path, find_sections: Callable[[pathlib.Path], Iterator[Section]]
   ):
-    self._path, self._find_sections, self._file = path, find_sections, None
+    self._path, self._find_sections = path, find_sections
 
   @functools.cached_property
   def _sections(self):
     return list(self._find_sections(self._path))
+
+  @functools.cached_property
+  def _file(self):
+    # All sections share one open file: read in order, a compressed one is decompressed only once.
+    return text_files.open_binary(self._path)
 
   def __iter__(self) -> Iterator[text_files.Document]:
     for section in self._sections:
@@ -48,10 +53,7 @@ class SectionedFile:
     return text_files.split_chunks(self._read_blocks(section))
 
   def _read_blocks(self, section):
-    # All sections share one open file: read in order, a compressed one is decompressed only once.
     with text_files.translate_read_errors(self._path):
-      if self._file is None:
-        self._file = text_files.open_binary(self._path)
       offset = section.start
       while offset < section.stop:
         self._file.seek(offset)
@@ -80,6 +82,17 @@ class BookLine(NamedTuple):
   text: bytes
 
 
+def book_file_name(split: str) -> str:
+  """Returns the name of the file of raw books of a split of the Children's Book Test."""
+  return {'validation': 'cbt_valid.txt'}.get(split, f'cbt_{split}.txt')
+
+
+def find_book_file(root: pathlib.Path, split: str) -> pathlib.Path | None:
+  """Returns the file of raw books of a split, which is in a folder or its `data` folder."""
+  name = book_file_name(split)
+  return next((path for path in (root / name, root / 'data' / name) if path.is_file()), None)
+
+
 def read_book_lines(path: pathlib.Path) -> Iterator[BookLine]:
   """Yields the lines of a Children's Book Test file, without the titles.
 
@@ -89,7 +102,8 @@ def read_book_lines(path: pathlib.Path) -> Iterator[BookLine]:
   book, title, offset = 0, '', 0
   for number, line in enumerate(text_files.read_lines(path), 1):
     if line.startswith(BOOK_MARKER):
-      book, title = book + 1, parse_title(line)
+      title = line.decode(errors='replace').partition(':')[2].strip().removesuffix('.txt.out')
+      book += 1
     elif not book:
       raise errors.BadInput(
         f'{path}, line 1: expected a title, as in "_BOOK_TITLE_ : Author___Title.txt.out", found '
@@ -105,11 +119,6 @@ def find_books(path: pathlib.Path) -> Iterator[Section]:
   for _, book in itertools.groupby(read_book_lines(path), lambda line: line.book):
     lines = list(book)
     yield Section(lines[0].title, lines[0].offset, lines[-1].offset + len(lines[-1].text))
-
-
-def parse_title(line: bytes) -> str:
-  """Returns the title in a title line."""
-  return line.decode(errors='replace').partition(':')[2].strip().removesuffix('.txt.out')
 
 
 def find_articles(path: pathlib.Path) -> Iterator[Section]:

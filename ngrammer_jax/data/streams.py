@@ -6,7 +6,7 @@ segment, so the memory of a row always holds the tokens just before the segment.
 B batch rows, T segment length.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 import math
 from typing import NamedTuple
 
@@ -36,6 +36,13 @@ class Segment(NamedTuple):
   prefix_BxT: np.ndarray | None = None
 
 
+def stack_rows(rows: Iterable[tuple[np.ndarray, ...]]) -> Segment:
+  """Returns the segment of some rows: inputs, targets, starts and, if there is padding, valid."""
+  inputs, targets, starts, *valid = map(np.stack, zip(*rows, strict=True))
+  valid_BxT = valid[0] if valid else np.ones(inputs.shape)
+  return Segment(inputs, targets, starts, valid_BxT.astype(np.float32))
+
+
 def map_segments(fn: Callable[..., np.ndarray], *segments: Segment) -> Segment:
   """Applies `fn` to the corresponding arrays of the segments; a missing array stays None."""
   columns = zip(*segments, strict=True)
@@ -59,9 +66,7 @@ def train_segment(
   """
   row_stride = len(split.tokens) // batch_size
   positions = [row * row_stride + step * length for row in range(batch_size)[rows]]
-  windows = (split.window(position, length) for position in positions)
-  inputs, targets, starts = map(np.stack, zip(*windows, strict=True))
-  return Segment(inputs, targets, starts, np.ones(inputs.shape, np.float32))
+  return stack_rows(split.window(position, length) for position in positions)
 
 
 class EvaluationStreams:
@@ -128,8 +133,7 @@ class EvaluationStreams:
 
     Rows beyond the last stream and tokens beyond the end of a stream are padding.
     """
-    segment_rows = [self._segment_row(first_row + i, index) for i in range(rows)]
-    return Segment(*map(np.stack, zip(*segment_rows, strict=True)))
+    return stack_rows(self._segment_row(first_row + i, index) for i in range(rows))
 
   def window(self, first: int, rows: int) -> Segment:
     """Returns one window per target in [first, first + rows); the target is its last token.
@@ -142,8 +146,7 @@ class EvaluationStreams:
       inputs, targets, starts = self._split.window(begin, self.length)
       valid = np.arange(self.length) <= target - begin if target < self.tokens else False
       windows.append((inputs, targets, starts, np.broadcast_to(valid, starts.shape)))
-    inputs, targets, starts, valid = map(np.stack, zip(*windows, strict=True))
-    return Segment(inputs, targets, starts, valid.astype(np.float32))
+    return stack_rows(windows)
 
   def _segment_row(self, stream: int, index: int):
     offset = index * self.length
@@ -153,5 +156,4 @@ class EvaluationStreams:
     if stream < self.streams:
       num_left = self.tokens - stream * self._targets_per_stream
       num_targets = min(self._targets_per_stream, num_left)
-    valid = (np.arange(self.length) < num_targets - offset).astype(np.float32)
-    return inputs, targets, starts, valid
+    return inputs, targets, starts, np.arange(self.length) < num_targets - offset

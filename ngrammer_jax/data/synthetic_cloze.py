@@ -10,7 +10,7 @@ named entities); these depend on the spelling alone:
   prepositions    in a list
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 import itertools
 import pathlib
 import random
@@ -18,7 +18,7 @@ import re
 import typing
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import cloze, corpora, sections, text_files
+from ngrammer_jax.data import cloze, sections, text_files
 
 KINDS = ('names', 'content-words', 'prepositions')
 LABEL = 'CBT-style questions made of raw books, not the official ones'
@@ -57,9 +57,9 @@ def find_file(path: pathlib.Path, split: str) -> pathlib.Path:
   Raises:
     BadInput: there is no such file.
   """
-  file = path if path.is_file() else corpora.find_cbt_file(path, split)
+  file = path if path.is_file() else sections.find_book_file(path, split)
   if file is None:
-    name = corpora.cbt_file_name(split)
+    name = sections.book_file_name(split)
     raise errors.BadInput(f'--cloze={path}: expected a file of raw books, or a folder with {name}')
   return file
 
@@ -156,7 +156,8 @@ def _make_question(
   answer = query[position]
   rest = [*query[:position], *query[position + 1 :]]
   class_words = [word for sentence in (*context, rest) for word in sentence if is_in_class(word)]
-  others = _unique_words(class_words)
+  # The first spelling of every word.
+  others = {word.lower(): word for word in reversed(class_words)}
   if others.pop(answer.lower(), None) is None or len(others) < cloze.NUM_CANDIDATES - 1:
     return None
   candidates = [answer, *rng.sample(sorted(others.values()), cloze.NUM_CANDIDATES - 1)]
@@ -169,11 +170,3 @@ def _make_question(
     file=file,
     line=book.first_line + query_index,
   )
-
-
-def _unique_words(words: Sequence[str]) -> dict[str, str]:
-  """Returns the first spelling of every word, by its lower case."""
-  spellings: dict[str, str] = {}
-  for word in words:
-    spellings.setdefault(word.lower(), word)
-  return spellings

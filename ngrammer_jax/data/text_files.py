@@ -4,6 +4,7 @@ import codecs
 from collections.abc import Callable, Iterable, Iterator
 import contextlib
 import dataclasses
+import functools
 import gzip
 import io
 import json
@@ -28,6 +29,11 @@ class Document:
 
   name: str
   read_chunks: Callable[[], Iterator[bytes]]
+
+
+def whole_file(path: pathlib.Path) -> Document:
+  """Returns a file as one document."""
+  return Document(str(path), functools.partial(read_chunks, path))
 
 
 def read_chunks(path: pathlib.Path) -> Iterator[bytes]:

@@ -8,8 +8,10 @@ so a killed process never leaves an incomplete cache.
 from collections.abc import Callable, Iterator
 import dataclasses
 import hashlib
+import itertools
 import json
 import logging
+import math
 import os
 import pathlib
 import shutil
@@ -109,24 +111,29 @@ def prepare(
   try:
     root.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(root)
-    scratch = pathlib.Path(tempfile.mkdtemp(prefix='preparing-', dir=root))
+    _create_cache(folder, config, corpus)
   except OSError as error:
-    raise errors.BadInput(f'data.cache_dir={root} cannot be written: {error.strerror}') from error
-  try:
+    raise errors.BadInput(
+      f'data.cache_dir={root} cannot be written: {error.strerror}; no incomplete cache is left'
+    ) from error
+  return _load(folder, corpus.train_shards)
+
+
+def _create_cache(
+  folder: pathlib.Path, config: data_config.DataConfig, corpus: corpora.Corpus
+) -> None:
+  """Writes a cache folder, unless another process is faster."""
+  with tempfile.TemporaryDirectory(
+    prefix='preparing-', dir=folder.parent, ignore_cleanup_errors=True
+  ) as name:
+    scratch = pathlib.Path(name)
     _write_cache(config, corpus, scratch)
-    scratch.chmod(0o755)  # mkdtemp creates it for one user only
+    scratch.chmod(0o755)  # a temporary folder is for one user only
     try:
       scratch.rename(folder)
     except OSError:
-      if not folder.exists():  # it exists if another process was faster
+      if not folder.exists():
         raise
-  except OSError as error:
-    raise errors.BadInput(
-      f'data.cache_dir={root} cannot be written: {error.strerror}; the incomplete cache was removed'
-    ) from error
-  finally:
-    shutil.rmtree(scratch, ignore_errors=True)
-  return _load(folder, corpus.train_shards)
 
 
 def _remove_abandoned(root: pathlib.Path) -> None:
@@ -152,10 +159,31 @@ def _write_cache(
 ) -> None:
   """Learns the vocabulary and tokenises all splits into an empty folder."""
   logging.info('preparing %s into %s', corpus.name, folder.parent)
-  digest = hashlib.sha256()
-  sizes = {}
   if config.vocabulary == 'bytes':
     corpus = dataclasses.replace(corpus, encoding='bytes')
+  sizes, digest = _measure(corpus)
+  vocabulary = _create_vocabulary(config, corpus, sizes.get('train', 0))
+  vocabulary.save(folder)
+  splits_meta = {}
+  with progress.Progress(f'tokenising {corpus.name}', sum(sizes.values()), 'bytes') as bar:
+    for split in sizes:
+      meta = splits_meta[split] = _write_split(corpus, split, vocabulary, folder, bar)
+      counts = (f'{meta[key]:,}' for key in ('tokens', 'bytes', 'documents'))
+      logging.info('%s: %s tokens, %s bytes, %s documents', split, *counts)
+  vocabulary_hash = _vocabulary_hash(folder)
+  digest.update(vocabulary_hash.encode())
+  meta = {
+    'corpus': corpus.name,
+    'content_hash': digest.hexdigest(),
+    'vocabulary_hash': vocabulary_hash,
+    'splits': splits_meta,
+  }
+  (folder / 'meta.json').write_text(json.dumps(meta, indent=2), encoding='utf-8')
+
+
+def _measure(corpus: corpora.Corpus) -> tuple[dict[str, int], Any]:
+  """Returns the bytes of each split that is tokenised in advance, and the hash of all text."""
+  sizes, digest = {}, hashlib.sha256()
   for split, documents in corpus.splits.items():
     if split == 'train' and corpus.train_shards is not None:
       continue
@@ -172,27 +200,7 @@ def _write_cache(
   if corpus.train_shards is not None:  # too large to hash their contents
     for file in corpus.files:
       digest.update(f'{file.name} {file.stat().st_size}'.encode())
-  vocabulary = _create_vocabulary(config, corpus, sizes.get('train', 0))
-  vocabulary.save(folder)
-  splits_meta = {}
-  with progress.Progress(f'tokenising {corpus.name}', sum(sizes.values()), 'bytes') as bar:
-    for split in sizes:
-      meta = _write_split(corpus, split, vocabulary, folder, bar)
-      splits_meta[split] = meta
-      logging.info(
-        '%s: %s tokens, %s bytes, %s documents',
-        split,
-        *(f'{meta[key]:,}' for key in ('tokens', 'bytes', 'documents')),
-      )
-  vocabulary_hash = _vocabulary_hash(folder)
-  digest.update(vocabulary_hash.encode())
-  meta = {
-    'corpus': corpus.name,
-    'content_hash': digest.hexdigest(),
-    'vocabulary_hash': vocabulary_hash,
-    'splits': splits_meta,
-  }
-  (folder / 'meta.json').write_text(json.dumps(meta, indent=2), encoding='utf-8')
+  return sizes, digest
 
 
 def _vocabulary_hash(folder: pathlib.Path) -> str:
@@ -208,27 +216,20 @@ def _create_vocabulary(
   if config.vocabulary == 'bytes':
     return vocabularies.ByteVocabulary()
   if config.vocabulary_path is not None:
-    model = pathlib.Path(config.vocabulary_path).expanduser().read_bytes()
-    try:
-      return vocabularies.SentencePieceVocabulary(model)
-    except RuntimeError as error:
-      raise errors.BadInput(
-        f'data.vocabulary_path={config.vocabulary_path} is not a SentencePiece model'
-      ) from error
-  train = corpus.splits['train']
+    return vocabularies.read_sentencepiece(pathlib.Path(config.vocabulary_path).expanduser())
   if config.vocabulary == 'characters':
     documents = [document for split in corpus.splits.values() for document in split]
     separated = len(documents) > len(corpus.splits)
     chunks = _read_chunks(documents, corpus.encoding)
     return vocabularies.learn_characters(chunks, corpus.encoding, separated)
-  chunks = _read_chunks(train, corpus.encoding)
+  chunks = _read_chunks(corpus.splits['train'], corpus.encoding)
   if config.vocabulary == 'words':
     return vocabularies.learn_words(chunks, config.vocabulary_size)
   if corpus.train_shards is not None:
-    chunks = _take_bytes(chunks, vocabularies.MAX_TRAINING_BYTES)
-    return vocabularies.learn_sentencepiece(chunks, config.vocabulary_size)
-  sample_every = -(-train_bytes // vocabularies.MAX_TRAINING_BYTES)
-  sample = (chunk for i, chunk in enumerate(chunks) if i % sample_every == 0)
+    sample = _take_bytes(chunks, vocabularies.MAX_TRAINING_BYTES)
+  else:
+    step = math.ceil(train_bytes / vocabularies.MAX_TRAINING_BYTES)
+    sample = itertools.islice(chunks, 0, None, step)
   return vocabularies.learn_sentencepiece(sample, config.vocabulary_size)
 
 

@@ -6,7 +6,7 @@ import io
 import json
 import pathlib
 import re
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -58,7 +58,7 @@ class ByteVocabulary:
     return ids[ids < 256].astype(np.uint8).tobytes()
 
   def save(self, folder: pathlib.Path) -> None:
-    _write_fields(folder, {'kind': 'bytes'})
+    _write_fields(folder, 'bytes')
 
 
 class CharacterVocabulary:
@@ -97,15 +97,8 @@ class CharacterVocabulary:
     return text.encode(self._encoding)
 
   def save(self, folder: pathlib.Path) -> None:
-    _write_fields(
-      folder,
-      {
-        'kind': 'characters',
-        'characters': self._characters,
-        'encoding': self._encoding,
-        'separated': self._separated,
-      },
-    )
+    fields = {'encoding': self._encoding, 'separated': self._separated}
+    _write_fields(folder, 'characters', characters=self._characters, **fields)
 
 
 class WordVocabulary:
@@ -133,7 +126,7 @@ class WordVocabulary:
     return re.sub(f' ?{LINE_END} ?', '\n', text).encode()
 
   def save(self, folder: pathlib.Path) -> None:
-    _write_fields(folder, {'kind': 'words', 'words': self._words})
+    _write_fields(folder, 'words', words=self._words)
 
 
 class SentencePieceVocabulary:
@@ -166,6 +159,12 @@ class SentencePieceVocabulary:
     is_unambiguous = self.document_start != self.unknown
     self.document_end = self.document_start if is_unambiguous else None
 
+  def __eq__(self, other: Any) -> bool:
+    """Whether both always return the same ids and texts."""
+    if not isinstance(other, SentencePieceVocabulary):
+      return NotImplemented
+    return (self._model, self._learned) == (other._model, other._learned)
+
   def encode(self, text: bytes) -> np.ndarray:
     parts = text.decode().split(SPACE_MARK) if self._learned else [text.decode()]
     ids = self._processor.encode(parts[0])
@@ -186,7 +185,15 @@ class SentencePieceVocabulary:
 
   def save(self, folder: pathlib.Path) -> None:
     files.write(folder / 'vocabulary.model', self._model)
-    _write_fields(folder, {'kind': 'sentencepiece', 'learned': self._learned})
+    _write_fields(folder, 'sentencepiece', learned=self._learned)
+
+
+def read_sentencepiece(path: pathlib.Path) -> SentencePieceVocabulary:
+  """Returns the vocabulary of a pretrained model. Raises BadInput if the file is none."""
+  try:
+    return SentencePieceVocabulary(path.read_bytes())
+  except RuntimeError as error:
+    raise errors.BadInput(f'data.vocabulary_path={path} is not a SentencePiece model') from error
 
 
 def encode_all(vocabulary: Vocabulary, texts: Sequence[bytes], threads: int) -> list[np.ndarray]:
@@ -280,5 +287,6 @@ def learn_sentencepiece(texts: Iterable[bytes], size: int | None) -> SentencePie
   return SentencePieceVocabulary(model.getvalue(), learned=True)
 
 
-def _write_fields(folder: pathlib.Path, fields: dict) -> None:
-  files.write(folder / 'vocabulary.json', json.dumps(fields, ensure_ascii=False))
+def _write_fields(folder: pathlib.Path, kind: str, **fields) -> None:
+  text = json.dumps({'kind': kind, **fields}, ensure_ascii=False)
+  files.write(folder / 'vocabulary.json', text)

@@ -249,8 +249,6 @@ def test_enwik8_newlines_are_kept_dropped_or_added(
       "data.corpus='text9' is not one of: sotu, text8, enwik8, wikitext, text, shards, "
       'wikitext_articles, cbt, c4/en',
     ),
-    (('enwik8', '{tmp}', 'lose'), "data.newlines='lose' is not one of: keep, drop, eos"),
-    (('text8', '{tmp}', 'drop'), "data.newlines='drop' is a convention of enwik8, not of text8"),
     (('text8', None), "data.corpus='text8' needs data.path: where text8 or text8.zip is"),
     (
       ('enwik8', '{tmp}/none.gz'),

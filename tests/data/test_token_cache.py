@@ -138,7 +138,7 @@ def test_enwik8_newline_conventions_have_separate_caches(
   path.write_bytes(b'')
   monkeypatch.setattr(corpus_files, '_verify_published_file', lambda name, path: None)
   monkeypatch.setattr(text_files, 'byte_range', lambda blocks, start, stop: iter([b'a\nb\n']))
-  for value in (*corpus_files.NEWLINES, newlines):
+  for value in (*data_config.NEWLINES, newlines):
     config = data_config.DataConfig('enwik8', str(path), 'characters', newlines=value)
     corpus = token_cache.prepare(config)
   assert token_counts(corpus) == [tokens] * 3
@@ -457,6 +457,11 @@ def test_the_first_input_of_a_document_is_its_separator():
       {'vocabulary': 'letters'},
       "data.vocabulary='letters' is not one of: bytes, characters, words, sentencepiece",
     ),
+    ({'newlines': 'lose'}, "data.newlines='lose' is not one of: keep, drop, eos"),
+    (
+      {'newlines': 'drop'},
+      "data.newlines='drop' is not for data.corpus='text', but for enwik8: leave it at 'keep'",
+    ),
     (
       {'vocabulary_path': '/tmp/model'},
       "data.vocabulary_path='/tmp/model' is not for data.vocabulary='bytes', but for "
@@ -523,9 +528,10 @@ def test_too_little_text_is_refused(text, cache, length, split):
 
 def test_unwritable_cache_folder_is_reported(text, tmp_path):
   (tmp_path / 'file').write_bytes(b'')
-  with bad_input(f'data.cache_dir={tmp_path}/file cannot be written: File exists'):
+  end = 'no incomplete cache is left'
+  with bad_input(f'data.cache_dir={tmp_path}/file cannot be written: File exists; {end}'):
     text(cache_dir=f'{tmp_path}/file')
-  with bad_input(f'data.cache_dir={tmp_path}/file/below cannot be written: Not a directory'):
+  with bad_input(f'data.cache_dir={tmp_path}/file/below cannot be written: Not a directory; {end}'):
     text(cache_dir=f'{tmp_path}/file/below')
 
 
@@ -544,8 +550,8 @@ def test_full_disk_is_reported_and_leaves_no_cache(text, cache, monkeypatch):
 
   monkeypatch.setattr(token_cache.np, 'save', raise_disk_full)
   message = (
-    f'data.cache_dir={cache} cannot be written: No space left on device; the incomplete cache was '
-    f'removed'
+    f'data.cache_dir={cache} cannot be written: No space left on device; no incomplete cache is '
+    f'left'
   )
   with bad_input(message):
     text(vocabulary='bytes')

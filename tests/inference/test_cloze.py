@@ -235,9 +235,7 @@ def workspace(tmp_path, monkeypatch, fake_ranker):
   )
   for kind in ('NE', 'V'):
     name = f'cbtest_{kind}_test_2500ex.txt'
-    files.write(
-      tmp_path, cloze_data.format_questions([files.QUESTION, files.SECOND_QUESTION]), name
-    )
+    files.write(tmp_path, files.format_questions([files.QUESTION, files.SECOND_QUESTION]), name)
   files.write_books(tmp_path)
   return tmp_path
 

@@ -1,6 +1,7 @@
 """Fine-tuning end to end: from a pre-trained checkpoint to submission files, and resuming."""
 
 import argparse
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -15,7 +16,9 @@ import pytest
 from ngrammer_jax import config as experiment
 from ngrammer_jax import evaluate, finetune, runs
 from ngrammer_jax.config import command_line
-from ngrammer_jax.tasks.superglue import formats, metrics
+from ngrammer_jax.config import data as data_config
+from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.tasks.superglue import evaluation, formats, metrics
 from ngrammer_jax.training import loop, manifest
 from tests.checks import bad_input
 from tests.tasks import superglue_examples, superglue_files
@@ -200,6 +203,38 @@ def test_how_the_model_is_computed_can_be_overridden(folder, finetuning):
   assert (model.kernel, model.remat, model.width) == ('xla', 'full', 16)
 
 
+def test_vocabulary_path_has_to_be_the_vocabulary_of_the_checkpoint(
+  folder, finetuning, monkeypatch
+):
+  for name, text in (('same', b'a few words\n'), ('other', b'of a text\n')):
+    (folder / name).mkdir()
+    vocabularies.learn_sentencepiece([text * 9], 272).save(folder / name)
+  same, other = (folder / name / 'vocabulary.model' for name in ('same', 'other'))
+  data = data_config.DataConfig('text', 'text', vocabulary_path=str(same))
+  pretrained = runs.load_run(folder / 'pretrained')
+  source = types.SimpleNamespace(
+    config=dataclasses.replace(pretrained.config, data=data),
+    vocabulary=vocabularies.read_sentencepiece(same),
+  )
+  monkeypatch.setattr(runs, 'load_run', lambda workdir: source)
+  resolve = lambda path: finetuning_config(
+    finetuning, folder, ['data.vocabulary_path'], data__vocabulary_path=path
+  )
+  # The run has the vocabulary, so the file is not needed any more.
+  assert resolve(same).data == resolve(None).data
+  assert resolve(same).data.vocabulary_path is None
+  with bad_input(
+    f'data.vocabulary_path={other} is not the vocabulary of the checkpoint, '
+    f'init_from={folder / "pretrained"}, which is inherited: omit this flag'
+  ):
+    resolve(other)
+  with bad_input(f'data.vocabulary_path={folder / "none"}: no such file'):
+    resolve(folder / 'none')
+  source.vocabulary = vocabularies.load(folder / 'same')  # learned: encodes U+2581 differently
+  with pytest.raises(ValueError, match='is not the vocabulary of the checkpoint'):
+    resolve(same)
+
+
 def finetuning_config(finetuning, root, override_keys=(), **changes):
   """Returns a config without packing: one example per row."""
   parser = argparse.ArgumentParser()
@@ -282,7 +317,7 @@ def test_validation_and_evaluation_use_their_splits(folder, finetuning, monkeypa
   assert unlabelled == {'split': 'test', 'step': 3, 'task': 'rte', 'n': 6}
   answers = [json.loads(line) for line in (folder / 'run' / 'evaluation' / 'RTE.jsonl').open()]
   assert answers == [{'idx': i, 'label': ('entailment', 'not_entailment')[i % 2]} for i in range(6)]
-  assert finetuning.format_table(unlabelled) == 'rte without labels, 6 examples'
+  assert evaluation.format_table(unlabelled) == 'rte without labels, 6 examples'
 
 
 def test_best_and_newest_checkpoint_are_evaluated(tmp_path, finetuning, monkeypatch, capsys):
@@ -334,7 +369,7 @@ def test_diagnostic_set_has_its_own_result_file(tmp_path, finetuning, monkeypatc
     return {'task': run.config.finetune.task, 'n': 1, 'accuracy': 50.0, 'step': 3}
 
   monkeypatch.setattr(finetuning, 'evaluate', fake_evaluate)
-  monkeypatch.setattr(finetuning, 'format_table', lambda result: result['task'])
+  monkeypatch.setattr(evaluation, 'format_table', lambda result: result['task'])
   tuned = experiment.resolve({'finetune': {'task': 'rte'}})
   experiment.save(tuned, tmp_path / 'config.json')
   for split, args in (

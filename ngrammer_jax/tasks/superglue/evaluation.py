@@ -4,6 +4,9 @@ Examples are arrays (see `features.Example`), so this needs neither TensorFlow n
 """
 
 from collections.abc import Callable, Sequence
+import dataclasses
+import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -31,10 +34,11 @@ def resolve_choosing(name: str, choosing: str | None) -> str:
   return choosing
 
 
+@dataclasses.dataclass(frozen=True)
 class Evaluator:
   """Predicts the answers of the examples of a task, and computes metrics.
 
-  Args:
+  Attributes:
     engine: engine of the model.
     vocabulary: vocabulary of the tokens.
     batch_size: number of examples per batch.
@@ -43,18 +47,12 @@ class Evaluator:
     bidirectional: whether attention among the inputs is bidirectional.
   """
 
-  def __init__(
-    self,
-    engine: inference.Engine,
-    vocabulary: vocabularies.Vocabulary,
-    batch_size: int,
-    length: int,
-    targets_length: int,
-    bidirectional: bool = False,
-  ):
-    self._engine, self._vocabulary = engine, vocabulary
-    self._batch_size, self._length, self._targets_length = batch_size, length, targets_length
-    self._bidirectional = bidirectional
+  engine: inference.Engine
+  vocabulary: vocabularies.Vocabulary
+  batch_size: int
+  length: int
+  targets_length: int
+  bidirectional: bool = False
 
   def __call__(
     self,
@@ -79,39 +77,41 @@ class Evaluator:
       BadInput: the task has no choices to rank, or they are equal after truncation.
     """
     choosing = resolve_choosing(name, choosing)
-    variables = self._engine.prepare({'params': params, 'codebook': codebook})
+    variables = self.engine.prepare({'params': params, 'codebook': codebook})
     answer = self._rank_choices if choosing == 'rank' else self._generate_answers
     answers = answer(variables, name, examples, report)
     result: dict[str, Any] = {'task': name, 'n': len(examples)}
-    labelled = [e for e in examples if e.label >= 0 or (name == 'record' and e.answers)]
-    if labelled and len(labelled) == len(examples):
-      fields = 'label', 'key', 'answers'
-      columns = {field: [getattr(e, field) for e in examples] for field in fields}
-      scores = metrics.compute_metrics(name, *columns.values(), answers)
+    is_labelled = [e.label >= 0 or (name == 'record' and e.answers) for e in examples]
+    if examples and all(is_labelled):
+      labels, keys, references = zip(*((e.label, e.key, e.answers) for e in examples), strict=True)
+      scores = metrics.compute_metrics(name, labels, keys, references, answers)
       result |= scores | {'error_percent': 100 - float(np.mean(list(scores.values())))}
       if formats.find_task(name).labels:
-        result['majority_percent'] = metrics.majority_accuracy(columns['label'])
-    prefix = 'bidirectional' if self._bidirectional else 'causal'
-    lengths = {'length': self._length, 'targets_length': self._targets_length}
-    result['protocol'] = {'choosing': choosing, 'prefix': prefix, **lengths}
+        result['majority_percent'] = metrics.majority_accuracy(labels)
+    result['protocol'] = {
+      'choosing': choosing,
+      'prefix': 'bidirectional' if self.bidirectional else 'causal',
+      'length': self.length,
+      'targets_length': self.targets_length,
+    }
     return result, answers
 
   def _prompt(self, example):
-    return np.insert(example.inputs, 0, self._vocabulary.document_start).astype(np.int32)
+    return np.insert(example.inputs, 0, self.vocabulary.document_start).astype(np.int32)
 
   def _rank_choices(self, variables, name, examples, report):
-    labels, end = formats.find_task(name).labels, self._vocabulary.document_end
-    max_tokens = self._targets_length - 1  # answers are truncated as in training
-    ids = lambda text: np.append(self._vocabulary.encode(text.encode())[:max_tokens], end)
+    labels, end = formats.find_task(name).labels, self.vocabulary.document_end
+    max_tokens = self.targets_length - 1  # answers are truncated as in training
+    ids = lambda text: np.append(self.vocabulary.encode(text.encode())[:max_tokens], end)
     if len({tuple(ids(text)) for text in labels}) < len(labels):
       raise errors.BadInput(
-        f'finetune.targets_length={self._targets_length} truncates different answers of {name} '
+        f'finetune.targets_length={self.targets_length} truncates different answers of {name} '
         f'to equal ones: {", ".join(labels)}; raise it'
       )
     choices = [[ids(text) for text in labels or example.choices] for example in examples]
     answers: list[Any] = [None] * len(examples)
     prompts = [self._prompt(example) for example in examples]
-    ranked = self._engine.rank(variables, prompts, choices, self._batch_size, self._bidirectional)
+    ranked = self.engine.rank(variables, prompts, choices, self.batch_size, self.bidirectional)
     for i, scores in ranked:
       best = int(scores.argmax())
       answers[i] = best if labels else examples[i].choices[best]
@@ -121,37 +121,66 @@ class Evaluator:
   def _generate_answers(self, variables, name, examples, report):
     labels, texts = formats.find_task(name).labels, []
     greedy = inference.GenerationConfig(
-      sampling.SamplingConfig(temperature=0.0), self._length, self._bidirectional
+      sampling.SamplingConfig(temperature=0.0), self.length, self.bidirectional
     )
-    batch_size = self._engine.round_rows(self._batch_size)
+    batch_size = self.engine.round_rows(self.batch_size)
     for first in range(0, len(examples), batch_size):
       batch = examples[first : first + batch_size]
       prompts = [self._prompt(example) for example in batch]
       seeds = [0] * len(batch)
-      steps = self._engine.generate(variables, prompts, seeds, greedy, batch_size)
-      columns = []
-      while len(columns) < self._targets_length and not self._all_ended(columns):
-        columns.append(next(steps))
+      steps = self.engine.generate(variables, prompts, seeds, greedy, batch_size)
+      columns, has_ended = [], np.zeros(len(batch), bool)
+      for column in itertools.islice(steps, self.targets_length):
+        columns.append(column)
+        has_ended |= column == self.vocabulary.document_end
+        if has_ended.all():
+          break
       texts += [self._decode_answer(row) for row in np.stack(columns, axis=1)]
       report(len(batch))
     if not labels:
       return texts
     return [labels.index(text) if text in labels else -1 for text in texts]
 
-  def _all_ended(self, columns):
-    """Returns whether every row has generated the document end."""
-    end = self._vocabulary.document_end
-    return bool(columns) and bool((np.stack(columns) == end).any(axis=0).all())
-
   def _decode_answer(self, ids):
     """Decodes the tokens before the document end."""
-    (ends,) = np.nonzero(ids == self._vocabulary.document_end)
-    ids = ids[: ends[0]] if len(ends) else ids
-    return self._vocabulary.decode(ids).decode(errors='replace').strip()
+    has_ended = np.cumsum(ids == self.vocabulary.document_end) > 0
+    return self.vocabulary.decode(ids[~has_ended]).decode(errors='replace').strip()
+
+
+def combine_results(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
+  """Returns the result of a single task, or a joint one with the averages if it has labels."""
+  if len(results) == 1:
+    return next(iter(results.values()))
+  combined = {'task': 'mixture', 'tasks': results}
+  error_by_task = [result.get('error_percent') for result in results.values()]
+  if None not in error_by_task:
+    combined['error_percent'] = math.fsum(error_by_task) / len(results)
+    combined['average'] = metrics.average(results)
+  return combined
+
+
+def results_by_task(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+  """Returns the results that `combine_results` has combined."""
+  return result.get('tasks', {result['task']: result})
 
 
 def format_metrics(result: dict[str, Any]) -> str:
-  """Formats the metrics of a task as one line."""
+  """Formats a result as one line."""
+  parts = list(map(_format_task, results_by_task(result).values()))
+  if 'average' in result:
+    parts.append(f'average {result["average"]:.2f}')
+  return '; '.join(parts)
+
+
+def format_table(result: dict[str, Any]) -> str:
+  """Formats a result as a table, or as lines if the split has no labels."""
+  results = results_by_task(result)
+  if not all(map(metrics.select_metrics, results.values())):
+    return '\n'.join(map(_format_task, results.values()))
+  return metrics.format_table(results)
+
+
+def _format_task(result):
   scores = ', '.join(
     f'{name} {value:.2f}' for name, value in metrics.select_metrics(result).items()
   )

@@ -92,19 +92,16 @@ def read_training_rows(
   # Shuffle once, so that packed examples are not neighbours in the file.
   dataset = task.get_dataset(lengths, 'train', shuffle=True, seed=0)
   dataset = dataset.map(lambda example: {name: example[name] for name in lengths})
-  columns: dict[str, list[np.ndarray]] = {}
-  for row in converter(dataset, lengths).as_numpy_iterator():
-    for feature, values in row.items():
-      columns.setdefault(feature, []).append(values)
-  if not columns:
+  rows = list(converter(dataset, lengths).as_numpy_iterator())
+  if not rows:
     raise errors.BadInput(f'SuperGLUE task {name} has no training examples')
-  return _to_segment({feature: np.stack(rows) for feature, rows in columns.items()}, packed)
+  return _to_segment({feature: np.stack([row[feature] for row in rows]) for feature in rows[0]})
 
 
-def _to_segment(features, packed):
+def _to_segment(features):
   """Converts the features of the seqio converter into a segment with all rows."""
   targets_BxT = features['decoder_target_tokens']
-  if packed:
+  if 'decoder_segment_ids' in features:  # packed
     valid_BxT = features['decoder_segment_ids'] > 0
     starts_BxT = valid_BxT & (features['decoder_positions'] == 0)
   else:
@@ -125,17 +122,16 @@ def _to_segment(features, packed):
 
 def _check_lengths(task, name, split, lengths):
   """Raises BadInput if an example is longer than `lengths`."""
+  remedies = {
+    'inputs': ', lower finetune.targets_length',
+    'targets': ' and finetune.targets_length',
+  }
   for number, row in enumerate(task.get_dataset(None, split, shuffle=False).as_numpy_iterator()):
     for feature, max_tokens in lengths.items():
       if len(row[feature]) > max_tokens:
         raise errors.BadInput(
           f'SuperGLUE task {name}, {split}, example {number}: {feature} has {len(row[feature]):,} '
           f'tokens, but the maximum is {max_tokens:,}: raise training.segment_length'
-          + (
-            ', lower finetune.targets_length'
-            if feature == 'inputs'
-            else ' and finetune.targets_length'
-          )
-          + ', or set finetune.truncate=True'
+          f'{remedies[feature]}, or set finetune.truncate=True'
         )
   logging.info('%s, %s: all examples fit', name, split)

@@ -4,9 +4,9 @@ from collections.abc import Callable
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import logging
-import math
 import pathlib
 from typing import Any
 
@@ -19,14 +19,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.tasks.superglue import (
-  evaluation,
-  features,
-  formats,
-  metrics,
-  registration,
-  submission,
-)
+from ngrammer_jax.tasks.superglue import evaluation, features, formats, registration, submission
 from ngrammer_jax.training import programs
 from ngrammer_jax.training import state as train_state
 
@@ -55,25 +48,32 @@ def resolve_config(
   if config.finetune is None:
     raise errors.BadInput('--config has no finetune section: use configs/superglue.py:TASK')
   for key in override_keys:
-    if key.startswith(INHERITED_KEYS) and key not in OVERRIDABLE_KEYS:
+    if key.startswith(INHERITED_KEYS) and key not in (*OVERRIDABLE_KEYS, 'data.vocabulary_path'):
       raise errors.BadInput(
         f'--config.{key}: the model and the vocabulary are inherited from the checkpoint, '
         f'init_from={config.init_from}; omit this flag, or pre-train another model'
       )
   files.check_reachable(workdir)
   if (workdir / 'config.json').exists():
-    source = runs.load_run(workdir).config
+    source = runs.load_run(workdir)
   elif config.init_from is None:
     raise errors.BadInput('set init_from to the workdir of a trained run: --config.init_from=DIR')
   else:
-    source = _load_pretrained(config.init_from).config
+    source = _load_pretrained(config.init_from)
   if config.training.half_loss:
     raise errors.BadInput('training.half_loss=True excludes answers from the loss: use False')
-  inherited = {field: getattr(source.data, field) for field in ('vocabulary', 'vocabulary_size')}
+  if config.data.vocabulary_path is not None:
+    _check_vocabulary(config, source.vocabulary)
   config = dataclasses.replace(
     config,
-    model=_finetuned_model(config, source.model, override_keys),
-    data=dataclasses.replace(config.data, corpus='superglue', **inherited),
+    model=_finetuned_model(config, source.config.model, override_keys),
+    data=dataclasses.replace(
+      config.data,
+      corpus='superglue',
+      vocabulary=source.config.data.vocabulary,
+      vocabulary_size=source.config.data.vocabulary_size,
+      vocabulary_path=None,  # it is in the run that training starts from
+    ),
     evaluation=dataclasses.replace(config.evaluation, memory=None),
   )
   _check_model(config)
@@ -81,6 +81,16 @@ def resolve_config(
   for name in task_names(config):
     evaluation.resolve_choosing(name, config.finetune.choosing)
   return config
+
+
+def _check_vocabulary(config: experiment.Config, vocabulary: vocabularies.Vocabulary) -> None:
+  """Raises BadInput if `data.vocabulary_path` is not the vocabulary of the initial checkpoint."""
+  path = pathlib.Path(config.data.vocabulary_path).expanduser()
+  if vocabulary != vocabularies.read_sentencepiece(path):
+    raise errors.BadInput(
+      f'data.vocabulary_path={path} is not the vocabulary of the checkpoint, '
+      f'init_from={config.init_from}, which is inherited: omit this flag'
+    )
 
 
 def _finetuned_model(config, model, override_keys) -> model_config.ModelConfig:
@@ -137,24 +147,26 @@ class FinetuneTask:
     has_started = (workdir / 'vocabulary.json').exists()
     self.vocabulary = runs.load_run(workdir if has_started else config.init_from).vocabulary
     registration.register(example_source(config), self.vocabulary)
-    self.tasks = task_names(config)
-    f, length = config.finetune, config.training.segment_length
-    self._rows_by_task = {
+    names, f, length = task_names(config), config.finetune, config.training.segment_length
+    rows_by_task = {
       name: features.read_training_rows(name, length, f.targets_length, f.packed, f.truncate)
-      for name in self.tasks
+      for name in names
     }
-    fields = zip(*self._rows_by_task.values(), strict=True)
-    self._rows = streams.Segment(*map(np.concatenate, fields))
+    self._counts = {name: int(rows.starts_BxT.sum()) for name, rows in rows_by_task.items()}
+    self._rows = streams.map_segments(lambda *parts: np.concatenate(parts), *rows_by_task.values())
     if f.prefix == 'causal':
       self._rows = self._rows._replace(prefix_BxT=None)
-    self._validation = {name: load_examples(config, name, 'validation') for name in self.tasks}
+    self._validation = {name: load_examples(config, name, 'validation') for name in names}
+    self.content_hash = self._hash_data()
+    self._order = functools.lru_cache(maxsize=2)(self._permutation)
+
+  def _hash_data(self):
     digest = hashlib.sha256()
     for array in (a for a in self._rows if a is not None):
       digest.update(repr(array.shape).encode() + np.ascontiguousarray(array).tobytes())
-    for example in sum(self._validation.values(), []):  # the best checkpoint depends on it
+    for example in itertools.chain(*self._validation.values()):  # they select the best checkpoint
       digest.update(repr((example.inputs.tolist(), example.targets.tolist())).encode())
-    self.content_hash = digest.hexdigest()
-    self._order = functools.lru_cache(maxsize=2)(self._permutation)
+    return digest.hexdigest()
 
   def _permutation(self, epoch):
     count = len(self._rows.tokens_BxT)
@@ -204,25 +216,18 @@ class FinetuneTask:
       )[0]
       for name, examples in self._validation.items()
     }
-    return combine_results(results)
+    return evaluation.combine_results(results)
 
   def format_metrics(self, result: dict[str, Any]) -> str:
     """Formats the metrics for the log."""
-    results = result.get('tasks', {result['task']: result}).values()
-    average = result.get('average')
-    text = '; '.join(map(evaluation.format_metrics, results))
-    return f' {text}' + ('' if average is None else f'; average {average:.2f}')
+    return f' {evaluation.format_metrics(result)}'
 
   def log_summary(self) -> None:
     """Logs the numbers of examples, rows and epochs."""
     t, rows = self._config.training, len(self._rows.tokens_BxT)
-    counts = [
-      f'{name} {int(task_rows.starts_BxT.sum()):,}'
-      for name, task_rows in self._rows_by_task.items()
-    ]
     logging.info(
       'data: examples of %s, in %s rows of %s tokens; %s steps of %s rows are %.2f epochs',
-      ', '.join(counts),
+      ', '.join(f'{name} {count:,}' for name, count in self._counts.items()),
       f'{rows:,}',
       f'{t.segment_length:,}',
       f'{t.steps:,}',
@@ -250,9 +255,8 @@ def check_examples(config: experiment.Config) -> None:
 
 def example_source(config: experiment.Config) -> registration.Source:
   """Returns the location of the examples."""
-  path = lambda text: None if text is None else pathlib.Path(text).expanduser()
   f = config.finetune
-  return registration.Source(path(config.data.superglue_dir), path(f.tfds_dir), f.download)
+  return registration.Source(config.data.superglue_dir, f.tfds_dir, f.download)
 
 
 def load_examples(config: experiment.Config, name: str, split: str) -> list[features.Example]:
@@ -277,30 +281,6 @@ def make_evaluator(
   )
 
 
-def combine_results(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
-  """Returns the result of a single task, or a joint result with the average error, if known."""
-  if len(results) == 1:
-    return next(iter(results.values()))
-  combined = {'task': 'mixture', 'tasks': results}
-  error_by_task = [result.get('error_percent') for result in results.values()]
-  if None in error_by_task:  # a split without labels
-    return combined
-  average = metrics.average(results)
-  averages = {} if average is None else {'average': average}
-  return {**combined, 'error_percent': math.fsum(error_by_task) / len(results), **averages}
-
-
-def format_table(result: dict[str, Any]) -> str:
-  """Formats the result of `evaluate`."""
-  results = result.get('tasks', {result['task']: result})
-  if not all(map(metrics.select_metrics, results.values())):
-    return '\n'.join(map(evaluation.format_metrics, results.values()))
-  sizes = {name: task_result['n'] for name, task_result in results.items()}
-  return metrics.format_table(
-    {name: metrics.select_metrics(r) for name, r in results.items()}, sizes
-  )
-
-
 def evaluate(run: runs.Run, split: str) -> dict[str, Any]:
   """Evaluates a fine-tuned run. For the test split, it also writes the submission files."""
   config = run.config
@@ -315,4 +295,4 @@ def evaluate(run: runs.Run, split: str) -> dict[str, Any]:
     if split == 'test' and hosts.is_primary():
       path = submission.write(name, examples, answers, run.workdir / 'evaluation')
       logging.info('submission file: %s', path)
-  return {'split': split, 'step': int(run.state.step), **combine_results(results)}
+  return {'split': split, 'step': int(run.state.step), **evaluation.combine_results(results)}

@@ -50,7 +50,7 @@ def commitment_bank(targets: Classes, predictions: Classes) -> dict[str, float]:
 
   A class that is neither a target nor a prediction has F1 0.
   """
-  targets, predictions = _as_arrays(targets, predictions, 3)
+  targets, predictions = _as_arrays(targets, predictions)
   f1 = [_f1(targets == label, predictions == label) for label in range(3)]
   return {'f1': sum(f1) / 3, 'accuracy': _percent(targets == predictions)}
 
@@ -68,16 +68,13 @@ def multirc(
     predictions: predicted class of each option. An invalid one counts as the opposite of its
       target.
   """
-  targets, predictions = _as_arrays(targets, predictions, 2)
-  _check_lengths(questions=questions, targets=targets)
+  targets, predictions = _as_arrays(targets, predictions)
   predictions = _opposite_where_invalid(targets, predictions)
-  all_correct: dict[Hashable, bool] = {}
+  is_exact: dict[Hashable, bool] = {}
   for question, is_correct in zip(questions, targets == predictions, strict=True):
-    all_correct[question] = all_correct.get(question, True) and bool(is_correct)
-  return {
-    'f1': _f1(targets == 1, predictions == 1),
-    'exact_match': _percent(list(all_correct.values())),
-  }
+    is_exact[question] = is_exact.get(question, True) and bool(is_correct)
+  f1 = _f1(targets == 1, predictions == 1)
+  return {'f1': f1, 'exact_match': _percent(list(is_exact.values()))}
 
 
 def record(
@@ -93,14 +90,12 @@ def record(
     answers: all correct answers of each row.
     predictions: predicted text of each row.
   """
-  _check_lengths(queries=queries, answers=answers, predictions=predictions)
-  f1, is_equal = [], []
-  scored_queries = set()
+  first_rows: dict[Hashable, tuple[Sequence[str], str]] = {}
   for query, texts, prediction in zip(queries, answers, predictions, strict=True):
-    if query in scored_queries:
-      continue
-    scored_queries.add(query)
-    if not len(texts):
+    first_rows.setdefault(query, (texts, prediction))
+  f1, is_equal = [], []
+  for query, (texts, prediction) in first_rows.items():
+    if not texts:
       raise errors.BadInput(f'query {query!r} has no answers, so it cannot be scored')
     predicted_text, correct_texts = _normalize(prediction), [_normalize(text) for text in texts]
     f1.append(max(_word_f1(text, predicted_text) for text in correct_texts))
@@ -137,7 +132,7 @@ def matthews(targets: Classes, predictions: Classes) -> dict[str, float]:
   It is 0 if all targets or all predictions are equal. An invalid prediction counts as the opposite
   of its target.
   """
-  targets, predictions = _as_arrays(targets, predictions, 2)
+  targets, predictions = _as_arrays(targets, predictions)
   predictions = _opposite_where_invalid(targets, predictions)
   targets, predictions = targets - targets.mean(), predictions - predictions.mean()
   scale = math.sqrt((targets**2).sum() * (predictions**2).sum())
@@ -156,8 +151,7 @@ def gender_parity(
     targets: class of each example.
     predictions: predicted class of each example.
   """
-  targets, predictions = _as_arrays(targets, predictions, 2)
-  _check_lengths(pairs=pairs, targets=targets)
+  targets, predictions = _as_arrays(targets, predictions)
   members = collections.defaultdict(list)
   for pair, prediction in zip(pairs, predictions.tolist(), strict=True):
     members[pair].append(prediction)
@@ -170,33 +164,24 @@ def gender_parity(
 
 def majority_accuracy(targets: Classes) -> float:
   """Returns the accuracy of always predicting the most frequent class."""
-  targets, _ = _as_arrays(targets, targets)
   return 100 * int(np.bincount(targets).max()) / len(targets)
 
 
 def standard_error(percent: float, n: int) -> float:
   """Returns the binomial standard error of a percentage of n examples, in percentage points."""
-  if n < 1 or not 0 <= percent <= 100:
-    raise errors.BadInput(
-      f'{percent} % of {n} examples has no standard error: expected 0 to 100 % of at least 1'
-    )
   return math.sqrt(percent * (100 - percent) / n)
 
 
-def average(results: Mapping[str, Mapping[str, float]]) -> float | None:
-  """Returns the mean score of the eight tasks, or None if one is missing.
+def average(results: Mapping[str, Mapping[str, float]]) -> float:
+  """Returns the mean score of the eight tasks in METRICS_BY_TASK.
 
   Args:
-    results: values by task and metric. Tasks that are not in METRICS_BY_TASK are ignored.
+    results: values by task and metric.
   """
-  if _missing_tasks(results):
-    return None
-  scores = []
-  for task, metrics in METRICS_BY_TASK.items():
-    missing = [metric for metric in metrics if metric not in results[task]]
-    if missing:
-      raise errors.BadInput(f'the results of {task} lack {", ".join(missing)}')
-    scores.append(sum(results[task][metric] for metric in metrics) / len(metrics))
+  scores = [
+    sum(results[task][metric] for metric in metrics) / len(metrics)
+    for task, metrics in METRICS_BY_TASK.items()
+  ]
   return sum(scores) / len(scores)
 
 
@@ -237,78 +222,36 @@ def select_metrics(result: Mapping[str, Any]) -> dict[str, float]:
   return {name: result[name] for name in METRIC_NAMES if name in result}
 
 
-def format_table(results: Mapping[str, Mapping[str, float]], sizes: Mapping[str, int]) -> str:
-  """Formats results as a table: one line per task, then the average if there are several tasks.
+def format_table(results: Mapping[str, Mapping[str, Any]]) -> str:
+  """Formats the results of one task or of all eight as a table, with the average of all.
 
   An accuracy is shown with its standard error.
 
   Args:
-    results: values by task and metric.
-    sizes: number of scored examples by task.
+    results: by task, the metrics and the number `n` of examples.
   """
   rows = [('task', 'n', 'percent')]
-  other_tasks = [task for task in results if task not in METRICS_BY_TASK]
-  for task in [task for task in METRICS_BY_TASK if task in results] + other_tasks:
-    if task not in sizes:
-      raise errors.BadInput(f'{task} has results, but no number of examples')
+  for task, result in results.items():
     cells = []
-    for metric, percent in results[task].items():
-      cell = f'{metric} {percent:.2f}'
-      if metric == 'accuracy':
-        cell += f' ± {standard_error(percent, sizes[task]):.2f}'
-      cells.append(cell)
-    rows.append((task, f'{sizes[task]:,}', ', '.join(cells)))
+    for metric, percent in select_metrics(result).items():
+      error = f' ± {standard_error(percent, result["n"]):.2f}' if metric == 'accuracy' else ''
+      cells.append(f'{metric} {percent:.2f}{error}')
+    rows.append((task, f'{result["n"]:,}', ', '.join(cells)))
   lines = tables.align_columns(rows, '<><')
-  if len(results) == 1:
-    return '\n'.join(lines)
-  title, mean = f'average of {len(METRICS_BY_TASK)} tasks', average(results)
-  if mean is None:
-    return '\n'.join([*lines, f'no {title}: missing {", ".join(_missing_tasks(results))}'])
-  return '\n'.join([*lines, f'{title}: {mean:.2f}'])
+  if len(results) > 1:
+    lines.append(f'average of {len(results)} tasks: {average(results):.2f}')
+  return '\n'.join(lines)
 
 
-def _missing_tasks(results: Mapping[str, Mapping[str, float]]) -> list[str]:
-  return [task for task in METRICS_BY_TASK if task not in results]
-
-
-def _check_lengths(**columns) -> None:
-  lengths = {name: len(column) for name, column in columns.items()}
-  if len(set(lengths.values())) > 1:
-    counts = ', '.join(f'{n} {name}' for name, n in lengths.items())
-    raise errors.BadInput(f'every example needs one of each, but there are {counts}')
-  if not all(lengths.values()):
-    raise errors.BadInput(f'there is nothing to score: no {" and no ".join(lengths)}')
-
-
-def _as_arrays(
-  targets: Classes, predictions: Classes, classes: int | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-  """Converts both to int64 arrays.
-
-  Args:
-    targets: class of each example.
-    predictions: predicted class of each example.
-    classes: number of classes. None: any.
-
-  Raises:
-    BadInput: a value is not an integer, or a target is not a class.
-  """
-  _check_lengths(targets=targets, predictions=predictions)
-  arrays = []
-  for name, values in (('targets', targets), ('predictions', predictions)):
-    array = np.asarray(values)
-    if array.ndim != 1 or array.dtype.kind not in 'iub':
-      raise errors.BadInput(f'{name} should be one integer class for each example')
-    arrays.append(array.astype(np.int64))
-  # An invalid target could equal an invalid prediction.
-  is_invalid = (arrays[0] < 0) | (arrays[0] >= (classes or np.inf))
-  if is_invalid.any():
-    expected = f'from 0 to {classes - 1}' if classes else 'from 0'
+def _as_arrays(targets: Classes, predictions: Classes) -> tuple[np.ndarray, np.ndarray]:
+  """Converts both to int64 arrays. Raises BadInput if a target is not a class."""
+  targets, predictions = np.stack([targets, predictions]).astype(np.int64, casting='same_kind')
+  if (targets < 0).any():  # it could equal an invalid prediction
     raise errors.BadInput(
-      f'target {arrays[0][is_invalid][0]} is not a class ({expected}); a split without '
-      'labels, where it is -1, cannot be scored'
+      f'target {targets.min()} is not a class; a split without labels, where it is -1, cannot be '
+      f'scored'
     )
-  return arrays[0], arrays[1]
+  return targets, predictions
 
 
 def _opposite_where_invalid(targets: np.ndarray, predictions: np.ndarray) -> np.ndarray:

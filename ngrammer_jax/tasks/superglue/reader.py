@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
-import difflib
 import functools
 import hashlib
 import json
@@ -101,12 +100,7 @@ OFFICIAL_ZIPS = {
 
 
 def check_split(config: str, split: str) -> None:
-  """Raises BadInput if there is no such config, or it has no such split."""
-  if config not in CONFIGS:
-    nearest, *_ = difflib.get_close_matches(config, CONFIGS, n=1, cutoff=0.0)
-    raise errors.BadInput(
-      f'no SuperGLUE config {config!r}: did you mean {nearest!r}? Available: {", ".join(CONFIGS)}'
-    )
+  """Raises BadInput if a config has no such split."""
   splits = CONFIGS[config].splits
   if split not in splits:
     raise errors.BadInput(
@@ -114,7 +108,7 @@ def check_split(config: str, split: str) -> None:
     )
 
 
-def read(folder: pathlib.Path, config: str, split: str) -> list[dict[str, Any]]:
+def read(folder: str | pathlib.Path, config: str, split: str) -> list[dict[str, Any]]:
   """Reads the examples of a split, in file order and in the TFDS schema.
 
   A label is the index of a class, or -1 if there is none.
@@ -126,26 +120,22 @@ def read(folder: pathlib.Path, config: str, split: str) -> list[dict[str, Any]]:
     split: one of SPLITS. The diagnostic sets axb and axg have only 'test'.
 
   Raises:
-    BadInput: the config or split does not exist, or its file is missing, damaged or malformed.
+    BadInput: the split does not exist, or its file is missing, damaged or malformed.
   """
   check_split(config, split)
-  folder = pathlib.Path(folder).expanduser()
-  return [
-    example
-    for row in _read_rows(folder, config, split)
-    for example in _to_examples(config, split, row)
-  ]
-
-
-def _read_rows(folder: pathlib.Path, config: str, split: str) -> Iterator['_Object']:
-  """Yields the JSON objects of the lines that are not blank."""
-  path, member = _find_file(folder, config, split)
+  path, member = _find_file(pathlib.Path(folder).expanduser(), config, split)
   name = str(path) if member is None else f'{path}/{member}'
-  for number, line in enumerate(_read_lines(path, member), 1):
-    location = f'{name}, line {number}'
-    if line.strip():
-      values = text_files.parse_json(line, location, REMEDY)
-      yield _Object(_check_type(location, 'the line', values, dict), location)
+  examples = []
+  with (
+    _translate_read_errors(path),
+    path.open('rb') if member is None else zipfile.ZipFile(path).open(member) as file,
+  ):
+    for number, line in enumerate(file, 1):
+      if line.strip():
+        location = f'{name}, line {number}'
+        row = _Value(text_files.parse_json(line, location, REMEDY), location)
+        examples += _to_examples(config, split, row)
+  return examples
 
 
 def _find_file(folder: pathlib.Path, config: str, split: str) -> tuple[pathlib.Path, str | None]:
@@ -182,17 +172,6 @@ def _find_member(path: pathlib.Path, file: str) -> str | None:
   return min(names, key=lambda name: (name.count('/'), name), default=None)
 
 
-def _read_lines(path: pathlib.Path, member: str | None) -> Iterator[bytes]:
-  """Yields lines, split only at newlines: other line separators may be part of a text."""
-  with _translate_read_errors(path):
-    if member is None:
-      with path.open('rb') as file:
-        yield from file
-    else:
-      with zipfile.ZipFile(path) as archive, archive.open(member) as file:
-        yield from file
-
-
 @functools.cache  # one warning per file; a replaced file is checked again
 def _warn_if_not_official(config: str, path: pathlib.Path, size: int, modified_ns: int) -> None:
   """Logs a warning if a zip differs from the official one."""
@@ -214,44 +193,75 @@ def _warn_if_not_official(config: str, path: pathlib.Path, size: int, modified_n
     )
 
 
-class _Object:
-  """A JSON object of a line.
+@dataclasses.dataclass(frozen=True)
+class _Value:
+  """A JSON value of a line.
 
-  Args:
-    values: the parsed object.
+  Attributes:
+    value: the parsed value.
     location: file and line, for errors.
-    path: path of the object in the line, such as `passage.questions[1]`; empty for the line.
+    path: path of the value in the line, such as `passage.questions[1]`; empty for the line.
   """
 
-  def __init__(self, values: dict[str, Any], location: str, path: str = ''):
-    self.values, self.location, self._path = values, location, path
+  value: Any
+  location: str
+  path: str = ''
 
-  def path(self, name: str) -> str:
-    """Returns the path of a field in the line."""
-    return f'{self._path}.{name}' if self._path else name
+  def read(self, kind: type) -> Any:
+    """Returns the value. Raises BadInput if it has another type; integers may be strings."""
+    value = self.value
+    if kind is int and isinstance(value, str):  # the idx of AX-b is "0", "1", ...
+      with contextlib.suppress(ValueError):
+        return int(value)
+    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+      return value
+    expected = {str: 'a string', int: 'an integer', dict: 'an object', list: 'a list'}[kind]
+    raise self.error(expected)
 
-  def field(self, name: str, kind: type) -> Any:
-    """Returns the value of a field. Raises BadInput if it is missing or has another type."""
-    if name not in self.values:
+  def __getitem__(self, name: str) -> '_Value':
+    """Returns the value of a field. Raises BadInput if it is missing."""
+    fields = self.read(dict)
+    if name not in fields:
       raise errors.BadInput(
-        f'{self.location}: field {self.path(name)!r} is missing, but it is required; {REMEDY}'
+        f'{self.location}: field {self._field_path(name)!r} is missing, but it is required; '
+        f'{REMEDY}'
       )
-    return _check_type(self.location, self.path(name), self.values[name], kind)
+    return _Value(fields[name], self.location, self._field_path(name))
 
-  def child(self, name: str) -> '_Object':
-    """Returns the object in a field."""
-    return _Object(self.field(name, dict), self.location, self.path(name))
+  def __iter__(self) -> Iterator['_Value']:
+    for i, value in enumerate(self.read(list)):
+      yield _Value(value, self.location, f'{self.path}[{i}]')
 
-  def children(self, name: str) -> list['_Object']:
-    """Returns the objects in a list field."""
-    children = []
-    for i, values in enumerate(self.field(name, list)):
-      path = f'{self.path(name)}[{i}]'
-      children.append(_Object(_check_type(self.location, path, values, dict), self.location, path))
-    return children
+  def read_label(self, config: str, split: str) -> int:
+    """Returns the class in the field `label`, -1 if a test split does not have it."""
+    value, labels = self.read(dict).get('label'), CONFIGS[config].labels
+    if value is None and split == 'test':
+      return -1
+    if value is None:
+      raise errors.BadInput(
+        f'{self.location}: field {self._field_path("label")!r} is missing, but only a test split '
+        f'may omit it; {REMEDY}'
+      )
+    if isinstance(value, str) and value in labels:
+      return labels.index(value)
+    if labels is BOOLEAN or config == 'copa':  # stored as 0 and 1, or as true and false
+      labels = ('0', '1', 'false', 'true')
+      if isinstance(value, int) and value in (0, 1):
+        return int(value)
+    raise self['label'].error(f'one of: {", ".join(labels)}')
+
+  def error(self, expected: str) -> errors.BadInput:
+    """Returns an error that quotes the value."""
+    text = json.dumps(self.value)
+    text = text if len(text) <= 60 else f'{text[:57]}...'
+    path = self.path or 'the line'
+    return errors.BadInput(f'{self.location}: {path} is {text}, expected {expected}; {REMEDY}')
+
+  def _field_path(self, name: str) -> str:
+    return f'{self.path}.{name}' if self.path else name
 
 
-def _to_examples(config: str, split: str, row: _Object) -> Iterator[dict[str, Any]]:
+def _to_examples(config: str, split: str, row: _Value) -> Iterator[dict[str, Any]]:
   """Yields the examples of one line."""
   if config == 'multirc':
     yield from _multirc_examples(split, row)
@@ -263,12 +273,12 @@ def _to_examples(config: str, split: str, row: _Object) -> Iterator[dict[str, An
 
 def _flat_example(config, split, row):
   """Returns the single example of a line, whose fields may be nested in `target`."""
-  target = row.child('target') if config.startswith('wsc') else row
+  target = row['target'] if config.startswith('wsc') else row
   example = {
-    name: (row if name == 'text' else target).field(name, kind)
+    name: (row if name == 'text' else target)[name].read(kind)
     for name, kind in CONFIGS[config].fields.items()
   }
-  example |= {'idx': row.field('idx', int), 'label': _label(config, split, row)}
+  example |= {'idx': row['idx'].read(int), 'label': row.read_label(config, split)}
   if config != 'wsc.fixed':
     return example
   try:
@@ -279,70 +289,33 @@ def _flat_example(config, split, row):
 
 def _multirc_examples(split, row):
   """Yields one example per answer option."""
-  passage = row.child('passage')
-  for question in passage.children('questions'):
-    texts = {'paragraph': passage.field('text', str), 'question': question.field('question', str)}
-    idx = {'paragraph': row.field('idx', int), 'question': question.field('idx', int)}
-    for answer in question.children('answers'):
+  passage = row['passage']
+  for question in passage['questions']:
+    texts = {'paragraph': passage['text'].read(str), 'question': question['question'].read(str)}
+    idx = {'paragraph': row['idx'].read(int), 'question': question['idx'].read(int)}
+    for answer in question['answers']:
       yield {
         **texts,
-        'answer': answer.field('text', str),
-        'idx': {**idx, 'answer': answer.field('idx', int)},
-        'label': _label('multirc', split, answer),
+        'answer': answer['text'].read(str),
+        'idx': {**idx, 'answer': answer['idx'].read(int)},
+        'label': answer.read_label('multirc', split),
       }
 
 
 def _record_examples(split, row):
   """Yields one example per query."""
-  passage = row.child('passage')
-  text = passage.field('text', str)
+  passage = row['passage']
+  text = passage['text'].read(str)
   entities = {
-    text[entity.field('start', int) : entity.field('end', int) + 1]
-    for entity in passage.children('entities')
+    text[entity['start'].read(int) : entity['end'].read(int) + 1] for entity in passage['entities']
   }
-  for query in row.children('qas'):
-    has_no_answers = split == 'test' and 'answers' not in query.values
-    answers = [] if has_no_answers else query.children('answers')
+  for query in row['qas']:
+    has_no_answers = split == 'test' and 'answers' not in query.read(dict)
+    answers = [] if has_no_answers else query['answers']
     yield {
       'passage': text,
-      'query': query.field('query', str),
+      'query': query['query'].read(str),
       'entities': sorted(entities),
-      'answers': sorted({answer.field('text', str) for answer in answers}),
-      'idx': {'passage': row.field('idx', int), 'query': query.field('idx', int)},
+      'answers': sorted({answer['text'].read(str) for answer in answers}),
+      'idx': {'passage': row['idx'].read(int), 'query': query['idx'].read(int)},
     }
-
-
-def _check_type(location: str, path: str, value: Any, kind: type) -> Any:
-  """Returns a value if it has the expected type. Integers may be written as strings."""
-  if kind is int and isinstance(value, str):  # the idx of AX-b is "0", "1", ...
-    with contextlib.suppress(ValueError):
-      return int(value)
-  if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
-    return value
-  expected = {str: 'a string', int: 'an integer', dict: 'an object', list: 'a list'}[kind]
-  text = json.dumps(value)
-  text = text if len(text) <= 60 else f'{text[:57]}...'
-  raise errors.BadInput(f'{location}: {path} is {text}, expected {expected}; {REMEDY}')
-
-
-def _label(config: str, split: str, row: _Object) -> int:
-  """Returns the index of the class, -1 if a test split does not have it."""
-  path, labels = row.path('label'), CONFIGS[config].labels
-  value = row.values.get('label')
-  if value is None and split == 'test':
-    return -1
-  if value is None:
-    raise errors.BadInput(
-      f'{row.location}: field {path!r} is missing, but only a test split may omit it; {REMEDY}'
-    )
-  if isinstance(value, str) and value in labels:
-    return labels.index(value)
-  expected = labels
-  if labels is BOOLEAN or config == 'copa':  # stored as 0 and 1, or as true and false
-    expected = ('0', '1', 'false', 'true')
-    if isinstance(value, int) and value in (0, 1):
-      return int(value)
-  raise errors.BadInput(
-    f'{row.location}: {path} is {json.dumps(value)}, expected one of: {", ".join(expected)}; '
-    f'{REMEDY}'
-  )

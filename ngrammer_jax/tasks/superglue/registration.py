@@ -34,8 +34,8 @@ class Source:
     download: whether TFDS may download and prepare missing datasets.
   """
 
-  folder: pathlib.Path | None = None
-  tfds_dir: pathlib.Path | None = None
+  folder: str | pathlib.Path | None = None
+  tfds_dir: str | pathlib.Path | None = None
   download: bool = False
 
   def examples(self, config: str, split: str) -> list[dict[str, Any]]:
@@ -45,8 +45,8 @@ class Source:
     reader.check_split(config, split)
     import tensorflow_datasets as tfds
 
-    directory = None if self.tfds_dir is None else str(self.tfds_dir)
-    builder = tfds.builder(f'super_glue/{config}:1.0.2', data_dir=directory)
+    data_dir = self.tfds_dir and pathlib.Path(self.tfds_dir).expanduser()
+    builder = tfds.builder(f'super_glue/{config}:1.0.2', data_dir=data_dir)
     if not self.download and not pathlib.Path(builder.data_dir).is_dir():
       raise errors.BadInput(
         f'SuperGLUE was not found: set data.superglue_dir to the folder with its files (BoolQ.zip '
@@ -78,8 +78,8 @@ def register(source: Source, vocabulary: vocabularies.Vocabulary) -> list[str]:
       ),
       preprocessors=[
         functools.partial(seqio.preprocessors.tokenize, with_eos=False),
-        functools.partial(_truncate, side=task.truncated_side),
-        seqio.preprocessors.append_eos,
+        *([_truncate_left] if task.truncated_side == 'left' else []),
+        seqio.preprocessors.append_eos_after_trim,
       ],
       output_features=features,
       postprocess_fn=functools.partial(_postprocess, name),
@@ -87,18 +87,22 @@ def register(source: Source, vocabulary: vocabularies.Vocabulary) -> list[str]:
     )
   seqio.MixtureRegistry.remove(MIXTURE_NAME)
   rates = [
-    (TASK_PREFIX + name, functools.partial(_training_row_count, name, read))
+    (TASK_PREFIX + name, functools.partial(_mixture_rate, name, read))
     for name in formats.SUPERGLUE_TASKS
   ]
   seqio.MixtureRegistry.add(MIXTURE_NAME, rates)
   return [*(TASK_PREFIX + name for name in formats.TASKS), MIXTURE_NAME]
 
 
+def _format_rows(name, read, split):
+  examples = read(formats.find_task(name).config, split)
+  return list(formats.format_rows(name, examples, split))
+
+
 def _make_dataset(name, read, split, shuffle_files, seed=None):
   """Returns the rows of a split as a TensorFlow dataset."""
   del shuffle_files, seed  # all rows are read, and seqio shuffles them
-  task = formats.find_task(name)
-  rows = list(formats.format_rows(name, read(task.config, split), split))
+  rows = _format_rows(name, read, split)
   ragged = lambda lists: tf.ragged.constant(lists, dtype=tf.string)
   return tf.data.Dataset.from_tensor_slices(
     {
@@ -112,32 +116,18 @@ def _make_dataset(name, read, split, shuffle_files, seed=None):
   )
 
 
-def _training_row_count(name, read, task):
+def _mixture_rate(name, read, task):
   """Returns the number of training rows of a task, its rate in the mixture."""
-  del task
-  return float(
-    sum(
-      1 for _ in formats.format_rows(name, read(formats.find_task(name).config, 'train'), 'train')
-    )
-  )
+  del task  # seqio passes the registered task
+  return float(len(_format_rows(name, read, 'train')))
 
 
-def _truncate(dataset, sequence_length, side):
-  """Truncates inputs and targets, and leaves room for their end token."""
-  if sequence_length is None:
-    return dataset
-
-  def truncate(example):
-    for name in ('inputs', 'targets'):
-      max_tokens = sequence_length[name] - 1
-      is_left = name == 'inputs' and side == 'left'
-      ids = example[name]
-      example[name] = (
-        ids[tf.maximum(tf.size(ids) - max_tokens, 0) :] if is_left else ids[:max_tokens]
-      )
-    return example
-
-  return dataset.map(truncate)
+@seqio.map_over_dataset
+def _truncate_left(example, sequence_length):
+  """Keeps the end of the inputs, with room for their end token."""
+  if sequence_length is not None:
+    example['inputs'] = example['inputs'][-(sequence_length['inputs'] - 1) :]
+  return example
 
 
 def _postprocess(name, text, example=None, is_target=False):
