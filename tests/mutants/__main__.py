@@ -187,10 +187,10 @@ def main() -> None:
     print(json.dumps(try_mutant(None, '', options.timeout)))
     return
   results = Results(options.results, known)
-  for name in options.names:
+  chosen, stages = options.names or list(known), options.stage or list(STAGES)
+  for name in options.names if 'mirror' in stages else ():
     results.found.pop(name, None)
-  chosen = options.names or list(known)
-  for stage in options.stage or STAGES:
+  for stage in stages:
     todo = [name for name in chosen if results.missing(name, stage)]
     run = lambda name, stage=stage: results.add(
       name, try_mutant(known[name], stage, options.timeout)
@@ -198,7 +198,7 @@ def main() -> None:
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
       for future in [pool.submit(run, name) for name in todo]:
         future.result()
-  survivors = [name for name in chosen if not results.found[name]['caught_by']]
+  survivors = [name for name in chosen if not results.found.get(name, {}).get('caught_by')]
   print(f'{len(chosen) - len(survivors)} of {len(chosen)} mutants caught')
   for name in survivors:
     print(f'  survived: {name}: {known[name].breaks}')
