@@ -289,58 +289,53 @@ class Attention(nn.Module):
       self.sow('intermediates', 'probs', probs_BxNxTxS)
 
   def _source(self, memory, context):
-    """What blocks read the keys and values of the memory from."""
+    """Where blocks read the keys and values of the memory."""
     if memory is None:
       return blocked_attention.Source()
     if isinstance(memory, dict):
-      return blocked_attention.of_cache(memory, context.order_BxM)
-    lookback = self.projections.lookback
-    M = memory.rows_BxRxD.shape[1] - lookback
-    fill = blocked_attention.fill_of(M)
-    before = lambda array, axis=1: blocked_attention.fill_before(array, axis, fill)
+      return blocked_attention.cache_source(memory, context.order_BxM)
+    M = memory.rows_BxRxD.shape[1] - self.projections.lookback
     rotation = None
     if context.rotation is not None:
-      rotation = tuple(before(part[:, :M]) for part in context.rotation)
-    arrays = before(memory.rows_BxRxD), before(context.position_BxP[:, :M]), rotation
-    by_head = lambda leaf: jnp.moveaxis(leaf, -2, 0)  # heads are the last axis but one
+      rotation = tuple(part[:, :M] for part in context.rotation)
+    rows = memory.rows_BxRxD, context.position_BxP[:, :M], rotation
     names = [n for name in ('key', 'value') for n in (name, f'{name}_convolution')]
     params = nn.unbox(self.variables['params'])
+    by_head = lambda leaf: jnp.moveaxis(leaf, -2, 0)  # heads are the last axis but one
     weights = {name: jax.tree.map(by_head, params[name]) for name in names if name in params}
-    shared, norm = None, memory.norm
+    norm = memory.norm
     if norm is not None:
-      shared, norm = nn.unbox(norm.variables['params']), norm.clone(parent=None, name=None)
+      repeat = lambda leaf: jnp.broadcast_to(leaf, (self.context_heads, *leaf.shape))
+      weights['norm'] = jax.tree.map(repeat, nn.unbox(norm.variables['params']))
+      norm = norm.clone(parent=None, name=None)
 
-    def project(weights, shared, memory, cache, head, first, count):
+    def project(weights, rows, cache, head):
       del cache, head
-      rows, positions, rotation = memory
-      take = lambda array, more=0: jax.lax.dynamic_slice_in_dim(array, first, count + more, axis=1)
-      rows_BxRxD = take(rows, lookback)
-      params = jax.tree.map(lambda leaf: jnp.expand_dims(leaf, -2), weights)
+      rows_BxRxD, position_BxK, rotation = rows
       with nn.logical_axis_rules(()):  # each device projects for itself
         if norm is not None:
-          rows_BxRxD = norm.apply({'params': shared}, rows_BxRxD)
-        key, value = (
-          self._project_one_head(name, params, rows_BxRxD, take(positions))
+          rows_BxRxD = norm.apply({'params': weights['norm']}, rows_BxRxD)
+        key_BxKx1xH, value_BxKx1xH = (
+          self._project_one_head(name, weights, rows_BxRxD, position_BxK)
           for name in ('key', 'value')
         )
       if rotation is not None:
-        key = position.rotate(key, tuple(map(take, rotation)))
-      return key[:, :, 0], value[:, :, 0]
+        key_BxKx1xH = position.rotate(key_BxKx1xH, rotation)
+      return key_BxKx1xH[:, :, 0], value_BxKx1xH[:, :, 0]
 
-    return blocked_attention.Source(project, M, fill, weights, shared, arrays)
+    return blocked_attention.Source(project, weights, rows)
 
-  def _project_one_head(self, name, params, x_BxRxD, position_BxK):
-    """Keys or values [B, K, 1, H] of one head, with its parameters."""
-    D, *features = params[name]['kernel'].shape
-    project = self._linear(D, tuple(features), parent=None)
-    y_BxRx1xH = project.apply({'params': params[name]}, x_BxRxD)
+  def _project_one_head(self, name, weights, x_BxRxD, position_BxK):
+    """Keys or values [B, K, 1, H] of one head, with its weights."""
+    params = lambda name: jax.tree.map(lambda leaf: jnp.expand_dims(leaf, -2), weights[name])
+    D, H = weights[name]['kernel'].shape
+    y_BxRx1xH = self._linear(D, (1, H), parent=None).apply({'params': params(name)}, x_BxRxD)
     if self.projections.taps is None:
       return y_BxRx1xH
-    convolve = self._convolution(parent=None)
-    variables = {'params': params[f'{name}_convolution']}
     lookback = self.projections.lookback
     rows = y_BxRx1xH[:, lookback:], position_BxK, y_BxRx1xH[:, :lookback]
-    return convolve.apply(variables, *rows)
+    convolve = self._convolution(parent=None)
+    return convolve.apply({'params': params(f'{name}_convolution')}, *rows)
 
 
 def _last(array_BxRx, count):

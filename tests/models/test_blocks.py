@@ -283,7 +283,7 @@ def test_blocks_are_taken_where_spans_leave_out_many_scores(
 ):
   """Whether there is an array as large as all scores of a head says which way it went."""
   monkeypatch.setattr(blocked_attention, 'BLOCK', 16)
-  monkeypatch.setattr(blocked_attention, 'MANY', 64 * 128)
+  monkeypatch.setattr(blocked_attention, 'MIN_SCORES', 64 * 128)
   monkeypatch.setattr(local, 'block_count', lambda T, M: 1)
   memory = model_config.MemoryConfig(64, same_length='memory_and_self')
   learned = None if change == 'no spans' else model_config.SpanConfig(limit=64, ramp=4)
