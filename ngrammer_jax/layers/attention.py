@@ -28,6 +28,7 @@ from ngrammer_jax.layers import (
   local,
   persistent,
   position,
+  relative,
   span,
   whole_attention,
 )
@@ -84,7 +85,7 @@ class Attention(nn.Module):
   Attributes:
     heads: N.
     projections: how queries, keys and values are made.
-    position: makes the module that scores distances (see `layers.relative`). None: no such scores.
+    position: makes the module that encodes distances (see `layers.relative`). None: no such scores.
     span: makes the module that learns how far heads look (see `layers.span`). None: no limit.
     persistent: learned keys and values of each head. None: there are none.
     dropout: rate of the probabilities.
@@ -224,13 +225,21 @@ class Attention(nn.Module):
     if self.position is None:
       query_BxTxNxH = query_BxTxNxH * scale_H
     else:
-      score = self.position(heads=N, dtype=self.dtype, name='relative')
-      init = nn.with_logical_partitioning(nn.initializers.normal(0.02), ('heads', 'kv'))
-      biases = context.position_params
-      if biases is None:
-        biases = tuple(self.param(b, init, (N, H), self._param_dtype()) for b in score.biases)
-      query_BxTxNxH, distance = score(query_BxTxNxH, scale_H, context.keys, biases, context)
+      encode = self.position(dtype=self.dtype, name='relative')
+      u_NxH, v_NxH = self._position_biases(encode.biases, context.position_params, (N, H))
+      distance_query_BxTxNxH = (query_BxTxNxH + v_NxH) * scale_H
+      distance = relative.DistanceTerm(distance_query_BxTxNxH, *encode(context, N, H))
+      query_BxTxNxH = (query_BxTxNxH + u_NxH) * scale_H
     return whole_attention.Heads(query_BxTxNxH, key_BxSxNxH, rows['value'], distance)
+
+  def _position_biases(self, names, shared, shape):
+    """u and v of `layers.relative`, 0 where no name is given; the parameters may be shared."""
+    if names and shared is not None:
+      biases = shared
+    else:
+      init = nn.with_logical_partitioning(nn.initializers.normal(0.02), ('heads', 'kv'))
+      biases = [self.param(name, init, shape, self._param_dtype()) for name in names]
+    return (*(bias.astype(self.dtype) for bias in biases), 0, 0)[:2]
 
   def _query_scale(self, H):
     if not self.projections.per_dim_scale:

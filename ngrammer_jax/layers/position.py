@@ -47,11 +47,15 @@ def sinusoid(position_BxT: jax.Array, D: int, dtype: jnp.dtype = jnp.float32) ->
   return jnp.concatenate([jnp.sin(angle_BxTxh), jnp.cos(angle_BxTxh)], axis=-1)
 
 
-def distance_sinusoid(distance_S: jax.Array, D: int, dtype: jnp.dtype = jnp.float32) -> jax.Array:
+def distance_sinusoid(
+  distance_S: jax.Array, D: int, dtype: jnp.dtype = jnp.float32, relative_to_zero: bool = False
+) -> jax.Array:
   """The encoding of Transformer-XL, [S, D]: all sines, then all cosines.
 
-  Feature j has the frequency 10000^(-2 j / D).
+  Feature j has the frequency 10000^(-2 j / D). The encoding of 0 may be subtracted from all.
   """
   frequency_h = 10_000 ** (-jnp.arange(0, D, 2, dtype=dtype) / D)
   angle_Sxh = distance_S[:, None].astype(dtype) * frequency_h
-  return jnp.concatenate([jnp.sin(angle_Sxh), jnp.cos(angle_Sxh)], axis=-1)
+  cosine_less_1_Sxh = -2 * jnp.square(jnp.sin(angle_Sxh / 2))  # with all of its digits
+  cosine_Sxh = cosine_less_1_Sxh if relative_to_zero else jnp.cos(angle_Sxh)
+  return jnp.concatenate([jnp.sin(angle_Sxh), cosine_Sxh], axis=-1)
