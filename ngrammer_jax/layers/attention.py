@@ -12,7 +12,6 @@ H head width, C persistent vectors.
 
 from collections.abc import Callable
 import dataclasses
-import math
 from typing import NamedTuple
 
 from flax import linen as nn
@@ -213,13 +212,12 @@ class Attention(nn.Module):
     return jnp.einsum('btnh,nhg->btng', k_BxTxNxH, kernel_NxHxH.astype(self.dtype))
 
   def _heads(self, rows, context):
-    """The projections as attention takes them: rotated, scaled, with what scores distances."""
+    """The projections by head: queries and keys rotated, queries scaled, distances encoded."""
     query_BxTxNxH, key_BxSxNxH = rows['query'][..., : self.context_heads, :], rows['key']
     if context.rotation is not None:
       rotation_of = lambda x: tuple(part[..., -x.shape[1] :, :, :] for part in context.rotation)
-      query_BxTxNxH, key_BxSxNxH = (
-        position.rotate(x, rotation_of(x)) for x in (query_BxTxNxH, key_BxSxNxH)
-      )
+      query_BxTxNxH = position.rotate(query_BxTxNxH, rotation_of(query_BxTxNxH))
+      key_BxSxNxH = position.rotate(key_BxSxNxH, rotation_of(key_BxSxNxH))
     N, H = query_BxTxNxH.shape[-2:]
     scale_H, distance = self._query_scale(H).astype(self.dtype), None
     if self.position is None:
@@ -262,9 +260,8 @@ class Attention(nn.Module):
 
   def _with_persistent(self, part, query_BxTxNxH, spans, drop):
     """The values of the context and of the persistent vectors, [B, T, N, H]."""
-    weights_BxNxTxS = part.weights_BxNxTxS
     if self.persistent is None or not self.persistent.vectors:
-      self._sow_probs(weights_BxNxTxS)
+      self._sow_probs(part.weights_BxNxTxS)
       return part.values_BxTxNxH
     kind, shape = self.persistent.kind, query_BxTxNxH.shape
     if kind == 'head_split':
@@ -272,26 +269,16 @@ class Attention(nn.Module):
     elif kind == 'single_head':
       query_BxTxNxH = query_BxTxNxH.reshape(*shape[:2], 1, -1)
     vectors = persistent.PersistentVectors(self.persistent.vectors, self.dtype, name='persistent')
-    other = persistent.attend(*vectors(query_BxTxNxH), drop.fold_in(1))
+    persistent_part = persistent.attend(*vectors(query_BxTxNxH), drop.fold_in(1))
+    if kind == 'all_attention':
+      epsilon = span.EPSILON if spans is not None and spans.renormalize else 0.0
+      part = whole_attention.joint_softmax(part, persistent_part, epsilon)
+    self._sow_probs(part.weights_BxNxTxS)
+    if kind == 'all_attention':
+      return part.values_BxTxNxH
     if kind == 'head_split':
-      self._sow_probs(weights_BxNxTxS)
-      return jnp.concatenate([part.values_BxTxNxH, other.values_BxTxNxH], axis=2)
-    if kind != 'all_attention':
-      self._sow_probs(weights_BxNxTxS)
-      return part.values_BxTxNxH + other.values_BxTxNxH.reshape(shape)
-    # One softmax: each part counts with its share of the mass.
-    counted_BxNxT = other.log_mass_BxNxT
-    if spans is not None and spans.renormalize:
-      counted_BxNxT += math.log1p(span.EPSILON)  # it is added to the mass of all
-    total_BxNxT = jnp.logaddexp(part.log_mass_BxNxT, counted_BxNxT)
-    share_BxNxTx1, other_BxNxTx1 = (
-      jnp.exp(each.log_mass_BxNxT - total_BxNxT)[..., None] for each in (part, other)
-    )
-    if weights_BxNxTxS is not None:
-      both = weights_BxNxTxS * share_BxNxTx1, other.weights_BxNxTxS * other_BxNxTx1
-      self._sow_probs(jnp.concatenate(both, axis=-1))
-    scaled = lambda each, share: each.values_BxTxNxH * share.swapaxes(1, 2)
-    return scaled(part, share_BxNxTx1) + scaled(other, other_BxNxTx1)
+      return jnp.concatenate([part.values_BxTxNxH, persistent_part.values_BxTxNxH], axis=2)
+    return part.values_BxTxNxH + persistent_part.values_BxTxNxH.reshape(shape)
 
   def _sow_probs(self, probs_BxNxTxS):
     if probs_BxNxTxS is not None:

@@ -1,9 +1,8 @@
-"""Keys and values of the tokens already seen, so that no token is computed twice.
+"""The KV cache.
 
-Every row of a batch has M slots, filled in turn and then, the oldest first, filled again.
-Which slot a token takes depends on the tokens before it in its own row alone: padding takes
-none. A slot knows the document of its token. Keys are kept as they were when their token
-came, turned by its position: a position stays what it is, and no key is turned again.
+Every row of a batch has a ring of M slots: the slot of a token is its number in the row modulo M,
+where padding is not counted. Keys are stored as they are used, rotated by the position of their
+token.
 
 B batch, T segment length, M slots, N heads, H head width.
 """
@@ -20,10 +19,11 @@ Cache = dict[str, Any]
 
 
 def empty(batch: int, slots: int) -> Cache:
-  """What all layers know of the slots of a cache that holds nothing.
+  """The slots of an empty cache, the same for all layers.
 
-  Keys: `documents` int32 [B, M] of each slot, and `index`, the number of its token from the
-  first on; `count` int32 [B], tokens seen; `position` int32 [B] of the next token.
+  Keys: `documents` int32 [B, M], document numbers of the tokens in the slots; `index` int32 [B, M],
+  numbers of these tokens in their row; `count` int32 [B], tokens so far; `position` int32 [B] of
+  the next token in its document.
   """
   return {
     'documents': jnp.full((batch, slots), documents.NONE, jnp.int32),
@@ -41,34 +41,33 @@ def empty_layer(
   dtype: jnp.dtype,
   rows: Mapping[str, tuple[int, int]] | None = None,
 ) -> Cache:
-  """What one layer keeps, still empty.
+  """The empty cache of one layer.
 
-  Keys: `keys` and `values` [B, N, M, H], and by the names of `rows`, which have R and N, the last
-  R inputs of what looks back so far, [B, R, N, H].
+  Keys: `keys` and `values` [B, N, M, H]; and for each name in `rows`, which gives R and N, the last
+  R inputs of a convolution, [B, R, N, H].
   """
-  kept = {name: jnp.zeros((batch, heads, slots, H), dtype) for name in ('keys', 'values')}
-  rows = rows or {}
-  return kept | {name: jnp.zeros((batch, *rows[name], H), dtype) for name in rows}
+  shapes = {'keys': (heads, slots), 'values': (heads, slots), **(rows or {})}
+  return {name: jnp.zeros((batch, *shape, H), dtype) for name, shape in shapes.items()}
 
 
 def slots(cache: Cache, valid_BxT: jax.Array) -> jax.Array:
-  """The slot of every token, int32 [B, T]; M, where there is none, for what is not kept."""
+  """The slot of every token, int32 [B, T]; M for padding and tokens that are not stored."""
   M = cache['documents'].shape[1]
   index_BxT = indices(cache, valid_BxT)
-  kept_BxT = valid_BxT.astype(bool) & (index_BxT > index_BxT[:, -1:] - M)
-  return jnp.where(kept_BxT, index_BxT % M, M)
+  is_stored_BxT = valid_BxT.astype(bool) & (index_BxT > index_BxT[:, -1:] - M)
+  return jnp.where(is_stored_BxT, index_BxT % M, M)
 
 
 def indices(cache: Cache, valid_BxT: jax.Array) -> jax.Array:
-  """The number of every token from the first that was seen on; of padding, that before it."""
+  """The number of every token in its row; that of padding is the number of the token before."""
   rank_BxT = jnp.cumsum(valid_BxT.astype(bool), axis=1, dtype=jnp.int32)
   return cache['count'][:, None] + rank_BxT - 1
 
 
-def newest(cache: Cache, count: int) -> jax.Array:
-  """The slots of the last `count` tokens, oldest first, int32 [B, count]."""
+def order(cache: Cache) -> jax.Array:
+  """The slots in the order of their tokens, oldest first, int32 [B, M]."""
   M = cache['documents'].shape[1]
-  return (cache['count'][:, None] + jnp.arange(-count, 0)) % M
+  return (cache['count'][:, None] + jnp.arange(M)) % M
 
 
 def write(
@@ -76,9 +75,9 @@ def write(
 ) -> jax.Array:
   """Puts the keys, the values or (without H) the ids of tokens into their slots, in place.
 
-  `after_BxTxD` is what was computed from the old ones. Where XLA does not see that they are
-  read before they are overwritten, it copies all of them at every token; an optimization
-  barrier does not tell it, a zero that depends on the result does.
+  `after_BxTxD` was computed from the old ones. If XLA does not know that these are read before they
+  are overwritten, it copies all of them at every token. An optimization barrier does not help, a
+  zero that depends on the result does.
   """
   first_B = after_BxTxD[:, 0, 0]
   zero_Bx1 = (jnp.isnan(first_B) & jnp.isinf(first_B)).astype(jnp.int32)[:, None]
@@ -92,7 +91,7 @@ def last(before_BxRx: jax.Array, new_BxTx: jax.Array, valid_BxT: jax.Array | Non
   joined_BxSx = jnp.concatenate([before_BxRx, new_BxTx], axis=1)
   if valid_BxT is None:
     return joined_BxSx[:, T:]
-  # The next segment continues after the last token that is one, maybe one of those before.
+  # Without a valid token in the segment, this is all of what came before.
   end_Bx1 = jnp.where(valid_BxT > 0, jnp.arange(1, T + 1), 0).max(axis=1, keepdims=True)
   index_BxR = end_Bx1 + jnp.arange(R)
   return jnp.take_along_axis(
@@ -107,7 +106,7 @@ def advance(
   positions_BxT: jax.Array,
   valid_BxT: jax.Array,
 ) -> Cache:
-  """What the cache knows of its tokens after a segment."""
+  """The slots after a segment, see `empty`."""
   row_Bx1 = jnp.arange(slots_BxT.shape[0])[:, None]
   put = lambda name, new: cache[name].at[row_Bx1, slots_BxT].set(new, mode='drop')
   return {

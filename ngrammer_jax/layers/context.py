@@ -1,4 +1,4 @@
-"""What all layers know about a segment: documents, positions, visibility, padding, cache slots.
+"""The context of a segment, the same for all layers: documents, positions, visibility, cache slots.
 
 B batch, T segment length, M memory, S = M + T keys, P positions of the keys of a segment memory.
 """
@@ -32,28 +32,29 @@ class Segment:
 
 @struct.dataclass
 class Context:
-  """What attention and the memories of a layer know about a segment.
+  """A segment as attention and the memories of a layer see it.
 
   Attributes:
     visible_BxTxS: which keys a query attends to, first those of the memory, then those of the
-      segment. None: attention works in blocks, from the document numbers.
+      segment. None: attention works in blocks, and computes this from the document numbers.
     documents_BxT: document number of each token, for n-grams.
-    query_documents_BxT: the same for attention, padding set apart. None: `visible_BxTxS` says all.
-    key_documents_BxS: those of the keys; in blocks, oldest first.
+    query_documents_BxT: the same for attention, with a number for padding. None: only
+      `visible_BxTxS` is used.
+    key_documents_BxS: document numbers of the keys; in blocks, oldest first.
     valid_BxT: 0 at padding. None: there is none.
     position_BxP: position in its document of each token whose key or convolution is computed.
-    rotation: of the same tokens, for rotary positions (see `position.rotation`).
+    rotation: rotary angles of the same tokens (see `position.rotation`).
     distance_BxTxS: from query to key, for keys in the order of cache slots. None: they are in
       order.
     slots_BxT: the cache slot of each token (see `layers.cache`). None: there is no cache.
     order_BxM: cache slots, oldest first, for blocks.
     position_params: parameters that the position scores of all layers share: u and v of
       `relative.RelativePosition`, the vectors of `relative.TablePosition`.
-    distance_key: key of the dropout of distance encodings. None: nothing is dropped.
-    window: keys are less than so many tokens away. None: no such bound.
-    sees_itself: a token attends to itself. If not, the one before it is the nearest.
-    has_prefix: some tokens see later ones.
-    is_plain_causal: `visible_BxTxS` says nothing but: same document, up to the token itself.
+    distance_key: key of the dropout of distance encodings. None: no dropout.
+    window: keys are less than so many tokens away. None: no limit.
+    sees_itself: a token attends to itself. If not, the nearest key is the token before.
+    has_prefix: some tokens attend to later ones.
+    is_plain_causal: the mask is causal within documents, and nothing else.
   """
 
   visible_BxTxS: jax.Array | None = None
@@ -88,7 +89,7 @@ class Context:
 
 @struct.dataclass
 class Visibility:
-  """Which tokens attend to which, as far as the model decides it (see `Context`)."""
+  """The mask options of a model (see `Context`)."""
 
   window: int | None = None
   sees_itself: bool = True
@@ -102,7 +103,7 @@ def make(
   cache: caches.Cache | None = None,
   in_blocks: bool = False,
 ) -> tuple[Context, dict[str, jax.Array] | None]:
-  """The context of a segment, and what the next segment knows of the tokens that are kept.
+  """The context of a segment; and `recent` or `cache` of the next segment, None without these.
 
   Args:
     segment: the inputs.
@@ -125,18 +126,19 @@ def make(
     sees_itself=visibility.sees_itself,
     has_prefix=segment.prefix_BxT is not None,
   )
-  kept, after = recent if cache is None else cache, None
-  position_BxT = documents.positions(segment.starts_BxT, 0 if kept is None else kept['position'])
+  memory, next_memory = recent if cache is None else cache, None
+  first_position_B = 0 if memory is None else memory['position']
+  position_BxT = documents.positions(segment.starts_BxT, first_position_B)
   if cache is not None:
-    context, after = _with_cache(context, cache, documents_BxT, position_BxT, in_blocks)
+    context, next_memory = _with_cache(context, cache, documents_BxT, position_BxT, in_blocks)
   elif recent is not None:
-    context, after = _with_recent(context, recent, documents_BxT, position_BxT)
+    context, next_memory = _with_recent(context, recent, documents_BxT, position_BxT)
   else:
-    plain = visibility.window is None and visibility.sees_itself and segment.prefix_BxT is None
+    has_mask = visibility.window is not None or not visibility.sees_itself or context.has_prefix
     context = context.replace(
       key_documents_BxS=context.query_documents_BxT,
       position_BxP=position_BxT,
-      is_plain_causal=plain,
+      is_plain_causal=not has_mask,
     )
   if not in_blocks:
     visible_BxTxS = documents.visible(
@@ -148,42 +150,43 @@ def make(
       context.sees_itself,
     )
     context = context.replace(visible_BxTxS=visible_BxTxS)
-  return context, after
+  return context, next_memory
 
 
 def _with_recent(context, recent, documents_BxT, position_BxT):
-  """The context with the tokens of a segment memory, and those that the next segment has."""
-  last = lambda before, new: caches.last(before, new, context.valid_BxT)
-  after = {
-    'documents': last(recent['documents'], documents_BxT),
-    'positions': last(recent['positions'], position_BxT),
-    'position': last(recent['position'][:, None], position_BxT + 1)[:, 0],
+  """The context with the tokens of a segment memory, and `recent` of the next segment."""
+  keep_last = lambda before, new: caches.last(before, new, context.valid_BxT)
+  next_recent = {
+    'documents': keep_last(recent['documents'], documents_BxT),
+    'positions': keep_last(recent['positions'], position_BxT),
+    'position': keep_last(recent['position'][:, None], position_BxT + 1)[:, 0],
   }
   keys = recent['documents'], context.query_documents_BxT
   context = context.replace(
     key_documents_BxS=jnp.concatenate(keys, axis=1),
     position_BxP=jnp.concatenate([recent['positions'], position_BxT], axis=1),
   )
-  return context, after
+  return context, next_recent
 
 
 def _with_cache(context, cache, documents_BxT, position_BxT, in_blocks):
-  """The context with the tokens in cache slots, and the slots after the segment."""
-  valid_BxT, kept_BxM = context.valid_BxT, cache['documents']
-  counted_BxT = jnp.ones(documents_BxT.shape, bool) if valid_BxT is None else valid_BxT
-  slots_BxT, index_BxT = caches.slots(cache, counted_BxT), caches.indices(cache, counted_BxT)
+  """The context with the tokens in cache slots, and the cache of the next segment."""
+  valid_BxT, memory_documents_BxM = context.valid_BxT, cache['documents']
+  valid_BxT = jnp.ones(documents_BxT.shape, bool) if valid_BxT is None else valid_BxT
+  slots_BxT, index_BxT = caches.slots(cache, valid_BxT), caches.indices(cache, valid_BxT)
   order_BxM = distance_BxTxS = None
   if in_blocks:
-    order_BxM = caches.newest(cache, kept_BxM.shape[1])
-    kept_BxM = jnp.take_along_axis(kept_BxM, order_BxM, axis=1)
+    order_BxM = caches.order(cache)
+    memory_documents_BxM = jnp.take_along_axis(memory_documents_BxM, order_BxM, axis=1)
   else:
     index_BxS = jnp.concatenate([cache['index'], index_BxT], axis=1)
     distance_BxTxS = index_BxT[:, :, None] - index_BxS[:, None, :]
+  key_documents = memory_documents_BxM, context.query_documents_BxT
   context = context.replace(
-    key_documents_BxS=jnp.concatenate([kept_BxM, context.query_documents_BxT], axis=1),
+    key_documents_BxS=jnp.concatenate(key_documents, axis=1),
     position_BxP=position_BxT,
     distance_BxTxS=distance_BxTxS,
     slots_BxT=slots_BxT,
     order_BxM=order_BxM,
   )
-  return context, caches.advance(cache, slots_BxT, documents_BxT, position_BxT, counted_BxT)
+  return context, caches.advance(cache, slots_BxT, documents_BxT, position_BxT, valid_BxT)
