@@ -364,11 +364,10 @@ class _Head:
 
   def _weights(self, scores_BxKxK, inside_BxKxK, max_BxK):
     """Weights of the values, and what they add to the mass of the queries."""
-    weights_BxKxK = exp_BxKxK = counted_BxKxK = jnp.exp(scores_BxKxK - max_BxK[..., None])
-    if inside_BxKxK is not None:
-      weights_BxKxK = exp_BxKxK * span.unit_clip(inside_BxKxK)
-      if self.blocks.renormalize:
-        counted_BxKxK = weights_BxKxK + span.EPSILON * exp_BxKxK
+    exp_BxKxK = jnp.exp(scores_BxKxK - max_BxK[..., None])
+    weights_BxKxK, counted_BxKxK = span.masked_weights(
+      exp_BxKxK, inside_BxKxK, self.blocks.renormalize
+    )
     return weights_BxKxK, counted_BxKxK.sum(axis=-1)
 
   def _add(self, j, keys, i, running):

@@ -53,6 +53,19 @@ def inside(z: jax.Array, distance: jax.Array, ramp: int) -> jax.Array:
   return (z - distance + ramp) / ramp  # exactly 0 at the end of a span of whole tokens
 
 
+def masked_weights(
+  exp: jax.Array, inside: jax.Array | None, renormalize: bool
+) -> tuple[jax.Array, jax.Array]:
+  """Weights of the values, and what they add to the mass of a softmax, for its exponentials.
+
+  `inside` is None without learned spans.
+  """
+  if inside is None:
+    return exp, exp
+  weights = exp * unit_clip(inside)
+  return weights, weights + EPSILON * exp if renormalize else exp
+
+
 def _check(limit, ramp, width):
   for name, size in (('limit', limit), ('ramp', ramp), ('width of the inputs', width)):
     if size < 1:

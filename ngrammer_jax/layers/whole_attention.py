@@ -90,11 +90,9 @@ def attend(
   scores_BxNxTxS = jnp.where(context.visible_BxTxS[:, None], scores_BxNxTxS, MASKED)
   inside_xNxTxS = None if spans is None else _inside(spans, context)
   highest_BxNxTx1 = jax.lax.stop_gradient(scores_BxNxTxS.max(axis=-1, keepdims=True))
-  weights_BxNxTxS = counted_BxNxTxS = jnp.exp(scores_BxNxTxS - highest_BxNxTx1)
-  if spans is not None:
-    exp_BxNxTxS, weights_BxNxTxS = weights_BxNxTxS, weights_BxNxTxS * span.unit_clip(inside_xNxTxS)
-    if spans.renormalize:
-      counted_BxNxTxS = weights_BxNxTxS + span.EPSILON * exp_BxNxTxS
+  exp_BxNxTxS = jnp.exp(scores_BxNxTxS - highest_BxNxTx1)
+  renormalize = spans is not None and spans.renormalize
+  weights_BxNxTxS, counted_BxNxTxS = span.masked_weights(exp_BxNxTxS, inside_xNxTxS, renormalize)
   mass_BxNxTx1 = counted_BxNxTxS.sum(axis=-1, keepdims=True)
   scale_BxNxTx1 = 1 / mass_BxNxTx1
   if not context.sees_itself:
