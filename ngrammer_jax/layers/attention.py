@@ -12,7 +12,6 @@ H head width, C persistent vectors.
 
 from collections.abc import Callable
 import dataclasses
-import math
 from typing import NamedTuple
 
 from flax import linen as nn
@@ -28,6 +27,7 @@ from ngrammer_jax.layers import (
   local,
   persistent,
   position,
+  relative,
   span,
   whole_attention,
 )
@@ -99,7 +99,7 @@ class Attention(nn.Module):
   Attributes:
     heads: N.
     projections: how queries, keys and values are made.
-    position: makes the module that scores distances (see `layers.relative`). None: no such scores.
+    position: makes the module that encodes distances (see `layers.relative`). None: no such scores.
     span: makes the module that learns how far heads look (see `layers.span`). None: no limit.
     persistent: learned keys and values of each head. None: there are none.
     dropout: rate of the probabilities.
@@ -123,7 +123,7 @@ class Attention(nn.Module):
     context: Context,
     memory: LayerInputs | KeyValues | None = None,
     post_attention_fn: PostAttention | None = None,
-    finds_pairs: bool = False,
+    return_pairs: bool = False,
     dropout_key: jax.Array | None = None,
   ) -> tuple[jax.Array, Projected]:
     """Returns [B, T, D], and what a memory may keep of this segment.
@@ -133,7 +133,7 @@ class Attention(nn.Module):
       context: of the segment.
       memory: inputs of earlier tokens, or their keys and values (see `layers.cache`).
       post_attention_fn: changes the attended values before they are projected back.
-      finds_pairs: it is given the earlier key that each query attends to most.
+      return_pairs: it is given the earlier key that each query attends to most.
       dropout_key: to drop probabilities. None: none are dropped.
     """
     D, drop = x_BxTxD.shape[-1], dropout.Dropout(self.dropout, dropout_key)
@@ -158,7 +158,7 @@ class Attention(nn.Module):
         is_local = local.applies(context) and not self.is_mutable_collection('intermediates')
         attend = local.attend if is_local else whole_attention.attend
         source = memory if isinstance(memory, KeyValues) else None
-      part = attend(heads, spans, context, source, finds_pairs, drop)
+      part = attend(heads, spans, context, source, return_pairs, drop)
       y_BxTxNxH = self._with_persistent(part, query_BxTxNxH, spans, drop).astype(self.dtype)
       if post_attention_fn is not None:
         y_BxTxNxH = post_attention_fn(y_BxTxNxH, part.pair_BxNxT)
@@ -223,25 +223,32 @@ class Attention(nn.Module):
     return jnp.einsum('btnh,nhg->btng', k_BxTxNxH, kernel_NxHxH.astype(self.dtype))
 
   def _heads(self, rows, context):
-    """The projections as attention takes them: rotated, scaled, with what scores distances."""
+    """The projections by head: queries and keys rotated, queries scaled, distances encoded."""
     query_BxTxNxH, key_BxSxNxH = rows['query'][..., : self.context_heads, :], rows['key']
     if context.rotation is not None:
       rotation_of = lambda x: tuple(part[..., -x.shape[1] :, :, :] for part in context.rotation)
-      query_BxTxNxH, key_BxSxNxH = (
-        position.rotate(x, rotation_of(x)) for x in (query_BxTxNxH, key_BxSxNxH)
-      )
+      query_BxTxNxH = position.rotate(query_BxTxNxH, rotation_of(query_BxTxNxH))
+      key_BxSxNxH = position.rotate(key_BxSxNxH, rotation_of(key_BxSxNxH))
     N, H = query_BxTxNxH.shape[-2:]
     scale_H, distance = self._query_scale(H).astype(self.dtype), None
     if self.position is None:
       query_BxTxNxH = query_BxTxNxH * scale_H
     else:
-      score = self.position(heads=N, dtype=self.dtype, name='relative')
-      init = nn.with_logical_partitioning(nn.initializers.normal(0.02), ('heads', 'kv'))
-      biases = context.position_params
-      if biases is None:
-        biases = tuple(self.param(b, init, (N, H), self._param_dtype()) for b in score.biases)
-      query_BxTxNxH, distance = score(query_BxTxNxH, scale_H, context.keys, biases, context)
+      encode = self.position(dtype=self.dtype, name='relative')
+      u_NxH, v_NxH = self._position_biases(encode.biases, context.position_params, (N, H))
+      distance_query_BxTxNxH = (query_BxTxNxH + v_NxH) * scale_H
+      distance = relative.DistanceTerm(distance_query_BxTxNxH, *encode(context, N, H))
+      query_BxTxNxH = (query_BxTxNxH + u_NxH) * scale_H
     return whole_attention.Heads(query_BxTxNxH, key_BxSxNxH, rows['value'], distance)
+
+  def _position_biases(self, names, shared, shape):
+    """u and v of `layers.relative`, 0 where no name is given; the parameters may be shared."""
+    if names and shared is not None:
+      biases = shared
+    else:
+      init = nn.with_logical_partitioning(nn.initializers.normal(0.02), ('heads', 'kv'))
+      biases = [self.param(name, init, shape, self._param_dtype()) for name in names]
+    return (*(bias.astype(self.dtype) for bias in biases), 0, 0)[:2]
 
   def _query_scale(self, H):
     if not self.projections.per_dim_scale:
@@ -264,9 +271,8 @@ class Attention(nn.Module):
 
   def _with_persistent(self, part, query_BxTxNxH, spans, drop):
     """The values of the context and of the persistent vectors, [B, T, N, H]."""
-    weights_BxNxTxS = part.weights_BxNxTxS
     if self.persistent is None or not self.persistent.vectors:
-      self._sow_probs(weights_BxNxTxS)
+      self._sow_probs(part.weights_BxNxTxS)
       return part.values_BxTxNxH
     kind, shape = self.persistent.kind, query_BxTxNxH.shape
     if kind == 'head_split':
@@ -274,84 +280,69 @@ class Attention(nn.Module):
     elif kind == 'single_head':
       query_BxTxNxH = query_BxTxNxH.reshape(*shape[:2], 1, -1)
     vectors = persistent.PersistentVectors(self.persistent.vectors, self.dtype, name='persistent')
-    other = persistent.attend(*vectors(query_BxTxNxH), drop.fold_in(1))
+    persistent_part = persistent.attend(*vectors(query_BxTxNxH), drop.fold_in(1))
+    if kind == 'all_attention':
+      epsilon = span.EPSILON if spans is not None and spans.renormalize else 0.0
+      part = whole_attention.joint_softmax(part, persistent_part, epsilon)
+    self._sow_probs(part.weights_BxNxTxS)
+    if kind == 'all_attention':
+      return part.values_BxTxNxH
     if kind == 'head_split':
-      self._sow_probs(weights_BxNxTxS)
-      return jnp.concatenate([part.values_BxTxNxH, other.values_BxTxNxH], axis=2)
-    if kind != 'all_attention':
-      self._sow_probs(weights_BxNxTxS)
-      return part.values_BxTxNxH + other.values_BxTxNxH.reshape(shape)
-    # One softmax: each part counts with its share of the mass.
-    counted_BxNxT = other.log_mass_BxNxT
-    if spans is not None and spans.renormalize:
-      counted_BxNxT += math.log1p(span.EPSILON)  # it is added to the mass of all
-    total_BxNxT = jnp.logaddexp(part.log_mass_BxNxT, counted_BxNxT)
-    share_BxNxTx1, other_BxNxTx1 = (
-      jnp.exp(each.log_mass_BxNxT - total_BxNxT)[..., None] for each in (part, other)
-    )
-    if weights_BxNxTxS is not None:
-      both = weights_BxNxTxS * share_BxNxTx1, other.weights_BxNxTxS * other_BxNxTx1
-      self._sow_probs(jnp.concatenate(both, axis=-1))
-    scaled = lambda each, share: each.values_BxTxNxH * share.swapaxes(1, 2)
-    return scaled(part, share_BxNxTx1) + scaled(other, other_BxNxTx1)
+      return jnp.concatenate([part.values_BxTxNxH, persistent_part.values_BxTxNxH], axis=2)
+    return part.values_BxTxNxH + persistent_part.values_BxTxNxH.reshape(shape)
 
   def _sow_probs(self, probs_BxNxTxS):
     if probs_BxNxTxS is not None:
       self.sow('intermediates', 'probs', probs_BxNxTxS)
 
   def _source(self, memory, context):
-    """What blocks read the keys and values of the memory from."""
+    """Where blocks read the keys and values of the memory."""
     if memory is None:
       return blocked_attention.Source()
     if isinstance(memory, KeyValues):
-      return blocked_attention.of_cache(memory, context.order_BxM)
-    lookback = self.projections.lookback
-    M = memory.rows_BxRxD.shape[1] - lookback
-    fill = blocked_attention.fill_of(M)
-    before = lambda array, axis=1: blocked_attention.fill_before(array, axis, fill)
+      return blocked_attention.cache_source(memory, context.order_BxM)
+    M = memory.rows_BxRxD.shape[1] - self.projections.lookback
     rotation = None
     if context.rotation is not None:
-      rotation = tuple(before(part[:, :M]) for part in context.rotation)
-    arrays = before(memory.rows_BxRxD), before(context.position_BxP[:, :M]), rotation
-    by_head = lambda leaf: jnp.moveaxis(leaf, -2, 0)  # heads are the last axis but one
+      rotation = tuple(part[:, :M] for part in context.rotation)
+    rows = memory.rows_BxRxD, context.position_BxP[:, :M], rotation
     names = [n for name in ('key', 'value') for n in (name, f'{name}_convolution')]
     params = nn.unbox(self.variables['params'])
+    by_head = lambda leaf: jnp.moveaxis(leaf, -2, 0)  # heads are the last axis but one
     weights = {name: jax.tree.map(by_head, params[name]) for name in names if name in params}
-    shared, norm = None, memory.norm
+    norm = memory.norm
     if norm is not None:
-      shared, norm = nn.unbox(norm.variables['params']), norm.clone(parent=None, name=None)
+      repeat = lambda leaf: jnp.broadcast_to(leaf, (self.context_heads, *leaf.shape))
+      weights['norm'] = jax.tree.map(repeat, nn.unbox(norm.variables['params']))
+      norm = norm.clone(parent=None, name=None)
 
-    def project(weights, shared, memory, cache, head, first, count):
+    def project(weights, rows, cache, head):
       del cache, head
-      rows, positions, rotation = memory
-      take = lambda array, more=0: jax.lax.dynamic_slice_in_dim(array, first, count + more, axis=1)
-      rows_BxRxD = take(rows, lookback)
-      params = jax.tree.map(lambda leaf: jnp.expand_dims(leaf, -2), weights)
+      rows_BxRxD, position_BxK, rotation = rows
       with nn.logical_axis_rules(()):  # each device projects for itself
         if norm is not None:
-          rows_BxRxD = norm.apply({'params': shared}, rows_BxRxD)
-        key, value = (
-          self._project_one_head(name, params, rows_BxRxD, take(positions))
+          rows_BxRxD = norm.apply({'params': weights['norm']}, rows_BxRxD)
+        key_BxKx1xH, value_BxKx1xH = (
+          self._project_one_head(name, weights, rows_BxRxD, position_BxK)
           for name in ('key', 'value')
         )
       if rotation is not None:
-        key = position.rotate(key, tuple(map(take, rotation)))
-      return key[:, :, 0], value[:, :, 0]
+        key_BxKx1xH = position.rotate(key_BxKx1xH, rotation)
+      return key_BxKx1xH[:, :, 0], value_BxKx1xH[:, :, 0]
 
-    return blocked_attention.Source(project, M, fill, weights, shared, arrays)
+    return blocked_attention.Source(project, weights, rows)
 
-  def _project_one_head(self, name, params, x_BxRxD, position_BxK):
-    """Keys or values [B, K, 1, H] of one head, with its parameters."""
-    D, *features = params[name]['kernel'].shape
-    project = self._linear(D, tuple(features), parent=None)
-    y_BxRx1xH = project.apply({'params': params[name]}, x_BxRxD)
+  def _project_one_head(self, name, weights, x_BxRxD, position_BxK):
+    """Keys or values [B, K, 1, H] of one head, with its weights."""
+    params = lambda name: jax.tree.map(lambda leaf: jnp.expand_dims(leaf, -2), weights[name])
+    D, H = weights[name]['kernel'].shape
+    y_BxRx1xH = self._linear(D, (1, H), parent=None).apply({'params': params(name)}, x_BxRxD)
     if self.projections.taps is None:
       return y_BxRx1xH
-    convolve = self._convolution(parent=None)
-    variables = {'params': params[f'{name}_convolution']}
     lookback = self.projections.lookback
     rows = y_BxRx1xH[:, lookback:], position_BxK, y_BxRx1xH[:, :lookback]
-    return convolve.apply(variables, *rows)
+    convolve = self._convolution(parent=None)
+    return convolve.apply({'params': params(f'{name}_convolution')}, *rows)
 
 
 def _last(array_BxRx, count):

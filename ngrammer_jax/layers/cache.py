@@ -1,8 +1,8 @@
-"""The KV cache of evaluation and decoding, so that no token is computed twice.
+"""The KV cache of evaluation and decoding.
 
-Every row of a batch has M slots. They are filled in turn, then the oldest is overwritten. The slot
-of a token depends on the tokens before it in its own row alone: padding takes none. Keys are kept
-with the rotation of their position, which does not change.
+Every row of a batch has a ring of M slots: the slot of a token is its number in the row modulo M,
+where padding is not counted. Keys are stored as they are used, rotated by the position of their
+token.
 
 B batch, T segment length, M slots, N heads, H head width, R rows before a convolution.
 """
@@ -38,14 +38,15 @@ class CacheSlots:
     return self.count[:, None] + rank_BxT - 1
 
   def slots_of(self, valid_BxT: jax.Array) -> jax.Array:
-    """Returns the slot of every token, int32 [B, T]; M, out of range, if it is not kept."""
+    """Returns the slot of every token, int32 [B, T]; M, out of range, if it is not stored."""
     M, index_BxT = self.documents.shape[1], self.indices(valid_BxT)
-    kept_BxT = valid_BxT.astype(bool) & (index_BxT > index_BxT[:, -1:] - M)
-    return jnp.where(kept_BxT, index_BxT % M, M)
+    is_stored_BxT = valid_BxT.astype(bool) & (index_BxT > index_BxT[:, -1:] - M)
+    return jnp.where(is_stored_BxT, index_BxT % M, M)
 
-  def newest(self, count: int) -> jax.Array:
-    """Returns the slots of the last `count` tokens, oldest first, int32 [B, count]."""
-    return (self.count[:, None] + jnp.arange(-count, 0)) % self.documents.shape[1]
+  def order(self) -> jax.Array:
+    """Returns the slots in the order of their tokens, oldest first, int32 [B, M]."""
+    M = self.documents.shape[1]
+    return (self.count[:, None] + jnp.arange(M)) % M
 
   def advance(
     self, documents_BxT: jax.Array, positions_BxT: jax.Array, valid_BxT: jax.Array

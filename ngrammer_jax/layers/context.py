@@ -1,4 +1,4 @@
-"""What all layers know about a segment: documents, positions, visibility, padding, cache slots.
+"""The context of a segment, the same for all layers: documents, positions, visibility, cache slots.
 
 B batch, T segment length, M memory, S = M + T keys, P positions of the keys of a segment memory.
 """
@@ -35,32 +35,33 @@ class Segment:
 
 @struct.dataclass
 class Context:
-  """What attention and the memories of a layer know about a segment.
+  """A segment as attention and the memories of a layer see it.
 
   Attributes:
     visible_BxTxS: which keys a query attends to, first those of the memory, then those of the
-      segment. None: attention works in blocks, from the document numbers.
+      segment. None: attention works in blocks, and computes this from the document numbers.
     tokens_BxT: ids of the segment.
     starts_BxT: true at the first token of a document.
     documents_BxT: document number of each token, for memories.
     vocabulary: the lookup of the embeddings, for memories at the input.
     pair_BxNxT: the key that each query attends to most, for memories after attention that need it.
-    query_documents_BxT: the same for attention, padding set apart. None: `visible_BxTxS` says all.
-    key_documents_BxS: those of the keys; in blocks, oldest first.
+    query_documents_BxT: the same for attention, with a number for padding. None: only
+      `visible_BxTxS` is used.
+    key_documents_BxS: document numbers of the keys; in blocks, oldest first.
     valid_BxT: 0 at padding. None: there is none.
     position_BxP: position in its document of each token whose key or convolution is computed.
-    rotation: of the same tokens, for rotary positions (see `position.rotation`).
+    rotation: rotary angles of the same tokens (see `position.rotation`).
     distance_BxTxS: from query to key, for keys in the order of cache slots. None: they are in
       order.
     slots_BxT: the cache slot of each token (see `layers.cache`). None: there is no cache.
     order_BxM: cache slots, oldest first, for blocks.
     position_params: parameters that the position scores of all layers share: u and v of
       `relative.RelativePosition`, the vectors of `relative.TablePosition`.
-    distance_key: key of the dropout of distance encodings. None: nothing is dropped.
-    window: keys are less than so many tokens away. None: no such bound.
-    sees_itself: a token attends to itself. If not, the one before it is the nearest.
-    has_prefix: some tokens see later ones.
-    is_plain_causal: `visible_BxTxS` says nothing but: same document, up to the token itself.
+    distance_key: key of the dropout of distance encodings. None: no dropout.
+    window: keys are less than so many tokens away. None: no limit.
+    sees_itself: a token attends to itself. If not, the nearest key is the token before.
+    has_prefix: some tokens attend to later ones.
+    is_plain_causal: the mask is causal within documents, and nothing else.
   """
 
   visible_BxTxS: jax.Array | None = None
@@ -120,7 +121,7 @@ def empty_tokens(batch: int, length: int) -> RecentTokens:
 
 @struct.dataclass
 class Visibility:
-  """Which tokens attend to which, as far as the model decides it (see `Context`)."""
+  """The mask options of a model (see `Context`)."""
 
   window: int | None = None
   sees_itself: bool = True
@@ -160,11 +161,11 @@ def make(
   elif tokens is not None:
     context, tokens = _with_recent(context, tokens, documents_BxT, position_BxT)
   else:
-    plain = visibility.window is None and visibility.sees_itself and segment.prefix_BxT is None
+    has_mask = visibility.window is not None or not visibility.sees_itself or context.has_prefix
     context = context.replace(
       key_documents_BxS=context.query_documents_BxT,
       position_BxP=position_BxT,
-      is_plain_causal=plain,
+      is_plain_causal=not has_mask,
     )
   if not in_blocks:
     visible_BxTxS = documents.visible(
@@ -202,13 +203,14 @@ def _with_cache(context, cache, documents_BxT, position_BxT, in_blocks):
   index_BxT = cache.indices(counted_BxT)
   order_BxM = distance_BxTxS = None
   if in_blocks:
-    order_BxM = cache.newest(slot_documents_BxM.shape[1])
+    order_BxM = cache.order()
     slot_documents_BxM = jnp.take_along_axis(slot_documents_BxM, order_BxM, axis=1)
   else:
     index_BxS = jnp.concatenate([cache.index, index_BxT], axis=1)
     distance_BxTxS = index_BxT[:, :, None] - index_BxS[:, None, :]
+  key_documents = slot_documents_BxM, context.query_documents_BxT
   context = context.replace(
-    key_documents_BxS=jnp.concatenate([slot_documents_BxM, context.query_documents_BxT], axis=1),
+    key_documents_BxS=jnp.concatenate(key_documents, axis=1),
     position_BxP=position_BxT,
     distance_BxTxS=distance_BxTxS,
     slots_BxT=cache.slots_of(counted_BxT),

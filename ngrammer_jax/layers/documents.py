@@ -1,9 +1,7 @@
-"""Where one document ends and the next begins.
+"""Document numbers of tokens.
 
-Everything that must not cross a document border (the n-gram predecessor, what a
-query attends to, positions) is derived from the document number of each token,
-and the document number only here: the number carried in the memory plus the
-document starts seen since.
+Everything that must not cross a document boundary (n-grams, attention, positions) is derived from
+the document number of each token: the number carried in the memory plus the document starts since.
 
 B batch, T segment length, S keys.
 """
@@ -11,8 +9,8 @@ B batch, T segment length, S keys.
 import jax
 import jax.numpy as jnp
 
-NONE = -1  # document number of a memory slot that holds nothing
-PADDING = -2  # document number of padding: it sees, and is seen by, padding only
+NONE = -1  # document number of an empty memory slot
+PADDING = -2  # document number of padding, which attends to padding only
 
 
 def numbers(starts_BxT: jax.Array, carried_B: jax.Array | int = 0) -> jax.Array:
@@ -20,7 +18,7 @@ def numbers(starts_BxT: jax.Array, carried_B: jax.Array | int = 0) -> jax.Array:
 
   Args:
     starts_BxT: true at the first token of a document.
-    carried_B: number of the document that the memory ended in.
+    carried_B: document number of the last token before the segment.
   """
   carried_B = jnp.asarray(carried_B, jnp.int32)
   return carried_B[..., None] + jnp.cumsum(starts_BxT, axis=1, dtype=jnp.int32)
@@ -31,8 +29,7 @@ def positions(starts_BxT: jax.Array, carried_B: jax.Array | int = 0) -> jax.Arra
 
   Args:
     starts_BxT: true at the first token of a document.
-    carried_B: position of the first token, where it starts no document. 0 counts from the
-      beginning of the segment.
+    carried_B: position of the first token of the segment, unless it starts a document.
   """
   index_T = jnp.arange(starts_BxT.shape[1], dtype=jnp.int32)
   before_Bx1 = -jnp.asarray(carried_B, jnp.int32)[..., None]
@@ -41,14 +38,14 @@ def positions(starts_BxT: jax.Array, carried_B: jax.Array | int = 0) -> jax.Arra
 
 
 def with_padding(documents_BxT: jax.Array, valid_BxT: jax.Array | None) -> jax.Array:
-  """Document numbers with padding set apart."""
+  """Document numbers, `PADDING` at padding."""
   if valid_BxT is None:
     return documents_BxT
   return jnp.where(valid_BxT.astype(bool), documents_BxT, PADDING)
 
 
 def distances(T: int, S: int) -> jax.Array:
-  """How many tokens a key is behind a query, int32 [1, T, S], where they stand in order."""
+  """Distances from queries to keys in order, int32 [1, T, S]."""
   return (jnp.arange(S - T, S)[:, None] - jnp.arange(S)[None, :])[None]
 
 
@@ -62,22 +59,28 @@ def visible(
 ) -> jax.Array:
   """Which keys each query attends to, bool [B, T, S].
 
-  The last T keys are the queries' own positions, whatever comes before them is
-  memory. A query sees its own document, up to and including itself, and beside
-  that the whole bidirectional prefix of its document. With a `window` it sees keys less than so
-  many tokens away; distances tell how far back a key is where they stand in no order.
+  The last T keys are those of the queries, the keys before are memory. A query sees the keys of its
+  document up to its own, and the whole bidirectional prefix of its document.
+
+  Args:
+    query_documents_BxT: document numbers of the queries.
+    key_documents_BxS: document numbers of the keys.
+    prefix_BxT: true at the prefixes of documents. None: there are none.
+    window: keys are less than so many tokens away. None: no limit.
+    distance_BxTxS: from query to key. None: keys are in order.
+    sees_itself: a token attends to itself.
   """
   T, S = query_documents_BxT.shape[1], key_documents_BxS.shape[1]
   causal_TxS = jnp.arange(S)[None, :] <= jnp.arange(S - T, S)[:, None]
-  seen_BxTxS = causal_TxS[None]
+  visible_BxTxS = causal_TxS[None]
   if prefix_BxT is not None:
     prefix_BxS = jnp.pad(prefix_BxT.astype(bool), ((0, 0), (S - T, 0)))
-    seen_BxTxS = seen_BxTxS | prefix_BxS[:, None, :]
+    visible_BxTxS = visible_BxTxS | prefix_BxS[:, None, :]
   if distance_BxTxS is None:
     distance_BxTxS = distances(T, S)
   if window is not None:
-    seen_BxTxS = seen_BxTxS & (distance_BxTxS < window)
+    visible_BxTxS = visible_BxTxS & (distance_BxTxS < window)
   if not sees_itself:
-    seen_BxTxS = seen_BxTxS & (distance_BxTxS != 0)
+    visible_BxTxS = visible_BxTxS & (distance_BxTxS != 0)
   same_BxTxS = query_documents_BxT[:, :, None] == key_documents_BxS[:, None, :]
-  return seen_BxTxS & same_BxTxS
+  return visible_BxTxS & same_BxTxS

@@ -1,16 +1,16 @@
 """Dropout with explicit keys, so that scanned and unrolled layers draw alike."""
 
-from typing import NamedTuple
-
+from flax import struct
 import jax
 import jax.extend
 import jax.numpy as jnp
 
 
-class Dropout(NamedTuple):
+@struct.dataclass
+class Dropout:
   """Dropout of an array at a rate, with a key. None: nothing is dropped."""
 
-  rate: float = 0.0
+  rate: float = struct.field(pytree_node=False, default=0.0)
   key: jax.Array | None = None
 
   @property
@@ -24,7 +24,7 @@ class Dropout(NamedTuple):
 
   def fold_in(self, number: int) -> 'Dropout':
     """The same with another key."""
-    return self if self.key is None else Dropout(self.rate, jax.random.fold_in(self.key, number))
+    return self if self.key is None else self.replace(key=jax.random.fold_in(self.key, number))
 
 
 def drop(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
@@ -35,13 +35,22 @@ def drop(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
   return jnp.where(jax.random.bernoulli(key, keep, x.shape), x / keep, 0)
 
 
-def kept(
+def check_key(key: jax.Array) -> None:
+  """Raises ValueError if `block_mask` cannot draw with a key."""
+  if (name := jax.random.key_impl(key)) != 'threefry2x32':
+    raise ValueError(
+      f'attention in blocks drops with threefry2x32 keys, not with a key of {name}: pass '
+      "jax.random.key(seed, impl='threefry2x32'), or set the kernel to 'xla'"
+    )
+
+
+def block_mask(
   key: jax.Array, rate: float, lines_BxQ: jax.Array, columns_K: jax.Array, columns: int
 ) -> jax.Array:
-  """What `drop` multiplies a block of a large array with, [B, Q, K], without drawing all of it.
+  """What `drop` multiplies a block of a large array with, [B, Q, K]; the rest is not drawn.
 
   Args:
-    key: a threefry key.
+    key: a threefry key, see `check_key`.
     rate: share of zeros.
     lines_BxQ: numbers of the lines, all axes of the array but the last counted as one.
     columns_K: numbers of the columns.
@@ -51,16 +60,16 @@ def kept(
   index = low + columns_K.astype(jnp.uint32)
   high = high + (index < low)
   counts = jnp.concatenate([jnp.broadcast_to(high, index.shape).ravel(), index.ravel()])
-  bits = jax.extend.random.threefry_2x32(jax.random.key_data(key), counts)
-  high, low = bits.reshape(2, *index.shape)
+  high, low = jax.extend.random.threefry_2x32(jax.random.key_data(key), counts).reshape(
+    2, *index.shape
+  )
   keep = 1 - rate
   dtype = jnp.asarray(keep).dtype
   if dtype == jnp.float64:
-    bits = (high.astype(jnp.uint64) << 32) | low
-    one, shift, bits_of = jnp.uint64(0x3FF0000000000000), 12, bits
+    bits, shift, one = (high.astype(jnp.uint64) << 32) | low, 12, jnp.uint64(0x3FF0000000000000)
   else:
-    one, shift, bits_of = jnp.uint32(0x3F800000), 9, high ^ low
-  uniform = jax.lax.bitcast_convert_type((bits_of >> shift) | one, dtype) - 1
+    bits, shift, one = high ^ low, 9, jnp.uint32(0x3F800000)
+  uniform = jax.lax.bitcast_convert_type((bits >> shift) | one, dtype) - 1
   return (uniform < keep) / keep
 
 

@@ -1,8 +1,8 @@
-"""Attention in kernels that never have all scores at once.
+"""Attention kernels that never materialize all scores.
 
-They know one mask: a token sees its own document, up to and including itself. `splash` is of TPUs
-(on a CPU it is interpreted, which is slow and for tests), `cudnn` of GPUs, where the mask is as
-large as the scores of one head; `xla` stands for all scores at once, `blocks` for
+They support one mask: causal within documents. `splash` is for TPUs (on a CPU it is interpreted,
+which is slow and for tests), `cudnn` for GPUs, where the mask is as large as the scores of one
+head. Two names are no kernels: `xla` stands for all scores at once, `blocks` for
 `layers.blocked_attention`.
 
 B batch, T segment length, N heads, H head width.
@@ -13,14 +13,14 @@ import jax.numpy as jnp
 
 from ngrammer_jax.layers import placement
 
-WITHOUT = (None, 'xla', 'blocks')  # those that are not in this file
+NO_KERNEL = (None, 'xla', 'blocks')
 LANES = 128  # of a TPU; segments have to be multiples
-OLD = ('TPU v2', 'TPU v3')  # whose matrix units the kernel does not know
-BLOCKS = (512, 256, LANES)  # queries and keys at a time
+UNSUPPORTED_TPUS = ('TPU v2', 'TPU v3')  # splash needs larger matrix units
+BLOCK_SIZES = (512, 256, LANES)  # queries and keys at a time
 
 
 def choose(kernel: str | None, shape: tuple[int, ...], dtype: jnp.dtype) -> str:
-  """The kernel for queries of a shape [B, T, N, H]: where it cannot do that, `xla`.
+  """The kernel for queries of a shape [B, T, N, H]; `xla` if it does not support them.
 
   Args:
     kernel: `xla`, `splash` or `cudnn`; None: splash, on TPUs.
@@ -28,22 +28,22 @@ def choose(kernel: str | None, shape: tuple[int, ...], dtype: jnp.dtype) -> str:
   """
   if kernel is None:
     kernel = 'splash' if placement.device()[0] == 'tpu' else 'xla'
-  return 'xla' if kernel in WITHOUT or why_not(kernel, shape, dtype) else kernel
+  return 'xla' if kernel in NO_KERNEL or why_not(kernel, shape, dtype) else kernel
 
 
 def why_not(kernel: str, shape: tuple[int, ...], dtype: jnp.dtype) -> str | None:
-  """What a kernel has against queries of a shape [B, T, N, H], None if nothing."""
+  """Why a kernel does not support queries of a shape [B, T, N, H]; None: it does."""
   (_, T, _, H), (platform, kind) = shape, placement.device()
-  if kernel in WITHOUT:
+  if kernel in NO_KERNEL:
     return None
-  if _spread(shape) is None:
+  if _mesh_axes(shape) is None:
     return 'needs rows and heads that the mesh divides'
   if kernel == 'cudnn':
     if platform != 'gpu' or jnp.dtype(dtype).itemsize != 2 or H % 8:
-      what = f'{platform}, {jnp.dtype(dtype).name} and {H}'
-      return f'is for GPUs, bfloat16 and head widths that 8 divides, not for {what}'
+      actual = f'{platform}, {jnp.dtype(dtype).name} and {H}'
+      return f'is for GPUs, bfloat16 and head widths that 8 divides, not for {actual}'
     return None
-  if kind in OLD or platform == 'gpu':
+  if kind in UNSUPPORTED_TPUS or platform == 'gpu':
     return f'is for TPUs from v4 on, not for {kind}'
   if T % LANES:
     return f'is for segments that {LANES} divides, not for {T} tokens'
@@ -57,22 +57,20 @@ def attend(
   v_BxTxNxH: jax.Array,
   documents_BxT: jax.Array,
 ) -> jax.Array:
-  """softmax(q k^T) v within documents, [B, T, N, H]. Queries come scaled."""
-  part = {'splash': _splash, 'cudnn': _cudnn}[kernel]
-  rows, heads = _spread(q_BxTxNxH.shape)
+  """Causal softmax(q k^T) v within documents, [B, T, N, H], of scaled queries."""
+  run = {'splash': _splash, 'cudnn': _cudnn}[kernel]
+  rows, heads = _mesh_axes(q_BxTxNxH.shape)
   if rows or heads:
-    of_heads, of_tokens = jax.P(rows, None, heads), jax.P(rows)
-    part = jax.shard_map(
-      part, in_specs=(of_heads,) * 3 + (of_tokens,), out_specs=of_heads, check_vma=False
-    )
-  return part(q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, documents_BxT)
+    spec = jax.P(rows, None, heads)
+    run = jax.shard_map(run, in_specs=(spec,) * 3 + (jax.P(rows),), out_specs=spec, check_vma=False)
+  return run(q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, documents_BxT)
 
 
 def _splash(q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, documents_BxT):
-  from jax.experimental.pallas.ops.tpu import splash_attention  # not needed elsewhere
+  from jax.experimental.pallas.ops.tpu import splash_attention  # slow to import
 
   T, N = q_BxTxNxH.shape[1:3]
-  block = next(size for size in BLOCKS if T % size == 0)
+  block = next(size for size in BLOCK_SIZES if T % size == 0)
   names = ('q', 'kv', 'kv_compute', 'q_dkv', 'kv_dkv', 'kv_dkv_compute', 'q_dq', 'kv_dq')
   attend = splash_attention.make_splash_mha(
     splash_attention.MultiHeadMask([splash_attention.CausalMask((T, T))] * N),
@@ -95,7 +93,7 @@ def _cudnn(q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, documents_BxT):
   )
 
 
-def _spread(shape: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-  """The mesh axes of rows and heads; None where they do not divide."""
-  found = placement.axes('batch', shape[0]), placement.axes('heads', shape[2])
-  return None if None in found else found
+def _mesh_axes(shape: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+  """The mesh axes of rows and heads; None if they do not divide these."""
+  axes = placement.axes('batch', shape[0]), placement.axes('heads', shape[2])
+  return None if None in axes else axes

@@ -1,8 +1,8 @@
-"""Whole scores within a window: blocks of queries, each with the keys that one of them can see.
+"""Whole scores within a window: blocks of queries, each with the keys that its queries see.
 
-With M keys before a segment of T, and no query seeing further than M back, a block of b queries
-needs M + b of the M + T keys. Blocks become rows of the batch, so that the cost grows with the
-window and not with the segment.
+If no query sees further back than M keys, the length of the memory, a block of b queries needs
+M + b of the M + T keys. Blocks become rows of the batch, so the cost grows with the window and not
+with the segment.
 
 B batch, T queries, M memory, S = M + T keys, b queries of a block, F = T / b blocks, N heads.
 """
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from ngrammer_jax.layers import whole_attention
 from ngrammer_jax.layers.context import Context
 
-BLOCK = 64  # queries of a block at least, if the segment has as many
+BLOCK = 64  # minimum queries of a block, if the segment has as many
 
 
 def block_count(T: int, M: int) -> int:
@@ -43,19 +43,19 @@ def attend(
   b, distance = T // F, heads.distance
   if distance is not None:
     distance = distance._replace(
-      query_BxTxNxH=_of_queries(distance.query_BxTxNxH, F),
+      query_BxTxNxH=_fold_queries(distance.query_BxTxNxH, F),
       encoding_SxNxH=distance.encoding_SxNxH[T - b :],  # of the nearest M + b
       bias_SxN=None if distance.bias_SxN is None else distance.bias_SxN[T - b :],
     )
   blocks = whole_attention.Heads(
-    _of_queries(heads.query_BxTxNxH, F),
-    _of_keys(heads.key_BxSxNxH, F, T),
-    _of_keys(heads.value_BxSxNxH, F, T),
+    _fold_queries(heads.query_BxTxNxH, F),
+    _fold_keys(heads.key_BxSxNxH, F, T),
+    _fold_keys(heads.value_BxSxNxH, F, T),
     distance,
   )
   if spans is not None:
     z_BxTxN = spans.z_BxTxN
-    spans = spans._replace(z_BxTxN=z_BxTxN if z_BxTxN.shape[1] == 1 else _of_queries(z_BxTxN, F))
+    spans = spans._replace(z_BxTxN=z_BxTxN if z_BxTxN.shape[1] == 1 else _fold_queries(z_BxTxN, F))
   windows = [
     context.visible_BxTxS[:, first : first + b, first : first + S - T + b]
     for first in range(0, T, b)
@@ -64,31 +64,31 @@ def attend(
   part = whole_attention.attend(
     blocks, spans, context.replace(visible_BxTxS=visible_BxTxS), *options
   )
-  by_head = lambda array: _joined(array.swapaxes(1, 2), F).swapaxes(1, 2)
+  by_head = lambda array: _unfold(array.swapaxes(1, 2), F).swapaxes(1, 2)
   pair_BxNxT = part.pair_BxNxT
   if pair_BxNxT is not None:
     first_Bx1x1 = jnp.tile(jnp.arange(0, T, b), B)[:, None, None]
-    none = pair_BxNxT == S - T + b
-    pair_BxNxT = by_head(jnp.where(none, S, first_Bx1x1 + pair_BxNxT))
-  values_BxTxNxH = _joined(part.values_BxTxNxH, F)
+    is_none = pair_BxNxT == S - T + b
+    pair_BxNxT = by_head(jnp.where(is_none, S, first_Bx1x1 + pair_BxNxT))
+  values_BxTxNxH = _unfold(part.values_BxTxNxH, F)
   return whole_attention.Part(values_BxTxNxH, by_head(part.log_mass_BxNxT), None, pair_BxNxT)
 
 
-def _of_queries(x_BxTx: jax.Array, F: int) -> jax.Array:
+def _fold_queries(x_BxTx: jax.Array, F: int) -> jax.Array:
   """[B F, b, ...] of [B, T, ...]."""
   B, T = x_BxTx.shape[:2]
   return x_BxTx.reshape(B * F, T // F, *x_BxTx.shape[2:])
 
 
-def _of_keys(x_BxSx: jax.Array, F: int, T: int) -> jax.Array:
-  """[B F, M + b, ...] of [B, S, ...]: of each block what is before it, and itself."""
+def _fold_keys(x_BxSx: jax.Array, F: int, T: int) -> jax.Array:
+  """[B F, M + b, ...] of [B, S, ...]: the keys of each block, and the M before it."""
   (B, S), b = x_BxSx.shape[:2], T // F
-  pieces = x_BxSx.reshape(B, S // b, b, *x_BxSx.shape[2:])
+  blocks = x_BxSx.reshape(B, S // b, b, *x_BxSx.shape[2:])
   before = (S - T) // b
-  seen = jnp.stack([pieces[:, first : first + F] for first in range(before + 1)], axis=2)
-  return seen.reshape(B * F, S - T + b, *x_BxSx.shape[2:])
+  windows = jnp.stack([blocks[:, first : first + F] for first in range(before + 1)], axis=2)
+  return windows.reshape(B * F, S - T + b, *x_BxSx.shape[2:])
 
 
-def _joined(x_: jax.Array, F: int) -> jax.Array:
+def _unfold(x_: jax.Array, F: int) -> jax.Array:
   """[B, T, ...] of [B F, b, ...]."""
   return x_.reshape(x_.shape[0] // F, F * x_.shape[1], *x_.shape[2:])

@@ -1,12 +1,11 @@
-"""Persistent vectors: keys and values that are learned (All-attention, Sukhbaatar et al. 2019b).
+"""Persistent vectors: learned keys and values (All-attention, Sukhbaatar et al. 2019b).
 
-Every head has P of them. In one softmax with the context they take the place of the
-feed-forward layer:
+Every head has P of them. In one softmax with the context they replace the feed-forward layer:
 
   used key   sqrt(H) n_k,   n_k of variance 1 / H at the start
   used value sqrt(P) n_v,   n_v of variance 1 / P
 
-so that what is used has unit variance, and what is trained the size of a weight.
+so that used vectors have unit variance, and trained ones the scale of a weight.
 
 B batch, T queries, N heads, H head width, P persistent vectors.
 """
@@ -26,9 +25,9 @@ class Persistent:
 
   Attributes:
     vectors: P, of each head; 0: none.
-    kind: what they share with the context: its softmax (`all_attention`); only the sum, by heads or
-      over the whole width (`attention_split`, `single_head`); or nothing, half of the heads has one
-      and half the other (`head_split`).
+    kind: `all_attention`: one softmax with the context. `attention_split`, `single_head`: a softmax
+      of their own, by head or over the whole width, added to the context. `head_split`: half of
+      the heads attends to the context, the other half to the vectors.
   """
 
   vectors: int

@@ -1,4 +1,4 @@
-"""Where a token stands: rotary and sinusoidal position encodings.
+"""Rotary and sinusoidal position encodings.
 
 B batch, T segment length, N heads, H head width, D model width.
 """
@@ -16,10 +16,10 @@ def rotation(
   max_timescale: float = 10_000.0,
   dtype: jnp.dtype = jnp.float32,
 ) -> tuple[jax.Array, jax.Array]:
-  """Sine and cosine [B, T, 1, H/2] of the angles that `rotate` turns by.
+  """Sine and cosine [B, T, 1, H/2] of the angles of `rotate`.
 
-  Feature j turns by position / timescale_j radians, with
-  timescale_j = min (max / min)^(2 j / H). A position that all rows share may be [T].
+  The angle of feature j is position / timescale_j, with timescale_j = min (max / min)^(2 j / H).
+  Without a batch axis, positions are [T].
   """
   exponent_h = jnp.arange(H // 2, dtype=dtype) / (H // 2)
   timescale_h = min_timescale * (max_timescale / min_timescale) ** exponent_h
@@ -31,8 +31,8 @@ def rotate(x_BxTxNxH: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.A
   """Rotary position encoding (Su et al. 2021); features j and j + H/2 form a pair."""
   sin, cos = rotation
   first, second = jnp.split(x_BxTxNxH.astype(sin.dtype), 2, axis=-1)
-  turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-  return turned.astype(x_BxTxNxH.dtype)
+  rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+  return rotated.astype(x_BxTxNxH.dtype)
 
 
 def sinusoid(position_BxT: jax.Array, D: int, dtype: jnp.dtype = jnp.float32) -> jax.Array:
@@ -47,11 +47,15 @@ def sinusoid(position_BxT: jax.Array, D: int, dtype: jnp.dtype = jnp.float32) ->
   return jnp.concatenate([jnp.sin(angle_BxTxh), jnp.cos(angle_BxTxh)], axis=-1)
 
 
-def distance_sinusoid(distance_S: jax.Array, D: int, dtype: jnp.dtype = jnp.float32) -> jax.Array:
+def distance_sinusoid(
+  distance_S: jax.Array, D: int, dtype: jnp.dtype = jnp.float32, relative_to_zero: bool = False
+) -> jax.Array:
   """The encoding of Transformer-XL, [S, D]: all sines, then all cosines.
 
-  Feature j has the frequency 10000^(-2 j / D).
+  Feature j has the frequency 10000^(-2 j / D). The encoding of 0 may be subtracted from all.
   """
   frequency_h = 10_000 ** (-jnp.arange(0, D, 2, dtype=dtype) / D)
   angle_Sxh = distance_S[:, None].astype(dtype) * frequency_h
-  return jnp.concatenate([jnp.sin(angle_Sxh), jnp.cos(angle_Sxh)], axis=-1)
+  cosine_less_1_Sxh = -2 * jnp.square(jnp.sin(angle_Sxh / 2))  # with all of its digits
+  cosine_Sxh = cosine_less_1_Sxh if relative_to_zero else jnp.cos(angle_Sxh)
+  return jnp.concatenate([jnp.sin(angle_Sxh), cosine_Sxh], axis=-1)

@@ -4,8 +4,8 @@ A key d tokens behind the nearest one that may be seen counts with
 
   m(d) = clip((z - d) / R + 1, 0, 1)
 
-where the span z of a head is learned and the ramp R is not. The official code measures d as we
-do, from the nearest key, which is the token before: its own is never seen there.
+where the span z of a head is learned and the ramp R is not. As in the official code, d is measured
+from the nearest visible key. There this is the token before: no token attends to itself.
 
 B batch, T queries, S keys, N heads, D model width.
 """
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 
 class Spans(NamedTuple):
-  """How far heads look in a segment, in tokens without the ramp: the mean, and the longest."""
+  """The spans of the heads in a segment, in tokens without the ramp: mean and maximum."""
 
   mean: jax.Array
   longest_BxN: jax.Array
@@ -31,8 +31,8 @@ EPSILON = 1e-8  # of the official code: added to the mass that is left under the
 def unit_clip(x: jax.Array) -> jax.Array:
   """Clips to [0, 1], with slope 1 at both ends too, as torch.clamp has it.
 
-  Spans begin at exactly 0, and whole spans put keys on the ends: half a slope there
-  (jnp.clip), or none (lax.clamp), would be another gradient at the very first step.
+  Spans begin at exactly 0, and spans of whole tokens put keys on the ends: jnp.clip has half the
+  slope there and lax.clamp none, which gives another gradient at the first step.
   """
   return jnp.clip(x, 0, 1)
 
@@ -44,13 +44,26 @@ def _unit_clip_jvp(primals, tangents):
 
 
 def soft_mask(z: jax.Array, distance: jax.Array, ramp: int) -> jax.Array:
-  """How much a key counts, from 0 to 1, for broadcast spans and distances from the nearest key."""
+  """The mask m, from 0 to 1, for broadcast spans and distances from the nearest key."""
   return unit_clip(inside(z, distance, ramp))
 
 
 def inside(z: jax.Array, distance: jax.Array, ramp: int) -> jax.Array:
-  """How far a key is inside of a span and its ramp, in ramps: below 0 it is out of reach."""
+  """How far a key is inside of a span and its ramp, in ramps; below 0 the mask is 0."""
   return (z - distance + ramp) / ramp  # exactly 0 at the end of a span of whole tokens
+
+
+def masked_weights(
+  exp: jax.Array, inside: jax.Array | None, renormalize: bool
+) -> tuple[jax.Array, jax.Array]:
+  """Weights of the values, and what they add to the mass of a softmax, for its exponentials.
+
+  `inside` is None without learned spans.
+  """
+  if inside is None:
+    return exp, exp
+  weights = exp * unit_clip(inside)
+  return weights, weights + EPSILON * exp if renormalize else exp
 
 
 def _check(limit, ramp, width):
@@ -60,14 +73,14 @@ def _check(limit, ramp, width):
 
 
 def _mask(module, x_BxTxD, distance_BxTxS, valid_BxT):
-  """The soft mask of a module's spans, and these."""
+  """The soft mask of a module, and its spans."""
   z_BxTxN, spans = module.spans(x_BxTxD, valid_BxT)
   z_BxNxTx1 = z_BxTxN.swapaxes(1, 2)[..., None]
   return soft_mask(z_BxNxTx1, distance_BxTxS[:, None], module.ramp), spans
 
 
 class AdaptiveSpan(nn.Module):
-  """One span for each head, wherever it looks from.
+  """One span for each head, the same for all tokens.
 
   Attributes:
     heads: N.
@@ -75,7 +88,7 @@ class AdaptiveSpan(nn.Module):
     ramp: R.
     initial: of the parameter.
     dtype: of the computation.
-    renormalize: attention scales the weights under the mask so that they add up to 1 again.
+    renormalize: attention scales the masked weights so that they add up to 1 again.
   """
 
   heads: int
@@ -101,7 +114,7 @@ class AdaptiveSpan(nn.Module):
   def spans(
     self, x_BxTxD: jax.Array, valid_BxT: jax.Array | None = None
   ) -> tuple[jax.Array, Spans]:
-    """Returns the spans in tokens [1, 1, N], and how far they go in the segment."""
+    """Returns the spans in tokens [1, 1, N], and their mean and maximum in the segment."""
     del valid_BxT
     _check(self.limit, self.ramp, x_BxTxD.shape[-1])
     init = nn.with_logical_partitioning(nn.initializers.constant(self.initial), ('heads',))
@@ -133,7 +146,7 @@ class DynamicSpan(nn.Module):
   def spans(
     self, x_BxTxD: jax.Array, valid_BxT: jax.Array | None = None
   ) -> tuple[jax.Array, Spans]:
-    """Returns the spans in tokens [B, T, N], and how far they go in the segment."""
+    """Returns the spans in tokens [B, T, N], and their mean and maximum in the segment."""
     D, N = x_BxTxD.shape[-1], self.heads
     _check(self.limit, self.ramp, D)
     normal = nn.with_logical_partitioning(nn.initializers.normal(D**-0.5), ('embed', 'heads'))

@@ -1,4 +1,4 @@
-"""Attention with all scores of a segment at once: the reference, and faster where these are few.
+"""Attention with all scores of a segment at once: the reference, and faster for few scores.
 
 Under the mask m of a learned span, a softmax p over the keys becomes
 
@@ -9,6 +9,7 @@ as in the official code (see `layers.span`).
 B batch, T queries, M memory, S = M + T keys, N heads, H head width.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -28,7 +29,8 @@ class Heads(NamedTuple):
     query_BxTxNxH: scaled, with the content bias.
     key_BxSxNxH: keys of the segment, and before them those of a memory of inputs.
     value_BxSxNxH: values of the same tokens.
-    distance: queries and encodings of distances (see `layers.relative`). None: no such scores.
+    distance: the part of the scores that depends on distances (see `layers.relative`). None: there
+      is none.
   """
 
   query_BxTxNxH: jax.Array
@@ -36,18 +38,13 @@ class Heads(NamedTuple):
   value_BxSxNxH: jax.Array
   distance: relative.DistanceTerm | None = None
 
-  @property
-  def wide(self) -> jnp.dtype:
-    """The dtype of scores and sums."""
-    return jnp.promote_types(self.value_BxSxNxH.dtype, jnp.float32)
-
 
 class Spans(NamedTuple):
-  """Learned spans, and how they mask.
+  """The soft mask of learned spans.
 
   Attributes:
-    z_BxTxN: in tokens; B and T may be 1.
-    ramp: length over which they fade out.
+    z_BxTxN: spans in tokens; B and T may be 1.
+    ramp: length over which the mask falls to 0.
     renormalize: weights under the mask add up to 1 again.
   """
 
@@ -57,13 +54,13 @@ class Spans(NamedTuple):
 
 
 class Part(NamedTuple):
-  """A part of a softmax.
+  """Attention to some of the keys of a softmax.
 
   Attributes:
-    values_BxTxNxH: weighted within the part, in at least float32.
+    values_BxTxNxH: weighted sums of the values, in at least float32.
     log_mass_BxNxT: logarithm of the sum of the exponentials.
-    weights_BxNxTxS: of the values, adding up to 1 within the part. None: they never exist at once.
-    pair_BxNxT: the earlier key that each query attends to most, S for none. None: not looked for.
+    weights_BxNxTxS: of the values, with the sum 1. None: they never exist at once.
+    pair_BxNxT: the earlier key that each query attends to most, S for none. None: not computed.
   """
 
   values_BxTxNxH: jax.Array
@@ -77,7 +74,7 @@ def attend(
   spans: Spans | None,
   context: Context,
   cached: KeyValues | None,
-  finds_pairs: bool,
+  return_pairs: bool,
   drop: dropout.Dropout,
 ) -> Part:
   """Attends to the keys that each query sees.
@@ -87,36 +84,54 @@ def attend(
     spans: learned spans. None: none are learned.
     context: of the segment.
     cached: keys and values of earlier tokens.
-    finds_pairs: find pairs too.
+    return_pairs: compute pairs too.
     drop: dropout of the weights.
   """
   scores_BxNxTxS = _scores(heads, cached, context)
   scores_BxNxTxS = jnp.where(context.visible_BxTxS[:, None], scores_BxNxTxS, MASKED)
   inside_xNxTxS = None if spans is None else _inside(spans, context)
   highest_BxNxTx1 = jax.lax.stop_gradient(scores_BxNxTxS.max(axis=-1, keepdims=True))
-  weights_BxNxTxS = counted_BxNxTxS = jnp.exp(scores_BxNxTxS - highest_BxNxTx1)
-  if spans is not None:
-    exp_BxNxTxS, weights_BxNxTxS = weights_BxNxTxS, weights_BxNxTxS * span.unit_clip(inside_xNxTxS)
-    if spans.renormalize:
-      counted_BxNxTxS = weights_BxNxTxS + span.EPSILON * exp_BxNxTxS
+  exp_BxNxTxS = jnp.exp(scores_BxNxTxS - highest_BxNxTx1)
+  renormalize = spans is not None and spans.renormalize
+  weights_BxNxTxS, counted_BxNxTxS = span.masked_weights(exp_BxNxTxS, inside_xNxTxS, renormalize)
   mass_BxNxTx1 = counted_BxNxTxS.sum(axis=-1, keepdims=True)
   scale_BxNxTx1 = 1 / mass_BxNxTx1
   if not context.sees_itself:
-    # A token that sees nothing would have the mean of all that it must not see.
+    # A query without visible keys would return the mean of all values.
     scale_BxNxTx1 *= context.visible_BxTxS.any(axis=-1)[:, None, :, None]
-  # The division is left to the end, where there are H numbers of a query and not S.
+  # The sums are divided, H numbers of a query, and not the weights, S numbers.
   values_BxTxNxH = _weighted(drop(weights_BxNxTxS), heads, cached)
   return Part(
     values_BxTxNxH * jnp.swapaxes(scale_BxNxTx1, 1, 2),
     (jnp.log(mass_BxNxTx1) + highest_BxNxTx1)[..., 0],
     weights_BxNxTxS * scale_BxNxTx1,
-    _pairs(scores_BxNxTxS, inside_xNxTxS, context) if finds_pairs else None,
+    _pairs(scores_BxNxTxS, inside_xNxTxS, context) if return_pairs else None,
   )
 
 
+def joint_softmax(first: Part, second: Part, epsilon: float = 0.0) -> Part:
+  """One softmax over the keys of two parts: each counts with its share of the mass.
+
+  Args:
+    first, second: without pairs in the second.
+    epsilon: of a soft mask; the mass of the first part includes it, that of the second does not.
+  """
+  second_mass_BxNxT = second.log_mass_BxNxT + math.log1p(epsilon)
+  log_mass_BxNxT = jnp.logaddexp(first.log_mass_BxNxT, second_mass_BxNxT)
+  parts = [(part, jnp.exp(part.log_mass_BxNxT - log_mass_BxNxT)) for part in (first, second)]
+  values_BxTxNxH = sum(
+    part.values_BxTxNxH * share_BxNxT.swapaxes(1, 2)[..., None] for part, share_BxNxT in parts
+  )
+  weights_BxNxTxS = None
+  if first.weights_BxNxTxS is not None:
+    weights = [part.weights_BxNxTxS * share_BxNxT[..., None] for part, share_BxNxT in parts]
+    weights_BxNxTxS = jnp.concatenate(weights, axis=-1)
+  return Part(values_BxTxNxH, log_mass_BxNxT, weights_BxNxTxS, first.pair_BxNxT)
+
+
 def _scores(heads, cached, context):
-  """How well queries and keys match, with their distances; not masked."""
-  # Cache and segment stay apart: joining them would copy the cache.
+  """The scores without a mask, [B, N, T, S]."""
+  # Concatenating cache and segment would copy the cache.
   scores_BxNxTxS = _product('btnh,bsnh->bnts', heads.query_BxTxNxH, heads.key_BxSxNxH)
   if cached is not None:
     scores_BxNxTxM = _product('btnh,bnmh->bntm', heads.query_BxTxNxH, cached.keys)
@@ -137,7 +152,7 @@ def _inside(spans, context):
 
 
 def _weighted(weights_BxNxTxS, heads, cached):
-  """The weighted values of the context, in at least float32."""
+  """The weighted sums of the values, in at least float32."""
   weights_BxNxTxS = weights_BxNxTxS.astype(heads.value_BxSxNxH.dtype)
   M = 0 if cached is None else cached.values.shape[2]
   values_BxTxNxH = _product('bnts,bsnh->btnh', weights_BxNxTxS[..., M:], heads.value_BxSxNxH)
@@ -149,7 +164,7 @@ def _weighted(weights_BxNxTxS, heads, cached):
 def _pairs(scores_BxNxTxS, inside_xNxTxS, context):
   """The earlier key that each query attends to most; S for none."""
   scores_BxNxTxS = jax.lax.stop_gradient(scores_BxNxTxS)
-  if inside_xNxTxS is not None:  # what the softmax, under the mask, is monotone in
+  if inside_xNxTxS is not None:  # the masked weights are monotone in these scores
     scores_BxNxTxS += jnp.log(jax.lax.stop_gradient(span.unit_clip(inside_xNxTxS)))
   T, S = scores_BxNxTxS.shape[2:]
   earlier_TxS = jnp.arange(S) < S - T + jnp.arange(T)[:, None]

@@ -110,10 +110,10 @@ class Block(nn.Module):
       return y_BxTxD.reshape(shape)
 
     post_attention_fn = apply_memories if modules else None
-    finds_pairs = any(module.needs_pairs for module in modules)
+    return_pairs = any(module.needs_pairs for module in modules)
     attend = make_attention(self.config, self.dtype)
     y_BxTxD, projected = attend(
-      x_BxTxD, context, earlier, post_attention_fn, finds_pairs, dropout_key
+      x_BxTxD, context, earlier, post_attention_fn, return_pairs, dropout_key
     )
     return y_BxTxD, projected, states
 

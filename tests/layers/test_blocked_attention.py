@@ -6,75 +6,73 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.layers import blocked_attention, documents, dropout, relative, span
+from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.whole_attention import Heads, Spans
 
-B, T, M, N, H, D, RAMP = 2, 20, 24, 3, 4, 6, 5
-SIZES = (4, 8)  # queries and keys of a block
+B, T, M, N, H, D, RAMP = 2, 20, 22, 3, 4, 6, 5
+S = M + T
 
 
-def project(weights, shared, memory, cache, head, first, count):
-  """Keys and values of inputs [B, M, D]."""
-  rows = jax.lax.dynamic_slice_in_dim(memory, first, count, 1) * shared
+def project(weights, rows, cache, head):
+  """Keys and values of inputs [B, K, D]."""
   return rows @ weights[0], rows @ weights[1]
 
 
-def whole(blocks, operands, keys):
-  """The formula, over all keys at once."""
-  rows = keys.memory * operands.shared
-  of_memory = lambda weights: jnp.einsum('bmd,ndh->nbmh', rows, weights)
-  key = jnp.concatenate([of_memory(operands.weights[0]), operands.key_NxBxTxH], axis=2)
-  value = jnp.concatenate([of_memory(operands.weights[1]), operands.value_NxBxTxH], axis=2)
-  scores = jnp.einsum('nbth,nbsh->nbts', operands.query_NxBxTxH, key)
-  S = M + T
-  distance = documents.distances(T, S)
-  if operands.distance_NxSxH is not None:
-    of_distance = jnp.einsum(
-      'nbth,nsh->nbts', operands.distance_query_NxBxTxH, operands.distance_NxSxH
-    )
-    if operands.distance_bias_NxS is not None:
-      of_distance += operands.distance_bias_NxS[:, None, None]
-    scores += relative.shift(of_distance)
-  visible = documents.visible(
-    keys.query_documents_BxT, keys.documents_BxS, None, blocks.window, None, blocks.sees_itself
+def whole(operands, rows, context, drop, renormalize):
+  """The formula, over all keys at once: values [B, T, N, H], log masses and pairs [B, N, T]."""
+  heads, weights, z_BxTxN = operands
+  key, value = (
+    jnp.concatenate([jnp.einsum('bmd,ndh->bmnh', rows, weight), of_segment], axis=1)
+    for weight, of_segment in zip(weights, heads[1:3], strict=True)
   )
-  scores = jnp.where(visible, scores, -1e30)
-  exps = jnp.where(visible, jnp.exp(scores - scores.max(axis=-1, keepdims=True)), 0)
-  weights, mass = exps, exps.sum(axis=-1)
+  scores = jnp.einsum('btnh,bsnh->bnts', heads.query_BxTxNxH, key)
+  if heads.distance is not None:
+    query_BxTxNxH, encoding_SxNxH, bias_SxN = heads.distance
+    of_distance = jnp.einsum('btnh,snh->bnts', query_BxTxNxH, encoding_SxNxH)
+    if bias_SxN is not None:
+      of_distance += bias_SxN.T[:, None]
+    scores += relative.shift(of_distance)
+  visible_Bx1xTxS = documents.visible(
+    context.query_documents_BxT,
+    context.key_documents_BxS,
+    None,
+    context.window,
+    None,
+    context.sees_itself,
+  )[:, None]
+  scores = jnp.where(visible_Bx1xTxS, scores, -1e30)
+  exps = jnp.where(visible_Bx1xTxS, jnp.exp(scores - scores.max(axis=-1, keepdims=True)), 0)
+  weights, mass, distance = exps, exps.sum(axis=-1), documents.distances(T, S)[:, None]
   pair_scores = scores
-  if operands.span_NxBxT is not None:
-    inside = span.inside(operands.span_NxBxT[..., None], distance - blocks.nearest, blocks.ramp)
+  if z_BxTxN is not None:
+    z_BxNxTx1 = z_BxTxN.swapaxes(1, 2)[..., None]
+    inside = span.inside(z_BxNxTx1, distance - (not context.sees_itself), RAMP)
     weights = exps * span.unit_clip(inside)
     pair_scores = scores + jnp.log(span.unit_clip(inside))
-    if blocks.renormalize:
+    if renormalize:
       mass = (weights + span.EPSILON * jnp.where(inside >= 0, exps, 0)).sum(axis=-1)
-  sees = mass > 0
-  mass = jnp.where(sees, mass, 1)
-  if keys.dropout_key is not None:
-    ones = jnp.ones((B, N, T, S))
-    weights *= dropout.drop(ones, blocks.dropout, keys.dropout_key).swapaxes(0, 1)
-  context = jnp.einsum('nbts,nbsh->nbth', weights, value) / mass[..., None]
-  log_mass = jnp.where(sees, jnp.log(mass) + scores.max(axis=-1), 0)
-  earlier = visible & (distance > 0)
-  pair_scores = jnp.where(earlier, pair_scores, -jnp.inf)
-  pair = jnp.where(pair_scores.max(axis=-1) > -jnp.inf, pair_scores.argmax(axis=-1), S)
-  return context, log_mass, pair
+  mass, sees = jnp.where(mass > 0, mass, 1), mass > 0
+  values_BxNxTxH = jnp.einsum('bnts,bsnh->bnth', drop(weights), value) / mass[..., None]
+  log_mass_BxNxT = jnp.where(sees, jnp.log(mass) + scores.max(axis=-1), 0)
+  pair_scores = jnp.where(visible_Bx1xTxS & (distance > 0), pair_scores, -jnp.inf)
+  pair_BxNxT = jnp.where(pair_scores.max(axis=-1) > -jnp.inf, pair_scores.argmax(axis=-1), S)
+  return values_BxNxTxH.swapaxes(1, 2), log_mass_BxNxT, pair_BxNxT
 
 
-def operands_of(rng, distance, spans):
-  """Random operands."""
+def random_operands(rng, distance, spans):
+  """Queries, keys and values; weights of the memory; learned spans or None."""
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape))
-  of_query = normal(N, B, T, H), normal(N, B, T, H), normal(N, B, T, H)
-  more = {}
+  term = None
   if distance:
-    more['distance_query_NxBxTxH'] = normal(N, B, T, H)
-    more['distance_NxSxH'] = normal(N, M + T, H)
-    if distance == 'biased':
-      more['distance_bias_NxS'] = normal(N, M + T)
+    bias_SxN = normal(S, N) if distance == 'biased' else None
+    term = relative.DistanceTerm(normal(B, T, N, H), normal(S, N, H), bias_SxN)
+  heads = Heads(normal(B, T, N, H), normal(B, T, N, H), normal(B, T, N, H), term)
+  z_BxTxN = None
   if spans == 'adaptive':
-    more['span_NxBxT'] = jnp.array([0.0, 7.3, 30.0])[:, None, None]
+    z_BxTxN = jnp.array([[[0.0, 7.3, 30.0]]])
   elif spans == 'dynamic':
-    more['span_NxBxT'] = jnp.asarray(rng.uniform(0, 20, (N, B, T)))
-  weights = normal(N, D, H), normal(N, D, H)
-  return blocked_attention.Operands(*of_query, **more, weights=weights, shared=normal(D))
+    z_BxTxN = jnp.asarray(rng.uniform(0, 20, (B, T, N)))
+  return heads, (normal(N, D, H), normal(N, D, H)), z_BxTxN
 
 
 CASES = {
@@ -84,51 +82,71 @@ CASES = {
   'adaptive': {'spans': 'adaptive', 'distance': 'plain', 'window': M + 1, 'sees_itself': False},
   'dynamic_dropout': {'spans': 'dynamic', 'dropout': 0.3},
   'not_renormalized': {'spans': 'adaptive', 'renormalize': False, 'window': 13},
-  'pairs': {'spans': 'dynamic', 'finds_pairs': True},
-  'one_block': {'distance': 'plain', 'sizes': (32, 8)},
+  'pairs': {'spans': 'dynamic', 'return_pairs': True},
+  'one_block': {'distance': 'plain', 'block_size': 32},
 }
 
 
 @pytest.mark.parametrize('case', CASES)
-def test_equals_whole_scores(x64, case):
+def test_equals_whole_scores(x64, monkeypatch, case):
   options = dict(CASES[case])
+  monkeypatch.setattr(blocked_attention, 'BLOCK', options.get('block_size', 8))
   rng = np.random.default_rng(0)
-  operands = operands_of(rng, options.pop('distance', None), options.pop('spans', None))
-  queries, count = options.pop('sizes', SIZES)
+  operands = random_operands(rng, options.get('distance'), options.get('spans'))
+  rows, renormalize = jnp.asarray(rng.normal(size=(B, M, D))), options.get('renormalize', True)
   # Row 0 begins a document in the memory and one in the segment; row 1 has an empty memory
   # and padding at its end.
-  document_BxS = np.zeros((B, M + T), np.int32)
+  document_BxS = np.zeros((B, S), np.int32)
   document_BxS[0, 10:] = 1
   document_BxS[0, M + 7 :] = 2
   document_BxS[1, :M] = documents.NONE
   document_BxS[1, M + 15 :] = documents.PADDING
-  rate = options.get('dropout', 0)
-  keys = blocked_attention.Keys(
+  context = Context(
     query_documents_BxT=jnp.asarray(document_BxS[:, M:]),
-    documents_BxS=jnp.asarray(document_BxS),
-    memory=jnp.asarray(rng.normal(size=(B, M, D))),
-    cache=None,
-    rows_B=jnp.arange(B),
-    heads_N=jnp.arange(N),
-    dropout_key=jax.random.key(1) if rate else None,
+    key_documents_BxS=jnp.asarray(document_BxS),
+    window=options.get('window'),
+    sees_itself=options.get('sees_itself', True),
   )
-  blocks = blocked_attention.Blocks(
-    project, M, heads=N, ramp=RAMP, queries=queries, keys=count, dtype=jnp.float64, **options
-  )
-  mixed = jnp.asarray(rng.normal(size=(N, B, T, H)))
+  drop = dropout.Dropout(options.get('dropout', 0.0), jax.random.key(1))
+  return_pairs = options.get('return_pairs', False)
 
-  def of(attend):
+  def in_blocks(heads, weights, z_BxTxN):
+    spans = None if z_BxTxN is None else Spans(z_BxTxN, RAMP, renormalize)
+    source = blocked_attention.Source(project, weights, rows)
+    part = blocked_attention.attend(heads, spans, context, source, return_pairs, drop)
+    return part.values_BxTxNxH, part.log_mass_BxNxT, part.pair_BxNxT
+
+  mixed = jnp.asarray(rng.normal(size=(B, T, N, H)))
+
+  def values_and_gradient(attend):
     def loss(operands):
-      context, log_mass, pair = attend(operands)
+      values, log_mass, pair = attend(operands)
       log_mass = jnp.where(log_mass > -1e30, log_mass, 0)
-      return (context * mixed).sum() + (log_mass * mixed[..., 0]).sum(), (context, log_mass, pair)
+      mixed_mass = log_mass * mixed[..., 0].swapaxes(1, 2)
+      return (values * mixed).sum() + mixed_mass.sum(), (values, log_mass, pair)
 
-    return jax.jit(jax.value_and_grad(loss, has_aux=True))(operands)
+    (_, results), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(operands)
+    return results, gradient
 
-  (_, found), gradient = of(lambda operands: blocks(operands, keys))
-  (_, expected), expected_gradient = of(lambda operands: whole(blocks, operands, keys))
+  results, gradient = values_and_gradient(lambda operands: in_blocks(*operands))
+  expected, expected_gradient = values_and_gradient(
+    lambda operands: whole(operands, rows, context, drop, renormalize)
+  )
   close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
-  jax.tree.map(close, found[:2], expected[:2])
+  jax.tree.map(close, results[:2], expected[:2])
   jax.tree.map(close, gradient, expected_gradient)
-  if blocks.finds_pairs:
-    np.testing.assert_array_equal(found[2], expected[2])
+  if return_pairs:
+    np.testing.assert_array_equal(results[2], expected[2])
+
+
+def test_a_dropout_key_of_another_generator_is_an_error():
+  heads, weights, _ = random_operands(np.random.default_rng(0), None, None)
+  zeros = jnp.zeros((B, S), jnp.int32)
+  context = Context(query_documents_BxT=zeros[:, M:], key_documents_BxS=zeros)
+  source = blocked_attention.Source(project, weights, jnp.zeros((B, M, D)))
+  attend = lambda rate: blocked_attention.attend(
+    heads, None, context, source, False, dropout.Dropout(rate, jax.random.key(0, impl='rbg'))
+  )
+  with pytest.raises(ValueError, match='threefry2x32 keys, not with a key of rbg: pass jax.random'):
+    jax.eval_shape(lambda: attend(0.1))
+  jax.eval_shape(lambda: attend(0.0))

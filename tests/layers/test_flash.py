@@ -45,13 +45,13 @@ def parameters(**fields):
 def context_of(**fields):
   """A context that says that it is nothing but documents and causality."""
   _, documents_BxT, visible_BxTxT = inputs()
-  given = {'query_documents_BxT': documents_BxT, 'is_plain_causal': True}
-  return context.Context(visible_BxTxT, **given | fields)
+  defaults = {'query_documents_BxT': documents_BxT, 'is_plain_causal': True}
+  return context.Context(visible_BxTxT, **defaults | fields)
 
 
-def output(kernel, params, x_BxTxD, told=True, dtype=jnp.float32, **fields):
+def output(kernel, params, x_BxTxD, is_plain_causal=True, dtype=jnp.float32, **fields):
   layer = attention.Attention(N, kernel=kernel, dtype=dtype, **fields)
-  return layer.apply(params, x_BxTxD.astype(dtype), context_of(is_plain_causal=told))[0]
+  return layer.apply(params, x_BxTxD.astype(dtype), context_of(is_plain_causal=is_plain_causal))[0]
 
 
 def attend(kernel, dtype=jnp.float32):
@@ -68,7 +68,7 @@ def attend(kernel, dtype=jnp.float32):
 
 
 def calls_kernel(kernel, **fields):
-  own = {name: value for name, value in fields.items() if name not in ('told', 'dtype')}
+  own = {name: value for name, value in fields.items() if name not in ('is_plain_causal', 'dtype')}
   of = lambda params, x_BxTxD: output(kernel, params, x_BxTxD, **fields)
   program = str(jax.make_jaxpr(of)(parameters(**own), inputs()[0]))
   return 'pallas_call' in program or 'dot_product_attention_fwd' in program
@@ -76,15 +76,15 @@ def calls_kernel(kernel, **fields):
 
 @pytest.mark.parametrize('shape', [pytest.param(None, marks=pytest.mark.slow), (2, 2, 2)])
 def test_splash_is_what_the_scores_give(shape):
-  wanted = attend('xla')
+  expected = attend('xla')
   assert calls_kernel('splash') and not calls_kernel('xla')
   if shape is None:
-    found = attend('splash')
+    actual = attend('splash')
   else:
     with sharding.use(sharding.make_mesh(*shape)):
-      found = attend('splash')
+      actual = attend('splash')
   compare = lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4, rtol=1e-4)
-  jax.tree.map(compare, found, wanted)
+  jax.tree.map(compare, actual, expected)
 
 
 @pytest.mark.slow
@@ -100,12 +100,12 @@ def test_in_bfloat16_a_kernel_is_no_further_from_float32_than_the_scores_are(ker
     (_, y), gradients = jax.tree.map(off, attend(kernel, dtype=jnp.bfloat16), exact)
     return y, max(jax.tree.leaves(gradients))
 
-  for found, of_scores in zip(errors(kernel), errors('xla'), strict=True):
-    assert found < 1.5 * of_scores
+  for of_kernel, of_scores in zip(errors(kernel), errors('xla'), strict=True):
+    assert of_kernel < 1.5 * of_scores
 
 
 def test_a_kernel_is_only_asked_where_it_can_do_it():
-  assert not calls_kernel('splash', told=False)
+  assert not calls_kernel('splash', is_plain_causal=False)
   assert not calls_kernel('splash', persistent=persistent.Persistent(4))
   assert not calls_kernel(None)  # a CPU has none
 
@@ -141,14 +141,14 @@ def test_tpus_have_splash_from_v4_on(kind, kernel, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  'fields, given',
+  'fields, extra_args',
   [
     ({'dropout': 0.1}, ('dropout_key',)),
     ({}, ('post_attention_fn',)),
     ({'position': functools.partial(relative.RelativePosition, width=N * H)}, ()),
   ],
 )
-def test_what_is_more_than_the_tokens_of_a_document_is_left_to_the_scores(fields, given):
+def test_what_is_more_than_the_tokens_of_a_document_is_left_to_the_scores(fields, extra_args):
   x_BxTxD = inputs()[0]
   layer, params = attention.Attention(N, kernel='splash', **fields), parameters(**fields)
   unchanged = lambda attended_BxTxNxH, pair_BxNxT: attended_BxTxNxH
@@ -160,12 +160,12 @@ def test_what_is_more_than_the_tokens_of_a_document_is_left_to_the_scores(fields
 
     return 'pallas_call' in str(jax.make_jaxpr(run)(x_BxTxD))
 
-  assert not calls(*given)
-  assert calls() == bool(given)
+  assert not calls(*extra_args)
+  assert calls() == bool(extra_args)
 
 
 @pytest.mark.parametrize(
-  'visibility, prefix, kept, is_plain',
+  'visibility, prefix, memory_kind, is_plain',
   [
     ({}, False, None, True),
     ({'across_documents': True}, False, None, True),
@@ -177,12 +177,12 @@ def test_what_is_more_than_the_tokens_of_a_document_is_left_to_the_scores(fields
   ],
 )
 def test_a_context_says_whether_it_is_documents_and_causality_alone(
-  visibility, prefix, kept, is_plain
+  visibility, prefix, memory_kind, is_plain
 ):
   documents_1xT = np.array([[0, 0, 1, 1, 1]])
   starts_1xT = np.array([[0, 0, 1, 0, 0]]) > 0
   prefix_1xT = documents_1xT < 1 if prefix else None
   segment = context.Segment(documents_1xT, starts_1xT, None, prefix_1xT)
   earlier = {'recent': context.empty_tokens(1, 2), 'cache': cache.empty_slots(1, 2), None: None}
-  made, _ = context.make(segment, context.Visibility(**visibility), earlier[kept])
-  assert made.is_plain_causal == is_plain
+  result, _ = context.make(segment, context.Visibility(**visibility), earlier[memory_kind])
+  assert result.is_plain_causal == is_plain

@@ -18,11 +18,11 @@ def segment():
   """The context of a segment with a document start and padding, after a memory."""
   starts, valid = np.zeros((B, T), bool), np.ones((B, T), np.int32)
   starts[0, 7], valid[1, 9:] = True, 0
-  kept = np.zeros((B, M), np.int32)
-  kept[1, :2] = documents.NONE
-  recent = context.RecentTokens(kept, kept, np.full(B, M, np.int32))
-  given = context.Segment(documents.numbers(starts), starts, jnp.asarray(valid))
-  return context.make(given, context.Visibility(M + 1, sees_itself=False), recent)[0], valid
+  memory_documents = np.zeros((B, M), np.int32)
+  memory_documents[1, :2] = documents.NONE
+  recent = context.RecentTokens(memory_documents, memory_documents, np.full(B, M, np.int32))
+  inputs = context.Segment(documents.numbers(starts), starts, jnp.asarray(valid))
+  return context.make(inputs, context.Visibility(M + 1, sees_itself=False), recent)[0], valid
 
 
 @pytest.mark.parametrize('kind', [span.AdaptiveSpan, span.DynamicSpan])
@@ -37,22 +37,22 @@ def test_blocks_of_queries_equal_one_block(x64, monkeypatch, kind):
   params = random_variables(layer, x, of_segment, LayerInputs(rows), dtype='float64')['params']
 
   def run(params, x):
-    found = {}
+    pairs = []
 
     def keep_pairs(attended, pair):
-      found['pair'] = pair
+      pairs.append(pair)
       return attended
 
     inputs = of_segment, LayerInputs(rows), keep_pairs, True
     y, projected = layer.apply({'params': params}, x, *inputs)
-    return jnp.sin(y).sum(), (y, projected.spans, found['pair'])
+    return jnp.sin(y).sum(), (y, projected.spans, *pairs)
 
-  found = []
+  results = []
   for count in (local.block_count(T, M), 1):
     monkeypatch.setattr(local, 'block_count', lambda T, M, count=count: count)
-    found.append(jax.jit(jax.value_and_grad(run, argnums=(0, 1), has_aux=True))(params, x))
+    results.append(jax.jit(jax.value_and_grad(run, argnums=(0, 1), has_aux=True))(params, x))
   assert local.applies(of_segment)
-  (blocks, gradient), (whole, expected) = found
+  (blocks, gradient), (whole, expected) = results
   jax.tree.map(lambda a, b: assert_close(a, b, 1e-12), blocks, whole)
   jax.tree.map(lambda a, b: assert_close(a, b, 1e-12), gradient, expected)
 

@@ -40,14 +40,14 @@ def small_blocks(monkeypatch):
 )
 def test_blocks_equal_whole_scores(x64, small_blocks, tmp_path, name):
   """Hidden states, memory, codebook, loss and the gradient of every parameter."""
-  found = {}
+  results = {}
   for kernel in ('blocks', 'xla'):
     case = copy.deepcopy(GOLDENS[name])
     case['model']['kernel'] = kernel
-    found[kernel] = models.compute(case, tmp_path)
+    results[kernel] = models.compute(case, tmp_path)
   wrong = {}
-  for key, values in found['xla'].items():
-    difference = np.abs(found['blocks'][key] - values).max()
+  for key, values in results['xla'].items():
+    difference = np.abs(results['blocks'][key] - values).max()
     if not difference <= 1e-10 * np.abs(values).max() + 1e-12:
       wrong[key] = difference
   assert not wrong, f'{name} {models.options(GOLDENS[name])} differs in {wrong}'
@@ -127,15 +127,16 @@ def rows():
   lengths = np.array([[T] * SEGMENTS + [0] * (CALLS - SEGMENTS), [3, 1, 8, 4, 8], [0, 5, 8, 8, 3]])
   lengths = np.repeat(lengths, STREAMS, axis=0)
   tokens = rng.integers(0, V, (CALLS, count, T))  # and padding
-  given, valid = np.zeros((2, CALLS, count, T), np.int32)
+  segment_starts, valid = np.zeros((2, CALLS, count, T), np.int32)
   place = np.zeros((count, SEGMENTS * T, 2), int)
   for row in range(count):
     pairs = [(call, column) for call in range(CALLS) for column in range(lengths[row, call])]
     place[row] = pairs
     call, column = place[row].T
-    tokens[call, row, column], given[call, row, column] = stream[row], starts[row]
+    tokens[call, row, column] = stream[row]
+    segment_starts[call, row, column] = starts[row]
     valid[call, row, column] = 1
-  return (tokens, given > 0, valid), place
+  return (tokens, segment_starts > 0, valid), place
 
 
 ROWS, PLACE = rows()
@@ -170,8 +171,8 @@ def program(config, kernel, variables, slots=0, gradients=False):
   memory = transformer.empty_memory(config, STREAMS * SPLITS, slots)
 
   def loss(params):
-    def call(memory, given):
-      tokens, starts, valid = given
+    def call(memory, segment):
+      tokens, starts, valid = segment
       hidden, memory, aux = model.apply(
         variables | {'params': params}, tokens, memory, starts_BxT=starts, valid_BxT=valid
       )
@@ -206,10 +207,10 @@ def check(config, gradients, slots=(0, S)):
       assert_close(whole[other], whole[first], 1e-12)
   for count in slots:
     differentiated = gradients and not count
-    found, of_blocks = program(config, 'blocks', variables, count, differentiated)
-    assert_close(found, whole, 1e-10)
+    in_blocks, block_gradient = program(config, 'blocks', variables, count, differentiated)
+    assert_close(in_blocks, whole, 1e-10)
     if differentiated:
-      jax.tree.map(lambda a, b: assert_close(a, b, 1e-10), of_blocks, gradient)
+      jax.tree.map(lambda a, b: assert_close(a, b, 1e-10), block_gradient, gradient)
 
 
 # Whether gradients are compared, and slots for keys and values: what is quick.
@@ -253,15 +254,17 @@ def test_what_no_token_calls_for_is_not_read(x64, small_blocks, slots):
 
   valid = lambda count: (np.arange(T)[None] < count).astype(np.int32)
   for bias, same in ((-9.0, True), (9.0, False)):
-    _, kept = run(of(bias), memory, valid(T))
-    _, kept = run(of(bias), kept, valid(3))
-    layer = dict(kept['layers'][0])
+    _, state = run(of(bias), memory, valid(T))
+    _, state = run(of(bias), state, valid(3))
+    layer = dict(state['layers'][0])
     if slots:  # the 11 tokens so far are in slots 0 to 7, the last in 2
       values = layer['cache'].values.at[:, :, 3:7].set(np.nan)
       layer |= {'cache': layer['cache'].replace(values=values)}
     else:
       layer |= {'hidden': layer['hidden'].at[:, :4].set(np.nan)}
-    y, z = (run(of(bias), k, valid(2))[0][:, :2] for k in (kept, kept | {'layers': (layer,)}))
+    y, z = (
+      run(of(bias), each, valid(2))[0][:, :2] for each in (state, state | {'layers': (layer,)})
+    )
     assert np.array_equal(y, z) == same
 
 
@@ -284,7 +287,7 @@ def test_blocks_are_taken_where_spans_leave_out_many_scores(
 ):
   """Whether there is an array as large as all scores of a head says which way it went."""
   monkeypatch.setattr(blocked_attention, 'BLOCK', 16)
-  monkeypatch.setattr(blocked_attention, 'MANY', 64 * 128)
+  monkeypatch.setattr(blocked_attention, 'MIN_SCORES', 64 * 128)
   monkeypatch.setattr(local, 'block_count', lambda T, M: 1)
   memory = model_config.MemoryConfig(64, same_length='memory_and_self')
   learned = None if change == 'no spans' else model_config.SpanConfig(limit=64, ramp=4)
@@ -293,8 +296,8 @@ def test_blocks_are_taken_where_spans_leave_out_many_scores(
   )
   model, tokens = transformer.TransformerLM(config, V), np.zeros((1, T), np.int32)
   memory = transformer.empty_memory(config, 1, slots)
-  given = {'prefix_BxT': tokens > 0} if change == 'prefix' else {}
+  args = {'prefix_BxT': tokens > 0} if change == 'prefix' else {}
   variables = random_variables(model, tokens, memory)
-  run = lambda variables: model.apply(variables, tokens, memory, **given)[0]
+  run = lambda variables: model.apply(variables, tokens, memory, **args)[0]
   scores = T * (T + (slots or 64))
   assert (jaxprs.largest_array(run, variables) < scores) == in_blocks

@@ -121,7 +121,7 @@ def test_layers_drop_for_themselves_and_share_the_encodings_of_distances(monkeyp
   seen.clear()
   first, second = (array for array in arrays if array.ndim == 2)
   np.testing.assert_array_equal(first, second)
-  encoded = np.asarray(relative.encodings(T, SMALL['width'], less_first=False))[::-1]
+  encoded = np.asarray(relative.encodings(T, SMALL['width'], relative_to_zero=False))[::-1]
   assert 0.3 < (first == 0).mean() < 0.7
   kept = first != 0
   np.testing.assert_allclose(first[kept], 2 * encoded[kept], rtol=1e-5)
@@ -130,15 +130,16 @@ def test_layers_drop_for_themselves_and_share_the_encodings_of_distances(monkeyp
 
 
 def test_what_is_dropped_of_a_distance_does_not_depend_on_the_others():
-  layer = relative.RelativePosition(1, width=8, dropout=0.5)
-  context = Context(distance_key=jax.random.key(0))
-  q, bias = np.ones((1, 1, 1, 4), np.float32), np.zeros((1, 4), np.float32)
+  layer = relative.RelativePosition(width=8, dropout=0.5)
+  q = np.ones((1, 1, 1, 4), np.float32)
   params = {'position': {'kernel': np.random.default_rng(0).normal(size=(8, 1, 4))}}
 
   @functools.partial(jax.jit, static_argnums=0)
   def scores(S):
-    _, term = layer.apply({'params': params}, q, 1.0, S, (bias, bias), context)
-    return relative.scores(term)[0, 0, 0]
+    context = Context(key_documents_BxS=np.zeros((1, S)), distance_key=jax.random.key(0))
+    return relative.scores(
+      relative.DistanceTerm(q, *layer.apply({'params': params}, context, 1, 4))
+    )[0, 0, 0]
 
   few, many = scores(5), scores(9)
   np.testing.assert_allclose(few, many[-5:], rtol=1e-6)
