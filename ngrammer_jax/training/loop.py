@@ -76,7 +76,7 @@ def train(
     # State: the newest intact checkpoint, or a new one.
     restored = checkpoints.restore_newest(workdir, run.abstract(), set_aside=True)
     first_step, state = restored or (0, task.initial_state(run.create()))
-    _log_summary(config, workdir, state, is_new=restored is None)
+    _log_summary(config, workdir, run.labels, state, is_new=restored is None)
     task.log_summary()
     history = recorder.ValidationHistory(workdir, task.best_metric, task.patience)
     validation = history.value_at(first_step)
@@ -89,7 +89,7 @@ def train(
     # Training.
     calls = list(t.calls(first_step))
     with (
-      recorder.Recorder(config, task.vocabulary.size, workdir, first_step, start_time) as record,
+      recorder.Recorder(config, run, workdir, first_step, start_time) as record,
       sharding.use(mesh),
       prefetch.Prefetcher(_batches(task, config, mesh, calls)) as batches,
       profile.Trace(trace, workdir, lambda: jax.block_until_ready(state)) as tracing,
@@ -172,19 +172,13 @@ def _check_kernel(config, mesh) -> None:
     )
 
 
-def _log_summary(config, workdir, state, is_new) -> None:
+def _log_summary(config, workdir, labels, state, is_new) -> None:
   """Logs what is about to be trained."""
   if is_new and (workdir / 'metrics.jsonl').exists():
     logging.info('%s has no checkpoint: starting again from the first step', workdir)
-  tables = [
-    leaf
-    for label, leaf in zip(
-      jax.tree.leaves(optimizers.labels(state.params)), jax.tree.leaves(state.params), strict=True
-    )
-    if label == 'ngram_table'
-  ]
   parts = [f'{train_state.count_elements(state.params):,} parameters']
   if config.model.ngram is not None:
+    tables = optimizers.leaves_by_label(labels, state.params)['ngram_table']
     parts.append(f'{train_state.count_elements(tables):,} of them in n-gram tables')
     parts.append(f'{train_state.count_elements(state.codebook):,} codebook values')
   logging.info('model: %s', ', '.join(parts))

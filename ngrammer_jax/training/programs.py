@@ -15,7 +15,7 @@ from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.models import language_model
-from ngrammer_jax.training import optimizers
+from ngrammer_jax.training import accumulation, flops, metrics, optimizers
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
 
@@ -24,23 +24,26 @@ class Programs:
   """The programs of a run.
 
   Attributes:
-    mesh: of the devices.
+    mesh: device mesh.
+    labels: optimiser label of every parameter.
 
   Raises:
     BadInput: the clusters of words of an adaptive softmax do not fit the vocabulary.
   """
 
   def __init__(self, config: experiment.Config, vocabulary_size: int, mesh: jax.sharding.Mesh):
-    self._config, self.mesh = config, mesh
+    self._config, self.mesh, self._vocabulary_size = config, mesh, vocabulary_size
     if config.model.adaptive_softmax is not None:
       config.model.adaptive_softmax.check_vocabulary(vocabulary_size)
-    self._optimizer = optimizers.make(config.optimizer, config.training.steps)
+    t = config.training
     self._model = language_model.build(config.model, vocabulary_size)
-    self._vocabulary_size = vocabulary_size
-    self._compiled: Callable | None = None
+    variables = train_state.abstract_variables(self._model)
+    self.labels = optimizers.labels(variables['params'])
+    self._optimizer = optimizers.make(config.optimizer, t.steps, self.labels)
     self._create, self._abstract = train_state.make_initializer(
-      self._model, self._optimizer, config.training.batch_size, config.seed, mesh
+      self._model, variables, self._optimizer, t.batch_size, config.seed, mesh
     )
+    self._compiled: Callable | None = None
 
   def create(self) -> train_state.TrainState:
     """Returns the first state."""
@@ -62,16 +65,26 @@ class Programs:
     logging.info('compiled in %s', progress.format_duration(time.monotonic() - began))
 
   def trace(self, state: train_state.TrainState, segments: streams.Segment) -> jax.stages.Traced:
-    """The call, not compiled yet. State and segments may be abstract."""
+    """Traces the call. State and segments may be abstract."""
     c = self._config
-    frozen = c.finetune is not None and c.finetune.codebook == 'frozen'
-    args = self._model, self._optimizer, c.seed, state, c.training.half_loss, frozen
+    t, parts = c.training, None
+    if t.parts > 1:
+      parts = accumulation.GradientAccumulation(t.parts, self.mesh)
+    step = train_step.TrainStep(
+      self._model,
+      self._optimizer,
+      self.labels,
+      c.seed,
+      half_loss=t.half_loss,
+      frozen_codebook=c.finetune is not None and c.finetune.codebook == 'frozen',
+      parts=parts,
+    )
     with sharding.use(self.mesh):
-      return train_step.make_call(*args, c.training.parts).trace(state, segments, np.int32(0))
+      return train_step.make_call(step, state).trace(state, segments, np.int32(0))
 
   def call(
     self, state: train_state.TrainState, segments: streams.Segment, steps: int
-  ) -> tuple[train_state.TrainState, train_step.Metrics]:
+  ) -> tuple[train_state.TrainState, metrics.Metrics]:
     """Makes so many steps of a call, the first ones.
 
     Returns:
@@ -85,6 +98,13 @@ class Programs:
     """The engine of evaluation."""
     model = language_model.build(self._config.evaluation_model(), self._vocabulary_size)
     return inference.Engine(model, self.mesh)
+
+  @functools.cached_property
+  def flops(self) -> flops.ModelFlops:
+    """The FLOPs of the model in training."""
+    t, state = self._config.training, self._abstract
+    variables = {'params': state.params, 'codebook': state.codebook}
+    return flops.count(self._model, variables, t.batch_size // t.parts, t.segment_length)
 
   def evaluate(
     self,

@@ -20,6 +20,7 @@ class Programs:
 
   def __init__(self, config, vocabulary_size, mesh):
     self._config, self.mesh, self.ready = config, mesh, False
+    self.labels = {'embedding': 'ngram_table'}
     place = lambda rows: sharding.rows_sharding(mesh) if rows else sharding.replicated(mesh)
     leaf = lambda shape, dtype, rows=False: jax.ShapeDtypeStruct(shape, dtype, sharding=place(rows))
     self._abstract = train_state.TrainState(
