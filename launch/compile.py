@@ -109,7 +109,7 @@ def trace_program(
   run: programs.Programs, config: experiment.Config, V: int, name: str
 ) -> tuple[jax.stages.Traced, int]:
   """Returns one of PROGRAMS, traced, and the number of tokens that it processes."""
-  t, state, mesh = config.training, run.abstract(), run.mesh
+  t, state, mesh = config.training, run.abstract, run.mesh
   if name == 'train':
     shape = 1, t.batch_size, t.segment_length
     dtypes = np.int32, np.int32, bool, np.float32
@@ -139,7 +139,7 @@ def compile_program(config: experiment.Config, V: int, mesh: jax.sharding.Mesh, 
   chip, start_time = CHIPS[kind], time.monotonic()
   run = programs.Programs(config, V, mesh)
   traced, tokens = trace_program(run, config, V, name)
-  result = {'parameters': train_state.count_elements(run.abstract().params), 'tokens': tokens}
+  result = {'parameters': train_state.count_elements(run.abstract.params), 'tokens': tokens}
   result['memory_limit'] = chip.memory * 2**30
   result['flops'] = flops.matrix_flops(traced.jaxpr) / mesh.size
   try:

@@ -74,7 +74,7 @@ def train(
       signals.check()
 
     # State: the newest intact checkpoint, or a new one.
-    restored = checkpoints.restore_newest(workdir, run.abstract(), set_aside=True)
+    restored = checkpoints.restore_newest(workdir, run.abstract, set_aside=True)
     first_step, state = restored or (0, task.initial_state(run.create()))
     _log_summary(config, workdir, run.labels, state, is_new=restored is None)
     task.log_summary()

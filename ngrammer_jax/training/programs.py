@@ -26,6 +26,8 @@ class Programs:
   Attributes:
     mesh: device mesh.
     labels: optimiser label of every parameter.
+    create: returns the initial state.
+    abstract: shapes, dtypes and shardings of the state.
 
   Raises:
     BadInput: the clusters of words of an adaptive softmax do not fit the vocabulary.
@@ -40,18 +42,10 @@ class Programs:
     variables = train_state.abstract_variables(self._model)
     self.labels = optimizers.labels(variables['params'])
     self._optimizer = optimizers.make(config.optimizer, t.steps, self.labels)
-    self._create, self._abstract = train_state.make_initializer(
+    self.create, self.abstract = train_state.make_initializer(
       self._model, variables, self._optimizer, t.batch_size, config.seed, mesh
     )
     self._compiled: Callable | None = None
-
-  def create(self) -> train_state.TrainState:
-    """Returns the first state."""
-    return self._create()
-
-  def abstract(self) -> train_state.TrainState:
-    """Returns the state without its arrays."""
-    return self._abstract
 
   @property
   def ready(self) -> bool:
@@ -59,10 +53,10 @@ class Programs:
     return self._compiled is not None
 
   def compile(self, state: train_state.TrainState, segments: streams.Segment) -> None:
-    """Compiles the call, apart from training, so that its time is its own."""
-    began = time.monotonic()
+    """Compiles the call."""
+    start_time = time.monotonic()
     self._compiled = self.trace(state, segments).lower().compile()
-    logging.info('compiled in %s', progress.format_duration(time.monotonic() - began))
+    logging.info('compiled in %s', progress.format_duration(time.monotonic() - start_time))
 
   def trace(self, state: train_state.TrainState, segments: streams.Segment) -> jax.stages.Traced:
     """Traces the call. State and segments may be abstract."""
@@ -85,24 +79,20 @@ class Programs:
   def call(
     self, state: train_state.TrainState, segments: streams.Segment, steps: int
   ) -> tuple[train_state.TrainState, metrics.Metrics]:
-    """Makes so many steps of a call, the first ones.
-
-    Returns:
-      The state, which replaces the one passed in, and the metrics of the steps.
-    """
+    """Trains on the first segments. The state is donated; metrics are stacked by step."""
     state, metrics = self._compiled(state, segments, np.int32(steps))
     return state, jax.tree.map(lambda column: column[:steps], metrics)
 
   @functools.cached_property
   def engine(self) -> inference.Engine:
-    """The engine of evaluation."""
+    """The inference engine for evaluation."""
     model = language_model.build(self._config.evaluation_model(), self._vocabulary_size)
     return inference.Engine(model, self.mesh)
 
   @functools.cached_property
   def flops(self) -> flops.ModelFlops:
     """The FLOPs of the model in training."""
-    t, state = self._config.training, self._abstract
+    t, state = self._config.training, self.abstract
     variables = {'params': state.params, 'codebook': state.codebook}
     return flops.count(self._model, variables, t.batch_size // t.parts, t.segment_length)
 
@@ -113,7 +103,7 @@ class Programs:
     max_tokens: int | None,
     report: Callable[[int], None],
   ) -> dict[str, Any]:
-    """The metrics of a split, see `language_modeling.evaluate`."""
+    """Scores a split, see `language_modeling.evaluate`."""
     variables = {'params': state.params, 'codebook': state.codebook}
     return language_modeling.evaluate(
       self.engine, variables, split, self._config, max_tokens=max_tokens, report=report
