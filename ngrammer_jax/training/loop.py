@@ -53,7 +53,7 @@ def train(
   """
   t, start_time = config.training, time.monotonic()
 
-  # Data: found, checked and tokenised before any device is touched.
+  # Data: checked and tokenised before any device is touched.
   with hosts.collective_errors():
     workdirs.check(workdir, config)
     task = make_task(config)
@@ -165,15 +165,15 @@ def _check_kernel(config, mesh) -> None:
   m, t = config.model, config.training
   shape = t.batch_size // t.parts, t.segment_length, m.heads, m.width // m.heads
   with sharding.use(mesh):
-    why = flash.why_not(m.kernel, shape, precision.compute_dtype(m)) if m.kernel else None
-  if why is not None:
+    reason = flash.why_not(m.kernel, shape, precision.compute_dtype(m)) if m.kernel else None
+  if reason is not None:
     raise errors.BadInput(
-      f'model.kernel={m.kernel!r} {why}: model.kernel=None selects automatically'
+      f'model.kernel={m.kernel!r} {reason}: model.kernel=None selects automatically'
     )
 
 
 def _log_summary(config, workdir, labels, state, is_new) -> None:
-  """Logs what is about to be trained."""
+  """Logs the size of the model."""
   if is_new and (workdir / 'metrics.jsonl').exists():
     logging.info('%s has no checkpoint: starting again from the first step', workdir)
   parts = [f'{train_state.count_elements(state.params):,} parameters']

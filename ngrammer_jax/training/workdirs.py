@@ -129,8 +129,8 @@ def _lock(workdir: pathlib.Path, file: TextIO) -> None:
       f'wait for it, stop it, or use another workdir'
     ) from error
   except OSError as error:
-    why = error.strerror
-    logging.warning('%s cannot be locked: %s; do not start a second process', workdir, why)
+    message = '%s cannot be locked: %s; do not start a second process'
+    logging.warning(message, workdir, error.strerror)
   file.seek(0)
   file.truncate()
   file.write(f'process {os.getpid()} on {socket.gethostname()}\n')
