@@ -1,6 +1,7 @@
 """A whole run: it trains, stops where it should, and goes on exactly where it was."""
 
 import dataclasses
+import json
 import math
 import shutil
 import types
@@ -17,10 +18,12 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.training import (
   accumulation,
   checkpoints,
+  flops,
   loop,
   programs,
   recorder,
   step,
+  throughput,
   train_task,
 )
 from tests.checks import bad_input, mesh_of
@@ -171,6 +174,19 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_checkpoints(
   ):
     loop.train(tiny(), tmp_path / 'run')
   assert names(tmp_path / 'run') == ['4']
+
+
+def test_utilisation_is_three_forward_passes_over_the_peak(tiny, tmp_path, monkeypatch, toy_model):
+  model_flops = flops.ModelFlops(per_segment=0.0, per_token=10.0, per_key=1.0, length=8)
+  monkeypatch.setattr(toy.Programs, 'flops', model_flops, raising=False)
+  monkeypatch.setattr(throughput, 'peak_flops', lambda kind: 1e6)
+  assert loop.train(tiny(), tmp_path / 'run')
+  records = map(json.loads, (tmp_path / 'run' / 'metrics.jsonl').open())
+  lines = [line for line in records if 'mfu' in line]
+  assert lines
+  for line in lines:
+    expected = line['tokens_per_second'] * 3 * (10 + 8 / 2) / (1e6 * jax.device_count())
+    assert line['mfu'] == pytest.approx(expected)
 
 
 def begun(workdir, config):
