@@ -25,7 +25,7 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import sharding
 from ngrammer_jax.data import streams
-from ngrammer_jax.training import programs, throughput
+from ngrammer_jax.training import flops, programs
 
 CONFIGS = pathlib.Path(__file__).parents[1] / 'configs' / 'ngrammer_c4.py'
 ROWS = ('transformer', '393k_8k_50')
@@ -91,7 +91,7 @@ def main() -> None:
       if not round_number:  # the first may still load what was compiled
         taken[row].clear()
   kind = jax.devices()[0].device_kind
-  peak, memory = throughput.peak_flops(kind), jax.devices()[0].memory_stats() or {}
+  peak, memory = flops.peak_flops(kind), jax.devices()[0].memory_stats() or {}
   result = {'device': kind, 'settings': {k: v for k, v in vars(options).items() if k != 'json'}}
   for row, run in runs.items():
     rate = run.tokens / float(np.median(taken[row]))

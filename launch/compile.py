@@ -36,7 +36,7 @@ from ngrammer_jax.data import streams
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.models import heads, language_model
-from ngrammer_jax.training import flops, programs, throughput
+from ngrammer_jax.training import flops, programs
 from ngrammer_jax.training import state as train_state
 
 MIN_BYTES_SENT = 1e5  # of the collectives in the table
@@ -169,14 +169,14 @@ def compile_program(config: experiment.Config, V: int, mesh: jax.sharding.Mesh, 
   result |= predict_time(result, kind)
   if name == 'train':
     model_flops = 3 * run.flops.forward() * tokens / mesh.size
-    result['mfu'] = model_flops / throughput.peak_flops(kind) / result['roofline_seconds']
+    result['mfu'] = model_flops / flops.peak_flops(kind) / result['roofline_seconds']
   return result
 
 
 def predict_time(result: dict, kind: str) -> dict:
   """Returns the least time of computation, memory and network, and which of them bounds it."""
   chip = CHIPS[kind]
-  seconds = {'compute': result['flops'] / throughput.peak_flops(kind)}
+  seconds = {'compute': result['flops'] / flops.peak_flops(kind)}
   seconds['memory'] = result['bytes'] / chip.memory_rate / 1e9
   if chip.network_rate is not None:
     sent = sum(each['sent'] for each in result['collectives'])

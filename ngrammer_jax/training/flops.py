@@ -1,4 +1,4 @@
-"""FLOPs of a model, counted in the jaxpr of its forward pass.
+"""FLOPs of a model, counted in the jaxpr of its forward pass, and the peak FLOP/s of devices.
 
   G(T) = s + a T + b T (M + T)
 
@@ -9,6 +9,7 @@ a query and a key. G(T), G(T - 1) and G(T - 2) are counted, of which s, a and b 
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import jax
@@ -17,6 +18,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax.models import language_model
+
+# Dense bfloat16 FLOP/s of one JAX device, from the vendors' data sheets.
+PEAK_FLOPS = {
+  'TPU v2': 22.5e12,
+  'TPU v3': 61.5e12,
+  'TPU v4': 275e12,
+  'TPU v5 lite': 197e12,
+  'TPU v5e': 197e12,
+  'TPU v5': 459e12,
+  'TPU v5p': 459e12,
+  'TPU v6 lite': 918e12,
+  'TPU v6e': 918e12,
+  'NVIDIA A100': 312e12,
+  'NVIDIA H100': 989e12,
+  'NVIDIA H200': 989e12,
+  'NVIDIA L4': 121e12,
+  'Tesla T4': 65e12,
+  'Tesla V100': 125e12,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,3 +131,9 @@ def matrix_flops(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> int:
     else:
       total += max(inner, default=0) if name == 'cond' else sum(inner)
   return total
+
+
+def peak_flops(kind: str) -> float | None:
+  """Returns the peak of a device kind. A suffix is ignored, as in A100-SXM4-40GB."""
+  names = [name for name in PEAK_FLOPS if re.match(rf'{re.escape(name)}($|-| \d| [A-Z])', kind)]
+  return PEAK_FLOPS[max(names, key=len)] if names else None

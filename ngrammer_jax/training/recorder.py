@@ -13,7 +13,7 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, hosts, progress
 from ngrammer_jax.data import streams
-from ngrammer_jax.training import goodput, metrics, optimizers, programs, throughput, writers
+from ngrammer_jax.training import flops, goodput, metrics, optimizers, programs, writers
 
 
 class Recorder:
@@ -36,15 +36,17 @@ class Recorder:
     self._fraction = optimizers.schedule(config.optimizer, t.steps)
     self._goodput = goodput.Goodput(workdir, start_time)
     self._writer = writers.MetricsWriter(workdir, first_step)
-    self._meter = throughput.Meter()
+    peak = flops.peak_flops(jax.devices()[0].device_kind)
+    self._peak = peak and peak * jax.device_count()
+    self._rate = math.inf  # tokens per second
     self._bar = progress.Progress('training', t.steps, 'steps', initial=first_step, log_lines=False)
     self._pending: tuple[int, metrics.Metrics] | None = None
     self._measured_step, self._last_saved = first_step, first_step
 
   def __enter__(self) -> 'Recorder':
     self._bar.__enter__()
-    self._meter.resume()
     self._goodput.switch(goodput.TRAINING)
+    self._goodput.lap()
     return self
 
   def __exit__(self, *exception) -> None:
@@ -58,7 +60,7 @@ class Recorder:
 
   def time_data_wait(self, batches: Iterator[streams.Segment]) -> Iterator[streams.Segment]:
     """Yields the batches, and counts the time until each of them comes."""
-    return self._goodput.timed_items(batches, 'data')
+    return self._goodput.timed_items(batches, goodput.DATA)
 
   @contextlib.contextmanager
   def timed(self, phase: str) -> Iterator[None]:
@@ -69,10 +71,8 @@ class Recorder:
     """
     self._log_pending(None)
     self._writer.sync()
-    self._meter.pause()
     with self._goodput.timed(phase):
       yield
-    self._meter.resume()
 
   def mark_saved(self, step: int) -> None:
     """Records that there is a checkpoint of a step."""
@@ -100,7 +100,7 @@ class Recorder:
     if self._config.model.span is not None:
       metrics['flops_per_token'] = self._forward_flops(metrics)
     self._check_finite(end, metrics)
-    rate = f', {self._meter.rate:,.0f} tokens/s' if math.isfinite(self._meter.rate) else ''
+    rate = f', {self._rate:,.0f} tokens/s' if math.isfinite(self._rate) else ''
     self._bar.advance(len(metrics['loss']), f'loss {metrics["loss"].mean():.4f}{rate}')
     if end % t.log_every and end != t.steps:
       return
@@ -108,16 +108,15 @@ class Recorder:
     values['learning_rate'] = float(self._config.optimizer.learning_rate * self._fraction(end - 1))
     finished, tokens_per_step = self._finished_step(end), t.batch_size * t.segment_length
     if finished > self._measured_step:
-      self._meter.measure((finished - self._measured_step) * tokens_per_step)
-      self._measured_step = finished
-      values['tokens_per_second'] = self._meter.rate
-      if self._meter.peak is not None:  # a step costs three forward passes
-        train_flops = 3 * np.mean(self._forward_flops(metrics))
-        values['mfu'] = float(self._meter.rate * train_flops / self._meter.peak)
+      tokens = (finished - self._measured_step) * tokens_per_step
+      self._measured_step, self._rate = finished, tokens / max(self._goodput.lap(), 1e-9)
+      values['tokens_per_second'] = self._rate
+      if self._peak is not None:  # a step costs three forward passes
+        values['mfu'] = self._rate * 3 * float(np.mean(self._forward_flops(metrics))) / self._peak
     values['goodput'] = self._goodput.share()
     self._goodput.write()
     self._writer.scalars(end, values)
-    seconds_left = (t.steps - end) * tokens_per_step / self._meter.rate
+    seconds_left = (t.steps - end) * tokens_per_step / self._rate
     self._bar.log(writers.format_line(end, t.steps, values, seconds_left))
 
   def _forward_flops(self, metrics):

@@ -124,3 +124,9 @@ def test_flops_of_a_kernel_include_every_block():
   count = lambda function: flops.matrix_flops(jax.make_jaxpr(function)(q).jaxpr)
   assert count(attend) == 2 * product
   assert count(jax.grad(attend)) == pytest.approx((2 + 7) * product, rel=0.001)
+
+
+def test_the_peak_of_a_device_is_that_of_its_longest_name():
+  assert flops.peak_flops('TPU v5 lite') == flops.PEAK_FLOPS['TPU v5 lite']
+  assert flops.peak_flops('NVIDIA A100-SXM4-40GB') == flops.PEAK_FLOPS['NVIDIA A100']
+  assert flops.peak_flops('cpu') is None

@@ -23,7 +23,6 @@ from ngrammer_jax.training import (
   programs,
   recorder,
   step,
-  throughput,
   train_task,
 )
 from tests.checks import bad_input, mesh_of
@@ -179,7 +178,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_checkpoints(
 def test_utilisation_is_three_forward_passes_over_the_peak(tiny, tmp_path, monkeypatch, toy_model):
   model_flops = flops.ModelFlops(per_segment=0.0, per_token=10.0, per_key=1.0, length=8)
   monkeypatch.setattr(toy.Programs, 'flops', model_flops, raising=False)
-  monkeypatch.setattr(throughput, 'peak_flops', lambda kind: 1e6)
+  monkeypatch.setattr(flops, 'peak_flops', lambda kind: 1e6)
   assert loop.train(tiny(), tmp_path / 'run')
   records = map(json.loads, (tmp_path / 'run' / 'metrics.jsonl').open())
   lines = [line for line in records if 'mfu' in line]
