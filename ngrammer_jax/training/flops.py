@@ -44,7 +44,8 @@ class ModelFlops:
   """FLOPs of the matrix products of a model, a multiply-add as two, without rematerialisation.
 
   A causal query attends to half of its segment on average, and to the memory; with a fixed window,
-  to as many tokens as the memory has. A step of training costs three forward passes.
+  to as many tokens as the memory has. A step of training costs three forward passes, also of products
+  without a gradient, such as the distances of k-means.
 
   Attributes:
     per_segment: s, for one row.
@@ -78,10 +79,7 @@ class ModelFlops:
 def count(
   model: language_model.LanguageModel, variables: dict[str, Any], batch_size: int, length: int
 ) -> ModelFlops:
-  """Counts the FLOPs of a model; nothing is computed.
-
-  It counts attention as whole scores, whichever way computes it, and a chunk of the vocabulary as
-  often as there are chunks.
+  """Counts the FLOPs of a model; nothing is computed. Attention counts as whole scores.
 
   Args:
     model: the model.

@@ -1,4 +1,4 @@
-"""The train state, and how it is created."""
+"""The train state and its creation."""
 
 from collections.abc import Callable
 import functools
@@ -53,17 +53,15 @@ def make_initializer(
 ) -> tuple[Callable[[], TrainState], TrainState]:
   """Returns a function that creates the initial state, and the abstract state.
 
+  The function takes no arguments; the state is sharded. The abstract state has shapes, dtypes and
+  shardings, for restoring a checkpoint.
+
   Args:
-    model: the model.
+    model, optimizer: of the run.
     variables: see `abstract_variables`.
-    optimizer: of the parameters.
     batch_size: rows of the memory.
     seed: of the parameters.
     mesh: device mesh.
-
-  Returns:
-    A function of no arguments that creates the sharded state; and the abstract state (shapes,
-    dtypes and shardings), for restoring a checkpoint.
   """
 
   def make_state(variables):
