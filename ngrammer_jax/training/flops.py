@@ -44,8 +44,8 @@ class ModelFlops:
   """FLOPs of the matrix products of a model, a multiply-add as two, without rematerialisation.
 
   A causal query attends to half of its segment on average, and to the memory; with a fixed window,
-  to as many tokens as the memory has. A step of training costs three forward passes, also of products
-  without a gradient, such as the distances of k-means.
+  to as many tokens as the memory has. A step of training costs three forward passes, also of
+  products without a gradient, such as the distances of k-means.
 
   Attributes:
     per_segment: s, for one row.

@@ -37,13 +37,22 @@ class Programs:
     self._config, self.mesh, self._vocabulary_size = config, mesh, vocabulary_size
     if config.model.adaptive_softmax is not None:
       config.model.adaptive_softmax.check_vocabulary(vocabulary_size)
-    t = config.training
-    self._model = language_model.build(config.model, vocabulary_size)
-    variables = train_state.abstract_variables(self._model)
+    t, finetune = config.training, config.finetune
+    model = language_model.build(config.model, vocabulary_size)
+    variables = train_state.abstract_variables(model)
     self.labels = optimizers.labels(variables['params'])
-    self._optimizer = optimizers.make(config.optimizer, t.steps, self.labels)
+    optimizer = optimizers.make(config.optimizer, t.steps, self.labels)
     self.create, self.abstract = train_state.make_initializer(
-      self._model, variables, self._optimizer, t.batch_size, config.seed, mesh
+      model, variables, optimizer, t.batch_size, config.seed, mesh
+    )
+    self._step = train_step.TrainStep(
+      model,
+      optimizer,
+      self.labels,
+      config.seed,
+      half_loss=t.half_loss,
+      frozen_codebook=finetune is not None and finetune.codebook == 'frozen',
+      parts=None if t.parts == 1 else accumulation.GradientAccumulation(t.parts, mesh),
     )
     self._compiled: Callable | None = None
 
@@ -60,21 +69,8 @@ class Programs:
 
   def trace(self, state: train_state.TrainState, segments: streams.Segment) -> jax.stages.Traced:
     """Traces the call. State and segments may be abstract."""
-    c = self._config
-    t, parts = c.training, None
-    if t.parts > 1:
-      parts = accumulation.GradientAccumulation(t.parts, self.mesh)
-    step = train_step.TrainStep(
-      self._model,
-      self._optimizer,
-      self.labels,
-      c.seed,
-      half_loss=t.half_loss,
-      frozen_codebook=c.finetune is not None and c.finetune.codebook == 'frozen',
-      parts=parts,
-    )
     with sharding.use(self.mesh):
-      return train_step.make_call(step, state).trace(state, segments, np.int32(0))
+      return train_step.make_call(self._step, state).trace(state, segments, np.int32(0))
 
   def call(
     self, state: train_state.TrainState, segments: streams.Segment, steps: int
@@ -94,7 +90,7 @@ class Programs:
     """The FLOPs of the model in training."""
     t, state = self._config.training, self.abstract
     variables = {'params': state.params, 'codebook': state.codebook}
-    return flops.count(self._model, variables, t.batch_size // t.parts, t.segment_length)
+    return flops.count(self._step.model, variables, t.batch_size // t.parts, t.segment_length)
 
   def evaluate(
     self,
