@@ -84,17 +84,17 @@ def variables_of(model, spans):
 
 def trainer(model, spans):
   """A function that makes one step, and goes on from there with the next."""
-  optimizer = optimizers.make(
-    experiment.OptimizerConfig(algorithm='adagrad', learning_rate=1e-6, clip_norm=0.03), 1000
-  )
   random = np.random.default_rng(0)
   tokens = random.integers(0, V, (B, T + 1), dtype=np.int32)
   ones = np.ones((B, T), np.float32)
   segment = streams.Segment(tokens[:, :-1], tokens[:, 1:], np.zeros((B, T), bool), ones)
   memory = language_model.empty_memory(model.config, B)
   params = variables_of(model, spans)
+  config = experiment.OptimizerConfig(algorithm='adagrad', learning_rate=1e-6, clip_norm=0.03)
+  labels = jax.tree.map(lambda _: 'dense', params)
+  optimizer = optimizers.make(config, 1000, labels)
   state = train_state.TrainState(np.int32(0), params, {}, optimizer.init(params), memory)
-  step = jax.jit(functools.partial(train_step.train_step, model, optimizer, 0))
+  step = jax.jit(train_step.TrainStep(model, optimizer, labels, seed=0))
   step = step.lower(state, segment).compile()
   holder = [state]
 

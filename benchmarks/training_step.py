@@ -5,7 +5,7 @@
 The real step of the rows `transformer` and `393k_8k_50` of configs/ngrammer_c4.py, 16 layers of
 width 1,024, in bfloat16, on random tokens, in turn; a ratio is the median over rounds of that of
 neighbours in time. With --only=ROW the peak of memory is that of this row. The utilisation is that
-of the model's operations (training/throughput.py) over the vendor's peak.
+of the model's operations (training/flops.py) over the vendor's peak.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import sharding
 from ngrammer_jax.data import streams
-from ngrammer_jax.training import programs, throughput
+from ngrammer_jax.training import flops, programs
 
 CONFIGS = pathlib.Path(__file__).parents[1] / 'configs' / 'ngrammer_c4.py'
 ROWS = ('transformer', '393k_8k_50')
@@ -56,13 +56,14 @@ class Training:
     rows = lambda wanted: streams.map_segments(lambda array: array[:, wanted], segment)
     self._segments = sharding.global_rows(mesh, options.rows, rows, axis=1)
     self._run.compile(self._state, self._segments)
-    self.flops = throughput.train_flops(self.config.model, V, options.length)
+    self.flops = 3 * self._run.flops.forward()
     self.tokens = int(np.prod(shape))
 
   def seconds(self) -> float:
     """Of a call."""
     began = time.perf_counter()
-    self._state, metrics, _ = self._run.call(self._state, self._segments, 0)
+    steps = self.config.training.segments_per_call
+    self._state, metrics = self._run.call(self._state, self._segments, steps)
     assert np.isfinite(jax.device_get(metrics['loss'])).all()
     return time.perf_counter() - began
 
@@ -90,7 +91,7 @@ def main() -> None:
       if not round_number:  # the first may still load what was compiled
         taken[row].clear()
   kind = jax.devices()[0].device_kind
-  peak, memory = throughput.peak_flops(kind), jax.devices()[0].memory_stats() or {}
+  peak, memory = flops.peak_flops(kind), jax.devices()[0].memory_stats() or {}
   result = {'device': kind, 'settings': {k: v for k, v in vars(options).items() if k != 'json'}}
   for row, run in runs.items():
     rate = run.tokens / float(np.median(taken[row]))

@@ -1,12 +1,12 @@
-"""Submits a training to TPU slices of a GKE cluster through xpk, restarted until it is finished.
+"""Submits a training to the TPU slices of a GKE cluster with xpk; restarts it until it is finished.
 
   python launch/gke.py --name=c4 --cluster=CLUSTER --zone=ZONE --type=v5litepod-16 \\
     --image=IMAGE -- python -m ngrammer_jax.train --config=configs/ngrammer_c4.py:393k_8k_50 \\
     --workdir=gs://BUCKET/c4
 
-The image is that of launch/Dockerfile. Every host runs the command with --distributed; what hosts
-and slices need to find each other is set by GKE. Status 0 (finished) and 2 (it cannot work) end the
-job; after anything else, and after a lost node, all hosts start again, --restarts times at most.
+Build the image from launch/Dockerfile. Every host runs the command with --distributed; GKE sets the
+variables through which hosts and slices connect. The job ends with status 0 (finished) or 2 (bad
+input); after any other status or a lost node all hosts restart, at most --restarts times.
 """
 
 import argparse
@@ -15,70 +15,72 @@ import shlex
 import subprocess
 import sys
 
-AGAIN = '1,3-126'  # statuses that start again, beside xpk's own 42 and 127-255: all but 0 and 2
-GRACE = 120  # seconds between SIGTERM and SIGKILL, to save in
+RESTART_STATUSES = '1,3-126'  # besides 42 and 127-255 of xpk: all but 0 and 2
+GRACE = 120  # seconds between SIGTERM and SIGKILL, for saving a checkpoint
 
 
-def commands(o: argparse.Namespace) -> list[list[str]]:
-  """What submits it, and what shows how it stands and deletes it."""
-  where = [f'--cluster={o.cluster}', f'--zone={o.zone}']
-  where += [f'--project={o.project}'] if o.project else []
-  command = o.command + ['--distributed'] * ('--distributed' not in o.command)
+def commands(args: argparse.Namespace) -> list[list[str]]:
+  """Returns the commands that create, list and delete the workload."""
+  location = [f'--cluster={args.cluster}', f'--zone={args.zone}']
+  location += [f'--project={args.project}'] if args.project else []
+  command = args.command + ['--distributed'] * ('--distributed' not in args.command)
   create = [
-    f'--workload={o.name}',
-    *where,
-    f'--tpu-type={o.type}',
-    f'--num-slices={o.slices}',
-    f'--docker-image={o.image}',
-    f'--max-restarts={o.restarts}',
-    f'--restart-on-exit-codes={AGAIN}',
+    f'--workload={args.name}',
+    *location,
+    f'--tpu-type={args.type}',
+    f'--num-slices={args.slices}',
+    f'--docker-image={args.image}',
+    f'--max-restarts={args.restarts}',
+    f'--restart-on-exit-codes={RESTART_STATUSES}',
     f'--termination-grace-period-seconds={GRACE}',
-    *o.option,
+    *args.option,
     f'--command=exec {shlex.join(command)}',  # exec: xpk's shell sends SIGTERM to its child
   ]
   return [
     ['xpk', 'workload', 'create', *create],
-    ['xpk', 'workload', 'list', *where, f'--filter-by-job={o.name}'],
-    ['xpk', 'workload', 'delete', f'--workload={o.name}', *where],
+    ['xpk', 'workload', 'list', *location, f'--filter-by-job={args.name}'],
+    ['xpk', 'workload', 'delete', f'--workload={args.name}', *location],
   ]
 
 
 def main() -> int:
-  """Submits it, or prints the commands."""
+  """Submits the workload, or prints the commands."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
   )
-  parser.add_argument('--name', required=True, help='of the workload')
+  parser.add_argument('--name', required=True, help='name of the workload')
   parser.add_argument('--cluster', required=True)
   parser.add_argument('--zone', required=True)
-  parser.add_argument('--project', help='that of gcloud')
-  parser.add_argument('--type', required=True, help='of a slice: v5litepod-16, v5p-32, v6e-64')
-  parser.add_argument('--slices', type=int, default=1)
-  parser.add_argument('--image', required=True, help='in a registry that the cluster reads')
-  parser.add_argument('--restarts', type=int, default=100, help='at most')
-  parser.add_argument('--option', action='append', default=[], help='more for xpk: --priority=low')
+  parser.add_argument('--project', help='default: the project of gcloud')
+  parser.add_argument('--type', required=True, help='type of a slice: v5litepod-16, v5p-32, v6e-64')
+  parser.add_argument('--slices', type=int, default=1, help='number of slices')
+  parser.add_argument('--image', required=True, help='image in a registry of the cluster')
+  parser.add_argument('--restarts', type=int, default=100, help='maximum number of restarts')
+  parser.add_argument(
+    '--option', action='append', default=[], help='option for xpk, as --priority=low'
+  )
   parser.add_argument('--dry_run', action='store_true', help='print the commands and stop')
   parser.add_argument('command', nargs='+', metavar='-- COMMAND')
-  o = parser.parse_args()
-  if o.slices < 1:
+  args = parser.parse_args()
+  if args.slices < 1:
     parser.error('--slices must be at least 1')
-  if not re.fullmatch(r'v\d+[a-z]*-\d+', o.type):
+  if not re.fullmatch(r'v\d+[a-z]*-\d+', args.type):
     parser.error(
-      f'--type={o.type}: expected as in v5litepod-16, which is v5e:4x4, v5p-32 or v6e-64'
+      f'--type={args.type}: expected as in v5litepod-16, which is v5e:4x4, v5p-32 or v6e-64'
     )
-  workdir = re.search(r'--workdir[= ]([^/\s]\S*)', ' '.join(o.command))
+  workdir = re.search(r'--workdir[= ]([^/\s]\S*)', ' '.join(args.command))
   if workdir and '://' not in workdir[1]:
     parser.error(f'{workdir[0]} would be lost with the container: gs://BUCKET/FOLDER, or a mount')
-  create, *later = commands(o)
-  if o.dry_run:
-    print('\n'.join(map(shlex.join, [create, *later])))
+  create, *others = commands(args)
+  if args.dry_run:
+    print('\n'.join(map(shlex.join, [create, *others])))
     return 0
   try:
     status = subprocess.run(create).returncode
   except OSError as error:
-    sys.exit(f'error: xpk: {error.strerror}; --dry_run prints what would be run')
+    sys.exit(f'error: xpk: {error.strerror}; --dry_run prints the commands')
   if status == 0:
-    print('\n'.join(['submitted; how it stands, and to delete it:', *map(shlex.join, later)]))
+    print('\n'.join(['submitted; to list and to delete it:', *map(shlex.join, others)]))
   return status
 
 

@@ -1,11 +1,11 @@
-"""Runs a command as several processes on this machine, as it runs on the hosts of a pod.
+"""Runs a command in several processes on this machine, as on the hosts of a pod.
 
   python launch/local_processes.py --processes=4 -- python -m ngrammer_jax.train \\
     --config=configs/quickstart.py --workdir=runs/four
 
-Each has CPU devices of its own; they find each other on a free port. When one ends badly the
-others are ended too. SIGTERM and Ctrl-C are SIGTERM for all of them, a second one kills them. The
-exit status is that of the first that ended badly.
+Each process has its own CPU devices; they connect through a free port. If one fails, the others are
+killed after a grace period. SIGTERM and Ctrl-C are forwarded as SIGTERM; a second signal kills all
+processes. The exit status is that of the first process that failed.
 """
 
 import argparse
@@ -19,78 +19,79 @@ import time
 
 import simulate
 
-GRACE = 60  # seconds in which the others may find out by themselves that one is gone
+GRACE = 60  # seconds for the other processes to exit by themselves
 
 
 def commands(command: list[str], processes: int, port: int) -> list[list[str]]:
-  """The command of each process."""
-  where = [f'--coordinator=localhost:{port}', f'--processes={processes}']
-  return [[*command, *where, f'--process_id={number}'] for number in range(processes)]
+  """Returns the command of each process."""
+  flags = [f'--coordinator=localhost:{port}', f'--processes={processes}']
+  return [[*command, *flags, f'--process_id={index}'] for index in range(processes)]
 
 
 def free_port() -> int:
-  """A port that nobody listens on."""
+  """Returns an unused port."""
   with socket.socket() as listening:
     listening.bind(('localhost', 0))
     return listening.getsockname()[1]
 
 
 def main() -> int:
-  """Starts all of them, and returns the exit status of the first that ended badly."""
+  """Starts the processes; returns 0, or the exit status of the first that failed."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawTextHelpFormatter
   )
-  parser.add_argument('--processes', type=int, default=2)
-  parser.add_argument('--devices', type=int, default=1, help='of each process')
-  parser.add_argument('--port', type=int, help='where they find each other; a free one')
+  parser.add_argument('--processes', type=int, default=2, help='number of processes')
+  parser.add_argument('--devices', type=int, default=1, help='devices of each process')
+  parser.add_argument('--port', type=int, help='port of the coordinator; by default an unused one')
   parser.add_argument('--dry_run', action='store_true', help='print the commands and stop')
   parser.add_argument('command', nargs='+', metavar='-- COMMAND')
-  options = parser.parse_args()
+  args = parser.parse_args()
   for name in ('processes', 'devices'):
-    if getattr(options, name) < 1:
+    if getattr(args, name) < 1:
       parser.error(f'--{name} must be at least 1')
-  if options.port is not None and not 0 < options.port < 2**16:
-    parser.error(f'--port={options.port} must be from 1 to 65535')
-  every = commands(options.command, options.processes, options.port or free_port())
-  if options.dry_run:
-    print('\n'.join(map(shlex.join, every)))
+  if args.port is not None and not 0 < args.port < 2**16:
+    parser.error(f'--port={args.port} must be from 1 to 65535')
+  process_commands = commands(args.command, args.processes, args.port or free_port())
+  if args.dry_run:
+    print('\n'.join(map(shlex.join, process_commands)))
     return 0
-  env = simulate.environment(options.devices)
+  env = simulate.environment(args.devices)
   try:
-    # Sessions of their own: what is sent to this process reaches them through it, once.
-    running = [subprocess.Popen(each, env=env, start_new_session=True) for each in every]
+    # In their own sessions: a Ctrl-C reaches them once, forwarded by this process.
+    processes = [
+      subprocess.Popen(command, env=env, start_new_session=True) for command in process_commands
+    ]
   except OSError as error:
-    sys.exit(f'error: {options.command[0]}: {error.strerror}')
-  return ended(running)
+    sys.exit(f'error: {args.command[0]}: {error.strerror}')
+  return wait(processes)
 
 
-def ended(running: list[subprocess.Popen]) -> int:
-  """Waits until all have ended. Returns 0, or the status of the first that ended badly."""
-
-  sent = [signal.SIGKILL, signal.SIGTERM]
+def wait(processes: list[subprocess.Popen]) -> int:
+  """Waits for all processes. Returns 0, or the exit status of the first that failed."""
+  signals = [signal.SIGKILL, signal.SIGTERM]  # the first to be sent is the last
 
   def forward(number, frame):
-    how = sent.pop() if len(sent) > 1 else sent[0]
-    for process in running:
-      process.send_signal(how)
+    received = signals.pop() if len(signals) > 1 else signals[0]
+    for process in processes:
+      process.send_signal(received)
 
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, forward)
-  bad, since = {}, None
-  while len(bad) + sum(process.poll() == 0 for process in running) < len(running):
-    for number, process in enumerate(running):
-      if process.poll() and number not in bad:
-        bad[number], since = process.returncode, since or time.monotonic()
-        status = bad[number]
-        how = f'status {status}' if status > 0 else signal.Signals(-status).name
-        print(f'process {number} ended with {how}', file=sys.stderr, flush=True)
-    if since is not None and time.monotonic() - since > GRACE:
-      print(f'ending the others after {GRACE} s', file=sys.stderr, flush=True)
-      for process in running:
+  failed, deadline = {}, math.inf
+  while len(failed) + sum(process.poll() == 0 for process in processes) < len(processes):
+    for index, process in enumerate(processes):
+      if process.poll() and index not in failed:
+        status = failed[index] = process.returncode
+        deadline = min(deadline, time.monotonic() + GRACE)
+        reason = f'status {status}' if status > 0 else signal.Signals(-status).name
+        print(f'process {index} ended with {reason}', file=sys.stderr, flush=True)
+    if time.monotonic() > deadline:
+      print(f'killing the others after {GRACE} s', file=sys.stderr, flush=True)
+      for process in processes:
         process.kill()
-      since = math.inf
+      deadline = math.inf
     time.sleep(0.1)
-  status = next(iter(bad.values()), 0)
+  status = next(iter(failed.values()), 0)
   return status if status >= 0 else 128 - status
 
 

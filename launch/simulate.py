@@ -10,31 +10,31 @@ import sys
 
 
 def environment(devices: int) -> dict[str, str]:
-  """The environment in which JAX sees so many CPU devices, and nothing else."""
+  """Returns environment variables with which JAX has this number of CPU devices."""
   flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count={devices}'
   return os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': flags.strip()}
 
 
 def main() -> None:
-  """Replaces this process by the command."""
+  """Replaces this process with the command."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawTextHelpFormatter
   )
-  parser.add_argument('--devices', type=int, default=8)
+  parser.add_argument('--devices', type=int, default=8, help='number of devices')
   parser.add_argument('--dry_run', action='store_true', help='print the command and stop')
   parser.add_argument('command', nargs='+', metavar='-- COMMAND')
-  options = parser.parse_args()
-  if options.devices < 1:
+  args = parser.parse_args()
+  if args.devices < 1:
     parser.error('--devices must be at least 1')
-  env = environment(options.devices)
-  if options.dry_run:
+  env = environment(args.devices)
+  if args.dry_run:
     changed = [f'{key}={env[key]!r}' for key in ('JAX_PLATFORMS', 'XLA_FLAGS')]
-    print(' '.join(['env', *changed, *options.command]))
+    print(' '.join(['env', *changed, *args.command]))
     return
   try:
-    os.execvpe(options.command[0], options.command, env)
+    os.execvpe(args.command[0], args.command, env)
   except OSError as error:
-    sys.exit(f'error: {options.command[0]}: {error.strerror}')
+    sys.exit(f'error: {args.command[0]}: {error.strerror}')
 
 
 if __name__ == '__main__':

@@ -1,12 +1,12 @@
-"""Submits a training to Slurm, and goes on after time limits and lost nodes until it is finished.
+"""Submits a training to Slurm, which requeues it after time limits and lost nodes.
 
   python launch/slurm.py --nodes=4 --gpus_per_node=8 --hours=24 -- python -m ngrammer_jax.train \\
     --config=configs/ngrammer_c4.py:393k_8k_50 --workdir=/shared/runs/c4
 
-One process a GPU, as JAX has it under Slurm, through which they find each other. Two minutes
-before the time limit all are sent SIGTERM and save. Status 0 (finished) and 2 (it cannot work) end
-the job; after anything else Slurm queues it again, --restarts times at most, and the same command
-goes on.
+Each GPU has one process, which JAX requires under Slurm; JAX finds the processes through Slurm. Two
+minutes before the time limit, all processes receive SIGTERM and save a checkpoint. The job ends
+with status 0 (finished) or 2 (bad input); after any other status Slurm requeues it, at most
+--restarts times, and the same command resumes.
 """
 
 import argparse
@@ -34,12 +34,10 @@ exit $status
 """
 
 
-def script(name, nodes, gpus_per_node, hours, restarts, options, command) -> str:
-  """What is submitted."""
-  lines = '\n'.join(f'#SBATCH {option}' for option in options)
-  given = {'name': name, 'nodes': nodes, 'gpus_per_node': gpus_per_node, 'hours': hours}
-  given['restarts'] = restarts
-  return SCRIPT.format(**given, options=lines, command=shlex.join(command))
+def format_script(args: argparse.Namespace) -> str:
+  """Returns the batch script."""
+  options = '\n'.join(f'#SBATCH {option}' for option in args.option)
+  return SCRIPT.format(**vars(args) | {'options': options, 'command': shlex.join(args.command)})
 
 
 def main() -> int:
@@ -50,25 +48,25 @@ def main() -> int:
   parser.add_argument('--name', default='ngrammer_jax')
   parser.add_argument('--nodes', type=int, default=1)
   parser.add_argument('--gpus_per_node', type=int, default=8)
-  parser.add_argument('--hours', type=int, default=24, help='of one start, a whole number')
-  parser.add_argument('--restarts', type=int, default=100, help='at most, of one job')
+  parser.add_argument('--hours', type=int, default=24, help='time limit of one start')
+  parser.add_argument('--restarts', type=int, default=100, help='maximum number of restarts')
   parser.add_argument(
-    '--option', action='append', default=[], help='more for sbatch: --partition=x'
+    '--option', action='append', default=[], help='option for sbatch, as --partition=x'
   )
   parser.add_argument('--dry_run', action='store_true', help='print the script and stop')
   parser.add_argument('command', nargs='+', metavar='-- COMMAND')
-  o = parser.parse_args()
+  args = parser.parse_args()
   for key in ('nodes', 'gpus_per_node', 'hours'):
-    if getattr(o, key) < 1:
+    if getattr(args, key) < 1:
       parser.error(f'--{key} must be at least 1')
-  text = script(o.name, o.nodes, o.gpus_per_node, o.hours, o.restarts, o.option, o.command)
-  if o.dry_run:
+  text = format_script(args)
+  if args.dry_run:
     print(text, end='')
     return 0
   try:
     return subprocess.run(['sbatch'], input=text, text=True).returncode
   except OSError as error:
-    sys.exit(f'error: sbatch: {error.strerror}; --dry_run prints what would be submitted')
+    sys.exit(f'error: sbatch: {error.strerror}; --dry_run prints the script')
 
 
 if __name__ == '__main__':

@@ -1,13 +1,14 @@
-"""Trains on a Cloud TPU slice, or on several as one, until it is finished, and gives them back.
+"""Trains on one or more Cloud TPU slices until the training is finished, then deletes them.
 
   python launch/tpu_vm.py --name=c4 --type=v5litepod-16 --zone=ZONE --spot -- \\
     python -m ngrammer_jax.train --config=configs/ngrammer_c4.py:393k_8k_50 --workdir=gs://BUCKET/c4
 
-A queued resource is asked for; once it is there, this checkout is installed on every worker and the
-command started with --distributed, in the checkout. It runs there by itself: when this program is
-ended or loses the network, the same command follows it again. Status 0 (finished) and 2 (it cannot
-work) end it; after anything else, and when the slice is taken away, it is deleted and asked for
-again, --restarts times at most. Multislice needs no variables: JAX finds them on the workers.
+It requests a queued resource. When the slices are there, it installs this checkout on every worker
+and starts the command with --distributed, in the checkout. The command runs in the background: if
+this program is stopped or loses the network, the same command follows it again. Status 0 (finished)
+and 2 (bad input) end it; after any other status, and when the slices are taken away, they are
+deleted and requested again, at most --restarts times. Multislice needs no variables: JAX finds them
+on the workers.
 """
 
 import argparse
@@ -20,200 +21,217 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-SHIPPED = ('setup.py', 'pyproject.toml', 'README.md', 'ngrammer_jax', 'configs')
+PACKED = ('setup.py', 'pyproject.toml', 'README.md', 'ngrammer_jax', 'configs')
 # https://cloud.google.com/tpu/docs/runtimes
 RUNTIMES = {'v5litepod': 'v2-alpha-tpuv5-lite', 'v5p': 'v2-alpha-tpuv5', 'v6e': 'v2-alpha-tpuv6e'}
-WAITING = ('ACCEPTED', 'WAITING_FOR_RESOURCES', 'CREATING', 'PROVISIONING')
-TRIES, LOOKS = 5, 60  # of what may fail for a moment: steps, and all that only looks
-SHORT, CRASHES = 600, 3  # seconds of a training, and how many in a row end so soon by themselves
-HERE = '/tmp/ngrammer_jax'  # log, pid and status, on each worker; a reboot empties it
-say = functools.partial(print, 'tpu_vm:', file=sys.stderr, flush=True)
+PENDING_STATES = ('ACCEPTED', 'WAITING_FOR_RESOURCES', 'CREATING', 'PROVISIONING')
+COMMAND_TRIES, POLL_TRIES = 5, 60
+MIN_RUN_SECONDS = 600  # a training that ends by itself before this has crashed
+MAX_CRASHES = 3  # in a row
+WORKER_DIR = '/tmp/ngrammer_jax'  # log, pid and status, on each worker; a reboot empties it
+log = functools.partial(print, 'tpu_vm:', file=sys.stderr, flush=True)
 
-# gcloud runs these on at most 64 workers at a time, and again where ssh breaks: each may be
-# repeated, and none but the last waits for the training. The image has Python 3.10, uv a newer one.
+# gcloud runs these on at most 64 workers at a time, and again if ssh fails: each can be repeated,
+# and only the last waits for the training. The image has Python 3.10; uv installs a newer one.
 INSTALL = (
-  f'test -e {HERE}/pid || {{ rm -rf ngrammer_jax {HERE}; mkdir ngrammer_jax {HERE} && '
+  f'test -e {WORKER_DIR}/pid || {{ rm -rf ngrammer_jax {WORKER_DIR}; '
+  f'mkdir ngrammer_jax {WORKER_DIR} && '
   'tar -xzf ngrammer_jax.tgz -C ngrammer_jax && cd ngrammer_jax && '
   'python3 -m pip install --user uv && python3 -m uv venv --python=3.12 .venv && '
   "python3 -m uv pip install --python=.venv/bin/python --editable '.[tpu,gcs]'; }"
 )
 START = (
-  f'test -e {HERE}/pid || {{ cd ngrammer_jax; export PATH="$PWD/.venv/bin:$PATH"; '
-  f'setsid bash -c %s >{HERE}/log 2>&1 </dev/null & echo $! >{HERE}/pid; }}'
+  f'test -e {WORKER_DIR}/pid || {{ cd ngrammer_jax; export PATH="$PWD/.venv/bin:$PATH"; '
+  f'setsid bash -c %s >{WORKER_DIR}/log 2>&1 </dev/null & echo $! >{WORKER_DIR}/pid; }}'
 )
 FOLLOW = (
-  f'cd {HERE} && tail -n 50 -f --pid=$(cat pid) log; status=$(cat {HERE}/status || echo 1); '
+  f'cd {WORKER_DIR} && tail -n 50 -f --pid=$(cat pid) log; '
+  f'status=$(cat {WORKER_DIR}/status || echo 1); '
   'echo "<ended with status $status>"; exit $status'
 )
 
 
-def commands(o: argparse.Namespace) -> dict[str, list[str]]:
-  """All that is run here, by what it is for."""
+def commands(args: argparse.Namespace) -> dict[str, list[str]]:
+  """Returns the commands that are run on this machine, by name."""
   gcloud = ['gcloud', 'compute', 'tpus', 'queued-resources']
-  where = [f'--zone={o.zone}', *([f'--project={o.project}'] if o.project else [])]
-  packed = f'/tmp/{o.name}.tgz'
-  create = [f'--accelerator-type={o.type}', f'--runtime-version={o.runtime}', *where]
-  several = [f'--node-count={o.slices}', f'--node-prefix={o.name}']
-  create += several if o.slices > 1 else [f'--node-id={o.name}']
-  create += ['--spot'] * o.spot + o.option
-  everywhere = ['--node=all', '--worker=all', *where]
-  ssh = [*gcloud, 'ssh', o.name, *everywhere, '--ssh-flag=-o ServerAliveInterval=30']
-  command = o.command + ['--distributed'] * ('--distributed' not in o.command)
-  command = shlex.quote(f'{shlex.join(command)}; echo $? >{HERE}/status')
+  location = [f'--zone={args.zone}', *([f'--project={args.project}'] if args.project else [])]
+  archive = f'/tmp/{args.name}.tgz'
+  create = [f'--accelerator-type={args.type}', f'--runtime-version={args.runtime}', *location]
+  nodes = [f'--node-count={args.slices}', f'--node-prefix={args.name}']
+  create += nodes if args.slices > 1 else [f'--node-id={args.name}']
+  create += ['--spot'] * args.spot + args.option
+  all_workers = ['--node=all', '--worker=all', *location]
+  ssh = [*gcloud, 'ssh', args.name, *all_workers, '--ssh-flag=-o ServerAliveInterval=30']
+  command = args.command + ['--distributed'] * ('--distributed' not in args.command)
+  command = shlex.quote(f'{shlex.join(command)}; echo $? >{WORKER_DIR}/status')
   return {
-    'pack': ['tar', '--exclude=__pycache__', '-czf', packed, '-C', str(ROOT), *SHIPPED],
-    'create': [*gcloud, 'create', o.name, *create],
-    'state': [*gcloud, 'describe', o.name, *where, '--format=value(state.state)'],
-    'describe': [*gcloud, 'describe', o.name, *where],
-    'copy': [*gcloud, 'scp', packed, f'{o.name}:ngrammer_jax.tgz', *everywhere],
+    'pack': ['tar', '--exclude=__pycache__', '-czf', archive, '-C', str(ROOT), *PACKED],
+    'create': [*gcloud, 'create', args.name, *create],
+    'state': [*gcloud, 'describe', args.name, *location, '--format=value(state.state)'],
+    'describe': [*gcloud, 'describe', args.name, *location],
+    'copy': [*gcloud, 'scp', archive, f'{args.name}:ngrammer_jax.tgz', *all_workers],
     'install': [*ssh, f'--command={INSTALL}'],
     'start': [*ssh, f'--command={START % command}'],
     'follow': [*ssh, f'--command={FOLLOW}'],
-    'delete': [*gcloud, 'delete', o.name, *where, '--force', '--quiet'],
+    'delete': [*gcloud, 'delete', args.name, *location, '--force', '--quiet'],
   }
 
 
-def run(command: list[str], poll: float) -> bool:
-  """Whether a command succeeds, of some tries."""
-  for _ in range(TRIES):
-    if subprocess.run(command).returncode == 0:
-      return True
-    time.sleep(poll)
-  return False
+class Launcher:
+  """Creates slices, trains on them and deletes them.
 
+  Args:
+    commands: see `commands`.
+    poll: seconds between two attempts or checks.
+  """
 
-def state(to: dict, poll: float, looks: int = LOOKS) -> str:
-  """The state of the queued resource, GONE where there is none."""
-  for _ in range(looks):
-    done = subprocess.run(to['state'], capture_output=True, text=True)
-    if done.returncode == 0:
-      return done.stdout.strip()
-    if 'NOT_FOUND' in done.stderr:
-      return 'GONE'
-    say(done.stderr.strip())
-    if looks == 1:
-      sys.exit('error: gcloud cannot tell what there is, see above; nothing was asked for')
-    time.sleep(poll)
-  sys.exit(f'error: its state is unknown, and it may cost: {shlex.join(to["delete"])}')
+  def __init__(self, commands: dict[str, list[str]], poll: float):
+    self._commands, self._poll = commands, poll
 
+  def state(self, tries: int = POLL_TRIES) -> str:
+    """Returns the state of the queued resource, NOT_FOUND if there is none."""
+    for _ in range(tries):
+      result = subprocess.run(self._commands['state'], capture_output=True, text=True)
+      if result.returncode == 0:
+        return result.stdout.strip()
+      if 'NOT_FOUND' in result.stderr:
+        return 'NOT_FOUND'
+      log(result.stderr.strip())
+      if tries == 1:
+        sys.exit('error: gcloud failed to describe the queued resource; nothing was requested')
+      time.sleep(self._poll)
+    sys.exit(
+      f'error: the state is unknown, and it may cost: {shlex.join(self._commands["delete"])}'
+    )
 
-def delete(to: dict, poll: float) -> None:
-  """Deletes what is there: it must not go on costing unnoticed."""
-  for _ in range(LOOKS):
-    if state(to, poll) == 'GONE' or run(to['delete'], poll):
-      return
-  sys.exit(f'error: it is still there, and costs: {shlex.join(to["delete"])}')
+  def run_until_finished(self, restarts: int) -> int:
+    """Returns the exit status; however it ends, the slices are deleted."""
+    subprocess.run(self._commands['pack'], check=True)
+    crashes = 0
+    for restarts_left in reversed(range(restarts + 1)):
+      start_time = time.monotonic()
+      status = self._run_once()
+      is_short = time.monotonic() - start_time < MIN_RUN_SECONDS
+      crashes = crashes + 1 if is_short and self.state() in ('ACTIVE', 'FAILED') else 0
+      self._delete()
+      if status is None and crashes == MAX_CRASHES:
+        log(f'crashed {MAX_CRASHES} times within minutes, without losing the slices: see above')
+        return 1
+      if status is not None:
+        return status
+      log(f'lost or stopped, and deleted; {restarts_left} restarts left')
+    return 1
 
+  def _run_once(self) -> int | None:
+    """Runs on one set of slices. Returns the exit status, or None to try again."""
+    state = self._create()
+    if state != 'ACTIVE':
+      subprocess.run(self._commands['describe'])  # the reason, such as a quota
+      return 1 if state == 'NOT_FOUND' else None
+    for step in ('copy', 'install', 'start'):
+      if not self._run(step):
+        return 1 if self.state() == 'ACTIVE' else None
+    return self._follow()
 
-def wait(to: dict, poll: float) -> str:
-  """Asks for the slices unless they are there, and waits. Returns ACTIVE, or what came instead."""
-  now = state(to, poll)
-  if now not in (*WAITING, 'ACTIVE'):
-    delete(to, poll)
-    run(to['create'], poll)
-    now = state(to, poll)
-  while now in WAITING:
-    say(now)
-    before = now
-    while now == before:
-      time.sleep(poll)
-      now = state(to, poll)
-  return now
+  def _create(self) -> str:
+    """Requests the slices, unless they are there, and waits. Returns the final state."""
+    state = self.state()
+    if state not in (*PENDING_STATES, 'ACTIVE'):
+      self._delete()
+      self._run('create')
+      state = self.state()
+    while state in PENDING_STATES:
+      log(state)
+      previous = state
+      while state == previous:
+        time.sleep(self._poll)
+        state = self.state()
+    return state
 
+  def _follow(self) -> int | None:
+    """Shows the training until it ends. Returns 0, 2, or None to start it again."""
+    for _ in range(POLL_TRIES):
+      statuses, pipe = [], {'stdout': subprocess.PIPE, 'text': True, 'errors': 'replace'}
+      with subprocess.Popen(self._commands['follow'], **pipe) as process:
+        for line in process.stdout:
+          print(line, end='', flush=True)
+          statuses += map(int, re.findall(r'<ended with status (\d+)>', line))
+      if 2 in statuses:
+        return 2
+      if statuses and not any(statuses) and process.returncode == 0:
+        return 0
+      if any(statuses) or self.state() != 'ACTIVE':
+        return None
+      log('the connection to the workers was lost; connecting again')
+      time.sleep(self._poll)
+    return None
 
-def follow(to: dict, poll: float) -> int | None:
-  """Shows the training until it ends. Returns 0, 2, or None where it has to be started again."""
-  for _ in range(LOOKS):
-    statuses, pipe = [], {'stdout': subprocess.PIPE, 'text': True, 'errors': 'replace'}
-    with subprocess.Popen(to['follow'], **pipe) as process:
-      for line in process.stdout:
-        print(line, end='', flush=True)
-        statuses += map(int, re.findall(r'<ended with status (\d+)>', line))
-    if 2 in statuses:
-      return 2
-    if statuses and not any(statuses) and process.returncode == 0:
-      return 0
-    if any(statuses) or state(to, poll) != 'ACTIVE':
-      return None
-    say('the connection to the workers broke; they are still there')
-    time.sleep(poll)
-  return None
+  def _delete(self) -> None:
+    """Deletes the slices. Exits with an error if that fails, because they cost money."""
+    for _ in range(POLL_TRIES):
+      if self.state() == 'NOT_FOUND' or self._run('delete'):
+        return
+    sys.exit(f'error: the slices still exist, and cost: {shlex.join(self._commands["delete"])}')
 
-
-def live(to: dict, poll: float) -> int | None:
-  """One life of the slices. Returns the status to end with, or None to try again."""
-  if (now := wait(to, poll)) != 'ACTIVE':
-    subprocess.run(to['describe'])  # a quota, for instance; soon it is deleted
-    return 1 if now == 'GONE' else None
-  for step in ('copy', 'install', 'start'):
-    if not run(to[step], poll):
-      return 1 if state(to, poll) == 'ACTIVE' else None
-  return follow(to, poll)
-
-
-def until_finished(to: dict, poll: float, restarts: int) -> int:
-  """Lives until one ends with a status to end with. Whatever comes of it, nothing stays."""
-  subprocess.run(to['pack'], check=True)
-  crashes = 0
-  for left in reversed(range(restarts + 1)):
-    began = time.monotonic()
-    status = live(to, poll)
-    soon = time.monotonic() - began < SHORT and state(to, poll) in ('ACTIVE', 'FAILED')
-    crashes = crashes + 1 if soon else 0
-    delete(to, poll)
-    if status is None and crashes == CRASHES:
-      say(f'ended {CRASHES} times within minutes, and not because it was taken away: see above')
-      return 1
-    if status is not None:
-      return status
-    say(f'lost or stopped, and deleted; {left} restarts left')
-  return 1
+  def _run(self, name: str) -> bool:
+    """Runs a command until it succeeds; returns whether it did."""
+    for _ in range(COMMAND_TRIES):
+      if subprocess.run(self._commands[name]).returncode == 0:
+        return True
+      time.sleep(self._poll)
+    return False
 
 
 def main() -> int:
-  """Runs all of it, or prints the commands."""
+  """Trains, or prints the commands."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
   )
-  parser.add_argument('--name', required=True, help='of the queued resource: one a training')
-  parser.add_argument('--type', required=True, help='of a slice: v5litepod-16, v5p-32, v6e-64')
-  parser.add_argument('--slices', type=int, default=1)
+  parser.add_argument('--name', required=True, help='name of the queued resource')
+  parser.add_argument('--type', required=True, help='type of a slice: v5litepod-16, v5p-32, v6e-64')
+  parser.add_argument('--slices', type=int, default=1, help='number of slices')
   parser.add_argument('--zone', required=True)
-  parser.add_argument('--project', help='that of gcloud')
-  parser.add_argument('--runtime', help='software of the workers; that of the type')
-  parser.add_argument('--spot', action='store_true', help='cheaper, and taken away at any moment')
-  parser.add_argument('--option', action='append', default=[], help='more for create: --reserved')
-  parser.add_argument('--restarts', type=int, default=100, help='at most')
-  parser.add_argument('--poll', type=float, default=30, help='seconds between two looks')
+  parser.add_argument('--project', help='default: the project of gcloud')
+  parser.add_argument('--runtime', help='runtime version; default: that of the type')
+  parser.add_argument(
+    '--spot', action='store_true', help='use spot capacity: cheaper, can be preempted'
+  )
+  parser.add_argument(
+    '--option', action='append', default=[], help='option for create, as --reserved'
+  )
+  parser.add_argument('--restarts', type=int, default=100, help='maximum number of restarts')
+  parser.add_argument('--poll', type=float, default=30, help='seconds between two checks')
   parser.add_argument('--dry_run', action='store_true', help='print the commands and stop')
   parser.add_argument('command', nargs='+', metavar='-- COMMAND')
-  o = parser.parse_args()
-  if o.slices < 1:
+  args = parser.parse_args()
+  if args.slices < 1:
     parser.error('--slices must be at least 1')
-  if o.restarts < 0 or o.poll < 0:
+  if args.restarts < 0 or args.poll < 0:
     parser.error('--restarts and --poll must be at least 0')
-  if not re.fullmatch(r'[a-z]([a-z0-9-]*[a-z0-9])?', o.name):
-    parser.error(f'--name={o.name}: small letters, digits and hyphens, a letter first')
-  if not re.fullmatch(r'v\d+[a-z]*-\d+', o.type):
+  if not re.fullmatch(r'[a-z]([a-z0-9-]*[a-z0-9])?', args.name):
+    parser.error(f'--name={args.name}: lower-case letters, digits and hyphens, a letter first')
+  if not re.fullmatch(r'v\d+[a-z]*-\d+', args.type):
     parser.error(
-      f'--type={o.type}: expected as in v5litepod-16, which is v5e:4x4, v5p-32 or v6e-64'
+      f'--type={args.type}: expected as in v5litepod-16, which is v5e:4x4, v5p-32 or v6e-64'
     )
-  workdir = re.search(r'--workdir[= ](\S+)', ' '.join(o.command))
+  workdir = re.search(r'--workdir[= ](\S+)', ' '.join(args.command))
   if workdir and not workdir[1].startswith('gs://'):
     parser.error(f'{workdir[0]} would be deleted with the slice: name a bucket, gs://BUCKET/FOLDER')
-  o.runtime = o.runtime or RUNTIMES.get(o.type.split('-')[0], 'tpu-ubuntu2204-base')
-  to = commands(o)
-  if o.dry_run:
-    print('\n'.join(map(shlex.join, to.values())))
+  args.runtime = args.runtime or RUNTIMES.get(args.type.split('-')[0], 'tpu-ubuntu2204-base')
+  launcher_commands = commands(args)
+  if args.dry_run:
+    print('\n'.join(map(shlex.join, launcher_commands.values())))
     return 0
+  launcher = Launcher(launcher_commands, args.poll)
   try:
-    state(to, o.poll, looks=1)
-    return until_finished(to, o.poll, o.restarts)
+    launcher.state(tries=1)
+    return launcher.run_until_finished(args.restarts)
   except KeyboardInterrupt:
-    say(f'it goes on, and costs; the same command follows it, or: {shlex.join(to["delete"])}')
+    delete = shlex.join(launcher_commands['delete'])
+    log(f'the training continues, and costs; rerun the same command to follow it, or: {delete}')
     return 130
   except (OSError, subprocess.CalledProcessError) as error:
-    sys.exit(f'error: {error}; --dry_run prints what would be run')
+    sys.exit(f'error: {error}; --dry_run prints the commands')
 
 
 if __name__ == '__main__':

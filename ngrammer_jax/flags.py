@@ -1,4 +1,4 @@
-"""What all verbs share: exit statuses, logging and plain flags."""
+"""Exit statuses, logging and flags of all verbs."""
 
 import argparse
 from collections.abc import Callable
@@ -14,33 +14,33 @@ from ngrammer_jax import errors, files, hosts, progress
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
-  """Runs a verb: logs to standard error, and makes BadInput exit status 2."""
-  form = '%(process_prefix)s%(message)s'
-  logging.basicConfig(level=logging.INFO, format=form, handlers=[progress.LogHandler()])
+  """Runs a verb, logs to standard error, and exits with its status; exceptions have their own."""
+  line_format = '%(process_prefix)s%(message)s'
+  logging.basicConfig(level=logging.INFO, format=line_format, handlers=[progress.LogHandler()])
   for handler in logging.getLogger().handlers:
     handler.addFilter(hosts.ProcessPrefix())
-  logging.getLogger('jax').setLevel(logging.WARNING)  # tells of every device it misses
+  logging.getLogger('jax').setLevel(logging.WARNING)  # reports every missing backend
   for name in ('absl', 'gcsfs', 'fsspec', 'google', 'asyncio'):
-    logging.getLogger(name).setLevel(logging.CRITICAL)  # these also raise what they tell of
+    logging.getLogger(name).setLevel(logging.CRITICAL)  # they also raise what they log
   message = None
   try:
     status = main(sys.argv[1:])
   except errors.BadInput as error:
     message, status = f'error: {error}', 2
-  except errors.Interrupted as stopped:
-    message, status = str(stopped), 128 + stopped.signal
+  except errors.Interrupted as error:
+    message, status = str(error), 128 + error.signal
   except errors.PeerLostError as error:
     message, status = f'error: {error}', 1
   except KeyboardInterrupt:
     print('interrupted', file=sys.stderr, flush=True)
-    os._exit(130)  # XLA may be compiling, and would crash while Python is taken down
-  except BrokenPipeError:  # whoever read standard output has enough
+    os._exit(130)  # XLA may be compiling, and would crash while Python shuts down
+  except BrokenPipeError:  # the reader of standard output has closed it
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     status = 128 + signal.SIGPIPE
   except Exception as error:
     if not hosts.is_multiprocess():
       raise
-    _leave(error)
+    _exit_immediately(error)
   if message is not None:
     is_shared = message.startswith('error: process ')
     process_prefix = '' if hosts.is_primary() or is_shared else f'process {hosts.process_index()}: '
@@ -49,15 +49,15 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   sys.exit(status or 0)
 
 
-def _leave(error: Exception) -> NoReturn:
-  """Ends one of several processes at once: the others would be waited for, and may be gone."""
+def _exit_immediately(error: Exception) -> NoReturn:
+  """Exits one of several processes without waiting for the others, which may be lost."""
   import jax
 
   if not isinstance(error, jax.errors.JaxRuntimeError):
     traceback.print_exception(error)
   logging.error(
-    '%s: %s\nerror: another process may be lost: see what each of them says; the same command, '
-    'for all of them, goes on from the last checkpoint',
+    '%s: %s\nerror: another process may be lost, see the logs of all processes; rerun the same '
+    'command in all of them to resume from the last checkpoint',
     type(error).__name__,
     error,
   )
@@ -67,7 +67,7 @@ def _leave(error: Exception) -> NoReturn:
 
 
 def add_watchdog(parser: argparse.ArgumentParser) -> None:
-  """The flag of those verbs that may hang for long."""
+  """Adds --watchdog."""
 
   def minutes(text):
     if not 0 <= float(text) < float('inf'):
@@ -84,9 +84,9 @@ def add_watchdog(parser: argparse.ArgumentParser) -> None:
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:
-  """The flag of those verbs that compile."""
+  """Adds --compilation_cache, which takes effect when it is parsed."""
 
-  def keep(text):
+  def use_cache(text):
     folder = files.path(text)
     try:
       files.check_reachable(folder)
@@ -96,23 +96,26 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
       raise argparse.ArgumentTypeError(f'{text} cannot be written: {error.strerror}') from error
     except errors.BadInput as error:
       raise argparse.ArgumentTypeError(str(error)) from error
-    import jax  # only with this flag: --help and errors in a config do not wait for it
+    import jax  # only with this flag: --help does not wait for it
 
     jax.config.update('jax_compilation_cache_dir', text)
     return folder
 
   parser.add_argument(
-    '--compilation_cache', type=keep, metavar='DIR', help='persistent compilation cache directory'
+    '--compilation_cache',
+    type=use_cache,
+    metavar='DIR',
+    help='persistent compilation cache directory',
   )
 
 
 def add_trace(parser: argparse.ArgumentParser) -> None:
-  """The flag of those verbs that train."""
+  """Adds --trace."""
 
   def steps(text):
-    first, colon, last = text.partition(':')
-    known = first.isdecimal() and last.isdecimal()
-    if not colon or not known or int(first) >= int(last):
+    first, _, last = text.partition(':')
+    is_range = first.isdecimal() and last.isdecimal()
+    if not is_range or int(first) >= int(last):
       raise argparse.ArgumentTypeError(
         f'{text} is not FIRST:LAST, as in 100:110, which are the steps from 100 to 109'
       )
@@ -135,7 +138,7 @@ def use_deterministic_ops() -> None:
 
 
 def step(text: str) -> int | str:
-  """The value of --step: a number, newest or best. Raises BadInput for anything else."""
+  """Parses --step: a number, newest or best. Raises BadInput for anything else."""
   if not text.isdecimal() and text not in ('newest', 'best'):
     raise errors.BadInput(f'--step={text} is not a step, newest or best')
   return int(text) if text.isdecimal() else text

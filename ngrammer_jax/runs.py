@@ -67,8 +67,8 @@ class Run:
     run = programs.Programs(self.config, self.vocabulary.size, self.mesh)
     # The rows of training need not be divisible by the devices of an evaluation.
     replicated = sharding.replicated(self.mesh)
-    memory = sharding.abstract(run.abstract().memory, replicated)
-    return _restore(self.workdir, self.step, run.abstract().replace(memory=memory))
+    memory = sharding.abstract(run.abstract.memory, replicated)
+    return _restore(self.workdir, self.step, run.abstract.replace(memory=memory))
 
   @functools.cached_property
   def engine(self) -> inference.Engine:

@@ -6,6 +6,7 @@ Parameters have logical axis names (`vocab`, `embed`, ...); RULES map them to th
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import functools
 import logging
 import math
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 from flax import linen as nn
 import jax
 from jax.experimental import mesh_utils
-import numpy as np
 
 from ngrammer_jax import errors
 
@@ -55,9 +55,9 @@ def make_mesh(
   """
   devices = jax.devices() if devices is None else devices
   sizes, count = [data, fsdp, model], len(devices)
-  known = math.prod(s for s in sizes if s != -1)
-  if sizes.count(-1) == 1 and count % known == 0:
-    sizes[sizes.index(-1)] = count // known
+  product = math.prod(size for size in sizes if size != -1)
+  if sizes.count(-1) == 1 and count % product == 0:
+    sizes[sizes.index(-1)] = count // product
   if math.prod(sizes) != count or -1 in sizes:
     raise errors.BadInput(
       f'mesh.data={data} x mesh.fsdp={fsdp} x mesh.model={model} does not match the {count} '
@@ -114,16 +114,11 @@ def shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
   unsharded: dict[tuple[str, int, int], list[str]] = {}
 
   def sharding_of(path, leaf):
-    value = nn.unbox(leaf)
-    if not jax.tree.leaves(value):  # optax.MaskedNode: the leaf has another optimiser
-      return value
+    shape = nn.unbox(leaf).shape
     # Sharding a vector saves nothing, and would reshard the activations that it scales.
-    is_vector = len(value.shape) < 2
-    names = (None,) * len(value.shape) if is_vector or not is_box(leaf) else leaf.names
+    names = leaf.names if is_box(leaf) and len(shape) > 1 else (None,) * len(shape)
     spec = []
-    for size, name, axes in zip(
-      value.shape, names, nn.logical_to_mesh_axes(names, RULES), strict=True
-    ):
+    for size, name, axes in zip(shape, names, nn.logical_to_mesh_axes(names, RULES), strict=True):
       group = (axes,) if isinstance(axes, str) else axes or ()
       shards = math.prod(mesh.shape[axis] for axis in group)
       if size % shards:
@@ -165,26 +160,23 @@ def global_rows(
   Args:
     mesh: device mesh.
     batch_size: rows of the global batch.
-    make: maps a slice of the rows to a tuple of NumPy arrays with these rows at `axis`.
+    make: maps a slice of the rows to a tree of NumPy arrays with these rows at `axis`.
     axis: axis of the rows.
   """
   sharding = rows_sharding(mesh, axis)
-  cache: dict[tuple[int, int], Any] = {}
+
+  @functools.cache
+  def make_rows(first, last):
+    return jax.tree.flatten(make(slice(first, last)))
 
   def rows(index):
-    first, last, _ = index[axis].indices(batch_size)
-    if (first, last) not in cache:
-      cache[first, last] = make(slice(first, last))
-    return cache[first, last]
+    return make_rows(*index[axis].indices(batch_size)[:2])
 
   local = sharding.addressable_devices_indices_map((*[1] * axis, batch_size))
-  example = rows(next(iter(local.values())))
+  examples, tree = rows(next(iter(local.values())))
   arrays = []
-  for i, array in enumerate(example):
-    if array is None:
-      arrays.append(None)
-      continue
-    shape = (*array.shape[:axis], batch_size, *array.shape[axis + 1 :])
-    part = lambda index, i=i: np.asarray(rows(index)[i])
+  for i, example in enumerate(examples):
+    shape = (*example.shape[:axis], batch_size, *example.shape[axis + 1 :])
+    part = lambda index, i=i: rows(index)[0][i]
     arrays.append(jax.make_array_from_callback(shape, sharding, part))
-  return type(example)(*arrays) if hasattr(example, '_fields') else tuple(arrays)
+  return tree.unflatten(arrays)

@@ -132,7 +132,7 @@ WRONG = [
       *('--topology=v3:2x2', '--config.data.vocabulary=characters'),
       '--config.data.vocabulary_size=None',
     ],
-    "data.vocabulary='characters' has is known when the text is read: say it, --vocabulary_size",
+    "the size of data.vocabulary='characters' depends on the text: set --vocabulary_size=N",
   ),
 ]
 
@@ -140,7 +140,7 @@ WRONG = [
 DRIVER = """
 import json, runpy, sys
 sys.path.insert(0, 'launch')  # where a script finds its neighbours
-main = runpy.run_path('launch/compile.py')['guarded']
+main = runpy.run_path('launch/compile.py')['main_or_crash']
 outcomes = []
 for arguments in json.loads(sys.argv[1]):
   try:

@@ -117,7 +117,7 @@ def test_large_parameters_and_their_optimizer_are_spread(spec, layers):
   if layers is not None:
     given['model']['layers'] = layers
   mesh = sharding.make_mesh(2, 2, 2)
-  state = programs.Programs(config.resolve(given), LARGE[spec], mesh).abstract()
+  state = programs.Programs(config.resolve(given), LARGE[spec], mesh).abstract
   large = []
 
   def check(path, leaf):

@@ -116,7 +116,7 @@ def at_once(tmp_path, monkeypatch):
     (tmp_path / 'calls').write_text('')
     monkeypatch.setattr(sys, 'argv', ['tpu_vm.py', *GIVEN, *more, *COMMAND])
     errors = []
-    monkeypatch.setattr(module, 'say', errors.append)
+    monkeypatch.setattr(module, 'log', errors.append)
     try:
       status = module.main()
     except SystemExit as stop:
@@ -254,7 +254,7 @@ def test_restarts_end(cloud):
 def test_what_ends_at_once_again_and_again_is_given_up(cloud, ended):
   done, calls = cloud(ended)
   assert done.returncode == 1 and calls.count('create') == 3 and calls[-1] == 'delete'
-  assert 'ended 3 times within minutes' in done.stderr
+  assert 'crashed 3 times within minutes' in done.stderr
   assert not (cloud.folder / 'state').exists()
 
 
@@ -267,7 +267,7 @@ def test_what_gcloud_cannot_tell_is_said_at_once(cloud):
   done, calls = cloud('untold')
   assert done.returncode == 1 and not calls
   assert done.stderr.endswith(
-    'gcloud cannot tell what there is, see above; nothing was asked for\n'
+    'gcloud failed to describe the queued resource; nothing was requested\n'
   )
 
 
@@ -309,7 +309,7 @@ def test_ctrl_c_leaves_the_training_and_says_so(in_bash):
   said = process.communicate(timeout=300)[1]
   pathlib.Path('/tmp', f'{in_bash.given[0][7:]}.tgz').unlink()
   assert process.returncode == 130
-  assert 'it goes on, and costs' in said and 'queued-resources delete' in said
+  assert 'the training continues, and costs' in said and 'queued-resources delete' in said
   assert (in_bash.folder / 'state').read_text() == 'ACTIVE'
 
 
@@ -333,7 +333,7 @@ def test_the_same_command_follows_what_runs(in_bash):
   [
     (['--slices=0', '--', 'x'], '--slices must be at least 1'),
     (['--restarts=-1', '--', 'x'], '--restarts and --poll must be at least 0'),
-    (['--name=Try_1', '--', 'x'], '--name=Try_1: small letters, digits and hyphens'),
+    (['--name=Try_1', '--', 'x'], '--name=Try_1: lower-case letters, digits and hyphens'),
     (['--type=v5e:4x4', '--', 'x'], '--type=v5e:4x4: expected as in v5litepod-16, which is v5e'),
     (['--', 'x', '--workdir=s3://b/a'], '--workdir=s3://b/a would be deleted with the slice'),
     (['--', 'x', '--workdir=runs/a'], '--workdir=runs/a would be deleted with the slice'),

@@ -73,16 +73,6 @@ class RecurrentConfig:
       return self.window
     return {'ngram': self.slices - 1, 'recurrent_memory': self.window - 1}.get(self.readout, 0)
 
-  def products(self, width: int) -> int:
-    """Multiplications for one token, the output layer not counted."""
-    K, J, G = self.hidden, self.width, CELLS[self.cell]
-    of_readout = {
-      'ngram': K * J,
-      'recurrent_memory': 6 * K * K + 2 * self.window * K,
-      **dict.fromkeys(ATTENTION, 4 * J * J + 2 * self.window * J),
-    }
-    return G * K * (width + K) + of_readout.get(self.readout, 0)
-
   def parameters(self, width: int, vocabulary_size: int) -> int:
     """The number of parameters without the embedding, with an output layer that is not tied.
 

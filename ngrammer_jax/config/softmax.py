@@ -47,15 +47,6 @@ class AdaptiveSoftmaxConfig:
     if not model.softmax_bias:
       raise errors.BadInput('model.softmax_bias=False: an adaptive softmax has biases')
 
-  def products(self, width: int, size: int) -> int:
-    """Multiplications of the output layer for one token, of `width` features and `size` words."""
-    borders, count = (0, *self.cutoffs, size), 0
-    for i in range(len(borders) - 1):
-      J = (self.embedding_width or width) // self.divisor**i
-      projected = J != width or (self.divisor > 1 and self.project_same_width)
-      count += J * (borders[i + 1] - borders[i]) + J * width * projected
-    return count
-
   def check_vocabulary(self, size: int) -> None:
     """Raises BadInput where a tail would be empty."""
     if self.cutoffs and self.cutoffs[-1] >= size:

@@ -69,9 +69,11 @@ class AdaptiveSoftmax(nn.Module):
     param_dtype = jnp.promote_types(self.dtype, jnp.float32)
     self._biases = [self.param(f'bias_{i}', zeros, (self._size(i),), param_dtype) for i in clusters]
     if self.cutoffs:
-      C, init = len(self.cutoffs), nn.initializers.normal(self._width(0) ** -0.5)
+      C, normal = len(self.cutoffs), nn.initializers.normal(self._width(0) ** -0.5)
+      init = nn.with_logical_partitioning(normal, (None, None))
+      zeros = nn.with_logical_partitioning(nn.initializers.zeros, (None,))
       self._cluster_weight = self.param('cluster_weight', init, (C, self._width(0)), param_dtype)
-      self._cluster_bias = self.param('cluster_bias', nn.initializers.zeros, (C,), param_dtype)
+      self._cluster_bias = self.param('cluster_bias', zeros, (C,), param_dtype)
 
   def embed(self, tokens_BxT: jax.Array) -> jax.Array:
     """Returns the embeddings of words, [B, T, D], not scaled."""

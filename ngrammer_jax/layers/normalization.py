@@ -28,10 +28,11 @@ class LayerNorm(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     shape = x.shape[-2:] if self.per_head else x.shape[-1:]
-    # No logical names: sharding these small vectors would propagate to the activations.
+    # Replicated: sharding these small vectors would propagate to the activations.
+    replicated = lambda init: nn.with_logical_partitioning(init, (None,) * len(shape))
     param_dtype = jnp.promote_types(self.dtype, jnp.float32)
-    scale = self.param('scale', nn.initializers.ones, shape, param_dtype)
-    bias = self.param('bias', nn.initializers.zeros, shape, param_dtype)
+    scale = self.param('scale', replicated(nn.initializers.ones), shape, param_dtype)
+    bias = self.param('bias', replicated(nn.initializers.zeros), shape, param_dtype)
     return _normalise(x, scale, bias, self.epsilon, self.dtype)
 
 

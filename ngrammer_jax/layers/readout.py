@@ -125,7 +125,8 @@ class AttentionReadout(nn.Module):
       keys = [jnp.where(*pair, 0) for pair in zip(visible, keys, strict=True)]
       values = [jnp.where(*pair, 0) for pair in zip(visible, values, strict=True)]
     wide = jnp.promote_types(self.dtype, jnp.float32)
-    score_J = self.param('score', self.initializer, (J,), wide).astype(self.dtype)
+    init = nn.with_logical_partitioning(self.initializer, ('mlp',))
+    score_J = self.param('score', init, (J,), wide).astype(self.dtype)
     score = lambda key_BxTxJ: jnp.einsum(
       'btj,j->bt', jnp.tanh(key_BxTxJ + query_BxTxJ), score_J, preferred_element_type=wide
     )

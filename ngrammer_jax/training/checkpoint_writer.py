@@ -70,11 +70,10 @@ class CheckpointWriter:
       describe = lambda: leaves
     is_remote = files.is_remote(self._folder)
     scratch = self._folder / (str(step) if is_remote else f'{step}{SCRATCH}')
-    with files.translate_disk_full(lambda: self._disk_full_message(f'step {step}')):
+    with self._translate_disk_full(f'step {step}'):
       self._orbax.save(files.absolute(scratch), checkpoints.drop_empty(state))
-    unfinished = manifest.Manifest(step, '', validation, {}, {})
     self._step = step
-    self._commit_future = self._thread.submit(self._commit, scratch, unfinished, describe)
+    self._commit_future = self._thread.submit(self._commit, step, validation, scratch, describe)
 
   def set_validation(self, step: int, validation: float) -> None:
     """Adds a validation loss that was measured after the checkpoint was written."""
@@ -83,33 +82,23 @@ class CheckpointWriter:
     folder = checkpoints.folder_of(self._workdir, step)
     saved = manifest.read(folder)
     if saved.validation != validation:
-      with files.translate_disk_full(
-        lambda: self._disk_full_message(f'the manifest of step {step}')
-      ):
+      with self._translate_disk_full(f'the manifest of step {step}'):
         manifest.write(folder, dataclasses.replace(saved, validation=validation))
 
-  def _commit(self, scratch, unfinished, describe) -> None:
+  def _commit(self, step, validation, scratch, describe) -> None:
     """Waits for Orbax, writes the manifest, renames the folder and deletes old checkpoints."""
     leaves = describe()
     self._orbax.wait_until_finished()
     if not hosts.is_primary():
       return
-    finished = dataclasses.replace(
-      unfinished,
-      saved_at=datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
-      files=manifest.digest_files(scratch),
-      leaves=leaves,
-    )
-    manifest.write(scratch, finished)
+    saved_at = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
+    digests = manifest.digest_files(scratch)
+    manifest.write(scratch, manifest.Manifest(step, saved_at, validation, digests, leaves))
     if not files.is_remote(scratch):
-      scratch.rename(checkpoints.folder_of(self._workdir, finished.step))
-    for step in set(checkpoints.steps(self._workdir)) - self._steps_to_keep():
-      self._delete(step)
-
-  def _steps_to_keep(self) -> set[int]:
-    best = checkpoints.best_step(self._workdir)
-    newest = checkpoints.steps(self._workdir)[-self._keep :]
-    return {*newest, *(() if best is None else (best,))}
+      scratch.rename(checkpoints.folder_of(self._workdir, step))
+    steps = checkpoints.steps(self._workdir)
+    for old_step in {*steps} - {*steps[-self._keep :], checkpoints.best_step(self._workdir)}:
+      self._delete(old_step)
 
   def _delete(self, step: int) -> None:
     """Deletes a checkpoint; if it is killed, what is left is incomplete, not corrupt."""
@@ -135,8 +124,11 @@ class CheckpointWriter:
     """Waits for the checkpoint that is being written."""
     commit_future, self._commit_future = self._commit_future, None
     if commit_future is not None:
-      with files.translate_disk_full(lambda: self._disk_full_message(f'step {self._step}')):
+      with self._translate_disk_full(f'step {self._step}'):
         commit_future.result()
+
+  def _translate_disk_full(self, name: str) -> contextlib.AbstractContextManager[None]:
+    return files.translate_disk_full(lambda: self._disk_full_message(name))
 
   def _disk_full_message(self, name: str) -> str:
     free, steps = files.free_bytes(self._folder), checkpoints.steps(self._workdir)

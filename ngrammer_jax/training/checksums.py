@@ -8,24 +8,24 @@ import jax.numpy as jnp
 import numpy as np
 
 MULTIPLIERS = (0x9E3779B1, 0x85EBCA77)  # odd: from the golden ratio and from xxHash
-CHUNK = 2**18  # words of a host array that are summed at a time
+CHUNK = 2**16  # words of a host array that are summed at a time, in the cache
 
 
-def _word_sums(words: jax.Array, index: jax.Array, valid: jax.Array) -> jax.Array:
-  """Returns two sums of the valid words, each mixed with its index, modulo 2^32.
+def _word_sums(words: Any, index: Any) -> list[Any]:
+  """Returns two sums of words, each mixed with its index, modulo 2^32, in NumPy or JAX.
 
   Integer sums are the same in any order. The mixing (the last steps of MurmurHash3) is a bijection
   of a word, so a change of a single word always shows. Without it two changes of sign would cancel.
   """
 
   def total(multiplier):
-    mixed = (index + 1) * np.uint32(multiplier)
+    mixed = (index + np.uint32(1)) * np.uint32(multiplier)
     mixed = words ^ (mixed ^ (mixed >> 15)) * np.uint32(0xC2B2AE3D)
     mixed = (mixed ^ (mixed >> 16)) * np.uint32(0x85EBCA6B)
     mixed = (mixed ^ (mixed >> 13)) * np.uint32(0xC2B2AE35)
-    return jnp.sum(jnp.where(valid, mixed ^ (mixed >> 16), 0), dtype=jnp.uint32)
+    return (mixed ^ (mixed >> 16)).sum(dtype=np.uint32)
 
-  return jnp.stack([total(multiplier) for multiplier in MULTIPLIERS])
+  return [total(multiplier) for multiplier in MULTIPLIERS]
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -39,26 +39,19 @@ def _sum_on_device(array: jax.Array, sharding: jax.sharding.Sharding | None = No
   for axis in reversed(range(words.ndim)):
     position = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
     index, stride = index + position * np.uint32(stride), stride * words.shape[axis] % 2**32
-  sums = _word_sums(words, index, jnp.array(True))
+  sums = jnp.stack(_word_sums(words, index))
   return sums if sharding is None else jax.lax.with_sharding_constraint(sums, sharding)
 
 
-@jax.jit
-def _sum_chunk(words: np.ndarray, first: np.ndarray, count: np.ndarray) -> jax.Array:
-  position = jax.lax.iota(jnp.uint32, words.size)
-  return _word_sums(words, first + position, position < count)
-
-
 def _sum_on_host(array: np.ndarray) -> np.ndarray:
-  """Sums an array in host memory; compiled for a few chunk sizes only."""
+  """Sums an array in host memory; compiles nothing."""
   array = np.ascontiguousarray(array).reshape(-1)
   words = array.view(f'uint{min(array.dtype.itemsize, 4) * 8}')
   sums = np.zeros(len(MULTIPLIERS), np.uint32)
   for first in range(0, len(words), CHUNK):
     chunk = words[first : first + CHUNK].astype(np.uint32)
-    size = min(CHUNK, max(2**12, 1 << (len(chunk) - 1).bit_length()))
-    padded = np.pad(chunk, (0, size - len(chunk)))
-    sums += np.asarray(_sum_chunk(padded, np.uint32(first % 2**32), np.uint32(len(chunk))))
+    index = np.arange(first, first + len(chunk), dtype=np.uint64).astype(np.uint32)
+    sums += np.array(_word_sums(chunk, index), np.uint32)
   return sums
 
 

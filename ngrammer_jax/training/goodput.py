@@ -16,7 +16,7 @@ from ngrammer_jax import files, hosts, progress
 
 Item = TypeVar('Item')
 WRITE_INTERVAL = 10.0  # seconds
-TRAINING, LOST = 'training', 'lost'
+TRAINING, DATA, LOST = 'training', 'data', 'lost'
 
 
 class Goodput:
@@ -40,6 +40,7 @@ class Goodput:
     self.seconds = collections.Counter(previous['seconds'])
     self.seconds[LOST] += previous['unsaved']
     self.seconds[TRAINING] -= previous['unsaved']
+    self._lap_start = 0.0
 
   def switch(self, phase: str) -> str:
     """Starts a phase and returns the one before."""
@@ -71,6 +72,12 @@ class Goodput:
     """Notes a checkpoint: training time so far can no longer be lost."""
     self.switch(self._phase)
     self._unsaved = 0.0
+
+  def lap(self) -> float:
+    """Returns the seconds of training and of waiting for data since the last call."""
+    self.switch(self._phase)
+    start, self._lap_start = self._lap_start, self.seconds[TRAINING] + self.seconds[DATA]
+    return self._lap_start - start
 
   def share(self) -> float:
     """Returns training time as a share of all time."""

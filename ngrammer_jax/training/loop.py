@@ -1,6 +1,7 @@
 """The training loop: data, devices, state; then calls of steps, validations and checkpoints."""
 
 from collections.abc import Callable, Iterator
+import dataclasses
 import logging
 import pathlib
 import time
@@ -51,9 +52,9 @@ def train(
   Raises:
     BadInput: the input cannot work, or the loss is no longer finite.
   """
-  t, start_time = config.training, time.monotonic()
+  start_time = time.monotonic()
 
-  # Data: found, checked and tokenised before any device is touched.
+  # Data: checked and tokenised before any device is touched.
   with hosts.collective_errors():
     workdirs.check(workdir, config)
     task = make_task(config)
@@ -66,7 +67,7 @@ def train(
     preemption.SignalHandler() as signals,
     workdirs.lock_workdir(workdir, config, task),
     watchdog.Watchdog(workdir, watchdog_minutes) as watch,
-    checkpoint_writer.CheckpointWriter(workdir, t.keep_checkpoints) as writer,
+    checkpoint_writer.CheckpointWriter(workdir, config.training.keep_checkpoints) as writer,
   ):
 
     def check_preemption(_=0):
@@ -74,69 +75,124 @@ def train(
       signals.check()
 
     # State: the newest intact checkpoint, or a new one.
-    restored = checkpoints.restore_newest(workdir, run.abstract(), set_aside=True)
-    first_step, state = restored or (0, task.initial_state(run.create()))
-    _log_summary(config, workdir, state, is_new=restored is None)
-    task.log_summary()
-    history = recorder.ValidationHistory(workdir, task.best_metric, task.patience)
-    validation = history.value_at(first_step)
-    if restored and validation is not None:
-      hosts.on_primary(writer.set_validation, first_step, validation)
-    if validation is not None and (first_step >= t.steps or history.stops_at(first_step)):
+    trainer = _Trainer(config, workdir, task, run, writer, check_preemption)
+    if not trainer.restore():
       return False
-    hosts.on_primary(writer.check_space, state)
 
     # Training.
-    calls = list(t.calls(first_step))
+    first_step = trainer.first_step
+    calls = list(config.training.calls(first_step))
     with (
-      recorder.Recorder(config, task.vocabulary.size, workdir, first_step, start_time) as record,
+      recorder.Recorder(config, run, workdir, first_step, start_time) as record,
       sharding.use(mesh),
       prefetch.Prefetcher(_batches(task, config, mesh, calls)) as batches,
-      profile.Trace(trace, workdir, lambda: jax.block_until_ready(state)) as tracing,
+      profile.Trace(trace, workdir, lambda: jax.block_until_ready(trainer.state)) as tracing,
     ):
+      segments = record.time_data_wait(batches)
+      return trainer.train(zip(calls, segments, strict=True), record, tracing)
 
-      def validate(step):
-        with record.timed('evaluation'):
-          result = task.validate(run, state, check_preemption)
-          record.validation(step, result, task.format_metrics(result))
-        return result[task.best_metric]
 
-      if _is_due(first_step, t.evaluate_every, t.steps) and validation is None:
-        validation = validate(first_step)  # the run was stopped before it
-        hosts.on_primary(writer.set_validation, first_step, validation)
-        if history.stops_at(first_step):
-          return False
-      for (start, end), segments in zip(calls, record.time_data_wait(batches), strict=True):
-        tracing.on_call(start)
-        if not run.ready:
-          check_preemption()
-          with record.timed('compilation'):
-            run.compile(state, segments)
-          check_preemption()
-        state, metrics = run.call(state, segments, end - start)
-        record.add(end, metrics)
-        # The checkpoint comes last: whoever resumes from it finds the rest of its step recorded.
-        # It comes after the metrics too: no state is saved whose loss was not finite.
-        interruption = validation = None
-        try:
-          check_preemption()
-          if _is_due(end, t.evaluate_every, t.steps):
-            validation = validate(end)
-        except errors.Interrupted as signal:
-          interruption = signal
-        stops = validation is not None and history.stops_at(end)
-        if interruption or stops or _is_due(end, t.checkpoint_every, t.steps):
-          with record.timed('checkpoints'):
-            writer.save(end, state, validation)
-            record.mark_saved(end)
-        if interruption:
-          raise interruption
-        if stops:
-          logging.info(
-            'step %s  stopped early: no better validation in %s', f'{end:,}', task.patience
-          )
-          break
-  return True
+@dataclasses.dataclass
+class _Trainer:
+  """The train state of a run, with its validations and checkpoints.
+
+  Attributes:
+    first_step: step of the restored state.
+    state: the train state.
+  """
+
+  config: experiment.Config
+  workdir: pathlib.Path
+  task: train_task.TrainTask
+  run: programs.Programs
+  writer: checkpoint_writer.CheckpointWriter
+  check_preemption: Callable[..., None]
+  first_step: int = 0
+  state: train_state.TrainState | None = None
+
+  def __post_init__(self):
+    self.history = recorder.ValidationHistory(
+      self.workdir, self.task.best_metric, self.task.patience
+    )
+
+  def restore(self) -> bool:
+    """Restores the newest checkpoint, or creates the state. Returns whether to train further."""
+    restored = checkpoints.restore_newest(self.workdir, self.run.abstract, set_aside=True)
+    self.first_step, self.state = restored or (0, self.task.initial_state(self.run.create()))
+    if restored is None and (self.workdir / 'metrics.jsonl').exists():
+      logging.info('%s has no checkpoint: starting again from the first step', self.workdir)
+    _log_model(self.config, self.run.labels, self.state)
+    self.task.log_summary()
+    validation = self.history.value_at(self.first_step)
+    if validation is not None:
+      if restored:
+        hosts.on_primary(self.writer.set_validation, self.first_step, validation)
+      is_last = self.first_step >= self.config.training.steps
+      if is_last or self.history.stops_at(self.first_step):
+        return False
+    hosts.on_primary(self.writer.check_space, self.state)
+    return True
+
+  def train(
+    self,
+    calls: Iterator[tuple[tuple[int, int], streams.Segment]],
+    record: recorder.Recorder,
+    tracing: profile.Trace,
+  ) -> bool:
+    """Trains until the last step, or until validations get no better; returns whether it trained.
+
+    Args:
+      calls: first and end step of each call, and its segments.
+      record: recorder of the metrics.
+      tracing: profiler trace.
+    """
+    t, first_step = self.config.training, self.first_step
+    if _is_due(first_step, t.evaluate_every, t.steps) and self.history.value_at(first_step) is None:
+      # The run was stopped before it.
+      hosts.on_primary(self.writer.set_validation, first_step, self._validate(first_step, record))
+      if self.history.stops_at(first_step):
+        return False
+    for (start, end), segments in calls:
+      tracing.on_call(start)
+      if not self.run.ready:
+        self.check_preemption()
+        with record.timed('compilation'):
+          self.run.compile(self.state, segments)
+        self.check_preemption()
+      self.state, metrics = self.run.call(self.state, segments, end - start)
+      record.add(end, metrics)
+      if self._end_call(end, record):
+        message = 'step %s  stopped early: no better validation in %s'
+        logging.info(message, f'{end:,}', self.task.patience)
+        break
+    return True
+
+  def _end_call(self, end: int, record: recorder.Recorder) -> bool:
+    """Validates and saves what is due. Returns whether to stop early."""
+    t, interruption, validation = self.config.training, None, None
+    try:
+      self.check_preemption()
+      if _is_due(end, t.evaluate_every, t.steps):
+        validation = self._validate(end, record)
+    except errors.Interrupted as signal:
+      interruption = signal
+    stops = validation is not None and self.history.stops_at(end)
+    if interruption or stops or _is_due(end, t.checkpoint_every, t.steps):
+      # The checkpoint comes last: a run that resumes from it has the rest of its step recorded, and
+      # no state is saved whose loss was not finite.
+      with record.timed('checkpoints'):
+        self.writer.save(end, self.state, validation)
+        record.mark_saved(end)
+    if interruption:
+      raise interruption
+    return stops
+
+  def _validate(self, step: int, record: recorder.Recorder) -> float:
+    """Validates and records the result; returns the metric of the best checkpoint."""
+    with record.timed('evaluation'):
+      result = self.task.validate(self.run, self.state, self.check_preemption)
+      record.validation(step, result, self.task.format_metrics(result))
+    return result[self.task.best_metric]
 
 
 def _is_due(step: int, every: int, steps: int) -> bool:
@@ -165,26 +221,18 @@ def _check_kernel(config, mesh) -> None:
   m, t = config.model, config.training
   shape = t.batch_size // t.parts, t.segment_length, m.heads, m.width // m.heads
   with sharding.use(mesh):
-    why = flash.why_not(m.kernel, shape, precision.compute_dtype(m)) if m.kernel else None
-  if why is not None:
+    reason = flash.why_not(m.kernel, shape, precision.compute_dtype(m)) if m.kernel else None
+  if reason is not None:
     raise errors.BadInput(
-      f'model.kernel={m.kernel!r} {why}: model.kernel=None selects automatically'
+      f'model.kernel={m.kernel!r} {reason}: model.kernel=None selects automatically'
     )
 
 
-def _log_summary(config, workdir, state, is_new) -> None:
-  """Logs what is about to be trained."""
-  if is_new and (workdir / 'metrics.jsonl').exists():
-    logging.info('%s has no checkpoint: starting again from the first step', workdir)
-  tables = [
-    leaf
-    for label, leaf in zip(
-      jax.tree.leaves(optimizers.labels(state.params)), jax.tree.leaves(state.params), strict=True
-    )
-    if label == 'ngram_table'
-  ]
+def _log_model(config, labels, state) -> None:
+  """Logs the size of the model."""
   parts = [f'{train_state.count_elements(state.params):,} parameters']
   if config.model.ngram is not None:
+    tables = optimizers.leaves_by_label(labels, state.params)['ngram_table']
     parts.append(f'{train_state.count_elements(tables):,} of them in n-gram tables')
     parts.append(f'{train_state.count_elements(state.codebook):,} codebook values')
   logging.info('model: %s', ', '.join(parts))

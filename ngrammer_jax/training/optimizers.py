@@ -1,62 +1,38 @@
 """One optimiser for each label of parameters; all share the shape of the schedule."""
 
 from collections.abc import Callable
+import functools
+import operator
 from typing import Any
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax.models import initialization
-
-# The label of a parameter, by the last part of its name.
-LABELS = {
-  'embedding': 'dense',
-  'softmax_weight': 'dense',
-  'projection': 'dense',
-  'softmax_projection': 'dense',
-  'cluster_weight': 'dense',
-  'cluster_bias': 'dense',
-  'softmax_bias': 'dense',
-  'kernel': 'dense',
-  'bias': 'dense',
-  'scale': 'dense',
-  'per_dim_scale': 'dense',
-  'query_kernel': 'dense',
-  'taps': 'dense',
-  'content_bias': 'dense',
-  'position_bias': 'dense',
-  'distance_embedding': 'dense',
-  'distance_bias': 'dense',
-  'position': 'dense',
-  'span': 'dense',
-  'span_kernel': 'dense',
-  'span_bias': 'dense',
-  'persistent_keys': 'dense',
-  'persistent_values': 'dense',
-  'input_kernel': 'dense',
-  'recurrent_kernel': 'dense',
-  'score': 'dense',
-  'input_words': 'dense',
-  'output_words': 'dense',
-  'temporal': 'dense',
-  'output_temporal': 'dense',
-  'table': 'ngram_table',
-}
 
 
 def labels(params: Any) -> Any:
-  """Returns the label of every parameter. Raises ValueError if a parameter has none."""
+  """Returns the label of every parameter: `ngram_table` with an axis `ngram_vocab`, else `dense`.
 
-  def label(path, _):
-    names = initialization.path_names(path)
-    name = initialization.param_suffix(names)
-    if name not in LABELS:
-      raise ValueError(f'parameter {"/".join(names)} has no optimiser label; add it to LABELS')
-    return LABELS[name]
+  Args:
+    params: parameters in their `nn.LogicallyPartitioned` boxes, abstract or not.
 
-  return jax.tree_util.tree_map_with_path(label, params)
+  Raises:
+    ValueError: a parameter has no logical axis names.
+  """
+
+  def label(path, leaf):
+    if not is_boxed(leaf):
+      name = jax.tree_util.keystr(path, simple=True, separator='/')
+      raise ValueError(
+        f'parameter {name} has no logical axis names: use nn.with_logical_partitioning'
+      )
+    return 'ngram_table' if 'ngram_vocab' in leaf.names else 'dense'
+
+  is_boxed = lambda leaf: isinstance(leaf, nn.LogicallyPartitioned)
+  return jax.tree_util.tree_map_with_path(label, params, is_leaf=is_boxed)
 
 
 def schedule(config: experiment.OptimizerConfig, steps: int) -> Callable[[jax.Array], jax.Array]:
@@ -93,18 +69,26 @@ def schedule(config: experiment.OptimizerConfig, steps: int) -> Callable[[jax.Ar
   return with_final_drop
 
 
-def make(config: experiment.OptimizerConfig, steps: int) -> optax.GradientTransformation:
+def make(
+  config: experiment.OptimizerConfig, steps: int, labels: Any
+) -> optax.GradientTransformation:
   """Returns the optimiser: clipped gradients for dense weights, Adagrad for the n-gram tables.
 
   The gradients of the tables are not part of the clipped norm: the layer norm of tiny table rows
   multiplies them by hundreds, so that they would scale the dense gradients to almost 0. Spans are
-  clipped to [0, 1].
+  clipped to [0, 1], and do not decay: they have their own penalty.
+
+  Args:
+    config: the optimiser config.
+    steps: number of steps of the run, for the schedule.
+    labels: label of every parameter.
   """
   fraction, table = schedule(config, steps), config.table or experiment.TableConfig()
+  is_span = jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == 'span', labels)
   partition = optax.partition(
     {
       'dense': optax.chain(
-        *_dense_transforms(config),
+        *_dense_transforms(config, jax.tree.map(operator.not_, is_span)),
         optax.scale_by_learning_rate(lambda step: config.learning_rate * fraction(step)),
       ),
       'ngram_table': optax.chain(
@@ -114,20 +98,19 @@ def make(config: experiment.OptimizerConfig, steps: int) -> optax.GradientTransf
     },
     labels,
   )
-  return optax.chain(partition, optax.stateless(_clip_spans))
+  return optax.chain(partition, optax.stateless(functools.partial(_clip_spans, is_span)))
 
 
-def _dense_transforms(config):
+def _dense_transforms(config, decay_mask):
   """Returns the transformations of dense gradients that precede the learning rate."""
   if config.algorithm == 'adagrad':
     return (scale_by_adagrad(config.epsilon, config.clip_norm),)
   identity, adam = optax.identity(), config.adam or experiment.AdamConfig()
+  decay = optax.add_decayed_weights(config.weight_decay, decay_mask)
   return (
     identity if config.clip_norm is None else optax.stateless(_clip_by_norm(config.clip_norm)),
     optax.scale_by_adam(adam.beta1, adam.beta2, config.epsilon),
-    optax.add_decayed_weights(config.weight_decay, _decay_mask)
-    if config.weight_decay
-    else identity,
+    decay if config.weight_decay else identity,
     optax.scale_by_trust_ratio() if config.algorithm == 'lamb' else identity,
   )
 
@@ -162,25 +145,15 @@ def scale_by_adagrad(epsilon: float, clip_norm: float | None) -> optax.GradientT
   return optax.GradientTransformation(lambda params: jax.tree.map(jnp.zeros_like, params), update)
 
 
-def _decay_mask(params):
-  """Selects the weights that decay: all but spans, which have their own penalty."""
-  return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key != 'span', params)
-
-
-def _clip_spans(updates, params):
+def _clip_spans(is_span, updates, params):
   """Clips the updates so that spans stay in [0, 1]."""
-
-  def clip(path, update, param):
-    if path[-1].key != 'span':
-      return update
-    return jnp.clip(param + update, 0, 1) - param
-
-  return jax.tree_util.tree_map_with_path(clip, updates, params)
+  clip = lambda is_span, u, p: jnp.clip(p + u, 0, 1) - p if is_span else u
+  return jax.tree.map(clip, is_span, updates, params)
 
 
-def norms_by_label(tree: Any) -> dict[str, jax.Array]:
-  """Returns the global norm of the gradients of each label."""
-  by_label: dict[str, list[jax.Array]] = {}
-  for leaf, label in zip(jax.tree.leaves(tree), jax.tree.leaves(labels(tree)), strict=True):
-    by_label.setdefault(label, []).append(leaf)
-  return {label: optax.tree.norm(group) for label, group in by_label.items()}
+def leaves_by_label(labels: Any, tree: Any) -> dict[str, list[Any]]:
+  """Groups the leaves of a tree of parameters or gradients by their labels."""
+  groups: dict[str, list[Any]] = {}
+  for label, leaf in zip(jax.tree.leaves(labels), jax.tree.leaves(tree), strict=True):
+    groups.setdefault(label, []).append(leaf)
+  return groups

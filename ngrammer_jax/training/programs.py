@@ -15,7 +15,7 @@ from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.models import language_model
-from ngrammer_jax.training import optimizers
+from ngrammer_jax.training import accumulation, flops, metrics, optimizers
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
 
@@ -24,31 +24,37 @@ class Programs:
   """The programs of a run.
 
   Attributes:
-    mesh: of the devices.
+    mesh: device mesh.
+    labels: optimiser label of every parameter.
+    create: returns the initial state.
+    abstract: shapes, dtypes and shardings of the state.
 
   Raises:
     BadInput: the clusters of words of an adaptive softmax do not fit the vocabulary.
   """
 
   def __init__(self, config: experiment.Config, vocabulary_size: int, mesh: jax.sharding.Mesh):
-    self._config, self.mesh = config, mesh
+    self._config, self.mesh, self._vocabulary_size = config, mesh, vocabulary_size
     if config.model.adaptive_softmax is not None:
       config.model.adaptive_softmax.check_vocabulary(vocabulary_size)
-    self._optimizer = optimizers.make(config.optimizer, config.training.steps)
-    self._model = language_model.build(config.model, vocabulary_size)
-    self._vocabulary_size = vocabulary_size
-    self._compiled: Callable | None = None
-    self._create, self._abstract = train_state.make_initializer(
-      self._model, self._optimizer, config.training.batch_size, config.seed, mesh
+    t, finetune = config.training, config.finetune
+    model = language_model.build(config.model, vocabulary_size)
+    variables = train_state.abstract_variables(model)
+    self.labels = optimizers.labels(variables['params'])
+    optimizer = optimizers.make(config.optimizer, t.steps, self.labels)
+    self.create, self.abstract = train_state.make_initializer(
+      model, variables, optimizer, t.batch_size, config.seed, mesh
     )
-
-  def create(self) -> train_state.TrainState:
-    """Returns the first state."""
-    return self._create()
-
-  def abstract(self) -> train_state.TrainState:
-    """Returns the state without its arrays."""
-    return self._abstract
+    self._step = train_step.TrainStep(
+      model,
+      optimizer,
+      self.labels,
+      config.seed,
+      half_loss=t.half_loss,
+      frozen_codebook=finetune is not None and finetune.codebook == 'frozen',
+      parts=None if t.parts == 1 else accumulation.GradientAccumulation(t.parts, mesh),
+    )
+    self._compiled: Callable | None = None
 
   @property
   def ready(self) -> bool:
@@ -56,35 +62,35 @@ class Programs:
     return self._compiled is not None
 
   def compile(self, state: train_state.TrainState, segments: streams.Segment) -> None:
-    """Compiles the call, apart from training, so that its time is its own."""
-    began = time.monotonic()
+    """Compiles the call."""
+    start_time = time.monotonic()
     self._compiled = self.trace(state, segments).lower().compile()
-    logging.info('compiled in %s', progress.format_duration(time.monotonic() - began))
+    logging.info('compiled in %s', progress.format_duration(time.monotonic() - start_time))
 
   def trace(self, state: train_state.TrainState, segments: streams.Segment) -> jax.stages.Traced:
-    """The call, not compiled yet. State and segments may be abstract."""
-    c = self._config
-    frozen = c.finetune is not None and c.finetune.codebook == 'frozen'
-    args = self._model, self._optimizer, c.seed, state, c.training.half_loss, frozen
+    """Traces the call. State and segments may be abstract."""
     with sharding.use(self.mesh):
-      return train_step.make_call(*args, c.training.parts).trace(state, segments, np.int32(0))
+      return train_step.make_call(self._step, state).trace(state, segments, np.int32(0))
 
   def call(
     self, state: train_state.TrainState, segments: streams.Segment, steps: int
-  ) -> tuple[train_state.TrainState, train_step.Metrics]:
-    """Makes so many steps of a call, the first ones.
-
-    Returns:
-      The state, which replaces the one passed in, and the metrics of the steps.
-    """
+  ) -> tuple[train_state.TrainState, metrics.Metrics]:
+    """Trains on the first segments. The state is donated; metrics are stacked by step."""
     state, metrics = self._compiled(state, segments, np.int32(steps))
     return state, jax.tree.map(lambda column: column[:steps], metrics)
 
   @functools.cached_property
   def engine(self) -> inference.Engine:
-    """The engine of evaluation."""
+    """The inference engine for evaluation."""
     model = language_model.build(self._config.evaluation_model(), self._vocabulary_size)
     return inference.Engine(model, self.mesh)
+
+  @functools.cached_property
+  def flops(self) -> flops.ModelFlops:
+    """The FLOPs of the model in training."""
+    t, state = self._config.training, self.abstract
+    variables = {'params': state.params, 'codebook': state.codebook}
+    return flops.count(self._step.model, variables, t.batch_size // t.parts, t.segment_length)
 
   def evaluate(
     self,
@@ -92,6 +98,6 @@ class Programs:
     split: token_cache.TokenSplit,
     report: Callable[[int], None],
   ) -> dict[str, Any]:
-    """The metrics of a split, see `language_modeling.evaluate`."""
+    """Scores a split, see `language_modeling.evaluate`."""
     variables = {'params': state.params, 'codebook': state.codebook}
     return language_modeling.evaluate(self.engine, variables, split, self._config, report=report)

@@ -5,7 +5,6 @@ import contextlib
 import logging
 import math
 import pathlib
-import time
 from typing import Any
 
 import jax
@@ -14,8 +13,7 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, hosts, progress
 from ngrammer_jax.data import streams
-from ngrammer_jax.training import goodput, optimizers, throughput, writers
-from ngrammer_jax.training import step as train_step
+from ngrammer_jax.training import flops, goodput, metrics, optimizers, programs, writers
 
 
 class Recorder:
@@ -28,27 +26,27 @@ class Recorder:
   def __init__(
     self,
     config: experiment.Config,
-    vocabulary_size: int,
+    run: programs.Programs,
     workdir: pathlib.Path,
     first_step: int,
-    start_time: float | None = None,
+    start_time: float,
   ):
-    self._goodput = goodput.Goodput(workdir, time.monotonic() if start_time is None else start_time)
-    t = self._training = config.training
-    self._optimizer, self._first_step = config.optimizer, first_step
+    t = config.training
+    self._config, self._run = config, run
     self._fraction = optimizers.schedule(config.optimizer, t.steps)
-    self._tokens = t.batch_size * t.segment_length
+    self._goodput = goodput.Goodput(workdir, start_time)
     self._writer = writers.MetricsWriter(workdir, first_step)
-    self._model, self._vocabulary_size = config.model, vocabulary_size
-    self._meter = throughput.Meter()
+    peak = flops.peak_flops(jax.devices()[0].device_kind)
+    self._peak = peak and peak * jax.device_count()
+    self._rate = math.inf  # tokens per second
     self._bar = progress.Progress('training', t.steps, 'steps', initial=first_step, log_lines=False)
-    self._pending: tuple[int, train_step.Metrics] | None = None
-    self._measured_step, self._last_good = first_step, first_step
+    self._pending: tuple[int, metrics.Metrics] | None = None
+    self._measured_step, self._last_saved = first_step, first_step
 
   def __enter__(self) -> 'Recorder':
     self._bar.__enter__()
-    self._meter.resume()
     self._goodput.switch(goodput.TRAINING)
+    self._goodput.lap()
     return self
 
   def __exit__(self, *exception) -> None:
@@ -56,15 +54,13 @@ class Recorder:
     self._goodput.close()
     self._writer.close()
 
-  def add(self, done: int, metrics: train_step.Metrics) -> None:
-    """Adds the metrics of the call that ends with step `done`, and logs those of the one before."""
-    pending, self._pending = self._pending, (done, metrics)
-    if pending is not None:
-      self._log(*pending)
+  def add(self, end: int, metrics: metrics.Metrics) -> None:
+    """Adds the metrics of the call that ends with a step, and logs those of the call before."""
+    self._log_pending((end, metrics))
 
   def time_data_wait(self, batches: Iterator[streams.Segment]) -> Iterator[streams.Segment]:
     """Yields the batches, and counts the time until each of them comes."""
-    return self._goodput.timed_items(batches, 'data')
+    return self._goodput.timed_items(batches, goodput.DATA)
 
   @contextlib.contextmanager
   def timed(self, phase: str) -> Iterator[None]:
@@ -73,18 +69,14 @@ class Recorder:
     Raises:
       BadInput: a loss or gradient was not finite.
     """
-    pending, self._pending = self._pending, None
-    if pending is not None:
-      self._log(*pending)
+    self._log_pending(None)
     self._writer.sync()
-    self._meter.pause()
     with self._goodput.timed(phase):
       yield
-    self._meter.resume()
 
   def mark_saved(self, step: int) -> None:
     """Records that there is a checkpoint of a step."""
-    self._last_good = step
+    self._last_saved = step
     self._goodput.mark_saved()
     self._goodput.write(force=True)
 
@@ -95,56 +87,64 @@ class Recorder:
     self._writer.sync()
     logging.info('step %s  validation%s', f'{step:,}', message)
 
-  def _log(self, done: int, metrics: train_step.Metrics) -> None:
+  def _log_pending(self, new: tuple[int, metrics.Metrics] | None) -> None:
+    """Logs the call that is pending, and makes another one so."""
+    pending, self._pending = self._pending, new
+    if pending is not None:
+      self._log(*pending)
+
+  def _log(self, end, metrics):
     metrics = jax.device_get(metrics)
     metrics = {'loss': metrics.pop('loss'), **metrics}  # first, for the reader
-    metrics |= self._costs(metrics)
-    calls = len(metrics['loss'])
-    for offset in range(calls):
-      values = {name: float(column[offset]) for name, column in metrics.items()}
-      wrong = [f'{name} is {value}' for name, value in values.items() if not math.isfinite(value)]
-      if wrong:
-        raise errors.BadInput(
-          self._not_finite(done - calls + offset + 1, done - calls, done, wrong)
-        )
-    rate = f', {self._meter.rate:,.0f} tokens/s' if math.isfinite(self._meter.rate) else ''
-    self._bar.advance(calls, f'loss {metrics["loss"].mean():.4f}{rate}')
-    if done % self._training.log_every and done != self._training.steps:
+    t = self._config.training
+    if self._config.model.span is not None:
+      metrics['flops_per_token'] = self._forward_flops(metrics)
+    self._check_finite(end, metrics)
+    rate = f', {self._rate:,.0f} tokens/s' if math.isfinite(self._rate) else ''
+    self._bar.advance(len(metrics['loss']), f'loss {metrics["loss"].mean():.4f}{rate}')
+    if end % t.log_every and end != t.steps:
       return
     values = {name: float(column.mean()) for name, column in metrics.items()}
-    values['learning_rate'] = float(self._optimizer.learning_rate * self._fraction(done - 1))
-    values |= self._meter.measure((self._finished(done) - self._measured_step) * self._tokens)
-    self._measured_step = self._finished(done)
+    values['learning_rate'] = float(self._config.optimizer.learning_rate * self._fraction(end - 1))
+    finished, tokens_per_step = self._finished_step(end), t.batch_size * t.segment_length
+    if finished > self._measured_step:
+      tokens = (finished - self._measured_step) * tokens_per_step
+      self._measured_step, self._rate = finished, tokens / max(self._goodput.lap(), 1e-9)
+      values['tokens_per_second'] = self._rate
+      if self._peak is not None:  # a step costs three forward passes
+        values['mfu'] = self._rate * 3 * float(np.mean(self._forward_flops(metrics))) / self._peak
     values['goodput'] = self._goodput.share()
     self._goodput.write()
-    self._writer.scalars(done, values)
-    left = (self._training.steps - done) * self._tokens / self._meter.rate
-    self._bar.log(writers.format_line(done, self._training.steps, values, left))
+    self._writer.scalars(end, values)
+    seconds_left = (t.steps - end) * tokens_per_step / self._rate
+    self._bar.log(writers.format_line(end, t.steps, values, seconds_left))
 
-  def _costs(self, metrics: train_step.Metrics) -> dict[str, Any]:
-    """The FLOPs of a predicted token at each step of a call; the meter gets those of training."""
-    sizes = self._model, self._vocabulary_size, self._training.segment_length
-    if self._model.span is None:
-      self._meter.flops = throughput.train_flops(*sizes)
-      return {}
-    layers = [metrics[f'span/average/layer_{i}'] for i in range(self._model.layers)]
-    by_step = list(zip(*layers, strict=True))
-    self._meter.flops = np.mean([throughput.train_flops(*sizes, spans) for spans in by_step])
-    return {'flops_per_token': np.array([throughput.forward_flops(*sizes, s) for s in by_step])}
+  def _forward_flops(self, metrics):
+    """Returns the FLOPs of a token's forward pass, at each step of a call if spans are learned."""
+    if self._config.model.span is None:
+      return self._run.flops.forward()
+    layers = [metrics[f'span/average/layer_{i}'] for i in range(self._config.model.layers)]
+    return self._run.flops.forward(np.stack(layers, axis=-1))
 
-  def _finished(self, done: int) -> int:
-    """The last step that the device has finished; the call after `done` may be ready too."""
+  def _finished_step(self, end):
+    """Returns the last step that the device has finished; the call after `end` may be ready too."""
     if self._pending is not None and self._pending[1]['loss'].is_ready():
       return self._pending[0]
-    return max(done, self._measured_step)
+    return max(end, self._measured_step)
 
-  def _not_finite(self, step: int, first: int, last: int, wrong: list[str]) -> str:
-    kept = f'step {self._last_good}' if self._last_good else 'none yet'
-    return (
-      f'training diverged at step {step}, between steps {first} and {last}: {"; ".join(wrong)}. '
-      f'Last good checkpoint: {kept}. Lower optimizer.learning_rate, raise '
-      f'optimizer.warmup_steps, or lower optimizer.clip_norm, with another --workdir'
-    )
+  def _check_finite(self, end, metrics):
+    """Raises BadInput for the first step of a call with a value that is not finite."""
+    first = end - len(metrics['loss'])
+    for step, *row in zip(range(first + 1, end + 1), *metrics.values(), strict=True):
+      values = dict(zip(metrics, map(float, row), strict=True))
+      wrong = [f'{name} is {value}' for name, value in values.items() if not math.isfinite(value)]
+      if wrong:
+        saved = f'step {self._last_saved}' if self._last_saved else 'none yet'
+        raise errors.BadInput(
+          f'training diverged at step {step}, between steps {first} and {end}: {"; ".join(wrong)}. '
+          f'Last good checkpoint: {saved}. Lower optimizer.learning_rate, raise '
+          f'optimizer.warmup_steps, or lower optimizer.clip_norm, with another --workdir'
+        )
 
 
 class ValidationHistory:

@@ -1,5 +1,7 @@
-"""The train state, and how it is created."""
+"""The train state and its creation."""
 
+from collections.abc import Callable
+import functools
 from typing import Any
 
 from flax import linen as nn
@@ -30,24 +32,39 @@ class TrainState(struct.PyTreeNode):
   memory: Any
 
 
+def abstract_variables(model: language_model.LanguageModel) -> dict[str, Any]:
+  """Returns the shapes of the variables of a model, with their logical axis names."""
+  return jax.eval_shape(functools.partial(_init_variables, model, batch_size=1, seed=0))
+
+
+def _init_variables(model, batch_size, seed):
+  tokens = jnp.zeros((batch_size, 1), jnp.int32)
+  memory = language_model.empty_memory(model.config, batch_size)
+  return model.init(jax.random.key(seed), tokens, memory)
+
+
 def make_initializer(
   model: language_model.LanguageModel,
+  variables: dict[str, Any],
   optimizer: optax.GradientTransformation,
   batch_size: int,
   seed: int,
   mesh: jax.sharding.Mesh,
-) -> tuple[Any, Any]:
+) -> tuple[Callable[[], TrainState], TrainState]:
   """Returns a function that creates the initial state, and the abstract state.
 
-  Returns:
-    A function of no arguments that creates the sharded state; and the abstract state (shapes,
-    dtypes and shardings), for restoring a checkpoint.
+  The function takes no arguments; the state is sharded. The abstract state has shapes, dtypes and
+  shardings, for restoring a checkpoint.
+
+  Args:
+    model, optimizer: of the run.
+    variables: see `abstract_variables`.
+    batch_size: rows of the memory.
+    seed: of the parameters.
+    mesh: device mesh.
   """
 
-  def init_boxed():
-    tokens = jnp.zeros((batch_size, 1), jnp.int32)
-    memory = language_model.empty_memory(model.config, batch_size)
-    variables = model.init(jax.random.key(seed), tokens, memory)
+  def make_state(variables):
     params = variables['params']
     if model.config.initial is not None:
       key = jax.random.fold_in(jax.random.key(seed), 1)
@@ -57,11 +74,10 @@ def make_initializer(
       params=params,
       codebook=variables.get('codebook', {}),
       opt_state=optimizer.init(params),
-      memory=memory,
+      memory=language_model.empty_memory(model.config, batch_size),
     )
 
-  with sharding.use(mesh):
-    shapes = jax.eval_shape(init_boxed)
+  shapes = jax.eval_shape(make_state, variables)
   shardings = sharding.shardings(shapes, mesh)
   rows = sharding.rows_sharding(mesh)
   shardings = shardings.replace(memory=jax.tree.map(lambda _: rows, shardings.memory))
@@ -74,8 +90,9 @@ def make_initializer(
   )
 
   def create() -> TrainState:
+    init = lambda: nn.unbox(make_state(_init_variables(model, batch_size, seed)))
     with sharding.use(mesh):
-      return jax.jit(lambda: nn.unbox(init_boxed()), out_shardings=shardings)()
+      return jax.jit(init, out_shardings=shardings)()
 
   return create, abstract
 

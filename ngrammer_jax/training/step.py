@@ -4,8 +4,8 @@ A step is one segment of every row, one optimiser update and one codebook update
 """
 
 from collections.abc import Callable
-import functools
-from typing import Any
+import dataclasses
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,188 +14,147 @@ import optax
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
-from ngrammer_jax.layers import quantizer
 from ngrammer_jax.models import language_model, ngrams
 from ngrammer_jax.training import accumulation, optimizers
+from ngrammer_jax.training import metrics as step_metrics
 from ngrammer_jax.training import state as train_state
 
-Metrics = dict[str, jax.Array]
+
+class Rows(NamedTuple):
+  """Rows of a batch: their segment, the tokens that count in the loss [B, T], and their memory."""
+
+  segment: streams.Segment
+  counts_BxT: jax.Array
+  memory: Any
 
 
-def train_step(
-  model: language_model.LanguageModel,
-  optimizer: optax.GradientTransformation,
-  seed: int,
-  state: train_state.TrainState,
-  segment: streams.Segment,
-  half_loss: bool = False,
-  frozen_codebook: bool = False,
-  parts: accumulation.GradientAccumulation | None = None,
-) -> tuple[train_state.TrainState, Metrics]:
-  """The state after one segment of every row, and the metrics of the step.
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainStep:
+  """A function of the train state and a segment of every row.
 
-  With `half_loss` only the later half of every segment counts (Transformer-XL's ablation). A frozen
-  codebook stays as it is. In parts, some rows are computed after others, for the same update.
+  Attributes:
+    model: the model.
+    optimizer: of the parameters.
+    labels: label of every parameter; gradient norms are reported for each.
+    seed: of the dropout.
+    half_loss: only the later half of every segment counts (Transformer-XL's ablation).
+    frozen_codebook: the codebook stays as it is.
+    parts: computes the gradient in parts. None: of all rows at once.
   """
-  T = segment.tokens_BxT.shape[1]
-  counts_BxT = segment.valid_BxT if segment.counts_BxT is None else segment.counts_BxT
-  counts_BxT = counts_BxT * (jnp.arange(T) >= (T // 2 if half_loss else 0))
-  dropout_key = jax.random.fold_in(jax.random.key(seed), state.step)
-  learns = [] if frozen_codebook else ['codebook' if parts is None else 'statistics']
-  part = functools.partial(_gradient, model, learns, state.params, state.codebook, counts_BxT.sum())
-  rows = segment, counts_BxT, state.memory
-  if parts is None:
-    gradient, (memory, nll, learned) = part(rows, dropout_key)
-    codebook = state.codebook if frozen_codebook else learned.get('codebook', {})
-  else:
 
-    def of_rows(rows, number):
+  model: language_model.LanguageModel
+  optimizer: optax.GradientTransformation
+  labels: Any
+  seed: int
+  half_loss: bool = False
+  frozen_codebook: bool = False
+  parts: accumulation.GradientAccumulation | None = None
+
+  def __call__(
+    self, state: train_state.TrainState, segment: streams.Segment
+  ) -> tuple[train_state.TrainState, step_metrics.Metrics]:
+    """Returns the state after the segment, and the metrics of the step."""
+    config = self.model.config
+    gradient, memory, nll, codebook = self._gradient(state, segment)
+    updates, opt_state = self.optimizer.update(gradient, state.opt_state, state.params)
+    metrics = {'loss': nll, 'update_norm': optax.tree.norm(updates)}
+    for label, leaves in optimizers.leaves_by_label(self.labels, gradient).items():
+      metrics[f'gradient_norm/{label}'] = optax.tree.norm(leaves)
+    metrics |= step_metrics.codebook_metrics(state.codebook, codebook, self.parts is None)
+    params = optax.apply_updates(state.params, updates)
+    if config.span is not None:
+      metrics |= step_metrics.span_metrics(config, params, memory)
+    return state.replace(
+      step=state.step + 1, params=params, codebook=codebook, opt_state=opt_state, memory=memory
+    ), metrics
+
+  def _gradient(self, state, segment):
+    """Returns the gradient, the next memory, the mean loss and the next codebook."""
+    T = segment.tokens_BxT.shape[1]
+    counts_BxT = segment.valid_BxT if segment.counts_BxT is None else segment.counts_BxT
+    counts_BxT = counts_BxT * (jnp.arange(T) >= (T // 2 if self.half_loss else 0))
+    total = counts_BxT.sum()
+    dropout_key = jax.random.fold_in(jax.random.key(self.seed), state.step)
+    rows = Rows(segment, counts_BxT, state.memory)
+    if self.parts is None:
+      gradient, memory, nll, updated = self._rows_gradient(state, rows, total, dropout_key)
+      return gradient, memory, nll, updated.get('codebook', state.codebook)
+
+    def part_gradient(rows, number):
       key = jax.random.fold_in(dropout_key, number)
-      # What is added to the loss may be a mean over tokens, as the loss is.
-      share = rows[0].valid_BxT.sum() / segment.valid_BxT.sum()
-      gradient, (memory, *rest) = part(rows, key, share)
+      # Auxiliary losses may be means over tokens, as the loss is.
+      share = rows.segment.valid_BxT.sum() / segment.valid_BxT.sum()
+      gradient, memory, *rest = self._rows_gradient(state, rows, total, key, share)
       return memory, (gradient, *rest)
 
-    memory, (gradient, nll, learned) = parts(of_rows, rows)
-    codebook = moved(model.config, state.codebook, learned.get('statistics', {}))
-  updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-  metrics = {'loss': nll, 'update_norm': optax.tree.norm(updates)}
-  for label, norm in optimizers.norms_by_label(gradient).items():
-    metrics[f'gradient_norm/{label}'] = norm
-  metrics |= codebook_metrics(state.codebook, codebook, whole=parts is None)
-  params = optax.apply_updates(state.params, updates)
-  state = state.replace(
-    step=state.step + 1, params=params, codebook=codebook, opt_state=opt_state, memory=memory
-  )
-  if model.config.span is not None:
-    metrics |= span_metrics(model.config, state.params, memory)
-  return state, metrics
+    memory, (gradient, nll, updated) = self.parts(part_gradient, rows)
+    statistics = updated.get('statistics', {})
+    return gradient, memory, nll, update_codebook(self.model.config, state.codebook, statistics)
+
+  def _rows_gradient(self, state, rows, total, dropout_key, share=1.0):
+    """Computes some rows; the arrays of `_gradient`, with the mutable collections at the end.
+
+    Args:
+      state: the train state.
+      rows: the rows.
+      total: number of tokens that count in the loss of all rows.
+      dropout_key: of these rows.
+      share: tokens of these rows as a share of all.
+    """
+    segment = rows.segment
+    collection = 'codebook' if self.parts is None else 'statistics'
+
+    def loss(params):
+      (hidden, memory, aux), updated = self.model.apply(
+        {'params': params, 'codebook': state.codebook},
+        segment.tokens_BxT,
+        rows.memory,
+        starts_BxT=segment.starts_BxT,
+        valid_BxT=segment.valid_BxT,
+        prefix_BxT=segment.prefix_BxT,
+        train=True,
+        rngs={'dropout': dropout_key},
+        mutable=[] if self.frozen_codebook else [collection],
+      )
+      scores = self.model.apply({'params': params}, hidden, segment.targets_BxT, method='scores')
+      nll = jnp.where(rows.counts_BxT > 0, scores.nll_BxT, 0).sum() / total
+      return nll + share * sum(aux.values()), (memory, nll, updated)
+
+    gradient, rest = jax.grad(loss, has_aux=True)(state.params)
+    return gradient, *rest
 
 
-def _gradient(model, learns, params, codebook, total, rows, key, share=1.0):
-  """The gradient of some rows of a step, their memory, their part of the loss, what was learned.
-
-  Args:
-    model, params, codebook: of the step.
-    learns: the collections that are mutable.
-    total: of the tokens of all rows.
-    rows: segment, what counts of it, and memory.
-    key: for dropout.
-    share: of these rows.
-  """
-  segment, counts_BxT, memory = rows
-
-  def loss_of(params):
-    (hidden, after, aux), learned = model.apply(
-      {'params': params, 'codebook': codebook},
-      segment.tokens_BxT,
-      memory,
-      starts_BxT=segment.starts_BxT,
-      valid_BxT=segment.valid_BxT,
-      prefix_BxT=segment.prefix_BxT,
-      train=True,
-      rngs={'dropout': key},
-      mutable=learns,
-    )
-    scores = model.apply({'params': params}, hidden, segment.targets_BxT, method='scores')
-    counted_BxT = jnp.where(counts_BxT > 0, scores.nll_BxT, 0)
-    nll = counted_BxT.sum() / total
-    return nll + share * sum(aux.values()), (after, nll, learned)
-
-  return jax.grad(loss_of, has_aux=True)(params)
-
-
-def moved(config: model_config.ModelConfig, codebook: Any, statistics: Any) -> Any:
-  """The codebook after one update, by what each quantiser has counted."""
+def update_codebook(config: model_config.ModelConfig, codebook: Any, statistics: Any) -> Any:
+  """Returns the codebook after one update from the counts and sums of each quantiser."""
   if 'sums' in statistics:
     layer = ngrams.make(config)
     return layer.make_quantizer(parent=None).update_codebook(codebook, statistics)
-  of_part = lambda name: moved(config, codebook[name], statistics.get(name, {}))
-  return {name: of_part(name) for name in codebook} if statistics else codebook
-
-
-def codebook_metrics(before: Any, after: Any, whole: bool = True) -> Metrics:
-  """How healthy the clusters are, mean over heads and layers.
-
-  `perplexity`, exp of the entropy of their usage: how many are in use; `dead`, the share that
-  is all but unused; `drift`, how far the centroids moved in this step, relative to their
-  length; `changed`, the share of tokens that this moved to another cluster, where the rows were
-  computed as a whole.
-  """
-  changes = zip(_quantizers(before), _quantizers(after), strict=True)
-  of_each = [_quantizer_metrics(old, new, whole) for old, new in changes]
-  return jax.tree.map(lambda *values: sum(values) / len(values), *of_each) if of_each else {}
-
-
-def _quantizers(codebook: Any) -> list[dict[str, jax.Array]]:
-  """The variables of every quantiser of a model."""
-  if 'centroids' in codebook:
-    return [codebook]
-  return [found for part in codebook.values() for found in _quantizers(part)]
-
-
-def _quantizer_metrics(old, new, whole) -> Metrics:
-  usage_NxK = new['usage']
-  entropy_N = -jax.scipy.special.xlogy(usage_NxK, usage_NxK).sum(axis=-1)
-  moved_NxKxH = new['centroids'] - old['centroids']
-  changed = {'codebook/changed': new['changed'].mean()} if whole else {}
-  return {
-    'codebook/perplexity': jnp.exp(entropy_N).mean(),
-    'codebook/dead': (usage_NxK < quantizer.DEAD / usage_NxK.shape[1]).mean(),
-    'codebook/drift': jnp.linalg.norm(moved_NxKxH) / jnp.linalg.norm(old['centroids']),
-    **changed,
-  }
+  if not statistics:
+    return codebook
+  update = lambda name: update_codebook(config, codebook[name], statistics.get(name, {}))
+  return {name: update(name) for name in codebook}
 
 
 def make_call(
-  model: language_model.LanguageModel,
-  optimizer: optax.GradientTransformation,
-  seed: int,
-  abstract: train_state.TrainState,
-  half_loss: bool = False,
-  frozen_codebook: bool = False,
-  parts: int = 1,
-) -> Callable[..., tuple[train_state.TrainState, Metrics]]:
-  """A jitted function of the state, a stack of segments [steps, B, T] and how many are trained on.
+  step: TrainStep, abstract: train_state.TrainState
+) -> Callable[..., tuple[train_state.TrainState, step_metrics.Metrics]]:
+  """Returns a jitted function of the state, stacked segments [steps, B, T] and a number of steps.
 
-  The steps beyond that number are skipped. The state given in is donated. Metrics come back stacked
-  by step; those of skipped steps mean nothing.
+  The steps beyond that number are skipped. The state is donated. Metrics are stacked by step; those
+  of skipped steps are 0.
   """
-  where = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-  how = {'half_loss': half_loss, 'frozen_codebook': frozen_codebook}
-  if parts > 1:
-    how['parts'] = accumulation.GradientAccumulation(parts, where.step.mesh)
-  step = functools.partial(train_step, model, optimizer, seed, **how)
+  shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+  traced_once = jax.jit(step, inline=True)  # for its shapes, and in the call
 
-  def step_or_skip(state, numbered):
-    is_trained, segment = numbered
-    _, like = jax.eval_shape(step, state, segment)
-    skip = lambda state, _: (state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like))
-    return jax.lax.cond(is_trained, step, skip, state, segment)
+  def step_or_skip(state, inputs):
+    is_due, segment = inputs
+    _, shapes = jax.eval_shape(traced_once, state, segment)
+    skip = lambda state, _: (state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
+    return jax.lax.cond(is_due, traced_once, skip, state, segment)
 
   def call(state, segments, steps):
     numbers = jnp.arange(len(segments.tokens_BxT))
     return jax.lax.scan(step_or_skip, state, (numbers < steps, segments))
 
-  everywhere = sharding.replicated(where.step.mesh)
-  return jax.jit(call, donate_argnums=0, out_shardings=(where, everywhere))
-
-
-def span_metrics(config: model_config.ModelConfig, params: Any, memory: Any) -> Metrics:
-  """The average and the longest span of each layer, and of all, in tokens with the ramp.
-
-  Spans of tokens are those of the last segment, which the memory of training has.
-  """
-  s = config.span
-  if s.kind == 'dynamic':
-    spans_LxN, means_L = memory['spans'].longest_BxN.max(axis=0), memory['spans'].mean.mean(axis=0)
-  else:
-    spans_LxN = language_model.adaptive_spans(config, params)
-    means_L = spans_LxN.mean(axis=1)
-  with_ramp = lambda tokens_L: jnp.minimum(jnp.ceil(tokens_L) + s.ramp, s.limit)
-  averages_L, longest_L = with_ramp(means_L), with_ramp(spans_LxN.max(axis=1))
-  result = {'span/average': averages_L.mean(), 'span/maximum': longest_L.max()}
-  for i in range(config.layers):
-    result[f'span/average/layer_{i}'] = averages_L[i]
-    result[f'span/maximum/layer_{i}'] = longest_L[i]
-  return result
+  everywhere = sharding.replicated(shardings.step.mesh)
+  return jax.jit(call, donate_argnums=0, out_shardings=(shardings, everywhere))

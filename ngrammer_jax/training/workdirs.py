@@ -15,13 +15,11 @@ import os
 import pathlib
 import socket
 import time
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, files, hosts
-
-if TYPE_CHECKING:
-  from ngrammer_jax.training import train_task
+from ngrammer_jax.training import train_task
 
 CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'
 OWN_FILES = ('config', 'corpus', 'vocabulary', 'lock')  # all that a killed start may leave
@@ -72,7 +70,7 @@ def check_text(workdir: pathlib.Path, config: experiment.Config, content_hash: s
 
 @contextlib.contextmanager
 def lock_workdir(
-  workdir: pathlib.Path, config: experiment.Config, task: 'train_task.TrainTask'
+  workdir: pathlib.Path, config: experiment.Config, task: train_task.TrainTask
 ) -> Iterator[None]:
   """Locks a workdir, and writes its files beside the checkpoints. The primary process does both.
 
@@ -129,8 +127,8 @@ def _lock(workdir: pathlib.Path, file: TextIO) -> None:
       f'wait for it, stop it, or use another workdir'
     ) from error
   except OSError as error:
-    why = error.strerror
-    logging.warning('%s cannot be locked: %s; do not start a second process', workdir, why)
+    message = '%s cannot be locked: %s; do not start a second process'
+    logging.warning(message, workdir, error.strerror)
   file.seek(0)
   file.truncate()
   file.write(f'process {os.getpid()} on {socket.gethostname()}\n')

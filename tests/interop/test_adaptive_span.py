@@ -113,7 +113,8 @@ def adagrad(f, dtype, V=23):
     arrays = parameters(f, prefix, dtype)
     return adaptive_span.load_language_model(arrays, config, V)['params']
 
-  return optimizers.make(optimizer_config, 100), load, config
+  labels = jax.tree.map(lambda _: 'dense', load('param/0/'))
+  return optimizers.make(optimizer_config, 100, labels), load, config
 
 
 def test_adagrad_updates_from_reference_gradients(x64, reference):

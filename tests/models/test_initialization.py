@@ -52,7 +52,8 @@ def reinitialized(recipe, **fields):
 def created(config, mesh):
   """The first parameters of a run."""
   model = transformer.TransformerLM(config, V)
-  create, _ = train_state.make_initializer(model, optax.identity(), 8, 0, mesh)
+  variables = train_state.abstract_variables(model)
+  create, _ = train_state.make_initializer(model, variables, optax.identity(), 8, 0, mesh)
   return create().params
 
 

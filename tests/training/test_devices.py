@@ -16,8 +16,8 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.layers import blocked_attention, quantizer
-from ngrammer_jax.models import language_model, transformer
-from ngrammer_jax.training import optimizers
+from ngrammer_jax.models import language_model
+from ngrammer_jax.training import accumulation, optimizers
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
 from tests.checks import mesh_of
@@ -34,12 +34,25 @@ CONFIG = model_config.ModelConfig(
 )
 
 
+def step_of(config):
+  """The training step of a config, and the abstract variables of its model."""
+  model = language_model.build(config, V)
+  variables = train_state.abstract_variables(model)
+  labels = optimizers.labels(variables['params'])
+  optimizer = optimizers.make(experiment.OptimizerConfig(epsilon=1e-3), 10, labels)
+  return train_step.TrainStep(model, optimizer, labels, seed=0), variables
+
+
+def initializer(config, mesh):
+  """A function that creates the first state, and the abstract state."""
+  step, variables = step_of(config)
+  return train_state.make_initializer(step.model, variables, step.optimizer, B, 0, mesh)
+
+
 def run(shape, config=CONFIG, parts=1, first=None):
   """The compiled program, and state and metrics after two steps, by default from a new state."""
-  model = language_model.build(config, V)
-  optimizer = optimizers.make(experiment.OptimizerConfig(epsilon=1e-3), 10)
   mesh = mesh_of(*shape)
-  create, abstract = train_state.make_initializer(model, optimizer, B, 0, mesh)
+  create, abstract = initializer(config, mesh)
   random = np.random.RandomState(0)
   segments = streams.Segment(
     random.randint(0, V, (STEPS, B, T), dtype=np.int32),
@@ -52,7 +65,10 @@ def run(shape, config=CONFIG, parts=1, first=None):
   with sharding.use(mesh):
     rows = lambda wanted: streams.map_segments(lambda array: array[:, wanted], segments)
     placed = sharding.global_rows(mesh, B, rows, axis=1)
-    call = train_step.make_call(model, optimizer, 0, abstract, parts=parts)
+    step, _ = step_of(config)
+    if parts > 1:
+      step = dataclasses.replace(step, parts=accumulation.GradientAccumulation(parts, mesh))
+    call = train_step.make_call(step, abstract)
     call = call.lower(state, placed, np.int32(0)).compile()
     state, metrics = call(state, placed, np.int32(STEPS))
   return call.as_text(), jax.device_get(state), jax.device_get(metrics)
@@ -76,9 +92,7 @@ def assert_alike(one, other):
 
 @functools.cache
 def first_state():
-  model = language_model.build(RICH, V)
-  optimizer = optimizers.make(experiment.OptimizerConfig(epsilon=1e-3), 10)
-  create, _ = train_state.make_initializer(model, optimizer, B, 0, mesh_of(1, 1, 1))
+  create, _ = initializer(RICH, mesh_of(1, 1, 1))
   return jax.device_get(create())
 
 
@@ -232,10 +246,8 @@ def check_lookups(program, shards):
 
 
 def test_evaluation_leaves_the_tables_where_they_are():
-  mesh, config = mesh_of(2, 2, 2), CONFIG
-  model = transformer.TransformerLM(config, V)
-  optimizer = optimizers.make(experiment.OptimizerConfig(), 10)
-  _, abstract = train_state.make_initializer(model, optimizer, B, 0, mesh)
+  mesh, model = mesh_of(2, 2, 2), language_model.build(CONFIG, V)
+  _, abstract = initializer(CONFIG, mesh)
   variables = {'params': abstract.params, 'codebook': abstract.codebook}
   traced = inference.Engine(model, mesh).trace_score(variables, B, T)
   with sharding.use(mesh):
@@ -244,11 +256,8 @@ def test_evaluation_leaves_the_tables_where_they_are():
 
 def test_an_axis_that_does_not_divide_stays_whole_and_is_logged(caplog):
   config = model_config.ModelConfig(layers=1, width=30, heads=3, feed_forward_width=64)
-  model = transformer.TransformerLM(config, V)
   with caplog.at_level('INFO'):
-    _, abstract = train_state.make_initializer(
-      model, optimizers.make(experiment.OptimizerConfig(), 10), B, 0, mesh_of(1, 4, 2)
-    )
+    _, abstract = initializer(config, mesh_of(1, 4, 2))
   kernel = abstract.params['layer_0']['attention']['query']['kernel']
   assert kernel.sharding.spec == jax.sharding.PartitionSpec(None, None, None)
   assert (

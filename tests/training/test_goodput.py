@@ -44,6 +44,21 @@ def test_every_second_is_spent_on_one_thing(tmp_path, clock):
   assert spent.format_summary() == ('25s (training 60.0%, start 5s, evaluation 4s, data 1s)')
 
 
+def test_a_lap_leaves_out_what_is_not_training(tmp_path, clock):
+  measured = goodput.Goodput(tmp_path, time.monotonic() - 3)
+  measured.switch('training')
+  measured.lap()
+  clock(2)
+  with measured.timed('evaluation'):
+    clock(48)
+  with measured.timed('data'):
+    clock(1)
+  clock(1)
+  assert measured.lap() == 4
+  clock(3)  # what was before does not count again
+  assert measured.lap() == 3
+
+
 def test_what_was_trained_after_the_last_checkpoint_is_lost_with_a_kill(tmp_path, clock):
   spent = goodput.Goodput(tmp_path, time.monotonic())
   spent.switch('training')

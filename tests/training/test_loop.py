@@ -1,6 +1,7 @@
 """A whole run: it trains, stops where it should, and goes on exactly where it was."""
 
 import dataclasses
+import json
 import math
 import shutil
 import types
@@ -14,7 +15,16 @@ from ngrammer_jax import errors, runs
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.training import checkpoints, loop, programs, recorder, step, train_task
+from ngrammer_jax.training import (
+  accumulation,
+  checkpoints,
+  flops,
+  loop,
+  programs,
+  recorder,
+  step,
+  train_task,
+)
 from tests.checks import bad_input, mesh_of
 from tests.training import toy
 from tests.training.helpers import arrays, names, records
@@ -165,6 +175,19 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_checkpoints(
   assert names(tmp_path / 'run') == ['4']
 
 
+def test_utilisation_is_three_forward_passes_over_the_peak(tiny, tmp_path, monkeypatch, toy_model):
+  model_flops = flops.ModelFlops(per_segment=0.0, per_token=10.0, per_key=1.0, length=8)
+  monkeypatch.setattr(toy.Programs, 'flops', model_flops, raising=False)
+  monkeypatch.setattr(flops, 'peak_flops', lambda kind: 1e6)
+  assert loop.train(tiny(), tmp_path / 'run')
+  records = map(json.loads, (tmp_path / 'run' / 'metrics.jsonl').open())
+  lines = [line for line in records if 'mfu' in line]
+  assert lines
+  for line in lines:
+    expected = line['tokens_per_second'] * 3 * (10 + 8 / 2) / (1e6 * jax.device_count())
+    assert line['mfu'] == pytest.approx(expected)
+
+
 def begun(workdir, config):
   """A workdir of a run that has a config and nothing else."""
   workdir.mkdir()
@@ -212,14 +235,15 @@ def test_double_precision_without_its_mode_is_refused(tiny, tmp_path):
 
 
 def test_the_config_reaches_the_step(tiny, monkeypatch):
-  """Seed, half of the loss, a frozen codebook and parts, in that order."""
-  given = []
-  monkeypatch.setattr(step, 'make_call', lambda *arguments: given.extend(arguments) or call)
+  steps, mesh = [], mesh_of(1, 1, 1)
+  monkeypatch.setattr(step, 'make_call', lambda step, state: steps.append((step, state)) or call)
   call = types.SimpleNamespace(trace=lambda *arguments: arguments)
   parts = {'half_loss': True, 'accumulation': experiment.AccumulationConfig(parts=4)}
-  run = programs.Programs(tiny(training=parts, seed=7), 11, mesh_of(1, 1, 1))
+  run = programs.Programs(tiny(training=parts, seed=7), 11, mesh)
   assert run.trace('state', 'segments') == ('state', 'segments', 0)
-  assert given[2:] == [7, 'state', True, False, 4]
+  made, state = steps[0]
+  assert (made.seed, made.half_loss, made.frozen_codebook, state) == (7, True, False, 'state')
+  assert made.parts == accumulation.GradientAccumulation(4, mesh)
 
 
 def final_state(workdir):
@@ -283,8 +307,8 @@ def test_double_precision_throughout(tiny, tmp_path, x64):
 
 @pytest.mark.slow
 def test_a_run_in_parts_learns_the_same_and_goes_on(tiny, tmp_path):
-  accumulation = experiment.AccumulationConfig(parts=2)
-  whole, parts = (tiny(training=extra) for extra in ({}, {'accumulation': accumulation}))
+  halves = experiment.AccumulationConfig(parts=2)
+  whole, parts = (tiny(training=extra) for extra in ({}, {'accumulation': halves}))
   for config, name in ((whole, 'whole'), (parts, 'parts')):
     assert loop.train(
       dataclasses.replace(config, mesh=mesh_config.MeshConfig(data=4, model=2)), tmp_path / name

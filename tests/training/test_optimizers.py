@@ -1,5 +1,7 @@
 """The optimisers equal their formulas, each on its own parameters."""
 
+import flax
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,18 +17,28 @@ PARAMS = {
     'ngram_norm': {'scale': np.ones(2, np.float32)},
   },
 }
+LABELS = {
+  'layer_0': {'attention': {'query': {'kernel': 'dense'}}},
+  'ngrammer': {'table': 'ngram_table', 'ngram_norm': {'scale': 'dense'}},
+}
 STEPS = 5
 
 
-def test_labels_follow_the_parameter_tree():
-  labels = optimizers.labels(PARAMS)
-  assert labels['ngrammer']['table'] == 'ngram_table'
-  assert labels['ngrammer']['ngram_norm']['scale'] == 'dense'
-  assert labels['layer_0']['attention']['query']['kernel'] == 'dense'
+def all_dense(params):
+  return jax.tree.map(lambda _: 'dense', params)
 
 
-def test_a_parameter_without_a_label_is_an_error():
-  with pytest.raises(ValueError, match='parameter layer_0/novelty has no optimiser label'):
+def test_labels_follow_the_logical_axis_names():
+  names = {('layer_0', 'attention', 'query', 'kernel'): ('embed', 'heads', 'kv')}
+  names['ngrammer', 'table'] = ('ngram_vocab', 'ngram_embed')
+  names['ngrammer', 'ngram_norm', 'scale'] = (None,)
+  params = flax.traverse_util.flatten_dict(PARAMS)
+  boxed = {path: nn.LogicallyPartitioned(leaf, names[path]) for path, leaf in params.items()}
+  assert optimizers.labels(flax.traverse_util.unflatten_dict(boxed)) == LABELS
+
+
+def test_a_parameter_without_axis_names_is_an_error():
+  with pytest.raises(ValueError, match='parameter layer_0/novelty has no logical axis names'):
     optimizers.labels({'layer_0': {'novelty': np.ones(1)}})
 
 
@@ -55,7 +67,7 @@ def test_updates_equal_adam_and_adagrad_by_hand():
   config = experiment.OptimizerConfig(
     schedule='constant', warmup_steps=0, clip_norm=1.0, weight_decay=0.1, table=table
   )
-  optimizer = optimizers.make(config, STEPS)
+  optimizer = optimizers.make(config, STEPS, LABELS)
   params, state, update = PARAMS, optimizer.init(PARAMS), jax.jit(optimizer.update)
 
   dense = ('layer_0', 'attention', 'query', 'kernel'), ('ngrammer', 'ngram_norm', 'scale')
@@ -92,7 +104,8 @@ def test_updates_equal_adam_and_adagrad_by_hand():
 def test_spans_do_not_decay():
   config = experiment.OptimizerConfig(weight_decay=0.5, schedule='constant', warmup_steps=0)
   params = {'kernel': np.ones(2, np.float32), 'span': np.full(2, 0.5, np.float32)}
-  optimizer, zeros = optimizers.make(config, STEPS), jax.tree.map(np.zeros_like, params)
+  optimizer = optimizers.make(config, STEPS, all_dense(params))
+  zeros = jax.tree.map(np.zeros_like, params)
   updates, _ = jax.jit(optimizer.update)(zeros, jax.jit(optimizer.init)(params), params)
   assert (np.asarray(updates['kernel']) < 0).all() and not np.asarray(updates['span']).any()
 
@@ -106,7 +119,8 @@ def test_the_norm_of_the_clip_is_that_of_pytorch(x64):
     adam=experiment.AdamConfig(0.0, 0.0),
     epsilon=1.0,
   )
-  optimizer, params = optimizers.make(config, STEPS), {'embedding': np.zeros(2)}
+  params = {'embedding': np.zeros(2)}
+  optimizer = optimizers.make(config, STEPS, all_dense(params))
   gradient = {'embedding': np.array([3e-5, 4e-5])}
   updates, _ = jax.jit(optimizer.update)(gradient, jax.jit(optimizer.init)(params), params)
   clipped = np.array([3e-5, 4e-5]) * 1e-5 / (5e-5 + 1e-6)
@@ -114,10 +128,21 @@ def test_the_norm_of_the_clip_is_that_of_pytorch(x64):
   np.testing.assert_allclose(updates['embedding'], expected, rtol=1e-9)
 
 
-def test_norms_are_reported_for_each_label():
-  norms = optimizers.norms_by_label(PARAMS)
-  assert norms['dense'] == pytest.approx(8**0.5)
-  assert norms['ngram_table'] == pytest.approx(8**0.5)
+def test_leaves_are_grouped_by_label():
+  groups = optimizers.leaves_by_label(LABELS, PARAMS)
+  assert [leaf.shape for leaf in groups['dense']] == [(2, 3), (2,)]
+  assert [leaf.shape for leaf in groups['ngram_table']] == [(4, 2)]
+
+
+def test_weights_in_boxes_can_decay():
+  """As the train state is created: optimizer.init sees boxes, optimizer.update does not."""
+  boxed = {'span': nn.LogicallyPartitioned(np.full(2, 0.5, np.float32), ('heads',))}
+  boxed['kernel'] = nn.LogicallyPartitioned(np.ones(2, np.float32), ('embed',))
+  config = experiment.OptimizerConfig(weight_decay=0.5)
+  params = nn.unbox(boxed)
+  optimizer = optimizers.make(config, STEPS, optimizers.labels(boxed))
+  state, expected = nn.unbox(optimizer.init(boxed)), optimizer.init(params)
+  assert jax.tree.structure(state) == jax.tree.structure(expected)
 
 
 def test_the_rate_drops_for_the_last_steps():
@@ -134,7 +159,7 @@ def test_adagrad_clips_every_array_by_itself_and_after_it_was_summed():
   )
   params = {'layer_0': {'attention': {'span': {'span': jnp.array([0.05, 0.9])}}}}
   params['embedding'] = jnp.ones((2, 2))
-  optimizer = optimizers.make(config, STEPS)
+  optimizer = optimizers.make(config, STEPS, all_dense(params))
   state = optimizer.init(params)
   gradient = jax.tree.map(lambda leaf: 3.0 * jnp.ones_like(leaf), params)
   for step in (1, 2):
@@ -146,7 +171,7 @@ def test_adagrad_clips_every_array_by_itself_and_after_it_was_summed():
   large = jax.tree.map(lambda leaf: -1e9 * jnp.ones_like(leaf), params)
   spans = lambda tree: tree['layer_0']['attention']['span']['span']
   config = experiment.OptimizerConfig(learning_rate=10.0, schedule='constant', warmup_steps=0)
-  optimizer = optimizers.make(config, STEPS)
+  optimizer = optimizers.make(config, STEPS, all_dense(params))
   for sign, end in ((1, 1), (-1, 0)):
     given = jax.tree.map(lambda leaf, sign=sign: sign * leaf, large)
     updates, _ = optimizer.update(given, optimizer.init(params), params)

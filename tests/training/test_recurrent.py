@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 
-from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -184,12 +183,8 @@ def test_evaluation_may_hand_on_what_training_does_not(tiny):
 def test_every_parameter_has_an_optimiser():
   for name in models.NAMES:
     config = models.config_of(name, dtype='float32')
-    model, memory = language_model.build(config, 11), language_model.empty_memory(config, 1)
-    make = lambda model=model, memory=memory: nn.unbox(
-      model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32), memory)
-    )
-    params = jax.eval_shape(make)['params']
-    assert set(jax.tree.leaves(optimizers.labels(params))) == {'dense'}
+    variables = train_state.abstract_variables(language_model.build(config, 11))
+    assert set(jax.tree.leaves(optimizers.labels(variables['params']))) == {'dense'}
 
 
 def test_dropout_is_drawn_in_training_alone():

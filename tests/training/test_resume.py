@@ -150,17 +150,17 @@ def test_what_one_mesh_saved_another_restores(trained):
   """All of it, bit by bit, which `restore` checks, on the devices of the other one."""
   config, vocabulary = shared_config(trained), vocabularies.load(trained)
   run = programs.Programs(config, vocabulary.size, mesh_of(2, 2, 2))
-  state = checkpoints.restore(trained, 12, run.abstract())
+  state = checkpoints.restore(trained, 12, run.abstract)
   assert checksums.checksums(state) == {k: sums for k, (*_, sums) in arrays(trained).items()}
   table = state.params['ngrammer']['table']
   assert table.addressable_shards[0].data.size == table.size // 4
-  where = jax.tree.map(lambda leaf: leaf.sharding, (state, run.abstract()))
+  where = jax.tree.map(lambda leaf: leaf.sharding, (state, run.abstract))
   assert where[0] == where[1]
 
 
 def test_scanned_and_unrolled_states_have_the_same_arrays(tiny):
   states = [
-    programs.Programs(tiny(model={'scan_layers': scan}), 11, sharding.make_mesh()).abstract()
+    programs.Programs(tiny(model={'scan_layers': scan}), 11, sharding.make_mesh()).abstract
     for scan in (True, False)
   ]
   shapes = [

@@ -22,6 +22,9 @@ from tests.checks import mesh_of
 B, T, V = 4, 6, 11
 
 
+LABELS = {'embedding': 'dense'}
+
+
 class Table:
   """The score of a token is its row of a table, of which dropout leaves half of the columns."""
 
@@ -54,8 +57,7 @@ def segment_of(counts):
 
 @functools.cache
 def step_of(seed, **how):
-  step = functools.partial(train_step.train_step, Table(), optax.sgd(0.1), seed, **how)
-  return jax.jit(lambda state, segment: step(state, segment))
+  return jax.jit(train_step.TrainStep(Table(), optax.sgd(0.1), LABELS, seed, **how))
 
 
 WHOLE = np.ones((B, T))
@@ -130,7 +132,8 @@ def test_a_call_makes_as_many_steps_as_it_is_told_and_skips_the_rest():
   stacked = jax.tree.map(lambda *parts: np.stack(parts), *segments)
   state, place = state_of(0), sharding.replicated(mesh_of(1, 1, 1))
   abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), state)
-  call = train_step.make_call(Table(), optax.sgd(0.1), 0, abstract)
+  step = train_step.TrainStep(Table(), optax.sgd(0.1), LABELS, seed=0)
+  call = train_step.make_call(step, abstract)
   losses = []
   for steps in range(5):
     found, metrics = call(jax.device_put(state_of(0), place), stacked, np.int32(steps))
@@ -152,7 +155,10 @@ def test_the_first_state_is_that_of_its_seed_on_any_mesh(monkeypatch):
   monkeypatch.setattr(language_model, 'empty_memory', lambda *given: {'rows': jnp.zeros(B)})
 
   def made(seed, shape=(1, 1, 1)):
-    create, abstract = train_state.make_initializer(model, optax.sgd(0.1), B, seed, mesh_of(*shape))
+    variables = train_state.abstract_variables(model)
+    create, abstract = train_state.make_initializer(
+      model, variables, optax.sgd(0.1), B, seed, mesh_of(*shape)
+    )
     state = create()
     of = lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding)
     assert jax.tree.map(of, state) == jax.tree.map(of, abstract)

@@ -1,7 +1,5 @@
 """Training with a segment memory: the trajectory of the official code."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,6 +30,11 @@ def test_updates_equal_those_of_the_official_code(reference, dtype, tolerance):
     config, V = config_of(f, dtype), int(f['cfg/V'])
     model = transformer.TransformerLM(config, V)
     lr = float(f['cfg/lr'])
+    load = lambda t: transformer_xl.load_language_model(
+      parameters(f, f'param/{t}/', dtype), config, V
+    )
+    params = load(0)['params']
+    labels = jax.tree.map(lambda _: 'dense', params)
     optimizer = optimizers.make(
       experiment.OptimizerConfig(
         learning_rate=lr,
@@ -43,16 +46,13 @@ def test_updates_equal_those_of_the_official_code(reference, dtype, tolerance):
         clip_norm=float(f['cfg/clip']),
       ),
       int(f['cfg/max_step']),
+      labels,
     )
-    load = lambda t: transformer_xl.load_language_model(
-      parameters(f, f'param/{t}/', dtype), config, V
-    )
-    params = load(0)['params']
     memory = transformer.empty_memory(config, int(f['cfg/B']))
     state = train_state.TrainState(
       jnp.zeros((), jnp.int32), params, {}, optimizer.init(params), memory
     )
-    step = jax.jit(functools.partial(train_step.train_step, model, optimizer, 0))
+    step = jax.jit(train_step.TrainStep(model, optimizer, labels, seed=0))
     for t in range(int(f['cfg/steps'])):
       x, y = f[f'x/{t}'].T.astype('int32'), f[f'y/{t}'].T.astype('int32')
       segment = streams.Segment(x, y, np.zeros(x.shape, bool), np.ones(x.shape, dtype))

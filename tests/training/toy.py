@@ -20,9 +20,10 @@ class Programs:
 
   def __init__(self, config, vocabulary_size, mesh):
     self._config, self.mesh, self.ready = config, mesh, False
+    self.labels = {'embedding': 'ngram_table'}
     place = lambda rows: sharding.rows_sharding(mesh) if rows else sharding.replicated(mesh)
     leaf = lambda shape, dtype, rows=False: jax.ShapeDtypeStruct(shape, dtype, sharding=place(rows))
-    self._abstract = train_state.TrainState(
+    self.abstract = train_state.TrainState(
       step=leaf((), jnp.int32),
       params={'embedding': leaf((8,), jnp.float32)},
       codebook={},
@@ -31,21 +32,18 @@ class Programs:
     )
 
   def create(self):
-    where = jax.tree.map(lambda leaf: leaf.sharding, self._abstract)
+    where = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
     make = lambda leaf: np.zeros(leaf.shape, leaf.dtype)
     put = lambda leaf, place: jax.make_array_from_callback(
       leaf.shape, place, lambda index: make(leaf)[index]
     )
-    return jax.tree.map(put, self._abstract, where)
-
-  def abstract(self):
-    return self._abstract
+    return jax.tree.map(put, self.abstract, where)
 
   def compile(self, state, segments):
     self.ready = True
 
   def call(self, state, segments, steps):
-    where = jax.tree.map(lambda leaf: leaf.sharding, self._abstract)
+    where = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
     state, metrics = _steps(where)(state, segments.tokens_BxT, np.int32(steps))
     return state, jax.tree.map(lambda column: column[:steps], metrics)
 

@@ -1,0 +1,137 @@
+"""FLOPs of a model, counted in the jaxpr of its forward pass, and the peak FLOP/s of devices.
+
+  G(T) = s + a T + b T (M + T)
+
+B batch, T segment length, M memory length; G counts a segment of T tokens, s what is computed once
+a segment (keys and values of the memory), a what is computed for each token, and b for each pair of
+a query and a key. G(T), G(T - 1) and G(T - 2) are counted, of which s, a and b follow.
+"""
+
+import dataclasses
+import math
+import re
+from typing import Any
+
+import jax
+from jax.extend import core
+import jax.numpy as jnp
+import numpy as np
+
+from ngrammer_jax.models import language_model
+
+# Dense bfloat16 FLOP/s of one JAX device, from the vendors' data sheets.
+PEAK_FLOPS = {
+  'TPU v2': 22.5e12,
+  'TPU v3': 61.5e12,
+  'TPU v4': 275e12,
+  'TPU v5 lite': 197e12,
+  'TPU v5e': 197e12,
+  'TPU v5': 459e12,
+  'TPU v5p': 459e12,
+  'TPU v6 lite': 918e12,
+  'TPU v6e': 918e12,
+  'NVIDIA A100': 312e12,
+  'NVIDIA H100': 989e12,
+  'NVIDIA H200': 989e12,
+  'NVIDIA L4': 121e12,
+  'Tesla T4': 65e12,
+  'Tesla V100': 125e12,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFlops:
+  """FLOPs of the matrix products of a model, a multiply-add as two, without rematerialisation.
+
+  A causal query attends to half of its segment on average, and to the memory; with a fixed window,
+  to as many tokens as the memory has. A step of training costs three forward passes, also of
+  products without a gradient, such as the distances of k-means.
+
+  Attributes:
+    per_segment: s, for one row.
+    per_token: a.
+    per_key: b.
+    length: T.
+    memory: M.
+    is_window: every query attends to the M tokens before it.
+  """
+
+  per_segment: float
+  per_token: float
+  per_key: float
+  length: int
+  memory: int = 0
+  is_window: bool = False
+
+  def forward(self, spans: np.ndarray | float = math.inf) -> np.ndarray:
+    """Returns the FLOPs of one token's forward pass.
+
+    Args:
+      spans: mean span of the heads of each layer, in tokens, [..., layers]; keys beyond it cost
+        nothing.
+    """
+    M, T = self.memory, self.length
+    span = np.minimum(spans, M).mean(axis=-1) if np.ndim(spans) else min(spans, M)
+    keys = span if self.is_window else M + T / 2
+    return self.per_token + self.per_key * keys + self.per_segment * (span / M if M else 1) / T
+
+
+def count(
+  model: language_model.LanguageModel, variables: dict[str, Any], batch_size: int, length: int
+) -> ModelFlops:
+  """Counts the FLOPs of a model; nothing is computed. Attention counts as whole scores.
+
+  Args:
+    model: the model.
+    variables: its variables, abstract or not.
+    batch_size: B; what is the same for all rows, as encodings of distances, is shared by them.
+    length: T.
+  """
+  memory = jax.eval_shape(lambda: language_model.empty_memory(model.config, batch_size))
+
+  def forward(variables, memory, tokens_BxT):
+    # Whole scores are computed where the probabilities are asked for.
+    (hidden_BxTxD, *_), _ = model.apply(variables, tokens_BxT, memory, mutable='intermediates')
+    return model.apply(variables, hidden_BxTxD, tokens_BxT, method='scores')
+
+  def count_segment(T):
+    tokens_BxT = jax.ShapeDtypeStruct((batch_size, T), jnp.int32)
+    return matrix_flops(jax.make_jaxpr(forward)(variables, memory, tokens_BxT)) / batch_size
+
+  m, T = model.config.memory, max(length, 3)
+  M = 0 if m is None else m.length
+  G0, G1, G2 = (count_segment(T - i) for i in range(3))
+  b = (G0 - 2 * G1 + G2) / 2
+  a = G0 - G1 - b * (M + 2 * T - 1)
+  s = G0 - a * T - b * T * (M + T)
+  return ModelFlops(s, a, b, length, M, M > 0 and m.window() is not None)
+
+
+def matrix_flops(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> int:
+  """Counts the FLOPs of all matrix products of a program, including rematerialised ones.
+
+  A multiply-add counts as two. Of a conditional the most expensive branch counts; a loop with an
+  unknown trip count counts as one iteration.
+  """
+  total = 0
+  for equation in jaxpr.eqns:
+    name = equation.primitive.name
+    inner = [matrix_flops(inner_jaxpr) for inner_jaxpr in core.jaxprs_in_params(equation.params)]
+    if name == 'dot_general':
+      (contracting_axes, _), _ = equation.params['dimension_numbers']
+      lhs_shape = equation.invars[0].aval.shape
+      contracted = math.prod(lhs_shape[axis] for axis in contracting_axes)
+      total += 2 * math.prod(equation.outvars[0].aval.shape) * contracted
+    elif name == 'scan':
+      total += equation.params['length'] * sum(inner)
+    elif name == 'pallas_call':  # all blocks, including those that a mask skips
+      total += math.prod(equation.params['grid_mapping'].grid) * sum(inner)
+    else:
+      total += max(inner, default=0) if name == 'cond' else sum(inner)
+  return total
+
+
+def peak_flops(kind: str) -> float | None:
+  """Returns the peak of a device kind. A suffix is ignored, as in A100-SXM4-40GB."""
+  names = [name for name in PEAK_FLOPS if re.match(rf'{re.escape(name)}($|-| \d| [A-Z])', kind)]
+  return PEAK_FLOPS[max(names, key=len)] if names else None

@@ -1,0 +1,72 @@
+"""Metrics of a training step: the use of the codebooks, and the learned spans.
+
+L layers, N heads, K clusters, H head width.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.layers import quantizer
+from ngrammer_jax.models import language_model
+
+Metrics = dict[str, jax.Array]
+
+
+def codebook_metrics(before: Any, after: Any, whole: bool = True) -> Metrics:
+  """Returns the means over all quantisers of a model; empty if it has none.
+
+  `perplexity`: exp of the entropy of the cluster usage. `dead`: share of clusters that are almost
+  unused. `drift`: distance that the centroids moved in this step, relative to their norm.
+  `changed`: share of tokens whose cluster this changed.
+
+  Args:
+    before: codebook before the step.
+    after: codebook after the step.
+    whole: whether all rows were computed at once; only then is `changed` known.
+  """
+  pairs = zip(_quantizers(before), _quantizers(after), strict=True)
+  values = [_quantizer_metrics(old, new, whole) for old, new in pairs]
+  return jax.tree.map(lambda *each: sum(each) / len(each), *values) if values else {}
+
+
+def _quantizers(codebook: Any) -> list[dict[str, jax.Array]]:
+  """Returns the variables of every quantiser of a model."""
+  if 'centroids' in codebook:
+    return [codebook]
+  return [variables for part in codebook.values() for variables in _quantizers(part)]
+
+
+def _quantizer_metrics(old, new, whole) -> Metrics:
+  usage_NxK = new['usage']
+  entropy_N = -jax.scipy.special.xlogy(usage_NxK, usage_NxK).sum(axis=-1)
+  update_NxKxH = new['centroids'] - old['centroids']
+  changed = {'codebook/changed': new['changed'].mean()} if whole else {}
+  return {
+    'codebook/perplexity': jnp.exp(entropy_N).mean(),
+    'codebook/dead': (usage_NxK < quantizer.DEAD / usage_NxK.shape[1]).mean(),
+    'codebook/drift': jnp.linalg.norm(update_NxKxH) / jnp.linalg.norm(old['centroids']),
+    **changed,
+  }
+
+
+def span_metrics(config: model_config.ModelConfig, params: Any, memory: Any) -> Metrics:
+  """Returns the mean and the longest span of each layer and of all, in tokens with the ramp.
+
+  Dynamic spans are those of the last segment, which are in the memory.
+  """
+  s = config.span
+  if s.kind == 'dynamic':
+    spans_LxN, means_L = memory['spans'].longest_BxN.max(axis=0), memory['spans'].mean.mean(axis=0)
+  else:
+    spans_LxN = language_model.adaptive_spans(config, params)
+    means_L = spans_LxN.mean(axis=1)
+  with_ramp = lambda tokens_L: jnp.minimum(jnp.ceil(tokens_L) + s.ramp, s.limit)
+  averages_L, longest_L = with_ramp(means_L), with_ramp(spans_LxN.max(axis=1))
+  result = {'span/average': averages_L.mean(), 'span/maximum': longest_L.max()}
+  for i in range(config.layers):
+    result[f'span/average/layer_{i}'] = averages_L[i]
+    result[f'span/maximum/layer_{i}'] = longest_L[i]
+  return result

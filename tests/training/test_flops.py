@@ -1,0 +1,132 @@
+"""The FLOP count of a model equals the matrix products of its formulas."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.layers import flash
+from ngrammer_jax.models import language_model
+from ngrammer_jax.training import flops
+from ngrammer_jax.training import state as train_state
+from tests.models import test_recurrent
+
+V, B, T, M, D, F, LAYERS = 29, 2, 12, 8, 16, 40, 2
+CONFIG = model_config.ModelConfig(
+  layers=LAYERS, width=D, heads=2, feed_forward_width=F, gated=False, ngram=None
+)
+MEMORY = model_config.MemoryConfig(length=M)
+WINDOW = model_config.MemoryConfig(length=M, same_length='memory')
+
+
+def count(config, V=V):
+  config.check()
+  model = language_model.build(config, V)
+  return flops.count(model, train_state.abstract_variables(model), B, T)
+
+
+def multiplications(keys, span=0, clusters=0, gated=False):
+  """Multiplications of a token: projections, scores and values, feed-forward, output, clusters.
+
+  Keys and values of the memory are projected once a segment, as far as the spans reach.
+  """
+  attention = 4 * D * D + 2 * D * keys + 2 * D * D * span / T
+  return LAYERS * (attention + (3 if gated else 2) * D * F) + D * V + D * clusters
+
+
+@pytest.mark.parametrize('gated', [True, False])
+@pytest.mark.parametrize('clusters', [None, 16])
+@pytest.mark.parametrize('scan', [True, False])
+def test_a_causal_query_attends_to_half_of_the_segment(gated, clusters, scan):
+  ngram = model_config.NGramConfig(clusters=clusters, vocabulary_size=64, dim=4)
+  config = dataclasses.replace(CONFIG, gated=gated, ngram=ngram, scan_layers=scan)
+  expected = 2 * multiplications(T / 2, clusters=clusters or 0, gated=gated)
+  assert count(config).forward() == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize('change', [{}, {'remat': 'full'}, {'kernel': 'blocks'}])
+def test_a_memory_is_attended_to_and_projected(change):
+  config = dataclasses.replace(CONFIG, memory=MEMORY, **change)
+  expected = 2 * multiplications(M + T / 2, M)
+  assert count(config).forward() == pytest.approx(expected, rel=1e-9)
+
+
+def test_persistent_vectors_are_attended_to():
+  persistent = model_config.PersistentConfig(vectors=5)
+  config = dataclasses.replace(CONFIG, persistent=persistent)
+  expected = 2 * (multiplications(T / 2) + LAYERS * 2 * D * 5)
+  assert count(config).forward() == pytest.approx(expected, rel=1e-9)
+
+
+def test_keys_beyond_a_span_cost_nothing():
+  span = model_config.SpanConfig(kind='adaptive', limit=M, ramp=2)
+  config = dataclasses.replace(CONFIG, memory=WINDOW, span=span)
+  measured = count(config)
+  assert measured.forward() == pytest.approx(2 * multiplications(M, M), rel=1e-9)
+  spans = np.array([[3.0, 5.0], [M, M], [0.0, 100.0]])
+  expected = [2 * multiplications(keys, keys) for keys in (4, M, M / 2)]
+  np.testing.assert_allclose(measured.forward(spans), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize('name', test_recurrent.NAMES)
+def test_recurrent_models(name):
+  config = test_recurrent.config_of(name, dtype='float32')
+  r, W = config.recurrent, config.width
+  K, J, gates = r.hidden, r.width, 1 if r.cell == 'rnn' else 4
+  # Keys of the window are projected once more in every segment.
+  attention = 4 * J * J + r.window * J + r.window * J * J / T
+  readout = {'none': 0, 'ngram': K * J, 'recurrent_memory': 6 * K * K + r.window * K}.get(
+    r.readout, attention
+  )
+  expected = 2 * (gates * K * (W + K) + readout + J * V)
+  assert count(config).forward() == pytest.approx(expected, rel=1e-9)
+
+
+L, ROWS, WIDTH = 6, 4096, 64
+
+
+def layers(x_BxD, w_LxDxD, loop):
+  """Applies L layers in a scan or unrolled."""
+  layer = lambda x_BxD, w_DxD: jnp.tanh(x_BxD @ w_DxD)
+  if loop:
+    return jax.lax.scan(lambda x, w: (layer(x, w), None), x_BxD, w_LxDxD)[0]
+  for w_DxD in w_LxDxD:
+    x_BxD = layer(x_BxD, w_DxD)
+  return x_BxD
+
+
+@pytest.mark.parametrize('loop', [True, False])
+def test_flops_include_loop_iterations_and_rematerialization(loop):
+  x, w = jnp.zeros((ROWS, WIDTH)), jnp.zeros((L, WIDTH, WIDTH))
+  layer_flops = 2 * ROWS * WIDTH * WIDTH
+  count = lambda function: flops.matrix_flops(jax.make_jaxpr(function)(x, w).jaxpr)
+  forward = lambda x, w: layers(x, w, loop).sum()
+  assert count(forward) == L * layer_flops
+  assert count(jax.grad(forward, 1)) == pytest.approx(3 * L * layer_flops, rel=1 / L)
+  rematerialized = jax.grad(jax.checkpoint(forward), 1)
+  assert count(rematerialized) == pytest.approx(4 * L * layer_flops, rel=1 / L)
+
+
+def test_flops_of_a_conditional_are_those_of_the_most_expensive_branch():
+  x, w = jnp.zeros((ROWS, WIDTH)), jnp.zeros((WIDTH, WIDTH))
+  conditional = lambda x, w: jax.lax.cond(x.sum() > 0, lambda: x @ w @ w, lambda: x @ w)
+  assert flops.matrix_flops(jax.make_jaxpr(conditional)(x, w).jaxpr) == 4 * ROWS * WIDTH * WIDTH
+
+
+def test_flops_of_a_kernel_include_every_block():
+  """Two products forward; five backward, plus two recomputed products in the backward kernels."""
+  q = jnp.zeros((2, 1024, 4, 128))
+  attend = lambda q: flash.attend('splash', q, q, q, jnp.zeros((2, 1024), int)).sum()
+  product = 2 * 2 * 4 * 1024 * 1024 * 128
+  count = lambda function: flops.matrix_flops(jax.make_jaxpr(function)(q).jaxpr)
+  assert count(attend) == 2 * product
+  assert count(jax.grad(attend)) == pytest.approx((2 + 7) * product, rel=0.001)
+
+
+def test_the_peak_of_a_device_is_that_of_its_longest_name():
+  assert flops.peak_flops('TPU v5 lite') == flops.PEAK_FLOPS['TPU v5 lite']
+  assert flops.peak_flops('NVIDIA A100-SXM4-40GB') == flops.PEAK_FLOPS['NVIDIA A100']
+  assert flops.peak_flops('cpu') is None
