@@ -235,7 +235,7 @@ def test_the_cache_has_as_many_slots_as_the_longest_span_needs(x64, monkeypatch)
     engine = make_engine(config)
     results = reference.record_results(engine, '_decode_step')
     tokens = generate(engine, variables, prompts, [0, 1, 2], RANDOM, 200, tokens=24)
-    return tokens, {state.memory['cache']['documents'].shape[1] for _, state in results}
+    return tokens, {state.memory['cache'].documents.shape[1] for _, state in results}
 
   tokens, slots = generate_all()
   assert slots == {64}
