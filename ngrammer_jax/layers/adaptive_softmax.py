@@ -17,7 +17,7 @@ from ngrammer_jax.layers import softmax
 
 
 class AdaptiveSoftmax(nn.Module):
-  """Embeddings and output layer of all words.
+  """Embeddings and output layer of the whole vocabulary.
 
   Parameters of cluster i (0 is the head): `embedding_i` [I, J], `projection_i` [J, D] if there is
   one, `bias_i` [I]; `softmax_weight_i` and `softmax_projection_i` if they are not tied; and of the
@@ -33,7 +33,7 @@ class AdaptiveSoftmax(nn.Module):
     tied_projections: for each cluster, whether the output layer uses the projection of the
       embeddings. A single value applies to all clusters.
     project_same_width: with a divisor above 1, clusters of width D have a projection too.
-    chunk: number of words whose logits exist at once. None means as many as in the head.
+    chunk: number of words whose logits exist at once. None means the size of the head.
     dtype: of the computation.
   """
 
@@ -81,18 +81,18 @@ class AdaptiveSoftmax(nn.Module):
     for i, (table_IxJ, projection_JxD) in enumerate(
       zip(self._tables, self._projections, strict=True)
     ):
-      inside_BxT, index_BxT = self._place(tokens_BxT, i)
+      is_member_BxT, index_BxT = self._index_in_cluster(tokens_BxT, i)
       rows_BxTxJ = table_IxJ.astype(self.dtype)[index_BxT]
       if projection_JxD is not None:
         rows_BxTxJ = rows_BxTxJ @ projection_JxD.astype(self.dtype)
-      x_BxTxD += jnp.where(inside_BxT[..., None], rows_BxTxJ, 0)
+      x_BxTxD += jnp.where(is_member_BxT[..., None], rows_BxTxJ, 0)
     return x_BxTxD
 
   def scores(self, hidden_BxTxD: jax.Array, targets_BxT: jax.Array) -> softmax.TokenScores:
     """Returns the negative log-likelihood of every target, and whether it was predicted."""
     summary = lambda i: softmax.summary(
       *self._output(hidden_BxTxD, i),
-      self._place(targets_BxT, i)[1],
+      self._index_in_cluster(targets_BxT, i)[1],
       self.chunk or self._boundaries[1],
     )
     head, tails_BxTxC = summary(0), self._tail_logits(hidden_BxTxD)
@@ -100,10 +100,10 @@ class AdaptiveSoftmax(nn.Module):
     nll_BxT = log_sum_BxT - head.target_BxT
     best_logit_BxT, best_BxT = head.best_logit_BxT, head.best_BxT
     for i in range(1, len(self._tables)):
-      inside_BxT, _ = self._place(targets_BxT, i)
+      is_member_BxT, _ = self._index_in_cluster(targets_BxT, i)
       tail, tail_BxT = summary(i), tails_BxTxC[..., i - 1]
       tail_nll_BxT = log_sum_BxT - tail_BxT + tail.log_sum_BxT - tail.target_BxT
-      nll_BxT = jnp.where(inside_BxT, tail_nll_BxT, nll_BxT)
+      nll_BxT = jnp.where(is_member_BxT, tail_nll_BxT, nll_BxT)
       logit_BxT = tail_BxT + tail.best_logit_BxT - tail.log_sum_BxT
       tail_best_BxT = self._boundaries[i] + tail.best_BxT
       best_BxT = jnp.where(logit_BxT > best_logit_BxT, tail_best_BxT, best_BxT)
@@ -115,7 +115,7 @@ class AdaptiveSoftmax(nn.Module):
     logits = lambda i: softmax.full_logits(*self._output(hidden_BxTxD, i))
     tails_BxTxC = self._tail_logits(hidden_BxTxD)
     head = jax.nn.log_softmax(jnp.concatenate([logits(0), tails_BxTxC], axis=-1))
-    S = self._boundaries[1]  # words in the head
+    S = self._boundaries[1]  # number of words in the head
     parts = [head[..., :S]]
     for i in range(1, len(self._tables)):
       parts.append(head[..., S + i - 1, None] + jax.nn.log_softmax(logits(i)))
@@ -139,11 +139,11 @@ class AdaptiveSoftmax(nn.Module):
       return hidden_BxTxD
     return hidden_BxTxD @ projection_JxD.astype(self.dtype).T
 
-  def _place(self, tokens_BxT, i):
+  def _index_in_cluster(self, tokens_BxT, i):
     """Returns which tokens are in a cluster, and their index in it (arbitrary for others)."""
     first, end = self._boundaries[i : i + 2]
-    inside_BxT = (tokens_BxT >= first) & (tokens_BxT < end)
-    return inside_BxT, jnp.clip(tokens_BxT - first, 0, end - first - 1)
+    is_member_BxT = (tokens_BxT >= first) & (tokens_BxT < end)
+    return is_member_BxT, jnp.clip(tokens_BxT - first, 0, end - first - 1)
 
   def _size(self, i):
     return self._boundaries[i + 1] - self._boundaries[i]
@@ -161,7 +161,7 @@ class AdaptiveSoftmax(nn.Module):
   def _make_projections(self, name, requested):
     """Returns the projection of every cluster, None if it is not requested or not needed."""
     param_dtype = jnp.promote_types(self.dtype, jnp.float32)
-    is_shared = self.divisor == 1 and name == 'projection'  # by clusters of equal width
+    is_shared = self.divisor == 1 and name == 'projection'  # clusters have the same width
     projections = []
     for i, is_requested in enumerate(requested):
       J = self._width(i)

@@ -2,9 +2,9 @@
 
   softmax((q k^T + distance scores) / sqrt(H)) v, projected back to the width
 
-The softmax may share its mass with persistent vectors, and be masked by learned spans. Three ways
-compute it: all scores at once (`layers.whole_attention`), blocks (`layers.blocked_attention`), or a
-kernel of the device (`layers.flash`).
+The softmax may include persistent vectors, and learned spans may mask it. It is computed from the
+full score matrix (`layers.full_attention`), in blocks (`layers.blocked_attention`), or by a kernel
+of the device (`layers.flash`).
 
 B batch, T segment length, M memory, S = M + T keys, P inputs of keys, D model width, N heads,
 H head width, C persistent vectors.
@@ -29,25 +29,26 @@ from ngrammer_jax.layers import (
   position,
   relative,
   span,
-  whole_attention,
+  full_attention,
 )
 from ngrammer_jax.layers.cache import KeyValues
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.persistent import Persistent
 
-# Changes the attended values [B, T, N, H], which pairs [B, N, T] come with if they are asked for.
+# Maps the attended values [B, T, N, H], and the pairs [B, N, T] if they are requested, to new values.
 PostAttention = Callable[[jax.Array, jax.Array | None], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
 class Projections:
-  """How queries, keys and values are made of the inputs.
+  """Options of the query, key and value projections.
 
   Attributes:
     bias: projections have biases.
     per_dim_scale: learn the query scale of each feature (praxis), shared by the heads:
       log2(e) / sqrt(H) * softplus(s), which is 1 / sqrt(H) at the initial s = 0.
-    taps: of the causal convolutions on the projected q, k and v (Primer). None: none.
+    taps: number of taps of the causal convolutions on the projected q, k and v (Primer). None: no
+      convolutions.
     shared_query_key: q is a linear map, head by head, of the convolved k (full Primer).
   """
 
@@ -58,20 +59,20 @@ class Projections:
 
   @property
   def names(self) -> tuple[str, ...]:
-    """What is projected from the input, and convolved if there are convolutions."""
+    """Names of the projections of the input, which are convolved if there are convolutions."""
     return ('key', 'value') if self.shared_query_key else ('query', 'key', 'value')
 
   @property
   def lookback(self) -> int:
-    """How many earlier inputs a projection depends on."""
+    """Number of earlier inputs that a projection depends on."""
     return (self.taps or 1) - 1
 
 
 class LayerInputs(NamedTuple):
-  """A memory of the inputs of the layer, whose keys and values are projected again.
+  """A memory of layer inputs; their keys and values are projected in every segment.
 
   rows_BxRxD: the M inputs before the segment, and `Projections.lookback` more before these.
-  norm: what the inputs of the segment were normalised with. None: nothing.
+  norm: module that normalises them, as it did the inputs of the segment. None: no norm.
   """
 
   rows_BxRxD: jax.Array
@@ -79,12 +80,12 @@ class LayerInputs(NamedTuple):
 
 
 class Projected(NamedTuple):
-  """What attention made of a segment.
+  """Keys, values and spans of a segment, for the memory.
 
   Attributes:
-    keys_BxTxNxH, values_BxTxNxH: as they are attended to.
+    keys_BxTxNxH, values_BxTxNxH: after convolution and rotation.
     convolved: `query`, `key` and `value` before their convolutions, [B, T, N, H]; else empty.
-    spans: how far heads look. None: no spans are learned.
+    spans: learned spans of the heads. None: no spans are learned.
   """
 
   keys_BxTxNxH: jax.Array
@@ -98,12 +99,13 @@ class Attention(nn.Module):
 
   Attributes:
     heads: N.
-    projections: how queries, keys and values are made.
-    position: makes the module that encodes distances (see `layers.relative`). None: no such scores.
-    span: makes the module that learns how far heads look (see `layers.span`). None: no limit.
-    persistent: learned keys and values of each head. None: there are none.
+    projections: options of the projections.
+    position: makes the module that encodes distances (see `layers.relative`). None: scores do not
+      depend on distances.
+    span: makes the module of the learned spans (see `layers.span`). None: no spans.
+    persistent: learned keys and values of each head. None: no persistent vectors.
     dropout: rate of the probabilities.
-    kernel: one of the kernels in `layers.flash`. None: chosen for the device.
+    kernel: one of the kernels in `layers.flash`. None: selected for the device.
     dtype: of the projections; scores and softmax take at least float32.
   """
 
@@ -126,49 +128,51 @@ class Attention(nn.Module):
     return_pairs: bool = False,
     dropout_key: jax.Array | None = None,
   ) -> tuple[jax.Array, Projected]:
-    """Returns [B, T, D], and what a memory may keep of this segment.
+    """Returns [B, T, D], and the projections of this segment for a memory.
 
     Args:
       x_BxTxD: inputs.
       context: of the segment.
       memory: inputs of earlier tokens, or their keys and values (see `layers.cache`).
-      post_attention_fn: changes the attended values before they are projected back.
-      return_pairs: it is given the earlier key that each query attends to most.
-      dropout_key: to drop probabilities. None: none are dropped.
+      post_attention_fn: changes the attended values before the output projection.
+      return_pairs: whether to pass it the earlier key that each query attends to most.
+      dropout_key: key of the dropout. None: no dropout.
     """
     D, drop = x_BxTxD.shape[-1], dropout.Dropout(self.dropout, dropout_key)
     rows, convolved = self._project(x_BxTxD, context, memory)
-    query_BxTxNxH, heads = rows['query'], self._heads(rows, context)
-    kernel, reach = 'xla', None
+    query_BxTxNxH, heads = rows['query'], self._make_heads(rows, context)
+    kernel, spans = 'xla', None
     is_plain = context.is_plain_causal and memory is None and post_attention_fn is None
     if is_plain and not drop.is_active:
-      kernel = self._kernel(heads)
+      kernel = self._select_kernel(heads)
     if kernel != 'xla':
       y_BxTxNxH = flash.attend(kernel, *heads[:3], context.query_documents_BxT)
     else:
-      spans = None
+      span_mask = None
       if self.span is not None:
-        learned = self.span(heads=self.context_heads, name='span')
-        z_BxTxN, reach = learned.spans(x_BxTxD, context.valid_BxT)
-        spans = whole_attention.Spans(z_BxTxN, learned.ramp, learned.renormalize)
+        module = self.span(heads=self.context_heads, name='span')
+        z_BxTxN, spans = module.spans(x_BxTxD, context.valid_BxT)
+        span_mask = full_attention.SpanMask(z_BxTxN, module.ramp, module.renormalize)
       if context.in_blocks:
-        attend, source = blocked_attention.attend, self._source(memory, context)
+        attend, source = blocked_attention.attend, self._memory_source(memory, context)
       else:
-        # The probabilities of all keys exist together only for those who look into them.
+        # Only the full score matrix has all probabilities, which `intermediates` asks for.
         is_local = local.applies(context) and not self.is_mutable_collection('intermediates')
-        attend = local.attend if is_local else whole_attention.attend
+        attend = local.attend if is_local else full_attention.attend
         source = memory if isinstance(memory, KeyValues) else None
-      part = attend(heads, spans, context, source, return_pairs, drop)
-      y_BxTxNxH = self._with_persistent(part, query_BxTxNxH, spans, drop).astype(self.dtype)
+      context_part = attend(heads, span_mask, context, source, return_pairs, drop)
+      y_BxTxNxH = self._with_persistent(context_part, query_BxTxNxH, span_mask, drop)
+      y_BxTxNxH = y_BxTxNxH.astype(self.dtype)
       if post_attention_fn is not None:
-        y_BxTxNxH = post_attention_fn(y_BxTxNxH, part.pair_BxNxT)
-    names, how = ('heads', 'kv', 'embed'), {'use_bias': self.projections.bias, 'dtype': self.dtype}
-    project = dense.dense_general(y_BxTxNxH.shape[2:], (D,), names, **how, name='out')
-    return project(y_BxTxNxH), Projected(heads.key_BxSxNxH, heads.value_BxSxNxH, convolved, reach)
+        y_BxTxNxH = post_attention_fn(y_BxTxNxH, context_part.pair_BxNxT)
+    names = ('heads', 'kv', 'embed')
+    options = {'use_bias': self.projections.bias, 'dtype': self.dtype}
+    project = dense.dense_general(y_BxTxNxH.shape[2:], (D,), names, **options, name='out')
+    return project(y_BxTxNxH), Projected(heads.key_BxSxNxH, heads.value_BxSxNxH, convolved, spans)
 
   @property
   def context_heads(self) -> int:
-    """Heads that look at the context."""
+    """Number of heads that attend to the context."""
     return self.heads // 2 if self._has_persistent('head_split') else self.heads
 
   def _has_persistent(self, kind):
@@ -176,59 +180,59 @@ class Attention(nn.Module):
     return vectors is not None and vectors.vectors > 0 and vectors.kind == kind
 
   def _project(self, x_BxTxD, context, memory):
-    """Queries of the segment; its keys and values, for whole scores also those of inputs before.
+    """Returns queries, keys and values by name, and the inputs of their convolutions.
 
-    And what of these was convolved, which a cache keeps.
+    Keys and values include those of a memory of inputs, unless blocks project these.
     """
     lookback, keys = self.projections.lookback, x_BxTxD.shape[1]
     x_BxPxD, (T, D) = x_BxTxD, x_BxTxD.shape[1:]
     if isinstance(memory, LayerInputs):
       rows_BxRxD, norm = memory
-      if context.in_blocks:  # the blocks project the rest
+      if context.in_blocks:  # the blocks project the other rows
         rows_BxRxD = rows_BxRxD[:, rows_BxRxD.shape[1] - lookback :]
       keys += rows_BxRxD.shape[1] - lookback
       x_BxPxD = jnp.concatenate([rows_BxRxD if norm is None else norm(rows_BxRxD), x_BxTxD], axis=1)
-    before = x_BxPxD.shape[1] - keys  # inputs that only the convolutions look at
+    before = x_BxPxD.shape[1] - keys  # inputs that only the convolutions read
     rows, convolved = {}, {}
     for name in self.projections.names:
       count, heads = (T, self.heads) if name == 'query' else (keys, self.context_heads)
       y_BxPxNxH = self._linear(D, (heads, D // self.heads), name=name)(
-        _last(x_BxPxD, before + count)
+        _last_rows(x_BxPxD, before + count)
       )
       if self.projections.taps is not None:
         earlier = memory.rows[name] if isinstance(memory, KeyValues) else None
         earlier = y_BxPxNxH[:, :before] if before else earlier
         convolved[name] = y_BxPxNxH[:, before:]
         convolve = self._convolution(name=f'{name}_convolution')
-        position_BxP = _last(context.position_BxP, count)
+        position_BxP = _last_rows(context.position_BxP, count)
         y_BxPxNxH = convolve(convolved[name], position_BxP, earlier)
       rows[name] = y_BxPxNxH
     if self.projections.shared_query_key:
-      rows['query'] = self._query_of_key(_last(rows['key'], T))
+      rows['query'] = self._query_from_key(_last_rows(rows['key'], T))
     return rows, convolved
 
-  def _linear(self, D, features, **module):
-    """A projection to heads of a width."""
-    module |= {'use_bias': self.projections.bias, 'dtype': self.dtype}
-    return dense.dense_general((D,), features, ('embed', 'heads', 'kv'), **module)
+  def _linear(self, D, features, **fields):
+    """Returns a projection to heads."""
+    fields |= {'use_bias': self.projections.bias, 'dtype': self.dtype}
+    return dense.dense_general((D,), features, ('embed', 'heads', 'kv'), **fields)
 
-  def _convolution(self, **module):
-    """A convolution of queries, keys or values."""
-    return convolution.CausalConvolution(self.projections.taps, self.dtype, **module)
+  def _convolution(self, **fields):
+    """Returns a convolution of queries, keys or values."""
+    return convolution.CausalConvolution(self.projections.taps, self.dtype, **fields)
 
-  def _query_of_key(self, k_BxTxNxH):
+  def _query_from_key(self, k_BxTxNxH):
     N, H = k_BxTxNxH.shape[-2:]
     init = nn.with_logical_partitioning(nn.initializers.normal(H**-0.5), ('heads', 'kv', None))
     kernel_NxHxH = self.param('query_kernel', init, (N, H, H), self._param_dtype())
     return jnp.einsum('btnh,nhg->btng', k_BxTxNxH, kernel_NxHxH.astype(self.dtype))
 
-  def _heads(self, rows, context):
-    """The projections by head: queries and keys rotated, queries scaled, distances encoded."""
+  def _make_heads(self, rows, context):
+    """Rotates queries and keys, scales queries and encodes distances."""
     query_BxTxNxH, key_BxSxNxH = rows['query'][..., : self.context_heads, :], rows['key']
     if context.rotation is not None:
-      rotation_of = lambda x: tuple(part[..., -x.shape[1] :, :, :] for part in context.rotation)
-      query_BxTxNxH = position.rotate(query_BxTxNxH, rotation_of(query_BxTxNxH))
-      key_BxSxNxH = position.rotate(key_BxSxNxH, rotation_of(key_BxSxNxH))
+      last_angles = lambda x: tuple(part[..., -x.shape[1] :, :, :] for part in context.rotation)
+      query_BxTxNxH = position.rotate(query_BxTxNxH, last_angles(query_BxTxNxH))
+      key_BxSxNxH = position.rotate(key_BxSxNxH, last_angles(key_BxSxNxH))
     N, H = query_BxTxNxH.shape[-2:]
     scale_H, distance = self._query_scale(H).astype(self.dtype), None
     if self.position is None:
@@ -239,10 +243,10 @@ class Attention(nn.Module):
       distance_query_BxTxNxH = (query_BxTxNxH + v_NxH) * scale_H
       distance = relative.DistanceTerm(distance_query_BxTxNxH, *encode(context, N, H))
       query_BxTxNxH = (query_BxTxNxH + u_NxH) * scale_H
-    return whole_attention.Heads(query_BxTxNxH, key_BxSxNxH, rows['value'], distance)
+    return full_attention.Heads(query_BxTxNxH, key_BxSxNxH, rows['value'], distance)
 
   def _position_biases(self, names, shared, shape):
-    """u and v of `layers.relative`, 0 where no name is given; the parameters may be shared."""
+    """Returns u and v of `layers.relative`, 0 for those without a name; layers may share them."""
     if names and shared is not None:
       biases = shared
     else:
@@ -255,25 +259,25 @@ class Attention(nn.Module):
       return jnp.asarray(H**-0.5)
     init = nn.with_logical_partitioning(nn.initializers.zeros, ('kv',))
     scale_H = self.param('per_dim_scale', init, (H,), self._param_dtype())
-    log2_e = 1.442695041  # to the digits of praxis
+    log2_e = 1.442695041  # with the digits of praxis
     return log2_e * H**-0.5 * jax.nn.softplus(scale_H)
 
   def _param_dtype(self):
     return jnp.promote_types(self.dtype, jnp.float32)
 
-  def _kernel(self, heads):
-    """Which kernel attends where all that counts is causality and documents."""
+  def _select_kernel(self, heads):
+    """Returns the kernel for attention whose mask is causal within documents."""
     if self.is_mutable_collection('intermediates') or self.is_initializing():
-      return 'xla'  # all probabilities, or all parameters, are asked for
+      return 'xla'  # kernels return no probabilities and create no parameters
     if any(part is not None for part in (self.position, self.span, self.persistent)):
       return 'xla'
     return flash.choose(self.kernel, heads.query_BxTxNxH.shape, self.dtype)
 
-  def _with_persistent(self, part, query_BxTxNxH, spans, drop):
-    """The values of the context and of the persistent vectors, [B, T, N, H]."""
+  def _with_persistent(self, context_part, query_BxTxNxH, span_mask, drop):
+    """Combines attention to the context and to the persistent vectors, [B, T, N, H]."""
     if self.persistent is None or not self.persistent.vectors:
-      self._sow_probs(part.weights_BxNxTxS)
-      return part.values_BxTxNxH
+      self._sow_probs(context_part.weights_BxNxTxS)
+      return context_part.values_BxTxNxH
     kind, shape = self.persistent.kind, query_BxTxNxH.shape
     if kind == 'head_split':
       query_BxTxNxH = query_BxTxNxH[:, :, self.context_heads :]
@@ -282,23 +286,24 @@ class Attention(nn.Module):
     vectors = persistent.PersistentVectors(self.persistent.vectors, self.dtype, name='persistent')
     persistent_part = persistent.attend(*vectors(query_BxTxNxH), drop.fold_in(1))
     if kind == 'all_attention':
-      epsilon = span.EPSILON if spans is not None and spans.renormalize else 0.0
-      part = whole_attention.joint_softmax(part, persistent_part, epsilon)
-    self._sow_probs(part.weights_BxNxTxS)
-    if kind == 'all_attention':
-      return part.values_BxTxNxH
+      epsilon = span.EPSILON if span_mask is not None and span_mask.renormalize else 0.0
+      joint = full_attention.joint_softmax(context_part, persistent_part, epsilon)
+      self._sow_probs(joint.weights_BxNxTxS)
+      return joint.values_BxTxNxH
+    self._sow_probs(context_part.weights_BxNxTxS)
+    values = context_part.values_BxTxNxH, persistent_part.values_BxTxNxH
     if kind == 'head_split':
-      return jnp.concatenate([part.values_BxTxNxH, persistent_part.values_BxTxNxH], axis=2)
-    return part.values_BxTxNxH + persistent_part.values_BxTxNxH.reshape(shape)
+      return jnp.concatenate(values, axis=2)
+    return values[0] + values[1].reshape(shape)
 
   def _sow_probs(self, probs_BxNxTxS):
     if probs_BxNxTxS is not None:
       self.sow('intermediates', 'probs', probs_BxNxTxS)
 
-  def _source(self, memory, context):
-    """Where blocks read the keys and values of the memory."""
+  def _memory_source(self, memory, context):
+    """Returns the source of the memory's keys and values for blocks."""
     if memory is None:
-      return blocked_attention.Source()
+      return blocked_attention.MemorySource()
     if isinstance(memory, KeyValues):
       return blocked_attention.cache_source(memory, context.order_BxM)
     M = memory.rows_BxRxD.shape[1] - self.projections.lookback
@@ -308,7 +313,7 @@ class Attention(nn.Module):
     rows = memory.rows_BxRxD, context.position_BxP[:, :M], rotation
     names = [n for name in ('key', 'value') for n in (name, f'{name}_convolution')]
     params = nn.unbox(self.variables['params'])
-    by_head = lambda leaf: jnp.moveaxis(leaf, -2, 0)  # heads are the last axis but one
+    by_head = lambda leaf: jnp.moveaxis(leaf, -2, 0)  # heads are the second axis from the end
     weights = {name: jax.tree.map(by_head, params[name]) for name in names if name in params}
     norm = memory.norm
     if norm is not None:
@@ -319,7 +324,7 @@ class Attention(nn.Module):
     def project(weights, rows, cache, head):
       del cache, head
       rows_BxRxD, position_BxK, rotation = rows
-      with nn.logical_axis_rules(()):  # each device projects for itself
+      with nn.logical_axis_rules(()):  # each device projects its own rows and heads
         if norm is not None:
           rows_BxRxD = norm.apply({'params': weights['norm']}, rows_BxRxD)
         key_BxKx1xH, value_BxKx1xH = (
@@ -330,10 +335,10 @@ class Attention(nn.Module):
         key_BxKx1xH = position.rotate(key_BxKx1xH, rotation)
       return key_BxKx1xH[:, :, 0], value_BxKx1xH[:, :, 0]
 
-    return blocked_attention.Source(project, weights, rows)
+    return blocked_attention.MemorySource(project, weights, rows)
 
   def _project_one_head(self, name, weights, x_BxRxD, position_BxK):
-    """Keys or values [B, K, 1, H] of one head, with its weights."""
+    """Returns keys or values [B, K, 1, H] of one head, from its weights."""
     params = lambda name: jax.tree.map(lambda leaf: jnp.expand_dims(leaf, -2), weights[name])
     D, H = weights[name]['kernel'].shape
     y_BxRx1xH = self._linear(D, (1, H), parent=None).apply({'params': params(name)}, x_BxRxD)
@@ -345,6 +350,6 @@ class Attention(nn.Module):
     return convolve.apply({'params': params(f'{name}_convolution')}, *rows)
 
 
-def _last(array_BxRx, count):
-  """The last rows of an array."""
+def _last_rows(array_BxRx, count):
+  """Returns the last rows of an array."""
   return array_BxRx[:, array_BxRx.shape[1] - count :]

@@ -37,7 +37,7 @@ class CacheSlots:
     rank_BxT = jnp.cumsum(valid_BxT.astype(bool), axis=1, dtype=jnp.int32)
     return self.count[:, None] + rank_BxT - 1
 
-  def slots_of(self, valid_BxT: jax.Array) -> jax.Array:
+  def token_slots(self, valid_BxT: jax.Array) -> jax.Array:
     """Returns the slot of every token, int32 [B, T]; M, out of range, if it is not stored."""
     M, index_BxT = self.documents.shape[1], self.indices(valid_BxT)
     is_stored_BxT = valid_BxT.astype(bool) & (index_BxT > index_BxT[:, -1:] - M)
@@ -52,7 +52,7 @@ class CacheSlots:
     self, documents_BxT: jax.Array, positions_BxT: jax.Array, valid_BxT: jax.Array
   ) -> 'CacheSlots':
     """Returns the slots after a segment."""
-    row_Bx1, slots_BxT = jnp.arange(len(self.count))[:, None], self.slots_of(valid_BxT)
+    row_Bx1, slots_BxT = jnp.arange(len(self.count))[:, None], self.token_slots(valid_BxT)
     put = lambda old, new: old.at[row_Bx1, slots_BxT].set(new, mode='drop')
     return CacheSlots(
       documents=put(self.documents, documents_BxT),

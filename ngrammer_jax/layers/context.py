@@ -182,7 +182,7 @@ def make(
 
 def _with_recent(context, recent, documents_BxT, position_BxT):
   """The context with the tokens of a segment memory, and those that the next segment has."""
-  last = lambda before, new: caches.last(before, new, context.valid_BxT)
+  last = lambda before, new: caches.keep_last(before, new, context.valid_BxT)
   after = RecentTokens(
     documents=last(recent.documents, documents_BxT),
     positions=last(recent.positions, position_BxT),
@@ -213,7 +213,7 @@ def _with_cache(context, cache, documents_BxT, position_BxT, in_blocks):
     key_documents_BxS=jnp.concatenate(key_documents, axis=1),
     position_BxP=position_BxT,
     distance_BxTxS=distance_BxTxS,
-    slots_BxT=cache.slots_of(counted_BxT),
+    slots_BxT=cache.token_slots(counted_BxT),
     order_BxM=order_BxM,
   )
   return context, cache.advance(documents_BxT, position_BxT, counted_BxT)

@@ -28,10 +28,10 @@ def choose(kernel: str | None, shape: tuple[int, ...], dtype: jnp.dtype) -> str:
   """
   if kernel is None:
     kernel = 'splash' if placement.device()[0] == 'tpu' else 'xla'
-  return 'xla' if kernel in NO_KERNEL or why_not(kernel, shape, dtype) else kernel
+  return 'xla' if kernel in NO_KERNEL or unsupported_reason(kernel, shape, dtype) else kernel
 
 
-def why_not(kernel: str, shape: tuple[int, ...], dtype: jnp.dtype) -> str | None:
+def unsupported_reason(kernel: str, shape: tuple[int, ...], dtype: jnp.dtype) -> str | None:
   """Why a kernel does not support queries of a shape [B, T, N, H]; None: it does."""
   (_, T, _, H), (platform, kind) = shape, placement.device()
   if kernel in NO_KERNEL:

@@ -1,4 +1,4 @@
-"""Whole scores within a window: blocks of queries, each with the keys that its queries see.
+"""Full scores within a window: blocks of queries, each with the keys that its queries see.
 
 If no query sees further back than M keys, the length of the memory, a block of b queries needs
 M + b of the M + T keys. Blocks become rows of the batch, so the cost grows with the window and not
@@ -12,7 +12,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import whole_attention
+from ngrammer_jax.layers import full_attention
 from ngrammer_jax.layers.context import Context
 
 BLOCK = 64  # minimum queries of a block, if the segment has as many
@@ -33,13 +33,13 @@ def applies(context: Context) -> bool:
 
 
 def attend(
-  heads: whole_attention.Heads, spans: whole_attention.Spans | None, context: Context, *options
-) -> whole_attention.Part:
-  """The same as `whole_attention.attend`; `options` are its other arguments."""
+  heads: full_attention.Heads, spans: full_attention.SpanMask | None, context: Context, *options
+) -> full_attention.PartialAttention:
+  """The same as `full_attention.attend`; `options` are its other arguments."""
   (B, T), S = heads.query_BxTxNxH.shape[:2], heads.key_BxSxNxH.shape[1]
   F = block_count(T, S - T)
   if F == 1:
-    return whole_attention.attend(heads, spans, context, *options)
+    return full_attention.attend(heads, spans, context, *options)
   b, distance = T // F, heads.distance
   if distance is not None:
     distance = distance._replace(
@@ -47,7 +47,7 @@ def attend(
       encoding_SxNxH=distance.encoding_SxNxH[T - b :],  # of the nearest M + b
       bias_SxN=None if distance.bias_SxN is None else distance.bias_SxN[T - b :],
     )
-  blocks = whole_attention.Heads(
+  blocks = full_attention.Heads(
     _fold_queries(heads.query_BxTxNxH, F),
     _fold_keys(heads.key_BxSxNxH, F, T),
     _fold_keys(heads.value_BxSxNxH, F, T),
@@ -61,7 +61,7 @@ def attend(
     for first in range(0, T, b)
   ]
   visible_BxTxS = jnp.stack(windows, axis=1).reshape(-1, *windows[0].shape[1:])
-  part = whole_attention.attend(
+  part = full_attention.attend(
     blocks, spans, context.replace(visible_BxTxS=visible_BxTxS), *options
   )
   by_head = lambda array: _unfold(array.swapaxes(1, 2), F).swapaxes(1, 2)
@@ -71,7 +71,7 @@ def attend(
     is_none = pair_BxNxT == S - T + b
     pair_BxNxT = by_head(jnp.where(is_none, S, first_Bx1x1 + pair_BxNxT))
   values_BxTxNxH = _unfold(part.values_BxTxNxH, F)
-  return whole_attention.Part(values_BxTxNxH, by_head(part.log_mass_BxNxT), None, pair_BxNxT)
+  return full_attention.PartialAttention(values_BxTxNxH, by_head(part.log_mass_BxNxT), None, pair_BxNxT)
 
 
 def _fold_queries(x_BxTx: jax.Array, F: int) -> jax.Array:

@@ -233,7 +233,7 @@ class NGrammer(nn.Module):
     previous = previous_ids(ids_BxTxN, documents_BxT, memory, max(self.orders), start)
     grams = [(ids_BxTxN, *previous[: order - 1]) for order in self.orders]
     segment = {'ids': ids_BxTxN, 'documents': documents_BxT}
-    keep_last = lambda before, new: cache.last(before, new, valid_BxT)
+    keep_last = lambda before, new: cache.keep_last(before, new, valid_BxT)
     return grams, jax.tree.map(keep_last, memory, segment)
 
   def _table(self, rows, E):

@@ -16,7 +16,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import dropout, whole_attention
+from ngrammer_jax.layers import dropout, full_attention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ class PersistentVectors(nn.Module):
 
 def attend(
   scores_BxNxTxP: jax.Array, values_NxPxH: jax.Array, drop: dropout.Dropout
-) -> whole_attention.Part:
+) -> full_attention.PartialAttention:
   """Attention to the persistent vectors alone."""
   log_mass_BxNxT = jax.nn.logsumexp(scores_BxNxTxP, axis=-1)
   weights_BxNxTxP = jnp.exp(scores_BxNxTxP - log_mass_BxNxT[..., None])
@@ -77,4 +77,4 @@ def attend(
   values_BxTxNxH = jnp.einsum(
     'bntp,nph->btnh', dropped_BxNxTxP, values_NxPxH, preferred_element_type=scores_BxNxTxP.dtype
   )
-  return whole_attention.Part(values_BxTxNxH, log_mass_BxNxT, weights_BxNxTxP)
+  return full_attention.PartialAttention(values_BxTxNxH, log_mass_BxNxT, weights_BxNxTxP)

@@ -41,7 +41,7 @@ def append_memory(
   """Returns slots [B, S, ...] and documents [B, S] of memory and segment, and the next memory."""
   segment = {'documents': documents_BxT, 'kept': kept_BxTx}
   next_memory = jax.tree.map(
-    lambda before, new: cache.last(before, new, valid_BxT), memory, segment
+    lambda before, new: cache.keep_last(before, new, valid_BxT), memory, segment
   )
   slots = {name: jnp.concatenate([memory[name], segment[name]], axis=1) for name in segment}
   return slots['kept'], slots['documents'], next_memory

@@ -77,7 +77,7 @@ class Block(nn.Module):
     next_memory = {}
     if 'hidden' in memory:
       hidden_BxTxD = jax.lax.stop_gradient(x_BxTxD)
-      next_memory['hidden'] = cache.last(memory['hidden'], hidden_BxTxD, context.valid_BxT)
+      next_memory['hidden'] = cache.keep_last(memory['hidden'], hidden_BxTxD, context.valid_BxT)
     norm = self._norm('attention')
     y_BxTxD = x_BxTxD if norm is None else norm(x_BxTxD)
     y_BxTxD, projected, states = self._attend(y_BxTxD, context, memory, norm, keys[2])
@@ -222,7 +222,7 @@ def _span(config, dtype):
 def _updated(key_values, projected, context, after_BxTxD):
   """The KV cache of a layer after a segment."""
   write = lambda old, new: cache.write(old, context.slots_BxT, new, after_BxTxD)
-  last = lambda before, new: cache.last(before, new, context.valid_BxT)
+  last = lambda before, new: cache.keep_last(before, new, context.valid_BxT)
   return cache.KeyValues(
     keys=write(key_values.keys, projected.keys_BxTxNxH),
     values=write(key_values.values, projected.values_BxTxNxH),

@@ -68,7 +68,7 @@ class AttendedNGramMemory(ngrammer.NGrammer):
     if state is not None and context.slots_BxT is not None:
       state = cache.write(state, context.slots_BxT, segment['ids'], y_BxTxD)
     elif state is not None:
-      state = cache.last(ids_BxMxN, segment['ids'], context.valid_BxT).swapaxes(1, 2)
+      state = cache.keep_last(ids_BxMxN, segment['ids'], context.valid_BxT).swapaxes(1, 2)
     return y_BxTxD, state
 
 

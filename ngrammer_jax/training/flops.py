@@ -79,7 +79,7 @@ class ModelFlops:
 def count(
   model: language_model.LanguageModel, variables: dict[str, Any], batch_size: int, length: int
 ) -> ModelFlops:
-  """Counts the FLOPs of a model; nothing is computed. Attention counts as whole scores.
+  """Counts the FLOPs of a model; nothing is computed. Attention counts as full scores.
 
   Args:
     model: the model.
@@ -90,7 +90,7 @@ def count(
   memory = jax.eval_shape(lambda: language_model.empty_memory(model.config, batch_size))
 
   def forward(variables, memory, tokens_BxT):
-    # Whole scores are computed where the probabilities are asked for.
+    # Full scores are computed where the probabilities are asked for.
     (hidden_BxTxD, *_), _ = model.apply(variables, tokens_BxT, memory, mutable='intermediates')
     return model.apply(variables, hidden_BxTxD, tokens_BxT, method='scores')
 

@@ -1,4 +1,4 @@
-"""Attention in blocks equals attention over whole scores, in values and gradients."""
+"""Attention in blocks equals attention over full scores, in values and gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import pytest
 
 from ngrammer_jax.layers import blocked_attention, documents, dropout, relative, span
 from ngrammer_jax.layers.context import Context
-from ngrammer_jax.layers.whole_attention import Heads, Spans
+from ngrammer_jax.layers.full_attention import Heads, SpanMask
 
 B, T, M, N, H, D, RAMP = 2, 20, 22, 3, 4, 6, 5
 S = M + T
@@ -46,7 +46,7 @@ def whole(operands, rows, context, drop, renormalize):
   pair_scores = scores
   if z_BxTxN is not None:
     z_BxNxTx1 = z_BxTxN.swapaxes(1, 2)[..., None]
-    inside = span.inside(z_BxNxTx1, distance - (not context.sees_itself), RAMP)
+    inside = span.unclipped_mask(z_BxNxTx1, distance - (not context.sees_itself), RAMP)
     weights = exps * span.unit_clip(inside)
     pair_scores = scores + jnp.log(span.unit_clip(inside))
     if renormalize:
@@ -111,8 +111,8 @@ def test_equals_whole_scores(x64, monkeypatch, case):
   return_pairs = options.get('return_pairs', False)
 
   def in_blocks(heads, weights, z_BxTxN):
-    spans = None if z_BxTxN is None else Spans(z_BxTxN, RAMP, renormalize)
-    source = blocked_attention.Source(project, weights, rows)
+    spans = None if z_BxTxN is None else SpanMask(z_BxTxN, RAMP, renormalize)
+    source = blocked_attention.MemorySource(project, weights, rows)
     part = blocked_attention.attend(heads, spans, context, source, return_pairs, drop)
     return part.values_BxTxNxH, part.log_mass_BxNxT, part.pair_BxNxT
 
@@ -143,7 +143,7 @@ def test_a_dropout_key_of_another_generator_is_an_error():
   heads, weights, _ = random_operands(np.random.default_rng(0), None, None)
   zeros = jnp.zeros((B, S), jnp.int32)
   context = Context(query_documents_BxT=zeros[:, M:], key_documents_BxS=zeros)
-  source = blocked_attention.Source(project, weights, jnp.zeros((B, M, D)))
+  source = blocked_attention.MemorySource(project, weights, jnp.zeros((B, M, D)))
   attend = lambda rate: blocked_attention.attend(
     heads, None, context, source, False, dropout.Dropout(rate, jax.random.key(0, impl='rbg'))
   )

@@ -11,7 +11,7 @@ B, T, N, H = 3, 5, 2, 2
 
 @jax.jit
 def advance(slots, stored, keys, documents, positions, valid):
-  written = cache.write(stored, slots.slots_of(valid), keys, keys[..., 0])
+  written = cache.write(stored, slots.token_slots(valid), keys, keys[..., 0])
   return slots.advance(documents, positions, valid), written
 
 

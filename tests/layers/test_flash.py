@@ -90,7 +90,7 @@ def test_splash_is_what_the_scores_give(shape):
 @pytest.mark.slow
 @pytest.mark.parametrize('kernel', ['splash', 'cudnn'])
 def test_in_bfloat16_a_kernel_is_no_further_from_float32_than_the_scores_are(kernel):
-  if why := flash.why_not(kernel, (B, T, N, H), jnp.bfloat16):
+  if why := flash.unsupported_reason(kernel, (B, T, N, H), jnp.bfloat16):
     pytest.skip(f'{kernel} {why}')
   assert calls_kernel(kernel, dtype=jnp.bfloat16)
   exact = attend('xla')
@@ -125,7 +125,7 @@ def test_a_kernel_is_only_asked_where_it_can_do_it():
   ],
 )
 def test_what_a_kernel_cannot_do_is_left_to_the_scores(kernel, shape, dtype, why):
-  assert flash.why_not(kernel, shape, jnp.dtype(dtype)) == why
+  assert flash.unsupported_reason(kernel, shape, jnp.dtype(dtype)) == why
   assert flash.choose(kernel, shape, jnp.dtype(dtype)) == ('xla' if why else kernel)
 
 

@@ -120,7 +120,7 @@ def test_tokens_before_the_segment_are_predecessors_too(order, start):
   @jax.jit
   def segment(now, valid, memory):
     previous = ngrammer.previous_ids(now['ids'], now['documents'], memory, order, start)
-    return previous, jax.tree.map(lambda a, b: cache.last(a, b, valid), memory, now)
+    return previous, jax.tree.map(lambda a, b: cache.keep_last(a, b, valid), memory, now)
 
   for split in (0, 1, 3, T):
     memory, got = jax.device_get(ngrammer.empty_memory(3, 2, (order,))), []

@@ -1,4 +1,4 @@
-"""Attention in blocks equals attention over whole scores, with every option of a model.
+"""Attention in blocks equals attention over full scores, with every option of a model.
 
 The goldens' configs train on segments of one split. Others, with learned spans, are compared where
 every row has its own split into segments, padded to one length, and with a KV cache too.
@@ -198,7 +198,7 @@ def of_layers(change, layers):
 
 
 def check(config, gradients, slots=(0, S)):
-  """In blocks all is as over whole scores, however rows are split, with a KV cache too."""
+  """In blocks all is as over full scores, however rows are split, with a KV cache too."""
   config.check()
   variables = variables_of(config)
   whole, gradient = program(config, 'xla', variables, 0, gradients)

@@ -1,7 +1,7 @@
 """Any split of a stream, down to single tokens, equals one pass; and which tokens affect which.
 
 Each drawn config runs as two programs: one keeps layer inputs, as in training, one a KV cache;
-attention works in blocks in one of them, and over whole scores in the other. Segments of any
+attention works in blocks in one of them, and over full scores in the other. Segments of any
 length are padded to one, so that padding is tested too.
 """
 

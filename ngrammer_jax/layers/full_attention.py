@@ -39,7 +39,7 @@ class Heads(NamedTuple):
   distance: relative.DistanceTerm | None = None
 
 
-class Spans(NamedTuple):
+class SpanMask(NamedTuple):
   """The soft mask of learned spans.
 
   Attributes:
@@ -53,7 +53,7 @@ class Spans(NamedTuple):
   renormalize: bool
 
 
-class Part(NamedTuple):
+class PartialAttention(NamedTuple):
   """Attention to some of the keys of a softmax.
 
   Attributes:
@@ -71,12 +71,12 @@ class Part(NamedTuple):
 
 def attend(
   heads: Heads,
-  spans: Spans | None,
+  spans: SpanMask | None,
   context: Context,
   cached: KeyValues | None,
   return_pairs: bool,
   drop: dropout.Dropout,
-) -> Part:
+) -> PartialAttention:
   """Attends to the keys that each query sees.
 
   Args:
@@ -89,11 +89,11 @@ def attend(
   """
   scores_BxNxTxS = _scores(heads, cached, context)
   scores_BxNxTxS = jnp.where(context.visible_BxTxS[:, None], scores_BxNxTxS, MASKED)
-  inside_xNxTxS = None if spans is None else _inside(spans, context)
+  unclipped_xNxTxS = None if spans is None else _inside(spans, context)
   highest_BxNxTx1 = jax.lax.stop_gradient(scores_BxNxTxS.max(axis=-1, keepdims=True))
   exp_BxNxTxS = jnp.exp(scores_BxNxTxS - highest_BxNxTx1)
   renormalize = spans is not None and spans.renormalize
-  weights_BxNxTxS, counted_BxNxTxS = span.masked_weights(exp_BxNxTxS, inside_xNxTxS, renormalize)
+  weights_BxNxTxS, counted_BxNxTxS = span.masked_weights(exp_BxNxTxS, unclipped_xNxTxS, renormalize)
   mass_BxNxTx1 = counted_BxNxTxS.sum(axis=-1, keepdims=True)
   scale_BxNxTx1 = 1 / mass_BxNxTx1
   if not context.sees_itself:
@@ -101,15 +101,15 @@ def attend(
     scale_BxNxTx1 *= context.visible_BxTxS.any(axis=-1)[:, None, :, None]
   # The sums are divided, H numbers of a query, and not the weights, S numbers.
   values_BxTxNxH = _weighted(drop(weights_BxNxTxS), heads, cached)
-  return Part(
+  return PartialAttention(
     values_BxTxNxH * jnp.swapaxes(scale_BxNxTx1, 1, 2),
     (jnp.log(mass_BxNxTx1) + highest_BxNxTx1)[..., 0],
     weights_BxNxTxS * scale_BxNxTx1,
-    _pairs(scores_BxNxTxS, inside_xNxTxS, context) if return_pairs else None,
+    _pairs(scores_BxNxTxS, unclipped_xNxTxS, context) if return_pairs else None,
   )
 
 
-def joint_softmax(first: Part, second: Part, epsilon: float = 0.0) -> Part:
+def joint_softmax(first: PartialAttention, second: PartialAttention, epsilon: float = 0.0) -> PartialAttention:
   """One softmax over the keys of two parts: each counts with its share of the mass.
 
   Args:
@@ -126,7 +126,7 @@ def joint_softmax(first: Part, second: Part, epsilon: float = 0.0) -> Part:
   if first.weights_BxNxTxS is not None:
     weights = [part.weights_BxNxTxS * share_BxNxT[..., None] for part, share_BxNxT in parts]
     weights_BxNxTxS = jnp.concatenate(weights, axis=-1)
-  return Part(values_BxTxNxH, log_mass_BxNxT, weights_BxNxTxS, first.pair_BxNxT)
+  return PartialAttention(values_BxTxNxH, log_mass_BxNxT, weights_BxNxTxS, first.pair_BxNxT)
 
 
 def _scores(heads, cached, context):
@@ -142,13 +142,13 @@ def _scores(heads, cached, context):
 
 
 def _inside(spans, context):
-  """How far keys are inside of the spans (see `span.inside`), [B or 1, N, T, S]."""
+  """How far keys are inside of the spans (see `span.unclipped_mask`), [B or 1, N, T, S]."""
   distance_BxTxS = context.distance_BxTxS
   if distance_BxTxS is None:
     distance_BxTxS = documents.distances(*context.visible_BxTxS.shape[1:])
   nearest_Bx1xTxS = distance_BxTxS[:, None] - (not context.sees_itself)
   z_BxNxTx1 = spans.z_BxTxN.swapaxes(1, 2)[..., None]
-  return span.inside(z_BxNxTx1, nearest_Bx1xTxS, spans.ramp)
+  return span.unclipped_mask(z_BxNxTx1, nearest_Bx1xTxS, spans.ramp)
 
 
 def _weighted(weights_BxNxTxS, heads, cached):
@@ -161,11 +161,11 @@ def _weighted(weights_BxNxTxS, heads, cached):
   return values_BxTxNxH
 
 
-def _pairs(scores_BxNxTxS, inside_xNxTxS, context):
+def _pairs(scores_BxNxTxS, unclipped_xNxTxS, context):
   """The earlier key that each query attends to most; S for none."""
   scores_BxNxTxS = jax.lax.stop_gradient(scores_BxNxTxS)
-  if inside_xNxTxS is not None:  # the masked weights are monotone in these scores
-    scores_BxNxTxS += jnp.log(jax.lax.stop_gradient(span.unit_clip(inside_xNxTxS)))
+  if unclipped_xNxTxS is not None:  # the masked weights are monotone in these scores
+    scores_BxNxTxS += jnp.log(jax.lax.stop_gradient(span.unit_clip(unclipped_xNxTxS)))
   T, S = scores_BxNxTxS.shape[2:]
   earlier_TxS = jnp.arange(S) < S - T + jnp.arange(T)[:, None]
   return ngrammer.most_attended(scores_BxNxTxS, context.visible_BxTxS & earlier_TxS)
