@@ -204,7 +204,9 @@ def _attend(operands, constants):
 
   The values of a query that sees no key are 0; the pair of one that sees no earlier key is S.
   """
-  return jax.lax.map(lambda head: _Head(constants, *head).attend(), _head_arguments(operands, constants))
+  return jax.lax.map(
+    lambda head: _Head(constants, *head).attend(), _head_arguments(operands, constants)
+  )
 
 
 def _attend_forward(operands, constants):
@@ -224,7 +226,11 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 def _head_arguments(operands, constants):
   """Returns the arguments of `_Head` for all heads."""
-  layout, (N, _), span_NxBxT = constants.layout, constants.first_query_NxB.shape, operands.queries[2]
+  layout, (N, _), span_NxBxT = (
+    constants.layout,
+    constants.first_query_NxB.shape,
+    operands.queries[2],
+  )
   longest_NxB = None
   if span_NxBxT is not None and constants.renormalize:  # otherwise all keys are in the softmax
     longest_NxB = span_NxBxT.max(axis=2) + constants.ramp

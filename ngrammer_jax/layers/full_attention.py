@@ -109,7 +109,9 @@ def attend(
   )
 
 
-def joint_softmax(first: PartialAttention, second: PartialAttention, epsilon: float = 0.0) -> PartialAttention:
+def joint_softmax(
+  first: PartialAttention, second: PartialAttention, epsilon: float = 0.0
+) -> PartialAttention:
   """One softmax over the keys of two parts: each counts with its share of the mass.
 
   Args:

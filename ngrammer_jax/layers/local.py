@@ -71,7 +71,9 @@ def attend(
     is_none = pair_BxNxT == S - T + b
     pair_BxNxT = by_head(jnp.where(is_none, S, first_Bx1x1 + pair_BxNxT))
   values_BxTxNxH = _unfold(part.values_BxTxNxH, F)
-  return full_attention.PartialAttention(values_BxTxNxH, by_head(part.log_mass_BxNxT), None, pair_BxNxT)
+  return full_attention.PartialAttention(
+    values_BxTxNxH, by_head(part.log_mass_BxNxT), None, pair_BxNxT
+  )
 
 
 def _fold_queries(x_BxTx: jax.Array, F: int) -> jax.Array:

@@ -221,7 +221,9 @@ def _check_kernel(config, mesh) -> None:
   m, t = config.model, config.training
   shape = t.batch_size // t.parts, t.segment_length, m.heads, m.width // m.heads
   with sharding.use(mesh):
-    reason = flash.unsupported_reason(m.kernel, shape, precision.compute_dtype(m)) if m.kernel else None
+    reason = (
+      flash.unsupported_reason(m.kernel, shape, precision.compute_dtype(m)) if m.kernel else None
+    )
   if reason is not None:
     raise errors.BadInput(
       f'model.kernel={m.kernel!r} {reason}: model.kernel=None selects automatically'
