@@ -24,18 +24,18 @@ from ngrammer_jax.layers import (
   dense,
   dropout,
   flash,
+  full_attention,
   local,
   persistent,
   position,
   relative,
   span,
-  full_attention,
 )
 from ngrammer_jax.layers.cache import KeyValues
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.persistent import Persistent
 
-# Maps the attended values [B, T, N, H], and the pairs [B, N, T] if they are requested, to new values.
+# Maps the attended values [B, T, N, H], and the pairs [B, N, T] if requested, to new values.
 PostAttention = Callable[[jax.Array, jax.Array | None], jax.Array]
 
 

@@ -86,7 +86,7 @@ class Layout:
     return jnp.minimum(limit_NxB, longest_NxB)
 
   def first_block(self, max_distance_NxB: jax.Array) -> jax.Array:
-    """Returns the first block of keys that any query sees, int32 [N]; 0 if it is no memory block."""
+    """Returns the first block of keys that any query sees, int32 [N], at most 0."""
     last_J = jnp.arange(1 - self.memory_blocks, 1) * self.block_size - 1  # last key of each block
     documents_BxT = jnp.where(self.query_documents_BxT < 0, NO_LIMIT, self.query_documents_BxT)
     # Documents and positions increase: if no query sees a block, none sees an earlier one.
@@ -109,12 +109,12 @@ class Layout:
     return pad(array, axis, (0, -self.segment_length % self.block_size))
 
   def pad_distances(self, array_NxSx: jax.Array) -> jax.Array:
-    """Pads an array over the distances S - 1 down to 0, so that every pair of blocks has a slice."""
+    """Pads an array over the distances S - 1 down to 0, so that each pair of blocks has a slice."""
     S = self.key_documents_BxS.shape[1]
     return pad(array_NxSx, 1, (S - array_NxSx.shape[1], self.block_size))
 
   def first_distance(self, i: jax.Array, j: jax.Array) -> jax.Array:
-    """Returns the index in such an array at which the 2 K - 1 distances of two blocks begin."""
+    """Returns the index in the padded array at which the 2 K - 1 distances of two blocks begin."""
     return self.key_documents_BxS.shape[1] - (i - j + 1) * self.block_size
 
 

@@ -1,8 +1,7 @@
 """The KV cache of evaluation and decoding.
 
-Every row of a batch has a ring of M slots: the slot of a token is its number in the row modulo M,
-where padding is not counted. Keys are stored as they are used, rotated by the position of their
-token.
+Every row of a batch has a ring buffer of M slots: the slot of a token is its index in the stream
+modulo M, not counting padding. Keys are stored after rotation by the position of their token.
 
 B batch, T segment length, M slots, N heads, H head width, R rows before a convolution.
 """
@@ -18,12 +17,12 @@ from ngrammer_jax.layers import documents
 
 @struct.dataclass
 class CacheSlots:
-  """The tokens in the slots, the same for all layers.
+  """The tokens in the cache slots, the same for all layers.
 
   Attributes:
     documents: document number of each slot, int32 [B, M].
-    index: number of its token in the stream, int32 [B, M].
-    count: tokens in the stream so far, int32 [B].
+    index: index of its token in the stream, int32 [B, M].
+    count: number of tokens in the stream so far, int32 [B].
     position: position of the next token in its document, int32 [B].
   """
 
@@ -33,7 +32,7 @@ class CacheSlots:
   position: jax.Array
 
   def indices(self, valid_BxT: jax.Array) -> jax.Array:
-    """Returns the number of every token in the stream; of padding, that of the token before it."""
+    """Returns the index of every token in the stream; padding has that of the token before it."""
     rank_BxT = jnp.cumsum(valid_BxT.astype(bool), axis=1, dtype=jnp.int32)
     return self.count[:, None] + rank_BxT - 1
 
@@ -58,17 +57,17 @@ class CacheSlots:
       documents=put(self.documents, documents_BxT),
       index=put(self.index, self.indices(valid_BxT)),
       count=self.count + (valid_BxT > 0).sum(axis=1, dtype=jnp.int32),
-      position=last(self.position[:, None], positions_BxT + 1, valid_BxT)[:, 0],
+      position=keep_last(self.position[:, None], positions_BxT + 1, valid_BxT)[:, 0],
     )
 
 
 @struct.dataclass
 class KeyValues:
-  """What one layer keeps.
+  """The KV cache of one layer.
 
   Attributes:
-    keys, values: of the tokens in the slots, [B, N, M, H].
-    rows: the last inputs of each convolution, [B, R, N, H], by what it convolves.
+    keys, values: keys and values of the tokens in the slots, [B, N, M, H].
+    rows: the last inputs of each convolution, [B, R, N, H], by name: `query`, `key` or `value`.
   """
 
   keys: jax.Array
@@ -90,12 +89,12 @@ def empty_slots(batch: int, slots: int) -> CacheSlots:
 def empty_layer(
   shape: tuple[int, int, int, int], dtype: jnp.dtype, rows: Mapping[str, tuple[int, int]]
 ) -> KeyValues:
-  """Returns what a layer keeps before the first segment.
+  """Returns the KV cache of a layer before the first segment.
 
   Args:
     shape: B, N, M and H.
     dtype: of the activations.
-    rows: R and N by what is convolved.
+    rows: R and N of each convolution, by name.
   """
   B, _, _, H = shape
   rows = {name: jnp.zeros((B, *size, H), dtype) for name, size in rows.items()}
@@ -105,11 +104,11 @@ def empty_layer(
 def write(
   old_BxNxMxH: jax.Array, slots_BxT: jax.Array, new_BxTxNxH: jax.Array, after_BxTxD: jax.Array
 ) -> jax.Array:
-  """Puts the keys, the values or (without H) the ids of tokens into their slots, in place.
+  """Writes the keys, the values or (without H) the ids of tokens into their slots, in place.
 
-  `after_BxTxD` was computed from the old ones. Where XLA does not see that they are read before
+  `after_BxTxD` was computed from the old values. If XLA cannot prove that these are read before
   they are overwritten, it copies all of them for every token. An optimization barrier does not
-  help, a zero that depends on the result does.
+  help; a zero that depends on the result does.
   """
   first_B = after_BxTxD[:, 0, 0]
   zero_Bx1 = (jnp.isnan(first_B) & jnp.isinf(first_B)).astype(jnp.int32)[:, None]
@@ -117,13 +116,15 @@ def write(
   return old_BxNxMxH.at[row_Bx1, :, slots_BxT + zero_Bx1].set(new_BxTxNxH, mode='drop')
 
 
-def last(before_BxRx: jax.Array, new_BxTx: jax.Array, valid_BxT: jax.Array | None) -> jax.Array:
-  """Returns the last R of what came before and of the valid tokens of a segment, oldest first."""
+def keep_last(
+  before_BxRx: jax.Array, new_BxTx: jax.Array, valid_BxT: jax.Array | None
+) -> jax.Array:
+  """Returns the last R of the earlier rows and the valid rows of a segment, oldest first."""
   R, T = before_BxRx.shape[1], new_BxTx.shape[1]
   joined_BxSx = jnp.concatenate([before_BxRx, new_BxTx], axis=1)
   if valid_BxT is None:
     return joined_BxSx[:, T:]
-  # The next segment continues after the last valid token, which may be one of those before.
+  # The next segment continues after the last valid token, which may be in an earlier segment.
   end_Bx1 = jnp.where(valid_BxT > 0, jnp.arange(1, T + 1), 0).max(axis=1, keepdims=True)
   index_BxR = end_Bx1 + jnp.arange(R)
   return jnp.take_along_axis(

@@ -1,6 +1,7 @@
 """The context of a segment, the same for all layers: documents, positions, visibility, cache slots.
 
-B batch, T segment length, M memory, S = M + T keys, P positions of the keys of a segment memory.
+B batch, T segment length, M memory, S = M + T keys, P tokens with a position: those
+of the segment, and of a segment memory.
 """
 
 from flax import struct
@@ -21,7 +22,7 @@ class Segment:
   Attributes:
     documents_BxT: document number of each token (see `documents.numbers`).
     starts_BxT: true at the first token of a document.
-    valid_BxT: 0 at padding. None: there is none.
+    valid_BxT: 0 at padding. None: no padding.
     prefix_BxT: true where attention is bidirectional. None: nowhere.
     tokens_BxT: ids, for memories.
   """
@@ -35,33 +36,33 @@ class Segment:
 
 @struct.dataclass
 class Context:
-  """A segment as attention and the memories of a layer see it.
+  """The inputs of attention and of memories that depend on the segment only.
 
   Attributes:
     visible_BxTxS: which keys a query attends to, first those of the memory, then those of the
-      segment. None: attention works in blocks, and computes this from the document numbers.
+      segment. None: attention works in blocks, and derives it from the document numbers.
     tokens_BxT: ids of the segment.
     starts_BxT: true at the first token of a document.
     documents_BxT: document number of each token, for memories.
-    vocabulary: the lookup of the embeddings, for memories at the input.
+    vocabulary: the embedding lookup, for memories at the input.
     pair_BxNxT: the key that each query attends to most, for memories after attention that need it.
-    query_documents_BxT: the same for attention, with a number for padding. None: only
+    query_documents_BxT: document number of each query, `documents.PADDING` at padding. None: only
       `visible_BxTxS` is used.
     key_documents_BxS: document numbers of the keys; in blocks, oldest first.
-    valid_BxT: 0 at padding. None: there is none.
+    valid_BxT: 0 at padding. None: no padding.
     position_BxP: position in its document of each token whose key or convolution is computed.
     rotation: rotary angles of the same tokens (see `position.rotation`).
-    distance_BxTxS: from query to key, for keys in the order of cache slots. None: they are in
-      order.
-    slots_BxT: the cache slot of each token (see `layers.cache`). None: there is no cache.
-    order_BxM: cache slots, oldest first, for blocks.
-    position_params: parameters that the position scores of all layers share: u and v of
+    distance_BxTxS: from query to key, for keys in the order of cache slots. None: keys are in the
+      order of tokens.
+    slots_BxT: the cache slot of each token (see `layers.cache`). None: no cache.
+    order_BxM: cache slots, oldest first, for attention in blocks.
+    position_params: position parameters that all layers share: u and v of
       `relative.RelativePosition`, the vectors of `relative.TablePosition`.
     distance_key: key of the dropout of distance encodings. None: no dropout.
-    window: keys are less than so many tokens away. None: no limit.
-    sees_itself: a token attends to itself. If not, the nearest key is the token before.
-    has_prefix: some tokens attend to later ones.
-    is_plain_causal: the mask is causal within documents, and nothing else.
+    window: the distance to a key is less than this number. None: no limit.
+    sees_itself: whether a token attends to itself. If not, the nearest key is the previous token.
+    has_prefix: whether some tokens attend to later ones.
+    is_plain_causal: whether the mask is exactly causal within documents.
   """
 
   visible_BxTxS: jax.Array | None = None
@@ -87,7 +88,7 @@ class Context:
 
   @property
   def keys(self) -> int:
-    """S."""
+    """S, number of keys."""
     if self.in_blocks:
       return self.key_documents_BxS.shape[1]
     return self.visible_BxTxS.shape[2]
@@ -103,8 +104,8 @@ class RecentTokens:
   """The tokens of a segment memory, the same for all layers.
 
   Attributes:
-    documents: document number of each, int32 [B, M].
-    positions: position in its document, int32 [B, M].
+    documents: document number of each token, int32 [B, M].
+    positions: position of each token in its document, int32 [B, M].
     position: position of the next token, int32 [B].
   """
 
@@ -139,11 +140,11 @@ def make(
   Args:
     segment: the inputs.
     visibility: of the model.
-    tokens: the earlier tokens, of a segment memory or of a KV cache. None: there are none.
-    in_blocks: attention works in blocks.
+    tokens: the earlier tokens, of a segment memory or of a KV cache. None: no earlier tokens.
+    in_blocks: whether attention works in blocks.
   """
   documents_BxT, starts_BxT = segment.documents_BxT, segment.starts_BxT
-  if visibility.across_documents:  # of attention: positions run on too
+  if visibility.across_documents:  # attention sees one document, with consecutive positions
     documents_BxT, starts_BxT = jnp.zeros_like(documents_BxT), jnp.zeros_like(starts_BxT)
   context = Context(
     tokens_BxT=segment.tokens_BxT,
@@ -181,12 +182,12 @@ def make(
 
 
 def _with_recent(context, recent, documents_BxT, position_BxT):
-  """The context with the tokens of a segment memory, and those that the next segment has."""
-  last = lambda before, new: caches.keep_last(before, new, context.valid_BxT)
+  """Adds the tokens of a segment memory; returns the context and the tokens of the next memory."""
+  keep_last = lambda before, new: caches.keep_last(before, new, context.valid_BxT)
   after = RecentTokens(
-    documents=last(recent.documents, documents_BxT),
-    positions=last(recent.positions, position_BxT),
-    position=last(recent.position[:, None], position_BxT + 1)[:, 0],
+    documents=keep_last(recent.documents, documents_BxT),
+    positions=keep_last(recent.positions, position_BxT),
+    position=keep_last(recent.position[:, None], position_BxT + 1)[:, 0],
   )
   keys = recent.documents, context.query_documents_BxT
   context = context.replace(
@@ -197,7 +198,7 @@ def _with_recent(context, recent, documents_BxT, position_BxT):
 
 
 def _with_cache(context, cache, documents_BxT, position_BxT, in_blocks):
-  """The context with the tokens in cache slots, and the slots after the segment."""
+  """Adds the tokens in cache slots; returns the context and the slots after the segment."""
   valid_BxT, slot_documents_BxM = context.valid_BxT, cache.documents
   counted_BxT = jnp.ones(documents_BxT.shape, bool) if valid_BxT is None else valid_BxT
   index_BxT = cache.indices(counted_BxT)

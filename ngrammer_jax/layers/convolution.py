@@ -1,4 +1,4 @@
-"""Causal depth-wise convolution within documents (Primer, So et al. 2021).
+"""Causal depthwise convolution within documents (Primer, So et al. 2021).
 
   y_t = w_0 x_t + w_1 x_{t-1} + ... + w_{W-1} x_{t-W+1}
 
@@ -11,9 +11,9 @@ import jax.numpy as jnp
 
 
 class CausalConvolution(nn.Module):
-  """A convolution of each feature of each head, without bias.
+  """Depthwise convolution of each feature of each head, without bias.
 
-  Inputs from before the document are 0. Initially w_0 is 0.5 and the others are 0.5 / W.
+  Inputs of earlier documents count as 0. Initially w_0 is 0.5 and the others are 0.5 / W.
 
   Attributes:
     taps: W.
@@ -31,7 +31,7 @@ class CausalConvolution(nn.Module):
 
     Args:
       x_BxTxNxH: inputs.
-      position_BxT: of each token in its document (see `documents.positions`).
+      position_BxT: position of each token in its document (see `documents.positions`).
       before_BxRxNxH: the R = W - 1 inputs before the segment. None means zeros.
     """
     W, T = self.taps, x_BxTxNxH.shape[1]
@@ -50,7 +50,7 @@ class CausalConvolution(nn.Module):
       padded = jnp.concatenate([before_BxRxNxH, x_BxTxNxH], axis=1)
     y_BxTxNxH = w_WxNxH[0] * x_BxTxNxH
     for i in range(1, W):
-      inside_BxTx1x1 = (position_BxT >= i)[..., None, None]
+      in_document_BxTx1x1 = (position_BxT >= i)[..., None, None]
       shifted_BxTxNxH = padded[:, W - 1 - i : W - 1 - i + T]
-      y_BxTxNxH += w_WxNxH[i] * jnp.where(inside_BxTx1x1, shifted_BxTxNxH, 0)
+      y_BxTxNxH += w_WxNxH[i] * jnp.where(in_document_BxTx1x1, shifted_BxTxNxH, 0)
     return y_BxTxNxH

@@ -18,19 +18,19 @@ def dense_general(
   dtype: jnp.dtype = jnp.float32,
   **fields: Any,
 ) -> nn.DenseGeneral:
-  """A linear map y = x kernel + bias from the last axes of x to new ones.
+  """Returns a linear map y = x kernel + bias from the last axes of x to new ones.
 
   Args:
     inputs: sizes of the trailing axes of x that are summed over.
     features: sizes of the axes of y that replace them.
     names: logical names of the kernel's axes, inputs first; the bias has those of the features.
-    kernel_init, bias_init: are given the inputs, and the features, as one axis each.
+    kernel_init, bias_init: initializers; inputs and features are flattened to one axis each.
     dtype: of the computation; parameters have at least float32.
-    **fields: others of `nn.DenseGeneral`, as `use_bias` and `name`.
+    **fields: other fields of `nn.DenseGeneral`, such as `use_bias` and `name`.
   """
 
-  def named(init, names, shape):
-    # DenseGeneral draws with its axes flattened, and boxes cannot name axes that are not there.
+  def with_axis_names(init, names, shape):
+    # DenseGeneral initialises flattened axes, but the names are those of the original axes.
     unflattened = lambda key, flat, dtype: init(key, flat, dtype).reshape(shape)
     return nn.with_logical_partitioning(unflattened, names)
 
@@ -39,7 +39,7 @@ def dense_general(
     axis=tuple(range(-len(inputs), 0)),
     dtype=dtype,
     param_dtype=jnp.promote_types(dtype, jnp.float32),
-    kernel_init=named(kernel_init, names, (*inputs, *features)),
-    bias_init=named(bias_init, names[len(inputs) :], features),
+    kernel_init=with_axis_names(kernel_init, names, (*inputs, *features)),
+    bias_init=with_axis_names(bias_init, names[len(inputs) :], features),
     **fields,
   )

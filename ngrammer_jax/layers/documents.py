@@ -14,7 +14,7 @@ PADDING = -2  # document number of padding, which attends to padding only
 
 
 def numbers(starts_BxT: jax.Array, carried_B: jax.Array | int = 0) -> jax.Array:
-  """Document number of every token, int32 [B, T].
+  """Returns the document number of every token, int32 [B, T].
 
   Args:
     starts_BxT: true at the first token of a document.
@@ -25,7 +25,7 @@ def numbers(starts_BxT: jax.Array, carried_B: jax.Array | int = 0) -> jax.Array:
 
 
 def positions(starts_BxT: jax.Array, carried_B: jax.Array | int = 0) -> jax.Array:
-  """Position since the last document start, int32 [B, T].
+  """Returns the position since the last document start, int32 [B, T].
 
   Args:
     starts_BxT: true at the first token of a document.
@@ -38,14 +38,14 @@ def positions(starts_BxT: jax.Array, carried_B: jax.Array | int = 0) -> jax.Arra
 
 
 def with_padding(documents_BxT: jax.Array, valid_BxT: jax.Array | None) -> jax.Array:
-  """Document numbers, `PADDING` at padding."""
+  """Returns the document numbers, `PADDING` at padding."""
   if valid_BxT is None:
     return documents_BxT
   return jnp.where(valid_BxT.astype(bool), documents_BxT, PADDING)
 
 
 def distances(T: int, S: int) -> jax.Array:
-  """Distances from queries to keys in order, int32 [1, T, S]."""
+  """Returns the distances from queries to keys in order, int32 [1, T, S]."""
   return (jnp.arange(S - T, S)[:, None] - jnp.arange(S)[None, :])[None]
 
 
@@ -57,18 +57,18 @@ def visible(
   distance_BxTxS: jax.Array | None = None,
   sees_itself: bool = True,
 ) -> jax.Array:
-  """Which keys each query attends to, bool [B, T, S].
+  """Returns which keys each query attends to, bool [B, T, S].
 
-  The last T keys are those of the queries, the keys before are memory. A query sees the keys of its
-  document up to its own, and the whole bidirectional prefix of its document.
+  The last T keys are those of the segment, the keys before them those of the memory. A query sees
+  the keys of its document up to its own, and the bidirectional prefix of its document.
 
   Args:
     query_documents_BxT: document numbers of the queries.
     key_documents_BxS: document numbers of the keys.
-    prefix_BxT: true at the prefixes of documents. None: there are none.
-    window: keys are less than so many tokens away. None: no limit.
+    prefix_BxT: true at the prefixes of documents. None: no prefixes.
+    window: the distance to a key is less than this number. None: no limit.
     distance_BxTxS: from query to key. None: keys are in order.
-    sees_itself: a token attends to itself.
+    sees_itself: whether a token attends to itself.
   """
   T, S = query_documents_BxT.shape[1], key_documents_BxS.shape[1]
   causal_TxS = jnp.arange(S)[None, :] <= jnp.arange(S - T, S)[:, None]

@@ -1,4 +1,4 @@
-"""Dropout with explicit keys, so that scanned and unrolled layers draw alike."""
+"""Dropout with explicit keys, so that scanned and unrolled layers have the same masks."""
 
 from flax import struct
 import jax
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 @struct.dataclass
 class Dropout:
-  """Dropout of an array at a rate, with a key. None: nothing is dropped."""
+  """Dropout at a rate, with a key. None: no dropout."""
 
   rate: float = struct.field(pytree_node=False, default=0.0)
   key: jax.Array | None = None
@@ -23,12 +23,15 @@ class Dropout:
     return drop(x, self.rate, self.key)
 
   def fold_in(self, number: int) -> 'Dropout':
-    """The same with another key."""
+    """Returns the same dropout with another key."""
     return self if self.key is None else self.replace(key=jax.random.fold_in(self.key, number))
 
 
 def drop(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-  """Zeros in a share `rate` of the places, the others scaled to keep the mean. None: x itself."""
+  """Sets a share `rate` of the elements to 0 and scales the others to keep the mean.
+
+  Returns x itself if the key is None.
+  """
   if key is None or rate == 0:
     return x
   keep = 1 - rate
@@ -36,27 +39,27 @@ def drop(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 
 
 def check_key(key: jax.Array) -> None:
-  """Raises ValueError if `block_mask` cannot draw with a key."""
+  """Raises ValueError if `block_mask` does not support a key."""
   if (name := jax.random.key_impl(key)) != 'threefry2x32':
     raise ValueError(
-      f'attention in blocks drops with threefry2x32 keys, not with a key of {name}: pass '
+      f'dropout of attention in blocks needs a threefry2x32 key, not {name}: pass '
       "jax.random.key(seed, impl='threefry2x32'), or set the kernel to 'xla'"
     )
 
 
 def block_mask(
-  key: jax.Array, rate: float, lines_BxQ: jax.Array, columns_K: jax.Array, columns: int
+  key: jax.Array, rate: float, rows_BxQ: jax.Array, columns_K: jax.Array, columns: int
 ) -> jax.Array:
-  """What `drop` multiplies a block of a large array with, [B, Q, K]; the rest is not drawn.
+  """Returns the factors of `drop` for one block of a large array, [B, Q, K].
 
   Args:
     key: a threefry key, see `check_key`.
     rate: share of zeros.
-    lines_BxQ: numbers of the lines, all axes of the array but the last counted as one.
-    columns_K: numbers of the columns.
-    columns: how many there are.
+    rows_BxQ: row indices; all axes of the array except the last are flattened to rows.
+    columns_K: column indices.
+    columns: number of columns of the array.
   """
-  high, low = _wide_product(lines_BxQ.astype(jnp.uint32)[..., None], jnp.uint32(columns))
+  high, low = _wide_product(rows_BxQ.astype(jnp.uint32)[..., None], jnp.uint32(columns))
   index = low + columns_K.astype(jnp.uint32)
   high = high + (index < low)
   counts = jnp.concatenate([jnp.broadcast_to(high, index.shape).ravel(), index.ravel()])
@@ -74,7 +77,7 @@ def block_mask(
 
 
 def _wide_product(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """The 64 bits of a product of uint32, as its high and low half."""
+  """Returns the high and the low 32 bits of a product of uint32."""
   half = jnp.uint32(16)
   (a1, a0), (b1, b0) = ((x >> half, x & jnp.uint32(0xFFFF)) for x in (a, b))
   middle = a1 * b0 + ((a0 * b0) >> half)

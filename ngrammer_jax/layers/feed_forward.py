@@ -28,7 +28,7 @@ class FeedForward(nn.Module):
     activation: a key of ACTIVATIONS.
     gated: whether the inner layer is multiplied by an activated gate.
     bias: whether linear maps have biases.
-    dropout: rate of the inner layer.
+    dropout: dropout rate of the inner layer.
     dtype: of the computation.
   """
 
@@ -58,5 +58,5 @@ class FeedForward(nn.Module):
     return y_BxTxD if valid_BxT is None else jnp.where(valid_BxT[..., None] > 0, y_BxTxD, 0)
 
   def _dense(self, name, inputs, features, names):
-    how = {'use_bias': self.bias, 'dtype': self.dtype, 'name': name}
-    return dense.dense_general((inputs,), (features,), names, **how)
+    options = {'use_bias': self.bias, 'dtype': self.dtype, 'name': name}
+    return dense.dense_general((inputs,), (features,), names, **options)

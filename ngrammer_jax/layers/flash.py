@@ -1,9 +1,9 @@
-"""Attention kernels that never materialize all scores.
+"""Attention kernels that never materialize the full score matrix.
 
-They support one mask: causal within documents. `splash` is for TPUs (on a CPU it is interpreted,
-which is slow and for tests), `cudnn` for GPUs, where the mask is as large as the scores of one
-head. Two names are no kernels: `xla` stands for all scores at once, `blocks` for
-`layers.blocked_attention`.
+They support one mask: causal within documents. `splash` is for TPUs; on a CPU it is interpreted,
+which is slow and only for tests. `cudnn` is for GPUs; its mask is as large as the scores of one
+head. Two other names select attention without a kernel: `xla` is `layers.full_attention`, `blocks`
+is `layers.blocked_attention`.
 
 B batch, T segment length, N heads, H head width.
 """
@@ -14,17 +14,17 @@ import jax.numpy as jnp
 from ngrammer_jax.layers import placement
 
 NO_KERNEL = (None, 'xla', 'blocks')
-LANES = 128  # of a TPU; segments have to be multiples
+LANES = 128  # vector lanes of a TPU, which must divide the segment length
 UNSUPPORTED_TPUS = ('TPU v2', 'TPU v3')  # splash needs larger matrix units
 BLOCK_SIZES = (512, 256, LANES)  # queries and keys at a time
 
 
 def choose(kernel: str | None, shape: tuple[int, ...], dtype: jnp.dtype) -> str:
-  """The kernel for queries of a shape [B, T, N, H]; `xla` if it does not support them.
+  """Returns the kernel for queries of a shape [B, T, N, H]; `xla` if it does not support them.
 
   Args:
-    kernel: `xla`, `splash` or `cudnn`; None: splash, on TPUs.
-    shape, dtype: of the queries.
+    kernel: `xla`, `splash` or `cudnn`; None: splash on TPUs, else xla.
+    shape, dtype: shape and dtype of the queries.
   """
   if kernel is None:
     kernel = 'splash' if placement.device()[0] == 'tpu' else 'xla'
@@ -32,7 +32,7 @@ def choose(kernel: str | None, shape: tuple[int, ...], dtype: jnp.dtype) -> str:
 
 
 def unsupported_reason(kernel: str, shape: tuple[int, ...], dtype: jnp.dtype) -> str | None:
-  """Why a kernel does not support queries of a shape [B, T, N, H]; None: it does."""
+  """Returns why a kernel does not support queries of a shape [B, T, N, H], None if it does."""
   (_, T, _, H), (platform, kind) = shape, placement.device()
   if kernel in NO_KERNEL:
     return None
@@ -57,7 +57,7 @@ def attend(
   v_BxTxNxH: jax.Array,
   documents_BxT: jax.Array,
 ) -> jax.Array:
-  """Causal softmax(q k^T) v within documents, [B, T, N, H], of scaled queries."""
+  """Returns the causal softmax(q k^T) v within documents, [B, T, N, H], for scaled queries."""
   run = {'splash': _splash, 'cudnn': _cudnn}[kernel]
   rows, heads = _mesh_axes(q_BxTxNxH.shape)
   if rows or heads:
@@ -94,6 +94,6 @@ def _cudnn(q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, documents_BxT):
 
 
 def _mesh_axes(shape: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-  """The mesh axes of rows and heads; None if they do not divide these."""
+  """Returns the mesh axes of rows and heads, None if they do not divide these."""
   axes = placement.axes('batch', shape[0]), placement.axes('heads', shape[2])
   return None if None in axes else axes

@@ -1,4 +1,4 @@
-"""Attention with all scores of a segment at once: the reference, and faster for few scores.
+"""Attention with the full score matrix of a segment: the reference, and faster for few scores.
 
 Under the mask m of a learned span, a softmax p over the keys becomes
 
@@ -19,7 +19,8 @@ from ngrammer_jax.layers import documents, dropout, ngrammer, relative, span
 from ngrammer_jax.layers.cache import KeyValues
 from ngrammer_jax.layers.context import Context
 
-MASKED = -0.7 * jnp.finfo(jnp.float32).max  # finite: a row of nothing but it stays finite
+# Finite, so that a query without visible keys has a finite softmax.
+MASKED_SCORE = -0.7 * jnp.finfo(jnp.float32).max
 
 
 class Heads(NamedTuple):
@@ -27,10 +28,10 @@ class Heads(NamedTuple):
 
   Attributes:
     query_BxTxNxH: scaled, with the content bias.
-    key_BxSxNxH: keys of the segment, and before them those of a memory of inputs.
+    key_BxSxNxH: keys of a memory of inputs, then those of the segment.
     value_BxSxNxH: values of the same tokens.
-    distance: the part of the scores that depends on distances (see `layers.relative`). None: there
-      is none.
+    distance: the term of the scores that depends on distances (see `layers.relative`). None: no
+      such term.
   """
 
   query_BxTxNxH: jax.Array
@@ -45,7 +46,7 @@ class SpanMask(NamedTuple):
   Attributes:
     z_BxTxN: spans in tokens; B and T may be 1.
     ramp: length over which the mask falls to 0.
-    renormalize: weights under the mask add up to 1 again.
+    renormalize: whether masked weights are scaled to add up to 1.
   """
 
   z_BxTxN: jax.Array
@@ -59,7 +60,7 @@ class PartialAttention(NamedTuple):
   Attributes:
     values_BxTxNxH: weighted sums of the values, in at least float32.
     log_mass_BxNxT: logarithm of the sum of the exponentials.
-    weights_BxNxTxS: of the values, with the sum 1. None: they never exist at once.
+    weights_BxNxTxS: weights of the values, which add up to 1. None: never computed all at once.
     pair_BxNxT: the earlier key that each query attends to most, S for none. None: not computed.
   """
 
@@ -71,7 +72,7 @@ class PartialAttention(NamedTuple):
 
 def attend(
   heads: Heads,
-  spans: SpanMask | None,
+  span_mask: SpanMask | None,
   context: Context,
   cached: KeyValues | None,
   return_pairs: bool,
@@ -80,27 +81,27 @@ def attend(
   """Attends to the keys that each query sees.
 
   Args:
-    heads: of the segment.
-    spans: learned spans. None: none are learned.
+    heads: queries, keys and values.
+    span_mask: mask of the learned spans. None: no spans.
     context: of the segment.
     cached: keys and values of earlier tokens.
-    return_pairs: compute pairs too.
+    return_pairs: whether to compute pairs.
     drop: dropout of the weights.
   """
   scores_BxNxTxS = _scores(heads, cached, context)
-  scores_BxNxTxS = jnp.where(context.visible_BxTxS[:, None], scores_BxNxTxS, MASKED)
-  unclipped_xNxTxS = None if spans is None else _inside(spans, context)
+  scores_BxNxTxS = jnp.where(context.visible_BxTxS[:, None], scores_BxNxTxS, MASKED_SCORE)
+  unclipped_xNxTxS = None if span_mask is None else _unclipped_mask(span_mask, context)
   highest_BxNxTx1 = jax.lax.stop_gradient(scores_BxNxTxS.max(axis=-1, keepdims=True))
   exp_BxNxTxS = jnp.exp(scores_BxNxTxS - highest_BxNxTx1)
-  renormalize = spans is not None and spans.renormalize
-  weights_BxNxTxS, counted_BxNxTxS = span.masked_weights(exp_BxNxTxS, unclipped_xNxTxS, renormalize)
-  mass_BxNxTx1 = counted_BxNxTxS.sum(axis=-1, keepdims=True)
+  renormalize = span_mask is not None and span_mask.renormalize
+  weights_BxNxTxS, masses_BxNxTxS = span.masked_weights(exp_BxNxTxS, unclipped_xNxTxS, renormalize)
+  mass_BxNxTx1 = masses_BxNxTxS.sum(axis=-1, keepdims=True)
   scale_BxNxTx1 = 1 / mass_BxNxTx1
   if not context.sees_itself:
-    # A query without visible keys would return the mean of all values.
+    # Otherwise a query without visible keys would return the mean of all values.
     scale_BxNxTx1 *= context.visible_BxTxS.any(axis=-1)[:, None, :, None]
-  # The sums are divided, H numbers of a query, and not the weights, S numbers.
-  values_BxTxNxH = _weighted(drop(weights_BxNxTxS), heads, cached)
+  # Dividing the sums takes H numbers per query, dividing the weights S.
+  values_BxTxNxH = _weighted_sums(drop(weights_BxNxTxS), heads, cached)
   return PartialAttention(
     values_BxTxNxH * jnp.swapaxes(scale_BxNxTx1, 1, 2),
     (jnp.log(mass_BxNxTx1) + highest_BxNxTx1)[..., 0],
@@ -112,11 +113,11 @@ def attend(
 def joint_softmax(
   first: PartialAttention, second: PartialAttention, epsilon: float = 0.0
 ) -> PartialAttention:
-  """One softmax over the keys of two parts: each counts with its share of the mass.
+  """Merges two parts into one softmax: each has its share of the total mass.
 
   Args:
-    first, second: without pairs in the second.
-    epsilon: of a soft mask; the mass of the first part includes it, that of the second does not.
+    first, second: the parts; the pairs are those of the first.
+    epsilon: epsilon of a soft mask, which the mass of the first part includes already.
   """
   second_mass_BxNxT = second.log_mass_BxNxT + math.log1p(epsilon)
   log_mass_BxNxT = jnp.logaddexp(first.log_mass_BxNxT, second_mass_BxNxT)
@@ -132,7 +133,7 @@ def joint_softmax(
 
 
 def _scores(heads, cached, context):
-  """The scores without a mask, [B, N, T, S]."""
+  """Returns the scores without a mask, [B, N, T, S]."""
   # Concatenating cache and segment would copy the cache.
   scores_BxNxTxS = _product('btnh,bsnh->bnts', heads.query_BxTxNxH, heads.key_BxSxNxH)
   if cached is not None:
@@ -143,18 +144,18 @@ def _scores(heads, cached, context):
   return scores_BxNxTxS + relative.scores(heads.distance, context.distance_BxTxS)
 
 
-def _inside(spans, context):
-  """How far keys are inside of the spans (see `span.unclipped_mask`), [B or 1, N, T, S]."""
+def _unclipped_mask(span_mask, context):
+  """Returns `span.unclipped_mask` for all keys, [B or 1, N, T, S]."""
   distance_BxTxS = context.distance_BxTxS
   if distance_BxTxS is None:
     distance_BxTxS = documents.distances(*context.visible_BxTxS.shape[1:])
   nearest_Bx1xTxS = distance_BxTxS[:, None] - (not context.sees_itself)
-  z_BxNxTx1 = spans.z_BxTxN.swapaxes(1, 2)[..., None]
-  return span.unclipped_mask(z_BxNxTx1, nearest_Bx1xTxS, spans.ramp)
+  z_BxNxTx1 = span_mask.z_BxTxN.swapaxes(1, 2)[..., None]
+  return span.unclipped_mask(z_BxNxTx1, nearest_Bx1xTxS, span_mask.ramp)
 
 
-def _weighted(weights_BxNxTxS, heads, cached):
-  """The weighted sums of the values, in at least float32."""
+def _weighted_sums(weights_BxNxTxS, heads, cached):
+  """Returns the weighted sums of the values, in at least float32."""
   weights_BxNxTxS = weights_BxNxTxS.astype(heads.value_BxSxNxH.dtype)
   M = 0 if cached is None else cached.values.shape[2]
   values_BxTxNxH = _product('bnts,bsnh->btnh', weights_BxNxTxS[..., M:], heads.value_BxSxNxH)
@@ -164,9 +165,9 @@ def _weighted(weights_BxNxTxS, heads, cached):
 
 
 def _pairs(scores_BxNxTxS, unclipped_xNxTxS, context):
-  """The earlier key that each query attends to most; S for none."""
+  """Returns the earlier key that each query attends to most; S for none."""
   scores_BxNxTxS = jax.lax.stop_gradient(scores_BxNxTxS)
-  if unclipped_xNxTxS is not None:  # the masked weights are monotone in these scores
+  if unclipped_xNxTxS is not None:  # the masked weights increase with these scores
     scores_BxNxTxS += jnp.log(jax.lax.stop_gradient(span.unit_clip(unclipped_xNxTxS)))
   T, S = scores_BxNxTxS.shape[2:]
   earlier_TxS = jnp.arange(S) < S - T + jnp.arange(T)[:, None]
@@ -174,6 +175,6 @@ def _pairs(scores_BxNxTxS, unclipped_xNxTxS, context):
 
 
 def _product(indices, a, b):
-  """A product in at least float32."""
+  """Multiplies in at least float32."""
   wide = jnp.promote_types(a.dtype, jnp.float32)
   return jnp.einsum(indices, a, b, preferred_element_type=wide)

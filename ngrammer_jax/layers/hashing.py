@@ -7,7 +7,7 @@ The row of the n-gram (z_t, z_{t-1}, ...) for head i is
 with a_i = b_i = i + 1 and p_i the i-th prime above V (praxis; section 3.3 of the N-Grammer paper
 draws them at random instead). x overflows 32 bits for common values of K, which gives wrong rows
 without an error. The hash is linear before its last two remainders, so it separates into one table
-per position of the n-gram, which the host computes with exact integers:
+per position of the n-gram, which the host computes exactly:
 
   table[j, i, z] = (a_i K^j z + (b_i if j = 0 else 0)) mod p_i
   row = ((table[0, i, z_t] + table[1, i, z_{t-1}] + ...) mod p_i) mod V

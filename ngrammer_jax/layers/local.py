@@ -1,13 +1,14 @@
-"""Full scores within a window: blocks of queries, each with the keys that its queries see.
+"""Sliding-window attention: blocks of queries, each with the keys that its queries see.
 
-If no query sees further back than M keys, the length of the memory, a block of b queries needs
-M + b of the M + T keys. Blocks become rows of the batch, so the cost grows with the window and not
-with the segment.
+If no query sees more than M earlier keys, the length of the memory, a block of b queries needs only
+M + b of the M + T keys. Blocks become rows of the batch, so the cost of a query depends on the
+window and not on the segment length.
 
 B batch, T queries, M memory, S = M + T keys, b queries of a block, F = T / b blocks, N heads.
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,36 +16,39 @@ import jax.numpy as jnp
 from ngrammer_jax.layers import full_attention
 from ngrammer_jax.layers.context import Context
 
-BLOCK = 64  # minimum queries of a block, if the segment has as many
+BLOCK = 64  # minimum number of queries of a block, if the segment has as many
 
 
 def block_count(T: int, M: int) -> int:
-  """F: blocks of about a quarter of the window, whose length divides both lengths."""
+  """Returns F, for blocks of about a quarter of the window whose length divides T and M."""
   longest, common = max(M // 4, BLOCK), math.gcd(T, M)
   b = next((n for n in range(min(longest, common), 0, -1) if common % n == 0), T)
-  return 1 if b * 2 < min(BLOCK, T) else T // b  # no small pieces: one block
+  return 1 if b * 2 < min(BLOCK, T) else T // b  # one block instead of many small ones
 
 
 def applies(context: Context) -> bool:
-  """Whether no query sees further back than the memory is long, and keys are in order."""
+  """Whether keys are in order, and no query sees more earlier keys than the memory has."""
   T, S = context.visible_BxTxS.shape[1:]
   is_ordered = context.distance_BxTxS is None and not context.has_prefix
   return is_ordered and context.window is not None and T < S and context.window <= S - T + 1
 
 
 def attend(
-  heads: full_attention.Heads, spans: full_attention.SpanMask | None, context: Context, *options
+  heads: full_attention.Heads,
+  span_mask: full_attention.SpanMask | None,
+  context: Context,
+  *options: Any,
 ) -> full_attention.PartialAttention:
-  """The same as `full_attention.attend`; `options` are its other arguments."""
+  """Returns the same as `full_attention.attend`; `options` are its other arguments."""
   (B, T), S = heads.query_BxTxNxH.shape[:2], heads.key_BxSxNxH.shape[1]
   F = block_count(T, S - T)
   if F == 1:
-    return full_attention.attend(heads, spans, context, *options)
+    return full_attention.attend(heads, span_mask, context, *options)
   b, distance = T // F, heads.distance
   if distance is not None:
     distance = distance._replace(
       query_BxTxNxH=_fold_queries(distance.query_BxTxNxH, F),
-      encoding_SxNxH=distance.encoding_SxNxH[T - b :],  # of the nearest M + b
+      encoding_SxNxH=distance.encoding_SxNxH[T - b :],  # the nearest M + b
       bias_SxN=None if distance.bias_SxN is None else distance.bias_SxN[T - b :],
     )
   blocks = full_attention.Heads(
@@ -53,16 +57,15 @@ def attend(
     _fold_keys(heads.value_BxSxNxH, F, T),
     distance,
   )
-  if spans is not None:
-    z_BxTxN = spans.z_BxTxN
-    spans = spans._replace(z_BxTxN=z_BxTxN if z_BxTxN.shape[1] == 1 else _fold_queries(z_BxTxN, F))
+  if span_mask is not None and span_mask.z_BxTxN.shape[1] > 1:
+    span_mask = span_mask._replace(z_BxTxN=_fold_queries(span_mask.z_BxTxN, F))
   windows = [
     context.visible_BxTxS[:, first : first + b, first : first + S - T + b]
     for first in range(0, T, b)
   ]
   visible_BxTxS = jnp.stack(windows, axis=1).reshape(-1, *windows[0].shape[1:])
   part = full_attention.attend(
-    blocks, spans, context.replace(visible_BxTxS=visible_BxTxS), *options
+    blocks, span_mask, context.replace(visible_BxTxS=visible_BxTxS), *options
   )
   by_head = lambda array: _unfold(array.swapaxes(1, 2), F).swapaxes(1, 2)
   pair_BxNxT = part.pair_BxNxT
@@ -77,13 +80,13 @@ def attend(
 
 
 def _fold_queries(x_BxTx: jax.Array, F: int) -> jax.Array:
-  """[B F, b, ...] of [B, T, ...]."""
+  """[B, T, ...] -> [B F, b, ...]"""
   B, T = x_BxTx.shape[:2]
   return x_BxTx.reshape(B * F, T // F, *x_BxTx.shape[2:])
 
 
 def _fold_keys(x_BxSx: jax.Array, F: int, T: int) -> jax.Array:
-  """[B F, M + b, ...] of [B, S, ...]: the keys of each block, and the M before it."""
+  """[B, S, ...] -> [B F, M + b, ...]: the keys of each block, and the M before it."""
   (B, S), b = x_BxSx.shape[:2], T // F
   blocks = x_BxSx.reshape(B, S // b, b, *x_BxSx.shape[2:])
   before = (S - T) // b
@@ -91,6 +94,6 @@ def _fold_keys(x_BxSx: jax.Array, F: int, T: int) -> jax.Array:
   return windows.reshape(B * F, S - T + b, *x_BxSx.shape[2:])
 
 
-def _unfold(x_: jax.Array, F: int) -> jax.Array:
-  """[B, T, ...] of [B F, b, ...]."""
-  return x_.reshape(x_.shape[0] // F, F * x_.shape[1], *x_.shape[2:])
+def _unfold(array: jax.Array, F: int) -> jax.Array:
+  """[B F, b, ...] -> [B, T, ...]"""
+  return array.reshape(array.shape[0] // F, F * array.shape[1], *array.shape[2:])

@@ -34,13 +34,13 @@ def most_attended(scores_BxNxTxS: jax.Array, allowed_BxTxS: jax.Array) -> jax.Ar
 def paired_ids(
   ids_BxSxN: jax.Array, pair_ids: jax.Array, continues_BxT: jax.Array | None = None, start: int = 0
 ) -> jax.Array:
-  """Returns the ids at given positions, with which the tokens form bi-grams, [B, T, N].
+  """Returns the ids at the positions that the tokens form bi-grams with, [B, T, N].
 
   Args:
     ids_BxSxN: cluster or token ids of the memory and the segment.
-    pair_ids: [B, T] or [B, N, T] positions to pair with, S for none.
-    continues_BxT: false at document starts, which pair with none. None ignores documents.
-    start: the id that stands for none.
+    pair_ids: [B, T] or [B, N, T] positions to pair with, S for no pair.
+    continues_BxT: false at document starts, which have no pair. None ignores documents.
+    start: the id in place of a missing pair.
   """
   index_BxTxN = pair_ids[..., None] if pair_ids.ndim == 2 else pair_ids.swapaxes(1, 2)
   padded = jnp.pad(ids_BxSxN, ((0, 0), (0, 1), (0, 0)), constant_values=start)
@@ -95,10 +95,11 @@ class NGrammer(nn.Module):
     dim: E. 'concat' replaces the last G E features of each head; 'add' needs E = H.
     combine: 'concat' or 'add'.
     orders: lengths of the n-grams; (2,) is the paper, (2, 3) adds tri-grams.
-    distinct_start: positions before a document have their own id instead of that of cluster 0.
+    distinct_start: whether positions before a document have their own id instead of that of
+      cluster 0.
     id_vocabulary: number of distinct raw ids, required if clusters is None.
-    decay, epsilon, prenormalize, empty, initial: of the quantiser.
-    padding_trains: treat padding like other tokens, in the codebook and in the output.
+    decay, epsilon, prenormalize, empty, initial: options of the quantiser.
+    padding_trains: whether padding is treated like other tokens, in codebook and output.
     exchange: how devices exchange the gradient of the tables, see `table.Layout`.
     dtype: of the output.
 
@@ -148,7 +149,7 @@ class NGrammer(nn.Module):
         cross document boundaries, but the first token of a document has no pair. The layer then
         takes no memory, and returns the `ids` [B, T, N] of the segment.
       earlier_ids: ids [B, M, N] of tokens before the segment; pair_ids count from the first one.
-      vocabulary: the lookup that made x, see `ProductQuantizer`.
+      vocabulary: the embedding lookup of x, see `ProductQuantizer`.
       memory: the memory that the previous segment returned; None at the start of a stream.
     """
     N, E, V, G = self.heads, self.dim, self.vocabulary_size, len(self.orders)
@@ -198,7 +199,7 @@ class NGrammer(nn.Module):
     quantize = self.make_quantizer(name='quantizer')
     return self.clusters, quantize(x_BxTxNxH, valid_BxT, vocabulary)
 
-  def make_quantizer(self, **module: Any) -> quantizer.ProductQuantizer:
+  def make_quantizer(self, **fields: Any) -> quantizer.ProductQuantizer:
     """Returns the quantiser of the layer; unbound with `parent=None`."""
     return quantizer.ProductQuantizer(
       clusters=self.clusters,
@@ -207,7 +208,7 @@ class NGrammer(nn.Module):
       prenormalize=self.prenormalize,
       empty=self.empty,
       initial=self.initial,
-      **module,
+      **fields,
     )
 
   def _pairs(self, ids_BxTxN, K, documents_BxT, pair_ids, earlier_ids):

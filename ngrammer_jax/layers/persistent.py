@@ -1,11 +1,11 @@
 """Persistent vectors: learned keys and values (All-attention, Sukhbaatar et al. 2019b).
 
-Every head has P of them. In one softmax with the context they replace the feed-forward layer:
+Every head has P of them. In one softmax with the context they can replace the feed-forward layer:
 
   used key   sqrt(H) n_k,   n_k of variance 1 / H at the start
   used value sqrt(P) n_v,   n_v of variance 1 / P
 
-so that used vectors have unit variance, and trained ones the scale of a weight.
+so that used vectors have unit variance, and parameters the scale of weights.
 
 B batch, T queries, N heads, H head width, P persistent vectors.
 """
@@ -21,13 +21,13 @@ from ngrammer_jax.layers import dropout, full_attention
 
 @dataclasses.dataclass(frozen=True)
 class Persistent:
-  """Persistent vectors of an attention.
+  """Options of the persistent vectors of attention.
 
   Attributes:
-    vectors: P, of each head; 0: none.
-    kind: `all_attention`: one softmax with the context. `attention_split`, `single_head`: a softmax
-      of their own, by head or over the whole width, added to the context. `head_split`: half of
-      the heads attends to the context, the other half to the vectors.
+    vectors: P, of each head; 0 for no vectors.
+    kind: `all_attention`: one softmax with the context. `attention_split`, `single_head`: a
+      separate softmax, for each head or one of the full width, added to attention to the context.
+      `head_split`: half of the heads attends to the context, the other half to the vectors.
   """
 
   vectors: int
@@ -49,7 +49,7 @@ class PersistentVectors(nn.Module):
   def __call__(self, q_BxTxNxH: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the scores [B, N, T, P], scaled by 1 / sqrt(H), and the values [N, P, H].
 
-    The scale and the root of the keys cancel: a score is q . n_k.
+    The scale and the factor sqrt(H) of the keys cancel: a score is q . n_k.
     """
     N, H = q_BxTxNxH.shape[-2:]
     P, wide = self.vectors, jnp.promote_types(self.dtype, jnp.float32)
@@ -70,7 +70,7 @@ class PersistentVectors(nn.Module):
 def attend(
   scores_BxNxTxP: jax.Array, values_NxPxH: jax.Array, drop: dropout.Dropout
 ) -> full_attention.PartialAttention:
-  """Attention to the persistent vectors alone."""
+  """Attends to the persistent vectors only."""
   log_mass_BxNxT = jax.nn.logsumexp(scores_BxNxTxP, axis=-1)
   weights_BxNxTxP = jnp.exp(scores_BxNxTxP - log_mass_BxNxT[..., None])
   dropped_BxNxTxP = drop(weights_BxNxTxP).astype(values_NxPxH.dtype)

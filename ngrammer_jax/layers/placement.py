@@ -1,4 +1,4 @@
-"""Mesh axes and devices of the current mesh, for code that is written per device."""
+"""Mesh axes and devices of the current mesh, for code under `shard_map`."""
 
 import math
 

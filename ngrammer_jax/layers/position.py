@@ -16,7 +16,7 @@ def rotation(
   max_timescale: float = 10_000.0,
   dtype: jnp.dtype = jnp.float32,
 ) -> tuple[jax.Array, jax.Array]:
-  """Sine and cosine [B, T, 1, H/2] of the angles of `rotate`.
+  """Returns sine and cosine [B, T, 1, H/2] of the angles of `rotate`.
 
   The angle of feature j is position / timescale_j, with timescale_j = min (max / min)^(2 j / H).
   Without a batch axis, positions are [T].
@@ -52,10 +52,11 @@ def distance_sinusoid(
 ) -> jax.Array:
   """The encoding of Transformer-XL, [S, D]: all sines, then all cosines.
 
-  Feature j has the frequency 10000^(-2 j / D). The encoding of 0 may be subtracted from all.
+  Feature j has the frequency 10000^(-2 j / D). With `relative_to_zero`
+  the encoding of distance 0 is subtracted.
   """
   frequency_h = 10_000 ** (-jnp.arange(0, D, 2, dtype=dtype) / D)
   angle_Sxh = distance_S[:, None].astype(dtype) * frequency_h
-  cosine_less_1_Sxh = -2 * jnp.square(jnp.sin(angle_Sxh / 2))  # with all of its digits
+  cosine_less_1_Sxh = -2 * jnp.square(jnp.sin(angle_Sxh / 2))  # exact for small angles
   cosine_Sxh = cosine_less_1_Sxh if relative_to_zero else jnp.cos(angle_Sxh)
   return jnp.concatenate([jnp.sin(angle_Sxh), cosine_Sxh], axis=-1)

@@ -25,8 +25,8 @@ import jax.numpy as jnp
 
 from ngrammer_jax.layers import placement
 
-# Distances computed at a time on one device, unless a single time step has more. On a CPU they
-# stay in cache: 8 MB in float32, twice as fast as 64 MB. Accelerators need larger products.
+# Number of distances computed at a time on one device, unless a time step has more. On a CPU they
+# fit in the cache: 8 MB in float32, twice as fast as 64 MB. Accelerators need larger products.
 CPU_DISTANCES, DISTANCES = 2**21, 2**25
 
 USAGE_DECAY = 0.99  # usage averages over about 100 steps
@@ -180,7 +180,7 @@ def reset_dead_codes(
 
 
 class Vocabulary(NamedTuple):
-  """The embedding lookup that made the inputs: x = rows_VxD[tokens_BxT].
+  """The embedding lookup of the inputs: x = rows_VxD[tokens_BxT].
 
   rows_VxD may be None if the codebook holds `token_ids`.
   """
@@ -203,7 +203,7 @@ class ProductQuantizer(nn.Module):
 
   Attributes:
     clusters: K, centroids of each head.
-    decay: of the EMA, 1 - the learning rate of k-means.
+    decay: decay of the EMA, 1 - the learning rate of k-means.
     epsilon: added to the counts.
     prenormalize: quantise x / |x| instead of x; a zero vector stays zero.
     empty: how clusters without tokens are treated: `shrink`, `keep` or `revive`.
@@ -230,8 +230,8 @@ class ProductQuantizer(nn.Module):
     Args:
       x_BxTxNxH: inputs.
       valid_BxT: 0 at padding, which is not counted.
-      vocabulary: the lookup that made x. If it has fewer rows than there are tokens, its rows are
-        quantised instead of every token; the ids are the same.
+      vocabulary: the embedding lookup of x. If it has fewer rows than there are tokens, its rows
+        are quantised instead of every token; the ids are the same.
 
     Raises:
       ValueError: initial='data' without rows of the vocabulary.
@@ -249,7 +249,7 @@ class ProductQuantizer(nn.Module):
     valid_1xT = jnp.ones((1, T), dtype) if weight_BxT is None else weight_BxT[:1]
     if rows_VxNxH is None or len(rows_VxNxH) >= B * T:
       ids_BxTxN = nearest_centroids(x_BxTxNxH, centroids.value)
-      counted = x_BxTxNxH, ids_BxTxN
+      quantized = x_BxTxNxH, ids_BxTxN
     else:
       ids_VxN = nearest_of_rows(rows_VxNxH, centroids.value)
       ids_BxTxN = ids_VxN[vocabulary.tokens_BxT]
@@ -257,15 +257,15 @@ class ProductQuantizer(nn.Module):
       weight_BxT = zeros_1xV.at[0, vocabulary.tokens_BxT].add(
         1 if weight_BxT is None else weight_BxT
       )
-      counted = rows_VxNxH[None], ids_VxN[None]
+      quantized = rows_VxNxH[None], ids_VxN[None]
     if self.is_initializing():
       self._set_changed(jnp.zeros((N,), dtype))
     elif self.is_mutable_collection('statistics'):
-      sums, counts = cluster_statistics(*counted, self.clusters, weight_BxT)
+      sums, counts = cluster_statistics(*quantized, self.clusters, weight_BxT)
       self.put_variable('statistics', 'sums', sums)
       self.put_variable('statistics', 'counts', counts)
     elif self.is_mutable_collection('codebook'):
-      sums, counts = cluster_statistics(*counted, self.clusters, weight_BxT)
+      sums, counts = cluster_statistics(*quantized, self.clusters, weight_BxT)
       before = {'centroids': centroids.value, 'usage': usage.value}
       after = self.update_codebook(before, {'sums': sums, 'counts': counts})
       centroids.value, usage.value = after['centroids'], after['usage']
@@ -284,7 +284,7 @@ class ProductQuantizer(nn.Module):
         return jax.random.normal(key, (N, K, H), dtype)
       if self.initial == 'data':
         if rows_VxNxH is None:
-          raise ValueError("initial='data' needs the vocabulary that the inputs are rows of")
+          raise ValueError("initial='data' needs the rows of the vocabulary")
         rows = jax.random.permutation(key, len(rows_VxNxH))
         return rows_VxNxH[jnp.resize(rows, K)].swapaxes(0, 1)
       bound = (6 / (N * (K + H))) ** 0.5  # Xavier, heads as receptive field

@@ -36,10 +36,10 @@ def empty_memory(batch: int, slots: int, width: int | None, dtype: jnp.dtype) ->
 
 
 def append_memory(
-  memory: Memory, kept_BxTx: jax.Array, documents_BxT: jax.Array, valid_BxT: jax.Array | None
+  memory: Memory, rows_BxTx: jax.Array, documents_BxT: jax.Array, valid_BxT: jax.Array | None
 ) -> tuple[jax.Array, jax.Array, Memory]:
   """Returns slots [B, S, ...] and documents [B, S] of memory and segment, and the next memory."""
-  segment = {'documents': documents_BxT, 'kept': kept_BxTx}
+  segment = {'documents': documents_BxT, 'kept': rows_BxTx}
   next_memory = jax.tree.map(
     lambda before, new: cache.keep_last(before, new, valid_BxT), memory, segment
   )
@@ -90,7 +90,7 @@ class AttentionReadout(nn.Module):
   Attributes:
     parts: 1, 2 or 3.
     window: L.
-    empty: how slots outside the document are treated: `mask` excludes them; `zeros` attends to
+    empty: options slots outside the document are treated: `mask` excludes them; `zeros` attends to
       them as zero vectors.
     initializer: of all parameters.
     dtype: of the computation.
@@ -112,15 +112,15 @@ class AttentionReadout(nn.Module):
   ) -> tuple[jax.Array, Memory]:
     """Returns h* [B, T, J], and the memory of keys and values for the next segment."""
     T, J = h_BxTxK.shape[1], h_BxTxK.shape[2] // self.parts
-    kept_BxSx, documents_BxS, memory = append_memory(
+    slots_BxSx, documents_BxS, memory = append_memory(
       memory, h_BxTxK[..., : 2 * J], documents_BxT, valid_BxT
     )
     steps = list(range(self.window, 0, -1))  # the oldest slot first
     visible = same_document(documents_BxS, steps, documents_BxT)
-    keys_BxSxJ = self._dense('keys', kept_BxSx[..., :J])
+    keys_BxSxJ = self._dense('keys', slots_BxSx[..., :J])
     query_BxTxJ = self._dense('query', h_BxTxK[..., :J])
     keys = [shift_right(keys_BxSxJ, s, T) for s in steps]
-    values = [shift_right(kept_BxSx[..., -J:], s, T) for s in steps]
+    values = [shift_right(slots_BxSx[..., -J:], s, T) for s in steps]
     if self.empty == 'zeros':
       keys = [jnp.where(*pair, 0) for pair in zip(visible, keys, strict=True)]
       values = [jnp.where(*pair, 0) for pair in zip(visible, values, strict=True)]
@@ -139,8 +139,10 @@ class AttentionReadout(nn.Module):
     return h_BxTxJ, memory
 
   def _dense(self, name, x_BxTxJ):
-    shape, how = x_BxTxJ.shape[-1:], {'dtype': self.dtype, 'kernel_init': self.initializer}
-    project = dense.dense_general(shape, shape, ('embed', 'mlp'), use_bias=False, name=name, **how)
+    shape, options = x_BxTxJ.shape[-1:], {'dtype': self.dtype, 'kernel_init': self.initializer}
+    project = dense.dense_general(
+      shape, shape, ('embed', 'mlp'), use_bias=False, name=name, **options
+    )
     return project(x_BxTxJ)
 
 
@@ -177,8 +179,8 @@ class NGramReadout(nn.Module):
       jnp.where(visible[s], shift_right(h_BxSxK[..., s * J : (s + 1) * J], s, T), 0) for s in steps
     ]
     slices_BxTxK = jnp.concatenate(slices, axis=-1)
-    how = {'dtype': self.dtype, 'kernel_init': self.initializer, 'name': 'slices'}
+    options = {'dtype': self.dtype, 'kernel_init': self.initializer, 'name': 'slices'}
     project = dense.dense_general(
-      slices_BxTxK.shape[2:], (J,), ('embed', 'mlp'), use_bias=False, **how
+      slices_BxTxK.shape[2:], (J,), ('embed', 'mlp'), use_bias=False, **options
     )
     return jnp.tanh(project(slices_BxTxK)), memory

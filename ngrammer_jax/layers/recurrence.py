@@ -17,14 +17,15 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-CELLS = {'lstm': 4, 'rnn': 1}  # number of gates
-FORGET = 1  # index of the forget gate
+from ngrammer_jax.config.recurrent import CELLS
+
+FORGET_GATE = 1  # index in the order i, f, g, o
 
 State = dict[str, jax.Array]
 
 
 def symmetric(bound: float) -> nn.initializers.Initializer:
-  """Returns an initializer that is uniform in [-bound, bound] (that of JAX starts at 0)."""
+  """Returns an initializer that is uniform in [-bound, bound]; that of JAX starts at 0."""
 
   def init(key, shape, dtype):
     return jax.random.uniform(key, shape, dtype, -bound, bound)
@@ -49,7 +50,7 @@ class Recurrence(nn.Module):
     hidden: K.
     cell: one of CELLS.
     forget_bias: initial bias of the forget gate.
-    initializer: of all other parameters.
+    initializer: initializer of all other parameters.
     dtype: of the computation; `c` is at least float32.
   """
 
@@ -78,7 +79,7 @@ class Recurrence(nn.Module):
     """
     G, wide = CELLS[self.cell], jnp.promote_types(self.dtype, jnp.float32)
     kernel_DxGxK, kernel_KxGxK, bias_GxK = self._parameters(x_BxTxD.shape[-1], G, wide)
-    # One product before the scan for all that does not depend on the state.
+    # One product before the scan computes the terms that do not depend on the state.
     x_TxBxD = x_BxTxD.swapaxes(0, 1).astype(self.dtype)
     gates_TxBxGxK = bias_GxK + jnp.einsum(
       'tbd,dgk->tbgk', x_TxBxD, kernel_DxGxK, preferred_element_type=wide
@@ -96,7 +97,7 @@ class Recurrence(nn.Module):
 
     def biases(key, shape, dtype):
       bias_GxK = self.initializer(key, shape, dtype)
-      return bias_GxK.at[FORGET].set(self.forget_bias) if self.cell == 'lstm' else bias_GxK
+      return bias_GxK.at[FORGET_GATE].set(self.forget_bias) if self.cell == 'lstm' else bias_GxK
 
     names = ('embed', None, 'mlp')
     kernel_init = nn.with_logical_partitioning(self.initializer, names)
@@ -108,12 +109,12 @@ class Recurrence(nn.Module):
     )
 
 
-# Autodiff would store a dozen arrays of each token, where its gates and state suffice, and would
-# accumulate the gradient of the kernel over the steps of the scan, where devices that share a batch
-# would all-reduce it at every step. Here it is one product over all tokens.
+# Autodiff would store a dozen arrays per token, although gates and state suffice, and would sum the
+# gradient of the kernel over the steps of the scan, with an all-reduce over the devices at every
+# step. Here it is one product over all tokens.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _recur(cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid_TxBx1):
-  """Returns outputs [T, B, K] and last state; the gates given lack the contribution of h."""
+  """Returns outputs [T, B, K] and last state; h is not yet added to the gates."""
   outputs, _ = _scan(cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid_TxBx1)
   return outputs
 

@@ -1,13 +1,13 @@
-"""Positions as distances: Transformer-XL (Dai et al. 2019, section 3.3 and appendix B).
+"""Relative positions: Transformer-XL (Dai et al. 2019, section 3.3 and appendix B).
 
-The score of query i and key j, d = i - j tokens apart, before it is scaled, is
+The unscaled score of query i and key j, d = i - j tokens apart, is
 
   (q_i + u) . k_j + (q_i + v) . W R_d
 
-with learned u and v, and R_d the sinusoid of the distance. A key's term depends on the distance
-alone: the products with all distances are computed once, [T, S], and row i is moved to where it
-belongs, instead of one encoding for every pair. Here are three encodings of distances, W R_d and
-two that are learned. u and v are parameters of attention; each encoding names those that it needs.
+with learned u and v, and R_d the sinusoid of the distance. The second term depends on the key only
+through its distance: the products with all distances are computed once, [T, S], and row i is
+shifted, instead of encoding every pair. This module has three encodings of distances: W R_d and two
+learned ones. u and v are parameters of attention; each encoding names those that it needs.
 
 B batch, T queries, S keys, N heads, H head width, D model width.
 """
@@ -25,12 +25,12 @@ from ngrammer_jax.layers.context import Context
 def encodings(
   S: int, D: int, clamp_length: int | None = None, dtype=jnp.float32, relative_to_zero: bool = True
 ) -> jax.Array:
-  """R_d - R_0 of the distances d = S - 1 down to 0, [S, D] (see `position.distance_sinusoid`).
+  """Returns R_d - R_0 of the distances d = S - 1 down to 0, [S, D].
 
-  Distances beyond `clamp_length` count as that. What all keys have in common changes no softmax;
-  but where a frequency is low, the cosines of all distances are almost 1, and all digits of their
-  differences would be lost. Where other keys are in the softmax too, `relative_to_zero=False` gives
-  R_d.
+  R_d is `position.distance_sinusoid`. Larger distances than `clamp_length` are clamped. A term that all keys share does not change the
+  softmax. Without R_0, the cosines of low frequencies are almost 1 at all distances, and rounding
+  would lose their differences. If the softmax has other keys too, use `relative_to_zero=False`,
+  which returns R_d.
   """
   distance_S = jnp.arange(S - 1, -1, -1)
   if clamp_length is not None:
@@ -39,10 +39,10 @@ def encodings(
 
 
 def shift(scores_BxNxTxS: jax.Array) -> jax.Array:
-  """Moves row i of the T rows T - 1 - i to the left; what comes in is for masked keys only.
+  """Converts scores by distance, from S - 1 down to 0, to scores by key.
 
-  From scores by distance S - 1 down to 0, where the last T keys are the queries themselves, to
-  scores by key.
+  The last T keys are those of the queries. Row i of the T rows moves T - 1 - i to the left; the
+  values that move in are for later keys, which are masked.
   """
   B, N, T, S = scores_BxNxTxS.shape
   padded = jnp.pad(scores_BxNxTxS, ((0, 0), (0, 0), (0, 0), (1, 0)))
@@ -50,12 +50,12 @@ def shift(scores_BxNxTxS: jax.Array) -> jax.Array:
 
 
 class DistanceTerm(NamedTuple):
-  """The part query_i . encoding_d + bias_d of the scores.
+  """The term query_i . encoding_d + bias_d of the scores.
 
   Attributes:
-    query_BxTxNxH: scaled, with v.
-    encoding_SxNxH: of the distances S - 1 down to 0; N may be 1.
-    bias_SxN: None: nothing.
+    query_BxTxNxH: scaled queries, with v.
+    encoding_SxNxH: encodings of the distances S - 1 down to 0; N may be 1.
+    bias_SxN: biases of the same distances. None: no biases.
   """
 
   query_BxTxNxH: jax.Array
@@ -64,9 +64,9 @@ class DistanceTerm(NamedTuple):
 
 
 def scores(term: DistanceTerm, distance_BxTxS: jax.Array | None = None) -> jax.Array:
-  """The scores [B, N, T, S] of distances, in at least float32; those of later keys mean nothing.
+  """Returns the scores [B, N, T, S] of a term, in at least float32; later keys have arbitrary ones.
 
-  `distance_BxTxS` is from query to key. None: keys are in order, the last T of them are the
+  `distance_BxTxS` is from query to key. None: keys are in order, the last T are those of the
   queries.
   """
   wide = jnp.promote_types(term.query_BxTxNxH.dtype, jnp.float32)
@@ -85,13 +85,13 @@ def scores(term: DistanceTerm, distance_BxTxS: jax.Array | None = None) -> jax.A
 
 
 class RelativePosition(nn.Module):
-  """W R_d.
+  """Projected sinusoids W R_d.
 
   Attributes:
-    width: D, of the encodings R_d.
-    clamp_length: distances beyond it count as that. None: all are different.
-    shares_softmax: other keys than those of the context are in the softmax (see `encodings`).
-    dropout: rate of the encodings.
+    width: D, width of the encodings R_d.
+    clamp_length: maximum distance; larger ones are clamped. None: no maximum.
+    shares_softmax: whether the softmax has keys beside those of the context (see `encodings`).
+    dropout: dropout rate of the encodings.
     dtype: of the projection.
   """
 
@@ -105,25 +105,25 @@ class RelativePosition(nn.Module):
 
   @nn.compact
   def __call__(self, context: Context, N: int, H: int) -> tuple[jax.Array, jax.Array | None]:
-    """Returns what `DistanceTerm` has beside queries: encodings [S, N or 1, H] and their biases."""
+    """Returns the encodings [S, N or 1, H] and biases of a `DistanceTerm`."""
     names, options = ('embed', 'heads', 'kv'), {'use_bias': False, 'dtype': self.dtype}
     project = dense.dense_general((self.width,), (N, H), names, **options, name='position')
     key, wide = context.distance_key, jnp.promote_types(self.dtype, jnp.float32)
-    # R_0 makes no difference only where all keys have it, and have it whole.
+    # R_0 cancels only if all keys have it, without dropout.
     is_dropped = key is not None and self.dropout > 0
-    is_common = not self.shares_softmax and not is_dropped
-    r_SxD = encodings(context.keys, self.width, self.clamp_length, wide, is_common)
-    # The nearest first: what is drawn for a distance is the same however many there are.
+    cancels = not self.shares_softmax and not is_dropped
+    r_SxD = encodings(context.keys, self.width, self.clamp_length, wide, cancels)
+    # Nearest first, so that the dropout mask of a distance does not depend on their number.
     r_SxD = dropout.drop(r_SxD[::-1], self.dropout, key)[::-1]
     return project(r_SxD.astype(self.dtype)), None
 
 
 class ShawPosition(nn.Module):
-  """Learned encodings a_d and b_d (after Shaw et al. 2018, as Transformer-XL has it).
+  """Learned encodings a_d and biases b_d (Shaw et al. 2018, in the form of Transformer-XL).
 
   Attributes:
-    max_length: distances that are learned, 0 among them; longer ones count as the longest.
-    clamp_length: so many of them are used. None: all.
+    max_length: number of learned distances, from 0; larger distances are clamped.
+    clamp_length: number of distances that are used. None: all.
     dtype: of the products.
   """
 
@@ -143,12 +143,12 @@ class ShawPosition(nn.Module):
     b = self.param('distance_bias', rows(), (self.max_length, N), wide)
     farthest = min(self.max_length, self.clamp_length or self.max_length) - 1
     row_S = self.max_length - 1 - jnp.minimum(jnp.arange(context.keys - 1, -1, -1), farthest)
-    # One number for all features: praxis' scales of features have no place here.
+    # A bias has no features, so the per-dim scale of praxis does not apply.
     return a[row_S].astype(self.dtype), b[row_S] * H**-0.5
 
 
 class TablePosition(nn.Module):
-  """Learned encodings p_d, the same in all heads and layers (adaptive span, section 2).
+  """Learned encodings p_d that all heads and layers share (adaptive span, section 2).
 
   Attributes:
     dtype: of the products.
@@ -159,10 +159,10 @@ class TablePosition(nn.Module):
   biases = ()
 
   def __call__(self, context: Context, N: int, H: int) -> tuple[jax.Array, jax.Array | None]:
-    """See `RelativePosition`. Distances beyond the table count as its last."""
+    """See `RelativePosition`. Distances beyond the table are clamped to its last."""
     del N, H
     (table_WxH,) = context.position_params
-    first = int(not context.sees_itself)  # the table begins at the nearest key
+    first = int(not context.sees_itself)  # the table begins with the nearest key
     distance_S = jnp.arange(context.keys - 1, -1, -1) - first
     table_SxH = table_WxH[jnp.clip(distance_S, 0, len(table_WxH) - 1)]
     return table_SxH.astype(self.dtype)[:, None], None

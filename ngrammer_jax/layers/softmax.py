@@ -3,7 +3,7 @@
   nll = log sum_v exp(h w_v + b_v) - (h w_target + b_target)
 
 The logits of all V words need not exist at once: the log-sum-exp runs over chunks of the
-vocabulary, which the backward pass computes again.
+vocabulary, which the backward pass recomputes.
 
 B batch, T segment length, D model width, V vocabulary, C chunks, R ids of one chunk.
 """
@@ -97,7 +97,7 @@ def summary(
   dtype = jnp.promote_types(hidden_BxTxD.dtype, jnp.float32)
   lowest = jnp.finfo(dtype).min / 4
   bias_V = jnp.zeros(V, dtype) if bias_V is None else bias_V.astype(dtype)
-  # With the barrier the optimiser reads the gradient in the order of rows, not of chunks.
+  # The barrier makes the optimiser read the gradient in the order of rows, not of chunks.
   weight_VxD = jax.lax.optimization_barrier(weight_VxD.astype(hidden_BxTxD.dtype))
   # Chunk c has the ids c, c + C, c + 2 C, ..., so that every device has its share of every chunk if
   # the vocabulary is sharded, without communication.

@@ -1,11 +1,12 @@
-"""How far back each head looks, learned (Sukhbaatar et al. 2019, section 2.2).
+"""Learned attention spans (Sukhbaatar et al. 2019, section 2.2).
 
-A key d tokens behind the nearest one that may be seen counts with
+The attention weight of a key is multiplied by the soft mask
 
   m(d) = clip((z - d) / R + 1, 0, 1)
 
-where the span z of a head is learned and the ramp R is not. As in the official code, d is measured
-from the nearest visible key. There this is the token before: no token attends to itself.
+where the span z of a head is learned and the ramp R is fixed. As in the official code, d is the
+distance from the nearest visible key. There this key is the previous token, as no token attends to
+itself.
 
 B batch, T queries, S keys, N heads, D model width.
 """
@@ -18,21 +19,21 @@ import jax.numpy as jnp
 
 
 class Spans(NamedTuple):
-  """The spans of the heads in a segment, in tokens without the ramp: mean and maximum."""
+  """Mean and longest span of the heads in a segment, in tokens without the ramp."""
 
   mean: jax.Array
   longest_BxN: jax.Array
 
 
-EPSILON = 1e-8  # of the official code: added to the mass that is left under the mask
+EPSILON = 1e-8  # added to the masked mass, as in the official code
 
 
 @jax.custom_jvp
 def unit_clip(x: jax.Array) -> jax.Array:
-  """Clips to [0, 1], with slope 1 at both ends too, as torch.clamp has it.
+  """Clips to [0, 1]; the slope is 1 also at both ends, as in torch.clamp.
 
-  Spans begin at exactly 0, and spans of whole tokens put keys on the ends: jnp.clip has half the
-  slope there and lax.clamp none, which gives another gradient at the first step.
+  Initial spans are exactly 0, and with integer spans the mask reaches 0 and 1 exactly at keys.
+  There jnp.clip has half the slope and lax.clamp none, so the first gradient would differ.
   """
   return jnp.clip(x, 0, 1)
 
@@ -44,25 +45,28 @@ def _unit_clip_jvp(primals, tangents):
 
 
 def soft_mask(z: jax.Array, distance: jax.Array, ramp: int) -> jax.Array:
-  """The mask m, from 0 to 1, for broadcast spans and distances from the nearest key."""
-  return unit_clip(inside(z, distance, ramp))
+  """Returns the mask m in [0, 1]; spans and distances from the nearest key are broadcast."""
+  return unit_clip(unclipped_mask(z, distance, ramp))
 
 
-def inside(z: jax.Array, distance: jax.Array, ramp: int) -> jax.Array:
-  """How far a key is inside of a span and its ramp, in ramps; below 0 the mask is 0."""
-  return (z - distance + ramp) / ramp  # exactly 0 at the end of a span of whole tokens
+def unclipped_mask(z: jax.Array, distance: jax.Array, ramp: int) -> jax.Array:
+  """Returns the mask m before it is clipped; below 0 a key is beyond the span and its ramp."""
+  return (z - distance + ramp) / ramp  # exactly 0 at the end of an integer span
 
 
 def masked_weights(
-  exp: jax.Array, inside: jax.Array | None, renormalize: bool
+  exp: jax.Array, unclipped: jax.Array | None, renormalize: bool
 ) -> tuple[jax.Array, jax.Array]:
-  """Weights of the values, and what they add to the mass of a softmax, for its exponentials.
+  """Returns the weights of the values, and their terms of the mass of the softmax.
 
-  `inside` is None without learned spans.
+  Args:
+    exp: exponentials of the scores.
+    unclipped: see `unclipped_mask`. None: no spans.
+    renormalize: whether the softmax is over the masked weights.
   """
-  if inside is None:
+  if unclipped is None:
     return exp, exp
-  weights = exp * unit_clip(inside)
+  weights = exp * unit_clip(unclipped)
   return weights, weights + EPSILON * exp if renormalize else exp
 
 
@@ -73,22 +77,22 @@ def _check(limit, ramp, width):
 
 
 def _mask(module, x_BxTxD, distance_BxTxS, valid_BxT):
-  """The soft mask of a module, and its spans."""
+  """Returns the soft mask of a module, and its spans."""
   z_BxTxN, spans = module.spans(x_BxTxD, valid_BxT)
   z_BxNxTx1 = z_BxTxN.swapaxes(1, 2)[..., None]
   return soft_mask(z_BxNxTx1, distance_BxTxS[:, None], module.ramp), spans
 
 
 class AdaptiveSpan(nn.Module):
-  """One span for each head, the same for all tokens.
+  """One learned span for each head, the same for all tokens.
 
   Attributes:
     heads: N.
-    limit: of the span, in tokens; the parameter `span` is z as a share of it.
+    limit: maximum span in tokens; the parameter `span` is z / limit.
     ramp: R.
-    initial: of the parameter.
+    initial: initial value of the parameter.
     dtype: of the computation.
-    renormalize: attention scales the masked weights so that they add up to 1 again.
+    renormalize: whether attention scales the masked weights to add up to 1.
   """
 
   heads: int
@@ -105,7 +109,7 @@ class AdaptiveSpan(nn.Module):
 
     Args:
       x_BxTxD: inputs of the queries.
-      distance_BxTxS: from a query to a key, the nearest that may be seen being at 0.
+      distance_BxTxS: from query to key, 0 for the nearest key that may be visible.
       valid_BxT: 0 at padding.
     """
     return _mask(self, x_BxTxD, distance_BxTxS, valid_BxT)

@@ -10,8 +10,7 @@ import pytest
 from ngrammer_jax import config
 from ngrammer_jax.config import fields
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.config import recurrent as recurrent_config
-from ngrammer_jax.layers import feed_forward, recurrence
+from ngrammer_jax.layers import feed_forward
 from tests.checks import bad_input
 from tests.loops import each
 
@@ -69,7 +68,6 @@ def test_keys_that_may_differ_on_resume():
 
 def test_choices_are_those_that_a_layer_knows():
   assert set(model_config.ACTIVATIONS) == set(feed_forward.ACTIVATIONS)
-  assert recurrent_config.CELLS == recurrence.CELLS
 
 
 @dataclasses.dataclass(frozen=True)
