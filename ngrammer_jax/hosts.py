@@ -17,7 +17,7 @@ HEARTBEAT_TIMEOUT = 60  # seconds without a heartbeat after which a process coun
 INIT_TIMEOUT = 300  # seconds that processes wait for each other at the start
 SHUTDOWN_TIMEOUT = 20  # seconds that the first process to exit waits for the others
 SLURM_TASKS = 'SLURM_STEP_NUM_TASKS'  # environment variable: number of processes of a Slurm step
-# Kept here, because a log line may ask for them while JAX holds its lock.
+# A copy of the values of JAX: a log record may need them while JAX holds its lock.
 _process = {'index': 0, 'count': 1}
 
 
@@ -44,14 +44,14 @@ def join(options: argparse.Namespace) -> None:
   present = [key for key, value in values.items() if value is not None]
   if present and len(present) < len(keys):
     missing = ', '.join(f'--{key}' for key in keys if key not in present)
-    raise errors.BadInput(f'--{present[0]} is given, but not {missing}: all three or none')
+    raise errors.BadInput(f'--{present[0]} is set, but not {missing}: set all three or none')
   if present:
     _check_flags(**values)
   elif not options.distributed and int(os.environ.get(SLURM_TASKS) or 1) < 2:
     return
   prefix = f'process {options.process_id} of {options.processes}: ' if present else ''
   logging.info('%swaiting for the others, %d minutes at most', prefix, INIT_TIMEOUT // 60)
-  import jax  # here, because every verb imports this file, and --help need not wait for JAX
+  import jax  # not at the top: every verb imports this module, and --help need not wait for JAX
 
   try:
     jax.distributed.initialize(
@@ -68,8 +68,8 @@ def join(options: argparse.Namespace) -> None:
       f'--process_id'
     ) from error
   except RuntimeError as error:
-    raise errors.PeerLostError(f'the other processes were not found: {error}') from error
-  jax.devices()  # while all processes are here: later one may take longer than another
+    raise errors.PeerLostError(f'cannot connect to the other processes: {error}') from error
+  jax.devices()  # now, while all processes are in step: this can take a different time in each
   _process.update(index=jax.process_index(), count=jax.process_count())
 
 

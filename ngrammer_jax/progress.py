@@ -29,7 +29,7 @@ class LogHandler(logging.Handler):
   """Writes log lines above a progress bar, not into it."""
 
   def emit(self, record: logging.LogRecord) -> None:
-    with contextlib.suppress(OSError):  # a closed standard error must not end the work
+    with contextlib.suppress(OSError):  # a closed standard error must not stop the work
       tqdm.tqdm.write(self.format(record), file=sys.stderr)
 
 
@@ -38,10 +38,10 @@ class Progress:
 
   Args:
     description: name of the work, at the beginning of every line.
-    total: units of the whole work.
+    total: total number of units.
     unit: name of a unit, such as "tokens".
-    initial: units finished before this run.
-    log_lines: whether to log lines where there is no terminal.
+    initial: number of units finished before this run.
+    log_lines: whether to log lines if there is no terminal.
   """
 
   def __init__(

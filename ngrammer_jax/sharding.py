@@ -40,7 +40,7 @@ RULES = (
 def make_mesh(
   data: int = -1, fsdp: int = 1, model: int = 1, devices: Sequence[jax.Device] | None = None
 ) -> jax.sharding.Mesh:
-  """Returns a mesh of devices; the size of one axis may be -1, which takes the remaining devices.
+  """Returns a mesh of devices; the size of one axis may be -1, which selects the remaining devices.
 
   If there are several TPU slices, connected by a slower network, `data` is the axis that spans
   them: only sums over `data` travel between slices.
@@ -65,7 +65,7 @@ def make_mesh(
     )
   # Linen needs Auto axes; the default of jax.make_mesh is Explicit.
   auto = (jax.sharding.AxisType.Auto,) * len(AXES)
-  # Other platforms may use slice_index for hosts, whose network is not as slow.
+  # Other platforms may use slice_index for hosts, which have a faster network.
   tpu = devices[0].platform == 'tpu'
   slices = len({getattr(device, 'slice_index', 0) for device in devices}) if tpu else 1
   if slices == 1:
@@ -75,9 +75,9 @@ def make_mesh(
       f'mesh.data={sizes[0]} is not divisible by the {slices} slices: use mesh.data={slices}, or a '
       f'multiple'
     )
-  within, across = [sizes[0] // slices, *sizes[1:]], [slices, 1, 1]
+  slice_shape, slice_grid = [sizes[0] // slices, *sizes[1:]], [slices, 1, 1]
   return jax.sharding.Mesh(
-    mesh_utils.create_hybrid_device_mesh(within, across, devices), AXES, axis_types=auto
+    mesh_utils.create_hybrid_device_mesh(slice_shape, slice_grid, devices), AXES, axis_types=auto
   )
 
 
@@ -137,7 +137,7 @@ def shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
 
 
 def rows_sharding(mesh: jax.sharding.Mesh, axis: int = 0) -> jax.sharding.NamedSharding:
-  """Returns the sharding of an array whose axis number `axis` is the batch."""
+  """Returns the sharding of an array whose axis `axis` is the batch."""
   return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*[None] * axis, BATCH))
 
 
@@ -153,30 +153,30 @@ def abstract(tree: Any, sharding: jax.sharding.Sharding) -> Any:
 
 
 def global_rows(
-  mesh: jax.sharding.Mesh, batch_size: int, make: Callable[[slice], Any], axis: int = 0
+  mesh: jax.sharding.Mesh, batch_size: int, load: Callable[[slice], Any], axis: int = 0
 ) -> Any:
-  """Returns the global arrays of a batch; each host makes only the rows of its devices.
+  """Returns the global arrays of a batch; each host loads only the rows of its devices.
 
   Args:
     mesh: device mesh.
     batch_size: rows of the global batch.
-    make: maps a slice of the rows to a tree of NumPy arrays with these rows at `axis`.
+    load: maps a slice of the rows to a tree of NumPy arrays with these rows at `axis`.
     axis: axis of the rows.
   """
   sharding = rows_sharding(mesh, axis)
 
   @functools.cache
-  def make_rows(first, last):
-    return jax.tree.flatten(make(slice(first, last)))
+  def load_rows(first, last):
+    return jax.tree.flatten(load(slice(first, last)))
 
   def rows(index):
-    return make_rows(*index[axis].indices(batch_size)[:2])
+    return load_rows(*index[axis].indices(batch_size)[:2])
 
   local = sharding.addressable_devices_indices_map((*[1] * axis, batch_size))
   examples, tree = rows(next(iter(local.values())))
   arrays = []
   for i, example in enumerate(examples):
     shape = (*example.shape[:axis], batch_size, *example.shape[axis + 1 :])
-    part = lambda index, i=i: rows(index)[0][i]
-    arrays.append(jax.make_array_from_callback(shape, sharding, part))
+    shard = lambda index, i=i: rows(index)[0][i]
+    arrays.append(jax.make_array_from_callback(shape, sharding, shard))
   return tree.unflatten(arrays)

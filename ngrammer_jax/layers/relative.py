@@ -27,10 +27,10 @@ def encodings(
 ) -> jax.Array:
   """Returns R_d - R_0 of the distances d = S - 1 down to 0, [S, D].
 
-  R_d is `position.distance_sinusoid`. Larger distances than `clamp_length` are clamped. A term that all keys share does not change the
-  softmax. Without R_0, the cosines of low frequencies are almost 1 at all distances, and rounding
-  would lose their differences. If the softmax has other keys too, use `relative_to_zero=False`,
-  which returns R_d.
+  R_d is `position.distance_sinusoid`. Larger distances than `clamp_length` are clamped. A term that
+  all keys share does not change the softmax. Without R_0, the cosines of low frequencies are almost
+  1 at all distances, and rounding would lose their differences. If the softmax has other keys too,
+  use `relative_to_zero=False`, which returns R_d.
   """
   distance_S = jnp.arange(S - 1, -1, -1)
   if clamp_length is not None:

@@ -1,4 +1,4 @@
-"""One block of the Transformer: attention, its memories, feed-forward.
+"""One Transformer block: attention, its memories, feed-forward.
 
 B batch, T segment length, D model width, N heads, H head width.
 """
@@ -24,15 +24,15 @@ from ngrammer_jax.layers import (
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.models import memories, precision
 
-# `hidden`, inputs of the layer [B, M + R, D], or `cache`, its `layers.cache.KeyValues`; and the
-# states of the memories in the block by name.
+# Keys: `hidden`, inputs of the layer [B, M + R, D], or `cache`, its `layers.cache.KeyValues`; and
+# the states of the memories in the block, by name.
 Memory = dict[str, Any]
 
 
 def empty_memory(
   config: model_config.ModelConfig, number: int, batch: int, cache_slots: int
 ) -> Memory:
-  """Returns what a block keeps: its inputs or keys and values, and the states of its memories."""
+  """Returns the memory of a block before the first segment."""
   c, slots, memory = config, None, {}
   lookback = (c.convolution or 1) - 1
   if cache_slots:
@@ -50,17 +50,17 @@ def empty_memory(
 
 
 class Block(nn.Module):
-  """Attention and feed-forward, each with a residual and norms as the config says.
+  """Attention and feed-forward, each with a residual connection and the norms of the config.
 
   Attributes:
     config: of the model.
     dtype: of the activations.
-    own_memories: those that act in the block (see `models.memories`).
+    own_memories: memories in this block (see `models.memories`).
   """
 
   config: model_config.ModelConfig
   dtype: jnp.dtype
-  own_memories: tuple[memories.Memory, ...] = ()
+  own_memories: tuple[memories.PlacedMemory, ...] = ()
 
   @nn.compact
   def __call__(
@@ -68,12 +68,12 @@ class Block(nn.Module):
   ) -> tuple[jax.Array, Memory, span.Spans]:
     """Returns [B, T, D], the memory of this layer for the next segment, and its spans.
 
-    Spans are 0 without learned ones.
+    The spans are 0 if none are learned.
     """
     c, keys = self.config, (None,) * 4
     if dropout_key is not None:
       keys = jax.random.split(dropout_key, 4)
-    x_BxTxD = self._positioned(x_BxTxD)
+    x_BxTxD = self._add_position(x_BxTxD)
     next_memory = {}
     if 'hidden' in memory:
       hidden_BxTxD = jax.lax.stop_gradient(x_BxTxD)
@@ -83,7 +83,7 @@ class Block(nn.Module):
     y_BxTxD, projected, states = self._attend(y_BxTxD, context, memory, norm, keys[2])
     x_BxTxD = self._residual('attention', x_BxTxD, y_BxTxD, keys[0])
     if 'cache' in memory:
-      next_memory['cache'] = _updated(memory['cache'], projected, context, after_BxTxD=x_BxTxD)
+      next_memory['cache'] = _update_cache(memory['cache'], projected, context, after_BxTxD=x_BxTxD)
     spans = projected.spans
     if spans is None:
       spans = span.Spans(jnp.zeros(()), jnp.zeros((len(x_BxTxD), c.context_heads)))
@@ -95,11 +95,11 @@ class Block(nn.Module):
     return x_BxTxD, next_memory | states, spans
 
   def _attend(self, x_BxTxD, context, memory, norm, dropout_key):
-    """What attention adds, its projections, and the next states of the memories in the block."""
+    """Returns the output of attention, its projections, and the next states of the memories."""
     earlier, states = memory.get('cache'), {}
     if 'hidden' in memory:
       earlier = attention.LayerInputs(memory['hidden'], norm)
-    modules = [each.make(name=each.name) for each in self.own_memories]
+    modules = [placed.make(name=placed.name) for placed in self.own_memories]
 
     def apply_memories(values_BxTxNxH, pair_BxNxT):
       shape, y_BxTxD = values_BxTxNxH.shape, values_BxTxNxH.reshape(*x_BxTxD.shape[:2], -1)
@@ -120,26 +120,27 @@ class Block(nn.Module):
   def _feed_forward(self, x_BxTxD, valid_BxT, dropout_key):
     c = self.config
     bias = c.bias if c.feed_forward_bias is None else c.feed_forward_bias
-    feed = feed_forward.FeedForward(
+    layer = feed_forward.FeedForward(
       *(c.feed_forward_width, c.activation, c.gated, bias, c.inner_dropout, self.dtype),
       name='feed_forward',
     )
-    return feed(x_BxTxD, valid_BxT, dropout_key)
+    return layer(x_BxTxD, valid_BxT, dropout_key)
 
-  def _positioned(self, x_BxTxD):
-    """The input and, if every layer adds one of its own, the embedding of its position."""
+  def _add_position(self, x_BxTxD):
+    """Adds the position embedding of this layer, if every layer has one."""
     c, T = self.config, x_BxTxD.shape[1]
     if c.position != 'learned':
       return x_BxTxD
     init = nn.with_logical_partitioning(nn.initializers.normal(0.02), (None, 'embed'))
-    if T > c.positions().max_length:
-      raise ValueError(f'a segment of {T} for {c.positions().max_length} learned positions')
+    max_length = c.positions().max_length
+    if T > max_length:
+      raise ValueError(f'a segment of {T} tokens exceeds model.positional.max_length={max_length}')
     param_dtype = jnp.promote_types(self.dtype, jnp.float32)
-    table = self.param('position', init, (c.positions().max_length, c.width), param_dtype)
-    return x_BxTxD + table[c.positions().max_length - T :].astype(self.dtype)
+    table = self.param('position', init, (max_length, c.width), param_dtype)
+    return x_BxTxD + table[max_length - T :].astype(self.dtype)
 
-  def _policy(self, name):
-    """Where the norms of a sub-layer are."""
+  def _norm_policy(self, name):
+    """Returns the placement of the norms of a sub-layer."""
     if self.config.norm == 'primer':
       return 'pre' if name == 'attention' else 'post'
     return self.config.norm
@@ -148,12 +149,14 @@ class Block(nn.Module):
     return normalization.LayerNorm(epsilon=self.config.norm_epsilon, dtype=self.dtype, name=name)
 
   def _norm(self, name):
-    """The norm of the input of a sub-layer, None if there is none."""
-    return self._layer_norm(f'{name}_norm') if self._policy(name) in ('pre', 'hybrid') else None
+    """Returns the norm of the input of a sub-layer, None if it has none."""
+    return (
+      self._layer_norm(f'{name}_norm') if self._norm_policy(name) in ('pre', 'hybrid') else None
+    )
 
   def _residual(self, name, x_BxTxD, y_BxTxD, dropout_key):
-    """The sum of x and the output y of a sub-layer, normed."""
-    policy, post_norm = self._policy(name), f'{name}_post_norm'
+    """Adds the output y of a sub-layer to its input x, with the norms after it."""
+    policy, post_norm = self._norm_policy(name), f'{name}_post_norm'
     if policy in ('post', 'hybrid'):
       y_BxTxD = self._layer_norm(post_norm)(y_BxTxD)
     y_BxTxD = dropout.drop(y_BxTxD, self.config.dropout, dropout_key)
@@ -162,13 +165,13 @@ class Block(nn.Module):
 
 
 def projections(config: model_config.ModelConfig) -> attention.Projections:
-  """How the attention of a config makes queries, keys and values."""
+  """Returns the projection options of a config."""
   c = config
   return attention.Projections(c.bias, c.per_dim_scale, c.convolution, c.shared_query_key)
 
 
 def make_attention(config: model_config.ModelConfig, dtype: jnp.dtype) -> attention.Attention:
-  """The attention of a config."""
+  """Returns the attention layer of a config."""
   c = config
   return attention.Attention(
     heads=c.heads,
@@ -184,7 +187,7 @@ def make_attention(config: model_config.ModelConfig, dtype: jnp.dtype) -> attent
 
 
 def _position(config):
-  """Makes what scores distances, None if nothing does."""
+  """Returns a function that makes the module for distances, None if there is no such module."""
   c, p = config, config.positions()
   if c.position == 'table':
     return relative.TablePosition
@@ -194,18 +197,18 @@ def _position(config):
     )
   if c.position != 'relative':
     return None
-  vectors = c.persistent is not None and c.persistent.vectors > 0
+  has_vectors = c.persistent is not None and c.persistent.vectors > 0
   return functools.partial(
     relative.RelativePosition,
     width=c.width,
     clamp_length=p.clamp_length,
-    shares_softmax=vectors and c.persistent.kind == 'all_attention',
+    shares_softmax=has_vectors and c.persistent.kind == 'all_attention',
     dropout=c.dropout,
   )
 
 
 def _span(config, dtype):
-  """Makes what learns spans."""
+  """Returns a function that makes the module of the spans."""
   kind, initial = {'adaptive': (span.AdaptiveSpan, 0.0), 'dynamic': (span.DynamicSpan, -4.0)}[
     config.kind
   ]
@@ -219,17 +222,17 @@ def _span(config, dtype):
   )
 
 
-def _updated(key_values, projected, context, after_BxTxD):
-  """The KV cache of a layer after a segment."""
+def _update_cache(key_values, projected, context, after_BxTxD):
+  """Returns the KV cache of a layer after a segment."""
   write = lambda old, new: cache.write(old, context.slots_BxT, new, after_BxTxD)
-  last = lambda before, new: cache.keep_last(before, new, context.valid_BxT)
+  keep_last = lambda before, new: cache.keep_last(before, new, context.valid_BxT)
   return cache.KeyValues(
     keys=write(key_values.keys, projected.keys_BxTxNxH),
     values=write(key_values.values, projected.values_BxTxNxH),
-    rows=jax.tree.map(last, key_values.rows, projected.convolved),
+    rows=jax.tree.map(keep_last, key_values.rows, projected.convolved),
   )
 
 
 def shard_activations(x_BxTxD: jax.Array) -> jax.Array:
-  """Activations between layers are spread over the batch only."""
+  """Shards activations between layers over the batch only."""
   return nn.with_logical_constraint(x_BxTxD, ('batch', 'length', None))

@@ -1,4 +1,4 @@
-"""Embedding and output head of every model.
+"""The embedding and the output head of all models.
 
 B batch, T segment length, D model width, J width of the hidden states, V vocabulary.
 """
@@ -15,7 +15,7 @@ from ngrammer_jax.models import block, precision
 
 
 def scale_embedding(config: model_config.ModelConfig, embedding_VxD: jax.Array) -> jax.Array:
-  """Returns embeddings [..., D] as the model reads them: scaled, in its dtype."""
+  """Returns embeddings [..., D] scaled as model inputs, in the compute dtype."""
   dtype = precision.compute_dtype(config)
   scale = config.width**0.5 if config.scale_embeddings else 1
   return embedding_VxD.astype(dtype) * jnp.asarray(scale, dtype)
@@ -74,11 +74,11 @@ class Head(nn.Module):
     """Runs `setup`: initial values depend on the order in which parameters are created."""
 
   def embed(self, tokens_BxT: jax.Array) -> tuple[jax.Array, quantizer.Vocabulary]:
-    """Returns the inputs [B, T, D], and the lookup that made them."""
+    """Returns the inputs [B, T, D], and their embedding lookup."""
     c = self.config
     if c.adaptive_softmax is not None:
       x_BxTxD = scale_embedding(c, self.adaptive_softmax.embed(tokens_BxT))
-      # There is no embedding table; precomputed cluster ids need only the tokens.
+      # There is no single embedding table; precomputed cluster ids need only the tokens.
       return block.shard_activations(x_BxTxD), quantizer.Vocabulary(None, tokens_BxT)
     # Rows remain sharded. Columns are gathered, as the batch is sharded over the same mesh axis.
     table_VxD = nn.with_logical_constraint(scale_embedding(c, self.embedding), ('vocab', None))
@@ -113,7 +113,7 @@ def for_serving(config: model_config.ModelConfig, params: Any, codebook: Any) ->
   c, n = config, config.ngram
   if n is None or n.clusters is None or n.layer != 'input':
     return codebook
-  if c.adaptive_softmax is not None:  # there is no embedding table
+  if c.adaptive_softmax is not None:  # there is no single embedding table
     return codebook
   rows_VxD = scale_embedding(c, params['embedding'])
   rows_VxNxH = rows_VxD.reshape(len(rows_VxD), n.heads or c.heads, -1)

@@ -1,4 +1,4 @@
-"""Initial weights of published code, for comparisons with its results.
+"""Initial weights of published code, for comparison with its results.
 
 Without a recipe every layer has its own initializers: kernels of variance 1 / inputs, embeddings
 of variance 1 / width, biases of 0.
@@ -19,14 +19,14 @@ import jax.numpy as jnp
 
 from ngrammer_jax.config import initial
 
-# Weights that output layers use, and the names of their biases.
+# The bias of each weight of an output layer.
 _BIAS_OF = {'embedding': 'bias', 'softmax_weight': 'softmax_bias', 'cluster_weight': 'cluster_bias'}
 _PROJECTIONS = ('projection', 'softmax_projection')
 _DISTANCES = ('content_bias', 'position_bias', 'distance_embedding', 'position')
 
 
 def reinitialize(config: initial.InitialConfig, params: Any, key: jax.Array) -> Any:
-  """Returns the parameters with new values by the recipe, each from a key derived of its name."""
+  """Returns the parameters with new values by the recipe; the key of each depends on its name."""
   fan_in = _bias_fan_in(params)
   init = {'transformer_xl': _init_transformer_xl, 'adaptive_span': _init_adaptive_span}
 
@@ -41,7 +41,7 @@ def reinitialize(config: initial.InitialConfig, params: Any, key: jax.Array) -> 
 
 
 def _bias_fan_in(params):
-  """The number of inputs of every linear map, by the path of its bias."""
+  """Returns the number of inputs of every linear map, by the path of its bias."""
   fan_in = {}
   for path, leaf in jax.tree_util.tree_leaves_with_path(params):
     names = path_names(path)

@@ -28,7 +28,7 @@ def build(config: model_config.ModelConfig, vocabulary_size: int) -> LanguageMod
 
 
 def adaptive_spans(config: model_config.ModelConfig, params: Any) -> jax.Array:
-  """The spans of all heads, in tokens, [L, N]."""
+  """Returns the adaptive spans of all heads, in tokens, [L, N]."""
   layers = [params[f'layer_{i}']['attention']['span']['span'] for i in range(config.layers)]
   return config.span.limit * jnp.stack(layers)
 
@@ -36,25 +36,25 @@ def adaptive_spans(config: model_config.ModelConfig, params: Any) -> jax.Array:
 def cache_slots(
   config: model_config.ModelConfig, params: Any, mesh: jax.sharding.Mesh | None = None
 ) -> int:
-  """Tokens whose keys and values evaluation keeps: the segment memory, as far as spans reach.
+  """Returns the number of cache slots for evaluation: the segment memory, cut to the longest span.
 
-  What is out of the reach of all spans changes nothing. Spans of tokens are not known before these
-  are seen; and without `renormalize` all tokens are in the softmax.
+  Keys beyond all spans have no weight. The memory is not cut for dynamic spans, which depend on the
+  tokens, nor without `renormalize`, where the softmax includes all tokens.
   """
   length = 0 if config.memory is None else config.memory.length
   s = config.span
   if s is None or s.kind != 'adaptive' or not s.renormalize:
     return length
   # Every process needs the spans of all heads.
-  everywhere = None if mesh is None else sharding.replicated(mesh)
-  # The function of the module itself: a partial one would be compiled again in every call.
-  spans = jax.jit(adaptive_spans, static_argnums=0, out_shardings=everywhere)
+  out_sharding = None if mesh is None else sharding.replicated(mesh)
+  # A `functools.partial` would be compiled again in every call.
+  spans = jax.jit(adaptive_spans, static_argnums=0, out_shardings=out_sharding)
   longest = np.nan_to_num(jax.device_get(spans(config, params))).max()
-  return min(length, _rounded_up(int(longest) + s.ramp + 1))
+  return min(length, _round_up_slots(int(longest) + s.ramp + 1))
 
 
-def _rounded_up(tokens):
-  """Few sizes, so that few programs are compiled: the smallest 64 2^k."""
+def _round_up_slots(tokens):
+  """Returns the smallest sufficient 64 2^k: few sizes need few compiled programs."""
   size = 64
   while size < tokens:
     size *= 2

@@ -7,9 +7,9 @@ A memory is a Linen module with
   __call__(x_BxTxD, context, state) -> (y_BxTxD, state)    one segment
 
 A state is a pytree of arrays, or None. Each array has the batch as its first axis and keeps its
-shape and dtype. It is detached (`stop_gradient`), and padding (`context.valid_BxT`) changes nothing
-in it: any split of a stream into segments gives the same result as one pass. `slots` is the number
-of earlier tokens that the layers keep, None if they keep none.
+shape and dtype. It is detached (`stop_gradient`), and padding (`context.valid_BxT`) does not change
+it: any split of a stream into segments gives the same result as one pass. `slots` is the number
+of earlier tokens in the memory of the layers, None without a memory.
 
 A memory after attention also has `needs_pairs`: whether it reads `context.pair_BxNxT`.
 
@@ -33,18 +33,18 @@ from ngrammer_jax.models import ngrams
 
 States = dict[str, Any]
 
-# By the field of `ModelConfig`: the name of the parameters, and the function that makes the module
+# For each field of `ModelConfig`: the name of the parameters, and a function that makes the module
 # from the config of the model, the place, the vocabulary size, and arguments of Linen.
 MEMORIES = {'ngram': ('ngrammer', ngrams.make)}
 
 
 @dataclasses.dataclass(frozen=True)
-class Memory:
+class PlacedMemory:
   """A memory at one of its places.
 
   Attributes:
-    name: of its parameters.
-    place: where it acts.
+    name: name of its parameters.
+    place: its place in the model.
     make: makes its module, with the arguments `name` and `parent` of Linen.
   """
 
@@ -54,33 +54,35 @@ class Memory:
 
   @property
   def is_between_blocks(self) -> bool:
-    """Whether the model applies it, not a block."""
+    """Whether the model applies it, rather than a block."""
     return self.place.point in BETWEEN_BLOCKS
 
 
-def of_model(config: model_config.ModelConfig, vocabulary_size: int | None = None) -> list[Memory]:
-  """Returns the memories of a model, at each place in the order in which they act."""
+def all_memories(
+  config: model_config.ModelConfig, vocabulary_size: int | None = None
+) -> list[PlacedMemory]:
+  """Returns the memories of a model, at each place in the order of their application."""
   memories = []
   for field, (name, make) in MEMORIES.items():
-    block = getattr(config, field)
-    for place in () if block is None else block.places(config.layers):
-      module = functools.partial(make, config, place, vocabulary_size)
-      memories.append(Memory(name, place, module))
+    memory_config = getattr(config, field)
+    for place in () if memory_config is None else memory_config.places(config.layers):
+      make_module = functools.partial(make, config, place, vocabulary_size)
+      memories.append(PlacedMemory(name, place, make_module))
   return memories
 
 
-def between_blocks(config: model_config.ModelConfig, *args: Any) -> list[Memory]:
-  """Returns those that the model applies."""
-  return [memory for memory in of_model(config, *args) if memory.is_between_blocks]
+def between_blocks(config: model_config.ModelConfig, *args: Any) -> list[PlacedMemory]:
+  """Returns the memories that the model applies between blocks."""
+  return [memory for memory in all_memories(config, *args) if memory.is_between_blocks]
 
 
-def in_block(config: model_config.ModelConfig, number: int) -> list[Memory]:
-  """Returns those of a block."""
-  memories = [memory for memory in of_model(config) if not memory.is_between_blocks]
+def in_block(config: model_config.ModelConfig, number: int) -> list[PlacedMemory]:
+  """Returns the memories in a block."""
+  memories = [memory for memory in all_memories(config) if not memory.is_between_blocks]
   return [memory for memory in memories if memory.place.block == number]
 
 
-def empty(memories: Iterable[Memory], batch: int, slots: int | None = None) -> States:
+def empty(memories: Iterable[PlacedMemory], batch: int, slots: int | None = None) -> States:
   """Returns the states of memories before the first segment."""
   modules = [memory.make(parent=None) for memory in memories]
   states = {module.state_name: module.empty_state(batch, slots) for module in modules}

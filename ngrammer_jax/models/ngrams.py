@@ -16,7 +16,7 @@ from ngrammer_jax.models import precision
 
 
 class NGramMemory(ngrammer.NGrammer):
-  """N-grams of each token and those before it. Its state is their ids (`ngrammer.empty_memory`)."""
+  """N-grams of consecutive tokens. The state is their ids (see `ngrammer.empty_memory`)."""
 
   state_name = 'ngram'
   needs_pairs = False
@@ -41,9 +41,9 @@ class NGramMemory(ngrammer.NGrammer):
 
 
 class AttendedNGramMemory(ngrammer.NGrammer):
-  """Bi-grams of each token and the one that its head attends to most (praxis).
+  """Bi-grams of each token and the token that its head attends to most (praxis).
 
-  Its state is the cluster ids [B, N, M] of the tokens that the layers keep.
+  The state is the cluster ids [B, N, M] of the tokens in the memory of the layers.
   """
 
   state_name = 'ids'
@@ -76,13 +76,13 @@ def make(
   config: model_config.ModelConfig,
   place: Place | None = None,
   vocabulary_size: int | None = None,
-  **module: Any,
+  **fields: Any,
 ) -> ngrammer.NGrammer:
   """Returns the n-gram layer of a config at a place; without clusters it needs the vocabulary."""
   n = config.ngram
   is_attended = place is not None and n.pairing_of(place.block) == 'attended'
   kind = AttendedNGramMemory if is_attended else NGramMemory
-  # Rows of the embedding, which centroids start from if there are more rows than clusters.
+  # Centroids start from rows of the embedding if there are more rows than clusters.
   rows = vocabulary_size if n.layer == 'input' and config.adaptive_softmax is None else 0
   return kind(
     heads=n.heads or config.heads,
@@ -101,5 +101,5 @@ def make(
     padding_trains=n.padding_trains,
     exchange=n.exchange,
     dtype=precision.compute_dtype(config),
-    **module,
+    **fields,
   )

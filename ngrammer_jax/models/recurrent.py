@@ -24,8 +24,8 @@ def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int 
   Args:
     config: of the model.
     batch: B.
-    cache_slots: not 0 for token-by-token decoding, which carries the window of the readout even
-      without `carry_memory`.
+    cache_slots: positive for token-by-token decoding, which carries the window of the readout
+      even without `carry_memory`.
 
   Keys: `document` int32 [B], document number of the last token; `state`, see
   `layers.recurrence.empty_state`; the states of the memories at the input (see
@@ -112,8 +112,8 @@ class RecurrentLM(nn.Module):
       valid_BxT=valid_BxT,
       vocabulary=vocabulary,
     )
-    for each in memories.between_blocks(self.config):
-      x_BxTxD, state = memories.apply(getattr(self, each.name), x_BxTxD, context, memory)
+    for placed in memories.between_blocks(self.config):
+      x_BxTxD, state = memories.apply(getattr(self, placed.name), x_BxTxD, context, memory)
       next_memory |= state
     input_key, output_key = self._dropout_keys(train)
     x_BxTxD = block.shard_activations(dropout.drop(x_BxTxD, self.config.outer_dropout, input_key))

@@ -36,20 +36,19 @@ REMAT_POLICIES = {
 
 
 def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int = 0) -> Memory:
-  """The memory before the first segment of `batch` streams.
+  """Returns the memory before the first segment of `batch` streams.
 
   Args:
     config: of the model.
     batch: B.
-    cache_slots: tokens whose keys and values are kept, for evaluation and decoding. 0: none
-      are; then a model with a segment memory keeps the inputs of its layers, which it is trained
-      with.
+    cache_slots: number of slots of the KV cache, for evaluation and decoding. 0 for training, where
+      a segment memory stores the inputs of the layers.
 
-  Keys: `document` int32 [B], number of the document that the last segment ended in; the states of
-  the memories between blocks (see `models.memories`); the earlier tokens, `cache`
-  (`layers.cache.CacheSlots`) or `recent` (`layers.context.RecentTokens`); `layers`, what each one
-  keeps (see `block.empty_memory`); and in training with dynamic spans, how far they went in the
-  last segment, `spans`, by layer (`layers.span.Spans`).
+  Keys: `document` int32 [B], document number of the last token; the states of the memories between
+  blocks (see `models.memories`); the earlier tokens, `cache` (`layers.cache.CacheSlots`) or
+  `recent` (`layers.context.RecentTokens`); `layers`, the memory of each block (see
+  `block.empty_memory`); and in training with dynamic spans, `spans`, those of the last segment by
+  layer (`layers.span.Spans`).
   """
   c, memory = config, {'document': jnp.zeros((batch,), jnp.int32)}
   memory |= memories.empty(memories.between_blocks(c), batch)
@@ -58,7 +57,9 @@ def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int 
   elif c.memory is not None:
     memory['recent'] = contexts.empty_tokens(batch, c.memory.length)
   if c.memory is not None and c.memory.first == 'zeros':
-    memory |= {name: _visible(memory[name]) for name in ('cache', 'recent') if name in memory}
+    memory |= {
+      name: _as_zero_tokens(memory[name]) for name in ('cache', 'recent') if name in memory
+    }
   layers = tuple(block.empty_memory(c, number, batch, cache_slots) for number in range(c.layers))
   if c.span is not None and c.span.kind == 'dynamic' and not cache_slots:
     none = lambda *shape: jnp.zeros((batch, c.layers, *shape), jnp.float32)
@@ -66,25 +67,27 @@ def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int 
   return memory | ({'layers': layers} if any(layers) else {})
 
 
-def _visible(tokens):
-  """Empty slots as tokens of the first document, whose keys and values are zeros."""
+def _as_zero_tokens(tokens):
+  """Turns empty slots into tokens of the first document, whose keys and values are zeros."""
   tokens = tokens.replace(documents=jnp.zeros_like(tokens.documents))
   if isinstance(tokens, cache.CacheSlots):
     tokens = tokens.replace(index=tokens.index + jnp.arange(-tokens.index.shape[1], 0))
   return tokens
 
 
-def _spans_by_row(spans):
-  """The spans of all layers as a memory keeps them, by row."""
-  longest_BxLxN = jnp.stack([each.longest_BxN for each in spans], axis=1).astype(jnp.float32)
-  means_L = jnp.stack([each.mean for each in spans]).astype(jnp.float32)
+def _stack_spans(spans):
+  """Stacks the spans of all layers, [B, L, ...]."""
+  longest_BxLxN = jnp.stack([layer_spans.longest_BxN for layer_spans in spans], axis=1).astype(
+    jnp.float32
+  )
+  means_L = jnp.stack([layer_spans.mean for layer_spans in spans]).astype(jnp.float32)
   return span.Spans(jnp.broadcast_to(means_L, longest_BxLxN.shape[:2]), longest_BxLxN)
 
 
 class TransformerLM(nn.Module):
-  """A decoder-only language model under the model contract.
+  """A decoder-only language model.
 
-  Parameters stand in one subtree per layer, `layer_0`, `layer_1`, ..., also when the
+  There is one subtree of parameters per layer, `layer_0`, `layer_1`, ..., also when the
   layers are scanned: scanned and unrolled runs share checkpoints.
   """
 
@@ -109,11 +112,11 @@ class TransformerLM(nn.Module):
     self.position_params = self._position_params(param_dtype)
 
   def empty_memory(self, batch: int, cache_slots: int = 0) -> Memory:
-    """The memory before the first segment of `batch` streams, see `empty_memory`."""
+    """Returns the memory before the first segment of `batch` streams, see `empty_memory`."""
     return empty_memory(self.config, batch, cache_slots)
 
   def _position_params(self, param_dtype):
-    """Parameters of position scores that all layers share."""
+    """Creates the position parameters that all layers share."""
     c, H = self.config, self.config.width // self.config.heads
     if c.position == 'table':
       init = nn.with_logical_partitioning(nn.initializers.normal(1.0), (None, 'kv'))
@@ -134,20 +137,22 @@ class TransformerLM(nn.Module):
     prefix_BxT: jax.Array | None = None,
     train: bool = False,
   ) -> tuple[jax.Array, Memory, dict[str, jax.Array]]:
-    """Hidden states [B, T, D], the memory for the next segment, auxiliary losses by name.
+    """Returns hidden states [B, T, D], the memory for the next segment, auxiliary losses by name.
 
     Args:
       tokens_BxT: int32 ids.
-      memory: what the previous segment returned, or `empty_memory`.
-      starts_BxT: true at the first token of a document. None: all rows continue.
-      valid_BxT: 0 at padding, which stands at the end of a row.
-      prefix_BxT: true where attention is bidirectional. Not with relative positions, which
-        have nothing for tokens that come later.
-      train: draw dropout from the rng `dropout`.
+      memory: the memory that the previous segment returned, or `empty_memory`.
+      starts_BxT: true at the first token of a document. None: all rows continue their documents.
+      valid_BxT: 0 at padding, which is at the end of a row. None: no padding.
+      prefix_BxT: true where attention is bidirectional. None: nowhere. Relative positions do not
+        support it, as they have no encoding of later tokens.
+      train: whether to apply dropout, with the rng `dropout`.
     """
     c = self.config
     if prefix_BxT is not None and not c.sees_later_tokens:
-      raise ValueError(f'a prefix sees later tokens, model.position={c.position!r} knows none')
+      raise ValueError(
+        f'a prefix attends to later tokens, which model.position={c.position!r} does not support'
+      )
     if starts_BxT is None:
       starts_BxT = jnp.zeros(tokens_BxT.shape, bool)
     documents_BxT = documents.numbers(starts_BxT, memory['document'])
@@ -156,23 +161,27 @@ class TransformerLM(nn.Module):
     context, tokens_memory = self._context(segment, memory)
     next_memory |= tokens_memory
     x_BxTxD, vocabulary = self.head.embed(tokens_BxT)
-    embedded = context.replace(vocabulary=vocabulary)
-    x_BxTxD, states = self._apply_memories(Place('input'), x_BxTxD, embedded, memory)
+    input_context = context.replace(vocabulary=vocabulary)
+    x_BxTxD, states = self._apply_memories(Place('input'), x_BxTxD, input_context, memory)
     next_memory |= states
-    x_BxTxD = self._positioned(x_BxTxD, context.position_BxP)
+    x_BxTxD = self._add_positions(x_BxTxD, context.position_BxP)
     before, keys, after, distance_key = self._dropout_keys(train)
     x_BxTxD = block.shard_activations(dropout.drop(x_BxTxD, c.outer_dropout, before))
-    # The same encodings of distances in all layers.
+    # All layers have the same dropout of distance encodings.
     context = context.replace(distance_key=distance_key)
     x_BxTxD, states, spans = self._layers(x_BxTxD, context, memory, keys)
     next_memory |= states
     if 'spans' in memory:
-      next_memory['spans'] = jax.lax.stop_gradient(_spans_by_row(spans))
-    aux = {} if c.span is None else {'span': c.span.penalty * sum(each.mean for each in spans)}
-    return self._final(x_BxTxD, after), next_memory, aux
+      next_memory['spans'] = jax.lax.stop_gradient(_stack_spans(spans))
+    aux = (
+      {}
+      if c.span is None
+      else {'span': c.span.penalty * sum(layer_spans.mean for layer_spans in spans)}
+    )
+    return self._finalize(x_BxTxD, after), next_memory, aux
 
   def _context(self, segment, memory):
-    """The context of a segment, the same for all layers, and the earlier tokens of the next."""
+    """Returns the context of a segment for all layers, and the earlier tokens of the next one."""
     c, name = self.config, 'cache' if 'cache' in memory else 'recent'
     tokens = memory.get(name)
     visibility = contexts.Visibility()
@@ -198,17 +207,17 @@ class TransformerLM(nn.Module):
     if segment.prefix_BxT is not None or c.kernel not in (None, 'blocks'):
       return False
     if c.attention_dropout and jax.config.jax_default_prng_impl != 'threefry2x32':
-      return False  # blocks can draw their part of the bits of no other generator
+      return False  # blocks need a generator that can draw a part of the mask
     return c.kernel == 'blocks' or blocked_attention.is_faster(T, M, c.span is not None)
 
   def _layers(self, x_BxTxD, context, memory, keys):
-    """All layers, in runs of equal ones, and the memories between them.
+    """Applies all layers, in runs of equal ones, and the memories between them.
 
-    Returns [B, T, D], the next memory of all of these, and the spans of the layers.
+    Returns [B, T, D], their next memory, and the spans of the layers.
     """
     layer_memories = memory.get('layers', ({},) * len(self.layer))
     next_memory, layers, spans = {}, [], []
-    for first, end in itertools.pairwise(self._run_borders()):
+    for first, end in itertools.pairwise(self._run_boundaries()):
       run = slice(first, end)
       run_keys = None if keys is None else keys[run]
       x_BxTxD, part, run_spans = self._run(run, x_BxTxD, context, layer_memories[run], run_keys)
@@ -219,47 +228,47 @@ class TransformerLM(nn.Module):
     return x_BxTxD, next_memory | ({'layers': tuple(layers)} if 'layers' in memory else {}), spans
 
   def _apply_memories(self, place, x_BxTxD, context, memory):
-    """The memories of a place between blocks: [B, T, D], and their next states by name."""
+    """Applies the memories at a place; returns [B, T, D] and their next states by name."""
     next_states = {}
-    for each in memories.between_blocks(self.config):
-      if each.place == place:
-        x_BxTxD, state = memories.apply(getattr(self, each.name), x_BxTxD, context, memory)
+    for placed in memories.between_blocks(self.config):
+      if placed.place == place:
+        x_BxTxD, state = memories.apply(getattr(self, placed.name), x_BxTxD, context, memory)
         x_BxTxD, next_states = block.shard_activations(x_BxTxD), next_states | state
     return x_BxTxD, next_states
 
-  def _final(self, x_BxTxD, dropout_key):
-    """The hidden states: normed or, as in the official codes of models without that, dropped."""
+  def _finalize(self, x_BxTxD, dropout_key):
+    """Applies the final norm or, as in the official code of models without one, dropout."""
     if self.config.final_norm:
       return self.final_norm(x_BxTxD)
     return dropout.drop(x_BxTxD, self.config.outer_dropout, dropout_key)
 
   def _dropout_keys(self, train):
-    """For the embeddings, for each layer, for the result, and for distances; or None."""
+    """Returns the keys of the embeddings, the layers, the output and the distances; or Nones."""
     c = self.config
     if not train or not max(c.dropout, c.attention_dropout, c.inner_dropout, c.outer_dropout):
       return (None,) * 4
     keys = jax.random.split(self.make_rng('dropout'), c.layers + 2)
     return keys[0], keys[1:-1], keys[-1], jax.random.fold_in(keys[0], 1)
 
-  def _positioned(self, x_BxTxD, position_BxP):
-    """The inputs with what tells positions apart, where that is added to them."""
+  def _add_positions(self, x_BxTxD, position_BxP):
+    """Adds absolute position encodings to the inputs, if the config has them."""
     wide, T = jnp.promote_types(self.dtype, jnp.float32), x_BxTxD.shape[1]
     if self.config.position == 'segment_sinusoid':
-      counted_TxD = position.distance_sinusoid(jnp.arange(T - 1, -1, -1), self.config.width, wide)
-      return x_BxTxD + counted_TxD.astype(self.dtype)
+      encoding_TxD = position.distance_sinusoid(jnp.arange(T - 1, -1, -1), self.config.width, wide)
+      return x_BxTxD + encoding_TxD.astype(self.dtype)
     if self.config.position != 'sinusoid':
       return x_BxTxD
     position_BxT = position_BxP[:, -T:]
     return x_BxTxD + position.sinusoid(position_BxT, self.config.width, wide).astype(self.dtype)
 
-  def _run_borders(self):
-    """Where runs of blocks begin and end: at memories between blocks, or where blocks differ."""
+  def _run_boundaries(self):
+    """Returns where runs of equal blocks begin and end; memories between blocks split runs too."""
     kinds = [layer.own_memories for layer in self.layer]
     changes = {i for i in range(1, len(kinds)) if kinds[i] != kinds[i - 1]}
     between = {
-      each.place.block + 1
-      for each in memories.between_blocks(self.config)
-      if each.place.point == 'after_block'
+      placed.place.block + 1
+      for placed in memories.between_blocks(self.config)
+      if placed.place.point == 'after_block'
     }
     return sorted({0, len(kinds)} | between | changes)
 
@@ -272,36 +281,36 @@ class TransformerLM(nn.Module):
     return self.head.logits(hidden_BxTxD)
 
   def log_probs(self, hidden_BxTxD: jax.Array) -> jax.Array:
-    """Log-probabilities [B, T, V] of the token after each, in nats."""
+    """Returns log-probabilities [B, T, V] of the next tokens, in nats."""
     return jax.nn.log_softmax(self.head.logits(hidden_BxTxD))
 
   def _block(self, scanned):
-    """The block class, computed again in the backward pass as the config says."""
+    """Returns the block class, with the rematerialisation of the config."""
     if self.config.remat == 'none':
       return block.Block
     policy = REMAT_POLICIES[self.config.remat]
     return nn.remat(block.Block, policy=policy, prevent_cse=not scanned)
 
   def _run(self, run, x_BxTxD, context, memory, dropout_keys):
-    """A run of layers, in one scan over their stacked parameters or one after the other.
+    """Applies a run of layers, in one scan over their stacked parameters or one after the other.
 
-    Returns [B, T, D], their memories, and their spans.
+    Returns [B, T, D], their next memories, and their spans.
     """
     c, blocks = self.config, range(len(self.layer))[run]
-    # Blocks that have memories of their own are not scanned: these may have codebooks.
+    # Blocks with memories are not scanned, because these may have codebooks.
     has_memories = bool(self.layer[blocks[0]].own_memories)
     if not c.scan_layers or has_memories or self.is_initializing():
       next_memory, spans = [], []
       for i, (number, part) in enumerate(zip(blocks, memory, strict=True)):
         key = None if dropout_keys is None else dropout_keys[i]
-        x_BxTxD, part, reach = self.layer[number](x_BxTxD, context, part, key)
+        x_BxTxD, part, layer_spans = self.layer[number](x_BxTxD, context, part, key)
         next_memory.append(part)
-        spans.append(reach)
+        spans.append(layer_spans)
       return x_BxTxD, next_memory, spans
 
     body = self._block(scanned=True)(c, self.dtype, parent=None)
 
-    def one_layer(x_BxTxD, layer):
+    def apply_layer(x_BxTxD, layer):
       params, memory, key = layer
       x_BxTxD, *rest = body.apply({'params': params}, x_BxTxD, context, memory, key)
       return x_BxTxD, rest
@@ -309,6 +318,6 @@ class TransformerLM(nn.Module):
     stack = lambda trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
     params = [nn.unbox(self.variables['params'][f'layer_{number}']) for number in blocks]
     layers = stack(params), stack(memory), dropout_keys
-    x_BxTxD, stacked = jax.lax.scan(one_layer, x_BxTxD, layers)
+    x_BxTxD, stacked = jax.lax.scan(apply_layer, x_BxTxD, layers)
     rest = [jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(len(blocks))]
     return x_BxTxD, [memory for memory, _ in rest], [spans for _, spans in rest]

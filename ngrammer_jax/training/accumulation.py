@@ -1,4 +1,4 @@
-"""Gradient accumulation: one update from the rows of a batch in parts, to save memory.
+"""Gradient accumulation: computes the gradient of a batch in parts, to save memory.
 
 Each device splits its own rows, so that no row moves between devices.
 """
@@ -32,7 +32,7 @@ class GradientAccumulation(NamedTuple):
       The arrays with one entry for each row, [B, ...], and the sums.
     """
     parts = jax.tree.map(self._split, rows)
-    function = jax.jit(function, inline=True)  # traced once, for its shapes and in the scan
+    function = jax.jit(function, inline=True)  # one trace for both the shapes and the scan
     first_part = jax.tree.map(lambda array: array[0], parts)
     _, sum_shapes = jax.eval_shape(function, first_part, jnp.int32(0))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sum_shapes)

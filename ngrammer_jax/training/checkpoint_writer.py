@@ -1,8 +1,8 @@
 """Writes checkpoints in the background: Orbax writes the arrays, then they are committed here.
 
-A commit writes the manifest, renames the folder to its step and deletes old checkpoints. It stays
-beside Orbax because `CheckpointManager` (0.12.8) deletes old steps in place, so that a kill leaves
-half a checkpoint among `all_steps()`, and adds no metric to a saved step.
+A commit writes the manifest, renames the folder to its step and deletes old checkpoints. The
+`CheckpointManager` of Orbax (0.12.8) is not used: it deletes old steps in place, so that a kill
+leaves a partial checkpoint in `all_steps()`, and it cannot add a metric to a saved step.
 """
 
 from concurrent import futures
@@ -26,7 +26,7 @@ SCRATCH = '.scratch'
 
 
 class CheckpointWriter:
-  """Writes the checkpoints of a run; keeps the last `keep` and the best of the validated.
+  """Writes the checkpoints of a run; keeps the last `keep`, and the one with the best validation.
 
   A context manager; leaving it waits until everything is on disk.
   """
@@ -37,12 +37,12 @@ class CheckpointWriter:
     hosts.on_primary(self._delete_incomplete)
     self._orbax = checkpoints.make_checkpointer(self._folder)
     self._thread = futures.ThreadPoolExecutor(1, 'checkpoint')
-    self._step, self._commit_future = 0, None  # of the checkpoint that is being written
+    self._step, self._commit_future = 0, None  # of the checkpoint in progress
 
   def check_space(self, state: Any, name: str = 'a checkpoint') -> None:
     """Raises BadInput if the disk has no room for a state, abstract or not."""
     size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    needed = size + 1_000_000  # for the files beside the arrays
+    needed = size + 1_000_000  # the files other than the arrays
     if files.free_bytes(self._folder) < needed:
       raise errors.BadInput(self._disk_full_message(f'{name} of {needed / 1e6:,.1f} MB'))
 
@@ -101,7 +101,7 @@ class CheckpointWriter:
       self._delete(old_step)
 
   def _delete(self, step: int) -> None:
-    """Deletes a checkpoint; if it is killed, what is left is incomplete, not corrupt."""
+    """Deletes a checkpoint; a kill leaves an incomplete one, not a corrupt one."""
     folder = checkpoints.folder_of(self._workdir, step)
     if files.is_remote(folder):
       (folder / manifest.FILE_NAME).unlink()
@@ -110,7 +110,7 @@ class CheckpointWriter:
       shutil.rmtree(folder.rename(self._folder / f'{step}{SCRATCH}'))
 
   def _delete_incomplete(self) -> None:
-    """Deletes what killed runs left."""
+    """Deletes incomplete checkpoints of killed runs."""
     files.make_folder(self._folder)
     for folder in self._folder.glob(f'*{SCRATCH}*'):
       shutil.rmtree(folder)
@@ -121,7 +121,7 @@ class CheckpointWriter:
           folder.rmtree()
 
   def _wait(self) -> None:
-    """Waits for the checkpoint that is being written."""
+    """Waits for the checkpoint in progress."""
     commit_future, self._commit_future = self._commit_future, None
     if commit_future is not None:
       with self._translate_disk_full(f'step {self._step}'):
@@ -143,7 +143,7 @@ class CheckpointWriter:
 
   def __exit__(self, kind, *exception) -> None:
     """Waits until everything is on disk; in all processes, unless one of them failed."""
-    is_regular = kind in (None, errors.Interrupted)  # both promise that everything is saved
+    is_regular = kind in (None, errors.Interrupted)  # in both cases everything has to be saved
     try:
       with hosts.collective_errors() if is_regular else contextlib.nullcontext():
         self._wait()

@@ -86,7 +86,7 @@ def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
     abstract: shapes, dtypes and shardings of the state.
 
   Raises:
-    CorruptError: the checkpoint is not what was written.
+    CorruptError: the checkpoint differs from what was written.
     BadInput: the checkpoint does not match the model.
   """
   folder = folder_of(workdir, step)
@@ -100,7 +100,7 @@ def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
   _check_arrays(saved, state)
 
   def convert(leaf, array):
-    if array is None:  # without elements
+    if array is None:  # Orbax saves no array without elements
       return jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
     if array.shape != leaf.shape:
       array = _with_empty_slots(array, leaf)
@@ -126,7 +126,7 @@ def restore_newest(
     BadInput: all checkpoints are corrupt, or they do not match the model.
   """
   corrupt: dict[int, str] = {}
-  # Listed again each time: a run that is still training deletes old checkpoints.
+  # The list is read again each time: a run that is still training deletes old checkpoints.
   while candidates := [step for step in hosts.broadcast(steps(workdir)) if step not in corrupt]:
     step, folder = candidates[-1], folder_of(workdir, candidates[-1])
     logging.info('restoring step %s from %s', f'{step:,}', folder)
@@ -169,14 +169,14 @@ def _verify_on_primary(folder: pathlib.Path) -> manifest.Manifest:
 
 
 def _with_saved_memory(abstract: Any, saved: manifest.Manifest) -> Any:
-  """Gives the memory its saved dtypes and lengths.
+  """Replaces dtypes and lengths of the memory by the saved ones.
 
-  Activations have another dtype on other devices. Earlier versions kept fewer slots if spans are
+  The dtype of activations depends on the devices. Earlier versions had fewer slots if spans are
   learned.
   """
   activation_dtypes = ('bfloat16', 'float32')
 
-  def as_saved(path, leaf):
+  def with_saved_shape(path, leaf):
     name = jax.tree_util.keystr(path, simple=True, separator='/')
     dtype, shape, _ = saved.leaves.get(f'memory/{name}', ('', leaf.shape, ''))
     if dtype not in activation_dtypes or str(leaf.dtype) not in activation_dtypes:
@@ -189,41 +189,41 @@ def _with_saved_memory(abstract: Any, saved: manifest.Manifest) -> Any:
   memory = getattr(abstract, 'memory', None)
   if memory is None:
     return abstract
-  return abstract.replace(memory=jax.tree_util.tree_map_with_path(as_saved, memory))
+  return abstract.replace(memory=jax.tree_util.tree_map_with_path(with_saved_shape, memory))
 
 
 def _with_empty_slots(memory: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
-  """Puts empty slots before the first of a memory [B, M, ...]."""
-  before = [(size - saved, 0) for size, saved in zip(like.shape, memory.shape, strict=True)]
+  """Adds empty slots at the beginning of a memory [B, M, ...]."""
+  padding = [(size - saved, 0) for size, saved in zip(like.shape, memory.shape, strict=True)]
   empty = documents.NONE if jnp.issubdtype(memory.dtype, jnp.integer) else 0
-  fill = lambda array: jnp.pad(array, before, constant_values=empty)
+  fill = lambda array: jnp.pad(array, padding, constant_values=empty)
   return jax.jit(fill, out_shardings=like.sharding)(memory)
 
 
 def _check_same_model(folder: pathlib.Path, saved: manifest.Manifest, abstract: Any) -> None:
-  """Raises BadInput for the first array that only one of the two has, or has otherwise."""
+  """Raises BadInput for the first array whose name, shape or dtype differs."""
   expected = {
     name: f'{leaf.dtype}{list(leaf.shape)}'
     for name, leaf in checksums.named_leaves(abstract).items()
   }
-  found = {name: f'{dtype}{shape}' for name, (dtype, shape, _) in saved.leaves.items()}
-  for name in sorted(expected.keys() | found.keys()):
-    if expected.get(name) != found.get(name):
+  actual = {name: f'{dtype}{shape}' for name, (dtype, shape, _) in saved.leaves.items()}
+  for name in sorted(expected.keys() | actual.keys()):
+    if expected.get(name) != actual.get(name):
       raise errors.BadInput(
-        f'{folder} does not match the model: {name} is {found.get(name, "missing")}, '
+        f'{folder} does not match the model: {name} is {actual.get(name, "missing")}, '
         f'expected {expected.get(name, "no such array")}'
       )
 
 
 def _check_arrays(saved: manifest.Manifest, state: Any) -> None:
-  """Raises CorruptError if an array is not bit-identical to the one that was in memory."""
+  """Raises CorruptError if an array is not bit-identical to the one that was saved."""
   for name, checksum in checksums.checksums(state).items():
     if checksum != saved.leaves[name][2]:
       raise manifest.CorruptError(f'{name} was changed: wrong checksum')
 
 
 def _set_aside(folders: list[pathlib.Path]) -> None:
-  """Renames corrupt checkpoints; earlier ones of the same step stay too."""
+  """Renames corrupt checkpoints; earlier renamed ones of the same step stay."""
   for folder in folders:
     target, copies = folder.with_name(f'{folder.name}.damaged'), 1
     while target.exists():

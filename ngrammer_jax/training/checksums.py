@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 MULTIPLIERS = (0x9E3779B1, 0x85EBCA77)  # odd: from the golden ratio and from xxHash
-CHUNK = 2**16  # words of a host array that are summed at a time, in the cache
+CHUNK = 2**16  # number of words of a host array summed at a time; they fit in the cache
 
 
 def _word_sums(words: Any, index: Any) -> list[Any]:
@@ -30,7 +30,7 @@ def _word_sums(words: Any, index: Any) -> list[Any]:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _sum_on_device(array: jax.Array, sharding: jax.sharding.Sharding | None = None) -> jax.Array:
-  """Sums an array on its devices; compiled for every shape. `sharding` is that of the result."""
+  """Sums an array on its devices. It is compiled for every shape; `sharding` is of the result."""
   if array.dtype == jnp.bool_:
     array = array.astype(jnp.uint8)
   bits = jax.lax.bitcast_convert_type(array, jnp.dtype(f'uint{min(array.dtype.itemsize, 4) * 8}'))
@@ -44,7 +44,7 @@ def _sum_on_device(array: jax.Array, sharding: jax.sharding.Sharding | None = No
 
 
 def _sum_on_host(array: np.ndarray) -> np.ndarray:
-  """Sums an array in host memory; compiles nothing."""
+  """Sums an array in host memory, without compiling."""
   array = np.ascontiguousarray(array).reshape(-1)
   words = array.view(f'uint{min(array.dtype.itemsize, 4) * 8}')
   sums = np.zeros(len(MULTIPLIERS), np.uint32)

@@ -2,9 +2,9 @@
 
   G(T) = s + a T + b T (M + T)
 
-B batch, T segment length, M memory length; G counts a segment of T tokens, s what is computed once
-a segment (keys and values of the memory), a what is computed for each token, and b for each pair of
-a query and a key. G(T), G(T - 1) and G(T - 2) are counted, of which s, a and b follow.
+B batch, T segment length, M memory length; G is the cost of a segment of T tokens, s the cost per
+segment (keys and values of the memory), a the cost per token, and b the cost per pair of query and
+key. G(T), G(T - 1) and G(T - 2) are counted and determine s, a and b.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ class ModelFlops:
   """FLOPs of the matrix products of a model, a multiply-add as two, without rematerialisation.
 
   A causal query attends to half of its segment on average, and to the memory; with a fixed window,
-  to as many tokens as the memory has. A step of training costs three forward passes, also of
+  to as many tokens as the memory has. A training step counts as three forward passes, also for
   products without a gradient, such as the distances of k-means.
 
   Attributes:
@@ -53,7 +53,7 @@ class ModelFlops:
     per_key: b.
     length: T.
     memory: M.
-    is_window: every query attends to the M tokens before it.
+    is_window: whether every query attends to the M tokens before it.
   """
 
   per_segment: float
@@ -79,18 +79,18 @@ class ModelFlops:
 def count(
   model: language_model.LanguageModel, variables: dict[str, Any], batch_size: int, length: int
 ) -> ModelFlops:
-  """Counts the FLOPs of a model; nothing is computed. Attention counts as full scores.
+  """Counts the FLOPs of a model without running it. Attention counts with full scores.
 
   Args:
     model: the model.
     variables: its variables, abstract or not.
-    batch_size: B; what is the same for all rows, as encodings of distances, is shared by them.
+    batch_size: B; the rows share the cost of distance encodings.
     length: T.
   """
   memory = jax.eval_shape(lambda: language_model.empty_memory(model.config, batch_size))
 
   def forward(variables, memory, tokens_BxT):
-    # Full scores are computed where the probabilities are asked for.
+    # Asking for the probabilities selects full attention.
     (hidden_BxTxD, *_), _ = model.apply(variables, tokens_BxT, memory, mutable='intermediates')
     return model.apply(variables, hidden_BxTxD, tokens_BxT, method='scores')
 
@@ -110,7 +110,7 @@ def count(
 def matrix_flops(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> int:
   """Counts the FLOPs of all matrix products of a program, including rematerialised ones.
 
-  A multiply-add counts as two. Of a conditional the most expensive branch counts; a loop with an
+  A multiply-add counts as two. A conditional counts as its most expensive branch; a loop with an
   unknown trip count counts as one iteration.
   """
   total = 0

@@ -1,4 +1,4 @@
-"""How the time of a run is spent, over all its starts.
+"""Time of a run by phase, over all its starts.
 
 <workdir>/goodput.json   seconds by phase, and the number of starts
 """
@@ -22,7 +22,7 @@ TRAINING, DATA, LOST = 'training', 'data', 'lost'
 class Goodput:
   """Adds up the time of each phase, in this process and in earlier starts of the run.
 
-  There is one phase at a time, at first `start`. When a run is killed, its training time after the
+  There is one phase at a time, initially `start`. When a run is killed, its training time after the
   last checkpoint moves to the phase `lost`.
 
   Args:
@@ -69,7 +69,7 @@ class Goodput:
       yield item
 
   def mark_saved(self) -> None:
-    """Notes a checkpoint: training time so far can no longer be lost."""
+    """Marks the training time so far as saved in a checkpoint."""
     self.switch(self._phase)
     self._unsaved = 0.0
 

@@ -47,10 +47,10 @@ def train(
     trace: steps to trace with the profiler.
 
   Returns:
-    Whether there was anything left to train.
+    Whether any step was trained.
 
   Raises:
-    BadInput: the input cannot work, or the loss is no longer finite.
+    BadInput: the input is invalid, or the loss is not finite.
   """
   start_time = time.monotonic()
 
@@ -139,7 +139,7 @@ class _Trainer:
     record: recorder.Recorder,
     tracing: profile.Trace,
   ) -> bool:
-    """Trains until the last step, or until validations get no better; returns whether it trained.
+    """Trains until the last step or early stopping; returns whether it trained.
 
     Args:
       calls: first and end step of each call, and its segments.
@@ -148,13 +148,13 @@ class _Trainer:
     """
     t, first_step = self.config.training, self.first_step
     if _is_due(first_step, t.evaluate_every, t.steps) and self.history.value_at(first_step) is None:
-      # The run was stopped before it.
+      # The run was stopped before this validation.
       hosts.on_primary(self.writer.set_validation, first_step, self._validate(first_step, record))
       if self.history.stops_at(first_step):
         return False
     for (start, end), segments in calls:
       tracing.on_call(start)
-      if not self.run.ready:
+      if not self.run.is_compiled:
         self.check_preemption()
         with record.timed('compilation'):
           self.run.compile(self.state, segments)
@@ -176,16 +176,16 @@ class _Trainer:
         validation = self._validate(end, record)
     except errors.Interrupted as signal:
       interruption = signal
-    stops = validation is not None and self.history.stops_at(end)
-    if interruption or stops or _is_due(end, t.checkpoint_every, t.steps):
-      # The checkpoint comes last: a run that resumes from it has the rest of its step recorded, and
-      # no state is saved whose loss was not finite.
+    should_stop = validation is not None and self.history.stops_at(end)
+    if interruption or should_stop or _is_due(end, t.checkpoint_every, t.steps):
+      # The checkpoint comes last: its step is already recorded for a run that resumes from it, and
+      # no state with a loss that is not finite is saved.
       with record.timed('checkpoints'):
         self.writer.save(end, self.state, validation)
         record.mark_saved(end)
     if interruption:
       raise interruption
-    return stops
+    return should_stop
 
   def _validate(self, step: int, record: recorder.Recorder) -> float:
     """Validates and records the result; returns the metric of the best checkpoint."""
@@ -196,7 +196,7 @@ class _Trainer:
 
 
 def _is_due(step: int, every: int, steps: int) -> bool:
-  """Whether an event every so many steps (0: never), and after the last, is due at a step."""
+  """Whether an event is due at a step: every `every` steps (0: never), and at the last."""
   return step == steps or bool(step and every and step % every == 0)
 
 
@@ -243,7 +243,7 @@ def _log_model(config, labels, state) -> None:
 def _batches(task, config, mesh, calls) -> Iterator[streams.Segment]:
   """Yields the segments of each call, stacked [steps, B, T], on the devices.
 
-  The last is repeated if a call has fewer steps than its program.
+  If a call has fewer steps than the program, its last segment is repeated.
   """
   t = config.training
   for first, end in calls:

@@ -1,8 +1,8 @@
 """The manifest of a checkpoint: written last, read first.
 
 manifest.json holds the size and SHA-256 of every file, and the shape, dtype and checksum of every
-array. The digests of files reveal a truncated, changed or missing file without knowing the model.
-The checksums of arrays reveal an array that differs from the one that was in memory.
+array. The digests reveal truncated, changed or missing files without the model. The checksums
+reveal arrays that differ from the saved state.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ FILE_NAME = 'manifest.json'
 
 
 class CorruptError(Exception):
-  """A checkpoint is not what was written. The message names the part, and what is wrong."""
+  """A checkpoint differs from what was written. The message names the file or array."""
 
 
 @dataclasses.dataclass(frozen=True)

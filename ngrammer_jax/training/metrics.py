@@ -15,7 +15,7 @@ from ngrammer_jax.models import language_model
 Metrics = dict[str, jax.Array]
 
 
-def codebook_metrics(before: Any, after: Any, whole: bool = True) -> Metrics:
+def codebook_metrics(before: Any, after: Any, is_full_batch: bool = True) -> Metrics:
   """Returns the means over all quantisers of a model; empty if it has none.
 
   `perplexity`: exp of the entropy of the cluster usage. `dead`: share of clusters that are almost
@@ -25,11 +25,11 @@ def codebook_metrics(before: Any, after: Any, whole: bool = True) -> Metrics:
   Args:
     before: codebook before the step.
     after: codebook after the step.
-    whole: whether all rows were computed at once; only then is `changed` known.
+    is_full_batch: whether the batch was not split into parts, which `changed` needs.
   """
   pairs = zip(_quantizers(before), _quantizers(after), strict=True)
-  values = [_quantizer_metrics(old, new, whole) for old, new in pairs]
-  return jax.tree.map(lambda *each: sum(each) / len(each), *values) if values else {}
+  values = [_quantizer_metrics(old, new, is_full_batch) for old, new in pairs]
+  return jax.tree.map(lambda *scalars: sum(scalars) / len(scalars), *values) if values else {}
 
 
 def _quantizers(codebook: Any) -> list[dict[str, jax.Array]]:
@@ -39,11 +39,11 @@ def _quantizers(codebook: Any) -> list[dict[str, jax.Array]]:
   return [variables for part in codebook.values() for variables in _quantizers(part)]
 
 
-def _quantizer_metrics(old, new, whole) -> Metrics:
+def _quantizer_metrics(old, new, is_full_batch) -> Metrics:
   usage_NxK = new['usage']
   entropy_N = -jax.scipy.special.xlogy(usage_NxK, usage_NxK).sum(axis=-1)
   update_NxKxH = new['centroids'] - old['centroids']
-  changed = {'codebook/changed': new['changed'].mean()} if whole else {}
+  changed = {'codebook/changed': new['changed'].mean()} if is_full_batch else {}
   return {
     'codebook/perplexity': jnp.exp(entropy_N).mean(),
     'codebook/dead': (usage_NxK < quantizer.DEAD / usage_NxK.shape[1]).mean(),

@@ -1,4 +1,4 @@
-"""One optimiser for each label of parameters; all share the shape of the schedule."""
+"""One optimiser for each parameter label; all share the shape of the schedule."""
 
 from collections.abc import Callable
 import functools
@@ -42,7 +42,7 @@ def schedule(config: experiment.OptimizerConfig, steps: int) -> Callable[[jax.Ar
   update has the full rate, step s has s / warm-up, and the cosine counts the steps of the warm-up
   too. Its TensorFlow code has s / warm-up at step s, 0 at the first.
   """
-  warmup, last = config.warmup_steps, config.final_fraction
+  warmup, final = config.warmup_steps, config.final_fraction
 
   def with_final_drop(step):
     if config.drop is None:
@@ -50,17 +50,17 @@ def schedule(config: experiment.OptimizerConfig, steps: int) -> Callable[[jax.Ar
     return fraction(step) * jnp.where(step >= steps - config.drop.steps, config.drop.fraction, 1)
 
   def fraction(step):
-    step = jnp.asarray(step, float)  # float32, or float64 where that is on
-    through = jnp.clip((step - warmup) / max(steps - warmup, 1), 0, 1)
-    cosine = lambda part: last + (1 - last) * 0.5 * (1 + jnp.cos(jnp.pi * part))
+    step = jnp.asarray(step, float)  # float32, or float64 if enabled
+    decayed = jnp.clip((step - warmup) / max(steps - warmup, 1), 0, 1)
+    cosine = lambda share: final + (1 - final) * 0.5 * (1 + jnp.cos(jnp.pi * share))
     if config.schedule == 'transformer_xl':
-      late = jnp.where((step < warmup) & (step > 0), step / max(warmup, 1), cosine(step / steps))
-      return jnp.where(step == 0, 1.0, late)
+      later = jnp.where((step < warmup) & (step > 0), step / max(warmup, 1), cosine(step / steps))
+      return jnp.where(step == 0, 1.0, later)
     if config.schedule == 'transformer_xl_tensorflow':
-      return jnp.where(step < warmup, step / max(warmup, 1), cosine(through))
+      return jnp.where(step < warmup, step / max(warmup, 1), cosine(decayed))
     decay = {
-      'cosine': cosine(through),
-      'linear': 1 - (1 - last) * through,
+      'cosine': cosine(decayed),
+      'linear': 1 - (1 - final) * decayed,
       'rsqrt': jnp.sqrt(max(warmup, 1) / jnp.maximum(step, max(warmup, 1))),
       'constant': jnp.ones_like(step),
     }[config.schedule]

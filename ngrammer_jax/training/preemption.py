@@ -20,7 +20,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class SignalHandler:
   """Records the first signal instead of exiting; a second one has its default effect.
 
-  A context manager. It has no effect outside the main thread, which alone receives signals.
+  A context manager. It has no effect outside the main thread, the only one that gets signals.
   """
 
   def __init__(self):

@@ -24,7 +24,7 @@ class Trace:
   Args:
     steps: steps to trace; None disables the trace. Steps before a resume are not traced.
     workdir: run directory.
-    synchronize: waits for the computations in flight: devices run behind the loop.
+    synchronize: waits for the computations in flight; devices run behind the loop.
   """
 
   def __init__(

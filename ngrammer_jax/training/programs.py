@@ -26,11 +26,11 @@ class Programs:
   Attributes:
     mesh: device mesh.
     labels: optimiser label of every parameter.
-    create: returns the initial state.
+    create: function that returns the initial state.
     abstract: shapes, dtypes and shardings of the state.
 
   Raises:
-    BadInput: the clusters of words of an adaptive softmax do not fit the vocabulary.
+    BadInput: the cutoffs of an adaptive softmax do not fit the vocabulary.
   """
 
   def __init__(self, config: experiment.Config, vocabulary_size: int, mesh: jax.sharding.Mesh):
@@ -57,7 +57,7 @@ class Programs:
     self._compiled: Callable | None = None
 
   @property
-  def ready(self) -> bool:
+  def is_compiled(self) -> bool:
     """Whether the call is compiled."""
     return self._compiled is not None
 

@@ -1,4 +1,4 @@
-"""Metrics, progress and goodput of a run; a loss that is not finite ends it."""
+"""Records metrics, progress and goodput of a run; stops it if the loss is not finite."""
 
 from collections.abc import Iterator
 import contextlib
@@ -19,8 +19,8 @@ from ngrammer_jax.training import flops, goodput, metrics, optimizers, programs,
 class Recorder:
   """Records the metrics of each call, one call late so that the device never waits.
 
-  The values logged at a step are means over the call that ends with it, so that they depend on the
-  step alone, wherever a run was interrupted. A context manager around the loop.
+  The values logged at a step are means over the call that ends with it, so that they do not depend
+  on interruptions. A context manager around the loop.
   """
 
   def __init__(
@@ -59,7 +59,7 @@ class Recorder:
     self._log_pending((end, metrics))
 
   def time_data_wait(self, batches: Iterator[streams.Segment]) -> Iterator[streams.Segment]:
-    """Yields the batches, and counts the time until each of them comes."""
+    """Yields the batches, and counts the time of waiting for them."""
     return self._goodput.timed_items(batches, goodput.DATA)
 
   @contextlib.contextmanager
@@ -88,14 +88,14 @@ class Recorder:
     logging.info('step %s  validation%s', f'{step:,}', message)
 
   def _log_pending(self, new: tuple[int, metrics.Metrics] | None) -> None:
-    """Logs the call that is pending, and makes another one so."""
+    """Logs the pending call, and replaces it by a new one."""
     pending, self._pending = self._pending, new
     if pending is not None:
       self._log(*pending)
 
   def _log(self, end, metrics):
     metrics = jax.device_get(metrics)
-    metrics = {'loss': metrics.pop('loss'), **metrics}  # first, for the reader
+    metrics = {'loss': metrics.pop('loss'), **metrics}  # the loss comes first
     t = self._config.training
     if self._config.model.span is not None:
       metrics['flops_per_token'] = self._forward_flops(metrics)
@@ -127,7 +127,7 @@ class Recorder:
     return self._run.flops.forward(np.stack(layers, axis=-1))
 
   def _finished_step(self, end):
-    """Returns the last step that the device has finished; the call after `end` may be ready too."""
+    """Returns the last step that the device has finished, which may be after `end`."""
     if self._pending is not None and self._pending[1]['loss'].is_ready():
       return self._pending[0]
     return max(end, self._measured_step)
@@ -152,8 +152,7 @@ class ValidationHistory:
 
   Args:
     workdir: run directory.
-    best_metric: see `train_task.TrainTask`.
-    patience: the same.
+    best_metric, patience: see `train_task.TrainTask`.
   """
 
   def __init__(self, workdir: pathlib.Path, best_metric: str, patience: int | None):
@@ -165,9 +164,9 @@ class ValidationHistory:
 
   def stops_at(self, step: int) -> bool:
     """Whether the last `patience` validations up to a step were no better than those before."""
-    return hosts.broadcast(self._is_over(step))
+    return hosts.broadcast(self._is_stalled(step))
 
-  def _is_over(self, step):
+  def _is_stalled(self, step):
     lines = (record for _, record in writers.read_lines(self._workdir))
     values = [r[self._name] for r in lines if self._name in r and r['step'] <= step]
     if self._patience is None or len(values) <= self._patience:

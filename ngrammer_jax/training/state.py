@@ -57,10 +57,10 @@ def make_initializer(
   shardings, for restoring a checkpoint.
 
   Args:
-    model, optimizer: of the run.
+    model, optimizer: model and optimiser of the run.
     variables: see `abstract_variables`.
     batch_size: rows of the memory.
-    seed: of the parameters.
+    seed: seed of the parameters.
     mesh: device mesh.
   """
 

@@ -1,4 +1,4 @@
-"""One training step, and many of them in one call.
+"""A training step, and a jitted call of many steps.
 
 A step is one segment of every row, one optimiser update and one codebook update.
 """
@@ -21,7 +21,7 @@ from ngrammer_jax.training import state as train_state
 
 
 class Rows(NamedTuple):
-  """Rows of a batch: their segment, the tokens that count in the loss [B, T], and their memory."""
+  """Rows of a batch: their segment, loss weights of the tokens, and memory."""
 
   segment: streams.Segment
   counts_BxT: jax.Array
@@ -36,10 +36,10 @@ class TrainStep:
     model: the model.
     optimizer: of the parameters.
     labels: label of every parameter; gradient norms are reported for each.
-    seed: of the dropout.
-    half_loss: only the later half of every segment counts (Transformer-XL's ablation).
-    frozen_codebook: the codebook stays as it is.
-    parts: computes the gradient in parts. None: of all rows at once.
+    seed: seed of the dropout.
+    half_loss: whether only the later half of every segment counts (Transformer-XL's ablation).
+    frozen_codebook: whether the codebook stays unchanged.
+    parts: computes the gradient in parts. None: computes it for all rows at once.
   """
 
   model: language_model.LanguageModel
@@ -82,7 +82,7 @@ class TrainStep:
 
     def part_gradient(rows, number):
       key = jax.random.fold_in(dropout_key, number)
-      # Auxiliary losses may be means over tokens, as the loss is.
+      # Auxiliary losses may be means over tokens, like the loss.
       share = rows.segment.valid_BxT.sum() / segment.valid_BxT.sum()
       gradient, memory, *rest = self._rows_gradient(state, rows, total, key, share)
       return memory, (gradient, *rest)
@@ -92,13 +92,13 @@ class TrainStep:
     return gradient, memory, nll, update_codebook(self.model.config, state.codebook, statistics)
 
   def _rows_gradient(self, state, rows, total, dropout_key, share=1.0):
-    """Computes some rows; the arrays of `_gradient`, with the mutable collections at the end.
+    """Returns the results of `_gradient` for some rows, with the updated collections at the end.
 
     Args:
       state: the train state.
       rows: the rows.
       total: number of tokens that count in the loss of all rows.
-      dropout_key: of these rows.
+      dropout_key: dropout key of these rows.
       share: tokens of these rows as a share of all.
     """
     segment = rows.segment
@@ -144,17 +144,17 @@ def make_call(
   of skipped steps are 0.
   """
   shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-  traced_once = jax.jit(step, inline=True)  # for its shapes, and in the call
+  jitted_step = jax.jit(step, inline=True)  # one trace for both the shapes and the scan
 
   def step_or_skip(state, inputs):
     is_due, segment = inputs
-    _, shapes = jax.eval_shape(traced_once, state, segment)
+    _, shapes = jax.eval_shape(jitted_step, state, segment)
     skip = lambda state, _: (state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
-    return jax.lax.cond(is_due, traced_once, skip, state, segment)
+    return jax.lax.cond(is_due, jitted_step, skip, state, segment)
 
   def call(state, segments, steps):
     numbers = jnp.arange(len(segments.tokens_BxT))
     return jax.lax.scan(step_or_skip, state, (numbers < steps, segments))
 
-  everywhere = sharding.replicated(shardings.step.mesh)
-  return jax.jit(call, donate_argnums=0, out_shardings=(shardings, everywhere))
+  replicated = sharding.replicated(shardings.step.mesh)
+  return jax.jit(call, donate_argnums=0, out_shardings=(shardings, replicated))

@@ -1,4 +1,4 @@
-"""What a run is trained on and evaluated by."""
+"""The data and the validation of a run."""
 
 from collections.abc import Callable
 import logging
@@ -54,7 +54,7 @@ class CorpusTask:
   Args:
     config: the experiment config.
     workdir: run directory; a streamed corpus stores its reader positions there.
-    find: see `token_cache.prepare`.
+    find: finds the corpus, see `token_cache.prepare`.
   """
 
   best_metric, patience = 'nll_nats_per_token', None
@@ -74,9 +74,9 @@ class CorpusTask:
           f'data.corpus={config.data.corpus!r} needs a workdir for its reader positions'
         )
       B, T = t.batch_size, t.segment_length
-      places = workdir / 'places' / f'{self.content_hash[:12]}-{B}x{T}'
+      positions_dir = workdir / 'places' / f'{self.content_hash[:12]}-{B}x{T}'
       self._packing = packing.PackedDataset(
-        self._corpus.train_shards, self.vocabulary, B, T, places
+        self._corpus.train_shards, self.vocabulary, B, T, positions_dir
       )
       return
     self._split = self._corpus.splits['train']
@@ -105,8 +105,8 @@ class CorpusTask:
 
   def format_metrics(self, result: dict[str, Any]) -> str:
     """Formats nats, perplexity and bits per byte."""
-    is_whole, bits = result['protocol']['whole_split'], result['bits_per_byte']
-    split = '' if is_whole else f' on the first {result["tokens"]:,} tokens'
+    is_full_split, bits = result['protocol']['whole_split'], result['bits_per_byte']
+    split = '' if is_full_split else f' on the first {result["tokens"]:,} tokens'
     bits = '' if bits is None else f', {bits:.4f} bits/byte'
     nats = result['nll_nats_per_token']
     return f'{split}: {nats:.4f} nats/token, perplexity {result["perplexity"]:.2f}{bits}'

@@ -24,7 +24,7 @@ class _LogFile(logging.FileHandler):
 class Watchdog:
   """Dumps the stack traces of all threads into the log file after a time without progress.
 
-  When several processes hang, the culprit is the one that is not in a collective.
+  When several processes hang, the cause is in the one that does not wait in a collective.
   A context manager.
 
   Args:

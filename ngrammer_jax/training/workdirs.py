@@ -1,4 +1,4 @@
-"""The files of a workdir beside its checkpoints, and the config changes that a resume allows.
+"""The files of a workdir other than checkpoints, and the config changes that a resume allows.
 
 config.json    the resolved config
 corpus.json    hash of the text and of the vocabulary settings
@@ -22,7 +22,7 @@ from ngrammer_jax import errors, files, hosts
 from ngrammer_jax.training import train_task
 
 CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'
-OWN_FILES = ('config', 'corpus', 'vocabulary', 'lock')  # all that a killed start may leave
+OWN_FILES = ('config', 'corpus', 'vocabulary', 'lock')  # a killed start may leave these
 
 
 def check(workdir: pathlib.Path, config: experiment.Config) -> None:
@@ -72,7 +72,7 @@ def check_text(workdir: pathlib.Path, config: experiment.Config, content_hash: s
 def lock_workdir(
   workdir: pathlib.Path, config: experiment.Config, task: train_task.TrainTask
 ) -> Iterator[None]:
-  """Locks a workdir, and writes its files beside the checkpoints. The primary process does both.
+  """Locks a workdir and writes its files other than checkpoints, in the primary process.
 
   The system releases the lock when the process ends, also when it is killed.
 

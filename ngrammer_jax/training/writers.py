@@ -41,7 +41,7 @@ class MetricsWriter:
       self._file.flush()
       for name, value in values.items():
         self._tensorboard.add_scalar(name, value, step)
-      self._tensorboard.flush()  # a killed run loses no point
+      self._tensorboard.flush()  # so that a killed run loses no point
 
   def sync(self) -> None:
     """Uploads the records to a remote workdir."""
@@ -54,7 +54,7 @@ class MetricsWriter:
     try:
       self._file.close()
       self._tensorboard.close()
-    except OSError as error:  # must not change how the run ends
+    except OSError as error:  # this must not change the exit status
       logging.warning('%s cannot be closed: %s', self._path, error.strerror)
     self._synced.close()
 

@@ -46,11 +46,11 @@ def whole(operands, rows, context, drop, renormalize):
   pair_scores = scores
   if z_BxTxN is not None:
     z_BxNxTx1 = z_BxTxN.swapaxes(1, 2)[..., None]
-    inside = span.unclipped_mask(z_BxNxTx1, distance - (not context.sees_itself), RAMP)
-    weights = exps * span.unit_clip(inside)
-    pair_scores = scores + jnp.log(span.unit_clip(inside))
+    unclipped = span.unclipped_mask(z_BxNxTx1, distance - (not context.sees_itself), RAMP)
+    weights = exps * span.unit_clip(unclipped)
+    pair_scores = scores + jnp.log(span.unit_clip(unclipped))
     if renormalize:
-      mass = (weights + span.EPSILON * jnp.where(inside >= 0, exps, 0)).sum(axis=-1)
+      mass = (weights + span.EPSILON * jnp.where(unclipped >= 0, exps, 0)).sum(axis=-1)
   mass, sees = jnp.where(mass > 0, mass, 1), mass > 0
   values_BxNxTxH = jnp.einsum('bnts,bsnh->bnth', drop(weights), value) / mass[..., None]
   log_mass_BxNxT = jnp.where(sees, jnp.log(mass) + scores.max(axis=-1), 0)
@@ -147,6 +147,6 @@ def test_a_dropout_key_of_another_generator_is_an_error():
   attend = lambda rate: blocked_attention.attend(
     heads, None, context, source, False, dropout.Dropout(rate, jax.random.key(0, impl='rbg'))
   )
-  with pytest.raises(ValueError, match='threefry2x32 keys, not with a key of rbg: pass jax.random'):
+  with pytest.raises(ValueError, match='needs a threefry2x32 key, not rbg: pass jax.random'):
     jax.eval_shape(lambda: attend(0.1))
   jax.eval_shape(lambda: attend(0.0))

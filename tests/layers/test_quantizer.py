@@ -290,7 +290,7 @@ def test_initial_centroids_are_xavier_uniform_and_equally_used():
     found = [int((table[:, head] == c).all(axis=1).argmax()) for c in data['centroids'][head]]
     assert (table[found, head] == data['centroids'][head]).all() and len(set(found)) == 16
   layer = quantizer.ProductQuantizer(16, initial='data')
-  with pytest.raises(ValueError, match='needs the vocabulary'):
+  with pytest.raises(ValueError, match='needs the rows of the vocabulary'):
     jax.eval_shape(layer.init, jax.random.key(1), np.zeros((1, 1, 2, 3), 'float32'))
 
 

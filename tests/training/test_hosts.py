@@ -202,7 +202,7 @@ def test_what_one_process_cannot_do_none_does(tmp_path, cache):
 @pytest.mark.parametrize(
   'given, message',
   [
-    (['--processes=2'], '--processes is given, but not --coordinator, --process_id: all three'),
+    (['--processes=2'], '--processes is set, but not --coordinator, --process_id: set all'),
     (['--coordinator=x', '--processes=2', '--process_id=0'], '--coordinator=x: expected HOST:PORT'),
     (
       ['--coordinator=x:1', '--processes=2', '--process_id=2'],

@@ -19,7 +19,7 @@ class Programs:
   """See `programs.Programs`."""
 
   def __init__(self, config, vocabulary_size, mesh):
-    self._config, self.mesh, self.ready = config, mesh, False
+    self._config, self.mesh, self.is_compiled = config, mesh, False
     self.labels = {'embedding': 'ngram_table'}
     place = lambda rows: sharding.rows_sharding(mesh) if rows else sharding.replicated(mesh)
     leaf = lambda shape, dtype, rows=False: jax.ShapeDtypeStruct(shape, dtype, sharding=place(rows))
@@ -40,7 +40,7 @@ class Programs:
     return jax.tree.map(put, self.abstract, where)
 
   def compile(self, state, segments):
-    self.ready = True
+    self.is_compiled = True
 
   def call(self, state, segments, steps):
     where = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
