@@ -1,11 +1,10 @@
-"""How the policies for codebooks fare on real text: usage of the clusters, and the loss.
+"""Compares codebook policies on real text: usage of the clusters, and the loss.
 
   python benchmarks/codebook_health.py --folder=/tmp/health --seeds 0 1 2
 
-Trains the quickstart, smaller, once for every start of the centroids, policy for empty clusters
-and seed; what follows `--` goes to every run. A run that is finished is not repeated. The decay
-is 0.99 unless told otherwise: centroids then go in 500 steps as far as in 5,000 with the
-default of 0.999.
+Trains a smaller quickstart for every combination of initial centroids, policy for empty clusters
+and seed; arguments after `--` are passed to every run. A finished run is not repeated. The default
+decay is 0.99: centroids then move in 500 steps as far as in 5,000 steps with a decay of 0.999.
 """
 
 import argparse
@@ -35,13 +34,13 @@ SMALL = (
 COLUMNS = ('codebook/perplexity', 'codebook/dead', 'codebook/changed', 'validation')
 
 
-def health(workdir: pathlib.Path, initial: str, empty: str, seed: int, extra: list[str]) -> dict:
-  """Trains, and returns what the last steps logged."""
+def train(workdir: pathlib.Path, initial: str, empty: str, seed: int, extra: list[str]) -> dict:
+  """Trains a model, and returns its last metrics."""
   policy = (f'--config.model.ngram.initial={initial}', f'--config.model.ngram.empty={empty}')
   command = [sys.executable, '-m', 'ngrammer_jax.train', *SMALL, *policy, *extra]
   command += [f'--config.seed={seed}', f'--workdir={workdir}']
   workdir.parent.mkdir(parents=True, exist_ok=True)
-  with workdir.with_suffix('.log').open('w') as log:  # says why, where it fails
+  with workdir.with_suffix('.log').open('w') as log:  # the reason if the run fails
     subprocess.run(command, check=True, stdout=log, stderr=log)
   last = {}
   for line in (workdir / 'metrics.jsonl').read_text().splitlines():
@@ -51,11 +50,11 @@ def health(workdir: pathlib.Path, initial: str, empty: str, seed: int, extra: li
 
 
 def main() -> None:
-  """Prints a table, a row as soon as its seeds are trained, and writes health.json."""
+  """Prints a table, row by row, and writes health.json."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument('--folder', type=pathlib.Path, required=True, help='of all the runs')
+  parser.add_argument('--folder', type=pathlib.Path, required=True, help='folder of all runs')
   parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2])
   parser.add_argument('extra', nargs='*', help='flags for every run, after --')
   options = parser.parse_args()
@@ -63,7 +62,7 @@ def main() -> None:
   results = []
   for initial, empty in itertools.product(ngram_config.INITIAL, ngram_config.EMPTY):
     runs = [
-      health(options.folder / f'{initial}_{empty}_{seed}', initial, empty, seed, options.extra)
+      train(options.folder / f'{initial}_{empty}_{seed}', initial, empty, seed, options.extra)
       for seed in options.seeds
     ]
     row = {'initial': initial, 'empty': empty, 'seeds': options.seeds}

@@ -1,9 +1,9 @@
-"""Tokens per second of generation, against running the whole text again for every token.
+"""Tokens per second of generation with the KV cache, and without it.
 
   python benchmarks/decoding.py --workdir=runs/quickstart --contexts 128 1024 4096 --rows 1 8
 
-"again" is the step that most small codebases generate with: the forward pass over the padded
-context. Both are compiled first; greedy, from a prompt of one token.
+Without the cache, every token takes a forward pass over the padded context. Both are compiled
+first, and start from a prompt of one token.
 """
 
 import argparse
@@ -20,40 +20,42 @@ from ngrammer_jax.inference import sampling
 from ngrammer_jax.models import language_model
 
 
-def cached(run, context: int, rows: int, steps: int, options: sampling.SamplingConfig) -> float:
-  """Seconds for a token of every row."""
+def measure_cached(
+  run, context: int, rows: int, steps: int, options: sampling.SamplingConfig
+) -> float:
+  """Returns the seconds per token of all rows with the KV cache."""
   engine = inference.Engine(run.model, run.mesh)
   variables = {'params': run.state.params, 'codebook': run.state.codebook}
   prompts = [np.array([run.vocabulary.document_start])] * rows
   config = inference.GenerationConfig(options, context)
   stream = engine.generate(variables, prompts, range(rows), config, rows)
   next(stream)
-  began = time.monotonic()
+  start = time.monotonic()
   for _ in itertools.islice(stream, steps):
     pass
-  return (time.monotonic() - began) / steps
+  return (time.monotonic() - start) / steps
 
 
-def again(run, context: int, rows: int, steps: int) -> float:
-  """Seconds for a token of every row, from a forward pass over the context."""
+def measure_uncached(run, context: int, rows: int, steps: int) -> float:
+  """Returns the seconds per token of all rows with a forward pass over the context."""
   model, variables = run.model, {'params': run.state.params, 'codebook': run.state.codebook}
 
   @jax.jit
-  def step(variables, tokens, place):
+  def step(variables, tokens, position):
     memory = language_model.empty_memory(model.config, rows)
     hidden, _, _ = model.apply(variables, tokens, memory)
-    last = jax.lax.dynamic_slice_in_dim(hidden, place, 1, axis=1)
+    last = jax.lax.dynamic_slice_in_dim(hidden, position, 1, axis=1)
     best = model.apply(variables, last, method='log_probs')[:, 0].argmax(axis=-1)
-    return jax.lax.dynamic_update_slice(tokens, best[:, None].astype('int32'), (0, place + 1))
+    return jax.lax.dynamic_update_slice(tokens, best[:, None].astype('int32'), (0, position + 1))
 
   tokens = step(variables, np.zeros((rows, context), np.int32), 0)
-  tokens = step(variables, tokens, 0)  # of the kind it will be from now on
+  tokens = step(variables, tokens, 0)  # compiles for the sharding of its own output
   jax.block_until_ready(tokens)
-  began = time.monotonic()
-  for place in range(steps):
-    tokens = step(variables, tokens, place)
+  start = time.monotonic()
+  for position in range(steps):
+    tokens = step(variables, tokens, position)
   jax.block_until_ready(tokens)
-  return (time.monotonic() - began) / steps
+  return (time.monotonic() - start) / steps
 
 
 def main() -> None:
@@ -61,21 +63,22 @@ def main() -> None:
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument('--workdir', type=pathlib.Path, required=True, help='of a run')
+  parser.add_argument('--workdir', type=pathlib.Path, required=True, help='run directory')
   parser.add_argument('--contexts', type=int, nargs='+', default=[128, 1024, 4096])
   parser.add_argument('--rows', type=int, nargs='+', default=[1, 8])
-  parser.add_argument('--steps', type=int, default=100, help='timed, of the cached decoding')
+  parser.add_argument('--steps', type=int, default=100, help='number of timed steps with the cache')
   options = parser.parse_args()
   run = ngrammer_jax.load_run(options.workdir)
-  greedy, drawn = sampling.SamplingConfig(0), sampling.SamplingConfig(0.8, 40, 0.95)
+  greedy, nucleus = sampling.SamplingConfig(0), sampling.SamplingConfig(0.8, 40, 0.95)
   print(f'{jax.device_count()} {jax.devices()[0].device_kind}, tokens/s of all rows')
-  print(f'{"rows":>5}{"context":>9}{"greedy":>9}{"drawn":>9}{"again":>9}{"times":>8}')
+  print(f'{"rows":>5}{"context":>9}{"greedy":>9}{"nucleus":>9}{"uncached":>10}{"ratio":>8}')
   for rows, context in itertools.product(options.rows, options.contexts):
-    fast = cached(run, context, rows, options.steps, greedy)
-    random = cached(run, context, rows, options.steps, drawn)
-    slow = again(run, context, rows, max(options.steps // 20, 2))
-    speeds = ''.join(f'{rows / seconds:>9,.0f}' for seconds in (fast, random, slow))
-    print(f'{rows:>5}{context:>9,}{speeds}{slow / fast:>8.1f}')
+    greedy_time = measure_cached(run, context, rows, options.steps, greedy)
+    nucleus_time = measure_cached(run, context, rows, options.steps, nucleus)
+    uncached_time = measure_uncached(run, context, rows, max(options.steps // 20, 2))
+    speeds = ''.join(f'{rows / seconds:>9,.0f}' for seconds in (greedy_time, nucleus_time))
+    uncached = f'{rows / uncached_time:>10,.0f}{uncached_time / greedy_time:>8.1f}'
+    print(f'{rows:>5}{context:>9,}{speeds}{uncached}')
 
 
 if __name__ == '__main__':

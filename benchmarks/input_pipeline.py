@@ -1,22 +1,23 @@
-"""Tokens per second of one core, from texts to batches, beside tf.data and seqio.
+"""Tokens per second of the input pipeline on one core, compared with tf.data and seqio.
 
   python benchmarks/input_pipeline.py --path=/path/to/c4 --vocabulary=/path/to/t5_32k.model
 
-The process is kept to one core. Rows of 1,024 tokens, 32 of them, of the same texts:
+The process is pinned to one core. The pipelines make batches of 32 rows of 1,024 tokens from the
+same texts:
 
   jsonl, gzip     `data.packing` over shards of JSON lines
-  tfds            `data.packing` over what TFDS has prepared, through seqio
-  bare tf.data    the same records: read, parsed, tokenised by tensorflow-text, joined, cut
-  seqio           its task, trimmed and packed by seqio's converter for language models
+  tfds            `data.packing` over a data set prepared by TFDS, through seqio
+  bare tf.data    the same records, parsed, tokenised by tensorflow-text, joined and cut
+  seqio           a seqio task, trimmed and packed by its converter for language models
 
-Each runs in a process of its own; the median of its turns counts. `floor` is SentencePiece alone
-on texts in memory, in one call.
-Keeping up with a step of S seconds takes batch * length / S / rate cores.
+Each runs in its own process; the result is the median over rounds. `floor` is only SentencePiece,
+on texts in memory, in one call. A training step of S seconds needs batch * length / S / rate cores.
 """
 
 import argparse
 import functools
 import gzip
+import itertools
 import json
 import multiprocessing
 import os
@@ -38,8 +39,8 @@ tf, seqio = tensorflow.load()
 B, T, SHARDS, COPIES = 32, 1024, 32, 32
 
 
-def write(texts, root):
-  """The texts as shards of all kinds; one text for validation."""
+def write_shards(texts, root):
+  """Writes the texts as shards of all formats, with one text for validation."""
   for kind, file in (('jsonl', open), ('json.gz', gzip.open)):
     (root / kind).mkdir()
     for shard in range(SHARDS):
@@ -54,17 +55,17 @@ def _write_tfds(texts, folder):
 
   folder.mkdir(parents=True)
   infos = []
-  for split, count, given in (('train', SHARDS, texts), ('validation', 1, texts[:1])):
+  for split, count, split_texts in (('train', SHARDS, texts), ('validation', 1, texts[:1])):
     files = tfds.core.ShardedFileTemplate(
       data_dir=folder, dataset_name='c4', split=split, filetype_suffix='tfrecord'
     )
     for shard, path in enumerate(files.sharded_filepaths(count)):
       with tf.io.TFRecordWriter(str(path)) as file:
-        for text in given[shard::count]:
+        for text in split_texts[shard::count]:
           value = tf.train.BytesList(value=[text.encode()])
           feature = tf.train.Features(feature={'text': tf.train.Feature(bytes_list=value)})
           file.write(tf.train.Example(features=feature).SerializeToString())
-    lengths = [len(given[shard::count]) for shard in range(count)]
+    lengths = [len(split_texts[shard::count]) for shard in range(count)]
     infos.append(
       tfds.core.SplitInfo(name=split, shard_lengths=lengths, num_bytes=0, filename_template=files)
     )
@@ -72,14 +73,14 @@ def _write_tfds(texts, folder):
   tfds.folder_dataset.write_metadata(data_dir=folder, features=features, split_infos=infos)
 
 
-def ours(found, vocabulary, root):
-  """A function that makes the next batch, and says how many tokens it has."""
-  rows = packing.PackedDataset(found, vocabulary, B, T, root / 'places' / str(time.monotonic_ns()))
-  step = iter(range(1 << 30))
-  return lambda: rows.segment(next(step)).tokens_BxT.size
+def packed(split_shards, vocabulary, root):
+  """Returns a function that makes the next batch and returns its number of tokens."""
+  folder = root / 'positions' / str(time.monotonic_ns())
+  dataset, steps = packing.PackedDataset(split_shards, vocabulary, B, T, folder), itertools.count()
+  return lambda: dataset.segment(next(steps)).tokens_BxT.size
 
 
-def bare(root, model):
+def bare_tf_data(root, model):
   """The same with tf.data: records, texts, tokens, rows."""
   import tensorflow_text
 
@@ -99,8 +100,8 @@ def bare(root, model):
   return lambda: next(batches)[:, 1:].size
 
 
-def of_seqio(root, path):
-  """The task of seqio with its own vocabulary and converter; the tokens that are no padding."""
+def seqio_task(root, path):
+  """The same with a seqio task, its vocabulary and its converter; padding is not counted."""
   seqio.TaskRegistry.remove('benchmark')
   seqio.TaskRegistry.add(
     'benchmark',
@@ -125,69 +126,71 @@ def of_seqio(root, path):
   return lambda: int((next(batches)['decoder_target_tokens'] != 0).sum())
 
 
-def rate(name, root, path, rounds, seconds):
-  """Tokens per second of a pipeline, the median of some turns."""
+def measure(name, root, path, rounds, seconds):
+  """Returns the tokens per second of a pipeline, the median over rounds."""
   os.sched_setaffinity(0, {0})
   os.cpu_count = lambda: 1
   model = path.read_bytes()
   vocabulary = vocabularies.SentencePieceVocabulary(model)
   make = {
-    'floor': lambda: alone(root, vocabulary),
-    'jsonl': lambda: ours(shards.find(root / 'jsonl')['train'], vocabulary, root),
-    'gzip': lambda: ours(shards.find(root / 'json.gz')['train'], vocabulary, root),
-    'tfds': lambda: ours(
+    'floor': lambda: sentencepiece_only(root, vocabulary),
+    'jsonl': lambda: packed(shards.find(root / 'jsonl')['train'], vocabulary, root),
+    'gzip': lambda: packed(shards.find(root / 'json.gz')['train'], vocabulary, root),
+    'tfds': lambda: packed(
       c4.open_corpus(data_config.DataConfig(corpus='c4/en', path=str(root))).train_shards,
       vocabulary,
       root,
     ),
-    'bare tf.data': lambda: bare(root, model),
-    'seqio': lambda: of_seqio(root, path),
+    'bare tf.data': lambda: bare_tf_data(root, model),
+    'seqio': lambda: seqio_task(root, path),
   }
-  batch, found = make[name](), []
-  for turn in range(rounds + 1):
-    began, tokens = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds:
-      tokens += batch()
-    if turn:  # the first one warms up
-      found.append(tokens / (time.perf_counter() - began))
-  return float(np.median(found))
+  next_batch, rates = make[name](), []
+  for round_number in range(rounds + 1):
+    start, tokens = time.perf_counter(), 0
+    while time.perf_counter() - start < seconds:
+      tokens += next_batch()
+    if round_number:  # the first one is a warm-up
+      rates.append(tokens / (time.perf_counter() - start))
+  return float(np.median(rates))
 
 
-def texts_of(found):
-  """All texts of some shards."""
+def read_texts(split_shards):
+  """Returns all texts of the shards of a split."""
   return [
-    found.text(shard, number, stored)
-    for shard in range(len(found.files))
-    for number, (stored, _) in enumerate(found.read(shard))
+    split_shards.text(shard, number, record)
+    for shard in range(len(split_shards.files))
+    for number, (record, _) in enumerate(split_shards.read(shard))
   ]
 
 
-def alone(root, vocabulary):
-  """Nothing but SentencePiece."""
-  texts = texts_of(shards.find(root / 'jsonl')['train'])[:2000]
+def sentencepiece_only(root, vocabulary):
+  """The same for tokenisation of texts in memory."""
+  texts = read_texts(shards.find(root / 'jsonl')['train'])[:2000]
   return lambda: sum(map(len, vocabulary.encode_all(texts, 1)))
 
 
 def main() -> None:
-  """Prints a table, and writes it as JSON where asked."""
+  """Prints a table; with --json also writes it."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument('--path', type=pathlib.Path, required=True, help='shards of texts')
-  parser.add_argument('--vocabulary', type=pathlib.Path, required=True, help='of SentencePiece')
+  parser.add_argument(
+    '--path', type=pathlib.Path, required=True, help='folder with shards of texts'
+  )
+  parser.add_argument('--vocabulary', type=pathlib.Path, required=True, help='SentencePiece model')
   parser.add_argument('--rounds', type=int, default=5)
-  parser.add_argument('--seconds', type=float, default=3.0, help='of each turn')
-  parser.add_argument('--json', type=pathlib.Path, help='where to write the result')
+  parser.add_argument('--seconds', type=float, default=3.0, help='seconds per round')
+  parser.add_argument('--json', type=pathlib.Path, help='output file')
   options = parser.parse_args()
-  texts = [text.decode() for text in texts_of(shards.find(options.path)['train'])]
+  texts = [text.decode() for text in read_texts(shards.find(options.path)['train'])]
   root = pathlib.Path(tempfile.mkdtemp())
   context, result = multiprocessing.get_context('spawn'), {}
   try:
-    write(texts * COPIES, root)
+    write_shards(texts * COPIES, root)
     for name in ('floor', 'jsonl', 'gzip', 'tfds', 'bare tf.data', 'seqio'):
       with context.Pool(1) as process:
-        given = name, root, options.vocabulary, options.rounds, options.seconds
-        result[name] = process.apply(rate, given)
+        args = name, root, options.vocabulary, options.rounds, options.seconds
+        result[name] = process.apply(measure, args)
   finally:
     shutil.rmtree(root)
   for name, tokens in result.items():

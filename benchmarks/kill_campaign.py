@@ -1,12 +1,12 @@
-"""Kills a training run again and again and compares what it ends with, bit by bit.
+"""Kills a training run repeatedly, and checks that its result is bit-identical.
 
   python benchmarks/kill_campaign.py --folder=/tmp/kills --kills=20 \\
     --config=configs/quickstart.py --config.training.steps=60 --config.training.checkpoint_every=10
 
-One run is left alone. Others of the same command are killed with SIGKILL at random moments,
-every other time while a checkpoint is being written, and started again until they finish;
-then every array of the train state and every line of metrics.jsonl must be the same.
-Exit status 1 if anything differs.
+One run is not disturbed. Other runs of the same command are killed with SIGKILL at random times,
+every second time while a checkpoint is being written, and started again until they finish. Every
+array of the train state and every line of metrics.jsonl has to equal that of the undisturbed run.
+The exit status is 1 if anything differs.
 """
 
 import argparse
@@ -19,66 +19,67 @@ import subprocess
 import sys
 import time
 
-TIMES = ('tokens_per_second', 'mfu', 'goodput')  # all of metrics.jsonl that may differ
+TIME_METRICS = ('tokens_per_second', 'mfu', 'goodput')  # only these may differ
 
 
 def train(workdir: pathlib.Path, arguments: list[str]) -> subprocess.Popen:
-  """Starts training, its output in a file beside the workdir."""
+  """Starts training, with its output in a file next to the workdir."""
   command = [sys.executable, '-m', 'ngrammer_jax.train', f'--workdir={workdir}', *arguments]
   with workdir.with_suffix('.log').open('a', encoding='utf-8') as log:
     return subprocess.Popen(command, stdout=log, stderr=log)
 
 
-def finish(process: subprocess.Popen, workdir: pathlib.Path) -> None:
-  """Waits for a run that nobody kills."""
+def wait(process: subprocess.Popen, workdir: pathlib.Path) -> None:
+  """Waits for a run to finish; exits if it fails."""
   if process.wait():
     sys.exit(f'training failed with status {process.returncode}, see {workdir}.log')
 
 
 def records(workdir: pathlib.Path) -> list[dict[str, float]]:
-  """metrics.jsonl without the times."""
+  """Returns metrics.jsonl without the metrics of time."""
   path = workdir / 'metrics.jsonl'
   lines = path.read_text(encoding='utf-8').splitlines() if path.exists() else []
-  return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
+  return [{k: v for k, v in json.loads(line).items() if k not in TIME_METRICS} for line in lines]
 
 
 def arrays(workdir: pathlib.Path) -> dict[str, list]:
-  """Dtype, shape and checksum of every array of the last checkpoint, by name."""
+  """Returns dtype, shape and checksum of every array of the last checkpoint, by name."""
   steps = [path for path in (workdir / 'checkpoints').iterdir() if path.name.isdecimal()]
   last = max(steps, key=lambda path: int(path.name))
   return json.loads((last / 'manifest.json').read_text(encoding='utf-8'))['leaves']
 
 
-def kill(process: subprocess.Popen, workdir: pathlib.Path, seconds: float, saving: bool) -> str:
-  """Kills after some seconds, or in the next save after them; returns what was going on."""
-  folder, began = workdir / 'checkpoints', time.monotonic()
+def kill(process: subprocess.Popen, workdir: pathlib.Path, seconds: float, in_save: bool) -> str:
+  """Kills a run after some seconds, or in the next save; returns a description of the moment."""
+  folder, start = workdir / 'checkpoints', time.monotonic()
   while process.poll() is None:
-    if time.monotonic() - began > seconds and (not saving or any(folder.glob('*.scratch*'))):
+    if time.monotonic() - start > seconds and (not in_save or any(folder.glob('*.scratch*'))):
       time.sleep(random.uniform(0, 0.1))
       break
     time.sleep(0.001)
-  writing = any(folder.glob('*.scratch*'))
+  is_saving = any(folder.glob('*.scratch*'))
   process.send_signal(signal.SIGKILL)
   process.wait()
-  logged = [r['step'] for r in whole_lines(workdir)]
-  at = f'after step {logged[-1]}' if logged else 'before the first step'
-  return f'{at}, while saving' if writing else at
+  steps = [record['step'] for record in complete_records(workdir)]
+  moment = f'after step {steps[-1]}' if steps else 'before the first step'
+  return f'{moment}, while saving' if is_saving else moment
 
 
-def whole_lines(workdir: pathlib.Path) -> list[dict[str, float]]:
-  """metrics.jsonl as a kill leaves it: the last line may be half."""
+def complete_records(workdir: pathlib.Path) -> list[dict[str, float]]:
+  """Returns metrics.jsonl after a kill, which may have cut the last line short."""
   path = workdir / 'metrics.jsonl'
   text = path.read_text(encoding='utf-8') if path.exists() else ''
   return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith('\n')]
 
 
-def differences(workdir: pathlib.Path, whole: pathlib.Path) -> list[str]:
-  """Names of all arrays, and numbers of all records, that are not the same."""
-  one, other = arrays(workdir), arrays(whole)
-  wrong = [name for name in one.keys() | other.keys() if one.get(name) != other.get(name)]
-  if records(workdir) != records(whole):
-    wrong.append('metrics.jsonl')
-  return sorted(wrong)
+def differences(workdir: pathlib.Path, reference: pathlib.Path) -> list[str]:
+  """Returns the names of all arrays, and of the records, that differ from a reference run."""
+  actual, expected = arrays(workdir), arrays(reference)
+  names = actual.keys() | expected.keys()
+  differing = [name for name in names if actual.get(name) != expected.get(name)]
+  if records(workdir) != records(reference):
+    differing.append('metrics.jsonl')
+  return sorted(differing)
 
 
 def main() -> None:
@@ -86,41 +87,47 @@ def main() -> None:
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument('--folder', type=pathlib.Path, required=True, help='for the workdirs')
+  parser.add_argument(
+    '--folder',
+    type=pathlib.Path,
+    required=True,
+    help='folder for the workdirs; its content is deleted',
+  )
   parser.add_argument('--kills', type=int, default=20)
-  parser.add_argument('--seed', type=int, default=0, help='of the moments')
+  parser.add_argument('--seed', type=int, default=0, help='random seed of the times')
   options, arguments = parser.parse_known_args()
   random.seed(options.seed)
-  whole = options.folder / 'whole'
+  reference = options.folder / 'reference'
   for old in options.folder.glob('*') if options.folder.exists() else ():
     shutil.rmtree(old) if old.is_dir() else old.unlink()
   options.folder.mkdir(parents=True, exist_ok=True)
-  began = time.monotonic()
-  finish(train(whole, arguments), whole)
-  seconds = time.monotonic() - began
+  start = time.monotonic()
+  wait(train(reference, arguments), reference)
+  seconds = time.monotonic() - start
   print(f'undisturbed: {seconds:.1f} s', flush=True)
 
-  kills, rounds, differ = 0, 0, 0
+  kills, rounds, num_differences = 0, 0, 0
   while kills < options.kills:
     workdir = options.folder / f'killed_{rounds}'
     rounds += 1
     while True:
       process = train(workdir, arguments)
       if kills == options.kills:
-        finish(process, workdir)
+        wait(process, workdir)
         break
-      where = kill(process, workdir, random.uniform(0, seconds), saving=kills % 2 == 0)
+      moment = kill(process, workdir, random.uniform(0, seconds), in_save=kills % 2 == 0)
       if process.returncode == 0:
         break
       if process.returncode != -signal.SIGKILL:
-        finish(process, workdir)
+        wait(process, workdir)
       kills += 1
-      print(f'kill {kills}: {where}', flush=True)
-    wrong = differences(workdir, whole)
-    differ += len(wrong)
-    print(f'{workdir.name}: {len(wrong)} differences {", ".join(wrong)}', flush=True)
-  print(f'{kills} kills, {rounds} runs, {differ} differences in {len(arrays(whole))} arrays')
-  sys.exit(bool(differ))
+      print(f'kill {kills}: {moment}', flush=True)
+    names = differences(workdir, reference)
+    num_differences += len(names)
+    print(f'{workdir.name}: {len(names)} differences {", ".join(names)}', flush=True)
+  size = len(arrays(reference))
+  print(f'{kills} kills, {rounds} runs, {num_differences} differences in {size} arrays')
+  sys.exit(bool(num_differences))
 
 
 if __name__ == '__main__':

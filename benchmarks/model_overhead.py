@@ -1,17 +1,17 @@
-"""What the N-Grammer layer costs a model: examples per second, over the same Transformer.
+"""Cost of the N-Grammer layer: examples per second, relative to the same Transformer.
 
   python benchmarks/model_overhead.py --layers=4 --rows=2 --length=512 --json=overhead.json
 
-Three models of the width of the N-Grammer paper (configs/ngrammer_c4.py, rows `transformer` and
-`393k_8k_50`, with fewer layers): the Transformer; the N-Grammer that clusters every token (or,
-where those are more, the whole vocabulary); and the same with the clusters of all tokens looked
-up, as `evaluate` and `generate` serve it. They are measured in turn, and a ratio is the median
-over rounds of that of neighbours in time. `score` is a forward pass with the negative
-log-likelihoods, `decode` a token for every row.
+Three models of the width of the N-Grammer paper (configs/ngrammer_c4.py, variants `transformer` and
+`393k_8k_50`, with fewer layers): the Transformer; the N-Grammer that clusters every token (or the
+vocabulary, if it has fewer rows); and the N-Grammer with precomputed clusters of all tokens, as in
+`evaluate` and `generate`. They are measured in turn; a ratio is the median over rounds of the ratio
+of consecutive measurements. `score` is a forward pass with the negative log-likelihoods, `decode`
+generates one token for every row.
 
-The paper reports 356.94 over 402.00 examples/s, 0.888, on TPU-v3 (its Table 1). The floor of the
-looked-up layer: the products of the model as fast as this machine makes large ones, and the bytes
-that the layer must move, as fast as it copies; what the layer costs beyond is our own.
+The paper reports 356.94 / 402.00 examples/s = 0.888 on TPU-v3 (its Table 1). The floor is a lower
+bound on the cost of the layer with precomputed clusters: the products of the model at the speed of
+large products on this machine, and the bytes that the layer has to move at the speed of a copy.
 """
 
 import argparse
@@ -33,14 +33,14 @@ from ngrammer_jax.models import heads, language_model
 CONFIGS = pathlib.Path(__file__).parents[1] / 'configs' / 'ngrammer_c4.py'
 
 
-def resolved(row: str) -> experiment.Config:
-  """The config of a row."""
+def load_config(row: str) -> experiment.Config:
+  """Returns a variant of the config."""
   return experiment.resolve(runpy.run_path(str(CONFIGS))['get_config'](row))
 
 
-def programs(row: str, serving: bool, options: argparse.Namespace) -> dict:
-  """Functions without arguments that score a batch, or decode a token of every row."""
-  config = resolved(row)
+def programs(row: str, is_serving: bool, options: argparse.Namespace) -> dict:
+  """Returns functions without arguments that score a batch, and decode tokens of every row."""
+  config = load_config(row)
   V = config.data.vocabulary_size
   config = dataclasses.replace(config.model, layers=options.layers, scan_layers=False, remat='none')
   model = language_model.build(config, V)
@@ -48,7 +48,7 @@ def programs(row: str, serving: bool, options: argparse.Namespace) -> dict:
   tokens = np.random.default_rng(0).integers(0, V, (B, T)).astype(np.int32)
   empty = language_model.empty_memory(config, B)
   variables = nn.unbox(jax.jit(model.init)(jax.random.key(0), tokens[:, :1], empty))
-  if serving:
+  if is_serving:
     serve = jax.jit(lambda v: heads.for_serving(model.config, v['params'], v['codebook']))
     variables = variables | {'codebook': serve(variables)}
 
@@ -73,41 +73,43 @@ def programs(row: str, serving: bool, options: argparse.Namespace) -> dict:
 
 
 def floor(options: argparse.Namespace) -> dict[str, float]:
-  """What a token costs at least: operations of the model, bytes of the looked-up layer."""
-  config = resolved('393k_8k_50')
+  """Returns the minimal cost of a token: operations of the model, bytes of the layer."""
+  config = load_config('393k_8k_50')
   m, n, V = config.model, config.model.ngram, config.data.vocabulary_size
   D, F, N = m.width, m.feed_forward_width, m.heads
   block = 2 * (4 * D * D + 3 * D * F) + 2 * options.length * D  # attention over half the length
   operations = options.layers * block + 2 * V * D
-  moved = 4 * (2 * D + 2 * N * n.dim + 3 * N)  # in and out, rows of the table, ids and hashes
+  moved_bytes = 4 * (
+    2 * D + 2 * N * n.dim + 3 * N
+  )  # inputs and outputs, table rows, ids and hashes
   a, b, large = jnp.ones((1024, D)), jnp.ones((D, 4 * D)), jnp.ones(2**25)
-  product = seconds(jax.jit(jnp.matmul), a, b) / (2 * 1024 * D * 4 * D)  # of an operation
-  copy = seconds(jax.jit(lambda x: x + 1), large) / (2 * large.nbytes)  # of a byte
-  ratio = 1 / (1 + moved * copy / (operations * product))
-  return {'model_operations': operations, 'layer_bytes': moved, 'ratio': ratio}
+  product = min_seconds(jax.jit(jnp.matmul), a, b) / (2 * 1024 * D * 4 * D)  # seconds per operation
+  copy = min_seconds(jax.jit(lambda x: x + 1), large) / (2 * large.nbytes)  # seconds per byte
+  ratio = 1 / (1 + moved_bytes * copy / (operations * product))
+  return {'model_operations': operations, 'layer_bytes': moved_bytes, 'ratio': ratio}
 
 
-def seconds(function: Callable[..., jax.Array], *arguments: jax.Array) -> float:
-  """The least of some calls."""
-  taken = []
+def min_seconds(function: Callable[..., jax.Array], *arguments: jax.Array) -> float:
+  """Returns the shortest time of several calls."""
+  times = []
   for _ in range(8):
-    began = time.perf_counter()
+    start = time.perf_counter()
     jax.block_until_ready(function(*arguments))
-    taken.append(time.perf_counter() - began)
-  return min(taken)
+    times.append(time.perf_counter() - start)
+  return min(times)
 
 
 def main() -> None:
-  """Prints a table, and writes it as JSON where asked."""
+  """Prints a table; with --json also writes it."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument('--layers', type=int, default=4)
   parser.add_argument('--rows', type=int, default=2)
   parser.add_argument('--length', type=int, default=512)
-  parser.add_argument('--decoded', type=int, default=8, help='tokens of a row that are timed')
+  parser.add_argument('--decoded', type=int, default=8, help='number of timed tokens per row')
   parser.add_argument('--rounds', type=int, default=15)
-  parser.add_argument('--json', type=pathlib.Path, help='where to write the result')
+  parser.add_argument('--json', type=pathlib.Path, help='output file')
   options = parser.parse_args()
   models = {
     'transformer': programs('transformer', False, options),
@@ -120,21 +122,21 @@ def main() -> None:
     seconds = {name: [] for name in models}
     for round_number in range(options.rounds + 1):
       for name, runs in models.items():
-        began = time.perf_counter()
+        start = time.perf_counter()
         runs[job]()
         if round_number:  # the first one compiles
-          seconds[name].append(time.perf_counter() - began)
-    of_transformer = np.array(seconds['transformer'])
-    for name, taken in seconds.items():
-      ratio = float(np.median(of_transformer / taken))
-      rate = float(count / np.median(taken))
+          seconds[name].append(time.perf_counter() - start)
+    transformer_times = np.array(seconds['transformer'])
+    for name, times in seconds.items():
+      ratio = float(np.median(transformer_times / times))
+      rate = float(count / np.median(times))
       unit = 'examples/s' if job == 'score' else 'tokens/s'
       print(f'{job:<8}{name:<24}{rate:10.2f} {unit:<12}{ratio:6.3f} of the Transformer', flush=True)
       result[f'{job}/{name}'] = {unit: rate, 'ratio': ratio}
-  least = result['floor'] = floor(options)
+  bound = result['floor'] = floor(options)
   print(
-    f'floor of the looked-up layer: {least["layer_bytes"]:,} bytes a token, beside '
-    f'{least["model_operations"] / 1e6:,.1f} million operations: {least["ratio"]:.5f}'
+    f'floor with precomputed clusters: {bound["layer_bytes"]:,} bytes and '
+    f'{bound["model_operations"] / 1e6:,.1f} million operations per token: {bound["ratio"]:.5f}'
   )
   if options.json:
     options.json.write_text(json.dumps(result, indent=2) + '\n')

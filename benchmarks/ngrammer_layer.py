@@ -1,17 +1,17 @@
-"""The N-Grammer layer against that of n-grammer-pytorch, on the same cores, in one run.
+"""Speed of the N-Grammer layer, compared with n-grammer-pytorch on the same cores.
 
   pip install torch==2.13.0 n-grammer-pytorch==0.0.14
   python benchmarks/ngrammer_layer.py --json=layer.json
 
-Both are measured in turn, and the best of all rounds counts: evaluation forward, and training
-forward + backward with the k-means update. Ratios are their seconds over ours. Memory is what
-our compiled program needs beside its arguments and results, over the distances of all tokens
-to all centroids, [B, T, N, K] in float32, which a layer that holds them at one time cannot do
-without; the worse of the two passes counts.
+Both are measured in turn, and the best of all rounds counts: the forward pass in evaluation, and
+forward and backward pass with the k-means update in training. A ratio is the time of
+n-grammer-pytorch over that of ngrammer_jax. The memory ratio is the temporary memory of the
+compiled JAX program, the larger of the two passes, over the size of the distances of all tokens to
+all centroids, [B, T, N, K] in float32.
 
-The floor is what no implementation can avoid: the products of all tokens with all centroids
-(2 B T N K H operations, at the speed of one large matrix product on this machine), and reading
-and writing the embeddings once.
+The floor is a lower bound for every implementation: the products of all tokens with all centroids
+(2 B T N K H operations, at the speed of one large matrix product on this machine), and reading and
+writing the embeddings once.
 """
 
 import argparse
@@ -31,44 +31,40 @@ B, T, N, H, K, V, E = 8, 1024, 16, 64, 1024, 768 * 256, 8
 D = N * H
 
 
-def compiled():
-  """The programs of the layer by name, and what they are called with."""
+def compile_jax():
+  """Returns the programs of the layer by name, and their arguments."""
   layer = NGrammer(heads=N, clusters=K, vocabulary_size=V, dim=E)
   random = np.random.default_rng(0)
-  x, cot = (jnp.asarray(random.normal(size=(B, T, D)), jnp.float32) for _ in range(2))
+  x, cotangent = (jnp.asarray(random.normal(size=(B, T, D)), jnp.float32) for _ in range(2))
   variables = nn.unbox(jax.jit(layer.init)(jax.random.key(0), x))
 
   def evaluate(variables, x):
     return layer.apply(variables, x)[0]
 
   def train(variables, x):
-    def weighted(params, x):
-      given = {'params': params, 'codebook': variables['codebook']}
-      (y, _), updated = layer.apply(given, x, mutable=['codebook'])
-      return (y * cot).sum(), updated
+    def loss(params, x):
+      state = {'params': params, 'codebook': variables['codebook']}
+      (y, _), updated = layer.apply(state, x, mutable=['codebook'])
+      return (y * cotangent).sum(), updated
 
-    return jax.value_and_grad(weighted, argnums=(0, 1), has_aux=True)(variables['params'], x)
+    return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(variables['params'], x)
 
   passes = {'eval': evaluate, 'train': train}
-  given = variables, x
-  return {name: jax.jit(run).lower(*given).compile() for name, run in passes.items()}, given
+  arguments = variables, x
+  programs = {name: jax.jit(run).lower(*arguments).compile() for name, run in passes.items()}
+  return programs, arguments
 
 
-def ours():
-  """Functions that run the layer once, by name."""
-  programs, given = compiled()
-  run = lambda program: jax.block_until_ready(program(*given))
-  return {name: functools.partial(run, program) for name, program in programs.items()}
+def make_jax():
+  """Returns functions that run the layer once, and their temporary memory in bytes, by name."""
+  programs, arguments = compile_jax()
+  run = lambda program: jax.block_until_ready(program(*arguments))
+  runs = {name: functools.partial(run, program) for name, program in programs.items()}
+  return runs, {name: p.memory_analysis().temp_size_in_bytes for name, p in programs.items()}
 
 
-def temporary_bytes():
-  """Of each program."""
-  programs, _ = compiled()
-  return {name: p.memory_analysis().temp_size_in_bytes for name, p in programs.items()}
-
-
-def theirs():
-  """The same of n-grammer-pytorch."""
+def make_torch():
+  """Returns functions that run the layer of n-grammer-pytorch once, by name."""
   import n_grammer_pytorch
   import torch
 
@@ -76,7 +72,7 @@ def theirs():
     num_clusters=K, dim_per_head=H, num_heads=N, ngram_vocab_size=V, ngram_emb_dim=E
   )
   random = torch.Generator().manual_seed(0)
-  x, cot = (torch.randn(B, T, D, generator=random) for _ in range(2))
+  x, cotangent = (torch.randn(B, T, D, generator=random) for _ in range(2))
 
   def evaluate():
     layer.eval()
@@ -86,52 +82,52 @@ def theirs():
   def train():
     layer.train()
     layer.zero_grad()
-    (layer(x.clone().requires_grad_()) * cot).sum().backward()
+    (layer(x.clone().requires_grad_()) * cotangent).sum().backward()
 
   return {'eval': evaluate, 'train': train}
 
 
 def floor() -> float:
-  """Seconds for the products alone, as one matrix product of the same operations."""
+  """Returns the seconds of one matrix product with as many operations as the distances."""
   a, b = jnp.ones((B * T, D)), jnp.ones((D, K * H * N // D))
   product = jax.jit(functools.partial(jnp.matmul, precision='highest'))
   jax.block_until_ready(product(a, b))
-  return min(seconds(lambda: jax.block_until_ready(product(a, b)))[0] for _ in range(5))
+  return min(measure(lambda: jax.block_until_ready(product(a, b)))[0] for _ in range(5))
 
 
-def seconds(function) -> tuple[float, float]:
-  """Wall and processor seconds of one call."""
+def measure(function) -> tuple[float, float]:
+  """Returns the wall and processor seconds of one call."""
   wall, processor = time.perf_counter(), time.process_time()
   function()
   return time.perf_counter() - wall, time.process_time() - processor
 
 
 def main() -> None:
-  """Prints a table, and writes it as JSON where asked."""
+  """Prints a table; with --json also writes it."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument('--rounds', type=int, default=7)
-  parser.add_argument('--json', type=pathlib.Path, help='where to write the result')
+  parser.add_argument('--json', type=pathlib.Path, help='output file')
   options = parser.parse_args()
-  temporary = temporary_bytes()
-  peers = {'ngrammer_jax': ours(), 'n-grammer-pytorch': theirs()}
-  times = {(peer, name): [] for peer, runs in peers.items() for name in runs}
+  jax_runs, temporary = make_jax()
+  libraries = {'ngrammer_jax': jax_runs, 'n-grammer-pytorch': make_torch()}
+  times = {(library, name): [] for library, runs in libraries.items() for name in runs}
   for round_number in range(options.rounds + 1):
-    for peer, runs in peers.items():
+    for library, runs in libraries.items():
       for name, run in runs.items():
-        run()  # what the others have pushed out of memory comes back
-        taken = seconds(run)
-        if round_number:  # the first one warms up
-          times[peer, name].append(taken)
+        run()  # fills the caches again after the other library
+        seconds = measure(run)
+        if round_number:  # the first one is a warm-up
+          times[library, name].append(seconds)
 
-  best = {of: tuple(map(min, zip(*all_rounds, strict=True))) for of, all_rounds in times.items()}
+  best = {key: tuple(map(min, zip(*rounds, strict=True))) for key, rounds in times.items()}
   result = {'shape': {'B': B, 'T': T, 'N': N, 'H': H, 'K': K, 'V': V, 'E': E}}
   print(f'{"":<20}{"pass":<8}{"wall s":>9}{"median":>9}{"CPU s":>9}{"tokens/s":>12}')
-  for (peer, name), (wall, processor) in best.items():
-    median = float(np.median([of for of, _ in times[peer, name]]))
-    print(f'{peer:<20}{name:<8}{wall:9.3f}{median:9.3f}{processor:9.3f}{B * T / wall:12,.0f}')
-    result[f'{peer}/{name}'] = {'wall_s': wall, 'median_wall_s': median, 'cpu_s': processor}
+  for (library, name), (wall, processor) in best.items():
+    median = float(np.median([wall for wall, _ in times[library, name]]))
+    print(f'{library:<20}{name:<8}{wall:9.3f}{median:9.3f}{processor:9.3f}{B * T / wall:12,.0f}')
+    result[f'{library}/{name}'] = {'wall_s': wall, 'median_wall_s': median, 'cpu_s': processor}
   for name in ('eval', 'train'):
     wall, processor = (
       best['n-grammer-pytorch', name][i] / best['ngrammer_jax', name][i] for i in range(2)

@@ -1,13 +1,13 @@
-"""What one long span among short ones costs, under a high limit, against a fixed short memory.
+"""Cost of one long span among short ones, relative to a short fixed memory.
 
   python benchmarks/span_cost.py --json=span_cost.json
 
-Models of the adaptive-span kind, equal but for attention, take turns: learned spans under a limit
-of 8,192, of which one head of one layer has 2,200 tokens and all others 30 to 60; the same limit
-with all spans short; the same limit with all spans of 8,192; and no spans, with a fixed memory of
-512. Of each the training step, the scoring of the same tokens, whose keys and values are kept, and
-a single token of a continuation. The median of all rounds counts. `ratio` is that over the fixed
-memory.
+Models of the adaptive-span paper with different attention are measured in turn: learned spans with
+a limit of 8,192, where one head of one layer has a span of 2,200 tokens and all others 30 to 60;
+the same limit with short spans only; the same limit with all spans of 8,192; and no spans, with a
+fixed memory of 512. `train` is a training step, `score` the scoring of the same tokens with a KV
+cache, `write` the generation of one token. The result is the median over rounds; `ratio` is
+relative to the fixed memory.
 """
 
 import argparse
@@ -33,8 +33,8 @@ LIMIT, FIXED, LONG, V = 8192, 512, 2200, 205
 B, T, LAYERS, WIDTH, HEADS = 4, 512, 4, 256, 4
 
 
-def model_of(memory: int, span: model_config.SpanConfig | None = None):
-  """A model of the adaptive-span paper."""
+def make_model(memory: int, span: model_config.SpanConfig | None = None):
+  """Returns a model of the adaptive-span paper."""
   config = model_config.ModelConfig(
     layers=LAYERS,
     width=WIDTH,
@@ -58,38 +58,38 @@ def model_of(memory: int, span: model_config.SpanConfig | None = None):
 
 
 def short_spans():
-  """Spans of 30 to 60 tokens, [layers, heads]."""
+  """Returns spans of 30 to 60 tokens, [layers, heads]."""
   return np.random.default_rng(0).uniform(30, 60, (LAYERS, HEADS))
 
 
 def one_long_span():
-  """The same, but for one head of the last layer."""
+  """Returns short spans, with one long span in the last layer."""
   spans = short_spans()
   spans[-1, 0] = LONG
   return spans
 
 
-def variables_of(model, spans):
-  """The parameters, with such spans in tokens."""
+def make_params(model, spans):
+  """Returns parameters with the given spans in tokens."""
   tokens = np.zeros((B, 1), np.int32)
   start = language_model.empty_memory(model.config, B)
   initial = functools.partial(model.init, jax.random.key(0))
   params = nn.unbox(jax.jit(initial)(tokens, start))['params']
   if spans is not None:
-    for layer, of_heads in enumerate(spans):
-      learned = params[f'layer_{layer}']['attention']['span']
-      learned['span'] = jnp.asarray(of_heads / LIMIT, learned['span'].dtype)
+    for layer, layer_spans in enumerate(spans):
+      span_params = params[f'layer_{layer}']['attention']['span']
+      span_params['span'] = jnp.asarray(layer_spans / LIMIT, span_params['span'].dtype)
   return params
 
 
 def trainer(model, spans):
-  """A function that makes one step, and goes on from there with the next."""
+  """Returns a function that trains one step, from the state of the previous call."""
   random = np.random.default_rng(0)
   tokens = random.integers(0, V, (B, T + 1), dtype=np.int32)
   ones = np.ones((B, T), np.float32)
   segment = streams.Segment(tokens[:, :-1], tokens[:, 1:], np.zeros((B, T), bool), ones)
   memory = language_model.empty_memory(model.config, B)
-  params = variables_of(model, spans)
+  params = make_params(model, spans)
   config = experiment.OptimizerConfig(algorithm='adagrad', learning_rate=1e-6, clip_norm=0.03)
   labels = jax.tree.map(lambda _: 'dense', params)
   optimizer = optimizers.make(config, 1000, labels)
@@ -105,8 +105,8 @@ def trainer(model, spans):
 
 
 def scorer(model, spans, length):
-  """A function that reads so many tokens of each row, and goes on from there."""
-  params = variables_of(model, spans)
+  """Returns a function that reads `length` tokens of each row, after those of the previous call."""
+  params = make_params(model, spans)
   slots = language_model.cache_slots(model.config, params)
   memory = language_model.empty_memory(model.config, B, slots)
   tokens = np.random.default_rng(0).integers(0, V, (B, length), dtype=np.int32)
@@ -121,25 +121,26 @@ def scorer(model, spans, length):
 
 
 def main() -> None:
-  """Prints a table, and writes it as JSON where asked."""
+  """Prints a table; with --json also writes it."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument('--rounds', type=int, default=15)
-  parser.add_argument('--json', type=pathlib.Path, help='where to write the result')
+  parser.add_argument('--json', type=pathlib.Path, help='output file')
   options = parser.parse_args()
-  learned = model_of(LIMIT, model_config.SpanConfig(limit=LIMIT, ramp=32))
+  adaptive = make_model(LIMIT, model_config.SpanConfig(limit=LIMIT, ramp=32))
   fixed_memory = f'a fixed memory of {FIXED}'
   models = {
-    f'one span of {LONG:,}': (learned, one_long_span()),
-    'short spans': (learned, short_spans()),
-    f'all spans of {LIMIT:,}': (learned, np.full((LAYERS, HEADS), LIMIT)),
-    fixed_memory: (model_of(FIXED), None),
+    f'one span of {LONG:,}': (adaptive, one_long_span()),
+    'short spans': (adaptive, short_spans()),
+    f'all spans of {LIMIT:,}': (adaptive, np.full((LAYERS, HEADS), LIMIT)),
+    fixed_memory: (make_model(FIXED), None),
   }
   score, write = functools.partial(scorer, length=T), functools.partial(scorer, length=1)
   result = {}
   for name, make, tokens in (('train', trainer, T), ('score', score, T), ('write', write, 1)):
-    medians = measured({key: make(*given) for key, given in models.items()}, options.rounds)
+    runs = {key: make(*arguments) for key, arguments in models.items()}
+    medians = measure_in_turn(runs, options.rounds)
     fixed = medians[fixed_memory]
     result[name] = {'seconds': medians, 'ratio': {k: v / fixed for k, v in medians.items()}}
     for model, median in medians.items():
@@ -149,15 +150,15 @@ def main() -> None:
     options.json.write_text(json.dumps(result, indent=2) + '\n')
 
 
-def measured(runs, rounds):
-  """The median seconds of each of some functions that take turns."""
+def measure_in_turn(runs, rounds):
+  """Returns the median seconds of each function; the functions take turns."""
   seconds = {name: [] for name in runs}
   for round_number in range(rounds + 1):
     for name, run in runs.items():
-      began = time.perf_counter()
+      start_time = time.perf_counter()
       run()
-      if round_number:  # the first one warms up
-        seconds[name].append(time.perf_counter() - began)
+      if round_number:  # the first one is a warm-up
+        seconds[name].append(time.perf_counter() - start_time)
   return {name: float(np.median(times)) for name, times in seconds.items()}
 
 
