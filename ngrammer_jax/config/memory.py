@@ -12,18 +12,20 @@ FIRST = ('empty', 'zeros')
 # memory_alone: as many as the memory has slots, before it (adaptive span).
 SAME_LENGTH = ('no', 'memory', 'memory_and_self', 'memory_alone')
 SPANS = ('adaptive', 'dynamic')
+# Where memories may act, see `Place`.
 BETWEEN_BLOCKS = ('input', 'after_block')
+POINTS = (*BETWEEN_BLOCKS, 'after_attention')
 # all_attention is the paper's; the others are its ablations.
 PERSISTENT = ('all_attention', 'attention_split', 'single_head', 'head_split')
 
 
 class Place(NamedTuple):
-  """Where a memory acts (see `models.memories`).
+  """Where a memory acts (see `layers.memory`).
 
   Attributes:
     point: `input`: on the embeddings, before positions and dropout. `after_block`: on the output
       of a block. `after_attention`: on the attended values of a block, before they are projected.
-    block: number of the block, 0 for `input`.
+    block: number of the block, from 0 on; 0 for `input`.
   """
 
   point: str

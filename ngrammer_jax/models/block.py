@@ -22,6 +22,7 @@ from ngrammer_jax.layers import (
   span,
 )
 from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.memory import PlacedMemory
 from ngrammer_jax.models import memories, precision
 
 # Keys: `hidden`, inputs of the layer [B, M + R, D], or `cache`, its `layers.cache.KeyValues`; and
@@ -46,7 +47,7 @@ def empty_memory(
   elif c.memory is not None:
     slots, rows = c.memory.length, c.memory.length + lookback
     memory['hidden'] = jnp.zeros((batch, rows, c.width), precision.compute_dtype(c))
-  return memory | memories.empty(memories.in_block(c, number), batch, slots)
+  return memory | memories.empty_states(memories.in_block(c, number), batch, slots)
 
 
 class Block(nn.Module):
@@ -60,7 +61,7 @@ class Block(nn.Module):
 
   config: model_config.ModelConfig
   dtype: jnp.dtype
-  own_memories: tuple[memories.PlacedMemory, ...] = ()
+  own_memories: tuple[PlacedMemory, ...] = ()
 
   @nn.compact
   def __call__(
@@ -99,18 +100,18 @@ class Block(nn.Module):
     earlier, states = memory.get('cache'), {}
     if 'hidden' in memory:
       earlier = attention.LayerInputs(memory['hidden'], norm)
-    modules = [placed.make(name=placed.name) for placed in self.own_memories]
+    modules = [(placed, placed.make(name=placed.name)) for placed in self.own_memories]
 
     def apply_memories(values_BxTxNxH, pair_BxNxT):
       shape, y_BxTxD = values_BxTxNxH.shape, values_BxTxNxH.reshape(*x_BxTxD.shape[:2], -1)
-      for module in modules:
-        paired = context.replace(pair_BxNxT=pair_BxNxT)
-        y_BxTxD, state = memories.apply(module, y_BxTxD, paired, memory)
+      paired = context.replace(pair_BxNxT=pair_BxNxT)
+      for placed, module in modules:
+        y_BxTxD, state = placed.apply(module, y_BxTxD, paired, memory)
         states.update(state)
       return y_BxTxD.reshape(shape)
 
     post_attention_fn = apply_memories if modules else None
-    return_pairs = any(module.needs_pairs for module in modules)
+    return_pairs = any(placed.needs_pairs for placed in self.own_memories)
     attend = make_attention(self.config, self.dtype)
     y_BxTxD, projected = attend(
       x_BxTxD, context, earlier, post_attention_fn, return_pairs, dropout_key

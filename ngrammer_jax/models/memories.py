@@ -1,97 +1,65 @@
-"""The memories of a model, and the places where they act.
-
-A memory is a Linen module with
-
-  state_name                                               its key in the memory of the model
-  empty_state(batch, slots) -> state                       before the first segment
-  __call__(x_BxTxD, context, state) -> (y_BxTxD, state)    one segment
-
-A state is a pytree of arrays, or None. Each array has the batch as its first axis and keeps its
-shape and dtype. It is detached (`stop_gradient`), and padding (`context.valid_BxT`) does not change
-it: any split of a stream into segments gives the same result as one pass. `slots` is the number
-of earlier tokens in the memory of the layers, None without a memory.
-
-A memory after attention also has `needs_pairs`: whether it reads `context.pair_BxNxT`.
+"""The memories of a model, see `layers.memory`.
 
 The config of a memory is a field of `ModelConfig` with `places(layers)`, see `config.memory.Place`.
-
-B batch, T segment length, D model width.
 """
 
-from collections.abc import Callable, Iterable
-import dataclasses
-import functools
-from typing import Any
+from collections.abc import Iterable
 
-from flax import linen as nn
-import jax
+from ngrammer_jax.config.memory import POINTS
+from ngrammer_jax.config.model import ModelConfig
+from ngrammer_jax.layers.memory import PlacedMemory, States
+from ngrammer_jax.models import ngrams, precision
 
-from ngrammer_jax.config import model as model_config
-from ngrammer_jax.config.memory import BETWEEN_BLOCKS, Place
-from ngrammer_jax.layers.context import Context
-from ngrammer_jax.models import ngrams
-
-States = dict[str, Any]
-
-# For each field of `ModelConfig`: the name of the parameters, and a function that makes the module
-# from the config of the model, the place, the vocabulary size, and arguments of Linen.
-MEMORIES = {'ngram': ('ngrammer', ngrams.make)}
+# For each field of `ModelConfig`, a function that makes the memory at a place from the config of
+# the model, the place, the dtype of activations and the vocabulary size. At one place they act in
+# this order.
+MEMORIES = {'ngram': ngrams.memory}
+# Other keys of the memories of models and blocks.
+RESERVED = ('cache', 'document', 'hidden', 'layers', 'recent', 'spans', 'state', 'window')
 
 
-@dataclasses.dataclass(frozen=True)
-class PlacedMemory:
-  """A memory at one of its places.
+def all_memories(config: ModelConfig, vocabulary_size: int | None = None) -> list[PlacedMemory]:
+  """Returns the memories of a model.
 
-  Attributes:
-    name: name of its parameters.
-    place: its place in the model.
-    make: makes its module, with the arguments `name` and `parent` of Linen.
+  Args:
+    config: of the model.
+    vocabulary_size: V, which some modules need to be applied.
+
+  Raises:
+    ValueError: a place that does not exist, or two memories of one name.
   """
-
-  name: str
-  place: Place
-  make: Callable[..., nn.Module]
-
-  @property
-  def is_between_blocks(self) -> bool:
-    """Whether the model applies it, rather than a block."""
-    return self.place.point in BETWEEN_BLOCKS
-
-
-def all_memories(
-  config: model_config.ModelConfig, vocabulary_size: int | None = None
-) -> list[PlacedMemory]:
-  """Returns the memories of a model, at each place in the order of their application."""
-  memories = []
-  for field, (name, make) in MEMORIES.items():
+  memories, dtype = [], precision.compute_dtype(config)
+  for field, make in MEMORIES.items():
     memory_config = getattr(config, field)
     for place in () if memory_config is None else memory_config.places(config.layers):
-      make_module = functools.partial(make, config, place, vocabulary_size)
-      memories.append(PlacedMemory(name, place, make_module))
+      if place.point not in POINTS or place.block not in range(config.layers):
+        raise ValueError(f'model.{field}: {place} is not in a model of {config.layers} blocks')
+      memories.append(make(config, place, dtype, vocabulary_size))
+  used = set()
+  for memory in memories:
+    scope = None if memory.is_between_blocks else memory.place.block
+    for kind, name in (('name', memory.name), ('state_name', memory.state_key)):
+      if (scope, kind, name) in used or kind == 'state_name' and name in RESERVED:
+        raise ValueError(f'memory at {memory.place}: {kind}={name!r} is already used')
+      used.add((scope, kind, name))
   return memories
 
 
-def between_blocks(config: model_config.ModelConfig, *args: Any) -> list[PlacedMemory]:
-  """Returns the memories that the model applies between blocks."""
-  return [memory for memory in all_memories(config, *args) if memory.is_between_blocks]
+def between_blocks(config: ModelConfig, vocabulary_size: int | None = None) -> list[PlacedMemory]:
+  """Returns the memories that the model applies, at its input and between blocks."""
+  memories = all_memories(config, vocabulary_size)
+  return [memory for memory in memories if memory.is_between_blocks]
 
 
-def in_block(config: model_config.ModelConfig, number: int) -> list[PlacedMemory]:
+def in_block(config: ModelConfig, number: int) -> list[PlacedMemory]:
   """Returns the memories in a block."""
   memories = [memory for memory in all_memories(config) if not memory.is_between_blocks]
   return [memory for memory in memories if memory.place.block == number]
 
 
-def empty(memories: Iterable[PlacedMemory], batch: int, slots: int | None = None) -> States:
-  """Returns the states of memories before the first segment."""
-  modules = [memory.make(parent=None) for memory in memories]
-  states = {module.state_name: module.empty_state(batch, slots) for module in modules}
-  return {name: state for name, state in states.items() if state is not None}
-
-
-def apply(
-  module: nn.Module, x_BxTxD: jax.Array, context: Context, states: States
-) -> tuple[jax.Array, States]:
-  """Returns the output of a memory [B, T, D], and its next state by name."""
-  y_BxTxD, state = module(x_BxTxD, context, states.get(module.state_name))
-  return y_BxTxD, {} if state is None else {module.state_name: state}
+def empty_states(memories: Iterable[PlacedMemory], batch: int, slots: int | None = None) -> States:
+  """Returns the states of memories before the first segment, by name."""
+  states = {}
+  for memory in memories:
+    states |= memory.empty_state(batch, slots)
+  return states

@@ -1,8 +1,9 @@
-"""The N-Grammer layer as a memory of a model (see `models.memories`).
+"""The N-Grammer layer as a memory of a model (see `layers.memory`).
 
 B batch, T segment length, M slots, N heads, D model width.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -12,14 +13,11 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.memory import Place
 from ngrammer_jax.layers import cache, ngrammer
 from ngrammer_jax.layers.context import Context
-from ngrammer_jax.models import precision
+from ngrammer_jax.layers.memory import PlacedMemory
 
 
 class NGramMemory(ngrammer.NGrammer):
   """N-grams of consecutive tokens. The state is their ids (see `ngrammer.empty_memory`)."""
-
-  state_name = 'ngram'
-  needs_pairs = False
 
   def empty_state(self, batch: int, slots: int | None) -> dict[str, jax.Array]:
     """Returns the state before the first segment."""
@@ -46,9 +44,6 @@ class AttendedNGramMemory(ngrammer.NGrammer):
   The state is the cluster ids [B, N, M] of the tokens in the memory of the layers.
   """
 
-  state_name = 'ids'
-  needs_pairs = True
-
   def empty_state(self, batch: int, slots: int | None) -> jax.Array | None:
     """Returns the state before the first segment."""
     return None if slots is None else jnp.zeros((batch, self.heads, slots), jnp.int32)
@@ -72,16 +67,26 @@ class AttendedNGramMemory(ngrammer.NGrammer):
     return y_BxTxD, state
 
 
+def memory(
+  config: model_config.ModelConfig, place: Place, dtype: jnp.dtype, vocabulary_size: int | None
+) -> PlacedMemory:
+  """Returns the n-gram layer at a place, see `memories.MEMORIES`."""
+  is_attended = config.ngram.pairing_of(place.block) == 'attended'
+  kind = AttendedNGramMemory if is_attended else NGramMemory
+  make_module = functools.partial(make, config, dtype, vocabulary_size, kind)
+  state_name = 'ids' if is_attended else 'ngram'
+  return PlacedMemory('ngrammer', place, make_module, state_name, needs_pairs=is_attended)
+
+
 def make(
   config: model_config.ModelConfig,
-  place: Place | None = None,
+  dtype: jnp.dtype,
   vocabulary_size: int | None = None,
+  kind: type[ngrammer.NGrammer] = ngrammer.NGrammer,
   **fields: Any,
 ) -> ngrammer.NGrammer:
-  """Returns the n-gram layer of a config at a place; without clusters it needs the vocabulary."""
+  """Returns the n-gram layer of a config; without clusters it needs the vocabulary size."""
   n = config.ngram
-  is_attended = place is not None and n.pairing_of(place.block) == 'attended'
-  kind = AttendedNGramMemory if is_attended else NGramMemory
   # Centroids start from rows of the embedding if there are more rows than clusters.
   rows = vocabulary_size if n.layer == 'input' and config.adaptive_softmax is None else 0
   return kind(
@@ -100,6 +105,6 @@ def make(
     initial=n.initial or ('data' if (n.clusters or 0) < (rows or 0) else 'uniform'),
     padding_trains=n.padding_trains,
     exchange=n.exchange,
-    dtype=precision.compute_dtype(config),
+    dtype=dtype,
     **fields,
   )

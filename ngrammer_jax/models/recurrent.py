@@ -36,7 +36,7 @@ def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int 
     'document': jnp.zeros((batch,), jnp.int32),
     'state': recurrence.empty_state(batch, r.hidden, r.cell, precision.compute_dtype(c)),
   }
-  memory |= memories.empty(memories.between_blocks(c), batch)
+  memory |= memories.empty_states(memories.between_blocks(c), batch)
   if r.slots and (r.carry_memory or cache_slots):
     memory['window'] = empty_window(config, batch)
   return memory
@@ -113,7 +113,7 @@ class RecurrentLM(nn.Module):
       vocabulary=vocabulary,
     )
     for placed in memories.between_blocks(self.config):
-      x_BxTxD, state = memories.apply(getattr(self, placed.name), x_BxTxD, context, memory)
+      x_BxTxD, state = placed.apply(getattr(self, placed.name), x_BxTxD, context, memory)
       next_memory |= state
     input_key, output_key = self._dropout_keys(train)
     x_BxTxD = block.shard_activations(dropout.drop(x_BxTxD, self.config.outer_dropout, input_key))

@@ -51,7 +51,7 @@ def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int 
   layer (`layers.span.Spans`).
   """
   c, memory = config, {'document': jnp.zeros((batch,), jnp.int32)}
-  memory |= memories.empty(memories.between_blocks(c), batch)
+  memory |= memories.empty_states(memories.between_blocks(c), batch)
   if cache_slots:
     memory['cache'] = cache.empty_slots(batch, cache_slots)
   elif c.memory is not None:
@@ -232,7 +232,7 @@ class TransformerLM(nn.Module):
     next_states = {}
     for placed in memories.between_blocks(self.config):
       if placed.place == place:
-        x_BxTxD, state = memories.apply(getattr(self, placed.name), x_BxTxD, context, memory)
+        x_BxTxD, state = placed.apply(getattr(self, placed.name), x_BxTxD, context, memory)
         x_BxTxD, next_states = block.shard_activations(x_BxTxD), next_states | state
     return x_BxTxD, next_states
 

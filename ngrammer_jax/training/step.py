@@ -14,7 +14,7 @@ import optax
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
-from ngrammer_jax.models import language_model, ngrams
+from ngrammer_jax.models import language_model, ngrams, precision
 from ngrammer_jax.training import accumulation, optimizers
 from ngrammer_jax.training import metrics as step_metrics
 from ngrammer_jax.training import state as train_state
@@ -127,7 +127,7 @@ class TrainStep:
 def update_codebook(config: model_config.ModelConfig, codebook: Any, statistics: Any) -> Any:
   """Returns the codebook after one update from the counts and sums of each quantiser."""
   if 'sums' in statistics:
-    layer = ngrams.make(config)
+    layer = ngrams.make(config, precision.compute_dtype(config))
     return layer.make_quantizer(parent=None).update_codebook(codebook, statistics)
   if not statistics:
     return codebook

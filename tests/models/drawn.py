@@ -176,6 +176,16 @@ def cases(count: int, seed: int) -> tuple[Case, ...]:
   return tuple(chosen)
 
 
+@functools.cache
+def covering_seed(count: int, first: int) -> int:
+  """The first seed from `first` on whose few cases have every option."""
+  items = [(name, option) for name, options in OPTIONS.items() for option in options]
+  for seed in range(first, first + 100):
+    if all(any(case[name] == option for case in cases(count, seed)) for name, option in items):
+      return seed
+  raise ValueError(f'no {count} cases have every option: draw more')
+
+
 def rotating_seed() -> int:
   """Another one every day; NGRAMMER_JAX_TEST_SEED repeats one."""
   return int(os.environ.get('NGRAMMER_JAX_TEST_SEED', datetime.date.today().toordinal()))

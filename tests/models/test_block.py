@@ -10,6 +10,7 @@ import pytest
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import attention, feed_forward, normalization
 from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.memory import PlacedMemory
 from ngrammer_jax.models import block, memories, ngrams, precision
 from tests.checks import assert_close, random_variables
 from tests.layers import test_ngrammer as slow
@@ -27,7 +28,7 @@ CONFIG = model_config.ModelConfig(
 def context_of(valid=None):
   attended = np.asarray(NUMBERS) if valid is None else np.where(valid > 0, NUMBERS, -2)
   visible = np.tril(attended[:, :, None] == attended[:, None])
-  documents, positions = np.asarray(NUMBERS), np.zeros((2, T), int)
+  documents, positions = np.asarray(NUMBERS, 'int32'), np.zeros((2, T), int)
   return Context(visible, documents_BxT=documents, valid_BxT=valid, position_BxP=positions)
 
 
@@ -116,8 +117,8 @@ def test_padding_trains_codebooks_as_in_praxis(x64, monkeypatch, pairing):
   valid = (np.arange(T) < 4) * np.ones((2, 1))
   padded = context_of(valid)
   variables = random_variables(module, x, context_of(), memory, dtype='float64')
-  found, apply = [], memories.apply
-  monkeypatch.setattr(memories, 'apply', lambda *a: found.append(a[1]) or apply(*a))
+  found, apply = [], PlacedMemory.apply
+  monkeypatch.setattr(PlacedMemory, 'apply', lambda *a: found.append(a[2]) or apply(*a))
 
   @jax.jit
   def learn(x):
@@ -149,4 +150,4 @@ def test_padding_trains_codebooks_as_in_praxis(x64, monkeypatch, pairing):
 )
 def test_where_centroids_begin(fields, words, initial):
   config = dataclasses.replace(CONFIG, dtype='float32', ngram=model_config.NGramConfig(**fields))
-  assert ngrams.make(config, None, words).initial == initial
+  assert ngrams.make(config, jnp.float32, words).initial == initial

@@ -1,0 +1,64 @@
+"""What the contract of memories refuses."""
+
+import functools
+
+from flax import linen as nn
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config.memory import Place
+from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.memory import PlacedMemory
+from ngrammer_jax.models import memories
+
+CONFIG = model_config.ModelConfig(layers=3, ngram=model_config.NGramConfig())
+
+
+class Counter(nn.Module):
+  """Counts segments."""
+
+  dtype: str = 'int32'
+
+  def empty_state(self, batch, slots):
+    return jnp.zeros((batch, 1), jnp.int32)
+
+  def __call__(self, x, context, state):
+    return x, (state + 1).astype(self.dtype)
+
+
+@pytest.mark.parametrize(
+  'place', [Place('after_blok', 0), Place('after_block', -1), Place('after_block', 3)]
+)
+def test_a_place_that_does_not_exist(monkeypatch, place):
+  monkeypatch.setattr(model_config.NGramConfig, 'places', lambda self, layers: (place,))
+  with pytest.raises(ValueError, match=r'model\.ngram: Place\(.*\) is not in a model of 3 blocks'):
+    memories.all_memories(CONFIG)
+
+
+@pytest.mark.parametrize(
+  'places, names, error',
+  [
+    ((Place('input'), Place('after_block', 1)), {}, "name='counter' is already used"),
+    ((Place('input'),), {'state_name': 'layers'}, "state_name='layers' is already used"),
+  ],
+)
+def test_names_are_different(monkeypatch, places, names, error):
+  make = lambda config, place, dtype, size: PlacedMemory('counter', place, Counter, **names)
+  monkeypatch.setitem(memories.MEMORIES, 'ngram', make)
+  monkeypatch.setattr(model_config.NGramConfig, 'places', lambda self, layers: places)
+  with pytest.raises(ValueError, match=error):
+    memories.all_memories(CONFIG)
+
+
+@pytest.mark.parametrize('dtype, is_kept', [('int32', True), ('float32', False)])
+def test_a_state_keeps_its_shapes_and_dtypes(dtype, is_kept):
+  memory = PlacedMemory('counter', Place('input'), functools.partial(Counter, dtype))
+  states, x = memory.empty_state(2, None), np.zeros((2, 3, 4))
+  run = lambda: memory.apply(memory.make(), x, Context(), states)[1]
+  if is_kept:
+    assert run()['counter'].tolist() == [[1], [1]]
+    return
+  with pytest.raises(ValueError, match=r'memory counter: its state int32\[2, 1\] became float32'):
+    run()
