@@ -11,9 +11,11 @@ from ngrammer_jax.layers.memory import PlacedMemory, States
 from ngrammer_jax.models import ngrams, precision
 
 # For each field of `ModelConfig`, a function that makes the memory at a place from the config of
-# the model, the place, the dtype of activations and the vocabulary size. At one place they act in
-# this order.
-MEMORIES = {'ngram': ngrams.memory}
+# the model, the place, the dtype of activations and the vocabulary size.
+MEMORIES = {
+  # Those at one place act in this order.
+  'ngram': ngrams.memory
+}
 # Other keys of the memories of models and blocks.
 RESERVED = ('cache', 'document', 'hidden', 'layers', 'recent', 'spans', 'state', 'window')
 
