@@ -34,11 +34,11 @@ TRAIN = {
   'wrong type': ('--config.training.steps=many', "training.steps='many' is not of type int"),
   'missing config file': (
     '--config={tmp}/quickstrat.py',
-    '--config={tmp}/quickstrat.py: no file {tmp}/quickstrat.py; there are: {tmp}/config.py',
+    '--config={tmp}/quickstrat.py: no file {tmp}/quickstrat.py; available: {tmp}/config.py',
   ),
   'heads that do not divide the width': (
     '--config.model.width=512 --config.model.heads=7',
-    'model.heads=7 does not divide model.width=512: '
+    'model.width=512 must be divisible by model.heads=7: '
     'use model.heads=8, or a width that is a multiple of 14',
   ),
   'n-gram vectors wider than a head': (

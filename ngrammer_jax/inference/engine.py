@@ -47,7 +47,7 @@ def check_model(config: model_config.ModelConfig) -> None:
   """Raises BadInput for a model that can neither rank choices nor generate."""
   if config.position in model_config.SEGMENT_POSITIONS:
     raise errors.BadInput(
-      f'model.position={config.position!r} counts from the end of a segment: such a model can be '
+      f'model.position={config.position!r} is the position in the segment: such a model can be '
       f'evaluated on a split, but cannot continue a text'
     )
 

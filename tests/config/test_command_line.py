@@ -169,7 +169,7 @@ def test_block_is_made_changed_and_removed(parse, file, arguments, block):
     ),
     (
       '--config.mesh=zero',
-      'mesh=zero: the names are data, fsdp, fsdp_8, model_8, fsdp_model_4; or set mesh.data, '
+      'mesh=zero: expected one of data, fsdp, fsdp_8, model_8, fsdp_model_4; or set mesh.data, '
       'mesh.fsdp and mesh.model',
     ),
     ('--config.training.steps=many', "training.steps='many' is not of type int"),
@@ -183,7 +183,7 @@ def test_block_is_made_changed_and_removed(parse, file, arguments, block):
     ),
     (
       '--noconfig.training.steps',
-      '--noconfig.training.steps: training.steps is not a switch; '
+      '--noconfig.training.steps: training.steps is not a boolean; '
       'use --config.training.steps=VALUE',
     ),
     ('--config.model.bias=yes', "model.bias='yes' is not of type bool"),
@@ -199,7 +199,7 @@ def test_impossible_override_is_named(parse, argument, message):
 
 def test_missing_file_lists_those_beside_it(folder):
   with bad_input(
-    f'--config={folder}/palin.py: no file {folder}/palin.py; there are: '
+    f'--config={folder}/palin.py: no file {folder}/palin.py; available: '
     f'{folder}/ngram.py, {folder}/plain.py, {folder}/rows.py'
   ):
     command_line.load_file(f'{folder}/palin.py')
@@ -214,7 +214,7 @@ def test_missing_folder_has_nothing_to_list(folder, spec):
 def test_folder_is_no_file(folder):
   (folder / 'configs').mkdir()
   with bad_input(
-    f'--config={folder}/configs: no file {folder}/configs; there are: '
+    f'--config={folder}/configs: no file {folder}/configs; available: '
     f'{folder}/ngram.py, {folder}/plain.py, {folder}/rows.py'
   ):
     command_line.load_file(f'{folder}/configs')
@@ -224,7 +224,7 @@ def test_folder_is_no_file(folder):
   'spec, message',
   [
     ('rows.py:medium', 'no row medium; there are: small, large'),
-    ('plain.py:small', '{folder}/plain.py has no rows; leave out ":small"'),
+    ('plain.py:small', '{folder}/plain.py has no variants; omit ":small"'),
     ('other.py', '{folder}/other.py has no get_config()'),
   ],
 )

@@ -297,7 +297,7 @@ def test_model_cannot_continue_a_context(workspace, monkeypatch):
   config = dataclasses.replace(experiment.Config(), model=model)
   monkeypatch.setattr(runs, 'load_run', lambda *args: runs.Run(workspace / 'run', config))
   with bad_input(
-    "model.position='learned' counts from the end of a segment: such a model can be evaluated on "
+    "model.position='learned' is the position in the segment: such a model can be evaluated on "
     'a split, but cannot continue a text'
   ):
     evaluate.main([f'--workdir={workspace}/run', f'--cloze={workspace}'])
