@@ -153,7 +153,7 @@ def test_a_config_file_may_name_its_mesh():
 
 
 def test_a_row_that_is_not_in_the_table():
-  with pytest.raises(errors.BadInput, match="no row '393k_9k_50'; there are: transformer,"):
+  with pytest.raises(errors.BadInput, match="no variant '393k_9k_50'; available: transformer,"):
     command_line.load_file(str(CONFIGS / 'ngrammer_c4.py:393k_9k_50'))
 
 
@@ -240,5 +240,5 @@ def test_small_rows_of_attention_lstms_are_of_one_size():
   for row in ('lstm', 'attention', 'key_value', 'key_value_predict', '4gram', 'attention_1'):
     params, _ = counts(f'attention_lstm.py:wikitext2_{row}')
     assert abs(params - 1_716_000) < 10_000 * 0.6
-  with pytest.raises(errors.BadInput, match="no row '6gram'; there are: rnn, lstm"):
+  with pytest.raises(errors.BadInput, match="no variant '6gram'; available: rnn, lstm"):
     command_line.load_file(str(CONFIGS / 'attention_lstm.py:6gram'))

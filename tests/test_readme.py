@@ -146,7 +146,10 @@ def test_every_config_resolves():
   found = sorted((ROOT / 'configs').glob('*.py'))
   assert found
   for path in found:
-    rows = re.findall(r'^ROWS = \((.*)\)$', path.read_text(), re.M)
-    specs = [str(path), *(f'{path}:{row}' for row in re.findall(r"'(\w+)'", ''.join(rows)))]
+    variants = re.findall(r'^VARIANTS = \((.*)\)$', path.read_text(), re.M)
+    names = re.findall(r"'(\w+)'", ''.join(variants))
+    specs = [str(path), *(f'{path}:{name}' for name in names)]
     resolved = [config.resolve(command_line.load_file(spec)) for spec in specs]
-    assert len({repr(r) for r in resolved}) == max(len(specs) - 1, 1), path  # the default is a row
+    assert len({repr(r) for r in resolved}) == max(len(specs) - 1, 1), (
+      path
+    )  # the default is a variant
