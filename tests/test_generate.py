@@ -120,7 +120,7 @@ def test_selection_of_a_checkpoint(trained_copy):
   # Marks step 8 as the best checkpoint.
   manifest.write(folder, dataclasses.replace(manifest.read(folder), validation=0.5))
   assert ngrammer_jax.load_run(workdir, 'best').state.step == 8
-  with bad_input(f'--step=15: --workdir={workdir} has no such checkpoint, but 4, 8, 12'):
+  with bad_input(f'--step=15: --workdir={workdir} has no such checkpoint; available: 4, 8, 12'):
     ngrammer_jax.load_run(workdir, 15).generate('')
   with bad_input('--step=last is not a step, newest or best'):
     evaluate.main([f'--workdir={workdir}', '--step=last'])
@@ -196,5 +196,5 @@ def test_prompts_of_a_file(main, tmp_path, capsys, monkeypatch):
   with bad_input('--output is for --prompts=FILE; a single text goes to standard output'):
     main('--prompt=a', f'--output={tmp_path}/output')
   (tmp_path / 'prompts.txt').write_text('')
-  with bad_input(f'--prompts={tmp_path}/prompts.txt is empty; expected one prompt a line'):
+  with bad_input(f'--prompts={tmp_path}/prompts.txt is empty; expected one prompt per line'):
     main(*arguments)

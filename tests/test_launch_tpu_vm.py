@@ -333,8 +333,8 @@ def test_the_same_command_follows_what_runs(in_bash):
   [
     (['--slices=0', '--', 'x'], '--slices must be at least 1'),
     (['--restarts=-1', '--', 'x'], '--restarts and --poll must be at least 0'),
-    (['--name=Try_1', '--', 'x'], '--name=Try_1: lower-case letters, digits and hyphens'),
-    (['--type=v5e:4x4', '--', 'x'], '--type=v5e:4x4: expected as in v5litepod-16, which is v5e'),
+    (['--name=Try_1', '--', 'x'], '--name=Try_1 must be lower-case letters, digits and hyphens'),
+    (['--type=v5e:4x4', '--', 'x'], '--type=v5e:4x4: expected for example v5litepod-16'),
     (['--', 'x', '--workdir=s3://b/a'], '--workdir=s3://b/a would be deleted with the slice'),
     (['--', 'x', '--workdir=runs/a'], '--workdir=runs/a would be deleted with the slice'),
     (['--', 'x', '--workdir', '/data/a'], '--workdir /data/a would be deleted with the slice'),

@@ -212,8 +212,10 @@ def format_table(result: dict[str, Any], examples: int = 3, tokens: int = 10) ->
     most_coherent = sorted(large, key=lambda k: -large[k]['coherence'])[:examples]
     for k in most_coherent:
       words = ' '.join(repr(text)[1:-1].replace(' ', '_') for text in large[k]['tokens'][:tokens])
-      more = len(large[k]['tokens']) - tokens
-      lines.append(f'head {n} cluster {k}: {words}' + (f' and {more} more' if more > 0 else ''))
+      num_omitted = len(large[k]['tokens']) - tokens
+      lines.append(
+        f'head {n} cluster {k}: {words}' + (f' and {num_omitted} more' if num_omitted > 0 else '')
+      )
   return '\n'.join(lines)
 
 

@@ -279,7 +279,9 @@ def test_synthetic_questions_are_labelled(workspace, capsys):
   assert not result['official'] and result['made'] and len(answers) == 12
   assert list(result['kinds']) == ['made-names', 'made-content-words', 'made-prepositions']
   assert result['protocol']['score'] == 'prefix'
-  assert 'CBT-style questions made of raw books, not the official ones' in capsys.readouterr().out
+  assert (
+    'CBT-style questions generated from raw books, not the official ones' in capsys.readouterr().out
+  )
   assert 'not the official ones' in result['label']
 
 
