@@ -84,7 +84,7 @@ def add_watchdog(parser: argparse.ArgumentParser) -> None:
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:
-  """Adds --compilation_cache, which takes effect when it is parsed."""
+  """Adds --compilation_cache; parsing it enables the cache."""
 
   def use_cache(text):
     folder = files.path(text)

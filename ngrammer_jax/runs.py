@@ -150,7 +150,7 @@ class Run:
     return cloze.build_result(answers, source, int(self.state.step), protocol, context), answers
 
   def score(self, texts: str | Sequence[str]) -> list[text.Score]:
-    """Scores texts, each as a document of its own, in segments of the evaluation's length.
+    """Scores texts, each as a separate document, in segments of the evaluation length.
 
     Raises:
       BadInput: the vocabulary does not have a character.
@@ -171,7 +171,7 @@ class Run:
     context: int | None = None,
     on_text: Callable[[int, str], None] | None = None,
   ) -> list[text.Completion]:
-    """Continues prompts, each as the start of a document of its own.
+    """Continues prompts, each as the start of a separate document.
 
     Args:
       prompts: the prompts; '' starts a new document.

@@ -309,7 +309,7 @@ def test_ctrl_c_leaves_the_training_and_says_so(in_bash):
       break
   os.killpg(process.pid, signal.SIGINT)
   output = process.communicate(timeout=300)[1]
-  pathlib.Path('/tmp', f'{in_bash.given[0][7:]}.tgz').unlink()
+  pathlib.Path('/tmp', f'{in_bash.flags[0][7:]}.tgz').unlink()
   assert process.returncode == 130
   assert 'the training continues, and costs' in output and 'queued-resources delete' in output
   assert (in_bash.folder / 'state').read_text() == 'ACTIVE'

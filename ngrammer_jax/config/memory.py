@@ -38,7 +38,7 @@ class MemoryConfig:
   `across_documents` is True, because they are before the document.
   """
 
-  length: int = field(128, 'number of tokens before the segment in the memory', at_least=0)
+  length: int = field(128, 'length of the memory in tokens', at_least=0)
   first: str = field('empty', 'initial slots: masked, or zeros that are attended to', choices=FIRST)
   same_length: str = field(
     'no', 'attend to the same number of keys for every token', choices=SAME_LENGTH
@@ -124,7 +124,7 @@ class PersistentConfig:
   vectors: int = field(1024, 'persistent vectors of each head; 0: none', at_least=0)
   kind: str = field(
     'all_attention',
-    'how they are combined with the context (the others: ablations)',
+    'how the vectors are combined with the context (the others: ablations)',
     choices=PERSISTENT,
   )
 

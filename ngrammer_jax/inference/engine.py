@@ -95,7 +95,7 @@ class Engine:
       return variables | {'codebook': self._prepare(variables['params'], variables['codebook'])}
 
   def round_rows(self, rows: int) -> int:
-    """Returns the batch size for so many rows."""
+    """Rounds a number of rows up to a valid batch size."""
     shards = sharding.batch_shards(self.mesh)
     return -(-rows // shards) * shards
 
