@@ -27,7 +27,7 @@ for name in {HEAVY}:
   raise AssertionError(name + ' is not blocked')
 """
 
-# What each verb says on standard output, and at last what there is.
+# Prints the standard output of each verb, the number of devices, and the imported heavy modules.
 VERBS = f"""
 import contextlib, io, json, logging, sys
 import jax
@@ -35,12 +35,12 @@ from ngrammer_jax import evaluate, train
 logging.basicConfig(level=logging.INFO)
 outputs = []
 for verb, arguments in json.loads(sys.argv[1]):
-  with contextlib.redirect_stdout(io.StringIO()) as said:
+  with contextlib.redirect_stdout(io.StringIO()) as output:
     status = {{'train': train, 'evaluate': evaluate}}[verb].main(arguments)
   assert not status, (verb, status)
-  outputs.append(said.getvalue())
-there = [name for name in {HEAVY} if name in sys.modules]
-print(json.dumps([outputs, jax.device_count(), there]))
+  outputs.append(output.getvalue())
+imported = [name for name in {HEAVY} if name in sys.modules]
+print(json.dumps([outputs, jax.device_count(), imported]))
 """
 
 
