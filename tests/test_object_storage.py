@@ -120,7 +120,7 @@ def test_killed_between_any_two_steps_of_a_save(bucket, monkeypatch, owner, name
     small.save(run, 12, keep=2)
   assert len(list((run / 'checkpoints').iterdir())) == 3
   assert checkpoints.steps(run) == ([8, 12] if newest == 12 else [4, 8])
-  assert checkpoints.restore_newest(run, small.abstract)[0] == newest
+  assert checkpoints.restore_newest(run, small.abstract())[0] == newest
   small.save(run, 16, keep=2)
   assert checkpoints.steps(run) == [newest, 16]
   assert len(list((run / 'checkpoints').iterdir())) == 2
@@ -131,7 +131,7 @@ def test_a_damaged_checkpoint_is_found_and_set_aside(bucket):
   run = files.path(f'{bucket}/run')
   small.save(run, 4, 8, keep=2)
   files.write(run / 'checkpoints' / '8' / '_METADATA', b'{}')
-  step, state = checkpoints.restore_newest(run, small.abstract, set_aside=True)
+  step, state = checkpoints.restore_newest(run, small.abstract(), set_aside=True)
   assert step == 4 and small.same(state, small.state(4))
   assert {path.name for path in (run / 'checkpoints').iterdir()} == {'4', '8.damaged'}
 

@@ -85,7 +85,7 @@ def test_verbs_on_three_devices_without_the_heavy_packages(
   assert (tmp_path / 'new' / 'checkpoints' / '1').is_dir()
   assert 'bits/byte' in evaluated
   result = json.loads((workdir / 'evaluation' / 'test.json').read_text())
-  expected = test_generate.opened(trained).evaluate('test')
+  expected = test_generate.open_run(trained).evaluate('test')
   assert result['tokens'] == expected['tokens']
   assert result['nll_nats_per_token'] == pytest.approx(expected['nll_nats_per_token'], rel=1e-6)
 
