@@ -3,8 +3,8 @@
   python -m ngrammer_jax.train --config=configs/adaptive_span.py:enwik8_small \\
     --config.data.path=/path/to/enwik8.gz --workdir=runs/enwik8_span
 
-Rows of the scripts of the authors' code, with its parameters to the digit, the test results that
-they published (bits per character; perplexity with <eos>), and the training tokens:
+Variants of the scripts of the official code, with exactly its number of parameters, the published
+test results (bits per character, or perplexity with <eos>), and the number of training tokens:
 
   enwik8_small        6,480,621  about 1.3 (dev)   2.5G
   enwik8             38,538,541  1.02             19.7G, 2 to 3 days on 8 V100
@@ -13,22 +13,23 @@ they published (bits per character; perplexity with <eos>), and the training tok
   text8_large       208,638,172  1.07              8.8G
   enwik8_pers_small  38,501,725  1.01             15.7G
   enwik8_pers       114,017,773  0.98              6.9G, about a day on 64 V100
-  wiki103_pers      132,493,746  19.7 (the paper's 20.6 leaves <eos> out)  13.9G
+  wiki103_pers      132,493,746  19.7 (20.6 without <eos> in the paper)  13.9G
 
-text8_pers_small (38M parameters, 1.11) and text8_pers (114M, 1.08) are the paper's, which has no
-script for them. And small twins for 2 CPU cores, of about equal size, sizes and rates our own:
-small_xl, small_span, small_pers, small_pers_span and small_all, with n-grams too; ffattn, split,
-heads, single are the ablations of small_pers, pers_none has no vectors at all.
+text8_pers_small (38M parameters, 1.11) and text8_pers (114M, 1.08) are in the paper, without a
+script. The small variants for 2 CPU cores have about equal numbers of parameters; their sizes and
+learning rates are not from the papers: small_xl, small_span, small_pers, small_pers_span, and
+small_all, which also has n-grams. ffattn, split, heads and single are the ablations of small_pers;
+pers_none has no persistent vectors.
 
-Their text8 has an <eos> that ours does not: 28 characters. Nothing of this was trained here but
-the small twins.
+text8 of the official code has 28 characters, because it includes <eos>. Only the small variants
+have been trained with this code.
 """
 
 from ngrammer_jax import config, errors
 
-# Layers, width, heads, inner width or vectors, span, segment, dropout, penalty; steps, of them at
-# a tenth of the rate at the end, warm-up.
-ROWS = {
+# Layers, width, heads, inner width or vectors, span, segment, dropout, penalty; steps, final steps
+# at a tenth of the learning rate, warm-up steps.
+VARIANTS = {
   'enwik8_small': (8, 256, 4, 1024, 1024, 256, 0.0, 2e-6, 150_000, 0, 8000),
   'enwik8': (12, 512, 8, 2048, 8192, 512, 0.3, 5e-7, 600_000, 0, 32_000),
   'enwik8_large': (24, 768, 8, 4096, 8192, 512, 0.4, 5e-7, 170_000, 20_000, 32_000),
@@ -50,10 +51,11 @@ ABLATIONS = {
 }
 
 
-def get_config(row: str = 'enwik8_small'):
-  """The experiment of a row."""
-  if row not in (*ROWS, *SMALL, *ABLATIONS):
-    raise errors.BadInput(f'no row {row!r}; there are: {", ".join((*ROWS, *SMALL, *ABLATIONS))}')
+def get_config(variant: str = 'enwik8_small'):
+  """Returns the config of a variant: a key of VARIANTS, one of SMALL or a key of ABLATIONS."""
+  variants = (*VARIANTS, *SMALL, *ABLATIONS)
+  if variant not in variants:
+    raise errors.BadInput(f'no variant {variant!r}; available: {", ".join(variants)}')
   c = config.default()
   m = c.model
   m.activation = 'relu'
@@ -64,13 +66,15 @@ def get_config(row: str = 'enwik8_small'):
   m.final_norm = False
   m.tie_embeddings = False
   m.scale_embeddings = False
-  return _official(c, row) if row in ROWS else _small(c, row)
+  return _official(c, variant) if variant in VARIANTS else _small(c, variant)
 
 
-def _official(c, row):
-  m, t, o, corpus = c.model, c.training, c.optimizer, row.split('_')[0]
-  m.layers, m.width, m.heads, inner, span, t.segment_length, dropout, penalty = ROWS[row][:8]
-  t.steps, final, o.warmup_steps = ROWS[row][8:]
+def _official(c, variant):
+  m, t, o, corpus = c.model, c.training, c.optimizer, variant.split('_')[0]
+  m.layers, m.width, m.heads, inner, span, t.segment_length, dropout, penalty = VARIANTS[variant][
+    :8
+  ]
+  t.steps, drop_steps, o.warmup_steps = VARIANTS[variant][8:]
   m.attention_dropout = m.inner_dropout = dropout
   m.position = 'table'
   m.positional = config.block('model.positional', max_length=span)
@@ -78,7 +82,7 @@ def _official(c, row):
     'model.memory', length=span, first='zeros', same_length='memory_alone', across_documents=True
   )
   m.span = config.block('model.span', limit=span, penalty=penalty)
-  if 'pers' in row:
+  if 'pers' in variant:
     m.feed_forward_width = 0
     m.persistent = config.block('model.persistent', vectors=inner)
   else:
@@ -92,8 +96,8 @@ def _official(c, row):
   o.schedule = 'constant'
   o.epsilon = 1e-10
   o.clip_norm = 0.03
-  if final:
-    o.drop = config.block('optimizer.drop', steps=final)
+  if drop_steps:
+    o.drop = config.block('optimizer.drop', steps=drop_steps)
   c.data.corpus = corpus
   c.data.vocabulary = 'characters'
   c.evaluation.protocol = 'adaptive_span'
@@ -110,29 +114,30 @@ def _official(c, row):
   return c
 
 
-def _small(c, row):
+def _small(c, variant):
   m, t = c.model, c.training
   m.layers, m.width, m.heads, m.feed_forward_width = 3, 192, 6, 768
   m.tie_embeddings = m.scale_embeddings = True
-  m.scan_layers = False  # on CPU a loop is slower than the layers in a row
+  m.scan_layers = False  # a scan is slower than unrolled layers on CPU
   m.position = 'relative'
   m.memory = config.block('model.memory', length=256, same_length='memory_and_self')
-  if row != 'small_xl' and row != 'small_span':
+  if variant not in ('small_xl', 'small_span'):
     m.feed_forward_width = 0
-    kind = ABLATIONS.get(row) or 'all_attention'
-    vectors = 0 if row in ('ffattn', 'pers_none') else 768
+    kind = ABLATIONS.get(variant) or 'all_attention'
+    vectors = 0 if variant in ('ffattn', 'pers_none') else 768
     m.persistent = config.block('model.persistent', vectors=vectors, kind=kind)
-  if row == 'ffattn':
+  if variant == 'ffattn':
     m.feed_forward_width, m.activation, m.feed_forward_bias = 768, 'softmax', False
-  if row in ('small_span', 'small_pers_span', 'small_all'):
+  if variant in ('small_span', 'small_pers_span', 'small_all'):
     m.span = config.block('model.span', limit=256, ramp=32, penalty=2e-5)
-  if row == 'small_all':
-    m.persistent.vectors = 600  # as many parameters with the table
+  if variant == 'small_all':
+    m.persistent.vectors = 600  # fewer, so that parameters with the table are equal
     m.ngram = config.block('model.ngram', clusters=64, vocabulary_size=4096)
   t.batch_size, t.segment_length, t.steps = 16, 128, 240
   t.evaluate_every = t.checkpoint_every = 240
-  # The official recipe. Under Adam at 2e-3 or 5e-4, persistent vectors learn far less in so few
-  # steps (3.06 and 3.18 bits per character against 2.78): used values are sqrt(N) times them.
+  # The optimizer of the official code. With Adam at 2e-3 or 5e-4, persistent vectors learn much
+  # less in so few steps (3.06 and 3.18 bits per character, not 2.78), because their values are
+  # scaled by sqrt(N).
   o = c.optimizer
   o.algorithm, o.learning_rate, o.clip_norm, o.epsilon = 'adagrad', 0.07, 0.03, 1e-10
   o.schedule, o.warmup_steps = 'constant', 50

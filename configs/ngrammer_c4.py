@@ -2,15 +2,15 @@
 
   python -m ngrammer_jax.train --config=configs/ngrammer_c4.py:393k_8k_50 --workdir=runs/c4
 
-This takes what TFDS has prepared of c4/en in its data directory, or in --config.data.path. From
-the files of C4, with the vocabulary of T5:
+This reads c4/en as prepared by TFDS, in its data directory or in --config.data.path. To read the
+files of C4 instead, with the vocabulary of T5:
 
     --config.data.corpus=shards --config.data.path=/path/to/c4/en \\
     --config.data.vocabulary_path=/path/to/t5_32k.model --config.data.vocabulary_size=None
 
-Rows, with the paper's parameters and perplexity after 1M steps, and our parameters. Those of
-the paper count the centroids, ours are those trained by gradient; with the centroids,
-4.2M or 8.4M, all but primer_l are the paper's, cut off to millions:
+Variants, with the parameters and the perplexity after 1M steps in the paper, and the parameters of
+this code. The paper counts the centroids (4.2M or 8.4M); the last column counts only parameters
+trained by gradient. With the centroids, all but primer_l equal the paper, truncated to millions:
 
   transformer                 16 layers          234M 15.32               234,210,560
   transformer_l               20 layers          284M 14.70               284,562,688
@@ -23,19 +23,19 @@ the paper count the centroids, ours are those trained by gradient; with the cent
   393k_8k_12, _25, _50        8,192 clusters     267M 15.32               259,378,560
                                                  292M 15.97, 343M 14.79   284,544,512, 334,876,416
 
-Table 2 moves the layer of the best row: 393k_8k_50_begin 14.92, _middle 15.13, _end 15.17.
+Table 2 moves the layer of the best variant: 393k_8k_50_begin 14.92, _middle 15.13, _end 15.17.
 
-What the paper leaves open: its n-gram dimension of 12.5, 25 and 50 % fits its parameter
-column only as 64, 128 and 256 of all heads together, half of what the words say, and that is
-what the rows have; 18 layers of this width make 259.5M, not 284M, so primer_l has the row's
-layers and not its parameters; Table 2 repeats 14.79 without saying where its layer stands,
-taken to be the input. Heads (8), batch (256 rows of 1024 tokens) and rates are not in the
-paper; these are the defaults of the same authors' library. Nothing of this was trained here.
+Ambiguities of the paper: the n-gram dimensions of 12.5, 25 and 50 % agree with the parameter counts
+only as 64, 128 and 256 over all heads, half of what the text says; the variants have these. 18
+layers of this width have 259.5M parameters, not 284M; primer_l has the number of layers of the
+paper. Table 2 repeats 14.79 without the position of the layer, assumed to be the input. The number
+of heads (8), the batch (256 rows of 1024 tokens) and the learning rates are not in the paper; these
+are the defaults of the library of the same authors. None of these has been trained with this code.
 """
 
 from ngrammer_jax import config, errors
 
-ROWS = (
+VARIANTS = (
   *('transformer', 'transformer_l', 'primer', 'primer_l'),
   *('196k_12', '196k_25', '196k_50'),
   *('196k_4k_12', '196k_4k_25', '196k_4k_50'),
@@ -47,39 +47,39 @@ PLACES = ('begin', 'middle', 'end')
 LAYERS = {'transformer_l': 20, 'primer_l': 18}
 VOCABULARY_SIZE = {'196k': 768 * 256, '393k': 1536 * 256}
 CLUSTERS = {'4k': 4096, '8k': 8192}
-DIM = {'12': 8, '25': 16, '50': 32}  # of a head
+DIM = {'12': 8, '25': 16, '50': 32}  # per head
 
 
-def get_config(row: str = '393k_8k_50'):
-  """One of ROWS."""
-  if row not in ROWS:
-    raise errors.BadInput(f'no row {row!r}; there are: {", ".join(ROWS)}')
+def get_config(variant: str = '393k_8k_50'):
+  """Returns the config of one of VARIANTS."""
+  if variant not in VARIANTS:
+    raise errors.BadInput(f'no variant {variant!r}; available: {", ".join(VARIANTS)}')
   c = config.default()
 
   c.data.corpus = 'c4/en'
   c.data.vocabulary = 'sentencepiece'
   c.data.vocabulary_size = 32_000
 
-  c.model.layers = LAYERS.get(row, 16)
+  c.model.layers = LAYERS.get(variant, 16)
   c.model.width = 1024
   c.model.heads = 8
-  c.model.feed_forward_width = 2731  # 8 / 3 of the width: with a gate, 8 width^2
+  c.model.feed_forward_width = 2731  # 8/3 of the width: gated, it has 8 width^2 parameters
   c.model.remat = 'minimal'
   c.model.vocabulary_chunk = 8192
-  if row.startswith('primer'):
+  if variant.startswith('primer'):
     c.model.activation = 'squared_relu'
     c.model.gated = False
     c.model.feed_forward_width = 4096
     c.model.convolution = 3
-  elif not row.startswith('transformer'):
-    table, *clusters, dim = [part for part in row.split('_') if part not in PLACES]
+  elif not variant.startswith('transformer'):
+    table, *clusters, dim = [part for part in variant.split('_') if part not in PLACES]
     c.model.ngram = config.block(
       'model.ngram',
       clusters=CLUSTERS[clusters[0]] if clusters else None,
       vocabulary_size=VOCABULARY_SIZE[table],
       dim=DIM[dim],
       initial='uniform',  # as in the code of the authors
-      layer=next((place for place in PLACES if row.endswith(place)), 'input'),
+      layer=next((place for place in PLACES if variant.endswith(place)), 'input'),
     )
 
   c.training.steps = 1_000_000

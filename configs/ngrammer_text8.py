@@ -3,26 +3,26 @@
   python -m ngrammer_jax.train --config=configs/ngrammer_text8.py \\
     --config.data.path=/path/to/text8.zip --workdir=runs/text8
 
-The layer is that of Roy et al. 2022 (arXiv 2207.06366), which has no result on text8; sizes
-and rates are our own. Expected after 2 minutes on 2 cores: 2.40 bits per character on the
-first 65,536 of validation, 2.35 on the whole of test; `transformer`: 2.58, `primer`: 2.52 (see
-README).
+The layer is from Roy et al. 2022 (arXiv 2207.06366), which has no result on text8; sizes and
+learning rates are our own. Expected after 2 minutes on 2 cores: 2.40 bits per character on the
+first 65,536 characters of validation, 2.35 on the test split; `transformer`: 2.58, `primer`: 2.52
+(see README).
 
-Rows: `ngrammer` (the default), `transformer`, the same network without the n-gram layer, and
-`primer`, that with squared ReLU and causal convolutions (So et al. 2021, arXiv 2109.08668).
-text8 is 100 MB of lower-case Wikipedia, 27 symbols, split 90M / 5M / 5M
-(http://mattmahoney.net/dc/textdata). The published file is required, by its checksum.
+Variants: `ngrammer` (the default); `transformer`, the same network without the n-gram layer; and
+`primer`, a Transformer with squared ReLU and causal convolutions (So et al. 2021,
+arXiv 2109.08668). text8 is 100 MB of lower-case Wikipedia with 27 symbols, split 90M / 5M / 5M
+(http://mattmahoney.net/dc/textdata). The checksum must be that of the published file.
 """
 
 from ngrammer_jax import config, errors
 
-ROWS = ('ngrammer', 'transformer', 'primer')
+VARIANTS = ('ngrammer', 'transformer', 'primer')
 
 
-def get_config(row: str = 'ngrammer'):
-  """One of ROWS."""
-  if row not in ROWS:
-    raise errors.BadInput(f'no row {row!r}; there are: {", ".join(ROWS)}')
+def get_config(variant: str = 'ngrammer'):
+  """Returns the config of one of VARIANTS."""
+  if variant not in VARIANTS:
+    raise errors.BadInput(f'no variant {variant!r}; available: {", ".join(VARIANTS)}')
   c = config.default()
 
   c.data.corpus = 'text8'
@@ -32,13 +32,13 @@ def get_config(row: str = 'ngrammer'):
   c.model.width = 192
   c.model.heads = 6
   c.model.feed_forward_width = 512
-  c.model.scan_layers = False  # on CPU a loop is slower than the layers in a row
-  if row == 'primer':
+  c.model.scan_layers = False  # a scan is slower than unrolled layers on CPU
+  if variant == 'primer':
     c.model.activation = 'squared_relu'
     c.model.gated = False
     c.model.feed_forward_width = 768
     c.model.convolution = 3
-  if row == 'ngrammer':
+  if variant == 'ngrammer':
     c.model.ngram = config.block('model.ngram', clusters=64, vocabulary_size=4096, dim=8)
 
   c.training.steps = 240

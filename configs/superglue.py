@@ -3,28 +3,28 @@
   python -m ngrammer_jax.finetune --config=configs/superglue.py:rte --workdir=runs/rte \\
     --config.init_from=runs/quickstart --config.data.superglue_dir=/path/to/superglue
 
-Rows: the tasks boolq, cb, copa, multirc, record, rte, wic, wsc (and T5's wsc_simple, whose numbers
-cannot be compared with those of wsc); `mixture`, all eight at once, in proportion to their
-sizes; `all`, one after the other, and the average. The paper: the checkpoint at 1M steps, 100,000
-steps at a constant rate that it does not tell. What is not in it is our own: the rate, batch and
-length below, for small models on one machine.
+Variants: the tasks boolq, cb, copa, multirc, record, rte, wic, wsc (and wsc_simple, the format of
+T5, whose results are not comparable with those of wsc); `mixture`, all eight jointly, in proportion
+to their sizes; `all`, one after the other, with the average. The paper fine-tunes the checkpoint at
+1M steps for 100,000 steps at a constant learning rate that it does not report. The learning rate,
+batch size and segment length below are our own, for small models on one machine.
 """
 
 from ngrammer_jax import config, errors
 
-ROWS = (
+VARIANTS = (
   *('boolq', 'cb', 'copa', 'multirc', 'record', 'rte', 'wic', 'wsc', 'wsc_simple'),
   *('mixture', 'all'),
 )
 
 
-def get_config(row: str = 'rte'):
-  """One of ROWS."""
-  if row not in ROWS:
-    raise errors.BadInput(f'no row {row!r}; there are: {", ".join(ROWS)}')
+def get_config(variant: str = 'rte'):
+  """Returns the config of one of VARIANTS."""
+  if variant not in VARIANTS:
+    raise errors.BadInput(f'no variant {variant!r}; available: {", ".join(VARIANTS)}')
   c = config.default()
   c.data.corpus = 'superglue'
-  c.finetune = config.block('finetune', task=row)
+  c.finetune = config.block('finetune', task=variant)
 
   c.optimizer.schedule = 'constant'
   c.optimizer.learning_rate = 3e-4

@@ -1,11 +1,11 @@
-"""Transformer-XL (Dai et al. 2019, arXiv 1901.02860), and NVIDIA's recipe for WikiText-103.
+"""Transformer-XL (Dai et al. 2019, arXiv 1901.02860), and the NVIDIA recipe for WikiText-103.
 
   python -m ngrammer_jax.train --config=configs/transformer_xl.py:enwik8_base \\
     --config.data.path=/path/to/enwik8.gz --workdir=runs/enwik8_base
 
-Rows of the scripts of the authors' PyTorch code, with its parameters to the digit, what they or
-NVIDIA published (bits per character of enwik8 and text8, else perplexity with <eos>), and the
-training tokens of the schedule:
+Variants of the scripts of the official PyTorch code, with exactly its number of parameters, the
+results that the authors or NVIDIA published (bits per character of enwik8 and text8, otherwise
+perplexity with <eos>), and the number of training tokens:
 
   enwik8_base      41,055,436  1.06           4.5G
   enwik8_large    277,231,820  0.99          19.7G, on 64 TPU cores for 2 to 5 days
@@ -18,23 +18,24 @@ training tokens of the schedule:
   nvidia_base     191,950,298  23.24 +- .08   2.0G, 76 minutes on 8 A100
   nvidia_large    285,170,506  18.17 +- .04   4.9G, 430 minutes on 8 A100
 
-and two small twins for 2 CPU cores, sizes and rates our own: text8_small (1,448,475 parameters; see
-the README for what memory is worth) and wikitext2_small (2,003,648), with the adaptive softmax.
+Small variants for 2 CPU cores, with sizes and learning rates of our own: text8_small (1,448,475
+parameters; the README has results with and without memory) and wikitext2_small (2,003,648), with an
+adaptive softmax.
 
-The published results of the large rows are those of the authors' TensorFlow code, which differs
+The published results of the large variants are from the official TensorFlow code, which differs
 from these scripts: model.memory.first="zeros", optimizer.schedule="transformer_xl_tensorflow" with
-final_fraction 0.01, one key more with same_length ("memory_and_self"), for wt103_large and
+final_fraction 0.01, one more key with same_length ("memory_and_self"), for wt103_large and
 lm1b_large positional.shared_biases=False and initial.deviation=projection_deviation=0.005, and for
-lm1b_large a learning rate of 1e-4. text8_large's script has no warm-up, this row has that of
-enwik8_large. NVIDIA's cutoffs are some words lower, for a vocabulary of another order. Nothing of
-this was trained here but the twins.
+lm1b_large a learning rate of 1e-4. The script of text8_large has no warm-up; this variant has the
+warm-up of enwik8_large. The cutoffs of NVIDIA are a few words lower, because its vocabulary has
+another order. Only the small variants have been trained with this code.
 """
 
 from ngrammer_jax import config, errors
 
-# Layers, width, heads, inner width; dropout, of the attention; rows, segment and memory of
-# training; steps, warm-up; segment, memory and clamp of evaluation, its streams.
-ROWS = {
+# Layers, width, heads, inner width, dropout, attention dropout; batch size, segment and memory
+# length, steps, warm-up steps; in evaluation: segment, memory and clamp length, streams.
+VARIANTS = {
   'enwik8_base': (12, 512, 8, 2048, 0.1, 0.0, 22, 512, 400_000, 0, 80, 2100, 820, 10),
   'enwik8_large': (24, 1024, 8, 3072, 0.15, 0.15, 64, 768, 400_000, 4000, 128, 3800, 1000, 10),
   'text8_base': (12, 512, 8, 2048, 0.1, 0.0, 22, 512, 400_000, 0, 80, 2100, 820, 10),
@@ -56,15 +57,17 @@ CUTOFFS = {
 }
 
 
-def get_config(row: str = 'enwik8_base'):
-  """One of ROWS."""
-  if row not in ROWS:
-    raise errors.BadInput(f'no row {row!r}; there are: {", ".join(ROWS)}')
-  c, (corpus, size) = config.default(), row.split('_')
+def get_config(variant: str = 'enwik8_base'):
+  """Returns the config of one of VARIANTS."""
+  if variant not in VARIANTS:
+    raise errors.BadInput(f'no variant {variant!r}; available: {", ".join(VARIANTS)}')
+  c, (corpus, size) = config.default(), variant.split('_')
   m, t, e = c.model, c.training, c.evaluation
-  m.layers, m.width, m.heads, m.feed_forward_width, m.dropout, m.attention_dropout = ROWS[row][:6]
-  t.batch_size, t.segment_length, t.steps, c.optimizer.warmup_steps = ROWS[row][6:10]
-  e.segment_length, memory_length, clamp_length, e.streams = ROWS[row][10:]
+  m.layers, m.width, m.heads, m.feed_forward_width, m.dropout, m.attention_dropout = VARIANTS[
+    variant
+  ][:6]
+  t.batch_size, t.segment_length, t.steps, c.optimizer.warmup_steps = VARIANTS[variant][6:10]
+  e.segment_length, memory_length, clamp_length, e.streams = VARIANTS[variant][10:]
 
   m.inner_dropout = m.dropout
   m.activation = 'relu'
@@ -74,20 +77,20 @@ def get_config(row: str = 'enwik8_base'):
   m.norm = 'post_skip'
   m.norm_epsilon = 1e-5
   m.final_norm = False
-  official = size != 'small'
-  if official:
+  is_official = size != 'small'
+  if is_official:
     m.initial = config.block('model.initial', recipe='transformer_xl')
   same_length = {'nvidia': 'memory_and_self', 'lm1b': None}.get(corpus, 'memory')
   m.memory = config.block(
     'model.memory',
     length=t.segment_length,
-    across_documents=official,  # it knows no documents
+    across_documents=is_official,  # the official code ignores document boundaries
   )
   e.memory = config.block(
     'evaluation.memory',
     length=memory_length,
     clamp_length=clamp_length,
-    same_length=same_length if official else None,
+    same_length=same_length if is_official else None,
   )
 
   c.data.corpus = corpus if corpus in ('enwik8', 'text8') else 'wikitext'
@@ -95,7 +98,7 @@ def get_config(row: str = 'enwik8_base'):
   if corpus == 'enwik8':
     c.data.newlines = 'drop'
   if corpus in CUTOFFS:
-    _words(c, corpus, size)
+    _use_words(c, corpus, size)
 
   c.optimizer.learning_rate = 2.5e-4
   c.optimizer.schedule = 'transformer_xl'
@@ -112,7 +115,7 @@ def get_config(row: str = 'enwik8_base'):
     c.optimizer.learning_rate = 2e-3
     c.optimizer.schedule = 'cosine'
     c.optimizer.final_fraction = 0.1
-    m.scan_layers = False  # on CPU a loop is slower than the layers in a row
+    m.scan_layers = False  # a scan is slower than unrolled layers on CPU
     e.max_tokens = 65_536
     t.evaluate_every = t.checkpoint_every = 240
   else:
@@ -122,8 +125,8 @@ def get_config(row: str = 'enwik8_base'):
   return c
 
 
-def _words(c, corpus, size):
-  """A vocabulary of words, and an adaptive softmax."""
+def _use_words(c, corpus, size):
+  """Sets a vocabulary of words and an adaptive softmax."""
   c.data.vocabulary = 'words'
   adaptive = {'cutoffs': CUTOFFS[corpus]}
   if size == 'large' or corpus == 'lm1b':

@@ -20,7 +20,7 @@ import re
 import time
 import traceback
 
-# Read when JAX and libtpu start: no device of this machine is touched, and no metadata asked for.
+# JAX and libtpu read these when they start; then they use no device and query no metadata server.
 os.environ |= {'JAX_PLATFORMS': 'cpu', 'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}
 os.environ |= {'TPU_WORKER_HOSTNAMES': 'localhost', 'TPU_ACCELERATOR_TYPE': 'v5litepod-4'}
 
@@ -39,7 +39,7 @@ from ngrammer_jax.models import heads, language_model
 from ngrammer_jax.training import flops, programs
 from ngrammer_jax.training import state as train_state
 
-MIN_BYTES_SENT = 1e5  # of the collectives in the table
+MIN_BYTES_SENT = 1e5  # smaller collectives are not listed
 PROGRAMS = ('train', 'evaluate', 'decode')
 
 
@@ -70,7 +70,9 @@ CHIPS = {
 def slice_devices(topology: str, slices: int) -> list[jax.Device]:
   """Returns the devices of one or more slices. Raises BadInput if libtpu has no such topology."""
   options = {'num_slices': slices} if slices > 1 else {}
-  if topology.startswith('v4'):  # its two cores make one device; those of v3 are two
+  if topology.startswith(
+    'v4'
+  ):  # the two cores of a v4 chip are one device, those of a v3 chip are two
     options['chip_config_name'] = 'megacore'
   try:
     devices = topologies.get_topology_desc(
@@ -80,12 +82,12 @@ def slice_devices(topology: str, slices: int) -> list[jax.Device]:
     if 'not installed' in str(error):
       raise errors.BadInput('libtpu is not installed: pip install libtpu') from error
     raise errors.BadInput(
-      f'--topology={topology}: {str(error).splitlines()[0]}; expected as in v3:4x4, v4:2x2x4, '
-      f'v5e:4x8, v5p:4x4x8 or v6e:8x8'
+      f'--topology={topology}: {str(error).splitlines()[0]}; expected for example v3:4x4, '
+      f'v4:2x2x4, v5e:4x8, v5p:4x4x8 or v6e:8x8'
     ) from error
   kind = devices[0].device_kind
   if kind not in CHIPS:
-    raise errors.BadInput(f'--topology={topology}: {kind} is none of {", ".join(CHIPS)}')
+    raise errors.BadInput(f'--topology={topology}: {kind} is not one of: {", ".join(CHIPS)}')
   return devices
 
 
@@ -162,7 +164,7 @@ def compile_program(config: experiment.Config, V: int, mesh: jax.sharding.Mesh, 
   program = hlo.Program(compiled.as_text(), dict(mesh.shape))
   result['bytes'] = program.bytes_moved()
   result['collectives'] = [
-    dataclasses.asdict(each) | {'sent': each.bytes_sent} for each in program.collectives()
+    dataclasses.asdict(c) | {'sent': c.bytes_sent} for c in program.collectives()
   ]
   estimate = compiled.cost_analysis().get('optimal_seconds', 0)
   result['compiler_seconds'] = estimate if estimate > 0 else None  # counts loops once
@@ -174,12 +176,12 @@ def compile_program(config: experiment.Config, V: int, mesh: jax.sharding.Mesh, 
 
 
 def predict_time(result: dict, kind: str) -> dict:
-  """Returns the least time of computation, memory and network, and which of them bounds it."""
+  """Returns lower bounds of the time by computation, memory and network, and the largest."""
   chip = CHIPS[kind]
   seconds = {'compute': result['flops'] / flops.peak_flops(kind)}
   seconds['memory'] = result['bytes'] / chip.memory_rate / 1e9
   if chip.network_rate is not None:
-    sent = sum(each['sent'] for each in result['collectives'])
+    sent = sum(c['sent'] for c in result['collectives'])
     seconds['network'] = sent / chip.network_rate / 1e9
   bound = max(seconds, key=seconds.get)
   return {'seconds': seconds, 'roofline_seconds': seconds[bound], 'bound': bound}
@@ -250,24 +252,27 @@ def format_table(reports: list[dict]) -> str:
 
 
 def parse_args(argv: list[str]) -> tuple[argparse.Namespace, experiment.Config]:
-  """Returns the flags, and the config as a TPU would run it, one step a call."""
+  """Returns the flags, and the config as on a TPU, with one step per call."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument(
-    '--topology', required=True, nargs='+', help='one or more of v3:4x4, v5e:4x8, v5p:4x4x8, ...'
+    '--topology',
+    required=True,
+    nargs='+',
+    help='one or more topologies, such as v3:4x4, v5e:4x8 or v5p:4x4x8',
   )
   parser.add_argument('--slices', type=int, default=1, help='number of slices')
   parser.add_argument('--programs', nargs='+', choices=PROGRAMS, default=PROGRAMS)
   parser.add_argument(
-    '--vocabulary_size', type=int, help='vocabulary size, if the config leaves it to the text'
+    '--vocabulary_size', type=int, help='vocabulary size, if in the config it depends on the text'
   )
   parser.add_argument('--json', type=pathlib.Path, help='file for the report')
   args, config = command_line.parse(parser, argv)
   if args.slices < 1:
     raise errors.BadInput(f'--slices={args.slices} must be at least 1')
   model, training = config.model, dataclasses.replace(config.training, segments_per_call=1)
-  if model.dtype == 'auto':  # this machine would choose float32
+  if model.dtype == 'auto':  # 'auto' would be float32 on this machine
     model = dataclasses.replace(model, dtype='bfloat16')
   return args, dataclasses.replace(config, model=model, training=training)
 
@@ -279,7 +284,7 @@ def main(argv: list[str]) -> int:
   if args.json is not None:
     args.json.parent.mkdir(parents=True, exist_ok=True)
   meshes = {}
-  for topology in args.topology:  # all of them before the first is compiled
+  for topology in args.topology:  # errors in any topology are reported before compiling
     devices = slice_devices(topology, args.slices)
     meshes[topology] = sharding.make_mesh(m.data, m.fsdp, m.model, devices)
     sharding.check_batch('training.batch_size', t.batch_size, meshes[topology], t.parts)
@@ -307,7 +312,7 @@ def main(argv: list[str]) -> int:
 
 
 def main_or_crash(argv: list[str]) -> int:
-  """Calls `main`; returns 3 for an unexpected error, because 1 has a meaning of its own."""
+  """Calls `main`; returns 3 for an unexpected error, because 1 means that it does not fit."""
   try:
     return main(argv)
   except errors.BadInput:

@@ -15,7 +15,7 @@ import shlex
 import subprocess
 import sys
 
-RESTART_STATUSES = '1,3-126'  # besides 42 and 127-255 of xpk: all but 0 and 2
+RESTART_STATUSES = '1,3-126'  # all but 0 and 2; xpk adds 42 and 127-255
 GRACE = 120  # seconds between SIGTERM and SIGKILL, for saving a checkpoint
 
 
@@ -57,7 +57,7 @@ def main() -> int:
   parser.add_argument('--image', required=True, help='image in a registry of the cluster')
   parser.add_argument('--restarts', type=int, default=100, help='maximum number of restarts')
   parser.add_argument(
-    '--option', action='append', default=[], help='option for xpk, as --priority=low'
+    '--option', action='append', default=[], help='option for xpk, such as --priority=low'
   )
   parser.add_argument('--dry_run', action='store_true', help='print the commands and stop')
   parser.add_argument('command', nargs='+', metavar='-- COMMAND')
@@ -66,21 +66,23 @@ def main() -> int:
     parser.error('--slices must be at least 1')
   if not re.fullmatch(r'v\d+[a-z]*-\d+', args.type):
     parser.error(
-      f'--type={args.type}: expected as in v5litepod-16, which is v5e:4x4, v5p-32 or v6e-64'
+      f'--type={args.type}: expected for example v5litepod-16 (which is v5e:4x4), v5p-32 or v6e-64'
     )
   workdir = re.search(r'--workdir[= ]([^/\s]\S*)', ' '.join(args.command))
   if workdir and '://' not in workdir[1]:
-    parser.error(f'{workdir[0]} would be lost with the container: gs://BUCKET/FOLDER, or a mount')
-  create, *others = commands(args)
+    parser.error(
+      f'{workdir[0]} would be lost with the container: use gs://BUCKET/FOLDER, or a mount'
+    )
+  create, *list_and_delete = commands(args)
   if args.dry_run:
-    print('\n'.join(map(shlex.join, [create, *others])))
+    print('\n'.join(map(shlex.join, [create, *list_and_delete])))
     return 0
   try:
     status = subprocess.run(create).returncode
   except OSError as error:
     sys.exit(f'error: xpk: {error.strerror}; --dry_run prints the commands')
   if status == 0:
-    print('\n'.join(['submitted; to list and to delete it:', *map(shlex.join, others)]))
+    print('\n'.join(['submitted; to list and to delete it:', *map(shlex.join, list_and_delete)]))
   return status
 
 

@@ -1,7 +1,7 @@
 """Memory traffic and collectives of a compiled program, read from its HLO text.
 
-They are those of one device, multiplied by the trip counts of the loops. A loop whose trip count is
-only known at run time, such as that over the blocks within learned spans, counts once.
+Both are for one device, multiplied by the trip counts of the loops. A loop whose trip count is only
+known at run time, such as the loop over the blocks of a learned span, counts once.
 """
 
 from collections.abc import Iterator
@@ -17,8 +17,16 @@ ITEM_SIZES = {'pred': 1, 's8': 1, 'u8': 1, 's16': 2, 'u16': 2, 'bf16': 2, 'f16':
 ITEM_SIZES |= {'u32': 4, 'f32': 4, 's64': 8, 'u64': 8, 'f64': 8, 'token': 0}
 COLLECTIVES = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute')
 # Opcodes without memory traffic of their own: aliases, and calls whose bodies are counted.
-FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'after-all', 'while')
-FREE += ('conditional', 'call', 'partition-id', 'replica-id', 'async-start', 'async-update')
+NO_TRAFFIC = (
+  'parameter',
+  'constant',
+  'tuple',
+  'get-tuple-element',
+  'bitcast',
+  'after-all',
+  'while',
+)
+NO_TRAFFIC += ('conditional', 'call', 'partition-id', 'replica-id', 'async-start', 'async-update')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +147,7 @@ class Program:
           trips = int(match[1]) if match else self._trip_count(called['condition'][0])
           waiting.append((called['body'][0], times * trips))
         elif instruction.opcode == 'conditional':
-          # The last branch: the step that is not skipped.
+          # Count the last branch: the step that is executed.
           waiting.append((called['branches'][-1], times))
         elif instruction.opcode == 'call':
           waiting.append((called['to_apply'][0], times))
@@ -173,7 +181,7 @@ class Program:
 
   def _bytes(self, instruction):
     opcode = instruction.opcode
-    if opcode in FREE or opcode.endswith('-done'):
+    if opcode in NO_TRAFFIC or opcode.endswith('-done'):
       return 0
     computation = self._computation_of[id(instruction)]
     operand_bytes = lambda name: _main_memory_bytes(computation[name].shape)

@@ -57,7 +57,7 @@ def main() -> int:
     return 0
   env = simulate.environment(args.devices)
   try:
-    # In their own sessions: a Ctrl-C reaches them once, forwarded by this process.
+    # In separate sessions, so that they receive Ctrl-C only once, forwarded by this process.
     processes = [
       subprocess.Popen(command, env=env, start_new_session=True) for command in process_commands
     ]
@@ -68,7 +68,7 @@ def main() -> int:
 
 def wait(processes: list[subprocess.Popen]) -> int:
   """Waits for all processes. Returns 0, or the exit status of the first that failed."""
-  signals = [signal.SIGKILL, signal.SIGTERM]  # the first to be sent is the last
+  signals = [signal.SIGKILL, signal.SIGTERM]  # sent from the end
 
   def forward(number, frame):
     received = signals.pop() if len(signals) > 1 else signals[0]

@@ -48,10 +48,10 @@ def main() -> int:
   parser.add_argument('--name', default='ngrammer_jax')
   parser.add_argument('--nodes', type=int, default=1)
   parser.add_argument('--gpus_per_node', type=int, default=8)
-  parser.add_argument('--hours', type=int, default=24, help='time limit of one start')
+  parser.add_argument('--hours', type=int, default=24, help='time limit in hours, for each start')
   parser.add_argument('--restarts', type=int, default=100, help='maximum number of restarts')
   parser.add_argument(
-    '--option', action='append', default=[], help='option for sbatch, as --partition=x'
+    '--option', action='append', default=[], help='option for sbatch, such as --partition=x'
   )
   parser.add_argument('--dry_run', action='store_true', help='print the script and stop')
   parser.add_argument('command', nargs='+', metavar='-- COMMAND')

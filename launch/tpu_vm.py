@@ -5,10 +5,10 @@
 
 It requests a queued resource. When the slices are there, it installs this checkout on every worker
 and starts the command with --distributed, in the checkout. The command runs in the background: if
-this program is stopped or loses the network, the same command follows it again. Status 0 (finished)
-and 2 (bad input) end it; after any other status, and when the slices are taken away, they are
-deleted and requested again, at most --restarts times. Multislice needs no variables: JAX finds them
-on the workers.
+this program is stopped or loses the network, rerun it to follow the training again. It ends with
+status 0 (finished) or 2 (bad input); after any other status or a preemption, the slices are deleted
+and requested again, at most --restarts times. Multislice needs no environment variables: JAX finds
+them on the workers.
 """
 
 import argparse
@@ -26,13 +26,14 @@ PACKED = ('setup.py', 'pyproject.toml', 'README.md', 'ngrammer_jax', 'configs')
 RUNTIMES = {'v5litepod': 'v2-alpha-tpuv5-lite', 'v5p': 'v2-alpha-tpuv5', 'v6e': 'v2-alpha-tpuv6e'}
 PENDING_STATES = ('ACCEPTED', 'WAITING_FOR_RESOURCES', 'CREATING', 'PROVISIONING')
 COMMAND_TRIES, POLL_TRIES = 5, 60
-MIN_RUN_SECONDS = 600  # a training that ends by itself before this has crashed
+MIN_RUN_SECONDS = 600  # a shorter run counts as a crash unless the slices were lost
 MAX_CRASHES = 3  # in a row
 WORKER_DIR = '/tmp/ngrammer_jax'  # log, pid and status, on each worker; a reboot empties it
 log = functools.partial(print, 'tpu_vm:', file=sys.stderr, flush=True)
 
-# gcloud runs these on at most 64 workers at a time, and again if ssh fails: each can be repeated,
-# and only the last waits for the training. The image has Python 3.10; uv installs a newer one.
+# gcloud runs these on at most 64 workers at a time, and repeats them if ssh fails, so each command
+# is idempotent, and only the last one waits for the training. The image has Python 3.10; uv
+# installs a newer version.
 INSTALL = (
   f'test -e {WORKER_DIR}/pid || {{ rm -rf ngrammer_jax {WORKER_DIR}; '
   f'mkdir ngrammer_jax {WORKER_DIR} && '
@@ -105,7 +106,7 @@ class Launcher:
     )
 
   def run_until_finished(self, restarts: int) -> int:
-    """Returns the exit status; however it ends, the slices are deleted."""
+    """Trains until it is finished, and deletes the slices. Returns the exit status."""
     subprocess.run(self._commands['pack'], check=True)
     crashes = 0
     for restarts_left in reversed(range(restarts + 1)):
@@ -115,7 +116,7 @@ class Launcher:
       crashes = crashes + 1 if is_short and self.state() in ('ACTIVE', 'FAILED') else 0
       self._delete()
       if status is None and crashes == MAX_CRASHES:
-        log(f'crashed {MAX_CRASHES} times within minutes, without losing the slices: see above')
+        log(f'crashed {MAX_CRASHES} times within minutes, without losing the slices; see the log')
         return 1
       if status is not None:
         return status
@@ -134,7 +135,7 @@ class Launcher:
     return self._follow()
 
   def _create(self) -> str:
-    """Requests the slices, unless they are there, and waits. Returns the final state."""
+    """Requests the slices if there are none, and waits. Returns the final state."""
     state = self.state()
     if state not in (*PENDING_STATES, 'ACTIVE'):
       self._delete()
@@ -149,7 +150,7 @@ class Launcher:
     return state
 
   def _follow(self) -> int | None:
-    """Shows the training until it ends. Returns 0, 2, or None to start it again."""
+    """Prints the log of the training until it ends. Returns 0, 2, or None to start it again."""
     for _ in range(POLL_TRIES):
       statuses, pipe = [], {'stdout': subprocess.PIPE, 'text': True, 'errors': 'replace'}
       with subprocess.Popen(self._commands['follow'], **pipe) as process:
@@ -197,7 +198,7 @@ def main() -> int:
     '--spot', action='store_true', help='use spot capacity: cheaper, can be preempted'
   )
   parser.add_argument(
-    '--option', action='append', default=[], help='option for create, as --reserved'
+    '--option', action='append', default=[], help='option for create, such as --reserved'
   )
   parser.add_argument('--restarts', type=int, default=100, help='maximum number of restarts')
   parser.add_argument('--poll', type=float, default=30, help='seconds between two checks')
@@ -209,14 +210,16 @@ def main() -> int:
   if args.restarts < 0 or args.poll < 0:
     parser.error('--restarts and --poll must be at least 0')
   if not re.fullmatch(r'[a-z]([a-z0-9-]*[a-z0-9])?', args.name):
-    parser.error(f'--name={args.name}: lower-case letters, digits and hyphens, a letter first')
+    parser.error(
+      f'--name={args.name} must be lower-case letters, digits and hyphens, starting with a letter'
+    )
   if not re.fullmatch(r'v\d+[a-z]*-\d+', args.type):
     parser.error(
-      f'--type={args.type}: expected as in v5litepod-16, which is v5e:4x4, v5p-32 or v6e-64'
+      f'--type={args.type}: expected for example v5litepod-16 (which is v5e:4x4), v5p-32 or v6e-64'
     )
   workdir = re.search(r'--workdir[= ](\S+)', ' '.join(args.command))
   if workdir and not workdir[1].startswith('gs://'):
-    parser.error(f'{workdir[0]} would be deleted with the slice: name a bucket, gs://BUCKET/FOLDER')
+    parser.error(f'{workdir[0]} would be deleted with the slice: use a bucket, gs://BUCKET/FOLDER')
   args.runtime = args.runtime or RUNTIMES.get(args.type.split('-')[0], 'tpu-ubuntu2204-base')
   launcher_commands = commands(args)
   if args.dry_run:

@@ -95,8 +95,8 @@ def _evaluate_task(run, overrides, split, path):
 
   data = [override for override in overrides if override[0] == 'data.superglue_dir']
   config = command_line.override(run.config, data, 'data')
-  others = [override for override in overrides if override not in data]
-  config = command_line.override(config, others, 'finetune')
+  finetune = [override for override in overrides if override not in data]
+  config = command_line.override(config, finetune, 'finetune')
   if config.finetune.task != run.config.finetune.task:  # a diagnostic set
     path = path.with_name(f'{config.finetune.task}_{split}.json')
   result = finetuning.evaluate(dataclasses.replace(run, config=config), split)

@@ -50,15 +50,15 @@ def check_reachable(path: pathlib.Path) -> None:
       )
     return
   if not os.fspath(path).removeprefix(REMOTE).strip('/'):
-    raise errors.BadInput(f'{path} names no bucket: expected as in {path}bucket/run')
+    raise errors.BadInput(f'{path} names no bucket: expected for example {path}bucket/run')
   if importlib.util.find_spec('gcsfs') is None:
     raise errors.BadInput(f"{path} needs gcsfs: pip install 'ngrammer_jax[gcs]'")
   try:
     path.exists()
   except Exception as error:  # the client library raises many classes
     raise errors.BadInput(
-      f'{path} cannot be reached, is there a network, are there credentials? '
-      f'(gcloud auth application-default login, or GOOGLE_APPLICATION_CREDENTIALS) '
+      f'{path} cannot be reached: check the network and the credentials '
+      f'(gcloud auth application-default login, or GOOGLE_APPLICATION_CREDENTIALS). '
       f'{type(error).__name__}: {error}'
     ) from error
 
@@ -115,7 +115,7 @@ def write(path: pathlib.Path, content: str | bytes) -> None:
 
 
 class SyncedDir:
-  """A folder with files that are appended to.
+  """A folder of files that are appended to.
 
   For a local folder, `folder` is the folder itself. For a remote one, it is a temporary local
   folder that starts as a copy; changed files are uploaded periodically and by `sync`.

@@ -14,14 +14,14 @@ from ngrammer_jax import errors, files, hosts, progress
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
-  """Runs a verb, logs to standard error, and exits with its status; exceptions have their own."""
+  """Runs a verb, logs to standard error, and exits with its status or that of its error."""
   line_format = '%(process_prefix)s%(message)s'
   logging.basicConfig(level=logging.INFO, format=line_format, handlers=[progress.LogHandler()])
   for handler in logging.getLogger().handlers:
     handler.addFilter(hosts.ProcessPrefix())
   logging.getLogger('jax').setLevel(logging.WARNING)  # reports every missing backend
   for name in ('absl', 'gcsfs', 'fsspec', 'google', 'asyncio'):
-    logging.getLogger(name).setLevel(logging.CRITICAL)  # they also raise what they log
+    logging.getLogger(name).setLevel(logging.CRITICAL)  # the errors that they log are also raised
   message = None
   try:
     status = main(sys.argv[1:])
@@ -84,7 +84,7 @@ def add_watchdog(parser: argparse.ArgumentParser) -> None:
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:
-  """Adds --compilation_cache, which takes effect when it is parsed."""
+  """Adds --compilation_cache; parsing it enables the cache."""
 
   def use_cache(text):
     folder = files.path(text)

@@ -73,7 +73,7 @@ def _print_text(complete, prompt, times) -> None:
 
   def print_new_text(_, new_text):
     times.append(time.monotonic())
-    print(''.join([*unprinted, new_text]), end='', flush=True)
+    print(*unprinted, new_text, sep='', end='', flush=True)
     unprinted.clear()
 
   list(complete(on_text=print_new_text))
@@ -81,7 +81,7 @@ def _print_text(complete, prompt, times) -> None:
 
 
 def _print_json(complete, output, times, bar) -> None:
-  """Prints each completion as soon as it is done: an interrupted run keeps those before."""
+  """Prints each completion as soon as it is done, so an interrupted run keeps those."""
 
   def count_token(row, new_text):
     times.append(time.monotonic())
@@ -114,7 +114,7 @@ def _read_prompts(options: argparse.Namespace) -> list[str]:
   except (OSError, UnicodeDecodeError) as error:
     raise errors.BadInput(f'--prompts={options.prompts} cannot be read: {error}') from error
   if not text:
-    raise errors.BadInput(f'--prompts={options.prompts} is empty; expected one prompt a line')
+    raise errors.BadInput(f'--prompts={options.prompts} is empty; expected one prompt per line')
   return text.removesuffix('\n').split('\n')
 
 

@@ -1,4 +1,4 @@
-"""Which sizes an N-Grammer layer can have, and the primes of its hash. Needs no JAX."""
+"""Valid sizes of an N-Grammer layer, and the primes of its hash. Imports no JAX."""
 
 import functools
 
@@ -14,7 +14,7 @@ def check(
   combine: str,
   orders: tuple[int, ...] = (2,),
 ) -> None:
-  """Raises ValueError for sizes that no layer can have."""
+  """Raises ValueError for invalid sizes."""
   if combine not in COMBINE:
     raise ValueError(f'combine {combine!r} is not one of {", ".join(COMBINE)}')
   if heads < 1 or width % heads:

@@ -43,7 +43,7 @@ class Run:
 
   @functools.cached_property
   def mesh(self) -> jax.sharding.Mesh:
-    """All devices, in the shape of the config, or all along `data` if that does not fit them."""
+    """The mesh of the config, or one with all devices along `data` if their number does not fit."""
     m = self.config.mesh
     try:
       return sharding.make_mesh(m.data, m.fsdp, m.model)
@@ -64,11 +64,10 @@ class Run:
   @functools.cached_property
   def state(self) -> train_state.TrainState:
     """The train state of the checkpoint. Raises BadInput if there is none."""
-    run = programs.Programs(self.config, self.vocabulary.size, self.mesh)
-    # The rows of training need not be divisible by the devices of an evaluation.
-    replicated = sharding.replicated(self.mesh)
-    memory = sharding.abstract(run.abstract.memory, replicated)
-    return _restore(self.workdir, self.step, run.abstract.replace(memory=memory))
+    abstract = programs.Programs(self.config, self.vocabulary.size, self.mesh).abstract
+    # The batch size of training need not be divisible by the devices of an evaluation.
+    memory = sharding.abstract(abstract.memory, sharding.replicated(self.mesh))
+    return _restore(self.workdir, self.step, abstract.replace(memory=memory))
 
   @functools.cached_property
   def engine(self) -> inference.Engine:
@@ -77,7 +76,7 @@ class Run:
 
   @functools.cached_property
   def variables(self) -> inference.Variables:
-    """The variables of the engine, with the clusters of all tokens."""
+    """The variables of the engine, with precomputed clusters of all tokens."""
     return self.engine.prepare({'params': self.state.params, 'codebook': self.state.codebook})
 
   @functools.cached_property
@@ -102,8 +101,8 @@ class Run:
       workdirs.check_text(self.workdir, self.config, corpus.content_hash)
     if name not in corpus.splits:
       raise errors.BadInput(
-        f'--split={name}: data.corpus={self.config.data.corpus!r} has no such split to evaluate, '
-        f'but {", ".join(corpus.splits)}'
+        f'--split={name}: data.corpus={self.config.data.corpus!r} has no such split to evaluate; '
+        f'available: {", ".join(corpus.splits)}'
       )
     return corpus.splits[name]
 
@@ -151,13 +150,13 @@ class Run:
     return cloze.build_result(answers, source, int(self.state.step), protocol, context), answers
 
   def score(self, texts: str | Sequence[str]) -> list[text.Score]:
-    """Scores texts, each as a document of its own, in segments of the evaluation's length.
+    """Scores texts, each as a separate document, in segments of the evaluation length.
 
     Raises:
       BadInput: the vocabulary does not have a character.
     """
     texts = [texts] if isinstance(texts, str) else list(texts)
-    encoded = [text.encode(self.vocabulary, each, f'text {i + 1}') for i, each in enumerate(texts)]
+    encoded = [text.encode(self.vocabulary, t, f'text {i + 1}') for i, t in enumerate(texts)]
     length = self.config.evaluation_length()
     return text.score(self.engine, self.variables, self.vocabulary, encoded, length)
 
@@ -172,13 +171,13 @@ class Run:
     context: int | None = None,
     on_text: Callable[[int, str], None] | None = None,
   ) -> list[text.Completion]:
-    """Continues prompts, each as the start of a document of its own.
+    """Continues prompts, each as the start of a separate document.
 
     Args:
       prompts: the prompts; '' starts a new document.
       tokens: maximum number of new tokens; a document may end earlier.
       temperature, top_k, top_p: see `inference.sampling.SamplingConfig`; temperature 0 is greedy.
-      seed: prompt number i, from 0, uses seed + i, whatever the other prompts are.
+      seed: prompt number i, from 0, uses seed + i; it does not depend on the other prompts.
       context: maximum number of tokens that a token is predicted from. None: the segment length of
         the evaluation and, if the model has one, its memory.
       on_text: called with the index of a prompt and its new text, for each token.
@@ -199,7 +198,7 @@ class Run:
     context: int | None = None,
     on_text: Callable[[int, str], None] | None = None,
   ) -> Iterator[text.Completion]:
-    """Yields what `generate` returns, some prompts at a time, as soon as they are done."""
+    """Yields the completions of `generate`, batch by batch, as soon as they are done."""
     context = self.config.evaluation_context() if context is None else context
     config = text.CompletionConfig(sampling_config, tokens, seed, context)
     config.check(self.config.model, len(prompts))
@@ -239,7 +238,7 @@ def _check_split(name: str) -> None:
 
 def _restore(workdir, step, abstract_state) -> train_state.TrainState:
   """Restores a checkpoint by its step number, or `newest` or `best`."""
-  # One answer for all processes: another run may add and remove checkpoints meanwhile.
+  # All processes use the list of the first: a running training may change it meanwhile.
   steps, best = hosts.broadcast([checkpoints.steps(workdir), checkpoints.best_step(workdir)])
   if not steps:
     raise errors.BadInput(f'--workdir={workdir} has no checkpoint yet')
@@ -248,7 +247,8 @@ def _restore(workdir, step, abstract_state) -> train_state.TrainState:
   number = best if step == 'best' else step
   if number not in steps:
     raise errors.BadInput(
-      f'--step={step}: --workdir={workdir} has no such checkpoint, but {", ".join(map(str, steps))}'
+      f'--step={step}: --workdir={workdir} has no such checkpoint; available: '
+      f'{", ".join(map(str, steps))}'
     )
   try:
     return checkpoints.restore(workdir, number, abstract_state)

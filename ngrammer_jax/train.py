@@ -17,7 +17,9 @@ def main(argv: list[str]) -> int:
   hosts.add_flags(parser)
   options, config = command_line.parse(parser, argv)
 
-  from ngrammer_jax import runs  # here: errors in flags need not wait for the import of Orbax
+  from ngrammer_jax import (
+    runs,
+  )  # after parsing: errors in flags do not wait for the import of Orbax
   from ngrammer_jax.training import loop, train_task
 
   flags.use_deterministic_ops()

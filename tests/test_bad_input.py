@@ -1,4 +1,4 @@
-"""What cannot work ends in exit status 2 and one sentence, before a device is touched."""
+"""Bad input ends with exit status 2 and an error message, before any device is used."""
 
 import argparse
 import gzip
@@ -25,7 +25,7 @@ def get_config():
   return c
 """
 
-# The arguments of `train` beside --config and --workdir={tmp}/new, and what it says.
+# The arguments of `train` besides --config and --workdir={tmp}/new, and the error message.
 TRAIN = {
   'unknown key': (
     '--config.training.stpes=100',
@@ -34,11 +34,11 @@ TRAIN = {
   'wrong type': ('--config.training.steps=many', "training.steps='many' is not of type int"),
   'missing config file': (
     '--config={tmp}/quickstrat.py',
-    '--config={tmp}/quickstrat.py: no file {tmp}/quickstrat.py; there are: {tmp}/config.py',
+    '--config={tmp}/quickstrat.py: no file {tmp}/quickstrat.py; available: {tmp}/config.py',
   ),
   'heads that do not divide the width': (
     '--config.model.width=512 --config.model.heads=7',
-    'model.heads=7 does not divide model.width=512: '
+    'model.width=512 must be divisible by model.heads=7: '
     'use model.heads=8, or a width that is a multiple of 14',
   ),
   'n-gram vectors wider than a head': (
@@ -162,8 +162,8 @@ EVALUATE = {
 }
 CASES = [('train', name) for name in TRAIN] + [('evaluate', name) for name in EVALUATE]
 
-# Runs all cases in one interpreter, each as `python -m` does; prints the status and the standard
-# error of each, and how many devices there are when one is asked for; the last case ends it.
+# Runs all cases in one interpreter, as `python -m` does. Prints the status and the standard error
+# of each, and the number of devices if JAX can be initialised; the last case exits the interpreter.
 DRIVER = """
 import contextlib, io, json, logging, runpy, sys, warnings
 
@@ -182,7 +182,7 @@ def run(verb, arguments):
 
 outcomes = []
 for case in cases[:-1]:
-  with contextlib.redirect_stderr(io.StringIO()) as said:
+  with contextlib.redirect_stderr(io.StringIO()) as stderr:
     try:
       run(*case)
       status = None
@@ -190,7 +190,7 @@ for case in cases[:-1]:
       status = stop.code
     except Exception as error:
       status = repr(error)
-  outcomes.append((status, said.getvalue()))
+  outcomes.append((status, stderr.getvalue()))
 try:
   devices = jax.device_count()
 except RuntimeError:
@@ -202,7 +202,7 @@ run(*cases[-1])
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-  """A config, a run, and corpora good and bad."""
+  """A config, a run, and valid and invalid corpora."""
   folder = tmp_path_factory.mktemp('bad_input')
   (folder / 'config.py').write_text(CONFIG)
   (folder / 'text').write_bytes(TEXT)
@@ -216,36 +216,36 @@ def folder(tmp_path_factory):
   return folder
 
 
-def filled(template, folder):
+def fill(template, folder):
   return template.format(tmp=folder, size=len(TEXT), md5=hashlib.md5(TEXT).hexdigest())
 
 
 @pytest.fixture(scope='module')
 def outcomes(folder):
-  """Status and standard error of every case, where asking for a device is an error."""
+  """Status and standard error of every case; initialising a device is an error."""
   commands = []
   for verb, name in CASES:
-    given, _ = (TRAIN if verb == 'train' else EVALUATE)[name]
+    text, _ = (TRAIN if verb == 'train' else EVALUATE)[name]
     common = f'--config={folder}/config.py --workdir={folder}/new' if verb == 'train' else ''
-    commands.append((verb, f'{common} {filled(given, folder)}'.split()))
+    commands.append((verb, f'{common} {fill(text, folder)}'.split()))
   environment = {'JAX_PLATFORMS': 'nonexistent', 'NGRAMMER_JAX_CACHE': str(folder / 'cache')}
-  done = subprocess.run(
+  process = subprocess.run(
     [sys.executable, '-c', DRIVER],
     env=os.environ | environment,
     input=json.dumps([len(TEXT), commands]),
     capture_output=True,
     text=True,
   )
-  assert done.stdout, done.stderr
-  outcomes, devices = json.loads(done.stdout)
+  assert process.stdout, process.stderr
+  outcomes, devices = json.loads(process.stdout)
   assert devices == 0, 'a case that touches a device would go unnoticed'
-  return dict(zip(CASES, [*outcomes, [done.returncode, done.stderr]], strict=True))
+  return dict(zip(CASES, [*outcomes, [process.returncode, process.stderr]], strict=True))
 
 
 def test_bad_input_is_refused_without_a_device(outcomes, folder):
   for (verb, name), outcome in outcomes.items():
     _, message = (TRAIN if verb == 'train' else EVALUATE)[name]
-    assert outcome == [2, f'error: {filled(message, folder)}\n'], (verb, name)
+    assert outcome == [2, f'error: {fill(message, folder)}\n'], (verb, name)
 
 
 def test_refused_runs_leave_no_workdir(outcomes, folder):
@@ -254,11 +254,11 @@ def test_refused_runs_leave_no_workdir(outcomes, folder):
 
 @pytest.fixture
 def refused(folder, cache, tmp_path, monkeypatch, capsys):
-  """Standard error of a training that ends with status 2; here are eight devices."""
+  """Runs a training with eight devices that ends with status 2; returns its standard error."""
 
   def run(*arguments):
-    given = [f'--config={folder}/config.py', f'--config.data.path={folder}/text', *arguments]
-    monkeypatch.setattr(sys, 'argv', ['train', *given])
+    argv = [f'--config={folder}/config.py', f'--config.data.path={folder}/text', *arguments]
+    monkeypatch.setattr(sys, 'argv', ['train', *argv])
     with pytest.raises(SystemExit) as caught:
       flags.run(train.main)
     assert caught.value.code == 2

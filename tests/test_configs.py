@@ -1,4 +1,4 @@
-"""Every row of a paper's table has the parameters that its config says."""
+"""Configs of the papers have the published numbers of parameters."""
 
 import json
 import pathlib
@@ -15,7 +15,7 @@ from ngrammer_jax.training import programs
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[1] / 'configs'
 
-# Row: parameters trained by gradient, centroids, millions in Table 1 of the N-Grammer paper.
+# Parameters trained by gradient, centroids, millions in Table 1 of the N-Grammer paper.
 C4 = {
   'transformer': (234_210_560, 0, 234),
   'transformer_l': (284_562_688, 0, 284),
@@ -38,42 +38,44 @@ C4 |= {f'393k_8k_50_{place}': C4['393k_8k_50'] for place in ('begin', 'middle', 
 
 
 def counts(spec, words=None, layers=None):
-  """Numbers of parameters and of centroid values of a config; nothing is allocated."""
-  given = command_line.load_file(str(CONFIGS / spec))
+  """Counts the parameters and the centroid values of a config by abstract evaluation."""
+  values = command_line.load_file(str(CONFIGS / spec))
   if layers is not None:
-    given['model']['layers'] = layers
-  resolved = config.resolve(given)
+    values['model']['layers'] = layers
+  resolved = config.resolve(values)
   model = language_model.build(resolved.model, words or resolved.data.vocabulary_size)
   tokens = np.zeros((1, 1), np.int32)
   memory = jax.eval_shape(lambda: language_model.empty_memory(resolved.model, 1))
-  made = jax.eval_shape(lambda memory: model.init(jax.random.key(0), tokens, memory), memory)
-  centroids = made.get('codebook', {}).get('ngrammer', {}).get('quantizer', {}).get('centroids')
+  variables = jax.eval_shape(lambda memory: model.init(jax.random.key(0), tokens, memory), memory)
+  centroids = (
+    variables.get('codebook', {}).get('ngrammer', {}).get('quantizer', {}).get('centroids')
+  )
   size = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
-  return size(made['params']), size(centroids)
+  return size(variables['params']), size(centroids)
 
 
 def counts_of_many_layers(spec, words=None):
-  """The same from models of one layer and of two, for every other layer adds what the second does.
-
-  Of 36 layers, a tenth of the work.
-  """
+  """Returns `counts`, extrapolated from one and two layers: a tenth of the work for 36 layers."""
   layers = command_line.load_file(str(CONFIGS / spec))['model']['layers']
   (one, centroids), (two, _) = (counts(spec, words, layers=n) for n in (1, 2))
   return one + (layers - 1) * (two - one), centroids
 
 
-def rows(table, often):
-  """All rows of a table: those that differ most from each other often, the others rarely."""
-  assert set(often) <= set(table)
-  return [row if row in often else pytest.param(row, marks=pytest.mark.slow) for row in table]
+def variants(table, quick):
+  """Returns the variants of a table as test parameters; those that are not quick are slow."""
+  assert set(quick) <= set(table)
+  return [
+    variant if variant in quick else pytest.param(variant, marks=pytest.mark.slow)
+    for variant in table
+  ]
 
 
 @pytest.mark.parametrize(
-  'row', rows(C4, ['transformer_l', 'primer_l', '196k_4k_25', '393k_8k_50_middle'])
+  'variant', variants(C4, ['transformer_l', 'primer_l', '196k_4k_25', '393k_8k_50_middle'])
 )
-def test_rows_of_the_ngrammer_paper(row):
-  params, centroids, millions = C4[row]
-  assert counts_of_many_layers(f'ngrammer_c4.py:{row}') == (params, centroids)
+def test_rows_of_the_ngrammer_paper(variant):
+  params, centroids, millions = C4[variant]
+  assert counts_of_many_layers(f'ngrammer_c4.py:{variant}') == (params, centroids)
   if millions is not None:
     assert abs((params + centroids) / 1e6 - millions) < 1
 
@@ -82,10 +84,10 @@ def test_rows_of_the_ngrammer_paper(row):
 @pytest.mark.parametrize(
   'spec, words',
   [
-    *((f'ngrammer_c4.py:{row}', None) for row in ('primer_l', '393k_8k_50', '393k_8k_50_end')),
+    *((f'ngrammer_c4.py:{name}', None) for name in ('primer_l', '393k_8k_50', '393k_8k_50_end')),
     ('transformer_xl.py:enwik8_large', 204),
     ('transformer_xl.py:wt103_large', 267_735),
-    *((f'adaptive_span.py:{row}', 205) for row in ('enwik8_large', 'enwik8_pers')),
+    *((f'adaptive_span.py:{name}', 205) for name in ('enwik8_large', 'enwik8_pers')),
   ],
 )
 def test_layers_are_of_one_size(spec, words):
@@ -112,12 +114,12 @@ LARGE = {
   + [pytest.param(spec, None, marks=pytest.mark.slow) for spec in LARGE],
 )
 def test_large_parameters_and_their_optimizer_are_spread(spec, layers):
-  """Over `fsdp` all of them; over `model` those whose axis divides."""
-  given = command_line.load_file(str(CONFIGS / spec))
+  """All are sharded over `fsdp`; those with a divisible axis also over `model`."""
+  values = command_line.load_file(str(CONFIGS / spec))
   if layers is not None:
-    given['model']['layers'] = layers
+    values['model']['layers'] = layers
   mesh = sharding.make_mesh(2, 2, 2)
-  state = programs.Programs(config.resolve(given), LARGE[spec], mesh).abstract
+  state = programs.Programs(config.resolve(values), LARGE[spec], mesh).abstract
   large = []
 
   def check(path, leaf):
@@ -136,7 +138,7 @@ def test_large_parameters_and_their_optimizer_are_spread(spec, layers):
 
 
 def test_a_config_of_an_earlier_version_is_read(tmp_path):
-  """A key of its training section has no effect any more."""
+  """Its training section has a key that is no longer used."""
   for spec in ('quickstart.py', 'adaptive_span.py:small_span'):
     now = config.resolve(command_line.load_file(str(CONFIGS / spec)))
     config.save(now, tmp_path / 'config.json')
@@ -147,17 +149,17 @@ def test_a_config_of_an_earlier_version_is_read(tmp_path):
 
 
 def test_a_config_file_may_name_its_mesh():
-  given = config.default()
-  given.mesh = 'fsdp'
-  assert config.resolve(given).mesh == mesh_config.MeshConfig(1, -1, 1)
+  values = config.default()
+  values.mesh = 'fsdp'
+  assert config.resolve(values).mesh == mesh_config.MeshConfig(1, -1, 1)
 
 
 def test_a_row_that_is_not_in_the_table():
-  with pytest.raises(errors.BadInput, match="no row '393k_9k_50'; there are: transformer,"):
+  with pytest.raises(errors.BadInput, match="no variant '393k_9k_50'; available: transformer,"):
     command_line.load_file(str(CONFIGS / 'ngrammer_c4.py:393k_9k_50'))
 
 
-# Row: parameters of the scripts of Transformer-XL, and the size of the vocabulary.
+# Parameters of the scripts of Transformer-XL, and the vocabulary size.
 XL = {
   'enwik8_base': (41_055_436, 204),
   'enwik8_large': (277_231_820, 204),
@@ -174,13 +176,13 @@ XL = {
 }
 
 
-@pytest.mark.parametrize('row', rows(XL, ['enwik8_large', 'wt103_base', 'wikitext2_small']))
-def test_rows_of_transformer_xl(row):
-  params, words = XL[row]
-  assert counts_of_many_layers(f'transformer_xl.py:{row}', words) == (params, 0)
+@pytest.mark.parametrize('variant', variants(XL, ['enwik8_large', 'wt103_base', 'wikitext2_small']))
+def test_rows_of_transformer_xl(variant):
+  params, words = XL[variant]
+  assert counts_of_many_layers(f'transformer_xl.py:{variant}', words) == (params, 0)
 
 
-# Row: parameters of the scripts of adaptive-span, and the size of the vocabulary.
+# Parameters of the scripts of adaptive-span, and the vocabulary size.
 SPAN = {
   'enwik8_small': (6_480_621, 205),
   'enwik8': (38_538_541, 205),
@@ -198,20 +200,22 @@ SPAN = {
 }
 
 
-@pytest.mark.parametrize('row', rows(SPAN, ['text8_large', 'wiki103_pers', 'small_all']))
-def test_rows_of_adaptive_span(row):
-  params, words = SPAN[row]
-  centroids = 12_288 if row == 'small_all' else 0
-  assert counts_of_many_layers(f'adaptive_span.py:{row}', words) == (params, centroids)
+@pytest.mark.parametrize('variant', variants(SPAN, ['text8_large', 'wiki103_pers', 'small_all']))
+def test_rows_of_adaptive_span(variant):
+  params, words = SPAN[variant]
+  centroids = 12_288 if variant == 'small_all' else 0
+  assert counts_of_many_layers(f'adaptive_span.py:{variant}', words) == (params, centroids)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('row', ['split', 'heads', 'single', 'ffattn', 'pers_none', 'text8_pers'])
-def test_other_rows_of_adaptive_span(row):
-  assert counts(f'adaptive_span.py:{row}', 27)[0] > 500_000
+@pytest.mark.parametrize(
+  'variant', ['split', 'heads', 'single', 'ffattn', 'pers_none', 'text8_pers']
+)
+def test_other_rows_of_adaptive_span(variant):
+  assert counts(f'adaptive_span.py:{variant}', 27)[0] > 500_000
 
 
-# Row: parameters without the embeddings, as many as Table 2 of the paper has where it rounds.
+# Parameters without the embeddings, which round to those in Table 2 of the paper.
 LSTM = {
   'rnn': 23_902_656,
   'lstm': 23_898_200,
@@ -230,15 +234,15 @@ LSTM = {
 
 
 @pytest.mark.parametrize(
-  'row', rows(LSTM, ['lstm', 'recurrent_memory_1', 'key_value_predict', '5gram'])
+  'variant', variants(LSTM, ['lstm', 'recurrent_memory_1', 'key_value_predict', '5gram'])
 )
-def test_rows_of_attention_lstms(row):
-  assert counts(f'attention_lstm.py:{row}') == (LSTM[row] + 77_000 * 300, 0)
+def test_rows_of_attention_lstms(variant):
+  assert counts(f'attention_lstm.py:{variant}') == (LSTM[variant] + 77_000 * 300, 0)
 
 
 def test_small_rows_of_attention_lstms_are_of_one_size():
-  for row in ('lstm', 'attention', 'key_value', 'key_value_predict', '4gram', 'attention_1'):
-    params, _ = counts(f'attention_lstm.py:wikitext2_{row}')
+  for variant in ('lstm', 'attention', 'key_value', 'key_value_predict', '4gram', 'attention_1'):
+    params, _ = counts(f'attention_lstm.py:wikitext2_{variant}')
     assert abs(params - 1_716_000) < 10_000 * 0.6
-  with pytest.raises(errors.BadInput, match="no row '6gram'; there are: rnn, lstm"):
+  with pytest.raises(errors.BadInput, match="no variant '6gram'; available: rnn, lstm"):
     command_line.load_file(str(CONFIGS / 'attention_lstm.py:6gram'))

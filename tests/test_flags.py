@@ -1,4 +1,4 @@
-"""Exit statuses of a verb, and what it says."""
+"""Exit statuses and error messages of a verb."""
 
 import signal
 import sys
@@ -10,7 +10,7 @@ from tests.loops import each
 
 
 def refuse(argv):
-  raise errors.BadInput('too bad')
+  raise errors.BadInput('invalid')
 
 
 def lose(argv):
@@ -22,21 +22,21 @@ def stop(argv):
 
 
 @each(
-  'main, status, said',
+  'main, status, output',
   [
     (lambda argv: 0, 0, ''),
     (lambda argv: None, 0, ''),
     (lambda argv: 143, 143, ''),
-    (refuse, 2, 'error: too bad\n'),
+    (refuse, 2, 'error: invalid\n'),
     (lose, 1, 'error: no answer from process 3\n'),  # another try may help
     (stop, 143, 'stopped by SIGTERM; rerun the same command to resume\n'),
   ],
 )
-def test_exit_status(monkeypatch, capsys, main, status, said):
+def test_exit_status(monkeypatch, capsys, main, status, output):
   with pytest.raises(SystemExit) as caught:
     flags.run(main)
   assert caught.value.code == status
-  assert capsys.readouterr().err == said
+  assert capsys.readouterr().err == output
 
 
 def test_other_exceptions_are_not_hidden():

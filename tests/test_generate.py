@@ -21,7 +21,7 @@ TEXTS = ['the union', '', 'strong states of the ünion is strong ' * 3]
 
 
 @functools.cache
-def opened(workdir, evaluation=None):
+def open_run(workdir, evaluation=None):
   """Opens the run on one device; all tests share its programs."""
   run = ngrammer_jax.load_run(workdir)
   if evaluation is not None:
@@ -33,7 +33,7 @@ def opened(workdir, evaluation=None):
 
 @pytest.fixture
 def run(trained):
-  return opened(trained)
+  return open_run(trained)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_the_score_of_a_text_matches_evaluation(run, trained):
   text = run.vocabulary.decode(tokens).decode()
   (score,) = run.score(text)
   one = evaluation_config.EvaluationConfig(streams=1)
-  result = opened(trained, evaluation=one).evaluate('test')
+  result = open_run(trained, evaluation=one).evaluate('test')
   assert len(score.tokens) == result['tokens'] == len(tokens)
   assert score.nats.mean() == pytest.approx(result['nll_nats_per_token'], rel=1e-6)
   assert score.perplexity == pytest.approx(result['perplexity'], rel=1e-5)
@@ -62,16 +62,16 @@ def test_the_score_of_a_text_matches_evaluation(run, trained):
 
 
 def test_scores_do_not_depend_on_other_texts(run):
-  together = run.score(TEXTS * 4)  # several batches
-  assert [score.text for score in together] == TEXTS * 4
-  np.testing.assert_allclose(together[2].nats, run.score(TEXTS[2])[0].nats, rtol=1e-5)
-  for text, *scores in zip(TEXTS, *(together[i : i + 3] for i in (0, 6, 9)), strict=True):
+  batched = run.score(TEXTS * 4)  # several batches
+  assert [score.text for score in batched] == TEXTS * 4
+  np.testing.assert_allclose(batched[2].nats, run.score(TEXTS[2])[0].nats, rtol=1e-5)
+  for text, *scores in zip(TEXTS, *(batched[i : i + 3] for i in (0, 6, 9)), strict=True):
     for score in scores:
       assert len(score.nats) == len(text.encode())
       np.testing.assert_array_equal(score.nats, scores[0].nats)
-  assert np.isnan(together[1].perplexity) and np.isnan(together[1].bits_per_byte)
-  bits = together[2].nats.sum() / math.log(2)
-  assert together[2].bits_per_byte == pytest.approx(bits / len(TEXTS[2].encode()))
+  assert np.isnan(batched[1].perplexity) and np.isnan(batched[1].bits_per_byte)
+  bits = batched[2].nats.sum() / math.log(2)
+  assert batched[2].bits_per_byte == pytest.approx(bits / len(TEXTS[2].encode()))
 
 
 def test_completions_do_not_depend_on_other_prompts(run, main, capfd, caplog):
@@ -81,24 +81,22 @@ def test_completions_do_not_depend_on_other_prompts(run, main, capfd, caplog):
   def append_text(row, new_text):
     streamed[row] += new_text
 
-  together = run.generate(
-    prompts, tokens=40, temperature=0.7, top_k=20, seed=3, on_text=append_text
-  )
-  assert [each.prompt for each in together] == prompts
-  assert [each.text for each in together] == list(streamed.values())
-  assert [each.seed for each in together] == list(range(3, 19))
-  assert all(len(each.tokens) == 40 or each.ended for each in together)
-  others = run.generate(prompts[9:14], tokens=40, temperature=0.7, top_k=20, seed=12)
-  assert others == together[9:14]
-  assert len({each.text for each in together}) > 8
+  batched = run.generate(prompts, tokens=40, temperature=0.7, top_k=20, seed=3, on_text=append_text)
+  assert [completion.prompt for completion in batched] == prompts
+  assert [completion.text for completion in batched] == list(streamed.values())
+  assert [completion.seed for completion in batched] == list(range(3, 19))
+  assert all(len(completion.tokens) == 40 or completion.ended for completion in batched)
+  subset = run.generate(prompts[9:14], tokens=40, temperature=0.7, top_k=20, seed=12)
+  assert subset == batched[9:14]
+  assert len({completion.text for completion in batched}) > 8
   # The verb writes the text and nothing else to standard output.
   caplog.set_level('INFO')
   capfd.readouterr()
   assert (
     main('--prompt=the union', '--seed=9', '--tokens=40', '--temperature=0.7', '--top_k=20') == 0
   )
-  assert capfd.readouterr().out == f'the union{together[6].text}\n'
-  count = len(together[6].tokens) + together[6].ended
+  assert capfd.readouterr().out == f'the union{batched[6].text}\n'
+  count = len(batched[6].tokens) + batched[6].ended
   assert caplog.messages[-1].startswith(f'{count} tokens, ')
 
 
@@ -120,7 +118,7 @@ def test_selection_of_a_checkpoint(trained_copy):
   # Marks step 8 as the best checkpoint.
   manifest.write(folder, dataclasses.replace(manifest.read(folder), validation=0.5))
   assert ngrammer_jax.load_run(workdir, 'best').state.step == 8
-  with bad_input(f'--step=15: --workdir={workdir} has no such checkpoint, but 4, 8, 12'):
+  with bad_input(f'--step=15: --workdir={workdir} has no such checkpoint; available: 4, 8, 12'):
     ngrammer_jax.load_run(workdir, 15).generate('')
   with bad_input('--step=last is not a step, newest or best'):
     evaluate.main([f'--workdir={workdir}', '--step=last'])
@@ -196,5 +194,5 @@ def test_prompts_of_a_file(main, tmp_path, capsys, monkeypatch):
   with bad_input('--output is for --prompts=FILE; a single text goes to standard output'):
     main('--prompt=a', f'--output={tmp_path}/output')
   (tmp_path / 'prompts.txt').write_text('')
-  with bad_input(f'--prompts={tmp_path}/prompts.txt is empty; expected one prompt a line'):
+  with bad_input(f'--prompts={tmp_path}/prompts.txt is empty; expected one prompt per line'):
     main(*arguments)

@@ -55,14 +55,16 @@ def test_weights_sharded_over_fsdp_are_gathered_over_fsdp():
 
 def test_bytes_moved_match_the_compiler_and_include_loop_iterations():
   single_device = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), sharding.AXES)
-  moved = {}
+  bytes_by_loop = {}
   for loop in (True, False):
     program = compile_layers(loop, single_device, (), ())
-    moved[loop] = hlo.Program(program.as_text(), dict(single_device.shape)).bytes_moved()
+    bytes_by_loop[loop] = hlo.Program(program.as_text(), dict(single_device.shape)).bytes_moved()
     if not loop:
-      assert moved[loop] == pytest.approx(program.cost_analysis()['bytes accessed'], rel=0.2)
-  assert moved[True] == pytest.approx(moved[False], rel=0.5)
-  assert moved[True] > L * D * D * 4  # all weights
+      assert bytes_by_loop[loop] == pytest.approx(
+        program.cost_analysis()['bytes accessed'], rel=0.2
+      )
+  assert bytes_by_loop[True] == pytest.approx(bytes_by_loop[False], rel=0.5)
+  assert bytes_by_loop[True] > L * D * D * 4  # all weights
 
 
 LOOPS = """\

@@ -10,19 +10,19 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LAUNCHER = ROOT / 'launch' / 'gke.py'
-GIVEN = ['--name=c4', '--cluster=c', '--zone=z', '--type=v5litepod-16', '--image=registry/image:1']
+FLAGS = ['--name=c4', '--cluster=c', '--zone=z', '--type=v5litepod-16', '--image=registry/image:1']
 
 
-def launch(*given, **more):
-  command = [sys.executable, LAUNCHER, *GIVEN, *given]
-  return subprocess.run(command, capture_output=True, text=True, **more)
+def launch(*flags, **options):
+  command = [sys.executable, LAUNCHER, *FLAGS, *flags]
+  return subprocess.run(command, capture_output=True, text=True, **options)
 
 
 def test_dry_run_prints_the_commands():
-  given = ['--slices=2', '--restarts=7', '--project=p', '--option=--priority=low', '--dry_run']
-  done = launch(*given, '--', 'python', '-m', 'x', '--a=b c', '--workdir=gs://b/c')
+  flags = ['--slices=2', '--restarts=7', '--project=p', '--option=--priority=low', '--dry_run']
+  process = launch(*flags, '--', 'python', '-m', 'x', '--a=b c', '--workdir=gs://b/c')
   command = "exec python -m x '--a=b c' --workdir=gs://b/c --distributed"
-  assert done.stdout.splitlines() == [
+  assert process.stdout.splitlines() == [
     'xpk workload create --workload=c4 --cluster=c --zone=z --project=p --tpu-type=v5litepod-16 '
     '--num-slices=2 --docker-image=registry/image:1 --max-restarts=7 '
     '--restart-on-exit-codes=1,3-126 --termination-grace-period-seconds=120 --priority=low '
@@ -36,25 +36,25 @@ def test_dry_run_prints_the_commands():
 def test_the_status_is_that_of_xpk(tmp_path, status):
   (tmp_path / 'xpk').write_text(f'#!/bin/bash\necho "$1 $2" >>{tmp_path}/calls\nexit {status}\n')
   (tmp_path / 'xpk').chmod(0o755)
-  done = launch('--', 'true', env={'PATH': f'{tmp_path}:/usr/bin:/bin'})
-  assert done.returncode == status
+  process = launch('--', 'true', env={'PATH': f'{tmp_path}:/usr/bin:/bin'})
+  assert process.returncode == status
   assert (tmp_path / 'calls').read_text() == 'workload create\n'
-  assert ('xpk workload delete' in done.stdout) == (status == 0)
+  assert ('xpk workload delete' in process.stdout) == (status == 0)
 
 
 @pytest.mark.parametrize(
-  'given, said',
+  'flags, message',
   [
     (['--slices=0', '--', 'x'], '--slices must be at least 1'),
     (['--', 'x', '--workdir=runs/a'], '--workdir=runs/a would be lost with the container'),
   ],
 )
-def test_what_cannot_work_is_said(given, said):
-  done = launch(*given)
-  assert done.returncode == 2 and said in done.stderr
+def test_invalid_flags_are_reported(flags, message):
+  process = launch(*flags)
+  assert process.returncode == 2 and message in process.stderr
 
 
-# What xpk 1.16 runs in the container, as its --output-manifest-file shows, on its way to the pod.
+# What xpk 1.16 runs in the container, according to its --output-manifest-file.
 XPK = """
 _sigterm() (kill -SIGTERM $! 2>/dev/null;);
 trap _sigterm SIGTERM;
@@ -68,14 +68,14 @@ exit $EXIT_CODE
 """
 
 
-def test_a_pod_that_is_taken_away_saves_and_says_so():
-  """SIGTERM to the shell of xpk reaches the training, and its status gets out."""
+def test_sigterm_to_a_pod_reaches_the_training():
+  """SIGTERM to the shell of xpk reaches the training, and its exit status is passed on."""
   training = (
     'import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); '
     'print("started", flush=True); time.sleep(60)'
   )
-  done = launch('--dry_run', '--', sys.executable, '-c', training)
-  command = shlex.split(done.stdout.splitlines()[0])[-1].removeprefix('--command=')
+  process = launch('--dry_run', '--', sys.executable, '-c', training)
+  command = shlex.split(process.stdout.splitlines()[0])[-1].removeprefix('--command=')
   pod = subprocess.Popen(['bash', '-c', XPK % command], stdout=subprocess.PIPE, text=True)
   assert pod.stdout.readline() == 'started\n'
   pod.terminate()
@@ -83,7 +83,7 @@ def test_a_pod_that_is_taken_away_saves_and_says_so():
 
 
 def instructions(name):
-  """The instructions of a Dockerfile, as pairs of a word and the rest."""
+  """Returns the instructions of a Dockerfile as pairs of name and arguments."""
   text = (ROOT / name).read_text().replace('\\\n', ' ')
   lines = [line for line in text.splitlines() if line and not line.startswith('#')]
   return [tuple(line.split(maxsplit=1)) for line in lines]
@@ -97,8 +97,8 @@ def test_the_container_has_what_a_training_needs():
   copied = [word for name, rest in found if name == 'COPY' for word in rest.split()[:-1]]
   assert all((ROOT / name).exists() for name in copied)
   assert {'setup.py', 'pyproject.toml', 'README.md', 'ngrammer_jax', 'configs'} == set(copied)
-  kept = [line[1:] for line in (ROOT / '.dockerignore').read_text().split() if line[0] == '!']
-  assert kept == copied  # all else stays out of the context
+  included = [line[1:] for line in (ROOT / '.dockerignore').read_text().split() if line[0] == '!']
+  assert included == copied  # all other files are excluded from the build context
   assert {name for name, _ in found} <= {'FROM', 'ARG', 'WORKDIR', 'COPY', 'RUN', 'ENV'}
 
 
@@ -112,16 +112,21 @@ PRIVATE = {
 
 
 def private(text):
-  """What of a text belongs to one person or project."""
-  return [what for what, pattern in PRIVATE.items() if re.search(pattern, text)]
+  """Returns the kinds of private data in a text."""
+  return [kind for kind, pattern in PRIVATE.items() if re.search(pattern, text)]
 
 
 def test_launchers_have_nothing_private():
-  shown = ['/home/ann/x', 'AKIAABCDEFGHIJKLMNOP', 'me@a-b.iam.gserviceaccount.com', 'gs://mine/x']
-  assert [private(text) for text in [*shown, '--project=my-project']] == [
-    [what] for what in PRIVATE
+  examples = [
+    '/home/ann/x',
+    'AKIAABCDEFGHIJKLMNOP',
+    'me@a-b.iam.gserviceaccount.com',
+    'gs://mine/x',
+  ]
+  assert [private(text) for text in [*examples, '--project=my-project']] == [
+    [kind] for kind in PRIVATE
   ]
   files = [file for file in (ROOT / 'launch').iterdir() if file.is_file()]
   files += [ROOT / 'docs' / 'runbook.md', ROOT / '.dockerignore']
   found = {str(file): private(file.read_text()) for file in files}
-  assert not {name: what for name, what in found.items() if what}
+  assert not {name: kind for name, kind in found.items() if kind}

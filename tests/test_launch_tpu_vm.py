@@ -1,6 +1,6 @@
-"""launch/tpu_vm.py, with a stand-in for gcloud whose workers are folders of this machine.
+"""launch/tpu_vm.py with a fake gcloud, whose workers are folders of this machine.
 
-What it sends to the workers is really run there in some tests, all but the installation.
+Some tests run the commands of the workers there, except for the installation.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ import pytest
 from tests import fake_gcloud
 
 LAUNCHER = pathlib.Path(__file__).resolve().parents[1] / 'launch' / 'tpu_vm.py'
-GIVEN = ['--name=run', '--type=v5litepod-16', '--zone=z', '--poll=0.01']
+FLAGS = ['--name=run', '--type=v5litepod-16', '--zone=z', '--poll=0.01']
 
 GCLOUD = f"""#!/bin/bash
 FAKE_GCLOUD="$(dirname "$0")" exec {sys.executable} -SE {pathlib.Path(fake_gcloud.__file__)} "$@"
 """
 
-# Instead of pip and uv: the environment has a python that says where it is and how it was called.
+# Instead of pip and uv: a python that prints its folder and arguments.
 PYTHON = """#!/bin/bash
 case "$*" in
   *'pip install --user'*) exit $(cat FOLDER/pip 2>/dev/null || echo 0);;
@@ -42,79 +42,81 @@ COMMAND = ['--', 'python', '-m', 'ngrammer_jax.train', '--workdir=gs://b/a b']
 
 
 def calls(folder):
-  """What gcloud was asked, but for looks."""
+  """Returns the calls of gcloud, without `describe`."""
   return [call for call in (folder / 'calls').read_text().splitlines() if call != 'describe']
 
 
 @pytest.fixture
 def in_bash(tmp_path):
-  """Runs the launcher where lives end as planned, and what it sends to the workers. Returns its
-  status, output and calls."""
+  """Runs the launcher and the commands of its workers, which end as planned.
+
+  Returns the finished process and the calls of gcloud.
+  """
   for name, text in (('gcloud', GCLOUD), ('python3', PYTHON.replace('FOLDER', str(tmp_path)))):
     (tmp_path / name).write_text(text)
     (tmp_path / name).chmod(0o755)
-  # Many tests at a time: the packed checkout of each has a name of its own.
+  # Tests run in parallel: each has its own name for the packed checkout.
   name = re.sub('[^a-z0-9]+', '-', f'{tmp_path.name}-{tmp_path.parent.name}')
-  given = [f'--name={name}', *GIVEN[1:]]
+  flags = [f'--name={name}', *FLAGS[1:]]
 
   def launch(*plan, more=()):
     (tmp_path / 'plan').write_text(' '.join(plan))
     (tmp_path / 'calls').write_text('')
-    done = subprocess.run(
-      [sys.executable, LAUNCHER, *given, *more, *COMMAND],
+    result = subprocess.run(
+      [sys.executable, LAUNCHER, *flags, *more, *COMMAND],
       env={'PATH': f'{tmp_path}:/usr/bin:/bin'},
       capture_output=True,
       text=True,
       timeout=600,
     )
-    pathlib.Path('/tmp', f'{given[0][7:]}.tgz').unlink(missing_ok=True)
-    return done, calls(tmp_path)
+    pathlib.Path('/tmp', f'{flags[0][7:]}.tgz').unlink(missing_ok=True)
+    return result, calls(tmp_path)
 
-  launch.folder, launch.given = tmp_path, given
+  launch.folder, launch.flags = tmp_path, flags
   return launch
 
 
 @pytest.fixture
-def at_once(tmp_path, monkeypatch):
-  """The same in this process: workers only say how they end."""
+def in_process(tmp_path, monkeypatch):
+  """The same in this process: workers only print their exit status."""
 
   def remote(here, worker, script, status):
     if 'uv' in script:
       return int((here / 'pip').read_text()) if (here / 'pip').exists() else 0
     if 'tail' in script:
-      said.append(f'<ended with status {status}>\n')
+      output.append(f'<ended with status {status}>\n')
       return int(status)
     return 0
 
-  said = []
+  output = []
 
   def run(command, check=False, **_):
     if command[0] == 'tar':
       (tmp_path / 'packed').touch()
       return types.SimpleNamespace(returncode=0)
-    said.clear()
+    output.clear()
     words = [str(tmp_path / 'packed') if word.startswith('/tmp/') else word for word in command[4:]]
-    status = fake_gcloud.answer(tmp_path, words, remote, said.append)
+    status = fake_gcloud.answer(tmp_path, words, remote, output.append)
     code, error = (1, status) if isinstance(status, str) else (status, '')
-    return types.SimpleNamespace(returncode=code, stdout=''.join(said), stderr=error)
+    return types.SimpleNamespace(returncode=code, stdout=''.join(output), stderr=error)
 
   @contextlib.contextmanager
   def popen(command, **_):
-    done = run(command)
-    yield types.SimpleNamespace(stdout=done.stdout.splitlines(True), returncode=done.returncode)
+    result = run(command)
+    yield types.SimpleNamespace(stdout=result.stdout.splitlines(True), returncode=result.returncode)
 
   spec = importlib.util.spec_from_file_location('tpu_vm', LAUNCHER)
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
-  known = {'PIPE': None, 'CalledProcessError': subprocess.CalledProcessError}
-  monkeypatch.setattr(module, 'subprocess', types.SimpleNamespace(run=run, Popen=popen, **known))
+  fakes = {'PIPE': None, 'CalledProcessError': subprocess.CalledProcessError}
+  monkeypatch.setattr(module, 'subprocess', types.SimpleNamespace(run=run, Popen=popen, **fakes))
   clock = {'monotonic': time.monotonic, 'sleep': lambda seconds: None}
   monkeypatch.setattr(module, 'time', types.SimpleNamespace(**clock))
 
   def launch(*plan, more=()):
     (tmp_path / 'plan').write_text(' '.join(plan))
     (tmp_path / 'calls').write_text('')
-    monkeypatch.setattr(sys, 'argv', ['tpu_vm.py', *GIVEN, *more, *COMMAND])
+    monkeypatch.setattr(sys, 'argv', ['tpu_vm.py', *FLAGS, *more, *COMMAND])
     errors = []
     monkeypatch.setattr(module, 'log', errors.append)
     try:
@@ -122,29 +124,29 @@ def at_once(tmp_path, monkeypatch):
     except SystemExit as stop:
       errors.append(stop.code)
       status = 1
-    done = types.SimpleNamespace(returncode=status, stderr=''.join(f'{e}\n' for e in errors))
-    return done, calls(tmp_path)
+    result = types.SimpleNamespace(returncode=status, stderr=''.join(f'{e}\n' for e in errors))
+    return result, calls(tmp_path)
 
   launch.folder = tmp_path
   return launch
 
 
-@pytest.fixture(params=['at_once', pytest.param('in_bash', marks=pytest.mark.slow)])
+@pytest.fixture(params=['in_process', pytest.param('in_bash', marks=pytest.mark.slow)])
 def cloud(request):
   return request.getfixturevalue(request.param)
 
 
-def dry(*given, more=()):
-  command = [sys.executable, LAUNCHER, *given, '--dry_run', '--', 'python', '-m', 'x', '--a=b c']
+def dry(*flags, more=()):
+  command = [sys.executable, LAUNCHER, *flags, '--dry_run', '--', 'python', '-m', 'x', '--a=b c']
   command += more
-  done = subprocess.run(command, capture_output=True, text=True, check=True)
-  return done.stdout.splitlines()
+  result = subprocess.run(command, capture_output=True, text=True, check=True)
+  return result.stdout.splitlines()
 
 
 def test_dry_run_prints_the_commands():
   root = LAUNCHER.parents[1]
-  given = dry(*GIVEN, '--spot', '--project=p')
-  pack, create, state, describe, copy, install, start, follow, delete = given
+  flags = dry(*FLAGS, '--spot', '--project=p')
+  pack, create, state, describe, copy, install, start, follow, delete = flags
   what = 'setup.py pyproject.toml README.md ngrammer_jax configs'
   assert pack == f'tar --exclude=__pycache__ -czf /tmp/run.tgz -C {shlex.quote(str(root))} {what}'
   gcloud = 'gcloud compute tpus queued-resources'
@@ -188,7 +190,7 @@ def test_dry_run_prints_the_commands():
   [('v5p-32', 'v2-alpha-tpuv5'), ('v6e-64', 'v2-alpha-tpuv6e'), ('v4-32', 'tpu-ubuntu2204-base')],
 )
 def test_several_slices_are_one_queued_resource(type_, runtime):
-  create = dry(GIVEN[0], '--zone=z', f'--type={type_}', '--slices=3', '--option=--reserved')[1]
+  create = dry(FLAGS[0], '--zone=z', f'--type={type_}', '--slices=3', '--option=--reserved')[1]
   assert create.endswith(
     f'create run --accelerator-type={type_} --runtime-version={runtime} --zone=z '
     '--node-count=3 --node-prefix=run --reserved'
@@ -196,10 +198,10 @@ def test_several_slices_are_one_queued_resource(type_, runtime):
 
 
 def test_finished_at_once(in_bash):
-  done, calls = in_bash('0,0')
-  assert done.returncode == 0, done.stderr
+  result, calls = in_bash('0,0')
+  assert result.returncode == 0, result.stderr
   assert calls == ['create', 'scp', 'ssh', 'ssh', 'ssh', 'delete']
-  trained = re.findall(r'^trains (\S+) (.*)$', done.stdout, re.MULTILINE)
+  trained = re.findall(r'^trains (\S+) (.*)$', result.stdout, re.MULTILINE)
   assert trained == [
     (
       f'{in_bash.folder}/worker{n}/ngrammer_jax',
@@ -215,81 +217,81 @@ LIFE = ['create', 'scp', 'ssh', 'ssh', 'ssh', 'delete']
 
 @pytest.mark.parametrize('lost', [['preempted'] * 2, ['143,143'], ['0,137']])
 def test_again_after_a_loss_until_finished(cloud, lost):
-  done, calls = cloud(*lost, '0,0')
-  assert done.returncode == 0, done.stderr
+  result, calls = cloud(*lost, '0,0')
+  assert result.returncode == 0, result.stderr
   assert calls == (len(lost) + 1) * LIFE
-  left = re.findall(r'deleted; (\d+) restarts left', done.stderr)
+  left = re.findall(r'deleted; (\d+) restarts left', result.stderr)
   assert left == ['100', '99'][: len(lost)]
 
 
 def test_no_worker_that_speaks_is_a_loss(cloud):
-  done, calls = cloud('nobody', '0,0')
-  assert done.returncode == 0 and calls == 2 * LIFE
+  result, calls = cloud('nobody', '0,0')
+  assert result.returncode == 0 and calls == 2 * LIFE
 
 
 def test_what_was_taken_away_before_is_deleted_first(cloud):
   (cloud.folder / 'state').write_text('SUSPENDED')
-  done, calls = cloud('0,0')
-  assert done.returncode == 0 and calls == ['delete', *LIFE]
+  result, calls = cloud('0,0')
+  assert result.returncode == 0 and calls == ['delete', *LIFE]
 
 
 def test_slices_that_cannot_be_had_are_asked_for_again(cloud):
-  done, calls = cloud('failed', '0,0')
-  assert done.returncode == 0 and calls == ['create', 'delete', *LIFE]
+  result, calls = cloud('failed', '0,0')
+  assert result.returncode == 0 and calls == ['create', 'delete', *LIFE]
 
 
 @pytest.mark.parametrize('statuses', ['2,2', '134,2', '2,0'])
 def test_what_cannot_work_is_not_tried_again(cloud, statuses):
-  done, calls = cloud(statuses)
-  assert done.returncode == 2 and calls == LIFE
+  result, calls = cloud(statuses)
+  assert result.returncode == 2 and calls == LIFE
 
 
 def test_restarts_end(cloud):
-  done, calls = cloud('1,1', more=['--restarts=1'])
-  assert done.returncode == 1 and calls == 2 * LIFE
-  assert done.stderr.rstrip().endswith('lost or stopped, and deleted; 0 restarts left')
+  result, calls = cloud('1,1', more=['--restarts=1'])
+  assert result.returncode == 1 and calls == 2 * LIFE
+  assert result.stderr.rstrip().endswith('lost or stopped, and deleted; 0 restarts left')
 
 
 @pytest.mark.parametrize('ended', ['1,1', 'failed'])
 def test_what_ends_at_once_again_and_again_is_given_up(cloud, ended):
-  done, calls = cloud(ended)
-  assert done.returncode == 1 and calls.count('create') == 3 and calls[-1] == 'delete'
-  assert 'crashed 3 times within minutes' in done.stderr
+  result, calls = cloud(ended)
+  assert result.returncode == 1 and calls.count('create') == 3 and calls[-1] == 'delete'
+  assert 'crashed 3 times within minutes' in result.stderr
   assert not (cloud.folder / 'state').exists()
 
 
 def test_what_is_taken_away_is_not_given_up(cloud):
-  done, calls = cloud(*['preempted'] * 4, '0,0')
-  assert done.returncode == 0 and calls == 5 * LIFE
+  result, calls = cloud(*['preempted'] * 4, '0,0')
+  assert result.returncode == 0 and calls == 5 * LIFE
 
 
 def test_what_gcloud_cannot_tell_is_said_at_once(cloud):
-  done, calls = cloud('untold')
-  assert done.returncode == 1 and not calls
-  assert done.stderr.endswith(
+  result, calls = cloud('untold')
+  assert result.returncode == 1 and not calls
+  assert result.stderr.endswith(
     'gcloud failed to describe the queued resource; nothing was requested\n'
   )
 
 
 def test_the_packages_of_the_store_are_installed():
-  done = dry(*GIVEN, more=['--workdir=gs://b/a'])
-  assert any('.[tpu,gcs]' in line for line in done)
+  result = dry(*FLAGS, more=['--workdir=gs://b/a'])
+  assert any('.[tpu,gcs]' in line for line in result)
 
 
 def test_a_broken_connection_is_no_loss(cloud):
-  done, calls = cloud('broken')
-  assert done.returncode == 0 and calls == ['create', 'scp', *4 * ['ssh'], 'delete']
+  result, calls = cloud('broken')
+  assert result.returncode == 0 and calls == ['create', 'scp', *4 * ['ssh'], 'delete']
 
 
 def test_what_cannot_be_created_leaves_nothing(cloud):
-  done, calls = cloud('refused')
-  assert done.returncode == 1 and set(calls) == {'create'}
+  result, calls = cloud('refused')
+  assert result.returncode == 1 and set(calls) == {'create'}
 
 
 def test_what_cannot_be_installed_is_not_tried_on_another_slice(cloud):
   (cloud.folder / 'pip').write_text('7')
-  done, calls = cloud('0,0')
-  assert done.returncode == 1 and calls == ['create', 'scp', *5 * ['ssh'], 'delete']
+  result, calls = cloud('0,0')
+  assert result.returncode == 1 and calls == ['create', 'scp', *5 * ['ssh'], 'delete']
 
 
 def test_ctrl_c_leaves_the_training_and_says_so(in_bash):
@@ -297,7 +299,7 @@ def test_ctrl_c_leaves_the_training_and_says_so(in_bash):
   env = {'PATH': f'{in_bash.folder}:/usr/bin:/bin'}
   pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True}
   process = subprocess.Popen(
-    [sys.executable, LAUNCHER, *in_bash.given, '--', 'true'],
+    [sys.executable, LAUNCHER, *in_bash.flags, '--', 'true'],
     env=env,
     start_new_session=True,
     **pipes,
@@ -306,40 +308,42 @@ def test_ctrl_c_leaves_the_training_and_says_so(in_bash):
     if line == 'training\n':
       break
   os.killpg(process.pid, signal.SIGINT)
-  said = process.communicate(timeout=300)[1]
-  pathlib.Path('/tmp', f'{in_bash.given[0][7:]}.tgz').unlink()
+  output = process.communicate(timeout=300)[1]
+  pathlib.Path('/tmp', f'{in_bash.flags[0][7:]}.tgz').unlink()
   assert process.returncode == 130
-  assert 'the training continues, and costs' in said and 'queued-resources delete' in said
+  assert 'the training continues, and costs' in output and 'queued-resources delete' in output
   assert (in_bash.folder / 'state').read_text() == 'ACTIVE'
 
 
 def test_the_same_command_follows_what_runs(in_bash):
-  """The launcher was killed while its training ran: that is not started a second time."""
+  """After a killed launcher, the running training is not started a second time."""
   for number in (0, 1):
     state = in_bash.folder / f'worker{number}' / 'state'
     (state.parent / 'ngrammer_jax').mkdir(parents=True)
     state.mkdir()
     (state / 'log').write_text('step 10\n')
     (state / 'status').write_text('0\n')
-    (state / 'pid').write_text('4194305\n')  # more than the largest: it has ended
+    (state / 'pid').write_text('4194305\n')  # larger than any pid: the process has ended
   (in_bash.folder / 'state').write_text('ACTIVE')
-  done, calls = in_bash('0,0')
-  assert done.returncode == 0 and calls == LIFE[1:]
-  assert 'trains' not in done.stdout and done.stdout.count('step 10') == 2
+  result, calls = in_bash('0,0')
+  assert result.returncode == 0 and calls == LIFE[1:]
+  assert 'trains' not in result.stdout and result.stdout.count('step 10') == 2
 
 
 @pytest.mark.parametrize(
-  'given, said',
+  'flags, output',
   [
     (['--slices=0', '--', 'x'], '--slices must be at least 1'),
     (['--restarts=-1', '--', 'x'], '--restarts and --poll must be at least 0'),
-    (['--name=Try_1', '--', 'x'], '--name=Try_1: lower-case letters, digits and hyphens'),
-    (['--type=v5e:4x4', '--', 'x'], '--type=v5e:4x4: expected as in v5litepod-16, which is v5e'),
+    (['--name=Try_1', '--', 'x'], '--name=Try_1 must be lower-case letters, digits and hyphens'),
+    (['--type=v5e:4x4', '--', 'x'], '--type=v5e:4x4: expected for example v5litepod-16'),
     (['--', 'x', '--workdir=s3://b/a'], '--workdir=s3://b/a would be deleted with the slice'),
     (['--', 'x', '--workdir=runs/a'], '--workdir=runs/a would be deleted with the slice'),
     (['--', 'x', '--workdir', '/data/a'], '--workdir /data/a would be deleted with the slice'),
   ],
 )
-def test_what_cannot_work_is_said_before_anything_is_asked_for(given, said):
-  done = subprocess.run([sys.executable, LAUNCHER, *GIVEN, *given], capture_output=True, text=True)
-  assert done.returncode == 2 and said in done.stderr
+def test_invalid_flags_are_reported_before_any_request(flags, output):
+  result = subprocess.run(
+    [sys.executable, LAUNCHER, *FLAGS, *flags], capture_output=True, text=True
+  )
+  assert result.returncode == 2 and output in result.stderr

@@ -66,30 +66,30 @@ def train_until_killed(monkeypatch, config, workdir, step):
 
 
 def test_a_run_of_a_disk_is_one_of_the_store(bucket, trained):
-  whole, run = trained, files.path(f'{bucket}/run')
-  for path in files.iter_files(whole):
-    name = str(path.relative_to(whole))
+  local_run, run = trained, files.path(f'{bucket}/run')
+  for path in files.iter_files(local_run):
+    name = str(path.relative_to(local_run))
     if name.startswith(('checkpoints/12/', 'co', 'metrics', 'vocabulary')):
       files.write(run / name, path.read_bytes())
   files.write(run / 'checkpoints' / '16' / '_METADATA', 'half of a checkpoint')
   assert checkpoints.steps(run) == [12]
   # It is restored, each bit of it compared, and there is nothing left to do.
   assert not loop.train(runs.load_run(run).config, run)
-  assert checkpoints.steps(run) == [12] and records(run) == records(whole)
+  assert checkpoints.steps(run) == [12] and records(run) == records(local_run)
 
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_bit_identically(tiny, bucket, tmp_path, monkeypatch):
-  whole, run = tmp_path / 'whole', files.path(f'{bucket}/run')
-  loop.train(tiny(), whole)
+  local_run, run = tmp_path / 'whole', files.path(f'{bucket}/run')
+  loop.train(tiny(), local_run)
   train_until_killed(monkeypatch, tiny(), run, 10)
   assert checkpoints.steps(run) == [4, 8] and records(run)[-1]['step'] == 8
   (run / 'checkpoints' / '12' / '_METADATA').write_text('half of a checkpoint')
   assert runs.load_run(run).state.step == 8
   assert loop.train(tiny(), run)
   assert not loop.train(tiny(), run)
-  assert arrays(run) == arrays(whole) and records(run) == records(whole)
-  assert checkpoints.steps(run) == checkpoints.steps(whole)
+  assert arrays(run) == arrays(local_run) and records(run) == records(local_run)
+  assert checkpoints.steps(run) == checkpoints.steps(local_run)
   assert len(list((run / 'tensorboard').iterdir())) == 2
   assert not evaluate.main([f'--workdir={run}', '--split=validation'])
   assert json.loads((run / 'evaluation' / 'validation.json').read_text())['step'] == 12
@@ -120,7 +120,7 @@ def test_killed_between_any_two_steps_of_a_save(bucket, monkeypatch, owner, name
     small.save(run, 12, keep=2)
   assert len(list((run / 'checkpoints').iterdir())) == 3
   assert checkpoints.steps(run) == ([8, 12] if newest == 12 else [4, 8])
-  assert checkpoints.restore_newest(run, small.abstract)[0] == newest
+  assert checkpoints.restore_newest(run, small.abstract())[0] == newest
   small.save(run, 16, keep=2)
   assert checkpoints.steps(run) == [newest, 16]
   assert len(list((run / 'checkpoints').iterdir())) == 2
@@ -131,17 +131,17 @@ def test_a_damaged_checkpoint_is_found_and_set_aside(bucket):
   run = files.path(f'{bucket}/run')
   small.save(run, 4, 8, keep=2)
   files.write(run / 'checkpoints' / '8' / '_METADATA', b'{}')
-  step, found = checkpoints.restore_newest(run, small.abstract, set_aside=True)
-  assert step == 4 and small.same(found, small.state(4))
+  step, state = checkpoints.restore_newest(run, small.abstract(), set_aside=True)
+  assert step == 4 and small.same(state, small.state(4))
   assert {path.name for path in (run / 'checkpoints').iterdir()} == {'4', '8.damaged'}
 
 
 def test_a_store_without_its_package_is_refused(tiny, tmp_path, monkeypatch):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
-  said = "gs://bucket/run needs gcsfs: pip install 'ngrammer_jax[gcs]'"
-  with bad_input(said):
+  message = "gs://bucket/run needs gcsfs: pip install 'ngrammer_jax[gcs]'"
+  with bad_input(message):
     loop.train(tiny(), files.path('gs://bucket/run'))
-  with bad_input(said):
+  with bad_input(message):
     evaluate.main(['--workdir=gs://bucket/run'])
   with bad_input("gs://bucket/run/curve.png needs gcsfs: pip install 'ngrammer_jax[gcs]'"):
     analyze.main(['curve', '--workdir=gs://bucket/run'])
@@ -194,7 +194,7 @@ def test_what_grows_is_put_now_and_then_and_gone_on_with(bucket, monkeypatch):
 @pytest.mark.slow
 def test_a_killed_process_goes_on_bit_identically_and_verbs_read_it(bucket, tmp_path, cache):
   """SIGKILL once the second checkpoint is there, wherever the run is by then."""
-  run, whole = files.path(f'{bucket}/run'), tmp_path / 'whole'
+  run, local_run = files.path(f'{bucket}/run'), tmp_path / 'whole'
 
   def start(workdir):
     command = [sys.executable, '-m', 'ngrammer_jax.train', f'--workdir={workdir}', *flags()]
@@ -204,13 +204,13 @@ def test_a_killed_process_goes_on_bit_identically_and_verbs_read_it(bucket, tmp_
   hosts.wait_for(process, run / 'checkpoints' / '20' / manifest.FILE_NAME)
   process.send_signal(signal.SIGKILL)
   assert process.wait() == -signal.SIGKILL
-  for workdir in (run, whole):
+  for workdir in (run, local_run):
     process = start(workdir)
-    said, _ = process.communicate(timeout=250)
-    assert process.returncode == 0, said
-    assert workdir == whole or ('restoring step' in said and 'cannot be locked' in said)
-    assert 'cannot be written' not in said
-  assert arrays(run) == arrays(whole) and records(run) == records(whole)
+    output, _ = process.communicate(timeout=250)
+    assert process.returncode == 0, output
+    assert workdir == local_run or ('restoring step' in output and 'cannot be locked' in output)
+    assert 'cannot be written' not in output
+  assert arrays(run) == arrays(local_run) and records(run) == records(local_run)
   log = (run / 'logs' / 'process_0.log').read_text()
   assert 'restoring step' in log and 'step 60/60' in log
   assert len({line.split()[2] for line in log.splitlines()} - {'INFO'}) == 0, log
@@ -222,10 +222,10 @@ def test_a_killed_process_goes_on_bit_identically_and_verbs_read_it(bucket, tmp_
 
 @pytest.mark.slow
 def test_two_processes_train_as_on_a_disk(bucket, tmp_path, cache):
-  run, whole = files.path(f'{bucket}/run'), tmp_path / 'whole'
-  for workdir in (run, whole):
+  run, local_run = files.path(f'{bucket}/run'), tmp_path / 'whole'
+  for workdir in (run, local_run):
     hosts.train(2, workdir, **hosts.SHORT)
-  assert arrays(run) == arrays(whole) and hosts.losses(run) == hosts.losses(whole)
+  assert arrays(run) == arrays(local_run) and hosts.losses(run) == hosts.losses(local_run)
   assert 'restoring' not in (run / 'logs' / 'process_1.log').read_text()
   assert 'restoring step 20' in hosts.train(1, run, devices=2, **hosts.SHORT)
 
@@ -240,8 +240,8 @@ def test_a_fine_tuning_begins_and_ends_there(tiny, bucket, tmp_path):
   lines = superglue_files.rte
   hidden = lines(6, labelled=False)
   superglue_files.write(tmp_path, 'RTE', train=lines(40), val=lines(12, 40), test=hidden)
-  given = test_finetuning.arguments(tmp_path, 'rte', init_from=f'{bucket}/begun')
-  assert not finetune.main([*given, f'--workdir={bucket}/rte'])
+  args = test_finetuning.arguments(tmp_path, 'rte', init_from=f'{bucket}/begun')
+  assert not finetune.main([*args, f'--workdir={bucket}/rte'])
   assert not evaluate.main([f'--workdir={bucket}/rte', '--split=test'])
   evaluation = files.path(f'{bucket}/rte/evaluation')
   assert {path.name for path in evaluation.iterdir()} == {

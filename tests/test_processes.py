@@ -27,7 +27,7 @@ for name in {HEAVY}:
   raise AssertionError(name + ' is not blocked')
 """
 
-# What each verb says on standard output, and at last what there is.
+# Prints the standard output of each verb, the number of devices, and the imported heavy modules.
 VERBS = f"""
 import contextlib, io, json, logging, sys
 import jax
@@ -35,12 +35,12 @@ from ngrammer_jax import evaluate, train
 logging.basicConfig(level=logging.INFO)
 outputs = []
 for verb, arguments in json.loads(sys.argv[1]):
-  with contextlib.redirect_stdout(io.StringIO()) as said:
+  with contextlib.redirect_stdout(io.StringIO()) as output:
     status = {{'train': train, 'evaluate': evaluate}}[verb].main(arguments)
   assert not status, (verb, status)
-  outputs.append(said.getvalue())
-there = [name for name in {HEAVY} if name in sys.modules]
-print(json.dumps([outputs, jax.device_count(), there]))
+  outputs.append(output.getvalue())
+imported = [name for name in {HEAVY} if name in sys.modules]
+print(json.dumps([outputs, jax.device_count(), imported]))
 """
 
 
@@ -85,7 +85,7 @@ def test_verbs_on_three_devices_without_the_heavy_packages(
   assert (tmp_path / 'new' / 'checkpoints' / '1').is_dir()
   assert 'bits/byte' in evaluated
   result = json.loads((workdir / 'evaluation' / 'test.json').read_text())
-  expected = test_generate.opened(trained).evaluate('test')
+  expected = test_generate.open_run(trained).evaluate('test')
   assert result['tokens'] == expected['tokens']
   assert result['nll_nats_per_token'] == pytest.approx(expected['nll_nats_per_token'], rel=1e-6)
 

@@ -1,4 +1,4 @@
-"""What the README shows is what happens."""
+"""Examples, files, errors and configs in the README and the docs are correct."""
 
 import ast
 import inspect
@@ -20,13 +20,13 @@ TEXT = (ROOT / 'README.md').read_text(encoding='utf-8')
 READING = (ROOT / 'docs' / 'reading.md').read_text(encoding='utf-8')
 
 
-OF_A_RUN, OF_A_LAYER = re.findall(r'```python\n(.*?)```', TEXT, re.S)
-(OF_SPANS,) = re.findall(r'```python\n(.*?)```', (ROOT / 'docs' / 'spans.md').read_text(), re.S)
+RUN_EXAMPLE, LAYER_EXAMPLE = re.findall(r'```python\n(.*?)```', TEXT, re.S)
+(SPAN_EXAMPLE,) = re.findall(r'```python\n(.*?)```', (ROOT / 'docs' / 'spans.md').read_text(), re.S)
 
 
 @pytest.fixture
 def quickstart(trained_copy, tmp_path, monkeypatch):
-  """A run where the README has one."""
+  """A trained run at the path of the README."""
   run = trained_copy
   fields = json.loads((run / 'config.json').read_text())
   fields['evaluation']['segment_length'] = 32  # room for the prompts
@@ -39,32 +39,32 @@ def quickstart(trained_copy, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_python_examples_run(quickstart, capsys):
   names: dict = {}
-  for example in (OF_A_RUN, OF_A_LAYER):
+  for example in (RUN_EXAMPLE, LAYER_EXAMPLE):
     exec(example, names)
   assert names['logits'].shape == (2, 16, 1000)
   assert 'bits/byte  The state of the Union' in capsys.readouterr().out
 
 
 def test_python_examples_of_a_run_ask_for_what_there_is(quickstart, monkeypatch, capsys):
-  """The answers are made up."""
+  """The methods of the run return fake answers."""
   score, generate = (inspect.signature(getattr(runs.Run, name)) for name in ('score', 'generate'))
 
-  def scored(*given, **more):
-    texts = score.bind(*given, **more).arguments['texts']
+  def scored(*args, **kwargs):
+    texts = score.bind(*args, **kwargs).arguments['texts']
     ids = np.arange(8)
     return [text_inference.Score(text, ids, np.full(8, len(text)), lossless=True) for text in texts]
 
-  def generated(*given, **more):
-    asked = generate.bind(*given, **more).arguments
-    made = [
-      text_inference.Completion(prompt, ' of', [1, 2], False, 0) for prompt in asked['prompts']
+  def generated(*args, **kwargs):
+    call = generate.bind(*args, **kwargs).arguments
+    completions = [
+      text_inference.Completion(prompt, ' of', [1, 2], False, 0) for prompt in call['prompts']
     ]
-    assert asked['self'].vocabulary.size == 257 and asked['tokens'] == 20
-    return made
+    assert call['self'].vocabulary.size == 257 and call['tokens'] == 20
+    return completions
 
   monkeypatch.setattr(runs.Run, 'score', scored)
   monkeypatch.setattr(runs.Run, 'generate', generated)
-  exec(OF_A_RUN, {})
+  exec(RUN_EXAMPLE, {})
   first, second, *others = capsys.readouterr().out.splitlines()
   bits = 8 / math.log(2)  # for each of the text's bytes
   assert first == f'{bits:.2f} bits/byte  The state of the Union is strong.'
@@ -73,33 +73,33 @@ def test_python_examples_of_a_run_ask_for_what_there_is(quickstart, monkeypatch,
 
 
 def test_python_examples_of_layers_are_traced(capsys):
-  """Which compiles nothing."""
+  """The examples are traced, not compiled."""
   names: dict = {}
-  jax.eval_shape(lambda: exec(OF_A_LAYER, names))
+  jax.eval_shape(lambda: exec(LAYER_EXAMPLE, names))
   assert names['logits'].shape == (2, 16, 1000)
   assert capsys.readouterr().out == '(2, 16, 1000)\n'
-  jax.eval_shape(lambda: exec(OF_SPANS, {}))
+  jax.eval_shape(lambda: exec(SPAN_EXAMPLE, {}))
   assert 'float32[]' in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_the_example_of_the_span_docs_runs(capsys):
-  exec(OF_SPANS, {})
+  exec(SPAN_EXAMPLE, {})
   assert float(capsys.readouterr().out) == 0  # where all spans begin
 
 
 def test_files_that_are_named_exist():
-  named = re.findall(r'(?:configs|launch|notebooks|docs|ngrammer_jax)/[\w/]+\.\w+', TEXT)
-  assert named and not [name for name in named if not (ROOT / name).exists()]
+  paths = re.findall(r'(?:configs|launch|notebooks|docs|ngrammer_jax)/[\w/]+\.\w+', TEXT)
+  assert paths and not [name for name in paths if not (ROOT / name).exists()]
 
 
 def defines(body, names):
-  """Whether a module or class defines a name, and this the next one."""
+  """Returns whether a body defines the first name, and that name defines the next one, ..."""
   if not names:
     return True
   kinds = (ast.ClassDef, ast.FunctionDef)
-  found = [node for node in body if isinstance(node, kinds) and node.name == names[0]]
-  return bool(found) and defines(found[0].body, names[1:])
+  matches = [node for node in body if isinstance(node, kinds) and node.name == names[0]]
+  return bool(matches) and defines(matches[0].body, names[1:])
 
 
 def test_the_reading_guide_names_what_exists():
@@ -144,10 +144,13 @@ def test_errors_are_quoted_to_the_letter():
 
 
 def test_every_config_resolves():
-  found = sorted((ROOT / 'configs').glob('*.py'))
-  assert found
-  for path in found:
-    rows = re.findall(r'^ROWS = \((.*)\)$', path.read_text(), re.M)
-    specs = [str(path), *(f'{path}:{row}' for row in re.findall(r"'(\w+)'", ''.join(rows)))]
+  matches = sorted((ROOT / 'configs').glob('*.py'))
+  assert matches
+  for path in matches:
+    variants = re.findall(r'^VARIANTS = \((.*)\)$', path.read_text(), re.M)
+    names = re.findall(r"'(\w+)'", ''.join(variants))
+    specs = [str(path), *(f'{path}:{name}' for name in names)]
     resolved = [config.resolve(command_line.load_file(spec)) for spec in specs]
-    assert len({repr(r) for r in resolved}) == max(len(specs) - 1, 1), path  # the default is a row
+    assert len({repr(r) for r in resolved}) == max(len(specs) - 1, 1), (
+      path
+    )  # the default is a variant

@@ -23,7 +23,7 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
 
   Only tokens that can attend to all distances, inside their document and the memory, are counted,
   so that all distances are averaged over the same tokens. The attention window of a recurrent model
-  is carried across segments here, whatever `carry_memory` says; this affects which tokens count.
+  is carried across segments here, even if `carry_memory` is False; this affects which tokens count.
 
   Keys: `step`, `split`; `tokens`, number of tokens read; `counted`, number of tokens averaged over;
   `distances` in tokens, 0 for the token itself; `heads` [L][N][D] mean weights; `layers` [L][D]
@@ -82,7 +82,7 @@ def _sum_weights(run, split, config, distances):
     if config.recurrent is not None:  # the farthest slot is first
       return jnp.stack([intermediates['readout']['weights'][0][..., ::-1]])
     layers = probe.attention_layers(config, intermediates)
-    return jnp.stack([probe.weights_by_distance(each, vectors, distances_D) for each in layers])
+    return jnp.stack([probe.weights_by_distance(layer, vectors, distances_D) for layer in layers])
 
   sums, counted, tokens, position = 0, 0, 0, np.int32(0)
   segments = probe.captured_segments(run, run.split(split), MAX_TOKENS, weights_by_layer)

@@ -95,7 +95,7 @@ def mcnemar(only_first: int, only_second: int) -> float:
 
 def format_table(result: dict[str, dict[str, Any]]) -> str:
   """Formats the result of `compare` as a table."""
-  pairs = [f'{name} {of}' for name in ('accuracy', 'strict', 'only') for of in ('1st', '2nd')]
+  pairs = [f'{name} {run}' for name in ('accuracy', 'strict', 'only') for run in ('1st', '2nd')]
   rows = [['kind', 'questions', *pairs, 'p']]
   for kind, r in result.items():
     accuracies = (r[key] for key in ('first', 'second', 'first_strict', 'second_strict'))

@@ -17,7 +17,7 @@ from ngrammer_jax.layers import documents, hashing, ngrammer, quantizer
 
 FIGURE_SIZE = (3, 13.0)  # panels, and width in inches
 NUM_SHUFFLES = 10  # random clusterings that coherence is compared with
-MAX_TOKENS = 1_000_000  # tokens of text that are read for n-grams, or at once for counts
+MAX_TOKENS = 1_000_000  # tokens of text for n-grams; also the block size for token counts
 
 COLUMNS = (
   *('head', 'codes used', 'perplexity', 'token-weighted perplexity', 'dead'),
@@ -212,8 +212,10 @@ def format_table(result: dict[str, Any], examples: int = 3, tokens: int = 10) ->
     most_coherent = sorted(large, key=lambda k: -large[k]['coherence'])[:examples]
     for k in most_coherent:
       words = ' '.join(repr(text)[1:-1].replace(' ', '_') for text in large[k]['tokens'][:tokens])
-      more = len(large[k]['tokens']) - tokens
-      lines.append(f'head {n} cluster {k}: {words}' + (f' and {more} more' if more > 0 else ''))
+      num_omitted = len(large[k]['tokens']) - tokens
+      lines.append(
+        f'head {n} cluster {k}: {words}' + (f' and {num_omitted} more' if num_omitted > 0 else '')
+      )
   return '\n'.join(lines)
 
 

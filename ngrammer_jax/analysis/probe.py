@@ -1,6 +1,6 @@
-"""Reads a split with a trained model and captures what its layers compute.
+"""Runs a trained model on a split and captures intermediates of its layers.
 
-This is the only file that knows the intermediates of attention.
+No other analysis depends on the format of the intermediates of attention.
 
 N heads, T segment length, K keys, D distances, C persistent vectors.
 """
@@ -25,10 +25,10 @@ def captured_segments(
   max_tokens: int,
   measure: Callable[[dict[str, Any]], Any],
 ) -> Iterator[tuple[np.ndarray, Any]]:
-  """Yields for each segment its document starts [T] and what `measure` returns.
+  """Yields for each segment its document starts [T] and the result of `measure`.
 
-  The model is that of evaluation, with its memory carried from segment to segment. That of a
-  recurrent model is carried whatever `carry_memory` says.
+  The model has the options of evaluation, and its memory is carried from segment to segment. The
+  memory of a recurrent model is carried even if `carry_memory` is False.
 
   Args:
     run: the trained run.

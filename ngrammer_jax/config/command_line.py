@@ -1,8 +1,8 @@
-"""The config on the command line: --config=FILE[:ROW] and --config.a.b=value.
+"""The config on the command line: --config=FILE[:VARIANT] and --config.a.b=value.
 
 It looks and behaves as `ml_collections.config_flags` does, with three differences: keys
-are checked against the dataclasses, so a wrong one ends in a sentence and not in a
-traceback; a key inside a block that is None creates the block; and no flag is global.
+are checked against the dataclasses, so an unknown one gives an error message instead of
+a traceback; a key inside a block that is None creates the block; and no flag is global.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Na
   With --print_config it prints the config and exits; no other flag is needed then.
 
   Raises:
-    BadInput: no such config file or row, unknown key, value of the wrong type.
+    BadInput: no such config file or variant, unknown key, value of the wrong type.
   """
   _add_flags(parser)
   parser.epilog = 'Any key of the config: --config.training.steps=2000'
@@ -49,7 +49,7 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Na
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
-    '--config', required=True, metavar='FILE[:ROW]', help='config file, and its variant'
+    '--config', required=True, metavar='FILE[:VARIANT]', help='config file and its variant'
   )
   parser.add_argument(
     '--print_config',
@@ -66,7 +66,7 @@ def _resolve(spec: str, overrides: list[tuple[str, str]]) -> Config:
 
 
 def split(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
-  """Returns keys of the config with their texts, and all other arguments."""
+  """Splits arguments into config overrides, (key, text) each, and all others."""
   overrides, plain = [], []
   rest = iter(argv)
   for argument in rest:
@@ -83,20 +83,20 @@ def override(config: Config, overrides: list[tuple[str, str]], section: str) -> 
   for path, text in overrides:
     if not path.startswith(f'{section}.'):
       raise errors.BadInput(
-        f'--config.{path}: of a trained run only {section}.* can be changed here'
+        f'--config.{path}: only {section}.* of a trained run can be changed here'
       )
     _apply(values, path, text)
   return conversion.resolve(values)
 
 
 def load_file(spec: str) -> dict[str, Any]:
-  """Returns the config of FILE or FILE:ROW, the result of its get_config() or get_config(ROW)."""
-  name, _, row = spec.partition(':') if not pathlib.Path(spec).exists() else (spec, '', '')
+  """Returns the config of FILE or FILE:VARIANT, from its get_config() or get_config(VARIANT)."""
+  name, _, variant = spec.partition(':') if not pathlib.Path(spec).exists() else (spec, '', '')
   path = pathlib.Path(name)
   if not path.is_file():
-    beside = sorted(str(p) for p in path.parent.glob('*.py')) if path.parent.is_dir() else []
-    found = f'; there are: {", ".join(beside)}' if beside else ''
-    raise errors.BadInput(f'--config={spec}: no file {name}{found}')
+    files = sorted(map(str, path.parent.glob('*.py')))
+    available = f'; available: {", ".join(files)}' if files else ''
+    raise errors.BadInput(f'--config={spec}: no file {name}{available}')
   module_spec = importlib.util.spec_from_file_location(f'config_{path.stem}', path)
   module = importlib.util.module_from_spec(module_spec)
   try:
@@ -104,9 +104,9 @@ def load_file(spec: str) -> dict[str, Any]:
     get_config = getattr(module, 'get_config', None)
     if get_config is None:
       raise errors.BadInput(f'{name} has no get_config()')
-    if row and not inspect.signature(get_config).parameters:
-      raise errors.BadInput(f'{name} has no rows; leave out ":{row}"')
-    config = get_config(row) if row else get_config()
+    if variant and not inspect.signature(get_config).parameters:
+      raise errors.BadInput(f'{name} has no variants; omit ":{variant}"')
+    config = get_config(variant) if variant else get_config()
   except errors.BadInput as error:
     raise errors.BadInput(f'--config={spec}: {error}') from error
   except Exception as error:
@@ -118,11 +118,11 @@ def load_file(spec: str) -> dict[str, Any]:
 
 
 def _override(argument: str, rest: Iterator[str]) -> tuple[str, str]:
-  """Key and text of --config.key=text, --config.key text, --config.flag or --noconfig.flag."""
+  """Parses --config.key=text, --config.key text, --config.flag or --noconfig.flag."""
   if argument.startswith('--noconfig.'):
     path = argument.removeprefix('--noconfig.')
     if conversion.find_key(path).types != (bool,):
-      raise errors.BadInput(f'{argument}: {path} is not a switch; use --config.{path}=VALUE')
+      raise errors.BadInput(f'{argument}: {path} is not a boolean; use --config.{path}=VALUE')
     return path, 'False'
   path, equals, text = argument.removeprefix('--config.').partition('=')
   if equals:
@@ -136,7 +136,7 @@ def _override(argument: str, rest: Iterator[str]) -> tuple[str, str]:
 
 
 def _apply(config: dict[str, Any], path: str, text: str) -> None:
-  """Sets a dotted key, and creates the blocks on the way that are None."""
+  """Sets a dotted key, and creates the blocks around it that are None."""
   value = _value(conversion.find_key(path), text)
   *sections, last = path.split('.')
   for section in sections:
@@ -165,7 +165,7 @@ def _value(key: fields.Key, text: str) -> Any:
   try:
     value = ast.literal_eval(text)
   except (ValueError, SyntaxError):
-    value = text  # of the wrong type: resolve says which was expected
+    value = text  # of the wrong type: `conversion.resolve` reports the expected one
   # 1e4 steps are 10,000 steps.
   if int in key.types and isinstance(value, float) and value.is_integer():
     return int(value)

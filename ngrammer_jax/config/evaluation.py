@@ -1,4 +1,4 @@
-"""How a model is evaluated: what defines a measurement."""
+"""Evaluation: the options that determine its result."""
 
 import dataclasses
 
@@ -12,9 +12,9 @@ PROTOCOLS = ('streams', 'transformer_xl', 'adaptive_span', 'sliding_window')
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationMemory:
-  """How the memory of a model differs in evaluation; None: as in training."""
+  """Memory options that differ in evaluation; None: as in training."""
 
-  length: int | None = field(None, 'tokens whose keys and values are kept', at_least=0)
+  length: int | None = field(None, 'number of tokens whose keys and values are cached', at_least=0)
   same_length: str | None = field(
     None, 'see model.memory.same_length', choices=memory_config.SAME_LENGTH
   )
@@ -22,17 +22,17 @@ class EvaluationMemory:
   carry_memory: bool | None = field(None, 'see model.recurrent.carry_memory')
 
   def check(self, model: ModelConfig) -> None:
-    """Raises BadInput, by the names of this block, for what the model does not have."""
+    """Raises BadInput for options that the model does not have."""
     if model.memory is None and model.recurrent is None:
       raise errors.BadInput(
-        'evaluation.memory is set, but the model has none: set model.memory, or '
+        'evaluation.memory is set, but the model has no memory: set model.memory, or '
         'evaluation.memory=None'
       )
     for key, value in dataclasses.asdict(self).items():
       is_recurrent = key == 'carry_memory'
       if value is not None and is_recurrent == (model.recurrent is None):
         kind = 'recurrent models' if is_recurrent else 'Transformers'
-        raise errors.BadInput(f'evaluation.memory.{key}={value} is of {kind}: leave it at None')
+        raise errors.BadInput(f'evaluation.memory.{key}={value} is only for {kind}: use None')
     if self.clamp_length is not None and model.position not in ('relative', 'shaw'):
       raise errors.BadInput(
         f'evaluation.memory.clamp_length is not for model.position={model.position!r}'
@@ -52,14 +52,14 @@ class EvaluationMemory:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
-  """What defines a measurement; devices and rows at a time do not."""
+  """Options that determine the result; devices and batch size do not."""
 
-  streams: int = field(16, 'contiguous parts that a split is cut into', at_least=1)
-  segment_length: int | None = field(None, 'tokens of a segment; None: as in training', at_least=1)
+  streams: int = field(16, 'number of contiguous streams that a split is divided into', at_least=1)
+  segment_length: int | None = field(None, 'segment length; None: as in training', at_least=1)
   max_tokens: int | None = field(
-    None, 'maximum number of tokens of validation during training; None: all', at_least=1
+    None, 'maximum number of tokens in validation during training; None: all', at_least=1
   )
-  memory: EvaluationMemory | None = field(None, 'how the memory differs; None: as in training')
+  memory: EvaluationMemory | None = field(None, 'memory options; None: as in training')
   protocol: str = field(
-    'streams', 'how a split is read, see `data.streams.EvaluationStreams`', choices=PROTOCOLS
+    'streams', 'evaluation protocol, see `data.streams.EvaluationStreams`', choices=PROTOCOLS
   )

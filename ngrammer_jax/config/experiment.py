@@ -1,4 +1,4 @@
-"""An experiment: all sections of a config, and what they require of each other."""
+"""Experiment config: all sections, and checks across sections."""
 
 import dataclasses
 
@@ -17,14 +17,14 @@ from ngrammer_jax.config.training import TrainingConfig
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """An experiment."""
+  """An experiment config."""
 
   model: ModelConfig = field(ModelConfig(), 'the model')
   data: DataConfig = field(DataConfig(), 'corpus and vocabulary')
   optimizer: OptimizerConfig = field(OptimizerConfig(), 'optimizers and learning rate schedule')
-  training: TrainingConfig = field(TrainingConfig(), 'steps, batch and events')
+  training: TrainingConfig = field(TrainingConfig(), 'steps, batch size and intervals')
   evaluation: EvaluationConfig = field(
-    EvaluationConfig(), 'what defines a measurement', free_on_resume=True
+    EvaluationConfig(), 'options of evaluation', free_on_resume=True
   )
   mesh: MeshConfig = field(MeshConfig(), 'devices along each axis', free_on_resume=True)
   seed: int = field(0, 'random seed', at_least=0, at_most=2**32 - 1)
@@ -41,7 +41,7 @@ class Config:
       self.evaluation.memory.check(self.model)
       try:
         self.evaluation_model().check()
-      except errors.BadInput as error:  # the model of training has passed
+      except errors.BadInput as error:  # evaluation.memory is the cause: self.model is valid
         raise errors.BadInput(str(error).replace('model.memory', 'evaluation.memory')) from error
     self.data.check()
     self._check_positions()
@@ -51,20 +51,20 @@ class Config:
     self.mesh.check()
 
   def _check_positions(self) -> None:
-    longest = max(self.training.segment_length, self.evaluation_length())
+    length = max(self.training.segment_length, self.evaluation_length())
     positions = self.model.positions()
-    if self.model.position == 'learned' and longest > positions.max_length:
+    if self.model.position == 'learned' and length > positions.max_length:
       raise errors.BadInput(
-        f'model.positional.max_length={positions.max_length} positions are learned, but a segment '
-        f'has {longest}: raise it, or shorten training.segment_length or evaluation.segment_length'
+        f'model.positional.max_length={positions.max_length} is less than the segment length '
+        f'{length}: raise it, or lower training.segment_length or evaluation.segment_length'
       )
 
   def _check_cutoffs(self) -> None:
     adaptive = self.model.adaptive_softmax
     if adaptive is not None and adaptive.cutoffs and self.data.vocabulary != 'words':
       raise errors.BadInput(
-        f'model.adaptive_softmax.cutoffs={adaptive.cutoffs} need a vocabulary with the most '
-        f'frequent first: data.vocabulary="words", not {self.data.vocabulary!r}'
+        f'model.adaptive_softmax.cutoffs={adaptive.cutoffs} need a vocabulary sorted by '
+        f'frequency: data.vocabulary="words", not {self.data.vocabulary!r}'
       )
 
   def evaluation_length(self) -> int:
@@ -79,6 +79,6 @@ class Config:
     return self.evaluation_length() + (memory.length if memory else 0)
 
   def evaluation_model(self) -> ModelConfig:
-    """The model as it is evaluated: with the memory and the positions of evaluation."""
+    """The model config with the memory and the positions of evaluation."""
     memory = self.evaluation.memory
     return self.model if memory is None else memory.apply(self.model)

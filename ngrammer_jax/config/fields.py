@@ -1,4 +1,4 @@
-"""The fields of a config: what each one means, which values it may have, and a walk over them."""
+"""Fields of a config: their comments, the rules for their values, and iteration over them."""
 
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
@@ -13,15 +13,15 @@ from ngrammer_jax import errors
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-  """Which values a field may have; of a tuple, each of its entries. None: no limit.
+  """Rules for the value of a field, or for each entry of a tuple. None: no limit.
 
   Attributes:
     choices: all valid values.
-    at_least, above, at_most, below: bounds of a number, which has to be finite then.
-    also: further valid values, outside of the bounds.
-    only_for: name and values of the key, in the same block or one around it, that the field is
-      for: with others it has to have its default value.
-    reason: why, as the end of the error message.
+    at_least, above, at_most, below: bounds of a number, which must then be finite.
+    also: further valid values, outside the bounds.
+    only_for: name of another key, in the same block or in an enclosing one, and its values with
+      which the field has an effect. With other values the field must have its default.
+    reason: explanation at the end of the error message.
   """
 
   choices: tuple[str, ...] | None = None
@@ -34,7 +34,7 @@ class Rules:
   reason: str = ''
 
   def allow(self, value: Any) -> bool:
-    """Returns whether the rules allow a value."""
+    """Whether the rules allow a value."""
     if value in self.also:
       return True
     if self.choices is not None:
@@ -49,7 +49,7 @@ class Rules:
     return all(limits) and (not has_bounds or math.isfinite(value))
 
   def describe(self) -> str:
-    """The rules as the predicate of a sentence."""
+    """Formats the rules as the predicate of an error message."""
     if self.choices is not None:
       return f'is not one of: {", ".join(self.choices)}'
     if self.at_least is not None and self.at_most is not None:
@@ -63,13 +63,14 @@ class Rules:
 def field(
   default: Any, comment: str, *, free_on_resume: bool = False, is_used: bool = True, **rules: Any
 ) -> Any:
-  """A field of a config dataclass.
+  """Declares a field of a config dataclass.
 
   Args:
     default: the default value.
-    comment: one line on what the value means, shown by --print_config.
-    free_on_resume: whether the value may differ when a run is resumed; of a section, all in it.
-    is_used: False for a key of an earlier version that has no effect any more.
+    comment: meaning of the value in one line, shown by --print_config.
+    free_on_resume: whether the value may differ when a run is resumed; also for all keys of a
+      section.
+    is_used: False for a key of an earlier version that no longer has an effect.
     **rules: see `Rules`.
   """
   metadata = {'comment': comment, 'free_on_resume': free_on_resume, 'is_used': is_used}
@@ -82,13 +83,13 @@ class Key:
   """One key of the config: a section, an optional block or a value.
 
   Attributes:
-    path: dotted, from the root of the config.
+    path: dotted path from the root of the config.
     default: the default value.
-    types: the types of its value, NoneType if it may be None.
-    comment: what it means.
+    types: the types of its value, including NoneType if it may be None.
+    comment: meaning of the value.
     free_on_resume: whether it may differ when a run is resumed.
     is_used: whether it has an effect.
-    rules: which values it may have.
+    rules: rules for the value.
   """
 
   path: str
@@ -106,7 +107,7 @@ class Key:
 
   @property
   def presets(self) -> Callable[[str], Any] | None:
-    """Returns a block by name, for a block that has presets."""
+    """Function from the name of a preset to the block; None if the block has no presets."""
     return getattr(self.block, 'from_preset', None)
 
   @property
@@ -115,7 +116,7 @@ class Key:
     return types.NoneType in self.types
 
   def convert(self, value: Any) -> Any:
-    """Returns the value in its declared type: an int may stand for a float, an item for a tuple.
+    """Converts a value to its declared type: an int to a float, a single item to a tuple.
 
     Raises:
       BadInput: the value is of another type.
@@ -124,7 +125,7 @@ class Key:
     if sequence is not None and value is not None:
       item = dataclasses.replace(self, types=(typing.get_args(sequence)[0],))
       if type(value) in (list, tuple):
-        return tuple(item.convert(one) for one in value)
+        return tuple(map(item.convert, value))
       if type(value) in item.types:
         return (value,)
     if float in self.types and type(value) is int:
@@ -145,16 +146,16 @@ class Key:
       if isinstance(item, float) and not math.isfinite(item):
         raise errors.BadInput(f'{subject} must be finite')
       alternatives = (*self.rules.also, None) if self.is_optional else self.rules.also
-      ends = ''.join(f', or {other}' for other in alternatives)
+      suffix = ''.join(f', or {other}' for other in alternatives)
       reason = f': {self.rules.reason}' if self.rules.reason else ''
-      raise errors.BadInput(f'{subject} {self.rules.describe()}{ends}{reason}')
+      raise errors.BadInput(f'{subject} {self.rules.describe()}{suffix}{reason}')
 
-  def check_use(self, value: Any, blocks: Sequence[tuple[str, Any]]) -> None:
+  def check_has_effect(self, value: Any, blocks: Sequence[tuple[str, Any]]) -> None:
     """Raises BadInput for a value that has no effect: see `Rules.only_for`.
 
     Args:
       value: the value.
-      blocks: path and dataclass of the block that the key is in, and of those around it.
+      blocks: path and dataclass of the block of the key and of each enclosing block.
     """
     if self.rules.only_for is None or value == self.default:
       return
@@ -163,15 +164,15 @@ class Key:
     if other not in choices:
       raise errors.BadInput(
         f'{self.path}={value!r} is not for {path}{name}={other!r}, but for {", ".join(choices)}: '
-        f'leave it at {self.default!r}'
+        f'use {self.default!r}'
       )
 
 
 @functools.cache
 def keys(kind: type, path: str = '') -> dict[str, Key]:
-  """The keys of a config dataclass by name, without those inside of its blocks."""
+  """Returns the keys of a config dataclass by name, without those inside its blocks."""
   return {
-    f.name: Key(path + f.name, f.default, _options(f.type), **f.metadata)
+    f.name: Key(path + f.name, f.default, _union_members(f.type), **f.metadata)
     for f in dataclasses.fields(kind)
   }
 
@@ -185,7 +186,7 @@ def walk(kind: type, path: str = '') -> Iterator[Key]:
 
 
 def walk_values(config: Any, path: str = '') -> Iterator[tuple[Key, Any]]:
-  """Yields every key of a config that has a plain value, and blocks that are None."""
+  """Yields the key and value of every plain value, and of every block that is None."""
   for name, key in keys(type(config), path).items():
     value = getattr(config, name)
     if dataclasses.is_dataclass(value):
@@ -194,31 +195,31 @@ def walk_values(config: Any, path: str = '') -> Iterator[tuple[Key, Any]]:
       yield key, value
 
 
-def check_values(config: Any, path: str = '', around: Sequence[tuple[str, Any]] = ()) -> None:
-  """Raises BadInput for a value of a config, or of a block of it, that its rules do not allow.
+def check_values(config: Any, path: str = '', enclosing: Sequence[tuple[str, Any]] = ()) -> None:
+  """Raises BadInput if a value of a config or of its blocks breaks its rules.
 
   Args:
-    config: the config, or a block of it.
+    config: the config, or a block.
     path: its dotted path, with a dot at the end.
-    around: path and dataclass of the blocks that it is in, the innermost first.
+    enclosing: path and dataclass of the enclosing blocks, the innermost first.
   """
-  blocks = ((path, config), *around)
+  blocks = ((path, config), *enclosing)
   for name, key in keys(type(config), path).items():
     value = getattr(config, name)
     if dataclasses.is_dataclass(value):
       check_values(value, f'{key.path}.', blocks)
     else:
       key.check(value)
-      key.check_use(value, blocks)
+      key.check_has_effect(value, blocks)
 
 
-def differences(before: Any, now: Any, path: str = '') -> Iterator[tuple[Key, Any, Any]]:
-  """Yields key, old and new value of what differs and is not free on resume.
+def differences(before: Any, after: Any, path: str = '') -> Iterator[tuple[Key, Any, Any]]:
+  """Yields key, old and new value for each difference that is not allowed on resume.
 
-  A block that comes or goes is one difference.
+  A block that is added or removed is one difference.
   """
   for name, key in keys(type(before), path).items():
-    old, new = getattr(before, name), getattr(now, name)
+    old, new = getattr(before, name), getattr(after, name)
     if key.free_on_resume:
       continue
     if dataclasses.is_dataclass(old) and dataclasses.is_dataclass(new):
@@ -227,7 +228,7 @@ def differences(before: Any, now: Any, path: str = '') -> Iterator[tuple[Key, An
       yield key, old, new
 
 
-def _options(annotation: Any) -> tuple[Any, ...]:
-  """The types that a declared type stands for."""
+def _union_members(annotation: Any) -> tuple[Any, ...]:
+  """Returns the members of a union type, or the type itself."""
   is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
   return typing.get_args(annotation) if is_union else (annotation,)

@@ -14,10 +14,10 @@ CHOOSING = ('rank', 'greedy')
 class FinetuneConfig:
   """The task that a trained model is fine-tuned on (see `ngrammer_jax.finetune`)."""
 
-  task: str = field('rte', 'SuperGLUE task; mixture: all at once, all: one after the other')
-  targets_length: int = field(32, 'tokens of a target, with its end', at_least=2)
-  packed: bool = field(True, 'several examples in a row, which do not see each other')
-  truncate: bool = field(True, 'shorten inputs that are too long, on the side without the question')
+  task: str = field('rte', 'SuperGLUE task; mixture: all jointly, all: one after the other')
+  targets_length: int = field(32, 'maximum tokens of a target, including its end', at_least=2)
+  packed: bool = field(True, 'pack several examples into a row; they do not attend to each other')
+  truncate: bool = field(True, 'truncate long inputs on the side without the question')
   prefix: str = field('causal', 'attention within the inputs', choices=PREFIXES)
   codebook: str = field('frozen', 'whether the centroids are trained', choices=CODEBOOKS)
   dropout: float | None = field(None, 'dropout; None: as in pre-training', at_least=0, below=1)
@@ -33,9 +33,9 @@ class FinetuneConfig:
   download: bool = field(False, 'let TFDS download the tasks', free_on_resume=True)
 
   def check(self, segment_length: int) -> None:
-    """Raises BadInput where a segment has no room for inputs."""
+    """Raises BadInput if a segment has no room for inputs."""
     if self.targets_length >= segment_length - 1:
       raise errors.BadInput(
-        f'training.segment_length={segment_length} leaves nothing for inputs beside '
+        f'training.segment_length={segment_length} has no room for inputs besides '
         f'finetune.targets_length={self.targets_length}: raise it'
       )

@@ -12,8 +12,10 @@ _NORMAL = ('recipe', ('transformer_xl',))
 class InitialConfig:
   """Initial weights of a published code (see `models.initialization`)."""
 
-  recipe: str = field('transformer_xl', 'whose initial weights', choices=RECIPES)
-  # 0.005 in the large configs for words of the TensorFlow code.
+  recipe: str = field(
+    'transformer_xl', 'official code whose initial weights are used', choices=RECIPES
+  )
+  # 0.005 in the large word-level configs of the TensorFlow code.
   deviation: float = field(0.02, 'standard deviation', above=0, only_for=_NORMAL)
   projection_deviation: float = field(
     0.01, 'standard deviation of the projections of an adaptive softmax', above=0, only_for=_NORMAL

@@ -20,8 +20,8 @@ from ngrammer_jax.config.softmax import AdaptiveSoftmaxConfig
 ACTIVATIONS = ('gelu', 'relu', 'silu', 'squared_relu', 'softmax')
 DTYPES = ('auto', 'bfloat16', 'float32', 'float64')
 KERNELS = ('xla', 'blocks', 'splash', 'cudnn')
-# A sub-layer F with residual: pre x + F(LN x), post x + LN(F x), post_skip LN(x + F x), hybrid
-# x + LN(F(LN x)); primer: pre for attention, post for the feed-forward.
+# Norm and residual of a sub-layer F. pre: x + F(LN x); post: x + LN(F x); post_skip: LN(x + F x);
+# hybrid: x + LN(F(LN x)); primer: pre for attention, post for the feed-forward.
 NORMS = ('pre', 'post', 'post_skip', 'hybrid', 'primer')
 REMAT = ('none', 'minimal', 'full')
 
@@ -39,28 +39,31 @@ class ModelConfig:
   activation: str = field('gelu', 'activation of the feed-forward', choices=ACTIVATIONS)
   gated: bool = field(True, 'gated feed-forward')
   bias: bool = field(False, 'biases of the linear layers')
-  feed_forward_bias: bool | None = field(None, 'biases of the feed-forward; None: as `bias`')
+  feed_forward_bias: bool | None = field(None, 'biases of the feed-forward; None: same as `bias`')
   position: str = field('rope', 'position encoding', choices=POSITIONS)
   positional: PositionalConfig | None = field(None, 'options of the encoding; None: the defaults')
   per_dim_scale: bool = field(False, 'learned scale of each dimension of the queries')
-  norm: str = field('pre', 'place of the layer norms', choices=NORMS)
+  norm: str = field('pre', 'placement of the layer norms', choices=NORMS)
   norm_epsilon: float = field(1e-6, 'epsilon of the layer norms', above=0)
-  final_norm: bool = field(True, 'one more layer norm before the softmax')
+  final_norm: bool = field(True, 'layer norm before the softmax')
   convolution: int | None = field(
-    None, 'taps of a depthwise convolution on q, k and v (Primer: 3)', at_least=1
+    None, 'width of a depthwise convolution of q, k and v (Primer: 3)', at_least=1
   )
-  shared_query_key: bool = field(False, 'queries from the convolved keys (full Primer)')
+  shared_query_key: bool = field(False, 'compute queries from the convolved keys (full Primer)')
   tie_embeddings: bool = field(True, 'input and output share the embedding')
   scale_embeddings: bool = field(True, 'multiply embeddings by the square root of the width')
   softmax_bias: bool = field(True, 'bias of the output layer')
   vocabulary_chunk: int | None = field(
-    None, 'logits of a token that exist at one time; None: all', at_least=1, free_on_resume=True
+    None,
+    'vocabulary entries whose logits are computed at a time; None: all',
+    at_least=1,
+    free_on_resume=True,
   )
-  # Of the embeddings, the output of each sub-layer, the encodings of distances (relative), and of
-  # the final output where it has no norm.
+  # Applied to embeddings, the output of each sub-layer, relative position encodings, and the final
+  # output if it has no norm.
   dropout: float = field(0.0, 'dropout of embeddings and sub-layers', at_least=0, below=1)
   attention_dropout: float = field(0.0, 'dropout of attention weights', at_least=0, below=1)
-  inner_dropout: float = field(0.0, 'dropout inside of the feed-forward', at_least=0, below=1)
+  inner_dropout: float = field(0.0, 'dropout inside the feed-forward', at_least=0, below=1)
   dtype: str = field(
     'auto', 'dtype of activations; auto: bfloat16 on accelerators, float32 on CPU', choices=DTYPES
   )
@@ -80,7 +83,7 @@ class ModelConfig:
   span: SpanConfig | None = field(None, 'adaptive attention span')
   persistent: PersistentConfig | None = field(None, 'persistent vectors (all-attention)')
   initial: InitialConfig | None = field(None, "initial weights; None: each layer's own")
-  recurrent: RecurrentConfig | None = field(None, 'a recurrent model in place of the Transformer')
+  recurrent: RecurrentConfig | None = field(None, 'recurrent model instead of the Transformer')
 
   def positions(self) -> PositionalConfig:
     """Options of the position encoding."""
@@ -88,20 +91,20 @@ class ModelConfig:
 
   @property
   def outer_dropout(self) -> float:
-    """Dropout of the embeddings, and of the output where it has no norm."""
+    """Dropout of the embeddings, and of the final output if it has no norm."""
     own = None if self.adaptive_softmax is None else self.adaptive_softmax.dropout
     return self.dropout if own is None else own
 
   @property
   def sees_later_tokens(self) -> bool:
-    """Whether a prefix can be bidirectional."""
+    """Whether attention to later tokens, as in a bidirectional prefix, is possible."""
     return self.recurrent is None and self.position not in BACKWARD_POSITIONS
 
   @property
   def context_heads(self) -> int:
-    """Heads that attend to the context."""
-    split = self.persistent is not None and self.persistent.kind == 'head_split'
-    return self.heads // 2 if split else self.heads
+    """Number of heads that attend to the context."""
+    is_split = self.persistent is not None and self.persistent.kind == 'head_split'
+    return self.heads // 2 if is_split else self.heads
 
   def check(self) -> None:
     """Raises BadInput for a combination that cannot work. Touches no device."""
@@ -110,11 +113,11 @@ class ModelConfig:
       self._check_heads()
     if self.position in SEGMENT_POSITIONS and self.memory is not None and self.memory.length:
       raise errors.BadInput(
-        f'model.position={self.position!r} counts from the end of a segment, and knows no memory: '
-        f'use model.memory=None (and evaluation.memory=None), or model.position="relative"'
+        f'model.position={self.position!r} is the position in the segment, so it excludes a '
+        f'memory: use model.memory=None (and evaluation.memory=None), or model.position="relative"'
       )
-    options = [getattr(self, each.name) for each in dataclasses.fields(self)]
-    for block in (self.recurrent, *options):
+    blocks = [getattr(self, field.name) for field in dataclasses.fields(self)]
+    for block in (self.recurrent, *blocks):
       if hasattr(block, 'check'):
         block.check(self)
     if self.position == 'table':
@@ -123,7 +126,7 @@ class ModelConfig:
       self._check_kernel()
 
   def _check_kernel(self) -> None:
-    more = {
+    unsupported = {
       f'position={self.position!r}': self.position in BACKWARD_POSITIONS,
       'memory': self.memory is not None,
       'span': self.span is not None,
@@ -131,22 +134,22 @@ class ModelConfig:
       f'attention_dropout={self.attention_dropout}': self.attention_dropout > 0,
       'ngram.layer="attention"': self.ngram is not None and self.ngram.layer == 'attention',
     }
-    if self.kernel not in ('xla', 'blocks') and any(more.values()):
-      which = next(key for key, there in more.items() if there)
+    if self.kernel not in ('xla', 'blocks') and any(unsupported.values()):
+      option = next(key for key, is_used in unsupported.items() if is_used)
       raise errors.BadInput(
-        f'model.kernel={self.kernel!r} does not support model.{which}: use model.kernel=None, '
+        f'model.kernel={self.kernel!r} does not support model.{option}: use model.kernel=None, '
         f'which selects automatically'
       )
 
   def _check_table(self) -> None:
     window = None if self.memory is None else self.memory.window()
-    reach = None if window is None else window - (not self.memory.sees_itself())
-    if reach is None or reach > self.positions().max_length:
+    num_keys = None if window is None else window - (not self.memory.sees_itself())
+    if num_keys is None or num_keys > self.positions().max_length:
       raise errors.BadInput(
-        f'model.position="table" has a vector for each of model.positional.max_length='
-        f'{self.positions().max_length} distances, but a token sees '
-        f'{"any number" if reach is None else reach} of them: bound it with model.memory.length '
-        f'and model.memory.same_length, in evaluation too, or learn more'
+        f'model.position="table" has vectors for model.positional.max_length='
+        f'{self.positions().max_length} distances, but a token attends to '
+        f'{"an unlimited number of" if num_keys is None else num_keys} keys: limit them by '
+        f'model.memory.length and model.memory.same_length, also in evaluation, or raise max_length'
       )
 
   def _check_heads(self) -> None:
@@ -154,21 +157,21 @@ class ModelConfig:
       raise errors.BadInput(
         f'model.position={self.position!r} needs an even width, not model.width={self.width}'
       )
-    even = self.position == 'rope'
-    fits = lambda n: self.width % n == 0 and not (even and self.width // n % 2)
-    if fits(self.heads):
+    needs_even_width = self.position == 'rope'
+    is_valid = lambda n: self.width % n == 0 and not (needs_even_width and self.width // n % 2)
+    if is_valid(self.heads):
       return
-    heads = [n for n in range(1, self.width + 1) if fits(n)]
-    mend = (
-      f'use model.heads={min(heads, key=lambda n: abs(n - self.heads))}, or' if heads else 'use'
+    valid = [n for n in range(1, self.width + 1) if is_valid(n)]
+    remedy = (
+      f'use model.heads={min(valid, key=lambda n: abs(n - self.heads))}, or' if valid else 'use'
     )
     if self.width % self.heads:
       raise errors.BadInput(
-        f'model.heads={self.heads} does not divide model.width={self.width}: '
-        f'{mend} a width that is a multiple of {self.heads * (1 + even)}'
+        f'model.width={self.width} must be divisible by model.heads={self.heads}: '
+        f'{remedy} a width that is a multiple of {self.heads * (1 + needs_even_width)}'
       )
     raise errors.BadInput(
       f'model.position="rope" needs an even head width, not {self.width // self.heads} '
       f'(model.width={self.width} / model.heads={self.heads}): '
-      f'{mend} a width that is a multiple of {2 * self.heads}'
+      f'{remedy} a width that is a multiple of {2 * self.heads}'
     )

@@ -7,9 +7,9 @@ from ngrammer_jax import errors, ngram_sizes
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.memory import Place
 
-# After the embedding; or at the first, the middle or the last block; or after attention, in blocks.
+# After the embedding; after the first, the middle or the last block; or after attention in blocks.
 LAYERS = ('input', 'begin', 'middle', 'end', 'attention')
-# The token before; the one that the head attends to most among those before; no layer there.
+# The previous token; the previous token with the most attention of the head; no layer in the block.
 PAIRING = ('previous', 'attended', 'none')
 _BLOCKS = ('layer', ('attention',))
 EMPTY = ('shrink', 'keep', 'revive')
@@ -25,37 +25,39 @@ class NGramConfig:
   vocabulary_size: int = field(16_384, 'table rows of each head and order')
   dim: int = field(8, 'width of an n-gram vector')
   heads: int | None = field(None, 'heads of the layer; None: model.heads', at_least=1)
-  combine: str = field('concat', 'how they join tokens', choices=ngram_sizes.COMBINE)
+  combine: str = field(
+    'concat', 'how n-gram vectors are combined with token vectors', choices=ngram_sizes.COMBINE
+  )
   orders: tuple[int, ...] = field((2,), 'lengths of the n-grams')
-  distinct_start: bool = field(False, 'before a document there is an id of its own, not cluster 0')
-  layer: str = field('input', 'where the layer is', choices=LAYERS)
+  distinct_start: bool = field(False, 'a separate id before a document, instead of cluster 0')
+  layer: str = field('input', 'position of the layer', choices=LAYERS)
   pairing: tuple[str, ...] = field(
     ('previous',),
-    'what a token pairs with in each block, or one entry for all',
+    'token that each token is paired with, by block or one entry for all',
     choices=PAIRING,
     only_for=_BLOCKS,
   )
   decay: float = field(0.999, 'decay of the moving average of the centroids', at_least=0, at_most=1)
-  epsilon: float = field(1e-6, 'added to the size of a cluster', above=0)
-  prenormalize: bool = field(False, 'normalise the vectors before they are clustered')
-  empty: str = field('shrink', 'what happens to clusters without tokens', choices=EMPTY)
+  epsilon: float = field(1e-6, 'added to the number of tokens of a cluster', above=0)
+  prenormalize: bool = field(False, 'normalise the vectors before clustering')
+  empty: str = field('shrink', 'centroids of clusters without tokens', choices=EMPTY)
   initial: str | None = field(
     None,
-    'initial centroids; None: data at the input of more tokens than clusters, else uniform',
+    'initial centroids; None: data at the input if tokens outnumber clusters, else uniform',
     choices=INITIAL,
   )
   padding_trains: bool = field(
-    False, 'padding moves the centroids too, as in praxis', only_for=_BLOCKS
+    False, 'padding updates the centroids too, as in praxis', only_for=_BLOCKS
   )
   exchange: str = field(
     'auto',
-    'how devices exchange table gradients; auto: the faster way',
+    'how devices exchange table gradients; auto selects by size',
     choices=EXCHANGE,
     free_on_resume=True,
   )
 
   def places(self, layers: int) -> tuple[Place, ...]:
-    """Returns where the layer acts in a model of that many blocks."""
+    """Returns the places of the layer in a model with this number of blocks."""
     if self.layer == 'attention':
       blocks = [block for block in range(layers) if self.pairing_of(block) != 'none']
       return tuple(Place('after_attention', block) for block in blocks)
@@ -63,25 +65,24 @@ class NGramConfig:
     return (Place('after_block', before - 1) if before else Place('input'),)
 
   def pairing_of(self, block: int) -> str:
-    """The pairing after the attention of a block."""
+    """Returns the pairing after the attention of a block."""
     if self.layer != 'attention':
       return 'none'
     return self.pairing[block if len(self.pairing) > 1 else 0]
 
   def check(self, model: Any) -> None:
-    """Raises BadInput for a layer that the model cannot have."""
+    """Raises BadInput for a layer that is invalid for the model."""
     if len(self.pairing) not in (1, model.layers):
       raise errors.BadInput(
         f'model.ngram.pairing has {len(self.pairing)} entries for model.layers={model.layers}: '
-        f'give one for each layer, or a single one for all'
+        f'expected one for each layer, or one for all'
       )
     if self.layer == 'attention':
       self._check_after_attention(model)
     if self.initial == 'data' and (self.layer != 'input' or model.adaptive_softmax is not None):
       raise errors.BadInput(
-        f'model.ngram.initial="data" draws from the embedding, but the layer is at '
-        f'model.ngram.layer={self.layer!r}, or there is an adaptive softmax: use "uniform" or '
-        f'"normal"'
+        f'model.ngram.initial="data" needs model.ngram.layer="input", not {self.layer!r}, and no '
+        f'adaptive softmax: it samples the embedding; use "uniform" or "normal"'
       )
     heads = model.heads if self.heads is None else self.heads
     try:
@@ -94,23 +95,23 @@ class NGramConfig:
   def _check_after_attention(self, model: Any) -> None:
     if self.clusters is None:
       raise errors.BadInput(
-        'model.ngram.clusters=None after attention: what it finds has no token id, give clusters'
+        'model.ngram.clusters=None: attended values have no token ids; set a number of clusters'
       )
     if set(self.pairing) == {'none'}:
       raise errors.BadInput(
-        'model.ngram.pairing is "none" for all layers: use model.ngram=None, or pair in some'
+        'model.ngram.pairing is "none" for all layers: use model.ngram=None, or another pairing'
       )
     if 'attended' in self.pairing and model.position == 'none':
       raise errors.BadInput(
-        'model.ngram.pairing has "attended", but with model.position="none" equal tokens are '
-        'attended to alike, and chance decides which one a token pairs with: use "rope"'
+        'model.ngram.pairing has "attended", but with model.position="none" equal tokens have '
+        'equal attention, so the pairing is arbitrary: use model.position="rope"'
       )
     if self.heads not in (None, model.heads):
       raise errors.BadInput(
-        f'model.ngram.heads={self.heads} after attention, whose model.heads={model.heads} '
-        f'are those of the layer: leave model.ngram.heads=None'
+        f'model.ngram.heads={self.heads} must equal model.heads={model.heads} for '
+        f'model.ngram.layer="attention": use model.ngram.heads=None'
       )
     if 'attended' in self.pairing and self.orders != (2,):
       raise errors.BadInput(
-        f'model.ngram.orders={self.orders}: what is attended to makes pairs, orders=(2,)'
+        f'model.ngram.orders={self.orders}: pairing "attended" supports only orders=(2,)'
       )

@@ -1,4 +1,4 @@
-"""The optimizer of the dense weights and that of the n-gram tables."""
+"""The optimizers of the dense weights and of the n-gram tables."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from ngrammer_jax.config.fields import field
 ALGORITHMS = ('adam', 'lamb', 'adagrad')
 SCHEDULES = (
   *('cosine', 'linear', 'rsqrt', 'constant'),
-  *('transformer_xl', 'transformer_xl_tensorflow'),  # those of the official codes
+  *('transformer_xl', 'transformer_xl_tensorflow'),  # as in the official codes
 )
 
 
@@ -30,15 +30,15 @@ class AdamConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DropConfig:
-  """A lower learning rate in the last steps."""
+  """A lower learning rate in the final steps."""
 
-  steps: int = field(10_000, 'number of last steps with a lower learning rate', at_least=0)
+  steps: int = field(10_000, 'number of final steps with a lower learning rate', at_least=0)
   fraction: float = field(0.1, 'factor of the learning rate in those steps', at_least=0)
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-  """An optimizer for the dense weights, Adagrad for the n-gram tables, one schedule shape."""
+  """Optimizers of dense weights and n-gram tables, with schedules of the same shape."""
 
   algorithm: str = field(
     'adam',
@@ -63,4 +63,4 @@ class OptimizerConfig:
   )
   adam: AdamConfig | None = field(None, 'decay rates of Adam and LAMB; None: the defaults')
   table: TableConfig | None = field(None, 'Adagrad of the n-gram tables; None: the defaults')
-  drop: DropConfig | None = field(None, 'lower learning rate in the last steps')
+  drop: DropConfig | None = field(None, 'lower learning rate in the final steps')

@@ -1,13 +1,13 @@
-"""How positions are encoded."""
+"""Position encodings."""
 
 import dataclasses
 
 from ngrammer_jax.config.fields import field
 
-# `segment_sinusoid` and `learned` (one in every layer) count from the end of the segment: the
-# baselines of Transformer-XL, which know no other segment.
+# Positions in the segment, counted from its end, so they cannot be combined with a memory: the
+# baselines of the Transformer-XL paper. Each layer has its own `learned` positions.
 SEGMENT_POSITIONS = ('segment_sinusoid', 'learned')
-# Those that count distances to earlier tokens, and have none for later ones.
+# Encodings of the distance to earlier tokens, without values for later tokens.
 BACKWARD_POSITIONS = ('relative', 'shaw', 'table')
 POSITIONS = ('rope', 'sinusoid', 'relative', 'shaw', 'table', *SEGMENT_POSITIONS, 'none')
 
@@ -26,7 +26,7 @@ class PositionalConfig:
   shared_biases: bool = field(True, 'all layers share the biases u and v', only_for=_RELATIVE)
   clamp_length: int | None = field(
     None,
-    'distances that count as one: relative, beyond it; shaw, from it on',
+    'maximum distance: relative clamps beyond it, shaw from it on',
     at_least=1,
     only_for=_CLAMPED,
   )

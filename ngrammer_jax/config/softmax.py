@@ -11,23 +11,25 @@ from ngrammer_jax.config.fields import field
 class AdaptiveSoftmaxConfig:
   """Adaptive input and softmax (see `layers.adaptive_softmax`)."""
 
-  cutoffs: tuple[int, ...] = field((), 'first word of every tail cluster')
-  divisor: int = field(1, 'factor by which each tail is narrower than the one before', at_least=1)
+  cutoffs: tuple[int, ...] = field((), 'first word id of each tail cluster')
+  divisor: int = field(
+    1, 'factor by which each tail is narrower than the previous cluster', at_least=1
+  )
   embedding_width: int | None = field(
     None, 'width of the embeddings of the head; None: model.width', at_least=1
   )
   tied_projections: tuple[bool, ...] = field(
-    (True,), 'input and output share the projection: for each cluster, or one entry for all'
+    (True,), 'share the projection of input and output, by cluster or one entry for all'
   )
   project_same_width: bool = field(
-    True, 'where the divisor is above 1, project the cluster that is as wide as the model, too'
+    True, 'also project a cluster as wide as the model, if the divisor is above 1'
   )
   dropout: float | None = field(
     None, 'dropout of the embeddings and of the output; None: model.dropout', at_least=0, below=1
   )
 
   def check(self, model: Any) -> None:
-    """Raises BadInput for clusters that cannot be."""
+    """Raises BadInput for invalid clusters."""
     borders = (0, *self.cutoffs)
     if any(b <= a for a, b in zip(borders, borders[1:], strict=False)):
       raise errors.BadInput(
@@ -36,19 +38,19 @@ class AdaptiveSoftmaxConfig:
     clusters, width = len(borders), self.embedding_width or model.width
     if width // self.divisor ** (clusters - 1) < 1:
       raise errors.BadInput(
-        f'model.adaptive_softmax.divisor={self.divisor}: width {width} leaves nothing for the last '
+        f'model.adaptive_softmax.divisor={self.divisor}: width {width} is too small for the last '
         f'of {clusters} clusters'
       )
     if len(self.tied_projections) not in (1, clusters):
       raise errors.BadInput(
         f'model.adaptive_softmax.tied_projections has {len(self.tied_projections)} entries for '
-        f'{clusters} clusters: give one for each, the head first, or a single one for all'
+        f'{clusters} clusters: expected one for each, the head first, or one for all'
       )
     if not model.softmax_bias:
-      raise errors.BadInput('model.softmax_bias=False: an adaptive softmax has biases')
+      raise errors.BadInput('model.softmax_bias=False: an adaptive softmax always has biases')
 
   def check_vocabulary(self, size: int) -> None:
-    """Raises BadInput where a tail would be empty."""
+    """Raises BadInput if a tail cluster would be empty."""
     if self.cutoffs and self.cutoffs[-1] >= size:
       raise errors.BadInput(
         f'model.adaptive_softmax.cutoffs={self.cutoffs}: the vocabulary has only {size:,} words'

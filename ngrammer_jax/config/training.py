@@ -1,4 +1,4 @@
-"""How long a model is trained, and how often it is logged, evaluated and saved."""
+"""Training: steps, batch size, and intervals of logging, evaluation and checkpoints."""
 
 from collections.abc import Iterator
 import dataclasses
@@ -8,22 +8,20 @@ from ngrammer_jax.config.fields import field
 
 @dataclasses.dataclass(frozen=True)
 class AccumulationConfig:
-  """Gradient accumulation: the rows of a step in parts, one after the other; one update."""
+  """Gradient accumulation: the batch is processed in sequential parts, then updates once."""
 
   parts: int = field(2, 'number of parts that the batch is split into', at_least=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
-  """Steps, batch, and what happens every so many steps."""
+  """Steps, batch size and intervals."""
 
   steps: int = field(1000, 'number of optimizer updates', at_least=1)
-  batch_size: int = field(16, 'rows of a step, over all devices', at_least=1)
-  segment_length: int = field(128, 'tokens of a row in a step', at_least=1)
-  half_loss: bool = field(False, 'only the second half of a segment has a loss')
-  segments_per_call: int = field(
-    10, 'steps that run on the device as one call', at_least=1, free_on_resume=True
-  )
+  batch_size: int = field(16, 'rows per step, over all devices', at_least=1)
+  segment_length: int = field(128, 'tokens per row and step', at_least=1)
+  half_loss: bool = field(False, 'compute the loss only on the second half of each segment')
+  segments_per_call: int = field(10, 'steps per compiled call', at_least=1, free_on_resume=True)
   log_every: int = field(10, 'steps between log lines', at_least=1, free_on_resume=True)
   evaluate_every: int = field(
     500, 'steps between validations; 0: only after the last step', at_least=0, free_on_resume=True
@@ -38,18 +36,18 @@ class TrainingConfig:
 
   @property
   def parts(self) -> int:
-    """Number of parts that the rows of a step are computed in."""
+    """Number of parts that the batch is split into."""
     return 1 if self.accumulation is None else self.accumulation.parts
 
   def calls(self, first_step: int) -> Iterator[tuple[int, int]]:
-    """Yields the first and the end step of every call from a step on.
+    """Yields the range [first, end) of steps of every call, from `first_step` on.
 
-    A call ends at the last step and wherever something happens, so that where calls end depends on
-    the step alone.
+    A call ends at the last step and at every event, so call boundaries do not depend on
+    `first_step`.
     """
-    every = self.segments_per_call, self.log_every, self.evaluate_every, self.checkpoint_every
+    intervals = self.segments_per_call, self.log_every, self.evaluate_every, self.checkpoint_every
     while first_step < self.steps:
-      ends = [(first_step // steps + 1) * steps for steps in every if steps]
+      ends = [(first_step // steps + 1) * steps for steps in intervals if steps]
       end = min(*ends, self.steps)
       yield first_step, end
       first_step = end

@@ -260,7 +260,7 @@ def _find_boundary(path: pathlib.Path, target: int, size: int) -> int:
   for chunk in text_files.read_chunks(path):
     if offset + len(chunk) > target:
       start = target - offset
-      stop = start + max(size // 40, 1)  # a later boundary would leave nothing to the next split
+      stop = start + max(size // 40, 1)  # a later boundary could leave the next split empty
       line = chunk.find(b'\n', max(start - 1, 0), stop) + 1
       word = chunk.find(b' ', max(start - 1, 0), stop) + 1
       character = start

@@ -21,7 +21,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.data import cloze, sections, text_files
 
 KINDS = ('names', 'content-words', 'prepositions')
-LABEL = 'CBT-style questions made of raw books, not the official ones'
+LABEL = 'CBT-style questions generated from raw books, not the official ones'
 PREPOSITIONS = frozenset(
   'about above across after against along amid among around at before behind below beneath beside '
   'besides between beyond by down during except for from in inside into like near of off on onto '
@@ -75,7 +75,7 @@ def generate_questions(
     seed: random seed.
 
   Raises:
-    BadInput: the file does not hold raw books, is not UTF-8, or no question can be made from it.
+    BadInput: the file does not hold raw books, is not UTF-8, or yields no question.
   """
   books = list(_read_books(path))
   class_predicates = [_class_predicates(book) for book in books]
@@ -98,7 +98,7 @@ def generate_questions(
     questions_by_kind[kind] = sorted(questions, key=lambda question: question.line)
   if not any(questions_by_kind.values()):
     raise errors.BadInput(
-      f'{path}: no question can be made from it: expected books of at least '
+      f'{path}: no question can be generated from it: expected books of at least '
       f'{cloze.NUM_CONTEXT_SENTENCES + 1} sentences, one per line, with words and punctuation '
       f'separated by spaces'
     )

@@ -1,4 +1,4 @@
-"""Plain or compressed text files: read in bounded chunks, with errors that name the place."""
+"""Plain or compressed text files: read in bounded chunks; errors name file and position."""
 
 import codecs
 from collections.abc import Callable, Iterable, Iterator

@@ -189,7 +189,7 @@ class SentencePieceVocabulary:
 
 
 def read_sentencepiece(path: pathlib.Path) -> SentencePieceVocabulary:
-  """Returns the vocabulary of a pretrained model. Raises BadInput if the file is none."""
+  """Returns the vocabulary of a pretrained model. Raises BadInput for another file."""
   try:
     return SentencePieceVocabulary(path.read_bytes())
   except RuntimeError as error:

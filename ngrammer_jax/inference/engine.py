@@ -47,7 +47,7 @@ def check_model(config: model_config.ModelConfig) -> None:
   """Raises BadInput for a model that can neither rank choices nor generate."""
   if config.position in model_config.SEGMENT_POSITIONS:
     raise errors.BadInput(
-      f'model.position={config.position!r} counts from the end of a segment: such a model can be '
+      f'model.position={config.position!r} is the position in the segment: such a model can be '
       f'evaluated on a split, but cannot continue a text'
     )
 
@@ -95,7 +95,7 @@ class Engine:
       return variables | {'codebook': self._prepare(variables['params'], variables['codebook'])}
 
   def round_rows(self, rows: int) -> int:
-    """Returns the batch size for so many rows."""
+    """Rounds a number of rows up to a valid batch size."""
     shards = sharding.batch_shards(self.mesh)
     return -(-rows // shards) * shards
 

@@ -41,7 +41,7 @@ def encode(vocabulary: vocabularies.Vocabulary, text: str, name: str) -> Encoded
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-  """How well a text is predicted as a document of its own.
+  """The score of a text as a separate document.
 
   Attributes:
     text: the text.
@@ -74,7 +74,7 @@ def score(
   texts: Sequence[EncodedText],
   segment_length: int,
 ) -> list[Score]:
-  """Scores texts, each as a document of its own."""
+  """Scores texts, each as a separate document."""
   documents, start = [ids for _, ids in texts], vocabulary.document_start
   nats = engine.score_documents(variables, documents, start, segment_length)
   return [

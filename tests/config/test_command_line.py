@@ -1,4 +1,4 @@
-"""The config on the command line: files and rows, overrides in all their forms."""
+"""The config on the command line: files and variants, overrides in all their forms."""
 
 import argparse
 
@@ -18,17 +18,17 @@ def get_config():
   c.seed = 7
   return c
 """
-ROWS = """
+VARIANTS = """
 from ngrammer_jax import config
 from ngrammer_jax import errors
 
-ROWS = {'small': 64, 'large': 512}
+VARIANTS = {'small': 64, 'large': 512}
 
-def get_config(row='small'):
-  if row not in ROWS:
-    raise errors.BadInput(f'no row {row}; there are: {", ".join(ROWS)}')
+def get_config(variant='small'):
+  if variant not in VARIANTS:
+    raise errors.BadInput(f'no variant {variant}; available: {", ".join(VARIANTS)}')
   c = config.default()
-  c.model.width = ROWS[row]
+  c.model.width = VARIANTS[variant]
   return c
 """
 NGRAM = """
@@ -43,18 +43,18 @@ def get_config():
 
 @pytest.fixture
 def folder(tmp_path):
-  for name, text in (('plain', PLAIN), ('rows', ROWS), ('ngram', NGRAM)):
+  for name, text in (('plain', PLAIN), ('variants', VARIANTS), ('ngram', NGRAM)):
     (tmp_path / f'{name}.py').write_text(text)
   return tmp_path
 
 
 @pytest.fixture
 def parse(folder):
-  """The config of a command line, its file by name."""
+  """Returns a function from command line arguments to the config."""
 
   def parse(*arguments, file='plain.py'):
-    given = [f'--config={folder}/{file}', *arguments]
-    return command_line.parse(argparse.ArgumentParser(), given)[1]
+    argv = [f'--config={folder}/{file}', *arguments]
+    return command_line.parse(argparse.ArgumentParser(), argv)[1]
 
   return parse
 
@@ -63,9 +63,9 @@ def test_file_is_the_config(parse):
   assert parse() == config.Config(seed=7)
 
 
-@each('row, width', [('', 64), (':small', 64), (':large', 512)])
-def test_row_is_the_argument_of_the_file(parse, row, width):
-  assert parse(file=f'rows.py{row}').model.width == width
+@each('variant, width', [('', 64), (':small', 64), (':large', 512)])
+def test_variant_is_the_argument_of_the_file(parse, variant, width):
+  assert parse(file=f'variants.py{variant}').model.width == width
 
 
 def test_plain_flags_are_parsed_beside_the_config(folder):
@@ -169,7 +169,7 @@ def test_block_is_made_changed_and_removed(parse, file, arguments, block):
     ),
     (
       '--config.mesh=zero',
-      'mesh=zero: the names are data, fsdp, fsdp_8, model_8, fsdp_model_4; or set mesh.data, '
+      'mesh=zero: expected one of data, fsdp, fsdp_8, model_8, fsdp_model_4; or set mesh.data, '
       'mesh.fsdp and mesh.model',
     ),
     ('--config.training.steps=many', "training.steps='many' is not of type int"),
@@ -183,7 +183,7 @@ def test_block_is_made_changed_and_removed(parse, file, arguments, block):
     ),
     (
       '--noconfig.training.steps',
-      '--noconfig.training.steps: training.steps is not a switch; '
+      '--noconfig.training.steps: training.steps is not a boolean; '
       'use --config.training.steps=VALUE',
     ),
     ('--config.model.bias=yes', "model.bias='yes' is not of type bool"),
@@ -199,13 +199,13 @@ def test_impossible_override_is_named(parse, argument, message):
 
 def test_missing_file_lists_those_beside_it(folder):
   with bad_input(
-    f'--config={folder}/palin.py: no file {folder}/palin.py; there are: '
-    f'{folder}/ngram.py, {folder}/plain.py, {folder}/rows.py'
+    f'--config={folder}/palin.py: no file {folder}/palin.py; available: '
+    f'{folder}/ngram.py, {folder}/plain.py, {folder}/variants.py'
   ):
     command_line.load_file(f'{folder}/palin.py')
 
 
-@each('spec', ['none/plain.py', 'none/plain.py:row'])
+@each('spec', ['none/plain.py', 'none/plain.py:variant'])
 def test_missing_folder_has_nothing_to_list(folder, spec):
   with bad_input(f'--config={folder}/{spec}: no file {folder}/none/plain.py'):
     command_line.load_file(f'{folder}/{spec}')
@@ -214,8 +214,8 @@ def test_missing_folder_has_nothing_to_list(folder, spec):
 def test_folder_is_no_file(folder):
   (folder / 'configs').mkdir()
   with bad_input(
-    f'--config={folder}/configs: no file {folder}/configs; there are: '
-    f'{folder}/ngram.py, {folder}/plain.py, {folder}/rows.py'
+    f'--config={folder}/configs: no file {folder}/configs; available: '
+    f'{folder}/ngram.py, {folder}/plain.py, {folder}/variants.py'
   ):
     command_line.load_file(f'{folder}/configs')
 
@@ -223,12 +223,12 @@ def test_folder_is_no_file(folder):
 @each(
   'spec, message',
   [
-    ('rows.py:medium', 'no row medium; there are: small, large'),
-    ('plain.py:small', '{folder}/plain.py has no rows; leave out ":small"'),
+    ('variants.py:medium', 'no variant medium; available: small, large'),
+    ('plain.py:small', '{folder}/plain.py has no variants; omit ":small"'),
     ('other.py', '{folder}/other.py has no get_config()'),
   ],
 )
-def test_unknown_row_or_other_file_is_named(folder, spec, message):
+def test_unknown_variant_or_other_file_is_named(folder, spec, message):
   (folder / 'other.py').write_text('x = 1')
   with bad_input(f'--config={folder}/{spec}: {message.format(folder=folder)}'):
     command_line.load_file(f'{folder}/{spec}')
@@ -250,7 +250,7 @@ def test_key_in_place_of_a_value_is_not_swallowed(parse):
 
 def test_print_config_prints_every_key_with_its_comment_and_stops(folder, capsys):
   parser = argparse.ArgumentParser()
-  parser.add_argument('--workdir', required=True)  # but not for this
+  parser.add_argument('--workdir', required=True)  # but not with --print_config
   arguments = [f'--config={folder}/ngram.py', '--config.seed=9', '--print_config']
   with pytest.raises(SystemExit) as caught:
     command_line.parse(parser, arguments)
@@ -272,7 +272,7 @@ def test_print_config_refuses_what_training_refuses(folder):
 
 
 @each('path, value, default', [('model.span.reserve', 8, 16), ('model.span.check_every', 20, 100)])
-def test_a_key_without_effect_is_said_once(parse, folder, caplog, path, value, default):
+def test_a_key_without_effect_is_reported_once(parse, folder, caplog, path, value, default):
   spans = ('--config.model.memory.same_length=memory_alone', '--config.model.span.limit=128')
   with_key = parse(*spans, f'--config.{path}={value}')
   (warning,) = [record for record in caplog.records if record.levelname == 'WARNING']
@@ -280,6 +280,6 @@ def test_a_key_without_effect_is_said_once(parse, folder, caplog, path, value, d
   caplog.clear()
   assert parse(*spans, f'--config.{path}={default}') == parse(*spans)
   config.save(with_key, folder / 'config.json')
-  assert config.load(folder / 'config.json') == with_key  # what a run has stored is no request
+  assert config.load(folder / 'config.json') == with_key  # a stored config logs no warning
   assert not caplog.records
   assert not list(config.differences(parse(*spans), with_key))

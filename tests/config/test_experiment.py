@@ -84,7 +84,7 @@ SPANS = {'memory': {'length': 64, 'same_length': 'memory_and_self'}, 'span': {'l
       {'model': {'ngram': {'cluster': 4}}},
       'unknown config key model.ngram.cluster: did you mean model.ngram.clusters?',
     ),
-    ({'model': None}, 'model=None: the section cannot be left out'),
+    ({'model': None}, 'model=None: the section is required'),
     ({'seed': 1.0}, 'seed=1.0 is not of type int'),
     ({'seed': None}, 'seed=None is not of type int'),
     ({'seed': True}, 'seed=True is not of type int'),
@@ -158,13 +158,12 @@ def test_possible_config_passes(fields):
     ),
     (
       {'evaluation': {'memory': {'length': 8}}},
-      'evaluation.memory is set, but the model has none: set model.memory, or '
+      'evaluation.memory is set, but the model has no memory: set model.memory, or '
       'evaluation.memory=None',
     ),
     (
       {'model': SPANS, 'evaluation': {'memory': {'length': 128}}},
-      'evaluation.memory.length=128 is beyond model.span.limit=64, the longest span there can be: '
-      'use 64',
+      'evaluation.memory.length=128 exceeds the maximum span model.span.limit=64: use 64',
     ),
     (
       {'model': {'memory': {}}, 'evaluation': {'memory': {'length': -1}}},
@@ -181,13 +180,13 @@ def test_possible_config_passes(fields):
     ),
     (
       {'model': {'adaptive_softmax': {'cutoffs': (8,)}}},
-      'model.adaptive_softmax.cutoffs=(8,) need a vocabulary with the most frequent first: '
+      'model.adaptive_softmax.cutoffs=(8,) need a vocabulary sorted by frequency: '
       'data.vocabulary="words", not \'sentencepiece\'',
     ),
     (
       {'model': {'position': 'learned'}, 'training': {'segment_length': 600}},
-      'model.positional.max_length=512 positions are learned, but a segment has 600: raise it, or '
-      'shorten training.segment_length or evaluation.segment_length',
+      'model.positional.max_length=512 is less than the segment length 600: raise it, or lower '
+      'training.segment_length or evaluation.segment_length',
     ),
     ({'mesh': {'data': 0}}, 'mesh.data=0 must be at least 1, or -1'),
     ({'mesh': {'fsdp': -2}}, 'mesh.fsdp=-2 must be at least 1, or -1'),

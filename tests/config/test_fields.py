@@ -116,8 +116,8 @@ def test_values_within_the_rules_pass(values):
     ({'size': 0}, 'x.size=0 must be at least 1, or -1'),
     ({'kind': 'c'}, "x.kind='c' is not one of: a, b"),
     ({'kinds': ('a', 'c')}, "x.kinds: 'c' is not one of: a, b"),
-    ({'slots': 3}, "x.slots=3 is not for x.kind='a', but for b: leave it at 4"),
-    ({'inner': Inner(3)}, "x.inner.rows=3 is not for x.kind='a', but for b, c: leave it at 2"),
+    ({'slots': 3}, "x.slots=3 is not for x.kind='a', but for b: use 4"),
+    ({'inner': Inner(3)}, "x.inner.rows=3 is not for x.kind='a', but for b, c: use 2"),
   ],
 )
 def test_values_outside_of_the_rules_are_named(values, message):

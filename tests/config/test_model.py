@@ -54,17 +54,17 @@ def spans(**fields):
     ),
     (
       memory(length=0, same_length='memory'),
-      "model.memory.same_length='memory' with model.memory.length=0: a token sees nothing, not "
-      'even itself; use "memory_and_self"',
+      "model.memory.same_length='memory' with model.memory.length=0: a token attends to no key; "
+      'use "memory_and_self"',
     ),
     (
       memory(first='zeros'),
-      'model.memory.first="zeros" needs keys and values of zeros to be zeros: without '
-      'model.bias, and model.norm="post_skip" or "post", not \'pre\'',
+      'model.memory.first="zeros" requires that zero inputs have zero keys and values: use '
+      'model.bias=False, and model.norm="post_skip" or "post", not \'pre\'',
     ),
     (
       memory() | {'position': 'learned'},
-      "model.position='learned' counts from the end of a segment, and knows no memory: "
+      "model.position='learned' is the position in the segment, so it excludes a memory: "
       'use model.memory=None (and evaluation.memory=None), or model.position="relative"',
     ),
     (
@@ -74,7 +74,7 @@ def spans(**fields):
     (
       positional('rope', clamp_length=3),
       "model.positional.clamp_length=3 is not for model.position='rope', but for relative, shaw: "
-      'leave it at None',
+      'use None',
     ),
     (positional('rope', min_timescale=0.0), 'model.positional.min_timescale=0.0 must be above 0'),
     (positional('shaw', max_length=0), 'model.positional.max_length=0 must be at least 1'),
@@ -89,16 +89,16 @@ def spans(**fields):
     (adaptive(divisor=0), 'model.adaptive_softmax.divisor=0 must be at least 1'),
     (
       adaptive(cutoffs=(8, 16), divisor=32),
-      'model.adaptive_softmax.divisor=32: width 256 leaves nothing for the last of 3 clusters',
+      'model.adaptive_softmax.divisor=32: width 256 is too small for the last of 3 clusters',
     ),
     (
       adaptive(cutoffs=(8,), tied_projections=(True, True, False)),
       'model.adaptive_softmax.tied_projections has 3 entries for 2 clusters: '
-      'give one for each, the head first, or a single one for all',
+      'expected one for each, the head first, or one for all',
     ),
     (
       adaptive() | {'softmax_bias': False},
-      'model.softmax_bias=False: an adaptive softmax has biases',
+      'model.softmax_bias=False: an adaptive softmax always has biases',
     ),
     ({'norm_epsilon': 0.0}, 'model.norm_epsilon=0.0 must be above 0'),
     ({'attention_dropout': 1.0}, 'model.attention_dropout=1.0 must be at least 0 and below 1'),
@@ -119,7 +119,7 @@ def spans(**fields):
     ({'feed_forward_width': -1}, 'model.feed_forward_width=-1 must be at least 1, or 0'),
     (
       {'heads': 7},
-      'model.heads=7 does not divide model.width=256: '
+      'model.width=256 must be divisible by model.heads=7: '
       'use model.heads=8, or a width that is a multiple of 14',
     ),
     (
@@ -134,7 +134,7 @@ def spans(**fields):
     (
       {'initial': model_config.InitialConfig('adaptive_span', deviation=0.1)},
       "model.initial.deviation=0.1 is not for model.initial.recipe='adaptive_span', but for "
-      'transformer_xl: leave it at 0.02',
+      'transformer_xl: use 0.02',
     ),
     (
       {'initial': model_config.InitialConfig(deviation=0.0)},
@@ -157,39 +157,39 @@ def spans(**fields):
     (
       {'ngram': {'layer': 'attention', 'pairing': ('none', 'attended')}},
       'model.ngram.pairing has 2 entries for model.layers=4: '
-      'give one for each layer, or a single one for all',
+      'expected one for each layer, or one for all',
     ),
     (
       {'ngram': {'padding_trains': True}},
       "model.ngram.padding_trains=True is not for model.ngram.layer='input', but for attention: "
-      'leave it at False',
+      'use False',
     ),
     (
       {'ngram': {'pairing': ('attended',)}},
       "model.ngram.pairing=('attended',) is not for model.ngram.layer='input', but for attention: "
-      "leave it at ('previous',)",
+      "use ('previous',)",
     ),
     (
       {'ngram': {'layer': 'attention', 'pairing': ('none',)}},
-      'model.ngram.pairing is "none" for all layers: use model.ngram=None, or pair in some',
+      'model.ngram.pairing is "none" for all layers: use model.ngram=None, or another pairing',
     ),
     (
       {'ngram': {'layer': 'attention', 'pairing': ('attended',)}, 'position': 'none'},
-      'model.ngram.pairing has "attended", but with model.position="none" equal tokens are '
-      'attended to alike, and chance decides which one a token pairs with: use "rope"',
+      'model.ngram.pairing has "attended", but with model.position="none" equal tokens have equal '
+      'attention, so the pairing is arbitrary: use model.position="rope"',
     ),
     (
       {'ngram': {'layer': 'attention', 'heads': 8}},
-      'model.ngram.heads=8 after attention, whose model.heads=4 are those of the layer: '
-      'leave model.ngram.heads=None',
+      'model.ngram.heads=8 must equal model.heads=4 for model.ngram.layer="attention": '
+      'use model.ngram.heads=None',
     ),
     (
       {'ngram': {'layer': 'attention', 'clusters': None}},
-      'model.ngram.clusters=None after attention: what it finds has no token id, give clusters',
+      'model.ngram.clusters=None: attended values have no token ids; set a number of clusters',
     ),
     (
       {'ngram': {'layer': 'attention', 'pairing': ('attended',), 'orders': (2, 3)}},
-      'model.ngram.orders=(2, 3): what is attended to makes pairs, orders=(2,)',
+      'model.ngram.orders=(2, 3): pairing "attended" supports only orders=(2,)',
     ),
     ({'ngram': {'heads': 3}}, 'model.ngram: width 256 must be divisible by heads=3'),
     (
@@ -204,60 +204,59 @@ def spans(**fields):
     ),
     (
       spans(limit=16),
-      'model.span.limit=16 is below model.span.ramp=32, which even a span of 0 reaches: raise the '
-      'limit, or use a shorter ramp',
+      'model.span.limit=16 is less than model.span.ramp=32, the minimum span: raise the limit, or '
+      'use a shorter ramp',
     ),
     (spans(kind='fixed'), "model.span.kind='fixed' is not one of: adaptive, dynamic"),
     (spans(limit=0), 'model.span.limit=0 must be at least 1'),
     (
       spans(ramp=0),
-      'model.span.ramp=0 must be at least 1: a span that ends at once has no slope to learn by '
-      '(the papers use 32)',
+      'model.span.ramp=0 must be at least 1: a span without a ramp has no gradient (the papers use '
+      '32)',
     ),
     (spans(kind='dynamic', limit=0), 'model.span.limit=0 must be at least 1'),
     (spans(kind='dynamic') | {'width': 0}, 'model.width=0 must be at least 1'),
     (
       spans(kind='dynamic', initial=-1e9),
-      'model.span.initial=-1000000000.0 is where the sigmoid of kind="dynamic" is flat and '
-      'nothing is learned: use -20 to 20',
+      'model.span.initial=-1000000000.0 saturates the sigmoid of kind="dynamic", so its gradient '
+      'vanishes: use -20 to 20',
     ),
     (spans(reserve=0), 'model.span.reserve=0 must be at least 1'),
     (spans(penalty=-1.0), 'model.span.penalty=-1.0 must be at least 0'),
     (spans(initial=2.0), 'model.span.initial=2.0 must be from 0 to 1'),
     (
       spans(limit=128) | {'memory': None},
-      'model.span needs as many keys for every token: set model.memory.length=128 and '
-      'model.memory.same_length, "memory_alone" as in the paper',
+      'model.span needs the same number of keys for every token: set model.memory.length=128 and '
+      'model.memory.same_length ("memory_alone" in the paper)',
     ),
     (
       spans(limit=64),
-      'model.memory.length=128 is beyond model.span.limit=64, the '
-      'longest span there can be: use 64',
+      'model.memory.length=128 exceeds the maximum span model.span.limit=64: use 64',
     ),
     (
       memory(same_length='memory_and_self') | positional('table', max_length=128),
-      'model.position="table" has a vector for each of model.positional.max_length=128 distances, '
-      'but a token sees 129 of them: bound it with model.memory.length and '
-      'model.memory.same_length, in evaluation too, or learn more',
+      'model.position="table" has vectors for model.positional.max_length=128 distances, but a '
+      'token attends to 129 keys: limit them by model.memory.length and '
+      'model.memory.same_length, also in evaluation, or raise max_length',
     ),
     (persistent(vectors=-1), 'model.persistent.vectors=-1 must be at least 0'),
     (
       persistent(vectors=0, kind='single_head'),
-      "model.persistent.kind='single_head' splits what is not there: model.persistent.vectors=0",
+      "model.persistent.kind='single_head' needs vectors, but model.persistent.vectors=0",
     ),
     (
       persistent(kind='head_split') | {'heads': 3, 'width': 48},
-      'model.persistent.kind="head_split" halves the heads: model.heads=3 is odd',
+      'model.persistent.kind="head_split" needs an even number of heads, not model.heads=3',
     ),
     (
       persistent(kind='head_split') | {'ngram': {'layer': 'attention'}},
-      'model.persistent.kind="head_split" leaves half of the heads without a context, whose '
-      'n-grams model.ngram.layer="attention" looks up: use another kind, or another layer',
+      'model.persistent.kind="head_split" has heads without context, but '
+      'model.ngram.layer="attention" needs context in all heads: use another kind or layer',
     ),
     (
       persistent(kind='head_split') | {'shared_query_key': True, 'convolution': 3},
-      'model.persistent.kind="head_split" has queries without keys, but model.shared_query_key '
-      'makes queries of keys: use one of them',
+      'model.persistent.kind="head_split" has heads without keys, but model.shared_query_key '
+      'computes queries from keys: use only one of them',
     ),
     ({'ngram': {'clusters': 0}}, 'model.ngram.clusters=0 must be at least 1, or None'),
   ],

@@ -261,8 +261,8 @@ def test_number_of_questions_is_limited_by_the_books(tmp_path):
 def test_errors_for_unsuitable_books(tmp_path):
   path = write_books(tmp_path, lengths=(20, 3))
   with bad_input(
-    f'{path}: no question can be made from it: expected books of at least 21 sentences, one per '
-    'line, with words and punctuation separated by spaces'
+    f'{path}: no question can be generated from it: expected books of at least 21 sentences, one '
+    'per line, with words and punctuation separated by spaces'
   ):
     synthetic_cloze.generate_questions(path, 5)
   question_file = write(tmp_path, format_questions([QUESTION]))

@@ -460,12 +460,12 @@ def test_the_first_input_of_a_document_is_its_separator():
     ({'newlines': 'lose'}, "data.newlines='lose' is not one of: keep, drop, eos"),
     (
       {'newlines': 'drop'},
-      "data.newlines='drop' is not for data.corpus='text', but for enwik8: leave it at 'keep'",
+      "data.newlines='drop' is not for data.corpus='text', but for enwik8: use 'keep'",
     ),
     (
       {'vocabulary_path': '/tmp/model'},
       "data.vocabulary_path='/tmp/model' is not for data.vocabulary='bytes', but for "
-      'sentencepiece: leave it at None',
+      'sentencepiece: use None',
     ),
     (
       {'vocabulary': 'sentencepiece', 'vocabulary_path': '/no/model'},

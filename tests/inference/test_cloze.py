@@ -279,7 +279,9 @@ def test_synthetic_questions_are_labelled(workspace, capsys):
   assert not result['official'] and result['made'] and len(answers) == 12
   assert list(result['kinds']) == ['made-names', 'made-content-words', 'made-prepositions']
   assert result['protocol']['score'] == 'prefix'
-  assert 'CBT-style questions made of raw books, not the official ones' in capsys.readouterr().out
+  assert (
+    'CBT-style questions generated from raw books, not the official ones' in capsys.readouterr().out
+  )
   assert 'not the official ones' in result['label']
 
 
@@ -297,7 +299,7 @@ def test_model_cannot_continue_a_context(workspace, monkeypatch):
   config = dataclasses.replace(experiment.Config(), model=model)
   monkeypatch.setattr(runs, 'load_run', lambda *args: runs.Run(workspace / 'run', config))
   with bad_input(
-    "model.position='learned' counts from the end of a segment: such a model can be evaluated on "
+    "model.position='learned' is the position in the segment: such a model can be evaluated on "
     'a split, but cannot continue a text'
   ):
     evaluate.main([f'--workdir={workspace}/run', f'--cloze={workspace}'])

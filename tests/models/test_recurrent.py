@@ -335,12 +335,12 @@ def test_bad_values_are_named():
   for fields, message in (
     (
       {'recurrent': {'hidden': 100, 'readout': 'key_value_predict'}},
-      'model.recurrent.hidden=100 does not divide into the 3 parts of model.recurrent.readout='
+      'model.recurrent.hidden=100 must be divisible by the 3 parts of model.recurrent.readout='
       "'key_value_predict': use 99 or 102",
     ),
     (
       {'recurrent': {'hidden': 3, 'readout': 'ngram', 'slices': 4}},
-      'model.recurrent.hidden=3 does not divide into the 4 slices of '
+      'model.recurrent.hidden=3 must be divisible by the 4 slices of '
       "model.recurrent.readout='ngram': use 4",
     ),
     (
@@ -351,36 +351,36 @@ def test_bad_values_are_named():
     ({'recurrent': {'window': 0}}, 'model.recurrent.window=0 must be at least 1'),
     (
       {'recurrent': {}, 'layers': 2},
-      'of Transformers, and not of model.recurrent: model.layers; leave model.layers=4',
+      'model.layers: only for Transformers, not model.recurrent; use model.layers=4',
     ),
     (
       {'recurrent': {}, 'heads': 2},
-      'of Transformers, and not of model.recurrent: model.heads; leave model.heads=4',
+      'model.heads: only for Transformers, not model.recurrent; use model.heads=4',
     ),
     (
       {'recurrent': {}, 'memory': {}, 'feed_forward_width': 4, 'span': {}},
-      'of Transformers, and not of model.recurrent: model.feed_forward_width, model.memory, '
-      'model.span; leave model.feed_forward_width=688, model.memory=None, model.span=None',
+      'model.feed_forward_width, model.memory, model.span: only for Transformers, not '
+      'model.recurrent; use model.feed_forward_width=688, model.memory=None, model.span=None',
     ),
     (
       {'recurrent': {'gate_bias': True, 'readout': 'key_value'}},
       "model.recurrent.gate_bias=True is not for model.recurrent.readout='key_value', but for "
-      'recurrent_memory: leave it at False',
+      'recurrent_memory: use False',
     ),
     (
       {'recurrent': {'cell': 'rnn', 'forget_bias': 2.0}},
-      "model.recurrent.forget_bias=2.0 is not for model.recurrent.cell='rnn', but for lstm: leave "
-      'it at 1.0',
+      "model.recurrent.forget_bias=2.0 is not for model.recurrent.cell='rnn', but for lstm: use "
+      '1.0',
     ),
     (
       {'recurrent': {'hidden': 24, 'readout': 'key_value'}, 'tie_embeddings': True, 'width': 10},
-      'model.tie_embeddings=True needs an output as wide as the embedding, but the readout has 12 '
-      'and model.width=10: use model.recurrent.hidden=20, or model.tie_embeddings=False, or '
-      'model.width=12',
+      'model.tie_embeddings=True needs an output as wide as the embedding, but the readout has '
+      'width 12 and model.width=10: use model.recurrent.hidden=20, or model.tie_embeddings=False, '
+      'or model.width=12',
     ),
     (
       {'recurrent': {}, 'ngram': {'layer': 'end', 'heads': 2, 'dim': 2}},
-      'model.ngram.layer=\'end\' is of Transformers: with model.recurrent use "input"',
+      'model.ngram.layer=\'end\' is only for Transformers: with model.recurrent use "input"',
     ),
   ):
     with bad_input(message):

@@ -162,11 +162,11 @@ def test_input_errors_are_raised_before_training(folder):
     f'init_from={folder / "pretrained"}; omit this flag, or pre-train another model'
   ):
     finetune.main(arguments(folder, 'run', data__vocabulary='words'))
-  with pytest.raises(ValueError, match="no row 'rtx'; there are: boolq, cb, "):
+  with pytest.raises(ValueError, match="no variant 'rtx'; available: boolq, cb, "):
     finetune.main(arguments(folder, 'run', 'rtx'))
   with pytest.raises(ValueError, match='BoolQ'):  # the first missing task
     finetune.main(arguments(folder, 'run', 'all'))
-  with pytest.raises(ValueError, match='training.segment_length=21 leaves nothing for inputs'):
+  with pytest.raises(ValueError, match='training.segment_length=21 has no room for inputs'):
     finetune.main(arguments(folder, 'run', training__segment_length=21))
   with pytest.raises(ValueError, match='holds no config.json: not a run'):
     finetune.main(arguments(folder, 'run', init_from=folder))

@@ -72,7 +72,9 @@ def test_the_validation_split_is_what_judges(tiny):
 def test_splits_that_are_no_text_to_evaluate(config, tmp_path, toy_model):
   assert train(config, tmp_path / 'run')
   for split in ('train', 'test'):
-    message = f"--split={split}: data.corpus='shards' has no such split to evaluate, but validation"
+    message = (
+      f"--split={split}: data.corpus='shards' has no such split to evaluate; available: validation"
+    )
     with pytest.raises(errors.BadInput, match=message):
       runs.load_run(tmp_path / 'run').evaluate(split)
 
