@@ -129,7 +129,7 @@ def attend(
   Args:
     heads: queries, keys and values of the segment, without a memory.
     span_mask: mask of the learned spans. None: no spans.
-    context: of the segment.
+    context: context of the segment.
     source: source of the memory.
     return_pairs: whether to compute pairs.
     drop: dropout of the weights.
