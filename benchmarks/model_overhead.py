@@ -79,9 +79,8 @@ def floor(options: argparse.Namespace) -> dict[str, float]:
   D, F, N = m.width, m.feed_forward_width, m.heads
   block = 2 * (4 * D * D + 3 * D * F) + 2 * options.length * D  # attention over half the length
   operations = options.layers * block + 2 * V * D
-  moved_bytes = 4 * (
-    2 * D + 2 * N * n.dim + 3 * N
-  )  # inputs and outputs, table rows, ids and hashes
+  # Inputs and outputs, table rows, ids and hashes.
+  moved_bytes = 4 * (2 * D + 2 * N * n.dim + 3 * N)
   a, b, large = jnp.ones((1024, D)), jnp.ones((D, 4 * D)), jnp.ones(2**25)
   product = min_seconds(jax.jit(jnp.matmul), a, b) / (2 * 1024 * D * 4 * D)  # seconds per operation
   copy = min_seconds(jax.jit(lambda x: x + 1), large) / (2 * large.nbytes)  # seconds per byte

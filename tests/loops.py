@@ -16,16 +16,16 @@ def each(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]], Ca
   def decorate(function):
     def test(**fixtures):
       for case in cases:
-        given = dict(zip(keys, case if len(keys) > 1 else (case,), strict=True))
+        arguments = dict(zip(keys, case if len(keys) > 1 else (case,), strict=True))
         try:
-          function(**given, **fixtures)
+          function(**arguments, **fixtures)
         except BaseException as error:
-          error.add_note(f'case: {given}')
+          error.add_note(f'case: {arguments}')
           raise
 
     signature = inspect.signature(function)
-    others = [one for name, one in signature.parameters.items() if name not in keys]
-    test.__signature__ = signature.replace(parameters=others)
+    parameters = [p for name, p in signature.parameters.items() if name not in keys]
+    test.__signature__ = signature.replace(parameters=parameters)
     test.__name__, test.__qualname__ = function.__name__, function.__qualname__
     test.__module__, test.__doc__ = function.__module__, function.__doc__
     return test

@@ -11,7 +11,7 @@ from tests.loops import each
 
 
 @each(
-  'seconds, said',
+  'seconds, expected',
   [
     (0, '0s'),
     (0.4, '0s'),
@@ -28,8 +28,8 @@ from tests.loops import each
     (1_000_000_000, '11574d01h'),
   ],
 )
-def test_duration(seconds, said):
-  assert progress.format_duration(seconds) == said
+def test_duration(seconds, expected):
+  assert progress.format_duration(seconds) == expected
 
 
 class Clock:

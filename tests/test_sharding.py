@@ -26,7 +26,10 @@ def test_an_axis_is_spread_where_all_its_mesh_axes_divide_it(caplog):
   }
   placed = sharding.shardings(arrays, sharding.make_mesh(2, 2, 2))
   # How an axis that stays whole is written does not matter.
-  shards = {name: where.shard_shape(nn.unbox(arrays[name]).shape) for name, where in placed.items()}
+  shards = {
+    name: leaf_sharding.shard_shape(nn.unbox(arrays[name]).shape)
+    for name, leaf_sharding in placed.items()
+  }
   assert shards == {
     'even': (2, 6), 'odd': (6, 8), 'kernel': (3, 5), 'scale': (8,), 'plain': (8, 8),
   }  # fmt: skip
@@ -39,16 +42,16 @@ def test_an_axis_is_spread_where_all_its_mesh_axes_divide_it(caplog):
 def test_every_device_gets_its_rows_of_a_batch():
   batch = np.arange(16 * 3).reshape(16, 3)
   for axis, mesh in ((0, (2, 2, 2)), (1, (-1, 1, 1))):
-    asked = []
+    requests = []
 
-    def make(rows, axis=axis, asked=asked):
-      asked.append(rows)
+    def make(rows, axis=axis, requests=requests):
+      requests.append(rows)
       return np.moveaxis(batch[rows], 0, axis), None
 
-    made, nothing = sharding.global_rows(sharding.make_mesh(*mesh), 16, make, axis)
-    np.testing.assert_array_equal(np.asarray(made), np.moveaxis(batch, 0, axis))
+    arrays_of_rows, nothing = sharding.global_rows(sharding.make_mesh(*mesh), 16, make, axis)
+    np.testing.assert_array_equal(np.asarray(arrays_of_rows), np.moveaxis(batch, 0, axis))
     assert nothing is None
     shards = 4 if axis == 0 else 8
-    assert len(asked) == shards  # each made once, whatever devices hold it
-    for shard in made.addressable_shards:
+    assert len(requests) == shards  # each made once, whatever devices hold it
+    for shard in arrays_of_rows.addressable_shards:
       assert shard.data.shape[axis] == 16 // shards

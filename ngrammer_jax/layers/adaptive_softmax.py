@@ -34,7 +34,7 @@ class AdaptiveSoftmax(nn.Module):
       embeddings. A single value applies to all clusters.
     project_same_width: with a divisor above 1, clusters of width D have a projection too.
     chunk: number of words whose logits exist at once. None means the size of the head.
-    dtype: of the computation.
+    dtype: dtype of the computation.
   """
 
   vocabulary_size: int

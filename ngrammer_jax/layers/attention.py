@@ -106,7 +106,7 @@ class Attention(nn.Module):
     persistent: learned keys and values of each head. None: no persistent vectors.
     dropout: rate of the probabilities.
     kernel: one of the kernels in `layers.flash`. None: selected for the device.
-    dtype: of the projections; scores and softmax take at least float32.
+    dtype: dtype of the projections; scores and softmax take at least float32.
   """
 
   heads: int
@@ -132,7 +132,7 @@ class Attention(nn.Module):
 
     Args:
       x_BxTxD: inputs.
-      context: of the segment.
+      context: context of the segment.
       memory: inputs of earlier tokens, or their keys and values (see `layers.cache`).
       post_attention_fn: changes the attended values before the output projection.
       return_pairs: whether to pass it the earlier key that each query attends to most.

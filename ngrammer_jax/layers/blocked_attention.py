@@ -84,7 +84,7 @@ class Operands(NamedTuple):
       span_BxT in tokens, or None.
     keys: key_BxTxH and value_BxTxH of the segment.
     distances: encoding_1xSxH and bias_1xS of the distances S - 1 down to 0, or None.
-    weights: of `MemorySource`.
+    weights: weights of `MemorySource`.
   """
 
   queries: tuple[jax.Array, jax.Array | None, jax.Array | None]
@@ -129,7 +129,7 @@ def attend(
   Args:
     heads: queries, keys and values of the segment, without a memory.
     span_mask: mask of the learned spans. None: no spans.
-    context: of the segment.
+    context: context of the segment.
     source: source of the memory.
     return_pairs: whether to compute pairs.
     drop: dropout of the weights.
@@ -226,12 +226,8 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 def _head_arguments(operands, constants):
   """Returns the arguments of `_Head` for all heads."""
-  layout, (N, _), span_NxBxT = (
-    constants.layout,
-    constants.first_query_NxB.shape,
-    operands.queries[2],
-  )
-  longest_NxB = None
+  layout, N = constants.layout, len(constants.first_query_NxB)
+  span_NxBxT, longest_NxB = operands.queries[2], None
   if span_NxBxT is not None and constants.renormalize:  # otherwise all keys are in the softmax
     longest_NxB = span_NxBxT.max(axis=2) + constants.ramp
   max_distance_NxB = layout.max_distance(longest_NxB, N)

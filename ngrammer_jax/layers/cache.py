@@ -93,7 +93,7 @@ def empty_layer(
 
   Args:
     shape: B, N, M and H.
-    dtype: of the activations.
+    dtype: dtype of the activations.
     rows: R and N of each convolution, by name.
   """
   B, _, _, H = shape

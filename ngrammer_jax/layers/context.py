@@ -139,7 +139,7 @@ def make(
 
   Args:
     segment: the inputs.
-    visibility: of the model.
+    visibility: mask options of the model.
     tokens: the earlier tokens, of a segment memory or of a KV cache. None: no earlier tokens.
     in_blocks: whether attention works in blocks.
   """

@@ -17,7 +17,7 @@ class CausalConvolution(nn.Module):
 
   Attributes:
     taps: W.
-    dtype: of the output.
+    dtype: dtype of the output.
   """
 
   taps: int

@@ -25,7 +25,7 @@ def dense_general(
     features: sizes of the axes of y that replace them.
     names: logical names of the kernel's axes, inputs first; the bias has those of the features.
     kernel_init, bias_init: initializers; inputs and features are flattened to one axis each.
-    dtype: of the computation; parameters have at least float32.
+    dtype: dtype of the computation; parameters have at least float32.
     **fields: other fields of `nn.DenseGeneral`, such as `use_bias` and `name`.
   """
 

@@ -29,7 +29,7 @@ class FeedForward(nn.Module):
     gated: whether the inner layer is multiplied by an activated gate.
     bias: whether linear maps have biases.
     dropout: dropout rate of the inner layer.
-    dtype: of the computation.
+    dtype: dtype of the computation.
   """
 
   width: int

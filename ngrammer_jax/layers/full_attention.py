@@ -83,7 +83,7 @@ def attend(
   Args:
     heads: queries, keys and values.
     span_mask: mask of the learned spans. None: no spans.
-    context: of the segment.
+    context: context of the segment.
     cached: keys and values of earlier tokens.
     return_pairs: whether to compute pairs.
     drop: dropout of the weights.

@@ -101,7 +101,7 @@ class NGrammer(nn.Module):
     decay, epsilon, prenormalize, empty, initial: options of the quantiser.
     padding_trains: whether padding is treated like other tokens, in codebook and output.
     exchange: how devices exchange the gradient of the tables, see `table.Layout`.
-    dtype: of the output.
+    dtype: dtype of the output.
 
   Raises:
     ValueError: incompatible sizes, or too few primes between V and 2 V for N heads.

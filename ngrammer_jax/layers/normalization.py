@@ -18,7 +18,7 @@ class LayerNorm(nn.Module):
   Attributes:
     per_head: the input is [..., N, H], and every head has its own scale and bias.
     epsilon: added to the variance.
-    dtype: of the output; statistics are in at least float32.
+    dtype: dtype of the output; statistics are in at least float32.
   """
 
   per_head: bool = False

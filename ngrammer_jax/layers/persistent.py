@@ -39,7 +39,7 @@ class PersistentVectors(nn.Module):
 
   Attributes:
     vectors: P, of each head.
-    dtype: of the products; scores take at least float32.
+    dtype: dtype of the products; scores take at least float32.
   """
 
   vectors: int

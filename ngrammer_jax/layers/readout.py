@@ -92,8 +92,8 @@ class AttentionReadout(nn.Module):
     window: L.
     empty: options slots outside the document are treated: `mask` excludes them; `zeros` attends to
       them as zero vectors.
-    initializer: of all parameters.
-    dtype: of the computation.
+    initializer: initializer of all parameters.
+    dtype: dtype of the computation.
   """
 
   parts: int = 3
@@ -154,8 +154,8 @@ class NGramReadout(nn.Module):
 
   Attributes:
     slices: S.
-    initializer: of the kernel.
-    dtype: of the computation.
+    initializer: initializer of the kernel.
+    dtype: dtype of the computation.
   """
 
   slices: int = 4

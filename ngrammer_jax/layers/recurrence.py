@@ -51,7 +51,7 @@ class Recurrence(nn.Module):
     cell: one of CELLS.
     forget_bias: initial bias of the forget gate.
     initializer: initializer of all other parameters.
-    dtype: of the computation; `c` is at least float32.
+    dtype: dtype of the computation; `c` is at least float32.
   """
 
   hidden: int

@@ -28,8 +28,8 @@ class RecurrentMemory(nn.Module):
     window: L.
     temporal_tables: 1 omits T', as in the paper's equations; 2 as in the authors' code.
     bias: whether the six linear maps have biases, as in the authors' code.
-    initializer: of all parameters.
-    dtype: of the computation.
+    initializer: initializer of all parameters.
+    dtype: dtype of the computation.
   """
 
   vocabulary_size: int

@@ -92,7 +92,7 @@ class RelativePosition(nn.Module):
     clamp_length: maximum distance; larger ones are clamped. None: no maximum.
     shares_softmax: whether the softmax has keys beside those of the context (see `encodings`).
     dropout: dropout rate of the encodings.
-    dtype: of the projection.
+    dtype: dtype of the projection.
   """
 
   width: int
@@ -123,8 +123,8 @@ class ShawPosition(nn.Module):
 
   Attributes:
     max_length: number of learned distances, from 0; larger distances are clamped.
-    clamp_length: number of distances that are used. None: all.
-    dtype: of the products.
+    clamp_length: number of distances that are used. None: all of them.
+    dtype: dtype of the products.
   """
 
   max_length: int
@@ -151,7 +151,7 @@ class TablePosition(nn.Module):
   """Learned encodings p_d that all heads and layers share (adaptive span, section 2).
 
   Attributes:
-    dtype: of the products.
+    dtype: dtype of the products.
   """
 
   dtype: jnp.dtype = jnp.float32

@@ -91,7 +91,7 @@ class AdaptiveSpan(nn.Module):
     limit: maximum span in tokens; the parameter `span` is z / limit.
     ramp: R.
     initial: initial value of the parameter.
-    dtype: of the computation.
+    dtype: dtype of the computation.
     renormalize: whether attention scales the masked weights to add up to 1.
   """
 

@@ -54,8 +54,8 @@ class Block(nn.Module):
   """Attention and feed-forward, each with a residual connection and the norms of the config.
 
   Attributes:
-    config: of the model.
-    dtype: of the activations.
+    config: model config.
+    dtype: dtype of the activations.
     own_memories: memories in this block (see `models.memories`).
   """
 

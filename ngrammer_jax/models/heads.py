@@ -27,7 +27,7 @@ class Head(nn.Module):
   It shares the scope of its model, so its parameter names have no prefix.
 
   Attributes:
-    config: of the model.
+    config: model config.
     vocabulary_size: V.
     width: J. None means the width D of the model.
   """

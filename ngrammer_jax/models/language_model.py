@@ -20,7 +20,7 @@ def build(config: model_config.ModelConfig, vocabulary_size: int) -> LanguageMod
   """Returns the model, without its variables.
 
   Args:
-    config: of the model.
+    config: model config.
     vocabulary_size: V.
   """
   kind = transformer.TransformerLM if config.recurrent is None else recurrent.RecurrentLM

@@ -22,7 +22,7 @@ def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int 
   """Returns the memory before the first segment of `batch` streams.
 
   Args:
-    config: of the model.
+    config: model config.
     batch: B.
     cache_slots: positive for token-by-token decoding, which carries the window of the readout
       even without `carry_memory`.

@@ -39,7 +39,7 @@ def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int 
   """Returns the memory before the first segment of `batch` streams.
 
   Args:
-    config: of the model.
+    config: model config.
     batch: B.
     cache_slots: number of slots of the KV cache, for evaluation and decoding. 0 for training, where
       a segment memory stores the inputs of the layers.

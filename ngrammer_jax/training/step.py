@@ -34,7 +34,7 @@ class TrainStep:
 
   Attributes:
     model: the model.
-    optimizer: of the parameters.
+    optimizer: optimiser of the parameters.
     labels: label of every parameter; gradient norms are reported for each.
     seed: seed of the dropout.
     half_loss: whether only the later half of every segment counts (Transformer-XL's ablation).

@@ -84,50 +84,54 @@ def slow_log_probs(case, params, hidden):
     within = [np.log(np.exp(logits[clusters == i]).sum()) for i in range(clusters.max() + 1)]
     for word in range(V):
       i = clusters[word]
-      of_tail = tails[i - 1] - total - within[i] if i else -total
-      result[b, t, word] = logits[word] + of_tail
+      cluster_log_prob = tails[i - 1] - total - within[i] if i else -total
+      result[b, t, word] = logits[word] + cluster_log_prob
   return result
 
 
-def of_targets(log_probs, targets):
+def take_targets(log_probs, targets):
   return np.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
 
 
-def of_program(layer, given, tokens, targets, with_gradient):
+def run_program(layer, args, tokens, targets, with_gradient):
   """All that a layer computes of hidden states and words, and the gradient of the likelihood."""
 
   def everything(params, hidden):
-    of = lambda *inputs, method: layer.apply({'params': params}, *inputs, method=method)
-    scores = of(hidden, targets, method='scores')
-    results = scores, of(hidden, method='log_probs'), of(tokens, method='embed')[0]
+    apply_method = lambda *inputs, method: layer.apply({'params': params}, *inputs, method=method)
+    scores = apply_method(hidden, targets, method='scores')
+    results = (
+      scores,
+      apply_method(hidden, method='log_probs'),
+      apply_method(tokens, method='embed')[0],
+    )
     return scores.nll_BxT.sum(), results
 
   if not with_gradient:
-    return None, everything(*given)[1]
-  return jax.grad(everything, (0, 1), has_aux=True)(*given)
+    return None, everything(*args)[1]
+  return jax.grad(everything, (0, 1), has_aux=True)(*args)
 
 
 def equals_slow_loop(case, with_gradient):
   layer, variables, hidden, targets = build(case)
-  given = jax.device_get(variables['params']), hidden
-  expected = slow_log_probs(case, *given)
+  args = jax.device_get(variables['params']), hidden
+  expected = slow_log_probs(case, *args)
   assert_close(np.exp(expected).sum(axis=-1), np.ones((B, T)), 1e-12)
   best = expected.argmax(axis=-1)
   targets[0] = best[0]  # some right guesses, some wrong
-  program = jax.jit(of_program, static_argnums=(0, 4))
+  program = jax.jit(run_program, static_argnums=(0, 4))
   run = lambda targets: jax.device_get(
-    program(layer, given, np.arange(V)[None], targets, with_gradient)
+    program(layer, args, np.arange(V)[None], targets, with_gradient)
   )
   gradient, (scores, log_probs, embedded) = run(targets)
   assert_close(log_probs, expected, 1e-12)
-  assert_close(embedded, slow_vectors(case, given[0])[0], 1e-12)
-  assert_close(scores.nll_BxT, -of_targets(expected, targets), 1e-12)
+  assert_close(embedded, slow_vectors(case, args[0])[0], 1e-12)
+  assert_close(scores.nll_BxT, -take_targets(expected, targets), 1e-12)
   assert scores.correct_BxT.tolist() == (best == targets).tolist()
   _, (scores, *_) = run(best)
   assert scores.correct_BxT.all()
   if with_gradient:
-    slow = lambda given: -of_targets(slow_log_probs(case, *given), targets).sum()
-    assert_gradient(gradient, slow, given)
+    slow = lambda args: -take_targets(slow_log_probs(case, *args), targets).sum()
+    assert_gradient(gradient, slow, args)
 
 
 @pytest.mark.parametrize('case', [*GRADIENTS, *FORWARD])

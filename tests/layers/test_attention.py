@@ -55,13 +55,13 @@ def turned(x_H, place):
   return y
 
 
-def of_distance(distance):
+def distance_score(distance):
   """The sinusoid of Transformer-XL."""
   angles = [distance / 10_000 ** (2 * k / D) for k in range(D // 2)]
   return np.array([*np.sin(angles), *np.cos(angles)])
 
 
-def slow_attention(x, params, seen, rotated):
+def slow_attention(x, params, mask, rotated):
   """Attention of the last tokens to all that are seen, one query at a time."""
   project = lambda name, v, n: (
     v @ params[name]['kernel'][:, n] + params[name].get('bias', np.zeros((N, H)))[n]
@@ -69,19 +69,19 @@ def slow_attention(x, params, seen, rotated):
   scale_H = np.ones(H) / np.sqrt(H)
   if 'per_dim_scale' in params:
     scale_H *= 1.442695041 * np.log1p(np.exp(params['per_dim_scale']))
-  B, T, S = seen.shape
+  B, T, S = mask.shape
   out = np.zeros((B, T, D)) + params['out'].get('bias', 0)
   for b, t, n in np.ndindex(B, T, N):
     place = S - T + t
     query = project('query', x[b, place], n)
     query = turned(query, place) if rotated else query
     weights, values = [], []
-    for s in np.flatnonzero(seen[b, t]):
+    for s in np.flatnonzero(mask[b, t]):
       key = project('key', x[b, s], n)
       key = turned(key, s) if rotated else key
       score = (query + params.get('content_bias', np.zeros((N, H)))[n]) * scale_H @ key
       if 'relative' in params:
-        r = of_distance(place - s) @ params['relative']['position']['kernel'][:, n]
+        r = distance_score(place - s) @ params['relative']['position']['kernel'][:, n]
         score += (query + params['position_bias'][n]) * scale_H @ r
       weights.append(np.exp(score))
       values.append(project('value', x[b, s], n))
@@ -98,18 +98,18 @@ def test_equals_slow_loop(x64, bias, per_dim_scale, rotated):
   x, params = rng.normal(size=(B, T, D)), random_parameters(rng, bias, per_dim_scale)
   projections = attention.Projections(bias=bias, per_dim_scale=per_dim_scale)
   layer = Attention(heads=N, projections=projections, dtype=jnp.float64)
-  seen = np.zeros((B, T, T), bool)  # the documents, prefix and padding above
+  mask = np.zeros((B, T, T), bool)  # the documents, prefix and padding above
   for b, t, s in np.ndindex(B, T, T):
     same = DOCUMENTS[b, s] == DOCUMENTS[b, t] and VALID[b, s] == VALID[b, t]
-    seen[b, t, s] = same and (s <= t or PREFIX[b, s])
-  assert visible().tolist() == seen.tolist()
+    mask[b, t, s] = same and (s <= t or PREFIX[b, s])
+  assert visible().tolist() == mask.tolist()
 
   @jax.jit
   def run(x):
     rotation = position.rotation(np.arange(T), H, dtype=jnp.float64) if rotated else None
-    return layer.apply({'params': params}, x, Context(seen, rotation=rotation))[0]
+    return layer.apply({'params': params}, x, Context(mask, rotation=rotation))[0]
 
-  assert_close(run(x), slow_attention(x, params, seen, rotated), 1e-12)
+  assert_close(run(x), slow_attention(x, params, mask, rotated), 1e-12)
 
 
 @pytest.mark.parametrize('in_blocks', [False, True])
@@ -123,12 +123,12 @@ def test_after_a_memory_of_inputs_it_equals_slow_loop(
   x, params = rng.normal(size=(B, M + T, D)), random_parameters(rng, relative=scores_distances)
   scored = functools.partial(relative.RelativePosition, width=D) if scores_distances else None
   layer = Attention(heads=N, position=scored, dtype=jnp.float64)
-  seen = np.broadcast_to(np.tri(T, M + T, M, dtype=bool), (B, T, M + T))
+  mask = np.broadcast_to(np.tri(T, M + T, M, dtype=bool), (B, T, M + T))
 
   @jax.jit
   def run(x):
     position_BxP = jnp.tile(jnp.arange(M + T), (B, 1))
-    context = Context(seen)
+    context = Context(mask)
     if in_blocks:
       same = jnp.zeros_like(position_BxP)  # one document
       context = Context(query_documents_BxT=same[:, M:], key_documents_BxS=same)
@@ -138,7 +138,7 @@ def test_after_a_memory_of_inputs_it_equals_slow_loop(
       context = context.replace(rotation=rotation)
     return layer.apply({'params': params}, x[:, M:], context, attention.LayerInputs(x[:, :M]))[0]
 
-  assert_close(run(x), slow_attention(x, params, seen, rotated=not scores_distances), 1e-12)
+  assert_close(run(x), slow_attention(x, params, mask, rotated=not scores_distances), 1e-12)
 
 
 @functools.cache
@@ -147,37 +147,37 @@ def jacobian():
   params = random_parameters(np.random.default_rng(1))
   variables = {'params': jax.tree.map(lambda leaf: leaf.astype('float32'), params)}
 
-  def sums(x, seen):
-    y = Attention(heads=N).apply(variables, x, Context(seen))[0].sum(axis=-1)
+  def sums(x, mask):
+    y = Attention(heads=N).apply(variables, x, Context(mask))[0].sum(axis=-1)
     return y, y
 
   return jax.jit(jax.jacrev(sums, has_aux=True))
 
 
-def drawn():
+def random_case():
   return np.random.default_rng(0).normal(size=(B, T, D)).astype('float32')
 
 
 @pytest.mark.parametrize('prefix', [np.zeros_like(PREFIX), PREFIX])
 def test_gradient_flows_from_exactly_the_visible_keys(prefix):
-  seen = visible(prefix)
-  reached = np.abs(jacobian()(drawn(), seen)[0]).sum(axis=-1) > 0  # [row, query, row, key]
+  mask = visible(prefix)
+  reached = np.abs(jacobian()(random_case(), mask)[0]).sum(axis=-1) > 0  # [row, query, row, key]
   rows = np.arange(B)
-  assert reached[rows, :, rows].tolist() == seen.tolist()
+  assert reached[rows, :, rows].tolist() == mask.tolist()
   assert not reached[0, :, 1].any() and not reached[1, :, 0].any()
   # The causal triangle, but for what a prefix lets through.
   later = np.triu(np.ones((T, T), bool), 1)
-  assert bool((seen & later).any()) == prefix.any()
-  assert bool(seen[0, 2, 3]) == prefix.any() and not seen[0, 2, 4]
+  assert bool((mask & later).any()) == prefix.any()
+  assert bool(mask[0, 2, 3]) == prefix.any() and not mask[0, 2, 4]
 
 
 def test_query_that_sees_nothing_stays_finite():
-  gradient, y = jacobian()(drawn(), np.zeros((B, T, T), bool))
+  gradient, y = jacobian()(random_case(), np.zeros((B, T, T), bool))
   assert np.isfinite(y).all() and np.isfinite(gradient).all()
 
 
 def test_bfloat16_keeps_the_softmax_in_float32():
-  x = drawn().astype(jnp.bfloat16)
+  x = random_case().astype(jnp.bfloat16)
   projections = attention.Projections(per_dim_scale=True)
   layer = Attention(heads=N, projections=projections, dtype=jnp.bfloat16)
   params = random_parameters(np.random.default_rng(1), per_dim_scale=True)

@@ -18,20 +18,20 @@ def project(weights, rows, cache, head):
   return rows @ weights[0], rows @ weights[1]
 
 
-def whole(operands, rows, context, drop, renormalize):
+def reference(operands, rows, context, drop, renormalize):
   """The formula, over all keys at once: values [B, T, N, H], log masses and pairs [B, N, T]."""
   heads, weights, z_BxTxN = operands
   key, value = (
-    jnp.concatenate([jnp.einsum('bmd,ndh->bmnh', rows, weight), of_segment], axis=1)
-    for weight, of_segment in zip(weights, heads[1:3], strict=True)
+    jnp.concatenate([jnp.einsum('bmd,ndh->bmnh', rows, weight), segment_rows], axis=1)
+    for weight, segment_rows in zip(weights, heads[1:3], strict=True)
   )
   scores = jnp.einsum('btnh,bsnh->bnts', heads.query_BxTxNxH, key)
   if heads.distance is not None:
     query_BxTxNxH, encoding_SxNxH, bias_SxN = heads.distance
-    of_distance = jnp.einsum('btnh,snh->bnts', query_BxTxNxH, encoding_SxNxH)
+    distance_scores = jnp.einsum('btnh,snh->bnts', query_BxTxNxH, encoding_SxNxH)
     if bias_SxN is not None:
-      of_distance += bias_SxN.T[:, None]
-    scores += relative.shift(of_distance)
+      distance_scores += bias_SxN.T[:, None]
+    scores += relative.shift(distance_scores)
   visible_Bx1xTxS = documents.visible(
     context.query_documents_BxT,
     context.key_documents_BxS,
@@ -130,7 +130,7 @@ def test_equals_whole_scores(x64, monkeypatch, case):
 
   results, gradient = values_and_gradient(lambda operands: in_blocks(*operands))
   expected, expected_gradient = values_and_gradient(
-    lambda operands: whole(operands, rows, context, drop, renormalize)
+    lambda operands: reference(operands, rows, context, drop, renormalize)
   )
   close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
   jax.tree.map(close, results[:2], expected[:2])

@@ -30,10 +30,10 @@ def test_equals_praxis(reference, taps, dtype, tolerance):
 
     plain = np.tile(np.arange(x.shape[1]), (x.shape[0], 1))
     for case, position in (('plain', plain), ('seg', f['segment_pos'])):
-      (of_w, of_x), y = gradients(w, x, position)
+      (d_w, d_x), y = gradients(w, x, position)
       assert_close(y, f[f'k{taps}/y/{case}'], tolerance)
-      assert_close(of_w, f[f'k{taps}/grad_w/{case}'], tolerance)
-      assert_close(of_x, f[f'k{taps}/grad_x/{case}'], tolerance)
+      assert_close(d_w, f[f'k{taps}/grad_w/{case}'], tolerance)
+      assert_close(d_x, f[f'k{taps}/grad_x/{case}'], tolerance)
 
 
 def test_starts_as_praxis_does(reference):
@@ -52,7 +52,7 @@ def test_goes_on_from_what_came_before():
   position = np.array([[0, 1, 2, 3, 0, 1, 2, 3], range(8)])
   layer = convolution.CausalConvolution(W)
   variables = {'params': {'taps': rng.normal(size=(W, 2, 4)).astype('float32')}}
-  whole = apply(layer, variables, x, position)
+  full = apply(layer, variables, x, position)
   everything = np.concatenate([np.full((2, W - 1, 2, 4), 9, 'float32'), x], axis=1)
   for length in (1, 4):
     parts = [
@@ -65,4 +65,4 @@ def test_goes_on_from_what_came_before():
       )
       for t in range(0, 8, length)
     ]
-    assert_close(np.concatenate(parts, axis=1), whole, 1e-6)
+    assert_close(np.concatenate(parts, axis=1), full, 1e-6)

@@ -21,8 +21,8 @@ def test_equals_formula(x64):
       names = ('embed',) * len((*inputs, *features))
       layer = dense_general(inputs, features, names, use_bias=bias, dtype=jnp.float64)
       cases.append((layer, random_variables(layer, x, dtype='float64'), formula))
-  found = jax.jit(lambda x: [layer.apply(variables, x) for layer, variables, _ in cases])(x)
-  for (layer, variables, formula), y in zip(cases, found, strict=True):
+  outputs = jax.jit(lambda x: [layer.apply(variables, x) for layer, variables, _ in cases])(x)
+  for (layer, variables, formula), y in zip(cases, outputs, strict=True):
     params = jax.device_get(variables['params'])
     assert ('bias' in params) == layer.use_bias
     assert_close(y, np.einsum(formula, x, params['kernel']) + params.get('bias', 0), 1e-12)

@@ -17,10 +17,10 @@ def test_the_mean_is_kept():
 def test_a_block_of_what_is_kept_is_that_of_the_whole(x64):
   with jax.enable_x64(x64):
     key, rate = jax.random.key(3), 0.3
-    whole = np.asarray(dropout.drop(jnp.ones((2, 3, 5, 7)), rate, key)).reshape(-1, 7)
+    full_mask = np.asarray(dropout.drop(jnp.ones((2, 3, 5, 7)), rate, key)).reshape(-1, 7)
     rows, columns = np.array([[4, 5, 6], [19, 20, 21]]), np.arange(2, 6)
     block = dropout.block_mask(key, rate, rows, columns, 7)
-    np.testing.assert_allclose(block, whole[rows][..., columns], rtol=1e-6)
+    np.testing.assert_allclose(block, full_mask[rows][..., columns], rtol=1e-6)
     assert len(np.unique(block)) == 2
 
 

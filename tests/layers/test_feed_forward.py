@@ -12,7 +12,7 @@ FORMULAS = {
   'squared_relu': lambda x: np.where(x > 0, x**2, 0),
   'softmax': lambda x: np.exp(x) / np.exp(x).sum(axis=-1, keepdims=True),
 }
-CASES = [(activation, both, both) for activation in FORMULAS for both in (True, False)]
+CASES = [(activation, is_gated, is_gated) for activation in FORMULAS for is_gated in (True, False)]
 CASES += [('silu', True, False), ('silu', False, True)]
 
 
@@ -36,7 +36,7 @@ def test_equals_formula(x64):
     return {name: {part: all_maps[name][part] for part in parts} for name in names}
 
   @jax.jit
-  def every(x, valid):
+  def run_all(x, valid):
     results = {}
     for case in CASES:
       layer = FeedForward(6, *case, dtype=jnp.float64)
@@ -44,7 +44,7 @@ def test_equals_formula(x64):
       results[case] = layer.apply(variables, x), layer.apply(variables, x, valid)
     return results
 
-  for (activation, gated, bias), (y, padded) in jax.device_get(every(x, valid)).items():
+  for (activation, gated, bias), (y, padded) in jax.device_get(run_all(x, valid)).items():
     maps = used(gated, bias)
     linear = lambda name, x, maps=maps: x @ maps[name]['kernel'] + maps[name].get('bias', 0)
     act = FORMULAS[activation]

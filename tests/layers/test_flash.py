@@ -63,14 +63,14 @@ def attend(kernel, dtype=jnp.float32):
     weights = np.where(documents_BxT < 0, 0.0, 1.0)[..., None] * np.sin(np.arange(N * H))
     return (y_BxTxD * weights).sum(), y_BxTxD
 
-  of = jax.value_and_grad(loss, has_aux=True, argnums=(0, 1))
-  return jax.device_get(jax.jit(of)(parameters(), x_BxTxD))
+  run = jax.value_and_grad(loss, has_aux=True, argnums=(0, 1))
+  return jax.device_get(jax.jit(run)(parameters(), x_BxTxD))
 
 
 def calls_kernel(kernel, **fields):
   own = {name: value for name, value in fields.items() if name not in ('is_plain_causal', 'dtype')}
-  of = lambda params, x_BxTxD: output(kernel, params, x_BxTxD, **fields)
-  program = str(jax.make_jaxpr(of)(parameters(**own), inputs()[0]))
+  run = lambda params, x_BxTxD: output(kernel, params, x_BxTxD, **fields)
+  program = str(jax.make_jaxpr(run)(parameters(**own), inputs()[0]))
   return 'pallas_call' in program or 'dot_product_attention_fwd' in program
 
 
@@ -100,8 +100,8 @@ def test_in_bfloat16_a_kernel_is_no_further_from_float32_than_the_scores_are(ker
     (_, y), gradients = jax.tree.map(off, attend(kernel, dtype=jnp.bfloat16), exact)
     return y, max(jax.tree.leaves(gradients))
 
-  for of_kernel, of_scores in zip(errors(kernel), errors('xla'), strict=True):
-    assert of_kernel < 1.5 * of_scores
+  for kernel_error, reference_error in zip(errors(kernel), errors('xla'), strict=True):
+    assert kernel_error < 1.5 * reference_error
 
 
 def test_a_kernel_is_only_asked_where_it_can_do_it():

@@ -47,10 +47,10 @@ CASES += [(8192, 393_216, 2, 16), (50_257, 196_608, 3, 8), (50_257, ngram_sizes.
 
 def test_rows_equal_python_integers():
   ids = {case: some_ids(case[0], *case[2:]) for case in CASES}
-  every = jax.jit(
+  compute_rows = jax.jit(
     lambda ids: {case: hashing.ngram_rows(tuple(ids[case]), *case[:2]) for case in CASES}
   )
-  for (K, V, order, heads), rows in every(ids).items():
+  for (K, V, order, heads), rows in compute_rows(ids).items():
     expected = slow_rows(ids[K, V, order, heads], K, V, hashing.primes_above(V, heads))
     assert rows.dtype == 'int32'
     assert rows.tolist() == expected.tolist(), (K, V, order, heads)
@@ -63,11 +63,11 @@ def test_rows_equal_praxis(reference):
   primes = {V: f[f'prime/{V}'].tolist() for V in sizes}
 
   @jax.jit
-  def every(ids):
-    of_heads = lambda V: [jnp.repeat(z[..., None], len(primes[V]), axis=-1) for z in ids]
-    return {V: hashing.ngram_rows(of_heads(V), K, V) for V in sizes}
+  def compute_rows(ids):
+    repeat_heads = lambda V: [jnp.repeat(z[..., None], len(primes[V]), axis=-1) for z in ids]
+    return {V: hashing.ngram_rows(repeat_heads(V), K, V) for V in sizes}
 
-  for V, rows in every([z.astype('int32') for z in (current, previous)]).items():
+  for V, rows in compute_rows([z.astype('int32') for z in (current, previous)]).items():
     assert list(hashing.primes_above(V, len(primes[V]))) == primes[V]
     assert rows.tolist() == f[f'row/{V}'].tolist()
 

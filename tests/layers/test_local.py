@@ -28,13 +28,13 @@ def segment():
 @pytest.mark.parametrize('kind', [span.AdaptiveSpan, span.DynamicSpan])
 def test_blocks_of_queries_equal_one_block(x64, monkeypatch, kind):
   monkeypatch.setattr(local, 'BLOCK', 4)
-  learned = functools.partial(kind, limit=M, ramp=2, initial=0.4, dtype=jnp.float64)
+  make_span = functools.partial(kind, limit=M, ramp=2, initial=0.4, dtype=jnp.float64)
   position = functools.partial(relative.ShawPosition, max_length=5)
-  layer = Attention(N, position=position, span=learned, dtype=jnp.float64)
-  of_segment, valid = segment()
+  layer = Attention(N, position=position, span=make_span, dtype=jnp.float64)
+  segment_context, valid = segment()
   rng = np.random.default_rng(0)
   x, rows = rng.normal(size=(B, T, D)), rng.normal(size=(B, M, D))
-  params = random_variables(layer, x, of_segment, LayerInputs(rows), dtype='float64')['params']
+  params = random_variables(layer, x, segment_context, LayerInputs(rows), dtype='float64')['params']
 
   def run(params, x):
     pairs = []
@@ -43,7 +43,7 @@ def test_blocks_of_queries_equal_one_block(x64, monkeypatch, kind):
       pairs.append(pair)
       return attended
 
-    inputs = of_segment, LayerInputs(rows), keep_pairs, True
+    inputs = segment_context, LayerInputs(rows), keep_pairs, True
     y, projected = layer.apply({'params': params}, x, *inputs)
     return jnp.sin(y).sum(), (y, projected.spans, *pairs)
 
@@ -51,9 +51,9 @@ def test_blocks_of_queries_equal_one_block(x64, monkeypatch, kind):
   for count in (local.block_count(T, M), 1):
     monkeypatch.setattr(local, 'block_count', lambda T, M, count=count: count)
     results.append(jax.jit(jax.value_and_grad(run, argnums=(0, 1), has_aux=True))(params, x))
-  assert local.applies(of_segment)
-  (blocks, gradient), (whole, expected) = results
-  jax.tree.map(lambda a, b: assert_close(a, b, 1e-12), blocks, whole)
+  assert local.applies(segment_context)
+  (blocks, gradient), (full, expected) = results
+  jax.tree.map(lambda a, b: assert_close(a, b, 1e-12), blocks, full)
   jax.tree.map(lambda a, b: assert_close(a, b, 1e-12), gradient, expected)
 
 

@@ -29,7 +29,7 @@ def random_inputs(B, T, dtype='float32'):
   return jnp.asarray(np.random.default_rng(9).normal(size=(B, T, D)), dtype)
 
 
-def drawn(shape, seed=9):
+def random_array(shape, seed=9):
   return np.random.default_rng(seed).normal(size=shape)
 
 
@@ -70,44 +70,44 @@ def test_pair_ids_of_every_head_equal_slow_loop():
   B, T = 2, 6
   ids, pairs = rng.integers(0, K, (B, T, N)), rng.integers(0, T + 1, (B, N, T))
   continues = rng.integers(0, 2, (B, T)) == 1
-  got = jax.jit(ngrammer.paired_ids)(ids, pairs, continues)
-  assert got.tolist() == slow_pairs(ids, pairs, continues).tolist()
+  actual = jax.jit(ngrammer.paired_ids)(ids, pairs, continues)
+  assert actual.tolist() == slow_pairs(ids, pairs, continues).tolist()
 
 
 def test_most_attended_equals_slow_loop():
   rng = np.random.default_rng(0)
   scores, allowed = rng.integers(0, 3, (2, N, 4, 7)), rng.random((2, 4, 7)) < 0.4
   allowed[0, 0] = False
-  got = jax.jit(ngrammer.most_attended)(scores.astype('float32'), allowed).tolist()
+  actual = jax.jit(ngrammer.most_attended)(scores.astype('float32'), allowed).tolist()
   for b, n, t in np.ndindex(2, N, 4):
     positions = [s for s in range(7) if allowed[b, t, s]]
     first_best = max(positions, key=lambda s: scores[b, n, t, s], default=7)
-    assert got[b][n][t] == first_best
+    assert actual[b][n][t] == first_best
 
 
 def test_pairs_reach_into_the_memory(x64):
   """With the ids of the tokens before a segment, a split equals one pass."""
-  x, layer, split = drawn((2, 6, D)), latent(clusters=None, id_vocabulary=7), 2
+  x, layer, split = random_array((2, 6, D)), latent(clusters=None, id_vocabulary=7), 2
   ids = np.random.default_rng(2).integers(0, 7, (2, 6, N))
   pairs = np.random.default_rng(0).integers(0, 6, (2, N, 6))
   pairs = np.where(pairs < np.arange(6), pairs, 6)  # those before, or none
   variables = random_variables(layer, x, ids=ids, dtype='float64')
-  whole, kept = apply(layer, variables, x, ids=ids, pair_ids=pairs)
-  assert kept['ids'].tolist() == ids.tolist()
-  given = {'pair_ids': pairs[..., split:], 'earlier_ids': ids[:, :split], 'ids': ids[:, split:]}
-  part, after = apply(layer, variables, x[:, split:], **given)
-  assert_close(part, whole[:, split:], 1e-12)
+  full, segment_ids = apply(layer, variables, x, ids=ids, pair_ids=pairs)
+  assert segment_ids['ids'].tolist() == ids.tolist()
+  kwargs = {'pair_ids': pairs[..., split:], 'earlier_ids': ids[:, :split], 'ids': ids[:, split:]}
+  part, after = apply(layer, variables, x[:, split:], **kwargs)
+  assert_close(part, full[:, split:], 1e-12)
   assert after['ids'].tolist() == ids[:, split:].tolist()
 
 
 def slow_back(ids, numbers, order, start):
   """Going back one token at a time, as long as the document lasts."""
   B, T, N = ids.shape
-  back = np.full((order - 1, B, T, N), start)
+  shifted = np.full((order - 1, B, T, N), start)
   for j, b, t in np.ndindex(order - 1, B, T):
     if t > j and numbers[b, t - j - 1] == numbers[b, t]:
-      back[j, b, t] = ids[b, t - j - 1]
-  return back
+      shifted[j, b, t] = ids[b, t - j - 1]
+  return shifted
 
 
 @pytest.mark.parametrize('order, start', [(2, 0), (3, 0), (4, 9)])
@@ -123,15 +123,15 @@ def test_tokens_before_the_segment_are_predecessors_too(order, start):
     return previous, jax.tree.map(lambda a, b: cache.keep_last(a, b, valid), memory, now)
 
   for split in (0, 1, 3, T):
-    memory, got = jax.device_get(ngrammer.empty_memory(3, 2, (order,))), []
+    memory, outputs = jax.device_get(ngrammer.empty_memory(3, 2, (order,))), []
     for first, last in ((0, split), (split, T)):  # padded to one length
       pad = lambda a, first=first, last=last: np.pad(
         a[:, first:last], ((0, 0), (0, T - last + first), *[(0, 0)] * (a.ndim - 2))
       ).astype('int32')
       now = {'ids': pad(ids), 'documents': pad(numbers)}
       previous, memory = segment(now, pad(np.ones((3, T))), memory)
-      got.append(np.stack(previous)[:, :, : last - first])
-    assert np.concatenate(got, axis=2).tolist() == expected.tolist(), split
+      outputs.append(np.stack(previous)[:, :, : last - first])
+    assert np.concatenate(outputs, axis=2).tolist() == expected.tolist(), split
 
 
 # The whole layer against loops.
@@ -154,13 +154,15 @@ def slow_orders(x, grams, id_count, params, dim, combine, V):
   }
   y = np.zeros((B, T, N, H))
   for b, t, n in np.ndindex(B, T, N):
-    of_head = {part: value[n] for part, value in norms['unigram'].items()}
-    unigram, ngrams = slow_layer_norm(x[b, t].reshape(N, H)[n], **of_head), []
+    head_norm = {part: value[n] for part, value in norms['unigram'].items()}
+    unigram, ngrams = slow_layer_norm(x[b, t].reshape(N, H)[n], **head_norm), []
     for g, order in enumerate(grams):
-      of_head = {part: value[g * N + n] for part, value in norms['ngram'].items()}
-      ngrams.append(slow_layer_norm(tables[g, n, rows[order][b, t, n]], **of_head))
-    kept = unigram[: H - dim * len(grams)]
-    y[b, t, n] = unigram + sum(ngrams) if combine == 'add' else np.concatenate([kept, *ngrams])
+      head_norm = {part: value[g * N + n] for part, value in norms['ngram'].items()}
+      ngrams.append(slow_layer_norm(tables[g, n, rows[order][b, t, n]], **head_norm))
+    unigram_features = unigram[: H - dim * len(grams)]
+    y[b, t, n] = (
+      unigram + sum(ngrams) if combine == 'add' else np.concatenate([unigram_features, *ngrams])
+    )
   return y.reshape(B, T, N * H)
 
 
@@ -186,7 +188,7 @@ JOINED += [((4, 2, 3), 'concat', 1), ((4, 2, 3), 'add', H)]
 
 
 def equals_slow_loop(orders, combine, dim, distinct_start, **sizes):
-  x = drawn((2, 6, D))
+  x = random_array((2, 6, D))
   layer = latent(dim, orders=orders, combine=combine, distinct_start=distinct_start, **sizes)
   variables = random_variables(layer, x, dtype='float64')
   y, memory = apply(layer, variables, x, documents_BxT=DOCUMENTS)
@@ -194,8 +196,8 @@ def equals_slow_loop(orders, combine, dim, distinct_start, **sizes):
   grams = {
     order: np.concatenate([ids[None], slow_back(ids, DOCUMENTS, order, start)]) for order in orders
   }
-  given = layer.clusters + distinct_start, variables['params'], dim, combine
-  assert_close(y, slow_orders(x, grams, *given, layer.vocabulary_size), 1e-12)
+  args = layer.clusters + distinct_start, variables['params'], dim, combine
+  assert_close(y, slow_orders(x, grams, *args, layer.vocabulary_size), 1e-12)
   R = max(orders) - 1
   assert memory['ids'].tolist() == ids[:, -R:].tolist()
   assert memory['documents'].tolist() == DOCUMENTS[:, -R:].tolist()
@@ -224,48 +226,48 @@ def test_all_orders_equal_slow_loop(x64, orders, combine, dim, distinct_start):
 @pytest.mark.parametrize('case', ['ids', 'ids of heads, packed', 'pairs', 'pairs, packed'])
 def test_raw_ids_equal_slow_loop(x64, case):
   """Given pairs stop at document starts only."""
-  rng, of_heads, packed = np.random.default_rng(1), case != 'ids', 'packed' in case
-  x, vocabulary = drawn((2, 6, D)), 50_257
-  ids = rng.integers(0, vocabulary, (2, 6, N) if of_heads else (2, 6))
+  rng, by_head, packed = np.random.default_rng(1), case != 'ids', 'packed' in case
+  x, vocabulary = random_array((2, 6, D)), 50_257
+  ids = rng.integers(0, vocabulary, (2, 6, N) if by_head else (2, 6))
   layer = latent(3, clusters=None, id_vocabulary=vocabulary)
-  given, numbers = {'ids': ids}, DOCUMENTS if packed else np.zeros_like(DOCUMENTS)
+  kwargs, numbers = {'ids': ids}, DOCUMENTS if packed else np.zeros_like(DOCUMENTS)
   if packed:
-    given['documents_BxT'] = DOCUMENTS
-  every = np.broadcast_to(ids.reshape(2, 6, -1), (2, 6, N))
-  previous = slow_previous(every, numbers)
+    kwargs['documents_BxT'] = DOCUMENTS
+  broadcast_ids = np.broadcast_to(ids.reshape(2, 6, -1), (2, 6, N))
+  previous = slow_previous(broadcast_ids, numbers)
   if 'pairs' in case:
-    given['pair_ids'] = rng.integers(0, 7, (2, N, 6))
+    kwargs['pair_ids'] = rng.integers(0, 7, (2, N, 6))
     starts = packed & (np.diff(numbers, axis=1, prepend=-1) != 0)
-    previous = slow_pairs(every, given['pair_ids'], ~starts)
-  variables = random_variables(layer, x, dtype='float64', **given)
+    previous = slow_pairs(broadcast_ids, kwargs['pair_ids'], ~starts)
+  variables = random_variables(layer, x, dtype='float64', **kwargs)
   assert set(variables) == {'params'}
-  y, _ = apply(layer, variables, x, **given)
+  y, _ = apply(layer, variables, x, **kwargs)
   params = variables['params']
-  assert_close(y, slow_layer(x, every, previous, vocabulary, params, 3, 'concat'), 1e-12)
+  assert_close(y, slow_layer(x, broadcast_ids, previous, vocabulary, params, 3, 'concat'), 1e-12)
 
 
 def test_codebook_learns_by_the_options_of_the_layer_but_not_from_padding():
   options = {'decay': 0.5, 'epsilon': 0.1, 'prenormalize': True}
-  x, layer = drawn((2, 4, D)).astype('float32'), latent(dtype=jnp.float32, **options)
+  x, layer = random_array((2, 4, D)).astype('float32'), latent(dtype=jnp.float32, **options)
   valid = np.array([[1, 1, 1, 0], [0, 1, 1, 1]])
   variables = random_variables(layer, x)
 
   @jax.jit
-  def both(x):
-    quantizer = {'codebook': variables['codebook']['quantizer']}
-    heads, alone = x.reshape(2, 4, N, H), ProductQuantizer(K, **options)
+  def run_both(x):
+    state = {'codebook': variables['codebook']['quantizer']}
+    heads, quantizer = x.reshape(2, 4, N, H), ProductQuantizer(K, **options)
     return (
       layer.apply(variables, x, valid_BxT=valid, mutable=['codebook']),
-      alone.apply(quantizer, heads, valid, mutable=['codebook']),
+      quantizer.apply(state, heads, valid, mutable=['codebook']),
     )
 
-  ((y, memory), after), (ids, expected) = jax.device_get(both(x))
+  ((y, memory), after), (ids, expected) = jax.device_get(run_both(x))
   assert memory['ids'].tolist() == [[ids[0, 2].tolist()], [ids[1, 3].tolist()]]
   jax.tree.map(
     lambda a, b: assert_close(a, b, 1e-6), after['codebook']['quantizer'], expected['codebook']
   )
   assert ((np.abs(y).sum(axis=-1) > 0) == valid).all()
-  (_, other), _ = both(np.where(valid[..., None], x, 50))
+  (_, other), _ = run_both(np.where(valid[..., None], x, 50))
   jax.tree.map(np.testing.assert_array_equal, after, other)
 
 
@@ -282,7 +284,7 @@ def every_document_layout(T):
 def stream():
   """A layer of two orders, its variables, and rows of tokens with all document layouts."""
   numbers = every_document_layout(5).astype('int32')
-  x, layer = drawn((len(numbers), 5, D)), latent(2, orders=(2, 3))
+  x, layer = random_array((len(numbers), 5, D)), latent(2, orders=(2, 3))
   return layer, random_variables(layer, x, dtype='float64'), x, numbers
 
 
@@ -298,49 +300,52 @@ def empty(x):
 def test_stream_split_anywhere_equals_one_pass(x64):
   """Segments end in padding, or are padding: the next goes on after the last token."""
   _, _, x, numbers = stream()
-  every = np.ones(numbers.shape, 'int32')
-  one_pass, last = segment(x, numbers, every, empty(x))
+  all_valid = np.ones(numbers.shape, 'int32')
+  one_pass, last = segment(x, numbers, all_valid, empty(x))
   for split in range(6):
     memory, parts = empty(x), []
     for first, end in ((0, split), (split, 5)):
       length = ((0, 0), (0, 5 - end + first))
       pad = lambda a, first=first, end=end, length=length: np.pad(a[:, first:end], length)
       now = np.pad(x[:, first:end], (*length, (0, 0)), constant_values=9)
-      y, memory = segment(now, pad(numbers), pad(every), memory)
+      y, memory = segment(now, pad(numbers), pad(all_valid), memory)
       parts.append(np.asarray(y)[:, : end - first])
       assert (np.asarray(y)[:, end - first :] == 0).all()
     assert_close(np.concatenate(parts, axis=1), one_pass, 1e-12)
     jax.tree.map(np.testing.assert_array_equal, memory, last)
   # Without the memory the second part is another one, or this test would prove nothing.
   tail = lambda a: np.concatenate([a[:, 3:], a[:, :3]], axis=1)
-  forgetful, _ = segment(tail(x), tail(numbers), every, empty(x))
+  forgetful, _ = segment(tail(x), tail(numbers), all_valid, empty(x))
   assert (np.asarray(forgetful)[:, :2] != np.asarray(one_pass)[:, 3:]).any()
 
 
 def test_tokens_one_by_one_equal_one_pass(x64):
   """Without documents they go on with that of the memory; with none there, with document 0."""
   layer, variables, x, numbers = stream()
-  of_row = np.zeros_like(numbers) + np.arange(len(x), dtype='int32')[:, None]
-  one_pass, last = segment(x, of_row, np.ones_like(of_row), empty(x))
+  row_documents = np.zeros_like(numbers) + np.arange(len(x), dtype='int32')[:, None]
+  one_pass, last = segment(x, row_documents, np.ones_like(row_documents), empty(x))
   run = functools.partial(apply, layer, variables)
   holds_no_token = empty(x) | {'ids': empty(x)['ids'] + 3}
-  for given in ({}, {'documents_BxT': of_row[:, :1]}):
-    y, memory = run(x[:, :1], memory=holds_no_token, **given)
+  for kwargs in ({}, {'documents_BxT': row_documents[:, :1]}):
+    y, memory = run(x[:, :1], memory=holds_no_token, **kwargs)
     outputs = [y]
     for t in range(1, 5):
       y, memory = run(x[:, t : t + 1], memory=memory)
       outputs.append(y)
     assert_close(np.concatenate(outputs, axis=1), one_pass, 1e-12)
     assert memory['ids'].tolist() == last['ids'].tolist()
-    assert memory['documents'].tolist() == (of_row if given else 0 * of_row)[:, :2].tolist()
+    assert (
+      memory['documents'].tolist()
+      == (row_documents if kwargs else 0 * row_documents)[:, :2].tolist()
+    )
 
 
 def test_empty_memory_holds_no_token(x64):
   """Whatever ids it holds, a masked slot gives no n-gram, nor does it for a document 0."""
   _, _, x, numbers = stream()
-  every, memory = np.ones_like(numbers), empty(x)
-  expected, _ = segment(x, numbers, every, memory)
-  y, _ = segment(x, numbers, every, memory | {'ids': memory['ids'] + 3})
+  all_valid, memory = np.ones_like(numbers), empty(x)
+  expected, _ = segment(x, numbers, all_valid, memory)
+  y, _ = segment(x, numbers, all_valid, memory | {'ids': memory['ids'] + 3})
   np.testing.assert_array_equal(y, expected)
 
 
@@ -349,14 +354,14 @@ def test_empty_memory_holds_no_token(x64):
 
 def test_token_reaches_its_own_output_by_gradient_and_the_next_by_its_id():
   T, layer = 5, latent(dtype=jnp.float32)
-  x = drawn((1, T, D)).astype('float32')
+  x = random_array((1, T, D)).astype('float32')
   variables = random_variables(layer, x)
   jacobian = jax.jit(jax.jacrev(lambda x: layer.apply(variables, x)[0][0].sum(axis=-1)))(x)
   reached = np.abs(jacobian).sum(axis=-1)[:, 0] > 0  # [output, input]
   assert reached.tolist() == np.eye(T, dtype=bool).tolist()
   # Row t has another token t; the last is as it was.
-  others = np.where(np.eye(T + 1, T)[..., None] > 0, -x, x)
-  *rows, y = np.asarray(apply(layer, variables, others)[0])
+  inputs = np.where(np.eye(T + 1, T)[..., None] > 0, -x, x)
+  *rows, y = np.asarray(apply(layer, variables, inputs)[0])
   changed_next = False
   for t, row in enumerate(rows):
     changed = (row != y).any(axis=-1)
@@ -378,11 +383,11 @@ def gradients(layer, variables, x):
 
 def test_gradient_reaches_looked_up_rows_only_and_no_centroid():
   """It is finite at a vector of zeros too."""
-  layer, x = latent(3, dtype=jnp.float32), drawn((1, 3, D)).astype('float32')
+  layer, x = latent(3, dtype=jnp.float32), random_array((1, 3, D)).astype('float32')
   x[0, 1] = 0
   variables = random_variables(layer, x)
-  (gradient, of_x), after = gradients(layer, variables, x)
-  for leaf in jax.tree.leaves((gradient, of_x, after)):
+  (gradient, d_x), after = gradients(layer, variables, x)
+  for leaf in jax.tree.leaves((gradient, d_x, after)):
     assert np.isfinite(leaf).all()
   assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(gradient['codebook']))
   assert all((np.asarray(leaf) != 0).any() for leaf in jax.tree.leaves(gradient['params']))
@@ -397,12 +402,15 @@ def test_gradient_reaches_looked_up_rows_only_and_no_centroid():
 
 def test_concat_of_the_full_head_width_drops_the_unigram():
   """A vector of zeros has a finite gradient where vectors are normalised to be clustered."""
-  layer, x = latent(H, dtype=jnp.float32, prenormalize=True), drawn((1, 3, D)).astype('float32')
+  layer, x = (
+    latent(H, dtype=jnp.float32, prenormalize=True),
+    random_array((1, 3, D)).astype('float32'),
+  )
   x[0, 1] = 0
   variables = random_variables(layer, x)
-  (gradient, of_x), after = gradients(layer, variables, x)
+  (gradient, d_x), after = gradients(layer, variables, x)
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((gradient, after)))
-  assert (np.asarray(of_x) == 0).all()
+  assert (np.asarray(d_x) == 0).all()
   assert (np.asarray(gradient['params']['table']) != 0).any()
 
 

@@ -32,9 +32,9 @@ def test_the_written_gradient_is_that_of_finite_differences(x64, per_head, shape
   x, weight = rng.normal(size=(2, 2, 4, 3, 5))
   params = {'scale': rng.normal(size=shape), 'bias': rng.normal(size=shape)}
   layer = LayerNorm(per_head=per_head, epsilon=1e-2, dtype=jnp.float64)
-  of = lambda params, x: (weight * layer.apply({'params': params}, x)).sum()
-  slow = lambda given: (weight * slow_layer_norm(given[1], **given[0], epsilon=1e-2)).sum()
-  assert_gradient(jax.jit(jax.grad(of, (0, 1)))(params, x), slow, (params, x))
+  weighted_sum = lambda params, x: (weight * layer.apply({'params': params}, x)).sum()
+  slow = lambda args: (weight * slow_layer_norm(args[1], **args[0], epsilon=1e-2)).sum()
+  assert_gradient(jax.jit(jax.grad(weighted_sum, (0, 1)))(params, x), slow, (params, x))
 
 
 def test_constant_vector_becomes_the_bias_with_a_finite_gradient():

@@ -63,7 +63,7 @@ def test_sinusoids_equal_formulas(x64):
       for D in widths
     }
   )
-  for D, (absolute, of_distances) in all_of(places).items():
+  for D, (absolute, relative) in all_of(places).items():
     half = D // 2
     expected, by_distance = np.zeros((2, 3, D)), np.zeros((3, D))
     for j in range(half):
@@ -73,4 +73,4 @@ def test_sinusoids_equal_formulas(x64):
       angle = places[1] / 10_000 ** (2 * j / D)
       by_distance[:, j], by_distance[:, half + j] = np.sin(angle), np.cos(angle)
     assert_close(absolute, expected, 1e-12)
-    assert_close(of_distances, by_distance, 1e-12)
+    assert_close(relative, by_distance, 1e-12)

@@ -33,7 +33,7 @@ def step(variables, x, valid=None, decay=0.5, epsilon=1e-6, *, prenormalize=Fals
 
 
 @pytest.fixture
-def drawn(x64):
+def random_step(x64):
   """Tokens, which of them are valid, and variables, of the shapes that most tests share."""
   rng = np.random.default_rng(0)
   valid = rng.integers(0, 2, (B, T))
@@ -54,22 +54,22 @@ def slow_step(x, centroids, valid, decay, epsilon, prenormalize):
   if prenormalize:
     x = x / np.linalg.norm(x, axis=-1, keepdims=True)
   ids = slow_ids(x, centroids)
-  moved, counts = np.zeros_like(centroids), np.zeros(centroids.shape[:2])
+  updated, counts = np.zeros_like(centroids), np.zeros(centroids.shape[:2])
   for n, k in np.ndindex(*counts.shape):
     tokens = x[:, :, n][(ids[..., n] == k) & (valid == 1)]
     counts[n, k] = len(tokens)
     mean = tokens.sum(axis=0) / (epsilon + len(tokens))
-    moved[n, k] = decay * centroids[n, k] + (1 - decay) * mean
-  changed = (slow_ids(x[:1], moved) != ids[:1]) & (valid[:1] == 1)[..., None]
-  return ids, moved, counts, changed.sum(axis=(0, 1)) / valid[0].sum()
+    updated[n, k] = decay * centroids[n, k] + (1 - decay) * mean
+  changed = (slow_ids(x[:1], updated) != ids[:1]) & (valid[:1] == 1)[..., None]
+  return ids, updated, counts, changed.sum(axis=(0, 1)) / valid[0].sum()
 
 
-def equals_slow_step(found, *given):
-  (ids, after), (expected_ids, moved, counts, changed) = found, slow_step(*given)
+def equals_slow_step(actual, *args):
+  (ids, after), (expected_ids, updated, counts, changed) = actual, slow_step(*args)
   assert ids.dtype == jnp.int32
   assert ids.tolist() == expected_ids.tolist()
-  assert_close(after['codebook']['centroids'], moved, 1e-12)
-  assert_close(after['codebook']['usage'], 0.99 / K + 0.01 * counts / given[2].sum(), 1e-12)
+  assert_close(after['codebook']['centroids'], updated, 1e-12)
+  assert_close(after['codebook']['usage'], 0.99 / K + 0.01 * counts / args[2].sum(), 1e-12)
   # Of the first row, and without its padding.
   assert_close(after['codebook']['changed'], changed, 1e-12)
   return changed
@@ -106,9 +106,9 @@ def test_ten_steps_equal_praxis(reference, prenormalize, dtype, tolerance):
   with jax.enable_x64(dtype == 'float64'):
     x, centroids = f['x'].astype(dtype), f['means0'].astype(dtype)
     for variant in variants:
-      how = [f[f'cfg/{variant}/{name}'].astype(dtype) for name in ('decay', 'eps')]
+      options = [f[f'cfg/{variant}/{name}'].astype(dtype) for name in ('decay', 'eps')]
       for case, valid in (('nopad', np.ones_like(f['paddings'])), ('pad', 1 - f['paddings'])):
-        ids, counts, means = jax.device_get(ten_steps(x, valid.astype(dtype), centroids, *how))
+        ids, counts, means = jax.device_get(ten_steps(x, valid.astype(dtype), centroids, *options))
         assert ids.tolist() == f[f'{variant}/{case}/id'].tolist()
         assert counts.tolist() == f[f'{variant}/{case}/count'].tolist()
         for t in (1, 2, 10):
@@ -118,31 +118,31 @@ def test_ten_steps_equal_praxis(reference, prenormalize, dtype, tolerance):
 
 
 @pytest.mark.parametrize('prenormalize', [False, True])
-def test_step_equals_slow_loop(drawn, prenormalize):
+def test_step_equals_slow_loop(random_step, prenormalize):
   """The ids are by the centroids before the step, which changes some."""
-  x, valid, variables = drawn
-  how, centroids = (0.3, 0.1), variables['codebook']['centroids']
-  found = step(variables, x, valid, *how, prenormalize=prenormalize)
-  changed = equals_slow_step(found, x, centroids, valid, *how, prenormalize)
+  x, valid, variables = random_step
+  options, centroids = (0.3, 0.1), variables['codebook']['centroids']
+  actual = step(variables, x, valid, *options, prenormalize=prenormalize)
+  changed = equals_slow_step(actual, x, centroids, valid, *options, prenormalize)
   assert changed.any() or prenormalize
 
 
-def test_no_valid_mask_means_all_tokens(drawn):
-  x, valid, variables = drawn
+def test_no_valid_mask_means_all_tokens(random_step):
+  x, valid, variables = random_step
   equals_slow_step(
     step(variables, x), x, variables['codebook']['centroids'], np.ones_like(valid), 0.5, 1e-6, False
   )
 
 
-def test_sums_and_counts_of_parts_make_one_step(drawn):
+def test_sums_and_counts_of_parts_make_one_step(random_step):
   """Parts have different numbers of tokens."""
-  x, valid, variables = drawn
+  x, valid, variables = random_step
   valid[0] = np.arange(T) < 2
   valid[1] = np.arange(T) < 6
   layer = quantizer.ProductQuantizer(K, 0.5, 0.1)
 
   @jax.jit
-  def of_part(x, valid):
+  def run_part(x, valid):
     ids, state = layer.apply(variables, x, valid, mutable=['statistics'])
     return ids, state['statistics']
 
@@ -150,7 +150,7 @@ def test_sums_and_counts_of_parts_make_one_step(drawn):
   def update(first, second):
     return layer.update_codebook(variables['codebook'], jax.tree.map(jnp.add, first, second))
 
-  ids, parts = zip(*(of_part(x[b : b + 1], valid[b : b + 1]) for b in range(B)), strict=True)
+  ids, parts = zip(*(run_part(x[b : b + 1], valid[b : b + 1]) for b in range(B)), strict=True)
   expected_ids, centroids, counts, _ = slow_step(
     x, variables['codebook']['centroids'], valid, 0.5, 0.1, False
   )
@@ -199,16 +199,16 @@ def test_common_offset_costs_no_digits():
   assert nearest(x, centroids).tolist() == distance.argmin(axis=-1).tolist()
 
 
-def around_the_first(drawn):
+def around_the_first(random_step):
   """Tokens that are all of the first cluster."""
-  x, valid, variables = drawn
+  x, valid, variables = random_step
   centroids = np.full((N, K, H), 8.0)
   centroids[:, 0] = 1
   return np.ones_like(x), np.ones_like(valid), codebook(centroids)
 
 
-def test_empty_cluster_shrinks_by_decay(drawn):
-  x, valid, variables = around_the_first(drawn)
+def test_empty_cluster_shrinks_by_decay(random_step):
+  x, valid, variables = around_the_first(random_step)
   _, after = step(variables, x, valid, 0.75)
   assert (
     np.asarray(after['codebook']['centroids'])[:, 1:].tolist() == np.full((N, K - 1, H), 6).tolist()
@@ -216,26 +216,26 @@ def test_empty_cluster_shrinks_by_decay(drawn):
   assert after['codebook']['usage'][0].tolist() == pytest.approx([0.208, *[0.198] * 4])
 
 
-def test_an_empty_cluster_is_kept_where_it_is(drawn):
-  x, valid, variables = around_the_first(drawn)
+def test_an_empty_cluster_is_kept_where_it_is(random_step):
+  x, valid, variables = around_the_first(random_step)
   _, after = step(variables, x, valid, 0.75, empty='keep')
   assert_close(after['codebook']['centroids'], variables['codebook']['centroids'], 1e-6)
   assert (np.asarray(after['codebook']['centroids'])[:, 1:] == 8).all()
 
 
-def test_padding_moves_nothing(drawn):
-  x, valid, variables = drawn
+def test_padding_moves_nothing(random_step):
+  x, valid, variables = random_step
   _, expected = step(variables, x, valid)
   for anything in (1e6, np.nan):
     _, after = step(variables, np.where(valid[..., None, None], x, anything), valid)
     jax.tree.map(np.testing.assert_array_equal, after, expected)
   _, all_valid = step(variables, x, np.ones_like(valid))
-  of = lambda state: np.asarray(state['codebook']['centroids'])
-  assert (of(all_valid) != of(expected)).any()
+  centroids_of = lambda state: np.asarray(state['codebook']['centroids'])
+  assert (centroids_of(all_valid) != centroids_of(expected)).any()
 
 
-def test_batch_of_padding_only_stays_finite(drawn):
-  x, valid, variables = drawn
+def test_batch_of_padding_only_stays_finite(random_step):
+  x, valid, variables = random_step
   _, after = step(variables, x, np.zeros_like(valid))
   assert_close(after['codebook']['centroids'], variables['codebook']['centroids'] / 2, 1e-12)
   assert_close(after['codebook']['usage'], np.full((N, K), 0.99 / K), 1e-12)
@@ -268,16 +268,18 @@ def test_initial_centroids_are_xavier_uniform_and_equally_used():
   tokens = np.zeros((1, 1), int)
 
   @jax.jit
-  def every(key):
-    init = lambda clusters, initial, *given: quantizer.ProductQuantizer(
+  def initialize(key):
+    init = lambda clusters, initial, *args: quantizer.ProductQuantizer(
       clusters, initial=initial
-    ).init(key, *given)
+    ).init(key, *args)
     vocabulary = quantizer.Vocabulary(rows, tokens)
-    of_data = init(16, 'data', rows[tokens].reshape(1, 1, 2, 3), None, vocabulary)
+    data_init = init(16, 'data', rows[tokens].reshape(1, 1, 2, 3), None, vocabulary)
     uniform = init(64, 'uniform', jnp.zeros((1, 1, 4, 8)))
-    return nn.unbox((uniform, init(4096, 'normal', jnp.zeros((1, 1, 2, 3))), of_data))
+    return nn.unbox((uniform, init(4096, 'normal', jnp.zeros((1, 1, 2, 3))), data_init))
 
-  uniform, normal, data = (made['codebook'] for made in jax.device_get(every(jax.random.key(1))))
+  uniform, normal, data = (
+    state['codebook'] for state in jax.device_get(initialize(jax.random.key(1)))
+  )
   centroids = uniform['centroids']
   bound = (6 / (4 * (64 + 8))) ** 0.5
   assert centroids.shape == (4, 64, 8)
@@ -287,27 +289,27 @@ def test_initial_centroids_are_xavier_uniform_and_equally_used():
   assert abs(normal['centroids'].std() - 1) < 0.02
   table = rows.reshape(40, 2, 3)
   for head in range(2):
-    found = [int((table[:, head] == c).all(axis=1).argmax()) for c in data['centroids'][head]]
-    assert (table[found, head] == data['centroids'][head]).all() and len(set(found)) == 16
+    matches = [int((table[:, head] == c).all(axis=1).argmax()) for c in data['centroids'][head]]
+    assert (table[matches, head] == data['centroids'][head]).all() and len(set(matches)) == 16
   layer = quantizer.ProductQuantizer(16, initial='data')
   with pytest.raises(ValueError, match='needs the rows of the vocabulary'):
     jax.eval_shape(layer.init, jax.random.key(1), np.zeros((1, 1, 2, 3), 'float32'))
 
 
-def test_nothing_is_differentiated_and_zero_vectors_stay_finite(drawn):
-  x, _, variables = drawn
+def test_nothing_is_differentiated_and_zero_vectors_stay_finite(random_step):
+  x, _, variables = random_step
   x[0, 1] = 0
 
   @jax.jit
-  def every(x):
-    def moved(x, prenormalize):
+  def run(x):
+    def quantize(x, prenormalize):
       ids, after = step(variables, x, prenormalize=prenormalize)
       return sum(leaf.sum() for leaf in jax.tree.leaves(after)), (ids, after)
 
-    return [jax.grad(moved, has_aux=True)(x, prenormalize) for prenormalize in (False, True)]
+    return [jax.grad(quantize, has_aux=True)(x, prenormalize) for prenormalize in (False, True)]
 
   nearest_to_zero = np.square(variables['codebook']['centroids']).sum(axis=-1).argmin(axis=-1)
-  for gradient, (ids, after) in every(x):
+  for gradient, (ids, after) in run(x):
     assert (np.asarray(gradient) == 0).all()
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))
     assert ids[0, 1].tolist() == nearest_to_zero.tolist()
@@ -318,22 +320,22 @@ def test_chunks_change_nothing(monkeypatch):
   x, centroids = rng.normal(size=(2, 13, 2, 3)), rng.normal(size=(2, 5, 3))
 
   @jax.jit
-  def every(x, centroids):
-    found = []
+  def run_all(x, centroids):
+    outputs = []
     for tokens in (1, 8, 26):  # one step, four steps and a rest, all steps at a time
       monkeypatch.setattr(quantizer, 'CPU_DISTANCES', tokens * 2 * 5)
-      found.append(quantizer.nearest_centroids(x, centroids))
-    return found
+      outputs.append(quantizer.nearest_centroids(x, centroids))
+    return outputs
 
   expected = slow_ids(x, centroids).tolist()
-  found = every(x.astype('float32'), centroids.astype('float32'))
-  assert [ids.tolist() for ids in found] == [expected] * 3
+  outputs = run_all(x.astype('float32'), centroids.astype('float32'))
+  assert [ids.tolist() for ids in outputs] == [expected] * 3
 
 
 @pytest.mark.parametrize('shape', [(2, 0, 2, 3), (0, 4, 2, 3)])
 def test_no_tokens_have_no_clusters(shape):
-  given = np.zeros(shape, 'float32'), np.zeros((2, 5, 3), 'float32')
-  assert jax.eval_shape(quantizer.nearest_centroids, *given).shape == shape[:3]
+  args = np.zeros(shape, 'float32'), np.zeros((2, 5, 3), 'float32')
+  assert jax.eval_shape(quantizer.nearest_centroids, *args).shape == shape[:3]
 
 
 def test_distances_of_one_chunk_exist_at_a_time(monkeypatch):
@@ -367,8 +369,8 @@ def test_bfloat16_inputs_are_normalised_and_followed_in_float32():
   """In bfloat16 a decay of .999 is 1 and such a step is lost."""
   x = np.tile(np.array([1, 2, 3], jnp.bfloat16), (1, 8, 1, 1))
   variables = codebook(np.ones((1, 1, 3), 'float32'))
-  follow = lambda *how: np.asarray(
-    step(variables, x, None, *how, prenormalize=True)[1]['codebook']['centroids'][0, 0]
+  follow = lambda *options: np.asarray(
+    step(variables, x, None, *options, prenormalize=True)[1]['codebook']['centroids'][0, 0]
   )
   direction = np.arange(1, 4) / 14**0.5
   assert_close(follow(0.0, 0.0), direction, 1e-6)
@@ -476,9 +478,9 @@ def test_serving_looks_the_cluster_up(x64):
   rng = np.random.default_rng(0)
   rows, tokens = rng.normal(size=(7, 6)), rng.integers(0, 7, (3, 20))
   centroids, layer = rng.normal(size=(2, K, 3)), quantizer.ProductQuantizer(K)
-  of_rows = slow_ids(rows.reshape(1, 7, 2, 3), centroids)[0]
+  expected_ids = slow_ids(rows.reshape(1, 7, 2, 3), centroids)[0]
   nothing, vocabulary = np.full((3, 20, 2, 3), np.nan), quantizer.Vocabulary(None, tokens)
   serve = jax.jit(
     lambda ids: layer.apply({'codebook': {'token_ids': ids}}, nothing, None, vocabulary)
   )
-  assert serve(of_rows).tolist() == of_rows[tokens].tolist()
+  assert serve(expected_ids).tolist() == expected_ids[tokens].tolist()

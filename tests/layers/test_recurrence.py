@@ -34,16 +34,18 @@ def loop(cell, params, x, state, starts, valid):
   outputs = []
   for t in range(T):
     before = {name: np.where(starts[:, t, None], 0, part) for name, part in state.items()}
-    of = lambda name, inputs: np.tensordot(inputs, params[name], axes=1)
-    gates = of('input_kernel', x[:, t]) + of('recurrent_kernel', before['h']) + params['bias']
+    project = lambda name, inputs: np.tensordot(inputs, params[name], axes=1)
+    gates = (
+      project('input_kernel', x[:, t]) + project('recurrent_kernel', before['h']) + params['bias']
+    )
     if cell == 'rnn':
       after = {'h': np.tanh(gates[:, 0])}
     else:
       i, f, g, o = (gates[:, gate] for gate in range(4))
       c = sigmoid(f) * before['c'] + sigmoid(i) * np.tanh(g)
       after = {'h': sigmoid(o) * np.tanh(c), 'c': c}
-    kept = valid[:, t, None] > 0
-    state = {name: np.where(kept, after[name], state[name]) for name in state}
+    is_valid = valid[:, t, None] > 0
+    state = {name: np.where(is_valid, after[name], state[name]) for name in state}
     outputs.append(state['h'])
   return np.stack(outputs, axis=1), state
 
@@ -69,15 +71,15 @@ def gradients(layer, params, x, state, starts, valid):
   + [pytest.param(*each, marks=pytest.mark.slow) for each in (('lstm', False), ('rnn', True))],
 )
 def test_gradients_equal_a_loop(x64, cell, padded):
-  *given, starts, valid = random_case(cell)
+  *args, starts, valid = random_case(cell)
   if not padded:
     valid = np.ones_like(valid)
   layer = recurrence.Recurrence(K, cell, dtype=jnp.float64)
-  gradient, results = gradients(layer, *given, starts, valid if padded else None)
+  gradient, results = gradients(layer, *args, starts, valid if padded else None)
   same = lambda a, b: assert_close(a, b, 1e-12)
-  jax.tree.map(same, results, loop(cell, *given, starts, valid))
-  slow = lambda given: weighted(jax.tree.leaves(loop(cell, *given, starts, valid)))
-  assert_gradient(gradient, slow, tuple(given))
+  jax.tree.map(same, results, loop(cell, *args, starts, valid))
+  slow = lambda args: weighted(jax.tree.leaves(loop(cell, *args, starts, valid)))
+  assert_gradient(gradient, slow, tuple(args))
 
 
 @pytest.mark.parametrize('cell', ['lstm', pytest.param('rnn', marks=pytest.mark.slow)])
@@ -85,14 +87,14 @@ def test_gradients_in_bfloat16_are_near_those_in_float32(cell):
   params, x, state, starts, valid = random_case(cell)
   params, x = jax.tree.map(lambda a: a.astype('float32'), (params, x))
 
-  def of_dtype(dtype):
+  def run(dtype):
     layer = recurrence.Recurrence(K, cell, dtype=dtype)
     narrow = jax.eval_shape(lambda: recurrence.empty_state(B, K, cell, dtype))
-    given = jax.tree.map(lambda part, like: part.astype(like.dtype), state, narrow)
-    gradient, _ = jax.device_get(gradients(layer, params, x, given, starts, valid))
+    args = jax.tree.map(lambda part, like: part.astype(like.dtype), state, narrow)
+    gradient, _ = jax.device_get(gradients(layer, params, x, args, starts, valid))
     return gradient[0], gradient[2]
 
   def near(narrow, wide):
     assert np.abs(narrow.astype(np.float32) - wide).max() < 0.05 * np.abs(wide).max()
 
-  jax.tree.map(near, of_dtype(jnp.bfloat16), of_dtype(jnp.float32))
+  jax.tree.map(near, run(jnp.bfloat16), run(jnp.float32))

@@ -20,11 +20,11 @@ def in_order_and_shuffled(layer, variables, context=CONTEXT):
   order = np.random.default_rng(1).permutation(S)
   distance = np.broadcast_to(np.arange(S - T, S)[:, None] - order, (B, T, S))
 
-  def both():
+  def run_both():
     term = relative.DistanceTerm(QUERIES, *layer.apply(variables, context, N, H))
     return relative.scores(term), relative.scores(term, distance)
 
-  ordered, shuffled = jax.device_get(jax.jit(both)())
+  ordered, shuffled = jax.device_get(jax.jit(run_both)())
   return ordered, shuffled[..., np.argsort(order)]
 
 

@@ -39,7 +39,7 @@ def log_softmax(hidden, weight, bias):
   return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def of_targets(log_probs, targets):
+def take_targets(log_probs, targets):
   return np.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
 
 
@@ -60,10 +60,10 @@ def test_likelihood_and_gradients_equal_log_softmax(x64, chunk):
   best = log_softmax(*arrays).argmax(axis=-1)
   targets[0] = best[0]  # some right guesses, some wrong
   actual, scores = gradients(arrays, targets, cotangent, chunk)
-  assert_close(scores.nll_BxT, -of_targets(log_softmax(*arrays), targets), 1e-12)
+  assert_close(scores.nll_BxT, -take_targets(log_softmax(*arrays), targets), 1e-12)
   assert scores.correct_BxT.tolist() == (best == targets).tolist()
   expected = slow_gradients(*arrays, targets, cotangent)
-  jax.tree.map(lambda ours, theirs: assert_close(ours, theirs, 1e-12), actual, expected)
+  jax.tree.map(lambda a, b: assert_close(a, b, 1e-12), actual, expected)
 
 
 EVERY_WORD = np.tile(np.arange(V), (B, 1))
@@ -73,24 +73,24 @@ EVERY_WORD = np.tile(np.arange(V), (B, 1))
 def test_lowest_id_wins_a_tie(x64, chunk):
   # The bias alone decides, and its maximum stands in every chunk.
   bias = np.array([0, 2, 5, 1, 5, 5, 0, 5, 5, 5, 5.0])
-  given = np.zeros((B, T, D)), np.zeros((V, D)), bias
-  _, scores = gradients(given, EVERY_WORD, np.ones((B, T)), chunk)
+  args = np.zeros((B, T, D)), np.zeros((V, D)), bias
+  _, scores = gradients(args, EVERY_WORD, np.ones((B, T)), chunk)
   assert np.flatnonzero(scores.correct_BxT[0]).tolist() == [2]
 
 
 @pytest.mark.parametrize('chunk', CHUNKS)
 def test_uniform_model_has_the_entropy_of_the_vocabulary(x64, chunk):
-  given = np.zeros((B, T, D)), np.ones((V, D)), np.zeros(V)
-  _, scores = gradients(given, EVERY_WORD, np.ones((B, T)), chunk)
+  args = np.zeros((B, T, D)), np.ones((V, D)), np.zeros(V)
+  _, scores = gradients(args, EVERY_WORD, np.ones((B, T)), chunk)
   assert_close(scores.nll_BxT, np.full((B, T), np.log(V)), 1e-12)
 
 
 @pytest.mark.parametrize('chunk', CHUNKS)
 @pytest.mark.parametrize('shift', [-1e4, 1e4])
 def test_large_logits_stay_finite(x64, chunk, shift):
-  given = np.zeros((B, T, D)), np.zeros((V, D)), np.full(V, shift - 1e4)
-  given[2][:2] = shift, shift + 3
-  gradient, scores = gradients(given, EVERY_WORD, np.ones((B, T)), chunk)
+  args = np.zeros((B, T, D)), np.zeros((V, D)), np.full(V, shift - 1e4)
+  args[2][:2] = shift, shift + 3
+  gradient, scores = gradients(args, EVERY_WORD, np.ones((B, T)), chunk)
   # The two likely ids share the probability as 1 : e^3, the third is 1e4 below the first.
   value = scores.nll_BxT[0, :3].sum()
   np.testing.assert_allclose(value, 3 * np.log(1 + np.exp(3)) - 3 + 1e4, rtol=1e-12)
@@ -102,12 +102,12 @@ def test_no_bias_is_a_bias_of_zero(x64):
 
   @jax.jit
   def without(hidden, weight):
-    nll = [softmax.token_scores(hidden, weight, None, targets, chunk).nll_BxT for chunk in CHUNKS]
-    return nll, softmax.full_logits(hidden, weight, None)
+    nlls = [softmax.token_scores(hidden, weight, None, targets, chunk).nll_BxT for chunk in CHUNKS]
+    return nlls, softmax.full_logits(hidden, weight, None)
 
-  every, logits = without(hidden, weight)
-  for nll in every:
-    assert_close(nll, -of_targets(log_softmax(hidden, weight, 0), targets), 1e-12)
+  nlls, logits = without(hidden, weight)
+  for nll in nlls:
+    assert_close(nll, -take_targets(log_softmax(hidden, weight, 0), targets), 1e-12)
   assert_close(logits, hidden @ weight.T, 1e-12)
 
 
@@ -118,7 +118,7 @@ def test_bfloat16_hidden_states_have_a_float32_likelihood():
   nll = score(hidden.astype(narrow), weight.astype('float32'), bias.astype('float32'))
   assert nll.dtype == jnp.float32
   rounded = [a.astype('float32').astype(narrow).astype('float64') for a in (hidden, weight)]
-  assert_close(nll, -of_targets(log_softmax(*rounded, bias), targets), 1e-5)
+  assert_close(nll, -take_targets(log_softmax(*rounded, bias), targets), 1e-5)
 
 
 def test_logits_of_a_batch_exist_only_unchunked():

@@ -65,8 +65,8 @@ def z_of(kind):
 
 
 def layer_of(kind, vectors):
-  learned = functools.partial(kind, limit=S, ramp=R, dtype=jnp.float64)
-  return Attention(N, span=learned, persistent=persistent.Persistent(vectors), dtype=jnp.float64)
+  make_span = functools.partial(kind, limit=S, ramp=R, dtype=jnp.float64)
+  return Attention(N, span=make_span, persistent=persistent.Persistent(vectors), dtype=jnp.float64)
 
 
 def inputs():
@@ -82,7 +82,7 @@ def parts(x):
   return x[:, M:], attention.LayerInputs(x[:, :M])
 
 
-def of_layer(layer):
+def run_layer(layer):
   x, context = inputs()
   x, memory = parts(x)
   return jax.device_get(random_variables(layer, x, context, memory, dtype='float64')['params'])
@@ -109,15 +109,15 @@ def gradients(layer, params, x, context):
 )
 def test_attention_with_spans_and_persistent_vectors(x64, kind, vectors):
   layer, (x, context) = layer_of(kind, vectors), inputs()
-  params, z = of_layer(layer), z_of(kind)
+  params, z = run_layer(layer), z_of(kind)
   spans = ([0.1, 0.4, 0.85], [0.0, 0.4, 0.85]) if kind is span.AdaptiveSpan else [None]
   for values in spans:
     if values:
       params['span']['span'] = np.array(values)
     gradient, (y, mean) = gradients(layer, params, x, context)
     assert_close(y, slow_attention(params, x, z, vectors), 1e-12)
-    of_rows = [z(params, row, n) for row in x[:, M:].reshape(-1, D) for n in range(N)]
-    assert mean == pytest.approx(np.mean(of_rows), abs=1e-12)
+    row_spans = [z(params, row, n) for row in x[:, M:].reshape(-1, D) for n in range(N)]
+    assert mean == pytest.approx(np.mean(row_spans), abs=1e-12)
     if values is None or values[0]:  # off the kinks of the mask
       slow = lambda params: np.sin(slow_attention(params, x, z, vectors)).sum()
       assert_gradient(gradient, slow, params, tolerance=1e-6)
@@ -126,7 +126,7 @@ def test_attention_with_spans_and_persistent_vectors(x64, kind, vectors):
 def test_the_whole_span_is_attention_over_the_window(x64):
   """No persistent vectors are no persistent part, of whatever kind."""
   layer, (x, context) = layer_of(span.AdaptiveSpan, 0), inputs()
-  params = of_layer(layer)
+  params = run_layer(layer)
   assert 'persistent' not in params
   params['span']['span'] = np.ones(N)
   other = layer.clone(persistent=persistent.Persistent(0, 'attention_split'))
@@ -134,19 +134,19 @@ def test_the_whole_span_is_attention_over_the_window(x64):
   bare = {name: params[name] for name in params if name != 'span'}
 
   @jax.jit
-  def every(x):
+  def run_all(x):
     x, memory = parts(x)
-    of = lambda layer, params: layer.apply({'params': params}, x, context, memory)[0]
-    return of(layer, params), of(other, params), of(plain, bare)
+    output = lambda layer, params: layer.apply({'params': params}, x, context, memory)[0]
+    return output(layer, params), output(other, params), output(plain, bare)
 
-  y, split, window = every(x)
+  y, split, window = run_all(x)
   assert_close(y, window, 2e-8)  # the 1e-8 of the mass
   assert_close(split, y, 0)
 
 
 def test_padding_does_not_count_in_the_mean_span(x64):
   layer, (x, context) = layer_of(span.DynamicSpan, 0), inputs()
-  variables = {'params': of_layer(layer)}
+  variables = {'params': run_layer(layer)}
   valid = (np.arange(T) < [[T], [2]]).astype('int32')
   padded = context.replace(valid_BxT=valid)
 
@@ -154,8 +154,8 @@ def test_padding_does_not_count_in_the_mean_span(x64):
     x, memory = parts(x)
     return float(apply(layer, variables, x, padded, memory)[1].spans.mean)
 
-  of_row = lambda at: z_of(span.DynamicSpan)(variables['params'], x[at[0], M + at[1]], at[2])
-  expected = np.mean([of_row((*at, n)) for at in np.argwhere(valid) for n in range(N)])
+  row_span = lambda at: z_of(span.DynamicSpan)(variables['params'], x[at[0], M + at[1]], at[2])
+  expected = np.mean([row_span((*at, n)) for at in np.argwhere(valid) for n in range(N)])
   assert mean(x) == pytest.approx(expected, abs=1e-12)
   x[1, M + 2 :] = 7
   assert mean(x) == pytest.approx(expected, abs=1e-12)

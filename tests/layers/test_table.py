@@ -58,7 +58,7 @@ def test_rows_and_gradients_are_those_of_one_device(exchange, shape):
   np.testing.assert_allclose(actual_gradient, gradient, atol=2e-6)
   if exchange == 'rows':
     with sharding.use(mesh):
-      lookup = jax.jit(lambda *of: table.lookup(*of, exchange)).lower(table_VxE, rows).compile()
+      lookup = jax.jit(lambda *args: table.lookup(*args, exchange)).lower(table_VxE, rows).compile()
     kinds = lambda program: [
       each.kind for each in hlo.Program(program.as_text(), dict(mesh.shape)).collectives()
     ]

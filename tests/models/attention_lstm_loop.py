@@ -43,7 +43,7 @@ def run(p, kind, tokens, first, state, window, zeros=False, slices=4):
     window: L.
   """
   (h, c), past = state
-  found = []
+  outputs = []
   for x, starts in zip(tokens, first, strict=True):
     if starts:
       h, c, past = np.zeros_like(h), np.zeros_like(c), []
@@ -54,15 +54,15 @@ def run(p, kind, tokens, first, state, window, zeros=False, slices=4):
       i, f, g, o = np.split(gates, 4)
       c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
       h = sigmoid(o) * np.tanh(c)
-    weights, star = read(p, kind, x, h, past, window, zeros, slices)
+    weights, star = readout(p, kind, x, h, past, window, zeros, slices)
     logits = star @ p['Wo'] + p['bo']
     log_probs = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
-    found.append((h, weights, star, log_probs))
+    outputs.append((h, weights, star, log_probs))
     past = [*past, (x, h)]
-  return [np.stack(column) for column in zip(*found, strict=True)], ((h, c), past)
+  return [np.stack(column) for column in zip(*outputs, strict=True)], ((h, c), past)
 
 
-def read(p, kind, x, h, past, L, zeros, S):
+def readout(p, kind, x, h, past, L, zeros, S):
   """The attention weights [L], oldest first, and h* of one token."""
   weights = np.zeros(L)
   if kind == 'none':

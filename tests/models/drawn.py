@@ -86,11 +86,11 @@ def config_of(case: Case) -> model_config.ModelConfig:
     pairing = PAIRING.get(c['ngram'])
     if c['grams'] == 'added':
       grams = grams | {'dim': 16 // (c['ngram_heads'] or 2)}
-    where = {'layer': 'attention', 'pairing': pairing} if pairing else {'layer': c['ngram']}
+    ngram_options = {'layer': 'attention', 'pairing': pairing} if pairing else {'layer': c['ngram']}
     if c['ngram'] == 'raw':
-      where = {'layer': 'input', 'clusters': None}
+      ngram_options = {'layer': 'input', 'clusters': None}
     fields = {'clusters': 4, 'vocabulary_size': 32, 'dim': 2, 'heads': c['ngram_heads']}
-    ngram = model_config.NGramConfig(**fields | grams | where)
+    ngram = model_config.NGramConfig(**fields | grams | ngram_options)
   if c['memory'] is not None:
     memory = model_config.MemoryConfig(
       T - 1 if c['memory'] == 'no' else c['length'], c['first'], c['memory'], c['across_documents']
@@ -158,20 +158,20 @@ def _candidate(rng: np.random.Generator) -> Case:
 def cases(count: int, seed: int) -> tuple[Case, ...]:
   """Cases that have every option, often if there are few, and as many pairs as can be."""
   rng = np.random.default_rng(seed)
-  left = [_candidate(rng) for _ in range(CANDIDATES)]
-  of_case = {id(case): list(itertools.combinations(case.items(), 2)) for case in left}
+  remaining = [_candidate(rng) for _ in range(CANDIDATES)]
+  pairs_by_case = {id(case): list(itertools.combinations(case.items(), 2)) for case in remaining}
   single, pairs, chosen = collections.Counter(), set(), []
   for _ in range(count):
 
     def gain(case):
       new = sum(single[item] == 0 for item in case.items())
       rare = sum(single[item] < 2 for item in case.items())
-      return 200 * new + 40 * rare + sum(pair not in pairs for pair in of_case[id(case)])
+      return 200 * new + 40 * rare + sum(pair not in pairs for pair in pairs_by_case[id(case)])
 
-    best = max(left, key=gain)
+    best = max(remaining, key=gain)
     single.update(best.items())
-    pairs.update(of_case[id(best)])
-    left = [case for case in left if case is not best]
+    pairs.update(pairs_by_case[id(best)])
+    remaining = [case for case in remaining if case is not best]
     chosen.append(best)
   return tuple(chosen)
 

@@ -58,7 +58,7 @@ def test_ngrams_after_attention_equal_slow_loop(x64, pairing):
   x = slow.random_inputs(2, T, 'float64')
   variables = random_variables(module, x, context_of(), memory, dtype='float64')
   params = variables['params']
-  part = lambda layer, name, *given: layer.apply({'params': params[name]}, *given)
+  part = lambda layer, name, *args: layer.apply({'params': params[name]}, *args)
   norm = normalization.LayerNorm(dtype=jnp.float64)
   feed = feed_forward.FeedForward(12, CONFIG.activation, dtype=jnp.float64)
   attend = attention.Attention(N, dtype=jnp.float64)
@@ -73,8 +73,8 @@ def test_ngrams_after_attention_equal_slow_loop(x64, pairing):
       return attended
 
     inputs, own = part(norm, 'attention_norm', x), {'params': params['attention']}
-    given = own, inputs, context_of(), None, keep_attended
-    _, state = attend.apply(*given, mutable=['intermediates'])
+    args = own, inputs, context_of(), None, keep_attended
+    _, state = attend.apply(*args, mutable=['intermediates'])
     (probe['probs'],) = state['intermediates']['probs']
     return module.apply(variables, x, context_of(), memory)[0], probe
 
@@ -87,9 +87,9 @@ def test_ngrams_after_attention_equal_slow_loop(x64, pairing):
   if pairing == 'attended':  # or it would show nothing
     assert (pairs != slow.slow_previous(ids, NUMBERS)).any()
   attended = probe['attended'].reshape(2, T, N * H)
-  joined = slow.slow_layer(attended, ids, pairs, K, params['ngrammer'], 2, 'concat')
+  combined = slow.slow_layer(attended, ids, pairs, K, params['ngrammer'], 2, 'concat')
   out = params['attention']['out']['kernel']
-  x = x + np.einsum('btnh,nhd->btd', joined.reshape(2, T, N, H), out)
+  x = x + np.einsum('btnh,nhd->btd', combined.reshape(2, T, N, H), out)
   assert_close(y, rest(x), 1e-12)
 
 
@@ -117,17 +117,17 @@ def test_padding_trains_codebooks_as_in_praxis(x64, monkeypatch, pairing):
   valid = (np.arange(T) < 4) * np.ones((2, 1))
   padded = context_of(valid)
   variables = random_variables(module, x, context_of(), memory, dtype='float64')
-  found, apply = [], PlacedMemory.apply
-  monkeypatch.setattr(PlacedMemory, 'apply', lambda *a: found.append(a[2]) or apply(*a))
+  calls, apply = [], PlacedMemory.apply
+  monkeypatch.setattr(PlacedMemory, 'apply', lambda *a: calls.append(a[2]) or apply(*a))
 
   @jax.jit
   def learn(x):
-    (y, _, _), learned = module.apply(variables, x, padded, memory, mutable=['codebook'])
-    return y, learned, found.pop()
+    (y, _, _), updated = module.apply(variables, x, padded, memory, mutable=['codebook'])
+    return y, updated, calls.pop()
 
-  y, learned, attended = learn(x)
+  y, updated, attended = learn(x)
   before = np.asarray(variables['codebook']['ngrammer']['quantizer']['centroids'])
-  after = np.asarray(learned['codebook']['ngrammer']['quantizer']['centroids'])
+  after = np.asarray(updated['codebook']['ngrammer']['quantizer']['centroids'])
   expected = before.copy()
   for n in range(N):
     tokens = np.asarray(attended).reshape(2 * T, N, H)[:, n]

@@ -147,14 +147,14 @@ def set_spans(variables, spans):
   params = dict(variables['params'])
   for number, share_N in enumerate(spans):
     layer = params[f'layer_{number}']
-    learned = layer['attention']['span']
-    if 'span' in learned:
-      learned = {'span': jnp.asarray(share_N[: len(learned['span'])])}
+    span_params = layer['attention']['span']
+    if 'span' in span_params:
+      span_params = {'span': jnp.asarray(share_N[: len(span_params['span'])])}
     else:
       share_N = 0.9 * share_N + 1e-3
       bias_N = jnp.asarray(np.log(share_N / (1 - share_N)))
-      learned = {'span_kernel': 0.01 * learned['span_kernel'], 'span_bias': bias_N}
-    params[f'layer_{number}'] = layer | {'attention': layer['attention'] | {'span': learned}}
+      span_params = {'span_kernel': 0.01 * span_params['span_kernel'], 'span_bias': bias_N}
+    params[f'layer_{number}'] = layer | {'attention': layer['attention'] | {'span': span_params}}
   return variables | {'params': params}
 
 
@@ -189,7 +189,7 @@ def program(config, kernel, variables, slots=0, gradients=False):
   return np.asarray(hidden)[PLACE[..., 0], rows, PLACE[..., 1]], gradient
 
 
-def of_layers(change, layers):
+def change_layers(change, layers):
   config = dataclasses.replace(PLAIN, layers=layers, **CHANGES[change])
   if config.ngram is None or config.ngram.layer != 'attention':
     return config
@@ -201,14 +201,14 @@ def check(config, gradients, slots=(0, S)):
   """In blocks all is as over full scores, however rows are split, with a KV cache too."""
   config.check()
   variables = variables_of(config)
-  whole, gradient = program(config, 'xla', variables, 0, gradients)
+  full, gradient = program(config, 'xla', variables, 0, gradients)
   for first in range(STREAMS):
     for other in range(first + STREAMS, STREAMS * SPLITS, STREAMS):
-      assert_close(whole[other], whole[first], 1e-12)
+      assert_close(full[other], full[first], 1e-12)
   for count in slots:
     differentiated = gradients and not count
     in_blocks, block_gradient = program(config, 'blocks', variables, count, differentiated)
-    assert_close(in_blocks, whole, 1e-10)
+    assert_close(in_blocks, full, 1e-10)
     if differentiated:
       jax.tree.map(lambda a, b: assert_close(a, b, 1e-10), block_gradient, gradient)
 
@@ -223,13 +223,13 @@ QUICK_CHANGES = {
 
 @pytest.mark.parametrize('change', QUICK_CHANGES)
 def test_any_split_in_blocks(x64, small_blocks, change):
-  check(of_layers(change, 1), *QUICK_CHANGES[change])
+  check(change_layers(change, 1), *QUICK_CHANGES[change])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('change', CHANGES)
 def test_any_split_and_gradients_of_three_layers(x64, small_blocks, change):
-  check(of_layers(change, 3), True)
+  check(change_layers(change, 3), True)
 
 
 @pytest.mark.parametrize('slots', [0, pytest.param(S, marks=pytest.mark.slow)])
@@ -245,17 +245,17 @@ def test_what_no_token_calls_for_is_not_read(x64, small_blocks, slots):
     )[:2]
   )
 
-  def of(bias):
+  def with_bias(bias):
     params = dict(variables['params'])
     attend = params['layer_0']['attention']
-    learned = {'span_kernel': np.zeros((16, 4)), 'span_bias': np.full(4, bias)}
-    params['layer_0'] = params['layer_0'] | {'attention': attend | {'span': learned}}
+    span_params = {'span_kernel': np.zeros((16, 4)), 'span_bias': np.full(4, bias)}
+    params['layer_0'] = params['layer_0'] | {'attention': attend | {'span': span_params}}
     return params
 
   valid = lambda count: (np.arange(T)[None] < count).astype(np.int32)
   for bias, same in ((-9.0, True), (9.0, False)):
-    _, state = run(of(bias), memory, valid(T))
-    _, state = run(of(bias), state, valid(3))
+    _, state = run(with_bias(bias), memory, valid(T))
+    _, state = run(with_bias(bias), state, valid(3))
     layer = dict(state['layers'][0])
     if slots:  # the 11 tokens so far are in slots 0 to 7, the last in 2
       values = layer['cache'].values.at[:, :, 3:7].set(np.nan)
@@ -263,7 +263,8 @@ def test_what_no_token_calls_for_is_not_read(x64, small_blocks, slots):
     else:
       layer |= {'hidden': layer['hidden'].at[:, :4].set(np.nan)}
     y, z = (
-      run(of(bias), each, valid(2))[0][:, :2] for each in (state, state | {'layers': (layer,)})
+      run(with_bias(bias), each, valid(2))[0][:, :2]
+      for each in (state, state | {'layers': (layer,)})
     )
     assert np.array_equal(y, z) == same
 
@@ -290,9 +291,9 @@ def test_blocks_are_taken_where_spans_leave_out_many_scores(
   monkeypatch.setattr(blocked_attention, 'MIN_SCORES', 64 * 128)
   monkeypatch.setattr(local, 'block_count', lambda T, M: 1)
   memory = model_config.MemoryConfig(64, same_length='memory_and_self')
-  learned = None if change == 'no spans' else model_config.SpanConfig(limit=64, ramp=4)
+  span_config = None if change == 'no spans' else model_config.SpanConfig(limit=64, ramp=4)
   config = model_config.ModelConfig(
-    layers=1, width=4, heads=1, feed_forward_width=4, memory=memory, span=learned, kernel=kernel
+    layers=1, width=4, heads=1, feed_forward_width=4, memory=memory, span=span_config, kernel=kernel
   )
   model, tokens = transformer.TransformerLM(config, V), np.zeros((1, T), np.int32)
   memory = transformer.empty_memory(config, 1, slots)

@@ -60,8 +60,8 @@ def test_dropout_draws_per_key():
   def train(key):
     return model.apply(variables, tokens, memory, train=True, rngs={'dropout': key})[0]
 
-  first, again, second = (train(jax.random.key(seed)) for seed in (0, 0, 1))
-  np.testing.assert_array_equal(first, again)
+  first, repeated, second = (train(jax.random.key(seed)) for seed in (0, 0, 1))
+  np.testing.assert_array_equal(first, repeated)
   assert (np.asarray(first) != np.asarray(second)).any(axis=-1).all()
 
 
@@ -89,44 +89,44 @@ def test_every_dropout_drops_in_training_alone(kind, scan):
   variables = variables_of(model)
   plain, _ = run(small_model(scan_layers=scan), variables, random_tokens())
   np.testing.assert_array_equal(run(model, variables, random_tokens())[0], plain)
-  drawn = [
+  cases = [
     run(model, variables, random_tokens(), train=True, rngs={'dropout': jax.random.key(seed)})[0]
     for seed in (0, 0, 1)
   ]
-  np.testing.assert_array_equal(drawn[0], drawn[1])
-  assert (drawn[0] != drawn[2]).any() and (drawn[0] != plain).any()
+  np.testing.assert_array_equal(cases[0], cases[1])
+  assert (cases[0] != cases[2]).any() and (cases[0] != plain).any()
 
 
 def test_layers_drop_for_themselves_and_share_the_encodings_of_distances(monkeypatch):
   """They are encoded once for a model (Transformer-XL, pos_emb), and dropped once."""
-  seen, drop = [], dropout.drop
+  calls, drop = [], dropout.drop
 
   def spy(x, rate, key):
     y = drop(x, rate, key)
     if key is not None:  # the encodings themselves, and where other things are dropped
-      seen.append(y if x.ndim == 2 else drop(jnp.ones_like(x), rate, key))
+      calls.append(y if x.ndim == 2 else drop(jnp.ones_like(x), rate, key))
     return y
 
   monkeypatch.setattr(dropout, 'drop', spy)
   fields = {'position': 'relative', 'ngram': None, 'scan_layers': False}
   model = small_model(dropout=0.5, **fields)
-  given = variables_of(model), random_tokens(), transformer.empty_memory(model.config, B)
+  args = variables_of(model), random_tokens(), transformer.empty_memory(model.config, B)
 
   @jax.jit
   def dropped(key):
-    model.apply(*given, train=True, rngs={'dropout': key})
-    return list(seen)
+    model.apply(*args, train=True, rngs={'dropout': key})
+    return list(calls)
 
   arrays = list(map(np.asarray, dropped(jax.random.key(0))))
-  seen.clear()
+  calls.clear()
   first, second = (array for array in arrays if array.ndim == 2)
   np.testing.assert_array_equal(first, second)
   encoded = np.asarray(relative.encodings(T, SMALL['width'], relative_to_zero=False))[::-1]
   assert 0.3 < (first == 0).mean() < 0.7
-  kept = first != 0
-  np.testing.assert_allclose(first[kept], 2 * encoded[kept], rtol=1e-5)
-  others = {array.tobytes() for array in arrays if array.shape == (B, T, SMALL['width'])}
-  assert len(others) == 1 + 2 * SMALL['layers']  # of the embeddings and every sub-layer
+  nonzero = first != 0
+  np.testing.assert_allclose(first[nonzero], 2 * encoded[nonzero], rtol=1e-5)
+  other_masks = {array.tobytes() for array in arrays if array.shape == (B, T, SMALL['width'])}
+  assert len(other_masks) == 1 + 2 * SMALL['layers']  # of the embeddings and every sub-layer
 
 
 def test_what_is_dropped_of_a_distance_does_not_depend_on_the_others():
@@ -146,10 +146,10 @@ def test_what_is_dropped_of_a_distance_does_not_depend_on_the_others():
 
 
 def test_the_dropout_of_an_adaptive_softmax_is_that_of_embeddings_and_result():
-  def model_of(of_model, own):
+  def model_of(model_dropout, own):
     adaptive = model_config.AdaptiveSoftmaxConfig(cutoffs=(5,), dropout=own)
     fields = {'ngram': None, 'norm': 'post_skip', 'final_norm': False, 'scan_layers': False}
-    return small_model(adaptive_softmax=adaptive, dropout=of_model, layers=1, **fields)
+    return small_model(adaptive_softmax=adaptive, dropout=model_dropout, layers=1, **fields)
 
   model = model_of(0.0, 0.5)
   variables = variables_of(model)

@@ -75,19 +75,19 @@ def test_transformer_xl(fields):
   """Normal(0, 0.02), projections Normal(0, 0.01), scales Normal(1, 0.02), biases 0."""
   for name, leaf in reinitialized('transformer_xl', **fields).items():
     mean, deviation, _ = spread(leaf)
-    wanted = 0.01 if 'projection' in name else 0.02
+    expected = 0.01 if 'projection' in name else 0.02
     if 'bias' in name and not name.endswith(('content_bias', 'position_bias')):
       assert mean == deviation == 0, name
     else:
       assert mean == pytest.approx(float('scale' in name), abs=0.006), name
-      assert deviation == pytest.approx(wanted, rel=0.2), name
+      assert deviation == pytest.approx(expected, rel=0.2), name
 
 
 def test_adaptive_span():
   """Embeddings Normal(0, 1), kernels and biases uniform up to 1 / sqrt(inputs)."""
   params = reinitialized('adaptive_span', tie_embeddings=False)
   inputs = lambda name: F if 'feed_forward/out' in name else D
-  drawn = 0
+  num_drawn = 0
   for name, leaf in params.items():
     mean, deviation, largest = spread(leaf)
     bound = inputs(name) ** -0.5
@@ -96,10 +96,10 @@ def test_adaptive_span():
     elif 'norm' in name:
       assert (mean, deviation) == (0, 0), name  # as it was
     else:
-      drawn += 1
+      num_drawn += 1
       assert 0.9 * bound < largest <= bound, name
       assert deviation == pytest.approx(bound / 3**0.5, rel=0.15), name
-  assert drawn == 2 + 8  # the softmax, and 4 kernels and 2 with their biases
+  assert num_drawn == 2 + 8  # the softmax, and 4 kernels and 2 with their biases
 
 
 def test_projections_of_adaptive_span():
@@ -118,8 +118,8 @@ def test_what_no_recipe_knows_stays_as_it_is(recipe):
   params = reinitialized(recipe, **OTHERS)
   same = {name for name, leaf in params.items() if not np.asarray(leaf).any()}
   for part in ('ngrammer', 'persistent', 'taps'):
-    of_part = {name for name in params if part in name}
-    assert of_part and of_part <= same
+    part_names = {name for name in params if part in name}
+    assert part_names and part_names <= same
   assert not any(name.endswith('kernel') for name in same)
 
 
@@ -152,5 +152,5 @@ def test_a_run_begins_with_its_recipe():
 @pytest.mark.slow
 def test_recipes_are_drawn_alike_on_any_mesh():
   config = config_of('adaptive_span', layers=2)
-  drawn = [created(config, sharding.make_mesh(*split, 1)) for split in ((8, 1), (2, 4))]
-  jax.tree.map(np.testing.assert_array_equal, *drawn)
+  states = [created(config, sharding.make_mesh(*split, 1)) for split in ((8, 1), (2, 4))]
+  jax.tree.map(np.testing.assert_array_equal, *states)

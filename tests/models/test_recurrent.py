@@ -39,8 +39,8 @@ NAMES = list(MODELS)
 
 def config_of(name, carry=True, dtype='float64', **fields):
   r = recurrent_config.RecurrentConfig(carry_memory=carry, **MODELS[name])
-  how = attention_lstm.MODEL_OPTIONS | {'dtype': dtype, 'width': W} | fields
-  config = model_config.ModelConfig(recurrent=r, **how)
+  options = attention_lstm.MODEL_OPTIONS | {'dtype': dtype, 'width': W} | fields
+  config = model_config.ModelConfig(recurrent=r, **options)
   config.check()
   return config
 
@@ -67,7 +67,7 @@ SPLITS = np.repeat([[T, 0, 0, 0], [2, 0, 6, 1], [1, 1, 3, 4]], B, axis=0)  # row
 WHOLE, REST = slice(0, B), range(B, len(SPLITS))
 
 
-def taken(config, params, lengths=SPLITS):
+def run_segments(config, params, lengths=SPLITS):
   """The text in segments padded to one length, each row in its own.
 
   Hidden states, log-probabilities and attention weights [R, T, ...], and the memory after them.
@@ -77,26 +77,26 @@ def taken(config, params, lengths=SPLITS):
 
   @jax.jit
   def run(params, tokens, memory, starts, valid):
-    (hidden, memory, _), seen = model.apply(
+    (hidden, memory, _), intermediates = model.apply(
       params, tokens, memory, starts_BxT=starts, valid_BxT=valid, mutable=['intermediates']
     )
-    weights = jax.tree.leaves(seen.get('intermediates', {}).get('readout', {}))
+    weights = jax.tree.leaves(intermediates.get('intermediates', {}).get('readout', {}))
     return (hidden, model.apply(params, hidden, method='log_probs'), *weights), memory
 
-  found, ends = None, lengths.cumsum(axis=1)
-  of_padding = np.random.default_rng(3)
+  outputs, ends = None, lengths.cumsum(axis=1)
+  padding_rng = np.random.default_rng(3)
   for i in range(lengths.shape[1]):
     place = (ends - lengths)[:, i, None] + np.arange(T)
     valid, place = place < ends[:, i, None], np.minimum(place, T - 1)
     tokens, starts = (np.take_along_axis(each, place, axis=1) for each in (text_BxT, starts_BxT))
-    tokens = np.where(valid, tokens, of_padding.integers(0, V, tokens.shape)).astype(np.int32)
+    tokens = np.where(valid, tokens, padding_rng.integers(0, V, tokens.shape)).astype(np.int32)
     # At padding nothing starts, whatever is said.
     parts, memory = run(params, tokens, memory, starts | ~valid, valid.astype(np.int32))
     row, column = np.nonzero(valid)
-    found = found or [np.zeros((len(lengths), *part.shape[1:])) for part in parts]
-    for whole, part in zip(found, parts, strict=True):
-      whole[row, place[valid]] = np.asarray(part)[row, column]
-  return found, jax.tree.map(np.asarray, memory)
+    outputs = outputs or [np.zeros((len(lengths), *part.shape[1:])) for part in parts]
+    for total, part in zip(outputs, parts, strict=True):
+      total[row, place[valid]] = np.asarray(part)[row, column]
+  return outputs, jax.tree.map(np.asarray, memory)
 
 
 def loaded(config):
@@ -118,9 +118,9 @@ def looped(config, arrays, row, lengths):
     part, first = slice(first, first + length), first + length
     if not r.carry_memory:
       state = (state[0], [])
-    how = r.readout, tokens[part], starts[part], state, r.window
-    of_part, state = loop.run(arrays, *how, r.empty_slots == 'zeros', r.slices)
-    parts.append(of_part)
+    args = r.readout, tokens[part], starts[part], state, r.window
+    part_outputs, state = loop.run(arrays, *args, r.empty_slots == 'zeros', r.slices)
+    parts.append(part_outputs)
   _, weights, star, log_probs = (np.concatenate(each) for each in zip(*parts, strict=True))
   return (star, log_probs, weights), state[0]
 
@@ -134,18 +134,18 @@ def test_any_segmentation_equals_a_loop_over_tokens(x64, name):
   """With padding at the end of segments, some of which are empty."""
   config = config_of(name)
   arrays, params = loaded(config)
-  found, memory = taken(config, params)
+  outputs, memory = run_segments(config, params)
   for row in range(B):
     expected, (h, _) = looped(config, arrays, row, SPLITS[row])
-    for ours, theirs in zip(found, expected, strict=False):  # weights where there are
-      assert_close(ours[row], theirs, 1e-12)
+    for actual, reference in zip(outputs, expected, strict=False):  # weights where there are
+      assert_close(actual[row], reference, 1e-12)
     assert_close(memory['state']['h'][row], h, 1e-12)
   weighs = config.recurrent.readout in (*recurrent_config.ATTENTION, 'recurrent_memory')
-  assert len(found) == 2 + weighs
-  of_rows = lambda tree, rows: jax.tree.map(lambda leaf: leaf[rows], tree)
+  assert len(outputs) == 2 + weighs
+  take_rows = lambda tree, rows: jax.tree.map(lambda leaf: leaf[rows], tree)
   for part in (slice(B, 2 * B), slice(2 * B, 3 * B)):
     same = lambda a, b: assert_close(a, b, 1e-12)
-    jax.tree.map(same, of_rows((found, memory), part), of_rows((found, memory), WHOLE))
+    jax.tree.map(same, take_rows((outputs, memory), part), take_rows((outputs, memory), WHOLE))
 
 
 @pytest.mark.parametrize(
@@ -155,11 +155,11 @@ def test_what_is_looked_back_at_is_not_carried(x64, name):
   """Unless it is asked for: a segment begins with nothing but the state."""
   config = config_of(name, carry=False)
   arrays, params = loaded(config)
-  found, _ = taken(config, params)
+  outputs, _ = run_segments(config, params)
   for row in (0, *REST):
     expected, _ = looped(config, arrays, row % B, SPLITS[row])
-    for ours, theirs in zip(found, expected, strict=False):
-      assert_close(ours[row], theirs, 1e-12)
+    for actual, reference in zip(outputs, expected, strict=False):
+      assert_close(actual[row], reference, 1e-12)
 
 
 def test_the_loop_is_that_of_the_reference(reference):
@@ -170,10 +170,10 @@ def test_the_loop_is_that_of_the_reference(reference):
   for row in range(int(f['cfg/B'])):
     state = ((np.zeros(k), np.zeros(k)), [])
     for j in range(int(f['cfg/nchunk'])):
-      how = 'key_value_predict', f['x'][j][row], f['first'][j][row], state, L
-      (h, weights, star, logs), state = loop.run(arrays, *how)
-      for name, found in (('att', weights), ('hstar', star), ('logprob', logs)):
-        assert_close(found, f[f'{name}/1/{j}'][row], 1e-12)
+      args = 'key_value_predict', f['x'][j][row], f['first'][j][row], state, L
+      (h, weights, star, logs), state = loop.run(arrays, *args)
+      for name, actual in (('att', weights), ('hstar', star), ('logprob', logs)):
+        assert_close(actual, f[f'{name}/1/{j}'][row], 1e-12)
       assert_close(h, f[f'h/{j}'][row], 1e-12)
 
 
@@ -189,13 +189,13 @@ def test_causal_and_no_further_than_the_window(x64, name):
   documents = np.cumsum(starts, axis=1)
   h_BxTxK = jnp.asarray(np.random.default_rng(2).normal(size=(B, T, r.hidden)))
 
-  def read(h_BxTxK):
+  def run_readout(h_BxTxK):
     return bound._read(h_BxTxK, tokens, jnp.asarray(documents), memory, None)[0]
 
   if r.readout == 'none':
-    assert read(h_BxTxK) is h_BxTxK
+    assert run_readout(h_BxTxK) is h_BxTxK
     return
-  jacobian = jax.jit(jax.jacobian(lambda h: read(h).sum(axis=-1)))(h_BxTxK)
+  jacobian = jax.jit(jax.jacobian(lambda h: run_readout(h).sum(axis=-1)))(h_BxTxK)
   reach = np.abs(jacobian).max(axis=(0, 2, 4)) > 0
   same = (documents[:, :, None] == documents[:, None]).any(axis=0)
   distance = np.arange(T)[:, None] - np.arange(T)[None]
@@ -299,13 +299,13 @@ def test_latent_bigrams_at_the_input(x64):
   n = model_config.NGramConfig(clusters=4, vocabulary_size=16, dim=2, heads=2)
   config = config_of('lstm', ngram=n)
   _, variables, _ = model_of(config)
-  (hidden, _), _ = taken(config, variables)
+  (hidden, _), _ = run_segments(config, variables)
   for row in REST:
     assert_close(hidden[row], hidden[row % B], 1e-12)
   table = variables['params']['ngrammer']['table']
   variables['params']['ngrammer']['table'] = np.asarray(table)[::-1]
-  (moved, _), _ = taken(config, variables)
-  assert np.abs(moved - hidden).max() > 1e-3
+  (changed, _), _ = run_segments(config, variables)
+  assert np.abs(changed - hidden).max() > 1e-3
 
 
 def test_an_adaptive_softmax_at_both_ends(x64):
@@ -315,20 +315,20 @@ def test_an_adaptive_softmax_at_both_ends(x64):
   tokens, starts = text()
 
   @jax.jit
-  def both(variables):
+  def run_both(variables):
     hidden, _, _ = model.apply(variables, tokens, memory, starts_BxT=starts)
     scores = model.apply(variables, hidden, tokens, method='scores')
     return scores.nll_BxT, model.apply(variables, hidden, method='log_probs')
 
-  nll, log_probs = both(variables)
+  nll, log_probs = run_both(variables)
   expected = -np.take_along_axis(np.asarray(log_probs), tokens[..., None], axis=-1)[..., 0]
   assert_close(nll, expected, 1e-12)
   assert_close(np.exp(log_probs).sum(axis=-1), np.ones((B, T)), 1e-12)
 
 
 def resolved(**fields):
-  given = {'tie_embeddings': False, 'width': 12} | fields
-  return experiment.resolve({'model': given})
+  options = {'tie_embeddings': False, 'width': 12} | fields
+  return experiment.resolve({'model': options})
 
 
 def test_bad_values_are_named():

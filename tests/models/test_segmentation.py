@@ -79,18 +79,18 @@ def calls(rows: Rows):
 
 def run_stream(model, variables, memory, rows: Rows, prefix: bool):
   """The hidden states [R, T, D] in the order of the streams, and the memory after them."""
-  run = jax.jit(lambda variables, *given, **more: model.apply(variables, *given, **more)[:2])
+  run = jax.jit(lambda variables, *args, **more: model.apply(variables, *args, **more)[:2])
   hidden = np.zeros((*rows.tokens.shape, model.config.width))
-  of_padding = np.random.default_rng(1)
+  padding_rng = np.random.default_rng(1)
   for place, valid in calls(rows):
-    of = lambda array, place=place: np.take_along_axis(array, place, axis=1)
-    tokens = np.where(valid, of(rows.tokens), of_padding.integers(0, V, valid.shape))
-    given = {'starts_BxT': of(rows.starts) & valid, 'valid_BxT': valid.astype(np.int32)}
+    take = lambda array, place=place: np.take_along_axis(array, place, axis=1)
+    tokens = np.where(valid, take(rows.tokens), padding_rng.integers(0, V, valid.shape))
+    kwargs = {'starts_BxT': take(rows.starts) & valid, 'valid_BxT': valid.astype(np.int32)}
     if prefix:
-      given['prefix_BxT'] = of(rows.prefix) & valid
-    found, memory = run(variables, tokens, memory, **given)
+      kwargs['prefix_BxT'] = take(rows.prefix) & valid
+    outputs, memory = run(variables, tokens, memory, **kwargs)
     row, column = np.nonzero(valid)
-    hidden[row, place[valid]] = np.asarray(found)[row, column]
+    hidden[row, place[valid]] = np.asarray(outputs)[row, column]
   return hidden, jax.tree.map(np.asarray, memory)
 
 
@@ -110,8 +110,8 @@ def receptive_field(case, config):
 
 def nonnegative_spans(variables):
   """With spans of at least 0: with such a ramp every key counts."""
-  of_heads = lambda path, leaf: np.abs(leaf) if path[-1].key == 'span' else leaf
-  return jax.tree_util.tree_map_with_path(of_heads, variables)
+  positive_spans = lambda path, leaf: np.abs(leaf) if path[-1].key == 'span' else leaf
+  return jax.tree_util.tree_map_with_path(positive_spans, variables)
 
 
 def check(case, seed):
@@ -134,12 +134,12 @@ def check(case, seed):
   assert after['cache'].count.tolist() == rows.lengths.sum(axis=1).tolist()
   check_rows(case, config, rows, hidden, after)
   # Without a memory segments are independent: one segment is compared.
-  whole = rows
+  full = rows
   if config.memory is None:
-    whole = rows._replace(lengths=rows.lengths.sum(axis=1, keepdims=True) * [1, 0, 0, 0])
-  inputs, after = run_stream(model, variables, memory, whole, case['prefix'])
+    full = rows._replace(lengths=rows.lengths.sum(axis=1, keepdims=True) * [1, 0, 0, 0])
+  inputs, after = run_stream(model, variables, memory, full, case['prefix'])
   assert_close(inputs, hidden, TOLERANCE)
-  check_rows(case, config, whole, inputs, after)
+  check_rows(case, config, full, inputs, after)
 
 
 def check_rows(case, config, rows, hidden, after):
@@ -151,8 +151,8 @@ def check_rows(case, config, rows, hidden, after):
   place = np.arange(T)
   distance = place - place[:, None]
   for stream in range(2):
-    first, *others = SPLIT[stream]
-    for other in others:
+    first, *rest = SPLIT[stream]
+    for other in rest:
       assert_close(hidden[other], hidden[first], TOLERANCE)
       leaves = jax.tree_util.tree_leaves_with_path(after)
       for path, leaf in leaves if config.memory is not None or 'cache' in after else ():
@@ -169,9 +169,9 @@ def check_rows(case, config, rows, hidden, after):
       never = [d for d in range(min(least, T - 1) + 1) if not changed.diagonal(d).any()]
       assert not never, f'no token is affected by those {never} before it'
     if case['prefix']:
-      whole, split = hidden[PREFIXED[stream]]
-      assert_close(split, whole, TOLERANCE)
-      assert np.abs(whole - hidden[first])[0].max() > limit
+      full, split = hidden[PREFIXED[stream]]
+      assert_close(split, full, TOLERANCE)
+      assert np.abs(full - hidden[first])[0].max() > limit
   if not across:
     count = T - LAST.start
     assert_close(hidden[ALONE, :count], hidden[SPLIT[1, 0], LAST], TOLERANCE)
@@ -221,7 +221,7 @@ def test_tokens_one_by_one_see_as_many_as_there_are_slots(x64):
   model = transformer.TransformerLM(DECODED, V)
   empty = window.empty_memory(2)
   variables = random_variables(window, tokens, empty, dtype='float64')
-  apply = lambda model: jax.jit(lambda *given, **more: model.apply(*given, **more)[:2])
+  apply = lambda model: jax.jit(lambda *args, **more: model.apply(*args, **more)[:2])
   one_pass, _ = apply(window)(variables, tokens, empty, starts_BxT=STARTS)
   step, memory = apply(model), model.empty_memory(2, slots)
   # Which rows go on: the first waits now and then, the second at the end.
@@ -232,8 +232,10 @@ def test_tokens_one_by_one_see_as_many_as_there_are_slots(x64):
     at = np.minimum(place, T - 1)
     starts = (STARTS[row, at] & (valid > 0))[:, None]
     # What stands in the padding does not matter.
-    given = np.where(valid > 0, tokens[row, at], V - 1)[:, None]
-    hidden, memory = step(variables, given, memory, starts_BxT=starts, valid_BxT=valid[:, None])
+    next_token = np.where(valid > 0, tokens[row, at], V - 1)[:, None]
+    hidden, memory = step(
+      variables, next_token, memory, starts_BxT=starts, valid_BxT=valid[:, None]
+    )
     states[row[valid > 0], at[valid > 0]] = np.asarray(hidden)[valid > 0, 0]
     place += valid
   assert place.tolist() == memory['cache'].count.tolist() == [T, T]
@@ -249,7 +251,7 @@ def test_a_decoded_token_copies_no_cache():
   variables = shapes(jax.eval_shape(model.init, jax.random.key(0), tokens, memory))
   step = jax.jit(model.apply, donate_argnums=2)
   needs = step.lower(variables, tokens, memory).compile().memory_analysis()
-  of_cache = sum(leaf.size * 4 for leaf in jax.tree.leaves(memory['layers']))
-  assert needs.alias_size_in_bytes >= of_cache
-  assert needs.temp_size_in_bytes < of_cache / 2
+  cache_bytes = sum(leaf.size * 4 for leaf in jax.tree.leaves(memory['layers']))
+  assert needs.alias_size_in_bytes >= cache_bytes
+  assert needs.temp_size_in_bytes < cache_bytes / 2
   assert memory['ngram']['ids'].shape == (2, 2, 2)  # the n-gram layer looks at two tokens

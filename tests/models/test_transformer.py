@@ -44,11 +44,11 @@ def variables_of(model):
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames='train')
-def run(model, variables, tokens, memory=None, **given):
+def run(model, variables, tokens, memory=None, **kwargs):
   """Hidden states and the next memory."""
   if memory is None:
     memory = transformer.empty_memory(model.config, len(tokens))
-  hidden, memory, _ = model.apply(variables, tokens, memory, **given)
+  hidden, memory, _ = model.apply(variables, tokens, memory, **kwargs)
   return hidden, memory
 
 
@@ -88,11 +88,11 @@ def test_backward_pass_recomputes_what_the_policy_says(scan):
     return count('dot_general', loss_and_gradient(model, variables), variables['params'])
 
   bodies = 1 if scan else SMALL['layers']
-  stored = products('none')
+  num_products = products('none')
   # The scores and the weighted values, which have batch dimensions.
-  assert products('minimal') - stored == 2 * bodies
+  assert products('minimal') - num_products == 2 * bodies
   # All of q, k, v, scores, weighted values, output, inner layer and gate.
-  assert products('full') - stored == 8 * bodies
+  assert products('full') - num_products == 8 * bodies
 
 
 def test_what_is_computed_again_in_a_row_is_not_optimised_away():
@@ -141,21 +141,24 @@ def test_who_hears_of_whom():
   starts, prefix, valid = rows([c[0] for c in cases]), rows([c[1] for c in cases]), None
   tokens = tokens.reshape(-1, T)
   # Without the n-gram layer, where a padded token still is a predecessor.
-  behind, alone = np.array([[1, 1, 1, *DISTINCT[0, :3]]]), np.array([[*DISTINCT[0, :3], 1, 1, 1]])
-  tokens, more = np.concatenate([tokens, behind, alone]), np.zeros((2, T), int)
+  behind, separate = (
+    np.array([[1, 1, 1, *DISTINCT[0, :3]]]),
+    np.array([[*DISTINCT[0, :3], 1, 1, 1]]),
+  )
+  tokens, more = np.concatenate([tokens, behind, separate]), np.zeros((2, T), int)
   starts, prefix = (np.concatenate([each, more]) for each in (starts, prefix))
   valid = np.ones(tokens.shape, np.int32)
   valid[-2, :3] = valid[-1, 3:] = 0
-  given = {'starts_BxT': starts > 0, 'prefix_BxT': prefix, 'valid_BxT': valid}
-  hidden, _ = run(model, variables, tokens, **given)
-  *of_cases, behind, alone = np.asarray(hidden)
-  of_cases = np.array(of_cases).reshape(len(cases), T + 1, T, -1)
-  heard = np.abs(of_cases[:, 1:] - of_cases[:, :1]).max(axis=-1).swapaxes(1, 2) > 0
-  for (starts, prefix), found in zip(cases, heard, strict=True):
+  kwargs = {'starts_BxT': starts > 0, 'prefix_BxT': prefix, 'valid_BxT': valid}
+  hidden, _ = run(model, variables, tokens, **kwargs)
+  *case_outputs, behind, separate = np.asarray(hidden)
+  case_outputs = np.array(case_outputs).reshape(len(cases), T + 1, T, -1)
+  heard = np.abs(case_outputs[:, 1:] - case_outputs[:, :1]).max(axis=-1).swapaxes(1, 2) > 0
+  for (starts, prefix), output in zip(cases, heard, strict=True):
     numbers = documents.numbers(np.array([starts], bool))
     expected = documents.visible(numbers, numbers, np.array([prefix]))[0]
-    assert found.tolist() == expected.tolist()
-  assert_close(behind[3:], alone[:3], 1e-5)
+    assert output.tolist() == expected.tolist()
+  assert_close(behind[3:], separate[:3], 1e-5)
 
 
 def test_padding_does_not_move_the_codebook():
@@ -184,10 +187,10 @@ def test_padding_does_not_move_the_codebook():
 def test_embeddings_are_scaled_by_the_root_of_the_width(scaled):
   model = small_model(scale_embeddings=scaled, ngram=None)
   table = np.random.default_rng(0).normal(size=(V, SMALL['width'])).astype('float32')
-  given = {'embedding': table, 'softmax_bias': np.zeros(V)}
-  look = lambda model: model.head.embed(DISTINCT)[0]
-  found = jax.jit(lambda: model.apply({'params': given}, method=look))()
-  assert_close(found, table[DISTINCT] * (SMALL['width'] ** 0.5 if scaled else 1), 1e-6)
+  params = {'embedding': table, 'softmax_bias': np.zeros(V)}
+  embed = lambda model: model.head.embed(DISTINCT)[0]
+  inputs = jax.jit(lambda: model.apply({'params': params}, method=embed))()
+  assert_close(inputs, table[DISTINCT] * (SMALL['width'] ** 0.5 if scaled else 1), 1e-6)
 
 
 def test_sinusoid_is_added_to_the_embeddings():
@@ -232,22 +235,22 @@ def test_without_a_memory_what_is_before_a_segment_is_the_seam_of_n_grams():
     first = np.array([0, 3 * i, 3 * i, 3])
     valid = place < lengths[:, i, None]
     at = np.minimum(first[:, None] + place, 8)
-    began = starts[at] & valid
-    began[2:, 0] = False
-    of = np.take_along_axis(tokens, at, axis=1)
+    is_start = starts[at] & valid
+    is_start[2:, 0] = False
+    targets_of = np.take_along_axis(tokens, at, axis=1)
     hidden, memory = run(
-      model, variables, of, memory, starts_BxT=began, valid_BxT=valid.astype(np.int32)
+      model, variables, targets_of, memory, starts_BxT=is_start, valid_BxT=valid.astype(np.int32)
     )
     row, column = np.nonzero(valid)
     outputs[row, at[valid]] = np.asarray(hidden)[row, column]
     numbers.append(np.asarray(memory['document']).tolist())
-  one_pass, split, goes_on, alone = outputs
+  one_pass, split, goes_on, separate = outputs
   assert_close(split, one_pass, 1e-5)
   assert [n[:2] for n in numbers] == [[4, 1], [4, 2], [4, 4]]
-  kept = jax.tree.map(np.asarray, memory['ngram'])
-  jax.tree.map(lambda leaf: np.testing.assert_array_equal(leaf[0], leaf[1]), kept)
-  assert_close(alone[3:6], one_pass[3:6], 1e-5)
-  assert (np.abs(goes_on[3:6] - alone[3:6]).max(axis=-1) > 1e-3).all()  # by its bi-gram
+  saved = jax.tree.map(np.asarray, memory['ngram'])
+  jax.tree.map(lambda leaf: np.testing.assert_array_equal(leaf[0], leaf[1]), saved)
+  assert_close(separate[3:6], one_pass[3:6], 1e-5)
+  assert (np.abs(goes_on[3:6] - separate[3:6]).max(axis=-1) > 1e-3).all()  # by its bi-gram
 
 
 def test_no_gradient_flows_through_the_memory():
@@ -280,8 +283,11 @@ def test_untied_chunked_head_equals_log_softmax_of_the_logits():
   hidden = np.random.default_rng(2).normal(size=(B, T, SMALL['width'])).astype('float32')
   score = lambda hidden: model.apply({'params': params}, hidden, random_tokens(), method='scores')
   assert jaxprs.largest_array(score, hidden) < B * T * V
-  of = lambda hidden: (score(hidden), model.apply({'params': params}, hidden, method='logits'))
-  scores, logits = jax.tree.map(np.asarray, jax.jit(of)(hidden))
+  outputs_of = lambda hidden: (
+    score(hidden),
+    model.apply({'params': params}, hidden, method='logits'),
+  )
+  scores, logits = jax.tree.map(np.asarray, jax.jit(outputs_of)(hidden))
   assert_close(logits, hidden @ params['softmax_weight'].T + params['softmax_bias'], 1e-6)
   log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
   chosen = np.take_along_axis(log_probs, random_tokens()[..., None], axis=-1)
@@ -338,11 +344,11 @@ def test_serving_with_cached_clusters_is_the_same(x64, fields, scale):
   model = small_model(ngram=ngram, dtype='float64', scale_embeddings=scale)
   variables = unlike_centroids(model)
   served = heads.for_serving(model.config, variables['params'], variables['codebook'])
-  (hidden, memory), (expected, kept) = (
+  (hidden, memory), (expected, expected_memory) = (
     run(model, {**variables, 'codebook': codebook}, random_tokens())
     for codebook in (served, variables['codebook'])
   )
-  assert memory['ngram']['ids'].tolist() == kept['ngram']['ids'].tolist()
+  assert memory['ngram']['ids'].tolist() == expected_memory['ngram']['ids'].tolist()
   assert_close(hidden, expected, 1e-12)
   without = dataclasses.replace(model.config, ngram=None)
   cached = lambda tokens: run(model, {**variables, 'codebook': served}, tokens)
@@ -372,16 +378,16 @@ def test_training_clusters_the_vocabulary_where_it_is_smaller():
     )
   )
   (_, memory, _), after = step(tokens)  # 32 tokens, 13 rows
-  (_, alone, _), _ = step(tokens[1:2])  # 8 tokens
-  assert memory['ngram']['ids'][1].tolist() == alone['ngram']['ids'][0].tolist()
+  (_, single, _), _ = step(tokens[1:2])  # 8 tokens
+  assert memory['ngram']['ids'][1].tolist() == single['ngram']['ids'][0].tolist()
   largest = jaxprs.largest_array(step, random_tokens(64, 64))
-  alone = jaxprs.largest_array(
+  without_ngrams = jaxprs.largest_array(
     lambda t: small_model(ngram=None, **fields).apply(
       {'params': variables['params']}, t, transformer.empty_memory(small_config(ngram=None), 64)
     ),
     random_tokens(64, 64),
   )
-  assert largest == alone  # no distances of 64 x 64 tokens
+  assert largest == without_ngrams  # no distances of 64 x 64 tokens
 
 
 @pytest.mark.parametrize(
@@ -408,5 +414,5 @@ def test_the_layer_stands_where_it_should(layer, before, scan):
     return np.asarray(after['ngram']['ids'])
 
   plain = ids_with(None)
-  moved = [i for i in range(3) if (ids_with(i) != plain).any()]
-  assert moved == list(range(before))
+  changed = [i for i in range(3) if (ids_with(i) != plain).any()]
+  assert changed == list(range(before))

@@ -12,9 +12,9 @@ def toy_model(monkeypatch):
 
 
 @pytest.fixture
-def whole(tiny, tmp_path, toy_model):
+def reference(tiny, tmp_path, toy_model):
   """A finished run of 12 steps of the small model, with checkpoints of 4, 8 and 12."""
   from ngrammer_jax.training import loop
 
-  loop.train(tiny(), tmp_path / 'whole')
-  return tmp_path / 'whole'
+  loop.train(tiny(), tmp_path / 'reference')
+  return tmp_path / 'reference'

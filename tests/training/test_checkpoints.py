@@ -63,20 +63,20 @@ def warnings(caplog):
 
 @pytest.mark.parametrize('damage', [cut, flip, pathlib.Path.unlink])
 def test_any_damage_to_any_file_is_found_and_named(workdir, newest, damage, caplog):
-  whole = shutil.copytree(newest, workdir / 'whole')
-  names = sorted(str(path.relative_to(whole)) for path in whole.rglob('*') if path.is_file())
+  intact = shutil.copytree(newest, workdir / 'intact')
+  names = sorted(str(path.relative_to(intact)) for path in intact.rglob('*') if path.is_file())
   assert 'manifest.json' in names and any('/d/' in name for name in names) and len(names) > 8
   for name in names:
     caplog.clear()
     damage(newest / name)
-    step, found = checkpoints.restore_newest(workdir, abstract())
-    assert step == 8 and same(found, state(8))
+    step, restored = checkpoints.restore_newest(workdir, abstract())
+    assert step == 8 and same(restored, state(8))
     (warning,) = warnings(caplog)
     assert warning.startswith(f'checkpoint {newest} is corrupt: {name} ')
     assert warning.endswith('; falling back to the previous')
-    shutil.copy(whole / name, newest / name)
-  step, found = checkpoints.restore_newest(workdir, abstract())
-  assert step == 12 and same(found, state(12))
+    shutil.copy(intact / name, newest / name)
+  step, restored = checkpoints.restore_newest(workdir, abstract())
+  assert step == 12 and same(restored, state(12))
 
 
 def test_a_flip_anywhere_in_the_manifest_is_found(newest):
@@ -106,18 +106,18 @@ def test_a_file_that_the_disk_cannot_read_is_damage(newest, monkeypatch):
 def test_an_array_that_reads_differently_is_damage(tmp_path, monkeypatch, caplog):
   """The files are those that were written: only the sums of the arrays in memory tell."""
   save(tmp_path, 4)
-  written = ocp.StandardCheckpointer.save
+  orbax_save = ocp.StandardCheckpointer.save
 
   def one_bit_off(self, path, tree):
     bits = tree['params']['kernel'].view('uint32')
     kernel = bits.at[2, 1].set(bits[2, 1] ^ 1).view('float32')
-    written(self, path, tree | {'params': tree['params'] | {'kernel': kernel}})
+    orbax_save(self, path, tree | {'params': tree['params'] | {'kernel': kernel}})
 
   monkeypatch.setattr(ocp.StandardCheckpointer, 'save', one_bit_off)
   save(tmp_path, 8)
   assert manifest.verify(tmp_path / 'checkpoints' / '8').step == 8
-  step, found = checkpoints.restore_newest(tmp_path, abstract())
-  assert step == 4 and same(found, state(4))
+  step, restored = checkpoints.restore_newest(tmp_path, abstract())
+  assert step == 4 and same(restored, state(4))
   assert warnings(caplog) == [
     f'checkpoint {tmp_path}/checkpoints/8 is corrupt: params/kernel was changed: wrong checksum; '
     'falling back to the previous'
@@ -125,7 +125,7 @@ def test_an_array_that_reads_differently_is_damage(tmp_path, monkeypatch, caplog
 
 
 @pytest.mark.parametrize(
-  'name, change, said',
+  'name, change, message',
   [
     ('params/kernel', (3, 5), 'is float32[3, 4], expected float32[3, 5]'),
     ('params/bias', 'float32', 'is bfloat16[8], expected float32[8]'),
@@ -133,7 +133,7 @@ def test_an_array_that_reads_differently_is_damage(tmp_path, monkeypatch, caplog
     ('params/added', (2,), 'is missing, expected float32[2]'),
   ],
 )
-def test_a_checkpoint_of_another_model_is_refused(workdir, newest, name, change, said):
+def test_a_checkpoint_of_another_model_is_refused(workdir, newest, name, change, message):
   expected, leaf = abstract(), name.split('/')[1]
   if change is None:
     del expected['params'][leaf]
@@ -141,7 +141,7 @@ def test_a_checkpoint_of_another_model_is_refused(workdir, newest, name, change,
     expected['params'][leaf] = expected['params'][leaf].update(dtype=jnp.dtype(change))
   else:
     expected['params'][leaf] = jax.ShapeDtypeStruct(change, 'float32')
-  with bad_input(f'{newest} does not match the model: {name} {said}'):
+  with bad_input(f'{newest} does not match the model: {name} {message}'):
     checkpoints.restore_newest(workdir, expected, set_aside=True)
   assert checkpoints.steps(workdir) == [4, 8, 12]
 
@@ -154,8 +154,8 @@ def test_folders_that_are_no_whole_checkpoints_are_not_believed(workdir, newest,
   shutil.copytree(newest, folder / '16', ignore=shutil.ignore_patterns('manifest.json'))
   (folder / '20').mkdir()
   shutil.copytree(newest, folder / '24')
-  step, found = checkpoints.restore_newest(workdir, abstract())
-  assert step == 12 and same(found, state(12))
+  step, restored = checkpoints.restore_newest(workdir, abstract())
+  assert step == 12 and same(restored, state(12))
   assert [line.split('checkpoints/')[1] for line in warnings(caplog)] == [
     '24 is corrupt: manifest.json is of step 12; falling back to the previous',
     '20 is corrupt: manifest.json is missing; falling back to the previous',
@@ -188,14 +188,14 @@ def test_damaged_ones_are_set_aside_only_to_train(workdir, newest, caplog):
 
 def test_the_last_and_the_best_are_kept(tmp_path):
   losses = {4: 3.0, 8: 1.0, 12: None, 16: 2.0, 20: 2.5, 24: None, 28: 0.5, 32: 0.75}
-  kept = {}
+  file_contents = {}
   for steps in ((4, 8, 12, 16), (20, 24, 28, 32)):  # the best outlives a restart
     with checkpoint_writer.CheckpointWriter(tmp_path, keep=2) as saved:
       for step in steps:
         saved.save(step, state(step), losses[step])
         saved._wait()
-        kept[step] = checkpoints.steps(tmp_path), checkpoints.best_step(tmp_path)
-  assert kept == {
+        file_contents[step] = checkpoints.steps(tmp_path), checkpoints.best_step(tmp_path)
+  assert file_contents == {
     4: ([4], 4),
     8: ([4, 8], 8),
     12: ([8, 12], 8),
@@ -246,9 +246,9 @@ def test_killed_between_any_two_steps_of_a_save(tmp_path, monkeypatch, owner, na
   assert not list((tmp_path / 'checkpoints').glob('*.scratch*'))
 
 
-def full(number, *said):
+def full(number, *args):
   def fails(*arguments):
-    raise OSError(number, *said) if number else ValueError(*said)
+    raise OSError(number, *args) if number else ValueError(*args)
 
   return fails
 
@@ -266,8 +266,8 @@ PLACES = [(ocp.StandardCheckpointer, 'save'), (manifest, 'write')]  # at once, a
 @pytest.mark.parametrize('place', PLACES)
 def test_a_full_disk_is_named_and_spares_what_is_there(tmp_path, monkeypatch, place, fails):
   monkeypatch.setattr(shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=1.25e6))
-  for kept, last in ([], 'none yet'), ([4], 'step 4'):
-    step = (kept or [0])[-1] + 4
+  for saved_steps, last in ([], 'none yet'), ([4], 'step 4'):
+    step = (saved_steps or [0])[-1] + 4
     with (
       bad_input(
         f'--workdir={tmp_path}: the disk is full: no room for step {step}, 1.2 MB left. '
@@ -278,8 +278,8 @@ def test_a_full_disk_is_named_and_spares_what_is_there(tmp_path, monkeypatch, pl
     ):
       patch.setattr(*place, fails)
       save(tmp_path, step)
-    assert checkpoints.steps(tmp_path) == kept
-    for good in kept:
+    assert checkpoints.steps(tmp_path) == saved_steps
+    for good in saved_steps:
       assert same(checkpoints.restore(tmp_path, good, abstract()), state(good))
     save(tmp_path, step)
   assert checkpoints.steps(tmp_path) == [4, 8]
@@ -342,18 +342,18 @@ def test_a_state_may_be_donated_while_it_is_written(tmp_path):
         tree = jax.block_until_ready(add(tree))
   for step in range(1, 5):
     one = jax.ShapeDtypeStruct((1000, 1000), jnp.float32, sharding=tree['table'].sharding)
-    found = checkpoints.restore(tmp_path, step, {'table': one})
-    assert same(found, {'table': jnp.full((1000, 1000), 5.0 * (step - 1))})
+    restored = checkpoints.restore(tmp_path, step, {'table': one})
+    assert same(restored, {'table': jnp.full((1000, 1000), 5.0 * (step - 1))})
 
 
 def test_arrays_without_elements_come_back(tmp_path):
   """A segment memory of length 0 has them, and Orbax does not save them."""
-  whole = state(4) | {'memory': jnp.zeros((2, 0, 3))}
+  full_state = state(4) | {'memory': jnp.zeros((2, 0, 3))}
   with checkpoint_writer.CheckpointWriter(tmp_path) as saved:
-    saved.save(4, whole)
+    saved.save(4, full_state)
   like = abstract() | {'memory': jax.ShapeDtypeStruct((2, 0, 3), 'float32')}
-  step, found = checkpoints.restore_newest(tmp_path, like)
-  assert step == 4 and same(found, whole) and found['memory'].shape == (2, 0, 3)
+  step, restored = checkpoints.restore_newest(tmp_path, like)
+  assert step == 4 and same(restored, full_state) and restored['memory'].shape == (2, 0, 3)
   checkpoints.verify(tmp_path, 4)
   other = like | {'memory': jax.ShapeDtypeStruct((2, 0, 4), 'float32')}
   with pytest.raises(errors.BadInput, match='does not match the model: memory is'):
@@ -371,9 +371,9 @@ def with_memory(slots):
     },
     'layers': ({'hidden': jnp.asarray(rng.normal(size=(2, slots, 4)), 'float32')},),
   }
-  made = train_state.TrainState(jnp.int32(4), {'kernel': jnp.ones(3)}, {}, {}, memory)
+  saved_state = train_state.TrainState(jnp.int32(4), {'kernel': jnp.ones(3)}, {}, {}, memory)
   like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-  return made, jax.tree.map(like, made)
+  return saved_state, jax.tree.map(like, saved_state)
 
 
 def test_a_shorter_segment_memory_is_filled_up_with_empty_slots(tmp_path):
@@ -381,14 +381,14 @@ def test_a_shorter_segment_memory_is_filled_up_with_empty_slots(tmp_path):
   (saved, _), (_, expected) = with_memory(3), with_memory(8)
   with checkpoint_writer.CheckpointWriter(tmp_path) as writer:
     writer.save(4, saved)
-  found = checkpoints.restore(tmp_path, 4, expected)
+  restored = checkpoints.restore(tmp_path, 4, expected)
   shapes = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), tree)
-  assert shapes(found) == shapes(expected)
+  assert shapes(restored) == shapes(expected)
   newest = lambda leaf: leaf if leaf.ndim == 1 else leaf[:, -3:]
-  jax.tree.map(np.testing.assert_array_equal, jax.tree.map(newest, found.memory), saved.memory)
-  assert (found.memory['recent']['documents'][:, :5] == documents.NONE).all()
-  assert (found.memory['recent']['positions'][:, :5] == documents.NONE).all()
-  assert not found.memory['layers'][0]['hidden'][:, :5].any()
+  jax.tree.map(np.testing.assert_array_equal, jax.tree.map(newest, restored.memory), saved.memory)
+  assert (restored.memory['recent']['documents'][:, :5] == documents.NONE).all()
+  assert (restored.memory['recent']['positions'][:, :5] == documents.NONE).all()
+  assert not restored.memory['layers'][0]['hidden'][:, :5].any()
 
 
 def test_a_longer_segment_memory_is_of_another_model(tmp_path):

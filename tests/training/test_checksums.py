@@ -32,13 +32,13 @@ def test_the_size_of_chunks_does_not_count(monkeypatch):
   sums = set()
   for size in (2**10, 2**14, 2**18):
     monkeypatch.setattr(checksums, 'CHUNK', size)
-    sums.add(of(array))
+    sums.add(checksum(array))
   assert len(sums) == 1
 
 
-def of(array):
-  (checksum,) = checksums.checksums({'x': array}).values()
-  return checksum
+def checksum(array):
+  (value,) = checksums.checksums({'x': array}).values()
+  return value
 
 
 def flipped(array, element, bit):
@@ -50,27 +50,27 @@ def flipped(array, element, bit):
 def test_every_bit_counts(array):
   bits = 1 if array.dtype == bool else 8 * array.itemsize  # of a bool, only the last is one
   places = list(itertools.product(range(array.size), range(bits)))
-  seen = {of(jnp.asarray(flipped(array, *place))) for place in places}
-  assert len(seen | {of(jnp.asarray(array))}) == len(places) + 1
+  all_checksums = {checksum(jnp.asarray(flipped(array, *place))) for place in places}
+  assert len(all_checksums | {checksum(jnp.asarray(array))}) == len(places) + 1
 
 
 def test_every_place_counts(array):
-  before = of(jnp.asarray(array))
+  before = checksum(jnp.asarray(array))
   words = array.view(f'uint{8 * array.itemsize}')
   for i, j in itertools.combinations(range(array.size), 2):
     swapped = array.copy()
     swapped[[i, j]] = array[[j, i]]
-    assert (of(jnp.asarray(swapped)) != before) == (words[i] != words[j]), (i, j)
+    assert (checksum(jnp.asarray(swapped)) != before) == (words[i] != words[j]), (i, j)
 
 
 def test_two_signs_do_not_cancel_out():
   x = jnp.arange(1.0, 9.0)
   for i, j in itertools.combinations(range(x.size), 2):
-    assert of(x.at[jnp.array([i, j])].multiply(-1)) != of(x), (i, j)
+    assert checksum(x.at[jnp.array([i, j])].multiply(-1)) != checksum(x), (i, j)
 
 
 def test_equal_arrays_have_equal_checksums(array):
-  assert of(jnp.asarray(array)) == of(jnp.asarray(array.copy())) == of(array)
+  assert checksum(jnp.asarray(array)) == checksum(jnp.asarray(array.copy())) == checksum(array)
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bool'])
@@ -81,12 +81,12 @@ def test_no_sharding_changes_it(sizes, dtype):
   for rows, columns in itertools.product([None, 'x', 'y', ('x', 'y')], repeat=2):
     if rows is None or columns is None or {rows, columns} == {'x', 'y'}:
       place = jax.NamedSharding(mesh, jax.P(rows, columns))
-      assert of(jax.device_put(array, place)) == of(np.asarray(array)), place
+      assert checksum(jax.device_put(array, place)) == checksum(np.asarray(array)), place
 
 
 def test_scalars_and_empty_arrays_have_one():
-  assert len({of(jnp.int32(step)) for step in range(100)}) == 100
-  assert of(jnp.zeros((0, 3))) == '0' * 16
+  assert len({checksum(jnp.int32(step)) for step in range(100)}) == 100
+  assert checksum(jnp.zeros((0, 3))) == '0' * 16
 
 
 def slowly(words):
@@ -106,7 +106,7 @@ def slowly(words):
 
 def test_the_checksum_is_that_of_python_integers(array):
   words = array.view(f'uint{8 * min(array.itemsize, 4)}').tolist()
-  assert of(jnp.asarray(array)) == of(jnp.asarray(array.reshape(2, 3))) == slowly(words)
+  assert checksum(jnp.asarray(array)) == checksum(jnp.asarray(array.reshape(2, 3))) == slowly(words)
   assert slowly(range(6)) == 'd58da6f7e9e959f0'
 
 

@@ -60,10 +60,10 @@ def run(shape, config=CONFIG, parts=1, first=None):
     random.rand(STEPS, B, T) < 0.1,
     (random.rand(STEPS, B, T) < 0.9).astype(np.float32),
   )
-  where = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-  state = create() if first is None else jax.device_put(first, where)
+  leaf_shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+  state = create() if first is None else jax.device_put(first, leaf_shardings)
   with sharding.use(mesh):
-    rows = lambda wanted: streams.map_segments(lambda array: array[:, wanted], segments)
+    rows = lambda row_slice: streams.map_segments(lambda array: array[:, row_slice], segments)
     placed = sharding.global_rows(mesh, B, rows, axis=1)
     step, _ = step_of(config)
     if parts > 1:
@@ -107,8 +107,8 @@ def check_accumulation(shape, parts, config, one, first=None):
   program, state_n, metrics_n = run(shape, config, parts=parts, first=first)
   assert set(metrics) - set(metrics_n) == {'codebook/changed'}
   # What the last step as a whole has changed is not known.
-  found = state_n.codebook['ngrammer']['quantizer']
-  found['changed'] = state.codebook['ngrammer']['quantizer']['changed']
+  codebook = state_n.codebook['ngrammer']['quantizer']
+  codebook['changed'] = state.codebook['ngrammer']['quantizer']['changed']
   assert_alike([state_n, metrics_n], [state, {name: metrics[name] for name in metrics_n}])
   if (shards := shape[1] * shape[2]) > 1:
     check_lookups(program, shards)
@@ -118,8 +118,8 @@ def test_rows_in_parts_on_eight_devices_train_as_all_on_one():
   """With clusters that some of the devices see not at all."""
   _, state, _ = single_device_run()
   usage = state.codebook['ngrammer']['quantizer']['usage']
-  left = quantizer.USAGE_DECAY**STEPS  # of what it was before any step
-  tokens = (usage - left / usage.shape[1]) / (1 - left) * B * T  # of a step
+  remaining_share = quantizer.USAGE_DECAY**STEPS  # of what it was before any step
+  tokens = (usage - remaining_share / usage.shape[1]) / (1 - remaining_share) * B * T  # of a step
   assert tokens.min() < 4 < tokens.max()  # rows are spread over four devices
   check_accumulation((2, 2, 2), 2, RICH, single_device_run(), first_state())
 
@@ -220,15 +220,15 @@ def test_any_switch_trains_alike_on_eight_devices(switches):
 @pytest.mark.slow
 @pytest.mark.parametrize('switches', SWITCHES)
 def test_any_switch_trains_alike_check_accumulation(switches):
-  _, *whole = run((1, 1, 1), SWITCHES[switches])
+  _, *reference = run((1, 1, 1), SWITCHES[switches])
   _, state, metrics = run((2, 2, 2), SWITCHES[switches], parts=2)
   mean = [name for name in metrics if name.startswith('span/average')]  # of tokens, by part
   assert_alike(
     metrics | dict.fromkeys(mean, 0),
-    {name: 0 if name in mean else whole[1][name] for name in metrics},
+    {name: 0 if name in mean else reference[1][name] for name in metrics},
   )
-  of = lambda state: (state.params, {k: v for k, v in state.memory.items() if k != 'spans'})
-  assert_alike(of(state), of(whole[0]))
+  trained = lambda state: (state.params, {k: v for k, v in state.memory.items() if k != 'spans'})
+  assert_alike(trained(state), trained(reference[0]))
 
 
 def check_lookups(program, shards):
@@ -239,8 +239,8 @@ def check_lookups(program, shards):
   sizes = [
     math.prod(int(n) for n in dims.split(',') if n)
     for line in program.splitlines()
-    if (found := re.search(r' = (.*?) all-gather(-start)?\(', line))
-    for dims in re.findall(r'\w+\[([\d,]*)\]', found.group(1))  # of each part of a tuple
+    if (match := re.search(r' = (.*?) all-gather(-start)?\(', line))
+    for dims in re.findall(r'\w+\[([\d,]*)\]', match.group(1))  # of each part of a tuple
   ]
   assert sizes and max(sizes) < math.prod(TABLE)
 
@@ -271,17 +271,17 @@ def test_rows_that_two_axes_divide_only_apart_stay_whole(rows, spread):
   names = ('ngram_vocab', 'ngram_embed')
   init = nn.with_logical_partitioning(nn.initializers.zeros, names)
   shapes = jax.eval_shape(lambda: init(jax.random.key(0), (rows, 4)))
-  where = sharding.shardings(shapes, mesh_of(2, 2, 2))
-  assert where.spec == jax.sharding.PartitionSpec(spread, None)
+  leaf_shardings = sharding.shardings(shapes, mesh_of(2, 2, 2))
+  assert leaf_shardings.spec == jax.sharding.PartitionSpec(spread, None)
 
 
 def test_every_shard_makes_only_its_rows():
-  asked = []
+  requests = []
 
-  def make(wanted):
-    asked.append((wanted.start, wanted.stop))
-    return (np.arange(8)[wanted],)
+  def make(row_slice):
+    requests.append((row_slice.start, row_slice.stop))
+    return (np.arange(8)[row_slice],)
 
   (array,) = sharding.global_rows(mesh_of(2, 2, 2), 8, make)
-  assert asked == [(0, 2), (2, 4), (4, 6), (6, 8)]
+  assert requests == [(0, 2), (2, 4), (4, 6), (6, 8)]
   assert np.asarray(array).tolist() == list(range(8))

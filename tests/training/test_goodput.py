@@ -39,8 +39,8 @@ def test_every_second_is_spent_on_one_thing(tmp_path, clock):
     assert batch == 'batch'
     clock(5)
   assert spent.share() == 15 / 25
-  found = {kind: seconds for kind, seconds in spent.seconds.items() if seconds}
-  assert found == {'start': 5, 'training': 15, 'evaluation': 4, 'data': 1}
+  nonzero = {kind: seconds for kind, seconds in spent.seconds.items() if seconds}
+  assert nonzero == {'start': 5, 'training': 15, 'evaluation': 4, 'data': 1}
   assert spent.format_summary() == ('25s (training 60.0%, start 5s, evaluation 4s, data 1s)')
 
 
@@ -66,11 +66,13 @@ def test_what_was_trained_after_the_last_checkpoint_is_lost_with_a_kill(tmp_path
   spent.mark_saved()
   clock(6)
   spent.write(force=True)
-  again = goodput.Goodput(tmp_path, time.monotonic())
-  assert again.seconds['training'] == 10 and again.seconds['lost'] == 6 and again.starts == 2
-  assert again.format_summary() == '16s in 2 starts (training 62.5%, lost 6s)'
-  again.mark_saved()
-  again.write(force=True)
+  restarted = goodput.Goodput(tmp_path, time.monotonic())
+  assert (
+    restarted.seconds['training'] == 10 and restarted.seconds['lost'] == 6 and restarted.starts == 2
+  )
+  assert restarted.format_summary() == '16s in 2 starts (training 62.5%, lost 6s)'
+  restarted.mark_saved()
+  restarted.write(force=True)
   assert goodput.Goodput(tmp_path, time.monotonic()).seconds['lost'] == 6
 
 
@@ -82,11 +84,11 @@ def test_a_damaged_account_begins_anew(tmp_path, clock):
 def test_a_run_says_where_its_time_went(tiny, tmp_path, caplog, monkeypatch):
   toy.install(monkeypatch.setattr)
   caplog.set_level(logging.INFO)
-  began = time.monotonic()
+  start = time.monotonic()
   assert loop.train(tiny(), tmp_path / 'run')
-  known = json.loads((tmp_path / 'run' / 'goodput.json').read_text())
+  content = json.loads((tmp_path / 'run' / 'goodput.json').read_text())
   kinds = {'start', 'compilation', 'data', 'training', 'evaluation', 'checkpoints'}
-  assert kinds <= set(known['seconds']) and known['unsaved'] < 0.1
-  assert sum(known['seconds'].values()) <= time.monotonic() - began
-  assert min(known['seconds'].values()) >= 0
+  assert kinds <= set(content['seconds']) and content['unsaved'] < 0.1
+  assert sum(content['seconds'].values()) <= time.monotonic() - start
+  assert min(content['seconds'].values()) >= 0
   assert any(re.match(r'total \w+ \(training [\d.]+%', m) for m in caplog.messages)

@@ -41,9 +41,9 @@ def start(processes, *arguments, devices=1):
 
 def train(processes, workdir, devices=1, **training):
   process = start(processes, *TRAIN, f'--workdir={workdir}', *flags(**training), devices=devices)
-  said, _ = process.communicate(timeout=500)
-  assert process.returncode == 0, said
-  return said
+  output, _ = process.communicate(timeout=500)
+  assert process.returncode == 0, output
+  return output
 
 
 def losses(workdir):
@@ -92,22 +92,24 @@ def test_two_processes_agree_and_train_as_one(tiny, tmp_path, monkeypatch):
   """Both notice that the newest checkpoint of one process is damaged; one goes on after them."""
   toy.install(monkeypatch.setattr)
   config = tiny(optimizer={'schedule': 'constant'})
-  whole, run = tmp_path / 'whole', tmp_path / 'run'
-  loop.train(config, whole)
-  shutil.copytree(whole, run)
+  reference, run = tmp_path / 'reference', tmp_path / 'run'
+  loop.train(config, reference)
+  shutil.copytree(reference, run)
   damage(run / 'checkpoints' / '12')
   file = write_config(tmp_path / 'config.py', config)
   process = start(2, '-c', DRIVER, f'--workdir={run}', f'--config={file}')
-  said, _ = process.communicate(timeout=300)
-  assert process.returncode == 0, said
-  assert said.count('step 12/12') == 1 and said.count('finished: 12 steps') == 1, said
-  assert said.count('12 is corrupt: ') == 2 and 'restoring step 8' in said, said  # both say so
-  assert len(losses(whole)) == 8 and losses(run) == pytest.approx(losses(whole), rel=1e-5)
+  output, _ = process.communicate(timeout=300)
+  assert process.returncode == 0, output
+  assert output.count('step 12/12') == 1 and output.count('finished: 12 steps') == 1, output
+  assert output.count('12 is corrupt: ') == 2 and 'restoring step 8' in output, (
+    output
+  )  # both say so
+  assert len(losses(reference)) == 8 and losses(run) == pytest.approx(losses(reference), rel=1e-5)
   assert (run / 'logs' / 'process_1.log').exists()
   assert names(run) == ['12', '12.damaged', '4', '8'] and checkpoints.verify(run, 12).step == 12
   longer = tiny(optimizer={'schedule': 'constant'}, training={'steps': 16})
-  assert loop.train(longer, run) and loop.train(longer, whole)
-  assert len(losses(whole)) == 11 and losses(run) == pytest.approx(losses(whole), rel=1e-5)
+  assert loop.train(longer, run) and loop.train(longer, reference)
+  assert len(losses(reference)) == 11 and losses(run) == pytest.approx(losses(reference), rel=1e-5)
 
 
 def test_what_the_first_process_finds_out_the_others_learn(tmp_path, monkeypatch):
@@ -121,47 +123,47 @@ def test_what_the_first_process_finds_out_the_others_learn(tmp_path, monkeypatch
 @pytest.mark.slow
 def test_two_processes_of_a_real_model_train_as_one_and_one_goes_on(tmp_path, cache):
   """The same losses; what two have saved one restores, and the other way round."""
-  said = train(2, tmp_path / 'two', **SHORT)
-  assert said.count('step 20/20') == 1 and said.count('finished: 20 steps') == 1
+  output = train(2, tmp_path / 'two', **SHORT)
+  assert output.count('step 20/20') == 1 and output.count('finished: 20 steps') == 1
   train(1, tmp_path / 'one', devices=2, **SHORT)
   expected = losses(tmp_path / 'one')
   assert len(expected) == 6 and losses(tmp_path / 'two') == pytest.approx(expected, rel=1e-5)
   assert (tmp_path / 'two' / 'logs' / 'process_1.log').exists()
   assert checkpoints.verify(tmp_path / 'two', 20).step == 20
   evaluate = start(2, '-m', 'ngrammer_jax.evaluate', f'--workdir={tmp_path}/one', '--split=test')
-  said, _ = evaluate.communicate(timeout=300)
-  assert evaluate.returncode == 0 and said.count('wrote ') == 1, said
+  output, _ = evaluate.communicate(timeout=300)
+  assert evaluate.returncode == 0 and output.count('wrote ') == 1, output
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('processes', [1, 4])
 def test_what_two_processes_saved_others_restore(tmp_path, cache, processes):
-  train(1, tmp_path / 'whole', devices=4, **SHORT)
+  train(1, tmp_path / 'reference', devices=4, **SHORT)
   process = start(2, *TRAIN, f'--workdir={tmp_path}/run', *flags(**SHORT))
   wait_for(process, tmp_path / 'run' / 'checkpoints' / '10')
   process.send_signal(signal.SIGTERM)
-  said, _ = process.communicate(timeout=120)
-  assert process.returncode == 143 and 'stopped by SIGTERM' in said, said
+  output, _ = process.communicate(timeout=120)
+  assert process.returncode == 143 and 'stopped by SIGTERM' in output, output
   assert 'restoring step' in train(processes, tmp_path / 'run', **SHORT)
-  assert losses(tmp_path / 'run') == pytest.approx(losses(tmp_path / 'whole'), rel=1e-4)
+  assert losses(tmp_path / 'run') == pytest.approx(losses(tmp_path / 'reference'), rel=1e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('victim', [0, 1])
 def test_one_that_is_killed_stops_the_others_and_a_restart_is_exact(tmp_path, cache, victim):
   long = {'steps': 60, 'checkpoint_every': 10, 'evaluate_every': 30}
-  train(2, tmp_path / 'whole', **long)
+  train(2, tmp_path / 'reference', **long)
   process = start(2, *TRAIN, f'--workdir={tmp_path}/run', *flags(**long))
   wait_for(process, tmp_path / 'run' / 'checkpoints' / '10')
-  began = time.monotonic()
+  kill_time = time.monotonic()
   os.kill(started_by(process)[victim], signal.SIGKILL)
-  said, _ = process.communicate(timeout=120)
-  assert process.returncode not in (0, 2) and time.monotonic() - began < 100
-  assert f'process {victim} ended with SIGKILL' in said
-  assert 'another process may be lost' in said or 'distributed service' in said, said
+  output, _ = process.communicate(timeout=120)
+  assert process.returncode not in (0, 2) and time.monotonic() - kill_time < 100
+  assert f'process {victim} ended with SIGKILL' in output
+  assert 'another process may be lost' in output or 'distributed service' in output, output
   assert 'restoring step' in train(2, tmp_path / 'run', **long)
-  assert sums(tmp_path / 'run', 60) == sums(tmp_path / 'whole', 60)
-  assert losses(tmp_path / 'run') == losses(tmp_path / 'whole')
+  assert sums(tmp_path / 'run', 60) == sums(tmp_path / 'reference', 60)
+  assert losses(tmp_path / 'run') == losses(tmp_path / 'reference')
 
 
 def started_by(launcher):
@@ -187,20 +189,20 @@ def test_what_one_process_cannot_do_none_does(tmp_path, cache):
   """The text is there for one of them only."""
   text = tmp_path / 'text.txt'
   text.write_text('the union of states is strong\n' * 400)
-  given = (*flags(**SHORT), '--config.data.corpus=text', f'--config.data.path={text}')
+  arguments = (*flags(**SHORT), '--config.data.corpus=text', f'--config.data.path={text}')
   code = (
     'import pathlib, sys; from ngrammer_jax import flags, train\n'
     f'if sys.argv[-1] == "--process_id=1": sys.argv = [a.replace({str(text)!r}, "/none") '
     'for a in sys.argv]\nflags.run(train.main)'
   )
-  process = start(2, '-c', code, f'--workdir={tmp_path}/run', *given)
-  said, _ = process.communicate(timeout=120)
-  assert process.returncode == 2 and said.count('error: process 1: data.path=/none') == 2, said
+  process = start(2, '-c', code, f'--workdir={tmp_path}/run', *arguments)
+  output, _ = process.communicate(timeout=120)
+  assert process.returncode == 2 and output.count('error: process 1: data.path=/none') == 2, output
   assert not (tmp_path / 'run').exists()
 
 
 @pytest.mark.parametrize(
-  'given, message',
+  'arguments, message',
   [
     (['--processes=2'], '--processes is set, but not --coordinator, --process_id: set all'),
     (['--coordinator=x', '--processes=2', '--process_id=0'], '--coordinator=x: expected HOST:PORT'),
@@ -211,6 +213,6 @@ def test_what_one_process_cannot_do_none_does(tmp_path, cache):
     (['--coordinator=x:1', '--processes=0', '--process_id=0'], '--processes=0 must be at least 1'),
   ],
 )
-def test_flags_that_do_not_say_where_the_others_are(tmp_path, given, message):
+def test_flags_that_do_not_say_where_the_others_are(tmp_path, arguments, message):
   with pytest.raises(errors.BadInput, match=re.escape(message)):
-    verb.main([f'--workdir={tmp_path}/run', *flags(), *given])
+    verb.main([f'--workdir={tmp_path}/run', *flags(), *arguments])

@@ -71,31 +71,31 @@ def test_twenty_kills_change_no_bit(tmp_path, cache):
 def test_a_full_disk_costs_nothing_but_time(disk, tmp_path, cache):
   training = {'checkpoint_every': 5, 'keep_checkpoints': 20}
   process = start(disk / 'run', **training)
-  _, said = process.communicate()
+  _, output = process.communicate()
   good = checkpoints.steps(disk / 'run')
-  assert process.returncode == 2, said
+  assert process.returncode == 2, output
   assert 2 <= len(good) < 12
   assert re.fullmatch(  # and nothing after it, no traceback of a library before
     rf'error: --workdir={disk}/run: the disk is full: no room for step {good[-1] + 5} of '
     rf'\d\.\d MB, \d\.\d MB left\. Last checkpoint: step {good[-1]}\. '
     r'Free some space, then rerun the same command to resume',
-    said.splitlines()[-1],
+    output.splitlines()[-1],
   )
-  assert 'Traceback' not in said
-  process = start(tmp_path / 'whole', **training)
-  _, told = process.communicate()
-  assert process.returncode == 0, told
+  assert 'Traceback' not in output
+  process = start(tmp_path / 'reference', **training)
+  _, reference_output = process.communicate()
+  assert process.returncode == 0, reference_output
   for step in good:
-    assert arrays(disk / 'run', step) == arrays(tmp_path / 'whole', step)
+    assert arrays(disk / 'run', step) == arrays(tmp_path / 'reference', step)
 
   subprocess.run(['mount', '-o', 'remount,size=50m', disk], check=True)
   process = start(disk / 'run', **training)
-  _, said = process.communicate()
-  assert process.returncode == 0, said
-  assert f'restoring step {good[-1]} from' in said
+  _, output = process.communicate()
+  assert process.returncode == 0, output
+  assert f'restoring step {good[-1]} from' in output
   for step in range(5, 65, 5):
-    assert arrays(disk / 'run', step) == arrays(tmp_path / 'whole', step)
-  assert records(disk / 'run') == records(tmp_path / 'whole')
+    assert arrays(disk / 'run', step) == arrays(tmp_path / 'reference', step)
+  assert records(disk / 'run') == records(tmp_path / 'reference')
 
 
 def test_a_disk_too_full_for_the_record_is_named(disk, tmp_path, cache):
@@ -107,17 +107,17 @@ def test_a_disk_too_full_for_the_record_is_named(disk, tmp_path, cache):
   with pytest.raises(OSError), (disk / 'filler').open('wb', buffering=0) as filler:
     while True:
       filler.write(bytes(4096))
-  _, said = process.communicate()
-  assert process.returncode == 2, said
+  _, output = process.communicate()
+  assert process.returncode == 2, output
   assert (
     f'\nerror: {record} cannot be written: No space left on device. '
     'Free some space, then rerun the same command to resume from the last checkpoint\n'
-  ) in said
+  ) in output
 
   (disk / 'filler').unlink()
-  for workdir in (disk / 'run', tmp_path / 'whole'):
+  for workdir in (disk / 'run', tmp_path / 'reference'):
     process = start(workdir, **training)
-    _, said = process.communicate()
-    assert process.returncode == 0, said
-  assert arrays(disk / 'run', 600) == arrays(tmp_path / 'whole', 600)
-  assert records(disk / 'run') == records(tmp_path / 'whole')
+    _, output = process.communicate()
+    assert process.returncode == 0, output
+  assert arrays(disk / 'run', 600) == arrays(tmp_path / 'reference', 600)
+  assert records(disk / 'run') == records(tmp_path / 'reference')

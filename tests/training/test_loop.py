@@ -66,23 +66,26 @@ def test_a_model_with_everything_goes_on_bit_identically(tiny, one_device, tmp_p
   """N-grams, a segment memory, spans, dropout."""
   no_validation(monkeypatch)
   config = tiny(RICH, training={'steps': 6, 'evaluate_every': 0})
-  whole, run = tmp_path / 'whole', tmp_path / 'run'
-  assert loop.train(config, whole)
-  assert names(whole) == ['4', '6']  # the last one is saved, though not due
-  shutil.copytree(whole, run)
+  reference, run = tmp_path / 'reference', tmp_path / 'run'
+  assert loop.train(config, reference)
+  assert names(reference) == ['4', '6']  # the last one is saved, though not due
+  shutil.copytree(reference, run)
   shutil.rmtree(run / 'checkpoints' / '6')
   assert loop.train(config, run)
-  assert arrays(run) == arrays(whole) and records(run) == records(whole)
+  assert arrays(run) == arrays(reference) and records(run) == records(reference)
 
 
 def test_a_run_goes_on_bit_identically_wherever_it_ends(tiny, tmp_path, monkeypatch, toy_model):
   config = tiny(training={'steps': 10})
-  whole = tmp_path / 'whole'
-  assert loop.train(config, whole)
-  assert names(whole) == ['10', '4', '8'] and arrays(whole)['step'] != arrays(whole, 8)['step']
-  assert [line['step'] for line in records(whole)] == [2, 4, 6, 6, 8, 10, 10]
-  before = records(whole)
-  assert not loop.train(config, whole) and records(whole) == before
+  reference = tmp_path / 'reference'
+  assert loop.train(config, reference)
+  assert (
+    names(reference) == ['10', '4', '8']
+    and arrays(reference)['step'] != arrays(reference, 8)['step']
+  )
+  assert [line['step'] for line in records(reference)] == [2, 4, 6, 6, 8, 10, 10]
+  before = records(reference)
+  assert not loop.train(config, reference) and records(reference) == before
   add = recorder.Recorder.add
   for stop_at in (2, 6, 10):
 
@@ -96,7 +99,7 @@ def test_a_run_goes_on_bit_identically_wherever_it_ends(tiny, tmp_path, monkeypa
       patch.setattr(recorder.Recorder, 'add', stop)
       loop.train(config, run)
     assert loop.train(config, run)
-    assert arrays(run) == arrays(whole) and records(run) == records(whole), stop_at
+    assert arrays(run) == arrays(reference) and records(run) == records(reference), stop_at
 
 
 UNEVEN = {'log_every': 3, 'evaluate_every': 5, 'checkpoint_every': 7}
@@ -104,22 +107,22 @@ UNEVEN = {'log_every': 3, 'evaluate_every': 5, 'checkpoint_every': 7}
 
 @pytest.mark.parametrize('steps', [1, 7, 25])
 def test_segments_per_call_changes_nothing_at_any_number_of_steps(tiny, tmp_path, toy_model, steps):
-  found = []
+  results = []
   for calls in (1, 4, 10):
     run = tmp_path / str(calls)
     assert loop.train(tiny(training=UNEVEN | {'steps': steps, 'segments_per_call': calls}), run)
-    found.append((arrays(run), names(run), [line['step'] for line in records(run)]))
-  assert found[0] == found[1] == found[2]
+    results.append((arrays(run), names(run), [line['step'] for line in records(run)]))
+  assert results[0] == results[1] == results[2]
   assert checkpoints.steps(tmp_path / '1')[-1] == steps
   events = {steps, *range(3, steps, 3)}, {steps, *range(5, steps, 5)}
-  assert found[0][2] == sorted([*events[0], *events[1]])
+  assert calls[0][2] == sorted([*events[0], *events[1]])
 
 
 def no_validation(monkeypatch):
   """Leaves the evaluation out, which has programs of its own."""
   result = {'nll_nats_per_token': 1.0, 'perplexity': math.e, 'bits_per_byte': None}
   result['protocol'] = {'whole_split': True}
-  monkeypatch.setattr(train_task.CorpusTask, 'validate', lambda *given: result)
+  monkeypatch.setattr(train_task.CorpusTask, 'validate', lambda *args: result)
 
 
 @pytest.mark.parametrize(
@@ -130,9 +133,9 @@ def test_segments_per_call_changes_no_bit_of_a_real_model(
 ):
   no_validation(monkeypatch)
   small = {'layers': 1, 'ngram': None, 'dropout': 0.1}
-  every = {'evaluate_every': 3, 'checkpoint_every': 5, 'log_every': 7}
+  intervals = {'evaluate_every': 3, 'checkpoint_every': 5, 'log_every': 7}
   for calls in (1, 4, 10):
-    config = tiny(small, training=every | {'steps': steps, 'segments_per_call': calls})
+    config = tiny(small, training=intervals | {'steps': steps, 'segments_per_call': calls})
     assert loop.train(config, tmp_path / str(calls))
   assert arrays(tmp_path / '1') == arrays(tmp_path / '4') == arrays(tmp_path / '10')
 
@@ -148,8 +151,10 @@ def test_what_may_change_on_resume(tiny, tmp_path, toy_model):
   )
   assert loop.train(config, tmp_path / 'run')
   assert checkpoints.steps(tmp_path / 'run')[-1] == 16
-  loop.train(tiny(optimizer={'schedule': 'constant'}, training={'steps': 16}), tmp_path / 'whole')
-  losses = [[r['loss'] for r in records(tmp_path / name)[-2:-1]] for name in ('run', 'whole')]
+  loop.train(
+    tiny(optimizer={'schedule': 'constant'}, training={'steps': 16}), tmp_path / 'reference'
+  )
+  losses = [[r['loss'] for r in records(tmp_path / name)[-2:-1]] for name in ('run', 'reference')]
   assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
@@ -254,9 +259,9 @@ def final_state(workdir):
 def test_a_run_with_a_kernel_equals_one_without(tiny, tmp_path):
   """Interpreted on a CPU; its evaluation, of other lengths, has the scores."""
   training = {'steps': 4, 'segment_length': 128, 'batch_size': 8, 'segments_per_call': 2}
-  every = {'evaluate_every': 4, 'checkpoint_every': 4}
+  intervals = {'evaluate_every': 4, 'checkpoint_every': 4}
   for kernel in ('xla', 'splash'):
-    config = tiny(model={'kernel': kernel}, training=training | every)
+    config = tiny(model={'kernel': kernel}, training=training | intervals)
     assert loop.train(config, tmp_path / kernel)
   by_scores, in_kernel = records(tmp_path / 'xla'), records(tmp_path / 'splash')
   for a, b in zip(by_scores, in_kernel, strict=True):
@@ -279,13 +284,13 @@ XL = {
 @pytest.mark.slow
 @pytest.mark.parametrize('model, last', [({'dropout': 0.1}, 4), (SWITCHES, 8), (XL, 4)])
 def test_other_models_go_on_bit_identically(tiny, tmp_path, model, last):
-  config, whole, run = tiny(model=model), tmp_path / 'whole', tmp_path / 'run'
-  loop.train(config, whole)
-  shutil.copytree(whole, run)
+  config, reference, run = tiny(model=model), tmp_path / 'reference', tmp_path / 'run'
+  loop.train(config, reference)
+  shutil.copytree(reference, run)
   for later in range(last + 4, 13, 4):
     shutil.rmtree(run / 'checkpoints' / str(later))
   loop.train(config, run)
-  assert arrays(run) == arrays(whole) and records(run) == records(whole)
+  assert arrays(run) == arrays(reference) and records(run) == records(reference)
 
 
 @pytest.mark.slow
@@ -308,12 +313,12 @@ def test_double_precision_throughout(tiny, tmp_path, x64):
 @pytest.mark.slow
 def test_a_run_in_parts_learns_the_same_and_goes_on(tiny, tmp_path):
   halves = experiment.AccumulationConfig(parts=2)
-  whole, parts = (tiny(training=extra) for extra in ({}, {'accumulation': halves}))
-  for config, name in ((whole, 'whole'), (parts, 'parts')):
+  reference, parts = (tiny(training=extra) for extra in ({}, {'accumulation': halves}))
+  for config, name in ((reference, 'reference'), (parts, 'parts')):
     assert loop.train(
       dataclasses.replace(config, mesh=mesh_config.MeshConfig(data=4, model=2)), tmp_path / name
     )
   losses = [
-    [r['loss'] for r in records(tmp_path / name) if 'loss' in r] for name in ('whole', 'parts')
+    [r['loss'] for r in records(tmp_path / name) if 'loss' in r] for name in ('reference', 'parts')
   ]
   assert losses[1] == pytest.approx(losses[0], rel=1e-3)

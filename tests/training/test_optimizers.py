@@ -173,6 +173,6 @@ def test_adagrad_clips_every_array_by_itself_and_after_it_was_summed():
   config = experiment.OptimizerConfig(learning_rate=10.0, schedule='constant', warmup_steps=0)
   optimizer = optimizers.make(config, STEPS, all_dense(params))
   for sign, end in ((1, 1), (-1, 0)):
-    given = jax.tree.map(lambda leaf, sign=sign: sign * leaf, large)
-    updates, _ = optimizer.update(given, optimizer.init(params), params)
+    gradients = jax.tree.map(lambda leaf, sign=sign: sign * leaf, large)
+    updates, _ = optimizer.update(gradients, optimizer.init(params), params)
     np.testing.assert_allclose(spans(params) + spans(updates), [end, end], atol=1e-7)

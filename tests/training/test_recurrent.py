@@ -39,7 +39,7 @@ def config_of(tiny, read=READ, ngram=NGRAM, **sections):
 
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_as_if_nothing_had_been(tiny, tmp_path):
-  whole, stopped = tmp_path / 'whole', tmp_path / 'stopped'
+  whole, stopped = tmp_path / 'reference', tmp_path / 'stopped'
   c = config_of(tiny, optimizer={'schedule': 'constant'})
   half = dataclasses.replace(c.training, steps=4)
   loop.train(c, whole)

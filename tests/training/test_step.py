@@ -30,13 +30,13 @@ class Table:
 
   config = model_config.ModelConfig(ngram=None)
 
-  def apply(self, variables, tokens_BxT, *rest, method=None, rngs=None, **how):
+  def apply(self, variables, tokens_BxT, *rest, method=None, rngs=None, **kwargs):
     if method == 'scores':  # here of hidden vectors and targets
       return types.SimpleNamespace(nll_BxT=tokens_BxT.sum(axis=-1) + 0.1 * rest[0])
-    kept = jax.random.bernoulli(rngs['dropout'], 0.5, (16,))
-    hidden = variables['params']['embedding'][tokens_BxT] * kept
-    learned = {'codebook': {}} if 'codebook' in how['mutable'] else {}
-    return (hidden, rest[0] + tokens_BxT.sum(axis=1), {}), learned
+    dropout_mask = jax.random.bernoulli(rngs['dropout'], 0.5, (16,))
+    hidden = variables['params']['embedding'][tokens_BxT] * dropout_mask
+    updated = {'codebook': {}} if 'codebook' in kwargs['mutable'] else {}
+    return (hidden, rest[0] + tokens_BxT.sum(axis=1), {}), updated
 
 
 def state_of(step):
@@ -56,33 +56,33 @@ def segment_of(counts):
 
 
 @functools.cache
-def step_of(seed, **how):
-  return jax.jit(train_step.TrainStep(Table(), optax.sgd(0.1), LABELS, seed, **how))
+def step_of(seed, **options):
+  return jax.jit(train_step.TrainStep(Table(), optax.sgd(0.1), LABELS, seed, **options))
 
 
 WHOLE = np.ones((B, T))
 
 
 def test_dropout_is_drawn_anew_at_every_step_and_for_every_seed():
-  def kept(seed, step):
+  def nonzero(seed, step):
     before = state_of(step)
     after, _ = step_of(seed)(before, segment_of(WHOLE))
     assert int(after.step) == step + 1
-    moved = np.asarray(after.params['embedding']) != before.params['embedding']
-    return tuple(moved.any(axis=0))
+    changed = np.asarray(after.params['embedding']) != before.params['embedding']
+    return tuple(changed.any(axis=0))
 
-  drawn = {(seed, step): kept(seed, step) for seed in (0, 1) for step in (3, 4, 5)}
-  assert len(set(drawn.values())) == len(drawn) and kept(1, 4) == drawn[1, 4]
+  masks = {(seed, step): nonzero(seed, step) for seed in (0, 1) for step in (3, 4, 5)}
+  assert len(set(masks.values())) == len(masks) and nonzero(1, 4) == masks[1, 4]
 
 
 def by_hand(state, segment, counted_BxT, after):
   """The loss and the moved table, with the dropout that the gradient tells."""
-  kept = (np.asarray(after.params['embedding']) != state.params['embedding']).any(axis=0)
-  hidden = state.params['embedding'][segment.tokens_BxT] * kept
+  nonzero = (np.asarray(after.params['embedding']) != state.params['embedding']).any(axis=0)
+  hidden = state.params['embedding'][segment.tokens_BxT] * nonzero
   nll_BxT = hidden.sum(axis=-1) + 0.1 * segment.targets_BxT
   total = counted_BxT.sum()
   gradient = np.zeros_like(state.params['embedding'])
-  np.add.at(gradient, segment.tokens_BxT, counted_BxT[..., None] / total * kept)
+  np.add.at(gradient, segment.tokens_BxT, counted_BxT[..., None] / total * nonzero)
   loss = (nll_BxT * counted_BxT).sum() / total
   return loss, state.params['embedding'] - 0.1 * gradient
 
@@ -116,11 +116,11 @@ def test_parts_weigh_by_their_tokens_and_draw_a_dropout_of_their_own():
   segment = segment_of(counts)
   parts = accumulation.GradientAccumulation(2, mesh_of(1, 1, 1))
   after, metrics = step_of(0, parts=parts)(before, segment)
-  moved = np.asarray(1 - after.params['embedding']).sum(axis=0) / 0.1  # of each column
-  shares = sorted(set(np.round(moved, 4)))
+  updates = np.asarray(1 - after.params['embedding']).sum(axis=0) / 0.1  # of each column
+  shares = sorted(set(np.round(updates, 4)))
   # Columns kept by none, by the second part, by the first, by both: 1 of 12 tokens, 11, all.
   np.testing.assert_allclose(shares, [0, 1 / 12, 11 / 12, 1], atol=1e-4)
-  expected = moved.sum() + 0.1 * (segment.targets_BxT * counts).sum() / 12
+  expected = updates.sum() + 0.1 * (segment.targets_BxT * counts).sum() / 12
   np.testing.assert_allclose(metrics['loss'], expected, rtol=1e-5)
   rows = np.arange(B) + segment.tokens_BxT.sum(axis=1)
   np.testing.assert_array_equal(after.memory, rows)
@@ -136,8 +136,8 @@ def test_a_call_makes_as_many_steps_as_it_is_told_and_skips_the_rest():
   call = train_step.make_call(step, abstract)
   losses = []
   for steps in range(5):
-    found, metrics = call(jax.device_put(state_of(0), place), stacked, np.int32(steps))
-    jax.tree.map(np.testing.assert_array_equal, found, state)
+    final_state, metrics = call(jax.device_put(state_of(0), place), stacked, np.int32(steps))
+    jax.tree.map(np.testing.assert_array_equal, final_state, state)
     np.testing.assert_array_equal(metrics['loss'][:steps], losses)
     if steps < 4:
       state, one = step_of(0)(state, segments[steps])
@@ -149,20 +149,22 @@ def test_a_call_makes_as_many_steps_as_it_is_told_and_skips_the_rest():
 def test_the_first_state_is_that_of_its_seed_on_any_mesh(monkeypatch):
   """And of nothing else; a model of one array."""
   model = types.SimpleNamespace(config=Table.config)
-  model.clone = lambda **how: model
+  model.clone = lambda **kwargs: model
   normal = nn.with_logical_partitioning(nn.initializers.normal(1.0), ('ngram_vocab', 'ngram_embed'))
-  model.init = lambda key, *given: {'params': {'embedding': normal(key, (8, 4))}}
-  monkeypatch.setattr(language_model, 'empty_memory', lambda *given: {'rows': jnp.zeros(B)})
+  model.init = lambda key, *args: {'params': {'embedding': normal(key, (8, 4))}}
+  monkeypatch.setattr(language_model, 'empty_memory', lambda *args: {'rows': jnp.zeros(B)})
 
-  def made(seed, shape=(1, 1, 1)):
+  def make_state(seed, shape=(1, 1, 1)):
     variables = train_state.abstract_variables(model)
     create, abstract = train_state.make_initializer(
       model, variables, optax.sgd(0.1), B, seed, mesh_of(*shape)
     )
     state = create()
-    of = lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding)
-    assert jax.tree.map(of, state) == jax.tree.map(of, abstract)
+    description = lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding)
+    assert jax.tree.map(description, state) == jax.tree.map(description, abstract)
     assert state.params['embedding'].addressable_shards[0].data.size == 32 // shape[1] // shape[2]
     return np.asarray(state.params['embedding'])
 
-  assert (made(1) == made(1, (2, 2, 2))).all() and (made(0) != made(1)).all()
+  assert (make_state(1) == make_state(1, (2, 2, 2))).all() and (
+    make_state(0) != make_state(1)
+  ).all()

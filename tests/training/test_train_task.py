@@ -36,21 +36,21 @@ def train(config, workdir):
 
 def test_a_resume_is_exact_on_other_devices_too(config, tmp_path, monkeypatch, toy_model):
   monkeypatch.setattr(packing, 'SAVE_INTERVAL', 3)
-  whole = tmp_path / 'whole'
-  assert train(config, whole)
-  assert len(list((whole / 'places').glob('*/*.jsonl'))) == 8  # a row on each device
+  reference = tmp_path / 'reference'
+  assert train(config, reference)
+  assert len(list((reference / 'places').glob('*/*.jsonl'))) == 8  # a row on each device
 
   def resumed(name, mesh=config.mesh, places=True):
-    shutil.copytree(whole, tmp_path / name)
+    shutil.copytree(reference, tmp_path / name)
     shutil.rmtree(tmp_path / name / 'checkpoints' / '12')
     if not places:  # then all is read again
       shutil.rmtree(tmp_path / name / 'places')
     assert train(dataclasses.replace(config, mesh=mesh), tmp_path / name)
     return arrays(tmp_path / name)
 
-  assert resumed('alike') == resumed('without_places', places=False) == arrays(whole)
+  assert resumed('alike') == resumed('without_places', places=False) == arrays(reference)
   resumed('elsewhere', mesh=mesh_config.MeshConfig(data=2, model=4))
-  losses = [records(tmp_path / name)[-2]['loss'] for name in ('whole', 'elsewhere')]
+  losses = [records(tmp_path / name)[-2]['loss'] for name in ('reference', 'elsewhere')]
   assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
@@ -90,10 +90,12 @@ def test_a_resume_on_other_shards(config, tmp_path, toy_model):
 @pytest.mark.slow
 def test_a_real_model_evaluates_alike_on_other_devices(config, tmp_path):
   """Trained to the end on all of them, and half of the way on others."""
-  whole, run = tmp_path / 'whole', tmp_path / 'run'
-  assert train(config, whole)
-  shutil.copytree(whole, run)
+  reference, run = tmp_path / 'reference', tmp_path / 'run'
+  assert train(config, reference)
+  shutil.copytree(reference, run)
   shutil.rmtree(run / 'checkpoints' / '12')
   assert train(dataclasses.replace(config, mesh=mesh_config.MeshConfig(data=2, model=4)), run)
-  nats = [runs.load_run(path).evaluate('validation')['nll_nats_per_token'] for path in (whole, run)]
+  nats = [
+    runs.load_run(path).evaluate('validation')['nll_nats_per_token'] for path in (reference, run)
+  ]
   assert nats[0] == pytest.approx(nats[1], abs=1e-5)

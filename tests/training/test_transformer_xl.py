@@ -78,14 +78,14 @@ def test_no_gradient_reaches_the_memory():
 
   @jax.jit
   @jax.value_and_grad
-  def of_second_segment(embedding_of_first):
+  def second_output(embedding_of_first):
     params = variables['params'] | {'embedding': embedding_of_first}
-    _, kept, _ = model.apply({'params': params}, tokens[0], memory)
-    hidden, _, _ = model.apply(variables, tokens[1], kept)
+    _, next_memory, _ = model.apply({'params': params}, tokens[0], memory)
+    hidden, _, _ = model.apply(variables, tokens[1], next_memory)
     return (hidden * jnp.arange(16)).sum()  # their squares have one sum
 
   embedding = np.asarray(variables['params']['embedding'])
-  value, gradient = of_second_segment(embedding)
+  value, gradient = second_output(embedding)
   assert not np.asarray(gradient).any()
-  moved, _ = of_second_segment(embedding[::-1])
-  assert abs(moved - value) > 1e-3  # it is looked at all the same
+  changed, _ = second_output(embedding[::-1])
+  assert abs(changed - value) > 1e-3  # it is looked at all the same

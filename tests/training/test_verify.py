@@ -20,20 +20,20 @@ __all__ = ['workdir']  # a fixture
 def test_a_good_checkpoint_of_any_precision(tmp_path):
   with jax.enable_x64(True):
     doubles = {'a': jnp.asarray(np.random.default_rng(0).normal(size=9)), 'b': jnp.int8(3)}
-    with checkpoint_writer.CheckpointWriter(tmp_path) as saved:
-      saved.save(4, doubles)
+    with checkpoint_writer.CheckpointWriter(tmp_path) as writer:
+      writer.save(4, doubles)
     expected = checksums.checksums(doubles)
-  known = checkpoints.verify(tmp_path, 4)
-  assert {name: leaf[2] for name, leaf in known.leaves.items()} == expected
+  saved = checkpoints.verify(tmp_path, 4)
+  assert {name: leaf[2] for name, leaf in saved.leaves.items()} == expected
 
 
 def test_an_array_that_reads_otherwise_than_it_was_in_memory(workdir):
   """Every file as it was written, but the manifest is of other arrays."""
   folder = workdir / 'checkpoints' / '8'
-  known = manifest.read(folder)
-  dtype, shape, _ = known.leaves['params/kernel']
-  known.leaves['params/kernel'] = [dtype, shape, '0' * 16]
-  manifest.write(folder, known)
+  saved = manifest.read(folder)
+  dtype, shape, _ = saved.leaves['params/kernel']
+  saved.leaves['params/kernel'] = [dtype, shape, '0' * 16]
+  manifest.write(folder, saved)
   with pytest.raises(manifest.CorruptError, match=r'\Aparams/kernel was changed: wrong checksum\Z'):
     checkpoints.verify(workdir, 8)
 
@@ -41,8 +41,8 @@ def test_an_array_that_reads_otherwise_than_it_was_in_memory(workdir):
 def test_the_table_says_which_are_good(trained_copy, capsys):
   run = trained_copy
   shutil.rmtree(run / 'checkpoints' / '4')
-  known = manifest.read(run / 'checkpoints' / '8')
-  manifest.write(run / 'checkpoints' / '8', dataclasses.replace(known, validation=9.5))
+  saved = manifest.read(run / 'checkpoints' / '8')
+  manifest.write(run / 'checkpoints' / '8', dataclasses.replace(saved, validation=9.5))
   analyze.main(['checkpoint', f'--workdir={run}', '--step=12'])
   lines = capsys.readouterr().out.splitlines()
   losses = [manifest.read(run / 'checkpoints' / step).validation for step in ('8', '12')]
@@ -50,10 +50,10 @@ def test_the_table_says_which_are_good(trained_copy, capsys):
   for row, (line, loss) in enumerate(zip(lines[1:3], losses, strict=True)):
     assert line.split()[0] == ('8', '12')[row] and f'{loss:.4f}' in line
     assert line.endswith('good, best' if row == best else 'good')
-  known = manifest.read(run / 'checkpoints' / '12')
-  assert known.checksum in lines[2]
-  assert len(lines) == 3 + len(known.leaves)
-  assert f'{known.leaves["params/embedding"][2]}  params/embedding float32[257, 16]' in lines
+  saved = manifest.read(run / 'checkpoints' / '12')
+  assert saved.checksum in lines[2]
+  assert len(lines) == 3 + len(saved.leaves)
+  assert f'{saved.leaves["params/embedding"][2]}  params/embedding float32[257, 16]' in lines
 
   cut(run / 'checkpoints' / '12' / '_METADATA')
   analyze.main(['checkpoint', f'--workdir={run}'])
@@ -86,5 +86,5 @@ def test_who_reads_while_a_run_prunes_takes_the_newer_one(tmp_path, monkeypatch)
     return verify(folder)
 
   monkeypatch.setattr(manifest, 'verify', prune)
-  step, found = checkpoints.restore_newest(tmp_path, abstract())
-  assert step == 8 and same(found, state(8))
+  step, restored = checkpoints.restore_newest(tmp_path, abstract())
+  assert step == 8 and same(restored, state(8))

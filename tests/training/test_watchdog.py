@@ -18,12 +18,12 @@ def test_the_stacks_of_a_process_that_hangs_are_in_its_log(tmp_path, caplog):
     logging.info('begun')
     waits_for_something(log, 'in test_the_stacks')
     watch.beat()
-  said = log.read_text()
-  assert ' INFO begun\n' in said and 'Timeout (0:00:00.3' in said
-  assert 'in waits_for_something' in said
+  output = log.read_text()
+  assert ' INFO begun\n' in output and 'Timeout (0:00:00.3' in output
+  assert 'in waits_for_something' in output
   logging.info('after')
   time.sleep(0.4)
-  assert log.read_text() == said  # neither is there any more
+  assert log.read_text() == output  # neither is there any more
 
 
 def test_no_stacks_where_none_are_wanted_or_something_is_heard(tmp_path):

@@ -32,7 +32,7 @@ with open(sys.argv[1], 'w') as file:
 
 
 @contextlib.contextmanager
-def held(workdir):
+def locked(workdir):
   with (workdir / 'lock').open('a+') as file:
     workdirs._lock(workdir, file)
     yield
@@ -66,7 +66,7 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tiny, tmp_path, giv
   finally:
     holder.send_signal(signal.SIGKILL)
     holder.communicate()
-  with held(run):
+  with locked(run):
     assert (run / 'lock').read_text() == f'process {os.getpid()} on {socket.gethostname()}\n'
     with bad_input(
       f'--workdir={run} is in use by process {os.getpid()} on {socket.gethostname()}: '
@@ -103,7 +103,7 @@ NGRAM = model_config.NGramConfig(clusters=8, vocabulary_size=64, dim=4)
 
 
 @pytest.mark.parametrize(
-  'before, now, said',
+  'before, now, message',
   [
     ({}, {'model': {'ngram': dataclasses.replace(NGRAM, dim=2)}}, 'model.ngram.dim=4, now it is 2'),
     ({}, {'model': {'ngram': None}}, f'model.ngram={NGRAM!r}, now it is None'),
@@ -131,10 +131,10 @@ NGRAM = model_config.NGramConfig(clusters=8, vocabulary_size=64, dim=4)
     ),
   ],
 )
-def test_what_changes_a_run_is_refused_and_named(tiny, tmp_path, before, now, said):
+def test_what_changes_a_run_is_refused_and_named(tiny, tmp_path, before, now, message):
   experiment.save(tiny(**before), tmp_path / 'config.json')
   with bad_input(
-    f'--workdir={tmp_path} was started with {said}: use the old value, or another workdir'
+    f'--workdir={tmp_path} was started with {message}: use the old value, or another workdir'
   ):
     workdirs.check(tmp_path, tiny(**now))
 
@@ -163,7 +163,7 @@ def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog)
     raise OSError(errno.ENOLCK, 'No locks available')
 
   monkeypatch.setattr(fcntl, 'flock', fails)
-  with held(tmp_path):
+  with locked(tmp_path):
     pass
   assert caplog.messages == [
     f'{tmp_path} cannot be locked: No locks available; do not start a second process'
@@ -174,6 +174,6 @@ def test_a_run_of_another_version(tiny, tmp_path):
   path = tmp_path / 'config.json'
   experiment.save(tiny(), path)
   path.write_text(path.read_text().replace('"epsilon"', '"epsilom"', 1))
-  said = 'has a config.json that this version of ngrammer_jax cannot read: unknown config key'
-  with pytest.raises(errors.BadInput, match=said):
+  message = 'has a config.json that this version of ngrammer_jax cannot read: unknown config key'
+  with pytest.raises(errors.BadInput, match=message):
     workdirs.load_config(tmp_path)

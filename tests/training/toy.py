@@ -32,19 +32,19 @@ class Programs:
     )
 
   def create(self):
-    where = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
+    leaf_shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
     make = lambda leaf: np.zeros(leaf.shape, leaf.dtype)
     put = lambda leaf, place: jax.make_array_from_callback(
       leaf.shape, place, lambda index: make(leaf)[index]
     )
-    return jax.tree.map(put, self.abstract, where)
+    return jax.tree.map(put, self.abstract, leaf_shardings)
 
   def compile(self, state, segments):
     self.is_compiled = True
 
   def call(self, state, segments, steps):
-    where = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
-    state, metrics = _steps(where)(state, segments.tokens_BxT, np.int32(steps))
+    leaf_shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
+    state, metrics = _steps(leaf_shardings)(state, segments.tokens_BxT, np.int32(steps))
     return state, jax.tree.map(lambda column: column[:steps], metrics)
 
   def evaluate(self, state, split, report):
@@ -60,7 +60,7 @@ class Programs:
 
 @functools.cache
 def _compiled(places, tree):
-  where = jax.tree.unflatten(tree, places)
+  leaf_shardings = jax.tree.unflatten(tree, places)
 
   def step(state, tokens_BxT):
     x_BxT = tokens_BxT.astype(jnp.float32) / 257
@@ -81,12 +81,12 @@ def _compiled(places, tree):
   def call(state, segments, steps):
     return jax.lax.scan(step_or_skip, state, (jnp.arange(len(segments)) < steps, segments))
 
-  everywhere = sharding.replicated(where.step.mesh)
-  return jax.jit(call, out_shardings=(where, everywhere))
+  everywhere = sharding.replicated(leaf_shardings.step.mesh)
+  return jax.jit(call, out_shardings=(leaf_shardings, everywhere))
 
 
-def _steps(where):
-  leaves, tree = jax.tree.flatten(where)
+def _steps(leaf_shardings):
+  leaves, tree = jax.tree.flatten(leaf_shardings)
   return _compiled(tuple(leaves), tree)
 
 
