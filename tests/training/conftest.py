@@ -12,7 +12,7 @@ def toy_model(monkeypatch):
 
 
 @pytest.fixture
-def reference(tiny, tmp_path, toy_model):
+def reference_run(tiny, tmp_path, toy_model):
   """A finished run of 12 steps of the small model, with checkpoints of 4, 8 and 12."""
   from ngrammer_jax.training import loop
 

@@ -115,7 +115,7 @@ def test_segments_per_call_changes_nothing_at_any_number_of_steps(tiny, tmp_path
   assert results[0] == results[1] == results[2]
   assert checkpoints.steps(tmp_path / '1')[-1] == steps
   events = {steps, *range(3, steps, 3)}, {steps, *range(5, steps, 5)}
-  assert calls[0][2] == sorted([*events[0], *events[1]])
+  assert results[0][2] == sorted([*events[0], *events[1]])
 
 
 def no_validation(monkeypatch):

@@ -32,7 +32,7 @@ def interrupt():
   os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_who_was_stopped_goes_on_bit_by_bit(tiny, reference, tmp_path, monkeypatch, capfd):
+def test_who_was_stopped_goes_on_bit_by_bit(tiny, reference_run, tmp_path, monkeypatch, capfd):
   """No checkpoint is due before the last step: what is there was saved for a signal."""
   signal_at(monkeypatch, signals := {4: signal.SIGINT, 10: signal.SIGTERM})
   monkeypatch.setenv('XLA_FLAGS', os.environ['XLA_FLAGS'])  # the verb adds to it
@@ -50,8 +50,8 @@ def test_who_was_stopped_goes_on_bit_by_bit(tiny, reference, tmp_path, monkeypat
     assert err.count(f'{name}: saving a checkpoint, then stopping\n') == 1
     assert err.count(f'stopped by {name}; rerun the same command to resume\n') == 1
   assert out.startswith('finished: 12 steps')
-  assert arrays(tmp_path / 'run') == arrays(reference)
-  assert records(tmp_path / 'run') == records(reference)
+  assert arrays(tmp_path / 'run') == arrays(reference_run)
+  assert records(tmp_path / 'run') == records(reference_run)
 
   with pytest.raises(SystemExit) as finished:
     flags.run(train.main)
@@ -59,7 +59,7 @@ def test_who_was_stopped_goes_on_bit_by_bit(tiny, reference, tmp_path, monkeypat
   assert capfd.readouterr().out.startswith('already finished: 12 steps')
 
 
-def test_a_validation_that_was_stopped_is_made_up_for(tiny, reference, tmp_path, monkeypatch):
+def test_a_validation_that_was_stopped_is_made_up_for(tiny, reference_run, tmp_path, monkeypatch):
   """Also when that is stopped again, and also that of the last step."""
   evaluate, calls = toy.Programs.evaluate, []
 
@@ -78,11 +78,11 @@ def test_a_validation_that_was_stopped_is_made_up_for(tiny, reference, tmp_path,
     assert last['step'] == at and 'loss' in last
   assert loop.train(tiny(), tmp_path / 'run')
   assert len(calls) == 6
-  assert arrays(tmp_path / 'run') == arrays(reference)
-  assert records(tmp_path / 'run') == records(reference)
+  assert arrays(tmp_path / 'run') == arrays(reference_run)
+  assert records(tmp_path / 'run') == records(reference_run)
   # It counts for which checkpoint is the best, also where the process died in between.
   folder = tmp_path / 'run' / 'checkpoints' / '12'
-  loss = records(reference)[-1]['validation/nll_nats_per_token']
+  loss = records(reference_run)[-1]['validation/nll_nats_per_token']
   assert manifest.read(folder).validation == loss
   manifest.write(folder, dataclasses.replace(manifest.read(folder), validation=None))
   assert not loop.train(tiny(), tmp_path / 'run')

@@ -34,10 +34,10 @@ def shared_config(trained):
 def test_a_damaged_checkpoint_costs_some_steps_and_no_bit(
   one_device, trained, trained_copy, caplog
 ):
-  run, reference = trained_copy, trained
+  run, reference_run = trained_copy, trained
   name, content = damage(run / 'checkpoints' / '12')
   assert loop.train(shared_config(trained), run)
-  assert arrays(run) == arrays(reference) and records(run) == records(reference)
+  assert arrays(run) == arrays(reference_run) and records(run) == records(reference_run)
   assert (run / 'checkpoints' / '12.damaged' / name).read_bytes() == content
   assert f'12 is corrupt: {name} was changed: wrong checksum; falling back' in caplog.text
 
@@ -61,29 +61,29 @@ def test_training_never_starts_again_from_scratch_by_itself(trained, trained_cop
     assert (run / 'metrics.jsonl').read_bytes() == before
 
 
-def test_damage_again_and_again_costs_more_steps_and_no_bit(tiny, reference, tmp_path, caplog):
-  run = shutil.copytree(reference, tmp_path / 'run')
+def test_damage_again_and_again_costs_more_steps_and_no_bit(tiny, reference_run, tmp_path, caplog):
+  run = shutil.copytree(reference_run, tmp_path / 'run')
   for steps in ((12,), (8, 12)):
     caplog.clear()
     for step in steps:
       name, content = damage(run / 'checkpoints' / str(step))
     assert loop.train(tiny(), run)
-    assert arrays(run) == arrays(reference) and records(run) == records(reference)
-    assert arrays(run, 8) == arrays(reference, 8)
+    assert arrays(run) == arrays(reference_run) and records(run) == records(reference_run)
+    assert arrays(run, 8) == arrays(reference_run, 8)
     assert f'12 is corrupt: {name} was changed: wrong checksum; falling back' in caplog.text
   assert (run / 'checkpoints' / '12.damaged-2' / name).read_bytes() == content
   assert names(run) == ['12', '12.damaged', '12.damaged-2', '4', '8', '8.damaged']
 
 
-def test_a_resume_with_other_segments_per_call_costs_no_bit(tiny, reference, tmp_path):
+def test_a_resume_with_other_segments_per_call_costs_no_bit(tiny, reference_run, tmp_path):
   for calls in (1, 3, 12):
-    run = shutil.copytree(reference, tmp_path / str(calls))
+    run = shutil.copytree(reference_run, tmp_path / str(calls))
     damage(run / 'checkpoints' / '12')
     assert loop.train(tiny(training={'segments_per_call': calls}), run)
-    assert arrays(run) == arrays(reference)
+    assert arrays(run) == arrays(reference_run)
     # The loss on record is the mean of the steps of a call.
     steps = lambda workdir: [record['step'] for record in records(workdir)]
-    assert steps(run) == steps(reference)
+    assert steps(run) == steps(reference_run)
 
 
 def test_a_killed_process_goes_on_bit_identically(tiny, tmp_path, toy_model):
@@ -115,7 +115,9 @@ def test_a_killed_process_goes_on_bit_identically(tiny, tmp_path, toy_model):
   assert records(tmp_path / 'killed') == records(tmp_path / 'reference')
 
 
-def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(tiny, tmp_path, reference, monkeypatch):
+def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(
+  tiny, tmp_path, reference_run, monkeypatch
+):
   write = manifest.write
 
   def fails(folder, content):
@@ -134,10 +136,10 @@ def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(tiny, tmp_path, refere
     patch.setattr(shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=7.5e6))
     loop.train(tiny(), tmp_path / 'run')
   assert checkpoints.steps(tmp_path / 'run') == [4]
-  assert arrays(tmp_path / 'run', 4) == arrays(reference, 4)
+  assert arrays(tmp_path / 'run', 4) == arrays(reference_run, 4)
   assert loop.train(tiny(), tmp_path / 'run')
-  assert arrays(tmp_path / 'run') == arrays(reference) and records(tmp_path / 'run') == records(
-    reference
+  assert arrays(tmp_path / 'run') == arrays(reference_run) and records(tmp_path / 'run') == records(
+    reference_run
   )
 
 
@@ -172,12 +174,12 @@ def test_scanned_and_unrolled_states_have_the_same_arrays(tiny):
   assert shapes[0] == shapes[1] and len(shapes[0]) > 30
 
 
-def assert_close(run, reference):
+def assert_close(run, reference_run):
   """Within rounding, and not without any."""
-  states = [jax.device_get(runs.load_run(workdir).state) for workdir in (run, reference)]
+  states = [jax.device_get(runs.load_run(workdir).state) for workdir in (run, reference_run)]
   assert states[0].step == states[1].step == 12
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), *states)
-  assert arrays(run) != arrays(reference)
+  assert arrays(run) != arrays(reference_run)
 
 
 @pytest.mark.slow
