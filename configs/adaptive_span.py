@@ -137,7 +137,7 @@ def _small(c, variant):
   t.evaluate_every = t.checkpoint_every = 240
   # The optimizer of the official code. With Adam at 2e-3 or 5e-4, persistent vectors learn much
   # less in so few steps (3.06 and 3.18 bits per character, not 2.78), because their values are
-  # scaled by sqrt(N).
+  # scaled by the square root of their number.
   o = c.optimizer
   o.algorithm, o.learning_rate, o.clip_norm, o.epsilon = 'adagrad', 0.07, 0.03, 1e-10
   o.schedule, o.warmup_steps = 'constant', 50

@@ -14,8 +14,8 @@ trims its cache.
 The gradient visits the same blocks and recomputes the scores. With the log mass L_i in place of
 max_i the mass is 1, and the gradients of the two sums are do_i and dL_i - do_i . o_i.
 
-B batch, T queries, M memory, N heads, H head width, K queries or keys of a block, J blocks of the
-memory.
+B batch, T queries, M memory, N heads, H head width, K queries or keys of a block, R = 2 K - 1
+distances between them, J blocks of the memory.
 """
 
 from collections.abc import Callable
@@ -124,7 +124,7 @@ def attend(
   return_pairs: bool,
   drop: dropout.Dropout,
 ) -> PartialAttention:
-  """Attends to the keys that each query sees; the same as `full_attention.attend`.
+  """Attends to the keys that each query sees, as `full_attention.attend` does but for epsilon.
 
   Args:
     heads: queries, keys and values of the segment, without a memory.
@@ -354,13 +354,13 @@ class _Head:
 
     The mask (see `span.unclipped_mask`) is None without learned spans.
     """
-    (query_BxKxH, distance_query_BxKxH, span_BxK), (encoding_1xDxH, bias_1xD) = inputs
+    (query_BxKxH, distance_query_BxKxH, span_BxK), (encoding_1xRxH, bias_1xR) = inputs
     visible_BxKxK = self.layout.visible(i, j)
     scores_BxKxK = self._product('bqh,bkh->bqk', query_BxKxH, key_BxKxH)
     if distance_query_BxKxH is not None:
-      scores_BxKxD = self._product('bqh,dh->bqd', distance_query_BxKxH, encoding_1xDxH[0])
-      scores_BxKxD += 0 if bias_1xD is None else bias_1xD
-      scores_BxKxK += relative.shift(scores_BxKxD[:, None])[:, 0, :, : self.K]
+      scores_BxKxR = self._product('bqh,rh->bqr', distance_query_BxKxH, encoding_1xRxH[0])
+      scores_BxKxR += 0 if bias_1xR is None else bias_1xR
+      scores_BxKxK += relative.shift(scores_BxKxR[:, None])[:, 0, :, : self.K]
     unclipped_BxKxK = None
     if span_BxK is not None:
       distance_KxK = self.layout.nearest_distance(i, j)

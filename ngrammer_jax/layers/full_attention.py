@@ -117,7 +117,8 @@ def joint_softmax(
 
   Args:
     first, second: the parts; the pairs are those of the first.
-    epsilon: epsilon of a soft mask, which the mass of the first part includes already.
+    epsilon: of a soft mask m. The mass of the first part is sum m e + epsilon sum e. The second has
+      no mask, m = 1, and its mass becomes (1 + epsilon) sum e.
   """
   second_mass_BxNxT = second.log_mass_BxNxT + math.log1p(epsilon)
   log_mass_BxNxT = jnp.logaddexp(first.log_mass_BxNxT, second_mass_BxNxT)

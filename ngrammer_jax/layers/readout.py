@@ -5,12 +5,13 @@ Attention, with h = [key; value; predict] (equations 1 to 12), and N-gram RNN (e
   a = softmax(w tanh(W_Y key_s + W_h key_t)),  r = sum a_s value_s
   h* = tanh(W_r r + W_x predict_t)
 
-  h* = tanh(W [h_t^1; h_(t-1)^2; ...; h_(t-S+1)^S])
+  h* = tanh(W [h_t^1; h_(t-1)^2; ...; h_(t-G+1)^G])
 
 Readouts do not feed back into the recurrence, so there is no loop over time: they are functions of
 all outputs of a segment and of earlier ones in the memory.
 
-B batch, T segment length, S = L + T slots, L slots of the memory, K hidden size, J = K / parts.
+B batch, T segment length, S = L + T slots, L slots of the memory, K hidden size, J = K / parts,
+G slices.
 """
 
 from flax import linen as nn
@@ -147,13 +148,13 @@ class AttentionReadout(nn.Module):
 
 
 class NGramReadout(nn.Module):
-  """N-gram RNN: reads a different slice of each of the last S outputs (equation 13).
+  """N-gram RNN: reads a different slice of each of the last G outputs (equation 13).
 
-  Slices from before the document are zeros. The sizes in the paper's table match S = N slices,
+  Slices from before the document are zeros. The sizes in the paper's table match G = N slices,
   its formula has N - 1. Parameters: the `kernel` [K, J] of `slices`.
 
   Attributes:
-    slices: S.
+    slices: G.
     initializer: initializer of the kernel.
     dtype: dtype of the computation.
   """
@@ -170,7 +171,7 @@ class NGramReadout(nn.Module):
     memory: Memory,
     valid_BxT: jax.Array | None = None,
   ) -> tuple[jax.Array, Memory]:
-    """Returns h* [B, T, J], and the memory of S - 1 outputs for the next segment."""
+    """Returns h* [B, T, J], and the memory of G - 1 outputs for the next segment."""
     T, J = h_BxTxK.shape[1], h_BxTxK.shape[2] // self.slices
     h_BxSxK, documents_BxS, memory = append_memory(memory, h_BxTxK, documents_BxT, valid_BxT)
     steps = list(range(self.slices))

@@ -108,9 +108,9 @@ def summary(
     weight_RxD, bias_R, c = chunk
     logits_BxTxR = full_logits(hidden_BxTxD, weight_RxD, bias_R)
     row_R = jnp.arange(R, dtype=jnp.int32)
-    constant_BxTxR = jax.lax.stop_gradient(logits_BxTxR)
-    top_BxT = constant_BxTxR.max(axis=-1)
-    top_id_BxT = jnp.where(constant_BxTxR == top_BxT[..., None], row_R, R).min(axis=-1) * C + c
+    detached_BxTxR = jax.lax.stop_gradient(logits_BxTxR)
+    top_BxT = detached_BxTxR.max(axis=-1)
+    top_id_BxT = jnp.where(detached_BxTxR == top_BxT[..., None], row_R, R).min(axis=-1) * C + c
     max_BxT = jnp.maximum(running.max_BxT, top_BxT)
     sum_BxT = jnp.exp(logits_BxTxR - max_BxT[..., None]).sum(axis=-1)
     is_target_BxTxR = (targets_BxT // C)[..., None] == row_R

@@ -62,7 +62,7 @@ class RecurrentLM(nn.Module):
     dtype, init = precision.compute_dtype(c), recurrence.symmetric(r.initial)
     self.head = heads.Head(c, V, r.width)
     nn.share_scope(self, self.head)
-    self.head.init_params()
+    self.head.init_params()  # first, see there
     for memory in memories.between_blocks(c, V):
       setattr(self, memory.name, memory.make())
     self.recurrence = recurrence.Recurrence(r.hidden, r.cell, r.forget_bias, init, dtype)

@@ -100,7 +100,7 @@ class TransformerLM(nn.Module):
     param_dtype = jnp.promote_types(dtype, jnp.float32)
     self.head = heads.Head(c, V)
     nn.share_scope(self, self.head)
-    self.head.init_params()
+    self.head.init_params()  # first, see there
     for memory in memories.between_blocks(c, V):
       setattr(self, memory.name, memory.make())
     self.layer = [
