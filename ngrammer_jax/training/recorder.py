@@ -110,6 +110,7 @@ class Recorder:
     if finished > self._measured_step:
       tokens = (finished - self._measured_step) * tokens_per_step
       self._measured_step, self._rate = finished, tokens / max(self._goodput.lap(), 1e-9)
+    if math.isfinite(self._rate):  # measured now, or before if the device was ahead
       values['tokens_per_second'] = self._rate
       if self._peak is not None:  # a step costs three forward passes
         values['mfu'] = self._rate * 3 * float(np.mean(self._forward_flops(metrics))) / self._peak
