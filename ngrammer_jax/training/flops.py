@@ -87,7 +87,10 @@ def count(
     batch_size: B; the rows share the cost of distance encodings.
     length: T.
   """
-  memory = jax.eval_shape(lambda: language_model.empty_memory(model.config, batch_size))
+  # In a scan over layers, the intermediates of a layer are not asked for.
+  config = dataclasses.replace(model.config, scan_layers=False)
+  model = language_model.build(config, model.vocabulary_size)
+  memory = jax.eval_shape(lambda: language_model.empty_memory(config, batch_size))
 
   def forward(variables, memory, tokens_BxT):
     # Asking for the probabilities selects full attention.

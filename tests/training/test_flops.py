@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import flash
+from ngrammer_jax.layers import flash, local
 from ngrammer_jax.models import language_model
 from ngrammer_jax.training import flops
 from ngrammer_jax.training import state as train_state
@@ -52,6 +52,21 @@ def test_a_memory_is_attended_to_and_projected(change):
   config = dataclasses.replace(CONFIG, memory=MEMORY, **change)
   expected = 2 * multiplications(M + T / 2, M)
   assert count(config).forward() == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_window_in_a_scan_over_layers_counts_full_scores():
+  """At this length attention works in parts of the queries, but not at lengths next to it."""
+  memory = model_config.MemoryConfig(length=128, same_length='memory')
+  counts = []
+  for scan in (True, False):
+    config = dataclasses.replace(CONFIG, memory=memory, scan_layers=scan)
+    assert local.block_count(128, 128) > 1
+    model = language_model.build(config, V)
+    variables = train_state.abstract_variables(model)
+    counts.append(flops.count(model, variables, B, 128).forward())
+  attention = 4 * D * D + 2 * D * 128 + 2 * D * D
+  expected = 2 * (LAYERS * (attention + 2 * D * F) + D * V)
+  assert counts == pytest.approx([expected, expected], rel=1e-9)
 
 
 def test_persistent_vectors_are_attended_to():

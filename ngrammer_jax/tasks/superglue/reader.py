@@ -126,10 +126,12 @@ def read(folder: str | pathlib.Path, config: str, split: str) -> list[dict[str, 
   path, member = _find_file(pathlib.Path(folder).expanduser(), config, split)
   name = str(path) if member is None else f'{path}/{member}'
   examples = []
-  with (
-    _translate_read_errors(path),
-    path.open('rb') if member is None else zipfile.ZipFile(path).open(member) as file,
-  ):
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(_translate_read_errors(path))
+    if member is None:
+      file = stack.enter_context(path.open('rb'))
+    else:
+      file = stack.enter_context(stack.enter_context(zipfile.ZipFile(path)).open(member))
     for number, line in enumerate(file, 1):
       if line.strip():
         location = f'{name}, line {number}'
