@@ -33,7 +33,7 @@ from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.full_attention import Heads, PartialAttention, SpanMask
 
 BLOCK = 64  # number of queries and keys of a block
-MIN_SCORES = 2**17  # minimum number of scores of a head for which blocks are faster
+MIN_SCORES = 2**14  # of a head; with fewer, full scores are faster on a CPU
 
 
 def is_faster(T: int, M: int, has_spans: bool) -> bool:
