@@ -1,10 +1,11 @@
-"""What a traced function is made of."""
+"""What a traced function is made of, and a function with a loop to look into."""
 
 from collections.abc import Iterator
 import math
 
 import jax
 from jax.extend import core
+import jax.numpy as jnp
 
 
 def equations(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
@@ -19,3 +20,13 @@ def largest_array(function, *arguments) -> int:
   """Number of elements of the largest array that `function` computes on its way."""
   jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
   return max(math.prod(out.aval.shape) for e in equations(jaxpr) for out in e.outvars)
+
+
+def tanh_layers(x_BxD, w_LxDxD, loop):
+  """Applies L layers tanh(x w), in a scan or unrolled."""
+  layer = lambda x_BxD, w_DxD: jnp.tanh(x_BxD @ w_DxD)
+  if loop:
+    return jax.lax.scan(lambda x, w: (layer(x, w), None), x_BxD, w_LxDxD)[0]
+  for w_DxD in w_LxDxD:
+    x_BxD = layer(x_BxD, w_DxD)
+  return x_BxD

@@ -7,25 +7,16 @@ import pytest
 
 from launch import hlo
 from ngrammer_jax import sharding
+from tests import jaxprs
 
 L, B, D = 6, 4096, 64
-
-
-def layers(x_BxD, w_LxDxD, loop):
-  """Applies L layers in a scan or unrolled."""
-  layer = lambda x_BxD, w_DxD: jnp.tanh(x_BxD @ w_DxD)
-  if loop:
-    return jax.lax.scan(lambda x, w: (layer(x, w), None), x_BxD, w_LxDxD)[0]
-  for w_DxD in w_LxDxD:
-    x_BxD = layer(x_BxD, w_DxD)
-  return x_BxD
 
 
 def compile_layers(loop, mesh, x_spec, w_spec):
   named = lambda *spec: jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
   abstract = lambda shape, *spec: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=named(*spec))
   x, w = abstract((B, D), *x_spec), abstract((L, D, D), *w_spec)
-  run = jax.jit(lambda x, w: layers(x, w, loop), out_shardings=named(*x_spec))
+  run = jax.jit(lambda x, w: jaxprs.tanh_layers(x, w, loop), out_shardings=named(*x_spec))
   return run.lower(x, w).compile()
 
 

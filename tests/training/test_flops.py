@@ -12,6 +12,7 @@ from ngrammer_jax.layers import flash, local
 from ngrammer_jax.models import language_model
 from ngrammer_jax.training import flops
 from ngrammer_jax.training import state as train_state
+from tests import jaxprs
 from tests.models import test_recurrent
 
 V, B, T, M, D, F, LAYERS = 29, 2, 12, 8, 16, 40, 2
@@ -103,22 +104,12 @@ def test_recurrent_models(name):
 L, ROWS, WIDTH = 6, 4096, 64
 
 
-def layers(x_BxD, w_LxDxD, loop):
-  """Applies L layers in a scan or unrolled."""
-  layer = lambda x_BxD, w_DxD: jnp.tanh(x_BxD @ w_DxD)
-  if loop:
-    return jax.lax.scan(lambda x, w: (layer(x, w), None), x_BxD, w_LxDxD)[0]
-  for w_DxD in w_LxDxD:
-    x_BxD = layer(x_BxD, w_DxD)
-  return x_BxD
-
-
 @pytest.mark.parametrize('loop', [True, False])
 def test_flops_include_loop_iterations_and_rematerialization(loop):
   x, w = jnp.zeros((ROWS, WIDTH)), jnp.zeros((L, WIDTH, WIDTH))
   layer_flops = 2 * ROWS * WIDTH * WIDTH
   count = lambda function: flops.matrix_flops(jax.make_jaxpr(function)(x, w).jaxpr)
-  forward = lambda x, w: layers(x, w, loop).sum()
+  forward = lambda x, w: jaxprs.tanh_layers(x, w, loop).sum()
   assert count(forward) == L * layer_flops
   assert count(jax.grad(forward, 1)) == pytest.approx(3 * L * layer_flops, rel=1 / L)
   rematerialized = jax.grad(jax.checkpoint(forward), 1)
