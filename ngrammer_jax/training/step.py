@@ -14,7 +14,7 @@ import optax
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
-from ngrammer_jax.models import language_model, ngrams, precision
+from ngrammer_jax.models import language_model, memories
 from ngrammer_jax.training import accumulation, optimizers
 from ngrammer_jax.training import metrics as step_metrics
 from ngrammer_jax.training import state as train_state
@@ -124,14 +124,25 @@ class TrainStep:
     return gradient, *rest
 
 
-def update_codebook(config: model_config.ModelConfig, codebook: Any, statistics: Any) -> Any:
-  """Returns the codebook after one update from the counts and sums of each quantiser."""
+def update_codebook(
+  config: model_config.ModelConfig, codebook: Any, statistics: Any, path: tuple[str, ...] = ()
+) -> Any:
+  """Returns the codebook after one update from the counts and sums of each quantiser.
+
+  Args:
+    config: model config.
+    codebook: the codebook, or the part of it at a path.
+    statistics: the counts and sums, in the structure of the codebook.
+    path: names from the codebook to the part; a quantiser is in the module of its memory.
+  """
   if 'sums' in statistics:
-    layer = ngrams.make(config, precision.compute_dtype(config))
-    return layer.make_quantizer(parent=None).update_codebook(codebook, statistics)
+    quantizer = memories.make_quantizer(config, memory_name=path[-2])
+    return quantizer.update_codebook(codebook, statistics)
   if not statistics:
     return codebook
-  update = lambda name: update_codebook(config, codebook[name], statistics.get(name, {}))
+  update = lambda name: update_codebook(
+    config, codebook[name], statistics.get(name, {}), (*path, name)
+  )
   return {name: update(name) for name in codebook}
 
 
