@@ -24,10 +24,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax.config.ngram_memory import NGramMemoryConfig
+from ngrammer_jax.config.ngram_memory import CLUSTER_KEYS, NGramMemoryConfig
 from ngrammer_jax.layers import cache, documents, quantizer, table
 from ngrammer_jax.layers.context import Context
-from ngrammer_jax.layers.ngram import gate, hashing, per_head, token_sum, windows
+from ngrammer_jax.layers.ngram import gate, hashing, per_head, token_sum, uint64, windows
 
 BYTE_OFFSET, DOCUMENT_START = 4, 1  # ids of BLT: a byte plus 4, and 1 before a document
 State = dict[str, Any]
@@ -56,24 +56,24 @@ class NGramMemory(nn.Module):
   branches: int = 1
   dtype: jnp.dtype = jnp.float32
 
-  def empty_state(self, batch: int, slots: int | None = None) -> State:
-    """Returns the state before the first segment.
+  def empty_state(self, batch: int, slots: int | None = None) -> State | None:
+    """Returns the state before the first segment, None for 1-grams without a convolution.
 
-    Keys: `ids` int32 [B, R, 1 or K] and `documents` int32 [B, R] of the last tokens; with a
-    convolution, its last inputs `rows` [B, R', G, D] and the `position` of the next token, [B].
+    Keys: `window`, see `windows.Windows`; with a convolution, its last inputs `rows` [B, R', G, D]
+    and the `position` of the next token, int32 [B].
     """
     del slots
-    heads = self.options.heads if self.options.has_clusters else 1
-    state = windows.empty_state(batch, heads, self._window())
+    window = self._windows().empty_state(batch, self.options.heads if self._has_clusters else 1)
+    state = {} if window is None else {'window': window}
     if self._convolution() is not None:
       shape = batch, self._convolution().rows, self.branches, self.width
       state |= {'rows': jnp.zeros(shape, self.dtype), 'position': jnp.zeros((batch,), jnp.int32)}
-    return state
+    return state or None
 
   @nn.compact
   def __call__(
     self, x: jax.Array, context: Context, state: State | None = None
-  ) -> tuple[jax.Array, State]:
+  ) -> tuple[jax.Array, State | None]:
     """Returns x with the memory, and the next state.
 
     Args:
@@ -82,11 +82,12 @@ class NGramMemory(nn.Module):
       state: that the previous segment returned. None: the start of a stream.
     """
     state = self.empty_state(len(x)) if state is None else state
-    e_BxTxIxE, next_state = self._look_up(x, context, state)
+    e_BxTxIxE, window = self._look_up(x, context, None if state is None else state.get('window'))
+    next_state = {} if window is None else {'window': window}
     if self.options.join == 'gate':
       y, rows = self._gate(x, e_BxTxIxE, context, state)
-      return x + y, next_state | rows
-    if self.options.join in ('sum', 'mean'):
+      y, next_state = x + y, next_state | rows
+    elif self.options.join in ('sum', 'mean'):
       join = token_sum.TokenSum(
         is_mean=self.options.join == 'mean',
         is_projected=self.options.projection,
@@ -94,33 +95,42 @@ class NGramMemory(nn.Module):
         dtype=self.dtype,
         name='sum',
       )
-      return join(x, e_BxTxIxE), next_state
-    heads = x.reshape(*x.shape[:2], self.options.heads, -1)
-    y = per_head.combine(heads, e_BxTxIxE, self.options.join, self.dtype)
-    return y.reshape(x.shape), next_state
+      y = join(x, e_BxTxIxE)
+    else:
+      heads = x.reshape(*x.shape[:2], self.options.heads, -1)
+      y = per_head.combine(heads, e_BxTxIxE, self.options.join, self.dtype).reshape(x.shape)
+    return y, next_state or None
 
-  def _look_up(self, x, context, state):
-    """Returns the vectors of all n-grams [B, T, I, E], zeros at padding, and the next state."""
-    ids_BxTxK = self._ids(x, context)
-    documents_BxT, valid_BxT = _documents(context, state, ids_BxTxK), context.valid_BxT
-    ids, next_state = windows.previous(ids_BxTxK, documents_BxT, valid_BxT, state, self._window())
+  def _look_up(self, x, context, window):
+    """Returns the vectors of all n-grams [B, T, I, E], zeros at padding, and the next window."""
+    ids, window = self._windows()(
+      self._ids(x, context),
+      None if self.options.boundary == 'none' else context.documents_BxT,
+      window,
+      valid_BxT=context.valid_BxT,
+      tokens_BxT=context.tokens_BxT,
+    )
     keys, multipliers = self._keys(ids)
     rows_BxTxI = self._hash()(keys, multipliers)
-    sizes_I = np.array(self._sizes()).ravel()
+    sizes_I = np.array(self._hash().sizes, np.int32).ravel()
     first_I = np.cumsum(sizes_I) - sizes_I
-    e_BxTxIxE = table.lookup(self._table(sizes_I), rows_BxTxI + jnp.asarray(first_I, jnp.int32))
+    e_BxTxIxE = table.lookup(self._table(), rows_BxTxI + first_I)
     e_BxTxIxE = e_BxTxIxE.astype(self.dtype)
-    if valid_BxT is not None:
-      e_BxTxIxE = jnp.where(valid_BxT[..., None, None] > 0, e_BxTxIxE, 0)
-    return e_BxTxIxE, next_state
+    if self.options.untrained_row is not None:
+      is_trained_BxTxIx1 = (rows_BxTxI != self.options.untrained_row)[..., None]
+      e_BxTxIxE = jnp.where(is_trained_BxTxIx1, e_BxTxIxE, jax.lax.stop_gradient(e_BxTxIxE))
+    if context.valid_BxT is not None:
+      e_BxTxIxE = jnp.where(context.valid_BxT[..., None, None] > 0, e_BxTxIxE, 0)
+    return e_BxTxIxE, window
 
   def _ids(self, x, context):
     """Returns the ids [B, T, 1 or K] that are remembered: tokens, or clusters of each head."""
     o = self.options
-    if not o.has_clusters:
+    if not self._has_clusters:
       return context.tokens_BxT[..., None].astype(jnp.int32)
-    vocabulary = context.vocabulary if o.is_at_input or o.key == 'embedding_clusters' else None
+    vocabulary = None
     if o.key == 'embedding_clusters':
+      vocabulary = context.vocabulary
       x = vocabulary.rows_VxD[vocabulary.tokens_BxT]
     quantize = self.make_quantizer(name='quantizer')
     heads_BxTxKxH = x.reshape(*x.shape[:2], o.heads, -1)
@@ -151,9 +161,10 @@ class NGramMemory(nn.Module):
     classes_V = self.variable('codebook', 'token_classes', each_token).value
     # A negative id stands for what is not text, and is its own class.
     classes = [jnp.where(id < 0, id, classes_V[id]) for id in ids]
-    if not self._hash().has_multipliers:
+    if not self._hash().is_xor:
       return classes, None
-    initial = replicated(lambda: jnp.asarray(self._hash().multipliers), (None, None))
+    words_Nx2 = uint64.split_words(self._hash().multipliers())
+    initial = replicated(lambda: jnp.asarray(words_Nx2), (None, None))
     return classes, self.variable('codebook', 'multipliers', initial).value
 
   def _gate(self, x, e_BxTxIxE, context, state):
@@ -188,42 +199,28 @@ class NGramMemory(nn.Module):
       starts_BxT = jnp.zeros((B, T), bool)
     return documents.positions(starts_BxT, state['position'])
 
-  def _table(self, sizes_I):
+  def _table(self):
     """Returns the table parameter [rows, E]."""
     o = self.options
-    rows = -(-int(sizes_I.sum()) // o.row_multiple) * o.row_multiple
-    init = nn.initializers.normal(o.deviation)
-    init = nn.with_logical_partitioning(init, table.AXES)
-    param_dtype = jnp.promote_types(self.dtype, jnp.float32)
-    return self.param('table', init, (rows, o.width), param_dtype)
-
-  def _sizes(self):
-    """Returns the rows of every head, [orders][K]."""
-    return self.options.sizes(self._key_vocabulary())[self._index()]
+    init = nn.with_logical_partitioning(nn.initializers.normal(o.deviation), table.AXES)
+    shape = o.table_rows(self.vocabulary_size)[self._index()], o.width
+    return self.param('table', init, shape, jnp.promote_types(self.dtype, jnp.float32))
 
   def _hash(self):
-    o = self.options
-    return hashing.NGramHash(
-      kind=o.hash,
-      orders=o.orders,
-      sizes=self._sizes(),
-      vocabulary=self._key_vocabulary(),
-      seed=o.seed,
-      layer=self.block,
-      index=self._index(),
-    )
+    host_hash = self.options.hashes(self.vocabulary_size)[self._index()]
+    return hashing.NGramHash(**vars(host_hash))
 
   def _index(self):
     """Returns which of the layers of this memory it is, from 0 on."""
-    return 0 if self.options.is_at_input else self.options.layers.index(self.block)
+    return self.options.layers.index(self.block) if self.options.layers else 0
 
-  def _key_vocabulary(self):
-    """Returns the number of distinct ids that are hashed, before tokens are put into classes."""
-    return self.options.key_vocabulary(self.vocabulary_size)
+  @property
+  def _has_clusters(self):
+    return self.options.key in CLUSTER_KEYS
 
-  def _window(self):
+  def _windows(self):
     o = self.options
-    return windows.Window(max(o.orders), o.displacement, o.boundary, o.eos_id, o.fill_id)
+    return windows.Windows(max(o.orders), o.boundary, o.eos_id, o.start_id, o.displacement)
 
   def _convolution(self):
     o = self.options
