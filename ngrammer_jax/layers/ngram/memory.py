@@ -124,10 +124,13 @@ class NGramMemory(nn.Module):
     return e_BxTxIxE, window
 
   def _ids(self, x, context):
-    """Returns the ids [B, T, 1 or K] that are remembered: tokens, or clusters of each head."""
+    """Returns the ids in a window [B, T, 1 or K]: tokens, bytes, or clusters of each head."""
     o = self.options
     if not self._has_clusters:
-      return context.tokens_BxT[..., None].astype(jnp.int32)
+      ids_BxTx1 = context.tokens_BxT[..., None].astype(jnp.int32)
+      if o.key != 'bytes':
+        return ids_BxTx1
+      return jnp.where(ids_BxTx1 < 256, ids_BxTx1 + BYTE_OFFSET, DOCUMENT_START)
     vocabulary = None
     if o.key == 'embedding_clusters':
       vocabulary = context.vocabulary
@@ -151,9 +154,6 @@ class NGramMemory(nn.Module):
 
   def _keys(self, ids):
     """Returns what is hashed for the ids at each place, and multipliers known at run time only."""
-    if self.options.key == 'bytes':
-      to_key = lambda id: jnp.where(id < 256, id + BYTE_OFFSET, DOCUMENT_START)
-      return [to_key(id) for id in ids], None
     if self.options.key != 'compressed':
       return ids, None
     V, replicated = self.vocabulary_size, nn.with_logical_partitioning
