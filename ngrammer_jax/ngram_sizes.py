@@ -1,9 +1,16 @@
-"""Valid sizes of an N-Grammer layer, and the primes of its hash. Imports no JAX."""
+"""Sizes of the tables of n-gram memories, and the primes among them. Imports no JAX.
 
+G orders, K heads of each order, V distinct ids.
+"""
+
+from collections.abc import Iterator
 import functools
+import itertools
 
 COMBINE = ('concat', 'add')
-MAX_ROWS = 2**29  # the sum of two remainders below p < 2 V must fit in int32
+MAX_ROWS = 2**29  # of a head of an N-Grammer layer, so that p < 2 V fits in 30 bits
+MAX_HEAD_ROWS = 2**28  # of a head of the other memories
+ROW_RULES = ('prime', 'longcat', 'over_encoding', 'exact', 'multiple', 'multiple_plus_one')
 
 
 def check(
@@ -37,8 +44,18 @@ def check(
   primes_above(vocabulary_size, heads)
 
 
-def _is_prime(n: int) -> bool:
-  return n > 1 and all(n % d for d in range(2, int(n**0.5) + 1))
+def is_prime(n: int) -> bool:
+  """Returns whether n < 3,215,031,751 is prime (Miller-Rabin, exact with these bases)."""
+  bases = (2, 3, 5, 7)
+  if n < 2 or any(n % base == 0 for base in bases):
+    return n in bases
+  twos = ((n - 1) & (1 - n)).bit_length() - 1
+  odd = (n - 1) >> twos
+  for base in bases:
+    powers = [pow(base, odd << i, n) for i in range(twos)]
+    if powers[0] != 1 and n - 1 not in powers:
+      return False
+  return True
 
 
 @functools.lru_cache
@@ -54,7 +71,7 @@ def primes_above(V: int, count: int) -> tuple[int, ...]:
   for n in range(V + 1, 2 * V):
     if len(primes) == count:
       break
-    if _is_prime(n):
+    if is_prime(n):
       primes.append(n)
   if len(primes) < count:
     raise ValueError(
@@ -62,3 +79,98 @@ def primes_above(V: int, count: int) -> tuple[int, ...]:
       f'{len(primes)}: use a larger n-gram vocabulary or fewer heads'
     )
   return tuple(primes)
+
+
+def table_sizes(
+  rule: str,
+  rows: tuple[int, ...],
+  orders: tuple[int, ...],
+  heads: int,
+  vocabulary: int,
+  layers: int,
+) -> tuple[tuple[tuple[int, ...], ...], ...]:
+  """Returns the rows of each head of a memory of n-grams, [layers][G][K].
+
+  Args:
+    rule: how they follow from the base numbers m of rows. For head j of order g, both from 0:
+      'prime': the smallest primes of at least m that no other head, order or layer before has
+      (Engram, PLE); 'longcat': m + 2 (g K + j) + 1; 'over_encoding': m + 2 j; 'exact': m;
+      'multiple': the multiple of V nearest to m; 'multiple_plus_one': one more than that.
+    rows: the base number for all orders, or one for each.
+    orders: lengths of the n-grams.
+    heads: K.
+    vocabulary: V.
+    layers: number of layers that the memory is in. They differ in their primes only.
+
+  Raises:
+    ValueError: sizes that no table can have.
+  """
+  if rule not in ROW_RULES:
+    raise ValueError(f'row_rule {rule!r} is not one of {", ".join(ROW_RULES)}')
+  if not orders or min(orders) < 1 or len(set(orders)) < len(orders):
+    raise ValueError(f'orders {orders} must be distinct numbers of at least 1')
+  if heads < 1:
+    raise ValueError(f'heads={heads} must be at least 1')
+  if len(rows) not in (1, len(orders)):
+    raise ValueError(
+      f'rows {rows} has {len(rows)} numbers for {len(orders)} orders: '
+      f'expected one for all orders, or one for each'
+    )
+  bases = rows if len(rows) == len(orders) else rows * len(orders)
+  if not 1 <= min(bases) <= max(bases) <= MAX_HEAD_ROWS:
+    raise ValueError(f'rows {rows} of a head must be between 1 and {MAX_HEAD_ROWS:,}')
+  if rule == 'prime':
+    sizes = _prime_sizes(bases, heads, layers)
+  else:
+    sizes = (_regular_sizes(rule, bases, heads, vocabulary),) * layers
+  for layer_sizes in sizes:
+    _check_table(layer_sizes, orders)
+  return sizes
+
+
+def _prime_sizes(bases, heads, layers):
+  taken: set[int] = set()
+  sizes = []
+  for _ in range(layers):
+    layer_sizes = []
+    for base in bases:
+      primes = tuple(itertools.islice(_primes_from(base, taken), heads))
+      taken.update(primes)
+      layer_sizes.append(primes)
+    sizes.append(tuple(layer_sizes))
+  return tuple(sizes)
+
+
+def _primes_from(first: int, taken: set[int]) -> Iterator[int]:
+  """Yields the primes of at least `first` that are not taken."""
+  return (n for n in itertools.count(first) if n not in taken and is_prime(n))
+
+
+def _regular_sizes(rule, bases, heads, vocabulary):
+  """Returns the rows of each head [G][K] by a rule other than 'prime'."""
+  multiple = lambda rows: vocabulary * max(1, (rows + vocabulary // 2) // vocabulary)
+  formulas = {
+    'longcat': lambda rows, g, j: rows + 2 * (g * heads + j) + 1,
+    'over_encoding': lambda rows, g, j: rows + 2 * j,
+    'exact': lambda rows, g, j: rows,
+    'multiple': lambda rows, g, j: multiple(rows),
+    'multiple_plus_one': lambda rows, g, j: multiple(rows) + 1,
+  }
+  return tuple(
+    tuple(formulas[rule](rows, g, j) for j in range(heads)) for g, rows in enumerate(bases)
+  )
+
+
+def _check_table(sizes, orders):
+  """Raises ValueError for a head or a table with too many rows."""
+  largest, total = max(map(max, sizes)), sum(map(sum, sizes))
+  if largest > MAX_HEAD_ROWS:
+    raise ValueError(
+      f'a head of {largest:,} rows exceeds the {MAX_HEAD_ROWS:,} that its hash can address: '
+      f'use fewer rows, and more heads'
+    )
+  if total >= 2**31:
+    raise ValueError(
+      f'the table of orders {orders} would have {total:,} rows, but must have less than 2^31: '
+      f'split the orders over several memories'
+    )

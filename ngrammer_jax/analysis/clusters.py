@@ -13,7 +13,9 @@ import numpy as np
 from ngrammer_jax import progress, runs, tables
 from ngrammer_jax.config import ngram as ngram_config
 from ngrammer_jax.data import token_cache
-from ngrammer_jax.layers import documents, hashing, ngrammer, quantizer
+from ngrammer_jax.layers import documents, quantizer
+from ngrammer_jax.layers.ngram.hashing import NGramHash
+from ngrammer_jax.layers.ngram.windows import Windows
 
 FIGURE_SIZE = (3, 13.0)  # panels, and width in inches
 NUM_SHUFFLES = 10  # random clusterings that coherence is compared with
@@ -122,19 +124,16 @@ def collisions(
   starts_1xT = np.isin(np.arange(T), [0, *text.starts])[None]
   K = ngram.clusters + ngram.distinct_start
   start = ngram.clusters if ngram.distinct_start else 0
-  N, max_order = ids_1xTxN.shape[-1], max(ngram.orders)
-  memory = ngrammer.empty_memory(1, N, ngram.orders)
-  documents_1xT = documents.numbers(starts_1xT, memory['documents'][:, 0])
-  previous = ngrammer.previous_ids(ids_1xTxN, documents_1xT, memory, max_order, start)
+  N, V = ids_1xTxN.shape[-1], ngram.vocabulary_size
+  window, _ = Windows(max(ngram.orders), fill_id=start)(
+    ids_1xTxN, documents.numbers(starts_1xT), None
+  )
   result = {}
   for order in ngram.orders:
-    grams = [ids_1xTxN, *previous[: order - 1]]
-    hash_rows = jax.jit(hashing.ngram_rows, static_argnums=(1, 2))
-    rows_TxN = np.asarray(hash_rows(grams, K, ngram.vocabulary_size))[0]
+    grams = window[:order]
+    rows_TxN = np.asarray(jax.jit(NGramHash('praxis', (order,), ((V,) * N,), K))(grams))[0]
     grams_TxNxG = np.stack([np.asarray(ids)[0] for ids in grams], axis=-1)
-    result[order] = [
-      _collisions(grams_TxNxG[:, n], rows_TxN[:, n], ngram.vocabulary_size) for n in range(N)
-    ]
+    result[order] = [_collisions(grams_TxNxG[:, n], rows_TxN[:, n], V) for n in range(N)]
   return result
 
 

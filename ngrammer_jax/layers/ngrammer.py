@@ -17,7 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax import ngram_sizes
-from ngrammer_jax.layers import cache, documents, hashing, normalization, quantizer, table
+from ngrammer_jax.layers import documents, normalization, quantizer, table
+from ngrammer_jax.layers.ngram.hashing import NGramHash
+from ngrammer_jax.layers.ngram.windows import Windows
 
 
 def most_attended(scores_BxNxTxS: jax.Array, allowed_BxTxS: jax.Array) -> jax.Array:
@@ -50,35 +52,12 @@ def paired_ids(
   return jnp.where(continues_BxT[..., None], pairs_BxTxN, start)
 
 
-def previous_ids(
-  ids_BxTxN: jax.Array,
-  documents_BxT: jax.Array,
-  memory: dict[str, jax.Array],
-  order: int,
-  start: int = 0,
-) -> list[jax.Array]:
-  """Returns the ids 1 to order - 1 steps back, [B, T, N] each, `start` outside the document."""
-  T, R = ids_BxTxN.shape[1], memory['ids'].shape[1]
-  ids_BxSxN = jnp.concatenate([memory['ids'], ids_BxTxN], axis=1)
-  documents_BxS = jnp.concatenate([memory['documents'], documents_BxT], axis=1)
-  previous = []
-  for steps in range(1, order):
-    window = slice(R - steps, R - steps + T)
-    same_BxTx1 = (documents_BxS[:, window] == documents_BxT)[..., None]
-    previous.append(jnp.where(same_BxTx1, ids_BxSxN[:, window], start))
-  return previous
-
-
 def empty_memory(batch: int, heads: int, orders: tuple[int, ...] = (2,)) -> dict[str, jax.Array]:
   """Returns the memory before the first segment: R = max(orders) - 1 empty slots.
 
   Keys: `ids` int32 [B, R, N], cluster ids of the last tokens; `documents` int32 [B, R].
   """
-  R = max(orders) - 1
-  return {
-    'ids': jnp.zeros((batch, R, heads), jnp.int32),
-    'documents': jnp.full((batch, R), documents.NONE, jnp.int32),
-  }
+  return Windows(max(orders)).empty_state(batch, heads)
 
 
 class NGrammer(nn.Module):
@@ -158,15 +137,14 @@ class NGrammer(nn.Module):
     counted_BxT = None if self.padding_trains else valid_BxT
     K, ids_BxTxN = self._quantize(x_BxTxNxH, ids, counted_BxT, vocabulary)
     if pair_ids is None:
-      grams, memory = self._consecutive(ids_BxTxN, K, documents_BxT, valid_BxT, memory)
+      windows = Windows(max(self.orders), fill_id=K if self.distinct_start else 0)
+      gram, memory = windows(ids_BxTxN, documents_BxT, memory, valid_BxT=valid_BxT)
     elif memory is not None:
       raise ValueError('pair_ids take earlier_ids instead of a memory')
     else:
-      grams = [self._pairs(ids_BxTxN, K, documents_BxT, pair_ids, earlier_ids)]
+      gram = self._pairs(ids_BxTxN, K, documents_BxT, pair_ids, earlier_ids)
       memory = {'ids': ids_BxTxN}
-    rows_BxTxGN = jnp.concatenate(
-      [hashing.ngram_rows(gram, K + self.distinct_start, V) for gram in grams], axis=-1
-    )
+    rows_BxTxGN = NGramHash('praxis', self.orders, ((V,) * N,) * G, K + self.distinct_start)(gram)
     first_GN = V * jnp.arange(G * N, dtype=jnp.int32)
     ngram_BxTxGNxE = table.lookup(self._table(G * N * V, E), rows_BxTxGN + first_GN, self.exchange)
     y_BxTxD = self._combine(x_BxTxNxH, ngram_BxTxGNxE).reshape(x_BxTxD.shape)
@@ -222,20 +200,6 @@ class NGrammer(nn.Module):
       continues_BxT = jnp.diff(documents_BxT, axis=1, prepend=documents.NONE) == 0
     start = K if self.distinct_start else 0
     return ids_BxTxN, paired_ids(ids_BxSxN, pair_ids, continues_BxT, start)
-
-  def _consecutive(self, ids_BxTxN, K, documents_BxT, valid_BxT, memory):
-    """Returns the ids of the n-grams of each order, current id first, and the next memory."""
-    B, T, N = ids_BxTxN.shape
-    start = K if self.distinct_start else 0
-    memory = empty_memory(B, N, self.orders) if memory is None else memory
-    if documents_BxT is None:
-      number_Bx1 = jnp.maximum(memory['documents'][:, -1:], 0)
-      documents_BxT = jnp.broadcast_to(number_Bx1, (B, T))
-    previous = previous_ids(ids_BxTxN, documents_BxT, memory, max(self.orders), start)
-    grams = [(ids_BxTxN, *previous[: order - 1]) for order in self.orders]
-    segment = {'ids': ids_BxTxN, 'documents': documents_BxT}
-    keep_last = lambda before, new: cache.keep_last(before, new, valid_BxT)
-    return grams, jax.tree.map(keep_last, memory, segment)
 
   def _table(self, rows, E):
     bound = (6 / (self.vocabulary_size + E)) ** 0.5  # Xavier, for the table of one head

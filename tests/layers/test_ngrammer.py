@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax.layers import NGrammer, ProductQuantizer, cache, documents, ngrammer
+from ngrammer_jax.layers import NGrammer, ProductQuantizer, ngrammer
+from ngrammer_jax.layers.ngram.windows import Windows
 from tests import jaxprs
 from tests.checks import assert_close, random_variables
+from tests.layers.ngram.test_hashing import slow_rows
 from tests.layers.programs import apply
-from tests.layers.test_hashing import slow_rows
 from tests.layers.test_normalization import slow_layer_norm
 
 N, H, K, V = 2, 4, 5, 13
@@ -40,13 +41,12 @@ def random_array(shape, seed=9):
 def test_bigrams_equal_praxis(reference, part):
   f = {k.split('/')[1]: v for k, v in reference('ng_bigram').items() if k.startswith(part)}
   ids = f['ids'].astype('int32')[..., None]
-  B, T, _ = ids.shape
-  memory = {'ids': np.zeros((B, 1, 1), 'int32'), 'documents': np.full((B, 1), documents.NONE)}
 
   @jax.jit
   def previous(starts):
     paired = ngrammer.paired_ids(ids, jnp.asarray(f['pair_ids']), ~starts)
-    return *ngrammer.previous_ids(ids, jnp.cumsum(starts, axis=1), memory, 2), paired
+    (_, previous), _ = Windows(2)(ids, jnp.cumsum(starts, axis=1), None)
+    return previous, paired
 
   for case in ('plain', 'seg', 'pair', 'pair_seg'):
     before = previous((f['segment_pos'] == 0) & ('seg' in case))['pair' in case][..., 0]
@@ -108,30 +108,6 @@ def slow_back(ids, numbers, order, start):
     if t > j and numbers[b, t - j - 1] == numbers[b, t]:
       shifted[j, b, t] = ids[b, t - j - 1]
   return shifted
-
-
-@pytest.mark.parametrize('order, start', [(2, 0), (3, 0), (4, 9)])
-def test_tokens_before_the_segment_are_predecessors_too(order, start):
-  rng, T = np.random.default_rng(0), 8
-  ids = rng.integers(0, 9, (3, T, 2))
-  numbers = np.cumsum(rng.random((3, T)) < 0.3, axis=1)
-  expected = slow_back(ids, numbers, order, start)
-
-  @jax.jit
-  def segment(now, valid, memory):
-    previous = ngrammer.previous_ids(now['ids'], now['documents'], memory, order, start)
-    return previous, jax.tree.map(lambda a, b: cache.keep_last(a, b, valid), memory, now)
-
-  for split in (0, 1, 3, T):
-    memory, outputs = jax.device_get(ngrammer.empty_memory(3, 2, (order,))), []
-    for first, last in ((0, split), (split, T)):  # padded to one length
-      pad = lambda a, first=first, last=last: np.pad(
-        a[:, first:last], ((0, 0), (0, T - last + first), *[(0, 0)] * (a.ndim - 2))
-      ).astype('int32')
-      now = {'ids': pad(ids), 'documents': pad(numbers)}
-      previous, memory = segment(now, pad(np.ones((3, T))), memory)
-      outputs.append(np.stack(previous)[:, :, : last - first])
-    assert np.concatenate(outputs, axis=2).tolist() == expected.tolist(), split
 
 
 # The whole layer against loops.

@@ -1,0 +1,56 @@
+"""Hashes of n-grams on the device, exact without 64-bit integers.
+
+The formulas are in `ngram_hashes`: a sum or a XOR of the products of ids and factors, reduced to a
+row by a remainder.
+
+G orders, K heads of each order, N ids in the longest n-gram.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ngrammer_jax import ngram_hashes
+from ngrammer_jax.layers.ngram import uint64
+
+
+@dataclasses.dataclass(frozen=True)
+class NGramHash(ngram_hashes.HostHash):
+  """A hash that is called with arrays of ids; see `ngram_hashes.HostHash` for its attributes."""
+
+  def __call__(self, ids: Sequence[jax.Array], multipliers: jax.Array | None = None) -> jax.Array:
+    """Returns the rows of n-grams within their heads, int32 [..., G K] in (order, head) order.
+
+    Args:
+      ids: the ids x_t, x_{t-1}, ..., int32 [..., K or 1], N of them.
+      multipliers: uint32 [N, 2] (see `uint64.split_words`) instead of those that 'engram' and
+        'ple' draw for `vocabulary`, where its size is known at run time only.
+    """
+    if len(ids) != max(self.orders):
+      raise ValueError(
+        f'n-grams of orders {self.orders} need {max(self.orders)} ids, not {len(ids)}'
+      )
+    return jnp.concatenate(
+      [self._order_rows(g, ids, multipliers) for g in range(len(self.orders))], axis=-1
+    )
+
+  def _order_rows(self, g, ids, multipliers):
+    """Returns the rows in the heads of order g, int32 [..., K]."""
+    factors = uint64.split_words(self.factors(g))
+    if self.is_xor and multipliers is not None:
+      factors = multipliers[: self.orders[g], None]
+    products = [
+      uint64.multiply(uint64.from_int32(x), uint64.from_words(factors_Kx2))
+      for x, factors_Kx2 in zip(ids, factors, strict=False)
+    ]
+    mix = functools.reduce(uint64.xor if self.is_xor else uint64.add, products)
+    sizes_K = np.array(self.sizes[g])
+    if self.kind != 'praxis':
+      return uint64.signed_remainder(mix, sizes_K)
+    offsets_K = uint64.split_words(np.arange(1, len(sizes_K) + 1))
+    mix = uint64.add(mix, uint64.from_words(offsets_K))
+    return uint64.signed_remainder(mix, self.divisors(g)) % sizes_K.astype(np.int32)

@@ -1,0 +1,112 @@
+"""The ids of each token and its predecessors, as far as the text before it belongs together.
+
+B batch, T segment length, S tokens of state and segment, K heads or 1, R slots of the state.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from ngrammer_jax.layers import cache, documents
+
+BOUNDARIES = ('starts', 'eos_id', 'none')
+
+State = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+  """Windows of ids over a stream that comes in segments.
+
+  The state holds the last R tokens: `ids` int32 [B, R, K]; `documents` int32 [B, R], NONE where
+  there is no token; and for the boundary 'eos_id', `is_eos` bool [B, R]. Any split of a stream
+  into segments gives the same windows.
+
+  Attributes:
+    places: ids in a window: that of the token itself, and of places - 1 predecessors.
+    boundary: what predecessors do not cross: 'starts', document starts; 'eos_id', document starts
+      and tokens with the id `eos_id`, which end their own sentence; 'none', the start of the stream
+      only.
+    eos_id: the token id that ends a sentence.
+    fill_id: the id in place of a predecessor across a boundary.
+    displacement: predecessors are read this many tokens further back.
+  """
+
+  places: int
+  boundary: str = 'starts'
+  eos_id: int | None = None
+  fill_id: int = 0
+  displacement: int = 0
+
+  def __post_init__(self):
+    if self.boundary not in BOUNDARIES:
+      raise ValueError(f'boundary {self.boundary!r} is not one of {", ".join(BOUNDARIES)}')
+    if self.boundary == 'eos_id' and self.eos_id is None:
+      raise ValueError('boundary "eos_id" needs an eos_id, or use boundary="starts"')
+
+  @property
+  def slots(self) -> int:
+    """R, tokens before a segment that its windows reach."""
+    return self.places - 1 + self.displacement if self.places > 1 else 0
+
+  def empty_state(self, batch: int, heads: int = 1) -> State | None:
+    """Returns the state before the first segment; None if windows have no predecessors."""
+    B, R = batch, self.slots
+    if not R:
+      return None
+    state = {
+      'ids': jnp.zeros((B, R, heads), jnp.int32),
+      'documents': jnp.full((B, R), documents.NONE, jnp.int32),
+    }
+    return state | ({'is_eos': jnp.zeros((B, R), bool)} if self.boundary == 'eos_id' else {})
+
+  def __call__(
+    self,
+    ids_BxTxK: jax.Array,
+    documents_BxT: jax.Array | None,
+    state: State | None,
+    *,
+    valid_BxT: jax.Array | None = None,
+    tokens_BxT: jax.Array | None = None,
+  ) -> tuple[list[jax.Array], State | None]:
+    """Returns the ids 0, 1, ..., places - 1 tokens back, [B, T, K] each, and the next state.
+
+    Args:
+      ids_BxTxK: ids of the segment.
+      documents_BxT: document number of each token, integers >= 0. None: all are of one document.
+      state: the state that the previous segment returned; None at the start of a stream.
+      valid_BxT: 0 at padding, which is at the end of a row. The state does not contain it.
+      tokens_BxT: the token ids that are compared with `eos_id`, where `ids_BxTxK` are others.
+    """
+    B, T, K = ids_BxTxK.shape
+    if not self.slots:
+      return [ids_BxTxK], None
+    state = self.empty_state(B, K) if state is None else state
+    if documents_BxT is None:
+      number_Bx1 = jnp.maximum(state['documents'][:, -1:], 0)
+      documents_BxT = jnp.broadcast_to(number_Bx1, (B, T))
+    segment = {'ids': ids_BxTxK, 'documents': documents_BxT}
+    if self.boundary == 'eos_id':
+      segment['is_eos'] = (ids_BxTxK[..., 0] if tokens_BxT is None else tokens_BxT) == self.eos_id
+    joined = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), state, segment)
+    keep_last = lambda before, new: cache.keep_last(before, new, valid_BxT)
+    return self._look_back(joined, T), jax.tree.map(keep_last, state, segment)
+
+  def _look_back(self, joined: State, T: int) -> list[jax.Array]:
+    """Returns the ids at each place of the windows of the last T of S tokens, [B, T, K] each."""
+    R = self.slots
+    before = lambda name, steps: joined[name][:, R - steps : R - steps + T]
+    windows, is_ended_BxT = [before('ids', 0)], False
+    for steps in range(1, R + 1):
+      if self.boundary == 'none':
+        is_inside_BxT = before('documents', steps) != documents.NONE
+      else:
+        is_inside_BxT = before('documents', steps) == before('documents', 0)
+      if self.boundary == 'eos_id':
+        is_ended_BxT |= before('is_eos', steps)
+        is_inside_BxT &= ~is_ended_BxT
+      if steps > self.displacement:
+        is_inside_BxTx1 = is_inside_BxT[..., None]
+        windows.append(jnp.where(is_inside_BxTx1, before('ids', steps), self.fill_id))
+    return windows
