@@ -14,6 +14,7 @@ from ngrammer_jax.config.memory import MemoryConfig, PersistentConfig, SpanConfi
 from ngrammer_jax.config.mesh import MeshConfig
 from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.config.ngram import NGramConfig
+from ngrammer_jax.config.ngram_memory import NGramMemoryConfig
 from ngrammer_jax.config.optimizer import AdamConfig, DropConfig, OptimizerConfig, TableConfig
 from ngrammer_jax.config.positions import PositionalConfig
 from ngrammer_jax.config.recurrent import RecurrentConfig
@@ -35,6 +36,7 @@ __all__ = [
   'MeshConfig',
   'ModelConfig',
   'NGramConfig',
+  'NGramMemoryConfig',
   'OptimizerConfig',
   'PersistentConfig',
   'PositionalConfig',

@@ -15,8 +15,6 @@ import logging
 import pathlib
 from typing import Any
 
-import ml_collections
-
 from ngrammer_jax import errors
 from ngrammer_jax.config import conversion, fields
 from ngrammer_jax.config.experiment import Config
@@ -59,10 +57,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _resolve(spec: str, overrides: list[tuple[str, str]]) -> Config:
-  config = load_file(spec)
-  for path, text in overrides:
-    _apply(config, path, text)
-  return conversion.resolve(config)
+  return _apply_all(load_file(spec), overrides)
 
 
 def split(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
@@ -80,13 +75,12 @@ def split(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
 def override(config: Config, overrides: list[tuple[str, str]], section: str) -> Config:
   """Returns the config with some keys of a section changed. Raises BadInput for other keys."""
   values = dataclasses.asdict(config)
-  for path, text in overrides:
+  for path, _ in overrides:
     if not path.startswith(f'{section}.'):
       raise errors.BadInput(
         f'--config.{path}: only {section}.* of a trained run can be changed here'
       )
-    _apply(values, path, text)
-  return conversion.resolve(values)
+  return _apply_all(values, overrides)
 
 
 def load_file(spec: str) -> dict[str, Any]:
@@ -111,7 +105,7 @@ def load_file(spec: str) -> dict[str, Any]:
     raise errors.BadInput(f'--config={spec}: {error}') from error
   except Exception as error:
     raise errors.BadInput(f'--config={spec} fails: {type(error).__name__}: {error}') from error
-  config = config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
+  config = conversion.to_dict(config)
   if not isinstance(config, dict):
     raise errors.BadInput(f'--config={spec}: get_config() returned {config!r}, not a ConfigDict')
   return config
@@ -135,16 +129,35 @@ def _override(argument: str, rest: Iterator[str]) -> tuple[str, str]:
   return path, text
 
 
+def _apply_all(config: dict[str, Any], overrides: list[tuple[str, str]]) -> Config:
+  """Returns the config with overrides applied in their order, but presets before other keys."""
+  for number, (path, text) in enumerate(overrides):
+    _apply(config, path, text)
+    block, _, name = path.rpartition('.')
+    if name == 'preset':  # it set the whole block
+      for earlier, earlier_text in overrides[:number]:
+        if earlier.startswith(f'{block}.') and earlier != path:
+          _apply(config, earlier, earlier_text)
+  return conversion.resolve(config)
+
+
 def _apply(config: dict[str, Any], path: str, text: str) -> None:
-  """Sets a dotted key, and creates the blocks around it that are None."""
+  """Sets a dotted key, and creates the blocks around it that are None or not yet in a tuple.
+
+  A tuple of blocks becomes a dict from their numbers. A preset starts its block anew.
+  """
   value = _value(conversion.find_key(path), text)
   *sections, last = path.split('.')
   for section in sections:
     if config.get(section) is None:
       config[section] = {}
+    if isinstance(config[section], tuple | list):
+      config[section] = {str(index): block for index, block in enumerate(config[section])}
     config = config[section]
     if not isinstance(config, dict):
       raise errors.BadInput(f'--config.{path}: {section} is not a section in the config file')
+  if last == 'preset':
+    config.clear()
   config[last] = value
 
 
@@ -152,6 +165,8 @@ def _value(key: fields.Key, text: str) -> Any:
   """Returns the text as a value of the declared type."""
   if text in ('None', 'none') and key.is_optional:
     return None
+  if text in ('None', 'none', '()') and key.is_tuple_of_blocks:
+    return ()
   if key.presets is not None:
     return dataclasses.asdict(key.presets(text))
   if key.block is not None:

@@ -1,6 +1,6 @@
 """Configs from dicts, ConfigDicts and JSON, and back."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import dataclasses
 import difflib
 import json
@@ -20,13 +20,14 @@ def default() -> ml_collections.ConfigDict:
 
 
 def block(key: str, **values: Any) -> ml_collections.ConfigDict:
-  """Returns an optional block such as `model.memory`, for config files.
+  """Returns an optional block such as `model.memory`, or one of a tuple, for config files.
 
   Args:
-    key: dotted key of the block.
-    **values: values of its fields; the others get their defaults.
+    key: dotted key of the block, or of the tuple.
+    **values: values of its fields; the others get those of the preset, or their defaults.
   """
-  defaults = dataclasses.asdict(find_key(key).block())
+  kind = find_key(key).block
+  defaults = dataclasses.asdict(kind(**_preset_values(kind, values, f'{key}.')))
   return ml_collections.ConfigDict(defaults | values, type_safe=False)
 
 
@@ -42,6 +43,15 @@ def resolve(values: Any) -> Config:
   return config
 
 
+def to_dict(values: Any) -> Any:
+  """Returns a ConfigDict, or those in a sequence, as plain dicts; other values as they are."""
+  if isinstance(values, ml_collections.ConfigDict):
+    values = values.to_dict()
+  if isinstance(values, Mapping):
+    return {name: to_dict(value) for name, value in values.items()}
+  return tuple(map(to_dict, values)) if isinstance(values, tuple | list) else values
+
+
 def _build(kind: type, values: Any, path: str = '') -> Any:
   """Returns the dataclass `kind`, the section at `path` (which ends with a dot) of a config."""
   if isinstance(values, ml_collections.ConfigDict):
@@ -53,27 +63,70 @@ def _build(kind: type, values: Any, path: str = '') -> Any:
   for name, value in values.items():
     if name not in keys:
       raise errors.BadInput(unknown_key(f'{path}{name}'))
-    key = keys[name]
-    if key.block is None:
-      converted[name] = key.convert(value)
-    elif isinstance(value, str) and key.presets is not None:
-      converted[name] = key.presets(value)
-    elif value is not None:
-      converted[name] = _build(key.block, value, f'{key.path}.')
-    elif key.is_optional:
-      converted[name] = None
-    else:
-      raise errors.BadInput(f'{key.path}=None: the section is required')
-  return kind(**converted)
+    converted[name] = _convert(keys[name], value)
+  return kind(**_preset_values(kind, converted, path) | converted)
+
+
+def _convert(key: fields.Key, value: Any) -> Any:
+  """Returns the value of a key: a section, a block or None, a tuple of blocks or a plain value."""
+  if key.is_tuple_of_blocks:
+    return tuple(_convert(key.entry(index), block) for index, block in _entries(key, value))
+  if key.block is None:
+    return key.convert(value)
+  if isinstance(value, str) and key.presets is not None:
+    return key.presets(value)
+  if value is not None:
+    return _build(key.block, value, f'{key.path}.')
+  if key.is_optional:
+    return None
+  raise errors.BadInput(f'{key.path}=None: the section is required')
+
+
+def _entries(key: fields.Key, value: Any) -> Iterable[tuple[int, Any]]:
+  """Returns number and value of each block of a tuple of blocks.
+
+  Args:
+    key: of the tuple.
+    value: the tuple, a dict from numbers such as '0' to blocks, a single block or None.
+  """
+  if value is None or isinstance(value, tuple | list):
+    return enumerate(value or ())
+  if not isinstance(value, Mapping) or not all(map(is_index, value)):
+    return [(0, value)]
+  for index in map(int, value):
+    if index >= len(value):
+      raise errors.BadInput(
+        f'{key.path}.{index}: the blocks before it are missing; the next one is '
+        f'{key.path}.{next(i for i in range(index) if str(i) not in value)}'
+      )
+  return sorted((int(index), block) for index, block in value.items())
+
+
+def _preset_values(kind: type, values: Mapping[str, Any], path: str) -> dict[str, Any]:
+  """Returns the values that a block starts from: of the preset it names, otherwise none."""
+  key, name = fields.keys(kind, path).get('preset'), values.get('preset')
+  if key is None or name is None:
+    return {}
+  key.check(name)
+  preset = kind.from_preset(name)
+  return {field.name: getattr(preset, field.name) for field in dataclasses.fields(preset)}
+
+
+def is_index(name: str) -> bool:
+  """Whether a part of a dotted key is the number of a block of a tuple."""
+  return name.isdecimal() and name == str(int(name))
 
 
 def find_key(path: str) -> fields.Key:
   """Returns the key at a dotted path. Raises BadInput for one that does not exist."""
-  kind, parent = Config, ''
+  kind, parent, key = Config, '', None
   for name in path.split('.'):
     if kind is None:
       raise errors.BadInput(f'unknown config key {path}: {parent[:-1]} is a value, not a section')
-    keys = fields.keys(kind, parent)
+    if key is not None and key.is_tuple_of_blocks:
+      keys = {name: key.entry(name)} if is_index(name) else {}
+    else:
+      keys = fields.keys(kind, parent)
     if name not in keys:
       raise errors.BadInput(unknown_key(f'{parent}{name}'))
     key = keys[name]
@@ -83,7 +136,14 @@ def find_key(path: str) -> fields.Key:
 
 def unknown_key(path: str) -> str:
   """Returns the message for a dotted key that does not exist, with the nearest one that does."""
-  paths = [key.path for key in fields.walk(Config)]
+  paths = []
+  for key in fields.walk(Config):
+    parent, in_tuple, name = key.path.partition('.0.')
+    if not in_tuple:
+      paths.append(parent)
+    elif path.startswith(parent):  # a key in a block of the tuple, maybe without the block's number
+      index = path.removeprefix(f'{parent}.').split('.')[0]
+      paths.append(f'{parent}.{index if is_index(index) else 0}.{name}')
   name = path.split('.')[-1]
   same_name = [p for p in paths if p.split('.')[-1] == name]
   longer = [p for p in paths if p.startswith(path)]

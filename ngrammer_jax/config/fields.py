@@ -102,8 +102,30 @@ class Key:
 
   @property
   def block(self) -> type | None:
-    """The dataclass of a section or an optional block; None for a plain value."""
-    return next((kind for kind in self.types if dataclasses.is_dataclass(kind)), None)
+    """The dataclass of a section, an optional block or a tuple of blocks; None for other values."""
+    kinds = (self._entry_type or kind for kind in self.types)
+    return next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
+
+  @property
+  def is_tuple_of_blocks(self) -> bool:
+    """Whether the value is a tuple of blocks; their keys are `path.0`, `path.1`, ..."""
+    return dataclasses.is_dataclass(self._entry_type)
+
+  @property
+  def _entry_type(self) -> type | None:
+    """The type of the entries of a tuple; None for another value."""
+    tuples = (kind for kind in self.types if typing.get_origin(kind) is tuple)
+    return next((typing.get_args(kind)[0] for kind in tuples), None)
+
+  def entry(self, index: int | str) -> 'Key':
+    """Returns the key of one block of a tuple of blocks."""
+    return dataclasses.replace(self, path=f'{self.path}.{index}', default=None, types=(self.block,))
+
+  def entries(self, value: Any) -> dict['Key', Any]:
+    """Returns the key and value of each block of a tuple of blocks, or this key with its value."""
+    if not self.is_tuple_of_blocks:
+      return {self: value}
+    return {self.entry(index): block for index, block in enumerate(value)}
 
   @property
   def presets(self) -> Callable[[str], Any] | None:
@@ -121,9 +143,8 @@ class Key:
     Raises:
       BadInput: the value is of another type.
     """
-    sequence = next((kind for kind in self.types if typing.get_origin(kind) is tuple), None)
-    if sequence is not None and value is not None:
-      item = dataclasses.replace(self, types=(typing.get_args(sequence)[0],))
+    if self._entry_type is not None and value is not None:
+      item = dataclasses.replace(self, types=(self._entry_type,))
       if type(value) in (list, tuple):
         return tuple(map(item.convert, value))
       if type(value) in item.types:
@@ -131,7 +152,7 @@ class Key:
     if float in self.types and type(value) is int:
       return float(value)
     if type(value) not in self.types:
-      name = lambda kind: str(kind) if kind is sequence else kind.__name__
+      name = lambda kind: str(kind) if typing.get_origin(kind) else kind.__name__
       names = ['None' if kind is types.NoneType else name(kind) for kind in self.types]
       raise errors.BadInput(f'{self.path}={value!r} is not of type {" or ".join(names)}')
     return value
@@ -178,21 +199,26 @@ def keys(kind: type, path: str = '') -> dict[str, Key]:
 
 
 def walk(kind: type, path: str = '') -> Iterator[Key]:
-  """Yields every key of a config dataclass: a section or block, then the keys inside it."""
+  """Yields every key of a config dataclass: a section or block, then the keys inside it.
+
+  Of a tuple of blocks, the keys of its first block.
+  """
   for key in keys(kind, path).values():
     yield key
-    if key.block is not None:
-      yield from walk(key.block, f'{key.path}.')
+    block = key.entry(0) if key.is_tuple_of_blocks else key
+    if block.block is not None:
+      yield from walk(block.block, f'{block.path}.')
 
 
 def walk_values(config: Any, path: str = '') -> Iterator[tuple[Key, Any]]:
-  """Yields the key and value of every plain value, and of every block that is None."""
+  """Yields the key and value of every plain value, and of blocks that are None or ()."""
   for name, key in keys(type(config), path).items():
-    value = getattr(config, name)
-    if dataclasses.is_dataclass(value):
-      yield from walk_values(value, f'{key.path}.')
-    else:
-      yield key, value
+    whole = {key: getattr(config, name)}
+    for entry, value in (key.entries(whole[key]) or whole).items():
+      if dataclasses.is_dataclass(value):
+        yield from walk_values(value, f'{entry.path}.')
+      else:
+        yield entry, value
 
 
 def check_values(config: Any, path: str = '', enclosing: Sequence[tuple[str, Any]] = ()) -> None:
@@ -205,12 +231,12 @@ def check_values(config: Any, path: str = '', enclosing: Sequence[tuple[str, Any
   """
   blocks = ((path, config), *enclosing)
   for name, key in keys(type(config), path).items():
-    value = getattr(config, name)
-    if dataclasses.is_dataclass(value):
-      check_values(value, f'{key.path}.', blocks)
-    else:
-      key.check(value)
-      key.check_has_effect(value, blocks)
+    for entry, value in key.entries(getattr(config, name)).items():
+      if dataclasses.is_dataclass(value):
+        check_values(value, f'{entry.path}.', blocks)
+      else:
+        entry.check(value)
+        entry.check_has_effect(value, blocks)
 
 
 def differences(before: Any, after: Any, path: str = '') -> Iterator[tuple[Key, Any, Any]]:
@@ -219,13 +245,15 @@ def differences(before: Any, after: Any, path: str = '') -> Iterator[tuple[Key, 
   A block that is added or removed is one difference.
   """
   for name, key in keys(type(before), path).items():
-    old, new = getattr(before, name), getattr(after, name)
     if key.free_on_resume:
       continue
-    if dataclasses.is_dataclass(old) and dataclasses.is_dataclass(new):
-      yield from differences(old, new, f'{key.path}.')
-    elif old != new:
-      yield key, old, new
+    olds, news = (key.entries(getattr(config, name)) for config in (before, after))
+    for entry in olds | news:
+      old, new = olds.get(entry), news.get(entry)
+      if dataclasses.is_dataclass(old) and dataclasses.is_dataclass(new):
+        yield from differences(old, new, f'{entry.path}.')
+      elif old != new:
+        yield entry, old, new
 
 
 def _union_members(annotation: Any) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ SAME_LENGTH = ('no', 'memory', 'memory_and_self', 'memory_alone')
 SPANS = ('adaptive', 'dynamic')
 # Where memories may act, see `Place`.
 BETWEEN_BLOCKS = ('input', 'after_block')
-POINTS = (*BETWEEN_BLOCKS, 'after_attention')
+POINTS = (*BETWEEN_BLOCKS, 'before_attention', 'after_attention')
 # all_attention is the method of the paper; the others are its ablations.
 PERSISTENT = ('all_attention', 'attention_split', 'single_head', 'head_split')
 
@@ -24,7 +24,8 @@ class Place(NamedTuple):
 
   Attributes:
     point: `input`: to the embeddings, before positions and dropout. `after_block`: to the output
-      of a block. `after_attention`: to the attended values of a block, before their projection.
+      of a block. `before_attention`: to the input of a block, before the segment memory stores it.
+      `after_attention`: to the attended values of a block, before their projection.
     block: number of the block, from 0 on; 0 for `input`.
   """
 

@@ -8,6 +8,7 @@ from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.initial import InitialConfig
 from ngrammer_jax.config.memory import MemoryConfig, PersistentConfig, SpanConfig
 from ngrammer_jax.config.ngram import NGramConfig
+from ngrammer_jax.config.ngram_memory import NGramMemoryConfig
 from ngrammer_jax.config.positions import (
   BACKWARD_POSITIONS,
   POSITIONS,
@@ -78,6 +79,7 @@ class ModelConfig:
     free_on_resume=True,
   )
   ngram: NGramConfig | None = field(None, 'N-Grammer layer')
+  ngram_memories: tuple[NGramMemoryConfig, ...] = field((), 'n-gram memories')
   memory: MemoryConfig | None = field(None, 'segment memory (Transformer-XL)')
   adaptive_softmax: AdaptiveSoftmaxConfig | None = field(None, 'adaptive input and softmax')
   span: SpanConfig | None = field(None, 'adaptive attention span')

@@ -56,7 +56,7 @@ def any_combination(monkeypatch):
 def other_values(key, current):
   """Returns valid values of a key other than its default: all choices, or one value."""
   if key.block is not None:
-    return [key.block()]
+    return [(key.block(),) if key.is_tuple_of_blocks else key.block()]
   values = []
   for value in key.rules.choices or CANDIDATES:
     try:
@@ -73,6 +73,8 @@ def drawn_configs(config):
   """Yields each key of the model, and the config with another value of this key alone."""
   blocks = {}
   for key in fields.walk(model_config.ModelConfig):
+    if '.0.' in key.path:
+      continue  # a tuple of blocks is refused as a whole
     blocks[key.path] = key.block
     block_name, _, name = key.path.rpartition('.')
     block = config if not block_name else getattr(config, block_name) or blocks[block_name]()
