@@ -168,7 +168,9 @@ class NGrammer(nn.Module):
       [hashing.ngram_rows(gram, K + self.distinct_start, V) for gram in grams], axis=-1
     )
     first_GN = V * jnp.arange(G * N, dtype=jnp.int32)
-    ngram_BxTxGNxE = table.lookup(self._table(G * N * V, E), rows_BxTxGN + first_GN, self.exchange)
+    ngram_BxTxGNxE = table.lookup_parameter(
+      self, 'table', self._table(G * N * V, E), rows_BxTxGN + first_GN, self.exchange
+    )
     y_BxTxD = self._combine(x_BxTxNxH, ngram_BxTxGNxE).reshape(x_BxTxD.shape)
     if counted_BxT is not None:
       y_BxTxD = jnp.where(counted_BxT[..., None] > 0, y_BxTxD, 0)
