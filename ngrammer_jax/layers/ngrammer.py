@@ -146,7 +146,9 @@ class NGrammer(nn.Module):
       memory = {'ids': ids_BxTxN}
     rows_BxTxGN = NGramHash('praxis', self.orders, ((V,) * N,) * G, K + self.distinct_start)(gram)
     first_GN = V * jnp.arange(G * N, dtype=jnp.int32)
-    ngram_BxTxGNxE = table.lookup(self._table(G * N * V, E), rows_BxTxGN + first_GN, self.exchange)
+    ngram_BxTxGNxE = table.lookup_parameter(
+      self, 'table', self._table(G * N * V, E), rows_BxTxGN + first_GN, self.exchange
+    )
     y_BxTxNxH = per_head.combine(x_BxTxNxH, ngram_BxTxGNxE, self.combine, self.dtype)
     y_BxTxD = y_BxTxNxH.reshape(x_BxTxD.shape)
     if counted_BxT is not None:

@@ -114,7 +114,7 @@ class NGramMemory(nn.Module):
     rows_BxTxI = self._hash()(keys, multipliers)
     sizes_I = np.array(self._hash().sizes, np.int32).ravel()
     first_I = np.cumsum(sizes_I) - sizes_I
-    e_BxTxIxE = table.lookup(self._table(), rows_BxTxI + first_I)
+    e_BxTxIxE = table.lookup_parameter(self, 'table', self._table(), rows_BxTxI + first_I)
     e_BxTxIxE = e_BxTxIxE.astype(self.dtype)
     if self.options.untrained_row is not None:
       is_trained_BxTxIx1 = (rows_BxTxI != self.options.untrained_row)[..., None]

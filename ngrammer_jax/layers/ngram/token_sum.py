@@ -22,7 +22,8 @@ class TokenSum(nn.Module):
   Attributes:
     is_mean: divides by the number of summands.
     is_projected: whether every e_i has a projection of its own. If not, E = D.
-    amplification: `none`; `sqrt_width`: the result times the square root of D; `norm`: a layer norm.
+    amplification: `none`; `sqrt_width`: multiplies the result by the square root of D; `norm`:
+      normalises the result.
     dtype: dtype of the output.
   """
 

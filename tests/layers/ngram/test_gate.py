@@ -10,10 +10,7 @@ import pytest
 from ngrammer_jax.layers.ngram import gate
 from tests.checks import assert_close, random_variables
 
-PRECISIONS = [
-  ('float64', 1e-9),
-  pytest.param('float32', 2e-5, marks=pytest.mark.slow),
-]
+PRECISIONS = [('float64', 1e-9), pytest.param('float32', 2e-5, marks=pytest.mark.slow)]
 
 
 def outputs_and_gradients(layer, params, h, e, cotangent):
@@ -43,10 +40,7 @@ def demo_params(f, path, G):
   taps = f[f'{path}/short_conv.conv.weight'][:, 0].T[::-1].reshape(W, G, D)
   key = stacked(f, path + '/key_projs.{}.weight', G)
   return {
-    'key': {
-      'kernel': key.transpose(2, 0, 1),
-      'bias': stacked(f, path + '/key_projs.{}.bias', G),
-    },
+    'key': {'kernel': key.transpose(2, 0, 1), 'bias': stacked(f, path + '/key_projs.{}.bias', G)},
     'value': {'kernel': f[f'{path}/value_proj.weight'].T, 'bias': f[f'{path}/value_proj.bias']},
     'key_norm': {'scale': stacked(f, path + '/norm1.{}.weight', G)},
     'query_norm': {'scale': stacked(f, path + '/norm2.{}.weight', G)},
