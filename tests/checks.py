@@ -31,7 +31,13 @@ def random_variables(module, *inputs, dtype='float32', **given):
   """Random values for all variables of a module, scales and biases too; compiles nothing."""
   shapes = jax.eval_shape(lambda: nn.unbox(module.init(jax.random.key(0), *inputs, **given)))
   rng = np.random.default_rng(0)
-  return jax.tree.map(lambda leaf: jnp.asarray(0.5 * rng.normal(size=leaf.shape), dtype), shapes)
+
+  def random(leaf):
+    if jnp.issubdtype(leaf.dtype, jnp.integer):
+      return jnp.asarray(rng.integers(0, len(leaf), leaf.shape), leaf.dtype)
+    return jnp.asarray(0.5 * rng.normal(size=leaf.shape), dtype)
+
+  return jax.tree.map(random, shapes)
 
 
 def mesh_of(data: int, fsdp: int = 1, model: int = 1) -> jax.sharding.Mesh:

@@ -3,6 +3,7 @@
 B batch, T segment length, M slots, N heads, D model width.
 """
 
+from collections.abc import Callable
 import functools
 from typing import Any
 
@@ -17,7 +18,13 @@ from ngrammer_jax.layers.memory import PlacedMemory
 
 
 class NGrammerMemory(ngrammer.NGrammer):
-  """N-grams of consecutive tokens. The state is their ids (see `ngrammer.empty_memory`)."""
+  """N-grams of consecutive tokens. The state is their ids (see `ngrammer.empty_memory`).
+
+  Attributes:
+    is_at_input: whether the input of the layer is the embedding.
+  """
+
+  is_at_input: bool = False
 
   def empty_state(self, batch: int, slots: int | None) -> dict[str, jax.Array]:
     """Returns the state before the first segment."""
@@ -33,7 +40,7 @@ class NGrammerMemory(ngrammer.NGrammer):
       ids=context.tokens_BxT,
       documents_BxT=context.documents_BxT,
       valid_BxT=context.valid_BxT,
-      vocabulary=context.vocabulary,
+      vocabulary=context.vocabulary if self.is_at_input else None,
       memory=state,
     )
 
@@ -72,9 +79,11 @@ def memory(
 ) -> PlacedMemory:
   """Returns the n-gram layer at a place, see `memories.MEMORIES`."""
   is_attended = config.ngram.pairing_of(place.block) == 'attended'
-  kind = AttendedNGrammerMemory if is_attended else NGrammerMemory
+  kind, state_name = AttendedNGrammerMemory, 'ids'
+  if not is_attended:
+    kind = functools.partial(NGrammerMemory, is_at_input=place.point == 'input')
+    state_name = 'ngram'
   make_module = functools.partial(make, config, dtype, vocabulary_size, kind)
-  state_name = 'ids' if is_attended else 'ngram'
   return PlacedMemory('ngrammer', place, make_module, state_name, needs_pairs=is_attended)
 
 
@@ -82,7 +91,7 @@ def make(
   config: model_config.ModelConfig,
   dtype: jnp.dtype,
   vocabulary_size: int | None = None,
-  kind: type[ngrammer.NGrammer] = ngrammer.NGrammer,
+  kind: Callable[..., ngrammer.NGrammer] = ngrammer.NGrammer,
   **fields: Any,
 ) -> ngrammer.NGrammer:
   """Returns the n-gram layer of a config; without clusters it needs the vocabulary size."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config.ngram_memory import NGramMemoryConfig
 
 T, V = 8, 13  # tokens of a stream, vocabulary
 CANDIDATES = 250
@@ -27,6 +28,7 @@ OPTIONS: Case = {
   ),
   'grams': ('pairs', 'triples', 'two orders', 'distinct start', 'added', 'prenormalised'),
   'ngram_heads': (None, 4),
+  'ngram_memory': (None, 'engram', 'end of sentence', 'clusters'),
   'served': (False, True),  # the cache is used with clusters that are looked up
   'norm': model_config.NORMS,
   'convolution': (None, 2, 3, 4),
@@ -66,6 +68,13 @@ GRAMS = {
   'added': {'combine': 'add'},
   'prenormalised': {'prenormalize': True},
 }
+GATE = {'layers': (0,), 'heads': 2, 'rows': (11,), 'width': 3}
+NGRAM_MEMORIES = {  # the other keys and joins alone, in tests/layers/ngram
+  'engram': GATE | {'convolution': 3, 'bias': True},
+  'end of sentence': GATE
+  | {'key': 'compressed', 'hash': 'ple', 'boundary': 'eos_id', 'eos_id': 3, 'orders': (1, 3)},
+  'clusters': GATE | {'key': 'clusters', 'clusters': 4, 'convolution': 2, 'displacement': 1},
+}
 PAIRING = {
   'attention': ('previous',),
   'attended': ('attended',),
@@ -102,6 +111,9 @@ def config_of(case: Case) -> model_config.ModelConfig:
     span = model_config.SpanConfig(kind, limit=T, ramp=T, renormalize=not rest)
   if c['persistent'] is not None:
     persistent = model_config.PersistentConfig(3, c['persistent'])
+  ngram_memories = ()
+  if c['ngram_memory'] is not None:
+    ngram_memories = (NGramMemoryConfig(**NGRAM_MEMORIES[c['ngram_memory']]),)
   adaptive = model_config.AdaptiveSoftmaxConfig((5,), 2) if c['adaptive_softmax'] else None
   same = ('norm', 'convolution', 'shared_query_key', 'per_dim_scale', 'bias')
   config = model_config.ModelConfig(
@@ -111,6 +123,7 @@ def config_of(case: Case) -> model_config.ModelConfig:
     position=c['position'].split(',')[0],
     positional=model_config.PositionalConfig(**positional.get(c['position'], {})),
     ngram=ngram,
+    ngram_memories=ngram_memories,
     memory=memory,
     span=span,
     persistent=persistent,

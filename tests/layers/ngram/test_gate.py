@@ -1,4 +1,4 @@
-"""The gated look-up equals the official codes of Engram, DeepSeek-V4.1 and Qwen, and a slow loop."""
+"""The gated look-up equals the codes of Engram, DeepSeek-V4.1 and Qwen, and a slow loop."""
 
 import json
 
