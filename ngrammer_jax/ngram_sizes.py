@@ -22,26 +22,32 @@ def check(
   orders: tuple[int, ...] = (2,),
 ) -> None:
   """Raises ValueError for invalid sizes."""
-  if combine not in COMBINE:
-    raise ValueError(f'combine {combine!r} is not one of {", ".join(COMBINE)}')
-  if heads < 1 or width % heads:
-    raise ValueError(f'width {width} must be divisible by heads={heads}')
+  check_widths(width, heads, dim, combine, len(orders))
   if not orders or min(orders) < 2 or len(set(orders)) < len(orders):
     raise ValueError(f'orders {orders} must be distinct numbers of at least 2')
-  H, G = width // heads, len(orders)
-  if not 0 < dim <= H:
-    raise ValueError(
-      f'n-gram dim {dim} is not between 1 and the head width {H} (width {width} / {heads} heads)'
-    )
-  if combine == 'concat' and G * dim > H:
-    raise ValueError(f'{G} orders of n-gram dim {dim} exceed the head width {H}')
-  if combine == 'add' and dim != H:
-    raise ValueError(f'combine "add" needs n-gram dim {dim} to equal the head width {H}')
+  G = len(orders)
   if G * heads * vocabulary_size >= 2**31:
     raise ValueError(
       f'{G * heads} heads of {vocabulary_size:,} n-grams exceed the 2^31 rows of a table'
     )
   primes_above(vocabulary_size, heads)
+
+
+def check_widths(width: int, heads: int, dim: int, combine: str, num_orders: int) -> None:
+  """Raises ValueError for n-gram vectors that do not fit the heads, see `layers.NGrammer`."""
+  if combine not in COMBINE:
+    raise ValueError(f'combine {combine!r} is not one of {", ".join(COMBINE)}')
+  if heads < 1 or width % heads:
+    raise ValueError(f'width {width} must be divisible by heads={heads}')
+  H = width // heads
+  if not 0 < dim <= H:
+    raise ValueError(
+      f'n-gram dim {dim} is not between 1 and the head width {H} (width {width} / {heads} heads)'
+    )
+  if combine == 'concat' and num_orders * dim > H:
+    raise ValueError(f'{num_orders} orders of n-gram dim {dim} exceed the head width {H}')
+  if combine == 'add' and dim != H:
+    raise ValueError(f'combine "add" needs n-gram dim {dim} to equal the head width {H}')
 
 
 def is_prime(n: int) -> bool:

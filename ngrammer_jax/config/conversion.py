@@ -19,7 +19,7 @@ def default() -> ml_collections.ConfigDict:
   return ml_collections.ConfigDict(dataclasses.asdict(Config()), type_safe=False)
 
 
-def block(key: str, **values: Any) -> ml_collections.ConfigDict:
+def block(key: str, /, **values: Any) -> ml_collections.ConfigDict:
   """Returns an optional block such as `model.memory`, or one of a tuple, for config files.
 
   Args:

@@ -46,6 +46,7 @@ class Config:
     self.data.check()
     self._check_positions()
     self._check_cutoffs()
+    self._check_bytes()
     if self.finetune is not None:
       self.finetune.check(self.training.segment_length)
     self.mesh.check()
@@ -66,6 +67,14 @@ class Config:
         f'model.adaptive_softmax.cutoffs={adaptive.cutoffs} need a vocabulary sorted by '
         f'frequency: data.vocabulary="words", not {self.data.vocabulary!r}'
       )
+
+  def _check_bytes(self) -> None:
+    for index, memory in enumerate(self.model.ngram_memories):
+      if memory.key == 'bytes' and self.data.vocabulary != 'bytes':
+        raise errors.BadInput(
+          f'model.ngram_memories.{index}.key="bytes" needs data.vocabulary="bytes", not '
+          f'{self.data.vocabulary!r}: use key="tokens", or another vocabulary'
+        )
 
   def evaluation_length(self) -> int:
     """Segment length of evaluation."""

