@@ -217,9 +217,7 @@ def _create_vocabulary(
     return vocabularies.ByteVocabulary()
   if config.vocabulary_path is not None:
     path = pathlib.Path(config.vocabulary_path).expanduser()
-    if config.vocabulary == 'tokenizer':
-      return vocabularies.read_tokenizer(path)
-    return vocabularies.read_sentencepiece(path)
+    return vocabularies.read(config.vocabulary, path)
   if config.vocabulary == 'characters':
     documents = [document for split in corpus.splits.values() for document in split]
     separated = len(documents) > len(corpus.splits)

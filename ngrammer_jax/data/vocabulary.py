@@ -290,6 +290,11 @@ class TokenizerVocabulary:
     _write_fields(folder, 'tokenizer')
 
 
+def read(kind: str, path: pathlib.Path) -> Vocabulary:
+  """Returns the vocabulary of `data.vocabulary_path`, of the kind `data.vocabulary`."""
+  return read_tokenizer(path) if kind == 'tokenizer' else read_sentencepiece(path)
+
+
 def read_sentencepiece(path: pathlib.Path) -> SentencePieceVocabulary:
   """Returns the vocabulary of a pretrained model. Raises BadInput for another file."""
   try:

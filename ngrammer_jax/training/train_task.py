@@ -10,7 +10,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, packing, streams, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
-from ngrammer_jax.training import programs
+from ngrammer_jax.training import programs, token_codebook
 from ngrammer_jax.training import state as train_state
 
 
@@ -94,8 +94,10 @@ class CorpusTask:
     return streams.train_segment(self._split, step, t.batch_size, t.segment_length, rows)
 
   def initial_state(self, state: train_state.TrainState) -> train_state.TrainState:
-    """Returns the state unchanged."""
-    return state
+    """Returns the state with the compressed token ids of the vocabulary, see `token_codebook`."""
+    memories = self._config.model.ngram_memories
+    codebook = token_codebook.fill(state.codebook, memories, self.vocabulary)
+    return state.replace(codebook=codebook)
 
   def validate(
     self, run: programs.Programs, state: train_state.TrainState, report: Callable[[int], None]

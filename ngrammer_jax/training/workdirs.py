@@ -19,6 +19,7 @@ from typing import TextIO
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, files, hosts
+from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.training import train_task
 
 CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'
@@ -49,7 +50,7 @@ def _check_folder(workdir: pathlib.Path) -> None:
 
 
 def check_text(workdir: pathlib.Path, config: experiment.Config, content_hash: str) -> None:
-  """Raises BadInput if a workdir was started on data with another content hash."""
+  """Raises BadInput if a workdir was started on other text, or with another vocabulary."""
   path = workdir / CORPUS
   previous = json.loads(path.read_text())['content_hash'] if path.exists() else None
   if previous is None and not (workdir / CONFIG).exists():
@@ -60,11 +61,26 @@ def check_text(workdir: pathlib.Path, config: experiment.Config, content_hash: s
       f'use another workdir'
     )
   if previous != content_hash:
+    _check_vocabulary(workdir, config)
     key = 'path' if config.finetune is None else 'superglue_dir'
     raise errors.BadInput(
       f'--workdir={workdir} was started on another text: data.{key}='
       f'{getattr(config.data, key)} has the content hash {content_hash[:12]}, '
       f'expected {previous[:12]}; use that text, or another workdir'
+    )
+
+
+def _check_vocabulary(workdir: pathlib.Path, config: experiment.Config) -> None:
+  """Raises BadInput if `data.vocabulary_path` is not the vocabulary that a workdir has."""
+  path = config.data.vocabulary_path
+  if path is None or not (workdir / 'vocabulary.json').exists():
+    return
+  old = vocabularies.load(workdir)
+  new = vocabularies.read(config.data.vocabulary, pathlib.Path(path).expanduser())
+  if new != old:
+    raise errors.BadInput(
+      f'data.vocabulary_path={path}, with {new.size:,} token ids, is not the vocabulary of '
+      f'--workdir={workdir}, which has {old.size:,}: use that vocabulary, or another workdir'
     )
 
 

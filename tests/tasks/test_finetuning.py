@@ -20,6 +20,7 @@ from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.tasks.superglue import evaluation, formats, metrics
 from ngrammer_jax.training import loop, manifest
+from tests import tokenizer_files
 from tests.checks import bad_input
 from tests.tasks import superglue_examples, superglue_files
 
@@ -233,6 +234,21 @@ def test_vocabulary_path_has_to_be_the_vocabulary_of_the_checkpoint(
   source.vocabulary = vocabularies.load(folder / 'same')  # learned: encodes U+2581 differently
   with pytest.raises(ValueError, match='is not the vocabulary of the checkpoint'):
     resolve(same)
+
+  paths = [folder / 'tokenizer.json', folder / 'other.json']
+  for path, size in zip(paths, (270, 280), strict=True):
+    path.write_bytes(tokenizer_files.byte_level(size=size))
+  fields = {'vocabulary': 'tokenizer', 'vocabulary_path': str(paths[0])}
+  source.config = dataclasses.replace(source.config, data=dataclasses.replace(data, **fields))
+  source.vocabulary = vocabularies.read_tokenizer(paths[0])
+  for path in (paths[0], None):
+    resolved = resolve(path).data
+    assert (resolved.vocabulary, resolved.vocabulary_path) == ('tokenizer', None)
+  for path in (paths[1], same):
+    with pytest.raises(
+      ValueError, match='is not the vocabulary of the checkpoint|is not the token'
+    ):
+      resolve(path)
 
 
 def finetuning_config(finetuning, root, override_keys=(), **changes):

@@ -10,6 +10,7 @@ import pytest
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.models import transformer
+from tests import tokenizer_files
 from tests.checks import bad_input, random_variables
 from tests.tasks import superglue_files
 
@@ -156,6 +157,17 @@ def test_vocabulary_must_encode_every_text_and_its_end(register):
     'data.vocabulary="sentencepiece" or "bytes"'
   ):
     register(superglue_files.rte(1), vocabulary=words)
+
+
+def test_a_tokenizer_encodes_every_text_and_its_end():
+  from ngrammer_jax.tasks import vocabulary as task_vocabulary
+
+  tokenizer = vocabularies.TokenizerVocabulary(tokenizer_files.byte_level())
+  wrapped = task_vocabulary.TaskVocabulary(tokenizer)
+  text = f'an é {tokenizer_files.END}\n'
+  ids = wrapped.encode(text)
+  assert wrapped.eos_id not in ids and wrapped.decode([*ids, wrapped.eos_id]) == text
+  assert wrapped.vocab_size == tokenizer.size + 1
 
 
 def test_nothing_is_downloaded_by_default(tmp_path, registration):

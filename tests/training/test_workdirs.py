@@ -18,7 +18,9 @@ from ngrammer_jax import errors, files
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.config import model as model_config
+from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.training import workdirs
+from tests import tokenizer_files
 from tests.checks import bad_input
 
 HOLD = """
@@ -97,6 +99,23 @@ def test_a_start_that_was_killed_can_be_repeated(tiny, tmp_path, monkeypatch, gi
   workdirs.check_text(tmp_path / 'run', config, 'abc')
   with pytest.raises(errors.BadInput, match='was started on another text'):
     workdirs.check_text(tmp_path / 'run', config, 'abd')
+
+
+def test_another_tokenizer_is_refused_with_both_sizes(tiny, tmp_path):
+  config, run, path = tiny(), tmp_path / 'run', tmp_path / 'tokenizer.json'
+  data = dataclasses.replace(config.data, vocabulary='tokenizer', vocabulary_path=str(path))
+  config = dataclasses.replace(config, data=data)
+  path.write_bytes(tokenizer_files.byte_level(size=270))
+  vocabulary = vocabularies.read_tokenizer(path)
+  occupy(run, config, types.SimpleNamespace(content_hash='abc', vocabulary=vocabulary))
+  with pytest.raises(errors.BadInput, match='was started on another text'):
+    workdirs.check_text(run, config, 'abd')
+  path.write_bytes(tokenizer_files.byte_level(size=280))
+  with bad_input(
+    f'data.vocabulary_path={path}, with 280 token ids, is not the vocabulary of --workdir={run}, '
+    f'which has 270: use that vocabulary, or another workdir'
+  ):
+    workdirs.check_text(run, config, 'abd')
 
 
 NGRAM = model_config.NGramConfig(clusters=8, vocabulary_size=64, dim=4)

@@ -63,7 +63,7 @@ def resolve_config(
   if config.training.half_loss:
     raise errors.BadInput('training.half_loss=True excludes answers from the loss: use False')
   if config.data.vocabulary_path is not None:
-    _check_vocabulary(config, source.vocabulary)
+    _check_vocabulary(config, source)
   config = dataclasses.replace(
     config,
     model=_finetuned_model(config, source.config.model, override_keys),
@@ -83,12 +83,10 @@ def resolve_config(
   return config
 
 
-def _check_vocabulary(config: experiment.Config, vocabulary: vocabularies.Vocabulary) -> None:
+def _check_vocabulary(config: experiment.Config, source: runs.Run) -> None:
   """Raises BadInput if `data.vocabulary_path` is not the vocabulary of the initial checkpoint."""
   path = pathlib.Path(config.data.vocabulary_path).expanduser()
-  is_tokenizer = isinstance(vocabulary, vocabularies.TokenizerVocabulary)
-  read = vocabularies.read_tokenizer if is_tokenizer else vocabularies.read_sentencepiece
-  if vocabulary != read(path):
+  if source.vocabulary != vocabularies.read(source.config.data.vocabulary, path):
     raise errors.BadInput(
       f'data.vocabulary_path={path} is not the vocabulary of the checkpoint, '
       f'init_from={config.init_from}, which is inherited: omit this flag'
