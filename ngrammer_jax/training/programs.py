@@ -39,8 +39,9 @@ class Programs:
     t, finetune = config.training, config.finetune
     model = language_model.build(config.model, vocabulary_size)
     variables = train_state.abstract_variables(model)
-    self.labels = optimizers.labels(variables['params'])
-    optimizer = optimizers.make(config.optimizer, t.steps, self.labels)
+    memories = config.model.ngram_memories
+    self.labels = optimizers.labels(variables['params'], memories)
+    optimizer = optimizers.make(config.optimizer, t.steps, self.labels, memories)
     self.create, self.abstract = train_state.make_initializer(
       model, variables, optimizer, t.batch_size, config.seed, mesh
     )

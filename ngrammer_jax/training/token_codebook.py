@@ -23,8 +23,8 @@ def fill(
 
   Args:
     codebook: the codebook of a state. Each memory with compressed token ids has `token_classes`,
-      int32 [V], and `multipliers`, uint32 [N, 2], below `ngram_memory_<i>` or
-      `layer_<l>/ngram_memory_<i>`. The new arrays have their shardings.
+      int32 [V], and if its hash draws them `multipliers`, uint32 [N, 2], below `ngram_memory_<i>`
+      or `layer_<l>/ngram_memory_<i>`. The new arrays have their shardings.
     memories: `model.ngram_memories`.
     vocabulary: the vocabulary of the run.
   """
@@ -37,8 +37,9 @@ def fill(
       return tree
     tree = {name: fill_tree(child, (*path, name)) for name, child in tree.items()}
     if 'token_classes' in tree:
-      multipliers_Nx2 = _multipliers(memories, path, classes_V)
-      new = {'token_classes': classes_V, 'multipliers': multipliers_Nx2}
+      new = {'token_classes': classes_V}
+      if 'multipliers' in tree:
+        new['multipliers'] = _multipliers(memories, path, classes_V)
       tree |= {name: _put(array, like=tree[name]) for name, array in new.items()}
     return tree
 

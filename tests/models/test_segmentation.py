@@ -160,7 +160,7 @@ def check_rows(case, config, rows, hidden, after):
       assert_close(hidden[other], hidden[first], TOLERANCE)
       leaves = jax.tree_util.tree_leaves_with_path(after)
       for path, leaf in leaves if config.memory is not None or 'cache' in after else ():
-        difference = np.abs(leaf[other] - leaf[first]).max(initial=0)
+        difference = np.abs(1.0 * leaf[other] - leaf[first]).max(initial=0)
         assert difference <= limit, f'memory{jax.tree_util.keystr(path)}'
     changed = np.abs(hidden[CHANGED[stream]] - hidden[first]).max(axis=-1) > limit
     document = STARTS[stream].cumsum()
