@@ -30,10 +30,11 @@ ROWS, PERTURBATIONS = 'table_rows', 'table_perturbations'  # collections of `loo
 # `auto` exchanges rows if the devices together look up at most this share of the rows of a device.
 # Measured with E = 32 and V = 32,768 and 262,144 on 8 simulated CPU devices: a step takes 0.6 to
 # 0.8 of the time of `table` at 0.25, and 1.05 to 1.4 at 0.5. Rows are fewer bytes up to a share of
-# about 2, but every device adds them all. On one CPU device, the gradient and the update with
-# Adagrad take 0.15 to 0.4 of the time at 0.25 with E = 64; with E = 8, the same time at 0.125 and
-# 2 ms more for 12,288 lookups at 0.25.
+# about 2, but every device adds them all.
 ROWS_SHARE = 0.25
+# Without shards, measured with 12,288 lookups on one CPU device: gradient and update of Adagrad
+# take as long by rows as on the whole table at 0.125 with E = 8, and a third at 0.25 with E = 64.
+UNSHARDED_ROWS_SHARE = 0.125
 
 
 class Layout(NamedTuple):
@@ -141,7 +142,9 @@ def prefers_rows(V: int, B: int, lookups: int, exchange: str = 'auto') -> bool:
   if exchange != 'auto':
     return exchange == 'rows'
   layout = make_layout(V, B)
-  return lookups <= ROWS_SHARE * (V if layout is None else layout.shard_rows)
+  if layout is None:
+    return lookups <= UNSHARDED_ROWS_SHARE * V
+  return lookups <= ROWS_SHARE * layout.shard_rows
 
 
 def make_layout(V: int, B: int | None = None, exchange: str = 'auto') -> Layout | None:

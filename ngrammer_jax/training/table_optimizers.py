@@ -9,10 +9,8 @@ gradient is not 0.
   sinkhorn    changes every row in every step
   frozen      changes nothing
 
-No table decays. In every step adam and sinkhorn make a gradient and an update as large as the
-table, and read and write the whole table and its moments: in float32 24 bytes for each value for
-adam, 16 for sinkhorn, and for sinkhorn 8 more for each of its 11 normalisations. The other
-optimisers read and write visited rows only.
+No table decays. For the cost of changing every row see ALL_ROWS; the other optimisers read and
+write visited rows only.
 
 V rows, E width.
 """
@@ -29,6 +27,12 @@ from ngrammer_jax.training import row_gradient
 
 LEARNING_RATE_FACTOR = 5.0  # of all but Adagrad (Cheng et al. 2026)
 SINKHORN_SCALE = 0.18  # of the learning rate
+NORMALIZATIONS = 11  # of rows and columns in turn
+
+# Of the optimisers that change every row: how many bytes every step at least reads and writes for
+# each byte of a table. The table and each moment count twice, and each normalisation. Besides, a
+# gradient and an update as large as the table exist during the step.
+ALL_ROWS = {'adam': 2 * 3, 'sinkhorn': 2 * 2 + 2 * NORMALIZATIONS}
 
 
 def make(
@@ -128,7 +132,7 @@ class SinkhornState(NamedTuple):
 
 
 def scale_by_sinkhorn(
-  decay: float = 0.95, iterations: int = 11, threshold: float = 1e-3, epsilon: float = 1e-20
+  decay: float = 0.95, threshold: float = 1e-3, epsilon: float = 1e-20
 ) -> optax.GradientTransformation:
   """Momentum with Sinkhorn normalisation, Algorithm 1 of the report of DeepSeek-V4.1.
 
@@ -138,7 +142,6 @@ def scale_by_sinkhorn(
 
   Args:
     decay: d.
-    iterations: divisions, of rows first and last.
     threshold: see above.
     epsilon: added to norms.
   """
@@ -149,7 +152,7 @@ def scale_by_sinkhorn(
   def normalize(update_VxE):
     norm_Vx1 = jnp.linalg.norm(update_VxE, axis=1, keepdims=True)
     update_VxE = jnp.where(norm_Vx1 <= threshold * norm_Vx1.mean(), 0, update_VxE)
-    for i in range(iterations):
+    for i in range(NORMALIZATIONS):  # of rows first and last
       norm = jnp.linalg.norm(update_VxE, axis=(1, 0)[i % 2], keepdims=True)
       update_VxE = update_VxE / (norm + epsilon)
     return update_VxE * update_VxE.shape[1] ** 0.5
