@@ -232,7 +232,11 @@ class NGramMemoryConfig:
 
   @classmethod
   def from_preset(cls, name: str) -> 'NGramMemoryConfig':
-    """Returns the memory with the values of one of PRESETS."""
+    """Returns the memory with the values of one of PRESETS. Raises BadInput for another name."""
+    if name not in PRESETS:
+      raise errors.BadInput(
+        f'model.ngram_memories has no preset {name!r}; available: {", ".join(PRESETS)}'
+      )
     return cls(preset=name, **PRESETS[name])
 
   def places(self, layers: int) -> tuple[Place, ...]:
