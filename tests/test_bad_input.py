@@ -62,7 +62,7 @@ TRAIN = {
   ),
   'n-gram tables of too many rows': (
     '--config.model.ngram_memories.0.layers=2 --config.model.ngram_memories.0.rows=200_000_000',
-    'model.ngram_memories.0: the table of orders (2, 3) would have 3,200,003,264 rows, but must '
+    'model.ngram_memories.0: the table of orders (2, 3) would have 3,200,001,770 rows, but must '
     'have less than 2^31: split the orders over several memories',
   ),
   'n-gram tables on the host whose optimizer needs all rows': (
