@@ -7,12 +7,12 @@ For the n-gram (x_t, x_{t-1}, ..., x_{t-n+1}), head j of its order and a table o
   blt          row = (x_t a_j^{n-1} + x_{t-1} a_j^{n-2} + ... + x_{t-n+1}) mod p
   praxis       row = ((x_t + x_{t-1} V + ... + x_{t-n+1} V^{n-1}) b_j + b_j) mod q_j mod p
 
-in signed integers of 64 bits, which wrap around where they overflow; the last remainder is at
-least 0. V is the number of distinct ids. The odd multipliers m are drawn for each layer (Engram,
-Cheng et al. 2026; Qwen's PLE), and the same for all orders and heads; a_j are constants (BLT,
-Pagnoni et al. 2024); b_j = j + 1 and q_j is the j-th prime above p (praxis; section 3.3 of the
-N-Grammer paper draws both at random). The polynomial is that of Over-Encoding (Huang et al. 2025)
-and LongCat-Flash-Lite.
+in signed integers of 64 bits. Those of 'blt' wrap around; no other hash overflows with ids below V.
+Remainders are at least 0. V is the number of distinct ids. The odd multipliers m are drawn for each
+layer, and the same for all orders and heads (Engram, Cheng et al. 2026; Qwen's PLE). a_j are
+constants (BLT, Pagnoni et al. 2024); b_j = j + 1 and q_j is the j-th prime above p (praxis; section
+3.3 of the N-Grammer paper draws both at random). The polynomial is that of Over-Encoding (Huang et
+al. 2025) and LongCat-Flash-Lite.
 
 So each hash is a sum or a XOR of one product for each place in the n-gram. `HostHash` has the
 factors; `layers.ngram.hashing` computes the same rows on the device, in 32 bits.
@@ -188,5 +188,6 @@ def shared_rows(ngram_hash: HostHash) -> tuple[float, float]:
   newest = np.indices((count,) * min(order, 2)).reshape(min(order, 2), -1, 1)
   oldest = [np.zeros_like(newest[0])] * (order - 2)
   row_U = first_head.host_rows([*newest, *oldest]).ravel()
-  is_shared_U = np.bincount(row_U, minlength=1)[row_U] > 1
-  return float(is_shared_U.mean()), 1 - (1 - 1 / rows) ** (len(row_U) - 1)
+  _, grams_per_row = np.unique(row_U, return_counts=True)
+  shared = grams_per_row[grams_per_row > 1].sum() / len(row_U)
+  return float(shared), 1 - (1 - 1 / rows) ** (len(row_U) - 1)

@@ -33,7 +33,7 @@ def mirror(file: str, root: pathlib.Path = mutants.ROOT) -> list[str]:
   """The test files that mirror the folder of a file of the package, its own first."""
   parts = pathlib.PurePath(file).parts[1:]
   folder = root / 'tests' / (parts[0] if len(parts) > 1 else '')
-  found = sorted(folder.glob('test_*.py'))
+  found = sorted(folder.rglob('test_*.py') if len(parts) > 1 else folder.glob('test_*.py'))
   found.sort(key=lambda path: path.stem != f'test_{pathlib.PurePath(file).stem}')
   return [str(path.relative_to(root)) for path in found]
 
