@@ -7,7 +7,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import fields
 from ngrammer_jax.config.fields import field
 
-VOCABULARIES = ('bytes', 'characters', 'words', 'sentencepiece')
+VOCABULARIES = ('bytes', 'characters', 'words', 'sentencepiece', 'tokenizer')
 NEWLINES = ('keep', 'drop', 'eos')
 
 
@@ -25,9 +25,9 @@ class DataConfig:
   )
   vocabulary_path: str | None = field(
     None,
-    'a pretrained SentencePiece model',
+    'a pretrained SentencePiece model, or the tokenizer.json of a Hugging Face tokenizer',
     free_on_resume=True,
-    only_for=('vocabulary', ('sentencepiece',)),
+    only_for=('vocabulary', ('sentencepiece', 'tokenizer')),
   )
   newlines: str = field(
     'keep',
@@ -60,8 +60,14 @@ class DataConfig:
     path = self.vocabulary_path
     if path is not None and not pathlib.Path(path).expanduser().is_file():
       raise errors.BadInput(f'data.vocabulary_path={path}: no such file')
+    # Fine-tuning reads the vocabulary from the run that it starts from.
+    if self.vocabulary == 'tokenizer' and path is None and self.corpus != 'superglue':
+      raise errors.BadInput(
+        "data.vocabulary='tokenizer' is not learned from the text: set data.vocabulary_path to the "
+        'tokenizer.json of a Hugging Face tokenizer'
+      )
     self._check_vocabulary_size()
-    if self.is_streamed and self.vocabulary not in ('sentencepiece', 'bytes'):
+    if self.is_streamed and self.vocabulary in ('characters', 'words'):
       raise errors.BadInput(
         f'data.corpus={self.corpus!r} is tokenised during training, but data.vocabulary='
         f'{self.vocabulary!r} needs the whole text in advance: use sentencepiece or bytes'

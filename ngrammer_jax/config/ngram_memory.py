@@ -159,6 +159,10 @@ class NGramMemoryConfig:
   )
   row_multiple: int = field(1, 'pad each table up to a multiple of this many rows', at_least=1)
   width: int = field(64, 'values of a row', at_least=1)
+  deviation: float = field(1.0, 'initial standard deviation of the tables', at_least=0)
+  untrained_row: int | None = field(
+    None, 'row of each head that is never trained (LongCat: the padding id)', at_least=0
+  )
   seed: int = field(
     0,
     'seed of the multipliers of the hash',

@@ -216,7 +216,10 @@ def _create_vocabulary(
   if config.vocabulary == 'bytes':
     return vocabularies.ByteVocabulary()
   if config.vocabulary_path is not None:
-    return vocabularies.read_sentencepiece(pathlib.Path(config.vocabulary_path).expanduser())
+    path = pathlib.Path(config.vocabulary_path).expanduser()
+    if config.vocabulary == 'tokenizer':
+      return vocabularies.read_tokenizer(path)
+    return vocabularies.read_sentencepiece(path)
   if config.vocabulary == 'characters':
     documents = [document for split in corpus.splits.values() for document in split]
     separated = len(documents) > len(corpus.splits)

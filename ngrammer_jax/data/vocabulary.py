@@ -1,4 +1,7 @@
-"""Vocabularies of bytes, characters, words or SentencePiece pieces: text to token ids and back."""
+"""Vocabularies: text to token ids and back.
+
+Tokens are bytes, characters, words, SentencePiece pieces, or those of a Hugging Face tokenizer.
+"""
 
 import collections
 from collections.abc import Iterable, Sequence
@@ -16,6 +19,13 @@ DEFAULT_SENTENCEPIECE_SIZE = 4096
 MAX_TRAINING_BYTES = 50_000_000  # maximum text size to learn a SentencePiece vocabulary from
 UNKNOWN, LINE_END = '<unk>', '<eos>'
 SPACE_MARK = '\u2581'  # stands for the space inside SentencePiece
+# Special tokens of a tokenizer.json that separate documents, the first that it has.
+DOCUMENT_SEPARATORS = (
+  *('<s>', '<bos>', '<|bos|>', '[BOS]', '<|begin_of_text|>', '<|startoftext|>'),
+  '<｜begin▁of▁sentence｜>',
+  *('</s>', '<eos>', '<|eos|>', '[EOS]', '<|end_of_text|>', '<|endoftext|>'),
+  '<｜end▁of▁sentence｜>',
+)
 
 
 class Vocabulary(Protocol):
@@ -165,6 +175,9 @@ class SentencePieceVocabulary:
       return NotImplemented
     return (self._model, self._learned) == (other._model, other._learned)
 
+  def __hash__(self) -> int:
+    return hash((self._model, self._learned))
+
   def encode(self, text: bytes) -> np.ndarray:
     parts = text.decode().split(SPACE_MARK) if self._learned else [text.decode()]
     ids = self._processor.encode(parts[0])
@@ -183,9 +196,98 @@ class SentencePieceVocabulary:
   def decode(self, ids: Iterable[int]) -> bytes:
     return self._processor.decode([int(i) for i in ids]).encode()
 
+  def token_texts(self) -> tuple[list[str], list[str]]:
+    """Returns the text and the piece of every id, see the function `token_texts`."""
+    pieces = [self._processor.id_to_piece(i) for i in range(self.size)]
+    texts = [piece.replace(SPACE_MARK, ' ') for piece in pieces]
+    for i in filter(self._processor.is_byte, range(self.size)):
+      texts[i] = bytes([int(pieces[i][1:-1], 16)]).decode(errors='replace')  # <0x41>
+    return texts, pieces
+
   def save(self, folder: pathlib.Path) -> None:
     files.write(folder / 'vocabulary.model', self._model)
     _write_fields(folder, 'sentencepiece', learned=self._learned)
+
+
+class TokenizerVocabulary:
+  """A Hugging Face tokenizer, from its file `tokenizer.json`.
+
+  The document start is the first special token that the tokenizer itself adds to a text; if it adds
+  none, the first of DOCUMENT_SEPARATORS that is one of its special tokens. A text that spells a
+  special token is ordinary text, so no text contains the document start.
+
+  Args:
+    content: the content of the file.
+
+  Raises:
+    ValueError: the file is not a tokenizer.
+    BadInput: no special token separates documents.
+  """
+
+  line_end = None
+
+  def __init__(self, content: bytes):
+    import tokenizers  # other vocabularies do not need it
+
+    self._content = content
+    self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
+    # A tokenizer of a model with short inputs cuts and pads texts.
+    self._tokenizer.no_truncation()
+    self._tokenizer.no_padding()
+    self._tokenizer.encode_special_tokens = True
+    model = json.loads(content)['model']
+    self.unknown = model.get('unk_id')
+    if model.get('unk_token') is not None:
+      self.unknown = self._tokenizer.token_to_id(model['unk_token'])
+    self.document_start = self.document_end = self._find_separator()
+    self.size = 1 + max(self._tokenizer.get_vocab().values())  # some tokenizers leave ids out
+
+  def _find_separator(self) -> int:
+    """Returns the id of the document start. Raises BadInput if there is none."""
+    added = self._tokenizer.get_added_tokens_decoder()
+    special = {t.content: i for i, t in added.items() if t.special and i != self.unknown}
+    own = [i for i in self._tokenizer.encode('').ids if i in special.values()]
+    named = [special[name] for name in DOCUMENT_SEPARATORS if name in special]
+    if not own and not named:
+      raise errors.BadInput(
+        f'the tokenizer has no special token that separates documents: it adds none to a text, and '
+        f'none of {", ".join(DOCUMENT_SEPARATORS)} is among its special tokens '
+        f'({", ".join(special) or "none"}); add one of them to its added_tokens'
+      )
+    return (own or named)[0]
+
+  def __eq__(self, other: Any) -> bool:
+    """Whether both always return the same ids and texts."""
+    if not isinstance(other, TokenizerVocabulary):
+      return NotImplemented
+    return self._content == other._content
+
+  def __hash__(self) -> int:
+    return hash(self._content)
+
+  def encode(self, text: bytes) -> np.ndarray:
+    return self.encode_all([text])[0]
+
+  def encode_all(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+    """Returns the ids of each text, see the function `encode_all`."""
+    decoded = [text.decode() for text in texts]
+    encodings = self._tokenizer.encode_batch_fast(decoded, add_special_tokens=False)
+    id_arrays = [np.array(encoding.ids, np.int32) for encoding in encodings]
+    # Some models have a piece that is spelled as the document start: T5's Unigram, for example.
+    return [ids[ids != self.document_start] for ids in id_arrays]
+
+  def decode(self, ids: Iterable[int]) -> bytes:
+    return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True).encode()
+
+  def token_texts(self) -> tuple[list[str], list[str]]:
+    """Returns the text and the token of every id, see the function `token_texts`."""
+    single_ids = [[i] for i in range(self.size)]
+    texts = self._tokenizer.decode_batch(single_ids, skip_special_tokens=False)
+    return texts, [self._tokenizer.id_to_token(i) or '' for i in range(self.size)]
+
+  def save(self, folder: pathlib.Path) -> None:
+    files.write(folder / 'vocabulary.tokenizer.json', self._content)
+    _write_fields(folder, 'tokenizer')
 
 
 def read_sentencepiece(path: pathlib.Path) -> SentencePieceVocabulary:
@@ -196,11 +298,37 @@ def read_sentencepiece(path: pathlib.Path) -> SentencePieceVocabulary:
     raise errors.BadInput(f'data.vocabulary_path={path} is not a SentencePiece model') from error
 
 
+def read_tokenizer(path: pathlib.Path) -> TokenizerVocabulary:
+  """Returns the vocabulary of a tokenizer.json. Raises BadInput for another file."""
+  try:
+    return TokenizerVocabulary(path.read_bytes())
+  except errors.BadInput as error:
+    raise errors.BadInput(f'data.vocabulary_path={path}: {error}') from error
+  except ValueError as error:
+    raise errors.BadInput(
+      f'data.vocabulary_path={path} is not the tokenizer.json of a Hugging Face tokenizer: {error}'
+    ) from error
+
+
 def encode_all(vocabulary: Vocabulary, texts: Sequence[bytes], threads: int) -> list[np.ndarray]:
   """Returns the ids of each text, with several threads if the vocabulary supports it."""
   if isinstance(vocabulary, SentencePieceVocabulary):
     return vocabulary.encode_all(texts, threads)
+  if isinstance(vocabulary, TokenizerVocabulary):
+    return vocabulary.encode_all(texts)  # it has a pool of threads
   return [vocabulary.encode(text) for text in texts]
+
+
+def token_texts(vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
+  """Returns the text of every token id, and the token as the vocabulary writes it.
+
+  The text of a token that is a piece of a UTF-8 character contains U+FFFD. A space before a word
+  belongs to the text. A special token is a text of its own.
+  """
+  if isinstance(vocabulary, SentencePieceVocabulary | TokenizerVocabulary):
+    return vocabulary.token_texts()
+  tokens = [vocabulary.decode([i]) for i in range(vocabulary.size)]
+  return [t.decode(errors='replace') for t in tokens], [f'<0x{t.hex().upper()}>' for t in tokens]
 
 
 def load(folder: pathlib.Path) -> Vocabulary:
@@ -210,6 +338,8 @@ def load(folder: pathlib.Path) -> Vocabulary:
     kind = fields.pop('kind')
     if kind == 'sentencepiece':
       return SentencePieceVocabulary((folder / 'vocabulary.model').read_bytes(), **fields)
+    if kind == 'tokenizer':
+      return TokenizerVocabulary((folder / 'vocabulary.tokenizer.json').read_bytes(), **fields)
     classes = {'bytes': ByteVocabulary, 'characters': CharacterVocabulary, 'words': WordVocabulary}
     return classes[kind](**fields)
   except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:

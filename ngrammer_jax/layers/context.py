@@ -44,7 +44,7 @@ class Context:
     tokens_BxT: ids of the segment.
     starts_BxT: true at the first token of a document.
     documents_BxT: document number of each token, for memories.
-    vocabulary: the embedding lookup, for memories at the input.
+    vocabulary: the embedding lookup, for memories.
     pair_BxNxT: the key that each query attends to most, for memories after attention that need it.
     query_documents_BxT: document number of each query, `documents.PADDING` at padding. None: only
       `visible_BxTxS` is used.

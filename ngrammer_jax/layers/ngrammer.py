@@ -9,7 +9,6 @@ B batch, T segment length, S tokens of memory and segment, N heads, H head width
 K clusters, V rows of the table of one head and order, G orders, R slots of the memory.
 """
 
-import functools
 from typing import Any
 
 from flax import linen as nn
@@ -17,7 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax import ngram_sizes
-from ngrammer_jax.layers import documents, normalization, quantizer, table
+from ngrammer_jax.layers import documents, quantizer, table
+from ngrammer_jax.layers.ngram import per_head
 from ngrammer_jax.layers.ngram.hashing import NGramHash
 from ngrammer_jax.layers.ngram.windows import Windows
 
@@ -146,24 +146,14 @@ class NGrammer(nn.Module):
       memory = {'ids': ids_BxTxN}
     rows_BxTxGN = NGramHash('praxis', self.orders, ((V,) * N,) * G, K + self.distinct_start)(gram)
     first_GN = V * jnp.arange(G * N, dtype=jnp.int32)
-    ngram_BxTxGNxE = table.lookup(self._table(G * N * V, E), rows_BxTxGN + first_GN, self.exchange)
-    y_BxTxD = self._combine(x_BxTxNxH, ngram_BxTxGNxE).reshape(x_BxTxD.shape)
+    ngram_BxTxGNxE = table.lookup_parameter(
+      self, 'table', self._table(G * N * V, E), rows_BxTxGN + first_GN, self.exchange
+    )
+    y_BxTxNxH = per_head.combine(x_BxTxNxH, ngram_BxTxGNxE, self.combine, self.dtype)
+    y_BxTxD = y_BxTxNxH.reshape(x_BxTxD.shape)
     if counted_BxT is not None:
       y_BxTxD = jnp.where(counted_BxT[..., None] > 0, y_BxTxD, 0)
     return y_BxTxD, memory
-
-  def _combine(self, x_BxTxNxH, ngram_BxTxGNxE):
-    """Returns y [B, T, N, H] from tokens and n-gram embeddings."""
-    norm = functools.partial(normalization.LayerNorm, per_head=True, dtype=self.dtype)
-    unigram_BxTxNxH = norm(name='unigram_norm')(x_BxTxNxH)
-    ngram_BxTxGNxE = norm(name='ngram_norm')(ngram_BxTxGNxE)
-    G, H = len(self.orders), unigram_BxTxNxH.shape[-1]
-    ngrams = jnp.split(ngram_BxTxGNxE, G, axis=-2)
-    if self.combine == 'add':
-      return sum(ngrams, start=unigram_BxTxNxH)
-    # Overwrites the last features in place, so that there is only one array of this size.
-    ngram, first = jnp.concatenate(ngrams, axis=-1), H - G * self.dim
-    return jax.lax.dynamic_update_slice_in_dim(unigram_BxTxNxH, ngram, first, axis=-1)
 
   def _quantize(self, x_BxTxNxH, ids, valid_BxT, vocabulary):
     """Returns the number of distinct ids, and the ids [B, T, N]."""

@@ -1,6 +1,7 @@
-"""Layer normalisation of the whole width or of each head.
+"""Layer normalisation of the whole width or of each head, and its form without mean and bias.
 
-y = scale * (x - mean) / sqrt(variance + epsilon) + bias
+LayerNorm: y = scale * (x - mean) / sqrt(variance + epsilon) + bias
+RMSNorm:   y = scale * x / sqrt(mean(x^2) + epsilon)
 """
 
 import functools
@@ -67,3 +68,30 @@ def _backward(epsilon, dtype, residuals, dy):
 
 
 _normalise.defvjp(_forward, _backward)
+
+
+class RMSNorm(nn.Module):
+  """Divides the last axis by its root mean square, then scales it.
+
+  Attributes:
+    axes: number of trailing axes that the scale has; the norm is over the last one.
+    epsilon: added to the mean square. None: the machine epsilon of the dtype of the statistics.
+    is_offset: whether the parameter is scale - 1, so that weight decay pulls the scale to 1.
+    dtype: dtype of the output; statistics are in at least float32.
+  """
+
+  axes: int = 1
+  epsilon: float | None = 1e-6
+  is_offset: bool = False
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    shape, wide = x.shape[x.ndim - self.axes :], jnp.promote_types(x.dtype, jnp.float32)
+    init = nn.initializers.zeros if self.is_offset else nn.initializers.ones
+    init = nn.with_logical_partitioning(init, (None,) * len(shape))
+    scale = self.param('scale', init, shape, jnp.promote_types(self.dtype, jnp.float32))
+    scale = 1 + scale if self.is_offset else scale
+    epsilon = jnp.finfo(wide).eps if self.epsilon is None else self.epsilon
+    mean_square = jnp.square(x.astype(wide)).mean(axis=-1, keepdims=True)
+    return (x * jax.lax.rsqrt(mean_square + epsilon) * scale).astype(self.dtype)

@@ -75,7 +75,8 @@ class Block(nn.Module):
     if dropout_key is not None:
       keys = jax.random.split(dropout_key, 4)
     x_BxTxD = self._add_position(x_BxTxD)
-    next_memory = {}
+    before = self._make_memories('before_attention')
+    x_BxTxD, next_memory = _apply_memories(before, x_BxTxD, context, memory)
     if 'hidden' in memory:
       hidden_BxTxD = jax.lax.stop_gradient(x_BxTxD)
       next_memory['hidden'] = cache.keep_last(memory['hidden'], hidden_BxTxD, context.valid_BxT)
@@ -100,23 +101,27 @@ class Block(nn.Module):
     earlier, states = memory.get('cache'), {}
     if 'hidden' in memory:
       earlier = attention.LayerInputs(memory['hidden'], norm)
-    modules = [(placed, placed.make(name=placed.name)) for placed in self.own_memories]
+    after = self._make_memories('after_attention')
 
     def apply_memories(values_BxTxNxH, pair_BxNxT):
       shape, y_BxTxD = values_BxTxNxH.shape, values_BxTxNxH.reshape(*x_BxTxD.shape[:2], -1)
       paired = context.replace(pair_BxNxT=pair_BxNxT)
-      for placed, module in modules:
-        y_BxTxD, state = placed.apply(module, y_BxTxD, paired, memory)
-        states.update(state)
+      y_BxTxD, next_states = _apply_memories(after, y_BxTxD, paired, memory)
+      states.update(next_states)
       return y_BxTxD.reshape(shape)
 
-    post_attention_fn = apply_memories if modules else None
+    post_attention_fn = apply_memories if after else None
     return_pairs = any(placed.needs_pairs for placed in self.own_memories)
     attend = make_attention(self.config, self.dtype)
     y_BxTxD, projected = attend(
       x_BxTxD, context, earlier, post_attention_fn, return_pairs, dropout_key
     )
     return y_BxTxD, projected, states
+
+  def _make_memories(self, point):
+    """Returns the memories at a point of the block, with their modules."""
+    at_point = [placed for placed in self.own_memories if placed.place.point == point]
+    return [(placed, placed.make(name=placed.name)) for placed in at_point]
 
   def _feed_forward(self, x_BxTxD, valid_BxT, dropout_key):
     c = self.config
@@ -221,6 +226,15 @@ def _span(config, dtype):
     dtype=jnp.promote_types(dtype, jnp.float32),
     renormalize=config.renormalize,
   )
+
+
+def _apply_memories(placed_modules, x_BxTxD, context, memory):
+  """Applies memories in turn; returns [B, T, D] and their next states by name."""
+  states = {}
+  for placed, module in placed_modules:
+    x_BxTxD, state = placed.apply(module, x_BxTxD, context, memory)
+    states |= state
+  return x_BxTxD, states
 
 
 def _update_cache(key_values, projected, context, after_BxTxD):

@@ -7,7 +7,7 @@ of variance 1 / width, biases of 0.
 norms 1 + normal with `deviation`, projections of an adaptive softmax normal with
 `projection_deviation`, biases 0.
 `adaptive_span`: embeddings are unit normal, kernels and biases uniform up to 1 / sqrt(inputs).
-N-gram layers, spans, persistent vectors and convolutions keep their own initializers.
+N-gram memories, spans, persistent vectors and convolutions keep their own initializers.
 """
 
 import math
@@ -32,7 +32,7 @@ def reinitialize(config: initial.InitialConfig, params: Any, key: jax.Array) -> 
 
   def reinitialize_leaf(path, leaf):
     names = path_names(path)
-    if 'ngrammer' in names:
+    if any(name == 'ngrammer' or name.startswith('ngram_memory_') for name in names):
       return leaf
     leaf_key = jax.random.fold_in(key, zlib.crc32('/'.join(names).encode()))
     return init[config.recipe](config, leaf_key, names, leaf, fan_in)

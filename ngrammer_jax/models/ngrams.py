@@ -16,7 +16,7 @@ from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.memory import PlacedMemory
 
 
-class NGramMemory(ngrammer.NGrammer):
+class NGrammerMemory(ngrammer.NGrammer):
   """N-grams of consecutive tokens. The state is their ids (see `ngrammer.empty_memory`)."""
 
   def empty_state(self, batch: int, slots: int | None) -> dict[str, jax.Array]:
@@ -38,7 +38,7 @@ class NGramMemory(ngrammer.NGrammer):
     )
 
 
-class AttendedNGramMemory(ngrammer.NGrammer):
+class AttendedNGrammerMemory(ngrammer.NGrammer):
   """Bi-grams of each token and the token that its head attends to most (praxis).
 
   The state is the cluster ids [B, N, M] of the tokens in the memory of the layers.
@@ -72,7 +72,7 @@ def memory(
 ) -> PlacedMemory:
   """Returns the n-gram layer at a place, see `memories.MEMORIES`."""
   is_attended = config.ngram.pairing_of(place.block) == 'attended'
-  kind = AttendedNGramMemory if is_attended else NGramMemory
+  kind = AttendedNGrammerMemory if is_attended else NGrammerMemory
   make_module = functools.partial(make, config, dtype, vocabulary_size, kind)
   state_name = 'ids' if is_attended else 'ngram'
   return PlacedMemory('ngrammer', place, make_module, state_name, needs_pairs=is_attended)

@@ -104,7 +104,7 @@ class TransformerLM(nn.Module):
     for memory in memories.between_blocks(c, V):
       setattr(self, memory.name, memory.make())
     self.layer = [
-      self._block(scanned=False)(c, dtype, tuple(memories.in_block(c, number)))
+      self._block(scanned=False)(c, dtype, tuple(memories.in_block(c, number, V)))
       for number in range(c.layers)
     ]
     if c.final_norm:
@@ -161,8 +161,8 @@ class TransformerLM(nn.Module):
     context, tokens_memory = self._context(segment, memory)
     next_memory |= tokens_memory
     x_BxTxD, vocabulary = self.head.embed(tokens_BxT)
-    input_context = context.replace(vocabulary=vocabulary)
-    x_BxTxD, states = self._apply_memories(Place('input'), x_BxTxD, input_context, memory)
+    context = context.replace(vocabulary=vocabulary)
+    x_BxTxD, states = self._apply_memories(Place('input'), x_BxTxD, context, memory)
     next_memory |= states
     x_BxTxD = self._add_positions(x_BxTxD, context.position_BxP)
     before, keys, after, distance_key = self._dropout_keys(train)

@@ -202,16 +202,30 @@ def _with_empty_slots(memory: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Arra
 
 def _check_same_model(folder: pathlib.Path, saved: manifest.Manifest, abstract: Any) -> None:
   """Raises BadInput for the first array whose name, shape or dtype differs."""
-  expected = {
-    name: f'{leaf.dtype}{list(leaf.shape)}'
-    for name, leaf in checksums.named_leaves(abstract).items()
-  }
+  leaves = checksums.named_leaves(abstract)
+  _check_same_vocabulary(folder, saved, leaves)
+  expected = {name: f'{leaf.dtype}{list(leaf.shape)}' for name, leaf in leaves.items()}
   actual = {name: f'{dtype}{shape}' for name, (dtype, shape, _) in saved.leaves.items()}
   for name in sorted(expected.keys() | actual.keys()):
     if expected.get(name) != actual.get(name):
       raise errors.BadInput(
         f'{folder} does not match the model: {name} is {actual.get(name, "missing")}, '
         f'expected {expected.get(name, "no such array")}'
+      )
+
+
+def _check_same_vocabulary(
+  folder: pathlib.Path, saved: manifest.Manifest, leaves: dict[str, Any]
+) -> None:
+  """Raises BadInput if an n-gram memory has the compressed token ids of another vocabulary."""
+  for name, leaf in leaves.items():
+    if not name.endswith('/token_classes') or name not in saved.leaves:
+      continue
+    (saved_size,) = saved.leaves[name][1]
+    if saved_size != leaf.shape[0]:
+      raise errors.BadInput(
+        f'{folder} was trained with a vocabulary of {saved_size:,} token ids, which {name} '
+        f'compresses, but this vocabulary has {leaf.shape[0]:,}: use the vocabulary of the training'
       )
 
 

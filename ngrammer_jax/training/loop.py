@@ -234,7 +234,8 @@ def _log_model(config, labels, state) -> None:
   """Logs the size of the model."""
   parts = [f'{train_state.count_elements(state.params):,} parameters']
   if config.model.ngram is not None:
-    tables = optimizers.leaves_by_label(labels, state.params)['ngram_table']
+    groups = optimizers.leaves_by_label(labels, state.params)
+    tables = [leaves for label, leaves in groups.items() if label != 'dense']
     parts.append(f'{train_state.count_elements(tables):,} of them in n-gram tables')
     parts.append(f'{train_state.count_elements(state.codebook):,} codebook values')
   logging.info('model: %s', ', '.join(parts))

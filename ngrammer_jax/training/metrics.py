@@ -3,6 +3,7 @@
 L layers, N heads, K clusters, H head width.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -36,7 +37,8 @@ def _quantizers(codebook: Any) -> list[dict[str, jax.Array]]:
   """Returns the variables of every quantiser of a model."""
   if 'centroids' in codebook:
     return [codebook]
-  return [variables for part in codebook.values() for variables in _quantizers(part)]
+  parts = [part for part in codebook.values() if isinstance(part, Mapping)]
+  return [variables for part in parts for variables in _quantizers(part)]
 
 
 def _quantizer_metrics(old, new, is_full_batch) -> Metrics:

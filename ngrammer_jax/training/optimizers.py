@@ -1,9 +1,10 @@
 """One optimiser for each parameter label; all share the shape of the schedule."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import functools
 import operator
-from typing import Any
+import re
+from typing import Any, Protocol
 
 from flax import linen as nn
 import jax
@@ -11,13 +12,30 @@ import jax.numpy as jnp
 import optax
 
 from ngrammer_jax import config as experiment
+from ngrammer_jax.training import table_optimizers
 
 
-def labels(params: Any) -> Any:
-  """Returns the label of every parameter: `ngram_table` with an axis `ngram_vocab`, else `dense`.
+class MemoryConfig(Protocol):
+  """What an n-gram memory says about the optimiser of its table.
+
+  Attributes:
+    optimizer: a name of `table_optimizers`.
+    learning_rate_factor: see `table_optimizers.make`.
+  """
+
+  optimizer: str
+  learning_rate_factor: float | None
+
+
+def labels(params: Any, memories: Sequence[MemoryConfig] = ()) -> Any:
+  """Returns the label of every parameter.
+
+  `dense`, or for tables, which have an axis `ngram_vocab`: `ngram_table`, or `ngram_memory_<i>` if
+  memory i has an optimiser of its own.
 
   Args:
     params: parameters in their `nn.LogicallyPartitioned` boxes, abstract or not.
+    memories: the n-gram memories of the model.
 
   Raises:
     ValueError: a parameter has no logical axis names.
@@ -29,10 +47,19 @@ def labels(params: Any) -> Any:
       raise ValueError(
         f'parameter {name} has no logical axis names: use nn.with_logical_partitioning'
       )
-    return 'ngram_table' if 'ngram_vocab' in leaf.names else 'dense'
+    if 'ngram_vocab' not in leaf.names:
+      return 'dense'
+    memory = re.search(r'ngram_memory_(\d+)', jax.tree_util.keystr(path))
+    is_own = memory and has_own_optimizer(memories[int(memory[1])])
+    return memory[0] if is_own else 'ngram_table'
 
   is_boxed = lambda leaf: isinstance(leaf, nn.LogicallyPartitioned)
   return jax.tree_util.tree_map_with_path(label, params, is_leaf=is_boxed)
+
+
+def has_own_optimizer(memory: MemoryConfig) -> bool:
+  """Whether a memory has another optimiser than the tables of label `ngram_table`."""
+  return (memory.optimizer, memory.learning_rate_factor) != ('adagrad', None)
 
 
 def schedule(config: experiment.OptimizerConfig, steps: int) -> Callable[[jax.Array], jax.Array]:
@@ -70,9 +97,9 @@ def schedule(config: experiment.OptimizerConfig, steps: int) -> Callable[[jax.Ar
 
 
 def make(
-  config: experiment.OptimizerConfig, steps: int, labels: Any
+  config: experiment.OptimizerConfig, steps: int, labels: Any, memories: Sequence[MemoryConfig] = ()
 ) -> optax.GradientTransformation:
-  """Returns the optimiser: clipped gradients for dense weights, Adagrad for the n-gram tables.
+  """Returns the optimiser: clipped gradients for dense weights, Adagrad for most n-gram tables.
 
   The gradients of the tables are not part of the clipped norm: the layer norm of tiny table rows
   multiplies them by hundreds, so that they would scale the dense gradients to almost 0. Spans are
@@ -82,22 +109,23 @@ def make(
     config: the optimiser config.
     steps: number of steps of the run, for the schedule.
     labels: label of every parameter.
+    memories: the n-gram memories of the model; each may have its own optimiser.
   """
-  fraction, table = schedule(config, steps), config.table or experiment.TableConfig()
+  fraction = schedule(config, steps)
   is_span = jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == 'span', labels)
-  partition = optax.partition(
-    {
-      'dense': optax.chain(
-        *_dense_transforms(config, jax.tree.map(operator.not_, is_span)),
-        optax.scale_by_learning_rate(lambda step: config.learning_rate * fraction(step)),
-      ),
-      'ngram_table': optax.chain(
-        optax.scale_by_rss(table.accumulator, table.epsilon),
-        optax.scale_by_learning_rate(lambda step: table.learning_rate * fraction(step)),
-      ),
-    },
-    labels,
-  )
+  transforms = {
+    'dense': optax.chain(
+      *_dense_transforms(config, jax.tree.map(operator.not_, is_span)),
+      optax.scale_by_learning_rate(lambda step: config.learning_rate * fraction(step)),
+    ),
+    'ngram_table': table_optimizers.make('adagrad', config, fraction),
+  }
+  for i, memory in enumerate(memories):
+    if has_own_optimizer(memory):
+      transforms[f'ngram_memory_{i}'] = table_optimizers.make(
+        memory.optimizer, config, fraction, memory.learning_rate_factor
+      )
+  partition = optax.partition(transforms, labels)
   return optax.chain(partition, optax.stateless(functools.partial(_clip_spans, is_span)))
 
 
@@ -154,6 +182,5 @@ def _clip_spans(is_span, updates, params):
 def leaves_by_label(labels: Any, tree: Any) -> dict[str, list[Any]]:
   """Groups the leaves of a tree of parameters or gradients by their labels."""
   groups: dict[str, list[Any]] = {}
-  for label, leaf in zip(jax.tree.leaves(labels), jax.tree.leaves(tree), strict=True):
-    groups.setdefault(label, []).append(leaf)
+  jax.tree.map(lambda label, leaf: groups.setdefault(label, []).append(leaf), labels, tree)
   return groups

@@ -14,8 +14,9 @@ import optax
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
-from ngrammer_jax.models import language_model, ngrams, precision
-from ngrammer_jax.training import accumulation, optimizers
+from ngrammer_jax.layers import table
+from ngrammer_jax.models import language_model, memories
+from ngrammer_jax.training import accumulation, optimizers, row_gradient
 from ngrammer_jax.training import metrics as step_metrics
 from ngrammer_jax.training import state as train_state
 
@@ -57,11 +58,11 @@ class TrainStep:
     config = self.model.config
     gradient, memory, nll, codebook = self._gradient(state, segment)
     updates, opt_state = self.optimizer.update(gradient, state.opt_state, state.params)
-    metrics = {'loss': nll, 'update_norm': optax.tree.norm(updates)}
+    metrics = {'loss': nll, 'update_norm': row_gradient.norm(updates)}
     for label, leaves in optimizers.leaves_by_label(self.labels, gradient).items():
-      metrics[f'gradient_norm/{label}'] = optax.tree.norm(leaves)
+      metrics[f'gradient_norm/{label}'] = row_gradient.norm(leaves)
     metrics |= step_metrics.codebook_metrics(state.codebook, codebook, self.parts is None)
-    params = optax.apply_updates(state.params, updates)
+    params = row_gradient.apply_updates(state.params, updates)
     if config.span is not None:
       metrics |= step_metrics.span_metrics(config, params, memory)
     return state.replace(
@@ -77,22 +78,27 @@ class TrainStep:
     dropout_key = jax.random.fold_in(jax.random.key(self.seed), state.step)
     rows = Rows(segment, counts_BxT, state.memory)
     if self.parts is None:
-      gradient, memory, nll, updated = self._rows_gradient(state, rows, total, dropout_key)
+      gradient, lookups, memory, nll, updated = self._rows_gradient(state, rows, total, dropout_key)
+      gradient = row_gradient.join(gradient, lookups, state.params)
       return gradient, memory, nll, updated.get('codebook', state.codebook)
 
     def part_gradient(rows, number):
       key = jax.random.fold_in(dropout_key, number)
       # Auxiliary losses may be means over tokens, like the loss.
       share = rows.segment.valid_BxT.sum() / segment.valid_BxT.sum()
-      gradient, memory, *rest = self._rows_gradient(state, rows, total, key, share)
-      return memory, (gradient, *rest)
+      gradient, lookups, memory, *rest = self._rows_gradient(state, rows, total, key, share)
+      return (lookups, memory), (gradient, *rest)
 
-    memory, (gradient, nll, updated) = self.parts(part_gradient, rows)
+    (lookups, memory), (gradient, nll, updated) = self.parts(part_gradient, rows)
+    gradient = row_gradient.join(gradient, lookups, state.params)
     statistics = updated.get('statistics', {})
     return gradient, memory, nll, update_codebook(self.model.config, state.codebook, statistics)
 
   def _rows_gradient(self, state, rows, total, dropout_key, share=1.0):
-    """Returns the results of `_gradient` for some rows, with the updated collections at the end.
+    """Returns the gradient of some rows, without that of tables, and the gradients of lookups.
+
+    The two are the arguments of `row_gradient.join`. Then come the next memory, the loss and the
+    updated collections.
 
     Args:
       state: the train state.
@@ -101,12 +107,13 @@ class TrainStep:
       dropout_key: dropout key of these rows.
       share: tokens of these rows as a share of all.
     """
-    segment = rows.segment
-    collection = 'codebook' if self.parts is None else 'statistics'
+    segment, mutable = rows.segment, [table.ROWS] if self._has_tables else []
+    if not self.frozen_codebook:
+      mutable.append('codebook' if self.parts is None else 'statistics')
 
-    def loss(params):
+    def loss(params, perturbations):
       (hidden, memory, aux), updated = self.model.apply(
-        {'params': params, 'codebook': state.codebook},
+        {'params': params, 'codebook': state.codebook, **perturbations},
         segment.tokens_BxT,
         rows.memory,
         starts_BxT=segment.starts_BxT,
@@ -114,24 +121,40 @@ class TrainStep:
         prefix_BxT=segment.prefix_BxT,
         train=True,
         rngs={'dropout': dropout_key},
-        mutable=[] if self.frozen_codebook else [collection],
+        mutable=mutable,
       )
       scores = self.model.apply({'params': params}, hidden, segment.targets_BxT, method='scores')
       nll = jnp.where(rows.counts_BxT > 0, scores.nll_BxT, 0).sum() / total
-      return nll + share * sum(aux.values()), (memory, nll, updated)
+      return nll + share * sum(aux.values()), (updated.pop(table.ROWS, {}), memory, nll, updated)
 
-    gradient, rest = jax.grad(loss, has_aux=True)(state.params)
-    return gradient, *rest
+    parts = 1 if self.parts is None else self.parts.num_parts
+    gradient, lookups, rest = row_gradient.grad(loss, state.params, self._has_tables and parts)
+    return gradient, lookups, *rest
+
+  @property
+  def _has_tables(self):
+    return set(jax.tree.leaves(self.labels)) != {'dense'}
 
 
-def update_codebook(config: model_config.ModelConfig, codebook: Any, statistics: Any) -> Any:
-  """Returns the codebook after one update from the counts and sums of each quantiser."""
+def update_codebook(
+  config: model_config.ModelConfig, codebook: Any, statistics: Any, path: tuple[str, ...] = ()
+) -> Any:
+  """Returns the codebook after one update from the counts and sums of each quantiser.
+
+  Args:
+    config: model config.
+    codebook: the codebook, or the part of it at a path.
+    statistics: the counts and sums, in the structure of the codebook.
+    path: names from the codebook to the part; a quantiser is in the module of its memory.
+  """
   if 'sums' in statistics:
-    layer = ngrams.make(config, precision.compute_dtype(config))
-    return layer.make_quantizer(parent=None).update_codebook(codebook, statistics)
+    quantizer = memories.make_quantizer(config, memory_name=path[-2])
+    return quantizer.update_codebook(codebook, statistics)
   if not statistics:
     return codebook
-  update = lambda name: update_codebook(config, codebook[name], statistics.get(name, {}))
+  update = lambda name: update_codebook(
+    config, codebook[name], statistics.get(name, {}), (*path, name)
+  )
   return {name: update(name) for name in codebook}
 
 

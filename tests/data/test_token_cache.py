@@ -3,15 +3,18 @@
 import errno
 import os
 import pathlib
+import re
 import time
 
 import numpy as np
 import pytest
 
+from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora as corpus_files
 from ngrammer_jax.data import text_files, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
+from tests import tokenizer_files
 from tests.checks import bad_input
 
 pytestmark = pytest.mark.usefixtures('cache')
@@ -32,6 +35,14 @@ def text(tmp_path):
 
   prepare.path = path
   return prepare
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+  """Settings of a tokenizer.json."""
+  path = tmp_path / 'tokenizer.json'
+  path.write_bytes(tokenizer_files.byte_level())
+  return {'vocabulary': 'tokenizer', 'vocabulary_path': str(path)}
 
 
 def write_splits(folder, train, valid, test):
@@ -99,9 +110,10 @@ def test_enwik8_has_the_published_counts(corpora, newlines, symbols, tokens, is_
 
 
 @pytest.mark.parametrize('kind', data_config.VOCABULARIES)
-def test_tokens_decode_to_the_text(text, kind):
+def test_tokens_decode_to_the_text(text, kind, tokenizer):
   size = 300 if kind == 'sentencepiece' else None
-  corpus = text(vocabulary=kind, vocabulary_size=size)
+  settings = tokenizer if kind == 'tokenizer' else {'vocabulary': kind, 'vocabulary_size': size}
+  corpus = text(**settings)
   decoded = [corpus.vocabulary.decode(corpus.splits[split].tokens) for split in SPLITS]
   assert b''.join(decoded) == TEXT
   assert text_bytes(corpus) == [len(part) for part in decoded]
@@ -166,6 +178,14 @@ def test_text_bytes_of_a_lossy_tokenisation_are_none(text, request, replacement,
     model = request.getfixturevalue('corpora') / 'vocab' / 't5_32k.model'
     settings = settings | {'vocabulary_path': str(model)}
   assert text_bytes(text(**settings)) == [None] * 3
+
+
+def test_text_bytes_are_none_if_the_tokenizer_changes_the_text(text, tmp_path):
+  path = tmp_path / 'tokenizer.json'
+  path.write_bytes(tokenizer_files.unigram())
+  corpus = text(vocabulary='tokenizer', vocabulary_path=str(path))
+  assert text_bytes(corpus) == [None] * 3
+  assert corpus.vocabulary.unknown in corpus.splits['train'].tokens
 
 
 def test_text_bytes_are_none_only_for_the_lossy_split(tmp_path):
@@ -264,6 +284,27 @@ def test_changed_model_is_tokenised_again(text, write_calls, tmp_path):
     vocabularies.learn_sentencepiece([TEXT], size).save(tmp_path)
     sizes.append(text(**settings).vocabulary.size)
   assert sizes == [290, 300] and len(write_calls) == 2
+
+
+def test_changed_tokenizer_is_tokenised_again(text, write_calls, tokenizer):
+  path = pathlib.Path(tokenizer['vocabulary_path'])
+  sizes, hashes = [], set()
+  for size in (270, 280):
+    path.write_bytes(tokenizer_files.byte_level(size=size))
+    corpora = [text(**tokenizer), text(**tokenizer)]
+    sizes.append(corpora[1].vocabulary.size)
+    hashes.add(corpora[1].content_hash)
+  assert sizes == [270, 280] and len(hashes) == len(write_calls) == 2
+
+
+def test_damaged_cache_of_a_tokenizer_is_written_again(text, cache, write_calls, tokenizer, caplog):
+  tokens = np.array(text(**tokenizer).splits['train'].tokens)
+  (folder,) = cache.iterdir()
+  for i, damage in enumerate((shorten, empty, remove)):
+    damage(folder / 'vocabulary.tokenizer.json')
+    np.testing.assert_array_equal(text(**tokenizer).splits['train'].tokens, tokens)
+    assert len(write_calls) == i + 2
+  assert caplog.text.count(f'{folder} is damaged') == 3
 
 
 def shorten(path):
@@ -455,7 +496,7 @@ def test_the_first_input_of_a_document_is_its_separator():
   [
     (
       {'vocabulary': 'letters'},
-      "data.vocabulary='letters' is not one of: bytes, characters, words, sentencepiece",
+      "data.vocabulary='letters' is not one of: bytes, characters, words, sentencepiece, tokenizer",
     ),
     ({'newlines': 'lose'}, "data.newlines='lose' is not one of: keep, drop, eos"),
     (
@@ -465,11 +506,21 @@ def test_the_first_input_of_a_document_is_its_separator():
     (
       {'vocabulary_path': '/tmp/model'},
       "data.vocabulary_path='/tmp/model' is not for data.vocabulary='bytes', but for "
-      'sentencepiece: use None',
+      'sentencepiece, tokenizer: use None',
     ),
     (
       {'vocabulary': 'sentencepiece', 'vocabulary_path': '/no/model'},
       'data.vocabulary_path=/no/model: no such file',
+    ),
+    (
+      {'vocabulary': 'tokenizer'},
+      "data.vocabulary='tokenizer' is not learned from the text: set data.vocabulary_path to the "
+      'tokenizer.json of a Hugging Face tokenizer',
+    ),
+    (
+      {'vocabulary': 'tokenizer', 'vocabulary_path': __file__, 'vocabulary_size': 300},
+      f'data.vocabulary_size=300 cannot be combined with data.vocabulary_path={__file__!r}; add '
+      f'data.vocabulary_size=None',
     ),
     (
       {'corpus': 'enwik8', 'vocabulary': 'sentencepiece'},
@@ -495,6 +546,20 @@ def test_other_files_are_refused_as_models(text, tmp_path, content):
   path.write_bytes(content)
   with bad_input(f'data.vocabulary_path={path} is not a SentencePiece model'):
     text(vocabulary='sentencepiece', vocabulary_path=str(path))
+
+
+def test_other_files_are_refused_as_tokenizers(text, tokenizer):
+  path = pathlib.Path(tokenizer['vocabulary_path'])
+  whole = path.read_bytes()
+  for content in (b'', b'\xff', b'{}', b'[]', whole[:-9]):
+    path.write_bytes(content)
+    message = f'data.vocabulary_path={path} is not the tokenizer.json of a Hugging Face tokenizer: '
+    with pytest.raises(errors.BadInput, match=f'^{re.escape(message)}'):
+      text(**tokenizer)
+  path.write_bytes(tokenizer_files.byte_level(special=('<pad>',)))
+  message = f'data.vocabulary_path={path}: the tokenizer has no special token that separates'
+  with pytest.raises(errors.BadInput, match=f'^{re.escape(message)}'):
+    text(**tokenizer)
 
 
 @pytest.mark.parametrize('offset', [0, 1234, text_files.CHUNK_SIZE + 17])

@@ -1,10 +1,12 @@
 """Vocabularies: encoding, decoding, learning, saving."""
 
+import numpy as np
 import pytest
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabulary as vocabularies
+from tests import tokenizer_files
 from tests.checks import bad_input
 from tests.loops import each
 
@@ -14,6 +16,11 @@ TEXT = ''.join(f'line {i} of some text, with {i % 7} words in it\n' for i in ran
 @pytest.fixture(scope='module')
 def sentencepiece():
   return vocabularies.learn_sentencepiece([TEXT], 340)
+
+
+@pytest.fixture(scope='module')
+def tokenizer():
+  return vocabularies.TokenizerVocabulary(tokenizer_files.byte_level())
 
 
 DIFFICULT_TEXTS = {
@@ -40,6 +47,13 @@ DIFFICULT_TEXTS = {
 def test_learned_sentencepiece_is_lossless(sentencepiece, name):
   text = DIFFICULT_TEXTS[name].encode()
   assert sentencepiece.decode(sentencepiece.encode(text)) == text
+
+
+@each('name', DIFFICULT_TEXTS)
+def test_byte_level_tokenizer_is_lossless(tokenizer, name):
+  text = DIFFICULT_TEXTS[name].encode() + tokenizer_files.END.encode()  # spelled out
+  assert tokenizer.decode(tokenizer.encode(text)) == text
+  assert tokenizer.document_start not in tokenizer.encode(text)
 
 
 def test_learned_sentencepiece_distinguishes_the_space_mark_from_a_space(sentencepiece):
@@ -107,6 +121,79 @@ def test_t5_model(corpora):
   assert vocabulary.document_start == 1  # </s>: it has no <s>
   assert vocabulary.encode(b'Hello world').tolist() == [8774, 296]
   assert vocabulary.decode([8774, 296]) == b'Hello world'
+
+
+def test_tokenizer_adds_neither_special_tokens_nor_padding_and_cuts_nothing(tokenizer):
+  def change(tokenizer):
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=8)
+    tokenizer.post_processor = processors.TemplateProcessing(
+      single='<s> $A </s>', special_tokens=[('<s>', 1), ('</s>', 2)]
+    )
+
+  from tokenizers import processors
+
+  content = tokenizer_files.byte_level(special=('<pad>', '<s>', '</s>'), change=change)
+  changed = vocabularies.TokenizerVocabulary(content)
+  assert changed.document_start == changed.document_end == 1
+  for text in (TEXT[:200], b'', b'a'):
+    ids = changed.encode(text)
+    assert changed.decode([1, *ids, 2]) == text and not {0, 1, 2} & set(ids.tolist())
+  texts = [TEXT[i : i + 50] for i in range(3)]
+  for vocabulary in (changed, tokenizer):
+    together = vocabularies.encode_all(vocabulary, texts, threads=2)
+    for ids, text in zip(together, texts, strict=True):
+      assert ids.dtype == np.int32
+      np.testing.assert_array_equal(ids, vocabulary.encode(text))
+
+
+@each(
+  'special, start',
+  [
+    (('<pad>', '</s>', '<s>'), '<s>'),
+    (('<pad>', '<|endoftext|>', '</s>'), '</s>'),
+    (('<pad>', '<|endoftext|>'), '<|endoftext|>'),
+    (('<|end_of_text|>', '<|begin_of_text|>'), '<|begin_of_text|>'),
+  ],
+)
+def test_document_start_of_a_tokenizer_that_adds_no_special_token(special, start):
+  vocabulary = vocabularies.TokenizerVocabulary(tokenizer_files.byte_level(special=special))
+  assert vocabulary.document_start == vocabulary.document_end == special.index(start)
+  assert vocabulary.unknown is None and vocabulary.decode([vocabulary.document_start]) == b''
+
+
+def test_a_tokenizer_without_document_start_is_refused():
+  def make_unknown(tokenizer):
+    tokenizer.model.unk_token = '<s>'
+
+  separators = ', '.join(vocabularies.DOCUMENT_SEPARATORS)
+  for special, listed in ((['<pad>', '<mask>'], '<pad>, <mask>'), ([], 'none'), (['<s>'], 'none')):
+    content = tokenizer_files.byte_level(special=special, change=make_unknown)
+    with bad_input(
+      f'the tokenizer has no special token that separates documents: it adds none to a text, and '
+      f'none of {separators} is among its special tokens ({listed}); add one of them to its '
+      f'added_tokens'
+    ):
+      vocabularies.TokenizerVocabulary(content)
+
+
+def test_unigram_tokenizer_never_reads_the_document_start_in_a_text():
+  vocabulary = vocabularies.TokenizerVocabulary(tokenizer_files.unigram())
+  assert (vocabulary.size, vocabulary.unknown, vocabulary.document_start) == (12, 2, 1)
+  assert vocabulary.encode(b'ab z').tolist() == [11, 3, 2]
+  assert 1 not in vocabulary.encode(b'a </s></s>b')
+
+
+def test_equal_vocabularies_have_equal_hashes(sentencepiece, tokenizer, tmp_path):
+  for vocabulary, other in (
+    (sentencepiece, vocabularies.learn_sentencepiece([TEXT], 341)),
+    (tokenizer, vocabularies.TokenizerVocabulary(tokenizer_files.byte_level(size=279))),
+  ):
+    vocabulary.save(tmp_path)
+    loaded = vocabularies.load(tmp_path)
+    assert loaded == vocabulary != other
+    assert len({vocabulary, loaded, other}) == 2
+  assert sentencepiece != tokenizer
 
 
 def test_words_are_in_order_of_frequency_then_of_appearance():
@@ -196,7 +283,7 @@ AWKWARD = 'é\r\n\x00\u2028"\\ 😀\ta\n'.encode()
 
 
 @pytest.mark.parametrize('kind', [*data_config.VOCABULARIES, 'separated', 'latin-1'])
-def test_a_saved_vocabulary_is_loaded_unchanged(kind, sentencepiece, tmp_path):
+def test_a_saved_vocabulary_is_loaded_unchanged(kind, sentencepiece, tokenizer, tmp_path):
   vocabulary = {
     'bytes': vocabularies.ByteVocabulary(),
     'characters': vocabularies.learn_characters([AWKWARD], 'utf-8', False),
@@ -204,6 +291,7 @@ def test_a_saved_vocabulary_is_loaded_unchanged(kind, sentencepiece, tmp_path):
     'latin-1': vocabularies.learn_characters([AWKWARD], 'latin-1', False),
     'words': vocabularies.learn_words([AWKWARD], None),
     'sentencepiece': sentencepiece,
+    'tokenizer': tokenizer,
   }[kind]
   vocabulary.save(tmp_path)
   loaded = vocabularies.load(tmp_path)

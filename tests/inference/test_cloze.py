@@ -18,6 +18,7 @@ from ngrammer_jax.inference import cloze
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.models import transformer
 from ngrammer_jax.training import loop
+from tests import tokenizer_files
 from tests.checks import assert_close, bad_input, random_variables
 from tests.data import test_cloze as files
 
@@ -45,6 +46,8 @@ def make_vocabulary(kind):
     return vocabularies.learn_characters([TEXT + ' '.join(ANIMALS).encode()], 'utf-8', True)
   if kind == 'words':
     return vocabularies.learn_words([TEXT], None)  # does not contain "pig"
+  if kind == 'tokenizer':
+    return vocabularies.TokenizerVocabulary(tokenizer_files.byte_level((TEXT * 9).decode()))
   return vocabularies.learn_sentencepiece([TEXT * 9], 300)
 
 
@@ -116,7 +119,7 @@ def fake_ranker(monkeypatch):
   return fake
 
 
-KINDS = ('sentencepiece', 'characters', 'bytes', 'words')
+KINDS = ('sentencepiece', 'tokenizer', 'characters', 'bytes', 'words')
 
 
 def check_tokens(fake_ranker, vocabulary, protocol):

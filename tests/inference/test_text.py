@@ -5,6 +5,7 @@ import pytest
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.inference import text
+from tests import tokenizer_files
 
 TEXT = 'naïve \N{SNOWMAN} and 日本\nplain'
 
@@ -16,6 +17,8 @@ def make_vocabulary(kind):
     return vocabularies.learn_characters([TEXT.encode()], 'utf-8', separated=True)
   if kind == 'words':
     return vocabularies.learn_words([TEXT.encode()], None)
+  if kind == 'tokenizer':
+    return vocabularies.TokenizerVocabulary(tokenizer_files.byte_level())
   return vocabularies.learn_sentencepiece([b'plain and naive text, and more of it\n' * 5], 300)
 
 

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax.layers import LayerNorm
+from ngrammer_jax.layers.normalization import LayerNorm, RMSNorm
 from tests.checks import assert_close
 from tests.layers.programs import apply, assert_gradient
 
@@ -59,3 +59,15 @@ def test_statistics_of_bfloat16_are_taken_in_float32():
   assert_close(y, slow_layer_norm(np.asarray(x, 'float64'), 1, 0), 1e-6)
   narrow = LayerNorm(dtype=jnp.bfloat16)
   assert jax.eval_shape(lambda: narrow.apply({'params': params}, x)).dtype == jnp.bfloat16
+
+
+def test_root_mean_square_equals_formula():
+  rng = np.random.default_rng(0)
+  x, scale = rng.normal(size=(2, 3, 4)), rng.normal(size=(3, 4))
+  with jax.enable_x64(True):
+    for epsilon, is_offset in ((0.1, False), (None, True)):
+      layer = RMSNorm(2, epsilon, is_offset, dtype=np.dtype('float64'))
+      y = layer.apply({'params': {'scale': scale}}, x)
+      eps = np.finfo('float64').eps if epsilon is None else epsilon
+      expected = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps) * (is_offset + scale)
+      np.testing.assert_allclose(y, expected, rtol=1e-12)

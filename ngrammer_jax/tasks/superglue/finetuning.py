@@ -86,7 +86,9 @@ def resolve_config(
 def _check_vocabulary(config: experiment.Config, vocabulary: vocabularies.Vocabulary) -> None:
   """Raises BadInput if `data.vocabulary_path` is not the vocabulary of the initial checkpoint."""
   path = pathlib.Path(config.data.vocabulary_path).expanduser()
-  if vocabulary != vocabularies.read_sentencepiece(path):
+  is_tokenizer = isinstance(vocabulary, vocabularies.TokenizerVocabulary)
+  read = vocabularies.read_tokenizer if is_tokenizer else vocabularies.read_sentencepiece
+  if vocabulary != read(path):
     raise errors.BadInput(
       f'data.vocabulary_path={path} is not the vocabulary of the checkpoint, '
       f'init_from={config.init_from}, which is inherited: omit this flag'

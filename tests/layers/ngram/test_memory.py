@@ -1,0 +1,242 @@
+"""A whole memory, from token ids to its output, equals the official codes; also in segments."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ngrammer_jax.config.ngram_memory import NGramMemoryConfig
+from ngrammer_jax.layers import quantizer
+from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.ngram import hashing, uint64
+from ngrammer_jax.layers.ngram.gate import Gate
+from ngrammer_jax.layers.ngram.memory import NGramMemory
+from tests.checks import assert_close, random_variables
+from tests.layers.ngram.test_gate import demo_params
+
+
+def run(layer, variables, x, tokens, **context):
+  return layer.apply(variables, x, Context(tokens_BxT=jnp.asarray(tokens, jnp.int32), **context))
+
+
+def gradients(layer, variables, x, tokens, cotangent):
+  """Output, and gradients of its product with the cotangent by parameters and x."""
+
+  @jax.jit
+  def function(params, x):
+    def loss(params, x):
+      y, _ = run(layer, {**variables, 'params': params}, x, tokens)
+      return (y * cotangent).sum(), y
+
+    return jax.grad(loss, argnums=(0, 1), has_aux=True)(params, x)
+
+  (d_params, d_x), y = function(variables['params'], x)
+  return y, d_params, d_x
+
+
+@pytest.mark.parametrize('name', ['engram_o2_h1', 'engram_o23_h8', 'engram_short'])
+def test_equals_engram_from_the_ids_on(reference, name):
+  f = reference(name)
+  c = json.loads(str(f['config']))
+  classes = f['lookup_table']
+  options = NGramMemoryConfig(
+    key='compressed',
+    layers=tuple(c['layer_ids']),
+    orders=tuple(c['orders']),
+    heads=c['heads'],
+    rows=tuple(c['engram_vocab_size']),
+    width=c['head_dim'],
+    seed=c['seed'],
+    boundary='none',
+    fill_id=c['pad_id'],
+    bias=True,
+    norm_epsilon=c['qk_norm_eps'],
+    convolution=c['kernel_size'],
+    convolution_epsilon=c['conv_norm_eps'],
+  )
+  with jax.enable_x64(True):
+    for number in c['layer_ids']:
+      path = f'layer{number}'
+      layer = NGramMemory(
+        options, len(classes), c['width'], number, c['hc_mult'], jnp.dtype('float64')
+      )
+      table = f[f'{path}/weights/multi_head_embedding.embedding.weight']
+      params = {'gate': demo_params(f, f'{path}/weights', c['hc_mult']), 'table': table}
+      multipliers = uint64.split_words(f[f'{path}/multipliers'].astype(np.uint64))
+      codebook = {'token_classes': classes.astype('int32'), 'multipliers': multipliers}
+      variables = jax.tree.map(jnp.asarray, {'params': params, 'codebook': codebook})
+      h, cotangent = f['hidden_states'], f[f'{path}/cotangent']
+      y, d_params, d_h = gradients(layer, variables, h, f['input_ids'], cotangent)
+      assert_close(y, h + f[f'{path}/output'], 1e-9)
+      assert_close(d_h, cotangent + f[f'{path}/grad/hidden_states'], 1e-9)
+      weight = f[f'{path}/grad/multi_head_embedding.embedding.weight']
+      assert_close(d_params['table'], weight, 1e-9)
+
+
+def test_the_multipliers_of_the_classes_are_those_of_engram(reference):
+  f = reference('engram_o23_h8')
+  count = int(f['lookup_table'].max()) + 1
+  for layer in (1, 15):
+    expected = f[f'layer{layer}/multipliers']
+    ngram_hash = hashing.NGramHash('engram', (2, 3), ((97,), (211,)), count, layer=layer)
+    np.testing.assert_array_equal(ngram_hash.multipliers(), expected.astype(np.uint64))
+
+
+@pytest.mark.parametrize('name', ['longcat_n2_k1', 'longcat_n3_k2_prime'])
+def test_equals_longcat_from_the_ids_on(reference, name):
+  f = reference(name)
+  c = json.loads(str(f['config']))
+  count = c['k'] * (c['orders'] - 1)
+  options = NGramMemoryConfig(
+    hash='polynomial',
+    join='mean',
+    orders=tuple(range(2, c['orders'] + 1)),
+    heads=c['k'],
+    rows=(int(c['ratio'] * c['vocab']),),
+    row_rule='longcat',
+    width=c['dim'] // count,
+    boundary='eos_id',
+    eos_id=c['eos'],
+    untrained_row=c['pad'],
+    projection=True,
+  )
+  table_of = lambda path: np.concatenate([f[f'{path}/embedders.{i}.weight'] for i in range(count)])
+  projections = np.stack([f[f'weights/post_projs.{i}.weight'].T for i in range(count)])
+  with jax.enable_x64(True):
+    layer = NGramMemory(options, c['vocab'], c['dim'], dtype=jnp.dtype('float64'))
+    params = {'table': table_of('weights'), 'sum': {'projection': projections}}
+    words = f['weights/word_embeddings.weight'][f['input_ids']]
+    variables = {'params': jax.tree.map(jnp.asarray, params)}
+    y, d_params, _ = gradients(layer, variables, words, f['input_ids'], f['cotangent'])
+    assert_close(y, f['output'], 1e-12)
+    assert_close(d_params['table'], table_of('grad'), 1e-12)
+    state, parts = layer.empty_state(len(words)), []
+    for part in (slice(0, 7), slice(7, 8), slice(8, None)):
+      context = Context(tokens_BxT=jnp.asarray(f['input_ids'][:, part], jnp.int32))
+      y, state = layer.apply(variables, words[:, part], context, state)
+      parts.append(y)
+    assert_close(np.concatenate(parts, axis=1), f['output_chunks_7_1_rest'], 1e-12)
+
+
+@pytest.mark.parametrize('name', ['qwen_ple_n4_h1_hc1', 'qwen_ple_n2_h4_hc2_short'])
+def test_equals_qwen_from_the_ids_on(reference, name):
+  f = reference(name)
+  c = json.loads(str(f['config']))
+  G, D, orders, index = c['hc_count'], c['width'], c['ngram_size'], c['ple_layer_index']
+  options = NGramMemoryConfig(
+    hash='ple',
+    layers=tuple(range(index + 1)),
+    orders=tuple(range(2, orders + 1)),
+    heads=c['heads_per_ngram'],
+    rows=(c['ngram_vocab_size_base'],),
+    row_multiple=c['divisible_by'],
+    width=c['ple_embed_dim'] // (c['heads_per_ngram'] * (orders - 1)),
+    seed=c['seed'],
+    boundary='eos_id',
+    eos_id=c['eos'],
+    fill_id=None,
+    norm_epsilon=c['eps'],
+    norm_offset=True,
+    convolution=c['kernel'],
+    convolution_epsilon=c['eps'],
+  )
+  branches = lambda array: array.reshape(*array.shape[:-1], G, D)
+  norm = lambda name: {'scale': branches(f[f'weights/norm_{name}.weight'])}
+  gate = {
+    'key': {'kernel': branches(f['weights/key_proj.weight'].T)},
+    'value': {'kernel': f['weights/value_proj.weight'].T},
+    'key_norm': norm('key'),
+    'query_norm': norm('query'),
+    'convolution_norm': norm('conv'),
+    'convolution': {'taps': branches(f['weights/conv1d.weight'][:, 0].T[::-1])},
+  }
+  table = 'ple_embedding.ngram_embedding.weight'
+  with jax.enable_x64(True):
+    layer = NGramMemory(options, c['vocab'], D, index, G, jnp.dtype('float64'))
+    params = jax.tree.map(jnp.asarray, {'gate': gate, 'table': f[f'weights/{table}']})
+    h, cotangent = branches(f['hidden_states']), branches(f['cotangent'])
+    y, d_params, d_h = gradients(layer, {'params': params}, h, f['input_ids'], cotangent)
+    assert_close(y, h + branches(f['output']), 1e-9)
+    assert_close(d_h, cotangent + branches(f['grad/hidden_states']), 1e-9)
+    assert_close(d_params['table'], f[f'grad/{table}'], 1e-9)
+
+
+@pytest.mark.parametrize('name', ['blt_hash_2to5_short', 'blt_hash_4x3'])
+def test_equals_blt_from_the_bytes_on(reference, name):
+  f = reference(name)
+  c = json.loads(str(f['config']))
+  orders, K = tuple(c['group_sizes']), c['functions']
+  options = NGramMemoryConfig(
+    key='bytes',
+    hash='blt',
+    join='sum',
+    orders=orders,
+    heads=K,
+    rows=(c['rows'],),
+    row_rule='exact',
+    width=c['dim'],
+  )
+  # Their tables are ordered by function, then by order.
+  number = [j * len(orders) + g for g in range(len(orders)) for j in range(K)]
+  tables_of = lambda path: np.concatenate(
+    [f[f'{path}/encoder_hash_tok_embedding.{i}.weight'] for i in number]
+  )
+  with jax.enable_x64(True):
+    layer = NGramMemory(options, 257, c['dim'], dtype=jnp.dtype('float64'))
+    variables = {'params': {'table': jnp.asarray(tables_of('weights'))}}
+    x = f['weights/tok_embeddings.weight'][f['input_ids']]
+    y, d_params, _ = gradients(layer, variables, x, f['input_ids'] - 4, f['cotangent'])
+    assert_close(y, f['output'], 1e-12)
+    assert_close(d_params['table'], tables_of('grad'), 1e-12)
+
+
+def test_padding_has_no_gradient_and_no_key():
+  options = NGramMemoryConfig(layers=(0,), heads=2, rows=(19,), width=3, convolution=2, bias=True)
+  layer = NGramMemory(options, 11, 4)
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(2, 6, 4)).astype('float32')
+  tokens, valid = rng.integers(0, 11, (2, 6)), np.arange(6) < [[4], [6]]
+  variables = random_variables(layer, x, Context(tokens_BxT=jnp.asarray(tokens)))
+
+  def loss(params, tokens):
+    y, state = run(layer, {'params': params}, x, tokens, valid_BxT=jnp.asarray(valid))
+    return (y * valid[..., None]).sum(), state
+
+  results = [
+    jax.value_and_grad(loss, has_aux=True)(variables['params'], jnp.where(valid, tokens, other))
+    for other in (0, 7)
+  ]
+  jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+def test_clusters_of_the_embedding_are_those_of_its_tokens():
+  V, D = 7, 8
+  rng = np.random.default_rng(0)
+  rows, tokens = rng.normal(size=(V, D)).astype('float32'), rng.integers(0, V, (2, 5))
+  options = NGramMemoryConfig(
+    key='embedding_clusters', clusters=3, layers=(0,), orders=(1,), heads=2, rows=(19,), width=3
+  )
+  layer = NGramMemory(options, V, D)
+  context = Context(
+    tokens_BxT=jnp.asarray(tokens),
+    vocabulary=quantizer.Vocabulary(jnp.asarray(rows), jnp.asarray(tokens)),
+  )
+  x = rng.normal(size=(2, 5, D)).astype('float32')
+  variables = random_variables(layer, x, context)
+  y, state = layer.apply(variables, x, context)
+  assert state is None
+  # Equal tokens in equal streams have equal outputs; the clusters do not depend on x.
+  centroids = np.asarray(variables['codebook']['quantizer']['centroids'])
+  heads = rows[tokens].reshape(2, 5, 2, 1, D // 2)
+  clusters = ((heads - centroids) ** 2).sum(axis=-1).argmin(axis=-1)
+  sizes = options.hashes(V)[0].sizes[0]
+  row = hashing.NGramHash(**vars(options.hashes(V)[0]))([jnp.asarray(clusters, jnp.int32)])
+  table = np.asarray(variables['params']['table'])
+  e = np.stack([table[row[..., 0]], table[sizes[0] + row[..., 1]]], axis=-2).reshape(2, 5, -1)
+
+  gated, _ = Gate(None, bias=False).apply(
+    {'params': variables['params']['gate']}, x[:, :, None], e, None
+  )
+  assert_close(y, x + gated[:, :, 0], 1e-5)
