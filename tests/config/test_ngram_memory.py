@@ -59,7 +59,7 @@ def test_rows_of_a_table_are_the_sum_of_those_of_its_heads():
 
 
 @each(
-  'key, num_ids', [('tokens', 100), ('compressed', 100), ('bytes', 104), ('embedding_clusters', 16)]
+  'key, num_ids', [('tokens', 100), ('compressed', 100), ('bytes', 260), ('embedding_clusters', 16)]
 )
 def test_number_of_ids(key, num_ids):
   assert NGramMemoryConfig(key=key, clusters=16).num_ids(100) == num_ids
@@ -172,6 +172,10 @@ def test_memories_stand_beside_each_other_and_in_recurrent_models():
       GATE | {'rows': (2**27 - 8,), 'row_rule': 'exact', 'row_multiple': 2**20},
       '.row_multiple=1048576: a table of 2,147,483,648 rows, but it must have less than 2^31: use '
       'a smaller multiple',
+    ),
+    (
+      GATE | {'rows': (16, 8), 'row_rule': 'exact', 'untrained_row': 8},
+      '.untrained_row=8 is not below the 8 rows of the smallest head: use None, or more rows',
     ),
     (
       GATE | {'hash': 'praxis'},
