@@ -70,7 +70,7 @@ SMALL_MEMORIES = {
     boundary='starts',
     fill_id=0,
   ),
-  'blt': dict(preset='blt', width=192),
+  'blt': dict(preset='blt', width=192, deviation=192**-0.5),
 }
 # Base rows of a head and width of the feed-forward that match the N-Grammer's parameters.
 ROWS = {

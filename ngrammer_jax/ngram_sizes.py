@@ -87,6 +87,7 @@ def primes_above(V: int, count: int) -> tuple[int, ...]:
   return tuple(primes)
 
 
+@functools.lru_cache
 def table_sizes(
   rule: str,
   rows: tuple[int, ...],

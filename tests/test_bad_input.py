@@ -50,6 +50,27 @@ TRAIN = {
     'model.ngram: 8 heads need 8 primes between 16 and 32, but there are only 5: '
     'use a larger n-gram vocabulary or fewer heads',
   ),
+  'n-gram memory in a block that does not exist': (
+    '--config.model.ngram_memories.0.preset=engram',
+    'model.ngram_memories.0.layers=(1, 15) has 15: expected different numbers of blocks, from 0 to '
+    '3 with model.layers=4',
+  ),
+  'n-gram memory whose predecessor does not exist': (
+    '--config.model.ngram_memories.1.layers=2',
+    'model.ngram_memories.1: the blocks before it are missing; the next one is '
+    'model.ngram_memories.0',
+  ),
+  'n-gram tables of too many rows': (
+    '--config.model.ngram_memories.0.layers=2 --config.model.ngram_memories.0.rows=200_000_000',
+    'model.ngram_memories.0: the table of orders (2, 3) would have 3,200,001,770 rows, but must '
+    'have less than 2^31: split the orders over several memories',
+  ),
+  'n-gram tables on the host whose optimizer needs all rows': (
+    '--config.model.ngram_memories.0.layers=2 --config.model.ngram_memories.0.optimizer=adam '
+    '--config.model.ngram_memories.0.table_memory=host',
+    'model.ngram_memories.0.table_memory="host" is not for model.ngram_memories.0.optimizer='
+    "'adam': use optimizer='adagrad' or 'frozen', or table_memory=\"device\"",
+  ),
   'unknown corpus': (
     '--config.data.corpus=text9',
     "data.corpus='text9' is not one of: sotu, text8, enwik8, wikitext, text, shards, "

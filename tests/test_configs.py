@@ -246,3 +246,55 @@ def test_small_rows_of_attention_lstms_are_of_one_size():
     assert abs(params - 1_716_000) < 10_000 * 0.6
   with pytest.raises(errors.BadInput, match="no variant '6gram'; available: rnn, lstm"):
     command_line.load_file(str(CONFIGS / 'attention_lstm.py:6gram'))
+
+
+# Rows of each table and billions of table parameters, see `configs/ngram_memories.py`.
+NGRAM_MEMORIES = {
+  'engram_demo': ((10_344_164, 10_348_242), 1.32),
+  'engram_27b': (None, 5.79),
+  'engram_40b': (None, 18.53),
+  'v41': ((384_006_168, 384_016_682), 196.61),
+  'ple': ((320_001_536,), 51.20),
+  'over_encoding': ((102_400_024,), 26.21),
+  'longcat_lite': ((122_683_536,), 31.41),
+  'blt': ((3_000_000,), 3.07),
+}
+
+
+def test_published_tables_of_ngram_memories():
+  path = CONFIGS / 'ngram_memories.py'
+  for variant, (rows, billions) in NGRAM_MEMORIES.items():
+    resolved = config.resolve(command_line.load_file(f'{path}:{variant}'))
+    vocabulary_size = resolved.data.vocabulary_size or 257
+    resolved.model.check_vocabulary(vocabulary_size)
+    (memory,) = resolved.model.ngram_memories
+    table_rows = memory.table_rows(vocabulary_size)
+    assert rows in (None, table_rows)
+    assert f'{sum(table_rows) * memory.width / 1e9:.2f}' == f'{billions:.2f}', variant
+    assert f'{billions:.2f}B' in path.read_text()
+
+
+def test_small_ngram_memories_have_equal_parameters():
+  for text, words in {'quickstart': 4096, 'text8': 27}.items():
+    total = lambda method, words=words, text=text: counts(
+      f'ngram_memories.py:{text}_{method}', words
+    )[0]
+    budget = total('ngrammer')
+    assert budget > 1.1 * total('plain')
+    for method in ('wide', 'over_encoding', 'engram', 'latent_engram'):
+      assert abs(total(method) - budget) < 0.01 * budget, (text, method)
+    if text == 'quickstart':
+      assert abs(total('blt', 257) - budget) < 0.01 * budget
+
+
+def test_small_ngram_memories_have_the_model_of_other_configs():
+  load = lambda spec: config.resolve(command_line.load_file(str(CONFIGS / spec)))
+  assert load('ngram_memories.py:quickstart_ngrammer').model == load('quickstart.py').model
+  assert load('ngram_memories.py:text8_ngrammer').model == load('ngrammer_text8.py').model
+  for method in ('plain', 'wide', 'ngrammer', 'over_encoding', 'engram', 'latent_engram'):
+    models = [
+      load(f'ngram_memories.py:{text}_{method}').model for text in ('quickstart', 'wikitext2')
+    ]
+    assert models[0] == models[1]
+  with pytest.raises(errors.BadInput, match="no variant 'text8_blt'; available: engram_demo,"):
+    load('ngram_memories.py:text8_blt')

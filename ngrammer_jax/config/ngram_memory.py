@@ -26,7 +26,7 @@ AMPLIFICATIONS = ('none', 'sqrt_width', 'norm')
 OPTIMIZERS = ('adagrad', 'lazy_adam', 'adam', 'sinkhorn', 'frozen')
 TABLE_MEMORIES = ('device', 'host')
 HOST_OPTIMIZERS = ('adagrad', 'frozen')  # those that touch only visited rows, and keep one value
-BYTE_OFFSET = 4  # ids of bytes: byte + 4 (BLT)
+BYTE_IDS = 260  # 4 special ids, then the bytes
 
 _GATE = ('join', ('gate',))
 _SUM = ('join', ('sum', 'mean'))
@@ -130,6 +130,7 @@ PRESETS = {
     rows=(500_000,),
     row_rule='exact',
     width=1024,
+    deviation=1024**-0.5,
     optimizer='adam',
     learning_rate_factor=1.0,
   ),
@@ -236,7 +237,11 @@ class NGramMemoryConfig:
 
   @classmethod
   def from_preset(cls, name: str) -> 'NGramMemoryConfig':
-    """Returns the memory with the values of one of PRESETS."""
+    """Returns the memory with the values of one of PRESETS. Raises BadInput for another name."""
+    if name not in PRESETS:
+      raise errors.BadInput(
+        f'model.ngram_memories has no preset {name!r}; available: {", ".join(PRESETS)}'
+      )
     return cls(preset=name, **PRESETS[name])
 
   def places(self, layers: int) -> tuple[Place, ...]:
@@ -253,7 +258,7 @@ class NGramMemoryConfig:
     """Returns the number of distinct ids of the key, before compression."""
     if self.key in CLUSTER_KEYS:
       return self.clusters
-    return vocabulary_size + (BYTE_OFFSET if self.key == 'bytes' else 0)
+    return BYTE_IDS if self.key == 'bytes' else vocabulary_size
 
   def hashes(self, vocabulary_size: int) -> tuple[ngram_hashes.HostHash, ...]:
     """Returns the hash of each layer, with the rows of each head, see `ngram_sizes.table_sizes`.
@@ -382,9 +387,15 @@ class NGramMemoryConfig:
         f'{path}.orders={self.orders} must be different lengths in ascending order, such as (2, 3)'
       )
     try:
+      sizes = self.hashes(vocabulary_size)[0].sizes
       largest = max(self.table_rows(vocabulary_size))
     except ValueError as error:
       raise errors.BadInput(f'{path}: {error}') from error
+    if self.untrained_row is not None and self.untrained_row >= min(map(min, sizes)):
+      raise errors.BadInput(
+        f'{path}.untrained_row={self.untrained_row} is not below the {min(map(min, sizes)):,} rows '
+        f'of the smallest head: use None, or more rows'
+      )
     if largest >= 2**31:
       raise errors.BadInput(
         f'{path}.row_multiple={self.row_multiple}: a table of {largest:,} rows, but it must have '

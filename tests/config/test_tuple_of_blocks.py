@@ -1,0 +1,214 @@
+"""Keys that are tuples of blocks: config files, command line, presets, storage and resuming."""
+
+import argparse
+import dataclasses
+import json
+
+from ngrammer_jax import config
+from ngrammer_jax.config import command_line, conversion, fields
+from ngrammer_jax.config.ngram_memory import PRESETS, NGramMemoryConfig
+from tests.checks import bad_input
+from tests.loops import each
+
+SMALL = {'join': 'sum', 'width': 256}
+FILE = """
+from ngrammer_jax import config
+
+def get_config():
+  c = config.default()
+  memory = config.block('model.ngram_memories', preset='over_encoding', width=32)
+  memory.rows = 1000
+  c.model.ngram_memories = (memory, {'join': 'sum', 'width': 256})
+  return c
+"""
+PLAIN = """
+from ngrammer_jax import config
+
+def get_config():
+  return config.default()
+"""
+MEMORY = '--config.model.ngram_memories'
+ENCODING = dataclasses.replace(NGramMemoryConfig.from_preset('over_encoding'), width=32, rows=(9,))
+SUM = NGramMemoryConfig(**SMALL)
+
+
+def parse(folder, *arguments, text=PLAIN):
+  (folder / 'file.py').write_text(text)
+  argv = [f'--config={folder}/file.py', *arguments]
+  return command_line.parse(argparse.ArgumentParser(), argv)[1]
+
+
+def memories(values):
+  return config.resolve({'model': {'ngram_memories': values}}).model.ngram_memories
+
+
+def test_a_config_file_builds_the_tuple(tmp_path):
+  first = dataclasses.replace(ENCODING, rows=(1000,))
+  assert parse(tmp_path, text=FILE).model.ngram_memories == (first, SUM)
+
+
+@each(
+  'values, expected',
+  [
+    ((), ()),
+    (None, ()),
+    ([SMALL], (SUM,)),
+    (SMALL, (SUM,)),
+    ({'1': SMALL | {'heads': 2}, '0': SMALL}, (SUM, dataclasses.replace(SUM, heads=2))),
+    ([{'preset': 'over_encoding', 'width': 32, 'rows': 9}], (ENCODING,)),
+    (['over_encoding'], (NGramMemoryConfig.from_preset('over_encoding'),)),
+  ],
+)
+def test_values_of_a_tuple(values, expected):
+  assert memories(values) == expected
+
+
+def test_a_preset_gives_every_value_that_is_not_named():
+  block = config.block('model.ngram_memories', preset='longcat', heads=2)
+  expected = dict(PRESETS['longcat'], preset='longcat', heads=2)
+  assert {name: block[name] for name in expected} == expected
+  assert block.seed == NGramMemoryConfig().seed
+
+
+@each(
+  'arguments, expected',
+  [
+    (['.0.join=sum', '.0.width=256'], (SUM,)),
+    (['.0.preset=over_encoding', '.0.rows=9', '.0.width=32'], (ENCODING,)),
+    (['.0.rows=9', '.0.width=32', '.0.preset=over_encoding'], (ENCODING,)),
+    (['.0.rows=9', '.0.preset=longcat', '.0.width=32', '.0.preset=over_encoding'], (ENCODING,)),
+    (['.0=over_encoding', '.0.rows=9', '.0.width=32'], (ENCODING,)),
+    (['.0.preset=over_encoding', '=None'], ()),
+    (['.0.preset=over_encoding', '=()', '.0.join=sum', '.0.width=256'], (SUM,)),
+    (['.1.join=sum', '.1.width=256', '.0.rows=9,', '.0.preset=over_encoding'], None),
+  ],
+)
+def test_blocks_are_made_on_the_command_line(tmp_path, arguments, expected):
+  if expected is None:  # the blocks of a tuple may come in any order
+    expected = (dataclasses.replace(ENCODING, width=256), SUM)
+  assert parse(tmp_path, *(MEMORY + text for text in arguments)).model.ngram_memories == expected
+
+
+@each(
+  'arguments, change',
+  [
+    (['.0.rows=(7,8)'], lambda first, second: (dataclasses.replace(first, rows=(7, 8)), second)),
+    (['.1.heads=3'], lambda first, second: (first, dataclasses.replace(second, heads=3))),
+    (['.2.join=sum', '.2.width=256'], lambda first, second: (first, second, SUM)),
+    (['=None'], lambda first, second: ()),
+    (['=()'], lambda first, second: ()),
+    # The preset replaces the whole block of the file.
+    (
+      ['.0.projection=True', '.1.preset=over_encoding', '.1.rows=9', '.1.width=32'],
+      lambda first, second: (first, ENCODING),
+    ),
+    (['.0.preset=None', '.0.join=sum', '.0.width=256'], lambda first, second: (SUM, second)),
+  ],
+)
+def test_blocks_of_a_file_are_changed(tmp_path, arguments, change):
+  before = parse(tmp_path, text=FILE).model.ngram_memories
+  changed = parse(tmp_path, *(MEMORY + text for text in arguments), text=FILE)
+  assert changed.model.ngram_memories == change(*before)
+
+
+@each(
+  'argument, message',
+  [
+    (
+      '.3.rows=9',
+      'model.ngram_memories.3: the blocks before it are missing; the next one is '
+      'model.ngram_memories.2',
+    ),
+    (
+      '.rows=9',
+      'unknown config key model.ngram_memories.rows: did you mean model.ngram_memories.0.rows?',
+    ),
+    (
+      '.1.row=9',
+      'unknown config key model.ngram_memories.1.row: did you mean model.ngram_memories.1.rows?',
+    ),
+    (
+      '.01.rows=9',
+      'unknown config key model.ngram_memories.01: did you mean model.ngram_memories?',
+    ),
+    (
+      '.1=3',
+      "model.ngram_memories has no preset '3'; available: engram, engram_v41, ple, over_encoding, "
+      'longcat, blt',
+    ),
+    ('.1.rows=many', "model.ngram_memories.1.rows='many' is not of type tuple[int, ...]"),
+    ('.1.heads=0', 'model.ngram_memories.1.heads=0 must be at least 1'),
+    (
+      '.1.convolution=4',
+      "model.ngram_memories.1.convolution=4 is not for model.ngram_memories.1.join='sum', but for "
+      'gate: use 0',
+    ),
+    (
+      '.1.preset=engrm',
+      "model.ngram_memories.1.preset='engrm' is not one of: engram, engram_v41, ple, "
+      'over_encoding, longcat, blt, or None',
+    ),
+  ],
+)
+def test_an_impossible_override_is_named(tmp_path, argument, message):
+  with bad_input(message):
+    parse(tmp_path, MEMORY + argument, text=FILE)
+
+
+@each(
+  'values, message',
+  [
+    (3, 'model.ngram_memories.0=3 must be a section, not a value'),
+    ([{}, None], 'model.ngram_memories.1=None: the section is required'),
+    (
+      [{'row': 3}],
+      'unknown config key model.ngram_memories.0.row: did you mean model.ngram_memories.0.rows?',
+    ),
+  ],
+)
+def test_an_impossible_tuple_is_named(values, message):
+  with bad_input(message):
+    memories(values)
+
+
+def test_a_saved_tuple_is_loaded_the_same_and_may_be_missing(tmp_path):
+  path = tmp_path / 'config.json'
+  saved = config.resolve({'model': {'ngram_memories': (SMALL, dict(SMALL, rows=(7, 8)))}})
+  config.save(saved, path)
+  assert config.load(path) == saved
+  values = json.loads(path.read_text())
+  del values['model']['ngram_memories']  # as an earlier version stored it
+  path.write_text(json.dumps(values))
+  assert config.load(path) == config.Config()
+
+
+def test_differences_are_named_by_their_path():
+  def differences(*tuples):
+    before, after = (config.resolve({'model': {'ngram_memories': blocks}}) for blocks in tuples)
+    return [(key.path, old, new) for key, old, new in config.differences(before, after)]
+
+  path, other = 'model.ngram_memories', SMALL | {'heads': 2}
+  assert differences([SMALL, SMALL], [SMALL, SMALL]) == []
+  assert differences([SMALL, SMALL], [SMALL, other]) == [(f'{path}.1.heads', 8, 2)]
+  assert differences([SMALL], [SMALL, SMALL]) == [(f'{path}.1', None, SUM)]
+  assert differences([SMALL], []) == [(f'{path}.0', SUM, None)]
+
+
+def test_every_value_of_every_block_is_described():
+  lines = conversion.describe(config.resolve({'model': {'ngram_memories': [SMALL, SMALL]}}))
+  for index in '01':
+    expected = [f'model.ngram_memories.{index}.{f.name}' for f in dataclasses.fields(SUM)]
+    found = [line.split('=')[0] for line in lines.splitlines() if f'memories.{index}.' in line]
+    assert found == expected
+  assert 'model.ngram_memories.1.width=256      # values of a row' in lines
+  assert 'model.ngram_memories=()' in conversion.describe(config.Config())
+
+
+def test_keys_of_a_tuple():
+  key = conversion.find_key('model.ngram_memories')
+  assert key.is_tuple_of_blocks and key.block is NGramMemoryConfig
+  entry = conversion.find_key('model.ngram_memories.12')
+  assert (entry.path, entry.block) == ('model.ngram_memories.12', NGramMemoryConfig)
+  assert not entry.is_tuple_of_blocks and not entry.is_optional
+  assert conversion.find_key('model.ngram_memories.12.rows').path == 'model.ngram_memories.12.rows'
+  assert not fields.keys(NGramMemoryConfig)['rows'].is_tuple_of_blocks
