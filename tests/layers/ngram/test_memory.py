@@ -240,3 +240,61 @@ def test_clusters_of_the_embedding_are_those_of_its_tokens():
     {'params': variables['params']['gate']}, x[:, :, None], e, None
   )
   assert_close(y, x + gated[:, :, 0], 1e-5)
+
+
+# One for each key and join, with a control or a boundary.
+SPLIT = {
+  'tokens': dict(layers=(0,), convolution=3, bias=True),
+  'end of sentence': dict(layers=(0,), convolution=2, boundary='eos_id', eos_id=3, hash='ple'),
+  'compressed': dict(layers=(0,), key='compressed', orders=(1, 3)),
+  'bytes': dict(join='sum', key='bytes', hash='blt', width=8, displacement=2),
+  'clusters': dict(layers=(0,), key='clusters', clusters=4, convolution=2, gate='half'),
+  'embedding clusters': dict(layers=(0,), key='embedding_clusters', clusters=4, orders=(4,)),
+  'mean': dict(join='mean', hash='polynomial', projection=True, amplification='norm'),
+  'concat': dict(join='concat', key='clusters', hash='praxis', row_rule='exact', width=2),
+  'add': dict(join='add', key='embedding_clusters', width=4),
+  'no boundary': dict(layers=(0,), boundary='none', convolution=2),
+}
+
+
+@pytest.mark.parametrize('name', SPLIT)
+def test_segments_equal_one_pass_and_documents_are_apart(name):
+  """Rows are the same stream: in one pass, in segments, one by one, and its last document alone."""
+  options = NGramMemoryConfig(**dict(heads=2, rows=(11,), width=3) | SPLIT[name])
+  T, V, D, last = 8, 13, 8, 5
+  rng = np.random.default_rng(0)
+  embedding, tokens = rng.normal(size=(V, D)), rng.integers(0, V, T)
+  starts = np.arange(T) == last
+  lengths = [[T] + [0] * 7, [3, 0, 4, 1, 0, 0, 0, 0], [1] * T, [0] * T]
+  noise = rng.normal(size=(T, D))
+  with jax.enable_x64(True):
+    layer = NGramMemory(options, V, D, dtype=jnp.dtype('float64'))
+    step = jax.jit(layer.apply)
+    state = layer.empty_state(4)
+    rows, document = np.array(lengths), starts.cumsum()
+    rows[3, 0] = T - last
+    begin = np.array([0, 0, 0, last])
+    outputs, variables = np.zeros((4, T, D)), None
+    for i in range(T):
+      place = begin[:, None] + np.arange(T)
+      valid = np.arange(T) < rows[:, i, None]
+      at = np.minimum(place, T - 1)
+      ids = np.where(valid, tokens[at], V - 1)
+      x = embedding[ids] + noise[at]
+      context = Context(
+        tokens_BxT=jnp.asarray(ids, jnp.int32),
+        starts_BxT=jnp.asarray(starts[at] & valid),
+        documents_BxT=jnp.asarray(document[at], jnp.int32),
+        valid_BxT=jnp.asarray(valid, jnp.int32),
+        vocabulary=quantizer.Vocabulary(jnp.asarray(embedding), jnp.asarray(ids, jnp.int32)),
+      )
+      if variables is None:
+        variables = random_variables(layer, x, context, dtype='float64')
+      y, state = step(variables, x, context, state)
+      row, column = np.nonzero(valid)
+      outputs[row, place[valid]] = np.asarray(y)[row, column]
+      begin = begin + rows[:, i]
+  for split in outputs[1:3]:
+    assert_close(split, outputs[0], 1e-10)
+  is_apart = np.abs(outputs[3] - outputs[0])[last:].max() < 1e-10
+  assert is_apart == (options.boundary != 'none')
