@@ -9,6 +9,7 @@ import pytest
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax.training import optimizers
+from tests.training.table_model import MemoryConfig
 
 PARAMS = {
   'layer_0': {'attention': {'query': {'kernel': np.ones((2, 3), np.float32)}}},
@@ -35,6 +36,32 @@ def test_labels_follow_the_logical_axis_names():
   params = flax.traverse_util.flatten_dict(PARAMS)
   boxed = {path: nn.LogicallyPartitioned(leaf, names[path]) for path, leaf in params.items()}
   assert optimizers.labels(flax.traverse_util.unflatten_dict(boxed)) == LABELS
+
+
+def test_a_memory_with_another_optimizer_has_its_own_label(caplog):
+  """A label for its tables in all layers; the state of other optimisers is as without memories."""
+  table = lambda: nn.LogicallyPartitioned(np.ones((2**17, 2), np.float32), ('ngram_vocab', None))
+  params = {f'ngram_memory_{i}': {'table': table()} for i in range(4)}
+  params['layer_1'] = {'ngram_memory_2': {'table': table()}}
+  names = [('adagrad', None), ('adagrad', 2.0), ('adam', None), ('frozen', None)]
+  memories = [MemoryConfig(*fields) for fields in names]
+  labels = optimizers.labels(params, memories)
+  own = {name: {'table': name} for name in ('ngram_memory_1', 'ngram_memory_2', 'ngram_memory_3')}
+  shared = {'ngram_memory_0': {'table': 'ngram_table'}}
+  assert labels == shared | own | {'layer_1': {'ngram_memory_2': own['ngram_memory_2']}}
+  config, params = experiment.OptimizerConfig(), nn.unbox(params)
+  states = optimizers.make(config, STEPS, labels, memories).init(params)[0].inner_states
+  assert set(states) == {'dense', 'ngram_table', *own}
+  assert set(optimizers.make(config, STEPS, LABELS).init(PARAMS)[0].inner_states) == {
+    'dense',
+    'ngram_table',
+  }
+  with caplog.at_level('INFO'):
+    optimizers.log_costs(memories, labels, params)
+  assert caplog.messages == [
+    'model.ngram_memories.2.optimizer=adam changes all rows: every step reads and writes at least '
+    '12.0 MiB, and makes a gradient and an update of 2.0 MiB each'
+  ]
 
 
 def test_a_parameter_without_axis_names_is_an_error():
