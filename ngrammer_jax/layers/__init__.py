@@ -2,6 +2,7 @@
 
 from ngrammer_jax.layers.attention import Attention
 from ngrammer_jax.layers.feed_forward import FeedForward
+from ngrammer_jax.layers.ngram.memory import NGramMemory
 from ngrammer_jax.layers.ngrammer import NGrammer
 from ngrammer_jax.layers.normalization import LayerNorm
 from ngrammer_jax.layers.persistent import PersistentVectors
@@ -18,6 +19,7 @@ __all__ = [
   'DynamicSpan',
   'FeedForward',
   'LayerNorm',
+  'NGramMemory',
   'NGramReadout',
   'NGrammer',
   'PersistentVectors',
