@@ -38,11 +38,25 @@ def load_config(row: str) -> experiment.Config:
   return experiment.resolve(runpy.run_path(str(CONFIGS))['get_config'](row))
 
 
-def programs(row: str, is_serving: bool, options: argparse.Namespace) -> dict:
-  """Returns functions without arguments that score a batch, and decode tokens of every row."""
+def variant_programs(row: str, is_serving: bool, options: argparse.Namespace) -> dict:
+  """Returns the `programs` of a variant of the config with fewer layers."""
   config = load_config(row)
   V = config.data.vocabulary_size
   config = dataclasses.replace(config.model, layers=options.layers, scan_layers=False, remat='none')
+  return programs(config, V, options, is_serving)
+
+
+def programs(
+  config: experiment.ModelConfig, V: int, options: argparse.Namespace, is_serving: bool = False
+) -> dict:
+  """Returns functions without arguments that score a batch, and decode tokens of every row.
+
+  Args:
+    config: model config.
+    V: vocabulary size.
+    options: numbers of rows, tokens of a row, and tokens decoded for each row.
+    is_serving: whether cluster ids of tokens are precomputed.
+  """
   model = language_model.build(config, V)
   B, T = options.rows, options.length
   tokens = np.random.default_rng(0).integers(0, V, (B, T)).astype(np.int32)
@@ -98,6 +112,27 @@ def min_seconds(function: Callable[..., jax.Array], *arguments: jax.Array) -> fl
   return min(times)
 
 
+def compare(models: dict[str, dict], options: argparse.Namespace) -> dict:
+  """Prints and returns the speed of models, and their ratio to the first, measured in turn."""
+  examples, result = {'score': options.rows, 'decode': options.rows * options.decoded}, {}
+  for job, count in examples.items():
+    seconds = {name: [] for name in models}
+    for round_number in range(options.rounds + 1):
+      for name, runs in models.items():
+        start = time.perf_counter()
+        runs[job]()
+        if round_number:  # the first one compiles
+          seconds[name].append(time.perf_counter() - start)
+    baseline, *_ = seconds
+    for name, times in seconds.items():
+      ratio = float(np.median(np.array(seconds[baseline]) / times))
+      rate = float(count / np.median(times))
+      unit = 'examples/s' if job == 'score' else 'tokens/s'
+      print(f'{job:<8}{name:<24}{rate:10.2f} {unit:<12}{ratio:6.3f} of the {baseline}', flush=True)
+      result[f'{job}/{name}'] = {unit: rate, 'ratio': ratio}
+  return result
+
+
 def main() -> None:
   """Prints a table; with --json also writes it."""
   parser = argparse.ArgumentParser(
@@ -111,27 +146,12 @@ def main() -> None:
   parser.add_argument('--json', type=pathlib.Path, help='output file')
   options = parser.parse_args()
   models = {
-    'transformer': programs('transformer', False, options),
-    'ngrammer, clustering': programs('393k_8k_50', False, options),
-    'ngrammer, looked up': programs('393k_8k_50', True, options),
+    'transformer': variant_programs('transformer', False, options),
+    'ngrammer, clustering': variant_programs('393k_8k_50', False, options),
+    'ngrammer, looked up': variant_programs('393k_8k_50', True, options),
   }
-  examples = {'score': options.rows, 'decode': options.rows * options.decoded}
   result = {'settings': {k: v for k, v in vars(options).items() if k != 'json'}}
-  for job, count in examples.items():
-    seconds = {name: [] for name in models}
-    for round_number in range(options.rounds + 1):
-      for name, runs in models.items():
-        start = time.perf_counter()
-        runs[job]()
-        if round_number:  # the first one compiles
-          seconds[name].append(time.perf_counter() - start)
-    transformer_times = np.array(seconds['transformer'])
-    for name, times in seconds.items():
-      ratio = float(np.median(transformer_times / times))
-      rate = float(count / np.median(times))
-      unit = 'examples/s' if job == 'score' else 'tokens/s'
-      print(f'{job:<8}{name:<24}{rate:10.2f} {unit:<12}{ratio:6.3f} of the Transformer', flush=True)
-      result[f'{job}/{name}'] = {unit: rate, 'ratio': ratio}
+  result |= compare(models, options)
   bound = result['floor'] = floor(options)
   print(
     f'floor with precomputed clusters: {bound["layer_bytes"]:,} bytes and '
