@@ -108,6 +108,7 @@ class TrainStep:
       share: tokens of these rows as a share of all.
     """
     segment, mutable = rows.segment, [table.ROWS] if self._has_tables else []
+    parts = 1 if self.parts is None else self.parts.num_parts
     if not self.frozen_codebook:
       mutable.append('codebook' if self.parts is None else 'statistics')
 
@@ -127,12 +128,14 @@ class TrainStep:
       nll = jnp.where(rows.counts_BxT > 0, scores.nll_BxT, 0).sum() / total
       return nll + share * sum(aux.values()), (updated.pop(table.ROWS, {}), memory, nll, updated)
 
-    parts = 1 if self.parts is None else self.parts.num_parts
-    gradient, lookups, rest = row_gradient.grad(loss, state.params, self._has_tables and parts)
+    gradient, lookups, rest = row_gradient.grad(
+      loss, state.params, parts if self._has_tables else 0
+    )
     return gradient, lookups, *rest
 
   @property
   def _has_tables(self):
+    """Whether any parameter is a table; a loss without tables is traced only once."""
     return set(jax.tree.leaves(self.labels)) != {'dense'}
 
 
