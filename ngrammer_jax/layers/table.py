@@ -8,7 +8,7 @@ forward-mode derivative.
 
 `lookup` has an ordinary gradient, as large as the table. With `lookup_parameter` a training step
 can instead take the rows that were looked up and their gradients (see `training.row_gradient`):
-the layer records the rows in the collection ROWS, and adds the arrays of the collection
+the layer records its lookups in the collection LOOKUPS, and adds the arrays of the collection
 PERTURBATIONS to the values, whose gradients are those of the values.
 
 V rows of the table, E width, B batch.
@@ -20,13 +20,14 @@ import math
 from typing import NamedTuple
 
 from flax import linen as nn
+from flax import struct
 import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.layers import placement
 
 AXES = ('ngram_vocab', 'ngram_embed')  # logical axes of a table
-ROWS, PERTURBATIONS = 'table_rows', 'table_perturbations'  # collections of `lookup_parameter`
+LOOKUPS, PERTURBATIONS = 'table_lookups', 'table_perturbations'  # collections
 # `auto` exchanges rows if the devices together look up at most this share of the rows of a device.
 # Measured with E = 32 and V = 32,768 and 262,144 on 8 simulated CPU devices: a step takes 0.6 to
 # 0.8 of the time of `table` at 0.25, and 1.05 to 1.4 at 0.5. Rows are fewer bytes up to a share of
@@ -35,6 +36,13 @@ ROWS_SHARE = 0.25
 # Without shards, measured with 12,288 lookups on one CPU device: gradient and update of Adagrad
 # take as long by rows as on the whole table at 0.125 with E = 8, and a third at 0.25 with E = 64.
 UNSHARDED_ROWS_SHARE = 0.125
+
+
+class Lookup(struct.PyTreeNode):
+  """The rows of a lookup, [B, ...], and how their gradient is exchanged, see `Layout`."""
+
+  rows_Bx: jax.Array
+  exchange: str = struct.field(pytree_node=False)
 
 
 class Layout(NamedTuple):
@@ -111,21 +119,21 @@ def lookup_parameter(
 ) -> jax.Array:
   """Like `lookup`, for a parameter of a Linen module, whose gradient can then be taken by rows.
 
-  Records the rows in ROWS and adds its array of PERTURBATIONS, if the caller of `apply` asks for
-  the first and passes the second, and if rows are preferred (see `prefers_rows`).
+  Records a `Lookup` in LOOKUPS if this collection is mutable, and adds its array of PERTURBATIONS
+  if there is one. All lookups in a parameter should be made by this function.
 
   Args:
     module: the module of the parameter.
     name: name of the parameter.
     table_VxE, rows_Bx, exchange: see `lookup`.
   """
-  y_BxE, (V, B) = lookup(table_VxE, rows_Bx, exchange), (len(table_VxE), len(rows_Bx))
-  if module.is_initializing() or not prefers_rows(V, B, rows_Bx.size, exchange):
+  y_BxE = lookup(table_VxE, rows_Bx, exchange)
+  if module.is_initializing():
     return y_BxE
-  lookups = len(module.get_variable(ROWS, name, ()))
-  module.sow(ROWS, name, rows_Bx)
+  number = len(module.get_variable(LOOKUPS, name, ()))
+  module.sow(LOOKUPS, name, Lookup(rows_Bx, exchange))
   perturbations = module.get_variable(PERTURBATIONS, name)
-  return y_BxE if perturbations is None else y_BxE + perturbations[lookups]
+  return y_BxE if perturbations is None else y_BxE + perturbations[number]
 
 
 def prefers_rows(V: int, B: int, lookups: int, exchange: str = 'auto') -> bool:

@@ -7,6 +7,7 @@ V rows of a table, E width, B batch, L rows of a gradient.
 """
 
 from collections.abc import Callable, Sequence
+import math
 from typing import Any
 
 from flax import struct, traverse_util
@@ -71,7 +72,7 @@ def grad(
 
   Args:
     loss: maps parameters and further variables of the model to the loss, and to the collection
-      `table.ROWS` followed by other results.
+      `table.LOOKUPS` followed by other results.
     params: the parameters.
     parts: number of parts of a batch that are differentiated one after the other; 0 differentiates
       tables like other parameters.
@@ -92,8 +93,10 @@ def grad(
   (gradient, values), (recorded, *rest) = jax.grad(loss_of, argnums=(0, 1), has_aux=True)(
     trained, perturbations
   )
-  rows = traverse_util.flatten_dict(recorded)
-  lookups = {path: tuple(zip(rows[path], values[path], strict=True)) for path in perturbations}
+  recorded, lookups = traverse_util.flatten_dict(recorded), {}
+  for path in perturbations:
+    rows = [lookup.rows_Bx for lookup in recorded[path]]
+    lookups[path] = tuple(zip(rows, values[path], strict=True))
   return gradient, lookups, tuple(rest)
 
 
@@ -103,11 +106,11 @@ def _perturbations(loss, params, by_path, parts):
   perturbations = {}
   for path, lookups in traverse_util.flatten_dict(recorded).items():
     (V, E), dtype = by_path[path].shape, by_path[path].dtype
-    # A layer knows only the lookups of its part, and those of all parts are kept.
-    total = parts * sum(rows.size for rows in lookups)
-    if parts == 1 or table.prefers_rows(V, len(lookups[0]), total):
+    shapes = [lookup.rows_Bx.shape for lookup in lookups]
+    total = parts * sum(map(math.prod, shapes))  # all of them are kept
+    if all(table.prefers_rows(V, shapes[0][0], total, lookup.exchange) for lookup in lookups):
       # Minus zero: a value plus it has the same bits, also if it is minus zero.
-      perturbations[path] = tuple(jnp.full((*rows.shape, E), -0.0, dtype) for rows in lookups)
+      perturbations[path] = tuple(jnp.full((*shape, E), -0.0, dtype) for shape in shapes)
   return perturbations
 
 

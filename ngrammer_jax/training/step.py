@@ -107,7 +107,8 @@ class TrainStep:
       dropout_key: dropout key of these rows.
       share: tokens of these rows as a share of all.
     """
-    segment, mutable = rows.segment, [table.ROWS] if self._has_tables else []
+    segment, mutable = rows.segment, [table.LOOKUPS] if self._has_tables else []
+    parts = 1 if self.parts is None else self.parts.num_parts
     if not self.frozen_codebook:
       mutable.append('codebook' if self.parts is None else 'statistics')
 
@@ -125,14 +126,16 @@ class TrainStep:
       )
       scores = self.model.apply({'params': params}, hidden, segment.targets_BxT, method='scores')
       nll = jnp.where(rows.counts_BxT > 0, scores.nll_BxT, 0).sum() / total
-      return nll + share * sum(aux.values()), (updated.pop(table.ROWS, {}), memory, nll, updated)
+      return nll + share * sum(aux.values()), (updated.pop(table.LOOKUPS, {}), memory, nll, updated)
 
-    parts = 1 if self.parts is None else self.parts.num_parts
-    gradient, lookups, rest = row_gradient.grad(loss, state.params, self._has_tables and parts)
+    gradient, lookups, rest = row_gradient.grad(
+      loss, state.params, parts if self._has_tables else 0
+    )
     return gradient, lookups, *rest
 
   @property
   def _has_tables(self):
+    """Whether any parameter is a table; a loss without tables is traced only once."""
     return set(jax.tree.leaves(self.labels)) != {'dense'}
 
 
