@@ -3,6 +3,9 @@
 python -m ngrammer_jax.analyze curve --workdir=DIR [--workdir=DIR ...]
 python -m ngrammer_jax.analyze checkpoint --workdir=DIR [--step=STEP]
 python -m ngrammer_jax.analyze clusters --workdir=DIR [--split=SPLIT]
+python -m ngrammer_jax.analyze ngrams --workdir=DIR [--split=SPLIT]
+python -m ngrammer_jax.analyze gates --workdir=DIR [--split=SPLIT] [--text=TEXT]
+python -m ngrammer_jax.analyze retention --workdir=DIR [--split=SPLIT]
 python -m ngrammer_jax.analyze spans --workdir=DIR [--split=SPLIT]
 python -m ngrammer_jax.analyze attention --workdir=DIR [--split=SPLIT]
 python -m ngrammer_jax.analyze cloze --workdir=DIR --workdir=DIR [--results=cloze_test]
@@ -11,6 +14,7 @@ python -m ngrammer_jax.analyze cloze --workdir=DIR --workdir=DIR [--results=cloz
 import argparse
 import importlib
 import json
+from typing import Any
 
 from ngrammer_jax import files, flags
 
@@ -18,6 +22,9 @@ HELP = {
   'curve': 'training and validation loss by step, as a figure',
   'checkpoint': 'all checkpoints, verified by checksum',
   'clusters': 'coherence and usage of the token clusters, collisions of the n-grams',
+  'ngrams': 'visits of table rows and hash collisions of all n-gram memories',
+  'gates': 'gates of n-gram memories over a text, as a web page and a figure',
+  'retention': 'loss without the n-gram memories, and with exchanged rows, by n-gram frequency',
   'spans': 'attention spans by layer and head, attention on persistent vectors',
   'attention': 'mean attention weight by distance',
   'cloze': 'paired comparison of two runs on the same cloze questions',
@@ -42,9 +49,12 @@ def main(argv: list[str]) -> int:
       analysis.add_argument(
         '--figure', type=files.path, help='a .png or .svg file; default: in the first workdir'
       )
-  for name in ('clusters', 'spans', 'attention'):
+  for name in ('clusters', 'ngrams', 'gates', 'retention', 'spans', 'attention'):
     parsers[name].add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
     parsers[name].add_argument('--split', default='validation', help='split of the corpus to read')
+  parsers['gates'].add_argument(
+    '--text', help='text of which each gate is shown; default: the first tokens of the split'
+  )
   parsers['checkpoint'].add_argument(
     '--step', help="also list the arrays of this checkpoint: step number, 'newest' or 'best'"
   )
@@ -52,7 +62,7 @@ def main(argv: list[str]) -> int:
     '--results', default='cloze_test', help='answers file of evaluate --cloze, without .jsonl'
   )
   options = parser.parse_args(argv)
-  functions = {'curve': _curve, 'checkpoint': _checkpoint, 'cloze': _cloze}
+  functions = {'curve': _curve, 'checkpoint': _checkpoint, 'cloze': _cloze, 'gates': _gates}
   functions.get(options.analysis, _analyze_run)(options)
   return 0
 
@@ -80,8 +90,17 @@ def _cloze(options: argparse.Namespace) -> None:
   print(f"1st {first}, 2nd {second}; p: McNemar's exact test of the strict accuracies")
 
 
-def _analyze_run(options: argparse.Namespace) -> None:
-  """Analyzes a run: prints a table, and writes JSON and a figure."""
+def _gates(options: argparse.Namespace) -> None:
+  from ngrammer_jax.analysis import gates
+
+  result = _analyze_run(options, text=options.text)
+  page = options.workdir / 'gates.html'
+  files.write(page, gates.format_page(result))
+  print(f'wrote {page}')
+
+
+def _analyze_run(options: argparse.Namespace, **arguments: str | None) -> dict[str, Any]:
+  """Analyzes a run, prints a table, and writes JSON and a figure. Returns the result."""
   from ngrammer_jax import runs
   from ngrammer_jax.analysis import figures
 
@@ -90,12 +109,13 @@ def _analyze_run(options: argparse.Namespace) -> None:
   run = runs.load_run(options.workdir, flags.step(options.step))
   run.split(options.split)  # reports a wrong name before the checkpoint is loaded
   with figures.saved_figure(figure, *analysis.FIGURE_SIZE) as axes:
-    result = analysis.analyze(run, options.split)
+    result = analysis.analyze(run, options.split, **arguments)
     analysis.plot(result, axes)
   path = options.workdir / f'{options.analysis}.json'
   files.write(path, json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + '\n')
   print(analysis.format_table(result))
   print(f'wrote {path} and {figure}')
+  return result
 
 
 if __name__ == '__main__':

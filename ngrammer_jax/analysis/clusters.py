@@ -1,7 +1,7 @@
 """Statistics of the learned clusters: their tokens, coherence, usage and hash collisions.
 
 V vocabulary, U unique tokens that occur or unique n-grams, D model width, N heads, H head width,
-K clusters, T tokens of text, G length of an n-gram.
+K clusters, T tokens of text.
 """
 
 from typing import Any
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import progress, runs, tables
+from ngrammer_jax.analysis import lookups
 from ngrammer_jax.config import ngram as ngram_config
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.layers import documents, quantizer
@@ -41,7 +42,7 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
     embeddings; `coherence_elsewhere`: the same without the features of this head, which k-means
     was trained on. Each with the mean and standard deviation for `random` clusters of the same
     sizes. None if no cluster has two tokens.
-  `ngrams`: collisions of the n-grams of the split by order (see `collisions`).
+  `ngrams`: collisions of the n-grams of the split by order (see `lookups.collisions`).
   `members`: for each cluster that is not empty, its tokens, the most frequent first, its coherence
     if it has at least two, and its tokens that never occur.
 
@@ -113,12 +114,7 @@ def coherence(rows_UxD: np.ndarray, ids_U: np.ndarray) -> tuple[float | None, np
 def collisions(
   ngram: ngram_config.NGramConfig, ids_VxN: np.ndarray, text: token_cache.TokenSplit
 ) -> dict[int, list[dict[str, float]]]:
-  """Computes hash collisions of the n-grams of a text, for each order and head.
-
-  `distinct`: number of unique n-grams in the text; `rows`: number of table rows that they map to;
-  `random_rows`: expected number of rows for a perfectly random hash; `shared`: collision rate, the
-  share of tokens whose n-gram shares its row with another n-gram.
-  """
+  """Computes collisions of the n-grams of a text by order and head, see `lookups.collisions`."""
   T = min(len(text.tokens), MAX_TOKENS)
   ids_1xTxN = jnp.asarray(ids_VxN[np.asarray(text.tokens[:T])])[None]
   starts_1xT = np.isin(np.arange(T), [0, *text.starts])[None]
@@ -132,23 +128,9 @@ def collisions(
   for order in ngram.orders:
     grams = window[:order]
     rows_TxN = np.asarray(jax.jit(NGramHash('praxis', (order,), ((V,) * N,), K))(grams))[0]
-    grams_TxNxG = np.stack([np.asarray(ids)[0] for ids in grams], axis=-1)
-    result[order] = [_collisions(grams_TxNxG[:, n], rows_TxN[:, n], V) for n in range(N)]
+    numbers = [lookups.number_ngrams([np.asarray(ids)[0, :, n] for ids in grams]) for n in range(N)]
+    result[order] = [lookups.collisions(numbers[n], rows_TxN[:, n], V) for n in range(N)]
   return result
-
-
-def _collisions(grams_TxG, row_T, table_rows):
-  grams_UxG, gram_index_T = np.unique(grams_TxG, axis=0, return_inverse=True)
-  row_U = np.zeros(len(grams_UxG), np.int64)
-  row_U[gram_index_T.ravel()] = row_T
-  rows, grams_per_row = np.unique(row_U, return_counts=True)
-  is_shared_U = grams_per_row[np.searchsorted(rows, row_U)] > 1
-  return {
-    'distinct': len(grams_UxG),
-    'rows': len(rows),
-    'random_rows': float(table_rows * (1 - (1 - 1 / table_rows) ** len(grams_UxG))),
-    'shared': float(is_shared_U[gram_index_T].mean()),
-  }
 
 
 def _compare_with_random(rows_UxD, ids_U):

@@ -1,6 +1,6 @@
 """Figures, rendered without a display."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 import contextlib
 import io
 import os
@@ -42,6 +42,12 @@ def saved_figure(path: pathlib.Path, panels: int = 1, width: float = 6.4) -> Ite
     raise errors.BadInput(f'--figure={path} cannot be written: {error}') from error
   finally:
     pyplot.close(figure)
+
+
+def token_labels(texts: Iterable[str]) -> list[str]:
+  """Returns the texts of tokens with visible spaces, as labels."""
+  visible_characters = str.maketrans({' ': '_', '\n': '|', '\t': '|', '$': r'\$'})
+  return [text.translate(visible_characters) or '¶' for text in texts]
 
 
 def _check_writable(path: pathlib.Path, formats: Collection[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ngrammer_jax import errors, runs, tables
-from ngrammer_jax.analysis import probe
+from ngrammer_jax.analysis import figures, probe
 from ngrammer_jax.models import language_model
 
 MAX_SEGMENTS = 8  # segments of the split that are read
@@ -120,9 +120,8 @@ def plot(result: dict[str, Any], axes: Any) -> None:
     right.plot(along['spans'][:MAX_PLOTTED_TOKENS], linewidth=1)
     right.set(xlabel='token', ylabel='mean span (tokens)')
     right.set_ylim(bottom=0)
-    visible_characters = str.maketrans({' ': '_', '\n': '|', '\t': '|', '$': r'\$'})
-    texts = [text.translate(visible_characters) for text in along['texts'][:MAX_PLOTTED_TOKENS]]
-    right.set_xticks(range(len(texts)), texts, fontsize=5)
+    labels = figures.token_labels(along['texts'][:MAX_PLOTTED_TOKENS])
+    right.set_xticks(range(len(labels)), labels, fontsize=5)
   else:
     _plot_by_layer(right, result['persistent'], 'share of attention on persistent vectors')
 

@@ -118,6 +118,8 @@ class NGrammer(nn.Module):
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Returns the combined embeddings [B, T, D] and the memory for the next segment.
 
+    The intermediate `lookup` has the `ids` [B, T, N] at each place and the `rows` [B, T, G N].
+
     Args:
       x_BxTxD: embeddings.
       ids: raw ids [B, T] or [B, T, N], for a layer without a quantiser.
@@ -144,7 +146,8 @@ class NGrammer(nn.Module):
     else:
       gram = self._pairs(ids_BxTxN, K, documents_BxT, pair_ids, earlier_ids)
       memory = {'ids': ids_BxTxN}
-    rows_BxTxGN = NGramHash('praxis', self.orders, ((V,) * N,) * G, K + self.distinct_start)(gram)
+    rows_BxTxGN = self.ngram_hash()(gram)
+    self.sow('intermediates', 'lookup', {'ids': gram, 'rows': rows_BxTxGN})
     first_GN = V * jnp.arange(G * N, dtype=jnp.int32)
     ngram_BxTxGNxE = table.lookup_parameter(
       self, 'table', self._table(G * N * V, E), rows_BxTxGN + first_GN, self.exchange
@@ -154,6 +157,12 @@ class NGrammer(nn.Module):
     if counted_BxT is not None:
       y_BxTxD = jnp.where(counted_BxT[..., None] > 0, y_BxTxD, 0)
     return y_BxTxD, memory
+
+  def ngram_hash(self) -> NGramHash:
+    """Returns the hash of the layer, with the rows of each head."""
+    num_ids = self.id_vocabulary if self.clusters is None else self.clusters
+    sizes = ((self.vocabulary_size,) * self.heads,) * len(self.orders)
+    return NGramHash('praxis', self.orders, sizes, num_ids + self.distinct_start)
 
   def _quantize(self, x_BxTxNxH, ids, valid_BxT, vocabulary):
     """Returns the number of distinct ids, and the ids [B, T, N]."""

@@ -102,7 +102,10 @@ class NGramMemory(nn.Module):
     return y, next_state or None
 
   def _look_up(self, x, context, window):
-    """Returns the vectors of all n-grams [B, T, I, E], zeros at padding, and the next window."""
+    """Returns the vectors of all n-grams [B, T, I, E], zeros at padding, and the next window.
+
+    The intermediate `lookup` has the `ids` [B, T, 1 or K] at each place and the `rows` [B, T, I].
+    """
     ids, window = self._windows()(
       self._ids(x, context),
       None if self.options.boundary == 'none' else context.documents_BxT,
@@ -111,8 +114,9 @@ class NGramMemory(nn.Module):
       tokens_BxT=context.tokens_BxT,
     )
     keys, multipliers = self._keys(ids)
-    rows_BxTxI = self._hash()(keys, multipliers)
-    sizes_I = np.array(self._hash().sizes, np.int32).ravel()
+    rows_BxTxI = self.ngram_hash()(keys, multipliers)
+    self.sow('intermediates', 'lookup', {'ids': keys, 'rows': rows_BxTxI})
+    sizes_I = np.array(self.ngram_hash().sizes, np.int32).ravel()
     first_I = np.cumsum(sizes_I) - sizes_I
     e_BxTxIxE = table.lookup_parameter(self, 'table', self._table(), rows_BxTxI + first_I)
     e_BxTxIxE = e_BxTxIxE.astype(self.dtype)
@@ -161,9 +165,9 @@ class NGramMemory(nn.Module):
     classes_V = self.variable('codebook', 'token_classes', each_token).value
     # A negative id stands for what is not text, and is its own class.
     classes = [jnp.where(id < 0, id, classes_V[id]) for id in ids]
-    if not self._hash().is_xor:
+    if not self.ngram_hash().is_xor:
       return classes, None
-    words_Nx2 = uint64.split_words(self._hash().multipliers())
+    words_Nx2 = uint64.split_words(self.ngram_hash().multipliers())
     initial = replicated(lambda: jnp.asarray(words_Nx2), (None, None))
     return classes, self.variable('codebook', 'multipliers', initial).value
 
@@ -206,7 +210,8 @@ class NGramMemory(nn.Module):
     shape = o.table_rows(self.vocabulary_size)[self._index()], o.width
     return self.param('table', init, shape, jnp.promote_types(self.dtype, jnp.float32))
 
-  def _hash(self):
+  def ngram_hash(self) -> hashing.NGramHash:
+    """Returns the hash of this layer, with the rows of each head."""
     host_hash = self.options.hashes(self.vocabulary_size)[self._index()]
     return hashing.NGramHash(**vars(host_hash))
 

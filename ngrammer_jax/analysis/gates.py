@@ -1,0 +1,215 @@
+"""Gates of the n-gram memories over a text, and the n-grams with the highest ones.
+
+T tokens of text, S shown tokens, P gates (one for each memory and block), n order of an n-gram.
+"""
+
+import html
+from typing import Any
+
+import jax
+import numpy as np
+
+from ngrammer_jax import errors, runs
+from ngrammer_jax import tables as text_tables
+from ngrammer_jax.analysis import figures, lookups, probe
+from ngrammer_jax.data import token_cache
+from ngrammer_jax.inference import text as texts
+
+MAX_TOKENS = 2**18  # tokens of the split that are read
+MAX_SHOWN_TOKENS = 1000  # tokens of the split that are shown one by one, without a text
+MAX_PLOTTED_TOKENS = 60  # of these, the tokens in the figure
+MIN_COUNT = 10  # occurrences of the n-grams that are compared
+MAX_NGRAMS = 50  # n-grams of each order in the result
+BINS = 50  # of the histogram of gates, from 0 to 1
+FIGURE_SIZE = (2, 13.0)  # panels, and width in inches
+
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark; --high: 255, 150, 40; }}
+@media (prefers-color-scheme: dark) {{ :root {{ --high: 175, 75, 0; }} }}
+body {{ font: 16px/1.7 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; }}
+h1, h2 {{ font-size: 1.1em; }}
+.text {{ white-space: pre-wrap; overflow-wrap: anywhere; }}
+.text span {{ background: rgba(var(--high), var(--share)); }}
+.legend span {{ display: inline-block; width: 12em; height: 1em; vertical-align: middle;
+  background: linear-gradient(to right, rgba(var(--high), 0), rgba(var(--high), 1)); }}
+</style>
+<h1>{title}</h1>
+<p class="legend">gate {low:.2f} <span></span> {high:.2f}; hover over a token for its gate.
+¶ is the start of a document, ↵ a line break.</p>
+{sections}
+</html>
+"""
+
+
+def analyze(run: runs.Run, split: str = 'validation', text: str | None = None) -> dict[str, Any]:
+  """Computes the gates of a run, as plain values for JSON.
+
+  The gate of a token is between 0 and 1; for several branches, it is their mean.
+
+  Keys: `step`, `split`; `tokens`, number of tokens read from the start of the split; `texts`, those
+  of the shown tokens [S], with an empty one for the start of a document; and `gates`, with for each
+  memory and block:
+
+  `name`: that of the parameters of the memory.
+  `values`: gates of the shown tokens [S].
+  `mean`, `deviation`, `histogram`: of all tokens of the split, in equal bins from 0 to 1.
+  `ngrams`: for each order, the n-grams of tokens with the highest mean gate at their last token, of
+    those that occur at least MIN_COUNT times: `text`, `count` and `gate`.
+
+  Args:
+    run: the run.
+    split: split of the n-grams, and of the shown tokens without a text.
+    text: text to show, as a document of its own.
+
+  Raises:
+    BadInput: the model has no gate, or the vocabulary lacks a character of the text.
+  """
+  gates = [table for table in lookups.tables(run) if _has_gate(table)]
+  if not gates:
+    raise errors.BadInput(
+      f'--workdir={run.workdir} has no gate: it needs model.ngram_memories with join="gate"'
+    )
+  shown = None if text is None else _encode(run, text)
+  tokens = run.split(split)
+  by_gate = _read(run, gates, tokens, MAX_TOKENS)
+  T = len(by_gate[gates[0].name])
+  if shown is None:
+    shown, S = tokens, min(T, MAX_SHOWN_TOKENS)
+    shown_by_gate = {name: values_T[:S] for name, values_T in by_gate.items()}
+  else:
+    S = len(shown.tokens)
+    shown_by_gate = _read(run, gates, shown, S)
+  inputs_S, _, _ = shown.window(0, S)
+  result = {'step': int(run.state.step), 'split': split, 'tokens': T}
+  result['texts'] = [_decode(run, [token]) for token in inputs_S]
+  result['gates'] = [
+    {'name': gate.name, 'values': shown_by_gate[gate.name].tolist()}
+    | _analyze_gate(run, tokens, by_gate[gate.name], gate.hash.orders)
+    for gate in gates
+  ]
+  return result
+
+
+def _has_gate(table):
+  return hasattr(table.module, 'options') and table.module.options.join == 'gate'
+
+
+def _encode(run, text):
+  """Returns a text as a split. The document start at its end lets the model read all of it."""
+  ids = texts.encode(run.vocabulary, text, '--text').ids
+  if not len(ids):
+    raise errors.BadInput(f'--text={text!r} has no tokens: omit it for the tokens of --split')
+  start = run.vocabulary.document_start
+  return token_cache.TokenSplit(np.append(ids, start), np.zeros(1, int), None, start)
+
+
+def _read(run, gates, text, max_tokens):
+  """Returns the gates by name for the first inputs of a text, float64 [T]."""
+
+  def measure(intermediates):
+    return {gate.name: gate.sown(intermediates)['gate']['gate'][0] for gate in gates}
+
+  parts = [values for _, values in probe.captured_segments(run, text, max_tokens, measure)]
+  join = lambda *arrays: np.concatenate(arrays, axis=1, dtype=np.float64)[0].mean(axis=-1)
+  return jax.tree.map(join, *parts)
+
+
+def _decode(run, ids):
+  return run.vocabulary.decode(ids).decode(errors='replace')
+
+
+def _analyze_gate(run, text, values_T, orders):
+  """Returns the statistics of a gate over a text."""
+  histogram, _ = np.histogram(values_T, BINS, (0, 1))
+  return {
+    'mean': float(values_T.mean()),
+    'deviation': float(values_T.std()),
+    'histogram': histogram.tolist(),
+    'ngrams': {order: _highest(run, text, values_T, order) for order in orders},
+  }
+
+
+def _highest(run, text, values_T, order):
+  """Returns the n-grams with the highest mean gate."""
+  ngrams_NxT = lookups.token_ngrams(text, len(values_T), order)
+  number_T = lookups.number_ngrams(ngrams_NxT)
+  count_U = np.bincount(number_T)
+  mean_U = np.bincount(number_T, values_T) / count_U
+  _, example_U = np.unique(number_T, return_index=True)
+  is_whole_U = (ngrams_NxT[:, example_U] != lookups.NO_TOKEN).all(axis=0)
+  frequent = np.flatnonzero(is_whole_U & (count_U >= MIN_COUNT))
+  highest = frequent[np.argsort(-mean_U[frequent], kind='stable')][:MAX_NGRAMS]
+  return [
+    {
+      'text': _decode(run, ngrams_NxT[::-1, example_U[u]]),
+      'count': int(count_U[u]),
+      'gate': float(mean_U[u]),
+    }
+    for u in highest
+  ]
+
+
+def format_table(result: dict[str, Any], ngrams: int = 10) -> str:
+  """Formats the gates, and the n-grams with the highest mean gate.
+
+  Args:
+    result: result of `analyze`.
+    ngrams: number of n-grams to list for each order.
+  """
+  lines = [f'step {result["step"]:,}, {result["tokens"]:,} tokens of {result["split"]}']
+  rows = [('gate', 'mean', 'standard deviation')]
+  rows += [(g['name'], f'{g["mean"]:.3f}', f'{g["deviation"]:.3f}') for g in result['gates']]
+  lines += text_tables.align_columns(rows, '<>')
+  for gate in result['gates']:
+    for order, listed in gate['ngrams'].items():
+      lines.append(
+        f'{gate["name"]}: {order}-grams with the highest mean gate, of those that occur at least '
+        f'{MIN_COUNT} times'
+      )
+      rows = [('mean gate', 'count', 'n-gram')]
+      for ngram in listed[:ngrams]:
+        rows.append((f'{ngram["gate"]:.3f}', f'{ngram["count"]:,}', repr(ngram['text'])))
+      lines += text_tables.align_columns(rows, '>><') if listed else ['none']
+  return '\n'.join(lines)
+
+
+def plot(result: dict[str, Any], axes: Any) -> None:
+  """Plots the gates of the first tokens, and histograms of all."""
+  tokens_axes, histogram_axes = axes
+  values_PxS = np.array([gate['values'][:MAX_PLOTTED_TOKENS] for gate in result['gates']])
+  image = tokens_axes.imshow(values_PxS, aspect='auto', cmap='viridis', interpolation='nearest')
+  tokens_axes.figure.colorbar(image, ax=tokens_axes, label='gate')
+  names = [gate['name'].replace('/', '/\n') for gate in result['gates']]
+  tokens_axes.set_yticks(range(len(names)), names, fontsize=7)
+  labels = figures.token_labels(result['texts'][:MAX_PLOTTED_TOKENS])
+  tokens_axes.set_xticks(range(len(labels)), labels, fontsize=6, rotation=90)
+  edges = np.linspace(0, 1, BINS + 1)
+  for gate in result['gates']:
+    shares = 100 * np.array(gate['histogram']) / result['tokens']
+    histogram_axes.stairs(shares, edges, label=gate['name'])
+  histogram_axes.set(xlabel='gate', ylabel=f'tokens of {result["split"]} (%)', xlim=(0, 1))
+  histogram_axes.legend(fontsize='x-small')
+
+
+def format_page(result: dict[str, Any]) -> str:
+  """Formats the gates of the shown tokens as a web page, from the lowest to the highest one."""
+  every = [value for gate in result['gates'] for value in gate['values']]
+  low, high = min(every), max(every)
+  sections = []
+  for gate in result['gates']:
+    spans = []
+    for text, value in zip(result['texts'], gate['values'], strict=True):
+      visible = html.escape(text).replace('\n', '↵\n') or '¶'
+      share = (value - low) / (high - low) if high > low else 0
+      spans.append(f'<span style="--share:{share:.3f}" title="{value:.3f}">{visible}</span>')
+    sections.append(
+      f'<h2>{html.escape(gate["name"])}, mean {np.mean(gate["values"]):.3f}</h2>\n'
+      f'<p class="text">{"".join(spans)}</p>'
+    )
+  title = f'Gates of n-gram memories, step {result["step"]:,}'
+  return PAGE.format(title=title, low=low, high=high, sections='\n'.join(sections))

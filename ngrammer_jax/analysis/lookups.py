@@ -1,0 +1,190 @@
+"""Tables of n-grams in a model, and what is looked up in them along a text.
+
+T tokens, N places of the longest n-gram, n in that of an order, K heads of an order, I = orders x
+K, U distinct n-grams.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ngrammer_jax import errors, runs
+from ngrammer_jax.analysis import probe
+from ngrammer_jax.data import token_cache
+from ngrammer_jax.layers import documents, ngrammer
+from ngrammer_jax.layers.memory import PlacedMemory
+from ngrammer_jax.layers.ngram import hashing, memory
+from ngrammer_jax.layers.ngram.windows import Windows
+from ngrammer_jax.models import memories
+
+NO_TOKEN = -1  # in place of a token before a document
+
+
+class Head(NamedTuple):
+  """A hash head.
+
+  Attributes:
+    order: n.
+    index: which head of its order it is, from 0.
+    first: its first row in the table.
+    rows: number of its rows.
+  """
+
+  order: int
+  index: int
+  first: int
+  rows: int
+
+
+class Table(NamedTuple):
+  """A table of n-grams: that of one memory at one place.
+
+  Attributes:
+    placed: the memory.
+    module: its module, without variables.
+  """
+
+  placed: PlacedMemory
+  module: nn.Module
+
+  @property
+  def path(self) -> tuple[str, ...]:
+    """Path of its module in parameters and intermediates."""
+    block = () if self.placed.is_between_blocks else (f'layer_{self.placed.place.block}',)
+    return *block, self.placed.name
+
+  @property
+  def name(self) -> str:
+    """The path as text, such as layer_1/ngram_memory_0."""
+    return '/'.join(self.path)
+
+  @property
+  def hash(self) -> hashing.NGramHash:
+    """Its hash."""
+    return self.module.ngram_hash()
+
+  def heads(self) -> list[Head]:
+    """Returns its heads, in the order of the table."""
+    heads, first = [], 0
+    for order, sizes_K in zip(self.hash.orders, self.hash.sizes, strict=True):
+      for index, rows in enumerate(sizes_K):
+        heads.append(Head(order, index, first, rows))
+        first += rows
+    return heads
+
+  def sown(self, intermediates: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the intermediates of its module."""
+    for key in self.path:
+      intermediates = intermediates[key]
+    return intermediates
+
+
+class Lookups(NamedTuple):
+  """What is looked up in a table along a text.
+
+  Attributes:
+    ids: ids that n-grams are made of, that of the token itself first: N arrays [T, K], or [T, 1] if
+      all heads have the same.
+    rows_TxI: rows within the head.
+  """
+
+  ids: tuple[np.ndarray, ...]
+  rows_TxI: np.ndarray
+
+  def by_head(self, table: Table) -> Iterator[tuple[Head, np.ndarray, np.ndarray]]:
+    """Yields each head with the numbers [T] of its n-grams (see `number_ngrams`) and rows [T]."""
+    numbers = {}
+    for i, head in enumerate(table.heads()):
+      column = head.index if self.ids[0].shape[1] > 1 else 0
+      key = head.order, column
+      if key not in numbers:
+        numbers[key] = number_ngrams([ids[:, column] for ids in self.ids[: head.order]])
+      yield head, numbers[key], self.rows_TxI[:, i]
+
+
+def tables(run: runs.Run) -> list[Table]:
+  """Returns all tables of n-grams of a run.
+
+  Raises:
+    BadInput: the model has none.
+  """
+  result = []
+  for placed in memories.all_memories(run.config.evaluation_model(), run.vocabulary.size):
+    module = placed.make(parent=None)
+    if isinstance(module, (ngrammer.NGrammer, memory.NGramMemory)):
+      result.append(Table(placed, module))
+  if not result:
+    raise errors.BadInput(
+      f'--workdir={run.workdir} has no n-gram memory: it needs model.ngram_memories or model.ngram'
+    )
+  return result
+
+
+def read(run: runs.Run, text: token_cache.TokenSplit, max_tokens: int) -> dict[str, Lookups]:
+  """Returns what is looked up in each table, by name, for the first tokens of a text."""
+  all_tables = tables(run)
+
+  def measure(intermediates):
+    return {table.name: table.sown(intermediates)['lookup'][0] for table in all_tables}
+
+  segments = probe.captured_segments(run, text, max_tokens, measure)
+  parts = [lookups for _, lookups in segments]
+  joined = jax.tree.map(lambda *arrays: np.concatenate(arrays, axis=1)[0], *parts)
+  return {name: Lookups(tuple(sown['ids']), sown['rows']) for name, sown in joined.items()}
+
+
+def number_ngrams(ids: Sequence[np.ndarray]) -> np.ndarray:
+  """Returns the number of each n-gram among the distinct ones, int64 [T], from 0 to U - 1.
+
+  Args:
+    ids: ids at each place, n arrays [T].
+  """
+  number_T = np.zeros(len(ids[0]), np.int64)
+  for id_T in ids:
+    distinct, id_T = np.unique(id_T, return_inverse=True)
+    _, number_T = np.unique(number_T * len(distinct) + id_T, return_inverse=True)
+  return number_T
+
+
+def collisions(number_T: np.ndarray, row_T: np.ndarray, table_rows: int) -> dict[str, float]:
+  """Computes the hash collisions of the n-grams of a text in one head.
+
+  `distinct`: number of distinct n-grams in the text; `rows`: number of table rows that they map to;
+  `random_rows`: expected number of rows for a perfectly random hash; `shared`: collision rate, the
+  share of tokens whose n-gram shares its row with another n-gram; `shared_ngrams`: the share of
+  distinct n-grams that do; `random_shared_ngrams`: that expected for a perfectly random hash.
+
+  Args:
+    number_T: number of the n-gram of each token, see `number_ngrams`.
+    row_T: its row.
+    table_rows: rows of the head.
+  """
+  U = int(number_T.max()) + 1
+  row_U = np.zeros(U, np.int64)
+  row_U[number_T] = row_T
+  rows, ngrams_per_row = np.unique(row_U, return_counts=True)
+  is_shared_U = ngrams_per_row[np.searchsorted(rows, row_U)] > 1
+  return {
+    'distinct': U,
+    'rows': len(rows),
+    'random_rows': float(table_rows * (1 - (1 - 1 / table_rows) ** U)),
+    'shared': float(is_shared_U[number_T].mean()),
+    'shared_ngrams': float(is_shared_U.mean()),
+    'random_shared_ngrams': float(1 - (1 - 1 / table_rows) ** (U - 1)),
+  }
+
+
+def token_ngrams(text: token_cache.TokenSplit, tokens: int, order: int) -> np.ndarray:
+  """Returns the token ids of the n-grams that end at the first inputs of a text, int32 [n, T].
+
+  The newest token is first. `NO_TOKEN` stands for tokens before a document.
+  """
+  inputs_T, _, starts_T = text.window(0, tokens)
+  window, _ = Windows(order, fill_id=NO_TOKEN)(
+    jnp.asarray(inputs_T)[None, :, None], documents.numbers(starts_T[None]), None
+  )
+  return np.concatenate(window, axis=-1)[0].T

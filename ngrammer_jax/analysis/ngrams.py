@@ -1,0 +1,126 @@
+"""N-grams of a text in the tables of a model: visits of rows, and hash collisions.
+
+T tokens of text.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from ngrammer_jax import runs, tables
+from ngrammer_jax.analysis import lookups
+
+MAX_TOKENS = 1_000_000  # tokens of the split that are read
+FIGURE_SIZE = (2, 11.0)  # panels, and width in inches
+
+COLUMNS = (
+  *('table', 'order', 'head', 'rows', 'never visited', 'distinct n-grams'),
+  *('sharing a row (random)', 'lost (random)', 'share of text'),
+)
+
+
+def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
+  """Computes what the n-grams of a split do in each table, as plain values for JSON.
+
+  An n-gram consists of the ids that are hashed: of tokens, of their classes, of bytes or clusters.
+
+  Keys: `step`, `split`; `tokens`, number of tokens read from the start of the split; and `tables`,
+  with for each table its `name` (that of its parameters), `hash`, and `heads`, each with:
+
+  `order`, `head`, `table_rows`: length of the n-grams, number of the head in its order, its rows.
+  `never`: number of rows that no n-gram of the text maps to.
+  `visits`: numbers of rows that are visited once, 2 to 3 times, 4 to 7 times, and so on.
+  and the collisions of `lookups.collisions`.
+
+  Raises:
+    BadInput: the model has no n-gram memory.
+  """
+  all_tables = lookups.tables(run)
+  by_table = lookups.read(run, run.split(split), MAX_TOKENS)
+  result = {'step': int(run.state.step), 'split': split}
+  result['tokens'] = len(by_table[all_tables[0].name].rows_TxI)
+  result['tables'] = [
+    {
+      'name': table.name,
+      'hash': table.hash.kind,
+      'heads': [
+        _analyze_head(*head_lookups) for head_lookups in by_table[table.name].by_head(table)
+      ],
+    }
+    for table in all_tables
+  ]
+  return result
+
+
+def _analyze_head(head, number_T, row_T):
+  _, visits = np.unique(row_T, return_counts=True)
+  return {
+    'order': head.order,
+    'head': head.index,
+    'table_rows': head.rows,
+    'never': head.rows - len(visits),
+    'visits': np.bincount(np.frexp(visits)[1] - 1).tolist(),  # by the integer part of log2
+    **lookups.collisions(number_T, row_T, head.rows),
+  }
+
+
+def format_table(result: dict[str, Any]) -> str:
+  """Formats the heads as a table."""
+  rows = [COLUMNS]
+  for table in result['tables']:
+    for head in table['heads']:
+      distinct = head['distinct']
+      lost, random_lost = (1 - head[key] / distinct for key in ('rows', 'random_rows'))
+      rows.append(
+        (
+          *(table['name'], str(head['order']), str(head['head']), f'{head["table_rows"]:,}'),
+          *(f'{head["never"] / head["table_rows"]:.1%}', f'{distinct:,}'),
+          f'{head["shared_ngrams"]:.1%} ({head["random_shared_ngrams"]:.1%})',
+          *(f'{lost:.1%} ({abs(random_lost):.1%})', f'{head["shared"]:.1%}'),
+        )
+      )
+  title = (
+    f'step {result["step"]:,}, {result["tokens"]:,} tokens of {result["split"]}; in parentheses: '
+    f'of a random function'
+  )
+  return '\n'.join([title, *tables.align_columns(rows, '<>')])
+
+
+def plot(result: dict[str, Any], axes: Any) -> None:
+  """Plots visits of rows, and which n-grams and tokens share a row, by table and order."""
+  visits_axes, shares_axes = axes
+  groups = {
+    f'{table["name"]}, order {order}': [head for head in table['heads'] if head['order'] == order]
+    for table in result['tables']
+    for order in dict.fromkeys(head['order'] for head in table['heads'])
+  }
+  _plot_visits(visits_axes, groups)
+  names = [name.replace(', ', '\n') for name in groups]
+  for key, label, offset in (('shared_ngrams', 'distinct n-grams', -0.2), ('shared', 'text', 0.2)):
+    shares = [[100 * head[key] for head in heads] for heads in groups.values()]
+    positions = np.arange(len(groups)) + offset
+    shares_axes.barh(positions, [np.mean(each) for each in shares], 0.4, label=label)
+    for position, each in zip(positions, shares, strict=True):
+      shares_axes.plot(each, [position] * len(each), 'k.', markersize=2)
+  random = [
+    np.mean([100 * head['random_shared_ngrams'] for head in heads]) for heads in groups.values()
+  ]
+  shares_axes.plot(random, np.arange(len(groups)) - 0.2, 'k|', markersize=10, label='random hash')
+  shares_axes.set_yticks(range(len(groups)), names, fontsize=8)
+  shares_axes.set_ylim(max(len(groups), 2) - 0.5, -0.5)
+  shares_axes.set(xlabel='share in a row with another n-gram (%; dots: heads)', xlim=(0, 105))
+  shares_axes.legend(fontsize='x-small', loc='lower center', bbox_to_anchor=(0.5, 1), ncols=3)
+
+
+def _plot_visits(axes, groups):
+  """Plots the share of rows by number of visits, for heads by name of the table and order."""
+  longest = max(len(head['visits']) for heads in groups.values() for head in heads)
+  for name, heads in groups.items():
+    padding = [[0] * (longest - len(head['visits'])) for head in heads]
+    counts = [[h['never'], *h['visits'], *zeros] for h, zeros in zip(heads, padding, strict=True)]
+    shares = 100 * np.sum(counts, axis=0) / np.sum(counts)
+    axes.plot(shares, 'o-', linewidth=1, markersize=3, label=name)
+  ranges = [f'{2**i}–{2 ** (i + 1) - 1}' for i in range(1, longest)]
+  axes.set_xticks(range(longest + 1), ['0', '1', *ranges], rotation=90, fontsize=8)
+  axes.set(xlabel='visits of a row', ylabel='rows (%)', ylim=(0, None))
+  axes.legend(fontsize='x-small')

@@ -1,0 +1,205 @@
+"""Loss of a run without its n-gram memories, and with wrong rows of their tables.
+
+Nothing is trained again: only the tables change. T tokens of text.
+"""
+
+import itertools
+from typing import Any
+
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ngrammer_jax import runs
+from ngrammer_jax import tables as text_tables
+from ngrammer_jax.analysis import lookups
+from ngrammer_jax.data import streams
+
+MAX_TOKENS = 2**16  # tokens of the split that are scored
+MAX_TRAIN_TOKENS = 10_000_000  # tokens of the training split in which n-grams are counted
+COUNTS = (0, 1, 4, 16, 64, 256, 1024)  # smallest count of an n-gram in each group
+FIGURE_SIZE = (2, 11.0)  # panels, and width in inches
+
+
+def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
+  """Computes what the tables contribute to the loss of a run, as plain values for JSON.
+
+  Each memory is changed alone, in all its blocks: all rows are set to zero; those of one order are;
+  or every row that the text looks up is replaced by that of a random token, of the same head: rows
+  that the model can use, but of wrong n-grams. Zero rows leave the biases of a memory in place.
+
+  The loss is in nats per token. Groups are by the count of an n-gram of tokens in the first
+  MAX_TRAIN_TOKENS tokens of the training split: the n-gram that ends at the input token, of the
+  order that is set to zero, or else of the longest order.
+
+  Keys: `step`, `split`; `tokens` and `train_tokens`, numbers of tokens scored and counted in;
+  `loss`, that of the unchanged model; and `changes`, with for each:
+
+  `memory`: name of the memory.
+  `change`: `zero`, `order N zero` or `exchanged`.
+  `order`: order of the n-grams in the groups.
+  `loss`: the loss.
+  `groups`: for each smallest count of COUNTS, `count`; the number of `tokens`; and, None without
+    tokens, the unchanged `loss`, the `increase` of the loss, and the `share` of the group in the
+    increase summed over all tokens.
+
+  Raises:
+    BadInput: the model has no n-gram memory, or there is no training split.
+  """
+  all_tables = lookups.tables(run)
+  text, train = run.split(split), run.split('train')
+  tokens, train_tokens = min(len(text.tokens), MAX_TOKENS), min(len(train.tokens), MAX_TRAIN_TOKENS)
+  longest = max(max(table.hash.orders) for table in all_tables)
+  ngrams_NxT = lookups.token_ngrams(text, tokens, longest)
+  train_ngrams_NxT = lookups.token_ngrams(train, train_tokens, longest)
+  loss_T, changes = _losses(run, text, tokens, {}), []
+  for memory, change, order, changed in _changes(run, all_tables, text, tokens):
+    counts_T = _counts(ngrams_NxT[:order], train_ngrams_NxT[:order])
+    changed_T = _losses(run, text, tokens, changed)
+    result = {'memory': memory, 'change': change, 'order': order, 'loss': float(changed_T.mean())}
+    changes.append(result | {'groups': _group(counts_T, loss_T, changed_T - loss_T)})
+  return {
+    **{'step': int(run.state.step), 'split': split},
+    **{'tokens': tokens, 'train_tokens': train_tokens},
+    **{'loss': float(loss_T.mean()), 'changes': changes},
+  }
+
+
+def _changes(run, all_tables, text, tokens):
+  """Yields the name of a memory, its change, the order of the groups and the changed tables."""
+  by_table = lookups.read(run, text, tokens)
+  for memory in dict.fromkeys(table.placed.name for table in all_tables):
+    tables = [table for table in all_tables if table.placed.name == memory]
+    orders = tables[0].hash.orders
+    zero = lambda order, tables=tables: {table: _zeros(run, table, order) for table in tables}
+    yield memory, 'zero', max(orders), zero(None)
+    for order in orders if len(orders) > 1 else ():
+      yield memory, f'order {order} zero', order, zero(order)
+    exchanged = {table: _exchange(run, table, by_table[table.name]) for table in tables}
+    yield memory, 'exchanged', max(orders), exchanged
+
+
+def _zeros(run, table, order):
+  """Returns the table with zeros in the rows of an order; None: of all orders."""
+  rows = np.array(_parameter(run, table))
+  for head in table.heads():
+    if order in (None, head.order):
+      rows[head.first : head.first + head.rows] = 0
+  return rows
+
+
+def _exchange(run, table, text_lookups):
+  """Returns the table in which each row of a text is replaced by that of a random other token."""
+  rows, rng = np.array(_parameter(run, table)), np.random.default_rng(0)
+  for head, row_T in zip(table.heads(), text_lookups.rows_TxI.T, strict=True):
+    visited = np.unique(row_T)
+    drawn = rng.choice(row_T, len(visited))
+    drawn = np.where(drawn == visited, np.roll(visited, 1), drawn)
+    rows[head.first + visited] = rows[head.first + drawn]
+  return rows
+
+
+def _parameter(run, table):
+  """Returns the rows of a table in the checkpoint."""
+  return flax.traverse_util.flatten_dict(run.state.params)[*table.path, 'table']
+
+
+def _losses(run, text, tokens, changed):
+  """Returns the loss of the first tokens of a text, float64 [T].
+
+  Args:
+    run: the run.
+    text: the split.
+    tokens: T.
+    changed: arrays instead of the tables.
+  """
+  params = flax.traverse_util.flatten_dict(run.state.params)
+  for table, rows in changed.items():
+    key = (*table.path, 'table')
+    params[key] = jax.device_put(rows, jnp.asarray(params[key]).sharding)
+  variables = run.variables | {'params': flax.traverse_util.unflatten_dict(params)}
+  config = run.config
+  num_streams = min(config.training.batch_size, config.evaluation.streams)
+  source = streams.EvaluationStreams(text, num_streams, config.evaluation_length(), tokens)
+  make_segment = lambda index, rows: source.segment(index, rows.start, rows.stop - rows.start)
+  segments = list(
+    run.engine.score_segments(variables, source.streams, source.segments, make_segment)
+  )
+  # Each stream is a row, and all rows together are the text.
+  nll_BxS, counts_BxS = (
+    np.concatenate([getattr(scores, name) for scores in segments], axis=1)
+    for name in ('nll_BxT', 'counts_BxT')
+  )
+  return nll_BxS[counts_BxS].astype(np.float64)
+
+
+def _counts(ngrams_NxT, train_ngrams_NxT):
+  """Returns how often each n-gram of a text occurs in the training text, [T]."""
+  T = ngrams_NxT.shape[1]
+  number = lookups.number_ngrams(np.concatenate([ngrams_NxT, train_ngrams_NxT], axis=1))
+  return np.bincount(number[T:], minlength=number.max() + 1)[number[:T]]
+
+
+def _group(counts_T, loss_T, increase_T):
+  """Returns the losses of tokens by the count of their n-gram."""
+  group_T, total, groups = np.digitize(counts_T, COUNTS) - 1, increase_T.sum(), []
+  for number, count in enumerate(COUNTS):
+    is_in_T = group_T == number
+    group = {'count': count, 'tokens': int(is_in_T.sum())}
+    group |= dict.fromkeys(('loss', 'increase', 'share'))
+    if group['tokens']:
+      increase = increase_T[is_in_T]
+      group |= {'loss': float(loss_T[is_in_T].mean()), 'increase': float(increase.mean())}
+      group['share'] = float(increase.sum() / total) if total else None
+    groups.append(group)
+  return groups
+
+
+def _ranges():
+  """Returns the counts of each group as text."""
+  ends = [f'–{end - 1}' if end > start + 1 else '' for start, end in itertools.pairwise(COUNTS)]
+  return [f'{start}{end}' for start, end in zip(COUNTS, [*ends, ' or more'], strict=True)]
+
+
+def format_table(result: dict[str, Any]) -> str:
+  """Formats the losses of all changes, then the groups of each."""
+  title = (
+    f'step {result["step"]:,}, {result["tokens"]:,} tokens of {result["split"]}: '
+    f'{result["loss"]:.4f} nats/token'
+  )
+  rows = [('memory', 'change', 'nats/token', 'increase')]
+  for each in result['changes']:
+    increase = f'{each["loss"] - result["loss"]:+.4f}'
+    rows.append((each['memory'], each['change'], f'{each["loss"]:.4f}', increase))
+  lines = [title, *text_tables.align_columns(rows, '<<>')]
+  for each in result['changes']:
+    lines.append(
+      f'{each["memory"]}, {each["change"]}: by count of the {each["order"]}-gram in '
+      f'{result["train_tokens"]:,} training tokens'
+    )
+    rows = [('count', 'tokens', 'nats/token', 'increase', 'share of the increase')]
+    for text, group in zip(_ranges(), each['groups'], strict=True):
+      if group['tokens']:
+        share = '' if group['share'] is None else f'{group["share"]:.1%}'
+        losses = f'{group["loss"]:.4f}', f'{group["increase"]:+.4f}'
+        rows.append((text, f'{group["tokens"]:,}', *losses, share))
+    lines += text_tables.align_columns(rows, '>')
+  return '\n'.join(lines)
+
+
+def plot(result: dict[str, Any], axes: Any) -> None:
+  """Plots the increase of the loss by count of the n-gram: mean of each group, and part of all."""
+  labels = _ranges()
+  for each in result['changes']:
+    name, groups = f'{each["memory"]}, {each["change"]}', each['groups']
+    increases = np.array([np.nan if g['increase'] is None else g['increase'] for g in groups])
+    tokens = np.array([group['tokens'] for group in groups])
+    for one, values in zip(axes, (increases, increases * tokens / result['tokens']), strict=True):
+      one.plot(values, 'o-', linewidth=1, markersize=4, label=name)
+  for one, label in zip(axes, ('increase in the group', 'part of the total increase'), strict=True):
+    one.set_xticks(range(len(labels)), labels, rotation=30, fontsize=8)
+    one.set(xlabel='count of the n-gram in the training text', ylabel=f'{label} (nats/token)')
+    one.axhline(0, color='black', linewidth=0.5)
+    one.grid(alpha=0.3)
+  axes[0].legend(fontsize='x-small')
