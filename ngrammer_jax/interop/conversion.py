@@ -2,19 +2,27 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 import dataclasses
+import types
 from typing import Any
 
+from flax import linen as nn
 from flax import traverse_util
 import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import ngrammer
 
 # Options that change how a model or layer is trained or computed, but not its function.
 NGRAM_TRAINING_OPTIONS = ('decay', 'epsilon', 'empty', 'initial', 'padding_trains', 'exchange')
-LAYER_TRAINING_OPTIONS = (*NGRAM_TRAINING_OPTIONS, 'dtype', 'parent', 'name')
+NGRAM_MEMORY_TRAINING_OPTIONS = (
+  *('preset', 'deviation', 'untrained_row'),
+  *('optimizer', 'learning_rate_factor', 'table_memory'),
+)
+LAYER_TRAINING_OPTIONS = (
+  *(*NGRAM_TRAINING_OPTIONS, 'dtype', 'parent', 'name'),
+  *(f'options.{name}' for name in NGRAM_MEMORY_TRAINING_OPTIONS),
+)
 MODEL_TRAINING_OPTIONS = (
   *('dtype', 'scan_layers', 'remat', 'vocabulary_chunk', 'kernel', 'initial'),
   *('dropout', 'attention_dropout', 'inner_dropout', 'adaptive_softmax.dropout'),
@@ -63,26 +71,11 @@ def convert(
     BadInput: lists every array that is missing, extra, not numeric or of a wrong shape.
   """
   expected = {name: source.shape for source in sources.values() for name in source.names}
-  problems = [f'missing: {name} {shape}' for name, shape in expected.items() if name not in arrays]
-  problems += [
-    f'extra: {name} {np.shape(array) if _is_numeric(array) else type(array).__name__}'
+  shapes = {
+    name: np.shape(array) if _is_numeric(array) else type(array).__name__
     for name, array in arrays.items()
-    if name not in expected and name not in ignored
-  ]
-  present = {name: shape for name, shape in expected.items() if name in arrays}
-  numeric = {name: shape for name, shape in present.items() if _is_numeric(arrays[name])}
-  problems += [f'not numeric: {name}' for name in present if name not in numeric]
-  problems += [
-    f'wrong shape: {name} is {np.shape(arrays[name])}, expected {shape}'
-    for name, shape in numeric.items()
-    if np.shape(arrays[name]) != shape
-  ]
-  if problems:
-    details, plural = '\n  '.join(problems), len(problems) > 1
-    raise errors.BadInput(
-      f'{len(problems)} {"arrays do" if plural else "array does"} not match {origin}. '
-      f'Check the config against the arrays.\n  {details}'
-    )
+  }
+  check_shapes(expected, shapes, origin, ignored)
   variables = {}
   for path, source in sources.items():
     values = [np.asarray(arrays[name]) for name in source.names]
@@ -93,6 +86,41 @@ def convert(
       variables[f'{quantizer}usage'] = jnp.full((N, K), 1 / K, variables[path].dtype)
       variables[f'{quantizer}changed'] = jnp.zeros(N)
   return traverse_util.unflatten_dict(variables, sep='/')
+
+
+def check_shapes(
+  expected: Mapping[str, tuple[int, ...]],
+  shapes: Mapping[str, tuple[int, ...] | str],
+  origin: str,
+  ignored: Collection[str] = (),
+) -> None:
+  """Raises BadInput that lists every array that is missing, extra, not numeric or misshapen.
+
+  Args:
+    expected: shape of each array that is needed, by name.
+    shapes: shape of each array that there is, by name; the name of its type if it is not numeric.
+    origin: description of the source model, for the error message.
+    ignored: names of arrays that may be present and are not used.
+  """
+  problems = [f'missing: {name} {shape}' for name, shape in expected.items() if name not in shapes]
+  problems += [
+    f'extra: {name} {shape}'
+    for name, shape in shapes.items()
+    if name not in expected and name not in ignored
+  ]
+  present = [name for name in expected if name in shapes]
+  problems += [f'not numeric: {name}' for name in present if isinstance(shapes[name], str)]
+  problems += [
+    f'wrong shape: {name} is {shapes[name]}, expected {expected[name]}'
+    for name in present
+    if not isinstance(shapes[name], str) and shapes[name] != expected[name]
+  ]
+  if problems:
+    details, plural = '\n  '.join(problems), len(problems) > 1
+    raise errors.BadInput(
+      f'{len(problems)} {"arrays do" if plural else "array does"} not match {origin}. '
+      f'Check the config against the arrays.\n  {details}'
+    )
 
 
 def torch_linear(path: str, name: str, shape: tuple[int, int]) -> dict[str, Source]:
@@ -131,9 +159,13 @@ def check_config(
   _check_options(config, supported, free, MODEL_TRAINING_OPTIONS, 'model.')
 
 
-def check_layer(layer: ngrammer.NGrammer, free: Collection[str]) -> None:
+def check_layer(
+  layer: nn.Module,
+  free: Collection[str],
+  supported: Mapping[str, tuple[Any, ...]] = types.MappingProxyType({}),
+) -> None:
   """Raises BadInput that names every attribute that cannot be loaded, see `check_config`."""
-  _check_options(layer, {}, free, LAYER_TRAINING_OPTIONS, '')
+  _check_options(layer, supported, free, LAYER_TRAINING_OPTIONS, '')
 
 
 def _check_options(block, supported, free, training, path):

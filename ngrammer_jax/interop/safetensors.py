@@ -1,5 +1,6 @@
 """Saves variables to safetensors files and loads them, bit-exact; names are joined by '/'."""
 
+import os
 import pathlib
 from typing import Any
 
@@ -18,6 +19,16 @@ def load(path: str | pathlib.Path) -> dict[str, Any]:
   library = _import_library()
   try:
     return traverse_util.unflatten_dict(library.load_file(path), sep='/')
+  except Exception as error:  # the class depends on the version of the library
+    raise errors.BadInput(f'{path} cannot be read as safetensors: {error}') from error
+
+
+def check_file(path: str | os.PathLike[str]) -> None:
+  """Raises BadInput if a file is missing or its header or size is wrong; loads no array."""
+  library = _import_library()
+  try:
+    with library.safe_open(path, 'numpy'):
+      pass
   except Exception as error:  # the class depends on the version of the library
     raise errors.BadInput(f'{path} cannot be read as safetensors: {error}') from error
 

@@ -1,0 +1,135 @@
+"""Safetensors files that are read and written a range of rows at a time, also in 8 bits.
+
+The library loads and saves whole arrays, and its NumPy part has no 8-bit floats. A file is the
+length of the header (8 bytes, little-endian), the header (JSON) and the bytes of the arrays.
+"""
+
+from collections.abc import Mapping, Sequence
+import json
+import math
+import os
+import pathlib
+import struct
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from ngrammer_jax import errors
+from ngrammer_jax.interop import safetensors
+
+DTYPES = {
+  **{'F64': np.float64, 'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16},
+  **{'F8_E4M3': ml_dtypes.float8_e4m3fn, 'F8_E8M0': ml_dtypes.float8_e8m0fnu},
+  **{'I64': np.int64, 'I32': np.int32},
+}
+_CODES = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
+Path = str | os.PathLike[str]
+
+
+class StoredArray(NamedTuple):
+  """Where an array is: its file, the code of its dtype, its shape, and its first byte."""
+
+  path: Path
+  code: str
+  shape: tuple[int, ...]
+  first_byte: int
+
+  @property
+  def dtype(self) -> np.dtype:
+    """The dtype. Raises BadInput for one that is not in DTYPES."""
+    if self.code not in DTYPES:
+      raise errors.BadInput(
+        f'{self.path} has an array of dtype {self.code}, expected one of {", ".join(DTYPES)}'
+      )
+    return np.dtype(DTYPES[self.code])
+
+  @property
+  def row_bytes(self) -> int:
+    """Bytes of a row."""
+    return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+  def read(self, start: int, stop: int) -> np.ndarray:
+    """Returns the rows from `start` to before `stop`, and reads no others."""
+    first_byte, count = self.first_byte + start * self.row_bytes, (stop - start) * self.row_bytes
+    values = np.fromfile(self.path, np.uint8, count, offset=first_byte).view(self.dtype)
+    return values.reshape(stop - start, *self.shape[1:])
+
+
+def stored_arrays(paths: Path | Sequence[Path]) -> tuple[dict[str, StoredArray], dict[str, str]]:
+  """Returns the arrays of all files by name, and the metadata of the files; reads headers only.
+
+  Raises:
+    BadInput: a file is missing or corrupt, or two files have an array of one name.
+  """
+  arrays: dict[str, StoredArray] = {}
+  metadata: dict[str, str] = {}
+  for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
+    safetensors.check_file(path)
+    with open(path, 'rb') as file:
+      (length,) = struct.unpack('<Q', file.read(8))
+      header = json.loads(file.read(length))
+    metadata |= header.pop('__metadata__', {})
+    for name, entry in header.items():
+      if name in arrays:
+        raise errors.BadInput(f'{arrays[name].path} and {path} both have {name}: load one of them')
+      first_byte = 8 + length + entry['data_offsets'][0]
+      arrays[name] = StoredArray(path, entry['dtype'], tuple(entry['shape']), first_byte)
+  return arrays, metadata
+
+
+class Writer:
+  """Writes arrays of a new file by rows, in any order; a context manager.
+
+  The file gets its name at the end, and does not exist if there was an error.
+
+  Attributes:
+    path: the file; one of this name is replaced.
+    arrays: shape and dtype of each array, by name.
+    metadata: texts by name.
+  """
+
+  def __init__(
+    self, path: Path, arrays: Mapping[str, tuple[tuple[int, ...], Any]], metadata: Mapping[str, str]
+  ):
+    self.path = pathlib.Path(path)
+    self._stored: dict[str, StoredArray] = {}
+    header: dict[str, Any] = {'__metadata__': dict(metadata)}
+    end = 0
+    # As in the library, wide dtypes first, so that every array is aligned.
+    for name, (shape, dtype) in sorted(arrays.items(), key=lambda item: -_itemsize(item[1][1])):
+      code, start = _CODES[np.dtype(dtype)], end
+      end += math.prod(shape) * _itemsize(dtype)
+      header[name] = {'dtype': code, 'shape': list(shape), 'data_offsets': [start, end]}
+      self._stored[name] = StoredArray(path, code, tuple(shape), start)
+    text = json.dumps(header).encode()
+    text += b' ' * (-len(text) % 8)
+    self._head, self._size = struct.pack('<Q', len(text)) + text, end
+
+  def __enter__(self) -> 'Writer':
+    self._file = open(self._unfinished, 'wb')
+    self._file.write(self._head)
+    self._file.truncate(len(self._head) + self._size)
+    return self
+
+  def __exit__(self, error, *_) -> None:
+    self._file.close()
+    if error is None:
+      os.replace(self._unfinished, self.path)
+    else:
+      self._unfinished.unlink()
+
+  def write(self, name: str, start: int, rows: np.ndarray) -> None:
+    """Writes rows of an array, from row `start` on, in the dtype of the array."""
+    stored = self._stored[name]
+    rows = np.ascontiguousarray(rows, stored.dtype)
+    self._file.seek(len(self._head) + stored.first_byte + start * stored.row_bytes)
+    self._file.write(rows.view(np.uint8).data)
+
+  @property
+  def _unfinished(self):
+    return self.path.with_name(f'{self.path.name}.unfinished')
+
+
+def _itemsize(dtype):
+  return np.dtype(dtype).itemsize

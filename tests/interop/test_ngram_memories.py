@@ -1,0 +1,510 @@
+"""N-gram memories of other codes: exact outputs, bit-exact round trips, and what is refused."""
+
+import dataclasses
+import json
+import struct
+import tracemalloc
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors import numpy as official
+
+from ngrammer_jax import errors
+from ngrammer_jax.config.fields import field
+from ngrammer_jax.config.ngram_memory import NGramMemoryConfig
+from ngrammer_jax.interop import conversion, layouts, ngram_memories, row_files, scaled_floats
+from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.ngram.gate import Gate
+from ngrammer_jax.layers.ngram.memory import NGramMemory
+from tests.checks import assert_close, bad_input, mesh_of
+
+FLOAT64 = jnp.dtype('float64')
+DEMO_NUMBERS = ('multipliers', 'table_sizes')
+QWEN_NUMBERS = (*DEMO_NUMBERS, 'offsets')
+
+
+def longcat_layer(f):
+  c = json.loads(str(f['config']))
+  options = NGramMemoryConfig(
+    hash='polynomial',
+    join='mean',
+    orders=tuple(range(2, c['orders'] + 1)),
+    heads=c['k'],
+    rows=(int(c['ratio'] * c['vocab']),),
+    row_rule='longcat',
+    width=c['dim'] // (c['k'] * (c['orders'] - 1)),
+    boundary='eos_id',
+    eos_id=c['eos'],
+    projection=True,
+  )
+  return NGramMemory(options, c['vocab'], c['dim'], dtype=FLOAT64)
+
+
+def qwen_layer(f):
+  c = json.loads(str(f['config']))
+  index, orders = c['ple_layer_index'], c['ngram_size']
+  options = NGramMemoryConfig(
+    hash='ple',
+    layers=tuple(range(index + 1)),
+    orders=tuple(range(2, orders + 1)),
+    heads=c['heads_per_ngram'],
+    rows=(c['ngram_vocab_size_base'],),
+    row_multiple=c['divisible_by'],
+    width=c['ple_embed_dim'] // (c['heads_per_ngram'] * (orders - 1)),
+    seed=c['seed'],
+    boundary='eos_id',
+    eos_id=c['eos'],
+    fill_id=None,
+    norm_epsilon=c['eps'],
+    norm_offset=True,
+    convolution=c['kernel'],
+    convolution_epsilon=c['eps'],
+  )
+  return NGramMemory(options, c['vocab'], c['width'], index, c['hc_count'], FLOAT64)
+
+
+def demo_layer(f, block, **changes):
+  c = json.loads(str(f['config']))
+  options = NGramMemoryConfig(
+    key='compressed',
+    layers=tuple(c['layer_ids']),
+    orders=tuple(c['orders']),
+    heads=c['heads'],
+    rows=tuple(c['engram_vocab_size']),
+    width=c['head_dim'],
+    seed=c['seed'],
+    boundary='none',
+    fill_id=c['pad_id'],
+    bias=True,
+    convolution=c['kernel_size'],
+    convolution_epsilon=c['conv_norm_eps'],
+  )
+  options = dataclasses.replace(options, **changes)
+  return NGramMemory(options, len(f['lookup_table']), c['width'], block, c['hc_mult'], FLOAT64)
+
+
+def v41_layer(V=11, **changes):
+  """The layer of the array `engram_v41_gate`, but its tables have one more row."""
+  options = NGramMemoryConfig(
+    key='compressed',
+    layers=(1, 14),
+    orders=(2, 3, 4),
+    heads=2,
+    rows=(1,),
+    width=5,
+    norm_epsilon=1e-6,
+    zero_score='positive',
+  )
+  return NGramMemory(dataclasses.replace(options, **changes), V, 10, 1, 4, FLOAT64)
+
+
+def save_official(path, arrays, metadata=None):
+  """Writes a file with the library, with arrays beside those of the memory."""
+  other = {'unrelated': np.zeros(3)}
+  arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+  official.save_file(arrays | other, path, metadata)
+  return path
+
+
+def weights(f, prefix, numbers=()):
+  return {k: f[k] for k in f if k.startswith(prefix) or k in numbers}
+
+
+def assert_written_back(layout, variables, path, arrays):
+  """The library reads the same arrays from what the layout writes, bit for bit."""
+  layout.save(variables, path)
+  written = official.load_file(path)
+  assert written.keys() == arrays.keys()
+  for name, array in arrays.items():
+    assert written[name].dtype == array.dtype
+    np.testing.assert_array_equal(written[name], array)
+
+
+def assert_norms(variables, keys, queries):
+  """The output depends on their product only."""
+  gate = variables['params']['gate']
+  np.testing.assert_array_equal(gate['key_norm']['scale'].ravel(), np.ravel(keys))
+  np.testing.assert_array_equal(gate['query_norm']['scale'].ravel(), np.ravel(queries))
+
+
+def outputs(layer, variables, x, tokens):
+  context = Context(tokens_BxT=jnp.asarray(tokens, jnp.int32))
+  return jax.jit(lambda variables, x: layer.apply(variables, x, context)[0])(variables, x)
+
+
+@pytest.mark.parametrize('name', ['longcat_n2_k1', 'longcat_n3_k2_prime'])
+def test_longcat(reference, tmp_path, monkeypatch, name):
+  monkeypatch.setattr(layouts, 'ROWS_AT_ONCE', 50)  # less than a table, and across two
+  f = reference(name)
+  layer, arrays = longcat_layer(f), weights(f, 'weights/')
+  path = save_official(tmp_path / 'official', arrays)
+  with jax.enable_x64(True):
+    layout = ngram_memories.longcat(layer, 'weights/')
+    variables = layout.load(path)
+    words = f['weights/word_embeddings.weight'][f['input_ids']]
+    assert_close(outputs(layer, variables, words, f['input_ids']), f['output'], 1e-12)
+    del arrays['weights/word_embeddings.weight']  # a parameter of the model, not of the memory
+    assert_written_back(layout, variables, tmp_path / 'ours', arrays)
+    layout.load(tmp_path / 'ours')  # its metadata have the vocabulary
+
+
+@pytest.mark.parametrize('name', ['qwen_ple_n4_h1_hc1', 'qwen_ple_n2_h4_hc2_short'])
+def test_qwen_ple(reference, tmp_path, monkeypatch, name):
+  monkeypatch.setattr(layouts, 'ROWS_AT_ONCE', 50)
+  f = reference(name)
+  layer, arrays = qwen_layer(f), weights(f, 'weights/', QWEN_NUMBERS)
+  path = save_official(tmp_path / 'official', arrays)
+  with jax.enable_x64(True):
+    layout = ngram_memories.qwen_ple(layer, 'weights/', '')
+    variables = layout.load(path)
+    branches = lambda array: array.reshape(*array.shape[:2], layer.branches, layer.width)
+    h = branches(f['hidden_states'])
+    y = outputs(layer, variables, h, f['input_ids'])
+    assert_close(y, h + branches(f['output']), 1e-9)
+    assert_norms(variables, *(f[f'weights/norm_{name}.weight'] for name in ('key', 'query')))
+    assert_written_back(layout, variables, tmp_path / 'ours', arrays)
+
+
+@pytest.mark.parametrize('name, block', [('engram_o23_h8', 15), ('engram_o23_h2_zero', 2)])
+def test_engram_demo(reference, tmp_path, monkeypatch, name, block):
+  monkeypatch.setattr(layouts, 'ROWS_AT_ONCE', 50)
+  f, path = reference(name), f'layer{block}/'
+  layer = demo_layer(f, block, row_multiple=64)  # padding that is not in the file
+  arrays = weights(f, f'{path}weights/', [path + number for number in DEMO_NUMBERS])
+  file = save_official(tmp_path / 'official', arrays)
+  with jax.enable_x64(True):
+    layout = ngram_memories.engram_demo(layer, f['lookup_table'], f'{path}weights/', path)
+    variables = layout.load(file)
+    h = f['hidden_states']
+    y = outputs(layer, variables, h, f['input_ids'])
+    assert_close(y, h + f[f'{path}output'], 1e-9)
+    norm = lambda i: [f[f'{path}weights/norm{i}.{g}.weight'] for g in range(layer.branches)]
+    assert_norms(variables, norm(1), norm(2))
+    rows = len(f[f'{path}weights/multi_head_embedding.embedding.weight'])
+    assert len(variables['params']['table']) % 64 == 0 != rows % 64
+    assert not np.any(variables['params']['table'][rows:])
+    assert_written_back(layout, variables, tmp_path / 'ours', arrays)
+
+
+def test_engram_v41(reference, tmp_path):
+  f = reference('engram_v41_gate')
+  arrays = {k: f[k] for k in f if k.startswith('weights/')}
+  arrays['weights/embed'] = np.pad(arrays['weights/embed'], ((0, 1), (0, 0)))
+  path = save_official(tmp_path / 'official', arrays)
+  with jax.enable_x64(True):
+    layout = ngram_memories.engram_v41(
+      v41_layer(), np.arange(11) // 2, scale=None, prefix='weights/'
+    )
+    variables = layout.load(path, made_with={'vocabulary': 6, 'seed': 0, 'layer': 1})
+    params, h = variables['params'], f['hidden_states']
+    gate = Gate(None, bias=False, epsilon=1e-6, zero_score='positive', dtype=FLOAT64)
+    e = params['table'][f['hash_ids']].reshape(1, len(h), -1)
+    y, _ = gate.apply({'params': params['gate']}, h[None], e, None)
+    assert_close(h + y[0], f['output'], 1e-9)
+    assert_norms(variables, f['weights/k_weight'], f['weights/q_weight'])
+    assert_written_back(layout, variables, tmp_path / 'ours', arrays)
+
+
+def save_bytes(path, arrays, codes):
+  """Writes a file by hand: the library does not write 8-bit floats of NumPy."""
+  header, end = {}, 0
+  for name, array in arrays.items():
+    header[name] = {'dtype': codes.get(name, 'F32'), 'shape': array.shape}
+    header[name]['data_offsets'] = [end, end := end + array.nbytes]
+  text = json.dumps(header).encode()
+  data = b''.join(array.tobytes() for array in arrays.values())
+  path.write_bytes(struct.pack('<Q', len(text)) + text + data)
+  return path
+
+
+def v41_arrays(rows, rng):
+  """Weights of DeepSeek-V4.1 with a table of any 8-bit floats, and of any scales."""
+  codes_RxE = rng.integers(0, 256, (rows, 64), dtype=np.uint8)
+  codes_RxE[(codes_RxE & 127) == 127] = 0  # not numbers
+  codes_RxE[3] = 0
+  scales_RxS = rng.integers(0, 235, (rows, 2), dtype=np.uint8)  # the products are below 2^117
+  weight = lambda *shape: rng.normal(size=shape).astype('float32')
+  return {
+    'embed': codes_RxE,
+    'scales': scales_RxS,
+    'wkv': weight(50, 384),
+    'q_weight': weight(4, 10),
+    'k_weight': weight(4, 10),
+  }
+
+
+MADE_WITH = {'vocabulary': 11, 'seed': 0, 'layer': 1}
+CODES = {'embed': 'F8_E4M3', 'scales': 'F8_E8M0'}
+
+
+def test_tables_of_8_bits_and_their_scales(tmp_path, monkeypatch):
+  monkeypatch.setattr(layouts, 'ROWS_AT_ONCE', 17)
+  layer = v41_layer(width=64, row_multiple=8)
+  arrays = v41_arrays(41, np.random.default_rng(0))
+  path = save_bytes(tmp_path / 'official', arrays, CODES)
+  layout = ngram_memories.engram_v41(layer, np.arange(11), scale='scales')
+  variables = layout.load(path, made_with=MADE_WITH)
+  table = np.asarray(variables['params']['table'])
+  assert table.shape == (48, 64) and table.dtype == np.float32
+  values = arrays['embed'].view(ml_dtypes.float8_e4m3fn)
+  for row in (0, 3, 16, 17, 40):
+    for column in (0, 31, 32, 63):
+      scale = 2.0 ** (int(arrays['scales'][row, column // 32]) - 127)
+      assert table[row, column] == float(values[row, column]) * scale
+  layout.save(variables, tmp_path / 'ours')
+  again = layout.load(tmp_path / 'ours')
+  jax.tree.map(np.testing.assert_array_equal, again, variables)
+  stored, _ = row_files.stored_arrays(tmp_path / 'ours')
+  assert [stored[name].code for name in ('embed', 'scales', 'wkv')] == [*CODES.values(), 'F32']
+  # Their scales are the smallest now, so the next file is the same.
+  layout.save(again, tmp_path / 'again')
+  assert (tmp_path / 'again').read_bytes() == (tmp_path / 'ours').read_bytes()
+
+  nan = variables['params'] | {'table': variables['params']['table'].at[20, 1].set(np.nan)}
+  with bad_input(
+    'rows 17 to 33 of the table have values that are not finite, which 8 bits with scales cannot '
+    'have'
+  ):
+    layout.save({'params': nan}, tmp_path / 'none')
+  assert sorted(file.name for file in tmp_path.iterdir()) == ['again', 'official', 'ours']
+
+
+def test_values_are_rounded_to_the_nearest_of_8_bits():
+  rng = np.random.default_rng(1)
+  rows = rng.normal(size=(5, 64)).astype('float32') * 2.0 ** rng.integers(-9, 9, (5, 1))
+  values, scales = scaled_floats.quantize(rows)
+  numbers = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype('float64')
+  numbers = numbers[np.isfinite(numbers)]
+  for row in range(5):
+    for block in range(2):
+      block_values = rows[row, 32 * block : 32 * block + 32].astype('float64')
+      scale = 2.0 ** np.ceil(np.log2(np.abs(block_values).max() / 448))
+      assert float(scales[row, block]) == scale
+      nearest = np.abs(block_values[:, None] / scale - numbers).min(axis=1)
+      actual = values[row, 32 * block : 32 * block + 32].astype('float64')
+      np.testing.assert_array_equal(np.abs(block_values / scale - actual), nearest)
+
+
+def large_longcat():
+  """A layer with a table of 16 MB, and random variables."""
+  options = NGramMemoryConfig(
+    **dict(
+      hash='polynomial',
+      join='mean',
+      rows=(2**16,),
+      row_rule='longcat',
+      heads=2,
+      width=16,
+      boundary='eos_id',
+      eos_id=2,
+      projection=True,
+      row_multiple=8,
+    )
+  )
+  layer = NGramMemory(options, 1000, 8)
+  rng = np.random.default_rng(0)
+  table = rng.normal(size=(*options.table_rows(1000), 16)).astype('float32')
+  projection = rng.normal(size=(4, 16, 8)).astype('float32')
+  return layer, {'params': {'table': jnp.asarray(table), 'sum': {'projection': projection}}}
+
+
+def test_no_table_is_whole_in_the_memory_of_the_host(tmp_path, monkeypatch):
+  monkeypatch.setattr(layouts, 'ROWS_AT_ONCE', 2**12)
+  layer, variables = large_longcat()
+  layout, path = ngram_memories.longcat(layer), tmp_path / 'memory'
+  tracemalloc.start()
+  try:
+    layout.save(variables, path)
+    loaded = layout.load(path)
+    _, peak = tracemalloc.get_traced_memory()
+  finally:
+    tracemalloc.stop()
+  assert path.stat().st_size > 16 * 2**20
+  assert peak < 2 * 2**20  # 8 ranges of rows
+  rows = sum(map(sum, layout.hash.sizes))
+  tables = [v['params']['table'][:rows] for v in (loaded, variables)]
+  np.testing.assert_array_equal(*tables)
+
+
+@pytest.mark.parametrize('axes', [(('model', 'data'), None), ('model', 'data'), (None, None)])
+def test_devices_read_their_own_rows(tmp_path, monkeypatch, axes):
+  monkeypatch.setattr(layouts, 'ROWS_AT_ONCE', 20)
+  layer = v41_layer(width=64, row_multiple=8)
+  path = save_bytes(tmp_path / 'official', v41_arrays(41, np.random.default_rng(0)), CODES)
+  layout = ngram_memories.engram_v41(layer, np.arange(11), scale='scales')
+  whole = layout.load(path, made_with=MADE_WITH)
+  reads, read = [], row_files.StoredArray.read
+
+  def record(array, start, stop):
+    reads.append((array.code, stop - start))
+    return read(array, start, stop)
+
+  monkeypatch.setattr(row_files.StoredArray, 'read', record)
+  mesh = mesh_of(4, model=2)
+  sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+  sharded = layout.load(path, made_with=MADE_WITH, sharding=sharding)
+  table = sharded['params']['table']
+  assert table.sharding == sharding
+  np.testing.assert_array_equal(table, whole['params']['table'])
+  copies = {(('model', 'data'), None): 1, ('model', 'data'): 4, (None, None): 8}[axes]
+  counts = [count for code, count in reads if code == 'F8_E4M3']
+  assert max(counts) <= 20 and sum(counts) == 41 * copies
+  layout.save(jax.device_get(whole), tmp_path / 'whole')
+  layout.save(sharded, tmp_path / 'sharded')
+  assert (tmp_path / 'whole').read_bytes() == (tmp_path / 'sharded').read_bytes()
+
+
+def test_tables_in_host_memory_and_of_other_dtypes(tmp_path):
+  layer = v41_layer(width=64)
+  path = save_bytes(tmp_path / 'official', v41_arrays(41, np.random.default_rng(0)), CODES)
+  layout = ngram_memories.engram_v41(layer, np.arange(11), scale='scales')
+  whole = layout.load(path, made_with=MADE_WITH)['params']
+  host = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind='pinned_host')
+  params = layout.load(path, made_with=MADE_WITH, sharding=host, dtype='bfloat16')['params']
+  assert params['table'].sharding.memory_kind == 'pinned_host'
+  assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {'bfloat16'}
+  expected = np.asarray(whole['table']).astype(ml_dtypes.bfloat16)
+  np.testing.assert_array_equal(np.asarray(params['table']), expected)
+  layout.save({'params': params}, tmp_path / 'ours')
+  again = layout.load(tmp_path / 'ours', dtype='bfloat16')['params']
+  np.testing.assert_array_equal(again['table'], expected)
+
+
+def test_another_vocabulary_seed_or_layer_is_refused(reference, tmp_path):
+  f = reference('engram_o23_h8')
+  classes = f['lookup_table']
+  names = [f'layer1/{number}' for number in DEMO_NUMBERS]
+  path = save_official(tmp_path / 'demo', weights(f, 'layer1/weights/', names))
+  load = lambda layer, classes=classes, **given: ngram_memories.engram_demo(
+    layer, classes, 'layer1/weights/', **given
+  )
+  m = 'layer1/multipliers is [189840691535365831, 11989825045965581, 89082896236724093] in the file'
+  of = 'the weights are of another vocabulary, seed or layer'
+  with pytest.raises(errors.BadInput) as error:
+    load(demo_layer(f, 1, seed=5), hash_prefix='layer1/').load(path)
+  assert str(error.value).startswith(m) and 'vocabulary=40, seed=5, layer=1: ' in str(error.value)
+  assert str(error.value).endswith(of)
+  with pytest.raises(errors.BadInput, match='with vocabulary=39, seed=0, layer=1: the weights are'):
+    load(demo_layer(f, 1), np.minimum(classes, 38), hash_prefix='layer1/').load(path)
+  with pytest.raises(errors.BadInput, match=r'weight is \(2742, 4\), expected \(3430, 4\)'):
+    load(demo_layer(f, 15)).load(path)
+
+  layout = load(demo_layer(f, 1))
+  for name, value, ours in (('vocabulary', 41, 40), ('seed', 1, 0), ('layer', 15, 1)):
+    with bad_input(
+      f'the weights were made with {name}={value}, but the hash of the memory has {name}={ours}: '
+      f'it would read other rows'
+    ):
+      layout.load(path, made_with={name: value})
+  with bad_input(
+    'the file does not state vocabulary, layer of the hash that its rows are for: give '
+    "made_with={'vocabulary': ..., 'layer': ...}, from the config of its model"
+  ):
+    layout.load(path, made_with={'seed': 0})
+  with bad_input("made_with has 'index', expected 'vocabulary', 'seed', 'layer'"):
+    layout.load(path, made_with={'index': 0})
+  variables = layout.load(path, made_with={'vocabulary': 40, 'seed': 0, 'layer': 1})
+  layout.save(variables, tmp_path / 'ours')
+  other = load(demo_layer(f, 1, seed=5))
+  with bad_input(
+    'the weights were made with seed=0, but the hash of the memory has seed=5: '
+    'it would read other rows'
+  ):
+    other.load(tmp_path / 'ours')
+
+
+def test_the_vocabulary_of_longcat_is_that_of_its_embedding(reference, tmp_path):
+  f = reference('longcat_n2_k1')
+  path = save_official(tmp_path / 'official', weights(f, 'weights/'))
+  layout = ngram_memories.longcat(longcat_layer(f).clone(vocabulary_size=33), 'weights/')
+  with bad_input(
+    'the weights were made with vocabulary=32, but the hash of the memory has vocabulary=33: '
+    'it would read other rows'
+  ):
+    layout.load(path)
+
+
+def test_arrays_that_are_not_those_of_the_memory_are_refused(tmp_path):
+  arrays = v41_arrays(41, np.random.default_rng(0))
+  layer = v41_layer(width=64)
+  layout = ngram_memories.engram_v41(layer, np.arange(11), scale='scales')
+  load = lambda arrays, codes: layout.load(
+    save_bytes(tmp_path / 'file', arrays, codes), made_with=MADE_WITH
+  )
+  changed = {**arrays, 'bias': arrays['k_weight'], 'wkv': arrays['wkv'][:, :320]}
+  del changed['scales']
+  with bad_input(
+    '3 arrays do not match the Engram of DeepSeek-V4.1. Check the config against the arrays.\n'
+    '  missing: scales (41, 2)\n  extra: bias (4, 10)\n'
+    '  wrong shape: wkv is (50, 320), expected (50, 384)'
+  ):
+    load(changed, CODES)
+  with bad_input('scales has the dtype F8_E5M2, expected F8_E8M0 for the Engram of DeepSeek-V4.1'):
+    load(arrays, CODES | {'scales': 'F8_E5M2'})
+  # A table of 8 bits without its scales has the right shape, and wrong values.
+  with bad_input(
+    'embed has the dtype F8_E4M3, expected F64 or F32 or F16 or BF16 for the Engram of '
+    'DeepSeek-V4.1'
+  ):
+    file = save_bytes(tmp_path / 'file', {k: arrays[k] for k in arrays if k != 'scales'}, CODES)
+    ngram_memories.engram_v41(layer, np.arange(11), scale=None).load(file, made_with=MADE_WITH)
+  file = save_bytes(tmp_path / 'file', arrays, CODES)
+  with bad_input(f'{file} and {file} both have embed: load one of them'):
+    layout.load([file, file], made_with=MADE_WITH)
+  (tmp_path / 'file').write_bytes(b'not a safetensors file')
+  with pytest.raises(errors.BadInput, match='cannot be read as safetensors'):
+    layout.load(file, made_with=MADE_WITH)
+  with bad_input(
+    'token_classes has the shape (10,), but vocabulary_size=11: use the classes of the vocabulary '
+    'of the layer'
+  ):
+    ngram_memories.engram_v41(layer, np.arange(10), scale=None)
+  with bad_input(
+    'options.width=5 must be a multiple of 32, the values of a scale: use scale=None for a table '
+    'that is not of 8 bits'
+  ):
+    ngram_memories.engram_v41(v41_layer(), np.arange(11), scale='scales')
+  with bad_input('block=3 is not one of options.layers=(1, 14)'):
+    ngram_memories.engram_v41(layer.clone(block=3), np.arange(11), scale=None)
+  with bad_input(
+    '1 array does not match the Engram of DeepSeek-V4.1. Check the config against the arrays.\n'
+    '  missing: table (41, 64)'
+  ):
+    params = {part.path: np.zeros(part.parameter_shape) for part in layout.parts}
+    layout.save({'params': params}, tmp_path / 'ours')
+
+
+def layout_of(name, layer):
+  classes = () if name in ('longcat', 'qwen_ple') else (np.arange(layer.vocabulary_size),)
+  scale = {'scale': None} if name == 'engram_v41' else {}
+  return getattr(ngram_memories, name)(layer, *classes, **scale)
+
+
+@pytest.mark.parametrize('name', ngram_memories.SUPPORTED_OPTIONS)
+def test_options_are_named_or_refused(reference, name):
+  layer = {
+    'longcat': lambda: longcat_layer(reference('longcat_n2_k1')),
+    'qwen_ple': lambda: qwen_layer(reference('qwen_ple_n4_h1_hc1')),
+    'engram_demo': lambda: demo_layer(reference('engram_o23_h2_zero'), 2),
+    'engram_v41': v41_layer,
+  }[name]()
+  assert layout_of(name, layer).parts
+  free = {'orders', *ngram_memories.FREE_OPTIONS[name], *conversion.NGRAM_MEMORY_TRAINING_OPTIONS}
+  for key in dataclasses.fields(layer.options):
+    value, choices = getattr(layer.options, key.name), key.metadata['rules'].choices or ()
+    allowed = ngram_memories.SUPPORTED_OPTIONS[name].get(key.name, (value,))
+    others = [other for other in (*choices, True, 3, 'other') if other not in (*allowed, value)]
+    if key.name not in free:
+      with pytest.raises(errors.BadInput, match=rf'options\.{key.name}=.* must be .* for these'):
+        options = dataclasses.replace(layer.options, **{key.name: others[0]})
+        layout_of(name, layer.clone(options=options))
+  with pytest.raises(errors.BadInput, match=r'options\.orders=\(3,\) must be \(2, 3\)'):
+    layout_of(name, layer.clone(options=dataclasses.replace(layer.options, orders=(3,))))
+
+  new = ('new_option', int, field(0, 'added after the loader was written'))
+  later = dataclasses.make_dataclass('Later', [new], bases=(NGramMemoryConfig,), frozen=True)
+  with bad_input('options.new_option=1 must be 0 for these weights'):
+    layout_of(name, layer.clone(options=later(**vars(layer.options), new_option=1)))
