@@ -1,17 +1,22 @@
-"""What the contract of memories refuses."""
+"""What the contract of memories refuses, and that each memory has its own parameters."""
 
+import dataclasses
 import functools
 
+import flax
 from flax import linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.memory import Place
+from ngrammer_jax.config.ngram_memory import NGramMemoryConfig
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.memory import PlacedMemory
-from ngrammer_jax.models import memories
+from ngrammer_jax.models import memories, transformer
+from tests.checks import random_variables
 
 CONFIG = model_config.ModelConfig(layers=3, ngram=model_config.NGramConfig())
 
@@ -62,3 +67,27 @@ def test_a_state_keeps_its_shapes_and_dtypes(dtype, is_kept):
     return
   with pytest.raises(ValueError, match=r'memory counter: its state int32\[2, 1\] became float32'):
     run()
+
+
+def test_memories_of_equal_shape_do_not_share_tables():
+  """Neither two layers of one memory, nor two memories of one layer."""
+  options = NGramMemoryConfig(layers=(0, 2), heads=1, orders=(2,), rows=(11,), width=2)
+  config = dataclasses.replace(CONFIG, width=8, heads=2, ngram=None, ngram_memories=(options,) * 2)
+  model = transformer.TransformerLM(config, 5)
+  tokens, memory = np.zeros((1, 3), np.int32), model.empty_memory(1)
+  params = random_variables(model, tokens, memory)['params']
+  paths = [
+    path for path in flax.traverse_util.flatten_dict(params, sep='/') if path.endswith('table')
+  ]
+  names = [f'layer_{layer}/ngram_memory_{i}/table' for layer in (0, 2) for i in (0, 1)]
+  assert sorted(paths) == sorted(names)
+
+  @jax.jit
+  def gradients(params):
+    loss = lambda params: jnp.square(model.apply({'params': params}, tokens, memory)[0]).sum()
+    return jax.grad(loss)(params)
+
+  tables = [flax.traverse_util.flatten_dict(gradients(params), sep='/')[path] for path in names]
+  for i, one in enumerate(tables):
+    assert np.abs(one).max() > 0
+    assert all(np.abs(one - other).max() > 0 for other in tables[:i] if one.shape == other.shape)

@@ -13,6 +13,7 @@ import pytest
 from ngrammer_jax import config as experiment
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config.ngram_memory import NGramMemoryConfig
 from ngrammer_jax.data import streams
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.layers import blocked_attention, quantizer
@@ -38,8 +39,10 @@ def step_of(config):
   """The training step of a config, and the abstract variables of its model."""
   model = language_model.build(config, V)
   variables = train_state.abstract_variables(model)
-  labels = optimizers.labels(variables['params'])
-  optimizer = optimizers.make(experiment.OptimizerConfig(epsilon=1e-3), 10, labels)
+  labels = optimizers.labels(variables['params'], config.ngram_memories)
+  optimizer = optimizers.make(
+    experiment.OptimizerConfig(epsilon=1e-3), 10, labels, config.ngram_memories
+  )
   return train_step.TrainStep(model, optimizer, labels, seed=0), variables
 
 
@@ -81,6 +84,23 @@ RICH = dataclasses.replace(
   ngram=dataclasses.replace(CONFIG.ngram, empty='revive', distinct_start=True),
   position='relative',
   memory=model_config.MemoryConfig(length=24),
+  ngram_memories=(
+    # 158 rows, which no mesh divides, and 264.
+    NGramMemoryConfig(
+      layers=(0,), heads=2, rows=(31,), width=4, deviation=0.1, norm_epsilon=1e-3, convolution=2
+    ),
+    NGramMemoryConfig(
+      key='clusters',
+      clusters=4,
+      layers=(0,),
+      heads=2,
+      rows=(61,),
+      width=4,
+      row_multiple=8,
+      deviation=0.1,
+      norm_epsilon=1e-3,
+    ),
+  ),
 )
 
 
@@ -107,8 +127,9 @@ def check_accumulation(shape, parts, config, one, first=None):
   program, state_n, metrics_n = run(shape, config, parts=parts, first=first)
   assert set(metrics) - set(metrics_n) == {'codebook/changed'}
   # What the last step as a whole has changed is not known.
-  codebook = state_n.codebook['ngrammer']['quantizer']
-  codebook['changed'] = state.codebook['ngrammer']['quantizer']['changed']
+  keep = lambda path, new, old: old if path[-1].key == 'changed' else new
+  codebook = jax.tree_util.tree_map_with_path(keep, state_n.codebook, state.codebook)
+  state_n = state_n.replace(codebook=codebook)
   assert_alike([state_n, metrics_n], [state, {name: metrics[name] for name in metrics_n}])
   if (shards := shape[1] * shape[2]) > 1:
     check_lookups(program, shards)
