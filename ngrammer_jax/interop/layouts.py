@@ -315,7 +315,7 @@ def _fill_device(blocks, shape, dtype, place):
   """Returns an array of the blocks, which are written into it one by one."""
   values = jnp.zeros(shape, dtype, device=place)
   for first, block in blocks:
-    values = _update_rows(values, block, first)
+    values = _update_rows(values, block, first).block_until_ready()  # or blocks would queue up
   return values
 
 
