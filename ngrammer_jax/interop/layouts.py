@@ -305,29 +305,37 @@ def _fill_table(read, shape, dtype, sharding):
     start, stop, _ = row_slice.indices(shape[0])
     width = len(range(*columns.indices(shape[1])))
     blocks = ((low - start, read(low, high)[:, columns]) for low, high in _ranges(start, stop))
-    if _is_device_memory(sharding, device):
-      shard = jnp.zeros((stop - start, width), dtype, device=device)
-      for first, block in blocks:
-        shard = _update_rows(shard, block, first)
-    else:  # computations write to device memory only
-      values = np.empty((stop - start, width), dtype)
-      for first, block in blocks:
-        values[first : first + len(block)] = block
-      place = jax.sharding.SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
-      shard = jax.device_put(values, place)
-    shards.append(shard)
+    fill = _fill_device if _is_device_memory(sharding, device) else _fill_host
+    place = jax.sharding.SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
+    shards.append(fill(blocks, (stop - start, width), dtype, place))
   return jax.make_array_from_single_device_arrays(shape, sharding, shards)
+
+
+def _fill_device(blocks, shape, dtype, place):
+  """Returns an array of the blocks, which are written into it one by one."""
+  values = jnp.zeros(shape, dtype, device=place)
+  for first, block in blocks:
+    values = _update_rows(values, block, first).block_until_ready()  # or blocks would queue up
+  return values
+
+
+def _fill_host(blocks, shape, dtype, place):
+  """Returns an array of the blocks in host memory, where computations do not write."""
+  values = np.empty(shape, dtype)
+  for first, block in blocks:
+    values[first : first + len(block)] = block
+  return jax.device_put(values, place)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _update_rows(values, block, first):
+  """Returns the values with other rows, in the same memory."""
+  return jax.lax.dynamic_update_slice_in_dim(values, block, first, 0)
 
 
 def _is_device_memory(sharding, device):
   """Returns whether arrays of this sharding are in the memory that the device computes in."""
   return sharding.memory_kind in (None, device.default_memory().kind)
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _update_rows(shard, block, first):
-  """Returns the shard with other rows, in the same memory."""
-  return jax.lax.dynamic_update_slice_in_dim(shard, block, first, 0)
 
 
 def _file_arrays(params, layout):

@@ -477,6 +477,28 @@ def test_arrays_that_are_not_those_of_the_memory_are_refused(tmp_path):
     layout.save({'params': params}, tmp_path / 'ours')
 
 
+def test_presets_have_the_shapes_of_the_checkpoints():
+  shapes = {}
+  for name, preset, V, D, G in (
+    ('longcat', 'longcat', 131_072, 3072, 1),
+    ('qwen_ple', 'ple', 248_320, 2560, 1),
+    ('engram_demo', 'engram', 129_280, 1024, 4),
+    ('engram_v41', 'engram_v41', 129_280, 5120, 4),
+  ):
+    options = NGramMemoryConfig.from_preset(preset)
+    if name == 'qwen_ple':
+      options = dataclasses.replace(options, eos_id=0)
+    layer = NGramMemory(options, V, D, *options.layers[:1], branches=G)
+    shapes |= layout_of(name, layer).shapes()
+  assert shapes['embedders.0.weight'] == (10_223_617, 256)
+  assert shapes['embedders.11.weight'] == (10_223_639, 256)
+  assert shapes['post_projs.11.weight'] == (3072, 256)
+  assert shapes['ple_embedding.ngram_embedding.weight'] == (320_001_536, 160)
+  assert shapes['multi_head_embedding.embedding.weight'] == (10_344_164, 64)
+  assert shapes['embed'] == (384_006_168, 256)
+  assert shapes['wkv'] == (25_600, 6144)
+
+
 def layout_of(name, layer):
   classes = () if name in ('longcat', 'qwen_ple') else (np.arange(layer.vocabulary_size),)
   scale = {'scale': None} if name == 'engram_v41' else {}
