@@ -50,15 +50,15 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   all_tables = lookups.tables(run)
   text, train = run.split(split), run.split('train')
   tokens, train_tokens = min(len(text.tokens), MAX_TOKENS), min(len(train.tokens), MAX_TRAIN_TOKENS)
-  longest = max(max(table.hash.orders) for table in all_tables)
-  ngrams_NxT = lookups.token_ngrams(text, tokens, longest)
-  train_ngrams_NxT = lookups.token_ngrams(train, train_tokens, longest)
+  orders = {order for table in all_tables for order in table.hash.orders}
+  ngrams_NxT = lookups.token_ngrams(text, tokens, max(orders))
+  train_ngrams_NxT = lookups.token_ngrams(train, train_tokens, max(orders))
+  counts = {n: _counts(ngrams_NxT[:n], train_ngrams_NxT[:n]) for n in orders}
   loss_T, changes = _losses(run, text, tokens, {}), []
   for memory, change, order, changed in _changes(run, all_tables, text, tokens):
-    counts_T = _counts(ngrams_NxT[:order], train_ngrams_NxT[:order])
     changed_T = _losses(run, text, tokens, changed)
     result = {'memory': memory, 'change': change, 'order': order, 'loss': float(changed_T.mean())}
-    changes.append(result | {'groups': _group(counts_T, loss_T, changed_T - loss_T)})
+    changes.append(result | {'groups': _group(counts[order], loss_T, changed_T - loss_T)})
   return {
     **{'step': int(run.state.step), 'split': split},
     **{'tokens': tokens, 'train_tokens': train_tokens},
@@ -72,19 +72,19 @@ def _changes(run, all_tables, text, tokens):
   for memory in dict.fromkeys(table.placed.name for table in all_tables):
     tables = [table for table in all_tables if table.placed.name == memory]
     orders = tables[0].hash.orders
-    zero = lambda order, tables=tables: {table: _zeros(run, table, order) for table in tables}
-    yield memory, 'zero', max(orders), zero(None)
+    yield memory, 'zero', max(orders), {table: _zeros(run, table, orders) for table in tables}
     for order in orders if len(orders) > 1 else ():
-      yield memory, f'order {order} zero', order, zero(order)
+      zeros = {table: _zeros(run, table, (order,)) for table in tables}
+      yield memory, f'order {order} zero', order, zeros
     exchanged = {table: _exchange(run, table, by_table[table.name]) for table in tables}
     yield memory, 'exchanged', max(orders), exchanged
 
 
-def _zeros(run, table, order):
-  """Returns the table with zeros in the rows of an order; None: of all orders."""
+def _zeros(run, table, orders):
+  """Returns the table with zeros in the rows of some orders."""
   rows = np.array(_parameter(run, table))
   for head in table.heads():
-    if order in (None, head.order):
+    if head.order in orders:
       rows[head.first : head.first + head.rows] = 0
   return rows
 
