@@ -27,6 +27,7 @@ from ngrammer_jax.layers import (
   full_attention,
   local,
   persistent,
+  placement,
   position,
   relative,
   span,
@@ -196,9 +197,8 @@ class Attention(nn.Module):
     rows, convolved = {}, {}
     for name in self.projections.names:
       count, heads = (T, self.heads) if name == 'query' else (keys, self.context_heads)
-      y_BxPxNxH = self._linear(D, (heads, D // self.heads), name=name)(
-        _last_rows(x_BxPxD, before + count)
-      )
+      inputs = placement.shard_rows(_last_rows(x_BxPxD, before + count))
+      y_BxPxNxH = self._linear(D, (heads, D // self.heads), name=name)(inputs)
       if self.projections.taps is not None:
         earlier = memory.rows[name] if isinstance(memory, KeyValues) else None
         earlier = y_BxPxNxH[:, :before] if before else earlier
