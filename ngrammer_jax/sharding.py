@@ -20,6 +20,8 @@ from ngrammer_jax import errors
 AXES = ('data', 'fsdp', 'model')
 BATCH = ('data', 'fsdp')
 
+HOST_MEMORY_AXIS = 'host_ngram_embed'  # arrays with this axis are in the memory of the host
+
 RULES = (
   ('batch', BATCH),
   ('length', None),
@@ -34,6 +36,7 @@ RULES = (
   ('clusters', None),
   ('ngram_vocab', ('fsdp', 'model')),
   ('ngram_embed', None),
+  (HOST_MEMORY_AXIS, None),
 )
 
 
@@ -126,7 +129,8 @@ def shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
         unsharded.setdefault((name, size, shards), []).append(leaf_name)
         axes = None
       spec.append(axes)
-    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+    memory = 'pinned_host' if HOST_MEMORY_AXIS in names else None
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec), memory_kind=memory)
 
   result = jax.tree_util.tree_map_with_path(sharding_of, boxed, is_leaf=is_box)
   for (name, size, shards), (leaf_name, *others) in unsharded.items():

@@ -23,9 +23,10 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import placement
+from ngrammer_jax.layers import host_memory, placement
 
 AXES = ('ngram_vocab', 'ngram_embed')  # logical axes of a table
+HOST_AXES = ('ngram_vocab', 'host_ngram_embed')  # of a table in host memory
 ROWS, PERTURBATIONS = 'table_rows', 'table_perturbations'  # collections of `lookup_parameter`
 # `auto` exchanges rows if the devices together look up at most this share of the rows of a device.
 # Measured with E = 32 and V = 32,768 and 262,144 on 8 simulated CPU devices: a step takes 0.6 to
@@ -102,8 +103,17 @@ def lookup(table_VxE: jax.Array, rows_Bx: jax.Array, exchange: str = 'auto') -> 
   """
   layout = make_layout(len(table_VxE), len(rows_Bx), exchange)
   if layout is None:
-    return table_VxE[rows_Bx]
+    return take(table_VxE, rows_Bx) if host_memory.contains(table_VxE) else table_VxE[rows_Bx]
   return _lookup(layout, table_VxE, rows_Bx)
+
+
+def take(array_VxE: jax.Array, rows_Bx: jax.Array) -> jax.Array:
+  """Returns rows of an array that is not sharded, [B, ..., E]; zeros for rows from V on."""
+  if not host_memory.contains(array_VxE):
+    return array_VxE.at[rows_Bx].get(mode='fill', fill_value=0)
+  is_inside_Bx1 = (rows_Bx < len(array_VxE))[..., None]
+  values_BxE = host_memory.take(array_VxE, jnp.where(is_inside_Bx1[..., 0], rows_Bx, 0))
+  return jnp.where(is_inside_Bx1, values_BxE, 0)
 
 
 def lookup_parameter(
@@ -112,7 +122,8 @@ def lookup_parameter(
   """Like `lookup`, for a parameter of a Linen module, whose gradient can then be taken by rows.
 
   Records the rows in ROWS and adds its array of PERTURBATIONS, if the caller of `apply` asks for
-  the first and passes the second, and if rows are preferred (see `prefers_rows`).
+  the first and passes the second, and if rows are preferred (see `prefers_rows`). For a table in
+  host memory there is no other gradient: `exchange` has to be `rows`.
 
   Args:
     module: the module of the parameter.
@@ -167,7 +178,7 @@ def _lookup(layout: Layout, table_VxE: jax.Array, rows_Bx: jax.Array) -> jax.Arr
     rows_Bx = all_gather(rows_Bx, layout.shared)
     # Rows of other shards are zeros, so the sum over shards is exact.
     local_rows = layout.local_rows(rows_Bx)
-    y_BxE = table_VxE.at[local_rows].get(mode='fill', fill_value=0)
+    y_BxE = take(table_VxE, local_rows)
     table_only = tuple(axis for axis in layout.table if axis not in layout.batch)
     y_BxE = jax.lax.psum(y_BxE, table_only) if table_only else y_BxE
     return jax.lax.psum_scatter(y_BxE, layout.shared, tiled=True) if layout.shared else y_BxE

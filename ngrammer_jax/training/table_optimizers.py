@@ -109,7 +109,12 @@ def on_visited_rows(transform: optax.GradientTransformation) -> optax.GradientTr
     state = jax.tree.map(put, state, next_visited, gradient_of)
     return row_gradient.map_leaves(put_update, gradients, updates), state
 
-  return optax.GradientTransformation(transform.init, update)
+  def init(params):
+    # In bfloat16, a sum of squares would soon stop to grow.
+    wide = lambda param: param.astype(jnp.promote_types(param.dtype, jnp.float32))
+    return transform.init(jax.tree.map(wide, params))
+
+  return optax.GradientTransformation(init, update)
 
 
 def _is_visited(gradient_VxE):

@@ -114,7 +114,10 @@ class NGramMemory(nn.Module):
     rows_BxTxI = self._hash()(keys, multipliers)
     sizes_I = np.array(self._hash().sizes, np.int32).ravel()
     first_I = np.cumsum(sizes_I) - sizes_I
-    e_BxTxIxE = table.lookup_parameter(self, 'table', self._table(), rows_BxTxI + first_I)
+    exchange = 'rows' if self.options.table_memory == 'host' else 'auto'
+    e_BxTxIxE = table.lookup_parameter(
+      self, 'table', self._table(), rows_BxTxI + first_I, exchange
+    )
     e_BxTxIxE = e_BxTxIxE.astype(self.dtype)
     if self.options.untrained_row is not None:
       is_trained_BxTxIx1 = (rows_BxTxI != self.options.untrained_row)[..., None]
@@ -202,9 +205,12 @@ class NGramMemory(nn.Module):
   def _table(self):
     """Returns the table parameter [rows, E]."""
     o = self.options
-    init = nn.with_logical_partitioning(nn.initializers.normal(o.deviation), table.AXES)
+    axes = table.HOST_AXES if o.table_memory == 'host' else table.AXES
+    init = nn.with_logical_partitioning(nn.initializers.normal(o.deviation), axes)
     shape = o.table_rows(self.vocabulary_size)[self._index()], o.width
-    return self.param('table', init, shape, jnp.promote_types(self.dtype, jnp.float32))
+    wide = jnp.promote_types(self.dtype, jnp.float32)
+    dtype = wide if o.table_dtype == 'float32' else jnp.dtype(o.table_dtype)
+    return self.param('table', init, shape, dtype)
 
   def _hash(self):
     host_hash = self.options.hashes(self.vocabulary_size)[self._index()]

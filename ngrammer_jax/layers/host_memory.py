@@ -1,0 +1,52 @@
+"""Rows of arrays in the memory of the host, read and written there.
+
+Only the rows that are asked for travel between host and device. XLA:TPU accepts neither bounds of
+its own (so every row is in bounds here) nor row numbers in the memory of the device.
+
+V rows of the array, E width, L rows that are read or written.
+"""
+
+import jax
+from jax.experimental import compute_on
+import jax.numpy as jnp
+
+MEMORY_KIND = 'pinned_host'
+PLATFORMS = 'cpu', 'tpu'  # XLA:GPU fails on scatters in host memory (openxla/xla issue 34565)
+
+
+def contains(array: jax.Array) -> bool:
+  """Whether an array, which may be traced, is in the memory of the host."""
+  return jax.typeof(array).memory_space == jax.memory.Space.Host
+
+
+def take(array_VxE: jax.Array, rows_Lx: jax.Array) -> jax.Array:
+  """Returns rows of an array in host memory, on the device; rows are from 0 to V - 1."""
+  rows_Lx = jax.device_put(rows_Lx, jax.memory.Space.Host)
+  with compute_on.compute_on('device_host'):
+    values_LxE = array_VxE.at[rows_Lx].get(mode='promise_in_bounds')
+  return jax.device_put(values_LxE, jax.memory.Space.Device)
+
+
+def put(array_VxE: jax.Array, rows_L: jax.Array, values_LxE: jax.Array) -> jax.Array:
+  """Returns an array in host memory with other values in the rows.
+
+  It is written in place if the caller donates it.
+
+  Args:
+    array_VxE: the array.
+    rows_L: different rows; V where an entry is unused.
+    values_LxE: their values, on the device.
+  """
+  # Unused entries write the first used one again, or without any, row 0 as it is.
+  is_used_L = rows_L < len(array_VxE)
+  first = jnp.argmax(is_used_L)
+  first_row = jnp.where(is_used_L[first], rows_L[first], 0)
+  values_LxE = values_LxE.astype(array_VxE.dtype)
+  first_value_E = jnp.where(
+    is_used_L[first], values_LxE[first], take(array_VxE, first_row[None])[0]
+  )
+  rows_L = jnp.where(is_used_L, rows_L, first_row)
+  values_LxE = jnp.where(is_used_L[:, None], values_LxE, first_value_E)
+  rows_L, values_LxE = jax.device_put((rows_L, values_LxE), jax.memory.Space.Host)
+  with compute_on.compute_on('device_host'):
+    return array_VxE.at[rows_L].set(values_LxE, mode='promise_in_bounds')
