@@ -234,7 +234,9 @@ class NGramMemoryConfig:
   learning_rate_factor: float | None = field(
     None, 'times optimizer.table.learning_rate (adagrad) or optimizer.learning_rate', above=0
   )
-  table_memory: str = field('device', 'memory that holds the tables', choices=TABLE_MEMORIES)
+  table_memory: str = field(
+    'device', 'memory that holds the tables', choices=TABLE_MEMORIES, free_on_resume=True
+  )
   table_dtype: str = field('float32', 'dtype of the tables', choices=TABLE_DTYPES)
 
   @classmethod

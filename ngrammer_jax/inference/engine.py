@@ -19,7 +19,8 @@ from ngrammer_jax import errors, sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
 from ngrammer_jax.inference import programs, sampling
-from ngrammer_jax.models import heads, language_model
+from ngrammer_jax.layers import table
+from ngrammer_jax.models import heads, host_tables, language_model
 
 MAX_ROWS = 8  # default batch size of texts
 MIN_PROMPT_LENGTH = 16  # prompts are padded to at least this many tokens
@@ -71,6 +72,11 @@ class Engine:
     # Every host reads the scores and the tokens of all rows.
     replicated = sharding.replicated(mesh)
     self._prepare = jax.jit(functools.partial(heads.for_serving, model.config))
+    self._look_up = jax.jit(
+      functools.partial(host_tables.look_up, model),
+      donate_argnames='state',
+      out_shardings=self._row_sharding,
+    )
     self._score_segment = jax.jit(
       functools.partial(programs.score_segment, model),
       donate_argnames='memory',
@@ -121,13 +127,33 @@ class Engine:
     def dispatch():
       slots = language_model.cache_slots(self.model.config, variables['params'], self.mesh)
       memory = jax.device_put(self.model.empty_memory(rows, slots), self._row_sharding)
-      for index in range(num_segments):
+      segments = (
+        sharding.global_rows(self.mesh, rows, functools.partial(make_segment, index))
+        for index in range(num_segments)
+      )
+      for segment, inputs in self._look_up_ahead(variables, rows, segments):
         with sharding.use(self.mesh):
-          segment = sharding.global_rows(self.mesh, rows, functools.partial(make_segment, index))
-          scores, memory = self._score_segment(variables, segment, memory=memory)
+          scores, memory = self._score_segment(inputs, segment, memory=memory)
         yield scores
 
     return _fetch_one_behind(dispatch())
+
+  def _look_up_ahead(self, variables, rows, segments):
+    """Yields every segment, with the variables that the model needs for it.
+
+    For tables in host memory these are their rows, looked up by a program that does not wait for
+    the scores of the segment before.
+    """
+    config = self.model.config
+    if not host_tables.exist(config):
+      yield from ((segment, variables) for segment in segments)
+      return
+    other = variables | {'params': host_tables.without_tables(config, variables['params'])}
+    state = jax.device_put(host_tables.empty_state(config, rows), self._row_sharding)
+    for segment in segments:
+      with sharding.use(self.mesh):
+        values, state = self._look_up(variables, segment, state=state)
+      yield segment, other | {table.VALUES: values}
 
   def score_documents(
     self,

@@ -3,15 +3,14 @@
 Only the rows that are asked for travel between host and device. XLA:TPU accepts neither bounds of
 its own (so every row is in bounds here) nor row numbers in the memory of the device.
 
+The sharding of such an array is one of `sharding.shardings`.
+
 V rows of the array, E width, L rows that are read or written.
 """
 
 import jax
 from jax.experimental import compute_on
 import jax.numpy as jnp
-
-MEMORY_KIND = 'pinned_host'
-PLATFORMS = 'cpu', 'tpu'  # XLA:GPU fails on scatters in host memory (openxla/xla issue 34565)
 
 
 def contains(array: jax.Array) -> bool:

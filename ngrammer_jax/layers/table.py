@@ -27,7 +27,8 @@ from ngrammer_jax.layers import host_memory, placement
 
 AXES = ('ngram_vocab', 'ngram_embed')  # logical axes of a table
 HOST_AXES = ('ngram_vocab', 'host_ngram_embed')  # of a table in host memory
-ROWS, PERTURBATIONS = 'table_rows', 'table_perturbations'  # collections of `lookup_parameter`
+# Collections of `lookup_parameter`, and of values that are looked up before the model is applied.
+ROWS, PERTURBATIONS, VALUES = 'table_rows', 'table_perturbations', 'table_values'
 # `auto` exchanges rows if the devices together look up at most this share of the rows of a device.
 # Measured with E = 32 and V = 32,768 and 262,144 on 8 simulated CPU devices: a step takes 0.6 to
 # 0.8 of the time of `table` at 0.25, and 1.05 to 1.4 at 0.5. Rows are fewer bytes up to a share of

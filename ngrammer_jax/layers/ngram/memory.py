@@ -21,6 +21,7 @@ from typing import Any
 
 from flax import linen as nn
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 import numpy as np
 
@@ -114,11 +115,7 @@ class NGramMemory(nn.Module):
     rows_BxTxI = self._hash()(keys, multipliers)
     sizes_I = np.array(self._hash().sizes, np.int32).ravel()
     first_I = np.cumsum(sizes_I) - sizes_I
-    exchange = 'rows' if self.options.table_memory == 'host' else 'auto'
-    e_BxTxIxE = table.lookup_parameter(
-      self, 'table', self._table(), rows_BxTxI + first_I, exchange
-    )
-    e_BxTxIxE = e_BxTxIxE.astype(self.dtype)
+    e_BxTxIxE = self._table_rows(rows_BxTxI + first_I).astype(self.dtype)
     if self.options.untrained_row is not None:
       is_trained_BxTxIx1 = (rows_BxTxI != self.options.untrained_row)[..., None]
       e_BxTxIxE = jnp.where(is_trained_BxTxIx1, e_BxTxIxE, jax.lax.stop_gradient(e_BxTxIxE))
@@ -201,6 +198,24 @@ class NGramMemory(nn.Module):
     if starts_BxT is None or self.options.boundary == 'none':
       starts_BxT = jnp.zeros((B, T), bool)
     return documents.positions(starts_BxT, state['position'])
+
+  def _table_rows(self, rows_BxTxI):
+    """Returns rows of the table [B, T, I, E].
+
+    Those of a table in host memory may be looked up before (see `models.host_tables`): then they
+    are in the collection `table.VALUES`. If it is mutable, they are recorded there.
+    """
+    if self.options.table_memory == 'device':
+      return table.lookup_parameter(self, 'table', self._table(), rows_BxTxI)
+    is_recorded = self.is_mutable_collection(table.VALUES) and not self.is_initializing()
+    if self.has_variable(table.VALUES, 'table') and not is_recorded:
+      return self.get_variable(table.VALUES, 'table')
+    values_BxTxIxE = table.lookup_parameter(self, 'table', self._table(), rows_BxTxI, 'rows')
+    # Rematerialisation keeps them: to look them up again would take longer than to store them.
+    values_BxTxIxE = checkpoint_name(values_BxTxIxE, table.VALUES)
+    if is_recorded:
+      self.sow(table.VALUES, 'table', values_BxTxIxE)
+    return values_BxTxIxE
 
   def _table(self):
     """Returns the table parameter [rows, E]."""
