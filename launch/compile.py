@@ -30,13 +30,13 @@ from jax.experimental import topologies
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, flags, progress, sharding
+from ngrammer_jax import errors, flags, progress, sharding, tables
 from ngrammer_jax.config import command_line
 from ngrammer_jax.data import streams
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.models import heads, language_model
-from ngrammer_jax.training import flops, programs
+from ngrammer_jax.training import checksums, flops, programs
 from ngrammer_jax.training import state as train_state
 
 MIN_BYTES_SENT = 1e5  # smaller collectives are not listed
@@ -135,11 +135,45 @@ def trace_program(
   return engine.trace_generate(variables, rows, config.evaluation_context()), rows
 
 
-def compile_program(config: experiment.Config, V: int, mesh: jax.sharding.Mesh, name: str) -> dict:
+def table_sizes(run: programs.Programs) -> dict[str, dict]:
+  """Returns shape, dtype and bytes of each n-gram table, in the memories of a device and its host.
+
+  The bytes of the optimizer state come with them; they are in the same memory.
+  """
+  sizes = {}
+  is_table = jax.tree.map(lambda label: label != 'dense', run.labels)
+  leaves = checksums.named_leaves(run.abstract.params)
+  for name, selected in checksums.named_leaves(is_table).items():
+    if not selected:
+      continue
+    leaf, bytes_of = leaves[name], {'device': 0, 'host': 0}
+    state = checksums.named_leaves(run.abstract.opt_state)
+    moments = [state[key] for key in state if key.endswith(f'/{name}')]
+    for array in [leaf, *moments]:
+      memory = 'host' if sharding.is_on_host(array) else 'device'
+      rows, width = array.sharding.shard_shape(array.shape)
+      bytes_of[memory] += rows * width * array.dtype.itemsize
+    sizes[name] = {'shape': leaf.shape, 'dtype': str(leaf.dtype), **bytes_of}
+  return sizes
+
+
+def format_tables(sizes: dict[str, dict]) -> str:
+  """Formats the sizes of n-gram tables."""
+  rows = [
+    ('table, with its optimizer state', 'shape', 'dtype', 'GiB per device', 'GiB on its host')
+  ]
+  for name, table in sizes.items():
+    shape = ' x '.join(f'{size:,}' for size in table['shape'])
+    gib = (f'{table[memory] / 2**30:.2f}' for memory in ('device', 'host'))
+    rows.append((name, shape, table['dtype'], *gib))
+  return '\n'.join(f'  {line}' for line in tables.align_columns(rows, '<>'))
+
+
+def compile_program(config: experiment.Config, V: int, run: programs.Programs, name: str) -> dict:
   """Compiles one of PROGRAMS; returns its statistics, or why it does not fit."""
+  mesh = run.mesh
   kind = mesh.devices.flat[0].device_kind
   chip, start_time = CHIPS[kind], time.monotonic()
-  run = programs.Programs(config, V, mesh)
   traced, tokens = trace_program(run, config, V, name)
   result = {'parameters': train_state.count_elements(run.abstract.params), 'tokens': tokens}
   result['memory_limit'] = chip.memory * 2**30
@@ -158,6 +192,7 @@ def compile_program(config: experiment.Config, V: int, mesh: jax.sharding.Mesh, 
   result['compile_seconds'] = time.monotonic() - start_time
   m = compiled.memory_analysis()
   result |= {'arguments': m.argument_size_in_bytes, 'temporaries': m.temp_size_in_bytes}
+  result['host'] = m.host_argument_size_in_bytes + m.host_temp_size_in_bytes
   outputs = m.output_size_in_bytes - m.alias_size_in_bytes
   result['peak'] = result['arguments'] + result['temporaries'] + outputs
   result['fits'] = result['peak'] <= result['memory_limit']
@@ -208,6 +243,7 @@ def format_report(name: str, r: dict, config: experiment.Config) -> str:
   memory = f'  memory per device  peak {gib(r["peak"])} of {gib(r["memory_limit"])}'
   if 'arguments' in r:
     memory += f': arguments {gib(r["arguments"])}, temporaries {gib(r["temporaries"])}'
+    memory += f'; on its host {gib(r["host"])}' if r['host'] else ''
   lines = [
     f'{name}: {status}; compiled in {progress.format_duration(r["compile_seconds"])}',
     memory,
@@ -296,12 +332,15 @@ def main(argv: list[str]) -> int:
     print(f'{slices}{topology}: {mesh.size} devices ({kind}), mesh {axes}', flush=True)
     if slices:
       print('  traffic between slices is not counted: it is not in the compiled text')
-    results = {}
+    run, results = programs.Programs(config, V, mesh), {}
+    sizes = table_sizes(run)
+    if sizes:
+      print(format_tables(sizes), flush=True)
     for name in args.programs:
-      results[name] = compile_program(config, V, mesh, name)
+      results[name] = compile_program(config, V, run, name)
       print(format_report(name, results[name], config), flush=True)
     report = {'topology': topology, 'slices': args.slices, 'mesh': dict(mesh.shape)}
-    reports.append(report | {'programs': results})
+    reports.append(report | {'tables': sizes, 'programs': results})
     if args.json is not None:
       args.json.write_text(json.dumps(reports, indent=2) + '\n')
   results = [result for report in reports for result in report['programs'].values()]
