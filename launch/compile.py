@@ -3,8 +3,10 @@
   python launch/compile.py --config=configs/ngrammer_c4.py:393k_8k_50 --topology=v3:4x4
 
 It compiles the programs of a run: a training step, the scoring of a segment, and the generation of
-a token. Needs `pip install libtpu`. All numbers are read from the compiled programs. Times and
-utilisation are bounds: they assume that computation, memory and network fully overlap.
+a token; for a model with tables in host memory also the look-up of the rows of a segment, which
+runs ahead of its scoring. Needs `pip install libtpu`. All numbers are read from the compiled
+programs. Times and utilisation are bounds: they assume that computation, memory and network fully
+overlap; they do not count transfers to and from the host.
 
 Exit status 1: a program does not fit; 2: bad input; 3: any other error.
 """
@@ -35,12 +37,12 @@ from ngrammer_jax.config import command_line
 from ngrammer_jax.data import streams
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.models import heads, language_model
+from ngrammer_jax.models import heads, host_tables, language_model
 from ngrammer_jax.training import checksums, flops, programs
 from ngrammer_jax.training import state as train_state
 
 MIN_BYTES_SENT = 1e5  # smaller collectives are not listed
-PROGRAMS = ('train', 'evaluate', 'decode')
+PROGRAMS = ('train', 'evaluate', 'decode', 'look_up')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,10 +129,11 @@ def trace_program(
   if serving is not codebook:
     codebook = sharding.abstract(serving, sharding.replicated(mesh))
   variables, engine = {'params': state.params, 'codebook': codebook}, inference.Engine(model, mesh)
-  if name == 'evaluate':
+  if name in ('evaluate', 'look_up'):
     length = config.evaluation_length()
     rows = engine.round_rows(min(t.batch_size, config.evaluation.streams))
-    return engine.trace_score(variables, rows, length), rows * length
+    trace = engine.trace_score if name == 'evaluate' else engine.trace_look_up
+    return trace(variables, rows, length), rows * length
   rows = sharding.batch_shards(mesh)
   return engine.trace_generate(variables, rows, config.evaluation_context()), rows
 
@@ -333,10 +336,11 @@ def main(argv: list[str]) -> int:
     if slices:
       print('  traffic between slices is not counted: it is not in the compiled text')
     run, results = programs.Programs(config, V, mesh), {}
+    device_programs = [name for name in args.programs if name != 'look_up']
     sizes = table_sizes(run)
     if sizes:
       print(format_tables(sizes), flush=True)
-    for name in args.programs:
+    for name in args.programs if host_tables.exist(config.model) else device_programs:
       results[name] = compile_program(config, V, run, name)
       print(format_report(name, results[name], config), flush=True)
     report = {'topology': topology, 'slices': args.slices, 'mesh': dict(mesh.shape)}

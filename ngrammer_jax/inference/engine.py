@@ -148,12 +148,16 @@ class Engine:
     if not host_tables.exist(config):
       yield from ((segment, variables) for segment in segments)
       return
-    other = variables | {'params': host_tables.without_tables(config, variables['params'])}
+    other = self._without_host_tables(variables)
     state = jax.device_put(host_tables.empty_state(config, rows), self._row_sharding)
     for segment in segments:
       with sharding.use(self.mesh):
         values, state = self._look_up(variables, segment, state=state)
       yield segment, other | {table.VALUES: values}
+
+  def _without_host_tables(self, variables):
+    params = host_tables.without_tables(self.model.config, variables['params'])
+    return variables | {'params': params}
 
   def score_documents(
     self,
@@ -281,8 +285,22 @@ class Engine:
     slots = 0 if memory is None else memory.length
     memory = jax.eval_shape(lambda: self.model.empty_memory(rows, slots))
     segment, memory = sharding.abstract((segment, memory), self._row_sharding)
+    if host_tables.exist(self.model.config):
+      values, _ = self.trace_look_up(variables, rows, length).out_info
+      variables = self._without_host_tables(variables)
+      variables |= {table.VALUES: sharding.abstract(values, self._row_sharding)}
     with sharding.use(self.mesh):
       return self._score_segment.trace(variables, segment, memory=memory)
+
+  def trace_look_up(self, variables: Variables, rows: int, length: int) -> jax.stages.Traced:
+    """Traces the program that looks up the rows of tables in host memory for T tokens."""
+    rows = self.round_rows(rows)
+    dtypes = np.int32, np.int32, bool, np.float32
+    segment = streams.Segment(*(np.zeros((rows, length), dtype) for dtype in dtypes))
+    state = jax.eval_shape(lambda: host_tables.empty_state(self.model.config, rows))
+    segment, state = sharding.abstract((segment, state), self._row_sharding)
+    with sharding.use(self.mesh):
+      return self._look_up.trace(variables, segment, state=state)
 
   def trace_generate(self, variables: Variables, rows: int, context: int) -> jax.stages.Traced:
     """Traces the program that generates one token. The variables may be abstract.

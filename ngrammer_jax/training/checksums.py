@@ -66,7 +66,7 @@ def _sum_of_shards(array: jax.Array) -> np.ndarray:
     if shard.replica_id == 0:
       first_row = shard.index[0].start or 0
       sums += _sum_on_host(np.asarray(shard.data), first_row * row_words)
-  return np.sum(hosts.all_gather(sums), axis=0, dtype=np.uint32)
+  return np.sum(hosts.all_gather(sums.tolist()), axis=0, dtype=np.uint32)
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:
