@@ -1,12 +1,15 @@
 """Rows of arrays in the memory of the host, read and written there.
 
-Only the rows that are asked for travel between host and device. XLA:TPU accepts neither bounds of
-its own (so every row is in bounds here) nor row numbers in the memory of the device.
+They are made there, and only the rows that are asked for travel between host and device. XLA:TPU
+accepts neither bounds of its own (so every row is in bounds here) nor row numbers in the memory of
+the device.
 
 The sharding of such an array is one of `sharding.shardings`.
 
 V rows of the array, E width, L rows that are read or written.
 """
+
+from collections.abc import Callable
 
 import jax
 from jax.experimental import compute_on
@@ -16,6 +19,23 @@ import jax.numpy as jnp
 def contains(array: jax.Array) -> bool:
   """Whether an array, which may be traced, is in the memory of the host."""
   return jax.typeof(array).memory_space == jax.memory.Space.Host
+
+
+def initializer(initialize: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+  """Returns an initializer with the same arguments and values, which runs on the host."""
+
+  def initialize_on_host(*args):
+    with compute_on.compute_on('device_host'):
+      return jax.device_put(initialize(*args), jax.memory.Space.Host)
+
+  return initialize_on_host
+
+
+def broadcast(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+  """Returns an array in host memory, broadcast there from one on the device."""
+  array = jax.device_put(array, jax.memory.Space.Host)
+  with compute_on.compute_on('device_host'):
+    return jnp.broadcast_to(array, shape)
 
 
 def take(array_VxE: jax.Array, rows_Lx: jax.Array) -> jax.Array:

@@ -7,6 +7,7 @@ B batch, T segment length, D model width.
 """
 
 from collections.abc import Iterator
+import functools
 from typing import Any
 
 from flax import traverse_util
@@ -64,19 +65,17 @@ def look_up(model: Any, variables: Any, segment: Any, state: State) -> tuple[Any
     documents_BxT=documents_BxT,
     valid_BxT=segment.valid_BxT,
   )
-  # Only ids and tables count here: the compiler drops what the memories compute of this input.
-  x_BxTxD = jnp.zeros((*segment.tokens_BxT.shape, config.width))
-  by_path, values, states = traverse_util.flatten_dict(variables), {}, {}
+  x_BxTxD = jnp.zeros((*segment.tokens_BxT.shape, config.width))  # only ids count
+  values, states = {}, {}
   for path, placed in _memories(config, V):
-    own = {key: by_path[key] for key in by_path if key[1 : 1 + len(path)] == path}
-    own = {(collection, *key[len(path) :]): value for (collection, *key), value in own.items()}
+    in_memory = lambda tree, path=path: functools.reduce(lambda t, k: t.get(k, {}), path, tree)
+    own = {name: in_memory(collection) for name, collection in variables.items()}
     before = state['memories'][path]
     (_, after), recorded = placed.make(parent=None).apply(
-      traverse_util.unflatten_dict(own), x_BxTxD, context, before, mutable=[table.VALUES]
+      own, x_BxTxD, context, before, mutable=[table.VALUES]
     )
     (values[(*path, 'table')],) = recorded[table.VALUES]['table']
-    has_window = before is not None and 'window' in before
-    states[path] = before | {'window': after['window']} if has_window else before
+    states[path] = before and before | (after or {})
   next_state = {'document': documents_BxT[:, -1], 'memories': states}
   return traverse_util.unflatten_dict(values), next_state
 

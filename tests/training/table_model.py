@@ -12,7 +12,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
-from ngrammer_jax.layers import table
+from ngrammer_jax.layers import host_memory, table
 from ngrammer_jax.training import optimizers
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
@@ -29,7 +29,10 @@ class Memory(nn.Module):
 
   @nn.compact
   def __call__(self, tokens_BxT):
-    init = nn.with_logical_partitioning(nn.initializers.normal(1.0), self.axes)
+    init = nn.initializers.normal(1.0)
+    if self.axes == table.HOST_AXES:
+      init = host_memory.initializer(init)
+    init = nn.with_logical_partitioning(init, self.axes)
     table_VxE = self.param('table', init, (self.V, E), float)
     first = tokens_BxT * 5 % self.V
     lookup = lambda rows: table.lookup_parameter(self, 'table', table_VxE, rows, self.exchange)

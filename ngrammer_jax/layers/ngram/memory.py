@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax.config.ngram_memory import CLUSTER_KEYS, NGramMemoryConfig
-from ngrammer_jax.layers import cache, documents, quantizer, table
+from ngrammer_jax.layers import cache, documents, host_memory, quantizer, table
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram import gate, hashing, per_head, token_sum, uint64, windows
 
@@ -85,6 +85,8 @@ class NGramMemory(nn.Module):
     state = self.empty_state(len(x)) if state is None else state
     e_BxTxIxE, window = self._look_up(x, context, None if state is None else state.get('window'))
     next_state = {} if window is None else {'window': window}
+    if self._records_values:  # nothing else is asked for
+      return x, next_state or None
     if self.options.join == 'gate':
       y, rows = self._gate(x, e_BxTxIxE, context, state)
       y, next_state = x + y, next_state | rows
@@ -203,25 +205,26 @@ class NGramMemory(nn.Module):
     """Returns rows of the table [B, T, I, E].
 
     Those of a table in host memory may be looked up before (see `models.host_tables`): then they
-    are in the collection `table.VALUES`. If it is mutable, they are recorded there.
+    are in the collection `table.VALUES`. If it is mutable, they are recorded there instead.
     """
     if self.options.table_memory == 'device':
       return table.lookup_parameter(self, 'table', self._table(), rows_BxTxI)
-    is_recorded = self.is_mutable_collection(table.VALUES) and not self.is_initializing()
-    if self.has_variable(table.VALUES, 'table') and not is_recorded:
+    if self.has_variable(table.VALUES, 'table') and not self._records_values:
       return self.get_variable(table.VALUES, 'table')
     values_BxTxIxE = table.lookup_parameter(self, 'table', self._table(), rows_BxTxI, 'rows')
     # Rematerialisation keeps them: to look them up again would take longer than to store them.
     values_BxTxIxE = checkpoint_name(values_BxTxIxE, table.VALUES)
-    if is_recorded:
+    if self._records_values:
       self.sow(table.VALUES, 'table', values_BxTxIxE)
     return values_BxTxIxE
 
   def _table(self):
     """Returns the table parameter [rows, E]."""
     o = self.options
-    axes = table.HOST_AXES if o.table_memory == 'host' else table.AXES
-    init = nn.with_logical_partitioning(nn.initializers.normal(o.deviation), axes)
+    init, axes = nn.initializers.normal(o.deviation), table.AXES
+    if o.table_memory == 'host':
+      init, axes = host_memory.initializer(init), table.HOST_AXES
+    init = nn.with_logical_partitioning(init, axes)
     shape = o.table_rows(self.vocabulary_size)[self._index()], o.width
     wide = jnp.promote_types(self.dtype, jnp.float32)
     dtype = wide if o.table_dtype == 'float32' else jnp.dtype(o.table_dtype)
@@ -234,6 +237,10 @@ class NGramMemory(nn.Module):
   def _index(self):
     """Returns which of the layers of this memory it is, from 0 on."""
     return self.options.layers.index(self.block) if self.options.layers else 0
+
+  @property
+  def _records_values(self):
+    return self.is_mutable_collection(table.VALUES) and not self.is_initializing()
 
   @property
   def _has_clusters(self):
