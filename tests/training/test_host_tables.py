@@ -117,6 +117,19 @@ def test_scores_ranks_and_generated_tokens_are_those_of_tables_on_the_device(sha
   assert_close(*results)
 
 
+@pytest.mark.parametrize('where', ['device', 'host'])
+def test_tables_in_bfloat16_have_accumulators_in_float32(tiny, where):
+  config = config_of(tiny, MEMORY, table_memory=where, table_dtype='bfloat16')
+  abstract = checksums.named_leaves(programs.Programs(config, 260, mesh_of(1)).abstract)
+  table, accumulator = (
+    [leaf for name, leaf in abstract.items() if name.startswith(part) and name.endswith('/table')]
+    for part in ('params', 'opt_state')
+  )
+  tables = [*table, *accumulator]
+  assert [str(leaf.dtype) for leaf in tables] == ['bfloat16', 'float32']
+  assert all(sharding.is_on_host(leaf) == (where == 'host') for leaf in tables)
+
+
 def test_devices_without_such_memory_are_refused():
   gpu = types.SimpleNamespace(
     platform='gpu', device_kind='NVIDIA H100', addressable_memories=lambda: []
