@@ -3,8 +3,10 @@
   python launch/compile.py --config=configs/ngrammer_c4.py:393k_8k_50 --topology=v3:4x4
 
 It compiles the programs of a run: a training step, the scoring of a segment, and the generation of
-a token. Needs `pip install libtpu`. All numbers are read from the compiled programs. Times and
-utilisation are bounds: they assume that computation, memory and network fully overlap.
+a token; for a model with tables in host memory also the look-up of the rows of a segment, which
+runs ahead of its scoring. Needs `pip install libtpu`. All numbers are read from the compiled
+programs. Times and utilisation are bounds: they assume that computation, memory and network fully
+overlap; they do not count transfers to and from the host.
 
 Exit status 1: a program does not fit; 2: bad input; 3: any other error.
 """
@@ -30,17 +32,17 @@ from jax.experimental import topologies
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, flags, progress, sharding
+from ngrammer_jax import errors, flags, progress, sharding, tables
 from ngrammer_jax.config import command_line
 from ngrammer_jax.data import streams
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.models import heads, language_model
-from ngrammer_jax.training import flops, programs
+from ngrammer_jax.models import heads, host_tables, language_model
+from ngrammer_jax.training import checksums, flops, programs
 from ngrammer_jax.training import state as train_state
 
 MIN_BYTES_SENT = 1e5  # smaller collectives are not listed
-PROGRAMS = ('train', 'evaluate', 'decode')
+PROGRAMS = ('train', 'evaluate', 'decode', 'look_up')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,19 +129,54 @@ def trace_program(
   if serving is not codebook:
     codebook = sharding.abstract(serving, sharding.replicated(mesh))
   variables, engine = {'params': state.params, 'codebook': codebook}, inference.Engine(model, mesh)
-  if name == 'evaluate':
+  if name in ('evaluate', 'look_up'):
     length = config.evaluation_length()
     rows = engine.round_rows(min(t.batch_size, config.evaluation.streams))
-    return engine.trace_score(variables, rows, length), rows * length
+    trace = engine.trace_score if name == 'evaluate' else engine.trace_look_up
+    return trace(variables, rows, length), rows * length
   rows = sharding.batch_shards(mesh)
   return engine.trace_generate(variables, rows, config.evaluation_context()), rows
 
 
-def compile_program(config: experiment.Config, V: int, mesh: jax.sharding.Mesh, name: str) -> dict:
+def table_sizes(run: programs.Programs) -> dict[str, dict]:
+  """Returns shape, dtype and bytes of each n-gram table, in the memories of a device and its host.
+
+  The bytes of the optimizer state come with them; they are in the same memory.
+  """
+  sizes = {}
+  is_table = jax.tree.map(lambda label: label != 'dense', run.labels)
+  leaves = checksums.named_leaves(run.abstract.params)
+  for name, selected in checksums.named_leaves(is_table).items():
+    if not selected:
+      continue
+    leaf, bytes_of = leaves[name], {'device': 0, 'host': 0}
+    state = checksums.named_leaves(run.abstract.opt_state)
+    moments = [state[key] for key in state if key.endswith(f'/{name}')]
+    for array in [leaf, *moments]:
+      memory = 'host' if sharding.is_on_host(array) else 'device'
+      rows, width = array.sharding.shard_shape(array.shape)
+      bytes_of[memory] += rows * width * array.dtype.itemsize
+    sizes[name] = {'shape': leaf.shape, 'dtype': str(leaf.dtype), **bytes_of}
+  return sizes
+
+
+def format_tables(sizes: dict[str, dict]) -> str:
+  """Formats the sizes of n-gram tables."""
+  rows = [
+    ('table, with its optimizer state', 'shape', 'dtype', 'GiB per device', 'GiB on its host')
+  ]
+  for name, table in sizes.items():
+    shape = ' x '.join(f'{size:,}' for size in table['shape'])
+    gib = (f'{table[memory] / 2**30:.2f}' for memory in ('device', 'host'))
+    rows.append((name, shape, table['dtype'], *gib))
+  return '\n'.join(f'  {line}' for line in tables.align_columns(rows, '<>'))
+
+
+def compile_program(config: experiment.Config, V: int, run: programs.Programs, name: str) -> dict:
   """Compiles one of PROGRAMS; returns its statistics, or why it does not fit."""
+  mesh = run.mesh
   kind = mesh.devices.flat[0].device_kind
   chip, start_time = CHIPS[kind], time.monotonic()
-  run = programs.Programs(config, V, mesh)
   traced, tokens = trace_program(run, config, V, name)
   result = {'parameters': train_state.count_elements(run.abstract.params), 'tokens': tokens}
   result['memory_limit'] = chip.memory * 2**30
@@ -158,6 +195,7 @@ def compile_program(config: experiment.Config, V: int, mesh: jax.sharding.Mesh, 
   result['compile_seconds'] = time.monotonic() - start_time
   m = compiled.memory_analysis()
   result |= {'arguments': m.argument_size_in_bytes, 'temporaries': m.temp_size_in_bytes}
+  result['host'] = m.host_argument_size_in_bytes + m.host_temp_size_in_bytes
   outputs = m.output_size_in_bytes - m.alias_size_in_bytes
   result['peak'] = result['arguments'] + result['temporaries'] + outputs
   result['fits'] = result['peak'] <= result['memory_limit']
@@ -208,6 +246,7 @@ def format_report(name: str, r: dict, config: experiment.Config) -> str:
   memory = f'  memory per device  peak {gib(r["peak"])} of {gib(r["memory_limit"])}'
   if 'arguments' in r:
     memory += f': arguments {gib(r["arguments"])}, temporaries {gib(r["temporaries"])}'
+    memory += f'; on its host {gib(r["host"])}' if r['host'] else ''
   lines = [
     f'{name}: {status}; compiled in {progress.format_duration(r["compile_seconds"])}',
     memory,
@@ -296,12 +335,16 @@ def main(argv: list[str]) -> int:
     print(f'{slices}{topology}: {mesh.size} devices ({kind}), mesh {axes}', flush=True)
     if slices:
       print('  traffic between slices is not counted: it is not in the compiled text')
-    results = {}
-    for name in args.programs:
-      results[name] = compile_program(config, V, mesh, name)
+    run, results = programs.Programs(config, V, mesh), {}
+    device_programs = [name for name in args.programs if name != 'look_up']
+    sizes = table_sizes(run)
+    if sizes:
+      print(format_tables(sizes), flush=True)
+    for name in args.programs if host_tables.exist(config.model) else device_programs:
+      results[name] = compile_program(config, V, run, name)
       print(format_report(name, results[name], config), flush=True)
     report = {'topology': topology, 'slices': args.slices, 'mesh': dict(mesh.shape)}
-    reports.append(report | {'programs': results})
+    reports.append(report | {'tables': sizes, 'programs': results})
     if args.json is not None:
       args.json.write_text(json.dumps(reports, indent=2) + '\n')
   results = [result for report in reports for result in report['programs'].values()]

@@ -13,12 +13,17 @@ from typing import Any
 
 from flax import linen as nn
 import jax
-from jax.experimental import mesh_utils
+from jax.experimental import layout, mesh_utils
 
 from ngrammer_jax import errors
 
 AXES = ('data', 'fsdp', 'model')
 BATCH = ('data', 'fsdp')
+
+HOST_MEMORY_AXIS = 'host_ngram_embed'  # arrays with this axis are in the memory of the host
+HOST_MEMORY_KIND = 'pinned_host'
+# XLA:GPU fails on a scatter in host memory (github.com/openxla/xla/issues/34565).
+HOST_MEMORY_PLATFORMS = ('cpu', 'tpu')
 
 RULES = (
   ('batch', BATCH),
@@ -34,6 +39,7 @@ RULES = (
   ('clusters', None),
   ('ngram_vocab', ('fsdp', 'model')),
   ('ngram_embed', None),
+  (HOST_MEMORY_AXIS, None),
 )
 
 
@@ -98,6 +104,23 @@ def check_batch(key: str, rows: int, mesh: jax.sharding.Mesh, parts: int = 1) ->
     )
 
 
+def check_host_memory(key: str, mesh: jax.sharding.Mesh) -> None:
+  """Raises BadInput if the devices cannot read and write arrays in the memory of their host."""
+  device = mesh.devices.flat[0]
+  kinds = {memory.kind for memory in device.addressable_memories()}
+  if device.platform not in HOST_MEMORY_PLATFORMS or HOST_MEMORY_KIND not in kinds:
+    raise errors.BadInput(
+      f'{key}="host" is for devices of {" and ".join(HOST_MEMORY_PLATFORMS)} with '
+      f'{HOST_MEMORY_KIND} memory, not for this {device.platform} ({device.device_kind}): use '
+      f'{key}="device"'
+    )
+
+
+def is_on_host(leaf: Any) -> bool:
+  """Whether an array, concrete or abstract, is in the memory of the host."""
+  return getattr(leaf.sharding, 'memory_kind', None) == HOST_MEMORY_KIND
+
+
 @contextlib.contextmanager
 def use(mesh: jax.sharding.Mesh) -> Iterator[None]:
   """Activates the mesh and the rules; outside, sharding constraints have no effect."""
@@ -108,6 +131,7 @@ def use(mesh: jax.sharding.Mesh) -> Iterator[None]:
 def shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
   """Returns a NamedSharding for every array of a tree whose leaves may have logical axis names.
 
+  For arrays in host memory, with HOST_MEMORY_AXIS, it is a Format with such a sharding.
   An axis whose size is not divisible by its mesh axes is left unsharded, and logged.
   """
   is_box = lambda x: isinstance(x, nn.LogicallyPartitioned)
@@ -126,7 +150,15 @@ def shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
         unsharded.setdefault((name, size, shards), []).append(leaf_name)
         axes = None
       spec.append(axes)
-    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+    if HOST_MEMORY_AXIS not in names:
+      return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+    # Row by row: XLA:TPU would store narrow rows by columns, and transpose the table in each step.
+    return layout.Format(
+      layout.Layout(tuple(range(len(shape)))),
+      jax.sharding.NamedSharding(
+        mesh, jax.sharding.PartitionSpec(*spec), memory_kind=HOST_MEMORY_KIND
+      ),
+    )
 
   result = jax.tree_util.tree_map_with_path(sharding_of, boxed, is_leaf=is_box)
   for (name, size, shards), (leaf_name, *others) in unsharded.items():

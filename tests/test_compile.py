@@ -119,6 +119,54 @@ def test_evaluation_and_decoding_are_compiled_too(tmp_path):
   assert 'evaluate: fits' in output and 'decode: fits' in output
 
 
+HOST_TABLE = [
+  '--config.model.ngram_memories.0.table_memory=host',
+  '--config.model.ngram_memories.0.optimizer=adagrad',
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('width, padded', [(128, 128), (64, 128)])
+def test_tables_in_host_memory_use_no_memory_of_devices(tmp_path, width, padded):
+  """All programs; XLA:TPU pads narrow rows to 128 values, and transposes no table."""
+  result, output = report(
+    *(tmp_path, '--config=configs/ngram_memories.py:quickstart_engram', '--topology=v5e:2x2'),
+    *('--config.mesh.data=1', '--config.mesh.fsdp=4', *HOST_TABLE),
+    f'--config.model.ngram_memories.0.width={width}',
+    '--config.model.ngram_memories.0.rows=(300000,)',
+    '--config.model.ngram_memories.0.row_multiple=4',
+    programs=('train', 'evaluate', 'decode', 'look_up'),
+  )  # fmt: skip
+  ((name, sizes),) = result['tables'].items()
+  rows = sizes['shape'][0]
+  assert name == 'layer_1/ngram_memory_0/table' and rows > 1_200_000
+  assert sizes['device'] == 0 and sizes['host'] == 2 * rows // 4 * width * 4
+  table = rows // 4 * padded * 4
+  programs = result['programs']
+  assert [programs[name]['host'] // table for name in programs] == [2, 0, 1, 1]
+  assert all(program['peak'] < table / 2 for program in programs.values())
+  assert 'GiB on its host' in output and 'look_up: fits' in output
+
+
+@pytest.mark.slow
+def test_the_tables_of_deepseek_v4_1_are_in_host_memory(tmp_path):
+  """One of its two layers, in bfloat16."""
+  result, _ = report(
+    *(tmp_path, '--config=configs/ngram_memories.py:v41', '--topology=v6e:4x4', *HOST_TABLE),
+    *('--config.mesh.data=1', '--config.mesh.fsdp=16', '--config.model.layers=2'),
+    *('--config.training.batch_size=16', '--config.evaluation.streams=16'),
+    '--config.model.ngram_memories.0.layers=(1,)',
+    '--config.model.ngram_memories.0.table_dtype=bfloat16',
+    '--config.model.ngram_memories.0.row_multiple=16',
+    programs=('decode',),
+  )  # fmt: skip
+  sizes = result['tables']['layer_1/ngram_memory_0/table']
+  assert sizes['shape'] == [384_006_176, 256] and sizes['device'] == 0
+  decode = result['programs']['decode']
+  assert decode['fits'] and decode['peak'] < 2 * 2**30
+  assert decode['host'] // 2**20 == 384_006_176 * 256 * 2 // 16 // 2**20
+
+
 @pytest.mark.slow
 def test_a_program_that_does_not_fit_names_remedies(tmp_path):
   process = run(

@@ -25,6 +25,7 @@ ZERO_SCORES = ('half', 'positive')
 AMPLIFICATIONS = ('none', 'sqrt_width', 'norm')
 OPTIMIZERS = ('adagrad', 'lazy_adam', 'adam', 'sinkhorn', 'frozen')
 TABLE_MEMORIES = ('device', 'host')
+TABLE_DTYPES = ('float32', 'bfloat16')
 HOST_OPTIMIZERS = ('adagrad', 'frozen')  # those that touch only visited rows, and keep one value
 BYTE_IDS = 260  # 4 special ids, then the bytes
 
@@ -233,7 +234,10 @@ class NGramMemoryConfig:
   learning_rate_factor: float | None = field(
     None, 'times optimizer.table.learning_rate (adagrad) or optimizer.learning_rate', above=0
   )
-  table_memory: str = field('device', 'memory that holds the tables', choices=TABLE_MEMORIES)
+  table_memory: str = field(
+    'device', 'memory that holds the tables', choices=TABLE_MEMORIES, free_on_resume=True
+  )
+  table_dtype: str = field('float32', 'dtype of the tables', choices=TABLE_DTYPES)
 
   @classmethod
   def from_preset(cls, name: str) -> 'NGramMemoryConfig':

@@ -19,7 +19,8 @@ from ngrammer_jax import errors, sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
 from ngrammer_jax.inference import programs, sampling
-from ngrammer_jax.models import heads, language_model
+from ngrammer_jax.layers import table
+from ngrammer_jax.models import heads, host_tables, language_model
 
 MAX_ROWS = 8  # default batch size of texts
 MIN_PROMPT_LENGTH = 16  # prompts are padded to at least this many tokens
@@ -71,6 +72,11 @@ class Engine:
     # Every host reads the scores and the tokens of all rows.
     replicated = sharding.replicated(mesh)
     self._prepare = jax.jit(functools.partial(heads.for_serving, model.config))
+    self._look_up = jax.jit(
+      functools.partial(host_tables.look_up, model),
+      donate_argnames='state',
+      out_shardings=self._row_sharding,
+    )
     self._score_segment = jax.jit(
       functools.partial(programs.score_segment, model),
       donate_argnames='memory',
@@ -121,13 +127,37 @@ class Engine:
     def dispatch():
       slots = language_model.cache_slots(self.model.config, variables['params'], self.mesh)
       memory = jax.device_put(self.model.empty_memory(rows, slots), self._row_sharding)
-      for index in range(num_segments):
+      segments = (
+        sharding.global_rows(self.mesh, rows, functools.partial(make_segment, index))
+        for index in range(num_segments)
+      )
+      for segment, inputs in self._look_up_ahead(variables, rows, segments):
         with sharding.use(self.mesh):
-          segment = sharding.global_rows(self.mesh, rows, functools.partial(make_segment, index))
-          scores, memory = self._score_segment(variables, segment, memory=memory)
+          scores, memory = self._score_segment(inputs, segment, memory=memory)
         yield scores
 
     return _fetch_one_behind(dispatch())
+
+  def _look_up_ahead(self, variables, rows, segments):
+    """Yields every segment, with the variables that the model needs for it.
+
+    For tables in host memory these are their rows, looked up by a program that does not wait for
+    the scores of the segment before.
+    """
+    config = self.model.config
+    if not host_tables.exist(config):
+      yield from ((segment, variables) for segment in segments)
+      return
+    other = self._without_host_tables(variables)
+    state = jax.device_put(host_tables.empty_state(config, rows), self._row_sharding)
+    for segment in segments:
+      with sharding.use(self.mesh):
+        values, state = self._look_up(variables, segment, state=state)
+      yield segment, other | {table.VALUES: values}
+
+  def _without_host_tables(self, variables):
+    params = host_tables.without_tables(self.model.config, variables['params'])
+    return variables | {'params': params}
 
   def score_documents(
     self,
@@ -255,8 +285,22 @@ class Engine:
     slots = 0 if memory is None else memory.length
     memory = jax.eval_shape(lambda: self.model.empty_memory(rows, slots))
     segment, memory = sharding.abstract((segment, memory), self._row_sharding)
+    if host_tables.exist(self.model.config):
+      values, _ = self.trace_look_up(variables, rows, length).out_info
+      variables = self._without_host_tables(variables)
+      variables |= {table.VALUES: sharding.abstract(values, self._row_sharding)}
     with sharding.use(self.mesh):
       return self._score_segment.trace(variables, segment, memory=memory)
+
+  def trace_look_up(self, variables: Variables, rows: int, length: int) -> jax.stages.Traced:
+    """Traces the program that looks up the rows of tables in host memory for T tokens."""
+    rows = self.round_rows(rows)
+    dtypes = np.int32, np.int32, bool, np.float32
+    segment = streams.Segment(*(np.zeros((rows, length), dtype) for dtype in dtypes))
+    state = jax.eval_shape(lambda: host_tables.empty_state(self.model.config, rows))
+    segment, state = sharding.abstract((segment, state), self._row_sharding)
+    with sharding.use(self.mesh):
+      return self._look_up.trace(variables, segment, state=state)
 
   def trace_generate(self, variables: Variables, rows: int, context: int) -> jax.stages.Traced:
     """Traces the program that generates one token. The variables may be abstract.

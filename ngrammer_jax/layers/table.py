@@ -24,10 +24,12 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import placement
+from ngrammer_jax.layers import host_memory, placement
 
 AXES = ('ngram_vocab', 'ngram_embed')  # logical axes of a table
-LOOKUPS, PERTURBATIONS = 'table_lookups', 'table_perturbations'  # collections
+HOST_AXES = ('ngram_vocab', 'host_ngram_embed')  # of a table in host memory
+# Collections of `lookup_parameter`, and of values that are looked up before the model is applied.
+LOOKUPS, PERTURBATIONS, VALUES = 'table_lookups', 'table_perturbations', 'table_values'
 # `auto` exchanges rows if the devices together look up at most this share of the rows of a device.
 # Measured with E = 32 and V = 32,768 and 262,144 on 8 simulated CPU devices: a step takes 0.6 to
 # 0.8 of the time of `table` at 0.25, and 1.05 to 1.4 at 0.5. Rows are fewer bytes up to a share of
@@ -110,8 +112,17 @@ def lookup(table_VxE: jax.Array, rows_Bx: jax.Array, exchange: str = 'auto') -> 
   """
   layout = make_layout(len(table_VxE), len(rows_Bx), exchange)
   if layout is None:
-    return table_VxE[rows_Bx]
+    return take(table_VxE, rows_Bx) if host_memory.contains(table_VxE) else table_VxE[rows_Bx]
   return _lookup(layout, table_VxE, rows_Bx)
+
+
+def take(array_VxE: jax.Array, rows_Bx: jax.Array) -> jax.Array:
+  """Returns rows of an array that is not sharded, [B, ..., E]; zeros for rows from V on."""
+  if not host_memory.contains(array_VxE):
+    return array_VxE.at[rows_Bx].get(mode='fill', fill_value=0)
+  is_inside_Bx1 = (rows_Bx < len(array_VxE))[..., None]
+  values_BxE = host_memory.take(array_VxE, jnp.where(is_inside_Bx1[..., 0], rows_Bx, 0))
+  return jnp.where(is_inside_Bx1, values_BxE, 0)
 
 
 def lookup_parameter(
@@ -120,7 +131,8 @@ def lookup_parameter(
   """Like `lookup`, for a parameter of a Linen module, whose gradient can then be taken by rows.
 
   Records a `Lookup` in LOOKUPS if this collection is mutable, and adds its array of PERTURBATIONS
-  if there is one. All lookups in a parameter should be made by this function.
+  if there is one. All lookups in a parameter should be made by this function. A table in host
+  memory has no other gradient than that of rows: its `exchange` has to be `rows`.
 
   Args:
     module: the module of the parameter.
@@ -175,7 +187,7 @@ def _lookup(layout: Layout, table_VxE: jax.Array, rows_Bx: jax.Array) -> jax.Arr
     rows_Bx = all_gather(rows_Bx, layout.shared)
     # Rows of other shards are zeros, so the sum over shards is exact.
     local_rows = layout.local_rows(rows_Bx)
-    y_BxE = table_VxE.at[local_rows].get(mode='fill', fill_value=0)
+    y_BxE = take(table_VxE, local_rows)
     table_only = tuple(axis for axis in layout.table if axis not in layout.batch)
     y_BxE = jax.lax.psum(y_BxE, table_only) if table_only else y_BxE
     return jax.lax.psum_scatter(y_BxE, layout.shared, tiled=True) if layout.shared else y_BxE

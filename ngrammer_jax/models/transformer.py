@@ -23,15 +23,19 @@ from ngrammer_jax.layers import (
   position,
   softmax,
   span,
+  table,
 )
 from ngrammer_jax.layers import context as contexts
 from ngrammer_jax.models import block, heads, memories, precision
 
 Memory = block.Memory
 
+_HOST_ROWS = jax.checkpoint_policies.save_only_these_names(table.VALUES)
 REMAT_POLICIES = {
-  'minimal': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-  'full': jax.checkpoint_policies.nothing_saveable,
+  'minimal': jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable, _HOST_ROWS
+  ),
+  'full': _HOST_ROWS,
 }
 
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from ngrammer_jax import errors, files, hosts
+from ngrammer_jax import errors, files, hosts, sharding
 from ngrammer_jax.layers import documents
 from ngrammer_jax.training import checksums, manifest
 
@@ -104,6 +104,8 @@ def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
       return jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
     if array.shape != leaf.shape:
       array = _with_empty_slots(array, leaf)
+    if sharding.is_on_host(leaf) and array.format.layout.major_to_minor != (0, 1):
+      array = jax.device_put(array, leaf.format)
     return array if array.dtype == leaf.dtype else array.astype(leaf.dtype)
 
   return jax.tree.map(convert, abstract, state, is_leaf=lambda x: x is None)

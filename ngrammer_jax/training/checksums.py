@@ -1,11 +1,14 @@
 """A checksum of every array, the same for any sharding and any number of hosts."""
 
 import functools
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from ngrammer_jax import hosts, sharding
 
 MULTIPLIERS = (0x9E3779B1, 0x85EBCA77)  # odd: from the golden ratio and from xxHash
 CHUNK = 2**16  # number of words of a host array summed at a time; they fit in the cache
@@ -43,16 +46,27 @@ def _sum_on_device(array: jax.Array, sharding: jax.sharding.Sharding | None = No
   return sums if sharding is None else jax.lax.with_sharding_constraint(sums, sharding)
 
 
-def _sum_on_host(array: np.ndarray) -> np.ndarray:
-  """Sums an array in host memory, without compiling."""
+def _sum_on_host(array: np.ndarray, start: int = 0) -> np.ndarray:
+  """Sums an array in host memory, without compiling; `start` is the index of its first word."""
   array = np.ascontiguousarray(array).reshape(-1)
   words = array.view(f'uint{min(array.dtype.itemsize, 4) * 8}')
   sums = np.zeros(len(MULTIPLIERS), np.uint32)
   for first in range(0, len(words), CHUNK):
     chunk = words[first : first + CHUNK].astype(np.uint32)
-    index = np.arange(first, first + len(chunk), dtype=np.uint64).astype(np.uint32)
-    sums += np.array(_word_sums(chunk, index), np.uint32)
+    index = np.arange(first, first + len(chunk), dtype=np.uint64) + np.uint64(start)
+    sums += np.array(_word_sums(chunk, index.astype(np.uint32)), np.uint32)
   return sums
+
+
+def _sum_of_shards(array: jax.Array) -> np.ndarray:
+  """Sums an array that is sharded by rows over the memories of all hosts."""
+  row_words = math.prod(array.shape[1:]) * max(array.dtype.itemsize // 4, 1)
+  sums = np.zeros(len(MULTIPLIERS), np.uint32)
+  for shard in array.addressable_shards:
+    if shard.replica_id == 0:
+      first_row = shard.index[0].start or 0
+      sums += _sum_on_host(np.asarray(shard.data), first_row * row_words)
+  return np.sum(hosts.all_gather(sums.tolist()), axis=0, dtype=np.uint32)
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:
@@ -69,7 +83,12 @@ def checksums(tree: Any) -> dict[str, str]:
     is_local = not isinstance(leaf, jax.Array) or (
       leaf.is_fully_addressable and jax.default_backend() == 'cpu'
     )
-    sums = _sum_on_host(np.asarray(leaf)) if is_local else _sum_on_device(leaf, _replicated(leaf))
+    if is_local:
+      sums = _sum_on_host(np.asarray(leaf))
+    elif sharding.is_on_host(leaf):
+      sums = _sum_of_shards(leaf)
+    else:
+      sums = _sum_on_device(leaf, _replicated(leaf))
     return '{:08x}{:08x}'.format(*np.asarray(sums))
 
   return {name: checksum(leaf) for name, leaf in named_leaves(tree).items()}

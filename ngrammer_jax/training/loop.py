@@ -233,12 +233,14 @@ def _check_kernel(config, mesh) -> None:
 def _log_model(config, labels, state) -> None:
   """Logs the size of the model."""
   parts = [f'{train_state.count_elements(state.params):,} parameters']
-  if config.model.ngram is not None:
-    groups = optimizers.leaves_by_label(labels, state.params)
-    tables = [leaves for label, leaves in groups.items() if label != 'dense']
+  groups = optimizers.leaves_by_label(labels, state.params)
+  tables = [leaves for label, leaves in groups.items() if label != 'dense']
+  if tables:
     parts.append(f'{train_state.count_elements(tables):,} of them in n-gram tables')
+  if state.codebook:
     parts.append(f'{train_state.count_elements(state.codebook):,} codebook values')
   logging.info('model: %s', ', '.join(parts))
+  optimizers.log_costs(config.model.ngram_memories, labels, state.params)
 
 
 def _batches(task, config, mesh, calls) -> Iterator[streams.Segment]:

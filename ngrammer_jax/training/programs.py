@@ -30,7 +30,8 @@ class Programs:
     abstract: shapes, dtypes and shardings of the state.
 
   Raises:
-    BadInput: an adaptive softmax or an n-gram memory does not fit the vocabulary.
+    BadInput: an adaptive softmax or an n-gram memory does not fit the vocabulary, or the devices
+      cannot use tables in host memory.
   """
 
   def __init__(self, config: experiment.Config, vocabulary_size: int, mesh: jax.sharding.Mesh):
@@ -40,6 +41,9 @@ class Programs:
     model = language_model.build(config.model, vocabulary_size)
     variables = train_state.abstract_variables(model)
     memories = config.model.ngram_memories
+    for i, memory in enumerate(memories):
+      if memory.table_memory == 'host':
+        sharding.check_host_memory(f'model.ngram_memories.{i}.table_memory', mesh)
     self.labels = optimizers.labels(variables['params'], memories)
     optimizer = optimizers.make(config.optimizer, t.steps, self.labels, memories)
     self.create, self.abstract = train_state.make_initializer(

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ngrammer_jax.layers import table
+from ngrammer_jax.layers import host_memory, table
 
 Path = tuple[str, ...]  # of a parameter
 
@@ -37,17 +37,16 @@ class RowGradient(struct.PyTreeNode):
 
   def take(self, array_VxE: jax.Array) -> jax.Array:
     """Returns the rows of an array, [L, E]; 0 for unused entries."""
-    take = lambda array, rows: array.at[rows].get(mode='fill', fill_value=0)
-    return self._by_shard(take, array_VxE)
+    return self._by_shard(table.take, array_VxE)
 
   def put(self, array_VxE: jax.Array, values_LxE: jax.Array) -> jax.Array:
     """Returns the array with other values in the rows."""
-    options = {'mode': 'drop', 'unique_indices': True}
-    put = lambda array, rows, values: array.at[rows].set(values, **options)
-    return self._by_shard(put, array_VxE, values_LxE)
+    return self._by_shard(_put, array_VxE, values_LxE)
 
   def add_to(self, array_VxE: jax.Array) -> jax.Array:
     """Returns the array plus the gradient."""
+    if host_memory.contains(array_VxE):
+      return self.put(array_VxE, self.take(array_VxE) + self.values.astype(array_VxE.dtype))
     options = {'mode': 'drop', 'unique_indices': True}
     add = lambda array, rows, values: array.at[rows].add(values, **options)
     return self._by_shard(add, array_VxE, self.values.astype(array_VxE.dtype))
@@ -63,6 +62,13 @@ class RowGradient(struct.PyTreeNode):
 
     inputs = ('table',) * (2 + len(values))
     return layout.shard_map(on_shard, inputs, 'table')(array_VxE, self.rows, *values)
+
+
+def _put(array_VxE, rows_L, values_LxE):
+  """Returns an array that is not sharded with other values in rows below V."""
+  if host_memory.contains(array_VxE):
+    return host_memory.put(array_VxE, rows_L, values_LxE)
+  return array_VxE.at[rows_L].set(values_LxE, mode='drop', unique_indices=True)
 
 
 def grad(
@@ -105,10 +111,12 @@ def _perturbations(loss, params, by_path, parts):
   _, (recorded, *_) = jax.eval_shape(loss, params, {})
   perturbations = {}
   for path, lookups in traverse_util.flatten_dict(recorded).items():
-    (V, E), dtype = by_path[path].shape, by_path[path].dtype
+    V, E = by_path[path].shape
+    dtype = jnp.promote_types(by_path[path].dtype, jnp.float32)
     shapes = [lookup.rows_Bx.shape for lookup in lookups]
     total = parts * sum(map(math.prod, shapes))  # all of them are kept
-    if all(table.prefers_rows(V, shapes[0][0], total, lookup.exchange) for lookup in lookups):
+    by_rows = [table.prefers_rows(V, shapes[0][0], total, each.exchange) for each in lookups]
+    if all(by_rows) or host_memory.contains(by_path[path]):
       # Minus zero: a value plus it has the same bits, also if it is minus zero.
       perturbations[path] = tuple(jnp.full((*shape, E), -0.0, dtype) for shape in shapes)
   return perturbations

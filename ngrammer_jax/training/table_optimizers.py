@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import optax
 
 from ngrammer_jax import config as experiment
+from ngrammer_jax.layers import host_memory
 from ngrammer_jax.training import row_gradient
 
 LEARNING_RATE_FACTOR = 5.0  # of all but Adagrad (Cheng et al. 2026)
@@ -81,7 +82,8 @@ def on_visited_rows(transform: optax.GradientTransformation) -> optax.GradientTr
   every step.
 
   Args:
-    transform: a transformation that treats each row alone and does not need parameters.
+    transform: a transformation that treats each row alone, with the same first state for all rows,
+      and does not need parameters.
   """
 
   def take(array, gradient):
@@ -109,7 +111,21 @@ def on_visited_rows(transform: optax.GradientTransformation) -> optax.GradientTr
     state = jax.tree.map(put, state, next_visited, gradient_of)
     return row_gradient.map_leaves(put_update, gradients, updates), state
 
-  return optax.GradientTransformation(transform.init, update)
+  def init(params):
+    def row_like(param):
+      # In bfloat16, a sum of squares would soon stop to grow.
+      dtype = jnp.promote_types(param.dtype, jnp.float32)
+      # The state of a table in host memory is made there: a device may be too small for it.
+      rows = 1 if host_memory.contains(param) else len(param)
+      return jnp.zeros((rows, *param.shape[1:]), dtype)
+
+    def on_host(array, param):
+      return host_memory.broadcast(array, param.shape) if host_memory.contains(param) else array
+
+    state = transform.init(jax.tree.map(row_like, params))
+    return optax.tree.map_params(transform, on_host, state, params)
+
+  return optax.GradientTransformation(init, update)
 
 
 def _is_visited(gradient_VxE):

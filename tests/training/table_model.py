@@ -12,7 +12,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
-from ngrammer_jax.layers import table
+from ngrammer_jax.layers import host_memory, table
 from ngrammer_jax.training import optimizers
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
@@ -25,10 +25,14 @@ class Memory(nn.Module):
 
   V: int
   exchange: str
+  axes: tuple[str, str]
 
   @nn.compact
   def __call__(self, tokens_BxT):
-    init = nn.with_logical_partitioning(nn.initializers.normal(1.0), table.AXES)
+    init = nn.initializers.normal(1.0)
+    if self.axes == table.HOST_AXES:
+      init = host_memory.initializer(init)
+    init = nn.with_logical_partitioning(init, self.axes)
     table_VxE = self.param('table', init, (self.V, E), float)
     first = tokens_BxT * 5 % self.V
     lookup = lambda rows: table.lookup_parameter(self, 'table', table_VxE, rows, self.exchange)
@@ -40,11 +44,13 @@ class Model(nn.Module):
 
   V: int = 64
   exchange: str = 'rows'
+  axes: tuple[str, str] = table.AXES  # or `table.HOST_AXES`
   config: ClassVar = model_config.ModelConfig(ngram=None)
 
   @nn.compact
   def __call__(self, tokens_BxT, memory, *, valid_BxT=None, **kwargs):
-    values_BxTxE = nn.remat(Memory)(self.V, self.exchange, name='ngram_memory_0')(tokens_BxT)
+    memory_module = nn.remat(Memory)(self.V, self.exchange, self.axes, name='ngram_memory_0')
+    values_BxTxE = memory_module(tokens_BxT)
     init = nn.with_logical_partitioning(nn.initializers.normal(1.0), ('embed', None))
     kernel_ExE = self.param('kernel', init, (E, E), float)
     return jnp.tanh(values_BxTxE @ kernel_ExE), memory, {}

@@ -21,11 +21,12 @@ from typing import Any
 
 from flax import linen as nn
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax.config.ngram_memory import CLUSTER_KEYS, NGramMemoryConfig
-from ngrammer_jax.layers import cache, documents, quantizer, table
+from ngrammer_jax.layers import cache, documents, host_memory, quantizer, table
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram import gate, hashing, per_head, token_sum, uint64, windows
 
@@ -84,6 +85,8 @@ class NGramMemory(nn.Module):
     state = self.empty_state(len(x)) if state is None else state
     e_BxTxIxE, window = self._look_up(x, context, None if state is None else state.get('window'))
     next_state = {} if window is None else {'window': window}
+    if self._records_values:  # nothing else is asked for
+      return x, next_state or None
     if self.options.join == 'gate':
       y, rows = self._gate(x, e_BxTxIxE, context, state)
       y, next_state = x + y, next_state | rows
@@ -118,8 +121,7 @@ class NGramMemory(nn.Module):
     self.sow('intermediates', 'lookup', {'ids': keys, 'rows': rows_BxTxI})
     sizes_I = np.array(self.ngram_hash().sizes, np.int32).ravel()
     first_I = np.cumsum(sizes_I) - sizes_I
-    e_BxTxIxE = table.lookup_parameter(self, 'table', self._table(), rows_BxTxI + first_I)
-    e_BxTxIxE = e_BxTxIxE.astype(self.dtype)
+    e_BxTxIxE = self._table_rows(rows_BxTxI + first_I).astype(self.dtype)
     if self.options.untrained_row is not None:
       is_trained_BxTxIx1 = (rows_BxTxI != self.options.untrained_row)[..., None]
       e_BxTxIxE = jnp.where(is_trained_BxTxIx1, e_BxTxIxE, jax.lax.stop_gradient(e_BxTxIxE))
@@ -203,12 +205,34 @@ class NGramMemory(nn.Module):
       starts_BxT = jnp.zeros((B, T), bool)
     return documents.positions(starts_BxT, state['position'])
 
+  def _table_rows(self, rows_BxTxI):
+    """Returns rows of the table [B, T, I, E].
+
+    Those of a table in host memory may be looked up before (see `models.host_tables`): then they
+    are in the collection `table.VALUES`. If it is mutable, they are recorded there instead.
+    """
+    if self.options.table_memory == 'device':
+      return table.lookup_parameter(self, 'table', self._table(), rows_BxTxI)
+    if self.has_variable(table.VALUES, 'table') and not self._records_values:
+      return self.get_variable(table.VALUES, 'table')
+    values_BxTxIxE = table.lookup_parameter(self, 'table', self._table(), rows_BxTxI, 'rows')
+    # Rematerialisation keeps them: to look them up again would take longer than to store them.
+    values_BxTxIxE = checkpoint_name(values_BxTxIxE, table.VALUES)
+    if self._records_values:
+      self.sow(table.VALUES, 'table', values_BxTxIxE)
+    return values_BxTxIxE
+
   def _table(self):
     """Returns the table parameter [rows, E]."""
     o = self.options
-    init = nn.with_logical_partitioning(nn.initializers.normal(o.deviation), table.AXES)
+    init, axes = nn.initializers.normal(o.deviation), table.AXES
+    if o.table_memory == 'host':
+      init, axes = host_memory.initializer(init), table.HOST_AXES
+    init = nn.with_logical_partitioning(init, axes)
     shape = o.table_rows(self.vocabulary_size)[self._index()], o.width
-    return self.param('table', init, shape, jnp.promote_types(self.dtype, jnp.float32))
+    wide = jnp.promote_types(self.dtype, jnp.float32)
+    dtype = wide if o.table_dtype == 'float32' else jnp.dtype(o.table_dtype)
+    return self.param('table', init, shape, dtype)
 
   def ngram_hash(self) -> hashing.NGramHash:
     """Returns the hash of this layer, with the rows of each head."""
@@ -218,6 +242,10 @@ class NGramMemory(nn.Module):
   def _index(self):
     """Returns which of the layers of this memory it is, from 0 on."""
     return self.options.layers.index(self.block) if self.options.layers else 0
+
+  @property
+  def _records_values(self):
+    return self.is_mutable_collection(table.VALUES) and not self.is_initializing()
 
   @property
   def _has_clusters(self):

@@ -1,0 +1,71 @@
+"""Rows of arrays in the memory of the host, read and written there.
+
+They are made there, and only the rows that are asked for travel between host and device. XLA:TPU
+accepts neither bounds of its own (so every row is in bounds here) nor row numbers in the memory of
+the device.
+
+The sharding of such an array is one of `sharding.shardings`.
+
+V rows of the array, E width, L rows that are read or written.
+"""
+
+from collections.abc import Callable
+
+import jax
+from jax.experimental import compute_on
+import jax.numpy as jnp
+
+
+def contains(array: jax.Array) -> bool:
+  """Whether an array, which may be traced, is in the memory of the host."""
+  return jax.typeof(array).memory_space == jax.memory.Space.Host
+
+
+def initializer(initialize: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+  """Returns an initializer with the same arguments and values, which runs on the host."""
+
+  def initialize_on_host(*args):
+    with compute_on.compute_on('device_host'):
+      return jax.device_put(initialize(*args), jax.memory.Space.Host)
+
+  return initialize_on_host
+
+
+def broadcast(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+  """Returns an array in host memory, broadcast there from one on the device."""
+  array = jax.device_put(array, jax.memory.Space.Host)
+  with compute_on.compute_on('device_host'):
+    return jnp.broadcast_to(array, shape)
+
+
+def take(array_VxE: jax.Array, rows_Lx: jax.Array) -> jax.Array:
+  """Returns rows of an array in host memory, on the device; rows are from 0 to V - 1."""
+  rows_Lx = jax.device_put(rows_Lx, jax.memory.Space.Host)
+  with compute_on.compute_on('device_host'):
+    values_LxE = array_VxE.at[rows_Lx].get(mode='promise_in_bounds')
+  return jax.device_put(values_LxE, jax.memory.Space.Device)
+
+
+def put(array_VxE: jax.Array, rows_L: jax.Array, values_LxE: jax.Array) -> jax.Array:
+  """Returns an array in host memory with other values in the rows.
+
+  It is written in place if the caller donates it.
+
+  Args:
+    array_VxE: the array.
+    rows_L: different rows; V where an entry is unused.
+    values_LxE: their values, on the device.
+  """
+  # Unused entries write the first used one again, or without any, row 0 as it is.
+  is_used_L = rows_L < len(array_VxE)
+  first = jnp.argmax(is_used_L)
+  first_row = jnp.where(is_used_L[first], rows_L[first], 0)
+  values_LxE = values_LxE.astype(array_VxE.dtype)
+  first_value_E = jnp.where(
+    is_used_L[first], values_LxE[first], take(array_VxE, first_row[None])[0]
+  )
+  rows_L = jnp.where(is_used_L, rows_L, first_row)
+  values_LxE = jnp.where(is_used_L[:, None], values_LxE, first_value_E)
+  rows_L, values_LxE = jax.device_put((rows_L, values_LxE), jax.memory.Space.Host)
+  with compute_on.compute_on('device_host'):
+    return array_VxE.at[rows_L].set(values_LxE, mode='promise_in_bounds')

@@ -1,0 +1,91 @@
+"""Looks up the rows of tables in host memory in a program of its own, ahead of the model.
+
+The rows of a segment depend on its token ids and on those before it, not on anything that the model
+computes: they can be on their way while the model still works on the segment before.
+
+B batch, T segment length, D model width.
+"""
+
+from collections.abc import Iterator
+import functools
+from typing import Any
+
+from flax import traverse_util
+import jax.numpy as jnp
+
+from ngrammer_jax.config.model import ModelConfig
+from ngrammer_jax.layers import documents, table
+from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.memory import PlacedMemory
+from ngrammer_jax.models import memories
+
+Path = tuple[str, ...]  # of the variables of a memory
+State = dict[str, Any]
+
+
+def exist(config: ModelConfig) -> bool:
+  """Whether a model has tables in host memory."""
+  return any(memory.table_memory == 'host' for memory in config.ngram_memories)
+
+
+def without_tables(config: ModelConfig, params: Any) -> Any:
+  """Returns the parameters without those tables."""
+  by_path = traverse_util.flatten_dict(params, keep_empty_nodes=True)
+  for path, _ in _memories(config):
+    del by_path[(*path, 'table')]
+  return traverse_util.unflatten_dict(by_path)
+
+
+def empty_state(config: ModelConfig, batch: int) -> State:
+  """Returns what `look_up` needs to know of the segments before the first one.
+
+  Keys: `document` int32 [B], document number of the last token; `memories`, the state of each
+  memory by path.
+  """
+  states = {path: placed.make(parent=None).empty_state(batch) for path, placed in _memories(config)}
+  return {'document': jnp.zeros((batch,), jnp.int32), 'memories': states}
+
+
+def look_up(model: Any, variables: Any, segment: Any, state: State) -> tuple[Any, State]:
+  """Returns the rows of all tables in host memory, and the next state.
+
+  The rows are the collection `table.VALUES`, with which the model does not read these tables.
+
+  Args:
+    model: the language model.
+    variables: `params` and `codebook`.
+    segment: with `tokens_BxT`, `starts_BxT` and `valid_BxT`.
+    state: that of the segment before, or `empty_state`.
+  """
+  config, V = model.config, model.vocabulary_size
+  documents_BxT = documents.numbers(segment.starts_BxT, state['document'])
+  context = Context(
+    tokens_BxT=segment.tokens_BxT,
+    starts_BxT=segment.starts_BxT,
+    documents_BxT=documents_BxT,
+    valid_BxT=segment.valid_BxT,
+  )
+  x_BxTxD = jnp.zeros((*segment.tokens_BxT.shape, config.width))  # only ids count
+  values, states = {}, {}
+  for path, placed in _memories(config, V):
+    in_memory = lambda tree, path=path: functools.reduce(lambda t, k: t.get(k, {}), path, tree)
+    own = {name: in_memory(collection) for name, collection in variables.items()}
+    before = state['memories'][path]
+    (_, after), recorded = placed.make(parent=None).apply(
+      own, x_BxTxD, context, before, mutable=[table.VALUES]
+    )
+    (values[(*path, 'table')],) = recorded[table.VALUES]['table']
+    states[path] = before and before | (after or {})
+  next_state = {'document': documents_BxT[:, -1], 'memories': states}
+  return traverse_util.unflatten_dict(values), next_state
+
+
+def _memories(
+  config: ModelConfig, vocabulary_size: int | None = None
+) -> Iterator[tuple[Path, PlacedMemory]]:
+  """Yields the path and the memory of every table in host memory."""
+  for placed in memories.all_memories(config, vocabulary_size):
+    number = placed.name.removeprefix('ngram_memory_')
+    if number.isdecimal() and config.ngram_memories[int(number)].table_memory == 'host':
+      block = () if placed.is_between_blocks else (f'layer_{placed.place.block}',)
+      yield (*block, placed.name), placed
