@@ -85,20 +85,10 @@ RICH = dataclasses.replace(
   position='relative',
   memory=model_config.MemoryConfig(length=24),
   ngram_memories=(
-    # 158 rows, which no mesh divides, and 264.
+    # 31 rows, which no mesh divides, and 272.
+    NGramMemoryConfig(layers=(0,), orders=(2,), heads=1, rows=(31,), width=4, convolution=2),
     NGramMemoryConfig(
-      layers=(0,), heads=2, rows=(31,), width=4, deviation=0.1, norm_epsilon=1e-3, convolution=2
-    ),
-    NGramMemoryConfig(
-      key='clusters',
-      clusters=4,
-      layers=(0,),
-      heads=2,
-      rows=(61,),
-      width=4,
-      row_multiple=8,
-      deviation=0.1,
-      norm_epsilon=1e-3,
+      key='clusters', clusters=4, layers=(0,), heads=2, rows=(61,), width=4, row_multiple=8
     ),
   ),
 )
