@@ -197,7 +197,7 @@ class NGramMemoryConfig:
     'shrink', 'centroids of clusters without tokens', choices=EMPTY, only_for=_CLUSTERS
   )
   initial: str | None = field(
-    None, 'initial centroids; None: as for model.ngram.initial', choices=INITIAL, only_for=_CLUSTERS
+    None, 'initial centroids; None: uniform', choices=INITIAL, only_for=_CLUSTERS
   )
 
   bias: bool = field(False, 'biases of the projections to keys and values', only_for=_GATE)
@@ -356,11 +356,10 @@ class NGramMemoryConfig:
         f'{path}.key="embedding_clusters" needs one embedding table, but model.adaptive_softmax '
         f'has several: use key="clusters" at the input'
       )
-    is_embedding = self.key == 'embedding_clusters' or not self.layers
-    if self.initial == 'data' and not (is_embedding and model.adaptive_softmax is None):
+    if self.initial == 'data' and self.key != 'embedding_clusters':
       raise errors.BadInput(
-        f'{path}.initial="data" samples the embedding, so it needs {path}.layers=() or '
-        f'key="embedding_clusters", and no adaptive softmax: use "uniform" or "normal"'
+        f'{path}.initial="data" samples the embedding, so it needs {path}.key='
+        f'"embedding_clusters", not {self.key!r}: use "uniform" or "normal"'
       )
 
   def _check_tables(self, model: Any, path: str) -> None:

@@ -138,8 +138,13 @@ def test_memories_stand_beside_each_other_and_in_recurrent_models():
     ),
     (
       CLUSTERS | {'initial': 'data'},
-      f'.initial="data" samples the embedding, so it needs {PATH}.layers=() or '
-      'key="embedding_clusters", and no adaptive softmax: use "uniform" or "normal"',
+      f'.initial="data" samples the embedding, so it needs {PATH}.key="embedding_clusters", not '
+      '\'clusters\': use "uniform" or "normal"',
+    ),
+    (
+      {'join': 'concat', 'heads': 4, 'width': 32, 'key': 'clusters', 'initial': 'data'},
+      f'.initial="data" samples the embedding, so it needs {PATH}.key="embedding_clusters", not '
+      '\'clusters\': use "uniform" or "normal"',
     ),
     (
       GATE | {'boundary': 'eos_id'},
