@@ -367,7 +367,10 @@ class NGramMemoryConfig:
       try:
         ngram_sizes.check_widths(model.width, self.heads, self.width, self.join, len(self.orders))
       except ValueError as error:
-        raise errors.BadInput(f'{path}: {error}') from error
+        raise errors.BadInput(
+          f'{path}.width={self.width} does not fit {path}.heads={self.heads} with join='
+          f'{self.join!r}: {error}'
+        ) from error
     if self.join in ('sum', 'mean') and not self.projection and self.width != model.width:
       raise errors.BadInput(
         f'{path}.width={self.width} must be model.width={model.width} for {path}.join='
@@ -410,6 +413,8 @@ class NGramMemoryConfig:
     num_ids, memory_hash = self.num_ids(vocabulary_size), self.hashes(vocabulary_size)[0]
     rows = memory_hash.sizes[0][0]
     if self.hash not in ('polynomial', 'praxis') or rows < num_ids or rows % num_ids > 1:
+      return
+    if self.orders == (1,):  # every id has a row of its own
       return
     rate, random_rate = ngram_hashes.shared_rows(memory_hash)
     logging.warning(

@@ -58,6 +58,7 @@ def train(
   with hosts.collective_errors():
     workdirs.check(workdir, config)
     task = make_task(config)
+    config.model.check_vocabulary(task.vocabulary.size)
     workdirs.check_text(workdir, config, task.content_hash)
 
   # Devices and programs.
