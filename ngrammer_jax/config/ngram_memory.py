@@ -258,6 +258,10 @@ class NGramMemoryConfig:
     """The id that is read in place of those before a boundary."""
     return self.eos_id if self.fill_id is None else self.fill_id
 
+  def index(self, block: int) -> int:
+    """Returns which of the layers of the memory a block is, from 0; 0 for a memory at the input."""
+    return self.layers.index(block) if self.layers else 0
+
   def num_ids(self, vocabulary_size: int) -> int:
     """Returns the number of distinct ids of the key, before compression."""
     if self.key in CLUSTER_KEYS:

@@ -58,8 +58,8 @@ def train(
   with hosts.collective_errors():
     workdirs.check(workdir, config)
     task = make_task(config)
-    config.model.check_vocabulary(task.vocabulary.size)
     workdirs.check_text(workdir, config, task.content_hash)
+    config.model.check_vocabulary(task.vocabulary.size)
 
   # Devices and programs.
   mesh = _make_mesh(config)
