@@ -320,6 +320,7 @@ def main(argv: list[str]) -> int:
   """Prints the statistics of each program. Returns 1 if one does not fit."""
   args, config = parse_args(argv)
   V, m, t = vocabulary_size(config, args.vocabulary_size), config.mesh, config.training
+  config.model.check_vocabulary(V)
   if args.json is not None:
     args.json.parent.mkdir(parents=True, exist_ok=True)
   meshes = {}

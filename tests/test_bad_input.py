@@ -65,6 +65,12 @@ TRAIN = {
     'model.ngram_memories.0: the table of orders (2, 3) would have 3,200,001,770 rows, but must '
     'have less than 2^31: split the orders over several memories',
   ),
+  'end of a sentence that is not in the vocabulary': (
+    '--config.data.path={tmp}/text --config.model.ngram_memories.0.preset=ple '
+    '--config.model.ngram_memories.0.rows=100 --config.model.ngram_memories.0.eos_id=257',
+    'model.ngram_memories.0.eos_id=257 is not below the number of ids 257 of '
+    "model.ngram_memories.0.key='tokens': use an id of the vocabulary of this run",
+  ),
   'n-gram tables on the host whose optimizer needs all rows': (
     '--config.model.ngram_memories.0.layers=2 --config.model.ngram_memories.0.optimizer=adam '
     '--config.model.ngram_memories.0.table_memory=host',

@@ -54,8 +54,7 @@ class Table(NamedTuple):
   @property
   def path(self) -> tuple[str, ...]:
     """Path of its module in parameters and intermediates."""
-    block = () if self.placed.is_between_blocks else (f'layer_{self.placed.place.block}',)
-    return *block, self.placed.name
+    return self.placed.path
 
   @property
   def name(self) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import dataclasses
 import importlib.util
 import inspect
+import itertools
 import logging
 import pathlib
 from typing import Any
@@ -147,18 +148,18 @@ def _apply(config: dict[str, Any], path: str, text: str) -> None:
   A tuple of blocks becomes a dict from their numbers. A preset starts its block anew.
   """
   value = _value(conversion.find_key(path), text)
-  *sections, last = path.split('.')
-  for section in sections:
+  names = path.split('.')
+  for section, name in itertools.pairwise(names):
     if config.get(section) is None:
       config[section] = {}
-    if isinstance(config[section], tuple | list):
-      config[section] = {str(index): block for index, block in enumerate(config[section])}
+    if conversion.is_index(name):
+      config[section] = conversion.blocks_by_number(config[section])
     config = config[section]
     if not isinstance(config, dict):
       raise errors.BadInput(f'--config.{path}: {section} is not a section in the config file')
-  if last == 'preset':
+  if names[-1] == 'preset':
     config.clear()
-  config[last] = value
+  config[names[-1]] = value
 
 
 def _value(key: fields.Key, text: str) -> Any:

@@ -1,6 +1,6 @@
 """Configs from dicts, ConfigDicts and JSON, and back."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 import dataclasses
 import difflib
 import json
@@ -82,24 +82,29 @@ def _convert(key: fields.Key, value: Any) -> Any:
   raise errors.BadInput(f'{key.path}=None: the section is required')
 
 
-def _entries(key: fields.Key, value: Any) -> Iterable[tuple[int, Any]]:
-  """Returns number and value of each block of a tuple of blocks.
-
-  Args:
-    key: of the tuple.
-    value: the tuple, a dict from numbers such as '0' to blocks, a single block or None.
-  """
-  if value is None or isinstance(value, tuple | list):
-    return enumerate(value or ())
-  if not isinstance(value, Mapping) or not all(map(is_index, value)):
-    return [(0, value)]
-  for index in map(int, value):
-    if index >= len(value):
+def _entries(key: fields.Key, value: Any) -> list[tuple[int, Any]]:
+  """Returns number and value of each block of a tuple of blocks, see `blocks_by_number`."""
+  blocks = {int(name): block for name, block in blocks_by_number(value).items()}
+  for index in blocks:
+    if index >= len(blocks):
       raise errors.BadInput(
         f'{key.path}.{index}: the blocks before it are missing; the next one is '
-        f'{key.path}.{next(i for i in range(index) if str(i) not in value)}'
+        f'{key.path}.{next(i for i in range(index) if i not in blocks)}'
       )
-  return sorted((int(index), block) for index, block in value.items())
+  return sorted(blocks.items())
+
+
+def blocks_by_number(value: Any) -> dict[str, Any]:
+  """Returns the blocks of a tuple of blocks by their numbers, such as '0'.
+
+  Args:
+    value: the tuple, a dict from numbers to blocks, a single block or None.
+  """
+  if value is None or isinstance(value, tuple | list):
+    return {str(index): block for index, block in enumerate(value or ())}
+  if isinstance(value, Mapping) and all(map(is_index, value)):
+    return dict(value)
+  return {'0': value}
 
 
 def _preset_values(kind: type, values: Mapping[str, Any], path: str) -> dict[str, Any]:

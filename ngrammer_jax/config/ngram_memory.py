@@ -197,7 +197,7 @@ class NGramMemoryConfig:
     'shrink', 'centroids of clusters without tokens', choices=EMPTY, only_for=_CLUSTERS
   )
   initial: str | None = field(
-    None, 'initial centroids; None: as for model.ngram.initial', choices=INITIAL, only_for=_CLUSTERS
+    None, 'initial centroids; None: uniform', choices=INITIAL, only_for=_CLUSTERS
   )
 
   bias: bool = field(False, 'biases of the projections to keys and values', only_for=_GATE)
@@ -257,6 +257,10 @@ class NGramMemoryConfig:
   def start_id(self) -> int | None:
     """The id that is read in place of those before a boundary."""
     return self.eos_id if self.fill_id is None else self.fill_id
+
+  def index(self, block: int) -> int:
+    """Returns which of the layers of the memory a block is, from 0; 0 for a memory at the input."""
+    return self.layers.index(block) if self.layers else 0
 
   def num_ids(self, vocabulary_size: int) -> int:
     """Returns the number of distinct ids of the key, before compression."""
@@ -356,11 +360,10 @@ class NGramMemoryConfig:
         f'{path}.key="embedding_clusters" needs one embedding table, but model.adaptive_softmax '
         f'has several: use key="clusters" at the input'
       )
-    is_embedding = self.key == 'embedding_clusters' or not self.layers
-    if self.initial == 'data' and not (is_embedding and model.adaptive_softmax is None):
+    if self.initial == 'data' and self.key != 'embedding_clusters':
       raise errors.BadInput(
-        f'{path}.initial="data" samples the embedding, so it needs {path}.layers=() or '
-        f'key="embedding_clusters", and no adaptive softmax: use "uniform" or "normal"'
+        f'{path}.initial="data" samples the embedding, so it needs {path}.key='
+        f'"embedding_clusters", not {self.key!r}: use "uniform" or "normal"'
       )
 
   def _check_tables(self, model: Any, path: str) -> None:
@@ -368,7 +371,10 @@ class NGramMemoryConfig:
       try:
         ngram_sizes.check_widths(model.width, self.heads, self.width, self.join, len(self.orders))
       except ValueError as error:
-        raise errors.BadInput(f'{path}: {error}') from error
+        raise errors.BadInput(
+          f'{path}.width={self.width} does not fit {path}.heads={self.heads} with join='
+          f'{self.join!r}: {error}'
+        ) from error
     if self.join in ('sum', 'mean') and not self.projection and self.width != model.width:
       raise errors.BadInput(
         f'{path}.width={self.width} must be model.width={model.width} for {path}.join='
@@ -411,6 +417,8 @@ class NGramMemoryConfig:
     num_ids, memory_hash = self.num_ids(vocabulary_size), self.hashes(vocabulary_size)[0]
     rows = memory_hash.sizes[0][0]
     if self.hash not in ('polynomial', 'praxis') or rows < num_ids or rows % num_ids > 1:
+      return
+    if self.orders == (1,):  # every id has a row of its own
       return
     rate, random_rate = ngram_hashes.shared_rows(memory_hash)
     logging.warning(

@@ -65,7 +65,7 @@ def longcat(layer: NGramMemory, prefix: str = '') -> Layout:
     BadInput: see `conversion.check_layer`.
   """
   _check_options(layer, 'longcat')
-  D, E, ngram_hash = layer.width, layer.options.width, _hash(layer)
+  D, E, ngram_hash = layer.width, layer.options.width, layer.ngram_hash()
   sizes_I = tuple(itertools.chain.from_iterable(ngram_hash.sizes))
   each = lambda pattern, rows_I: tuple(
     Piece(prefix + pattern.format(i), 0, rows) for i, rows in enumerate(rows_I)
@@ -75,7 +75,7 @@ def longcat(layer: NGramMemory, prefix: str = '') -> Layout:
   return Layout(
     'the n-gram embedding of LongCat-Flash-Lite',
     prefix,
-    Table(each('embedders.{}.weight', sizes_I), _table_shape(layer)),
+    Table(each('embedders.{}.weight', sizes_I), layer.table_shape()),
     (part,),
     ngram_hash,
     numbers={},
@@ -101,7 +101,7 @@ def qwen_ple(layer: NGramMemory, prefix: str = '', hash_prefix: str | None = Non
     BadInput: see `conversion.check_layer`.
   """
   _check_options(layer, 'qwen_ple')
-  G, D, ngram_hash, shape = layer.branches, layer.width, _hash(layer), _table_shape(layer)
+  G, D, ngram_hash, shape = layer.branches, layer.width, layer.ngram_hash(), layer.table_shape()
   whole = lambda name, rows: (Piece(prefix + name, 0, rows),)
   norm = lambda name: whole(f'norm_{name}.weight', G * D)
   parts = [
@@ -169,7 +169,7 @@ def engram_demo(
   return Layout(
     'the demo of Engram',
     prefix,
-    Table(whole('multi_head_embedding.embedding.weight', rows), _table_shape(layer)),
+    Table(whole('multi_head_embedding.embedding.weight', rows), layer.table_shape()),
     tuple(parts),
     ngram_hash,
     _numbers(names, ngram_hash),
@@ -214,7 +214,7 @@ def engram_v41(
     prefix,
     Table(
       (Piece(f'{prefix}embed', 0, rows),),
-      _table_shape(layer),
+      layer.table_shape(),
       None if scale is None else prefix + scale,
     ),
     (
@@ -241,19 +241,6 @@ def _check_options(layer, layout_name):
     raise errors.BadInput(f'block={layer.block} is not one of options.layers={layers}')
 
 
-def _index(layer):
-  """Returns which of the layers of the memory it is, from 0 on."""
-  return layer.options.layers.index(layer.block) if layer.options.layers else 0
-
-
-def _hash(layer):
-  return layer.options.hashes(layer.vocabulary_size)[_index(layer)]
-
-
-def _table_shape(layer):
-  return layer.options.table_rows(layer.vocabulary_size)[_index(layer)], layer.options.width
-
-
 def _compressed(layer, token_classes):
   """Returns the hash and the variables of a memory with compressed token ids."""
   classes_V = np.asarray(token_classes, np.int32)
@@ -262,7 +249,7 @@ def _compressed(layer, token_classes):
       f'token_classes has the shape {classes_V.shape}, but vocabulary_size='
       f'{layer.vocabulary_size}: use the classes of the vocabulary of the layer'
     )
-  ngram_hash = dataclasses.replace(_hash(layer), vocabulary=int(classes_V.max()) + 1)
+  ngram_hash = dataclasses.replace(layer.ngram_hash(), vocabulary=int(classes_V.max()) + 1)
   multipliers = uint64.split_words(ngram_hash.multipliers())
   return ngram_hash, {'token_classes': classes_V, 'multipliers': multipliers}
 

@@ -51,6 +51,12 @@ class PlacedMemory:
     return self.state_name or self.name
 
   @property
+  def path(self) -> tuple[str, ...]:
+    """Path of its module in the collections of the model."""
+    block = () if self.is_between_blocks else (f'layer_{self.place.block}',)
+    return *block, self.name
+
+  @property
   def is_between_blocks(self) -> bool:
     """Whether the model applies it, rather than a block."""
     return self.place.point in BETWEEN_BLOCKS

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.layers import documents, table
 from ngrammer_jax.layers.context import Context
-from ngrammer_jax.layers.memory import PlacedMemory
+from ngrammer_jax.layers.ngram.memory import NGramMemory
 from ngrammer_jax.models import memories
 
 Path = tuple[str, ...]  # of the variables of a memory
@@ -42,7 +42,7 @@ def empty_state(config: ModelConfig, batch: int) -> State:
   Keys: `document` int32 [B], document number of the last token; `memories`, the state of each
   memory by path.
   """
-  states = {path: placed.make(parent=None).empty_state(batch) for path, placed in _memories(config)}
+  states = {path: memory.empty_state(batch) for path, memory in _memories(config)}
   return {'document': jnp.zeros((batch,), jnp.int32), 'memories': states}
 
 
@@ -67,13 +67,11 @@ def look_up(model: Any, variables: Any, segment: Any, state: State) -> tuple[Any
   )
   x_BxTxD = jnp.zeros((*segment.tokens_BxT.shape, config.width))  # only ids count
   values, states = {}, {}
-  for path, placed in _memories(config, V):
+  for path, memory in _memories(config, V):
     in_memory = lambda tree, path=path: functools.reduce(lambda t, k: t.get(k, {}), path, tree)
     own = {name: in_memory(collection) for name, collection in variables.items()}
     before = state['memories'][path]
-    (_, after), recorded = placed.make(parent=None).apply(
-      own, x_BxTxD, context, before, mutable=[table.VALUES]
-    )
+    (_, after), recorded = memory.apply(own, x_BxTxD, context, before, mutable=[table.VALUES])
     (values[(*path, 'table')],) = recorded[table.VALUES]['table']
     states[path] = before and before | (after or {})
   next_state = {'document': documents_BxT[:, -1], 'memories': states}
@@ -82,10 +80,9 @@ def look_up(model: Any, variables: Any, segment: Any, state: State) -> tuple[Any
 
 def _memories(
   config: ModelConfig, vocabulary_size: int | None = None
-) -> Iterator[tuple[Path, PlacedMemory]]:
-  """Yields the path and the memory of every table in host memory."""
+) -> Iterator[tuple[Path, NGramMemory]]:
+  """Yields the path and the module of every memory with a table in host memory."""
   for placed in memories.all_memories(config, vocabulary_size):
-    number = placed.name.removeprefix('ngram_memory_')
-    if number.isdecimal() and config.ngram_memories[int(number)].table_memory == 'host':
-      block = () if placed.is_between_blocks else (f'layer_{placed.place.block}',)
-      yield (*block, placed.name), placed
+    memory = placed.make(parent=None)
+    if isinstance(memory, NGramMemory) and memory.options.table_memory == 'host':
+      yield placed.path, memory

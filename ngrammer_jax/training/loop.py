@@ -59,6 +59,7 @@ def train(
     workdirs.check(workdir, config)
     task = make_task(config)
     workdirs.check_text(workdir, config, task.content_hash)
+    config.model.check_vocabulary(task.vocabulary.size)
 
   # Devices and programs.
   mesh = _make_mesh(config)

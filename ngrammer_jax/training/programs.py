@@ -30,13 +30,11 @@ class Programs:
     abstract: shapes, dtypes and shardings of the state.
 
   Raises:
-    BadInput: an adaptive softmax or an n-gram memory does not fit the vocabulary, or the devices
-      cannot use tables in host memory.
+    BadInput: the devices cannot use tables in host memory.
   """
 
   def __init__(self, config: experiment.Config, vocabulary_size: int, mesh: jax.sharding.Mesh):
     self._config, self.mesh, self._vocabulary_size = config, mesh, vocabulary_size
-    config.model.check_vocabulary(vocabulary_size)
     t, finetune = config.training, config.finetune
     model = language_model.build(config.model, vocabulary_size)
     variables = train_state.abstract_variables(model)

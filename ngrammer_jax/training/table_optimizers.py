@@ -67,9 +67,9 @@ def make(
   if name == 'lazy_adam':
     return on_visited_rows(optax.chain(scale_by_adam, rate))
   if name == 'adam':
-    return optax.chain(on_all_rows(), scale_by_adam, rate)
+    return on_all_rows(optax.chain(scale_by_adam, rate))
   if name == 'sinkhorn':
-    return optax.chain(on_all_rows(), scale_by_sinkhorn(), optax.scale(SINKHORN_SCALE), rate)
+    return on_all_rows(optax.chain(scale_by_sinkhorn(), optax.scale(SINKHORN_SCALE), rate))
   raise ValueError(f'{name!r} is not an optimiser of tables')
 
 
@@ -113,11 +113,9 @@ def on_visited_rows(transform: optax.GradientTransformation) -> optax.GradientTr
 
   def init(params):
     def row_like(param):
-      # In bfloat16, a sum of squares would soon stop to grow.
-      dtype = jnp.promote_types(param.dtype, jnp.float32)
       # The state of a table in host memory is made there: a device may be too small for it.
       rows = 1 if host_memory.contains(param) else len(param)
-      return jnp.zeros((rows, *param.shape[1:]), dtype)
+      return jnp.zeros((rows, *param.shape[1:]), _state_dtype(param))
 
     def on_host(array, param):
       return host_memory.broadcast(array, param.shape) if host_memory.contains(param) else array
@@ -132,13 +130,26 @@ def _is_visited(gradient_VxE):
   return (gradient_VxE != 0).any(axis=-1, keepdims=True)
 
 
-def on_all_rows() -> optax.GradientTransformation:
-  """Returns a transformation of a `RowGradient` to the gradient of the whole table."""
+def _state_dtype(param):
+  """Returns the dtype of the state: in bfloat16, averages and sums would soon stand still."""
+  return jnp.promote_types(param.dtype, jnp.float32)
+
+
+def on_all_rows(transform: optax.GradientTransformation) -> optax.GradientTransformation:
+  """Returns a transformation that sees gradients of whole tables, in at least float32."""
 
   def to_dense(gradient, param):
-    return gradient.dense(param) if row_gradient.is_row_gradient(gradient) else gradient
+    if row_gradient.is_row_gradient(gradient):
+      return gradient.dense(jnp.zeros(param.shape, _state_dtype(param)))
+    return gradient.astype(_state_dtype(param))
 
-  return optax.stateless(lambda updates, params: row_gradient.map_leaves(to_dense, updates, params))
+  def init(params):
+    return transform.init(jax.tree.map(lambda p: jnp.zeros(p.shape, _state_dtype(p)), params))
+
+  def update(gradients, state, params):
+    return transform.update(row_gradient.map_leaves(to_dense, gradients, params), state)
+
+  return optax.GradientTransformation(init, update)
 
 
 class SinkhornState(NamedTuple):

@@ -56,8 +56,7 @@ def _multipliers(memories, path: tuple[str, ...], classes_V: np.ndarray) -> np.n
   """
   numbers = dict(re.findall(r'(layer|ngram_memory)_(\d+)', '/'.join(path)))
   memory = memories[int(numbers['ngram_memory'])]
-  index = memory.layers.index(int(numbers['layer'])) if memory.layers else 0
-  hash_of_ids = memory.hashes(len(classes_V))[index]
+  hash_of_ids = memory.hashes(len(classes_V))[memory.index(int(numbers.get('layer', 0)))]
   hash_of_classes = dataclasses.replace(hash_of_ids, vocabulary=int(classes_V.max()) + 1)
   return uint64.split_words(hash_of_classes.multipliers())
 

@@ -125,21 +125,32 @@ def test_memories_stand_beside_each_other_and_in_recurrent_models():
     ),
     (
       {'join': 'concat', 'heads': 4, 'width': 33},
-      ': 2 orders of n-gram dim 33 exceed the head width 64',
+      f".width=33 does not fit {PATH}.heads=4 with join='concat': 2 orders of n-gram dim 33 exceed "
+      'the head width 64',
     ),
     (
       {'join': 'add', 'heads': 4, 'width': 8},
-      ': combine "add" needs n-gram dim 8 to equal the head width 64',
+      f'.width=8 does not fit {PATH}.heads=4 with join=\'add\': combine "add" needs n-gram dim 8 '
+      'to equal the head width 64',
     ),
-    ({'join': 'add', 'heads': 7}, ': width 256 must be divisible by heads=7'),
+    (
+      {'join': 'add', 'heads': 7},
+      f".width=64 does not fit {PATH}.heads=7 with join='add': width 256 must be divisible by "
+      'heads=7',
+    ),
     (
       CLUSTERS | {'heads': 3},
       f".heads=3: model.width=256 must be divisible by the heads of {PATH}.key='clusters'",
     ),
     (
       CLUSTERS | {'initial': 'data'},
-      f'.initial="data" samples the embedding, so it needs {PATH}.layers=() or '
-      'key="embedding_clusters", and no adaptive softmax: use "uniform" or "normal"',
+      f'.initial="data" samples the embedding, so it needs {PATH}.key="embedding_clusters", not '
+      '\'clusters\': use "uniform" or "normal"',
+    ),
+    (
+      {'join': 'concat', 'heads': 4, 'width': 32, 'key': 'clusters', 'initial': 'data'},
+      f'.initial="data" samples the embedding, so it needs {PATH}.key="embedding_clusters", not '
+      '\'clusters\': use "uniform" or "normal"',
     ),
     (
       GATE | {'boundary': 'eos_id'},
@@ -283,6 +294,9 @@ def test_ids_outside_of_the_vocabulary(memory, message):
 )
 def test_rows_that_are_a_multiple_of_the_vocabulary_are_warned_of(caplog, hash_name, rule, warns):
   memory = NGramMemoryConfig(layers=(0,), hash=hash_name, row_rule=rule, rows=(2_000_000,), heads=1)
+  unigrams = dataclasses.replace(memory, orders=(1,))  # have no collisions with so many rows
+  model_config.ModelConfig(ngram_memories=(unigrams,)).check_vocabulary(4096)
+  assert not caplog.messages
   with caplog.at_level(logging.WARNING):
     model_config.ModelConfig(ngram_memories=(memory,)).check_vocabulary(4096)
   assert bool(caplog.messages) == warns

@@ -78,6 +78,7 @@ def test_a_preset_gives_every_value_that_is_not_named():
     (['.0.rows=9', '.0.width=32', '.0.preset=over_encoding'], (ENCODING,)),
     (['.0.rows=9', '.0.preset=longcat', '.0.width=32', '.0.preset=over_encoding'], (ENCODING,)),
     (['.0=over_encoding', '.0.rows=9', '.0.width=32'], (ENCODING,)),
+    (['=over_encoding', '.0.rows=9', '.0.width=32'], (ENCODING,)),
     (['.0.preset=over_encoding', '=None'], ()),
     (['.0.preset=over_encoding', '=()', '.0.join=sum', '.0.width=256'], (SUM,)),
     (['.1.join=sum', '.1.width=256', '.0.rows=9,', '.0.preset=over_encoding'], None),

@@ -97,6 +97,23 @@ def test_the_learning_rate_factor(x64, name, default):
   np.testing.assert_allclose(first(3 * default), 3 * first(default), rtol=1e-9)
 
 
+@pytest.mark.parametrize('as_rows', [False, True])
+@pytest.mark.parametrize('name', ['adagrad', 'lazy_adam', 'adam', 'sinkhorn'])
+def test_the_state_of_a_narrow_table_is_float32(name, as_rows):
+  """An average with a decay of 0.999 cannot shrink in bfloat16, which rounds it to 1."""
+  optimizer = table_optimizers.make(name, CONFIG, optimizers.schedule(CONFIG, 10))
+  params = {'table': jnp.asarray(table_of(), jnp.bfloat16)}
+  state = optimizer.init(params)
+  rows, values, dense = gradient_of(0)
+  gradient = jnp.asarray(dense, jnp.bfloat16)
+  if as_rows:
+    gradient = row_gradient.combine([(rows, values.astype(np.float32))], V)
+  _, next_state = optimizer.update({'table': gradient}, state, params)
+  for each in (state, next_state):
+    arrays = [leaf for leaf in jax.tree.leaves(each) if leaf.ndim]
+    assert arrays and all(leaf.dtype == jnp.float32 for leaf in arrays)
+
+
 def test_sinkhorn_equals_the_official_array(x64):
   with np.load(data_root('reference') / 'sinkhorn_tables.npz') as f:
     arrays, official = dict(f), json.loads(str(f['config']))

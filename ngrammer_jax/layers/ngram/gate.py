@@ -20,8 +20,6 @@ import jax.numpy as jnp
 from ngrammer_jax.layers import convolution, dense, normalization
 
 MIN_SCORE = 1e-6  # smaller scores have no gradient through the root
-ZERO_SCORES = ('half', 'positive')
-GATES = ('learned', 'half')
 
 
 class Convolution(NamedTuple):

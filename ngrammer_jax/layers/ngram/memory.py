@@ -229,19 +229,19 @@ class NGramMemory(nn.Module):
     if o.table_memory == 'host':
       init, axes = host_memory.initializer(init), table.HOST_AXES
     init = nn.with_logical_partitioning(init, axes)
-    shape = o.table_rows(self.vocabulary_size)[self._index()], o.width
     wide = jnp.promote_types(self.dtype, jnp.float32)
     dtype = wide if o.table_dtype == 'float32' else jnp.dtype(o.table_dtype)
-    return self.param('table', init, shape, dtype)
+    return self.param('table', init, self.table_shape(), dtype)
 
   def ngram_hash(self) -> hashing.NGramHash:
     """Returns the hash of this layer, with the rows of each head."""
-    host_hash = self.options.hashes(self.vocabulary_size)[self._index()]
+    host_hash = self.options.hashes(self.vocabulary_size)[self.options.index(self.block)]
     return hashing.NGramHash(**vars(host_hash))
 
-  def _index(self):
-    """Returns which of the layers of this memory it is, from 0 on."""
-    return self.options.layers.index(self.block) if self.options.layers else 0
+  def table_shape(self) -> tuple[int, int]:
+    """Returns the rows and the width of the table of this layer."""
+    rows = self.options.table_rows(self.vocabulary_size)
+    return rows[self.options.index(self.block)], self.options.width
 
   @property
   def _records_values(self):

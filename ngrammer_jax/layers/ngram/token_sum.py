@@ -13,8 +13,6 @@ import jax.numpy as jnp
 
 from ngrammer_jax.layers import normalization
 
-AMPLIFICATIONS = ('none', 'sqrt_width', 'norm')
-
 
 class TokenSum(nn.Module):
   """Returns token embeddings with the vectors of their n-grams, [B, T, D].

@@ -8,9 +8,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from ngrammer_jax.config.ngram_memory import BOUNDARIES
 from ngrammer_jax.layers import cache, documents
-
-BOUNDARIES = ('starts', 'eos_id', 'none')
 
 State = dict[str, jax.Array]
 
