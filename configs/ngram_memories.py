@@ -31,7 +31,7 @@ configs/ngrammer_text8.py. METHOD is one of:
   plain          the model without a memory: fewer parameters than the others
   wide           the same with a wider feed-forward
   ngrammer       the N-Grammer of those files (Roy et al. 2022)
-  over_encoding  2- and 3-grams of tokens, projected, mean with the token embedding
+  over_encoding  2- and 3-grams of tokens, projected, mean with the token embedding, layer norm
   engram         2- and 3-grams of compressed tokens, gated, in the second block
   latent_engram  2-grams of cluster ids of the second block's input, with Engram's hash and gate
   blt            3- to 8-grams of bytes, added to the byte embedding; only quickstart_blt
@@ -57,18 +57,12 @@ PUBLISHED = {
 }
 TEXTS = ('quickstart', 'text8', 'wikitext2')
 METHODS = ('plain', 'wide', 'ngrammer', 'over_encoding', 'engram', 'latent_engram')
+OURS = dict(boundary='starts', fill_id=0, deviation=0.02)
 SMALL_MEMORIES = {
-  'over_encoding': dict(preset='over_encoding', heads=2, width=16),
-  'engram': dict(preset='engram', layers=(1,), heads=2, width=16, boundary='starts', fill_id=0),
+  'over_encoding': dict(preset='over_encoding', heads=2, width=16, amplification='norm'),
+  'engram': dict(preset='engram', layers=(1,), heads=2, width=16, **OURS),
   'latent_engram': dict(
-    preset='engram',
-    key='clusters',
-    layers=(1,),
-    orders=(2,),
-    heads=6,
-    width=8,
-    boundary='starts',
-    fill_id=0,
+    preset='engram', key='clusters', layers=(1,), orders=(2,), heads=6, width=8, **OURS
   ),
   'blt': dict(preset='blt', width=192, deviation=192**-0.5),
 }

@@ -52,7 +52,7 @@ TRAIN = {
   ),
   'n-gram memory in a block that does not exist': (
     '--config.model.ngram_memories.0.preset=engram',
-    'model.ngram_memories.0.layers=(1, 15) has 15: expected different numbers of blocks, from 0 to '
+    'model.ngram_memories.0.layers=(1, 15) has 15: expected distinct numbers of blocks from 0 to '
     '3 with model.layers=4',
   ),
   'n-gram memory whose predecessor does not exist': (

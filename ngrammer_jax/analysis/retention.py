@@ -201,5 +201,6 @@ def plot(result: dict[str, Any], axes: Any) -> None:
     one.set_xticks(range(len(labels)), labels, rotation=30, fontsize=8)
     one.set(xlabel='count of the n-gram in the training text', ylabel=f'{label} (nats/token)')
     one.axhline(0, color='black', linewidth=0.5)
+    one.set_yscale('symlog', linthresh=0.01)  # few n-grams may have most of the increase
     one.grid(alpha=0.3)
   axes[0].legend(fontsize='x-small')

@@ -53,6 +53,7 @@ PRESETS = {
     fill_id=2,
     bias=True,
     convolution=4,
+    deviation=1.0,
     optimizer='adam',
   ),
   # DeepSeek-V4.1-Flash.
@@ -161,7 +162,7 @@ class NGramMemoryConfig:
   )
   row_multiple: int = field(1, 'pad each table up to a multiple of this many rows', at_least=1)
   width: int = field(64, 'values of a row', at_least=1)
-  deviation: float = field(1.0, 'initial standard deviation of the tables', at_least=0)
+  deviation: float = field(0.02, 'initial standard deviation of the tables', at_least=0)
   untrained_row: int | None = field(
     None, 'row of each head that is never trained (LongCat: the padding id)', at_least=0
   )
@@ -259,7 +260,13 @@ class NGramMemoryConfig:
     return self.eos_id if self.fill_id is None else self.fill_id
 
   def index(self, block: int) -> int:
-    """Returns which of the layers of the memory a block is, from 0; 0 for a memory at the input."""
+    """Returns which of the layers of the memory a block is, from 0; 0 for a memory at the input.
+
+    Raises:
+      ValueError: the memory is not in this block.
+    """
+    if self.layers and block not in self.layers:
+      raise ValueError(f'block {block} is not among the layers {self.layers} of the memory')
     return self.layers.index(block) if self.layers else 0
 
   def num_ids(self, vocabulary_size: int) -> int:
@@ -326,7 +333,7 @@ class NGramMemoryConfig:
     if outside or len(set(self.layers)) < len(self.layers):
       problem = f'has {outside[0]}' if outside else 'has a block twice'
       raise errors.BadInput(
-        f'{path}.layers={self.layers} {problem}: expected different numbers of blocks, from 0 to '
+        f'{path}.layers={self.layers} {problem}: expected distinct numbers of blocks from 0 to '
         f'{model.layers - 1} with model.layers={model.layers}'
       )
     if (self.join in JOINS_AT_INPUT) == bool(self.layers):

@@ -101,11 +101,11 @@ def test_memories_stand_beside_each_other_and_in_recurrent_models():
   [
     (
       {'layers': (1, 4)},
-      '.layers=(1, 4) has 4: expected different numbers of blocks, from 0 to 3 with model.layers=4',
+      '.layers=(1, 4) has 4: expected distinct numbers of blocks from 0 to 3 with model.layers=4',
     ),
     (
       {'layers': (1, 1)},
-      '.layers=(1, 1) has a block twice: expected different numbers of blocks, from 0 to 3 with '
+      '.layers=(1, 1) has a block twice: expected distinct numbers of blocks from 0 to 3 with '
       'model.layers=4',
     ),
     ({'layers': (-1,)}, '.layers: -1 must be at least 0'),

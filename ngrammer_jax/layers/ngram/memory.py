@@ -81,7 +81,19 @@ class NGramMemory(nn.Module):
       x: [B, T, D], or [B, T, G, D] for a gate of a residual stream with several branches.
       context: of the segment; `tokens_BxT` is required, documents and padding are optional.
       state: that the previous segment returned. None: the start of a stream.
+
+    Raises:
+      ValueError: x does not have D features or G branches, or there are no tokens.
     """
+    shapes = {(self.width,)} if self.branches == 1 else set()
+    shapes |= {(self.branches, self.width)} if self.options.join == 'gate' else set()
+    if x.shape[2:] not in shapes:
+      raise ValueError(
+        f'the input [B, T, ...] has features {list(x.shape[2:])}, but the memory has '
+        f'branches={self.branches} of width={self.width}'
+      )
+    if context.tokens_BxT is None:
+      raise ValueError('a memory of n-grams needs context.tokens_BxT')
     state = self.empty_state(len(x)) if state is None else state
     e_BxTxIxE, window = self._look_up(x, context, None if state is None else state.get('window'))
     next_state = {} if window is None else {'window': window}

@@ -77,6 +77,6 @@ def signed_remainder(value: UInt64, divisors: np.ndarray) -> jax.Array:
   free_bits = 32 - (int(np.max(divisors)) - 1).bit_length()
   for shift in reversed(range(0, 32, free_bits)):
     bits = min(free_bits, 32 - shift)
-    digit = (value.low >> shift) & (2**bits - 1)
-    result = ((result << bits) | digit) % np.uint32(divisors)
+    digit = (value.low >> shift) & np.uint32(2**bits - 1)
+    result = (result << (bits % 32) | digit) % np.uint32(divisors)  # 32 bits only if result is 0
   return result.astype(jnp.int32)

@@ -298,3 +298,16 @@ def test_segments_equal_one_pass_and_documents_are_apart(name):
     assert_close(split, outputs[0], 1e-10)
   is_apart = np.abs(outputs[3] - outputs[0])[last:].max() < 1e-10
   assert is_apart == (options.boundary != 'none')
+
+
+def test_what_a_memory_cannot_read_is_named():
+  options = NGramMemoryConfig(layers=(1,), heads=1, rows=(11,), width=2)
+  x, tokens = np.zeros((1, 2, 8), 'float32'), Context(tokens_BxT=jnp.zeros((1, 2), jnp.int32))
+  for fields, x_input, context, error in (
+    ({'block': 0}, x, tokens, r'block 0 is not among the layers \(1,\) of the memory'),
+    ({'block': 1}, x, Context(), 'a memory of n-grams needs context.tokens_BxT'),
+    ({'block': 1}, x[..., :4], tokens, r'has features \[4\], but .* branches=1 of width=8'),
+    ({'block': 1}, x.reshape(1, 2, 2, 4), tokens, r'has features \[2, 4\], but .* branches=1'),
+  ):
+    with pytest.raises(ValueError, match=error):
+      NGramMemory(options, 5, 8, **fields).init(jax.random.key(0), x_input, context)

@@ -8,6 +8,7 @@ from ngrammer_jax.layers.ngram import uint64
 EXTREMES = [0, 1, 2**16 - 1, 2**16, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1]
 DIVISORS = np.array([1, 2, 3, 97, 2**16, 16_000_057, 2**28 - 57, 2**28])
 WIDE_DIVISORS = np.array([5, 2**29 - 3, 2**31 - 1])
+ONE = np.array([1])
 
 
 def some_pairs():
@@ -34,6 +35,7 @@ def compute(a_words, b_words, int32):
     'from_int32': uint64.from_int32(int32),
     'remainder': uint64.signed_remainder(by_divisor, DIVISORS),
     'wide_remainder': uint64.signed_remainder(by_divisor, WIDE_DIVISORS),
+    'remainder_of_one': uint64.signed_remainder(by_divisor, ONE),
   }
 
 
@@ -47,7 +49,8 @@ def check_equal_to_python_integers():
   assert to_python(results['multiply']) == [x * y % 2**64 for x, y in zip(a, b, strict=True)]
   assert to_python(results['from_int32']) == [int(x) % 2**64 for x in int32]
   signed = [x - 2**64 * (x >= 2**63) for x in a]
-  for name, divisors in {'remainder': DIVISORS, 'wide_remainder': WIDE_DIVISORS}.items():
+  all_divisors = {'remainder': DIVISORS, 'wide_remainder': WIDE_DIVISORS, 'remainder_of_one': ONE}
+  for name, divisors in all_divisors.items():
     assert results[name].dtype == 'int32'
     assert results[name].tolist() == [[x % p for p in divisors.tolist()] for x in signed]
 
