@@ -71,8 +71,8 @@ def make_jax(options: argparse.Namespace) -> tuple[dict, dict]:
   def train(params, opt_state, h):
     def loss(params, perturbations):
       variables = {'params': params, **perturbations}
-      (y, _), updated = layer.apply(variables, h, segment, mutable=[table.ROWS])
-      return (y * cotangent).sum(), (updated[table.ROWS],)
+      (y, _), updated = layer.apply(variables, h, segment, mutable=[table.LOOKUPS])
+      return (y * cotangent).sum(), (updated[table.LOOKUPS],)
 
     gradient, lookups, _ = row_gradient.grad(loss, params, 1)
     gradient = row_gradient.join(gradient, lookups, params)
