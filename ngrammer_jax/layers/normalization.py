@@ -94,4 +94,6 @@ class RMSNorm(nn.Module):
     scale = 1 + scale if self.is_offset else scale
     epsilon = jnp.finfo(wide).eps if self.epsilon is None else self.epsilon
     mean_square = jnp.square(x.astype(wide)).mean(axis=-1, keepdims=True)
-    return (x * jax.lax.rsqrt(mean_square + epsilon) * scale).astype(self.dtype)
+    # Without the barrier XLA computes it again for every value of x.
+    inverse = jax.lax.optimization_barrier(jax.lax.rsqrt(mean_square + epsilon))
+    return (x * inverse * scale).astype(self.dtype)
