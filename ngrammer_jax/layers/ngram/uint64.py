@@ -73,10 +73,15 @@ def signed_remainder(value: UInt64, divisors: np.ndarray) -> jax.Array:
     divisors: integers from 1 to 2^31 - 1 on the host, of a shape that broadcasts with the value.
   """
   high = jax.lax.bitcast_convert_type(value.high, jnp.int32) % np.int32(divisors)
-  result = high.astype(jnp.uint32)
   free_bits = 32 - (int(np.max(divisors)) - 1).bit_length()
-  for shift in reversed(range(0, 32, free_bits)):
-    bits = min(free_bits, 32 - shift)
-    digit = (value.low >> shift) & np.uint32(2**bits - 1)
-    result = (result << (bits % 32) | digit) % np.uint32(divisors)  # 32 bits only if result is 0
+  if free_bits == 32:  # all divisors are 1
+    return jnp.zeros_like(high)
+  bits = 2 ** (free_bits.bit_length() - 1)  # divides 32
+
+  def append_digit(i, result):
+    digit = (value.low >> (32 - bits * (i + 1)).astype(jnp.uint32)) & np.uint32(2**bits - 1)
+    return (result << bits | digit) % np.uint32(divisors)
+
+  # Without the loop XLA fuses a hash with the lookup, and computes it for every value of a row.
+  result = jax.lax.fori_loop(0, 32 // bits, append_digit, high.astype(jnp.uint32))
   return result.astype(jnp.int32)
