@@ -136,21 +136,21 @@ def table_sizes(
 
 
 def _prime_sizes(bases, heads, layers):
-  taken: set[int] = set()
+  used_primes: set[int] = set()
   sizes = []
   for _ in range(layers):
     layer_sizes = []
     for base in bases:
-      primes = tuple(itertools.islice(_primes_from(base, taken), heads))
-      taken.update(primes)
+      primes = tuple(itertools.islice(_primes_from(base, used_primes), heads))
+      used_primes.update(primes)
       layer_sizes.append(primes)
     sizes.append(tuple(layer_sizes))
   return tuple(sizes)
 
 
-def _primes_from(first: int, taken: set[int]) -> Iterator[int]:
-  """Yields the primes of at least `first` that are not taken."""
-  return (n for n in itertools.count(first) if n not in taken and is_prime(n))
+def _primes_from(first: int, used_primes: set[int]) -> Iterator[int]:
+  """Yields the primes of at least `first` that are not used."""
+  return (n for n in itertools.count(first) if n not in used_primes and is_prime(n))
 
 
 def _regular_sizes(rule, bases, heads, vocabulary):

@@ -213,8 +213,8 @@ def walk(kind: type, path: str = '') -> Iterator[Key]:
 def walk_values(config: Any, path: str = '') -> Iterator[tuple[Key, Any]]:
   """Yields the key and value of every plain value, and of blocks that are None or ()."""
   for name, key in keys(type(config), path).items():
-    whole = {key: getattr(config, name)}
-    for entry, value in (key.entries(whole[key]) or whole).items():
+    values = {key: getattr(config, name)}
+    for entry, value in (key.entries(values[key]) or values).items():
       if dataclasses.is_dataclass(value):
         yield from walk_values(value, f'{entry.path}.')
       else:

@@ -282,8 +282,8 @@ def _pieces_between(
 
 def _read(arrays, pieces, start=0, stop=2**62):
   """Returns rows of a parameter."""
-  found = _pieces_between(pieces, start, stop)
-  return np.concatenate([arrays[p.name].read(p.start, p.stop) for p, _, _ in found])
+  selected = _pieces_between(pieces, start, stop)
+  return np.concatenate([arrays[p.name].read(p.start, p.stop) for p, _, _ in selected])
 
 
 def _read_table(arrays, table, start, stop):

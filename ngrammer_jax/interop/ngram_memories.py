@@ -102,23 +102,23 @@ def qwen_ple(layer: NGramMemory, prefix: str = '', hash_prefix: str | None = Non
   """
   _check_options(layer, 'qwen_ple')
   G, D, ngram_hash, shape = layer.branches, layer.width, layer.ngram_hash(), layer.table_shape()
-  whole = lambda name, rows: (Piece(prefix + name, 0, rows),)
-  norm = lambda name: whole(f'norm_{name}.weight', G * D)
+  all_rows = lambda name, rows: (Piece(prefix + name, 0, rows),)
+  norm = lambda name: all_rows(f'norm_{name}.weight', G * D)
   parts = [
-    *_projections(layer, whole('key_proj.weight', G * D), whole('value_proj.weight', D)),
+    *_projections(layer, all_rows('key_proj.weight', G * D), all_rows('value_proj.weight', D)),
     _branch_vectors(layer, 'gate/key_norm/scale', norm('key')),
     _branch_vectors(layer, 'gate/query_norm/scale', norm('query')),
   ]
   if layer.options.convolution:
     parts.append(_branch_vectors(layer, 'gate/convolution_norm/scale', norm('conv')))
-    parts.append(_taps(layer, whole('conv1d.weight', G * D)))
+    parts.append(_taps(layer, all_rows('conv1d.weight', G * D)))
   names = {}
   if hash_prefix is not None:
     names = {name: hash_prefix + name for name in ('multipliers', 'table_sizes', 'offsets')}
   return Layout(
     'the PLE of Qwen3.8-Flash-Next',
     prefix,
-    Table(whole('ple_embedding.ngram_embedding.weight', shape[0]), shape),
+    Table(all_rows('ple_embedding.ngram_embedding.weight', shape[0]), shape),
     tuple(parts),
     ngram_hash,
     _numbers(names, ngram_hash, is_flat=True),
@@ -149,19 +149,19 @@ def engram_demo(
   _check_options(layer, 'engram_demo')
   G, D = layer.branches, layer.width
   ngram_hash, codebook = _compressed(layer, token_classes)
-  whole = lambda name, rows: (Piece(prefix + name, 0, rows),)
+  all_rows = lambda name, rows: (Piece(prefix + name, 0, rows),)
   each = lambda pattern: tuple(Piece(prefix + pattern.format(g), 0, D) for g in range(G))
   parts = [
-    *_projections(layer, each('key_projs.{}.weight'), whole('value_proj.weight', D)),
+    *_projections(layer, each('key_projs.{}.weight'), all_rows('value_proj.weight', D)),
     _branch_vectors(layer, 'gate/key/bias', each('key_projs.{}.bias')),
-    Part('gate/value/bias', whole('value_proj.bias', D), (), (D,), (0,)),
+    Part('gate/value/bias', all_rows('value_proj.bias', D), (), (D,), (0,)),
     _branch_vectors(layer, 'gate/key_norm/scale', each('norm1.{}.weight')),
     _branch_vectors(layer, 'gate/query_norm/scale', each('norm2.{}.weight')),
   ]
   if layer.options.convolution:
     norms = each('short_conv.norms.{}.weight')
     parts.append(_branch_vectors(layer, 'gate/convolution_norm/scale', norms))
-    parts.append(_taps(layer, whole('short_conv.conv.weight', G * D)))
+    parts.append(_taps(layer, all_rows('short_conv.conv.weight', G * D)))
   names = {'offsets': f'{prefix}multi_head_embedding.offsets'}
   if hash_prefix is not None:
     names |= {name: hash_prefix + name for name in ('multipliers', 'table_sizes')}
@@ -169,7 +169,7 @@ def engram_demo(
   return Layout(
     'the demo of Engram',
     prefix,
-    Table(whole('multi_head_embedding.embedding.weight', rows), layer.table_shape()),
+    Table(all_rows('multi_head_embedding.embedding.weight', rows), layer.table_shape()),
     tuple(parts),
     ngram_hash,
     _numbers(names, ngram_hash),
