@@ -275,7 +275,7 @@ class NGramMemoryConfig:
       return self.clusters
     return BYTE_IDS if self.key == 'bytes' else vocabulary_size
 
-  def hashes(self, vocabulary_size: int) -> tuple[ngram_hashes.HostHash, ...]:
+  def hashes(self, vocabulary_size: int) -> tuple[ngram_hashes.NumpyHash, ...]:
     """Returns the hash of each layer, with the rows of each head, see `ngram_sizes.table_sizes`.
 
     Raises:
@@ -286,7 +286,7 @@ class NGramMemoryConfig:
       self.row_rule, self.rows, self.orders, self.heads, num_ids, len(layers)
     )
     return tuple(
-      ngram_hashes.HostHash(self.hash, self.orders, sizes[index], num_ids, self.seed, layer, index)
+      ngram_hashes.NumpyHash(self.hash, self.orders, sizes[index], num_ids, self.seed, layer, index)
       for index, layer in enumerate(layers)
     )
 

@@ -104,7 +104,7 @@ class Layout:
   prefix: str
   table: Table
   parts: tuple[Part, ...]
-  hash: ngram_hashes.HostHash
+  hash: ngram_hashes.NumpyHash
   numbers: Mapping[str, np.ndarray]
   codebook: Mapping[str, np.ndarray]
   embedding: str | None = None
