@@ -79,7 +79,7 @@ class NGrammer(nn.Module):
     id_vocabulary: number of distinct raw ids, required if clusters is None.
     decay, epsilon, prenormalize, empty, initial: options of the quantiser.
     padding_trains: whether padding is treated like other tokens, in codebook and output.
-    exchange: how devices exchange the gradient of the tables, see `table.Layout`.
+    exchange: how devices exchange the gradient of the tables, see `table.TableSharding`.
     dtype: dtype of the output.
 
   Raises:

@@ -406,6 +406,14 @@ def test_another_vocabulary_seed_or_layer_is_refused(reference, tmp_path):
     layout.load(path, made_with={'seed': 0})
   with bad_input("made_with has 'index', expected 'vocabulary', 'seed', 'layer'"):
     layout.load(path, made_with={'index': 0})
+  for text in ('{"vocabulary": 40', '[40]'):
+    arrays = weights(f, 'layer1/weights/', names)
+    damaged = save_official(tmp_path / 'damaged', arrays, {layouts.METADATA_KEY: text})
+    with bad_input(
+      f'{damaged} has the metadata ngram_memory={text!r}, expected a JSON object such as '
+      '{"vocabulary": 4096}: write the file again'
+    ):
+      layout.load(damaged)
   variables = layout.load(path, made_with={'vocabulary': 40, 'seed': 0, 'layer': 1})
   layout.save(variables, tmp_path / 'ours')
   other = load(demo_layer(f, 1, seed=5))
