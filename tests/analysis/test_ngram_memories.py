@@ -206,7 +206,12 @@ def test_gates_of_a_text_and_of_ngrams(one_device, tiny, untrained, texts, monke
     assert [(n['text'], n['count']) for n in listed] == [(n[0], len(frequent[n])) for n in highest]
     means = [np.mean(frequent[n]) for n in highest]
     np.testing.assert_allclose([n['gate'] for n in listed], means, rtol=1e-4)
-  shown_tokens = gates.analyze(run)  # of the split itself
+  written = {file: file.read_bytes() for file in workdir.glob('gates.*')}
+  analyze.main(['gates', f'--workdir={workdir}', f'--figure={workdir.parent / "other" / "g.svg"}'])
+  assert {file: file.read_bytes() for file in workdir.glob('gates.*')} == written
+  files = sorted((workdir.parent / 'other').iterdir())
+  assert [file.name for file in files] == ['g.html', 'g.json', 'g.svg']
+  shown_tokens = json.loads(files[1].read_text())  # of the split itself
   np.testing.assert_allclose(shown_tokens['gates'][0]['values'], values, rtol=1e-4)
 
 
