@@ -247,8 +247,8 @@ def test_vocabulary_path_has_to_be_the_vocabulary_of_the_checkpoint(
     vocabulary=vocabularies.read_sentencepiece(same),
   )
   monkeypatch.setattr(runs, 'load_run', lambda workdir: source)
-  resolve = lambda path: finetuning_config(
-    finetuning, folder, ['data.vocabulary_path'], data__vocabulary_path=path
+  resolve = lambda path, **changes: finetuning_config(
+    finetuning, folder, ['data.vocabulary_path'], data__vocabulary_path=path, **changes
   )
   # The run has the vocabulary, so the file is not needed any more.
   assert resolve(same).data == resolve(None).data
@@ -258,6 +258,14 @@ def test_vocabulary_path_has_to_be_the_vocabulary_of_the_checkpoint(
     f'init_from={folder / "pretrained"}, which is inherited: omit this flag'
   ):
     resolve(other)
+  (folder / 'run').mkdir()  # resumed, without init_from
+  (folder / 'run' / 'config.json').touch()
+  assert resolve(same, init_from=None).data == resolve(same).data
+  with bad_input(
+    f'data.vocabulary_path={other} is not the vocabulary of the checkpoint, '
+    f'--workdir={folder / "run"}, which is inherited: omit this flag'
+  ):
+    resolve(other, init_from=None)
   with bad_input(f'data.vocabulary_path={folder / "none"}: no such file'):
     resolve(folder / 'none')
   source.vocabulary = vocabularies.load(folder / 'same')  # learned: encodes U+2581 differently
