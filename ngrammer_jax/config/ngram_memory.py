@@ -109,7 +109,11 @@ class NGramMemoryConfig:
     False, 'RMS norms multiply by 1 + weight instead of weight', only_for=_GATE
   )
   convolution: int = field(
-    0, 'width of the depthwise convolution after the gate; 0: none', at_least=0, only_for=_GATE
+    0,
+    'width of the depthwise convolution after the gate; 0: none',
+    at_least=0,
+    at_most=128,
+    only_for=_GATE,
   )
   convolution_epsilon: float = field(
     1e-5, 'epsilon of the RMS norm before the convolution', above=0, only_for=_GATE

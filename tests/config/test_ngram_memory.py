@@ -20,7 +20,9 @@ CLUSTERS = GATE | {'key': 'clusters'}
 
 
 def check(values, **fields):
-  model_config.ModelConfig(ngram_memories=(NGramMemoryConfig(**values),), **fields).check()
+  memory = NGramMemoryConfig(**values)
+  model_config.ModelConfig(ngram_memories=(memory,), **fields).check()
+  return memory
 
 
 def test_places():
@@ -86,7 +88,8 @@ def test_number_of_ids(key, num_ids):
   ],
 )
 def test_possible_memories_pass(memory, fields):
-  check(memory, **fields)
+  tables = check(memory, **fields).table_rows(300)
+  assert len(tables) == len(memory.get('layers', (0,))) and min(tables) > 0
 
 
 def test_memories_stand_beside_each_other_and_in_recurrent_models():
@@ -173,6 +176,7 @@ def test_memories_stand_beside_each_other_and_in_recurrent_models():
     (GATE | {'orders': (0, 1)}, '.orders=(0, 1): 0 must be from 1 to 32'),
     (GATE | {'orders': (2, 20_000)}, '.orders=(2, 20000): 20000 must be from 1 to 32'),
     (GATE | {'rows': (0,)}, '.rows=0 must be at least 1'),
+    (GATE | {'convolution': 1000}, '.convolution=1000 must be from 0 to 128'),
     (GATE | {'displacement': 2**17}, '.displacement=131072 must be from 0 to 65536'),
     (
       GATE | {'rows': (3, 4, 5)},
