@@ -14,6 +14,7 @@ python -m ngrammer_jax.analyze cloze --workdir=DIR --workdir=DIR [--results=cloz
 import argparse
 import importlib
 import json
+import pathlib
 from typing import Any
 
 from ngrammer_jax import files, flags
@@ -47,7 +48,9 @@ def main(argv: list[str]) -> int:
     )
     if name not in ('checkpoint', 'cloze'):
       analysis.add_argument(
-        '--figure', type=files.path, help='a .png or .svg file; default: in the first workdir'
+        '--figure',
+        type=files.path,
+        help='a .png or .svg file, other results beside it; default: in the first workdir',
       )
   for name in ('clusters', 'ngrams', 'gates', 'retention', 'spans', 'attention'):
     parsers[name].add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
@@ -94,7 +97,7 @@ def _gates(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import gates
 
   result = _analyze_run(options, text=options.text)
-  page = options.workdir / 'gates.html'
+  page = _figure(options).with_suffix('.html')
   files.write(page, gates.format_page(result))
   print(f'wrote {page}')
 
@@ -105,17 +108,22 @@ def _analyze_run(options: argparse.Namespace, **arguments: str | None) -> dict[s
   from ngrammer_jax.analysis import figures
 
   analysis = importlib.import_module(f'ngrammer_jax.analysis.{options.analysis}')
-  figure = options.figure or options.workdir / f'{options.analysis}.png'
+  figure = _figure(options)
   run = runs.load_run(options.workdir, flags.step(options.step))
   run.split(options.split)  # reports a wrong name before the checkpoint is loaded
   with figures.saved_figure(figure, *analysis.FIGURE_SIZE) as axes:
     result = analysis.analyze(run, options.split, **arguments)
     analysis.plot(result, axes)
-  path = options.workdir / f'{options.analysis}.json'
+  path = figure.with_suffix('.json')
   files.write(path, json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + '\n')
   print(analysis.format_table(result))
   print(f'wrote {path} and {figure}')
   return result
+
+
+def _figure(options: argparse.Namespace) -> pathlib.Path:
+  """Returns the file of the figure; other results are beside it, under the same name."""
+  return options.figure or options.workdir / f'{options.analysis}.png'
 
 
 if __name__ == '__main__':

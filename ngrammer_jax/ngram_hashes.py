@@ -14,7 +14,7 @@ constants (BLT, Pagnoni et al. 2024); b_j = j + 1 and q_j is the j-th prime abov
 3.3 of the N-Grammer paper draws both at random). The polynomial is that of Over-Encoding (Huang et
 al. 2025) and LongCat-Flash-Lite.
 
-So each hash is a sum or a XOR of one product for each place in the n-gram. `HostHash` has the
+So each hash is a sum or a XOR of one product for each place in the n-gram. `NumpyHash` has the
 factors; `layers.ngram.hashing` computes the same rows on the device, in 32 bits.
 
 G orders, K heads of each order, N ids in the longest n-gram, n in that of an order.
@@ -77,7 +77,7 @@ def _splitmix64(state: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class HostHash:
+class NumpyHash:
   """The hash of a memory of n-grams in one layer, with the numbers that it needs.
 
   Attributes:
@@ -156,7 +156,7 @@ class HostHash:
     sizes_K = self.sizes[g]
     return primes_above(sizes_K[0], len(sizes_K)) if self.kind == 'praxis' else sizes_K
 
-  def host_rows(self, ids: Sequence[np.ndarray]) -> np.ndarray:
+  def numpy_rows(self, ids: Sequence[np.ndarray]) -> np.ndarray:
     """Returns the rows of n-grams within their heads, int64 [..., G K] in (order, head) order.
 
     Args:
@@ -174,7 +174,7 @@ class HostHash:
     return np.concatenate(rows, axis=-1)
 
 
-def shared_rows(ngram_hash: HostHash) -> tuple[float, float]:
+def shared_rows(ngram_hash: NumpyHash) -> tuple[float, float]:
   """Returns the collision rate of the 2-grams of the smallest ids, and that of a random function.
 
   The collision rate is the share of the 1,000,000 2-grams of 1,000 ids that share their row in the
@@ -187,7 +187,7 @@ def shared_rows(ngram_hash: HostHash) -> tuple[float, float]:
   count = min(SAMPLED_IDS, ngram_hash.vocabulary)
   newest = np.indices((count,) * min(order, 2)).reshape(min(order, 2), -1, 1)
   oldest = [np.zeros_like(newest[0])] * (order - 2)
-  row_U = first_head.host_rows([*newest, *oldest]).ravel()
+  row_U = first_head.numpy_rows([*newest, *oldest]).ravel()
   _, grams_per_row = np.unique(row_U, return_counts=True)
   shared = grams_per_row[grams_per_row > 1].sum() / len(row_U)
   return float(shared), 1 - (1 - 1 / rows) ** (len(row_U) - 1)

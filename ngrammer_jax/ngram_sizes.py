@@ -10,6 +10,7 @@ import itertools
 COMBINE = ('concat', 'add')
 MAX_ROWS = 2**29  # of a head of an N-Grammer layer, so that p < 2 V fits in 30 bits
 MAX_HEAD_ROWS = 2**28  # of a head of the other memories
+MAX_ORDER = 32  # each order hashes that many ids, and the state keeps those of the longest one
 ROW_RULES = ('prime', 'longcat', 'over_encoding', 'exact', 'multiple', 'multiple_plus_one')
 
 

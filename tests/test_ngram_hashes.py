@@ -3,7 +3,7 @@ import itertools
 import pytest
 
 from ngrammer_jax import ngram_hashes
-from ngrammer_jax.ngram_hashes import HostHash
+from ngrammer_jax.ngram_hashes import NumpyHash
 from ngrammer_jax.ngram_sizes import table_sizes
 
 
@@ -34,7 +34,7 @@ def test_rows_near_multiples_of_the_vocabulary_collide():
   V, random, shared = 40, {}, {}
   for rule in ('multiple', 'multiple_plus_one', 'prime'):
     (sizes,) = table_sizes(rule, (78 * V + V // 3,), (2, 3), 2, V, 1)
-    ngram_hash = HostHash('polynomial', (2, 3), sizes, V)
+    ngram_hash = NumpyHash('polynomial', (2, 3), sizes, V)
     shared[rule], random[rule] = ngram_hashes.shared_rows(ngram_hash)
     assert shared[rule] == slow_shared(ngram_hash, V)
   assert shared['prime'] == 0
@@ -45,7 +45,7 @@ def test_rows_near_multiples_of_the_vocabulary_collide():
 def test_collision_rate_of_large_vocabularies():
   V = 8192
   rate = lambda rule, kind: ngram_hashes.shared_rows(
-    HostHash(kind, (3, 2), table_sizes(rule, (78 * V + V // 3,), (3, 2), 1, V, 1)[0], V)
+    NumpyHash(kind, (3, 2), table_sizes(rule, (78 * V + V // 3,), (3, 2), 1, V, 1)[0], V)
   )
   shared, random = rate('multiple_plus_one', 'polynomial')
   assert shared > 0.99 and random == pytest.approx(0.791, abs=1e-3)
@@ -74,5 +74,5 @@ def test_collision_rate_of_large_vocabularies():
 )
 def test_hashes_that_cannot_be_say_what_to_change(kind, sizes, vocabulary, message):
   with pytest.raises(ValueError) as caught:
-    HostHash(kind, (2,), sizes, vocabulary)
+    NumpyHash(kind, (2,), sizes, vocabulary)
   assert str(caught.value) == message

@@ -45,8 +45,8 @@ def saved_figure(path: pathlib.Path, panels: int = 1, width: float = 6.4) -> Ite
 
 
 def token_labels(texts: Iterable[str]) -> list[str]:
-  """Returns the texts of tokens with visible spaces, as labels."""
-  visible_characters = str.maketrans({' ': '_', '\n': '|', '\t': '|', '$': r'\$'})
+  """Returns the texts of tokens with visible spaces, line breaks and tabs, as labels."""
+  visible_characters = str.maketrans({' ': '_', '\n': '↵', '\t': '→', '$': r'\$'})
   return [text.translate(visible_characters) or '¶' for text in texts]
 
 

@@ -84,9 +84,8 @@ def analyze(run: runs.Run, split: str = 'validation', text: str | None = None) -
   else:
     S = len(shown.tokens)
     shown_by_gate = _read(run, gates, shown, S)
-  inputs_S, _, _ = shown.window(0, S)
   result = {'step': int(run.state.step), 'split': split, 'tokens': T}
-  result['texts'] = [_decode(run, [token]) for token in inputs_S]
+  result['texts'] = probe.input_texts(run, shown, S)
   result['gates'] = [
     {'name': gate.name, 'values': shown_by_gate[gate.name].tolist()}
     | _analyze_gate(run, tokens, by_gate[gate.name], gate.hash.orders)
@@ -182,8 +181,11 @@ def plot(result: dict[str, Any], axes: Any) -> None:
   """Plots the gates of the first tokens, and histograms of all."""
   tokens_axes, histogram_axes = axes
   values_PxS = np.array([gate['values'][:MAX_PLOTTED_TOKENS] for gate in result['gates']])
-  image = tokens_axes.imshow(values_PxS, aspect='auto', cmap='viridis', interpolation='nearest')
-  tokens_axes.figure.colorbar(image, ax=tokens_axes, label='gate')
+  P, S = values_PxS.shape
+  # Cells are up to four times as high as wide; few memories or tokens do not fill the panel.
+  aspect = min(4, 0.12 * S, 0.5 * S / P)
+  image = tokens_axes.imshow(values_PxS, aspect=aspect, cmap='viridis', interpolation='nearest')
+  tokens_axes.figure.colorbar(image, ax=tokens_axes, label='gate', location='top')
   names = [gate['name'].replace('/', '/\n') for gate in result['gates']]
   tokens_axes.set_yticks(range(len(names)), names, fontsize=7)
   labels = figures.token_labels(result['texts'][:MAX_PLOTTED_TOKENS])

@@ -96,7 +96,10 @@ def plot(result: dict[str, Any], axes: Any) -> None:
   }
   _plot_visits(visits_axes, groups)
   names = [name.replace(', ', '\n') for name in groups]
-  for key, label, offset in (('shared_ngrams', 'distinct n-grams', -0.2), ('shared', 'text', 0.2)):
+  for key, label, offset in (
+    ('shared_ngrams', 'sharing a row (% of distinct n-grams)', -0.2),
+    ('shared', 'share of text (% of tokens)', 0.2),
+  ):
     shares = [[100 * head[key] for head in heads] for heads in groups.values()]
     positions = np.arange(len(groups)) + offset
     shares_axes.barh(positions, [np.mean(each) for each in shares], 0.4, label=label)
@@ -105,10 +108,14 @@ def plot(result: dict[str, Any], axes: Any) -> None:
   random = [
     np.mean([100 * head['random_shared_ngrams'] for head in heads]) for heads in groups.values()
   ]
-  shares_axes.plot(random, np.arange(len(groups)) - 0.2, 'k|', markersize=10, label='random hash')
+  shares_axes.plot(
+    random, np.arange(len(groups)) - 0.2, 'k|', markersize=10, label='sharing a row, random hash'
+  )
   shares_axes.set_yticks(range(len(groups)), names, fontsize=8)
   shares_axes.set_ylim(max(len(groups), 2) - 0.5, -0.5)
-  shares_axes.set(xlabel='share in a row with another n-gram (%; dots: heads)', xlim=(0, 105))
+  shares_axes.set(
+    xlabel='n-grams that share a row with another one (%; dots: heads)', xlim=(0, 105)
+  )
   shares_axes.legend(fontsize='x-small', loc='lower center', bbox_to_anchor=(0.5, 1), ncols=3)
 
 

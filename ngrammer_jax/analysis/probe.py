@@ -63,6 +63,15 @@ def captured_segments(
       bar.advance(len(inputs))
 
 
+def input_texts(run: runs.Run, text: token_cache.TokenSplit, count: int) -> list[str]:
+  """Returns the texts of the first inputs, with an empty one for the start of a document.
+
+  What the model computes at an input depends on this token: the target is the token after it.
+  """
+  inputs, _, _ = text.window(0, count)
+  return [run.vocabulary.decode([token]).decode(errors='replace') for token in inputs]
+
+
 def attention_layers(
   config: model_config.ModelConfig, intermediates: dict[str, Any]
 ) -> list[dict[str, Any]]:

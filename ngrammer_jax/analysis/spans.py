@@ -26,8 +26,8 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   `spans`: [L][N] in tokens, including the ramp, as in Figure 4 of the adaptive-span paper; for
     dynamic spans the mean over tokens.
   `limit`, `ramp`: options of the spans.
-  `along`: for dynamic spans, the mean over all heads at each of the first tokens, and the texts of
-    these tokens, as in Figure 5.
+  `along`: for dynamic spans, the mean over all heads at each of the first inputs, and the texts of
+    these tokens, with an empty one for the start of a document, as in Figure 5.
   `persistent`: [L][N], the share of attention on persistent vectors that share a softmax with the
     context.
 
@@ -57,10 +57,7 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
     if z_TxLxN is not None:
       spans_TxLxN = _add_ramp(z_TxLxN, span)
       result['spans'] = spans_TxLxN.mean(axis=0).tolist()
-      texts = [
-        run.vocabulary.decode([token]).decode(errors='replace')
-        for token in text.tokens[: min(result['tokens'], MAX_RECORDED_TOKENS)]
-      ]
+      texts = probe.input_texts(run, text, min(result['tokens'], MAX_RECORDED_TOKENS))
       mean_spans = spans_TxLxN[:MAX_RECORDED_TOKENS].mean(axis=(1, 2)).tolist()
       result['along'] = {'texts': texts, 'spans': mean_spans}
   return result

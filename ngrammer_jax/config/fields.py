@@ -163,7 +163,8 @@ class Key:
       if item is None or self.rules.allow(item):
         continue
       text = repr(item) if isinstance(item, str) else item
-      subject = f'{self.path}: {text}' if isinstance(value, tuple) else f'{self.path}={text}'
+      is_one_of_several = isinstance(value, tuple) and len(value) > 1
+      subject = f'{self.path}={value!r}: {text}' if is_one_of_several else f'{self.path}={text}'
       if isinstance(item, float) and not math.isfinite(item):
         raise errors.BadInput(f'{subject} must be finite')
       alternatives = (*self.rules.also, None) if self.is_optional else self.rules.also
@@ -254,6 +255,15 @@ def differences(before: Any, after: Any, path: str = '') -> Iterator[tuple[Key, 
         yield from differences(old, new, f'{entry.path}.')
       elif old != new:
         yield entry, old, new
+
+
+def format_value(value: Any) -> str:
+  """Formats a value for an error message; of a block, only what differs from its defaults."""
+  if not dataclasses.is_dataclass(value):
+    return repr(value)
+  items = {name: (getattr(value, name), key.default) for name, key in keys(type(value)).items()}
+  parts = [f'{name}={format_value(v)}' for name, (v, default) in items.items() if v != default]
+  return f'({", ".join(parts)})' if parts else '(defaults)'
 
 
 def _union_members(annotation: Any) -> tuple[Any, ...]:

@@ -28,7 +28,9 @@ class NGramConfig:
   combine: str = field(
     'concat', 'how n-gram vectors are combined with token vectors', choices=ngram_sizes.COMBINE
   )
-  orders: tuple[int, ...] = field((2,), 'lengths of the n-grams')
+  orders: tuple[int, ...] = field(
+    (2,), 'lengths of the n-grams', at_least=2, at_most=ngram_sizes.MAX_ORDER
+  )
   distinct_start: bool = field(False, 'a separate id before a document, instead of cluster 0')
   layer: str = field('input', 'position of the layer', choices=LAYERS)
   pairing: tuple[str, ...] = field(

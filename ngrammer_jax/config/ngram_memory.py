@@ -1,4 +1,4 @@
-"""N-gram memories: keys, hash, tables and join, and presets with the published values."""
+"""N-gram memories: keys, hash, tables and join."""
 
 import dataclasses
 import logging
@@ -8,6 +8,7 @@ from ngrammer_jax import errors, ngram_hashes, ngram_sizes
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.memory import Place
 from ngrammer_jax.config.ngram import EMPTY, INITIAL
+from ngrammer_jax.config.ngram_presets import PRESETS
 
 # Ids that n-grams are made of: token ids; ids of the normalised texts of tokens (Engram); byte + 4
 # (BLT); cluster ids of the input of the memory; cluster ids of the embedding.
@@ -33,118 +34,15 @@ _GATE = ('join', ('gate',))
 _SUM = ('join', ('sum', 'mean'))
 _CLUSTERS = ('key', CLUSTER_KEYS)
 
-_DEMO_VOCABULARY = 129_280  # of DeepSeek-V3
-_LONGCAT_VOCABULARY = 131_072
-
-# Values of the published codes and papers; other fields have their defaults. `rows` and `layers`
-# are of large models: small models need other ones. See docs and configs/ngram_memories.py.
-PRESETS = {
-  # The demo, deepseek-ai/Engram. The optimizer is from the paper, arXiv 2601.07372.
-  'engram': dict(
-    key='compressed',
-    hash='engram',
-    join='gate',
-    layers=(1, 15),
-    orders=(2, 3),
-    heads=8,
-    rows=(5 * _DEMO_VOCABULARY,),
-    width=64,
-    boundary='none',
-    fill_id=2,
-    bias=True,
-    convolution=4,
-    deviation=1.0,
-    optimizer='adam',
-  ),
-  # DeepSeek-V4.1-Flash.
-  'engram_v41': dict(
-    key='compressed',
-    hash='engram',
-    join='gate',
-    layers=(1, 14),
-    orders=(2, 3, 4),
-    heads=8,
-    rows=(16_000_000,),
-    width=256,
-    fill_id=2,
-    norm_epsilon=1e-6,
-    zero_score='positive',
-    optimizer='sinkhorn',
-  ),
-  # Qwen3.8-Flash-Next. The id of the end of a document depends on the vocabulary.
-  'ple': dict(
-    key='tokens',
-    hash='ple',
-    join='gate',
-    layers=(1,),
-    orders=(2, 3),
-    heads=8,
-    rows=(20_000_000,),
-    row_multiple=128,
-    width=160,
-    seed=1234,
-    boundary='eos_id',
-    fill_id=None,
-    norm_epsilon=1e-6,
-    norm_offset=True,
-    convolution=4,
-    convolution_epsilon=1e-6,
-    optimizer='adam',
-    learning_rate_factor=1.0,
-  ),
-  # Huang et al., arXiv 2501.16975: OE-12.8M with 4 tables for each order.
-  'over_encoding': dict(
-    key='tokens',
-    hash='polynomial',
-    join='mean',
-    orders=(2, 3),
-    heads=4,
-    rows=(12_800_000,),
-    row_rule='over_encoding',
-    width=256,
-    projection=True,
-    optimizer='adam',
-    learning_rate_factor=1.0,
-  ),
-  # LongCat-Flash-Lite, arXiv 2601.21204.
-  'longcat': dict(
-    key='tokens',
-    hash='polynomial',
-    join='mean',
-    orders=(2, 3, 4),
-    heads=4,
-    rows=(78 * _LONGCAT_VOCABULARY,),
-    row_rule='longcat',
-    width=256,
-    boundary='eos_id',
-    eos_id=2,
-    projection=True,
-    optimizer='adam',
-    learning_rate_factor=1.0,
-  ),
-  # Byte Latent Transformer, arXiv 2412.09871. The width must be that of the model.
-  'blt': dict(
-    key='bytes',
-    hash='blt',
-    join='sum',
-    orders=(3, 4, 5, 6, 7, 8),
-    heads=1,
-    rows=(500_000,),
-    row_rule='exact',
-    width=1024,
-    deviation=1024**-0.5,
-    optimizer='adam',
-    learning_rate_factor=1.0,
-  ),
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class NGramMemoryConfig:
   """Tables of n-grams, looked up at the input or in blocks (see docs/ngram_memories.md)."""
 
   preset: str | None = field(
-    None, 'published values that the other fields start from', choices=tuple(PRESETS)
+    None,
+    'published values that the block starts from; --config...preset, also None, resets the block',
+    choices=tuple(PRESETS),
   )
   key: str = field('tokens', 'ids that n-grams are made of', choices=KEYS)
   hash: str = field('engram', 'hash from an n-gram to a row', choices=HASHES)
@@ -152,7 +50,9 @@ class NGramMemoryConfig:
   layers: tuple[int, ...] = field(
     (), 'numbers of the blocks with this memory, from 0; (): at the input', at_least=0
   )
-  orders: tuple[int, ...] = field((2, 3), 'lengths of the n-grams', at_least=1)
+  orders: tuple[int, ...] = field(
+    (2, 3), 'lengths of the n-grams', at_least=1, at_most=ngram_sizes.MAX_ORDER
+  )
   heads: int = field(8, 'hash heads of each order', at_least=1)
   rows: tuple[int, ...] = field(
     (16_384,), 'base number of rows of a head, one for each order or one for all', at_least=1
@@ -183,7 +83,7 @@ class NGramMemoryConfig:
     0, 'id (before compression) read in place of those before a boundary; None: eos_id', at_least=0
   )
   displacement: int = field(
-    0, 'read predecessors this many tokens further back (a control)', at_least=0
+    0, 'read predecessors this many tokens further back (a control)', at_least=0, at_most=2**16
   )
 
   clusters: int = field(256, 'clusters of each head', at_least=1, only_for=_CLUSTERS)
@@ -209,7 +109,11 @@ class NGramMemoryConfig:
     False, 'RMS norms multiply by 1 + weight instead of weight', only_for=_GATE
   )
   convolution: int = field(
-    0, 'width of the depthwise convolution after the gate; 0: none', at_least=0, only_for=_GATE
+    0,
+    'width of the depthwise convolution after the gate; 0: none',
+    at_least=0,
+    at_most=128,
+    only_for=_GATE,
   )
   convolution_epsilon: float = field(
     1e-5, 'epsilon of the RMS norm before the convolution', above=0, only_for=_GATE
@@ -275,7 +179,7 @@ class NGramMemoryConfig:
       return self.clusters
     return BYTE_IDS if self.key == 'bytes' else vocabulary_size
 
-  def hashes(self, vocabulary_size: int) -> tuple[ngram_hashes.HostHash, ...]:
+  def hashes(self, vocabulary_size: int) -> tuple[ngram_hashes.NumpyHash, ...]:
     """Returns the hash of each layer, with the rows of each head, see `ngram_sizes.table_sizes`.
 
     Raises:
@@ -286,7 +190,7 @@ class NGramMemoryConfig:
       self.row_rule, self.rows, self.orders, self.heads, num_ids, len(layers)
     )
     return tuple(
-      ngram_hashes.HostHash(self.hash, self.orders, sizes[index], num_ids, self.seed, layer, index)
+      ngram_hashes.NumpyHash(self.hash, self.orders, sizes[index], num_ids, self.seed, layer, index)
       for index, layer in enumerate(layers)
     )
 

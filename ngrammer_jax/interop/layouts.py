@@ -1,7 +1,7 @@
 """A memory of n-grams in a safetensors file of another code, and how to load and write it.
 
-Its parameters are those of ours, reshaped and transposed: a `Layout` says how, for both directions.
-Tables are read and written in ranges of ROWS_AT_ONCE rows.
+Its parameters are those of ours, reshaped and transposed: a `FileLayout` says how, for both
+directions. Tables are read and written in ranges of ROWS_AT_ONCE rows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -86,7 +86,7 @@ class Table(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class FileLayout:
   """The arrays of one memory in a file.
 
   Attributes:
@@ -104,7 +104,7 @@ class Layout:
   prefix: str
   table: Table
   parts: tuple[Part, ...]
-  hash: ngram_hashes.HostHash
+  hash: ngram_hashes.NumpyHash
   numbers: Mapping[str, np.ndarray]
   codebook: Mapping[str, np.ndarray]
   embedding: str | None = None
@@ -155,7 +155,7 @@ class Layout:
     """
     arrays, metadata = row_files.stored_arrays(paths)
     _check_arrays(arrays, self)
-    _check_hash(arrays, self, json.loads(metadata.get(METADATA_KEY, '{}')), made_with)
+    _check_hash(arrays, self, _stated_facts(metadata, paths), made_with)
     params = {
       part.path: jnp.asarray(part.from_rows(_read(arrays, part.pieces)), dtype)
       for part in self.parts
@@ -224,6 +224,21 @@ def _check_arrays(arrays, layout):
         f'{name} has the dtype {arrays[name].code}, expected {" or ".join(choices)} for '
         f'{layout.origin}'
       )
+
+
+def _stated_facts(metadata, paths):
+  """Returns what the metadata of a file that `save` wrote state of the hash; {} of another file."""
+  text = metadata.get(METADATA_KEY, '{}')
+  try:
+    facts = json.loads(text)
+  except json.JSONDecodeError:
+    facts = None
+  if not isinstance(facts, dict):
+    raise errors.BadInput(
+      f'{paths} has the metadata {METADATA_KEY}={text!r}, expected a JSON object such as '
+      f'{{"vocabulary": 4096}}: write the file again'
+    )
+  return facts
 
 
 def _check_hash(arrays, layout, metadata, made_with):

@@ -18,7 +18,7 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.interop import conversion
-from ngrammer_jax.interop.layouts import Layout, Part, Piece, Table
+from ngrammer_jax.interop.layouts import FileLayout, Part, Piece, Table
 from ngrammer_jax.interop.scaled_floats import SCALED_VALUES
 from ngrammer_jax.layers.ngram import uint64
 from ngrammer_jax.layers.ngram.memory import NGramMemory
@@ -50,7 +50,7 @@ LAYER_OPTIONS_AT_INPUT = ('vocabulary_size', 'width')
 LAYER_OPTIONS = (*LAYER_OPTIONS_AT_INPUT, 'block', 'branches')
 
 
-def longcat(layer: NGramMemory, prefix: str = '') -> Layout:
+def longcat(layer: NGramMemory, prefix: str = '') -> FileLayout:
   """Returns the layout of the n-gram embedding of LongCat-Flash-Lite.
 
   Names, for each order and head i: `embedders.i.weight` [rows, E], `post_projs.i.weight` [D, E]. In
@@ -72,7 +72,7 @@ def longcat(layer: NGramMemory, prefix: str = '') -> Layout:
   )
   projections = each('post_projs.{}.weight', (D,) * len(sizes_I))
   part = Part('sum/projection', projections, (E,), (len(sizes_I), D, E), (0, 2, 1))
-  return Layout(
+  return FileLayout(
     'the n-gram embedding of LongCat-Flash-Lite',
     prefix,
     Table(each('embedders.{}.weight', sizes_I), layer.table_shape()),
@@ -84,7 +84,7 @@ def longcat(layer: NGramMemory, prefix: str = '') -> Layout:
   )
 
 
-def qwen_ple(layer: NGramMemory, prefix: str = '', hash_prefix: str | None = None) -> Layout:
+def qwen_ple(layer: NGramMemory, prefix: str = '', hash_prefix: str | None = None) -> FileLayout:
   """Returns the layout of the PLE of Qwen3.8-Flash-Next.
 
   Names: `ple_embedding.ngram_embedding.weight` [rows, E], `key_proj.weight` [G D, M],
@@ -115,7 +115,7 @@ def qwen_ple(layer: NGramMemory, prefix: str = '', hash_prefix: str | None = Non
   names = {}
   if hash_prefix is not None:
     names = {name: hash_prefix + name for name in ('multipliers', 'table_sizes', 'offsets')}
-  return Layout(
+  return FileLayout(
     'the PLE of Qwen3.8-Flash-Next',
     prefix,
     Table(all_rows('ple_embedding.ngram_embedding.weight', shape[0]), shape),
@@ -128,7 +128,7 @@ def qwen_ple(layer: NGramMemory, prefix: str = '', hash_prefix: str | None = Non
 
 def engram_demo(
   layer: NGramMemory, token_classes: np.ndarray, prefix: str = '', hash_prefix: str | None = None
-) -> Layout:
+) -> FileLayout:
   """Returns the layout of the demo of Engram.
 
   Names: `multi_head_embedding.{embedding.weight,offsets}` [rows, E] and [I], for each branch g
@@ -166,7 +166,7 @@ def engram_demo(
   if hash_prefix is not None:
     names |= {name: hash_prefix + name for name in ('multipliers', 'table_sizes')}
   rows = sum(map(sum, ngram_hash.sizes))
-  return Layout(
+  return FileLayout(
     'the demo of Engram',
     prefix,
     Table(all_rows('multi_head_embedding.embedding.weight', rows), layer.table_shape()),
@@ -179,7 +179,7 @@ def engram_demo(
 
 def engram_v41(
   layer: NGramMemory, token_classes: np.ndarray, *, scale: str | None, prefix: str = ''
-) -> Layout:
+) -> FileLayout:
   """Returns the layout of the Engram of DeepSeek-V4.1.
 
   Names: `embed` [rows, E], `wkv` [D (G + 1), M], `q_weight` and `k_weight` [G, D].
@@ -209,7 +209,7 @@ def engram_v41(
   ngram_hash, codebook = _compressed(layer, token_classes)
   wkv, rows = f'{prefix}wkv', sum(map(sum, ngram_hash.sizes))
   vectors = lambda path, name: Part(path, (Piece(prefix + name, 0, G),), (D,), (G, D), (0, 1))
-  return Layout(
+  return FileLayout(
     'the Engram of DeepSeek-V4.1',
     prefix,
     Table(

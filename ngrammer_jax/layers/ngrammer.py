@@ -79,7 +79,7 @@ class NGrammer(nn.Module):
     id_vocabulary: number of distinct raw ids, required if clusters is None.
     decay, epsilon, prenormalize, empty, initial: options of the quantiser.
     padding_trains: whether padding is treated like other tokens, in codebook and output.
-    exchange: how devices exchange the gradient of the tables, see `table.Layout`.
+    exchange: how devices exchange the gradient of the tables, see `table.TableSharding`.
     dtype: dtype of the output.
 
   Raises:
@@ -178,15 +178,7 @@ class NGrammer(nn.Module):
 
   def make_quantizer(self, **fields: Any) -> quantizer.ProductQuantizer:
     """Returns the quantiser of the layer; unbound with `parent=None`."""
-    return quantizer.ProductQuantizer(
-      clusters=self.clusters,
-      decay=self.decay,
-      epsilon=self.epsilon,
-      prenormalize=self.prenormalize,
-      empty=self.empty,
-      initial=self.initial,
-      **fields,
-    )
+    return quantizer.make(self, **fields)
 
   def _pairs(self, ids_BxTxN, K, documents_BxT, pair_ids, earlier_ids):
     """Returns the ids of bi-grams of each token and its pair."""

@@ -17,7 +17,7 @@ B batch, T segment length, C tokens of a chunk, N heads, H head width, K cluster
 
 from collections.abc import Mapping
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flax import linen as nn
 import jax
@@ -315,3 +315,21 @@ class ProductQuantizer(nn.Module):
     if self.empty == 'revive':
       centroids_NxKxH, usage_NxK = reset_dead_codes(centroids_NxKxH, usage_NxK)
     return {**codebook, 'centroids': centroids_NxKxH, 'usage': usage_NxK}
+
+
+def make(options: Any, **fields: Any) -> ProductQuantizer:
+  """Returns a quantiser with the options of a layer or of its config.
+
+  Args:
+    options: has the attributes of the quantiser; `initial` may be None, which is uniform.
+    **fields: attributes of Linen, `name` or `parent`; `parent=None` for an unbound quantiser.
+  """
+  return ProductQuantizer(
+    clusters=options.clusters,
+    decay=options.decay,
+    epsilon=options.epsilon,
+    prenormalize=options.prenormalize,
+    empty=options.empty,
+    initial=options.initial or 'uniform',
+    **fields,
+  )

@@ -41,13 +41,13 @@ UNSHARDED_ROWS_SHARE = 0.125
 
 
 class Lookup(struct.PyTreeNode):
-  """The rows of a lookup, [B, ...], and how their gradient is exchanged, see `Layout`."""
+  """The rows of a lookup, [B, ...], and how their gradient is exchanged, see `TableSharding`."""
 
   rows_Bx: jax.Array
   exchange: str = struct.field(pytree_node=False)
 
 
-class Layout(NamedTuple):
+class TableSharding(NamedTuple):
   """Rows of a table, and the mesh axes that the table and the batch are sharded over.
 
   `exchange` is what is exchanged over the axes of the batch for the gradient: `rows`, `table`, or
@@ -108,12 +108,12 @@ def lookup(table_VxE: jax.Array, rows_Bx: jax.Array, exchange: str = 'auto') -> 
   Args:
     table_VxE: sharded by the logical AXES under a mesh.
     rows_Bx: int32 [B, ...], from 0 to V - 1, sharded by `batch`.
-    exchange: `auto`, `rows` or `table`, see `Layout`.
+    exchange: `auto`, `rows` or `table`, see `TableSharding`.
   """
-  layout = make_layout(len(table_VxE), len(rows_Bx), exchange)
-  if layout is None:
+  sharding = make_sharding(len(table_VxE), len(rows_Bx), exchange)
+  if sharding is None:
     return take(table_VxE, rows_Bx) if host_memory.contains(table_VxE) else table_VxE[rows_Bx]
-  return _lookup(layout, table_VxE, rows_Bx)
+  return _lookup(sharding, table_VxE, rows_Bx)
 
 
 def take(array_VxE: jax.Array, rows_Bx: jax.Array) -> jax.Array:
@@ -161,14 +161,14 @@ def prefers_rows(V: int, B: int, lookups: int, exchange: str = 'auto') -> bool:
     return False
   if exchange != 'auto':
     return exchange == 'rows'
-  layout = make_layout(V, B)
-  if layout is None:
+  sharding = make_sharding(V, B)
+  if sharding is None:
     return lookups <= UNSHARDED_ROWS_SHARE * V
-  return lookups <= ROWS_SHARE * layout.shard_rows
+  return lookups <= ROWS_SHARE * sharding.shard_rows
 
 
-def make_layout(V: int, B: int | None = None, exchange: str = 'auto') -> Layout | None:
-  """Returns the layout under the current rules.
+def make_sharding(V: int, B: int | None = None, exchange: str = 'auto') -> TableSharding | None:
+  """Returns the sharding under the current rules.
 
   None if nothing is sharded, or if the batch of B rows is not divisible. A table that is not
   divisible is replicated.
@@ -177,42 +177,42 @@ def make_layout(V: int, B: int | None = None, exchange: str = 'auto') -> Layout 
   batch_axes = () if B is None else placement.axes('batch', B)
   if batch_axes is None or not table_axes + batch_axes:
     return None
-  return Layout(V, exchange, jax.sharding.get_abstract_mesh(), table_axes, batch_axes)
+  return TableSharding(V, exchange, jax.sharding.get_abstract_mesh(), table_axes, batch_axes)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _lookup(layout: Layout, table_VxE: jax.Array, rows_Bx: jax.Array) -> jax.Array:
+def _lookup(sharding: TableSharding, table_VxE: jax.Array, rows_Bx: jax.Array) -> jax.Array:
 
   def lookup_shard(table_VxE, rows_Bx):
-    rows_Bx = all_gather(rows_Bx, layout.shared)
+    rows_Bx = all_gather(rows_Bx, sharding.shared)
     # Rows of other shards are zeros, so the sum over shards is exact.
-    local_rows = layout.local_rows(rows_Bx)
+    local_rows = sharding.local_rows(rows_Bx)
     y_BxE = take(table_VxE, local_rows)
-    table_only = tuple(axis for axis in layout.table if axis not in layout.batch)
+    table_only = tuple(axis for axis in sharding.table if axis not in sharding.batch)
     y_BxE = jax.lax.psum(y_BxE, table_only) if table_only else y_BxE
-    return jax.lax.psum_scatter(y_BxE, layout.shared, tiled=True) if layout.shared else y_BxE
+    return jax.lax.psum_scatter(y_BxE, sharding.shared, tiled=True) if sharding.shared else y_BxE
 
-  return layout.shard_map(lookup_shard, ('table', 'batch'), 'batch')(table_VxE, rows_Bx)
-
-
-def _forward(layout, table_VxE, rows_Bx):
-  return _lookup(layout, table_VxE, rows_Bx), rows_Bx
+  return sharding.shard_map(lookup_shard, ('table', 'batch'), 'batch')(table_VxE, rows_Bx)
 
 
-def _backward(layout, rows_Bx, gradient_BxE):
-  by_rows = prefers_rows(layout.V, len(rows_Bx), rows_Bx.size, layout.exchange)
+def _forward(sharding, table_VxE, rows_Bx):
+  return _lookup(sharding, table_VxE, rows_Bx), rows_Bx
+
+
+def _backward(sharding, rows_Bx, gradient_BxE):
+  by_rows = prefers_rows(sharding.V, len(rows_Bx), rows_Bx.size, sharding.exchange)
   # Rows are gathered over these axes of the batch; over the others the whole gradient is summed.
-  gathered = layout.batch if by_rows else layout.shared
-  rest = tuple(axis for axis in layout.batch if axis not in gathered)
+  gathered = sharding.batch if by_rows else sharding.shared
+  rest = tuple(axis for axis in sharding.batch if axis not in gathered)
 
   def add_shard(gradient_BxE, rows_Bx):
     gradient_BxE, rows_Bx = (all_gather(array, gathered) for array in (gradient_BxE, rows_Bx))
-    zeros_VxE = jnp.zeros((layout.shard_rows, gradient_BxE.shape[-1]), gradient_BxE.dtype)
-    local_rows = layout.local_rows(rows_Bx)
+    zeros_VxE = jnp.zeros((sharding.shard_rows, gradient_BxE.shape[-1]), gradient_BxE.dtype)
+    local_rows = sharding.local_rows(rows_Bx)
     gradient_VxE = zeros_VxE.at[local_rows].add(gradient_BxE, mode='drop')
     return jax.lax.psum(gradient_VxE, rest) if rest else gradient_VxE
 
-  return layout.shard_map(add_shard, ('batch', 'batch'), 'table')(gradient_BxE, rows_Bx), None
+  return sharding.shard_map(add_shard, ('batch', 'batch'), 'table')(gradient_BxE, rows_Bx), None
 
 
 _lookup.defvjp(_forward, _backward)

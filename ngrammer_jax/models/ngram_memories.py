@@ -9,6 +9,13 @@ from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.layers.memory import PlacedMemory
 from ngrammer_jax.layers.ngram.memory import NGramMemory
 
+PREFIX = 'ngram_memory_'  # of the name of a memory
+
+
+def name(number: int) -> str:
+  """Returns the name of memory `number`: of its parameters, and of its optimiser."""
+  return f'{PREFIX}{number}'
+
 
 def memory(
   config: ModelConfig, place: Place, dtype: jnp.dtype, vocabulary_size: int | None, number: int
@@ -22,4 +29,4 @@ def memory(
     block=place.block,
     dtype=dtype,
   )
-  return PlacedMemory(f'ngram_memory_{number}', place, make)
+  return PlacedMemory(name(number), place, make)

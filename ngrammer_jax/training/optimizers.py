@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 import functools
 import logging
 import operator
-import re
 from typing import Any, Protocol
 
 from flax import linen as nn
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from ngrammer_jax import config as experiment
+from ngrammer_jax.models import ngram_memories
 from ngrammer_jax.training import table_optimizers
 
 
@@ -31,8 +31,8 @@ class MemoryConfig(Protocol):
 def labels(params: Any, memories: Sequence[MemoryConfig] = ()) -> Any:
   """Returns the label of every parameter.
 
-  `dense`, or for tables, which have an axis `ngram_vocab`: `ngram_table`, or `ngram_memory_<i>` if
-  memory i has an optimiser of its own.
+  `dense`, or for tables, which have an axis `ngram_vocab`: `ngram_table`, or the name of the n-gram
+  memory (see `models.ngram_memories`) if it has an optimiser of its own.
 
   Args:
     params: parameters in their `nn.LogicallyPartitioned` boxes, abstract or not.
@@ -50,10 +50,11 @@ def labels(params: Any, memories: Sequence[MemoryConfig] = ()) -> Any:
       )
     if 'ngram_vocab' not in leaf.names:
       return 'dense'
-    memory = re.search(r'ngram_memory_(\d+)', jax.tree_util.keystr(path))
-    is_own = memory and has_own_optimizer(memories[int(memory[1])])
-    return memory[0] if is_own else 'ngram_table'
+    return next((entry.key for entry in path if entry.key in own_labels), 'ngram_table')
 
+  own_labels = {
+    ngram_memories.name(i) for i, memory in enumerate(memories) if has_own_optimizer(memory)
+  }
   is_boxed = lambda leaf: isinstance(leaf, nn.LogicallyPartitioned)
   return jax.tree_util.tree_map_with_path(label, params, is_leaf=is_boxed)
 
@@ -68,7 +69,7 @@ def log_costs(memories: Sequence[MemoryConfig], labels: Any, params: Any) -> Non
   groups = leaves_by_label(labels, params)
   for i, memory in enumerate(memories):
     if memory.optimizer in table_optimizers.ALL_ROWS:
-      size = sum(leaf.size * leaf.dtype.itemsize for leaf in groups[f'ngram_memory_{i}']) / 2**20
+      size = sum(leaf.size * leaf.dtype.itemsize for leaf in groups[ngram_memories.name(i)]) / 2**20
       logging.info(
         'model.ngram_memories.%d.optimizer=%s changes all rows: every step reads and writes at '
         'least %s MiB, and makes a gradient and an update of %s MiB each',
@@ -138,7 +139,7 @@ def make(
   }
   for i, memory in enumerate(memories):
     if has_own_optimizer(memory):
-      transforms[f'ngram_memory_{i}'] = table_optimizers.make(
+      transforms[ngram_memories.name(i)] = table_optimizers.make(
         memory.optimizer, config, fraction, memory.learning_rate_factor
       )
   partition = optax.partition(transforms, labels)

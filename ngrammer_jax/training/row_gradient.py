@@ -53,15 +53,15 @@ class RowGradient(struct.PyTreeNode):
 
   def _by_shard(self, function: Callable, array_VxE: jax.Array, *values: jax.Array) -> jax.Array:
     """Calls a function of an array, the rows and values, on each shard of the table."""
-    layout = table.make_layout(len(array_VxE))
-    if layout is None:
+    sharding = table.make_sharding(len(array_VxE))
+    if sharding is None:
       return function(array_VxE, self.rows, *values)
 
     def on_shard(array, rows, *values):
-      return function(array, layout.local_rows(rows), *values)
+      return function(array, sharding.local_rows(rows), *values)
 
     inputs = ('table',) * (2 + len(values))
-    return layout.shard_map(on_shard, inputs, 'table')(array_VxE, self.rows, *values)
+    return sharding.shard_map(on_shard, inputs, 'table')(array_VxE, self.rows, *values)
 
 
 def _put(array_VxE, rows_L, values_LxE):
@@ -143,19 +143,19 @@ def combine(lookups: Sequence[tuple[jax.Array, jax.Array]], V: int) -> RowGradie
   B, E = len(lookups[0][0]), lookups[0][1].shape[-1]
   rows_BxL = jnp.concatenate([rows.reshape(B, -1) for rows, _ in lookups], axis=1)
   values_BxLxE = jnp.concatenate([values.reshape(B, -1, E) for _, values in lookups], axis=1)
-  layout = table.make_layout(V, B)
-  if layout is None:
+  sharding = table.make_sharding(V, B)
+  if sharding is None:
     return RowGradient(*_merge(rows_BxL.reshape(-1), values_BxLxE.reshape(-1, E), V))
 
   def merge_shard(rows_BxL, values_BxLxE):
     rows_BxL, values_BxLxE = (
-      table.all_gather(array, layout.batch) for array in (rows_BxL, values_BxLxE)
+      table.all_gather(array, sharding.batch) for array in (rows_BxL, values_BxLxE)
     )
-    rows_L = layout.local_rows(rows_BxL.reshape(-1))
-    rows_L, values_LxE = _merge(rows_L, values_BxLxE.reshape(-1, E), layout.shard_rows)
-    return RowGradient(layout.global_rows(rows_L), values_LxE)
+    rows_L = sharding.local_rows(rows_BxL.reshape(-1))
+    rows_L, values_LxE = _merge(rows_L, values_BxLxE.reshape(-1, E), sharding.shard_rows)
+    return RowGradient(sharding.global_rows(rows_L), values_LxE)
 
-  return layout.shard_map(merge_shard, ('batch', 'batch'), 'table')(rows_BxL, values_BxLxE)
+  return sharding.shard_map(merge_shard, ('batch', 'batch'), 'table')(rows_BxL, values_BxLxE)
 
 
 def _merge(rows_L, values_LxE, V):

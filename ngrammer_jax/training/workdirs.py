@@ -19,6 +19,7 @@ from typing import TextIO
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, files, hosts
+from ngrammer_jax.config import fields
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.training import train_task
 
@@ -183,6 +184,6 @@ def _check_same(workdir: pathlib.Path, old_config: experiment.Config, config: ex
       reason = 'optimizer.drop' if o.drop else f'schedule {o.schedule!r}'
       hint = f' ({reason} depends on the number of steps)'
     raise errors.BadInput(
-      f'--workdir={workdir} was started with {key.path}={old!r}, now it is {new!r}{hint}: '
-      f'use the old value, or another workdir'
+      f'--workdir={workdir} was started with {key.path}={fields.format_value(old)}, now it is '
+      f'{fields.format_value(new)}{hint}: use the old value, or another workdir'
     )

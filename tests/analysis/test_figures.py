@@ -24,3 +24,8 @@ def test_unwritable_path_is_reported_before_the_analysis(tmp_path):
   ):
     with bad_input(f'--figure={tmp_path}/{message}'), figures.saved_figure(tmp_path / name):
       pytest.fail('the analysis ran')
+
+
+def test_labels_of_tokens_show_spaces_and_line_breaks():
+  labels = figures.token_labels(['', ' a', '.\n\n', '\t', '$5'])
+  assert labels == ['¶', '_a', '.↵↵', '→', r'\$5']

@@ -122,7 +122,7 @@ def test_ngrams_of_three_memories(one_device, tiny, untrained, texts, capsys):
   # The clusters are those of hidden states: their ids are read from the model.
   table = next(table for table in lookups.tables(run) if table.name == 'ngram_memory_1')
   ids, rows_TxI = lookups.read(run, text, TOKENS)['ngram_memory_1']
-  np.testing.assert_array_equal(rows_TxI, table.hash.host_rows(ids))
+  np.testing.assert_array_equal(rows_TxI, table.hash.numpy_rows(ids))
   for (i, head), rows in zip(
     enumerate(found['ngram_memory_1']['heads']), (13, 17, 19, 23), strict=True
   ):
@@ -133,12 +133,12 @@ def test_ngrams_of_three_memories(one_device, tiny, untrained, texts, capsys):
     check_head(head, row_of_gram.__getitem__, grams, rows)
 
 
-def gate_of(params, host_hash, window):
+def gate_of(params, numpy_hash, window):
   """The gate of a token by the formula; the first block reads the scaled embedding."""
   memory = params['layer_0']['ngram_memory_0']
   ids = [np.array([x]) for x in window]
-  first = np.cumsum([0, *np.ravel(host_hash.sizes)])[:-1]
-  e = np.asarray(memory['table'], float)[host_hash.host_rows(ids) + first].ravel()
+  first = np.cumsum([0, *np.ravel(numpy_hash.sizes)])[:-1]
+  e = np.asarray(memory['table'], float)[numpy_hash.numpy_rows(ids) + first].ravel()
   rms = lambda x: x / np.sqrt((x**2).mean() + 1e-6)
   h = np.asarray(params['embedding'], float)[window[0]] * WIDTH**0.5
   k = e @ np.asarray(memory['gate']['key']['kernel'], float)[:, 0]
@@ -206,7 +206,12 @@ def test_gates_of_a_text_and_of_ngrams(one_device, tiny, untrained, texts, monke
     assert [(n['text'], n['count']) for n in listed] == [(n[0], len(frequent[n])) for n in highest]
     means = [np.mean(frequent[n]) for n in highest]
     np.testing.assert_allclose([n['gate'] for n in listed], means, rtol=1e-4)
-  shown_tokens = gates.analyze(run)  # of the split itself
+  written = {file: file.read_bytes() for file in workdir.glob('gates.*')}
+  analyze.main(['gates', f'--workdir={workdir}', f'--figure={workdir.parent / "other" / "g.svg"}'])
+  assert {file: file.read_bytes() for file in workdir.glob('gates.*')} == written
+  files = sorted((workdir.parent / 'other').iterdir())
+  assert [file.name for file in files] == ['g.html', 'g.json', 'g.svg']
+  shown_tokens = json.loads(files[1].read_text())  # of the split itself
   np.testing.assert_allclose(shown_tokens['gates'][0]['values'], values, rtol=1e-4)
 
 

@@ -97,28 +97,31 @@ def test_documents_and_evaluation_memory(tiny, untrained, monkeypatch, kind, mem
 
 
 def test_dynamic_spans_along_a_text(tiny, untrained, capsys):
-  """The spans of the first layer do not depend on the token."""
+  """The spans of the first layer depend on the token alone, those of the second on nothing."""
   bias_N = np.array([-1.0, 0.5])
 
   def modify(params, codebook):
-    first = params['layer_0']['attention']['span']
-    first['span_kernel'] *= 0
-    first['span_bias'] = bias_N.astype(np.float32)
+    second = params['layer_1']['attention']['span']
+    second['span_kernel'] *= 0
+    second['span_bias'] = bias_N.astype(np.float32)
 
   span = model_config.SpanConfig(kind='dynamic', limit=LIMIT, ramp=RAMP, initial=0.0)
   workdir = untrained(tiny(MODEL | {'span': span}), modify)
   result, printed = analyze_spans(workdir, capsys)
   expected_N = np.minimum(LIMIT / (1 + np.exp(-bias_N)) + RAMP, LIMIT)
-  np.testing.assert_allclose(result['spans'][0], expected_N, rtol=1e-5)
+  np.testing.assert_allclose(result['spans'][1], expected_N, rtol=1e-5)
   along = result['along']
   assert len(along['texts']) == len(along['spans']) == result['tokens'] == 8 * 16
   tokens = runs.load_run(workdir).split('validation').tokens[: 8 * 16]
-  assert ''.join(along['texts']).encode() == bytes(tokens.tolist())
-  assert len(set(along['spans'])) > 10 and result['persistent'] is None
+  assert along['texts'][0] == '' and result['persistent'] is None  # the start of the document
+  assert ''.join(along['texts']).encode() == bytes(tokens[:-1].tolist())
   # One is averaged over heads, the other over tokens; the overall means are equal.
   assert np.mean(along['spans']) == pytest.approx(np.mean(result['spans']), rel=1e-5)
-  second_layer = 2 * np.array(along['spans']) - expected_N.mean()
-  assert (RAMP < second_layer).all() and (second_layer < LIMIT + 1e-3).all()
+  first_layer = 2 * np.array(along['spans']) - expected_N.mean()
+  assert (RAMP < first_layer).all() and (first_layer < LIMIT + 1e-3).all()
+  by_text = {text: first_layer[i] for i, text in enumerate(along['texts'])}
+  np.testing.assert_allclose(first_layer, [by_text[text] for text in along['texts']], rtol=1e-4)
+  assert len({round(span, 2) for span in by_text.values()}) > 5
   assert 'mean over tokens' in printed and 'persistent' not in printed
 
 

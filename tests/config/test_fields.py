@@ -116,7 +116,7 @@ def test_values_within_the_rules_pass(values):
     ({'width': float('inf')}, 'x.width=inf must be finite'),
     ({'size': 0}, 'x.size=0 must be at least 1, or -1'),
     ({'kind': 'c'}, "x.kind='c' is not one of: a, b"),
-    ({'kinds': ('a', 'c')}, "x.kinds: 'c' is not one of: a, b"),
+    ({'kinds': ('a', 'c')}, "x.kinds=('a', 'c'): 'c' is not one of: a, b"),
     ({'slots': 3}, "x.slots=3 is not for x.kind='a', but for b: use 4"),
     ({'inner': Inner(3)}, "x.inner.rows=3 is not for x.kind='a', but for b, c: use 2"),
   ],

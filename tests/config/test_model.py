@@ -152,7 +152,7 @@ def spans(**fields):
     ),
     (
       {'ngram': {'layer': 'attention', 'pairing': ('next',)}},
-      "model.ngram.pairing: 'next' is not one of: previous, attended, none",
+      "model.ngram.pairing='next' is not one of: previous, attended, none",
     ),
     (
       {'ngram': {'layer': 'attention', 'pairing': ('none', 'attended')}},

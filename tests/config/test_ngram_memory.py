@@ -8,7 +8,8 @@ import pytest
 from ngrammer_jax import config, ngram_hashes
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.memory import Place
-from ngrammer_jax.config.ngram_memory import HASHES, PRESETS, TABLE_MEMORIES, NGramMemoryConfig
+from ngrammer_jax.config.ngram_memory import HASHES, TABLE_MEMORIES, NGramMemoryConfig
+from ngrammer_jax.config.ngram_presets import PRESETS
 from tests.checks import bad_input
 from tests.loops import each
 
@@ -19,7 +20,9 @@ CLUSTERS = GATE | {'key': 'clusters'}
 
 
 def check(values, **fields):
-  model_config.ModelConfig(ngram_memories=(NGramMemoryConfig(**values),), **fields).check()
+  memory = NGramMemoryConfig(**values)
+  model_config.ModelConfig(ngram_memories=(memory,), **fields).check()
+  return memory
 
 
 def test_places():
@@ -85,7 +88,8 @@ def test_number_of_ids(key, num_ids):
   ],
 )
 def test_possible_memories_pass(memory, fields):
-  check(memory, **fields)
+  tables = check(memory, **fields).table_rows(300)
+  assert len(tables) == len(memory.get('layers', (0,))) and min(tables) > 0
 
 
 def test_memories_stand_beside_each_other_and_in_recurrent_models():
@@ -108,7 +112,7 @@ def test_memories_stand_beside_each_other_and_in_recurrent_models():
       '.layers=(1, 1) has a block twice: expected distinct numbers of blocks from 0 to 3 with '
       'model.layers=4',
     ),
-    ({'layers': (-1,)}, '.layers: -1 must be at least 0'),
+    ({'layers': (-1,)}, '.layers=-1 must be at least 0'),
     (
       {},
       f".join='gate' is not for {PATH}.layers=(): use layers=the numbers of blocks, such as (1,), "
@@ -169,7 +173,11 @@ def test_memories_stand_beside_each_other_and_in_recurrent_models():
       )
       for orders in ((), (3, 2), (2, 2))
     ),
-    (GATE | {'orders': (0, 1)}, '.orders: 0 must be at least 1'),
+    (GATE | {'orders': (0, 1)}, '.orders=(0, 1): 0 must be from 1 to 32'),
+    (GATE | {'orders': (2, 20_000)}, '.orders=(2, 20000): 20000 must be from 1 to 32'),
+    (GATE | {'rows': (0,)}, '.rows=0 must be at least 1'),
+    (GATE | {'convolution': 1000}, '.convolution=1000 must be from 0 to 128'),
+    (GATE | {'displacement': 2**17}, '.displacement=131072 must be from 0 to 65536'),
     (
       GATE | {'rows': (3, 4, 5)},
       ': rows (3, 4, 5) has 3 numbers for 2 orders: expected one for all orders, or one for each',

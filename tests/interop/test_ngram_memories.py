@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors import numpy as official
+from safetensors import numpy
 
 from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
@@ -19,104 +19,20 @@ from ngrammer_jax.interop import conversion, layouts, ngram_memories, row_files,
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram.gate import Gate
 from ngrammer_jax.layers.ngram.memory import NGramMemory
+from tests import official_memories as official
 from tests.checks import assert_close, bad_input, mesh_of
-
-FLOAT64 = jnp.dtype('float64')
-DEMO_NUMBERS = ('multipliers', 'table_sizes')
-QWEN_NUMBERS = (*DEMO_NUMBERS, 'offsets')
-
-
-def longcat_layer(f):
-  c = json.loads(str(f['config']))
-  options = NGramMemoryConfig(
-    hash='polynomial',
-    join='mean',
-    orders=tuple(range(2, c['orders'] + 1)),
-    heads=c['k'],
-    rows=(int(c['ratio'] * c['vocab']),),
-    row_rule='longcat',
-    width=c['dim'] // (c['k'] * (c['orders'] - 1)),
-    boundary='eos_id',
-    eos_id=c['eos'],
-    projection=True,
-  )
-  return NGramMemory(options, c['vocab'], c['dim'], dtype=FLOAT64)
-
-
-def qwen_layer(f):
-  c = json.loads(str(f['config']))
-  index, orders = c['ple_layer_index'], c['ngram_size']
-  options = NGramMemoryConfig(
-    hash='ple',
-    layers=tuple(range(index + 1)),
-    orders=tuple(range(2, orders + 1)),
-    heads=c['heads_per_ngram'],
-    rows=(c['ngram_vocab_size_base'],),
-    row_multiple=c['divisible_by'],
-    width=c['ple_embed_dim'] // (c['heads_per_ngram'] * (orders - 1)),
-    seed=c['seed'],
-    boundary='eos_id',
-    eos_id=c['eos'],
-    fill_id=None,
-    norm_epsilon=c['eps'],
-    norm_offset=True,
-    convolution=c['kernel'],
-    convolution_epsilon=c['eps'],
-  )
-  return NGramMemory(options, c['vocab'], c['width'], index, c['hc_count'], FLOAT64)
-
-
-def demo_layer(f, block, **changes):
-  c = json.loads(str(f['config']))
-  options = NGramMemoryConfig(
-    key='compressed',
-    layers=tuple(c['layer_ids']),
-    orders=tuple(c['orders']),
-    heads=c['heads'],
-    rows=tuple(c['engram_vocab_size']),
-    width=c['head_dim'],
-    seed=c['seed'],
-    boundary='none',
-    fill_id=c['pad_id'],
-    bias=True,
-    convolution=c['kernel_size'],
-    convolution_epsilon=c['conv_norm_eps'],
-  )
-  options = dataclasses.replace(options, **changes)
-  return NGramMemory(options, len(f['lookup_table']), c['width'], block, c['hc_mult'], FLOAT64)
 
 
 def v41_layer(V=11, **changes):
   """The layer of the array `engram_v41_gate`, but its tables have one more row."""
-  options = NGramMemoryConfig(
-    key='compressed',
-    layers=(1, 14),
-    orders=(2, 3, 4),
-    heads=2,
-    rows=(1,),
-    width=5,
-    norm_epsilon=1e-6,
-    zero_score='positive',
-  )
-  return NGramMemory(dataclasses.replace(options, **changes), V, 10, 1, 4, FLOAT64)
-
-
-def save_official(path, arrays, metadata=None):
-  """Writes a file with the library, with arrays beside those of the memory."""
-  other = {'unrelated': np.zeros(3)}
-  arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-  official.save_file(arrays | other, path, metadata)
-  return path
-
-
-def weights(f, prefix, numbers=()):
-  return {k: f[k] for k in f if k.startswith(prefix) or k in numbers}
+  options = official.preset('engram_v41', heads=2, rows=(1,), width=5)
+  return NGramMemory(dataclasses.replace(options, **changes), V, 10, 1, 4, official.FLOAT64)
 
 
 def assert_written_back(layout, variables, path, arrays):
   """The library reads the same arrays from what the layout writes, bit for bit."""
   layout.save(variables, path)
-  written = official.load_file(path)
+  written = numpy.load_file(path)
   assert written.keys() == arrays.keys()
   for name, array in arrays.items():
     assert written[name].dtype == array.dtype
@@ -139,8 +55,8 @@ def outputs(layer, variables, x, tokens):
 def test_longcat(reference, tmp_path, monkeypatch, name):
   monkeypatch.setattr(layouts, 'ROWS_AT_ONCE', 50)  # less than a table, and across two
   f = reference(name)
-  layer, arrays = longcat_layer(f), weights(f, 'weights/')
-  path = save_official(tmp_path / 'official', arrays)
+  layer, arrays = official.longcat_layer(f), official.weights(f, 'weights/')
+  path = official.save(tmp_path / 'official', arrays)
   with jax.enable_x64(True):
     layout = ngram_memories.longcat(layer, 'weights/')
     variables = layout.load(path)
@@ -155,8 +71,8 @@ def test_longcat(reference, tmp_path, monkeypatch, name):
 def test_qwen_ple(reference, tmp_path, monkeypatch, name):
   monkeypatch.setattr(layouts, 'ROWS_AT_ONCE', 50)
   f = reference(name)
-  layer, arrays = qwen_layer(f), weights(f, 'weights/', QWEN_NUMBERS)
-  path = save_official(tmp_path / 'official', arrays)
+  layer, arrays = official.qwen_layer(f), official.weights(f, 'weights/', official.QWEN_NUMBERS)
+  path = official.save(tmp_path / 'official', arrays)
   with jax.enable_x64(True):
     layout = ngram_memories.qwen_ple(layer, 'weights/', '')
     variables = layout.load(path)
@@ -172,9 +88,11 @@ def test_qwen_ple(reference, tmp_path, monkeypatch, name):
 def test_engram_demo(reference, tmp_path, monkeypatch, name, block):
   monkeypatch.setattr(layouts, 'ROWS_AT_ONCE', 50)
   f, path = reference(name), f'layer{block}/'
-  layer = demo_layer(f, block, row_multiple=64)  # padding that is not in the file
-  arrays = weights(f, f'{path}weights/', [path + number for number in DEMO_NUMBERS])
-  file = save_official(tmp_path / 'official', arrays)
+  layer = official.demo_layer(f, block, row_multiple=64)  # padding that is not in the file
+  arrays = official.weights(
+    f, f'{path}weights/', [path + number for number in official.DEMO_NUMBERS]
+  )
+  file = official.save(tmp_path / 'official', arrays)
   with jax.enable_x64(True):
     layout = ngram_memories.engram_demo(layer, f['lookup_table'], f'{path}weights/', path)
     variables = layout.load(file)
@@ -193,14 +111,14 @@ def test_engram_v41(reference, tmp_path):
   f = reference('engram_v41_gate')
   arrays = {k: f[k] for k in f if k.startswith('weights/')}
   arrays['weights/embed'] = np.pad(arrays['weights/embed'], ((0, 1), (0, 0)))
-  path = save_official(tmp_path / 'official', arrays)
+  path = official.save(tmp_path / 'official', arrays)
   with jax.enable_x64(True):
     layout = ngram_memories.engram_v41(
       v41_layer(), np.arange(11) // 2, scale=None, prefix='weights/'
     )
     variables = layout.load(path, made_with={'vocabulary': 6, 'seed': 0, 'layer': 1})
     params, h = variables['params'], f['hidden_states']
-    gate = Gate(None, bias=False, epsilon=1e-6, zero_score='positive', dtype=FLOAT64)
+    gate = Gate(None, bias=False, epsilon=1e-6, zero_score='positive', dtype=official.FLOAT64)
     e = params['table'][f['hash_ids']].reshape(1, len(h), -1)
     y, _ = gate.apply({'params': params['gate']}, h[None], e, None)
     assert_close(h + y[0], f['output'], 1e-9)
@@ -290,19 +208,8 @@ def test_values_are_rounded_to_the_nearest_of_8_bits():
 
 def large_longcat():
   """A layer with a table of 16 MB, and random variables."""
-  options = NGramMemoryConfig(
-    **dict(
-      hash='polynomial',
-      join='mean',
-      rows=(2**16,),
-      row_rule='longcat',
-      heads=2,
-      width=16,
-      boundary='eos_id',
-      eos_id=2,
-      projection=True,
-      row_multiple=8,
-    )
+  options = official.preset(
+    'longcat', orders=(2, 3), heads=2, rows=(2**16,), width=16, row_multiple=8
   )
   layer = NGramMemory(options, 1000, 8)
   rng = np.random.default_rng(0)
@@ -376,23 +283,23 @@ def test_tables_in_host_memory_and_of_other_dtypes(tmp_path):
 def test_another_vocabulary_seed_or_layer_is_refused(reference, tmp_path):
   f = reference('engram_o23_h8')
   classes = f['lookup_table']
-  names = [f'layer1/{number}' for number in DEMO_NUMBERS]
-  path = save_official(tmp_path / 'demo', weights(f, 'layer1/weights/', names))
+  names = [f'layer1/{number}' for number in official.DEMO_NUMBERS]
+  path = official.save(tmp_path / 'demo', official.weights(f, 'layer1/weights/', names))
   load = lambda layer, classes=classes, **given: ngram_memories.engram_demo(
     layer, classes, 'layer1/weights/', **given
   )
   m = 'layer1/multipliers is [189840691535365831, 11989825045965581, 89082896236724093] in the file'
   of = 'the weights are of another vocabulary, seed or layer'
   with pytest.raises(errors.BadInput) as error:
-    load(demo_layer(f, 1, seed=5), hash_prefix='layer1/').load(path)
+    load(official.demo_layer(f, 1, seed=5), hash_prefix='layer1/').load(path)
   assert str(error.value).startswith(m) and 'vocabulary=40, seed=5, layer=1: ' in str(error.value)
   assert str(error.value).endswith(of)
   with pytest.raises(errors.BadInput, match='with vocabulary=39, seed=0, layer=1: the weights are'):
-    load(demo_layer(f, 1), np.minimum(classes, 38), hash_prefix='layer1/').load(path)
+    load(official.demo_layer(f, 1), np.minimum(classes, 38), hash_prefix='layer1/').load(path)
   with pytest.raises(errors.BadInput, match=r'weight is \(2742, 4\), expected \(3430, 4\)'):
-    load(demo_layer(f, 15)).load(path)
+    load(official.demo_layer(f, 15)).load(path)
 
-  layout = load(demo_layer(f, 1))
+  layout = load(official.demo_layer(f, 1))
   for name, value, ours in (('vocabulary', 41, 40), ('seed', 1, 0), ('layer', 15, 1)):
     with bad_input(
       f'the weights were made with {name}={value}, but the hash of the memory has {name}={ours}: '
@@ -406,9 +313,17 @@ def test_another_vocabulary_seed_or_layer_is_refused(reference, tmp_path):
     layout.load(path, made_with={'seed': 0})
   with bad_input("made_with has 'index', expected 'vocabulary', 'seed', 'layer'"):
     layout.load(path, made_with={'index': 0})
+  for text in ('{"vocabulary": 40', '[40]'):
+    arrays = official.weights(f, 'layer1/weights/', names)
+    damaged = official.save(tmp_path / 'damaged', arrays, {layouts.METADATA_KEY: text})
+    with bad_input(
+      f'{damaged} has the metadata ngram_memory={text!r}, expected a JSON object such as '
+      '{"vocabulary": 4096}: write the file again'
+    ):
+      layout.load(damaged)
   variables = layout.load(path, made_with={'vocabulary': 40, 'seed': 0, 'layer': 1})
   layout.save(variables, tmp_path / 'ours')
-  other = load(demo_layer(f, 1, seed=5))
+  other = load(official.demo_layer(f, 1, seed=5))
   with bad_input(
     'the weights were made with seed=0, but the hash of the memory has seed=5: '
     'it would read other rows'
@@ -418,8 +333,8 @@ def test_another_vocabulary_seed_or_layer_is_refused(reference, tmp_path):
 
 def test_the_vocabulary_of_longcat_is_that_of_its_embedding(reference, tmp_path):
   f = reference('longcat_n2_k1')
-  path = save_official(tmp_path / 'official', weights(f, 'weights/'))
-  layout = ngram_memories.longcat(longcat_layer(f).clone(vocabulary_size=33), 'weights/')
+  path = official.save(tmp_path / 'official', official.weights(f, 'weights/'))
+  layout = ngram_memories.longcat(official.longcat_layer(f).clone(vocabulary_size=33), 'weights/')
   with bad_input(
     'the weights were made with vocabulary=32, but the hash of the memory has vocabulary=33: '
     'it would read other rows'
@@ -508,9 +423,9 @@ def layout_of(name, layer):
 @pytest.mark.parametrize('name', ngram_memories.SUPPORTED_OPTIONS)
 def test_options_are_named_or_refused(reference, name):
   layer = {
-    'longcat': lambda: longcat_layer(reference('longcat_n2_k1')),
-    'qwen_ple': lambda: qwen_layer(reference('qwen_ple_n4_h1_hc1')),
-    'engram_demo': lambda: demo_layer(reference('engram_o23_h2_zero'), 2),
+    'longcat': lambda: official.longcat_layer(reference('longcat_n2_k1')),
+    'qwen_ple': lambda: official.qwen_layer(reference('qwen_ple_n4_h1_hc1')),
+    'engram_demo': lambda: official.demo_layer(reference('engram_o23_h2_zero'), 2),
     'engram_v41': v41_layer,
   }[name]()
   assert layout_of(name, layer).parts

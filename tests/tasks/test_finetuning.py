@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import functools
 import json
 import pathlib
 import shutil
@@ -99,6 +100,34 @@ def test_finetuning_from_checkpoint_to_submission(folder, capsys):
 
 def _leaves(tree):
   return jax.tree.leaves(jax.device_get(tree))
+
+
+def test_an_ngram_memory_is_finetuned(folder, finetuning, tiny, one_device):
+  """The run has the token classes of the checkpoint, and its tables learn where they are read."""
+  memory = experiment.NGramMemoryConfig(
+    key='compressed', layers=(0,), orders=(2,), heads=1, rows=(997,), width=4, convolution=2
+  )
+  model = {'layers': 1, 'ngram': None, 'ngram_memories': (memory,)}
+  loop.train(tiny(model, training={'steps': 2, 'evaluate_every': 0}), folder / 'engram')
+  few = {'steps': 2, 'evaluate_every': 2, 'checkpoint_every': 2}
+  few = {f'training__{name}': value for name, value in few.items()}
+  config = finetuning_config(finetuning, folder, init_from=folder / 'engram', **few)
+  run = folder / 'run'
+  loop.train(config, run, functools.partial(finetuning.FinetuneTask, workdir=run))
+  records = [json.loads(line) for line in (run / 'metrics.jsonl').read_text().splitlines()]
+  assert [r['step'] for r in records if 'validation/accuracy' in r] == [2]
+  before, after = (runs.load_run(folder / name).state for name in ('engram', 'run'))
+  arrays, tables = zip(
+    *(
+      (state.codebook['layer_0']['ngram_memory_0'], state.params['layer_0']['ngram_memory_0'])
+      for state in (before, after)
+    ),
+    strict=True,
+  )
+  jax.tree.map(np.testing.assert_array_equal, *arrays)
+  assert len(set(np.asarray(arrays[1]['token_classes']).tolist())) == 228  # of 257 bytes and start
+  is_changed = (np.asarray(tables[0]['table']) != np.asarray(tables[1]['table'])).any(axis=1)
+  assert 20 < is_changed.sum() < 200  # few bytes follow each other in the examples
 
 
 @pytest.mark.slow
@@ -218,8 +247,8 @@ def test_vocabulary_path_has_to_be_the_vocabulary_of_the_checkpoint(
     vocabulary=vocabularies.read_sentencepiece(same),
   )
   monkeypatch.setattr(runs, 'load_run', lambda workdir: source)
-  resolve = lambda path: finetuning_config(
-    finetuning, folder, ['data.vocabulary_path'], data__vocabulary_path=path
+  resolve = lambda path, **changes: finetuning_config(
+    finetuning, folder, ['data.vocabulary_path'], data__vocabulary_path=path, **changes
   )
   # The run has the vocabulary, so the file is not needed any more.
   assert resolve(same).data == resolve(None).data
@@ -229,6 +258,14 @@ def test_vocabulary_path_has_to_be_the_vocabulary_of_the_checkpoint(
     f'init_from={folder / "pretrained"}, which is inherited: omit this flag'
   ):
     resolve(other)
+  (folder / 'run').mkdir()  # resumed, without init_from
+  (folder / 'run' / 'config.json').touch()
+  assert resolve(same, init_from=None).data == resolve(same).data
+  with bad_input(
+    f'data.vocabulary_path={other} is not the vocabulary of the checkpoint, '
+    f'--workdir={folder / "run"}, which is inherited: omit this flag'
+  ):
+    resolve(other, init_from=None)
   with bad_input(f'data.vocabulary_path={folder / "none"}: no such file'):
     resolve(folder / 'none')
   source.vocabulary = vocabularies.load(folder / 'same')  # learned: encodes U+2581 differently

@@ -3,9 +3,10 @@
 import types
 
 import numpy as np
+import pytest
 
 from ngrammer_jax.data import vocabulary as vocabularies
-from ngrammer_jax.tasks.superglue import evaluation
+from ngrammer_jax.tasks.superglue import evaluation, metrics
 from tests.checks import bad_input
 
 BYTES = vocabularies.ByteVocabulary()
@@ -106,3 +107,14 @@ def test_greedy_answer_is_the_text_before_the_end():
     None, None, 'record', examples, 'rank'
   )
   assert answers == ['Bob'] and result['error_percent'] == 0
+
+
+def test_only_all_eight_tasks_have_an_average():
+  results = {
+    name: {metric: 60.0 for metric in names} | {'error_percent': 40.0}
+    for name, names in metrics.METRICS_BY_TASK.items()
+  }
+  assert evaluation.combine_results(results)['average'] == pytest.approx(60)
+  del results['cb']
+  combined = evaluation.combine_results(results)
+  assert combined['error_percent'] == pytest.approx(40) and 'average' not in combined

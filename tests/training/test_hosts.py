@@ -39,8 +39,10 @@ def start(processes, *arguments, devices=1):
   )
 
 
-def train(processes, workdir, devices=1, **training):
-  process = start(processes, *TRAIN, f'--workdir={workdir}', *flags(**training), devices=devices)
+def train(processes, workdir, *keys, devices=1, **training):
+  keys = [f'--config.{key}' for key in keys]
+  arguments = *TRAIN, f'--workdir={workdir}', *flags(**training), *keys
+  process = start(processes, *arguments, devices=devices)
   output, _ = process.communicate(timeout=500)
   assert process.returncode == 0, output
   return output
@@ -133,6 +135,34 @@ def test_two_processes_of_a_real_model_train_as_one_and_one_goes_on(tmp_path, ca
   evaluate = start(2, '-m', 'ngrammer_jax.evaluate', f'--workdir={tmp_path}/one', '--split=test')
   output, _ = evaluate.communicate(timeout=300)
   assert evaluate.returncode == 0 and output.count('wrote ') == 1, output
+
+
+@pytest.mark.slow
+def test_two_processes_with_ngram_memories_train_as_one(tmp_path, cache):
+  """Compressed tokens, whose classes each process computes, and clusters of hidden states."""
+  sizes = {'heads': 2, 'rows': 509, 'width': 8}
+  engram = sizes | {'layers': 0, 'optimizer': 'adagrad', 'learning_rate_factor': None}
+  clusters = sizes | {'layers': 1, 'key': 'clusters', 'clusters': 8, 'orders': 2}
+  memories = {0: {'preset': 'engram'} | engram, 1: clusters}
+  keys = ['model.ngram=None'] + [
+    f'model.ngram_memories.{i}.{name}={value}'
+    for i, memory in memories.items()
+    for name, value in memory.items()
+  ]
+  train(2, tmp_path / 'two', *keys, **SHORT)
+  train(1, tmp_path / 'one', *keys, devices=2, **SHORT)
+  expected = losses(tmp_path / 'one')
+  assert len(expected) == 6 and losses(tmp_path / 'two') == pytest.approx(expected, rel=1e-5)
+  two, one = (sums(tmp_path / name, 20) for name in ('two', 'one'))
+  same = [name for name in one if name.endswith(('token_classes', 'multipliers'))]
+  assert two.keys() == one.keys() and len(same) == 2
+  assert [two[name] for name in same] == [one[name] for name in same]
+  # Either continues the run of the other one.
+  for name, processes, devices in (('two', 1, 2), ('one', 2, 1)):
+    shutil.rmtree(tmp_path / name / 'checkpoints' / '20')
+    output = train(processes, tmp_path / name, *keys, devices=devices, **SHORT)
+    assert 'restoring step 10' in output
+    assert losses(tmp_path / name) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.slow

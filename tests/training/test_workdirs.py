@@ -119,21 +119,27 @@ def test_another_tokenizer_is_refused_with_both_sizes(tiny, tmp_path):
 
 
 NGRAM = model_config.NGramConfig(clusters=8, vocabulary_size=64, dim=4)
+NGRAM_TEXT = '(clusters=8, vocabulary_size=64, dim=4)'  # without its defaults
 
 
 @pytest.mark.parametrize(
   'before, now, message',
   [
     ({}, {'model': {'ngram': dataclasses.replace(NGRAM, dim=2)}}, 'model.ngram.dim=4, now it is 2'),
-    ({}, {'model': {'ngram': None}}, f'model.ngram={NGRAM!r}, now it is None'),
-    ({'model': {'ngram': None}}, {}, f'model.ngram=None, now it is {NGRAM!r}'),
+    ({}, {'model': {'ngram': None}}, f'model.ngram={NGRAM_TEXT}, now it is None'),
+    ({'model': {'ngram': None}}, {}, f'model.ngram=None, now it is {NGRAM_TEXT}'),
+    (
+      {'model': {'ngram': None}},
+      {'model': {'ngram': model_config.NGramConfig()}},
+      'model.ngram=None, now it is (defaults)',
+    ),
     ({}, {'optimizer': {'clip_norm': None}}, 'optimizer.clip_norm=1.0, now it is None'),
     ({'optimizer': {'clip_norm': None}}, {}, 'optimizer.clip_norm=None, now it is 1.0'),
     ({}, {'seed': 1}, 'seed=0, now it is 1'),
     (
       {},
       {'optimizer': {'drop': experiment.DropConfig(4, 0.5)}},
-      'optimizer.drop=None, now it is DropConfig(steps=4, fraction=0.5)',
+      'optimizer.drop=None, now it is (steps=4, fraction=0.5)',
     ),
     (
       {'optimizer': {'schedule': 'constant', 'drop': experiment.DropConfig(4, 0.5)}},

@@ -19,8 +19,8 @@ from ngrammer_jax.layers.ngram import uint64
 
 
 @dataclasses.dataclass(frozen=True)
-class NGramHash(ngram_hashes.HostHash):
-  """A hash that is called with arrays of ids; see `ngram_hashes.HostHash` for its attributes."""
+class NGramHash(ngram_hashes.NumpyHash):
+  """A hash that is called with arrays of ids; see `ngram_hashes.NumpyHash` for its attributes."""
 
   def __call__(self, ids: Sequence[jax.Array], multipliers: jax.Array | None = None) -> jax.Array:
     """Returns the rows of n-grams within their heads, int32 [..., G K] in (order, head) order.

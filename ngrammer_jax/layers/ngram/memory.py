@@ -159,16 +159,7 @@ class NGramMemory(nn.Module):
 
   def make_quantizer(self, **fields: Any) -> quantizer.ProductQuantizer:
     """Returns the quantiser of a memory with clusters; unbound with `parent=None`."""
-    o = self.options
-    return quantizer.ProductQuantizer(
-      clusters=o.clusters,
-      decay=o.decay,
-      epsilon=o.epsilon,
-      prenormalize=o.prenormalize,
-      empty=o.empty,
-      initial=o.initial or 'uniform',
-      **fields,
-    )
+    return quantizer.make(self.options, **fields)
 
   def _keys(self, ids):
     """Returns what is hashed for the ids at each place, and multipliers known at run time only."""
@@ -247,8 +238,8 @@ class NGramMemory(nn.Module):
 
   def ngram_hash(self) -> hashing.NGramHash:
     """Returns the hash of this layer, with the rows of each head."""
-    host_hash = self.options.hashes(self.vocabulary_size)[self.options.index(self.block)]
-    return hashing.NGramHash(**vars(host_hash))
+    numpy_hash = self.options.hashes(self.vocabulary_size)[self.options.index(self.block)]
+    return hashing.NGramHash(**vars(numpy_hash))
 
   def table_shape(self) -> tuple[int, int]:
     """Returns the rows and the width of the table of this layer."""

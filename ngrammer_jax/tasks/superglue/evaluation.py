@@ -148,14 +148,18 @@ class Evaluator:
 
 
 def combine_results(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
-  """Returns the result of a single task, or a joint one with the averages if it has labels."""
+  """Returns the result of a single task, or a joint one.
+
+  With labels it has the mean error, and if it has all eight tasks, their average score.
+  """
   if len(results) == 1:
     return next(iter(results.values()))
   combined = {'task': 'mixture', 'tasks': results}
   error_by_task = [result.get('error_percent') for result in results.values()]
   if None not in error_by_task:
     combined['error_percent'] = math.fsum(error_by_task) / len(results)
-    combined['average'] = metrics.average(results)
+    if metrics.has_every_task(results):
+      combined['average'] = metrics.average(results)
   return combined
 
 

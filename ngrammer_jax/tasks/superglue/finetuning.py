@@ -54,8 +54,9 @@ def resolve_config(
         f'init_from={config.init_from}; omit this flag, or pre-train another model'
       )
   files.check_reachable(workdir)
+  origin = f'init_from={config.init_from}'
   if (workdir / 'config.json').exists():
-    source = runs.load_run(workdir)
+    source, origin = runs.load_run(workdir), f'--workdir={workdir}'
   elif config.init_from is None:
     raise errors.BadInput('set init_from to the workdir of a trained run: --config.init_from=DIR')
   else:
@@ -63,7 +64,7 @@ def resolve_config(
   if config.training.half_loss:
     raise errors.BadInput('training.half_loss=True excludes answers from the loss: use False')
   if config.data.vocabulary_path is not None:
-    _check_vocabulary(config, source)
+    _check_vocabulary(config, source, origin)
   config = dataclasses.replace(
     config,
     model=_finetuned_model(config, source.config.model, override_keys),
@@ -83,13 +84,13 @@ def resolve_config(
   return config
 
 
-def _check_vocabulary(config: experiment.Config, source: runs.Run) -> None:
+def _check_vocabulary(config: experiment.Config, source: runs.Run, origin: str) -> None:
   """Raises BadInput if `data.vocabulary_path` is not the vocabulary of the initial checkpoint."""
   path = pathlib.Path(config.data.vocabulary_path).expanduser()
   if source.vocabulary != vocabularies.read(source.config.data.vocabulary, path):
     raise errors.BadInput(
-      f'data.vocabulary_path={path} is not the vocabulary of the checkpoint, '
-      f'init_from={config.init_from}, which is inherited: omit this flag'
+      f'data.vocabulary_path={path} is not the vocabulary of the checkpoint, {origin}, which is '
+      f'inherited: omit this flag'
     )
 
 

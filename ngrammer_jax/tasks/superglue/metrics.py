@@ -172,6 +172,11 @@ def standard_error(percent: float, n: int) -> float:
   return math.sqrt(percent * (100 - percent) / n)
 
 
+def has_every_task(results: Mapping[str, Any]) -> bool:
+  """Whether results by task have all eight tasks, which `average` needs."""
+  return METRICS_BY_TASK.keys() <= results.keys()
+
+
 def average(results: Mapping[str, Mapping[str, float]]) -> float:
   """Returns the mean score of the eight tasks in METRICS_BY_TASK.
 
@@ -223,7 +228,7 @@ def select_metrics(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def format_table(results: Mapping[str, Mapping[str, Any]]) -> str:
-  """Formats the results of one task or of all eight as a table, with the average of all.
+  """Formats the results of tasks as a table, with the average if there are all eight.
 
   An accuracy is shown with its standard error.
 
@@ -238,8 +243,8 @@ def format_table(results: Mapping[str, Mapping[str, Any]]) -> str:
       cells.append(f'{metric} {percent:.2f}{error}')
     rows.append((task, f'{result["n"]:,}', ', '.join(cells)))
   lines = tables.align_columns(rows, '<><')
-  if len(results) > 1:
-    lines.append(f'average of {len(results)} tasks: {average(results):.2f}')
+  if has_every_task(results):
+    lines.append(f'average of {len(METRICS_BY_TASK)} tasks: {average(results):.2f}')
   return '\n'.join(lines)
 
 

@@ -70,7 +70,7 @@ def test_praxis_equals_python_integers():
     expected = slow_rows(ids[case], K, V, ngram_sizes.primes_above(V, heads))
     assert rows.dtype == 'int32'
     assert rows.tolist() == expected.tolist(), case
-    assert hashes[case].host_rows(ids[case]).tolist() == expected.tolist(), case
+    assert hashes[case].numpy_rows(ids[case]).tolist() == expected.tolist(), case
 
 
 def test_praxis_equals_its_arrays(reference):
@@ -114,7 +114,7 @@ def test_rows_equal_python_integers():
     ]
     assert rows.dtype == 'int32'
     assert rows.tolist() == expected, h
-    assert h.host_rows(z).tolist() == expected, h
+    assert h.numpy_rows(z).tolist() == expected, h
 
 
 def test_missing_ids_are_an_error():

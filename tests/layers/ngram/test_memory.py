@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.config.ngram_memory import NGramMemoryConfig
+from ngrammer_jax.interop import ngram_memories
 from ngrammer_jax.layers import quantizer
 from ngrammer_jax.layers.context import Context
-from ngrammer_jax.layers.ngram import hashing, uint64
+from ngrammer_jax.layers.ngram import hashing
 from ngrammer_jax.layers.ngram.gate import Gate
 from ngrammer_jax.layers.ngram.memory import NGramMemory
+from tests import official_memories as official
 from tests.checks import assert_close, random_variables
-from tests.layers.ngram.test_gate import demo_params
 
 
 def run(layer, variables, x, tokens, **context):
@@ -37,36 +38,16 @@ def gradients(layer, variables, x, tokens, cotangent):
 
 
 @pytest.mark.parametrize('name', ['engram_o2_h1', 'engram_o23_h8', 'engram_short'])
-def test_equals_engram_from_the_ids_on(reference, name):
+def test_equals_engram_from_the_ids_on(reference, tmp_path, name):
   f = reference(name)
-  c = json.loads(str(f['config']))
-  classes = f['lookup_table']
-  options = NGramMemoryConfig(
-    key='compressed',
-    layers=tuple(c['layer_ids']),
-    orders=tuple(c['orders']),
-    heads=c['heads'],
-    rows=tuple(c['engram_vocab_size']),
-    width=c['head_dim'],
-    seed=c['seed'],
-    boundary='none',
-    fill_id=c['pad_id'],
-    bias=True,
-    norm_epsilon=c['qk_norm_eps'],
-    convolution=c['kernel_size'],
-    convolution_epsilon=c['conv_norm_eps'],
-  )
   with jax.enable_x64(True):
-    for number in c['layer_ids']:
+    for number in json.loads(str(f['config']))['layer_ids']:
       path = f'layer{number}'
-      layer = NGramMemory(
-        options, len(classes), c['width'], number, c['hc_mult'], jnp.dtype('float64')
-      )
-      table = f[f'{path}/weights/multi_head_embedding.embedding.weight']
-      params = {'gate': demo_params(f, f'{path}/weights', c['hc_mult']), 'table': table}
-      multipliers = uint64.split_words(f[f'{path}/multipliers'].astype(np.uint64))
-      codebook = {'token_classes': classes.astype('int32'), 'multipliers': multipliers}
-      variables = jax.tree.map(jnp.asarray, {'params': params, 'codebook': codebook})
+      layer = official.demo_layer(f, number)
+      numbers = [f'{path}/{each}' for each in official.DEMO_NUMBERS]
+      arrays = official.weights(f, f'{path}/weights/', numbers)
+      layout = ngram_memories.engram_demo(layer, f['lookup_table'], f'{path}/weights/', f'{path}/')
+      variables = layout.load(official.save(tmp_path / 'file', arrays))
       h, cotangent = f['hidden_states'], f[f'{path}/cotangent']
       y, d_params, d_h = gradients(layer, variables, h, f['input_ids'], cotangent)
       assert_close(y, h + f[f'{path}/output'], 1e-9)
@@ -85,33 +66,18 @@ def test_the_multipliers_of_the_classes_are_those_of_engram(reference):
 
 
 @pytest.mark.parametrize('name', ['longcat_n2_k1', 'longcat_n3_k2_prime'])
-def test_equals_longcat_from_the_ids_on(reference, name):
+def test_equals_longcat_from_the_ids_on(reference, tmp_path, name):
   f = reference(name)
-  c = json.loads(str(f['config']))
-  count = c['k'] * (c['orders'] - 1)
-  options = NGramMemoryConfig(
-    hash='polynomial',
-    join='mean',
-    orders=tuple(range(2, c['orders'] + 1)),
-    heads=c['k'],
-    rows=(int(c['ratio'] * c['vocab']),),
-    row_rule='longcat',
-    width=c['dim'] // count,
-    boundary='eos_id',
-    eos_id=c['eos'],
-    untrained_row=c['pad'],
-    projection=True,
-  )
-  table_of = lambda path: np.concatenate([f[f'{path}/embedders.{i}.weight'] for i in range(count)])
-  projections = np.stack([f[f'weights/post_projs.{i}.weight'].T for i in range(count)])
   with jax.enable_x64(True):
-    layer = NGramMemory(options, c['vocab'], c['dim'], dtype=jnp.dtype('float64'))
-    params = {'table': table_of('weights'), 'sum': {'projection': projections}}
+    layer = official.longcat_layer(f)
+    path = official.save(tmp_path / 'file', official.weights(f, 'weights/'))
+    variables = ngram_memories.longcat(layer, 'weights/').load(path)
     words = f['weights/word_embeddings.weight'][f['input_ids']]
-    variables = {'params': jax.tree.map(jnp.asarray, params)}
     y, d_params, _ = gradients(layer, variables, words, f['input_ids'], f['cotangent'])
     assert_close(y, f['output'], 1e-12)
-    assert_close(d_params['table'], table_of('grad'), 1e-12)
+    number = range(layer.options.heads * len(layer.options.orders))
+    table = np.concatenate([f[f'grad/embedders.{i}.weight'] for i in number])
+    assert_close(d_params['table'], table, 1e-12)
     state, parts = layer.empty_state(len(words)), []
     for part in (slice(0, 7), slice(7, 8), slice(8, None)):
       context = Context(tokens_BxT=jnp.asarray(f['input_ids'][:, part], jnp.int32))
@@ -121,46 +87,19 @@ def test_equals_longcat_from_the_ids_on(reference, name):
 
 
 @pytest.mark.parametrize('name', ['qwen_ple_n4_h1_hc1', 'qwen_ple_n2_h4_hc2_short'])
-def test_equals_qwen_from_the_ids_on(reference, name):
+def test_equals_qwen_from_the_ids_on(reference, tmp_path, name):
   f = reference(name)
-  c = json.loads(str(f['config']))
-  G, D, orders, index = c['hc_count'], c['width'], c['ngram_size'], c['ple_layer_index']
-  options = NGramMemoryConfig(
-    hash='ple',
-    layers=tuple(range(index + 1)),
-    orders=tuple(range(2, orders + 1)),
-    heads=c['heads_per_ngram'],
-    rows=(c['ngram_vocab_size_base'],),
-    row_multiple=c['divisible_by'],
-    width=c['ple_embed_dim'] // (c['heads_per_ngram'] * (orders - 1)),
-    seed=c['seed'],
-    boundary='eos_id',
-    eos_id=c['eos'],
-    fill_id=None,
-    norm_epsilon=c['eps'],
-    norm_offset=True,
-    convolution=c['kernel'],
-    convolution_epsilon=c['eps'],
-  )
-  branches = lambda array: array.reshape(*array.shape[:-1], G, D)
-  norm = lambda name: {'scale': branches(f[f'weights/norm_{name}.weight'])}
-  gate = {
-    'key': {'kernel': branches(f['weights/key_proj.weight'].T)},
-    'value': {'kernel': f['weights/value_proj.weight'].T},
-    'key_norm': norm('key'),
-    'query_norm': norm('query'),
-    'convolution_norm': norm('conv'),
-    'convolution': {'taps': branches(f['weights/conv1d.weight'][:, 0].T[::-1])},
-  }
-  table = 'ple_embedding.ngram_embedding.weight'
   with jax.enable_x64(True):
-    layer = NGramMemory(options, c['vocab'], D, index, G, jnp.dtype('float64'))
-    params = jax.tree.map(jnp.asarray, {'gate': gate, 'table': f[f'weights/{table}']})
+    layer = official.qwen_layer(f)
+    path = official.save(tmp_path / 'file', official.weights(f, 'weights/', official.QWEN_NUMBERS))
+    variables = ngram_memories.qwen_ple(layer, 'weights/', '').load(path)
+    branches = lambda array: array.reshape(*array.shape[:-1], layer.branches, layer.width)
     h, cotangent = branches(f['hidden_states']), branches(f['cotangent'])
-    y, d_params, d_h = gradients(layer, {'params': params}, h, f['input_ids'], cotangent)
+    y, d_params, d_h = gradients(layer, variables, h, f['input_ids'], cotangent)
     assert_close(y, h + branches(f['output']), 1e-9)
     assert_close(d_h, cotangent + branches(f['grad/hidden_states']), 1e-9)
-    assert_close(d_params['table'], f[f'grad/{table}'], 1e-9)
+    table = f['grad/ple_embedding.ngram_embedding.weight']
+    assert_close(d_params['table'], table, 1e-9)
 
 
 @pytest.mark.parametrize('name', ['blt_hash_2to5_short', 'blt_hash_4x3'])
@@ -168,16 +107,7 @@ def test_equals_blt_from_the_bytes_on(reference, name):
   f = reference(name)
   c = json.loads(str(f['config']))
   orders, K = tuple(c['group_sizes']), c['functions']
-  options = NGramMemoryConfig(
-    key='bytes',
-    hash='blt',
-    join='sum',
-    orders=orders,
-    heads=K,
-    rows=(c['rows'],),
-    row_rule='exact',
-    width=c['dim'],
-  )
+  options = official.preset('blt', orders=orders, heads=K, rows=(c['rows'],), width=c['dim'])
   # Their tables are ordered by function, then by order.
   number = [j * len(orders) + g for g in range(len(orders)) for j in range(K)]
   tables_of = lambda path: np.concatenate(

@@ -1,0 +1,106 @@
+"""Presets of n-gram memories: the values of published codes and papers."""
+
+_DEMO_VOCABULARY = 129_280  # of DeepSeek-V3
+_LONGCAT_VOCABULARY = 131_072
+
+# Values of the published codes and papers; other fields have their defaults. `rows` and `layers`
+# are of large models: small models need other ones. See docs and configs/ngram_memories.py.
+PRESETS = {
+  # The demo, deepseek-ai/Engram. The optimizer is from the paper, arXiv 2601.07372.
+  'engram': dict(
+    key='compressed',
+    hash='engram',
+    join='gate',
+    layers=(1, 15),
+    orders=(2, 3),
+    heads=8,
+    rows=(5 * _DEMO_VOCABULARY,),
+    width=64,
+    boundary='none',
+    fill_id=2,
+    bias=True,
+    convolution=4,
+    deviation=1.0,
+    optimizer='adam',
+  ),
+  # DeepSeek-V4.1-Flash.
+  'engram_v41': dict(
+    key='compressed',
+    hash='engram',
+    join='gate',
+    layers=(1, 14),
+    orders=(2, 3, 4),
+    heads=8,
+    rows=(16_000_000,),
+    width=256,
+    fill_id=2,
+    norm_epsilon=1e-6,
+    zero_score='positive',
+    optimizer='sinkhorn',
+  ),
+  # Qwen3.8-Flash-Next. The id of the end of a document depends on the vocabulary.
+  'ple': dict(
+    key='tokens',
+    hash='ple',
+    join='gate',
+    layers=(1,),
+    orders=(2, 3),
+    heads=8,
+    rows=(20_000_000,),
+    row_multiple=128,
+    width=160,
+    seed=1234,
+    boundary='eos_id',
+    fill_id=None,
+    norm_epsilon=1e-6,
+    norm_offset=True,
+    convolution=4,
+    convolution_epsilon=1e-6,
+    optimizer='adam',
+    learning_rate_factor=1.0,
+  ),
+  # Huang et al., arXiv 2501.16975: OE-12.8M with 4 tables for each order.
+  'over_encoding': dict(
+    key='tokens',
+    hash='polynomial',
+    join='mean',
+    orders=(2, 3),
+    heads=4,
+    rows=(12_800_000,),
+    row_rule='over_encoding',
+    width=256,
+    projection=True,
+    optimizer='adam',
+    learning_rate_factor=1.0,
+  ),
+  # LongCat-Flash-Lite, arXiv 2601.21204.
+  'longcat': dict(
+    key='tokens',
+    hash='polynomial',
+    join='mean',
+    orders=(2, 3, 4),
+    heads=4,
+    rows=(78 * _LONGCAT_VOCABULARY,),
+    row_rule='longcat',
+    width=256,
+    boundary='eos_id',
+    eos_id=2,
+    projection=True,
+    optimizer='adam',
+    learning_rate_factor=1.0,
+  ),
+  # Byte Latent Transformer, arXiv 2412.09871. The width must be that of the model.
+  'blt': dict(
+    key='bytes',
+    hash='blt',
+    join='sum',
+    orders=(3, 4, 5, 6, 7, 8),
+    heads=1,
+    rows=(500_000,),
+    row_rule='exact',
+    width=1024,
+    deviation=1024**-0.5,
+    optimizer='adam',
+    learning_rate_factor=1.0,
+  ),
+}
