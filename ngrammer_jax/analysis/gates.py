@@ -186,7 +186,7 @@ def plot(result: dict[str, Any], axes: Any) -> None:
   aspect = min(4, 0.12 * S, 0.5 * S / P)
   image = tokens_axes.imshow(values_PxS, aspect=aspect, cmap='viridis', interpolation='nearest')
   tokens_axes.figure.colorbar(image, ax=tokens_axes, label='gate', location='top')
-  names = [gate['name'].replace('/', '/\n') for gate in result['gates']]
+  names = [gate['name'].replace('/', '/\n' if P <= 6 else '/') for gate in result['gates']]
   tokens_axes.set_yticks(range(len(names)), names, fontsize=7)
   labels = figures.token_labels(result['texts'][:MAX_PLOTTED_TOKENS])
   tokens_axes.set_xticks(range(len(labels)), labels, fontsize=6, rotation=90)

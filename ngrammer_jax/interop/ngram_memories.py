@@ -11,7 +11,6 @@ Qwen3.8-Flash-Next, the demo of Engram, and the Engram of DeepSeek-V4.1.
 G branches, D model width, I = orders x heads, E width of a row of the table, M = I E, W taps.
 """
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -249,7 +248,7 @@ def _compressed(layer, token_classes):
       f'token_classes has the shape {classes_V.shape}, but vocabulary_size='
       f'{layer.vocabulary_size}: use the classes of the vocabulary of the layer'
     )
-  ngram_hash = dataclasses.replace(layer.ngram_hash(), vocabulary=int(classes_V.max()) + 1)
+  ngram_hash = layer.class_hash(classes_V)
   multipliers = uint64.split_words(ngram_hash.multipliers())
   return ngram_hash, {'token_classes': classes_V, 'multipliers': multipliers}
 

@@ -1,64 +1,52 @@
 """The compressed token ids of n-gram memories, which depend on the vocabulary of a run."""
 
-from collections.abc import Mapping, Sequence
-import dataclasses
-import re
+from collections.abc import Mapping
 from typing import Any
 
+from flax import traverse_util
 import jax
 import numpy as np
 
-from ngrammer_jax.config import ngram_memory
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import token_classes
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.layers.ngram import uint64
+from ngrammer_jax.layers.ngram.memory import NGramMemory
+from ngrammer_jax.models import memories
 
 
 def fill(
-  codebook: Mapping[str, Any],
-  memories: Sequence[ngram_memory.NGramMemoryConfig],
-  vocabulary: vocabularies.Vocabulary,
+  codebook: Mapping[str, Any], config: model_config.ModelConfig, vocabulary: vocabularies.Vocabulary
 ) -> Mapping[str, Any]:
   """Returns a codebook with the token classes of a vocabulary, and the multipliers of their hashes.
 
   Args:
-    codebook: the codebook of a state. Each memory with compressed token ids has `token_classes`,
-      int32 [V], and if its hash draws them `multipliers`, uint32 [N, 2], below `ngram_memory_<i>`
-      or `layer_<l>/ngram_memory_<i>`. The new arrays have their shardings.
-    memories: `model.ngram_memories`.
+    codebook: the codebook of a state. At the path of each memory with compressed token ids it has
+      `token_classes`, int32 [V], and if its hash draws them `multipliers`, uint32 [N, 2]. The new
+      arrays have their shardings.
+    config: of the model.
     vocabulary: the vocabulary of the run.
   """
-  if not any(memory.key == 'compressed' for memory in memories):
+  modules = {
+    placed.path: placed.make(parent=None)
+    for placed in memories.all_memories(config, vocabulary.size)
+  }
+  compressed = {path: module for path, module in modules.items() if _is_compressed(module)}
+  if not compressed:
     return codebook
   classes_V = token_classes.token_classes(*vocabularies.token_texts(vocabulary))
-
-  def fill_tree(tree, path):
-    if not isinstance(tree, Mapping):
-      return tree
-    tree = {name: fill_tree(child, (*path, name)) for name, child in tree.items()}
-    if 'token_classes' in tree:
-      new = {'token_classes': classes_V}
-      if 'multipliers' in tree:
-        new['multipliers'] = _multipliers(memories, path, classes_V)
-      tree |= {name: _put(array, like=tree[name]) for name, array in new.items()}
-    return tree
-
-  return fill_tree(codebook, ())
+  arrays = traverse_util.flatten_dict(codebook, keep_empty_nodes=True)
+  for path, module in compressed.items():
+    new = {'token_classes': classes_V}
+    if (*path, 'multipliers') in arrays:
+      new['multipliers'] = uint64.split_words(module.class_hash(classes_V).multipliers())
+    for name, array in new.items():
+      arrays[*path, name] = _put(array, like=arrays[*path, name])
+  return traverse_util.unflatten_dict(arrays)
 
 
-def _multipliers(memories, path: tuple[str, ...], classes_V: np.ndarray) -> np.ndarray:
-  """Returns the words of the multipliers for the number of classes, uint32 [N, 2].
-
-  Args:
-    memories: `model.ngram_memories`.
-    path: names of the modules that lead to the classes.
-    classes_V: class of every token id.
-  """
-  numbers = dict(re.findall(r'(layer|ngram_memory)_(\d+)', '/'.join(path)))
-  memory = memories[int(numbers['ngram_memory'])]
-  hash_of_ids = memory.hashes(len(classes_V))[memory.index(int(numbers.get('layer', 0)))]
-  hash_of_classes = dataclasses.replace(hash_of_ids, vocabulary=int(classes_V.max()) + 1)
-  return uint64.split_words(hash_of_classes.multipliers())
+def _is_compressed(module) -> bool:
+  return isinstance(module, NGramMemory) and module.options.key == 'compressed'
 
 
 def _put(array: np.ndarray, like: jax.Array) -> jax.Array:

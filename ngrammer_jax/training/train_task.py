@@ -95,8 +95,7 @@ class CorpusTask:
 
   def initial_state(self, state: train_state.TrainState) -> train_state.TrainState:
     """Returns the state with the compressed token ids of the vocabulary, see `token_codebook`."""
-    memories = self._config.model.ngram_memories
-    codebook = token_codebook.fill(state.codebook, memories, self.vocabulary)
+    codebook = token_codebook.fill(state.codebook, self._config.model, self.vocabulary)
     return state.replace(codebook=codebook)
 
   def validate(

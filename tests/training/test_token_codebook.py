@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import ngram_hashes, sharding
+from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import ngram_memory
 from ngrammer_jax.data import token_classes
 from ngrammer_jax.data import vocabulary as vocabularies
@@ -33,6 +34,10 @@ MEMORIES = (
 )
 
 
+def model_of(memories):
+  return model_config.ModelConfig(layers=5, ngram_memories=tuple(memories))
+
+
 def empty_arrays(places):
   identity = np.arange(VOCABULARY.size, dtype=np.int32)
   return {'token_classes': identity, 'multipliers': np.zeros((places, 2), np.uint32)}
@@ -44,7 +49,7 @@ def codebook_on(mesh):
   codebook = {
     'ngrammer': {'quantizer': {'centroids': other}},
     'ngram_memory_0': empty_arrays(3) | {'usage': other},
-    'layer_1': {'ngram_memory_2': empty_arrays(4), 'ngram_memory_3': {'keys': empty_arrays(3)}},
+    'layer_1': {'ngram_memory_2': empty_arrays(4), 'ngram_memory_3': empty_arrays(3)},
     'layer_4': {'ngram_memory_2': empty_arrays(4)},
   }
   codebook = jax.device_put(codebook, NamedSharding(mesh, PartitionSpec()))
@@ -67,7 +72,7 @@ def engram(seed, layer, places):
 
 def test_classes_and_multipliers_are_those_of_the_vocabulary_and_of_the_layer():
   before = codebook_on(sharding.make_mesh())
-  after = token_codebook.fill(before, MEMORIES, VOCABULARY)
+  after = token_codebook.fill(before, model_of(MEMORIES), VOCABULARY)
   assert jax.tree.structure(after) == jax.tree.structure(before)
   layer_1 = after['layer_1']
   ple = ngram_hashes.ple_multipliers(CLASS_COUNT, 3, seed=7, index=0).tolist()
@@ -75,7 +80,7 @@ def test_classes_and_multipliers_are_those_of_the_vocabulary_and_of_the_layer():
     (after['ngram_memory_0'], engram(3, 0, 3)),
     (layer_1['ngram_memory_2'], engram(5, 1, 4)),
     (after['layer_4']['ngram_memory_2'], engram(5, 4, 4)),
-    (layer_1['ngram_memory_3']['keys'], ple),
+    (layer_1['ngram_memory_3'], ple),
   ):
     assert arrays['token_classes'].tolist() == CLASSES
     assert arrays['token_classes'].dtype == np.int32 and arrays['multipliers'].dtype == np.uint32
@@ -106,4 +111,4 @@ def test_the_training_task_fills_the_codebook(tiny):
 def test_other_memories_need_no_classes(memories, monkeypatch):
   monkeypatch.setattr(token_classes, 'token_classes', None)
   codebook = {'ngrammer': {'quantizer': np.ones(2)}}
-  assert token_codebook.fill(codebook, memories, VOCABULARY) is codebook
+  assert token_codebook.fill(codebook, model_of(memories), VOCABULARY) is codebook

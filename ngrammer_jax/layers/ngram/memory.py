@@ -17,6 +17,7 @@ B batch, T segment length, D model width, G branches of the residual stream, N p
 n-gram, K heads of an order, I = orders x K, E width of a looked-up vector, R earlier tokens.
 """
 
+import dataclasses
 from typing import Any
 
 from flax import linen as nn
@@ -240,6 +241,10 @@ class NGramMemory(nn.Module):
     """Returns the hash of this layer, with the rows of each head."""
     numpy_hash = self.options.hashes(self.vocabulary_size)[self.options.index(self.block)]
     return hashing.NGramHash(**vars(numpy_hash))
+
+  def class_hash(self, classes_V: np.ndarray) -> hashing.NGramHash:
+    """Returns the hash of compressed ids: their number is that of the classes of the tokens."""
+    return dataclasses.replace(self.ngram_hash(), vocabulary=int(classes_V.max()) + 1)
 
   def table_shape(self) -> tuple[int, int]:
     """Returns the rows and the width of the table of this layer."""
