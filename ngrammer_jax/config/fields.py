@@ -2,22 +2,29 @@
 
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
+import decimal
 import functools
 import math
+import sys
 import types
 import typing
 from typing import Any
 
 from ngrammer_jax import errors
 
+MAX_INT = 2**31 - 1  # upper bound of every int without another one: sizes and ids are int32
+MAX_TEXT = 100  # characters of a value in an error message
+
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
   """Rules for the value of a field, or for each entry of a tuple. None: no limit.
 
+  A float must be finite, and an int without `at_most` is at most MAX_INT.
+
   Attributes:
     choices: all valid values.
-    at_least, above, at_most, below: bounds of a number, which must then be finite.
+    at_least, above, at_most, below: bounds of a number.
     also: further valid values, outside the bounds.
     only_for: name of another key, in the same block or in an enclosing one, and its values with
       which the field has an effect. With other values the field must have its default.
@@ -44,9 +51,14 @@ class Rules:
       self.above is None or value > self.above,
       self.at_most is None or value <= self.at_most,
       self.below is None or value < self.below,
+      not isinstance(value, float) or math.isfinite(value),
+      not self.exceeds_max_int(value),
     )
-    has_bounds = not {self.at_least, self.above, self.at_most, self.below} <= {None}
-    return all(limits) and (not has_bounds or math.isfinite(value))
+    return all(limits)
+
+  def exceeds_max_int(self, value: Any) -> bool:
+    """Whether a value is an int above MAX_INT, and no other upper bound is declared."""
+    return isinstance(value, int) and value > MAX_INT and self.at_most is None
 
   def describe(self) -> str:
     """Formats the rules as the predicate of an error message."""
@@ -150,11 +162,15 @@ class Key:
       if type(value) in item.types:
         return (value,)
     if float in self.types and type(value) is int:
-      return float(value)
+      if abs(value) <= sys.float_info.max:
+        return float(value)
+      return math.inf if value > 0 else -math.inf
     if type(value) not in self.types:
       name = lambda kind: str(kind) if typing.get_origin(kind) else kind.__name__
       names = ['None' if kind is types.NoneType else name(kind) for kind in self.types]
-      raise errors.BadInput(f'{self.path}={value!r} is not of type {" or ".join(names)}')
+      raise errors.BadInput(
+        f'{self.path}={format_value(value)} is not of type {" or ".join(names)}'
+      )
     return value
 
   def check(self, value: Any) -> None:
@@ -162,10 +178,12 @@ class Key:
     for item in value if isinstance(value, tuple) else (value,):
       if item is None or self.rules.allow(item):
         continue
-      text = repr(item) if isinstance(item, str) else item
+      text = format_value(item)
       subject = f'{self.path}: {text}' if isinstance(value, tuple) else f'{self.path}={text}'
       if isinstance(item, float) and not math.isfinite(item):
         raise errors.BadInput(f'{subject} must be finite')
+      if self.rules.exceeds_max_int(item):
+        raise errors.BadInput(f'{subject} must be at most {MAX_INT:,}')
       alternatives = (*self.rules.also, None) if self.is_optional else self.rules.also
       suffix = ''.join(f', or {other}' for other in alternatives)
       reason = f': {self.rules.reason}' if self.rules.reason else ''
@@ -187,6 +205,17 @@ class Key:
         f'{self.path}={value!r} is not for {path}{name}={other!r}, but for {", ".join(choices)}: '
         f'use {self.default!r}'
       )
+
+
+def format_value(value: Any) -> str:
+  """Formats a value for an error message of one line, shortened to about MAX_TEXT characters."""
+  if type(value) is int and abs(value) > 10**15:
+    return f'{decimal.Decimal(value):.4g}'  # Python prints no int of thousands of digits
+  try:
+    text = repr(value)
+  except (ValueError, RecursionError):  # a tuple of such ints, or a deeply nested one
+    return 'a value too large to print'
+  return text if len(text) <= MAX_TEXT else f'{text[: MAX_TEXT // 2]}...{text[-MAX_TEXT // 4 :]}'
 
 
 @functools.cache

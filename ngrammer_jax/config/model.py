@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 import dataclasses
+import math
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import fields
@@ -32,7 +33,7 @@ REMAT = ('none', 'minimal', 'full')
 class ModelConfig:
   """A decoder-only Transformer and the memories added to it, or a recurrent model."""
 
-  layers: int = field(4, 'number of blocks', at_least=1)
+  layers: int = field(4, 'number of blocks', at_least=1, at_most=1000)  # each is traced
   width: int = field(256, 'model width D', at_least=1)
   heads: int = field(4, 'attention heads', at_least=1)
   feed_forward_width: int = field(
@@ -49,7 +50,7 @@ class ModelConfig:
   norm_epsilon: float = field(1e-6, 'epsilon of the layer norms', above=0)
   final_norm: bool = field(True, 'layer norm before the softmax')
   convolution: int | None = field(
-    None, 'width of a depthwise convolution of q, k and v (Primer: 3)', at_least=1
+    None, 'width of a depthwise convolution of q, k and v (Primer: 3)', at_least=1, at_most=256
   )
   shared_query_key: bool = field(False, 'compute queries from the convolved keys (full Primer)')
   tie_embeddings: bool = field(True, 'input and output share the embedding')
@@ -178,7 +179,8 @@ class ModelConfig:
     is_valid = lambda n: self.width % n == 0 and not (needs_even_width and self.width // n % 2)
     if is_valid(self.heads):
       return
-    valid = [n for n in range(1, self.width + 1) if is_valid(n)]
+    small = [n for n in range(1, math.isqrt(self.width) + 1) if self.width % n == 0]
+    valid = [n for n in (*small, *(self.width // n for n in reversed(small))) if is_valid(n)]
     remedy = (
       f'use model.heads={min(valid, key=lambda n: abs(n - self.heads))}, or' if valid else 'use'
     )

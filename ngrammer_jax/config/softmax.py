@@ -35,7 +35,8 @@ class AdaptiveSoftmaxConfig:
       raise errors.BadInput(
         f'model.adaptive_softmax.cutoffs={self.cutoffs} must increase, the first above 0'
       )
-    clusters, width = len(borders), self.embedding_width or model.width
+    width = model.width if self.embedding_width is None else self.embedding_width
+    clusters = len(borders)
     if width // self.divisor ** (clusters - 1) < 1:
       raise errors.BadInput(
         f'model.adaptive_softmax.divisor={self.divisor}: width {width} is too small for the last '
