@@ -73,7 +73,13 @@ class Rules:
 
 
 def field(
-  default: Any, comment: str, *, free_on_resume: bool = False, is_used: bool = True, **rules: Any
+  default: Any,
+  comment: str,
+  *,
+  free_on_resume: bool = False,
+  free_on_init: bool = False,
+  is_used: bool = True,
+  **rules: Any,
 ) -> Any:
   """Declares a field of a config dataclass.
 
@@ -82,11 +88,13 @@ def field(
     comment: meaning of the value in one line, shown by --print_config.
     free_on_resume: whether the value may differ when a run is resumed; also for all keys of a
       section.
+    free_on_init: whether the value of a model may differ from that of the run in `init_from`: the
+      parameters have the same meaning.
     is_used: False for a key of an earlier version that no longer has an effect.
     **rules: see `Rules`.
   """
-  metadata = {'comment': comment, 'free_on_resume': free_on_resume, 'is_used': is_used}
-  metadata['rules'] = Rules(**rules)
+  metadata = {'comment': comment, 'is_used': is_used, 'rules': Rules(**rules)}
+  metadata |= {'free_on_resume': free_on_resume, 'free_on_init': free_on_init}
   return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -100,6 +108,7 @@ class Key:
     types: the types of its value, including NoneType if it may be None.
     comment: meaning of the value.
     free_on_resume: whether it may differ when a run is resumed.
+    free_on_init: whether it may differ from the run in `init_from`.
     is_used: whether it has an effect.
     rules: rules for the value.
   """
@@ -109,6 +118,7 @@ class Key:
   types: tuple[Any, ...]
   comment: str
   free_on_resume: bool
+  free_on_init: bool
   is_used: bool
   rules: Rules
 
@@ -268,19 +278,29 @@ def check_values(config: Any, path: str = '', enclosing: Sequence[tuple[str, Any
         entry.check_has_effect(value, blocks)
 
 
-def differences(before: Any, after: Any, path: str = '') -> Iterator[tuple[Key, Any, Any]]:
-  """Yields key, old and new value for each difference that is not allowed on resume.
+def differences(
+  before: Any,
+  after: Any,
+  path: str = '',
+  may_differ: Callable[[Key], bool] = lambda key: key.free_on_resume,
+) -> Iterator[tuple[Key, Any, Any]]:
+  """Yields key, old and new value for each difference that is not allowed, by default on resume.
 
   A block that is added or removed is one difference.
+
+  Args:
+    before, after: two configs, or two blocks of the same kind.
+    path: dotted path of the block, with a dot at the end.
+    may_differ: whether any difference of a key is allowed.
   """
   for name, key in keys(type(before), path).items():
-    if key.free_on_resume:
+    if may_differ(key):
       continue
     olds, news = (key.entries(getattr(config, name)) for config in (before, after))
     for entry in olds | news:
       old, new = olds.get(entry), news.get(entry)
       if dataclasses.is_dataclass(old) and dataclasses.is_dataclass(new):
-        yield from differences(old, new, f'{entry.path}.')
+        yield from differences(old, new, f'{entry.path}.', may_differ)
       elif old != new:
         yield entry, old, new
 

@@ -64,11 +64,20 @@ class ModelConfig:
   )
   # Applied to embeddings, the output of each sub-layer, relative position encodings, and the final
   # output if it has no norm.
-  dropout: float = field(0.0, 'dropout of embeddings and sub-layers', at_least=0, below=1)
-  attention_dropout: float = field(0.0, 'dropout of attention weights', at_least=0, below=1)
-  inner_dropout: float = field(0.0, 'dropout inside the feed-forward', at_least=0, below=1)
+  dropout: float = field(
+    0.0, 'dropout of embeddings and sub-layers', at_least=0, below=1, free_on_init=True
+  )
+  attention_dropout: float = field(
+    0.0, 'dropout of attention weights', at_least=0, below=1, free_on_init=True
+  )
+  inner_dropout: float = field(
+    0.0, 'dropout inside the feed-forward', at_least=0, below=1, free_on_init=True
+  )
   dtype: str = field(
-    'auto', 'dtype of activations; auto: bfloat16 on accelerators, float32 on CPU', choices=DTYPES
+    'auto',
+    'dtype of activations; auto: bfloat16 on accelerators, float32 on CPU',
+    choices=DTYPES,
+    free_on_init=True,
   )
   scan_layers: bool = field(True, 'compile one block and scan over blocks', free_on_resume=True)
   remat: str = field(
@@ -86,7 +95,9 @@ class ModelConfig:
   adaptive_softmax: AdaptiveSoftmaxConfig | None = field(None, 'adaptive input and softmax')
   span: SpanConfig | None = field(None, 'adaptive attention span')
   persistent: PersistentConfig | None = field(None, 'persistent vectors (all-attention)')
-  initial: InitialConfig | None = field(None, "initial weights; None: each layer's own")
+  initial: InitialConfig | None = field(
+    None, "initial weights; None: each layer's own", free_on_init=True
+  )
   recurrent: RecurrentConfig | None = field(None, 'recurrent model instead of the Transformer')
 
   def positions(self) -> PositionalConfig:

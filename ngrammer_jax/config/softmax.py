@@ -25,7 +25,11 @@ class AdaptiveSoftmaxConfig:
     True, 'also project a cluster as wide as the model, if the divisor is above 1'
   )
   dropout: float | None = field(
-    None, 'dropout of the embeddings and of the output; None: model.dropout', at_least=0, below=1
+    None,
+    'dropout of the embeddings and of the output; None: model.dropout',
+    at_least=0,
+    below=1,
+    free_on_init=True,
   )
 
   def check(self, model: Any) -> None:

@@ -54,6 +54,7 @@ def train(
     BadInput: the input is invalid, or the loss is not finite.
   """
   start_time = time.monotonic()
+  profile.check(trace, config.training.steps)
 
   # Data: checked and tokenised before any device is touched.
   with hosts.collective_errors():

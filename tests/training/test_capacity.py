@@ -59,7 +59,7 @@ def shapes(model=None, mesh=None, **sections):
     (
       {'model': {'memory': {}}, 'evaluation': {'memory': {'length': 10**9}}},
       'parameters, optimizer state, memory and batch need',
-      'evaluation/layers/0/key [16, 1000000000, 2, 8]',
+      'evaluation/layers/0/cache/keys [16, 2, 1000000000, 8]',
     ),
   ],
 )
