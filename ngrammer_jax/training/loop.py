@@ -68,6 +68,7 @@ def train(
   run = programs.Programs(config, task.vocabulary.size, mesh)
   capacity.check(config, run.abstract)
   with (
+    hosts.heartbeats(),
     preemption.SignalHandler() as signals,
     workdirs.lock_workdir(workdir, config, task),
     watchdog.Watchdog(workdir, watchdog_minutes) as watch,
