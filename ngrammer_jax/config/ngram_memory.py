@@ -53,7 +53,7 @@ class NGramMemoryConfig:
   orders: tuple[int, ...] = field(
     (2, 3), 'lengths of the n-grams', at_least=1, at_most=ngram_sizes.MAX_ORDER
   )
-  heads: int = field(8, 'hash heads of each order', at_least=1)
+  heads: int = field(8, 'hash heads of each order', at_least=1, at_most=1024)
   rows: tuple[int, ...] = field(
     (16_384,), 'base number of rows of a head, one for each order or one for all', at_least=1
   )
