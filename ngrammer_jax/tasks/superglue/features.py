@@ -76,7 +76,8 @@ def read_training_rows(
 ) -> tuple[streams.Segment, np.ndarray]:
   """Returns all training examples of a task as rows of `length` tokens, and their input lengths.
 
-  The input lengths are before truncation, in any order. The targets follow the inputs, and only targets count in the loss.
+  The input lengths are before truncation, in any order. In a row, the targets follow the inputs,
+  and only targets count in the loss.
 
   Args:
     name: task name, a key of `formats.TASKS`.

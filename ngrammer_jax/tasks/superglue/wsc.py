@@ -61,7 +61,7 @@ def mark_pronoun(example: Mapping[str, Any]) -> str:
 def mark_both_spans(example: Mapping[str, Any]) -> str:
   """Returns the text with both spans marked: '* Mark * told Pete that # he # was late.'
 
-  A first span in SPLIT_REFERENTS is not marked. Of the 804 examples of WSC, five differ from T5, see
+  A first span in SPLIT_REFERENTS is not marked. Five of the 804 examples of WSC differ from T5, see
   `mark_spans_by_index`.
 
   Raises:
