@@ -40,11 +40,19 @@ def main(argv: list[str]) -> int:
     runs_by_task = {
       task: leaderboard.with_task(found[task], task, superglue_dir) for task in leaderboard.TASKS
     }
+    _make_folder(options.output)
   for run in runs_by_task.values():
     finetuning.evaluate(run, 'test', options.output)
   if hosts.is_primary():
     print(f'wrote {len(runs_by_task)} files to {leaderboard.write_zip(options.output)}')
   return 0
+
+
+def _make_folder(output):
+  try:
+    files.make_folder(output)
+  except OSError as error:
+    raise errors.BadInput(f'--output={output} cannot be written: {error.strerror}') from error
 
 
 def _superglue_dir(overrides: list[tuple[str, str]]) -> str | None:

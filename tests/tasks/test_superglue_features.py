@@ -68,7 +68,8 @@ def rows_of(tmp_path_factory, registration, features):
   """Returns a function from `packed` to the training rows."""
   folder = superglue_files.write(tmp_path_factory.mktemp('rows'), 'RTE', train=LINES, val=LINES)
   registration.register(registration.Source(folder), BYTES)
-  rows = functools.cache(lambda packed: features.read_training_rows('rte', 256, 32, packed, True))
+  read = lambda packed: features.read_training_rows('rte', 256, 32, packed, True)[0]
+  rows = functools.cache(read)
   for packed in (False, True):
     rows(packed)
   return rows

@@ -136,9 +136,10 @@ def read(folder: str | pathlib.Path, config: str, split: str) -> list[dict[str, 
           continue
         location = f'{name}, line {number}'
         row = _Value(text_files.parse_json(line, location, REMEDY), location)
-        for example in _to_examples(config, split, row):
+        line_examples = list(_to_examples(config, split, row))
+        for example in line_examples:
           _check_idx_is_new(example['idx'], location, location_by_idx)
-          examples.append(example)
+        examples += line_examples
   if not examples:
     raise errors.BadInput(f'{name} has no examples, only blank lines: {REMEDY}')
   return examples
