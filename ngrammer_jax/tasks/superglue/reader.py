@@ -159,12 +159,13 @@ def _open(path: pathlib.Path, member: str | None) -> Iterator[tuple[IO[bytes], i
 def _check_idx_is_new(idx: Any, location: str, location_by_idx: dict[Any, str]) -> None:
   """Raises BadInput for the index of an earlier example: metrics and answers are by index."""
   key = tuple(idx.values()) if isinstance(idx, dict) else idx
-  earlier = location_by_idx.setdefault(key, location)
-  if earlier is not location:
+  if key in location_by_idx:
+    earlier_line = location_by_idx[key].rpartition(' ')[2]
     raise errors.BadInput(
-      f'{location}: idx {json.dumps(idx)} is also in line {earlier.rpartition(" ")[2]}, expected a '
-      f'different idx in every example; {REMEDY}'
+      f'{location}: idx {json.dumps(idx)} is also in line {earlier_line}, expected a different idx '
+      f'in every example; {REMEDY}'
     )
+  location_by_idx[key] = location
 
 
 def _expand_home(folder: str | pathlib.Path) -> pathlib.Path:

@@ -44,7 +44,7 @@ class InputLengths:
 
   def required_row_length(self) -> int:
     """Returns the shortest row with which at most MAX_TRUNCATED_SHARE of inputs are truncated."""
-    length = np.quantile(self.lengths, 1 - MAX_TRUNCATED_SHARE, method='higher')
+    length = np.quantile(self.lengths, 1 - MAX_TRUNCATED_SHARE, method='inverted_cdf')
     return int(length) + self.targets_length
 
   def _describe(self) -> str:
