@@ -351,8 +351,12 @@ def test_validation_and_evaluation_use_their_splits(folder, finetuning, monkeypa
 
 def test_best_and_newest_checkpoint_are_evaluated(tmp_path, finetuning, monkeypatch, capsys):
   """Checks the tables of one task, and of all tasks one after the other."""
-  trained = []
-  train = lambda config, workdir, *_: trained.append((config.finetune.task, workdir))
+  trained, lengths = [], {}
+
+  def train(config, workdir, *_):
+    trained.append((config.finetune.task, workdir))
+    lengths[config.finetune.task] = config.training.segment_length, config.finetune.targets_length
+
   monkeypatch.setattr(loop, 'train', train)
   monkeypatch.setattr(finetuning, 'resolve_config', lambda config, *_: config)
   monkeypatch.setattr(finetuning, 'check_examples', lambda config: None)
@@ -392,12 +396,22 @@ def test_best_and_newest_checkpoint_are_evaluated(tmp_path, finetuning, monkeypa
       assert steps == {'validation': 8, 'validation_best': 4}
       answers = workdir / 'evaluation' / 'validation_best_answers.jsonl'
       assert json.loads(answers.read_text()) == {'answer': 'best'}
+  # `all` has the lengths of the tasks' own variants, unless one is set.
+  assert {lengths['copa'], lengths['multirc'], lengths['record']} == {
+    *((256, 16), (1024, 16), (768, 32))
+  }
+  args = ['--config.training.segment_length=99', f'--workdir={tmp_path / "other"}']
+  finetune.main([f'--config={CONFIG}:all', *args])
+  assert lengths['copa'] == (99, 16) and lengths['multirc'] == (99, 16)
+  finetune.main([f'--config={CONFIG}:cb', '--config.finetune.task=all', args[1]])
+  assert set(lengths.values()) == {(384, 16)}  # of the variant cb
   combined = json.loads((tmp_path / 'all' / 'evaluation' / 'best.json').read_text())
   assert combined['average'] == 60 and len(combined['tasks']) == 8
 
   # The best checkpoint is the newest one: it is evaluated once.
   evaluated.clear()
   best_steps['best'] = 8
+  capsys.readouterr()
   assert finetune.main([f'--config={CONFIG}:rte', f'--workdir={tmp_path / "same"}']) == 0
   assert evaluated == ['newest']
   folder = tmp_path / 'same' / 'evaluation'
