@@ -90,7 +90,6 @@ def _answer_cloze(run, overrides, options):
 
 def _evaluate_task(run, overrides, split, path):
   """Evaluates a fine-tuned run on its task, or on a diagnostic set."""
-  from ngrammer_jax.inference import language_modeling
   from ngrammer_jax.tasks.superglue import evaluation, finetuning
 
   data = [override for override in overrides if override[0] == 'data.superglue_dir']
@@ -99,12 +98,12 @@ def _evaluate_task(run, overrides, split, path):
   config = command_line.override(config, finetune, 'finetune')
   if config.finetune.task != run.config.finetune.task:  # a diagnostic set
     path = path.with_name(f'{config.finetune.task}_{split}.json')
-  result = finetuning.evaluate(dataclasses.replace(run, config=config), split)
-  language_modeling.save(result, path)
+  result, answers = finetuning.evaluate(dataclasses.replace(run, config=config), split)
+  evaluation.save(result, answers, path)
   if not hosts.is_primary():
     return 0
   print(evaluation.format_table(result))
-  print(f'step {result["step"]:,}\nwrote {path}')
+  print(f'step {result["step"]:,}\nwrote {path} and all answers to {evaluation.answers_path(path)}')
   return 0
 
 

@@ -20,40 +20,33 @@ def main(argv: list[str]) -> int:
   flags.add_cache(parser)
   hosts.add_flags(parser)
   options, config = command_line.parse(parser, argv)
-  override_keys = [key for key, _ in command_line.split(argv)[0]]
+  overrides, _ = command_line.split(argv)
+  override_keys = [key for key, _ in overrides]
 
   flags.use_deterministic_ops()
   hosts.join(options)
 
-  from ngrammer_jax import runs
   from ngrammer_jax.inference import language_modeling
-  from ngrammer_jax.tasks.superglue import evaluation, finetuning, formats
+  from ngrammer_jax.tasks.superglue import evaluation, finetuning
   from ngrammer_jax.training import loop
 
   task = config.finetune.task if config.finetune else None
-  is_all = task == 'all'
-  workdirs = {task: options.workdir}
-  if is_all:
-    workdirs = {name: options.workdir / name for name in formats.SUPERGLUE_TASKS}
+  tasks = _configs_by_task(config, options.config, overrides)
+  workdirs = {name: options.workdir / name if task == 'all' else options.workdir for name in tasks}
   configs, results = {}, {}
   for name, workdir in workdirs.items():  # all configs are checked before any task is trained
-    finetune = config.finetune and dataclasses.replace(config.finetune, task=name)
-    task_config = dataclasses.replace(config, finetune=finetune)
     with hosts.collective_errors():
-      configs[name] = finetuning.resolve_config(task_config, override_keys, workdir)
+      configs[name] = finetuning.resolve_config(tasks[name], override_keys, workdir)
       finetuning.check_examples(configs[name])
   for name, workdir in workdirs.items():
     make_task = functools.partial(finetuning.FinetuneTask, workdir=workdir)
     loop.train(configs[name], workdir, make_task, options.watchdog, options.trace)
-    for step in ('best', 'newest'):
-      result = finetuning.evaluate(runs.load_run(workdir, step), 'validation')
+    for step, result in _evaluate_checkpoints(workdir).items():
       results.setdefault(step, {}).update(evaluation.results_by_task(result))
-      file = 'validation.json' if step == 'newest' else 'validation_best.json'
-      language_modeling.save(result, workdir / 'evaluation' / file)
   if not hosts.is_primary():
     return 0
   for step, task_results in results.items():
-    if is_all:
+    if task == 'all':
       path = options.workdir / 'evaluation' / f'{step}.json'
       language_modeling.save(evaluation.combine_results(task_results), path)
     print(f'{step} checkpoint, validation')
@@ -61,7 +54,44 @@ def main(argv: list[str]) -> int:
   print(f'finished, in {options.workdir}')
   for workdir in workdirs.values():
     print(f'  python -m ngrammer_jax.evaluate --workdir={workdir} --split=test')
+  if task in ('all', 'mixture'):
+    print(f'  python -m ngrammer_jax.submit --workdir={options.workdir} --output=DIR')
   return 0
+
+
+def _configs_by_task(config, spec, overrides):
+  """Returns the config of each task that is trained: several for `all`.
+
+  The variant `all` of a config file stands for the variants of the tasks in the same file.
+  """
+  from ngrammer_jax.tasks.superglue import formats
+
+  task = config.finetune.task if config.finetune else None
+  if task != 'all':
+    return {task: config}
+  if spec.endswith(':all'):
+    spec = spec.removesuffix('all')
+    return {name: command_line.resolve(spec + name, overrides) for name in formats.SUPERGLUE_TASKS}
+  return {
+    name: dataclasses.replace(config, finetune=dataclasses.replace(config.finetune, task=name))
+    for name in formats.SUPERGLUE_TASKS
+  }
+
+
+def _evaluate_checkpoints(workdir):
+  """Evaluates and saves the best and the newest checkpoint, once if they are the same."""
+  from ngrammer_jax import runs
+  from ngrammer_jax.tasks.superglue import evaluation, finetuning
+  from ngrammer_jax.training import checkpoints
+
+  newest = finetuning.evaluate(runs.load_run(workdir, 'newest'), 'validation')
+  best_step = hosts.broadcast(checkpoints.best_step(workdir))
+  best = newest
+  if best_step != newest[0]['step']:
+    best = finetuning.evaluate(runs.load_run(workdir, 'best'), 'validation')
+  evaluation.save(*newest, workdir / 'evaluation' / 'validation.json')
+  evaluation.save(*best, workdir / 'evaluation' / 'validation_best.json')
+  return {'best': best[0], 'newest': newest[0]}
 
 
 if __name__ == '__main__':

@@ -36,10 +36,10 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Na
   _add_flags(printer)
   if '--print_config' in plain and '--help' not in plain:
     flags, _ = printer.parse_known_args(plain)
-    print(conversion.describe(_resolve(flags.config, overrides)))
+    print(conversion.describe(resolve(flags.config, overrides)))
     parser.exit()
   flags = parser.parse_args(plain)
-  config = _resolve(flags.config, overrides)
+  config = resolve(flags.config, overrides)
   for key, value in fields.walk_values(config):
     if not key.is_used and value != key.default:
       logging.warning('%s is no longer used', key.path)
@@ -57,7 +57,8 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
   )
 
 
-def _resolve(spec: str, overrides: list[tuple[str, str]]) -> Config:
+def resolve(spec: str, overrides: list[tuple[str, str]]) -> Config:
+  """Returns the config of FILE or FILE:VARIANT with overrides applied; see `parse`."""
   return _apply_all(load_file(spec), overrides)
 
 

@@ -59,6 +59,11 @@ class EvaluationConfig:
   max_tokens: int | None = field(
     None, 'maximum number of tokens in validation during training; None: all', at_least=1
   )
+  max_examples: int | None = field(
+    None,
+    'fine-tuning: validate on the first examples of each task during training; None: all',
+    at_least=1,
+  )
   memory: EvaluationMemory | None = field(None, 'memory options; None: as in training')
   protocol: str = field(
     'streams', 'evaluation protocol, see `data.streams.EvaluationStreams`', choices=PROTOCOLS

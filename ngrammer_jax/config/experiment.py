@@ -49,6 +49,11 @@ class Config:
     self._check_bytes()
     if self.finetune is not None:
       self.finetune.check(self.training.segment_length)
+    elif self.evaluation.max_examples is not None:
+      raise errors.BadInput(
+        f'evaluation.max_examples={self.evaluation.max_examples} is for fine-tuning, which has '
+        f'examples: use evaluation.max_tokens, or None'
+      )
     self.mesh.check()
 
   def _check_positions(self) -> None:

@@ -8,6 +8,7 @@ from ngrammer_jax.config.fields import field
 PREFIXES = ('causal', 'bidirectional')
 CODEBOOKS = ('frozen', 'learning')
 CHOOSING = ('rank', 'greedy')
+WSC_SPANS = ('all', 't5')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +24,9 @@ class FinetuneConfig:
   dropout: float | None = field(None, 'dropout; None: as in pre-training', at_least=0, below=1)
   choosing: str | None = field(
     None, 'how answers are chosen; None: rank, or greedy for tasks without labels', choices=CHOOSING
+  )
+  wsc_spans: str = field(
+    'all', 'spans marked in wsc: all, or those that T5 marks', choices=WSC_SPANS
   )
   patience: int | None = field(
     None, 'evaluations without progress before training stops', at_least=1

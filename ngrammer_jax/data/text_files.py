@@ -138,6 +138,8 @@ def parse_json(data: bytes, location: str, remedy: str) -> Any:
   except json.JSONDecodeError as error:
     message = f'{location} is not JSON, column {error.colno}: {error.msg}; {remedy}'
     raise errors.BadInput(message) from error
+  except ValueError as error:  # an integer of more than 4,300 digits
+    raise errors.BadInput(f'{location} is not JSON: {error}; {remedy}') from error
   except RecursionError as error:
     raise errors.BadInput(f'{location} is nested too deeply for JSON; {remedy}') from error
 

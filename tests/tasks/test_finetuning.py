@@ -20,7 +20,7 @@ from ngrammer_jax.config import command_line
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.tasks.superglue import evaluation, formats, metrics
-from ngrammer_jax.training import loop, manifest
+from ngrammer_jax.training import checkpoints, loop, manifest
 from tests import tokenizer_files
 from tests.checks import bad_input
 from tests.tasks import superglue_examples, superglue_files
@@ -344,7 +344,9 @@ def test_validation_and_evaluation_use_their_splits(folder, finetuning, monkeypa
       texts = [vocabulary.decode(example.inputs).decode() for example in examples]
       calls.append((params['w'].tolist(), codebook['c'].tolist(), name, choosing, texts))
       scores = {'accuracy': 75.0, 'error_percent': 25.0} if examples[0].label >= 0 else {}
-      return {'task': name, 'n': len(examples), **scores}, [i % 2 for i in range(len(examples))]
+      labels = ('entailment', 'not_entailment')
+      answers = [evaluation.Answer(i % 2, labels[i % 2], -1.0 * i) for i in range(len(examples))]
+      return {'task': name, 'n': len(examples), **scores}, answers
 
     return evaluate
 
@@ -360,13 +362,24 @@ def test_validation_and_evaluation_use_their_splits(folder, finetuning, monkeypa
   assert task.format_metrics(result) == ' rte accuracy 75.00, 12 examples'
   task.log_summary()
   assert caplog.messages[-1] == (
-    'data: examples of rte 40, in 40 rows of 96 tokens; 8 steps of 8 rows are 1.60 epochs'
+    'data: examples of rte 40, in 40 rows of 96 tokens, 68 % filled; 8 steps of 8 rows are 1.60 '
+    'epochs'
   )
   run = {'config': config, 'vocabulary': task.vocabulary, 'engine': 'engine'}
   run = types.SimpleNamespace(**run, state=state(3), workdir=folder / 'run')
-  assert finetuning.evaluate(run, 'validation') == {'split': 'validation', 'step': 3, **result}
+  evaluated, lines = finetuning.evaluate(run, 'validation')
+  assert evaluated == {'split': 'validation', 'step': 3, **result}
+  assert len(lines) == 12 and lines[1] == {
+    'task': 'rte',
+    'idx': 41,
+    'input': 'rte hypothesis: rain premise: It is very snow.',
+    'label': 'not_entailment',
+    'answer': 'not_entailment',
+    'score': -1.0,
+  }
   assert not (folder / 'run' / 'evaluation').exists()
-  unlabelled = finetuning.evaluate(run, 'test')
+  unlabelled, lines = finetuning.evaluate(run, 'test')
+  assert [line['label'] for line in lines] == [None] * 6
   assert unlabelled == {'split': 'test', 'step': 3, 'task': 'rte', 'n': 6}
   answers = [json.loads(line) for line in (folder / 'run' / 'evaluation' / 'RTE.jsonl').open()]
   assert answers == [{'idx': i, 'label': ('entailment', 'not_entailment')[i % 2]} for i in range(6)]
@@ -375,20 +388,29 @@ def test_validation_and_evaluation_use_their_splits(folder, finetuning, monkeypa
 
 def test_best_and_newest_checkpoint_are_evaluated(tmp_path, finetuning, monkeypatch, capsys):
   """Checks the tables of one task, and of all tasks one after the other."""
-  trained = []
-  train = lambda config, workdir, *_: trained.append((config.finetune.task, workdir))
+  trained, lengths = [], {}
+
+  def train(config, workdir, *_):
+    trained.append((config.finetune.task, workdir))
+    lengths[config.finetune.task] = config.training.segment_length, config.finetune.targets_length
+
   monkeypatch.setattr(loop, 'train', train)
   monkeypatch.setattr(finetuning, 'resolve_config', lambda config, *_: config)
   monkeypatch.setattr(finetuning, 'check_examples', lambda config: None)
   monkeypatch.setattr(runs, 'load_run', lambda workdir, step: (workdir.name, step))
 
+  best_steps, evaluated = {'newest': 8, 'best': 4}, []
+  monkeypatch.setattr(checkpoints, 'best_step', lambda workdir: best_steps['best'])
+
   def fake_evaluate(run, split):
     name, step = run
+    evaluated.append(step)
     task = name if name in formats.SUPERGLUE_TASKS else 'rte'
     names = metrics.METRICS_BY_TASK[task]
     score = {'best': 60.0, 'newest': 50.0}[step]
     scores = dict.fromkeys(names, score)
-    return {'task': task, 'n': 4, 'step': step, **scores, 'error_percent': 100 - score}
+    result = {'task': task, 'n': 4, **scores, 'error_percent': 100 - score}
+    return result | {'step': best_steps[step]}, [{'answer': step}]
 
   monkeypatch.setattr(finetuning, 'evaluate', fake_evaluate)
   for row, workdirs in (
@@ -408,9 +430,31 @@ def test_best_and_newest_checkpoint_are_evaluated(tmp_path, finetuning, monkeypa
         name: json.loads((workdir / 'evaluation' / f'{name}.json').read_text())['step']
         for name in ('validation', 'validation_best')
       }
-      assert steps == {'validation': 'newest', 'validation_best': 'best'}
+      assert steps == {'validation': 8, 'validation_best': 4}
+      answers = workdir / 'evaluation' / 'validation_best_answers.jsonl'
+      assert json.loads(answers.read_text()) == {'answer': 'best'}
+  # `all` has the lengths of the tasks' own variants, unless one is set.
+  assert {lengths['copa'], lengths['multirc'], lengths['record']} == {
+    *((256, 16), (1024, 16), (768, 32))
+  }
+  args = ['--config.training.segment_length=99', f'--workdir={tmp_path / "other"}']
+  finetune.main([f'--config={CONFIG}:all', *args])
+  assert lengths['copa'] == (99, 16) and lengths['multirc'] == (99, 16)
+  finetune.main([f'--config={CONFIG}:cb', '--config.finetune.task=all', args[1]])
+  assert set(lengths.values()) == {(384, 16)}  # of the variant cb
   combined = json.loads((tmp_path / 'all' / 'evaluation' / 'best.json').read_text())
   assert combined['average'] == 60 and len(combined['tasks']) == 8
+
+  # The best checkpoint is the newest one: it is evaluated once.
+  evaluated.clear()
+  best_steps['best'] = 8
+  capsys.readouterr()
+  assert finetune.main([f'--config={CONFIG}:rte', f'--workdir={tmp_path / "same"}']) == 0
+  assert evaluated == ['newest']
+  folder = tmp_path / 'same' / 'evaluation'
+  assert (folder / 'validation.json').read_text() == (folder / 'validation_best.json').read_text()
+  out = capsys.readouterr().out
+  assert out[out.index('best') :].count('50.00') == 2
 
 
 def test_diagnostic_set_has_its_own_result_file(tmp_path, finetuning, monkeypatch):
@@ -419,7 +463,7 @@ def test_diagnostic_set_has_its_own_result_file(tmp_path, finetuning, monkeypatc
 
   def fake_evaluate(run, split):
     calls.append((run.config.finetune.task, run.config.data.superglue_dir, split))
-    return {'task': run.config.finetune.task, 'n': 1, 'accuracy': 50.0, 'step': 3}
+    return {'task': run.config.finetune.task, 'n': 1, 'accuracy': 50.0, 'step': 3}, [{'idx': 0}]
 
   monkeypatch.setattr(finetuning, 'evaluate', fake_evaluate)
   monkeypatch.setattr(evaluation, 'format_table', lambda result: result['task'])
@@ -432,12 +476,13 @@ def test_diagnostic_set_has_its_own_result_file(tmp_path, finetuning, monkeypatc
     evaluate.main([f'--workdir={tmp_path}', f'--split={split}', *args])
   assert calls == [('rte', None, 'validation'), ('axb', 'there', 'test')]
   results = {
-    path.name: json.loads(path.read_text()) for path in (tmp_path / 'evaluation').iterdir()
+    path.name: json.loads(path.read_text()) for path in (tmp_path / 'evaluation').glob('*.json')
   }
   assert {name: result['task'] for name, result in results.items()} == {
     'validation.json': 'rte',
     'axb_test.json': 'axb',
   }
+  assert (tmp_path / 'evaluation' / 'axb_test_answers.jsonl').read_text() == '{"idx": 0}\n'
 
 
 @pytest.mark.slow

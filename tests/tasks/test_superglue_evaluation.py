@@ -53,6 +53,10 @@ class FakeEngine:
       )
 
 
+def values(answers):
+  return [answer.value for answer in answers]
+
+
 def make_evaluator(engine, targets_length=20):
   return evaluation.Evaluator(engine, BYTES, 2, 96, targets_length, bidirectional=True)
 
@@ -62,7 +66,8 @@ def test_rank_selects_the_most_likely_label():
   engine = FakeEngine([[-1.0, -2.0], [-3.0, -2.5], [-1.0, -9.0], [-4.0, -1.0]])
   reports = []
   result, answers = make_evaluator(engine)(None, None, 'rte', examples, report=reports.append)
-  assert answers == [0, 1, 0, 1] and sum(reports) == 4
+  assert values(answers) == [0, 1, 0, 1] and sum(reports) == 4
+  assert answers[1] == evaluation.Answer(1, 'not_entailment', -2.5)
   assert engine.ranked_choices == 4 * [['entailment', 'not_entailment']]
   assert result == {
     'task': 'rte',
@@ -79,7 +84,7 @@ def test_rank_selects_the_most_likely_label():
   )
   assert (three['accuracy'], three['error_percent']) == (75, 25)
   hidden, answers = make_evaluator(FakeEngine([[0.0, -1.0]]))(None, None, 'rte', [example('a')])
-  assert answers == [0] and set(hidden) == {'task', 'n', 'protocol'}
+  assert values(answers) == [0] and set(hidden) == {'task', 'n', 'protocol'}
   with bad_input(
     'finetune.targets_length=4 truncates different answers of copa to equal ones: '
     'choice1, choice2; raise it'
@@ -92,7 +97,8 @@ def test_greedy_answer_is_the_text_before_the_end():
   texts = [ids('not_entailment'), ids(' entailment '), ids('entail'), []]
   examples = [example('a', label) for label in (1, 0, 0, 1)]
   result, answers = make_evaluator(FakeEngine(texts=texts))(None, None, 'rte', examples, 'greedy')
-  assert answers == [1, 0, -1, -1]
+  assert values(answers) == [1, 0, -1, -1]
+  assert answers[2] == evaluation.Answer(-1, 'entail')  # not a label, but the text is kept
   assert result['accuracy'] == 50 and result['protocol']['choosing'] == 'greedy'
   examples = [
     example('a', answers=('Ada',), key=(1, 2)),
@@ -101,12 +107,12 @@ def test_greedy_answer_is_the_text_before_the_end():
   result, answers = make_evaluator(FakeEngine(texts=[ids('Ada'), ids('x' * 30)]))(
     None, None, 'record', examples
   )
-  assert answers == ['Ada', 'x' * 20] and result['exact_match'] == 50
+  assert values(answers) == ['Ada', 'x' * 20] and result['exact_match'] == 50
   examples = [example('a', choices=('Ada', 'Bob'), answers=('Bob',), key=(1, 2))]
   result, answers = make_evaluator(FakeEngine([[-2.0, -1.0]]))(
     None, None, 'record', examples, 'rank'
   )
-  assert answers == ['Bob'] and result['error_percent'] == 0
+  assert values(answers) == ['Bob'] and result['error_percent'] == 0
 
 
 def test_only_all_eight_tasks_have_an_average():

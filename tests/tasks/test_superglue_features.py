@@ -7,9 +7,11 @@ import jax
 import numpy as np
 import pytest
 
+from ngrammer_jax.config import finetune as finetune_config
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.models import transformer
+from ngrammer_jax.tasks.superglue import formats
 from tests import tokenizer_files
 from tests.checks import bad_input, random_variables
 from tests.tasks import superglue_files
@@ -44,10 +46,35 @@ def test_tokens_end_with_document_end_and_truncation_keeps_the_question(register
   assert (first.label, first.key, first.choices) == (0, (0,), ('entailment', 'not_entailment'))
   first = next(features.read_examples('rte', 'validation', 11, 5, True))
   assert text(first.inputs) == 'rte hypoth' and text(first.targets) == 'enta'
+  # The text and the length before truncation are kept.
+  assert first.text == 'rte hypothesis: rain premise: It is rain.'
+  assert first.inputs_length == len(first.text) + 1
   boolq = [{'question': 'is it', 'passage': 'It is so.', 'idx': 0, 'label': True}]
   register(boolq, 'BoolQ')
   truncated = next(features.read_examples('boolq', 'validation', 16, 32, True))
   assert text(truncated.inputs) == 'question: is it' and truncated.inputs[-1] == END
+
+
+def test_training_rows_come_with_the_lengths_before_truncation(register, features):
+  lines = superglue_files.rte(5)
+  register(lines)
+  rows, lengths = features.read_training_rows('rte', 48, 8, False, True)
+  texts = [f'rte hypothesis: rain premise: {line["premise"]}' for line in lines]
+  assert sorted(lengths) == [len(text) + 1 for text in sorted(texts, key=len)]
+  assert rows.valid_BxT.sum(axis=1).max() <= 48 < max(lengths)
+
+
+def test_spans_of_wsc_can_be_marked_as_in_t5(registration, tmp_path):
+  assert set(formats.WSC_SPANS) == set(finetune_config.WSC_SPANS)
+  spans = {'span1_text': 'Bo', 'span1_index': 2, 'span2_text': 'He', 'span2_index': 1}
+  line = {'text': 'He met Bo .', 'target': spans, 'idx': 0, 'label': True}
+  folder = superglue_files.write(tmp_path, 'WSC', train=[line], val=[line])
+  source = registration.Source(folder)
+  for wsc_spans, text in (('all', '# He # met * Bo * .'), ('t5', 'He met * Bo * .')):
+    registration.register(source, BYTES, wsc_spans)
+    task = registration.seqio.TaskRegistry.get('ngrammer_superglue_wsc')
+    (row,) = task.get_dataset(None, 'validation').as_numpy_iterator()
+    assert row['inputs_pretokenized'].decode() == f'wsc text: {text}'
 
 
 def test_long_example_is_an_error_without_truncation(register, features):
@@ -68,7 +95,8 @@ def rows_of(tmp_path_factory, registration, features):
   """Returns a function from `packed` to the training rows."""
   folder = superglue_files.write(tmp_path_factory.mktemp('rows'), 'RTE', train=LINES, val=LINES)
   registration.register(registration.Source(folder), BYTES)
-  rows = functools.cache(lambda packed: features.read_training_rows('rte', 256, 32, packed, True))
+  read = lambda packed: features.read_training_rows('rte', 256, 32, packed, True)[0]
+  rows = functools.cache(read)
   for packed in (False, True):
     rows(packed)
   return rows

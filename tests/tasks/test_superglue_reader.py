@@ -1,9 +1,11 @@
 """Reading SuperGLUE files: all layouts, the TFDS schema, and errors."""
 
+import contextlib
 import hashlib
 import json
 import logging
 import pathlib
+import re
 
 import pytest
 
@@ -241,6 +243,97 @@ def test_malformed_line_error_names_the_line(tmp_path, line, message):
   file.write_bytes(jsonl(LINES['CB']).encode() + line + b'\n')
   with bad_input(f'{file}, line 3{message}'):
     reader.read(tmp_path, 'cb', 'train')
+
+
+def row_with(**fields):
+  row = {'idx': 7, 'premise': 'A', 'hypothesis': 'B', 'label': 'neutral'} | fields
+  return jsonl([row]).encode()
+
+
+NESTED = b'{"idx": 7, "label": "neutral", "hypothesis": "B", "premise": %s}'
+
+
+@each(
+  'lines, message',
+  [
+    (b'[' * 200_000, ', line 1 is nested too deeply for JSON; download the file again'),
+    (
+      NESTED % (b'[' * 9000 + b']' * 9000),  # may be parsed, but not be formatted
+      r', line 1(: premise is .*, expected a string| is nested too deeply for JSON); download the '
+      'file again',
+    ),
+    (
+      NESTED % rb'"a \ud83d b"',
+      r', line 1: premise is "a \\ud83d b", expected text, but it has half of a surrogate pair; '
+      'download the file again',
+    ),
+    (
+      row_with(idx=10**30),
+      f', line 1: idx is {10**30}, expected an integer of at most 2,147,483,647; download the file '
+      'again',
+    ),
+    (
+      row_with(idx=str(-(10**30))),
+      f', line 1: idx is "-{10**30}", expected an integer of at most 2,147,483,647; download the '
+      'file again',
+    ),
+    (b'{"idx": %s}' % (b'9' * 5000), ', line 1 is not JSON: Exceeds the limit .*; download the '),
+    (b'\n \n\t\n\n', ' has no examples, only blank lines: download the file again'),
+    (b'', ' has no examples, only blank lines: download the file again'),
+    (
+      row_with(idx=2) + row_with(premise='C') + b'\n' + row_with(),
+      ', line 4: idx 7 is also in line 2, expected a different idx in every example; download the '
+      'file again',
+    ),
+  ],
+)
+def test_hostile_file_is_one_sentence(tmp_path, lines, message):
+  file = tmp_path / 'CB' / 'train.jsonl'
+  file.parent.mkdir(exist_ok=True)
+  file.write_bytes(lines)
+  with pytest.raises(errors.BadInput) as caught:
+    reader.read(tmp_path, 'cb', 'train')
+  assert re.match(re.escape(str(file)) + message, str(caught.value)), str(caught.value)
+  assert '\n' not in str(caught.value)
+
+
+def test_an_option_of_multirc_twice_is_an_error(tmp_path):
+  row = replace_value(LINES['MultiRC'], 0, 'passage', 'questions', 0, 'answers', 1, 'idx', value=20)
+  file = tmp_path / 'MultiRC' / 'train.jsonl'
+  file.parent.mkdir()
+  file.write_text(jsonl([row]))
+  with bad_input(
+    f'{file}, line 1: idx {{"paragraph": 4, "question": 7, "answer": 20}} is also in line 1, '
+    'expected a different idx in every example; download the file again'
+  ):
+    reader.read(tmp_path, 'multirc', 'train')
+
+
+def test_progress_counts_the_bytes_of_a_file(tmp_path, monkeypatch):
+  shown = []
+
+  class Progress(contextlib.nullcontext):
+    def __init__(self, description, total, unit):
+      super().__init__(self)
+      self.line = [description, total, unit, 0]
+      shown.append(self.line)
+
+    def advance(self, units):
+      self.line[-1] += units
+
+  monkeypatch.setattr(reader.progress, 'Progress', Progress)
+  text = jsonl(LINES['CB']) + '\n\n'
+  (tmp_path / 'CB').mkdir()
+  (tmp_path / 'CB' / 'train.jsonl').write_text(text)
+  path = write_zip(tmp_path / 'combined.zip', {'CB/val.jsonl': text})
+  for split in ('train', 'validation'):
+    reader.read(tmp_path, 'cb', split)
+  file = tmp_path / 'CB' / 'train.jsonl'
+  size = len(text.encode())
+  assert shown == [
+    [f'reading {file}', size, 'bytes', size],
+    [f'reading {path}/CB/val.jsonl', size, 'bytes', size],
+  ]
 
 
 def truncate(data):

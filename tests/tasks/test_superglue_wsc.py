@@ -1,9 +1,10 @@
 """WSC: repair of spans, and texts with marked spans."""
 
 import contextlib
+import re
 
 from ngrammer_jax.tasks.superglue import reader, wsc
-from tests.checks import bad_input
+from tests.checks import bad_input, data_root
 from tests.loops import each
 from tests.tasks.superglue_examples import SCHEMA, jsonl
 
@@ -142,6 +143,56 @@ def test_spans_are_marked(example, pronoun_marked, both_marked):
   assert example == before
 
 
+def t5_regular_expressions(example):
+  """The two replacements of T5's preprocessor, with Python's regular expressions."""
+
+  def mark(text, span, index, mark):
+    pattern = r'^((?:\S+\s){N})(W)'.replace('N', str(index)).replace('W', span)
+    return re.sub(pattern, rf'\1{mark} \2 {mark}', text, flags=re.ASCII)
+
+  first, second = example['span1_index'], example['span2_index']
+  text = mark(example['text'], example['span1_text'], first, '*')
+  return mark(text, example['span2_text'], second + 2 * (first < second), '#')
+
+
+@each(
+  'example, marked',
+  [
+    (  # as with all spans marked
+      schema(SCHEMA, 'Mark', 0, 'He', 5),
+      '* Mark * told Pete many lies. # He # should have been more truthful.',
+    ),
+    (
+      schema('This is a test sentence .', 'test', 3, 'This', 0),
+      '# This # is a * test * sentence .',
+    ),
+    (schema(PEBBLE, 'safe', 22, 'it', 30), PEBBLE.replace('safe', '* safe *')),  # index 31
+    (  # the pronoun at the same index as the other span
+      schema('Then his old hat fell .', 'his old hat', 1, 'his', 1),
+      'Then * his old hat * fell .',
+    ),
+    (schema('Al  met Bo .', 'Bo', 3, 'Al', 0), '# Al #  met Bo .'),  # two spaces
+    (schema('He met Bo. ', 'Bo', 2, 'He', 0), '# He # met * Bo *. '),
+  ],
+)
+def test_spans_are_marked_by_index_as_in_t5(example, marked):
+  assert wsc.mark_spans_by_index(example) == marked == t5_regular_expressions(example)
+
+
+def test_five_official_examples_differ_from_t5():
+  root, differences = data_root('data/superglue'), []
+  for split in reader.SPLITS:
+    for example in reader.read(root, 'wsc.fixed', split):
+      by_index = wsc.mark_spans_by_index(example)
+      assert by_index == t5_regular_expressions(example)
+      if by_index != wsc.mark_both_spans(example):
+        differences.append((split, example['idx']))
+  assert differences == [
+    *(('validation', 42), ('validation', 95)),
+    *(('test', 80), ('test', 81), ('test', 82)),
+  ]
+
+
 @each('index', [-1, 3])
 @each('span', [1, 2])
 def test_index_out_of_range_is_an_error(index, span):
@@ -150,8 +201,9 @@ def test_index_out_of_range_is_an_error(index, span):
     f'WSC example 7: span{span}_index={index} is not a word index of its text, expected 0 to 2; '
     'download WSC.zip again'
   )
-  with expected_error:
-    wsc.mark_both_spans(example)
+  for mark in (wsc.mark_both_spans, wsc.mark_spans_by_index):
+    with expected_error:
+      mark(example)
   with expected_error if span == 2 else contextlib.nullcontext():
     wsc.mark_pronoun(example)
 

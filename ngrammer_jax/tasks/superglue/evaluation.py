@@ -3,18 +3,20 @@
 Examples are arrays (see `features.Example`), so this needs neither TensorFlow nor seqio.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import itertools
+import json
 import math
+import pathlib
 from typing import Any
 
 import numpy as np
 
-from ngrammer_jax import errors
+from ngrammer_jax import errors, files, hosts
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.inference import sampling
+from ngrammer_jax.inference import language_modeling, sampling
 from ngrammer_jax.tasks.superglue import formats, metrics
 
 
@@ -32,6 +34,21 @@ def resolve_choosing(name: str, choosing: str | None) -> str:
       'use finetune.choosing="greedy", or the task wsc'
     )
   return choosing
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+  """The answer to an example.
+
+  Attributes:
+    value: predicted class, -1 if the text names none; the text, if the task has no labels.
+    text: predicted text.
+    score: log p(text | input) in nats, with its end; None if the text was generated.
+  """
+
+  value: int | str
+  text: str
+  score: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +79,8 @@ class Evaluator:
     examples: Sequence[Any],
     choosing: str | None = None,
     report: Callable[[int], None] = lambda examples: None,
-  ) -> tuple[dict[str, Any], list[Any]]:
-    """Returns the metrics in percent, and the predicted answers: classes or texts.
+  ) -> tuple[dict[str, Any], list[Answer]]:
+    """Returns the metrics in percent, and the predicted answers.
 
     Args:
       params, codebook: parameters and codebook of the model.
@@ -84,7 +101,8 @@ class Evaluator:
     is_labelled = [e.label >= 0 or (name == 'record' and e.answers) for e in examples]
     if examples and all(is_labelled):
       labels, keys, references = zip(*((e.label, e.key, e.answers) for e in examples), strict=True)
-      scores = metrics.compute_metrics(name, labels, keys, references, answers)
+      values = [answer.value for answer in answers]
+      scores = metrics.compute_metrics(name, labels, keys, references, values)
       result |= scores | {'error_percent': 100 - float(np.mean(list(scores.values())))}
       if formats.find_task(name).labels:
         result['majority_percent'] = metrics.majority_accuracy(labels)
@@ -109,12 +127,13 @@ class Evaluator:
         f'to equal ones: {", ".join(labels)}; raise it'
       )
     choices = [[ids(text) for text in labels or example.choices] for example in examples]
-    answers: list[Any] = [None] * len(examples)
+    answers: list[Answer | None] = [None] * len(examples)
     prompts = [self._prompt(example) for example in examples]
     ranked = self.engine.rank(variables, prompts, choices, self.batch_size, self.bidirectional)
     for i, scores in ranked:
       best = int(scores.argmax())
-      answers[i] = best if labels else examples[i].choices[best]
+      text = (labels or examples[i].choices)[best]
+      answers[i] = Answer(best if labels else text, text, float(scores[best]))
       report(1)
     return answers
 
@@ -137,14 +156,49 @@ class Evaluator:
           break
       texts += [self._decode_answer(row) for row in np.stack(columns, axis=1)]
       report(len(batch))
-    if not labels:
-      return texts
-    return [labels.index(text) if text in labels else -1 for text in texts]
+    to_class = lambda text: labels.index(text) if text in labels else -1
+    return [Answer(to_class(text) if labels else text, text) for text in texts]
 
   def _decode_answer(self, ids):
     """Decodes the tokens before the document end."""
     has_ended = np.cumsum(ids == self.vocabulary.document_end) > 0
     return self.vocabulary.decode(ids[~has_ended]).decode(errors='replace').strip()
+
+
+def describe_answer(name: str, example: Any, answer: Answer) -> dict[str, Any]:
+  """Returns an answer beside its example, for `<split>_answers.jsonl`.
+
+  The label is a text, or the list of all correct texts; None if it is hidden.
+  """
+  labels, label = formats.find_task(name).labels, None
+  if labels and example.label >= 0:
+    label = labels[example.label]
+  elif not labels and example.answers:
+    label = list(example.answers)
+  return {
+    'task': name,
+    'idx': example.key[0] if len(example.key) == 1 else list(example.key),
+    'input': example.text,
+    'label': label,
+    'answer': answer.text,
+    'score': answer.score,
+  }
+
+
+def save(result: dict[str, Any], answers: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
+  """Writes a result as JSON, and all answers as JSON lines to <name>_answers.jsonl next to it.
+
+  Only the first process writes.
+  """
+  language_modeling.save(result, path)
+  if hosts.is_primary():
+    lines = ''.join(f'{json.dumps(answer)}\n' for answer in answers)
+    files.write(answers_path(path), lines)
+
+
+def answers_path(path: pathlib.Path) -> pathlib.Path:
+  """Returns the path of the answers that belong to a result."""
+  return path.with_name(f'{path.stem}_answers.jsonl')
 
 
 def combine_results(results: dict[str, dict[str, Any]]) -> dict[str, Any]:

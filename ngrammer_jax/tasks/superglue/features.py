@@ -9,7 +9,7 @@ import logging
 
 import numpy as np
 
-from ngrammer_jax import errors
+from ngrammer_jax import errors, progress
 from ngrammer_jax.data import streams
 from ngrammer_jax.tasks import tensorflow
 from ngrammer_jax.tasks.superglue import registration
@@ -24,11 +24,15 @@ class Example:
 
   Attributes:
     inputs, targets: token ids; each ends with the document end.
+    text: input text, not truncated.
+    inputs_length: number of input tokens before truncation, with their end token.
     label, key, answers, choices: see `formats.Row`.
   """
 
   inputs: np.ndarray
   targets: np.ndarray
+  text: str
+  inputs_length: int
   label: int
   key: tuple[int, ...]
   answers: tuple[str, ...]
@@ -54,10 +58,12 @@ def read_examples(
   if not truncate:
     _check_lengths(task, name, split, lengths)
   decode = lambda values: tuple(value.decode() for value in values.tolist())
-  for row in task.get_dataset(lengths, split, shuffle=False).as_numpy_iterator():
+  for row in _read_rows(name, split, task.get_dataset(lengths, split, shuffle=False)):
     yield Example(
       row['inputs'] - ID_OFFSET,
       row['targets'] - ID_OFFSET,
+      row['inputs_pretokenized'].decode(),
+      int(row['inputs_length']),
       int(row['label']),
       tuple(row['idx'].tolist()),
       decode(row['answers']),
@@ -67,10 +73,11 @@ def read_examples(
 
 def read_training_rows(
   name: str, length: int, max_targets: int, packed: bool, truncate: bool
-) -> streams.Segment:
-  """Returns all training examples of a task as rows of `length` tokens.
+) -> tuple[streams.Segment, np.ndarray]:
+  """Returns all training examples of a task as rows of `length` tokens, and their input lengths.
 
-  The targets follow the inputs, and only targets count in the loss.
+  The input lengths are before truncation, in any order. In a row, the targets follow the inputs,
+  and only targets count in the loss.
 
   Args:
     name: task name, a key of `formats.TASKS`.
@@ -90,12 +97,27 @@ def read_training_rows(
   vocabulary = task.output_features['targets'].vocabulary
   converter = seqio.PrefixLMFeatureConverter(pack=packed, bos_id=vocabulary.bos_id)
   # Shuffle once, so that packed examples are not neighbours in the file.
-  dataset = task.get_dataset(lengths, 'train', shuffle=True, seed=0)
-  dataset = dataset.map(lambda example: {name: example[name] for name in lengths})
-  rows = list(converter(dataset, lengths).as_numpy_iterator())
-  if not rows:
+  examples = list(
+    _read_rows(name, 'train', task.get_dataset(lengths, 'train', shuffle=True, seed=0))
+  )
+  if not examples:
     raise errors.BadInput(f'SuperGLUE task {name} has no training examples')
-  return _to_segment({feature: np.stack([row[feature] for row in rows]) for feature in rows[0]})
+  dataset = tf.data.Dataset.from_generator(
+    lambda: ({feature: example[feature] for feature in lengths} for example in examples),
+    output_signature=dict.fromkeys(lengths, tf.TensorSpec([None], tf.int32)),
+  )
+  rows = list(converter(dataset, lengths).as_numpy_iterator())
+  segment = _to_segment({feature: np.stack([row[feature] for row in rows]) for feature in rows[0]})
+  return segment, np.array([example['inputs_length'] for example in examples])
+
+
+def _read_rows(name, split, dataset):
+  """Yields the examples of a dataset as NumPy arrays, and shows the progress."""
+  count = max(int(dataset.cardinality()), 0)
+  with progress.Progress(f'tokenising {name}, {split}', count, 'examples') as bar:
+    for row in dataset.as_numpy_iterator():
+      bar.advance(1)
+      yield row
 
 
 def _to_segment(features):

@@ -1,6 +1,6 @@
 """Fine-tuning of a pre-trained model on SuperGLUE tasks, and its evaluation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import hashlib
@@ -12,12 +12,19 @@ from typing import Any
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, files, hosts, pretrained, runs
+from ngrammer_jax import errors, files, hosts, pretrained, progress, runs
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.tasks.superglue import evaluation, features, formats, registration, submission
+from ngrammer_jax.tasks.superglue import (
+  evaluation,
+  features,
+  formats,
+  registration,
+  submission,
+  truncation,
+)
 from ngrammer_jax.training import programs
 from ngrammer_jax.training import state as train_state
 
@@ -133,17 +140,22 @@ class FinetuneTask:
     self._workdir = workdir
     has_started = (workdir / 'vocabulary.json').exists()
     self.vocabulary = runs.load_run(workdir if has_started else config.init_from).vocabulary
-    registration.register(example_source(config), self.vocabulary)
     names, f, length = task_names(config), config.finetune, config.training.segment_length
-    rows_by_task = {
-      name: features.read_training_rows(name, length, f.targets_length, f.packed, f.truncate)
-      for name in names
-    }
+    registration.register(example_source(config), self.vocabulary, f.wsc_spans)
+    rows_by_task, self._input_lengths = {}, []
+    for name in names:
+      rows_by_task[name], lengths = features.read_training_rows(
+        name, length, f.targets_length, f.packed, f.truncate
+      )
+      self._input_lengths.append(_input_lengths(config, name, 'train', lengths))
     self._counts = {name: int(rows.starts_BxT.sum()) for name, rows in rows_by_task.items()}
     self._rows = streams.map_segments(lambda *parts: np.concatenate(parts), *rows_by_task.values())
     if f.prefix == 'causal':
       self._rows = self._rows._replace(prefix_BxT=None)
     self._validation = {name: load_examples(config, name, 'validation') for name in names}
+    for name, examples in self._validation.items():
+      lengths = [example.inputs_length for example in examples]
+      self._input_lengths.append(_input_lengths(config, name, 'validation', lengths))
     self.content_hash = self._hash_data()
     self._order = functools.lru_cache(maxsize=2)(self._permutation)
 
@@ -178,12 +190,14 @@ class FinetuneTask:
   def validate(
     self, run: programs.Programs, state: train_state.TrainState, report: Callable[[int], None]
   ) -> dict[str, Any]:
-    """Returns the metrics of the task, or of all tasks and their average."""
+    """Returns the metrics of the task, or of all tasks and their average.
+
+    They are those of the first `evaluation.max_examples` examples of each task.
+    """
     evaluator = make_evaluator(self._config, run.engine, self.vocabulary)
+    first, choosing = slice(self._config.evaluation.max_examples), self._config.finetune.choosing
     results = {
-      name: evaluator(
-        state.params, state.codebook, name, examples, self._config.finetune.choosing, report
-      )[0]
+      name: evaluator(state.params, state.codebook, name, examples[first], choosing, report)[0]
       for name, examples in self._validation.items()
     }
     return evaluation.combine_results(results)
@@ -193,13 +207,17 @@ class FinetuneTask:
     return f' {evaluation.format_metrics(result)}'
 
   def log_summary(self) -> None:
-    """Logs the numbers of examples, rows and epochs."""
+    """Logs the numbers of examples, rows and epochs, and how many inputs are truncated."""
     t, rows = self._config.training, len(self._rows.tokens_BxT)
+    for lengths in self._input_lengths:
+      lengths.log()
     logging.info(
-      'data: examples of %s, in %s rows of %s tokens; %s steps of %s rows are %.2f epochs',
+      'data: examples of %s, in %s rows of %s tokens, %.0f %% filled; %s steps of %s rows are %.2f '
+      'epochs',
       ', '.join(f'{name} {count:,}' for name, count in self._counts.items()),
       f'{rows:,}',
       f'{t.segment_length:,}',
+      100 * self._rows.valid_BxT.mean(),
       f'{t.steps:,}',
       f'{t.batch_size:,}',
       t.steps * t.batch_size / rows,
@@ -215,11 +233,13 @@ def task_names(config: experiment.Config) -> tuple[str, ...]:
   return (name,)
 
 
-def check_examples(config: experiment.Config) -> None:
-  """Raises BadInput if training or validation examples are missing or damaged."""
+def check_examples(
+  config: experiment.Config, splits: Sequence[str] = ('train', 'validation')
+) -> None:
+  """Raises BadInput if examples of these splits are missing or damaged."""
   source = example_source(config)
   for name in task_names(config):
-    for split in ('train', 'validation'):
+    for split in splits:
       source.examples(formats.find_task(name).config, split)
 
 
@@ -227,6 +247,12 @@ def example_source(config: experiment.Config) -> registration.Source:
   """Returns the location of the examples."""
   f = config.finetune
   return registration.Source(config.data.superglue_dir, f.tfds_dir, f.download)
+
+
+def _input_lengths(config, name, split, lengths) -> truncation.InputLengths:
+  targets_length = config.finetune.targets_length
+  max_inputs = config.training.segment_length - targets_length
+  return truncation.InputLengths(name, split, np.asarray(lengths), max_inputs, targets_length)
 
 
 def load_examples(config: experiment.Config, name: str, split: str) -> list[features.Example]:
@@ -251,18 +277,33 @@ def make_evaluator(
   )
 
 
-def evaluate(run: runs.Run, split: str) -> dict[str, Any]:
-  """Evaluates a fine-tuned run. For the test split, it also writes the submission files."""
+def evaluate(
+  run: runs.Run, split: str, submission_dir: pathlib.Path | None = None
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+  """Evaluates a fine-tuned run. For the test split, it also writes the submission files.
+
+  Args:
+    run: the run.
+    split: train, validation or test.
+    submission_dir: folder of the submission files. None: `evaluation` in the workdir.
+
+  Returns:
+    The result, and the answers to all examples, see `evaluation.describe_answer`.
+  """
   config = run.config
-  registration.register(example_source(config), run.vocabulary)
+  registration.register(example_source(config), run.vocabulary, config.finetune.wsc_spans)
   evaluator = make_evaluator(config, run.engine, run.vocabulary)
-  results = {}
+  results, lines = {}, []
   for name in task_names(config):
     examples = load_examples(config, name, split)
-    results[name], answers = evaluator(
-      run.state.params, run.state.codebook, name, examples, config.finetune.choosing
-    )
+    _input_lengths(config, name, split, [e.inputs_length for e in examples]).log()
+    with progress.Progress(f'evaluating {name}, {split}', len(examples), 'examples') as bar:
+      params, codebook, choosing = run.state.params, run.state.codebook, config.finetune.choosing
+      results[name], answers = evaluator(params, codebook, name, examples, choosing, bar.advance)
+    lines += map(functools.partial(evaluation.describe_answer, name), examples, answers)
     if split == 'test' and hosts.is_primary():
-      path = submission.write(name, examples, answers, run.workdir / 'evaluation')
-      logging.info('submission file: %s', path)
-  return {'split': split, 'step': int(run.state.step), **evaluation.combine_results(results)}
+      values = [answer.value for answer in answers]
+      folder = submission_dir or run.workdir / 'evaluation'
+      logging.info('submission file: %s', submission.write(name, examples, values, folder))
+  result = {'split': split, 'step': int(run.state.step), **evaluation.combine_results(results)}
+  return result, lines

@@ -62,6 +62,8 @@ TASKS = {
   'axb': Task('axb', 'rte', {'hypothesis': 'sentence2', 'premise': 'sentence1'}),
   'axg': Task('axg', 'rte', _same_names('hypothesis', 'premise')),
 }
+# Values of finetune.wsc_spans: how the spans of `wsc` are marked.
+WSC_SPANS = {'all': wsc.mark_both_spans, 't5': wsc.mark_spans_by_index}
 # Tasks that have training data and count in the average.
 SUPERGLUE_TASKS = tuple(metrics.METRICS_BY_TASK)
 
@@ -96,11 +98,19 @@ def find_task(name: str) -> Task:
   return TASKS[name]
 
 
-def format_rows(name: str, examples: Iterable[Mapping[str, Any]], split: str) -> Iterator[Row]:
+def format_rows(
+  name: str, examples: Iterable[Mapping[str, Any]], split: str, wsc_spans: str = 'all'
+) -> Iterator[Row]:
   """Formats the examples of a split.
 
   As in T5, a training example of `record` yields one row per answer, and `wsc_simple` is trained
   only on the examples with label 1. Every evaluation example yields one row.
+
+  Args:
+    name: task name, a key of TASKS.
+    examples: examples in the TFDS schema.
+    split: train, validation or test.
+    wsc_spans: a key of WSC_SPANS.
   """
   for example in examples:
     if name == 'record':
@@ -109,14 +119,14 @@ def format_rows(name: str, examples: Iterable[Mapping[str, Any]], split: str) ->
       if split != 'train' or example['label'] == 1:
         yield _format_referent(example)
     else:
-      yield _format_classification(name, example)
+      yield _format_classification(name, example, wsc_spans)
 
 
-def _format_classification(name, example):
+def _format_classification(name, example, wsc_spans):
   task = find_task(name)
   texts = {input_name: example[field] for input_name, field in task.fields.items()}
   if name == 'wsc':
-    texts['text'] = wsc.mark_both_spans(example)
+    texts['text'] = WSC_SPANS[wsc_spans](example)
   text = _join_fields(task.prefix, texts)
   if name == 'multirc':
     text = re.sub('</?b>', '', re.sub('<br>', ' ', text))

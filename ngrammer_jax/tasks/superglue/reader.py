@@ -8,10 +8,10 @@ import hashlib
 import json
 import logging
 import pathlib
-from typing import Any
+from typing import IO, Any
 import zipfile
 
-from ngrammer_jax import errors
+from ngrammer_jax import errors, progress
 from ngrammer_jax.data import text_files
 from ngrammer_jax.data.split_files import SPLITS
 from ngrammer_jax.tasks.superglue import wsc
@@ -19,6 +19,7 @@ from ngrammer_jax.tasks.superglue import wsc
 URL = 'https://dl.fbaipublicfiles.com/glue/superglue/data/v2/'
 COMBINED_ZIP = 'combined.zip'
 REMEDY = 'download the file again'
+MAX_INTEGER = 2**31 - 1  # integers become int32 arrays
 
 _translate_read_errors = functools.partial(
   text_files.translate_read_errors, remedy='download it again'
@@ -120,24 +121,58 @@ def read(folder: str | pathlib.Path, config: str, split: str) -> list[dict[str, 
     split: one of SPLITS. The diagnostic sets axb and axg have only 'test'.
 
   Raises:
-    BadInput: the split does not exist, or its file is missing, damaged or malformed.
+    BadInput: the split does not exist, or its file is missing, damaged, malformed or empty, or has
+      an index twice.
   """
   check_split(config, split)
-  path, member = _find_file(pathlib.Path(folder).expanduser(), config, split)
+  path, member = _find_file(_expand_home(folder), config, split)
   name = str(path) if member is None else f'{path}/{member}'
-  examples = []
-  with contextlib.ExitStack() as stack:
-    stack.enter_context(_translate_read_errors(path))
-    if member is None:
-      file = stack.enter_context(path.open('rb'))
-    else:
-      file = stack.enter_context(stack.enter_context(zipfile.ZipFile(path)).open(member))
-    for number, line in enumerate(file, 1):
-      if line.strip():
+  examples, location_by_idx = [], {}
+  with _translate_read_errors(path), _open(path, member) as (file, size):
+    with progress.Progress(f'reading {name}', size, 'bytes') as bar:
+      for number, line in enumerate(file, 1):
+        bar.advance(len(line))
+        if not line.strip():
+          continue
         location = f'{name}, line {number}'
         row = _Value(text_files.parse_json(line, location, REMEDY), location)
-        examples += _to_examples(config, split, row)
+        line_examples = list(_to_examples(config, split, row))
+        for example in line_examples:
+          _check_idx_is_new(example['idx'], location, location_by_idx)
+        examples += line_examples
+  if not examples:
+    raise errors.BadInput(f'{name} has no examples, only blank lines: {REMEDY}')
   return examples
+
+
+@contextlib.contextmanager
+def _open(path: pathlib.Path, member: str | None) -> Iterator[tuple[IO[bytes], int]]:
+  """Opens a file, or a member of a zip; yields it with its uncompressed size in bytes."""
+  if member is None:
+    with path.open('rb') as file:
+      yield file, path.stat().st_size
+  else:
+    with zipfile.ZipFile(path) as archive, archive.open(member) as file:
+      yield file, archive.getinfo(member).file_size
+
+
+def _check_idx_is_new(idx: Any, location: str, location_by_idx: dict[Any, str]) -> None:
+  """Raises BadInput for the index of an earlier example: metrics and answers are by index."""
+  key = tuple(idx.values()) if isinstance(idx, dict) else idx
+  if key in location_by_idx:
+    earlier_line = location_by_idx[key].rpartition(' ')[2]
+    raise errors.BadInput(
+      f'{location}: idx {json.dumps(idx)} is also in line {earlier_line}, expected a different idx '
+      f'in every example; {REMEDY}'
+    )
+  location_by_idx[key] = location
+
+
+def _expand_home(folder: str | pathlib.Path) -> pathlib.Path:
+  try:
+    return pathlib.Path(folder).expanduser()
+  except RuntimeError as error:
+    raise errors.BadInput(f'data.superglue_dir={folder}: {error}; use an absolute path') from error
 
 
 def _find_file(folder: pathlib.Path, config: str, split: str) -> tuple[pathlib.Path, str | None]:
@@ -212,13 +247,24 @@ class _Value:
   def read(self, kind: type) -> Any:
     """Returns the value. Raises BadInput if it has another type; integers may be strings."""
     value = self.value
-    if kind is int and isinstance(value, str):  # the idx of AX-b is "0", "1", ...
+    if kind is int:
+      return self._read_integer()
+    if not isinstance(value, kind):
+      raise self.error({str: 'a string', dict: 'an object', list: 'a list'}[kind])
+    if kind is str and not _is_text(value):
+      raise self.error('text, but it has half of a surrogate pair')
+    return value
+
+  def _read_integer(self) -> int:
+    value = self.value
+    if isinstance(value, str):  # the idx of AX-b is "0", "1", ...
       with contextlib.suppress(ValueError):
-        return int(value)
-    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
-      return value
-    expected = {str: 'a string', int: 'an integer', dict: 'an object', list: 'a list'}[kind]
-    raise self.error(expected)
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+      raise self.error('an integer')
+    if abs(value) > MAX_INTEGER:
+      raise self.error(f'an integer of at most {MAX_INTEGER:,}')
+    return value
 
   def __getitem__(self, name: str) -> '_Value':
     """Returns the value of a field. Raises BadInput if it is missing."""
@@ -254,13 +300,25 @@ class _Value:
 
   def error(self, expected: str) -> errors.BadInput:
     """Returns an error that quotes the value."""
-    text = json.dumps(self.value)
+    try:
+      text = json.dumps(self.value)
+    except RecursionError:  # json parses deeper values than it formats
+      text = 'a deeply nested value'
     text = text if len(text) <= 60 else f'{text[:57]}...'
     path = self.path or 'the line'
     return errors.BadInput(f'{self.location}: {path} is {text}, expected {expected}; {REMEDY}')
 
   def _field_path(self, name: str) -> str:
     return f'{self.path}.{name}' if self.path else name
+
+
+def _is_text(value: str) -> bool:
+  """Whether a string can be encoded; JSON can escape single halves of surrogate pairs."""
+  try:
+    value.encode()
+  except UnicodeEncodeError:
+    return False
+  return True
 
 
 def _to_examples(config: str, split: str, row: _Value) -> Iterator[dict[str, Any]]:

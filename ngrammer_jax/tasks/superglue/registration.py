@@ -58,13 +58,21 @@ class Source:
     return [_to_plain_values(example) for example in tfds.as_numpy(builder.as_dataset(split=split))]
 
 
-def register(source: Source, vocabulary: vocabularies.Vocabulary) -> list[str]:
+def register(
+  source: Source, vocabulary: vocabularies.Vocabulary, wsc_spans: str = 'all'
+) -> list[str]:
   """Registers the seqio tasks of `formats.TASKS`, and the mixture of `formats.SUPERGLUE_TASKS`.
 
   Tasks that are already registered are replaced. Returns the names of the tasks and the mixture.
+
+  Args:
+    source: location of the examples.
+    vocabulary: the vocabulary of the model.
+    wsc_spans: a key of `formats.WSC_SPANS`.
   """
   task_vocabulary = TaskVocabulary(vocabulary)
   read = functools.lru_cache(maxsize=None)(source.examples)
+  read_rows = functools.partial(_format_rows, read, wsc_spans)
   features = {
     name: seqio.Feature(task_vocabulary, add_eos=True, dtype=tf.int32)
     for name in ('inputs', 'targets')
@@ -74,10 +82,11 @@ def register(source: Source, vocabulary: vocabularies.Vocabulary) -> list[str]:
     seqio.TaskRegistry.add(
       TASK_PREFIX + name,
       source=seqio.FunctionDataSource(
-        functools.partial(_make_dataset, name, read), splits=reader.CONFIGS[task.config].splits
+        functools.partial(_make_dataset, name, read_rows), splits=reader.CONFIGS[task.config].splits
       ),
       preprocessors=[
         functools.partial(seqio.preprocessors.tokenize, with_eos=False),
+        _count_inputs,
         *([_truncate_left] if task.truncated_side == 'left' else []),
         seqio.preprocessors.append_eos_after_trim,
       ],
@@ -87,22 +96,22 @@ def register(source: Source, vocabulary: vocabularies.Vocabulary) -> list[str]:
     )
   seqio.MixtureRegistry.remove(MIXTURE_NAME)
   rates = [
-    (TASK_PREFIX + name, functools.partial(_mixture_rate, name, read))
+    (TASK_PREFIX + name, functools.partial(_mixture_rate, name, read_rows))
     for name in formats.SUPERGLUE_TASKS
   ]
   seqio.MixtureRegistry.add(MIXTURE_NAME, rates)
   return [*(TASK_PREFIX + name for name in formats.TASKS), MIXTURE_NAME]
 
 
-def _format_rows(name, read, split):
+def _format_rows(read, wsc_spans, name, split):
   examples = read(formats.find_task(name).config, split)
-  return list(formats.format_rows(name, examples, split))
+  return list(formats.format_rows(name, examples, split, wsc_spans))
 
 
-def _make_dataset(name, read, split, shuffle_files, seed=None):
+def _make_dataset(name, read_rows, split, shuffle_files, seed=None):
   """Returns the rows of a split as a TensorFlow dataset."""
   del shuffle_files, seed  # all rows are read, and seqio shuffles them
-  rows = _format_rows(name, read, split)
+  rows = read_rows(name, split)
   ragged = lambda lists: tf.ragged.constant(lists, dtype=tf.string)
   return tf.data.Dataset.from_tensor_slices(
     {
@@ -116,10 +125,16 @@ def _make_dataset(name, read, split, shuffle_files, seed=None):
   )
 
 
-def _mixture_rate(name, read, task):
+def _mixture_rate(name, read_rows, task):
   """Returns the number of training rows of a task, its rate in the mixture."""
   del task  # seqio passes the registered task
-  return float(len(_format_rows(name, read, 'train')))
+  return float(len(read_rows(name, 'train')))
+
+
+@seqio.map_over_dataset
+def _count_inputs(example):
+  """Adds the number of input tokens, with their end token, before they are truncated."""
+  return example | {'inputs_length': tf.size(example['inputs']) + 1}
 
 
 @seqio.map_over_dataset

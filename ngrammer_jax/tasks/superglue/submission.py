@@ -13,7 +13,6 @@ def write(
   name: str, examples: Sequence[Any], answers: Sequence[Any], folder: pathlib.Path
 ) -> pathlib.Path:
   """Writes the answers in the submission format of SuperGLUE, and returns the path."""
-  task = formats.find_task(name)
   if name == 'multirc':
     lines = _multirc_lines(examples, answers)
   elif name == 'record':
@@ -24,10 +23,15 @@ def write(
       {'idx': example.key[0], 'label': _label(name, example, answer)}
       for example, answer in zip(examples, answers, strict=True)
     ]
-  path = folder / f'{reader.CONFIGS[task.config].folder}.jsonl'
+  path = folder / file_name(name)
   files.make_folder(folder)
   files.write(path, ''.join(json.dumps(line) + '\n' for line in lines))
   return path
+
+
+def file_name(name: str) -> str:
+  """Returns the name of the submission file of a task."""
+  return f'{reader.CONFIGS[formats.find_task(name).config].folder}.jsonl'
 
 
 def _label(name, example, answer):

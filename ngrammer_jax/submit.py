@@ -1,0 +1,67 @@
+"""Writes a submission to the SuperGLUE leaderboard: python -m ngrammer_jax.submit --output=DIR.
+
+--workdir=DIR is a run of the task `all` or `mixture`; or repeat it for the runs of single tasks.
+--config.data.superglue_dir=DIR replaces the folder of tasks of the fine-tuning.
+"""
+
+import argparse
+import signal
+
+from ngrammer_jax import errors, files, flags, hosts
+from ngrammer_jax.config import command_line
+
+
+def main(argv: list[str]) -> int:
+  """Answers the test splits of the ten tasks, and writes their files and submission.zip."""
+  parser = argparse.ArgumentParser(prog='python -m ngrammer_jax.submit', description=__doc__)
+  parser.add_argument(
+    '--workdir',
+    type=files.path,
+    required=True,
+    action='append',
+    help='run directory of a fine-tuning, or a folder of several; can be repeated',
+  )
+  parser.add_argument('--output', type=files.path, required=True, help='folder of the ten files')
+  parser.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
+  flags.add_cache(parser)
+  hosts.add_flags(parser)
+  overrides, plain = command_line.split(argv)
+  options = parser.parse_args(plain)
+  step, superglue_dir = flags.step(options.step), _superglue_dir(overrides)
+  hosts.join(options)
+  if hosts.is_multiprocess():  # JAX would catch SIGTERM, but there is nothing to save
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+  from ngrammer_jax.tasks.superglue import finetuning, leaderboard
+
+  with hosts.collective_errors():  # everything is checked before any task is answered
+    files.check_reachable(options.output)
+    found = leaderboard.find_runs(options.workdir, step)
+    runs_by_task = {
+      task: leaderboard.with_task(found[task], task, superglue_dir) for task in leaderboard.TASKS
+    }
+    _make_folder(options.output)
+  for run in runs_by_task.values():
+    finetuning.evaluate(run, 'test', options.output)
+  if hosts.is_primary():
+    print(f'wrote {len(runs_by_task)} files to {leaderboard.write_zip(options.output)}')
+  return 0
+
+
+def _make_folder(output):
+  try:
+    files.make_folder(output)
+  except OSError as error:
+    raise errors.BadInput(f'--output={output} cannot be written: {error.strerror}') from error
+
+
+def _superglue_dir(overrides: list[tuple[str, str]]) -> str | None:
+  """Returns the value of the only key that can be overridden. Raises BadInput for others."""
+  for key, _ in overrides:
+    if key != 'data.superglue_dir':
+      raise errors.BadInput(f'--config.{key}: only data.superglue_dir can be changed here')
+  return overrides[-1][1] if overrides else None
+
+
+if __name__ == '__main__':
+  flags.run(main)

@@ -1,0 +1,94 @@
+"""The submission to the SuperGLUE leaderboard: ten files of answers, and a zip of them."""
+
+from collections.abc import Sequence
+import dataclasses
+import io
+import pathlib
+import zipfile
+
+from ngrammer_jax import errors, files, runs
+from ngrammer_jax.tasks.superglue import finetuning, formats, submission
+from ngrammer_jax.training import checkpoints
+
+ZIP = 'submission.zip'
+DIAGNOSTICS = ('axb', 'axg')  # answered by the run of RTE
+TASKS = (*formats.SUPERGLUE_TASKS, *DIAGNOSTICS)
+
+
+def find_runs(workdirs: Sequence[pathlib.Path], step: int | str) -> dict[str, runs.Run]:
+  """Returns the run that answers each of the ten tasks. Touches no device.
+
+  Args:
+    workdirs: run directories, of single tasks or of `mixture`; or folders of the task `all`.
+    step: checkpoint: a step number, `newest`, or `best`.
+
+  Raises:
+    BadInput: a task has no run or two runs, or a folder is no fine-tuned run with a checkpoint.
+  """
+  found: dict[str, runs.Run] = {}
+  for workdir in workdirs:
+    for folder in _run_folders(workdir):
+      run = runs.load_run(folder, step)
+      for task in _check_run(run):
+        task = 'wsc' if task == 'wsc_simple' else task
+        if task in found:
+          raise errors.BadInput(
+            f'--workdir={found[task].workdir} and --workdir={folder} are both runs of {task}: omit '
+            f'one of them'
+          )
+        found[task] = run
+  missing = [task for task in formats.SUPERGLUE_TASKS if task not in found]
+  if missing:
+    raise errors.BadInput(
+      f'--workdir={" --workdir=".join(map(str, workdirs))} has no run of {", ".join(missing)}, but '
+      f'the leaderboard needs all of {", ".join(formats.SUPERGLUE_TASKS)}: fine-tune the missing '
+      f'tasks, and add --workdir=DIR for each'
+    )
+  return found | dict.fromkeys(DIAGNOSTICS, found['rte'])
+
+
+def _run_folders(workdir: pathlib.Path) -> list[pathlib.Path]:
+  """Returns a run directory itself, or the run directories in a folder of the task `all`."""
+  folders = [workdir / task for task in formats.SUPERGLUE_TASKS]
+  folders = [folder for folder in folders if (folder / 'config.json').exists()]
+  is_run = (workdir / 'config.json').exists()
+  return [workdir] if is_run or not folders else folders
+
+
+def _check_run(run: runs.Run) -> tuple[str, ...]:
+  """Returns the tasks of a run. Raises BadInput if it cannot answer any."""
+  if run.config.finetune is None:
+    raise errors.BadInput(
+      f'--workdir={run.workdir} is not fine-tuned on a task: expected a run of '
+      f'ngrammer_jax.finetune'
+    )
+  if not checkpoints.steps(run.workdir):
+    raise errors.BadInput(f'--workdir={run.workdir} has no checkpoint yet')
+  return finetuning.task_names(run.config)
+
+
+def with_task(run: runs.Run, task: str, superglue_dir: str | None) -> runs.Run:
+  """Returns the run for one of the ten tasks, with the place of the examples if it is set.
+
+  Raises BadInput if the test examples are missing or damaged.
+  """
+  config = run.config
+  if config.finetune.task != 'wsc_simple':
+    config = dataclasses.replace(config, finetune=dataclasses.replace(config.finetune, task=task))
+  if superglue_dir is not None:
+    data = dataclasses.replace(config.data, superglue_dir=superglue_dir)
+    config = dataclasses.replace(config, data=data)
+  finetuning.check_examples(config, ('test',))
+  return dataclasses.replace(run, config=config)
+
+
+def write_zip(folder: pathlib.Path) -> pathlib.Path:
+  """Writes a zip of the ten files in a folder, and returns its path."""
+  path, content = folder / ZIP, io.BytesIO()
+  with zipfile.ZipFile(content, 'w') as archive:
+    for task in TASKS:
+      name = submission.file_name(task)
+      # ZipInfo has a fixed time, so equal answers are equal files.
+      archive.writestr(zipfile.ZipInfo(name), (folder / name).read_bytes(), zipfile.ZIP_DEFLATED)
+  files.write(path, content.getvalue())
+  return path
