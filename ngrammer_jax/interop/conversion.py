@@ -20,7 +20,7 @@ NGRAM_MEMORY_TRAINING_OPTIONS = (
   *('optimizer', 'learning_rate_factor', 'table_memory'),
 )
 LAYER_TRAINING_OPTIONS = (
-  *(*NGRAM_TRAINING_OPTIONS, 'dtype', 'parent', 'name'),
+  *(*NGRAM_TRAINING_OPTIONS, 'dtype', 'return_memory', 'parent', 'name'),
   *(f'options.{name}' for name in NGRAM_MEMORY_TRAINING_OPTIONS),
 )
 MODEL_TRAINING_OPTIONS = (

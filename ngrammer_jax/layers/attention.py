@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.layers import (
+  axis_names,
   blocked_attention,
   convolution,
   dense,
@@ -222,7 +223,7 @@ class Attention(nn.Module):
 
   def _query_from_key(self, k_BxTxNxH):
     N, H = k_BxTxNxH.shape[-2:]
-    init = nn.with_logical_partitioning(nn.initializers.normal(H**-0.5), ('heads', 'kv', None))
+    init = axis_names.with_axis_names(nn.initializers.normal(H**-0.5), ('heads', 'kv', None))
     kernel_NxHxH = self.param('query_kernel', init, (N, H, H), self._param_dtype())
     return jnp.einsum('btnh,nhg->btng', k_BxTxNxH, kernel_NxHxH.astype(self.dtype))
 
@@ -250,14 +251,14 @@ class Attention(nn.Module):
     if names and shared is not None:
       biases = shared
     else:
-      init = nn.with_logical_partitioning(nn.initializers.normal(0.02), ('heads', 'kv'))
+      init = axis_names.with_axis_names(nn.initializers.normal(0.02), ('heads', 'kv'))
       biases = [self.param(name, init, shape, self._param_dtype()) for name in names]
     return (*(bias.astype(self.dtype) for bias in biases), 0, 0)[:2]
 
   def _query_scale(self, H):
     if not self.projections.per_dim_scale:
       return jnp.asarray(H**-0.5)
-    init = nn.with_logical_partitioning(nn.initializers.zeros, ('kv',))
+    init = axis_names.with_axis_names(nn.initializers.zeros, ('kv',))
     scale_H = self.param('per_dim_scale', init, (H,), self._param_dtype())
     log2_e = 1.442695041  # with the digits of praxis
     return log2_e * H**-0.5 * jax.nn.softplus(scale_H)

@@ -10,6 +10,8 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from ngrammer_jax.layers import axis_names
+
 
 class LayerNorm(nn.Module):
   """Normalises the last axis, then scales and shifts it.
@@ -30,7 +32,7 @@ class LayerNorm(nn.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     shape = x.shape[-2:] if self.per_head else x.shape[-1:]
     # Replicated: sharding these small vectors would propagate to the activations.
-    replicated = lambda init: nn.with_logical_partitioning(init, (None,) * len(shape))
+    replicated = lambda init: axis_names.with_axis_names(init, (None,) * len(shape))
     param_dtype = jnp.promote_types(self.dtype, jnp.float32)
     scale = self.param('scale', replicated(nn.initializers.ones), shape, param_dtype)
     bias = self.param('bias', replicated(nn.initializers.zeros), shape, param_dtype)
@@ -89,7 +91,7 @@ class RMSNorm(nn.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     shape, wide = x.shape[x.ndim - self.axes :], jnp.promote_types(x.dtype, jnp.float32)
     init = nn.initializers.zeros if self.is_offset else nn.initializers.ones
-    init = nn.with_logical_partitioning(init, (None,) * len(shape))
+    init = axis_names.with_axis_names(init, (None,) * len(shape))
     scale = self.param('scale', init, shape, jnp.promote_types(self.dtype, jnp.float32))
     scale = 1 + scale if self.is_offset else scale
     epsilon = jnp.finfo(wide).eps if self.epsilon is None else self.epsilon

@@ -18,7 +18,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import dense, dropout, position
+from ngrammer_jax.layers import axis_names, dense, dropout, position
 from ngrammer_jax.layers.context import Context
 
 
@@ -138,7 +138,7 @@ class ShawPosition(nn.Module):
     """See `RelativePosition`."""
     wide = jnp.promote_types(self.dtype, jnp.float32)
     init = nn.initializers.normal(0.02)
-    rows = lambda *names: nn.with_logical_partitioning(init, (None, 'heads', *names))
+    rows = lambda *names: axis_names.with_axis_names(init, (None, 'heads', *names))
     a = self.param('distance_embedding', rows('kv'), (self.max_length, N, H), wide)
     b = self.param('distance_bias', rows(), (self.max_length, N), wide)
     farthest = min(self.max_length, self.clamp_length or self.max_length) - 1

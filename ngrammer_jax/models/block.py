@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import (
   attention,
+  axis_names,
   cache,
   dropout,
   feed_forward,
@@ -137,7 +138,7 @@ class Block(nn.Module):
     c, T = self.config, x_BxTxD.shape[1]
     if c.position != 'learned':
       return x_BxTxD
-    init = nn.with_logical_partitioning(nn.initializers.normal(0.02), (None, 'embed'))
+    init = axis_names.with_axis_names(nn.initializers.normal(0.02), (None, 'embed'))
     max_length = c.positions().max_length
     if T > max_length:
       raise ValueError(f'a segment of {T} tokens exceeds model.positional.max_length={max_length}')
