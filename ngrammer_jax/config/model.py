@@ -19,7 +19,7 @@ from ngrammer_jax.config.positions import (
 from ngrammer_jax.config.recurrent import RecurrentConfig
 from ngrammer_jax.config.softmax import AdaptiveSoftmaxConfig
 
-ACTIVATIONS = ('gelu', 'relu', 'silu', 'squared_relu', 'softmax')
+ACTIVATIONS = ('gelu', 'gelu_erf', 'relu', 'silu', 'squared_relu', 'softmax')
 DTYPES = ('auto', 'bfloat16', 'float32', 'float64')
 KERNELS = ('xla', 'blocks', 'splash', 'cudnn')
 # Norm and residual of a sub-layer F. pre: x + F(LN x); post: x + LN(F x); post_skip: LN(x + F x);
@@ -38,13 +38,20 @@ class ModelConfig:
   feed_forward_width: int = field(
     688, 'inner width, about 8/3 of `width` if gated, else 4 times; 0: none', at_least=1, also=(0,)
   )
-  activation: str = field('gelu', 'activation of the feed-forward', choices=ACTIVATIONS)
+  activation: str = field(
+    'gelu',
+    'activation of the feed-forward; gelu: the tanh form, gelu_erf: the exact one',
+    choices=ACTIVATIONS,
+  )
   gated: bool = field(True, 'gated feed-forward')
   bias: bool = field(False, 'biases of the linear layers')
   feed_forward_bias: bool | None = field(None, 'biases of the feed-forward; None: same as `bias`')
   position: str = field('rope', 'position encoding', choices=POSITIONS)
   positional: PositionalConfig | None = field(None, 'options of the encoding; None: the defaults')
   per_dim_scale: bool = field(False, 'learned scale of each dimension of the queries')
+  attention_logit_cap: float | None = field(
+    None, 'c of the attention logits c tanh(s / c); None: not capped', above=0
+  )
   norm: str = field('pre', 'placement of the layer norms', choices=NORMS)
   norm_epsilon: float = field(1e-6, 'epsilon of the layer norms', above=0)
   final_norm: bool = field(True, 'layer norm before the softmax')
@@ -150,6 +157,9 @@ class ModelConfig:
       'persistent': self.persistent is not None and self.persistent.vectors > 0,
       f'attention_dropout={self.attention_dropout}': self.attention_dropout > 0,
       'ngram.layer="attention"': self.ngram is not None and self.ngram.layer == 'attention',
+      f'attention_logit_cap={self.attention_logit_cap}': (
+        self.attention_logit_cap is not None and self.kernel == 'cudnn'
+      ),
     }
     if self.kernel not in ('xla', 'blocks') and any(unsupported.values()):
       option = next(key for key, is_used in unsupported.items() if is_used)

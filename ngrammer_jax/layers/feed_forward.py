@@ -5,6 +5,8 @@
 B batch, T segment length, D model width, F inner width.
 """
 
+import functools
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ from ngrammer_jax.layers import dense, dropout, placement
 
 ACTIVATIONS = {
   'gelu': jax.nn.gelu,  # the tanh form
+  'gelu_erf': functools.partial(jax.nn.gelu, approximate=False),
   'relu': jax.nn.relu,
   'silu': jax.nn.silu,
   'squared_relu': lambda x: jnp.square(jax.nn.relu(x)),
