@@ -164,15 +164,17 @@ def test_training_with_adagrad(reference, dtype, tolerance):
     ('span', 'kind', 'dynamic', 'adaptive'),
     ('span', 'renormalize', False, True),
     ('persistent', 'kind', 'attention_split', 'all_attention'),
-    ('memory', 'same_length', 'memory_and_self', 'memory_alone'),
+    ('memory', 'same_length', 'memory', 'memory_alone'),
+    ('memory', 'first', 'empty', 'zeros'),
+    ('memory', 'across_documents', False, True),
+    ('memory', 'length', 7, 8),
+    ('span', 'limit', 12, 8),
   ],
 )
 def test_unsupported_options_raise_bad_input(block, key, value, supported):
   config = config_of({'cfg/S': 8, 'cfg/R': 4, 'cfg/lam': 0.1, 'cfg/pers': 5}, 'float32')
   config = dataclasses.replace(
-    config,
-    positional=model_config.PositionalConfig(max_length=9),
-    **{block: dataclasses.replace(getattr(config, block), **{key: value})},
+    config, **{block: dataclasses.replace(getattr(config, block), **{key: value})}
   )
   with bad_input(f'model.{block}.{key}={value!r} must be {supported!r} for these weights'):
     adaptive_span.load_language_model({}, config, 23)
