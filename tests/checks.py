@@ -27,6 +27,13 @@ def assert_close(actual, expected, tolerance):
   assert worst <= limit, f'differs by {worst:.3g}, limit {limit:.3g}'
 
 
+def assert_same_arrays(actual, expected, tolerance=1e-6):
+  """Arrays of the same names are close."""
+  assert set(actual) == set(expected)
+  for name, array in expected.items():
+    assert_close(actual[name], array, tolerance)
+
+
 def random_variables(module, *inputs, dtype='float32', **given):
   """Random values for all variables of a module, scales and biases too; compiles nothing."""
   shapes = jax.eval_shape(lambda: nn.unbox(module.init(jax.random.key(0), *inputs, **given)))
