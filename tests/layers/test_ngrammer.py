@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax.layers import NGrammer, ProductQuantizer, ngrammer
+from ngrammer_jax.layers import FeedForward, LayerNorm, NGrammer, ProductQuantizer, ngrammer
 from ngrammer_jax.layers.ngram.windows import Windows
+from ngrammer_jax.layers.normalization import RMSNorm
 from tests import jaxprs
 from tests.checks import assert_close, random_variables
 from tests.layers.ngram.test_hashing import slow_rows
@@ -490,6 +491,19 @@ def test_without_a_dtype_the_output_has_that_of_the_input():
   shapes = jax.eval_shape(layer.init, jax.random.key(0), x)
   assert {str(leaf.dtype) for leaf in jax.tree.leaves(shapes)} == {'float32'}
   assert jax.eval_shape(layer.apply, variables, random_inputs(2, 6)).dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+  'layer', [LayerNorm(dtype=None), RMSNorm(dtype=None), FeedForward(4, dtype=None)]
+)
+def test_other_layers_without_a_dtype(layer):
+  for dtype in ('bfloat16', 'float32'):
+    y, variables = jax.eval_shape(
+      layer.init_with_output, jax.random.key(0), random_inputs(2, 6, dtype)
+    )
+    assert y.dtype == dtype and {str(leaf.dtype) for leaf in jax.tree.leaves(variables)} == {
+      'float32'
+    }
 
 
 def test_an_input_without_a_batch_axis_is_refused():
