@@ -5,6 +5,7 @@ import dataclasses
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import fields
+from ngrammer_jax.config.attention import AttentionConfig
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.initial import InitialConfig
 from ngrammer_jax.config.memory import MemoryConfig, PersistentConfig, SpanConfig
@@ -49,9 +50,6 @@ class ModelConfig:
   position: str = field('rope', 'position encoding', choices=POSITIONS)
   positional: PositionalConfig | None = field(None, 'options of the encoding; None: the defaults')
   per_dim_scale: bool = field(False, 'learned scale of each dimension of the queries')
-  attention_logit_cap: float | None = field(
-    None, 'c of the attention logits c tanh(s / c); None: not capped', above=0
-  )
   norm: str = field('pre', 'placement of the layer norms', choices=NORMS)
   norm_epsilon: float = field(1e-6, 'epsilon of the layer norms', above=0)
   final_norm: bool = field(True, 'layer norm before the softmax')
@@ -86,6 +84,7 @@ class ModelConfig:
     choices=KERNELS,
     free_on_resume=True,
   )
+  attention: AttentionConfig | None = field(None, 'options of attention; None: the defaults')
   ngram: NGramConfig | None = field(None, 'N-Grammer layer')
   ngram_memories: tuple[NGramMemoryConfig, ...] = field((), 'n-gram memories')
   memory: MemoryConfig | None = field(None, 'segment memory (Transformer-XL)')
@@ -98,6 +97,11 @@ class ModelConfig:
   def positions(self) -> PositionalConfig:
     """Options of the position encoding."""
     return self.positional or PositionalConfig()
+
+  @property
+  def logit_cap(self) -> float | None:
+    """Cap of the attention logits. None: not capped."""
+    return None if self.attention is None else self.attention.logit_cap
 
   @property
   def outer_dropout(self) -> float:
@@ -157,8 +161,8 @@ class ModelConfig:
       'persistent': self.persistent is not None and self.persistent.vectors > 0,
       f'attention_dropout={self.attention_dropout}': self.attention_dropout > 0,
       'ngram.layer="attention"': self.ngram is not None and self.ngram.layer == 'attention',
-      f'attention_logit_cap={self.attention_logit_cap}': (
-        self.attention_logit_cap is not None and self.kernel == 'cudnn'
+      f'attention.logit_cap={self.logit_cap}': (
+        self.logit_cap is not None and self.kernel == 'cudnn'
       ),
     }
     if self.kernel not in ('xla', 'blocks') and any(unsupported.values()):

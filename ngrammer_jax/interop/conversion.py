@@ -220,7 +220,16 @@ def check_same_model(config: model_config.ModelConfig, official: model_config.Mo
 
   Options that change only how a model is trained or computed may differ.
   """
-  problems, blocks = [], [('model.', config, official)]
+  pair = [
+    dataclasses.replace(
+      # None stands for the default options of these blocks.
+      c,
+      positional=c.positions(),
+      attention=c.attention or model_config.AttentionConfig(),
+    )
+    for c in (config, official)
+  ]
+  problems, blocks = [], [('model.', *pair)]
   while blocks:
     path, one, other = blocks.pop(0)
     for field in dataclasses.fields(other):

@@ -35,7 +35,7 @@ NGRAMMER_OPTIONS = ('heads', 'clusters', 'vocabulary_size', 'dim', 'combine', 'p
 # Options of any value.
 FREE_OPTIONS = (
   *('layers', 'width', 'heads', 'feed_forward_width', 'activation', 'gated', 'bias'),
-  *('norm_epsilon', 'per_dim_scale', 'convolution', 'shared_query_key', 'attention_logit_cap'),
+  *('norm_epsilon', 'per_dim_scale', 'convolution', 'shared_query_key', 'attention.logit_cap'),
   *('tie_embeddings', 'scale_embeddings', 'softmax_bias'),
   *('positional.min_timescale', 'positional.max_timescale'),
   *('ngram.layer', 'ngram.pairing', *(f'ngram.{name}' for name in NGRAMMER_OPTIONS)),
@@ -170,7 +170,7 @@ def load_language_model(
   The config is `praxis_hyperparameters.config_from_hyperparameters(hyperparameters)`, or another
   one with the options that do not follow from the arrays: the usual praxis model is
   `ModelConfig(bias=True, per_dim_scale=True)` with the `activation`, `gated`, `position`,
-  `tie_embeddings`, `scale_embeddings` and `attention_logit_cap` that it was trained with.
+  `tie_embeddings`, `scale_embeddings` and `attention.logit_cap` that it was trained with.
 
   Args:
     arrays: praxis arrays by name.

@@ -117,6 +117,7 @@ def config_from_hyperparameters(hyperparameters: settings.Settings) -> model_con
   settings.check(h, _supported(h, D, N), ORIGIN)
   is_rotary, untied = h[f'{_ATTENTION}use_rotary_position_emb'], h['separate_embedding_tpl.cls']
   embedding = 'separate_embedding_tpl' if untied else 'softmax_tpl'
+  cap = float(h[f'{_ATTENTION}atten_logit_cap'])  # not positive: not capped
   absolute = 'none' if h['position_emb_tpl.cls'] is None else 'sinusoid'
   config = model_config.ModelConfig(
     layers=h[f'{_STACK}num_layers'],
@@ -129,7 +130,7 @@ def config_from_hyperparameters(hyperparameters: settings.Settings) -> model_con
     position='rope' if is_rotary else absolute,
     positional=_positional(h) if is_rotary else None,
     per_dim_scale=h[f'{_ATTENTION}internal_enable_per_dim_scale'],
-    attention_logit_cap=h[f'{_ATTENTION}atten_logit_cap'] or None,
+    attention=model_config.AttentionConfig(cap) if cap > 0 else None,
     norm=NORMS[h[f'{_LAYER}norm_policy']],
     norm_epsilon=h[_EPSILONS[0]],
     convolution=h[f'{_ATTENTION}dconv_kernel_size'] if h[f'{_ATTENTION}dconv_qkv'] else None,

@@ -187,7 +187,7 @@ def make_attention(config: model_config.ModelConfig, dtype: jnp.dtype) -> attent
     span=None if c.span is None else _span(c.span, dtype),
     persistent=c.persistent and persistent.Persistent(c.persistent.vectors, c.persistent.kind),
     dropout=c.attention_dropout,
-    logit_cap=c.attention_logit_cap,
+    logit_cap=c.logit_cap,
     kernel=c.kernel,
     dtype=dtype,
     name='attention',

@@ -34,7 +34,7 @@ positional = lambda position, **fields: {
   'position': position,
   'positional': model_config.PositionalConfig(**fields),
 }
-
+capped = lambda cap: {'attention': model_config.AttentionConfig(cap)}
 persistent = lambda **fields: {'persistent': model_config.PersistentConfig(**fields)}
 
 
@@ -259,10 +259,10 @@ def spans(**fields):
       'computes queries from keys: use only one of them',
     ),
     ({'ngram': {'clusters': 0}}, 'model.ngram.clusters=0 must be at least 1, or None'),
-    ({'attention_logit_cap': 0}, 'model.attention_logit_cap=0 must be above 0, or None'),
+    (capped(0.0), 'model.attention.logit_cap=0.0 must be above 0, or None'),
     (
-      {'attention_logit_cap': 2.0, 'kernel': 'cudnn'},
-      "model.kernel='cudnn' does not support model.attention_logit_cap=2.0: use model.kernel=None, "
+      capped(2.0) | {'kernel': 'cudnn'},
+      "model.kernel='cudnn' does not support model.attention.logit_cap=2.0: use model.kernel=None, "
       'which selects automatically',
     ),
   ],

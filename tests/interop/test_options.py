@@ -33,7 +33,11 @@ CONFIGS = {
     'persistent': model_config.PersistentConfig(4),
   },
   attention_lstm: attention_lstm.MODEL_OPTIONS | {'recurrent': experiment.RecurrentConfig()},
-  praxis: {'ngram': model_config.NGramConfig(), 'positional': model_config.PositionalConfig()},
+  praxis: {
+    'ngram': model_config.NGramConfig(),
+    'positional': model_config.PositionalConfig(),
+    'attention': model_config.AttentionConfig(),
+  },
   transformer_xl: {
     **transformer_xl.MODEL_OPTIONS,
     'positional': POSITIONAL,

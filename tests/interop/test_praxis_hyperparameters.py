@@ -41,8 +41,7 @@ def config_of(**changes):
 def test_the_config_of_the_official_arrays(x64, reference):
   f = reference('lm_plain')
   config = config_of()
-  expected = model_config.ModelConfig(**LM_CONFIG, positional=model_config.PositionalConfig())
-  conversion.check_same_model(config, expected)
+  conversion.check_same_model(config, model_config.ModelConfig(**LM_CONFIG))
   arrays = {k: v for k, v in f.items() if k.startswith('param/')}
   variables = praxis.load_language_model(arrays, config, 23, hyperparameters())
   exported = praxis.export_language_model(variables, config, 23)
@@ -53,7 +52,7 @@ def test_the_config_of_the_official_arrays(x64, reference):
 @pytest.mark.parametrize(
   'changes, fields',
   [
-    ({'attention': {'atten_logit_cap': 50.0}}, {'attention_logit_cap': 50.0}),
+    ({'attention': {'atten_logit_cap': 50.0}}, {'attention': model_config.AttentionConfig(50.0)}),
     (
       {'feed_forward': {'activation_tpl': {'cls': 'GELU', 'approximate': False}}},
       {'activation': 'gelu_erf', 'gated': True},
@@ -135,10 +134,10 @@ def test_hyperparameters_of_other_models_are_refused(changes, message):
 def test_a_config_without_the_logit_cap_of_the_model_is_refused():
   capped = hyperparameters(attention={'atten_logit_cap': 20.0})
   config = config_of()
-  with bad_input('model.attention_logit_cap=None must be 20.0 for these official settings'):
+  with bad_input('model.attention.logit_cap=None must be 20.0 for these official settings'):
     praxis.load_language_model({}, config, 23, capped)
-  config = dataclasses.replace(config, attention_logit_cap=20.0)
-  with bad_input('model.attention_logit_cap=20.0 must be None for these official settings'):
+  config = dataclasses.replace(config, attention=model_config.AttentionConfig(20.0))
+  with bad_input('model.attention.logit_cap=20.0 must be None for these official settings'):
     praxis.load_language_model({}, config, 23, hyperparameters())
 
 

@@ -30,7 +30,7 @@ OPTIONS: Case = {
   'ngram_heads': (None, 4),
   'ngram_memory': (None, 'engram', 'end of sentence', 'clusters'),
   'served': (False, True),  # the cache is used with clusters that are looked up
-  'attention_logit_cap': (None, 1.5),
+  'logit_cap': (None, 1.5),
   'norm': model_config.NORMS,
   'convolution': (None, 2, 3, 4),
   'shared_query_key': (False, True),
@@ -116,13 +116,14 @@ def config_of(case: Case) -> model_config.ModelConfig:
   if c['ngram_memory'] is not None:
     ngram_memories = (NGramMemoryConfig(**NGRAM_MEMORIES[c['ngram_memory']]),)
   adaptive = model_config.AdaptiveSoftmaxConfig((5,), 2) if c['adaptive_softmax'] else None
-  same = ('attention_logit_cap', 'norm', 'convolution', 'shared_query_key', 'per_dim_scale', 'bias')
+  same = ('norm', 'convolution', 'shared_query_key', 'per_dim_scale', 'bias')
   config = model_config.ModelConfig(
     width=16,
     heads=2,
     dtype='float64',
     position=c['position'].split(',')[0],
     positional=model_config.PositionalConfig(**positional.get(c['position'], {})),
+    attention=model_config.AttentionConfig(c['logit_cap']),
     ngram=ngram,
     ngram_memories=ngram_memories,
     memory=memory,
