@@ -148,7 +148,10 @@ def test_inputs_of_praxis(reference):
   for arrays in ((paddings, ids), (paddings, ids, places)):
     valid, starts = praxis.valid_and_starts(*arrays)
     np.testing.assert_array_equal(valid, 1 - paddings)
-    is_valid = np.asarray(valid) > 0
-    np.testing.assert_array_equal(np.asarray(starts)[is_valid], (places == 0)[is_valid])
+    is_valid = valid > 0
+    np.testing.assert_array_equal(starts[is_valid], (places == 0)[is_valid])
   valid, starts = praxis.valid_and_starts(paddings)
-  assert np.asarray(starts)[:, 0].all() and not np.asarray(starts)[:, 1:].any()
+  assert starts[:, 0].all() and not starts[:, 1:].any()
+  message = 'row 2 of the paddings has padding before a token: move it to the end of the row'
+  with bad_input(message):
+    praxis.valid_and_starts(paddings[:, ::-1])
