@@ -212,9 +212,9 @@ def valid_and_starts(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Converts the inputs of praxis to `valid_BxT` and `starts_BxT` of `TransformerLM`.
 
-  `valid` is 0 at padding, which must be at the end of its row. A document starts where `segment_pos`
-  is 0, or without `segment_pos` where the segment id changes. Rows are independent: pass an empty
-  memory.
+  `valid` is 0 at padding, which must be at the end of its row. A document starts where
+  `segment_pos` is 0, or without `segment_pos` where the segment id changes. Rows are independent:
+  pass an empty memory.
 
   Args:
     paddings_BxT: 1 at padding.
