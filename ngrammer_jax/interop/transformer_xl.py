@@ -133,11 +133,11 @@ def _adaptive_softmax_config(a, embedding_width):
     cutoffs = CUTOFFS[a['dataset']]
   if tied is None:  # as in train.py
     tied = (False, *(a['dataset'] == 'wt103',) * len(cutoffs))
-  if not cutoffs and a['div_val'] == 1 and embedding_width == a['d_model']:
-    return None
-  return model_config.AdaptiveSoftmaxConfig(
-    tuple(cutoffs), a['div_val'], embedding_width, tuple(map(bool, tied))
-  )
+  if a['div_val'] == 1 and embedding_width == a['d_model']:  # there are no projections
+    return model_config.AdaptiveSoftmaxConfig(tuple(cutoffs)) if cutoffs else None
+  tied = tuple(map(bool, tied if len(set(tied)) > 1 else tied[:1]))
+  width = None if embedding_width == a['d_model'] else embedding_width
+  return model_config.AdaptiveSoftmaxConfig(tuple(cutoffs), a['div_val'], width, tied)
 
 
 def load_language_model(

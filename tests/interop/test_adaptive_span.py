@@ -11,10 +11,10 @@ import pytest
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.interop import adaptive_span
+from ngrammer_jax.interop import adaptive_span, conversion
 from ngrammer_jax.models import transformer
 from ngrammer_jax.training import optimizers
-from tests.checks import assert_close, assert_same_arrays, bad_input
+from tests.checks import assert_close, assert_same_arrays, bad_input, config_file_model
 
 PRECISIONS = [('float64', 1e-9), ('float32', 1e-4)]
 
@@ -248,3 +248,29 @@ def test_exported_variables_that_do_not_fit_are_listed():
     'wrong shape: params/embedding is (3, 16), expected (23, 16)',
   ):
     assert line in str(error.value)
+
+
+@pytest.mark.parametrize(
+  'script, args',
+  [
+    (
+      'enwik8_small',
+      {'nb_layers': 8, 'hidden_size': 256, 'nb_heads': 4, 'attn_span': 1024, 'dropout': 0.0}
+      | {'adapt_span_loss': 2e-6},
+    ),
+    (
+      'wiki103_pers',
+      {'nb_layers': 36, 'hidden_size': 512, 'inner_hidden_size': 1, 'nb_heads': 8}
+      | {'attn_span': 2048, 'dropout': 0.3, 'emb_dropout': 0.1, 'adapt_span_loss': 5e-7}
+      | {'pers_mem_size': 2048, 'adapt_io_enabled': True, 'adapt_io_tied': True},
+    ),
+  ],
+)
+def test_the_arguments_of_the_official_scripts_make_the_models_of_the_configs(script, args):
+  config = adaptive_span.config_from_args(args | {'adapt_span_enabled': True})
+  expected = config_file_model(f'adaptive_span.py:{script}')
+  conversion.check_same_model(expected, config)
+  assert config.span.penalty == expected.span.penalty
+  assert config.adaptive_softmax == expected.adaptive_softmax  # its dropout too
+  for name in ('dropout', 'inner_dropout', 'attention_dropout'):
+    assert getattr(config, name) == getattr(expected, name)

@@ -14,7 +14,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.interop import conversion, transformer_xl
 from ngrammer_jax.layers import relative
 from ngrammer_jax.models import transformer
-from tests.checks import assert_close, assert_same_arrays, bad_input
+from tests.checks import assert_close, assert_same_arrays, bad_input, config_file_model
 
 PRECISIONS = [('float64', 1e-9), ('float32', 1e-4)]
 
@@ -224,7 +224,7 @@ def test_the_config_of_official_arguments(x64, reference):
       {'adaptive': True, 'dataset': 'lm1b', 'div_val': 2},
       {
         'adaptive_softmax': model_config.AdaptiveSoftmaxConfig(
-          transformer_xl.CUTOFFS['lm1b'], 2, 16, (False,) * 4
+          transformer_xl.CUTOFFS['lm1b'], 2, None, (False,)
         )
       },
     ),
@@ -268,3 +268,34 @@ def test_official_arguments_become_options(args, fields):
 def test_official_arguments_of_other_models_are_refused(args, message):
   with bad_input(message):
     transformer_xl.config_from_args(ARGS | args)
+
+
+# The arguments of the scripts of the official code, in the order of SCRIPT_ARGS.
+SCRIPT_ARGS = (
+  'dataset',
+  'n_layer',
+  'd_model',
+  'n_head',
+  'd_inner',
+  'dropout',
+  'dropatt',
+  'tgt_len',
+)
+SCRIPTS = {
+  'enwik8_base': ('enwik8', 12, 512, 8, 2048, 0.1, 0.0, 512),
+  'wt103_base': ('wt103', 16, 410, 10, 2100, 0.1, 0.0, 150),
+  'wt103_large': ('wt103', 18, 1024, 16, 4096, 0.2, 0.2, 384),
+  'lm1b_large': ('lm1b', 24, 1280, 16, 8192, 0.05, 0.05, 32),
+}
+
+
+@pytest.mark.parametrize('script', SCRIPTS)
+def test_the_arguments_of_the_official_scripts_make_the_models_of_the_configs(script):
+  args = dict(zip(SCRIPT_ARGS, SCRIPTS[script], strict=True))
+  args |= {'d_head': args['d_model'] // args['n_head'], 'mem_len': args['tgt_len'], 'cuda': True}
+  args |= {'adaptive': args['dataset'] != 'enwik8', 'div_val': 4 if 'large' in script else 1}
+  config = transformer_xl.config_from_args(args)
+  expected = config_file_model(f'transformer_xl.py:{script}')
+  conversion.check_same_model(expected, config)
+  dropout = lambda c: (c.dropout, c.inner_dropout, c.attention_dropout)
+  assert dropout(config) == dropout(expected)
