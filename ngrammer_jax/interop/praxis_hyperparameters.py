@@ -61,9 +61,15 @@ FIXED = {
   **{f'{_FEED_FORWARD}apply_padding_first': False, f'{_STACK}cls': 'StackedTransformer'},
   **{f'{_NGRAMMER}ngram_using_attention_scores': False},
 }
+# Hyperparameters of every template: names, dtypes, initial weights and sharding.
+BASE_LAYER = (
+  *('name', 'dtype', 'fprop_dtype', 'params_init', 'skip_lp_regularization', 'ici_mesh_shape'),
+  *('dcn_mesh_shape', 'contiguous_submeshes', 'mesh_axis_names', 'shared_weight_layer_id'),
+  *('weight_split_dims_mapping', 'activation_split_dims_mapping'),
+)
 # Hyperparameters that do not change what a model computes in evaluation.
 _NAMES = (
-  *('cls', 'name', 'dtype', 'fprop_dtype', 'params_init', 'packed_input', 'skip_compute_loss'),
+  *('cls', 'packed_input', 'skip_compute_loss'),
   *('skip_aux_loss', 'record_activations_in_xent_output', 'record_logits_in_xent_output'),
   *('entropy_loss_weight', 'vocab_size'),
 )
@@ -143,10 +149,15 @@ def config_from_hyperparameters(hyperparameters: settings.Settings) -> model_con
 
 
 def _with_classes(hyperparameters):
-  """Returns the hyperparameters with classes by name; an absent template has the class None."""
+  """Returns the hyperparameters without those of BASE_LAYER; an absent template has the class None.
+
+  Classes are by name, without their path.
+  """
   templates = {name.removesuffix('.cls') for name in DEFAULTS if name.endswith('.cls')}
   result = {}
   for name, value in settings.flatten(hyperparameters):
+    if not set(name.split('.')).isdisjoint(BASE_LAYER):
+      continue
     if name in templates:
       name = f'{name}.cls'
     if name.endswith('.cls') and value is not None:

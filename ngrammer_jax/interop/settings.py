@@ -18,19 +18,17 @@ def read(
   Args:
     settings: a mapping, whose values may be mappings too, or the namespace of `argparse`.
     defaults: the official default of each setting of the model.
-    ignored: names of settings that do not change the model, such as those of training. With a dot
-      at the end: of all settings inside it.
+    ignored: names of settings that do not change the model, such as those of training.
     origin: description of the official code, for the error message.
 
   Raises:
     BadInput: names a setting that the official code does not have.
   """
   values = dict(defaults)
-  groups = tuple(name for name in ignored if name.endswith('.'))
   for name, value in flatten(settings):
     if name in defaults:
       values[name] = value
-    elif name not in ignored and not name.startswith(groups):
+    elif name not in ignored:
       matches = difflib.get_close_matches(name, [*defaults, *ignored], n=1)
       remedy = f'did you mean {matches[0]}?' if matches else f'it has {", ".join(defaults)}'
       raise errors.BadInput(f'{origin} has no setting {name} (its value is {value!r}): {remedy}')

@@ -11,6 +11,7 @@ from tests.checks import assert_same_arrays, bad_input
 from tests.interop.test_praxis import LM_CONFIG
 
 STACK = {'num_layers': 2, 'num_heads': 2, 'hidden_dims': 24, 'dropout_prob': 0.1}
+STACK |= {'fprop_dtype': 'bfloat16', 'params_init': {'method': 'gaussian', 'scale': 0.02}}
 ATTENTION = {'use_rotary_position_emb': True}
 FEED_FORWARD = {
   'use_gated_activation': True,
