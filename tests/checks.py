@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax import errors, sharding
+from ngrammer_jax import config, errors, sharding
+from ngrammer_jax.config import command_line
 
 
 def bad_input(message):
@@ -25,6 +26,19 @@ def assert_close(actual, expected, tolerance):
   worst = np.abs(actual - expected).max()
   limit = tolerance * (1 + np.abs(expected).max())
   assert worst <= limit, f'differs by {worst:.3g}, limit {limit:.3g}'
+
+
+def config_file_model(spec):
+  """The model of a config file and variant, such as `quickstart.py`."""
+  folder = pathlib.Path(__file__).resolve().parents[1] / 'configs'
+  return config.resolve(command_line.load_file(f'{folder}/{spec}')).model
+
+
+def assert_same_arrays(actual, expected, tolerance=1e-6):
+  """Arrays of the same names are close."""
+  assert set(actual) == set(expected)
+  for name, array in expected.items():
+    assert_close(actual[name], array, tolerance)
 
 
 def random_variables(module, *inputs, dtype='float32', **given):

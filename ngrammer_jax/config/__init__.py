@@ -3,6 +3,7 @@
 A config file builds a ConfigDict from `default()` and `block(...)`; `resolve` makes it a `Config`.
 """
 
+from ngrammer_jax.config.attention import AttentionConfig
 from ngrammer_jax.config.conversion import block, default, describe, load, resolve, save
 from ngrammer_jax.config.data import DataConfig
 from ngrammer_jax.config.evaluation import EvaluationConfig, EvaluationMemory
@@ -25,6 +26,7 @@ __all__ = [
   'AccumulationConfig',
   'AdamConfig',
   'AdaptiveSoftmaxConfig',
+  'AttentionConfig',
   'Config',
   'DataConfig',
   'DropConfig',

@@ -6,6 +6,7 @@ import math
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import fields
+from ngrammer_jax.config.attention import AttentionConfig
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.initial import InitialConfig
 from ngrammer_jax.config.memory import MemoryConfig, PersistentConfig, SpanConfig
@@ -20,7 +21,7 @@ from ngrammer_jax.config.positions import (
 from ngrammer_jax.config.recurrent import RecurrentConfig
 from ngrammer_jax.config.softmax import AdaptiveSoftmaxConfig
 
-ACTIVATIONS = ('gelu', 'relu', 'silu', 'squared_relu', 'softmax')
+ACTIVATIONS = ('gelu', 'gelu_erf', 'relu', 'silu', 'squared_relu', 'softmax')
 DTYPES = ('auto', 'bfloat16', 'float32', 'float64')
 KERNELS = ('xla', 'blocks', 'splash', 'cudnn')
 # Norm and residual of a sub-layer F. pre: x + F(LN x); post: x + LN(F x); post_skip: LN(x + F x);
@@ -39,7 +40,11 @@ class ModelConfig:
   feed_forward_width: int = field(
     688, 'inner width, about 8/3 of `width` if gated, else 4 times; 0: none', at_least=1, also=(0,)
   )
-  activation: str = field('gelu', 'activation of the feed-forward', choices=ACTIVATIONS)
+  activation: str = field(
+    'gelu',
+    'activation of the feed-forward; gelu: the tanh form, gelu_erf: the exact one',
+    choices=ACTIVATIONS,
+  )
   gated: bool = field(True, 'gated feed-forward')
   bias: bool = field(False, 'biases of the linear layers')
   feed_forward_bias: bool | None = field(None, 'biases of the feed-forward; None: same as `bias`')
@@ -89,6 +94,7 @@ class ModelConfig:
     choices=KERNELS,
     free_on_resume=True,
   )
+  attention: AttentionConfig | None = field(None, 'options of attention; None: the defaults')
   ngram: NGramConfig | None = field(None, 'N-Grammer layer')
   ngram_memories: tuple[NGramMemoryConfig, ...] = field((), 'n-gram memories')
   memory: MemoryConfig | None = field(None, 'segment memory (Transformer-XL)')
@@ -103,6 +109,11 @@ class ModelConfig:
   def positions(self) -> PositionalConfig:
     """Options of the position encoding."""
     return self.positional or PositionalConfig()
+
+  @property
+  def logit_cap(self) -> float | None:
+    """Cap of the attention logits. None: not capped."""
+    return None if self.attention is None else self.attention.logit_cap
 
   @property
   def outer_dropout(self) -> float:
@@ -162,6 +173,9 @@ class ModelConfig:
       'persistent': self.persistent is not None and self.persistent.vectors > 0,
       f'attention_dropout={self.attention_dropout}': self.attention_dropout > 0,
       'ngram.layer="attention"': self.ngram is not None and self.ngram.layer == 'attention',
+      f'attention.logit_cap={self.logit_cap}': (
+        self.logit_cap is not None and self.kernel == 'cudnn'
+      ),
     }
     if self.kernel not in ('xla', 'blocks') and any(unsupported.values()):
       option = next(key for key, is_used in unsupported.items() if is_used)

@@ -4,7 +4,7 @@ import dataclasses
 
 from ngrammer_jax.config.fields import field
 
-ALGORITHMS = ('adam', 'lamb', 'adagrad')
+ALGORITHMS = ('adam', 'adamw', 'lamb', 'adagrad')
 SCHEDULES = (
   *('cosine', 'linear', 'rsqrt', 'constant'),
   *('transformer_xl', 'transformer_xl_tensorflow'),  # as in the official codes
@@ -42,7 +42,7 @@ class OptimizerConfig:
 
   algorithm: str = field(
     'adam',
-    'optimizer of the dense weights; lamb: Adam scaled to the norm of each array',
+    'optimizer of the dense weights; adamw: same as adam; lamb: Adam, scaled to array norms',
     choices=ALGORITHMS,
   )
   learning_rate: float = field(1e-3, 'peak learning rate of the dense weights', above=0)
@@ -56,7 +56,7 @@ class OptimizerConfig:
     0.0,
     'decoupled weight decay of the dense weights',
     at_least=0,
-    only_for=('algorithm', ('adam', 'lamb')),
+    only_for=('algorithm', ('adam', 'adamw', 'lamb')),
   )
   clip_norm: float | None = field(
     1.0, 'maximum gradient norm of the dense weights; adagrad: of each array', at_least=0

@@ -1,4 +1,4 @@
-"""Loads parameters of attention LSTMs (Daniluk et al. 2017), named after the equations.
+"""Loads and exports parameters of attention LSTMs (Daniluk et al. 2017), named after the equations.
 
 The authors published no code. Matrices are [in, out] and multiply rows from the right; the gates
 are in the order i, f, g, o.
@@ -19,6 +19,7 @@ from ngrammer_jax.layers import recurrence
 
 Source = conversion.Source
 
+ORIGIN = 'an attention LSTM'
 # Config fields of these models, without `width` and `recurrent`.
 MODEL_OPTIONS = {'tie_embeddings': False, 'scale_embeddings': False, 'softmax_bias': True}
 # Options of any value; all others must have their defaults.
@@ -49,15 +50,31 @@ def load_language_model(
   Raises:
     BadInput: see `conversion.check_config` and `conversion.convert`.
   """
+  return conversion.convert(arrays, _sources(config, vocabulary_size), ORIGIN)
+
+
+def export_language_model(
+  variables: Mapping[str, Any], config: model_config.ModelConfig, vocabulary_size: int
+) -> dict[str, np.ndarray]:
+  """Converts variables of `RecurrentLM` to the matrices that `load_language_model` reads.
+
+  Raises:
+    BadInput: see `conversion.check_config` and `conversion.restore`.
+  """
+  return conversion.restore(variables, _sources(config, vocabulary_size), ORIGIN)
+
+
+def _sources(config: model_config.ModelConfig, V: int) -> dict[str, Source]:
+  """Returns the source of each variable of a supported config."""
   config.check()
-  r, V = config.recurrent, vocabulary_size
+  r = config.recurrent
   if r is None:
     raise errors.BadInput('model.recurrent=None: an attention LSTM needs model.recurrent')
   supported = {key: (value,) for key, value in MODEL_OPTIONS.items()}
   conversion.check_config(config, supported, FREE_OPTIONS)
   D, K, J, G = config.width, r.hidden, r.width, recurrence.CELLS[r.cell]
   split_gates = lambda a: a.reshape(*a.shape[:-1], G, K)
-  sources = {
+  return {
     'params/embedding': Source('emb', (V, D)),
     'params/softmax_weight': Source('Wo', (J, V), np.transpose),
     'params/softmax_bias': Source('bo', (V,)),
@@ -66,7 +83,6 @@ def load_language_model(
     'params/recurrence/bias': Source('b', (G * K,), split_gates),
     **{f'params/readout/{name}': source for name, source in _readout_sources(r, V).items()},
   }
-  return conversion.convert(arrays, sources, 'an attention LSTM')
 
 
 def _readout_sources(r, V) -> dict[str, Source]:

@@ -1,7 +1,8 @@
-"""Arrays of other frameworks by name, checked and reshaped into the variables of this package."""
+"""Named arrays of other frameworks, checked, converted to variables of this package and back."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 import dataclasses
+import math
 import types
 from typing import Any
 
@@ -20,7 +21,7 @@ NGRAM_MEMORY_TRAINING_OPTIONS = (
   *('optimizer', 'learning_rate_factor', 'table_memory'),
 )
 LAYER_TRAINING_OPTIONS = (
-  *(*NGRAM_TRAINING_OPTIONS, 'dtype', 'parent', 'name'),
+  *(*NGRAM_TRAINING_OPTIONS, 'dtype', 'return_memory', 'parent', 'name'),
   *(f'options.{name}' for name in NGRAM_MEMORY_TRAINING_OPTIONS),
 )
 MODEL_TRAINING_OPTIONS = (
@@ -38,7 +39,8 @@ class Source:
   Attributes:
     name: name of the source array, or a tuple of names.
     shape: shape of the source array, or of each of them.
-    convert: function from the source array, or from a list of them, to the variable.
+    convert: function from the source array, or from a list of them, to the variable. It selects,
+      moves and joins values, and may add a constant; `restore` derives its inverse.
   """
 
   name: str | tuple[str, ...]
@@ -86,6 +88,51 @@ def convert(
       variables[f'{quantizer}usage'] = jnp.full((N, K), 1 / K, variables[path].dtype)
       variables[f'{quantizer}changed'] = jnp.zeros(N)
   return traverse_util.unflatten_dict(variables, sep='/')
+
+
+def restore(
+  variables: Mapping[str, Any], sources: Mapping[str, Source], origin: str
+) -> dict[str, np.ndarray]:
+  """Converts variables back to source arrays by name: the inverse of `convert`.
+
+  A constant that `convert` adds to float32 values is subtracted up to rounding.
+
+  Args:
+    variables: nested variables of this package; the usage of codebooks is left out.
+    sources: the source of each variable by its path.
+    origin: description of the source model, for the error message.
+
+  Raises:
+    BadInput: lists every variable that is missing, extra or of a wrong shape.
+  """
+  leaves = traverse_util.flatten_dict(nn.unbox(dict(variables)), sep='/')
+  leaves = {
+    path: np.asarray(leaf)
+    for path, leaf in leaves.items()
+    if not (path.startswith('codebook/') and path.endswith(('/usage', '/changed')))
+  }
+  places = {path: _places(source) for path, source in sources.items()}
+  expected = {path: index.shape for path, (index, _) in places.items()}
+  check_shapes(expected, {path: leaf.shape for path, leaf in leaves.items()}, origin)
+  arrays: dict[str, np.ndarray] = {}
+  for path, source in sources.items():
+    index, constant = places[path]
+    values = leaves[path] - constant.astype(leaves[path].dtype) if constant.any() else leaves[path]
+    size = math.prod(source.shape)
+    for number, name in enumerate(source.names):
+      array = arrays.setdefault(name, np.zeros(source.shape, values.dtype))
+      is_inside = index // max(size, 1) == number
+      array.reshape(-1)[index[is_inside] - number * size] = values[is_inside]
+  return arrays
+
+
+def _places(source: Source) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the place of each value of a variable in its joined sources, and the added constant."""
+  shape = (len(source.names), *source.shape)
+  numbers = np.arange(math.prod(shape)).reshape(shape)
+  one_or_all = lambda arrays: arrays[0] if isinstance(source.name, str) else list(arrays)
+  constant = source.convert(one_or_all(np.zeros_like(numbers)))
+  return source.convert(one_or_all(numbers)) - constant, constant
 
 
 def check_shapes(
@@ -166,6 +213,35 @@ def check_layer(
 ) -> None:
   """Raises BadInput that names every attribute that cannot be loaded, see `check_config`."""
   _check_options(layer, supported, free, LAYER_TRAINING_OPTIONS, '')
+
+
+def check_same_model(config: model_config.ModelConfig, official: model_config.ModelConfig) -> None:
+  """Raises BadInput that names every option of a config with another model than the official one.
+
+  Options that change only how a model is trained or computed may differ.
+  """
+  pair = [
+    dataclasses.replace(
+      # None stands for the default options of these blocks.
+      c,
+      positional=c.positions(),
+      attention=c.attention or model_config.AttentionConfig(),
+    )
+    for c in (config, official)
+  ]
+  problems, blocks = [], [('model.', *pair)]
+  while blocks:
+    path, one, other = blocks.pop(0)
+    for field in dataclasses.fields(other):
+      key, value, expected = f'{path}{field.name}', *(getattr(b, field.name) for b in (one, other))
+      if key.removeprefix('model.') in MODEL_TRAINING_OPTIONS or value == expected:
+        continue
+      if dataclasses.is_dataclass(value) and type(value) is type(expected):
+        blocks.append((f'{key}.', value, expected))
+      else:
+        problems.append(f'{key}={value!r} must be {expected!r} for these official settings')
+  if problems:
+    raise errors.BadInput('\n'.join(problems))
 
 
 def _check_options(block, supported, free, training, path):

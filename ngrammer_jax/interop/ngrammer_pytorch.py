@@ -1,4 +1,4 @@
-"""Loads the state_dict of a VQNgrammer of n-grammer-pytorch from arrays by name.
+"""Loads and exports the state_dict of a VQNgrammer of n-grammer-pytorch as arrays by name.
 
 PyTorch is not needed. The arrays are
 {name: tensor.numpy() for name, tensor in layer.state_dict().items()}.
@@ -9,9 +9,13 @@ N heads, H head width, E n-gram width, V rows of a head's table, K clusters.
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from ngrammer_jax import errors
 from ngrammer_jax.interop import conversion
 from ngrammer_jax.layers import ngrammer
+
+ORIGIN = 'a VQNgrammer of n-grammer-pytorch'
 
 
 def load_ngrammer(
@@ -35,6 +39,22 @@ def load_ngrammer(
   Raises:
     BadInput: see `conversion.check_layer` and `conversion.convert`.
   """
+  return conversion.convert(arrays, _sources(layer, width), ORIGIN)
+
+
+def export_ngrammer(
+  variables: Mapping[str, Any], layer: ngrammer.NGrammer, width: int
+) -> dict[str, np.ndarray]:
+  """Converts variables of `layer` to the arrays that `load_ngrammer` reads.
+
+  Raises:
+    BadInput: see `conversion.check_layer` and `conversion.restore`.
+  """
+  return conversion.restore(variables, _sources(layer, width), ORIGIN)
+
+
+def _sources(layer: ngrammer.NGrammer, width: int) -> dict[str, conversion.Source]:
+  """Returns the source of each variable of a supported layer."""
   N, V, E, K = layer.heads, layer.vocabulary_size, layer.dim, layer.clusters
   if K is None or width % N:
     raise errors.BadInput(
@@ -51,4 +71,4 @@ def load_ngrammer(
     for part, letter in (('scale', 'g'), ('bias', 'b')):
       norm_name = f'ngram.{source_name}_layernorm.{letter}'
       sources[f'params/{name}/{part}'] = Source(norm_name, (N, size))
-  return conversion.convert(arrays, sources, 'a VQNgrammer of n-grammer-pytorch')
+  return sources

@@ -1,7 +1,8 @@
-"""Loads variables of praxis layers and language models from arrays by name.
+"""Loads and exports variables of praxis layers and language models as arrays by name.
 
 Names are paths joined by '/', with or without the collection as a prefix: `param/` or `params/`
-for trained variables, `state/` or `non_trainable/` for the others. Praxis itself is not needed.
+for trained variables, `state/` or `non_trainable/` for the others; exported names have `params/`
+and `non_trainable/`. Praxis itself is not needed.
 
 N heads, H head width, D model width, F inner width, V vocabulary, K clusters.
 """
@@ -13,8 +14,8 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.interop import conversion
-from ngrammer_jax.layers import ngrammer
+from ngrammer_jax.interop import conversion, praxis_hyperparameters, settings
+from ngrammer_jax.layers import attention, ngrammer
 from ngrammer_jax.models import block
 
 Source = conversion.Source
@@ -32,11 +33,19 @@ NGRAMMER_OPTIONS = ('heads', 'clusters', 'vocabulary_size', 'dim', 'combine', 'p
 # Options of any value.
 FREE_OPTIONS = (
   *('layers', 'width', 'heads', 'feed_forward_width', 'activation', 'gated', 'bias'),
-  *('norm_epsilon', 'per_dim_scale', 'convolution', 'shared_query_key'),
+  *('norm_epsilon', 'per_dim_scale', 'convolution', 'shared_query_key', 'attention.logit_cap'),
   *('tie_embeddings', 'scale_embeddings', 'softmax_bias'),
   *('positional.min_timescale', 'positional.max_timescale'),
   *('ngram.layer', 'ngram.pairing', *(f'ngram.{name}' for name in NGRAMMER_OPTIONS)),
 )
+
+# Options of `layers.Attention` of any value.
+ATTENTION_OPTIONS = (
+  *('heads', 'logit_cap', 'dropout', 'kernel'),
+  *('projections.bias', 'projections.per_dim_scale', 'projections.taps'),
+)
+LANGUAGE_MODEL, NGRAMMER = 'a praxis language model', 'a praxis N-Grammer'
+ATTENTION = 'a praxis DotProductAttention'
 
 _COLLECTIONS = ('param/', 'params/', 'state/', 'non_trainable/')
 _CACHE = 'input_id_to_cluster_id_cache'  # computed from the codebook, so never loaded
@@ -63,17 +72,88 @@ def load_ngrammer(
   Raises:
     BadInput: see `conversion.check_layer` and `conversion.convert`.
   """
-  conversion.check_layer(layer, (*NGRAMMER_OPTIONS, 'id_vocabulary'))
+  sources = _layer_ngrammer_sources(layer, width)
   arrays = _without_collection_prefixes(arrays)
   arrays = {name.removeprefix('ngram_layer/'): array for name, array in arrays.items()}
-  if width % layer.heads:
-    raise errors.BadInput(f'width={width} must be divisible by heads={layer.heads}')
-  sources = _ngrammer_sources(layer, layer.heads, width)
-  return conversion.convert(arrays, sources, 'a praxis N-Grammer', ignored=(_CACHE,))
+  return conversion.convert(arrays, sources, NGRAMMER, ignored=(_CACHE,))
+
+
+def export_ngrammer(
+  variables: Mapping[str, Any], layer: ngrammer.NGrammer, width: int
+) -> dict[str, np.ndarray]:
+  """Converts variables of `layer` to the arrays of a praxis VQNgrammer, or Ngrammer.
+
+  A token cache is not among them: praxis computes it from the codebook.
+
+  Raises:
+    BadInput: see `conversion.check_layer` and `conversion.restore`.
+  """
+  ngram_prefix = '' if layer.clusters is None else 'ngram_layer/'
+  return _export(variables, _layer_ngrammer_sources(layer, width, ngram_prefix), NGRAMMER)
+
+
+def _layer_ngrammer_sources(layer, width, ngram_prefix=''):
+  """Returns the sources of a supported n-gram layer."""
+  conversion.check_layer(layer, (*NGRAMMER_OPTIONS, 'id_vocabulary'))
+  _check_divisible(width, layer.heads)
+  return _ngrammer_sources(layer, layer.heads, width, ngram_prefix=ngram_prefix)
+
+
+def _check_divisible(width, heads):
+  if width % heads:
+    raise errors.BadInput(f'width={width} must be divisible by heads={heads}')
+
+
+def load_attention(
+  arrays: Mapping[str, Any], layer: attention.Attention, width: int
+) -> dict[str, Any]:
+  """Converts a praxis DotProductAttention to variables of `layer`.
+
+  Praxis names: `{query,key,value}/w` [D, N, H] and `/b` [N, H], `post/w` [D, N, H] and `post/b`
+  [D], `per_dim_scale/per_dim_scale` [H], and `dconv_{q,k,v}/dconv_i` [N, H] for tap i.
+
+  Rotary positions (`use_rotary_position_emb`) are the `rotation` of the context, `atten_logit_cap`
+  is `Attention.logit_cap`.
+
+  Args:
+    arrays: praxis arrays by name.
+    layer: the target layer, with the options of the praxis layer.
+    width: D, number of input features.
+
+  Returns:
+    {'params': ...} for `layer.apply`.
+
+  Raises:
+    BadInput: see `conversion.check_layer` and `conversion.convert`.
+  """
+  sources = _layer_attention_sources(layer, width)
+  return conversion.convert(_without_collection_prefixes(arrays), sources, ATTENTION)
+
+
+def export_attention(
+  variables: Mapping[str, Any], layer: attention.Attention, width: int
+) -> dict[str, np.ndarray]:
+  """Converts variables of `layer` to the arrays of a praxis DotProductAttention.
+
+  Raises:
+    BadInput: see `conversion.check_layer` and `conversion.restore`.
+  """
+  return _export(variables, _layer_attention_sources(layer, width), ATTENTION)
+
+
+def _layer_attention_sources(layer, width):
+  """Returns the sources of a supported attention layer."""
+  conversion.check_layer(layer, ATTENTION_OPTIONS)
+  _check_divisible(width, layer.heads)
+  sources = _attention_sources(layer.projections, layer.heads, width)
+  return {f'params/{path}': source for path, source in sources.items()}
 
 
 def load_language_model(
-  arrays: Mapping[str, Any], config: model_config.ModelConfig, vocabulary_size: int
+  arrays: Mapping[str, Any],
+  config: model_config.ModelConfig,
+  vocabulary_size: int,
+  hyperparameters: settings.Settings | None = None,
 ) -> dict[str, Any]:
   """Converts a praxis TransformerLm to variables of `TransformerLM`.
 
@@ -85,20 +165,95 @@ def load_language_model(
   N-grammers after attention are in `transformer/x_layers_i/self_attention/ngrammer/`; praxis trains
   their codebooks with padding too (`NGramConfig.padding_trains`).
 
-  The config must set the options that do not follow from the arrays: the usual praxis model is
+  The config is `praxis_hyperparameters.config_from_hyperparameters(hyperparameters)`, or another
+  one with the options that do not follow from the arrays: the usual praxis model is
   `ModelConfig(bias=True, per_dim_scale=True)` with the `activation`, `gated`, `position`,
-  `tie_embeddings` and `scale_embeddings` that it was trained with.
+  `tie_embeddings`, `scale_embeddings` and `attention.logit_cap` that it was trained with.
+
+  Args:
+    arrays: praxis arrays by name.
+    config: config of the target model.
+    vocabulary_size: V.
+    hyperparameters: those of the source model. If given, a config of another model is an error.
 
   Returns:
     {'params': ..., 'codebook': ...} for `TransformerLM(config, vocabulary_size).apply`.
 
   Raises:
-    BadInput: see `conversion.check_config` and `conversion.convert`.
+    BadInput: see `conversion.check_config`, `conversion.check_same_model` and
+      `conversion.convert`.
   """
+  if hyperparameters is not None:
+    official = praxis_hyperparameters.config_from_hyperparameters(hyperparameters)
+    conversion.check_same_model(config, official)
+  sources = _language_model_sources(config, vocabulary_size)
+  caches = [prefix + _CACHE for prefix in _ngrammer_prefixes(config).values()]
+  arrays = _without_collection_prefixes(arrays)
+  return conversion.convert(arrays, sources, LANGUAGE_MODEL, caches)
+
+
+def export_language_model(
+  variables: Mapping[str, Any], config: model_config.ModelConfig, vocabulary_size: int
+) -> dict[str, np.ndarray]:
+  """Converts variables of `TransformerLM` to the arrays of a praxis TransformerLm.
+
+  Token caches are not among them: praxis computes them from the codebooks.
+
+  Raises:
+    BadInput: see `conversion.check_config` and `conversion.restore`.
+  """
+  return _export(variables, _language_model_sources(config, vocabulary_size), LANGUAGE_MODEL)
+
+
+def valid_and_starts(
+  paddings_BxT: np.ndarray,
+  segment_ids_BxT: np.ndarray | None = None,
+  segment_pos_BxT: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Converts the inputs of praxis to `valid_BxT` and `starts_BxT` of `TransformerLM`.
+
+  `valid` is 0 at padding, which must be at the end of its row. A document starts where
+  `segment_pos` is 0, or without `segment_pos` where the segment id changes. Rows are independent:
+  pass an empty memory.
+
+  Args:
+    paddings_BxT: 1 at padding.
+    segment_ids_BxT: number of the packed sequence of each token. None: one sequence in each row.
+    segment_pos_BxT: position in this sequence.
+
+  Raises:
+    BadInput: a row has padding before a token.
+  """
+  valid_BxT = 1 - np.asarray(paddings_BxT)
+  (rows,) = np.nonzero((np.diff(valid_BxT, axis=1) > 0).any(axis=1))
+  if rows.size:
+    raise errors.BadInput(
+      f'row {rows[0]} of the paddings has padding before a token: move it to the end of the row'
+    )
+  if segment_pos_BxT is not None:
+    return valid_BxT, np.asarray(segment_pos_BxT) == 0
+  if segment_ids_BxT is None:
+    segment_ids_BxT = np.zeros(valid_BxT.shape, np.int32)
+  segment_ids_BxT = np.asarray(segment_ids_BxT)
+  return valid_BxT, np.diff(segment_ids_BxT, axis=1, prepend=segment_ids_BxT[:, :1] - 1) != 0
+
+
+def _export(variables, sources, origin):
+  """Returns praxis arrays with the prefixes of their collections."""
+  arrays = conversion.restore(variables, sources, origin)
+  collections = {
+    name: 'non_trainable' if path.startswith('codebook/') else 'params'
+    for path, source in sources.items()
+    for name in source.names
+  }
+  return {f'{collections[name]}/{name}': array for name, array in arrays.items()}
+
+
+def _language_model_sources(config: model_config.ModelConfig, V: int) -> dict[str, Source]:
+  """Returns the source of each variable of a supported config."""
   config.check()
   conversion.check_config(config, SUPPORTED_OPTIONS, FREE_OPTIONS)
-  arrays = _without_collection_prefixes(arrays)
-  V, D = vocabulary_size, config.width
+  D = config.width
   softmax = Source('softmax/logits_ffn/linear/w', (D, V), np.transpose)
   sources = _norm_sources('params/final_norm', 'final_ln', D)
   if config.tie_embeddings:
@@ -110,15 +265,13 @@ def load_language_model(
     sources['params/softmax_bias'] = Source('softmax/logits_ffn/bias/b', (V,))
   for i in range(config.layers):
     sources |= _layer_sources(config, i)
-  prefixes = _ngrammer_prefixes(config)
-  for layer_path, prefix in prefixes.items():
+  for layer_path, prefix in _ngrammer_prefixes(config).items():
     ngram_prefix = prefix if config.ngram.clusters is None else f'{prefix}ngram_layer/'
     N = config.ngram.heads or config.heads
     for path, source in _ngrammer_sources(config.ngram, N, D, prefix, ngram_prefix).items():
       collection, _, name = path.partition('/')
       sources[f'{collection}/{layer_path}/{name}'] = source
-  caches = [prefix + _CACHE for prefix in prefixes.values()]
-  return conversion.convert(arrays, sources, 'a praxis language model', caches)
+  return sources
 
 
 def _ngrammer_prefixes(config: model_config.ModelConfig) -> dict[str, str]:
@@ -179,19 +332,16 @@ def _ngrammer_sources(
 
 def _layer_sources(config: model_config.ModelConfig, i: int) -> dict[str, Source]:
   D, N, F = config.width, config.heads, config.feed_forward_width
-  H, path, prefix = D // N, f'params/layer_{i}', f'transformer/x_layers_{i}/'
-  attention, feed_forward = prefix + 'self_attention/', prefix + 'ff_layer/'
-  sources = {}
+  path, prefix = f'params/layer_{i}', f'transformer/x_layers_{i}/'
+  feed_forward = prefix + 'ff_layer/'
+  attention_sources = _attention_sources(
+    block.projections(config), N, D, f'{prefix}self_attention/'
+  )
+  sources = {f'{path}/attention/{name}': source for name, source in attention_sources.items()}
   for name, norm_prefix in (('attention', prefix), ('feed_forward', feed_forward)):
     for norm, source_norm in NORM_NAMES[config.norm].items():
       sources |= _norm_sources(f'{path}/{name}_{norm}', norm_prefix + source_norm, D)
   weights, biases = {}, {}
-  for name in ('query', 'key', 'value'):
-    weights[f'attention/{name}'] = Source(f'{attention}{name}/w', (D, N, H))
-    biases[f'attention/{name}'] = Source(f'{attention}{name}/b', (N, H))
-  output_axis_last = lambda a: a.transpose(1, 2, 0)  # praxis has the output axis first
-  weights['attention/out'] = Source(f'{attention}post/w', (D, N, H), output_axis_last)
-  biases['attention/out'] = Source(f'{attention}post/b', (D,))
   linears = {'in': ('ffn_layer1', (D, F)), 'out': ('ffn_layer2', (F, D))}
   if config.gated:
     linears['gate'] = ('ffn_layer1_gate', (D, F))
@@ -201,10 +351,25 @@ def _layer_sources(config: model_config.ModelConfig, i: int) -> dict[str, Source
   sources |= {f'{path}/{name}/kernel': source for name, source in weights.items()}
   if config.bias:
     sources |= {f'{path}/{name}/bias': source for name, source in biases.items()}
-  if config.per_dim_scale:
-    name = attention + 'per_dim_scale/per_dim_scale'
-    sources[f'{path}/attention/per_dim_scale'] = Source(name, (H,))
-  for name in block.projections(config).names if config.convolution else ():
-    taps = tuple(f'{attention}dconv_{name[0]}/dconv_{i}' for i in range(config.convolution))
-    sources[f'{path}/attention/{name}_convolution/taps'] = Source(taps, (N, H), np.stack)
+  return sources
+
+
+def _attention_sources(
+  projections: attention.Projections, N: int, D: int, prefix: str = ''
+) -> dict[str, Source]:
+  """Returns the source of each parameter of an attention layer; praxis names have the prefix."""
+  H, sources = D // N, {}
+  for name in ('query', 'key', 'value'):
+    sources[f'{name}/kernel'] = Source(f'{prefix}{name}/w', (D, N, H))
+    if projections.bias:
+      sources[f'{name}/bias'] = Source(f'{prefix}{name}/b', (N, H))
+  output_axis_last = lambda a: a.transpose(1, 2, 0)  # praxis has the output axis first
+  sources['out/kernel'] = Source(f'{prefix}post/w', (D, N, H), output_axis_last)
+  if projections.bias:
+    sources['out/bias'] = Source(f'{prefix}post/b', (D,))
+  if projections.per_dim_scale:
+    sources['per_dim_scale'] = Source(f'{prefix}per_dim_scale/per_dim_scale', (H,))
+  for name in projections.names if projections.taps else ():
+    taps = tuple(f'{prefix}dconv_{name[0]}/dconv_{i}' for i in range(projections.taps))
+    sources[f'{name}_convolution/taps'] = Source(taps, (N, H), np.stack)
   return sources

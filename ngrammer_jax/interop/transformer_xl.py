@@ -1,4 +1,4 @@
-"""Loads parameters of the PyTorch Transformer-XL (kimiyoung/transformer-xl) from arrays by name.
+"""Loads and exports parameters of the PyTorch Transformer-XL (kimiyoung/transformer-xl) by name.
 
 The names are those of the `state_dict` of the source model, in which weights of linear maps are
 [out, in]. PyTorch is not needed.
@@ -15,7 +15,7 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.interop import conversion
+from ngrammer_jax.interop import conversion, settings
 
 Source = conversion.Source
 
@@ -34,16 +34,117 @@ MODEL_OPTIONS = {
 FREE_OPTIONS = (
   *('layers', 'width', 'heads', 'feed_forward_width', 'tie_embeddings'),
   *('positional.shared_biases', 'positional.clamp_length', 'positional.max_length'),
-  *('memory.length', 'memory.first', 'memory.same_length', 'memory.across_documents'),
+  *('memory.length', 'memory.first', 'memory.across_documents'),
   *('adaptive_softmax.cutoffs', 'adaptive_softmax.divisor', 'adaptive_softmax.embedding_width'),
   *('adaptive_softmax.tied_projections', 'adaptive_softmax.project_same_width'),
 )
+# `memory_and_self` is the TensorFlow code.
+SAME_LENGTH = ('no', 'memory', 'memory_and_self')
 # The attn_type of the source model by `position`; `relative` is attn_type 0.
 ATTENTION_TYPES = {'shaw': 1, 'segment_sinusoid': 2, 'learned': 3}
+ORIGIN = 'a Transformer-XL'
+
+# Defaults of the arguments of train.py that the model depends on. None: `cutoffs` and `tie_projs`
+# are those of `dataset`, which train.py knows for these data sets.
+ARGS = {
+  **{'n_layer': 12, 'n_head': 10, 'd_head': 50, 'd_model': 500, 'd_inner': 1000, 'd_embed': -1},
+  **{'dropout': 0.0, 'dropatt': 0.0, 'not_tied': False, 'div_val': 1, 'pre_lnorm': False},
+  **{'tgt_len': 70, 'ext_len': 0, 'mem_len': 0, 'attn_type': 0, 'clamp_len': -1},
+  **{'same_length': False, 'sample_softmax': -1, 'adaptive': False, 'dataset': 'wt103'},
+  **{'cutoffs': None, 'tie_projs': None},
+}
+CUTOFFS = {'wt103': (20_000, 40_000, 200_000), 'lm1b': (60_000, 100_000, 640_000)}
+# Arguments of training and evaluation, and those that train.py computes.
+TRAINING_ARGS = (
+  *('data', 'init', 'emb_init', 'init_range', 'emb_init_range', 'init_std', 'proj_init_std'),
+  *('optim', 'lr', 'mom', 'scheduler', 'warmup_step', 'decay_rate', 'lr_min', 'clip'),
+  *('clip_nonemb', 'max_step', 'batch_size', 'batch_chunk', 'eval_tgt_len', 'seed', 'cuda'),
+  *('varlen', 'multi_gpu', 'log_interval', 'eval_interval', 'work_dir', 'restart', 'restart_dir'),
+  *('debug', 'eta_min', 'gpu0_bsz', 'max_eval_steps', 'patience', 'finetune_v2', 'finetune_v3'),
+  *('fp16', 'static_loss_scale', 'dynamic_loss_scale'),
+  *('tied', 'n_token', 'n_all_param', 'n_nonemb_param', 'max_eval_steps'),
+)
+
+
+def config_from_args(args: settings.Settings) -> model_config.ModelConfig:
+  """Returns the config of the model of these arguments of train.py, for segments as in training.
+
+  Initial weights are not part of it (see `config.initial`), nor are optimizer and data.
+
+  Args:
+    args: the arguments, such as `torch.load('model.pt')` was trained with; those that are not given
+      have their official defaults. `cutoffs` and `tie_projs` may be given for other data sets.
+
+  Raises:
+    BadInput: an unknown argument, or a value with which the model cannot be loaded.
+  """
+  a = settings.read(args, ARGS, TRAINING_ARGS, ORIGIN)
+  D, embedding_width = a['d_model'], a['d_embed'] if a['d_embed'] >= 0 else a['d_model']
+  if a['cutoffs'] and a['tie_projs'] is None:
+    raise errors.BadInput(
+      f'cutoffs={a["cutoffs"]!r} need tie_projs, one entry for each of the {len(a["cutoffs"]) + 1} '
+      f'clusters'
+    )
+  supported = {
+    'd_head': (D // a['n_head'],) if D % a['n_head'] == 0 else (),
+    'ext_len': (0,),
+    'attn_type': range(4),
+    'sample_softmax': (-1, 0),
+  }
+  if a['adaptive'] and a['cutoffs'] is None:
+    supported['dataset'] = tuple(CUTOFFS)
+  settings.check(a, supported, ORIGIN)
+  position = {0: 'relative'} | {kind: name for name, kind in ATTENTION_TYPES.items()}
+  position = position[a['attn_type']]
+  positional = {
+    'relative': {'clamp_length': a['clamp_len'] if a['clamp_len'] > 0 else None},
+    'shaw': {
+      'clamp_length': a['clamp_len'] if a['clamp_len'] > 0 else None,
+      'max_length': a['tgt_len'] + a['mem_len'],
+    },
+    'learned': {'max_length': a['tgt_len']},
+  }
+  memory = None
+  if position not in model_config.SEGMENT_POSITIONS or a['mem_len']:
+    same_length = 'memory' if a['same_length'] else 'no'
+    # The official code knows no documents.
+    memory = model_config.MemoryConfig(a['mem_len'], same_length=same_length, across_documents=True)
+  config = model_config.ModelConfig(
+    **MODEL_OPTIONS
+    | {'position': position, 'norm': 'pre' if a['pre_lnorm'] else 'post_skip'}
+    | {'layers': a['n_layer'], 'width': D, 'heads': a['n_head']},
+    feed_forward_width=a['d_inner'],
+    dropout=a['dropout'],
+    inner_dropout=a['dropout'],
+    attention_dropout=a['dropatt'],
+    tie_embeddings=not a['not_tied'],
+    positional=model_config.PositionalConfig(**positional.get(position, {})),
+    memory=memory,
+    adaptive_softmax=_adaptive_softmax_config(a, embedding_width),
+  )
+  config.check()
+  return config
+
+
+def _adaptive_softmax_config(a, embedding_width):
+  """Returns the adaptive softmax of the arguments, None for a full one."""
+  cutoffs, tied = a['cutoffs'] or (), a['tie_projs']
+  if a['adaptive'] and a['cutoffs'] is None:
+    cutoffs = CUTOFFS[a['dataset']]
+  if tied is None:  # as in train.py
+    tied = (False, *(a['dataset'] == 'wt103',) * len(cutoffs))
+  if a['div_val'] == 1 and embedding_width == a['d_model']:  # there are no projections
+    return model_config.AdaptiveSoftmaxConfig(tuple(cutoffs)) if cutoffs else None
+  tied = tuple(map(bool, tied if len(set(tied)) > 1 else tied[:1]))
+  width = None if embedding_width == a['d_model'] else embedding_width
+  return model_config.AdaptiveSoftmaxConfig(tuple(cutoffs), a['div_val'], width, tied)
 
 
 def load_language_model(
-  arrays: Mapping[str, Any], config: model_config.ModelConfig, vocabulary_size: int
+  arrays: Mapping[str, Any],
+  config: model_config.ModelConfig,
+  vocabulary_size: int,
+  args: settings.Settings | None = None,
 ) -> dict[str, Any]:
   """Converts a MemTransformerLM to variables of `TransformerLM`.
 
@@ -54,22 +155,53 @@ def load_language_model(
   `{qkv_net,r_net,o_net}.weight`, `layer_norm.{weight,bias}` and `layers.i.pos_ff.`
   `CoreNet.{0,3}.{weight,bias}`, `layer_norm.{weight,bias}`.
 
-  The config is `ModelConfig(**MODEL_OPTIONS, ...)` with the sizes of the source model. Pre-norm
+  The config is `config_from_args(args)`, which is `ModelConfig(**MODEL_OPTIONS, ...)` with the
+  sizes of the source model. Pre-norm
   (`pre_lnorm`) is norm='pre'; it cannot be combined with absolute positions, for which the source
   model does not normalize queries. `cutoffs`, `div_val`, `d_embed` and `tie_projs` are fields of
   `model.adaptive_softmax`, which is also needed if `d_embed` is not D. The PyTorch code orders the
   columns of the tail clusters from last to first; the TensorFlow code and this package order them
   from first to last.
 
+  Args:
+    arrays: the source arrays by name.
+    config: config of the target model.
+    vocabulary_size: V.
+    args: arguments of the source model. If given, a config of another model is an error.
+
   Returns:
     {'params': ...} for `TransformerLM(config, vocabulary_size).apply`.
 
   Raises:
-    BadInput: see `conversion.check_config` and `conversion.convert`.
+    BadInput: see `conversion.check_config`, `conversion.check_same_model` and
+      `conversion.convert`.
   """
+  if args is not None:
+    conversion.check_same_model(config, config_from_args(args))
+  # A state_dict may list tied arrays under both of their names.
+  ignored = ['pos_emb.inv_freq', *(name for name in arrays if _is_tied_copy(name, arrays))]
+  return conversion.convert(arrays, _sources(config, vocabulary_size), ORIGIN, ignored)
+
+
+def export_language_model(
+  variables: Mapping[str, Any], config: model_config.ModelConfig, vocabulary_size: int
+) -> dict[str, np.ndarray]:
+  """Converts variables of `TransformerLM` to the arrays that `load_language_model` reads.
+
+  Each tied array is there once: in PyTorch, `load_state_dict` needs `strict=False`.
+
+  Raises:
+    BadInput: see `conversion.check_config` and `conversion.restore`.
+  """
+  return conversion.restore(variables, _sources(config, vocabulary_size), ORIGIN)
+
+
+def _sources(config: model_config.ModelConfig, vocabulary_size: int) -> dict[str, Source]:
+  """Returns the source of each variable of a supported config."""
   config.check()
   alternatives = {'norm': ('pre',), 'position': tuple(ATTENTION_TYPES)}
   supported = {key: (value, *alternatives.get(key, ())) for key, value in MODEL_OPTIONS.items()}
+  supported['memory.same_length'] = SAME_LENGTH
   conversion.check_config(config, supported, FREE_OPTIONS)
   if config.norm == 'pre' and config.position in model_config.SEGMENT_POSITIONS:
     raise errors.BadInput(
@@ -89,9 +221,7 @@ def load_language_model(
       sources[f'params/layer_{i}/attention/{name}'] = Source(source_name, (L, N, H), select_layer)
   for i in range(L):
     sources |= _layer_sources(config, i)
-  # A state_dict may list tied arrays under both of their names.
-  ignored = ['pos_emb.inv_freq', *(name for name in arrays if _is_tied_copy(name, arrays))]
-  return conversion.convert(arrays, sources, 'a Transformer-XL', ignored)
+  return sources
 
 
 def _is_tied_copy(name: str, arrays: Mapping[str, Any]) -> bool:

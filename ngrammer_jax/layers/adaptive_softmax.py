@@ -13,7 +13,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import softmax
+from ngrammer_jax.layers import axis_names, softmax
 
 
 class AdaptiveSoftmax(nn.Module):
@@ -67,13 +67,13 @@ class AdaptiveSoftmax(nn.Module):
       shared if untied is None else untied
       for untied, shared in zip(untied_projections, self._projections, strict=True)
     ]
-    zeros = nn.with_logical_partitioning(nn.initializers.zeros, ('vocab',))
+    zeros = axis_names.with_axis_names(nn.initializers.zeros, ('vocab',))
     param_dtype = jnp.promote_types(self.dtype, jnp.float32)
     self._biases = [self.param(f'bias_{i}', zeros, (self._size(i),), param_dtype) for i in clusters]
     if self.cutoffs:
       C, normal = len(self.cutoffs), nn.initializers.normal(self._width(0) ** -0.5)
-      init = nn.with_logical_partitioning(normal, (None, None))
-      zeros = nn.with_logical_partitioning(nn.initializers.zeros, (None,))
+      init = axis_names.with_axis_names(normal, (None, None))
+      zeros = axis_names.with_axis_names(nn.initializers.zeros, (None,))
       self._cluster_weight = self.param('cluster_weight', init, (C, self._width(0)), param_dtype)
       self._cluster_bias = self.param('cluster_bias', zeros, (C,), param_dtype)
 
@@ -156,9 +156,7 @@ class AdaptiveSoftmax(nn.Module):
 
   def _table(self, name, i):
     shape = self._size(i), self._width(i)
-    init = nn.with_logical_partitioning(
-      nn.initializers.normal(self.width**-0.5), ('vocab', 'embed')
-    )
+    init = axis_names.with_axis_names(nn.initializers.normal(self.width**-0.5), ('vocab', 'embed'))
     return self.param(name, init, shape, jnp.promote_types(self.dtype, jnp.float32))
 
   def _make_projections(self, name, requested):
@@ -169,7 +167,7 @@ class AdaptiveSoftmax(nn.Module):
     for i, is_requested in enumerate(requested):
       J = self._width(i)
       is_needed = J != self.width or (self.divisor > 1 and self.project_same_width)
-      init = nn.with_logical_partitioning(nn.initializers.normal(J**-0.5), (None, 'embed'))
+      init = axis_names.with_axis_names(nn.initializers.normal(J**-0.5), (None, 'embed'))
       if not (is_requested and is_needed):
         projections.append(None)
       elif is_shared and i > 0:

@@ -2,6 +2,7 @@
 
   softmax((q k^T + distance scores) / sqrt(H)) v, projected back to the width
 
+The logits s of the softmax may be capped to c tanh(s / c), before any mask (praxis).
 The softmax may include persistent vectors, and learned spans may mask it. It is computed from the
 full score matrix (`layers.full_attention`), in blocks (`layers.blocked_attention`), or by a kernel
 of the device (`layers.flash`).
@@ -19,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.layers import (
+  axis_names,
   blocked_attention,
   convolution,
   dense,
@@ -108,6 +110,7 @@ class Attention(nn.Module):
     dropout: rate of the probabilities.
     kernel: one of the kernels in `layers.flash`. None: selected for the device.
     dtype: dtype of the projections; scores and softmax take at least float32.
+    logit_cap: c, also for the logits of persistent vectors. None: logits are not capped.
   """
 
   heads: int
@@ -118,6 +121,7 @@ class Attention(nn.Module):
   dropout: float = 0.0
   kernel: str | None = None
   dtype: jnp.dtype = jnp.float32
+  logit_cap: float | None = None
 
   @nn.compact
   def __call__(
@@ -147,7 +151,7 @@ class Attention(nn.Module):
     if is_plain and not drop.is_active:
       kernel = self._select_kernel(heads)
     if kernel != 'xla':
-      y_BxTxNxH = flash.attend(kernel, *heads[:3], context.query_documents_BxT)
+      y_BxTxNxH = flash.attend(kernel, *heads[:3], context.query_documents_BxT, self.logit_cap)
     else:
       span_mask = None
       if self.span is not None:
@@ -222,7 +226,7 @@ class Attention(nn.Module):
 
   def _query_from_key(self, k_BxTxNxH):
     N, H = k_BxTxNxH.shape[-2:]
-    init = nn.with_logical_partitioning(nn.initializers.normal(H**-0.5), ('heads', 'kv', None))
+    init = axis_names.with_axis_names(nn.initializers.normal(H**-0.5), ('heads', 'kv', None))
     kernel_NxHxH = self.param('query_kernel', init, (N, H, H), self._param_dtype())
     return jnp.einsum('btnh,nhg->btng', k_BxTxNxH, kernel_NxHxH.astype(self.dtype))
 
@@ -241,23 +245,25 @@ class Attention(nn.Module):
       encode = self.position(dtype=self.dtype, name='relative')
       u_NxH, v_NxH = self._position_biases(encode.biases, context.position_params, (N, H))
       distance_query_BxTxNxH = (query_BxTxNxH + v_NxH) * scale_H
-      distance = relative.DistanceTerm(distance_query_BxTxNxH, *encode(context, N, H))
+      distance = relative.DistanceTerm(
+        distance_query_BxTxNxH, *encode(context, N, H, self.logit_cap is not None)
+      )
       query_BxTxNxH = (query_BxTxNxH + u_NxH) * scale_H
-    return full_attention.Heads(query_BxTxNxH, key_BxSxNxH, rows['value'], distance)
+    return full_attention.Heads(query_BxTxNxH, key_BxSxNxH, rows['value'], distance, self.logit_cap)
 
   def _position_biases(self, names, shared, shape):
     """Returns u and v of `layers.relative`, 0 for those without a name; layers may share them."""
     if names and shared is not None:
       biases = shared
     else:
-      init = nn.with_logical_partitioning(nn.initializers.normal(0.02), ('heads', 'kv'))
+      init = axis_names.with_axis_names(nn.initializers.normal(0.02), ('heads', 'kv'))
       biases = [self.param(name, init, shape, self._param_dtype()) for name in names]
     return (*(bias.astype(self.dtype) for bias in biases), 0, 0)[:2]
 
   def _query_scale(self, H):
     if not self.projections.per_dim_scale:
       return jnp.asarray(H**-0.5)
-    init = nn.with_logical_partitioning(nn.initializers.zeros, ('kv',))
+    init = axis_names.with_axis_names(nn.initializers.zeros, ('kv',))
     scale_H = self.param('per_dim_scale', init, (H,), self._param_dtype())
     log2_e = 1.442695041  # with the digits of praxis
     return log2_e * H**-0.5 * jax.nn.softplus(scale_H)
@@ -271,7 +277,7 @@ class Attention(nn.Module):
       return 'xla'  # kernels return no probabilities and create no parameters
     if any(part is not None for part in (self.position, self.span, self.persistent)):
       return 'xla'
-    return flash.choose(self.kernel, heads.query_BxTxNxH.shape, self.dtype)
+    return flash.choose(self.kernel, heads.query_BxTxNxH.shape, self.dtype, self.logit_cap)
 
   def _with_persistent(self, context_part, query_BxTxNxH, span_mask, drop):
     """Combines attention to the context and to the persistent vectors, [B, T, N, H]."""
@@ -284,7 +290,9 @@ class Attention(nn.Module):
     elif kind == 'single_head':
       query_BxTxNxH = query_BxTxNxH.reshape(*shape[:2], 1, -1)
     vectors = persistent.PersistentVectors(self.persistent.vectors, self.dtype, name='persistent')
-    persistent_part = persistent.attend(*vectors(query_BxTxNxH), drop.fold_in(1))
+    scores_BxNxTxP, values_NxPxH = vectors(query_BxTxNxH)
+    scores_BxNxTxP = full_attention.cap_logits(scores_BxNxTxP, self.logit_cap)
+    persistent_part = persistent.attend(scores_BxNxTxP, values_NxPxH, drop.fold_in(1))
     if kind == 'all_attention':
       epsilon = span.EPSILON if span_mask is not None and span_mask.renormalize else 0.0
       joint = full_attention.joint_softmax(context_part, persistent_part, epsilon)

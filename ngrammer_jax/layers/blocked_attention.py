@@ -30,7 +30,7 @@ from ngrammer_jax.layers import block_layout, dropout, placement, relative, span
 from ngrammer_jax.layers.block_layout import Layout
 from ngrammer_jax.layers.cache import KeyValues
 from ngrammer_jax.layers.context import Context
-from ngrammer_jax.layers.full_attention import Heads, PartialAttention, SpanMask
+from ngrammer_jax.layers.full_attention import Heads, PartialAttention, SpanMask, cap_logits
 
 BLOCK = 64  # number of queries and keys of a block
 MIN_SCORES = 2**14  # of a head; with fewer, full scores are faster on a CPU
@@ -105,6 +105,7 @@ class Constants:
     ramp: length over which the mask of a span falls to 0.
     renormalize: whether masked weights are scaled to add up to 1.
     return_pairs: whether to return the earlier key that each query attends to most.
+    logit_cap: cap of the scores. None: not capped.
   """
 
   layout: Layout
@@ -114,6 +115,7 @@ class Constants:
   ramp: int = struct.field(pytree_node=False)
   renormalize: bool = struct.field(pytree_node=False)
   return_pairs: bool = struct.field(pytree_node=False)
+  logit_cap: float | None = struct.field(pytree_node=False)
 
 
 def attend(
@@ -145,7 +147,8 @@ def attend(
   operands = _operands(heads, span_mask, source, layout)
   ramp, renormalize = (1, True) if span_mask is None else (span_mask.ramp, span_mask.renormalize)
   source = source.replace(weights=None)
-  constants = Constants(layout, source, first_query_NxB, drop, ramp, renormalize, return_pairs)
+  options = ramp, renormalize, return_pairs, heads.logit_cap
+  constants = Constants(layout, source, first_query_NxB, drop, *options)
   values, log_mass, pair = jax.tree.map(
     lambda array_NxBxTx: array_NxBxTx[:, :, :T], _attend_sharded(operands, constants)
   )
@@ -361,6 +364,7 @@ class _Head:
       scores_BxKxR = self._product('bqh,rh->bqr', distance_query_BxKxH, encoding_1xRxH[0])
       scores_BxKxR += 0 if bias_1xR is None else bias_1xR
       scores_BxKxK += relative.shift(scores_BxKxR[:, None])[:, 0, :, : self.K]
+    scores_BxKxK = cap_logits(scores_BxKxK, self.constants.logit_cap)
     unclipped_BxKxK = None
     if span_BxK is not None:
       distance_KxK = self.layout.nearest_distance(i, j)

@@ -9,6 +9,8 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from ngrammer_jax.layers import axis_names
+
 
 def first_tap_init(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
   """Returns the taps of Primer before training: w_0 is 0.5, the others are 0.5 / W."""
@@ -49,7 +51,7 @@ class CausalConvolution(nn.Module):
     W, d, T = self.taps, self.dilation, x_BxTxNxH.shape[1]
     R = (W - 1) * d
     param_dtype = jnp.promote_types(self.dtype, jnp.float32)
-    init = nn.with_logical_partitioning(self.taps_init, (None, *self.names))
+    init = axis_names.with_axis_names(self.taps_init, (None, *self.names))
     w_WxNxH = self.param('taps', init, (W, *x_BxTxNxH.shape[-2:]), param_dtype)
     w_WxNxH = w_WxNxH.astype(self.dtype)
     if before_BxRxNxH is None:

@@ -5,6 +5,8 @@ from typing import Any
 from flax import linen as nn
 import jax.numpy as jnp
 
+from ngrammer_jax.layers import axis_names
+
 KERNEL_INIT = nn.initializers.lecun_normal()  # truncated, of variance 1 / inputs
 
 
@@ -32,7 +34,7 @@ def dense_general(
   def with_axis_names(init, names, shape):
     # DenseGeneral initialises flattened axes, but the names are those of the original axes.
     unflattened = lambda key, flat, dtype: init(key, flat, dtype).reshape(shape)
-    return nn.with_logical_partitioning(unflattened, names)
+    return axis_names.with_axis_names(unflattened, names)
 
   return nn.DenseGeneral(
     features,

@@ -5,6 +5,8 @@
 B batch, T segment length, D model width, F inner width.
 """
 
+import functools
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ from ngrammer_jax.layers import dense, dropout, placement
 
 ACTIVATIONS = {
   'gelu': jax.nn.gelu,  # the tanh form
+  'gelu_erf': functools.partial(jax.nn.gelu, approximate=False),
   'relu': jax.nn.relu,
   'silu': jax.nn.silu,
   'squared_relu': lambda x: jnp.square(jax.nn.relu(x)),
@@ -29,7 +32,7 @@ class FeedForward(nn.Module):
     gated: whether the inner layer is multiplied by an activated gate.
     bias: whether linear maps have biases.
     dropout: dropout rate of the inner layer.
-    dtype: dtype of the computation.
+    dtype: dtype of the computation. None: that of the input.
   """
 
   width: int
@@ -37,7 +40,7 @@ class FeedForward(nn.Module):
   gated: bool = True
   bias: bool = False
   dropout: float = 0.0
-  dtype: jnp.dtype = jnp.float32
+  dtype: jnp.dtype | None = jnp.float32
 
   @nn.compact
   def __call__(
@@ -49,15 +52,16 @@ class FeedForward(nn.Module):
     """Returns [B, T, D], zeros where valid is 0. There is no dropout without a key."""
     D, F, activate = x_BxTxD.shape[-1], self.width, ACTIVATIONS[self.activation]
     x_BxTxD = placement.shard_rows(x_BxTxD)
-    inner_BxTxF = self._dense('in', D, F, ('embed', 'mlp'))(x_BxTxD)
+    inner_BxTxF = self._dense('in', D, F, ('embed', 'mlp'), x_BxTxD)
     if self.gated:
-      inner_BxTxF *= activate(self._dense('gate', D, F, ('embed', 'mlp'))(x_BxTxD))
+      inner_BxTxF *= activate(self._dense('gate', D, F, ('embed', 'mlp'), x_BxTxD))
     else:
       inner_BxTxF = activate(inner_BxTxF)
     inner_BxTxF = dropout.drop(inner_BxTxF, self.dropout, dropout_key)
-    y_BxTxD = self._dense('out', F, D, ('mlp', 'embed'))(inner_BxTxF)
+    y_BxTxD = self._dense('out', F, D, ('mlp', 'embed'), inner_BxTxF)
     return y_BxTxD if valid_BxT is None else jnp.where(valid_BxT[..., None] > 0, y_BxTxD, 0)
 
-  def _dense(self, name, inputs, features, names):
-    options = {'use_bias': self.bias, 'dtype': self.dtype, 'name': name}
-    return dense.dense_general((inputs,), (features,), names, **options)
+  def _dense(self, name, inputs, features, names, x_BxTx):
+    dtype = x_BxTx.dtype if self.dtype is None else self.dtype
+    options = {'use_bias': self.bias, 'dtype': dtype, 'name': name}
+    return dense.dense_general((inputs,), (features,), names, **options)(x_BxTx)

@@ -8,6 +8,8 @@ is `layers.blocked_attention`.
 B batch, T segment length, N heads, H head width.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -19,19 +21,26 @@ UNSUPPORTED_TPUS = ('TPU v2', 'TPU v3')  # splash needs larger matrix units
 BLOCK_SIZES = (512, 256, LANES)  # queries and keys at a time
 
 
-def choose(kernel: str | None, shape: tuple[int, ...], dtype: jnp.dtype) -> str:
+def choose(
+  kernel: str | None, shape: tuple[int, ...], dtype: jnp.dtype, logit_cap: float | None = None
+) -> str:
   """Returns the kernel for queries of a shape [B, T, N, H]; `xla` if it does not support them.
 
   Args:
     kernel: `xla`, `splash` or `cudnn`; None: splash on TPUs, else xla.
     shape, dtype: shape and dtype of the queries.
+    logit_cap: cap of the scores (see `full_attention.cap_logits`). None: not capped.
   """
   if kernel is None:
     kernel = 'splash' if placement.device()[0] == 'tpu' else 'xla'
-  return 'xla' if kernel in NO_KERNEL or unsupported_reason(kernel, shape, dtype) else kernel
+  if kernel in NO_KERNEL or unsupported_reason(kernel, shape, dtype, logit_cap):
+    return 'xla'
+  return kernel
 
 
-def unsupported_reason(kernel: str, shape: tuple[int, ...], dtype: jnp.dtype) -> str | None:
+def unsupported_reason(
+  kernel: str, shape: tuple[int, ...], dtype: jnp.dtype, logit_cap: float | None = None
+) -> str | None:
   """Returns why a kernel does not support queries of a shape [B, T, N, H], None if it does."""
   (_, T, _, H), (platform, kind) = shape, placement.device()
   if kernel in NO_KERNEL:
@@ -39,6 +48,8 @@ def unsupported_reason(kernel: str, shape: tuple[int, ...], dtype: jnp.dtype) ->
   if _mesh_axes(shape) is None:
     return 'needs rows and heads that the mesh divides'
   if kernel == 'cudnn':
+    if logit_cap is not None:
+      return 'cannot cap the scores'
     if platform != 'gpu' or jnp.dtype(dtype).itemsize != 2 or H % 8:
       actual = f'{platform}, {jnp.dtype(dtype).name} and {H}'
       return f'is for GPUs, bfloat16 and head widths that 8 divides, not for {actual}'
@@ -56,9 +67,13 @@ def attend(
   k_BxTxNxH: jax.Array,
   v_BxTxNxH: jax.Array,
   documents_BxT: jax.Array,
+  logit_cap: float | None = None,
 ) -> jax.Array:
-  """Returns the causal softmax(q k^T) v within documents, [B, T, N, H], for scaled queries."""
-  run = {'splash': _splash, 'cudnn': _cudnn}[kernel]
+  """Returns the causal softmax(q k^T) v within documents, [B, T, N, H], for scaled queries.
+
+  `splash` caps the products q k^T if there is a cap.
+  """
+  run = {'splash': functools.partial(_splash, logit_cap), 'cudnn': _cudnn}[kernel]
   rows, heads = _mesh_axes(q_BxTxNxH.shape)
   if rows or heads:
     spec = jax.P(rows, None, heads)
@@ -66,7 +81,7 @@ def attend(
   return run(q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, documents_BxT)
 
 
-def _splash(q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, documents_BxT):
+def _splash(logit_cap, q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, documents_BxT):
   from jax.experimental.pallas.ops.tpu import splash_attention  # slow to import
 
   T, N = q_BxTxNxH.shape[1:3]
@@ -77,6 +92,7 @@ def _splash(q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, documents_BxT):
     block_sizes=splash_attention.BlockSizes(**{f'block_{name}': block for name in names}),
     head_shards=1,
     q_seq_shards=1,
+    attn_logits_soft_cap=logit_cap,
     interpret=placement.device()[0] == 'cpu',
   )
   ids = splash_attention.SegmentIds(documents_BxT, documents_BxT)

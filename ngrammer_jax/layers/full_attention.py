@@ -32,12 +32,14 @@ class Heads(NamedTuple):
     value_BxSxNxH: values of the same tokens.
     distance: the term of the scores that depends on distances (see `layers.relative`). None: no
       such term.
+    logit_cap: c, see `cap_logits`. None: scores are not capped.
   """
 
   query_BxTxNxH: jax.Array
   key_BxSxNxH: jax.Array
   value_BxSxNxH: jax.Array
   distance: relative.DistanceTerm | None = None
+  logit_cap: float | None = None
 
 
 class SpanMask(NamedTuple):
@@ -133,16 +135,21 @@ def joint_softmax(
   return PartialAttention(values_BxTxNxH, log_mass_BxNxT, weights_BxNxTxS, first.pair_BxNxT)
 
 
+def cap_logits(scores: jax.Array, logit_cap: float | None) -> jax.Array:
+  """Returns c tanh(scores / c) for a cap c, before any mask (praxis); the scores without one."""
+  return scores if logit_cap is None else logit_cap * jnp.tanh(scores / logit_cap)
+
+
 def _scores(heads, cached, context):
-  """Returns the scores without a mask, [B, N, T, S]."""
+  """Returns the capped scores without a mask, [B, N, T, S]."""
   # Concatenating cache and segment would copy the cache.
   scores_BxNxTxS = _product('btnh,bsnh->bnts', heads.query_BxTxNxH, heads.key_BxSxNxH)
   if cached is not None:
     scores_BxNxTxM = _product('btnh,bnmh->bntm', heads.query_BxTxNxH, cached.keys)
     scores_BxNxTxS = jnp.concatenate([scores_BxNxTxM, scores_BxNxTxS], axis=-1)
-  if heads.distance is None:
-    return scores_BxNxTxS
-  return scores_BxNxTxS + relative.scores(heads.distance, context.distance_BxTxS)
+  if heads.distance is not None:
+    scores_BxNxTxS += relative.scores(heads.distance, context.distance_BxTxS)
+  return cap_logits(scores_BxNxTxS, heads.logit_cap)
 
 
 def _unclipped_mask(span_mask, context):

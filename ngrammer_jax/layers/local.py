@@ -56,6 +56,7 @@ def attend(
     _fold_keys(heads.key_BxSxNxH, F, T),
     _fold_keys(heads.value_BxSxNxH, F, T),
     distance,
+    heads.logit_cap,
   )
   if span_mask is not None and span_mask.z_BxTxN.shape[1] > 1:
     span_mask = span_mask._replace(z_BxTxN=_fold_queries(span_mask.z_BxTxN, F))

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax import ngram_sizes
-from ngrammer_jax.layers import documents, quantizer, table
+from ngrammer_jax.layers import axis_names, documents, quantizer, table
 from ngrammer_jax.layers.ngram import per_head
 from ngrammer_jax.layers.ngram.hashing import NGramHash
 from ngrammer_jax.layers.ngram.windows import Windows
@@ -80,10 +80,13 @@ class NGrammer(nn.Module):
     decay, epsilon, prenormalize, empty, initial: options of the quantiser.
     padding_trains: whether padding is treated like other tokens, in codebook and output.
     exchange: how devices exchange the gradient of the tables, see `table.TableSharding`.
-    dtype: dtype of the output.
+    dtype: dtype of the output. None: that of the input. Parameters, centroids and norm statistics
+      have at least float32.
+    return_memory: whether to return the memory too, or the embeddings alone.
 
   Raises:
-    ValueError: incompatible sizes, or too few primes between V and 2 V for N heads.
+    ValueError: an input that is not [B, T, D], incompatible sizes, or too few primes between V and
+      2 V for N heads.
   """
 
   heads: int
@@ -101,7 +104,8 @@ class NGrammer(nn.Module):
   initial: str = 'uniform'
   padding_trains: bool = False
   exchange: str = 'auto'
-  dtype: jnp.dtype = jnp.float32
+  dtype: jnp.dtype | None = jnp.float32
+  return_memory: bool = True
 
   @nn.compact
   def __call__(
@@ -115,8 +119,10 @@ class NGrammer(nn.Module):
     earlier_ids: jax.Array | None = None,
     vocabulary: quantizer.Vocabulary | None = None,
     memory: dict[str, jax.Array] | None = None,
-  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+  ) -> tuple[jax.Array, dict[str, jax.Array]] | jax.Array:
     """Returns the combined embeddings [B, T, D] and the memory for the next segment.
+
+    Without `return_memory`, only the embeddings.
 
     The intermediate `lookup` has the `ids` [B, T, N] at each place and the `rows` [B, T, G N].
 
@@ -134,6 +140,12 @@ class NGrammer(nn.Module):
       memory: the memory that the previous segment returned; None at the start of a stream.
     """
     N, E, V, G = self.heads, self.dim, self.vocabulary_size, len(self.orders)
+    if x_BxTxD.ndim != 3:
+      raise ValueError(
+        f'an NGrammer needs inputs [B, T, D], not of shape {x_BxTxD.shape}: for one sequence '
+        f'[T, D], pass x[None]'
+      )
+    dtype = x_BxTxD.dtype if self.dtype is None else self.dtype
     ngram_sizes.check(x_BxTxD.shape[-1], N, V, E, self.combine, self.orders)
     x_BxTxNxH = x_BxTxD.reshape(*x_BxTxD.shape[:2], N, -1)
     counted_BxT = None if self.padding_trains else valid_BxT
@@ -150,13 +162,13 @@ class NGrammer(nn.Module):
     self.sow('intermediates', 'lookup', {'ids': gram, 'rows': rows_BxTxGN})
     first_GN = V * jnp.arange(G * N, dtype=jnp.int32)
     ngram_BxTxGNxE = table.lookup_parameter(
-      self, 'table', self._table(G * N * V, E), rows_BxTxGN + first_GN, self.exchange
+      self, 'table', self._table((G * N * V, E), dtype), rows_BxTxGN + first_GN, self.exchange
     )
-    y_BxTxNxH = per_head.combine(x_BxTxNxH, ngram_BxTxGNxE, self.combine, self.dtype)
+    y_BxTxNxH = per_head.combine(x_BxTxNxH, ngram_BxTxGNxE, self.combine, dtype)
     y_BxTxD = y_BxTxNxH.reshape(x_BxTxD.shape)
     if counted_BxT is not None:
       y_BxTxD = jnp.where(counted_BxT[..., None] > 0, y_BxTxD, 0)
-    return y_BxTxD, memory
+    return (y_BxTxD, memory) if self.return_memory else y_BxTxD
 
   def ngram_hash(self) -> NGramHash:
     """Returns the hash of the layer, with the rows of each head."""
@@ -192,12 +204,11 @@ class NGrammer(nn.Module):
     start = K if self.distinct_start else 0
     return ids_BxTxN, paired_ids(ids_BxSxN, pair_ids, continues_BxT, start)
 
-  def _table(self, rows, E):
-    bound = (6 / (self.vocabulary_size + E)) ** 0.5  # Xavier, for the table of one head
+  def _table(self, shape, dtype):
+    bound = (6 / (self.vocabulary_size + shape[1])) ** 0.5  # Xavier, for the table of one head
 
     def uniform(key, shape, dtype):
       return jax.random.uniform(key, shape, dtype, -bound, bound)
 
-    init = nn.with_logical_partitioning(uniform, table.AXES)
-    param_dtype = jnp.promote_types(self.dtype, jnp.float32)
-    return self.param('table', init, (rows, E), param_dtype)
+    init = axis_names.with_axis_names(uniform, table.AXES)
+    return self.param('table', init, shape, jnp.promote_types(dtype, jnp.float32))

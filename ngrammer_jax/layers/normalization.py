@@ -10,6 +10,8 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from ngrammer_jax.layers import axis_names
+
 
 class LayerNorm(nn.Module):
   """Normalises the last axis, then scales and shifts it.
@@ -19,22 +21,23 @@ class LayerNorm(nn.Module):
   Attributes:
     per_head: the input is [..., N, H], and every head has its own scale and bias.
     epsilon: added to the variance.
-    dtype: dtype of the output; statistics are in at least float32.
+    dtype: dtype of the output; None: that of the input. Statistics are in at least float32.
   """
 
   per_head: bool = False
   epsilon: float = 1e-6
-  dtype: jnp.dtype = jnp.float32
+  dtype: jnp.dtype | None = jnp.float32
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     shape = x.shape[-2:] if self.per_head else x.shape[-1:]
     # Replicated: sharding these small vectors would propagate to the activations.
-    replicated = lambda init: nn.with_logical_partitioning(init, (None,) * len(shape))
-    param_dtype = jnp.promote_types(self.dtype, jnp.float32)
+    replicated = lambda init: axis_names.with_axis_names(init, (None,) * len(shape))
+    dtype = x.dtype if self.dtype is None else self.dtype
+    param_dtype = jnp.promote_types(dtype, jnp.float32)
     scale = self.param('scale', replicated(nn.initializers.ones), shape, param_dtype)
     bias = self.param('bias', replicated(nn.initializers.zeros), shape, param_dtype)
-    return _normalise(x, scale, bias, self.epsilon, self.dtype)
+    return _normalise(x, scale, bias, self.epsilon, dtype)
 
 
 # The gradient is written out because it needs only x and two numbers per row, nothing else of
@@ -77,23 +80,24 @@ class RMSNorm(nn.Module):
     axes: number of trailing axes that the scale has; the norm is over the last one.
     epsilon: added to the mean square. None: the machine epsilon of the dtype of the statistics.
     is_offset: whether the parameter is scale - 1, so that weight decay pulls the scale to 1.
-    dtype: dtype of the output; statistics are in at least float32.
+    dtype: dtype of the output; None: that of the input. Statistics are in at least float32.
   """
 
   axes: int = 1
   epsilon: float | None = 1e-6
   is_offset: bool = False
-  dtype: jnp.dtype = jnp.float32
+  dtype: jnp.dtype | None = jnp.float32
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     shape, wide = x.shape[x.ndim - self.axes :], jnp.promote_types(x.dtype, jnp.float32)
+    dtype = x.dtype if self.dtype is None else self.dtype
     init = nn.initializers.zeros if self.is_offset else nn.initializers.ones
-    init = nn.with_logical_partitioning(init, (None,) * len(shape))
-    scale = self.param('scale', init, shape, jnp.promote_types(self.dtype, jnp.float32))
+    init = axis_names.with_axis_names(init, (None,) * len(shape))
+    scale = self.param('scale', init, shape, jnp.promote_types(dtype, jnp.float32))
     scale = 1 + scale if self.is_offset else scale
     epsilon = jnp.finfo(wide).eps if self.epsilon is None else self.epsilon
     mean_square = jnp.square(x.astype(wide)).mean(axis=-1, keepdims=True)
     # Without the barrier XLA computes it again for every value of x.
     inverse = jax.lax.optimization_barrier(jax.lax.rsqrt(mean_square + epsilon))
-    return (x * inverse * scale).astype(self.dtype)
+    return (x * inverse * scale).astype(dtype)

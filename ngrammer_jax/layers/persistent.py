@@ -16,7 +16,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import dropout, full_attention
+from ngrammer_jax.layers import axis_names, dropout, full_attention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class PersistentVectors(nn.Module):
     def param(name, deviation):
       init = nn.initializers.normal(deviation)
       names = ('heads', 'persistent', 'kv')
-      return self.param(name, nn.with_logical_partitioning(init, names), (N, P, H), wide)
+      return self.param(name, axis_names.with_axis_names(init, names), (N, P, H), wide)
 
     keys_NxPxH = param('persistent_keys', H**-0.5).astype(self.dtype)
     values_NxPxH = (P**0.5 * param('persistent_values', P**-0.5)).astype(self.dtype)

@@ -23,7 +23,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import placement
+from ngrammer_jax.layers import axis_names, placement
 
 # Number of distances computed at a time on one device, unless a time step has more. On a CPU they
 # fit in the cache: 8 MB in float32, twice as fast as 64 MB. Accelerators need larger products.
@@ -291,7 +291,7 @@ class ProductQuantizer(nn.Module):
       return jax.random.uniform(key, (N, K, H), dtype, -bound, bound)
 
     def variable(name, init, *names):
-      return self.variable('codebook', name, nn.with_logical_partitioning(init, names))
+      return self.variable('codebook', name, axis_names.with_axis_names(init, names))
 
     return (
       variable('centroids', initial_centroids, 'heads', 'clusters', 'kv'),
@@ -299,7 +299,7 @@ class ProductQuantizer(nn.Module):
     )
 
   def _set_changed(self, share_N):
-    zeros = nn.with_logical_partitioning(lambda: jnp.zeros_like(share_N), ('heads',))
+    zeros = axis_names.with_axis_names(lambda: jnp.zeros_like(share_N), ('heads',))
     self.variable('codebook', 'changed', zeros).value = share_N
 
   def update_codebook(

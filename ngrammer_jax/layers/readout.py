@@ -18,7 +18,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import cache, dense, documents, recurrence
+from ngrammer_jax.layers import axis_names, cache, dense, documents, recurrence
 
 Memory = dict[str, jax.Array]
 
@@ -126,7 +126,7 @@ class AttentionReadout(nn.Module):
       keys = [jnp.where(*pair, 0) for pair in zip(visible, keys, strict=True)]
       values = [jnp.where(*pair, 0) for pair in zip(visible, values, strict=True)]
     wide = jnp.promote_types(self.dtype, jnp.float32)
-    init = nn.with_logical_partitioning(self.initializer, ('mlp',))
+    init = axis_names.with_axis_names(self.initializer, ('mlp',))
     score_J = self.param('score', init, (J,), wide).astype(self.dtype)
     score = lambda key_BxTxJ: jnp.einsum(
       'btj,j->bt', jnp.tanh(key_BxTxJ + query_BxTxJ), score_J, preferred_element_type=wide

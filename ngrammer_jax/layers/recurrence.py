@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config.recurrent import CELLS
+from ngrammer_jax.layers import axis_names
 
 FORGET_GATE = 1  # index in the order i, f, g, o
 
@@ -100,8 +101,8 @@ class Recurrence(nn.Module):
       return bias_GxK.at[FORGET_GATE].set(self.forget_bias) if self.cell == 'lstm' else bias_GxK
 
     names = ('embed', None, 'mlp')
-    kernel_init = nn.with_logical_partitioning(self.initializer, names)
-    bias_init = nn.with_logical_partitioning(biases, names[1:])
+    kernel_init = axis_names.with_axis_names(self.initializer, names)
+    bias_init = axis_names.with_axis_names(biases, names[1:])
     return (
       self.param('input_kernel', kernel_init, (D, G, K), wide).astype(self.dtype),
       self.param('recurrent_kernel', kernel_init, (K, G, K), wide),

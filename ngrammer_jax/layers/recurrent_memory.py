@@ -13,7 +13,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import dense, readout, recurrence
+from ngrammer_jax.layers import axis_names, dense, readout, recurrence
 
 
 class RecurrentMemory(nn.Module):
@@ -99,6 +99,6 @@ class RecurrentMemory(nn.Module):
     return project(x_BxTxK)
 
   def _table(self, name, names, rows, K):
-    init = nn.with_logical_partitioning(self.initializer, names)
+    init = axis_names.with_axis_names(self.initializer, names)
     wide = jnp.promote_types(self.dtype, jnp.float32)
     return self.param(name, init, (rows, K), wide).astype(self.dtype)

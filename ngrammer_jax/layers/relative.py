@@ -18,7 +18,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import dense, dropout, position
+from ngrammer_jax.layers import axis_names, dense, dropout, position
 from ngrammer_jax.layers.context import Context
 
 
@@ -104,14 +104,19 @@ class RelativePosition(nn.Module):
   biases = ('content_bias', 'position_bias')  # u and v, [N, H] each
 
   @nn.compact
-  def __call__(self, context: Context, N: int, H: int) -> tuple[jax.Array, jax.Array | None]:
-    """Returns the encodings [S, N or 1, H] and biases of a `DistanceTerm`."""
+  def __call__(
+    self, context: Context, N: int, H: int, is_capped: bool = False
+  ) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the encodings [S, N or 1, H] and biases of a `DistanceTerm`.
+
+    `is_capped`: whether scores are capped, so that a term that all keys share has an effect.
+    """
     names, options = ('embed', 'heads', 'kv'), {'use_bias': False, 'dtype': self.dtype}
     project = dense.dense_general((self.width,), (N, H), names, **options, name='position')
     key, wide = context.distance_key, jnp.promote_types(self.dtype, jnp.float32)
-    # R_0 cancels only if all keys have it, without dropout.
+    # R_0 cancels only if all keys have it, without dropout and cap.
     is_dropped = key is not None and self.dropout > 0
-    cancels = not self.shares_softmax and not is_dropped
+    cancels = not (self.shares_softmax or is_dropped or is_capped)
     r_SxD = encodings(context.keys, self.width, self.clamp_length, wide, cancels)
     # Nearest first, so that the dropout mask of a distance does not depend on their number.
     r_SxD = dropout.drop(r_SxD[::-1], self.dropout, key)[::-1]
@@ -134,11 +139,14 @@ class ShawPosition(nn.Module):
   biases = ('content_bias',)
 
   @nn.compact
-  def __call__(self, context: Context, N: int, H: int) -> tuple[jax.Array, jax.Array | None]:
+  def __call__(
+    self, context: Context, N: int, H: int, is_capped: bool = False
+  ) -> tuple[jax.Array, jax.Array | None]:
     """See `RelativePosition`."""
+    del is_capped
     wide = jnp.promote_types(self.dtype, jnp.float32)
     init = nn.initializers.normal(0.02)
-    rows = lambda *names: nn.with_logical_partitioning(init, (None, 'heads', *names))
+    rows = lambda *names: axis_names.with_axis_names(init, (None, 'heads', *names))
     a = self.param('distance_embedding', rows('kv'), (self.max_length, N, H), wide)
     b = self.param('distance_bias', rows(), (self.max_length, N), wide)
     farthest = min(self.max_length, self.clamp_length or self.max_length) - 1
@@ -158,9 +166,11 @@ class TablePosition(nn.Module):
 
   biases = ()
 
-  def __call__(self, context: Context, N: int, H: int) -> tuple[jax.Array, jax.Array | None]:
+  def __call__(
+    self, context: Context, N: int, H: int, is_capped: bool = False
+  ) -> tuple[jax.Array, jax.Array | None]:
     """See `RelativePosition`. Distances beyond the table are clamped to its last."""
-    del N, H
+    del N, H, is_capped
     (table_WxH,) = context.position_params
     first = int(not context.sees_itself)  # the table begins with the nearest key
     distance_S = jnp.arange(context.keys - 1, -1, -1) - first

@@ -17,6 +17,8 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from ngrammer_jax.layers import axis_names
+
 
 class Spans(NamedTuple):
   """Mean and longest span of the heads in a segment, in tokens without the ramp."""
@@ -121,7 +123,7 @@ class AdaptiveSpan(nn.Module):
     """Returns the spans in tokens [1, 1, N], and their mean and maximum in the segment."""
     del valid_BxT
     _check(self.limit, self.ramp, x_BxTxD.shape[-1])
-    init = nn.with_logical_partitioning(nn.initializers.constant(self.initial), ('heads',))
+    init = axis_names.with_axis_names(nn.initializers.constant(self.initial), ('heads',))
     z_N = self.limit * self.param('span', init, (self.heads,), self.dtype)
     longest_BxN = jnp.broadcast_to(z_N, (len(x_BxTxD), self.heads))
     return z_N[None, None], Spans(z_N.mean(), longest_BxN)
@@ -153,8 +155,8 @@ class DynamicSpan(nn.Module):
     """Returns the spans in tokens [B, T, N], and their mean and maximum in the segment."""
     D, N = x_BxTxD.shape[-1], self.heads
     _check(self.limit, self.ramp, D)
-    normal = nn.with_logical_partitioning(nn.initializers.normal(D**-0.5), ('embed', 'heads'))
-    constant = nn.with_logical_partitioning(nn.initializers.constant(self.initial), ('heads',))
+    normal = axis_names.with_axis_names(nn.initializers.normal(D**-0.5), ('embed', 'heads'))
+    constant = axis_names.with_axis_names(nn.initializers.constant(self.initial), ('heads',))
     v_DxN = self.param('span_kernel', normal, (D, N), self.dtype)
     b_N = self.param('span_bias', constant, (N,), self.dtype)
     z_BxTxN = self.limit * jax.nn.sigmoid(x_BxTxD.astype(v_DxN.dtype) @ v_DxN + b_N)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import (
   attention,
+  axis_names,
   cache,
   dropout,
   feed_forward,
@@ -137,7 +138,7 @@ class Block(nn.Module):
     c, T = self.config, x_BxTxD.shape[1]
     if c.position != 'learned':
       return x_BxTxD
-    init = nn.with_logical_partitioning(nn.initializers.normal(0.02), (None, 'embed'))
+    init = axis_names.with_axis_names(nn.initializers.normal(0.02), (None, 'embed'))
     max_length = c.positions().max_length
     if T > max_length:
       raise ValueError(f'a segment of {T} tokens exceeds model.positional.max_length={max_length}')
@@ -186,6 +187,7 @@ def make_attention(config: model_config.ModelConfig, dtype: jnp.dtype) -> attent
     span=None if c.span is None else _span(c.span, dtype),
     persistent=c.persistent and persistent.Persistent(c.persistent.vectors, c.persistent.kind),
     dropout=c.attention_dropout,
+    logit_cap=c.logit_cap,
     kernel=c.kernel,
     dtype=dtype,
     name='attention',

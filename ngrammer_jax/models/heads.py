@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import adaptive_softmax, quantizer, recurrence, softmax
+from ngrammer_jax.layers import adaptive_softmax, axis_names, quantizer, recurrence, softmax
 from ngrammer_jax.models import block, precision
 
 
@@ -58,14 +58,14 @@ class Head(nn.Module):
     table_init, bias_init = nn.initializers.normal(c.width**-0.5), nn.initializers.zeros
     if c.recurrent is not None:
       table_init = bias_init = recurrence.symmetric(c.recurrent.initial)
-    table_init = nn.with_logical_partitioning(table_init, ('vocab', 'embed'))
+    table_init = axis_names.with_axis_names(table_init, ('vocab', 'embed'))
     self.embedding = self.param('embedding', table_init, (V, c.width), param_dtype)
     if c.tie_embeddings:
       self.softmax_weight = self.embedding
     else:
       shape = (V, self.width or c.width)
       self.softmax_weight = self.param('softmax_weight', table_init, shape, param_dtype)
-    bias_init = nn.with_logical_partitioning(bias_init, ('vocab',))
+    bias_init = axis_names.with_axis_names(bias_init, ('vocab',))
     self.softmax_bias = (
       self.param('softmax_bias', bias_init, (V,), param_dtype) if c.softmax_bias else None
     )

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.memory import Place
 from ngrammer_jax.layers import (
+  axis_names,
   blocked_attention,
   cache,
   documents,
@@ -123,11 +124,11 @@ class TransformerLM(nn.Module):
     """Creates the position parameters that all layers share."""
     c, H = self.config, self.config.width // self.config.heads
     if c.position == 'table':
-      init = nn.with_logical_partitioning(nn.initializers.normal(1.0), (None, 'kv'))
+      init = axis_names.with_axis_names(nn.initializers.normal(1.0), (None, 'kv'))
       return (self.param('distance_embedding', init, (c.positions().max_length, H), param_dtype),)
     if c.position != 'relative' or not c.positions().shared_biases:
       return None
-    init = nn.with_logical_partitioning(nn.initializers.normal(0.02), ('heads', 'kv'))
+    init = axis_names.with_axis_names(nn.initializers.normal(0.02), ('heads', 'kv'))
     shape, names = (c.context_heads, H), ('content_bias', 'position_bias')
     return tuple(self.param(name, init, shape, param_dtype) for name in names)
 

@@ -150,6 +150,7 @@ def _dense_transforms(config, decay_mask):
   """Returns the transformations of dense gradients that precede the learning rate."""
   if config.algorithm == 'adagrad':
     return (scale_by_adagrad(config.epsilon, config.clip_norm),)
+  # `adam` with a weight decay is what optax calls `adamw`: both names, one algorithm.
   identity, adam = optax.identity(), config.adam or experiment.AdamConfig()
   decay = optax.add_decayed_weights(config.weight_decay, decay_mask)
   return (

@@ -176,7 +176,7 @@ def test_possible_config_passes(fields):
     ),
     (
       {'optimizer': {'algorithm': 'sgd'}},
-      "optimizer.algorithm='sgd' is not one of: adam, lamb, adagrad",
+      "optimizer.algorithm='sgd' is not one of: adam, adamw, lamb, adagrad",
     ),
     (
       {'model': {'adaptive_softmax': {'cutoffs': (8,)}}},

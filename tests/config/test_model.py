@@ -34,7 +34,7 @@ positional = lambda position, **fields: {
   'position': position,
   'positional': model_config.PositionalConfig(**fields),
 }
-
+capped = lambda cap: {'attention': model_config.AttentionConfig(cap)}
 persistent = lambda **fields: {'persistent': model_config.PersistentConfig(**fields)}
 
 
@@ -104,7 +104,7 @@ def spans(**fields):
     ({'attention_dropout': 1.0}, 'model.attention_dropout=1.0 must be at least 0 and below 1'),
     (
       {'activation': 'swish'},
-      "model.activation='swish' is not one of: gelu, relu, silu, squared_relu, softmax",
+      "model.activation='swish' is not one of: gelu, gelu_erf, relu, silu, squared_relu, softmax",
     ),
     (
       {'position': 'alibi'},
@@ -259,6 +259,12 @@ def spans(**fields):
       'computes queries from keys: use only one of them',
     ),
     ({'ngram': {'clusters': 0}}, 'model.ngram.clusters=0 must be at least 1, or None'),
+    (capped(0.0), 'model.attention.logit_cap=0.0 must be above 0, or None'),
+    (
+      capped(2.0) | {'kernel': 'cudnn'},
+      "model.kernel='cudnn' does not support model.attention.logit_cap=2.0: use model.kernel=None, "
+      'which selects automatically',
+    ),
   ],
 )
 def test_impossible_model_says_what_to_change(fields, message):

@@ -1,5 +1,6 @@
 """Compares models with arrays of the official adaptive-span code, in float64 and float32."""
 
+import argparse
 import dataclasses
 
 import jax
@@ -8,11 +9,12 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import config as experiment
+from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.interop import adaptive_span
+from ngrammer_jax.interop import adaptive_span, conversion
 from ngrammer_jax.models import transformer
 from ngrammer_jax.training import optimizers
-from tests.checks import assert_close, bad_input
+from tests.checks import assert_close, assert_same_arrays, bad_input, config_file_model
 
 PRECISIONS = [('float64', 1e-9), ('float32', 1e-4)]
 
@@ -164,15 +166,111 @@ def test_training_with_adagrad(reference, dtype, tolerance):
     ('span', 'kind', 'dynamic', 'adaptive'),
     ('span', 'renormalize', False, True),
     ('persistent', 'kind', 'attention_split', 'all_attention'),
-    ('memory', 'same_length', 'memory_and_self', 'memory_alone'),
+    ('memory', 'same_length', 'memory', 'memory_alone'),
+    ('memory', 'first', 'empty', 'zeros'),
+    ('memory', 'across_documents', False, True),
+    ('memory', 'length', 7, 8),
+    ('span', 'limit', 12, 8),
   ],
 )
 def test_unsupported_options_raise_bad_input(block, key, value, supported):
   config = config_of({'cfg/S': 8, 'cfg/R': 4, 'cfg/lam': 0.1, 'cfg/pers': 5}, 'float32')
   config = dataclasses.replace(
-    config,
-    positional=model_config.PositionalConfig(max_length=9),
-    **{block: dataclasses.replace(getattr(config, block), **{key: value})},
+    config, **{block: dataclasses.replace(getattr(config, block), **{key: value})}
   )
   with bad_input(f'model.{block}.{key}={value!r} must be {supported!r} for these weights'):
     adaptive_span.load_language_model({}, config, 23)
+
+
+def args_of(f):
+  """The arguments of main.py in its groups."""
+  option = lambda name: f[f'cfg/{name}'].item()
+  return {
+    'model_params': {
+      **{'hidden_size': option('H'), 'inner_hidden_size': option('INNER'), 'nb_heads': option('K')},
+      **{'nb_layers': option('NL'), 'attn_span': option('S'), 'block_size': 8, 'dropout': 0.1},
+    },
+    'adapt_span_params': {
+      **{'adapt_span_enabled': bool(option('adapt')), 'adapt_span_ramp': option('R')},
+      'adapt_span_loss': option('lam'),
+    },
+    'pers_mem_params': {'pers_mem_size': option('pers')},
+    'optim_params': {'lr': 0.07},
+  }
+
+
+@pytest.mark.parametrize('name', ['span_adaptive', 'span_fixed_pers'])
+def test_the_config_of_official_arguments(x64, reference, name):
+  """That of the official arrays; the exported arrays are the official ones bit for bit."""
+  f = reference(name)
+  args = args_of(f)
+  config = adaptive_span.config_from_args(args)
+  assert config.attention_dropout == config.inner_dropout == 0.1 and config.dropout == 0
+  expected = config_of(f, 'auto', attention_dropout=0.1, inner_dropout=0.1)
+  if expected.span is not None:
+    expected = dataclasses.replace(expected, span=dataclasses.replace(expected.span, initial=0.0))
+  assert dataclasses.replace(config, feed_forward_width=expected.feed_forward_width) == expected
+  arrays = parameters(f, 'param/', 'float64')
+  config = dataclasses.replace(config, dtype='float64')
+  variables = adaptive_span.load_language_model(arrays, config, 23, args)
+  assert_same_arrays(adaptive_span.export_language_model(variables, config, 23), arrays, 0)
+  flat = argparse.Namespace(**{k: v for group in args.values() for k, v in group.items()})
+  flat.nb_heads = 4
+  with bad_input('model.heads=2 must be 4 for these official settings'):
+    adaptive_span.load_language_model(arrays, config, 23, flat)
+
+
+def test_official_arguments_with_adaptive_input_and_output():
+  args = {'adapt_io_enabled': True, 'adapt_io_cutoffs': [6, 12], 'adapt_io_divval': 2}
+  args |= {'hidden_size': 16, 'nb_layers': 2, 'attn_span': 8, 'emb_dropout': 0.2}
+  config = adaptive_span.config_from_args(args | {'adapt_io_tied': True})
+  expected = model_config.AdaptiveSoftmaxConfig((6, 12), 2, dropout=0.2)
+  assert config.adaptive_softmax == expected and config.tie_embeddings and config.scale_embeddings
+  suffix = 'an adaptive-span model with another value is a model that cannot be loaded'
+  with bad_input(f'adapt_io_tied=False must be True: {suffix}'):
+    adaptive_span.config_from_args(args)
+  with bad_input(f'emb_dropout=0.2 must be 0: {suffix}'):
+    adaptive_span.config_from_args({'emb_dropout': 0.2})
+  with bad_input(
+    'an adaptive-span model has no setting nb_head (its value is 3): did you mean nb_heads?'
+  ):
+    adaptive_span.config_from_args({'nb_head': 3})
+
+
+def test_exported_variables_that_do_not_fit_are_listed():
+  config = config_of({'cfg/S': 8, 'cfg/R': 4, 'cfg/lam': 0.1}, 'float32')
+  variables = {'params': {'embedding': np.zeros((3, 16)), 'more': np.zeros(2)}}
+  with pytest.raises(errors.BadInput, match='arrays do not match an adaptive-span') as error:
+    adaptive_span.export_language_model(variables, config, 23)
+  for line in (
+    'missing: params/softmax_bias (23,)',
+    'extra: params/more (2,)',
+    'wrong shape: params/embedding is (3, 16), expected (23, 16)',
+  ):
+    assert line in str(error.value)
+
+
+@pytest.mark.parametrize(
+  'script, args',
+  [
+    (
+      'enwik8_small',
+      {'nb_layers': 8, 'hidden_size': 256, 'nb_heads': 4, 'attn_span': 1024, 'dropout': 0.0}
+      | {'adapt_span_loss': 2e-6},
+    ),
+    (
+      'wiki103_pers',
+      {'nb_layers': 36, 'hidden_size': 512, 'inner_hidden_size': 1, 'nb_heads': 8}
+      | {'attn_span': 2048, 'dropout': 0.3, 'emb_dropout': 0.1, 'adapt_span_loss': 5e-7}
+      | {'pers_mem_size': 2048, 'adapt_io_enabled': True, 'adapt_io_tied': True},
+    ),
+  ],
+)
+def test_the_arguments_of_the_official_scripts_make_the_models_of_the_configs(script, args):
+  config = adaptive_span.config_from_args(args | {'adapt_span_enabled': True})
+  expected = config_file_model(f'adaptive_span.py:{script}')
+  conversion.check_same_model(expected, config)
+  assert config.span.penalty == expected.span.penalty
+  assert config.adaptive_softmax == expected.adaptive_softmax  # its dropout too
+  for name in ('dropout', 'inner_dropout', 'attention_dropout'):
+    assert getattr(config, name) == getattr(expected, name)

@@ -9,7 +9,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.interop import attention_lstm
 from ngrammer_jax.models import recurrent
-from tests.checks import assert_close, data_root
+from tests.checks import assert_close, assert_same_arrays, data_root
 
 PRECISIONS = [('float64', 1e-9), ('float32', 2e-5)]
 KINDS = ('none', 'attention', 'key_value', 'key_value_predict', 'ngram', 'recurrent_memory')
@@ -54,7 +54,10 @@ def test_stream_matches_reference(name, dtype, tolerance, carry):
   with jax.enable_x64(dtype == 'float64'):
     config, V = config_of(f, dtype, carry), int(f['cfg/V'])
     model = recurrent.RecurrentLM(config, V)
-    params = attention_lstm.load_language_model(parameters(f, dtype), config, V)['params']
+    arrays = parameters(f, dtype)
+    params = attention_lstm.load_language_model(arrays, config, V)['params']
+    exported = attention_lstm.export_language_model({'params': params}, config, V)
+    assert_same_arrays(exported, arrays, 0)
     memory = jax.jit(lambda: recurrent.empty_memory(config, int(f['cfg/B'])))()
 
     @jax.jit

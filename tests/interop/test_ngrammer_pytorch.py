@@ -7,7 +7,7 @@ import pytest
 
 from ngrammer_jax.interop import ngrammer_pytorch
 from ngrammer_jax.layers import NGrammer
-from tests.checks import assert_close, bad_input
+from tests.checks import assert_close, assert_same_arrays, bad_input
 
 N, H, E, V, K, B, T = 2, 6, 3, 50, 8, 2, 9
 PRIMES = (53, 59)
@@ -50,6 +50,8 @@ def test_loaded_layer_matches_reference_loop(x64, arrays):
   assert jax.tree.structure(variables) == jax.tree.structure(
     jax.tree.map(lambda leaf: 0, shapes, is_leaf=lambda leaf: hasattr(leaf, 'names'))
   )
+  exported = ngrammer_pytorch.export_ngrammer(variables, layer, N * H)
+  assert_same_arrays(exported, arrays, 0)
   y, _ = jax.jit(layer.apply)(variables, x)
   assert_close(y, reference_output(x, arrays), 1e-4)
 

@@ -33,16 +33,23 @@ CONFIGS = {
     'persistent': model_config.PersistentConfig(4),
   },
   attention_lstm: attention_lstm.MODEL_OPTIONS | {'recurrent': experiment.RecurrentConfig()},
-  praxis: {'ngram': model_config.NGramConfig(), 'positional': model_config.PositionalConfig()},
+  praxis: {
+    'ngram': model_config.NGramConfig(),
+    'positional': model_config.PositionalConfig(),
+    'attention': model_config.AttentionConfig(),
+  },
   transformer_xl: {
     **transformer_xl.MODEL_OPTIONS,
     'positional': POSITIONAL,
-    'memory': MEMORY,
+    'memory': dataclasses.replace(MEMORY, same_length='memory'),
     'adaptive_softmax': model_config.AdaptiveSoftmaxConfig(),
   },
 }
 # Options with several values that a loader accepts.
-ALTERNATIVES = {praxis: ('norm', 'position'), transformer_xl: ('norm', 'position')}
+ALTERNATIVES = {
+  praxis: ('norm', 'position'),
+  transformer_xl: ('norm', 'position', 'memory.same_length'),
+}
 LAYERS = {ngrammer_pytorch: (), praxis: (*praxis.NGRAMMER_OPTIONS, 'id_vocabulary')}
 CANDIDATES = (True, False, 1, 2, 3, 0.25, 2.5, 'other')
 

@@ -9,9 +9,10 @@ import pytest
 from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.interop import praxis
-from ngrammer_jax.layers import NGrammer
+from ngrammer_jax.layers import Attention, NGrammer, attention, position
+from ngrammer_jax.layers.context import Context
 from ngrammer_jax.models import transformer
-from tests.checks import assert_close, bad_input
+from tests.checks import assert_close, assert_same_arrays, bad_input
 
 PRECISIONS = [('float64', 1e-9), ('float32', 2e-5)]
 
@@ -44,6 +45,9 @@ def test_ngrammer_layer(reference, dtype, tolerance):
       prenormalize=bool(f['cfg/prenorm']),
     )
     variables = praxis.load_ngrammer(praxis_layer_arrays(f, dtype), layer, width=32)
+    if dtype == 'float64':
+      arrays = praxis_layer_arrays(f, dtype)
+      assert_same_arrays(praxis.export_ngrammer(variables, layer, 32), arrays, 1e-15)
     x = f['x'].astype(dtype)
 
     def weighted_sum(params, x, documents, valid):
@@ -304,7 +308,7 @@ def test_praxis_names_of_ngrammers_after_attention():
       'ngram_layer/emb_layer_norm_0/scale (8,)',
     ):
       assert f'missing: {prefix}{name}\n' in f'{error.value}\n'
-  # The missing names are exactly those of the variables of the model.
+  # The missing names are exactly those of the variables of the model, and of what is exported.
   arrays = missing_arrays(error.value)
   variables = praxis.load_language_model(arrays, config, 23)
   model = transformer.TransformerLM(config, 23)
@@ -312,6 +316,9 @@ def test_praxis_names_of_ngrammers_after_attention():
   expected = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), tokens, memory)))
   get_shapes = lambda tree: jax.tree.map(lambda leaf: leaf.shape, tree)
   assert get_shapes(variables) == get_shapes(expected)
+  exported = praxis.export_language_model(variables, config, 23)
+  collection = lambda name: 'non_trainable' if 'means' in name else 'params'
+  assert_same_arrays(exported, {f'{collection(name)}/{name}': a for name, a in arrays.items()})
   means = arrays['transformer/x_layers_1/self_attention/ngrammer/vq_layer/means']
   loaded = variables['codebook']['layer_1']['ngrammer']['quantizer']['centroids']
   assert_close(loaded, means.astype('float32'), 1e-6)
@@ -360,3 +367,35 @@ def test_values_that_are_not_numeric_are_listed(reference):
     '  not numeric: final_ln/scale\n  not numeric: final_ln/bias'
   ):
     praxis.load_language_model(arrays, model_config.ModelConfig(**LM_CONFIG), 23)
+
+
+def test_attention_alone(x64, reference):
+  """The first attention of the language model, on the normed embeddings."""
+  f, prefix = reference('lm_plain'), 'param/transformer/x_layers_0/self_attention/'
+  arrays = {k.replace(prefix, 'params/'): v for k, v in f.items() if k.startswith(prefix)}
+  projections = attention.Projections(bias=True, per_dim_scale=True)
+  layer = Attention(heads=2, projections=projections, dtype=jnp.float64)
+  variables = praxis.load_attention(arrays, layer, 16)
+  norm = 'param/transformer/x_layers_0/layer_norm'
+  x = f['plain/emb']
+  x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+  x, T = x * (1 + f[f'{norm}/scale']) + f[f'{norm}/bias'], x.shape[1]
+
+  @jax.jit
+  def run(x):
+    rotation = position.rotation(jnp.arange(T), 8, dtype=jnp.float64)
+    visible = jnp.broadcast_to(jnp.tri(T, dtype=bool), (len(x), T, T))
+    return layer.apply(variables, x, Context(visible, rotation=rotation))[0]
+
+  assert_close(run(x), f['plain/attn_out/0'], 1e-9)
+  assert_same_arrays(praxis.export_attention(variables, layer, 16), arrays, 0)
+  layer = layer.clone(projections=attention.Projections(taps=2, shared_query_key=True))
+  with bad_input('projections.shared_query_key=True must be False for these weights'):
+    praxis.load_attention({}, layer, 16)
+  layer = layer.clone(projections=attention.Projections(taps=2))
+  with pytest.raises(errors.BadInput) as error:
+    praxis.load_attention({}, layer, 16)
+  arrays = missing_arrays(error.value)
+  assert arrays['dconv_q/dconv_1'].shape == (2, 8) and len(arrays) == 4 + 3 * 2
+  exported = praxis.export_attention(praxis.load_attention(arrays, layer, 16), layer, 16)
+  assert_same_arrays(exported, {f'params/{name}': array for name, array in arrays.items()}, 0)

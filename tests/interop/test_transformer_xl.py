@@ -1,5 +1,8 @@
 """Compares models with arrays of the PyTorch Transformer-XL, in float64 and float32."""
 
+import argparse
+import dataclasses
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -8,10 +11,10 @@ import pytest
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.interop import transformer_xl
+from ngrammer_jax.interop import conversion, transformer_xl
 from ngrammer_jax.layers import relative
 from ngrammer_jax.models import transformer
-from tests.checks import assert_close
+from tests.checks import assert_close, assert_same_arrays, bad_input, config_file_model
 
 PRECISIONS = [('float64', 1e-9), ('float32', 1e-4)]
 
@@ -138,6 +141,7 @@ def test_source_names_of_a_variant_cover_all_variables(reference, variant):
   expected = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), tokens, memory)))
   get_shapes = lambda tree: jax.tree.map(lambda leaf: leaf.shape, tree)
   assert get_shapes(variables) == get_shapes(expected)
+  assert_same_arrays(transformer_xl.export_language_model(variables, config, V), arrays)
   fused_name = 'layers.1.dec_attn.kv_net.weight'
   if fused_name in arrays:  # keys first
     attention = variables['params']['layer_1']['attention']
@@ -181,3 +185,117 @@ def test_untied_arrays_are_not_ignored_if_the_config_ties_them(reference):
   with pytest.raises(errors.BadInput, match='model.scale_embeddings=False must be True'):
     other = config_of(f, 'float32', scale_embeddings=False)
     transformer_xl.load_language_model(parameters(f, 'param/', 'float32'), other, 23)
+
+
+ARGS = {'n_layer': 2, 'n_head': 2, 'd_head': 8, 'd_model': 16, 'd_inner': 32, 'tgt_len': 8}
+
+
+def test_the_config_of_official_arguments(x64, reference):
+  """That of the official arrays; the exported arrays are the official ones bit for bit."""
+  f = reference('xl_base')
+  args = {name: f[f'cfg/{name}'].item() for name in (*ARGS, 'mem_len') if f'cfg/{name}' in f}
+  config = transformer_xl.config_from_args(args | {'dropout': 0.1, 'lr': 1.0, 'seed': 1})
+  assert (config.dropout, config.inner_dropout, config.attention_dropout) == (0.1, 0.1, 0.0)
+  config = dataclasses.replace(config, dtype='float64')
+  official = config_of(f, 'float64')
+  conversion.check_same_model(
+    config,
+    dataclasses.replace(
+      official, memory=dataclasses.replace(official.memory, across_documents=True)
+    ),
+  )
+  arrays = parameters(f, 'param/', 'float64')
+  variables = transformer_xl.load_language_model(arrays, config, 23, args)
+  exported = transformer_xl.export_language_model(variables, config, 23)
+  assert_same_arrays(exported, arrays, 0)
+  with bad_input('model.memory.length=9 must be 8 for these official settings'):
+    longer = dataclasses.replace(config.memory, length=9)
+    longer = dataclasses.replace(config, memory=longer)
+    transformer_xl.load_language_model(arrays, longer, 23, argparse.Namespace(**args))
+
+
+@pytest.mark.parametrize(
+  'args, fields',
+  [
+    ({'pre_lnorm': True, 'not_tied': True}, {'norm': 'pre', 'tie_embeddings': False}),
+    ({'attn_type': 1, 'clamp_len': 3, 'mem_len': 4}, {'position': 'shaw'}),
+    ({'attn_type': 3}, {'position': 'learned', 'memory': None}),
+    (
+      {'adaptive': True, 'dataset': 'lm1b', 'div_val': 2},
+      {
+        'adaptive_softmax': model_config.AdaptiveSoftmaxConfig(
+          transformer_xl.CUTOFFS['lm1b'], 2, None, (False,)
+        )
+      },
+    ),
+    (
+      {'cutoffs': [6, 12], 'tie_projs': [False, True, True], 'd_embed': 8},
+      {'adaptive_softmax': model_config.AdaptiveSoftmaxConfig((6, 12), 1, 8, (False, True, True))},
+    ),
+    (
+      {'same_length': True, 'mem_len': 4},
+      {'memory': model_config.MemoryConfig(4, same_length='memory', across_documents=True)},
+    ),
+  ],
+)
+def test_official_arguments_become_options(args, fields):
+  config = transformer_xl.config_from_args(ARGS | args)
+  assert {name: getattr(config, name) for name in fields} == fields
+  if config.position == 'shaw':
+    assert (config.positional.max_length, config.positional.clamp_length) == (12, 3)
+
+
+@pytest.mark.parametrize(
+  'args, message',
+  [
+    (
+      {'ext_len': 4, 'd_head': 4},
+      'd_head=4 must be 8: a Transformer-XL with another value is a model that cannot be loaded\n'
+      'ext_len=4 must be 0: a Transformer-XL with another value is a model that cannot be loaded',
+    ),
+    (
+      {'n_layers': 3},
+      'a Transformer-XL has no setting n_layers (its value is 3): did you mean n_layer?',
+    ),
+    ({'cutoffs': [6]}, 'cutoffs=[6] need tie_projs, one entry for each of the 2 clusters'),
+    (
+      {'adaptive': True, 'dataset': 'enwik8'},
+      "dataset='enwik8' must be 'wt103' or 'lm1b': a Transformer-XL with another value is a model "
+      'that cannot be loaded',
+    ),
+  ],
+)
+def test_official_arguments_of_other_models_are_refused(args, message):
+  with bad_input(message):
+    transformer_xl.config_from_args(ARGS | args)
+
+
+# The arguments of the scripts of the official code, in the order of SCRIPT_ARGS.
+SCRIPT_ARGS = (
+  'dataset',
+  'n_layer',
+  'd_model',
+  'n_head',
+  'd_inner',
+  'dropout',
+  'dropatt',
+  'tgt_len',
+)
+SCRIPTS = {
+  'enwik8_base': ('enwik8', 12, 512, 8, 2048, 0.1, 0.0, 512),
+  'wt103_base': ('wt103', 16, 410, 10, 2100, 0.1, 0.0, 150),
+  'wt103_large': ('wt103', 18, 1024, 16, 4096, 0.2, 0.2, 384),
+  'lm1b_large': ('lm1b', 24, 1280, 16, 8192, 0.05, 0.05, 32),
+}
+
+
+@pytest.mark.parametrize('script', SCRIPTS)
+def test_the_arguments_of_the_official_scripts_make_the_models_of_the_configs(script):
+  args = dict(zip(SCRIPT_ARGS, SCRIPTS[script], strict=True))
+  args |= {'d_head': args['d_model'] // args['n_head'], 'mem_len': args['tgt_len'], 'cuda': True}
+  args |= {'adaptive': args['dataset'] != 'enwik8', 'div_val': 4 if 'large' in script else 1}
+  config = transformer_xl.config_from_args(args)
+  expected = config_file_model(f'transformer_xl.py:{script}')
+  conversion.check_same_model(expected, config)
+  dropout = lambda c: (c.dropout, c.inner_dropout, c.attention_dropout)
+  assert dropout(config) == dropout(expected)

@@ -61,7 +61,7 @@ def distance_score(distance):
   return np.array([*np.sin(angles), *np.cos(angles)])
 
 
-def slow_attention(x, params, mask, rotated):
+def slow_attention(x, params, mask, rotated, cap=None):
   """Attention of the last tokens to all that are seen, one query at a time."""
   project = lambda name, v, n: (
     v @ params[name]['kernel'][:, n] + params[name].get('bias', np.zeros((N, H)))[n]
@@ -83,6 +83,7 @@ def slow_attention(x, params, mask, rotated):
       if 'relative' in params:
         r = distance_score(place - s) @ params['relative']['position']['kernel'][:, n]
         score += (query + params['position_bias'][n]) * scale_H @ r
+      score = score if cap is None else cap * np.tanh(score / cap)
       weights.append(np.exp(score))
       values.append(project('value', x[b, s], n))
     context = np.array(weights) / sum(weights) @ np.array(values)
@@ -91,13 +92,13 @@ def slow_attention(x, params, mask, rotated):
 
 
 @pytest.mark.parametrize(
-  'bias, per_dim_scale, rotated', [(False, False, False), (True, True, True)]
+  'bias, per_dim_scale, rotated, cap', [(False, False, False, None), (True, True, True, 2.0)]
 )
-def test_equals_slow_loop(x64, bias, per_dim_scale, rotated):
+def test_equals_slow_loop(x64, bias, per_dim_scale, rotated, cap):
   rng = np.random.default_rng(0)
   x, params = rng.normal(size=(B, T, D)), random_parameters(rng, bias, per_dim_scale)
   projections = attention.Projections(bias=bias, per_dim_scale=per_dim_scale)
-  layer = Attention(heads=N, projections=projections, dtype=jnp.float64)
+  layer = Attention(heads=N, projections=projections, dtype=jnp.float64, logit_cap=cap)
   mask = np.zeros((B, T, T), bool)  # the documents, prefix and padding above
   for b, t, s in np.ndindex(B, T, T):
     same = DOCUMENTS[b, s] == DOCUMENTS[b, t] and VALID[b, s] == VALID[b, t]
@@ -109,7 +110,7 @@ def test_equals_slow_loop(x64, bias, per_dim_scale, rotated):
     rotation = position.rotation(np.arange(T), H, dtype=jnp.float64) if rotated else None
     return layer.apply({'params': params}, x, Context(mask, rotation=rotation))[0]
 
-  assert_close(run(x), slow_attention(x, params, mask, rotated), 1e-12)
+  assert_close(run(x), slow_attention(x, params, mask, rotated, cap), 1e-12)
 
 
 @pytest.mark.parametrize('in_blocks', [False, True])
@@ -117,12 +118,16 @@ def test_equals_slow_loop(x64, bias, per_dim_scale, rotated):
 def test_after_a_memory_of_inputs_it_equals_slow_loop(
   x64, monkeypatch, scores_distances, in_blocks
 ):
-  """Queries are turned by their own positions, or keys are scored by their distance too."""
+  """Queries are turned by their own positions, or keys are scored by their distance too.
+
+  The scores with distances are capped: a cap is applied to the sum.
+  """
   monkeypatch.setattr(blocked_attention, 'BLOCK', 2)
   rng = np.random.default_rng(1)
   x, params = rng.normal(size=(B, M + T, D)), random_parameters(rng, relative=scores_distances)
   scored = functools.partial(relative.RelativePosition, width=D) if scores_distances else None
-  layer = Attention(heads=N, position=scored, dtype=jnp.float64)
+  cap = 0.8 if scores_distances else None
+  layer = Attention(heads=N, position=scored, dtype=jnp.float64, logit_cap=cap)
   mask = np.broadcast_to(np.tri(T, M + T, M, dtype=bool), (B, T, M + T))
 
   @jax.jit
@@ -138,7 +143,7 @@ def test_after_a_memory_of_inputs_it_equals_slow_loop(
       context = context.replace(rotation=rotation)
     return layer.apply({'params': params}, x[:, M:], context, attention.LayerInputs(x[:, :M]))[0]
 
-  assert_close(run(x), slow_attention(x, params, mask, rotated=not scores_distances), 1e-12)
+  assert_close(run(x), slow_attention(x, params, mask, not scores_distances, cap), 1e-12)
 
 
 @functools.cache

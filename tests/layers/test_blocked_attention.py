@@ -18,7 +18,7 @@ def project(weights, rows, cache, head):
   return rows @ weights[0], rows @ weights[1]
 
 
-def reference(operands, rows, context, drop, renormalize):
+def reference(operands, rows, context, drop, renormalize, logit_cap):
   """The formula, over all keys at once: values [B, T, N, H], log masses and pairs [B, N, T]."""
   heads, weights, z_BxTxN = operands
   key, value = (
@@ -32,6 +32,8 @@ def reference(operands, rows, context, drop, renormalize):
     if bias_SxN is not None:
       distance_scores += bias_SxN.T[:, None]
     scores += relative.shift(distance_scores)
+  if logit_cap is not None:
+    scores = logit_cap * jnp.tanh(scores / logit_cap)
   visible_Bx1xTxS = documents.visible(
     context.query_documents_BxT,
     context.key_documents_BxS,
@@ -83,6 +85,7 @@ CASES = {
   'dynamic_dropout': {'spans': 'dynamic', 'dropout': 0.3},
   'not_renormalized': {'spans': 'adaptive', 'renormalize': False, 'window': 13},
   'pairs': {'spans': 'dynamic', 'return_pairs': True},
+  'capped': {'spans': 'adaptive', 'distance': 'biased', 'logit_cap': 0.7},
   'one_block': {'distance': 'plain', 'block_size': 32},
 }
 
@@ -108,11 +111,12 @@ def test_equals_whole_scores(x64, monkeypatch, case):
     sees_itself=options.get('sees_itself', True),
   )
   drop = dropout.Dropout(options.get('dropout', 0.0), jax.random.key(1))
-  return_pairs = options.get('return_pairs', False)
+  return_pairs, logit_cap = options.get('return_pairs', False), options.get('logit_cap')
 
   def in_blocks(heads, weights, z_BxTxN):
     spans = None if z_BxTxN is None else SpanMask(z_BxTxN, RAMP, renormalize)
     source = blocked_attention.MemorySource(project, weights, rows)
+    heads = heads._replace(logit_cap=logit_cap)
     part = blocked_attention.attend(heads, spans, context, source, return_pairs, drop)
     return part.values_BxTxNxH, part.log_mass_BxNxT, part.pair_BxNxT
 
@@ -130,7 +134,7 @@ def test_equals_whole_scores(x64, monkeypatch, case):
 
   results, gradient = values_and_gradient(lambda operands: in_blocks(*operands))
   expected, expected_gradient = values_and_gradient(
-    lambda operands: reference(operands, rows, context, drop, renormalize)
+    lambda operands: reference(operands, rows, context, drop, renormalize, logit_cap)
   )
   close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
   jax.tree.map(close, results[:2], expected[:2])

@@ -1,3 +1,5 @@
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ from tests.checks import assert_close
 
 FORMULAS = {
   'gelu': lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+  'gelu_erf': lambda x: x / 2 * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
   'relu': lambda x: np.where(x > 0, x, 0),
   'silu': lambda x: x / (1 + np.exp(-x)),
   'squared_relu': lambda x: np.where(x > 0, x**2, 0),

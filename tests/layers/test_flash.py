@@ -54,12 +54,12 @@ def output(kernel, params, x_BxTxD, is_plain_causal=True, dtype=jnp.float32, **f
   return layer.apply(params, x_BxTxD.astype(dtype), context_of(is_plain_causal=is_plain_causal))[0]
 
 
-def attend(kernel, dtype=jnp.float32):
+def attend(kernel, dtype=jnp.float32, **fields):
   """Value and gradients of attention."""
   x_BxTxD, documents_BxT, _ = inputs()
 
   def loss(params, x_BxTxD):
-    y_BxTxD = output(kernel, params, x_BxTxD, dtype=dtype)
+    y_BxTxD = output(kernel, params, x_BxTxD, dtype=dtype, **fields)
     weights = np.where(documents_BxT < 0, 0.0, 1.0)[..., None] * np.sin(np.arange(N * H))
     return (y_BxTxD * weights).sum(), y_BxTxD
 
@@ -74,15 +74,21 @@ def calls_kernel(kernel, **fields):
   return 'pallas_call' in program or 'dot_product_attention_fwd' in program
 
 
-@pytest.mark.parametrize('shape', [pytest.param(None, marks=pytest.mark.slow), (2, 2, 2)])
-def test_splash_is_what_the_scores_give(shape):
-  expected = attend('xla')
+@pytest.mark.parametrize(
+  'shape, cap',
+  [((2, 2, 2), 0.3)]
+  + [pytest.param(*each, marks=pytest.mark.slow) for each in (((2, 2, 2), None), (None, None))],
+)
+def test_splash_is_what_the_scores_give(shape, cap):
+  expected = attend('xla', logit_cap=cap)
+  uncapped = attend('xla')[0][1]
+  assert (np.abs(expected[0][1] - uncapped).max() > 1e-3) == (cap is not None)
   assert calls_kernel('splash') and not calls_kernel('xla')
   if shape is None:
-    actual = attend('splash')
+    actual = attend('splash', logit_cap=cap)
   else:
     with sharding.use(sharding.make_mesh(*shape)):
-      actual = attend('splash')
+      actual = attend('splash', logit_cap=cap)
   compare = lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4, rtol=1e-4)
   jax.tree.map(compare, actual, expected)
 
@@ -125,6 +131,8 @@ def test_a_kernel_is_only_asked_where_it_can_do_it():
   ],
 )
 def test_what_a_kernel_cannot_do_is_left_to_the_scores(kernel, shape, dtype, why):
+  capped = flash.unsupported_reason(kernel, shape, jnp.dtype(dtype), 0.5)
+  assert capped == ('cannot cap the scores' if kernel == 'cudnn' else why)
   assert flash.unsupported_reason(kernel, shape, jnp.dtype(dtype)) == why
   assert flash.choose(kernel, shape, jnp.dtype(dtype)) == ('xla' if why else kernel)
 

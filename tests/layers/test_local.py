@@ -30,7 +30,8 @@ def test_blocks_of_queries_equal_one_block(x64, monkeypatch, kind):
   monkeypatch.setattr(local, 'BLOCK', 4)
   make_span = functools.partial(kind, limit=M, ramp=2, initial=0.4, dtype=jnp.float64)
   position = functools.partial(relative.ShawPosition, max_length=5)
-  layer = Attention(N, position=position, span=make_span, dtype=jnp.float64)
+  fields = {'dtype': jnp.float64, 'logit_cap': 0.6}
+  layer = Attention(N, position=position, span=make_span, **fields)
   segment_context, valid = segment()
   rng = np.random.default_rng(0)
   x, rows = rng.normal(size=(B, T, D)), rng.normal(size=(B, M, D))

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax.layers import NGrammer, ProductQuantizer, ngrammer
+from ngrammer_jax.layers import FeedForward, LayerNorm, NGrammer, ProductQuantizer, ngrammer
 from ngrammer_jax.layers.ngram.windows import Windows
+from ngrammer_jax.layers.normalization import RMSNorm
 from tests import jaxprs
 from tests.checks import assert_close, random_variables
 from tests.layers.ngram.test_hashing import slow_rows
@@ -472,3 +473,40 @@ def test_initial_table_is_xavier_uniform_per_head():
   bound = (6 / (500 + 2)) ** 0.5
   assert params['table'].shape == (N * 500, 2)
   assert 0.99 * bound < np.abs(params['table']).max() <= bound
+
+
+def test_without_a_dtype_the_output_has_that_of_the_input():
+  layer = latent(dtype=None, return_memory=False)
+  x = random_inputs(2, 6, 'bfloat16')
+  variables = random_variables(layer, x)
+  y, updated = apply(layer, variables, x, mutable=('codebook',))
+  centroids = updated['codebook']['quantizer']['centroids']
+  assert y.dtype == jnp.bfloat16 and y.shape == x.shape and centroids.dtype == jnp.float32
+  assert {str(leaf.dtype) for leaf in jax.tree.leaves(variables['params'])} == {'float32'}
+  # Small steps of k-means would be lost in bfloat16.
+  before = variables['codebook']['quantizer']['centroids']
+  assert (np.asarray(centroids) != np.asarray(before)).any()
+  named = apply(latent(dtype=jnp.bfloat16), variables, x)[0]
+  np.testing.assert_array_equal(y, named)
+  shapes = jax.eval_shape(layer.init, jax.random.key(0), x)
+  assert {str(leaf.dtype) for leaf in jax.tree.leaves(shapes)} == {'float32'}
+  assert jax.eval_shape(layer.apply, variables, random_inputs(2, 6)).dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+  'layer', [LayerNorm(dtype=None), RMSNorm(dtype=None), FeedForward(4, dtype=None)]
+)
+def test_other_layers_without_a_dtype(layer):
+  for dtype in ('bfloat16', 'float32'):
+    y, variables = jax.eval_shape(
+      layer.init_with_output, jax.random.key(0), random_inputs(2, 6, dtype)
+    )
+    assert y.dtype == dtype and {str(leaf.dtype) for leaf in jax.tree.leaves(variables)} == {
+      'float32'
+    }
+
+
+def test_an_input_without_a_batch_axis_is_refused():
+  message = r'needs inputs \[B, T, D\], not of shape \(6, 8\): for one sequence \[T, D\], pass x\['
+  with pytest.raises(ValueError, match=message):
+    latent().init(jax.random.key(0), random_inputs(2, 6)[0])

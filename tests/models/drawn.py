@@ -30,6 +30,7 @@ OPTIONS: Case = {
   'ngram_heads': (None, 4),
   'ngram_memory': (None, 'engram', 'end of sentence', 'clusters'),
   'served': (False, True),  # the cache is used with clusters that are looked up
+  'logit_cap': (None, 1.5),
   'norm': model_config.NORMS,
   'convolution': (None, 2, 3, 4),
   'shared_query_key': (False, True),
@@ -122,6 +123,7 @@ def config_of(case: Case) -> model_config.ModelConfig:
     dtype='float64',
     position=c['position'].split(',')[0],
     positional=model_config.PositionalConfig(**positional.get(c['position'], {})),
+    attention=model_config.AttentionConfig(c['logit_cap']),
     ngram=ngram,
     ngram_memories=ngram_memories,
     memory=memory,

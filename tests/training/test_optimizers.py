@@ -5,6 +5,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from ngrammer_jax import config as experiment
@@ -126,6 +127,23 @@ def test_updates_equal_adam_and_adagrad_by_hand():
     expected['ngrammer', 'table'] -= table.learning_rate * g / root
   for path, value in expected.items():
     np.testing.assert_allclose(get(params, path), value, rtol=1e-5)
+
+
+def test_adamw_is_adam_with_weight_decay_and_that_of_optax():
+  fields = {'schedule': 'constant', 'warmup_steps': 0, 'clip_norm': None, 'weight_decay': 0.1}
+  params = jax.tree.map(lambda leaf: leaf * np.float32(0.7), PARAMS)
+  labels, results = all_dense(params), []
+  configs = [experiment.OptimizerConfig(name, **fields) for name in ('adam', 'adamw')]
+  adam, c = experiment.AdamConfig(), configs[1]
+  reference = optax.adamw(c.learning_rate, adam.beta1, adam.beta2, c.epsilon, weight_decay=0.1)
+  for optimizer in (*(optimizers.make(config, STEPS, labels) for config in configs), reference):
+    state, updates = optimizer.init(params), []
+    for step in range(2):
+      update, state = optimizer.update(gradients(step), state, params)
+      updates.append(update)
+    results.append(updates)
+  for other in results[1:]:
+    jax.tree.map(np.testing.assert_array_equal, other, results[0])
 
 
 def test_spans_do_not_decay():

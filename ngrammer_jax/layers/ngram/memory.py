@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax.config.ngram_memory import CLUSTER_KEYS, NGramMemoryConfig
-from ngrammer_jax.layers import cache, documents, host_memory, quantizer, table
+from ngrammer_jax.layers import axis_names, cache, documents, host_memory, quantizer, table
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram import gate, hashing, per_head, token_sum, uint64, windows
 
@@ -166,7 +166,7 @@ class NGramMemory(nn.Module):
     """Returns what is hashed for the ids at each place, and multipliers known at run time only."""
     if self.options.key != 'compressed':
       return ids, None
-    V, replicated = self.vocabulary_size, nn.with_logical_partitioning
+    V, replicated = self.vocabulary_size, axis_names.with_axis_names
     each_token = replicated(lambda: jnp.arange(V, dtype=jnp.int32), (None,))
     classes_V = self.variable('codebook', 'token_classes', each_token).value
     # A negative id stands for what is not text, and is its own class.
@@ -232,7 +232,7 @@ class NGramMemory(nn.Module):
     init, axes = nn.initializers.normal(o.deviation), table.AXES
     if o.table_memory == 'host':
       init, axes = host_memory.initializer(init), table.HOST_AXES
-    init = nn.with_logical_partitioning(init, axes)
+    init = axis_names.with_axis_names(init, axes)
     wide = jnp.promote_types(self.dtype, jnp.float32)
     dtype = wide if o.table_dtype == 'float32' else jnp.dtype(o.table_dtype)
     return self.param('table', init, self.table_shape(), dtype)

@@ -11,7 +11,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import normalization
+from ngrammer_jax.layers import axis_names, normalization
 
 
 class TokenSum(nn.Module):
@@ -41,7 +41,7 @@ class TokenSum(nn.Module):
     if self.is_projected:
       # The sum of all projections is one product; each has E inputs.
       init = nn.initializers.variance_scaling(1.0, 'fan_in', 'truncated_normal', 1, 2, 0)
-      init = nn.with_logical_partitioning(init, (None, None, 'embed'))
+      init = axis_names.with_axis_names(init, (None, None, 'embed'))
       param_dtype = jnp.promote_types(self.dtype, jnp.float32)
       w_IxExD = self.param('projection', init, (count, E, D), param_dtype)
       sum_BxTxD = jnp.einsum('btie,ied->btd', e_BxTxIxE, w_IxExD.astype(self.dtype))

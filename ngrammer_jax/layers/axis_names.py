@@ -1,0 +1,42 @@
+"""Variables with logical axis names, which Linen modules create and NNX modules can hold.
+
+The names say how an array is sharded (`ngrammer_jax.sharding`) and which optimizer it has. Linen
+keeps them in boxes. `nnx.bridge.ToNNX` turns boxes into `nnx.Variable`s, which NNX shards at once:
+with the box of Flax, that fails without a mesh.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from flax import linen as nn
+import jax
+
+_KEY = 'logical_axis_names'  # in the metadata of an `nnx.Variable`
+
+
+class WithAxisNames(nn.LogicallyPartitioned):
+  """An array with logical axis names.
+
+  In NNX, the names are metadata of the variable. With a mesh and logical axis rules it is sharded
+  over the mesh axes of its names; names without a rule are replicated, as in Linen.
+  """
+
+  def to_nnx_metadata(self) -> dict[str, Any]:
+    """Returns the fields of an `nnx.Variable`."""
+    metadata = dict(vars(self))  # vars(self) is the box itself
+    metadata[_KEY] = metadata.pop('names')
+    if not jax.sharding.get_abstract_mesh().empty:
+      metadata['out_sharding'] = nn.logical_to_mesh_axes(self.names, self.rules)
+    return metadata
+
+  @classmethod
+  def from_nnx_metadata(cls, metadata: dict[str, Any]) -> 'WithAxisNames':
+    """Returns the box of the fields of an `nnx.Variable`."""
+    return cls(metadata['value'], metadata[_KEY], metadata.get('mesh'), metadata.get('rules'))
+
+
+def with_axis_names(
+  init: Callable[..., jax.Array], names: tuple[str | None, ...]
+) -> Callable[..., WithAxisNames]:
+  """Returns an initializer whose arrays have logical axis names; None for a replicated axis."""
+  return lambda *args, **kwargs: WithAxisNames(init(*args, **kwargs), names)

@@ -1,0 +1,65 @@
+"""The examples of docs/interop.md run, and compute what the official codes do."""
+
+import pathlib
+import re
+
+import numpy as np
+import pytest
+
+from tests.checks import assert_close, assert_same_arrays
+
+DOCS = pathlib.Path(__file__).resolve().parents[2] / 'docs' / 'interop.md'
+EXAMPLES = re.findall(r'```python\n(.*?)```', DOCS.read_text(encoding='utf-8'), re.S)
+PRAXIS, TRANSFORMER_XL, ADAPTIVE_SPAN, NNX = EXAMPLES
+
+
+def run(example):
+  """Returns the variables of an example by name."""
+  names: dict = {}
+  exec(example, names)
+  return names
+
+
+def save_arrays(f, name, **inputs):
+  """Writes the parameters and the inputs of reference arrays where an example reads them."""
+  params = {k.removeprefix('param/'): v for k, v in f.items() if k.startswith('param/')}
+  np.savez(f'{name}.npz', **{k: v.astype('float32') for k, v in params.items()})
+  np.savez(f'{name}_inputs.npz', **inputs)
+  return params
+
+
+def test_packed_sequences_of_praxis(reference, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  f = reference('lm_plain')
+  packed = {name: f[f'packed/{name}'] for name in ('paddings', 'segment_ids', 'segment_pos')}
+  params = save_arrays(f, 'praxis', ids=f['ids'], **packed)
+  names = run(PRAXIS)
+  exported = {k.removeprefix('params/'): v for k, v in np.load('exported.npz').items()}
+  assert_same_arrays(exported, params, 1e-6)
+  is_valid = packed['paddings'] == 0
+  assert_close(np.asarray(names['logits'])[is_valid], f['packed/logits'][is_valid], 2e-5)
+
+
+@pytest.mark.parametrize(
+  'example, name, file',
+  [
+    (TRANSFORMER_XL, 'transformer_xl', 'xl_base'),
+    (ADAPTIVE_SPAN, 'adaptive_span', 'span_adaptive'),
+  ],
+)
+def test_streams_of_the_pytorch_codes(reference, tmp_path, monkeypatch, example, name, file):
+  monkeypatch.chdir(tmp_path)
+  f = reference(file)
+  tokens = f['x'] if 'x' in f else np.stack([f[f'x/{s}'] for s in range(3)])
+  params = save_arrays(f, name, tokens=tokens)
+  names = run(example)
+  assert_same_arrays(names['exported'], params, 1e-6)
+  for number, log_probs in enumerate(names['log_probs']):
+    assert_close(log_probs, f[f'logprob/{number}'], 1e-4)
+  assert number == 2
+
+
+@pytest.mark.slow
+def test_the_example_in_nnx_runs():
+  names = run(NNX)
+  assert names['logits'].shape == (2, 17, 1000) and 6 < names['nll'] < 8 and names['moved'] > 0
