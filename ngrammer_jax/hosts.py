@@ -47,7 +47,7 @@ def join(options: argparse.Namespace) -> None:
     raise errors.BadInput(f'--{present[0]} is set, but not {missing}: set all three or none')
   if present:
     _check_flags(**values)
-  elif not options.distributed and int(os.environ.get(SLURM_TASKS) or 1) < 2:
+  elif not options.distributed and _slurm_tasks() < 2:
     return
   prefix = f'process {options.process_id} of {options.processes}: ' if present else ''
   logging.info('%swaiting for the others, %d minutes at most', prefix, INIT_TIMEOUT // 60)
@@ -71,6 +71,17 @@ def join(options: argparse.Namespace) -> None:
     raise errors.PeerLostError(f'cannot connect to the other processes: {error}') from error
   jax.devices()  # now, while all processes are in step: this can take a different time in each
   _process.update(index=jax.process_index(), count=jax.process_count())
+
+
+def _slurm_tasks() -> int:
+  """Returns the number of processes of the Slurm step. Raises BadInput if it is not a number."""
+  text = os.environ.get(SLURM_TASKS) or '1'
+  if not text.isdecimal():
+    raise errors.BadInput(
+      f'{SLURM_TASKS}={text} in the environment is not a number of processes: unset it, or set '
+      f'--coordinator, --processes and --process_id'
+    )
+  return int(text)
 
 
 def _check_flags(coordinator, processes, process_id):

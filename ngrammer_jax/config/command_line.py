@@ -92,6 +92,8 @@ def load_file(spec: str) -> dict[str, Any]:
     files = sorted(map(str, path.parent.glob('*.py')))
     available = f'; available: {", ".join(files)}' if files else ''
     raise errors.BadInput(f'--config={spec}: no file {name}{available}')
+  if path.suffix != '.py':
+    raise errors.BadInput(f'--config={spec}: {name} is not a Python file, FILE.py')
   module_spec = importlib.util.spec_from_file_location(f'config_{path.stem}', path)
   module = importlib.util.module_from_spec(module_spec)
   try:
@@ -104,8 +106,10 @@ def load_file(spec: str) -> dict[str, Any]:
     config = get_config(variant) if variant else get_config()
   except errors.BadInput as error:
     raise errors.BadInput(f'--config={spec}: {error}') from error
-  except Exception as error:
-    raise errors.BadInput(f'--config={spec} fails: {type(error).__name__}: {error}') from error
+  except (Exception, SystemExit) as error:
+    raise errors.BadInput(
+      f'--config={spec} fails: {type(error).__name__}: {error}; correct the file'
+    ) from error
   config = conversion.to_dict(config)
   if not isinstance(config, dict):
     raise errors.BadInput(f'--config={spec}: get_config() returned {config!r}, not a ConfigDict')

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
 import math
+import os
 import types
 import typing
 from typing import Any
@@ -150,7 +151,10 @@ class Key:
       if type(value) in item.types:
         return (value,)
     if float in self.types and type(value) is int:
-      return float(value)
+      try:
+        return float(value)
+      except OverflowError as error:
+        raise errors.BadInput(f'{self.path} must be finite: {value} is too large') from error
     if type(value) not in self.types:
       name = lambda kind: str(kind) if typing.get_origin(kind) else kind.__name__
       names = ['None' if kind is types.NoneType else name(kind) for kind in self.types]
@@ -160,6 +164,8 @@ class Key:
   def check(self, value: Any) -> None:
     """Raises BadInput for a value that the rules do not allow."""
     for item in value if isinstance(value, tuple) else (value,):
+      if isinstance(item, str):
+        self._check_text(item)
       if item is None or self.rules.allow(item):
         continue
       text = repr(item) if isinstance(item, str) else item
@@ -170,6 +176,15 @@ class Key:
       suffix = ''.join(f', or {other}' for other in alternatives)
       reason = f': {self.rules.reason}' if self.rules.reason else ''
       raise errors.BadInput(f'{subject} {self.rules.describe()}{suffix}{reason}')
+
+  def _check_text(self, text: str) -> None:
+    """Raises BadInput for a text that can be no path: with a NUL, or half a character."""
+    try:
+      is_valid = b'\0' not in os.fsencode(text)
+    except UnicodeEncodeError:
+      is_valid = False
+    if not is_valid:
+      raise errors.BadInput(f'{self.path}={text!r} has a character that no path can have')
 
   def check_has_effect(self, value: Any, blocks: Sequence[tuple[str, Any]]) -> None:
     """Raises BadInput for a value that has no effect: see `Rules.only_for`.

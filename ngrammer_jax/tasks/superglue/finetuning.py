@@ -14,13 +14,13 @@ import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, files, hosts, runs
+from ngrammer_jax import errors, files, hosts, json_files, runs
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.tasks.superglue import evaluation, features, formats, registration, submission
-from ngrammer_jax.training import programs
+from ngrammer_jax.training import checkpoints, programs, workdirs
 from ngrammer_jax.training import state as train_state
 
 # File in the workdir that records the checkpoint that fine-tuning started from.
@@ -39,7 +39,7 @@ def resolve_config(
   Args:
     config: config of the command.
     override_keys: keys that are set on the command line.
-    workdir: run directory of the fine-tuning. If it has a config, `init_from` is not read again.
+    workdir: run directory of the fine-tuning. If it has a checkpoint, `init_from` is not read again.
 
   Raises:
     BadInput: there is no initial checkpoint, the command line overrides an inherited key, or the
@@ -53,8 +53,8 @@ def resolve_config(
         f'--config.{key}: the model and the vocabulary are inherited from the checkpoint, '
         f'init_from={config.init_from}; omit this flag, or pre-train another model'
       )
-  files.check_reachable(workdir)
-  if (workdir / 'config.json').exists():
+  workdirs.check_layout(workdir)
+  if checkpoints.steps(workdir):
     source = runs.load_run(workdir)
   elif config.init_from is None:
     raise errors.BadInput('set init_from to the workdir of a trained run: --config.init_from=DIR')
@@ -85,7 +85,7 @@ def resolve_config(
 
 def _check_vocabulary(config: experiment.Config, source: runs.Run) -> None:
   """Raises BadInput if `data.vocabulary_path` is not the vocabulary of the initial checkpoint."""
-  path = pathlib.Path(config.data.vocabulary_path).expanduser()
+  path = files.user_path('data.vocabulary_path', config.data.vocabulary_path)
   if source.vocabulary != vocabularies.read(source.config.data.vocabulary, path):
     raise errors.BadInput(
       f'data.vocabulary_path={path} is not the vocabulary of the checkpoint, '
@@ -144,7 +144,7 @@ class FinetuneTask:
   def __init__(self, config: experiment.Config, workdir: pathlib.Path):
     self._config, self.patience = config, config.finetune.patience
     self._initial_checkpoint_path = workdir / INITIAL_CHECKPOINT_FILE
-    has_started = (workdir / 'vocabulary.json').exists()
+    has_started = bool(checkpoints.steps(workdir))
     self.vocabulary = runs.load_run(workdir if has_started else config.init_from).vocabulary
     registration.register(example_source(config), self.vocabulary)
     names, f, length = task_names(config), config.finetune, config.training.segment_length
@@ -185,10 +185,7 @@ class FinetuneTask:
     The optimiser state stays new. The checkpoint step is recorded, so that a repeated start uses
     the same checkpoint even if there is a newer one.
     """
-    step: int | str = 'newest'
-    if self._initial_checkpoint_path.exists():
-      step = json.loads(self._initial_checkpoint_path.read_text(encoding='utf-8'))['step']
-    pretrained = runs.load_run(self._config.init_from, step).state
+    pretrained = runs.load_run(self._config.init_from, self._initial_step()).state
     record = {'init_from': self._config.init_from, 'step': int(pretrained.step)}
     if hosts.is_primary():
       files.write(self._initial_checkpoint_path, json.dumps(record) + '\n')
@@ -204,6 +201,17 @@ class FinetuneTask:
       params=jax.tree.map(reshard, state.params, pretrained.params),
       codebook=jax.tree.map(reshard, state.codebook, pretrained.codebook),
     )
+
+  def _initial_step(self) -> int | str:
+    """Returns the step of the initial checkpoint: of an earlier start, else `newest`."""
+    path = self._initial_checkpoint_path
+    if not path.exists():
+      return 'newest'
+    with workdirs.translate_damage(path.parent, path.name, 'delete it to start from the newest'):
+      record = json_files.read_object(path)
+      if type(record.get('step')) is not int:
+        raise files.DamagedError('no step')
+    return record['step'] if record.get('init_from') == self._config.init_from else 'newest'
 
   def validate(
     self, run: programs.Programs, state: train_state.TrainState, report: Callable[[int], None]

@@ -11,7 +11,7 @@ import pathlib
 from typing import Any
 import zipfile
 
-from ngrammer_jax import errors
+from ngrammer_jax import errors, files
 from ngrammer_jax.data import text_files
 from ngrammer_jax.data.split_files import SPLITS
 from ngrammer_jax.tasks.superglue import wsc
@@ -123,7 +123,7 @@ def read(folder: str | pathlib.Path, config: str, split: str) -> list[dict[str, 
     BadInput: the split does not exist, or its file is missing, damaged or malformed.
   """
   check_split(config, split)
-  path, member = _find_file(pathlib.Path(folder).expanduser(), config, split)
+  path, member = _find_file(files.user_path('data.superglue_dir', folder), config, split)
   name = str(path) if member is None else f'{path}/{member}'
   examples = []
   with contextlib.ExitStack() as stack:
