@@ -1,4 +1,4 @@
-"""JSON of files that anybody may have changed: read within limits, and every damage is one error."""
+"""JSON of files that anybody may have changed: limits, and one error for any damage."""
 
 import json
 import pathlib

@@ -240,6 +240,7 @@ def folder(tmp_path_factory):
   (folder / 'empty_folder').mkdir()
   _, started = command_line.parse(argparse.ArgumentParser(), [f'--config={folder}/config.py'])
   config.save(started, folder / 'run' / 'config.json')
+  (folder / 'run' / 'checkpoints' / '4').mkdir(parents=True)
   return folder
 
 
@@ -334,5 +335,6 @@ def test_workdir_that_is_a_file_is_refused(refused, folder):
 def test_workdir_with_a_damaged_config_is_refused(refused, tmp_path):
   (tmp_path / 'config.json').write_text('{"model": ')
   assert refused(f'--workdir={tmp_path}') == (
-    f'error: --workdir={tmp_path} has a damaged config.json, line 1: Expecting value\n'
+    f'error: --workdir={tmp_path} has a damaged config.json, line 1: Expecting value; '
+    'restore it from a backup, or use another workdir\n'
   )

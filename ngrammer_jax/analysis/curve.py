@@ -18,7 +18,7 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, float]]:
   for number, (line, record) in enumerate(writers.read_lines(workdir), 1):
     if record:
       records.append(record)
-    elif line.endswith(b'\n'):  # else it is being written
+    elif line.endswith(b'\n') or not records:  # else the last line is being written
       raise errors.BadInput(
         f'--workdir={workdir} has a damaged metrics.jsonl, line {number}: expected an object of '
         f'numbers with a step; delete this line'

@@ -27,6 +27,8 @@ from ngrammer_jax.data import corpora, shards, split_files, text_files
 from ngrammer_jax.data import vocabulary as vocabularies
 
 FORMAT_VERSION = 1  # increase it when the format of the cache files changes
+# What reading a damaged folder may raise.
+DAMAGE = (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,19 +109,11 @@ def prepare(
   if folder.exists():
     try:
       return _load(folder, corpus.train_shards)
-    except (
-      OSError,
-      EOFError,
-      ValueError,
-      LookupError,
-      TypeError,
-      AttributeError,
-      RuntimeError,
-    ) as error:
+    except DAMAGE as error:
       if not may_delete:
         raise errors.BadInput(
-          f'{folder} is damaged ({error}), and data.cache_dir is from the config of the run: delete '
-          f'this folder, and it is prepared again'
+          f'{folder} is damaged ({error}), and only the config of the run names this cache: delete '
+          f'the folder, and it is prepared again'
         ) from error
       logging.warning('%s is damaged (%s); preparing it again', folder, error)
       files.remove(folder)

@@ -60,7 +60,7 @@ def write(folder: pathlib.Path, manifest: Manifest) -> None:
 
 
 def read(folder: pathlib.Path) -> Manifest:
-  """Returns the manifest of a checkpoint. Raises CorruptError if it is missing, changed or forged."""
+  """Returns the manifest of a checkpoint. Raises CorruptError if missing, changed or forged."""
   try:
     _check_links(folder)
     content = json_files.read_object(folder / FILE_NAME)

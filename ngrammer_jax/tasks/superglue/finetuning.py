@@ -39,7 +39,7 @@ def resolve_config(
   Args:
     config: config of the command.
     override_keys: keys that are set on the command line.
-    workdir: run directory of the fine-tuning. If it has a checkpoint, `init_from` is not read again.
+    workdir: run directory of the fine-tuning. If it has a checkpoint, `init_from` is not read.
 
   Raises:
     BadInput: there is no initial checkpoint, the command line overrides an inherited key, or the
