@@ -15,6 +15,7 @@ from typing import NoReturn
 from ngrammer_jax import errors, files, hosts, progress
 
 MAX_MESSAGE = 1000  # characters of an error message
+MIN_OPEN_FILES = 64  # limit of open files, below which checkpoints cannot be written
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
@@ -29,6 +30,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   message = None
   try:
     with _exit_on_sigterm():
+      _check_open_files()
       status = main(sys.argv[1:])
   except errors.BadInput as error:
     message, status = f'error: {error}', 2
@@ -44,11 +46,10 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     status = 128 + signal.SIGPIPE
   except Exception as error:
     if 'Too many open files' in str(error):
-      message, status = f'error: {_too_many_open(error)}', 2
-    elif not hosts.is_multiprocess():
+      _exit_for_open_files(error)
+    if not hosts.is_multiprocess():
       raise
-    else:
-      _exit_immediately(error)
+    _exit_immediately(error)
   if message is not None:
     is_shared = message.startswith('error: process ')
     process_prefix = '' if hosts.is_primary() or is_shared else f'process {hosts.process_index()}: '
@@ -76,10 +77,26 @@ def _exit_on_sigterm() -> Iterator[None]:
     signal.signal(signal.SIGTERM, original)
 
 
-def _too_many_open(error: Exception) -> str:
-  """Returns the message for an error of any library that means too many open files."""
+def _check_open_files() -> None:
+  """Raises BadInput if the limit of open files is too low for any verb."""
   limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-  return f'too many open files ({error}): raise the limit, which is {limit:,}, with ulimit -n'
+  if limit != resource.RLIM_INFINITY and limit < MIN_OPEN_FILES:
+    raise errors.BadInput(
+      f'at most {limit} files may be open at a time: raise the limit to {MIN_OPEN_FILES} or more '
+      f'with ulimit -n'
+    )
+
+
+def _exit_for_open_files(error: Exception) -> NoReturn:
+  """Exits with 2 after an error of any library that means too many open files.
+
+  Immediately: without open files, threads of the libraries hang while Python shuts down.
+  """
+  limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+  message = f'too many open files ({error}): raise the limit, which is {limit:,}, with ulimit -n'
+  print(f'error: {_one_line(message)}', file=sys.stderr, flush=True)
+  sys.stdout.flush()
+  os._exit(2)
 
 
 def _one_line(message: str) -> str:

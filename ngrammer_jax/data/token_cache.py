@@ -110,6 +110,8 @@ def prepare(
     try:
       return _load(folder, corpus.train_shards)
     except DAMAGE as error:
+      if getattr(error, 'errno', None) in files.TOO_MANY_OPEN:  # says nothing about the cache
+        raise
       if not may_delete:
         raise errors.BadInput(
           f'{folder} is damaged ({error}), and only the config of the run names this cache: delete '
