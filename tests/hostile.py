@@ -1,7 +1,8 @@
 """Damaged and hostile workdirs as data, and a verb that runs over them in this process.
 
-DAMAGES has what may be found in place of each file of a workdir. `run` starts a verb as its command
-does, and returns its status, what it logged, and what it changed on disk.
+DAMAGES has what may be found in place of each file of a workdir, VALUES files with refused values,
+MANIFESTS forged manifests. `run` starts a verb as its command does, and returns its status, what it
+logged, and what it changed on disk.
 """
 
 from collections.abc import Callable
@@ -78,6 +79,16 @@ class Other:
       path.symlink_to(outside(path))
 
 
+def forge(folder: pathlib.Path, change: Callable[[dict[str, Any]], Any]) -> None:
+  """Changes the manifest of a checkpoint, and its digest with it."""
+  path = folder / 'manifest.json'
+  content = json.loads(path.read_text())
+  del content['sha256']
+  change(content)
+  digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+  path.write_text(json.dumps({'sha256': digest, **content}))
+
+
 def outside(path: pathlib.Path) -> pathlib.Path:
   """A path beside the workdir of a file."""
   return path.parent.with_name(f'outside_{path.name}')
@@ -131,11 +142,7 @@ DAMAGES = {
     'not a number': Change('optimizer/learning_rate', float('nan')),
     'a path with a NUL': Change('data/path', 'a\0b'),
     'a path with half a character': Change('data/path', '\ud800'),
-    'a long path': Change('data/path', 'x' * 300),
-    'the home of nobody': Change('data/path', '~nosuchuser/text'),
     'a list for a path': Change('data/path', ['a']),
-    'lines in a value': Change('data/corpus', 'a\nb\x1b[31mc'),
-    'a very long value': Change('data/corpus', 'a' * 500_000),
     'an unknown key': Change('model/wdith', 16),
     'blocks of a wrong type': Change('model/ngram_memories', {'x': 1}),
     'blocks of a wrong number': Change('model/ngram_memories', {'9': {}}),
@@ -144,7 +151,6 @@ DAMAGES = {
   | {
     'a number for a hash': Content(b'{"content_hash": 5}'),
     'null for a hash': Content(b'{"content_hash": null}'),
-    'a short hash': Content(b'{"content_hash": "abc"}'),
   },
   'metrics.jsonl': {
     name: damage for name, damage in ANY.items() if name not in ('empty', 'an empty object')
@@ -184,9 +190,58 @@ DAMAGES = {
     'a text for words': Content(b'{"kind": "words", "words": "<unk>"}'),
     'words twice': Content(b'{"kind": "words", "words": ["<unk>", "<eos>", "a", "a"]}'),
     'an unknown field': Content(b'{"kind": "bytes", "size": 3}'),
-    'a model that is missing': Content(b'{"kind": "sentencepiece", "learned": true}'),
-    'a tokenizer that is missing': Content(b'{"kind": "tokenizer"}'),
   },
+}
+# The verbs that read a file. Training writes the vocabulary again.
+READERS = {
+  'config.json': ('train', 'evaluate', 'generate', 'analyze checkpoint', 'analyze clusters'),
+  'corpus.json': ('train', 'evaluate', 'analyze clusters'),
+  'metrics.jsonl': ('analyze curve',),
+  'vocabulary.json': ('evaluate', 'generate', 'analyze clusters'),
+}
+# Files that are what they should be, with values that are refused: and the text that is named.
+VALUES = {
+  'config.json': {
+    'a long path': (Change('data/path', 'x' * 300), 'data.path=xxx'),
+    'the home of nobody': (Change('data/path', '~nosuchuser/text'), 'data.path=~nosuchuser'),
+    'lines in a value': (Change('data/corpus', 'a\nb\x1b[31mc'), 'data.corpus='),
+    'a very long value': (Change('data/corpus', 'a' * 500_000), 'data.corpus='),
+  },
+  'corpus.json': {'another hash': (Change('content_hash', 'abc'), 'another text')},
+  'vocabulary.json': {
+    'a model that is missing': (
+      Content(b'{"kind": "sentencepiece", "learned": true}'),
+      'vocabulary.model',
+    ),
+    'a tokenizer that is missing': (Content(b'{"kind": "tokenizer"}'), 'vocabulary.tokenizer.json'),
+  },
+}
+# Changes of the content of a manifest; who forges it knows how to compute its digest.
+MANIFESTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+  'no files': lambda m: m.update(files=None),
+  'a list of files': lambda m: m.update(files=[]),
+  'a file that is a number': lambda m: m['files'].update(_METADATA=5),
+  'a file of three fields': lambda m: m['files']['_METADATA'].append(1),
+  'a size that is a text': lambda m: m['files'].update(_METADATA=['1', '']),
+  'a size that is a truth': lambda m: m['files'].update(_METADATA=[True, '']),
+  'a negative size': lambda m: m['files'].update(_METADATA=[-1, '']),
+  'no leaves': lambda m: m.update(leaves=None),
+  'a leaf that is a text': lambda m: m['leaves'].update(step='int32'),
+  'a leaf of two fields': lambda m: m['leaves']['step'].pop(),
+  'a shape that is a number': lambda m: m['leaves'].update(step=['int32', 3, '']),
+  'a shape of texts': lambda m: m['leaves'].update(step=['int32', ['3'], '']),
+  'a negative shape': lambda m: m['leaves'].update(step=['int32', [-3], '']),
+  'a dtype that is null': lambda m: m['leaves'].update(step=[None, [], '']),
+  'another step': lambda m: m.update(step=4),
+  'a step that is a text': lambda m: m.update(step='12'),
+  'a step that is a truth': lambda m: m.update(step=True),
+  'no step': lambda m: m.pop('step'),
+  'a date that is a number': lambda m: m.update(saved_at=5),
+  'a loss that is a text': lambda m: m.update(validation='low'),
+  'a file that is a folder': lambda m: m['files'].update(d=[0, '']),
+  'a long name': lambda m: m['files'].update({'x' * 300: [0, '']}),
+  'a name with a NUL': lambda m: m['files'].update({'a\0b': [0, '']}),
+  'half a character': lambda m: m['files'].update({'\ud800': [0, '']}),
 }
 
 
@@ -217,7 +272,7 @@ class Outcome:
       return 'more than a sentence'
     if name not in lines[-1]:
       return f'{name} is not named'
-    if len(lines[-1]) > 600 or not lines[-1].isprintable():
+    if len(lines[-1]) > flags.MAX_MESSAGE + 10 or not lines[-1].isprintable():
       return 'a sentence that cannot be read'
     return f'changed on disk: {", ".join(self.changes)}' if self.changes else None
 

@@ -154,7 +154,9 @@ class Key:
       try:
         return float(value)
       except OverflowError as error:
-        raise errors.BadInput(f'{self.path} must be finite: {value} is too large') from error
+        raise errors.BadInput(
+          f'{self.path} must be finite: {str(value)[:20]}... is too large'
+        ) from error
     if type(value) not in self.types:
       name = lambda kind: str(kind) if typing.get_origin(kind) else kind.__name__
       names = ['None' if kind is types.NoneType else name(kind) for kind in self.types]
