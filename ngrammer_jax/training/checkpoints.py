@@ -100,8 +100,7 @@ def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
   with make_checkpointer(folder) as checkpointer, _translate_unreadable():
     state = checkpointer.restore(files.absolute(folder), drop_empty(saved_abstract))
   _check_arrays(saved, state)
-  if getattr(state, 'step', None) is not None and int(state.step) != step:
-    raise manifest.CorruptError(f'its state is of step {int(state.step):,}')
+  _check_step(state, step)
 
   def convert(leaf, array):
     if array is None:  # Orbax saves no array without elements
@@ -233,6 +232,13 @@ def _check_same_vocabulary(
         f'{folder} was trained with a vocabulary of {saved_size:,} token ids, which {name} '
         f'compresses, but this vocabulary has {leaf.shape[0]:,}: use the vocabulary of the training'
       )
+
+
+def _check_step(state: Any, step: int) -> None:
+  """Raises CorruptError if a train state is of another step than its checkpoint."""
+  saved_step = getattr(state, 'step', None)
+  if saved_step is not None and int(saved_step) != step:
+    raise manifest.CorruptError(f'its state is of step {int(saved_step):,}')
 
 
 def _check_arrays(saved: manifest.Manifest, state: Any) -> None:
