@@ -96,6 +96,8 @@ def _evaluate_task(run, overrides, split, path):
   config = command_line.override(run.config, data, 'data')
   finetune = [override for override in overrides if override not in data]
   config = command_line.override(config, finetune, 'finetune')
+  if not data:
+    run.log_paths('superglue_dir')
   if config.finetune.task != run.config.finetune.task:  # a diagnostic set
     path = path.with_name(f'{config.finetune.task}_{split}.json')
   result, answers = finetuning.evaluate(dataclasses.replace(run, config=config), split)

@@ -13,14 +13,23 @@ import os
 import pathlib
 import re
 import shutil
+import stat
 import tempfile
 import threading
 
 from ngrammer_jax import errors
 
 REMOTE = 'gs://'
+TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
 SYNC_INTERVAL = 30.0  # seconds between uploads of appended files
 os.environ.setdefault('EPATH_USE_TF', 'false')  # or etils uses TensorFlow where it is installed
+
+
+class DamagedError(ValueError):
+  """A file is not what was written. The message says what is wrong, without the name of the file.
+
+  Who knows what the file is for names it and the remedy: `workdirs`, `manifest`, `vocabulary`.
+  """
 
 
 def path(text: str | os.PathLike[str]) -> pathlib.Path:
@@ -48,6 +57,7 @@ def check_reachable(path: pathlib.Path) -> None:
         f'{path} is neither a local path nor {REMOTE}BUCKET/FOLDER: mount the bucket and pass the '
         f'folder'
       )
+    _check_local(path)
     return
   if not os.fspath(path).removeprefix(REMOTE).strip('/'):
     raise errors.BadInput(f'{path} names no bucket: expected for example {path}bucket/run')
@@ -61,6 +71,41 @@ def check_reachable(path: pathlib.Path) -> None:
       f'(gcloud auth application-default login, or GOOGLE_APPLICATION_CREDENTIALS). '
       f'{type(error).__name__}: {error}'
     ) from error
+
+
+def _check_local(path: pathlib.Path) -> None:
+  """Raises BadInput if no local file can have this path, or it cannot be reached."""
+  try:
+    path.lstat()
+  except (FileNotFoundError, NotADirectoryError):
+    pass
+  except OSError as error:
+    raise errors.BadInput(f'{path} cannot be used: {error.strerror}; use another path') from error
+  except ValueError as error:  # a NUL, or half a character
+    raise errors.BadInput(f'{str(path)!r} cannot be used: {error}; use another path') from error
+
+
+def user_path(key: str, text: str | os.PathLike[str]) -> pathlib.Path:
+  """Returns the path of a user, with ~ replaced.
+
+  Args:
+    key: the flag or key that has the path, for error messages.
+    text: the path.
+
+  Raises:
+    BadInput: the user after ~ does not exist, or no file can have this path.
+  """
+  try:
+    path = pathlib.Path(text).expanduser()
+  except RuntimeError as error:
+    raise errors.BadInput(
+      f'{key}={text}: no user has this name, or the home directory is unknown; use another path'
+    ) from error
+  try:
+    _check_local(path)
+  except errors.BadInput as error:
+    raise errors.BadInput(f'{key}={error}') from error
+  return path
 
 
 def absolute(path: pathlib.Path) -> pathlib.Path:
@@ -100,6 +145,37 @@ def free_bytes(folder: pathlib.Path) -> float:
   return float('inf') if is_remote(folder) else shutil.disk_usage(folder).free
 
 
+def read(path: pathlib.Path, max_bytes: int) -> bytes:
+  """Returns the content of a file.
+
+  Raises:
+    DamagedError: it is a folder, a pipe or a device, or has more than `max_bytes`.
+    OSError: it is missing, or cannot be read.
+  """
+  check_regular(path)
+  with path.open('rb') as file:
+    data = file.read(max_bytes + 1)
+  if len(data) > max_bytes:
+    raise DamagedError(f'more than {max_bytes:,} bytes')
+  return data
+
+
+def check_regular(path: pathlib.Path) -> None:
+  """Raises DamagedError for anything but a file: opening a pipe would wait for ever."""
+  if not is_remote(path) and not stat.S_ISREG(path.stat().st_mode):
+    raise DamagedError('expected a file')
+
+
+def remove(path: pathlib.Path) -> None:
+  """Deletes a file or a folder; of a link, the link alone."""
+  if is_remote(path):
+    path.rmtree()
+  elif path.is_dir() and not path.is_symlink():
+    shutil.rmtree(path)
+  else:
+    path.unlink(missing_ok=True)
+
+
 def write(path: pathlib.Path, content: str | bytes) -> None:
   """Writes a file atomically: a process that is killed leaves the old file or the new one."""
   data = content.encode() if isinstance(content, str) else content
@@ -107,7 +183,8 @@ def write(path: pathlib.Path, content: str | bytes) -> None:
     path.write_bytes(data)
     return
   scratch = path.with_name(f'{path.name}.scratch')
-  with scratch.open('wb') as file:
+  scratch.unlink(missing_ok=True)  # of a killed process; 'x' follows no link
+  with scratch.open('xb') as file:
     file.write(data)
     file.flush()
     os.fsync(file.fileno())

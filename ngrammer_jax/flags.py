@@ -1,12 +1,14 @@
 """Exit statuses, logging and flags of all verbs."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 import contextlib
 import logging
 import os
+import resource
 import signal
 import sys
+import threading
 import time
 import traceback
 from typing import NoReturn
@@ -15,6 +17,8 @@ from ngrammer_jax import errors, files, hosts, progress
 
 # After a collective fails, until `peers` names the lost process and ends this one.
 LOST_PEER_SECONDS = 5
+MAX_MESSAGE = 1000  # characters of an error message
+MIN_OPEN_FILES = 64  # limit of open files, below which checkpoints cannot be written
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
@@ -28,7 +32,9 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     logging.getLogger(name).setLevel(logging.CRITICAL)  # the errors that they log are also raised
   message = None
   try:
-    status = main(sys.argv[1:])
+    with _exit_on_sigterm():
+      _check_open_files()
+      status = main(sys.argv[1:])
   except errors.BadInput as error:
     message, status = f'error: {error}', 2
   except errors.Interrupted as error:
@@ -42,6 +48,8 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     status = 128 + signal.SIGPIPE
   except Exception as error:
+    if 'Too many open files' in str(error):
+      _exit_for_open_files(error)
     if not hosts.is_multiprocess():
       raise
     _exit_immediately(error)
@@ -49,9 +57,59 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     is_shared = message.startswith('error: process ')
     process_prefix = '' if hosts.is_primary() or is_shared else f'process {hosts.process_index()}: '
     with contextlib.suppress(OSError):
-      print(f'{process_prefix}{message}', file=sys.stderr)
+      print(f'{process_prefix}{_one_line(message)}', file=sys.stderr)
   hosts.leave()
   sys.exit(status or 0)
+
+
+@contextlib.contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+  """Exits with 143 on SIGTERM, until training saves on it: see `preemption.SignalHandler`."""
+
+  def exit_now(number, frame):
+    with contextlib.suppress(OSError):  # not through logging, which the signal may interrupt
+      os.write(2, b'stopped by SIGTERM; rerun the same command\n')
+    os._exit(128 + number)
+
+  if threading.current_thread() is not threading.main_thread():
+    yield
+    return
+  original = signal.signal(signal.SIGTERM, exit_now)
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGTERM, original)
+
+
+def _check_open_files() -> None:
+  """Raises BadInput if the limit of open files is too low for any verb."""
+  limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+  if limit != resource.RLIM_INFINITY and limit < MIN_OPEN_FILES:
+    raise errors.BadInput(
+      f'at most {limit} files may be open at a time: raise the limit to {MIN_OPEN_FILES} or more '
+      f'with ulimit -n'
+    )
+
+
+def _exit_for_open_files(error: Exception) -> NoReturn:
+  """Exits with 2 after an error of any library that means too many open files.
+
+  Immediately: without open files, threads of the libraries hang while Python shuts down.
+  """
+  limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+  message = f'too many open files ({error}): raise the limit, which is {limit:,}, with ulimit -n'
+  print(f'error: {_one_line(message)}', file=sys.stderr, flush=True)
+  sys.stdout.flush()
+  os._exit(2)
+
+
+def _one_line(message: str) -> str:
+  """Returns a message in one line: files of others may put lines and control codes in it."""
+  text = ' '.join(line.strip() for line in message.splitlines() if line.strip())
+  text = ''.join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+  if len(text) <= MAX_MESSAGE:
+    return text
+  return f'{text[: MAX_MESSAGE // 2]} ... {text[-MAX_MESSAGE // 2 :]}'
 
 
 def _exit_immediately(error: Exception) -> NoReturn:

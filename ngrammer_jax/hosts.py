@@ -49,7 +49,7 @@ def join(options: argparse.Namespace) -> None:
     raise errors.BadInput(f'--{present[0]} is set, but not {missing}: set all three or none')
   if present:
     _check_flags(**values)
-  elif not options.distributed and int(os.environ.get(SLURM_TASKS) or 1) < 2:
+  elif not options.distributed and _slurm_tasks() < 2:
     return
   prefix = f'process {options.process_id} of {options.processes}: ' if present else ''
   logging.info('%swaiting for the others, %d minutes at most', prefix, INIT_TIMEOUT // 60)
@@ -110,6 +110,17 @@ def leave() -> None:
   """Tells the other processes that this one ends in order."""
   for watch in _watch:
     watch.leave()
+
+
+def _slurm_tasks() -> int:
+  """Returns the number of processes of the Slurm step. Raises BadInput if it is not a number."""
+  text = os.environ.get(SLURM_TASKS) or '1'
+  if not text.isdecimal():
+    raise errors.BadInput(
+      f'{SLURM_TASKS}={text} in the environment is not a number of processes: unset it, or set '
+      f'--coordinator, --processes and --process_id'
+    )
+  return int(text)
 
 
 def _check_flags(coordinator, processes, process_id):

@@ -10,10 +10,10 @@ import pathlib
 import jax
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, files, hosts, runs
+from ngrammer_jax import errors, files, hosts, json_files, runs
 from ngrammer_jax.config import fields
 from ngrammer_jax.data import vocabulary as vocabularies
-from ngrammer_jax.training import checkpoints
+from ngrammer_jax.training import checkpoints, workdirs
 from ngrammer_jax.training import state as train_state
 
 RECORD = 'begun_with.json'
@@ -42,10 +42,7 @@ def initial_state(
     workdir: workdir of the run that starts.
     state: a randomly initialised state.
   """
-  step: int | str = 'newest'
-  if (workdir / RECORD).exists():
-    step = json.loads((workdir / RECORD).read_text(encoding='utf-8'))['step']
-  pretrained = runs.load_run(init_from, step).state
+  pretrained = runs.load_run(init_from, _recorded_step(init_from, workdir)).state
   record = {'init_from': init_from, 'step': int(pretrained.step)}
   if hosts.is_primary():
     files.write(workdir / RECORD, json.dumps(record) + '\n')
@@ -57,6 +54,17 @@ def initial_state(
     params=jax.tree.map(reshard, state.params, pretrained.params),
     codebook=jax.tree.map(reshard, state.codebook, pretrained.codebook),
   )
+
+
+def _recorded_step(init_from: str, workdir: pathlib.Path) -> int | str:
+  """Returns the step that an earlier start from this run used, else `newest`."""
+  if not (workdir / RECORD).exists():
+    return 'newest'
+  with workdirs.translate_damage(workdir, RECORD, 'delete it to start from the newest'):
+    record = json_files.read_object(workdir / RECORD)
+    if type(record.get('step')) is not int:
+      raise files.DamagedError('no step')
+  return record['step'] if record.get('init_from') == init_from else 'newest'
 
 
 class Start:

@@ -61,17 +61,48 @@ class Run:
     """The model with the memory and the positions of evaluation, which also generates text."""
     return language_model.build(self.config.evaluation_model(), self.vocabulary.size)
 
+  def find_checkpoint(self) -> int:
+    """Returns the step of the checkpoint, of `newest` the last. Raises BadInput if there is none.
+
+    All processes use the list of the first: a running training may change it meanwhile.
+    """
+    steps, best = hosts.broadcast(
+      [checkpoints.steps(self.workdir), checkpoints.best_step(self.workdir)]
+    )
+    if not steps:
+      raise errors.BadInput(f'--workdir={self.workdir} has no checkpoint yet')
+    number = {'newest': steps[-1], 'best': best}.get(self.step, self.step)
+    if number not in steps:
+      raise errors.BadInput(
+        f'--step={self.step}: --workdir={self.workdir} has no such checkpoint; available: '
+        f'{", ".join(map(str, steps))}'
+      )
+    return number
+
   @functools.cached_property
   def state(self) -> train_state.TrainState:
     """The train state of the checkpoint. Raises BadInput if there is none."""
+    step = self.find_checkpoint()
     abstract = programs.Programs(self.config, self.vocabulary.size, self.mesh).abstract
     # The batch size of training need not be divisible by the devices of an evaluation.
     memory = sharding.abstract(abstract.memory, sharding.replicated(self.mesh))
-    return _restore(self.workdir, self.step, abstract.replace(memory=memory))
+    abstract = abstract.replace(memory=memory)
+    if self.step == 'newest':
+      return checkpoints.restore_newest(self.workdir, abstract)[1]
+    try:
+      return checkpoints.restore(self.workdir, step, abstract)
+    except manifest.CorruptError as error:
+      raise errors.BadInput(
+        f'--step={self.step}: checkpoint {step} is damaged: {error}; use another step'
+      ) from error
 
   @functools.cached_property
   def engine(self) -> inference.Engine:
-    """Scores, ranks and generates; compiles every program once."""
+    """Scores, ranks and generates; compiles every program once.
+
+    Raises BadInput if there is no checkpoint, before any device is used.
+    """
+    self.find_checkpoint()
     return inference.Engine(self.evaluated, self.mesh)
 
   @functools.cached_property
@@ -96,8 +127,12 @@ class Run:
   def split(self, name: str) -> token_cache.TokenSplit:
     """Returns a split of the corpus. Raises BadInput if it is not the corpus of the training."""
     _check_split(name)
+    data = self.config.data
+    self.log_paths('path', 'cache_dir', 'vocabulary_path')
     with hosts.collective_errors():
-      corpus = token_cache.prepare(self.config.data, corpus_opener(self.config.data))
+      # Of a foreign run: the user has not said that anything may be deleted there.
+      may_delete = data.cache_dir is None
+      corpus = token_cache.prepare(data, corpus_opener(data), may_delete)
       workdirs.check_text(self.workdir, self.config, corpus.content_hash)
     if name not in corpus.splits:
       raise errors.BadInput(
@@ -106,8 +141,17 @@ class Run:
       )
     return corpus.splits[name]
 
+  def log_paths(self, *names: str) -> None:
+    """Logs the paths of the data section that are read: the run may be of somebody else."""
+    data = self.config.data
+    paths = [f'data.{name}={getattr(data, name)}' for name in names if getattr(data, name)]
+    if paths:
+      logging.info('using %s, from the config of --workdir=%s', ', '.join(paths), self.workdir)
+
   def evaluate(self, split: str = 'test', max_tokens: int | None = None) -> dict[str, Any]:
     """Scores a split of the corpus, or its first tokens; see `language_modeling.evaluate`."""
+    _check_split(split)
+    self.find_checkpoint()  # before the corpus is tokenised
     tokens = self.split(split)
     options = dataclasses.replace(self.config.evaluation, max_tokens=max_tokens)
     config = dataclasses.replace(self.config, evaluation=options)
@@ -142,7 +186,7 @@ class Run:
     cloze.check_protocol(protocol)
     inference.check_model(self.config.model)
     with hosts.collective_errors():
-      source = cloze.open_questions(pathlib.Path(path).expanduser(), split, made)
+      source = cloze.open_questions(files.user_path('--cloze', path), split, made)
     rows, context = self.config.training.batch_size, self.config.evaluation_context()
     evaluate = cloze.Evaluator(self.engine, self.vocabulary, rows, context, protocol)
     with progress.Progress('cloze', sum(source.counts.values()), 'questions') as bar:
@@ -234,25 +278,3 @@ def corpus_opener(
 def _check_split(name: str) -> None:
   if name not in corpora.SPLITS:
     raise errors.BadInput(f'--split={name} is not one of: {", ".join(corpora.SPLITS)}')
-
-
-def _restore(workdir, step, abstract_state) -> train_state.TrainState:
-  """Restores a checkpoint by its step number, or `newest` or `best`."""
-  # All processes use the list of the first: a running training may change it meanwhile.
-  steps, best = hosts.broadcast([checkpoints.steps(workdir), checkpoints.best_step(workdir)])
-  if not steps:
-    raise errors.BadInput(f'--workdir={workdir} has no checkpoint yet')
-  if step == 'newest':
-    return checkpoints.restore_newest(workdir, abstract_state)[1]
-  number = best if step == 'best' else step
-  if number not in steps:
-    raise errors.BadInput(
-      f'--step={step}: --workdir={workdir} has no such checkpoint; available: '
-      f'{", ".join(map(str, steps))}'
-    )
-  try:
-    return checkpoints.restore(workdir, number, abstract_state)
-  except manifest.CorruptError as error:
-    raise errors.BadInput(
-      f'--step={step}: checkpoint {number} is damaged: {error}; use another step'
-    ) from error

@@ -59,7 +59,7 @@ def make_mesh(
     BadInput: the product of the sizes is not the number of devices, or `data` is not divisible by
       the number of slices.
   """
-  devices = jax.devices() if devices is None else devices
+  devices = _find_devices() if devices is None else devices
   sizes, count = [data, fsdp, model], len(devices)
   product = math.prod(size for size in sizes if size != -1)
   if sizes.count(-1) == 1 and count % product == 0:
@@ -85,6 +85,20 @@ def make_mesh(
   return jax.sharding.Mesh(
     mesh_utils.create_hybrid_device_mesh(slice_shape, slice_grid, devices), AXES, axis_types=auto
   )
+
+
+def _find_devices() -> list[jax.Device]:
+  """Returns all devices. Raises BadInput if JAX_PLATFORMS names an unknown platform."""
+  try:
+    return jax.devices()
+  except (RuntimeError, AssertionError) as error:  # an AssertionError: of cuda without its plugin
+    platforms = jax.config.jax_platforms
+    if not platforms or not ('known backends' in str(error) or isinstance(error, AssertionError)):
+      raise
+    raise errors.BadInput(
+      f'JAX_PLATFORMS={platforms}: JAX has no such platform here; unset it, or install the plugin '
+      f'of the platform'
+    ) from error
 
 
 def batch_shards(mesh: jax.sharding.Mesh) -> int:

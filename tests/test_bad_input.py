@@ -32,9 +32,32 @@ TRAIN = {
     'unknown config key training.stpes: did you mean training.steps?',
   ),
   'wrong type': ('--config.training.steps=many', "training.steps='many' is not of type int"),
+  'config file that is none of Python': (
+    '--config={tmp}/text',
+    '--config={tmp}/text: {tmp}/text is not a Python file, FILE.py',
+  ),
+  'config file that exits': (
+    '--config={tmp}/exits.py',
+    '--config={tmp}/exits.py fails: SystemExit: 0; correct the file',
+  ),
+  'config file that raises several lines': (
+    '--config={tmp}/raises.py',
+    '--config={tmp}/raises.py fails: ValueError: first second; correct the file',
+  ),
+  'home of nobody': (
+    '--config.data.path=~nosuchuser/text',
+    'data.path=~nosuchuser/text: no user has this name, or the home directory is unknown; '
+    'use another path',
+  ),
+  'cache of nobody': (
+    '--config.data.path={tmp}/text --config.data.cache_dir=~nosuchuser',
+    'data.cache_dir=~nosuchuser: no user has this name, or the home directory is unknown; '
+    'use another path',
+  ),
   'missing config file': (
     '--config={tmp}/quickstrat.py',
-    '--config={tmp}/quickstrat.py: no file {tmp}/quickstrat.py; available: {tmp}/config.py',
+    '--config={tmp}/quickstrat.py: no file {tmp}/quickstrat.py; available: {tmp}/config.py, '
+    '{tmp}/exits.py, {tmp}/raises.py',
   ),
   'heads that do not divide the width': (
     '--config.model.width=512 --config.model.heads=7',
@@ -170,6 +193,10 @@ EVALUATE = {
     '--workdir={tmp}/run --cloze={tmp} --split=valid',
     '--split=valid is not one of: train, validation, test',
   ),
+  'blank lines for questions': (
+    '--workdir={tmp}/run --cloze={tmp}/blank',
+    '{tmp}/blank is empty: expected blocks of 21 numbered lines; use the file as published',
+  ),
   'unknown protocol of questions': (
     '--workdir={tmp}/run --cloze={tmp} --cloze_protocol=suffix',
     '--cloze_protocol=suffix is not one of: query, prefix',
@@ -234,12 +261,16 @@ def folder(tmp_path_factory):
   (folder / 'config.py').write_text(CONFIG)
   (folder / 'text').write_bytes(TEXT)
   (folder / 'empty').write_bytes(b'')
+  (folder / 'blank').write_bytes(b'\n\n')
+  (folder / 'exits.py').write_text('def get_config(): raise SystemExit(0)')
+  (folder / 'raises.py').write_text('def get_config(): raise ValueError("first\\nsecond")')
   (folder / 'cut.gz').write_bytes(gzip.compress(TEXT)[:-20])
   (folder / 'latin').write_bytes(TEXT[:5003] + 'é'.encode('latin-1') + TEXT[5003:])
   (folder / 'run').mkdir()
   (folder / 'empty_folder').mkdir()
   _, started = command_line.parse(argparse.ArgumentParser(), [f'--config={folder}/config.py'])
   config.save(started, folder / 'run' / 'config.json')
+  (folder / 'run' / 'checkpoints' / '4').mkdir(parents=True)
   return folder
 
 
@@ -334,5 +365,6 @@ def test_workdir_that_is_a_file_is_refused(refused, folder):
 def test_workdir_with_a_damaged_config_is_refused(refused, tmp_path):
   (tmp_path / 'config.json').write_text('{"model": ')
   assert refused(f'--workdir={tmp_path}') == (
-    f'error: --workdir={tmp_path} has a damaged config.json, line 1: Expecting value\n'
+    f'error: --workdir={tmp_path} has a damaged config.json, line 1: Expecting value; '
+    'restore it from a backup, or use another workdir\n'
   )

@@ -1,6 +1,8 @@
 """Exit statuses and error messages of a verb."""
 
+import resource
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -50,3 +52,68 @@ def test_verb_gets_the_command_line(monkeypatch):
   with pytest.raises(SystemExit):
     flags.run(seen.extend)
   assert seen == ['--workdir', 'x']
+
+
+def refuse_lines(argv):
+  raise errors.BadInput('first\n  second\x1b[31m' + 'x' * 5000 + 'the remedy')
+
+
+def test_an_error_is_one_line_without_control_codes(capsys):
+  """Files of others may have anything in them."""
+  with pytest.raises(SystemExit):
+    flags.run(refuse_lines)
+  error = capsys.readouterr().err
+  assert error.startswith('error: first second\\x1b[31mxxx') and error.endswith('xthe remedy\n')
+  assert error.count('\n') == 1 and len(error) < 1100
+
+
+def test_too_few_open_files_are_refused(capsys, monkeypatch):
+  monkeypatch.setattr(resource, 'getrlimit', lambda _: (63, 4096))
+  with pytest.raises(SystemExit) as caught:
+    flags.run(lambda argv: 0)
+  assert caught.value.code == 2
+  assert capsys.readouterr().err == (
+    'error: at most 63 files may be open at a time: raise the limit to 64 or more with ulimit -n\n'
+  )
+  monkeypatch.setattr(resource, 'getrlimit', lambda _: (resource.RLIM_INFINITY,) * 2)
+  with pytest.raises(SystemExit) as caught:
+    flags.run(lambda argv: 0)
+  assert caught.value.code == 0
+
+
+PROCESS = """
+import os, signal, sys
+from ngrammer_jax import flags
+
+def main(argv):
+  if argv == ['terminate']:
+    os.kill(os.getpid(), signal.SIGTERM)
+  raise OSError(24, 'Too many open files', 'a')
+
+flags.run(main)
+"""
+
+
+@each(
+  'argument, status, message',
+  [
+    ('terminate', 143, 'stopped by SIGTERM; rerun the same command\n'),
+    (
+      'open',
+      2,
+      "error: too many open files ([Errno 24] Too many open files: 'a'): raise the limit",
+    ),
+  ],
+)
+def test_a_process_that_ends_at_once(argument, status, message):
+  command = [sys.executable, '-c', PROCESS, argument]
+  process = subprocess.run(command, capture_output=True, text=True)
+  assert (process.returncode, process.stderr[: len(message)]) == (status, message)
+  assert process.stderr.count('\n') == 1
+
+
+def test_the_handler_of_sigterm_comes_back():
+  before = signal.getsignal(signal.SIGTERM)
+  with pytest.raises(SystemExit):
+    flags.run(lambda argv: 0)
+  assert signal.getsignal(signal.SIGTERM) is before

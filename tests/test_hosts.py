@@ -1,5 +1,6 @@
 """What one process of several knows of the others."""
 
+import argparse
 import json
 import logging
 
@@ -69,3 +70,13 @@ def test_a_log_record_is_prefixed_for_its_handler_alone(others, monkeypatch):
     lines = [form.format(each) if keep else None for each, keep in zip(records, kept, strict=True)]
     assert lines == shown
     assert [each.getMessage() for each in records] == ['step 4', 'step 4']
+
+
+def test_a_number_of_slurm_tasks_that_is_none(monkeypatch):
+  monkeypatch.setenv(hosts.SLURM_TASKS, 'abc')
+  hosts.add_flags(parser := argparse.ArgumentParser())
+  with bad_input(
+    'SLURM_STEP_NUM_TASKS=abc in the environment is not a number of processes: unset it, or set '
+    '--coordinator, --processes and --process_id'
+  ):
+    hosts.join(parser.parse_args([]))

@@ -5,8 +5,10 @@ import logging
 from flax import linen as nn
 import jax
 import numpy as np
+import pytest
 
 from ngrammer_jax import sharding
+from tests.checks import bad_input
 
 
 def boxed(names, *shape):
@@ -55,3 +57,33 @@ def test_every_device_gets_its_rows_of_a_batch():
     assert len(requests) == shards  # each made once, whatever devices hold it
     for shard in arrays_of_rows.addressable_shards:
       assert shard.data.shape[axis] == 16 // shards
+
+
+@pytest.mark.parametrize(
+  'error',
+  [
+    RuntimeError("Backend 'bogus' is not in the list of known backends: ['cpu', 'tpu']"),
+    AssertionError(),  # of cuda without its plugin
+  ],
+)
+def test_an_unknown_platform_is_named(monkeypatch, error):
+  def fails():
+    raise error
+
+  monkeypatch.setattr(jax, 'devices', fails)
+  with bad_input(
+    f'JAX_PLATFORMS={jax.config.jax_platforms}: JAX has no such platform here; unset it, or '
+    f'install the plugin of the platform'
+  ):
+    sharding.make_mesh()
+
+
+def test_a_device_in_use_is_no_bad_input(monkeypatch):
+  """Another try may help."""
+
+  def fails():
+    raise RuntimeError('The TPU is already in use by process with pid 3')
+
+  monkeypatch.setattr(jax, 'devices', fails)
+  with pytest.raises(RuntimeError, match='already in use'):
+    sharding.make_mesh()

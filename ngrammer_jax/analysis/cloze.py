@@ -9,8 +9,9 @@ better, these are equally likely to favor either run.
 import pathlib
 from typing import Any
 
-from ngrammer_jax import errors, files, tables
+from ngrammer_jax import errors, tables
 from ngrammer_jax.data import text_files
+from ngrammer_jax.training import workdirs
 
 
 def read_points(workdir: pathlib.Path, name: str) -> dict[tuple[str, str, int], float]:
@@ -23,9 +24,9 @@ def read_points(workdir: pathlib.Path, name: str) -> dict[tuple[str, str, int], 
   Raises:
     BadInput: the file does not exist or is corrupt.
   """
-  files.check_reachable(workdir)
+  workdirs.check_layout(workdir)
   path = workdir / 'evaluation' / f'{name}.jsonl'
-  if not path.exists():
+  if not path.is_file():
     raise errors.BadInput(
       f'--workdir={workdir} has no answers in evaluation/{name}.jsonl: run python -m '
       f'ngrammer_jax.evaluate --cloze, or select another file with --results'

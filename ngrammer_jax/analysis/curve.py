@@ -3,18 +3,26 @@
 import pathlib
 from typing import Any
 
-from ngrammer_jax import errors, files
-from ngrammer_jax.training import writers
+from ngrammer_jax import errors
+from ngrammer_jax.training import workdirs, writers
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, float]]:
-  """Reads metrics.jsonl. Raises BadInput if it does not exist or has no logged step."""
-  files.check_reachable(workdir)
+  """Reads metrics.jsonl. Raises BadInput if it is missing or damaged, or has no logged step."""
+  workdirs.check_layout(workdir)
   if not (workdir / 'metrics.jsonl').exists():
     raise errors.BadInput(
       f'--workdir={workdir} has no metrics.jsonl: not a run directory, or training has not started'
     )
-  records = [record for _, record in writers.read_lines(workdir)]
+  records = []
+  for number, (line, record) in enumerate(writers.read_lines(workdir), 1):
+    if record:
+      records.append(record)
+    elif line.endswith(b'\n') or not records:  # else the last line is being written
+      raise errors.BadInput(
+        f'--workdir={workdir} has a damaged metrics.jsonl, line {number}: expected an object of '
+        f'numbers with a step; delete this line'
+      )
   if not any('loss' in r for r in records):
     raise errors.BadInput(f'--workdir={workdir} has logged no step yet')
   return records

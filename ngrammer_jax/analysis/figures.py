@@ -52,10 +52,12 @@ def token_labels(texts: Iterable[str]) -> list[str]:
 
 def _check_writable(path: pathlib.Path, formats: Collection[str]) -> None:
   """Raises BadInput for a path that cannot be written, before the analysis runs."""
+  if path.is_dir():
+    raise errors.BadInput(f'--figure={path} is a folder: name a file, such as {path}/figure.png')
   if path.suffix[1:] not in formats:
     raise errors.BadInput(f'--figure={path} has no suffix of an image: use .png, .svg or .pdf')
   if files.is_remote(path):
     return
   folder = next(parent for parent in path.absolute().parents if parent.exists())
-  if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+  if not folder.is_dir() or not os.access(folder, os.W_OK):
     raise errors.BadInput(f'--figure={path} cannot be written: check the path and its permissions')

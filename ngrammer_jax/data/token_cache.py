@@ -2,7 +2,7 @@
 
 A cache folder holds the vocabulary, `meta.json` and, for each split, `<split>.tokens` (raw unsigned
 integers) and `<split>.starts.npy`. It is written to a temporary folder and renamed when complete,
-so a killed process never leaves an incomplete cache.
+so a killed process never leaves an incomplete cache. Only the user can read it.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,12 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from ngrammer_jax import errors, progress
+from ngrammer_jax import errors, files, json_files, progress
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora, shards, text_files
+from ngrammer_jax.data import corpora, shards, split_files, text_files
 from ngrammer_jax.data import vocabulary as vocabularies
 
 FORMAT_VERSION = 1  # increase it when the format of the cache files changes
+# What reading a damaged folder may raise.
+DAMAGE = (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,36 +83,47 @@ class TokenCorpus:
 def prepare(
   config: data_config.DataConfig,
   open_corpus: Callable[[data_config.DataConfig], corpora.Corpus] | None = None,
+  may_delete: bool = True,
 ) -> TokenCorpus:
   """Loads a tokenised corpus from the cache, or tokenises it.
 
   Args:
     config: data config.
     open_corpus: opens the corpus. None: open one of `corpora.CORPORA`.
+    may_delete: whether damaged and abandoned folders of the cache may be deleted; False if
+      `data.cache_dir` is not what the user has said.
 
   Raises:
     BadInput: the corpus is missing, truncated, empty, has a wrong checksum or is not
-      valid UTF-8, or the vocabulary does not fit it.
+      valid UTF-8, or the vocabulary does not fit it; or a damaged folder may not be deleted.
   """
   config.check()
   if open_corpus is None:
     corpus = corpora.open_corpus(config.corpus, config.path, config.newlines)
   else:
     corpus = open_corpus(config)
-  root = pathlib.Path(
-    config.cache_dir or os.environ.get('NGRAMMER_JAX_CACHE') or '~/.cache/ngrammer_jax'
-  ).expanduser()
+  variable = os.environ.get('NGRAMMER_JAX_CACHE')
+  key = 'data.cache_dir' if config.cache_dir or not variable else 'NGRAMMER_JAX_CACHE'
+  root = files.user_path(key, config.cache_dir or variable or '~/.cache/ngrammer_jax')
   folder = root / f'{corpus.name.replace("/", "-")}-{_cache_key(config, corpus)}'
   if folder.exists():
     try:
       return _load(folder, corpus.train_shards)
-    except (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except DAMAGE as error:
+      if getattr(error, 'errno', None) in files.TOO_MANY_OPEN:  # says nothing about the cache
+        raise
+      if not may_delete:
+        raise errors.BadInput(
+          f'{folder} is damaged ({error}), and only the config of the run names this cache: delete '
+          f'the folder, and it is prepared again'
+        ) from error
       logging.warning('%s is damaged (%s); preparing it again', folder, error)
-      shutil.rmtree(folder)
+      files.remove(folder)
   corpus.verify()
   try:
-    root.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(root)
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if may_delete:
+      _remove_abandoned(root)
     _create_cache(folder, config, corpus)
   except OSError as error:
     raise errors.BadInput(
@@ -128,7 +141,6 @@ def _create_cache(
   ) as name:
     scratch = pathlib.Path(name)
     _write_cache(config, corpus, scratch)
-    scratch.chmod(0o755)  # a temporary folder is for one user only
     try:
       scratch.rename(folder)
     except OSError:
@@ -147,7 +159,7 @@ def _cache_key(config: data_config.DataConfig, corpus: corpora.Corpus) -> str:
   """Returns a hash of the settings and of the paths, sizes and times of the files."""
   paths = list(corpus.files)
   if config.vocabulary_path is not None:
-    paths.append(pathlib.Path(config.vocabulary_path).expanduser())
+    paths.append(files.user_path('data.vocabulary_path', config.vocabulary_path))
   stats = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in paths]
   settings = [config.vocabulary, config.vocabulary_size, config.newlines]
   text = json.dumps([FORMAT_VERSION, corpus.name, stats, settings])
@@ -216,7 +228,7 @@ def _create_vocabulary(
   if config.vocabulary == 'bytes':
     return vocabularies.ByteVocabulary()
   if config.vocabulary_path is not None:
-    path = pathlib.Path(config.vocabulary_path).expanduser()
+    path = files.user_path('data.vocabulary_path', config.vocabulary_path)
     return vocabularies.read(config.vocabulary, path)
   if config.vocabulary == 'characters':
     documents = [document for split in corpus.splits.values() for document in split]
@@ -284,13 +296,15 @@ def _write_split(corpus, split, vocabulary, folder, bar) -> dict[str, Any]:
 
 
 def _load(folder: pathlib.Path, train_shards: shards.Shards | None) -> TokenCorpus:
-  """Loads a cache folder. Raises OSError, ValueError or KeyError if it is damaged."""
-  meta = json.loads((folder / 'meta.json').read_text(encoding='utf-8'))
+  """Loads a cache folder. Raises OSError, ValueError, KeyError or so if it is damaged."""
+  meta = json_files.read_object(folder / 'meta.json')
   if _vocabulary_hash(folder) != meta['vocabulary_hash']:
     raise ValueError('the vocabulary has changed')
   vocabulary = vocabularies.load(folder)
   splits = {}
   for split, fields in meta['splits'].items():
+    if split not in split_files.SPLITS:
+      raise ValueError(f'{split!r} is not a split')
     tokens = np.memmap(folder / f'{split}.tokens', fields['dtype'], mode='r')
     if len(tokens) != fields['tokens']:
       raise ValueError(f'{split}.tokens has {len(tokens)} tokens, expected {fields["tokens"]}')

@@ -13,10 +13,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ngrammer_jax import errors, files
+from ngrammer_jax import errors, files, json_files
 
 DEFAULT_SENTENCEPIECE_SIZE = 4096
 MAX_TRAINING_BYTES = 50_000_000  # maximum text size to learn a SentencePiece vocabulary from
+MAX_FILE_BYTES = 1 << 30
+ENCODINGS = ('utf-8', 'latin-1')
 UNKNOWN, LINE_END = '<unk>', '<eos>'
 SPACE_MARK = '\u2581'  # stands for the space inside SentencePiece
 # Special tokens of a tokenizer.json that separate documents, the first that it has.
@@ -82,11 +84,18 @@ class CharacterVocabulary:
     encoding: encoding of the text.
     separated: whether the corpus has several documents. If so, the document start is an additional
       id. Otherwise it is the newline or space, so that the sizes are those of the literature.
+
+  Raises:
+    ValueError: there are no characters, or not sorted ones, or the encoding is another one.
   """
 
   line_end, unknown = None, None
 
   def __init__(self, characters: str, encoding: str, separated: bool):
+    if not characters or sorted(set(characters)) != list(characters):
+      raise ValueError('expected distinct characters, sorted')
+    if encoding not in ENCODINGS:
+      raise ValueError(f'encoding {encoding!r} is not one of {", ".join(ENCODINGS)}')
     self._characters, self._encoding, self._separated = characters, encoding, separated
     self._codes = np.array([ord(c) for c in characters], np.uint32)
     self.size = len(characters) + separated
@@ -120,11 +129,18 @@ class WordVocabulary:
 
   Args:
     words: the words, most frequent first, including `<eos>` and `<unk>`.
+
+  Raises:
+    ValueError: these are no such words.
   """
 
   def __init__(self, words: list[str]):
+    if not all(isinstance(word, str) for word in words):
+      raise ValueError('a word is not a text')
     self._words = words
     self._ids = {word: i for i, word in enumerate(words)}
+    if len(self._ids) < len(words) or not {LINE_END, UNKNOWN} <= self._ids.keys():
+      raise ValueError(f'expected distinct words with {LINE_END} and {UNKNOWN}')
     self.size = len(words)
     self.document_start, self.document_end = self._ids[LINE_END], None
     self.line_end = self._ids[LINE_END]
@@ -341,22 +357,44 @@ def token_texts(vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
   return [t.decode(errors='replace') for t in tokens], [f'<0x{t.hex().upper()}>' for t in tokens]
 
 
+# Class, types of the fields of vocabulary.json and name of a further file, by kind.
+LOADED = {
+  'bytes': (ByteVocabulary, {}, None),
+  'characters': (
+    CharacterVocabulary,
+    {'characters': str, 'encoding': str, 'separated': bool},
+    None,
+  ),
+  'words': (WordVocabulary, {'words': list}, None),
+  'sentencepiece': (SentencePieceVocabulary, {'learned': bool}, 'vocabulary.model'),
+  'tokenizer': (TokenizerVocabulary, {}, 'vocabulary.tokenizer.json'),
+}
+
+
 def load(folder: pathlib.Path) -> Vocabulary:
   """Loads the vocabulary of a folder that `save` wrote. Raises BadInput if it is damaged."""
+  name = 'vocabulary.json'
   try:
-    fields = json.loads((folder / 'vocabulary.json').read_text(encoding='utf-8'))
-    kind = fields.pop('kind')
-    if kind == 'sentencepiece':
-      return SentencePieceVocabulary((folder / 'vocabulary.model').read_bytes(), **fields)
-    if kind == 'tokenizer':
-      return TokenizerVocabulary((folder / 'vocabulary.tokenizer.json').read_bytes(), **fields)
-    classes = {'bytes': ByteVocabulary, 'characters': CharacterVocabulary, 'words': WordVocabulary}
-    return classes[kind](**fields)
-  except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-    raise errors.BadInput(
-      f'{folder} has no intact vocabulary ({type(error).__name__}: {error}); the training command '
-      f'writes it again if steps are left'
-    ) from error
+    fields = json_files.read_object(folder / name, MAX_FILE_BYTES)
+    kind = fields.pop('kind', None)
+    if type(kind) is not str or kind not in LOADED:
+      raise files.DamagedError(f'kind {kind!r} is not one of {", ".join(LOADED)}')
+    make, types, file_name = LOADED[kind]
+    for key, value in fields.items():
+      if key not in types or type(value) is not types[key]:
+        raise files.DamagedError(f'{key} is unknown, or of a wrong type')
+    if file_name is None:
+      return make(**fields)
+    name = file_name
+    return make(files.read(folder / name, MAX_FILE_BYTES), **fields)
+  except OSError as error:
+    reason = error.strerror
+  except (ValueError, RuntimeError, TypeError) as error:
+    reason = str(error)
+  raise errors.BadInput(
+    f'{folder} has no intact vocabulary ({name}: {reason}); the training command writes it again '
+    f'if steps are left'
+  )
 
 
 def learn_characters(texts: Iterable[bytes], encoding: str, separated: bool) -> CharacterVocabulary:

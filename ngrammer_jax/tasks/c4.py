@@ -12,7 +12,7 @@ import functools
 import pathlib
 from typing import Any
 
-from ngrammer_jax import errors
+from ngrammer_jax import errors, files
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, text_files
 from ngrammer_jax.data import vocabulary as vocabularies
@@ -110,7 +110,7 @@ def _open_source(name: str, data_dir: str | None) -> Any:
   """Returns the seqio source of the newest prepared version. Raises BadInput if there is none."""
   import tensorflow_datasets as tfds
 
-  root = pathlib.Path(data_dir or tfds.core.constants.DATA_DIR).expanduser()
+  root = files.user_path('data.path', data_dir or tfds.core.constants.DATA_DIR)
   prepared = sorted(
     (folder.parent for folder in (root / name).glob('*/dataset_info.json')),
     key=lambda folder: tuple(int(part) for part in folder.name.split('.') if part.isdigit()),

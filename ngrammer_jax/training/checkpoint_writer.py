@@ -13,7 +13,6 @@ import functools
 import logging
 import math
 import pathlib
-import shutil
 from typing import Any
 
 import jax
@@ -107,13 +106,13 @@ class CheckpointWriter:
       (folder / manifest.FILE_NAME).unlink()
       folder.rmtree()
     else:
-      shutil.rmtree(folder.rename(self._folder / f'{step}{SCRATCH}'))
+      files.remove(folder.rename(self._folder / f'{step}{SCRATCH}'))
 
   def _delete_incomplete(self) -> None:
     """Deletes incomplete checkpoints of killed runs."""
     files.make_folder(self._folder)
     for folder in self._folder.glob(f'*{SCRATCH}*'):
-      shutil.rmtree(folder)
+      files.remove(folder)
     if files.is_remote(self._folder):
       complete = checkpoints.steps(self._workdir)
       for folder in self._folder.glob('*'):

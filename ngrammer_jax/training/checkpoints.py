@@ -8,11 +8,13 @@ Remote folders cannot be renamed atomically. There, a checkpoint is complete if 
 which is written last and deleted first.
 """
 
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import logging
 import math
 import pathlib
+import re
 from typing import Any
 
 import jax
@@ -23,6 +25,8 @@ import orbax.checkpoint as ocp
 from ngrammer_jax import errors, files, hosts, sharding
 from ngrammer_jax.layers import documents
 from ngrammer_jax.training import checksums, manifest
+
+STEP_NAME = re.compile(r'0|[1-9][0-9]{0,17}')  # of a checkpoint folder
 
 
 def folder_of(workdir: pathlib.Path, step: int) -> pathlib.Path:
@@ -37,7 +41,7 @@ def steps(workdir: pathlib.Path) -> list[int]:
     paths = [path.parent for path in folder.glob(f'*/{manifest.FILE_NAME}')]
   else:
     paths = folder.iterdir() if folder.is_dir() else []
-  return sorted(int(path.name) for path in paths if path.name.isdecimal())
+  return sorted(int(path.name) for path in paths if STEP_NAME.fullmatch(path.name))
 
 
 def best_step(workdir: pathlib.Path) -> int | None:
@@ -67,7 +71,7 @@ def verify(workdir: pathlib.Path, step: int) -> manifest.Manifest:
   """Verifies every file and array of a checkpoint of any model. Raises CorruptError."""
   folder = folder_of(workdir, step)
   saved = manifest.verify(folder)
-  with make_checkpointer(folder) as checkpointer:
+  with make_checkpointer(folder) as checkpointer, _translate_unreadable():
     metadata = checkpointer.metadata(files.absolute(folder)).item_metadata.tree
     # Restored as NumPy arrays: the devices that wrote them may not exist here.
     as_numpy = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
@@ -91,13 +95,12 @@ def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
   """
   folder = folder_of(workdir, step)
   saved = _verify_on_primary(folder)
-  if saved.step != step:
-    raise manifest.CorruptError(f'{manifest.FILE_NAME} is of step {saved.step:,}')
   saved_abstract = _with_saved_memory(abstract, saved)
   _check_same_model(folder, saved, saved_abstract)
-  with make_checkpointer(folder) as checkpointer:
+  with make_checkpointer(folder) as checkpointer, _translate_unreadable():
     state = checkpointer.restore(files.absolute(folder), drop_empty(saved_abstract))
   _check_arrays(saved, state)
+  _check_step(state, step)
 
   def convert(leaf, array):
     if array is None:  # Orbax saves no array without elements
@@ -231,11 +234,37 @@ def _check_same_vocabulary(
       )
 
 
+def _check_step(state: Any, step: int) -> None:
+  """Raises CorruptError if a train state is of another step than its checkpoint."""
+  saved_step = getattr(state, 'step', None)
+  if saved_step is not None and int(saved_step) != step:
+    raise manifest.CorruptError(f'its state is of step {int(saved_step):,}')
+
+
 def _check_arrays(saved: manifest.Manifest, state: Any) -> None:
   """Raises CorruptError if an array is not bit-identical to the one that was saved."""
   for name, checksum in checksums.checksums(state).items():
+    if name not in saved.leaves:
+      raise manifest.CorruptError(f'{name} is not in {manifest.FILE_NAME}')
     if checksum != saved.leaves[name][2]:
       raise manifest.CorruptError(f'{name} was changed: wrong checksum')
+
+
+@contextlib.contextmanager
+def _translate_unreadable() -> Iterator[None]:
+  """Raises CorruptError if Orbax cannot read files whose digests are right: they were forged.
+
+  What means a lack of memory or open files says nothing about them. Of several processes, each
+  raises its own error: they would not fall back together.
+  """
+  try:
+    yield
+  except (ValueError, LookupError, TypeError, AttributeError, FileNotFoundError) as error:
+    is_busy = 'RESOURCE_EXHAUSTED' in str(error) or 'Too many open files' in str(error)
+    if is_busy or hosts.is_multiprocess() or isinstance(error, errors.BadInput):
+      raise
+    reason = f'{type(error).__name__}: {error}'.split('\n')[0][:200]
+    raise manifest.CorruptError(f'its arrays cannot be read ({reason})') from error
 
 
 def _set_aside(folders: list[pathlib.Path]) -> None:

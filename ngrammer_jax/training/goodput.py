@@ -10,11 +10,12 @@ import json
 import logging
 import pathlib
 import time
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from ngrammer_jax import files, hosts, progress
+from ngrammer_jax import files, hosts, json_files, progress
 
 Item = TypeVar('Item')
+EMPTY = {'starts': 0, 'seconds': {}, 'unsaved': 0.0}
 WRITE_INTERVAL = 10.0  # seconds
 TRAINING, DATA, LOST = 'training', 'data', 'lost'
 
@@ -33,9 +34,7 @@ class Goodput:
   def __init__(self, workdir: pathlib.Path, start_time: float):
     self._path = workdir / 'goodput.json'
     self._phase, self._phase_start, self._last_write = 'start', start_time, 0.0
-    previous = {'starts': 0, 'seconds': {}, 'unsaved': 0.0}
-    with contextlib.suppress(OSError, ValueError, TypeError):  # a damaged file must not end a run
-      previous |= json.loads(self._path.read_text(encoding='utf-8'))
+    previous = _read(self._path)
     self.starts, self._unsaved = previous['starts'] + 1, 0.0
     self.seconds = collections.Counter(previous['seconds'])
     self.seconds[LOST] += previous['unsaved']
@@ -109,3 +108,14 @@ class Goodput:
     """Writes goodput.json and logs the summary."""
     self.write(force=True)
     logging.info('total %s', self.format_summary())
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+  """Returns the content of goodput.json; as of a new run if it is missing or damaged."""
+  try:
+    content = EMPTY | json_files.read_object(path)
+  except (OSError, ValueError):  # a damaged file must not end a run
+    return EMPTY
+  seconds, counts = content['seconds'], (content['starts'], content['unsaved'])
+  numbers = (*counts, *seconds.values()) if isinstance(seconds, dict) else (None,)
+  return content if all(type(n) in (int, float) for n in numbers) else EMPTY

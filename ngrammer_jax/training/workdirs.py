@@ -4,6 +4,9 @@ config.json    the resolved config
 corpus.json    hash of the text and of the vocabulary settings
 vocabulary.*   vocabulary, to encode and decode text without the corpus
 lock           held by the process that trains
+
+A workdir may come from anybody: what it holds is checked before it is used, and no link in it leads
+out of it.
 """
 
 from collections.abc import Iterator
@@ -18,22 +21,31 @@ import time
 from typing import TextIO
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, files, hosts
+from ngrammer_jax import errors, files, hosts, json_files
 from ngrammer_jax.config import fields
 from ngrammer_jax.data import vocabulary as vocabularies
-from ngrammer_jax.training import train_task
+from ngrammer_jax.training import checkpoints, train_task
 
 CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'
 OWN_FILES = ('config', 'corpus', 'vocabulary', 'lock')  # a killed start may leave these
+FILES = (
+  *(CONFIG, CORPUS, LOCK, 'vocabulary.json', 'vocabulary.model', 'vocabulary.tokenizer.json'),
+  *('metrics.jsonl', 'goodput.json', 'begun_with.json'),
+)
+FOLDERS = ('checkpoints', 'evaluation', 'logs', 'places', 'tensorboard')
+REMEDY = 'restore it from a backup, or use another workdir'
 
 
 def check(workdir: pathlib.Path, config: experiment.Config) -> None:
-  """Raises BadInput if a folder cannot be a workdir, or belongs to another config."""
+  """Raises BadInput if a folder cannot be a workdir, or has a checkpoint of another config."""
   files.check_reachable(workdir)
   if not files.is_remote(workdir):
     _check_folder(workdir)
+  check_layout(workdir)
   if (workdir / CONFIG).exists():
-    _check_same(workdir, load_config(workdir), config)
+    old_config = load_config(workdir)
+    if checkpoints.steps(workdir):
+      _check_same(workdir, old_config, config)
   elif workdir.exists() and any(p.name.split('.')[0] not in OWN_FILES for p in workdir.iterdir()):
     raise errors.BadInput(
       f'--workdir={workdir} is not empty and holds no {CONFIG}: it is not a run. Use another folder'
@@ -50,17 +62,66 @@ def _check_folder(workdir: pathlib.Path) -> None:
     raise errors.BadInput(f'--workdir={workdir}: {existing} cannot be written to')
 
 
+def check_layout(workdir: pathlib.Path) -> None:
+  """Raises BadInput if a workdir cannot be reached, or has something else in place of its files.
+
+  Links may not lead out of a local workdir: a verb reads and writes nothing elsewhere.
+  """
+  files.check_reachable(workdir)
+  if files.is_remote(workdir):
+    return
+  root = os.path.realpath(workdir)
+  for link in _iter_links(workdir):
+    target = os.path.realpath(link)
+    if not pathlib.Path(target).is_relative_to(root):
+      raise errors.BadInput(
+        f'--workdir={workdir}: {link.relative_to(workdir)} is a link to {target}, outside of the '
+        f'workdir: replace the link by what it links to'
+      )
+  for name in (*FILES, *FOLDERS):
+    path, kind = workdir / name, 'file' if name in FILES else 'folder'
+    if path.exists() and not (path.is_file() if kind == 'file' else path.is_dir()):
+      raise errors.BadInput(f'--workdir={workdir}: {name} is not a {kind}: {REMEDY}')
+
+
+def _iter_links(workdir: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Yields the links in a workdir, but not those inside of checkpoints: see `manifest.verify`."""
+  for folder, folder_names, file_names in os.walk(workdir):
+    paths = [pathlib.Path(folder, name) for name in (*folder_names, *file_names)]
+    yield from (path for path in paths if path.is_symlink())
+    if pathlib.Path(folder) == workdir / 'checkpoints':
+      folder_names.clear()
+
+
+@contextlib.contextmanager
+def translate_damage(workdir: pathlib.Path, name: str, remedy: str = REMEDY) -> Iterator[None]:
+  """Raises BadInput with the name of a file for its damage, and for errors of reading it."""
+  try:
+    yield
+  except files.DamagedError as error:
+    raise errors.BadInput(f'--workdir={workdir} has a damaged {name}, {error}; {remedy}') from error
+  except OSError as error:
+    if error.errno in files.TOO_MANY_OPEN:  # says nothing about the file
+      raise
+    raise errors.BadInput(
+      f'--workdir={workdir}: {name} cannot be read: {error.strerror}; {remedy}'
+    ) from error
+
+
 def check_text(workdir: pathlib.Path, config: experiment.Config, content_hash: str) -> None:
   """Raises BadInput if a workdir was started on other text, or with another vocabulary."""
+  if not checkpoints.steps(workdir):
+    return  # nothing was learned from a text
   path = workdir / CORPUS
-  previous = json.loads(path.read_text())['content_hash'] if path.exists() else None
-  if previous is None and not (workdir / CONFIG).exists():
-    return  # a new run
-  if previous is None:
+  if not path.exists():
     raise errors.BadInput(
       f'--workdir={workdir} holds no {CORPUS}: the text it was started on is unknown; '
       f'use another workdir'
     )
+  with translate_damage(workdir, CORPUS):
+    previous = json_files.read_object(path).get('content_hash')
+    if not isinstance(previous, str):
+      raise files.DamagedError('no content_hash')
   if previous != content_hash:
     _check_vocabulary(workdir, config)
     key = 'path' if config.finetune is None else 'superglue_dir'
@@ -77,7 +138,7 @@ def _check_vocabulary(workdir: pathlib.Path, config: experiment.Config) -> None:
   if path is None or not (workdir / 'vocabulary.json').exists():
     return
   old = vocabularies.load(workdir)
-  new = vocabularies.read(config.data.vocabulary, pathlib.Path(path).expanduser())
+  new = vocabularies.read(config.data.vocabulary, files.user_path('data.vocabulary_path', path))
   if new != old:
     raise errors.BadInput(
       f'data.vocabulary_path={path}, with {new.size:,} token ids, is not the vocabulary of '
@@ -154,22 +215,19 @@ def _lock(workdir: pathlib.Path, file: TextIO) -> None:
 
 def load_config(workdir: pathlib.Path) -> experiment.Config:
   """Returns the config of a run. Raises BadInput if there is none."""
-  files.check_reachable(workdir)
+  check_layout(workdir)
   path = workdir / CONFIG
   if not path.exists():
     raise errors.BadInput(
       f'--workdir={workdir} holds no {CONFIG}: not a run of ngrammer_jax.train, or none yet'
     )
-  try:
-    return experiment.load(path)
-  except errors.BadInput as error:
-    raise errors.BadInput(
-      f'--workdir={workdir} has a {CONFIG} that this version of ngrammer_jax cannot read: {error}'
-    ) from error
-  except json.JSONDecodeError as error:
-    raise errors.BadInput(
-      f'--workdir={workdir} has a damaged {CONFIG}, line {error.lineno}: {error.msg}'
-    ) from error
+  with translate_damage(workdir, CONFIG):
+    try:
+      return experiment.load(path)
+    except errors.BadInput as error:
+      raise errors.BadInput(
+        f'--workdir={workdir} has a {CONFIG} that this version of ngrammer_jax cannot read: {error}'
+      ) from error
 
 
 def _check_same(workdir: pathlib.Path, old_config: experiment.Config, config: experiment.Config):

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorboardX
 
-from ngrammer_jax import files, hosts, progress
+from ngrammer_jax import files, hosts, json_files, progress
 
 
 class MetricsWriter:
@@ -72,27 +72,34 @@ def read_value(workdir: pathlib.Path, step: int, name: str) -> float | None:
   return values[-1] if values else None
 
 
-def read_lines(workdir: pathlib.Path) -> Iterator[tuple[str, dict[str, float]]]:
+def read_lines(workdir: pathlib.Path) -> Iterator[tuple[bytes, dict[str, float]]]:
   """Yields each line of metrics.jsonl with its record; an invalid line has an empty record."""
   path = workdir / 'metrics.jsonl'
-  for line in path.read_text(encoding='utf-8').splitlines(keepends=True) if path.exists() else ():
+  for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
     try:
-      record = json.loads(line) if line.endswith('\n') else {}
-    except json.JSONDecodeError:
-      record = {}
-    yield line, record if isinstance(record, dict) else {}
+      record = json_files.parse(line) if line.endswith(b'\n') else None
+    except files.DamagedError:
+      record = None
+    yield line, record if _is_record(record) else {}
+
+
+def _is_record(value: Any) -> bool:
+  """Whether a JSON value is an object of numbers, one of which is the step."""
+  is_object = isinstance(value, dict) and all(isinstance(v, int | float) for v in value.values())
+  return is_object and type(value.get('step')) is int
 
 
 def _truncate(workdir: pathlib.Path, step: int) -> None:
   """Drops the lines after a step, and invalid lines, such as one that a kill cut short."""
   path, lines = workdir / 'metrics.jsonl', []
   for line, record in read_lines(workdir):
-    if 'step' not in record:
-      logging.warning('%s: dropping a line that is not a record: %.40s', path, line)
+    if not record:
+      text = line[:40].decode(errors='replace')
+      logging.warning('%s: dropping a line that is not a record: %r', path, text)
     elif record['step'] <= step:
       lines.append(line)
   if path.exists():
-    files.write(path, ''.join(lines))
+    files.write(path, b''.join(lines))
 
 
 def format_line(step: int, steps: int, values: dict[str, Any], seconds_left: float) -> str:

@@ -18,7 +18,9 @@ def test_failed_analysis_leaves_no_figure(tmp_path):
 
 def test_unwritable_path_is_reported_before_the_analysis(tmp_path):
   (tmp_path / 'file').write_text('')
+  (tmp_path / 'folder').mkdir()
   for name, message in (
+    ('folder', f'folder is a folder: name a file, such as {tmp_path}/folder/figure.png'),
     ('figure.txt', 'figure.txt has no suffix of an image: use .png, .svg or .pdf'),
     ('file/figure.png', 'file/figure.png cannot be written: check the path and its permissions'),
   ):

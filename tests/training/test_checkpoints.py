@@ -16,6 +16,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.layers import documents
 from ngrammer_jax.training import checkpoint_writer, checkpoints, manifest
 from ngrammer_jax.training import state as train_state
+from tests import hostile
 from tests.checks import bad_input
 from tests.training.helpers import cut, flip
 
@@ -77,6 +78,80 @@ def test_any_damage_to_any_file_is_found_and_named(workdir, newest, damage, capl
     shutil.copy(intact / name, newest / name)
   step, restored = checkpoints.restore_newest(workdir, abstract())
   assert step == 12 and same(restored, state(12))
+
+
+def test_a_forged_manifest_is_damage(workdir, newest, tmp_path, caplog):
+  """It costs one checkpoint, and nothing outside of the folder is read."""
+  intact = shutil.copytree(newest, tmp_path / 'intact')
+  (tmp_path / 'own').write_text('mine')
+  entry = manifest.digest_files(tmp_path / 'run')['checkpoints/8/_METADATA']
+  changes = dict(hostile.MANIFESTS)
+  for name in ('../8/_METADATA', f'{workdir}/checkpoints/8/_METADATA', 'd/../../8/_METADATA'):
+    changes[name] = lambda m, name=name: m['files'].update({name: entry})
+  for name, change in changes.items():
+    caplog.clear()
+    hostile.forge(newest, change)
+    assert checkpoints.best_step(workdir) is None, name
+    step, restored = checkpoints.restore_newest(workdir, abstract())
+    assert step == 8 and same(restored, state(8)), name
+    (warning,) = warnings(caplog)
+    assert warning.startswith(f'checkpoint {newest} is corrupt: '), name
+    shutil.copy(intact / 'manifest.json', newest / 'manifest.json')
+  assert checkpoints.restore_newest(workdir, abstract())[0] == 12
+
+
+def test_what_is_no_file_in_a_checkpoint_is_damage(workdir, newest, tmp_path):
+  """A folder or a pipe in place of a file, and any link; a file that nobody wrote is none."""
+  intact = shutil.copytree(newest, tmp_path / 'intact')
+  (newest / 'note').write_text('of the user')
+  assert checkpoints.restore_newest(workdir, abstract())[0] == 12
+  for name in ('manifest.json', '_METADATA', 'd', ''):
+    for other in (hostile.Other('folder'), hostile.Other('pipe'), hostile.Other('link')):
+      hostile.remove(newest / name)
+      if name and (intact / name).is_file():
+        shutil.copy(intact / name, newest / name)
+      other.apply(newest / name)
+      assert checkpoints.restore_newest(workdir, abstract())[0] == 8, (name, other)
+    hostile.remove(newest)
+    shutil.copytree(intact, newest)
+  assert checkpoints.restore_newest(workdir, abstract())[0] == 12
+
+
+def test_a_link_among_checkpoints_is_renamed_or_deleted_alone(workdir, newest, tmp_path):
+  shutil.copytree(newest, tmp_path / 'own' / '12')
+  (newest.parent / '16').symlink_to(tmp_path / 'own' / '12')
+  (newest.parent / '20.scratch').symlink_to(tmp_path / 'own' / '12')
+  before = hostile.snapshot((tmp_path / 'own',))
+  assert checkpoints.restore_newest(workdir, abstract(), set_aside=True)[0] == 12
+  save(workdir, 16, keep=1)
+  assert sorted(path.name for path in newest.parent.iterdir()) == ['16', '16.damaged']
+  assert hostile.snapshot((tmp_path / 'own',)) == before
+
+
+def test_a_state_of_another_step_is_damage(tmp_path):
+  class State(dict):
+    step = 8
+
+  with pytest.raises(manifest.CorruptError, match='its state is of step 8'):
+    checkpoints._check_step(State(), 12)
+
+
+def test_names_that_no_save_gives_are_no_steps(workdir, newest):
+  for name in ('012', '１６', '+20', '9' * 200):
+    shutil.copytree(newest, newest.with_name(name))
+  assert checkpoints.steps(workdir) == [4, 8, 12]
+
+
+def test_files_that_orbax_cannot_read_are_damage(workdir, newest, caplog):
+  """Their digests are right: whoever forged them wrote the manifest anew."""
+  for path in newest.rglob('manifest.ocdbt'):
+    path.write_bytes(b'nothing')
+  hostile.forge(newest, lambda m: m.update(files=manifest.digest_files(newest)))
+  hostile.forge(newest, lambda m: m['files'].pop('manifest.json'))
+  assert checkpoints.restore_newest(workdir, abstract())[0] == 8
+  assert ' is corrupt: its arrays cannot be read (' in warnings(caplog)[0]
+  with pytest.raises(manifest.CorruptError, match='its arrays cannot be read'):
+    checkpoints.verify(workdir, 12)
 
 
 def test_a_flip_anywhere_in_the_manifest_is_found(newest):

@@ -97,6 +97,8 @@ def test_a_start_that_was_killed_can_be_repeated(tiny, tmp_path, monkeypatch, gi
   occupy(tmp_path / 'run', config, given)
   assert workdirs.load_config(tmp_path / 'run') == config
   workdirs.check_text(tmp_path / 'run', config, 'abc')
+  workdirs.check_text(tmp_path / 'run', config, 'abd')  # nothing was learned from the text
+  (tmp_path / 'run' / 'checkpoints' / '4').mkdir(parents=True)
   with pytest.raises(errors.BadInput, match='was started on another text'):
     workdirs.check_text(tmp_path / 'run', config, 'abd')
 
@@ -108,6 +110,7 @@ def test_another_tokenizer_is_refused_with_both_sizes(tiny, tmp_path):
   path.write_bytes(tokenizer_files.byte_level(size=270))
   vocabulary = vocabularies.read_tokenizer(path)
   occupy(run, config, types.SimpleNamespace(content_hash='abc', vocabulary=vocabulary))
+  (run / 'checkpoints' / '4').mkdir(parents=True)
   with pytest.raises(errors.BadInput, match='was started on another text'):
     workdirs.check_text(run, config, 'abd')
   path.write_bytes(tokenizer_files.byte_level(size=280))
@@ -116,6 +119,12 @@ def test_another_tokenizer_is_refused_with_both_sizes(tiny, tmp_path):
     f'which has 270: use that vocabulary, or another workdir'
   ):
     workdirs.check_text(run, config, 'abd')
+
+
+def with_checkpoint(workdir, config):
+  """Makes a workdir of a run that has saved a step."""
+  (workdir / 'checkpoints' / '4').mkdir(parents=True)
+  experiment.save(config, workdir / 'config.json')
 
 
 NGRAM = model_config.NGramConfig(clusters=8, vocabulary_size=64, dim=4)
@@ -157,7 +166,7 @@ NGRAM_TEXT = '(clusters=8, vocabulary_size=64, dim=4)'  # without its defaults
   ],
 )
 def test_what_changes_a_run_is_refused_and_named(tiny, tmp_path, before, now, message):
-  experiment.save(tiny(**before), tmp_path / 'config.json')
+  with_checkpoint(tmp_path, tiny(**before))
   with bad_input(
     f'--workdir={tmp_path} was started with {message}: use the old value, or another workdir'
   ):
@@ -165,7 +174,7 @@ def test_what_changes_a_run_is_refused_and_named(tiny, tmp_path, before, now, me
 
 
 def test_what_changes_no_number_may_differ(tiny, tmp_path):
-  experiment.save(tiny(optimizer={'schedule': 'constant'}), tmp_path / 'config.json')
+  with_checkpoint(tmp_path, tiny(optimizer={'schedule': 'constant'}))
   config = tiny(
     model={'scan_layers': False, 'remat': True, 'vocabulary_chunk': 8, 'kernel': 'xla'},
     optimizer={'schedule': 'constant'},

@@ -25,7 +25,7 @@ from ngrammer_jax.tasks.superglue import (
   submission,
   truncation,
 )
-from ngrammer_jax.training import programs
+from ngrammer_jax.training import checkpoints, programs, workdirs
 from ngrammer_jax.training import state as train_state
 
 # Prefixes of the keys that are inherited from the checkpoint and cannot be overridden.
@@ -42,7 +42,7 @@ def resolve_config(
   Args:
     config: config of the command.
     override_keys: keys that are set on the command line.
-    workdir: run directory of the fine-tuning. If it has a config, `init_from` is not read again.
+    workdir: run directory of the fine-tuning. If it has a checkpoint, `init_from` is not read.
 
   Raises:
     BadInput: there is no initial checkpoint, the command line overrides an inherited key, or the
@@ -56,9 +56,9 @@ def resolve_config(
         f'--config.{key}: the model and the vocabulary are inherited from the checkpoint, '
         f'init_from={config.init_from}; omit this flag, or pre-train another model'
       )
-  files.check_reachable(workdir)
+  workdirs.check_layout(workdir)
   origin = f'init_from={config.init_from}'
-  if (workdir / 'config.json').exists():
+  if checkpoints.steps(workdir):
     source, origin = runs.load_run(workdir), f'--workdir={workdir}'
   elif config.init_from is None:
     raise errors.BadInput('set init_from to the workdir of a trained run: --config.init_from=DIR')
@@ -89,7 +89,7 @@ def resolve_config(
 
 def _check_vocabulary(config: experiment.Config, source: runs.Run, origin: str) -> None:
   """Raises BadInput if `data.vocabulary_path` is not the vocabulary of the initial checkpoint."""
-  path = pathlib.Path(config.data.vocabulary_path).expanduser()
+  path = files.user_path('data.vocabulary_path', config.data.vocabulary_path)
   if source.vocabulary != vocabularies.read(source.config.data.vocabulary, path):
     raise errors.BadInput(
       f'data.vocabulary_path={path} is not the vocabulary of the checkpoint, {origin}, which is '
@@ -138,7 +138,7 @@ class FinetuneTask:
   def __init__(self, config: experiment.Config, workdir: pathlib.Path):
     self._config, self.patience = config, config.finetune.patience
     self._workdir = workdir
-    has_started = (workdir / 'vocabulary.json').exists()
+    has_started = bool(checkpoints.steps(workdir))
     self.vocabulary = runs.load_run(workdir if has_started else config.init_from).vocabulary
     names, f, length = task_names(config), config.finetune, config.training.segment_length
     registration.register(example_source(config), self.vocabulary, f.wsc_spans)

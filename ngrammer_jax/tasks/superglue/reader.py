@@ -11,7 +11,7 @@ import pathlib
 from typing import IO, Any
 import zipfile
 
-from ngrammer_jax import errors, progress
+from ngrammer_jax import errors, files, progress
 from ngrammer_jax.data import text_files
 from ngrammer_jax.data.split_files import SPLITS
 from ngrammer_jax.tasks.superglue import wsc
@@ -125,7 +125,7 @@ def read(folder: str | pathlib.Path, config: str, split: str) -> list[dict[str, 
       an index twice.
   """
   check_split(config, split)
-  path, member = _find_file(_expand_home(folder), config, split)
+  path, member = _find_file(files.user_path('data.superglue_dir', folder), config, split)
   name = str(path) if member is None else f'{path}/{member}'
   examples, location_by_idx = [], {}
   with _translate_read_errors(path), _open(path, member) as (file, size):
@@ -166,13 +166,6 @@ def _check_idx_is_new(idx: Any, location: str, location_by_idx: dict[Any, str]) 
       f'in every example; {REMEDY}'
     )
   location_by_idx[key] = location
-
-
-def _expand_home(folder: str | pathlib.Path) -> pathlib.Path:
-  try:
-    return pathlib.Path(folder).expanduser()
-  except RuntimeError as error:
-    raise errors.BadInput(f'data.superglue_dir={folder}: {error}; use an absolute path') from error
 
 
 def _find_file(folder: pathlib.Path, config: str, split: str) -> tuple[pathlib.Path, str | None]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ngrammer_jax import errors
+from ngrammer_jax import errors, files
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.tasks import tensorflow
 from ngrammer_jax.tasks.superglue import formats, metrics, reader
@@ -45,7 +45,7 @@ class Source:
     reader.check_split(config, split)
     import tensorflow_datasets as tfds
 
-    data_dir = self.tfds_dir and pathlib.Path(self.tfds_dir).expanduser()
+    data_dir = self.tfds_dir and files.user_path('finetune.tfds_dir', self.tfds_dir)
     builder = tfds.builder(f'super_glue/{config}:1.0.2', data_dir=data_dir)
     if not self.download and not pathlib.Path(builder.data_dir).is_dir():
       raise errors.BadInput(

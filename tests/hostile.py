@@ -1,0 +1,319 @@
+"""Damaged and hostile workdirs as data, and a verb that runs over them in this process.
+
+DAMAGES has what may be found in place of each file of a workdir, VALUES files with refused values,
+MANIFESTS forged manifests. `run` starts a verb as its command does, and returns its status, what it
+logged, and what it changed on disk.
+"""
+
+from collections.abc import Callable
+import contextlib
+import dataclasses
+import hashlib
+import importlib
+import io
+import json
+import logging
+import os
+import pathlib
+import shutil
+import sys
+from typing import Any
+import warnings
+
+from ngrammer_jax import flags
+
+DEPTH = 200_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Content:
+  """Bytes in place of a file."""
+
+  data: bytes
+
+  def apply(self, path: pathlib.Path) -> None:
+    remove(path)
+    path.write_bytes(self.data)
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+  """A changed JSON value: the key is a path of names, the value replaces the one at it.
+
+  ... as a value deletes the key.
+  """
+
+  key: str
+  value: Any
+
+  def apply(self, path: pathlib.Path) -> None:
+    fields = parent = json.loads(path.read_text())
+    *names, last = self.key.split('/')
+    for name in names:
+      parent = parent[name]
+    if self.value is ...:
+      del parent[last]
+    else:
+      parent[last] = self.value
+    path.write_text(json.dumps(fields))
+
+
+@dataclasses.dataclass(frozen=True)
+class Other:
+  """Something other than a file: a folder, a link to a path outside the workdir, or a pipe."""
+
+  kind: str
+
+  def apply(self, path: pathlib.Path) -> None:
+    content = path.read_bytes() if path.is_file() else None
+    remove(path)
+    if self.kind == 'folder':
+      path.mkdir()
+    elif self.kind == 'pipe':
+      os.mkfifo(path)
+    elif content is None:
+      outside(path).mkdir(exist_ok=True)
+      path.symlink_to(outside(path))
+    else:
+      outside(path).write_bytes(content)
+      path.symlink_to(outside(path))
+
+
+def forge(folder: pathlib.Path, change: Callable[[dict[str, Any]], Any]) -> None:
+  """Changes the manifest of a checkpoint, and its digest with it."""
+  path = folder / 'manifest.json'
+  content = json.loads(path.read_text())
+  del content['sha256']
+  change(content)
+  digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+  path.write_text(json.dumps({'sha256': digest, **content}))
+
+
+def outside(path: pathlib.Path) -> pathlib.Path:
+  """A path beside the workdir of a file."""
+  return path.parent.with_name(f'outside_{path.name}')
+
+
+def remove(path: pathlib.Path) -> None:
+  """Removes a file, a link or a folder, if there is one."""
+  if path.is_dir() and not path.is_symlink():
+    shutil.rmtree(path)
+  else:
+    path.unlink(missing_ok=True)
+
+
+def nested(depth: int = DEPTH) -> bytes:
+  """A JSON array of that depth."""
+  return b'[' * depth + b']' * depth
+
+
+# In place of any file of JSON: not what is expected, whatever that is.
+ANY = {
+  'empty': Content(b''),
+  'half an object': Content(b'{"model": '),
+  'a list': Content(b'[]'),
+  'null': Content(b'null'),
+  'a number': Content(b'5'),
+  'an empty object': Content(b'{}'),
+  'binary': Content(bytes(range(256))),
+  'invalid UTF-8': Content(b'{"kind": "\xff"}'),
+  'nested': Content(nested()),
+  'nested in an object': Content(b'{"model": ' + nested() + b'}'),
+  'a long number': Content(b'{"model": ' + b'9' * 5000 + b'}'),
+  'zeros': Content(bytes(4096)),
+  'a folder': Other('folder'),
+  'a link': Other('link'),
+  'a pipe': Other('pipe'),
+}
+DAMAGES = {
+  'config.json': ANY
+  | {
+    'a section that is a number': Content(b'{"training": 5}'),
+    'no model': Change('model', ...),
+    'no training': Change('training', ...),
+    'no evaluation': Change('evaluation', ...),
+    'a null section': Change('training', None),
+    'a section that is a list': Change('optimizer', []),
+    'a block that is a number': Change('model/ngram', 5),
+    'a text for a number': Change('training/steps', 'many'),
+    'a truth for a number': Change('training/steps', True),
+    'a list for a number': Change('model/width', [16]),
+    'a number too large for a float': Change('optimizer/learning_rate', 10**400),
+    'not a number': Change('optimizer/learning_rate', float('nan')),
+    'a path with a NUL': Change('data/path', 'a\0b'),
+    'a path with half a character': Change('data/path', '\ud800'),
+    'a list for a path': Change('data/path', ['a']),
+    'an unknown key': Change('model/wdith', 16),
+    'blocks of a wrong type': Change('model/ngram_memories', {'x': 1}),
+    'blocks of a wrong number': Change('model/ngram_memories', {'9': {}}),
+  },
+  'corpus.json': ANY
+  | {
+    'a number for a hash': Content(b'{"content_hash": 5}'),
+    'null for a hash': Content(b'{"content_hash": null}'),
+  },
+  'metrics.jsonl': {
+    name: damage for name, damage in ANY.items() if name not in ('empty', 'an empty object')
+  }
+  | {
+    'no step': Content(b'{"loss": 1.0}\n'),
+    'a text for a step': Content(b'{"step": "2", "loss": 1.0}\n'),
+    'a truth for a step': Content(b'{"step": true, "loss": 1.0}\n'),
+    'a text for a loss': Content(b'{"step": 2, "loss": "low"}\n'),
+    'a list for a loss': Content(b'{"step": 2, "loss": [1]}\n'),
+    'an infinite step': Content(b'{"step": Infinity, "loss": 1.0}\n'),
+  },
+  'vocabulary.json': ANY
+  | {
+    'an unknown kind': Content(b'{"kind": "letters"}'),
+    'a list for a kind': Content(b'{"kind": []}'),
+    'an unknown encoding': Content(
+      b'{"kind": "characters", "characters": "ab", "encoding": "utf-99", "separated": true}'
+    ),
+    'a codec that is none of text': Content(
+      b'{"kind": "characters", "characters": "ab", "encoding": "hex", "separated": true}'
+    ),
+    'no characters': Content(
+      b'{"kind": "characters", "characters": "", "encoding": "utf-8", "separated": true}'
+    ),
+    'a list for characters': Content(
+      b'{"kind": "characters", "characters": [1, 2], "encoding": "utf-8", "separated": true}'
+    ),
+    'characters twice': Content(
+      b'{"kind": "characters", "characters": "aab", "encoding": "utf-8", "separated": true}'
+    ),
+    'a text for a truth': Content(
+      b'{"kind": "characters", "characters": "ab", "encoding": "utf-8", "separated": "yes"}'
+    ),
+    'no words': Content(b'{"kind": "words", "words": []}'),
+    'numbers for words': Content(b'{"kind": "words", "words": [1, 2]}'),
+    'a text for words': Content(b'{"kind": "words", "words": "<unk>"}'),
+    'words twice': Content(b'{"kind": "words", "words": ["<unk>", "<eos>", "a", "a"]}'),
+    'an unknown field': Content(b'{"kind": "bytes", "size": 3}'),
+  },
+}
+# The verbs that read a file. Training writes the vocabulary again.
+READERS = {
+  'config.json': ('train', 'evaluate', 'generate', 'analyze checkpoint', 'analyze clusters'),
+  'corpus.json': ('train', 'evaluate', 'analyze clusters'),
+  'metrics.jsonl': ('analyze curve',),
+  'vocabulary.json': ('evaluate', 'generate', 'analyze clusters'),
+}
+# Files that are what they should be, with values that are refused: and the text that is named.
+VALUES = {
+  'config.json': {
+    'a long path': (Change('data/path', 'x' * 300), 'data.path=xxx'),
+    'the home of nobody': (Change('data/path', '~nosuchuser/text'), 'data.path=~nosuchuser'),
+    'lines in a value': (Change('data/corpus', 'a\nb\x1b[31mc'), 'data.corpus='),
+    'a very long value': (Change('data/corpus', 'a' * 500_000), 'data.corpus='),
+  },
+  'corpus.json': {'another hash': (Change('content_hash', 'abc'), 'another text')},
+  'vocabulary.json': {
+    'a model that is missing': (
+      Content(b'{"kind": "sentencepiece", "learned": true}'),
+      'vocabulary.model',
+    ),
+    'a tokenizer that is missing': (Content(b'{"kind": "tokenizer"}'), 'vocabulary.tokenizer.json'),
+  },
+}
+# Changes of the content of a manifest; who forges it knows how to compute its digest.
+MANIFESTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+  'no files': lambda m: m.update(files=None),
+  'a list of files': lambda m: m.update(files=[]),
+  'a file that is a number': lambda m: m['files'].update(_METADATA=5),
+  'a file of three fields': lambda m: m['files']['_METADATA'].append(1),
+  'a size that is a text': lambda m: m['files'].update(_METADATA=['1', '']),
+  'a size that is a truth': lambda m: m['files'].update(_METADATA=[True, '']),
+  'a negative size': lambda m: m['files'].update(_METADATA=[-1, '']),
+  'no leaves': lambda m: m.update(leaves=None),
+  'a leaf that is a text': lambda m: m['leaves'].update(step='int32'),
+  'a leaf of two fields': lambda m: m['leaves']['step'].pop(),
+  'a shape that is a number': lambda m: m['leaves'].update(step=['int32', 3, '']),
+  'a shape of texts': lambda m: m['leaves'].update(step=['int32', ['3'], '']),
+  'a negative shape': lambda m: m['leaves'].update(step=['int32', [-3], '']),
+  'a dtype that is null': lambda m: m['leaves'].update(step=[None, [], '']),
+  'another step': lambda m: m.update(step=4),
+  'a step that is a text': lambda m: m.update(step='12'),
+  'a step that is a truth': lambda m: m.update(step=True),
+  'no step': lambda m: m.pop('step'),
+  'a date that is a number': lambda m: m.update(saved_at=5),
+  'a loss that is a text': lambda m: m.update(validation='low'),
+  'a file that is a folder': lambda m: m['files'].update(d=[0, '']),
+  'a long name': lambda m: m['files'].update({'x' * 300: [0, '']}),
+  'a name with a NUL': lambda m: m['files'].update({'a\0b': [0, '']}),
+  'half a character': lambda m: m['files'].update({'\ud800': [0, '']}),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """What a verb did.
+
+  Attributes:
+    status: its exit status, or the exception that it ended with.
+    error: standard error.
+    output: standard output.
+    changes: paths that were created, deleted or changed.
+  """
+
+  status: Any
+  error: str
+  output: str
+  changes: tuple[str, ...]
+
+  def shortcoming(self, name: str) -> str | None:
+    """Why this is not a refusal in one sentence that names a file; None if it is one."""
+    if self.status != 2:
+      return f'status {self.status!r}'
+    lines = self.error.splitlines()
+    if not lines or not lines[-1].startswith('error: ') or not self.error.endswith('\n'):
+      return 'no sentence'
+    if sum(line.startswith('error: ') for line in lines) != 1 or 'Traceback' in self.error:
+      return 'more than a sentence'
+    if name not in lines[-1]:
+      return f'{name} is not named'
+    if len(lines[-1]) > flags.MAX_MESSAGE + 10 or not lines[-1].isprintable():
+      return 'a sentence that cannot be read'
+    return f'changed on disk: {", ".join(self.changes)}' if self.changes else None
+
+
+def run(verb: str, arguments: list[str], folders: tuple[pathlib.Path, ...]) -> Outcome:
+  """Runs a verb as its command does; what it changes in the folders is in the outcome."""
+  main: Callable[[list[str]], Any] = importlib.import_module(f'ngrammer_jax.{verb}').main
+  before = snapshot(folders)
+  argv, root = sys.argv, logging.getLogger()
+  handlers, level = root.handlers[:], root.level
+  output, error = io.StringIO(), io.StringIO()
+  try:
+    sys.argv, root.handlers = [verb, *arguments], []
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(error):
+      with warnings.catch_warnings(action='ignore'):
+        flags.run(main)
+  except SystemExit as stop:
+    status = stop.code
+  except Exception as exception:
+    status = exception
+  finally:
+    sys.argv, root.handlers = argv, handlers
+    root.setLevel(level)
+  after = snapshot(folders)
+  changes = sorted(
+    path for path in before.keys() | after.keys() if before.get(path) != after.get(path)
+  )
+  return Outcome(status, error.getvalue(), output.getvalue(), tuple(changes))
+
+
+def snapshot(folders: tuple[pathlib.Path, ...]) -> dict[str, str]:
+  """Kind and content of everything in some folders, by path; links are not followed."""
+  found = {}
+  for folder in folders:
+    for parent, names, files in os.walk(folder):
+      for name in (*names, *files):
+        path = pathlib.Path(parent, name)
+        if path.is_symlink():
+          found[str(path)] = f'link to {path.readlink()}'
+        elif path.is_file():
+          found[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
+        else:
+          found[str(path)] = 'folder' if path.is_dir() else 'other'
+  return found
