@@ -1,7 +1,7 @@
 """Analyzes runs.
 
 python -m ngrammer_jax.analyze curve --workdir=DIR [--workdir=DIR ...]
-python -m ngrammer_jax.analyze checkpoint --workdir=DIR [--step=STEP]
+python -m ngrammer_jax.analyze checkpoint --workdir=DIR [--step=STEP] [--arrays=PREFIX]
 python -m ngrammer_jax.analyze clusters --workdir=DIR [--split=SPLIT]
 python -m ngrammer_jax.analyze ngrams --workdir=DIR [--split=SPLIT]
 python -m ngrammer_jax.analyze gates --workdir=DIR [--split=SPLIT] [--text=TEXT]
@@ -56,7 +56,10 @@ def main(argv: list[str]) -> int:
     '--text', help='text of which each gate is shown; default: the first tokens of the split'
   )
   parsers['checkpoint'].add_argument(
-    '--step', help="also list the arrays of this checkpoint: step number, 'newest' or 'best'"
+    '--step', help="also list the parts of this checkpoint: step number, 'newest' or 'best'"
+  )
+  parsers['checkpoint'].add_argument(
+    '--arrays', metavar='PREFIX', help='list the arrays of --step whose names begin so'
   )
   parsers['cloze'].add_argument(
     '--results', default='cloze_test', help='answers file of evaluate --cloze, without .jsonl'
@@ -79,7 +82,8 @@ def _curve(options: argparse.Namespace) -> None:
 def _checkpoint(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import checkpoints
 
-  print(checkpoints.format_table(options.workdir, options.step and flags.step(options.step)))
+  step = options.step or (options.arrays and 'newest')
+  print(checkpoints.format_table(options.workdir, step and flags.step(step), options.arrays))
 
 
 def _cloze(options: argparse.Namespace) -> None:

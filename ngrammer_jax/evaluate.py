@@ -59,8 +59,7 @@ def main(argv: list[str]) -> int:
   if not hosts.is_primary():
     return 0
   print(language_modeling.format_table({options.split: result}))
-  protocol = ', '.join(f'{key} {value}' for key, value in result['protocol'].items())
-  print(f'step {result["step"]:,}, protocol: {protocol}\nwrote {path}')
+  print(f'{language_modeling.format_protocol(result)}\nwrote {path}')
   return 0
 
 
