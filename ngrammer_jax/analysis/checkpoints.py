@@ -77,7 +77,6 @@ def _format_arrays(leaves, prefix):
   """Formats one line for each array whose name begins with the prefix."""
   selected = {name: leaf for name, leaf in leaves.items() if name.startswith(prefix)}
   if not selected:
-    raise errors.BadInput(
-      f'--arrays={prefix}: no array begins so; parts: {", ".join(dict.fromkeys(map(_part, leaves)))}'
-    )
+    parts = ', '.join(dict.fromkeys(map(_part, leaves)))
+    raise errors.BadInput(f'--arrays={prefix}: no array begins so; parts: {parts}')
   return [f'{digest}  {name} {dtype}{shape}' for name, (dtype, shape, digest) in selected.items()]

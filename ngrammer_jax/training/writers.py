@@ -18,8 +18,8 @@ class MetricsWriter:
   """Writes scalars by step, in the primary process.
 
   `metrics.jsonl` in the workdir is the record; TensorBoard shows the same numbers: the values of
-  training with the prefix `train/`, and the nats per token of validation as `validation/loss`. On resume both
-  are cut to the restored step, so that no step appears twice.
+  training with the prefix `train/`, and the nats per token of validation as `validation/loss`. On
+  resume both are cut to the restored step, so that no step appears twice.
   """
 
   def __init__(self, workdir: pathlib.Path, restored_step: int):
