@@ -33,13 +33,12 @@ HELP = {
 
 def main(argv: list[str]) -> int:
   """Runs one analysis."""
-  parser = argparse.ArgumentParser(
-    prog='python -m ngrammer_jax.analyze',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = flags.make_parser('analyze', __doc__)
   analyses = parser.add_subparsers(dest='analysis', required=True)
-  parsers = {name: analyses.add_parser(name, help=text) for name, text in HELP.items()}
+  parsers = {
+    name: analyses.add_parser(name, help=text, formatter_class=flags.HelpFormatter)
+    for name, text in HELP.items()
+  }
   for name, analysis in parsers.items():
     action = 'append' if name in ('curve', 'cloze') else 'store'
     analysis.add_argument(

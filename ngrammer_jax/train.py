@@ -1,6 +1,5 @@
 """Trains a language model: python -m ngrammer_jax.train --config=FILE --workdir=DIR."""
 
-import argparse
 import functools
 
 from ngrammer_jax import files, flags, hosts
@@ -9,7 +8,7 @@ from ngrammer_jax.config import command_line
 
 def main(argv: list[str]) -> int:
   """Trains, or reports that the run is already finished."""
-  parser = argparse.ArgumentParser(prog='python -m ngrammer_jax.train', description=__doc__)
+  parser = flags.make_parser('train', __doc__)
   parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
   flags.add_watchdog(parser)
   flags.add_trace(parser)
