@@ -38,7 +38,7 @@ from ngrammer_jax.data import streams
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.models import heads, host_tables, language_model
-from ngrammer_jax.training import checksums, flops, programs
+from ngrammer_jax.training import capacity, checksums, flops, programs
 from ngrammer_jax.training import state as train_state
 
 MIN_BYTES_SENT = 1e5  # smaller collectives are not listed
@@ -196,8 +196,7 @@ def compile_program(config: experiment.Config, V: int, run: programs.Programs, n
   m = compiled.memory_analysis()
   result |= {'arguments': m.argument_size_in_bytes, 'temporaries': m.temp_size_in_bytes}
   result['host'] = m.host_argument_size_in_bytes + m.host_temp_size_in_bytes
-  outputs = m.output_size_in_bytes - m.alias_size_in_bytes
-  result['peak'] = result['arguments'] + result['temporaries'] + outputs
+  result['peak'] = capacity.peak_bytes(compiled)
   result['fits'] = result['peak'] <= result['memory_limit']
   program = hlo.Program(compiled.as_text(), dict(mesh.shape))
   result['bytes'] = program.bytes_moved()

@@ -92,6 +92,12 @@ def batch_shards(mesh: jax.sharding.Mesh) -> int:
   return math.prod(mesh.shape[axis] for axis in BATCH)
 
 
+def round_rows(rows: int, mesh: jax.sharding.Mesh) -> int:
+  """Rounds a number of rows up to one that can be sharded evenly."""
+  shards = batch_shards(mesh)
+  return -(-rows // shards) * shards
+
+
 def check_batch(key: str, rows: int, mesh: jax.sharding.Mesh, parts: int = 1) -> None:
   """Raises BadInput if the rows of a batch, or of its parts, cannot be sharded evenly."""
   shards = batch_shards(mesh) * parts

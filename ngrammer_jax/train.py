@@ -1,7 +1,5 @@
 """Trains a language model: python -m ngrammer_jax.train --config=FILE --workdir=DIR."""
 
-import functools
-
 from ngrammer_jax import files, flags, hosts
 from ngrammer_jax.config import command_line
 
@@ -16,16 +14,21 @@ def main(argv: list[str]) -> int:
   hosts.add_flags(parser)
   options, config = command_line.parse(parser, argv)
 
-  from ngrammer_jax import (
-    runs,
-  )  # after parsing: errors in flags do not wait for the import of Orbax
+  # After parsing: errors in flags do not wait for the import of Orbax.
+  from ngrammer_jax import pretrained, runs
   from ngrammer_jax.training import loop, train_task
 
   flags.use_deterministic_ops()
   hosts.join(options)
-  make_task = functools.partial(
-    train_task.CorpusTask, workdir=options.workdir, find=runs.corpus_opener(config.data)
-  )
+
+  def make_task(config):
+    start = pretrained.Start(config, options.workdir) if config.init_from else None
+    find = runs.corpus_opener(config.data)
+    task = train_task.CorpusTask(config, options.workdir, find, start)
+    if start is not None:
+      start.check_vocabulary(task.vocabulary)
+    return task
+
   has_trained = loop.train(config, options.workdir, make_task, options.watchdog, options.trace)
   if not hosts.is_primary():
     return 0

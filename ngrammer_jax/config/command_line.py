@@ -206,7 +206,7 @@ def _value(key: fields.Key, text: str) -> Any:
     return text
   try:
     value = ast.literal_eval(text)
-  except (ValueError, SyntaxError):
+  except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: deeply nested
     value = text  # of the wrong type: `conversion.resolve` reports the expected one
   # 1e4 steps are 10,000 steps.
   if int in key.types and isinstance(value, float) and value.is_integer():

@@ -2,22 +2,29 @@
 
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
+import decimal
 import functools
 import math
+import sys
 import types
 import typing
 from typing import Any
 
 from ngrammer_jax import errors
 
+MAX_INT = 2**31 - 1  # upper bound of every int without another one: sizes and ids are int32
+MAX_TEXT = 100  # characters of a value in an error message
+
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
   """Rules for the value of a field, or for each entry of a tuple. None: no limit.
 
+  A float must be finite, and an int without `at_most` is at most MAX_INT.
+
   Attributes:
     choices: all valid values.
-    at_least, above, at_most, below: bounds of a number, which must then be finite.
+    at_least, above, at_most, below: bounds of a number.
     also: further valid values, outside the bounds.
     only_for: name of another key, in the same block or in an enclosing one, and its values with
       which the field has an effect. With other values the field must have its default.
@@ -44,9 +51,14 @@ class Rules:
       self.above is None or value > self.above,
       self.at_most is None or value <= self.at_most,
       self.below is None or value < self.below,
+      not isinstance(value, float) or math.isfinite(value),
+      not self.exceeds_max_int(value),
     )
-    has_bounds = not {self.at_least, self.above, self.at_most, self.below} <= {None}
-    return all(limits) and (not has_bounds or math.isfinite(value))
+    return all(limits)
+
+  def exceeds_max_int(self, value: Any) -> bool:
+    """Whether a value is an int above MAX_INT, and no other upper bound is declared."""
+    return isinstance(value, int) and value > MAX_INT and self.at_most is None
 
   def describe(self) -> str:
     """Formats the rules as the predicate of an error message."""
@@ -61,7 +73,13 @@ class Rules:
 
 
 def field(
-  default: Any, comment: str, *, free_on_resume: bool = False, is_used: bool = True, **rules: Any
+  default: Any,
+  comment: str,
+  *,
+  free_on_resume: bool = False,
+  free_on_init: bool = False,
+  is_used: bool = True,
+  **rules: Any,
 ) -> Any:
   """Declares a field of a config dataclass.
 
@@ -70,11 +88,13 @@ def field(
     comment: meaning of the value in one line, shown by --print_config.
     free_on_resume: whether the value may differ when a run is resumed; also for all keys of a
       section.
+    free_on_init: whether the value of a model may differ from that of the run in `init_from`: the
+      parameters have the same meaning.
     is_used: False for a key of an earlier version that no longer has an effect.
     **rules: see `Rules`.
   """
-  metadata = {'comment': comment, 'free_on_resume': free_on_resume, 'is_used': is_used}
-  metadata['rules'] = Rules(**rules)
+  metadata = {'comment': comment, 'is_used': is_used, 'rules': Rules(**rules)}
+  metadata |= {'free_on_resume': free_on_resume, 'free_on_init': free_on_init}
   return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -88,6 +108,7 @@ class Key:
     types: the types of its value, including NoneType if it may be None.
     comment: meaning of the value.
     free_on_resume: whether it may differ when a run is resumed.
+    free_on_init: whether it may differ from the run in `init_from`.
     is_used: whether it has an effect.
     rules: rules for the value.
   """
@@ -97,6 +118,7 @@ class Key:
   types: tuple[Any, ...]
   comment: str
   free_on_resume: bool
+  free_on_init: bool
   is_used: bool
   rules: Rules
 
@@ -150,11 +172,15 @@ class Key:
       if type(value) in item.types:
         return (value,)
     if float in self.types and type(value) is int:
-      return float(value)
+      if abs(value) <= sys.float_info.max:
+        return float(value)
+      return math.inf if value > 0 else -math.inf
     if type(value) not in self.types:
       name = lambda kind: str(kind) if typing.get_origin(kind) else kind.__name__
       names = ['None' if kind is types.NoneType else name(kind) for kind in self.types]
-      raise errors.BadInput(f'{self.path}={value!r} is not of type {" or ".join(names)}')
+      raise errors.BadInput(
+        f'{self.path}={format_value(value)} is not of type {" or ".join(names)}'
+      )
     return value
 
   def check(self, value: Any) -> None:
@@ -162,10 +188,12 @@ class Key:
     for item in value if isinstance(value, tuple) else (value,):
       if item is None or self.rules.allow(item):
         continue
-      text = repr(item) if isinstance(item, str) else item
+      text = format_value(item)
       subject = f'{self.path}: {text}' if isinstance(value, tuple) else f'{self.path}={text}'
       if isinstance(item, float) and not math.isfinite(item):
         raise errors.BadInput(f'{subject} must be finite')
+      if self.rules.exceeds_max_int(item):
+        raise errors.BadInput(f'{subject} must be at most {MAX_INT:,}')
       alternatives = (*self.rules.also, None) if self.is_optional else self.rules.also
       suffix = ''.join(f', or {other}' for other in alternatives)
       reason = f': {self.rules.reason}' if self.rules.reason else ''
@@ -187,6 +215,17 @@ class Key:
         f'{self.path}={value!r} is not for {path}{name}={other!r}, but for {", ".join(choices)}: '
         f'use {self.default!r}'
       )
+
+
+def format_value(value: Any) -> str:
+  """Formats a value for an error message of one line, shortened to about MAX_TEXT characters."""
+  if type(value) is int and abs(value) > 10**15:
+    return f'{decimal.Decimal(value):.4g}'  # Python prints no int of thousands of digits
+  try:
+    text = repr(value)
+  except (ValueError, RecursionError):  # a tuple of such ints, or a deeply nested one
+    return 'a value too large to print'
+  return text if len(text) <= MAX_TEXT else f'{text[: MAX_TEXT // 2]}...{text[-MAX_TEXT // 4 :]}'
 
 
 @functools.cache
@@ -239,19 +278,29 @@ def check_values(config: Any, path: str = '', enclosing: Sequence[tuple[str, Any
         entry.check_has_effect(value, blocks)
 
 
-def differences(before: Any, after: Any, path: str = '') -> Iterator[tuple[Key, Any, Any]]:
-  """Yields key, old and new value for each difference that is not allowed on resume.
+def differences(
+  before: Any,
+  after: Any,
+  path: str = '',
+  may_differ: Callable[[Key], bool] = lambda key: key.free_on_resume,
+) -> Iterator[tuple[Key, Any, Any]]:
+  """Yields key, old and new value for each difference that is not allowed, by default on resume.
 
   A block that is added or removed is one difference.
+
+  Args:
+    before, after: two configs, or two blocks of the same kind.
+    path: dotted path of the block, with a dot at the end.
+    may_differ: whether any difference of a key is allowed.
   """
   for name, key in keys(type(before), path).items():
-    if key.free_on_resume:
+    if may_differ(key):
       continue
     olds, news = (key.entries(getattr(config, name)) for config in (before, after))
     for entry in olds | news:
       old, new = olds.get(entry), news.get(entry)
       if dataclasses.is_dataclass(old) and dataclasses.is_dataclass(new):
-        yield from differences(old, new, f'{entry.path}.')
+        yield from differences(old, new, f'{entry.path}.', may_differ)
       elif old != new:
         yield entry, old, new
 

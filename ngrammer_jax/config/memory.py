@@ -41,7 +41,7 @@ class MemoryConfig:
   `across_documents` is True, because they are before the document.
   """
 
-  length: int = field(128, 'length of the memory in tokens', at_least=0)
+  length: int = field(128, 'length of the memory in tokens', at_least=0, free_on_init=True)
   first: str = field('empty', 'initial slots: masked, or zeros that are attended to', choices=FIRST)
   same_length: str = field(
     'no', 'attend to the same number of keys for every token', choices=SAME_LENGTH
@@ -83,10 +83,15 @@ class SpanConfig:
     reason='a span without a ramp has no gradient (the papers use 32)',
   )
   penalty: float = field(
-    2e-6, 'loss in nats per token of span: mean over heads, summed over layers', at_least=0
+    2e-6,
+    'loss in nats per token of span: mean over heads, summed over layers',
+    at_least=0,
+    free_on_init=True,
   )
   initial: float | None = field(
-    None, 'initial parameter; None: 0 for adaptive, -4 (before the sigmoid) for dynamic'
+    None,
+    'initial parameter; None: 0 for adaptive, -4 (before the sigmoid) for dynamic',
+    free_on_init=True,
   )
   renormalize: bool = field(True, 'rescale masked attention weights to a sum of 1')
   reserve: int = field(16, 'no longer used', at_least=1, free_on_resume=True, is_used=False)

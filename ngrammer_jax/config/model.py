@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 import dataclasses
+import math
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import fields
@@ -32,7 +33,7 @@ REMAT = ('none', 'minimal', 'full')
 class ModelConfig:
   """A decoder-only Transformer and the memories added to it, or a recurrent model."""
 
-  layers: int = field(4, 'number of blocks', at_least=1)
+  layers: int = field(4, 'number of blocks', at_least=1, at_most=1000)  # each is traced
   width: int = field(256, 'model width D', at_least=1)
   heads: int = field(4, 'attention heads', at_least=1)
   feed_forward_width: int = field(
@@ -49,7 +50,7 @@ class ModelConfig:
   norm_epsilon: float = field(1e-6, 'epsilon of the layer norms', above=0)
   final_norm: bool = field(True, 'layer norm before the softmax')
   convolution: int | None = field(
-    None, 'width of a depthwise convolution of q, k and v (Primer: 3)', at_least=1
+    None, 'width of a depthwise convolution of q, k and v (Primer: 3)', at_least=1, at_most=256
   )
   shared_query_key: bool = field(False, 'compute queries from the convolved keys (full Primer)')
   tie_embeddings: bool = field(True, 'input and output share the embedding')
@@ -63,11 +64,20 @@ class ModelConfig:
   )
   # Applied to embeddings, the output of each sub-layer, relative position encodings, and the final
   # output if it has no norm.
-  dropout: float = field(0.0, 'dropout of embeddings and sub-layers', at_least=0, below=1)
-  attention_dropout: float = field(0.0, 'dropout of attention weights', at_least=0, below=1)
-  inner_dropout: float = field(0.0, 'dropout inside the feed-forward', at_least=0, below=1)
+  dropout: float = field(
+    0.0, 'dropout of embeddings and sub-layers', at_least=0, below=1, free_on_init=True
+  )
+  attention_dropout: float = field(
+    0.0, 'dropout of attention weights', at_least=0, below=1, free_on_init=True
+  )
+  inner_dropout: float = field(
+    0.0, 'dropout inside the feed-forward', at_least=0, below=1, free_on_init=True
+  )
   dtype: str = field(
-    'auto', 'dtype of activations; auto: bfloat16 on accelerators, float32 on CPU', choices=DTYPES
+    'auto',
+    'dtype of activations; auto: bfloat16 on accelerators, float32 on CPU',
+    choices=DTYPES,
+    free_on_init=True,
   )
   scan_layers: bool = field(True, 'compile one block and scan over blocks', free_on_resume=True)
   remat: str = field(
@@ -85,7 +95,9 @@ class ModelConfig:
   adaptive_softmax: AdaptiveSoftmaxConfig | None = field(None, 'adaptive input and softmax')
   span: SpanConfig | None = field(None, 'adaptive attention span')
   persistent: PersistentConfig | None = field(None, 'persistent vectors (all-attention)')
-  initial: InitialConfig | None = field(None, "initial weights; None: each layer's own")
+  initial: InitialConfig | None = field(
+    None, "initial weights; None: each layer's own", free_on_init=True
+  )
   recurrent: RecurrentConfig | None = field(None, 'recurrent model instead of the Transformer')
 
   def positions(self) -> PositionalConfig:
@@ -178,7 +190,8 @@ class ModelConfig:
     is_valid = lambda n: self.width % n == 0 and not (needs_even_width and self.width // n % 2)
     if is_valid(self.heads):
       return
-    valid = [n for n in range(1, self.width + 1) if is_valid(n)]
+    small = [n for n in range(1, math.isqrt(self.width) + 1) if self.width % n == 0]
+    valid = [n for n in (*small, *(self.width // n for n in reversed(small))) if is_valid(n)]
     remedy = (
       f'use model.heads={min(valid, key=lambda n: abs(n - self.heads))}, or' if valid else 'use'
     )

@@ -14,6 +14,7 @@ PAIRING = ('previous', 'attended', 'none')
 _BLOCKS = ('layer', ('attention',))
 EMPTY = ('shrink', 'keep', 'revive')
 INITIAL = ('uniform', 'normal', 'data')
+MAX_ORDER = 32  # longest n-gram: the place of each token in it has a program of its own
 EXCHANGE = ('auto', 'rows', 'table')
 
 
@@ -28,7 +29,7 @@ class NGramConfig:
   combine: str = field(
     'concat', 'how n-gram vectors are combined with token vectors', choices=ngram_sizes.COMBINE
   )
-  orders: tuple[int, ...] = field((2,), 'lengths of the n-grams')
+  orders: tuple[int, ...] = field((2,), 'lengths of the n-grams', at_most=MAX_ORDER)
   distinct_start: bool = field(False, 'a separate id before a document, instead of cluster 0')
   layer: str = field('input', 'position of the layer', choices=LAYERS)
   pairing: tuple[str, ...] = field(
@@ -37,7 +38,9 @@ class NGramConfig:
     choices=PAIRING,
     only_for=_BLOCKS,
   )
-  decay: float = field(0.999, 'decay of the moving average of the centroids', at_least=0, at_most=1)
+  decay: float = field(
+    0.999, 'decay of the moving average of the centroids', at_least=0, at_most=1, free_on_init=True
+  )
   epsilon: float = field(1e-6, 'added to the number of tokens of a cluster', above=0)
   prenormalize: bool = field(False, 'normalise the vectors before clustering')
   empty: str = field('shrink', 'centroids of clusters without tokens', choices=EMPTY)

@@ -7,7 +7,7 @@ from typing import Any
 from ngrammer_jax import errors, ngram_hashes, ngram_sizes
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.memory import Place
-from ngrammer_jax.config.ngram import EMPTY, INITIAL
+from ngrammer_jax.config.ngram import EMPTY, INITIAL, MAX_ORDER
 
 # Ids that n-grams are made of: token ids; ids of the normalised texts of tokens (Engram); byte + 4
 # (BLT); cluster ids of the input of the memory; cluster ids of the embedding.
@@ -152,8 +152,8 @@ class NGramMemoryConfig:
   layers: tuple[int, ...] = field(
     (), 'numbers of the blocks with this memory, from 0; (): at the input', at_least=0
   )
-  orders: tuple[int, ...] = field((2, 3), 'lengths of the n-grams', at_least=1)
-  heads: int = field(8, 'hash heads of each order', at_least=1)
+  orders: tuple[int, ...] = field((2, 3), 'lengths of the n-grams', at_least=1, at_most=MAX_ORDER)
+  heads: int = field(8, 'hash heads of each order', at_least=1, at_most=1024)
   rows: tuple[int, ...] = field(
     (16_384,), 'base number of rows of a head, one for each order or one for all', at_least=1
   )
@@ -183,7 +183,7 @@ class NGramMemoryConfig:
     0, 'id (before compression) read in place of those before a boundary; None: eos_id', at_least=0
   )
   displacement: int = field(
-    0, 'read predecessors this many tokens further back (a control)', at_least=0
+    0, 'read predecessors this many tokens further back (a control)', at_least=0, at_most=1024
   )
 
   clusters: int = field(256, 'clusters of each head', at_least=1, only_for=_CLUSTERS)
@@ -209,7 +209,11 @@ class NGramMemoryConfig:
     False, 'RMS norms multiply by 1 + weight instead of weight', only_for=_GATE
   )
   convolution: int = field(
-    0, 'width of the depthwise convolution after the gate; 0: none', at_least=0, only_for=_GATE
+    0,
+    'width of the depthwise convolution after the gate; 0: none',
+    at_least=0,
+    at_most=256,
+    only_for=_GATE,
   )
   convolution_epsilon: float = field(
     1e-5, 'epsilon of the RMS norm before the convolution', above=0, only_for=_GATE

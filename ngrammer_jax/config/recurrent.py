@@ -38,6 +38,7 @@ class RecurrentConfig:
     5,
     'attention: number of previous outputs; recurrent memory: number of words',
     at_least=1,
+    at_most=1024,
     only_for=('readout', (*ATTENTION, 'recurrent_memory')),
   )
   slices: int = field(

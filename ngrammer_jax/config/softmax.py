@@ -25,7 +25,11 @@ class AdaptiveSoftmaxConfig:
     True, 'also project a cluster as wide as the model, if the divisor is above 1'
   )
   dropout: float | None = field(
-    None, 'dropout of the embeddings and of the output; None: model.dropout', at_least=0, below=1
+    None,
+    'dropout of the embeddings and of the output; None: model.dropout',
+    at_least=0,
+    below=1,
+    free_on_init=True,
   )
 
   def check(self, model: Any) -> None:
@@ -35,7 +39,8 @@ class AdaptiveSoftmaxConfig:
       raise errors.BadInput(
         f'model.adaptive_softmax.cutoffs={self.cutoffs} must increase, the first above 0'
       )
-    clusters, width = len(borders), self.embedding_width or model.width
+    width = model.width if self.embedding_width is None else self.embedding_width
+    clusters = len(borders)
     if width // self.divisor ** (clusters - 1) < 1:
       raise errors.BadInput(
         f'model.adaptive_softmax.divisor={self.divisor}: width {width} is too small for the last '

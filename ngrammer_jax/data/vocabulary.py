@@ -37,6 +37,7 @@ class Vocabulary(Protocol):
     document_end: id that ends a document; None if the document start also occurs inside documents.
     line_end: id of the end of a line; None if that is not a separate word.
     unknown: id of text that is not in the vocabulary; None if there is no such id.
+    definition: what determines the text of each id; equal if and only if all ids mean the same.
   """
 
   size: int
@@ -44,6 +45,7 @@ class Vocabulary(Protocol):
   document_end: int | None
   line_end: int | None
   unknown: int | None
+  definition: tuple[Any, ...]
 
   def encode(self, text: bytes) -> np.ndarray:
     """Returns the ids of a text."""
@@ -59,6 +61,7 @@ class ByteVocabulary:
   """The 256 byte values as ids, and id 256 as the document start."""
 
   size, document_start, document_end, line_end, unknown = 257, 256, 256, None, None
+  definition = ('bytes',)
 
   def encode(self, text: bytes) -> np.ndarray:
     return np.frombuffer(text, np.uint8)
@@ -93,6 +96,7 @@ class CharacterVocabulary:
     separator = next((characters.index(c) for c in '\n ' if c in characters), 0)
     self.document_start = len(characters) if separated else separator
     self.document_end = self.document_start if separated else None
+    self.definition = ('characters', characters, separated)
 
   def encode(self, text: bytes) -> np.ndarray:
     """Returns the ids of a text. Raises BadInput for a character outside the vocabulary."""
@@ -128,6 +132,7 @@ class WordVocabulary:
     self.document_start, self.document_end = self._ids[LINE_END], None
     self.line_end = self._ids[LINE_END]
     self.unknown = self._ids[UNKNOWN]
+    self.definition = ('words', words)
 
   def encode(self, text: bytes) -> np.ndarray:
     ids, unknown = self._ids, self.unknown
@@ -163,7 +168,7 @@ class SentencePieceVocabulary:
 
     if not model:
       raise RuntimeError('an empty SentencePiece model')
-    self._model, self._learned = model, learned
+    self._model, self._learned, self.definition = model, learned, ('sentencepiece', model)
     self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     self.size = self._processor.vocab_size()
     special = (self._processor.bos_id(), self._processor.eos_id(), self._processor.pad_id(), 0)
@@ -232,7 +237,7 @@ class TokenizerVocabulary:
   def __init__(self, content: bytes):
     import tokenizers  # other vocabularies do not need it
 
-    self._content = content
+    self._content, self.definition = content, ('tokenizer', content)
     self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
     # A tokenizer of a model with short inputs cuts and pads texts.
     self._tokenizer.no_truncation()

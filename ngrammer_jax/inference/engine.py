@@ -102,8 +102,7 @@ class Engine:
 
   def round_rows(self, rows: int) -> int:
     """Rounds a number of rows up to a valid batch size."""
-    shards = sharding.batch_shards(self.mesh)
-    return -(-rows // shards) * shards
+    return sharding.round_rows(rows, self.mesh)
 
   def score_segments(
     self,

@@ -49,6 +49,8 @@ class AdaptiveSoftmax(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   def setup(self):
+    if self.embedding_width is not None and self.embedding_width < 1:
+      raise ValueError(f'embedding_width={self.embedding_width} must be at least 1')
     clusters = range(len(self.cutoffs) + 1)
     self._boundaries = (0, *self.cutoffs, self.vocabulary_size)
     self._tables = [self._table(f'embedding_{i}', i) for i in clusters]
@@ -149,7 +151,8 @@ class AdaptiveSoftmax(nn.Module):
     return self._boundaries[i + 1] - self._boundaries[i]
 
   def _width(self, i):
-    return (self.embedding_width or self.width) // self.divisor**i
+    width = self.width if self.embedding_width is None else self.embedding_width
+    return width // self.divisor**i
 
   def _table(self, name, i):
     shape = self._size(i), self._width(i)

@@ -16,6 +16,7 @@ from ngrammer_jax.data import prefetch, streams
 from ngrammer_jax.layers import flash
 from ngrammer_jax.models import precision
 from ngrammer_jax.training import (
+  capacity,
   checkpoint_writer,
   checkpoints,
   optimizers,
@@ -53,6 +54,7 @@ def train(
     BadInput: the input is invalid, or the loss is not finite.
   """
   start_time = time.monotonic()
+  profile.check(trace, config.training.steps)
 
   # Data: checked and tokenised before any device is touched.
   with hosts.collective_errors():
@@ -64,6 +66,7 @@ def train(
   # Devices and programs.
   mesh = _make_mesh(config)
   run = programs.Programs(config, task.vocabulary.size, mesh)
+  capacity.check(config, run.abstract)
   with (
     preemption.SignalHandler() as signals,
     workdirs.lock_workdir(workdir, config, task),
@@ -82,14 +85,14 @@ def train(
 
     # Training.
     first_step = trainer.first_step
-    calls = list(config.training.calls(first_step))
     with (
       recorder.Recorder(config, run, workdir, first_step, start_time) as record,
       sharding.use(mesh),
-      prefetch.Prefetcher(_batches(task, config, mesh, calls)) as batches,
+      prefetch.Prefetcher(_batches(task, config, mesh, first_step)) as batches,
       profile.Trace(trace, workdir, lambda: jax.block_until_ready(trainer.state)) as tracing,
     ):
       segments = record.time_data_wait(batches)
+      calls = config.training.calls(first_step)
       return trainer.train(zip(calls, segments, strict=True), record, tracing)
 
 
@@ -244,13 +247,13 @@ def _log_model(config, labels, state) -> None:
   optimizers.log_costs(config.model.ngram_memories, labels, state.params)
 
 
-def _batches(task, config, mesh, calls) -> Iterator[streams.Segment]:
-  """Yields the segments of each call, stacked [steps, B, T], on the devices.
+def _batches(task, config, mesh, first_step) -> Iterator[streams.Segment]:
+  """Yields the segments of each call from `first_step` on, stacked [steps, B, T], on the devices.
 
   If a call has fewer steps than the program, its last segment is repeated.
   """
   t = config.training
-  for first, end in calls:
+  for first, end in t.calls(first_step):
 
     def stack(rows, first=first, end=end):
       segments = [task.segment(step, rows) for step in range(first, end)]

@@ -10,12 +10,23 @@ from typing import Any, NamedTuple
 
 import jax
 
+from ngrammer_jax import errors
+
 
 class StepRange(NamedTuple):
   """The first step to trace, and the step before which the trace ends."""
 
   first: int
   last: int
+
+
+def check(steps: StepRange | None, total: int) -> None:
+  """Raises BadInput if the steps to trace begin after the last step of a run."""
+  if steps is not None and steps.first >= total:
+    raise errors.BadInput(
+      f'--trace={steps.first}:{steps.last} is beyond the run: its steps are 0 to {total - 1} '
+      f'(training.steps={total})'
+    )
 
 
 class Trace:

@@ -15,7 +15,7 @@ from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.models import language_model
-from ngrammer_jax.training import accumulation, flops, metrics, optimizers
+from ngrammer_jax.training import accumulation, capacity, flops, metrics, optimizers
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
 
@@ -67,6 +67,7 @@ class Programs:
     """Compiles the call."""
     start_time = time.monotonic()
     self._compiled = self.trace(state, segments).lower().compile()
+    capacity.warn_of_temporaries(self.abstract, self._compiled)
     logging.info('compiled in %s', progress.format_duration(time.monotonic() - start_time))
 
   def trace(self, state: train_state.TrainState, segments: streams.Segment) -> jax.stages.Traced:

@@ -55,6 +55,8 @@ class CorpusTask:
     config: the experiment config.
     workdir: run directory; a streamed corpus stores its reader positions there.
     find: finds the corpus, see `token_cache.prepare`.
+    start: from an initial state to that with the parameters of another run, see
+      `pretrained.Start`; None: training starts from random parameters.
   """
 
   best_metric, patience = 'nll_nats_per_token', None
@@ -64,8 +66,9 @@ class CorpusTask:
     config: experiment.Config,
     workdir: pathlib.Path | None = None,
     find: Callable[[data_config.DataConfig], corpora.Corpus] | None = None,
+    start: Callable[[train_state.TrainState], train_state.TrainState] | None = None,
   ):
-    self._config, t = config, config.training
+    self._config, self._start, t = config, start, config.training
     self._corpus = token_cache.prepare(config.data, find)
     self.vocabulary, self.content_hash = self._corpus.vocabulary, self._corpus.content_hash
     if self._corpus.train_shards is not None:
@@ -94,7 +97,13 @@ class CorpusTask:
     return streams.train_segment(self._split, step, t.batch_size, t.segment_length, rows)
 
   def initial_state(self, state: train_state.TrainState) -> train_state.TrainState:
-    """Returns the state with the compressed token ids of the vocabulary, see `token_codebook`."""
+    """Returns the state that training starts from.
+
+    It has the parameters and the codebook of another run, if `start` says so, and otherwise the
+    compressed token ids of the vocabulary, see `token_codebook`.
+    """
+    if self._start is not None:
+      return self._start(state)
     memories = self._config.model.ngram_memories
     codebook = token_codebook.fill(state.codebook, memories, self.vocabulary)
     return state.replace(codebook=codebook)

@@ -7,6 +7,7 @@ import pytest
 
 from ngrammer_jax import flags
 from ngrammer_jax.training import loop, profile
+from tests.checks import bad_input
 from tests.training import toy
 
 
@@ -40,6 +41,14 @@ def test_whole_calls_are_traced(steps, traced, monkeypatch, tmp_path, caplog):
   assert made == traced and not going
   assert settled == ([0, len(traced)] if traced else [])  # before a trace begins and ends
   assert ('no trace, because' in caplog.text) == (steps is not None and not traced)
+
+
+def test_steps_beyond_the_run_are_refused(tiny, tmp_path):
+  message = '--trace=12:20 is beyond the run: its steps are 0 to 11 (training.steps=12)'
+  with bad_input(message):
+    loop.train(tiny(), tmp_path / 'run', trace=profile.StepRange(12, 20))
+  assert not (tmp_path / 'run').exists()
+  profile.check(profile.StepRange(11, 20), 12)
 
 
 @pytest.mark.parametrize('text', ['5', '5:5', '-1:3', 'a:b'])

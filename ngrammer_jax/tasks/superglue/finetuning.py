@@ -5,16 +5,14 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import json
 import logging
 import pathlib
 from typing import Any
 
-import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, files, hosts, runs
+from ngrammer_jax import errors, files, hosts, pretrained, runs
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
 from ngrammer_jax.data import vocabulary as vocabularies
@@ -23,8 +21,6 @@ from ngrammer_jax.tasks.superglue import evaluation, features, formats, registra
 from ngrammer_jax.training import programs
 from ngrammer_jax.training import state as train_state
 
-# File in the workdir that records the checkpoint that fine-tuning started from.
-INITIAL_CHECKPOINT_FILE = 'begun_with.json'
 # Prefixes of the keys that are inherited from the checkpoint and cannot be overridden.
 INHERITED_KEYS = ('model.', 'data.vocabulary')
 # Exceptions that can be overridden: they do not change the model function.
@@ -59,7 +55,7 @@ def resolve_config(
   elif config.init_from is None:
     raise errors.BadInput('set init_from to the workdir of a trained run: --config.init_from=DIR')
   else:
-    source = _load_pretrained(config.init_from)
+    source = pretrained.open_run(config.init_from)
   if config.training.half_loss:
     raise errors.BadInput('training.half_loss=True excludes answers from the loss: use False')
   if config.data.vocabulary_path is not None:
@@ -121,16 +117,6 @@ def _check_model(config: experiment.Config) -> None:
     )
 
 
-def _load_pretrained(workdir: str) -> runs.Run:
-  """Loads the run to start from. Raises BadInput if there is none."""
-  if not files.is_remote(workdir) and not pathlib.Path(workdir).is_dir():
-    raise errors.BadInput(f'init_from={workdir}: no such folder; expected the workdir of a run')
-  try:
-    return runs.load_run(workdir)
-  except errors.BadInput as error:
-    raise errors.BadInput(f'init_from={workdir}: {error}') from error
-
-
 class FinetuneTask:
   """Training and validation data of one task or of the mixture (see `train_task.TrainTask`).
 
@@ -143,7 +129,7 @@ class FinetuneTask:
 
   def __init__(self, config: experiment.Config, workdir: pathlib.Path):
     self._config, self.patience = config, config.finetune.patience
-    self._initial_checkpoint_path = workdir / INITIAL_CHECKPOINT_FILE
+    self._workdir = workdir
     has_started = (workdir / 'vocabulary.json').exists()
     self.vocabulary = runs.load_run(workdir if has_started else config.init_from).vocabulary
     registration.register(example_source(config), self.vocabulary)
@@ -182,28 +168,11 @@ class FinetuneTask:
   def initial_state(self, state: train_state.TrainState) -> train_state.TrainState:
     """Returns the state with the parameters and the codebook of the initial checkpoint.
 
-    The optimiser state stays new. The checkpoint step is recorded, so that a repeated start uses
-    the same checkpoint even if there is a newer one.
+    See `pretrained.initial_state`.
     """
-    step: int | str = 'newest'
-    if self._initial_checkpoint_path.exists():
-      step = json.loads(self._initial_checkpoint_path.read_text(encoding='utf-8'))['step']
-    pretrained = runs.load_run(self._config.init_from, step).state
-    record = {'init_from': self._config.init_from, 'step': int(pretrained.step)}
-    if hosts.is_primary():
-      files.write(self._initial_checkpoint_path, json.dumps(record) + '\n')
-    logging.info(
-      'starting from step %s of %s; new optimiser state, codebook %s',
-      f'{int(pretrained.step):,}',
-      self._config.init_from,
-      'frozen' if self._config.finetune.codebook == 'frozen' else 'learning',
-    )
-    # With the sharding of this run, not of the pre-trained run.
-    reshard = lambda new, old: jax.device_put(old, new.sharding)
-    return state.replace(
-      params=jax.tree.map(reshard, state.params, pretrained.params),
-      codebook=jax.tree.map(reshard, state.codebook, pretrained.codebook),
-    )
+    is_frozen = self._config.finetune.codebook == 'frozen'
+    logging.info('codebook: %s', 'frozen' if is_frozen else 'learning')
+    return pretrained.initial_state(self._config.init_from, self._workdir, state)
 
   def validate(
     self, run: programs.Programs, state: train_state.TrainState, report: Callable[[int], None]

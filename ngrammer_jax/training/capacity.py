@@ -1,0 +1,159 @@
+"""Checks that a training fits into memory, from shapes alone: nothing is allocated.
+
+Two things are compared with the memory of the devices and of the machine. What has to be there
+between two steps, the train state and the batch of one call, is known before anything is written.
+The temporary arrays of a step, such as activations and gradients, are known once it is compiled.
+"""
+
+import logging
+import math
+import os
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax import errors, sharding
+from ngrammer_jax.data import streams
+from ngrammer_jax.models import language_model
+from ngrammer_jax.training import checksums
+from ngrammer_jax.training import state as train_state
+
+MAX_PARAMETERS = 2**40
+# Limits of a container, by version of cgroups. A file holds bytes, or the word max.
+CONTAINER_LIMITS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')
+
+
+class Memory(NamedTuple):
+  """A memory that arrays are in.
+
+  Attributes:
+    name: what has the memory, as in `this machine`.
+    size: its size in bytes; None: not known.
+    copies: number of devices whose shards are in it.
+  """
+
+  name: str
+  size: int | None
+  copies: int
+
+
+def check(config: experiment.Config, state: train_state.TrainState) -> None:
+  """Raises BadInput for a model or a batch that is too large.
+
+  Args:
+    config: the experiment.
+    state: the abstract train state, with shardings.
+  """
+  _check_parameters(state)
+  mesh = state.step.sharding.mesh
+  arrays = checksums.named_leaves(state) | _batch(config, mesh) | _evaluation(config, mesh)
+  device, machine = device_memory(mesh), machine_memory(mesh)
+  on_host = {name: leaf for name, leaf in arrays.items() if sharding.is_on_host(leaf)}
+  if device.name == machine.name:  # the devices are the processor
+    _check_fits(arrays, machine)
+  else:
+    _check_fits({name: leaf for name, leaf in arrays.items() if name not in on_host}, device)
+    _check_fits(on_host, machine)
+
+
+def warn_of_temporaries(state: train_state.TrainState, compiled: jax.stages.Compiled) -> None:
+  """Warns if the train state and the temporary arrays of a compiled call exceed the memory."""
+  memory = device_memory(state.step.sharding.mesh)
+  needed = memory.copies * peak_bytes(compiled)
+  if memory.size is not None and needed > memory.size:
+    logging.warning(
+      'a step needs %s of memory with its activations and gradients, but %s has %s: if it fails, '
+      'lower training.batch_size or training.segment_length, raise training.accumulation.parts, '
+      'or use model.remat="full"',
+      *(format_bytes(needed), memory.name, format_bytes(memory.size)),
+    )
+
+
+def peak_bytes(compiled: jax.stages.Compiled) -> int:
+  """Returns the bytes of a device that a program needs: arguments, temporary arrays, results."""
+  m = compiled.memory_analysis()
+  results = m.output_size_in_bytes - m.alias_size_in_bytes  # others reuse donated arguments
+  return m.argument_size_in_bytes + m.temp_size_in_bytes + results
+
+
+def device_memory(mesh: jax.sharding.Mesh) -> Memory:
+  """Returns the memory of one device of a mesh; on CPU that of the machine, for all of them."""
+  device = mesh.local_devices[0]
+  if device.platform == 'cpu':
+    return machine_memory(mesh)
+  stats = device.memory_stats() or {}
+  return Memory(f'a device ({device.device_kind})', stats.get('bytes_limit'), 1)
+
+
+def machine_memory(mesh: jax.sharding.Mesh) -> Memory:
+  """Returns the memory of this machine, or the part of it that its container may use."""
+  sizes = [os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')]
+  for path in map(pathlib.Path, CONTAINER_LIMITS):
+    text = path.read_text().strip() if path.exists() else ''
+    sizes += [int(text)] if text.isdecimal() else []
+  return Memory('this machine', min(sizes), len(mesh.local_devices))
+
+
+def format_bytes(size: float) -> str:
+  """Formats a size in GiB, small ones in MiB."""
+  return f'{size / 2**20:,.1f} MiB' if size < 2**30 else f'{size / 2**30:,.1f} GiB'
+
+
+def _check_parameters(state: train_state.TrainState) -> None:
+  leaves = {f'params/{k}': leaf for k, leaf in checksums.named_leaves(state.params).items()}
+  count = sum(math.prod(leaf.shape) for leaf in leaves.values())
+  if count > MAX_PARAMETERS:
+    raise errors.BadInput(
+      f'the model has {count:,} parameters, more than 2^40: the largest array is '
+      f'{_describe_largest(leaves)}; use a smaller model'
+    )
+
+
+def _check_fits(arrays: dict[str, Any], memory: Memory) -> None:
+  needed = memory.copies * sum(map(_shard_bytes, arrays.values()))
+  if memory.size is None or needed <= memory.size:
+    return
+  raise errors.BadInput(
+    f'parameters, optimizer state, memory and batch need {format_bytes(needed)}, but {memory.name} '
+    f'has {format_bytes(memory.size)}: the largest array is {_describe_largest(arrays)}; use '
+    f'smaller sizes, or more devices with mesh.fsdp or mesh.model'
+  )
+
+
+def _describe_largest(arrays: dict[str, Any]) -> str:
+  name = max(arrays, key=lambda name: _shard_bytes(arrays[name]))
+  return f'{name} {list(arrays[name].shape)}'
+
+
+def _shard_bytes(leaf: Any) -> int:
+  """Returns the bytes of an array on one device."""
+  return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+
+
+def _batch(config: experiment.Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+  """Returns the abstract arrays of the segments of one call, by name."""
+  t = config.training
+  shape = (t.segments_per_call, t.batch_size, t.segment_length)
+  return _segments('batch', shape, sharding.rows_sharding(mesh, axis=1))
+
+
+def _evaluation(config: experiment.Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+  """Returns the abstract arrays of a segment of validation and of its memory, by name."""
+  model, place = config.evaluation_model(), sharding.rows_sharding(mesh)
+  rows = sharding.round_rows(min(config.training.batch_size, config.evaluation.streams), mesh)
+  # Learned spans shorten the cache: its size is not known yet.
+  slots = 0 if model.memory is None or model.span is not None else model.memory.length
+  memory = jax.eval_shape(lambda: language_model.empty_memory(model, rows, slots) if slots else {})
+  arrays = checksums.named_leaves({'evaluation': sharding.abstract(memory, place)})
+  return arrays | _segments('evaluation', (rows, config.evaluation_length()), place)
+
+
+def _segments(name, shape, place) -> dict[str, Any]:
+  """Returns the abstract arrays of segments, tokens, targets, starts and valid, by name."""
+  arrays = zip(streams.Segment._fields, (np.int32, np.int32, np.bool, np.float32), strict=False)
+  return {
+    f'{name}/{field}': jax.ShapeDtypeStruct(shape, dtype, sharding=place) for field, dtype in arrays
+  }

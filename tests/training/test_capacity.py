@@ -1,0 +1,134 @@
+"""What does not fit into memory is refused from its shapes, and nothing is allocated or written."""
+
+import types
+
+import jax
+import pytest
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax import errors
+from ngrammer_jax.training import capacity, loop, programs
+from tests.checks import mesh_of
+from tests.loops import each
+
+MODEL = {'layers': 1, 'width': 16, 'heads': 2, 'feed_forward_width': 16}
+LSTM = {'width': 16, 'tie_embeddings': False}
+
+
+def shapes(model=None, mesh=None, **sections):
+  """The config and the abstract state of a tiny model with some values changed."""
+  data = {'corpus': 'text', 'path': 'x', 'vocabulary': 'bytes'}
+  config = experiment.resolve({'model': MODEL | (model or {}), 'data': data, **sections})
+  run = programs.Programs(config, 257, mesh or mesh_of(1))
+  return config, run.abstract
+
+
+@each(
+  'values, message, largest',
+  [
+    (
+      {'model': {'width': 10**6}},
+      'the model has 4,000,311,000,257 parameters, more than 2^40',
+      'params/layer_0/attention/key/kernel [1000000, 2, 500000]; use a smaller model',
+    ),
+    (
+      {'model': {'feed_forward_width': 10**9}},
+      'parameters, optimizer state, memory and batch need',
+      'params/layer_0/feed_forward/gate/kernel [16, 1000000000]; use smaller sizes',
+    ),
+    (
+      {'model': {'ngram': {'clusters': 10**9, 'dim': 4}}},
+      'parameters, optimizer state, memory and batch need',
+      'codebook/ngrammer/quantizer/centroids [2, 1000000000, 8]',
+    ),
+    (
+      {'model': {'memory': {'length': 10**9}}},
+      'parameters, optimizer state, memory and batch need',
+      'memory/layers/0/hidden [16, 1000000000, 16]',
+    ),
+    (
+      {'training': {'segments_per_call': 10**9}},
+      'parameters, optimizer state, memory and batch need',
+      'batch/tokens_BxT [1000000000, 16, 128]',
+    ),
+    (
+      {'evaluation': {'segment_length': 2**31 - 1}},
+      'parameters, optimizer state, memory and batch need',
+      'evaluation/tokens_BxT [16, 2147483647]',
+    ),
+    (
+      {'model': {'memory': {}}, 'evaluation': {'memory': {'length': 10**9}}},
+      'parameters, optimizer state, memory and batch need',
+      'evaluation/layers/0/cache/keys [16, 2, 1000000000, 8]',
+    ),
+  ],
+)
+def test_what_is_too_large_is_refused_and_the_largest_array_named(values, message, largest):
+  with pytest.raises(errors.BadInput) as caught:
+    capacity.check(*shapes(**values))
+  sentence = str(caught.value)
+  assert sentence.startswith(message) and f': the largest array is {largest}' in sentence
+  assert '\n' not in sentence
+
+
+def limit(monkeypatch, device=None, machine=None):
+  """Sets the sizes of the memories; without `device`, devices are the processor."""
+  in_machine = lambda mesh: capacity.Memory('this machine', machine, mesh.size)
+  in_device = lambda mesh: capacity.Memory('a device (TPU)', device, 1)
+  monkeypatch.setattr(capacity, 'machine_memory', in_machine)
+  monkeypatch.setattr(capacity, 'device_memory', in_device if device else in_machine)
+
+
+def test_shards_are_counted_once_and_copies_on_every_device(monkeypatch):
+  wide = {'feed_forward_width': 2**16}  # 12.6 MB of parameters, 37.7 MB with their moments
+  sharded, copied = (shapes(wide, mesh_of(*sizes)) for sizes in ((1, 2), (2,)))
+  limit(monkeypatch, machine=45 * 10**6)
+  capacity.check(*sharded)
+  with pytest.raises(errors.BadInput, match='need 72.* MiB, but this machine has 42.9 MiB: '):
+    capacity.check(*copied)
+  limit(monkeypatch, device=25 * 10**6, machine=1)
+  capacity.check(*sharded)
+  with pytest.raises(errors.BadInput, match=r'need 36.* MiB, but a device \(TPU\) has 23.8 MiB: '):
+    capacity.check(*copied)
+
+
+def test_tables_of_the_host_are_in_the_memory_of_the_machine(monkeypatch):
+  table = {'layers': (0,), 'rows': (20_000,), 'heads': 1, 'width': 8, 'table_memory': 'host'}
+  abstract = shapes({'ngram_memories': (table,)})
+  limit(monkeypatch, device=10**6, machine=10**7)
+  capacity.check(*abstract)  # 2.6 MB of tables and accumulators
+  limit(monkeypatch, device=10**6, machine=10**6)
+  with pytest.raises(errors.BadInput, match='this machine has 1.0 MiB: .*ngram_memory_0/table '):
+    capacity.check(*abstract)
+
+
+def test_an_unknown_size_of_a_memory_is_no_limit(monkeypatch):
+  limit(monkeypatch)
+  capacity.check(*shapes({'feed_forward_width': 10**9}))
+
+
+def test_a_container_has_the_memory_that_it_may_use(monkeypatch, tmp_path):
+  files = tmp_path / 'max', tmp_path / 'limit', tmp_path / 'none'
+  files[0].write_text('max\n')
+  files[1].write_text('123456\n')
+  monkeypatch.setattr(capacity, 'CONTAINER_LIMITS', tuple(map(str, files)))
+  assert capacity.machine_memory(mesh_of(4)) == ('this machine', 123456, 4)
+  monkeypatch.setattr(capacity, 'CONTAINER_LIMITS', ())
+  assert capacity.machine_memory(mesh_of(1)).size > 2**28
+
+
+def test_temporary_arrays_that_do_not_fit_are_a_warning(monkeypatch, caplog):
+  compiled = jax.jit(lambda x: x @ x.T).lower(jax.ShapeDtypeStruct((512, 4), 'float32'))
+  compiled = compiled.compile()
+  state = types.SimpleNamespace(step=shapes()[1].step)
+  assert 2**20 < capacity.peak_bytes(compiled) < 2**21  # the product alone is 1 MiB
+  for size, is_warned in ((2**21, False), (2**20, True)):
+    limit(monkeypatch, machine=size)
+    capacity.warn_of_temporaries(state, compiled)
+    assert ('a step needs 1.0 MiB of memory with its activations' in caplog.text) == is_warned
+
+
+def test_a_model_that_does_not_fit_leaves_no_workdir(tiny, tmp_path):
+  with pytest.raises(errors.BadInput, match='the largest array is params/layer_0/feed_forward/'):
+    loop.train(tiny({'layers': 1, 'feed_forward_width': 10**9}), tmp_path / 'run')
+  assert not (tmp_path / 'run').exists()
