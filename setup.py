@@ -21,7 +21,12 @@ setuptools.setup(
   long_description=(HERE / 'README.md').read_text(encoding='utf-8'),
   long_description_content_type='text/markdown',
   license='Apache-2.0',
-  packages=setuptools.find_packages(include=['ngrammer_jax', 'ngrammer_jax.*']),
+  packages=[
+    *setuptools.find_packages(include=['ngrammer_jax', 'ngrammer_jax.*']),
+    'ngrammer_jax.configs',
+  ],
+  package_dir={'ngrammer_jax.configs': 'configs'},  # for --config=NAME, outside a checkout too
+  entry_points={'console_scripts': ['ngrammer_jax = ngrammer_jax.__main__:console_script']},
   python_requires='>=3.11',
   install_requires=[
     'flax>=0.12.8',

@@ -29,7 +29,7 @@ from ngrammer_jax import config, errors
 
 # Layers, width, heads, inner width or vectors, span, segment, dropout, penalty; steps, final steps
 # at a tenth of the learning rate, warm-up steps.
-VARIANTS = {
+OFFICIAL = {
   'enwik8_small': (8, 256, 4, 1024, 1024, 256, 0.0, 2e-6, 150_000, 0, 8000),
   'enwik8': (12, 512, 8, 2048, 8192, 512, 0.3, 5e-7, 600_000, 0, 32_000),
   'enwik8_large': (24, 768, 8, 4096, 8192, 512, 0.4, 5e-7, 170_000, 20_000, 32_000),
@@ -49,13 +49,13 @@ ABLATIONS = {
   'ffattn': None,
   'pers_none': None,
 }
+VARIANTS = (*OFFICIAL, *SMALL, *ABLATIONS)
 
 
 def get_config(variant: str = 'enwik8_small'):
-  """Returns the config of a variant: a key of VARIANTS, one of SMALL or a key of ABLATIONS."""
-  variants = (*VARIANTS, *SMALL, *ABLATIONS)
-  if variant not in variants:
-    raise errors.BadInput(f'no variant {variant!r}; available: {", ".join(variants)}')
+  """Returns the config of one of VARIANTS."""
+  if variant not in VARIANTS:
+    raise errors.BadInput(f'no variant {variant!r}; available: {", ".join(VARIANTS)}')
   c = config.default()
   m = c.model
   m.activation = 'relu'
@@ -66,15 +66,15 @@ def get_config(variant: str = 'enwik8_small'):
   m.final_norm = False
   m.tie_embeddings = False
   m.scale_embeddings = False
-  return _official(c, variant) if variant in VARIANTS else _small(c, variant)
+  return _official(c, variant) if variant in OFFICIAL else _small(c, variant)
 
 
 def _official(c, variant):
   m, t, o, corpus = c.model, c.training, c.optimizer, variant.split('_')[0]
-  m.layers, m.width, m.heads, inner, span, t.segment_length, dropout, penalty = VARIANTS[variant][
+  m.layers, m.width, m.heads, inner, span, t.segment_length, dropout, penalty = OFFICIAL[variant][
     :8
   ]
-  t.steps, drop_steps, o.warmup_steps = VARIANTS[variant][8:]
+  t.steps, drop_steps, o.warmup_steps = OFFICIAL[variant][8:]
   m.attention_dropout = m.inner_dropout = dropout
   m.position = 'table'
   m.positional = config.block('model.positional', max_length=span)

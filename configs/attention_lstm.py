@@ -43,7 +43,7 @@ on WikiText-2, mean and standard error of seeds 0 to 2 (docs/attention_lstm.md):
 from ngrammer_jax import config, errors
 
 # Readout, hidden size in the paper, window or number of slices.
-VARIANTS = {
+READOUTS = {
   'rnn': ('none', 307, None),
   'lstm': ('none', 300, None),
   'recurrent_memory': ('recurrent_memory', 300, 15),
@@ -62,17 +62,22 @@ SMALL = {
   'cbt': ('cbt', 10_000, 64, 1_076_000, 780),
 }
 
+VARIANTS = (
+  *READOUTS,
+  *(f'{corpus}_{name}' for corpus in SMALL for name in READOUTS if not name.endswith('_printed')),
+)
+
 
 def get_config(variant: str = 'key_value_predict'):
-  """Returns the config of [CORPUS_]NAME[_WINDOW]: a key of SMALL, a key of VARIANTS, a window."""
+  """Returns the config of [CORPUS_]NAME[_WINDOW]: a key of SMALL, a key of READOUTS, a window."""
   corpus, _, rest = variant.partition('_')
   name, window = _split_window(rest if corpus in SMALL else variant)
-  if name not in VARIANTS or (corpus in SMALL and name.endswith('_printed')):
+  if name not in READOUTS or (corpus in SMALL and name.endswith('_printed')):
     raise errors.BadInput(
-      f'no variant {variant!r}; available: {", ".join(VARIANTS)}; with a window, such as '
+      f'no variant {variant!r}; available: {", ".join(READOUTS)}; with a window, such as '
       f'key_value_10; small, such as wikitext2_lstm and cbt_attention_5'
     )
-  readout, hidden, size = VARIANTS[name]
+  readout, hidden, size = READOUTS[name]
   c = config.default()
   m, t = c.model, c.training
   m.recurrent = r = config.block('model.recurrent', readout=readout, hidden=hidden)
@@ -112,7 +117,7 @@ def get_config(variant: str = 'key_value_predict'):
 def _split_window(variant):
   """Returns the name and the window of a variant; None if it names no window."""
   name, _, last = variant.rpartition('_')
-  has_window = name in VARIANTS and VARIANTS[name][0] not in ('none', 'ngram')
+  has_window = name in READOUTS and READOUTS[name][0] not in ('none', 'ngram')
   return (name, int(last)) if has_window and last.isdecimal() else (variant, None)
 
 

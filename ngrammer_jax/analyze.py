@@ -1,7 +1,7 @@
 """Analyzes runs.
 
 python -m ngrammer_jax.analyze curve --workdir=DIR [--workdir=DIR ...]
-python -m ngrammer_jax.analyze checkpoint --workdir=DIR [--step=STEP]
+python -m ngrammer_jax.analyze checkpoint --workdir=DIR [--step=STEP] [--arrays=PREFIX]
 python -m ngrammer_jax.analyze clusters --workdir=DIR [--split=SPLIT]
 python -m ngrammer_jax.analyze ngrams --workdir=DIR [--split=SPLIT]
 python -m ngrammer_jax.analyze gates --workdir=DIR [--split=SPLIT] [--text=TEXT]
@@ -34,13 +34,12 @@ HELP = {
 
 def main(argv: list[str]) -> int:
   """Runs one analysis."""
-  parser = argparse.ArgumentParser(
-    prog='python -m ngrammer_jax.analyze',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = flags.make_parser('analyze', __doc__)
   analyses = parser.add_subparsers(dest='analysis', required=True)
-  parsers = {name: analyses.add_parser(name, help=text) for name, text in HELP.items()}
+  parsers = {
+    name: analyses.add_parser(name, help=text, formatter_class=flags.HelpFormatter)
+    for name, text in HELP.items()
+  }
   for name, analysis in parsers.items():
     action = 'append' if name in ('curve', 'cloze') else 'store'
     analysis.add_argument(
@@ -59,7 +58,10 @@ def main(argv: list[str]) -> int:
     '--text', help='text of which each gate is shown; default: the first tokens of the split'
   )
   parsers['checkpoint'].add_argument(
-    '--step', help="also list the arrays of this checkpoint: step number, 'newest' or 'best'"
+    '--step', help="also list the parts of this checkpoint: step number, 'newest' or 'best'"
+  )
+  parsers['checkpoint'].add_argument(
+    '--arrays', metavar='PREFIX', help='list the arrays of --step whose names begin so'
   )
   parsers['cloze'].add_argument(
     '--results', default='cloze_test', help='answers file of evaluate --cloze, without .jsonl'
@@ -82,7 +84,8 @@ def _curve(options: argparse.Namespace) -> None:
 def _checkpoint(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import checkpoints
 
-  print(checkpoints.format_table(options.workdir, options.step and flags.step(options.step)))
+  step = options.step or (options.arrays and 'newest')
+  print(checkpoints.format_table(options.workdir, step and flags.step(step), options.arrays))
 
 
 def _cloze(options: argparse.Namespace) -> None:

@@ -6,7 +6,6 @@ The Children's Book Test: --cloze=/path/to/CBTest [--cloze_protocol=prefix]
 Synthetic questions from its raw books: --cloze=/path/to/CBTest --cloze_made=500
 """
 
-import argparse
 import dataclasses
 import pathlib
 import signal
@@ -17,7 +16,7 @@ from ngrammer_jax.config import command_line
 
 def main(argv: list[str]) -> int:
   """Scores a split, writes evaluation/<split>.json and prints a table."""
-  parser = argparse.ArgumentParser(prog='python -m ngrammer_jax.evaluate', description=__doc__)
+  parser = flags.make_parser('evaluate', __doc__)
   parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
   parser.add_argument('--split', default='test', help='train, validation or test')
   parser.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
@@ -59,8 +58,7 @@ def main(argv: list[str]) -> int:
   if not hosts.is_primary():
     return 0
   print(language_modeling.format_table({options.split: result}))
-  protocol = ', '.join(f'{key} {value}' for key, value in result['protocol'].items())
-  print(f'step {result["step"]:,}, protocol: {protocol}\nwrote {path}')
+  print(f'{language_modeling.format_protocol(result)}\nwrote {path}')
   return 0
 
 

@@ -3,7 +3,6 @@
 --config.init_from=DIR is the pre-trained run, --config.data.superglue_dir=DIR the folder of tasks.
 """
 
-import argparse
 import dataclasses
 import functools
 
@@ -13,7 +12,7 @@ from ngrammer_jax.config import command_line
 
 def main(argv: list[str]) -> int:
   """Fine-tunes on one task, or on all tasks one by one, and prints the table."""
-  parser = argparse.ArgumentParser(prog='python -m ngrammer_jax.finetune', description=__doc__)
+  parser = flags.make_parser('finetune', __doc__)
   parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
   flags.add_watchdog(parser)
   flags.add_trace(parser)

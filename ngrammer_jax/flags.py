@@ -13,12 +13,36 @@ import time
 import traceback
 from typing import NoReturn
 
+import ngrammer_jax
 from ngrammer_jax import errors, files, hosts, progress
 
 # After a collective fails, until `peers` names the lost process and ends this one.
 LOST_PEER_SECONDS = 5
 MAX_MESSAGE = 1000  # characters of an error message
 MIN_OPEN_FILES = 64  # limit of open files, below which checkpoints cannot be written
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+  """Shows the default of every flag that has one, and keeps the lines of the description."""
+
+  def _get_help_string(self, action: argparse.Action) -> str | None:
+    has_none = action.default is None or isinstance(action.default, bool)
+    return action.help if has_none else super()._get_help_string(action)
+
+
+def make_parser(verb: str, description: str) -> argparse.ArgumentParser:
+  """Returns the parser of a verb, with --version."""
+  parser = argparse.ArgumentParser(
+    prog=f'python -m ngrammer_jax.{verb}', description=description, formatter_class=HelpFormatter
+  )
+  add_version(parser)
+  return parser
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+  """Adds --version."""
+  version = f'ngrammer_jax {ngrammer_jax.__version__}'
+  parser.add_argument('--version', action='version', version=version, help='print it, and exit')
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:

@@ -20,11 +20,7 @@ from ngrammer_jax import errors, files, flags, progress
 
 def main(argv: list[str]) -> int:
   """Generates continuations; prints a single one while it is generated."""
-  parser = argparse.ArgumentParser(
-    prog='python -m ngrammer_jax.generate',
-    description=__doc__,
-    formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-  )
+  parser = flags.make_parser('generate', __doc__)
   parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
   parser.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
   source = parser.add_mutually_exclusive_group(required=True)

@@ -36,6 +36,9 @@ class LogHandler(logging.Handler):
 class Progress:
   """Counts units of work up to a total. Use as a context manager.
 
+  The rate and the time left are measured from the first call of `advance` on, because the first
+  units often wait for a compilation. Until the second call they are unknown.
+
   Args:
     description: name of the work, at the beginning of every line.
     total: total number of units.
@@ -48,10 +51,11 @@ class Progress:
     self, description: str, total: int, unit: str, initial: int = 0, log_lines: bool = True
   ):
     self._description, self._total, self._unit = description, total, unit
-    self._initial = self._done = initial
+    self._done = initial
     self._has_bar = sys.stderr.isatty() and hosts.is_primary()
     self._log_lines = log_lines and not self._has_bar
-    self._start_time = self._last_log_time = time.monotonic()
+    self._last_log_time = time.monotonic()
+    self._measured_from: tuple[float, int] | None = None  # time and finished units
     self._bar = tqdm.tqdm(
       desc=description,
       total=total,
@@ -74,8 +78,14 @@ class Progress:
     self._done += units
     if note:
       self._bar.set_postfix_str(note, refresh=False)
-    self._bar.update(units)
     now = time.monotonic()
+    if self._measured_from is None:
+      self._measured_from = now, self._done
+      self._bar.reset()  # restarts its clock
+      self._bar.n = self._bar.initial = self._bar.last_print_n = self._done
+      self._bar.refresh()
+    else:
+      self._bar.update(units)
     if self._log_lines and now - self._last_log_time >= LOG_INTERVAL:
       self._last_log_time = now
       logging.info('%s: %s', self._description, self.format_status())
@@ -85,15 +95,19 @@ class Progress:
     if not self._has_bar:
       logging.info(line)
 
-  def seconds_left(self) -> float:
-    """Returns the estimated time left, at the mean rate of this run."""
-    completed = max(self._done - self._initial, 1)
-    elapsed = time.monotonic() - self._start_time
-    return elapsed / completed * max(self._total - self._done, 0)
+  def rate(self) -> float | None:
+    """Returns the units finished per second, None if it is not known yet."""
+    if self._measured_from is None:
+      return None
+    start_time, initial = self._measured_from
+    elapsed = time.monotonic() - start_time
+    return (self._done - initial) / elapsed if self._done > initial and elapsed > 0 else None
 
   def format_status(self) -> str:
-    """Formats the finished share, the rate and the time left."""
-    rate = (self._done - self._initial) / max(time.monotonic() - self._start_time, 1e-9)
-    share = self._done / max(self._total, 1)
-    left = format_duration(self.seconds_left())
-    return f'{share:.0%} of {self._total:,} {self._unit}, {rate:,.0f} {self._unit}/s, {left} left'
+    """Formats the finished share and, if they are known, the rate and the time left."""
+    status = f'{self._done / max(self._total, 1):.0%} of {self._total:,} {self._unit}'
+    rate = self.rate()
+    if rate is None:
+      return status
+    left = format_duration(max(self._total - self._done, 0) / rate)
+    return f'{status}, {rate:,.0f} {self._unit}/s, {left} left'

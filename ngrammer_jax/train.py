@@ -1,15 +1,18 @@
 """Trains a language model: python -m ngrammer_jax.train --config=FILE --workdir=DIR."""
 
-import argparse
-
 from ngrammer_jax import files, flags, hosts
 from ngrammer_jax.config import command_line
 
 
 def main(argv: list[str]) -> int:
   """Trains, or reports that the run is already finished."""
-  parser = argparse.ArgumentParser(prog='python -m ngrammer_jax.train', description=__doc__)
+  parser = flags.make_parser('train', __doc__)
   parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
+  parser.add_argument(
+    '--dry_run',
+    action='store_true',
+    help='prepare the training, print its parameters, memory and expected time, and exit',
+  )
   flags.add_watchdog(parser)
   flags.add_trace(parser)
   flags.add_cache(parser)
@@ -18,7 +21,7 @@ def main(argv: list[str]) -> int:
 
   # After parsing: errors in flags do not wait for the import of Orbax.
   from ngrammer_jax import pretrained, runs
-  from ngrammer_jax.training import loop, train_task
+  from ngrammer_jax.training import dry_run, loop, train_task
 
   flags.use_deterministic_ops()
   hosts.join(options)
@@ -31,6 +34,11 @@ def main(argv: list[str]) -> int:
       start.check_vocabulary(task.vocabulary)
     return task
 
+  if options.dry_run:
+    table = dry_run.dry_run(config, options.workdir, make_task)
+    if hosts.is_primary():
+      print(table)
+    return 0
   has_trained = loop.train(config, options.workdir, make_task, options.watchdog, options.trace)
   if not hosts.is_primary():
     return 0

@@ -56,36 +56,43 @@ def log(caplog):
 
 
 def test_line_tells_share_rate_and_time_left(clock):
+  """The first units waited for a compilation of 100 seconds, which is not part of the rate."""
   with progress.Progress('training', 4000, 'tokens') as bar:
-    clock.now += 20
+    clock.now += 100
     bar.advance(1000)
-    assert bar.format_status() == '25% of 4,000 tokens, 50 tokens/s, 1m00s left'
-    assert bar.seconds_left() == 60
-    bar.advance(3000)
-    assert bar.format_status() == '100% of 4,000 tokens, 200 tokens/s, 0s left'
+    assert bar.format_status() == '25% of 4,000 tokens'
+    clock.now += 20
+    assert bar.format_status() == '25% of 4,000 tokens'
+    bar.advance(1000)
+    assert bar.format_status() == '50% of 4,000 tokens, 50 tokens/s, 40s left'
+    bar.advance(2000)
+    assert bar.format_status() == '100% of 4,000 tokens, 150 tokens/s, 0s left'
 
 
 def test_rate_is_of_this_run_alone(clock):
   with progress.Progress('training', 4000, 'tokens', initial=3000) as bar:
+    bar.advance(0)
     clock.now += 10
     bar.advance(500)
     assert bar.format_status() == '88% of 4,000 tokens, 50 tokens/s, 10s left'
 
 
 def test_beginning_and_empty_work_have_a_line(clock):
-  assert progress.Progress('x', 10, 'steps').format_status() == '0% of 10 steps, 0 steps/s, 0s left'
-  assert progress.Progress('x', 0, 'steps').format_status() == '0% of 0 steps, 0 steps/s, 0s left'
+  assert progress.Progress('x', 10, 'steps').format_status() == '0% of 10 steps'
+  assert progress.Progress('x', 0, 'steps').format_status() == '0% of 0 steps'
 
 
 def test_more_than_all_is_nothing_left(clock):
   bar = progress.Progress('x', 10, 'steps')
+  bar.advance(1)
   clock.now += 5
   bar.advance(20)
-  assert bar.seconds_left() == 0
+  assert bar.format_status() == '210% of 10 steps, 4 steps/s, 0s left'
 
 
 def test_log_has_a_line_every_ten_seconds(clock, log):
   with progress.Progress('reading', 100, 'bytes') as bar:
+    bar.advance(0)
     for _ in range(25):
       clock.now += 1
       bar.advance(1)
@@ -113,7 +120,9 @@ def test_terminal_has_a_bar_and_no_lines(monkeypatch, log):
   monkeypatch.setattr(sys, 'stderr', terminal)
   monkeypatch.setattr(progress, 'LOG_INTERVAL', 0)
   with progress.Progress('reading', 100, 'bytes') as bar:
-    bar.advance(100, note='loss 3.2')
+    bar.advance(40)
+    assert '40%' in terminal.getvalue() and bar._bar.format_dict['rate'] is None
+    bar.advance(60, note='loss 3.2')
     bar.log('step 1')
   assert log() == []
   shown = terminal.getvalue()

@@ -1,20 +1,30 @@
 """Table of the checkpoints of a run; every file is read and verified."""
 
+import hashlib
+import itertools
+import math
 import pathlib
+import re
+
+import jax.numpy as jnp
 
 from ngrammer_jax import errors, tables
 from ngrammer_jax.training import checkpoints, manifest, workdirs
 
 
-def format_table(workdir: pathlib.Path, arrays_step: int | str | None = None) -> str:
-  """Lists the checkpoints and whether they are good, then the arrays of one checkpoint.
+def format_table(
+  workdir: pathlib.Path, arrays_step: int | str | None = None, prefix: str | None = None
+) -> str:
+  """Lists the checkpoints and whether they are good, then the parts or arrays of one checkpoint.
 
   Args:
     workdir: run directory.
-    arrays_step: the checkpoint whose arrays are listed: a step, `newest` or `best`. None: none.
+    arrays_step: the checkpoint whose parts are listed: a step, `newest` or `best`. None: none.
+    prefix: lists the arrays whose names begin so, instead of the parts. None: the parts.
 
   Raises:
-    BadInput: not a run directory, no such checkpoint, or its manifest cannot be read.
+    BadInput: not a run directory, no such checkpoint, no such array, or its manifest cannot be
+      read.
   """
   workdirs.load_config(workdir)  # raises if this is not a run directory
   steps, best = checkpoints.steps(workdir), checkpoints.best_step(workdir)
@@ -40,5 +50,33 @@ def format_table(workdir: pathlib.Path, arrays_step: int | str | None = None) ->
       leaves = manifest.read(workdir / 'checkpoints' / str(selected)).leaves
     except manifest.CorruptError as error:
       raise errors.BadInput(f'--step={arrays_step}: checkpoint {selected}: {error}') from error
-    lines += [f'{digest}  {name} {dtype}{shape}' for name, (dtype, shape, digest) in leaves.items()]
+    lines += _format_parts(leaves) if prefix is None else _format_arrays(leaves, prefix)
   return '\n'.join(lines)
+
+
+def _format_parts(leaves):
+  """Formats one row for each part of a train state, such as the blocks: `params/layer_*`."""
+  rows = [('checksum', 'arrays', 'values', 'MB', 'part')]
+  for part, names in itertools.groupby(leaves, _part):
+    group = [leaves[name] for name in names]
+    counts = [math.prod(shape) for _, shape, _ in group]
+    size = sum(n * jnp.dtype(leaf[0]).itemsize for n, leaf in zip(counts, group, strict=True))
+    digests = [digest for _, _, digest in group]
+    checksum = hashlib.sha256(''.join(digests).encode()).hexdigest()[:16]
+    checksum = digests[0] if len(digests) == 1 else checksum
+    rows.append((checksum, f'{len(group):,}', f'{sum(counts):,}', f'{size / 1e6:,.1f}', part))
+  return [*tables.align_columns(rows, '<>>><'), '--arrays=PREFIX lists single arrays']
+
+
+def _part(name: str) -> str:
+  """Returns the part of a train state that an array belongs to."""
+  return re.sub(r'_\d+$', '_*', '/'.join(name.split('/')[:2]))
+
+
+def _format_arrays(leaves, prefix):
+  """Formats one line for each array whose name begins with the prefix."""
+  selected = {name: leaf for name, leaf in leaves.items() if name.startswith(prefix)}
+  if not selected:
+    parts = ', '.join(dict.fromkeys(map(_part, leaves)))
+    raise errors.BadInput(f'--arrays={prefix}: no array begins so; parts: {parts}')
+  return [f'{digest}  {name} {dtype}{shape}' for name, (dtype, shape, digest) in selected.items()]

@@ -9,14 +9,14 @@ import argparse
 import ast
 from collections.abc import Iterator
 import dataclasses
-import importlib.util
 import inspect
 import itertools
 import logging
+import pathlib
 from typing import Any
 
 from ngrammer_jax import errors, files
-from ngrammer_jax.config import conversion, fields
+from ngrammer_jax.config import catalog, conversion, fields
 from ngrammer_jax.config.experiment import Config
 
 
@@ -47,13 +47,29 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Na
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
-    '--config', required=True, metavar='FILE[:VARIANT]', help='config file and its variant'
+    '--config',
+    required=True,
+    metavar='FILE[:VARIANT]',
+    help='config file, or the name of a config of the package, and its variant',
   )
+  add_list(parser)
   parser.add_argument(
     '--print_config',
     action='store_true',
     help='print every key of the resolved config with its meaning, and exit',
   )
+
+
+def add_list(parser: argparse.ArgumentParser) -> None:
+  """Adds --list, which needs no other flag."""
+
+  class PrintList(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
+      print(catalog.format_list())
+      parser.exit()
+
+  text = 'list the configs of the package and their variants, and exit'
+  parser.add_argument('--list', action=PrintList, nargs=0, default=argparse.SUPPRESS, help=text)
 
 
 def resolve(spec: str, overrides: list[tuple[str, str]]) -> Config:
@@ -85,20 +101,19 @@ def override(config: Config, overrides: list[tuple[str, str]], section: str) -> 
 
 
 def load_file(spec: str) -> dict[str, Any]:
-  """Returns the config of FILE or FILE:VARIANT, from its get_config() or get_config(VARIANT)."""
+  """Returns the config of FILE or FILE:VARIANT, from its get_config() or get_config(VARIANT).
+
+  A FILE that does not exist may be the name of a config of the package, such as `quickstart`.
+  """
   is_file = files.user_path('--config', spec).exists()
   name, _, variant = (spec, '', '') if is_file else spec.partition(':')
   path = files.user_path('--config', name)
   if not path.is_file():
-    others = sorted(map(str, path.parent.glob('*.py')))
-    available = f'; available: {", ".join(others)}' if others else ''
-    raise errors.BadInput(f'--config={spec}: no file {name}{available}')
+    path = _find_packaged(spec, name)
   if path.suffix != '.py':
     raise errors.BadInput(f'--config={spec}: {name} is not a Python file, FILE.py')
-  module_spec = importlib.util.spec_from_file_location(f'config_{path.stem}', path)
-  module = importlib.util.module_from_spec(module_spec)
   try:
-    module_spec.loader.exec_module(module)
+    module = catalog.load_module(path)
     get_config = getattr(module, 'get_config', None)
     if get_config is None:
       raise errors.BadInput(f'{name} has no get_config()')
@@ -115,6 +130,18 @@ def load_file(spec: str) -> dict[str, Any]:
   if not isinstance(config, dict):
     raise errors.BadInput(f'--config={spec}: get_config() returned {config!r}, not a ConfigDict')
   return config
+
+
+def _find_packaged(spec: str, name: str) -> pathlib.Path:
+  """Returns the config of the package with a name. Raises BadInput if there is none."""
+  packaged = catalog.files()
+  if name in packaged:
+    return packaged[name]
+  is_path = name != pathlib.Path(name).stem
+  others = sorted(map(str, pathlib.Path(name).parent.glob('[!_]*.py'))) if is_path else packaged
+  available = f'; available: {", ".join(others)}' if others else ''
+  missing = f'no file {name}' if is_path else f'no file and no config of the package {name}'
+  raise errors.BadInput(f'--config={spec}: {missing}{available}')
 
 
 def _override(argument: str, rest: Iterator[str]) -> tuple[str, str]:

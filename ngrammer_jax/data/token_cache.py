@@ -41,12 +41,15 @@ class TokenSplit:
     starts: for each document, the index of its first token.
     text_bytes: length of the raw text; None if decoding the tokens does not reproduce the text.
     document_start: the id before the first token.
+    num_characters: number of ids that are a character each, the lowest ids; None if the tokens are
+      not characters.
   """
 
   tokens: np.ndarray
   starts: np.ndarray
   text_bytes: int | None
   document_start: int
+  num_characters: int | None = None
 
   def window(self, first: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns inputs, targets and document starts of the targets [first, first + length).
@@ -300,8 +303,9 @@ def _load(folder: pathlib.Path, train_shards: shards.Shards | None) -> TokenCorp
   meta = json_files.read_object(folder / 'meta.json')
   if _vocabulary_hash(folder) != meta['vocabulary_hash']:
     raise ValueError('the vocabulary has changed')
-  vocabulary = vocabularies.load(folder)
-  splits = {}
+  vocabulary, num_characters, splits = vocabularies.load(folder), None, {}
+  if isinstance(vocabulary, vocabularies.CharacterVocabulary):
+    num_characters = vocabulary.num_characters
   for split, fields in meta['splits'].items():
     if split not in split_files.SPLITS:
       raise ValueError(f'{split!r} is not a split')
@@ -310,5 +314,6 @@ def _load(folder: pathlib.Path, train_shards: shards.Shards | None) -> TokenCorp
       raise ValueError(f'{split}.tokens has {len(tokens)} tokens, expected {fields["tokens"]}')
     starts = np.load(folder / f'{split}.starts.npy')
     text_bytes = fields['bytes'] if fields['lossless'] else None
-    splits[split] = TokenSplit(tokens, starts, text_bytes, vocabulary.document_start)
+    start = vocabulary.document_start
+    splits[split] = TokenSplit(tokens, starts, text_bytes, start, num_characters)
   return TokenCorpus(splits, vocabulary, meta['content_hash'], train_shards)

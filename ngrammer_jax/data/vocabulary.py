@@ -85,6 +85,9 @@ class CharacterVocabulary:
     separated: whether the corpus has several documents. If so, the document start is an additional
       id. Otherwise it is the newline or space, so that the sizes are those of the literature.
 
+  Attributes:
+    num_characters: number of characters. Lower ids are characters, a higher one is not.
+
   Raises:
     ValueError: there are no characters, or not sorted ones, or the encoding is another one.
   """
@@ -98,7 +101,7 @@ class CharacterVocabulary:
       raise ValueError(f'encoding {encoding!r} is not one of {", ".join(ENCODINGS)}')
     self._characters, self._encoding, self._separated = characters, encoding, separated
     self._codes = np.array([ord(c) for c in characters], np.uint32)
-    self.size = len(characters) + separated
+    self.num_characters, self.size = len(characters), len(characters) + separated
     separator = next((characters.index(c) for c in '\n ' if c in characters), 0)
     self.document_start = len(characters) if separated else separator
     self.document_end = self.document_start if separated else None

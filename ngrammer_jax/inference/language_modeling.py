@@ -1,4 +1,4 @@
-"""Language modeling metrics of a split: perplexity, bits per byte, top-1 accuracy.
+"""Language modeling metrics of a split: perplexity, bits per byte or character, top-1 accuracy.
 
 B batch, T segment length.
 """
@@ -46,10 +46,13 @@ def evaluate(
   if engine.model.vocabulary_size < text.tokens:
     # Assigns each vocabulary entry to its cluster once, instead of each token of the split.
     variables = engine.prepare(variables)
-  nats, tokens, correct, line_end_nats, line_ends = [], 0, 0, [], 0
+  nats, tokens, characters, correct, line_end_nats, line_ends = [], 0, 0, 0, [], 0
   for scores in _score_batches(engine, variables, text, config):
     num_counted = int(scores.counts_BxT.sum())
     tokens += num_counted
+    if split.num_characters is not None:
+      is_character_BxT = scores.targets_BxT < split.num_characters
+      characters += int((scores.counts_BxT & is_character_BxT).sum())
     correct += int(scores.correct_BxT.sum())
     nats.append(scores.nll_BxT[scores.counts_BxT].sum(dtype=np.float64))
     if line_end is not None:
@@ -74,6 +77,7 @@ def evaluate(
     'bits_per_byte': (
       total / math.log(2) / split.text_bytes if is_whole_split and split.text_bytes else None
     ),
+    **({'bits_per_character': total / math.log(2) / characters} if characters else {}),
     'top1_accuracy': correct / tokens,
     'protocol': {
       'name': e.protocol,
@@ -125,17 +129,28 @@ def _memory_protocol(config):
 
 
 def format_table(results: dict[str, dict[str, Any]]) -> str:
-  """Formats the metrics of splits as a table."""
-  rows = [('split', 'tokens', 'nats/token', 'perplexity', 'bits/token', 'bits/byte', 'top-1')]
+  """Formats the metrics of splits as a table; bits per character only if a split has them."""
+  has_characters = any('bits_per_character' in result for result in results.values())
+  bits = {'bits_per_byte': 'bits/byte'}
+  bits |= {'bits_per_character': 'bits/character'} if has_characters else {}
+  rows = [('split', 'tokens', 'nats/token', 'perplexity', 'bits/token', *bits.values(), 'top-1')]
   for split, r in results.items():
     losses = (
       f'{r["nll_nats_per_token"]:.4f}',
       f'{r["perplexity"]:.3f}',
       f'{r["bits_per_token"]:.4f}',
+      *('-' if r.get(key) is None else f'{r[key]:.4f}' for key in bits),
     )
-    bits = '-' if r['bits_per_byte'] is None else f'{r["bits_per_byte"]:.4f}'
-    rows.append((split, f'{r["tokens"]:,}', *losses, bits, f'{r["top1_accuracy"]:.2%}'))
+    rows.append((split, f'{r["tokens"]:,}', *losses, f'{r["top1_accuracy"]:.2%}'))
   return '\n'.join(tables.align_columns(rows, '<>'))
+
+
+def format_protocol(result: dict[str, Any]) -> str:
+  """Formats the step and the protocol of a result as a table of one row."""
+  options = {'step': f'{result["step"]:,}', **result['protocol']}
+  options['protocol'] = options.pop('name')
+  columns = {key.replace('_', ' '): str(value) for key, value in options.items()}
+  return '\n'.join(tables.align_columns([list(columns), list(columns.values())], '>'))
 
 
 def save(result: dict[str, Any], path: pathlib.Path) -> None:

@@ -56,17 +56,7 @@ def train(
   start_time = time.monotonic()
   profile.check(trace, config.training.steps)
 
-  # Data: checked and tokenised before any device is touched.
-  with hosts.collective_errors():
-    workdirs.check(workdir, config)
-    task = make_task(config)
-    workdirs.check_text(workdir, config, task.content_hash)
-    config.model.check_vocabulary(task.vocabulary.size)
-
-  # Devices and programs.
-  mesh = _make_mesh(config)
-  run = programs.Programs(config, task.vocabulary.size, mesh)
-  capacity.check(config, run.abstract)
+  task, run = prepare(config, workdir, make_task)
   with (
     hosts.heartbeats(),
     preemption.SignalHandler() as signals,
@@ -88,13 +78,36 @@ def train(
     first_step = trainer.first_step
     with (
       recorder.Recorder(config, run, workdir, first_step, start_time) as record,
-      sharding.use(mesh),
-      prefetch.Prefetcher(_batches(task, config, mesh, first_step)) as batches,
+      sharding.use(run.mesh),
+      prefetch.Prefetcher(_batches(task, config, run.mesh, first_step)) as batches,
       profile.Trace(trace, workdir, lambda: jax.block_until_ready(trainer.state)) as tracing,
     ):
       segments = record.time_data_wait(batches)
       calls = config.training.calls(first_step)
       return trainer.train(zip(calls, segments, strict=True), record, tracing)
+
+
+def prepare(
+  config: experiment.Config,
+  workdir: pathlib.Path,
+  make_task: Callable[[experiment.Config], train_task.TrainTask],
+) -> tuple[train_task.TrainTask, programs.Programs]:
+  """Returns the data and the programs of a run. Everything that can be refused is refused here.
+
+  Raises:
+    BadInput: the input is invalid.
+  """
+  # Data: checked and tokenised before any device is touched.
+  with hosts.collective_errors():
+    workdirs.check(workdir, config)
+    task = make_task(config)
+    workdirs.check_text(workdir, config, task.content_hash)
+    config.model.check_vocabulary(task.vocabulary.size)
+
+  # Devices and programs.
+  run = programs.Programs(config, task.vocabulary.size, _make_mesh(config))
+  capacity.check(config, run.abstract)
+  return task, run
 
 
 @dataclasses.dataclass

@@ -70,6 +70,10 @@ class Programs:
     capacity.warn_of_temporaries(self.abstract, self._compiled)
     logging.info('compiled in %s', progress.format_duration(time.monotonic() - start_time))
 
+  def peak_bytes(self) -> int:
+    """Returns the bytes of a device that the compiled call needs."""
+    return capacity.peak_bytes(self._compiled)
+
   def trace(self, state: train_state.TrainState, segments: streams.Segment) -> jax.stages.Traced:
     """Traces the call. State and segments may be abstract."""
     with sharding.use(self.mesh):

@@ -38,7 +38,8 @@ class Recorder:
     self._writer = writers.MetricsWriter(workdir, first_step)
     peak = flops.peak_flops(jax.devices()[0].device_kind)
     self._peak = peak and peak * jax.device_count()
-    self._rate = math.inf  # tokens per second
+    self._rate = math.nan  # tokens per second
+    self._rates_measured = 0
     self._bar = progress.Progress('training', t.steps, 'steps', initial=first_step, log_lines=False)
     self._pending: tuple[int, metrics.Metrics] | None = None
     self._measured_step, self._last_saved = first_step, first_step
@@ -110,14 +111,16 @@ class Recorder:
     if finished > self._measured_step:
       tokens = (finished - self._measured_step) * tokens_per_step
       self._measured_step, self._rate = finished, tokens / max(self._goodput.lap(), 1e-9)
-    if math.isfinite(self._rate):  # measured now, or before if the device was ahead
-      values['tokens_per_second'] = self._rate
-      if self._peak is not None:  # a step costs three forward passes
-        values['mfu'] = self._rate * 3 * float(np.mean(self._forward_flops(metrics))) / self._peak
+      self._rates_measured += 1
+    values['tokens_per_second'] = self._rate  # measured now, or before if the device was ahead
+    if self._peak is not None:  # a step costs three forward passes
+      values['mfu'] = self._rate * 3 * float(np.mean(self._forward_flops(metrics))) / self._peak
     values['goodput'] = self._goodput.share()
     self._goodput.write()
     self._writer.scalars(end, values)
-    seconds_left = (t.steps - end) * tokens_per_step / self._rate
+    # The first rate is that of a device that has just started.
+    is_rate_steady = self._rates_measured > 1
+    seconds_left = (t.steps - end) * tokens_per_step / self._rate if is_rate_steady else None
     self._bar.log(writers.format_line(end, t.steps, values, seconds_left))
 
   def _forward_flops(self, metrics):

@@ -114,12 +114,15 @@ class CorpusTask:
     return run.evaluate(state, self._corpus.splits['validation'], report)
 
   def format_metrics(self, result: dict[str, Any]) -> str:
-    """Formats nats, perplexity and bits per byte."""
-    is_full_split, bits = result['protocol']['whole_split'], result['bits_per_byte']
+    """Formats nats, perplexity, and bits per byte and per character if there are any."""
+    is_full_split = result['protocol']['whole_split']
     split = '' if is_full_split else f' on the first {result["tokens"]:,} tokens'
-    bits = '' if bits is None else f', {bits:.4f} bits/byte'
-    nats = result['nll_nats_per_token']
-    return f'{split}: {nats:.4f} nats/token, perplexity {result["perplexity"]:.2f}{bits}'
+    parts = [f'{result["nll_nats_per_token"]:.4f} nats/token']
+    parts.append(f'perplexity {result["perplexity"]:.2f}')
+    for unit in ('byte', 'character'):
+      bits = result.get(f'bits_per_{unit}')
+      parts += [] if bits is None else [f'{bits:.4f} bits/{unit}']
+    return f'{split}: {", ".join(parts)}'
 
   def log_summary(self) -> None:
     """Logs the numbers of tokens and epochs."""

@@ -10,12 +10,16 @@ import tensorboardX
 
 from ngrammer_jax import files, hosts, json_files, progress
 
+# The page `custom scalars` of TensorBoard shows both losses in one chart.
+TENSORBOARD_LAYOUT = {'loss': {'loss': ['Multiline', ['train/loss', 'validation/loss']]}}
+
 
 class MetricsWriter:
   """Writes scalars by step, in the primary process.
 
-  `metrics.jsonl` in the workdir is the record; TensorBoard shows the same numbers. On resume both
-  are cut to the restored step, so that no step appears twice.
+  `metrics.jsonl` in the workdir is the record; TensorBoard shows the same numbers: the values of
+  training with the prefix `train/`, and the nats per token of validation as `validation/loss`. On
+  resume both are cut to the restored step, so that no step appears twice.
   """
 
   def __init__(self, workdir: pathlib.Path, restored_step: int):
@@ -30,6 +34,7 @@ class MetricsWriter:
       self._tensorboard = tensorboardX.SummaryWriter(
         str(folder / 'tensorboard'), purge_step=restored_step + 1
       )
+      self._tensorboard.add_custom_scalars(TENSORBOARD_LAYOUT)
     self.sync()
 
   def scalars(self, step: int, values: dict[str, float]) -> None:
@@ -40,7 +45,7 @@ class MetricsWriter:
       self._file.write(json.dumps({'step': step, **values}) + '\n')
       self._file.flush()
       for name, value in values.items():
-        self._tensorboard.add_scalar(name, value, step)
+        self._tensorboard.add_scalar(_tensorboard_tag(name), value, step)
       self._tensorboard.flush()  # so that a killed run loses no point
 
   def sync(self) -> None:
@@ -89,6 +94,13 @@ def _is_record(value: Any) -> bool:
   return is_object and type(value.get('step')) is int
 
 
+def _tensorboard_tag(name: str) -> str:
+  """Returns the tag of a value of metrics.jsonl in TensorBoard."""
+  if name == 'validation/nll_nats_per_token':
+    return 'validation/loss'
+  return name if '/' in name else f'train/{name}'
+
+
 def _truncate(workdir: pathlib.Path, step: int) -> None:
   """Drops the lines after a step, and invalid lines, such as one that a kill cut short."""
   path, lines = workdir / 'metrics.jsonl', []
@@ -102,12 +114,12 @@ def _truncate(workdir: pathlib.Path, step: int) -> None:
     files.write(path, b''.join(lines))
 
 
-def format_line(step: int, steps: int, values: dict[str, Any], seconds_left: float) -> str:
-  """Formats the metrics of a step for the console."""
+def format_line(step: int, steps: int, values: dict[str, Any], seconds_left: float | None) -> str:
+  """Formats the metrics of a step for the console. A time left of None is not known yet."""
   parts = [f'step {step:,}/{steps:,}', f'loss {values["loss"]:.4f}']
-  if 'tokens_per_second' in values:
-    parts.append(f'{values["tokens_per_second"]:,.0f} tokens/s')
+  parts.append(f'{values["tokens_per_second"]:,.0f} tokens/s')
   if 'mfu' in values:
     parts.append(f'MFU {values["mfu"]:.1%}')
-  parts.append(f'{progress.format_duration(seconds_left)} left')
+  if seconds_left is not None:
+    parts.append(f'{progress.format_duration(seconds_left)} left')
   return '  '.join(parts)

@@ -41,10 +41,33 @@ def test_every_checkpoint_is_verified(workdir):
 def test_arrays_of_a_checkpoint(workdir):
   suffix = '  params/embedding float32[257, 16]'
   for step, name in ((4, 4), (12, 'newest'), (8, 'best')):
-    lines = checkpoints.format_table(workdir, name).splitlines()
+    lines = checkpoints.format_table(workdir, name, 'params/emb').splitlines()
     assert len(lines) == 5 and lines[-1] == f'{step:016}{suffix}'
+  with bad_input('--arrays=parms: no array begins so; parts: params/embedding'):
+    checkpoints.format_table(workdir, 4, 'parms')
   with bad_input(f'--workdir={workdir} has no checkpoint of --step=7'):
     checkpoints.format_table(workdir, 7)
   (workdir / 'checkpoints' / '4' / manifest.FILE_NAME).write_text('{}')
   with bad_input('--step=4: checkpoint 4: manifest.json cannot be read'):
     checkpoints.format_table(workdir, 4)
+
+
+def test_parts_of_a_checkpoint_fit_on_a_screen(workdir):
+  """A row for all blocks together, whose checksum shows a change in any of their arrays."""
+  folder = workdir / 'checkpoints' / '4'
+
+  def rows(changed='b'):
+    leaves = {'step': ('int32', [], 'a' * 16), 'params/norm/bias': ('float32', [8], 'b' * 16)}
+    for layer in range(48):
+      digest = (changed if layer == 7 else 'b') * 16
+      leaves[f'params/layer_{layer}/attention/kernel'] = ('bfloat16', [1000, 50], digest)
+      leaves[f'params/layer_{layer}/norm'] = ('float32', [50], 'b' * 16)
+    manifest.write(folder, manifest.Manifest(4, '2026-01-04T10:00:00+00:00', None, {}, leaves))
+    return [line.split() for line in checkpoints.format_table(workdir, 4).splitlines()[5:]]
+
+  first, norm, layers, _ = rows()
+  assert first == ['a' * 16, '1', '1', '0.0', 'step']
+  assert norm == ['b' * 16, '1', '8', '0.0', 'params/norm']
+  assert layers[1:] == ['96', '2,402,400', '4.8', 'params/layer_*']
+  assert rows()[2] == layers
+  assert rows('c')[2][0] != layers[0] and rows('c')[:2] == [first, norm]

@@ -1,6 +1,7 @@
 """The config on the command line: files and variants, overrides in all their forms."""
 
 import argparse
+import pathlib
 
 import pytest
 
@@ -66,6 +67,21 @@ def test_file_is_the_config(parse):
 @each('variant, width', [('', 64), (':small', 64), (':large', 512)])
 def test_variant_is_the_argument_of_the_file(parse, variant, width):
   assert parse(file=f'variants.py{variant}').model.width == width
+
+
+def test_a_config_of_the_package_has_a_name(parse, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  load = command_line.load_file
+  path = pathlib.Path(__file__).parents[2] / 'configs' / 'ngrammer_text8.py'
+  assert load('ngrammer_text8:primer') == load(f'{path}:primer') != load('ngrammer_text8')
+  with bad_input(
+    '--config=quickstrat: no file and no config of the package quickstrat; available: '
+    'adaptive_span, attention_lstm, ngram_memories, ngrammer_c4, ngrammer_text8, quickstart, '
+    'superglue, transformer_xl'
+  ):
+    load('quickstrat')
+  with bad_input('--config=configs/quickstart.py: no file configs/quickstart.py'):
+    load('configs/quickstart.py')
 
 
 def test_plain_flags_are_parsed_beside_the_config(folder):

@@ -127,7 +127,7 @@ def test_documents_are_separated_by_the_document_start(tmp_path):
   corpus = token_cache.prepare(data_config.DataConfig('text', str(folder), vocabulary='characters'))
   numbers = [i for i in range(22) if i not in (9, 19)]  # of the training documents
   train = corpus.splits['train']
-  assert train.document_start == 3
+  assert train.document_start == train.num_characters == 3
   assert train.tokens.tolist() == [token for i in numbers for token in (*range(i % 3 + 1), 3)][:-1]
   lengths = [i % 3 + 2 for i in numbers]
   assert train.starts.tolist() == [sum(lengths[:i]) for i in range(len(numbers))]
@@ -136,7 +136,8 @@ def test_documents_are_separated_by_the_document_start(tmp_path):
 
 def test_single_text_has_no_separate_document_start(text):
   corpus = text(vocabulary='characters')
-  assert corpus.vocabulary.size == len(set(TEXT))
+  assert corpus.vocabulary.size == len(set(TEXT)) == corpus.splits['test'].num_characters
+  assert text(vocabulary='bytes').splits['test'].num_characters is None
   assert corpus.vocabulary.decode([corpus.splits['train'].document_start]) == b'\n'
 
 

@@ -115,6 +115,33 @@ def test_evaluation_of_first_tokens_has_no_bits_per_byte():
   assert not result['protocol']['whole_split']
 
 
+def test_bits_per_character_count_characters_alone():
+  """The document start, which has the highest id, is scored but is no character."""
+  tokens = make_split(20).tokens.copy()
+  tokens[7] = START
+  split = token_cache.TokenSplit(tokens, np.array([0, 8]), None, START, num_characters=START)
+  result = evaluate(split)
+  expected = result['bits_per_token'] * 20 / 19
+  assert result['bits_per_character'] == pytest.approx(expected, rel=1e-12)
+  assert 'bits_per_character' not in evaluate(make_split(20))
+
+
+def test_tables_of_a_result():
+  result = {'tokens': 1000, 'nll_nats_per_token': 1.0, 'perplexity': math.e, 'bits_per_token': 1.5}
+  result |= {'bits_per_byte': None, 'top1_accuracy': 0.5, 'step': 1000}
+  result['protocol'] = {'name': 'streams', 'streams': 16, 'whole_split': False}
+  columns, row = language_modeling.format_table({'test': result}).splitlines()
+  assert columns.split() == 'split tokens nats/token perplexity bits/token bits/byte top-1'.split()
+  assert row.split() == ['test', '1,000', '1.0000', '2.718', '1.5000', '-', '50.00%']
+  result['bits_per_character'] = 1.25
+  columns, row = language_modeling.format_table({'test': result}).splitlines()
+  assert columns.endswith('bits/byte  bits/character   top-1')
+  assert row.split()[5:] == ['-', '1.2500', '50.00%']
+  columns, row = language_modeling.format_protocol(result).splitlines()
+  assert columns.split() == 'step streams whole split protocol'.split()
+  assert row.split() == ['1,000', '16', 'False', 'streams']
+
+
 def test_perplexity_of_a_uniform_model_is_the_vocabulary_size():
   zeros = jax.tree.map(np.zeros_like, make_reader().variables['params'])
   assert evaluate(make_split(61), params=zeros)['perplexity'] == pytest.approx(11, rel=1e-6)

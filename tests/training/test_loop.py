@@ -35,6 +35,7 @@ def test_a_run_learns_records_and_is_finished(trained):
   lines = [line for line in records(run) if 'loss' in line]
   assert [line['step'] for line in lines] == [2, 4, 6, 8, 10, 12]
   assert lines[-1]['loss'] < lines[0]['loss'] - 0.05
+  assert all(0 < line['tokens_per_second'] < math.inf for line in lines)
   assert {
     'learning_rate',
     'gradient_norm/dense',

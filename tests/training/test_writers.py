@@ -57,3 +57,23 @@ def test_a_line_for_the_console():
   values = {'loss': 1.23456, 'tokens_per_second': 12345.6, 'mfu': 0.123}
   line = writers.format_line(1000, 2000, values, 65)
   assert line == 'step 1,000/2,000  loss 1.2346  12,346 tokens/s  MFU 12.3%  1m05s left'
+  line = writers.format_line(10, 2000, {'loss': 1.5, 'tokens_per_second': 10.0}, None)
+  assert line == 'step 10/2,000  loss 1.5000  10 tokens/s'
+
+
+def test_training_and_validation_share_a_chart_in_tensorboard(tmp_path, monkeypatch):
+  tags, layouts = [], []
+  summary = writers.tensorboardX.SummaryWriter
+  monkeypatch.setattr(summary, 'add_scalar', lambda self, tag, *values: tags.append((tag, *values)))
+  monkeypatch.setattr(summary, 'add_custom_scalars', lambda self, layout: layouts.append(layout))
+  writer = writers.MetricsWriter(tmp_path, 0)
+  writer.scalars(2, {'loss': 1.0, 'gradient_norm/dense': 3.0})
+  writer.scalars(2, {'validation/nll_nats_per_token': 2.0, 'validation/perplexity': 4.0})
+  writer.close()
+  scalars = {'train/loss': 1.0, 'gradient_norm/dense': 3.0}
+  scalars |= {'validation/loss': 2.0, 'validation/perplexity': 4.0}
+  assert tags == [(tag, value, 2) for tag, value in scalars.items()]
+  assert layouts == [{'loss': {'loss': ['Multiline', ['train/loss', 'validation/loss']]}}]
+  names = [set(json.loads(line)) for line in (tmp_path / 'metrics.jsonl').open()]
+  assert names[0] == {'step', 'loss', 'gradient_norm/dense'}
+  assert names[1] == {'step', 'validation/nll_nats_per_token', 'validation/perplexity'}

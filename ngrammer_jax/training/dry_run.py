@@ -1,0 +1,84 @@
+"""What a training would need: the start of a run up to its first step, and the time of a step.
+
+Steps are timed on a state that is thrown away, with random tokens. Nothing is written but the cache
+of the tokens.
+"""
+
+from collections.abc import Callable
+import pathlib
+import time
+
+import jax
+import numpy as np
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax import progress, sharding, tables
+from ngrammer_jax.data import streams
+from ngrammer_jax.training import capacity, checkpoints, loop, programs, train_task
+from ngrammer_jax.training import state as train_state
+
+MAX_TIMED_STEPS = 5
+
+
+def dry_run(
+  config: experiment.Config,
+  workdir: pathlib.Path,
+  make_task: Callable[[experiment.Config], train_task.TrainTask] = train_task.CorpusTask,
+) -> str:
+  """Prepares a training, and returns a table of its parameters, memory and expected time.
+
+  Args:
+    config: the experiment.
+    workdir: run directory, which need not exist; the time is that of the steps that are left.
+    make_task: makes the data of a config.
+
+  Raises:
+    BadInput: as in `loop.train`.
+  """
+  task, run = loop.prepare(config, workdir, make_task)
+  task.log_summary()
+  t = config.training
+  first_step = max(checkpoints.steps(workdir), default=0)
+  state = run.create()
+  state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+  segments = _random_segments(config, task.vocabulary.size, run.mesh)
+  start_time = time.monotonic()
+  run.compile(state, segments)
+  compilation = time.monotonic() - start_time
+  memory, needed = capacity.device_memory(run.mesh), run.peak_bytes()
+  size = '' if memory.size is None else f', {memory.name} has {capacity.format_bytes(memory.size)}'
+  seconds = _time_step(run, state, segments, min(t.segments_per_call, MAX_TIMED_STEPS))
+  left, tokens = t.steps - first_step, t.batch_size * t.segment_length
+  rows = {
+    'parameters': f'{train_state.count_elements(run.abstract.params):,}',
+    'train state': f'{capacity.format_bytes(state_bytes)} (parameters, optimizer, memory)',
+    'peak memory': f'{capacity.format_bytes(memory.copies * needed)} in a step{size}',
+    'compilation': progress.format_duration(compilation),
+    'step': f'{seconds:.3g} s, {tokens / seconds:,.0f} tokens/s',
+    'steps': f'{left:,} of {t.steps:,} left, {tokens:,} tokens each',
+    'expected time': f'{progress.format_duration(left * seconds)}, without validation and saving',
+  }
+  return '\n'.join(tables.align_columns(list(rows.items()), '<'))
+
+
+def _random_segments(config, vocabulary_size, mesh) -> streams.Segment:
+  """Returns the segments of one call, [steps, B, T], on the devices."""
+  t = config.training
+
+  def stack(rows):
+    shape = (t.segments_per_call, rows.stop - rows.start, t.segment_length)
+    tokens = np.random.default_rng(rows.start).integers(0, vocabulary_size, shape, np.int32)
+    no_starts = np.zeros(shape, bool)
+    return streams.Segment(tokens, tokens, no_starts, np.ones(shape, np.float32))
+
+  return sharding.global_rows(mesh, t.batch_size, stack, axis=1)
+
+
+def _time_step(
+  run: programs.Programs, state: train_state.TrainState, segments: streams.Segment, steps: int
+) -> float:
+  """Returns the seconds of a step. A first call, which is not timed, warms up."""
+  state, _ = jax.block_until_ready(run.call(state, segments, 1))
+  start_time = time.monotonic()
+  jax.block_until_ready(run.call(state, segments, steps))
+  return (time.monotonic() - start_time) / steps

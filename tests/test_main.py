@@ -1,0 +1,87 @@
+"""The command `ngrammer_jax VERB`, and the flags of all verbs."""
+
+import configparser
+import importlib
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+import ngrammer_jax
+from ngrammer_jax import __main__ as command
+from ngrammer_jax.config import catalog
+from tests.loops import each
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def output_of(capsys, main, *argv):
+  with pytest.raises(SystemExit) as caught:
+    main(list(argv))
+  assert not caught.value.code
+  return capsys.readouterr().out
+
+
+@pytest.mark.parametrize('verb', ['', *command.VERBS])
+def test_every_verb_has_a_version_and_shows_its_defaults(capsys, verb):
+  main = importlib.import_module(f'ngrammer_jax.{verb or "__main__"}').main
+  assert output_of(capsys, main, '--version') == f'ngrammer_jax {ngrammer_jax.__version__}\n'
+  shown = output_of(capsys, main, '--help')
+  defaults = {'generate': '100', 'evaluate': 'newest', 'train': '10.0', 'finetune': '10.0'}
+  if verb in defaults:
+    assert f'(default: {defaults[verb]})' in ' '.join(shown.split())
+  assert 'default: None' not in shown and 'default: False' not in shown
+
+
+def test_a_verb_gets_the_arguments_after_its_name(monkeypatch, capsys):
+  from ngrammer_jax import evaluate
+
+  calls = []
+  monkeypatch.setattr(evaluate, 'main', calls.append)
+  command.main(['evaluate', '--workdir=x', '--help'])
+  assert calls == [['--workdir=x', '--help']]
+  with pytest.raises(SystemExit) as caught:
+    command.main(['evaluat'])
+  assert caught.value.code == 2 and "invalid choice: 'evaluat'" in capsys.readouterr().err
+
+
+def test_the_list_has_every_config_and_variant(capsys):
+  listed = output_of(capsys, command.main, '--list')
+  names = re.findall(r'^(\w+): \w', listed, re.M)
+  assert names == sorted(p.stem for p in (ROOT / 'configs').glob('*.py') if p.stem != '__init__')
+  for line in (
+    ':ngrammer (default) 3 layers of width 192, ngram; text8, 240 steps',
+    ':small_pers_span 3 layers of width 192, memory, span, persistent; text8, 240 steps',
+    ':lstm lstm of 300, readout none; text, 175,000 steps',
+    ':cb fine-tuning on cb, 500 steps',
+  ):
+    assert line.split() in [shown.split() for shown in listed.splitlines()], line
+  assert all(len(line) <= 120 for line in listed.splitlines())
+
+
+@each('installed', [True, False])
+def test_configs_are_found_in_a_checkout_and_in_an_installed_package(
+  tmp_path, monkeypatch, installed
+):
+  package = tmp_path / str(installed) / 'ngrammer_jax'
+  folder = (package if installed else package.parent) / 'configs'
+  folder.mkdir(parents=True)
+  for name in ('__init__.py', 'small.py', 'notes.txt'):
+    (folder / name).touch()
+  monkeypatch.setattr(catalog, 'PACKAGE', package)
+  assert catalog.files() == {'small': folder / 'small.py'}
+
+
+@pytest.mark.slow
+def test_the_package_is_built_with_its_configs_and_command(tmp_path):
+  built = tmp_path / 'built'
+  setup = [sys.executable, 'setup.py', '-q', 'egg_info', f'--egg-base={tmp_path}']
+  subprocess.run([*setup, 'build', f'--build-base={built}'], cwd=ROOT, check=True)
+  configs = [path.name for path in (built / 'lib' / 'ngrammer_jax' / 'configs').iterdir()]
+  assert sorted(configs) == sorted(path.name for path in (ROOT / 'configs').glob('*.py'))
+  scripts = configparser.ConfigParser()
+  scripts.read(tmp_path / 'ngrammer_jax.egg-info' / 'entry_points.txt')
+  module, function = scripts['console_scripts']['ngrammer_jax'].split(':')
+  assert getattr(importlib.import_module(module), function) is command.console_script

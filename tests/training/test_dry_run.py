@@ -1,0 +1,60 @@
+"""--dry_run says what a training needs, and leaves nothing behind."""
+
+import os
+import pathlib
+import re
+
+import pytest
+
+from ngrammer_jax import train
+from ngrammer_jax.training import dry_run, loop
+from tests.checks import bad_input
+from tests.training import toy
+from tests.training.helpers import arrays, write_config
+
+
+def files_in(folder):
+  return sorted(path for path in folder.rglob('*') if 'cache' not in path.parts)
+
+
+def run_verb(tmp_path, capsys, *arguments):
+  status = train.main([f'--config={tmp_path}/config.py', '--dry_run', *arguments])
+  assert status == 0
+  return dict(re.split('  +', line) for line in capsys.readouterr().out.splitlines())
+
+
+def test_a_dry_run_of_a_new_run_and_of_one_that_is_resumed(tiny, tmp_path, monkeypatch, capsys):
+  toy.install(monkeypatch.setattr)
+  monkeypatch.setenv('XLA_FLAGS', os.environ['XLA_FLAGS'])  # the verb adds to it
+  loop.train(tiny(training={'steps': 10}, optimizer={'schedule': 'constant'}), tmp_path / 'run')
+  config = tiny(training={'steps': 16}, optimizer={'schedule': 'constant'})
+  write_config(tmp_path / 'config.py', config)
+  before, state = files_in(tmp_path), arrays(tmp_path / 'run')
+  clock = iter(range(0, 1000, 3))
+  monkeypatch.setattr(dry_run.time, 'monotonic', lambda: next(clock))
+  rows = run_verb(tmp_path, capsys, f'--workdir={tmp_path}/new')
+  assert rows['parameters'] == '8' and rows['compilation'] == '3s'
+  assert rows['peak memory'].startswith('8.0 MiB in a step, this machine has ')  # eight devices
+  assert rows['step'] == '1.5 s, 85 tokens/s'  # 3 seconds for a call of 2 steps
+  assert rows['steps'] == '16 of 16 left, 128 tokens each'
+  assert rows['expected time'] == '24s, without validation and saving'
+  rows = run_verb(tmp_path, capsys, f'--workdir={tmp_path}/run')
+  assert rows['steps'] == '6 of 16 left, 128 tokens each' and rows['expected time'][:3] == '9s,'
+  assert files_in(tmp_path) == before and arrays(tmp_path / 'run') == state
+  write_config(tmp_path / 'config.py', tiny(training={'steps': 16}))
+  with bad_input(
+    f"--workdir={tmp_path}/run was started with optimizer.schedule='constant', now it is 'cosine': "
+    f'use the old value, or another workdir'
+  ):
+    run_verb(tmp_path, capsys, f'--workdir={tmp_path}/run')
+
+
+@pytest.mark.slow
+def test_a_dry_run_of_a_real_model(tiny, one_device, tmp_path):
+  table = dry_run.dry_run(tiny({'layers': 1, 'ngram': None}), pathlib.Path(tmp_path / 'new'))
+  rows = dict(re.split('  +', line) for line in table.splitlines())
+  assert (
+    rows['parameters'] == f'{257 * 17 + 4 * 16 * 16 + 3 * 16 * 32 + 3 * 32:,}'
+    and float(rows['step'].split()[0]) > 0
+  )
+  assert not (tmp_path / 'new').exists()
