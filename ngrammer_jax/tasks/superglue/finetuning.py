@@ -211,7 +211,9 @@ class FinetuneTask:
       record = json_files.read_object(path)
       if type(record.get('step')) is not int:
         raise files.DamagedError('no step')
-    return record['step'] if record.get('init_from') == self._config.init_from else 'newest'
+    # Without a checkpoint, this may be the record of another start.
+    is_same = record.get('init_from', self._config.init_from) == self._config.init_from
+    return record['step'] if is_same else 'newest'
 
   def validate(
     self, run: programs.Programs, state: train_state.TrainState, report: Callable[[int], None]
