@@ -113,7 +113,6 @@ def _analyze_run(options: argparse.Namespace, **arguments: str | None) -> dict[s
   analysis = importlib.import_module(f'ngrammer_jax.analysis.{options.analysis}')
   figure = _figure(options)
   run = runs.load_run(options.workdir, flags.step(options.step))
-  run.find_checkpoint()
   run.split(options.split)  # reports a wrong name before the checkpoint is loaded
   with figures.saved_figure(figure, *analysis.FIGURE_SIZE) as axes:
     result = analysis.analyze(run, options.split, **arguments)

@@ -64,7 +64,8 @@ def _recorded_step(init_from: str, workdir: pathlib.Path) -> int | str:
     record = json_files.read_object(workdir / RECORD)
     if type(record.get('step')) is not int:
       raise files.DamagedError('no step')
-  return record['step'] if record.get('init_from') == init_from else 'newest'
+  # Without a checkpoint, this may be the record of another start.
+  return record['step'] if record.get('init_from', init_from) == init_from else 'newest'
 
 
 class Start:

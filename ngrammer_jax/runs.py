@@ -98,17 +98,14 @@ class Run:
 
   @functools.cached_property
   def engine(self) -> inference.Engine:
-    """Scores, ranks and generates; compiles every program once.
-
-    Raises BadInput if there is no checkpoint, before any device is used.
-    """
-    self.find_checkpoint()
+    """Scores, ranks and generates; compiles every program once."""
     return inference.Engine(self.evaluated, self.mesh)
 
   @functools.cached_property
   def variables(self) -> inference.Variables:
     """The variables of the engine, with precomputed clusters of all tokens."""
-    return self.engine.prepare({'params': self.state.params, 'codebook': self.state.codebook})
+    state = self.state  # first: it finds out whether there is a checkpoint before devices are used
+    return self.engine.prepare({'params': state.params, 'codebook': state.codebook})
 
   @functools.cached_property
   def token_clusters(self) -> np.ndarray:
@@ -188,9 +185,10 @@ class Run:
     with hosts.collective_errors():
       source = cloze.open_questions(files.user_path('--cloze', path), split, made)
     rows, context = self.config.training.batch_size, self.config.evaluation_context()
+    variables = self.variables
     evaluate = cloze.Evaluator(self.engine, self.vocabulary, rows, context, protocol)
     with progress.Progress('cloze', sum(source.counts.values()), 'questions') as bar:
-      answers = list(evaluate(self.variables, source.read(), bar.advance))
+      answers = list(evaluate(variables, source.read(), bar.advance))
     return cloze.build_result(answers, source, int(self.state.step), protocol, context), answers
 
   def score(self, texts: str | Sequence[str]) -> list[text.Score]:
@@ -202,7 +200,8 @@ class Run:
     texts = [texts] if isinstance(texts, str) else list(texts)
     encoded = [text.encode(self.vocabulary, t, f'text {i + 1}') for i, t in enumerate(texts)]
     length = self.config.evaluation_length()
-    return text.score(self.engine, self.variables, self.vocabulary, encoded, length)
+    variables = self.variables
+    return text.score(self.engine, variables, self.vocabulary, encoded, length)
 
   def generate(
     self,
@@ -247,7 +246,8 @@ class Run:
     config = text.CompletionConfig(sampling_config, tokens, seed, context)
     config.check(self.config.model, len(prompts))
     encoded = text.encode_prompts(self.vocabulary, prompts, context)
-    yield from text.complete(self.engine, self.variables, self.vocabulary, encoded, config, on_text)
+    variables = self.variables
+    yield from text.complete(self.engine, variables, self.vocabulary, encoded, config, on_text)
 
 
 def load_run(workdir: str | pathlib.Path, step: int | str = 'newest') -> Run:

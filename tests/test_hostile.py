@@ -177,3 +177,13 @@ def test_an_evaluation_reads_no_pipe_and_no_deep_link(trained_copy, tmp_path, no
   (trained_copy / 'logs' / 'deep' / 'link').symlink_to(tmp_path)
   outcome = hostile.run('evaluate', [f'--workdir={trained_copy}'], (trained_copy,))
   assert outcome.shortcoming('logs/deep/link is a link to') is None, outcome
+
+
+def test_the_lock_of_a_start_that_was_killed_is_no_link(tiny, tmp_path):
+  """It is opened and cut before there is a config."""
+  (tmp_path / 'own').write_text('untouched')
+  (tmp_path / 'run').mkdir()
+  (tmp_path / 'run' / 'lock').symlink_to(tmp_path / 'own')
+  with pytest.raises(errors.BadInput, match='lock is a link to'):
+    loop.train(tiny(), tmp_path / 'run')
+  assert (tmp_path / 'own').read_text() == 'untouched'

@@ -41,7 +41,6 @@ def check(workdir: pathlib.Path, config: experiment.Config) -> None:
   files.check_reachable(workdir)
   if not files.is_remote(workdir):
     _check_folder(workdir)
-  check_layout(workdir)
   if (workdir / CONFIG).exists():
     old_config = load_config(workdir)
     if checkpoints.steps(workdir):
@@ -50,6 +49,8 @@ def check(workdir: pathlib.Path, config: experiment.Config) -> None:
     raise errors.BadInput(
       f'--workdir={workdir} is not empty and holds no {CONFIG}: it is not a run. Use another folder'
     )
+  else:
+    check_layout(workdir)
 
 
 def _check_folder(workdir: pathlib.Path) -> None:
@@ -215,12 +216,13 @@ def _lock(workdir: pathlib.Path, file: TextIO) -> None:
 
 def load_config(workdir: pathlib.Path) -> experiment.Config:
   """Returns the config of a run. Raises BadInput if there is none."""
-  check_layout(workdir)
+  files.check_reachable(workdir)
   path = workdir / CONFIG
   if not path.exists():
     raise errors.BadInput(
       f'--workdir={workdir} holds no {CONFIG}: not a run of ngrammer_jax.train, or none yet'
     )
+  check_layout(workdir)
   with translate_damage(workdir, CONFIG):
     try:
       return experiment.load(path)

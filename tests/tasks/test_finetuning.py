@@ -546,3 +546,28 @@ def test_all_tasks_one_after_the_other(folder, capsys):
   finetune.main(args)  # already finished: only prints the tables
   assert capsys.readouterr().out == tables
   assert result(folder / 'all' / 'wic')['task'] == 'wic'
+
+
+def test_damage_of_the_initial_run_and_of_its_record_is_named(folder, finetuning, monkeypatch):
+  for content in ('[]', '{}', '{"training": 5}', '[' * 100_000):
+    damaged = folder / 'damaged'
+    damaged.mkdir(exist_ok=True)
+    (damaged / 'config.json').write_text(content)
+    message = f'^init_from={damaged}: --workdir={damaged} has a damaged config.json, .*; restore it'
+    with pytest.raises(ValueError, match=message):
+      finetune.main(arguments(folder, 'run', init_from=damaged))
+  assert not (folder / 'run').exists()
+  task = finetuning.FinetuneTask(finetuning_config(finetuning, folder), folder / 'run')
+  (folder / 'run').mkdir()
+  for content in ('[]', '{}', '{"step": "8"}', '{"step": true}'):
+    (folder / 'run' / 'begun_with.json').write_text(content)
+    with pytest.raises(ValueError, match='has a damaged begun_with.json, .*; delete it'):
+      task.initial_state(state(0))
+  # Of another start, which saved no checkpoint.
+  (folder / 'run' / 'begun_with.json').write_text('{"init_from": "other", "step": 8}')
+  steps = []
+  monkeypatch.setattr(
+    runs, 'load_run', lambda _, step: steps.append(step) or types.SimpleNamespace(state=state(12))
+  )
+  task.initial_state(state(0))
+  assert steps == ['newest']

@@ -203,6 +203,7 @@ def begun(workdir, config):
 
 def test_another_config_in_the_same_workdir_is_refused(tiny, tmp_path):
   run = begun(tmp_path / 'run', tiny())
+  (run / 'checkpoints' / '4').mkdir(parents=True)
   with bad_input(
     f'--workdir={run} was started with model.width=16, now it is 32: '
     'use the old value, or another workdir'
