@@ -10,6 +10,7 @@ The exit status is 1 if anything differs.
 """
 
 import argparse
+from collections.abc import Iterator
 import json
 import pathlib
 import random
@@ -49,8 +50,14 @@ def arrays(workdir: pathlib.Path) -> dict[str, list]:
   return json.loads((last / 'manifest.json').read_text(encoding='utf-8'))['leaves']
 
 
-def kill(process: subprocess.Popen, workdir: pathlib.Path, seconds: float, in_save: bool) -> str:
-  """Kills a run after some seconds, or in the next save; returns a description of the moment."""
+def end(
+  process: subprocess.Popen,
+  workdir: pathlib.Path,
+  seconds: float,
+  in_save: bool,
+  number: signal.Signals = signal.SIGKILL,
+) -> str:
+  """Ends a run by a signal after some seconds, or in the next save; returns when that was."""
   folder, start = workdir / 'checkpoints', time.monotonic()
   while process.poll() is None:
     if time.monotonic() - start > seconds and (not in_save or any(folder.glob('*.scratch*'))):
@@ -58,7 +65,7 @@ def kill(process: subprocess.Popen, workdir: pathlib.Path, seconds: float, in_sa
       break
     time.sleep(0.001)
   is_saving = any(folder.glob('*.scratch*'))
-  process.send_signal(signal.SIGKILL)
+  process.send_signal(number)
   process.wait()
   steps = [record['step'] for record in complete_records(workdir)]
   moment = f'after step {steps[-1]}' if steps else 'before the first step'
@@ -82,6 +89,44 @@ def differences(workdir: pathlib.Path, reference: pathlib.Path) -> list[str]:
   return sorted(differing)
 
 
+def campaign(
+  folder: pathlib.Path, arguments: list[str], count: int, number: signal.Signals = signal.SIGKILL
+) -> Iterator[tuple[list[str], list[str]]]:
+  """Yields, for each run, the moments at which it was ended, and the names of what differs.
+
+  Args:
+    folder: folder for the workdirs; its content is deleted.
+    arguments: arguments of training.
+    count: number of signals.
+    number: the signal. A run that gets SIGTERM must end with status 143.
+  """
+  reference = folder / 'reference'
+  shutil.rmtree(folder, ignore_errors=True)
+  folder.mkdir(parents=True)
+  start = time.monotonic()
+  wait(train(reference, arguments), reference)
+  seconds = time.monotonic() - start
+  ended = -number if number == signal.SIGKILL else 128 + number
+
+  sent, rounds = 0, 0
+  while sent < count:
+    workdir, moments = folder / f'killed_{rounds}', []
+    rounds += 1
+    while True:
+      process = train(workdir, arguments)
+      if sent == count:
+        wait(process, workdir)
+        break
+      moment = end(process, workdir, random.uniform(0, seconds), sent % 2 == 0, number)
+      if process.returncode == 0:
+        break
+      if process.returncode != ended:
+        sys.exit(f'training ended with status {process.returncode}, see {workdir}.log')
+      sent += 1
+      moments.append(moment)
+    yield moments, differences(workdir, reference)
+
+
 def main() -> None:
   """Runs the campaign."""
   parser = argparse.ArgumentParser(
@@ -97,35 +142,14 @@ def main() -> None:
   parser.add_argument('--seed', type=int, default=0, help='random seed of the times')
   options, arguments = parser.parse_known_args()
   random.seed(options.seed)
-  reference = options.folder / 'reference'
-  for old in options.folder.glob('*') if options.folder.exists() else ():
-    shutil.rmtree(old) if old.is_dir() else old.unlink()
-  options.folder.mkdir(parents=True, exist_ok=True)
-  start = time.monotonic()
-  wait(train(reference, arguments), reference)
-  seconds = time.monotonic() - start
-  print(f'undisturbed: {seconds:.1f} s', flush=True)
-
   kills, rounds, num_differences = 0, 0, 0
-  while kills < options.kills:
-    workdir = options.folder / f'killed_{rounds}'
-    rounds += 1
-    while True:
-      process = train(workdir, arguments)
-      if kills == options.kills:
-        wait(process, workdir)
-        break
-      moment = kill(process, workdir, random.uniform(0, seconds), in_save=kills % 2 == 0)
-      if process.returncode == 0:
-        break
-      if process.returncode != -signal.SIGKILL:
-        wait(process, workdir)
+  for moments, names in campaign(options.folder, arguments, options.kills):
+    for moment in moments:
       kills += 1
       print(f'kill {kills}: {moment}', flush=True)
-    names = differences(workdir, reference)
-    num_differences += len(names)
-    print(f'{workdir.name}: {len(names)} differences {", ".join(names)}', flush=True)
-  size = len(arrays(reference))
+    print(f'killed_{rounds}: {len(names)} differences {", ".join(names)}', flush=True)
+    rounds, num_differences = rounds + 1, num_differences + len(names)
+  size = len(arrays(options.folder / 'reference'))
   print(f'{kills} kills, {rounds} runs, {num_differences} differences in {size} arrays')
   sys.exit(bool(num_differences))
 

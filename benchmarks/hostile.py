@@ -1,0 +1,478 @@
+"""Tries wrong input on every verb, kills and stops runs, and lists what falls short.
+
+  python -m benchmarks.hostile --folder=/tmp/hostile --inputs=1000 --kills=96 --sigterms=48
+
+from the top of a checkout. Wrong values, flags, files, checkpoints and texts are drawn with
+--seed and tried in this process. Each must be refused: status 2, one sentence that names the thing,
+nothing new on disk, no device. A damaged checkpoint must give the state of an earlier one, bit by
+bit; a bit that turns a valid file into another valid one is harmless.
+
+Then runs of six families, and their evaluation, are ended by SIGKILL or SIGTERM at random times
+and started again: the result must equal that of an undisturbed run, bit by bit.
+
+Results are appended to <folder>/results.jsonl: the same command continues where it was stopped. The
+exit status is 1 if anything fell short.
+"""
+
+import argparse
+import collections
+from collections.abc import Callable, Iterator
+import contextlib
+import dataclasses
+import functools
+import itertools
+import json
+import pathlib
+import random
+import shutil
+import signal
+import sys
+import time
+import types
+from typing import Any
+from unittest import mock
+
+import jax
+import numpy as np
+
+from benchmarks import kill_campaign
+from ngrammer_jax import config as experiment
+from ngrammer_jax import errors, runs, sharding, tables
+from ngrammer_jax.config import fields
+from tests import hostile, tiny_run
+from tests.training.helpers import write_config
+
+TINY = (
+  *('--config=configs/quickstart.py', '--config.training.steps=40', '--config.model.layers=2'),
+  *('--config.model.width=48', '--config.model.feed_forward_width=64', '--config.model.heads=4'),
+  *('--config.training.batch_size=4', '--config.training.segment_length=32'),
+  *('--config.training.checkpoint_every=10', '--config.training.evaluate_every=20'),
+  *('--config.evaluation.max_tokens=2048', '--config.model.dropout=0.1'),
+)
+SPAN = (
+  *('--config.model.ngram=None', '--config.model.position=shaw'),
+  *('--config.model.memory.length=64', '--config.model.memory.same_length=memory_alone'),
+  *('--config.model.span.limit=64', '--config.model.span.ramp=8'),
+)
+FAMILIES = {
+  'N-Grammer': ('--config.model.ngram.clusters=32',),
+  'Transformer-XL': (
+    *('--config.model.ngram=None', '--config.model.position=relative'),
+    '--config.model.memory.length=32',
+  ),
+  'adaptive spans': SPAN,
+  'all-attention': (
+    *('--config.model.ngram=None', '--config.model.persistent.vectors=16'),
+    '--config.model.feed_forward_width=0',
+  ),
+  'key-value-predict': (
+    *('--config.model.ngram=None', '--config.model.recurrent.readout=key_value_predict'),
+    *('--config.model.tie_embeddings=False', '--config.model.position=none'),
+  ),
+  'Engram': (
+    *('--config.model.ngram=None', '--config.model.ngram_memories.0.preset=engram'),
+    *('--config.model.ngram_memories.0.layers=1', '--config.model.ngram_memories.0.rows=500'),
+  ),
+}
+
+
+class DevicesUsed(Exception):
+  """A verb reached for devices: its input was accepted."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """A wrong input.
+
+  Attributes:
+    verb, arguments: the command.
+    names: texts of which the refusal must have one.
+    damage: changes the copy of the run before.
+    may_be_harmless: whether the input may be accepted too.
+  """
+
+  verb: str
+  arguments: tuple[str, ...]
+  names: tuple[str, ...]
+  damage: Callable[[], None] = lambda: None
+  may_be_harmless: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Lab:
+  """The folders of the trial: an intact run, its copy that is damaged, its text and config file."""
+
+  folder: pathlib.Path
+
+  @property
+  def intact(self) -> pathlib.Path:
+    return self.folder / 'intact'
+
+  @property
+  def run(self) -> pathlib.Path:
+    return self.folder / 'lab' / 'run'
+
+  @property
+  def config(self) -> pathlib.Path:
+    return self.folder / 'tiny.py'
+
+  @functools.cached_property
+  def states(self) -> dict[int, list[np.ndarray]]:
+    """The arrays of every checkpoint of the intact run, by step."""
+    return {step: _leaves(runs.load_run(self.intact, step)) for step in (4, 8, 12)}
+
+  def prepare(self) -> None:
+    """Trains the intact run, if it is not there."""
+    self.folder.mkdir(parents=True, exist_ok=True)
+    text = tiny_run.write_text(self.folder / 'tiny.txt')
+    write_config(self.config, tiny_run.config(text))
+    if not (self.intact / 'checkpoints' / '12').exists():
+      outcome = hostile.run('train', [f'--config={self.config}', f'--workdir={self.intact}'], ())
+      if outcome.status not in (0, None):
+        sys.exit(f'the run that is damaged cannot be trained:\n{outcome.error}')
+
+  def restore(self) -> None:
+    """Makes the copy intact again."""
+    hostile.remove(self.run.parent)
+    self.run.parent.mkdir()
+    shutil.copytree(self.intact, self.run, symlinks=True)
+
+
+def wrong_values(lab: Lab, draw: random.Random) -> Case:
+  """A value that no key of the config can have."""
+  key = draw.choice([key for key in fields.walk(experiment.Config) if key.is_used])
+  text = draw.choice(_invalid_texts(key, draw))
+  names = key.path, key.path.rpartition('.')[0] or key.path
+  arguments = f'--config={lab.config}', f'--config.{key.path}={text}'
+  return Case('train', (*arguments, f'--workdir={lab.folder / "lab" / "new"}'), names)
+
+
+def _invalid_texts(key: fields.Key, draw: random.Random) -> list[str]:
+  """Returns texts that are invalid for a key, whatever the others are."""
+  if key.block is not None:
+    return ['5', 'text', '[1, 2]', 'nan', '{"a": 1}']
+  kinds = {key._entry_type or kind for kind in key.types} - {types.NoneType}
+  texts = ['{"a": 1}', '[[1], 2]'] + ([] if key.is_optional else ['None'])
+  if key.rules.choices is not None:
+    return [*texts, 'nonsense', '5', '~']
+  if kinds == {bool}:
+    return [*texts, 'maybe', '2', 'nan']
+  if kinds <= {int, float}:
+    texts += ['many', 'nan', '1e999', str(-(10**30)), str(10**400), '"', '--']
+    low = key.rules.at_least if key.rules.at_least is not None else key.rules.above
+    if low is not None and low - 2 not in key.rules.also:
+      texts.append(str(int(low) - 2))
+    if kinds == {int}:
+      texts += ['1.5', str(10**18), str(2**63), 'True']
+    return texts
+  return [*texts, 'a\0b']
+
+
+def misspelled_keys(lab: Lab, draw: random.Random) -> Case:
+  """A key that does not exist."""
+  key = draw.choice(list(fields.walk(experiment.Config))).path
+  place = draw.randrange(len(key))
+  wrong = key[:place] + draw.choice('xqz_') + key[place:]
+  arguments = f'--config={lab.config}', f'--config.{wrong}=1'
+  names = tuple(itertools.accumulate(wrong.split('.'), '{}.{}'.format))
+  return Case('train', (*arguments, f'--workdir={lab.folder / "lab" / "new"}'), names[::-1])
+
+
+NUMBERS = ('abc', '', 'nan', '-1e9', '1e99', '0x', '1,5')
+FLAGS = {
+  'generate': {
+    '--tokens': (*NUMBERS, '-1', '0'),
+    '--temperature': ('abc', '', 'nan', '-1', 'inf', '-inf'),
+    '--top_k': (*NUMBERS, '0', '-1'),
+    '--top_p': ('abc', '', 'nan', '0', '-1', '1.5', 'inf'),
+    '--seed': ('abc', '', '1.5', str(2**70)),
+    '--context': (*NUMBERS, '0', '-1', str(10**12)),
+    '--prompts': ('/no/such/file', '/', 'a\0b', '~nosuchuser/x'),
+  },
+  'evaluate': {
+    '--split': ('', 'nonsense', '../test', 'TEST', 'a\0b'),
+    '--cloze': ('/no/such/folder', 'a\0b', '/dev/null'),
+    '--cloze_made': (*NUMBERS, '0', '-1'),
+    '--config.evaluation.streams': ('0', 'many', '-5', '1e30'),
+    '--config.evaluation.max_tokens': ('0', 'many', '1.5'),
+    '--config.training.steps': ('7',),
+  },
+  'analyze curve': {'--figure': ('/', 'x.txt', '/no/such/folder/x.png', 'a\0b.png', 'x')},
+  'analyze clusters': {'--figure': ('/', 'x.txt', 'a\0b.png'), '--split': ('', 'nonsense')},
+  'analyze checkpoint': {'--arrays': ('params',)},
+  'train': {
+    '--trace': ('abc', '5', '9-3', '100-200', '-1', '0-0'),
+    '--watchdog': ('abc', '-1', 'nan', ''),
+    '--config.init_from': ('/no/such/run', '/', 'a\0b', '~nosuchuser'),
+  },
+}
+STEPS = ('0', '-1', '999', 'abc', '', '1.5', '1e9', 'NEWEST', str(10**30), '../12')
+FOLDERS = ('/no/such/run', '/dev/null', 'x' * 300, 'a\0b', '/', '~nosuchuser/run', '')
+
+
+def wrong_flags(lab: Lab, draw: random.Random) -> Case:
+  """A flag of a verb with a value that it cannot have, or a run or a step that does not exist."""
+  command = draw.choice(list(FLAGS))
+  verb, *rest = command.split()
+  arguments = [*rest, *_required(lab, verb)]
+  choices = dict(FLAGS[command])
+  if verb != 'train':
+    choices['--workdir'] = FOLDERS
+  if command in ('generate', 'evaluate', 'analyze clusters', 'analyze checkpoint'):
+    choices['--step'] = STEPS
+  flag = draw.choice(list(choices))
+  text = draw.choice(choices[flag])
+  if flag == '--prompts':
+    arguments.remove('--prompt=the')
+  if flag != '--workdir':
+    arguments.append(f'--workdir={lab.run if verb != "train" else lab.run.with_name("new")}')
+  name = flag.removeprefix('--').removeprefix('config.')
+  return Case(verb, (*arguments, f'{flag}={text}'), (name, repr(text)[1:-1] or name))
+
+
+def _required(lab: Lab, verb: str) -> list[str]:
+  """Returns the flags that a verb needs besides the workdir."""
+  return {'train': [f'--config={lab.config}'], 'generate': ['--prompt=the']}.get(verb, [])
+
+
+CONFIG_FILES = {
+  'missing.py': None,
+  'text.txt': b'get_config = dict',
+  'syntax.py': b'def get_config(:',
+  'raises.py': b'raise ValueError("a\\nb")',
+  'exits.py': b'import sys; sys.exit(0)',
+  'binary.py': bytes(range(256)),
+  'empty.py': b'',
+  'number.py': b'def get_config(): return 5',
+  'none.py': b'def get_config(): return None',
+  'recursive.py': b'def get_config(): return get_config()',
+  'list.py': b'def get_config(): return {"model": [1, 2]}',
+  'unknown.py': b'def get_config(): return {"modle": {}}',
+  'imports.py': b'import no_such_module',
+  'asserts.py': b'assert False',
+}
+
+
+def wrong_config_files(lab: Lab, draw: random.Random) -> Case:
+  """A config file that is none."""
+  name = draw.choice(list(CONFIG_FILES))
+  path, content = lab.folder / 'lab' / name, CONFIG_FILES[name]
+  damage = (lambda: None) if content is None else lambda: path.write_bytes(content)
+  suffix = draw.choice(('', ':variant', ':'))
+  arguments = f'--config={path}{suffix}', f'--workdir={lab.folder / "lab" / "new"}'
+  return Case('train', arguments, (name,), damage)
+
+
+def damaged_files(lab: Lab, draw: random.Random) -> Case:
+  """Something else in place of a file of the run."""
+  file = draw.choice(list(hostile.DAMAGES))
+  damage = draw.choice(list(hostile.DAMAGES[file].values()))
+  return _damage(lab, draw, file, lambda: damage.apply(lab.run / file), (file,))
+
+
+def flipped_bits(lab: Lab, draw: random.Random) -> Case:
+  """A file of the run with flipped bits, cut short, or with a part twice."""
+  file = draw.choice(list(hostile.DAMAGES))
+
+  def damage():
+    content = bytearray((lab.run / file).read_bytes())
+    place = draw.randrange(len(content))
+    kind = draw.choice(('flip', 'flip', 'cut', 'double', 'random'))
+    if kind == 'flip':
+      content[place] ^= 1 << draw.randrange(8)
+    elif kind == 'cut':
+      del content[place:]
+    elif kind == 'double':
+      content[place:place] = content[place // 2 :]
+    else:
+      content[place : place + 8] = draw.randbytes(8)
+    (lab.run / file).write_bytes(content)
+
+  names = file, 'model.', 'training.', 'data.', 'evaluation.', 'optimizer.', 'mesh.', 'workdir'
+  return dataclasses.replace(_damage(lab, draw, file, damage, names), may_be_harmless=True)
+
+
+def _damage(lab, draw, file, damage, names):
+  command = draw.choice(hostile.READERS[file])
+  verb, *rest = command.split()
+  arguments = (*rest, *_required(lab, verb), f'--workdir={lab.run}')
+  return Case(verb, arguments, names, damage)
+
+
+TEXTS = {
+  'missing.txt': None,
+  'empty.txt': b'',
+  'blank.txt': b' \n\n ',
+  'short.txt': b'ab',
+  'broken.zip': b'PK\x03\x04' + bytes(100),
+  'broken.gz': b'\x1f\x8b\x08' + bytes(100),
+  'latin.txt': 'caf\xe9 '.encode('latin-1') * 3000,
+}
+VOCABULARIES = ('characters', 'words', 'sentencepiece')
+
+
+def wrong_texts(lab: Lab, draw: random.Random) -> Case:
+  """A text that cannot be trained on."""
+  name, vocabulary = draw.choice(list(TEXTS)), draw.choice(VOCABULARIES)
+  path, content = lab.folder / 'lab' / name, TEXTS[name]
+  damage = (lambda: None) if content is None else lambda: path.write_bytes(content)
+  arguments = (
+    *(f'--config={lab.config}', f'--workdir={lab.folder / "lab" / "new"}'),
+    *(f'--config.data.path={path}', f'--config.data.vocabulary={vocabulary}'),
+    f'--config.data.cache_dir={lab.folder / "lab" / "cache"}',
+  )
+  return Case('train', arguments, (name, 'data.', 'characters'), damage)
+
+
+INPUTS = {
+  'values of keys': wrong_values,
+  'misspelled keys': misspelled_keys,
+  'flags': wrong_flags,
+  'config files': wrong_config_files,
+  'files of a run': damaged_files,
+  'bits of a run': flipped_bits,
+  'texts': wrong_texts,
+}
+WEIGHTS = (30, 5, 20, 5, 15, 15, 5)
+
+
+def try_input(lab: Lab, case: Case) -> tuple[str, str]:
+  """Runs a case; returns `refused`, `harmless` or what falls short, and what was printed last."""
+  lab.restore()
+  case.damage()
+  with mock.patch.object(sharding, 'make_mesh', side_effect=DevicesUsed):
+    outcome = hostile.run(case.verb, list(case.arguments), (lab.run.parent,))
+  last = (outcome.error.splitlines() or [''])[-1]
+  if isinstance(outcome.status, DevicesUsed) or outcome.status in (0, None):
+    return ('harmless' if case.may_be_harmless else 'accepted'), last
+  if outcome.status != 2:
+    return f'status {outcome.status!r}'[:200], last
+  if 'error: ' not in last or 'Traceback' in outcome.error or not last.isprintable():
+    return 'no sentence', last
+  if not any(name in last for name in case.names):
+    return f'does not name {case.names[0]}', last
+  new = [path for path in outcome.changes if '/cache' not in path]
+  return (f'changed {", ".join(new)}' if new else 'refused'), last
+
+
+def try_checkpoint(lab: Lab, draw: random.Random) -> tuple[str, str]:
+  """Damages the newest checkpoint; returns `an earlier one`, `harmless` or what falls short."""
+  lab.restore()
+  folder = lab.run / 'checkpoints' / '12'
+  files = sorted(path for path in folder.rglob('*') if path.is_file())
+  path, kind = draw.choice(files), draw.choice(('flip', 'cut', 'delete', 'folder', 'forge'))
+  if kind == 'forge':
+    hostile.forge(folder, draw.choice(list(hostile.MANIFESTS.values())))
+  elif kind == 'flip' and path.stat().st_size:
+    content = bytearray(path.read_bytes())
+    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    path.write_bytes(content)
+  elif kind == 'cut':
+    path.write_bytes(path.read_bytes()[: draw.randrange(path.stat().st_size + 1)])
+  else:
+    path.unlink()
+    if kind == 'folder':
+      path.mkdir()
+  try:
+    run = runs.load_run(lab.run)
+    step, leaves = int(run.state.step), _leaves(run)
+  except errors.BadInput as error:
+    return 'refused, although an earlier one is intact', str(error)
+  except Exception as error:
+    return f'{type(error).__name__}', str(error)
+  same = all(map(np.array_equal, leaves, lab.states[step]))
+  result = {12: 'harmless', 8: 'an earlier one'}.get(step, f'step {step}')
+  return (result if same else 'other arrays'), f'{kind} {path.relative_to(folder)}'
+
+
+def _leaves(run: runs.Run) -> list[np.ndarray]:
+  as_data = lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf
+  return [np.asarray(as_data(leaf)) for leaf in jax.tree.leaves(run.state)]
+
+
+def _is_key(leaf: Any) -> bool:
+  return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def disturbed_runs(
+  folder: pathlib.Path, number: signal.Signals, count: int, seed: int, deadline: float
+) -> Iterator[tuple[str, str, str]]:
+  """Ends runs of every family by a signal; yields family, result and moments of each run."""
+  random.seed(seed)
+  for family, options in FAMILIES.items():
+    campaign = folder / f'{family} {number.name}'.replace(' ', '_')
+    arguments = [*TINY, *options]
+    steps = kill_campaign.campaign(campaign, arguments, -(-count // len(FAMILIES)), number)
+    for moments, names in steps:
+      yield family, ('equal' if not names else ', '.join(names)), '; '.join(moments)
+      if time.monotonic() > deadline:
+        return
+
+
+GOOD = ('refused', 'harmless', 'an earlier one', 'equal')
+
+
+def main() -> None:
+  """Runs the trial."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument('--folder', type=pathlib.Path, required=True, help='folder of the trial')
+  parser.add_argument('--inputs', type=int, default=1000, help='number of wrong inputs')
+  parser.add_argument('--kills', type=int, default=96, help='number of SIGKILLs')
+  parser.add_argument('--sigterms', type=int, default=48, help='number of SIGTERMs')
+  parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument('--minutes', type=float, default=600, help='time after which it stops')
+  options = parser.parse_args()
+  deadline = time.monotonic() + 60 * options.minutes
+  lab = Lab(options.folder.resolve())
+  lab.prepare()
+  results = _read(lab.folder)
+  done = {(result['kind'], result['number']) for result in results}
+
+  def record(kind, number, result, detail):
+    results.append({'kind': kind, 'number': number, 'result': result, 'detail': detail[:500]})
+    with (lab.folder / 'results.jsonl').open('a', encoding='utf-8') as file:
+      file.write(json.dumps(results[-1]) + '\n')
+    if result not in GOOD:
+      print(f'{kind} {number}: {result}\n  {detail[:500]}', flush=True)
+
+  for number in range(options.inputs):
+    draw = random.Random(f'{options.seed} {number}')
+    if draw.random() < 0.1:
+      kind, attempt = 'checkpoints', lambda draw=draw: try_checkpoint(lab, draw)
+    else:
+      (kind,) = draw.choices(list(INPUTS), WEIGHTS)
+      attempt = lambda draw=draw, kind=kind: try_input(lab, INPUTS[kind](lab, draw))
+    if (kind, number) in done or time.monotonic() > deadline:
+      continue
+    record(kind, number, *attempt())
+  for name, count in (('SIGKILL', options.kills), ('SIGTERM', options.sigterms)):
+    previous = sum(result['kind'].startswith(name) for result in results)
+    if count and not previous:
+      disturbed = disturbed_runs(lab.folder, signal.Signals[name], count, options.seed, deadline)
+      for number, (family, result, moments) in enumerate(disturbed):
+        record(f'{name}, {family}', number, result, moments)
+  print(format_table(results))
+  sys.exit(any(result['result'] not in GOOD for result in results))
+
+
+def _read(folder: pathlib.Path) -> list[dict[str, Any]]:
+  with contextlib.suppress(FileNotFoundError):
+    return [json.loads(line) for line in (folder / 'results.jsonl').read_text().splitlines()]
+  return []
+
+
+def format_table(results: list[dict[str, Any]]) -> str:
+  """Formats the number of inputs of each kind, by result."""
+  counts = collections.Counter((result['kind'], result['result']) for result in results)
+  rows = [['input', 'tried', *GOOD, 'fell short']]
+  for kind in dict.fromkeys(result['kind'] for result in results):
+    tried = sum(count for (name, _), count in counts.items() if name == kind)
+    good = [counts[kind, result] for result in GOOD]
+    rows.append([kind, *map(str, (tried, *good, tried - sum(good)))])
+  return '\n'.join(tables.align_columns(rows, '<>'))
+
+
+if __name__ == '__main__':
+  main()
