@@ -1,10 +1,11 @@
 """Generates text: python -m ngrammer_jax.generate --workdir=DIR --prompt='My fellow citizens'.
 
 Standard output has the text and nothing else. With --prompts=FILE, which has one prompt per line,
-it has one JSON object per line.
+it has one JSON object per line. --interactive continues each line of standard input.
 """
 
 import argparse
+from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
 import functools
@@ -13,40 +14,35 @@ import logging
 import pathlib
 import sys
 import time
-from typing import TextIO
+from typing import Any, TextIO
 
 from ngrammer_jax import errors, files, flags, progress
+
+STANDARD_INPUT = pathlib.Path('-')
 
 
 def main(argv: list[str]) -> int:
   """Generates continuations; prints a single one while it is generated."""
-  parser = flags.make_parser('generate', __doc__)
-  parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
-  parser.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
-  source = parser.add_mutually_exclusive_group(required=True)
-  source.add_argument('--prompt', help='text to continue')
-  source.add_argument('--prompts', type=pathlib.Path, metavar='FILE', help='one prompt per line')
-  parser.add_argument('--output', type=pathlib.Path, help='file for the results of --prompts')
-  parser.add_argument('--tokens', type=int, default=100, help='maximum number of new tokens')
-  parser.add_argument('--temperature', type=float, default=1.0, help='0: greedy decoding')
-  parser.add_argument('--top_k', type=int, help='sample from the k most likely tokens')
-  parser.add_argument('--top_p', type=float, help='nucleus sampling: probability mass')
-  parser.add_argument(
-    '--seed', type=int, default=0, help='seed of the first prompt; prompt i has seed + i'
-  )
-  parser.add_argument('--context', type=int, help='context length; default: as in evaluation')
-  flags.add_cache(parser)
-  options = parser.parse_args(argv)
-  prompts = _read_prompts(options)
+  options = _make_parser().parse_args(argv)
+  prompts = [] if options.interactive else _read_prompts(options)
 
   from ngrammer_jax import runs
   from ngrammer_jax.inference import sampling
 
   run = runs.load_run(options.workdir, flags.step(options.step))
-  config = sampling.SamplingConfig(options.temperature, options.top_k, options.top_p)
-  complete = functools.partial(
-    run.completions, prompts, config, options.tokens, options.seed, options.context
+  config = sampling.SamplingConfig(
+    options.temperature, options.top_k, options.top_p, options.repetition_penalty
   )
+
+  def complete(prompts, seed, on_text):
+    return run.completions(
+      prompts, config, options.tokens, seed, options.context, on_text, options.stop
+    )
+
+  if options.interactive:
+    _converse(complete, options.seed)
+    return 0
+  complete = functools.partial(complete, prompts, options.seed)
   times: list[float] = []  # of each token, in seconds
   if options.prompts is None:
     _print_text(complete, options.prompt, times)
@@ -61,6 +57,73 @@ def main(argv: list[str]) -> int:
   rate = (len(times) - 1) / max(times[-1] - times[0], 1e-9)
   logging.info('%s tokens, %s tokens/s', f'{len(times):,}', f'{rate:,.0f}')
   return 0
+
+
+def _make_parser() -> argparse.ArgumentParser:
+  parser = flags.make_parser('generate', __doc__)
+  parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
+  parser.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
+  source = parser.add_mutually_exclusive_group(required=True)
+  source.add_argument('--prompt', help='text to continue')
+  source.add_argument(
+    '--prompts', type=pathlib.Path, metavar='FILE', help='one prompt per line; -: standard input'
+  )
+  source.add_argument(
+    '--interactive', action='store_true', help='read prompts until the end of standard input'
+  )
+  parser.add_argument('--output', type=pathlib.Path, help='file for the results of --prompts')
+  parser.add_argument('--tokens', type=int, default=100, help='maximum number of new tokens')
+  parser.add_argument(
+    '--stop',
+    action='append',
+    default=[],
+    metavar='TEXT',
+    help='text before which a continuation ends; several: --stop=A --stop=B',
+  )
+  parser.add_argument('--temperature', type=float, default=1.0, help='0: greedy decoding')
+  parser.add_argument('--top_k', type=int, help='sample from the k most likely tokens')
+  parser.add_argument('--top_p', type=float, help='nucleus sampling: probability mass')
+  parser.add_argument(
+    '--repetition_penalty',
+    type=float,
+    default=1.0,
+    help='factor by which the logits of tokens of the text so far are lowered; 1: none',
+  )
+  parser.add_argument(
+    '--seed', type=int, default=0, help='seed of the first prompt; prompt i has seed + i'
+  )
+  parser.add_argument('--context', type=int, help='context length; default: as in evaluation')
+  flags.add_cache(parser)
+  return parser
+
+
+def _converse(complete: Callable[..., Iterator[Any]], seed: int) -> None:
+  """Continues each line of standard input; the model is loaded and compiled once.
+
+  A prompt that cannot be continued is reported, and Ctrl-C ends one continuation.
+  """
+  for i, prompt in enumerate(_read_lines()):
+    try:
+      _print_text(functools.partial(complete, [prompt], seed + i), prompt, [])
+    except errors.BadInput as error:
+      print(f'error: {error}', file=sys.stderr)
+    except KeyboardInterrupt:
+      print()
+
+
+def _read_lines() -> Iterator[str]:
+  """Yields the lines of standard input; a terminal shows where to write."""
+  if not sys.stdin.isatty():
+    yield from (line.removesuffix('\n') for line in sys.stdin)
+    return
+  print('one prompt per line; Ctrl-D ends', file=sys.stderr)
+  while True:
+    print('> ', end='', file=sys.stderr, flush=True)
+    line = sys.stdin.readline()
+    if not line:
+      print(file=sys.stderr)
+      return
+    yield line.removesuffix('\n')
 
 
 def _print_text(complete, prompt, times) -> None:
@@ -106,7 +169,10 @@ def _read_prompts(options: argparse.Namespace) -> list[str]:
   if options.prompts is None:
     return [options.prompt]
   try:
-    text = options.prompts.read_text(encoding='utf-8-sig')  # translates newlines of Windows
+    if options.prompts == STANDARD_INPUT:
+      text = sys.stdin.read()
+    else:
+      text = options.prompts.read_text(encoding='utf-8-sig')  # translates newlines of Windows
   except (OSError, UnicodeDecodeError) as error:
     raise errors.BadInput(f'--prompts={options.prompts} cannot be read: {error}') from error
   if not text:

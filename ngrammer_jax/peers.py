@@ -24,8 +24,10 @@ import time
 CONNECT_TIMEOUT = 30  # seconds for all processes to connect
 BEAT_INTERVAL = 5  # seconds between two `alive`
 SILENCE = 45  # seconds without `alive` after which a process is lost; less than the limit of JAX
+LEAVE_TIMEOUT = 10  # seconds from the `bye` of one process to the end of training in all
 KILLED = 'was killed or failed'
 SILENT = f'has not answered for {SILENCE} s'
+LEFT = 'has ended before the others, see its log'
 
 
 class Watch:
@@ -39,6 +41,7 @@ class Watch:
     self._connections = connections
     self._unread = dict.fromkeys(connections, b'')
     self._last_alive: dict[int, float] = {}  # time of the last `alive`, by index
+    self._bye_times: dict[int, float] = {}
     self._is_training = self._has_left = False
     self._selector = selectors.DefaultSelector()
     for index, connection in connections.items():
@@ -63,7 +66,7 @@ class Watch:
 
   def _run(self) -> None:
     next_beat = 0.0
-    while self._selector.get_map() and not self._has_left:
+    while not self._has_left:
       for key, _ in self._selector.select(timeout=0.5):
         self._read(key.data)
       now = time.monotonic()
@@ -73,6 +76,9 @@ class Watch:
       for index, last_alive in self._last_alive.items():
         if now - last_alive > SILENCE:
           self._lose(index, SILENT)
+      for index, bye_time in self._bye_times.items():
+        if self._is_training and now - bye_time > LEAVE_TIMEOUT:
+          self._lose(index, LEFT)
 
   def _read(self, index: int) -> None:
     """Handles what a process has sent."""
@@ -92,6 +98,7 @@ class Watch:
       elif name == 'lost':
         self._lose(*arguments)
       if name == 'bye':
+        self._bye_times[index] = time.monotonic()
         self._selector.unregister(self._connections[index])
 
   def _lose(self, index: int | str, how: str) -> None:

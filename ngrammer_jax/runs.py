@@ -213,6 +213,8 @@ class Run:
     seed: int = 0,
     context: int | None = None,
     on_text: Callable[[int, str], None] | None = None,
+    repetition_penalty: float = 1.0,
+    stop: str | Sequence[str] = (),
   ) -> list[text.Completion]:
     """Continues prompts, each as the start of a separate document.
 
@@ -224,13 +226,15 @@ class Run:
       context: maximum number of tokens that a token is predicted from. None: the segment length of
         the evaluation and, if the model has one, its memory.
       on_text: called with the index of a prompt and its new text, for each token.
+      repetition_penalty: see `inference.sampling.SamplingConfig`.
+      stop: texts before which a continuation ends.
 
     Raises:
       BadInput: a prompt does not fit the context, or a value is out of range.
     """
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-    sampling_config = sampling.SamplingConfig(temperature, top_k, top_p)
-    return list(self.completions(prompts, sampling_config, tokens, seed, context, on_text))
+    config = sampling.SamplingConfig(temperature, top_k, top_p, repetition_penalty)
+    return list(self.completions(prompts, config, tokens, seed, context, on_text, stop))
 
   def completions(
     self,
@@ -240,10 +244,12 @@ class Run:
     seed: int = 0,
     context: int | None = None,
     on_text: Callable[[int, str], None] | None = None,
+    stop: str | Sequence[str] = (),
   ) -> Iterator[text.Completion]:
     """Yields the completions of `generate`, batch by batch, as soon as they are done."""
     context = self.config.evaluation_context() if context is None else context
-    config = text.CompletionConfig(sampling_config, tokens, seed, context)
+    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    config = text.CompletionConfig(sampling_config, tokens, seed, context, stop)
     config.check(self.config.model, len(prompts))
     encoded = text.encode_prompts(self.vocabulary, prompts, context)
     variables = self.variables

@@ -1,4 +1,4 @@
-"""Writes a submission to the SuperGLUE leaderboard: python -m ngrammer_jax.submit --output=DIR.
+"""Writes a SuperGLUE submission: python -m ngrammer_jax.submit --workdir=DIR --output=DIR.
 
 --workdir=DIR is a run of the task `all` or `mixture`; or repeat it for the runs of single tasks.
 --config.data.superglue_dir=DIR replaces the folder of tasks of the fine-tuning.

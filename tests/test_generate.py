@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import io
 import json
 import math
 
@@ -98,6 +99,35 @@ def test_completions_do_not_depend_on_other_prompts(run, main, capfd, caplog):
   assert capfd.readouterr().out == f'the union{batched[6].text}\n'
   count = len(batched[6].tokens) + batched[6].ended
   assert caplog.messages[-1].startswith(f'{count} tokens, ')
+
+
+def test_prompts_of_standard_input(run, main, monkeypatch, capsys):
+  """Interactively, and as lines of JSON. A prompt that is too long does not end the others."""
+  give = lambda text: monkeypatch.setattr('sys.stdin', io.StringIO(text))
+  prompts = ['the un', 'strong ' * 9, 'of']
+  options = {'tokens': 6, 'temperature': 0.7, 'top_k': 20}
+  texts = [run.generate(prompts[i], seed=3 + i, **options)[0].text for i in (0, 2)]
+  flags = ['--tokens=6', '--temperature=0.7', '--top_k=20', '--seed=3']
+  give('\n'.join(prompts) + '\n')
+  assert main('--interactive', *flags) == 0
+  captured = capsys.readouterr()
+  assert captured.out == f'the un{texts[0]}\nof{texts[1]}\n'
+  assert captured.err.startswith('error: prompt 1 is too long: 63 tokens')
+  give('the un\n')
+  main('--prompts=-', *flags)
+  assert json.loads(capsys.readouterr().out)['text'] == texts[0]
+
+
+def test_a_continuation_ends_before_a_stop_string(run, main, capsys):
+  (whole,) = run.generate('the un', tokens=12, temperature=0)
+  stop = whole.text[4:7]
+  (stopped,) = run.generate('the un', tokens=12, temperature=0, stop=stop)
+  assert stopped.text == whole.text[: whole.text.index(stop)] and stopped.ended
+  assert stopped.tokens == whole.tokens[: len(stopped.tokens)] != whole.tokens
+  main('--prompt=the un', '--tokens=12', '--temperature=0', f'--stop={stop}', '--stop=@')
+  assert capsys.readouterr().out == f'the un{stopped.text}\n'
+  with bad_input("stop='' is in every text; expected at least one character"):
+    run.generate('a', stop=['b', ''])
 
 
 def test_greedy_tokens_have_the_best_score(run):

@@ -75,6 +75,7 @@ def test_one_that_leaves_in_order_is_not_lost(ends):
   second[0].close()
   assert watches[0]._thread.is_alive() and watches[2]._thread.is_alive()
   watches[0].leave()
+  watches[2].leave()
   for watch in watches:
     watch._thread.join(5)
     assert not watch._thread.is_alive()
@@ -95,6 +96,19 @@ def test_silence_counts_in_training_only(ends, monkeypatch):
   wait(lambda: len(ends) == 2)
   assert ends == [(1, peers.SILENT)] * 2 and time.monotonic() - start_time > 1.4
   assert not watch._thread.is_alive()
+
+
+def test_who_leaves_while_others_train_is_named(ends, monkeypatch):
+  monkeypatch.setattr(peers, 'LEAVE_TIMEOUT', 0)
+  first, (second,) = pairs(2)
+  watch = peers.Watch(first)
+  second[0].send(b'bye\n')
+  wait(lambda: watch._bye_times)
+  time.sleep(0.6)
+  assert not ends  # training is over here too
+  with watch.training():
+    wait(lambda: ends)
+  assert ends == [(1, peers.LEFT)]
 
 
 def test_connections_are_of_those_that_know_the_token():

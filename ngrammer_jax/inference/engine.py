@@ -85,7 +85,7 @@ class Engine:
     self._rank_choices = jax.jit(
       functools.partial(programs.rank_choices, model), out_shardings=replicated
     )
-    state_sharding = programs.DecodingState(self._row_sharding, replicated)
+    state_sharding = programs.DecodingState(self._row_sharding, replicated, self._row_sharding)
     self._decode_step = jax.jit(
       functools.partial(programs.decode_step, unrolled),
       donate_argnames='state',
@@ -265,7 +265,10 @@ class Engine:
         no_start_Bx1 = shard_rows(np.zeros((rows, 1), bool))
         valid_Bx1 = shard_rows(np.ones((rows, 1), np.int32))
         memory = shard_rows(self.model.empty_memory(rows, slots))
-        state = programs.DecodingState(memory, jnp.int32(0))
+        is_used_BxV = None
+        if sampler.repetition_penalty is not None:
+          is_used_BxV = shard_rows(np.zeros((rows, self.model.vocabulary_size), bool))
+        state = programs.DecodingState(memory, jnp.int32(0), is_used_BxV)
         token_B, state = decode_step(prompt, state=state)
       while True:
         yield token_B

@@ -38,10 +38,17 @@ class Inputs(NamedTuple):
 
 
 class DecodingState(NamedTuple):
-  """State of the generation of a batch: the memory, and the index of the next token."""
+  """State of the generation of a batch.
+
+  Attributes:
+    memory: the memory of the model.
+    index: index of the next token.
+    is_used_BxV: whether a token is in the text so far; None without a repetition penalty.
+  """
 
   memory: Any
   index: jax.Array
+  is_used_BxV: jax.Array | None = None
 
 
 def score_segment(model, variables, segment: streams.Segment, *, memory):
@@ -92,10 +99,20 @@ def rank_choices(model, variables, prompt: Inputs, choices_KxBxC, valid_KxBxC):
 def decode_step(model, variables, seeds_B, sampler, inputs: Inputs, *, state: DecodingState):
   """Returns the token sampled after the last valid token of each row, and the next state.
 
-  The random key depends on the seed of the row and the index of the token alone.
+  The random key depends on the seed of the row and the index of the token alone. The document start
+  is no token of the text: a repetition penalty does not make the end of a document less likely.
   """
   hidden_Bx1xD, memory = _forward_last(model, variables, inputs, state.memory)
-  log_probs_Bx1xV = model.apply(variables, hidden_Bx1xD, method='log_probs')
+  is_used_BxV = state.is_used_BxV
+  if sampler.repetition_penalty is None:
+    log_probs_Bx1xV = model.apply(variables, hidden_Bx1xD, method='log_probs')
+  else:
+    is_text_BxT = (inputs.valid_BxT > 0) & ~inputs.starts_BxT
+    is_used_BxV = sampling.mark_tokens(is_used_BxV, inputs.tokens_BxT, is_text_BxT)
+    logits_Bx1xV = model.apply(variables, hidden_Bx1xD, method='logits')
+    penalty = sampler.repetition_penalty
+    logits_Bx1xV = sampling.penalize(logits_Bx1xV, is_used_BxV[:, None], penalty)
+    log_probs_Bx1xV = jax.nn.log_softmax(logits_Bx1xV)
   make_key = lambda seed: jax.random.fold_in(jax.random.key(seed), state.index)
   token_B = sampling.sample_tokens(log_probs_Bx1xV[:, 0], sampler, jax.vmap(make_key)(seeds_B))
-  return token_B, DecodingState(memory, state.index + 1)
+  return token_B, DecodingState(memory, state.index + 1, is_used_BxV)

@@ -1,4 +1,7 @@
-"""Sampling of the next token: greedy, or random with a temperature, top-k and top-p (nucleus)."""
+"""Sampling of the next token: greedy, or random with a temperature, top-k and top-p (nucleus).
+
+B batch, V vocabulary.
+"""
 
 import dataclasses
 from typing import NamedTuple
@@ -18,11 +21,14 @@ class SamplingConfig:
     top_k: number of most likely tokens to sample from. None: all.
     top_p: probability mass to sample from: the smallest set of most likely tokens whose
       probabilities sum to at least this (nucleus sampling, Holtzman et al. 2020). None: all.
+    repetition_penalty: penalty of the tokens of the text so far, see `penalize`; it comes before
+      the temperature, and greedy decoding has it too. 1: none.
   """
 
   temperature: float = 1.0
   top_k: int | None = None
   top_p: float | None = None
+  repetition_penalty: float = 1.0
 
   def check(self) -> None:
     """Raises BadInput for values out of range."""
@@ -34,21 +40,46 @@ class SamplingConfig:
       raise errors.BadInput(f'top_k={self.top_k} must be at least 1; omit it for all tokens')
     if self.top_p is not None and not 0 < self.top_p <= 1:
       raise errors.BadInput(f'top_p={self.top_p} must be above 0 and at most 1')
+    if not 1 <= self.repetition_penalty < float('inf'):
+      raise errors.BadInput(
+        f'repetition_penalty={self.repetition_penalty} must be at least 1 (1: no penalty)'
+      )
 
 
 class SamplerParams(NamedTuple):
-  """A `SamplingConfig` as arrays, so that other values do not compile another program."""
+  """A `SamplingConfig` as arrays, so that other values do not compile another program.
+
+  `repetition_penalty` is None without a penalty: the program of a penalty keeps more state.
+  """
 
   temperature: jax.Array
   top_k: jax.Array
   top_p: jax.Array
+  repetition_penalty: jax.Array | None = None
 
   @classmethod
   def from_config(cls, config: SamplingConfig, V: int) -> 'SamplerParams':
     """Returns the parameters for a vocabulary of V tokens."""
     k = V if config.top_k is None else min(config.top_k, V)
     p = 1.0 if config.top_p is None else config.top_p
-    return cls(jnp.float32(config.temperature), jnp.int32(k), jnp.float32(p))
+    penalty = None if config.repetition_penalty == 1 else jnp.float32(config.repetition_penalty)
+    return cls(jnp.float32(config.temperature), jnp.int32(k), jnp.float32(p), penalty)
+
+
+def mark_tokens(is_used_BxV: jax.Array, tokens_BxT: jax.Array, counts_BxT: jax.Array) -> jax.Array:
+  """Returns the marks of the tokens of each row, with those that count among new tokens added."""
+  rows_Bx1 = jnp.arange(len(tokens_BxT))[:, None]
+  return is_used_BxV.at[rows_Bx1, tokens_BxT].max(counts_BxT)
+
+
+def penalize(logits_BxV: jax.Array, is_used_BxV: jax.Array, penalty: jax.Array) -> jax.Array:
+  """Lowers the logits of used tokens: x / penalty if x > 0, else x * penalty.
+
+  The repetition penalty of CTRL (Keskar et al. 2019, section 4.1), for negative logits too.
+  """
+  penalty = penalty.astype(logits_BxV.dtype)
+  lowered_BxV = jnp.where(logits_BxV > 0, logits_BxV / penalty, logits_BxV * penalty)
+  return jnp.where(is_used_BxV, lowered_BxV, logits_BxV)
 
 
 def sample_tokens(log_probs_BxV: jax.Array, sampler: SamplerParams, keys_B: jax.Array) -> jax.Array:

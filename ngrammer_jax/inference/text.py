@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
+import functools
 import logging
 import math
 import numbers
@@ -90,8 +91,9 @@ class Completion:
   Attributes:
     prompt: the prompt.
     text: its continuation.
-    tokens: token ids of the continuation.
-    ended: whether the model ended the document; if not, the maximum number of tokens was reached.
+    tokens: token ids of the continuation; after a stop string, with those of the stop string.
+    ended: whether the model ended the document or a stop string came; if not, the maximum number of
+      tokens was reached.
     seed: seed that gives the same continuation for this prompt alone.
   """
 
@@ -112,12 +114,14 @@ class CompletionConfig:
     seed: random seed of the first prompt; prompt number i, from 0, uses seed + i.
     context: maximum number of tokens that a token is predicted from; `UNBOUNDED` for a recurrent
       model.
+    stop: texts before which a continuation ends.
   """
 
   sampling: sampling.SamplingConfig
   tokens: int
   seed: int
   context: int
+  stop: tuple[str, ...] = ()
 
   def check(self, model: model_config.ModelConfig, num_prompts: int) -> None:
     """Raises BadInput for values out of range, or that the model does not support."""
@@ -132,6 +136,8 @@ class CompletionConfig:
       value = getattr(self, name)
       if not isinstance(value, numbers.Integral) or value < least:
         raise errors.BadInput(f'{name}={value} must be a whole number from {least} on')
+    if '' in self.stop:
+      raise errors.BadInput("stop='' is in every text; expected at least one character")
     if self.seed + num_prompts > 2**32:
       raise errors.BadInput(f'seed={self.seed} and one more for each prompt exceed 2^32 - 1')
 
@@ -177,7 +183,10 @@ def complete(
     group = prompts[first : first + inference.MAX_ROWS]
     ids = [prompt.ids for prompt in group]
     seeds = [config.seed + first + row for row in range(len(group))]
-    texts = [IncrementalDetokenizer(vocabulary, prompt[1:], config.tokens) for prompt in ids]
+    make_text = functools.partial(
+      IncrementalDetokenizer, vocabulary, max_tokens=config.tokens, stop=config.stop
+    )
+    texts = [make_text(prompt[1:]) for prompt in ids]
     for token_B in engine.generate(variables, ids, seeds, generation):
       for row, (text, token) in enumerate(zip(texts, token_B.tolist(), strict=True)):
         if not text.is_done:
@@ -187,7 +196,8 @@ def complete(
       if all(text.is_done for text in texts):
         break
     for prompt, text, seed in zip(group, texts, seeds, strict=True):
-      yield Completion(prompt.text, text.text, text.tokens, text.document_ended, seed)
+      ended = text.document_ended or text.is_stopped
+      yield Completion(prompt.text, text.text, text.tokens, ended, seed)
 
 
 class IncrementalDetokenizer:
@@ -197,14 +207,22 @@ class IncrementalDetokenizer:
     text: the text so far.
     tokens: the tokens so far, without the end of the document.
     document_ended: whether the end-of-document token was added.
-    is_done: whether the document ended or the token limit is reached.
+    is_stopped: whether a stop string came; it is not part of the text.
+    is_done: whether the document ended, a stop string came or the token limit is reached.
   """
 
-  def __init__(self, vocabulary: vocabularies.Vocabulary, prompt: Iterable[int], max_tokens: int):
-    self._vocabulary, self._max_tokens = vocabulary, max_tokens
+  def __init__(
+    self,
+    vocabulary: vocabularies.Vocabulary,
+    prompt: Iterable[int],
+    max_tokens: int,
+    stop: tuple[str, ...] = (),
+  ):
+    self._vocabulary, self._max_tokens, self._stop = vocabulary, max_tokens, stop
     self._prompt = [int(i) for i in prompt]
     self._prompt_length = len(self._decode([]))
     self.text, self.tokens, self.document_ended, self.is_done = '', [], False, False
+    self.is_stopped = False
 
   def add(self, token: int) -> str:
     """Adds a token and returns the new text, which may be empty."""
@@ -215,8 +233,19 @@ class IncrementalDetokenizer:
     text = self._decode(self.tokens)[self._prompt_length :]
     # Hold back an incomplete character, unless no more bytes can follow.
     text = text if self.is_done else text.rstrip(REPLACEMENT)
+    matches = [text.index(stop) for stop in self._stop if stop in text]
+    if matches:
+      text, self.is_stopped, self.is_done = text[: min(matches)], True, True
+    elif not self.is_done:
+      text = text[: len(text) - self._stop_prefix_length(text)]
     new_text, self.text = text[len(self.text) :], text
     return new_text
+
+  def _stop_prefix_length(self, text: str) -> int:
+    """Returns the length of the longest end of a text that begins a stop string."""
+    longest = max(map(len, self._stop), default=0)
+    ends = (text[-n:] for n in range(min(longest, len(text)), 0, -1))
+    return next((len(end) for end in ends if any(s.startswith(end) for s in self._stop)), 0)
 
   def _decode(self, tokens: list[int]) -> str:
     return self._vocabulary.decode([*self._prompt, *tokens]).decode('utf-8', 'replace')

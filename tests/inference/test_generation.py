@@ -74,7 +74,7 @@ def deterministic_tokens(monkeypatch):
 
 
 @functools.cache
-def full_forward(config):
+def full_forward(config, method='log_probs'):
   """Returns the compiled forward pass over whole texts."""
   model, variables = model_and_variables(config)
 
@@ -82,7 +82,7 @@ def full_forward(config):
   def forward(tokens_BxT, prefix_BxT):
     memory = transformer.empty_memory(config, len(tokens_BxT))
     hidden, _, _ = model.apply(variables, tokens_BxT, memory, prefix_BxT=prefix_BxT)
-    return model.apply(variables, hidden, method='log_probs')
+    return model.apply(variables, hidden, method=method)
 
   return forward
 
@@ -130,6 +130,27 @@ def test_generation_matches_full_forward(x64, deterministic_tokens, mesh, bidire
   for length, config in ((1, RANDOM), (16, sampling.SamplingConfig(2.0, None, 0.5))):
     generate_all([np.zeros(length, np.int32)], [0], config, 30, tokens=4)
   assert decode_step._cache_size() == 2
+
+
+def test_repetition_penalty_equals_a_loop_over_whole_texts(x64):
+  """Every token of the text so far is penalised, those of the prompt too, but no document start."""
+  config = dataclasses.replace(SHALLOW, ngram=None)
+  variables = model_and_variables(config)[1]
+  logits_of = full_forward(config, 'logits')
+  texts = [prompt.tolist() for prompt in PROMPTS]
+  for _ in range(8):
+    tokens_BxT = np.stack([np.pad(text, (0, MAX_LENGTH - len(text))) for text in texts])
+    logits_BxTxV = logits_of(tokens_BxT, np.zeros(tokens_BxT.shape, bool))
+    for text, logits_TxV in zip(texts, np.asarray(logits_BxTxV), strict=True):
+      scores = logits_TxV[len(text) - 1].tolist()
+      for token in set(text[1:]):
+        scores[token] = scores[token] / 3 if scores[token] > 0 else scores[token] * 3
+      text.append(int(np.argmax(scores)))
+  expected = [text[len(prompt) :] for text, prompt in zip(texts, PROMPTS, strict=True)]
+  args = shared_engine(config), variables, PROMPTS, [0, 1, 2]
+  options = sampling.SamplingConfig(0, repetition_penalty=3.0)
+  assert generate(*args, options, 30, tokens=8) == expected
+  assert generate(*args, GREEDY, 30, tokens=8) != expected
 
 
 def test_prompts_are_padded_to_few_lengths():

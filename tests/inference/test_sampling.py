@@ -96,6 +96,7 @@ def test_each_row_depends_on_its_own_logits_and_key_alone():
     ),
     ({'top_k': 0}, 'top_k=0 must be at least 1; omit it for all tokens'),
     ({'top_p': 0.0}, 'top_p=0.0 must be above 0 and at most 1'),
+    ({'repetition_penalty': 0.9}, 'repetition_penalty=0.9 must be at least 1 (1: no penalty)'),
     ({'top_p': 1.5}, 'top_p=1.5 must be above 0 and at most 1'),
   ],
 )
@@ -117,3 +118,25 @@ def test_greedy_compares_in_model_precision(x64):
 def test_a_tiny_temperature_is_greedy():
   logits = [-5.0, -4.0, -4.5, -4.5, -5.0, -9.0]
   assert set(samples(sampling.SamplingConfig(1e-38), logits, 20)) == {1}
+
+
+def test_penalty_of_used_tokens_equals_a_loop():
+  rng = np.random.default_rng(0)
+  logits_BxV, is_used_BxV = rng.normal(size=(3, V)), rng.integers(0, 2, (3, V)) > 0
+  expected = logits_BxV.astype(np.float32)
+  for b in range(3):
+    for v in range(V):
+      if is_used_BxV[b, v]:
+        expected[b, v] = expected[b, v] / 1.5 if expected[b, v] > 0 else expected[b, v] * 1.5
+  logits_BxV = logits_BxV.astype(np.float32)
+  penalized = sampling.penalize(logits_BxV, is_used_BxV, np.float32(1.5))
+  np.testing.assert_allclose(penalized, expected, rtol=1e-6)
+  assert (expected[is_used_BxV] < logits_BxV[is_used_BxV]).all()
+
+
+def test_used_tokens_are_those_that_count():
+  is_used_BxV = np.zeros((2, V), bool)
+  is_used_BxV[0, 5] = True
+  tokens_BxT, counts_BxT = np.array([[1, 2, 1], [3, 3, 0]]), np.array([[1, 0, 0], [0, 1, 0]]) > 0
+  marked = np.asarray(sampling.mark_tokens(jax.numpy.array(is_used_BxV), tokens_BxT, counts_BxT))
+  assert [np.flatnonzero(row).tolist() for row in marked] == [[1, 5], [3]]

@@ -6,6 +6,7 @@ from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.inference import text
 from tests import tokenizer_files
+from tests.loops import each
 
 TEXT = 'naïve \N{SNOWMAN} and 日本\nplain'
 
@@ -54,3 +55,35 @@ def test_no_document_end_if_the_symbol_occurs_inside_documents():
   assert make_vocabulary('words').document_end is None
   vocabulary = vocabularies.learn_characters([b'one text'], 'utf-8', separated=False)
   assert vocabulary.document_end is None
+
+
+def text_before(stop, whole):
+  """Returns the text before the stop string that is complete first."""
+  for n in range(len(whole) + 1):
+    matches = [whole[:n].index(each) for each in stop if each in whole[:n]]
+    if matches:
+      return whole[: min(matches)], n
+  return whole, None
+
+
+@each('stop', [('bc',), ('cab', 'aa'), ('abab', 'ba'), ('z',), ('a', 'ab'), ('é',)])
+def test_text_ends_before_the_first_stop_string(stop):
+  """What was emitted never has the beginning of a stop string that comes later."""
+  for whole in ('abcabab', 'ababcaab', 'bbbbcabca', 'aéab', ''):
+    stream = text.IncrementalDetokenizer(vocabularies.ByteVocabulary(), [], 100, stop)
+    emitted, read = '', b''
+    for byte in [*whole.encode(), 256]:
+      emitted += stream.add(byte)
+      read += bytes([byte]) if byte < 256 else b''
+      assert emitted == stream.text
+      if stream.is_done:
+        break
+    expected, stopped_at = text_before(stop, whole)
+    assert emitted == expected, (whole, stop)
+    assert stream.is_stopped == (stopped_at is not None) != stream.document_ended
+    assert read.decode() == whole[:stopped_at]  # it stopped at once
+
+
+def test_text_that_only_begins_a_stop_string_is_emitted_at_the_token_limit():
+  stream = text.IncrementalDetokenizer(vocabularies.ByteVocabulary(), [], 3, ('abcd',))
+  assert [stream.add(byte) for byte in b'abc'] == ['', '', 'abc']
