@@ -197,9 +197,9 @@ FLAGS = {
     '--config.evaluation.max_tokens': ('0', 'many', '1.5'),
     '--config.training.steps': ('7',),
   },
-  'analyze curve': {'--figure': ('/', 'x.txt', '/no/such/folder/x.png', 'a\0b.png', 'x')},
+  'analyze curve': {'--figure': ('/', 'x.txt', 'a\0b.png', 'x')},
   'analyze clusters': {'--figure': ('/', 'x.txt', 'a\0b.png'), '--split': ('', 'nonsense')},
-  'analyze checkpoint': {'--arrays': ('params',)},
+  'analyze checkpoint': {},
   'train': {
     '--trace': ('abc', '5', '9-3', '100-200', '-1', '0-0'),
     '--watchdog': ('abc', '-1', 'nan', ''),
@@ -260,7 +260,7 @@ def wrong_config_files(lab: Lab, draw: random.Random) -> Case:
   damage = (lambda: None) if content is None else lambda: path.write_bytes(content)
   suffix = draw.choice(('', ':variant', ':'))
   arguments = f'--config={path}{suffix}', f'--workdir={lab.folder / "lab" / "new"}'
-  return Case('train', arguments, (name,), damage)
+  return Case('train', arguments, (name, 'model', 'modle'), damage)
 
 
 def damaged_files(lab: Lab, draw: random.Random) -> Case:
