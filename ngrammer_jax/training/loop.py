@@ -66,7 +66,8 @@ def train(
   # Devices and programs.
   mesh = _make_mesh(config)
   run = programs.Programs(config, task.vocabulary.size, mesh)
-  capacity.check(config, run.abstract)
+  with hosts.collective_errors():  # hosts may differ in their memory
+    capacity.check(config, run.abstract)
   with (
     hosts.heartbeats(),
     preemption.SignalHandler() as signals,
