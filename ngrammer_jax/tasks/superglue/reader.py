@@ -125,7 +125,7 @@ def read(folder: str | pathlib.Path, config: str, split: str) -> list[dict[str, 
       an index twice.
   """
   check_split(config, split)
-  path, member = _find_file(_expand_home(folder), config, split)
+  path, member = _find_file(pathlib.Path(folder).expanduser(), config, split)
   name = str(path) if member is None else f'{path}/{member}'
   examples, location_by_idx = [], {}
   with _translate_read_errors(path), _open(path, member) as (file, size):
@@ -166,13 +166,6 @@ def _check_idx_is_new(idx: Any, location: str, location_by_idx: dict[Any, str]) 
       f'in every example; {REMEDY}'
     )
   location_by_idx[key] = location
-
-
-def _expand_home(folder: str | pathlib.Path) -> pathlib.Path:
-  try:
-    return pathlib.Path(folder).expanduser()
-  except RuntimeError as error:
-    raise errors.BadInput(f'data.superglue_dir={folder}: {error}; use an absolute path') from error
 
 
 def _find_file(folder: pathlib.Path, config: str, split: str) -> tuple[pathlib.Path, str | None]:
