@@ -17,6 +17,7 @@ from ngrammer_jax.data import corpora, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.inference import cloze, language_modeling, sampling, text
 from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.interop import exported_runs
 from ngrammer_jax.models import language_model
 from ngrammer_jax.training import checkpoints, manifest, programs, workdirs
 from ngrammer_jax.training import state as train_state
@@ -84,6 +85,8 @@ class Run:
     """The train state of the checkpoint. Raises BadInput if there is none."""
     step = self.find_checkpoint()
     abstract = programs.Programs(self.config, self.vocabulary.size, self.mesh).abstract
+    if exported_runs.exists(self.workdir):
+      return exported_runs.restore(self.workdir, self.step, abstract)
     # The batch size of training need not be divisible by the devices of an evaluation.
     memory = sharding.abstract(abstract.memory, sharding.replicated(self.mesh))
     abstract = abstract.replace(memory=memory)
@@ -120,6 +123,14 @@ class Run:
         f'model.ngram.clusters and model.ngram.layer="input"'
       )
     return np.asarray(self.variables['codebook']['ngrammer']['quantizer']['token_ids'])
+
+  def export(self, folder: str | pathlib.Path) -> None:
+    """Writes config, vocabulary and variables to a folder, which `load_run` reads.
+
+    Raises:
+      BadInput: the folder is not empty, or safetensors is not installed.
+    """
+    exported_runs.save(self.workdir, self.state, files.path(folder))
 
   def split(self, name: str) -> token_cache.TokenSplit:
     """Returns a split of the corpus. Raises BadInput if it is not the corpus of the training."""
