@@ -79,16 +79,19 @@ def wait(processes: list[subprocess.Popen]) -> int:
     signal.signal(number, forward)
   failed, deadline = {}, math.inf
   while len(failed) + sum(process.poll() == 0 for process in processes) < len(processes):
-    for index, process in enumerate(processes):
-      if process.poll() and index not in failed:
-        status = failed[index] = process.returncode
-        deadline = min(deadline, time.monotonic() + GRACE)
-        reason = f'status {status}' if status > 0 else signal.Signals(-status).name
-        print(f'process {index} ended with {reason}', file=sys.stderr, flush=True)
+    ended = [i for i, process in enumerate(processes) if process.poll() and i not in failed]
+    # Killed ones first: the others ended because of them.
+    for index in sorted(ended, key=lambda index: processes[index].returncode):
+      status = failed[index] = processes[index].returncode
+      deadline = min(deadline, time.monotonic() + GRACE)
+      reason = f'status {status}' if status > 0 else signal.Signals(-status).name
+      print(f'process {index} ended with {reason}', file=sys.stderr, flush=True)
     if time.monotonic() > deadline:
-      print(f'killing the others after {GRACE} s', file=sys.stderr, flush=True)
-      for process in processes:
-        process.kill()
+      for index, process in enumerate(processes):
+        if process.poll() is None:
+          message = f'process {index} has not ended {GRACE} s after the first one: killing it'
+          print(message, file=sys.stderr, flush=True)
+          process.kill()
       deadline = math.inf
     time.sleep(0.1)
   status = next(iter(failed.values()), 0)

@@ -7,11 +7,15 @@ import logging
 import os
 import signal
 import sys
+import time
 import traceback
 from typing import NoReturn
 
 import ngrammer_jax
 from ngrammer_jax import errors, files, hosts, progress
+
+# After a collective fails, until `peers` names the lost process and ends this one.
+LOST_PEER_SECONDS = 5
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -70,6 +74,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     process_prefix = '' if hosts.is_primary() or is_shared else f'process {hosts.process_index()}: '
     with contextlib.suppress(OSError):
       print(f'{process_prefix}{message}', file=sys.stderr)
+  hosts.leave()
   sys.exit(status or 0)
 
 
@@ -77,7 +82,9 @@ def _exit_immediately(error: Exception) -> NoReturn:
   """Exits one of several processes without waiting for the others, which may be lost."""
   import jax
 
-  if not isinstance(error, jax.errors.JaxRuntimeError):
+  if isinstance(error, jax.errors.JaxRuntimeError):
+    time.sleep(LOST_PEER_SECONDS)
+  else:
     traceback.print_exception(error)
   logging.error(
     '%s: %s\nerror: another process may be lost, see the logs of all processes; rerun the same '

@@ -9,16 +9,18 @@ import contextlib
 import json
 import logging
 import os
+import socket
 from typing import Any
 
-from ngrammer_jax import errors
+from ngrammer_jax import errors, peers
 
-HEARTBEAT_TIMEOUT = 60  # seconds without a heartbeat after which a process counts as lost
+HEARTBEAT_TIMEOUT = 120  # seconds without a heartbeat of JAX after which it ends all processes
 INIT_TIMEOUT = 300  # seconds that processes wait for each other at the start
 SHUTDOWN_TIMEOUT = 20  # seconds that the first process to exit waits for the others
 SLURM_TASKS = 'SLURM_STEP_NUM_TASKS'  # environment variable: number of processes of a Slurm step
 # A copy of the values of JAX: a log record may need them while JAX holds its lock.
 _process = {'index': 0, 'count': 1}
+_watch: list[peers.Watch] = []  # at most one
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +73,47 @@ def join(options: argparse.Namespace) -> None:
     raise errors.PeerLostError(f'cannot connect to the other processes: {error}') from error
   jax.devices()  # now, while all processes are in step: this can take a different time in each
   _process.update(index=jax.process_index(), count=jax.process_count())
+  if is_multiprocess():
+    _watch_peers(options.coordinator)
+
+
+def _watch_peers(coordinator: str | None) -> None:
+  """Connects to the other processes, to notice when one is lost; see `peers`.
+
+  Args:
+    coordinator: HOST:PORT of process 0; None: the name of its machine is used.
+  """
+  server, address = peers.listen() if is_primary() else (None, None)
+  host = coordinator.rpartition(':')[0].strip('[]') if coordinator else socket.getfqdn()
+  host, address = broadcast([host, address])
+  connections, problem = {}, None
+  try:
+    if server is not None:
+      connections = peers.accept(server, address['token'], _process['count'])
+    else:
+      connections = peers.connect(host, **address, index=process_index())
+  except OSError as error:
+    problem = f'process {process_index()}: {error}'
+  problems = list(filter(None, all_gather(problem)))
+  if not problems:
+    _watch.append(peers.Watch(connections))
+  elif is_primary():
+    logging.warning('lost processes will not be named, for lack of a connection: %s', problems[0])
+
+
+@contextlib.contextmanager
+def heartbeats() -> Iterator[None]:
+  """Tells the other processes that this one is alive, so that they notice if it is stopped."""
+  with contextlib.ExitStack() as stack:
+    for watch in _watch:
+      stack.enter_context(watch.training())
+    yield
+
+
+def leave() -> None:
+  """Tells the other processes that this one ends in order."""
+  for watch in _watch:
+    watch.leave()
 
 
 def _check_flags(coordinator, processes, process_id):

@@ -58,6 +58,7 @@ def train(
 
   task, run = prepare(config, workdir, make_task)
   with (
+    hosts.heartbeats(),
     preemption.SignalHandler() as signals,
     workdirs.lock_workdir(workdir, config, task),
     watchdog.Watchdog(workdir, watchdog_minutes) as watch,
@@ -105,7 +106,8 @@ def prepare(
 
   # Devices and programs.
   run = programs.Programs(config, task.vocabulary.size, _make_mesh(config))
-  capacity.check(config, run.abstract)
+  with hosts.collective_errors():  # hosts may differ in their memory
+    capacity.check(config, run.abstract)
   return task, run
 
 

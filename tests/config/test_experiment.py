@@ -191,7 +191,7 @@ def test_possible_config_passes(fields):
     ({'mesh': {'data': 0}}, 'mesh.data=0 must be at least 1, or -1'),
     ({'mesh': {'fsdp': -2}}, 'mesh.fsdp=-2 must be at least 1, or -1'),
     ({'mesh': {'model': 0}}, 'mesh.model=0 must be at least 1, or -1'),
-    ({'model': {'layers': 0}}, 'model.layers=0 must be at least 1'),
+    ({'model': {'layers': 0}}, 'model.layers=0 must be from 1 to 1000'),
   ],
 )
 def test_impossible_config_says_what_to_change(fields, message):

@@ -113,7 +113,7 @@ def spans(**fields):
     ),
     ({'dtype': 'float16'}, "model.dtype='float16' is not one of: auto, bfloat16, float32, float64"),
     ({'remat': 'some'}, "model.remat='some' is not one of: none, minimal, full"),
-    ({'layers': 0}, 'model.layers=0 must be at least 1'),
+    ({'layers': 0}, 'model.layers=0 must be from 1 to 1000'),
     ({'width': 0}, 'model.width=0 must be at least 1'),
     ({'heads': -2}, 'model.heads=-2 must be at least 1'),
     ({'feed_forward_width': -1}, 'model.feed_forward_width=-1 must be at least 1, or 0'),

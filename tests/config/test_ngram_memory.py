@@ -169,7 +169,7 @@ def test_memories_stand_beside_each_other_and_in_recurrent_models():
       )
       for orders in ((), (3, 2), (2, 2))
     ),
-    (GATE | {'orders': (0, 1)}, '.orders: 0 must be at least 1'),
+    (GATE | {'orders': (0, 1)}, '.orders: 0 must be from 1 to 32'),
     (
       GATE | {'rows': (3, 4, 5)},
       ': rows (3, 4, 5) has 3 numbers for 2 orders: expected one for all orders, or one for each',

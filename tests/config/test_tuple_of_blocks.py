@@ -138,7 +138,7 @@ def test_blocks_of_a_file_are_changed(tmp_path, arguments, change):
       'longcat, blt',
     ),
     ('.1.rows=many', "model.ngram_memories.1.rows='many' is not of type tuple[int, ...]"),
-    ('.1.heads=0', 'model.ngram_memories.1.heads=0 must be at least 1'),
+    ('.1.heads=0', 'model.ngram_memories.1.heads=0 must be from 1 to 1024'),
     (
       '.1.convolution=4',
       "model.ngram_memories.1.convolution=4 is not for model.ngram_memories.1.join='sum', but for "
