@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import ngrammer_jax
-from ngrammer_jax import export
-from ngrammer_jax.interop import exported_runs, safetensors
+from ngrammer_jax import export, exported_runs
+from ngrammer_jax.interop import safetensors
 from tests.checks import bad_input
 
 
