@@ -82,9 +82,10 @@ class Run:
   @functools.cached_property
   def state(self) -> train_state.TrainState:
     """The train state of the checkpoint. Raises BadInput if there is none."""
-    step = self.find_checkpoint()
+    is_exported = exported_runs.exists(self.workdir)
+    step = None if is_exported else self.find_checkpoint()
     abstract = programs.Programs(self.config, self.vocabulary.size, self.mesh).abstract
-    if exported_runs.exists(self.workdir):
+    if is_exported:
       return exported_runs.restore(self.workdir, self.step, abstract)
     # The batch size of training need not be divisible by the devices of an evaluation.
     memory = sharding.abstract(abstract.memory, sharding.replicated(self.mesh))
@@ -158,7 +159,8 @@ class Run:
   def evaluate(self, split: str = 'test', max_tokens: int | None = None) -> dict[str, Any]:
     """Scores a split of the corpus, or its first tokens; see `language_modeling.evaluate`."""
     _check_split(split)
-    self.find_checkpoint()  # before the corpus is tokenised
+    if not exported_runs.exists(self.workdir):
+      self.find_checkpoint()  # before the corpus is tokenised
     tokens = self.split(split)
     options = dataclasses.replace(self.config.evaluation, max_tokens=max_tokens)
     config = dataclasses.replace(self.config, evaluation=options)
