@@ -51,6 +51,7 @@ setuptools.setup(
     'cuda12': ['jax[cuda12]'],
     'gcs': ['gcsfs>=2025.2'],  # workdirs in gs://
     'interop': ['safetensors>=0.5'],
+    'huggingface': ['safetensors>=0.5', 'tokenizers>=0.21'],
     'notebooks': ['jupyterlab', 'matplotlib', 'nbconvert'],
     'test': [
       *('matplotlib', 'pytest', 'pytest-xdist', 'ruff', 'safetensors>=0.5', 'sympy'),

@@ -15,6 +15,8 @@ VERBS = {
   'finetune': 'fine-tune a trained model',
   'generate': 'continue texts with a trained model',
   'analyze': 'tables and figures of trained models',
+  'submit': 'write the SuperGLUE files of the leaderboard',
+  'export': 'write a trained model as a folder of safetensors',
 }
 
 

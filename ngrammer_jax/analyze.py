@@ -63,6 +63,13 @@ def main(argv: list[str]) -> int:
   parsers['checkpoint'].add_argument(
     '--arrays', metavar='PREFIX', help='list the arrays of --step whose names begin so'
   )
+  for name, analysis in parsers.items():
+    if name not in ('checkpoint', 'cloze'):
+      analysis.add_argument(
+        '--label',
+        action='append',
+        help='name of the run in the figure, one for each --workdir; default: that of its folder',
+      )
   parsers['cloze'].add_argument(
     '--results', default='cloze_test', help='answers file of evaluate --cloze, without .jsonl'
   )
@@ -77,7 +84,7 @@ def _curve(options: argparse.Namespace) -> None:
 
   figure = options.figure or options.workdir[0] / 'curve.png'
   with figures.saved_figure(figure) as axes:
-    curve.plot(options.workdir, axes)
+    curve.plot(options.workdir, axes, options.label)
   print(f'wrote {figure}')
 
 
@@ -116,9 +123,12 @@ def _analyze_run(options: argparse.Namespace, **arguments: str | None) -> dict[s
   run.split(options.split)  # reports a wrong name before the checkpoint is loaded
   with figures.saved_figure(figure, *analysis.FIGURE_SIZE) as axes:
     result = analysis.analyze(run, options.split, **arguments)
+    content = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + '\n'
     analysis.plot(result, axes)
+    (label,) = figures.run_labels([options.workdir], options.label)
+    figures.set_title(axes, f'{label}, step {result["step"]:,}, {options.split}')
   path = figure.with_suffix('.json')
-  files.write(path, json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + '\n')
+  files.write(path, content)
   print(analysis.format_table(result))
   print(f'wrote {path} and {figure}')
   return result

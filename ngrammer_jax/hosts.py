@@ -86,15 +86,19 @@ def _watch_peers(coordinator: str | None) -> None:
   server, address = peers.listen() if is_primary() else (None, None)
   host = coordinator.rpartition(':')[0].strip('[]') if coordinator else socket.getfqdn()
   host, address = broadcast([host, address])
+  connections, problem = {}, None
   try:
     if server is not None:
       connections = peers.accept(server, address['token'], _process['count'])
     else:
       connections = peers.connect(host, **address, index=process_index())
   except OSError as error:
-    logging.warning('lost processes will not be named: no connection among them (%s)', error)
-    return
-  _watch.append(peers.Watch(connections))
+    problem = f'process {process_index()}: {error}'
+  problems = list(filter(None, all_gather(problem)))
+  if not problems:
+    _watch.append(peers.Watch(connections))
+  elif is_primary():
+    logging.warning('lost processes will not be named, for lack of a connection: %s', problems[0])
 
 
 @contextlib.contextmanager

@@ -130,7 +130,9 @@ def describe(index: int | str, how: str) -> str:
 
 def listen() -> tuple[socket.socket, dict[str, object]]:
   """Returns a listening socket of process 0, and what the others need to connect to it."""
-  server = socket.create_server(('', 0), backlog=4096)
+  has_ipv6 = socket.has_dualstack_ipv6()
+  family = socket.AF_INET6 if has_ipv6 else socket.AF_INET
+  server = socket.create_server(('', 0), family=family, backlog=4096, dualstack_ipv6=has_ipv6)
   server.settimeout(CONNECT_TIMEOUT)
   return server, {'port': server.getsockname()[1], 'token': secrets.token_hex(16)}
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, files, hosts, progress, sharding
+from ngrammer_jax import errors, exported_runs, files, hosts, progress, sharding
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
@@ -82,8 +82,11 @@ class Run:
   @functools.cached_property
   def state(self) -> train_state.TrainState:
     """The train state of the checkpoint. Raises BadInput if there is none."""
-    step = self.find_checkpoint()
+    is_exported = exported_runs.exists(self.workdir)
+    step = None if is_exported else self.find_checkpoint()
     abstract = programs.Programs(self.config, self.vocabulary.size, self.mesh).abstract
+    if is_exported:
+      return exported_runs.restore(self.workdir, self.step, abstract)
     # The batch size of training need not be divisible by the devices of an evaluation.
     memory = sharding.abstract(abstract.memory, sharding.replicated(self.mesh))
     abstract = abstract.replace(memory=memory)
@@ -121,6 +124,14 @@ class Run:
       )
     return np.asarray(self.variables['codebook']['ngrammer']['quantizer']['token_ids'])
 
+  def export(self, folder: str | pathlib.Path) -> None:
+    """Writes config, vocabulary and variables to a folder, which `load_run` reads.
+
+    Raises:
+      BadInput: the folder is not empty, or safetensors is not installed.
+    """
+    exported_runs.save(self.workdir, self.state, files.path(folder))
+
   def split(self, name: str) -> token_cache.TokenSplit:
     """Returns a split of the corpus. Raises BadInput if it is not the corpus of the training."""
     _check_split(name)
@@ -148,7 +159,8 @@ class Run:
   def evaluate(self, split: str = 'test', max_tokens: int | None = None) -> dict[str, Any]:
     """Scores a split of the corpus, or its first tokens; see `language_modeling.evaluate`."""
     _check_split(split)
-    self.find_checkpoint()  # before the corpus is tokenised
+    if not exported_runs.exists(self.workdir):
+      self.find_checkpoint()  # before the corpus is tokenised
     tokens = self.split(split)
     options = dataclasses.replace(self.config.evaluation, max_tokens=max_tokens)
     config = dataclasses.replace(self.config, evaluation=options)

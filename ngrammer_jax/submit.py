@@ -4,7 +4,6 @@
 --config.data.superglue_dir=DIR replaces the folder of tasks of the fine-tuning.
 """
 
-import argparse
 import signal
 
 from ngrammer_jax import errors, files, flags, hosts
@@ -13,7 +12,7 @@ from ngrammer_jax.config import command_line
 
 def main(argv: list[str]) -> int:
   """Answers the test splits of the ten tasks, and writes their files and submission.zip."""
-  parser = argparse.ArgumentParser(prog='python -m ngrammer_jax.submit', description=__doc__)
+  parser = flags.make_parser('submit', __doc__)
   parser.add_argument(
     '--workdir',
     type=files.path,
@@ -42,6 +41,8 @@ def main(argv: list[str]) -> int:
     }
     _make_folder(options.output)
   for run in runs_by_task.values():
+    if superglue_dir is None:
+      run.log_paths('superglue_dir')
     finetuning.evaluate(run, 'test', options.output)
   if hosts.is_primary():
     print(f'wrote {len(runs_by_task)} files to {leaderboard.write_zip(options.output)}')

@@ -138,6 +138,18 @@ def test_processes_that_do_not_connect_are_an_error(monkeypatch):
     peers.connect('localhost', address['port'], address['token'], 1)
 
 
+def test_processes_that_cannot_connect_are_not_watched(monkeypatch, caplog):
+  """None of them is, although the first two are connected."""
+  told = []
+  monkeypatch.setattr(hosts, '_process', {'index': 0, 'count': 2})
+  monkeypatch.setattr(hosts, 'broadcast', lambda value: told.append(value) or value)
+  monkeypatch.setattr(hosts, 'all_gather', lambda value: [value, 'process 1: refused'])
+  monkeypatch.setattr(hosts.peers, 'accept', lambda server, token, count: server.close() or {})
+  hosts._watch_peers('[::1]:5000')
+  assert told[0][0] == '::1' and told[0][1]['port'] > 0
+  assert not hosts._watch and 'for lack of a connection: process 1: refused' in caplog.text
+
+
 def test_without_other_processes_nobody_is_told(ends):
   with hosts.heartbeats():
     hosts.leave()

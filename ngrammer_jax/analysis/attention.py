@@ -124,8 +124,7 @@ def plot(result: dict[str, Any], axes: Any) -> None:
     for i, weights in enumerate(result['layers']):
       axes.plot(positions, weights, linewidth=1, alpha=0.6, label=f'layer {i}')
   axes.plot(positions, result['mean'], color='black', marker='o', markersize=3, label='mean')
-  axes.set(xlabel='relative position of the key', ylabel='mean attention weight')
-  axes.set_title(f'step {result["step"]:,}, {result["split"]}', fontsize=9)
+  axes.set(xlabel='relative position of the key (tokens)', ylabel='mean attention weight')
   axes.xaxis.get_major_locator().set_params(integer=True)
   axes.set_ylim(bottom=0, top=1.05 * max(map(max, [*result['layers'], result['mean']])))
   axes.grid(alpha=0.3)

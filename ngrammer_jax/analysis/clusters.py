@@ -223,17 +223,20 @@ def plot(result: dict[str, Any], axes: Any) -> None:
       continue
     positions = [n + offset for n in heads]
     coherence_axes.bar(positions, [value['clusters'] for value in values], 0.4, label=label)
-    coherence_axes.plot(positions, [value['random'] for value in values], 'k_', markersize=8)
-  coherence_axes.set(xlabel='head', ylabel='cosine similarity in clusters (line: random)')
-  coherence_axes.set_xticks(heads)
-  coherence_axes.margins(y=0.2)
-  if coherence_axes.has_data():
-    coherence_axes.legend(fontsize='x-small')
-  for order in result['heads'][0]['ngrams']:
+    randoms = [value['random'] for value in values]
+    random_label = 'random clusters' if offset > 0 else None
+    coherence_axes.plot(positions, randoms, 'k_', markersize=8, label=random_label)
+  coherence_axes.set(xlabel='head', ylabel='cosine similarity in clusters')
+  coherence_axes.axhline(0, color='black', linewidth=0.5)
+  orders = list(result['heads'][0]['ngrams'])
+  width = 0.8 / len(orders)
+  for i, order in enumerate(orders):
     shared = [100 * head['ngrams'][order]['shared'] for head in result['heads']]
-    collisions_axes.plot(heads, shared, 'o-', linewidth=1, markersize=4, label=f'order {order}')
-  collisions_axes.set(
-    xlabel='head', ylabel='tokens whose n-gram shares its row (%)', ylim=(0, None)
-  )
-  collisions_axes.set_xticks(heads)
-  collisions_axes.legend(fontsize='x-small')
+    positions = [n + (i - (len(orders) - 1) / 2) * width for n in heads]
+    collisions_axes.bar(positions, shared, width, label=f'order {order}')
+  collisions_axes.set(xlabel='head', ylabel='tokens whose n-gram shares its row (%)')
+  for panel in (coherence_axes, collisions_axes):
+    panel.set_xticks(heads)
+    if panel.get_legend_handles_labels()[1]:  # above the panel, where nothing is drawn
+      place = {'loc': 'lower center', 'bbox_to_anchor': (0.5, 1), 'ncols': 3}
+      panel.legend(fontsize='x-small', frameon=False, **place)

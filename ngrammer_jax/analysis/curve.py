@@ -4,6 +4,7 @@ import pathlib
 from typing import Any
 
 from ngrammer_jax import errors
+from ngrammer_jax.analysis import figures
 from ngrammer_jax.training import workdirs, writers
 
 
@@ -28,15 +29,21 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, float]]:
   return records
 
 
-def plot(workdirs: list[pathlib.Path], axes: Any) -> None:
-  """Plots the training and validation loss of runs, in nats per token, by step."""
-  for workdir in workdirs:
+def plot(workdirs: list[pathlib.Path], axes: Any, labels: list[str] | None = None) -> None:
+  """Plots the training and validation loss of runs, in nats per token, by step.
+
+  Args:
+    workdirs: run directories.
+    axes: axes to draw on.
+    labels: names of the runs in the legend, see `figures.run_labels`.
+  """
+  for workdir, name in zip(workdirs, figures.run_labels(workdirs, labels), strict=True):
     records = read_metrics(workdir)
     train = [(r['step'], r['loss']) for r in records if 'loss' in r]
     key = 'validation/nll_nats_per_token'
     validation = [(r['step'], r[key]) for r in records if key in r]
     (line,) = axes.plot(
-      *zip(*train, strict=True), linewidth=1, alpha=0.6, label=f'{workdir.name}, training'
+      *zip(*train, strict=True), linewidth=1, alpha=0.6, label=f'{name}, training'
     )
     if validation:
       axes.plot(
@@ -44,7 +51,7 @@ def plot(workdirs: list[pathlib.Path], axes: Any) -> None:
         marker='o',
         markersize=4,
         color=line.get_color(),
-        label=f'{workdir.name}, validation',
+        label=f'{name}, validation',
       )
   axes.set(xlabel='step', ylabel='loss (nats per token)')
   axes.grid(alpha=0.3)

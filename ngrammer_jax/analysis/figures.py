@@ -1,11 +1,13 @@
 """Figures, rendered without a display."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 import contextlib
 import io
 import os
 import pathlib
 from typing import Any
+
+import numpy as np
 
 from ngrammer_jax import errors, files
 
@@ -42,6 +44,39 @@ def saved_figure(path: pathlib.Path, panels: int = 1, width: float = 6.4) -> Ite
     raise errors.BadInput(f'--figure={path} cannot be written: {error}') from error
   finally:
     pyplot.close(figure)
+
+
+def set_title(axes: Any, title: str) -> None:
+  """Sets the title of a figure above all of its panels."""
+  np.ravel(axes)[0].figure.suptitle(title, fontsize=9)
+
+
+def color(index: int) -> tuple[float, ...]:
+  """Returns the color of a head, one of twenty."""
+  from matplotlib import colormaps
+
+  return colormaps['tab20'](index % 20)
+
+
+def run_labels(workdirs: Sequence[pathlib.Path], labels: Sequence[str] | None) -> list[str]:
+  """Returns the names of runs for legends: those given, else the shortest ends of their paths.
+
+  Raises:
+    BadInput: there is not one label for each run.
+  """
+  if labels:
+    if len(labels) != len(workdirs):
+      raise errors.BadInput(
+        f'--label is there {len(labels)} times, but --workdir {len(workdirs)} times: set one for '
+        f'each, in the same order, or none'
+      )
+    return list(labels)
+  paths = [str(workdir).rstrip('/').split('/') for workdir in workdirs]
+  for n in range(1, max(map(len, paths))):
+    ends = ['/'.join(path[-n:]) for path in paths]
+    if len(set(ends)) == len(paths):
+      return ends
+  return [str(workdir) for workdir in workdirs]
 
 
 def token_labels(texts: Iterable[str]) -> list[str]:

@@ -112,6 +112,12 @@ def plot(result: dict[str, Any], axes: Any) -> None:
   """Plots spans by layer and head, and dynamic spans by token or the persistent vectors' share."""
   left, right = axes
   _plot_by_layer(left, result['spans'], 'span (tokens)')
+  if result['spans'] is not None:
+    shortest = max(1, np.min(result['spans']))
+    left.axhline(result['limit'], color='tab:red', linestyle='--', linewidth=1, label='limit')
+    left.set_yscale('log', base=2)
+    left.set_ylim(shortest / 1.2, result['limit'] * 1.2)
+    left.yaxis.set_major_formatter('{x:,.0f}')
   if result['along'] is not None:
     along = result['along']
     right.plot(along['spans'][:MAX_PLOTTED_TOKENS], linewidth=1)
@@ -121,17 +127,26 @@ def plot(result: dict[str, Any], axes: Any) -> None:
     right.set_xticks(range(len(labels)), labels, fontsize=5)
   else:
     _plot_by_layer(right, result['persistent'], 'share of attention on persistent vectors')
+    if result['persistent'] is not None:
+      right.set_ylim(0, 1.02)
+  labels_by_panel = [panel.get_legend_handles_labels() for panel in axes]
+  handles, labels = max(labels_by_panel, key=lambda panel: len(panel[1]))
+  columns = -(-len(labels) // 20)
+  left.figure.legend(handles, labels, loc='outside right upper', fontsize=7, ncols=columns)
 
 
 def _plot_by_layer(axes, values_LxN, label):
-  axes.set(xlabel='layer', ylabel=label)
+  """Plots a dot for each head, the heads of a layer side by side, and their mean as a line."""
   if values_LxN is None:
-    axes.text(0.5, 0.5, 'none', ha='center', transform=axes.transAxes)
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, f'no {label}', ha='center', transform=axes.transAxes)
     return
-  for layer, row in enumerate(values_LxN):
-    axes.scatter([layer] * len(row), row, s=16, color='tab:blue', alpha=0.7)
-  axes.plot(np.mean(values_LxN, axis=1), color='tab:orange', label='mean over heads')
-  axes.set_xticks(range(len(values_LxN)))
-  axes.set_ylim(bottom=0)
+  layers, N = np.arange(len(values_LxN)), len(values_LxN[0])
+  for n, values_L in enumerate(np.transpose(values_LxN)):
+    offset = 0.6 * ((n + 0.5) / N - 0.5)
+    axes.scatter(layers + offset, values_L, s=14, color=figures.color(n), label=f'head {n}')
+  means = np.mean(values_LxN, axis=1)
+  axes.hlines(means, layers - 0.4, layers + 0.4, color='black', linewidth=1, label='mean')
+  axes.set(xlabel='layer', ylabel=label, xlim=(-0.6, layers[-1] + 0.6))
+  axes.xaxis.get_major_locator().set_params(integer=True)
   axes.grid(alpha=0.3)
-  axes.legend()

@@ -43,6 +43,10 @@ class DataConfig:
     None, 'folder of the SuperGLUE files, for fine-tuning', free_on_resume=True
   )
 
+  def __post_init__(self):
+    if self.vocabulary == 'huggingface':  # another name, which is not stored
+      object.__setattr__(self, 'vocabulary', 'tokenizer')
+
   @property
   def is_tfds_corpus(self) -> bool:
     """Whether the corpus is a TFDS dataset such as c4/en (see `tasks.c4`)."""

@@ -177,7 +177,7 @@ def _write_cache(
   if config.vocabulary == 'bytes':
     corpus = dataclasses.replace(corpus, encoding='bytes')
   sizes, digest = _measure(corpus)
-  vocabulary = _create_vocabulary(config, corpus, sizes.get('train', 0))
+  vocabulary = _create_vocabulary(config, corpus, sizes)
   vocabulary.save(folder)
   splits_meta = {}
   with progress.Progress(f'tokenising {corpus.name}', sum(sizes.values()), 'bytes') as bar:
@@ -226,8 +226,9 @@ def _vocabulary_hash(folder: pathlib.Path) -> str:
 
 
 def _create_vocabulary(
-  config: data_config.DataConfig, corpus: corpora.Corpus, train_bytes: int
+  config: data_config.DataConfig, corpus: corpora.Corpus, sizes: dict[str, int]
 ) -> vocabularies.Vocabulary:
+  """Returns the vocabulary of a config, learned from a corpus whose splits have these sizes."""
   if config.vocabulary == 'bytes':
     return vocabularies.ByteVocabulary()
   if config.vocabulary_path is not None:
@@ -236,17 +237,29 @@ def _create_vocabulary(
   if config.vocabulary == 'characters':
     documents = [document for split in corpus.splits.values() for document in split]
     separated = len(documents) > len(corpus.splits)
-    chunks = _read_chunks(documents, corpus.encoding)
+    chunks = _show_progress(_read_chunks(documents, corpus.encoding), sum(sizes.values()))
     return vocabularies.learn_characters(chunks, corpus.encoding, separated)
+  train_bytes = sizes.get('train', 0)
   chunks = _read_chunks(corpus.splits['train'], corpus.encoding)
   if config.vocabulary == 'words':
-    return vocabularies.learn_words(chunks, config.vocabulary_size)
+    return vocabularies.learn_words(_show_progress(chunks, train_bytes), config.vocabulary_size)
   if corpus.train_shards is not None:
     sample = _take_bytes(chunks, vocabularies.MAX_TRAINING_BYTES)
   else:
     step = math.ceil(train_bytes / vocabularies.MAX_TRAINING_BYTES)
     sample = itertools.islice(chunks, 0, None, step)
+  logging.info(
+    'learning the vocabulary from at most %s bytes', f'{vocabularies.MAX_TRAINING_BYTES:,}'
+  )
   return vocabularies.learn_sentencepiece(sample, config.vocabulary_size)
+
+
+def _show_progress(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
+  """Yields the chunks, of that many bytes in all, and shows the progress of learning."""
+  with progress.Progress('learning the vocabulary', size, 'bytes') as bar:
+    for chunk in chunks:
+      yield chunk
+      bar.advance(len(chunk))
 
 
 def _take_bytes(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:

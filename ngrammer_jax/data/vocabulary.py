@@ -100,7 +100,13 @@ class CharacterVocabulary:
     if encoding not in ENCODINGS:
       raise ValueError(f'encoding {encoding!r} is not one of {", ".join(ENCODINGS)}')
     self._characters, self._encoding, self._separated = characters, encoding, separated
-    self._codes = np.array([ord(c) for c in characters], np.uint32)
+    codes = np.array([ord(c) for c in characters], '<u4')
+    # If each character is a byte, texts are not converted to code points.
+    self._are_bytes = encoding == 'latin-1' or codes.max(initial=0) < 128
+    self._codes = codes.astype(np.uint8) if self._are_bytes else codes
+    # Ids by code point. The last entry stands for all higher code points.
+    self._ids = np.full(codes.max(initial=0) + 2, -1, np.int32)
+    self._ids[codes] = np.arange(len(characters))
     self.num_characters, self.size = len(characters), len(characters) + separated
     separator = next((characters.index(c) for c in '\n ' if c in characters), 0)
     self.document_start = len(characters) if separated else separator
@@ -109,22 +115,30 @@ class CharacterVocabulary:
 
   def encode(self, text: bytes) -> np.ndarray:
     """Returns the ids of a text. Raises BadInput for a character outside the vocabulary."""
-    codes = np.frombuffer(text.decode(self._encoding).encode('utf-32-le'), np.uint32)
-    ids = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
-    unknown = codes[self._codes[ids] != codes]
-    if unknown.size:
+    codes = code_points(text, self._encoding)
+    ids = self._ids.take(codes, mode='clip')
+    if ids.min(initial=0) < 0:
+      unknown = codes[np.argmax(ids < 0)]
       raise errors.BadInput(
-        f'{chr(unknown[0])!r} is not among the {len(self._characters)} known characters'
+        f'{chr(unknown)!r} is not among the {len(self._characters)} known characters'
       )
     return ids
 
   def decode(self, ids: Iterable[int]) -> bytes:
-    text = ''.join(self._characters[i] for i in ids if i < len(self._characters))
-    return text.encode(self._encoding)
+    ids = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int32)
+    text = self._codes[ids[ids < self.num_characters]].tobytes()
+    return text if self._are_bytes else text.decode('utf-32-le').encode(self._encoding)
 
   def save(self, folder: pathlib.Path) -> None:
     fields = {'encoding': self._encoding, 'separated': self._separated}
     _write_fields(folder, 'characters', characters=self._characters, **fields)
+
+
+def code_points(text: bytes, encoding: str) -> np.ndarray:
+  """Returns the code points of a text, unsigned integers."""
+  if encoding == 'latin-1' or text.isascii():  # a byte for each character
+    return np.frombuffer(text, np.uint8)
+  return np.frombuffer(text.decode(encoding).encode('utf-32-le'), '<u4')
 
 
 class WordVocabulary:
@@ -404,8 +418,7 @@ def learn_characters(texts: Iterable[bytes], encoding: str, separated: bool) -> 
   """Returns the vocabulary of all characters that occur in the texts, which may be all splits."""
   codes: set[int] = set()
   for text in texts:
-    decoded = text.decode(encoding).encode('utf-32-le')
-    codes.update(np.unique(np.frombuffer(decoded, np.uint32)).tolist())
+    codes.update(np.flatnonzero(np.bincount(code_points(text, encoding))).tolist())
   return CharacterVocabulary(''.join(map(chr, sorted(codes))), encoding, separated)
 
 
@@ -419,7 +432,8 @@ def learn_words(texts: Iterable[bytes], size: int | None) -> WordVocabulary:
   words = [word for word, _ in counts.most_common()]
   if size is not None and size < len(words):
     frequent = [w for w in words if w not in (UNKNOWN, LINE_END)][: size - 2]
-    words = [w for w in words if w in {*frequent, UNKNOWN, LINE_END}]
+    kept = {*frequent, UNKNOWN, LINE_END}
+    words = [w for w in words if w in kept]
   return WordVocabulary(words)
 
 

@@ -62,8 +62,10 @@ def check(config: experiment.Config, state: train_state.TrainState) -> None:
 def warn_of_temporaries(state: train_state.TrainState, compiled: jax.stages.Compiled) -> None:
   """Warns if the train state and the temporary arrays of a compiled call exceed the memory."""
   memory = device_memory(state.step.sharding.mesh)
+  if memory.size is None or compiled.memory_analysis() is None:  # the backend does not say
+    return
   needed = memory.copies * peak_bytes(compiled)
-  if memory.size is not None and needed > memory.size:
+  if needed > memory.size:
     logging.warning(
       'a step needs %s of memory with its activations and gradients, but %s has %s: if it fails, '
       'lower training.batch_size or training.segment_length, raise training.accumulation.parts, '

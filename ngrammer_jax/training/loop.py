@@ -106,7 +106,8 @@ def prepare(
 
   # Devices and programs.
   run = programs.Programs(config, task.vocabulary.size, _make_mesh(config))
-  capacity.check(config, run.abstract)
+  with hosts.collective_errors():  # hosts may differ in their memory
+    capacity.check(config, run.abstract)
   return task, run
 
 

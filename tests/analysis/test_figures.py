@@ -1,8 +1,16 @@
 """Figures of analyses."""
 
+import json
+import math
+import pathlib
+import types
+
+from matplotlib import pyplot
+import numpy as np
 import pytest
 
-from ngrammer_jax.analysis import figures
+from ngrammer_jax import analyze, runs
+from ngrammer_jax.analysis import clusters, curve, figures, spans
 from tests.checks import bad_input
 
 
@@ -31,3 +39,95 @@ def test_unwritable_path_is_reported_before_the_analysis(tmp_path):
 def test_labels_of_tokens_show_spaces_and_line_breaks():
   labels = figures.token_labels(['', ' a', '.\n\n', '\t', '$5'])
   assert labels == ['¶', '_a', '.↵↵', '→', r'\$5']
+
+
+@pytest.fixture
+def panels():
+  """Returns a function that makes the panels of a figure."""
+  yield lambda count: pyplot.subplots(1, count, layout='constrained')[1]
+  pyplot.close('all')
+
+
+def labels_of(axes):
+  return axes.get_legend_handles_labels()[1]
+
+
+def test_names_of_runs_tell_them_apart():
+  workdirs = [pathlib.Path('runs/a/seed_0'), pathlib.Path('runs/b/seed_0')]
+  assert figures.run_labels(workdirs, None) == ['a/seed_0', 'b/seed_0']
+  assert figures.run_labels([*workdirs[:1], pathlib.Path('x')], None) == ['seed_0', 'x']
+  assert figures.run_labels([pathlib.Path('x')] * 2, None) == ['x', 'x']
+  assert figures.run_labels(workdirs, ['first', 'second']) == ['first', 'second']
+  with bad_input(
+    '--label is there 1 times, but --workdir 2 times: set one for each, in the same order, or none'
+  ):
+    figures.run_labels(workdirs, ['first'])
+
+
+def test_the_legend_of_a_curve_has_the_labels(tmp_path, panels):
+  for name in 'ab':
+    (tmp_path / name).mkdir()
+    (tmp_path / name / 'metrics.jsonl').write_text('{"step": 2, "loss": 1}\n')
+  axes, workdirs = panels(1), [tmp_path / name for name in 'ab']
+  curve.plot(workdirs, axes, ['with memory', 'without'])
+  assert labels_of(axes) == ['with memory, training', 'without, training']
+  axes = panels(1)
+  curve.plot(workdirs, axes)
+  assert labels_of(axes) == ['a, training', 'b, training']
+
+
+def test_every_span_is_inside_the_figure_and_has_its_head(panels):
+  result = {'spans': [[32.0, 256.0], [64.0, 40.0]], 'limit': 256, 'along': None}
+  left, right = axes = panels(2)
+  spans.plot(result | {'persistent': None}, axes)
+  assert labels_of(left) == ['head 0', 'head 1', 'mean', 'limit'] and not right.axison
+  dots = np.concatenate([dots.get_offsets() for dots in left.collections[:2]])
+  assert dots[:, 1].tolist() == [32, 64, 256, 40] and len(set(dots[:, 0])) == 4
+  for values, (low, high) in zip(dots.T, (left.get_xlim(), left.get_ylim()), strict=True):
+    assert low < values.min() and values.max() < high
+  assert left.lines[-1].get_ydata() == [256, 256]  # the limit
+  left, right = axes = panels(2)
+  spans.plot({'spans': None, 'along': None, 'persistent': [[0.1, 1.0]]}, axes)
+  assert not left.axison and right.get_ylim()[1] > 1
+  assert [text.get_text() for text in axes[0].figure.legends[0].get_texts()] == [
+    'head 0',
+    'head 1',
+    'mean',
+  ]
+
+
+def test_heads_of_clusters_are_bars_not_points_of_a_line(panels):
+  coherence = {'clusters': 0.2, 'random': 0.0}
+  head = {'members': {0: {'tokens': ['a', 'b']}, 1: {'tokens': ['c']}}}
+  head |= {'coherence': coherence, 'coherence_elsewhere': coherence}
+  head['ngrams'] = {2: {'shared': 0.25}, 3: {'shared': 0.5}}
+  axes = panels(3)
+  clusters.plot({'heads': [head, head]}, axes)
+  _, coherences, collisions = axes
+  assert [bar.get_height() for bar in collisions.patches] == [25, 25, 50, 50]
+  assert not collisions.lines and labels_of(collisions) == ['order 2', 'order 3']
+  assert sorted(labels_of(coherences)) == [
+    'all features',
+    "other heads' features",
+    'random clusters',
+  ]
+  assert coherences.get_ylim()[1] < 0.22  # no empty band
+
+
+def test_an_analysis_that_fails_writes_nothing(tmp_path, monkeypatch):
+  """Here its result has no form in JSON."""
+  run = types.SimpleNamespace(split=lambda name: None)
+  monkeypatch.setattr(runs, 'load_run', lambda *args: run)
+  result = {'step': 4, 'spans': [[math.nan]], 'limit': 8, 'along': None, 'persistent': None}
+  monkeypatch.setattr(spans, 'analyze', lambda *args: result)
+  monkeypatch.setattr(spans, 'format_table', lambda result: 'table')
+  with pytest.raises(ValueError, match='Out of range float'):
+    analyze.main(['spans', f'--workdir={tmp_path}'])
+  assert not list(tmp_path.iterdir())
+  result['spans'] = [[2.0, 8.0]]
+  titles = []
+  monkeypatch.setattr(figures, 'set_title', lambda axes, title: titles.append(title))
+  analyze.main(['spans', f'--workdir={tmp_path}', '--label=short', '--split=test'])
+  assert sorted(path.name for path in tmp_path.iterdir()) == ['spans.json', 'spans.png']
+  assert json.loads((tmp_path / 'spans.json').read_text()) == result
+  assert titles == ['short, step 4, test']

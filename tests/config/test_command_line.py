@@ -69,6 +69,16 @@ def test_variant_is_the_argument_of_the_file(parse, variant, width):
   assert parse(file=f'variants.py{variant}').model.width == width
 
 
+def test_huggingface_is_another_name_of_the_tokenizer(parse, tmp_path):
+  file = tmp_path / 'tokenizer.json'
+  file.touch()
+  path, size = f'--config.data.vocabulary_path={file}', '--config.data.vocabulary_size=None'
+  named, other = (
+    parse(f'--config.data.vocabulary={kind}', path, size) for kind in ('tokenizer', 'huggingface')
+  )
+  assert other == named and other.data.vocabulary == 'tokenizer'
+
+
 def test_a_config_of_the_package_has_a_name(parse, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   load = command_line.load_file

@@ -300,3 +300,19 @@ def test_a_saved_vocabulary_is_loaded_unchanged(kind, sentencepiece, tokenizer, 
   ids = vocabulary.encode(AWKWARD)
   assert loaded.encode(AWKWARD).tolist() == ids.tolist()
   assert loaded.decode(ids) == vocabulary.decode(ids)
+
+
+@each('text, encoding', [('hello\n', 'utf-8'), ('naïve ☃ 日本', 'utf-8'), ('ÿa', 'latin-1')])
+def test_characters_equal_a_loop(text, encoding):
+  """Sorted by code point; a document start, which has the next id, is no text."""
+  vocabulary = vocabularies.learn_characters([text.encode(encoding)], encoding, separated=True)
+  characters = sorted(set(text))
+  expected = [characters.index(c) for c in text]
+  assert vocabulary.encode(text.encode(encoding)).tolist() == expected
+  assert vocabulary.encode(b'').tolist() == [] and vocabulary.decode([]) == b''
+  start = vocabulary.document_start
+  assert start == vocabulary.num_characters == len(characters)
+  assert vocabulary.decode([start, *expected, start]) == text.encode(encoding)
+  for unknown in ('\t', '\xfe', '\U0001f600')[: 2 if encoding == 'latin-1' else 3]:
+    with bad_input(f'{unknown!r} is not among the {len(characters)} known characters'):
+      vocabulary.encode((text + unknown).encode(encoding))

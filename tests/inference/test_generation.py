@@ -132,25 +132,31 @@ def test_generation_matches_full_forward(x64, deterministic_tokens, mesh, bidire
   assert decode_step._cache_size() == 2
 
 
-def test_repetition_penalty_equals_a_loop_over_whole_texts(x64):
-  """Every token of the text so far is penalised, those of the prompt too, but no document start."""
-  config = dataclasses.replace(SHALLOW, ngram=None)
-  variables = model_and_variables(config)[1]
-  logits_of = full_forward(config, 'logits')
-  texts = [prompt.tolist() for prompt in PROMPTS]
+def penalized_answers(logits_of, prompts, penalty, first):
+  """Greedy answers of 8 tokens with a penalty of the tokens of each text from index `first` on."""
+  texts = [list(prompt) for prompt in prompts]
   for _ in range(8):
     tokens_BxT = np.stack([np.pad(text, (0, MAX_LENGTH - len(text))) for text in texts])
     logits_BxTxV = logits_of(tokens_BxT, np.zeros(tokens_BxT.shape, bool))
     for text, logits_TxV in zip(texts, np.asarray(logits_BxTxV), strict=True):
       scores = logits_TxV[len(text) - 1].tolist()
-      for token in set(text[1:]):
-        scores[token] = scores[token] / 3 if scores[token] > 0 else scores[token] * 3
+      for token in set(text[first:]):
+        scores[token] = scores[token] / penalty if scores[token] > 0 else scores[token] * penalty
       text.append(int(np.argmax(scores)))
-  expected = [text[len(prompt) :] for text, prompt in zip(texts, PROMPTS, strict=True)]
-  args = shared_engine(config), variables, PROMPTS, [0, 1, 2]
+  return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
+
+
+def test_repetition_penalty_equals_a_loop_over_whole_texts(x64):
+  """Every token of the text so far is penalised, those of the prompt too, but no document start."""
+  config = dataclasses.replace(SHALLOW, ngram=None)
+  variables, logits_of = model_and_variables(config)[1], full_forward(config, 'logits')
+  prompts = [np.array([start, 3, 5][: 1 + start % 3]) for start in range(V)]
+  expected = penalized_answers(logits_of, prompts, 3, first=1)
+  assert expected != penalized_answers(logits_of, prompts, 3, first=0)
+  assert expected != penalized_answers(logits_of, prompts, 1, first=1)
+  args = shared_engine(config), variables, prompts, list(range(V))
   options = sampling.SamplingConfig(0, repetition_penalty=3.0)
-  assert generate(*args, options, 30, tokens=8) == expected
-  assert generate(*args, GREEDY, 30, tokens=8) != expected
+  assert generate(*args, options, 30, tokens=8, rows=V) == expected
 
 
 def test_prompts_are_padded_to_few_lengths():

@@ -348,7 +348,7 @@ def test_bad_values_are_named():
       "model.recurrent.readout='values' is not one of: none, attention, key_value, "
       'key_value_predict, ngram, recurrent_memory',
     ),
-    ({'recurrent': {'window': 0}}, 'model.recurrent.window=0 must be at least 1'),
+    ({'recurrent': {'window': 0}}, 'model.recurrent.window=0 must be from 1 to 1024'),
     (
       {'recurrent': {}, 'layers': 2},
       'model.layers: only for Transformers, not model.recurrent; use model.layers=4',

@@ -3,9 +3,12 @@
 All tests of this folder run in the same worker, so that TensorFlow is imported only once.
 """
 
+import contextlib
 import importlib
 
 import pytest
+
+from ngrammer_jax import progress
 
 
 @pytest.fixture(scope='session')
@@ -27,3 +30,21 @@ c4 = module_fixture('c4')
 features = module_fixture('superglue.features')
 finetuning = module_fixture('superglue.finetuning')
 registration = module_fixture('superglue.registration')
+
+
+@pytest.fixture
+def shown_progress(monkeypatch):
+  """Returns a list of all progress bars: [description, total, unit, units done]."""
+  shown = []
+
+  class Progress(contextlib.nullcontext):
+    def __init__(self, description, total, unit):
+      super().__init__(self)
+      shown.append([description, total, unit, 0])
+      self._line = shown[-1]
+
+    def advance(self, units):
+      self._line[-1] += units
+
+  monkeypatch.setattr(progress, 'Progress', Progress)
+  return shown

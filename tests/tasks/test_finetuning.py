@@ -258,8 +258,7 @@ def test_vocabulary_path_has_to_be_the_vocabulary_of_the_checkpoint(
     f'init_from={folder / "pretrained"}, which is inherited: omit this flag'
   ):
     resolve(other)
-  (folder / 'run').mkdir()  # resumed, without init_from
-  (folder / 'run' / 'config.json').touch()
+  (folder / 'run' / 'checkpoints' / '2').mkdir(parents=True)  # resumed, without init_from
   assert resolve(same, init_from=None).data == resolve(same).data
   with bad_input(
     f'data.vocabulary_path={other} is not the vocabulary of the checkpoint, '

@@ -55,13 +55,14 @@ def test_tokens_end_with_document_end_and_truncation_keeps_the_question(register
   assert text(truncated.inputs) == 'question: is it' and truncated.inputs[-1] == END
 
 
-def test_training_rows_come_with_the_lengths_before_truncation(register, features):
+def test_training_rows_come_with_the_lengths_before_truncation(register, features, shown_progress):
   lines = superglue_files.rte(5)
   register(lines)
   rows, lengths = features.read_training_rows('rte', 48, 8, False, True)
   texts = [f'rte hypothesis: rain premise: {line["premise"]}' for line in lines]
   assert sorted(lengths) == [len(text) + 1 for text in sorted(texts, key=len)]
   assert rows.valid_BxT.sum(axis=1).max() <= 48 < max(lengths)
+  assert shown_progress[-1] == ['tokenising rte, train', 5, 'examples', 5]
 
 
 def test_spans_of_wsc_can_be_marked_as_in_t5(registration, tmp_path):

@@ -1,6 +1,5 @@
 """Reading SuperGLUE files: all layouts, the TFDS schema, and errors."""
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -195,6 +194,13 @@ MALFORMED = [
   ('record', (0, 'qas'), {}, 'qas is {}, expected a list'),
   ('record', (0, 'qas', 0), 'x', 'qas[0] is "x", expected an object'),
   (
+    'record',
+    (0, 'passage', 'entities'),
+    [],
+    'passage.entities is [], expected at least one entity',
+  ),
+  ('record', (0, 'qas', 1, 'answers'), [], 'qas[1].answers is [], expected at least one answer'),
+  (
     'cb',
     (0, 'label'),
     'unknown',
@@ -278,8 +284,8 @@ NESTED = b'{"idx": 7, "label": "neutral", "hypothesis": "B", "premise": %s}'
       'file again',
     ),
     (b'{"idx": %s}' % (b'9' * 5000), ', line 1 is not JSON: Exceeds the limit .*; download the '),
-    (b'\n \n\t\n\n', ' has no examples, only blank lines: download the file again'),
-    (b'', ' has no examples, only blank lines: download the file again'),
+    (b'\n \n\t\n\n', ' has no examples: download the file again'),
+    (b'', ' has no examples: download the file again'),
     (
       row_with(idx=2) + row_with(premise='C') + b'\n' + row_with(),
       ', line 4: idx 7 is also in line 2, expected a different idx in every example; download the '
@@ -309,19 +315,7 @@ def test_an_option_of_multirc_twice_is_an_error(tmp_path):
     reader.read(tmp_path, 'multirc', 'train')
 
 
-def test_progress_counts_the_bytes_of_a_file(tmp_path, monkeypatch):
-  shown = []
-
-  class Progress(contextlib.nullcontext):
-    def __init__(self, description, total, unit):
-      super().__init__(self)
-      self.line = [description, total, unit, 0]
-      shown.append(self.line)
-
-    def advance(self, units):
-      self.line[-1] += units
-
-  monkeypatch.setattr(reader.progress, 'Progress', Progress)
+def test_progress_counts_the_bytes_of_a_file(tmp_path, shown_progress):
   text = jsonl(LINES['CB']) + '\n\n'
   (tmp_path / 'CB').mkdir()
   (tmp_path / 'CB' / 'train.jsonl').write_text(text)
@@ -330,7 +324,7 @@ def test_progress_counts_the_bytes_of_a_file(tmp_path, monkeypatch):
     reader.read(tmp_path, 'cb', split)
   file = tmp_path / 'CB' / 'train.jsonl'
   size = len(text.encode())
-  assert shown == [
+  assert shown_progress == [
     [f'reading {file}', size, 'bytes', size],
     [f'reading {path}/CB/val.jsonl', size, 'bytes', size],
   ]
@@ -372,6 +366,10 @@ def test_damaged_zip_error_names_the_file(tmp_path, name, damage):
     ('rte', 'train', 2490),
     ('rte', 'validation', 277),
     ('rte', 'test', 3000),
+    ('wic', 'train', 5428),
+    ('wic', 'validation', 638),
+    ('wsc', 'train', 554),
+    ('wsc', 'validation', 104),
     ('axb', 'test', 1104),
     ('axg', 'test', 356),
   ],

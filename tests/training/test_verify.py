@@ -43,7 +43,7 @@ def test_the_table_says_which_are_good(trained_copy, capsys):
   shutil.rmtree(run / 'checkpoints' / '4')
   saved = manifest.read(run / 'checkpoints' / '8')
   manifest.write(run / 'checkpoints' / '8', dataclasses.replace(saved, validation=9.5))
-  analyze.main(['checkpoint', f'--workdir={run}', '--step=12'])
+  analyze.main(['checkpoint', f'--workdir={run}', '--step=12', '--arrays='])
   lines = capsys.readouterr().out.splitlines()
   losses = [manifest.read(run / 'checkpoints' / step).validation for step in ('8', '12')]
   best = losses.index(min(losses))

@@ -98,6 +98,7 @@ def test_a_start_that_was_killed_can_be_repeated(tiny, tmp_path, monkeypatch, gi
   assert workdirs.load_config(tmp_path / 'run') == config
   workdirs.check_text(tmp_path / 'run', config, 'abc')
   workdirs.check_text(tmp_path / 'run', config, 'abd')  # nothing was learned from the text
+  workdirs.check(tmp_path / 'run', tiny(model={'width': 32}))
   (tmp_path / 'run' / 'checkpoints' / '4').mkdir(parents=True)
   with pytest.raises(errors.BadInput, match='was started on another text'):
     workdirs.check_text(tmp_path / 'run', config, 'abd')

@@ -195,9 +195,9 @@ class FinetuneTask:
     They are those of the first `evaluation.max_examples` examples of each task.
     """
     evaluator = make_evaluator(self._config, run.engine, self.vocabulary)
-    first, choosing = slice(self._config.evaluation.max_examples), self._config.finetune.choosing
+    limit, choosing = slice(self._config.evaluation.max_examples), self._config.finetune.choosing
     results = {
-      name: evaluator(state.params, state.codebook, name, examples[first], choosing, report)[0]
+      name: evaluator(state.params, state.codebook, name, examples[limit], choosing, report)[0]
       for name, examples in self._validation.items()
     }
     return evaluation.combine_results(results)

@@ -141,7 +141,7 @@ def read(folder: str | pathlib.Path, config: str, split: str) -> list[dict[str, 
           _check_idx_is_new(example['idx'], location, location_by_idx)
         examples += line_examples
   if not examples:
-    raise errors.BadInput(f'{name} has no examples, only blank lines: {REMEDY}')
+    raise errors.BadInput(f'{name} has no examples: {REMEDY}')
   return examples
 
 
@@ -359,12 +359,16 @@ def _record_examples(split, row):
   """Yields one example per query."""
   passage = row['passage']
   text = passage['text'].read(str)
+  if not passage['entities'].read(list):
+    raise passage['entities'].error('at least one entity')
   entities = {
     text[entity['start'].read(int) : entity['end'].read(int) + 1] for entity in passage['entities']
   }
   for query in row['qas']:
     has_no_answers = split == 'test' and 'answers' not in query.read(dict)
     answers = [] if has_no_answers else query['answers']
+    if split != 'test' and not answers.read(list):
+      raise answers.error('at least one answer')
     yield {
       'passage': text,
       'query': query['query'].read(str),

@@ -1,0 +1,26 @@
+"""Exports a run: python -m ngrammer_jax.export --workdir=DIR --output=FOLDER.
+
+The folder has the config, the vocabulary, and the variables as safetensors. `evaluate`, `generate`,
+`analyze` and `load_run` take it in place of a run directory.
+"""
+
+from ngrammer_jax import files, flags
+
+
+def main(argv: list[str]) -> int:
+  """Writes the folder."""
+  parser = flags.make_parser('export', __doc__)
+  parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
+  parser.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
+  parser.add_argument('--output', type=files.path, required=True, help='a new or empty folder')
+  options = parser.parse_args(argv)
+
+  from ngrammer_jax import runs
+
+  runs.load_run(options.workdir, flags.step(options.step)).export(options.output)
+  print(f'wrote {options.output}')
+  return 0
+
+
+if __name__ == '__main__':
+  flags.run(main)
