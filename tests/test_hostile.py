@@ -4,10 +4,12 @@ import itertools
 import json
 import logging
 import os
+import random
 import shutil
 
 import pytest
 
+from benchmarks import hostile as trial
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs, sharding
 from ngrammer_jax.data import token_cache
@@ -187,3 +189,16 @@ def test_the_lock_of_a_start_that_was_killed_is_no_link(tiny, tmp_path):
   with pytest.raises(errors.BadInput, match='lock is a link to'):
     loop.train(tiny(), tmp_path / 'run')
   assert (tmp_path / 'own').read_text() == 'untouched'
+
+
+def test_drawn_wrong_input_is_refused(trained, tmp_path):
+  """A small part of the trial in `benchmarks/hostile.py`."""
+  shutil.copytree(trained, tmp_path / 'intact')
+  lab = trial.Lab(tmp_path)
+  lab.prepare()
+  for name, draw_case in trial.INPUTS.items():
+    for seed in range(3):
+      result = trial.try_input(lab, draw_case(lab, random.Random(seed)))
+      assert result[0] in trial.GOOD, (name, seed, result)
+  result = trial.try_checkpoint(lab, random.Random(0))
+  assert result[0] in trial.GOOD, result

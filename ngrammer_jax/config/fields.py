@@ -126,16 +126,16 @@ class Key:
   @property
   def block(self) -> type | None:
     """The dataclass of a section, an optional block or a tuple of blocks; None for other values."""
-    kinds = (self._entry_type or kind for kind in self.types)
+    kinds = (self.entry_type or kind for kind in self.types)
     return next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
 
   @property
   def is_tuple_of_blocks(self) -> bool:
     """Whether the value is a tuple of blocks; their keys are `path.0`, `path.1`, ..."""
-    return dataclasses.is_dataclass(self._entry_type)
+    return dataclasses.is_dataclass(self.entry_type)
 
   @property
-  def _entry_type(self) -> type | None:
+  def entry_type(self) -> type | None:
     """The type of the entries of a tuple; None for another value."""
     tuples = (kind for kind in self.types if typing.get_origin(kind) is tuple)
     return next((typing.get_args(kind)[0] for kind in tuples), None)
@@ -166,8 +166,8 @@ class Key:
     Raises:
       BadInput: the value is of another type.
     """
-    if self._entry_type is not None and value is not None:
-      item = dataclasses.replace(self, types=(self._entry_type,))
+    if self.entry_type is not None and value is not None:
+      item = dataclasses.replace(self, types=(self.entry_type,))
       if type(value) in (list, tuple):
         return tuple(map(item.convert, value))
       if type(value) in item.types:
