@@ -7,8 +7,9 @@ from the top of a checkout. Wrong values, flags, files, checkpoints and texts ar
 nothing new on disk, no device. A damaged checkpoint must give the state of an earlier one, bit by
 bit; a bit that turns a valid file into another valid one is harmless.
 
-Then runs of six families, and their evaluation, are ended by SIGKILL or SIGTERM at random times
-and started again: the result must equal that of an undisturbed run, bit by bit.
+Then runs of six families, their evaluation, and with --superglue=DIR a fine-tuning, are ended by
+SIGKILL or SIGTERM at random times and started again: the result must equal that of an undisturbed
+run, bit by bit.
 
 Results are appended to <folder>/results.jsonl: the same command continues where it was stopped. The
 exit status is 1 if anything fell short.
@@ -42,12 +43,18 @@ from ngrammer_jax.config import fields
 from tests import hostile, tiny_run
 from tests.training.helpers import write_config
 
+MAX_TOKENS = '--config.evaluation.max_tokens=2048'
 TINY = (
   *('--config=configs/quickstart.py', '--config.training.steps=40', '--config.model.layers=2'),
   *('--config.model.width=48', '--config.model.feed_forward_width=64', '--config.model.heads=4'),
   *('--config.training.batch_size=4', '--config.training.segment_length=32'),
   *('--config.training.checkpoint_every=10', '--config.training.evaluate_every=20'),
-  *('--config.evaluation.max_tokens=2048', '--config.model.dropout=0.1'),
+  *(MAX_TOKENS, '--config.model.dropout=0.1'),
+)
+FINETUNING = (
+  *('--config=configs/superglue.py:copa', '--config.training.steps=20'),
+  *('--config.training.batch_size=4', '--config.training.checkpoint_every=5'),
+  *('--config.training.evaluate_every=10', '--config.evaluation.max_examples=8'),
 )
 SPAN = (
   *('--config.model.ngram=None', '--config.model.position=shaw'),
@@ -394,19 +401,46 @@ def _is_key(leaf: Any) -> bool:
   return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def disturbed_runs(
-  folder: pathlib.Path, number: signal.Signals, count: int, seed: int, deadline: float
-) -> Iterator[tuple[str, str, str]]:
-  """Ends runs of every family by a signal; yields family, result and moments of each run."""
-  random.seed(seed)
-  for family, options in FAMILIES.items():
-    campaign = folder / f'{family} {number.name}'.replace(' ', '_')
-    arguments = [*TINY, *options]
-    steps = kill_campaign.campaign(campaign, arguments, -(-count // len(FAMILIES)), number)
-    for moments, names in steps:
-      yield family, ('equal' if not names else ', '.join(names)), '; '.join(moments)
-      if time.monotonic() > deadline:
-        return
+def end_runs(
+  lab: Lab, family: str, number: signal.Signals, count: int
+) -> Iterator[tuple[str, str]]:
+  """Ends trainings of a family, and one evaluation; yields result and moment of each signal."""
+  folder = lab.folder / f'{family} {number.name}'.replace(' ', '_')
+  yield from _end(folder, [*TINY, *FAMILIES[family]], number, count - 1, 'train')
+  yield _end_evaluation(folder / 'reference', number)
+
+
+def end_finetuning(
+  lab: Lab, superglue: str, number: signal.Signals, count: int
+) -> Iterator[tuple[str, str]]:
+  """Ends fine-tunings of the first family; yields result and moment of each signal."""
+  pretrained = lab.folder / f'{next(iter(FAMILIES))}_{number.name}' / 'reference'
+  places = f'--config.init_from={pretrained}', f'--config.data.superglue_dir={superglue}'
+  folder = lab.folder / f'finetune_{number.name}'
+  yield from _end(folder, [*FINETUNING, *places], number, count, 'finetune')
+
+
+def _end(folder, arguments, number, count, verb):
+  for moments, names in kill_campaign.campaign(folder, arguments, count, number, verb):
+    for moment in moments:
+      yield ', '.join(names) or 'equal', moment
+
+
+def _end_evaluation(workdir: pathlib.Path, number: signal.Signals) -> tuple[str, str]:
+  """Ends an evaluation by a signal, and repeats it."""
+  evaluate = lambda: kill_campaign.start('evaluate', workdir, ['--split=test', MAX_TOKENS])
+  start_time = time.monotonic()
+  kill_campaign.wait(evaluate(), workdir)
+  seconds = random.uniform(0, time.monotonic() - start_time)
+  path = workdir / 'evaluation' / 'test.json'
+  expected = path.read_bytes()
+  path.unlink()
+  process = evaluate()
+  time.sleep(seconds)
+  process.send_signal(number)
+  process.wait()
+  kill_campaign.wait(evaluate(), workdir)
+  return 'equal' if path.read_bytes() == expected else 'test.json', f'after {seconds:.1f} s'
 
 
 GOOD = ('refused', 'harmless', 'an earlier one', 'equal')
@@ -421,6 +455,7 @@ def main() -> None:
   parser.add_argument('--inputs', type=int, default=1000, help='number of wrong inputs')
   parser.add_argument('--kills', type=int, default=96, help='number of SIGKILLs')
   parser.add_argument('--sigterms', type=int, default=48, help='number of SIGTERMs')
+  parser.add_argument('--superglue', help='folder of SuperGLUE, for the fine-tuning')
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument('--minutes', type=float, default=600, help='time after which it stops')
   options = parser.parse_args()
@@ -448,11 +483,15 @@ def main() -> None:
       continue
     record(kind, number, *attempt())
   for name, count in (('SIGKILL', options.kills), ('SIGTERM', options.sigterms)):
-    previous = sum(result['kind'].startswith(name) for result in results)
-    if count and not previous:
-      disturbed = disturbed_runs(lab.folder, signal.Signals[name], count, options.seed, deadline)
-      for number, (family, result, moments) in enumerate(disturbed):
-        record(f'{name}, {family}', number, result, moments)
+    each, number = -(-count // len(FAMILIES)), signal.Signals[name]
+    trials = {family: end_runs(lab, family, number, each) for family in FAMILIES}
+    if options.superglue is not None:
+      trials['fine-tuning'] = end_finetuning(lab, options.superglue, number, each)
+    for what, signals in trials.items():
+      kind = f'{name}, {what}'
+      if count and time.monotonic() < deadline and kind not in {r['kind'] for r in results}:
+        for i, (result, moment) in enumerate(list(signals)):
+          record(kind, i, result, moment)
   print(format_table(results))
   sys.exit(any(result['result'] not in GOOD for result in results))
 

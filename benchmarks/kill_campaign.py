@@ -23,17 +23,17 @@ import time
 TIME_METRICS = ('tokens_per_second', 'mfu', 'goodput')  # only these may differ
 
 
-def train(workdir: pathlib.Path, arguments: list[str]) -> subprocess.Popen:
-  """Starts training, with its output in a file next to the workdir."""
-  command = [sys.executable, '-m', 'ngrammer_jax.train', f'--workdir={workdir}', *arguments]
+def start(verb: str, workdir: pathlib.Path, arguments: list[str]) -> subprocess.Popen:
+  """Starts a verb, with its output in a file next to the workdir."""
+  command = [sys.executable, '-m', f'ngrammer_jax.{verb}', f'--workdir={workdir}', *arguments]
   with workdir.with_suffix('.log').open('a', encoding='utf-8') as log:
     return subprocess.Popen(command, stdout=log, stderr=log)
 
 
 def wait(process: subprocess.Popen, workdir: pathlib.Path) -> None:
-  """Waits for a run to finish; exits if it fails."""
+  """Waits for a process to finish; exits if it fails."""
   if process.wait():
-    sys.exit(f'training failed with status {process.returncode}, see {workdir}.log')
+    sys.exit(f'{process.args[2]} failed with status {process.returncode}, see {workdir}.log')
 
 
 def records(workdir: pathlib.Path) -> list[dict[str, float]]:
@@ -90,22 +90,27 @@ def differences(workdir: pathlib.Path, reference: pathlib.Path) -> list[str]:
 
 
 def campaign(
-  folder: pathlib.Path, arguments: list[str], count: int, number: signal.Signals = signal.SIGKILL
+  folder: pathlib.Path,
+  arguments: list[str],
+  count: int,
+  number: signal.Signals = signal.SIGKILL,
+  verb: str = 'train',
 ) -> Iterator[tuple[list[str], list[str]]]:
   """Yields, for each run, the moments at which it was ended, and the names of what differs.
 
   Args:
     folder: folder for the workdirs; its content is deleted.
-    arguments: arguments of training.
+    arguments: arguments of the verb.
     count: number of signals.
     number: the signal. A run that gets SIGTERM must end with status 143.
+    verb: train or finetune.
   """
   reference = folder / 'reference'
   shutil.rmtree(folder, ignore_errors=True)
   folder.mkdir(parents=True)
-  start = time.monotonic()
-  wait(train(reference, arguments), reference)
-  seconds = time.monotonic() - start
+  start_time = time.monotonic()
+  wait(start(verb, reference, arguments), reference)
+  seconds = time.monotonic() - start_time
   ended = -number if number == signal.SIGKILL else 128 + number
 
   sent, rounds = 0, 0
@@ -113,7 +118,7 @@ def campaign(
     workdir, moments = folder / f'killed_{rounds}', []
     rounds += 1
     while True:
-      process = train(workdir, arguments)
+      process = start(verb, workdir, arguments)
       if sent == count:
         wait(process, workdir)
         break
@@ -121,7 +126,7 @@ def campaign(
       if process.returncode == 0:
         break
       if process.returncode != ended:
-        sys.exit(f'training ended with status {process.returncode}, see {workdir}.log')
+        sys.exit(f'{verb} ended with status {process.returncode}, see {workdir}.log')
       sent += 1
       moments.append(moment)
     yield moments, differences(workdir, reference)
