@@ -406,7 +406,8 @@ def end_runs(
 ) -> Iterator[tuple[str, str]]:
   """Ends trainings of a family, and one evaluation; yields result and moment of each signal."""
   folder = lab.folder / f'{family} {number.name}'.replace(' ', '_')
-  yield from _end(folder, [*TINY, *FAMILIES[family]], number, count - 1, 'train')
+  cache = f'--compilation_cache={lab.folder / "programs"}'  # processes start faster
+  yield from _end(folder, [*TINY, *FAMILIES[family], cache], number, count - 1, 'train')
   yield _end_evaluation(folder / 'reference', number)
 
 
