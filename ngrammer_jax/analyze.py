@@ -91,8 +91,10 @@ def _curve(options: argparse.Namespace) -> None:
 def _checkpoint(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import checkpoints
 
-  step = options.step or (options.arrays and 'newest')
-  print(checkpoints.format_table(options.workdir, step and flags.step(step), options.arrays))
+  step = None if options.step is None else flags.step(options.step)
+  if step is None and options.arrays is not None:
+    step = 'newest'
+  print(checkpoints.format_table(options.workdir, step, options.arrays))
 
 
 def _cloze(options: argparse.Namespace) -> None:
