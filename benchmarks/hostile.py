@@ -61,6 +61,7 @@ SPAN = (
   *('--config.model.memory.length=64', '--config.model.memory.same_length=memory_alone'),
   *('--config.model.span.limit=64', '--config.model.span.ramp=8'),
 )
+UNUSED_BY_RECURRENT = 'layers=4', 'feed_forward_width=688', 'position=rope'  # the defaults
 FAMILIES = {
   'N-Grammer': ('--config.model.ngram.clusters=32',),
   'Transformer-XL': (
@@ -74,7 +75,8 @@ FAMILIES = {
   ),
   'key-value-predict': (
     *('--config.model.ngram=None', '--config.model.recurrent.readout=key_value_predict'),
-    *('--config.model.tie_embeddings=False', '--config.model.position=none'),
+    *('--config.model.tie_embeddings=False', '--config.model.recurrent.hidden=48'),
+    *(f'--config.model.{key}' for key in UNUSED_BY_RECURRENT),
   ),
   'Engram': (
     *('--config.model.ngram=None', '--config.model.ngram_memories.0.preset=engram'),
