@@ -168,13 +168,14 @@ def test_two_processes_with_ngram_memories_train_as_one(tmp_path, cache):
 @pytest.mark.slow
 @pytest.mark.parametrize('processes', [1, 4])
 def test_what_two_processes_saved_others_restore(tmp_path, cache, processes):
-  train(1, tmp_path / 'reference', devices=4, **SHORT)
-  process = start(2, *TRAIN, f'--workdir={tmp_path}/run', *flags(**SHORT))
+  long = SHORT | {'steps': 60}  # it must not be finished when the signal arrives
+  train(1, tmp_path / 'reference', devices=4, **long)
+  process = start(2, *TRAIN, f'--workdir={tmp_path}/run', *flags(**long))
   wait_for(process, tmp_path / 'run' / 'checkpoints' / '10')
   process.send_signal(signal.SIGTERM)
   output, _ = process.communicate(timeout=120)
   assert process.returncode == 143 and 'stopped by SIGTERM' in output, output
-  assert 'restoring step' in train(processes, tmp_path / 'run', **SHORT)
+  assert 'restoring step' in train(processes, tmp_path / 'run', **long)
   assert losses(tmp_path / 'run') == pytest.approx(losses(tmp_path / 'reference'), rel=1e-4)
 
 
