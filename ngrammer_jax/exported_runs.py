@@ -6,7 +6,6 @@ It has no optimizer state: it can be scored, sampled and analysed by `load_run`,
 """
 
 import pathlib
-import shutil
 from typing import Any
 
 import jax
@@ -14,26 +13,25 @@ import numpy as np
 
 from ngrammer_jax import errors, files
 from ngrammer_jax.interop import safetensors
-from ngrammer_jax.training import checksums
+from ngrammer_jax.training import checksums, workdirs
 from ngrammer_jax.training import state as train_state
 
-VARIABLES = 'model.safetensors'
 
-
-def exists(folder: pathlib.Path) -> bool:
-  """Whether a folder is an exported run."""
-  return (folder / VARIABLES).exists() and not (folder / 'checkpoints').exists()
+def make_folder(folder: pathlib.Path) -> None:
+  """Creates the folder of an export. Raises BadInput if it is remote or not empty."""
+  if files.is_remote(folder):
+    raise errors.BadInput(f'--output={folder} is remote: export to a local folder, and copy it')
+  files.make_output_folder(folder)
+  if any(folder.iterdir()):
+    raise errors.BadInput(f'--output={folder} is not an empty folder; use another one')
 
 
 def save(workdir: pathlib.Path, state: train_state.TrainState, folder: pathlib.Path) -> None:
-  """Exports a run. Raises BadInput if the folder is not empty."""
-  if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-    raise errors.BadInput(f'--output={folder} is not an empty folder; use another one')
-  files.make_folder(folder)
+  """Exports a run to an empty folder."""
   for path in (workdir / 'config.json', workdir / 'corpus.json', *workdir.glob('vocabulary.*')):
-    shutil.copyfile(path, folder / path.name)
+    files.write(folder / path.name, path.read_bytes())
   variables = {'step': state.step, 'params': state.params, 'codebook': state.codebook}
-  safetensors.save(jax.tree.map(np.asarray, variables), folder / VARIABLES)
+  safetensors.save(jax.tree.map(np.asarray, variables), folder / workdirs.EXPORTED)
 
 
 def restore(
@@ -49,20 +47,19 @@ def restore(
   Raises:
     BadInput: the file is damaged or of another model, or it has another step.
   """
-  loaded = checksums.named_leaves(safetensors.load(folder / VARIABLES))
+  loaded = checksums.named_leaves(safetensors.load(folder / workdirs.EXPORTED))
   selected = {'step': abstract.step, 'params': abstract.params, 'codebook': abstract.codebook}
   expected = checksums.named_leaves(selected)
   for name in sorted(loaded.keys() | expected.keys()):
     shapes = [_describe(leaves.get(name)) for leaves in (loaded, expected)]
     if shapes[0] != shapes[1]:
       raise errors.BadInput(
-        f'{folder / VARIABLES} is not of the model in config.json: {name} is {shapes[0]}, expected '
-        f'{shapes[1]}; export the run again'
+        f'{folder / workdirs.EXPORTED} is not of the model in config.json: {name} is {shapes[0]}, '
+        f'expected {shapes[1]}; export the run again'
       )
   if step not in ('newest', 'best', int(loaded['step'])):
     raise errors.BadInput(f'--step={step}: {folder} has only step {int(loaded["step"])}')
-  names = {name: jax.device_put(loaded[name], leaf.sharding) for name, leaf in expected.items()}
-  leaves = [names[name] for name in expected]
+  leaves = [jax.device_put(loaded[name], leaf.sharding) for name, leaf in expected.items()]
   state = jax.tree.unflatten(jax.tree.structure(selected), leaves)
   return abstract.replace(**state, opt_state={}, memory={})
 

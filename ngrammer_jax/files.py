@@ -119,6 +119,14 @@ def make_folder(folder: pathlib.Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
+def make_output_folder(folder: pathlib.Path) -> None:
+  """Creates the folder of --output. Raises BadInput if it cannot be created."""
+  try:
+    make_folder(folder)
+  except OSError as error:
+    raise errors.BadInput(f'--output={folder} cannot be written: {error.strerror}') from error
+
+
 def iter_files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields all files in a folder, recursively."""
   for path in folder.iterdir():

@@ -26,8 +26,8 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
   """Shows the default of every flag that has one, and keeps the lines of the description."""
 
   def _get_help_string(self, action: argparse.Action) -> str | None:
-    has_none = action.default is None or isinstance(action.default, bool)
-    return action.help if has_none else super()._get_help_string(action)
+    has_no_default = action.default is None or isinstance(action.default, bool)
+    return action.help if has_no_default else super()._get_help_string(action)
 
 
 def make_parser(verb: str, description: str) -> argparse.ArgumentParser:

@@ -43,6 +43,7 @@ class Watch:
     self._last_alive: dict[int, float] = {}  # time of the last `alive`, by index
     self._bye_times: dict[int, float] = {}
     self._is_training = self._has_left = False
+    self._lock = threading.Lock()  # no `alive` may follow `quiet`: its end would look like silence
     self._selector = selectors.DefaultSelector()
     for index, connection in connections.items():
       self._selector.register(connection, selectors.EVENT_READ, index)
@@ -56,8 +57,9 @@ class Watch:
     try:
       yield
     finally:
-      self._is_training = False
-      self._send('quiet')
+      with self._lock:
+        self._is_training = False
+        self._send('quiet')
 
   def leave(self) -> None:
     """Says `bye`: this process ends in order, whatever the others do."""
@@ -70,9 +72,11 @@ class Watch:
       for key, _ in self._selector.select(timeout=0.5):
         self._read(key.data)
       now = time.monotonic()
-      if self._is_training and now >= next_beat:
-        self._send('alive')
-        next_beat = now + BEAT_INTERVAL
+      if now >= next_beat:
+        with self._lock:
+          if self._is_training:
+            self._send('alive')
+            next_beat = now + BEAT_INTERVAL
       for index, last_alive in self._last_alive.items():
         if now - last_alive > SILENCE:
           self._lose(index, SILENT)
@@ -148,7 +152,11 @@ def accept(server: socket.socket, token: str, count: int) -> dict[int, socket.so
   while len(connections) < count - 1 and time.monotonic() < deadline:
     connection, _ = server.accept()
     connection.settimeout(CONNECT_TIMEOUT)
-    name, *arguments = _read_line(connection).split() or ['']
+    try:
+      line = _read_line(connection)
+    except OSError:  # a stranger, such as a port scanner
+      line = ''
+    name, *arguments = line.split() or ['']
     if (name, *arguments[:1]) == ('hello', token) and len(arguments) == 2:
       connections[int(arguments[1])] = connection
     else:

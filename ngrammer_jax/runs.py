@@ -82,7 +82,7 @@ class Run:
   @functools.cached_property
   def state(self) -> train_state.TrainState:
     """The train state of the checkpoint. Raises BadInput if there is none."""
-    is_exported = exported_runs.exists(self.workdir)
+    is_exported = workdirs.is_exported(self.workdir)
     step = None if is_exported else self.find_checkpoint()
     abstract = programs.Programs(self.config, self.vocabulary.size, self.mesh).abstract
     if is_exported:
@@ -128,9 +128,12 @@ class Run:
     """Writes config, vocabulary and variables to a folder, which `load_run` reads.
 
     Raises:
-      BadInput: the folder is not empty, or safetensors is not installed.
+      BadInput: the folder is remote, is not empty or cannot be created, or safetensors is not
+        installed.
     """
-    exported_runs.save(self.workdir, self.state, files.path(folder))
+    folder = files.path(folder)
+    exported_runs.make_folder(folder)  # before the checkpoint is loaded
+    exported_runs.save(self.workdir, self.state, folder)
 
   def split(self, name: str) -> token_cache.TokenSplit:
     """Returns a split of the corpus. Raises BadInput if it is not the corpus of the training."""
@@ -159,7 +162,7 @@ class Run:
   def evaluate(self, split: str = 'test', max_tokens: int | None = None) -> dict[str, Any]:
     """Scores a split of the corpus, or its first tokens; see `language_modeling.evaluate`."""
     _check_split(split)
-    if not exported_runs.exists(self.workdir):
+    if not workdirs.is_exported(self.workdir):
       self.find_checkpoint()  # before the corpus is tokenised
     tokens = self.split(split)
     options = dataclasses.replace(self.config.evaluation, max_tokens=max_tokens)

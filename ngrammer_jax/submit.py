@@ -35,25 +35,19 @@ def main(argv: list[str]) -> int:
 
   with hosts.collective_errors():  # everything is checked before any task is answered
     files.check_reachable(options.output)
-    found = leaderboard.find_runs(options.workdir, step)
-    runs_by_task = {
-      task: leaderboard.with_task(found[task], task, superglue_dir) for task in leaderboard.TASKS
+    run_by_task = leaderboard.find_runs(options.workdir, step)
+    run_by_task = {
+      task: leaderboard.with_task(run_by_task[task], task, superglue_dir)
+      for task in leaderboard.TASKS
     }
-    _make_folder(options.output)
-  for run in runs_by_task.values():
+    files.make_output_folder(options.output)
+  for run in run_by_task.values():
     if superglue_dir is None:
       run.log_paths('superglue_dir')
     finetuning.evaluate(run, 'test', options.output)
   if hosts.is_primary():
-    print(f'wrote {len(runs_by_task)} files to {leaderboard.write_zip(options.output)}')
+    print(f'wrote {len(run_by_task)} files to {leaderboard.write_zip(options.output)}')
   return 0
-
-
-def _make_folder(output):
-  try:
-    files.make_folder(output)
-  except OSError as error:
-    raise errors.BadInput(f'--output={output} cannot be written: {error.strerror}') from error
 
 
 def _superglue_dir(overrides: list[tuple[str, str]]) -> str | None:

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import ngrammer_jax
-from ngrammer_jax import export, exported_runs
+from ngrammer_jax import errors, export
 from ngrammer_jax.interop import safetensors
+from ngrammer_jax.training import workdirs
 from tests.checks import bad_input
 
 
@@ -29,6 +30,13 @@ def test_an_exported_run_has_the_variables_of_the_run(trained, one_device, tmp_p
     _ = ngrammer_jax.load_run(folder, 12).state
   with bad_input(f'--output={folder} is not an empty folder; use another one'):
     exported.export(folder)
+  with pytest.raises(errors.BadInput, match='was started on another text'):
+    workdirs.check_text(folder, exported.config, 'abc')
+  with bad_input(
+    f'--workdir={folder} is an exported run, which cannot be resumed: use another workdir, and '
+    f'--config.init_from={folder} to start from it'
+  ):
+    workdirs.check(folder, exported.config)
   fields = json.loads((folder / 'config.json').read_text())
   fields['model']['feed_forward_width'] = 8
   (folder / 'config.json').write_text(json.dumps(fields))
@@ -42,9 +50,9 @@ def test_an_exported_run_has_the_variables_of_the_run(trained, one_device, tmp_p
 
 def test_checkpoints_are_preferred(tmp_path):
   safetensors.save({'a': np.zeros(1)}, tmp_path / 'model.safetensors')
-  assert exported_runs.exists(tmp_path)
+  assert workdirs.is_exported(tmp_path)
   (tmp_path / 'checkpoints').mkdir()
-  assert not exported_runs.exists(tmp_path)
+  assert not workdirs.is_exported(tmp_path)
 
 
 @pytest.mark.slow

@@ -27,8 +27,16 @@ from ngrammer_jax.data import corpora, shards, split_files, text_files
 from ngrammer_jax.data import vocabulary as vocabularies
 
 FORMAT_VERSION = 1  # increase it when the format of the cache files changes
-# What reading a damaged folder may raise.
-DAMAGE = (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)
+# Errors that reading a damaged folder may raise.
+DAMAGE_ERRORS = (
+  OSError,
+  EOFError,
+  ValueError,
+  LookupError,
+  TypeError,
+  AttributeError,
+  RuntimeError,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +102,7 @@ def prepare(
     config: data config.
     open_corpus: opens the corpus. None: open one of `corpora.CORPORA`.
     may_delete: whether damaged and abandoned folders of the cache may be deleted; False if
-      `data.cache_dir` is not what the user has said.
+      the user has not named `data.cache_dir`.
 
   Raises:
     BadInput: the corpus is missing, truncated, empty, has a wrong checksum or is not
@@ -112,7 +120,7 @@ def prepare(
   if folder.exists():
     try:
       return _load(folder, corpus.train_shards)
-    except DAMAGE as error:
+    except DAMAGE_ERRORS as error:
       if getattr(error, 'errno', None) in files.TOO_MANY_OPEN:  # says nothing about the cache
         raise
       if not may_delete:
@@ -312,7 +320,7 @@ def _write_split(corpus, split, vocabulary, folder, bar) -> dict[str, Any]:
 
 
 def _load(folder: pathlib.Path, train_shards: shards.Shards | None) -> TokenCorpus:
-  """Loads a cache folder. Raises OSError, ValueError, KeyError or so if it is damaged."""
+  """Loads a cache folder. Raises one of DAMAGE_ERRORS if it is damaged."""
   meta = json_files.read_object(folder / 'meta.json')
   if _vocabulary_hash(folder) != meta['vocabulary_hash']:
     raise ValueError('the vocabulary has changed')

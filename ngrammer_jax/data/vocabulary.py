@@ -375,7 +375,7 @@ def token_texts(vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
 
 
 # Class, types of the fields of vocabulary.json and name of a further file, by kind.
-LOADED = {
+KINDS = {
   'bytes': (ByteVocabulary, {}, None),
   'characters': (
     CharacterVocabulary,
@@ -394,9 +394,9 @@ def load(folder: pathlib.Path) -> Vocabulary:
   try:
     fields = json_files.read_object(folder / name, MAX_FILE_BYTES)
     kind = fields.pop('kind', None)
-    if type(kind) is not str or kind not in LOADED:
-      raise files.DamagedError(f'kind {kind!r} is not one of {", ".join(LOADED)}')
-    make, types, file_name = LOADED[kind]
+    if type(kind) is not str or kind not in KINDS:
+      raise files.DamagedError(f'kind {kind!r} is not one of {", ".join(KINDS)}')
+    make, types, file_name = KINDS[kind]
     for key, value in fields.items():
       if key not in types or type(value) is not types[key]:
         raise files.DamagedError(f'{key} is unknown, or of a wrong type')
@@ -432,8 +432,8 @@ def learn_words(texts: Iterable[bytes], size: int | None) -> WordVocabulary:
   words = [word for word, _ in counts.most_common()]
   if size is not None and size < len(words):
     frequent = [w for w in words if w not in (UNKNOWN, LINE_END)][: size - 2]
-    kept = {*frequent, UNKNOWN, LINE_END}
-    words = [w for w in words if w in kept]
+    selected = {*frequent, UNKNOWN, LINE_END}
+    words = [w for w in words if w in selected]
   return WordVocabulary(words)
 
 

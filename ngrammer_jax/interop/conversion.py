@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import errors
+from ngrammer_jax.config import fields
 from ngrammer_jax.config import model as model_config
 
 # Options that change how a model or layer is trained or computed, but not its function.
@@ -220,26 +221,18 @@ def check_same_model(config: model_config.ModelConfig, official: model_config.Mo
 
   Options that change only how a model is trained or computed may differ.
   """
-  pair = [
+  # None stands for the default options of these blocks.
+  configs = [
     dataclasses.replace(
-      # None stands for the default options of these blocks.
-      c,
-      positional=c.positions(),
-      attention=c.attention or model_config.AttentionConfig(),
+      c, positional=c.positions(), attention=c.attention or model_config.AttentionConfig()
     )
     for c in (config, official)
   ]
-  problems, blocks = [], [('model.', *pair)]
-  while blocks:
-    path, one, other = blocks.pop(0)
-    for field in dataclasses.fields(other):
-      key, value, expected = f'{path}{field.name}', *(getattr(b, field.name) for b in (one, other))
-      if key.removeprefix('model.') in MODEL_TRAINING_OPTIONS or value == expected:
-        continue
-      if dataclasses.is_dataclass(value) and type(value) is type(expected):
-        blocks.append((f'{key}.', value, expected))
-      else:
-        problems.append(f'{key}={value!r} must be {expected!r} for these official settings')
+  may_differ = lambda key: key.path.removeprefix('model.') in MODEL_TRAINING_OPTIONS
+  problems = [
+    f'{key.path}={value!r} must be {expected!r} for these official settings'
+    for key, value, expected in fields.differences(*configs, 'model.', may_differ)
+  ]
   if problems:
     raise errors.BadInput('\n'.join(problems))
 

@@ -26,18 +26,18 @@ MAX_PARAMETERS = 2**40
 CONTAINER_LIMITS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')
 
 
-class Memory(NamedTuple):
-  """A memory that arrays are in.
+class MemoryLimit(NamedTuple):
+  """The size of the memory of a device or a machine.
 
   Attributes:
-    name: what has the memory, as in `this machine`.
-    size: its size in bytes; None: not known.
-    copies: number of devices whose shards are in it.
+    name: the owner of the memory, for messages: `this machine`.
+    size: size in bytes; None: not known.
+    devices: number of devices whose shards are in it.
   """
 
   name: str
   size: int | None
-  copies: int
+  devices: int
 
 
 def check(config: experiment.Config, state: train_state.TrainState) -> None:
@@ -64,7 +64,7 @@ def warn_of_temporaries(state: train_state.TrainState, compiled: jax.stages.Comp
   memory = device_memory(state.step.sharding.mesh)
   if memory.size is None or compiled.memory_analysis() is None:  # the backend does not say
     return
-  needed = memory.copies * peak_bytes(compiled)
+  needed = memory.devices * peak_bytes(compiled)
   if needed > memory.size:
     logging.warning(
       'a step needs %s of memory with its activations and gradients, but %s has %s: if it fails, '
@@ -81,22 +81,22 @@ def peak_bytes(compiled: jax.stages.Compiled) -> int:
   return m.argument_size_in_bytes + m.temp_size_in_bytes + results
 
 
-def device_memory(mesh: jax.sharding.Mesh) -> Memory:
+def device_memory(mesh: jax.sharding.Mesh) -> MemoryLimit:
   """Returns the memory of one device of a mesh; on CPU that of the machine, for all of them."""
   device = mesh.local_devices[0]
   if device.platform == 'cpu':
     return machine_memory(mesh)
   stats = device.memory_stats() or {}
-  return Memory(f'a device ({device.device_kind})', stats.get('bytes_limit'), 1)
+  return MemoryLimit(f'a device ({device.device_kind})', stats.get('bytes_limit'), 1)
 
 
-def machine_memory(mesh: jax.sharding.Mesh) -> Memory:
+def machine_memory(mesh: jax.sharding.Mesh) -> MemoryLimit:
   """Returns the memory of this machine, or the part of it that its container may use."""
   sizes = [os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')]
   for path in map(pathlib.Path, CONTAINER_LIMITS):
     text = path.read_text().strip() if path.exists() else ''
     sizes += [int(text)] if text.isdecimal() else []
-  return Memory('this machine', min(sizes), len(mesh.local_devices))
+  return MemoryLimit('this machine', min(sizes), len(mesh.local_devices))
 
 
 def format_bytes(size: float) -> str:
@@ -114,8 +114,8 @@ def _check_parameters(state: train_state.TrainState) -> None:
     )
 
 
-def _check_fits(arrays: dict[str, Any], memory: Memory) -> None:
-  needed = memory.copies * sum(map(_shard_bytes, arrays.values()))
+def _check_fits(arrays: dict[str, Any], memory: MemoryLimit) -> None:
+  needed = memory.devices * sum(map(_shard_bytes, arrays.values()))
   if memory.size is None or needed <= memory.size:
     return
   raise errors.BadInput(
@@ -144,18 +144,19 @@ def _batch(config: experiment.Config, mesh: jax.sharding.Mesh) -> dict[str, Any]
 
 def _evaluation(config: experiment.Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
   """Returns the abstract arrays of a segment of validation and of its memory, by name."""
-  model, place = config.evaluation_model(), sharding.rows_sharding(mesh)
+  model, by_row = config.evaluation_model(), sharding.rows_sharding(mesh)
   rows = sharding.round_rows(min(config.training.batch_size, config.evaluation.streams), mesh)
   # Learned spans shorten the cache: its size is not known yet.
   slots = 0 if model.memory is None or model.span is not None else model.memory.length
   memory = jax.eval_shape(lambda: language_model.empty_memory(model, rows, slots) if slots else {})
-  arrays = checksums.named_leaves({'evaluation': sharding.abstract(memory, place)})
-  return arrays | _segments('evaluation', (rows, config.evaluation_length()), place)
+  arrays = checksums.named_leaves({'evaluation': sharding.abstract(memory, by_row)})
+  return arrays | _segments('evaluation', (rows, config.evaluation_length()), by_row)
 
 
-def _segments(name, shape, place) -> dict[str, Any]:
+def _segments(name, shape, array_sharding) -> dict[str, Any]:
   """Returns the abstract arrays of segments, tokens, targets, starts and valid, by name."""
   arrays = zip(streams.Segment._fields, (np.int32, np.int32, np.bool, np.float32), strict=False)
   return {
-    f'{name}/{field}': jax.ShapeDtypeStruct(shape, dtype, sharding=place) for field, dtype in arrays
+    f'{name}/{field}': jax.ShapeDtypeStruct(shape, dtype, sharding=array_sharding)
+    for field, dtype in arrays
   }

@@ -116,7 +116,7 @@ class CheckpointWriter:
     if files.is_remote(self._folder):
       complete = checkpoints.steps(self._workdir)
       for folder in self._folder.glob('*'):
-        if folder.name.isdecimal() and int(folder.name) not in complete:
+        if checkpoints.STEP_NAME.fullmatch(folder.name) and int(folder.name) not in complete:
           folder.rmtree()
 
   def _wait(self) -> None:

@@ -52,7 +52,7 @@ def dry_run(
   rows = {
     'parameters': f'{train_state.count_elements(run.abstract.params):,}',
     'train state': f'{capacity.format_bytes(state_bytes)} (parameters, optimizer, memory)',
-    'peak memory': f'{capacity.format_bytes(memory.copies * needed)} in a step{size}',
+    'peak memory': f'{capacity.format_bytes(memory.devices * needed)} in a step{size}',
     'compilation': progress.format_duration(compilation),
     'step': f'{seconds:.3g} s, {tokens / seconds:,.0f} tokens/s',
     'steps': f'{left:,} of {t.steps:,} left, {tokens:,} tokens each',

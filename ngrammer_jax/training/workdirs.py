@@ -27,10 +27,11 @@ from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.training import checkpoints, train_task
 
 CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'
+EXPORTED = 'model.safetensors'  # the variables of an exported run, see `exported_runs`
 OWN_FILES = ('config', 'corpus', 'vocabulary', 'lock')  # a killed start may leave these
 FILES = (
   *(CONFIG, CORPUS, LOCK, 'vocabulary.json', 'vocabulary.model', 'vocabulary.tokenizer.json'),
-  *('metrics.jsonl', 'goodput.json', 'begun_with.json'),
+  *('metrics.jsonl', 'goodput.json', 'begun_with.json', EXPORTED),
 )
 FOLDERS = ('checkpoints', 'evaluation', 'logs', 'places', 'tensorboard')
 REMEDY = 'restore it from a backup, or use another workdir'
@@ -41,6 +42,11 @@ def check(workdir: pathlib.Path, config: experiment.Config) -> None:
   files.check_reachable(workdir)
   if not files.is_remote(workdir):
     _check_folder(workdir)
+  if is_exported(workdir):
+    raise errors.BadInput(
+      f'--workdir={workdir} is an exported run, which cannot be resumed: use another workdir, and '
+      f'--config.init_from={workdir} to start from it'
+    )
   if (workdir / CONFIG).exists():
     old_config = load_config(workdir)
     if checkpoints.steps(workdir):
@@ -51,6 +57,11 @@ def check(workdir: pathlib.Path, config: experiment.Config) -> None:
     )
   else:
     check_layout(workdir)
+
+
+def is_exported(workdir: pathlib.Path) -> bool:
+  """Whether a folder is an exported run, which has variables but no checkpoints."""
+  return (workdir / EXPORTED).exists() and not (workdir / 'checkpoints').exists()
 
 
 def _check_folder(workdir: pathlib.Path) -> None:
@@ -111,7 +122,7 @@ def translate_damage(workdir: pathlib.Path, name: str, remedy: str = REMEDY) -> 
 
 def check_text(workdir: pathlib.Path, config: experiment.Config, content_hash: str) -> None:
   """Raises BadInput if a workdir was started on other text, or with another vocabulary."""
-  if not checkpoints.steps(workdir):
+  if not checkpoints.steps(workdir) and not is_exported(workdir):
     return  # nothing was learned from a text
   path = workdir / CORPUS
   if not path.exists():

@@ -73,8 +73,8 @@ def test_what_is_too_large_is_refused_and_the_largest_array_named(values, messag
 
 def limit(monkeypatch, device=None, machine=None):
   """Sets the sizes of the memories; without `device`, devices are the processor."""
-  in_machine = lambda mesh: capacity.Memory('this machine', machine, mesh.size)
-  in_device = lambda mesh: capacity.Memory('a device (TPU)', device, 1)
+  in_machine = lambda mesh: capacity.MemoryLimit('this machine', machine, mesh.size)
+  in_device = lambda mesh: capacity.MemoryLimit('a device (TPU)', device, 1)
   monkeypatch.setattr(capacity, 'machine_memory', in_machine)
   monkeypatch.setattr(capacity, 'device_memory', in_device if device else in_machine)
 

@@ -25,26 +25,26 @@ def find_runs(workdirs: Sequence[pathlib.Path], step: int | str) -> dict[str, ru
   Raises:
     BadInput: a task has no run or two runs, or a folder is no fine-tuned run with a checkpoint.
   """
-  found: dict[str, runs.Run] = {}
+  run_by_task: dict[str, runs.Run] = {}
   for workdir in workdirs:
     for folder in _run_folders(workdir):
       run = runs.load_run(folder, step)
       for task in _check_run(run):
         task = 'wsc' if task == 'wsc_simple' else task
-        if task in found:
+        if task in run_by_task:
           raise errors.BadInput(
-            f'--workdir={found[task].workdir} and --workdir={folder} are both runs of {task}: omit '
-            f'one of them'
+            f'--workdir={run_by_task[task].workdir} and --workdir={folder} are both runs of '
+            f'{task}: omit one of them'
           )
-        found[task] = run
-  missing = [task for task in formats.SUPERGLUE_TASKS if task not in found]
+        run_by_task[task] = run
+  missing = [task for task in formats.SUPERGLUE_TASKS if task not in run_by_task]
   if missing:
     raise errors.BadInput(
       f'--workdir={" --workdir=".join(map(str, workdirs))} has no run of {", ".join(missing)}, but '
       f'the leaderboard needs all of {", ".join(formats.SUPERGLUE_TASKS)}: fine-tune the missing '
       f'tasks, and add --workdir=DIR for each'
     )
-  return found | dict.fromkeys(DIAGNOSTICS, found['rte'])
+  return run_by_task | dict.fromkeys(DIAGNOSTICS, run_by_task['rte'])
 
 
 def _run_folders(workdir: pathlib.Path) -> list[pathlib.Path]:
