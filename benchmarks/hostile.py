@@ -1,6 +1,6 @@
 """Tries wrong input on every verb, kills and stops runs, and lists what falls short.
 
-  python -m benchmarks.hostile --folder=/tmp/hostile --inputs=1000 --kills=96 --sigterms=48
+  python -m benchmarks.hostile --folder=/tmp/hostile --inputs=1000 --kills=102 --sigterms=54
 
 from the top of a checkout. Wrong values, flags, files, checkpoints and texts are drawn with
 --seed and tried in this process. Each must be refused: status 2, one sentence that names the thing,
@@ -236,7 +236,9 @@ def wrong_flags(lab: Lab, draw: random.Random) -> Case:
   if flag != '--workdir':
     arguments.append(f'--workdir={lab.run if verb != "train" else lab.run.with_name("new")}')
   name = flag.removeprefix('--').removeprefix('config.')
-  return Case(verb, (*arguments, f'{flag}={text}'), (name, repr(text)[1:-1] or name))
+  return Case(
+    verb, (*arguments, f'{flag}={text}'), (name, *([repr(text)[1:-1]] if len(text) > 3 else []))
+  )
 
 
 def _required(lab: Lab, verb: str) -> list[str]:
@@ -297,7 +299,7 @@ def flipped_bits(lab: Lab, draw: random.Random) -> Case:
       content[place : place + 8] = draw.randbytes(8)
     (lab.run / file).write_bytes(content)
 
-  names = file, 'model.', 'training.', 'data.', 'evaluation.', 'optimizer.', 'mesh.', 'workdir'
+  names = file, 'model.', 'training.', 'data.', 'evaluation.', 'optimizer.', 'mesh.'
   return dataclasses.replace(_damage(lab, draw, file, damage, names), may_be_harmless=True)
 
 
@@ -456,8 +458,8 @@ def main() -> None:
   )
   parser.add_argument('--folder', type=pathlib.Path, required=True, help='folder of the trial')
   parser.add_argument('--inputs', type=int, default=1000, help='number of wrong inputs')
-  parser.add_argument('--kills', type=int, default=96, help='number of SIGKILLs')
-  parser.add_argument('--sigterms', type=int, default=48, help='number of SIGTERMs')
+  parser.add_argument('--kills', type=int, default=102, help='number of SIGKILLs')
+  parser.add_argument('--sigterms', type=int, default=54, help='number of SIGTERMs')
   parser.add_argument('--superglue', help='folder of SuperGLUE, for the fine-tuning')
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument('--minutes', type=float, default=600, help='time after which it stops')
@@ -465,6 +467,7 @@ def main() -> None:
   deadline = time.monotonic() + 60 * options.minutes
   lab = Lab(options.folder.resolve())
   lab.prepare()
+  random.seed(options.seed)  # of the moments of signals
   results = _read(lab.folder)
   done = {(result['kind'], result['number']) for result in results}
 

@@ -24,7 +24,8 @@ import time
 CONNECT_TIMEOUT = 30  # seconds for all processes to connect
 BEAT_INTERVAL = 5  # seconds between two `alive`
 SILENCE = 45  # seconds without `alive` after which a process is lost; less than the limit of JAX
-LEAVE_TIMEOUT = 10  # seconds from the `bye` of one process to the end of training in all
+# Seconds from the `bye` of one process to the end of training in all, which may still save.
+LEAVE_TIMEOUT = 60
 KILLED = 'was killed or failed'
 SILENT = f'has not answered for {SILENCE} s'
 LEFT = 'has ended before the others, see its log'
