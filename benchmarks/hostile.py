@@ -237,7 +237,9 @@ def wrong_flags(lab: Lab, draw: random.Random) -> Case:
     arguments.append(f'--workdir={lab.run if verb != "train" else lab.run.with_name("new")}')
   name = flag.removeprefix('--').removeprefix('config.')
   return Case(
-    verb, (*arguments, f'{flag}={text}'), (name, *([repr(text)[1:-1]] if len(text) > 3 else []))
+    verb,
+    (*arguments, f'{flag}={text}'),
+    (name, 'curve.png', *([repr(text)[1:-1]] if len(text) > 2 else [])),
   )
 
 

@@ -245,5 +245,6 @@ def test_a_fine_tuning_begins_and_ends_there(tiny, bucket, tmp_path):
   assert not evaluate.main([f'--workdir={bucket}/rte', '--split=test'])
   evaluation = files.path(f'{bucket}/rte/evaluation')
   assert {path.name for path in evaluation.iterdir()} == {
-    *('test.json', 'validation.json', 'validation_best.json', 'RTE.jsonl')
+    *('test.json', 'validation.json', 'validation_best.json', 'RTE.jsonl'),
+    *(f'{name}_answers.jsonl' for name in ('test', 'validation', 'validation_best')),
   }

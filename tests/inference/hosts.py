@@ -45,7 +45,7 @@ def evaluate() -> dict[str, Any]:
   engine = inference.Engine(model, mesh)
   evaluator = evaluation.Evaluator(engine, vocabulary.ByteVocabulary(), 4, 64, 12)
   answers = {
-    choosing: evaluator(params, {}, 'record', examples, choosing)[1]
+    choosing: [answer.value for answer in evaluator(params, {}, 'record', examples, choosing)[1]]
     for choosing in ('rank', 'greedy')
   }
   texts = [np.arange(10), np.arange(30)]
