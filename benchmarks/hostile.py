@@ -420,8 +420,9 @@ def end_runs(
 def end_finetuning(
   lab: Lab, superglue: str, number: signal.Signals, count: int
 ) -> Iterator[tuple[str, str]]:
-  """Ends fine-tunings of the first family; yields result and moment of each signal."""
-  pretrained = lab.folder / f'{next(iter(FAMILIES))}_{number.name}' / 'reference'
+  """Ends fine-tunings of a small N-Grammer; yields result and moment of each signal."""
+  pretrained = lab.folder / 'pretrained'
+  kill_campaign.wait(kill_campaign.start('train', pretrained, list(TINY)), pretrained)
   places = f'--config.init_from={pretrained}', f'--config.data.superglue_dir={superglue}'
   folder = lab.folder / f'finetune_{number.name}'
   yield from _end(folder, [*FINETUNING, *places], number, count, 'finetune')
