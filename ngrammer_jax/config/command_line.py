@@ -64,6 +64,8 @@ def add_list(parser: argparse.ArgumentParser) -> None:
   """Adds --list, which needs no other flag."""
 
   class PrintList(argparse.Action):
+    """Prints the list as soon as the flag is read, as --help and --version do."""
+
     def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
       print(catalog.format_list())
       parser.exit()

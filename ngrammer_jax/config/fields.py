@@ -193,8 +193,8 @@ class Key:
         continue
       text = format_value(item)
       is_one_of_several = isinstance(value, tuple) and len(value) > 1
-      whole = f'{format_value(value)}: {text}' if is_one_of_several else text
-      subject = f'{self.path}={whole}'
+      shown = f'{format_value(value)}: {text}' if is_one_of_several else text
+      subject = f'{self.path}={shown}'
       if isinstance(item, float) and not math.isfinite(item):
         raise errors.BadInput(f'{subject} must be finite')
       if self.rules.exceeds_max_int(item):

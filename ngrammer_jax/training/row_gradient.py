@@ -116,7 +116,7 @@ def _perturbations(loss, params, by_path, parts):
     shapes = [lookup.rows_Bx.shape for lookup in lookups]
     total = parts * sum(map(math.prod, shapes))  # all of them are kept
     by_rows = [table.prefers_rows(V, shapes[0][0], total, each.exchange) for each in lookups]
-    if all(by_rows) or host_memory.contains(by_path[path]):
+    if all(by_rows):
       # Minus zero: a value plus it has the same bits, also if it is minus zero.
       perturbations[path] = tuple(jnp.full((*shape, E), -0.0, dtype) for shape in shapes)
   return perturbations
