@@ -7,6 +7,7 @@ Synthetic questions from its raw books: --cloze=/path/to/CBTest --cloze_made=500
 """
 
 import dataclasses
+import logging
 import pathlib
 import signal
 
@@ -52,8 +53,11 @@ def main(argv: list[str]) -> int:
   config = command_line.override(run.config, overrides, 'evaluation')
   run = dataclasses.replace(run, config=config)
   # The limit of validation during training does not apply, unless it is set on this command line.
-  is_limited = any(key == 'evaluation.max_tokens' for key, _ in overrides)
-  result = run.evaluate(options.split, config.evaluation.max_tokens if is_limited else None)
+  limit = config.evaluation.max_tokens
+  if limit is not None and not any(key == 'evaluation.max_tokens' for key, _ in overrides):
+    limit = None
+    logging.info('the whole split is evaluated, also if validation in training was limited')
+  result = run.evaluate(options.split, limit)
   language_modeling.save(result, path)
   if not hosts.is_primary():
     return 0

@@ -14,6 +14,7 @@ def main(argv: list[str]) -> int:
   """Fine-tunes on one task, or on all tasks one by one, and prints the table."""
   parser = flags.make_parser('finetune', __doc__)
   parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
+  flags.add_dry_run(parser)
   flags.add_watchdog(parser)
   flags.add_trace(parser)
   flags.add_cache(parser)
@@ -27,7 +28,7 @@ def main(argv: list[str]) -> int:
 
   from ngrammer_jax.inference import language_modeling
   from ngrammer_jax.tasks.superglue import evaluation, finetuning
-  from ngrammer_jax.training import loop
+  from ngrammer_jax.training import dry_run, loop
 
   task = config.finetune.task if config.finetune else None
   tasks = _configs_by_task(config, options.config, overrides)
@@ -39,10 +40,15 @@ def main(argv: list[str]) -> int:
       finetuning.check_examples(configs[name])
   for name, workdir in workdirs.items():
     make_task = functools.partial(finetuning.FinetuneTask, workdir=workdir)
+    if options.dry_run:
+      table = dry_run.dry_run(configs[name], workdir, make_task)
+      if hosts.is_primary():
+        print(f'{name}\n{table}')
+      continue
     loop.train(configs[name], workdir, make_task, options.watchdog, options.trace)
     for step, result in _evaluate_checkpoints(workdir).items():
       results.setdefault(step, {}).update(evaluation.results_by_task(result))
-  if not hosts.is_primary():
+  if options.dry_run or not hosts.is_primary():
     return 0
   for step, task_results in results.items():
     if task == 'all':

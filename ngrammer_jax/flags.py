@@ -1,8 +1,9 @@
 """Exit statuses, logging and flags of all verbs."""
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import difflib
 import logging
 import os
 import resource
@@ -30,9 +31,25 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
     return action.help if has_no_default else super()._get_help_string(action)
 
 
+class Parser(argparse.ArgumentParser):
+  """Names the flag that an unknown one may have been meant to be."""
+
+  def parse_known_args(self, args: Sequence[str], namespace: argparse.Namespace | None = None):
+    if self._subparsers is None:  # else most flags are those of a subparser
+      self._check_flags([argument.partition('=')[0] for argument in args])
+    return super().parse_known_args(args, namespace)
+
+  def _check_flags(self, names: list[str]) -> None:
+    flags = [flag for action in self._actions for flag in action.option_strings]
+    for name in names:
+      is_unknown = name.startswith('--') and not any(flag.startswith(name) for flag in flags)
+      if is_unknown and (near := difflib.get_close_matches(name, flags, n=1)):
+        self.error(f'no flag {name}: did you mean {near[0]}?')
+
+
 def make_parser(verb: str, description: str) -> argparse.ArgumentParser:
   """Returns the parser of a verb, with --version."""
-  parser = argparse.ArgumentParser(
+  parser = Parser(
     prog=f'python -m ngrammer_jax.{verb}', description=description, formatter_class=HelpFormatter
   )
   add_version(parser)
@@ -195,6 +212,15 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
     type=use_cache,
     metavar='DIR',
     help='persistent compilation cache directory',
+  )
+
+
+def add_dry_run(parser: argparse.ArgumentParser) -> None:
+  """Adds --dry_run."""
+  parser.add_argument(
+    '--dry_run',
+    action='store_true',
+    help='prepare the training, print its parameters, memory and expected time, and exit',
   )
 
 

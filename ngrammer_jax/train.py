@@ -8,11 +8,7 @@ def main(argv: list[str]) -> int:
   """Trains, or reports that the run is already finished."""
   parser = flags.make_parser('train', __doc__)
   parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
-  parser.add_argument(
-    '--dry_run',
-    action='store_true',
-    help='prepare the training, print its parameters, memory and expected time, and exit',
-  )
+  flags.add_dry_run(parser)
   flags.add_watchdog(parser)
   flags.add_trace(parser)
   flags.add_cache(parser)

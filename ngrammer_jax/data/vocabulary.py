@@ -401,6 +401,8 @@ def load(folder: pathlib.Path) -> Vocabulary:
       if key not in types or type(value) is not types[key]:
         raise files.DamagedError(f'{key} is unknown, or of a wrong type')
     if file_name is None:
+      if missing := types.keys() - fields.keys():
+        raise files.DamagedError(f'{", ".join(sorted(missing))} missing')
       return make(**fields)
     name = file_name
     return make(files.read(folder / name, MAX_FILE_BYTES), **fields)

@@ -144,7 +144,8 @@ def restore_newest(
         continue
       if not isinstance(error, manifest.CorruptError):
         raise
-      logging.warning('checkpoint %s is corrupt: %s; falling back to the previous', folder, error)
+      fallback = '; falling back to the previous' if candidates[1:] else ''
+      logging.warning('checkpoint %s is corrupt: %s%s', folder, error, fallback)
       corrupt[step] = str(error)
       continue
     if set_aside:

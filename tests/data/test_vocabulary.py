@@ -302,6 +302,15 @@ def test_a_saved_vocabulary_is_loaded_unchanged(kind, sentencepiece, tokenizer, 
   assert loaded.decode(ids) == vocabulary.decode(ids)
 
 
+def test_a_missing_field_is_named(tmp_path):
+  (tmp_path / 'vocabulary.json').write_text('{"kind": "characters", "encoding": "utf-8"}')
+  with bad_input(
+    f'{tmp_path} has no intact vocabulary (vocabulary.json: characters, separated missing); the '
+    f'training command writes it again if steps are left'
+  ):
+    vocabularies.load(tmp_path)
+
+
 @each('text, encoding', [('hello\n', 'utf-8'), ('naïve ☃ 日本', 'utf-8'), ('ÿa', 'latin-1')])
 def test_characters_equal_a_loop(text, encoding):
   """Sorted by code point; a document start, which has the next id, is no text."""

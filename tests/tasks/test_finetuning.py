@@ -179,6 +179,21 @@ def test_record_answers_are_generated_or_ranked(folder):
   assert scores['protocol']['choosing'] == 'rank' and scores['f1'] == scores['exact_match']
 
 
+def test_dry_run_prepares_every_task_and_trains_none(folder, monkeypatch, capsys):
+  prepared = []
+
+  def dry_run(config, workdir, make_task):
+    prepared.append((config.finetune.task, workdir.name, make_task(config).vocabulary.size))
+    return 'a table'
+
+  monkeypatch.setattr('ngrammer_jax.training.dry_run.dry_run', dry_run)
+  monkeypatch.setattr(loop, 'train', lambda *_: pytest.fail('trained'))
+  assert finetune.main([*arguments(folder, 'run'), '--dry_run']) == 0
+  (entry,) = prepared
+  assert entry[:2] == ('rte', 'run') and capsys.readouterr().out == 'rte\na table\n'
+  assert not (folder / 'run').exists()
+
+
 def test_input_errors_are_raised_before_training(folder):
   with bad_input('set init_from to the workdir of a trained run: --config.init_from=DIR'):
     finetune.main(arguments(folder, 'run', init_from=None))

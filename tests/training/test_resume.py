@@ -42,7 +42,7 @@ def test_a_damaged_checkpoint_costs_some_steps_and_no_bit(
   assert f'12 is corrupt: {name} was changed: wrong checksum; falling back' in caplog.text
 
 
-def test_training_never_starts_again_from_scratch_by_itself(trained, trained_copy):
+def test_training_never_starts_again_from_scratch_by_itself(trained, trained_copy, caplog):
   run = trained_copy
   before = (run / 'metrics.jsonl').read_bytes()
   (run / 'checkpoints' / '12' / 'manifest.json').unlink()
@@ -57,6 +57,8 @@ def test_training_never_starts_again_from_scratch_by_itself(trained, trained_cop
       'copy its checkpoints from a backup, or start again with another --workdir'
     ):
       loop.train(shared_config(trained), run)
+    *_, middle, last = [r.getMessage() for r in caplog.records if 'is corrupt' in r.getMessage()]
+    assert middle.endswith('; falling back to the previous') and 'falling back' not in last
     assert names(run) == ['12', '4', '8']
     assert (run / 'metrics.jsonl').read_bytes() == before
 
