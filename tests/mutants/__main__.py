@@ -1,8 +1,8 @@
 """Applies each mutant in a copy and runs the quick tests on it: python -m tests.mutants [NAME ...].
 
 Tests that mirror the folder of the changed file run first, for every mutant; then all others for
-those that survived. Both stop at the first failure. Results are written after every mutant, and a
-run that was stopped resumes from them.
+those that survived. Both stop at the first failure; the test that failed has to pass without the
+mutant. Results are written after every mutant, and a run that was stopped resumes from them.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from tests import mutants
 
 # The tests need nothing else.
 COPIED = ('ngrammer_jax', 'configs', 'launch', 'benchmarks', 'docs', 'notebooks', 'tests')
-FILES = ('README.md', 'CONTRIBUTING.md', 'setup.py', 'pyproject.toml', 'LICENSE')
+FILES = ('README.md', 'CONTRIBUTING.md', 'setup.py', 'pyproject.toml', 'LICENSE', '.dockerignore')
 CACHES = shutil.ignore_patterns('__pycache__', '*.pyc')
 
 
@@ -112,7 +112,12 @@ def try_mutant(mutant: mutants.Mutant | None, stage: str, timeout: float) -> dic
     if mutant is None:
       return run_tests(['tests'], root, timeout)
     (root / mutant.file).write_text(mutant.mutated(), encoding='utf-8')
-    return {'stage': stage, **run_tests(STAGES[stage](mutant.file), root, timeout)}
+    result = {'stage': stage, **run_tests(STAGES[stage](mutant.file), root, timeout)}
+    if '::' in (result['caught_by'] or ''):
+      shutil.copy(mutants.ROOT / mutant.file, root / mutant.file)
+      if run_tests([result['caught_by']], root, timeout)['caught_by']:
+        raise SystemExit(f'error: {result["caught_by"]} fails without {mutant.name} too')
+    return result
 
 
 class Results:
