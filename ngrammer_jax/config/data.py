@@ -75,11 +75,6 @@ class DataConfig:
         f'data.corpus={self.corpus!r} is tokenised during training, but data.vocabulary='
         f'{self.vocabulary!r} needs the whole text in advance: use sentencepiece or bytes'
       )
-    if self.corpus == 'enwik8' and self.vocabulary != 'characters':
-      raise errors.BadInput(
-        'data.corpus="enwik8" has bytes as symbols, and its splits may end inside a UTF-8 '
-        'character: use data.vocabulary=characters, or data.corpus=text for other vocabularies'
-      )
 
   def _check_vocabulary_size(self) -> None:
     size = self.vocabulary_size

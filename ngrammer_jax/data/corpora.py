@@ -31,7 +31,7 @@ class Corpus:
     name: name of the corpus.
     files: the files that it is read from.
     splits: the documents of each split.
-    encoding: character encoding of the files.
+    encoding: encoding of the characters of a character vocabulary; latin-1: each byte is one.
     is_altered: the documents are not the raw text of the files, so bits per byte are undefined.
     verify: checks the files against published checksums, if there are any.
     train_shards: shards of the training split, if it is tokenised during training.
@@ -120,7 +120,6 @@ def _enwik8(root: pathlib.Path, newlines: str) -> Corpus:
     split: (Document(document.name, functools.partial(convert_newlines, document)),)
     for split, (document,) in raw.splits.items()
   }
-  # Its symbols are bytes: a split may end inside a UTF-8 character.
   return dataclasses.replace(raw, splits=splits, encoding='latin-1', is_altered=newlines != 'keep')
 
 

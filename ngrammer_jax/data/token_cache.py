@@ -182,8 +182,9 @@ def _write_cache(
 ) -> None:
   """Learns the vocabulary and tokenises all splits into an empty folder."""
   logging.info('preparing %s into %s', corpus.name, folder.parent)
-  if config.vocabulary == 'bytes':
-    corpus = dataclasses.replace(corpus, encoding='bytes')
+  # Characters of enwik8 are bytes by convention; all other vocabularies read UTF-8.
+  encodings = {'bytes': 'bytes', 'characters': corpus.encoding}
+  corpus = dataclasses.replace(corpus, encoding=encodings.get(config.vocabulary, 'utf-8'))
   sizes, digest = _measure(corpus)
   vocabulary = _create_vocabulary(config, corpus, sizes)
   vocabulary.save(folder)

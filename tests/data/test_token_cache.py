@@ -158,6 +158,17 @@ def test_enwik8_newline_conventions_have_separate_caches(
   assert text_bytes(corpus) == [tokens if is_raw else None] * 3
 
 
+def test_characters_of_enwik8_are_bytes_but_words_are_not(tmp_path, monkeypatch):
+  path, text = tmp_path / 'enwik8', 'caf\u00e9 caf\u00e9\n'
+  path.write_bytes(b'')
+  monkeypatch.setattr(corpus_files, '_verify_published_file', lambda name, path: None)
+  monkeypatch.setattr(text_files, 'byte_range', lambda *_: iter([text.encode()]))
+  prepare = lambda kind: token_cache.prepare(data_config.DataConfig('enwik8', str(path), kind))
+  assert token_counts(prepare('characters')) == [12] * 3
+  words = prepare('words')
+  assert token_counts(words) == [3] * 3 and words.vocabulary.decode([0]) == 'caf\u00e9'.encode()
+
+
 @pytest.mark.parametrize('size, dtype', [(1 << 16, np.uint16), ((1 << 16) + 1, np.uint32)])
 def test_ids_have_16_bits_if_the_vocabulary_fits(text, monkeypatch, size, dtype):
   monkeypatch.setattr(vocabularies.ByteVocabulary, 'size', size)
@@ -522,11 +533,6 @@ def test_the_first_input_of_a_document_is_its_separator():
       {'vocabulary': 'tokenizer', 'vocabulary_path': __file__, 'vocabulary_size': 300},
       f'data.vocabulary_size=300 cannot be combined with data.vocabulary_path={__file__!r}; add '
       f'data.vocabulary_size=None',
-    ),
-    (
-      {'corpus': 'enwik8', 'vocabulary': 'sentencepiece'},
-      'data.corpus="enwik8" has bytes as symbols, and its splits may end inside a UTF-8 character: '
-      'use data.vocabulary=characters, or data.corpus=text for other vocabularies',
     ),
     (
       {'vocabulary': 'sentencepiece', 'vocabulary_size': 100_000},
