@@ -118,7 +118,8 @@ def campaign(
     workdir, moments = folder / f'killed_{rounds}', []
     rounds += 1
     while True:
-      start_time = time.monotonic()
+      start_time, log = time.monotonic(), workdir.with_suffix('.log')
+      log_size = log.stat().st_size if log.exists() else 0
       process = start(verb, workdir, arguments)
       if sent == count:
         wait(process, workdir)
@@ -127,7 +128,9 @@ def campaign(
       if process.returncode == 0:  # not ended: the program is compiled by now
         seconds = min(seconds, time.monotonic() - start_time)
         break
-      if process.returncode != ended:
+      # In the first instant Python has not yet loaded the program, which handles SIGTERM.
+      is_unloaded = process.returncode == -number and log.stat().st_size == log_size
+      if process.returncode != ended and not is_unloaded:
         sys.exit(f'{verb} ended with status {process.returncode}, see {workdir}.log')
       sent += 1
       moments.append(moment)
