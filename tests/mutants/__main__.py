@@ -24,7 +24,7 @@ from typing import Any
 from tests import mutants
 
 # The tests need nothing else.
-COPIED = ('ngrammer_jax', 'configs', 'launch', 'benchmarks', 'docs', 'notebooks', 'tests')
+COPIED = 'ngrammer_jax configs launch benchmarks studies docs notebooks tests'.split()
 FILES = ('README.md', 'CONTRIBUTING.md', 'setup.py', 'pyproject.toml', 'LICENSE', '.dockerignore')
 CACHES = shutil.ignore_patterns('__pycache__', '*.pyc')
 

@@ -1,0 +1,9 @@
+"""What each memory is worth: the runs behind docs/results.md.
+
+`ngram_memories` and the other config files hold the models, `cells` the runs of each table, and
+`results.jsonl` one line for each finished run. From the top of a checkout,
+
+  python -m studies.run --data=/path/to/corpora
+
+trains the runs that are missing, and `python -m studies.report` writes the tables and figures.
+"""

@@ -1,0 +1,97 @@
+"""The runs of each table of docs/results.md, in the order in which they are trained.
+
+A cell is one run: a config, a seed and a learning rate. Learning rates are tuned first, alike for
+all methods: on seed 0, for a quarter of the steps. A control has that of its method.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+import dataclasses
+from typing import Any
+
+from studies import ngram_memories
+
+LEARNING_RATES = (2e-3, 4e-3, 8e-3)
+TUNING_STEPS = 500
+SEEDS = (0, 1, 2)
+CONTROLLED = ('engram', 'ngrammer')
+SCALED = ('ngrammer', 'over_encoding', 'engram')
+
+Result = Mapping[str, Any]  # a line of results.jsonl
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+  """One run.
+
+  Attributes:
+    table: table of docs/results.md.
+    model: variant of the config file.
+    seed: seed of the run.
+    learning_rate: learning rate of the dense weights.
+    steps: number of steps. None: that of the config.
+  """
+
+  table: str
+  model: str
+  seed: int
+  learning_rate: float
+  steps: int | None = None
+
+  @property
+  def name(self) -> str:
+    """Name of the cell and of its workdir."""
+    return f'{self.table}.{self.model}.lr{self.learning_rate:g}.seed{self.seed}'
+
+  @property
+  def flags(self) -> list[str]:
+    """Flags of the training, without those of the machine."""
+    changes = {'seed': self.seed, 'optimizer.learning_rate': self.learning_rate}
+    if self.steps is not None:
+      changes['training.steps'] = self.steps
+    overrides = [f'--config.{key}={value}' for key, value in changes.items()]
+    return [f'--config=studies/ngram_memories.py:{self.model}', *overrides]
+
+
+def tuned(results: Iterable[Result], method: str) -> float | None:
+  """Returns the best learning rate of a method; None before all have been tried."""
+  losses = {
+    result['learning_rate']: result['validation']['bits_per_byte']
+    for result in results
+    if (result['table'], result['model']) == ('tuning', method)
+  }
+  return min(losses, key=losses.__getitem__) if losses.keys() >= set(LEARNING_RATES) else None
+
+
+def missing(results: Iterable[Result]) -> Iterator[Cell]:
+  """Yields the cells that have no result and whose learning rate is known, the first ones first."""
+  results = list(results)
+  done = {result['cell'] for result in results}
+  yield from (cell for cell in _all(results) if cell.name not in done)
+
+
+def _all(results: list[Result]) -> Iterator[Cell]:
+  for method in ngram_memories.METHODS:
+    for rate in LEARNING_RATES:
+      yield Cell('tuning', method, 0, rate, TUNING_STEPS)
+  rates = {method: tuned(results, method) for method in ngram_memories.METHODS}
+  for table, method, model, seed in _trained():
+    if rates[method] is not None:
+      yield Cell(table, model, seed, rates[method])
+
+
+def _trained() -> Iterator[tuple[str, str, str, int]]:
+  """Yields the table, method, model and seed of all runs with a tuned learning rate."""
+  for seed in SEEDS:
+    for method in ngram_memories.METHODS:
+      yield 'main', method, method, seed
+  for seed in SEEDS:
+    for control in ('few_rows', 'frozen', 'unigrams'):
+      for method in CONTROLLED:
+        yield 'controls', method, f'{method}_{control}', seed
+  for control in ('displaced', 'half_gate', 'plain_join', 'kv_plus_one', 'adam'):
+    for method in CONTROLLED:
+      if method == 'engram' or control in ('displaced', 'adam'):  # the others are of the gate
+        yield 'controls', method, f'{method}_{control}', 0
+  for scale in ngram_memories.SCALES:
+    for method in SCALED:
+      yield 'sizes', method, f'{method}_{scale}', 0

@@ -1,0 +1,143 @@
+"""Writes the tables and figures of docs/results.md: python -m studies.report
+
+A table stands between two comments, `<!-- main -->` and `<!-- end -->`; all other text is kept. The
+standard error is that of the mean over seeds. A difference is paired: each run minus that of the
+baseline with the same seed.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+import math
+import pathlib
+import re
+import statistics
+from typing import Any
+
+from ngrammer_jax.analysis import figures
+from studies import cells, ngram_memories, run
+
+PAGE = pathlib.Path(__file__).parents[1] / 'docs' / 'results.md'
+BASELINE = 'plain'
+TABLES = ('tuning', 'main', 'controls', 'sizes')
+Result = Mapping[str, Any]
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+  """Formats a table of Markdown, the header first."""
+  header, *others = (f'| {" | ".join(row)} |' for row in rows)
+  return '\n'.join([header, '|---' * len(rows[0]) + '|', *others])
+
+
+def summarise(values: Sequence[float]) -> str:
+  """Formats the mean of values, and its standard error if there are several."""
+  mean = statistics.fmean(values)
+  if len(values) == 1:
+    return f'{mean:.4f}'
+  return f'{mean:.4f} ± {statistics.stdev(values) / math.sqrt(len(values)):.4f}'
+
+
+def difference(results: Iterable[Result], model: str, baseline: str) -> str:
+  """Formats the paired difference in test bits per byte of two models; '' without a pair."""
+  scores = {(r['model'], r['seed']): r['test']['bits_per_byte'] for r in results}
+  seeds = [seed for name, seed in scores if name == model and (baseline, seed) in scores]
+  if model == baseline or not seeds:
+    return ''
+  return summarise([scores[model, seed] - scores[baseline, seed] for seed in seeds])
+
+
+def model_table(results: Sequence[Result], models: Iterable[str], baseline: str) -> str:
+  """Formats one row for each model that has a result."""
+  rows = [
+    (
+      *('model', 'parameters', 'tables, MB', 'MFLOPs a token', 'learning rate', 'seeds'),
+      *('validation', 'test', f'test minus {baseline}'),
+    )
+  ]
+  for model in models:
+    own = [r for r in results if r['model'] == model]
+    if not own:
+      continue
+    bits = {split: [r[split]['bits_per_byte'] for r in own] for split in run.SPLITS}
+    first = own[0]
+    rows.append(
+      (
+        f'`{model}`',
+        f'{first["parameters"]:,}',
+        f'{first["table_bytes"] / 1e6:.1f}',
+        f'{first["flops_per_token"] / 1e6:.2f}',
+        f'{first["learning_rate"]:g}',
+        str(len(own)),
+        summarise(bits['validation']),
+        summarise(bits['test']),
+        difference(results, model, baseline),
+      )
+    )
+  return markdown(rows)
+
+
+def tuning_table(results: Sequence[Result]) -> str:
+  """Formats the validation bits per byte of every learning rate that was tried."""
+  bits = {(r['model'], r['learning_rate']): r['validation']['bits_per_byte'] for r in results}
+  rows = [('model', *(f'{rate:g}' for rate in cells.LEARNING_RATES))]
+  for method in ngram_memories.METHODS:
+    tried = [bits.get((method, rate)) for rate in cells.LEARNING_RATES]
+    rows.append((f'`{method}`', *('' if b is None else f'{b:.4f}' for b in tried)))
+  return markdown(rows)
+
+
+def write_figure(results: Sequence[Result], path: pathlib.Path) -> None:
+  """Draws the test bits per byte over the bytes of the tables, with standard errors."""
+  with figures.saved_figure(path) as axis:
+    for method in ngram_memories.METHODS:
+      models = (method, *(f'{method}_{scale}' for scale in ngram_memories.SCALES))
+      points = []
+      for model in models:
+        own = [r for r in results if r['model'] == model]
+        if own:
+          bits = [r['test']['bits_per_byte'] for r in own]
+          error = statistics.stdev(bits) / math.sqrt(len(bits)) if len(bits) > 1 else 0
+          points.append((own[0]['parameters'] / 1e6, statistics.fmean(bits), error))
+      if points:
+        x, y, error = zip(*sorted(points), strict=True)
+        axis.errorbar(x, y, yerr=error, marker='o', capsize=3, label=method)
+    axis.set_xscale('log')
+    axis.set_xlabel('parameters, million')
+    axis.set_ylabel('test bits per byte')
+    axis.legend(frameon=False)
+
+
+def fill(page: str, texts: Mapping[str, str]) -> str:
+  """Returns a page with the texts between their comments. Raises ValueError if one is missing."""
+  for name, text in texts.items():
+    pattern = rf'(<!-- {name} -->\n).*?(<!-- end -->)'
+    page, count = re.subn(pattern, lambda m, text=text: f'{m[1]}{text}\n{m[2]}', page, flags=re.S)
+    if count != 1:
+      raise ValueError(f'{PAGE.name} has {count} places for {name}, expected one')
+  return page
+
+
+def texts(results: Sequence[Result]) -> dict[str, str]:
+  """Returns the tables of the page by name."""
+  by_table = {name: [r for r in results if r['table'] == name] for name in TABLES}
+  main, controls = by_table['main'], by_table['controls']
+  found = {
+    'tuning': tuning_table(by_table['tuning']),
+    'main': model_table(main, ngram_memories.METHODS, BASELINE),
+  }
+  for method in cells.CONTROLLED:
+    own = dict.fromkeys(r['model'] for r in controls if r['model'].startswith(method))
+    found[f'controls of {method}'] = model_table(main + controls, [method, *own], method)
+  sizes = [f'{method}_{scale}' for method in cells.SCALED for scale in ngram_memories.SCALES]
+  found['sizes'] = model_table(main + by_table['sizes'], [*cells.SCALED, *sizes], BASELINE)
+  return found
+
+
+def main() -> None:
+  """Writes the page and its figures from results.jsonl."""
+  results = run.read_results()
+  PAGE.write_text(fill(PAGE.read_text(encoding='utf-8'), texts(results)), encoding='utf-8')
+  if by_size := [r for r in results if r['table'] in ('main', 'sizes')]:
+    write_figure(by_size, PAGE.parent / 'results_sizes.png')
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,191 @@
+"""Trains the missing runs of the studies: python -m studies.run --data=/path/to/corpora
+
+Two runs at a time, each on one core, at low priority. A finished run becomes a line of
+results.jsonl. After Ctrl-C or SIGTERM the same command resumes every run from its last checkpoint.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import logging
+import os
+import pathlib
+import platform
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+
+from ngrammer_jax import sharding
+from ngrammer_jax.config import command_line
+from ngrammer_jax.training import programs
+from ngrammer_jax.training import state as train_state
+from studies import cells
+
+RESULTS = pathlib.Path(__file__).with_name('results.jsonl')
+SPLITS = ('validation', 'test')
+PRIORITY = 10  # added to the nice value
+
+
+def read_results() -> list[dict]:
+  """Returns the finished runs."""
+  if not RESULTS.exists():
+    return []
+  return [json.loads(line) for line in RESULTS.read_text(encoding='utf-8').splitlines()]
+
+
+class Runner:
+  """Trains and evaluates cells, each in processes of its own."""
+
+  def __init__(self, data: pathlib.Path, folder: pathlib.Path, cores: list[int]):
+    self._data, self._folder = data, folder
+    self._cores: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for core in cores:
+      self._cores.put(core)
+    self._processes: set[subprocess.Popen] = set()
+    self._lock, self.is_stopping = threading.Lock(), False
+
+  def stop(self) -> None:
+    """Stops all processes: they save and end."""
+    self.is_stopping = True
+    for process in list(self._processes):
+      process.send_signal(signal.SIGTERM)
+
+  def run(self, cell: cells.Cell) -> None:
+    """Trains and evaluates a cell, and writes its result. Raises CalledProcessError."""
+    core, start_time = self._cores.get(), time.monotonic()
+    try:
+      workdir = self._folder / cell.name
+      train = ['ngrammer_jax.train', *cell.flags, f'--config.data.path={self._data}']
+      self._call(core, cell, [*train, f'--workdir={workdir}'])
+      for split in SPLITS:
+        self._call(
+          core, cell, ['ngrammer_jax.evaluate', f'--workdir={workdir}', f'--split={split}']
+        )
+    finally:
+      self._cores.put(core)
+    result = describe(cell, workdir) | {'seconds': round(time.monotonic() - start_time)}
+    with self._lock, RESULTS.open('a', encoding='utf-8') as file:
+      file.write(json.dumps(result) + '\n')
+    shutil.rmtree(workdir / 'checkpoints')
+    logging.info('%s: %.4f bits per byte', cell.name, result['validation']['bits_per_byte'])
+
+  def _call(self, core: int, cell: cells.Cell, arguments: list[str]) -> None:
+    def on_one_core():
+      os.sched_setaffinity(0, {core})
+      os.nice(PRIORITY)
+
+    command = [sys.executable, '-m', *arguments]
+    with (self._folder / f'{cell.name}.log').open('a') as log:
+      process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=on_one_core)
+      self._processes.add(process)
+      if self.is_stopping:
+        process.send_signal(signal.SIGTERM)
+      status = process.wait()
+      self._processes.discard(process)
+    if status:
+      raise subprocess.CalledProcessError(status, command)
+
+
+def describe(cell: cells.Cell, workdir: pathlib.Path) -> dict:
+  """Returns the line of results.jsonl of a finished run, without its time."""
+  spec, *overrides = cell.flags
+  config = command_line.resolve(spec.removeprefix('--config='), command_line.split(overrides)[0])
+  vocabulary_size = config.data.vocabulary_size
+  run = programs.Programs(config, vocabulary_size, sharding.make_mesh())
+  leaves = jax.tree_util.tree_leaves_with_path(run.abstract.params)
+  tables = [leaf for path, leaf in leaves if jax.tree_util.keystr(path[-1:]) == "['table']"]
+  t = config.training
+  return {
+    'cell': cell.name,
+    'table': cell.table,
+    'model': cell.model,
+    'seed': cell.seed,
+    'learning_rate': cell.learning_rate,
+    'command': f'python -m ngrammer_jax.train {" ".join(cell.flags)}',
+    'steps': t.steps,
+    'tokens': t.steps * t.batch_size * t.segment_length,
+    'parameters': train_state.count_elements(run.abstract.params),
+    'table_bytes': sum(leaf.size * leaf.dtype.itemsize for leaf in tables),
+    'flops_per_token': round(run.flops.forward()),
+    **{split: _read_evaluation(workdir, split) for split in SPLITS},
+    'hardware': f'1 core of {_processor()}',
+    'jax': jax.__version__,
+    'commit': _commit(),
+  }
+
+
+def _read_evaluation(workdir: pathlib.Path, split: str) -> dict[str, float]:
+  result = json.loads((workdir / 'evaluation' / f'{split}.json').read_text(encoding='utf-8'))
+  return {name: result[name] for name in ('bits_per_byte', 'nll_nats_per_token', 'tokens')}
+
+
+def _processor() -> str:
+  """Returns the name of the processor."""
+  try:
+    lines = pathlib.Path('/proc/cpuinfo').read_text(encoding='utf-8').splitlines()
+    return next(line.partition(': ')[2] for line in lines if line.startswith('model name'))
+  except (OSError, StopIteration):
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+  command = ['git', 'rev-parse', '--short', 'HEAD']
+  return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def main() -> None:
+  """Trains until no run is missing, one fails, or the time is over."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument('--data', type=pathlib.Path, required=True, help='folder of enwik8 and text8')
+  parser.add_argument('--folder', type=pathlib.Path, default='runs/studies', help='workdirs')
+  parser.add_argument('--jobs', type=int, default=2, help='runs at a time')
+  parser.add_argument('--minutes', type=float, help='time after which all runs are stopped')
+  parser.add_argument('--list', action='store_true', help='print the missing runs, and exit')
+  options = parser.parse_args()
+  logging.basicConfig(level=logging.INFO, format='%(asctime)s %(message)s', datefmt='%H:%M')
+  logging.getLogger('jax').setLevel(logging.WARNING)
+  if options.list:
+    for cell in cells.missing(read_results()):
+      print(cell.name)
+    return
+  options.folder.mkdir(parents=True, exist_ok=True)
+  runner = Runner(options.data, options.folder, sorted(os.sched_getaffinity(0))[: options.jobs])
+  signal.signal(signal.SIGTERM, lambda *_: runner.stop())
+  signal.signal(signal.SIGINT, lambda *_: runner.stop())
+  if options.minutes is not None:
+    timer = threading.Timer(60 * options.minutes, runner.stop)
+    timer.daemon = True
+    timer.start()
+  sys.exit(_run_all(runner, options.jobs))
+
+
+def _run_all(runner: Runner, jobs: int) -> int:
+  """Trains the missing cells, the first ones first. Returns the exit status."""
+  running: dict[concurrent.futures.Future, str] = {}
+  with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+    while True:
+      if not runner.is_stopping:  # a result may make further cells ready
+        for cell in cells.missing(read_results()):
+          if len(running) < jobs and cell.name not in running.values():
+            running[pool.submit(runner.run, cell)] = cell.name
+      if not running:
+        return 0
+      done, _ = concurrent.futures.wait(running, return_when='FIRST_COMPLETED')
+      for future in done:
+        name = running.pop(future)
+        if future.exception() is not None and not runner.is_stopping:
+          logging.error('%s failed, see its log: %s', name, future.exception())
+          runner.stop()
+          return 1
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,84 @@
+"""The studies: models of equal size, the order of runs, and the tables that are made of results."""
+
+import jax
+import pytest
+
+from ngrammer_jax import sharding
+from ngrammer_jax.config import command_line
+from ngrammer_jax.training import programs
+from studies import cells, ngram_memories, report
+
+
+def result(table, model, seed, bits, rate=0.004):
+  """Returns a line of results.jsonl."""
+  scores = {split: {'bits_per_byte': bits} for split in ('validation', 'test')}
+  cell = cells.Cell(table, model, seed, rate, cells.TUNING_STEPS if table == 'tuning' else None)
+  sizes = {'parameters': 10, 'table_bytes': 4_000_000, 'flops_per_token': 2_000_000}
+  names = {'cell': cell.name, 'table': table, 'model': model, 'seed': seed, 'learning_rate': rate}
+  return names | sizes | scores
+
+
+def tuned_results(best=0.004):
+  return [
+    result('tuning', method, 0, 2.0 + abs(rate - best), rate)
+    for method in ngram_memories.METHODS
+    for rate in cells.LEARNING_RATES
+  ]
+
+
+def count(model):
+  config = command_line.resolve(f'studies/ngram_memories.py:{model}', [('data.path', '/data')])
+  run = programs.Programs(config, config.data.vocabulary_size, sharding.make_mesh())
+  return sum(leaf.size for leaf in jax.tree.leaves(run.abstract.params))
+
+
+def test_all_memories_have_equal_parameters():
+  expected = count('ngrammer')
+  for method in ngram_memories.METHODS[1:]:
+    assert count(method) == pytest.approx(expected, rel=1e-3), method
+  assert count('plain') < 0.7 * expected
+
+
+def test_every_cell_has_a_config():
+  models = {cell.model for cell in cells.missing(tuned_results())}
+  assert models > {'engram_frozen', 'ngrammer_few_rows', 'over_encoding_four_times'}
+  for model in models:
+    command_line.resolve(f'studies/ngram_memories.py:{model}', [('data.path', '/data')])
+
+
+def test_learning_rates_are_tuned_before_the_other_runs():
+  results = tuned_results(0.008)
+  assert {cell.table for cell in cells.missing([])} == {'tuning'}
+  *_, last = ready = list(cells.missing(results[1:]))  # a rate of `plain` has not been tried
+  assert ready[0].name == 'tuning.plain.lr0.002.seed0' and last.learning_rate == 0.008
+  assert 'plain' not in {cell.model for cell in ready[1:]}
+  first = next(cells.missing(results))
+  assert (first.table, first.model, first.seed, first.learning_rate) == ('main', 'plain', 0, 0.008)
+  assert '--config.optimizer.learning_rate=0.008' in first.flags
+  done = [*results, result('main', 'plain', 0, 1.0, 0.008)]
+  assert next(cells.missing(done)).model == 'wide'
+
+
+def test_differences_are_paired_by_seed():
+  plain, other = (2.0, 3.0, 7.0), (1.5, 2.0)
+  results = [result('main', 'plain', seed, bits) for seed, bits in enumerate(plain)]
+  results += [result('main', 'engram', seed, bits) for seed, bits in enumerate(other)]
+  assert report.difference(results, 'engram', 'plain') == '-0.7500 ± 0.2500'
+  assert report.difference(results, 'plain', 'plain') == ''
+  *_, row = report.model_table(results, ['plain', 'wide', 'engram'], 'plain').splitlines()
+  assert row == (
+    '| `engram` | 10 | 4.0 | 2.00 | 0.004 | 2 | 1.7500 ± 0.2500 | 1.7500 ± 0.2500 '
+    '| -0.7500 ± 0.2500 |'
+  )
+
+
+def test_the_page_has_the_tables_of_the_results():
+  page = report.PAGE.read_text(encoding='utf-8')
+  assert report.fill(page, report.texts(report.run.read_results())) == page
+
+
+def test_a_table_without_a_place_is_refused():
+  filled = report.fill('a\n<!-- main -->\nold\n<!-- end -->\nb', {'main': 'new'})
+  assert filled == 'a\n<!-- main -->\nnew\n<!-- end -->\nb'
+  with pytest.raises(ValueError, match='0 places for sizes, expected one'):
+    report.fill(filled, {'sizes': ''})
