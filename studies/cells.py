@@ -4,16 +4,21 @@ A cell is one run: a config, a seed and a learning rate. Learning rates are tune
 all methods: on seed 0, for a quarter of the steps. A control has that of its method.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
+from dataclasses import field
 from typing import Any
 
-from studies import ngram_memories
+from studies import context, ngram_memories
 
 LEARNING_RATES = (2e-3, 4e-3, 8e-3)
 TUNING_STEPS = 500
 SEEDS = (0, 1, 2)
 CONTROLLED = ('engram', 'ngrammer')
+# The first 2^20 characters of the test split, with memories of 0 to 8 segments.
+MEMORY_SEGMENTS = (0, 1, 2, 4, 8)
+FIRST_CHARACTERS = ('--split=test', '--config.evaluation.max_tokens=1048576')
+WHOLE_SPLITS = {split: (f'--split={split}',) for split in ('validation', 'test')}
 SCALED = ('ngrammer', 'over_encoding', 'engram')
 
 Result = Mapping[str, Any]  # a line of results.jsonl
@@ -29,6 +34,8 @@ class Cell:
     seed: seed of the run.
     learning_rate: learning rate of the dense weights.
     steps: number of steps. None: that of the config.
+    config: config file in this folder.
+    evaluations: flags of each evaluation.
   """
 
   table: str
@@ -36,6 +43,8 @@ class Cell:
   seed: int
   learning_rate: float
   steps: int | None = None
+  config: str = 'ngram_memories'
+  evaluations: Mapping[str, Sequence[str]] = field(default_factory=lambda: WHOLE_SPLITS)
 
   @property
   def name(self) -> str:
@@ -49,7 +58,7 @@ class Cell:
     if self.steps is not None:
       changes['training.steps'] = self.steps
     overrides = [f'--config.{key}={value}' for key, value in changes.items()]
-    return [f'--config=studies/ngram_memories.py:{self.model}', *overrides]
+    return [f'--config=studies/{self.config}.py:{self.model}', *overrides]
 
 
 def tuned(results: Iterable[Result], method: str) -> float | None:
@@ -77,6 +86,23 @@ def _all(results: list[Result]) -> Iterator[Cell]:
   for table, method, model, seed in _trained():
     if rates[method] is not None:
       yield Cell(table, model, seed, rates[method])
+  if None not in rates.values():
+    yield from _context_cells()
+
+
+def _context_cells() -> Iterator[Cell]:
+  """Yields the runs on text8: memories with all seeds, spans and persistent vectors with one."""
+  learning_rate = context.get_config().optimizer.learning_rate
+  for seed in SEEDS:
+    for model in ('none', *context.MEMORIES):
+      evaluations = {'test': FIRST_CHARACTERS}
+      if model != 'none':
+        for segments in MEMORY_SEGMENTS:
+          length = f'--config.evaluation.memory.length={segments * context.SEGMENT}'
+          evaluations[f'test, memory {segments}'] = (*FIRST_CHARACTERS, length)
+      yield Cell('memory', model, seed, learning_rate, None, 'context', evaluations)
+  for model in context.VARIANTS[1 + len(context.MEMORIES) :]:
+    yield Cell('spans', model, 0, learning_rate, None, 'context', {'test': FIRST_CHARACTERS})
 
 
 def _trained() -> Iterator[tuple[str, str, str, int]]:

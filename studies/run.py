@@ -5,6 +5,7 @@ results.jsonl. After Ctrl-C or SIGTERM the same command resumes every run from i
 """
 
 import argparse
+from collections.abc import Sequence
 import concurrent.futures
 import json
 import logging
@@ -12,23 +13,19 @@ import os
 import pathlib
 import platform
 import queue
-import shutil
 import signal
 import subprocess
 import sys
 import threading
-import time
 
 import jax
 
-from ngrammer_jax import sharding
-from ngrammer_jax.config import command_line
+from ngrammer_jax import runs, sharding
 from ngrammer_jax.training import programs
 from ngrammer_jax.training import state as train_state
 from studies import cells
 
 RESULTS = pathlib.Path(__file__).with_name('results.jsonl')
-SPLITS = ('validation', 'test')
 PRIORITY = 10  # added to the nice value
 
 
@@ -58,22 +55,19 @@ class Runner:
 
   def run(self, cell: cells.Cell) -> None:
     """Trains and evaluates a cell, and writes its result. Raises CalledProcessError."""
-    core, start_time = self._cores.get(), time.monotonic()
+    core, workdir = self._cores.get(), self._folder / cell.name
     try:
-      workdir = self._folder / cell.name
-      train = ['ngrammer_jax.train', *cell.flags, f'--config.data.path={self._data}']
-      self._call(core, cell, [*train, f'--workdir={workdir}'])
-      for split in SPLITS:
-        self._call(
-          core, cell, ['ngrammer_jax.evaluate', f'--workdir={workdir}', f'--split={split}']
-        )
+      flags = [*cell.flags, f'--config.data.path={self._data}', f'--workdir={workdir}']
+      self._call(core, cell, ['ngrammer_jax.train', *flags])
+      scores = {}
+      for name, flags in cell.evaluations.items():
+        self._call(core, cell, ['ngrammer_jax.evaluate', f'--workdir={workdir}', *flags])
+        scores[name] = _read_evaluation(workdir, flags)
     finally:
       self._cores.put(core)
-    result = describe(cell, workdir) | {'seconds': round(time.monotonic() - start_time)}
     with self._lock, RESULTS.open('a', encoding='utf-8') as file:
-      file.write(json.dumps(result) + '\n')
-    shutil.rmtree(workdir / 'checkpoints')
-    logging.info('%s: %.4f bits per byte', cell.name, result['validation']['bits_per_byte'])
+      file.write(json.dumps(describe(cell, workdir) | scores) + '\n')
+    logging.info('%s: %s', cell.name, scores['test'])
 
   def _call(self, core: int, cell: cells.Cell, arguments: list[str]) -> None:
     def on_one_core():
@@ -93,14 +87,13 @@ class Runner:
 
 
 def describe(cell: cells.Cell, workdir: pathlib.Path) -> dict:
-  """Returns the line of results.jsonl of a finished run, without its time."""
-  spec, *overrides = cell.flags
-  config = command_line.resolve(spec.removeprefix('--config='), command_line.split(overrides)[0])
-  vocabulary_size = config.data.vocabulary_size
-  run = programs.Programs(config, vocabulary_size, sharding.make_mesh())
+  """Returns the line of results.jsonl of a finished run, without its scores."""
+  trained = runs.load_run(workdir)
+  run = programs.Programs(trained.config, trained.vocabulary.size, sharding.make_mesh())
   leaves = jax.tree_util.tree_leaves_with_path(run.abstract.params)
   tables = [leaf for path, leaf in leaves if jax.tree_util.keystr(path[-1:]) == "['table']"]
-  t = config.training
+  goodput = json.loads((workdir / 'goodput.json').read_text(encoding='utf-8'))
+  t = trained.config.training
   return {
     'cell': cell.name,
     'table': cell.table,
@@ -113,16 +106,18 @@ def describe(cell: cells.Cell, workdir: pathlib.Path) -> dict:
     'parameters': train_state.count_elements(run.abstract.params),
     'table_bytes': sum(leaf.size * leaf.dtype.itemsize for leaf in tables),
     'flops_per_token': round(run.flops.forward()),
-    **{split: _read_evaluation(workdir, split) for split in SPLITS},
+    'training_seconds': round(goodput['seconds']['training']),
     'hardware': f'1 core of {_processor()}',
     'jax': jax.__version__,
     'commit': _commit(),
   }
 
 
-def _read_evaluation(workdir: pathlib.Path, split: str) -> dict[str, float]:
+def _read_evaluation(workdir: pathlib.Path, flags: Sequence[str]) -> dict[str, float]:
+  (split,) = (flag.removeprefix('--split=') for flag in flags if flag.startswith('--split='))
   result = json.loads((workdir / 'evaluation' / f'{split}.json').read_text(encoding='utf-8'))
-  return {name: result[name] for name in ('bits_per_byte', 'nll_nats_per_token', 'tokens')}
+  names = 'bits_per_byte', 'bits_per_character', 'nll_nats_per_token', 'tokens'
+  return {name: result[name] for name in names if result.get(name) is not None}
 
 
 def _processor() -> str:

@@ -40,10 +40,13 @@ def test_all_memories_have_equal_parameters():
 
 
 def test_every_cell_has_a_config():
-  models = {cell.model for cell in cells.missing(tuned_results())}
-  assert models > {'engram_frozen', 'ngrammer_few_rows', 'over_encoding_four_times'}
-  for model in models:
-    command_line.resolve(f'studies/ngram_memories.py:{model}', [('data.path', '/data')])
+  todo = list(cells.missing(tuned_results()))
+  assert len({cell.name for cell in todo}) == len(todo)
+  models = {cell.model for cell in todo}
+  assert models > {'engram_frozen', 'ngrammer_few_rows', 'over_encoding_four_times', 'adaptive'}
+  for spec, *flags in {cell.model: cell.flags for cell in todo}.values():
+    overrides, _ = command_line.split([*flags, '--config.data.path=/data'])
+    command_line.resolve(spec.removeprefix('--config='), overrides)
 
 
 def test_learning_rates_are_tuned_before_the_other_runs():

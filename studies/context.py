@@ -1,0 +1,59 @@
+"""Segment memory, positions, spans and persistent vectors on the characters of text8.
+
+  python -m ngrammer_jax.train --config=studies/context.py:memory \
+    --config.data.path=/path/to/text8.zip --workdir=runs/memory
+
+Blocks of the Transformer of configs/quickstart.py, 3 of width 192, on segments of 128 characters:
+
+  none             no memory, relative positions
+  memory           a memory of the 128 characters before the segment, relative positions
+  memory_rope, memory_no_positions  the same memory with other positions
+  span_64, span_256, span_1024      a fixed attention span
+  adaptive         learned spans of at most 1,024 (Sukhbaatar et al. 2019)
+  all_attention    persistent vectors instead of the feed-forward, with equal parameters; span 256
+"""
+
+from ngrammer_jax import config, errors
+
+SEGMENT = 128
+SPANS = (64, 256, 1024)
+MEMORIES = {'memory': 'relative', 'memory_rope': 'rope', 'memory_no_positions': 'none'}
+VARIANTS = ('none', *MEMORIES, *(f'span_{span}' for span in SPANS), 'adaptive', 'all_attention')
+VECTORS = 769  # with these, all_attention has the parameters of span_256
+
+
+def get_config(variant: str = 'memory'):
+  """Returns the config of one of VARIANTS."""
+  if variant not in VARIANTS:
+    raise errors.BadInput(f'no variant {variant!r}; available: {", ".join(VARIANTS)}')
+  c = config.default()
+  c.data.corpus = 'text8'
+  c.data.vocabulary = 'characters'
+
+  m = c.model
+  m.layers, m.width, m.heads, m.feed_forward_width = 3, 192, 6, 512
+  m.scan_layers = False  # a scan is slower than unrolled layers on CPU
+  m.position = MEMORIES.get(variant, 'relative')
+  if variant in MEMORIES:
+    m.memory = config.block('model.memory', length=SEGMENT)
+  elif variant != 'none':
+    name, _, number = variant.partition('_')
+    span = int(number) if name == 'span' else 1024 if name == 'adaptive' else 256
+    m.memory = config.block('model.memory', length=span, same_length='memory_alone')
+  if variant == 'adaptive':
+    m.span = config.block('model.span', limit=1024, ramp=32, penalty=2e-5)
+  if variant == 'all_attention':
+    m.feed_forward_width = 0
+    m.persistent = config.block('model.persistent', vectors=VECTORS)
+
+  c.optimizer.learning_rate = 2e-3
+  c.optimizer.warmup_steps = 100
+  c.training.steps = 4000
+  c.training.batch_size = 16
+  c.training.segment_length = SEGMENT
+  c.training.log_every = 50
+  c.training.evaluate_every = 1000
+  c.training.checkpoint_every = 1000
+  c.training.keep_checkpoints = 1
+  c.evaluation.max_tokens = 2**16
+  return c
