@@ -52,6 +52,7 @@ setuptools.setup(
     'gcs': ['gcsfs>=2025.2'],  # workdirs in gs://
     'interop': ['safetensors>=0.5'],
     'huggingface': ['safetensors>=0.5', 'tokenizers>=0.21'],
+    'docs': ['mkdocs-material>=9.6', 'mkdocstrings[python]>=0.29'],
     'notebooks': ['jupyterlab', 'matplotlib', 'nbconvert'],
     'test': [
       *('matplotlib', 'pytest', 'pytest-xdist', 'ruff', 'safetensors>=0.5', 'sympy'),
