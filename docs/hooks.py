@@ -12,8 +12,9 @@ from ngrammer_jax.config import experiment, fields
 
 CONFIGURATION = """# Configuration
 
-Every key of a config: its type, default and bounds. `--config.KEY=VALUE` sets a key on the command line, and
-`--print_config` prints the keys of a config. Keys marked with * may change when a run is resumed.
+Every key of a config: its type, default and bounds. `--config.KEY=VALUE` sets a key on the command
+line, and `--print_config` prints the keys of a config. Keys marked with * may change when a run is
+resumed.
 """
 
 
