@@ -25,6 +25,7 @@ setuptools.setup(
     *setuptools.find_packages(include=['ngrammer_jax', 'ngrammer_jax.*']),
     'ngrammer_jax.configs',
   ],
+  package_data={'ngrammer_jax': ['py.typed']},
   package_dir={'ngrammer_jax.configs': 'configs'},  # for --config=NAME, outside a checkout too
   entry_points={'console_scripts': ['ngrammer_jax = ngrammer_jax.__main__:console_script']},
   python_requires='>=3.11',
