@@ -85,11 +85,19 @@ class Engine:
     self._rank_choices = jax.jit(
       functools.partial(programs.rank_choices, model), out_shardings=replicated
     )
-    state_sharding = programs.DecodingState(self._row_sharding, replicated, self._row_sharding)
-    self._decode_step = jax.jit(
-      functools.partial(programs.decode_step, unrolled),
-      donate_argnames='state',
-      out_shardings=(replicated, state_sharding),
+    rows = self._row_sharding
+    state_sharding = programs.DecodingState(rows, replicated, token_B=rows, is_used_BxV=rows)
+    self._decode_prompt, self._decode_next = (
+      jax.jit(
+        functools.partial(decode, unrolled),
+        donate_argnames='state',
+        out_shardings=(replicated, state_sharding),
+      )
+      for decode in (programs.decode_prompt, programs.decode_next)
+    )
+    # Eagerly, each array would be a program of its own.
+    self._empty_memory = jax.jit(
+      model.empty_memory, static_argnums=(0, 1), out_shardings=self._row_sharding
     )
 
   def prepare(self, variables: Variables) -> Variables:
@@ -125,7 +133,7 @@ class Engine:
 
     def dispatch():
       slots = language_model.cache_slots(self.model.config, variables['params'], self.mesh)
-      memory = jax.device_put(self.model.empty_memory(rows, slots), self._row_sharding)
+      memory = self._empty_memory(rows, slots)
       segments = (
         sharding.global_rows(self.mesh, rows, functools.partial(make_segment, index))
         for index in range(num_segments)
@@ -240,8 +248,8 @@ class Engine:
   ) -> Iterator[np.ndarray]:
     """Yields the next token of every prompt, int32 [len(prompts)]; the iterator does not end.
 
-    After the prompts, one compiled step generates every token, with a KV cache. The next token is
-    dispatched before the current one is yielded.
+    After the prompts, one compiled program generates all tokens, some of them in each call, with a
+    KV cache. The next call is dispatched before the tokens of the current one are yielded.
 
     Args:
       variables: parameters and codebook.
@@ -260,23 +268,23 @@ class Engine:
       with sharding.use(self.mesh):
         sampler = sampling.SamplerParams.from_config(config.sampling, self.model.vocabulary_size)
         seeds_B = shard_rows(np.resize(np.asarray(seeds, np.uint32), rows))
-        decode_step = functools.partial(self._decode_step, variables, seeds_B, sampler)
         prompt = self._pad_prompts(prompts, rows, T, config.bidirectional)
-        no_start_Bx1 = shard_rows(np.zeros((rows, 1), bool))
-        valid_Bx1 = shard_rows(np.ones((rows, 1), np.int32))
-        memory = shard_rows(self.model.empty_memory(rows, slots))
+        memory = self._empty_memory(rows, slots)
         is_used_BxV = None
         if sampler.repetition_penalty is not None:
           is_used_BxV = shard_rows(np.zeros((rows, self.model.vocabulary_size), bool))
-        state = programs.DecodingState(memory, jnp.int32(0), is_used_BxV)
-        token_B, state = decode_step(prompt, state=state)
+        token_B = shard_rows(np.zeros(rows, np.int32))
+        state = programs.DecodingState(memory, jnp.int32(0), token_B, is_used_BxV)
+        tokens_KxB, state = self._decode_prompt(variables, seeds_B, sampler, prompt, state=state)
       while True:
-        yield token_B
+        yield tokens_KxB
         with sharding.use(self.mesh):
-          inputs = programs.Inputs(token_B[:, None], no_start_Bx1, valid_Bx1)
-          token_B, state = decode_step(inputs, state=state)
+          tokens_KxB, state = self._decode_next(variables, seeds_B, sampler, state=state)
 
-    return (token_B[: len(prompts)] for token_B in _fetch_one_behind(dispatch()))
+    calls = dispatch()
+    first = jax.device_get(next(calls))  # before the program of the others is compiled
+    for tokens_KxB in itertools.chain([first], _fetch_one_behind(calls)):
+      yield from tokens_KxB[:, : len(prompts)]
 
   def trace_score(self, variables: Variables, rows: int, length: int) -> jax.stages.Traced:
     """Traces the program that scores a segment of T tokens. The variables may be abstract."""
@@ -305,22 +313,20 @@ class Engine:
       return self._look_up.trace(variables, segment, state=state)
 
   def trace_generate(self, variables: Variables, rows: int, context: int) -> jax.stages.Traced:
-    """Traces the program that generates one token. The variables may be abstract.
+    """Traces the program that generates tokens after a prompt. The variables may be abstract.
 
     Its KV cache has the whole context, however short the learned spans are.
     """
     rows = self.round_rows(rows)
-    dtypes = np.int32, bool, np.int32
-    inputs = programs.Inputs(*(np.zeros((rows, 1), dtype) for dtype in dtypes))
     memory = jax.eval_shape(lambda: self.model.empty_memory(rows, self._decoding_slots(context)))
-    by_row = np.zeros(rows, np.uint32), inputs, memory
-    seeds_B, inputs, memory = sharding.abstract(by_row, self._row_sharding)
+    by_row = np.zeros(rows, np.uint32), np.zeros(rows, np.int32), memory
+    seeds_B, token_B, memory = sharding.abstract(by_row, self._row_sharding)
     config, V = sampling.SamplingConfig(), self.model.vocabulary_size
     shared = sampling.SamplerParams.from_config(config, V), np.int32(0)
     sampler, index = sharding.abstract(shared, sharding.replicated(self.mesh))
-    state = programs.DecodingState(memory, index)
+    state = programs.DecodingState(memory, index, token_B)
     with sharding.use(self.mesh):
-      return self._decode_step.trace(variables, seeds_B, sampler, inputs, state=state)
+      return self._decode_next.trace(variables, seeds_B, sampler, state=state)
 
   def _decoding_slots(self, context, variables=None):
     """Returns the slots of the KV cache: the context, as far as the learned spans reach."""

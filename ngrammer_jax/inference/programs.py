@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from ngrammer_jax.data import streams
 from ngrammer_jax.inference import sampling
 
+TOKENS_PER_CALL = 8  # tokens that a call of `decode_next` generates
+
 
 class Scores(NamedTuple):
   """Scores of the targets of a segment.
@@ -43,11 +45,13 @@ class DecodingState(NamedTuple):
   Attributes:
     memory: the memory of the model.
     index: index of the next token.
+    token_B: the last token that was sampled.
     is_used_BxV: whether a token is in the text so far; None without a repetition penalty.
   """
 
   memory: Any
   index: jax.Array
+  token_B: jax.Array
   is_used_BxV: jax.Array | None = None
 
 
@@ -96,8 +100,31 @@ def rank_choices(model, variables, prompt: Inputs, choices_KxBxC, valid_KxBxC):
   return jax.lax.map(score_choice, (choices_KxBxC, valid_KxBxC))
 
 
-def decode_step(model, variables, seeds_B, sampler, inputs: Inputs, *, state: DecodingState):
-  """Returns the token sampled after the last valid token of each row, and the next state.
+def decode_prompt(model, variables, seeds_B, sampler, prompt: Inputs, *, state: DecodingState):
+  """Returns the token after each prompt, [1, B], and the next state."""
+  state = _decode_step(model, variables, seeds_B, sampler, prompt, state)
+  return state.token_B[None], state
+
+
+def decode_next(model, variables, seeds_B, sampler, *, state: DecodingState):
+  """Returns the next tokens, [TOKENS_PER_CALL, B], and the state after them.
+
+  To start a program takes as long as to compute a token of a small model.
+  """
+
+  def step(state, _):
+    # Constants: XLA removes what depends on them.
+    token_Bx1 = state.token_B[:, None]
+    inputs = Inputs(token_Bx1, jnp.zeros_like(token_Bx1, bool), jnp.ones_like(token_Bx1))
+    state = _decode_step(model, variables, seeds_B, sampler, inputs, state)
+    return state, state.token_B
+
+  state, tokens_KxB = jax.lax.scan(step, state, length=TOKENS_PER_CALL)
+  return tokens_KxB, state
+
+
+def _decode_step(model, variables, seeds_B, sampler, inputs: Inputs, state: DecodingState):
+  """Returns the state with the token sampled after the last valid token of each row.
 
   The random key depends on the seed of the row and the index of the token alone. The document start
   is no token of the text: a repetition penalty does not make the end of a document less likely.
@@ -115,4 +142,4 @@ def decode_step(model, variables, seeds_B, sampler, inputs: Inputs, *, state: De
     log_probs_Bx1xV = jax.nn.log_softmax(logits_Bx1xV)
   make_key = lambda seed: jax.random.fold_in(jax.random.key(seed), state.index)
   token_B = sampling.sample_tokens(log_probs_Bx1xV[:, 0], sampler, jax.vmap(make_key)(seeds_B))
-  return token_B, DecodingState(memory, state.index + 1, is_used_BxV)
+  return DecodingState(memory, state.index + 1, token_B, is_used_BxV)
