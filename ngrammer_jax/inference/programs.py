@@ -113,10 +113,13 @@ def decode_next(model, variables, seeds_B, sampler, *, state: DecodingState):
   """
 
   def step(state, _):
+    # Otherwise XLA computes what depends on parameters alone, such as a scaled embedding of the
+    # whole vocabulary, before the loop.
+    params, token_B = jax.lax.optimization_barrier((variables, state.token_B))
+    token_Bx1 = token_B[:, None]
     # Constants: XLA removes what depends on them.
-    token_Bx1 = state.token_B[:, None]
     inputs = Inputs(token_Bx1, jnp.zeros_like(token_Bx1, bool), jnp.ones_like(token_Bx1))
-    state = _decode_step(model, variables, seeds_B, sampler, inputs, state)
+    state = _decode_step(model, params, seeds_B, sampler, inputs, state)
     return state, state.token_B
 
   state, tokens_KxB = jax.lax.scan(step, state, length=TOKENS_PER_CALL)
