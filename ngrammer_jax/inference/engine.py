@@ -77,10 +77,13 @@ class Engine:
       donate_argnames='state',
       out_shardings=self._row_sharding,
     )
-    self._score_segment = jax.jit(
-      functools.partial(programs.score_segment, model),
-      donate_argnames='memory',
-      out_shardings=(replicated, self._row_sharding),
+    self._score_segment, self._score_last_target = (
+      jax.jit(
+        functools.partial(score, model),
+        donate_argnames='memory',
+        out_shardings=(replicated, self._row_sharding),
+      )
+      for score in (programs.score_segment, programs.score_last_target)
     )
     self._rank_choices = jax.jit(
       functools.partial(programs.rank_choices, model), out_shardings=replicated
@@ -129,10 +132,38 @@ class Engine:
       num_segments: number of segments.
       make_segment: returns the segment with an index, for a slice of the rows.
     """
+    slots = language_model.cache_slots(self.model.config, variables['params'], self.mesh)
+    return self._score(self._score_segment, slots, variables, rows, num_segments, make_segment)
+
+  def score_windows(
+    self,
+    variables: Variables,
+    rows: int,
+    num_batches: int,
+    make_window: Callable[[int, slice], streams.Segment],
+  ) -> Iterator[programs.Scores]:
+    """Yields the scores of the last target of each window, [B, 1], of batches of windows.
+
+    A window is a segment of a stream of its own: nothing before it is read.
+
+    Args:
+      variables: parameters and codebook.
+      rows: number of windows in a batch.
+      num_batches: number of batches.
+      make_window: returns the windows of the batch with an index, for a slice of its rows.
+    """
+    slots = language_model.cache_slots(self.model.config, variables['params'], self.mesh)
+    if slots and self.model.config.memory.first == 'empty':
+      slots = 1  # no memory: the slot has no token
+    for batch in range(num_batches):
+      make_batch = lambda _, row_slice, batch=batch: make_window(batch, row_slice)
+      yield from self._score(self._score_last_target, slots, variables, rows, 1, make_batch)
+
+  def _score(self, score, slots, variables, rows, num_segments, make_segment):
+    """Yields the results of a program for the segments of a batch; see `score_segments`."""
     rows = self.round_rows(rows)
 
     def dispatch():
-      slots = language_model.cache_slots(self.model.config, variables['params'], self.mesh)
       memory = self._empty_memory(rows, slots)
       segments = (
         sharding.global_rows(self.mesh, rows, functools.partial(make_segment, index))
@@ -140,7 +171,7 @@ class Engine:
       )
       for segment, inputs in self._look_up_ahead(variables, rows, segments):
         with sharding.use(self.mesh):
-          scores, memory = self._score_segment(inputs, segment, memory=memory)
+          scores, memory = score(inputs, segment, memory=memory)
         yield scores
 
     return _fetch_one_behind(dispatch())

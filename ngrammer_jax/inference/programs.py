@@ -64,13 +64,34 @@ def score_segment(model, variables, segment: streams.Segment, *, memory):
     starts_BxT=segment.starts_BxT,
     valid_BxT=segment.valid_BxT,
   )
-  scores = model.apply(variables, hidden, segment.targets_BxT, method='scores')
   counts_BxT = segment.valid_BxT > 0
   if segment.counts_BxT is not None:
     counts_BxT &= segment.counts_BxT > 0
+  return _score(model, variables, hidden, segment.targets_BxT, counts_BxT), memory
+
+
+def score_last_target(model, variables, window: streams.Segment, *, memory):
+  """Returns the scores of the last target of each row, [B, 1], and the new memory.
+
+  A row of padding has none.
+  """
+  inputs = Inputs(window.tokens_BxT, window.starts_BxT, window.valid_BxT)
+  hidden_Bx1xD, memory = _forward_last(model, variables, inputs, memory)
+  target_Bx1 = jnp.take_along_axis(window.targets_BxT, _last_index(window.valid_BxT), axis=1)
+  counts_Bx1 = (window.valid_BxT > 0).any(axis=1, keepdims=True)
+  return _score(model, variables, hidden_Bx1xD, target_Bx1, counts_Bx1), memory
+
+
+def _score(model, variables, hidden_BxTxD, targets_BxT, counts_BxT):
+  """Returns the scores of targets, of which some count."""
+  scores = model.apply(variables, hidden_BxTxD, targets_BxT, method='scores')
   nll_BxT = jnp.where(counts_BxT, scores.nll_BxT, 0)
-  correct_BxT = scores.correct_BxT & counts_BxT
-  return Scores(nll_BxT, correct_BxT, counts_BxT, segment.targets_BxT), memory
+  return Scores(nll_BxT, scores.correct_BxT & counts_BxT, counts_BxT, targets_BxT)
+
+
+def _last_index(valid_BxT):
+  """Returns the index of the last valid token of each row, int32 [B, 1]; 0 if there is none."""
+  return jnp.maximum((valid_BxT > 0).sum(axis=1, keepdims=True, dtype=jnp.int32) - 1, 0)
 
 
 def _forward_last(model, variables, inputs: Inputs, memory):
@@ -79,7 +100,7 @@ def _forward_last(model, variables, inputs: Inputs, memory):
   hidden_BxTxD, memory, _ = model.apply(
     variables, tokens_BxT, memory, starts_BxT=starts_BxT, valid_BxT=valid_BxT, prefix_BxT=prefix_BxT
   )
-  last_Bx1x1 = jnp.maximum(valid_BxT.sum(axis=1) - 1, 0)[:, None, None]
+  last_Bx1x1 = _last_index(valid_BxT)[:, :, None]
   return jnp.take_along_axis(hidden_BxTxD, last_Bx1x1, axis=1), memory
 
 
