@@ -11,7 +11,7 @@ import logging
 import pathlib
 import signal
 
-from ngrammer_jax import errors, files, flags, hosts
+from ngrammer_jax import compilation_cache, errors, files, flags, hosts
 from ngrammer_jax.config import command_line
 
 
@@ -31,12 +31,13 @@ def main(argv: list[str]) -> int:
   cloze.add_argument(
     '--cloze_made', type=int, metavar='N', help='number of synthetic questions of each class'
   )
-  flags.add_cache(parser)
+  compilation_cache.add_flag(parser)
   hosts.add_flags(parser)
   overrides, plain = command_line.split(argv)
   options = parser.parse_args(plain)
   _check_cloze(options)
   hosts.join(options)
+  compilation_cache.enable(options.compilation_cache)
   if hosts.is_multiprocess():  # JAX would catch SIGTERM, but there is nothing to save
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

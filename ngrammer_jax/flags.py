@@ -15,7 +15,7 @@ import traceback
 from typing import NoReturn
 
 import ngrammer_jax
-from ngrammer_jax import errors, files, hosts, progress
+from ngrammer_jax import errors, hosts, progress
 
 # After a collective fails, until `peers` names the lost process and ends this one.
 LOST_PEER_SECONDS = 5
@@ -179,32 +179,6 @@ def add_watchdog(parser: argparse.ArgumentParser) -> None:
     default=10.0,
     metavar='MINUTES',
     help='minutes without progress before dumping stack traces; 0: never',
-  )
-
-
-def add_cache(parser: argparse.ArgumentParser) -> None:
-  """Adds --compilation_cache; parsing it enables the cache."""
-
-  def use_cache(text):
-    folder = files.path(text)
-    try:
-      files.check_reachable(folder)
-      files.make_folder(folder)
-      files.write(folder / 'writable', '')
-    except OSError as error:
-      raise argparse.ArgumentTypeError(f'{text} cannot be written: {error.strerror}') from error
-    except errors.BadInput as error:
-      raise argparse.ArgumentTypeError(str(error)) from error
-    import jax  # only with this flag: --help does not wait for it
-
-    jax.config.update('jax_compilation_cache_dir', text)
-    return folder
-
-  parser.add_argument(
-    '--compilation_cache',
-    type=use_cache,
-    metavar='DIR',
-    help='persistent compilation cache directory',
   )
 
 

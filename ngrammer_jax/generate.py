@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any, TextIO
 
-from ngrammer_jax import errors, files, flags, progress
+from ngrammer_jax import compilation_cache, errors, files, flags, progress
 
 STANDARD_INPUT = pathlib.Path('-')
 
@@ -29,6 +29,7 @@ def main(argv: list[str]) -> int:
   from ngrammer_jax import runs
   from ngrammer_jax.inference import sampling
 
+  compilation_cache.enable(options.compilation_cache)
   run = runs.load_run(options.workdir, flags.step(options.step))
   config = sampling.SamplingConfig(
     options.temperature, options.top_k, options.top_p, options.repetition_penalty
@@ -93,7 +94,7 @@ def _make_parser() -> argparse.ArgumentParser:
     '--seed', type=int, default=0, help='seed of the first prompt; prompt i has seed + i'
   )
   parser.add_argument('--context', type=int, help='context length; default: as in evaluation')
-  flags.add_cache(parser)
+  compilation_cache.add_flag(parser)
   return parser
 
 

@@ -1,6 +1,6 @@
 """Trains a language model: python -m ngrammer_jax.train --config=FILE --workdir=DIR."""
 
-from ngrammer_jax import files, flags, hosts
+from ngrammer_jax import compilation_cache, files, flags, hosts
 from ngrammer_jax.config import command_line
 
 
@@ -11,7 +11,7 @@ def main(argv: list[str]) -> int:
   flags.add_dry_run(parser)
   flags.add_watchdog(parser)
   flags.add_trace(parser)
-  flags.add_cache(parser)
+  compilation_cache.add_flag(parser)
   hosts.add_flags(parser)
   options, config = command_line.parse(parser, argv)
 
@@ -21,6 +21,7 @@ def main(argv: list[str]) -> int:
 
   flags.use_deterministic_ops()
   hosts.join(options)
+  compilation_cache.enable(options.compilation_cache)
 
   def make_task(config):
     start = pretrained.Start(config, options.workdir) if config.init_from else None

@@ -12,7 +12,6 @@ import itertools
 import json
 import logging
 import math
-import os
 import pathlib
 import shutil
 import tempfile
@@ -113,9 +112,10 @@ def prepare(
     corpus = corpora.open_corpus(config.corpus, config.path, config.newlines)
   else:
     corpus = open_corpus(config)
-  variable = os.environ.get('NGRAMMER_JAX_CACHE')
-  key = 'data.cache_dir' if config.cache_dir or not variable else 'NGRAMMER_JAX_CACHE'
-  root = files.user_path(key, config.cache_dir or variable or '~/.cache/ngrammer_jax')
+  if config.cache_dir:
+    root = files.user_path('data.cache_dir', config.cache_dir)
+  else:
+    root = files.user_cache('data.cache_dir')
   folder = root / f'{corpus.name.replace("/", "-")}-{_cache_key(config, corpus)}'
   if folder.exists():
     try:
