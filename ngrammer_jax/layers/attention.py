@@ -28,7 +28,6 @@ from ngrammer_jax.layers import (
   flash,
   full_attention,
   local,
-  pallas_attention,
   persistent,
   placement,
   position,
@@ -167,6 +166,8 @@ class Attention(nn.Module):
         source = memory if isinstance(memory, KeyValues) else None
         attend = full_attention.attend
         if self.kernel == 'pallas' and not records_probs:
+          from ngrammer_jax.layers import pallas_attention  # slow to import
+
           if pallas_attention.supports(context, source, return_pairs, drop):
             attend = pallas_attention.attend
         elif local.applies(context) and not records_probs:

@@ -25,7 +25,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import block_layout, documents, dropout, placement, span
+from ngrammer_jax.layers import documents, dropout, placement, span
 from ngrammer_jax.layers.block_layout import NO_LIMIT, QUERY_PADDING, pad
 from ngrammer_jax.layers.cache import KeyValues
 from ngrammer_jax.layers.context import Context
@@ -358,10 +358,7 @@ class _Kernels:
     K, H, wide = self.o.block, self.H, self.wide
     array = lambda *shape: jax.ShapeDtypeStruct((self.N, self.B, *shape), wide)
     outputs = {
-      'values': (
-        *(array(self.I * K, H), (None, None, K, H)),
-        lambda at: (at.n, at.b, at.i, 0),
-      ),
+      'values': (*(array(self.I * K, H), (None, None, K, H)), lambda at: (at.n, at.b, at.i, 0)),
       'log_mass': (
         *(array(self.I, 1, K), (None, None, None, 1, K)),
         lambda at: (at.n, at.b, at.i, 0, 0),
