@@ -131,7 +131,7 @@ def make_torch(config, is_compiled: bool = False) -> dict[str, Callable[[], None
   """Returns the same functions of the model in PyTorch."""
   import torch
   from torch import nn
-  from torch.nn import functional as F
+  from torch.nn import functional
 
   sizes, o = sizes_of(config), config.optimizer
   D, N = sizes.width, sizes.heads
@@ -144,7 +144,7 @@ def make_torch(config, is_compiled: bool = False) -> dict[str, Callable[[], None
     def forward(self, x):
       B, T, _ = x.shape
       q, k, v = (y.view(B, T, N, D // N).transpose(1, 2) for y in self.qkv(x).split(D, dim=2))
-      y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+      y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
       return self.out(y.transpose(1, 2).contiguous().view(B, T, D))
 
   class FeedForward(nn.Module):
@@ -155,7 +155,7 @@ def make_torch(config, is_compiled: bool = False) -> dict[str, Callable[[], None
       self.out = nn.Linear(sizes.feed_forward_width, D, bias=False)
 
     def forward(self, x):
-      activate = lambda y: F.gelu(y, approximate='tanh')
+      activate = lambda y: functional.gelu(y, approximate='tanh')
       if self.gate is None:
         return self.out(activate(self.inner(x)))
       return self.out(self.inner(x) * activate(self.gate(x)))
@@ -186,7 +186,7 @@ def make_torch(config, is_compiled: bool = False) -> dict[str, Callable[[], None
     def forward(self, tokens, targets):
       x = self.embedding(tokens) + self.position(torch.arange(tokens.shape[1]))
       logits = self.head(self.norm(self.blocks(x)))
-      return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
+      return functional.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
 
   torch.manual_seed(0)
   model = Model()
@@ -230,7 +230,7 @@ def serve(connection, side: str, steps: int, feed_forward: str) -> None:
     runs = SIDES[side](config)
     for run in runs.values():
       run()
-  except Exception as error:  # noqa: BLE001: the other side reports it
+  except Exception as error:  # the other process reports it
     connection.send(f'{type(error).__name__}: {error}')
     return
   connection.send(None)
