@@ -3,9 +3,11 @@
   nll = log sum_v exp(h w_v + b_v) - (h w_target + b_target)
 
 The logits of all V words need not exist at once: the log-sum-exp runs over chunks of the
-vocabulary, which the backward pass recomputes.
+vocabulary, which the backward pass recomputes. On a CPU all logits of a block of tokens exist at
+once, but not those of all tokens: every pass over the logits of a block finds them in the cache.
 
-B batch, T segment length, D model width, V vocabulary, C chunks, R ids of one chunk.
+B batch, T segment length, D model width, V vocabulary, C chunks, R ids of one chunk, F blocks of
+t = T / F tokens of every row.
 """
 
 from typing import NamedTuple
@@ -14,6 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.layers import dense, placement
+
+MIN_BLOCK = 2**21  # logits; with fewer, loops and sums of gradients take longer than they save
 
 
 class TokenScores(NamedTuple):
@@ -77,7 +81,7 @@ def summary(
   targets_BxT: jax.Array,
   chunk: int | None = None,
 ) -> Summary:
-  """Returns the softmax of hidden weight^T + bias, computed in chunks of the vocabulary.
+  """Returns the softmax of hidden weight^T + bias.
 
   Args:
     hidden_BxTxD: final hidden states.
@@ -85,8 +89,35 @@ def summary(
     targets_BxT: ids in [0, V).
     chunk: number of logits per token that exist at once. None means all.
   """
+  C = -(-len(weight_VxD) // (chunk or len(weight_VxD)))
+  F = _block_count(targets_BxT.shape, weight_VxD.shape) if C == 1 else 1
+  if F == 1:
+    return _chunked_summary(hidden_BxTxD, weight_VxD, bias_V, targets_BxT, C)
+  B, T = targets_BxT.shape
+  blocks_FxBxtx = (
+    jnp.moveaxis(array_BxTx.reshape(B, F, T // F, *array_BxTx.shape[2:]), 1, 0)
+    for array_BxTx in (hidden_BxTxD, targets_BxT)
+  )
+  summarize = lambda block: _chunked_summary(block[0], weight_VxD, bias_V, block[1], C)
+  summary_FxBxt = jax.lax.map(summarize, tuple(blocks_FxBxtx))
+  return jax.tree.map(lambda array: jnp.moveaxis(array, 0, 1).reshape(B, T), summary_FxBxt)
+
+
+def _block_count(tokens: tuple[int, int], weight: tuple[int, int]) -> int:
+  """Returns F for tokens [B, T] and a weight [V, D]; 1 if the passes over logits are not blocked.
+
+  The gradient of the weight is summed over the blocks, which a block of few tokens is not worth.
+  """
+  (B, T), (V, D) = tokens, weight
+  if placement.device()[0] != 'cpu' or placement.shards('batch') > 1:
+    return 1
+  most = B * T // max(-(-MIN_BLOCK // V), 2 * D)
+  return next((F for F in range(most, 1, -1) if T % F == 0), 1)
+
+
+def _chunked_summary(hidden_BxTxD, weight_VxD, bias_V, targets_BxT, C):
+  """Returns the same as `summary`, in C chunks of the vocabulary."""
   V, D = weight_VxD.shape
-  C = -(-V // (chunk or V))
   R = -(-V // C)
   dtype = jnp.promote_types(hidden_BxTxD.dtype, jnp.float32)
   lowest = jnp.finfo(dtype).min / 4
@@ -137,7 +168,7 @@ def _forward(logits_BxTxR, row_BxT):
   exp_BxTxR = jnp.exp(logits_BxTxR - max_BxTx1)
   sum_BxTx1 = exp_BxTxR.sum(axis=-1, keepdims=True)
   if placement.device()[0] == 'cpu':
-    options = {'axis': -1, 'mode': 'promise_in_bounds'}
+    options = {'axis': -1, 'mode': 'clip'}
     logit_BxT = jnp.take_along_axis(logits_BxTxR, row_BxT[..., None], **options)[..., 0]
   else:  # in the pass of the sum
     logit_BxT = jnp.where(_is_row(row_BxT, logits_BxTxR), logits_BxTxR, 0).sum(axis=-1)
