@@ -1,9 +1,14 @@
+import math
+
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from ngrammer_jax import sharding
 from ngrammer_jax.layers.dense import dense_general, dot_general
+from tests import jaxprs
 from tests.checks import assert_close, random_variables
 
 SHAPES = [
@@ -45,6 +50,24 @@ def test_gradients_equal_einsum(x64):
       assert_close(d_params['kernel'], (flat_x.T @ flat_dy).reshape(kernel.shape), 1e-12)
       assert_close(d_params['bias'], flat_dy.sum(axis=0).reshape(features), 1e-12)
       assert_close(dx, (flat_dy @ kernel.reshape(-1, flat_dy.shape[1]).T).reshape(x.shape), 1e-12)
+
+
+@pytest.mark.parametrize('inputs, features', [((4, 6), (5,)), ((6,), (2, 4)), ((6, 2), (3, 3))])
+def test_the_gradient_of_a_kernel_transposes_the_narrower_operand(inputs, features):
+  """And, if it is the gradient of the output, the small gradient of the kernel."""
+  rows, names = 100, ('embed',) * len((*inputs, *features))
+  layer, x = dense_general(inputs, features, names), jnp.zeros((rows, *inputs))
+  variables = nn.unbox(layer.init(jax.random.key(0), x))
+  loss = lambda variables: layer.apply(variables, x).sum()
+  program = jax.make_jaxpr(jax.grad(loss))(variables).jaxpr
+  sizes = {
+    math.prod(equation.outvars[0].aval.shape)
+    for equation in jaxprs.equations(program)
+    if equation.primitive.name == 'transpose'
+  }
+  widths = math.prod(inputs), math.prod(features)
+  kernel = {math.prod(widths)} if widths[1] < widths[0] else set()
+  assert sizes == {rows * min(widths)} | kernel
 
 
 def test_a_kernel_may_be_summed_over_its_last_axis(x64):
