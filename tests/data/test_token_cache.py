@@ -409,8 +409,8 @@ def test_cache_of_a_faster_process_is_used(text, cache, monkeypatch):
   """The slower process removes its own cache."""
   write_cache = token_cache._write_cache
 
-  def slow_write_cache(config, corpus, folder):
-    write_cache(config, corpus, folder)
+  def slow_write_cache(*arguments):
+    write_cache(*arguments)
     with monkeypatch.context() as patch:
       patch.setattr(token_cache, '_write_cache', write_cache)
       text()
