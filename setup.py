@@ -26,7 +26,7 @@ setuptools.setup(
     'ngrammer_jax.configs',
   ],
   package_dir={'ngrammer_jax.configs': 'configs'},  # for --config=NAME, outside a checkout too
-  package_data={'ngrammer_jax': ['weights/*/*']},  # for --pretrained=NAME
+  package_data={'ngrammer_jax': ['py.typed', 'weights/*/*']},  # the latter for --pretrained=NAME
   entry_points={'console_scripts': ['ngrammer_jax = ngrammer_jax.__main__:console_script']},
   python_requires='>=3.11',
   install_requires=[
@@ -54,6 +54,7 @@ setuptools.setup(
     'gcs': ['gcsfs>=2025.2'],  # workdirs in gs://
     'interop': [],  # this and the next need no further packages; commands name them
     'huggingface': [],
+    'docs': ['mkdocs-material>=9.6', 'mkdocstrings[python]>=0.29'],
     'notebooks': ['jupyterlab', 'matplotlib', 'nbconvert'],
     'test': [
       *('matplotlib', 'pytest', 'pytest-xdist', 'ruff', 'sympy'),

@@ -1,7 +1,7 @@
 """Exit statuses, logging and flags of all verbs."""
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 import contextlib
 import dataclasses
 import difflib
@@ -78,9 +78,9 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     logging.getLogger(name).setLevel(logging.CRITICAL)  # the errors that they log are also raised
   message = None
   try:
-    with _exit_on_sigterm():
-      _check_open_files()
-      status = main(sys.argv[1:])
+    _exit_on_sigterm()
+    _check_open_files()
+    status = main(sys.argv[1:])
   except errors.BadInput as error:
     message, status = f'error: {error}', 2
   except errors.Interrupted as error:
@@ -108,23 +108,16 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   sys.exit(status or 0)
 
 
-@contextlib.contextmanager
-def _exit_on_sigterm() -> Iterator[None]:
-  """Exits with 143 on SIGTERM, until training saves on it: see `preemption.SignalHandler`."""
+def _exit_on_sigterm() -> None:
+  """Exits with 143 on SIGTERM, but while training saves on it: see `preemption.SignalHandler`."""
 
   def exit_now(number, frame):
     with contextlib.suppress(OSError):  # not through logging, which the signal may interrupt
       os.write(2, b'stopped by SIGTERM; rerun the same command\n')
     os._exit(128 + number)
 
-  if threading.current_thread() is not threading.main_thread():
-    yield
-    return
-  original = signal.signal(signal.SIGTERM, exit_now)
-  try:
-    yield
-  finally:
-    signal.signal(signal.SIGTERM, original)
+  if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGTERM, exit_now)
 
 
 def _check_open_files() -> None:

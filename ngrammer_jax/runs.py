@@ -257,12 +257,14 @@ class Run:
     Args:
       prompts: the prompts; '' starts a new document.
       tokens: maximum number of new tokens; a document may end earlier.
-      temperature, top_k, top_p: see `inference.sampling.SamplingConfig`; temperature 0 is greedy.
+      temperature: divides the logits; 0 is greedy decoding.
+      top_k: samples from this number of most likely tokens. None: from all.
+      top_p: samples from the most likely tokens with this total probability. None: from all.
       seed: prompt number i, from 0, uses seed + i; it does not depend on the other prompts.
       context: maximum number of tokens that a token is predicted from. None: the segment length of
         the evaluation and, if the model has one, its memory.
       on_text: called with the index of a prompt and its new text, for each token.
-      repetition_penalty: see `inference.sampling.SamplingConfig`.
+      repetition_penalty: lowers the logits of tokens that occurred, if above 1 (CTRL).
       stop: texts before which a continuation ends.
 
     Raises:
