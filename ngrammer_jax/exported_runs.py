@@ -61,8 +61,9 @@ def restore(
   selected = {'step': abstract.step, 'params': abstract.params, 'codebook': abstract.codebook}
   expected = checksums.named_leaves(selected)
   for name, leaf in loaded.items():
-    if leaf.dtype == jnp.bfloat16 and name in expected:
-      loaded[name] = leaf.astype(expected[name].dtype)
+    original = expected[name].dtype if name in expected else leaf.dtype
+    if leaf.dtype == jnp.bfloat16 and jnp.issubdtype(original, jnp.floating):
+      loaded[name] = leaf.astype(original)
   for name in sorted(loaded.keys() | expected.keys()):
     shapes = [_describe(leaves.get(name)) for leaves in (loaded, expected)]
     if shapes[0] != shapes[1]:

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 
 import ngrammer_jax
-from ngrammer_jax import errors, evaluate, flags, generate, init_from, pretrained_models, runs
+from ngrammer_jax import (
+  errors,
+  evaluate,
+  export,
+  flags,
+  generate,
+  init_from,
+  pretrained_models,
+  runs,
+)
 from ngrammer_jax.config import command_line
 from tests.checks import bad_input
 from tests.loops import each
@@ -27,7 +36,7 @@ def weights(trained, tiny_weights, one_device, monkeypatch):
   """The only model of the package is `tiny`, which must not be changed."""
   folder = tiny_weights / 'tiny'
   if not folder.exists():
-    runs.load_run(trained).export(folder, 'bfloat16')
+    export.main([f'--workdir={trained}', f'--output={folder}', '--dtype=bfloat16'])
     (folder / 'model.json').write_text('{"description": "A tiny N-Grammer."}\n')
     (folder / 'SHA256SUMS').write_text(pretrained_models.compute_checksums(folder))
   monkeypatch.setattr(pretrained_models, 'FOLDER', tiny_weights)
