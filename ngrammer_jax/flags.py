@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable, Sequence
 import contextlib
+import dataclasses
 import difflib
 import logging
 import os
@@ -12,10 +13,14 @@ import sys
 import threading
 import time
 import traceback
+import typing
 from typing import NoReturn
 
 import ngrammer_jax
-from ngrammer_jax import errors, hosts, progress
+from ngrammer_jax import errors, files, hosts, pretrained_models, progress
+
+if typing.TYPE_CHECKING:
+  from ngrammer_jax import runs
 
 # After a collective fails, until `peers` names the lost process and ends this one.
 LOST_PEER_SECONDS = 5
@@ -163,6 +168,25 @@ def _exit_immediately(error: Exception) -> NoReturn:
   sys.stdout.flush()
   sys.stderr.flush()
   os._exit(1)
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+  """Adds --workdir, --pretrained and --step: which model is used."""
+  source = parser.add_mutually_exclusive_group(required=True)
+  source.add_argument('--workdir', type=files.path, help='run directory')
+  names = ', '.join(pretrained_models.names()) or pretrained_models.NONE
+  source.add_argument('--pretrained', metavar='NAME', help=f'model of the package: {names}')
+  parser.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
+
+
+def load_run(options: argparse.Namespace) -> 'runs.Run':
+  """Opens the run that the flags of `add_run` name. Raises BadInput if there is none."""
+  from ngrammer_jax import runs  # imports JAX
+
+  number = step(options.step)
+  if options.workdir is not None:
+    return runs.load_run(options.workdir, number)
+  return dataclasses.replace(runs.load_pretrained(options.pretrained), step=number)
 
 
 def add_watchdog(parser: argparse.ArgumentParser) -> None:

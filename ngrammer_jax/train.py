@@ -16,7 +16,7 @@ def main(argv: list[str]) -> int:
   options, config = command_line.parse(parser, argv)
 
   # After parsing: errors in flags do not wait for the import of Orbax.
-  from ngrammer_jax import pretrained, runs
+  from ngrammer_jax import init_from, runs
   from ngrammer_jax.training import dry_run, loop, train_task
 
   flags.use_deterministic_ops()
@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
   compilation_cache.enable(options.compilation_cache)
 
   def make_task(config):
-    start = pretrained.Start(config, options.workdir) if config.init_from else None
+    start = init_from.Start(config, options.workdir) if config.init_from else None
     find = runs.corpus_opener(config.data)
     task = train_task.CorpusTask(config, options.workdir, find, start)
     if start is not None:
