@@ -261,7 +261,7 @@ def test_vocabulary_path_has_to_be_the_vocabulary_of_the_checkpoint(
     config=dataclasses.replace(pretrained.config, data=data),
     vocabulary=vocabularies.read_sentencepiece(same),
   )
-  monkeypatch.setattr(runs, 'load_run', lambda workdir: source)
+  monkeypatch.setattr(runs, 'load_run', lambda workdir, step='newest': source)
   resolve = lambda path, **changes: finetuning_config(
     finetuning, folder, ['data.vocabulary_path'], data__vocabulary_path=path, **changes
   )
