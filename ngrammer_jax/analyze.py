@@ -190,7 +190,9 @@ def _report(options: argparse.Namespace) -> None:
   all_runs = [runs.load_run(workdir, flags.step(options.step)) for workdir in options.workdir]
   names = figures.run_labels(options.workdir, options.label)
   samples = report.Samples(options.prompt, options.samples, options.tokens)
-  files.write(output, report.format_page(report.collect(all_runs, names, options.split, samples)))
+  page = report.format_page(report.collect(all_runs, names, options.split, samples))
+  files.make_folder(output.parent)
+  files.write(output, page)
   print(f'wrote {output}')
 
 

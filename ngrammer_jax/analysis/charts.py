@@ -66,7 +66,7 @@ class _Scale:
   def ticks(self) -> list[tuple[float, str]]:
     """Returns the place and the text of each tick."""
     if self._axis.names is not None:
-      stride = -(-len(self._axis.names) // (2 * MAX_TICKS))
+      stride = -(-len(self._axis.names) // MAX_TICKS)
       return [(self.place(i), name) for i, name in enumerate(self._axis.names) if i % stride == 0]
     if self._axis.is_log:
       exponents = range(math.floor(self._low), math.ceil(self._high) + 1)

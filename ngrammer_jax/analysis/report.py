@@ -130,7 +130,7 @@ def _collect_run(run, name, color, split, samples):
         results[analysis] = analyze(run, split)
       except errors.NotApplicable:
         continue
-    if run.config.model.position not in model_config.SEGMENT_POSITIONS and samples.count:
+    if run.config.model.position not in model_config.SEGMENT_POSITIONS and samples.count > 0:
       completions = run.generate([samples.prompt] * samples.count, samples.tokens)
       texts = [(completion.prompt, completion.text) for completion in completions]
   tokens_per_step = training.batch_size * training.segment_length
@@ -160,10 +160,13 @@ def _metrics(run, step, tokens_per_step, records):
     if path.exists() and run.config.finetune is None:
       with workdirs.translate_damage(run.workdir, f'evaluation/{split}.json', 'evaluate it again'):
         metrics |= _split_metrics(f'{split}, evaluated', json_files.read_object(path))
-  for key in ('flops_per_token', 'tokens_per_second'):
+  for key, name in (
+    ('flops_per_token', 'FLOPs per token'),
+    ('tokens_per_second', 'tokens per second'),
+  ):
     values = [record[key] for record in records if key in record]
     if values:
-      metrics[key.replace('_', ' ')] = count(statistics.median(values))
+      metrics[f'{name} (median)'] = count(statistics.median(values))
   return metrics
 
 
@@ -191,24 +194,30 @@ def format_page(reports: Sequence[RunReport]) -> str:
   names = ', '.join(report.name for report in reports)
   return web_page.document(
     names if len(reports) <= 3 else f'{len(reports)} runs side by side',
-    f'{_cards(reports, _headline)}<nav>{links}</nav>\n',
+    f'{_headlines(reports)}<nav>{links}</nav>\n',
     '\n'.join(sections.values()),
   )
 
 
-def _headline(report):
-  """Returns the loss of a run, bits per byte if they are known, and its sizes."""
-  metrics = report.metrics
-  losses = [name for name, metric in metrics.items() if metric.best is min]
-  losses.sort(key=lambda name: 'bits per byte' not in name)
-  loss = f'{metrics[losses[0]].text} <small>{losses[0]}</small>' if losses else ''
-  sizes = ', '.join(
-    f'{charts.format_number(metrics[name].value)} {name}'
-    for name in ('parameters', 'training tokens')
-  )
-  return [
-    f'<div class="headline">{loss}</div>\n<p class="note">{sizes}, step {report.step:,}</p>\n'
-  ]
+def _headlines(reports):
+  """Returns a card for each run with its sizes, and with a loss that all runs have."""
+  losses = [name for name, metric in reports[0].metrics.items() if metric.best is min]
+  shared = [name for name in losses if all(name in report.metrics for report in reports)]
+  labels = [label for label, *_ in SPLIT_METRICS.values()] + ['training loss']
+  # The last result is that of the split with the fewest uses: test after validation.
+  shared.sort(key=lambda name: labels.index(name.partition(' (')[0]) - 0.01 * losses.index(name))
+
+  def make(report):
+    metrics = report.metrics
+    loss = f'{metrics[shared[0]].text} <small>{shared[0]}</small>' if shared else ''
+    sizes = (
+      f'{charts.format_number(metrics[name].value)} {name}'
+      for name in ('parameters', 'training tokens')
+    )
+    note = f'<p class="note">{", ".join(sizes)}</p>\n'
+    return [f'<div class="headline">{loss}</div>\n{note}']
+
+  return _cards(reports, make)
 
 
 def _cards(reports: Sequence[RunReport], make: Callable[[RunReport], list[str]]) -> str:
@@ -318,8 +327,9 @@ def _clusters(reports):
       words = ' '.join(repr(text)[1:-1].replace(' ', '_') for text in tokens[:MAX_WORDS])
       rows.append([name, f'{coherence:.3f}', words])
     heads = web_page.fold('statistics of all heads', web_page.table(clusters.table_rows(result)))
-    title = '<h4>the most coherent clusters of four or more tokens</h4>\n'
-    return [charts.line_chart(lines, x, y), title + web_page.table(rows, of_words=True) + heads]
+    examples = '<h4>the most coherent clusters of four or more tokens</h4>\n'
+    examples += web_page.table(rows, of_words=True) if len(rows) > 1 else '<p>none</p>\n'
+    return [charts.line_chart(lines, x, y), examples + heads]
 
   note = 'Tokens of the vocabulary that share a cluster of the latent n-grams.'
   return _analysis_cards(reports, 'clusters', 'Clusters', note, make)
@@ -373,7 +383,10 @@ def _ngrams(reports):
       Line(name, list(enumerate(values)), color)
       for color, (name, values) in enumerate(shares.items())
     ]
-    x = Axis(f'visits in {result["tokens"]:,} tokens of {result["split"]}', names=ranges)
+    # Names are the smallest numbers of visits: ranges are too long for a phone.
+    smallest = [range_.partition('–')[0] for range_ in ranges]
+    label = f'visits of a row in {result["tokens"]:,} tokens of {result["split"]}, at least'
+    x = Axis(label, names=smallest)
     chart = charts.line_chart(lines, x, Axis('rows of the table (%)', from_zero=True))
     rows = ngrams.table_rows(result)
     rows = [(f'{name}, order {order}, head {head}', *others) for name, order, head, *others in rows]

@@ -71,7 +71,8 @@ th, td { padding: .28rem .6rem; text-align: right; border-bottom: 1px solid var(
 thead th { color: var(--faint); font-weight: 600; vertical-align: bottom; }
 th:first-child { text-align: left; font-weight: 500; position: sticky; left: 0;
   background: var(--card); white-space: normal; overflow-wrap: anywhere; max-width: 46vw;
-  min-width: 6.5rem; }
+  min-width: 8.5rem; }
+.heat th:first-child { min-width: 0; }
 tr:last-child > td, tbody tr:last-child > th { border-bottom: 0; }
 .words td { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 6rem; }
 .words thead th { text-align: left; }
