@@ -201,15 +201,17 @@ def format_page(reports: Sequence[RunReport]) -> str:
 
 def _headlines(reports):
   """Returns a card for each run with its sizes, and with a loss that all runs have."""
-  losses = [name for name, metric in reports[0].metrics.items() if metric.best is min]
-  shared = [name for name in losses if all(name in report.metrics for report in reports)]
-  labels = [label for label, *_ in SPLIT_METRICS.values()] + ['training loss']
-  # The last result is that of the split with the fewest uses: test after validation.
-  shared.sort(key=lambda name: labels.index(name.partition(' (')[0]) - 0.01 * losses.index(name))
+  has = lambda name: all(name in report.metrics for report in reports)
+  labels = [label for label, _, best in SPLIT_METRICS.values() if best is min] + ['training loss']
+  by_label = (
+    [name for name in reports[0].metrics if name.partition(' (')[0] == label and has(name)]
+    for label in labels
+  )
+  loss_name = next((names[-1] for names in by_label if names), None)
 
   def make(report):
     metrics = report.metrics
-    loss = f'{metrics[shared[0]].text} <small>{shared[0]}</small>' if shared else ''
+    loss = f'{metrics[loss_name].text} <small>{loss_name}</small>' if loss_name else ''
     sizes = (
       f'{charts.format_number(metrics[name].value)} {name}'
       for name in ('parameters', 'training tokens')
@@ -322,10 +324,10 @@ def _clusters(reports):
       for n, head in enumerate(result['heads'])
       for k, cluster in clusters.most_coherent(head, MAX_CLUSTERS).items()
     ]
-    rows = [['cluster', 'coherence', 'most frequent tokens']]
+    rows = [['cluster', 'most frequent tokens', 'coherence']]
     for coherence, name, tokens in sorted(found, key=lambda each: -each[0])[:MAX_CLUSTERS]:
       words = ' '.join(repr(text)[1:-1].replace(' ', '_') for text in tokens[:MAX_WORDS])
-      rows.append([name, f'{coherence:.3f}', words])
+      rows.append([name, words, f'{coherence:.3f}'])
     heads = web_page.fold('statistics of all heads', web_page.table(clusters.table_rows(result)))
     examples = '<h4>the most coherent clusters of four or more tokens</h4>\n'
     examples += web_page.table(rows, of_words=True) if len(rows) > 1 else '<p>none</p>\n'

@@ -5,6 +5,7 @@ A page loads nothing and runs no script; it is legible on a phone and on a desk,
 
 from collections.abc import Collection, Sequence
 import html
+import re
 
 # The policy lets a browser load nothing, whatever a text on the page contains.
 PAGE = """<!DOCTYPE html>
@@ -72,7 +73,7 @@ thead th { color: var(--faint); font-weight: 600; vertical-align: bottom; }
 th:first-child { text-align: left; font-weight: 500; position: sticky; left: 0;
   background: var(--card); white-space: normal; overflow-wrap: anywhere; max-width: 46vw;
   min-width: 8.5rem; }
-.heat th:first-child { min-width: 0; }
+.heat th:first-child { min-width: 0; white-space: nowrap; }
 tr:last-child > td, tbody tr:last-child > th { border-bottom: 0; }
 .words td { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 6rem; }
 .words thead th { text-align: left; }
@@ -163,7 +164,8 @@ def table(
       f'<{tag}{" class=best" if (r, c) in best else ""}>{html.escape(cell)}</{tag}>'
       for c, cell in enumerate(cells, 1)
     )
-    parts.append(f'<tr><th>{html.escape(name)}</th>{columns}</tr>\n')
+    breakable = re.sub(r'([./_])', r'\1<wbr>', html.escape(name))
+    parts.append(f'<tr><th>{breakable}</th>{columns}</tr>\n')
   kind = ' class="words"' if of_words else ''
   return (
     f'<div class="scroll"><table{kind}><thead>{parts[0]}</thead>\n'
@@ -180,7 +182,7 @@ def heat_map(values: Sequence[Sequence[float]], names: tuple[str, str], pattern:
     pattern: format of a number.
   """
   highest = max(map(max, values)) or 1
-  head = ''.join(f'<th>{names[1]} {n}</th>' for n in range(len(values[0])))
+  head = ''.join(f'<th>{n}</th>' for n in range(len(values[0])))
   parts = []
   for index, row in enumerate(values):
     cells = ''.join(
@@ -188,7 +190,7 @@ def heat_map(values: Sequence[Sequence[float]], names: tuple[str, str], pattern:
     )
     parts.append(f'<tr><th>{names[0]} {index}</th>{cells}</tr>\n')
   return (
-    f'<div class="scroll"><table class="heat"><thead><tr><th></th>{head}</tr></thead>\n'
+    f'<div class="scroll"><table class="heat"><thead><tr><th>{names[1]}</th>{head}</tr></thead>\n'
     f'<tbody>{"".join(parts)}</tbody></table></div>\n'
   )
 
