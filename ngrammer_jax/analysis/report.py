@@ -6,6 +6,7 @@ A section has the runs that have its part. All numbers are those of metrics.json
 
 from collections.abc import Callable, Sequence
 import html
+import math
 import os
 import pathlib
 import statistics
@@ -211,13 +212,15 @@ def _headlines(reports):
 
   def make(report):
     metrics = report.metrics
-    loss = f'{metrics[loss_name].text} <small>{loss_name}</small>' if loss_name else ''
+    loss = ''
+    if loss_name:
+      loss = f'<div class="headline">{metrics[loss_name].text} <small>{loss_name}</small></div>\n'
     sizes = (
       f'{charts.format_number(metrics[name].value)} {name}'
       for name in ('parameters', 'training tokens')
     )
     note = f'<p class="note">{", ".join(sizes)}</p>\n'
-    return [f'<div class="headline">{loss}</div>\n{note}']
+    return [loss + note]
 
   return _cards(reports, make)
 
@@ -247,7 +250,11 @@ def _curves(reports):
   ):
     lines = []
     for report in reports:
-      points = [(r['step'] * report.tokens_per_step, r[key]) for r in report.records if key in r]
+      points = [
+        (record['step'] * report.tokens_per_step, record[key])
+        for record in report.records
+        if math.isfinite(record.get(key, math.nan))
+      ]
       if points:
         lines.append(Line(report.name, points, report.color, has_dots=len(points) <= 40))
     if lines:

@@ -93,9 +93,11 @@ def pair(one_device, trained_copy, tmp_path, collected):
   """A page of two runs, one of them evaluated on the test split, what it shows, and the runs."""
   if not PAIR:
     other = shutil.copytree(trained_copy, tmp_path / 'other')
-    (other / 'evaluation').mkdir()
     evaluated = {'step': 8, 'bits_per_byte': 1.23456, 'nll_nats_per_token': 2.0, 'perplexity': None}
-    (other / 'evaluation' / 'test.json').write_text(json.dumps(evaluated))
+    worse = {'step': 12, 'nll_nats_per_token': 2.1, 'top1_accuracy': 0.5}
+    for workdir, result in ((trained_copy, worse), (other, evaluated)):
+      (workdir / 'evaluation').mkdir()
+      (workdir / 'evaluation' / 'test.json').write_text(json.dumps(result))
     config = json.loads((other / 'config.json').read_text())
     config['seed'], config['evaluation']['max_tokens'] = 7, 64
     (other / 'config.json').write_text(json.dumps(config))
@@ -108,7 +110,8 @@ def pair(one_device, trained_copy, tmp_path, collected):
 
 def test_two_runs_side_by_side(pair):
   path, (found, _), first = pair
-  page = Page(path.read_text())
+  text = path.read_text()
+  page = Page(text)
   assert page.ids == [link[1:] for link in page.links]
   assert page.ids == ['curves', 'metrics', 'configs', 'samples', 'clusters', 'ngrams', 'attention']
   records = [record for _, record in writers.read_lines(first)]
