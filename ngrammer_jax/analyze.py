@@ -1,5 +1,6 @@
 """Analyzes runs.
 
+python -m ngrammer_jax.analyze report --workdir=DIR [--workdir=DIR ...] [--output=FILE]
 python -m ngrammer_jax.analyze curve --workdir=DIR [--workdir=DIR ...]
 python -m ngrammer_jax.analyze checkpoint --workdir=DIR [--step=STEP] [--arrays=PREFIX]
 python -m ngrammer_jax.analyze clusters --workdir=DIR [--split=SPLIT]
@@ -8,6 +9,7 @@ python -m ngrammer_jax.analyze gates --workdir=DIR [--split=SPLIT] [--text=TEXT]
 python -m ngrammer_jax.analyze retention --workdir=DIR [--split=SPLIT]
 python -m ngrammer_jax.analyze spans --workdir=DIR [--split=SPLIT]
 python -m ngrammer_jax.analyze attention --workdir=DIR [--split=SPLIT]
+python -m ngrammer_jax.analyze recl --workdir=DIR [--workdir=DIR ...] [--context_step=100]
 python -m ngrammer_jax.analyze cloze --workdir=DIR --workdir=DIR [--results=cloze_test]
 """
 
@@ -20,6 +22,7 @@ from typing import Any
 from ngrammer_jax import files, flags
 
 HELP = {
+  'report': 'one web page of runs side by side: curves, metrics, configs, analyses, samples',
   'curve': 'training and validation loss by step, as a figure',
   'checkpoint': 'all checkpoints, verified by checksum',
   'clusters': 'coherence and usage of the token clusters, collisions of the n-grams',
@@ -28,8 +31,10 @@ HELP = {
   'retention': 'loss without the n-gram memories, and with exchanged rows, by n-gram frequency',
   'spans': 'attention spans by layer and head, attention on persistent vectors',
   'attention': 'mean attention weight by distance',
+  'recl': 'relative effective context length of runs: how many more tokens still lower the loss',
   'cloze': 'paired comparison of two runs on the same cloze questions',
 }
+OF_SEVERAL_RUNS = ('report', 'curve', 'recl', 'cloze')
 
 
 def main(argv: list[str]) -> int:
@@ -41,19 +46,20 @@ def main(argv: list[str]) -> int:
     for name, text in HELP.items()
   }
   for name, analysis in parsers.items():
-    action = 'append' if name in ('curve', 'cloze') else 'store'
+    action = 'append' if name in OF_SEVERAL_RUNS else 'store'
     analysis.add_argument(
       '--workdir', type=files.path, action=action, required=True, help='run directory'
     )
-    if name not in ('checkpoint', 'cloze'):
+    if name not in ('report', 'checkpoint', 'cloze'):
       analysis.add_argument(
         '--figure',
         type=files.path,
         help='a .png or .svg file, other results beside it; default: in the first workdir',
       )
-  for name in ('clusters', 'ngrams', 'gates', 'retention', 'spans', 'attention'):
-    parsers[name].add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
-    parsers[name].add_argument('--split', default='validation', help='split of the corpus to read')
+    if name not in ('curve', 'checkpoint', 'cloze'):
+      analysis.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
+      analysis.add_argument('--split', default='validation', help='split of the corpus to read')
+  _add_report(parsers['report'])
   parsers['gates'].add_argument(
     '--text', help='text of which each gate is shown; default: the first tokens of the split'
   )
@@ -70,13 +76,29 @@ def main(argv: list[str]) -> int:
         action='append',
         help='name of the run in the figure, one for each --workdir; default: that of its folder',
       )
+  parsers['recl'].add_argument(
+    '--context_step', type=int, default=100, help='tokens by which the context grows'
+  )
+  parsers['recl'].add_argument(
+    '--max_context', type=int, default=1000, help='longest context, in tokens'
+  )
   parsers['cloze'].add_argument(
     '--results', default='cloze_test', help='answers file of evaluate --cloze, without .jsonl'
   )
   options = parser.parse_args(argv)
-  functions = {'curve': _curve, 'checkpoint': _checkpoint, 'cloze': _cloze, 'gates': _gates}
+  functions = {'report': _report, 'curve': _curve, 'checkpoint': _checkpoint, 'cloze': _cloze}
+  functions |= {'gates': _gates, 'recl': _recl}
   functions.get(options.analysis, _analyze_run)(options)
   return 0
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument(
+    '--output', type=files.path, help='the page; default: report.html in the first workdir'
+  )
+  parser.add_argument('--prompt', default='', help="prompt of the samples; '': a new document")
+  parser.add_argument('--samples', type=int, default=3, help='number of samples of each run')
+  parser.add_argument('--tokens', type=int, default=100, help='maximum length of a sample')
 
 
 def _curve(options: argparse.Namespace) -> None:
@@ -125,15 +147,53 @@ def _analyze_run(options: argparse.Namespace, **arguments: str | None) -> dict[s
   run.split(options.split)  # reports a wrong name before the checkpoint is loaded
   with figures.saved_figure(figure, *analysis.FIGURE_SIZE) as axes:
     result = analysis.analyze(run, options.split, **arguments)
-    content = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + '\n'
+    content = _format_json(result)
     analysis.plot(result, axes)
     (label,) = figures.run_labels([options.workdir], options.label)
     figures.set_title(axes, f'{label}, step {result["step"]:,}, {options.split}')
+  _print_result(analysis, result, content, figure)
+  return result
+
+
+def _recl(options: argparse.Namespace) -> None:
+  from ngrammer_jax import runs
+  from ngrammer_jax.analysis import figures, recl
+
+  figure = options.figure or options.workdir[0] / 'recl.png'
+  all_runs = [runs.load_run(workdir, flags.step(options.step)) for workdir in options.workdir]
+  names = figures.run_labels(options.workdir, options.label)
+  with figures.saved_figure(figure, *recl.FIGURE_SIZE) as axes:
+    result = recl.analyze(all_runs, names, options.split, options.context_step, options.max_context)
+    content = _format_json(result)
+    recl.plot(result, axes)
+  _print_result(recl, result, content, figure)
+
+
+def _format_json(result: dict[str, Any]) -> str:
+  return json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + '\n'
+
+
+def _print_result(analysis: Any, result: dict[str, Any], content: str, figure: pathlib.Path):
+  """Writes the JSON beside the figure, and prints the table."""
   path = figure.with_suffix('.json')
   files.write(path, content)
   print(analysis.format_table(result))
   print(f'wrote {path} and {figure}')
-  return result
+
+
+def _report(options: argparse.Namespace) -> None:
+  from ngrammer_jax import runs
+  from ngrammer_jax.analysis import figures, report
+
+  output = options.output or options.workdir[0] / 'report.html'
+  report.check_output(output)
+  all_runs = [runs.load_run(workdir, flags.step(options.step)) for workdir in options.workdir]
+  names = figures.run_labels(options.workdir, options.label)
+  samples = report.Samples(options.prompt, options.samples, options.tokens)
+  page = report.format_page(report.collect(all_runs, names, options.split, samples))
+  files.make_folder(output.parent)
+  files.write(output, page)
+  print(f'wrote {output}')
 
 
 def _figure(options: argparse.Namespace) -> pathlib.Path:

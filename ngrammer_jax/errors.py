@@ -10,6 +10,10 @@ class BadInput(ValueError):
   """
 
 
+class NotApplicable(BadInput):
+  """The model lacks the part that is analyzed, or the corpus the split that this needs."""
+
+
 class PeerLostError(Exception):
   """Other processes of the same job cannot be reached.
 

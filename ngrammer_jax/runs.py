@@ -118,7 +118,7 @@ class Run:
     """
     ngram = self.config.model.ngram
     if ngram is None or ngram.clusters is None or ngram.layer != 'input':
-      raise errors.BadInput(
+      raise errors.NotApplicable(
         f'--workdir={self.workdir} has no clusters of tokens: it needs model.ngram, with '
         f'model.ngram.clusters and model.ngram.layer="input"'
       )
@@ -151,7 +151,7 @@ class Run:
       corpus = token_cache.prepare(data, corpus_opener(data), may_delete, vocabulary)
       workdirs.check_text(self.workdir, self.config, corpus.content_hash)
     if name not in corpus.splits:
-      raise errors.BadInput(
+      raise errors.NotApplicable(
         f'--split={name}: data.corpus={self.config.data.corpus!r} has no such split to evaluate; '
         f'available: {", ".join(corpus.splits)}'
       )

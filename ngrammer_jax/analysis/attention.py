@@ -36,13 +36,13 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   config = run.config.evaluation_model()
   recurrent = config.recurrent
   if recurrent is not None and recurrent.readout in ('none', 'ngram'):
-    raise errors.BadInput(
+    raise errors.NotApplicable(
       f'--workdir={run.workdir} has no attention: model.recurrent.readout={recurrent.readout!r}'
     )
   distances = _select_distances(config, run.config.training.segment_length)
   sums_LxNxD, counted, tokens = _sum_weights(run, split, config, distances)
   if not counted:
-    raise errors.BadInput(
+    raise errors.NotApplicable(
       f'--split={split}: no token can attend to {distances[-1]} tokens before it in its document'
     )
   heads_LxNxD = sums_LxNxD / counted

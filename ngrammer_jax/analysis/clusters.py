@@ -167,8 +167,32 @@ def _list_members(rows_UxD, ids_U, ids_V, texts):
   return members
 
 
+def table_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
+  """Returns the heads as rows of a table, the header first."""
+  rows = [COLUMNS]
+  for n, head in enumerate(result['heads']):
+    coherences = (_format_coherence(head[key]) for key in ('coherence', 'coherence_elsewhere'))
+    shared = ' '.join(f'{collisions["shared"]:.1%}' for collisions in head['ngrams'].values())
+    perplexities = f'{head["vocabulary_perplexity"]:.1f}', f'{head["usage_perplexity"]:.1f}'
+    used, dead = f'{head["used"]:,}', f'{head["dead"]:.1%}'
+    rows.append((str(n), used, *perplexities, dead, *coherences, shared))
+  return rows
+
+
+def most_coherent(head: dict[str, Any], count: int) -> dict[int, dict[str, Any]]:
+  """Returns the most coherent clusters of a head, of those with four or more tokens, by number."""
+  large = {k: cluster for k, cluster in head['members'].items() if len(cluster['tokens']) >= 4}
+  return dict(sorted(large.items(), key=lambda item: -item[1]['coherence'])[:count])
+
+
+def cluster_sizes(head: dict[str, Any]) -> list[int]:
+  """Returns the numbers of tokens in the clusters of a head, the largest first."""
+  sizes = (len(cluster['tokens']) for cluster in head['members'].values())
+  return sorted((size for size in sizes if size), reverse=True)
+
+
 def format_table(result: dict[str, Any], examples: int = 3, tokens: int = 10) -> str:
-  """Formats the heads as a table, then lists the most coherent clusters of four or more tokens.
+  """Formats the heads as a table, then lists the most coherent clusters.
 
   Args:
     result: result of `analyze`.
@@ -180,20 +204,11 @@ def format_table(result: dict[str, Any], examples: int = 3, tokens: int = 10) ->
     f'step {result["step"]:,}: {U:,} tokens of the training text in {K:,} clusters a head '
     f'({result["never"]:,} never occur); n-grams of the {result["split"]} split'
   )
-  rows = [COLUMNS]
+  lines = [title, *tables.align_columns(table_rows(result), '>')]
   for n, head in enumerate(result['heads']):
-    coherences = (_format_coherence(head[key]) for key in ('coherence', 'coherence_elsewhere'))
-    shared = ' '.join(f'{collisions["shared"]:.1%}' for collisions in head['ngrams'].values())
-    perplexities = f'{head["vocabulary_perplexity"]:.1f}', f'{head["usage_perplexity"]:.1f}'
-    used, dead = f'{head["used"]:,}', f'{head["dead"]:.1%}'
-    rows.append((str(n), used, *perplexities, dead, *coherences, shared))
-  lines = [title, *tables.align_columns(rows, '>')]
-  for n, head in enumerate(result['heads']):
-    large = {k: cluster for k, cluster in head['members'].items() if len(cluster['tokens']) >= 4}
-    most_coherent = sorted(large, key=lambda k: -large[k]['coherence'])[:examples]
-    for k in most_coherent:
-      words = ' '.join(repr(text)[1:-1].replace(' ', '_') for text in large[k]['tokens'][:tokens])
-      num_omitted = len(large[k]['tokens']) - tokens
+    for k, cluster in most_coherent(head, examples).items():
+      words = ' '.join(repr(text)[1:-1].replace(' ', '_') for text in cluster['tokens'][:tokens])
+      num_omitted = len(cluster['tokens']) - tokens
       lines.append(
         f'head {n} cluster {k}: {words}' + (f' and {num_omitted} more' if num_omitted > 0 else '')
       )
@@ -209,8 +224,7 @@ def plot(result: dict[str, Any], axes: Any) -> None:
   sizes_axes, coherence_axes, collisions_axes = axes
   heads = range(len(result['heads']))
   for n, head in enumerate(result['heads']):
-    sizes = [len(cluster['tokens']) for cluster in head['members'].values() if cluster['tokens']]
-    sizes.sort(reverse=True)
+    sizes = cluster_sizes(head)
     sizes_axes.plot(np.arange(1, len(sizes) + 1), sizes, linewidth=1, label=f'head {n}')
   sizes_axes.set(xlabel='cluster, largest first', ylabel='tokens', yscale='log')
   sizes_axes.legend(fontsize='x-small')

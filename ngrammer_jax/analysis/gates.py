@@ -3,7 +3,6 @@
 T tokens of text, S shown tokens, P gates (one for each memory and block), n order of an n-gram.
 """
 
-import html
 from typing import Any
 
 import jax
@@ -11,7 +10,7 @@ import numpy as np
 
 from ngrammer_jax import errors, runs
 from ngrammer_jax import tables as text_tables
-from ngrammer_jax.analysis import figures, lookups, probe
+from ngrammer_jax.analysis import figures, lookups, probe, web_page
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.inference import text as texts
 
@@ -22,28 +21,6 @@ MIN_COUNT = 10  # occurrences of the n-grams that are compared
 MAX_NGRAMS = 50  # n-grams of each order in the result
 BINS = 50  # of the histogram of gates, from 0 to 1
 FIGURE_SIZE = (2, 13.0)  # panels, and width in inches
-
-PAGE = """<!DOCTYPE html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-:root {{ color-scheme: light dark; --high: 255, 150, 40; }}
-@media (prefers-color-scheme: dark) {{ :root {{ --high: 175, 75, 0; }} }}
-body {{ font: 16px/1.7 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; }}
-h1, h2 {{ font-size: 1.1em; }}
-.text {{ white-space: pre-wrap; overflow-wrap: anywhere; }}
-.text span {{ background: rgba(var(--high), var(--share)); }}
-.legend span {{ display: inline-block; width: 12em; height: 1em; vertical-align: middle;
-  background: linear-gradient(to right, rgba(var(--high), 0), rgba(var(--high), 1)); }}
-</style>
-<h1>{title}</h1>
-<p class="legend">gate {low:.2f} <span></span> {high:.2f}; hover over a token for its gate.
-¶ is the start of a document, ↵ a line break.</p>
-{sections}
-</html>
-"""
 
 
 def analyze(run: runs.Run, split: str = 'validation', text: str | None = None) -> dict[str, Any]:
@@ -71,7 +48,7 @@ def analyze(run: runs.Run, split: str = 'validation', text: str | None = None) -
   """
   gates = [table for table in lookups.tables(run) if _has_gate(table)]
   if not gates:
-    raise errors.BadInput(
+    raise errors.NotApplicable(
       f'--workdir={run.workdir} has no gate: it needs model.ngram_memories with join="gate"'
     )
   shown = None if text is None else _encode(run, text)
@@ -201,17 +178,12 @@ def plot(result: dict[str, Any], axes: Any) -> None:
 def format_page(result: dict[str, Any]) -> str:
   """Formats the gates of the shown tokens as a web page, from the lowest to the highest one."""
   every = [value for gate in result['gates'] for value in gate['values']]
-  low, high = min(every), max(every)
+  limits = min(every), max(every)
   sections = []
-  for gate in result['gates']:
-    spans = []
-    for text, value in zip(result['texts'], gate['values'], strict=True):
-      visible = html.escape(text).replace('\n', '↵\n') or '¶'
-      share = (value - low) / (high - low) if high > low else 0
-      spans.append(f'<span style="--share:{share:.3f}" title="{value:.3f}">{visible}</span>')
-    sections.append(
-      f'<h2>{html.escape(gate["name"])}, mean {np.mean(gate["values"]):.3f}</h2>\n'
-      f'<p class="text">{"".join(spans)}</p>'
-    )
+  for number, gate in enumerate(result['gates']):
+    title = f'{gate["name"]}, mean {np.mean(gate["values"]):.3f}'
+    text = web_page.shaded_text(result['texts'], gate['values'], limits)
+    sections.append(web_page.section(f'gate_{number}', title, '', text))
   title = f'Gates of n-gram memories, step {result["step"]:,}'
-  return PAGE.format(title=title, low=low, high=high, sections='\n'.join(sections))
+  intro = web_page.scale('hover over a token for its gate;', limits)
+  return web_page.document(title, intro, '\n'.join(sections))

@@ -117,7 +117,7 @@ def tables(run: runs.Run) -> list[Table]:
     if isinstance(module, (ngrammer.NGrammer, memory.NGramMemory)):
       result.append(Table(placed, module))
   if not result:
-    raise errors.BadInput(
+    raise errors.NotApplicable(
       f'--workdir={run.workdir} has no n-gram memory: it needs model.ngram_memories or model.ngram'
     )
   return result

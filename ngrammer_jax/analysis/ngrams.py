@@ -64,8 +64,8 @@ def _analyze_head(head, number_T, row_T):
   }
 
 
-def format_table(result: dict[str, Any]) -> str:
-  """Formats the heads as a table."""
+def table_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
+  """Returns the heads as rows of a table, the header first."""
   rows = [COLUMNS]
   for table in result['tables']:
     for head in table['heads']:
@@ -79,22 +79,44 @@ def format_table(result: dict[str, Any]) -> str:
           *(f'{lost:.1%} ({abs(random_lost):.1%})', f'{head["shared"]:.1%}'),
         )
       )
+  return rows
+
+
+def heads_by_group(result: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+  """Returns the heads by name of their table and order."""
+  return {
+    f'{table["name"]}, order {order}': [head for head in table['heads'] if head['order'] == order]
+    for table in result['tables']
+    for order in dict.fromkeys(head['order'] for head in table['heads'])
+  }
+
+
+def visit_shares(result: dict[str, Any]) -> tuple[list[str], dict[str, list[float]]]:
+  """Returns ranges of numbers of visits, and the percentage of rows in each, by group of heads."""
+  groups = heads_by_group(result)
+  longest = max(len(head['visits']) for heads in groups.values() for head in heads)
+  shares = {}
+  for name, heads in groups.items():
+    padding = [[0] * (longest - len(head['visits'])) for head in heads]
+    counts = [[h['never'], *h['visits'], *zeros] for h, zeros in zip(heads, padding, strict=True)]
+    shares[name] = (100 * np.sum(counts, axis=0) / np.sum(counts)).tolist()
+  return ['0', '1', *(f'{2**i}–{2 ** (i + 1) - 1}' for i in range(1, longest))], shares
+
+
+def format_table(result: dict[str, Any]) -> str:
+  """Formats the heads as a table."""
   title = (
     f'step {result["step"]:,}, {result["tokens"]:,} tokens of {result["split"]}; in parentheses: '
     f'of a random function'
   )
-  return '\n'.join([title, *tables.align_columns(rows, '<>')])
+  return '\n'.join([title, *tables.align_columns(table_rows(result), '<>')])
 
 
 def plot(result: dict[str, Any], axes: Any) -> None:
   """Plots visits of rows, and which n-grams and tokens share a row, by table and order."""
   visits_axes, shares_axes = axes
-  groups = {
-    f'{table["name"]}, order {order}': [head for head in table['heads'] if head['order'] == order]
-    for table in result['tables']
-    for order in dict.fromkeys(head['order'] for head in table['heads'])
-  }
-  _plot_visits(visits_axes, groups)
+  groups = heads_by_group(result)
+  _plot_visits(visits_axes, result)
   names = [name.replace(', ', '\n') for name in groups]
   for key, label, offset in (
     ('shared_ngrams', 'sharing a row (% of distinct n-grams)', -0.2),
@@ -119,15 +141,11 @@ def plot(result: dict[str, Any], axes: Any) -> None:
   shares_axes.legend(fontsize='x-small', loc='lower center', bbox_to_anchor=(0.5, 1), ncols=3)
 
 
-def _plot_visits(axes, groups):
-  """Plots the share of rows by number of visits, for heads by name of the table and order."""
-  longest = max(len(head['visits']) for heads in groups.values() for head in heads)
-  for name, heads in groups.items():
-    padding = [[0] * (longest - len(head['visits'])) for head in heads]
-    counts = [[h['never'], *h['visits'], *zeros] for h, zeros in zip(heads, padding, strict=True)]
-    shares = 100 * np.sum(counts, axis=0) / np.sum(counts)
-    axes.plot(shares, 'o-', linewidth=1, markersize=3, label=name)
-  ranges = [f'{2**i}–{2 ** (i + 1) - 1}' for i in range(1, longest)]
-  axes.set_xticks(range(longest + 1), ['0', '1', *ranges], rotation=90, fontsize=8)
+def _plot_visits(axes, result):
+  """Plots the share of rows by number of visits."""
+  ranges, shares = visit_shares(result)
+  for name, values in shares.items():
+    axes.plot(values, 'o-', linewidth=1, markersize=3, label=name)
+  axes.set_xticks(range(len(ranges)), ranges, rotation=90, fontsize=8)
   axes.set(xlabel='visits of a row', ylabel='rows (%)', ylim=(0, None))
   axes.legend(fontsize='x-small')

@@ -37,7 +37,7 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   config = run.config.evaluation_model()
   span, has_persistent = config.span, probe.shared_vectors(config) > 0
   if span is None and not has_persistent:
-    raise errors.BadInput(
+    raise errors.NotApplicable(
       f'--workdir={run.workdir} has no spans and no persistent vectors that share a softmax with '
       f'the context: it needs model.span or model.persistent'
     )
