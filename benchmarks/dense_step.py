@@ -1,7 +1,7 @@
 """Speed and memory of a plain Transformer, compared with a nanoGPT-style model in PyTorch.
 
   pip install torch
-  python benchmarks/dense_step.py --rounds=10 --compile --json=dense.json
+  python -m benchmarks.dense_step --rounds=10 --compile --json=dense.json
 
 The model is that of configs/quickstart.py without its n-gram memory. The model in PyTorch has the
 same layers, width, heads, feed-forward, vocabulary, batch, segment and precision, tied embeddings,
@@ -14,27 +14,22 @@ and reports gradient norms; PyTorch's has none of these.
 --feed_forward=plain compares the feed-forward of nanoGPT, of width 4 D without a gate, on both
 sides. --compile also measures `torch.compile`.
 
-Every side is a process of its own, which runs only when it is asked to, so that their threads do
-not compete. The sides take turns; each measurement is the mean of a few steps. A ratio is the time
-of PyTorch over that of ngrammer_jax: of the best measurements, and the median of the ratios of
-consecutive ones. The peak memory is that of the process, with its libraries and compilers.
+See `benchmarks.paired` for how the sides take turns. Each measurement is the mean of a few steps.
+The peak memory is that of the process, with its libraries and compilers.
 """
 
 import argparse
-from collections.abc import Callable, Iterator
-import contextlib
+from collections.abc import Callable
 import dataclasses
-import importlib.util
+import functools
 import json
-import multiprocessing
 import pathlib
-import resource
 import runpy
-import statistics
-import time
 from typing import Any
 
 import numpy as np
+
+from benchmarks import paired
 
 CONFIG = pathlib.Path(__file__).parents[1] / 'configs' / 'quickstart.py'
 FEED_FORWARDS = {'gated': {}, 'plain': {'gated': False, 'feed_forward_width': 768}}
@@ -223,88 +218,24 @@ def make_compiled_torch(config) -> dict[str, Callable[[], None]]:
 SIDES = {'ngrammer_jax': make_jax, 'torch': make_torch, 'torch.compile': make_compiled_torch}
 
 
-def serve(connection, side: str, steps: int, feed_forward: str) -> None:
-  """Runs a pass for each name that arrives, and answers with its measurement; None ends it."""
-  try:
-    config = experiment_config(steps, feed_forward)
-    runs = SIDES[side](config)
-    for run in runs.values():
-      run()
-  except Exception as error:  # the other process reports it
-    connection.send(f'{type(error).__name__}: {error}')
-    return
-  connection.send(None)
-  while (name := connection.recv()) is not None:
-    start, cpu_start = time.perf_counter(), time.process_time()
-    runs[name]()
-    connection.send(
-      {
-        'seconds': (time.perf_counter() - start) / steps,
-        'cpu_seconds': (time.process_time() - cpu_start) / steps,
-        'peak_mib': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
-      }
-    )
+def make_side(side: str, steps: int, feed_forward: str) -> dict[str, Callable[[], int]]:
+  """Returns the passes of a side, see `paired.Make`."""
+  runs = SIDES[side](experiment_config(steps, feed_forward))
 
+  def repeated(run):
+    run()
+    return steps
 
-@contextlib.contextmanager
-def worker(side: str, steps: int, feed_forward: str) -> Iterator[Callable[[str], dict[str, float]]]:
-  """Starts a side in a process; yields a function that measures one of its passes.
-
-  Raises:
-    RuntimeError: the side did not start.
-  """
-  context = multiprocessing.get_context('spawn')
-  connection, other = context.Pipe()
-  process = context.Process(target=serve, args=(other, side, steps, feed_forward), daemon=True)
-  process.start()
-  other.close()
-
-  def measure_pass(name: str) -> dict[str, float]:
-    connection.send(name)
-    return connection.recv()
-
-  try:
-    if (error := connection.recv()) is not None:
-      raise RuntimeError(f'{side} did not start: {error}')
-    yield measure_pass
-    connection.send(None)
-  finally:
-    process.join(10)
-    process.terminate()
+  return {name: functools.partial(repeated, run) for name, run in runs.items()}
 
 
 def measure(
   rounds: int = 10, steps: int = 5, feed_forward: str = 'gated', with_compile: bool = False
 ) -> dict[str, Any]:
-  """Returns times, peak memory and ratios, by side and pass.
-
-  Sides that do not start are named under `skipped`.
-  """
-  result, rows = {'skipped': {}}, {}
-  with contextlib.ExitStack() as stack:
-    sides = {}
-    for side in SIDES if with_compile else list(SIDES)[:2]:
-      try:
-        sides[side] = stack.enter_context(worker(side, steps, feed_forward))
-      except RuntimeError as error:
-        result['skipped'][side] = str(error)
-    for number in range(rounds):
-      order = list(sides) if number % 2 else list(sides)[::-1]
-      for name in PASSES:
-        for side in order:
-          rows.setdefault((side, name), []).append(sides[side](name))
-  for (side, name), measured in rows.items():
-    columns = {key: [row[key] for row in measured] for key in measured[0]}
-    entry = result.setdefault(side, {'peak_mib': 0.0})
-    entry['peak_mib'] = max(entry['peak_mib'], *columns['peak_mib'])
-    entry[name] = {'best': min(columns['seconds']), 'median': statistics.median(columns['seconds'])}
-    entry[name]['cpu_median'] = statistics.median(columns['cpu_seconds'])
-    ours = [row['seconds'] for row in rows.get(('ngrammer_jax', name), ())]
-    if ours and side != 'ngrammer_jax':
-      ratios = [other / own for other, own in zip(columns['seconds'], ours, strict=True)]
-      entry[name]['ratio_best'] = min(columns['seconds']) / min(ours)
-      entry[name]['ratio_median'] = statistics.median(ratios)
-  return result
+  """Returns times, peak memory and ratios, see `paired.measure`."""
+  names = SIDES if with_compile else list(SIDES)[:2]
+  sides = {name: functools.partial(make_side, name, steps, feed_forward) for name in names}
+  return paired.measure(sides, rounds)
 
 
 def main() -> None:
@@ -318,18 +249,8 @@ def main() -> None:
   parser.add_argument('--compile', action='store_true', help='also measure torch.compile')
   parser.add_argument('--json', type=pathlib.Path, help='output file')
   options = parser.parse_args()
-  if importlib.util.find_spec('torch') is None:
-    parser.error('PyTorch is not installed: pip install torch')
   result = measure(options.rounds, options.steps, options.feed_forward, options.compile)
-  columns = ('best', 'median', 'cpu_median', 'ratio_best', 'ratio_median')
-  print(f'{"side":<14}{"pass":<9}', *(f'{column:>13}' for column in columns), f'{"peak MiB":>9}')
-  for side in (side for side in SIDES if side in result):
-    for name in PASSES:
-      cells = (result[side][name].get(column) for column in columns)
-      cells = (f'{"":>13}' if cell is None else f'{cell:>13.4f}' for cell in cells)
-      print(f'{side:<14}{name:<9}', *cells, f'{result[side]["peak_mib"]:>9.0f}')
-  for reason in result['skipped'].values():
-    print(reason)
+  print(paired.format_table(result))
   if options.json:
     options.json.write_text(json.dumps(result, indent=2) + '\n')
 

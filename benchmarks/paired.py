@@ -1,0 +1,112 @@
+"""Measures programs of several libraries in turn, each library in a process of its own.
+
+A process runs only when it is asked to, so that threads do not compete, and the sides change their
+order from round to round. A ratio is the time of another library over that of ngrammer_jax: of the
+best measurements, and the median of the ratios of consecutive ones.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
+import multiprocessing
+import resource
+import statistics
+import time
+from typing import Any
+
+OURS = 'ngrammer_jax'
+# Returns functions by the name of the pass; each repeats it, and returns how often.
+Make = Callable[[], Mapping[str, Callable[[], int]]]
+
+
+def serve(connection, make: Make) -> None:
+  """Runs a pass for each name that arrives, and answers with its measurement; None ends it."""
+  try:
+    passes = make()
+    for run in passes.values():
+      run()
+  except Exception as error:  # the other process reports it
+    connection.send(f'{type(error).__name__}: {error}')
+    return
+  connection.send(list(passes))
+  while (name := connection.recv()) is not None:
+    start, cpu_start = time.perf_counter(), time.process_time()
+    count = passes[name]()
+    connection.send(
+      {
+        'seconds': (time.perf_counter() - start) / count,
+        'cpu_seconds': (time.process_time() - cpu_start) / count,
+        'peak_mib': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
+      }
+    )
+
+
+@contextlib.contextmanager
+def worker(make: Make) -> Iterator[tuple[list[str], Callable[[str], dict[str, float]]]]:
+  """Starts a side in a process; yields the names of its passes, and a function that measures one.
+
+  Raises:
+    RuntimeError: the side did not start.
+  """
+  context = multiprocessing.get_context('spawn')
+  connection, other = context.Pipe()
+  process = context.Process(target=serve, args=(other, make), daemon=True)
+  process.start()
+  other.close()
+
+  def measure_pass(name: str) -> dict[str, float]:
+    connection.send(name)
+    return connection.recv()
+
+  try:
+    answer = connection.recv()
+    if isinstance(answer, str):
+      raise RuntimeError(answer)
+    yield answer, measure_pass
+    connection.send(None)
+  finally:
+    process.join(10)
+    process.terminate()
+
+
+def measure(sides: Mapping[str, Make], rounds: int) -> dict[str, Any]:
+  """Returns times, peak memory and ratios by side and pass.
+
+  Sides that do not start are named under `skipped`, with the reason.
+  """
+  result, rows = {'skipped': {}}, {}
+  with contextlib.ExitStack() as stack:
+    workers = {}
+    for side, make in sides.items():
+      try:
+        workers[side] = stack.enter_context(worker(make))
+      except (RuntimeError, EOFError) as error:
+        result['skipped'][side] = str(error) or 'its process ended'
+    for number in range(rounds):
+      for name in next(iter(workers.values()))[0] if workers else ():
+        for side in list(workers) if number % 2 else list(workers)[::-1]:
+          rows.setdefault((side, name), []).append(workers[side][1](name))
+  for (side, name), measured in rows.items():
+    columns = {key: [row[key] for row in measured] for key in measured[0]}
+    entry = result.setdefault(side, {'peak_mib': 0.0})
+    entry['peak_mib'] = max(entry['peak_mib'], *columns['peak_mib'])
+    entry[name] = {'best': min(columns['seconds']), 'median': statistics.median(columns['seconds'])}
+    entry[name]['cpu_median'] = statistics.median(columns['cpu_seconds'])
+    ours = [row['seconds'] for row in rows.get((OURS, name), ())]
+    if ours and side != OURS:
+      ratios = [other / own for other, own in zip(columns['seconds'], ours, strict=True)]
+      entry[name]['ratio_best'] = min(columns['seconds']) / min(ours)
+      entry[name]['ratio_median'] = statistics.median(ratios)
+  return result
+
+
+def format_table(result: Mapping[str, Any]) -> str:
+  """Formats one row for each side and pass, then what was skipped."""
+  columns = ('best', 'median', 'cpu_median', 'ratio_best', 'ratio_median')
+  lines = [f'{"side":<24}{"pass":<22}' + ''.join(f'{c:>13}' for c in columns) + ' peak MiB']
+  for side, entry in result.items():
+    passes = {k: v for k, v in entry.items() if isinstance(v, dict)} if side != 'skipped' else {}
+    for name, times in passes.items():
+      cells = (f'{times[c]:>13.4f}' if c in times else f'{"":>13}' for c in columns)
+      lines.append(f'{side:<24}{name:<22}' + ''.join(cells) + f'{entry["peak_mib"]:>9.0f}')
+  lines += [f'skipped {side}: {reason}' for side, reason in result['skipped'].items()]
+  return '\n'.join(lines)
