@@ -26,6 +26,7 @@ setuptools.setup(
     'ngrammer_jax.configs',
   ],
   package_dir={'ngrammer_jax.configs': 'configs'},  # for --config=NAME, outside a checkout too
+  package_data={'ngrammer_jax': ['py.typed', 'weights/*/*']},  # the latter for --pretrained=NAME
   entry_points={'console_scripts': ['ngrammer_jax = ngrammer_jax.__main__:console_script']},
   python_requires='>=3.11',
   install_requires=[
@@ -36,6 +37,7 @@ setuptools.setup(
     'numpy>=2.0',
     'optax>=0.2.8',
     'orbax-checkpoint>=0.12.8',
+    'safetensors>=0.5',
     'scipy>=1.11',
     'sentencepiece>=0.2',
     f'seqio>=0.0.20; {TENSORFLOW}',
@@ -50,11 +52,12 @@ setuptools.setup(
     'tpu': ['jax[tpu]'],
     'cuda12': ['jax[cuda12]'],
     'gcs': ['gcsfs>=2025.2'],  # workdirs in gs://
-    'interop': ['safetensors>=0.5'],
-    'huggingface': ['safetensors>=0.5', 'tokenizers>=0.21'],
+    'interop': [],  # this and the next need no further packages; commands name them
+    'huggingface': [],
+    'docs': ['mkdocs-material>=9.6', 'mkdocstrings[python]>=0.29'],
     'notebooks': ['jupyterlab', 'matplotlib', 'nbconvert'],
     'test': [
-      *('matplotlib', 'pytest', 'pytest-xdist', 'ruff', 'safetensors>=0.5', 'sympy'),
+      *('matplotlib', 'pytest', 'pytest-xdist', 'ruff', 'sympy'),
       'gcsfs>=2025.2',
       # Its libtpu compiles for TPUs, where there are none.
       'jax[tpu]; platform_system == "Linux" and platform_machine == "x86_64"',

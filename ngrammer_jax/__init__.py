@@ -1,21 +1,28 @@
 """Language models with explicit memory, in JAX and Flax Linen.
 
 run = ngrammer_jax.load_run('runs/quickstart') opens a trained run (see `runs.Run`).
+ngrammer_jax.pretrained() lists the models that come with the package, and
+run = ngrammer_jax.load_pretrained(NAME) opens one of them.
 """
 
 import typing
 
 if typing.TYPE_CHECKING:
-  from ngrammer_jax.runs import load_run
+  from ngrammer_jax.pretrained_models import pretrained
+  from ngrammer_jax.runs import load_pretrained, load_run
 
 __version__ = '0.1.0'
-__all__ = ['load_run']
+__all__ = ['load_pretrained', 'load_run', 'pretrained']
 
 
 def __getattr__(name: str) -> object:
   """Imports JAX and the rest only when a run is opened."""
-  if name == 'load_run':
+  if name == 'pretrained':
+    from ngrammer_jax import pretrained_models
+
+    return pretrained_models.pretrained
+  if name in ('load_pretrained', 'load_run'):
     from ngrammer_jax import runs
 
-    return runs.load_run
+    return getattr(runs, name)
   raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

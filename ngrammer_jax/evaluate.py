@@ -1,6 +1,8 @@
 """Evaluates a run: python -m ngrammer_jax.evaluate --workdir=DIR --split=test.
 
+A model of the package and any text: --pretrained=NAME --text=FILE
 Keys of the evaluation section can be overridden: --config.evaluation.memory.length=256
+Where the corpus of the training is on this machine: --config.data.path=/path/to/corpus
 
 The Children's Book Test: --cloze=/path/to/CBTest [--cloze_protocol=prefix]
 Synthetic questions from its raw books: --cloze=/path/to/CBTest --cloze_made=500
@@ -11,16 +13,25 @@ import logging
 import pathlib
 import signal
 
-from ngrammer_jax import errors, files, flags, hosts
+from ngrammer_jax import compilation_cache, errors, files, flags, hosts
 from ngrammer_jax.config import command_line
+
+PLACES = ('data.path', 'data.cache_dir')  # of the corpus on this machine
 
 
 def main(argv: list[str]) -> int:
-  """Scores a split, writes evaluation/<split>.json and prints a table."""
+  """Scores a split or a text, writes evaluation/<name>.json and prints a table."""
   parser = flags.make_parser('evaluate', __doc__)
-  parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
-  parser.add_argument('--split', default='test', help='train, validation or test')
-  parser.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
+  flags.add_run(parser)
+  text = parser.add_mutually_exclusive_group()
+  text.add_argument('--split', default='test', help='train, validation or test')
+  text.add_argument('--text', metavar='FILE', help='a text file instead of a split')
+  parser.add_argument(
+    '--output',
+    type=files.path,
+    metavar='DIR',
+    help='folder of the results; default: evaluation in the workdir, none with --pretrained',
+  )
   cloze = parser.add_argument_group("the Children's Book Test")
   cloze.add_argument(
     '--cloze', type=pathlib.Path, metavar='PATH', help='folder or file of questions'
@@ -31,38 +42,57 @@ def main(argv: list[str]) -> int:
   cloze.add_argument(
     '--cloze_made', type=int, metavar='N', help='number of synthetic questions of each class'
   )
-  flags.add_cache(parser)
+  compilation_cache.add_flag(parser)
   hosts.add_flags(parser)
   overrides, plain = command_line.split(argv)
   options = parser.parse_args(plain)
   _check_cloze(options)
   hosts.join(options)
+  compilation_cache.enable(options.compilation_cache)
   if hosts.is_multiprocess():  # JAX would catch SIGTERM, but there is nothing to save
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-  from ngrammer_jax import runs
+  with hosts.collective_errors():
+    run = flags.load_run(options)
+  folder = options.output
+  if folder is not None:
+    hosts.on_primary(files.make_output_folder, folder)
+  elif options.workdir is not None:
+    folder = options.workdir / 'evaluation'
+  if options.cloze is not None:
+    return _answer_cloze(run, overrides, options, folder)
+  if run.config.finetune is not None and options.text is None:
+    return _evaluate_task(run, overrides, options.split, folder / f'{options.split}.json')
+  return _evaluate_language_model(run, overrides, options, folder)
+
+
+def _evaluate_language_model(run, overrides, options, folder):
+  """Scores a split or a text, writes its metrics to a folder if there is one, prints a table."""
   from ngrammer_jax.inference import language_modeling
 
-  with hosts.collective_errors():
-    run = runs.load_run(options.workdir, flags.step(options.step))
-  if options.cloze is not None:
-    return _answer_cloze(run, overrides, options)
-  path = options.workdir / 'evaluation' / f'{options.split}.json'
-  if run.config.finetune is not None:
-    return _evaluate_task(run, overrides, options.split, path)
-  config = command_line.override(run.config, overrides, 'evaluation')
+  places = [override for override in overrides if override[0] in PLACES]
+  config = command_line.override(run.config, places, 'data')
+  overrides = [override for override in overrides if override not in places]
+  config = command_line.override(config, overrides, 'evaluation')
   run = dataclasses.replace(run, config=config)
   # The limit of validation during training does not apply, unless it is set on this command line.
   limit = config.evaluation.max_tokens
   if limit is not None and not any(key == 'evaluation.max_tokens' for key, _ in overrides):
     limit = None
     logging.info('the whole split is evaluated, also if validation in training was limited')
-  result = run.evaluate(options.split, limit)
-  language_modeling.save(result, path)
-  if not hosts.is_primary():
-    return 0
-  print(language_modeling.format_table({options.split: result}))
-  print(f'{language_modeling.format_protocol(result)}\nwrote {path}')
+  if options.text is None:
+    name, result = options.split, run.evaluate(options.split, limit)
+  else:
+    name = f'text_{pathlib.Path(options.text).stem}'  # never that of a split
+    result = run.evaluate_file(options.text, limit)
+  path = None if folder is None else folder / f'{name}.json'
+  if path is not None:
+    language_modeling.save(result, path)
+  if hosts.is_primary():
+    print(language_modeling.format_table({name: result}))
+    print(language_modeling.format_protocol(result))
+    if path is not None:
+      print(f'wrote {path}')
   return 0
 
 
@@ -72,21 +102,26 @@ def _check_cloze(options):
     value = getattr(options, flag)
     if value is not None and options.cloze is None:
       raise errors.BadInput(f'--{flag}={value} needs --cloze=PATH: add it, or omit --{flag}')
+  if options.cloze is not None and options.text is not None:
+    raise errors.BadInput(
+      f'--text={options.text} cannot be combined with --cloze: omit one of them'
+    )
   if options.cloze_made is not None and options.cloze_made < 1:
     raise errors.BadInput(f'--cloze_made={options.cloze_made} must be at least 1')
 
 
-def _answer_cloze(run, overrides, options):
-  """Answers cloze questions, writes evaluation/cloze_<name>.json and .jsonl, prints a table."""
+def _answer_cloze(run, overrides, options, folder):
+  """Answers cloze questions, writes cloze_<name>.json and .jsonl to a folder, prints a table."""
   from ngrammer_jax.inference import cloze
 
   run = dataclasses.replace(run, config=command_line.override(run.config, overrides, 'evaluation'))
   protocol = options.cloze_protocol or cloze.PROTOCOLS[0]
   result, answers = run.cloze(options.cloze, options.split, protocol, options.cloze_made)
-  path = cloze.save(result, answers, options.workdir / 'evaluation')
+  path = None if folder is None else cloze.save(result, answers, folder)
   if hosts.is_primary():
     print(cloze.format_table(result))
-    print(f'wrote {path} and all answers to {path.with_suffix(".jsonl")}')
+    if path is not None:
+      print(f'wrote {path} and all answers to {path.with_suffix(".jsonl")}')
   return 0
 
 

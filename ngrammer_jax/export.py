@@ -13,11 +13,16 @@ def main(argv: list[str]) -> int:
   parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
   parser.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
   parser.add_argument('--output', type=files.path, required=True, help='a new or empty folder')
+  parser.add_argument(
+    '--dtype',
+    choices=['float32', 'bfloat16'],
+    help='dtype of the parameters in the file; default: their own',
+  )
   options = parser.parse_args(argv)
 
   from ngrammer_jax import runs
 
-  runs.load_run(options.workdir, flags.step(options.step)).export(options.output)
+  runs.load_run(options.workdir, flags.step(options.step)).export(options.output, options.dtype)
   print(f'wrote {options.output}')
   return 0
 

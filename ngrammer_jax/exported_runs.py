@@ -2,6 +2,9 @@
 
 <folder>/model.safetensors   step, parameters and codebook; names are joined by '/'
 
+The parameters may be in bfloat16, which halves the file; they are float32 again when restored. The
+codebook, of which ids of clusters are computed, keeps its dtype.
+
 It has no optimizer state: it can be scored, sampled and analysed by `load_run`, but not resumed.
 """
 
@@ -9,6 +12,7 @@ import pathlib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import errors, files
@@ -26,12 +30,18 @@ def make_folder(folder: pathlib.Path) -> None:
     raise errors.BadInput(f'--output={folder} is not an empty folder; use another one')
 
 
-def save(workdir: pathlib.Path, state: train_state.TrainState, folder: pathlib.Path) -> None:
-  """Exports a run to an empty folder."""
+def save(
+  workdir: pathlib.Path,
+  state: train_state.TrainState,
+  folder: pathlib.Path,
+  dtype: str | None = None,
+) -> None:
+  """Exports a run to an empty folder, its parameters in a dtype; None: in their own."""
   for path in (workdir / 'config.json', workdir / 'corpus.json', *workdir.glob('vocabulary.*')):
     files.write(folder / path.name, path.read_bytes())
-  variables = {'step': state.step, 'params': state.params, 'codebook': state.codebook}
-  safetensors.save(jax.tree.map(np.asarray, variables), folder / workdirs.EXPORTED)
+  params = jax.tree.map(lambda leaf: np.asarray(leaf).astype(dtype or leaf.dtype), state.params)
+  others = jax.tree.map(np.asarray, {'step': state.step, 'codebook': state.codebook})
+  safetensors.save({'params': params, **others}, folder / workdirs.EXPORTED)
 
 
 def restore(
@@ -50,6 +60,10 @@ def restore(
   loaded = checksums.named_leaves(safetensors.load(folder / workdirs.EXPORTED))
   selected = {'step': abstract.step, 'params': abstract.params, 'codebook': abstract.codebook}
   expected = checksums.named_leaves(selected)
+  for name, leaf in loaded.items():
+    original = expected[name].dtype if name in expected else leaf.dtype
+    if leaf.dtype == jnp.bfloat16 and jnp.issubdtype(original, jnp.floating):
+      loaded[name] = leaf.astype(original)
   for name in sorted(loaded.keys() | expected.keys()):
     shapes = [_describe(leaves.get(name)) for leaves in (loaded, expected)]
     if shapes[0] != shapes[1]:

@@ -108,6 +108,20 @@ def user_path(key: str, text: str | os.PathLike[str]) -> pathlib.Path:
   return path
 
 
+def user_cache(key: str) -> pathlib.Path:
+  """Returns the cache folder of the user: $NGRAMMER_JAX_CACHE, or ~/.cache/ngrammer_jax.
+
+  Args:
+    key: the flag or key that names another folder, for error messages.
+
+  Raises:
+    BadInput: see `user_path`.
+  """
+  variable = os.environ.get('NGRAMMER_JAX_CACHE')
+  name = 'NGRAMMER_JAX_CACHE' if variable else key
+  return user_path(name, variable or '~/.cache/ngrammer_jax')
+
+
 def absolute(path: pathlib.Path) -> pathlib.Path:
   """Returns the absolute path."""
   return path if is_remote(path) else path.resolve()

@@ -6,7 +6,7 @@
 import dataclasses
 import functools
 
-from ngrammer_jax import files, flags, hosts
+from ngrammer_jax import compilation_cache, files, flags, hosts
 from ngrammer_jax.config import command_line
 
 
@@ -17,7 +17,7 @@ def main(argv: list[str]) -> int:
   flags.add_dry_run(parser)
   flags.add_watchdog(parser)
   flags.add_trace(parser)
-  flags.add_cache(parser)
+  compilation_cache.add_flag(parser)
   hosts.add_flags(parser)
   options, config = command_line.parse(parser, argv)
   overrides, _ = command_line.split(argv)
@@ -25,6 +25,7 @@ def main(argv: list[str]) -> int:
 
   flags.use_deterministic_ops()
   hosts.join(options)
+  compilation_cache.enable(options.compilation_cache)
 
   from ngrammer_jax.inference import language_modeling
   from ngrammer_jax.tasks.superglue import evaluation, finetuning

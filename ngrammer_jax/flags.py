@@ -1,8 +1,9 @@
 """Exit statuses, logging and flags of all verbs."""
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 import contextlib
+import dataclasses
 import difflib
 import logging
 import os
@@ -12,10 +13,14 @@ import sys
 import threading
 import time
 import traceback
+import typing
 from typing import NoReturn
 
 import ngrammer_jax
-from ngrammer_jax import errors, files, hosts, progress
+from ngrammer_jax import errors, files, hosts, pretrained_models, progress
+
+if typing.TYPE_CHECKING:
+  from ngrammer_jax import runs
 
 # After a collective fails, until `peers` names the lost process and ends this one.
 LOST_PEER_SECONDS = 5
@@ -73,9 +78,9 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     logging.getLogger(name).setLevel(logging.CRITICAL)  # the errors that they log are also raised
   message = None
   try:
-    with _exit_on_sigterm():
-      _check_open_files()
-      status = main(sys.argv[1:])
+    _exit_on_sigterm()
+    _check_open_files()
+    status = main(sys.argv[1:])
   except errors.BadInput as error:
     message, status = f'error: {error}', 2
   except errors.Interrupted as error:
@@ -103,23 +108,16 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   sys.exit(status or 0)
 
 
-@contextlib.contextmanager
-def _exit_on_sigterm() -> Iterator[None]:
-  """Exits with 143 on SIGTERM, until training saves on it: see `preemption.SignalHandler`."""
+def _exit_on_sigterm() -> None:
+  """Exits with 143 on SIGTERM, but while training saves on it: see `preemption.SignalHandler`."""
 
   def exit_now(number, frame):
     with contextlib.suppress(OSError):  # not through logging, which the signal may interrupt
       os.write(2, b'stopped by SIGTERM; rerun the same command\n')
     os._exit(128 + number)
 
-  if threading.current_thread() is not threading.main_thread():
-    yield
-    return
-  original = signal.signal(signal.SIGTERM, exit_now)
-  try:
-    yield
-  finally:
-    signal.signal(signal.SIGTERM, original)
+  if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGTERM, exit_now)
 
 
 def _check_open_files() -> None:
@@ -172,6 +170,25 @@ def _exit_immediately(error: Exception) -> NoReturn:
   os._exit(1)
 
 
+def add_run(parser: argparse.ArgumentParser) -> None:
+  """Adds --workdir, --pretrained and --step: which model is used."""
+  source = parser.add_mutually_exclusive_group(required=True)
+  source.add_argument('--workdir', type=files.path, help='run directory')
+  names = ', '.join(pretrained_models.names()) or pretrained_models.NONE
+  source.add_argument('--pretrained', metavar='NAME', help=f'model of the package: {names}')
+  parser.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
+
+
+def load_run(options: argparse.Namespace) -> 'runs.Run':
+  """Opens the run that the flags of `add_run` name. Raises BadInput if there is none."""
+  from ngrammer_jax import runs  # imports JAX
+
+  number = step(options.step)
+  if options.workdir is not None:
+    return runs.load_run(options.workdir, number)
+  return dataclasses.replace(runs.load_pretrained(options.pretrained), step=number)
+
+
 def add_watchdog(parser: argparse.ArgumentParser) -> None:
   """Adds --watchdog."""
 
@@ -186,32 +203,6 @@ def add_watchdog(parser: argparse.ArgumentParser) -> None:
     default=10.0,
     metavar='MINUTES',
     help='minutes without progress before dumping stack traces; 0: never',
-  )
-
-
-def add_cache(parser: argparse.ArgumentParser) -> None:
-  """Adds --compilation_cache; parsing it enables the cache."""
-
-  def use_cache(text):
-    folder = files.path(text)
-    try:
-      files.check_reachable(folder)
-      files.make_folder(folder)
-      files.write(folder / 'writable', '')
-    except OSError as error:
-      raise argparse.ArgumentTypeError(f'{text} cannot be written: {error.strerror}') from error
-    except errors.BadInput as error:
-      raise argparse.ArgumentTypeError(str(error)) from error
-    import jax  # only with this flag: --help does not wait for it
-
-    jax.config.update('jax_compilation_cache_dir', text)
-    return folder
-
-  parser.add_argument(
-    '--compilation_cache',
-    type=use_cache,
-    metavar='DIR',
-    help='persistent compilation cache directory',
   )
 
 

@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any, TextIO
 
-from ngrammer_jax import errors, files, flags, progress
+from ngrammer_jax import compilation_cache, errors, flags, progress
 
 STANDARD_INPUT = pathlib.Path('-')
 
@@ -26,10 +26,10 @@ def main(argv: list[str]) -> int:
   options = _make_parser().parse_args(argv)
   prompts = [] if options.interactive else _read_prompts(options)
 
-  from ngrammer_jax import runs
   from ngrammer_jax.inference import sampling
 
-  run = runs.load_run(options.workdir, flags.step(options.step))
+  compilation_cache.enable(options.compilation_cache)
+  run = flags.load_run(options)
   config = sampling.SamplingConfig(
     options.temperature, options.top_k, options.top_p, options.repetition_penalty
   )
@@ -61,8 +61,7 @@ def main(argv: list[str]) -> int:
 
 def _make_parser() -> argparse.ArgumentParser:
   parser = flags.make_parser('generate', __doc__)
-  parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
-  parser.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
+  flags.add_run(parser)
   source = parser.add_mutually_exclusive_group(required=True)
   source.add_argument('--prompt', help='text to continue')
   source.add_argument(
@@ -93,7 +92,7 @@ def _make_parser() -> argparse.ArgumentParser:
     '--seed', type=int, default=0, help='seed of the first prompt; prompt i has seed + i'
   )
   parser.add_argument('--context', type=int, help='context length; default: as in evaluation')
-  flags.add_cache(parser)
+  compilation_cache.add_flag(parser)
   return parser
 
 

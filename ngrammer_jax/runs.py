@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, exported_runs, files, hosts, progress, sharding
+from ngrammer_jax import errors, exported_runs, files, hosts, pretrained_models, progress, sharding
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, token_cache
 from ngrammer_jax.data import vocabulary as vocabularies
@@ -124,16 +124,19 @@ class Run:
       )
     return np.asarray(self.variables['codebook']['ngrammer']['quantizer']['token_ids'])
 
-  def export(self, folder: str | pathlib.Path) -> None:
+  def export(self, folder: str | pathlib.Path, dtype: str | None = None) -> None:
     """Writes config, vocabulary and variables to a folder, which `load_run` reads.
 
+    Args:
+      folder: a new or empty folder.
+      dtype: dtype of the parameters in the file, such as `bfloat16`. None: their own.
+
     Raises:
-      BadInput: the folder is remote, is not empty or cannot be created, or safetensors is not
-        installed.
+      BadInput: the folder is remote, is not empty or cannot be created.
     """
     folder = files.path(folder)
     exported_runs.make_folder(folder)  # before the checkpoint is loaded
-    exported_runs.save(self.workdir, self.state, folder)
+    exported_runs.save(self.workdir, self.state, folder, dtype)
 
   def split(self, name: str) -> token_cache.TokenSplit:
     """Returns a split of the corpus. Raises BadInput if it is not the corpus of the training."""
@@ -143,7 +146,9 @@ class Run:
     with hosts.collective_errors():
       # Of a foreign run: the user has not said that anything may be deleted there.
       may_delete = data.cache_dir is None
-      corpus = token_cache.prepare(data, corpus_opener(data), may_delete)
+      # Where a run was exported to, its vocabulary need not be learned again.
+      vocabulary = self.vocabulary if workdirs.is_exported(self.workdir) else None
+      corpus = token_cache.prepare(data, corpus_opener(data), may_delete, vocabulary)
       workdirs.check_text(self.workdir, self.config, corpus.content_hash)
     if name not in corpus.splits:
       raise errors.NotApplicable(
@@ -164,16 +169,32 @@ class Run:
     _check_split(split)
     if not workdirs.is_exported(self.workdir):
       self.find_checkpoint()  # before the corpus is tokenised
-    tokens = self.split(split)
+    return {'split': split, **self._evaluate(self.split(split), split, max_tokens)}
+
+  def evaluate_file(
+    self, path: str | pathlib.Path, max_tokens: int | None = None
+  ) -> dict[str, Any]:
+    """Scores a text file as one document, or its first tokens; see `evaluate`.
+
+    Raises:
+      BadInput: the file cannot be read, or the vocabulary lacks a character of it.
+    """
+    with hosts.collective_errors():
+      tokens = token_cache.encode_file(files.user_path('--text', path), self.vocabulary)
+    return {'text': str(path), **self._evaluate(tokens, str(path), max_tokens)}
+
+  def _evaluate(
+    self, tokens: token_cache.TokenSplit, name: str, max_tokens: int | None
+  ) -> dict[str, Any]:
     options = dataclasses.replace(self.config.evaluation, max_tokens=max_tokens)
     config = dataclasses.replace(self.config, evaluation=options)
     variables = {'params': self.state.params, 'codebook': self.state.codebook}
     count = min(max_tokens or len(tokens.tokens), len(tokens.tokens))
-    with progress.Progress(f'evaluating {split}', count, 'tokens') as bar:
+    with progress.Progress(f'evaluating {name}', count, 'tokens') as bar:
       result = language_modeling.evaluate(
         self.engine, variables, tokens, config, self.vocabulary.line_end, bar.advance
       )
-    return {'split': split, 'step': int(self.state.step), **result}
+    return {'step': int(self.state.step), **result}
 
   def cloze(
     self,
@@ -236,12 +257,14 @@ class Run:
     Args:
       prompts: the prompts; '' starts a new document.
       tokens: maximum number of new tokens; a document may end earlier.
-      temperature, top_k, top_p: see `inference.sampling.SamplingConfig`; temperature 0 is greedy.
+      temperature: divides the logits; 0 is greedy decoding.
+      top_k: samples from this number of most likely tokens. None: from all.
+      top_p: samples from the most likely tokens with this total probability. None: from all.
       seed: prompt number i, from 0, uses seed + i; it does not depend on the other prompts.
       context: maximum number of tokens that a token is predicted from. None: the segment length of
         the evaluation and, if the model has one, its memory.
       on_text: called with the index of a prompt and its new text, for each token.
-      repetition_penalty: see `inference.sampling.SamplingConfig`.
+      repetition_penalty: lowers the logits of tokens that occurred, if above 1 (CTRL).
       stop: texts before which a continuation ends.
 
     Raises:
@@ -283,6 +306,15 @@ def load_run(workdir: str | pathlib.Path, step: int | str = 'newest') -> Run:
   """
   workdir = files.path(workdir)
   return Run(workdir, workdirs.load_config(workdir), step)
+
+
+def load_pretrained(name: str) -> Run:
+  """Opens a model that comes with the package, see `pretrained_models`.
+
+  Raises:
+    BadInput: there is no model of this name, or a file of it is damaged.
+  """
+  return load_run(pretrained_models.find(name))
 
 
 def corpus_opener(

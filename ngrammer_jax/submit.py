@@ -6,7 +6,7 @@
 
 import signal
 
-from ngrammer_jax import errors, files, flags, hosts
+from ngrammer_jax import compilation_cache, errors, files, flags, hosts
 from ngrammer_jax.config import command_line
 
 
@@ -22,12 +22,13 @@ def main(argv: list[str]) -> int:
   )
   parser.add_argument('--output', type=files.path, required=True, help='folder of the ten files')
   parser.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
-  flags.add_cache(parser)
+  compilation_cache.add_flag(parser)
   hosts.add_flags(parser)
   overrides, plain = command_line.split(argv)
   options = parser.parse_args(plain)
   step, superglue_dir = flags.step(options.step), _superglue_dir(overrides)
   hosts.join(options)
+  compilation_cache.enable(options.compilation_cache)
   if hosts.is_multiprocess():  # JAX would catch SIGTERM, but there is nothing to save
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

@@ -1,6 +1,6 @@
 """Trains a language model: python -m ngrammer_jax.train --config=FILE --workdir=DIR."""
 
-from ngrammer_jax import files, flags, hosts
+from ngrammer_jax import compilation_cache, files, flags, hosts
 from ngrammer_jax.config import command_line
 
 
@@ -11,19 +11,20 @@ def main(argv: list[str]) -> int:
   flags.add_dry_run(parser)
   flags.add_watchdog(parser)
   flags.add_trace(parser)
-  flags.add_cache(parser)
+  compilation_cache.add_flag(parser)
   hosts.add_flags(parser)
   options, config = command_line.parse(parser, argv)
 
   # After parsing: errors in flags do not wait for the import of Orbax.
-  from ngrammer_jax import pretrained, runs
+  from ngrammer_jax import init_from, runs
   from ngrammer_jax.training import dry_run, loop, train_task
 
   flags.use_deterministic_ops()
   hosts.join(options)
+  compilation_cache.enable(options.compilation_cache)
 
   def make_task(config):
-    start = pretrained.Start(config, options.workdir) if config.init_from else None
+    start = init_from.Start(config, options.workdir) if config.init_from else None
     find = runs.corpus_opener(config.data)
     task = train_task.CorpusTask(config, options.workdir, find, start)
     if start is not None:

@@ -6,4 +6,5 @@
   python -m studies.run --data=/path/to/corpora
 
 trains the runs that are missing, and `python -m studies.report` writes the tables and figures.
+`python -m studies.ship_model` makes a run a pretrained model of the package.
 """

@@ -13,11 +13,11 @@ import statistics
 from typing import Any
 
 from ngrammer_jax.analysis import figures
-from studies import cells, ngram_memories, run
+from studies import cells, context, ngram_memories, run
 
 PAGE = pathlib.Path(__file__).parents[1] / 'docs' / 'results.md'
 BASELINE = 'plain'
-TABLES = ('tuning', 'main', 'controls', 'sizes')
+TABLES = ('tuning', 'main', 'controls', 'sizes', 'memory', 'spans')
 Result = Mapping[str, Any]
 
 
@@ -71,6 +71,33 @@ def model_table(results: Sequence[Result], models: Iterable[str], baseline: str)
         difference(results, model, baseline),
       )
     )
+  return markdown(rows)
+
+
+def memory_table(results: Sequence[Result]) -> str:
+  """Formats test bits per character by the memory of the evaluation, in segments."""
+  lengths = [f'test, memory {segments}' for segments in cells.MEMORY_SEGMENTS]
+  columns = [f'{s} segments' for s in cells.MEMORY_SEGMENTS]
+  rows = [('model', 'parameters', 'seeds', 'as trained', *columns)]
+  for model in ('none', *context.MEMORIES):
+    own = [r for r in results if r['model'] == model]
+    if own:
+      bits = (
+        [r[name]['bits_per_character'] for r in own if name in r] for name in ('test', *lengths)
+      )
+      scores = (summarise(values) if values else '' for values in bits)
+      rows.append((f'`{model}`', f'{own[0]["parameters"]:,}', str(len(own)), *scores))
+  return markdown(rows)
+
+
+def span_table(results: Sequence[Result]) -> str:
+  """Formats test bits per character, FLOPs and time of a step by span."""
+  rows = [('model', 'parameters', 'MFLOPs a token', 'seconds a step', 'test')]
+  for r in results:
+    step = f'{r["training_seconds"] / r["steps"]:.2f}'
+    flops = f'{r["flops_per_token"] / 1e6:.2f}'
+    bits = f'{r["test"]["bits_per_character"]:.4f}'
+    rows.append((f'`{r["model"]}`', f'{r["parameters"]:,}', flops, step, bits))
   return markdown(rows)
 
 
@@ -128,6 +155,8 @@ def texts(results: Sequence[Result]) -> dict[str, str]:
     found[f'controls of {method}'] = model_table(main + controls, [method, *own], method)
   sizes = [f'{method}_{scale}' for method in cells.SCALED for scale in ngram_memories.SCALES]
   found['sizes'] = model_table(main + by_table['sizes'], [*cells.SCALED, *sizes], BASELINE)
+  found['memory'] = memory_table(by_table['memory'])
+  found['spans'] = span_table(by_table['spans'])
   return found
 
 

@@ -11,6 +11,14 @@ from ngrammer_jax import errors, flags
 from tests.loops import each
 
 
+@pytest.fixture(autouse=True)
+def handler():
+  """Restores the handler of the process that runs the tests."""
+  before = signal.getsignal(signal.SIGTERM)
+  yield
+  signal.signal(signal.SIGTERM, before)
+
+
 def refuse(argv):
   raise errors.BadInput('invalid')
 
@@ -94,10 +102,13 @@ def test_too_few_open_files_are_refused(capsys, monkeypatch):
 
 
 PROCESS = """
-import os, signal, sys
+import atexit, os, signal, sys
 from ngrammer_jax import flags
 
 def main(argv):
+  if argv == ['at_exit']:
+    atexit.register(os.kill, os.getpid(), signal.SIGTERM)
+    return 0
   if argv == ['terminate']:
     os.kill(os.getpid(), signal.SIGTERM)
   raise OSError(24, 'Too many open files', 'a')
@@ -110,6 +121,7 @@ flags.run(main)
   'argument, status, message',
   [
     ('terminate', 143, 'stopped by SIGTERM; rerun the same command\n'),
+    ('at_exit', 143, 'stopped by SIGTERM; rerun the same command\n'),
     (
       'open',
       2,
@@ -122,10 +134,3 @@ def test_a_process_that_ends_at_once(argument, status, message):
   process = subprocess.run(command, capture_output=True, text=True)
   assert (process.returncode, process.stderr[: len(message)]) == (status, message)
   assert process.stderr.count('\n') == 1
-
-
-def test_the_handler_of_sigterm_comes_back():
-  before = signal.getsignal(signal.SIGTERM)
-  with pytest.raises(SystemExit):
-    flags.run(lambda argv: 0)
-  assert signal.getsignal(signal.SIGTERM) is before

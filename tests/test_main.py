@@ -81,6 +81,10 @@ def test_the_package_is_built_with_its_configs_and_command(tmp_path):
   subprocess.run([*setup, 'build', f'--build-base={built}'], cwd=ROOT, check=True)
   configs = [path.name for path in (built / 'lib' / 'ngrammer_jax' / 'configs').iterdir()]
   assert sorted(configs) == sorted(path.name for path in (ROOT / 'configs').glob('*.py'))
+  weights = ROOT / 'ngrammer_jax' / 'weights'
+  shipped = {path.relative_to(weights) for path in weights.glob('*/*')}
+  packaged = built / 'lib' / 'ngrammer_jax' / 'weights'
+  assert {path.relative_to(packaged) for path in packaged.glob('*/*')} == shipped
   scripts = configparser.ConfigParser()
   scripts.read(tmp_path / 'ngrammer_jax.egg-info' / 'entry_points.txt')
   module, function = scripts['console_scripts']['ngrammer_jax'].split(':')

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+import ngrammer_jax
 from ngrammer_jax import config, errors, runs
 from ngrammer_jax.config import command_line, conversion
 from ngrammer_jax.inference import text as text_inference
@@ -91,6 +92,25 @@ def test_the_example_of_the_span_docs_runs(capsys):
 def test_files_that_are_named_exist():
   paths = re.findall(r'(?:configs|launch|notebooks|docs|ngrammer_jax)/[\w/]+\.\w+', TEXT)
   assert paths and not [name for name in paths if not (ROOT / name).exists()]
+
+
+def test_every_page_of_the_docs_is_in_the_navigation():
+  navigation = (ROOT / 'mkdocs.yml').read_text().partition('\nnav:')[2]
+  listed = re.findall(r'[\w/]+\.md', navigation)
+  pages = {path.name for path in (ROOT / 'docs').glob('*.md')}
+  assert sorted(listed) == sorted(pages | {'configuration.md'})  # generated
+
+
+def test_links_between_pages_lead_somewhere():
+  for path in [ROOT / 'README.md', *(ROOT / 'docs').glob('*.md')]:
+    for link in re.findall(r'\]\(([^)#:]+)(?:#[^)]*)?\)', path.read_text(encoding='utf-8')):
+      target = path.parent / link
+      assert target.exists() or target.name == 'configuration.md', (path.name, link)
+
+
+def test_the_version_to_cite_is_that_of_the_package():
+  assert f'version = {{{ngrammer_jax.__version__}}}' in TEXT
+  assert f'version: {ngrammer_jax.__version__}\n' in (ROOT / 'CITATION.cff').read_text()
 
 
 def defines(body, names):

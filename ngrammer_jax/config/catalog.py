@@ -12,6 +12,7 @@ import types
 from ngrammer_jax import tables
 from ngrammer_jax.config import conversion
 from ngrammer_jax.config.experiment import Config
+from ngrammer_jax.config.model import ModelConfig
 
 # Optional blocks of a model that its description names.
 NAMED_BLOCKS = (
@@ -60,12 +61,17 @@ def _variants(module: types.ModuleType) -> Iterator[tuple[str, Config]]:
 
 def _describe(config: Config) -> str:
   """Describes a config in one line: the model, the text and the steps."""
-  m, steps = config.model, f'{config.training.steps:,} steps'
+  steps = f'{config.training.steps:,} steps'
   if config.finetune is not None:
     return f'fine-tuning on {config.finetune.task}, {steps}'
-  model = f'{m.layers} layers of width {m.width}'
-  if m.recurrent is not None:
-    model = f'{m.recurrent.cell} of {m.recurrent.hidden}, readout {m.recurrent.readout}'
-  used = [name.replace('_', ' ') for name in NAMED_BLOCKS if getattr(m, name)]
-  options = f', {", ".join(used)}' if used else ''
-  return f'{model}{options}; {config.data.corpus}, {steps}'
+  return f'{describe_model(config.model)}; {config.data.corpus}, {steps}'
+
+
+def describe_model(config: ModelConfig) -> str:
+  """Describes a model in one line: its size and its optional blocks."""
+  model = f'{config.layers} layers of width {config.width}'
+  if config.recurrent is not None:
+    recurrent = config.recurrent
+    model = f'{recurrent.cell} of {recurrent.hidden}, readout {recurrent.readout}'
+  used = [name.replace('_', ' ') for name in NAMED_BLOCKS if getattr(config, name)]
+  return ', '.join([model, *used])

@@ -15,7 +15,7 @@ import logging
 import pathlib
 from typing import Any
 
-from ngrammer_jax import errors, files
+from ngrammer_jax import errors, files, pretrained_models
 from ngrammer_jax.config import catalog, conversion, fields
 from ngrammer_jax.config.experiment import Config
 
@@ -67,10 +67,10 @@ def add_list(parser: argparse.ArgumentParser) -> None:
     """Prints the list as soon as the flag is read, as --help and --version do."""
 
     def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
-      print(catalog.format_list())
+      print(f'{catalog.format_list()}\n\n{pretrained_models.format_list()}')
       parser.exit()
 
-  text = 'list the configs of the package and their variants, and exit'
+  text = 'list the configs of the package and their variants and its pretrained models, and exit'
   parser.add_argument('--list', action=PrintList, nargs=0, default=argparse.SUPPRESS, help=text)
 
 

@@ -29,7 +29,9 @@ class Config:
   mesh: MeshConfig = field(MeshConfig(), 'devices along each axis', free_on_resume=True)
   seed: int = field(0, 'random seed', at_least=0, at_most=2**32 - 1)
   init_from: str | None = field(
-    None, 'run directory, whose newest checkpoint the training or fine-tuning starts from'
+    None,
+    'run directory, whose newest checkpoint the training or fine-tuning starts from, or '
+    'pretrained:NAME',
   )
   finetune: FinetuneConfig | None = field(None, 'fine-tuning of a trained model')
 

@@ -23,7 +23,7 @@ from ngrammer_jax.config.softmax import AdaptiveSoftmaxConfig
 
 ACTIVATIONS = ('gelu', 'gelu_erf', 'relu', 'silu', 'squared_relu', 'softmax')
 DTYPES = ('auto', 'bfloat16', 'float32', 'float64')
-KERNELS = ('xla', 'blocks', 'splash', 'cudnn')
+KERNELS = ('xla', 'blocks', 'splash', 'cudnn', 'pallas')
 # Norm and residual of a sub-layer F. pre: x + F(LN x); post: x + LN(F x); post_skip: LN(x + F x);
 # hybrid: x + LN(F(LN x)); primer: pre for attention, post for the feed-forward.
 NORMS = ('pre', 'post', 'post_skip', 'hybrid', 'primer')
@@ -177,7 +177,10 @@ class ModelConfig:
         self.logit_cap is not None and self.kernel == 'cudnn'
       ),
     }
-    if self.kernel not in ('xla', 'blocks') and any(unsupported.values()):
+    if self.kernel == 'pallas':
+      general = f'attention_dropout={self.attention_dropout}', 'ngram.layer="attention"'
+      unsupported = {key: unsupported[key] for key in general}
+    if self.kernel not in (None, 'xla', 'blocks') and any(unsupported.values()):
       option = next(key for key, is_used in unsupported.items() if is_used)
       raise errors.BadInput(
         f'model.kernel={self.kernel!r} does not support model.{option}: use model.kernel=None, '

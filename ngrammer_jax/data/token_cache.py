@@ -12,7 +12,6 @@ import itertools
 import json
 import logging
 import math
-import os
 import pathlib
 import shutil
 import tempfile
@@ -95,6 +94,7 @@ def prepare(
   config: data_config.DataConfig,
   open_corpus: Callable[[data_config.DataConfig], corpora.Corpus] | None = None,
   may_delete: bool = True,
+  vocabulary: vocabularies.Vocabulary | None = None,
 ) -> TokenCorpus:
   """Loads a tokenised corpus from the cache, or tokenises it.
 
@@ -103,6 +103,7 @@ def prepare(
     open_corpus: opens the corpus. None: open one of `corpora.CORPORA`.
     may_delete: whether damaged and abandoned folders of the cache may be deleted; False if
       the user has not named `data.cache_dir`.
+    vocabulary: the vocabulary. None: read it, or learn it from the corpus, as the config says.
 
   Raises:
     BadInput: the corpus is missing, truncated, empty, has a wrong checksum or is not
@@ -113,10 +114,11 @@ def prepare(
     corpus = corpora.open_corpus(config.corpus, config.path, config.newlines)
   else:
     corpus = open_corpus(config)
-  variable = os.environ.get('NGRAMMER_JAX_CACHE')
-  key = 'data.cache_dir' if config.cache_dir or not variable else 'NGRAMMER_JAX_CACHE'
-  root = files.user_path(key, config.cache_dir or variable or '~/.cache/ngrammer_jax')
-  folder = root / f'{corpus.name.replace("/", "-")}-{_cache_key(config, corpus)}'
+  if config.cache_dir:
+    root = files.user_path('data.cache_dir', config.cache_dir)
+  else:
+    root = files.user_cache('data.cache_dir')
+  folder = root / f'{corpus.name.replace("/", "-")}-{_cache_key(config, corpus, vocabulary)}'
   if folder.exists():
     try:
       return _load(folder, corpus.train_shards)
@@ -135,7 +137,7 @@ def prepare(
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     if may_delete:
       _remove_abandoned(root)
-    _create_cache(folder, config, corpus)
+    _create_cache(folder, config, corpus, vocabulary)
   except OSError as error:
     raise errors.BadInput(
       f'data.cache_dir={root} cannot be written: {error.strerror}; no incomplete cache is left'
@@ -144,14 +146,17 @@ def prepare(
 
 
 def _create_cache(
-  folder: pathlib.Path, config: data_config.DataConfig, corpus: corpora.Corpus
+  folder: pathlib.Path,
+  config: data_config.DataConfig,
+  corpus: corpora.Corpus,
+  vocabulary: vocabularies.Vocabulary | None,
 ) -> None:
   """Writes a cache folder, unless another process is faster."""
   with tempfile.TemporaryDirectory(
     prefix='preparing-', dir=folder.parent, ignore_cleanup_errors=True
   ) as name:
     scratch = pathlib.Path(name)
-    _write_cache(config, corpus, scratch)
+    _write_cache(config, corpus, scratch, vocabulary)
     try:
       scratch.rename(folder)
     except OSError:
@@ -166,27 +171,34 @@ def _remove_abandoned(root: pathlib.Path) -> None:
       shutil.rmtree(folder, ignore_errors=True)
 
 
-def _cache_key(config: data_config.DataConfig, corpus: corpora.Corpus) -> str:
+def _cache_key(
+  config: data_config.DataConfig, corpus: corpora.Corpus, vocabulary: vocabularies.Vocabulary | None
+) -> str:
   """Returns a hash of the settings and of the paths, sizes and times of the files."""
   paths = list(corpus.files)
   if config.vocabulary_path is not None:
     paths.append(files.user_path('data.vocabulary_path', config.vocabulary_path))
   stats = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in paths]
   settings = [config.vocabulary, config.vocabulary_size, config.newlines]
+  if vocabulary is not None:
+    settings.append(hashlib.sha256(repr(vocabulary.definition).encode()).hexdigest())
   text = json.dumps([FORMAT_VERSION, corpus.name, stats, settings])
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _write_cache(
-  config: data_config.DataConfig, corpus: corpora.Corpus, folder: pathlib.Path
+  config: data_config.DataConfig,
+  corpus: corpora.Corpus,
+  folder: pathlib.Path,
+  vocabulary: vocabularies.Vocabulary | None,
 ) -> None:
-  """Learns the vocabulary and tokenises all splits into an empty folder."""
+  """Learns the vocabulary, if there is none, and tokenises all splits into an empty folder."""
   logging.info('preparing %s into %s', corpus.name, folder.parent)
   # Characters of enwik8 are bytes by convention; all other vocabularies read UTF-8.
   encodings = {'bytes': 'bytes', 'characters': corpus.encoding}
   corpus = dataclasses.replace(corpus, encoding=encodings.get(config.vocabulary, 'utf-8'))
   sizes, digest = _measure(corpus)
-  vocabulary = _create_vocabulary(config, corpus, sizes)
+  vocabulary = vocabulary or _create_vocabulary(config, corpus, sizes)
   vocabulary.save(folder)
   splits_meta = {}
   with progress.Progress(f'tokenising {corpus.name}', sum(sizes.values()), 'bytes') as bar:
@@ -320,14 +332,48 @@ def _write_split(corpus, split, vocabulary, folder, bar) -> dict[str, Any]:
   }
 
 
+def encode_file(path: pathlib.Path, vocabulary: vocabularies.Vocabulary) -> TokenSplit:
+  """Returns the tokens of a file as one document, in memory.
+
+  Raises:
+    BadInput: the file is missing, empty or damaged, it is not valid UTF-8, or the vocabulary lacks
+      a character of it.
+  """
+  if not path.is_file():
+    raise errors.BadInput(f'{path}: no such file; expected a text file')
+  ids, text_bytes, is_lossless = [], 0, True
+  for chunk in text_files.read_chunks(path):
+    try:
+      ids.append(vocabulary.encode(chunk).astype(np.int32))
+    except UnicodeDecodeError:
+      text_files.decode(chunk, str(path), offset=text_bytes)  # raises BadInput with the position
+      raise
+    except errors.BadInput as error:
+      raise errors.BadInput(f'{path}: {error}') from error
+    text_bytes += len(chunk)
+    is_lossless = is_lossless and vocabulary.decode(ids[-1]) == chunk
+  if not text_bytes:
+    raise errors.BadInput(f'{path} is empty; expected text')
+  return TokenSplit(
+    np.concatenate(ids),
+    np.zeros(1, np.int64),
+    text_bytes if is_lossless else None,
+    vocabulary.document_start,
+    _num_characters(vocabulary),
+  )
+
+
+def _num_characters(vocabulary: vocabularies.Vocabulary) -> int | None:
+  is_of_characters = isinstance(vocabulary, vocabularies.CharacterVocabulary)
+  return vocabulary.num_characters if is_of_characters else None
+
+
 def _load(folder: pathlib.Path, train_shards: shards.Shards | None) -> TokenCorpus:
   """Loads a cache folder. Raises one of DAMAGE_ERRORS if it is damaged."""
   meta = json_files.read_object(folder / 'meta.json')
   if _vocabulary_hash(folder) != meta['vocabulary_hash']:
     raise ValueError('the vocabulary has changed')
-  vocabulary, num_characters, splits = vocabularies.load(folder), None, {}
-  if isinstance(vocabulary, vocabularies.CharacterVocabulary):
-    num_characters = vocabulary.num_characters
+  vocabulary, splits = vocabularies.load(folder), {}
   for split, fields in meta['splits'].items():
     if split not in split_files.SPLITS:
       raise ValueError(f'{split!r} is not a split')
@@ -337,5 +383,6 @@ def _load(folder: pathlib.Path, train_shards: shards.Shards | None) -> TokenCorp
     starts = np.load(folder / f'{split}.starts.npy')
     text_bytes = fields['bytes'] if fields['lossless'] else None
     start = vocabulary.document_start
+    num_characters = _num_characters(vocabulary)
     splits[split] = TokenSplit(tokens, starts, text_bytes, start, num_characters)
   return TokenCorpus(splits, vocabulary, meta['content_hash'], train_shards)

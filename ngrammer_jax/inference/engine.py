@@ -77,19 +77,30 @@ class Engine:
       donate_argnames='state',
       out_shardings=self._row_sharding,
     )
-    self._score_segment = jax.jit(
-      functools.partial(programs.score_segment, model),
-      donate_argnames='memory',
-      out_shardings=(replicated, self._row_sharding),
+    self._score_segment, self._score_last_target = (
+      jax.jit(
+        functools.partial(score, model),
+        donate_argnames='memory',
+        out_shardings=(replicated, self._row_sharding),
+      )
+      for score in (programs.score_segment, programs.score_last_target)
     )
     self._rank_choices = jax.jit(
       functools.partial(programs.rank_choices, model), out_shardings=replicated
     )
-    state_sharding = programs.DecodingState(self._row_sharding, replicated, self._row_sharding)
-    self._decode_step = jax.jit(
-      functools.partial(programs.decode_step, unrolled),
-      donate_argnames='state',
-      out_shardings=(replicated, state_sharding),
+    rows = self._row_sharding
+    state_sharding = programs.DecodingState(rows, replicated, token_B=rows, is_used_BxV=rows)
+    self._decode_prompt, self._decode_next = (
+      jax.jit(
+        functools.partial(decode, unrolled),
+        donate_argnames='state',
+        out_shardings=(replicated, state_sharding),
+      )
+      for decode in (programs.decode_prompt, programs.decode_next)
+    )
+    # Eagerly, each array would be a program of its own.
+    self._empty_memory = jax.jit(
+      model.empty_memory, static_argnums=(0, 1), out_shardings=self._row_sharding
     )
 
   def prepare(self, variables: Variables) -> Variables:
@@ -121,18 +132,46 @@ class Engine:
       num_segments: number of segments.
       make_segment: returns the segment with an index, for a slice of the rows.
     """
+    slots = language_model.cache_slots(self.model.config, variables['params'], self.mesh)
+    return self._score(self._score_segment, slots, variables, rows, num_segments, make_segment)
+
+  def score_windows(
+    self,
+    variables: Variables,
+    rows: int,
+    num_batches: int,
+    make_window: Callable[[int, slice], streams.Segment],
+  ) -> Iterator[programs.Scores]:
+    """Yields the scores of the last target of each window, [B, 1], of batches of windows.
+
+    A window is a segment of a stream of its own: nothing before it is read.
+
+    Args:
+      variables: parameters and codebook.
+      rows: number of windows in a batch.
+      num_batches: number of batches.
+      make_window: returns the windows of the batch with an index, for a slice of its rows.
+    """
+    slots = language_model.cache_slots(self.model.config, variables['params'], self.mesh)
+    if slots and self.model.config.memory.first == 'empty':
+      slots = 1  # no memory: the slot has no token
+    for batch in range(num_batches):
+      make_batch = lambda _, row_slice, batch=batch: make_window(batch, row_slice)
+      yield from self._score(self._score_last_target, slots, variables, rows, 1, make_batch)
+
+  def _score(self, score, slots, variables, rows, num_segments, make_segment):
+    """Yields the results of a program for the segments of a batch; see `score_segments`."""
     rows = self.round_rows(rows)
 
     def dispatch():
-      slots = language_model.cache_slots(self.model.config, variables['params'], self.mesh)
-      memory = jax.device_put(self.model.empty_memory(rows, slots), self._row_sharding)
+      memory = self._empty_memory(rows, slots)
       segments = (
         sharding.global_rows(self.mesh, rows, functools.partial(make_segment, index))
         for index in range(num_segments)
       )
       for segment, inputs in self._look_up_ahead(variables, rows, segments):
         with sharding.use(self.mesh):
-          scores, memory = self._score_segment(inputs, segment, memory=memory)
+          scores, memory = score(inputs, segment, memory=memory)
         yield scores
 
     return _fetch_one_behind(dispatch())
@@ -240,8 +279,8 @@ class Engine:
   ) -> Iterator[np.ndarray]:
     """Yields the next token of every prompt, int32 [len(prompts)]; the iterator does not end.
 
-    After the prompts, one compiled step generates every token, with a KV cache. The next token is
-    dispatched before the current one is yielded.
+    After the prompts, one compiled program generates all tokens, some of them in each call, with a
+    KV cache. The next call is dispatched before the tokens of the current one are yielded.
 
     Args:
       variables: parameters and codebook.
@@ -260,23 +299,23 @@ class Engine:
       with sharding.use(self.mesh):
         sampler = sampling.SamplerParams.from_config(config.sampling, self.model.vocabulary_size)
         seeds_B = shard_rows(np.resize(np.asarray(seeds, np.uint32), rows))
-        decode_step = functools.partial(self._decode_step, variables, seeds_B, sampler)
         prompt = self._pad_prompts(prompts, rows, T, config.bidirectional)
-        no_start_Bx1 = shard_rows(np.zeros((rows, 1), bool))
-        valid_Bx1 = shard_rows(np.ones((rows, 1), np.int32))
-        memory = shard_rows(self.model.empty_memory(rows, slots))
+        memory = self._empty_memory(rows, slots)
         is_used_BxV = None
         if sampler.repetition_penalty is not None:
           is_used_BxV = shard_rows(np.zeros((rows, self.model.vocabulary_size), bool))
-        state = programs.DecodingState(memory, jnp.int32(0), is_used_BxV)
-        token_B, state = decode_step(prompt, state=state)
+        token_B = shard_rows(np.zeros(rows, np.int32))
+        state = programs.DecodingState(memory, jnp.int32(0), token_B, is_used_BxV)
+        tokens_KxB, state = self._decode_prompt(variables, seeds_B, sampler, prompt, state=state)
       while True:
-        yield token_B
+        yield tokens_KxB
         with sharding.use(self.mesh):
-          inputs = programs.Inputs(token_B[:, None], no_start_Bx1, valid_Bx1)
-          token_B, state = decode_step(inputs, state=state)
+          tokens_KxB, state = self._decode_next(variables, seeds_B, sampler, state=state)
 
-    return (token_B[: len(prompts)] for token_B in _fetch_one_behind(dispatch()))
+    calls = dispatch()
+    first = jax.device_get(next(calls))  # before the program of the others is compiled
+    for tokens_KxB in itertools.chain([first], _fetch_one_behind(calls)):
+      yield from tokens_KxB[:, : len(prompts)]
 
   def trace_score(self, variables: Variables, rows: int, length: int) -> jax.stages.Traced:
     """Traces the program that scores a segment of T tokens. The variables may be abstract."""
@@ -305,22 +344,20 @@ class Engine:
       return self._look_up.trace(variables, segment, state=state)
 
   def trace_generate(self, variables: Variables, rows: int, context: int) -> jax.stages.Traced:
-    """Traces the program that generates one token. The variables may be abstract.
+    """Traces the program that generates tokens after a prompt. The variables may be abstract.
 
     Its KV cache has the whole context, however short the learned spans are.
     """
     rows = self.round_rows(rows)
-    dtypes = np.int32, bool, np.int32
-    inputs = programs.Inputs(*(np.zeros((rows, 1), dtype) for dtype in dtypes))
     memory = jax.eval_shape(lambda: self.model.empty_memory(rows, self._decoding_slots(context)))
-    by_row = np.zeros(rows, np.uint32), inputs, memory
-    seeds_B, inputs, memory = sharding.abstract(by_row, self._row_sharding)
+    by_row = np.zeros(rows, np.uint32), np.zeros(rows, np.int32), memory
+    seeds_B, token_B, memory = sharding.abstract(by_row, self._row_sharding)
     config, V = sampling.SamplingConfig(), self.model.vocabulary_size
     shared = sampling.SamplerParams.from_config(config, V), np.int32(0)
     sampler, index = sharding.abstract(shared, sharding.replicated(self.mesh))
-    state = programs.DecodingState(memory, index)
+    state = programs.DecodingState(memory, index, token_B)
     with sharding.use(self.mesh):
-      return self._decode_step.trace(variables, seeds_B, sampler, inputs, state=state)
+      return self._decode_next.trace(variables, seeds_B, sampler, state=state)
 
   def _decoding_slots(self, context, variables=None):
     """Returns the slots of the KV cache: the context, as far as the learned spans reach."""

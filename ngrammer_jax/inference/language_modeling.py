@@ -91,28 +91,23 @@ def evaluate(
 
 def _score_batches(engine, variables, text, config):
   """Yields the scores of batches of segments, or of sliding windows."""
-  rows, is_windows = config.training.batch_size, config.evaluation.protocol == 'sliding_window'
-  if is_windows:
-    num_rows, num_segments = text.tokens, 1
-  else:
-    num_rows, num_segments = text.streams, text.segments
-    rows = min(rows, config.evaluation.streams)
-  rows = engine.round_rows(rows)
-  for first in range(0, num_rows, rows):
+  t = config.training
+  if config.evaluation.protocol == 'sliding_window':
+    # As many tokens as a step of the training has.
+    rows = engine.round_rows(max(t.batch_size * t.segment_length // text.length, 1))
+
+    def make_window(batch, row_slice):
+      return text.window(batch * rows + row_slice.start, row_slice.stop - row_slice.start)
+
+    yield from engine.score_windows(variables, rows, -(-text.tokens // rows), make_window)
+    return
+  rows = engine.round_rows(min(t.batch_size, config.evaluation.streams))
+  for first in range(0, text.streams, rows):
 
     def make_segment(index, row_slice, first=first):
-      begin, count = first + row_slice.start, row_slice.stop - row_slice.start
-      if is_windows:
-        return _count_last_target(text.window(begin, count))
-      return text.segment(index, begin, count)
+      return text.segment(index, first + row_slice.start, row_slice.stop - row_slice.start)
 
-    yield from engine.score_segments(variables, rows, num_segments, make_segment)
-
-
-def _count_last_target(window):
-  last_Bx1 = window.valid_BxT.sum(axis=1, keepdims=True) - 1
-  is_last_BxT = np.arange(window.valid_BxT.shape[1]) == last_Bx1
-  return window._replace(counts_BxT=is_last_BxT.astype(np.float32))
+    yield from engine.score_segments(variables, rows, text.segments, make_segment)
 
 
 def _memory_protocol(config):

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from ngrammer_jax.data import streams
 from ngrammer_jax.inference import sampling
 
+TOKENS_PER_CALL = 8  # tokens that a call of `decode_next` generates
+
 
 class Scores(NamedTuple):
   """Scores of the targets of a segment.
@@ -43,11 +45,13 @@ class DecodingState(NamedTuple):
   Attributes:
     memory: the memory of the model.
     index: index of the next token.
+    token_B: the last token that was sampled.
     is_used_BxV: whether a token is in the text so far; None without a repetition penalty.
   """
 
   memory: Any
   index: jax.Array
+  token_B: jax.Array
   is_used_BxV: jax.Array | None = None
 
 
@@ -60,13 +64,34 @@ def score_segment(model, variables, segment: streams.Segment, *, memory):
     starts_BxT=segment.starts_BxT,
     valid_BxT=segment.valid_BxT,
   )
-  scores = model.apply(variables, hidden, segment.targets_BxT, method='scores')
   counts_BxT = segment.valid_BxT > 0
   if segment.counts_BxT is not None:
     counts_BxT &= segment.counts_BxT > 0
+  return _score(model, variables, hidden, segment.targets_BxT, counts_BxT), memory
+
+
+def score_last_target(model, variables, window: streams.Segment, *, memory):
+  """Returns the scores of the last target of each row, [B, 1], and the new memory.
+
+  A row of padding has none.
+  """
+  inputs = Inputs(window.tokens_BxT, window.starts_BxT, window.valid_BxT)
+  hidden_Bx1xD, memory = _forward_last(model, variables, inputs, memory)
+  target_Bx1 = jnp.take_along_axis(window.targets_BxT, _last_index(window.valid_BxT), axis=1)
+  counts_Bx1 = (window.valid_BxT > 0).any(axis=1, keepdims=True)
+  return _score(model, variables, hidden_Bx1xD, target_Bx1, counts_Bx1), memory
+
+
+def _score(model, variables, hidden_BxTxD, targets_BxT, counts_BxT):
+  """Returns the scores of targets, of which some count."""
+  scores = model.apply(variables, hidden_BxTxD, targets_BxT, method='scores')
   nll_BxT = jnp.where(counts_BxT, scores.nll_BxT, 0)
-  correct_BxT = scores.correct_BxT & counts_BxT
-  return Scores(nll_BxT, correct_BxT, counts_BxT, segment.targets_BxT), memory
+  return Scores(nll_BxT, scores.correct_BxT & counts_BxT, counts_BxT, targets_BxT)
+
+
+def _last_index(valid_BxT):
+  """Returns the index of the last valid token of each row, int32 [B, 1]; 0 if there is none."""
+  return jnp.maximum((valid_BxT > 0).sum(axis=1, keepdims=True, dtype=jnp.int32) - 1, 0)
 
 
 def _forward_last(model, variables, inputs: Inputs, memory):
@@ -75,7 +100,7 @@ def _forward_last(model, variables, inputs: Inputs, memory):
   hidden_BxTxD, memory, _ = model.apply(
     variables, tokens_BxT, memory, starts_BxT=starts_BxT, valid_BxT=valid_BxT, prefix_BxT=prefix_BxT
   )
-  last_Bx1x1 = jnp.maximum(valid_BxT.sum(axis=1) - 1, 0)[:, None, None]
+  last_Bx1x1 = _last_index(valid_BxT)[:, :, None]
   return jnp.take_along_axis(hidden_BxTxD, last_Bx1x1, axis=1), memory
 
 
@@ -96,8 +121,34 @@ def rank_choices(model, variables, prompt: Inputs, choices_KxBxC, valid_KxBxC):
   return jax.lax.map(score_choice, (choices_KxBxC, valid_KxBxC))
 
 
-def decode_step(model, variables, seeds_B, sampler, inputs: Inputs, *, state: DecodingState):
-  """Returns the token sampled after the last valid token of each row, and the next state.
+def decode_prompt(model, variables, seeds_B, sampler, prompt: Inputs, *, state: DecodingState):
+  """Returns the token after each prompt, [1, B], and the next state."""
+  state = _decode_step(model, variables, seeds_B, sampler, prompt, state)
+  return state.token_B[None], state
+
+
+def decode_next(model, variables, seeds_B, sampler, *, state: DecodingState):
+  """Returns the next tokens, [TOKENS_PER_CALL, B], and the state after them.
+
+  To start a program takes as long as to compute a token of a small model.
+  """
+
+  def step(state, _):
+    # Otherwise XLA computes what depends on parameters alone, such as a scaled embedding of the
+    # whole vocabulary, before the loop.
+    params, token_B = jax.lax.optimization_barrier((variables, state.token_B))
+    token_Bx1 = token_B[:, None]
+    # Constants: XLA removes what depends on them.
+    inputs = Inputs(token_Bx1, jnp.zeros_like(token_Bx1, bool), jnp.ones_like(token_Bx1))
+    state = _decode_step(model, params, seeds_B, sampler, inputs, state)
+    return state, state.token_B
+
+  state, tokens_KxB = jax.lax.scan(step, state, length=TOKENS_PER_CALL)
+  return tokens_KxB, state
+
+
+def _decode_step(model, variables, seeds_B, sampler, inputs: Inputs, state: DecodingState):
+  """Returns the state with the token sampled after the last valid token of each row.
 
   The random key depends on the seed of the row and the index of the token alone. The document start
   is no token of the text: a repetition penalty does not make the end of a document less likely.
@@ -115,4 +166,4 @@ def decode_step(model, variables, seeds_B, sampler, inputs: Inputs, *, state: De
     log_probs_Bx1xV = jax.nn.log_softmax(logits_Bx1xV)
   make_key = lambda seed: jax.random.fold_in(jax.random.key(seed), state.index)
   token_B = sampling.sample_tokens(log_probs_Bx1xV[:, 0], sampler, jax.vmap(make_key)(seeds_B))
-  return token_B, DecodingState(memory, state.index + 1, is_used_BxV)
+  return DecodingState(memory, state.index + 1, token_B, is_used_BxV)

@@ -5,18 +5,18 @@ import pathlib
 from typing import Any
 
 from flax import traverse_util
+from safetensors import flax as library
 
 from ngrammer_jax import errors
 
 
 def save(variables: dict[str, Any], path: str | pathlib.Path) -> None:
   """Saves nested variables, as in save({'params': run.state.params}, 'model.safetensors')."""
-  _import_library().save_file(traverse_util.flatten_dict(variables, sep='/'), path)
+  library.save_file(traverse_util.flatten_dict(variables, sep='/'), path)
 
 
 def load(path: str | pathlib.Path) -> dict[str, Any]:
   """Loads a file that `save` wrote. Raises BadInput if the file is missing or corrupt."""
-  library = _import_library()
   try:
     return traverse_util.unflatten_dict(library.load_file(path), sep='/')
   except Exception as error:  # the class depends on the version of the library
@@ -25,17 +25,8 @@ def load(path: str | pathlib.Path) -> dict[str, Any]:
 
 def check_file(path: str | os.PathLike[str]) -> None:
   """Raises BadInput if a file is missing or its header or size is wrong; loads no array."""
-  library = _import_library()
   try:
     with library.safe_open(path, 'numpy'):
       pass
   except Exception as error:  # the class depends on the version of the library
     raise errors.BadInput(f'{path} cannot be read as safetensors: {error}') from error
-
-
-def _import_library():
-  try:
-    from safetensors import flax
-  except ImportError as error:
-    raise errors.BadInput('safetensors is not installed: pip install safetensors') from error
-  return flax

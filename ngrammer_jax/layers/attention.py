@@ -162,9 +162,16 @@ class Attention(nn.Module):
         attend, source = blocked_attention.attend, self._memory_source(memory, context)
       else:
         # Only the full score matrix has all probabilities, which `intermediates` asks for.
-        is_local = local.applies(context) and not self.is_mutable_collection('intermediates')
-        attend = local.attend if is_local else full_attention.attend
+        records_probs = self.is_mutable_collection('intermediates') or self.is_initializing()
         source = memory if isinstance(memory, KeyValues) else None
+        attend = full_attention.attend
+        if self.kernel == 'pallas' and not records_probs:
+          from ngrammer_jax.layers import pallas_attention  # slow to import
+
+          if pallas_attention.supports(context, source, return_pairs, drop):
+            attend = pallas_attention.attend
+        elif local.applies(context) and not records_probs:
+          attend = local.attend
       context_part = attend(heads, span_mask, context, source, return_pairs, drop)
       y_BxTxNxH = self._with_persistent(context_part, query_BxTxNxH, span_mask, drop)
       y_BxTxNxH = y_BxTxNxH.astype(self.dtype)

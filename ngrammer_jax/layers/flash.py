@@ -2,8 +2,8 @@
 
 They support one mask: causal within documents. `splash` is for TPUs; on a CPU it is interpreted,
 which is slow and only for tests. `cudnn` is for GPUs; its mask is as large as the scores of one
-head. Two other names select attention without a kernel: `xla` is `layers.full_attention`, `blocks`
-is `layers.blocked_attention`.
+head. Three other names select attention elsewhere: `xla` is `layers.full_attention`, `blocks` is
+`layers.blocked_attention`, and `pallas` is `layers.pallas_attention`, for any mask.
 
 B batch, T segment length, N heads, H head width.
 """
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from ngrammer_jax.layers import placement
 
 NO_KERNEL = (None, 'xla', 'blocks')
+ELSEWHERE = (*NO_KERNEL, 'pallas')
 LANES = 128  # vector lanes of a TPU, which must divide the segment length
 UNSUPPORTED_TPUS = ('TPU v2', 'TPU v3')  # splash needs larger matrix units
 BLOCK_SIZES = (512, 256, LANES)  # queries and keys at a time
@@ -33,7 +34,7 @@ def choose(
   """
   if kernel is None:
     kernel = 'splash' if placement.device()[0] == 'tpu' else 'xla'
-  if kernel in NO_KERNEL or unsupported_reason(kernel, shape, dtype, logit_cap):
+  if kernel in ELSEWHERE or unsupported_reason(kernel, shape, dtype, logit_cap):
     return 'xla'
   return kernel
 
@@ -45,6 +46,8 @@ def unsupported_reason(
   (_, T, _, H), (platform, kind) = shape, placement.device()
   if kernel in NO_KERNEL:
     return None
+  if kernel == 'pallas':
+    return f'is for TPUs, not for {kind}' if platform == 'gpu' else None
   if _mesh_axes(shape) is None:
     return 'needs rows and heads that the mesh divides'
   if kernel == 'cudnn':

@@ -3,15 +3,21 @@
   nll = log sum_v exp(h w_v + b_v) - (h w_target + b_target)
 
 The logits of all V words need not exist at once: the log-sum-exp runs over chunks of the
-vocabulary, which the backward pass recomputes.
+vocabulary, which the backward pass recomputes. On a CPU all logits of a block of tokens exist at
+once, but not those of all tokens: every pass over the logits of a block finds them in the cache.
 
-B batch, T segment length, D model width, V vocabulary, C chunks, R ids of one chunk.
+B batch, T segment length, D model width, V vocabulary, C chunks, R ids of one chunk, F blocks of
+t = T / F tokens of every row.
 """
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from ngrammer_jax.layers import dense, placement
+
+MIN_BLOCK = 2**21  # logits; with fewer, loops and sums of gradients take longer than they save
 
 
 class TokenScores(NamedTuple):
@@ -30,22 +36,14 @@ class Summary(NamedTuple):
   best_BxT: jax.Array  # lowest id that attains it
 
 
-class _Running(NamedTuple):
-  """The softmax over the chunks of the vocabulary so far."""
-
-  max_BxT: jax.Array  # highest logit
-  sum_BxT: jax.Array  # sum of exp(logit - max)
-  target_BxT: jax.Array  # logit of the target
-  best_BxT: jax.Array  # lowest id that attains the maximum
-
-
 def full_logits(
   hidden_BxTxD: jax.Array, weight_VxD: jax.Array, bias_V: jax.Array | None
 ) -> jax.Array:
   """Returns logits [B, T, V] in at least float32."""
   dtype = jnp.promote_types(hidden_BxTxD.dtype, jnp.float32)
   weight_VxD = weight_VxD.astype(hidden_BxTxD.dtype)
-  logits = jnp.einsum('btd,vd->btv', hidden_BxTxD, weight_VxD, preferred_element_type=dtype)
+  axes = ((2,), (1,)), ((), ())
+  logits = dense.dot_general(hidden_BxTxD, weight_VxD, axes, preferred_element_type=dtype)
   return logits if bias_V is None else _add_bias(logits, bias_V)
 
 
@@ -83,7 +81,7 @@ def summary(
   targets_BxT: jax.Array,
   chunk: int | None = None,
 ) -> Summary:
-  """Returns the softmax of hidden weight^T + bias, computed in chunks of the vocabulary.
+  """Returns the softmax of hidden weight^T + bias.
 
   Args:
     hidden_BxTxD: final hidden states.
@@ -91,8 +89,35 @@ def summary(
     targets_BxT: ids in [0, V).
     chunk: number of logits per token that exist at once. None means all.
   """
+  C = -(-len(weight_VxD) // (chunk or len(weight_VxD)))
+  F = _block_count(targets_BxT.shape, weight_VxD.shape) if C == 1 else 1
+  if F == 1:
+    return _chunked_summary(hidden_BxTxD, weight_VxD, bias_V, targets_BxT, C)
+  B, T = targets_BxT.shape
+  blocks_FxBxtx = (
+    jnp.moveaxis(array_BxTx.reshape(B, F, T // F, *array_BxTx.shape[2:]), 1, 0)
+    for array_BxTx in (hidden_BxTxD, targets_BxT)
+  )
+  summarize = lambda block: _chunked_summary(block[0], weight_VxD, bias_V, block[1], C)
+  summary_FxBxt = jax.lax.map(summarize, tuple(blocks_FxBxtx))
+  return jax.tree.map(lambda array: jnp.moveaxis(array, 0, 1).reshape(B, T), summary_FxBxt)
+
+
+def _block_count(tokens: tuple[int, int], weight: tuple[int, int]) -> int:
+  """Returns F for tokens [B, T] and a weight [V, D]; 1 if the passes over logits are not blocked.
+
+  The gradient of the weight is summed over the blocks, which a block of few tokens is not worth.
+  """
+  (B, T), (V, D) = tokens, weight
+  if placement.device()[0] != 'cpu' or placement.shards('batch') > 1:
+    return 1
+  most = B * T // max(-(-MIN_BLOCK // V), 2 * D)
+  return next((F for F in range(most, 1, -1) if T % F == 0), 1)
+
+
+def _chunked_summary(hidden_BxTxD, weight_VxD, bias_V, targets_BxT, C):
+  """Returns the same as `summary`, in C chunks of the vocabulary."""
   V, D = weight_VxD.shape
-  C = -(-V // (chunk or V))
   R = -(-V // C)
   dtype = jnp.promote_types(hidden_BxTxD.dtype, jnp.float32)
   lowest = jnp.finfo(dtype).min / 4
@@ -104,34 +129,62 @@ def summary(
   weight_CxRxD = jnp.pad(weight_VxD, ((0, R * C - V), (0, 0))).reshape(R, C, D).swapaxes(0, 1)
   bias_CxR = jnp.pad(bias_V, (0, R * C - V), constant_values=lowest).reshape(R, C).T
 
-  def add_chunk(running: _Running, chunk):
+  def add_chunk(running: Summary, chunk):
     weight_RxD, bias_R, c = chunk
     logits_BxTxR = full_logits(hidden_BxTxD, weight_RxD, bias_R)
+    log_sum_BxT, target_BxT = _log_sum_and_logit(logits_BxTxR, targets_BxT // C)
     row_R = jnp.arange(R, dtype=jnp.int32)
     detached_BxTxR = jax.lax.stop_gradient(logits_BxTxR)
     top_BxT = detached_BxTxR.max(axis=-1)
     top_id_BxT = jnp.where(detached_BxTxR == top_BxT[..., None], row_R, R).min(axis=-1) * C + c
-    max_BxT = jnp.maximum(running.max_BxT, top_BxT)
-    sum_BxT = jnp.exp(logits_BxTxR - max_BxT[..., None]).sum(axis=-1)
-    is_target_BxTxR = (targets_BxT // C)[..., None] == row_R
-    target_BxT = jnp.where(is_target_BxTxR, logits_BxTxR, 0).sum(axis=-1)
-    better_BxT = (top_BxT > running.max_BxT) | (
-      (top_BxT == running.max_BxT) & (top_id_BxT < running.best_BxT)
+    better_BxT = (top_BxT > running.best_logit_BxT) | (
+      (top_BxT == running.best_logit_BxT) & (top_id_BxT < running.best_BxT)
     )
-    return _Running(
-      max_BxT=max_BxT,
-      sum_BxT=running.sum_BxT * jnp.exp(running.max_BxT - max_BxT) + sum_BxT,
+    return Summary(
+      log_sum_BxT=jnp.logaddexp(running.log_sum_BxT, log_sum_BxT),
       target_BxT=jnp.where(targets_BxT % C == c, target_BxT, running.target_BxT),
+      best_logit_BxT=jnp.maximum(running.best_logit_BxT, top_BxT),
       best_BxT=jnp.where(better_BxT, top_id_BxT, running.best_BxT),
     ), None
 
-  zeros_BxT = jnp.zeros(targets_BxT.shape, dtype)
+  lowest_BxT = jnp.full(targets_BxT.shape, lowest, dtype)
   no_id_BxT = jnp.full(targets_BxT.shape, V, jnp.int32)
-  running = _Running(zeros_BxT + lowest, zeros_BxT, zeros_BxT, no_id_BxT)
+  running = Summary(lowest_BxT, jnp.zeros_like(lowest_BxT), lowest_BxT, no_id_BxT)
   if C == 1:
-    running, _ = add_chunk(running, (weight_CxRxD[0], bias_CxR[0], 0))
-  else:
-    chunks = (weight_CxRxD, bias_CxR, jnp.arange(C, dtype=jnp.int32))
-    running, _ = jax.lax.scan(jax.checkpoint(add_chunk), running, chunks)
-  log_sum_BxT = running.max_BxT + jnp.log(running.sum_BxT)
-  return Summary(log_sum_BxT, running.target_BxT, running.max_BxT, running.best_BxT)
+    return add_chunk(running, (weight_CxRxD[0], bias_CxR[0], 0))[0]
+  chunks = (weight_CxRxD, bias_CxR, jnp.arange(C, dtype=jnp.int32))
+  return jax.lax.scan(jax.checkpoint(add_chunk), running, chunks)[0]
+
+
+# The gradient is written out: the exponentials serve both passes, and one pass makes the gradient.
+@jax.custom_vjp
+def _log_sum_and_logit(logits_BxTxR, row_BxT):
+  """Returns the log of the sum of exp(logit), and the logit of one row; both [B, T]."""
+  return _forward(logits_BxTxR, row_BxT)[0]
+
+
+def _forward(logits_BxTxR, row_BxT):
+  max_BxTx1 = logits_BxTxR.max(axis=-1, keepdims=True)
+  exp_BxTxR = jnp.exp(logits_BxTxR - max_BxTx1)
+  sum_BxTx1 = exp_BxTxR.sum(axis=-1, keepdims=True)
+  if placement.device()[0] == 'cpu':
+    options = {'axis': -1, 'mode': 'clip'}
+    logit_BxT = jnp.take_along_axis(logits_BxTxR, row_BxT[..., None], **options)[..., 0]
+  else:  # in the pass of the sum
+    logit_BxT = jnp.where(_is_row(row_BxT, logits_BxTxR), logits_BxTxR, 0).sum(axis=-1)
+  log_sum_BxT = (max_BxTx1 + jnp.log(sum_BxTx1))[..., 0]
+  return (log_sum_BxT, logit_BxT), (exp_BxTxR, sum_BxTx1, row_BxT)
+
+
+def _backward(residuals, gradients):
+  exp_BxTxR, sum_BxTx1, row_BxT = residuals
+  d_log_sum_BxT, d_logit_BxT = gradients
+  d_logits_BxTxR = exp_BxTxR * (d_log_sum_BxT[..., None] / sum_BxTx1)
+  return d_logits_BxTxR + jnp.where(_is_row(row_BxT, exp_BxTxR), d_logit_BxT[..., None], 0), None
+
+
+_log_sum_and_logit.defvjp(_forward, _backward)
+
+
+def _is_row(row_BxT, array_BxTxR):
+  return row_BxT[..., None] == jnp.arange(array_BxTxR.shape[-1], dtype=jnp.int32)

@@ -15,16 +15,19 @@ import logging
 import math
 import pathlib
 import re
+import typing
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 
 from ngrammer_jax import errors, files, hosts, sharding
 from ngrammer_jax.layers import documents
 from ngrammer_jax.training import checksums, manifest
+
+if typing.TYPE_CHECKING:
+  import orbax.checkpoint as ocp
 
 STEP_NAME = re.compile(r'0|[1-9][0-9]{0,17}')  # of a checkpoint folder
 
@@ -55,8 +58,10 @@ def best_step(workdir: pathlib.Path) -> int | None:
   return min(losses, key=losses.get, default=None)
 
 
-def make_checkpointer(folder: pathlib.Path) -> ocp.StandardCheckpointer:
+def make_checkpointer(folder: pathlib.Path) -> 'ocp.StandardCheckpointer':
   """Returns the Orbax checkpointer for a folder; it renames no remote folder."""
+  import orbax.checkpoint as ocp  # heavy: only where a checkpoint is read or written
+
   if not files.is_remote(folder):
     return ocp.StandardCheckpointer()
   return ocp.StandardCheckpointer(temporary_path_class=ocp.path.atomicity.CommitFileTemporaryPath)

@@ -56,7 +56,7 @@ class CorpusTask:
     workdir: run directory; a streamed corpus stores its reader positions there.
     find: finds the corpus, see `token_cache.prepare`.
     start: from an initial state to that with the parameters of another run, see
-      `pretrained.Start`; None: training starts from random parameters.
+      `init_from.Start`; None: training starts from random parameters.
   """
 
   best_metric, patience = 'nll_nats_per_token', None

@@ -6,8 +6,6 @@ import logging
 import pathlib
 from typing import Any
 
-import tensorboardX
-
 from ngrammer_jax import files, hosts, json_files, progress
 
 # The page `custom scalars` of TensorBoard shows both losses in one chart.
@@ -25,6 +23,8 @@ class MetricsWriter:
   def __init__(self, workdir: pathlib.Path, restored_step: int):
     if not hosts.is_primary():
       return
+    import tensorboardX  # heavy, as it imports the clients of object stores
+
     self._synced = files.SyncedDir(workdir, 'metrics.jsonl')
     folder = self._synced.folder
     self._path = folder / 'metrics.jsonl'

@@ -409,8 +409,8 @@ def test_cache_of_a_faster_process_is_used(text, cache, monkeypatch):
   """The slower process removes its own cache."""
   write_cache = token_cache._write_cache
 
-  def slow_write_cache(config, corpus, folder):
-    write_cache(config, corpus, folder)
+  def slow_write_cache(*arguments):
+    write_cache(*arguments)
     with monkeypatch.context() as patch:
       patch.setattr(token_cache, '_write_cache', write_cache)
       text()
@@ -628,3 +628,42 @@ def test_full_disk_is_reported_and_leaves_no_cache(text, cache, monkeypatch):
   with bad_input(message):
     text(vocabulary='bytes')
   assert not list(cache.iterdir())
+
+
+def test_a_vocabulary_that_is_there_is_not_learned_again(text, monkeypatch):
+  config = data_config.DataConfig('text', str(text.path), 'sentencepiece', 300)
+  model = vocabularies.learn_sentencepiece([TEXT[:3000]], 290)
+  with monkeypatch.context() as patch:
+    patch.setattr(vocabularies, 'learn_sentencepiece', None)
+    for _ in range(2):  # and from the cache
+      corpus = token_cache.prepare(config, vocabulary=model)
+      assert corpus.vocabulary == model
+  learned = token_cache.prepare(config)  # its cache is another one
+  assert learned.vocabulary.size == 300
+  again = token_cache.prepare(config, vocabulary=learned.vocabulary)
+  assert again.content_hash == learned.content_hash != corpus.content_hash
+  assert same_tokens(again, learned)
+
+
+def test_a_file_is_encoded_as_one_document(tmp_path):
+  path = tmp_path / 'text.txt'
+  content = 'caf\u00e9 and\ntea\n'
+  path.write_text(content)
+  characters = vocabularies.CharacterVocabulary(''.join(sorted(set(content))), 'utf-8', False)
+  split = token_cache.encode_file(path, characters)
+  assert characters.decode(split.tokens).decode() == content and split.starts.tolist() == [0]
+  assert (split.text_bytes, split.num_characters) == (14, characters.size)
+  assert split.document_start == characters.document_start
+  words = vocabularies.WordVocabulary(['<eos>', '<unk>', 'and'])
+  split = token_cache.encode_file(path, words)
+  assert split.tokens.tolist() == [1, 2, 0, 1, 0]
+  assert (split.text_bytes, split.num_characters) == (None, None)
+  path.write_text('cafe')
+  with bad_input(f"{path}: 'f' is not among the 2 known characters"):
+    token_cache.encode_file(path, vocabularies.CharacterVocabulary('ac', 'utf-8', False))
+  path.write_bytes(b'tea\xff')
+  message = f'{path} is not valid UTF-8 at byte 3 (0xff): convert it'
+  for vocabulary in (characters, words):
+    with bad_input(message):
+      token_cache.encode_file(path, vocabulary)
+  assert token_cache.encode_file(path, vocabularies.ByteVocabulary()).tokens[-1] == 0xFF

@@ -118,18 +118,18 @@ def test_generation_matches_full_forward(x64, deterministic_tokens, mesh, bidire
   """Also with bidirectional prompts. Two programs are compiled in all."""
   variables = model_and_variables(CONFIG)[1]
   engine = make_engine(CONFIG, mesh)
-  decode_step = engine._decode_step
-  results = reference.record_results(engine, '_decode_step')
+  programs = engine._decode_prompt, engine._decode_next
+  results = reference.record_results(engine, '_decode_next')
   generate_all = functools.partial(generate, engine, variables, bidirectional=bidirectional)
   answers = generate_all(PROMPTS, [0, 1, 2], GREEDY, 30, tokens=12)
   check_answers(answers, hash_token, bidirectional)
   assert all(len(set(answer)) > 4 for answer in answers)
   # All hosts read the tokens of all rows.
-  assert results and all(token_B.is_fully_replicated for token_B, _ in results)
-  # One step for all tokens and one prefill for all prompts of a padded length, for any sampling.
+  assert results and all(tokens_KxB.is_fully_replicated for tokens_KxB, _ in results)
+  # One program for all tokens and one for all prompts of a padded length, for any sampling.
   for length, config in ((1, RANDOM), (16, sampling.SamplingConfig(2.0, None, 0.5))):
     generate_all([np.zeros(length, np.int32)], [0], config, 30, tokens=4)
-  assert decode_step._cache_size() == 2
+  assert [program._cache_size() for program in programs] == [1, 1]
 
 
 def penalized_answers(logits_of, prompts, penalty, first):
@@ -163,16 +163,15 @@ def test_prompts_are_padded_to_few_lengths():
   engine = make_engine(dataclasses.replace(SHALLOW, dtype='float32'))
   lengths = {}
 
-  def decode_step(variables, seeds, sampler, inputs, *, state):
-    tokens_BxT, starts_BxT, valid_BxT = map(np.asarray, inputs[:3])
-    if tokens_BxT.shape[1] > 1:
-      n = int(valid_BxT.sum())
-      lengths.setdefault(tokens_BxT.shape[1], []).append(n)
-      assert tokens_BxT[0].tolist() == [*range(1, n + 1), *[0] * (tokens_BxT.shape[1] - n)]
-      assert np.flatnonzero(starts_BxT).tolist() == [0] and valid_BxT[0, :n].all()
-    return jax.device_put(np.zeros(1, np.int32)), state
+  def decode_prompt(variables, seeds, sampler, prompt, *, state):
+    tokens_BxT, starts_BxT, valid_BxT = map(np.asarray, prompt[:3])
+    n = int(valid_BxT.sum())
+    lengths.setdefault(tokens_BxT.shape[1], []).append(n)
+    assert tokens_BxT[0].tolist() == [*range(1, n + 1), *[0] * (tokens_BxT.shape[1] - n)]
+    assert np.flatnonzero(starts_BxT).tolist() == [0] and valid_BxT[0, :n].all()
+    return jax.device_put(np.zeros((1, 1), np.int32)), state
 
-  engine._decode_step = decode_step
+  engine._decode_prompt = decode_prompt
   for length in (1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 70):
     generate(engine, {}, [np.arange(1, length + 1)], [0], GREEDY, 70, tokens=1, rows=1)
   assert lengths == {16: [1, 2, 15, 16], 32: [17, 31, 32], 64: [33, 64], 70: [65, 70]}
@@ -219,9 +218,9 @@ def test_few_programs_are_compiled(x64):
   )
   for length, config in ((1, GREEDY), (5, RANDOM), (16, sampling.SamplingConfig(2.0, None, 0.5))):
     generate_all([np.zeros(length, np.int32)], [0], config, 64)
-  assert engine._decode_step._cache_size() == 2
+  assert engine._decode_prompt._cache_size() == 1
   generate_all([np.zeros(17, np.int32)], [0], GREEDY, 64)
-  assert engine._decode_step._cache_size() == 3
+  assert engine._decode_prompt._cache_size() == 2 and engine._decode_next._cache_size() == 1
 
 
 @pytest.mark.parametrize('context', [1, pytest.param(2, marks=pytest.mark.slow), 5])
@@ -260,7 +259,7 @@ def test_the_cache_has_as_many_slots_as_the_longest_span_needs(x64, monkeypatch)
 
   def generate_all():
     engine = make_engine(config)
-    results = reference.record_results(engine, '_decode_step')
+    results = reference.record_results(engine, '_decode_next')
     tokens = generate(engine, variables, prompts, [0, 1, 2], RANDOM, 200, tokens=24)
     return tokens, {state.memory['cache'].documents.shape[1] for _, state in results}
 

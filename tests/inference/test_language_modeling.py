@@ -1,5 +1,6 @@
 """Metrics of a split match a reference and do not depend on batch size, devices and hosts."""
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -39,11 +40,19 @@ def make_split(n, *starts):
 
 
 def evaluate(
-  split, mesh=(1, 1, 1), streams=3, rows=ROWS, params=None, line_end=None, report=None, **options
+  split,
+  mesh=(1, 1, 1),
+  streams=3,
+  rows=ROWS,
+  params=None,
+  line_end=None,
+  report=None,
+  train_length=128,
+  **options,
 ):
   variables = make_reader().variables | ({'params': params} if params else {})
   config = experiment.Config(
-    training=experiment.TrainingConfig(batch_size=rows),
+    training=experiment.TrainingConfig(batch_size=rows, segment_length=train_length),
     evaluation=evaluation_config.EvaluationConfig(streams, LENGTH, **options),
   )
   report = {'report': report} if report else {}
@@ -169,12 +178,42 @@ def test_token_counts_of_official_implementations():
   assert count(5_000_001, 8, 512, 0, 'adaptive_span') == 4_997_120
 
 
-def test_sliding_window_scores_each_token_in_its_own_window():
-  split = make_split(22)
-  windows = [[(max(last + 1 - LENGTH, 0), last + 1)] for last in range(22)]
-  nats = [make_reader()(split, window)[0][-1] for window in windows]
-  result = evaluate(split, streams=1, protocol='sliding_window')
+@pytest.mark.parametrize('train_length', [3 * LENGTH, pytest.param(1, marks=pytest.mark.slow)])
+def test_sliding_window_scores_each_token_in_its_own_window(monkeypatch, train_length):
+  """In batches of the tokens of a training step, without the slots of a segment memory."""
+  split, engine = make_split(22, 9), make_engine((1, 1, 1))
+  read = [make_reader()(split, [(max(end - LENGTH, 0), end)]) for end in range(1, 23)]
+  nats, correct = ([values[-1] for values in column] for column in zip(*read, strict=True))
+  monkeypatch.setattr(engine, '_score_last_target', engine._score_last_target)
+  results = reference.record_results(engine, '_score_last_target')
+  options = {'rows': 1, 'train_length': train_length}
+  result = evaluate(split, streams=1, protocol='sliding_window', **options)
   assert result['tokens'] == 22
+  assert result['nll_nats_per_token'] == pytest.approx(np.mean(nats), rel=1e-5)
+  assert result['top1_accuracy'] == pytest.approx(np.mean(correct))
+  rows = max(train_length // LENGTH, 1)
+  assert len(results) == math.ceil(22 / rows)
+  for scores, memory in results:
+    assert scores.nll_BxT.shape == (rows, 1) and memory['cache'].index.shape == (rows, 1)
+
+
+def test_sliding_window_keeps_a_memory_of_visible_zeros():
+  """Zeros that are attended to change the result; here nothing has a bias or a norm before it."""
+  memory = model_config.MemoryConfig(MEMORY, first='zeros', across_documents=True)
+  config = dataclasses.replace(
+    CONFIG, layers=1, ngram=None, norm='post_skip', final_norm=False, memory=memory
+  )
+  reader, split = reference.SegmentReader(config, 11, LENGTH), make_split(5)
+  nats = [reader(split, [(0, end)])[0][-1] for end in range(1, 6)]
+  result = language_modeling.evaluate(
+    inference.Engine(reader.model, mesh_of(1, 1, 1)),
+    reader.variables,
+    split,
+    experiment.Config(
+      training=experiment.TrainingConfig(batch_size=1, segment_length=5 * LENGTH),
+      evaluation=evaluation_config.EvaluationConfig(1, LENGTH, protocol='sliding_window'),
+    ),
+  )
   assert result['nll_nats_per_token'] == pytest.approx(np.mean(nats), rel=1e-5)
 
 

@@ -1,9 +1,14 @@
+import math
+
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from ngrammer_jax import sharding
-from ngrammer_jax.layers.dense import dense_general
+from ngrammer_jax.layers.dense import dense_general, dot_general
+from tests import jaxprs
 from tests.checks import assert_close, random_variables
 
 SHAPES = [
@@ -26,6 +31,54 @@ def test_equals_formula(x64):
     params = jax.device_get(variables['params'])
     assert ('bias' in params) == layer.use_bias
     assert_close(y, np.einsum(formula, x, params['kernel']) + params.get('bias', 0), 1e-12)
+
+
+def test_gradients_equal_einsum(x64):
+  """Of wide and narrow inputs, as each transposes the narrower operand; also of one row."""
+  random = np.random.default_rng(2)
+  for rows in ((2, 3), (5,), ()):
+    for inputs, features in (((4, 6), (5,)), ((6,), (2, 4)), ((3,), (3,))):
+      names = ('embed',) * len((*inputs, *features))
+      layer = dense_general(inputs, features, names, dtype=jnp.float64)
+      x, dy = random.normal(size=(*rows, *inputs)), random.normal(size=(*rows, *features))
+      variables = random_variables(layer, x, dtype='float64')
+      _, backward = jax.vjp(lambda params, x, layer=layer: layer.apply(params, x), variables, x)
+      d_variables, dx = backward(dy)
+      flat_x, flat_dy = x.reshape(-1, np.prod(inputs)), dy.reshape(-1, np.prod(features))
+      kernel = np.asarray(variables['params']['kernel'])
+      d_params = d_variables['params']
+      assert_close(d_params['kernel'], (flat_x.T @ flat_dy).reshape(kernel.shape), 1e-12)
+      assert_close(d_params['bias'], flat_dy.sum(axis=0).reshape(features), 1e-12)
+      assert_close(dx, (flat_dy @ kernel.reshape(-1, flat_dy.shape[1]).T).reshape(x.shape), 1e-12)
+
+
+@pytest.mark.parametrize('inputs, features', [((4, 6), (5,)), ((6,), (2, 4)), ((6, 2), (3, 3))])
+def test_the_gradient_of_a_kernel_transposes_the_narrower_operand(inputs, features):
+  """And, if it is the gradient of the output, the small gradient of the kernel."""
+  rows, names = 100, ('embed',) * len((*inputs, *features))
+  layer, x = dense_general(inputs, features, names), jnp.zeros((rows, *inputs))
+  variables = nn.unbox(layer.init(jax.random.key(0), x))
+  loss = lambda variables: layer.apply(variables, x).sum()
+  program = jax.make_jaxpr(jax.grad(loss))(variables).jaxpr
+  sizes = {
+    math.prod(equation.outvars[0].aval.shape)
+    for equation in jaxprs.equations(program)
+    if equation.primitive.name == 'transpose'
+  }
+  widths = math.prod(inputs), math.prod(features)
+  kernel = {math.prod(widths)} if widths[1] < widths[0] else set()
+  assert sizes == {rows * min(widths)} | kernel
+
+
+def test_a_kernel_may_be_summed_over_its_last_axis(x64):
+  random = np.random.default_rng(3)
+  x, kernel, dy = (random.normal(size=shape) for shape in ((2, 3, 4), (5, 4), (2, 3, 5)))
+  _, backward = jax.vjp(
+    lambda x, kernel: dot_general(x, kernel, (((2,), (1,)), ((), ()))), x, kernel
+  )
+  dx, d_kernel = backward(dy)
+  assert_close(dx, dy @ kernel, 1e-12)
+  assert_close(d_kernel, np.einsum('btv,btd->vd', dy, x), 1e-12)
 
 
 def test_initial_kernel_is_a_truncated_normal_of_the_inverse_root_of_its_inputs():
@@ -53,3 +106,19 @@ def test_float32_parameters_compute_in_bfloat16():
   )
   assert y.dtype == jnp.bfloat16
   assert {leaf.dtype.name for leaf in jax.tree.leaves(variables)} == {'float32'}
+
+
+def test_gradients_in_bfloat16_equal_those_of_lax():
+  """The product has the same precision, and gradients have the dtypes of their operands."""
+  random = np.random.default_rng(4)
+  x, kernel, dy = (
+    jnp.asarray(random.normal(size=shape), jnp.bfloat16) for shape in ((64, 8), (8, 6), (64, 6))
+  )
+  axes = ((1,), (0,)), ((), ())
+  both = [
+    jax.vjp(lambda x, kernel, product=product: product(x, kernel, axes), x, kernel)[1](dy)
+    for product in (dot_general, jax.lax.dot_general)
+  ]
+  assert {leaf.dtype.name for leaf in jax.tree.leaves(both)} == {'bfloat16'}
+  for ours, lax in zip(*both, strict=True):
+    assert_close(ours.astype(jnp.float32), lax.astype(jnp.float32), 0.02)

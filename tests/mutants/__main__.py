@@ -25,7 +25,7 @@ from tests import mutants
 
 # The tests need nothing else.
 COPIED = 'ngrammer_jax configs launch benchmarks studies docs notebooks tests'.split()
-FILES = ('README.md', 'CONTRIBUTING.md', 'setup.py', 'pyproject.toml', 'LICENSE', '.dockerignore')
+FILES = sorted(path.name for path in mutants.ROOT.iterdir() if path.is_file())
 CACHES = shutil.ignore_patterns('__pycache__', '*.pyc')
 
 

@@ -58,18 +58,3 @@ def test_steps_that_are_none(text, capsys):
   with pytest.raises(SystemExit):
     parser.parse_args([f'--trace={text}'])
   assert 'is not FIRST:LAST, as in 100:110' in capsys.readouterr().err
-
-
-def test_compiled_programs_are_kept_in_a_folder(tmp_path, capsys):
-  parser = argparse.ArgumentParser()
-  flags.add_cache(parser)
-  (tmp_path / 'file').touch()
-  with pytest.raises(SystemExit):
-    parser.parse_args([f'--compilation_cache={tmp_path}/file/programs'])
-  assert 'file/programs cannot be written: Not a directory' in capsys.readouterr().err
-  before = jax.config.jax_compilation_cache_dir
-  try:
-    parser.parse_args([f'--compilation_cache={tmp_path}/programs'])
-    assert jax.config.jax_compilation_cache_dir == str(tmp_path / 'programs')
-  finally:
-    jax.config.update('jax_compilation_cache_dir', before)

@@ -2,6 +2,8 @@
 
 import json
 
+import tensorboardX
+
 from ngrammer_jax.training import writers
 from tests.checks import bad_input
 
@@ -63,7 +65,7 @@ def test_a_line_for_the_console():
 
 def test_training_and_validation_share_a_chart_in_tensorboard(tmp_path, monkeypatch):
   tags, layouts = [], []
-  summary = writers.tensorboardX.SummaryWriter
+  summary = tensorboardX.SummaryWriter
   monkeypatch.setattr(summary, 'add_scalar', lambda self, tag, *values: tags.append((tag, *values)))
   monkeypatch.setattr(summary, 'add_custom_scalars', lambda self, layout: layouts.append(layout))
   writer = writers.MetricsWriter(tmp_path, 0)

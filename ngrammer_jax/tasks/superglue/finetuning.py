@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, files, hosts, pretrained, progress, runs
+from ngrammer_jax import errors, files, hosts, init_from, progress, runs
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
 from ngrammer_jax.data import vocabulary as vocabularies
@@ -63,7 +63,7 @@ def resolve_config(
   elif config.init_from is None:
     raise errors.BadInput('set init_from to the workdir of a trained run: --config.init_from=DIR')
   else:
-    source = pretrained.open_run(config.init_from)
+    source = init_from.open_run(config.init_from)
   if config.training.half_loss:
     raise errors.BadInput('training.half_loss=True excludes answers from the loss: use False')
   if config.data.vocabulary_path is not None:
@@ -139,7 +139,8 @@ class FinetuneTask:
     self._config, self.patience = config, config.finetune.patience
     self._workdir = workdir
     has_started = bool(checkpoints.steps(workdir))
-    self.vocabulary = runs.load_run(workdir if has_started else config.init_from).vocabulary
+    source = runs.load_run(workdir) if has_started else init_from.open_run(config.init_from)
+    self.vocabulary = source.vocabulary
     names, f, length = task_names(config), config.finetune, config.training.segment_length
     registration.register(example_source(config), self.vocabulary, f.wsc_spans)
     rows_by_task, self._input_lengths = {}, []
@@ -181,11 +182,11 @@ class FinetuneTask:
   def initial_state(self, state: train_state.TrainState) -> train_state.TrainState:
     """Returns the state with the parameters and the codebook of the initial checkpoint.
 
-    See `pretrained.initial_state`.
+    See `init_from.initial_state`.
     """
     is_frozen = self._config.finetune.codebook == 'frozen'
     logging.info('codebook: %s', 'frozen' if is_frozen else 'learning')
-    return pretrained.initial_state(self._config.init_from, self._workdir, state)
+    return init_from.initial_state(self._config.init_from, self._workdir, state)
 
   def validate(
     self, run: programs.Programs, state: train_state.TrainState, report: Callable[[int], None]

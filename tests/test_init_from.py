@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, pretrained, runs, train
+from ngrammer_jax import errors, init_from, runs, train
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.training import checkpoints, loop
@@ -58,7 +58,7 @@ def test_only_parameters_and_codebook_are_of_the_other_run(tiny, source, tmp_pat
   new = toy.Programs(config, 257, mesh_of(2)).create()
   new = new.replace(codebook={}, opt_state={'moment': new.params['embedding'] + 1})
   (tmp_path / 'run').mkdir()
-  state = pretrained.Start(config, tmp_path / 'run')(new)
+  state = init_from.Start(config, tmp_path / 'run')(new)
   embedding = runs.load_run(source).state.params['embedding']
   np.testing.assert_array_equal(state.params['embedding'], embedding)
   assert np.abs(embedding).max() > 0
@@ -92,16 +92,16 @@ def saved(tiny, tmp_path):
 def test_another_model_is_refused(tiny, saved, tmp_path, model, message):
   config = tiny(init_from=saved(model))
   with pytest.raises(errors.BadInput) as caught:
-    pretrained.Start(config, tmp_path / 'run')
+    init_from.Start(config, tmp_path / 'run')
   assert str(caught.value).startswith(f'init_from={config.init_from} was trained with {message}')
   assert str(caught.value).endswith(': use the old value, or omit init_from')
 
 
 def test_what_leaves_the_meaning_of_the_parameters_may_differ(tiny, saved, tmp_path):
-  init_from = saved({'memory': model_config.MemoryConfig(length=8)})
+  source = saved({'memory': model_config.MemoryConfig(length=8)})
   changes = {'dropout': 0.1, 'dtype': 'float32', 'scan_layers': False}
   model = changes | {'memory': model_config.MemoryConfig(length=4)}
-  pretrained.Start(tiny(model, init_from=init_from), tmp_path / 'run')
+  init_from.Start(tiny(model, init_from=source), tmp_path / 'run')
 
 
 @each(
@@ -114,11 +114,11 @@ def test_what_leaves_the_meaning_of_the_parameters_may_differ(tiny, saved, tmp_p
 )
 def test_another_vocabulary_is_refused(tiny, saved, tmp_path, vocabulary, description):
   config = tiny(init_from=saved())
-  start = pretrained.Start(config, tmp_path / 'run')
+  start = init_from.Start(config, tmp_path / 'run')
   if description is None:
     return start.check_vocabulary(vocabulary)
   data = dataclasses.replace(config.data, vocabulary='words')
-  start = pretrained.Start(dataclasses.replace(config, data=data), tmp_path / 'run')
+  start = init_from.Start(dataclasses.replace(config, data=data), tmp_path / 'run')
   with bad_input(
     f"init_from={config.init_from} was trained with data.vocabulary='bytes' of 257 token ids, but "
     f"this run has another data.vocabulary='words' of {description}: use the same text, "
@@ -145,6 +145,6 @@ def test_what_is_no_run_is_refused(tiny, tmp_path, folder):
   (tmp_path / 'empty').mkdir(exist_ok=True)
   expected = {'none': 'no such folder; ', 'empty': f'--workdir={tmp_path}/empty holds no config.js'}
   with pytest.raises(errors.BadInput) as caught:
-    pretrained.Start(tiny(init_from=f'{tmp_path}/{folder}'), tmp_path / 'run')
+    init_from.Start(tiny(init_from=f'{tmp_path}/{folder}'), tmp_path / 'run')
   assert str(caught.value).startswith(f'init_from={tmp_path}/{folder}: {expected[folder]}')
   assert not checkpoints.steps(tmp_path / 'run')

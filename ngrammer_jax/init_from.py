@@ -1,5 +1,7 @@
 """Starts a training from another run, `init_from`: its parameters and codebooks, a new optimizer.
 
+`init_from` is the workdir of a run, or `pretrained:NAME` (see `pretrained_models`).
+
 <workdir>/begun_with.json   run and step of the checkpoint that the training started from
 """
 
@@ -17,16 +19,24 @@ from ngrammer_jax.training import checkpoints, workdirs
 from ngrammer_jax.training import state as train_state
 
 RECORD = 'begun_with.json'
+PRETRAINED = 'pretrained:'  # before the name of a pretrained model
 
 
 def open_run(init_from: str) -> runs.Run:
   """Opens the run to start from. Raises BadInput if there is none."""
-  if not files.is_remote(init_from) and not files.path(init_from).is_dir():
+  is_local = not init_from.startswith(PRETRAINED) and not files.is_remote(init_from)
+  if is_local and not files.path(init_from).is_dir():
     raise errors.BadInput(f'init_from={init_from}: no such folder; expected the workdir of a run')
   try:
-    return runs.load_run(init_from)
+    return _load(init_from)
   except errors.BadInput as error:
     raise errors.BadInput(f'init_from={init_from}: {error}') from error
+
+
+def _load(init_from: str, step: int | str = 'newest') -> runs.Run:
+  if init_from.startswith(PRETRAINED):
+    return runs.load_pretrained(init_from.removeprefix(PRETRAINED))
+  return runs.load_run(init_from, step)
 
 
 def initial_state(
@@ -38,11 +48,11 @@ def initial_state(
   so that a repeated start uses the same checkpoint even if there is a newer one.
 
   Args:
-    init_from: workdir of the run to start from.
+    init_from: workdir of the run to start from, or `pretrained:NAME`.
     workdir: workdir of the run that starts.
     state: a randomly initialised state.
   """
-  pretrained = runs.load_run(init_from, _recorded_step(init_from, workdir)).state
+  pretrained = _load(init_from, _recorded_step(init_from, workdir)).state
   record = {'init_from': init_from, 'step': int(pretrained.step)}
   if hosts.is_primary():
     files.write(workdir / RECORD, json.dumps(record) + '\n')

@@ -1,0 +1,106 @@
+"""The trained models that come with the package.
+
+<package>/weights/<name>/   an exported run (see `exported_runs`), and:
+  model.json      description, sizes, training, results on the test split, first samples
+  MODEL_CARD.md   the same as a page
+  SHA256SUMS      SHA-256 of every other file, as `sha256sum` writes and checks it
+
+Lists the models without JAX; `runs.load_pretrained` opens one.
+"""
+
+import difflib
+import hashlib
+import pathlib
+import re
+
+from ngrammer_jax import errors, files, json_files
+
+FOLDER = pathlib.Path(__file__).with_name('weights')
+DESCRIPTION, CARD, CHECKSUMS = 'model.json', 'MODEL_CARD.md', 'SHA256SUMS'
+NONE = 'none in this installation'
+MAX_FILE_BYTES = 1 << 26
+
+
+def pretrained() -> dict[str, str]:
+  """Returns the pretrained models: a description of one line by name, empty if there are none."""
+  return {name: _describe(FOLDER / name) for name in names()}
+
+
+def format_list() -> str:
+  """Formats the names and descriptions of all models, one line each."""
+  lines = [f'  {name}: {description}' for name, description in pretrained().items()]
+  return '\n'.join(['pretrained models, for --pretrained=NAME', *(lines or [f'  {NONE}'])])
+
+
+def names() -> list[str]:
+  """Returns the names of all models."""
+  return sorted(path.parent.name for path in FOLDER.glob(f'*/{CHECKSUMS}'))
+
+
+def find(name: str) -> pathlib.Path:
+  """Returns the folder of a model, whose files have their checksums.
+
+  Raises:
+    BadInput: there is no model of this name, or a file of it is missing or damaged.
+  """
+  available = names()
+  if name not in available:
+    near = difflib.get_close_matches(name, available, n=1)
+    hint = f'did you mean {near[0]}?' if near else f'available: {", ".join(available) or NONE}'
+    raise errors.BadInput(f'no pretrained model has the name {name}: {hint}')
+  folder = FOLDER / name
+  try:
+    _verify(folder)
+  except (files.DamagedError, OSError) as error:
+    raise _damaged(folder, error) from error
+  return folder
+
+
+def compute_checksums(folder: pathlib.Path) -> str:
+  """Returns the content of SHA256SUMS for the files of a folder."""
+  return ''.join(f'{_checksum(folder / name)}  {name}\n' for name in _file_names(folder))
+
+
+def _describe(folder: pathlib.Path) -> str:
+  try:
+    description = json_files.read_object(folder / DESCRIPTION).get('description')
+    if not isinstance(description, str):
+      raise files.DamagedError(f'{DESCRIPTION} has no description')
+    return description
+  except (files.DamagedError, OSError) as error:
+    raise _damaged(folder, error) from error
+
+
+def _verify(folder: pathlib.Path) -> None:
+  """Raises DamagedError unless every file has the checksum that is listed for it."""
+  lines = files.read(folder / CHECKSUMS, MAX_FILE_BYTES).decode(errors='replace').splitlines()
+  matches = [re.fullmatch(r'([0-9a-f]{64})  ([\w.-]+)', line) for line in lines]
+  if not all(matches):
+    raise files.DamagedError(f'{CHECKSUMS} has a line that is not a checksum and a name')
+  expected = {match[2]: match[1] for match in matches}
+  for name in sorted(expected.keys() | set(_file_names(folder))):
+    if not (folder / name).is_file():
+      raise files.DamagedError(f'{name} is missing')
+    if name not in expected:
+      raise files.DamagedError(f'{CHECKSUMS} does not list {name}')
+    actual = _checksum(folder / name)
+    if actual != expected[name]:
+      raise files.DamagedError(
+        f'{name} has the SHA-256 {actual[:12]}..., expected {expected[name][:12]}...'
+      )
+
+
+def _damaged(folder: pathlib.Path, problem: Exception) -> errors.BadInput:
+  return errors.BadInput(
+    f'the pretrained model in {folder} is damaged: {problem}; install ngrammer_jax again'
+  )
+
+
+def _file_names(folder: pathlib.Path) -> list[str]:
+  """Returns the names of all files, hidden ones and SHA256SUMS excluded."""
+  paths = (path for path in folder.glob('[!.]*') if path.is_file())
+  return sorted(path.name for path in paths if path.name != CHECKSUMS)
+
+
+def _checksum(path: pathlib.Path) -> str:
+  return hashlib.sha256(files.read(path, MAX_FILE_BYTES)).hexdigest()
