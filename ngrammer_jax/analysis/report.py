@@ -301,15 +301,17 @@ def _configs(reports):
   table = ''
   if len(reports) > 1:
     table = web_page.table(rows, of_words=True) if len(rows) > 1 else '<p>All keys are equal.</p>\n'
-    table = f'<div class="card fit">{table}</div>\n'
-  whole = _cards(
-    reports,
-    lambda report: [
-      web_page.fold('all keys', f'<pre>{html.escape(experiment.describe(report.config))}</pre>\n')
-    ],
+  folds = ''.join(
+    web_page.fold(
+      f'all keys of {report.name}',
+      f'<pre>{html.escape(experiment.describe(report.config))}</pre>\n',
+    )
+    for report in reports
   )
   note = 'Keys that differ; –: the run does not have the key.' if len(reports) > 1 else ''
-  return web_page.section('configs', 'Configs', note, table + whole)
+  return web_page.section(
+    'configs', 'Configs', note, f'<div class="card fit">{table}{folds}</div>\n'
+  )
 
 
 def _format_value(values, path):

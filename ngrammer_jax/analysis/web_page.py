@@ -56,13 +56,15 @@ section { margin: 2rem 0 2.5rem; scroll-margin-top: 1rem; }
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr)); }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: .6rem;
   padding: .9rem clamp(.7rem, 2vw, 1.1rem); min-width: 0; }
+header .cards { grid-template-columns: repeat(auto-fit, minmax(min(100%, 16rem), 1fr)); }
+.card .note:last-child { margin-bottom: 0; }
 .card.fit { max-width: 100%; width: fit-content; }
 .parts { display: grid; gap: .5rem 2.5rem; align-items: start;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr)); }
 .parts > div { min-width: 0; }
 .parts h4:first-child { margin-top: 0; }
 .headline { font-size: 1.7rem; font-weight: 600; line-height: 1.1; letter-spacing: -.01em; }
-.headline small { font-size: .85rem; font-weight: 400; color: var(--faint); letter-spacing: 0; }
+.headline small { display: block; line-height: 1.6; font-size: .85rem; font-weight: 400; color: var(--faint); letter-spacing: 0; }
 .run::before, .legend span::before { content: ""; display: inline-block; width: .7em; height: .7em;
   border-radius: 50%; margin-right: .4em; background: var(--color); }
 .scroll { overflow-x: auto; max-width: 100%; }

@@ -132,9 +132,12 @@ def test_two_runs_side_by_side(pair):
   assert metrics['training loss'] == [f'{train[-1][1]:.4f}'] * 2
   assert metrics['nats per token (validation in training)'] == [f'{validation[-1][1]:.4f}'] * 2
   assert metrics['bits per byte (test, evaluated)'] == ['–', '1.2346']
-  assert (
-    'perplexity (test, evaluated)' not in metrics and metrics['step (test, evaluated)'][1] == '8'
-  )
+  assert metrics['nats per token (test, evaluated)'] == ['2.1000', '2.0000']
+  assert metrics['step (test, evaluated)'] == ['12', '8']
+  assert 'perplexity (test, evaluated)' not in metrics
+  assert re.findall('<td class=best>(.*?)<', text) == ['2.0000']
+  (bits,) = (r['validation/bits_per_byte'] for r in records[-1:])
+  assert re.findall('class="headline">(.*?) <', text) == [f'{bits:.4f}'] * 2
   assert page.tables['configs'] == [
     ['key', *LABELS],
     ['evaluation.max_tokens', 'None', '64'],
