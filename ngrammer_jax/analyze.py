@@ -183,14 +183,14 @@ def _print_result(analysis: Any, result: dict[str, Any], content: str, figure: p
 
 def _report(options: argparse.Namespace) -> None:
   from ngrammer_jax import runs
-  from ngrammer_jax.analysis import figures, report
+  from ngrammer_jax.analysis import figures, report, report_page
 
   output = options.output or options.workdir[0] / 'report.html'
   report.check_output(output)
   all_runs = [runs.load_run(workdir, flags.step(options.step)) for workdir in options.workdir]
   names = figures.run_labels(options.workdir, options.label)
   samples = report.Samples(options.prompt, options.samples, options.tokens)
-  page = report.format_page(report.collect(all_runs, names, options.split, samples))
+  page = report_page.format_page(report.collect(all_runs, names, options.split, samples))
   files.make_folder(output.parent)
   files.write(output, page)
   print(f'wrote {output}')

@@ -64,7 +64,8 @@ header .cards { grid-template-columns: repeat(auto-fit, minmax(min(100%, 16rem),
 .parts > div { min-width: 0; }
 .parts h4:first-child { margin-top: 0; }
 .headline { font-size: 1.7rem; font-weight: 600; line-height: 1.1; letter-spacing: -.01em; }
-.headline small { display: block; line-height: 1.6; font-size: .85rem; font-weight: 400; color: var(--faint); letter-spacing: 0; }
+.headline small { display: block; line-height: 1.6; font-size: .85rem; font-weight: 400;
+  color: var(--faint); letter-spacing: 0; }
 .run::before, .legend span::before { content: ""; display: inline-block; width: .7em; height: .7em;
   border-radius: 50%; margin-right: .4em; background: var(--color); }
 .scroll { overflow-x: auto; max-width: 100%; }

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import analyze, runs
-from ngrammer_jax.analysis import charts, clusters, ngrams, report
+from ngrammer_jax.analysis import charts, clusters, ngrams, report, report_page
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram_memory import NGramMemoryConfig
 from ngrammer_jax.training import writers
@@ -190,7 +190,7 @@ def test_a_run_with_spans_and_gates(one_device, tiny, untrained, collected):
   assert shown == [float(f'{value:.0f}') for value in result['along']['spans'][: len(shown)]]
   (gate,) = found.results['gates']['gates']
   titles = [title for title in page.titles['gates'] if ':' not in title]
-  assert titles == [f'{value:.3f}' for value in gate['values'][: report.MAX_SHOWN_TOKENS]]
+  assert titles == [f'{value:.3f}' for value in gate['values'][: report_page.MAX_SHOWN_TOKENS]]
   best = gate['ngrams'][2][0]
   row = [repr(best['text']), f'{best["gate"]:.3f}', f'{best["count"]:,}']
   assert page.tables['gates'][1] == row
@@ -208,6 +208,14 @@ def test_a_report_that_fails_writes_nothing(one_device, trained_copy, tmp_path):
     write_report(f'--workdir={trained_copy}', '--split=none')
   with pytest.raises(ValueError, match='there 1 times, but --workdir 2 times'):
     write_report(f'--workdir={trained_copy}', f'--workdir={trained_copy}', '--label=a')
+  (trained_copy / 'evaluation').mkdir()
+  (trained_copy / 'evaluation' / 'test.json').write_text('{"step": 4, "perplexity": "low"}')
+  with bad_input(
+    f'--workdir={trained_copy} has a damaged evaluation/test.json, perplexity is not a number; '
+    f'evaluate it again'
+  ):
+    write_report(f'--workdir={trained_copy}')
+  shutil.rmtree(trained_copy / 'evaluation')
   (trained_copy / 'metrics.jsonl').write_text('')
   with bad_input(f'--workdir={trained_copy} has logged no step yet'):
     write_report(f'--workdir={trained_copy}')
