@@ -386,7 +386,7 @@ class _Head:
     if distance_query_AxKxH is not None:
       scores_AxKxR = self._product('aqh,rh->aqr', distance_query_AxKxH, encoding_RxH)
       scores_AxKxR += 0 if bias_R is None else bias_R
-      scores_AxKxK += relative.shift(scores_AxKxR[:, None])[:, 0, :, : self.K]
+      scores_AxKxK += relative.shift_block(scores_AxKxR)
     scores_AxKxK = cap_logits(scores_AxKxK, self.constants.logit_cap)
     unclipped_xxKxK = None
     if span_xxK is not None:
