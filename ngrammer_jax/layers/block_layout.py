@@ -53,6 +53,11 @@ class Layout:
     """I, number of blocks of the segment."""
     return -(-self.segment_length // self.block_size)
 
+  @property
+  def padded_keys(self) -> int:
+    """Number of tokens of all blocks."""
+    return (self.memory_blocks + self.segment_blocks) * self.block_size
+
   def distance(self, offset: jax.Array) -> jax.Array:
     """Returns the distances [K, K] from the queries of a block to the keys of an offset."""
     index_K = jnp.arange(self.block_size)
@@ -67,8 +72,8 @@ class Layout:
     visible_KxK = self.nearest_distance(offset) >= 0
     if self.window is not None:
       visible_KxK &= self.distance(offset) < self.window
-    first = (self.memory_blocks - offset) * self.block_size
     T = self.query_documents_BxT.shape[1]
+    first = (self.memory_blocks - offset) * self.block_size + T
     key_BxT = jax.lax.dynamic_slice_in_dim(self.key_documents_BxS, first, T, 1)
     query_AxK, key_AxK = self.to_blocks(self.query_documents_BxT), self.to_blocks(key_BxT)
     return visible_KxK & (query_AxK[:, :, None] == key_AxK[:, None])
@@ -116,18 +121,19 @@ class Layout:
 
   def pad_distances(self, array_NxSx: jax.Array) -> jax.Array:
     """Pads an array over the distances S - 1 down to 0, so that each pair of blocks has a slice."""
-    S = self.key_documents_BxS.shape[1]
-    return pad(array_NxSx, 1, (S - array_NxSx.shape[1], self.block_size))
+    before = self.padded_keys - array_NxSx.shape[1]
+    return pad(array_NxSx, 1, (before, self.block_size))
 
   def first_distance(self, offset: jax.Array) -> jax.Array:
     """Returns the index in the padded array at which the 2 K - 1 distances of an offset begin."""
-    return self.key_documents_BxS.shape[1] - (offset + 1) * self.block_size
+    return self.padded_keys - (offset + 1) * self.block_size
 
 
 def make(context: Context, block_size: int) -> Layout:
   """Returns the layout of a segment."""
   T, S = context.query_documents_BxT.shape[1], context.key_documents_BxS.shape[1]
-  before, after = (T - S) % block_size, -T % block_size
+  after = -T % block_size
+  before = (T - S) % block_size + T + after
   return Layout(
     pad(context.query_documents_BxT, 1, (0, after), QUERY_PADDING),
     pad(context.key_documents_BxS, 1, (before, after), documents.NONE),
