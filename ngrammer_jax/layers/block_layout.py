@@ -2,12 +2,14 @@
 
 Tokens are numbered from the first of the segment; the tokens of a memory have negative numbers.
 Block j holds the tokens j K to (j + 1) K - 1: the blocks -J to -1 are the memory, 0 to I - 1 the
-segment. The first block of the memory and the last block of the segment are padded.
+segment. The first block of the memory and the last block of the segment are padded. At an offset o,
+every block i of queries is paired with block i - o of the keys; some are before the memory.
 
 The keys that a head sees depend on its span, on the documents and on padding. These are data, so
-the bounds of the loops over blocks are arrays.
+the number of offsets is an array.
 
-B batch, T queries, M memory, S = M + T keys, N heads, K tokens of a block, J and I see above.
+B batch, T queries, M memory, S = M + T keys, N heads, K tokens of a block, J and I see above,
+A = B I blocks of queries in all rows.
 """
 
 from flax import struct
@@ -27,7 +29,8 @@ class Layout:
 
   Attributes:
     query_documents_BxT: document numbers of the queries, padded to a multiple of K.
-    key_documents_BxS: document numbers of the keys, padded in the same way.
+    key_documents_BxS: document numbers of the keys, padded in the same way; before them as many
+      without a document as there are queries.
     memory_length: M, without padding.
     segment_length: T, without padding.
     block_size: K.

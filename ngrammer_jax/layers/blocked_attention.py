@@ -1,21 +1,23 @@
 """Attention in blocks of queries and keys, with a running softmax (Dao et al. 2022).
 
-Each head loops over the blocks j of keys that it sees (see `layers.block_layout`) and over the
-blocks i of queries that see these keys. The sums over the keys
+Each head loops over the offsets of the blocks that it sees (see `layers.block_layout`). At offset o
+every block i of queries visits block i - o of the keys. The sums over the keys
 
   numerator_i += e_ij m_ij v_j,   mass_i += e_ij m_ij,   e_ij = exp(s_ij - max_i)
 
 are rescaled when the maximum grows; numerator_i / mass_i is the output o_i. m is the soft mask of a
 learned span (see `layers.span`), 1 without one. The full score matrix of a segment never
-exists. Nor do all keys and values of a memory: they are projected block by block. The epsilon in
-the mass of a span counts only the keys within the span and its ramp, as in the official code, which
-trims its cache.
+exists. Nor do all keys and values of a memory: the loop holds a window of as many keys as there are
+queries, which moves by one block from offset to offset, and a block of the memory is projected when
+it enters the window. The epsilon in the mass of a span counts only the keys within the span and its
+ramp, as in the official code, which trims its cache.
 
-The gradient visits the same blocks and recomputes the scores. With the log mass L_i in place of
-max_i the mass is 1, and the gradients of the two sums are do_i and dL_i - do_i . o_i.
+The gradient visits the offsets in the reverse order and recomputes the scores. With the log mass
+L_i in place of max_i the mass is 1, and the gradients of the two sums are do_i and
+dL_i - do_i . o_i.
 
-B batch, T queries, M memory, N heads, H head width, K queries or keys of a block, R = 2 K - 1
-distances between them, J blocks of the memory.
+B batch, T queries, M memory, N heads, H head width, K queries or keys of a block, A blocks of
+queries in all rows, R = 2 K - 1 distances between two blocks.
 """
 
 from collections.abc import Callable
@@ -32,17 +34,22 @@ from ngrammer_jax.layers.cache import KeyValues
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.full_attention import Heads, PartialAttention, SpanMask, cap_logits
 
-BLOCK = 64  # number of queries and keys of a block
+BLOCK = 64  # number of queries and keys of a block; 128 and 256 were slower on a CPU
 MIN_SCORES = 2**14  # of a head; with fewer, full scores are faster on a CPU
 
 
 def is_faster(T: int, M: int, has_spans: bool) -> bool:
   """Whether blocks are faster than full scores, for T queries after a memory of M.
 
-  With learned spans, blocks skip most of the scores. Without them, few large products are faster
-  than many small ones.
+  With learned spans, blocks skip most of the scores. Without them, the scores of a block stay in
+  the cache of a CPU: of the CPU time over full scores, a training step takes 1.0 with T = M = 128,
+  0.9 with 512, and 0.8 with T = 512 and M = 2048, and evaluation 0.8, 0.6 and 0.4. Other devices
+  prefer few large products. Without a memory, half of the blocks would be in vain.
   """
-  return has_spans and T >= BLOCK and T * (M + T) >= MIN_SCORES
+  if T < BLOCK or T * (M + T) < MIN_SCORES:
+    return False
+  is_large = M >= T and T * (M + T) >= 2 * MIN_SCORES
+  return has_spans or (is_large and placement.device()[0] == 'cpu')
 
 
 @struct.dataclass
@@ -77,13 +84,13 @@ def _read_cache(weights, order_BxK, cache, head):
 
 
 class Operands(NamedTuple):
-  """The inputs with a gradient, of one head, or of all heads with a leading axis N.
+  """The inputs with a gradient, padded to full blocks.
 
   Attributes:
-    queries: query_BxTxH, scaled, with the content bias; distance_query_BxTxH, or None; the learned
-      span_BxT in tokens, or None.
-    keys: key_BxTxH and value_BxTxH of the segment.
-    distances: encoding_1xSxH and bias_1xS of the distances S - 1 down to 0, or None.
+    queries: query_NxBxTxH, scaled, with the content bias; distance_query_NxBxTxH, or None; the
+      learned span_NxBxT in tokens, [N, 1, 1] if it is the same for all queries, or None.
+    keys: key_NxBxTxH and value_NxBxTxH of the segment.
+    distances: encoding_NxSxH and bias_NxS of the distances S - 1 down to 0, or None; N may be 1.
     weights: weights of `MemorySource`.
   """
 
@@ -158,7 +165,6 @@ def attend(
 
 def _operands(heads, span_mask, source, layout):
   """Returns the operands of all heads, padded to full blocks."""
-  B, T, N = heads.query_BxTxNxH.shape[:3]
   by_head = lambda array_BxTxNx: layout.pad_segment(jnp.moveaxis(array_BxTxNx, 2, 0), axis=2)
   distance_query = span_NxBxT = encoding = bias = None
   if heads.distance is not None:
@@ -167,9 +173,8 @@ def _operands(heads, span_mask, source, layout):
     encoding = layout.pad_distances(encoding_SxNxH.swapaxes(0, 1))
     bias = None if bias_SxN is None else layout.pad_distances(bias_SxN.T)
   if span_mask is not None:
-    is_constant = span_mask.z_BxTxN.shape[:2] == (1, 1)
-    span_NxBxT = (jnp.moveaxis(span_mask.z_BxTxN, 2, 0) if is_constant
-    else by_head(jnp.broadcast_to(span_mask.z_BxTxN, (B, T, N))))
+    z_BxTxN = span_mask.z_BxTxN
+    span_NxBxT = z_BxTxN.T if z_BxTxN.shape[:2] == (1, 1) else by_head(z_BxTxN)
   queries = by_head(heads.query_BxTxNxH), distance_query, span_NxBxT
   keys = by_head(heads.key_BxSxNxH), by_head(heads.value_BxSxNxH)
   return Operands(queries, keys, (encoding, bias), source.weights)
@@ -183,7 +188,7 @@ def _attend_sharded(operands, constants):
     return _attend(operands, constants)
   by_head, by_row, by_both = jax.P(heads), jax.P(rows), jax.P(heads, rows)
   source = constants.source.replace(rows=by_row, cache=jax.P(rows, heads))
-  spans, (encoding, bias) = operands.queries[2], operands.distances
+  spans, encoding = operands.queries[2], operands.distances[0]
   span_spec = by_head if spans is not None and spans.shape[1:] == (1, 1) else by_both
   encoding_spec = jax.P() if encoding is not None and len(encoding) == 1 else by_head
   specs = (
