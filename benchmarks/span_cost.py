@@ -69,8 +69,8 @@ def one_long_span():
   return spans
 
 
-def make_params(model, spans):
-  """Returns parameters with the given spans in tokens."""
+def make_params(model, spans=None):
+  """Returns parameters, with the given spans in tokens."""
   tokens = np.zeros((B, 1), np.int32)
   start = language_model.empty_memory(model.config, B)
   initial = functools.partial(model.init, jax.random.key(0))
@@ -82,15 +82,15 @@ def make_params(model, spans):
   return params
 
 
-def trainer(model, spans):
+def trainer(model, spans=None, shape=(B, T), algorithm='adagrad'):
   """Returns a function that trains one step, from the state of the previous call."""
   random = np.random.default_rng(0)
-  tokens = random.integers(0, V, (B, T + 1), dtype=np.int32)
-  ones = np.ones((B, T), np.float32)
-  segment = streams.Segment(tokens[:, :-1], tokens[:, 1:], np.zeros((B, T), bool), ones)
-  memory = language_model.empty_memory(model.config, B)
+  tokens = random.integers(0, V, (shape[0], shape[1] + 1), dtype=np.int32)
+  ones = np.ones(shape, np.float32)
+  segment = streams.Segment(tokens[:, :-1], tokens[:, 1:], np.zeros(shape, bool), ones)
+  memory = language_model.empty_memory(model.config, shape[0])
   params = make_params(model, spans)
-  config = experiment.OptimizerConfig(algorithm='adagrad', learning_rate=1e-6, clip_norm=0.03)
+  config = experiment.OptimizerConfig(algorithm=algorithm, learning_rate=1e-6, clip_norm=0.03)
   labels = jax.tree.map(lambda _: 'dense', params)
   optimizer = optimizers.make(config, 1000, labels)
   state = train_state.TrainState(np.int32(0), params, {}, optimizer.init(params), memory)

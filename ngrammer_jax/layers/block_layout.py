@@ -2,12 +2,14 @@
 
 Tokens are numbered from the first of the segment; the tokens of a memory have negative numbers.
 Block j holds the tokens j K to (j + 1) K - 1: the blocks -J to -1 are the memory, 0 to I - 1 the
-segment. The first block of the memory and the last block of the segment are padded.
+segment. The first block of the memory and the last block of the segment are padded. At an offset o,
+every block i of queries is paired with block i - o of the keys; some are before the memory.
 
 The keys that a head sees depend on its span, on the documents and on padding. These are data, so
-the bounds of the loops over blocks are arrays.
+the number of offsets is an array.
 
-B batch, T queries, M memory, S = M + T keys, N heads, K tokens of a block, J and I see above.
+B batch, T queries, M memory, S = M + T keys, N heads, K tokens of a block, J and I see above,
+A = B I blocks of queries in all rows.
 """
 
 from flax import struct
@@ -27,7 +29,8 @@ class Layout:
 
   Attributes:
     query_documents_BxT: document numbers of the queries, padded to a multiple of K.
-    key_documents_BxS: document numbers of the keys, padded in the same way.
+    key_documents_BxS: document numbers of the keys, padded in the same way; before them as many
+      without a document as there are queries.
     memory_length: M, without padding.
     segment_length: T, without padding.
     block_size: K.
@@ -53,52 +56,63 @@ class Layout:
     """I, number of blocks of the segment."""
     return -(-self.segment_length // self.block_size)
 
-  def distance(self, i: jax.Array, j: jax.Array) -> jax.Array:
-    """Returns the distances [K, K] from the queries of block i to the keys of block j."""
+  @property
+  def padded_keys(self) -> int:
+    """Number of tokens of all blocks."""
+    return (self.memory_blocks + self.segment_blocks) * self.block_size
+
+  def distance(self, offset: jax.Array) -> jax.Array:
+    """Returns the distances [K, K] from the queries of a block to the keys of an offset."""
     index_K = jnp.arange(self.block_size)
-    return (i - j) * self.block_size + index_K[:, None] - index_K
+    return offset * self.block_size + index_K[:, None] - index_K
 
-  def nearest_distance(self, i: jax.Array, j: jax.Array) -> jax.Array:
+  def nearest_distance(self, offset: jax.Array) -> jax.Array:
     """Returns these distances, counted from the nearest key that a query may see."""
-    return self.distance(i, j) - (not self.sees_itself)
+    return self.distance(offset) - (not self.sees_itself)
 
-  def visible(self, i: jax.Array, j: jax.Array) -> jax.Array:
-    """Returns which keys of block j the queries of block i attend to, bool [B, K, K]."""
-    K = self.block_size
-    visible_KxK = self.nearest_distance(i, j) >= 0
+  def visible(self, offset: jax.Array) -> jax.Array:
+    """Returns which keys of an offset the queries attend to, bool [A, K, K]."""
+    visible_KxK = self.nearest_distance(offset) >= 0
     if self.window is not None:
-      visible_KxK &= self.distance(i, j) < self.window
-    query_BxK = jax.lax.dynamic_slice_in_dim(self.query_documents_BxT, i * K, K, 1)
-    first = (j + self.memory_blocks) * K
-    key_BxK = jax.lax.dynamic_slice_in_dim(self.key_documents_BxS, first, K, 1)
-    return visible_KxK & (query_BxK[:, :, None] == key_BxK[:, None])
+      visible_KxK &= self.distance(offset) < self.window
+    T = self.query_documents_BxT.shape[1]
+    first = (self.memory_blocks - offset) * self.block_size + T
+    key_BxT = jax.lax.dynamic_slice_in_dim(self.key_documents_BxS, first, T, 1)
+    query_AxK, key_AxK = self.to_blocks(self.query_documents_BxT), self.to_blocks(key_BxT)
+    return visible_KxK & (query_AxK[:, :, None] == key_AxK[:, None])
 
-  def max_distance(self, longest_NxB: jax.Array | None, N: int) -> jax.Array:
-    """Returns the maximum distance to a key, int32 [N, B].
+  def offsets(self, longest_NxB: jax.Array | None, N: int) -> jax.Array:
+    """Returns the number of offsets that each head visits, int32 [N].
 
     `longest_NxB` are the longest spans of the queries; None without learned spans.
     """
-    limit = NO_LIMIT if self.window is None else self.window - 1
-    limit_NxB = jnp.full((N, len(self.query_documents_BxT)), limit, jnp.int32)
-    if longest_NxB is None:
-      return limit_NxB
-    longest_NxB = jnp.nan_to_num(longest_NxB).astype(jnp.int32) + (not self.sees_itself)
-    return jnp.minimum(limit_NxB, longest_NxB)
+    K, documents_BxS = self.block_size, self.key_documents_BxS
+    index_S = jnp.arange(documents_BxS.shape[1])
+    is_first_BxS = jnp.diff(documents_BxS, axis=1, prepend=documents_BxS[:, :1]) != 0
+    first_BxS = jax.lax.cummax(jnp.where(is_first_BxS, index_S, 0), axis=1)
+    reach_B = (index_S - first_BxS)[:, -self.query_documents_BxT.shape[1] :].max(axis=1)
+    if self.window is not None:
+      reach_B = jnp.minimum(reach_B, self.window - 1)
+    reach_NxB = jnp.broadcast_to(reach_B, (N, len(reach_B)))
+    if longest_NxB is not None:
+      longest_NxB = jnp.nan_to_num(longest_NxB).astype(jnp.int32) + (not self.sees_itself)
+      reach_NxB = jnp.minimum(reach_NxB, longest_NxB)
+    # The nearest pair of an offset o > 0 is (o - 1) K + 1 tokens apart.
+    offsets_N = (reach_NxB.max(axis=1) - 1) // K + 2
+    return jnp.minimum(offsets_N, self.memory_blocks + self.segment_blocks)
 
-  def first_block(self, max_distance_NxB: jax.Array) -> jax.Array:
-    """Returns the first block of keys that any query sees, int32 [N], at most 0."""
-    last_J = jnp.arange(1 - self.memory_blocks, 1) * self.block_size - 1  # last key of each block
-    documents_BxT = jnp.where(self.query_documents_BxT < 0, NO_LIMIT, self.query_documents_BxT)
-    # Documents and positions increase: if no query sees a block, none sees an earlier one.
-    key_documents_BxJ = self.key_documents_BxS[:, self.memory_blocks * self.block_size + last_J]
-    same_BxJ = key_documents_BxJ >= documents_BxT.min(axis=1, keepdims=True)
-    near_NxBxJ = -last_J <= max_distance_NxB[..., None]
-    return -(same_BxJ & near_NxBxJ).any(axis=1).sum(axis=1, dtype=jnp.int32)
+  def to_blocks(self, array_BxTx: jax.Array) -> jax.Array:
+    """Reshapes [B, I K, ...] to [A, K, ...]; [1, 1] is the same for all queries and stays."""
+    if array_BxTx.shape == (1, 1):
+      return array_BxTx
+    return array_BxTx.reshape(-1, self.block_size, *array_BxTx.shape[2:])
 
-  def query_blocks(self, j: jax.Array, max_distance: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the bounds of the blocks of queries that see keys of block j."""
-    farthest = (j + 1) * self.block_size - 1 + max_distance
-    return jnp.maximum(j, 0), jnp.minimum(farthest // self.block_size + 1, self.segment_blocks)
+  def from_blocks(self, array_AxKx: jax.Array) -> jax.Array:
+    """Reverts `to_blocks`."""
+    if array_AxKx.shape == (1, 1):
+      return array_AxKx
+    B, T = self.query_documents_BxT.shape
+    return array_AxKx.reshape(B, T, *array_AxKx.shape[2:])
 
   def pad_memory(self, array: jax.Array, value: int = 0) -> jax.Array:
     """Pads the first block of an array [B, M, ...] or [B, S, ...]."""
@@ -110,18 +124,19 @@ class Layout:
 
   def pad_distances(self, array_NxSx: jax.Array) -> jax.Array:
     """Pads an array over the distances S - 1 down to 0, so that each pair of blocks has a slice."""
-    S = self.key_documents_BxS.shape[1]
-    return pad(array_NxSx, 1, (S - array_NxSx.shape[1], self.block_size))
+    before = self.padded_keys - array_NxSx.shape[1]
+    return pad(array_NxSx, 1, (before, self.block_size))
 
-  def first_distance(self, i: jax.Array, j: jax.Array) -> jax.Array:
-    """Returns the index in the padded array at which the 2 K - 1 distances of two blocks begin."""
-    return self.key_documents_BxS.shape[1] - (i - j + 1) * self.block_size
+  def first_distance(self, offset: jax.Array) -> jax.Array:
+    """Returns the index in the padded array at which the 2 K - 1 distances of an offset begin."""
+    return self.padded_keys - (offset + 1) * self.block_size
 
 
 def make(context: Context, block_size: int) -> Layout:
   """Returns the layout of a segment."""
   T, S = context.query_documents_BxT.shape[1], context.key_documents_BxS.shape[1]
-  before, after = (T - S) % block_size, -T % block_size
+  after = -T % block_size
+  before = (T - S) % block_size + T + after
   return Layout(
     pad(context.query_documents_BxT, 1, (0, after), QUERY_PADDING),
     pad(context.key_documents_BxS, 1, (before, after), documents.NONE),

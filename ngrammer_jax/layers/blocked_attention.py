@@ -1,21 +1,23 @@
 """Attention in blocks of queries and keys, with a running softmax (Dao et al. 2022).
 
-Each head loops over the blocks j of keys that it sees (see `layers.block_layout`) and over the
-blocks i of queries that see these keys. The sums over the keys
+Each head loops over the offsets of the blocks that it sees (see `layers.block_layout`). At offset o
+every block i of queries visits block i - o of the keys. The sums over the keys
 
   numerator_i += e_ij m_ij v_j,   mass_i += e_ij m_ij,   e_ij = exp(s_ij - max_i)
 
 are rescaled when the maximum grows; numerator_i / mass_i is the output o_i. m is the soft mask of a
 learned span (see `layers.span`), 1 without one. The full score matrix of a segment never
-exists. Nor do all keys and values of a memory: they are projected block by block. The epsilon in
-the mass of a span counts only the keys within the span and its ramp, as in the official code, which
-trims its cache.
+exists. Nor do all keys and values of a memory: the loop holds a window of as many keys as there are
+queries, which moves by one block from offset to offset, and a block of the memory is projected when
+it enters the window. The epsilon in the mass of a span counts only the keys within the span and its
+ramp, as in the official code, which trims its cache.
 
-The gradient visits the same blocks and recomputes the scores. With the log mass L_i in place of
-max_i the mass is 1, and the gradients of the two sums are do_i and dL_i - do_i . o_i.
+The gradient visits the offsets in the reverse order and recomputes the scores. With the log mass
+L_i in place of max_i the mass is 1, and the gradients of the two sums are do_i and
+dL_i - do_i . o_i.
 
-B batch, T queries, M memory, N heads, H head width, K queries or keys of a block, R = 2 K - 1
-distances between them, J blocks of the memory.
+B batch, T queries, M memory, N heads, H head width, K queries or keys of a block, A blocks of
+queries in all rows, R = 2 K - 1 distances between two blocks.
 """
 
 from collections.abc import Callable
@@ -32,17 +34,22 @@ from ngrammer_jax.layers.cache import KeyValues
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.full_attention import Heads, PartialAttention, SpanMask, cap_logits
 
-BLOCK = 64  # number of queries and keys of a block
+BLOCK = 64  # number of queries and keys of a block; 128 and 256 were slower on a CPU
 MIN_SCORES = 2**14  # of a head; with fewer, full scores are faster on a CPU
 
 
 def is_faster(T: int, M: int, has_spans: bool) -> bool:
   """Whether blocks are faster than full scores, for T queries after a memory of M.
 
-  With learned spans, blocks skip most of the scores. Without them, few large products are faster
-  than many small ones.
+  With learned spans, blocks skip most of the scores. Without them, the scores of a block stay in
+  the cache of a CPU: of the CPU time over full scores, a training step takes 1.0 with T = M = 128,
+  0.9 with 512, and 0.8 with T = 512 and M = 2048, and evaluation 0.8, 0.6 and 0.4. Other devices
+  prefer few large products. Without a memory, half of the blocks would be in vain.
   """
-  return has_spans and T >= BLOCK and T * (M + T) >= MIN_SCORES
+  if T < BLOCK or T * (M + T) < MIN_SCORES:
+    return False
+  is_large = M >= T and T * (M + T) >= 2 * MIN_SCORES
+  return has_spans or (is_large and placement.device()[0] == 'cpu')
 
 
 @struct.dataclass
@@ -77,13 +84,13 @@ def _read_cache(weights, order_BxK, cache, head):
 
 
 class Operands(NamedTuple):
-  """The inputs with a gradient, of one head, or of all heads with a leading axis N.
+  """The inputs with a gradient, padded to full blocks.
 
   Attributes:
-    queries: query_BxTxH, scaled, with the content bias; distance_query_BxTxH, or None; the learned
-      span_BxT in tokens, or None.
-    keys: key_BxTxH and value_BxTxH of the segment.
-    distances: encoding_1xSxH and bias_1xS of the distances S - 1 down to 0, or None.
+    queries: query_NxBxTxH, scaled, with the content bias; distance_query_NxBxTxH, or None; the
+      learned span_NxBxT in tokens, [N, 1, 1] if it is the same for all queries, or None.
+    keys: key_NxBxTxH and value_NxBxTxH of the segment.
+    distances: encoding_NxSxH and bias_NxS of the distances S - 1 down to 0, or None; N may be 1.
     weights: weights of `MemorySource`.
   """
 
@@ -158,17 +165,16 @@ def attend(
 
 def _operands(heads, span_mask, source, layout):
   """Returns the operands of all heads, padded to full blocks."""
-  B, T, N = heads.query_BxTxNxH.shape[:3]
   by_head = lambda array_BxTxNx: layout.pad_segment(jnp.moveaxis(array_BxTxNx, 2, 0), axis=2)
   distance_query = span_NxBxT = encoding = bias = None
   if heads.distance is not None:
     query_BxTxNxH, encoding_SxNxH, bias_SxN = heads.distance
     distance_query = by_head(query_BxTxNxH)
-    encoding = jnp.broadcast_to(encoding_SxNxH, (len(encoding_SxNxH), N, query_BxTxNxH.shape[3]))
-    encoding = layout.pad_distances(encoding.swapaxes(0, 1))[:, None]
-    bias = None if bias_SxN is None else layout.pad_distances(bias_SxN.T)[:, None]
+    encoding = layout.pad_distances(encoding_SxNxH.swapaxes(0, 1))
+    bias = None if bias_SxN is None else layout.pad_distances(bias_SxN.T)
   if span_mask is not None:
-    span_NxBxT = by_head(jnp.broadcast_to(span_mask.z_BxTxN, (B, T, N)))
+    z_BxTxN = span_mask.z_BxTxN
+    span_NxBxT = z_BxTxN.T if z_BxTxN.shape[:2] == (1, 1) else by_head(z_BxTxN)
   queries = by_head(heads.query_BxTxNxH), distance_query, span_NxBxT
   keys = by_head(heads.key_BxSxNxH), by_head(heads.value_BxSxNxH)
   return Operands(queries, keys, (encoding, bias), source.weights)
@@ -182,8 +188,11 @@ def _attend_sharded(operands, constants):
     return _attend(operands, constants)
   by_head, by_row, by_both = jax.P(heads), jax.P(rows), jax.P(heads, rows)
   source = constants.source.replace(rows=by_row, cache=jax.P(rows, heads))
+  spans, encoding = operands.queries[2], operands.distances[0]
+  span_spec = by_head if spans is not None and spans.shape[1:] == (1, 1) else by_both
+  encoding_spec = jax.P() if encoding is not None and len(encoding) == 1 else by_head
   specs = (
-    Operands(by_both, by_both, by_head, by_head),
+    Operands((by_both, by_both, span_spec), by_both, (encoding_spec, by_head), by_head),
     constants.replace(layout=by_row, source=source, first_query_NxB=by_both, drop=jax.P()),
   )
   out_specs = by_both, by_both, by_both if constants.return_pairs else None
@@ -207,21 +216,27 @@ def _attend(operands, constants):
 
   The values of a query that sees no key are 0; the pair of one that sees no earlier key is S.
   """
-  return jax.lax.map(
-    lambda head: _Head(constants, *head).attend(), _head_arguments(operands, constants)
-  )
+  return _attend_forward(operands, constants)[0]
 
 
 def _attend_forward(operands, constants):
-  result = _attend(operands, constants)
-  return result, (operands, constants, result[:2])
+  distances = operands.distances
+  attend = lambda head: _Head(constants, distances, *head).attend()
+  result, window = jax.lax.map(attend, _head_arguments(operands, constants))
+  return result, (operands, constants, result[:2], window)
 
 
 def _attend_backward(residuals, cotangents):
-  operands, constants, result = residuals
-  gradient = lambda head: _Head(constants, *head[0]).gradient(*head[1])
-  heads = _head_arguments(operands, constants), (*result, *cotangents[:2])
-  return jax.lax.map(gradient, heads), None
+  operands, constants, result, window = residuals
+
+  def visit(d_distances, arguments):
+    head, saved = arguments
+    return _Head(constants, operands.distances, *head).gradient(d_distances, *saved)
+
+  heads = _head_arguments(operands, constants), (window, *result, *cotangents[:2])
+  d_distances, d_heads = jax.lax.scan(visit, _wide_zeros(operands.distances), heads)
+  d_operands = Operands(*d_heads[:2], d_distances, d_heads[2])
+  return _with_dtypes(d_operands, operands), None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
@@ -233,211 +248,242 @@ def _head_arguments(operands, constants):
   span_NxBxT, longest_NxB = operands.queries[2], None
   if span_NxBxT is not None and constants.renormalize:  # otherwise all keys are in the softmax
     longest_NxB = span_NxBxT.max(axis=2) + constants.ramp
-  max_distance_NxB = layout.max_distance(longest_NxB, N)
-  bounds = layout.first_block(max_distance_NxB), max_distance_NxB.max(axis=1)
-  return operands, jnp.arange(N), constants.first_query_NxB, *bounds
+  own = operands.queries, operands.keys, operands.weights
+  return own, jnp.arange(N), constants.first_query_NxB, layout.offsets(longest_NxB, N)
 
 
 class _Running(NamedTuple):
   """The running softmax of the queries, and the best earlier key of each so far."""
 
-  numerator_BxTxH: jax.Array
-  mass_BxT: jax.Array
-  max_BxT: jax.Array
-  pair_score_BxT: jax.Array | None
-  pair_BxT: jax.Array | None
+  numerator_AxKxH: jax.Array
+  mass_AxK: jax.Array
+  max_AxK: jax.Array
+  pair_score_AxK: jax.Array | None
+  pair_AxK: jax.Array | None
 
 
 class _Head:
-  """The loops of one head over its blocks.
+  """The loops of one head over the offsets from blocks of queries to blocks of keys.
 
   Args:
     constants: inputs without a gradient, of all heads.
-    operands: inputs with a gradient, of this head.
+    distances: `Operands.distances`, of all heads.
+    own: the other operands, of this head.
     index: index of the head among those of the device.
     first_query_B: index of its first query in each row, see `Constants`.
-    first_block: the first block of keys that it sees.
-    max_distance: maximum distance to a key that it sees.
+    offsets: number of offsets that it visits.
   """
 
-  def __init__(self, constants, operands, index, first_query_B, first_block, max_distance):
+  def __init__(self, constants, distances, own, index, first_query_B, offsets):
     self.constants, self.layout = constants, constants.layout
-    self.K = constants.layout.block_size
-    self.operands, self.index, self.first_query_B = operands, index, first_query_B
-    self.first_block, self.max_distance = first_block, max_distance
-    self.dtype = operands.keys[1].dtype
+    self.K, self.index, self.first_query_B = constants.layout.block_size, index, first_query_B
+    self.distances, self.offsets = distances, offsets
+    queries, self.keys, self.weights = own
+    self.queries = jax.tree.map(self.layout.to_blocks, queries)
+    self.dtype = self.keys[1].dtype
     self.wide = jnp.promote_types(self.dtype, jnp.float32)  # dtype of scores and sums
 
   def attend(self):
-    """Returns the attended values [B, T, H], log masses [B, T], and pairs [B, T]."""
-    B, T, H = self.operands.keys[1].shape
-    full = lambda value, *shape: jnp.full((B, T, *shape), value, self.wide)
+    """Returns the attended values [B, T, H], log masses and pairs [B, T]; and the last window."""
+    A, K, H = self.queries[0].shape
+    full = lambda value, *shape: jnp.full((A, K, *shape), value, self.wide)
     pairs = None, None
     if self.constants.return_pairs:
       S = self.layout.memory_length + self.layout.segment_length
-      pairs = full(-jnp.inf), jnp.full((B, T), S, jnp.int32)
+      pairs = full(-jnp.inf), jnp.full((A, K), S, jnp.int32)
     # The initial maximum is finite, so that the difference of two maxima is not NaN.
     running = _Running(full(0, H), full(0), full(jnp.finfo(self.wide).min / 2), *pairs)
 
-    def visit(j, keys, running):
-      add = functools.partial(self._add, j, keys)
-      return jax.lax.fori_loop(*self.layout.query_blocks(j, self.max_distance), add, running)
+    def visit(offset, carry):
+      window, running = carry
+      window = jax.tree.map(_push_left, self._read_block(-offset), window)
+      return window, self._add(offset, window, running)
 
-    visit_memory = lambda j, r: visit(j, self._memory_keys(j, self.operands.weights), r)
-    visit_segment = lambda j, r: visit(j, self._segment_keys(j), r)
-    if self.layout.memory_blocks:
-      running = jax.lax.fori_loop(self.first_block, 0, visit_memory, running)
-    running = jax.lax.fori_loop(0, self.layout.segment_blocks, visit_segment, running)
-    mass_BxT = jnp.where(running.mass_BxT > 0, running.mass_BxT, 1)
-    values_BxTxH = running.numerator_BxTxH / mass_BxT[..., None]
-    return values_BxTxH, running.max_BxT + jnp.log(mass_BxT), running.pair_BxT
+    after_segment = jax.tree.map(lambda array: jnp.roll(array, -K, axis=1), self.keys)
+    window, running = jax.lax.fori_loop(0, self.offsets, visit, (after_segment, running))
+    mass_AxK = jnp.where(running.mass_AxK > 0, running.mass_AxK, 1)
+    values_AxKxH = running.numerator_AxKxH / mass_AxK[..., None]
+    result = values_AxKxH, running.max_AxK + jnp.log(mass_AxK), running.pair_AxK
+    return jax.tree.map(self.layout.from_blocks, result), window
 
-  def gradient(self, values_BxTxH, log_mass_BxT, d_values_BxTxH, d_log_mass_BxT):
-    """Returns the gradient of the operands."""
-    d_mass_BxT = d_log_mass_BxT - (values_BxTxH * d_values_BxTxH).sum(axis=-1)
-    saved = log_mass_BxT, d_mass_BxT, d_values_BxTxH
-    zeros = lambda tree: jax.tree.map(
-      lambda array: jnp.zeros(array.shape, jnp.promote_types(array.dtype, jnp.float32)), tree
-    )
+  def gradient(self, d_distances, window, *saved):
+    """Returns the sum of the gradients of the distances, and those of the other operands.
 
-    def visit(j, keys, total):
-      """Adds the gradients of the blocks of queries; also returns the gradient of the keys."""
+    Args:
+      d_distances: sum of the previous heads.
+      window: the last window of `attend`.
+      saved: values [B, T, H] and log masses [B, T], and their gradients.
+    """
+    values_AxKxH, log_mass_AxK, d_values_AxKxH, d_log_mass_AxK = map(self.layout.to_blocks, saved)
+    d_mass_AxK = d_log_mass_AxK - (values_AxKxH * d_values_AxKxH).sum(axis=-1)
+    saved = log_mass_AxK, d_mass_AxK, d_values_AxKxH
+    add = functools.partial(jax.tree.map, jnp.add)
 
-      def add(i, carry):
-        total, d_keys = carry
-        d_inputs, d_block_keys = self._block_gradient(i, j, keys, saved)
-        total = self._add_input_gradient(total, d_inputs, i, j)
-        return total, jax.tree.map(jnp.add, d_keys, d_block_keys)
+    def visit(step, carry):
+      offset = self.offsets - 1 - step
+      window, d_window, d_queries, d_distances, d_weights = carry
+      # The first block leaves the window: no smaller offset reaches it.
+      d_weights = self._add_weights(d_weights, d_window, offset + 1)
+      last_block = self._read_block(self.layout.segment_blocks - 1 - offset)
+      window = jax.tree.map(_push_right, window, last_block)
+      d_window = jax.tree.map(_push_right, d_window, _wide_zeros(last_block))
+      d_inputs, d_keys = self._offset_gradient(offset, window, saved)
+      d_distances = self._add_distances(d_distances, d_inputs[1], offset)
+      return window, add(d_window, d_keys), add(d_queries, d_inputs[0]), d_distances, d_weights
 
-      bounds = self.layout.query_blocks(j, self.max_distance)
-      return jax.lax.fori_loop(*bounds, add, (total, zeros(keys)))
+    window = jax.tree.map(lambda array: jnp.roll(array, self.K, axis=1), window)
+    zeros = _wide_zeros((window, self.queries, self.weights))
+    start = window, zeros[0], zeros[1], d_distances, zeros[2]
+    _, d_keys, d_queries, d_distances, d_weights = jax.lax.fori_loop(0, self.offsets, visit, start)
+    return d_distances, (jax.tree.map(self.layout.from_blocks, d_queries), d_keys, d_weights)
 
-    def visit_memory(j, total):
-      keys, pullback = jax.vjp(functools.partial(self._memory_keys, j), self.operands.weights)
-      total, d_keys = visit(j, keys, total)
-      (d_weights,) = pullback(_with_dtypes(d_keys, keys))
-      return total._replace(weights=jax.tree.map(jnp.add, total.weights, d_weights))
-
-    def visit_segment(j, total):
-      total, d_keys = visit(j, self._segment_keys(j), total)
-      return total._replace(keys=_add_slice(total.keys, d_keys, j * self.K))
-
-    total = zeros(self.operands)
-    if self.layout.memory_blocks:
-      total = jax.lax.fori_loop(self.first_block, 0, visit_memory, total)
-    total = jax.lax.fori_loop(0, self.layout.segment_blocks, visit_segment, total)
-    return _with_dtypes(total, self.operands)
+  def _read_block(self, j):
+    """Returns keys and values [B, K, H] of block j."""
+    segment = lambda: _slice(self.keys, j * self.K, self.K)
+    if not self.layout.memory_blocks:
+      return segment()
+    return jax.lax.cond(j < 0, lambda: self._memory_keys(j, self.weights), segment)
 
   def _memory_keys(self, j, weights):
-    """Returns keys and values [B, K, H] of a block of the memory."""
+    """Returns keys and values [B, K, H] of block j of the memory."""
     first, M = (j + self.layout.memory_blocks) * self.K, self.layout.memory_blocks * self.K
     slice_block = lambda array: _slice(array, first, self.K + array.shape[1] - M)
     source = self.constants.source
     return source.read(weights, jax.tree.map(slice_block, source.rows), source.cache, self.index)
 
-  def _segment_keys(self, j):
-    """Returns keys and values [B, K, H] of a block of the segment."""
-    return _slice(self.operands.keys, j * self.K, self.K)
+  def _add_weights(self, d_weights, d_window, offset):
+    """Adds the gradient of the weights from the first block of a window."""
+    if not self.layout.memory_blocks:
+      return d_weights
+    keys, pullback = jax.vjp(functools.partial(self._memory_keys, -offset), self.weights)
+    (d_block_weights,) = pullback(_with_dtypes(_slice(d_window, 0, self.K), keys))
+    return jax.tree.map(jnp.add, d_weights, d_block_weights)
 
-  def _block_inputs(self, i, j):
-    """Returns the queries of block i, and the distances from them to the keys of block j."""
-    distances = _slice(self.operands.distances, self.layout.first_distance(i, j), 2 * self.K - 1)
-    return _slice(self.operands.queries, i * self.K, self.K), distances
+  def _inputs(self, offset):
+    """Returns the queries, and the encodings and biases of the distances of an offset."""
+    first = self.layout.first_distance(offset)
+    take = lambda array: _slice(array, first, 2 * self.K - 1)[self._distance_row(array)]
+    return self.queries, jax.tree.map(take, self.distances)
 
-  def _add_input_gradient(self, total, d_inputs, i, j):
-    """Adds the gradient of `_block_inputs` to that of the operands."""
-    queries, distances = d_inputs
-    return total._replace(
-      queries=_add_slice(total.queries, queries, i * self.K),
-      distances=_add_slice(total.distances, distances, self.layout.first_distance(i, j)),
-    )
+  def _add_distances(self, d_distances, d_block, offset):
+    """Adds the gradient of the distances of an offset."""
 
-  def _scores(self, i, j, inputs, key_BxKxH):
-    """Returns scores [B, K, K], minus infinity if masked, and the unclipped mask of the spans.
+    def add(array, part):
+      first = self._distance_row(array), self.layout.first_distance(offset)
+      first += (0,) * (part.ndim - 1)
+      rows = jax.lax.dynamic_slice(array, first, (1, *part.shape)) + part
+      return jax.lax.dynamic_update_slice(array, rows, first)
+
+    return jax.tree.map(add, d_distances, d_block)
+
+  def _distance_row(self, array):
+    """Returns the row of an array [N or 1, ...]."""
+    return self.index if len(array) > 1 else 0
+
+  def _scores(self, offset, inputs, key_AxKxH):
+    """Returns scores [A, K, K], minus infinity if masked, and the unclipped mask of the spans.
 
     The mask (see `span.unclipped_mask`) is None without learned spans.
     """
-    (query_BxKxH, distance_query_BxKxH, span_BxK), (encoding_1xRxH, bias_1xR) = inputs
-    visible_BxKxK = self.layout.visible(i, j)
-    scores_BxKxK = self._product('bqh,bkh->bqk', query_BxKxH, key_BxKxH)
-    if distance_query_BxKxH is not None:
-      scores_BxKxR = self._product('bqh,rh->bqr', distance_query_BxKxH, encoding_1xRxH[0])
-      scores_BxKxR += 0 if bias_1xR is None else bias_1xR
-      scores_BxKxK += relative.shift(scores_BxKxR[:, None])[:, 0, :, : self.K]
-    scores_BxKxK = cap_logits(scores_BxKxK, self.constants.logit_cap)
-    unclipped_BxKxK = None
-    if span_BxK is not None:
-      distance_KxK = self.layout.nearest_distance(i, j)
-      unclipped_BxKxK = span.unclipped_mask(span_BxK[..., None], distance_KxK, self.constants.ramp)
+    (query_AxKxH, distance_query_AxKxH, span_xxK), (encoding_RxH, bias_R) = inputs
+    visible_AxKxK = self.layout.visible(offset)
+    scores_AxKxK = self._product('aqh,akh->aqk', query_AxKxH, key_AxKxH)
+    if distance_query_AxKxH is not None:
+      scores_AxKxR = self._product('aqh,rh->aqr', distance_query_AxKxH, encoding_RxH)
+      scores_AxKxR += 0 if bias_R is None else bias_R
+      scores_AxKxK += relative.shift_block(scores_AxKxR)
+    scores_AxKxK = cap_logits(scores_AxKxK, self.constants.logit_cap)
+    unclipped_xxKxK = None
+    if span_xxK is not None:
+      distance_KxK = self.layout.nearest_distance(offset)
+      unclipped_xxKxK = span.unclipped_mask(span_xxK[..., None], distance_KxK, self.constants.ramp)
       if self.constants.renormalize:
-        visible_BxKxK &= unclipped_BxKxK >= 0
-    return jnp.where(visible_BxKxK, scores_BxKxK, -jnp.inf), unclipped_BxKxK
+        visible_AxKxK &= unclipped_xxKxK >= 0
+    return jnp.where(visible_AxKxK, scores_AxKxK, -jnp.inf), unclipped_xxKxK
 
-  def _weights(self, scores_BxKxK, unclipped_BxKxK, max_BxK):
+  def _weights(self, scores_AxKxK, unclipped_xxKxK, max_AxK):
     """Returns the weights of the values, and the mass that they add to the queries."""
-    exp_BxKxK = jnp.exp(scores_BxKxK - max_BxK[..., None])
-    weights_BxKxK, mass_BxKxK = span.masked_weights(
-      exp_BxKxK, unclipped_BxKxK, self.constants.renormalize
+    exp_AxKxK = jnp.exp(scores_AxKxK - max_AxK[..., None])
+    weights_AxKxK, mass_AxKxK = span.masked_weights(
+      exp_AxKxK, unclipped_xxKxK, self.constants.renormalize
     )
-    return weights_BxKxK, mass_BxKxK.sum(axis=-1)
+    return weights_AxKxK, mass_AxKxK.sum(axis=-1)
 
-  def _add(self, j, keys, i, running):
-    """Adds the keys of block j to the running softmax of the queries of block i."""
-    key_BxKxH, value_BxKxH = keys
-    scores_BxKxK, unclipped_BxKxK = self._scores(i, j, self._block_inputs(i, j), key_BxKxH)
-    before = _slice(running, i * self.K, self.K)
-    max_BxK = jnp.maximum(before.max_BxT, scores_BxKxK.max(axis=-1))
-    weights_BxKxK, mass_BxK = self._weights(scores_BxKxK, unclipped_BxKxK, max_BxK)
-    dropped_BxKxK = (weights_BxKxK * self._dropout_mask(i, j)).astype(self.dtype)
-    numerator_BxKxH = self._product('bqk,bkh->bqh', dropped_BxKxK, value_BxKxH)
-    rescale_BxK = jnp.exp(before.max_BxT - max_BxK)
+  def _add(self, offset, window, before):
+    """Adds the keys of an offset to the running softmax."""
+    key_AxKxH, value_AxKxH = map(self.layout.to_blocks, window)
+    scores_AxKxK, unclipped_xxKxK = self._scores(offset, self._inputs(offset), key_AxKxH)
+    max_AxK = jnp.maximum(before.max_AxK, scores_AxKxK.max(axis=-1))
+    weights_AxKxK, mass_AxK = self._weights(scores_AxKxK, unclipped_xxKxK, max_AxK)
+    dropped_AxKxK = (weights_AxKxK * self._dropout_mask(offset)).astype(self.dtype)
+    numerator_AxKxH = self._product('aqk,akh->aqh', dropped_AxKxK, value_AxKxH)
+    rescale_AxK = jnp.exp(before.max_AxK - max_AxK)
     after = before._replace(
-      numerator_BxTxH=before.numerator_BxTxH * rescale_BxK[..., None] + numerator_BxKxH,
-      mass_BxT=before.mass_BxT * rescale_BxK + mass_BxK,
-      max_BxT=max_BxK,
+      numerator_AxKxH=before.numerator_AxKxH * rescale_AxK[..., None] + numerator_AxKxH,
+      mass_AxK=before.mass_AxK * rescale_AxK + mass_AxK,
+      max_AxK=max_AxK,
     )
     if self.constants.return_pairs:
-      after = self._update_pairs(after, i, j, scores_BxKxK, unclipped_BxKxK)
-    put = lambda array, part: jax.lax.dynamic_update_slice_in_dim(array, part, i * self.K, 1)
-    return jax.tree.map(put, running, after)
+      after = self._update_pairs(after, offset, scores_AxKxK, unclipped_xxKxK)
+    return after
 
-  def _update_pairs(self, running, i, j, scores_BxKxK, unclipped_BxKxK):
-    """Replaces the pairs of block i by keys of block j with higher scores."""
-    if unclipped_BxKxK is not None:
-      scores_BxKxK += jnp.log(span.unit_clip(unclipped_BxKxK))
-    scores_BxKxK = jnp.where(self.layout.distance(i, j) > 0, scores_BxKxK, -jnp.inf)
-    score_BxK = scores_BxKxK.max(axis=-1)
-    pair_BxK = scores_BxKxK.argmax(axis=-1) + j * self.K + self.layout.memory_length
-    is_better_BxK = score_BxK > running.pair_score_BxT
+  def _update_pairs(self, running, offset, scores_AxKxK, unclipped_xxKxK):
+    """Replaces the pairs of the queries by keys of an offset with higher scores."""
+    if unclipped_xxKxK is not None:
+      scores_AxKxK += jnp.log(span.unit_clip(unclipped_xxKxK))
+    scores_AxKxK = jnp.where(self.layout.distance(offset) > 0, scores_AxKxK, -jnp.inf)
+    score_AxK = scores_AxKxK.max(axis=-1)
+    pair_AxK = scores_AxKxK.argmax(axis=-1) + self._key_index(offset)[:, :1]
+    # Of equal scores, the earlier key counts.
+    is_better_AxK = (score_AxK >= running.pair_score_AxK) & (score_AxK > -jnp.inf)
     return running._replace(
-      pair_score_BxT=jnp.where(is_better_BxK, score_BxK, running.pair_score_BxT),
-      pair_BxT=jnp.where(is_better_BxK, pair_BxK.astype(jnp.int32), running.pair_BxT),
+      pair_score_AxK=jnp.where(is_better_AxK, score_AxK, running.pair_score_AxK),
+      pair_AxK=jnp.where(is_better_AxK, pair_AxK.astype(jnp.int32), running.pair_AxK),
     )
 
-  def _block_gradient(self, i, j, keys, saved):
-    """Returns the gradients of `_block_inputs`, and of the keys and values of block j."""
-    key_BxKxH, value_BxKxH = keys
-    log_mass_BxK, d_mass_BxK, d_values_BxKxH = _slice(saved, i * self.K, self.K)
-    weigh = lambda *inputs: self._weights(*self._scores(i, j, *inputs), log_mass_BxK)
-    (weights_BxKxK, _), pullback = jax.vjp(weigh, self._block_inputs(i, j), key_BxKxH)
-    mask_BxKxK = self._dropout_mask(i, j)
-    d_weights_BxKxK = mask_BxKxK * self._product('bqh,bkh->bqk', d_values_BxKxH, value_BxKxH)
-    d_inputs, d_key_BxKxH = pullback((d_weights_BxKxK, d_mass_BxK))
-    dropped_BxKxK = weights_BxKxK * mask_BxKxK
-    return d_inputs, (d_key_BxKxH, self._product('bqk,bqh->bkh', dropped_BxKxK, d_values_BxKxH))
+  def _offset_gradient(self, offset, window, saved):
+    """Returns the gradients of `_inputs`, and of the keys and values of a window."""
+    key_AxKxH, value_AxKxH = map(self.layout.to_blocks, window)
+    log_mass_AxK, d_mass_AxK, d_values_AxKxH = saved
+    weigh = lambda *inputs: self._weights(*self._scores(offset, *inputs), log_mass_AxK)
+    (weights_AxKxK, _), pullback = jax.vjp(weigh, self._inputs(offset), key_AxKxH)
+    mask_AxKxK = self._dropout_mask(offset)
+    d_weights_AxKxK = mask_AxKxK * self._product('aqh,akh->aqk', d_values_AxKxH, value_AxKxH)
+    d_inputs, d_key_AxKxH = pullback((d_weights_AxKxK, d_mass_AxK))
+    dropped_AxKxK = weights_AxKxK * mask_AxKxK
+    d_value_AxKxH = self._product('aqk,aqh->akh', dropped_AxKxK, d_values_AxKxH)
+    return d_inputs, tuple(map(self.layout.from_blocks, (d_key_AxKxH, d_value_AxKxH)))
 
-  def _dropout_mask(self, i, j):
-    """Returns the factors of the weights, [B, K, K]; 1 without dropout."""
+  def _dropout_mask(self, offset):
+    """Returns the factors of the weights, [A, K, K]; 1 without dropout."""
     if not self.constants.drop.is_active:
       return 1.0
-    M, index_K = self.layout.memory_length, jnp.arange(self.K)
-    row_BxK = self.first_query_B[:, None] + i * self.K + index_K
-    column_K, columns = M + j * self.K + index_K, M + self.layout.segment_length
+    T = self.keys[0].shape[1]
+    row_AxK = self.layout.to_blocks(self.first_query_B[:, None] + jnp.arange(T))
+    column_Ax1xK = self._key_index(offset)[:, None]
+    columns = self.layout.memory_length + self.layout.segment_length
     drop = self.constants.drop
-    return dropout.block_mask(drop.key, drop.rate, row_BxK, column_K, columns)
+    return dropout.block_mask(drop.key, drop.rate, row_AxK, column_Ax1xK, columns)
+
+  def _key_index(self, offset):
+    """Returns the indices of the keys of an offset, int32 [A, K]; 0 is the first of the memory."""
+    B, T = len(self.first_query_B), self.keys[0].shape[1]
+    first = self.layout.memory_length - offset * self.K
+    return self.layout.to_blocks(jnp.broadcast_to(first + jnp.arange(T), (B, T)))
 
   def _product(self, indices, a, b):
     return jnp.einsum(indices, a, b, preferred_element_type=self.wide)
+
+
+def _push_left(block_BxKxH, window_BxTxH):
+  """Inserts a block before a window, whose last block is dropped."""
+  K, T = block_BxKxH.shape[1], window_BxTxH.shape[1]
+  return jnp.concatenate([block_BxKxH, window_BxTxH[:, : T - K]], axis=1)
+
+
+def _push_right(window_BxTxH, block_BxKxH):
+  """Inserts a block after a window, whose first block is dropped."""
+  return jnp.concatenate([window_BxTxH[:, block_BxKxH.shape[1] :], block_BxKxH], axis=1)
 
 
 def _slice(tree, first, count):
@@ -445,14 +491,10 @@ def _slice(tree, first, count):
   return jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, first, count, 1), tree)
 
 
-def _add_slice(tree, parts, first):
-  """Adds parts to the slices of the arrays of a tree."""
-
-  def add(array, part):
-    rows = _slice(array, first, part.shape[1]) + part.astype(array.dtype)
-    return jax.lax.dynamic_update_slice_in_dim(array, rows, first, 1)
-
-  return jax.tree.map(add, tree, parts)
+def _wide_zeros(tree):
+  """Returns zeros of the shapes of a tree, in at least float32."""
+  wide = lambda array: jnp.promote_types(array.dtype, jnp.float32)
+  return jax.tree.map(lambda array: jnp.zeros(array.shape, wide(array)), tree)
 
 
 def _with_dtypes(tree, like):

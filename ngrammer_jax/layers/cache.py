@@ -125,8 +125,6 @@ def keep_last(
   if valid_BxT is None:
     return joined_BxSx[:, T:]
   # The next segment continues after the last valid token, which may be in an earlier segment.
-  end_Bx1 = jnp.where(valid_BxT > 0, jnp.arange(1, T + 1), 0).max(axis=1, keepdims=True)
-  index_BxR = end_Bx1 + jnp.arange(R)
-  return jnp.take_along_axis(
-    joined_BxSx, index_BxR.reshape(*index_BxR.shape, *[1] * (new_BxTx.ndim - 2)), axis=1
-  )
+  end_B = jnp.where(valid_BxT > 0, jnp.arange(1, T + 1), 0).max(axis=1)
+  take_rows = lambda rows, end: jax.lax.dynamic_slice_in_dim(rows, end, R)
+  return jax.vmap(take_rows)(joined_BxSx, end_B)

@@ -49,6 +49,25 @@ def shift(scores_BxNxTxS: jax.Array) -> jax.Array:
   return padded.reshape(B, N, S + 1, T)[:, :, 1:].reshape(B, N, T, S)
 
 
+def shift_block(scores_AxKxR: jax.Array) -> jax.Array:
+  """Converts scores by distance to scores by key, [A, K, K], in blocks of K queries and K keys.
+
+  The R = 2 K - 1 distances of a block decrease. Row i begins at column K - 1 - i.
+  """
+  A, K, R = scores_AxKxR.shape
+
+  def shift_rows(scores_AxKxR):
+    row_N = jnp.arange(A * K)
+    first_Nx1 = (row_N * R + K - 1 - row_N % K)[:, None]
+    axes = jax.lax.GatherDimensionNumbers((1,), (), (0,))
+    rows = jax.lax.gather(scores_AxKxR.ravel(), first_Nx1, axes, (K,), mode='promise_in_bounds')
+    return rows.reshape(A, K, K)
+
+  # A CPU copies rows three times as fast as it pads and reshapes, other devices do not.
+  pad_and_reshape = lambda scores_AxKxR: shift(scores_AxKxR[:, None])[:, 0, :, :K]
+  return jax.lax.platform_dependent(scores_AxKxR, cpu=shift_rows, default=pad_and_reshape)
+
+
 class DistanceTerm(NamedTuple):
   """The term query_i . encoding_d + bias_d of the scores.
 

@@ -80,6 +80,7 @@ def random_operands(rng, distance, spans):
 CASES = {
   'plain': {},
   'relative': {'distance': 'plain'},
+  'one_document': {'distance': 'plain', 'documents': 1},
   'shaw_same_length': {'distance': 'biased', 'window': 17},
   'adaptive': {'spans': 'adaptive', 'distance': 'plain', 'window': M + 1, 'sees_itself': False},
   'dynamic_dropout': {'spans': 'dynamic', 'dropout': 0.3},
@@ -103,6 +104,8 @@ def test_equals_whole_scores(x64, monkeypatch, case):
   document_BxS[0, 10:] = 1
   document_BxS[0, M + 7 :] = 2
   document_BxS[1, :M] = documents.NONE
+  if options.get('documents') == 1:
+    document_BxS[:] = 0
   document_BxS[1, M + 15 :] = documents.PADDING
   context = Context(
     query_documents_BxT=jnp.asarray(document_BxS[:, M:]),

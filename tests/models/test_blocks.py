@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import blocked_attention, local, span
+from ngrammer_jax.layers import blocked_attention, local, placement, span
 from ngrammer_jax.models import transformer
 from tests import jaxprs
 from tests.checks import assert_close, random_variables
@@ -278,20 +278,22 @@ def test_what_no_token_calls_for_is_not_read(x64, small_blocks, slots):
     (None, 7, 8192, None, False),  # too few queries
     (None, 64, 0, 'prefix', False),  # blocks know no later tokens
     (None, 64, 0, 'no spans', False),
+    (None, 64, 192, 'no spans', True),
+    (None, 64, 192, 'tpu', False),  # without spans, they are faster on a CPU only
     ('xla', 64, 0, None, False),
     ('blocks', 32, 0, None, True),
     ('blocks', 32, 0, 'no spans', True),
   ],
 )
-def test_blocks_are_taken_where_spans_leave_out_many_scores(
-  monkeypatch, kernel, T, slots, change, in_blocks
-):
+def test_blocks_are_taken_where_they_are_faster(monkeypatch, kernel, T, slots, change, in_blocks):
   """Whether there is an array as large as all scores of a head says which way it went."""
   monkeypatch.setattr(blocked_attention, 'BLOCK', 16)
   monkeypatch.setattr(blocked_attention, 'MIN_SCORES', 64 * 128)
   monkeypatch.setattr(local, 'block_count', lambda T, M: 1)
   memory = model_config.MemoryConfig(64, same_length='memory_and_self')
-  span_config = None if change == 'no spans' else model_config.SpanConfig(limit=64, ramp=4)
+  if change == 'tpu':
+    monkeypatch.setattr(placement, 'device', lambda: ('tpu', 'TPU v4'))
+  span_config = None if change in ('no spans', 'tpu') else model_config.SpanConfig(limit=64, ramp=4)
   config = model_config.ModelConfig(
     layers=1, width=4, heads=1, feed_forward_width=4, memory=memory, span=span_config, kernel=kernel
   )
