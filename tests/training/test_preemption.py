@@ -57,6 +57,7 @@ def test_who_was_stopped_goes_on_bit_by_bit(tiny, reference_run, tmp_path, monke
     flags.run(train.main)
   assert finished.value.code == 0
   assert capfd.readouterr().out.startswith('already finished: 12 steps')
+  signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a verb handles it up to the end of its process
 
 
 def test_a_validation_that_was_stopped_is_made_up_for(tiny, reference_run, tmp_path, monkeypatch):
