@@ -8,7 +8,8 @@
 Each side of a case is a process that answers a line on its standard input by one step and the
 seconds that it took, wall and CPU. The sides take turns, in alternating order. A ratio is that of
 the medians, the seconds of the peer divided by ours: above 1 ours is faster. Peers without a
-folder are skipped, and so are all where PyTorch is not installed. float32, all cores.
+folder are skipped. float32. Where other programs run too, use --cores=1 and compare CPU seconds:
+threads of PyTorch that wait for each other count as busy.
 
   fixed_512, fixed_2048   training step: 4 layers of width 256, 4 rows of 512 tokens, memory 512 or
                           2,048, without learned spans
@@ -20,6 +21,7 @@ folder are skipped, and so are all where PyTorch is not installed. float32, all 
 import argparse
 import contextlib
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -47,7 +49,7 @@ def mean_spans():
 
 
 def measure(
-  case: str, peers: dict[str, pathlib.Path], rounds: int = 7, layers: int = 12
+  case: str, peers: dict[str, str], rounds: int = 7, layers: int = 12, cores: int | None = None
 ) -> dict[str, dict]:
   """Returns the seconds of the sides of a case, by side, and the ratio to the peer.
 
@@ -56,12 +58,13 @@ def measure(
     peers: folders of the peers, by name; a peer without one is skipped.
     rounds: number of measured steps of each side.
     layers: number of layers of the Transformer-XL.
+    cores: number of cores of each side. None: all.
   """
-  sides = {OURS: ''} | {name: str(peers[name]) for name in (PEERS[case],) if name in peers}
+  sides = {OURS: ''} | {name: peers[name] for name in (PEERS[case],) if name in peers}
   seconds = {side: [] for side in sides}
   with contextlib.ExitStack() as stack:
     workers = {
-      side: stack.enter_context(_worker(case, side, folder, layers))
+      side: stack.enter_context(_worker(case, f'{side}={folder}', layers, cores))
       for side, folder in sides.items()
     }
     for number in range(rounds):
@@ -82,10 +85,11 @@ def measure(
 
 
 @contextlib.contextmanager
-def _worker(case, side, folder, layers):
-  """Starts a side of a case, waits until it is ready, and ends it."""
-  command = [sys.executable, '-m', __spec__.name, f'--worker={side}', f'--cases={case}']
-  command += [f'--layers={layers}', f'--peer={side}={folder}']
+def _worker(case, side, layers, cores):
+  """Starts a side, NAME=FOLDER, of a case, waits until it is ready, and ends it."""
+  module = 'benchmarks.attention_against_peers'
+  command = [sys.executable, '-m', module, f'--worker={side}', f'--cases={case}']
+  command += [f'--layers={layers}', *([] if cores is None else [f'--cores={cores}'])]
   process = subprocess.Popen(
     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
   )
@@ -266,16 +270,18 @@ def main() -> None:
   parser.add_argument('--peer', action='append', default=[], help='NAME=FOLDER')
   parser.add_argument('--rounds', type=int, default=7)
   parser.add_argument('--layers', type=int, default=12, help='of the Transformer-XL')
+  parser.add_argument('--cores', type=int, help='of each side; all by default')
   parser.add_argument('--json', type=pathlib.Path, help='output file')
   parser.add_argument('--worker', help=argparse.SUPPRESS)
   options = parser.parse_args()
   peers = dict(peer.split('=', 1) for peer in options.peer)
   if options.worker:
-    work(options.cases[0], options.worker, peers[options.worker], options.layers)
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
+    work(options.cases[0], *options.worker.split('=', 1), options.layers)
     return
   result = {}
   for case in options.cases:
-    result[case] = measure(case, peers, options.rounds, options.layers)
+    result[case] = measure(case, peers, options.rounds, options.layers, options.cores)
     for side, values in result[case].items():
       numbers = ''.join(f'{value:12.3f}' for value in values.values())
       print(f'{case:<16}{side:<16}{numbers}', flush=True)
