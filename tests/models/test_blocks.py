@@ -6,6 +6,7 @@ every row has its own split into segments, padded to one length, and with a KV c
 
 import copy
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -304,3 +305,23 @@ def test_blocks_are_taken_where_they_are_faster(monkeypatch, kernel, T, slots, c
   run = lambda variables: model.apply(variables, tokens, memory, **args)[0]
   scores = T * (T + (slots or 64))
   assert (jaxprs.largest_array(run, variables) < scores) == in_blocks
+
+
+@pytest.mark.parametrize('slots', [0, 128])
+def test_no_program_has_an_array_of_all_scores(slots):
+  """Neither training nor evaluation, with a KV cache, keeps the scores of all heads and rows."""
+  rows, T, heads = 2, 128, 4
+  memory = model_config.MemoryConfig(128)
+  config = model_config.ModelConfig(
+    layers=1, width=16, heads=heads, feed_forward_width=16, position='relative', memory=memory
+  )
+  model, tokens = transformer.TransformerLM(config, V), np.zeros((rows, T), np.int32)
+  memory = transformer.empty_memory(config, rows, slots)
+  variables = random_variables(model, tokens, memory)
+  run = lambda variables: model.apply(variables, tokens, memory)[0].sum()
+  program = jax.jit(run if slots else jax.grad(run)).lower(variables).compile().as_text()
+  sizes = [
+    np.prod([int(size) for size in shape.split(',')])
+    for shape in re.findall(r'\b[a-z]+\d+\[([\d,]+)\]', program)
+  ]
+  assert rows * T * 16 <= max(sizes) < rows * heads * T * (T + 128)
