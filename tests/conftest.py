@@ -74,6 +74,14 @@ def pytest_xdist_make_scheduler(config, log):
   return ByFile(config, log)
 
 
+@pytest.fixture(autouse=True)
+def sigterm_handler():
+  """Restores the handler of SIGTERM: a verb sets one for the rest of its process."""
+  before = signal.getsignal(signal.SIGTERM)
+  yield
+  signal.signal(signal.SIGTERM, before)
+
+
 @pytest.fixture
 def x64():
   """Double precision for one test."""

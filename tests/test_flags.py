@@ -11,14 +11,6 @@ from ngrammer_jax import errors, flags
 from tests.loops import each
 
 
-@pytest.fixture(autouse=True)
-def handler():
-  """Restores the handler of the process that runs the tests."""
-  before = signal.getsignal(signal.SIGTERM)
-  yield
-  signal.signal(signal.SIGTERM, before)
-
-
 def refuse(argv):
   raise errors.BadInput('invalid')
 
