@@ -15,7 +15,7 @@ B batch, T queries, M memory, S = M + T keys, N heads, H head width, K queries o
 I, J and M' blocks of queries, of keys and of the memory, J = M' + I.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import dataclasses
 import functools
 from typing import Any, NamedTuple
@@ -231,6 +231,22 @@ class _Place(NamedTuple):
   j: Any
 
 
+class _Grid(NamedTuple):
+  """The programs of a kernel.
+
+  Attributes:
+    sizes: sizes of the axes.
+    place: returns the place of a program from its indices.
+    inner: number of inner axes, along which results are added up.
+    clamp: maps a place that is not visited to one with the same outer axes that is.
+  """
+
+  sizes: tuple[int, ...]
+  place: Callable[..., _Place]
+  inner: int
+  clamp: Callable[[_Place, Any], _Place]
+
+
 class _Kernels:
   """The kernels for operands of given shapes.
 
@@ -292,53 +308,50 @@ class _Kernels:
   def _call(
     self,
     body: Callable[..., None],
-    grid: Sequence[int],
-    place: Callable[..., _Place],
+    grid: _Grid,
     extra: dict[str, tuple[Any, tuple[Any, ...], Callable]],
     outputs: dict[str, tuple[Any, tuple[Any, ...], Callable]],
     scratch: dict[str, tuple[int, ...]],
-    inner: int,
-    clamp: Callable[[_Place, Any], _Place],
   ) -> dict[str, jax.Array]:
     """Runs a kernel for every place of a grid.
 
     Args:
       body: called with the place, whether it is visited, and references by name.
-      grid: sizes of the grid.
-      place: returns the place of a program from its indices.
+      grid: the programs.
       extra: further inputs, as `_block_specs`.
       outputs: shape and dtype, shape of a block, and index of the block.
       scratch: shapes of the arrays that the programs along the inner axes share.
-      inner: number of inner axes, along which results are added up.
-      clamp: maps a place that is not visited to one with the same outer axes that is.
     """
     inputs = self._block_specs() | extra
     names = [*inputs, *outputs, *scratch]
 
     # No other blocks are copied than those of visited places; results are written by place.
-    copied = lambda index: lambda *ids: index(clamp(place(*ids[:-1]), ids[-1]))
-    written = lambda index: lambda *ids: index(place(*ids[:-1]))
+    copied = lambda index: lambda *ids: index(grid.clamp(grid.place(*ids[:-1]), ids[-1]))
+    written = lambda index: lambda *ids: index(grid.place(*ids[:-1]))
 
     def kernel(first_ref, *refs):
-      at = place(*map(pl.program_id, range(len(grid))))
+      at = grid.place(*map(pl.program_id, range(len(grid.sizes))))
       body(at, self._is_visited(at, first_ref), dict(zip(names, refs, strict=True)))
 
+    outer = ('parallel',) * (len(grid.sizes) - grid.inner)
     results = pl.pallas_call(
       kernel,
       grid_spec=pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=1,
-        grid=tuple(grid),
+        grid=grid.sizes,
         in_specs=[pl.BlockSpec(shape, copied(index)) for _, shape, index in inputs.values()],
         out_specs=[pl.BlockSpec(shape, written(index)) for _, shape, index in outputs.values()],
         scratch_shapes=[pltpu.VMEM(shape, self.wide) for shape in scratch.values()],
       ),
       out_shape=[array for array, _, _ in outputs.values()],
-      compiler_params=pltpu.CompilerParams(
-        dimension_semantics=('parallel',) * (len(grid) - inner) + ('arbitrary',) * inner
-      ),
+      compiler_params=pltpu.CompilerParams(dimension_semantics=outer + ('arbitrary',) * grid.inner),
       interpret=placement.device()[0] == 'cpu',
     )(self.masks.first_NxBxI, *(array for array, _, _ in inputs.values()))
     return dict(zip(outputs, results, strict=True))
+
+  def _grid_of_queries(self):
+    """Returns the grid that adds up over the blocks of keys."""
+    return _Grid((self.N, self.B, self.I, self.J), _Place, 1, self._clamp_keys)
 
   def _clamp_keys(self, at, first_ref):
     """Returns the nearest place with the same queries that is visited."""
@@ -396,9 +409,8 @@ class _Kernels:
         refs['values'][...] = numerator[...] / mass_Kx1
         refs['log_mass'][...] = _to_row(maximum[:, :1] + jnp.log(mass_Kx1))
 
-    grid = self.N, self.B, self.I, self.J
     scratch = {'numerator': (K, H), 'mass': (K, LANES), 'maximum': (K, LANES)}
-    result = self._call(body, grid, _Place, {}, outputs, scratch, 1, self._clamp_keys)
+    result = self._call(body, self._grid_of_queries(), {}, outputs, scratch)
     return result['values'], result['log_mass']
 
   def _scores(self, at, refs):
@@ -519,8 +531,7 @@ class _Kernels:
           is_row = total == 'd_span'
           refs[output][...] = _to_row(refs[total][:, :1]) if is_row else refs[total][...]
 
-    grid = N, B, self.I, self.J
-    return self._call(body, grid, _Place, extra, outputs, scratch, 1, self._clamp_keys)
+    return self._call(body, self._grid_of_queries(), extra, outputs, scratch)
 
   def _key_gradient(self, extra):
     """Returns the gradients of keys and values."""
@@ -545,9 +556,9 @@ class _Kernels:
         for output, total in zip(outputs, scratch, strict=True):
           refs[output][...] = refs[total][...]
 
-    grid = self.N, self.B, self.J, self.I
     place = lambda n, b, j, i: _Place(n, b, i, j)
-    return self._call(body, grid, place, extra, outputs, scratch, 1, self._clamp_queries)
+    grid = _Grid((self.N, self.B, self.J, self.I), place, 1, self._clamp_queries)
+    return self._call(body, grid, extra, outputs, scratch)
 
   def _distance_gradient(self, extra):
     """Returns the gradients of the encodings and biases of distances.
@@ -595,9 +606,9 @@ class _Kernels:
         for output, total in zip(outputs, scratch, strict=True):
           refs[output][...] = refs[total][...]
 
-    grid = N, R, self.B, self.I
     place = lambda n, r, b, i: _Place(n, b, i, r + 1 + i - self.I)
-    found = self._call(body, grid, place, extra, outputs, scratch, 2, self._clamp_keys)
+    grid = _Grid((N, R, self.B, self.I), place, 2, self._clamp_keys)
+    found = self._call(body, grid, extra, outputs, scratch)
     pad_blocks = lambda x, before, axis, size: pad(x, axis, (size * before, size * (1 - before)))
     add = lambda name, axis, size: sum(
       pad_blocks(found[f'{name}_half_{half}'], half, axis, size) for half in (0, 1)
