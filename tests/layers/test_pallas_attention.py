@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import cache, documents, dropout, pallas_attention
+from ngrammer_jax.layers import cache, documents, dropout, pallas_attention, relative
 from ngrammer_jax.layers.context import Context
-from ngrammer_jax.layers.full_attention import SpanMask
+from ngrammer_jax.layers.full_attention import Heads, SpanMask
 from ngrammer_jax.models import language_model
 from tests.layers import test_blocked_attention as blocked
 
@@ -115,6 +116,33 @@ def test_a_model_with_memory_uses_the_kernels(x64, one_device, monkeypatch):
     assert ('pallas_call' in str(jax.make_jaxpr(stream)(variables))) == (kernel == 'pallas')
     hidden[kernel] = jax.jit(stream)(variables)
   np.testing.assert_allclose(hidden['pallas'], hidden['xla'], rtol=1e-9, atol=1e-9)
+
+
+def test_each_device_attends_for_its_rows_and_heads(x64, monkeypatch):
+  monkeypatch.setattr(pallas_attention, 'BLOCK', 8)
+  rng = np.random.default_rng(0)
+  heads, _, z_BxTxN = blocked.random_operands(rng, 'biased', 'dynamic')
+  heads = jax.tree.map(lambda x: jnp.concatenate([x, x[..., :1, :]], axis=-2), heads[:3])
+  term = jax.tree.map(lambda x: x[-T:], blocked.random_operands(rng, 'plain', None)[0].distance)
+  encoding = jnp.concatenate([term.encoding_SxNxH, term.encoding_SxNxH[:, :1]], axis=1)
+  query = jnp.concatenate([term.query_BxTxNxH, term.query_BxTxNxH[:, :, :1]], axis=2)
+  mesh = sharding.make_mesh(2, 1, 4)
+  zeros = jnp.zeros((B, T), jnp.int32)
+  context = Context(query_documents_BxT=zeros, key_documents_BxS=zeros)
+
+  def loss(query, key, value, encoding):
+    distance = relative.DistanceTerm(distance_query, encoding)
+    part = pallas_attention.attend(Heads(query, key, value, distance), None, context)
+    return (part.values_BxTxNxH**2).sum() + part.log_mass_BxNxT.sum()
+
+  distance_query, arguments = query, (*heads, encoding)
+  run = lambda: jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3)))(*arguments)
+  expected = run()
+  with sharding.use(mesh):
+    assert 'shard_map' in str(jax.make_jaxpr(loss)(*arguments))
+    actual = run()
+  close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+  jax.tree.map(close, jax.device_get(actual), jax.device_get(expected))
 
 
 def test_attention_dropout_and_caches_are_not_supported():
