@@ -18,7 +18,8 @@ CONTROLLED = ('engram', 'ngrammer')
 # The first 2^20 characters of the test split, with memories of 0 to 8 segments.
 MEMORY_SEGMENTS = (0, 1, 2, 4, 8)
 FIRST_CHARACTERS = ('--split=test', '--config.evaluation.max_tokens=1048576')
-WHOLE_SPLITS = {split: (f'--split={split}',) for split in ('validation', 'test')}
+VALIDATION = {'validation': ('--split=validation', '--config.evaluation.max_tokens=262144')}
+VALIDATION_AND_TEST = {**VALIDATION, 'test': ('--split=test',)}
 SCALED = ('ngrammer', 'over_encoding', 'engram')
 
 Result = Mapping[str, Any]  # a line of results.jsonl
@@ -44,7 +45,7 @@ class Cell:
   learning_rate: float
   steps: int | None = None
   config: str = 'ngram_memories'
-  evaluations: Mapping[str, Sequence[str]] = field(default_factory=lambda: WHOLE_SPLITS)
+  evaluations: Mapping[str, Sequence[str]] = field(default_factory=lambda: VALIDATION_AND_TEST)
 
   @property
   def name(self) -> str:
@@ -81,7 +82,7 @@ def missing(results: Iterable[Result]) -> Iterator[Cell]:
 def _all(results: list[Result]) -> Iterator[Cell]:
   for method in ngram_memories.METHODS:
     for rate in LEARNING_RATES:
-      yield Cell('tuning', method, 0, rate, TUNING_STEPS)
+      yield Cell('tuning', method, 0, rate, TUNING_STEPS, evaluations=VALIDATION)
   rates = {method: tuned(results, method) for method in ngram_memories.METHODS}
   for table, method, model, seed in _trained():
     if rates[method] is not None:

@@ -56,7 +56,7 @@ def model_table(results: Sequence[Result], models: Iterable[str], baseline: str)
     own = [r for r in results if r['model'] == model]
     if not own:
       continue
-    bits = {split: [r[split]['bits_per_byte'] for r in own] for split in cells.WHOLE_SPLITS}
+    bits = {split: [r[split]['bits_per_byte'] for r in own] for split in cells.VALIDATION_AND_TEST}
     first = own[0]
     rows.append(
       (

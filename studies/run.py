@@ -67,7 +67,7 @@ class Runner:
       self._cores.put(core)
     with self._lock, RESULTS.open('a', encoding='utf-8') as file:
       file.write(json.dumps(describe(cell, workdir) | scores) + '\n')
-    logging.info('%s: %s', cell.name, scores['test'])
+    logging.info('%s: %s', cell.name, scores)
 
   def _call(self, core: int, cell: cells.Cell, arguments: list[str]) -> None:
     def on_one_core():
