@@ -1,7 +1,8 @@
 """The runs of each table of docs/results.md, in the order in which they are trained.
 
 A cell is one run: a config, a seed and a learning rate. Learning rates are tuned first, alike for
-all methods: on seed 0, for a quarter of the steps. A control has that of its method.
+all methods: on seed 0, for a quarter of the steps. A control has that of its method, a span that of
+the segment memory.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,15 +13,17 @@ from typing import Any
 from studies import context, ngram_memories
 
 LEARNING_RATES = (2e-3, 4e-3, 8e-3)
-TUNING_STEPS = 500
+# Models whose learning rate is tuned, for a quarter of the steps.
+TUNED = {'ngram_memories': ngram_memories.METHODS, 'context': ('none', *context.MEMORIES)}
+TUNING_STEPS = {'ngram_memories': 500, 'context': 1000}
 SEEDS = (0, 1, 2)
 CONTROLLED = ('engram', 'ngrammer')
+SCALED = ('ngrammer', 'over_encoding', 'engram')
+VALIDATION = {'validation': ('--split=validation', '--config.evaluation.max_tokens=262144')}
+VALIDATION_AND_TEST = {**VALIDATION, 'test': ('--split=test',)}
 # The first 2^20 characters of the test split, with memories of 0 to 8 segments.
 MEMORY_SEGMENTS = (0, 1, 2, 4, 8)
 FIRST_CHARACTERS = ('--split=test', '--config.evaluation.max_tokens=1048576')
-VALIDATION = {'validation': ('--split=validation', '--config.evaluation.max_tokens=262144')}
-VALIDATION_AND_TEST = {**VALIDATION, 'test': ('--split=test',)}
-SCALED = ('ngrammer', 'over_encoding', 'engram')
 
 Result = Mapping[str, Any]  # a line of results.jsonl
 
@@ -80,45 +83,44 @@ def missing(results: Iterable[Result]) -> Iterator[Cell]:
 
 
 def _all(results: list[Result]) -> Iterator[Cell]:
-  for method in ngram_memories.METHODS:
-    for rate in LEARNING_RATES:
-      yield Cell('tuning', method, 0, rate, TUNING_STEPS, evaluations=VALIDATION)
-  rates = {method: tuned(results, method) for method in ngram_memories.METHODS}
-  for table, method, model, seed in _trained():
+  for config, methods in TUNED.items():
+    for method in methods:
+      for rate in LEARNING_RATES:
+        yield Cell('tuning', method, 0, rate, TUNING_STEPS[config], config, VALIDATION)
+  rates = {method: tuned(results, method) for methods in TUNED.values() for method in methods}
+  for config, table, method, model, seed in _trained():
     if rates[method] is not None:
-      yield Cell(table, model, seed, rates[method])
-  if None not in rates.values():
-    yield from _context_cells()
+      evaluations = VALIDATION_AND_TEST if config == 'ngram_memories' else _by_memory(table, model)
+      yield Cell(table, model, seed, rates[method], None, config, evaluations)
 
 
-def _context_cells() -> Iterator[Cell]:
-  """Yields the runs on text8: memories with all seeds, spans and persistent vectors with one."""
-  learning_rate = context.get_config().optimizer.learning_rate
-  for seed in SEEDS:
-    for model in ('none', *context.MEMORIES):
-      evaluations = {'test': FIRST_CHARACTERS}
-      if model != 'none':
-        for segments in MEMORY_SEGMENTS:
-          length = f'--config.evaluation.memory.length={segments * context.SEGMENT}'
-          evaluations[f'test, memory {segments}'] = (*FIRST_CHARACTERS, length)
-      yield Cell('memory', model, seed, learning_rate, None, 'context', evaluations)
-  for model in context.VARIANTS[1 + len(context.MEMORIES) :]:
-    yield Cell('spans', model, 0, learning_rate, None, 'context', {'test': FIRST_CHARACTERS})
+def _by_memory(table: str, model: str) -> dict[str, Sequence[str]]:
+  """Returns the evaluations of a run on text8, by the memory in segments if it has one."""
+  evaluations = {'test': FIRST_CHARACTERS}
+  if table == 'memory' and model != 'none':
+    for segments in MEMORY_SEGMENTS:
+      length = f'--config.evaluation.memory.length={segments * context.SEGMENT}'
+      evaluations[f'test, memory {segments}'] = (*FIRST_CHARACTERS, length)
+  return evaluations
 
 
-def _trained() -> Iterator[tuple[str, str, str, int]]:
-  """Yields the table, method, model and seed of all runs with a tuned learning rate."""
+def _trained() -> Iterator[tuple[str, str, str, str, int]]:
+  """Yields config, table, tuned method, model and seed of all runs with a tuned learning rate."""
   for seed in SEEDS:
     for method in ngram_memories.METHODS:
-      yield 'main', method, method, seed
+      yield 'ngram_memories', 'main', method, method, seed
+    for model in TUNED['context']:
+      yield 'context', 'memory', model, model, seed
   for seed in SEEDS:
     for control in ('few_rows', 'frozen', 'unigrams'):
       for method in CONTROLLED:
-        yield 'controls', method, f'{method}_{control}', seed
+        yield 'ngram_memories', 'controls', method, f'{method}_{control}', seed
+  for model in context.SPANNED:
+    yield 'context', 'spans', 'memory', model, 0
   for control in ('displaced', 'half_gate', 'plain_join', 'kv_plus_one', 'adam'):
     for method in CONTROLLED:
       if method == 'engram' or control in ('displaced', 'adam'):  # the others are of the gate
-        yield 'controls', method, f'{method}_{control}', 0
+        yield 'ngram_memories', 'controls', method, f'{method}_{control}', 0
   for scale in ngram_memories.SCALES:
     for method in SCALED:
-      yield 'sizes', method, f'{method}_{scale}', 0
+      yield 'ngram_memories', 'sizes', method, f'{method}_{scale}', 0

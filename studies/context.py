@@ -18,7 +18,8 @@ from ngrammer_jax import config, errors
 SEGMENT = 128
 SPANS = (64, 256, 1024)
 MEMORIES = {'memory': 'relative', 'memory_rope': 'rope', 'memory_no_positions': 'none'}
-VARIANTS = ('none', *MEMORIES, *(f'span_{span}' for span in SPANS), 'adaptive', 'all_attention')
+SPANNED = (*(f'span_{span}' for span in SPANS), 'adaptive', 'all_attention')
+VARIANTS = ('none', *MEMORIES, *SPANNED)
 VECTORS = 769  # with these, all_attention has the parameters of span_256
 
 

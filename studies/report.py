@@ -6,6 +6,7 @@ baseline with the same seed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+import itertools
 import math
 import pathlib
 import re
@@ -105,7 +106,7 @@ def tuning_table(results: Sequence[Result]) -> str:
   """Formats the validation bits per byte of every learning rate that was tried."""
   bits = {(r['model'], r['learning_rate']): r['validation']['bits_per_byte'] for r in results}
   rows = [('model', *(f'{rate:g}' for rate in cells.LEARNING_RATES))]
-  for method in ngram_memories.METHODS:
+  for method in itertools.chain(*cells.TUNED.values()):
     tried = [bits.get((method, rate)) for rate in cells.LEARNING_RATES]
     rows.append((f'`{method}`', *('' if b is None else f'{b:.4f}' for b in tried)))
   return markdown(rows)

@@ -1,5 +1,7 @@
 """The studies: models of equal size, the order of runs, and the tables that are made of results."""
 
+import itertools
+
 import jax
 import pytest
 
@@ -12,7 +14,7 @@ from studies import cells, ngram_memories, report
 def result(table, model, seed, bits, rate=0.004):
   """Returns a line of results.jsonl."""
   scores = {split: {'bits_per_byte': bits} for split in ('validation', 'test')}
-  cell = cells.Cell(table, model, seed, rate, cells.TUNING_STEPS if table == 'tuning' else None)
+  cell = cells.Cell(table, model, seed, rate, 500 if table == 'tuning' else None)
   sizes = {'parameters': 10, 'table_bytes': 4_000_000, 'flops_per_token': 2_000_000}
   names = {'cell': cell.name, 'table': table, 'model': model, 'seed': seed, 'learning_rate': rate}
   return names | sizes | scores
@@ -21,7 +23,7 @@ def result(table, model, seed, bits, rate=0.004):
 def tuned_results(best=0.004):
   return [
     result('tuning', method, 0, 2.0 + abs(rate - best), rate)
-    for method in ngram_memories.METHODS
+    for method in itertools.chain(*cells.TUNED.values())
     for rate in cells.LEARNING_RATES
   ]
 
