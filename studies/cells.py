@@ -19,8 +19,9 @@ TUNING_STEPS = {'ngram_memories': 500, 'context': 1000}
 SEEDS = (0, 1, 2)
 CONTROLLED = ('engram', 'ngrammer')
 SCALED = ('ngrammer', 'over_encoding', 'engram')
-VALIDATION = {'validation': ('--split=validation', '--config.evaluation.max_tokens=262144')}
-VALIDATION_AND_TEST = {**VALIDATION, 'test': ('--split=test',)}
+WHOLE_SPLITS = {split: (f'--split={split}',) for split in ('validation', 'test')}
+# The first 2^18 tokens of the validation split.
+FIRST_TOKENS = {'validation': ('--split=validation', '--config.evaluation.max_tokens=262144')}
 # The first 2^20 characters of the test split, with memories of 0 to 8 segments.
 MEMORY_SEGMENTS = (0, 1, 2, 4, 8)
 FIRST_CHARACTERS = ('--split=test', '--config.evaluation.max_tokens=1048576')
@@ -48,7 +49,7 @@ class Cell:
   learning_rate: float
   steps: int | None = None
   config: str = 'ngram_memories'
-  evaluations: Mapping[str, Sequence[str]] = field(default_factory=lambda: VALIDATION_AND_TEST)
+  evaluations: Mapping[str, Sequence[str]] = field(default_factory=lambda: WHOLE_SPLITS)
 
   @property
   def name(self) -> str:
@@ -68,7 +69,7 @@ class Cell:
 def tuned(results: Iterable[Result], method: str) -> float | None:
   """Returns the best learning rate of a method; None before all have been tried."""
   losses = {
-    result['learning_rate']: result['validation']['bits_per_byte']
+    result['learning_rate']: result['validation']['nll_nats_per_token']
     for result in results
     if (result['table'], result['model']) == ('tuning', method)
   }
@@ -86,11 +87,11 @@ def _all(results: list[Result]) -> Iterator[Cell]:
   for config, methods in TUNED.items():
     for method in methods:
       for rate in LEARNING_RATES:
-        yield Cell('tuning', method, 0, rate, TUNING_STEPS[config], config, VALIDATION)
+        yield Cell('tuning', method, 0, rate, TUNING_STEPS[config], config, FIRST_TOKENS)
   rates = {method: tuned(results, method) for methods in TUNED.values() for method in methods}
   for config, table, method, model, seed in _trained():
     if rates[method] is not None:
-      evaluations = VALIDATION_AND_TEST if config == 'ngram_memories' else _by_memory(table, model)
+      evaluations = WHOLE_SPLITS if config == 'ngram_memories' else _by_memory(table, model)
       yield Cell(table, model, seed, rates[method], None, config, evaluations)
 
 

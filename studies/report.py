@@ -57,7 +57,7 @@ def model_table(results: Sequence[Result], models: Iterable[str], baseline: str)
     own = [r for r in results if r['model'] == model]
     if not own:
       continue
-    bits = {split: [r[split]['bits_per_byte'] for r in own] for split in cells.VALIDATION_AND_TEST}
+    bits = {split: [r[split]['bits_per_byte'] for r in own] for split in cells.WHOLE_SPLITS}
     first = own[0]
     rows.append(
       (
@@ -103,12 +103,12 @@ def span_table(results: Sequence[Result]) -> str:
 
 
 def tuning_table(results: Sequence[Result]) -> str:
-  """Formats the validation bits per byte of every learning rate that was tried."""
-  bits = {(r['model'], r['learning_rate']): r['validation']['bits_per_byte'] for r in results}
+  """Formats the validation loss in nats a token of every learning rate that was tried."""
+  nats = {(r['model'], r['learning_rate']): r['validation']['nll_nats_per_token'] for r in results}
   rows = [('model', *(f'{rate:g}' for rate in cells.LEARNING_RATES))]
   for method in itertools.chain(*cells.TUNED.values()):
-    tried = [bits.get((method, rate)) for rate in cells.LEARNING_RATES]
-    rows.append((f'`{method}`', *('' if b is None else f'{b:.4f}' for b in tried)))
+    tried = [nats.get((method, rate)) for rate in cells.LEARNING_RATES]
+    rows.append((f'`{method}`', *('' if n is None else f'{n:.4f}' for n in tried)))
   return markdown(rows)
 
 

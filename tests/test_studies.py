@@ -13,7 +13,9 @@ from studies import cells, ngram_memories, report
 
 def result(table, model, seed, bits, rate=0.004):
   """Returns a line of results.jsonl."""
-  scores = {split: {'bits_per_byte': bits} for split in ('validation', 'test')}
+  scores = {
+    split: {'bits_per_byte': bits, 'nll_nats_per_token': bits} for split in ('validation', 'test')
+  }
   cell = cells.Cell(table, model, seed, rate, 500 if table == 'tuning' else None)
   sizes = {'parameters': 10, 'table_bytes': 4_000_000, 'flops_per_token': 2_000_000}
   names = {'cell': cell.name, 'table': table, 'model': model, 'seed': seed, 'learning_rate': rate}
