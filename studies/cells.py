@@ -2,7 +2,7 @@
 
 A cell is one run: a config, a seed and a learning rate. Learning rates are tuned first, alike for
 all methods: on seed 0, for a quarter of the steps. A control has that of its method, a span that of
-the segment memory.
+the segment memory, an attention LSTM that of its config.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import field
 from typing import Any
 
-from studies import context, ngram_memories
+from studies import context, ngram_memories, recurrent
 
 LEARNING_RATES = (2e-3, 4e-3, 8e-3)
 # Models whose learning rate is tuned, for a quarter of the steps.
@@ -89,6 +89,8 @@ def _all(results: list[Result]) -> Iterator[Cell]:
       for rate in LEARNING_RATES:
         yield Cell('tuning', method, 0, rate, TUNING_STEPS[config], config, FIRST_TOKENS)
   rates = {method: tuned(results, method) for methods in TUNED.values() for method in methods}
+  for model in recurrent.MODELS:
+    yield Cell('recurrent', model, 0, recurrent.LEARNING_RATE, config='recurrent')
   for config, table, method, model, seed in _trained():
     if rates[method] is not None:
       evaluations = WHOLE_SPLITS if config == 'ngram_memories' else _by_memory(table, model)

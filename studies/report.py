@@ -14,11 +14,11 @@ import statistics
 from typing import Any
 
 from ngrammer_jax.analysis import figures
-from studies import cells, context, ngram_memories, run
+from studies import cells, context, frequency, ngram_memories, recurrent, run
 
 PAGE = pathlib.Path(__file__).parents[1] / 'docs' / 'results.md'
 BASELINE = 'plain'
-TABLES = ('tuning', 'main', 'controls', 'sizes', 'memory', 'spans')
+TABLES = ('tuning', 'main', 'controls', 'sizes', 'memory', 'spans', 'recurrent')
 Result = Mapping[str, Any]
 
 
@@ -102,6 +102,36 @@ def span_table(results: Sequence[Result]) -> str:
   return markdown(rows)
 
 
+def recurrent_table(results: Sequence[Result]) -> str:
+  """Formats the perplexity of the attention LSTMs."""
+  rows = [('model', 'parameters', 'steps', 'validation', 'test')]
+  for r in sorted(results, key=lambda r: recurrent.MODELS.index(r['model'])):
+    perplexities = (f'{r[split]["perplexity"]:.1f}' for split in cells.WHOLE_SPLITS)
+    rows.append((f'`{r["model"]}`', f'{r["parameters"]:,}', f'{r["steps"]:,}', *perplexities))
+  return markdown(rows)
+
+
+def frequency_table(results: Sequence[Result]) -> str:
+  """Formats the losses of the baseline by the count of the bigram, and differences from them."""
+  by_run = {(r['model'], r['seed']): r for r in results}
+  models = [m for m in ngram_memories.METHODS if (m, 0) in by_run and m != BASELINE]
+  rows = [('bigram in training', 'share', f'`{BASELINE}`', *(f'`{model}`' for model in models))]
+  if (BASELINE, 0) not in by_run:
+    return markdown(rows)
+  targets = by_run[BASELINE, 0]['targets']
+  for i, low in enumerate((0, *frequency.BOUNDS)):
+    high = frequency.BOUNDS[i] - 1 if i < len(frequency.BOUNDS) else None
+    name = 'never' if not low else f'{low:,} or more' if high is None else f'{low:,} to {high:,}'
+    nats = {key: r['nats'][i] for key, r in by_run.items()}
+    plain = [value for (model, _), value in nats.items() if model == BASELINE]
+    row = [name, f'{targets[i] / sum(targets):.1%}', summarise(plain)]
+    for model in models:
+      seeds = [s for m, s in by_run if m == model and (BASELINE, s) in by_run]
+      row.append(summarise([nats[model, s] - nats[BASELINE, s] for s in seeds]))
+    rows.append(tuple(row))
+  return markdown(rows)
+
+
 def tuning_table(results: Sequence[Result]) -> str:
   """Formats the validation loss in nats a token of every learning rate that was tried."""
   nats = {(r['model'], r['learning_rate']): r['validation']['nll_nats_per_token'] for r in results}
@@ -158,6 +188,8 @@ def texts(results: Sequence[Result]) -> dict[str, str]:
   found['sizes'] = model_table(main + by_table['sizes'], [*cells.SCALED, *sizes], BASELINE)
   found['memory'] = memory_table(by_table['memory'])
   found['spans'] = span_table(by_table['spans'])
+  found['recurrent'] = recurrent_table(by_table['recurrent'])
+  found['frequency'] = frequency_table(frequency.read_results())
   return found
 
 

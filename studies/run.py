@@ -116,7 +116,7 @@ def describe(cell: cells.Cell, workdir: pathlib.Path) -> dict:
 def _read_evaluation(workdir: pathlib.Path, flags: Sequence[str]) -> dict[str, float]:
   (split,) = (flag.removeprefix('--split=') for flag in flags if flag.startswith('--split='))
   result = json.loads((workdir / 'evaluation' / f'{split}.json').read_text(encoding='utf-8'))
-  names = 'bits_per_byte', 'bits_per_character', 'nll_nats_per_token', 'tokens'
+  names = 'bits_per_byte', 'bits_per_character', 'perplexity', 'nll_nats_per_token', 'tokens'
   return {name: result[name] for name in names if result.get(name) is not None}
 
 
@@ -139,7 +139,9 @@ def main() -> None:
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument('--data', type=pathlib.Path, required=True, help='folder of enwik8 and text8')
+  parser.add_argument(
+    '--data', type=pathlib.Path, required=True, help='folder of enwik8, text8 and wikitext2'
+  )
   parser.add_argument('--folder', type=pathlib.Path, default='runs/studies', help='workdirs')
   parser.add_argument('--jobs', type=int, default=2, help='runs at a time')
   parser.add_argument('--minutes', type=float, help='time after which all runs are stopped')

@@ -3,12 +3,13 @@
 import itertools
 
 import jax
+import numpy as np
 import pytest
 
 from ngrammer_jax import sharding
 from ngrammer_jax.config import command_line
 from ngrammer_jax.training import programs
-from studies import cells, ngram_memories, report
+from studies import cells, frequency, ngram_memories, report
 
 
 def result(table, model, seed, bits, rate=0.004):
@@ -55,15 +56,15 @@ def test_every_cell_has_a_config():
 
 def test_learning_rates_are_tuned_before_the_other_runs():
   results = tuned_results(0.008)
-  assert {cell.table for cell in cells.missing([])} == {'tuning'}
+  assert {cell.table for cell in cells.missing([])} == {'tuning', 'recurrent'}
   *_, last = ready = list(cells.missing(results[1:]))  # a rate of `plain` has not been tried
   assert ready[0].name == 'tuning.plain.lr0.002.seed0' and last.learning_rate == 0.008
   assert 'plain' not in {cell.model for cell in ready[1:]}
-  first = next(cells.missing(results))
+  first = next(cell for cell in cells.missing(results) if cell.table == 'main')
   assert (first.table, first.model, first.seed, first.learning_rate) == ('main', 'plain', 0, 0.008)
   assert '--config.optimizer.learning_rate=0.008' in first.flags
   done = [*results, result('main', 'plain', 0, 1.0, 0.008)]
-  assert next(cells.missing(done)).model == 'wide'
+  assert next(c for c in cells.missing(done) if c.table == 'main').model == 'wide'
 
 
 def test_differences_are_paired_by_seed():
@@ -77,6 +78,31 @@ def test_differences_are_paired_by_seed():
     '| `engram` | 10 | 4.0 | 2.00 | 0.004 | 2 | 1.7500 ± 0.2500 | 1.7500 ± 0.2500 '
     '| -0.7500 ± 0.2500 |'
   )
+
+
+def test_bigrams_are_classified_by_their_count_in_training():
+  rng = np.random.default_rng(0)
+  train, test = rng.integers(0, 5, 400), rng.integers(0, 7, 60)
+  expected = []
+  for before, last in zip(test[:-2], test[1:-1], strict=True):
+    count = sum((before, last) == pair for pair in itertools.pairwise(train))
+    expected.append(sum(count >= bound for bound in frequency.BOUNDS))
+  assert {0, 1, 2} <= set(expected)
+  np.testing.assert_array_equal(frequency.classify(train, test, 7), expected)
+
+
+def test_losses_by_frequency_are_compared_by_seed():
+  def line(model, seed, *nats):
+    return {'model': model, 'seed': seed, 'targets': [0, 1, 2, 3, 4, 0], 'nats': [*nats, 0, 0]}
+
+  losses = [
+    line('plain', 0, 0, 4, 3, 2),
+    line('engram', 0, 0, 3, 3, 3),
+    line('engram', 1, 0, 9, 9, 9),
+  ]
+  rows = report.frequency_table(losses).splitlines()
+  assert rows[0] == '| bigram in training | share | `plain` | `engram` |'
+  assert rows[3] == '| 1 to 9 | 10.0% | 4.0000 | -1.0000 |'
 
 
 def test_the_page_has_the_tables_of_the_results():

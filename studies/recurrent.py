@@ -1,0 +1,41 @@
+"""Attention LSTMs on WikiText-2, and what might restore the order of the paper.
+
+  python -m ngrammer_jax.train --config=studies/recurrent.py:key_value_predict_5 \
+    --config.data.path=/path/to/wikitext2 --workdir=runs/key_value_predict
+
+The small variants of configs/attention_lstm.py have outputs of 68 to 97 units and see half of the
+text, where the paper has 242 to 296 units and several epochs. A suffix changes one of the two:
+
+  long  four times the steps: two epochs
+  wide  the LSTM has three times the parameters, and its outputs are wider accordingly
+"""
+
+from configs import attention_lstm
+from ngrammer_jax import config, errors
+
+READOUTS = ('lstm', 'attention_10', 'key_value_10', 'key_value_predict_5', '4gram')
+CHANGES = ('long', 'wide')
+PILOT = ('lstm', 'attention_10', 'key_value_predict_5')
+MODELS = (*READOUTS, *(f'{readout}_{change}' for change in CHANGES for readout in PILOT))
+LEARNING_RATE = 0.01
+WIDE_BUDGET = 3 * attention_lstm.SMALL['wikitext2'][3]  # parameters without the embedding
+
+
+def get_config(variant: str = 'key_value_predict_5'):
+  """Returns the config of READOUT or READOUT_CHANGE."""
+  readout, _, change = variant.rpartition('_')
+  if change not in CHANGES:
+    readout, change = variant, ''
+  if readout not in READOUTS:
+    raise errors.BadInput(
+      f'no variant {variant!r}: expected READOUT or READOUT_CHANGE with one of '
+      f'{", ".join(READOUTS)} and of {", ".join(CHANGES)}'
+    )
+  c = attention_lstm.get_config(f'wikitext2_{readout}')
+  if change == 'long':
+    c.training.steps *= 4
+  elif change == 'wide':
+    recurrent = config.resolve(c).model.recurrent
+    matched = recurrent.matched(WIDE_BUDGET, c.model.width, c.data.vocabulary_size)
+    c.model.recurrent.hidden = matched.hidden
+  return c
