@@ -84,17 +84,45 @@ def missing(results: Iterable[Result]) -> Iterator[Cell]:
 
 
 def _all(results: list[Result]) -> Iterator[Cell]:
-  for config, methods in TUNED.items():
-    for method in methods:
-      for rate in LEARNING_RATES:
-        yield Cell('tuning', method, 0, rate, TUNING_STEPS[config], config, FIRST_TOKENS)
+  """Yields all runs: of the first seed the main tables, then the other seeds, then the rest."""
   rates = {method: tuned(results, method) for methods in TUNED.values() for method in methods}
+
+  def trained(table: str, models: Mapping[str, str], seed: int = 0) -> Iterator[Cell]:
+    """Yields a run of each model, by the method whose learning rate it has, if that is known."""
+    config = 'context' if table in ('memory', 'spans') else 'ngram_memories'
+    for model, method in models.items():
+      if rates[method] is not None:
+        evaluations = WHOLE_SPLITS if config == 'ngram_memories' else _by_memory(table, model)
+        yield Cell(table, model, seed, rates[method], None, config, evaluations)
+
+  main, memory = ({method: method for method in methods} for methods in TUNED.values())
+  yield from _tuning('ngram_memories')
+  yield from trained('main', main)
+  yield from _tuning('context')
+  yield from trained('memory', memory)
   for model in recurrent.MODELS:
     yield Cell('recurrent', model, 0, recurrent.LEARNING_RATE, config='recurrent')
-  for config, table, method, model, seed in _trained():
-    if rates[method] is not None:
-      evaluations = WHOLE_SPLITS if config == 'ngram_memories' else _by_memory(table, model)
-      yield Cell(table, model, seed, rates[method], None, config, evaluations)
+  for seed in SEEDS[1:]:
+    yield from trained('main', main, seed)
+    yield from trained('memory', memory, seed)
+  for seed in SEEDS:
+    yield from trained('controls', _controls('few_rows', 'frozen', 'unigrams'), seed)
+  yield from trained('spans', dict.fromkeys(context.SPANNED, 'memory'))
+  yield from trained('controls', _controls('displaced', 'adam'))
+  of_engram = ('half_gate', 'plain_join', 'kv_plus_one')  # of its gate and its rows
+  yield from trained('controls', {f'engram_{control}': 'engram' for control in of_engram})
+  for scale in ngram_memories.SCALES:
+    yield from trained('sizes', {f'{method}_{scale}': method for method in SCALED})
+
+
+def _tuning(config: str) -> Iterator[Cell]:
+  for method in TUNED[config]:
+    for rate in LEARNING_RATES:
+      yield Cell('tuning', method, 0, rate, TUNING_STEPS[config], config, FIRST_TOKENS)
+
+
+def _controls(*names: str) -> dict[str, str]:
+  return {f'{method}_{control}': method for control in names for method in CONTROLLED}
 
 
 def _by_memory(table: str, model: str) -> dict[str, Sequence[str]]:
@@ -105,25 +133,3 @@ def _by_memory(table: str, model: str) -> dict[str, Sequence[str]]:
       length = f'--config.evaluation.memory.length={segments * context.SEGMENT}'
       evaluations[f'test, memory {segments}'] = (*FIRST_CHARACTERS, length)
   return evaluations
-
-
-def _trained() -> Iterator[tuple[str, str, str, str, int]]:
-  """Yields config, table, tuned method, model and seed of all runs with a tuned learning rate."""
-  for seed in SEEDS:
-    for method in ngram_memories.METHODS:
-      yield 'ngram_memories', 'main', method, method, seed
-    for model in TUNED['context']:
-      yield 'context', 'memory', model, model, seed
-  for seed in SEEDS:
-    for control in ('few_rows', 'frozen', 'unigrams'):
-      for method in CONTROLLED:
-        yield 'ngram_memories', 'controls', method, f'{method}_{control}', seed
-  for model in context.SPANNED:
-    yield 'context', 'spans', 'memory', model, 0
-  for control in ('displaced', 'half_gate', 'plain_join', 'kv_plus_one', 'adam'):
-    for method in CONTROLLED:
-      if method == 'engram' or control in ('displaced', 'adam'):  # the others are of the gate
-        yield 'ngram_memories', 'controls', method, f'{method}_{control}', 0
-  for scale in ngram_memories.SCALES:
-    for method in SCALED:
-      yield 'ngram_memories', 'sizes', method, f'{method}_{scale}', 0
