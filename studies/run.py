@@ -26,7 +26,7 @@ from ngrammer_jax.training import state as train_state
 from studies import cells
 
 RESULTS = pathlib.Path(__file__).with_name('results.jsonl')
-PRIORITY = 10  # added to the nice value
+PRIORITY = 10  # nice value
 
 
 def read_results() -> list[dict]:
@@ -70,13 +70,11 @@ class Runner:
     logging.info('%s: %s', cell.name, scores)
 
   def _call(self, core: int, cell: cells.Cell, arguments: list[str]) -> None:
-    def on_one_core():
-      os.sched_setaffinity(0, {core})
-      os.nice(PRIORITY)
-
     command = [sys.executable, '-m', *arguments]
     with (self._folder / f'{cell.name}.log').open('a') as log:
-      process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=on_one_core)
+      process = subprocess.Popen(command, stdout=log, stderr=log)
+      os.sched_setaffinity(process.pid, {core})  # before it starts any thread
+      os.setpriority(os.PRIO_PROCESS, process.pid, PRIORITY)
       self._processes.add(process)
       if self.is_stopping:
         process.send_signal(signal.SIGTERM)
