@@ -3,7 +3,7 @@
   python -m ngrammer_jax.train --config=studies/context.py:memory \
     --config.data.path=/path/to/text8.zip --workdir=runs/memory
 
-Blocks of the Transformer of configs/quickstart.py, 3 of width 192, on segments of 128 characters:
+A Transformer of 3 blocks of width 128, on segments of 128 characters:
 
   none             no memory, relative positions
   memory           a memory of the 128 characters before the segment, relative positions
@@ -20,7 +20,7 @@ SPANS = (64, 256, 1024)
 MEMORIES = {'memory': 'relative', 'memory_rope': 'rope', 'memory_no_positions': 'none'}
 SPANNED = (*(f'span_{span}' for span in SPANS), 'adaptive', 'all_attention')
 VARIANTS = ('none', *MEMORIES, *SPANNED)
-VECTORS = 769  # with these, all_attention has the parameters of span_256
+VECTORS = 517  # with these, all_attention has the parameters of span_256
 
 
 def get_config(variant: str = 'memory'):
@@ -32,7 +32,7 @@ def get_config(variant: str = 'memory'):
   c.data.vocabulary = 'characters'
 
   m = c.model
-  m.layers, m.width, m.heads, m.feed_forward_width = 3, 192, 6, 512
+  m.layers, m.width, m.heads, m.feed_forward_width = 3, 128, 4, 344
   m.scan_layers = False  # a scan is slower than unrolled layers on CPU
   m.position = MEMORIES.get(variant, 'relative')
   if variant in MEMORIES:

@@ -3,8 +3,9 @@
   python -m ngrammer_jax.train --config=studies/ngram_memories.py:engram \
     --config.data.path=/path/to/enwik8.gz --workdir=runs/engram
 
-The methods are those of configs/ngram_memories.py, with tables of twice the size. All but `plain`
-have the parameters of `ngrammer` within 0.1 %. METHOD_CONTROL changes one thing of a memory:
+The methods are those of configs/ngram_memories.py, in a Transformer of 3 blocks of width 128: 8
+million tokens, the budget of a run, are too few for a larger one. All but `plain` have the
+parameters of `ngrammer` within 0.1 %. METHOD_CONTROL changes one thing of a memory:
 
   few_rows       tables of one row, or of 24 for the N-Grammer: the memory without its contents
   frozen         random tables that are not trained
@@ -22,8 +23,8 @@ from ngrammer_jax import config, errors
 
 METHODS = base.METHODS
 # Base rows of a head and width of the feed-forward that match the N-Grammer's parameters.
-ROWS = {'ngrammer': 32_768, 'over_encoding': 24_387, 'engram': 24_154, 'latent_engram': 32_314}
-WIDE = 1424
+ROWS = {'ngrammer': 32_768, 'over_encoding': 16_256, 'engram': 16_097, 'latent_engram': 32_467}
+WIDE = 1254
 NGRAMMER_MIN_ROWS = 24  # its hash needs a prime for each head between this number and its double
 SCALES = {'quarter': 0.25, 'four_times': 4}
 CONTROLS = {
@@ -50,6 +51,7 @@ def get_config(variant: str = 'engram'):
   c = base.get_config(f'quickstart_{method}')
   c.data.corpus = 'enwik8'
   c.data.vocabulary_size = 8192
+  c.model.width, c.model.heads, c.model.feed_forward_width = 128, 4, 344
   if method == 'wide':
     c.model.feed_forward_width = WIDE
   elif method != 'plain':
@@ -71,7 +73,7 @@ def get_config(variant: str = 'engram'):
 def _use_ngrammer(c):
   """Writes the N-Grammer as a memory of n-grams, which has the same controls as all others."""
   c.model.ngram = None
-  sizes = dict(orders=(2,), heads=6, width=8, clusters=128, row_rule='exact')
+  sizes = dict(orders=(2,), heads=4, width=8, clusters=128, row_rule='exact')
   rules = dict(key='embedding_clusters', hash='praxis', join='concat', initial='data')
   deviation = (2 / (ROWS['ngrammer'] + sizes['width'])) ** 0.5  # Xavier
   memory = config.block('model.ngram_memories', **sizes, **rules, deviation=deviation)
@@ -81,6 +83,8 @@ def _use_ngrammer(c):
 def _change_memory(c, method, control):
   """Sets the rows of the memory, and what a control changes."""
   (memory,) = c.model.ngram_memories
+  if method == 'latent_engram':
+    memory.heads = c.model.heads
   memory.rows = (int(ROWS[method] * SCALES.get(control, 1)),)
   if control == 'unigrams':  # with all rows
     memory.heads *= len(memory.orders)
