@@ -2,15 +2,16 @@
 
 A cell is one run: a config, a seed and a learning rate. Learning rates are tuned first, alike for
 all methods: on seed 0, for a quarter of the steps. A control has that of its method, a span that of
-the segment memory, an attention LSTM that of its config.
+the segment memory, the others that of their config.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 from dataclasses import field
+import pathlib
 from typing import Any
 
-from studies import context, ngram_memories, recurrent
+from studies import context, ngram_memories, recurrent, state_of_the_union
 
 LEARNING_RATES = (2e-3, 4e-3, 8e-3)
 # Models whose learning rate is tuned, for a quarter of the steps.
@@ -25,6 +26,8 @@ FIRST_TOKENS = {'validation': ('--split=validation', '--config.evaluation.max_to
 # The first 2^20 characters of the test split, with memories of 0 to 8 segments.
 MEMORY_SEGMENTS = (0, 1, 2, 4, 8)
 FIRST_CHARACTERS = ('--split=test', '--config.evaluation.max_tokens=1048576')
+# Text of a config in the folder of all texts. None: it comes with a package.
+PLACES = {'recurrent': 'wikitext2', 'state_of_the_union': None}
 
 Result = Mapping[str, Any]  # a line of results.jsonl
 
@@ -65,6 +68,11 @@ class Cell:
     overrides = [f'--config.{key}={value}' for key, value in changes.items()]
     return [f'--config=studies/{self.config}.py:{self.model}', *overrides]
 
+  def data_flags(self, folder: pathlib.Path) -> list[str]:
+    """Returns the flag of the text, in a folder with enwik8, text8 and a folder wikitext2."""
+    place = PLACES.get(self.config, '')
+    return [] if place is None else [f'--config.data.path={folder / place}']
+
 
 def tuned(results: Iterable[Result], method: str) -> float | None:
   """Returns the best learning rate of a method; None before all have been tried."""
@@ -98,6 +106,9 @@ def _all(results: list[Result]) -> Iterator[Cell]:
   main, memory = ({method: method for method in methods} for methods in TUNED.values())
   yield from _tuning('ngram_memories')
   yield from trained('main', main)
+  for model in state_of_the_union.METHODS:
+    rate = state_of_the_union.LEARNING_RATE
+    yield Cell('state_of_the_union', model, 0, rate, config='state_of_the_union')
   yield from _tuning('context')
   yield from trained('memory', memory)
   for model in recurrent.MODELS:

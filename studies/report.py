@@ -14,11 +14,14 @@ import statistics
 from typing import Any
 
 from ngrammer_jax.analysis import figures
-from studies import cells, context, frequency, ngram_memories, recurrent, run
+from studies import cells, context, frequency, ngram_memories, recurrent, run, state_of_the_union
 
 PAGE = pathlib.Path(__file__).parents[1] / 'docs' / 'results.md'
 BASELINE = 'plain'
-TABLES = ('tuning', 'main', 'controls', 'sizes', 'memory', 'spans', 'recurrent')
+TABLES = (
+  *('tuning', 'main', 'controls', 'sizes', 'memory', 'spans', 'recurrent'),
+  'state_of_the_union',
+)
 Result = Mapping[str, Any]
 
 
@@ -189,6 +192,8 @@ def texts(results: Sequence[Result]) -> dict[str, str]:
   found['memory'] = memory_table(by_table['memory'])
   found['spans'] = span_table(by_table['spans'])
   found['recurrent'] = recurrent_table(by_table['recurrent'])
+  addresses = by_table['state_of_the_union']
+  found['state of the union'] = model_table(addresses, state_of_the_union.METHODS, 'wide')
   found['frequency'] = frequency_table(frequency.read_results())
   return found
 

@@ -57,7 +57,7 @@ class Runner:
     """Trains and evaluates a cell, and writes its result. Raises CalledProcessError."""
     core, workdir = self._cores.get(), self._folder / cell.name
     try:
-      flags = [*cell.flags, f'--config.data.path={self._data}', f'--workdir={workdir}']
+      flags = [*cell.flags, *cell.data_flags(self._data), f'--workdir={workdir}']
       self._call(core, cell, ['ngrammer_jax.train', *flags])
       scores = {}
       for name, flags in cell.evaluations.items():

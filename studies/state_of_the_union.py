@@ -1,0 +1,26 @@
+"""The pretrained model of the State of the Union addresses, and its baseline.
+
+  python -m ngrammer_jax.train --config=studies/state_of_the_union.py:engram --workdir=runs/engram
+
+`engram` and `wide`, of equal parameters, are those of configs/ngram_memories.py with 2,048 pieces
+and ten times the steps.
+"""
+
+from configs import ngram_memories
+from ngrammer_jax import errors
+
+METHODS = ('wide', 'engram')
+LEARNING_RATE = 4e-3  # that of the quickstart
+
+
+def get_config(method: str = 'engram'):
+  """Returns the config of one of METHODS."""
+  if method not in METHODS:
+    raise errors.BadInput(f'no variant {method!r}; available: {", ".join(METHODS)}')
+  c = ngram_memories.get_config(f'quickstart_{method}')
+  c.data.vocabulary_size = 2048
+  c.training.steps = 3000
+  c.training.log_every = 50
+  c.training.evaluate_every = c.training.checkpoint_every = 500
+  c.training.keep_checkpoints = 1
+  return c
