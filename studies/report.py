@@ -1,20 +1,25 @@
 """Writes the tables and figures of docs/results.md: python -m studies.report
 
-A table stands between two comments, `<!-- main -->` and `<!-- end -->`; all other text is kept. The
-standard error is that of the mean over seeds. A difference is paired: each run minus that of the
-baseline with the same seed.
+A table stands between two comments, `<!-- main -->` and `<!-- end -->`; all other text is kept.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 import itertools
-import math
 import pathlib
 import re
-import statistics
 from typing import Any
 
-from ngrammer_jax.analysis import figures
-from studies import cells, context, frequency, ngram_memories, recurrent, run, state_of_the_union
+from studies import (
+  cells,
+  context,
+  frequency,
+  ngram_memories,
+  plots,
+  recurrent,
+  run,
+  seeds,
+  state_of_the_union,
+)
 
 PAGE = pathlib.Path(__file__).parents[1] / 'docs' / 'results.md'
 BASELINE = 'plain'
@@ -29,23 +34,6 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
   """Formats a table of Markdown, the header first."""
   header, *others = (f'| {" | ".join(row)} |' for row in rows)
   return '\n'.join([header, '|---' * len(rows[0]) + '|', *others])
-
-
-def summarise(values: Sequence[float]) -> str:
-  """Formats the mean of values, and its standard error if there are several."""
-  mean = statistics.fmean(values)
-  if len(values) == 1:
-    return f'{mean:.4f}'
-  return f'{mean:.4f} ± {statistics.stdev(values) / math.sqrt(len(values)):.4f}'
-
-
-def difference(results: Iterable[Result], model: str, baseline: str) -> str:
-  """Formats the paired difference in test bits per byte of two models; '' without a pair."""
-  scores = {(r['model'], r['seed']): r['test']['bits_per_byte'] for r in results}
-  seeds = [seed for name, seed in scores if name == model and (baseline, seed) in scores]
-  if model == baseline or not seeds:
-    return ''
-  return summarise([scores[model, seed] - scores[baseline, seed] for seed in seeds])
 
 
 def model_table(results: Sequence[Result], models: Iterable[str], baseline: str) -> str:
@@ -70,9 +58,9 @@ def model_table(results: Sequence[Result], models: Iterable[str], baseline: str)
         f'{first["flops_per_token"] / 1e6:.2f}',
         f'{first["learning_rate"]:g}',
         str(len(own)),
-        summarise(bits['validation']),
-        summarise(bits['test']),
-        difference(results, model, baseline),
+        seeds.summarise(bits['validation']),
+        seeds.summarise(bits['test']),
+        seeds.difference(results, model, baseline),
       )
     )
   return markdown(rows)
@@ -89,7 +77,7 @@ def memory_table(results: Sequence[Result]) -> str:
       bits = (
         [r[name]['bits_per_character'] for r in own if name in r] for name in ('test', *lengths)
       )
-      scores = (summarise(values) if values else '' for values in bits)
+      scores = (seeds.summarise(values) if values else '' for values in bits)
       rows.append((f'`{model}`', f'{own[0]["parameters"]:,}', str(len(own)), *scores))
   return markdown(rows)
 
@@ -127,10 +115,10 @@ def frequency_table(results: Sequence[Result]) -> str:
     name = 'never' if not low else f'{low:,} or more' if high is None else f'{low:,} to {high:,}'
     nats = {key: r['nats'][i] for key, r in by_run.items()}
     plain = [value for (model, _), value in nats.items() if model == BASELINE]
-    row = [name, f'{targets[i] / sum(targets):.1%}', summarise(plain)]
+    row = [name, f'{targets[i] / sum(targets):.1%}', seeds.summarise(plain)]
     for model in models:
-      seeds = [s for m, s in by_run if m == model and (BASELINE, s) in by_run]
-      row.append(summarise([nats[model, s] - nats[BASELINE, s] for s in seeds]))
+      shared = [s for m, s in by_run if m == model and (BASELINE, s) in by_run]
+      row.append(seeds.summarise([nats[model, s] - nats[BASELINE, s] for s in shared]))
     rows.append(tuple(row))
   return markdown(rows)
 
@@ -143,27 +131,6 @@ def tuning_table(results: Sequence[Result]) -> str:
     tried = [nats.get((method, rate)) for rate in cells.LEARNING_RATES]
     rows.append((f'`{method}`', *('' if n is None else f'{n:.4f}' for n in tried)))
   return markdown(rows)
-
-
-def write_figure(results: Sequence[Result], path: pathlib.Path) -> None:
-  """Draws the test bits per byte over the bytes of the tables, with standard errors."""
-  with figures.saved_figure(path) as axis:
-    for method in ngram_memories.METHODS:
-      models = (method, *(f'{method}_{scale}' for scale in ngram_memories.SCALES))
-      points = []
-      for model in models:
-        own = [r for r in results if r['model'] == model]
-        if own:
-          bits = [r['test']['bits_per_byte'] for r in own]
-          error = statistics.stdev(bits) / math.sqrt(len(bits)) if len(bits) > 1 else 0
-          points.append((own[0]['parameters'] / 1e6, statistics.fmean(bits), error))
-      if points:
-        x, y, error = zip(*sorted(points), strict=True)
-        axis.errorbar(x, y, yerr=error, marker='o', capsize=3, label=method)
-    axis.set_xscale('log')
-    axis.set_xlabel('parameters, million')
-    axis.set_ylabel('test bits per byte')
-    axis.legend(frameon=False)
 
 
 def fill(page: str, texts: Mapping[str, str]) -> str:
@@ -202,8 +169,7 @@ def main() -> None:
   """Writes the page and its figures from results.jsonl."""
   results = run.read_results()
   PAGE.write_text(fill(PAGE.read_text(encoding='utf-8'), texts(results)), encoding='utf-8')
-  if by_size := [r for r in results if r['table'] in ('main', 'sizes')]:
-    write_figure(by_size, PAGE.parent / 'results_sizes.png')
+  plots.save_all(results, PAGE.parent)
 
 
 if __name__ == '__main__':

@@ -4,13 +4,14 @@ import itertools
 import pathlib
 
 import jax
+from matplotlib import pyplot
 import numpy as np
 import pytest
 
 from ngrammer_jax import sharding
 from ngrammer_jax.config import command_line
 from ngrammer_jax.training import programs
-from studies import cells, frequency, ngram_memories, report
+from studies import cells, context, frequency, ngram_memories, plots, report, seeds
 
 
 def result(table, model, seed, bits, rate=0.004):
@@ -75,8 +76,8 @@ def test_differences_are_paired_by_seed():
   plain, other = (2.0, 3.0, 7.0), (1.5, 2.0)
   results = [result('main', 'plain', seed, bits) for seed, bits in enumerate(plain)]
   results += [result('main', 'engram', seed, bits) for seed, bits in enumerate(other)]
-  assert report.difference(results, 'engram', 'plain') == '-0.7500 ± 0.2500'
-  assert report.difference(results, 'plain', 'plain') == ''
+  assert seeds.difference(results, 'engram', 'plain') == '-0.7500 ± 0.2500'
+  assert seeds.difference(results, 'plain', 'plain') == ''
   *_, row = report.model_table(results, ['plain', 'wide', 'engram'], 'plain').splitlines()
   assert row == (
     '| `engram` | 10 | 4.0 | 2.00 | 0.004 | 2 | 1.7500 ± 0.2500 | 1.7500 ± 0.2500 '
@@ -107,6 +108,29 @@ def test_losses_by_frequency_are_compared_by_seed():
   rows = report.frequency_table(losses).splitlines()
   assert rows[0] == '| bigram in training | share | `plain` | `engram` |'
   assert rows[3] == '| 1 to 9 | 10.0% | 4.0000 | -1.0000 |'
+
+
+def test_figures_show_the_means_of_the_results(tmp_path):
+  results = [result('main', m, s, 2 + s) for m in ngram_memories.METHODS for s in range(2)]
+  results += [result('sizes', 'engram_quarter', 0, 2.7) | {'parameters': 5}]
+  by_memory = {
+    f'test, memory {n}': {'bits_per_character': 3 - n / 8} for n in cells.MEMORY_SEGMENTS
+  }
+  for model in ('none', *context.MEMORIES):
+    line = result('memory', model, 0, 2.0) | {'test': {'bits_per_character': 3.5}}
+    results.append(line | (by_memory if model != 'none' else {}))
+  plots.save_all(results, tmp_path)
+  assert {path.name for path in tmp_path.iterdir()} == {'results_main.png', 'results_sizes.png'}
+  figure = pyplot.figure()
+  axes = figure.subplots(3)
+  plots.draw_methods([r for r in results if r['table'] == 'main'], axes[0])
+  assert [text.get_text() for text in axes[0].texts] == ['2.500'] * len(ngram_memories.METHODS)
+  plots.draw_memories([r for r in results if r['table'] == 'memory'], axes[1])
+  line = axes[1].get_lines()[0]
+  assert line.get_ydata().tolist() == [3 - n / 8 for n in cells.MEMORY_SEGMENTS]
+  plots.draw_sizes([r for r in results if r['table'] in ('main', 'sizes')], axes[2])
+  assert [tuple(p) for p in axes[2].get_lines()[12].get_xydata()] == [(5e-6, 2.7), (1e-5, 2.5)]
+  pyplot.close(figure)
 
 
 def test_the_page_has_the_tables_of_the_results():
