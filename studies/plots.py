@@ -58,7 +58,7 @@ def draw_memories(results: Sequence[Result], axis: Any) -> None:
   if without := [r['test']['bits_per_character'] for r in results if r['model'] == 'none']:
     mean, _ = seeds.mean_and_error(without)
     axis.axhline(mean, color='black', linestyle='--', label='trained without a memory')
-  axis.set_xlabel('segment memory in evaluation, characters (training: 128)')
+  axis.set_xlabel('memory in evaluation, characters (128 in training)')
   axis.set_ylabel('test, bits per character')
   axis.grid(alpha=0.3)
   axis.legend(frameon=False, fontsize=8)
