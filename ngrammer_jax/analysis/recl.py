@@ -67,10 +67,13 @@ def analyze(
     [losses(run, text, targets, contexts) for run, text in zip(all_runs, texts, strict=True)]
   )
   return {
-    **{'split': split, 'targets': len(targets), 'contexts': contexts},
+    'split': split,
+    'targets': len(targets),
+    'contexts': contexts,
     'runs': [
       {
-        **{'name': name, 'step': int(run.state.step)},
+        'name': name,
+        'step': int(run.state.step),
         'losses': losses_NxCxP[i].mean(axis=1).tolist(),
         'shares': [_effective_length(losses_NxCxP, i, contexts, share) for share in SHARES],
       }
