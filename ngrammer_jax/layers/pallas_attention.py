@@ -496,17 +496,13 @@ class _Kernels:
     log_mass_Kx1, d_mass_Kx1 = _to_column(refs['log_mass'][...]), _to_column(refs['d_mass'][...])
     exp_KxK = jnp.exp(jnp.where(visible_KxK, scores_KxK, -jnp.inf) - log_mass_Kx1)
     d_weights_KxK = self._dot(refs['d_values'][...], refs['value'][...], transpose=True)
-    weights_KxK, d_exp_KxK, d_span_Kx1 = exp_KxK, d_weights_KxK + d_mass_Kx1, None
-    if unclipped_KxK is not None:
-      mask_KxK = jnp.clip(unclipped_KxK, 0, 1)
-      weights_KxK = exp_KxK * mask_KxK
-      in_mass_KxK, d_masked_KxK = jnp.ones_like(mask_KxK), d_weights_KxK
-      if self.options.renormalize:
-        in_mass_KxK, d_masked_KxK = mask_KxK + span.EPSILON, d_weights_KxK + d_mass_Kx1
-      d_exp_KxK = d_weights_KxK * mask_KxK + d_mass_Kx1 * in_mass_KxK
-      is_ramp_KxK = (unclipped_KxK >= 0) & (unclipped_KxK <= 1)  # as in `span.unit_clip`
-      d_mask_KxK = jnp.where(is_ramp_KxK, exp_KxK * d_masked_KxK, 0)
-      d_span_Kx1 = d_mask_KxK.sum(axis=1, keepdims=True) / self.options.ramp
+    weigh = functools.partial(span.masked_weights, renormalize=self.options.renormalize)
+    (weights_KxK, terms_KxK), pullback = jax.vjp(weigh, exp_KxK, unclipped_KxK)
+    d_terms_KxK = jnp.broadcast_to(d_mass_Kx1, terms_KxK.shape)
+    d_exp_KxK, d_unclipped_KxK = pullback((d_weights_KxK, d_terms_KxK))
+    d_span_Kx1 = None
+    if d_unclipped_KxK is not None:
+      d_span_Kx1 = d_unclipped_KxK.sum(axis=1, keepdims=True) / self.options.ramp
     d_scores_KxK = exp_KxK * d_exp_KxK
     if self.options.logit_cap is not None:
       d_scores_KxK *= 1 - jnp.square(scores_KxK / self.options.logit_cap)
