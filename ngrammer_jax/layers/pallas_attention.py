@@ -29,7 +29,7 @@ from ngrammer_jax.layers import documents, dropout, placement, span
 from ngrammer_jax.layers.block_layout import NO_LIMIT, QUERY_PADDING, pad
 from ngrammer_jax.layers.cache import KeyValues
 from ngrammer_jax.layers.context import Context
-from ngrammer_jax.layers.full_attention import Heads, PartialAttention, SpanMask
+from ngrammer_jax.layers.full_attention import Heads, PartialAttention, SpanMask, cap_logits
 
 BLOCK = 128  # queries and keys of a block: the lanes of a TPU
 LANES = 128
@@ -445,8 +445,7 @@ class _Kernels:
           part += refs[f'bias_{half}'][...]
         parts.append(part)
       scores_KxK += _skew(jnp.concatenate(parts, axis=1))
-    if options.logit_cap is not None:
-      scores_KxK = options.logit_cap * jnp.tanh(scores_KxK / options.logit_cap)
+    scores_KxK = cap_logits(scores_KxK, options.logit_cap)
     row_KxK, column_KxK = (jax.lax.broadcasted_iota(jnp.int32, (K, K), axis) for axis in (0, 1))
     distance_KxK = (at.i + options.memory_blocks - at.j) * K + row_KxK - column_KxK
     nearest_KxK = distance_KxK - (not options.sees_itself)
