@@ -196,7 +196,7 @@ def test_a_run_with_spans_and_gates(one_device, tiny, untrained, collected):
   assert page.tables['gates'][1] == row
 
 
-def test_a_report_that_fails_writes_nothing(one_device, trained_copy, tmp_path):
+def test_a_report_that_fails_writes_nothing(one_device, trained_copy, tmp_path, monkeypatch):
   before = sorted(trained_copy.rglob('*'))
   (tmp_path / 'file').write_text('')
   with bad_input(f'--output={tmp_path} is a folder: name a file, such as {tmp_path}/report.html'):
@@ -206,6 +206,9 @@ def test_a_report_that_fails_writes_nothing(one_device, trained_copy, tmp_path):
     write_report(f'--workdir={trained_copy}', f'--output={output}')
   with bad_input('--split=none is not one of: train, validation, test'):
     write_report(f'--workdir={trained_copy}', '--split=none')
+  with monkeypatch.context() as patch, bad_input('tokens=0 must be a whole number from 1 on'):
+    patch.setitem(report.ANALYSES, 'clusters', lambda *_: pytest.fail('before the samples'))
+    write_report(f'--workdir={trained_copy}', '--tokens=0')
   with pytest.raises(ValueError, match='there 1 times, but --workdir 2 times'):
     write_report(f'--workdir={trained_copy}', f'--workdir={trained_copy}', '--label=a')
   (trained_copy / 'evaluation').mkdir()
