@@ -65,6 +65,9 @@ def test_keys_that_may_differ_on_resume():
     *('training.evaluate_every', 'training.checkpoint_every', 'training.keep_checkpoints'),
     *('evaluation', 'mesh', 'finetune.tfds_dir', 'finetune.download'),
   ]
+  other = config.resolve({'evaluation': {'streams': 3}, 'mesh': {'data': 2}, 'seed': 1})
+  differences = [key.path for key, *_ in config.differences(config.Config(), other)]
+  assert differences == ['seed']  # all keys of a section that may differ may
 
 
 def test_choices_are_those_that_a_layer_knows():
