@@ -96,12 +96,6 @@ def test_a_write_follows_no_link(tmp_path):
   assert experiment.load(tmp_path / 'config.json') == experiment.Config()
 
 
-def test_a_config_of_a_model_alone_is_read(tmp_path):
-  path = tmp_path / 'config.json'
-  path.write_text(json.dumps({'model': {'layers': 3}, 'data': {}}))
-  assert experiment.load(path).model.layers == 3
-
-
 def test_a_workdir_that_no_folder_can_be(tmp_path, no_device):
   for verb, more in (('evaluate', []), ('analyze', ['curve']), ('generate', ['--prompt=a'])):
     for name, reason in (('x' * 300, 'File name too long'), ('a\0b', 'embedded null byte')):

@@ -129,6 +129,10 @@ def test_values_outside_of_the_rules_are_named(values, message):
     fields.check_values(Block(**values), 'x.')
 
 
+def test_a_block_in_a_message_has_what_differs_from_its_defaults():
+  assert fields.format_value(Block(count=3, inner=Inner())) == '(count=3, inner=(defaults))'
+
+
 def test_an_unknown_rule_is_an_error():
   with pytest.raises(TypeError):
     fields.field(1, 'a bound', at_lest=1)
