@@ -52,8 +52,8 @@ def test_a_wheel_has_the_package_and_its_configs(site):
 @pytest.mark.slow
 def test_a_wheel_runs_the_quickstart_outside_the_checkout(site, tmp_path):
   env = {'PYTHONPATH': str(site), 'NGRAMMER_JAX_CACHE': str(tmp_path / 'cache')}
-  imported = run('-c', 'import ngrammer_jax; print(ngrammer_jax.__file__)', folder=tmp_path, env=env)
-  assert imported.startswith(str(site))
+  code = 'import ngrammer_jax; print(ngrammer_jax.__file__)'
+  assert run('-c', code, folder=tmp_path, env=env).startswith(str(site))
   assert 'quickstart: ' in run('-m', 'ngrammer_jax', '--list', folder=tmp_path, env=env)
   few = ('--config.training.steps=2', '--config.evaluation.max_tokens=256')
   flags = ('--config=quickstart', '--workdir=runs/quickstart', *few)
