@@ -90,8 +90,11 @@ def test_a_config_of_the_package_has_a_name(parse, tmp_path, monkeypatch):
     'superglue, transformer_xl'
   ):
     load('quickstrat')
-  with bad_input('--config=configs/quickstart.py: no file configs/quickstart.py'):
-    load('configs/quickstart.py')
+  with bad_input(
+    '--config=configs/ngrammer_text8.py:primer: no file configs/ngrammer_text8.py: use the config '
+    'of the package, --config=ngrammer_text8:primer'
+  ):
+    load('configs/ngrammer_text8.py:primer')
 
 
 @each('installed', [True, False])
