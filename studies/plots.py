@@ -1,13 +1,12 @@
 """Figures of docs/results.md. Error bars are standard errors over seeds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import pathlib
 from typing import Any
 
 from ngrammer_jax.analysis import figures
-from studies import cells, context, ngram_memories, seeds
-
-Result = Mapping[str, Any]
+from studies import cells, context, ngram_memories
+from studies.results import Result, mean_and_error
 
 
 def save_all(results: Sequence[Result], folder: pathlib.Path) -> None:
@@ -26,7 +25,7 @@ def draw_methods(results: Sequence[Result], axis: Any) -> None:
   """Draws the test loss of each n-gram memory, and of the Transformers without one."""
   methods = [m for m in ngram_memories.METHODS if any(r['model'] == m for r in results)]
   for i, method in enumerate(methods):
-    mean, error = seeds.mean_and_error(_bits(results, method))
+    mean, error = mean_and_error(_bits(results, method))
     color = 'black' if method in ('plain', 'wide') else 'C0'
     axis.errorbar(mean, i, xerr=error, fmt='o', color=color, capsize=3)
     axis.annotate(f'{mean:.3f}', (mean, i), (0, 6), textcoords='offset points', ha='center')
@@ -50,13 +49,13 @@ def draw_memories(results: Sequence[Result], axis: Any) -> None:
     own = [r for r in results if r['model'] == model]
     if own:
       names = (f'test, memory {segments}' for segments in cells.MEMORY_SEGMENTS)
-      points = [seeds.mean_and_error([r[n]['bits_per_character'] for r in own]) for n in names]
+      points = [mean_and_error([r[n]['bits_per_character'] for r in own]) for n in names]
       means, errors = zip(*points, strict=True)
       axis.errorbar(
         lengths, means, yerr=[e or 0 for e in errors], marker='o', capsize=3, label=label
       )
   if without := [r['test']['bits_per_character'] for r in results if r['model'] == 'none']:
-    mean, _ = seeds.mean_and_error(without)
+    mean, _ = mean_and_error(without)
     axis.axhline(mean, color='black', linestyle='--', label='trained without a memory')
   axis.set_xlabel('memory in evaluation, characters (128 in training)')
   axis.set_ylabel('test, bits per character')
@@ -72,7 +71,7 @@ def draw_sizes(results: Sequence[Result], axis: Any) -> None:
     points = []
     for model in models:
       if bits := _bits(results, model):
-        mean, error = seeds.mean_and_error(bits)
+        mean, error = mean_and_error(bits)
         parameters = next(r['parameters'] for r in results if r['model'] == model)
         points.append((parameters / 1e6, mean, error or 0))
     if points:

@@ -20,10 +20,13 @@ from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import workdirs
 
 ANALYSES = {
-  **{'clusters': clusters.analyze, 'spans': spans.analyze, 'attention': attention.analyze},
-  **{'ngrams': ngrams.analyze, 'gates': gates.analyze},
+  'clusters': clusters.analyze,
+  'spans': spans.analyze,
+  'attention': attention.analyze,
+  'ngrams': ngrams.analyze,
+  'gates': gates.analyze,
 }
-# The metrics of a split, their names on the page, formats, and which value is the best.
+# The metrics of a split: name on the page, format, and which value is the best.
 SPLIT_METRICS = {
   'bits_per_byte': ('bits per byte', '.4f', min),
   'bits_per_character': ('bits per character', '.4f', min),
@@ -34,7 +37,7 @@ SPLIT_METRICS = {
 
 
 class Samples(NamedTuple):
-  """Which samples to generate: `count` continuations of a prompt, of at most `tokens` tokens."""
+  """Samples of each run: `count` continuations of a prompt, of at most `tokens` tokens."""
 
   prompt: str = ''
   count: int = 3

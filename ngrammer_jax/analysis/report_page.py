@@ -1,6 +1,6 @@
 """The web page of a report: runs side by side.
 
-A section has the runs that have its part, and is left out if none has.
+A section shows the runs to which it applies. It is left out if it applies to none.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ MAX_NGRAMS = 6  # n-grams with the highest gate, of each order
 
 
 def format_page(reports: Sequence[RunReport]) -> str:
-  """Formats the page. A section that no run has is left out, and so is its link."""
+  """Formats the page: headlines, links to the sections, and the sections."""
   sections = {name: make(reports) for name, make in SECTIONS.items()}
   links = ''.join(f'<a href="#{name}">{name}</a>' for name, part in sections.items() if part)
   names = ', '.join(report.name for report in reports)
@@ -110,12 +110,12 @@ def _metrics_table(reports):
     if known[0].best is not None and len(set(values)) > 1:
       winner = known[0].best(values)
       best |= {(len(rows) - 1, c) for c, m in enumerate(metrics, 1) if m and m.value == winner}
-  note = len(reports) > 1 and (
+  note = (
     'The best of each row is marked. Losses per token and perplexities can only be compared '
     'between runs with the same vocabulary; bits per byte always can, on the same text.'
   )
   table = f'<div class="card fit">{web_page.table(rows, best)}</div>\n'
-  return web_page.section('metrics', 'Metrics', note or '', table)
+  return web_page.section('metrics', 'Metrics', note if len(reports) > 1 else '', table)
 
 
 def _configs(reports):
@@ -125,10 +125,12 @@ def _configs(reports):
   ]
   paths = dict.fromkeys(path for each in values for path in each)
   rows = [['key', *(report.name for report in reports)]]
-  for path in sorted(paths, key=lambda path: path.partition('.')[0] not in ('model',)):
+  for path in sorted(paths, key=lambda path: not path.startswith('model.')):
     cells = [_format_value(each, path) for each in values]
-    is_default = all(path not in each or each[path][1] == each[path][0].default for each in values)
-    if len(set(cells)) > 1 and not (is_default and not all(path in each for each in values)):
+    own = [each[path] for each in values if path in each]
+    # Of a block that only some runs have, the default values are left out.
+    is_shown = len(own) == len(values) or any(value != key.default for key, value in own)
+    if len(set(cells)) > 1 and is_shown:
       rows.append([path, *cells])
   table = ''
   if len(reports) > 1:
@@ -160,13 +162,13 @@ def _clusters(reports):
       for n, head in enumerate(result['heads'])
     ]
     x, y = Axis('cluster, the largest first'), Axis('tokens in the cluster', is_log=True)
-    found = [
+    coherent = [
       (cluster['coherence'], f'head {n}, cluster {k}', cluster['tokens'])
       for n, head in enumerate(result['heads'])
       for k, cluster in clusters.most_coherent(head, MAX_CLUSTERS).items()
     ]
     rows = [['cluster', 'most frequent tokens', 'coherence']]
-    for coherence, name, tokens in sorted(found, key=lambda each: -each[0])[:MAX_CLUSTERS]:
+    for coherence, name, tokens in sorted(coherent, key=lambda each: -each[0])[:MAX_CLUSTERS]:
       words = ' '.join(repr(text)[1:-1].replace(' ', '_') for text in tokens[:MAX_WORDS])
       rows.append([name, words, f'{coherence:.3f}'])
     heads = web_page.fold('statistics of all heads', web_page.table(clusters.table_rows(result)))
@@ -231,9 +233,10 @@ def _ngrams(reports):
     label = f'visits of a row in {result["tokens"]:,} tokens of {result["split"]}, at least'
     x = Axis(label, names=smallest)
     chart = charts.line_chart(lines, x, Axis('rows of the table (%)', from_zero=True))
-    rows = ngrams.table_rows(result)
-    rows = [(f'{name}, order {order}, head {head}', *others) for name, order, head, *others in rows]
-    table = web_page.table([('table', *rows[0][1:]), *rows[1:]])
+    (_, _, _, *columns), *heads = ngrams.table_rows(result)
+    rows = [('table', *columns)]
+    rows += [(f'{name}, order {order}, head {head}', *cells) for name, order, head, *cells in heads]
+    table = web_page.table(rows)
     is_long = len(rows) > MAX_ROWS
     return [chart, web_page.fold('rows and collisions of all heads', table) if is_long else table]
 
@@ -278,7 +281,7 @@ def _gate(result, number, gate):
     f'<h4>n-grams with the highest mean gate</h4>\n{web_page.table(rows)}'
   )
   name = f'{gate["name"]}: mean {gate["mean"]:.3f}, standard deviation {gate["deviation"]:.3f}'
-  return f'<h4>{html.escape(name)}</h4>\n{content}' if not number else web_page.fold(name, content)
+  return web_page.fold(name, content) if number else f'<h4>{html.escape(name)}</h4>\n{content}'
 
 
 def _samples(reports):
@@ -294,7 +297,13 @@ def _samples(reports):
 
 
 SECTIONS = {
-  **{'curves': _curves, 'metrics': _metrics_table, 'configs': _configs, 'samples': _samples},
-  **{'clusters': _clusters, 'ngrams': _ngrams, 'gates': _gates, 'spans': _spans},
-  **{'attention': _attention},
+  'curves': _curves,
+  'metrics': _metrics_table,
+  'configs': _configs,
+  'samples': _samples,
+  'clusters': _clusters,
+  'ngrams': _ngrams,
+  'gates': _gates,
+  'spans': _spans,
+  'attention': _attention,
 }

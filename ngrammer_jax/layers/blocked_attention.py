@@ -63,7 +63,8 @@ class MemorySource:
     read: returns the keys and values [B, K, H] of a head for a block of tokens. Arguments: the
       weights of the head, a block of `rows`, `cache`, and the index of the head.
     weights: arrays [N, ...] with a gradient.
-    rows: arrays [B, M, ...]. An array may begin with R more rows; then its blocks do too.
+    rows: arrays [B, M, ...]. An array may begin with further rows: then each block has as many
+      rows before its own.
     cache: arrays [B, N, M, H].
   """
 
@@ -156,9 +157,16 @@ def attend(
   source = source.replace(rows=jax.tree.map(layout.pad_memory, source.rows))
   operands = _operands(heads, span_mask, source, layout)
   ramp, renormalize = (1, True) if span_mask is None else (span_mask.ramp, span_mask.renormalize)
-  source = source.replace(weights=None)
-  options = ramp, renormalize, return_pairs, heads.logit_cap
-  constants = Constants(layout, source, first_query_NxB, drop, *options)
+  constants = Constants(
+    layout=layout,
+    source=source.replace(weights=None),
+    first_query_NxB=first_query_NxB,
+    drop=drop,
+    ramp=ramp,
+    renormalize=renormalize,
+    return_pairs=return_pairs,
+    logit_cap=heads.logit_cap,
+  )
   values, log_mass, pair = jax.tree.map(
     lambda array_NxBxTx: array_NxBxTx[:, :, :T], _attend_sharded(operands, constants)
   )

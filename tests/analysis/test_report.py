@@ -233,6 +233,10 @@ def test_points_are_where_their_values_are():
   np.testing.assert_allclose(places[:, 1], [y_tick[t] for t in ('1', '100', '10')], atol=0.02)
   assert (places > 0).all() and (places < 100).all() and 'class="c1"' in chart
 
+  narrow = charts.Line('c', [(0.0, 11.0), (1.0, 19.0)], color=0)  # no 1, 2 or 5 times 10^n
+  chart = charts.line_chart([narrow], charts.Axis('x'), charts.Axis('y', is_log=True))
+  assert re.findall('class="y".*?>(.*?)<', chart) == ['12', '14', '16', '18']
+
   long = charts.Line('b', [(i, 5.0) for i in range(1001)], charts.INK, has_dots=False)
   names = [str(i) for i in range(1001)]
   chart = charts.line_chart([line, long], charts.Axis('x', names=names), charts.Axis('y'))

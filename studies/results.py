@@ -1,9 +1,29 @@
-"""Means over seeds, their standard errors, and differences of runs with the same seed."""
+"""Results of the runs: JSON lines, means over seeds, and differences of runs with equal seeds."""
 
 from collections.abc import Iterable, Mapping, Sequence
+import json
 import math
+import pathlib
 import statistics
 from typing import Any
+
+RUNS = pathlib.Path(__file__).with_name('results.jsonl')
+FREQUENCY = pathlib.Path(__file__).with_name('frequency.jsonl')
+
+Result = Mapping[str, Any]  # a line
+
+
+def read(path: pathlib.Path) -> list[Result]:
+  """Returns the lines of a file; none before the first result."""
+  if not path.exists():
+    return []
+  return [json.loads(line) for line in path.read_text(encoding='utf-8').splitlines()]
+
+
+def append(path: pathlib.Path, result: Result) -> None:
+  """Appends a line to a file."""
+  with path.open('a', encoding='utf-8') as file:
+    file.write(json.dumps(result) + '\n')
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
@@ -12,13 +32,13 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
   return statistics.fmean(values), error
 
 
-def summarise(values: Sequence[float]) -> str:
+def format_mean(values: Sequence[float]) -> str:
   """Formats the mean of values, and its standard error if there are several."""
   mean, error = mean_and_error(values)
   return f'{mean:.4f}' if error is None else f'{mean:.4f} ± {error:.4f}'
 
 
-def difference(results: Iterable[Mapping[str, Any]], model: str, baseline: str) -> str:
+def format_difference(results: Iterable[Result], model: str, baseline: str) -> str:
   """Formats the mean over seeds of a model minus its baseline, in test bits per byte.
 
   Returns '' if they have no seed in common.
@@ -27,4 +47,4 @@ def difference(results: Iterable[Mapping[str, Any]], model: str, baseline: str) 
   seeds = [seed for name, seed in scores if name == model and (baseline, seed) in scores]
   if model == baseline or not seeds:
     return ''
-  return summarise([scores[model, seed] - scores[baseline, seed] for seed in seeds])
+  return format_mean([scores[model, seed] - scores[baseline, seed] for seed in seeds])
