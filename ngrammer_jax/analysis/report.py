@@ -93,7 +93,7 @@ def check_output(path: pathlib.Path) -> None:
 def collect(
   all_runs: Sequence[runs.Run], names: Sequence[str], split: str, samples: Samples
 ) -> list[RunReport]:
-  """Analyzes the runs. Raises BadInput as the analyses do, but leaves out those without a part."""
+  """Analyzes the runs, each with the analyses that apply to it. Raises BadInput as they do."""
   for run in all_runs:
     if run.config.finetune is None:
       run.split(split)  # reports a wrong name before any checkpoint is loaded

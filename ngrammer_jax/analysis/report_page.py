@@ -65,12 +65,12 @@ def _cards(reports: Sequence[RunReport], make: Callable[[RunReport], list[str]])
   return web_page.cards([(title(report), make(report)) for report in reports])
 
 
-def _analysis_cards(reports, analysis, title, note, make):
+def _analysis_section(reports, analysis, title, note, make):
   """Returns the section of an analysis, with a card for each run that has a result."""
-  having = [report for report in reports if analysis in report.results]
-  if not having:
+  shown_reports = [report for report in reports if analysis in report.results]
+  if not shown_reports:
     return ''
-  cards = _cards(having, lambda report: make(report.results[analysis]))
+  cards = _cards(shown_reports, lambda report: make(report.results[analysis]))
   return web_page.section(analysis, title, note, cards)
 
 
@@ -177,7 +177,7 @@ def _clusters(reports):
     return [charts.line_chart(lines, x, y), examples + heads]
 
   note = 'Tokens of the vocabulary that share a cluster of the latent n-grams.'
-  return _analysis_cards(reports, 'clusters', 'Clusters', note, make)
+  return _analysis_section(reports, 'clusters', 'Clusters', note, make)
 
 
 def _spans(reports):
@@ -192,12 +192,12 @@ def _spans(reports):
     if result['along'] is not None:
       along = {key: values[:MAX_SHOWN_TOKENS] for key, values in result['along'].items()}
       limits = min(along['spans']), max(along['spans'])
-      scale = web_page.scale('mean span of each token:', limits, '.0f')
-      parts.append(scale + web_page.shaded_text(along['texts'], along['spans'], limits, '.0f'))
+      legend = web_page.shading_legend('mean span of each token:', limits, '.0f')
+      parts.append(legend + web_page.shaded_text(along['texts'], along['spans'], limits, '.0f'))
     return parts
 
   note = 'How far each head looks back, by layer and head.'
-  return _analysis_cards(reports, 'spans', 'Attention spans', note, make)
+  return _analysis_section(reports, 'spans', 'Attention spans', note, make)
 
 
 def _attention(reports):
@@ -218,7 +218,7 @@ def _attention(reports):
     return [f'{chart}<p class="note">All other keys: {result["rest"]:.1%}.</p>\n']
 
   note = 'Mean attention weight by distance, over tokens that can attend to all distances shown.'
-  return _analysis_cards(reports, 'attention', 'Attention by distance', note, make)
+  return _analysis_section(reports, 'attention', 'Attention by distance', note, make)
 
 
 def _ngrams(reports):
@@ -241,7 +241,7 @@ def _ngrams(reports):
     return [chart, web_page.fold('rows and collisions of all heads', table) if is_long else table]
 
   note = 'How often the rows of the n-gram tables are visited along a text.'
-  return _analysis_cards(reports, 'ngrams', 'N-gram visits', note, make)
+  return _analysis_section(reports, 'ngrams', 'N-gram visits', note, make)
 
 
 def _gates(reports):
@@ -264,7 +264,7 @@ def _gates(reports):
     return [chart, ''.join(_gate(result, *each) for each in enumerate(result['gates']))]
 
   note = 'How much of its n-gram memory a layer lets in at each token, between 0 and 1.'
-  return _analysis_cards(reports, 'gates', 'Gates', note, make)
+  return _analysis_section(reports, 'gates', 'Gates', note, make)
 
 
 def _gate(result, number, gate):
@@ -276,7 +276,7 @@ def _gate(result, number, gate):
     for ngram in listed[:MAX_NGRAMS]:
       rows.append([repr(ngram['text']), f'{ngram["gate"]:.3f}', f'{ngram["count"]:,}'])
   content = (
-    f'{web_page.scale("gate of each token:", limits)}'
+    f'{web_page.shading_legend("gate of each token:", limits)}'
     f'{web_page.shaded_text(result["texts"][: len(values)], values, limits)}'
     f'<h4>n-grams with the highest mean gate</h4>\n{web_page.table(rows)}'
   )
@@ -285,15 +285,15 @@ def _gate(result, number, gate):
 
 
 def _samples(reports):
-  having = [report for report in reports if report.samples]
-  if not having:
+  shown_reports = [report for report in reports if report.samples]
+  if not shown_reports:
     return ''
   make = lambda report: [
     f'<div class="sample"><b>{html.escape(prompt)}</b>{html.escape(text)}</div>\n'
     for prompt, text in report.samples
   ]
   note = 'The first continuations, with seeds 0, 1, 2, ...; none is chosen.'
-  return web_page.section('samples', 'Samples', note, _cards(having, make))
+  return web_page.section('samples', 'Samples', note, _cards(shown_reports, make))
 
 
 SECTIONS = {

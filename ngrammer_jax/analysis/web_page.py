@@ -126,7 +126,7 @@ def shaded_text(
   return f'<p class="text">{"".join(spans)}</p>\n'
 
 
-def scale(name: str, limits: tuple[float, float], pattern: str = '.2f') -> str:
+def shading_legend(name: str, limits: tuple[float, float], pattern: str = '.2f') -> str:
   """Returns the legend of shaded text."""
   low, high = limits
   return (

@@ -17,7 +17,7 @@ L_i in place of max_i the mass is 1, and the gradients of the two sums are do_i 
 dL_i - do_i . o_i.
 
 B batch, T queries, M memory, N heads, H head width, K queries or keys of a block, A blocks of
-queries in all rows, R = 2 K - 1 distances between two blocks.
+queries in all rows, R = 2 K - 1 distances between two blocks; x is A or 1.
 """
 
 from collections.abc import Callable

@@ -69,6 +69,9 @@ def dot_general(
     kernel: its first or its last axes are summed over.
     dimension_numbers: as for `jax.lax.dot_general`; there are no batch axes.
     precision, preferred_element_type: as for `jax.lax.dot_general`.
+
+  Raises:
+    TypeError: it is differentiated in forward mode (`jax.jvp`) on a CPU.
   """
   is_cpu = placement.device()[0] == 'cpu'
   product = _dot_general if is_cpu else jax.lax.dot_general

@@ -638,6 +638,7 @@ def _unskew(y_KxK: jax.Array) -> jax.Array:
 
 def _rotate(x_Kx2K: jax.Array, to_right: Callable[[int], int]) -> jax.Array:
   """Rotates row a by K - 1 - a: by each power of 2 in that number."""
+  # The strided `pltpu.roll` exists from TPU v5 on, in float32, and in one direction alone.
   K = x_Kx2K.shape[0]
   number_Kx2K = K - 1 - jax.lax.broadcasted_iota(jnp.int32, x_Kx2K.shape, 0)
   steps = 1
