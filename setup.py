@@ -14,6 +14,8 @@ VERSION = re.search(
 # task pipelines use it; training and evaluation on plain corpora need neither it nor TensorFlow.
 TENSORFLOW = 'platform_system != "Windows" and python_version < "3.14"'
 
+NOTEBOOKS = ('ipykernel', 'nbclient')  # which run the notebooks, without a browser
+
 setuptools.setup(
   name='ngrammer_jax',
   version=VERSION,
@@ -39,6 +41,7 @@ setuptools.setup(
     'flax>=0.12.8',
     'importlib_resources',  # tensorflow-datasets uses it without asking for it
     'jax>=0.10.2',
+    'matplotlib>=3.9',
     'ml-collections>=1.1',
     'numpy>=2.0',
     'optax>=0.2.8',
@@ -61,9 +64,10 @@ setuptools.setup(
     'interop': [],  # this and the next need no further packages; commands name them
     'huggingface': [],
     'docs': ['mkdocs-material>=9.6', 'mkdocstrings[python]>=0.29'],
-    'notebooks': ['jupyterlab', 'matplotlib', 'nbconvert'],
+    'notebooks': ['jupyterlab', *NOTEBOOKS],
     'test': [
-      *('matplotlib', 'pytest', 'pytest-xdist', 'ruff', 'sympy'),
+      *('build', 'pytest', 'pytest-xdist', 'ruff', 'sympy', *NOTEBOOKS),
+      *('setuptools>=64', 'wheel'),  # with which `build` makes a wheel
       'gcsfs>=2025.2',
       # Its libtpu compiles for TPUs, where there are none.
       'jax[tpu]; platform_system == "Linux" and platform_machine == "x86_64"',

