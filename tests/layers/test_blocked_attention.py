@@ -12,6 +12,7 @@ from ngrammer_jax.layers import (
   documents,
   dropout,
   full_attention,
+  placement,
   relative,
   span,
 )
@@ -173,6 +174,16 @@ def test_few_scores_are_not_computed_in_blocks():
   assert not blocked_attention.is_faster(block - 1, limit, has_spans=True)
   assert blocked_attention.is_faster(block, limit // block, has_spans=True)
   assert not blocked_attention.is_faster(block, limit // block - block - 1, has_spans=True)
+
+
+def test_without_spans_blocks_are_for_cpus_and_long_memories(monkeypatch):
+  is_faster, T = blocked_attention.is_faster, 128
+  assert T * 2 * T == 2 * blocked_attention.MIN_SCORES
+  assert is_faster(T, T, has_spans=False) and not is_faster(T, T - 1, has_spans=False)
+  assert not is_faster(2 * T, T, has_spans=False) and is_faster(2 * T, T, has_spans=True)
+  for platform in ('tpu', 'gpu'):
+    monkeypatch.setattr(placement, 'device', lambda platform=platform: (platform, ''))
+    assert not is_faster(T, T, has_spans=False) and is_faster(T, T, has_spans=True)
 
 
 def test_a_dropout_key_of_another_generator_is_an_error():

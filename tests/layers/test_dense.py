@@ -70,6 +70,22 @@ def test_the_gradient_of_a_kernel_transposes_the_narrower_operand(inputs, featur
   assert sizes == {rows * min(widths)} | kernel
 
 
+def test_a_policy_of_rematerialization_sees_the_product():
+  """If products are saved, the gradient computes none of them again."""
+  x, kernel = jnp.zeros((8, 4)), jnp.zeros((4, 6))
+  product = lambda kernel: jnp.tanh(dot_general(x, kernel, (((1,), (0,)), ((), ())))).sum()
+
+  def products(policy):
+    gradient = jax.grad(jax.checkpoint(product, policy=policy))
+    equations = jaxprs.equations(jax.make_jaxpr(gradient)(kernel).jaxpr)
+    return sum(equation.primitive.name == 'dot_general' for equation in equations)
+
+  policies = jax.checkpoint_policies
+  saved = products(policies.everything_saveable)
+  assert products(policies.dots_with_no_batch_dims_saveable) == saved
+  assert products(policies.nothing_saveable) == saved + 1
+
+
 def test_a_kernel_may_be_summed_over_its_last_axis(x64):
   random = np.random.default_rng(3)
   x, kernel, dy = (random.normal(size=shape) for shape in ((2, 3, 4), (5, 4), (2, 3, 5)))
