@@ -37,7 +37,7 @@ def configs(length: int, options: argparse.Namespace) -> dict[str, experiment.Co
   config = runpy.run_path(str(CONFIGS))['get_config']('text8_small')
   config.model.layers, config.model.width, config.training.batch_size = options.layers, WIDTH, 1
   config.evaluation.streams, config.evaluation.segment_length = 1, options.segment_length
-  config.model.memory.length = length
+  config.model.memory.length = config.evaluation.memory.length = length
   memory = experiment.resolve(config)
   config.evaluation.protocol, config.evaluation.segment_length = 'sliding_window', length
   return {'memory': memory, 'window': experiment.resolve(config)}
