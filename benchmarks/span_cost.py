@@ -94,7 +94,7 @@ def trainer(model, spans=None, shape=(B, T), algorithm='adagrad'):
   labels = jax.tree.map(lambda _: 'dense', params)
   optimizer = optimizers.make(config, 1000, labels)
   state = train_state.TrainState(np.int32(0), params, {}, optimizer.init(params), memory)
-  step = jax.jit(train_step.TrainStep(model, optimizer, labels, seed=0))
+  step = jax.jit(train_step.TrainStep(model, optimizer, labels, seed=0), donate_argnums=0)
   step = step.lower(state, segment).compile()
   holder = [state]
 
