@@ -15,6 +15,7 @@ import subprocess
 import sys
 from unittest import mock
 
+import jax
 import pytest
 
 from ngrammer_jax import config
@@ -47,9 +48,9 @@ SNIPPETS_NOT_RUN = {
 # Small enough for a test, at the end of a command.
 FEWER = {
   'train': (
-    *('--config.training.steps=2', '--config.training.batch_size=2'),
+    *('--config.training.steps=2', '--config.training.batch_size=8'),
     *('--config.optimizer.warmup_steps=1', '--config.training.segment_length=32'),
-    *('--config.evaluation.streams=2', '--config.evaluation.segment_length=32'),
+    *('--config.evaluation.streams=8', '--config.evaluation.segment_length=32'),
     '--config.evaluation.max_tokens=256',
   ),
   'finetune': ('--config.training.steps=2', '--config.training.batch_size=2'),
@@ -67,9 +68,7 @@ RUNS = {
   'books': ('quickstart', '--config.data.corpus=cbt', '--config.data.path=/path/to/CBTest'),
 }
 RUNS['others'] = RUNS['books']
-
-
-PYTHON_MODULES = ('venv', 'build')
+PYTHON_MODULES = ('venv', 'build')  # of others
 
 
 class Parsed(BaseException):  # compile.py reports any Exception
@@ -211,11 +210,10 @@ class Pages:
     program = documentation.program(argv)
     if program is None or any(re.search(p, shlex.join(argv)) for p in (*NOT_CHECKED, *NOT_RUN)):
       return
-    argv = [self._with_file(word) for word in argv]
     name, arguments = program[0], [self._with_file(word) for word in program[1]]
     if name.endswith('.py'):  # a launcher replaces its process
-      environment = {k: v for k, v in os.environ.items() if k != 'XLA_FLAGS'}
-      environment |= {'PYTHONPATH': str(ROOT)}
+      fast = os.environ['XLA_FLAGS'].replace('--xla_force_host_platform_device_count=8', '')
+      environment = os.environ | {'PYTHONPATH': str(ROOT), 'XLA_FLAGS': fast}
       command = [
         sys.executable,
         ROOT / name,
@@ -230,7 +228,9 @@ class Pages:
   def run_verb(self, name: str, arguments: list[str]) -> None:
     """Runs a verb of the package at few steps."""
     verb = arguments[0] if name.endswith('.analyze') else name.rpartition('.')[2]
-    fewer = (*FEWER.get(verb, ()), *(self.smaller if verb == 'train' else ()))
+    fewer = FEWER.get(verb, ())
+    if verb == 'train' and not any('memories' in word for word in arguments):  # in some layer
+      fewer += self.smaller
     if verb == 'evaluate' and not any('runs/rte' in word for word in arguments):
       fewer = ('--config.evaluation.max_tokens=256', '--config.evaluation.segment_length=128')
     main = importlib.import_module(f'{name}.__main__' if name == 'ngrammer_jax' else name).main
@@ -303,7 +303,7 @@ def pages(tmp_path, cache, one_device, monkeypatch, request):
 
 
 def test_the_readme_runs(pages):
-  pages.smaller = ('--config.model.layers=2',)
+  pages.smaller = ('--config.model.layers=1',)
   pages.run(README)
   verbs = {f'ngrammer_jax.{verb}' for verb in ('train', 'evaluate', 'generate')}
   assert pages.has_run >= {*verbs, 'python'}
@@ -314,6 +314,16 @@ RUNNABLE = [
   for path in DOCS
   if any(b.is_shell or b.language == 'python' for b in documentation.blocks(path))
 ]
+
+
+def test_snippets_of_layers_are_traced():
+  """They are not compiled."""
+  for page in ('spans', 'ngram_memories'):
+    names: dict = {}
+    for block in documentation.blocks(ROOT / 'docs' / f'{page}.md'):
+      if block.language == 'python':
+        jax.eval_shape(lambda text=block.text, names=names: exec(text, names))
+    assert names['variables']['params']
 
 
 @pytest.mark.slow

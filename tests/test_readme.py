@@ -1,92 +1,18 @@
-"""Examples, files, errors and configs in the README and the docs are correct."""
+"""Files, links, errors and configs in the README and the docs are correct."""
 
 import ast
-import inspect
-import json
-import math
 import pathlib
 import re
 
-import jax
-import numpy as np
 import pytest
 
 import ngrammer_jax
-from ngrammer_jax import config, errors, runs
+from ngrammer_jax import config, errors
 from ngrammer_jax.config import command_line, conversion
-from ngrammer_jax.inference import text as text_inference
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TEXT = (ROOT / 'README.md').read_text(encoding='utf-8')
 READING = (ROOT / 'docs' / 'reading.md').read_text(encoding='utf-8')
-
-
-RUN_EXAMPLE, LAYER_EXAMPLE = re.findall(r'```python\n(.*?)```', TEXT, re.S)
-(SPAN_EXAMPLE,) = re.findall(r'```python\n(.*?)```', (ROOT / 'docs' / 'spans.md').read_text(), re.S)
-
-
-@pytest.fixture
-def quickstart(trained_copy, tmp_path, monkeypatch):
-  """A trained run at the path of the README."""
-  run = trained_copy
-  fields = json.loads((run / 'config.json').read_text())
-  fields['evaluation']['segment_length'] = 32  # room for the prompts
-  (run / 'config.json').write_text(json.dumps(fields))
-  (tmp_path / 'runs').mkdir()
-  run.rename(tmp_path / 'runs' / 'quickstart')
-  monkeypatch.chdir(tmp_path)
-
-
-@pytest.mark.slow
-def test_python_examples_run(quickstart, capsys):
-  names: dict = {}
-  for example in (RUN_EXAMPLE, LAYER_EXAMPLE):
-    exec(example, names)
-  assert names['logits'].shape == (2, 16, 1000)
-  assert 'bits/byte  The state of the Union' in capsys.readouterr().out
-
-
-def test_python_examples_of_a_run_ask_for_what_there_is(quickstart, monkeypatch, capsys):
-  """The methods of the run return fake answers."""
-  score, generate = (inspect.signature(getattr(runs.Run, name)) for name in ('score', 'generate'))
-
-  def scored(*args, **kwargs):
-    texts = score.bind(*args, **kwargs).arguments['texts']
-    ids = np.arange(8)
-    return [text_inference.Score(text, ids, np.full(8, len(text)), lossless=True) for text in texts]
-
-  def generated(*args, **kwargs):
-    call = generate.bind(*args, **kwargs).arguments
-    completions = [
-      text_inference.Completion(prompt, ' of', [1, 2], False, 0) for prompt in call['prompts']
-    ]
-    assert call['self'].vocabulary.size == 257 and call['tokens'] == 20
-    return completions
-
-  monkeypatch.setattr(runs.Run, 'score', scored)
-  monkeypatch.setattr(runs.Run, 'generate', generated)
-  exec(RUN_EXAMPLE, {})
-  first, second, *others = capsys.readouterr().out.splitlines()
-  bits = 8 / math.log(2)  # for each of the text's bytes
-  assert first == f'{bits:.2f} bits/byte  The state of the Union is strong.'
-  assert second == f'{bits:.2f} bits/byte  Strong is Union the of state the.'
-  assert others == ['My fellow citizens of', 'The economy of']
-
-
-def test_python_examples_of_layers_are_traced(capsys):
-  """The examples are traced, not compiled."""
-  names: dict = {}
-  jax.eval_shape(lambda: exec(LAYER_EXAMPLE, names))
-  assert names['logits'].shape == (2, 16, 1000)
-  assert capsys.readouterr().out == '(2, 16, 1000)\n'
-  jax.eval_shape(lambda: exec(SPAN_EXAMPLE, {}))
-  assert 'float32[]' in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_the_example_of_the_span_docs_runs(capsys):
-  exec(SPAN_EXAMPLE, {})
-  assert float(capsys.readouterr().out) == 0  # where all spans begin
 
 
 def test_files_that_are_named_exist():
