@@ -41,6 +41,15 @@ def test_an_axis_is_spread_where_all_its_mesh_axes_divide_it(caplog):
   )
 
 
+def test_arrays_with_the_axis_of_the_host_are_in_its_memory():
+  names = {'device': 'ngram_embed', 'host': sharding.HOST_MEMORY_AXIS}
+  arrays = {kind: boxed(('ngram_vocab', name), 8, 6) for kind, name in names.items()}
+  placed = sharding.shardings(arrays, sharding.make_mesh(2, 2, 2))
+  assert placed['host'].sharding.memory_kind == sharding.HOST_MEMORY_KIND
+  assert placed['host'].sharding.spec == placed['device'].spec
+  assert placed['device'].memory_kind != sharding.HOST_MEMORY_KIND
+
+
 def test_every_device_gets_its_rows_of_a_batch():
   batch = np.arange(16 * 3).reshape(16, 3)
   for axis, mesh in ((0, (2, 2, 2)), (1, (-1, 1, 1))):

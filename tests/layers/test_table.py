@@ -2,6 +2,7 @@
 
 import functools
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -102,3 +103,24 @@ def test_a_lookup_on_one_device_is_nothing_but_a_gather():
   with sharding.use(jax.make_mesh((1, 1, 1), sharding.AXES, devices=jax.devices()[:1])):
     assert 'shard_map' not in str(jax.make_jaxpr(table.lookup)(*arrays))
   assert 'shard_map' not in str(jax.make_jaxpr(table.lookup)(*arrays))
+
+
+class Lookups(nn.Module):
+  """Several lookups in one table."""
+
+  @nn.compact
+  def __call__(self, rows):
+    table_VxE = self.param('table', nn.initializers.normal(), (V, E))
+    return [table.lookup_parameter(self, 'table', table_VxE, each) for each in rows]
+
+
+def test_every_lookup_of_a_module_is_recorded_and_has_its_own_perturbation():
+  table_VxE, rows, weights, _ = example()
+  rows, weights = (rows[:, 0], rows[:, 1], rows[:, 2, :1]), jnp.asarray(weights)
+  perturbations = weights[:, 0], weights[:, 1], weights[:, 2, :1]
+  variables = {'params': {'table': table_VxE}, table.PERTURBATIONS: {'table': perturbations}}
+  values, recorded = Lookups().apply(variables, rows, mutable=[table.LOOKUPS])
+  for actual, each, perturbation in zip(values, rows, perturbations, strict=True):
+    np.testing.assert_array_equal(actual, table_VxE[each] + perturbation)
+  lookups = recorded[table.LOOKUPS]['table']
+  jax.tree.map(np.testing.assert_array_equal, [each.rows_Bx for each in lookups], list(rows))

@@ -13,9 +13,10 @@ import pytest
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.memory import Place
 from ngrammer_jax.config.ngram_memory import NGramMemoryConfig
+from ngrammer_jax.data import streams
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.memory import PlacedMemory
-from ngrammer_jax.models import memories, transformer
+from ngrammer_jax.models import host_tables, memories, transformer
 from tests.checks import random_variables
 
 CONFIG = model_config.ModelConfig(layers=3, ngram=model_config.NGramConfig())
@@ -91,3 +92,25 @@ def test_memories_of_equal_shape_do_not_share_tables():
   for i, one in enumerate(tables):
     assert np.abs(one).max() > 0
     assert all(np.abs(one - other).max() > 0 for other in tables[:i] if one.shape == other.shape)
+
+
+def test_rows_looked_up_ahead_segment_by_segment_are_those_of_one_pass():
+  options = NGramMemoryConfig(orders=(3,), heads=2, rows=(61,), width=4, table_memory='host')
+  config = dataclasses.replace(CONFIG, width=8, heads=2, ngram=None, ngram_memories=(options,))
+  model = transformer.TransformerLM(config, 11)
+  tokens = np.random.default_rng(0).integers(0, 11, (2, 8)).astype(np.int32)
+  starts = np.arange(8) == [[0], [6]]
+  variables = random_variables(model, tokens, model.empty_memory(2))
+  look_up = jax.jit(functools.partial(host_tables.look_up, model, variables))
+
+  def rows(*parts):
+    state, values = host_tables.empty_state(config, 2), []
+    for part in parts:
+      segment = streams.Segment(tokens[:, part], None, starts[:, part], None)
+      found, state = look_up(segment, state)
+      values.append(found)
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays, axis=1), *values)
+
+  whole = rows(slice(0, 8))
+  assert len(jax.tree.leaves(whole)) == 1
+  jax.tree.map(np.testing.assert_array_equal, rows(slice(0, 4), slice(4, 8)), whole)

@@ -37,8 +37,9 @@ def test_a_record_without_its_end_of_line_is_dropped(tmp_path):
   assert steps(tmp_path) == [2, 4]
 
 
-def test_a_line_that_is_no_object_is_dropped(tmp_path):
-  (tmp_path / 'metrics.jsonl').write_text('{"step": 2, "loss": 1}\n3\nnull\n["step"]\n')
+def test_a_line_that_is_no_object_or_has_no_step_is_dropped(tmp_path):
+  others = '3', 'null', '["step"]', '{"loss": 2}', '{"step": 2.5}', '{"step": "2"}'
+  (tmp_path / 'metrics.jsonl').write_text('\n'.join(('{"step": 2, "loss": 1}', *others, '')))
   assert writers.read_value(tmp_path, 2, 'loss') == 1
   writers.MetricsWriter(tmp_path, 4).close()
   assert steps(tmp_path) == [2]
