@@ -28,7 +28,13 @@ setuptools.setup(
     'ngrammer_jax.configs',
   ],
   package_dir={'ngrammer_jax.configs': 'configs'},  # for --config=NAME, outside a checkout too
-  package_data={'ngrammer_jax': ['py.typed', 'weights/*/*']},  # the latter for --pretrained=NAME
+  package_data={
+    'ngrammer_jax': [
+      'py.typed',
+      'analysis/*.css',
+      'weights/*/*',  # for --pretrained=NAME
+    ]
+  },
   entry_points={'console_scripts': ['ngrammer_jax = ngrammer_jax.__main__:console_script']},
   python_requires='>=3.11',
   install_requires=[

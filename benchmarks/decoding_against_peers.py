@@ -1,7 +1,4 @@
-"""Seconds per token of greedy decoding, compared with the GPT-2 of Hugging Face Transformers.
-
-  pip install torch transformers
-  python -m benchmarks.decoding_against_peers --rounds=5
+"""Greedy decoding, token by token, beside the GPT-2 of Hugging Face Transformers.
 
 Both models have 3 blocks of width 192, 6 heads, 4,096 tokens and random weights, and start from one
 token. Ours is the model of configs/quickstart.py without its n-gram memory, with a gated
@@ -9,13 +6,9 @@ feed-forward of 512; GPT-2 has one of 768 without a gate, and as many parameters
 measured with one thread, which is faster for so small products, and with all threads.
 """
 
-import argparse
 from collections.abc import Callable
 import functools
 import itertools
-import json
-import pathlib
-from typing import Any
 
 import numpy as np
 
@@ -24,6 +17,18 @@ from benchmarks import dense_step, paired
 # Rows and new tokens; all contexts have room for 1,024 tokens but the first two.
 CASES = {'1 row x 128': (1, 127, 128), '8 rows x 128': (8, 127, 128)}
 LONG_CASES = {'8 rows x 1,024': (8, 400, 1024)}
+
+
+def sides(is_quick: bool = False) -> dict[str, paired.Make]:
+  """Returns the sides, see `paired.measure`; if `is_quick`, without long contexts and threads."""
+  cases = CASES if is_quick else CASES | LONG_CASES
+  result = {
+    paired.OURS: functools.partial(make_jax, cases),
+    'transformers, 1 thread': functools.partial(make_transformers, 1, cases),
+  }
+  if not is_quick:
+    result['transformers'] = functools.partial(make_transformers, None, cases)
+  return result
 
 
 def make_jax(cases: dict[str, tuple[int, int, int]]) -> dict[str, Callable[[], int]]:
@@ -75,33 +80,3 @@ def make_transformers(
     return count
 
   return {name: functools.partial(generate, *case) for name, case in cases.items()}
-
-
-def measure(rounds: int = 5, is_quick: bool = False) -> dict[str, Any]:
-  """Returns times and ratios, see `paired.measure`; without the long context if `is_quick`."""
-  cases = CASES if is_quick else CASES | LONG_CASES
-  sides = {
-    'ngrammer_jax': functools.partial(make_jax, cases),
-    'transformers, 1 thread': functools.partial(make_transformers, 1, cases),
-    'transformers': functools.partial(make_transformers, None, cases),
-  }
-  return paired.measure(sides, rounds)
-
-
-def main() -> None:
-  """Prints a table; with --json also writes it."""
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  parser.add_argument('--rounds', type=int, default=5)
-  parser.add_argument('--quick', action='store_true', help='without the long context')
-  parser.add_argument('--json', type=pathlib.Path, help='output file')
-  options = parser.parse_args()
-  result = measure(options.rounds, options.quick)
-  print(paired.format_table(result))
-  if options.json:
-    options.json.write_text(json.dumps(result, indent=2) + '\n')
-
-
-if __name__ == '__main__':
-  main()

@@ -1,7 +1,4 @@
-"""Speed and memory of a plain Transformer, compared with a nanoGPT-style model in PyTorch.
-
-  pip install torch
-  python -m benchmarks.dense_step --rounds=10 --compile --json=dense.json
+"""Steps of a plain Transformer, beside a nanoGPT-style model in PyTorch.
 
 The model is that of configs/quickstart.py without its n-gram memory. The model in PyTorch has the
 same layers, width, heads, feed-forward, vocabulary, batch, segment and precision, tied embeddings,
@@ -11,21 +8,16 @@ all logits, the fused Adam. What remains different: ours has rotary positions in
 ones, a softmax bias, attention within documents and loss weights of tokens (both read at run time),
 and reports gradient norms; PyTorch's has none of these.
 
---feed_forward=plain compares the feed-forward of nanoGPT, of width 4 D without a gate, on both
-sides. --compile also measures `torch.compile`.
-
-See `benchmarks.paired` for how the sides take turns. Each measurement is the mean of a few steps.
-The peak memory is that of the process, with its libraries and compilers.
+Both sides have the gated feed-forward of the quickstart, or a plain one: that of nanoGPT, of width
+4 D without a gate. Each measurement is the mean of a few steps. The peak memory is that of the
+process, with its libraries and compilers.
 """
 
-import argparse
 from collections.abc import Callable
 import dataclasses
 import functools
-import json
 import pathlib
 import runpy
-from typing import Any
 
 import numpy as np
 
@@ -33,7 +25,7 @@ from benchmarks import paired
 
 CONFIG = pathlib.Path(__file__).parents[1] / 'configs' / 'quickstart.py'
 FEED_FORWARDS = {'gated': {}, 'plain': {'gated': False, 'feed_forward_width': 768}}
-PASSES = ('train', 'forward')
+STEPS = 5  # of one measurement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +48,14 @@ class Sizes:
     return np.random.default_rng(0).integers(0, self.vocabulary, shape, np.int32)
 
 
+def sides(feed_forward: str = 'gated', with_compile: bool = False) -> dict[str, paired.Make]:
+  """Returns the sides, see `paired.measure`; with a key of FEED_FORWARDS."""
+  makers = {paired.OURS: make_jax, 'torch': make_torch}
+  if with_compile:
+    makers['torch.compile'] = functools.partial(make_torch, is_compiled=True)
+  return {name: functools.partial(make, feed_forward) for name, make in makers.items()}
+
+
 def experiment_config(steps: int, feed_forward: str = 'gated'):
   """Returns the config of the quickstart without n-gram memory, `steps` steps in a call."""
   from ngrammer_jax import config as experiment
@@ -76,8 +76,8 @@ def sizes_of(config) -> Sizes:
   )
 
 
-def make_jax(config) -> dict[str, Callable[[], None]]:
-  """Returns functions that run `steps` training steps, or forward passes with the loss."""
+def make_jax(feed_forward: str) -> dict[str, Callable[[], int]]:
+  """Returns functions that run a few training steps, or forward passes with the loss."""
   import jax
 
   from ngrammer_jax import sharding
@@ -85,6 +85,7 @@ def make_jax(config) -> dict[str, Callable[[], None]]:
   from ngrammer_jax.models import language_model
   from ngrammer_jax.training import programs
 
+  config = experiment_config(STEPS, feed_forward)
   sizes = sizes_of(config)
   tokens = sizes.tokens()
   shape = tokens[..., 1:].shape
@@ -113,21 +114,24 @@ def make_jax(config) -> dict[str, Callable[[], None]]:
     nonlocal state
     state, metrics = run.call(state, segments, sizes.steps)
     assert np.isfinite(jax.device_get(metrics['loss'])).all()
+    return sizes.steps
 
   def forward():
     for step in range(sizes.steps):
       segment = streams.map_segments(lambda array, step=step: array[step], segments)
       assert np.isfinite(loss(state.params, segment))
+    return sizes.steps
 
   return {'train': train, 'forward': forward}
 
 
-def make_torch(config, is_compiled: bool = False) -> dict[str, Callable[[], None]]:
+def make_torch(feed_forward: str, is_compiled: bool = False) -> dict[str, Callable[[], int]]:
   """Returns the same functions of the model in PyTorch."""
   import torch
   from torch import nn
   from torch.nn import functional
 
+  config = experiment_config(STEPS, feed_forward)
   sizes, o = sizes_of(config), config.optimizer
   D, N = sizes.width, sizes.heads
 
@@ -201,59 +205,12 @@ def make_torch(config, is_compiled: bool = False) -> dict[str, Callable[[], None
       nn.utils.clip_grad_norm_(model.parameters(), o.clip_norm)
       optimizer.step()
       assert np.isfinite(value.item())
+    return sizes.steps
 
   @torch.no_grad()
   def forward():
     for inputs, targets in steps:
       assert np.isfinite(loss(inputs, targets).item())
+    return sizes.steps
 
   return {'train': train, 'forward': forward}
-
-
-def make_compiled_torch(config) -> dict[str, Callable[[], None]]:
-  """Returns the functions of the model in PyTorch, with `torch.compile`."""
-  return make_torch(config, is_compiled=True)
-
-
-SIDES = {'ngrammer_jax': make_jax, 'torch': make_torch, 'torch.compile': make_compiled_torch}
-
-
-def make_side(side: str, steps: int, feed_forward: str) -> dict[str, Callable[[], int]]:
-  """Returns the passes of a side, see `paired.Make`."""
-  runs = SIDES[side](experiment_config(steps, feed_forward))
-
-  def repeated(run):
-    run()
-    return steps
-
-  return {name: functools.partial(repeated, run) for name, run in runs.items()}
-
-
-def measure(
-  rounds: int = 10, steps: int = 5, feed_forward: str = 'gated', with_compile: bool = False
-) -> dict[str, Any]:
-  """Returns times, peak memory and ratios, see `paired.measure`."""
-  names = SIDES if with_compile else list(SIDES)[:2]
-  sides = {name: functools.partial(make_side, name, steps, feed_forward) for name in names}
-  return paired.measure(sides, rounds)
-
-
-def main() -> None:
-  """Prints a table; with --json also writes it."""
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  parser.add_argument('--rounds', type=int, default=10)
-  parser.add_argument('--steps', type=int, default=5, help='steps of one measurement')
-  parser.add_argument('--feed_forward', choices=FEED_FORWARDS, default='gated')
-  parser.add_argument('--compile', action='store_true', help='also measure torch.compile')
-  parser.add_argument('--json', type=pathlib.Path, help='output file')
-  options = parser.parse_args()
-  result = measure(options.rounds, options.steps, options.feed_forward, options.compile)
-  print(paired.format_table(result))
-  if options.json:
-    options.json.write_text(json.dumps(result, indent=2) + '\n')
-
-
-if __name__ == '__main__':
-  main()

@@ -1,11 +1,13 @@
 """Tokens per second of two evaluation protocols at equal attention lengths.
 
-  python benchmarks/evaluation_protocols.py --lengths 800 1800 2800 3800
+  python -m benchmarks.evaluation_protocols
 
 `memory` reads one stream in segments, with a segment memory of the attention length; `window` reads
 a window of that length for every token (`evaluation.protocol=sliding_window`). The model is
-`transformer_xl.py:text8_small` with random parameters. The protocols alternate, and the best round
-of each counts. The paper's ratios are of Table 9 of Dai et al. 2019, on a GPU.
+`transformer_xl.py:text8_small` with more layers, and random parameters. The protocols alternate,
+and the best round of each counts. A ratio is that of the seconds per token of `window` to those of
+`memory`, of the wall clock and of the CPU. The paper's ratios are of Table 9 of Dai et al. 2019, on
+a GPU.
 """
 
 import argparse
@@ -25,14 +27,14 @@ from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.models import language_model
 
 CONFIGS = pathlib.Path(__file__).parents[1] / 'configs' / 'transformer_xl.py'
-VOCABULARY_SIZE = 27
+VOCABULARY_SIZE, WIDTH = 27, 192
 PAPER_RATIOS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 
 
 def configs(length: int, options: argparse.Namespace) -> dict[str, experiment.Config]:
   """Returns the config of each protocol at an attention length."""
   config = runpy.run_path(str(CONFIGS))['get_config']('text8_small')
-  config.model.layers, config.training.batch_size = options.layers, 1
+  config.model.layers, config.model.width, config.training.batch_size = options.layers, WIDTH, 1
   config.evaluation.streams, config.evaluation.segment_length = 1, options.segment_length
   config.model.memory.length = length
   memory = experiment.resolve(config)
@@ -49,16 +51,16 @@ def make_variables(config: experiment.ModelConfig) -> inference.Variables:
 
 
 def measure(config: experiment.Config, variables: inference.Variables, tokens: int):
-  """Returns a function that scores that many tokens and returns the seconds per token."""
+  """Returns a function that scores tokens and returns the wall and CPU seconds per token."""
   ids = np.random.default_rng(0).integers(0, VOCABULARY_SIZE, tokens).astype(np.uint16)
   split = token_cache.TokenSplit(ids, np.zeros(1, np.int64), None, 0)
   model = language_model.build(config.evaluation_model(), VOCABULARY_SIZE)
   engine = inference.Engine(model, sharding.make_mesh())
 
   def seconds_per_token():
-    start = time.perf_counter()
+    wall, cpu = time.perf_counter(), time.process_time()
     language_modeling.evaluate(engine, variables, split, config)
-    return (time.perf_counter() - start) / tokens
+    return (time.perf_counter() - wall) / tokens, (time.process_time() - cpu) / tokens
 
   return seconds_per_token
 
@@ -75,8 +77,10 @@ def main() -> None:
   parser.add_argument('--layers', type=int, default=12)
   parser.add_argument('--rounds', type=int, default=5)
   options = parser.parse_args()
-  print(f'{jax.device_count()} {jax.devices()[0].device_kind}, tokens/s')
-  print(f'{"length":>6}{"memory":>10}{"window":>10}{"ratio":>8}{"paper":>8}')
+  devices = f'{jax.device_count()} {jax.devices()[0].device_kind}'
+  print(f'{devices}, {options.layers} layers of width {WIDTH}')
+  columns = ('memory, tokens/s', 'window, tokens/s', 'ratio', 'CPU ratio', 'paper')
+  print(f'{"length":>6}' + ''.join(f'{column:>18}' for column in columns))
   for length in options.lengths:
     by_protocol = configs(length, options)
     variables = make_variables(by_protocol['memory'].model)
@@ -84,12 +88,11 @@ def main() -> None:
     timers = {name: measure(c, variables, tokens[name]) for name, c in by_protocol.items()}
     for timer in timers.values():
       timer()  # compiles
-    seconds = [{name: timer() for name, timer in timers.items()} for _ in range(options.rounds)]
-    memory, window = (min(row[name] for row in seconds) for name in timers)
-    ratio, paper = window / memory, PAPER_RATIOS.get(length, '-')
-    print(
-      f'{length:>6,}{1 / memory:>10,.0f}{1 / window:>10,.2f}{ratio:>8,.0f}{paper:>8}', flush=True
-    )
+    seconds = [[timer() for timer in timers.values()] for _ in range(options.rounds)]
+    (memory, memory_cpu), (window, window_cpu) = np.min(seconds, axis=0)
+    rates = f'{1 / memory:>18,.0f}{1 / window:>18,.2f}'
+    ratios = f'{window / memory:>18,.0f}{window_cpu / memory_cpu:>18,.0f}'
+    print(f'{length:>6,}{rates}{ratios}{PAPER_RATIOS.get(length, "-"):>18}', flush=True)
 
 
 if __name__ == '__main__':

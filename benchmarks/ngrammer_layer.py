@@ -1,38 +1,42 @@
-"""Speed of the N-Grammer layer, compared with n-grammer-pytorch on the same cores.
+"""The N-Grammer layer, beside n-grammer-pytorch; the memory of its programs, and a floor.
 
-  pip install torch==2.13.0 n-grammer-pytorch==0.0.14
-  python benchmarks/ngrammer_layer.py --json=layer.json
+  python -m benchmarks.against_peers --cases ngrammer_layer   # the sides take turns
+  python -m benchmarks.ngrammer_layer                         # memory and floor
 
-Both are measured in turn, and the best of all rounds counts: the forward pass in evaluation, and
-forward and backward pass with the k-means update in training. A ratio is the time of
-n-grammer-pytorch over that of ngrammer_jax. The memory ratio is the temporary memory of the
-compiled JAX program, the larger of the two passes, over the size of the distances of all tokens to
-all centroids, [B, T, N, K] in float32.
+The passes are the forward pass in evaluation, and forward and backward pass with the k-means update
+in training. The memory is the temporary memory of the compiled JAX programs; its ratio is that to
+the size of the distances of all tokens to all centroids, [B, T, N, K] in float32.
 
 The floor is a lower bound for every implementation: the products of all tokens with all centroids
 (2 B T N K H operations, at the speed of one large matrix product on this machine), and reading and
 writing the embeddings once.
 """
 
-import argparse
+from collections.abc import Callable
 import functools
-import json
-import pathlib
 import time
 
-from flax import linen as nn
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax.layers import NGrammer
+from benchmarks import paired
 
 B, T, N, H, K, V, E = 8, 1024, 16, 64, 1024, 768 * 256, 8
 D = N * H
 
 
+def sides() -> dict[str, paired.Make]:
+  """Returns the sides, see `paired.measure`."""
+  return {paired.OURS: make_jax, 'n-grammer-pytorch': make_torch}
+
+
 def compile_jax():
   """Returns the programs of the layer by name, and their arguments."""
+  from flax import linen as nn
+  import jax
+  import jax.numpy as jnp
+
+  from ngrammer_jax.layers import NGrammer
+
   layer = NGrammer(heads=N, clusters=K, vocabulary_size=V, dim=E)
   random = np.random.default_rng(0)
   x, cotangent = (jnp.asarray(random.normal(size=(B, T, D)), jnp.float32) for _ in range(2))
@@ -55,15 +59,19 @@ def compile_jax():
   return programs, arguments
 
 
-def make_jax():
-  """Returns functions that run the layer once, and their temporary memory in bytes, by name."""
+def make_jax() -> dict[str, Callable[[], None]]:
+  """Returns functions that run the layer once, by name."""
+  import jax
+
   programs, arguments = compile_jax()
-  run = lambda program: jax.block_until_ready(program(*arguments))
-  runs = {name: functools.partial(run, program) for name, program in programs.items()}
-  return runs, {name: p.memory_analysis().temp_size_in_bytes for name, p in programs.items()}
+
+  def run(program):
+    jax.block_until_ready(program(*arguments))
+
+  return {name: functools.partial(run, program) for name, program in programs.items()}
 
 
-def make_torch():
+def make_torch() -> dict[str, Callable[[], None]]:
   """Returns functions that run the layer of n-grammer-pytorch once, by name."""
   import n_grammer_pytorch
   import torch
@@ -89,64 +97,27 @@ def make_torch():
 
 def floor() -> float:
   """Returns the seconds of one matrix product with as many operations as the distances."""
+  import jax
+  import jax.numpy as jnp
+
   a, b = jnp.ones((B * T, D)), jnp.ones((D, K * H * N // D))
-  product = jax.jit(functools.partial(jnp.matmul, precision='highest'))
-  jax.block_until_ready(product(a, b))
-  return min(measure(lambda: jax.block_until_ready(product(a, b)))[0] for _ in range(5))
-
-
-def measure(function) -> tuple[float, float]:
-  """Returns the wall and processor seconds of one call."""
-  wall, processor = time.perf_counter(), time.process_time()
-  function()
-  return time.perf_counter() - wall, time.process_time() - processor
+  product = jax.jit(functools.partial(jnp.matmul, precision='highest')).lower(a, b).compile()
+  seconds = []
+  for _ in range(6):
+    start = time.perf_counter()
+    jax.block_until_ready(product(a, b))
+    seconds.append(time.perf_counter() - start)
+  return min(seconds)
 
 
 def main() -> None:
-  """Prints a table; with --json also writes it."""
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  parser.add_argument('--rounds', type=int, default=7)
-  parser.add_argument('--json', type=pathlib.Path, help='output file')
-  options = parser.parse_args()
-  jax_runs, temporary = make_jax()
-  libraries = {'ngrammer_jax': jax_runs, 'n-grammer-pytorch': make_torch()}
-  times = {(library, name): [] for library, runs in libraries.items() for name in runs}
-  for round_number in range(options.rounds + 1):
-    for library, runs in libraries.items():
-      for name, run in runs.items():
-        run()  # fills the caches again after the other library
-        seconds = measure(run)
-        if round_number:  # the first one is a warm-up
-          times[library, name].append(seconds)
-
-  best = {key: tuple(map(min, zip(*rounds, strict=True))) for key, rounds in times.items()}
-  result = {'shape': {'B': B, 'T': T, 'N': N, 'H': H, 'K': K, 'V': V, 'E': E}}
-  print(f'{"":<20}{"pass":<8}{"wall s":>9}{"median":>9}{"CPU s":>9}{"tokens/s":>12}')
-  for (library, name), (wall, processor) in best.items():
-    median = float(np.median([wall for wall, _ in times[library, name]]))
-    print(f'{library:<20}{name:<8}{wall:9.3f}{median:9.3f}{processor:9.3f}{B * T / wall:12,.0f}')
-    result[f'{library}/{name}'] = {'wall_s': wall, 'median_wall_s': median, 'cpu_s': processor}
-  for name in ('eval', 'train'):
-    wall, processor = (
-      best['n-grammer-pytorch', name][i] / best['ngrammer_jax', name][i] for i in range(2)
-    )
-    result |= {f'{name}_ratio': wall, f'{name}_cpu_ratio': processor}
-    print(f'{name}_ratio: {wall:.2f} (CPU seconds {processor:.2f})')
+  """Prints the memory and the floor."""
   distances = 4 * B * T * N * K
-  result['temporary_bytes'] = {**temporary, 'distances': distances}
-  result['memory_ratio'] = max(temporary.values()) / distances
-  megabytes = {name: round(size / 1e6) for name, size in result['temporary_bytes'].items()}
-  print(f'memory_ratio: {result["memory_ratio"]:.4f} (MB: {megabytes})')
-  bound = result['floor_s'] = floor()
-  wall = best['ngrammer_jax', 'eval'][0]
-  print(
-    f'floor: {2 * B * T * N * K * H / 1e9:.1f} GFLOP, {2 * 4 * B * T * D / 1e6:.0f} MB; '
-    f'{bound:.3f} s as one matrix product, evaluation takes {wall / bound:.1f} times that'
-  )
-  if options.json:
-    options.json.write_text(json.dumps(result, indent=2) + '\n')
+  for name, program in compile_jax()[0].items():
+    size = program.memory_analysis().temp_size_in_bytes
+    print(f'{name}: {size / 1e6:.0f} MB, {size / distances:.2f} of {distances / 1e6:.0f} MB')
+  sizes = f'{2 * B * T * N * K * H / 1e9:.1f} GFLOP, {2 * 4 * B * T * D / 1e6:.0f} MB'
+  print(f'floor: {sizes}; {floor():.3f} s as one matrix product')
 
 
 if __name__ == '__main__':

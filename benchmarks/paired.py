@@ -2,20 +2,34 @@
 
 A process runs only when it is asked to, so that threads do not compete, and the sides change their
 order from round to round. A ratio is the time of another library over that of ngrammer_jax: of the
-best measurements, and the median of the ratios of consecutive ones.
+best measurements, the median of the ratios of consecutive ones, and that of the median CPU seconds,
+which other programs on the machine change less.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import multiprocessing
+import pathlib
 import resource
 import statistics
+import sys
 import time
 from typing import Any
 
 OURS = 'ngrammer_jax'
-# Returns functions by the name of the pass; each repeats it, and returns how often.
-Make = Callable[[], Mapping[str, Callable[[], int]]]
+# Returns functions by the name of the pass; each returns how often it repeats it, or None for once.
+Make = Callable[[], Mapping[str, Callable[[], int | None]]]
+
+
+def import_from(name: str, folder: pathlib.Path | None, *subfolders: str) -> None:
+  """Makes the modules of a repository importable, in the process of its side.
+
+  Raises:
+    ImportError: no folder of the repository is given.
+  """
+  if folder is None:
+    raise ImportError(f'--peer {name}=FOLDER is missing')
+  sys.path[:0] = [str(folder / subfolder) for subfolder in subfolders or ('',)]
 
 
 def serve(connection, make: Make) -> None:
@@ -30,7 +44,7 @@ def serve(connection, make: Make) -> None:
   connection.send(list(passes))
   while (name := connection.recv()) is not None:
     start, cpu_start = time.perf_counter(), time.process_time()
-    count = passes[name]()
+    count = passes[name]() or 1
     connection.send(
       {
         'seconds': (time.perf_counter() - start) / count,
@@ -71,37 +85,48 @@ def worker(make: Make) -> Iterator[tuple[list[str], Callable[[str], dict[str, fl
 def measure(sides: Mapping[str, Make], rounds: int) -> dict[str, Any]:
   """Returns times, peak memory and ratios by side and pass.
 
-  Sides that do not start are named under `skipped`, with the reason.
+  Sides that do not start are named under `skipped`, with the reason. Without another one, ours is
+  not measured.
   """
-  result, rows = {'skipped': {}}, {}
+  skipped, rows = {}, {}
   with contextlib.ExitStack() as stack:
     workers = {}
-    for side, make in sides.items():
+    for side in sorted(sides, key=OURS.__eq__):  # ours last
+      if side == OURS and not workers:
+        continue
       try:
-        workers[side] = stack.enter_context(worker(make))
+        workers[side] = stack.enter_context(worker(sides[side]))
       except (RuntimeError, EOFError) as error:
-        result['skipped'][side] = str(error) or 'its process ended'
+        skipped[side] = str(error) or 'its process ended'
     for number in range(rounds):
       for name in next(iter(workers.values()))[0] if workers else ():
         for side in list(workers) if number % 2 else list(workers)[::-1]:
           rows.setdefault((side, name), []).append(workers[side][1](name))
+  return {'skipped': skipped} | _summarize(rows)
+
+
+def _summarize(rows):
+  """Returns times, peak memory and ratios by side and pass, from measurements of both."""
+  result = {}
   for (side, name), measured in rows.items():
     columns = {key: [row[key] for row in measured] for key in measured[0]}
+    seconds, cpu = columns['seconds'], statistics.median(columns['cpu_seconds'])
     entry = result.setdefault(side, {'peak_mib': 0.0})
     entry['peak_mib'] = max(entry['peak_mib'], *columns['peak_mib'])
-    entry[name] = {'best': min(columns['seconds']), 'median': statistics.median(columns['seconds'])}
-    entry[name]['cpu_median'] = statistics.median(columns['cpu_seconds'])
-    ours = [row['seconds'] for row in rows.get((OURS, name), ())]
-    if ours and side != OURS:
-      ratios = [other / own for other, own in zip(columns['seconds'], ours, strict=True)]
-      entry[name]['ratio_best'] = min(columns['seconds']) / min(ours)
+    entry[name] = {'best': min(seconds), 'median': statistics.median(seconds), 'cpu_median': cpu}
+    own = rows.get((OURS, name), ())
+    if own and side != OURS:
+      own_seconds, own_cpu = ([row[key] for row in own] for key in ('seconds', 'cpu_seconds'))
+      ratios = [other / ours for other, ours in zip(seconds, own_seconds, strict=True)]
+      entry[name]['ratio_best'] = min(seconds) / min(own_seconds)
       entry[name]['ratio_median'] = statistics.median(ratios)
+      entry[name]['ratio_cpu'] = cpu / statistics.median(own_cpu)
   return result
 
 
 def format_table(result: Mapping[str, Any]) -> str:
   """Formats one row for each side and pass, then what was skipped."""
-  columns = ('best', 'median', 'cpu_median', 'ratio_best', 'ratio_median')
+  columns = ('best', 'median', 'cpu_median', 'ratio_best', 'ratio_median', 'ratio_cpu')
   lines = [f'{"side":<24}{"pass":<22}' + ''.join(f'{c:>13}' for c in columns) + ' peak MiB']
   for side, entry in result.items():
     passes = {k: v for k, v in entry.items() if isinstance(v, dict)} if side != 'skipped' else {}

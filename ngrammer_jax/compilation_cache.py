@@ -12,6 +12,7 @@ import logging
 import os
 import pathlib
 import platform
+import tempfile
 import time
 
 from ngrammer_jax import errors, files, hosts
@@ -66,7 +67,10 @@ def _parse(text: str) -> pathlib.Path | None:
   try:
     files.check_reachable(folder)
     files.make_folder(folder)
-    files.write(folder / 'writable', '')
+    if files.is_remote(folder):
+      files.write(folder / 'writable', '')
+    else:  # without a name, as several processes may start at once
+      tempfile.TemporaryFile(dir=folder).close()
   except OSError as error:
     raise argparse.ArgumentTypeError(f'{text} cannot be written: {error.strerror}') from error
   except errors.BadInput as error:

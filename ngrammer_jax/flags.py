@@ -174,7 +174,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
   """Adds --workdir, --pretrained and --step: which model is used."""
   source = parser.add_mutually_exclusive_group(required=True)
   source.add_argument('--workdir', type=files.path, help='run directory')
-  names = ', '.join(pretrained_models.names()) or pretrained_models.NONE
+  names = ', '.join(pretrained_models.names()) or pretrained_models.NO_MODELS
   source.add_argument('--pretrained', metavar='NAME', help=f'model of the package: {names}')
   parser.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
 

@@ -53,9 +53,7 @@ def main(argv: list[str]) -> int:
       _open_output(options.output) as output,
     ):
       _print_json(complete, output, times, bar)
-  # The first token waits for loading and compiling.
-  rate = (len(times) - 1) / max(times[-1] - times[0], 1e-9)
-  logging.info('%s tokens, %s tokens/s', f'{len(times):,}', f'{rate:,.0f}')
+  logging.info('%s', _format_speed(times))
   return 0
 
 
@@ -147,6 +145,16 @@ def _print_json(complete, output, times, bar) -> None:
 
   for completion in complete(on_text=count_token):
     print(json.dumps(dataclasses.asdict(completion), ensure_ascii=False), file=output, flush=True)
+
+
+def _format_speed(times: list[float]) -> str:
+  """Formats the number of tokens and, from two on, tokens per second."""
+  count = f'{len(times):,} token{"s" * (len(times) != 1)}'
+  if len(times) < 2:
+    return count
+  # The first token waits for loading and compiling.
+  rate = (len(times) - 1) / max(times[-1] - times[0], 1e-9)
+  return f'{count}, {rate:,.0f} tokens/s'
 
 
 def _open_output(path: pathlib.Path | None) -> contextlib.AbstractContextManager[TextIO]:

@@ -17,19 +17,23 @@ from ngrammer_jax import errors, files, json_files
 
 FOLDER = pathlib.Path(__file__).with_name('weights')
 DESCRIPTION, CARD, CHECKSUMS = 'model.json', 'MODEL_CARD.md', 'SHA256SUMS'
-NONE = 'none in this installation'
+NO_MODELS = 'none in this installation'
 MAX_FILE_BYTES = 1 << 26
 
 
 def pretrained() -> dict[str, str]:
-  """Returns the pretrained models: a description of one line by name, empty if there are none."""
+  """Returns the description in one line of every pretrained model, by name.
+
+  Raises:
+    BadInput: a description is missing or damaged.
+  """
   return {name: _describe(FOLDER / name) for name in names()}
 
 
 def format_list() -> str:
   """Formats the names and descriptions of all models, one line each."""
   lines = [f'  {name}: {description}' for name, description in pretrained().items()]
-  return '\n'.join(['pretrained models, for --pretrained=NAME', *(lines or [f'  {NONE}'])])
+  return '\n'.join(['pretrained models, for --pretrained=NAME', *(lines or [f'  {NO_MODELS}'])])
 
 
 def names() -> list[str]:
@@ -38,7 +42,7 @@ def names() -> list[str]:
 
 
 def find(name: str) -> pathlib.Path:
-  """Returns the folder of a model, whose files have their checksums.
+  """Returns the folder of a model, after its files were verified by checksum.
 
   Raises:
     BadInput: there is no model of this name, or a file of it is missing or damaged.
@@ -46,7 +50,7 @@ def find(name: str) -> pathlib.Path:
   available = names()
   if name not in available:
     near = difflib.get_close_matches(name, available, n=1)
-    hint = f'did you mean {near[0]}?' if near else f'available: {", ".join(available) or NONE}'
+    hint = f'did you mean {near[0]}?' if near else f'available: {", ".join(available) or NO_MODELS}'
     raise errors.BadInput(f'no pretrained model has the name {name}: {hint}')
   folder = FOLDER / name
   try:

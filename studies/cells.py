@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 from dataclasses import field
 import pathlib
-from typing import Any
 
 from studies import context, ngram_memories, recurrent, state_of_the_union
+from studies.results import Result
 
 LEARNING_RATES = (2e-3, 4e-3, 8e-3)
 # Models whose learning rate is tuned, for a quarter of the steps.
@@ -26,10 +26,8 @@ FIRST_TOKENS = {'validation': ('--split=validation', '--config.evaluation.max_to
 # The first 2^20 characters of the test split, with memories of 0 to 8 segments.
 MEMORY_SEGMENTS = (0, 1, 2, 4, 8)
 FIRST_CHARACTERS = ('--split=test', '--config.evaluation.max_tokens=1048576')
-# Text of a config in the folder of all texts. None: it comes with a package.
-PLACES = {'recurrent': 'wikitext2', 'state_of_the_union': None}
-
-Result = Mapping[str, Any]  # a line of results.jsonl
+# data.path of a config file, in the folder of all texts. None: the text comes with a package.
+DATA_PATHS = {'recurrent': 'wikitext2', 'state_of_the_union': None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,11 +68,11 @@ class Cell:
 
   def data_flags(self, folder: pathlib.Path) -> list[str]:
     """Returns the flag of the text, in a folder with enwik8, text8 and a folder wikitext2."""
-    place = PLACES.get(self.config, '')
-    return [] if place is None else [f'--config.data.path={folder / place}']
+    path = DATA_PATHS.get(self.config, '')
+    return [] if path is None else [f'--config.data.path={folder / path}']
 
 
-def tuned(results: Iterable[Result], method: str) -> float | None:
+def best_learning_rate(results: Iterable[Result], method: str) -> float | None:
   """Returns the best learning rate of a method; None before all have been tried."""
   losses = {
     result['learning_rate']: result['validation']['nll_nats_per_token']
@@ -84,59 +82,65 @@ def tuned(results: Iterable[Result], method: str) -> float | None:
   return min(losses, key=losses.__getitem__) if losses.keys() >= set(LEARNING_RATES) else None
 
 
-def missing(results: Iterable[Result]) -> Iterator[Cell]:
+def missing_cells(results: Iterable[Result]) -> Iterator[Cell]:
   """Yields the cells that have no result and whose learning rate is known, the first ones first."""
   results = list(results)
   done = {result['cell'] for result in results}
-  yield from (cell for cell in _all(results) if cell.name not in done)
+  yield from (cell for cell in _all_cells(results) if cell.name not in done)
 
 
-def _all(results: list[Result]) -> Iterator[Cell]:
+def _all_cells(results: list[Result]) -> Iterator[Cell]:
   """Yields all runs: of the first seed the main tables, then the other seeds, then the rest."""
-  rates = {method: tuned(results, method) for methods in TUNED.values() for method in methods}
+  methods = [method for methods in TUNED.values() for method in methods]
+  rates = {method: best_learning_rate(results, method) for method in methods}
 
-  def trained(table: str, models: Mapping[str, str], seed: int = 0) -> Iterator[Cell]:
-    """Yields a run of each model, by the method whose learning rate it has, if that is known."""
-    config = 'context' if table in ('memory', 'spans') else 'ngram_memories'
+  def tuned_cells(table: str, models: Mapping[str, str], seed: int = 0) -> Iterator[Cell]:
+    """Yields a run of each model, if the learning rate of its method is known."""
     for model, method in models.items():
-      if rates[method] is not None:
-        evaluations = WHOLE_SPLITS if config == 'ngram_memories' else _by_memory(table, model)
-        yield Cell(table, model, seed, rates[method], None, config, evaluations)
+      rate = rates[method]
+      if rate is None:
+        continue
+      if table in ('memory', 'spans'):
+        evaluations = _memory_evaluations(table, model)
+        yield Cell(table, model, seed, rate, config='context', evaluations=evaluations)
+      else:
+        yield Cell(table, model, seed, rate)
 
   main, memory = ({method: method for method in methods} for methods in TUNED.values())
-  yield from _tuning('ngram_memories')
-  yield from trained('main', main)
+  yield from _tuning_cells('ngram_memories')
+  yield from tuned_cells('main', main)
   for model in state_of_the_union.METHODS:
     rate = state_of_the_union.LEARNING_RATE
     yield Cell('state_of_the_union', model, 0, rate, config='state_of_the_union')
-  yield from _tuning('context')
-  yield from trained('memory', memory)
+  yield from _tuning_cells('context')
+  yield from tuned_cells('memory', memory)
   for model in recurrent.MODELS:
     yield Cell('recurrent', model, 0, recurrent.LEARNING_RATE, config='recurrent')
   for seed in SEEDS[1:]:
-    yield from trained('main', main, seed)
-    yield from trained('memory', memory, seed)
+    yield from tuned_cells('main', main, seed)
+    yield from tuned_cells('memory', memory, seed)
   for seed in SEEDS:
-    yield from trained('controls', _controls('few_rows', 'frozen', 'unigrams'), seed)
-  yield from trained('spans', dict.fromkeys(context.SPANNED, 'memory'))
-  yield from trained('controls', _controls('displaced', 'adam'))
-  of_engram = ('half_gate', 'plain_join', 'kv_plus_one')  # of its gate and its rows
-  yield from trained('controls', {f'engram_{control}': 'engram' for control in of_engram})
+    yield from tuned_cells('controls', _controls('few_rows', 'frozen', 'unigrams'), seed)
+  yield from tuned_cells('spans', dict.fromkeys(context.SPANNED, 'memory'))
+  yield from tuned_cells('controls', _controls('displaced', 'adam'))
+  engram_controls = ('half_gate', 'plain_join', 'kv_plus_one')  # of its gate and its rows
+  yield from tuned_cells('controls', {f'engram_{control}': 'engram' for control in engram_controls})
   for scale in ngram_memories.SCALES:
-    yield from trained('sizes', {f'{method}_{scale}': method for method in SCALED})
+    yield from tuned_cells('sizes', {f'{method}_{scale}': method for method in SCALED})
 
 
-def _tuning(config: str) -> Iterator[Cell]:
+def _tuning_cells(config: str) -> Iterator[Cell]:
   for method in TUNED[config]:
     for rate in LEARNING_RATES:
       yield Cell('tuning', method, 0, rate, TUNING_STEPS[config], config, FIRST_TOKENS)
 
 
 def _controls(*names: str) -> dict[str, str]:
+  """Returns the method of each controlled model."""
   return {f'{method}_{control}': method for control in names for method in CONTROLLED}
 
 
-def _by_memory(table: str, model: str) -> dict[str, Sequence[str]]:
+def _memory_evaluations(table: str, model: str) -> dict[str, Sequence[str]]:
   """Returns the evaluations of a run on text8, by the memory in segments if it has one."""
   evaluations = {'test': FIRST_CHARACTERS}
   if table == 'memory' and model != 'none':

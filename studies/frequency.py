@@ -1,25 +1,23 @@
-"""Loss by how often the n-gram that was read occurs in the training split.
+"""Loss by the frequency of the last bigram in the training split.
 
   python -m studies.frequency --folder=runs/studies
 
 scores the first 2^18 tokens of the test split with every run of the main table in the folder, and
-writes frequency.jsonl. The two tokens that are read last are the bigram that a memory looks up to
-predict the next token. Runs that have a line already are skipped.
+writes frequency.jsonl. The last bigram is the two tokens before the predicted one, which a memory
+looks up. Runs that have a line already are skipped.
 
 B rows, T segment length, P targets.
 """
 
 import argparse
-import json
 import pathlib
 
 import numpy as np
 
 from ngrammer_jax import progress, runs
 from ngrammer_jax.data import streams
-from studies import run
+from studies import results
 
-RESULTS = pathlib.Path(__file__).with_name('frequency.jsonl')
 # Classes of bigrams: those that occur never, 1 to 9 times, 10 to 99 times, ...
 BOUNDS = (1, 10, 100, 1000, 10_000)
 TARGETS = 2**18
@@ -50,36 +48,29 @@ def _bigrams(tokens, vocabulary_size):
   return tokens[:-1] * vocabulary_size + tokens[1:]
 
 
-def score(trained: runs.Run, text, targets: int) -> np.ndarray:
+def score(run: runs.Run, text, targets: int) -> np.ndarray:
   """Returns the losses of the tokens from the third on, in ROWS streams, float64 [P]."""
-  T, stride, parts = trained.config.evaluation_length(), targets // ROWS, []
+  T, stride, parts = run.config.evaluation_length(), targets // ROWS, []
 
   def make_segment(index, row_slice):
     rows = range(row_slice.start, row_slice.stop)
     return streams.stack_rows(text.window(2 + row * stride + index * T, T) for row in rows)
 
   with progress.Progress('scoring', targets, 'tokens') as bar:
-    variables = trained.variables
-    for scores in trained.engine.score_segments(variables, ROWS, -(-stride // T), make_segment):
+    num_segments = -(-stride // T)
+    for scores in run.engine.score_segments(run.variables, ROWS, num_segments, make_segment):
       parts.append(scores.nll_BxT)
       bar.advance(scores.nll_BxT.size)
   return np.concatenate(parts, axis=1)[:, :stride].astype(np.float64).reshape(-1)
 
 
-def measure(trained: runs.Run, targets: int = TARGETS) -> dict[str, list]:
+def measure(run: runs.Run, targets: int = TARGETS) -> dict[str, list]:
   """Returns the number of targets and the mean loss in nats of each class of bigrams."""
-  train, test = trained.split('train').tokens, trained.split('test')
-  classes_P = classify(train, test.tokens[: targets + 2], trained.vocabulary.size)
+  train, test = run.split('train').tokens, run.split('test')
+  classes_P = classify(train, test.tokens[: targets + 2], run.vocabulary.size)
   sizes = np.bincount(classes_P, minlength=len(BOUNDS) + 1)
-  nats = np.bincount(classes_P, weights=score(trained, test, targets), minlength=len(sizes))
+  nats = np.bincount(classes_P, weights=score(run, test, targets), minlength=len(sizes))
   return {'targets': sizes.tolist(), 'nats': (nats / np.maximum(sizes, 1)).tolist()}
-
-
-def read_results() -> list[dict]:
-  """Returns the lines of frequency.jsonl."""
-  if not RESULTS.exists():
-    return []
-  return [json.loads(line) for line in RESULTS.read_text(encoding='utf-8').splitlines()]
 
 
 def main() -> None:
@@ -89,13 +80,12 @@ def main() -> None:
   )
   parser.add_argument('--folder', type=pathlib.Path, default='runs/studies', help='workdirs')
   folder = parser.parse_args().folder
-  done = {result['cell'] for result in read_results()}
-  for result in run.read_results():
+  done = {result['cell'] for result in results.read(results.FREQUENCY)}
+  for result in results.read(results.RUNS):
     if result['table'] == 'main' and result['cell'] not in done:
-      line = {name: result[name] for name in ('cell', 'model', 'seed')}
-      line |= measure(runs.load_run(folder / result['cell']))
-      with RESULTS.open('a', encoding='utf-8') as file:
-        file.write(json.dumps(line) + '\n')
+      names = {name: result[name] for name in ('cell', 'model', 'seed')}
+      run = runs.load_run(folder / result['cell'])
+      results.append(results.FREQUENCY, names | measure(run))
 
 
 if __name__ == '__main__':

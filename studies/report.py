@@ -1,28 +1,19 @@
 """Writes the tables and figures of docs/results.md: python -m studies.report
 
-A table stands between two comments, `<!-- main -->` and `<!-- end -->`; all other text is kept. The
-standard error is that of the mean over seeds. A difference is paired: each run minus that of the
-baseline with the same seed.
+A table stands between two comments, `<!-- main -->` and `<!-- end -->`; all other text is kept.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 import itertools
-import math
 import pathlib
 import re
-import statistics
-from typing import Any
 
-from ngrammer_jax.analysis import figures
-from studies import cells, context, frequency, ngram_memories, recurrent, run, state_of_the_union
+from studies import cells, context, frequency, ngram_memories, plots, recurrent, state_of_the_union
+from studies import results as study_results
+from studies.results import Result, format_difference, format_mean
 
 PAGE = pathlib.Path(__file__).parents[1] / 'docs' / 'results.md'
 BASELINE = 'plain'
-TABLES = (
-  *('tuning', 'main', 'controls', 'sizes', 'memory', 'spans', 'recurrent'),
-  'state_of_the_union',
-)
-Result = Mapping[str, Any]
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
@@ -31,31 +22,10 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
   return '\n'.join([header, '|---' * len(rows[0]) + '|', *others])
 
 
-def summarise(values: Sequence[float]) -> str:
-  """Formats the mean of values, and its standard error if there are several."""
-  mean = statistics.fmean(values)
-  if len(values) == 1:
-    return f'{mean:.4f}'
-  return f'{mean:.4f} ± {statistics.stdev(values) / math.sqrt(len(values)):.4f}'
-
-
-def difference(results: Iterable[Result], model: str, baseline: str) -> str:
-  """Formats the paired difference in test bits per byte of two models; '' without a pair."""
-  scores = {(r['model'], r['seed']): r['test']['bits_per_byte'] for r in results}
-  seeds = [seed for name, seed in scores if name == model and (baseline, seed) in scores]
-  if model == baseline or not seeds:
-    return ''
-  return summarise([scores[model, seed] - scores[baseline, seed] for seed in seeds])
-
-
 def model_table(results: Sequence[Result], models: Iterable[str], baseline: str) -> str:
   """Formats one row for each model that has a result."""
-  rows = [
-    (
-      *('model', 'parameters', 'tables, MB', 'MFLOPs a token', 'learning rate', 'seeds'),
-      *('validation', 'test', f'test minus {baseline}'),
-    )
-  ]
+  columns = 'model', 'parameters', 'tables, MB', 'MFLOPs a token', 'learning rate', 'seeds'
+  rows = [(*columns, 'validation', 'test', f'test minus {baseline}')]
   for model in models:
     own = [r for r in results if r['model'] == model]
     if not own:
@@ -70,9 +40,9 @@ def model_table(results: Sequence[Result], models: Iterable[str], baseline: str)
         f'{first["flops_per_token"] / 1e6:.2f}',
         f'{first["learning_rate"]:g}',
         str(len(own)),
-        summarise(bits['validation']),
-        summarise(bits['test']),
-        difference(results, model, baseline),
+        format_mean(bits['validation']),
+        format_mean(bits['test']),
+        format_difference(results, model, baseline),
       )
     )
   return markdown(rows)
@@ -89,7 +59,7 @@ def memory_table(results: Sequence[Result]) -> str:
       bits = (
         [r[name]['bits_per_character'] for r in own if name in r] for name in ('test', *lengths)
       )
-      scores = (summarise(values) if values else '' for values in bits)
+      scores = (format_mean(values) if values else '' for values in bits)
       rows.append((f'`{model}`', f'{own[0]["parameters"]:,}', str(len(own)), *scores))
   return markdown(rows)
 
@@ -122,15 +92,14 @@ def frequency_table(results: Sequence[Result]) -> str:
   if (BASELINE, 0) not in by_run:
     return markdown(rows)
   targets = by_run[BASELINE, 0]['targets']
-  for i, low in enumerate((0, *frequency.BOUNDS)):
-    high = frequency.BOUNDS[i] - 1 if i < len(frequency.BOUNDS) else None
-    name = 'never' if not low else f'{low:,} or more' if high is None else f'{low:,} to {high:,}'
+  names = ['never', *(f'{a:,} to {b - 1:,}' for a, b in itertools.pairwise(frequency.BOUNDS))]
+  for i, name in enumerate([*names, f'{frequency.BOUNDS[-1]:,} or more']):
     nats = {key: r['nats'][i] for key, r in by_run.items()}
     plain = [value for (model, _), value in nats.items() if model == BASELINE]
-    row = [name, f'{targets[i] / sum(targets):.1%}', summarise(plain)]
+    row = [name, f'{targets[i] / sum(targets):.1%}', format_mean(plain)]
     for model in models:
-      seeds = [s for m, s in by_run if m == model and (BASELINE, s) in by_run]
-      row.append(summarise([nats[model, s] - nats[BASELINE, s] for s in seeds]))
+      shared = [s for m, s in by_run if m == model and (BASELINE, s) in by_run]
+      row.append(format_mean([nats[model, s] - nats[BASELINE, s] for s in shared]))
     rows.append(tuple(row))
   return markdown(rows)
 
@@ -145,65 +114,45 @@ def tuning_table(results: Sequence[Result]) -> str:
   return markdown(rows)
 
 
-def write_figure(results: Sequence[Result], path: pathlib.Path) -> None:
-  """Draws the test bits per byte over the bytes of the tables, with standard errors."""
-  with figures.saved_figure(path) as axis:
-    for method in ngram_memories.METHODS:
-      models = (method, *(f'{method}_{scale}' for scale in ngram_memories.SCALES))
-      points = []
-      for model in models:
-        own = [r for r in results if r['model'] == model]
-        if own:
-          bits = [r['test']['bits_per_byte'] for r in own]
-          error = statistics.stdev(bits) / math.sqrt(len(bits)) if len(bits) > 1 else 0
-          points.append((own[0]['parameters'] / 1e6, statistics.fmean(bits), error))
-      if points:
-        x, y, error = zip(*sorted(points), strict=True)
-        axis.errorbar(x, y, yerr=error, marker='o', capsize=3, label=method)
-    axis.set_xscale('log')
-    axis.set_xlabel('parameters, million')
-    axis.set_ylabel('test bits per byte')
-    axis.legend(frameon=False)
-
-
-def fill(page: str, texts: Mapping[str, str]) -> str:
-  """Returns a page with the texts between their comments. Raises ValueError if one is missing."""
-  for name, text in texts.items():
+def replace_tables(page: str, tables: Mapping[str, str]) -> str:
+  """Returns a page with new tables. Raises ValueError if there is no place for one."""
+  for name, table in tables.items():
     pattern = rf'(<!-- {name} -->\n).*?(<!-- end -->)'
-    page, count = re.subn(pattern, lambda m, text=text: f'{m[1]}{text}\n{m[2]}', page, flags=re.S)
+    replace = lambda match, table=table: f'{match[1]}{table}\n{match[2]}'
+    page, count = re.subn(pattern, replace, page, flags=re.DOTALL)
     if count != 1:
       raise ValueError(f'{PAGE.name} has {count} places for {name}, expected one')
   return page
 
 
-def texts(results: Sequence[Result]) -> dict[str, str]:
+def format_tables(results: Sequence[Result], frequencies: Sequence[Result]) -> dict[str, str]:
   """Returns the tables of the page by name."""
-  by_table = {name: [r for r in results if r['table'] == name] for name in TABLES}
-  main, controls = by_table['main'], by_table['controls']
-  found = {
-    'tuning': tuning_table(by_table['tuning']),
+  of = lambda table: [r for r in results if r['table'] == table]
+  main, controls = of('main'), of('controls')
+  sizes = [f'{method}_{scale}' for method in cells.SCALED for scale in ngram_memories.SCALES]
+  tables = {
+    'tuning': tuning_table(of('tuning')),
     'main': model_table(main, ngram_memories.METHODS, BASELINE),
+    'frequency': frequency_table(frequencies),
+    'sizes': model_table(main + of('sizes'), [*cells.SCALED, *sizes], BASELINE),
+    'memory': memory_table(of('memory')),
+    'spans': span_table(of('spans')),
+    'recurrent': recurrent_table(of('recurrent')),
+    'state of the union': model_table(of('state_of_the_union'), state_of_the_union.METHODS, 'wide'),
   }
   for method in cells.CONTROLLED:
     own = dict.fromkeys(r['model'] for r in controls if r['model'].startswith(method))
-    found[f'controls of {method}'] = model_table(main + controls, [method, *own], method)
-  sizes = [f'{method}_{scale}' for method in cells.SCALED for scale in ngram_memories.SCALES]
-  found['sizes'] = model_table(main + by_table['sizes'], [*cells.SCALED, *sizes], BASELINE)
-  found['memory'] = memory_table(by_table['memory'])
-  found['spans'] = span_table(by_table['spans'])
-  found['recurrent'] = recurrent_table(by_table['recurrent'])
-  addresses = by_table['state_of_the_union']
-  found['state of the union'] = model_table(addresses, state_of_the_union.METHODS, 'wide')
-  found['frequency'] = frequency_table(frequency.read_results())
-  return found
+    tables[f'controls of {method}'] = model_table(main + controls, [method, *own], method)
+  return tables
 
 
 def main() -> None:
-  """Writes the page and its figures from results.jsonl."""
-  results = run.read_results()
-  PAGE.write_text(fill(PAGE.read_text(encoding='utf-8'), texts(results)), encoding='utf-8')
-  if by_size := [r for r in results if r['table'] in ('main', 'sizes')]:
-    write_figure(by_size, PAGE.parent / 'results_sizes.png')
+  """Writes the page and its figures."""
+  results = study_results.read(study_results.RUNS)
+  tables = format_tables(results, study_results.read(study_results.FREQUENCY))
+  page = replace_tables(PAGE.read_text(encoding='utf-8'), tables)
+  PAGE.write_text(page, encoding='utf-8')
+  plots.save_all(results, PAGE.parent)
 
 
 if __name__ == '__main__':

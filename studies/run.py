@@ -23,17 +23,9 @@ import jax
 from ngrammer_jax import runs, sharding
 from ngrammer_jax.training import programs
 from ngrammer_jax.training import state as train_state
-from studies import cells
+from studies import cells, results
 
-RESULTS = pathlib.Path(__file__).with_name('results.jsonl')
 PRIORITY = 10  # nice value
-
-
-def read_results() -> list[dict]:
-  """Returns the finished runs."""
-  if not RESULTS.exists():
-    return []
-  return [json.loads(line) for line in RESULTS.read_text(encoding='utf-8').splitlines()]
 
 
 class Runner:
@@ -65,8 +57,8 @@ class Runner:
         scores[name] = _read_evaluation(workdir, flags)
     finally:
       self._cores.put(core)
-    with self._lock, RESULTS.open('a', encoding='utf-8') as file:
-      file.write(json.dumps(describe(cell, workdir) | scores) + '\n')
+    with self._lock:
+      results.append(results.RUNS, describe(cell, workdir) | scores)
     logging.info('%s: %s', cell.name, scores)
 
   def _call(self, core: int, cell: cells.Cell, arguments: list[str]) -> None:
@@ -148,7 +140,7 @@ def main() -> None:
   logging.basicConfig(level=logging.INFO, format='%(asctime)s %(message)s', datefmt='%H:%M')
   logging.getLogger('jax').setLevel(logging.WARNING)
   if options.list:
-    for cell in cells.missing(read_results()):
+    for cell in cells.missing_cells(results.read(results.RUNS)):
       print(cell.name)
     return
   options.folder.mkdir(parents=True, exist_ok=True)
@@ -168,7 +160,7 @@ def _run_all(runner: Runner, jobs: int) -> int:
   with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
     while True:
       if not runner.is_stopping:  # a result may make further cells ready
-        for cell in cells.missing(read_results()):
+        for cell in cells.missing_cells(results.read(results.RUNS)):
           if len(running) < jobs and cell.name not in running.values():
             running[pool.submit(runner.run, cell)] = cell.name
       if not running:

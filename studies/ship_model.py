@@ -29,7 +29,7 @@ MAX_PARAMETER_DIFFERENCE = 0.01  # between a model and its baseline
 MAX_LOSS_RATIO = 1.03  # bits per byte, over that of the baseline
 NUM_SAMPLES = 5
 SAMPLE_TOKENS = 100
-PLACES = ('path', 'vocabulary_path', 'cache_dir', 'superglue_dir')
+PATH_KEYS = ('path', 'vocabulary_path', 'cache_dir', 'superglue_dir')  # of a config's data
 
 
 def main(argv: list[str]) -> int:
@@ -133,7 +133,7 @@ def check_baseline(run: runs.Run, baseline: runs.Run) -> None:
 def export(run: runs.Run, folder: pathlib.Path) -> runs.Run:
   """Exports a run in bfloat16 without the paths of this machine; returns it, with the paths."""
   run.export(folder, 'bfloat16')
-  data = dataclasses.replace(run.config.data, **dict.fromkeys(PLACES))
+  data = dataclasses.replace(run.config.data, **dict.fromkeys(PATH_KEYS))
   config = dataclasses.replace(run.config, data=data)
   experiment.save(config, folder / workdirs.CONFIG)
   return dataclasses.replace(runs.load_run(folder), config=run.config)

@@ -1,6 +1,7 @@
 """Compiled programs are cached, and never in a folder that another user can write to."""
 
 import argparse
+import concurrent.futures
 import os
 import stat
 import time
@@ -96,6 +97,13 @@ def test_old_programs_are_deleted(cache, setting):
     os.utime(file, (time.time() - days * 86_400,) * 2)
   compilation_cache.enable(parse())
   assert new.exists() and not old.exists()
+
+
+def test_processes_that_start_at_once_share_a_folder(tmp_path):
+  with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    folders = pool.map(compilation_cache._parse, [str(tmp_path / 'shared')] * 200)
+    assert set(folders) == {tmp_path / 'shared'}
+  assert not list((tmp_path / 'shared').iterdir())
 
 
 def test_a_file_is_no_folder(tmp_path, capsys):

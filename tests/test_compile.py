@@ -130,12 +130,13 @@ def test_pallas_attention_is_compiled(topology, tmp_path):
   """With a memory and relative positions; the program has no array as large as the scores."""
   flags = '--config=configs/transformer_xl.py:text8_small', '--vocabulary_size=27'
   flags += f'--topology={topology}', '--config.model.layers=1', '--config.training.batch_size=4'
-  flags += '--config.training.segment_length=1024', '--config.model.memory.length=1024'
+  # The scores of fewer tokens fit in the vector memory of a device.
+  flags += '--config.training.segment_length=2048', '--config.model.memory.length=2048'
   memory = {}
   for kernel in ('xla', 'pallas'):
     result, _ = report(tmp_path, *flags, f'--config.model.kernel={kernel}')
     memory[kernel] = result['programs']['train']['temporaries']
-  assert memory['pallas'] < 0.5 * memory['xla'], memory
+  assert memory['pallas'] < 0.1 * memory['xla'], memory
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Configs of the papers have the published numbers of parameters."""
 
-import json
 import pathlib
 
 import jax
@@ -135,17 +134,6 @@ def test_large_parameters_and_their_optimizer_are_spread(spec, layers):
 
   jax.tree_util.tree_map_with_path(check, (state.params, state.opt_state))
   assert len(large) >= 6, large
-
-
-def test_a_config_of_an_earlier_version_is_read(tmp_path):
-  """Its training section has a key that is no longer used."""
-  for spec in ('quickstart.py', 'adaptive_span.py:small_span'):
-    now = config.resolve(command_line.load_file(str(CONFIGS / spec)))
-    config.save(now, tmp_path / 'config.json')
-    fields = json.loads((tmp_path / 'config.json').read_text())
-    fields['training']['span_check_every'] = 20
-    (tmp_path / 'config.json').write_text(json.dumps(fields))
-    assert config.load(tmp_path / 'config.json') == now
 
 
 def test_a_config_file_may_name_its_mesh():

@@ -130,6 +130,23 @@ def test_a_continuation_ends_before_a_stop_string(run, main, capsys):
     run.generate('a', stop=['b', ''])
 
 
+def test_a_document_that_ends_at_once(run, main, monkeypatch, capsys, caplog):
+  """Its end is the only token; with no or one token there is no speed to report."""
+  caplog.set_level('INFO')
+  end, generated = run.vocabulary.document_end, type(run.engine).generate
+
+  def end_at_once(*arguments):
+    for token_B in generated(*arguments):
+      yield np.full_like(token_B, end)
+
+  monkeypatch.setattr(type(run.engine), 'generate', end_at_once)
+  main('--prompt=the un')
+  assert capsys.readouterr().out == 'the un\n' and caplog.messages[-1] == '1 token'
+  (completion,) = run.generate('the un')
+  assert (completion.text, completion.tokens, completion.ended) == ('', [], True)
+  assert generate._format_speed([]) == '0 tokens'
+
+
 def test_greedy_tokens_have_the_best_score(run):
   prompts = ['the unio', 'of s', 'is\n', 'strong u', '', 'sta', 'tates', 'union']
   completions = run.generate(prompts, tokens=7, temperature=0)

@@ -12,7 +12,6 @@ import pytest
 from benchmarks import hostile as trial
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs, sharding
-from ngrammer_jax.config import ngram_memory
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.training import loop, workdirs
 from tests import hostile
@@ -96,12 +95,6 @@ def test_a_write_follows_no_link(tmp_path):
   assert experiment.load(tmp_path / 'config.json') == experiment.Config()
 
 
-def test_a_config_of_a_model_alone_is_read(tmp_path):
-  path = tmp_path / 'config.json'
-  path.write_text(json.dumps({'model': {'layers': 3}, 'data': {}}))
-  assert experiment.load(path).model.layers == 3
-
-
 def test_a_workdir_that_no_folder_can_be(tmp_path, no_device):
   for verb, more in (('evaluate', []), ('analyze', ['curve']), ('generate', ['--prompt=a'])):
     for name, reason in (('x' * 300, 'File name too long'), ('a\0b', 'embedded null byte')):
@@ -171,17 +164,6 @@ def test_a_refused_value_does_not_poison_a_workdir(tiny, one_device, tmp_path):
   (run / 'checkpoints' / '2').mkdir(parents=True)
   with pytest.raises(errors.BadInput, match='was started with model.dtype'):
     workdirs.check(run, tiny(model={'dtype': 'float64'}))
-
-
-def test_ids_outside_the_vocabulary_are_refused_before_devices(tiny, tmp_path, no_device):
-  """The size of a vocabulary is known only after the text is read."""
-  memory = ngram_memory.NGramMemoryConfig(
-    layers=(0,), rows=(64,), boundary='eos_id', eos_id=300, width=8
-  )
-  config = tiny(model={'ngram': None, 'ngram_memories': (memory,)})
-  with pytest.raises(errors.BadInput, match='eos_id=300 is not below the number of ids 257 '):
-    loop.train(config, tmp_path / 'run')
-  assert not (tmp_path / 'run').exists()
 
 
 def test_an_evaluation_reads_no_pipe_and_no_deep_link(trained_copy, tmp_path, no_device):

@@ -11,8 +11,6 @@ import pytest
 
 import ngrammer_jax
 from ngrammer_jax import __main__ as command
-from ngrammer_jax.config import catalog
-from tests.loops import each
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -59,19 +57,6 @@ def test_the_list_has_every_config_and_variant(capsys):
   ):
     assert line.split() in [shown.split() for shown in listed.splitlines()], line
   assert all(len(line) <= 120 for line in listed.splitlines())
-
-
-@each('installed', [True, False])
-def test_configs_are_found_in_a_checkout_and_in_an_installed_package(
-  tmp_path, monkeypatch, installed
-):
-  package = tmp_path / str(installed) / 'ngrammer_jax'
-  folder = (package if installed else package.parent) / 'configs'
-  folder.mkdir(parents=True)
-  for name in ('__init__.py', 'small.py', 'notes.txt'):
-    (folder / name).touch()
-  monkeypatch.setattr(catalog, 'PACKAGE', package)
-  assert catalog.files() == {'small': folder / 'small.py'}
 
 
 @pytest.mark.slow

@@ -20,6 +20,14 @@ def test_published_multipliers():
   assert ple.tolist() == [23703573157769, 20109073645365, 8052911324071]
 
 
+def test_the_newest_byte_has_the_highest_power():
+  """As in the code of BLT, in 64 bits with sign."""
+  a = ngram_hashes.BLT_FACTORS[1]
+  value = (5 * a**2 + 7 * a + 9 + 2**63) % 2**64 - 2**63
+  rows = NumpyHash('blt', (3,), ((97, 101),), 260).numpy_rows([[5], [7], [9]])
+  assert rows.tolist()[1] == value % 101
+
+
 def slow_shared(ngram_hash, ids):
   """The 2-grams of these ids that share their row of the first head with another one."""
   rows = {}

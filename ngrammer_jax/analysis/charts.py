@@ -2,7 +2,7 @@
 
 The drawing of a chart is 100 x 100 units and is stretched to the width of the page. Strokes do not
 stretch, and the numbers at the axes are HTML, so that a chart is legible on a phone and on a desk.
-`web_page.STYLE` has the sizes and the colors.
+`web_page.css` has the sizes and the colors.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import html
 import math
 from typing import NamedTuple
 
-COLORS = 8  # of lines; further lines repeat them
+COLORS = 8  # of lines, c0 to c7 in web_page.css; further lines repeat them
 MAX_POINTS = 400  # points drawn of a line, at equal distances
 MAX_TICKS = 6
 INK = -1  # the color of the text
@@ -68,14 +68,14 @@ class _Scale:
     if self._axis.names is not None:
       stride = -(-len(self._axis.names) // MAX_TICKS)
       return [(self.place(i), name) for i, name in enumerate(self._axis.names) if i % stride == 0]
-    if self._axis.is_log:
+    if self._axis.is_log and self._high - self._low > 1:
       exponents = range(math.floor(self._low), math.ceil(self._high) + 1)
       factors = (1, 2, 5) if len(exponents) <= 4 else (1,)
       ticks = [factor * 10.0**exponent for exponent in exponents for factor in factors]
-    else:
-      step = _round_step((self._high - self._low) / MAX_TICKS)
-      first, last = math.ceil(self._low / step), math.floor(self._high / step)
-      ticks = [index * step for index in range(first, last + 1)]
+    else:  # a logarithmic axis of less than a decade may have no power of ten
+      low, high = (10.0**x if self._axis.is_log else x for x in (self._low, self._high))
+      step = _round_step((high - low) / MAX_TICKS)
+      ticks = [index * step for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
     placed = [(self.place(tick), format_number(tick)) for tick in ticks]
     return [(place, text) for place, text in placed if -1e-6 <= place <= 100 + 1e-6]
 

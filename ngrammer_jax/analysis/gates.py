@@ -185,5 +185,5 @@ def format_page(result: dict[str, Any]) -> str:
     text = web_page.shaded_text(result['texts'], gate['values'], limits)
     sections.append(web_page.section(f'gate_{number}', title, '', text))
   title = f'Gates of n-gram memories, step {result["step"]:,}'
-  intro = web_page.scale('hover over a token for its gate;', limits)
+  intro = web_page.shading_legend('hover over a token for its gate;', limits)
   return web_page.document(title, intro, '\n'.join(sections))

@@ -67,10 +67,13 @@ def analyze(
     [losses(run, text, targets, contexts) for run, text in zip(all_runs, texts, strict=True)]
   )
   return {
-    **{'split': split, 'targets': len(targets), 'contexts': contexts},
+    'split': split,
+    'targets': len(targets),
+    'contexts': contexts,
     'runs': [
       {
-        **{'name': name, 'step': int(run.state.step)},
+        'name': name,
+        'step': int(run.state.step),
         'losses': losses_NxCxP[i].mean(axis=1).tolist(),
         'shares': [_effective_length(losses_NxCxP, i, contexts, share) for share in SHARES],
       }
@@ -127,8 +130,8 @@ def _score_windows(run, text, firsts_W, length):
       firsts_B = firsts_W[begin : begin + rows]
 
       def make_segment(index, row_slice, firsts_B=firsts_B):
-        wanted = np.minimum(np.arange(row_slice.start, row_slice.stop), len(firsts_B) - 1)
-        return streams.stack_rows(text.window(firsts_B[row] + index * T, T) for row in wanted)
+        row_indices = np.minimum(np.arange(row_slice.start, row_slice.stop), len(firsts_B) - 1)
+        return streams.stack_rows(text.window(firsts_B[row] + index * T, T) for row in row_indices)
 
       scores = run.engine.score_segments(variables, rows, -(-length // T), make_segment)
       nll_BxT = np.concatenate([segment.nll_BxT for segment in scores], axis=1)

@@ -20,10 +20,13 @@ from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import workdirs
 
 ANALYSES = {
-  **{'clusters': clusters.analyze, 'spans': spans.analyze, 'attention': attention.analyze},
-  **{'ngrams': ngrams.analyze, 'gates': gates.analyze},
+  'clusters': clusters.analyze,
+  'spans': spans.analyze,
+  'attention': attention.analyze,
+  'ngrams': ngrams.analyze,
+  'gates': gates.analyze,
 }
-# The metrics of a split, their names on the page, formats, and which value is the best.
+# The metrics of a split: name on the page, format, and which value is the best.
 SPLIT_METRICS = {
   'bits_per_byte': ('bits per byte', '.4f', min),
   'bits_per_character': ('bits per character', '.4f', min),
@@ -34,7 +37,7 @@ SPLIT_METRICS = {
 
 
 class Samples(NamedTuple):
-  """Which samples to generate: `count` continuations of a prompt, of at most `tokens` tokens."""
+  """Samples of each run: `count` continuations of a prompt, of at most `tokens` tokens."""
 
   prompt: str = ''
   count: int = 3
@@ -90,32 +93,41 @@ def check_output(path: pathlib.Path) -> None:
 def collect(
   all_runs: Sequence[runs.Run], names: Sequence[str], split: str, samples: Samples
 ) -> list[RunReport]:
-  """Analyzes the runs. Raises BadInput as the analyses do, but leaves out those without a part."""
+  """Analyzes the runs, each with the analyses that apply to it. Raises BadInput as they do."""
   for run in all_runs:
     if run.config.finetune is None:
       run.split(split)  # reports a wrong name before any checkpoint is loaded
+  # Before the analyses, which take longer: a prompt may not fit the vocabulary or the context.
+  all_texts = [_generate(run, samples) for run in all_runs]
   return [
-    _collect_run(run, name, color, split, samples)
-    for color, (run, name) in enumerate(zip(all_runs, names, strict=True))
+    _collect_run(run, name, color, split, texts)
+    for color, (run, name, texts) in enumerate(zip(all_runs, names, all_texts, strict=True))
   ]
 
 
-def _collect_run(run, name, color, split, samples):
+def _generate(run, samples):
+  """Returns prompts and continuations; none if the model cannot generate."""
+  config = run.config
+  can_generate = config.model.position not in model_config.SEGMENT_POSITIONS
+  if config.finetune is not None or not can_generate or samples.count < 1:
+    return []
+  completions = run.generate([samples.prompt] * samples.count, samples.tokens)
+  return [(completion.prompt, completion.text) for completion in completions]
+
+
+def _collect_run(run, name, color, split, texts):
   training, step = run.config.training, int(run.state.step)
   is_exported = workdirs.is_exported(run.workdir)
   records = [] if is_exported else curve.read_metrics(run.workdir)
   tokens_per_step = training.batch_size * training.segment_length
   metrics = _metrics(run, step, tokens_per_step, [r for r in records if r['step'] <= step])
-  results, texts = {}, []
+  results = {}
   if run.config.finetune is None:
     for analysis, analyze in ANALYSES.items():
       try:
         results[analysis] = analyze(run, split)
       except errors.NotApplicable:
         continue
-    if run.config.model.position not in model_config.SEGMENT_POSITIONS and samples.count > 0:
-      completions = run.generate([samples.prompt] * samples.count, samples.tokens)
-      texts = [(completion.prompt, completion.text) for completion in completions]
   return RunReport(name, color, step, run.config, tokens_per_step, records, metrics, results, texts)
 
 

@@ -1,6 +1,6 @@
 """The web page of a report: runs side by side.
 
-A section has the runs that have its part, and is left out if none has.
+A section shows the runs to which it applies. It is left out if it applies to none.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ MAX_NGRAMS = 6  # n-grams with the highest gate, of each order
 
 
 def format_page(reports: Sequence[RunReport]) -> str:
-  """Formats the page. A section that no run has is left out, and so is its link."""
+  """Formats the page: headlines, links to the sections, and the sections."""
   sections = {name: make(reports) for name, make in SECTIONS.items()}
   links = ''.join(f'<a href="#{name}">{name}</a>' for name, part in sections.items() if part)
   names = ', '.join(report.name for report in reports)
@@ -65,12 +65,12 @@ def _cards(reports: Sequence[RunReport], make: Callable[[RunReport], list[str]])
   return web_page.cards([(title(report), make(report)) for report in reports])
 
 
-def _analysis_cards(reports, analysis, title, note, make):
+def _analysis_section(reports, analysis, title, note, make):
   """Returns the section of an analysis, with a card for each run that has a result."""
-  having = [report for report in reports if analysis in report.results]
-  if not having:
+  shown_reports = [report for report in reports if analysis in report.results]
+  if not shown_reports:
     return ''
-  cards = _cards(having, lambda report: make(report.results[analysis]))
+  cards = _cards(shown_reports, lambda report: make(report.results[analysis]))
   return web_page.section(analysis, title, note, cards)
 
 
@@ -110,12 +110,12 @@ def _metrics_table(reports):
     if known[0].best is not None and len(set(values)) > 1:
       winner = known[0].best(values)
       best |= {(len(rows) - 1, c) for c, m in enumerate(metrics, 1) if m and m.value == winner}
-  note = len(reports) > 1 and (
+  note = (
     'The best of each row is marked. Losses per token and perplexities can only be compared '
     'between runs with the same vocabulary; bits per byte always can, on the same text.'
   )
   table = f'<div class="card fit">{web_page.table(rows, best)}</div>\n'
-  return web_page.section('metrics', 'Metrics', note or '', table)
+  return web_page.section('metrics', 'Metrics', note if len(reports) > 1 else '', table)
 
 
 def _configs(reports):
@@ -125,10 +125,12 @@ def _configs(reports):
   ]
   paths = dict.fromkeys(path for each in values for path in each)
   rows = [['key', *(report.name for report in reports)]]
-  for path in sorted(paths, key=lambda path: path.partition('.')[0] not in ('model',)):
+  for path in sorted(paths, key=lambda path: not path.startswith('model.')):
     cells = [_format_value(each, path) for each in values]
-    is_default = all(path not in each or each[path][1] == each[path][0].default for each in values)
-    if len(set(cells)) > 1 and not (is_default and not all(path in each for each in values)):
+    own = [each[path] for each in values if path in each]
+    # Of a block that only some runs have, the default values are left out.
+    is_shown = len(own) == len(values) or any(value != key.default for key, value in own)
+    if len(set(cells)) > 1 and is_shown:
       rows.append([path, *cells])
   table = ''
   if len(reports) > 1:
@@ -160,13 +162,13 @@ def _clusters(reports):
       for n, head in enumerate(result['heads'])
     ]
     x, y = Axis('cluster, the largest first'), Axis('tokens in the cluster', is_log=True)
-    found = [
+    coherent = [
       (cluster['coherence'], f'head {n}, cluster {k}', cluster['tokens'])
       for n, head in enumerate(result['heads'])
       for k, cluster in clusters.most_coherent(head, MAX_CLUSTERS).items()
     ]
     rows = [['cluster', 'most frequent tokens', 'coherence']]
-    for coherence, name, tokens in sorted(found, key=lambda each: -each[0])[:MAX_CLUSTERS]:
+    for coherence, name, tokens in sorted(coherent, key=lambda each: -each[0])[:MAX_CLUSTERS]:
       words = ' '.join(repr(text)[1:-1].replace(' ', '_') for text in tokens[:MAX_WORDS])
       rows.append([name, words, f'{coherence:.3f}'])
     heads = web_page.fold('statistics of all heads', web_page.table(clusters.table_rows(result)))
@@ -175,7 +177,7 @@ def _clusters(reports):
     return [charts.line_chart(lines, x, y), examples + heads]
 
   note = 'Tokens of the vocabulary that share a cluster of the latent n-grams.'
-  return _analysis_cards(reports, 'clusters', 'Clusters', note, make)
+  return _analysis_section(reports, 'clusters', 'Clusters', note, make)
 
 
 def _spans(reports):
@@ -190,12 +192,12 @@ def _spans(reports):
     if result['along'] is not None:
       along = {key: values[:MAX_SHOWN_TOKENS] for key, values in result['along'].items()}
       limits = min(along['spans']), max(along['spans'])
-      scale = web_page.scale('mean span of each token:', limits, '.0f')
-      parts.append(scale + web_page.shaded_text(along['texts'], along['spans'], limits, '.0f'))
+      legend = web_page.shading_legend('mean span of each token:', limits, '.0f')
+      parts.append(legend + web_page.shaded_text(along['texts'], along['spans'], limits, '.0f'))
     return parts
 
   note = 'How far each head looks back, by layer and head.'
-  return _analysis_cards(reports, 'spans', 'Attention spans', note, make)
+  return _analysis_section(reports, 'spans', 'Attention spans', note, make)
 
 
 def _attention(reports):
@@ -216,7 +218,7 @@ def _attention(reports):
     return [f'{chart}<p class="note">All other keys: {result["rest"]:.1%}.</p>\n']
 
   note = 'Mean attention weight by distance, over tokens that can attend to all distances shown.'
-  return _analysis_cards(reports, 'attention', 'Attention by distance', note, make)
+  return _analysis_section(reports, 'attention', 'Attention by distance', note, make)
 
 
 def _ngrams(reports):
@@ -231,14 +233,15 @@ def _ngrams(reports):
     label = f'visits of a row in {result["tokens"]:,} tokens of {result["split"]}, at least'
     x = Axis(label, names=smallest)
     chart = charts.line_chart(lines, x, Axis('rows of the table (%)', from_zero=True))
-    rows = ngrams.table_rows(result)
-    rows = [(f'{name}, order {order}, head {head}', *others) for name, order, head, *others in rows]
-    table = web_page.table([('table', *rows[0][1:]), *rows[1:]])
+    (_, _, _, *columns), *heads = ngrams.table_rows(result)
+    rows = [('table', *columns)]
+    rows += [(f'{name}, order {order}, head {head}', *cells) for name, order, head, *cells in heads]
+    table = web_page.table(rows)
     is_long = len(rows) > MAX_ROWS
     return [chart, web_page.fold('rows and collisions of all heads', table) if is_long else table]
 
   note = 'How often the rows of the n-gram tables are visited along a text.'
-  return _analysis_cards(reports, 'ngrams', 'N-gram visits', note, make)
+  return _analysis_section(reports, 'ngrams', 'N-gram visits', note, make)
 
 
 def _gates(reports):
@@ -261,7 +264,7 @@ def _gates(reports):
     return [chart, ''.join(_gate(result, *each) for each in enumerate(result['gates']))]
 
   note = 'How much of its n-gram memory a layer lets in at each token, between 0 and 1.'
-  return _analysis_cards(reports, 'gates', 'Gates', note, make)
+  return _analysis_section(reports, 'gates', 'Gates', note, make)
 
 
 def _gate(result, number, gate):
@@ -273,28 +276,34 @@ def _gate(result, number, gate):
     for ngram in listed[:MAX_NGRAMS]:
       rows.append([repr(ngram['text']), f'{ngram["gate"]:.3f}', f'{ngram["count"]:,}'])
   content = (
-    f'{web_page.scale("gate of each token:", limits)}'
+    f'{web_page.shading_legend("gate of each token:", limits)}'
     f'{web_page.shaded_text(result["texts"][: len(values)], values, limits)}'
     f'<h4>n-grams with the highest mean gate</h4>\n{web_page.table(rows)}'
   )
   name = f'{gate["name"]}: mean {gate["mean"]:.3f}, standard deviation {gate["deviation"]:.3f}'
-  return f'<h4>{html.escape(name)}</h4>\n{content}' if not number else web_page.fold(name, content)
+  return web_page.fold(name, content) if number else f'<h4>{html.escape(name)}</h4>\n{content}'
 
 
 def _samples(reports):
-  having = [report for report in reports if report.samples]
-  if not having:
+  shown_reports = [report for report in reports if report.samples]
+  if not shown_reports:
     return ''
   make = lambda report: [
     f'<div class="sample"><b>{html.escape(prompt)}</b>{html.escape(text)}</div>\n'
     for prompt, text in report.samples
   ]
   note = 'The first continuations, with seeds 0, 1, 2, ...; none is chosen.'
-  return web_page.section('samples', 'Samples', note, _cards(having, make))
+  return web_page.section('samples', 'Samples', note, _cards(shown_reports, make))
 
 
 SECTIONS = {
-  **{'curves': _curves, 'metrics': _metrics_table, 'configs': _configs, 'samples': _samples},
-  **{'clusters': _clusters, 'ngrams': _ngrams, 'gates': _gates, 'spans': _spans},
-  **{'attention': _attention},
+  'curves': _curves,
+  'metrics': _metrics_table,
+  'configs': _configs,
+  'samples': _samples,
+  'clusters': _clusters,
+  'ngrams': _ngrams,
+  'gates': _gates,
+  'spans': _spans,
+  'attention': _attention,
 }

@@ -17,7 +17,7 @@ L_i in place of max_i the mass is 1, and the gradients of the two sums are do_i 
 dL_i - do_i . o_i.
 
 B batch, T queries, M memory, N heads, H head width, K queries or keys of a block, A blocks of
-queries in all rows, R = 2 K - 1 distances between two blocks.
+queries in all rows, R = 2 K - 1 distances between two blocks; x is A or 1.
 """
 
 from collections.abc import Callable
@@ -43,12 +43,15 @@ def is_faster(T: int, M: int, has_spans: bool) -> bool:
 
   With learned spans, blocks skip most of the scores. Without them, the scores of a block stay in
   the cache of a CPU: of the CPU time over full scores, a training step takes 1.0 with T = M = 128,
-  0.9 with 512, and 0.8 with T = 512 and M = 2048, and evaluation 0.8, 0.6 and 0.4. Other devices
-  prefer few large products. Without a memory, half of the blocks would be in vain.
+  0.9 with 512, and 0.8 with T = 512 and M = 2048, and evaluation 0.8, 0.6 and 0.4. With a shorter
+  memory or none, where half of the scores are in vain, a training step takes 0.8 to 1.2 with
+  T = 1024 and 0.4 to 0.6 with 2048, and evaluation 0.6 with 800 and 0.5 with 1800. Other devices
+  prefer few large products.
   """
-  if T < BLOCK or T * (M + T) < MIN_SCORES:
+  scores = T * (M + T)
+  if T < BLOCK or scores < MIN_SCORES:
     return False
-  is_large = M >= T and T * (M + T) >= 2 * MIN_SCORES
+  is_large = scores >= (2 if M >= T else 32) * MIN_SCORES
   return has_spans or (is_large and placement.device()[0] == 'cpu')
 
 
@@ -60,7 +63,8 @@ class MemorySource:
     read: returns the keys and values [B, K, H] of a head for a block of tokens. Arguments: the
       weights of the head, a block of `rows`, `cache`, and the index of the head.
     weights: arrays [N, ...] with a gradient.
-    rows: arrays [B, M, ...]. An array may begin with R more rows; then its blocks do too.
+    rows: arrays [B, M, ...]. An array may begin with further rows: then each block has as many
+      rows before its own.
     cache: arrays [B, N, M, H].
   """
 
@@ -153,9 +157,16 @@ def attend(
   source = source.replace(rows=jax.tree.map(layout.pad_memory, source.rows))
   operands = _operands(heads, span_mask, source, layout)
   ramp, renormalize = (1, True) if span_mask is None else (span_mask.ramp, span_mask.renormalize)
-  source = source.replace(weights=None)
-  options = ramp, renormalize, return_pairs, heads.logit_cap
-  constants = Constants(layout, source, first_query_NxB, drop, *options)
+  constants = Constants(
+    layout=layout,
+    source=source.replace(weights=None),
+    first_query_NxB=first_query_NxB,
+    drop=drop,
+    ramp=ramp,
+    renormalize=renormalize,
+    return_pairs=return_pairs,
+    logit_cap=heads.logit_cap,
+  )
   values, log_mass, pair = jax.tree.map(
     lambda array_NxBxTx: array_NxBxTx[:, :, :T], _attend_sharded(operands, constants)
   )

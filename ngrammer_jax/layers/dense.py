@@ -69,6 +69,9 @@ def dot_general(
     kernel: its first or its last axes are summed over.
     dimension_numbers: as for `jax.lax.dot_general`; there are no batch axes.
     precision, preferred_element_type: as for `jax.lax.dot_general`.
+
+  Raises:
+    TypeError: it is differentiated in forward mode (`jax.jvp`) on a CPU.
   """
   is_cpu = placement.device()[0] == 'cpu'
   product = _dot_general if is_cpu else jax.lax.dot_general
@@ -87,33 +90,34 @@ def _forward(x, kernel, *options):
 
 def _backward(dimension_numbers, precision, preferred_element_type, operands, dy):
   (x, kernel), ((inputs, kernel_inputs), _) = operands, dimension_numbers
-  options, num_rows = (precision, preferred_element_type), x.ndim - len(inputs)
-  features = tuple(range(num_rows, dy.ndim))
+  options, row_axes = (precision, preferred_element_type), x.ndim - len(inputs)
+  features = tuple(range(row_axes, dy.ndim))
   kernel_features = tuple(axis for axis in range(kernel.ndim) if axis not in kernel_inputs)
   dx = jax.lax.dot_general(dy, kernel, ((features, kernel_features), ((), ())), *options)
-  pair = (x, dy) if kernel_inputs[0] == 0 else (dy, x)
-  d_kernel = _sum_of_outer_products(*pair, num_rows, *options)
+  a, b = (x, dy) if kernel_inputs[0] == 0 else (dy, x)
+  d_kernel = _sum_of_outer_products(a, b, row_axes, *options)
   return dx.astype(x.dtype), d_kernel.astype(kernel.dtype)
 
 
 _dot_general.defvjp(_forward, _backward)
 
 
-def _sum_of_outer_products(a, b, num_rows, *options):
+def _sum_of_outer_products(a, b, row_axes, *options):
   """Returns the sum over rows of the outer products of [*rows, *A] and [*rows, *B], [*A, *B].
 
-  The narrower array is transposed; XLA does so once for all products of the same array.
+  The first `row_axes` axes of both are those of the rows. The narrower array is transposed; XLA
+  does so once for all products of the same array.
   """
 
   def product(narrow, wide):
-    rows, others = tuple(range(num_rows)), tuple(range(num_rows, narrow.ndim))
+    rows, others = tuple(range(row_axes)), tuple(range(row_axes, narrow.ndim))
     summed = tuple(range(len(others), narrow.ndim))
     transposed = narrow.transpose(*others, *rows)
     return jax.lax.dot_general(transposed, wide, ((summed, rows), ((), ())), *options)
 
-  width = lambda array: math.prod(array.shape[num_rows:])
+  width = lambda array: math.prod(array.shape[row_axes:])
   if width(a) <= width(b):
     return product(a, b)
   # Without the barrier XLA swaps the operands again.
-  c, num_b = jax.lax.optimization_barrier(product(b, a)), b.ndim - num_rows
-  return c.transpose(*range(num_b, c.ndim), *range(num_b))
+  swapped, b_axes = jax.lax.optimization_barrier(product(b, a)), b.ndim - row_axes
+  return swapped.transpose(*range(b_axes, swapped.ndim), *range(b_axes))

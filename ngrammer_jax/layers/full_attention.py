@@ -6,7 +6,7 @@ Under the mask m of a learned span, a softmax p over the keys becomes
 
 as in the official code (see `layers.span`).
 
-B batch, T queries, M memory, S = M + T keys, N heads, H head width.
+B batch, T queries, M memory, S = M + T keys, N heads, H head width; x is B or 1.
 """
 
 import math

@@ -12,7 +12,7 @@ The gradient recomputes the scores in three kernels: for queries and spans, for 
 for the encodings of distances. Each adds up its results along the inner axes of its grid.
 
 B batch, T queries, M memory, S = M + T keys, N heads, H head width, K queries or keys of a block,
-I, J and M' blocks of queries, of keys and of the memory, J = M' + I.
+I, J and M' blocks of queries, of keys and of the memory, J = M' + I; R = J + 1 blocks of distances.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from ngrammer_jax.layers import documents, dropout, placement, span
 from ngrammer_jax.layers.block_layout import NO_LIMIT, QUERY_PADDING, pad
 from ngrammer_jax.layers.cache import KeyValues
 from ngrammer_jax.layers.context import Context
-from ngrammer_jax.layers.full_attention import Heads, PartialAttention, SpanMask
+from ngrammer_jax.layers.full_attention import Heads, PartialAttention, SpanMask, cap_logits
 
 BLOCK = 128  # queries and keys of a block: the lanes of a TPU
 LANES = 128
@@ -43,9 +43,9 @@ class Operands(NamedTuple):
     distance_query_NxBxTxH: scaled queries of the distance term.
     span_NxBxIx1xK: learned spans in tokens.
     key_NxBxSxH, value_NxBxSxH: keys and values of the memory and the segment.
-    encoding_NxRxH: encodings of the distances R - K - 1 down to 0, then K rows of padding; N may
+    encoding_NxRKxH: encodings of the distances J K - 1 down to 0, then K rows of padding; N may
       be 1.
-    bias_NxIx1xK: biases of the same distances, by block.
+    bias_NxRx1xK: biases of the same distances, by block.
   """
 
   query_NxBxTxH: jax.Array
@@ -53,8 +53,8 @@ class Operands(NamedTuple):
   span_NxBxIx1xK: jax.Array | None
   key_NxBxSxH: jax.Array
   value_NxBxSxH: jax.Array
-  encoding_NxRxH: jax.Array | None
-  bias_NxIx1xK: jax.Array | None
+  encoding_NxRKxH: jax.Array | None
+  bias_NxRx1xK: jax.Array | None
 
 
 class Masks(NamedTuple):
@@ -96,8 +96,8 @@ def supports(
   context: Context, cached: KeyValues | None, return_pairs: bool, drop: dropout.Dropout
 ) -> bool:
   """Whether the kernels compute attention: with neither KV cache, prefix, pairs nor dropout."""
-  others = context.has_prefix, return_pairs, drop.is_active
-  return cached is None and not any(others) and placement.device()[0] != 'gpu'
+  is_plain = not (context.has_prefix or return_pairs or drop.is_active)
+  return cached is None and is_plain and placement.device()[0] != 'gpu'
 
 
 def attend(
@@ -120,8 +120,15 @@ def attend(
   T, K = heads.query_BxTxNxH.shape[1], BLOCK
   ramp, renormalize = (1, True) if span_mask is None else (span_mask.ramp, span_mask.renormalize)
   M = heads.key_BxSxNxH.shape[1] - T
-  mask_options = context.window, context.sees_itself
-  options = Options(K, -(-M // K), *mask_options, ramp, renormalize, heads.logit_cap)
+  options = Options(
+    block=K,
+    memory_blocks=-(-M // K),
+    window=context.window,
+    sees_itself=context.sees_itself,
+    ramp=ramp,
+    renormalize=renormalize,
+    logit_cap=heads.logit_cap,
+  )
   operands = _operands(heads, span_mask, M, K)
   masks = _masks(context, operands, options)
   values_NxBxTxH, log_mass_NxBxIx1xK = _attend_sharded(options, operands, masks)
@@ -198,7 +205,7 @@ def _attend_sharded(options, operands, masks):
 
 
 def _has_heads(operands):
-  encoding = operands.encoding_NxRxH
+  encoding = operands.encoding_NxRKxH
   return encoding is not None and len(encoding) > 1
 
 
@@ -231,6 +238,18 @@ class _Place(NamedTuple):
   j: Any
 
 
+class _Block(NamedTuple):
+  """The block of an array that a program reads or writes.
+
+  Attributes:
+    shape: its shape; an axis of None is left out.
+    index: returns the index of the block from the place of the program.
+  """
+
+  shape: tuple[int | None, ...]
+  index: Callable[[_Place], tuple[Any, ...]]
+
+
 class _Grid(NamedTuple):
   """The programs of a kernel.
 
@@ -255,62 +274,59 @@ class _Kernels:
   """
 
   def __init__(self, options: Options, operands: Operands, masks: Masks):
-    self.o, self.operands, self.masks = options, operands, masks
-    (self.N, self.B, T, self.H), K = operands.query_NxBxTxH.shape, options.block
-    self.I, self.J = T // K, operands.key_NxBxSxH.shape[2] // K
+    self.options, self.operands, self.masks = options, operands, masks
+    (self.N, self.B, T, self.H), self.K = operands.query_NxBxTxH.shape, options.block
+    self.I, self.J = T // self.K, operands.key_NxBxSxH.shape[2] // self.K
     self.dtype = operands.query_NxBxTxH.dtype
     self.wide = jnp.promote_types(self.dtype, jnp.float32)
+    rows, row = (None, None, self.K, self.H), (None, None, None, 1, self.K)
+    self.query_block = _Block(rows, lambda at: (at.n, at.b, at.i, 0))
+    self.query_row = _Block(row, lambda at: (at.n, at.b, at.i, 0, 0))  # a number for each query
+    self.key_block = _Block(rows, lambda at: (at.n, at.b, at.j, 0))
+    self.inputs = self._inputs()
 
-  # Blocks of the arrays of a program: shape, and index by its place.
-
-  def _block_specs(self) -> dict[str, tuple[Any, tuple[Any, ...], Callable]]:
-    """Returns array, shape of a block and index of the block, by the name of the input."""
-    K, H, p, m = self.o.block, self.H, self.operands, self.masks
-    rows = (None, None, None, 1, K)
-    encoding_head = (lambda n: n) if _has_heads(p) else (lambda n: 0)
-    specs = {
-      'query': (p.query_NxBxTxH, (None, None, K, H), lambda at: (at.n, at.b, at.i, 0)),
-      'distance_query': (
-        *(p.distance_query_NxBxTxH, (None, None, K, H)),
-        lambda at: (at.n, at.b, at.i, 0),
-      ),
-      'span': (p.span_NxBxIx1xK, rows, lambda at: (at.n, at.b, at.i, 0, 0)),
-      'key': (p.key_NxBxSxH, (None, None, K, H), lambda at: (at.n, at.b, at.j, 0)),
-      'value': (p.value_NxBxSxH, (None, None, K, H), lambda at: (at.n, at.b, at.j, 0)),
-      'query_documents': (
-        *(m.query_documents_BxIx1xK, (None, None, 1, K)),
-        lambda at: (at.b, at.i, 0, 0),
-      ),
-      'key_documents': (
-        *(m.key_documents_BxJx1xK, (None, None, 1, K)),
-        lambda at: (at.b, at.j, 0, 0),
-      ),
+  def _inputs(self) -> dict[str, tuple[jax.Array, _Block]]:
+    """Returns the inputs of all kernels by name."""
+    operands, masks, row = self.operands, self.masks, (None, None, 1, self.K)
+    query_documents = _Block(row, lambda at: (at.b, at.i, 0, 0))
+    key_documents = _Block(row, lambda at: (at.b, at.j, 0, 0))
+    inputs = {
+      'query': (operands.query_NxBxTxH, self.query_block),
+      'distance_query': (operands.distance_query_NxBxTxH, self.query_block),
+      'span': (operands.span_NxBxIx1xK, self.query_row),
+      'key': (operands.key_NxBxSxH, self.key_block),
+      'value': (operands.value_NxBxSxH, self.key_block),
+      'query_documents': (masks.query_documents_BxIx1xK, query_documents),
+      'key_documents': (masks.key_documents_BxJx1xK, key_documents),
     }
-    for half in (0, 1):  # of the 2 K distances
-      block = lambda at, half=half: self._first_distance_block(at) + half
-      specs[f'encoding_{half}'] = (
-        *(p.encoding_NxRxH, (None, K, H)),
-        lambda at, block=block: (encoding_head(at.n), block(at), 0),
-      )
-      specs[f'bias_{half}'] = (
-        *(p.bias_NxIx1xK, (None, None, 1, K)),
-        lambda at, block=block: (at.n, block(at), 0, 0),
-      )
-    return {name: spec for name, spec in specs.items() if spec[0] is not None}
+    has_heads = _has_heads(operands)
+    for half in (0, 1):
+      inputs[f'encoding_{half}'] = operands.encoding_NxRKxH, self._encoding_block(half, has_heads)
+      inputs[f'bias_{half}'] = operands.bias_NxRx1xK, self._bias_block(half)
+    return {name: pair for name, pair in inputs.items() if pair[0] is not None}
+
+  # A pair of blocks has 2 K distances: those of two blocks, which differ by 1.
 
   def _first_distance_block(self, at):
-    """Returns the first of the two blocks of distances of a pair of blocks."""
     return self.I - 1 - at.i + at.j
 
+  def _encoding_block(self, half, has_heads=True):
+    index = lambda at: (at.n if has_heads else 0, self._first_distance_block(at) + half, 0)
+    return _Block((None, self.K, self.H), index)
+
+  def _bias_block(self, half):
+    index = lambda at: (at.n, self._first_distance_block(at) + half, 0, 0)
+    return _Block((None, None, 1, self.K), index)
+
   def _is_visited(self, at, first_ref):
-    return (first_ref[at.n, at.b, at.i] <= at.j) & (at.j <= at.i + self.o.memory_blocks)
+    return (first_ref[at.n, at.b, at.i] <= at.j) & (at.j <= at.i + self.options.memory_blocks)
 
   def _call(
     self,
     body: Callable[..., None],
     grid: _Grid,
-    extra: dict[str, tuple[Any, tuple[Any, ...], Callable]],
-    outputs: dict[str, tuple[Any, tuple[Any, ...], Callable]],
+    extra: dict[str, tuple[jax.Array, _Block]],
+    outputs: dict[str, tuple[jax.ShapeDtypeStruct, _Block]],
     scratch: dict[str, tuple[int, ...]],
   ) -> dict[str, jax.Array]:
     """Runs a kernel for every place of a grid.
@@ -318,11 +334,11 @@ class _Kernels:
     Args:
       body: called with the place, whether it is visited, and references by name.
       grid: the programs.
-      extra: further inputs, as `_block_specs`.
-      outputs: shape and dtype, shape of a block, and index of the block.
+      extra: further inputs.
+      outputs: shapes, dtypes and blocks of the results.
       scratch: shapes of the arrays that the programs along the inner axes share.
     """
-    inputs = self._block_specs() | extra
+    inputs = self.inputs | extra
     names = [*inputs, *outputs, *scratch]
 
     # No other blocks are copied than those of visited places; results are written by place.
@@ -339,15 +355,21 @@ class _Kernels:
       grid_spec=pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=1,
         grid=grid.sizes,
-        in_specs=[pl.BlockSpec(shape, copied(index)) for _, shape, index in inputs.values()],
-        out_specs=[pl.BlockSpec(shape, written(index)) for _, shape, index in outputs.values()],
+        in_specs=[pl.BlockSpec(block.shape, copied(block.index)) for _, block in inputs.values()],
+        out_specs=[
+          pl.BlockSpec(block.shape, written(block.index)) for _, block in outputs.values()
+        ],
         scratch_shapes=[pltpu.VMEM(shape, self.wide) for shape in scratch.values()],
       ),
-      out_shape=[array for array, _, _ in outputs.values()],
+      out_shape=[array for array, _ in outputs.values()],
       compiler_params=pltpu.CompilerParams(dimension_semantics=outer + ('arbitrary',) * grid.inner),
       interpret=placement.device()[0] == 'cpu',
-    )(self.masks.first_NxBxI, *(array for array, _, _ in inputs.values()))
+    )(self.masks.first_NxBxI, *(array for array, _ in inputs.values()))
     return dict(zip(outputs, results, strict=True))
+
+  def _array(self, *shape):
+    """Returns the shape and the dtype of a result [N, ...]."""
+    return jax.ShapeDtypeStruct((self.N, *shape), self.wide)
 
   def _grid_of_queries(self):
     """Returns the grid that adds up over the blocks of keys."""
@@ -355,27 +377,23 @@ class _Kernels:
 
   def _clamp_keys(self, at, first_ref):
     """Returns the nearest place with the same queries that is visited."""
-    last = at.i + self.o.memory_blocks
+    last = at.i + self.options.memory_blocks
     first = jnp.clip(first_ref[at.n, at.b, at.i], 0, last)
     return at._replace(j=jnp.clip(at.j, first, last))
 
   def _clamp_queries(self, at, first_ref):
     """Returns the nearest place with the same keys whose queries are not before them."""
     del first_ref
-    return at._replace(i=jnp.maximum(at.i, at.j - self.o.memory_blocks))
+    return at._replace(i=jnp.maximum(at.i, at.j - self.options.memory_blocks))
 
   # The forward pass.
 
   def attend(self):
     """Returns values [N, B, T, H] and log masses [N, B, I, 1, K]."""
-    K, H, wide = self.o.block, self.H, self.wide
-    array = lambda *shape: jax.ShapeDtypeStruct((self.N, self.B, *shape), wide)
+    K, H, wide = self.K, self.H, self.wide
     outputs = {
-      'values': (*(array(self.I * K, H), (None, None, K, H)), lambda at: (at.n, at.b, at.i, 0)),
-      'log_mass': (
-        *(array(self.I, 1, K), (None, None, None, 1, K)),
-        lambda at: (at.n, at.b, at.i, 0, 0),
-      ),
+      'values': (self._array(self.B, self.I * K, H), self.query_block),
+      'log_mass': (self._array(self.B, self.I, 1, K), self.query_row),
     }
 
     def body(at, is_visited, refs):
@@ -395,7 +413,9 @@ class _Kernels:
         before_Kx1 = maximum[:, :1]
         max_Kx1 = jnp.maximum(before_Kx1, masked_KxK.max(axis=1, keepdims=True))
         exp_KxK = jnp.exp(masked_KxK - max_Kx1)
-        weights_KxK, terms_KxK = span.masked_weights(exp_KxK, unclipped_KxK, self.o.renormalize)
+        weights_KxK, terms_KxK = span.masked_weights(
+          exp_KxK, unclipped_KxK, self.options.renormalize
+        )
         rescale_Kx1 = jnp.exp(before_Kx1 - max_Kx1)
         product_KxH = self._dot(weights_KxK.astype(self.dtype), refs['value'][...])
         numerator[...] = numerator[...] * rescale_Kx1 + product_KxH
@@ -415,7 +435,7 @@ class _Kernels:
 
   def _scores(self, at, refs):
     """Returns the scores of a pair of blocks, which of them are visible, and the span's mask."""
-    K, o = self.o.block, self.o
+    K, options = self.K, self.options
     scores_KxK = self._dot(refs['query'][...], refs['key'][...], transpose=True)
     if 'distance_query' in refs:
       parts = []
@@ -425,20 +445,21 @@ class _Kernels:
           part += refs[f'bias_{half}'][...]
         parts.append(part)
       scores_KxK += _skew(jnp.concatenate(parts, axis=1))
-    if o.logit_cap is not None:
-      scores_KxK = o.logit_cap * jnp.tanh(scores_KxK / o.logit_cap)
+    scores_KxK = cap_logits(scores_KxK, options.logit_cap)
     row_KxK, column_KxK = (jax.lax.broadcasted_iota(jnp.int32, (K, K), axis) for axis in (0, 1))
-    distance_KxK = (at.i + o.memory_blocks - at.j) * K + row_KxK - column_KxK
-    nearest_KxK = distance_KxK - (not o.sees_itself)
+    distance_KxK = (at.i + options.memory_blocks - at.j) * K + row_KxK - column_KxK
+    nearest_KxK = distance_KxK - (not options.sees_itself)
     query_documents_KxK = jnp.broadcast_to(refs['query_documents'][...], (K, K)).T
     visible_KxK = (nearest_KxK >= 0) & (query_documents_KxK == refs['key_documents'][...])
-    if o.window is not None:
-      visible_KxK &= distance_KxK < o.window
+    if options.window is not None:
+      visible_KxK &= distance_KxK < options.window
     unclipped_KxK = None
     if 'span' in refs:
       span_KxK = jnp.broadcast_to(refs['span'][...], (K, K)).T
-      unclipped_KxK = span.unclipped_mask(span_KxK, nearest_KxK.astype(span_KxK.dtype), o.ramp)
-      if o.renormalize:
+      unclipped_KxK = span.unclipped_mask(
+        span_KxK, nearest_KxK.astype(span_KxK.dtype), options.ramp
+      )
+      if options.renormalize:
         visible_KxK &= unclipped_KxK >= 0
     return scores_KxK, visible_KxK, unclipped_KxK
 
@@ -451,24 +472,22 @@ class _Kernels:
 
   def gradient(self, values, log_mass, d_values, d_log_mass):
     """Returns the gradient of the operands."""
-    rows = lambda x_NxBxT: x_NxBxT.reshape(self.N, self.B, self.I, 1, self.o.block)
-    d_mass = d_log_mass - rows((values * d_values).sum(axis=-1))
-    block, K, H = (None, None, None, 1, self.o.block), self.o.block, self.H
-    by_rows = lambda at: (at.n, at.b, at.i, 0, 0)
+    d_mass = d_log_mass - (values * d_values).sum(axis=-1).reshape(log_mass.shape)
     extra = {
-      'd_values': (
-        *(d_values.astype(self.dtype), (None, None, K, H)),
-        lambda at: (at.n, at.b, at.i, 0),
-      ),
-      'log_mass': (log_mass, block, by_rows),
-      'd_mass': (d_mass, block, by_rows),
+      'd_values': (d_values.astype(self.dtype), self.query_block),
+      'log_mass': (log_mass, self.query_row),
+      'd_mass': (d_mass, self.query_row),
     }
-    found = self._query_gradient(extra) | self._key_gradient(extra)
-    if self.operands.encoding_NxRxH is not None:
-      found |= self._distance_gradient(extra)
-    fields = {name: found.get(name) for name in Operands._fields}
-    cast = lambda gradient, array: None if array is None else gradient.astype(array.dtype)
-    return Operands(*(cast(fields[k], x) for k, x in self.operands._asdict().items()))
+    gradient = self._query_gradient(extra) | self._key_gradient(extra)
+    if self.operands.encoding_NxRKxH is not None:
+      gradient |= self._distance_gradient(extra)
+    operands = self.operands._asdict()
+    return Operands(
+      **{
+        name: None if array is None else gradient[name].astype(array.dtype)
+        for name, array in operands.items()
+      }
+    )
 
   def _block_gradient(self, at, refs):
     """Returns weights [K, K], the gradient of the scores before the cap, and that of the spans."""
@@ -476,37 +495,28 @@ class _Kernels:
     log_mass_Kx1, d_mass_Kx1 = _to_column(refs['log_mass'][...]), _to_column(refs['d_mass'][...])
     exp_KxK = jnp.exp(jnp.where(visible_KxK, scores_KxK, -jnp.inf) - log_mass_Kx1)
     d_weights_KxK = self._dot(refs['d_values'][...], refs['value'][...], transpose=True)
-    weights_KxK, d_exp_KxK, d_span_Kx1 = exp_KxK, d_weights_KxK + d_mass_Kx1, None
-    if unclipped_KxK is not None:
-      mask_KxK = jnp.clip(unclipped_KxK, 0, 1)
-      weights_KxK = exp_KxK * mask_KxK
-      in_mass_KxK, d_masked_KxK = jnp.ones_like(mask_KxK), d_weights_KxK
-      if self.o.renormalize:
-        in_mass_KxK, d_masked_KxK = mask_KxK + span.EPSILON, d_weights_KxK + d_mass_Kx1
-      d_exp_KxK = d_weights_KxK * mask_KxK + d_mass_Kx1 * in_mass_KxK
-      is_ramp_KxK = (unclipped_KxK >= 0) & (unclipped_KxK <= 1)  # as in `span.unit_clip`
-      d_mask_KxK = jnp.where(is_ramp_KxK, exp_KxK * d_masked_KxK, 0)
-      d_span_Kx1 = d_mask_KxK.sum(axis=1, keepdims=True) / self.o.ramp
+    weigh = functools.partial(span.masked_weights, renormalize=self.options.renormalize)
+    (weights_KxK, terms_KxK), pullback = jax.vjp(weigh, exp_KxK, unclipped_KxK)
+    d_terms_KxK = jnp.broadcast_to(d_mass_Kx1, terms_KxK.shape)
+    d_exp_KxK, d_unclipped_KxK = pullback((d_weights_KxK, d_terms_KxK))
+    d_span_Kx1 = None
+    if d_unclipped_KxK is not None:
+      d_span_Kx1 = d_unclipped_KxK.sum(axis=1, keepdims=True) / self.options.ramp
     d_scores_KxK = exp_KxK * d_exp_KxK
-    if self.o.logit_cap is not None:
-      d_scores_KxK *= 1 - jnp.square(scores_KxK / self.o.logit_cap)
+    if self.options.logit_cap is not None:
+      d_scores_KxK *= 1 - jnp.square(scores_KxK / self.options.logit_cap)
     return weights_KxK, d_scores_KxK, d_span_Kx1
 
   def _query_gradient(self, extra):
     """Returns the gradients of queries and spans."""
-    K, H, N, B = self.o.block, self.H, self.N, self.B
-    query = jax.ShapeDtypeStruct((N, B, self.I * K, H), self.wide)
-    by_query = (None, None, K, H), lambda at: (at.n, at.b, at.i, 0)
-    outputs, scratch = {'query_NxBxTxH': (query, *by_query)}, {'d_query': (K, H)}
-    if 'distance_query' in self._block_specs():
-      outputs['distance_query_NxBxTxH'] = (query, *by_query)
+    K, H = self.K, self.H
+    query = self._array(self.B, self.I * K, H), self.query_block
+    outputs, scratch = {'query_NxBxTxH': query}, {'d_query': (K, H)}
+    if 'distance_query' in self.inputs:
+      outputs['distance_query_NxBxTxH'] = query
       scratch['d_distance_query'] = (K, H)
-    if 'span' in self._block_specs():
-      outputs['span_NxBxIx1xK'] = (
-        jax.ShapeDtypeStruct((N, B, self.I, 1, K), self.wide),
-        (None, None, None, 1, K),
-        lambda at: (at.n, at.b, at.i, 0, 0),
-      )
+    if 'span' in self.inputs:
+      outputs['span_NxBxIx1xK'] = self._array(self.B, self.I, 1, K), self.query_row
       scratch['d_span'] = (K, LANES)
 
     def body(at, is_visited, refs):
@@ -535,10 +545,9 @@ class _Kernels:
 
   def _key_gradient(self, extra):
     """Returns the gradients of keys and values."""
-    K, H = self.o.block, self.H
-    array = jax.ShapeDtypeStruct((self.N, self.B, self.J * K, H), self.wide)
-    spec = array, (None, None, K, H), lambda at: (at.n, at.b, at.j, 0)
-    outputs = {'key_NxBxSxH': spec, 'value_NxBxSxH': spec}
+    K, H = self.K, self.H
+    key = self._array(self.B, self.J * K, H), self.key_block
+    outputs = {'key_NxBxSxH': key, 'value_NxBxSxH': key}
     scratch = {'d_key': (K, H), 'd_value': (K, H)}
 
     def body(at, is_visited, refs):
@@ -564,25 +573,16 @@ class _Kernels:
     """Returns the gradients of the encodings and biases of distances.
 
     Pairs of blocks with the same distance share two blocks of encodings: the gradients of the first
-    and of the second are added up apart, [2, N, J, K, H], and together afterwards.
+    and of the second are added up apart, each [N, J K, H], and together afterwards.
     """
-    K, H, N, R = self.o.block, self.H, self.N, self.J
-    has_bias = self.operands.bias_NxIx1xK is not None
-    first_block = lambda at: self._first_distance_block(at)
+    K, H, N, J = self.K, self.H, self.N, self.J
+    has_bias = self.operands.bias_NxRx1xK is not None
     outputs, scratch = {}, {}
     for half in (0, 1):
-      outputs[f'encoding_half_{half}'] = (
-        jax.ShapeDtypeStruct((N, R * K, H), self.wide),
-        (None, K, H),
-        lambda at: (at.n, first_block(at), 0),
-      )
+      outputs[f'encoding_half_{half}'] = self._array(J * K, H), self._encoding_block(0)
       scratch[f'd_encoding_{half}'] = (K, H)
     for half in (0, 1) if has_bias else ():
-      outputs[f'bias_half_{half}'] = (
-        jax.ShapeDtypeStruct((N, R, 1, K), self.wide),
-        (None, None, 1, K),
-        lambda at: (at.n, first_block(at), 0, 0),
-      )
+      outputs[f'bias_half_{half}'] = self._array(J, 1, K), self._bias_block(0)
       scratch[f'd_bias_{half}'] = (1, K)
 
     def body(at, is_visited, refs):
@@ -606,18 +606,18 @@ class _Kernels:
         for output, total in zip(outputs, scratch, strict=True):
           refs[output][...] = refs[total][...]
 
+    # r is the index of the first block of distances.
     place = lambda n, r, b, i: _Place(n, b, i, r + 1 + i - self.I)
-    grid = _Grid((N, R, self.B, self.I), place, 2, self._clamp_keys)
-    found = self._call(body, grid, extra, outputs, scratch)
-    pad_blocks = lambda x, before, axis, size: pad(x, axis, (size * before, size * (1 - before)))
-    add = lambda name, axis, size: sum(
-      pad_blocks(found[f'{name}_half_{half}'], half, axis, size) for half in (0, 1)
+    grid = _Grid((N, J, self.B, self.I), place, 2, self._clamp_keys)
+    halves = self._call(body, grid, extra, outputs, scratch)
+    add = lambda name, size: (  # both halves, the second one block later
+      pad(halves[f'{name}_half_0'], 1, (0, size)) + pad(halves[f'{name}_half_1'], 1, (size, 0))
     )
-    d_encoding = add('encoding', 1, K)
+    d_encoding = add('encoding', K)
     if not _has_heads(self.operands):
       d_encoding = d_encoding.sum(axis=0, keepdims=True)
-    d_bias = {'bias_NxIx1xK': add('bias', 1, 1)} if has_bias else {}
-    return {'encoding_NxRxH': d_encoding} | d_bias
+    d_bias = {'bias_NxRx1xK': add('bias', 1)} if has_bias else {}
+    return {'encoding_NxRKxH': d_encoding} | d_bias
 
   def _clear(self, refs, names):
     for name in names:
@@ -638,6 +638,7 @@ def _unskew(y_KxK: jax.Array) -> jax.Array:
 
 def _rotate(x_Kx2K: jax.Array, to_right: Callable[[int], int]) -> jax.Array:
   """Rotates row a by K - 1 - a: by each power of 2 in that number."""
+  # The strided `pltpu.roll` exists from TPU v5 on, in float32, and in one direction alone.
   K = x_Kx2K.shape[0]
   number_Kx2K = K - 1 - jax.lax.broadcasted_iota(jnp.int32, x_Kx2K.shape, 0)
   steps = 1
@@ -648,6 +649,7 @@ def _rotate(x_Kx2K: jax.Array, to_right: Callable[[int], int]) -> jax.Array:
   return x_Kx2K
 
 
+# A kernel can transpose square matrices, not vectors.
 def _to_column(x_1xK: jax.Array) -> jax.Array:
   K = x_1xK.shape[1]
   return jnp.broadcast_to(x_1xK, (K, K)).T[:, :1]

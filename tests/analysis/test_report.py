@@ -196,7 +196,7 @@ def test_a_run_with_spans_and_gates(one_device, tiny, untrained, collected):
   assert page.tables['gates'][1] == row
 
 
-def test_a_report_that_fails_writes_nothing(one_device, trained_copy, tmp_path):
+def test_a_report_that_fails_writes_nothing(one_device, trained_copy, tmp_path, monkeypatch):
   before = sorted(trained_copy.rglob('*'))
   (tmp_path / 'file').write_text('')
   with bad_input(f'--output={tmp_path} is a folder: name a file, such as {tmp_path}/report.html'):
@@ -206,6 +206,9 @@ def test_a_report_that_fails_writes_nothing(one_device, trained_copy, tmp_path):
     write_report(f'--workdir={trained_copy}', f'--output={output}')
   with bad_input('--split=none is not one of: train, validation, test'):
     write_report(f'--workdir={trained_copy}', '--split=none')
+  with monkeypatch.context() as patch, bad_input('tokens=0 must be a whole number from 1 on'):
+    patch.setitem(report.ANALYSES, 'clusters', lambda *_: pytest.fail('before the samples'))
+    write_report(f'--workdir={trained_copy}', '--tokens=0')
   with pytest.raises(ValueError, match='there 1 times, but --workdir 2 times'):
     write_report(f'--workdir={trained_copy}', f'--workdir={trained_copy}', '--label=a')
   (trained_copy / 'evaluation').mkdir()
@@ -232,6 +235,10 @@ def test_points_are_where_their_values_are():
   np.testing.assert_allclose(places[:, 0], [x_tick[t] for t in ('10', '20', '30')], atol=0.02)
   np.testing.assert_allclose(places[:, 1], [y_tick[t] for t in ('1', '100', '10')], atol=0.02)
   assert (places > 0).all() and (places < 100).all() and 'class="c1"' in chart
+
+  narrow = charts.Line('c', [(0.0, 11.0), (1.0, 19.0)], color=0)  # no 1, 2 or 5 times 10^n
+  chart = charts.line_chart([narrow], charts.Axis('x'), charts.Axis('y', is_log=True))
+  assert re.findall('class="y".*?>(.*?)<', chart) == ['12', '14', '16', '18']
 
   long = charts.Line('b', [(i, 5.0) for i in range(1001)], charts.INK, has_dots=False)
   names = [str(i) for i in range(1001)]

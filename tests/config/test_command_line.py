@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from ngrammer_jax import config, errors
-from ngrammer_jax.config import command_line, fields
+from ngrammer_jax.config import catalog, command_line, fields
 from ngrammer_jax.config import model as model_config
 from tests.checks import bad_input
 from tests.loops import each
@@ -95,6 +95,24 @@ def test_a_config_of_the_package_has_a_name(parse, tmp_path, monkeypatch):
     'of the package, --config=ngrammer_text8:primer'
   ):
     load('configs/ngrammer_text8.py:primer')
+  with bad_input(
+    f'--config={tmp_path}/quickstart.py: no file {tmp_path}/quickstart.py; available: '
+    f'{tmp_path}/ngram.py, {tmp_path}/plain.py, {tmp_path}/variants.py'
+  ):
+    load(f'{tmp_path}/quickstart.py')
+
+
+@each('installed', [True, False])
+def test_configs_are_found_in_a_checkout_and_in_an_installed_package(
+  tmp_path, monkeypatch, installed
+):
+  package = tmp_path / str(installed) / 'ngrammer_jax'
+  folder = (package if installed else package.parent) / 'configs'
+  folder.mkdir(parents=True)
+  for name in ('__init__.py', 'small.py', 'notes.txt'):
+    (folder / name).touch()
+  monkeypatch.setattr(catalog, 'PACKAGE', package)
+  assert catalog.files() == {'small': folder / 'small.py'}
 
 
 def test_plain_flags_are_parsed_beside_the_config(folder):
@@ -261,6 +279,13 @@ def test_unknown_variant_or_other_file_is_named(folder, spec, message):
   (folder / 'other.py').write_text('x = 1')
   with bad_input(f'--config={folder}/{spec}: {message.format(folder=folder)}'):
     command_line.load_file(f'{folder}/{spec}')
+
+
+def test_a_config_file_that_fails_or_exits_is_named(folder):
+  for error in ('ValueError', 'SystemExit'):
+    (folder / 'other.py').write_text(f'raise {error}(0)')
+    with bad_input(f'--config={folder}/other.py fails: {error}: 0; correct the file'):
+      command_line.load_file(f'{folder}/other.py')
 
 
 def test_config_is_required(capsys):

@@ -6,7 +6,7 @@ import json
 import ml_collections
 import pytest
 
-from ngrammer_jax import config, errors
+from ngrammer_jax import config, errors, files
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.config import fields
 from ngrammer_jax.config import model as model_config
@@ -65,10 +65,23 @@ def test_saved_config_is_loaded_the_same(tmp_path):
 def test_saved_config_of_an_older_version_says_what_is_unknown(tmp_path):
   path = tmp_path / 'config.json'
   fields = dataclasses.asdict(config.Config())
+  fields['training']['span_check_every'] = 20  # a key that is no longer used
+  path.write_text(json.dumps(fields))
+  assert config.load(path) == config.Config()
   fields['training']['warm_up'] = 3
   path.write_text(json.dumps(fields))
   with pytest.raises(errors.BadInput, match='^unknown config key training.warm_up: '):
     config.load(path)
+
+
+def test_saved_config_has_all_sections_or_those_of_a_model_alone(tmp_path):
+  path = tmp_path / 'config.json'
+  path.write_text(json.dumps({'model': {'layers': 3}, 'data': {}}))
+  assert config.load(path).model.layers == 3
+  for sections in ({}, {'model': {}}, {'data': {}, 'model': {}, 'mesh': {}}):
+    path.write_text(json.dumps(sections))
+    with pytest.raises(files.DamagedError, match='^no section '):
+      config.load(path)
 
 
 SPANS = {'memory': {'length': 64, 'same_length': 'memory_and_self'}, 'span': {'limit': 64}}

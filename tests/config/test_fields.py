@@ -65,6 +65,9 @@ def test_keys_that_may_differ_on_resume():
     *('training.evaluate_every', 'training.checkpoint_every', 'training.keep_checkpoints'),
     *('evaluation', 'mesh', 'finetune.tfds_dir', 'finetune.download'),
   ]
+  other = config.resolve({'evaluation': {'streams': 3}, 'mesh': {'data': 2}, 'seed': 1})
+  differences = [key.path for key, *_ in config.differences(config.Config(), other)]
+  assert differences == ['seed']  # all keys of a section that may differ may
 
 
 def test_choices_are_those_that_a_layer_knows():
@@ -124,6 +127,10 @@ def test_values_within_the_rules_pass(values):
 def test_values_outside_of_the_rules_are_named(values, message):
   with bad_input(message):
     fields.check_values(Block(**values), 'x.')
+
+
+def test_a_block_in_a_message_has_what_differs_from_its_defaults():
+  assert fields.format_value(Block(count=3, inner=Inner())) == '(count=3, inner=(defaults))'
 
 
 def test_an_unknown_rule_is_an_error():

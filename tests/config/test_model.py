@@ -2,6 +2,7 @@ import pytest
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config import recurrent as recurrent_config
 
 NGRAM = {'clusters': 4, 'vocabulary_size': 64, 'dim': 8}
 
@@ -26,6 +27,20 @@ def check(ngram=None, **fields):
 )
 def test_possible_model_passes(fields):
   check(**fields)
+
+
+def test_an_adaptive_softmax_has_the_dropout_of_the_model_or_its_own():
+  for own, expected in ((None, 0.3), (0.0, 0.0), (0.2, 0.2)):
+    softmax = model_config.AdaptiveSoftmaxConfig(dropout=own)
+    config = model_config.ModelConfig(dropout=0.3, adaptive_softmax=softmax)
+    assert config.outer_dropout == expected
+  assert model_config.ModelConfig(dropout=0.3).outer_dropout == 0.3
+
+
+def test_number_of_parameters_of_an_attention_lstm():
+  """Gates from 5 inputs and 6 outputs; four matrices and a score vector; a softmax of 7 tokens."""
+  config = recurrent_config.RecurrentConfig(hidden=6, readout='key_value')
+  assert config.parameters(width=5, vocabulary_size=7) == 4 * 6 * 12 + (4 * 9 + 3) + 7 * 4
 
 
 memory = lambda **fields: {'memory': model_config.MemoryConfig(**fields)}

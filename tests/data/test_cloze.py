@@ -83,6 +83,7 @@ def replace_line(number, lines):
 LAST = LINES[-1]
 DAMAGED_FILES = {
   'empty': ('', ' is empty: expected blocks of 21 numbered lines; ' + REMEDY),
+  'blank lines': ('\n \n\n', ' is empty: expected blocks of 21 numbered lines; ' + REMEDY),
   'raw book': (
     TITLE + 'One day .\n',
     ', line 1: expected line 1 of a question, "1 ...", found "_BOOK_TITLE_ : Some_Body___A_Book.'

@@ -253,7 +253,7 @@ def test_cache_folder_can_be_configured(text, cache, tmp_path, source):
   text(cache_dir=str(configured) if source == 'setting' else None)
   used, unused = (configured, cache) if source == 'setting' else (cache, configured)
   assert [path.name[:5] for path in used.iterdir()] == ['text-']
-  assert not unused.exists()
+  assert used.stat().st_mode & 0o777 == 0o700 and not unused.exists()
 
 
 def change_text(text):

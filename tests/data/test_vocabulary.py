@@ -1,5 +1,7 @@
 """Vocabularies: encoding, decoding, learning, saving."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -302,11 +304,21 @@ def test_a_saved_vocabulary_is_loaded_unchanged(kind, sentencepiece, tokenizer, 
   assert loaded.decode(ids) == vocabulary.decode(ids)
 
 
-def test_a_missing_field_is_named(tmp_path):
-  (tmp_path / 'vocabulary.json').write_text('{"kind": "characters", "encoding": "utf-8"}')
+@each(
+  'fields, reason',
+  [
+    ({'encoding': 'utf-8'}, 'characters, separated missing'),
+    (
+      {'encoding': 'klingon', 'characters': 'ab', 'separated': True},
+      "encoding 'klingon' is not one of utf-8, latin-1",
+    ),
+  ],
+)
+def test_a_missing_field_or_an_unknown_encoding_is_named(tmp_path, fields, reason):
+  (tmp_path / 'vocabulary.json').write_text(json.dumps({'kind': 'characters'} | fields))
   with bad_input(
-    f'{tmp_path} has no intact vocabulary (vocabulary.json: characters, separated missing); the '
-    f'training command writes it again if steps are left'
+    f'{tmp_path} has no intact vocabulary (vocabulary.json: {reason}); the training command '
+    f'writes it again if steps are left'
   ):
     vocabularies.load(tmp_path)
 

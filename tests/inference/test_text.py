@@ -1,10 +1,14 @@
-"""Incremental detokenization never retracts a character."""
+"""Incremental detokenization never retracts a character, bits are per byte, seeds per prompt."""
 
+import types
+
+import numpy as np
 import pytest
 
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabulary as vocabularies
-from ngrammer_jax.inference import text
+from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.inference import sampling, text
 from tests import tokenizer_files
 from tests.loops import each
 
@@ -87,3 +91,23 @@ def test_text_ends_before_the_first_stop_string(stop):
 def test_text_that_only_begins_a_stop_string_is_emitted_at_the_token_limit():
   stream = text.IncrementalDetokenizer(vocabularies.ByteVocabulary(), [], 3, ('abcd',))
   assert [stream.add(byte) for byte in b'abc'] == ['', '', 'abc']
+
+
+def test_bits_are_per_byte():
+  score = text.Score('é\N{SNOWMAN}', np.arange(2), np.log([2.0, 16.0]), lossless=True)
+  assert score.bits_per_byte == pytest.approx(5 / 5)  # of 2 and 3 bytes
+
+
+def test_every_prompt_draws_with_its_own_seed():
+  vocabulary, drawn = vocabularies.ByteVocabulary(), []
+
+  def generate(variables, prompts, seeds, config):
+    drawn.extend(seeds)
+    yield np.array(seeds)  # a token of each prompt
+
+  prompts = text.encode_prompts(vocabulary, ['a'] * (inference.MAX_ROWS + 2), context=8)
+  config = text.CompletionConfig(sampling.SamplingConfig(), tokens=1, seed=70, context=8)
+  engine = types.SimpleNamespace(generate=generate)
+  completions = list(text.complete(engine, None, vocabulary, prompts, config))
+  assert drawn == [completion.seed for completion in completions]
+  assert drawn == list(range(70, 70 + len(prompts)))

@@ -14,8 +14,10 @@ from ngrammer_jax.layers import (
   relative,
 )
 from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.normalization import LayerNorm
 from tests.checks import assert_close
 from tests.layers.programs import apply
+from tests.layers.test_normalization import slow_layer_norm
 
 B, T, D, N, H, M = 2, 6, 8, 2, 4, 3
 
@@ -120,7 +122,8 @@ def test_after_a_memory_of_inputs_it_equals_slow_loop(
 ):
   """Queries are turned by their own positions, or keys are scored by their distance too.
 
-  The scores with distances are capped: a cap is applied to the sum.
+  The scores with distances are capped: a cap is applied to the sum. The memory of the others is
+  normed as the segment was.
   """
   monkeypatch.setattr(blocked_attention, 'BLOCK', 2)
   rng = np.random.default_rng(1)
@@ -129,9 +132,14 @@ def test_after_a_memory_of_inputs_it_equals_slow_loop(
   cap = 0.8 if scores_distances else None
   layer = Attention(heads=N, position=scored, dtype=jnp.float64, logit_cap=cap)
   mask = np.broadcast_to(np.tri(T, M + T, M, dtype=bool), (B, T, M + T))
+  norm_params = {'scale': rng.normal(size=D), 'bias': rng.normal(size=D)}
+  normed = x if scores_distances else slow_layer_norm(x, **norm_params)
 
   @jax.jit
-  def run(x):
+  def run(x, segment):
+    norm = None
+    if not scores_distances:
+      norm = LayerNorm(dtype=jnp.float64).bind({'params': norm_params})
     position_BxP = jnp.tile(jnp.arange(M + T), (B, 1))
     context = Context(mask)
     if in_blocks:
@@ -141,9 +149,11 @@ def test_after_a_memory_of_inputs_it_equals_slow_loop(
     if not scores_distances:
       rotation = position.rotation(position_BxP, H, dtype=jnp.float64)
       context = context.replace(rotation=rotation)
-    return layer.apply({'params': params}, x[:, M:], context, attention.LayerInputs(x[:, :M]))[0]
+    memory = attention.LayerInputs(x[:, :M], norm)
+    return layer.apply({'params': params}, segment, context, memory)[0]
 
-  assert_close(run(x), slow_attention(x, params, mask, not scores_distances, cap), 1e-12)
+  expected = slow_attention(normed, params, mask, not scores_distances, cap)
+  assert_close(run(x, normed[:, M:]), expected, 1e-12)
 
 
 @functools.cache

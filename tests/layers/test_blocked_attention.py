@@ -1,11 +1,20 @@
 """Attention in blocks equals attention over full scores, in values and gradients."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax.layers import blocked_attention, documents, dropout, relative, span
+from ngrammer_jax.layers import (
+  blocked_attention,
+  documents,
+  dropout,
+  full_attention,
+  relative,
+  span,
+)
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.full_attention import Heads, SpanMask
 
@@ -144,6 +153,26 @@ def test_equals_whole_scores(x64, monkeypatch, case):
   jax.tree.map(close, gradient, expected_gradient)
   if return_pairs:
     np.testing.assert_array_equal(results[2], expected[2])
+    np.testing.assert_array_equal(pairs_of_full_scores(*operands, rows, context), expected[2])
+
+
+def pairs_of_full_scores(heads, weights, z_BxTxN, rows, context):
+  """The pairs of `full_attention`, with keys and values of the memory in order."""
+  projected = (jnp.einsum('bmd,ndh->bmnh', rows, weight) for weight in weights)
+  joined = (jnp.concatenate(pair, axis=1) for pair in zip(projected, heads[1:3], strict=True))
+  heads = Heads(heads.query_BxTxNxH, *joined)
+  see = functools.partial(documents.visible, context.query_documents_BxT, context.key_documents_BxS)
+  context = context.replace(visible_BxTxS=see())
+  spans, drop = SpanMask(z_BxTxN, RAMP, True), dropout.Dropout(0.0, None)
+  attend = jax.jit(lambda heads: full_attention.attend(heads, spans, context, None, True, drop))
+  return attend(heads).pair_BxNxT
+
+
+def test_few_scores_are_not_computed_in_blocks():
+  limit, block = blocked_attention.MIN_SCORES, blocked_attention.BLOCK
+  assert not blocked_attention.is_faster(block - 1, limit, has_spans=True)
+  assert blocked_attention.is_faster(block, limit // block, has_spans=True)
+  assert not blocked_attention.is_faster(block, limit // block - block - 1, has_spans=True)
 
 
 def test_a_dropout_key_of_another_generator_is_an_error():

@@ -15,9 +15,8 @@ from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.full_attention import Heads, SpanMask
 from ngrammer_jax.models import language_model
 from tests.layers import test_blocked_attention as blocked
+from tests.layers.test_blocked_attention import RAMP, B, H, M, N, S, T
 
-B, T, M, N, H, RAMP = (getattr(blocked, name) for name in ('B', 'T', 'M', 'N', 'H', 'RAMP'))
-S = M + T
 CASES = {
   'plain': {},
   'relative': {'distance': 'plain'},

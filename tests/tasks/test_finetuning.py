@@ -20,7 +20,7 @@ from ngrammer_jax.config import command_line
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabulary as vocabularies
 from ngrammer_jax.tasks.superglue import evaluation, formats, metrics
-from ngrammer_jax.training import checkpoints, loop, manifest
+from ngrammer_jax.training import loop, manifest
 from tests import tokenizer_files
 from tests.checks import bad_input
 from tests.tasks import superglue_examples, superglue_files
@@ -398,105 +398,6 @@ def test_validation_and_evaluation_use_their_splits(folder, finetuning, monkeypa
   answers = [json.loads(line) for line in (folder / 'run' / 'evaluation' / 'RTE.jsonl').open()]
   assert answers == [{'idx': i, 'label': ('entailment', 'not_entailment')[i % 2]} for i in range(6)]
   assert evaluation.format_table(unlabelled) == 'rte without labels, 6 examples'
-
-
-def test_best_and_newest_checkpoint_are_evaluated(tmp_path, finetuning, monkeypatch, capsys):
-  """Checks the tables of one task, and of all tasks one after the other."""
-  trained, lengths = [], {}
-
-  def train(config, workdir, *_):
-    trained.append((config.finetune.task, workdir))
-    lengths[config.finetune.task] = config.training.segment_length, config.finetune.targets_length
-
-  monkeypatch.setattr(loop, 'train', train)
-  monkeypatch.setattr(finetuning, 'resolve_config', lambda config, *_: config)
-  monkeypatch.setattr(finetuning, 'check_examples', lambda config: None)
-  monkeypatch.setattr(runs, 'load_run', lambda workdir, step: (workdir.name, step))
-
-  best_steps, evaluated = {'newest': 8, 'best': 4}, []
-  monkeypatch.setattr(checkpoints, 'best_step', lambda workdir: best_steps['best'])
-
-  def fake_evaluate(run, split):
-    name, step = run
-    evaluated.append(step)
-    task = name if name in formats.SUPERGLUE_TASKS else 'rte'
-    names = metrics.METRICS_BY_TASK[task]
-    score = {'best': 60.0, 'newest': 50.0}[step]
-    scores = dict.fromkeys(names, score)
-    result = {'task': task, 'n': 4, **scores, 'error_percent': 100 - score}
-    return result | {'step': best_steps[step]}, [{'answer': step}]
-
-  monkeypatch.setattr(finetuning, 'evaluate', fake_evaluate)
-  for row, workdirs in (
-    ('rte', {'rte': tmp_path / 'one'}),
-    ('all', {name: tmp_path / 'all' / name for name in formats.SUPERGLUE_TASKS}),
-  ):
-    trained.clear()
-    root = tmp_path / ('one' if row == 'rte' else 'all')
-    assert finetune.main([f'--config={CONFIG}:{row}', f'--workdir={root}']) == 0
-    assert trained == list(workdirs.items())
-    out = capsys.readouterr().out
-    best, newest = out.index('best checkpoint'), out.index('newest checkpoint')
-    assert '60.00' in out[best:newest] and '50.00' in out[newest:]
-    assert out.count('average of 8 tasks: ') == (2 if row == 'all' else 0)
-    for workdir in workdirs.values():
-      steps = {
-        name: json.loads((workdir / 'evaluation' / f'{name}.json').read_text())['step']
-        for name in ('validation', 'validation_best')
-      }
-      assert steps == {'validation': 8, 'validation_best': 4}
-      answers = workdir / 'evaluation' / 'validation_best_answers.jsonl'
-      assert json.loads(answers.read_text()) == {'answer': 'best'}
-  # `all` has the lengths of the tasks' own variants, unless one is set.
-  assert {lengths['copa'], lengths['multirc'], lengths['record']} == {
-    *((256, 16), (1024, 16), (768, 32))
-  }
-  args = ['--config.training.segment_length=99', f'--workdir={tmp_path / "other"}']
-  finetune.main([f'--config={CONFIG}:all', *args])
-  assert lengths['copa'] == (99, 16) and lengths['multirc'] == (99, 16)
-  finetune.main([f'--config={CONFIG}:cb', '--config.finetune.task=all', args[1]])
-  assert set(lengths.values()) == {(384, 16)}  # of the variant cb
-  combined = json.loads((tmp_path / 'all' / 'evaluation' / 'best.json').read_text())
-  assert combined['average'] == 60 and len(combined['tasks']) == 8
-
-  # The best checkpoint is the newest one: it is evaluated once.
-  evaluated.clear()
-  best_steps['best'] = 8
-  capsys.readouterr()
-  assert finetune.main([f'--config={CONFIG}:rte', f'--workdir={tmp_path / "same"}']) == 0
-  assert evaluated == ['newest']
-  folder = tmp_path / 'same' / 'evaluation'
-  assert (folder / 'validation.json').read_text() == (folder / 'validation_best.json').read_text()
-  out = capsys.readouterr().out
-  assert out[out.index('best') :].count('50.00') == 2
-
-
-def test_diagnostic_set_has_its_own_result_file(tmp_path, finetuning, monkeypatch):
-  """Evaluates a model that was trained on RTE on AX-b too."""
-  calls = []
-
-  def fake_evaluate(run, split):
-    calls.append((run.config.finetune.task, run.config.data.superglue_dir, split))
-    return {'task': run.config.finetune.task, 'n': 1, 'accuracy': 50.0, 'step': 3}, [{'idx': 0}]
-
-  monkeypatch.setattr(finetuning, 'evaluate', fake_evaluate)
-  monkeypatch.setattr(evaluation, 'format_table', lambda result: result['task'])
-  tuned = experiment.resolve({'finetune': {'task': 'rte'}})
-  experiment.save(tuned, tmp_path / 'config.json')
-  for split, args in (
-    ('validation', []),
-    ('test', ['--config.finetune.task=axb', '--config.data.superglue_dir=there']),
-  ):
-    evaluate.main([f'--workdir={tmp_path}', f'--split={split}', *args])
-  assert calls == [('rte', None, 'validation'), ('axb', 'there', 'test')]
-  results = {
-    path.name: json.loads(path.read_text()) for path in (tmp_path / 'evaluation').glob('*.json')
-  }
-  assert {name: result['task'] for name, result in results.items()} == {
-    'validation.json': 'rte',
-    'axb_test.json': 'axb',
-  }
-  assert (tmp_path / 'evaluation' / 'axb_test_answers.jsonl').read_text() == '{"idx": 0}\n'
 
 
 @pytest.mark.slow

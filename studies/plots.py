@@ -1,0 +1,87 @@
+"""Figures of docs/results.md. Error bars are standard errors over seeds."""
+
+from collections.abc import Sequence
+import pathlib
+from typing import Any
+
+from ngrammer_jax.analysis import figures
+from studies import cells, context, ngram_memories
+from studies.results import Result, mean_and_error
+
+
+def save_all(results: Sequence[Result], folder: pathlib.Path) -> None:
+  """Draws every figure that has results."""
+  by_table = {name: [r for r in results if r['table'] == name] for name in ('main', 'memory')}
+  if all(by_table.values()):
+    with figures.saved_figure(folder / 'results_main.png', panels=2, width=9.6) as axes:
+      draw_methods(by_table['main'], axes[0])
+      draw_memories(by_table['memory'], axes[1])
+  if any(r['table'] == 'sizes' for r in results):
+    with figures.saved_figure(folder / 'results_sizes.png') as axis:
+      draw_sizes([r for r in results if r['table'] in ('main', 'sizes')], axis)
+
+
+def draw_methods(results: Sequence[Result], axis: Any) -> None:
+  """Draws the test loss of each n-gram memory, and of the Transformers without one."""
+  methods = [m for m in ngram_memories.METHODS if any(r['model'] == m for r in results)]
+  for i, method in enumerate(methods):
+    mean, error = mean_and_error(_bits(results, method))
+    color = 'black' if method in ('plain', 'wide') else 'C0'
+    axis.errorbar(mean, i, xerr=error, fmt='o', color=color, capsize=3)
+    axis.annotate(f'{mean:.3f}', (mean, i), (0, 6), textcoords='offset points', ha='center')
+  parameters = {r['model']: r['parameters'] / 1e6 for r in results}
+  axis.set_yticks(range(len(methods)), [f'{m}\n{parameters[m]:.2f}M' for m in methods])
+  axis.invert_yaxis()
+  axis.margins(0.12)
+  axis.grid(axis='x', alpha=0.3)
+  axis.set_xlabel('test, bits per byte')
+  axis.set_title('n-gram memories, enwik8', fontsize=10)
+
+
+def draw_memories(results: Sequence[Result], axis: Any) -> None:
+  """Draws the test loss by the length of the segment memory in evaluation."""
+  lengths = [segments * context.SEGMENT for segments in cells.MEMORY_SEGMENTS]
+  for model, label in {
+    'memory': 'relative positions',
+    'memory_rope': 'rotary positions',
+    'memory_no_positions': 'no positions',
+  }.items():
+    own = [r for r in results if r['model'] == model]
+    if own:
+      names = (f'test, memory {segments}' for segments in cells.MEMORY_SEGMENTS)
+      points = [mean_and_error([r[n]['bits_per_character'] for r in own]) for n in names]
+      means, errors = zip(*points, strict=True)
+      axis.errorbar(
+        lengths, means, yerr=[e or 0 for e in errors], marker='o', capsize=3, label=label
+      )
+  if without := [r['test']['bits_per_character'] for r in results if r['model'] == 'none']:
+    mean, _ = mean_and_error(without)
+    axis.axhline(mean, color='black', linestyle='--', label='trained without a memory')
+  axis.set_xlabel('memory in evaluation, characters (128 in training)')
+  axis.set_ylabel('test, bits per character')
+  axis.grid(alpha=0.3)
+  axis.legend(frameon=False, fontsize=8)
+  axis.set_title('segment memory, text8', fontsize=10)
+
+
+def draw_sizes(results: Sequence[Result], axis: Any) -> None:
+  """Draws the test loss by the number of parameters, most of which are in tables."""
+  for method in ngram_memories.METHODS:
+    models = (method, *(f'{method}_{scale}' for scale in ngram_memories.SCALES))
+    points = []
+    for model in models:
+      if bits := _bits(results, model):
+        mean, error = mean_and_error(bits)
+        parameters = next(r['parameters'] for r in results if r['model'] == model)
+        points.append((parameters / 1e6, mean, error or 0))
+    if points:
+      x, y, error = zip(*sorted(points), strict=True)
+      axis.errorbar(x, y, yerr=error, marker='o', capsize=3, label=method)
+  axis.set_xscale('log')
+  axis.set_xlabel('parameters, million')
+  axis.set_ylabel('test, bits per byte')
+  axis.legend(frameon=False)
+
+
+def _bits(results, model):
+  return [r['test']['bits_per_byte'] for r in results if r['model'] == model]

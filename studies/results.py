@@ -1,0 +1,50 @@
+"""Results of the runs: JSON lines, means over seeds, and differences of runs with equal seeds."""
+
+from collections.abc import Iterable, Mapping, Sequence
+import json
+import math
+import pathlib
+import statistics
+from typing import Any
+
+RUNS = pathlib.Path(__file__).with_name('results.jsonl')
+FREQUENCY = pathlib.Path(__file__).with_name('frequency.jsonl')
+
+Result = Mapping[str, Any]  # a line
+
+
+def read(path: pathlib.Path) -> list[Result]:
+  """Returns the lines of a file; none before the first result."""
+  if not path.exists():
+    return []
+  return [json.loads(line) for line in path.read_text(encoding='utf-8').splitlines()]
+
+
+def append(path: pathlib.Path, result: Result) -> None:
+  """Appends a line to a file."""
+  with path.open('a', encoding='utf-8') as file:
+    file.write(json.dumps(result) + '\n')
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
+  """Returns the mean and its standard error; no error for a single value."""
+  error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+  return statistics.fmean(values), error
+
+
+def format_mean(values: Sequence[float]) -> str:
+  """Formats the mean of values, and its standard error if there are several."""
+  mean, error = mean_and_error(values)
+  return f'{mean:.4f}' if error is None else f'{mean:.4f} ± {error:.4f}'
+
+
+def format_difference(results: Iterable[Result], model: str, baseline: str) -> str:
+  """Formats the mean over seeds of a model minus its baseline, in test bits per byte.
+
+  Returns '' if they have no seed in common.
+  """
+  scores = {(r['model'], r['seed']): r['test']['bits_per_byte'] for r in results}
+  seeds = [seed for name, seed in scores if name == model and (baseline, seed) in scores]
+  if model == baseline or not seeds:
+    return ''
+  return format_mean([scores[model, seed] - scores[baseline, seed] for seed in seeds])
