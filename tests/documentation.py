@@ -1,5 +1,6 @@
 """The commands and snippets of the README and of the documentation, as they stand in the text."""
 
+import json
 import pathlib
 import re
 import shlex
@@ -8,6 +9,7 @@ from typing import NamedTuple
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 README = ROOT / 'README.md'
 DOCS = sorted((ROOT / 'docs').glob('*.md'))
+NOTEBOOKS = sorted((ROOT / 'notebooks').glob('*.ipynb'))
 # Programs of others that commands name, and why no test runs them.
 OTHER_PROGRAMS = {
   **dict.fromkeys(('pip', 'git'), 'reads a network'),
@@ -52,6 +54,7 @@ def commands(text: str) -> list[list[str]]:
   lines = text.replace('\\\n', ' ').splitlines()
   found: list[list[str]] = []
   for line in [line[2:] for line in lines if line.startswith('$ ')] or lines:
+    line = re.sub(r' (\d?>&?\S+|"\$@")', '', line)  # where output goes, arguments of a function
     if loop := re.match(r'for (\w+) in (\S+)', line):
       line = line.replace(f'${loop[1]}', loop[2])
     lexer = shlex.shlex(line, posix=True, punctuation_chars=';&|<>')
@@ -71,6 +74,14 @@ def inline_commands(path: pathlib.Path) -> list[list[str]]:
   spans = [' '.join(span.split()) for span in re.findall(r'`([^`]+)`', text)]
   ours = [span for span in spans if span.startswith(('python ', 'ngrammer_jax '))]
   return [argv for span in ours for argv in commands(span)]
+
+
+def notebook_commands(path: pathlib.Path) -> list[list[str]]:
+  """Returns our commands in the cells of a notebook."""
+  cells = [''.join(cell['source']) for cell in json.loads(path.read_text('utf-8'))['cells']]
+  scripts = [cell for cell in cells if cell.startswith('%%bash')]
+  scripts += [line for cell in cells for line in re.findall(r'^!(.*)$', cell, re.M)]
+  return [argv for script in scripts for argv in commands(script) if argv[0] == 'python']
 
 
 def split_launched(argv: list[str]) -> tuple[list[str], list[str]]:

@@ -71,8 +71,11 @@ RUNS['others'] = RUNS['books']
 PYTHON_MODULES = ('venv', 'build')  # of others
 
 
-class Parsed(BaseException):  # compile.py reports any Exception
-  """Raised in place of what a program does after it has parsed its flags."""
+class Parsed(BaseException):
+  """Raised in place of what a program does after it has parsed its flags.
+
+  Not an Exception, which programs report.
+  """
 
 
 @pytest.fixture
@@ -122,6 +125,11 @@ def check_command(argv):
     check_parser(name, arguments + (['--', 'x'] if launched else []))
 
 
+def main_of(name):
+  """Returns the function of a verb, or of `ngrammer_jax` itself."""
+  return importlib.import_module(f'{name}.__main__' if name == 'ngrammer_jax' else name).main
+
+
 def check_script(name, arguments):
   """Finds the flags in the text of a script, whose imports may be missing."""
   path = ROOT / (name if name.endswith('.py') else f'{name.replace(".", "/")}.py')
@@ -143,9 +151,7 @@ def check_parser(name, arguments):
       if name.endswith('.py'):
         runpy.run_path(str(ROOT / name), run_name='__main__')
       else:
-        importlib.import_module(f'{name}.__main__' if name == 'ngrammer_jax' else name).main(
-          arguments
-        )
+        main_of(name)(arguments)
     except Parsed:
       return
     except SystemExit as error:
@@ -172,6 +178,14 @@ def test_flags_and_keys_of_every_command_exist(stop_after_parsing):
   assert used == {*NOT_CHECKED, *NOT_RUN}  # no exception is out of date
 
 
+def test_flags_and_keys_of_notebooks_exist(stop_after_parsing):
+  for path in documentation.NOTEBOOKS:
+    for argv in documentation.notebook_commands(path):
+      # A notebook writes small.py, and a function in the shell adds the workdir.
+      argv = [word.replace('--config=small.py', '--config=quickstart') for word in argv]
+      check_command(argv + ['--workdir=x'] * ('ngrammer_jax.train' in argv))
+
+
 def test_every_block_of_the_docs_is_a_command_or_has_a_language():
   for path in DOCS:
     for block in documentation.blocks(path):
@@ -183,7 +197,7 @@ class Pages:
 
   Attributes:
     folder: working folder of the commands.
-    data: folder of real corpora; None: only pages that need none can be run.
+    data: returns the folder of real corpora.
     smaller: further flags of `train`.
     has_run: the programs that have run.
   """
@@ -214,12 +228,9 @@ class Pages:
     if name.endswith('.py'):  # a launcher replaces its process
       fast = os.environ['XLA_FLAGS'].replace('--xla_force_host_platform_device_count=8', '')
       environment = os.environ | {'PYTHONPATH': str(ROOT), 'XLA_FLAGS': fast}
-      command = [
-        sys.executable,
-        ROOT / name,
-        *[sys.executable if w == 'python' else w for w in arguments],
-      ]
-      subprocess.run([*command, *FEWER['train']], env=environment, check=True, capture_output=True)
+      words = [sys.executable if word == 'python' else word for word in arguments]
+      command = [sys.executable, ROOT / name, *words, *FEWER['train']]
+      subprocess.run(command, env=environment, check=True, capture_output=True)
     else:
       self._train_missing(name, arguments)
       self.run_verb(name, arguments)
@@ -233,26 +244,22 @@ class Pages:
       fewer += self.smaller
     if verb == 'evaluate' and not any('runs/rte' in word for word in arguments):
       fewer = ('--config.evaluation.max_tokens=256', '--config.evaluation.segment_length=128')
-    main = importlib.import_module(f'{name}.__main__' if name == 'ngrammer_jax' else name).main
     with mock.patch.object(sys, 'stdin', io.StringIO('My fellow citizens\n')):
       try:
-        status = main([*arguments, *fewer])
+        status = main_of(name)([*arguments, *fewer])
       except SystemExit as error:  # --list
         status = error.code
     assert not status, (name, arguments)
 
   def _train_missing(self, name: str, arguments: list[str]) -> None:
     """Trains runs that a command reads, and that no command of the page has trained."""
-    flags = ['--config.init_from=runs/']
-    flags += [] if name.endswith(('train', 'finetune')) else ['--workdir=runs/']
-    for run in (
-      word.removeprefix(flag) for word in arguments for flag in flags if word.startswith(flag)
-    ):
-      if not (self.folder / 'runs' / run).exists():
+    reads = ['--config.init_from']
+    reads += [] if name.endswith(('train', 'finetune')) else ['--workdir']
+    for flag, _, run in (word.partition('=runs/') for word in arguments):
+      if flag in reads and not (self.folder / 'runs' / run).exists():
         spec, *overrides = map(self._with_file, RUNS[run])
-        self.run_verb(
-          'ngrammer_jax.train', [f'--config={spec}', f'--workdir=runs/{run}', *overrides]
-        )
+        flags = [f'--config={spec}', f'--workdir=runs/{run}', *overrides]
+        self.run_verb('ngrammer_jax.train', flags)
 
   def _with_file(self, word: str) -> str:
     """Returns a word with a file that exists in place of /path/to/file."""

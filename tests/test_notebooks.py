@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-NOTEBOOKS = sorted((ROOT / 'notebooks').glob('*.ipynb'))
+from tests.documentation import NOTEBOOKS, ROOT
+
 ABSOLUTE_PATH = re.compile(r'(?:^|[\s\'"=(:])((?:/[\w.-]+){2,}|[A-Z]:\\)', re.M)
 MAGIC = re.compile(r'^([ \t]*)[%!].*$', re.M)
 
