@@ -201,7 +201,7 @@ def format_table(result: dict[str, Any], examples: int = 3, tokens: int = 10) ->
   """
   K, U = result['clusters'], result['tokens']
   title = (
-    f'step {result["step"]:,}: {U:,} tokens of the training text in {K:,} clusters a head '
+    f'step {result["step"]:,}: {U:,} tokens of the training text in {K:,} clusters per head '
     f'({result["never"]:,} never occur); n-grams of the {result["split"]} split'
   )
   lines = [title, *tables.align_columns(table_rows(result), '>')]
