@@ -64,7 +64,7 @@ def make_parser(verb: str, description: str) -> argparse.ArgumentParser:
 def add_version(parser: argparse.ArgumentParser) -> None:
   """Adds --version."""
   version = f'ngrammer_jax {ngrammer_jax.__version__}'
-  parser.add_argument('--version', action='version', version=version, help='print the version and exit')
+  parser.add_argument('--version', action='version', version=version, help='print it and exit')
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
