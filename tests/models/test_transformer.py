@@ -416,3 +416,16 @@ def test_the_layer_stands_where_it_should(layer, before, scan):
   plain = ids_with(None)
   changed = [i for i in range(3) if (ids_with(i) != plain).any()]
   assert changed == list(range(before))
+
+
+def test_scanned_layers_have_their_own_memories():
+  """Two segments of a model whose layers are scanned, or not: outputs and memories."""
+  results, tokens = [], random_tokens()
+  for scan in (True, False):
+    memory = model_config.MemoryConfig(4)
+    model = small_model(ngram=None, memory=memory, position='relative', scan_layers=scan)
+    variables = variables_of(model)
+    apply = jax.jit(model.apply)
+    _, after, _ = apply(variables, tokens, transformer.empty_memory(model.config, B))
+    results.append(apply(variables, tokens[:, ::-1], after)[:2])
+  jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), *results)
