@@ -88,7 +88,7 @@ def run_tests(files: list[str], root: pathlib.Path, timeout: float) -> dict[str,
     output.seek(0)
     said = output.read()
   result = {'cpu_seconds': round(usage.ru_utime + usage.ru_stime, 1), 'caught_by': None}
-  failed = re.search(r'^(?:FAILED|ERROR) (\S+)', said, re.MULTILINE)
+  failed = re.search(r'^(?:FAILED|ERROR) (.+?)(?: - |$)', said, re.MULTILINE)
   if timed_out:
     result['caught_by'] = f'no answer in {timeout:.0f} s'
   elif process.returncode == -signal.SIGKILL:
