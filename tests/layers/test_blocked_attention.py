@@ -181,6 +181,8 @@ def test_without_spans_blocks_are_for_cpus_and_long_memories(monkeypatch):
   assert T * 2 * T == 2 * blocked_attention.MIN_SCORES
   assert is_faster(T, T, has_spans=False) and not is_faster(T, T - 1, has_spans=False)
   assert not is_faster(2 * T, T, has_spans=False) and is_faster(2 * T, T, has_spans=True)
+  # Without a memory, from 2^19 scores on.
+  assert is_faster(725, 0, has_spans=False) and not is_faster(724, 0, has_spans=False)
   for platform in ('tpu', 'gpu'):
     monkeypatch.setattr(placement, 'device', lambda platform=platform: (platform, ''))
     assert not is_faster(T, T, has_spans=False) and is_faster(T, T, has_spans=True)
