@@ -128,67 +128,13 @@ def make_jax(feed_forward: str) -> dict[str, Callable[[], int]]:
 def make_torch(feed_forward: str, is_compiled: bool = False) -> dict[str, Callable[[], int]]:
   """Returns the same functions of the model in PyTorch."""
   import torch
-  from torch import nn
-  from torch.nn import functional
+
+  from benchmarks import torch_transformer
 
   config = experiment_config(STEPS, feed_forward)
   sizes, o = sizes_of(config), config.optimizer
-  D, N = sizes.width, sizes.heads
-
-  class Attention(nn.Module):
-    def __init__(self):
-      super().__init__()
-      self.qkv, self.out = nn.Linear(D, 3 * D, bias=False), nn.Linear(D, D, bias=False)
-
-    def forward(self, x):
-      B, T, _ = x.shape
-      q, k, v = (y.view(B, T, N, D // N).transpose(1, 2) for y in self.qkv(x).split(D, dim=2))
-      y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-      return self.out(y.transpose(1, 2).contiguous().view(B, T, D))
-
-  class FeedForward(nn.Module):
-    def __init__(self):
-      super().__init__()
-      self.gate = nn.Linear(D, sizes.feed_forward_width, bias=False) if sizes.gated else None
-      self.inner = nn.Linear(D, sizes.feed_forward_width, bias=False)
-      self.out = nn.Linear(sizes.feed_forward_width, D, bias=False)
-
-    def forward(self, x):
-      activate = lambda y: functional.gelu(y, approximate='tanh')
-      if self.gate is None:
-        return self.out(activate(self.inner(x)))
-      return self.out(self.inner(x) * activate(self.gate(x)))
-
-  class Block(nn.Module):
-    def __init__(self):
-      super().__init__()
-      self.norm_1, self.norm_2 = nn.LayerNorm(D), nn.LayerNorm(D)
-      self.attention, self.feed_forward = Attention(), FeedForward()
-
-    def forward(self, x):
-      x = x + self.attention(self.norm_1(x))
-      return x + self.feed_forward(self.norm_2(x))
-
-  class Model(nn.Module):
-    def __init__(self):
-      super().__init__()
-      self.embedding = nn.Embedding(sizes.vocabulary, D)
-      self.position = nn.Embedding(sizes.segment, D)
-      self.blocks = nn.Sequential(*(Block() for _ in range(sizes.layers)))
-      self.norm = nn.LayerNorm(D)
-      self.head = nn.Linear(D, sizes.vocabulary, bias=False)
-      for weight in self.parameters():
-        if weight.ndim > 1:
-          nn.init.normal_(weight, std=0.02)
-      self.head.weight = self.embedding.weight
-
-    def forward(self, tokens, targets):
-      x = self.embedding(tokens) + self.position(torch.arange(tokens.shape[1]))
-      logits = self.head(self.norm(self.blocks(x)))
-      return functional.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
-
   torch.manual_seed(0)
-  model = Model()
+  model = torch_transformer.Model(sizes)
   betas = 0.9, 0.99
   optimizer = torch.optim.Adam(
     model.parameters(), o.learning_rate, betas=betas, eps=o.epsilon, fused=True
@@ -202,7 +148,7 @@ def make_torch(feed_forward: str, is_compiled: bool = False) -> dict[str, Callab
       optimizer.zero_grad(set_to_none=True)
       value = loss(inputs, targets)
       value.backward()
-      nn.utils.clip_grad_norm_(model.parameters(), o.clip_norm)
+      torch.nn.utils.clip_grad_norm_(model.parameters(), o.clip_norm)
       optimizer.step()
       assert np.isfinite(value.item())
     return sizes.steps

@@ -30,8 +30,7 @@ from etils import epath
 import numpy as np
 
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import packing, shards
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import packing, shards, vocabularies
 from ngrammer_jax.tasks import c4, tensorflow
 
 tf, seqio = tensorflow.load()

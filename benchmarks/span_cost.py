@@ -33,18 +33,30 @@ LIMIT, FIXED, LONG, V = 8192, 512, 2200, 205
 B, T, LAYERS, WIDTH, HEADS = 4, 512, 4, 256, 4
 
 
-def make_model(memory: int, span: model_config.SpanConfig | None = None):
-  """Returns a model of the adaptive-span paper."""
+def post_norm_config(layers: int, width: int, heads: int, **options) -> model_config.ModelConfig:
+  """Returns the blocks of the Transformer-XL and adaptive-span papers, with further options."""
   config = model_config.ModelConfig(
-    layers=LAYERS,
-    width=WIDTH,
-    heads=HEADS,
-    feed_forward_width=4 * WIDTH,
+    layers=layers,
+    width=width,
+    heads=heads,
+    feed_forward_width=4 * width,
     activation='relu',
     gated=False,
     feed_forward_bias=True,
     norm='post_skip',
     final_norm=False,
+    **options,
+  )
+  config.check()
+  return config
+
+
+def make_model(memory: int, span: model_config.SpanConfig | None = None):
+  """Returns a model of the adaptive-span paper."""
+  config = post_norm_config(
+    LAYERS,
+    WIDTH,
+    HEADS,
     tie_embeddings=False,
     scale_embeddings=False,
     position='table',
@@ -53,7 +65,6 @@ def make_model(memory: int, span: model_config.SpanConfig | None = None):
     span=span,
     scan_layers=False,
   )
-  config.check()
   return language_model.build(config, V)
 
 

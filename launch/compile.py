@@ -34,8 +34,7 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, flags, progress, sharding, tables
 from ngrammer_jax.config import command_line
-from ngrammer_jax.data import streams
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import streams, vocabularies
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.models import heads, host_tables, language_model
 from ngrammer_jax.training import capacity, checksums, flops, programs

@@ -14,7 +14,7 @@ import jax
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, files, hosts, json_files, runs
 from ngrammer_jax.config import fields
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import vocabularies
 from ngrammer_jax.training import checkpoints, workdirs
 from ngrammer_jax.training import state as train_state
 

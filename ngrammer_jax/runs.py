@@ -13,8 +13,7 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, exported_runs, files, hosts, pretrained_models, progress, sharding
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora, token_cache
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import corpora, token_cache, vocabularies
 from ngrammer_jax.inference import cloze, language_modeling, sampling, text
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.models import language_model

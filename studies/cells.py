@@ -13,7 +13,7 @@ import pathlib
 from studies import context, ngram_memories, recurrent, state_of_the_union
 from studies.results import Result
 
-LEARNING_RATES = (2e-3, 4e-3, 8e-3)
+LEARNING_RATES = (4e-3, 8e-3, 1.6e-2)
 # Models whose learning rate is tuned, for a quarter of the steps.
 TUNED = {'ngram_memories': ngram_memories.METHODS, 'context': ('none', *context.MEMORIES)}
 TUNING_STEPS = {'ngram_memories': 500, 'context': 1000}
@@ -82,6 +82,18 @@ def best_learning_rate(results: Iterable[Result], method: str) -> float | None:
   return min(losses, key=losses.__getitem__) if losses.keys() >= set(LEARNING_RATES) else None
 
 
+def best_method(results: Iterable[Result]) -> str | None:
+  """Returns the n-gram memory with the best validation of seed 0; None before all have one."""
+  losses = {
+    result['model']: result['validation']['bits_per_byte']
+    for result in results
+    if (result['table'], result['seed']) == ('main', 0) and result['model'] in ngram_memories.ROWS
+  }
+  return (
+    min(losses, key=losses.__getitem__) if losses.keys() == ngram_memories.ROWS.keys() else None
+  )
+
+
 def missing_cells(results: Iterable[Result]) -> Iterator[Cell]:
   """Yields the cells that have no result and whose learning rate is known, the first ones first."""
   results = list(results)
@@ -107,11 +119,11 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
         yield Cell(table, model, seed, rate)
 
   main, memory = ({method: method for method in methods} for methods in TUNED.values())
-  yield from _tuning_cells('ngram_memories')
-  yield from tuned_cells('main', main)
   for model in state_of_the_union.METHODS:
     rate = state_of_the_union.LEARNING_RATE
     yield Cell('state_of_the_union', model, 0, rate, config='state_of_the_union')
+  yield from _tuning_cells('ngram_memories')
+  yield from tuned_cells('main', main)
   yield from _tuning_cells('context')
   yield from tuned_cells('memory', memory)
   for model in recurrent.MODELS:
@@ -119,6 +131,9 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
   for seed in SEEDS[1:]:
     yield from tuned_cells('main', main, seed)
     yield from tuned_cells('memory', memory, seed)
+  if (best := best_method(results)) is not None:
+    for seed in SEEDS:
+      yield from tuned_cells('combined', {f'{best}_{ngram_memories.COMBINED}': best}, seed)
   for seed in SEEDS:
     yield from tuned_cells('controls', _controls('few_rows', 'frozen', 'unigrams'), seed)
   yield from tuned_cells('spans', dict.fromkeys(context.SPANNED, 'memory'))

@@ -16,6 +16,7 @@ parameters of `ngrammer` within 0.1 %. METHOD_CONTROL changes one thing of a mem
   kv_plus_one    tables of k V + 1 rows for V tokens instead of primes
   adam           tables trained by Adam, every row in every step, instead of Adagrad
   quarter, four_times  tables with other numbers of rows; parameters are not equal
+  segment_memory  also a segment memory of 256 tokens with relative positions, and fewer rows
 """
 
 from configs import ngram_memories as base
@@ -37,16 +38,19 @@ CONTROLS = {
   'kv_plus_one': dict(row_rule='multiple_plus_one'),
   'adam': dict(optimizer='adam', learning_rate_factor=5.0),
 }
+COMBINED = 'segment_memory'
+RELATIVE_POSITIONS = 49_408  # their parameters
 
 
 def get_config(variant: str = 'engram'):
   """Returns the config of METHOD or METHOD_CONTROL."""
   method = max((name for name in METHODS if variant.startswith(name)), key=len, default=None)
   control = variant[len(method or '') :].removeprefix('_')
-  if method is None or control not in ('', *SCALES, *CONTROLS):
+  controls = (*SCALES, *CONTROLS, COMBINED)
+  if method is None or control not in ('', *controls):
     raise errors.BadInput(
       f'no variant {variant!r}: expected METHOD or METHOD_CONTROL with one of '
-      f'{", ".join(METHODS)} and of {", ".join((*SCALES, *CONTROLS))}'
+      f'{", ".join(METHODS)} and of {", ".join(controls)}'
     )
   c = base.get_config(f'quickstart_{method}')
   c.data.corpus = 'enwik8'
@@ -88,6 +92,10 @@ def _change_memory(c, method, control):
   memory.rows = (int(ROWS[method] * SCALES.get(control, 1)),)
   if control == 'unigrams':  # with all rows
     memory.heads *= len(memory.orders)
+  if control == COMBINED:
+    c.model.position, c.model.memory = 'relative', config.block('model.memory', length=256)
+    row_parameters = len(memory.orders) * memory.heads * memory.width
+    memory.rows = (ROWS[method] - RELATIVE_POSITIONS // row_parameters,)
   for key, value in CONTROLS.get(control, {}).items():
     memory[key] = value
   if method == 'ngrammer' and control == 'few_rows':

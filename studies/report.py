@@ -130,10 +130,13 @@ def format_tables(results: Sequence[Result], frequencies: Sequence[Result]) -> d
   of = lambda table: [r for r in results if r['table'] == table]
   main, controls = of('main'), of('controls')
   sizes = [f'{method}_{scale}' for method in cells.SCALED for scale in ngram_memories.SCALES]
+  best = cells.best_method(results)
+  combined = dict.fromkeys(r['model'] for r in of('combined'))
   tables = {
     'tuning': tuning_table(of('tuning')),
     'main': model_table(main, ngram_memories.METHODS, BASELINE),
     'frequency': frequency_table(frequencies),
+    'combined': model_table(main + of('combined'), ['wide', best, *combined], 'wide'),
     'sizes': model_table(main + of('sizes'), [*cells.SCALED, *sizes], BASELINE),
     'memory': memory_table(of('memory')),
     'spans': span_table(of('spans')),

@@ -13,8 +13,7 @@ import pytest
 import ngrammer_jax
 from ngrammer_jax import evaluate, generate, runs, sharding
 from ngrammer_jax.config import evaluation as evaluation_config
-from ngrammer_jax.data import token_cache
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import token_cache, vocabularies
 from ngrammer_jax.training import manifest
 from tests.checks import bad_input
 

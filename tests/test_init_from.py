@@ -11,7 +11,7 @@ import pytest
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, init_from, runs, train
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import vocabularies
 from ngrammer_jax.training import checkpoints, loop
 from tests.checks import bad_input, mesh_of
 from tests.loops import each

@@ -42,7 +42,8 @@ def count(model):
 
 def test_all_memories_have_equal_parameters():
   expected = count('ngrammer')
-  for method in ngram_memories.METHODS[1:]:
+  combined = [f'{method}_{ngram_memories.COMBINED}' for method in ngram_memories.ROWS]
+  for method in (*ngram_memories.METHODS[1:], *combined):
     assert count(method) == pytest.approx(expected, rel=1e-3), method
   assert count('plain') < 0.7 * expected
 
@@ -64,13 +65,24 @@ def test_learning_rates_are_tuned_before_the_other_runs():
   untuned = {'recurrent', 'state_of_the_union'}
   assert {cell.table for cell in cells.missing_cells([])} == {'tuning', *untuned}
   *_, last = ready = list(cells.missing_cells(results[1:]))  # a rate of `plain` has not been tried
-  assert ready[0].name == 'tuning.plain.lr0.002.seed0' and last.learning_rate == 0.008
-  assert 'plain' not in {cell.model for cell in ready[1:]}
+  assert ready[2].name == 'tuning.plain.lr0.004.seed0' and last.learning_rate == 0.008
+  assert 'plain' not in {cell.model for cell in ready[3:]}
   first = next(cell for cell in cells.missing_cells(results) if cell.table == 'main')
   assert (first.table, first.model, first.seed, first.learning_rate) == ('main', 'plain', 0, 0.008)
   assert '--config.optimizer.learning_rate=0.008' in first.flags
   done = [*results, result('main', 'plain', 0, 1.0, 0.008)]
   assert next(c for c in cells.missing_cells(done) if c.table == 'main').model == 'wide'
+
+
+def test_the_best_memory_is_combined_with_a_segment_memory():
+  bits = {'ngrammer': 2.0, 'over_encoding': 1.8, 'engram': 1.7}
+  results = [result('main', method, 0, value) for method, value in bits.items()]
+  results.append(result('main', 'latent_engram', 1, 1.0))
+  assert cells.best_method(results) is None
+  results.append(result('main', 'latent_engram', 0, 1.9))
+  assert cells.best_method(results) == 'engram'
+  todo = [c for c in cells.missing_cells([*tuned_results(), *results]) if c.table == 'combined']
+  assert [(c.model, c.seed) for c in todo] == [('engram_segment_memory', s) for s in cells.SEEDS]
 
 
 def test_differences_are_paired_by_seed():

@@ -18,7 +18,8 @@ def saved_figure(path: pathlib.Path, panels: int = 1, width: float = 6.4) -> Ite
 
   Args:
     path: image file; its suffix selects the format.
-    panels: number of axes, side by side. For more than one, an array of axes is yielded.
+    panels: number of axes, side by side. For more than one, an array of axes is yielded. Those
+      without data are not drawn.
     width: width in inches.
 
   Raises:
@@ -34,6 +35,7 @@ def saved_figure(path: pathlib.Path, panels: int = 1, width: float = 6.4) -> Ite
   try:
     _check_writable(path, figure.canvas.get_supported_filetypes())
     yield axes
+    _drop_empty_panels(figure)
     image = io.BytesIO()
     figure.savefig(image, dpi=150, format=path.suffix[1:])
     files.make_folder(path.parent)
@@ -94,3 +96,13 @@ def _check_writable(path: pathlib.Path, formats: Collection[str]) -> None:
   folder = next(parent for parent in path.absolute().parents if parent.exists())
   if not folder.is_dir() or not os.access(folder, os.W_OK):
     raise errors.BadInput(f'--figure={path} cannot be written: check the path and its permissions')
+
+
+def _drop_empty_panels(figure):
+  """Removes the panels without data; if one is left, it fills the figure."""
+  filled = [panel for panel in figure.axes if panel.has_data()]
+  if filled:
+    for panel in set(figure.axes) - set(filled):
+      panel.remove()
+  if len(filled) == 1:
+    filled[0].set_subplotspec(filled[0].get_gridspec()[:])

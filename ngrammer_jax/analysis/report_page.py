@@ -105,10 +105,10 @@ def _metrics_table(reports):
   for name in names:
     metrics = [report.metrics.get(name) for report in reports]
     rows.append([name, *('–' if metric is None else metric.text for metric in metrics)])
-    known = [metric for metric in metrics if metric is not None]
-    values = [metric.value for metric in known]
-    if known[0].best is not None and len(set(values)) > 1:
-      winner = known[0].best(values)
+    present = [metric for metric in metrics if metric is not None]
+    values = [metric.value for metric in present]
+    if (best_of := present[0].best) is not None and len(set(values)) > 1:
+      winner = best_of(values)
       best |= {(len(rows) - 1, c) for c, m in enumerate(metrics, 1) if m and m.value == winner}
   note = (
     'The best of each row is marked. Losses per token and perplexities can only be compared '

@@ -111,8 +111,8 @@ def _format_rows(values_LxN, pattern):
 def plot(result: dict[str, Any], axes: Any) -> None:
   """Plots spans by layer and head, and dynamic spans by token or the persistent vectors' share."""
   left, right = axes
-  _plot_by_layer(left, result['spans'], 'span (tokens)')
   if result['spans'] is not None:
+    _plot_by_layer(left, result['spans'], 'span (tokens)')
     shortest = max(1, np.min(result['spans']))
     left.axhline(result['limit'], color='tab:red', linestyle='--', linewidth=1, label='limit')
     left.set_yscale('log', base=2)
@@ -125,10 +125,9 @@ def plot(result: dict[str, Any], axes: Any) -> None:
     right.set_ylim(bottom=0)
     labels = figures.token_labels(along['texts'][:MAX_PLOTTED_TOKENS])
     right.set_xticks(range(len(labels)), labels, fontsize=5)
-  else:
+  elif result['persistent'] is not None:
     _plot_by_layer(right, result['persistent'], 'share of attention on persistent vectors')
-    if result['persistent'] is not None:
-      right.set_ylim(0, 1.02)
+    right.set_ylim(0, 1.02)
   labels_by_panel = [panel.get_legend_handles_labels() for panel in axes]
   handles, labels = max(labels_by_panel, key=lambda panel: len(panel[1]))
   columns = -(-len(labels) // 20)
@@ -137,10 +136,6 @@ def plot(result: dict[str, Any], axes: Any) -> None:
 
 def _plot_by_layer(axes, values_LxN, label):
   """Plots a dot for each head, the heads of a layer side by side, and their mean as a line."""
-  if values_LxN is None:
-    axes.set_axis_off()
-    axes.text(0.5, 0.5, f'no {label}', ha='center', transform=axes.transAxes)
-    return
   layers, N = np.arange(len(values_LxN)), len(values_LxN[0])
   for n, values_L in enumerate(np.transpose(values_LxN)):
     offset = 0.6 * ((n + 0.5) / N - 0.5)

@@ -22,8 +22,7 @@ import numpy as np
 
 from ngrammer_jax import errors, files
 from ngrammer_jax.data import shards as shard_files
-from ngrammer_jax.data import streams
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import streams, vocabularies
 
 SAVE_INTERVAL = 100  # steps between saved reader states
 HISTORY = 8  # saved steps of a file that are searched for a step that all rows have
@@ -174,7 +173,7 @@ class _BatchReader:
           batch.append((reader, state, text))
           missing_bytes -= len(text)
       texts = [text for _, _, text in batch]
-      ids_per_text = vocabularies.encode_all(self._vocabulary, texts, os.cpu_count() or 1)
+      ids_per_text = self._vocabulary.encode_all(texts, os.cpu_count() or 1)
       for (reader, state, _), ids in zip(batch, ids_per_text, strict=True):
         reader.add_tokens(state, ids)
 

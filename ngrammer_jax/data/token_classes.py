@@ -28,8 +28,8 @@ def normalize(text: str) -> str:
   base = ''.join(c for c in decomposed if unicodedata.category(c)[0] != 'M')
   lower = ''.join(c.lower() for c in base)  # one by one: no special rule for a final sigma
   spaced = re.sub(r'[ \t\r\n]+', ' ', lower)
-  kept = PRIVATE if spaced == ' ' else spaced
-  return kept.strip(WHITE_SPACE).replace(PRIVATE, ' ')
+  marked = PRIVATE if spaced == ' ' else spaced
+  return marked.strip(WHITE_SPACE).replace(PRIVATE, ' ')
 
 
 def token_classes(texts: Sequence[str], raw_tokens: Sequence[str]) -> np.ndarray:

@@ -25,8 +25,7 @@ import numpy as np
 
 from ngrammer_jax import errors, files, hosts, tables
 from ngrammer_jax.config import recurrent as recurrent_config
-from ngrammer_jax.data import cloze, synthetic_cloze
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import cloze, synthetic_cloze, vocabularies
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
 

@@ -13,7 +13,7 @@ import numpy as np
 from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import vocabularies
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import sampling
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from ngrammer_jax import errors, files
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora, text_files
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import corpora, text_files, vocabularies
 from ngrammer_jax.tasks import tensorflow
 from ngrammer_jax.tasks.vocabulary import TaskVocabulary
 

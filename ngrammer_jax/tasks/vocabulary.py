@@ -3,7 +3,7 @@
 import numpy as np
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import vocabularies
 from ngrammer_jax.tasks import tensorflow
 
 tf, seqio = tensorflow.load()

@@ -8,8 +8,7 @@ import jax
 import numpy as np
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.data import token_classes
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import token_classes, vocabularies
 from ngrammer_jax.layers.ngram import uint64
 from ngrammer_jax.layers.ngram.memory import NGramMemory
 from ngrammer_jax.models import memories
@@ -34,7 +33,7 @@ def fill(
   compressed = {path: module for path, module in modules.items() if _is_compressed(module)}
   if not compressed:
     return codebook
-  classes_V = token_classes.token_classes(*vocabularies.token_texts(vocabulary))
+  classes_V = token_classes.token_classes(*vocabulary.token_texts())
   arrays = traverse_util.flatten_dict(codebook, keep_empty_nodes=True)
   for path, module in compressed.items():
     new = {'token_classes': classes_V}

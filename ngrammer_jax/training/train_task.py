@@ -8,8 +8,7 @@ from typing import Any, Protocol
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora, packing, streams, token_cache
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import corpora, packing, streams, token_cache, vocabularies
 from ngrammer_jax.training import programs, token_codebook
 from ngrammer_jax.training import state as train_state
 

@@ -23,7 +23,7 @@ from typing import TextIO
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, files, hosts, json_files
 from ngrammer_jax.config import fields
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import vocabularies
 from ngrammer_jax.training import checkpoints, train_task
 
 CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'

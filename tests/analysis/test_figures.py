@@ -24,6 +24,17 @@ def test_failed_analysis_leaves_no_figure(tmp_path):
   assert path.read_bytes().startswith(b'\x89PNG')
 
 
+def test_panels_without_data_are_not_drawn(tmp_path):
+  with figures.saved_figure(tmp_path / 'spans.png', panels=2) as (left, right):
+    figure = left.figure
+    right.plot([1, 2])
+  assert figure.axes == [right] and right.get_position().width > 0.6
+  with figures.saved_figure(tmp_path / 'both.png', panels=2) as axes:
+    for panel in axes:
+      panel.plot([1, 2])
+  assert len(axes[0].figure.axes) == 2
+
+
 def test_unwritable_path_is_reported_before_the_analysis(tmp_path):
   (tmp_path / 'file').write_text('')
   (tmp_path / 'folder').mkdir()
@@ -80,7 +91,7 @@ def test_every_span_is_inside_the_figure_and_has_its_head(panels):
   result = {'spans': [[32.0, 256.0], [64.0, 40.0]], 'limit': 256, 'along': None}
   left, right = axes = panels(2)
   spans.plot(result | {'persistent': None}, axes)
-  assert labels_of(left) == ['head 0', 'head 1', 'mean', 'limit'] and not right.axison
+  assert labels_of(left) == ['head 0', 'head 1', 'mean', 'limit'] and not right.has_data()
   dots = np.concatenate([dots.get_offsets() for dots in left.collections[:2]])
   assert dots[:, 1].tolist() == [32, 64, 256, 40] and len(set(dots[:, 0])) == 4
   for values, (low, high) in zip(dots.T, (left.get_xlim(), left.get_ylim()), strict=True):
@@ -88,8 +99,8 @@ def test_every_span_is_inside_the_figure_and_has_its_head(panels):
   assert left.lines[-1].get_ydata() == [256, 256]  # the limit
   left, right = axes = panels(2)
   spans.plot({'spans': None, 'along': None, 'persistent': [[0.1, 1.0]]}, axes)
-  assert not left.axison and right.get_ylim()[1] > 1
-  assert [text.get_text() for text in axes[0].figure.legends[0].get_texts()] == [
+  assert not left.has_data() and right.get_ylim()[1] > 1
+  assert [text.get_text() for text in right.figure.legends[0].get_texts()] == [
     'head 0',
     'head 1',
     'mean',

@@ -14,7 +14,7 @@ from ngrammer_jax.analysis import gates, lookups, ngrams, retention
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config.ngram_memory import NGramMemoryConfig
 from ngrammer_jax.data import token_cache
-from ngrammer_jax.data.vocabulary import ByteVocabulary
+from ngrammer_jax.data.vocabularies import ByteVocabulary
 from tests.checks import bad_input
 
 WIDTH, START = 16, 256

@@ -12,7 +12,7 @@ from ngrammer_jax.analysis import recl
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import token_cache
-from ngrammer_jax.data.vocabulary import ByteVocabulary
+from ngrammer_jax.data.vocabularies import ByteVocabulary
 from ngrammer_jax.models import language_model
 from tests.checks import bad_input
 

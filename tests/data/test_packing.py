@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import packing, shards
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import packing, shards, vocabularies
 from tests.checks import bad_input
 
 BYTES = vocabularies.ByteVocabulary()
@@ -81,13 +80,13 @@ def test_resuming_starts_from_the_last_saved_state(tmp_path, monkeypatch):
   lines = (tmp_path / 'places' / '0-1.jsonl').read_text().split('\n')
   with (tmp_path / 'places' / '0-1.jsonl').open('a') as file:
     file.write('{"step": 25, "fir')  # the process was killed while it wrote a line
-  encoded_texts, encode_all = [], vocabularies.encode_all
+  encoded_texts, encode_all = [], vocabularies.ByteVocabulary.encode_all
 
   def recording_encode_all(vocabulary, texts, threads):
     encoded_texts.extend(texts)
     return encode_all(vocabulary, texts, threads)
 
-  monkeypatch.setattr(vocabularies, 'encode_all', recording_encode_all)
+  monkeypatch.setattr(vocabularies.ByteVocabulary, 'encode_all', recording_encode_all)
   resumed = open_dataset(tmp_path, 2)
   np.testing.assert_array_equal(resumed.segment(22).targets_BxT, segments[22].targets_BxT)
   assert len(encoded_texts) < 14  # 23 segments hold 38 documents
@@ -115,7 +114,7 @@ def test_damaged_states_are_ignored(tmp_path, damage):
 
 def test_a_row_whose_documents_have_no_tokens(tmp_path, monkeypatch):
   encode_nothing = lambda vocabulary, texts, threads: [np.zeros(0, np.int32)] * len(texts)
-  monkeypatch.setattr(vocabularies, 'encode_all', encode_nothing)
+  monkeypatch.setattr(vocabularies.ByteVocabulary, 'encode_all', encode_nothing)
   with pytest.raises(errors.BadInput, match='has no document for one of the 1 rows'):
     open_dataset(tmp_path, 2, counts=(3, 3)).segment(0)
 

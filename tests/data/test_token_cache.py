@@ -12,8 +12,7 @@ import pytest
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora as corpus_files
-from ngrammer_jax.data import text_files, token_cache
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import text_files, token_cache, vocabularies
 from tests import tokenizer_files
 from tests.checks import bad_input
 

@@ -6,8 +6,7 @@ import unicodedata
 import numpy as np
 import pytest
 
-from ngrammer_jax.data import token_classes
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import token_classes, vocabularies
 from tests import tokenizer_files
 
 
@@ -40,7 +39,7 @@ def test_normalisation_equals_that_of_the_demo():
 
 
 def classes_of(vocabulary):
-  return token_classes.token_classes(*vocabularies.token_texts(vocabulary))
+  return token_classes.token_classes(*vocabulary.token_texts())
 
 
 def test_bytes_of_incomplete_characters_are_separate_classes():
@@ -71,7 +70,7 @@ def test_characters_and_words_share_classes_by_their_text():
 def test_sentencepiece_classes():
   text = 'The the THE café cafe\nA a Über uber\n' * 20
   vocabulary = vocabularies.learn_sentencepiece([text.encode()], 310)
-  texts, pieces = vocabularies.token_texts(vocabulary)
+  texts, pieces = vocabulary.token_texts()
   classes_V = token_classes.token_classes(texts, pieces)
   ids = {piece: i for i, piece in enumerate(pieces)}
   class_of = lambda piece: classes_V[ids[piece]]
@@ -92,7 +91,7 @@ def test_sentencepiece_classes():
 def test_tokenizer_classes():
   content = tokenizer_files.byte_level('The the THE café CAFÉ\n' * 20, size=330)
   vocabulary = vocabularies.TokenizerVocabulary(content)
-  texts, tokens = vocabularies.token_texts(vocabulary)
+  texts, tokens = vocabulary.token_texts()
   classes_V = token_classes.token_classes(texts, tokens)
   ids = {token: i for i, token in enumerate(tokens)}
   assert classes_V[ids['Ġthe']] == classes_V[ids['The']] == classes_V[ids['ĠTHE']]

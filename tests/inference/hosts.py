@@ -15,7 +15,7 @@ def evaluate() -> dict[str, Any]:
 
   from ngrammer_jax import sharding
   from ngrammer_jax.config import model as model_config
-  from ngrammer_jax.data import vocabulary
+  from ngrammer_jax.data import vocabularies
   from ngrammer_jax.inference import engine as inference
   from ngrammer_jax.models import transformer
   from ngrammer_jax.tasks.superglue import evaluation
@@ -43,7 +43,7 @@ def evaluate() -> dict[str, Any]:
     for number in range(9)  # not a multiple of the rows
   ]
   engine = inference.Engine(model, mesh)
-  evaluator = evaluation.Evaluator(engine, vocabulary.ByteVocabulary(), 4, 64, 12)
+  evaluator = evaluation.Evaluator(engine, vocabularies.ByteVocabulary(), 4, 64, 12)
   answers = {
     choosing: [answer.value for answer in evaluator(params, {}, 'record', examples, choosing)[1]]
     for choosing in ('rank', 'greedy')

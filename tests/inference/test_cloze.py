@@ -13,7 +13,7 @@ from ngrammer_jax import evaluate, runs, sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.data import cloze as cloze_data
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import vocabularies
 from ngrammer_jax.inference import cloze
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.models import transformer

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import vocabularies
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import sampling, text
 from tests import tokenizer_files

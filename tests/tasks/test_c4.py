@@ -8,8 +8,7 @@ import pytest
 
 from ngrammer_jax import runs
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import packing, shards, token_cache
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import packing, shards, token_cache, vocabularies
 from tests.checks import bad_input
 
 BYTES = vocabularies.ByteVocabulary()

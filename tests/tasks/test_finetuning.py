@@ -18,7 +18,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import evaluate, finetune, runs
 from ngrammer_jax.config import command_line
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import vocabularies
 from ngrammer_jax.tasks.superglue import evaluation, formats, metrics
 from ngrammer_jax.training import loop, manifest
 from tests import tokenizer_files

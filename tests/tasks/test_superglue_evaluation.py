@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import vocabularies
 from ngrammer_jax.tasks.superglue import evaluation, metrics
 from tests.checks import bad_input
 

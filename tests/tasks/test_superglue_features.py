@@ -9,7 +9,7 @@ import pytest
 
 from ngrammer_jax.config import finetune as finetune_config
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import vocabularies
 from ngrammer_jax.models import transformer
 from ngrammer_jax.tasks.superglue import formats
 from tests import tokenizer_files

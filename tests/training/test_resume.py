@@ -16,7 +16,7 @@ import pytest
 
 from ngrammer_jax import errors, runs, sharding
 from ngrammer_jax.config import mesh as mesh_config
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import vocabularies
 from ngrammer_jax.training import checkpoints, checksums, loop, manifest, programs
 from tests import tiny_run
 from tests.checks import bad_input, mesh_of

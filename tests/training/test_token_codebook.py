@@ -11,8 +11,7 @@ import pytest
 from ngrammer_jax import ngram_hashes, sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import ngram_memory
-from ngrammer_jax.data import token_classes
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import token_classes, vocabularies
 from ngrammer_jax.training import token_codebook, train_task
 
 VOCABULARY = vocabularies.learn_characters([b'ABCabcxyz012\t\n .'], 'utf-8', separated=False)
@@ -102,7 +101,7 @@ def test_the_training_task_fills_the_codebook(tiny):
   state = types.SimpleNamespace(codebook=jax.device_put({'layer_0': {'ngram_memory_0': arrays}}))
   state.replace = lambda **changes: changes
   filled = task.initial_state(state)['codebook']['layer_0']['ngram_memory_0']
-  expected = token_classes.token_classes(*vocabularies.token_texts(task.vocabulary))
+  expected = token_classes.token_classes(*task.vocabulary.token_texts())
   np.testing.assert_array_equal(filled['token_classes'], expected)
   assert expected.max() + 1 == 228 and all(m % 2 for m in words_to_int(filled['multipliers']))
 

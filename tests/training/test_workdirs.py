@@ -18,7 +18,7 @@ from ngrammer_jax import errors, files
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import vocabularies
 from ngrammer_jax.training import workdirs
 from tests import tokenizer_files
 from tests.checks import bad_input

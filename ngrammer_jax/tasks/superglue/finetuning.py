@@ -14,8 +14,7 @@ import numpy as np
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, files, hosts, init_from, progress, runs
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.data import streams
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import streams, vocabularies
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.tasks.superglue import (
   evaluation,

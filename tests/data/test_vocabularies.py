@@ -7,7 +7,8 @@ import pytest
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import vocabulary as vocabularies
+from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data.vocabularies.tokenizer import DOCUMENT_SEPARATORS
 from tests import tokenizer_files
 from tests.checks import bad_input
 from tests.loops import each
@@ -98,7 +99,7 @@ def test_learning_depends_on_the_text_alone(sentencepiece, tmp_path):
 
 
 def test_default_size_of_sentencepiece(monkeypatch):
-  monkeypatch.setattr(vocabularies, 'DEFAULT_SENTENCEPIECE_SIZE', 350)
+  monkeypatch.setattr(vocabularies.sentencepiece, 'DEFAULT_SIZE', 350)
   assert vocabularies.learn_sentencepiece([TEXT], None).size == 350
 
 
@@ -143,7 +144,7 @@ def test_tokenizer_adds_neither_special_tokens_nor_padding_and_cuts_nothing(toke
     assert changed.decode([1, *ids, 2]) == text and not {0, 1, 2} & set(ids.tolist())
   texts = [TEXT[i : i + 50] for i in range(3)]
   for vocabulary in (changed, tokenizer):
-    together = vocabularies.encode_all(vocabulary, texts, threads=2)
+    together = vocabulary.encode_all(texts, threads=2)
     for ids, text in zip(together, texts, strict=True):
       assert ids.dtype == np.int32
       np.testing.assert_array_equal(ids, vocabulary.encode(text))
@@ -168,7 +169,7 @@ def test_a_tokenizer_without_document_start_is_refused():
   def make_unknown(tokenizer):
     tokenizer.model.unk_token = '<s>'
 
-  separators = ', '.join(vocabularies.DOCUMENT_SEPARATORS)
+  separators = ', '.join(DOCUMENT_SEPARATORS)
   for special, listed in ((['<pad>', '<mask>'], '<pad>, <mask>'), ([], 'none'), (['<s>'], 'none')):
     content = tokenizer_files.byte_level(special=special, change=make_unknown)
     with bad_input(

@@ -1,0 +1,63 @@
+"""Interface of all vocabularies: text to token ids and back."""
+
+import abc
+from collections.abc import Iterable, Sequence
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from ngrammer_jax import files
+
+
+class Vocabulary(abc.ABC):
+  """A vocabulary.
+
+  Attributes:
+    size: number of ids.
+    document_start: id between documents and before the very first token.
+    document_end: id that ends a document; None if the document start also occurs inside documents.
+    line_end: id of the end of a line; None if that is not a separate word.
+    unknown: id of text that is not in the vocabulary; None if there is no such id.
+    definition: what determines the text of each id; equal if and only if all ids mean the same.
+  """
+
+  size: int
+  document_start: int
+  document_end: int | None
+  line_end: int | None = None
+  unknown: int | None = None
+  definition: tuple[Any, ...]
+
+  @abc.abstractmethod
+  def encode(self, text: bytes) -> np.ndarray:
+    """Returns the ids of a text."""
+
+  @abc.abstractmethod
+  def decode(self, ids: Iterable[int]) -> bytes:
+    """Returns the text of ids."""
+
+  @abc.abstractmethod
+  def save(self, folder: pathlib.Path) -> None:
+    """Writes the files that `vocabularies.load` reads."""
+
+  def encode_all(self, texts: Sequence[bytes], threads: int) -> list[np.ndarray]:
+    """Returns the ids of each text, with several threads if the vocabulary supports it."""
+    del threads
+    return [self.encode(text) for text in texts]
+
+  def token_texts(self) -> tuple[list[str], list[str]]:
+    """Returns the text of every token id, and the token as the vocabulary writes it.
+
+    The text of a token that is a piece of a UTF-8 character contains U+FFFD. A space before a word
+    belongs to the text. A special token is a text of its own.
+    """
+    tokens = [self.decode([i]) for i in range(self.size)]
+    return [t.decode(errors='replace') for t in tokens], [f'<0x{t.hex().upper()}>' for t in tokens]
+
+
+def write_fields(folder: pathlib.Path, kind: str, **fields: Any) -> None:
+  """Writes vocabulary.json: the kind of the vocabulary and its fields."""
+  text = json.dumps({'kind': kind, **fields}, ensure_ascii=False)
+  files.write(folder / 'vocabulary.json', text)

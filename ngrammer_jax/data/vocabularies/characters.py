@@ -1,0 +1,82 @@
+"""The characters of a corpus as tokens."""
+
+from collections.abc import Iterable
+import pathlib
+
+import numpy as np
+
+from ngrammer_jax import errors
+from ngrammer_jax.data.vocabularies import base
+
+ENCODINGS = ('utf-8', 'latin-1')
+
+
+class CharacterVocabulary(base.Vocabulary):
+  """The characters of a corpus, sorted by code point.
+
+  Args:
+    characters: the characters, sorted.
+    encoding: encoding of the text.
+    separated: whether the corpus has several documents. If so, the document start is an additional
+      id. Otherwise it is the newline or space, so that the sizes are those of the literature.
+
+  Attributes:
+    num_characters: number of characters. Lower ids are characters, a higher one is not.
+
+  Raises:
+    ValueError: there are no characters, or not sorted ones, or the encoding is another one.
+  """
+
+  def __init__(self, characters: str, encoding: str, separated: bool):
+    if not characters or sorted(set(characters)) != list(characters):
+      raise ValueError('expected distinct characters, sorted')
+    if encoding not in ENCODINGS:
+      raise ValueError(f'encoding {encoding!r} is not one of {", ".join(ENCODINGS)}')
+    self._characters, self._encoding, self._separated = characters, encoding, separated
+    codes = np.array([ord(c) for c in characters], '<u4')
+    # If each character is a byte, texts are not converted to code points.
+    self._are_bytes = encoding == 'latin-1' or codes.max(initial=0) < 128
+    self._codes = codes.astype(np.uint8) if self._are_bytes else codes
+    # Ids by code point. The last entry stands for all higher code points.
+    self._ids = np.full(codes.max(initial=0) + 2, -1, np.int32)
+    self._ids[codes] = np.arange(len(characters))
+    self.num_characters, self.size = len(characters), len(characters) + separated
+    separator = next((characters.index(c) for c in '\n ' if c in characters), 0)
+    self.document_start = len(characters) if separated else separator
+    self.document_end = self.document_start if separated else None
+    self.definition = ('characters', characters, separated)
+
+  def encode(self, text: bytes) -> np.ndarray:
+    """Returns the ids of a text. Raises BadInput for a character outside the vocabulary."""
+    codes = code_points(text, self._encoding)
+    ids = self._ids.take(codes, mode='clip')
+    if ids.min(initial=0) < 0:
+      unknown = codes[np.argmax(ids < 0)]
+      raise errors.BadInput(
+        f'{chr(unknown)!r} is not among the {len(self._characters)} known characters'
+      )
+    return ids
+
+  def decode(self, ids: Iterable[int]) -> bytes:
+    ids = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int32)
+    text = self._codes[ids[ids < self.num_characters]].tobytes()
+    return text if self._are_bytes else text.decode('utf-32-le').encode(self._encoding)
+
+  def save(self, folder: pathlib.Path) -> None:
+    fields = {'encoding': self._encoding, 'separated': self._separated}
+    base.write_fields(folder, 'characters', characters=self._characters, **fields)
+
+
+def code_points(text: bytes, encoding: str) -> np.ndarray:
+  """Returns the code points of a text, unsigned integers."""
+  if encoding == 'latin-1' or text.isascii():  # a byte for each character
+    return np.frombuffer(text, np.uint8)
+  return np.frombuffer(text.decode(encoding).encode('utf-32-le'), '<u4')
+
+
+def learn_characters(texts: Iterable[bytes], encoding: str, separated: bool) -> CharacterVocabulary:
+  """Returns the vocabulary of all characters that occur in the texts, which may be all splits."""
+  codes: set[int] = set()
+  for text in texts:
+    codes.update(np.flatnonzero(np.bincount(code_points(text, encoding))).tolist())
+  return CharacterVocabulary(''.join(map(chr, sorted(codes))), encoding, separated)

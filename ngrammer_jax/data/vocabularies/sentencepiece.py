@@ -1,0 +1,135 @@
+"""The pieces of a SentencePiece model as tokens, pretrained or learned from a corpus."""
+
+from collections.abc import Iterable, Sequence
+import io
+import pathlib
+import re
+from typing import Any
+
+import numpy as np
+
+from ngrammer_jax import errors, files
+from ngrammer_jax.data.vocabularies import base
+
+DEFAULT_SIZE = 4096
+MAX_TRAINING_BYTES = 50_000_000  # maximum text size to learn a vocabulary from
+SPACE_MARK = '\u2581'  # stands for the space inside SentencePiece
+
+
+class SentencePieceVocabulary(base.Vocabulary):
+  """A SentencePiece model.
+
+  Inside SentencePiece the character U+2581 stands for the space. A learned vocabulary encodes
+  U+2581 itself as bytes, so it is lossless; a pretrained one keeps SentencePiece's behaviour.
+
+  Args:
+    model: the serialised model.
+    learned: whether the model is from `learn_sentencepiece`; False for a pretrained one.
+
+  Raises:
+    RuntimeError: the model is invalid.
+  """
+
+  def __init__(self, model: bytes, learned: bool = False):
+    import sentencepiece  # a slow import that other vocabularies do not need
+
+    if not model:
+      raise RuntimeError('an empty SentencePiece model')
+    self._model, self._learned, self.definition = model, learned, ('sentencepiece', model)
+    self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    self.size = self._processor.vocab_size()
+    special = (self._processor.bos_id(), self._processor.eos_id(), self._processor.pad_id(), 0)
+    self.document_start = next(i for i in special if i >= 0)
+    self.unknown = self._processor.unk_id()
+    is_unambiguous = self.document_start != self.unknown
+    self.document_end = self.document_start if is_unambiguous else None
+
+  def __eq__(self, other: Any) -> bool:
+    """Whether both always return the same ids and texts."""
+    if not isinstance(other, SentencePieceVocabulary):
+      return NotImplemented
+    return (self._model, self._learned) == (other._model, other._learned)
+
+  def __hash__(self) -> int:
+    return hash((self._model, self._learned))
+
+  def encode(self, text: bytes) -> np.ndarray:
+    parts = text.decode().split(SPACE_MARK) if self._learned else [text.decode()]
+    ids = self._processor.encode(parts[0])
+    for part in parts[1:]:
+      ids += [self._processor.piece_to_id(f'<0x{byte:02X}>') for byte in SPACE_MARK.encode()]
+      ids += self._processor.encode(part)
+    return np.array(ids, np.int64)
+
+  def encode_all(self, texts: Sequence[bytes], threads: int) -> list[np.ndarray]:
+    if self._learned and any(SPACE_MARK.encode() in text for text in texts):
+      return [self.encode(text) for text in texts]
+    id_lists = self._processor.encode([text.decode() for text in texts], num_threads=threads)
+    return [np.array(ids, np.int32) for ids in id_lists]
+
+  def decode(self, ids: Iterable[int]) -> bytes:
+    return self._processor.decode([int(i) for i in ids]).encode()
+
+  def token_texts(self) -> tuple[list[str], list[str]]:
+    pieces = [self._processor.id_to_piece(i) for i in range(self.size)]
+    texts = [piece.replace(SPACE_MARK, ' ') for piece in pieces]
+    for i in filter(self._processor.is_byte, range(self.size)):
+      texts[i] = bytes([int(pieces[i][1:-1], 16)]).decode(errors='replace')  # <0x41>
+    return texts, pieces
+
+  def save(self, folder: pathlib.Path) -> None:
+    files.write(folder / 'vocabulary.model', self._model)
+    base.write_fields(folder, 'sentencepiece', learned=self._learned)
+
+
+def read_sentencepiece(path: pathlib.Path) -> SentencePieceVocabulary:
+  """Returns the vocabulary of a pretrained model. Raises BadInput for another file."""
+  try:
+    return SentencePieceVocabulary(path.read_bytes())
+  except RuntimeError as error:
+    raise errors.BadInput(f'data.vocabulary_path={path} is not a SentencePiece model') from error
+
+
+def learn_sentencepiece(texts: Iterable[bytes], size: int | None) -> SentencePieceVocabulary:
+  """Learns a lossless byte-pair SentencePiece vocabulary.
+
+  The text is not normalised, white space is kept, a newline is a separate piece, and rare
+  characters are encoded as bytes. The result depends on the text alone.
+
+  Args:
+    texts: UTF-8 texts, whose lines are the training sentences.
+    size: number of pieces. None: DEFAULT_SIZE.
+
+  Raises:
+    BadInput: the size is too small or too large for this text.
+  """
+  import sentencepiece
+
+  size = DEFAULT_SIZE if size is None else size
+  model = io.BytesIO()
+  try:
+    sentencepiece.SentencePieceTrainer.train(
+      sentence_iterator=(line for t in texts for line in t.decode().split('\n') if line),
+      model_writer=model,
+      model_type='bpe',
+      vocab_size=size,
+      normalization_rule_name='identity',
+      remove_extra_whitespaces=False,
+      add_dummy_prefix=False,
+      allow_whitespace_only_pieces=True,
+      byte_fallback=True,
+      user_defined_symbols=['\n'],
+      character_coverage=0.9999,
+      max_sentence_length=1 << 20,
+      unk_id=0,
+      bos_id=1,
+      eos_id=-1,
+      pad_id=-1,
+      minloglevel=2,
+    )
+  except RuntimeError as error:
+    reason = re.sub(r' Increase vocab_size.*', '', ' '.join(str(error).split('] ')[-1].split()))
+    raise errors.BadInput(
+      f'data.vocabulary_size={size} does not fit this text: {reason}'
+    ) from error
+  return SentencePieceVocabulary(model.getvalue(), learned=True)

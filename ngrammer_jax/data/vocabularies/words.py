@@ -1,0 +1,63 @@
+"""Words separated by spaces as tokens."""
+
+import collections
+from collections.abc import Iterable
+import pathlib
+import re
+
+import numpy as np
+
+from ngrammer_jax.data.vocabularies import base
+
+UNKNOWN, LINE_END = '<unk>', '<eos>'
+
+
+class WordVocabulary(base.Vocabulary):
+  """Words separated by spaces; a newline is `<eos>`, a word outside the vocabulary `<unk>`.
+
+  Args:
+    words: the words, most frequent first, including `<eos>` and `<unk>`.
+
+  Raises:
+    ValueError: these are no such words.
+  """
+
+  def __init__(self, words: list[str]):
+    if not all(isinstance(word, str) for word in words):
+      raise ValueError('a word is not a text')
+    self._words = words
+    self._ids = {word: i for i, word in enumerate(words)}
+    if len(self._ids) < len(words) or not {LINE_END, UNKNOWN} <= self._ids.keys():
+      raise ValueError(f'expected distinct words with {LINE_END} and {UNKNOWN}')
+    self.size = len(words)
+    self.document_start, self.document_end = self._ids[LINE_END], None
+    self.line_end = self._ids[LINE_END]
+    self.unknown = self._ids[UNKNOWN]
+    self.definition = ('words', words)
+
+  def encode(self, text: bytes) -> np.ndarray:
+    ids, unknown = self._ids, self.unknown
+    words = text.decode().replace('\n', f' {LINE_END} ').split()
+    return np.fromiter((ids.get(w, unknown) for w in words), np.int64, len(words))
+
+  def decode(self, ids: Iterable[int]) -> bytes:
+    text = ' '.join(self._words[i] for i in ids)
+    return re.sub(f' ?{LINE_END} ?', '\n', text).encode()
+
+  def save(self, folder: pathlib.Path) -> None:
+    base.write_fields(folder, 'words', words=self._words)
+
+
+def learn_words(texts: Iterable[bytes], size: int | None) -> WordVocabulary:
+  """Returns the most frequent words, ties in order of appearance. A size of None takes all."""
+  counts: collections.Counter[str] = collections.Counter()
+  for text in texts:
+    counts.update(text.decode().replace('\n', f' {LINE_END} ').split())
+  for symbol in (UNKNOWN, LINE_END):
+    counts.setdefault(symbol, 0)
+  words = [word for word, _ in counts.most_common()]
+  if size is not None and size < len(words):
+    frequent = [w for w in words if w not in (UNKNOWN, LINE_END)][: size - 2]
+    selected = {*frequent, UNKNOWN, LINE_END}
+    words = [w for w in words if w in selected]
+  return WordVocabulary(words)
