@@ -132,8 +132,9 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
     yield from tuned_cells('main', main, seed)
     yield from tuned_cells('memory', memory, seed)
   if (best := best_method(results)) is not None:
-    for seed in SEEDS:
-      yield from tuned_cells('combined', {f'{best}_{ngram_memories.COMBINED}': best}, seed)
+    for method in (best, 'wide'):
+      for seed in SEEDS:
+        yield from tuned_cells('combined', {f'{method}_{ngram_memories.COMBINED}': method}, seed)
   for seed in SEEDS:
     yield from tuned_cells('controls', _controls('few_rows', 'frozen', 'unigrams'), seed)
   yield from tuned_cells('spans', dict.fromkeys(context.SPANNED, 'memory'))

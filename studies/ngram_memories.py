@@ -16,7 +16,8 @@ parameters of `ngrammer` within 0.1 %. METHOD_CONTROL changes one thing of a mem
   kv_plus_one    tables of k V + 1 rows for V tokens instead of primes
   adam           tables trained by Adam, every row in every step, instead of Adagrad
   quarter, four_times  tables with other numbers of rows; parameters are not equal
-  segment_memory  also a segment memory of 256 tokens with relative positions, and fewer rows
+  segment_memory  also a segment memory of 256 tokens with relative positions, and fewer rows;
+                  `wide` can have it too, with a narrower feed-forward
 """
 
 from configs import ngram_memories as base
@@ -39,7 +40,8 @@ CONTROLS = {
   'adam': dict(optimizer='adam', learning_rate_factor=5.0),
 }
 COMBINED = 'segment_memory'
-RELATIVE_POSITIONS = 49_408  # their parameters
+RELATIVE_POSITIONS = 3 * 128**2 + 2 * 128  # their parameters: a matrix a block and two biases
+WIDE_COLUMN = 3 * 3 * 128  # parameters of one feed-forward unit in 3 blocks: gate, value, output
 
 
 def get_config(variant: str = 'engram'):
@@ -47,17 +49,22 @@ def get_config(variant: str = 'engram'):
   method = max((name for name in METHODS if variant.startswith(name)), key=len, default=None)
   control = variant[len(method or '') :].removeprefix('_')
   controls = (*SCALES, *CONTROLS, COMBINED)
-  if method is None or control not in ('', *controls):
+  own = {'plain': (), 'wide': (COMBINED,)}.get(method, controls)
+  if method is None or control not in ('', *own):
     raise errors.BadInput(
-      f'no variant {variant!r}: expected METHOD or METHOD_CONTROL with one of '
-      f'{", ".join(METHODS)} and of {", ".join(controls)}'
+      f'no variant {variant!r}: expected one of {", ".join(METHODS)}, wide_{COMBINED}, or '
+      f'METHOD_CONTROL with one of {", ".join(ROWS)} and of {", ".join(controls)}'
     )
   c = base.get_config(f'quickstart_{method}')
   c.data.corpus = 'enwik8'
   c.data.vocabulary_size = 8192
   c.model.width, c.model.heads, c.model.feed_forward_width = 128, 4, 344
+  if control == COMBINED:
+    c.model.position, c.model.memory = 'relative', config.block('model.memory', length=256)
   if method == 'wide':
     c.model.feed_forward_width = WIDE
+    if control == COMBINED:
+      c.model.feed_forward_width -= round(RELATIVE_POSITIONS / WIDE_COLUMN)
   elif method != 'plain':
     if method == 'ngrammer':
       _use_ngrammer(c)
@@ -93,7 +100,6 @@ def _change_memory(c, method, control):
   if control == 'unigrams':  # with all rows
     memory.heads *= len(memory.orders)
   if control == COMBINED:
-    c.model.position, c.model.memory = 'relative', config.block('model.memory', length=256)
     row_parameters = len(memory.orders) * memory.heads * memory.width
     memory.rows = (ROWS[method] - RELATIVE_POSITIONS // row_parameters,)
   for key, value in CONTROLS.get(control, {}).items():

@@ -8,7 +8,7 @@ from matplotlib import pyplot
 import numpy as np
 import pytest
 
-from ngrammer_jax import sharding
+from ngrammer_jax import errors, sharding
 from ngrammer_jax.config import command_line
 from ngrammer_jax.training import programs
 from studies import cells, context, frequency, ngram_memories, plots, report
@@ -42,10 +42,16 @@ def count(model):
 
 def test_all_memories_have_equal_parameters():
   expected = count('ngrammer')
-  combined = [f'{method}_{ngram_memories.COMBINED}' for method in ngram_memories.ROWS]
+  combined = [f'{method}_{ngram_memories.COMBINED}' for method in ('wide', *ngram_memories.ROWS)]
   for method in (*ngram_memories.METHODS[1:], *combined):
     assert count(method) == pytest.approx(expected, rel=1e-3), method
   assert count('plain') < 0.7 * expected
+
+
+@pytest.mark.parametrize('variant', ['wide_frozen', 'plain_segment_memory', 'engram_large', 'lstm'])
+def test_unknown_variants_are_refused(variant):
+  with pytest.raises(errors.BadInput, match=f"no variant '{variant}': expected one of plain, wide"):
+    ngram_memories.get_config(variant)
 
 
 def test_every_cell_has_a_config():
@@ -82,7 +88,8 @@ def test_the_best_memory_is_combined_with_a_segment_memory():
   results.append(result('main', 'latent_engram', 0, 1.9))
   assert cells.best_method(results) == 'engram'
   todo = [c for c in cells.missing_cells([*tuned_results(), *results]) if c.table == 'combined']
-  assert [(c.model, c.seed) for c in todo] == [('engram_segment_memory', s) for s in cells.SEEDS]
+  models = 'engram_segment_memory', 'wide_segment_memory'
+  assert [(c.model, c.seed) for c in todo] == list(itertools.product(models, cells.SEEDS))
 
 
 def test_differences_are_paired_by_seed():
