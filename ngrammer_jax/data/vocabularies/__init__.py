@@ -4,7 +4,7 @@ import pathlib
 
 from ngrammer_jax import errors, files, json_files
 from ngrammer_jax.data.vocabularies.base import Vocabulary
-from ngrammer_jax.data.vocabularies.bytes import ByteVocabulary
+from ngrammer_jax.data.vocabularies.byte_values import ByteVocabulary
 from ngrammer_jax.data.vocabularies.characters import CharacterVocabulary, learn_characters
 from ngrammer_jax.data.vocabularies.sentencepiece import (
   MAX_TRAINING_BYTES,

@@ -37,7 +37,7 @@ class WordVocabulary(base.Vocabulary):
 
   def encode(self, text: bytes) -> np.ndarray:
     ids, unknown = self._ids, self.unknown
-    words = text.decode().replace('\n', f' {LINE_END} ').split()
+    words = split_words(text)
     return np.fromiter((ids.get(w, unknown) for w in words), np.int64, len(words))
 
   def decode(self, ids: Iterable[int]) -> bytes:
@@ -48,11 +48,16 @@ class WordVocabulary(base.Vocabulary):
     base.write_fields(folder, 'words', words=self._words)
 
 
+def split_words(text: bytes) -> list[str]:
+  """Returns the words of a text, with `<eos>` for each newline."""
+  return text.decode().replace('\n', f' {LINE_END} ').split()
+
+
 def learn_words(texts: Iterable[bytes], size: int | None) -> WordVocabulary:
   """Returns the most frequent words, ties in order of appearance. A size of None takes all."""
   counts: collections.Counter[str] = collections.Counter()
   for text in texts:
-    counts.update(text.decode().replace('\n', f' {LINE_END} ').split())
+    counts.update(split_words(text))
   for symbol in (UNKNOWN, LINE_END):
     counts.setdefault(symbol, 0)
   words = [word for word, _ in counts.most_common()]
