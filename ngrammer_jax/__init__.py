@@ -26,3 +26,7 @@ def __getattr__(name: str) -> object:
 
     return getattr(runs, name)
   raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *__all__})

@@ -23,6 +23,8 @@ def check(
   orders: tuple[int, ...] = (2,),
 ) -> None:
   """Raises ValueError for invalid sizes."""
+  if not isinstance(orders, tuple):
+    raise ValueError(f'orders={orders!r} must be a tuple such as (2,) or (2, 3)')
   check_widths(width, heads, dim, combine, len(orders))
   if not orders or min(orders) < 2 or len(set(orders)) < len(orders):
     raise ValueError(f'orders {orders} must be distinct numbers of at least 2')

@@ -168,27 +168,32 @@ class Run:
     _check_split(split)
     if not workdirs.is_exported(self.workdir):
       self.find_checkpoint()  # before the corpus is tokenised
-    return {'split': split, **self._evaluate(self.split(split), split, max_tokens)}
+    options = dataclasses.replace(self.config.evaluation, max_tokens=max_tokens)
+    return {'split': split, **self._evaluate(self.split(split), split, options)}
 
   def evaluate_file(
     self, path: str | pathlib.Path, max_tokens: int | None = None
   ) -> dict[str, Any]:
     """Scores a text file as one document, or its first tokens; see `evaluate`.
 
+    A short text is divided into fewer streams, so that each has at least one segment.
+
     Raises:
       BadInput: the file cannot be read, or the vocabulary lacks a character of it.
     """
     with hosts.collective_errors():
       tokens = token_cache.encode_file(files.user_path('--text', path), self.vocabulary)
-    return {'text': str(path), **self._evaluate(tokens, str(path), max_tokens)}
+    count = min(max_tokens or len(tokens.tokens), len(tokens.tokens))
+    streams = min(self.config.evaluation.streams, max(count // self.config.evaluation_length(), 1))
+    options = dataclasses.replace(self.config.evaluation, max_tokens=max_tokens, streams=streams)
+    return {'text': str(path), **self._evaluate(tokens, str(path), options)}
 
   def _evaluate(
-    self, tokens: token_cache.TokenSplit, name: str, max_tokens: int | None
+    self, tokens: token_cache.TokenSplit, name: str, options: experiment.EvaluationConfig
   ) -> dict[str, Any]:
-    options = dataclasses.replace(self.config.evaluation, max_tokens=max_tokens)
     config = dataclasses.replace(self.config, evaluation=options)
     variables = {'params': self.state.params, 'codebook': self.state.codebook}
-    count = min(max_tokens or len(tokens.tokens), len(tokens.tokens))
+    count = min(options.max_tokens or len(tokens.tokens), len(tokens.tokens))
     with progress.Progress(f'evaluating {name}', count, 'tokens') as bar:
       result = language_modeling.evaluate(
         self.engine, variables, tokens, config, self.vocabulary.line_end, bar.advance
@@ -294,7 +299,7 @@ class Run:
 
 
 def load_run(workdir: str | pathlib.Path, step: int | str = 'newest') -> Run:
-  """Opens a run directory.
+  """Opens a run directory. The checkpoint is looked for and loaded on first use.
 
   Args:
     workdir: the run directory.

@@ -62,7 +62,7 @@ TRAIN = {
   'heads that do not divide the width': (
     '--config.model.width=512 --config.model.heads=7',
     'model.width=512 must be divisible by model.heads=7: '
-    'use model.heads=8, or a width that is a multiple of 14',
+    'use model.heads=8, or a width that is a multiple of 14 (rope needs an even head width)',
   ),
   'n-gram vectors wider than a head': (
     '--config.model.width=512 --config.model.heads=16 --config.model.ngram.dim=33',
@@ -167,7 +167,7 @@ TRAIN = {
 EVALUATE = {
   'no run': (
     '--workdir={tmp}/none',
-    '--workdir={tmp}/none holds no config.json: not a run of ngrammer_jax.train, or none yet',
+    '--workdir={tmp}/none does not exist; expected a folder that ngrammer_jax.train wrote',
   ),
   'unknown split': (
     '--workdir={tmp}/run --split=valid',

@@ -188,6 +188,15 @@ def test_a_pretrained_model_scores_a_text(weights, trained, tmp_path, monkeypatc
   assert result['step'] == 12 and result['bits_per_byte'] == pytest.approx(score.bits_per_byte)
 
 
+def test_a_short_text_is_one_stream(weights, tmp_path):
+  text, run = tmp_path / 'short.txt', ngrammer_jax.load_pretrained('tiny')
+  text.write_text('the union')
+  assert run.config.evaluation.streams > 1
+  result, (score,) = run.evaluate_file(text), run.score(text.read_text())
+  assert result['protocol']['streams'] == 1
+  assert result['bits_per_byte'] == pytest.approx(score.bits_per_byte)
+
+
 def test_where_the_corpus_is_may_be_set(weights, trained, tmp_path, monkeypatch):
   copy, calls = tmp_path / 'moved.txt', []
   monkeypatch.setenv('NGRAMMER_JAX_CACHE', str(tmp_path / 'cache'))

@@ -72,7 +72,8 @@ def test_only_evaluation_options_can_be_overridden(trained, monkeypatch):
 
 def test_a_folder_that_is_not_a_run_directory(tmp_path):
   with bad_input(
-    f'--workdir={tmp_path} holds no config.json: not a run of ngrammer_jax.train, or none yet'
+    f'--workdir={tmp_path} holds no config.json: not a run directory; expected a folder that '
+    f'ngrammer_jax.train wrote'
   ):
     runs.load_run(tmp_path)
   with bad_input(

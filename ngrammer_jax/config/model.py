@@ -216,6 +216,7 @@ class ModelConfig:
       raise errors.BadInput(
         f'model.width={self.width} must be divisible by model.heads={self.heads}: '
         f'{remedy} a width that is a multiple of {self.heads * (1 + needs_even_width)}'
+        f'{" (rope needs an even head width)" if needs_even_width else ""}'
       )
     raise errors.BadInput(
       f'model.position="rope" needs an even head width, not {self.width // self.heads} '

@@ -14,6 +14,7 @@ import numpy as np
 from ngrammer_jax import errors
 from ngrammer_jax.config import fields
 from ngrammer_jax.config import model as model_config
+from ngrammer_jax.layers import ngrammer
 
 # Options that change how a model or layer is trained or computed, but not its function.
 NGRAM_TRAINING_OPTIONS = ('decay', 'epsilon', 'empty', 'initial', 'padding_trains', 'exchange')
@@ -214,6 +215,14 @@ def check_layer(
 ) -> None:
   """Raises BadInput that names every attribute that cannot be loaded, see `check_config`."""
   _check_options(layer, supported, free, LAYER_TRAINING_OPTIONS, '')
+
+
+def check_width(layer: ngrammer.NGrammer, width: int) -> None:
+  """Raises BadInput if a layer cannot have inputs of this width."""
+  try:
+    layer.check(width)
+  except ValueError as error:
+    raise errors.BadInput(f'the layer does not fit inputs of width {width}: {error}') from error
 
 
 def check_same_model(config: model_config.ModelConfig, official: model_config.ModelConfig) -> None:

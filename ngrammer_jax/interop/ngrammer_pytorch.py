@@ -56,12 +56,10 @@ def export_ngrammer(
 def _sources(layer: ngrammer.NGrammer, width: int) -> dict[str, conversion.Source]:
   """Returns the source of each variable of a supported layer."""
   N, V, E, K = layer.heads, layer.vocabulary_size, layer.dim, layer.clusters
-  if K is None or width % N:
-    raise errors.BadInput(
-      f'clusters={K}, heads={N}, width={width}: n-grammer-pytorch needs clusters, and a width that '
-      f'is divisible by heads'
-    )
+  if K is None:
+    raise errors.BadInput('clusters=None: an N-Grammer of n-grammer-pytorch needs clusters')
   conversion.check_layer(layer, ('heads', 'clusters', 'vocabulary_size', 'dim', 'combine'))
+  conversion.check_width(layer, width)
   H, Source = width // N, conversion.Source
   sources = {
     'params/table': Source('ngram.ngram_embeds.weight', (N * V, E)),

@@ -95,13 +95,8 @@ def export_ngrammer(
 def _layer_ngrammer_sources(layer, width, ngram_prefix=''):
   """Returns the sources of a supported n-gram layer."""
   conversion.check_layer(layer, (*NGRAMMER_OPTIONS, 'id_vocabulary'))
-  _check_divisible(width, layer.heads)
+  conversion.check_width(layer, width)
   return _ngrammer_sources(layer, layer.heads, width, ngram_prefix=ngram_prefix)
-
-
-def _check_divisible(width, heads):
-  if width % heads:
-    raise errors.BadInput(f'width={width} must be divisible by heads={heads}')
 
 
 def load_attention(
@@ -144,7 +139,8 @@ def export_attention(
 def _layer_attention_sources(layer, width):
   """Returns the sources of a supported attention layer."""
   conversion.check_layer(layer, ATTENTION_OPTIONS)
-  _check_divisible(width, layer.heads)
+  if width % layer.heads:
+    raise errors.BadInput(f'width={width} must be divisible by heads={layer.heads}')
   sources = _attention_sources(layer.projections, layer.heads, width)
   return {f'params/{path}': source for path, source in sources.items()}
 

@@ -113,13 +113,14 @@ def config_from_hyperparameters(hyperparameters: settings.Settings) -> model_con
     hyperparameters: see the module; a template that is absent in the model is None.
 
   Raises:
-    BadInput: an unknown hyperparameter, or a value with which the model cannot be loaded.
+    BadInput: an unknown hyperparameter, a missing size, a missing class of an N-Grammer, or a value
+      with which the model cannot be loaded.
   """
   h = settings.read(_with_classes(hyperparameters), DEFAULTS | FIXED, IGNORED, ORIGIN)
   D, N = h['model_dims'], h[f'{_STACK}num_heads']
   for name in ('model_dims', *(f'{_STACK}{size}' for size in ('num_layers', 'num_heads'))):
     if not h[name]:
-      raise errors.BadInput(f'{name}={h[name]!r} must be at least 1: give the sizes of {ORIGIN}')
+      raise errors.BadInput(f'{name} is missing or {h[name]!r}: {ORIGIN} needs at least 1')
   settings.check(h, _supported(h, D, N), ORIGIN)
   is_rotary, untied = h[f'{_ATTENTION}use_rotary_position_emb'], h['separate_embedding_tpl.cls']
   embedding = 'separate_embedding_tpl' if untied else 'softmax_tpl'
@@ -163,6 +164,9 @@ def _with_classes(hyperparameters):
     if name.endswith('.cls') and value is not None:
       value = re.split('[./]', str(getattr(value, '__name__', value)))[-1]
     result[name] = value
+  has_ngrammer = any(name.startswith(_NGRAMMER) for name in result)
+  if has_ngrammer and f'{_NGRAMMER}cls' not in result:
+    raise errors.BadInput(f'{_NGRAMMER}cls is missing: expected VQNgrammer or Ngrammer')
   return result
 
 

@@ -139,14 +139,14 @@ class NGrammer(nn.Module):
       vocabulary: the embedding lookup of x, see `ProductQuantizer`.
       memory: the memory that the previous segment returned; None at the start of a stream.
     """
-    N, E, V, G = self.heads, self.dim, self.vocabulary_size, len(self.orders)
     if x_BxTxD.ndim != 3:
       raise ValueError(
         f'an NGrammer needs inputs [B, T, D], not of shape {x_BxTxD.shape}: for one sequence '
         f'[T, D], pass x[None]'
       )
     dtype = x_BxTxD.dtype if self.dtype is None else self.dtype
-    ngram_sizes.check(x_BxTxD.shape[-1], N, V, E, self.combine, self.orders)
+    self.check(x_BxTxD.shape[-1])
+    N, E, V, G = self.heads, self.dim, self.vocabulary_size, len(self.orders)
     x_BxTxNxH = x_BxTxD.reshape(*x_BxTxD.shape[:2], N, -1)
     counted_BxT = None if self.padding_trains else valid_BxT
     K, ids_BxTxN = self._quantize(x_BxTxNxH, ids, counted_BxT, vocabulary)
@@ -169,6 +169,11 @@ class NGrammer(nn.Module):
     if counted_BxT is not None:
       y_BxTxD = jnp.where(counted_BxT[..., None] > 0, y_BxTxD, 0)
     return (y_BxTxD, memory) if self.return_memory else y_BxTxD
+
+  def check(self, width: int) -> None:
+    """Raises ValueError if the sizes of the layer do not fit inputs of this width, D."""
+    sizes = self.heads, self.vocabulary_size, self.dim, self.combine, self.orders
+    ngram_sizes.check(width, *sizes)
 
   def ngram_hash(self) -> NGramHash:
     """Returns the hash of the layer, with the rows of each head."""

@@ -230,8 +230,9 @@ def load_config(workdir: pathlib.Path) -> experiment.Config:
   files.check_reachable(workdir)
   path = workdir / CONFIG
   if not path.exists():
+    problem = f'holds no {CONFIG}: not a run directory' if workdir.exists() else 'does not exist'
     raise errors.BadInput(
-      f'--workdir={workdir} holds no {CONFIG}: not a run of ngrammer_jax.train, or none yet'
+      f'--workdir={workdir} {problem}; expected a folder that ngrammer_jax.train wrote'
     )
   check_layout(workdir)
   with translate_damage(workdir, CONFIG):

@@ -81,7 +81,7 @@ def test_a_large_seed_and_the_largest_int_are_allowed():
 def test_heads_that_divide_a_large_width_are_found():
   with bad_input(
     'model.width=4194304 must be divisible by model.heads=1000: use model.heads=1024, or a width '
-    'that is a multiple of 2000'
+    'that is a multiple of 2000 (rope needs an even head width)'
   ):
     config.resolve({'model': {'width': 2**22, 'heads': 1000}})
 

@@ -135,7 +135,7 @@ def spans(**fields):
     (
       {'heads': 7},
       'model.width=256 must be divisible by model.heads=7: '
-      'use model.heads=8, or a width that is a multiple of 14',
+      'use model.heads=8, or a width that is a multiple of 14 (rope needs an even head width)',
     ),
     (
       {'width': 12, 'heads': 4},

@@ -64,11 +64,13 @@ def test_mismatches_raise_bad_input(arrays):
     'arrays.\n  missing: vq.means (2, 8, 6)'
   ):
     ngrammer_pytorch.load_ngrammer(arrays, layer, N * H)
-  with bad_input(
-    'clusters=None, heads=2, width=12: n-grammer-pytorch needs clusters, and a width that is '
-    'divisible by heads'
-  ):
+  with bad_input('clusters=None: an N-Grammer of n-grammer-pytorch needs clusters'):
     ngrammer_pytorch.load_ngrammer({}, layer.clone(clusters=None), N * H)
+  with bad_input(
+    f'the layer does not fit inputs of width {N * H + 1}: width {N * H + 1} must be divisible by '
+    f'heads={N}'
+  ):
+    ngrammer_pytorch.load_ngrammer({}, layer, N * H + 1)
   for option, default in (({'orders': (2, 3)}, (2,)), ({'distinct_start': True}, False)):
     ((key, value),) = option.items()
     with bad_input(f'{key}={value!r} must be {default!r} for these weights'):

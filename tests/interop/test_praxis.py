@@ -355,6 +355,12 @@ def test_unsupported_layer_options_raise_bad_input():
   layer = NGrammer(heads=2, clusters=None, vocabulary_size=50, orders=(3,), id_vocabulary=23)
   with bad_input('orders=(3,) must be (2,) for these weights'):
     praxis.load_ngrammer({}, layer, width=16)
+  layer = NGrammer(heads=2, clusters=4, vocabulary_size=50, dim=4, combine='add')
+  with bad_input(
+    'the layer does not fit inputs of width 16: combine "add" needs n-gram dim 4 to equal the head '
+    'width 8'
+  ):
+    praxis.load_ngrammer({}, layer, width=16)
 
 
 def test_values_that_are_not_numeric_are_listed(reference):

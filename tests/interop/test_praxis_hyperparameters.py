@@ -122,8 +122,11 @@ def test_hyperparameters_become_options(changes, fields):
     ),
     (
       {'stack': {'num_heads': 0}},
-      'stacked_transformer_tpl.num_heads=0 must be at least 1: give the sizes of a praxis '
-      'TransformerLm',
+      'stacked_transformer_tpl.num_heads is missing or 0: a praxis TransformerLm needs at least 1',
+    ),
+    (
+      {'ngrammer_tpl': {'num_clusters': 4, 'ngram_vocab_size': 50}},
+      'ngrammer_tpl.cls is missing: expected VQNgrammer or Ngrammer',
     ),
   ],
 )

@@ -411,6 +411,7 @@ def test_concat_of_the_full_head_width_drops_the_unigram():
       {'heads': 8, 'dim': 1, 'vocabulary_size': 2**28},
       '8 heads of 268,435,456 n-grams exceed the 2^31 rows of a table',
     ),
+    ({'orders': 3}, 'orders=3 must be a tuple such as (2,) or (2, 3)'),
     (
       {'heads': 4, 'dim': 2, 'vocabulary_size': 4},
       '4 heads need 4 primes between 4 and 8, but there are only 2: '
@@ -423,6 +424,12 @@ def test_impossible_layer_says_what_to_change(options, message):
   with pytest.raises(ValueError) as caught:
     jax.eval_shape(layer.init, jax.random.key(0), random_inputs(1, 2))
   assert str(caught.value) == message
+
+
+@pytest.mark.parametrize('documents', [DOCUMENTS.astype(bool), DOCUMENTS * 1.0, DOCUMENTS[:, 1:]])
+def test_documents_that_are_no_numbers_are_refused(documents):
+  with pytest.raises(ValueError, match='expected the document number of each token, integers'):
+    latent().init(jax.random.key(0), random_inputs(*DOCUMENTS.shape), documents_BxT=documents)
 
 
 def test_more_heads_are_no_more_operations():

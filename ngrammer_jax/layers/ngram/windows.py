@@ -77,6 +77,9 @@ class Windows:
       state: the state that the previous segment returned; None at the start of a stream.
       valid_BxT: 0 at padding, which is at the end of a row. The state does not contain it.
       tokens_BxT: the token ids that are compared with `eos_id`, where `ids_BxTxK` are others.
+
+    Raises:
+      ValueError: documents_BxT are no document numbers.
     """
     B, T, K = ids_BxTxK.shape
     if not self.slots:
@@ -85,6 +88,7 @@ class Windows:
     if documents_BxT is None:
       number_Bx1 = jnp.maximum(state['documents'][:, -1:], 0)
       documents_BxT = jnp.broadcast_to(number_Bx1, (B, T))
+    _check_documents(documents_BxT, (B, T))
     segment = {'ids': ids_BxTxK, 'documents': documents_BxT}
     if self.boundary == 'eos_id':
       segment['is_eos'] = (ids_BxTxK[..., 0] if tokens_BxT is None else tokens_BxT) == self.eos_id
@@ -109,3 +113,12 @@ class Windows:
         is_inside_BxTx1 = is_inside_BxT[..., None]
         windows.append(jnp.where(is_inside_BxTx1, before('ids', steps), self.fill_id))
     return windows
+
+
+def _check_documents(documents_BxT, shape):
+  if not jnp.issubdtype(documents_BxT.dtype, jnp.integer) or documents_BxT.shape != shape:
+    raise ValueError(
+      f'documents_BxT is {documents_BxT.dtype} {list(documents_BxT.shape)}: expected the document '
+      f'number of each token, integers {list(shape)}; of document starts, pass '
+      f'jnp.cumsum(starts_BxT, axis=1)'
+    )
