@@ -3,14 +3,18 @@
 import pathlib
 import re
 
+from flax import linen as nn
+import jax
 import numpy as np
 import pytest
 
+from ngrammer_jax.interop import praxis
+from ngrammer_jax.layers import NGrammer
 from tests.checks import assert_close, assert_same_arrays
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / 'docs' / 'interop.md'
 EXAMPLES = re.findall(r'```python\n(.*?)```', DOCS.read_text(encoding='utf-8'), re.S)
-PRAXIS, TRANSFORMER_XL, ADAPTIVE_SPAN, NNX = EXAMPLES
+PRAXIS, PRAXIS_LAYER, TRANSFORMER_XL, ADAPTIVE_SPAN, NNX = EXAMPLES
 
 
 def run(example):
@@ -38,6 +42,15 @@ def test_packed_sequences_of_praxis(reference, tmp_path, monkeypatch):
   assert_same_arrays(exported, params, 1e-6)
   is_valid = packed['paddings'] == 0
   assert_close(np.asarray(names['logits'])[is_valid], f['packed/logits'][is_valid], 2e-5)
+
+
+def test_a_layer_of_praxis(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  layer = NGrammer(heads=2, clusters=4, vocabulary_size=50, dim=4, return_memory=False)
+  x = np.ones((1, 5, 16), np.float32)
+  variables = nn.unbox(layer.init(jax.random.key(1), x))
+  np.savez('vq_ngrammer.npz', **praxis.export_ngrammer(variables, layer, 16))
+  assert_close(run(PRAXIS_LAYER)['y_BxTxD'], layer.apply(variables, x), 1e-6)
 
 
 @pytest.mark.parametrize(
