@@ -41,6 +41,8 @@ from ngrammer_jax.training import capacity, checksums, flops, programs
 from ngrammer_jax.training import state as train_state
 
 MIN_BYTES_SENT = 1e5  # smaller collectives are not listed
+MIN_MILLISECONDS = 0.01  # a smaller estimate of the compiler is not shown
+VOCABULARY_CHUNK = 8192  # of the remedy for logits that do not fit
 PROGRAMS = ('train', 'evaluate', 'decode', 'look_up')
 
 
@@ -190,13 +192,16 @@ def compile_program(config: experiment.Config, V: int, run: programs.Programs, n
     used = re.search(r'(?:\(|[Uu]sed )([\d.]+)([MG])', str(error))
     result['peak'] = float(used[1]) * {'M': 2**20, 'G': 2**30}[used[2]] if used else None
     result['reason'] = str(error).splitlines()[0]
-    return result | {'fits': False, 'compile_seconds': time.monotonic() - start_time}
+    result |= {'fits': False, 'remedies': remedies(config, V, run, name)}
+    return result | {'compile_seconds': time.monotonic() - start_time}
   result['compile_seconds'] = time.monotonic() - start_time
   m = compiled.memory_analysis()
   result |= {'arguments': m.argument_size_in_bytes, 'temporaries': m.temp_size_in_bytes}
   result['host'] = m.host_argument_size_in_bytes + m.host_temp_size_in_bytes
   result['peak'] = capacity.peak_bytes(compiled)
   result['fits'] = result['peak'] <= result['memory_limit']
+  if not result['fits']:
+    result['remedies'] = remedies(config, V, run, name)
   program = hlo.Program(compiled.as_text(), dict(mesh.shape))
   result['bytes'] = program.bytes_moved()
   result['collectives'] = [
@@ -223,30 +228,48 @@ def predict_time(result: dict, kind: str) -> dict:
   return {'seconds': seconds, 'roofline_seconds': seconds[bound], 'bound': bound}
 
 
-def remedies(config: experiment.Config, name: str) -> str:
+def state_bytes(run: programs.Programs) -> int:
+  """Returns the bytes of the parameters and the optimizer state in the memory of a device."""
+  leaves = jax.tree.leaves((run.abstract.params, run.abstract.opt_state))
+  return sum(
+    math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+    for leaf in leaves
+    if not sharding.is_on_host(leaf)
+  )
+
+
+def remedies(config: experiment.Config, V: int, run: programs.Programs, name: str) -> str:
   """Names the options that reduce the memory of a program."""
   if name != 'train':
     return 'lower training.batch_size or evaluation.streams, or raise mesh.model'
-  options = []
+  limit = CHIPS[run.mesh.devices.flat[0].device_kind].memory * 2**30
+  if (size := state_bytes(run)) > limit:
+    return (
+      f'parameters and optimizer state alone need {size / 2**30:.2f} GiB per device: shard them '
+      f'over more devices, with a larger mesh.fsdp or mesh.model'
+    )
+  options, t = [], config.training
   if config.model.remat != 'full':
     options.append('model.remat="full"')
-  if config.model.vocabulary_chunk is None:
-    options.append('model.vocabulary_chunk=8192')
+  if config.model.vocabulary_chunk is None and V > VOCABULARY_CHUNK:
+    options.append(f'model.vocabulary_chunk={VOCABULARY_CHUNK}')
   options.append('a larger mesh.fsdp (parameters and optimizer state)')
-  options.append(f'training.accumulation.parts={2 * config.training.parts}')
+  if t.batch_size % (2 * t.parts * sharding.batch_shards(run.mesh)) == 0:
+    options.append(f'training.accumulation.parts={2 * t.parts}')
   return ', '.join([*options, 'a larger mesh.model', 'a smaller training.batch_size'])
 
 
-def format_report(name: str, r: dict, config: experiment.Config) -> str:
+def format_report(name: str, r: dict) -> str:
   """Formats the statistics of a program."""
   gib = lambda size: '?' if size is None else f'{size / 2**30:.2f} GiB'
-  status = 'fits' if r['fits'] else f'DOES NOT FIT: {remedies(config, name)}'
+  status = 'fits' if r['fits'] else f'DOES NOT FIT: {r["remedies"]}'
+  compiled = 'compiled in' if 'bytes' in r else 'the compiler stopped after'
   memory = f'  memory per device  peak {gib(r["peak"])} of {gib(r["memory_limit"])}'
   if 'arguments' in r:
     memory += f': arguments {gib(r["arguments"])}, temporaries {gib(r["temporaries"])}'
     memory += f'; on its host {gib(r["host"])}' if r['host'] else ''
   lines = [
-    f'{name}: {status}; compiled in {progress.format_duration(r["compile_seconds"])}',
+    f'{name}: {status}; {compiled} {progress.format_duration(r["compile_seconds"])}',
     memory,
     f'  tokens {r["tokens"]:,}, {r["flops"] / 1e12:.3f} TFLOP per device',
   ]
@@ -258,8 +281,8 @@ def format_report(name: str, r: dict, config: experiment.Config) -> str:
     parts += ', network: no published rate'
   utilisation = f', MFU at best {r["mfu"]:.1%}' if 'mfu' in r else ''
   lines.append(f'  at least {1000 * r["roofline_seconds"]:.2f} ms ({parts}){utilisation}')
-  if r['compiler_seconds']:
-    milliseconds = 1000 * r['compiler_seconds']
+  milliseconds = 1000 * (r['compiler_seconds'] or 0)
+  if milliseconds >= MIN_MILLISECONDS:
     lines.append(f"  the compiler's estimate, loops counted once: {milliseconds:.2f} ms")
   collectives = [c for c in r['collectives'] if c['sent'] >= MIN_BYTES_SENT]
   if collectives:
@@ -299,8 +322,10 @@ def parse_args(argv: list[str]) -> tuple[argparse.Namespace, experiment.Config]:
     nargs='+',
     help='one or more topologies, such as v3:4x4, v5e:4x8 or v5p:4x4x8',
   )
-  parser.add_argument('--slices', type=int, default=1, help='number of slices')
-  parser.add_argument('--programs', nargs='+', choices=PROGRAMS, default=PROGRAMS)
+  parser.add_argument('--slices', type=int, default=1, help='number of slices (default: 1)')
+  parser.add_argument(
+    '--programs', nargs='+', choices=PROGRAMS, default=PROGRAMS, help='default: all of them'
+  )
   parser.add_argument(
     '--vocabulary_size', type=int, help='vocabulary size, if in the config it depends on the text'
   )
@@ -341,7 +366,7 @@ def main(argv: list[str]) -> int:
       print(format_tables(sizes), flush=True)
     for name in args.programs if host_tables.exist(config.model) else device_programs:
       results[name] = compile_program(config, V, run, name)
-      print(format_report(name, results[name], config), flush=True)
+      print(format_report(name, results[name]), flush=True)
     report = {'topology': topology, 'slices': args.slices, 'mesh': dict(mesh.shape)}
     reports.append(report | {'tables': sizes, 'programs': results})
     if args.json is not None:

@@ -23,6 +23,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKED = ('setup.py', 'pyproject.toml', 'README.md', 'ngrammer_jax', 'configs')
 # https://cloud.google.com/tpu/docs/runtimes
+OLD_VERSIONS, OLD_RUNTIME = ('v2', 'v3', 'v4'), 'tpu-ubuntu2204-base'
 RUNTIMES = {'v5litepod': 'v2-alpha-tpuv5-lite', 'v5p': 'v2-alpha-tpuv5', 'v6e': 'v2-alpha-tpuv6e'}
 PENDING_STATES = ('ACCEPTED', 'WAITING_FOR_RESOURCES', 'CREATING', 'PROVISIONING')
 COMMAND_TRIES, POLL_TRIES = 5, 60
@@ -213,14 +214,17 @@ def main() -> int:
     parser.error(
       f'--name={args.name} must be lower-case letters, digits and hyphens, starting with a letter'
     )
-  if not re.fullmatch(r'v\d+[a-z]*-\d+', args.type):
+  version = args.type.split('-')[0]
+  is_known = version in RUNTIMES or version in OLD_VERSIONS or args.runtime
+  if not is_known or not re.fullmatch(r'v\d+[a-z]*-\d+', args.type):
     parser.error(
-      f'--type={args.type}: expected for example v5litepod-16 (which is v5e:4x4), v5p-32 or v6e-64'
+      f'--type={args.type}: expected for example v5litepod-16 (which is v5e:4x4), v5p-32 or '
+      f'v6e-64; a type of another version needs --runtime'
     )
   workdir = re.search(r'--workdir[= ](\S+)', ' '.join(args.command))
   if workdir and not workdir[1].startswith('gs://'):
     parser.error(f'{workdir[0]} would be deleted with the slice: use a bucket, gs://BUCKET/FOLDER')
-  args.runtime = args.runtime or RUNTIMES.get(args.type.split('-')[0], 'tpu-ubuntu2204-base')
+  args.runtime = args.runtime or RUNTIMES.get(version, OLD_RUNTIME)
   launcher_commands = commands(args)
   if args.dry_run:
     print('\n'.join(map(shlex.join, launcher_commands.values())))

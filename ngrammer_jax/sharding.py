@@ -67,7 +67,8 @@ def make_mesh(
   if math.prod(sizes) != count or -1 in sizes:
     raise errors.BadInput(
       f'mesh.data={data} x mesh.fsdp={fsdp} x mesh.model={model} does not match the {count} '
-      f'{devices[0].platform} device{"s" if count > 1 else ""}; one of them may be -1'
+      f'{devices[0].platform} device{"s" if count > 1 else ""}: the product of all sizes must be '
+      f'{count}; one of them may be -1, if the others divide {count}'
     )
   # Linen needs Auto axes; the default of jax.make_mesh is Explicit.
   auto = (jax.sharding.AxisType.Auto,) * len(AXES)

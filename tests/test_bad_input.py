@@ -339,8 +339,8 @@ def refused(folder, cache, tmp_path, monkeypatch, capsys):
     ),
     (
       '--config.mesh.data=3',
-      'mesh.data=3 x mesh.fsdp=1 x mesh.model=1 does not match the 8 cpu devices; '
-      'one of them may be -1',
+      'mesh.data=3 x mesh.fsdp=1 x mesh.model=1 does not match the 8 cpu devices: '
+      'the product of all sizes must be 8; one of them may be -1, if the others divide 8',
     ),
   ],
 )

@@ -207,6 +207,18 @@ def test_a_program_that_does_not_fit_names_remedies(tmp_path):
   assert 'decode: DOES NOT FIT: lower ' in process.stdout
 
 
+@pytest.mark.slow
+def test_a_state_that_does_not_fit_is_to_be_sharded():
+  process = run(
+    '--config=configs/quickstart.py', '--topology=v5e:2x2', '--programs', 'train',
+    '--config.model.width=4096', '--config.model.heads=32', '--config.model.layers=30',
+    '--config.model.scan_layers=True',
+  )  # fmt: skip
+  assert process.returncode == 1, process.stdout + process.stderr
+  message = 'train: DOES NOT FIT: parameters and optimizer state alone need '
+  assert message in process.stdout and 'per device: shard them over more' in process.stdout
+
+
 INVALID = [
   (['--topology=v9:4x4'], '--topology=v9:4x4: INVALID_ARGUMENT: Invalid TPU external'),
   (['--topology=v3:2x2', '--config.mesh.model=3'], 'does not match the 8 tpu devices'),

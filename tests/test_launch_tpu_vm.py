@@ -337,6 +337,7 @@ def test_the_same_command_follows_what_runs(in_bash):
     (['--restarts=-1', '--', 'x'], '--restarts and --poll must be at least 0'),
     (['--name=Try_1', '--', 'x'], '--name=Try_1 must be lower-case letters, digits and hyphens'),
     (['--type=v5e:4x4', '--', 'x'], '--type=v5e:4x4: expected for example v5litepod-16'),
+    (['--type=v5e-16', '--', 'x'], '--type=v5e-16: expected for example v5litepod-16'),
     (['--', 'x', '--workdir=s3://b/a'], '--workdir=s3://b/a would be deleted with the slice'),
     (['--', 'x', '--workdir=runs/a'], '--workdir=runs/a would be deleted with the slice'),
     (['--', 'x', '--workdir', '/data/a'], '--workdir /data/a would be deleted with the slice'),
