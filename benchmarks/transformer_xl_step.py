@@ -29,8 +29,8 @@ def make_jax() -> dict[str, Callable[[], None]]:
   from ngrammer_jax.config import model as model_config
   from ngrammer_jax.models import language_model
 
-  memory = model_config.MemoryConfig(M, 'zeros')
-  config = span_cost.post_norm_config(LAYERS, WIDTH, HEADS, position='relative', memory=memory)
+  options = {'position': 'relative', 'memory': model_config.MemoryConfig(M, 'zeros')}
+  config = span_cost.post_norm_config(LAYERS, WIDTH, HEADS, **options)
   model, tokens = language_model.build(config, V), np.zeros((B, T), np.int32)
   params, memory = span_cost.make_params(model), language_model.empty_memory(config, B, M)
 

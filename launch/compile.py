@@ -192,8 +192,8 @@ def compile_program(config: experiment.Config, V: int, run: programs.Programs, n
     used = re.search(r'(?:\(|[Uu]sed )([\d.]+)([MG])', str(error))
     result['peak'] = float(used[1]) * {'M': 2**20, 'G': 2**30}[used[2]] if used else None
     result['reason'] = str(error).splitlines()[0]
-    result |= {'fits': False, 'remedies': remedies(config, V, run, name)}
-    return result | {'compile_seconds': time.monotonic() - start_time}
+    result |= {'fits': False, 'compile_seconds': time.monotonic() - start_time}
+    return result | {'remedies': remedies(config, V, run, name)}
   result['compile_seconds'] = time.monotonic() - start_time
   m = compiled.memory_analysis()
   result |= {'arguments': m.argument_size_in_bytes, 'temporaries': m.temp_size_in_bytes}
@@ -228,26 +228,30 @@ def predict_time(result: dict, kind: str) -> dict:
   return {'seconds': seconds, 'roofline_seconds': seconds[bound], 'bound': bound}
 
 
-def state_bytes(run: programs.Programs) -> int:
-  """Returns the bytes of the parameters and the optimizer state in the memory of a device."""
-  leaves = jax.tree.leaves((run.abstract.params, run.abstract.opt_state))
+def device_bytes(arrays: object) -> int:
+  """Returns the bytes of a tree of arrays in the memory of a device."""
   return sum(
     math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-    for leaf in leaves
+    for leaf in jax.tree.leaves(arrays)
     if not sharding.is_on_host(leaf)
   )
 
 
 def remedies(config: experiment.Config, V: int, run: programs.Programs, name: str) -> str:
   """Names the options that reduce the memory of a program."""
+  limit, state = CHIPS[run.mesh.devices.flat[0].device_kind].memory * 2**30, run.abstract
+  fixed, arrays = 'parameters', state.params
+  if name == 'train':
+    fixed, arrays = 'parameters and optimizer state', (state.params, state.opt_state)
+  if (size := device_bytes(arrays)) > limit:
+    return (
+      f'{fixed} alone need {size / 2**30:.2f} GiB per device: shard them over more devices, with '
+      f'a larger mesh.fsdp or mesh.model'
+    )
+  if name == 'decode':
+    return 'lower evaluation.segment_length or the length of the memory, or raise mesh.model'
   if name != 'train':
     return 'lower training.batch_size or evaluation.streams, or raise mesh.model'
-  limit = CHIPS[run.mesh.devices.flat[0].device_kind].memory * 2**30
-  if (size := state_bytes(run)) > limit:
-    return (
-      f'parameters and optimizer state alone need {size / 2**30:.2f} GiB per device: shard them '
-      f'over more devices, with a larger mesh.fsdp or mesh.model'
-    )
   options, t = [], config.training
   if config.model.remat != 'full':
     options.append('model.remat="full"')

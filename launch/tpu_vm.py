@@ -215,8 +215,8 @@ def main() -> int:
       f'--name={args.name} must be lower-case letters, digits and hyphens, starting with a letter'
     )
   version = args.type.split('-')[0]
-  is_known = version in RUNTIMES or version in OLD_VERSIONS or args.runtime
-  if not is_known or not re.fullmatch(r'v\d+[a-z]*-\d+', args.type):
+  has_runtime = version in RUNTIMES or version in OLD_VERSIONS or args.runtime is not None
+  if not has_runtime or not re.fullmatch(r'v\d+[a-z]*-\d+', args.type):
     parser.error(
       f'--type={args.type}: expected for example v5litepod-16 (which is v5e:4x4), v5p-32 or '
       f'v6e-64; a type of another version needs --runtime'

@@ -185,6 +185,8 @@ class Run:
       tokens = token_cache.encode_file(files.user_path('--text', path), self.vocabulary)
     count = min(max_tokens or len(tokens.tokens), len(tokens.tokens))
     streams = min(self.config.evaluation.streams, max(count // self.config.evaluation_length(), 1))
+    if streams < self.config.evaluation.streams:
+      logging.info('%s: %s tokens, divided into evaluation.streams=%s', path, f'{count:,}', streams)
     options = dataclasses.replace(self.config.evaluation, max_tokens=max_tokens, streams=streams)
     return {'text': str(path), **self._evaluate(tokens, str(path), options)}
 

@@ -41,7 +41,7 @@ CONTROLS = {
 }
 COMBINED = 'segment_memory'
 RELATIVE_POSITIONS = 3 * 128**2 + 2 * 128  # their parameters: a matrix a block and two biases
-WIDE_COLUMN = 3 * 3 * 128  # parameters of one feed-forward unit in 3 blocks: gate, value, output
+PARAMETERS_PER_UNIT = 3 * 3 * 128  # gate, value and output of a feed-forward unit in 3 blocks
 
 
 def get_config(variant: str = 'engram'):
@@ -49,11 +49,11 @@ def get_config(variant: str = 'engram'):
   method = max((name for name in METHODS if variant.startswith(name)), key=len, default=None)
   control = variant[len(method or '') :].removeprefix('_')
   controls = (*SCALES, *CONTROLS, COMBINED)
-  own = {'plain': (), 'wide': (COMBINED,)}.get(method, controls)
-  if method is None or control not in ('', *own):
+  allowed = {'plain': (), 'wide': (COMBINED,)}.get(method, controls)
+  if method is None or control not in ('', *allowed):
     raise errors.BadInput(
       f'no variant {variant!r}: expected one of {", ".join(METHODS)}, wide_{COMBINED}, or '
-      f'METHOD_CONTROL with one of {", ".join(ROWS)} and of {", ".join(controls)}'
+      f'METHOD_CONTROL, METHOD one of {", ".join(ROWS)}, CONTROL one of {", ".join(controls)}'
     )
   c = base.get_config(f'quickstart_{method}')
   c.data.corpus = 'enwik8'
@@ -64,7 +64,7 @@ def get_config(variant: str = 'engram'):
   if method == 'wide':
     c.model.feed_forward_width = WIDE
     if control == COMBINED:
-      c.model.feed_forward_width -= round(RELATIVE_POSITIONS / WIDE_COLUMN)
+      c.model.feed_forward_width -= round(RELATIVE_POSITIONS / PARAMETERS_PER_UNIT)
   elif method != 'plain':
     if method == 'ngrammer':
       _use_ngrammer(c)

@@ -79,16 +79,17 @@ class Windows:
       tokens_BxT: the token ids that are compared with `eos_id`, where `ids_BxTxK` are others.
 
     Raises:
-      ValueError: documents_BxT are no document numbers.
+      ValueError: documents_BxT is not an integer array [B, T].
     """
     B, T, K = ids_BxTxK.shape
+    if documents_BxT is not None:
+      _check_documents(documents_BxT, (B, T))
     if not self.slots:
       return [ids_BxTxK], None
     state = self.empty_state(B, K) if state is None else state
     if documents_BxT is None:
       number_Bx1 = jnp.maximum(state['documents'][:, -1:], 0)
       documents_BxT = jnp.broadcast_to(number_Bx1, (B, T))
-    _check_documents(documents_BxT, (B, T))
     segment = {'ids': ids_BxTxK, 'documents': documents_BxT}
     if self.boundary == 'eos_id':
       segment['is_eos'] = (ids_BxTxK[..., 0] if tokens_BxT is None else tokens_BxT) == self.eos_id
