@@ -102,7 +102,7 @@ def missing_cells(results: Iterable[Result]) -> Iterator[Cell]:
 
 
 def _all_cells(results: list[Result]) -> Iterator[Cell]:
-  """Yields all runs: of the first seed the main tables, then the other seeds, then the rest."""
+  """Yields all runs: of the first seed the main tables, then the others in the page's order."""
   methods = [method for methods in TUNED.values() for method in methods]
   rates = {method: best_learning_rate(results, method) for method in methods}
 
@@ -126,23 +126,26 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
   yield from tuned_cells('main', main)
   yield from _tuning_cells('context')
   yield from tuned_cells('memory', memory)
-  for model in recurrent.MODELS:
-    yield Cell('recurrent', model, 0, recurrent.LEARNING_RATE, config='recurrent')
   for seed in SEEDS[1:]:
     yield from tuned_cells('main', main, seed)
-    yield from tuned_cells('memory', memory, seed)
-  if (best := best_method(results)) is not None:
-    for method in (best, 'wide'):
-      for seed in SEEDS:
-        yield from tuned_cells('combined', {f'{method}_{ngram_memories.COMBINED}': method}, seed)
-  for seed in SEEDS:
-    yield from tuned_cells('controls', _controls('few_rows', 'frozen', 'unigrams'), seed)
-  yield from tuned_cells('spans', dict.fromkeys(context.SPANNED, 'memory'))
+  repeated_controls = _controls('few_rows', 'frozen', 'unigrams')
+  yield from tuned_cells('controls', repeated_controls)
   yield from tuned_cells('controls', _controls('displaced', 'adam'))
   engram_controls = ('half_gate', 'plain_join', 'kv_plus_one')  # of its gate and its rows
   yield from tuned_cells('controls', {f'engram_{control}': 'engram' for control in engram_controls})
   for scale in ngram_memories.SCALES:
     yield from tuned_cells('sizes', {f'{method}_{scale}': method for method in SCALED})
+  for seed in SEEDS[1:]:
+    yield from tuned_cells('controls', repeated_controls, seed)
+  for seed in SEEDS[1:]:
+    yield from tuned_cells('memory', memory, seed)
+  yield from tuned_cells('spans', dict.fromkeys(context.SPANNED, 'memory'))
+  for model in recurrent.MODELS:
+    yield Cell('recurrent', model, 0, recurrent.LEARNING_RATE, config='recurrent')
+  if (best := best_method(results)) is not None:
+    for method in (best, 'wide'):
+      for seed in SEEDS:
+        yield from tuned_cells('combined', {f'{method}_{ngram_memories.COMBINED}': method}, seed)
 
 
 def _tuning_cells(config: str) -> Iterator[Cell]:
