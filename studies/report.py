@@ -22,10 +22,10 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
   return '\n'.join([header, '|---' * len(rows[0]) + '|', *others])
 
 
-def model_table(results: Sequence[Result], models: Iterable[str], baseline: str) -> str:
+def model_table(results: Sequence[Result], models: Iterable[str], *baselines: str) -> str:
   """Formats one row for each model that has a result."""
   columns = 'model', 'parameters', 'tables, MB', 'MFLOPs a token', 'learning rate', 'seeds'
-  rows = [(*columns, 'validation', 'test', f'test minus {baseline}')]
+  rows = [(*columns, 'validation', 'test', *(f'test minus {b}' for b in baselines))]
   for model in models:
     own = [r for r in results if r['model'] == model]
     if not own:
@@ -42,7 +42,7 @@ def model_table(results: Sequence[Result], models: Iterable[str], baseline: str)
         str(len(own)),
         format_mean(bits['validation']),
         format_mean(bits['test']),
-        format_difference(results, model, baseline),
+        *(format_difference(results, model, baseline) for baseline in baselines),
       )
     )
   return markdown(rows)
@@ -134,7 +134,7 @@ def format_tables(results: Sequence[Result], frequencies: Sequence[Result]) -> d
   combined = dict.fromkeys(r['model'] for r in of('combined'))
   tables = {
     'tuning': tuning_table(of('tuning')),
-    'main': model_table(main, ngram_memories.METHODS, BASELINE),
+    'main': model_table(main, ngram_memories.METHODS, BASELINE, 'wide'),
     'frequency': frequency_table(frequencies),
     'combined': model_table(main + of('combined'), ['wide', best, *combined], 'wide'),
     'sizes': model_table(main + of('sizes'), [*cells.SCALED, *sizes], BASELINE),
