@@ -72,7 +72,8 @@ def convert(
     ignored: names of arrays that may be present and are not used.
 
   Raises:
-    BadInput: lists every array that is missing, extra, not numeric or of a wrong shape.
+    BadInput: lists every array that is missing, extra, not numeric or of a wrong shape, or that
+      has values that are not finite.
   """
   expected = {name: source.shape for source in sources.values() for name in source.names}
   shapes = {
@@ -80,6 +81,11 @@ def convert(
     for name, array in arrays.items()
   }
   check_shapes(expected, shapes, origin, ignored)
+  if broken := [name for name in expected if not np.isfinite(np.asarray(arrays[name])).all()]:
+    raise errors.BadInput(
+      f'{origin} has values that are nan or infinite in {", ".join(broken)}: the source is '
+      f'damaged, or its training diverged; load an earlier checkpoint'
+    )
   variables = {}
   for path, source in sources.items():
     values = [np.asarray(arrays[name]) for name in source.names]

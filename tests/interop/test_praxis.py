@@ -375,6 +375,17 @@ def test_values_that_are_not_numeric_are_listed(reference):
     praxis.load_language_model(arrays, model_config.ModelConfig(**LM_CONFIG), 23)
 
 
+@pytest.mark.parametrize('value', [np.nan, np.inf])
+def test_values_that_are_not_finite_are_refused(reference, value):
+  arrays = {k: v for k, v in reference('lm_plain').items() if k.startswith('param/')}
+  arrays['param/final_ln/bias'] = np.full_like(arrays['param/final_ln/bias'], value)
+  with bad_input(
+    'a praxis language model has values that are nan or infinite in final_ln/bias: the source is '
+    'damaged, or its training diverged; load an earlier checkpoint'
+  ):
+    praxis.load_language_model(arrays, model_config.ModelConfig(**LM_CONFIG), 23)
+
+
 def test_attention_alone(x64, reference):
   """The first attention of the language model, on the normed embeddings."""
   f, prefix = reference('lm_plain'), 'param/transformer/x_layers_0/self_attention/'
