@@ -8,15 +8,13 @@ the segment memory, the others that of their config.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 from dataclasses import field
+import itertools
 import pathlib
+from typing import NamedTuple
 
 from studies import context, ngram_memories, recurrent, state_of_the_union
 from studies.results import Result
 
-LEARNING_RATES = (4e-3, 8e-3, 1.6e-2)
-# Models whose learning rate is tuned, for a quarter of the steps.
-TUNED = {'ngram_memories': ngram_memories.METHODS, 'context': ('none', *context.MEMORIES)}
-TUNING_STEPS = {'ngram_memories': 500, 'context': 1000}
 SEEDS = (0, 1, 2)
 CONTROLLED = ('engram', 'ngrammer')
 SCALED = ('ngrammer', 'over_encoding', 'engram')
@@ -28,6 +26,20 @@ MEMORY_SEGMENTS = (0, 1, 2, 4, 8)
 FIRST_CHARACTERS = ('--split=test', '--config.evaluation.max_tokens=1048576')
 # data.path of a config file, in the folder of all texts. None: the text comes with a package.
 DATA_PATHS = {'recurrent': 'wikitext2', 'state_of_the_union': None}
+
+
+class Tuning(NamedTuple):
+  """The learning rates that are tried with each method of a config."""
+
+  methods: Sequence[str]
+  learning_rates: Sequence[float]
+  steps: int  # a quarter of those of a run
+
+
+TUNING = {
+  'ngram_memories': Tuning(ngram_memories.METHODS, (4e-3, 8e-3, 1.6e-2), 500),
+  'context': Tuning(('none', *context.MEMORIES), (2e-3, 4e-3, 8e-3), 1000),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,14 +84,16 @@ class Cell:
     return [] if path is None else [f'--config.data.path={folder / path}']
 
 
-def best_learning_rate(results: Iterable[Result], method: str) -> float | None:
-  """Returns the best learning rate of a method; None before all have been tried."""
+def best_learning_rate(
+  results: Iterable[Result], method: str, learning_rates: Sequence[float]
+) -> float | None:
+  """Returns the best of the learning rates of a method; None before all have been tried."""
   losses = {
     result['learning_rate']: result['validation']['nll_nats_per_token']
     for result in results
     if (result['table'], result['model']) == ('tuning', method)
   }
-  return min(losses, key=losses.__getitem__) if losses.keys() >= set(LEARNING_RATES) else None
+  return min(losses, key=losses.__getitem__) if losses.keys() >= set(learning_rates) else None
 
 
 def best_method(results: Iterable[Result]) -> str | None:
@@ -103,8 +117,11 @@ def missing_cells(results: Iterable[Result]) -> Iterator[Cell]:
 
 def _all_cells(results: list[Result]) -> Iterator[Cell]:
   """Yields all runs: of the first seed the main tables, then the others in the page's order."""
-  methods = [method for methods in TUNED.values() for method in methods]
-  rates = {method: best_learning_rate(results, method) for method in methods}
+  rates = {
+    method: best_learning_rate(results, method, tuning.learning_rates)
+    for tuning in TUNING.values()
+    for method in tuning.methods
+  }
 
   def tuned_cells(table: str, models: Mapping[str, str], seed: int = 0) -> Iterator[Cell]:
     """Yields a run of each model, if the learning rate of its method is known."""
@@ -118,7 +135,7 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
       else:
         yield Cell(table, model, seed, rate)
 
-  main, memory = ({method: method for method in methods} for methods in TUNED.values())
+  main, memory = ({method: method for method in tuning.methods} for tuning in TUNING.values())
   for model in state_of_the_union.METHODS:
     rate = state_of_the_union.LEARNING_RATE
     yield Cell('state_of_the_union', model, 0, rate, config='state_of_the_union')
@@ -149,9 +166,9 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
 
 
 def _tuning_cells(config: str) -> Iterator[Cell]:
-  for method in TUNED[config]:
-    for rate in LEARNING_RATES:
-      yield Cell('tuning', method, 0, rate, TUNING_STEPS[config], config, FIRST_TOKENS)
+  tuning = TUNING[config]
+  for method, rate in itertools.product(tuning.methods, tuning.learning_rates):
+    yield Cell('tuning', method, 0, rate, tuning.steps, config, FIRST_TOKENS)
 
 
 def _controls(*names: str) -> dict[str, str]:

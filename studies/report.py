@@ -107,10 +107,12 @@ def frequency_table(results: Sequence[Result]) -> str:
 def tuning_table(results: Sequence[Result]) -> str:
   """Formats the validation loss in nats a token of every learning rate that was tried."""
   nats = {(r['model'], r['learning_rate']): r['validation']['nll_nats_per_token'] for r in results}
-  rows = [('model', *(f'{rate:g}' for rate in cells.LEARNING_RATES))]
-  for method in itertools.chain(*cells.TUNED.values()):
-    tried = [nats.get((method, rate)) for rate in cells.LEARNING_RATES]
-    rows.append((f'`{method}`', *('' if n is None else f'{n:.4f}' for n in tried)))
+  rates = sorted({rate for _, rate in nats})
+  rows = [('model', *(f'{rate:g}' for rate in rates))]
+  for tuning in cells.TUNING.values():
+    for method in tuning.methods:
+      tried = [nats.get((method, rate)) for rate in rates]
+      rows.append((f'`{method}`', *('' if n is None else f'{n:.4f}' for n in tried)))
   return markdown(rows)
 
 

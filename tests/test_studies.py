@@ -29,8 +29,8 @@ def result(table, model, seed, bits, rate=0.004):
 def tuned_results(best=0.004):
   return [
     result('tuning', method, 0, 2.0 + abs(rate - best), rate)
-    for method in itertools.chain(*cells.TUNED.values())
-    for rate in cells.LEARNING_RATES
+    for tuning in cells.TUNING.values()
+    for method, rate in itertools.product(tuning.methods, tuning.learning_rates)
   ]
 
 
