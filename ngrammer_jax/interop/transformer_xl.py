@@ -91,6 +91,8 @@ def config_from_args(args: settings.Settings) -> model_config.ModelConfig:
     'attn_type': range(4),
     'sample_softmax': (-1, 0),
   }
+  if a['attn_type'] == ATTENTION_TYPES['segment_sinusoid']:
+    supported['clamp_len'] = (-1, 0)
   if a['adaptive'] and a['cutoffs'] is None:
     supported['dataset'] = tuple(CUTOFFS)
   settings.check(a, supported, ORIGIN)

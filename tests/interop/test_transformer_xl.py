@@ -249,6 +249,11 @@ def test_official_arguments_become_options(args, fields):
   'args, message',
   [
     (
+      {'attn_type': 2, 'clamp_len': 3},
+      'clamp_len=3 must be -1 or 0: a Transformer-XL with another value is a model that cannot be '
+      'loaded',
+    ),
+    (
       {'ext_len': 4, 'd_head': 4},
       'd_head=4 must be 8: a Transformer-XL with another value is a model that cannot be loaded\n'
       'ext_len=4 must be 0: a Transformer-XL with another value is a model that cannot be loaded',
