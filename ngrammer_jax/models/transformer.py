@@ -160,6 +160,8 @@ class TransformerLM(nn.Module):
       )
     if starts_BxT is None:
       starts_BxT = jnp.zeros(tokens_BxT.shape, bool)
+    if valid_BxT is not None:  # no document starts at padding
+      starts_BxT = starts_BxT & (valid_BxT > 0)
     documents_BxT = documents.numbers(starts_BxT, memory['document'])
     next_memory = {'document': documents_BxT[:, -1]}
     segment = contexts.Segment(documents_BxT, starts_BxT, valid_BxT, prefix_BxT, tokens_BxT)

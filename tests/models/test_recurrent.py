@@ -90,7 +90,7 @@ def run_segments(config, params, lengths=SPLITS):
     valid, place = place < ends[:, i, None], np.minimum(place, T - 1)
     tokens, starts = (np.take_along_axis(each, place, axis=1) for each in (text_BxT, starts_BxT))
     tokens = np.where(valid, tokens, padding_rng.integers(0, V, tokens.shape)).astype(np.int32)
-    # At padding nothing starts, whatever is said.
+    # Document starts at padding are ignored.
     parts, memory = run(params, tokens, memory, starts | ~valid, valid.astype(np.int32))
     row, column = np.nonzero(valid)
     outputs = outputs or [np.zeros((len(lengths), *part.shape[1:])) for part in parts]

@@ -85,7 +85,8 @@ def run_stream(model, variables, memory, rows: Rows, prefix: bool):
   for place, valid in calls(rows):
     take = lambda array, place=place: np.take_along_axis(array, place, axis=1)
     tokens = np.where(valid, take(rows.tokens), padding_rng.integers(0, V, valid.shape))
-    kwargs = {'starts_BxT': take(rows.starts) & valid, 'valid_BxT': valid.astype(np.int32)}
+    # Document starts at padding are ignored.
+    kwargs = {'starts_BxT': take(rows.starts) | ~valid, 'valid_BxT': valid.astype(np.int32)}
     if prefix:
       kwargs['prefix_BxT'] = take(rows.prefix) & valid
     outputs, memory = run(variables, tokens, memory, **kwargs)

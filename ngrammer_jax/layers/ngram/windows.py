@@ -101,12 +101,12 @@ class Windows:
     """Returns the ids at each place of the windows of the last T of S tokens, [B, T, K] each."""
     R = self.slots
     before = lambda name, steps: joined[name][:, R - steps : R - steps + T]
-    windows, is_ended_BxT = [before('ids', 0)], False
+    windows, is_inside_BxT, is_ended_BxT = [before('ids', 0)], True, False
     for steps in range(1, R + 1):
       if self.boundary == 'none':
-        is_inside_BxT = before('documents', steps) != documents.NONE
+        is_inside_BxT &= before('documents', steps) != documents.NONE
       else:
-        is_inside_BxT = before('documents', steps) == before('documents', 0)
+        is_inside_BxT &= before('documents', steps) == before('documents', 0)
       if self.boundary == 'eos_id':
         is_ended_BxT |= before('is_eos', steps)
         is_inside_BxT &= ~is_ended_BxT

@@ -38,7 +38,7 @@ def some_text():
   tokens[0, [0, 4, 5, 8, T - 1]] = EOS
   tokens[1] = EOS
   tokens[2] = np.where(rng.random(T) < 0.3, EOS, tokens[2])
-  numbers = np.cumsum(rng.random((B, T)) < 0.2, axis=1)
+  numbers = np.cumsum(rng.random((B, T)) < 0.2, axis=1) % 2  # the number of a document recurs
   return tokens.astype('int32'), rng.integers(10, 99, (B, T, 2)).astype('int32'), numbers
 
 
