@@ -1,10 +1,10 @@
-"""Tries wrong input on every verb, kills and stops runs, and lists what falls short.
+"""Tries wrong input on every verb, kills and stops runs, and lists all failures.
 
   python -m benchmarks.hostile --folder=/tmp/hostile --inputs=1000 --kills=102 --sigterms=54
 
 from the top of a checkout. Wrong values, flags, files, checkpoints and texts are drawn with
 --seed and tried in this process. Each must be refused: status 2, one sentence that names the thing,
-nothing new on disk, no device. A damaged checkpoint must give the state of an earlier one, bit by
+nothing new on disk, no device. A damaged checkpoint must give the state of the previous one, bit by
 bit; a bit that turns a valid file into another valid one is harmless.
 
 Then runs of six families, their evaluation, and with --superglue=DIR a fine-tuning, are ended by
@@ -12,7 +12,7 @@ SIGKILL or SIGTERM at random times and started again: the result must equal that
 run, bit by bit.
 
 Results are appended to <folder>/results.jsonl: the same command continues where it was stopped. The
-exit status is 1 if anything fell short.
+exit status is 1 if any test failed.
 """
 
 import argparse
@@ -350,7 +350,7 @@ WEIGHTS = (30, 5, 20, 5, 15, 15, 5)
 
 
 def try_input(lab: Lab, case: Case) -> tuple[str, str]:
-  """Runs a case; returns `refused`, `harmless` or what falls short, and what was printed last."""
+  """Runs a case; returns `refused`, `harmless` or what failed, and what was printed last."""
   lab.restore()
   case.damage()
   with mock.patch.object(sharding, 'make_mesh', side_effect=DevicesUsed):
@@ -369,7 +369,7 @@ def try_input(lab: Lab, case: Case) -> tuple[str, str]:
 
 
 def try_checkpoint(lab: Lab, draw: random.Random) -> tuple[str, str]:
-  """Damages the newest checkpoint; returns `an earlier one`, `harmless` or what falls short."""
+  """Damages the newest checkpoint; returns `previous`, `harmless` or what failed."""
   lab.restore()
   folder = lab.run / 'checkpoints' / '12'
   files = sorted(path for path in folder.rglob('*') if path.is_file())
@@ -390,11 +390,11 @@ def try_checkpoint(lab: Lab, draw: random.Random) -> tuple[str, str]:
     run = runs.load_run(lab.run)
     step, leaves = int(run.state.step), _leaves(run)
   except errors.BadInput as error:
-    return 'refused, although an earlier one is intact', str(error)
+    return 'refused, although the previous one is intact', str(error)
   except Exception as error:
     return f'{type(error).__name__}', str(error)
   same = all(map(np.array_equal, leaves, lab.states[step]))
-  result = {12: 'harmless', 8: 'an earlier one'}.get(step, f'step {step}')
+  result = {12: 'harmless', 8: 'previous'}.get(step, f'step {step}')
   return (result if same else 'other arrays'), f'{kind} {path.relative_to(folder)}'
 
 
@@ -451,7 +451,7 @@ def _end_evaluation(workdir: pathlib.Path, number: signal.Signals) -> tuple[str,
   return 'equal' if path.read_bytes() == expected else 'test.json', f'after {seconds:.1f} s'
 
 
-GOOD = ('refused', 'harmless', 'an earlier one', 'equal')
+GOOD = ('refused', 'harmless', 'previous', 'equal')
 
 
 def main() -> None:
@@ -514,7 +514,7 @@ def _read(folder: pathlib.Path) -> list[dict[str, Any]]:
 def format_table(results: list[dict[str, Any]]) -> str:
   """Formats the number of inputs of each kind, by result."""
   counts = collections.Counter((result['kind'], result['result']) for result in results)
-  rows = [['input', 'tried', *GOOD, 'fell short']]
+  rows = [['input', 'count', *GOOD, 'failed']]
   for kind in dict.fromkeys(result['kind'] for result in results):
     tried = sum(count for (name, _), count in counts.items() if name == kind)
     good = [counts[kind, result] for result in GOOD]

@@ -38,7 +38,7 @@ def verbs(trained, tmp_path):
 
 
 def shortcomings(run, verbs, cases, folders):
-  """What falls short of a refusal; each case is damage, file, text that is named and verb."""
+  """Anything but a refusal; each case is damage, file, text that is named and verb."""
   found, intact = [], shutil.copytree(run, run.with_name('intact'), symlinks=True)
   for damage, file, text, name in cases:
     damage.apply(run / file)
