@@ -160,10 +160,10 @@ class TransformerLM(nn.Module):
       )
     if starts_BxT is None:
       starts_BxT = jnp.zeros(tokens_BxT.shape, bool)
-    if valid_BxT is not None:  # no document starts at padding
-      starts_BxT = starts_BxT & (valid_BxT > 0)
     documents_BxT = documents.numbers(starts_BxT, memory['document'])
-    next_memory = {'document': documents_BxT[:, -1]}
+    # The next segment continues the document of the last token that is not padding.
+    counted_BxT = starts_BxT if valid_BxT is None else starts_BxT & (valid_BxT > 0)
+    next_memory = {'document': documents.numbers(counted_BxT, memory['document'])[:, -1]}
     segment = contexts.Segment(documents_BxT, starts_BxT, valid_BxT, prefix_BxT, tokens_BxT)
     context, tokens_memory = self._context(segment, memory)
     next_memory |= tokens_memory
