@@ -101,15 +101,14 @@ class Windows:
     """Returns the ids at each place of the windows of the last T of S tokens, [B, T, K] each."""
     R = self.slots
     before = lambda name, steps: joined[name][:, R - steps : R - steps + T]
-    windows, is_inside_BxT, is_ended_BxT = [before('ids', 0)], True, False
+    windows, is_inside_BxT = [before('ids', 0)], True
     for steps in range(1, R + 1):
       if self.boundary == 'none':
         is_inside_BxT &= before('documents', steps) != documents.NONE
       else:
         is_inside_BxT &= before('documents', steps) == before('documents', 0)
       if self.boundary == 'eos_id':
-        is_ended_BxT |= before('is_eos', steps)
-        is_inside_BxT &= ~is_ended_BxT
+        is_inside_BxT &= ~before('is_eos', steps)
       if steps > self.displacement:
         is_inside_BxTx1 = is_inside_BxT[..., None]
         windows.append(jnp.where(is_inside_BxTx1, before('ids', steps), self.fill_id))
