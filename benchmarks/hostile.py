@@ -1,4 +1,4 @@
-"""Tries wrong input on every verb, kills and stops runs, and lists all failures.
+"""Tries wrong input on every command, kills and stops runs, and lists all failures.
 
   python -m benchmarks.hostile --folder=/tmp/hostile --inputs=1000 --kills=102 --sigterms=54
 
@@ -86,7 +86,7 @@ FAMILIES = {
 
 
 class DevicesUsed(Exception):
-  """A verb reached for devices: its input was accepted."""
+  """A command reached for devices: its input was accepted."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,13 +94,13 @@ class Case:
   """A wrong input.
 
   Attributes:
-    verb, arguments: the command.
+    subcommand, arguments: the command.
     names: texts of which the refusal must have one.
     damage: changes the copy of the run before.
     may_be_harmless: whether the input may be accepted too.
   """
 
-  verb: str
+  subcommand: str
   arguments: tuple[str, ...]
   names: tuple[str, ...]
   damage: Callable[[], None] = lambda: None
@@ -220,12 +220,12 @@ FOLDERS = ('/no/such/run', '/dev/null', 'x' * 300, 'a\0b', '/', '~nosuchuser/run
 
 
 def wrong_flags(lab: Lab, draw: random.Random) -> Case:
-  """A flag of a verb with a value that it cannot have, or a run or a step that does not exist."""
+  """A flag with a value that it cannot have, or a run or a step that does not exist."""
   command = draw.choice(list(FLAGS))
-  verb, *rest = command.split()
-  arguments = [*rest, *_required(lab, verb)]
+  subcommand, *rest = command.split()
+  arguments = [*rest, *_required(lab, subcommand)]
   choices = dict(FLAGS[command])
-  if verb != 'train':
+  if subcommand != 'train':
     choices['--workdir'] = FOLDERS
   if command in ('generate', 'evaluate', 'analyze clusters', 'analyze checkpoint'):
     choices['--step'] = STEPS
@@ -234,18 +234,18 @@ def wrong_flags(lab: Lab, draw: random.Random) -> Case:
   if flag == '--prompts':
     arguments.remove('--prompt=the')
   if flag != '--workdir':
-    arguments.append(f'--workdir={lab.run if verb != "train" else lab.run.with_name("new")}')
+    arguments.append(f'--workdir={lab.run if subcommand != "train" else lab.run.with_name("new")}')
   name = flag.removeprefix('--').removeprefix('config.')
   return Case(
-    verb,
+    subcommand,
     (*arguments, f'{flag}={text}'),
     (name, 'curve.png', *([repr(text)[1:-1]] if len(text) > 2 else [])),
   )
 
 
-def _required(lab: Lab, verb: str) -> list[str]:
-  """Returns the flags that a verb needs besides the workdir."""
-  return {'train': [f'--config={lab.config}'], 'generate': ['--prompt=the']}.get(verb, [])
+def _required(lab: Lab, subcommand: str) -> list[str]:
+  """Returns the flags that a command needs besides the workdir."""
+  return {'train': [f'--config={lab.config}'], 'generate': ['--prompt=the']}.get(subcommand, [])
 
 
 CONFIG_FILES = {
@@ -307,9 +307,9 @@ def flipped_bits(lab: Lab, draw: random.Random) -> Case:
 
 def _damage(lab, draw, file, damage, names):
   command = draw.choice(hostile.READERS[file])
-  verb, *rest = command.split()
-  arguments = (*rest, *_required(lab, verb), f'--workdir={lab.run}')
-  return Case(verb, arguments, names, damage)
+  subcommand, *rest = command.split()
+  arguments = (*rest, *_required(lab, subcommand), f'--workdir={lab.run}')
+  return Case(subcommand, arguments, names, damage)
 
 
 TEXTS = {
@@ -354,7 +354,7 @@ def try_input(lab: Lab, case: Case) -> tuple[str, str]:
   lab.restore()
   case.damage()
   with mock.patch.object(sharding, 'make_mesh', side_effect=DevicesUsed):
-    outcome = hostile.run(case.verb, list(case.arguments), (lab.run.parent,))
+    outcome = hostile.run(case.subcommand, list(case.arguments), (lab.run.parent,))
   last = (outcome.error.splitlines() or [''])[-1]
   if isinstance(outcome.status, DevicesUsed) or outcome.status in (0, None):
     return ('harmless' if case.may_be_harmless else 'accepted'), last
@@ -428,8 +428,8 @@ def end_finetuning(
   yield from _end(folder, [*FINETUNING, *places], number, count, 'finetune')
 
 
-def _end(folder, arguments, number, count, verb):
-  for moments, names in kill_campaign.campaign(folder, arguments, count, number, verb):
+def _end(folder, arguments, number, count, subcommand):
+  for moments, names in kill_campaign.campaign(folder, arguments, count, number, subcommand):
     for moment in moments:
       yield ', '.join(names) or 'equal', moment
 

@@ -23,9 +23,9 @@ import time
 TIME_METRICS = ('tokens_per_second', 'mfu', 'goodput')  # only these may differ
 
 
-def start(verb: str, workdir: pathlib.Path, arguments: list[str]) -> subprocess.Popen:
-  """Starts a verb, with its output in a file next to the workdir."""
-  command = [sys.executable, '-m', f'ngrammer_jax.{verb}', f'--workdir={workdir}', *arguments]
+def start(subcommand: str, workdir: pathlib.Path, arguments: list[str]) -> subprocess.Popen:
+  """Starts a command, with its output in a file next to the workdir."""
+  command = [sys.executable, '-m', f'ngrammer_jax.{subcommand}', f'--workdir={workdir}', *arguments]
   with workdir.with_suffix('.log').open('a', encoding='utf-8') as log:
     return subprocess.Popen(command, stdout=log, stderr=log)
 
@@ -94,22 +94,22 @@ def campaign(
   arguments: list[str],
   count: int,
   number: signal.Signals = signal.SIGKILL,
-  verb: str = 'train',
+  subcommand: str = 'train',
 ) -> Iterator[tuple[list[str], list[str]]]:
   """Yields, for each run, the moments at which it was ended, and the names of what differs.
 
   Args:
     folder: folder for the workdirs; its content is deleted.
-    arguments: arguments of the verb.
+    arguments: arguments of the command.
     count: number of signals.
     number: the signal. A run that gets SIGTERM must end with status 143.
-    verb: train or finetune.
+    subcommand: train or finetune.
   """
   reference = folder / 'reference'
   shutil.rmtree(folder, ignore_errors=True)
   folder.mkdir(parents=True)
   start_time = time.monotonic()
-  wait(start(verb, reference, arguments), reference)
+  wait(start(subcommand, reference, arguments), reference)
   seconds = time.monotonic() - start_time
   ended = -number if number == signal.SIGKILL else 128 + number
 
@@ -120,7 +120,7 @@ def campaign(
     while True:
       start_time, log = time.monotonic(), workdir.with_suffix('.log')
       log_size = log.stat().st_size if log.exists() else 0
-      process = start(verb, workdir, arguments)
+      process = start(subcommand, workdir, arguments)
       if sent == count:
         wait(process, workdir)
         break
@@ -131,7 +131,7 @@ def campaign(
       # In the first instant Python has not yet loaded the program, which handles SIGTERM.
       is_unloaded = process.returncode == -number and log.stat().st_size == log_size
       if process.returncode != ended and not is_unloaded:
-        sys.exit(f'{verb} ended with status {process.returncode}, see {workdir}.log')
+        sys.exit(f'{subcommand} ended with status {process.returncode}, see {workdir}.log')
       sent += 1
       moments.append(moment)
     yield moments, differences(workdir, reference)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 
-# The verbs are stopped where the measurement ends, as `measure` prints the CPU seconds.
+# The commands are stopped where the measurement ends, as `measure` prints the CPU seconds.
 TRAIN = """
 from ngrammer_jax import train
 from ngrammer_jax.training import programs

@@ -7,7 +7,7 @@ import re
 
 from mkdocs.structure.files import File
 
-from ngrammer_jax import __main__ as verbs
+from ngrammer_jax import __main__ as subcommands
 from ngrammer_jax.config import experiment, fields
 
 CONFIGURATION = """# Configuration
@@ -25,9 +25,12 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-  """Adds the help of the verbs, and shows links to the code as text."""
+  """Adds the help of the commands, and shows links to the code as text."""
   if page.file.src_path == 'commands.md':
-    markdown += ''.join(f'\n## {verb}\n\n```text\n{help_of(verb)}```\n' for verb in verbs.VERBS)
+    markdown += ''.join(
+      f'\n## {subcommand}\n\n```text\n{help_of(subcommand)}```\n'
+      for subcommand in subcommands.COMMANDS
+    )
   return re.sub(r'\[([^]]+)\]\(\.\./[^)]+\)', r'\1', markdown)
 
 
@@ -69,10 +72,10 @@ def _type_name(kind) -> str:
   return getattr(kind, '__name__', str(kind)) if not getattr(kind, '__args__', None) else str(kind)
 
 
-def help_of(verb: str) -> str:
-  """Returns the output of --help of a verb."""
+def help_of(subcommand: str) -> str:
+  """Returns the output of --help of a command."""
   output = io.StringIO()
-  main = importlib.import_module(f'ngrammer_jax.{verb}').main
+  main = importlib.import_module(f'ngrammer_jax.{subcommand}').main
   with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
     main(['--help'])
   return output.getvalue()

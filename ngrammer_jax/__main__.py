@@ -1,4 +1,4 @@
-"""The verbs as one command: ngrammer_jax VERB, or python -m ngrammer_jax VERB.
+"""The script `ngrammer_jax`, which runs a command of the package.
 
 `ngrammer_jax train ...` is `python -m ngrammer_jax.train ...`.
 """
@@ -9,7 +9,7 @@ import importlib
 from ngrammer_jax import flags
 from ngrammer_jax.config import command_line
 
-VERBS = {
+COMMANDS = {
   'train': 'train a language model',
   'evaluate': 'score a split with a trained model',
   'finetune': 'fine-tune a trained model',
@@ -21,19 +21,21 @@ VERBS = {
 
 
 def main(argv: list[str]) -> int | None:
-  """Runs the verb that the first argument names, with the others."""
-  verbs = '\n'.join(f'  {verb:10}{text}' for verb, text in VERBS.items())
+  """Runs the command that the first argument names with the other arguments."""
+  listed = '\n'.join(f'  {command:10}{text}' for command, text in COMMANDS.items())
   parser = argparse.ArgumentParser(
     prog='ngrammer_jax',
     description='Language models with explicit memory.',
-    epilog=f'verbs, of which each has its own --help:\n{verbs}',
+    epilog=f'commands, each with its own --help:\n{listed}',
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   flags.add_version(parser)
   command_line.add_list(parser)
-  parser.add_argument('verb', choices=VERBS, metavar='VERB', help='one of the verbs below')
-  verb = parser.parse_args(argv[:1]).verb
-  return importlib.import_module(f'ngrammer_jax.{verb}').main(argv[1:])
+  parser.add_argument(
+    'command', choices=COMMANDS, metavar='COMMAND', help='one of the commands below'
+  )
+  command = parser.parse_args(argv[:1]).command
+  return importlib.import_module(f'ngrammer_jax.{command}').main(argv[1:])
 
 
 def console_script() -> None:

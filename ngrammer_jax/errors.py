@@ -1,4 +1,4 @@
-"""Exceptions that the verbs turn into exit codes."""
+"""Exceptions that the commands turn into exit codes."""
 
 import signal
 
@@ -6,7 +6,7 @@ import signal
 class BadInput(ValueError):
   """The input is invalid. The message names it, what was expected, and the fix.
 
-  The verbs print only the message and exit with status 2: rerunning the same command cannot help.
+  The commands print only the message and exit with status 2: rerunning them cannot help.
   """
 
 
@@ -17,7 +17,7 @@ class NotApplicable(BadInput):
 class PeerLostError(Exception):
   """Other processes of the same job cannot be reached.
 
-  The verbs exit with status 1: rerun the same command in all processes to resume from the last
+  The commands exit with status 1: rerun the same command in all processes to resume from the last
   checkpoint.
   """
 
@@ -25,7 +25,7 @@ class PeerLostError(Exception):
 class Interrupted(Exception):
   """A signal stopped the run after everything was saved; rerun the same command to resume.
 
-  The verbs exit with 128 + the number of the signal, 143 for SIGTERM.
+  The commands exit with 128 + the number of the signal, 143 for SIGTERM.
   """
 
   def __init__(self, received: signal.Signals):

@@ -1,4 +1,4 @@
-"""Exit statuses, logging and flags of all verbs."""
+"""Exit statuses, logging and flags of all commands."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -52,10 +52,10 @@ class Parser(argparse.ArgumentParser):
         self.error(f'no flag {name}: did you mean {near[0]}?')
 
 
-def make_parser(verb: str, description: str) -> argparse.ArgumentParser:
-  """Returns the parser of a verb, with --version."""
+def make_parser(command: str, description: str) -> argparse.ArgumentParser:
+  """Returns the parser of a command, with --version."""
   parser = Parser(
-    prog=f'python -m ngrammer_jax.{verb}', description=description, formatter_class=HelpFormatter
+    prog=f'python -m ngrammer_jax.{command}', description=description, formatter_class=HelpFormatter
   )
   add_version(parser)
   return parser
@@ -68,7 +68,7 @@ def add_version(parser: argparse.ArgumentParser) -> None:
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
-  """Runs a verb, logs to standard error, and exits with its status or that of its error."""
+  """Runs a command, logs to standard error, and exits with its status or that of its error."""
   line_format = '%(process_prefix)s%(message)s'
   logging.basicConfig(level=logging.INFO, format=line_format, handlers=[progress.LogHandler()])
   for handler in logging.getLogger().handlers:
@@ -121,7 +121,7 @@ def _exit_on_sigterm() -> None:
 
 
 def _check_open_files() -> None:
-  """Raises BadInput if the limit of open files is too low for any verb."""
+  """Raises BadInput if the limit of open files is too low for any command."""
   limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
   if limit != resource.RLIM_INFINITY and limit < MIN_OPEN_FILES:
     raise errors.BadInput(

@@ -53,7 +53,7 @@ def join(options: argparse.Namespace) -> None:
     return
   prefix = f'process {options.process_id} of {options.processes}: ' if present else ''
   logging.info('%swaiting for the others, %d minutes at most', prefix, INIT_TIMEOUT // 60)
-  import jax  # not at the top: every verb imports this module, and --help need not wait for JAX
+  import jax  # not at the top: every command imports this module, and --help need not wait for JAX
 
   try:
     jax.distributed.initialize(

@@ -1,4 +1,4 @@
-"""A trained run as an object, for the verbs, notebooks and other programs."""
+"""A trained run as an object, for the commands, notebooks and other programs."""
 
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses

@@ -76,7 +76,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.fixture(autouse=True)
 def sigterm_handler():
-  """Restores the handler of SIGTERM: a verb sets one for the rest of its process."""
+  """Restores the handler of SIGTERM: a command sets one for the rest of its process."""
   before = signal.getsignal(signal.SIGTERM)
   yield
   signal.signal(signal.SIGTERM, before)

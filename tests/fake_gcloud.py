@@ -21,25 +21,25 @@ def answer(
 
   Args:
     here: the folder.
-    words: the verb and its arguments.
+    words: the command and its arguments.
     remote: runs a script on a worker: its folder, the script and the status that is planned.
     say: what goes to standard output.
   """
-  verb = words[0]
+  subcommand = words[0]
   with open(here / 'calls', 'a') as calls:
-    calls.write(f'{verb}\n')
+    calls.write(f'{subcommand}\n')
   state, life = here / 'state', here / 'life'
   lives = int(life.read_text()) if life.exists() else 0
   plan = (here / 'plan').read_text().split()
   mine = plan[min(max(lives, 1), len(plan)) - 1]
   workers = [here / f'worker{number}' for number in (0, 1)]
-  if verb == 'create':
+  if subcommand == 'create':
     if mine == 'refused':
       return 'PERMISSION_DENIED'
     mine = plan[min(lives, len(plan) - 1)]
     state.write_text('FAILED' if mine == 'failed' else 'PROVISIONING')
     life.write_text(str(lives + 1))
-  elif verb == 'describe':
+  elif subcommand == 'describe':
     if mine == 'untold':
       return 'ERROR: no project'
     if not state.exists():
@@ -47,15 +47,15 @@ def answer(
     say(state.read_text())
     if state.read_text() == 'PROVISIONING':
       state.write_text('ACTIVE')
-  elif verb == 'delete':
+  elif subcommand == 'delete':
     state.unlink()
     for worker in workers:
       shutil.rmtree(worker, ignore_errors=True)
-  elif verb == 'scp':
+  elif subcommand == 'scp':
     for worker in workers:
       worker.mkdir(exist_ok=True)
       shutil.copy(words[1], worker / words[2].split(':')[1])
-  elif verb == 'ssh':
+  elif subcommand == 'ssh':
     script = next(word for word in words if word.startswith('--command=')).split('=', 1)[1]
     follows = 'tail' in script
     if follows and mine == 'preempted':

@@ -1,7 +1,7 @@
-"""Damaged and hostile workdirs as data, and a verb that runs over them in this process.
+"""Damaged and hostile workdirs as data, and a function that runs commands over them.
 
 DAMAGES has what may be found in place of each file of a workdir, VALUES files with refused values,
-MANIFESTS forged manifests. `run` starts a verb as its command does, and returns its status, what it
+MANIFESTS forged manifests. `run` does the same as a shell, and returns the status, what was
 logged, and what it changed on disk.
 """
 
@@ -192,7 +192,7 @@ DAMAGES = {
     'an unknown field': Content(b'{"kind": "bytes", "size": 3}'),
   },
 }
-# The verbs that read a file. Training writes the vocabulary again.
+# The commands that read a file. Training writes the vocabulary again.
 READERS = {
   'config.json': ('train', 'evaluate', 'generate', 'analyze checkpoint', 'analyze clusters'),
   'corpus.json': ('train', 'evaluate', 'analyze clusters'),
@@ -247,7 +247,7 @@ MANIFESTS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """What a verb did.
+  """What a command did.
 
   Attributes:
     status: its exit status, or the exception that it ended with.
@@ -277,15 +277,15 @@ class Outcome:
     return f'changed on disk: {", ".join(self.changes)}' if self.changes else None
 
 
-def run(verb: str, arguments: list[str], folders: tuple[pathlib.Path, ...]) -> Outcome:
-  """Runs a verb as its command does; what it changes in the folders is in the outcome."""
-  main: Callable[[list[str]], Any] = importlib.import_module(f'ngrammer_jax.{verb}').main
+def run(subcommand: str, arguments: list[str], folders: tuple[pathlib.Path, ...]) -> Outcome:
+  """Runs a command as a shell does; what it changes in the folders is in the outcome."""
+  main: Callable[[list[str]], Any] = importlib.import_module(f'ngrammer_jax.{subcommand}').main
   before = snapshot(folders)
   argv, root = sys.argv, logging.getLogger()
   handlers, level = root.handlers[:], root.level
   output, error = io.StringIO(), io.StringIO()
   try:
-    sys.argv, root.handlers = [verb, *arguments], []
+    sys.argv, root.handlers = [subcommand, *arguments], []
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(error):
       with warnings.catch_warnings(action='ignore'):
         flags.run(main)

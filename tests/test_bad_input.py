@@ -230,9 +230,9 @@ size, cases = json.load(sys.stdin)
 corpora.CHECKSUMS['enwik8'] = (corpora.CHECKSUMS['enwik8'][0], size)  # not 100 MB
 logging.disable()
 
-def run(verb, arguments):
-  sys.argv = [verb, *arguments]
-  runpy.run_module(f'ngrammer_jax.{verb}', run_name='__main__')
+def run(subcommand, arguments):
+  sys.argv = [subcommand, *arguments]
+  runpy.run_module(f'ngrammer_jax.{subcommand}', run_name='__main__')
 
 outcomes = []
 for case in cases[:-1]:
@@ -282,10 +282,10 @@ def fill(template, folder):
 def outcomes(folder):
   """Status and standard error of every case; initialising a device is an error."""
   commands = []
-  for verb, name in CASES:
-    text, _ = (TRAIN if verb == 'train' else EVALUATE)[name]
-    common = f'--config={folder}/config.py --workdir={folder}/new' if verb == 'train' else ''
-    commands.append((verb, f'{common} {fill(text, folder)}'.split()))
+  for subcommand, name in CASES:
+    text, _ = (TRAIN if subcommand == 'train' else EVALUATE)[name]
+    common = f'--config={folder}/config.py --workdir={folder}/new' if subcommand == 'train' else ''
+    commands.append((subcommand, f'{common} {fill(text, folder)}'.split()))
   environment = {'JAX_PLATFORMS': 'nonexistent', 'NGRAMMER_JAX_CACHE': str(folder / 'cache')}
   process = subprocess.run(
     [sys.executable, '-c', DRIVER],
@@ -301,9 +301,9 @@ def outcomes(folder):
 
 
 def test_bad_input_is_refused_without_a_device(outcomes, folder):
-  for (verb, name), outcome in outcomes.items():
-    _, message = (TRAIN if verb == 'train' else EVALUATE)[name]
-    assert outcome == [2, f'error: {fill(message, folder)}\n'], (verb, name)
+  for (subcommand, name), outcome in outcomes.items():
+    _, message = (TRAIN if subcommand == 'train' else EVALUATE)[name]
+    assert outcome == [2, f'error: {fill(message, folder)}\n'], (subcommand, name)
 
 
 def test_refused_runs_leave_no_workdir(outcomes, folder):

@@ -126,7 +126,7 @@ def check_command(argv):
 
 
 def main_of(name):
-  """Returns the function of a verb, or of `ngrammer_jax` itself."""
+  """Returns the function of a command, or of `ngrammer_jax` itself."""
   return importlib.import_module(f'{name}.__main__' if name == 'ngrammer_jax' else name).main
 
 
@@ -141,7 +141,7 @@ def check_script(name, arguments):
 
 
 def check_parser(name, arguments):
-  """Runs a verb or a launcher until its flags are parsed."""
+  """Runs a command or a launcher until its flags are parsed."""
   with (
     mock.patch.object(sys, 'argv', [name, *arguments]),
     mock.patch.object(sys, 'stderr', io.StringIO()) as stderr,
@@ -233,16 +233,16 @@ class Pages:
       subprocess.run(command, env=environment, check=True, capture_output=True)
     else:
       self._train_missing(name, arguments)
-      self.run_verb(name, arguments)
+      self.run_subcommand(name, arguments)
     self.has_run.add(name)
 
-  def run_verb(self, name: str, arguments: list[str]) -> None:
-    """Runs a verb of the package at few steps."""
-    verb = arguments[0] if name.endswith('.analyze') else name.rpartition('.')[2]
-    fewer = FEWER.get(verb, ())
-    if verb == 'train' and not any('memories' in word for word in arguments):  # in some layer
+  def run_subcommand(self, name: str, arguments: list[str]) -> None:
+    """Runs a command of the package at few steps."""
+    subcommand = arguments[0] if name.endswith('.analyze') else name.rpartition('.')[2]
+    fewer = FEWER.get(subcommand, ())
+    if subcommand == 'train' and not any('memories' in word for word in arguments):  # in some layer
       fewer += self.smaller
-    if verb == 'evaluate' and not any('runs/rte' in word for word in arguments):
+    if subcommand == 'evaluate' and not any('runs/rte' in word for word in arguments):
       fewer = ('--config.evaluation.max_tokens=256', '--config.evaluation.segment_length=128')
     with mock.patch.object(sys, 'stdin', io.StringIO('My fellow citizens\n')):
       try:
@@ -259,7 +259,7 @@ class Pages:
       if flag in reads and not (self.folder / 'runs' / run).exists():
         spec, *overrides = map(self._with_file, RUNS[run])
         flags = [f'--config={spec}', f'--workdir=runs/{run}', *overrides]
-        self.run_verb('ngrammer_jax.train', flags)
+        self.run_subcommand('ngrammer_jax.train', flags)
 
   def _with_file(self, word: str) -> str:
     """Returns a word with a file that exists in place of /path/to/file."""
@@ -312,8 +312,8 @@ def pages(tmp_path, cache, one_device, monkeypatch, request):
 def test_the_readme_runs(pages):
   pages.smaller = ('--config.model.layers=1',)
   pages.run(README)
-  verbs = {f'ngrammer_jax.{verb}' for verb in ('train', 'evaluate', 'generate')}
-  assert pages.has_run >= {*verbs, 'python'}
+  subcommands = {f'ngrammer_jax.{subcommand}' for subcommand in ('train', 'evaluate', 'generate')}
+  assert pages.has_run >= {*subcommands, 'python'}
 
 
 RUNNABLE = [

@@ -1,4 +1,4 @@
-"""Exit statuses and error messages of a verb."""
+"""Exit statuses and error messages of a command."""
 
 import resource
 import signal
@@ -46,8 +46,8 @@ def test_other_exceptions_are_not_hidden():
     flags.run(lambda argv: 1 // 0)
 
 
-def test_verb_gets_the_command_line(monkeypatch):
-  monkeypatch.setattr(sys, 'argv', ['verb', '--workdir', 'x'])
+def test_subcommand_gets_the_command_line(monkeypatch):
+  monkeypatch.setattr(sys, 'argv', ['subcommand', '--workdir', 'x'])
   seen = []
   with pytest.raises(SystemExit):
     flags.run(seen.extend)

@@ -38,7 +38,7 @@ def run(trained):
 
 @pytest.fixture
 def main(run, monkeypatch):
-  """Calls the verb with the shared run."""
+  """Calls the command with the shared run."""
 
   def load_run(workdir, step):
     assert (workdir, step) == (run.workdir, 'newest')
@@ -89,7 +89,7 @@ def test_completions_do_not_depend_on_other_prompts(run, main, capfd, caplog):
   subset = run.generate(prompts[9:14], tokens=40, temperature=0.7, top_k=20, seed=12)
   assert subset == batched[9:14]
   assert len({completion.text for completion in batched}) > 8
-  # The verb writes the text and nothing else to standard output.
+  # The command writes the text and nothing else to standard output.
   caplog.set_level('INFO')
   capfd.readouterr()
   assert (

@@ -20,7 +20,7 @@ from tests.training.helpers import write_config
 
 @pytest.fixture
 def no_device(monkeypatch):
-  """A verb that reaches for devices fails."""
+  """A command that reaches for devices fails."""
 
   def fails(*args):
     raise AssertionError('devices were used')
@@ -29,21 +29,21 @@ def no_device(monkeypatch):
 
 
 @pytest.fixture
-def verbs(trained, tmp_path):
-  """The verb and arguments of each command, for the run of `trained`."""
+def subcommands(trained, tmp_path):
+  """The subcommand and arguments of each command and analysis, for the run of `trained`."""
   config = write_config(tmp_path / 'config.py', runs.load_run(trained).config)
   return {'train': ['train', f'--config={config}'], 'generate': ['generate', '--prompt=the']} | {
     f'analyze {name}': ['analyze', name] for name in ('curve', 'checkpoint', 'clusters')
   }
 
 
-def shortcomings(run, verbs, cases, folders):
-  """Anything but a refusal; each case is damage, file, text that is named and verb."""
+def shortcomings(run, subcommands, cases, folders):
+  """Anything but a refusal; each case is damage, file, text that is named and command."""
   found, intact = [], shutil.copytree(run, run.with_name('intact'), symlinks=True)
   for damage, file, text, name in cases:
     damage.apply(run / file)
-    verb, *arguments = verbs.get(name, [name])
-    outcome = hostile.run(verb, [*arguments, f'--workdir={run}'], folders)
+    subcommand, *arguments = subcommands.get(name, [name])
+    outcome = hostile.run(subcommand, [*arguments, f'--workdir={run}'], folders)
     if reason := outcome.shortcoming(text):
       found.append((file, damage, name, reason, outcome.error))
     hostile.remove(run / file)
@@ -55,8 +55,8 @@ def shortcomings(run, verbs, cases, folders):
   return found
 
 
-def test_damage_is_refused_in_one_sentence(trained_copy, verbs, tmp_path, no_device):
-  """Each damage with one of the verbs that read the file, in turn."""
+def test_damage_is_refused_in_one_sentence(trained_copy, subcommands, tmp_path, no_device):
+  """Each damage with one of the commands that read the file, in turn."""
   cases = []
   for file, damages in hostile.DAMAGES.items():
     turns = itertools.cycle(hostile.READERS[file])
@@ -65,18 +65,18 @@ def test_damage_is_refused_in_one_sentence(trained_copy, verbs, tmp_path, no_dev
     turns = itertools.cycle(('evaluate', 'analyze clusters'))
     cases += [(damage, file, text, next(turns)) for damage, text in values.values()]
   assert len(cases) > 90
-  assert shortcomings(trained_copy, verbs, cases, (tmp_path,)) == []
+  assert shortcomings(trained_copy, subcommands, cases, (tmp_path,)) == []
 
 
 def test_what_stands_in_place_of_a_file_or_leads_out_is_named(
-  trained_copy, verbs, tmp_path, no_device
+  trained_copy, subcommands, tmp_path, no_device
 ):
   turns = itertools.cycle(('train', 'evaluate', 'generate', 'analyze curve', 'analyze checkpoint'))
   cases = []
   for file in (*workdirs.FILES, *workdirs.FOLDERS):
     other = hostile.Other('folder') if file in workdirs.FILES else hostile.Content(b'')
     cases += [(damage, file, file, next(turns)) for damage in (other, hostile.Other('link'))]
-  assert shortcomings(trained_copy, verbs, cases, (tmp_path,)) == []
+  assert shortcomings(trained_copy, subcommands, cases, (tmp_path,)) == []
 
 
 def test_links_inside_of_a_workdir_and_to_it_are_no_damage(trained_copy, tmp_path):
@@ -96,16 +96,18 @@ def test_a_write_follows_no_link(tmp_path):
 
 
 def test_a_workdir_that_no_folder_can_be(tmp_path, no_device):
-  for verb, more in (('evaluate', []), ('analyze', ['curve']), ('generate', ['--prompt=a'])):
+  for subcommand, more in (('evaluate', []), ('analyze', ['curve']), ('generate', ['--prompt=a'])):
     for name, reason in (('x' * 300, 'File name too long'), ('a\0b', 'embedded null byte')):
-      outcome = hostile.run(verb, [*more, f'--workdir={tmp_path}/{name}'], (tmp_path,))
+      outcome = hostile.run(subcommand, [*more, f'--workdir={tmp_path}/{name}'], (tmp_path,))
       assert outcome.shortcoming(reason) is None, outcome
 
 
-def test_a_step_that_is_not_there_is_named_before_devices(trained, verbs, no_device):
+def test_a_step_that_is_not_there_is_named_before_devices(trained, subcommands, no_device):
   for name in ('evaluate', 'generate', 'analyze clusters'):
-    verb, *arguments = verbs.get(name, [name])
-    outcome = hostile.run(verb, [*arguments, f'--workdir={trained}', '--step=999'], (trained,))
+    subcommand, *arguments = subcommands.get(name, [name])
+    outcome = hostile.run(
+      subcommand, [*arguments, f'--workdir={trained}', '--step=999'], (trained,)
+    )
     assert outcome.shortcoming('--step=999: ') is None, outcome
     assert outcome.error.endswith('available: 4, 8, 12\n')
 

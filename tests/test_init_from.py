@@ -23,7 +23,7 @@ from tests.training.helpers import arrays, records, write_config
 def source(tiny, tmp_path, monkeypatch):
   """A finished run of the small model."""
   toy.install(monkeypatch.setattr)
-  monkeypatch.setenv('XLA_FLAGS', os.environ['XLA_FLAGS'])  # the verb adds to it
+  monkeypatch.setenv('XLA_FLAGS', os.environ['XLA_FLAGS'])  # the command adds to it
   loop.train(tiny(), tmp_path / 'source')
   return tmp_path / 'source'
 

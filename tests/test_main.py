@@ -1,4 +1,4 @@
-"""The command `ngrammer_jax VERB`, and the flags of all verbs."""
+"""The command `ngrammer_jax COMMAND`, and the flags of all commands."""
 
 import configparser
 import importlib
@@ -22,18 +22,18 @@ def output_of(capsys, main, *argv):
   return capsys.readouterr().out
 
 
-@pytest.mark.parametrize('verb', ['', *command.VERBS])
-def test_every_verb_has_a_version_and_shows_its_defaults(capsys, verb):
-  main = importlib.import_module(f'ngrammer_jax.{verb or "__main__"}').main
+@pytest.mark.parametrize('subcommand', ['', *command.COMMANDS])
+def test_every_subcommand_has_a_version_and_shows_its_defaults(capsys, subcommand):
+  main = importlib.import_module(f'ngrammer_jax.{subcommand or "__main__"}').main
   assert output_of(capsys, main, '--version') == f'ngrammer_jax {ngrammer_jax.__version__}\n'
   shown = output_of(capsys, main, '--help')
   defaults = {'generate': '100', 'evaluate': 'newest', 'train': '10.0', 'finetune': '10.0'}
-  if verb in defaults:
-    assert f'(default: {defaults[verb]})' in ' '.join(shown.split())
+  if subcommand in defaults:
+    assert f'(default: {defaults[subcommand]})' in ' '.join(shown.split())
   assert 'default: None' not in shown and 'default: False' not in shown
 
 
-def test_a_verb_gets_the_arguments_after_its_name(monkeypatch, capsys):
+def test_a_subcommand_gets_the_arguments_after_its_name(monkeypatch, capsys):
   from ngrammer_jax import evaluate
 
   calls = []

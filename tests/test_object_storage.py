@@ -151,7 +151,7 @@ NOT_A_PATH = 'is neither a local path nor gs://BUCKET/FOLDER: mount the bucket a
 
 
 @pytest.mark.parametrize(
-  'verb, arguments',
+  'subcommand, arguments',
   [
     (evaluate, ['--workdir=s3://bucket/run']),
     (generate, ['--workdir=s3://bucket/run', '--prompt=the']),
@@ -159,9 +159,9 @@ NOT_A_PATH = 'is neither a local path nor gs://BUCKET/FOLDER: mount the bucket a
     (analyze, ['curve', '--workdir=run', '--figure=s3://bucket/run']),
   ],
 )
-def test_another_store_is_refused(verb, arguments):
+def test_another_store_is_refused(subcommand, arguments):
   with bad_input(f's3:/bucket/run {NOT_A_PATH}'):
-    verb.main(arguments)
+    subcommand.main(arguments)
 
 
 def test_a_compilation_cache_in_another_store_is_refused(capsys):
@@ -192,7 +192,7 @@ def test_what_grows_is_put_now_and_then_and_gone_on_with(bucket, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_killed_process_goes_on_bit_identically_and_verbs_read_it(bucket, tmp_path, cache):
+def test_a_killed_process_goes_on_bit_identically_and_commands_read_it(bucket, tmp_path, cache):
   """SIGKILL once the second checkpoint is there, wherever the run is by then."""
   run, local_run = files.path(f'{bucket}/run'), tmp_path / 'whole'
 

@@ -1,4 +1,4 @@
-"""The models of the package: their names, checksums and verbs, with none and with a tiny one."""
+"""The models of the package: names, checksums and commands, with none and with a tiny one."""
 
 import json
 import shutil
@@ -113,7 +113,7 @@ def test_a_model_is_the_run_that_was_exported(trained, weights):
 
 
 def parse(*arguments):
-  parser = flags.make_parser('verb', '')
+  parser = flags.make_parser('subcommand', '')
   flags.add_run(parser)
   return parser.parse_args(arguments)
 

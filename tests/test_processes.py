@@ -1,4 +1,4 @@
-"""Verbs in a process of their own: what they import, what they print, and on other devices."""
+"""Commands in a process of their own: what they import, what they print, and on other devices."""
 
 import dataclasses
 import json
@@ -27,17 +27,17 @@ for name in {HEAVY}:
   raise AssertionError(name + ' is not blocked')
 """
 
-# Prints the standard output of each verb, the number of devices, and the imported heavy modules.
-VERBS = f"""
+# Prints the standard output of each command, the number of devices, and imported heavy modules.
+COMMANDS = f"""
 import contextlib, io, json, logging, sys
 import jax
 from ngrammer_jax import evaluate, train
 logging.basicConfig(level=logging.INFO)
 outputs = []
-for verb, arguments in json.loads(sys.argv[1]):
+for subcommand, arguments in json.loads(sys.argv[1]):
   with contextlib.redirect_stdout(io.StringIO()) as output:
-    status = {{'train': train, 'evaluate': evaluate}}[verb].main(arguments)
-  assert not status, (verb, status)
+    status = {{'train': train, 'evaluate': evaluate}}[subcommand].main(arguments)
+  assert not status, (subcommand, status)
   outputs.append(output.getvalue())
 imported = [name for name in {HEAVY} if name in sys.modules]
 print(json.dumps([outputs, jax.device_count(), imported]))
@@ -69,7 +69,7 @@ def config_file(tiny, folder):
 
 
 @pytest.mark.parametrize('absent', [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_verbs_on_three_devices_without_the_heavy_packages(
+def test_commands_on_three_devices_without_the_heavy_packages(
   trained, trained_copy, tiny, tmp_path, absent
 ):
   """The run was trained on one device."""
@@ -79,7 +79,7 @@ def test_verbs_on_three_devices_without_the_heavy_packages(
     ('evaluate', [f'--workdir={workdir}']),
   ]
   three = os.environ['XLA_FLAGS'].replace('device_count=8', 'device_count=3')
-  out = run(BLOCK * absent + VERBS, json.dumps(commands), XLA_FLAGS=three)
+  out = run(BLOCK * absent + COMMANDS, json.dumps(commands), XLA_FLAGS=three)
   (_, evaluated), devices, imported = json.loads(out)  # nothing else is printed
   assert devices == 3 and imported == []
   assert (tmp_path / 'new' / 'checkpoints' / '1').is_dir()

@@ -1,4 +1,4 @@
-"""The verbs `evaluate` and `analyze`, and errors of runs."""
+"""The commands `evaluate` and `analyze`, and errors of runs."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ def change(workdir, **sections):
 
 
 def test_evaluate_writes_json_and_a_table_and_curve_a_figure(trained_copy, capsys):
-  # The limit of validation in training does not apply to the verb.
+  # The limit of validation in training does not apply to the command.
   run = change(trained_copy, evaluation={'max_tokens': 40})
   evaluate.main([f'--workdir={run}', '--split=test'])
   result = json.loads((run / 'evaluation' / 'test.json').read_text())

@@ -77,7 +77,7 @@ def _check_folder(workdir: pathlib.Path) -> None:
 def check_layout(workdir: pathlib.Path) -> None:
   """Raises BadInput if a workdir cannot be reached, or has something else in place of its files.
 
-  Links may not lead out of a local workdir: a verb reads and writes nothing elsewhere.
+  Links may not lead out of a local workdir: a command reads and writes nothing elsewhere.
   """
   files.check_reachable(workdir)
   if files.is_remote(workdir):

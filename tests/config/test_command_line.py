@@ -290,10 +290,10 @@ def test_a_config_file_that_fails_or_exits_is_named(folder):
 
 def test_config_is_required(capsys):
   with pytest.raises(SystemExit) as caught:
-    command_line.parse(argparse.ArgumentParser(prog='verb'), [])
+    command_line.parse(argparse.ArgumentParser(prog='subcommand'), [])
   assert caught.value.code == 2
   assert capsys.readouterr().err.endswith(
-    'verb: error: the following arguments are required: --config\n'
+    'subcommand: error: the following arguments are required: --config\n'
   )
 
 

@@ -2,5 +2,5 @@
 
 `models.json` has drawn configs and `models.npz` projections of what each computes; `checkpoints/`
 has small ones of four families and the losses that followed. The tests use configs, `apply`,
-`load_run` and the verbs, and nothing else of the package. `make.py` made the files.
+`load_run` and the commands, and nothing else of the package. `make.py` made the files.
 """

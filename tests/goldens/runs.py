@@ -1,4 +1,4 @@
-"""Four small runs, a config file for the verbs: --config=tests/goldens/runs.py:ROW."""
+"""Four small runs, a config file for the commands: --config=tests/goldens/runs.py:ROW."""
 
 import json
 import pathlib

@@ -17,7 +17,7 @@ def files_in(folder):
   return sorted(path for path in folder.rglob('*') if 'cache' not in path.parts)
 
 
-def run_verb(tmp_path, capsys, *arguments):
+def run_subcommand(tmp_path, capsys, *arguments):
   status = train.main([f'--config={tmp_path}/config.py', '--dry_run', *arguments])
   assert status == 0
   return dict(re.split('  +', line) for line in capsys.readouterr().out.splitlines())
@@ -25,20 +25,20 @@ def run_verb(tmp_path, capsys, *arguments):
 
 def test_a_dry_run_of_a_new_run_and_of_one_that_is_resumed(tiny, tmp_path, monkeypatch, capsys):
   toy.install(monkeypatch.setattr)
-  monkeypatch.setenv('XLA_FLAGS', os.environ['XLA_FLAGS'])  # the verb adds to it
+  monkeypatch.setenv('XLA_FLAGS', os.environ['XLA_FLAGS'])  # the command adds to it
   loop.train(tiny(training={'steps': 10}, optimizer={'schedule': 'constant'}), tmp_path / 'run')
   config = tiny(training={'steps': 16}, optimizer={'schedule': 'constant'})
   write_config(tmp_path / 'config.py', config)
   before, state = files_in(tmp_path), arrays(tmp_path / 'run')
   clock = iter(range(0, 1000, 3))
   monkeypatch.setattr(dry_run.time, 'monotonic', lambda: next(clock))
-  rows = run_verb(tmp_path, capsys, f'--workdir={tmp_path}/new')
+  rows = run_subcommand(tmp_path, capsys, f'--workdir={tmp_path}/new')
   assert rows['parameters'] == '8' and rows['compilation'] == '3s'
   assert rows['peak memory'].startswith('8.0 MiB in a step, this machine has ')  # eight devices
   assert rows['step'] == '1.5 s, 85 tokens/s'  # 3 seconds for a call of 2 steps
   assert rows['steps'] == '16 of 16 left, 128 tokens each'
   assert rows['expected time'] == '24s, without validation and saving'
-  rows = run_verb(tmp_path, capsys, f'--workdir={tmp_path}/run')
+  rows = run_subcommand(tmp_path, capsys, f'--workdir={tmp_path}/run')
   assert rows['steps'] == '6 of 16 left, 128 tokens each' and rows['expected time'][:3] == '9s,'
   assert files_in(tmp_path) == before and arrays(tmp_path / 'run') == state
   write_config(tmp_path / 'config.py', tiny(training={'steps': 16}))
@@ -46,7 +46,7 @@ def test_a_dry_run_of_a_new_run_and_of_one_that_is_resumed(tiny, tmp_path, monke
     f"--workdir={tmp_path}/run was started with optimizer.schedule='constant', now it is 'cosine': "
     f'use the old value, or another workdir'
   ):
-    run_verb(tmp_path, capsys, f'--workdir={tmp_path}/run')
+    run_subcommand(tmp_path, capsys, f'--workdir={tmp_path}/run')
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import time
 import pytest
 
 from ngrammer_jax import errors, hosts
-from ngrammer_jax import train as verb
+from ngrammer_jax import train as subcommand
 from ngrammer_jax.training import checkpoints, loop, manifest
 from tests.training import toy
 from tests.training.helpers import damage, names, write_config
@@ -61,7 +61,7 @@ def sums(workdir, step):
 
 SHORT = {'steps': 20, 'evaluate_every': 10, 'checkpoint_every': 10}
 
-# The verb, with a model that compiles in no time, once the processes have said a few things.
+# The command, with a model that compiles in no time, once the processes have said a few things.
 DRIVER = """
 from ngrammer_jax import errors, flags, hosts, train
 from tests.training import toy
@@ -263,4 +263,4 @@ def test_what_one_process_cannot_do_none_does(tmp_path, cache):
 )
 def test_flags_that_do_not_say_where_the_others_are(tmp_path, arguments, message):
   with pytest.raises(errors.BadInput, match=re.escape(message)):
-    verb.main([f'--workdir={tmp_path}/run', *flags(), *arguments])
+    subcommand.main([f'--workdir={tmp_path}/run', *flags(), *arguments])

@@ -36,7 +36,7 @@ def test_who_was_stopped_goes_on_bit_by_bit(tiny, reference_run, tmp_path, monke
   """No checkpoint is due before the last step: what is there was saved for a signal."""
   before = signal.getsignal(signal.SIGTERM)
   signal_at(monkeypatch, signals := {4: signal.SIGINT, 10: signal.SIGTERM})
-  monkeypatch.setenv('XLA_FLAGS', os.environ['XLA_FLAGS'])  # the verb adds to it
+  monkeypatch.setenv('XLA_FLAGS', os.environ['XLA_FLAGS'])  # the command adds to it
   config = write_config(tmp_path / 'config.py', tiny())
   arguments = [f'--workdir={tmp_path}/run', f'--config={config}']
   monkeypatch.setattr(sys, 'argv', ['train', *arguments, '--config.training.checkpoint_every=12'])
@@ -58,7 +58,7 @@ def test_who_was_stopped_goes_on_bit_by_bit(tiny, reference_run, tmp_path, monke
     flags.run(train.main)
   assert finished.value.code == 0
   assert capfd.readouterr().out.startswith('already finished: 12 steps')
-  signal.signal(signal.SIGTERM, before)  # a verb handles it up to the end of its process
+  signal.signal(signal.SIGTERM, before)  # a command handles it up to the end of its process
 
 
 def test_a_validation_that_was_stopped_is_made_up_for(tiny, reference_run, tmp_path, monkeypatch):
