@@ -64,7 +64,7 @@ SMALL_MEMORIES = {
   'latent_engram': dict(
     preset='engram', key='clusters', layers=(1,), orders=(2,), heads=6, width=8, **OURS
   ),
-  'blt': dict(preset='blt', width=192, deviation=192**-0.5),
+  'blt': dict(preset='blt', width=192),
 }
 # Base rows of a head and width of the feed-forward that match the N-Grammer's parameters.
 ROWS = {

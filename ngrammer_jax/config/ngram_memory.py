@@ -62,7 +62,12 @@ class NGramMemoryConfig:
   )
   row_multiple: int = field(1, 'pad each table up to a multiple of this many rows', at_least=1)
   width: int = field(64, 'values of a row', at_least=1)
-  deviation: float = field(0.02, 'initial standard deviation of the tables', at_least=0)
+  deviation: float | None = field(
+    0.02,
+    'initial standard deviation of the tables; None: width^(-1/2), cut at three deviations (BLT)',
+    at_least=0,
+    free_on_resume=True,
+  )
   untrained_row: int | None = field(
     None, 'row of each head that is never trained (LongCat: the padding id)', at_least=0
   )

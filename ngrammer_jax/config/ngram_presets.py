@@ -99,7 +99,7 @@ PRESETS = {
     rows=(500_000,),
     row_rule='exact',
     width=1024,
-    deviation=1024**-0.5,
+    deviation=None,
     optimizer='adam',
     learning_rate_factor=1.0,
   ),

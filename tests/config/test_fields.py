@@ -58,7 +58,8 @@ def test_keys_that_may_differ_on_resume():
   free = [key.path for key in fields.walk(config.Config) if key.free_on_resume]
   assert free == [
     *('model.vocabulary_chunk', 'model.scan_layers', 'model.remat', 'model.kernel'),
-    *('model.ngram.exchange', 'model.ngram_memories.0.table_memory'),
+    *('model.ngram.exchange', 'model.ngram_memories.0.deviation'),
+    'model.ngram_memories.0.table_memory',
     *('model.span.reserve', 'model.span.check_every'),
     *('data.path', 'data.vocabulary_path', 'data.cache_dir'),
     *('data.superglue_dir', 'training.segments_per_call', 'training.log_every'),

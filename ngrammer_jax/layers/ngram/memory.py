@@ -229,7 +229,9 @@ class NGramMemory(nn.Module):
   def _table(self):
     """Returns the table parameter [rows, E]."""
     o = self.options
-    init, axes = nn.initializers.normal(o.deviation), table.AXES
+    truncated = nn.initializers.truncated_normal(o.width**-0.5, lower=-3, upper=3)
+    init = truncated if o.deviation is None else nn.initializers.normal(o.deviation)
+    axes = table.AXES
     if o.table_memory == 'host':
       init, axes = host_memory.initializer(init), table.HOST_AXES
     init = axis_names.with_axis_names(init, axes)

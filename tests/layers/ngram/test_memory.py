@@ -2,6 +2,7 @@
 
 import json
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -120,6 +121,15 @@ def test_equals_blt_from_the_bytes_on(reference, name):
     y, d_params, _ = gradients(layer, variables, x, f['input_ids'] - 4, f['cotangent'])
     assert_close(y, f['output'], 1e-12)
     assert_close(d_params['table'], tables_of('grad'), 1e-12)
+
+
+def test_tables_of_blt_are_cut_at_three_deviations():
+  options = official.preset('blt', orders=(3,), rows=(2000,), width=4)
+  ids = Context(tokens_BxT=jnp.zeros((1, 2), jnp.int32))
+  layer = NGramMemory(options, 257, 4)
+  variables = layer.init(jax.random.key(0), jnp.zeros((1, 2, 4)), ids)
+  table = np.asarray(nn.unbox(variables)['params']['table']) / 4**-0.5
+  assert 2.9 < np.abs(table).max() <= 3 and table.std() == pytest.approx(0.986, abs=0.02)
 
 
 def test_padding_has_no_gradient_and_no_key():
