@@ -85,8 +85,8 @@ class NGrammer(nn.Module):
     return_memory: whether to return the memory too, or the embeddings alone.
 
   Raises:
-    ValueError: an input that is not [B, T, D], incompatible sizes, or too few primes between V and
-      2 V for N heads.
+    ValueError: an input that is empty or not [B, T, D], incompatible sizes, or too few primes
+      between V and 2 V for N heads.
   """
 
   heads: int
@@ -139,10 +139,10 @@ class NGrammer(nn.Module):
       vocabulary: the embedding lookup of x, see `ProductQuantizer`.
       memory: the memory that the previous segment returned; None at the start of a stream.
     """
-    if x_BxTxD.ndim != 3:
+    if x_BxTxD.ndim != 3 or not x_BxTxD.size:
       raise ValueError(
-        f'an NGrammer needs inputs [B, T, D], not of shape {x_BxTxD.shape}: for one sequence '
-        f'[T, D], pass x[None]'
+        f'an NGrammer needs inputs [B, T, D] with at least one token, not of shape '
+        f'{x_BxTxD.shape}: for one sequence [T, D], pass x[None]'
       )
     dtype = x_BxTxD.dtype if self.dtype is None else self.dtype
     self.check(x_BxTxD.shape[-1])

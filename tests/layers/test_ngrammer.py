@@ -513,7 +513,9 @@ def test_other_layers_without_a_dtype(layer):
     }
 
 
-def test_an_input_without_a_batch_axis_is_refused():
-  message = r'needs inputs \[B, T, D\], not of shape \(6, 8\): for one sequence \[T, D\], pass x\['
+def test_an_input_without_a_batch_axis_or_tokens_is_refused():
+  message = r'at least one token, not of shape \(6, 8\): for one sequence \[T, D\], pass x\['
   with pytest.raises(ValueError, match=message):
     latent().init(jax.random.key(0), random_inputs(2, 6)[0])
+  with pytest.raises(ValueError, match=r'not of shape \(2, 0, 8\)'):
+    latent().init(jax.random.key(0), random_inputs(2, 6)[:, :0])
