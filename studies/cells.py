@@ -116,7 +116,7 @@ def missing_cells(results: Iterable[Result]) -> Iterator[Cell]:
 
 
 def _all_cells(results: list[Result]) -> Iterator[Cell]:
-  """Yields all runs: of the first seed the main tables, then the others in the page's order."""
+  """Yields all runs, those of the first seed before the other seeds of controls and memory."""
   rates = {
     method: best_learning_rate(results, method, tuning.learning_rates)
     for tuning in TUNING.values()
@@ -152,11 +152,11 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
   yield from tuned_cells('controls', {f'engram_{control}': 'engram' for control in engram_controls})
   for scale in ngram_memories.SCALES:
     yield from tuned_cells('sizes', {f'{method}_{scale}': method for method in SCALED})
+  yield from tuned_cells('spans', dict.fromkeys(context.SPANNED, 'memory'))
   for seed in SEEDS[1:]:
     yield from tuned_cells('controls', repeated_controls, seed)
   for seed in SEEDS[1:]:
     yield from tuned_cells('memory', memory, seed)
-  yield from tuned_cells('spans', dict.fromkeys(context.SPANNED, 'memory'))
   for model in recurrent.MODELS:
     yield Cell('recurrent', model, 0, recurrent.LEARNING_RATE, config='recurrent')
   if (best := best_method(results)) is not None:

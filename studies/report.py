@@ -3,6 +3,7 @@
 A table stands between two comments, `<!-- main -->` and `<!-- end -->`; all other text is kept.
 """
 
+import collections
 from collections.abc import Iterable, Mapping, Sequence
 import itertools
 import pathlib
@@ -17,9 +18,26 @@ BASELINE = 'plain'
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-  """Formats a table of Markdown, the header first."""
+  """Formats a table of Markdown, the header first; a sentence if it has no other row."""
+  if len(rows) == 1:
+    return 'No run has finished yet.'
   header, *others = (f'| {" | ".join(row)} |' for row in rows)
   return '\n'.join([header, '|---' * len(rows[0]) + '|', *others])
+
+
+def progress_table(results: Sequence[Result]) -> str:
+  """Formats the finished and the missing runs of each table, and the time of their training."""
+  missing = collections.Counter(cell.table for cell in cells.missing_cells(results))
+  finished = collections.Counter(r['table'] for r in results)
+  hours = collections.Counter()
+  for r in results:
+    hours[r['table']] += r['training_seconds'] / 3600
+  rows = [('runs', 'finished', 'planned', 'core hours of training')]
+  for table in dict.fromkeys([*finished, *missing]):
+    counts = finished[table], finished[table] + missing[table]
+    rows.append((table.replace('_', ' '), *map(str, counts), f'{hours[table]:.1f}'))
+  counts = finished.total(), finished.total() + missing.total()
+  return markdown([*rows, ('all', *map(str, counts), f'{hours.total():.1f}')])
 
 
 def model_table(results: Sequence[Result], models: Iterable[str], *baselines: str) -> str:
@@ -135,6 +153,7 @@ def format_tables(results: Sequence[Result], frequencies: Sequence[Result]) -> d
   best = cells.best_method(results)
   combined = dict.fromkeys(r['model'] for r in of('combined'))
   tables = {
+    'progress': progress_table(results),
     'tuning': tuning_table(of('tuning')),
     'main': model_table(main, ngram_memories.METHODS, BASELINE, 'wide'),
     'frequency': frequency_table(frequencies),

@@ -21,7 +21,12 @@ def result(table, model, seed, bits, rate=0.004):
     split: {'bits_per_byte': bits, 'nll_nats_per_token': bits} for split in ('validation', 'test')
   }
   cell = cells.Cell(table, model, seed, rate, 500 if table == 'tuning' else None)
-  sizes = {'parameters': 10, 'table_bytes': 4_000_000, 'flops_per_token': 2_000_000}
+  sizes = {
+    'parameters': 10,
+    'table_bytes': 4_000_000,
+    'flops_per_token': 2_000_000,
+    'training_seconds': 1800,
+  }
   names = {'cell': cell.name, 'table': table, 'model': model, 'seed': seed, 'learning_rate': rate}
   return names | sizes | scores
 
@@ -152,6 +157,13 @@ def test_figures_show_the_means_of_the_results(tmp_path):
   plots.draw_sizes([r for r in results if r['table'] in ('main', 'sizes')], axes[2])
   assert [tuple(p) for p in axes[2].get_lines()[12].get_xydata()] == [(5e-6, 2.7), (1e-5, 2.5)]
   pyplot.close(figure)
+
+
+def test_progress_counts_finished_and_missing_runs():
+  results = [*tuned_results(), *(result('main', 'plain', seed, 2.0) for seed in range(2))]
+  rows = report.progress_table(results).splitlines()
+  assert rows[2] == '| tuning | 30 | 30 | 15.0 |' and '| main | 2 | 18 | 1.0 |' in rows
+  assert '| spans | 0 | 5 | 0.0 |' in rows and rows[-1].startswith('| all | 32 |')
 
 
 def test_the_page_has_the_tables_of_the_results():
