@@ -1,4 +1,4 @@
-"""Speed of ngrammer_jax beside other codes for the same models, in one table.
+"""Speed of ngrammer_jax beside other implementations for the same models, in one table.
 
   pip install torch transformers n-grammer-pytorch
   git clone https://github.com/facebookresearch/adaptive-span

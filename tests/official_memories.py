@@ -1,4 +1,4 @@
-"""The n-gram memories of the reference arrays, with the parameters of the official codes."""
+"""The n-gram memories of the reference arrays, with parameters of official implementations."""
 
 import dataclasses
 import json

@@ -7,7 +7,7 @@ from ngrammer_jax.config.fields import field
 ALGORITHMS = ('adam', 'adamw', 'lamb', 'adagrad')
 SCHEDULES = (
   *('cosine', 'linear', 'rsqrt', 'constant'),
-  *('transformer_xl', 'transformer_xl_tensorflow'),  # as in the official codes
+  *('transformer_xl', 'transformer_xl_tensorflow'),  # as in the official implementations
 )
 
 

@@ -1,6 +1,6 @@
-"""N-gram memories of other codes in safetensors files: names and shapes of their arrays.
+"""N-gram memories of other implementations in safetensors files: names and shapes of their arrays.
 
-The official codes are those of `layers.ngram.memory`: LongCat-Flash-Lite, the PLE of
+The official implementations are those of `layers.ngram.memory`: LongCat-Flash-Lite, the PLE of
 Qwen3.8-Flash-Next, the demo of Engram, and the Engram of DeepSeek-V4.1.
 
   layout = ngram_memories.qwen_ple(layer, prefix='model.layers.1.ple.')

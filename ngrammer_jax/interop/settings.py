@@ -1,4 +1,4 @@
-"""Settings of official codes by name, checked before a config of the same model is made of them."""
+"""Settings of official implementations by name, and the check before they become a config."""
 
 import argparse
 from collections.abc import Collection, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""The examples of docs/interop.md run, and compute what the official codes do."""
+"""The examples of docs/interop.md run, and compute what the official implementations do."""
 
 import pathlib
 import re

@@ -1,4 +1,4 @@
-"""N-gram memories of other codes: exact outputs, bit-exact round trips, and what is refused."""
+"""N-gram memories of other implementations: exact outputs and round trips, what is refused."""
 
 import dataclasses
 import json

@@ -122,7 +122,7 @@ def test_missing_ids_are_an_error():
     HASHES[0]([jnp.zeros((3, 1), jnp.int32)] * 2)
 
 
-# The arrays of the official codes.
+# The arrays of the official implementations.
 
 
 def references(pattern, key):

@@ -1,4 +1,4 @@
-"""A whole memory, from token ids to its output, equals the official codes; also in segments."""
+"""A whole memory equals the official implementations, from ids to output, also in segments."""
 
 import json
 
