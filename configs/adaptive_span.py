@@ -25,7 +25,7 @@ text8 of the official code has 28 characters, because it includes <eos>. Only th
 have been trained with this code.
 """
 
-from ngrammer_jax import config, errors
+from ngrammer_jax import config
 
 # Layers, width, heads, inner width or vectors, span, segment, dropout, penalty; steps, final steps
 # at a tenth of the learning rate, warm-up steps.
@@ -54,8 +54,7 @@ VARIANTS = (*OFFICIAL, *SMALL, *ABLATIONS)
 
 def get_config(variant: str = 'enwik8_small'):
   """Returns the config of one of VARIANTS."""
-  if variant not in VARIANTS:
-    raise errors.BadInput(f'no variant {variant!r}; available: {", ".join(VARIANTS)}')
+  config.check_variant(variant, VARIANTS)
   c = config.default()
   m = c.model
   m.activation = 'relu'

@@ -42,7 +42,7 @@ width, are chosen to match. The tables of all methods have the Adagrad of the N-
 methods differ only in keys, hashes and joins. The sizes of the small variants are ours.
 """
 
-from ngrammer_jax import config, errors
+from ngrammer_jax import config
 
 # Preset, vocabulary size, model width, blocks and heads; values that differ from the preset.
 PUBLISHED = {
@@ -80,8 +80,7 @@ VARIANTS = (*PUBLISHED, *SMALL)
 
 def get_config(variant: str = 'quickstart_engram'):
   """Returns the config of one of VARIANTS."""
-  if variant not in VARIANTS:
-    raise errors.BadInput(f'no variant {variant!r}; available: {", ".join(VARIANTS)}')
+  config.check_variant(variant, VARIANTS)
   c = config.default()
   if variant in PUBLISHED:
     _use_published_tables(c, *PUBLISHED[variant])

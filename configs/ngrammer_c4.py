@@ -33,7 +33,7 @@ of heads (8), the batch (256 rows of 1024 tokens) and the learning rates are not
 are the defaults of the library of the same authors. None of these has been trained with this code.
 """
 
-from ngrammer_jax import config, errors
+from ngrammer_jax import config
 
 VARIANTS = (
   *('transformer', 'transformer_l', 'primer', 'primer_l'),
@@ -52,8 +52,7 @@ DIM = {'12': 8, '25': 16, '50': 32}  # per head
 
 def get_config(variant: str = '393k_8k_50'):
   """Returns the config of one of VARIANTS."""
-  if variant not in VARIANTS:
-    raise errors.BadInput(f'no variant {variant!r}; available: {", ".join(VARIANTS)}')
+  config.check_variant(variant, VARIANTS)
   c = config.default()
 
   c.data.corpus = 'c4/en'

@@ -14,15 +14,14 @@ arXiv 2109.08668). text8 is 100 MB of lower-case Wikipedia with 27 symbols, spli
 (http://mattmahoney.net/dc/textdata). The checksum must be that of the published file.
 """
 
-from ngrammer_jax import config, errors
+from ngrammer_jax import config
 
 VARIANTS = ('ngrammer', 'transformer', 'primer')
 
 
 def get_config(variant: str = 'ngrammer'):
   """Returns the config of one of VARIANTS."""
-  if variant not in VARIANTS:
-    raise errors.BadInput(f'no variant {variant!r}; available: {", ".join(VARIANTS)}')
+  config.check_variant(variant, VARIANTS)
   c = config.default()
 
   c.data.corpus = 'text8'

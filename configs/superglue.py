@@ -11,7 +11,7 @@ and batch size below are our own, for small models on one machine. The lengths a
 docs/superglue.md: at most 5 % of the inputs of a task are truncated.
 """
 
-from ngrammer_jax import config, errors
+from ngrammer_jax import config
 
 VARIANTS = (
   *('boolq', 'cb', 'copa', 'multirc', 'record', 'rte', 'wic', 'wsc', 'wsc_simple'),
@@ -30,8 +30,7 @@ FREE_TEXT = ('record', 'wsc_simple', 'mixture', 'all')
 
 def get_config(variant: str = 'rte'):
   """Returns the config of one of VARIANTS."""
-  if variant not in VARIANTS:
-    raise errors.BadInput(f'no variant {variant!r}; available: {", ".join(VARIANTS)}')
+  config.check_variant(variant, VARIANTS)
   c = config.default()
   c.data.corpus = 'superglue'
   c.finetune = config.block('finetune', task=variant)

@@ -31,7 +31,7 @@ warm-up of enwik8_large. The cutoffs of NVIDIA are a few words lower, because it
 another order. Only the small variants have been trained with this code.
 """
 
-from ngrammer_jax import config, errors
+from ngrammer_jax import config
 
 # Layers, width, heads, inner width, dropout, attention dropout; batch size, segment and memory
 # length, steps, warm-up steps; in evaluation: segment, memory and clamp length, streams.
@@ -59,8 +59,7 @@ CUTOFFS = {
 
 def get_config(variant: str = 'enwik8_base'):
   """Returns the config of one of VARIANTS."""
-  if variant not in VARIANTS:
-    raise errors.BadInput(f'no variant {variant!r}; available: {", ".join(VARIANTS)}')
+  config.check_variant(variant, VARIANTS)
   c, (corpus, size) = config.default(), variant.split('_')
   m, t, e = c.model, c.training, c.evaluation
   m.layers, m.width, m.heads, m.feed_forward_width, m.dropout, m.attention_dropout = VARIANTS[

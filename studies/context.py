@@ -13,7 +13,7 @@ A Transformer of 3 blocks of width 128, on segments of 128 characters:
   all_attention    persistent vectors instead of the feed-forward, with equal parameters; span 256
 """
 
-from ngrammer_jax import config, errors
+from ngrammer_jax import config
 
 SEGMENT = 128
 SPANS = (64, 256, 1024)
@@ -25,8 +25,7 @@ VECTORS = 517  # with these, all_attention has the parameters of span_256
 
 def get_config(variant: str = 'memory'):
   """Returns the config of one of VARIANTS."""
-  if variant not in VARIANTS:
-    raise errors.BadInput(f'no variant {variant!r}; available: {", ".join(VARIANTS)}')
+  config.check_variant(variant, VARIANTS)
   c = config.default()
   c.data.corpus = 'text8'
   c.data.vocabulary = 'characters'

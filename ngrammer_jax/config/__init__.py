@@ -4,7 +4,15 @@ A config file builds a ConfigDict from `default()` and `block(...)`; `resolve` m
 """
 
 from ngrammer_jax.config.attention import AttentionConfig
-from ngrammer_jax.config.conversion import block, default, describe, load, resolve, save
+from ngrammer_jax.config.conversion import (
+  block,
+  check_variant,
+  default,
+  describe,
+  load,
+  resolve,
+  save,
+)
 from ngrammer_jax.config.data import DataConfig
 from ngrammer_jax.config.evaluation import EvaluationConfig, EvaluationMemory
 from ngrammer_jax.config.experiment import Config
@@ -47,6 +55,7 @@ __all__ = [
   'TableConfig',
   'TrainingConfig',
   'block',
+  'check_variant',
   'default',
   'describe',
   'differences',

@@ -1,6 +1,6 @@
 """Configs from dicts, ConfigDicts and JSON, and back."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import dataclasses
 import difflib
 import json
@@ -154,6 +154,14 @@ def unknown_key(path: str) -> str:
   longer = [p for p in paths if p.startswith(path)]
   near = difflib.get_close_matches(path, same_name or longer or paths, n=1, cutoff=0.0)
   return f'unknown config key {path}: did you mean {near[0]}?'
+
+
+def check_variant(variant: str, variants: Iterable[str]) -> None:
+  """Raises BadInput, which names the nearest variant, if a config file does not have this one."""
+  if variant not in (known := list(variants)):
+    near = difflib.get_close_matches(variant, known, n=1)
+    hint = f': did you mean {near[0]!r}? Available' if near else '; available'
+    raise errors.BadInput(f'no variant {variant!r}{hint}: {", ".join(known)}')
 
 
 def save(config: Config, path: pathlib.Path) -> None:

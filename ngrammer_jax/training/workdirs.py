@@ -247,15 +247,16 @@ def load_config(workdir: pathlib.Path) -> experiment.Config:
 def _check_same(workdir: pathlib.Path, old_config: experiment.Config, config: experiment.Config):
   """Raises BadInput for a difference that a resume does not allow."""
   for key, old, new in experiment.differences(old_config, config):
-    hint = ''
+    reason, remedy = '', 'use the old value, or another workdir'
     if key.path == 'training.steps' and new > old:
       o = config.optimizer
       if o.schedule in ('constant', 'rsqrt') and o.drop is None:
         logging.info('raising training.steps from %s to %s', f'{old:,}', f'{new:,}')
         continue
-      reason = 'optimizer.drop' if o.drop else f'schedule {o.schedule!r}'
-      hint = f' ({reason} depends on the number of steps)'
+      cause = 'optimizer.drop' if o.drop else f'schedule {o.schedule!r}'
+      reason = f' ({cause} depends on the number of steps)'
+      remedy = f'{remedy} with --config.init_from={workdir}'
     raise errors.BadInput(
       f'--workdir={workdir} was started with {key.path}={fields.format_value(old)}, now it is '
-      f'{fields.format_value(new)}{hint}: use the old value, or another workdir'
+      f'{fields.format_value(new)}{reason}: {remedy}'
     )

@@ -207,7 +207,7 @@ def test_input_errors_are_raised_before_training(folder):
     f'init_from={folder / "pretrained"}; omit this flag, or pre-train another model'
   ):
     finetune.main(arguments(folder, 'run', data__vocabulary='words'))
-  with pytest.raises(ValueError, match="no variant 'rtx'; available: boolq, cb, "):
+  with pytest.raises(ValueError, match="did you mean 'rte'. Available: boolq, cb, "):
     finetune.main(arguments(folder, 'run', 'rtx'))
   with pytest.raises(ValueError, match='BoolQ'):  # the first missing task
     finetune.main(arguments(folder, 'run', 'all'))

@@ -168,9 +168,10 @@ NGRAM_TEXT = '(clusters=8, vocabulary_size=64, dim=4)'  # without its defaults
 )
 def test_what_changes_a_run_is_refused_and_named(tiny, tmp_path, before, now, message):
   with_checkpoint(tmp_path, tiny(**before))
-  with bad_input(
-    f'--workdir={tmp_path} was started with {message}: use the old value, or another workdir'
-  ):
+  remedy = 'use the old value, or another workdir'
+  if 'number of steps' in message:
+    remedy += f' with --config.init_from={tmp_path}'
+  with bad_input(f'--workdir={tmp_path} was started with {message}: {remedy}'):
     workdirs.check(tmp_path, tiny(**now))
 
 
