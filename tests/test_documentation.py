@@ -26,7 +26,7 @@ from tests.documentation import DOCS, README, ROOT
 
 # What cannot be checked, and why: a pattern of commands.
 NOT_CHECKED = {
-  r'\bVERB\b|KEY=VALUE': 'a pattern of commands',
+  r'\bCOMMAND\b|KEY=VALUE': 'a pattern of commands',
   r'document_start': 'the option is added by the example of its page',
 }
 # What is checked but not run, and why.
