@@ -2,8 +2,9 @@
 
 A cell is one run: a config, a seed and a learning rate. Learning rates are tuned first, alike for
 all methods: on seed 0, for a quarter of the steps. Of rates that are nearly equal the lowest is
-used, because the best rate falls with the number of steps; the table `rates` tests the choice. A control has that of its method, a span that of
-the segment memory, the others that of their config.
+used, because the best rate falls with the number of steps; the table `rates` tests the choice. A
+control has the rate of its method, a span that of the segment memory, the others that of their
+config.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -92,7 +93,7 @@ class Cell:
 def best_learning_rate(
   results: Iterable[Result], method: str, learning_rates: Sequence[float]
 ) -> float | None:
-  """Returns the lowest rate with a loss at most `TIE` above the best; None before all were tried."""
+  """Returns the lowest rate with a loss at most `TIE` above the best; None before all are tried."""
   losses = {
     result['learning_rate']: result['validation']['nll_nats_per_token']
     for result in results

@@ -14,7 +14,7 @@ from studies import results as study_results
 from studies.results import Result, format_difference, format_mean
 
 PAGE = pathlib.Path(__file__).parents[1] / 'docs' / 'results.md'
-BASELINE = 'plain'
+BASELINE = 'wide'  # the Transformer with as many parameters as the memories
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
@@ -113,8 +113,8 @@ def frequency_table(results: Sequence[Result]) -> str:
   names = ['never', *(f'{a:,} to {b - 1:,}' for a, b in itertools.pairwise(frequency.BOUNDS))]
   for i, name in enumerate([*names, f'{frequency.BOUNDS[-1]:,} or more']):
     nats = {key: r['nats'][i] for key, r in by_run.items()}
-    plain = [value for (model, _), value in nats.items() if model == BASELINE]
-    row = [name, f'{targets[i] / sum(targets):.1%}', format_mean(plain)]
+    baseline = [value for (model, _), value in nats.items() if model == BASELINE]
+    row = [name, f'{targets[i] / sum(targets):.1%}', format_mean(baseline)]
     for model in models:
       shared = [s for m, s in by_run if m == model and (BASELINE, s) in by_run]
       row.append(format_mean([nats[model, s] - nats[BASELINE, s] for s in shared]))
@@ -131,6 +131,17 @@ def tuning_table(results: Sequence[Result]) -> str:
     for method in tuning.methods:
       tried = [nats.get((method, rate)) for rate in rates]
       rows.append((f'`{method}`', *('' if n is None else f'{n:.4f}' for n in tried)))
+  return markdown(rows)
+
+
+def rate_table(results: Sequence[Result]) -> str:
+  """Formats test bits per byte of runs of all steps by learning rate."""
+  rates = sorted({r['learning_rate'] for r in results})
+  rows = [('model', *(f'{rate:g}' for rate in rates))]
+  for model in cells.RATES:
+    own = [r for r in results if r['model'] == model]
+    bits = ([r['test']['bits_per_byte'] for r in own if r['learning_rate'] == x] for x in rates)
+    rows.append((f'`{model}`', *(format_mean(values) if values else '' for values in bits)))
   return markdown(rows)
 
 
@@ -155,10 +166,11 @@ def format_tables(results: Sequence[Result], frequencies: Sequence[Result]) -> d
   tables = {
     'progress': progress_table(results),
     'tuning': tuning_table(of('tuning')),
-    'main': model_table(main, ngram_memories.METHODS, BASELINE, 'wide'),
+    'rates': rate_table(main + of('rates')),
+    'main': model_table(main, ngram_memories.METHODS, 'plain', BASELINE),
     'frequency': frequency_table(frequencies),
-    'combined': model_table(main + of('combined'), ['wide', best, *combined], 'wide'),
-    'sizes': model_table(main + of('sizes'), [*cells.SCALED, *sizes], BASELINE),
+    'combined': model_table(main + of('combined'), [BASELINE, best, *combined], BASELINE),
+    'sizes': model_table(main + of('sizes'), [*cells.SCALED, *sizes], 'plain'),
     'memory': memory_table(of('memory')),
     'spans': span_table(of('spans')),
     'recurrent': recurrent_table(of('recurrent')),

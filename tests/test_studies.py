@@ -86,6 +86,19 @@ def test_learning_rates_are_tuned_before_the_other_runs():
   assert next(c for c in cells.missing_cells(done) if c.table == 'main').model == 'wide'
 
 
+def test_of_equal_learning_rates_the_lowest_is_used():
+  losses = {0.004: 4.9, 0.008: 4.801, 0.016: 4.8}
+  results = [result('tuning', 'plain', 0, loss, rate) for rate, loss in losses.items()]
+  assert cells.best_learning_rate(results, 'plain', (0.004, 0.008, 0.016)) == 0.008
+  assert cells.best_learning_rate(results, 'plain', (0.004, 0.008, 0.032)) is None
+  full = [
+    *tuned_results(),
+    result('main', 'plain', 0, 2.0),
+    result('rates', 'plain', 0, 1.5, 0.016),
+  ]
+  assert '| `plain` | 2.0000 | 1.5000 |' in report.format_tables(full, [])['rates'].splitlines()
+
+
 def test_the_best_memory_is_combined_with_a_segment_memory():
   bits = {'ngrammer': 2.0, 'over_encoding': 1.8, 'engram': 1.7}
   results = [result('main', method, 0, value) for method, value in bits.items()]
@@ -127,12 +140,12 @@ def test_losses_by_frequency_are_compared_by_seed():
     return {'model': model, 'seed': seed, 'targets': [0, 1, 2, 3, 4, 0], 'nats': [*nats, 0, 0]}
 
   losses = [
-    line('plain', 0, 0, 4, 3, 2),
+    line('wide', 0, 0, 4, 3, 2),
     line('engram', 0, 0, 3, 3, 3),
     line('engram', 1, 0, 9, 9, 9),
   ]
   rows = report.frequency_table(losses).splitlines()
-  assert rows[0] == '| bigram in training | share | `plain` | `engram` |'
+  assert rows[0] == '| bigram in training | share | `wide` | `engram` |'
   assert rows[3] == '| 1 to 9 | 10.0% | 4.0000 | -1.0000 |'
 
 
