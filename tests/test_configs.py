@@ -286,3 +286,5 @@ def test_small_ngram_memories_have_the_model_of_other_configs():
     assert models[0] == models[1]
   with pytest.raises(errors.BadInput, match="did you mean 'text8_plain'. Available: engram_demo"):
     load('ngram_memories.py:text8_blt')
+  with pytest.raises(errors.BadInput, match="did you mean 'quickstart_engram'. Available"):
+    load('ngram_memories.py:engram')

@@ -64,6 +64,9 @@ def test_a_misspelled_flag_is_named_before_missing_ones(capsys):
   assert caught.value.code == 2
   assert 'no flag --workdr: did you mean --workdir?' in capsys.readouterr().err
   assert parser.parse_args(['checkpoint', '--work=x', '--step', '5']).step == '5'
+  with pytest.raises(SystemExit):
+    parser.parse_args(['checkpoint', '--training.steps=5'])
+  assert 'did you mean --config.training.steps?' in capsys.readouterr().err
 
 
 def refuse_lines(argv):

@@ -9,6 +9,7 @@ import argparse
 import ast
 from collections.abc import Iterator
 import dataclasses
+import difflib
 import inspect
 import itertools
 import logging
@@ -142,6 +143,8 @@ def _find_packaged(spec: str, name: str) -> pathlib.Path:
   is_path = name != pathlib.Path(name).stem
   others = sorted(map(str, pathlib.Path(name).parent.glob('[!_]*.py'))) if is_path else packaged
   available = f'; available: {", ".join(others)}' if others else ''
+  if not is_path and (near := difflib.get_close_matches(name, packaged, n=1)):
+    available = f': did you mean {near[0]}? Available: {", ".join(packaged)}'
   if not others and (packaged_name := pathlib.Path(name).stem) in packaged:  # of a checkout
     available = f': use the config of the package, --config={packaged_name}{spec[len(name) :]}'
   missing = f'no file {name}' if is_path else f'no file and no config of the package {name}'

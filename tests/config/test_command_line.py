@@ -85,9 +85,9 @@ def test_a_config_of_the_package_has_a_name(parse, tmp_path, monkeypatch):
   path = pathlib.Path(__file__).parents[2] / 'configs' / 'ngrammer_text8.py'
   assert load('ngrammer_text8:primer') == load(f'{path}:primer') != load('ngrammer_text8')
   with bad_input(
-    '--config=quickstrat: no file and no config of the package quickstrat; available: '
-    'adaptive_span, attention_lstm, ngram_memories, ngrammer_c4, ngrammer_text8, quickstart, '
-    'superglue, transformer_xl'
+    '--config=quickstrat: no file and no config of the package quickstrat: did you mean '
+    'quickstart? Available: adaptive_span, attention_lstm, ngram_memories, ngrammer_c4, '
+    'ngrammer_text8, quickstart, superglue, transformer_xl'
   ):
     load('quickstrat')
   with bad_input(
