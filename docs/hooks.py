@@ -7,7 +7,7 @@ import re
 
 from mkdocs.structure.files import File
 
-from ngrammer_jax import __main__ as subcommands
+from ngrammer_jax import __main__ as script
 from ngrammer_jax.config import experiment, fields
 
 CONFIGURATION = """# Configuration
@@ -27,10 +27,8 @@ def on_files(files, config):
 def on_page_markdown(markdown, page, config, files):
   """Adds the help of the commands, and shows links to the code as text."""
   if page.file.src_path == 'commands.md':
-    markdown += ''.join(
-      f'\n## {subcommand}\n\n```text\n{help_of(subcommand)}```\n'
-      for subcommand in subcommands.COMMANDS
-    )
+    helps = (f'\n## {command}\n\n```text\n{help_of(command)}```\n' for command in script.COMMANDS)
+    markdown += ''.join(helps)
   return re.sub(r'\[([^]]+)\]\(\.\./[^)]+\)', r'\1', markdown)
 
 
@@ -72,10 +70,10 @@ def _type_name(kind) -> str:
   return getattr(kind, '__name__', str(kind)) if not getattr(kind, '__args__', None) else str(kind)
 
 
-def help_of(subcommand: str) -> str:
+def help_of(command: str) -> str:
   """Returns the output of --help of a command."""
   output = io.StringIO()
-  main = importlib.import_module(f'ngrammer_jax.{subcommand}').main
+  main = importlib.import_module(f'ngrammer_jax.{command}').main
   with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
     main(['--help'])
   return output.getvalue()
