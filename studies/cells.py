@@ -1,10 +1,10 @@
 """The runs of each table of docs/results.md, in the order in which they are trained.
 
-A cell is one run: a config, a seed and a learning rate. Learning rates are tuned first, alike for
-all methods: on seed 0, for a quarter of the steps. Of rates that are nearly equal the lowest is
-used, because the best rate falls with the number of steps; the table `rates` tests the choice. A
-control has the rate of its method, a span that of the segment memory, the others that of their
-config.
+A cell is one run: a config, a seed, a learning rate, and another one for tables of n-grams. Rates
+are tuned first, on seed 0, for a quarter of the steps. Of rates that are nearly equal the lowest is
+used, because the best rate falls with the number of steps; the table `rates` tests the choice. The
+memories have the rate of `plain`, and tuned rates of their tables. A control has the rates of its
+method, a span that of the segment memory, the others that of their config.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,9 +29,7 @@ FIRST_CHARACTERS = ('--split=test', '--config.evaluation.max_tokens=1048576')
 # data.path of a config file, in the folder of all texts. None: the text comes with a package.
 DATA_PATHS = {'recurrent': 'wikitext2', 'state_of_the_union': None}
 
-
 TIE = 0.0015  # nats per token; seeds of full runs differ by 0.003 to 0.011, standard deviation
-RATES = {'plain': (4e-3, 1.6e-2), 'wide': (4e-3,), 'engram': (4e-3,), 'latent_engram': (1.6e-2,)}
 
 
 class Tuning(NamedTuple):
@@ -43,9 +41,20 @@ class Tuning(NamedTuple):
 
 
 TUNING = {
-  'ngram_memories': Tuning(ngram_memories.METHODS, (4e-3, 8e-3, 1.6e-2), 500),
+  'ngram_memories': Tuning(('plain', 'wide'), (4e-3, 8e-3, 1.6e-2), 500),
   'context': Tuning(('none', *context.MEMORIES), (2e-3, 4e-3, 8e-3), 1000),
 }
+TABLE_LEARNING_RATES = (1e-2, 3e-2, 1e-1)
+# Other learning rates, tried for all steps: of the dense weights, and of the tables.
+OTHER_RATES = {'plain': (4e-3, 1.6e-2), 'wide': (4e-3,), 'engram': (4e-3,)}
+OTHER_TABLE_RATES = {'engram': TABLE_LEARNING_RATES}
+
+
+class Rates(NamedTuple):
+  """Learning rates of a run."""
+
+  dense: float
+  tables: float | None = None  # None: that of the config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +65,7 @@ class Cell:
     table: table of docs/results.md.
     model: variant of the config file.
     seed: seed of the run.
-    learning_rate: learning rate of the dense weights.
+    rates: learning rates.
     steps: number of steps. None: that of the config.
     config: config file in this folder.
     evaluations: flags of each evaluation.
@@ -65,7 +74,7 @@ class Cell:
   table: str
   model: str
   seed: int
-  learning_rate: float
+  rates: Rates
   steps: int | None = None
   config: str = 'ngram_memories'
   evaluations: Mapping[str, Sequence[str]] = field(default_factory=lambda: WHOLE_SPLITS)
@@ -73,12 +82,15 @@ class Cell:
   @property
   def name(self) -> str:
     """Name of the cell and of its workdir."""
-    return f'{self.table}.{self.model}.lr{self.learning_rate:g}.seed{self.seed}'
+    tables = '' if self.rates.tables is None else f'.tables{self.rates.tables:g}'
+    return f'{self.table}.{self.model}.lr{self.rates.dense:g}{tables}.seed{self.seed}'
 
   @property
   def flags(self) -> list[str]:
     """Flags of the training, without those of the machine."""
-    changes = {'seed': self.seed, 'optimizer.learning_rate': self.learning_rate}
+    changes = {'seed': self.seed, 'optimizer.learning_rate': self.rates.dense}
+    if self.rates.tables is not None:
+      changes['optimizer.table.learning_rate'] = self.rates.tables
     if self.steps is not None:
       changes['training.steps'] = self.steps
     overrides = [f'--config.{key}={value}' for key, value in changes.items()]
@@ -90,16 +102,27 @@ class Cell:
     return [] if path is None else [f'--config.data.path={folder / path}']
 
 
-def best_learning_rate(
-  results: Iterable[Result], method: str, learning_rates: Sequence[float]
+def tuned_rates(results: Sequence[Result], method: str) -> Rates | None:
+  """Returns the learning rates of a method; None before all of its grid have been tried."""
+  if method in ngram_memories.ROWS:
+    dense = tuned_rates(results, 'plain')
+    tables = best_rate(results, method, TABLE_LEARNING_RATES, 'table_learning_rate')
+    return None if dense is None or tables is None else Rates(dense.dense, tables)
+  (tuning,) = (tuning for tuning in TUNING.values() if method in tuning.methods)
+  dense = best_rate(results, method, tuning.learning_rates)
+  return None if dense is None else Rates(dense)
+
+
+def best_rate(
+  results: Iterable[Result], method: str, grid: Sequence[float], key: str = 'learning_rate'
 ) -> float | None:
   """Returns the lowest rate with a loss at most `TIE` above the best; None before all are tried."""
   losses = {
-    result['learning_rate']: result['validation']['nll_nats_per_token']
+    result[key]: result['validation']['nll_nats_per_token']
     for result in results
     if (result['table'], result['model']) == ('tuning', method)
   }
-  if not losses.keys() >= set(learning_rates):
+  if not losses.keys() >= set(grid):
     return None
   return min(rate for rate, loss in losses.items() if loss <= min(losses.values()) + TIE)
 
@@ -119,47 +142,46 @@ def best_method(results: Iterable[Result]) -> str | None:
 def missing_cells(results: Iterable[Result]) -> Iterator[Cell]:
   """Yields the cells that have no result and whose learning rate is known, the first ones first."""
   results = list(results)
-  done = {result['cell'] for result in results}
-  yield from (cell for cell in _all_cells(results) if cell.name not in done)
+  known = {result['cell'] for result in results}
+  for cell in _all_cells(results):
+    if cell.name not in known:
+      known.add(cell.name)
+      yield cell
 
 
 def _all_cells(results: list[Result]) -> Iterator[Cell]:
   """Yields all runs, those of the first seed before the other seeds of controls and memory."""
-  rates = {
-    method: best_learning_rate(results, method, tuning.learning_rates)
-    for tuning in TUNING.values()
-    for method in tuning.methods
-  }
+  main, memory = ngram_memories.METHODS, TUNING['context'].methods
+  rates = {method: tuned_rates(results, method) for method in (*main, *memory)}
 
   def tuned_cells(table: str, models: Mapping[str, str], seed: int = 0) -> Iterator[Cell]:
-    """Yields a run of each model, if the learning rate of its method is known."""
+    """Yields a run of each model, if the learning rates of its method are known."""
     for model, method in models.items():
-      rate = rates[method]
-      if rate is None:
+      if rates[method] is None:
         continue
       if table in ('memory', 'spans'):
         evaluations = _memory_evaluations(table, model)
-        yield Cell(table, model, seed, rate, config='context', evaluations=evaluations)
+        yield Cell(table, model, seed, rates[method], config='context', evaluations=evaluations)
       else:
-        yield Cell(table, model, seed, rate)
+        yield Cell(table, model, seed, rates[method])
 
-  main, memory = ({method: method for method in tuning.methods} for tuning in TUNING.values())
   for model in state_of_the_union.METHODS:
-    rate = state_of_the_union.LEARNING_RATE
-    yield Cell('state_of_the_union', model, 0, rate, config='state_of_the_union')
+    known = Rates(state_of_the_union.LEARNING_RATE)
+    yield Cell('state_of_the_union', model, 0, known, config='state_of_the_union')
   yield from _tuning_cells('ngram_memories')
-  yield from tuned_cells('main', main)
-  if None not in (rates[method] for method in main):
-    for method, others in RATES.items():
-      yield from (Cell('rates', method, 0, rate) for rate in others)
-  yield from _tuning_cells('context')
-  yield from tuned_cells('memory', memory)
+  if rates['plain'] is not None:
+    yield from _table_tuning_cells(rates['plain'].dense)
+  yield from tuned_cells('main', _themselves(main))
+  engram_controls = lambda *names: {f'engram_{name}': 'engram' for name in names}
+  yield from tuned_cells('controls', engram_controls('few_rows', 'frozen'))
   for seed in SEEDS[1:]:
-    yield from tuned_cells('main', main, seed)
-  engram_controls = ('plain_join', 'half_gate', 'kv_plus_one')  # of its gate and its rows
-  yield from tuned_cells('controls', {f'engram_{control}': 'engram' for control in engram_controls})
+    yield from tuned_cells('main', _themselves(main), seed)
+  yield from _rate_cells(rates)
+  yield from _tuning_cells('context')
+  yield from tuned_cells('memory', _themselves(memory))
   repeated_controls = _controls('few_rows', 'frozen', 'unigrams')
   yield from tuned_cells('controls', repeated_controls)
+  yield from tuned_cells('controls', engram_controls('plain_join', 'half_gate', 'kv_plus_one'))
   yield from tuned_cells('controls', _controls('displaced', 'adam'))
   for scale in ngram_memories.SCALES:
     yield from tuned_cells('sizes', {f'{method}_{scale}': method for method in SCALED})
@@ -167,9 +189,9 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
   for seed in SEEDS[1:]:
     yield from tuned_cells('controls', repeated_controls, seed)
   for seed in SEEDS[1:]:
-    yield from tuned_cells('memory', memory, seed)
+    yield from tuned_cells('memory', _themselves(memory), seed)
   for model in recurrent.MODELS:
-    yield Cell('recurrent', model, 0, recurrent.LEARNING_RATE, config='recurrent')
+    yield Cell('recurrent', model, 0, Rates(recurrent.LEARNING_RATE), config='recurrent')
   if (best := best_method(results)) is not None:
     for method in (best, 'wide'):
       for seed in SEEDS:
@@ -179,7 +201,29 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
 def _tuning_cells(config: str) -> Iterator[Cell]:
   tuning = TUNING[config]
   for method, rate in itertools.product(tuning.methods, tuning.learning_rates):
-    yield Cell('tuning', method, 0, rate, tuning.steps, config, FIRST_TOKENS)
+    yield Cell('tuning', method, 0, Rates(rate), tuning.steps, config, FIRST_TOKENS)
+
+
+def _table_tuning_cells(dense_rate: float) -> Iterator[Cell]:
+  steps = TUNING['ngram_memories'].steps
+  for method, rate in itertools.product(ngram_memories.ROWS, TABLE_LEARNING_RATES):
+    yield Cell('tuning', method, 0, Rates(dense_rate, rate), steps, evaluations=FIRST_TOKENS)
+
+
+def _rate_cells(rates: Mapping[str, Rates | None]) -> Iterator[Cell]:
+  """Yields runs of all steps with other learning rates than the tuned ones."""
+  for method, others in OTHER_RATES.items():
+    if (own := rates[method]) is not None:
+      yield from (Cell('rates', method, 0, own._replace(dense=rate)) for rate in others)
+  for method, others in OTHER_TABLE_RATES.items():
+    if (own := rates[method]) is not None:
+      other_rates = (own._replace(tables=rate) for rate in others if rate != own.tables)
+      yield from (Cell('rates', method, 0, other) for other in other_rates)
+
+
+def _themselves(methods: Iterable[str]) -> dict[str, str]:
+  """Returns the method of each model, for models that are methods."""
+  return {method: method for method in methods}
 
 
 def _controls(*names: str) -> dict[str, str]:

@@ -122,26 +122,43 @@ def frequency_table(results: Sequence[Result]) -> str:
   return markdown(rows)
 
 
-def tuning_table(results: Sequence[Result]) -> str:
+def tuning_table(results: Sequence[Result], models: Iterable[str], key: str) -> str:
   """Formats the validation loss in nats a token of every learning rate that was tried."""
-  nats = {(r['model'], r['learning_rate']): r['validation']['nll_nats_per_token'] for r in results}
+  nats = {(r['model'], r[key]): r['validation']['nll_nats_per_token'] for r in results}
   rates = sorted({rate for _, rate in nats})
   rows = [('model', *(f'{rate:g}' for rate in rates))]
-  for tuning in cells.TUNING.values():
-    for method in tuning.methods:
-      tried = [nats.get((method, rate)) for rate in rates]
-      rows.append((f'`{method}`', *('' if n is None else f'{n:.4f}' for n in tried)))
+  for model in models:
+    tried = [nats.get((model, rate)) for rate in rates]
+    rows.append((f'`{model}`', *('' if n is None else f'{n:.4f}' for n in tried)))
   return markdown(rows)
 
 
 def rate_table(results: Sequence[Result]) -> str:
-  """Formats test bits per byte of runs of all steps by learning rate."""
-  rates = sorted({r['learning_rate'] for r in results})
-  rows = [('model', *(f'{rate:g}' for rate in rates))]
-  for model in cells.RATES:
-    own = [r for r in results if r['model'] == model]
-    bits = ([r['test']['bits_per_byte'] for r in own if r['learning_rate'] == x] for x in rates)
-    rows.append((f'`{model}`', *(format_mean(values) if values else '' for values in bits)))
+  """Formats test bits per byte of runs of all steps by learning rate, the tuned rates first."""
+  rows = [('model', 'learning rate', 'of the tables', 'seeds', 'test')]
+  for model in cells.OTHER_RATES:
+    by_rates = collections.defaultdict(list)
+    for r in results:
+      if r['model'] == model:
+        by_rates[r['learning_rate'], r.get('table_learning_rate')].append(r['test'])
+    for (dense, tables), tests in by_rates.items():
+      bits = format_mean([test['bits_per_byte'] for test in tests])
+      rates = f'{dense:g}', '' if tables is None else f'{tables:g}'
+      rows.append((f'`{model}`', *rates, str(len(tests)), bits))
+  return markdown(rows)
+
+
+def accumulator_table(results: Sequence[Result], others: Sequence[Result]) -> str:
+  """Formats test bits per byte of the memories by the first accumulator of their Adagrad."""
+  rows = [('model', 'accumulator 0.1', '0, tuned learning rate', 'difference')]
+  for model in ngram_memories.ROWS:
+    after = [r for r in results if r['model'] == model]
+    dense_rates = {r['learning_rate'] for r in after}
+    own = [r for r in others if r['model'] == model and r['learning_rate'] in dense_rates]
+    if own:
+      pairs = [r | {'model': 'before'} for r in own] + [r | {'model': 'after'} for r in after]
+      scores = (format_mean([r['test']['bits_per_byte'] for r in part]) for part in (own, after))
+      rows.append((f'`{model}`', *scores, format_difference(pairs, 'after', 'before')))
   return markdown(rows)
 
 
@@ -160,13 +177,18 @@ def format_tables(results: Sequence[Result], frequencies: Sequence[Result]) -> d
   """Returns the tables of the page by name."""
   of = lambda table: [r for r in results if r['table'] == table]
   main, controls = of('main'), of('controls')
+  dense = [method for tuning in cells.TUNING.values() for method in tuning.methods]
+  of_dense = [r for r in of('tuning') if r['model'] in dense]
+  of_tables = [r for r in of('tuning') if r['model'] not in dense]
   sizes = [f'{method}_{scale}' for method in cells.SCALED for scale in ngram_memories.SCALES]
   best = cells.best_method(results)
   combined = dict.fromkeys(r['model'] for r in of('combined'))
   tables = {
     'progress': progress_table(results),
-    'tuning': tuning_table(of('tuning')),
+    'tuning': tuning_table(of_dense, dense, 'learning_rate'),
+    'tuning of tables': tuning_table(of_tables, ngram_memories.ROWS, 'table_learning_rate'),
     'rates': rate_table(main + of('rates')),
+    'accumulator': accumulator_table(main, of('accumulator')),
     'main': model_table(main, ngram_memories.METHODS, 'plain', BASELINE),
     'frequency': frequency_table(frequencies),
     'combined': model_table(main + of('combined'), [BASELINE, best, *combined], BASELINE),

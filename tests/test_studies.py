@@ -15,27 +15,33 @@ from studies import cells, context, frequency, ngram_memories, plots, report
 from studies import results as study_results
 
 
-def result(table, model, seed, bits, rate=0.004):
+def result(table, model, seed, bits, rate=0.004, table_rate=None):
   """Returns a line of results.jsonl."""
+  rates = cells.Rates(rate, table_rate)
   scores = {
     split: {'bits_per_byte': bits, 'nll_nats_per_token': bits} for split in ('validation', 'test')
   }
-  cell = cells.Cell(table, model, seed, rate, 500 if table == 'tuning' else None)
+  cell = cells.Cell(table, model, seed, rates, 500 if table == 'tuning' else None)
   sizes = {
     'parameters': 10,
     'table_bytes': 4_000_000,
     'flops_per_token': 2_000_000,
     'training_seconds': 1800,
   }
-  names = {'cell': cell.name, 'table': table, 'model': model, 'seed': seed, 'learning_rate': rate}
-  return names | sizes | scores
+  names = {'cell': cell.name, 'table': table, 'model': model, 'seed': seed}
+  return names | {'learning_rate': rate, 'table_learning_rate': table_rate} | sizes | scores
 
 
-def tuned_results(best=0.004):
-  return [
+def tuned_results(best=0.004, best_of_tables=0.03):
+  dense = [
     result('tuning', method, 0, 2.0 + abs(rate - best), rate)
     for tuning in cells.TUNING.values()
     for method, rate in itertools.product(tuning.methods, tuning.learning_rates)
+  ]
+  rates = itertools.product(ngram_memories.ROWS, cells.TABLE_LEARNING_RATES)
+  return dense + [
+    result('tuning', method, 0, 2.0 + abs(rate - best_of_tables), best, rate)
+    for method, rate in rates
   ]
 
 
@@ -77,26 +83,48 @@ def test_learning_rates_are_tuned_before_the_other_runs():
   assert {cell.table for cell in cells.missing_cells([])} == {'tuning', *untuned}
   ready = list(cells.missing_cells(results[1:]))  # a rate of `plain` has not been tried
   assert ready[2].name == 'tuning.plain.lr0.004.seed0'
-  assert {cell.learning_rate for cell in ready if cell.table == 'sizes'} == {0.008}
-  assert 'plain' not in {cell.model for cell in ready[3:]}
+  assert {cell.model for cell in ready if cell.table == 'main'} == {'wide'}
   first = next(cell for cell in cells.missing_cells(results) if cell.table == 'main')
-  assert (first.table, first.model, first.seed, first.learning_rate) == ('main', 'plain', 0, 0.008)
+  assert (first.table, first.model, first.seed, first.rates) == ('main', 'plain', 0, (0.008, None))
   assert '--config.optimizer.learning_rate=0.008' in first.flags
   done = [*results, result('main', 'plain', 0, 1.0, 0.008)]
   assert next(c for c in cells.missing_cells(done) if c.table == 'main').model == 'wide'
 
 
+def test_memories_have_the_learning_rate_of_the_transformer_and_one_for_tables():
+  results = tuned_results(0.008, 0.1)
+  dense = [line for line in results if line['table_learning_rate'] is None]
+  tuning = [cell for cell in cells.missing_cells(dense) if cell.table == 'tuning']
+  assert len(tuning) == 12 and tuning[2].name == 'tuning.ngrammer.lr0.008.tables0.1.seed0'
+  assert tuning[2].flags[-2] == '--config.optimizer.table.learning_rate=0.1'
+  rates = {c.rates for c in cells.missing_cells(results) if c.table in ('sizes', 'controls')}
+  assert rates == {cells.Rates(0.008, 0.1)}
+  others = [c.rates for c in cells.missing_cells(results) if c.table == 'rates']
+  assert others[3:] == [(0.004, 0.1), (0.008, 0.01), (0.008, 0.03)]
+
+
 def test_of_equal_learning_rates_the_lowest_is_used():
   losses = {0.004: 4.9, 0.008: 4.801, 0.016: 4.8}
   results = [result('tuning', 'plain', 0, loss, rate) for rate, loss in losses.items()]
-  assert cells.best_learning_rate(results, 'plain', (0.004, 0.008, 0.016)) == 0.008
-  assert cells.best_learning_rate(results, 'plain', (0.004, 0.008, 0.032)) is None
-  full = [
-    *tuned_results(),
-    result('main', 'plain', 0, 2.0),
-    result('rates', 'plain', 0, 1.5, 0.016),
+  assert cells.best_rate(results, 'plain', (0.004, 0.008, 0.016)) == 0.008
+  assert cells.best_rate(results, 'plain', (0.004, 0.008, 0.032)) is None
+
+
+def test_runs_with_other_learning_rates_are_shown():
+  results = [*tuned_results(), result('main', 'engram', 0, 2.0, 0.008, 0.03)]
+  results += [result('rates', 'engram', seed, 1.5 + seed, 0.016, 0.03) for seed in range(2)]
+  rows = report.format_tables(results, [])['rates'].splitlines()
+  assert rows[2:] == [
+    '| `engram` | 0.008 | 0.03 | 1 | 2.0000 |',
+    '| `engram` | 0.016 | 0.03 | 2 | 2.0000 ± 0.5000 |',
   ]
-  assert '| `plain` | 2.0000 | 1.5000 |' in report.format_tables(full, [])['rates'].splitlines()
+
+
+def test_accumulators_are_compared_at_equal_learning_rates():
+  results = [result('main', 'engram', seed, 1.8 + seed, 0.008, 0.03) for seed in range(2)]
+  results += [result('accumulator', 'engram', 0, 1.9, rate) for rate in (0.008, 0.016)]
+  row = report.format_tables(results, [])['accumulator'].splitlines()[-1]
+  assert row == '| `engram` | 1.9000 | 2.3000 ± 0.5000 | -0.1000 |'
 
 
 def test_the_best_memory_is_combined_with_a_segment_memory():
