@@ -78,6 +78,16 @@ def by_hand(name):
   return tables
 
 
+def test_tables_learn_however_small_their_gradients_are():
+  """The gradients of a mean loss over a million tokens are tiny; steps have the learning rate."""
+  config = experiment.OptimizerConfig(schedule='constant', warmup_steps=0)
+  optimizer = table_optimizers.make('adagrad', config, optimizers.schedule(config, 10))
+  gradient = jnp.asarray(gradient_of(0)[-1])
+  for scale in (1, 1e-7):
+    updates, _ = optimizer.update(scale * gradient, optimizer.init(gradient))
+    np.testing.assert_allclose(updates, -0.01 * jnp.sign(gradient), rtol=1e-3)
+
+
 @pytest.mark.parametrize('name', ('adagrad', 'lazy_adam', 'adam', 'frozen'))
 def test_rows_and_arrays_give_the_table_of_the_formula(x64, name):
   expected = by_hand(name)
