@@ -93,6 +93,8 @@ def get_config(variant: str = 'quickstart_engram'):
     c.model.ngram = _ngrammer(text)
   elif method != 'plain':
     c.model.ngram_memories = (_small_memory(text, method),)
+  if method not in ('plain', 'wide'):
+    c.optimizer.table = config.block('optimizer.table', learning_rate=0.03)
   if method == 'blt':
     c.data.vocabulary, c.data.vocabulary_size = 'bytes', None
     c.training.segment_length = 256

@@ -39,6 +39,7 @@ def get_config(variant: str = 'ngrammer'):
     c.model.convolution = 3
   if variant == 'ngrammer':
     c.model.ngram = config.block('model.ngram', clusters=64, vocabulary_size=4096, dim=8)
+    c.optimizer.table = config.block('optimizer.table', learning_rate=0.03)
 
   c.training.steps = 240
   c.training.batch_size = 16

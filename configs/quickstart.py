@@ -26,6 +26,7 @@ def get_config():
 
   c.optimizer.learning_rate = 4e-3
   c.optimizer.warmup_steps = 50
+  c.optimizer.table = config.block('optimizer.table', learning_rate=0.03)
 
   c.training.steps = 300
   c.training.batch_size = 16

@@ -95,12 +95,12 @@ def test_memories_have_the_learning_rate_of_the_transformer_and_one_for_tables()
   results = tuned_results(0.008, 0.1)
   dense = [line for line in results if line['table_learning_rate'] is None]
   tuning = [cell for cell in cells.missing_cells(dense) if cell.table == 'tuning']
-  assert len(tuning) == 12 and tuning[2].name == 'tuning.ngrammer.lr0.008.tables0.1.seed0'
+  assert len(tuning) == 16 and tuning[2].name == 'tuning.ngrammer.lr0.008.tables0.1.seed0'
   assert tuning[2].flags[-2] == '--config.optimizer.table.learning_rate=0.1'
   rates = {c.rates for c in cells.missing_cells(results) if c.table in ('sizes', 'controls')}
   assert rates == {cells.Rates(0.008, 0.1)}
   others = [c.rates for c in cells.missing_cells(results) if c.table == 'rates']
-  assert others[3:] == [(0.004, 0.1), (0.008, 0.01), (0.008, 0.03)]
+  assert others[3:] == [(0.004, 0.1), (0.008, 0.03), (0.008, 0.3)]
 
 
 def test_of_equal_learning_rates_the_lowest_is_used():
