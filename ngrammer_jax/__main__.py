@@ -5,6 +5,8 @@
 
 import argparse
 import importlib
+import os
+import sys
 
 from ngrammer_jax import flags
 from ngrammer_jax.config import command_line
@@ -40,6 +42,7 @@ def main(argv: list[str]) -> int | None:
 
 def console_script() -> None:
   """Runs the command `ngrammer_jax`."""
+  sys.path.insert(0, os.getcwd())  # as `python -m` does: configs import others of the same checkout
   flags.run(main)
 
 

@@ -48,7 +48,8 @@ class Parser(argparse.ArgumentParser):
     flags = [flag for action in self._actions for flag in action.option_strings]
     for name in names:
       is_unknown = name.startswith('--') and not any(flag.startswith(name) for flag in flags)
-      keys = [f'--config.{name[2:]}'] if '.' in name else []  # --training.steps
+      is_key = '.' in name and not name.startswith('--config.')  # --training.steps
+      keys = [f'--config.{name[2:]}'] if is_key else []
       if is_unknown and (near := keys or difflib.get_close_matches(name, flags, n=1)):
         self.error(f'no flag {name}: did you mean {near[0]}?')
 

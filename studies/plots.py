@@ -34,17 +34,19 @@ def draw_methods(results: Sequence[Result], axis: Any) -> None:
   axis.invert_yaxis()
   axis.margins(0.12)
   axis.grid(axis='x', alpha=0.3)
-  axis.set_xlabel('test, bits per byte')
+  axis.set_xlabel('test, bits per byte (lower is better)')
   axis.set_title('n-gram memories, enwik8', fontsize=10)
 
 
 def draw_memories(results: Sequence[Result], axis: Any) -> None:
-  """Draws the test loss by the length of the segment memory in evaluation."""
+  """Draws the test loss by the length of the segment memory in evaluation.
+
+  Losses far above the others are cut off: those of rotary positions, and all without positions.
+  """
   lengths = [segments * context.SEGMENT for segments in cells.MEMORY_SEGMENTS]
   for model, label in {
     'memory': 'relative positions',
     'memory_rope': 'rotary positions',
-    'memory_no_positions': 'no positions',
   }.items():
     own = [r for r in results if r['model'] == model]
     if own:
@@ -57,8 +59,10 @@ def draw_memories(results: Sequence[Result], axis: Any) -> None:
   if without := [r['test']['bits_per_character'] for r in results if r['model'] == 'none']:
     mean, _ = mean_and_error(without)
     axis.axhline(mean, color='black', linestyle='--', label='trained without a memory')
+  lowest = min(min(line.get_ydata()) for line in axis.get_lines())
+  axis.set_ylim(lowest - 0.02, lowest + 0.2)
   axis.set_xlabel('memory in evaluation, characters (128 in training)')
-  axis.set_ylabel('test, bits per character')
+  axis.set_ylabel('test, bits per character (lower is better)')
   axis.grid(alpha=0.3)
   axis.legend(frameon=False, fontsize=8)
   axis.set_title('segment memory, text8', fontsize=10)

@@ -56,7 +56,7 @@ def model_table(results: Sequence[Result], models: Iterable[str], *baselines: st
         f'{first["parameters"]:,}',
         f'{first["table_bytes"] / 1e6:.1f}',
         f'{first["flops_per_token"] / 1e6:.2f}',
-        f'{first["learning_rate"]:g}',
+        _format_rates(first),
         str(len(own)),
         format_mean(bits['validation']),
         format_mean(bits['test']),
@@ -64,6 +64,12 @@ def model_table(results: Sequence[Result], models: Iterable[str], *baselines: st
       )
     )
   return markdown(rows)
+
+
+def _format_rates(result: Result) -> str:
+  """Formats the learning rate of a run, and that of its tables."""
+  dense, tables = result['learning_rate'], result.get('table_learning_rate')
+  return f'{dense:g}' if tables is None else f'{dense:g}, tables {tables:g}'
 
 
 def memory_table(results: Sequence[Result]) -> str:

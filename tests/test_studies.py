@@ -203,8 +203,8 @@ def test_figures_show_the_means_of_the_results(tmp_path):
 def test_progress_counts_finished_and_missing_runs():
   results = [*tuned_results(), *(result('main', 'plain', seed, 2.0) for seed in range(2))]
   rows = report.progress_table(results).splitlines()
-  assert rows[2] == '| tuning | 30 | 30 | 15.0 |' and '| main | 2 | 18 | 1.0 |' in rows
-  assert '| spans | 0 | 5 | 0.0 |' in rows and rows[-1].startswith('| all | 32 |')
+  assert rows[2] == '| tuning | 34 | 34 | 17.0 |' and '| main | 2 | 18 | 1.0 |' in rows
+  assert '| spans | 0 | 5 | 0.0 |' in rows and rows[-1].startswith('| all | 36 |')
 
 
 def test_the_page_has_the_tables_of_the_results():
