@@ -44,10 +44,7 @@ def draw_memories(results: Sequence[Result], axis: Any) -> None:
   Losses far above the others are cut off: those of rotary positions, and all without positions.
   """
   lengths = [segments * context.SEGMENT for segments in cells.MEMORY_SEGMENTS]
-  for model, label in {
-    'memory': 'relative positions',
-    'memory_rope': 'rotary positions',
-  }.items():
+  for model, label in {'memory': 'relative positions', 'memory_rope': 'rotary positions'}.items():
     own = [r for r in results if r['model'] == model]
     if own:
       names = (f'test, memory {segments}' for segments in cells.MEMORY_SEGMENTS)
