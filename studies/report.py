@@ -50,6 +50,8 @@ def model_table(results: Sequence[Result], models: Iterable[str], *baselines: st
       continue
     bits = {split: [r[split]['bits_per_byte'] for r in own] for split in cells.WHOLE_SPLITS}
     first = own[0]
+    if len({_format_rates(r) for r in own}) > 1:
+      raise ValueError(f'{model} has runs with other learning rates: move them to the table rates')
     rows.append(
       (
         f'`{model}`',

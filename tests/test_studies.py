@@ -120,6 +120,12 @@ def test_runs_with_other_learning_rates_are_shown():
   ]
 
 
+def test_runs_with_other_learning_rates_are_not_joined():
+  results = [result('main', 'engram', 0, 2.0, 0.008, rate) for rate in (0.03, 0.1)]
+  with pytest.raises(ValueError, match='engram has runs with other learning rates'):
+    report.model_table(results, ['engram'])
+
+
 def test_accumulators_are_compared_at_equal_learning_rates():
   results = [result('main', 'engram', seed, 1.8 + seed, 0.008, 0.03) for seed in range(2)]
   results += [result('accumulator', 'engram', 0, 1.9, rate) for rate in (0.008, 0.016)]
