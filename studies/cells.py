@@ -44,10 +44,10 @@ TUNING = {
   'ngram_memories': Tuning(('plain', 'wide'), (4e-3, 8e-3, 1.6e-2), 500),
   'context': Tuning(('none', *context.MEMORIES), (2e-3, 4e-3, 8e-3), 1000),
 }
-TABLE_LEARNING_RATES = (1e-2, 3e-2, 1e-1, 3e-1)
+TABLE_LEARNING_RATES = (1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 # Other learning rates, tried for all steps: of the dense weights, and of the tables.
 OTHER_RATES = {'plain': (4e-3, 1.6e-2), 'wide': (4e-3,), 'engram': (4e-3,)}
-OTHER_TABLE_RATES = {'engram': (3e-2, 1e-1, 3e-1)}
+OTHER_TABLE_RATES = {'engram': (1e-1, 3e-1, 1.0)}
 
 
 class Rates(NamedTuple):

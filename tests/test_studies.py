@@ -95,12 +95,12 @@ def test_memories_have_the_learning_rate_of_the_transformer_and_one_for_tables()
   results = tuned_results(0.008, 0.1)
   dense = [line for line in results if line['table_learning_rate'] is None]
   tuning = [cell for cell in cells.missing_cells(dense) if cell.table == 'tuning']
-  assert len(tuning) == 16 and tuning[2].name == 'tuning.ngrammer.lr0.008.tables0.1.seed0'
+  assert len(tuning) == 20 and tuning[2].name == 'tuning.ngrammer.lr0.008.tables0.1.seed0'
   assert tuning[2].flags[-2] == '--config.optimizer.table.learning_rate=0.1'
   rates = {c.rates for c in cells.missing_cells(results) if c.table in ('sizes', 'controls')}
   assert rates == {cells.Rates(0.008, 0.1)}
   others = [c.rates for c in cells.missing_cells(results) if c.table == 'rates']
-  assert others[3:] == [(0.004, 0.1), (0.008, 0.03), (0.008, 0.3)]
+  assert others[3:] == [(0.004, 0.1), (0.008, 0.3), (0.008, 1.0)]
 
 
 def test_of_equal_learning_rates_the_lowest_is_used():
@@ -209,8 +209,8 @@ def test_figures_show_the_means_of_the_results(tmp_path):
 def test_progress_counts_finished_and_missing_runs():
   results = [*tuned_results(), *(result('main', 'plain', seed, 2.0) for seed in range(2))]
   rows = report.progress_table(results).splitlines()
-  assert rows[2] == '| tuning | 34 | 34 | 17.0 |' and '| main | 2 | 18 | 1.0 |' in rows
-  assert '| spans | 0 | 5 | 0.0 |' in rows and rows[-1].startswith('| all | 36 |')
+  assert rows[2] == '| tuning | 38 | 38 | 19.0 |' and '| main | 2 | 18 | 1.0 |' in rows
+  assert '| spans | 0 | 5 | 0.0 |' in rows and rows[-1].startswith('| all | 40 |')
 
 
 def test_the_page_has_the_tables_of_the_results():
