@@ -151,7 +151,8 @@ def missing_cells(results: Iterable[Result]) -> Iterator[Cell]:
 
 def _all_cells(results: list[Result]) -> Iterator[Cell]:
   """Yields all runs, those of the first seed before the other seeds of controls and memory."""
-  main, memory = ngram_memories.METHODS, TUNING['context'].methods
+  methods_of_tables = ngram_memories.METHODS, TUNING['context'].methods
+  main, memory = ({method: method for method in methods} for methods in methods_of_tables)
   rates = {method: tuned_rates(results, method) for method in (*main, *memory)}
 
   def tuned_cells(table: str, models: Mapping[str, str], seed: int = 0) -> Iterator[Cell]:
@@ -171,14 +172,14 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
   yield from _tuning_cells('ngram_memories')
   if rates['plain'] is not None:
     yield from _table_tuning_cells(rates['plain'].dense)
-  yield from tuned_cells('main', _themselves(main))
+  yield from tuned_cells('main', main)
   engram_controls = lambda *names: {f'engram_{name}': 'engram' for name in names}
   yield from tuned_cells('controls', engram_controls('few_rows', 'frozen'))
   for seed in SEEDS[1:]:
-    yield from tuned_cells('main', _themselves(main), seed)
+    yield from tuned_cells('main', main, seed)
   yield from _rate_cells(rates)
   yield from _tuning_cells('context')
-  yield from tuned_cells('memory', _themselves(memory))
+  yield from tuned_cells('memory', memory)
   repeated_controls = _controls('few_rows', 'frozen', 'unigrams')
   yield from tuned_cells('controls', repeated_controls)
   yield from tuned_cells('controls', engram_controls('plain_join', 'half_gate', 'kv_plus_one'))
@@ -189,7 +190,7 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
   for seed in SEEDS[1:]:
     yield from tuned_cells('controls', repeated_controls, seed)
   for seed in SEEDS[1:]:
-    yield from tuned_cells('memory', _themselves(memory), seed)
+    yield from tuned_cells('memory', memory, seed)
   for model in recurrent.MODELS:
     yield Cell('recurrent', model, 0, Rates(recurrent.LEARNING_RATE), config='recurrent')
   if (best := best_method(results)) is not None:
@@ -219,11 +220,6 @@ def _rate_cells(rates: Mapping[str, Rates | None]) -> Iterator[Cell]:
     if (own := rates[method]) is not None:
       other_rates = (own._replace(tables=rate) for rate in others if rate != own.tables)
       yield from (Cell('rates', method, 0, other) for other in other_rates)
-
-
-def _themselves(methods: Iterable[str]) -> dict[str, str]:
-  """Returns the method of each model, for models that are methods."""
-  return {method: method for method in methods}
 
 
 def _controls(*names: str) -> dict[str, str]:
