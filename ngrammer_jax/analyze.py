@@ -2,6 +2,7 @@
 
 python -m ngrammer_jax.analyze report --workdir=DIR [--workdir=DIR ...] [--output=FILE]
 python -m ngrammer_jax.analyze curve --workdir=DIR [--workdir=DIR ...]
+python -m ngrammer_jax.analyze compare --workdir=DIR [...] --baseline=DIR [...] [--split=SPLIT]
 python -m ngrammer_jax.analyze checkpoint --workdir=DIR [--step=STEP] [--arrays=PREFIX]
 python -m ngrammer_jax.analyze clusters --workdir=DIR [--split=SPLIT]
 python -m ngrammer_jax.analyze ngrams --workdir=DIR [--split=SPLIT]
@@ -24,6 +25,7 @@ from ngrammer_jax import files, flags
 HELP = {
   'report': 'one web page of runs side by side: curves, metrics, configs, analyses, samples',
   'curve': 'training and validation loss by step, as a figure',
+  'compare': 'differences of losses from baselines, with errors, at the same tokens',
   'checkpoint': 'all checkpoints, verified by checksum',
   'clusters': 'coherence and usage of the token clusters, collisions of the n-grams',
   'ngrams': 'visits of table rows and hash collisions of all n-gram memories',
@@ -34,7 +36,8 @@ HELP = {
   'recl': 'relative effective context length of runs: how many more tokens still lower the loss',
   'cloze': 'paired comparison of two runs on the same cloze questions',
 }
-OF_SEVERAL_RUNS = ('report', 'curve', 'recl', 'cloze')
+OF_SEVERAL_RUNS = ('report', 'curve', 'compare', 'recl', 'cloze')
+PRINTED = ('compare', 'checkpoint', 'cloze')  # without a figure
 
 
 def main(argv: list[str]) -> int:
@@ -50,7 +53,7 @@ def main(argv: list[str]) -> int:
     analysis.add_argument(
       '--workdir', type=files.path, action=action, required=True, help='run directory'
     )
-    if name not in ('report', 'checkpoint', 'cloze'):
+    if name not in ('report', *PRINTED):
       analysis.add_argument(
         '--figure',
         type=files.path,
@@ -60,6 +63,12 @@ def main(argv: list[str]) -> int:
       analysis.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
       analysis.add_argument('--split', default='validation', help='split of the corpus to read')
   _add_report(parsers['report'])
+  parsers['compare'].add_argument(
+    '--baseline', type=files.path, action='append', required=True, help='run to compare with'
+  )
+  parsers['compare'].add_argument(
+    '--max_tokens', type=int, default=2**18, help='number of tokens to score'
+  )
   parsers['gates'].add_argument(
     '--text', help='text of which each gate is shown; default: the first tokens of the split'
   )
@@ -70,7 +79,7 @@ def main(argv: list[str]) -> int:
     '--arrays', metavar='PREFIX', help='list the arrays of --step whose names begin so'
   )
   for name, analysis in parsers.items():
-    if name not in ('checkpoint', 'cloze'):
+    if name not in PRINTED:
       analysis.add_argument(
         '--label',
         action='append',
@@ -87,7 +96,7 @@ def main(argv: list[str]) -> int:
   )
   options = parser.parse_args(argv)
   functions = {'report': _report, 'curve': _curve, 'checkpoint': _checkpoint, 'cloze': _cloze}
-  functions |= {'gates': _gates, 'recl': _recl}
+  functions |= {'compare': _compare, 'gates': _gates, 'recl': _recl}
   functions.get(options.analysis, _analyze_run)(options)
   return 0
 
@@ -108,6 +117,19 @@ def _curve(options: argparse.Namespace) -> None:
   with figures.saved_figure(figure) as axes:
     curve.plot(options.workdir, axes, options.label)
   print(f'wrote {figure}')
+
+
+def _compare(options: argparse.Namespace) -> None:
+  from ngrammer_jax import runs
+  from ngrammer_jax.analysis import compare, figures
+
+  workdirs = [*options.workdir, *options.baseline]
+  all_runs = [runs.load_run(workdir, flags.step(options.step)) for workdir in workdirs]
+  names, count = figures.run_labels(workdirs, None), len(options.workdir)
+  result = compare.analyze(
+    all_runs[:count], all_runs[count:], names, options.split, options.max_tokens
+  )
+  print(compare.format_table(result))
 
 
 def _checkpoint(options: argparse.Namespace) -> None:

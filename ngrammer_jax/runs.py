@@ -1,6 +1,6 @@
 """A trained run as an object, for the commands, notebooks and other programs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import logging
@@ -140,6 +140,16 @@ class Run:
   def split(self, name: str) -> token_cache.TokenSplit:
     """Returns a split of the corpus. Raises BadInput if it is not the corpus of the training."""
     _check_split(name)
+    if name not in self._splits:
+      raise errors.NotApplicable(
+        f'--split={name}: data.corpus={self.config.data.corpus!r} has no such split to evaluate; '
+        f'available: {", ".join(self._splits)}'
+      )
+    return self._splits[name]
+
+  @functools.cached_property
+  def _splits(self) -> Mapping[str, token_cache.TokenSplit]:
+    """All splits of the corpus by name."""
     data = self.config.data
     self.log_paths('path', 'cache_dir', 'vocabulary_path')
     with hosts.collective_errors():
@@ -149,12 +159,7 @@ class Run:
       vocabulary = self.vocabulary if workdirs.is_exported(self.workdir) else None
       corpus = token_cache.prepare(data, corpus_opener(data), may_delete, vocabulary)
       workdirs.check_text(self.workdir, self.config, corpus.content_hash)
-    if name not in corpus.splits:
-      raise errors.NotApplicable(
-        f'--split={name}: data.corpus={self.config.data.corpus!r} has no such split to evaluate; '
-        f'available: {", ".join(corpus.splits)}'
-      )
-    return corpus.splits[name]
+    return corpus.splits
 
   def log_paths(self, *names: str) -> None:
     """Logs the paths of the data section that are read: the run may be of somebody else."""

@@ -132,12 +132,12 @@ def test_the_cache_of_a_foreign_config_is_said_and_nothing_is_deleted_there(
   (folder / 'meta.json').write_text('[]')
   before = hostile.snapshot((cache,))
   with pytest.raises(errors.BadInput, match='is damaged .* delete the folder'):
-    run.split('test')
+    runs.load_run(trained_copy).split('test')
   assert hostile.snapshot((cache,)) == before
   # Their own folder is prepared again.
   token_cache.prepare(run.config.data)
   assert not abandoned.exists()
-  run.split('test')
+  runs.load_run(trained_copy).split('test')
 
 
 def test_a_cache_that_leaves_its_folder_is_prepared_again(tiny, cache):

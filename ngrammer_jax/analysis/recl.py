@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ngrammer_jax import errors, progress, runs, tables
+from ngrammer_jax.analysis import token_losses
 from ngrammer_jax.data import streams, token_cache
 
 MIN_GAIN = 0.01
@@ -56,7 +57,7 @@ def analyze(
     )
   contexts = list(range(context_step, max_context + 1, context_step))
   texts = [run.split(split) for run in all_runs]
-  _check_same_text(all_runs, texts)
+  token_losses.check_same_text(all_runs, texts, 'recl')
   targets = np.arange(contexts[-1] - 1, len(texts[0].tokens), context_step)[:MAX_TARGETS]
   if not len(targets):
     raise errors.BadInput(
@@ -80,18 +81,6 @@ def analyze(
       for i, (name, run) in enumerate(zip(names, all_runs, strict=True))
     ],
   }
-
-
-def _check_same_text(all_runs, texts):
-  """Raises BadInput if losses of the runs cannot be compared token by token."""
-  first = all_runs[0]
-  for run, text in zip(all_runs, texts, strict=True):
-    has_same_size = run.vocabulary.size == first.vocabulary.size
-    if not has_same_size or not np.array_equal(text.tokens, texts[0].tokens):
-      raise errors.BadInput(
-        f'--workdir={run.workdir} and --workdir={first.workdir} read different tokens: RECL '
-        f'compares runs on the same text with the same vocabulary'
-      )
 
 
 def losses(

@@ -13,8 +13,7 @@ import numpy as np
 
 from ngrammer_jax import runs
 from ngrammer_jax import tables as text_tables
-from ngrammer_jax.analysis import lookups
-from ngrammer_jax.data import streams
+from ngrammer_jax.analysis import lookups, token_losses
 
 MAX_TOKENS = 2**16  # tokens of the split that are scored
 MAX_TRAIN_TOKENS = 10_000_000  # tokens of the training split in which n-grams are counted
@@ -54,9 +53,10 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   ngrams_NxT = lookups.token_ngrams(text, tokens, max(orders))
   train_ngrams_NxT = lookups.token_ngrams(train, train_tokens, max(orders))
   counts = {n: _counts(ngrams_NxT[:n], train_ngrams_NxT[:n]) for n in orders}
-  loss_T, changes = _losses(run, text, tokens, {}), []
+  loss_T, changes = token_losses.token_losses(run, text, tokens), []
   for memory, change, order, changed in _changes(run, all_tables, text, tokens):
-    changed_T = _losses(run, text, tokens, changed)
+    variables = _change_tables(run, changed)
+    changed_T = token_losses.token_losses(run, text, tokens, variables)
     result = {'memory': memory, 'change': change, 'order': order, 'loss': float(changed_T.mean())}
     changes.append(result | {'groups': _group(counts[order], loss_T, changed_T - loss_T)})
   return {
@@ -105,33 +105,13 @@ def _parameter(run, table):
   return flax.traverse_util.flatten_dict(run.state.params)[*table.path, 'table']
 
 
-def _losses(run, text, tokens, changed):
-  """Returns the loss of the first tokens of a text, float64 [T].
-
-  Args:
-    run: the run.
-    text: the split.
-    tokens: T.
-    changed: arrays instead of the tables.
-  """
+def _change_tables(run, changed):
+  """Returns the variables of a run with arrays instead of some tables."""
   params = flax.traverse_util.flatten_dict(run.state.params)
   for table, rows in changed.items():
     key = (*table.path, 'table')
     params[key] = jax.device_put(rows, jnp.asarray(params[key]).sharding)
-  variables = run.variables | {'params': flax.traverse_util.unflatten_dict(params)}
-  config = run.config
-  num_streams = min(config.training.batch_size, config.evaluation.streams)
-  source = streams.EvaluationStreams(text, num_streams, config.evaluation_length(), tokens)
-  make_segment = lambda index, rows: source.segment(index, rows.start, rows.stop - rows.start)
-  segments = list(
-    run.engine.score_segments(variables, source.streams, source.segments, make_segment)
-  )
-  # Each stream is a row, and all rows together are the text.
-  nll_BxS, counts_BxS = (
-    np.concatenate([getattr(scores, name) for scores in segments], axis=1)
-    for name in ('nll_BxT', 'counts_BxT')
-  )
-  return nll_BxS[counts_BxS].astype(np.float64)
+  return run.variables | {'params': flax.traverse_util.unflatten_dict(params)}
 
 
 def _counts(ngrams_NxT, train_ngrams_NxT):

@@ -1,0 +1,117 @@
+"""Paired comparison of runs with their baselines: differences of losses at the same tokens.
+
+A difference has two errors. That of the text says how much it may change on other text of the same
+kind: the split is divided into blocks, and their differences vary. That of the seeds says how much
+it may change in another training: it needs several pairs of runs. Two runs of one seed can differ
+by more than the error of the text although neither model is better.
+"""
+
+from collections.abc import Sequence
+import math
+from typing import Any
+
+import numpy as np
+
+from ngrammer_jax import errors, runs, tables
+from ngrammer_jax.analysis import token_losses
+
+BLOCKS = 64  # consecutive parts of the text; neighboring tokens are not independent
+CONFIDENCE = 0.95
+
+
+def analyze(
+  all_runs: Sequence[runs.Run],
+  baselines: Sequence[runs.Run],
+  names: Sequence[str],
+  split: str = 'validation',
+  max_tokens: int = 2**18,
+) -> dict[str, Any]:
+  """Compares each run with its baseline, as plain values.
+
+  Keys: `split`; `tokens`, number of tokens scored; `pairs`, with for each `run`, `baseline`, their
+  names; `steps`; `loss` and `baseline_loss`, in nats per token; `difference`, of the run minus its
+  baseline; and `text_error`, its standard error over blocks of the text, None for a short text.
+  With several pairs also `mean` of the differences; `seed_error`, its standard error over pairs;
+  and `interval`, its 95 % confidence interval (Student's t).
+
+  Args:
+    all_runs: one or more runs.
+    baselines: the baseline of each run.
+    names: names of the runs, then of the baselines.
+    split: split of the corpus.
+    max_tokens: number of tokens to score, from the beginning of the split.
+
+  Raises:
+    BadInput: not one baseline for each run, different texts or vocabularies, or a number below 1.
+  """
+  if len(all_runs) != len(baselines):
+    raise errors.BadInput(
+      f'--workdir is there {len(all_runs)} times, but --baseline {len(baselines)} times: set one '
+      f'baseline for each run, in the same order, such as that with the same seed'
+    )
+  if max_tokens < 1:
+    raise errors.BadInput(f'--max_tokens={max_tokens} must be at least 1')
+  everything = [*all_runs, *baselines]
+  texts = [run.split(split) for run in everything]
+  token_losses.check_same_text(everything, texts, 'compare')
+  tokens = min(len(texts[0].tokens), max_tokens)
+  pairs = []
+  for i, (run, baseline) in enumerate(zip(all_runs, baselines, strict=True)):
+    loss_T, baseline_T = (
+      token_losses.token_losses(each, texts[0], tokens) for each in (run, baseline)
+    )
+    pairs.append(
+      {
+        'run': names[i],
+        'baseline': names[len(all_runs) + i],
+        'steps': [int(run.state.step), int(baseline.state.step)],
+        'loss': float(loss_T.mean()),
+        'baseline_loss': float(baseline_T.mean()),
+        'difference': float((loss_T - baseline_T).mean()),
+        'text_error': _text_error(loss_T - baseline_T),
+      }
+    )
+  return {'split': split, 'tokens': tokens, 'pairs': pairs} | _over_pairs(pairs)
+
+
+def _text_error(difference_T: np.ndarray) -> float | None:
+  """Returns the standard error of a mean over the blocks of a text."""
+  if len(difference_T) < BLOCKS:
+    return None
+  means = [block.mean() for block in np.array_split(difference_T, BLOCKS)]
+  return float(np.std(means, ddof=1) / math.sqrt(BLOCKS))
+
+
+def _over_pairs(pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+  """Returns the mean difference of several pairs, its standard error and confidence interval."""
+  if len(pairs) < 2:
+    return {}
+  from scipy import stats  # a slow import that other analyses do not need
+
+  differences = [pair['difference'] for pair in pairs]
+  mean = float(np.mean(differences))
+  error = float(np.std(differences, ddof=1) / math.sqrt(len(pairs)))
+  half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(pairs) - 1)) * error
+  return {'mean': mean, 'seed_error': error, 'interval': [mean - half, mean + half]}
+
+
+def format_table(result: dict[str, Any]) -> str:
+  """Formats the pairs, and what they say together."""
+  rows = [('run', 'baseline', 'nats/token', 'baseline', 'difference', 'error of the text')]
+  for pair in result['pairs']:
+    losses = (f'{pair[key]:.4f}' for key in ('loss', 'baseline_loss'))
+    error = '-' if pair['text_error'] is None else f'{pair["text_error"]:.4f}'
+    rows.append((pair['run'], pair['baseline'], *losses, f'{pair["difference"]:+.4f}', error))
+  lines = [
+    f'{result["tokens"]:,} tokens of {result["split"]}; negative: lower than the baseline',
+    *tables.align_columns(rows, '<<>'),
+  ]
+  if 'mean' not in result:
+    return '\n'.join([*lines, 'one pair: compare runs of other seeds too, which also differ'])
+  low, high = result['interval']
+  verdict = 'includes 0' if low <= 0 <= high else 'excludes 0'
+  lines.append(
+    f'mean of {len(result["pairs"])} pairs: {result["mean"]:+.4f} ± {result["seed_error"]:.4f} '
+    f'(standard error over pairs); 95 % interval {low:+.4f} to {high:+.4f}, which {verdict}'
+  )
+  return '\n'.join(lines)

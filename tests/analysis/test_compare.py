@@ -1,0 +1,88 @@
+"""`analyze compare` equals a loop over tokens and pairs, and its losses are those of `evaluate`."""
+
+import math
+import statistics
+import types
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from ngrammer_jax import analyze, runs
+from ngrammer_jax.analysis import compare, token_losses
+from tests.checks import bad_input
+
+
+def fake_runs(count, tokens=640):
+  text = types.SimpleNamespace(tokens=np.zeros(tokens))
+  return [
+    types.SimpleNamespace(
+      workdir=f'runs/{i}',
+      split=lambda name: text,
+      state=types.SimpleNamespace(step=i),
+      vocabulary=types.SimpleNamespace(size=256),
+    )
+    for i in range(count)
+  ]
+
+
+def test_errors_of_the_text_and_of_the_seeds(monkeypatch):
+  """Of three pairs with random losses, compared with loops."""
+  losses = np.random.default_rng(0).random((6, 640))
+  losses[:3] -= np.array([[0.4], [0.42], [0.47]])
+  monkeypatch.setattr(
+    token_losses, 'token_losses', lambda run, text, tokens: losses[run.state.step][:tokens]
+  )
+  everything = fake_runs(6)
+  result = compare.analyze(everything[:3], everything[3:], 'abcdef')
+  assert (result['split'], result['tokens']) == ('validation', 640)
+  differences = []
+  for i, pair in enumerate(result['pairs']):
+    assert (pair['run'], pair['baseline']) == ('abcdef'[i], 'abcdef'[3 + i])
+    each = [losses[i][t] - losses[3 + i][t] for t in range(640)]
+    blocks = [statistics.fmean(each[t : t + 10]) for t in range(0, 640, 10)]
+    assert pair['difference'] == pytest.approx(statistics.fmean(each))
+    assert pair['difference'] == pytest.approx(pair['loss'] - pair['baseline_loss'])
+    assert pair['text_error'] == pytest.approx(statistics.stdev(blocks) / 8)
+    differences.append(pair['difference'])
+  error = statistics.stdev(differences) / math.sqrt(3)
+  assert result['mean'] == pytest.approx(statistics.fmean(differences))
+  assert result['seed_error'] == pytest.approx(error)
+  expected = stats.t.interval(0.95, 2, loc=result['mean'], scale=error)
+  assert result['interval'] == pytest.approx(list(expected))
+  assert compare.format_table(result).endswith('which excludes 0')
+  losses[:3] += 0.43  # of different signs
+  assert compare.format_table(compare.analyze(everything[:3], everything[3:], 'abcdef')).endswith(
+    'which includes 0'
+  )
+
+
+def test_losses_are_those_of_evaluate(one_device, trained, capsys):
+  later, earlier = (runs.load_run(trained, step) for step in (12, 4))
+  result = compare.analyze([later], [earlier], ['later', 'earlier'])
+  (pair,) = result['pairs']
+  for run, key in ((later, 'loss'), (earlier, 'baseline_loss')):
+    expected = run.evaluate('validation')['nll_nats_per_token']
+    assert pair[key] == pytest.approx(expected, rel=1e-6)
+  assert pair['steps'] == [12, 4] and pair['difference'] < 0
+  flags = [f'--workdir={trained}', f'--baseline={trained}', '--max_tokens=100']
+  analyze.main(['compare', *flags, '--split=test'])
+  printed = capsys.readouterr().out
+  assert printed.startswith('100 tokens of test') and '+0.0000' in printed and 'one pair' in printed
+
+
+def test_bad_input():
+  everything = fake_runs(3)
+  with bad_input(
+    '--workdir is there 2 times, but --baseline 1 times: set one baseline for each run, in the '
+    'same order, such as that with the same seed'
+  ):
+    compare.analyze(everything[:2], everything[2:], 'abc')
+  with bad_input('--max_tokens=0 must be at least 1'):
+    compare.analyze(everything[:1], everything[1:2], 'ab', max_tokens=0)
+  everything[1].vocabulary.size = 300
+  with bad_input(
+    '--workdir=runs/1 and --workdir=runs/0 read different tokens: compare needs runs with the '
+    'same text and vocabulary'
+  ):
+    compare.analyze(everything[:1], everything[1:2], 'ab')
