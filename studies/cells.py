@@ -47,7 +47,7 @@ TUNING = {
 TABLE_LEARNING_RATES = (1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 # Other learning rates, tried for all steps: of the dense weights, and of the tables.
 OTHER_RATES = {'plain': (4e-3, 1.6e-2), 'wide': (4e-3,), 'engram': (4e-3,)}
-OTHER_TABLE_RATES = {'engram': (1e-1, 3e-1, 1.0)}
+OTHER_TABLE_RATES = {'over_encoding': (1e-1,), 'engram': (1e-1, 3e-1, 1.0)}
 
 
 class Rates(NamedTuple):
