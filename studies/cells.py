@@ -166,9 +166,10 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
       else:
         yield Cell(table, model, seed, rates[method])
 
-  for model in state_of_the_union.METHODS:
-    known = Rates(state_of_the_union.LEARNING_RATE)
-    yield Cell('state_of_the_union', model, 0, known, config='state_of_the_union')
+  for model, table_rates in state_of_the_union.TABLE_LEARNING_RATES.items():
+    for tables in table_rates:
+      known = Rates(state_of_the_union.LEARNING_RATE, tables)
+      yield Cell('state_of_the_union', model, 0, known, config='state_of_the_union')
   yield from _tuning_cells('ngram_memories')
   if rates['plain'] is not None:
     yield from _table_tuning_cells(rates['plain'].dense)

@@ -4,7 +4,7 @@ A table stands between two comments, `<!-- main -->` and `<!-- end -->`; all oth
 """
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import itertools
 import pathlib
 import re
@@ -41,17 +41,13 @@ def progress_table(results: Sequence[Result]) -> str:
 
 
 def model_table(results: Sequence[Result], models: Iterable[str], *baselines: str) -> str:
-  """Formats one row for each model that has a result."""
+  """Formats one row for each model and learning rate that has a result."""
   columns = 'model', 'parameters', 'tables, MB', 'MFLOPs a token', 'learning rate', 'seeds'
   rows = [(*columns, 'validation', 'test', *(f'test minus {b}' for b in baselines))]
-  for model in models:
-    own = [r for r in results if r['model'] == model]
-    if not own:
-      continue
+  by_model = {b: [r for r in results if r['model'] == b] for b in baselines}
+  for model, own in _group_by_rates(results, models):
     bits = {split: [r[split]['bits_per_byte'] for r in own] for split in cells.WHOLE_SPLITS}
     first = own[0]
-    if len({_format_rates(r) for r in own}) > 1:
-      raise ValueError(f'{model} has runs with other learning rates: move them to the table rates')
     rows.append(
       (
         f'`{model}`',
@@ -62,10 +58,22 @@ def model_table(results: Sequence[Result], models: Iterable[str], *baselines: st
         str(len(own)),
         format_mean(bits['validation']),
         format_mean(bits['test']),
-        *(format_difference(results, model, baseline) for baseline in baselines),
+        *('' if b == model else format_difference(own, by_model[b]) for b in baselines),
       )
     )
   return markdown(rows)
+
+
+def _group_by_rates(
+  results: Sequence[Result], models: Iterable[str]
+) -> Iterator[tuple[str, list[Result]]]:
+  """Yields each model with its runs of equal learning rates."""
+  for model in models:
+    groups = collections.defaultdict(list)
+    for r in results:
+      if r['model'] == model:
+        groups[r['learning_rate'], r.get('table_learning_rate')].append(r)
+    yield from ((model, runs) for runs in groups.values())
 
 
 def _format_rates(result: Result) -> str:
@@ -143,16 +151,12 @@ def tuning_table(results: Sequence[Result], models: Iterable[str], key: str) -> 
 
 def rate_table(results: Sequence[Result]) -> str:
   """Formats test bits per byte of runs of all steps by learning rate, the tuned rates first."""
-  rows = [('model', 'learning rate', 'of the tables', 'seeds', 'test')]
-  for model in cells.OTHER_RATES:
-    by_rates = collections.defaultdict(list)
-    for r in results:
-      if r['model'] == model:
-        by_rates[r['learning_rate'], r.get('table_learning_rate')].append(r['test'])
-    for (dense, tables), tests in by_rates.items():
-      bits = format_mean([test['bits_per_byte'] for test in tests])
-      rates = f'{dense:g}', '' if tables is None else f'{tables:g}'
-      rows.append((f'`{model}`', *rates, str(len(tests)), bits))
+  rows = [('model', 'learning rate', 'seeds', 'test')]
+  other_rates = cells.OTHER_RATES | cells.OTHER_TABLE_RATES
+  models = [model for model in ngram_memories.METHODS if model in other_rates]
+  for model, own in _group_by_rates(results, models):
+    bits = format_mean([r['test']['bits_per_byte'] for r in own])
+    rows.append((f'`{model}`', _format_rates(own[0]), str(len(own)), bits))
   return markdown(rows)
 
 
@@ -164,9 +168,8 @@ def accumulator_table(results: Sequence[Result], others: Sequence[Result]) -> st
     dense_rates = {r['learning_rate'] for r in after}
     own = [r for r in others if r['model'] == model and r['learning_rate'] in dense_rates]
     if own:
-      pairs = [r | {'model': 'before'} for r in own] + [r | {'model': 'after'} for r in after]
       scores = (format_mean([r['test']['bits_per_byte'] for r in part]) for part in (own, after))
-      rows.append((f'`{model}`', *scores, format_difference(pairs, 'after', 'before')))
+      rows.append((f'`{model}`', *scores, format_difference(after, own)))
   return markdown(rows)
 
 

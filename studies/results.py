@@ -38,13 +38,11 @@ def format_mean(values: Sequence[float]) -> str:
   return f'{mean:.4f}' if error is None else f'{mean:.4f} ± {error:.4f}'
 
 
-def format_difference(results: Iterable[Result], model: str, baseline: str) -> str:
-  """Formats the mean over seeds of a model minus its baseline, in test bits per byte.
+def format_difference(runs: Iterable[Result], baseline: Iterable[Result]) -> str:
+  """Formats the mean difference of runs from those of a baseline with equal seeds.
 
-  Returns '' if they have no seed in common.
+  In bits per byte of test. Returns '' if they have no seed in common.
   """
-  scores = {(r['model'], r['seed']): r['test']['bits_per_byte'] for r in results}
-  seeds = [seed for name, seed in scores if name == model and (baseline, seed) in scores]
-  if model == baseline or not seeds:
-    return ''
-  return format_mean([scores[model, seed] - scores[baseline, seed] for seed in seeds])
+  scores, baselines = ({r['seed']: r['test']['bits_per_byte'] for r in x} for x in (runs, baseline))
+  differences = [scores[seed] - baselines[seed] for seed in scores if seed in baselines]
+  return format_mean(differences) if differences else ''

@@ -9,8 +9,10 @@ and ten times the steps.
 from configs import ngram_memories
 from ngrammer_jax import errors
 
-METHODS = ('wide', 'engram')
 LEARNING_RATE = 4e-3  # that of the quickstart
+# Learning rates of the tables that are tried; None: there are no tables.
+TABLE_LEARNING_RATES = {'wide': (None,), 'engram': (3e-2, 1e-1, 3e-1)}
+METHODS = tuple(TABLE_LEARNING_RATES)
 
 
 def get_config(method: str = 'engram'):
