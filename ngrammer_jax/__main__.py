@@ -5,7 +5,6 @@
 
 import argparse
 import importlib
-import os
 import sys
 
 from ngrammer_jax import flags
@@ -42,7 +41,7 @@ def main(argv: list[str]) -> int | None:
 
 def console_script() -> None:
   """Runs the command `ngrammer_jax`."""
-  sys.path.insert(0, os.getcwd())  # as `python -m` does: configs import others of the same checkout
+  sys.path.insert(0, '')  # as `python -m` does: configs import others of the same checkout
   flags.run(main)
 
 

@@ -14,7 +14,8 @@ parameters of `ngrammer` within 0.1 %. METHOD_CONTROL changes one thing of a mem
   half_gate      a gate of one half
   plain_join     no convolution after the gate
   kv_plus_one    tables of k V + 1 rows for V tokens instead of primes
-  adam           tables trained by Adam, every row in every step, instead of Adagrad
+  adam           tables trained by Adam, every row in every step, instead of Adagrad, with the
+                 learning rate of the other weights
   quarter, four_times  tables with other numbers of rows; parameters are not equal
   segment_memory  also a segment memory of 256 tokens with relative positions, and fewer rows;
                   `wide` can have it too, with a narrower feed-forward
@@ -37,7 +38,7 @@ CONTROLS = {
   'half_gate': dict(gate='half'),
   'plain_join': dict(convolution=0),
   'kv_plus_one': dict(row_rule='multiple_plus_one'),
-  'adam': dict(optimizer='adam', learning_rate_factor=5.0),
+  'adam': dict(optimizer='adam', learning_rate_factor=1.0),
 }
 COMBINED = 'segment_memory'
 RELATIVE_POSITIONS = 3 * 128**2 + 2 * 128  # their parameters: a matrix a block and two biases
@@ -79,6 +80,11 @@ def get_config(variant: str = 'engram'):
   c.training.checkpoint_every = 500
   c.training.keep_checkpoints = 1
   return c
+
+
+def has_table_learning_rate(variant: str) -> bool:
+  """Returns whether the tables of a variant are trained with `optimizer.table.learning_rate`."""
+  return not variant.endswith(('_frozen', '_adam'))
 
 
 def _use_ngrammer(c):

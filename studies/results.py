@@ -43,6 +43,16 @@ def format_difference(runs: Iterable[Result], baseline: Iterable[Result]) -> str
 
   In bits per byte of test. Returns '' if they have no seed in common.
   """
-  scores, baselines = ({r['seed']: r['test']['bits_per_byte'] for r in x} for x in (runs, baseline))
+  scores, baselines = map(_bits_by_seed, (runs, baseline))
   differences = [scores[seed] - baselines[seed] for seed in scores if seed in baselines]
   return format_mean(differences) if differences else ''
+
+
+def _bits_by_seed(runs: Iterable[Result]) -> dict[int, float]:
+  """Returns test bits per byte by seed. Raises ValueError if two runs have the same seed."""
+  scores = {}
+  for run in runs:
+    if run['seed'] in scores:
+      raise ValueError(f'{run["cell"]}: {run["model"]} has another run of seed {run["seed"]}')
+    scores[run['seed']] = run['test']['bits_per_byte']
+  return scores

@@ -98,7 +98,9 @@ def test_memories_have_the_learning_rate_of_the_transformer_and_one_for_tables()
   assert len(tuning) == 20 and tuning[2].name == 'tuning.ngrammer.lr0.008.tables0.1.seed0'
   assert tuning[2].flags[-2] == '--config.optimizer.table.learning_rate=0.1'
   rates = {c.rates for c in cells.missing_cells(results) if c.table in ('sizes', 'controls')}
-  assert rates == {cells.Rates(0.008, 0.1)}
+  assert rates == {cells.Rates(0.008, 0.1), cells.Rates(0.008)}
+  untuned = {c.model for c in cells.missing_cells(results) if c.rates == cells.Rates(0.008)}
+  assert {m for m in untuned if m.startswith('engram')} == {'engram_frozen', 'engram_adam'}
   others = [c.rates for c in cells.missing_cells(results) if c.table == 'rates']
   assert others[3:] == [(0.004, 0.1), (0.008, 0.3), (0.008, 1.0)]
 
@@ -215,6 +217,26 @@ def test_progress_counts_finished_and_missing_runs():
   rows = report.progress_table(results).splitlines()
   assert rows[2] == '| tuning | 38 | 38 | 19.0 |' and '| main | 2 | 18 | 1.0 |' in rows
   assert '| spans | 0 | 5 | 0.0 |' in rows and rows[-1].startswith('| all | 40 |')
+
+
+def test_commands_of_results_train_with_the_rates_of_their_lines():
+  for line in study_results.read(study_results.RUNS):
+    spec, *flags = line['command'].removeprefix('python -m ngrammer_jax.train ').split()
+    overrides, _ = command_line.split([*flags, '--config.data.path=/data'])
+    config = command_line.resolve(spec.removeprefix('--config='), overrides)
+    rates = config.optimizer.learning_rate, config.seed, config.training.steps
+    assert rates == (line['learning_rate'], line['seed'], line['steps']), line['cell']
+    if line['table_bytes'] and not line['model'].endswith(('frozen', 'adam')):
+      is_old = line['table'].startswith('accumulator')
+      expected = (0.1, 0.01) if is_old else (0.0, line['table_learning_rate'])
+      table = config.optimizer.table
+      assert (table.accumulator, table.learning_rate) == expected, line['cell']
+
+
+def test_two_runs_of_a_seed_are_not_joined():
+  runs = [result('main', 'plain', 0, 2.0, rate) for rate in (0.008, 0.016)]
+  with pytest.raises(ValueError, match='plain has another run of seed 0'):
+    study_results.format_difference([result('main', 'engram', 0, 2.0)], runs)
 
 
 def test_the_page_has_the_tables_of_the_results():

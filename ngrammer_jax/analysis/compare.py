@@ -16,6 +16,7 @@ from ngrammer_jax import errors, runs, tables
 from ngrammer_jax.analysis import token_losses
 
 BLOCKS = 64  # consecutive parts of the text; neighboring tokens are not independent
+MIN_BLOCK = 256  # tokens; the differences of shorter blocks are not independent either
 CONFIDENCE = 0.95
 
 
@@ -42,13 +43,21 @@ def analyze(
     max_tokens: number of tokens to score, from the beginning of the split.
 
   Raises:
-    BadInput: not one baseline for each run, different texts or vocabularies, or a number below 1.
+    BadInput: not one baseline for each run, a run that is there twice, different texts or
+      vocabularies, or a number below 1.
   """
   if len(all_runs) != len(baselines):
     raise errors.BadInput(
       f'--workdir is there {len(all_runs)} times, but --baseline {len(baselines)} times: set one '
       f'baseline for each run, in the same order, such as that with the same seed'
     )
+  for flag, group in (('--workdir', all_runs), ('--baseline', baselines)):
+    workdirs = [str(run.workdir) for run in group]
+    if repeated := [workdir for workdir in workdirs if workdirs.count(workdir) > 1]:
+      raise errors.BadInput(
+        f'{flag}={repeated[0]} is there {len(repeated)} times: pairs must be different trainings, '
+        f'such as those of other seeds'
+      )
   if max_tokens < 1:
     raise errors.BadInput(f'--max_tokens={max_tokens} must be at least 1')
   everything = [*all_runs, *baselines]
@@ -76,7 +85,7 @@ def analyze(
 
 def _text_error(difference_T: np.ndarray) -> float | None:
   """Returns the standard error of a mean over the blocks of a text."""
-  if len(difference_T) < BLOCKS:
+  if len(difference_T) < BLOCKS * MIN_BLOCK:
     return None
   means = [block.mean() for block in np.array_split(difference_T, BLOCKS)]
   return float(np.std(means, ddof=1) / math.sqrt(BLOCKS))
@@ -97,14 +106,17 @@ def _over_pairs(pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def format_table(result: dict[str, Any]) -> str:
   """Formats the pairs, and what they say together."""
-  rows = [('run', 'baseline', 'nats/token', 'baseline', 'difference', 'error of the text')]
+  columns = 'run', 'step', 'nats/token', 'baseline', 'step', 'nats/token'
+  rows = [(*columns, 'difference', 'error of the text')]
   for pair in result['pairs']:
-    losses = (f'{pair[key]:.4f}' for key in ('loss', 'baseline_loss'))
+    step, baseline_step = (f'{step:,}' for step in pair['steps'])
     error = '-' if pair['text_error'] is None else f'{pair["text_error"]:.4f}'
-    rows.append((pair['run'], pair['baseline'], *losses, f'{pair["difference"]:+.4f}', error))
+    own = pair['run'], step, f'{pair["loss"]:.4f}'
+    baseline = pair['baseline'], baseline_step, f'{pair["baseline_loss"]:.4f}'
+    rows.append((*own, *baseline, f'{pair["difference"]:+.4f}', error))
   lines = [
     f'{result["tokens"]:,} tokens of {result["split"]}; negative: lower than the baseline',
-    *tables.align_columns(rows, '<<>'),
+    *tables.align_columns(rows, '<>><>'),
   ]
   if 'mean' not in result:
     return '\n'.join([*lines, 'one pair: compare runs of other seeds too, which also differ'])
@@ -112,6 +124,7 @@ def format_table(result: dict[str, Any]) -> str:
   verdict = 'includes 0' if low <= 0 <= high else 'excludes 0'
   lines.append(
     f'mean of {len(result["pairs"])} pairs: {result["mean"]:+.4f} ± {result["seed_error"]:.4f} '
-    f'(standard error over pairs); 95 % interval {low:+.4f} to {high:+.4f}, which {verdict}'
+    f'(standard error over pairs); {CONFIDENCE:.0%} interval {low:+.4f} to {high:+.4f}, which '
+    f'{verdict}'
   )
   return '\n'.join(lines)

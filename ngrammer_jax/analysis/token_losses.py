@@ -10,6 +10,7 @@ import numpy as np
 from ngrammer_jax import errors, runs
 from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.inference import language_modeling
 
 
 def token_losses(
@@ -20,7 +21,8 @@ def token_losses(
 ) -> np.ndarray:
   """Returns the loss of the first tokens of a text in nats, float64 [T].
 
-  The text is divided into streams of segments, as in validation during training.
+  The text is divided into `evaluation.streams` streams of segments, and each token is scored once,
+  as with `evaluation.protocol=streams`.
 
   Args:
     run: the run.
@@ -28,20 +30,19 @@ def token_losses(
     tokens: T.
     variables: variables of the model. None: those of the checkpoint.
   """
-  config = run.config
-  num_streams = min(config.training.batch_size, config.evaluation.streams)
-  source = streams.EvaluationStreams(text, num_streams, config.evaluation_length(), tokens)
-  make_segment = lambda index, rows: source.segment(index, rows.start, rows.stop - rows.start)
+  config, nll = run.config, []
+  num_streams, length = config.evaluation.streams, config.evaluation_length()
+  source = streams.EvaluationStreams(text, num_streams, length, tokens)
   variables = run.variables if variables is None else variables
-  segments = list(
-    run.engine.score_segments(variables, source.streams, source.segments, make_segment)
-  )
-  # Each stream is a row, and all rows together are the text.
-  nll_BxS, counts_BxS = (
-    np.concatenate([getattr(scores, name) for scores in segments], axis=1)
-    for name in ('nll_BxT', 'counts_BxT')
-  )
-  return nll_BxS[counts_BxS].astype(np.float64)
+  for scores in language_modeling.score_streams(run.engine, variables, source, config):
+    segments = list(scores)
+    # Each stream is a row, and all rows together are the text.
+    nll_BxS, counts_BxS = (
+      np.concatenate([getattr(segment, name) for segment in segments], axis=1)
+      for name in ('nll_BxT', 'counts_BxT')
+    )
+    nll.append(nll_BxS[counts_BxS].astype(np.float64))
+  return np.concatenate(nll)
 
 
 def check_same_text(
@@ -53,6 +54,6 @@ def check_same_text(
     has_same_size = run.vocabulary.size == first.vocabulary.size
     if not has_same_size or not np.array_equal(text.tokens, texts[0].tokens):
       raise errors.BadInput(
-        f'--workdir={run.workdir} and --workdir={first.workdir} read different tokens: {analysis} '
-        f'needs runs with the same text and vocabulary'
+        f'{run.workdir} and {first.workdir} read different tokens: {analysis} needs runs with the '
+        f'same text and vocabulary'
       )

@@ -3,7 +3,7 @@
 B batch, T segment length.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 import json
 import math
 import pathlib
@@ -15,6 +15,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import files, hosts, tables
 from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.inference import programs
 
 
 def evaluate(
@@ -101,13 +102,24 @@ def _score_batches(engine, variables, text, config):
 
     yield from engine.score_windows(variables, rows, -(-text.tokens // rows), make_window)
     return
-  rows = engine.round_rows(min(t.batch_size, config.evaluation.streams))
+  for scores in score_streams(engine, variables, text, config):
+    yield from scores
+
+
+def score_streams(
+  engine: inference.Engine,
+  variables: inference.Variables,
+  text: streams.EvaluationStreams,
+  config: experiment.Config,
+) -> Iterator[Iterator[programs.Scores]]:
+  """Yields the scores of the segments, for each batch of streams."""
+  rows = engine.round_rows(min(config.training.batch_size, config.evaluation.streams))
   for first in range(0, text.streams, rows):
 
     def make_segment(index, row_slice, first=first):
       return text.segment(index, first + row_slice.start, row_slice.stop - row_slice.start)
 
-    yield from engine.score_segments(variables, rows, text.segments, make_segment)
+    yield engine.score_segments(variables, rows, text.segments, make_segment)
 
 
 def _memory_protocol(config):

@@ -1,5 +1,6 @@
-"""`analyze compare` equals a loop over tokens and pairs, and its losses are those of `evaluate`."""
+"""`analyze compare`: equal to a loop over tokens and pairs, with the losses of `evaluate`."""
 
+import dataclasses
 import math
 import statistics
 import types
@@ -12,8 +13,10 @@ from ngrammer_jax import analyze, runs
 from ngrammer_jax.analysis import compare, token_losses
 from tests.checks import bad_input
 
+TOKENS = 64 * 256
 
-def fake_runs(count, tokens=640):
+
+def fake_runs(count, tokens=TOKENS):
   text = types.SimpleNamespace(tokens=np.zeros(tokens))
   return [
     types.SimpleNamespace(
@@ -28,19 +31,19 @@ def fake_runs(count, tokens=640):
 
 def test_errors_of_the_text_and_of_the_seeds(monkeypatch):
   """Of three pairs with random losses, compared with loops."""
-  losses = np.random.default_rng(0).random((6, 640))
+  losses = np.random.default_rng(0).random((6, TOKENS))
   losses[:3] -= np.array([[0.4], [0.42], [0.47]])
   monkeypatch.setattr(
     token_losses, 'token_losses', lambda run, text, tokens: losses[run.state.step][:tokens]
   )
   everything = fake_runs(6)
   result = compare.analyze(everything[:3], everything[3:], 'abcdef')
-  assert (result['split'], result['tokens']) == ('validation', 640)
+  assert (result['split'], result['tokens']) == ('validation', TOKENS)
   differences = []
   for i, pair in enumerate(result['pairs']):
     assert (pair['run'], pair['baseline']) == ('abcdef'[i], 'abcdef'[3 + i])
-    each = [losses[i][t] - losses[3 + i][t] for t in range(640)]
-    blocks = [statistics.fmean(each[t : t + 10]) for t in range(0, 640, 10)]
+    each = [losses[i][t] - losses[3 + i][t] for t in range(TOKENS)]
+    blocks = [statistics.fmean(each[t : t + 256]) for t in range(0, TOKENS, 256)]
     assert pair['difference'] == pytest.approx(statistics.fmean(each))
     assert pair['difference'] == pytest.approx(pair['loss'] - pair['baseline_loss'])
     assert pair['text_error'] == pytest.approx(statistics.stdev(blocks) / 8)
@@ -52,9 +55,9 @@ def test_errors_of_the_text_and_of_the_seeds(monkeypatch):
   assert result['interval'] == pytest.approx(list(expected))
   assert compare.format_table(result).endswith('which excludes 0')
   losses[:3] += 0.43  # of different signs
-  assert compare.format_table(compare.analyze(everything[:3], everything[3:], 'abcdef')).endswith(
-    'which includes 0'
-  )
+  again = compare.analyze(everything[:3], everything[3:], 'abcdef', max_tokens=TOKENS - 1)
+  assert compare.format_table(again).endswith('which includes 0')
+  assert again['pairs'][0]['text_error'] is None  # blocks are too short
 
 
 def test_losses_are_those_of_evaluate(one_device, trained, capsys):
@@ -65,10 +68,23 @@ def test_losses_are_those_of_evaluate(one_device, trained, capsys):
     expected = run.evaluate('validation')['nll_nats_per_token']
     assert pair[key] == pytest.approx(expected, rel=1e-6)
   assert pair['steps'] == [12, 4] and pair['difference'] < 0
+  assert compare.format_table(result).splitlines()[2].split()[::3][:2] == ['later', 'earlier']
   flags = [f'--workdir={trained}', f'--baseline={trained}', '--max_tokens=100']
   analyze.main(['compare', *flags, '--split=test'])
   printed = capsys.readouterr().out
   assert printed.startswith('100 tokens of test') and '+0.0000' in printed and 'one pair' in printed
+
+
+def test_streams_are_those_of_the_evaluation(one_device, trained):
+  run = runs.load_run(trained)
+  streams = run.config.training.batch_size + 1  # more than a batch
+  evaluation = dataclasses.replace(run.config.evaluation, streams=streams)
+  run = dataclasses.replace(run, config=dataclasses.replace(run.config, evaluation=evaluation))
+  text = run.split('validation')
+  losses_T = token_losses.token_losses(run, text, len(text.tokens))
+  expected = run.evaluate('validation')
+  assert expected['protocol']['streams'] == streams
+  assert losses_T.mean() == pytest.approx(expected['nll_nats_per_token'], rel=1e-6)
 
 
 def test_bad_input():
@@ -78,11 +94,15 @@ def test_bad_input():
     'same order, such as that with the same seed'
   ):
     compare.analyze(everything[:2], everything[2:], 'abc')
+  with bad_input(
+    '--baseline=runs/2 is there 2 times: pairs must be different trainings, such as those of other '
+    'seeds'
+  ):
+    compare.analyze(everything[:2], everything[2:] * 2, 'abcd')
   with bad_input('--max_tokens=0 must be at least 1'):
     compare.analyze(everything[:1], everything[1:2], 'ab', max_tokens=0)
   everything[1].vocabulary.size = 300
   with bad_input(
-    '--workdir=runs/1 and --workdir=runs/0 read different tokens: compare needs runs with the '
-    'same text and vocabulary'
+    'runs/1 and runs/0 read different tokens: compare needs runs with the same text and vocabulary'
   ):
     compare.analyze(everything[:1], everything[1:2], 'ab')

@@ -122,7 +122,7 @@ def test_two_runs_and_bad_input(one_device, tiny, untrained, text, tmp_path, mon
   other = runs.Run(tmp_path / 'elsewhere', config)
   vars(other)['vocabulary'] = types.SimpleNamespace(size=300)
   with bad_input(
-    f'--workdir={other.workdir} and --workdir={workdir} read different tokens: recl needs runs '
+    f'{other.workdir} and {workdir} read different tokens: recl needs runs '
     f'with the same text and vocabulary'
   ):
     recl.analyze([run, other], 'ab')

@@ -4,7 +4,6 @@ import html.parser
 import json
 import re
 import shutil
-import subprocess
 
 import jax
 import numpy as np
@@ -15,10 +14,10 @@ from ngrammer_jax.analysis import charts, clusters, ngrams, report, report_page
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram_memory import NGramMemoryConfig
 from ngrammer_jax.training import writers
+from tests import browser
 from tests.checks import bad_input
 
 VOID = ('meta', 'wbr')
-BROWSERS = ('chromium', 'chromium-browser', 'google-chrome', 'chrome')
 LABELS = ('<b>"first"&amp;', "second's")
 
 
@@ -267,18 +266,10 @@ window.onload = () => {{
 
 def browse(page, folder, width, *flags):
   """What a browser measures of a page, shown at a width."""
-  browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-  if browser is None:
-    pytest.skip(f'no browser: none of {", ".join(BROWSERS)} is installed')
   harness = folder / 'harness.html'
   harness.write_text(HARNESS.format(width=width, page=page.as_uri()))
-  command = [browser, '--headless', '--no-sandbox', '--disable-gpu', '--disable-quic', *flags]
-  command += ['--no-first-run', '--disable-background-networking', '--disable-component-update']
-  command += ['--disable-sync', '--hide-scrollbars', f'--user-data-dir={folder}/browser']
-  command += ['--allow-file-access-from-files', '--virtual-time-budget=5000', '--dump-dom']
-  command += [f'--window-size={width},1000', harness.as_uri()]
-  done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-  return json.loads(re.search('<pre id="out">(.*?)</pre>', done.stdout)[1])
+  shown = browser.dump_dom(harness.as_uri(), folder / 'browser', width, *flags)
+  return json.loads(re.search('<pre id="out">(.*?)</pre>', shown)[1])
 
 
 def test_a_browser_shows_it_on_a_phone_and_a_desk(pair, tmp_path):

@@ -1,0 +1,37 @@
+"""The documentation site: nothing of it is loaded from outside, and it is searched on the disk."""
+
+import re
+import subprocess
+
+import pytest
+
+from tests import browser
+from tests.documentation import ROOT
+
+pytest.importorskip('mkdocs', reason='the extra docs is not installed')
+# The site keeps its own links; what a page loads has these attributes.
+LOADED = re.compile(r'<(?:script|img|iframe|source)[^>]*\bsrc="([^"]+)|<link[^>]*\bhref="([^"]+)')
+
+
+@pytest.fixture(scope='module')
+def site(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('site')
+  subprocess.run(['mkdocs', 'build', '--quiet', '--site-dir', folder], cwd=ROOT, check=True)
+  return folder
+
+
+def test_pages_load_nothing_from_outside(site):
+  pages = list(site.rglob('*.html'))
+  assert len(pages) > 30
+  for page in pages:
+    loaded = [script or link for script, link in LOADED.findall(page.read_text(encoding='utf-8'))]
+    assert loaded and not [address for address in loaded if re.match(r'\w+:|//', address)], page
+  for style in site.rglob('*.css'):
+    assert not re.search(r'url\(["\']?(https?:|//)', style.read_text(encoding='utf-8')), style
+
+
+def test_a_page_on_the_disk_can_be_searched(site, tmp_path):
+  page = f'{(site / "index.html").as_uri()}?q=accumulator'
+  shown = browser.dump_dom(page, tmp_path, 1300)
+  found = re.findall(r'href="([^"]+)" class="md-search-result__link"', shown)
+  assert any('results.html' in address for address in found)
