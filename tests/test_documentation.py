@@ -5,6 +5,7 @@ import ast
 from collections.abc import Callable
 import importlib
 import io
+import operator
 import os
 import pathlib
 import re
@@ -15,6 +16,7 @@ import subprocess
 import sys
 from unittest import mock
 
+from flax import nnx
 import jax
 import pytest
 
@@ -34,7 +36,6 @@ NOT_RUN = {
   r'gs://|launch/(slurm|gke|tpu_vm)\.py': 'needs a cloud or a cluster',
   r'launch/compile\.py': 'compiles for minutes, see tests/test_compile.py',
   r'\b(benchmarks|studies)\b': 'measures for minutes, or needs what only its authors have',
-  r'NAME|--config=CONFIG': 'needs a pretrained model, see tests/test_pretrained_models.py',
   r'393k_8k_50|runs/c4': 'needs C4, or an accelerator',
   r'superglue\.py:all|submit': 'reads all tasks, see tests/tasks',
   r'-m (venv|build)': 'makes an environment or a wheel, see tests/test_wheel.py',
@@ -42,7 +43,6 @@ NOT_RUN = {
 SNIPPETS_NOT_RUN = {
   'docs/interop.md': 'tests/interop/test_docs.py runs them, on reference arrays',
   'docs/ngram_memory_weights.md': 'needs weights of 50 billion values',
-  'docs/pretrained.md': 'needs a pretrained model, see tests/test_pretrained_models.py',
   'docs/reading.md': 'files that a new memory adds, beside others',
 }
 # Small enough for a test, at the end of a command.
@@ -187,9 +187,22 @@ def test_flags_and_keys_of_notebooks_exist(stop_after_parsing):
 
 
 def test_every_block_of_the_docs_is_a_command_or_has_a_language():
-  for path in DOCS:
+  for path in (README, *DOCS):
     for block in documentation.blocks(path):
       assert block.is_shell or block.language, f'{block.page}:{block.line}: is this `text`?'
+  with_python = {
+    b.page for path in DOCS for b in documentation.blocks(path) if b.language == 'python'
+  }
+  assert set(SNIPPETS_NOT_RUN) <= with_python  # no exception is out of date
+
+
+def test_extras_that_are_named_exist():
+  _, _, setup = (ROOT / 'setup.py').read_text(encoding='utf-8').partition('extras_require')
+  extras = set(re.findall(r"^    '(\w+)': \[", setup, re.M))
+  assert extras == {*'tpu cuda12 gcs interop huggingface docs notebooks test'.split()}
+  for path in (README, *DOCS, *documentation.NOTEBOOKS):
+    for names in re.findall(r"'?(?:\.|ngrammer_jax)\[([\w,]+)\]", path.read_text(encoding='utf-8')):
+      assert set(names.split(',')) <= extras, (path.name, names)
 
 
 class Pages:
@@ -206,8 +219,8 @@ class Pages:
     self.folder, self.data, self.smaller, self.has_run = folder, data, (), set()
     (folder / 'configs').symlink_to(ROOT / 'configs')
 
-  def run(self, path: pathlib.Path) -> None:
-    """Runs all commands and Python snippets of a page in their order."""
+  def run(self, path: pathlib.Path) -> dict:
+    """Runs all commands and Python snippets of a page in their order. Returns their variables."""
     names: dict = {}
     for block in documentation.blocks(path):
       if block.is_shell:
@@ -218,6 +231,7 @@ class Pages:
         self.has_run.add('python')
     if 'get_config' in names:
       config.resolve(conversion.to_dict(names['get_config']()))
+    return names
 
   def run_command(self, argv: list[str]) -> None:
     """Runs a command, unless it is an exception."""
@@ -266,8 +280,9 @@ class Pages:
     head, found, name = word.partition('/path/to/')
     if not found:
       return word
-    makers = {'file_or_folder': self._text, 'tokenizer.json': self._tokenizer}
-    makers |= {'CBTest': self._books, 'superglue': self._superglue}
+    makers = {'file_or_folder': self._text, 'speech.txt': self._speech}
+    makers |= {'tokenizer.json': self._tokenizer, 'CBTest': self._books}
+    makers |= {'superglue': self._superglue}
     path = self.folder / name
     if name not in makers:
       path = self.data() / name
@@ -277,6 +292,9 @@ class Pages:
 
   def _text(self, path):
     path.symlink_to(self.folder / 'addresses')
+
+  def _speech(self, path):
+    path.symlink_to(next((self.folder / 'addresses').iterdir()))
 
   def _tokenizer(self, path):
     path.write_bytes(tokenizer_files.byte_level())
@@ -311,9 +329,16 @@ def pages(tmp_path, cache, one_device, monkeypatch, request):
 
 def test_the_readme_runs(pages):
   pages.smaller = ('--config.model.layers=1',)
-  pages.run(README)
+  names = pages.run(README)
   subcommands = {f'ngrammer_jax.{subcommand}' for subcommand in ('train', 'evaluate', 'generate')}
   assert pages.has_run >= {*subcommands, 'python'}
+  # Its layer learns, in NNX too.
+  assert 6 < names['nll'] < 8  # log(1000) is 6.9
+  trained, initial = names['nnx_model'].ngrammer, names['MyNNXModel'](nnx.Rngs(0)).ngrammer
+  move = abs(trained.table.get_value() - initial.table.get_value())
+  assert move.max() == pytest.approx(0.01, rel=1e-3)  # the first step of Adagrad
+  centroids = (layer.quantizer['centroids'].get_value() for layer in (trained, initial))
+  assert abs(operator.sub(*centroids)).max() > 0
 
 
 RUNNABLE = [

@@ -242,6 +242,24 @@ def test_a_pretrained_model_continues_a_prompt(weights, monkeypatch, capsys):
     generate.main(['--pretrained=tin', '--prompt=the'])
 
 
+def test_the_config_of_a_pretrained_model_has_its_vocabulary(damaged):
+  config = {'data': {'corpus': 'text', 'vocabulary': 'sentencepiece', 'vocabulary_size': 300}}
+  (damaged / 'config.json').write_text(json.dumps(config))
+  load = lambda: command_line.load_file('pretrained:other')
+  with pytest.raises(errors.BadInput, match=r'^--config=pretrained:other: .* is damaged: config'):
+    load()
+  (damaged / 'SHA256SUMS').write_text(pretrained_models.compute_checksums(damaged))
+  assert load() == config
+  (damaged / 'vocabulary.model').write_text('pieces')
+  (damaged / 'SHA256SUMS').write_text(pretrained_models.compute_checksums(damaged))
+  path = {'vocabulary_path': str(damaged / 'vocabulary.model'), 'vocabulary_size': None}
+  assert load() == {'data': config['data'] | path}
+  with bad_input(
+    '--config=pretrained:othr: no pretrained model has the name othr: did you mean other?'
+  ):
+    command_line.load_file('pretrained:othr')
+
+
 def test_a_training_starts_from_a_pretrained_model(weights, tiny, tmp_path):
   config = tiny(init_from='pretrained:tiny')
   start = init_from.Start(config, tmp_path)

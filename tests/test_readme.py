@@ -15,6 +15,10 @@ TEXT = (ROOT / 'README.md').read_text(encoding='utf-8')
 READING = (ROOT / 'docs' / 'reading.md').read_text(encoding='utf-8')
 
 
+def test_it_is_short():
+  assert 120 <= len(TEXT.splitlines()) <= 150
+
+
 def test_files_that_are_named_exist():
   paths = re.findall(r'(?:configs|launch|notebooks|docs|ngrammer_jax)/[\w/]+\.\w+', TEXT)
   assert paths and not [name for name in paths if not (ROOT / name).exists()]

@@ -47,6 +47,10 @@ def test_a_wheel_has_the_package_and_its_configs(site):
   expected |= {f'ngrammer_jax/configs/{path.name}' for path in (ROOT / 'configs').glob('*.py')}
   assert installed == expected
   assert (site / 'ngrammer_jax' / 'py.typed').exists()
+  package = site / 'ngrammer_jax'
+  weights = {path.relative_to(package) for path in package.glob('weights/*/*')}
+  source = ROOT / 'ngrammer_jax'
+  assert weights == {path.relative_to(source) for path in source.glob('weights/*/*')}
 
 
 @pytest.mark.slow
@@ -62,3 +66,6 @@ def test_a_wheel_runs_the_quickstart_outside_the_checkout(site, tmp_path):
   words = ('--workdir=runs/quickstart', '--prompt=My fellow citizens', '--tokens=4')
   out = run('-m', 'ngrammer_jax.generate', *words, folder=tmp_path, env=env)
   assert out.startswith('My fellow citizens')
+  words = ('--pretrained=state_of_the_union', '--prompt=The state of', '--tokens=4')
+  out = run('-m', 'ngrammer_jax.generate', *words, folder=tmp_path, env=env)
+  assert out.startswith('The state of')

@@ -16,9 +16,11 @@ import logging
 import pathlib
 from typing import Any
 
-from ngrammer_jax import errors, files, pretrained_models
+from ngrammer_jax import errors, files, json_files, pretrained_models
 from ngrammer_jax.config import catalog, conversion, fields
 from ngrammer_jax.config.experiment import Config
+
+PRETRAINED = 'pretrained'  # --config=pretrained:NAME
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, Config]:
@@ -51,7 +53,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     '--config',
     required=True,
     metavar='FILE[:VARIANT]',
-    help='config file, or the name of a config of the package, and its variant',
+    help='config file, or the name of a config of the package, and its variant; or pretrained:NAME',
   )
   add_list(parser)
   parser.add_argument(
@@ -106,11 +108,14 @@ def override(config: Config, overrides: list[tuple[str, str]], section: str) -> 
 def load_file(spec: str) -> dict[str, Any]:
   """Returns the config of FILE or FILE:VARIANT, from its get_config() or get_config(VARIANT).
 
-  A FILE that does not exist may be the name of a config of the package, such as `quickstart`.
+  A FILE that does not exist may be the name of a config of the package, such as `quickstart`, and
+  `pretrained:NAME` is the config of a pretrained model, with its vocabulary.
   """
   is_file = files.user_path('--config', spec).exists()
   name, _, variant = (spec, '', '') if is_file else spec.partition(':')
   path = files.user_path('--config', name)
+  if name == PRETRAINED and not path.exists():
+    return _load_pretrained(spec, variant)
   if not path.is_file():
     path = _find_packaged(spec, name)
   if path.suffix != '.py':
@@ -132,6 +137,18 @@ def load_file(spec: str) -> dict[str, Any]:
   config = conversion.to_dict(config)
   if not isinstance(config, dict):
     raise errors.BadInput(f'--config={spec}: get_config() returned {config!r}, not a ConfigDict')
+  return config
+
+
+def _load_pretrained(spec: str, name: str) -> dict[str, Any]:
+  """Returns the config of a pretrained model. Raises BadInput if there is none."""
+  try:
+    folder = pretrained_models.find(name)
+  except errors.BadInput as error:
+    raise errors.BadInput(f'--config={spec}: {error}') from error
+  config = json_files.read_object(folder / 'config.json')
+  if paths := [path for path in folder.glob('vocabulary.*') if path.name != 'vocabulary.json']:
+    config['data'] |= {'vocabulary_path': str(paths[0]), 'vocabulary_size': None}
   return config
 
 

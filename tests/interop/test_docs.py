@@ -14,7 +14,7 @@ from tests.checks import assert_close, assert_same_arrays
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / 'docs' / 'interop.md'
 EXAMPLES = re.findall(r'```python\n(.*?)```', DOCS.read_text(encoding='utf-8'), re.S)
-PRAXIS, PRAXIS_LAYER, TRANSFORMER_XL, ADAPTIVE_SPAN, NNX = EXAMPLES
+PRAXIS, PRAXIS_LAYER, TRANSFORMER_XL, ADAPTIVE_SPAN = EXAMPLES
 
 
 def run(example):
@@ -70,9 +70,3 @@ def test_streams_of_the_pytorch_codes(reference, tmp_path, monkeypatch, example,
   for number, log_probs in enumerate(names['log_probs']):
     assert_close(log_probs, f[f'logprob/{number}'], 1e-4)
   assert number == 2
-
-
-@pytest.mark.slow
-def test_the_example_in_nnx_runs():
-  names = run(NNX)
-  assert names['logits'].shape == (2, 17, 1000) and 6 < names['nll'] < 8 and names['moved'] > 0
