@@ -3,6 +3,7 @@
 import argparse
 import ast
 from collections.abc import Callable
+import dataclasses
 import importlib
 import io
 import operator
@@ -23,6 +24,7 @@ import pytest
 from ngrammer_jax import config
 from ngrammer_jax.config import command_line, conversion
 from ngrammer_jax.data import corpora as corpus_files
+from ngrammer_jax.training import manifest, workdirs
 from tests import documentation, tokenizer_files
 from tests.documentation import DOCS, README, ROOT
 
@@ -194,6 +196,14 @@ def test_every_block_of_the_docs_is_a_command_or_has_a_language():
     b.page for path in DOCS for b in documentation.blocks(path) if b.language == 'python'
   }
   assert set(SNIPPETS_NOT_RUN) <= with_python  # no exception is out of date
+
+
+def test_every_file_of_a_workdir_is_described():
+  page = (ROOT / 'docs' / 'file_formats.md').read_text(encoding='utf-8')
+  names = [*workdirs.FILES, *(f'{folder}/' for folder in workdirs.FOLDERS), manifest.FILE_NAME]
+  assert not [name for name in names if name not in page]
+  fields = [field.name for field in dataclasses.fields(manifest.Manifest)]
+  assert not [name for name in fields if f'`{name}`' not in page]
 
 
 def test_extras_that_are_named_exist():
