@@ -340,10 +340,10 @@ def pages(tmp_path, cache, one_device, monkeypatch, request):
 def test_the_readme_runs(pages):
   pages.smaller = ('--config.model.layers=1',)
   names = pages.run(README)
-  subcommands = {f'ngrammer_jax.{subcommand}' for subcommand in ('train', 'evaluate', 'generate')}
+  subcommands = {f'ngrammer_jax.{subcommand}' for subcommand in ('train', 'generate')}
   assert pages.has_run >= {*subcommands, 'python'}
   # Its layer learns, in NNX too.
-  assert 6 < names['nll'] < 8  # log(1000) is 6.9
+  assert names['params']['NGrammer_0']['table'].shape == (32768, 8) and 6 < names['nll'] < 8
   trained, initial = names['nnx_model'].ngrammer, names['MyNNXModel'](nnx.Rngs(0)).ngrammer
   move = abs(trained.table.get_value() - initial.table.get_value())
   assert move.max() == pytest.approx(0.01, rel=1e-3)  # the first step of Adagrad
