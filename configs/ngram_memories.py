@@ -39,7 +39,7 @@ configs/ngrammer_text8.py. METHOD is one of:
 All but plain have the total parameters of ngrammer within 1 %, counting tables, projections and all
 other parameters trained by gradient, so not centroids: the rows of a head, or the feed-forward
 width, are chosen to match. The tables of all methods are trained by Adagrad, as in the N-Grammer,
-with the best learning rate of each that was tried. The sizes of the small variants are ours.
+with a learning rate of their own. The sizes of the small variants are ours.
 """
 
 from ngrammer_jax import config
@@ -73,7 +73,7 @@ ROWS = {
   'latent_engram': {'quickstart': 15_930, 'wikitext2': 15_930, 'text8': 3660},
   'blt': {'quickstart': 1326},
 }
-# Of 0.03, 0.1 and 0.3, the best one on enwik8 (docs/results.md); not tried for blt.
+# The best ones on enwik8 (docs/results.md), at most 0.3: these runs are short. Not tried for blt.
 TABLE_LEARNING_RATES = {
   'ngrammer': 0.03,
   'over_encoding': 0.3,

@@ -98,14 +98,18 @@ def check_run(run: runs.Run) -> None:
 
 def check_command(config: experiment.Config, command: str) -> None:
   """Raises BadInput if a run with this config was not trained by the command."""
-  overrides, plain = command_line.split(shlex.split(command))
-  if len(plain) != 1 or not plain[0].startswith('--config='):
-    raise errors.BadInput(f'--command={command}: expected --config=FILE and --config.KEY=VALUE')
-  resolved = command_line.resolve(plain[0].removeprefix('--config='), overrides)
-  for key, old, new in experiment.differences(config, resolved):
+  for key, old, new in experiment.differences(config, resolve_command(command)):
     raise errors.BadInput(
       f'--command={command} trains with {key.path}={new!r}, the run has {old!r}'
     )
+
+
+def resolve_command(command: str) -> experiment.Config:
+  """Returns the config that a command trains. Raises BadInput if it has other flags."""
+  overrides, plain = command_line.split(shlex.split(command))
+  if len(plain) != 1 or not plain[0].startswith('--config='):
+    raise errors.BadInput(f'--command={command}: expected --config=FILE and --config.KEY=VALUE')
+  return command_line.resolve(plain[0].removeprefix('--config='), overrides)
 
 
 def check_baseline(run: runs.Run, baseline: runs.Run) -> None:

@@ -165,6 +165,17 @@ def test_models_of_the_package_are_whole_and_small():
   assert size <= ship_model.MAX_BYTES
 
 
+@pytest.mark.parametrize('name', pretrained_models.names())
+def test_commands_of_cards_train_the_models_of_the_package(name):
+  folder = pretrained_models.FOLDER / name
+  model = json.loads((folder / 'model.json').read_text(encoding='utf-8'))
+  command = model['training']['command'].removeprefix('python -m ngrammer_jax.train ')
+  trained = config.load(folder / 'config.json')
+  resolved = ship_model.resolve_command(f'{command} --config.data.path=/data')
+  data = dataclasses.replace(resolved.data, path=None)
+  assert dataclasses.replace(resolved, data=data) == trained
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('name', pretrained_models.names())
 def test_models_of_the_package_have_the_results_of_their_cards(name):
