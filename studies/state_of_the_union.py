@@ -11,7 +11,7 @@ from ngrammer_jax import errors
 
 LEARNING_RATE = 4e-3  # that of the quickstart
 # Learning rates of the tables that are tried; None: there are no tables.
-TABLE_LEARNING_RATES = {'wide': (None,), 'engram': (3e-2, 1e-1, 3e-1)}
+TABLE_LEARNING_RATES = {'wide': (None,), 'engram': (1e-2, 3e-2, 1e-1)}
 METHODS = tuple(TABLE_LEARNING_RATES)
 
 
