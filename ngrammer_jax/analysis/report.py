@@ -153,7 +153,8 @@ def _metrics(run, step, tokens_per_step, records):
     if path.exists() and run.config.finetune is None:
       with workdirs.translate_damage(run.workdir, f'evaluation/{split}.json', 'evaluate it again'):
         result = _check_numbers(json_files.read_object(path))
-      metrics |= _split_metrics(f'{split}, evaluated', result)
+      if result['step'] <= step:
+        metrics |= _split_metrics(f'{split}, evaluated', result)
   for key, name in (
     ('flops_per_token', 'FLOPs per token'),
     ('tokens_per_second', 'tokens per second'),
@@ -166,7 +167,7 @@ def _metrics(run, step, tokens_per_step, records):
 
 def _check_numbers(result):
   """Returns the result of an evaluation. Raises DamagedError if a metric is not a number."""
-  for key in ('step', *SPLIT_METRICS):
+  for key in ('step', 'tokens', *SPLIT_METRICS):
     value = result.get(key)
     if not isinstance(value, int | float) and (key == 'step' or value is not None):
       raise files.DamagedError(f'{key} is not a number')
@@ -183,7 +184,8 @@ def _count_table_elements(run):
 
 def _split_metrics(name, result):
   """Returns the metrics of a split by name."""
-  metrics = {f'step ({name})': Metric(f'{result["step"]:,}', result['step'])}
+  counts = {key: result[key] for key in ('step', 'tokens') if result.get(key) is not None}
+  metrics = {f'{key} ({name})': Metric(f'{count:,}', count) for key, count in counts.items()}
   for key, (label, pattern, best) in SPLIT_METRICS.items():
     if result.get(key) is not None:
       metrics[f'{label} ({name})'] = Metric(format(result[key], pattern), result[key], best)
