@@ -248,7 +248,7 @@ def plot(result: dict[str, Any], axes: Any) -> None:
     shared = [100 * head['ngrams'][order]['shared'] for head in result['heads']]
     positions = [n + (i - (len(orders) - 1) / 2) * width for n in heads]
     collisions_axes.bar(positions, shared, width, label=f'order {order}')
-  collisions_axes.set(xlabel='head', ylabel='tokens whose n-gram shares its row (%)')
+  collisions_axes.set(xlabel='head', ylabel='tokens whose n-gram\nshares its row (%)')
   for panel in (coherence_axes, collisions_axes):
     panel.set_xticks(heads)
     if panel.get_legend_handles_labels()[1]:  # above the panel, where nothing is drawn
