@@ -182,7 +182,6 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
   yield from tuned_cells('controls', engram_controls('few_rows', 'frozen'))
   for seed in SEEDS[1:]:
     yield from tuned_cells('main', main, seed)
-  yield from _rate_cells(rates)
   yield from _tuning_cells('context')
   yield from tuned_cells('memory', memory)
   repeated_controls = _controls('few_rows', 'frozen', 'unigrams')
@@ -191,6 +190,7 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
   yield from tuned_cells('controls', _controls('displaced', 'adam'))
   for scale in ngram_memories.SCALES:
     yield from tuned_cells('sizes', {f'{method}_{scale}': method for method in SCALED})
+  yield from _rate_cells(rates)
   yield from tuned_cells('spans', dict.fromkeys(context.SPANNED, 'memory'))
   for seed in SEEDS[1:]:
     yield from tuned_cells('controls', repeated_controls, seed)
