@@ -5,6 +5,9 @@ are tuned first, on seed 0, for a quarter of the steps. Of rates that are nearly
 used, because the best rate falls with the number of steps; the table `rates` tests the choice. The
 memories have the rate of `plain`, and tuned rates of their tables. A control has the rates of its
 method, a span that of the segment memory, the others that of their config.
+
+Controls, sizes, spans and combined memories have a quarter of the steps too: the runs of the tuning
+with the tuned rates are their baselines.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,6 +49,7 @@ TUNING = {
   'ngram_memories': Tuning(('plain', 'wide'), (4e-3, 8e-3, 1.6e-2), 500),
   'context': Tuning(('none', *context.MEMORIES), (2e-3, 4e-3, 8e-3), 1000),
 }
+SHORT = ('controls', 'sizes', 'spans', 'combined')  # tables of runs as long as those of the tuning
 TABLE_LEARNING_RATES = (1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 # Other learning rates, tried for all steps: of the dense weights, and of the tables.
 OTHER_RATES = {'plain': (4e-3, 1.6e-2), 'wide': (4e-3,), 'engram': (4e-3,)}
@@ -104,6 +108,15 @@ class Cell:
     return [] if path is None else [f'--config.data.path={folder / path}']
 
 
+def baselines(results: Iterable[Result]) -> list[Result]:
+  """Returns the runs of the tuning that have the tuned rates, the baselines of short runs."""
+  results = list(results)
+  tuning = [r for r in results if r['table'] == 'tuning']
+  rates = {method: tuned_rates(results, method) for method in {r['model'] for r in tuning}}
+  of_run = lambda r: Rates(r['learning_rate'], r.get('table_learning_rate'))
+  return [r for r in tuning if of_run(r) == rates[r['model']]]
+
+
 def tuned_rates(results: Sequence[Result], method: str) -> Rates | None:
   """Returns the learning rates of a method; None before all of its grid have been tried."""
   if method in ngram_memories.ROWS:
@@ -159,16 +172,17 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
 
   def tuned_cells(table: str, models: Mapping[str, str], seed: int = 0) -> Iterator[Cell]:
     """Yields a run of each model, if the learning rates of its method are known."""
+    config = 'context' if table in ('memory', 'spans') else 'ngram_memories'
+    steps = TUNING[config].steps if table in SHORT else None
     for model, method in models.items():
-      if rates[method] is None:
+      if (own := rates[method]) is None:
         continue
-      if table in ('memory', 'spans'):
-        evaluations = _memory_evaluations(table, model)
-        yield Cell(table, model, seed, rates[method], config='context', evaluations=evaluations)
-      elif ngram_memories.has_table_learning_rate(model):
-        yield Cell(table, model, seed, rates[method])
-      else:
-        yield Cell(table, model, seed, rates[method]._replace(tables=None))
+      if not ngram_memories.has_table_learning_rate(model):
+        own = own._replace(tables=None)
+      evaluations = FIRST_TOKENS if table in SHORT else WHOLE_SPLITS
+      if table == 'memory':
+        evaluations = _memory_evaluations(model)
+      yield Cell(table, model, seed, own, steps, config, evaluations)
 
   for model, table_rates in state_of_the_union.TABLE_LEARNING_RATES.items():
     for tables in table_rates:
@@ -178,30 +192,32 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
   if rates['plain'] is not None:
     yield from _table_tuning_cells(rates['plain'].dense)
   yield from tuned_cells('main', main)
-  engram_controls = lambda *names: {f'engram_{name}': 'engram' for name in names}
-  yield from tuned_cells('controls', engram_controls('few_rows', 'frozen'))
+  repeated_controls = _controls('few_rows', 'frozen', 'unigrams')
+  yield from tuned_cells('controls', repeated_controls)
+  engram_controls = 'plain_join', 'half_gate', 'kv_plus_one'
+  yield from tuned_cells('controls', {f'engram_{name}': 'engram' for name in engram_controls})
+  yield from tuned_cells('controls', _controls('displaced', 'adam'))
+  for scale in ngram_memories.SCALES:
+    yield from tuned_cells('sizes', {f'{method}_{scale}': method for method in SCALED})
   for seed in SEEDS[1:]:
     yield from tuned_cells('main', main, seed)
   yield from _tuning_cells('context')
   yield from tuned_cells('memory', memory)
-  repeated_controls = _controls('few_rows', 'frozen', 'unigrams')
-  yield from tuned_cells('controls', repeated_controls)
-  yield from tuned_cells('controls', engram_controls('plain_join', 'half_gate', 'kv_plus_one'))
-  yield from tuned_cells('controls', _controls('displaced', 'adam'))
-  for scale in ngram_memories.SCALES:
-    yield from tuned_cells('sizes', {f'{method}_{scale}': method for method in SCALED})
-  yield from _rate_cells(rates)
   yield from tuned_cells('spans', dict.fromkeys(context.SPANNED, 'memory'))
   for seed in SEEDS[1:]:
+    yield from tuned_cells('controls', dict(zip(CONTROLLED, CONTROLLED, strict=True)), seed)
     yield from tuned_cells('controls', repeated_controls, seed)
   for seed in SEEDS[1:]:
     yield from tuned_cells('memory', memory, seed)
+  if (best := best_method(results)) is not None:
+    for seed in SEEDS:
+      for method in (best, 'wide'):
+        yield from tuned_cells('combined', {f'{method}_{ngram_memories.COMBINED}': method}, seed)
+      if seed:  # that of the first seed is in the tuning
+        yield from tuned_cells('combined', {'wide': 'wide'}, seed)
   for model in recurrent.MODELS:
     yield Cell('recurrent', model, 0, Rates(recurrent.LEARNING_RATE), config='recurrent')
-  if (best := best_method(results)) is not None:
-    for method in (best, 'wide'):
-      for seed in SEEDS:
-        yield from tuned_cells('combined', {f'{method}_{ngram_memories.COMBINED}': method}, seed)
+  yield from _rate_cells(rates)
 
 
 def _tuning_cells(config: str) -> Iterator[Cell]:
@@ -233,10 +249,10 @@ def _controls(*names: str) -> dict[str, str]:
   return {f'{method}_{control}': method for control in names for method in CONTROLLED}
 
 
-def _memory_evaluations(table: str, model: str) -> dict[str, Sequence[str]]:
+def _memory_evaluations(model: str) -> dict[str, Sequence[str]]:
   """Returns the evaluations of a run on text8, by the memory in segments if it has one."""
   evaluations = {'test': FIRST_CHARACTERS}
-  if table == 'memory' and model != 'none':
+  if model != 'none':
     for segments in MEMORY_SEGMENTS:
       length = f'--config.evaluation.memory.length={segments * context.SEGMENT}'
       evaluations[f'test, memory {segments}'] = (*FIRST_CHARACTERS, length)

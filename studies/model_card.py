@@ -79,7 +79,7 @@ python -m ngrammer_jax.evaluate --pretrained={name} --split=test{path}
 
 ## Results
 
-The whole test split. Parameters are in bfloat16, as in this folder; those of the Transformer in float32.
+The whole test split. Parameters are in bfloat16, as in this folder; the Transformer's in float32.
 
 {_results(model)}
 

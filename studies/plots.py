@@ -6,7 +6,7 @@ from typing import Any
 
 from ngrammer_jax.analysis import figures
 from studies import cells, context, ngram_memories
-from studies.results import Result, mean_and_error
+from studies.results import Result, mean_and_error, validation_nats
 
 
 def save_all(results: Sequence[Result], folder: pathlib.Path) -> None:
@@ -18,7 +18,7 @@ def save_all(results: Sequence[Result], folder: pathlib.Path) -> None:
       draw_memories(by_table['memory'], axes[1])
   if any(r['table'] == 'sizes' for r in results):
     with figures.saved_figure(folder / 'results_sizes.png') as axis:
-      draw_sizes([r for r in results if r['table'] in ('main', 'sizes')], axis)
+      draw_sizes(cells.baselines(results) + [r for r in results if r['table'] == 'sizes'], axis)
 
 
 def draw_methods(results: Sequence[Result], axis: Any) -> None:
@@ -66,21 +66,21 @@ def draw_memories(results: Sequence[Result], axis: Any) -> None:
 
 
 def draw_sizes(results: Sequence[Result], axis: Any) -> None:
-  """Draws the test loss by the number of parameters, most of which are in tables."""
+  """Draws the loss of short runs by the bytes of their tables."""
   for method in ngram_memories.METHODS:
     models = (method, *(f'{method}_{scale}' for scale in ngram_memories.SCALES))
     points = []
     for model in models:
-      if bits := _bits(results, model):
-        mean, error = mean_and_error(bits)
-        parameters = next(r['parameters'] for r in results if r['model'] == model)
-        points.append((parameters / 1e6, mean, error or 0))
+      if own := [r for r in results if r['model'] == model and r['table_bytes']]:
+        mean, error = mean_and_error([validation_nats(r) for r in own])
+        points.append((own[0]['table_bytes'] / 1e6, mean, error or 0))
     if points:
       x, y, error = zip(*sorted(points), strict=True)
       axis.errorbar(x, y, yerr=error, marker='o', capsize=3, label=method)
   axis.set_xscale('log')
-  axis.set_xlabel('parameters, million')
-  axis.set_ylabel('test, bits per byte')
+  axis.set_xlabel('tables, MB')
+  axis.set_ylabel('validation, nats per token (lower is better)')
+  axis.grid(alpha=0.3)
   axis.legend(frameon=False)
 
 

@@ -5,16 +5,24 @@ A table stands between two comments, `<!-- main -->` and `<!-- end -->`; all oth
 
 import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+import functools
 import itertools
+import math
 import pathlib
 import re
 
 from studies import cells, context, frequency, ngram_memories, plots, recurrent, state_of_the_union
 from studies import results as study_results
-from studies.results import Result, format_difference, format_mean
+from studies.results import Loss, Result, format_difference, format_mean, validation_nats
 
 PAGE = pathlib.Path(__file__).parents[1] / 'docs' / 'results.md'
 BASELINE = 'wide'  # the Transformer with as many parameters as the memories
+# Columns of losses: of whole splits in bits per byte, of short runs in nats per token.
+WHOLE_SPLITS = {
+  'validation': lambda run: run['validation']['bits_per_byte'],
+  'test': study_results.test_bits,
+}
+FIRST_TOKENS = {'validation, nats': validation_nats}
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
@@ -40,13 +48,25 @@ def progress_table(results: Sequence[Result]) -> str:
   return markdown([*rows, ('all', *map(str, counts), f'{hours.total():.1f}')])
 
 
-def model_table(results: Sequence[Result], models: Iterable[str], *baselines: str) -> str:
-  """Formats one row for each model and learning rate that has a result."""
+def model_table(
+  results: Sequence[Result],
+  models: Iterable[str],
+  *baselines: str,
+  losses: Mapping[str, Loss] = WHOLE_SPLITS,
+) -> str:
+  """Formats one row for each model and learning rate that has a result.
+
+  Args:
+    results: runs.
+    models: models of the rows.
+    *baselines: models from which the differences of the last loss are shown.
+    losses: what is shown of a run, by name of the column.
+  """
   columns = 'model', 'parameters', 'tables, MB', 'MFLOPs a token', 'learning rate', 'seeds'
-  rows = [(*columns, 'validation', 'test', *(f'test minus {b}' for b in baselines))]
+  rows = [(*columns, *losses, *(f'minus {b}' for b in baselines))]
   by_model = {b: [r for r in results if r['model'] == b] for b in baselines}
+  *_, last = losses.values()
   for model, own in _group_by_rates(results, models):
-    bits = {split: [r[split]['bits_per_byte'] for r in own] for split in cells.WHOLE_SPLITS}
     first = own[0]
     rows.append(
       (
@@ -56,9 +76,8 @@ def model_table(results: Sequence[Result], models: Iterable[str], *baselines: st
         f'{first["flops_per_token"] / 1e6:.2f}',
         _format_rates(first),
         str(len(own)),
-        format_mean(bits['validation']),
-        format_mean(bits['test']),
-        *('' if b == model else format_difference(own, by_model[b]) for b in baselines),
+        *(format_mean([loss(r) for r in own]) for loss in losses.values()),
+        *('' if b == model else format_difference(own, by_model[b], last) for b in baselines),
       )
     )
   return markdown(rows)
@@ -99,12 +118,12 @@ def memory_table(results: Sequence[Result]) -> str:
 
 
 def span_table(results: Sequence[Result]) -> str:
-  """Formats test bits per character, FLOPs and time of a step by span."""
-  rows = [('model', 'parameters', 'MFLOPs a token', 'seconds a step', 'test')]
+  """Formats validation bits per character, FLOPs and time of a step by span."""
+  rows = [('model', 'parameters', 'MFLOPs a token', 'seconds a step', 'validation')]
   for r in results:
     step = f'{r["training_seconds"] / r["steps"]:.2f}'
     flops = f'{r["flops_per_token"] / 1e6:.2f}'
-    bits = f'{r["test"]["bits_per_character"]:.4f}'
+    bits = f'{validation_nats(r) / math.log(2):.4f}'  # a character is a token
     rows.append((f'`{r["model"]}`', f'{r["parameters"]:,}', flops, step, bits))
   return markdown(rows)
 
@@ -191,9 +210,11 @@ def format_tables(results: Sequence[Result], frequencies: Sequence[Result]) -> d
   dense = [method for tuning in cells.TUNING.values() for method in tuning.methods]
   of_dense = [r for r in of('tuning') if r['model'] in dense]
   of_tables = [r for r in of('tuning') if r['model'] not in dense]
+  long_controls = dict.fromkeys(r['model'] for r in of('long_controls'))
   sizes = [f'{method}_{scale}' for method in cells.SCALED for scale in ngram_memories.SCALES]
-  best = cells.best_method(results)
+  best, baselines = cells.best_method(results), cells.baselines(results)
   combined = dict.fromkeys(r['model'] for r in of('combined'))
+  short_table = functools.partial(model_table, losses=FIRST_TOKENS)
   tables = {
     'progress': progress_table(results),
     'tuning': tuning_table(of_dense, dense, 'learning_rate'),
@@ -202,16 +223,20 @@ def format_tables(results: Sequence[Result], frequencies: Sequence[Result]) -> d
     'accumulator': accumulator_table(main, of('accumulator')),
     'main': model_table(main, ngram_memories.METHODS, 'plain', BASELINE),
     'frequency': frequency_table(frequencies),
-    'combined': model_table(main + of('combined'), [BASELINE, best, *combined], BASELINE),
-    'sizes': model_table(main + of('sizes'), [*cells.SCALED, *sizes], 'plain'),
+    'combined': short_table(
+      baselines + controls + of('combined'), dict.fromkeys([BASELINE, best, *combined]), BASELINE
+    ),
+    'sizes': short_table(baselines + of('sizes'), ['plain', *cells.SCALED, *sizes], 'plain'),
+    'long controls': model_table(main + of('long_controls'), ['engram', *long_controls], 'engram'),
     'memory': memory_table(of('memory')),
     'spans': span_table(of('spans')),
     'recurrent': recurrent_table(of('recurrent')),
     'state of the union': model_table(of('state_of_the_union'), state_of_the_union.METHODS, 'wide'),
   }
   for method in cells.CONTROLLED:
-    own = dict.fromkeys(r['model'] for r in controls if r['model'].startswith(method))
-    tables[f'controls of {method}'] = model_table(main + controls, [method, *own], method)
+    own = dict.fromkeys(r['model'] for r in controls if r['model'].startswith(f'{method}_'))
+    models = [method, *own, 'plain']
+    tables[f'controls of {method}'] = short_table(baselines + controls, models, method)
   return tables
 
 

@@ -1,6 +1,6 @@
 """Results of the runs: JSON lines, means over seeds, and differences of runs with equal seeds."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import json
 import math
 import pathlib
@@ -11,6 +11,7 @@ RUNS = pathlib.Path(__file__).with_name('results.jsonl')
 FREQUENCY = pathlib.Path(__file__).with_name('frequency.jsonl')
 
 Result = Mapping[str, Any]  # a line
+Loss = Callable[[Result], float]
 
 
 def read(path: pathlib.Path) -> list[Result]:
@@ -38,21 +39,33 @@ def format_mean(values: Sequence[float]) -> str:
   return f'{mean:.4f}' if error is None else f'{mean:.4f} ± {error:.4f}'
 
 
-def format_difference(runs: Iterable[Result], baseline: Iterable[Result]) -> str:
-  """Formats the mean difference of runs from those of a baseline with equal seeds.
+def test_bits(run: Result) -> float:
+  """Returns the bits per byte of the test split."""
+  return run['test']['bits_per_byte']
 
-  In bits per byte of test. Returns '' if they have no seed in common.
+
+def validation_nats(run: Result) -> float:
+  """Returns the nats per token of the tokens of the validation split that were scored."""
+  return run['validation']['nll_nats_per_token']
+
+
+def format_difference(
+  runs: Iterable[Result], baseline: Iterable[Result], loss: Loss = test_bits
+) -> str:
+  """Formats the mean difference of the losses of runs from those of a baseline with equal seeds.
+
+  Returns '' if they have no seed in common.
   """
-  scores, baselines = map(_bits_by_seed, (runs, baseline))
+  scores, baselines = (_by_seed(group, loss) for group in (runs, baseline))
   differences = [scores[seed] - baselines[seed] for seed in scores if seed in baselines]
   return format_mean(differences) if differences else ''
 
 
-def _bits_by_seed(runs: Iterable[Result]) -> dict[int, float]:
-  """Returns test bits per byte by seed. Raises ValueError if two runs have the same seed."""
+def _by_seed(runs: Iterable[Result], loss: Loss) -> dict[int, float]:
+  """Returns losses by seed. Raises ValueError if two runs have the same seed."""
   scores = {}
   for run in runs:
     if run['seed'] in scores:
       raise ValueError(f'{run["cell"]}: {run["model"]} has another run of seed {run["seed"]}')
-    scores[run['seed']] = run['test']['bits_per_byte']
+    scores[run['seed']] = loss(run)
   return scores

@@ -147,8 +147,21 @@ def test_the_best_memory_is_combined_with_a_segment_memory():
   results.append(result('main', 'latent_engram', 0, 1.9))
   assert cells.best_method(results) == 'engram'
   todo = [c for c in cells.missing_cells([*tuned_results(), *results]) if c.table == 'combined']
-  models = 'engram_segment_memory', 'wide_segment_memory'
-  assert [(c.model, c.seed) for c in todo] == list(itertools.product(models, cells.SEEDS))
+  models = {'engram_segment_memory', 'wide_segment_memory'}
+  expected = {*itertools.product(models, cells.SEEDS), ('wide', 1), ('wide', 2)}
+  assert {(c.model, c.seed) for c in todo} == expected and len(todo) == len(expected)
+  assert {c.steps for c in todo} == {500}
+
+
+def test_baselines_of_short_runs_have_the_tuned_rates():
+  runs = [*tuned_results(0.008, 0.1), result('controls', 'engram_frozen', 0, 2.5)]
+  baselines = cells.baselines(runs)
+  assert {r['model'] for r in baselines} >= {'plain', 'wide', 'engram', 'memory'}
+  assert len(baselines) == len({r['model'] for r in baselines})
+  assert {r['table_learning_rate'] for r in baselines if r['model'] == 'engram'} == {0.1}
+  *_, control, plain = report.format_tables(runs, [])['controls of engram'].splitlines()
+  assert control.startswith('| `engram_frozen` |') and control.endswith('| 2.5000 | 0.5000 |')
+  assert plain.startswith('| `plain` |') and plain.endswith('| 2.0000 | 0.0000 |')
 
 
 def test_differences_are_paired_by_seed():
@@ -191,7 +204,7 @@ def test_losses_by_frequency_are_compared_by_seed():
 
 def test_figures_show_the_means_of_the_results(tmp_path):
   results = [result('main', m, s, 2 + s) for m in ngram_memories.METHODS for s in range(2)]
-  results += [result('sizes', 'engram_quarter', 0, 2.7) | {'parameters': 5}]
+  results += [result('sizes', 'engram_quarter', 0, 2.7) | {'table_bytes': 1_000_000}]
   by_memory = {
     f'test, memory {n}': {'bits_per_character': 3 - n / 8} for n in cells.MEMORY_SEGMENTS
   }
@@ -208,7 +221,9 @@ def test_figures_show_the_means_of_the_results(tmp_path):
   line = axes[1].get_lines()[0]
   assert line.get_ydata().tolist() == [3 - n / 8 for n in cells.MEMORY_SEGMENTS]
   plots.draw_sizes([r for r in results if r['table'] in ('main', 'sizes')], axes[2])
-  assert [tuple(p) for p in axes[2].get_lines()[12].get_xydata()] == [(5e-6, 2.7), (1e-5, 2.5)]
+  labels = {line.get_label(): line for line in axes[2].containers}
+  points = labels['engram'].lines[0].get_xydata()
+  assert [tuple(p) for p in points] == [(1.0, 2.7), (4.0, 2.5)]
   pyplot.close(figure)
 
 
