@@ -105,6 +105,8 @@ def stop_after_parsing(monkeypatch):
 def check_command(argv):
   """Resolves the config of a command, and parses its flags and those of one that it launches."""
   launcher, launched = documentation.split_launched(argv)
+  if launched and launched[0].startswith('--'):  # flags of each training of a benchmark
+    launcher, launched = [*launcher, *launched], []
   if launched and launched != ['...']:
     check_command(launched)
   program = documentation.program([word for word in launcher if word != '...'])
