@@ -9,6 +9,16 @@ from studies import cells, context, ngram_memories
 from studies.results import Result, mean_and_error, validation_nats
 
 
+NAMES = {
+  'plain': 'Transformer',
+  'wide': 'wider Transformer',
+  'ngrammer': 'N-Grammer',
+  'over_encoding': 'Over-Encoding',
+  'engram': 'Engram',
+  'latent_engram': 'Engram of clusters',
+}
+
+
 def save_all(results: Sequence[Result], folder: pathlib.Path) -> None:
   """Draws every figure that has results."""
   by_table = {name: [r for r in results if r['table'] == name] for name in ('main', 'memory')}
@@ -30,12 +40,12 @@ def draw_methods(results: Sequence[Result], axis: Any) -> None:
     axis.errorbar(mean, i, xerr=error, fmt='o', color=color, capsize=3)
     axis.annotate(f'{mean:.3f}', (mean, i), (0, 6), textcoords='offset points', ha='center')
   parameters = {r['model']: r['parameters'] / 1e6 for r in results}
-  axis.set_yticks(range(len(methods)), [f'{m}\n{parameters[m]:.2f}M' for m in methods])
+  axis.set_yticks(range(len(methods)), [f'{NAMES[m]}\n{parameters[m]:.2f}M' for m in methods])
   axis.invert_yaxis()
   axis.margins(0.12)
   axis.grid(axis='x', alpha=0.3)
   axis.set_xlabel('test, bits per byte (lower is better)')
-  axis.set_title('n-gram memories, enwik8', fontsize=10)
+  axis.set_title('n-gram memories, enwik8, by parameters', fontsize=10)
 
 
 def draw_memories(results: Sequence[Result], axis: Any) -> None:
@@ -76,7 +86,7 @@ def draw_sizes(results: Sequence[Result], axis: Any) -> None:
         points.append((own[0]['table_bytes'] / 1e6, mean, error or 0))
     if points:
       x, y, error = zip(*sorted(points), strict=True)
-      axis.errorbar(x, y, yerr=error, marker='o', capsize=3, label=method)
+      axis.errorbar(x, y, yerr=error, marker='o', capsize=3, label=NAMES[method])
   axis.set_xscale('log')
   axis.set_xlabel('tables, MB')
   axis.set_ylabel('validation, nats per token (lower is better)')

@@ -222,7 +222,7 @@ def test_figures_show_the_means_of_the_results(tmp_path):
   assert line.get_ydata().tolist() == [3 - n / 8 for n in cells.MEMORY_SEGMENTS]
   plots.draw_sizes([r for r in results if r['table'] in ('main', 'sizes')], axes[2])
   labels = {line.get_label(): line for line in axes[2].containers}
-  points = labels['engram'].lines[0].get_xydata()
+  points = labels['Engram'].lines[0].get_xydata()
   assert [tuple(p) for p in points] == [(1.0, 2.7), (4.0, 2.5)]
   pyplot.close(figure)
 
