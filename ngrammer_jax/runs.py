@@ -32,7 +32,7 @@ class Run:
   """
 
   workdir: pathlib.Path
-  config: experiment.Config
+  config: experiment.Config = dataclasses.field(repr=False)  # long
   step: int | str = 'newest'
 
   @functools.cached_property

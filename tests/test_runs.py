@@ -36,6 +36,10 @@ def test_evaluate_writes_json_and_a_table_and_curve_a_figure(trained_copy, capsy
   assert (run / 'curve.png').read_bytes().startswith(b'\x89PNG')
 
 
+def test_a_run_is_printed_in_one_line(trained):
+  assert repr(runs.load_run(trained, 12)) == f'Run(workdir={trained!r}, step=12)'
+
+
 def test_all_results_of_an_analysis_are_beside_its_figure(trained, tmp_path, monkeypatch):
   result = {'step': 12, 'split': 'validation', 'tokens': 0, 'gates': []}
   monkeypatch.setattr(gates, 'analyze', lambda run, split, text: result | {'texts': [text]})
