@@ -10,6 +10,7 @@ import itertools
 import math
 import pathlib
 import re
+import statistics
 
 from studies import cells, context, frequency, ngram_memories, plots, recurrent, state_of_the_union
 from studies import results as study_results
@@ -99,6 +100,25 @@ def _format_rates(result: Result) -> str:
   """Formats the learning rate of a run, and that of its tables."""
   dense, tables = result['learning_rate'], result.get('table_learning_rate')
   return f'{dense:g}' if tables is None else f'{dense:g}, tables {tables:g}'
+
+
+def noise(results: Iterable[Result]) -> str:
+  """Formats the standard deviation between seeds, pooled over all runs that differ only in them."""
+  groups = collections.defaultdict(list)
+  for r in results:
+    rates = r['learning_rate'], r.get('table_learning_rate')
+    groups[r['table'], r['model'], *rates].append(study_results.test_bits(r))
+  repeated = [bits for bits in groups.values() if len(bits) > 1]
+  freedom = sum(len(bits) - 1 for bits in repeated)
+  if not freedom:
+    return 'No run has been repeated yet.'
+  squares = sum((len(bits) - 1) * statistics.variance(bits) for bits in repeated)
+  deviation = math.sqrt(squares / freedom)
+  return (
+    f'Runs that differ only in the seed differ by {deviation:.4f} bits per byte of test (standard '
+    f'deviation, pooled over {len(repeated)} models, {freedom} degrees of freedom), so a difference '
+    f'of two single runs has noise of {math.sqrt(2) * deviation:.4f}.'
+  )
 
 
 def memory_table(results: Sequence[Result]) -> str:
@@ -221,6 +241,7 @@ def format_tables(results: Sequence[Result], frequencies: Sequence[Result]) -> d
     'tuning of tables': tuning_table(of_tables, ngram_memories.ROWS, 'table_learning_rate'),
     'rates': rate_table(main + of('rates')),
     'accumulator': accumulator_table(main, of('accumulator')),
+    'noise': noise(main + of('rates') + of('accumulator')),
     'main': model_table(main, ngram_memories.METHODS, 'plain', BASELINE),
     'frequency': frequency_table(frequencies),
     'combined': short_table(

@@ -248,6 +248,18 @@ def test_commands_of_results_train_with_the_rates_of_their_lines():
       assert (table.accumulator, table.learning_rate) == expected, line['cell']
 
 
+def test_noise_is_pooled_over_models():
+  bits = {'plain': (1.0, 1.2), 'engram': (2.0, 2.0, 2.3), 'wide': (5.0,)}
+  runs = [result('main', m, seed, b) for m, values in bits.items() for seed, b in enumerate(values)]
+  pooled = ((0.1**2 * 2) + (0.1**2 * 2 + 0.2**2)) / 3  # squares of 1 + 2 degrees of freedom
+  assert report.noise(runs).startswith(
+    f'Runs that differ only in the seed differ by {pooled**0.5:.4f} bits per byte of test (standard '
+    f'deviation, pooled over 2 models, 3 degrees of freedom), so a difference of two single runs '
+    f'has noise of {(2 * pooled) ** 0.5:.4f}.'
+  )
+  assert report.noise(runs[-1:]) == 'No run has been repeated yet.'
+
+
 def test_two_runs_of_a_seed_are_not_joined():
   runs = [result('main', 'plain', 0, 2.0, rate) for rate in (0.008, 0.016)]
   with pytest.raises(ValueError, match='plain has another run of seed 0'):
