@@ -8,7 +8,6 @@ from ngrammer_jax.analysis import figures
 from studies import cells, context, ngram_memories
 from studies.results import Result, mean_and_error, validation_nats
 
-
 NAMES = {
   'plain': 'Transformer',
   'wide': 'wider Transformer',

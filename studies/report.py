@@ -116,8 +116,8 @@ def noise(results: Iterable[Result]) -> str:
   deviation = math.sqrt(squares / freedom)
   return (
     f'Runs that differ only in the seed differ by {deviation:.4f} bits per byte of test (standard '
-    f'deviation, pooled over {len(repeated)} models, {freedom} degrees of freedom), so a difference '
-    f'of two single runs has noise of {math.sqrt(2) * deviation:.4f}.'
+    f'deviation, pooled over {len(repeated)} models, {freedom} degrees of freedom), so a '
+    f'difference of two single runs has noise of {math.sqrt(2) * deviation:.4f}.'
   )
 
 

@@ -253,9 +253,9 @@ def test_noise_is_pooled_over_models():
   runs = [result('main', m, seed, b) for m, values in bits.items() for seed, b in enumerate(values)]
   pooled = ((0.1**2 * 2) + (0.1**2 * 2 + 0.2**2)) / 3  # squares of 1 + 2 degrees of freedom
   assert report.noise(runs).startswith(
-    f'Runs that differ only in the seed differ by {pooled**0.5:.4f} bits per byte of test (standard '
-    f'deviation, pooled over 2 models, 3 degrees of freedom), so a difference of two single runs '
-    f'has noise of {(2 * pooled) ** 0.5:.4f}.'
+    f'Runs that differ only in the seed differ by {pooled**0.5:.4f} bits per byte of test '
+    f'(standard deviation, pooled over 2 models, 3 degrees of freedom), so a difference of two '
+    f'single runs has noise of {(2 * pooled) ** 0.5:.4f}.'
   )
   assert report.noise(runs[-1:]) == 'No run has been repeated yet.'
 
