@@ -45,11 +45,19 @@ class Samples(NamedTuple):
 
 
 class Metric(NamedTuple):
-  """A number of a run: its text on the page, its value, and `min` or `max` if one is the best."""
+  """A number of a run.
+
+  Attributes:
+    text: what the page shows.
+    value: its value.
+    best: `min` or `max`, if one of several runs is the best.
+    tokens: number of tokens that it was measured on.
+  """
 
   text: str
   value: float
   best: Callable[..., float] | None = None
+  tokens: int | None = None
 
 
 class RunReport(NamedTuple):
@@ -188,5 +196,6 @@ def _split_metrics(name, result):
   metrics = {f'{key} ({name})': Metric(f'{count:,}', count) for key, count in counts.items()}
   for key, (label, pattern, best) in SPLIT_METRICS.items():
     if result.get(key) is not None:
-      metrics[f'{label} ({name})'] = Metric(format(result[key], pattern), result[key], best)
+      value, tokens = result[key], result.get('tokens')
+      metrics[f'{label} ({name})'] = Metric(format(value, pattern), value, best, tokens)
   return metrics

@@ -107,12 +107,14 @@ def _metrics_table(reports):
     rows.append([name, *('–' if metric is None else metric.text for metric in metrics)])
     present = [metric for metric in metrics if metric is not None]
     values = [metric.value for metric in present]
-    if (best_of := present[0].best) is not None and len(set(values)) > 1:
+    can_compare = len({metric.tokens for metric in present}) == 1
+    if (best_of := present[0].best) is not None and can_compare and len(set(values)) > 1:
       winner = best_of(values)
       best |= {(len(rows) - 1, c) for c, m in enumerate(metrics, 1) if m and m.value == winner}
   note = (
-    'The best of each row is marked. Losses per token and perplexities can only be compared '
-    'between runs with the same vocabulary; bits per byte always can, on the same text.'
+    'The best of each row is marked, if all runs were evaluated on as many tokens. Losses per '
+    'token and perplexities can only be compared between runs with the same vocabulary; bits per '
+    'byte always can, on the same text.'
   )
   table = f'<div class="card fit">{web_page.table(rows, best)}</div>\n'
   return web_page.section('metrics', 'Metrics', note if len(reports) > 1 else '', table)

@@ -94,7 +94,8 @@ def pair(one_device, trained_copy, tmp_path, collected):
     other = shutil.copytree(trained_copy, tmp_path / 'other')
     evaluated = {'step': 8, 'bits_per_byte': 1.23456, 'nll_nats_per_token': 2.0, 'perplexity': None}
     evaluated['tokens'] = 1234
-    worse = {'step': 12, 'nll_nats_per_token': 2.1, 'top1_accuracy': 0.5}
+    evaluated['top1_accuracy'] = 0.6
+    worse = {'step': 12, 'nll_nats_per_token': 2.1, 'top1_accuracy': 0.5, 'tokens': 1234}
     for workdir, result in ((trained_copy, worse), (other, evaluated)):
       (workdir / 'evaluation').mkdir()
       (workdir / 'evaluation' / 'test.json').write_text(json.dumps(result))
@@ -134,11 +135,17 @@ def test_two_runs_side_by_side(pair):
   assert metrics['bits per byte (test, evaluated)'] == ['–', '1.2346']
   assert metrics['nats per token (test, evaluated)'] == ['2.1000', '2.0000']
   assert metrics['step (test, evaluated)'] == ['12', '8']
-  assert metrics['tokens (test, evaluated)'] == ['–', '1,234']
+  assert metrics['tokens (test, evaluated)'] == ['1,234', '1,234']
   before_evaluation = report._metrics(runs.load_run(first, 4), 4, 1, [])
   assert not [name for name in before_evaluation if 'evaluated' in name]
   assert 'perplexity (test, evaluated)' not in metrics
-  assert re.findall('<td class=best>(.*?)<', text) == ['2.0000']
+  assert re.findall('<td class=best>(.*?)<', text) == ['2.0000', '60.00%']
+  losses = {'a': report.Metric('1', 1, min, 10), 'b': report.Metric('2', 2, min, 9)}
+  shown = [
+    report.RunReport(*(name, 0, 1, None, 1, [], {'loss': loss}, {}, []))
+    for name, loss in losses.items()
+  ]
+  assert 'class=best' not in report_page._metrics_table(shown)  # on other tokens
   (bits,) = (r['validation/bits_per_byte'] for r in records[-1:])
   assert re.findall('class="headline">(.*?) <', text) == [f'{bits:.4f}'] * 2
   assert page.tables['configs'] == [
