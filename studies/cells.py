@@ -194,7 +194,7 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
   yield from tuned_cells('main', main)
   repeated_controls = _controls('few_rows', 'frozen', 'unigrams')
   yield from tuned_cells('controls', repeated_controls)
-  engram_controls = 'plain_join', 'half_gate', 'kv_plus_one'
+  engram_controls = 'plain_join', 'unigrams_plain_join', 'half_gate', 'kv_plus_one'
   yield from tuned_cells('controls', {f'engram_{name}': 'engram' for name in engram_controls})
   yield from tuned_cells('controls', _controls('displaced', 'adam'))
   for scale in ngram_memories.SCALES:

@@ -13,6 +13,7 @@ parameters of `ngrammer` within 0.1 %. METHOD_CONTROL changes one thing of a mem
   displaced      the predecessors of the token 100 tokens earlier
   half_gate      a gate of one half
   plain_join     no convolution after the gate
+  unigrams_plain_join  both
   kv_plus_one    tables of k V + 1 rows for V tokens instead of primes
   adam           tables trained by Adam, every row in every step, instead of Adagrad, with the
                  learning rate of the other weights
@@ -37,6 +38,7 @@ CONTROLS = {
   'displaced': dict(displacement=100),
   'half_gate': dict(gate='half'),
   'plain_join': dict(convolution=0),
+  'unigrams_plain_join': dict(orders=(1,), convolution=0),
   'kv_plus_one': dict(row_rule='multiple_plus_one'),
   'adam': dict(optimizer='adam', learning_rate_factor=1.0),
 }
@@ -103,7 +105,7 @@ def _change_memory(c, method, control):
   if method == 'latent_engram':
     memory.heads = c.model.heads
   memory.rows = (int(ROWS[method] * SCALES.get(control, 1)),)
-  if control == 'unigrams':  # with all rows
+  if control.startswith('unigrams'):  # with all rows
     memory.heads *= len(memory.orders)
   if control == COMBINED:
     row_parameters = len(memory.orders) * memory.heads * memory.width
