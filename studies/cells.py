@@ -194,8 +194,10 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
   yield from tuned_cells('main', main)
   repeated_controls = _controls('few_rows', 'frozen', 'unigrams')
   yield from tuned_cells('controls', repeated_controls)
-  engram_controls = 'plain_join', 'unigrams_plain_join', 'half_gate', 'kv_plus_one'
-  yield from tuned_cells('controls', {f'engram_{name}': 'engram' for name in engram_controls})
+  of_engram = lambda *names: {f'engram_{name}': 'engram' for name in names}
+  yield from tuned_cells('long_controls', of_engram('few_rows', 'frozen', 'unigrams'))
+  yield from tuned_cells('controls', of_engram('plain_join', 'unigrams_plain_join'))
+  yield from tuned_cells('controls', of_engram('half_gate', 'kv_plus_one'))
   yield from tuned_cells('controls', _controls('displaced', 'adam'))
   for scale in ngram_memories.SCALES:
     yield from tuned_cells('sizes', {f'{method}_{scale}': method for method in SCALED})
