@@ -101,9 +101,11 @@ class Start:
     may_differ = lambda key: key.free_on_resume or key.free_on_init
     differences = fields.differences(source.model, self._config.model, 'model.', may_differ)
     for key, old, new in differences:
+      is_pretrained = init_from.startswith(PRETRAINED)
+      remedy = f'--config={init_from}' if is_pretrained else 'the old value'
       raise errors.BadInput(
-        f'init_from={init_from} was trained with {key.path}={old!r}, now it is {new!r}: use the '
-        f'old value, or omit init_from'
+        f'init_from={init_from} was trained with {key.path}={old!r}, now it is {new!r}: use '
+        f'{remedy}, or omit init_from'
       )
 
   def check_vocabulary(self, vocabulary: vocabularies.Vocabulary) -> None:

@@ -276,3 +276,5 @@ def test_a_training_starts_from_a_pretrained_model(weights, tiny, tmp_path):
     'init_from=pretrained:tinny: no pretrained model has the name tinny: did you mean tiny?'
   ):
     init_from.Start(tiny(init_from='pretrained:tinny'), tmp_path)
+  with pytest.raises(errors.BadInput, match='use --config=pretrained:tiny, or omit init_from$'):
+    init_from.Start(tiny({'gated': False}, init_from='pretrained:tiny'), tmp_path)

@@ -118,6 +118,8 @@ def format_table(result: dict[str, Any]) -> str:
     f'{result["tokens"]:,} tokens of {result["split"]}; negative: lower than the baseline',
     *tables.align_columns(rows, '<>><>'),
   ]
+  if any(pair['text_error'] is None for pair in result['pairs']):
+    lines.append(f'no error of the text: it needs at least {BLOCKS * MIN_BLOCK:,} tokens')
   if 'mean' not in result:
     return '\n'.join([*lines, 'one pair: compare runs of other seeds too, which also differ'])
   low, high = result['interval']

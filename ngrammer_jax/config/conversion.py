@@ -150,7 +150,8 @@ def unknown_key(path: str) -> str:
       index = path.removeprefix(f'{parent}.').split('.')[0]
       paths.append(f'{parent}.{index if is_index(index) else 0}.{name}')
   name = path.split('.')[-1]
-  same_name = [p for p in paths if p.split('.')[-1] == name]
+  initials = lambda p: ''.join(word[:1] for word in p.split('.')[-1].split('_'))  # lr
+  same_name = [p for p in paths if name in (p.split('.')[-1], initials(p))]
   longer = [p for p in paths if p.startswith(path)]
   near = difflib.get_close_matches(path, same_name or longer or paths, n=1, cutoff=0.0)
   return f'unknown config key {path}: did you mean {near[0]}?'

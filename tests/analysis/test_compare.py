@@ -58,6 +58,7 @@ def test_errors_of_the_text_and_of_the_seeds(monkeypatch):
   again = compare.analyze(everything[:3], everything[3:], 'abcdef', max_tokens=TOKENS - 1)
   assert compare.format_table(again).endswith('which includes 0')
   assert again['pairs'][0]['text_error'] is None  # blocks are too short
+  assert 'no error of the text: it needs at least 16,384 tokens' in compare.format_table(again)
 
 
 def test_losses_are_those_of_evaluate(one_device, trained, capsys):

@@ -200,6 +200,10 @@ def test_block_is_made_changed_and_removed(parse, file, arguments, block):
       '--config.model.ngram.clusers',
       'unknown config key model.ngram.clusers: did you mean model.ngram.clusters?',
     ),
+    (
+      '--config.optimizer.lr=1',
+      'unknown config key optimizer.lr: did you mean optimizer.learning_rate?',
+    ),
     ('--noconfig.model.gate', 'unknown config key model.gate: did you mean model.gated?'),
     (
       '--config.model.width.x=1',
