@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int | None:
 
 def console_script() -> None:
   """Runs the command `ngrammer_jax`."""
-  sys.path.insert(0, '')  # as `python -m` does: configs import others of the same checkout
+  sys.path.insert(0, '')  # configs import others of the checkout in the working folder
   flags.run(main)
 
 

@@ -12,19 +12,18 @@ import pathlib
 import jax
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, files, hosts, json_files, runs
+from ngrammer_jax import errors, files, hosts, json_files, pretrained_models, runs
 from ngrammer_jax.config import fields
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.training import checkpoints, workdirs
 from ngrammer_jax.training import state as train_state
 
 RECORD = 'begun_with.json'
-PRETRAINED = 'pretrained:'  # before the name of a pretrained model
 
 
 def open_run(init_from: str) -> runs.Run:
   """Opens the run to start from. Raises BadInput if there is none."""
-  is_local = not init_from.startswith(PRETRAINED) and not files.is_remote(init_from)
+  is_local = not init_from.startswith(pretrained_models.PREFIX) and not files.is_remote(init_from)
   if is_local and not files.path(init_from).is_dir():
     raise errors.BadInput(f'init_from={init_from}: no such folder; expected the workdir of a run')
   try:
@@ -34,8 +33,8 @@ def open_run(init_from: str) -> runs.Run:
 
 
 def _load(init_from: str, step: int | str = 'newest') -> runs.Run:
-  if init_from.startswith(PRETRAINED):
-    return runs.load_pretrained(init_from.removeprefix(PRETRAINED))
+  if init_from.startswith(pretrained_models.PREFIX):
+    return runs.load_pretrained(init_from.removeprefix(pretrained_models.PREFIX))
   return runs.load_run(init_from, step)
 
 
@@ -101,7 +100,7 @@ class Start:
     may_differ = lambda key: key.free_on_resume or key.free_on_init
     differences = fields.differences(source.model, self._config.model, 'model.', may_differ)
     for key, old, new in differences:
-      is_pretrained = init_from.startswith(PRETRAINED)
+      is_pretrained = init_from.startswith(pretrained_models.PREFIX)
       remedy = f'--config={init_from}' if is_pretrained else 'the old value'
       raise errors.BadInput(
         f'init_from={init_from} was trained with {key.path}={old!r}, now it is {new!r}: use '

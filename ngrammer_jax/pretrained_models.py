@@ -17,6 +17,7 @@ from ngrammer_jax import errors, files, json_files
 
 FOLDER = pathlib.Path(__file__).with_name('weights')
 DESCRIPTION, CARD, CHECKSUMS = 'model.json', 'MODEL_CARD.md', 'SHA256SUMS'
+PREFIX = 'pretrained:'  # before the name of a model, where it stands for a run or a config
 NO_MODELS = 'none in this installation'
 MAX_FILE_BYTES = 1 << 26
 

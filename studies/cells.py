@@ -49,7 +49,8 @@ TUNING = {
   'ngram_memories': Tuning(('plain', 'wide'), (4e-3, 8e-3, 1.6e-2), 500),
   'context': Tuning(('none', *context.MEMORIES), (2e-3, 4e-3, 8e-3), 1000),
 }
-SHORT = ('controls', 'sizes', 'spans', 'combined')  # tables of runs as long as those of the tuning
+# Tables of runs with as many steps as the tuning.
+SHORT = ('baselines', 'controls', 'sizes', 'spans', 'combined')
 TABLE_LEARNING_RATES = (1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 # Other learning rates, tried for all steps: of the dense weights, and of the tables.
 OTHER_RATES = {'plain': (4e-3, 1.6e-2), 'wide': (4e-3,), 'engram': (4e-3,)}
@@ -109,12 +110,13 @@ class Cell:
 
 
 def baselines(results: Iterable[Result]) -> list[Result]:
-  """Returns the runs of the tuning that have the tuned rates, the baselines of short runs."""
+  """Returns the baselines of short runs: for the first seed, the tuning with the tuned rates."""
   results = list(results)
   tuning = [r for r in results if r['table'] == 'tuning']
   rates = {method: tuned_rates(results, method) for method in {r['model'] for r in tuning}}
   of_run = lambda r: Rates(r['learning_rate'], r.get('table_learning_rate'))
-  return [r for r in tuning if of_run(r) == rates[r['model']]]
+  first = [r for r in tuning if of_run(r) == rates[r['model']]]
+  return first + [r for r in results if r['table'] == 'baselines']
 
 
 def tuned_rates(results: Sequence[Result], method: str) -> Rates | None:
@@ -207,7 +209,7 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
   yield from tuned_cells('memory', memory)
   yield from tuned_cells('spans', dict.fromkeys(context.SPANNED, 'memory'))
   for seed in SEEDS[1:]:
-    yield from tuned_cells('controls', dict(zip(CONTROLLED, CONTROLLED, strict=True)), seed)
+    yield from tuned_cells('baselines', {m: m for m in ('plain', 'wide', *CONTROLLED)}, seed)
     yield from tuned_cells('controls', repeated_controls, seed)
   for seed in SEEDS[1:]:
     yield from tuned_cells('memory', memory, seed)
@@ -215,8 +217,6 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
     for seed in SEEDS:
       for method in (best, 'wide'):
         yield from tuned_cells('combined', {f'{method}_{ngram_memories.COMBINED}': method}, seed)
-      if seed:  # that of the first seed is in the tuning
-        yield from tuned_cells('combined', {'wide': 'wide'}, seed)
   for model in recurrent.MODELS:
     yield Cell('recurrent', model, 0, Rates(recurrent.LEARNING_RATE), config='recurrent')
   yield from _rate_cells(rates)

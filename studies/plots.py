@@ -14,7 +14,7 @@ NAMES = {
   'ngrammer': 'N-Grammer',
   'over_encoding': 'Over-Encoding',
   'engram': 'Engram',
-  'latent_engram': 'Engram of clusters',
+  'latent_engram': 'Engram over\nlatent n-grams',
 }
 
 
@@ -44,7 +44,7 @@ def draw_methods(results: Sequence[Result], axis: Any) -> None:
   axis.margins(0.12)
   axis.grid(axis='x', alpha=0.3)
   axis.set_xlabel('test, bits per byte (lower is better)')
-  axis.set_title('n-gram memories, enwik8, by parameters', fontsize=10)
+  axis.set_title('n-gram memories on enwik8, and their parameters', fontsize=10)
 
 
 def draw_memories(results: Sequence[Result], axis: Any) -> None:
@@ -71,7 +71,7 @@ def draw_memories(results: Sequence[Result], axis: Any) -> None:
   axis.set_ylabel('test, bits per character (lower is better)')
   axis.grid(alpha=0.3)
   axis.legend(frameon=False, fontsize=8)
-  axis.set_title('segment memory, text8', fontsize=10)
+  axis.set_title('segment memory on text8', fontsize=10)
 
 
 def draw_sizes(results: Sequence[Result], axis: Any) -> None:

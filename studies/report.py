@@ -116,8 +116,9 @@ def noise(results: Iterable[Result]) -> str:
   deviation = math.sqrt(squares / freedom)
   return (
     f'Runs that differ only in the seed differ by {deviation:.4f} bits per byte of test (standard '
-    f'deviation, pooled over {len(repeated)} models, {freedom} degrees of freedom), so a '
-    f'difference of two single runs has noise of {math.sqrt(2) * deviation:.4f}.'
+    f'deviation, pooled over {len(repeated)} groups of runs of this table, of `rates` and of '
+    f'`accumulator`, {freedom} degrees of freedom), so a difference of two single runs has noise '
+    f'of {math.sqrt(2) * deviation:.4f}.'
   )
 
 
@@ -245,12 +246,12 @@ def format_tables(results: Sequence[Result], frequencies: Sequence[Result]) -> d
     'main': model_table(main, ngram_memories.METHODS, 'plain', BASELINE),
     'frequency': frequency_table(frequencies),
     'combined': short_table(
-      baselines + controls + of('combined'), dict.fromkeys([BASELINE, best, *combined]), BASELINE
+      baselines + of('combined'), dict.fromkeys([BASELINE, best, *combined]), BASELINE
     ),
     'sizes': short_table(baselines + of('sizes'), ['plain', *cells.SCALED, *sizes], 'plain'),
     'long controls': model_table(main + of('long_controls'), ['engram', *long_controls], 'engram'),
     'memory': memory_table(of('memory')),
-    'spans': span_table(of('spans')),
+    'spans': span_table([r for r in baselines if r['model'] == 'memory'] + of('spans')),
     'recurrent': recurrent_table(of('recurrent')),
     'state of the union': model_table(of('state_of_the_union'), state_of_the_union.METHODS, 'wide'),
   }

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 
 import pytest
 
@@ -16,7 +17,9 @@ LOADED = re.compile(r'<(?:script|img|iframe|source)[^>]*\bsrc="([^"]+)|<link[^>]
 @pytest.fixture(scope='module')
 def site(tmp_path_factory):
   folder = tmp_path_factory.mktemp('site')
-  subprocess.run(['mkdocs', 'build', '--quiet', '--site-dir', folder], cwd=ROOT, check=True)
+  subprocess.run(
+    [sys.executable, '-m', 'mkdocs', 'build', '--quiet', '--site-dir', folder], cwd=ROOT, check=True
+  )
   return folder
 
 

@@ -8,6 +8,7 @@ by more than the error of the text although neither model is better.
 
 from collections.abc import Sequence
 import math
+import os
 from typing import Any
 
 import numpy as np
@@ -52,12 +53,13 @@ def analyze(
       f'baseline for each run, in the same order, such as that with the same seed'
     )
   for flag, group in (('--workdir', all_runs), ('--baseline', baselines)):
-    workdirs = [str(run.workdir) for run in group]
-    if repeated := [workdir for workdir in workdirs if workdirs.count(workdir) > 1]:
-      raise errors.BadInput(
-        f'{flag}={repeated[0]} is there {len(repeated)} times: pairs must be different trainings, '
-        f'such as those of other seeds'
-      )
+    workdirs = [os.path.normpath(os.path.abspath(run.workdir)) for run in group]
+    for run, workdir in zip(group, workdirs, strict=True):
+      if (count := workdirs.count(workdir)) > 1:
+        raise errors.BadInput(
+          f'{flag}={run.workdir} is there {count} times: pairs must be different trainings, such '
+          f'as those of other seeds'
+        )
   if max_tokens < 1:
     raise errors.BadInput(f'--max_tokens={max_tokens} must be at least 1')
   everything = [*all_runs, *baselines]

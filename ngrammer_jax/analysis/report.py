@@ -196,6 +196,8 @@ def _split_metrics(name, result):
   metrics = {f'{key} ({name})': Metric(f'{count:,}', count) for key, count in counts.items()}
   for key, (label, pattern, best) in SPLIT_METRICS.items():
     if result.get(key) is not None:
-      value, tokens = result[key], result.get('tokens')
+      value = result[key]
+      # Bits per byte are those of a whole text, whatever its number of tokens.
+      tokens = None if key == 'bits_per_byte' else result.get('tokens')
       metrics[f'{label} ({name})'] = Metric(format(value, pattern), value, best, tokens)
   return metrics

@@ -112,9 +112,9 @@ def _metrics_table(reports):
       winner = best_of(values)
       best |= {(len(rows) - 1, c) for c, m in enumerate(metrics, 1) if m and m.value == winner}
   note = (
-    'The best of each row is marked, if all runs were evaluated on as many tokens. Losses per '
-    'token and perplexities can only be compared between runs with the same vocabulary; bits per '
-    'byte always can, on the same text.'
+    'The best of each row is marked; of losses per token, perplexities and accuracies only if all '
+    'runs were evaluated on the same number of tokens. These can only be compared between runs '
+    'with the same vocabulary; bits per byte always can, on the same text.'
   )
   table = f'<div class="card fit">{web_page.table(rows, best)}</div>\n'
   return web_page.section('metrics', 'Metrics', note if len(reports) > 1 else '', table)

@@ -20,8 +20,6 @@ from ngrammer_jax import errors, files, json_files, pretrained_models
 from ngrammer_jax.config import catalog, conversion, fields
 from ngrammer_jax.config.experiment import Config
 
-PRETRAINED = 'pretrained'  # --config=pretrained:NAME
-
 
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, Config]:
   """Returns plain flags, by argparse, and the config with its overrides applied.
@@ -114,7 +112,7 @@ def load_file(spec: str) -> dict[str, Any]:
   is_file = files.user_path('--config', spec).exists()
   name, _, variant = (spec, '', '') if is_file else spec.partition(':')
   path = files.user_path('--config', name)
-  if name == PRETRAINED and not path.exists():
+  if spec.startswith(pretrained_models.PREFIX) and not path.exists():
     return _load_pretrained(spec, variant)
   if not path.is_file():
     path = _find_packaged(spec, name)

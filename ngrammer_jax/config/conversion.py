@@ -150,10 +150,12 @@ def unknown_key(path: str) -> str:
       index = path.removeprefix(f'{parent}.').split('.')[0]
       paths.append(f'{parent}.{index if is_index(index) else 0}.{name}')
   name = path.split('.')[-1]
-  initials = lambda p: ''.join(word[:1] for word in p.split('.')[-1].split('_'))  # lr
-  same_name = [p for p in paths if name in (p.split('.')[-1], initials(p))]
+  same_name = [p for p in paths if p.split('.')[-1] == name]
   longer = [p for p in paths if p.startswith(path)]
-  near = difflib.get_close_matches(path, same_name or longer or paths, n=1, cutoff=0.0)
+  initials = lambda p: ''.join(word[:1] for word in p.split('.')[-1].split('_'))
+  abbreviated = [p for p in paths if len(name) > 1 and initials(p) == name]  # lr
+  candidates = same_name or longer or abbreviated or paths
+  near = difflib.get_close_matches(path, candidates, n=1, cutoff=0.0)
   return f'unknown config key {path}: did you mean {near[0]}?'
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ngrammer_jax import analyze, runs
+from ngrammer_jax import analyze, errors, runs
 from ngrammer_jax.analysis import compare, token_losses
 from tests.checks import bad_input
 
@@ -86,6 +86,10 @@ def test_streams_are_those_of_the_evaluation(one_device, trained):
   expected = run.evaluate('validation')
   assert expected['protocol']['streams'] == streams
   assert losses_T.mean() == pytest.approx(expected['nll_nats_per_token'], rel=1e-6)
+  training = dataclasses.replace(run.config.training, batch_size=streams)  # one batch
+  other = dataclasses.replace(run, config=dataclasses.replace(run.config, training=training))
+  in_one_batch_T = token_losses.token_losses(other, text, len(text.tokens), run.variables)
+  np.testing.assert_allclose(losses_T, in_one_batch_T, rtol=1e-5)
 
 
 def test_bad_input():
@@ -100,6 +104,10 @@ def test_bad_input():
     'seeds'
   ):
     compare.analyze(everything[:2], everything[2:] * 2, 'abcd')
+  everything[0].workdir = 'runs/../runs/1'
+  with pytest.raises(errors.BadInput, match='^--workdir=runs/../runs/1 is there 2 times'):
+    compare.analyze(everything[:2], everything[1:], 'abcd')
+  everything[0].workdir = 'runs/0'
   with bad_input('--max_tokens=0 must be at least 1'):
     compare.analyze(everything[:1], everything[1:2], 'ab', max_tokens=0)
   everything[1].vocabulary.size = 300

@@ -146,6 +146,8 @@ def test_two_runs_side_by_side(pair):
     for name, loss in losses.items()
   ]
   assert 'class=best' not in report_page._metrics_table(shown)  # on other tokens
+  metrics = report._split_metrics('test', {'step': 1, 'tokens': 9, 'bits_per_byte': 1.0})
+  assert metrics['bits per byte (test)'].tokens is None
   (bits,) = (r['validation/bits_per_byte'] for r in records[-1:])
   assert re.findall('class="headline">(.*?) <', text) == [f'{bits:.4f}'] * 2
   assert page.tables['configs'] == [

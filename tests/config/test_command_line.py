@@ -201,6 +201,10 @@ def test_block_is_made_changed_and_removed(parse, file, arguments, block):
       'unknown config key model.ngram.clusers: did you mean model.ngram.clusters?',
     ),
     (
+      '--config.optimizer.cl=1',
+      'unknown config key optimizer.cl: did you mean optimizer.clip_norm?',
+    ),
+    (
       '--config.optimizer.lr=1',
       'unknown config key optimizer.lr: did you mean optimizer.learning_rate?',
     ),
