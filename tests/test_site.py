@@ -33,6 +33,7 @@ def test_pages_load_nothing_from_outside(site):
     assert not re.search(r'url\(["\']?(https?:|//)', style.read_text(encoding='utf-8')), style
 
 
+@pytest.mark.slow
 def test_a_page_on_the_disk_can_be_searched(site, tmp_path):
   page = f'{(site / "index.html").as_uri()}?q=accumulator'
   shown = browser.dump_dom(page, tmp_path, 1300)
