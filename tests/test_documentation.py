@@ -60,11 +60,12 @@ FEWER = {
   'recl': ('--context_step=4', '--max_context=8'),
   'report': ('--tokens=4', '--samples=1'),
 }
-# Runs that pages read, but train elsewhere.
+# Runs that pages read, but train elsewhere; a number after a dot is the seed.
 RUNS = {
   'quickstart': ('quickstart',),
   'engram': ('ngram_memories:quickstart_engram',),
   'plain': ('ngram_memories:quickstart_plain',),
+  'wide': ('ngram_memories:quickstart_wide',),
   'xl': ('quickstart', '--config.model.memory.length=32'),
   'none': ('quickstart',),
   'books': ('quickstart', '--config.data.corpus=cbt', '--config.data.path=/path/to/CBTest'),
@@ -280,10 +281,12 @@ class Pages:
   def _train_missing(self, name: str, arguments: list[str]) -> None:
     """Trains runs that a command reads, and that no command of the page has trained."""
     reads = ['--config.init_from']
-    reads += [] if name.endswith(('train', 'finetune')) else ['--workdir']
+    reads += [] if name.endswith(('train', 'finetune')) else ['--workdir', '--baseline']
     for flag, _, run in (word.partition('=runs/') for word in arguments):
       if flag in reads and not (self.folder / 'runs' / run).exists():
-        spec, *overrides = map(self._with_file, RUNS[run])
+        name_of_run, _, seed = run.partition('.')
+        spec, *overrides = map(self._with_file, RUNS[name_of_run])
+        overrides += [f'--config.seed={seed}'] if seed else []
         flags = [f'--config={spec}', f'--workdir=runs/{run}', *overrides]
         self.run_subcommand('ngrammer_jax.train', flags)
 
