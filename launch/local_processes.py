@@ -63,6 +63,8 @@ def main() -> int:
     ]
   except OSError as error:
     sys.exit(f'error: {args.command[0]}: {error.strerror}')
+  for index, process in enumerate(processes):
+    print(f'process {index} has PID {process.pid}', file=sys.stderr, flush=True)
   return wait(processes)
 
 

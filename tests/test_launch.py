@@ -46,9 +46,12 @@ def test_local_processes_share_a_coordinator_port():
 def test_status_is_that_of_the_first_process_that_fails(code, status):
   script = f'import sys; sys.exit({code} if sys.argv[-1] == "--process_id=1" else 0)'
   process = subprocess.run(
-    [sys.executable, LAUNCH / 'local_processes.py', '--', sys.executable, '-c', script]
+    [sys.executable, LAUNCH / 'local_processes.py', '--', sys.executable, '-c', script],
+    capture_output=True,
+    text=True,
   )
   assert process.returncode == status
+  assert re.search(r'^process 0 has PID \d+\nprocess 1 has PID \d+$', process.stderr, re.MULTILINE)
 
 
 def test_slurm_job_is_requeued_except_after_status_0_and_2(tmp_path):
