@@ -3,8 +3,8 @@
 A cell is one run: a config, a seed, a learning rate, and another one for tables of n-grams. Rates
 are tuned first, on seed 0, for a quarter of the steps. Of rates that are nearly equal the lowest is
 used, because the best rate falls with the number of steps; the table `rates` tests the choice. The
-memories have the rate of `plain`, and tuned rates of their tables. A control has the rates of its
-method, a span that of the segment memory, the others that of their config.
+n-gram memories have the rate of `plain`, and tuned rates of their tables. A control has the rates
+of its method, a span that of the segment memory, the others that of their config.
 
 Controls, sizes, spans and combined memories have a quarter of the steps too: the runs of the tuning
 with the tuned rates are their baselines.
@@ -18,10 +18,14 @@ import pathlib
 from typing import NamedTuple
 
 from studies import context, ngram_memories, recurrent, state_of_the_union
-from studies.results import Result
+from studies.results import Rates, Result, bits_per_byte, validation_nats
 
 SEEDS = (0, 1, 2)
-CONTROLLED = ('engram', 'ngrammer')
+CONTROLLED = ('engram', 'ngrammer')  # with all controls
+OTHER_CONTROLS = {
+  'over_encoding_unigrams': 'over_encoding',
+  'latent_engram_wider_rows': 'latent_engram',
+}
 SCALED = ('ngrammer', 'over_encoding', 'engram')
 WHOLE_SPLITS = {split: (f'--split={split}',) for split in ('validation', 'test')}
 # The first 2^18 tokens of the validation split.
@@ -46,7 +50,7 @@ class Tuning(NamedTuple):
 
 
 TUNING = {
-  'ngram_memories': Tuning(('plain', 'wide'), (4e-3, 8e-3, 1.6e-2), 500),
+  'ngram_memories': Tuning(ngram_memories.TRANSFORMERS, (4e-3, 8e-3, 1.6e-2), 500),
   'context': Tuning(('none', *context.MEMORIES), (2e-3, 4e-3, 8e-3), 1000),
 }
 # Tables of runs with as many steps as the tuning.
@@ -55,13 +59,6 @@ TABLE_LEARNING_RATES = (1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 # Other learning rates, tried for all steps: of the dense weights, and of the tables.
 OTHER_RATES = {'plain': (4e-3, 1.6e-2), 'wide': (4e-3,), 'engram': (4e-3,)}
 OTHER_TABLE_RATES = {'over_encoding': (1e-1,), 'engram': (1e-1, 3e-1, 1.0)}
-
-
-class Rates(NamedTuple):
-  """Learning rates of a run."""
-
-  dense: float
-  tables: float | None = None  # None: that of the config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,17 +111,18 @@ def baselines(results: Iterable[Result]) -> list[Result]:
   results = list(results)
   tuning = [r for r in results if r['table'] == 'tuning']
   rates = {method: tuned_rates(results, method) for method in {r['model'] for r in tuning}}
-  of_run = lambda r: Rates(r['learning_rate'], r.get('table_learning_rate'))
-  first = [r for r in tuning if of_run(r) == rates[r['model']]]
+  first = [r for r in tuning if Rates.of(r) == rates[r['model']]]
   return first + [r for r in results if r['table'] == 'baselines']
 
 
 def tuned_rates(results: Sequence[Result], method: str) -> Rates | None:
   """Returns the learning rates of a method; None before all of its grid have been tried."""
   if method in ngram_memories.ROWS:
-    dense = tuned_rates(results, 'plain')
+    if (plain := tuned_rates(results, 'plain')) is None:
+      return None
+    results = [result for result in results if result['learning_rate'] == plain.dense]
     tables = best_rate(results, method, TABLE_LEARNING_RATES, 'table_learning_rate')
-    return None if dense is None or tables is None else Rates(dense.dense, tables)
+    return None if tables is None else Rates(plain.dense, tables)
   (tuning,) = (tuning for tuning in TUNING.values() if method in tuning.methods)
   dense = best_rate(results, method, tuning.learning_rates)
   return None if dense is None else Rates(dense)
@@ -135,7 +133,7 @@ def best_rate(
 ) -> float | None:
   """Returns the lowest rate with a loss at most `TIE` above the best; None before all are tried."""
   losses = {
-    result[key]: result['validation']['nll_nats_per_token']
+    result[key]: validation_nats(result)
     for result in results
     if (result['table'], result['model']) == ('tuning', method)
   }
@@ -147,7 +145,7 @@ def best_rate(
 def best_method(results: Iterable[Result]) -> str | None:
   """Returns the n-gram memory with the best validation of seed 0; None before all have one."""
   losses = {
-    result['model']: result['validation']['bits_per_byte']
+    result['model']: bits_per_byte(result, 'validation')
     for result in results
     if (result['table'], result['seed']) == ('main', 0) and result['model'] in ngram_memories.ROWS
   }
@@ -159,11 +157,8 @@ def best_method(results: Iterable[Result]) -> str | None:
 def missing_cells(results: Iterable[Result]) -> Iterator[Cell]:
   """Yields the cells that have no result and whose learning rate is known, the first ones first."""
   results = list(results)
-  known = {result['cell'] for result in results}
-  for cell in _all_cells(results):
-    if cell.name not in known:
-      known.add(cell.name)
-      yield cell
+  finished = {result['cell'] for result in results}
+  yield from (cell for cell in _all_cells(results) if cell.name not in finished)
 
 
 def _all_cells(results: list[Result]) -> Iterator[Cell]:
@@ -179,7 +174,7 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
     for model, method in models.items():
       if (own := rates[method]) is None:
         continue
-      if not ngram_memories.has_table_learning_rate(model):
+      if own.tables is not None and not ngram_memories.has_table_learning_rate(model):
         own = own._replace(tables=None)
       evaluations = FIRST_TOKENS if table in SHORT else WHOLE_SPLITS
       if table == 'memory':
@@ -188,8 +183,8 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
 
   for model, table_rates in state_of_the_union.TABLE_LEARNING_RATES.items():
     for tables in table_rates:
-      known = Rates(state_of_the_union.LEARNING_RATE, tables)
-      yield Cell('state_of_the_union', model, 0, known, config='state_of_the_union')
+      own = Rates(state_of_the_union.LEARNING_RATE, tables)
+      yield Cell('state_of_the_union', model, 0, own, config='state_of_the_union')
   yield from _tuning_cells('ngram_memories')
   if rates['plain'] is not None:
     yield from _table_tuning_cells(rates['plain'].dense)
@@ -201,13 +196,15 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
   yield from tuned_cells('controls', of_engram('plain_join', 'unigrams_plain_join'))
   yield from tuned_cells('controls', of_engram('half_gate', 'kv_plus_one'))
   yield from tuned_cells('controls', _controls('displaced', 'adam'))
+  others = of_engram('adam_times_5', 'frozen_unit', 'token_ids')
+  yield from tuned_cells('controls', others | {'ngrammer_wider_rows': 'ngrammer'} | OTHER_CONTROLS)
   for scale in ngram_memories.SCALES:
     yield from tuned_cells('sizes', {f'{method}_{scale}': method for method in SCALED})
   for seed in SEEDS[1:]:
     yield from tuned_cells('main', main, seed)
   yield from _tuning_cells('context')
   yield from tuned_cells('memory', memory)
-  yield from tuned_cells('spans', dict.fromkeys(context.SPANNED, 'memory'))
+  yield from tuned_cells('spans', dict.fromkeys(context.SPANS, 'memory'))
   for seed in SEEDS[1:]:
     yield from tuned_cells('baselines', {m: m for m in ('plain', 'wide', *CONTROLLED)}, seed)
     yield from tuned_cells('controls', repeated_controls, seed)
@@ -217,7 +214,7 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
     for seed in SEEDS:
       for method in (best, 'wide'):
         yield from tuned_cells('combined', {f'{method}_{ngram_memories.COMBINED}': method}, seed)
-  for model in recurrent.MODELS:
+  for model in recurrent.VARIANTS:
     yield Cell('recurrent', model, 0, Rates(recurrent.LEARNING_RATE), config='recurrent')
   yield from _rate_cells(rates)
 

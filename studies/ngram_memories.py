@@ -4,31 +4,43 @@
     --config.data.path=/path/to/enwik8.gz --workdir=runs/engram
 
 The methods are those of configs/ngram_memories.py, in a Transformer of 3 blocks of width 128: 8
-million tokens, the budget of a run, are too few for a larger one. All but `plain` have the
-parameters of `ngrammer` within 0.1 %. METHOD_CONTROL changes one thing of a memory:
+million tokens, the budget of a run, are too few for a larger one. `untied` is the Transformer whose
+output layer does not share the embedding. All but `plain` have the parameters of `ngrammer` within
+0.1 %. METHOD_CONTROL changes a memory:
 
   few_rows       tables of one row, or of 24 for the N-Grammer: the memory without its contents
   frozen         random tables that are not trained
-  unigrams       n-grams of one token, with the same number of rows
+  frozen_unit    the same with a standard deviation of 1, as in the demo of Engram
+  unigrams       n-grams of one token, with as many rows in all
   displaced      the predecessors of the token 100 tokens earlier
   half_gate      a gate of one half
   plain_join     no convolution after the gate
-  unigrams_plain_join  both
-  kv_plus_one    tables of k V + 1 rows for V tokens instead of primes
+  unigrams_plain_join  unigrams and plain_join
+  token_ids      n-grams of token ids instead of the ids of normalised texts
+  kv_plus_one    tables of k V + 1 rows for V tokens instead of primes; two heads of an order then
+                 have the same hash
   adam           tables trained by Adam, every row in every step, instead of Adagrad, with the
                  learning rate of the other weights
+  adam_times_5   the same with five times this learning rate, as published
+  wider_rows     half as many rows, twice as wide: no more rows than bigrams of the clusters
   quarter, four_times  tables with other numbers of rows; parameters are not equal
   segment_memory  also a segment memory of 256 tokens with relative positions, and fewer rows;
                   `wide` can have it too, with a narrower feed-forward
 """
 
-from configs import ngram_memories as base
-from ngrammer_jax import config, errors
+from typing import Any
 
-METHODS = base.METHODS
+from configs import ngram_memories as base
+from ngrammer_jax import config
+
+TRANSFORMERS = ('plain', 'wide', 'untied')
 # Base rows of a head and width of the feed-forward that match the N-Grammer's parameters.
 ROWS = {'ngrammer': 32_768, 'over_encoding': 16_256, 'engram': 16_097, 'latent_engram': 32_467}
 WIDE = 1254
+METHODS = (*TRANSFORMERS, *ROWS)
+# Tuned on seed 0, see docs/results.md.
+LEARNING_RATE = 8e-3
+TABLE_LEARNING_RATES = {'ngrammer': 0.03, 'over_encoding': 0.3, 'engram': 1.0, 'latent_engram': 0.3}
 NGRAMMER_MIN_ROWS = 24  # its hash needs a prime for each head between this number and its double
 SCALES = {'quarter': 0.25, 'four_times': 4}
 CONTROLS = {
@@ -36,43 +48,68 @@ CONTROLS = {
   'frozen': dict(optimizer='frozen'),
   'unigrams': dict(orders=(1,)),
   'displaced': dict(displacement=100),
+  'kv_plus_one': dict(row_rule='multiple_plus_one'),
+  'adam': dict(optimizer='adam', learning_rate_factor=1.0),
+  'adam_times_5': dict(optimizer='adam', learning_rate_factor=5.0),
+}
+GATED = ('engram', 'latent_engram')
+CONTROLS_OF_GATED = {
+  'frozen_unit': dict(optimizer='frozen', deviation=1.0),
   'half_gate': dict(gate='half'),
   'plain_join': dict(convolution=0),
   'unigrams_plain_join': dict(orders=(1,), convolution=0),
-  'kv_plus_one': dict(row_rule='multiple_plus_one'),
-  'adam': dict(optimizer='adam', learning_rate_factor=1.0),
 }
+CONTROLS_OF_ENGRAM = {'token_ids': dict(key='tokens')}
+WIDER_ROWS = 'wider_rows'
+LATENT = ('ngrammer', 'latent_engram')
 COMBINED = 'segment_memory'
 RELATIVE_POSITIONS = 3 * 128**2 + 2 * 128  # their parameters: a matrix a block and two biases
 PARAMETERS_PER_UNIT = 3 * 3 * 128  # gate, value and output of a feed-forward unit in 3 blocks
 
 
+def controls(method: str) -> dict[str, dict[str, Any]]:
+  """Returns the controls of a memory, and the values of the memory that each one changes."""
+  return {
+    **CONTROLS,
+    **(CONTROLS_OF_GATED if method in GATED else {}),
+    **(CONTROLS_OF_ENGRAM if method == 'engram' else {}),
+    **({WIDER_ROWS: {}} if method in LATENT else {}),
+  }
+
+
+VARIANTS = {
+  **{method: (method, '') for method in METHODS},
+  f'wide_{COMBINED}': ('wide', COMBINED),
+  **{
+    f'{method}_{control}': (method, control)
+    for method in ROWS
+    for control in (*controls(method), *SCALES, COMBINED)
+  },
+}
+
+
 def get_config(variant: str = 'engram'):
   """Returns the config of METHOD or METHOD_CONTROL."""
-  method = max((name for name in METHODS if variant.startswith(name)), key=len, default=None)
-  control = variant[len(method or '') :].removeprefix('_')
-  controls = (*SCALES, *CONTROLS, COMBINED)
-  allowed = {'plain': (), 'wide': (COMBINED,)}.get(method, controls)
-  if method is None or control not in ('', *allowed):
-    raise errors.BadInput(
-      f'no variant {variant!r}: expected one of {", ".join(METHODS)}, wide_{COMBINED}, or '
-      f'METHOD_CONTROL, METHOD one of {", ".join(ROWS)}, CONTROL one of {", ".join(controls)}'
-    )
-  c = base.get_config(f'quickstart_{method}')
+  config.check_variant(variant, VARIANTS)
+  method, control = VARIANTS[variant]
+  c = base.get_config('quickstart_plain' if method == 'untied' else f'quickstart_{method}')
   c.data.corpus = 'enwik8'
   c.data.vocabulary_size = 8192
   c.model.width, c.model.heads, c.model.feed_forward_width = 128, 4, 344
+  c.model.tie_embeddings = method != 'untied'
   if control == COMBINED:
     c.model.position, c.model.memory = 'relative', config.block('model.memory', length=256)
   if method == 'wide':
     c.model.feed_forward_width = WIDE
     if control == COMBINED:
       c.model.feed_forward_width -= round(RELATIVE_POSITIONS / PARAMETERS_PER_UNIT)
-  elif method != 'plain':
+  elif method in ROWS:
     if method == 'ngrammer':
       _use_ngrammer(c)
     _change_memory(c, method, control)
+    c.optimizer.table.learning_rate = TABLE_LEARNING_RATES[method]
 
+  c.optimizer.learning_rate = LEARNING_RATE
   c.optimizer.warmup_steps = 100
   c.training.steps = 2000
   c.training.batch_size = 16
@@ -85,8 +122,9 @@ def get_config(variant: str = 'engram'):
 
 
 def has_table_learning_rate(variant: str) -> bool:
-  """Returns whether the tables of a variant are trained with `optimizer.table.learning_rate`."""
-  return not variant.endswith(('_frozen', '_adam'))
+  """Returns whether a variant has tables that `optimizer.table.learning_rate` trains."""
+  method, control = VARIANTS[variant]
+  return method in ROWS and 'optimizer' not in controls(method).get(control, {})
 
 
 def _use_ngrammer(c):
@@ -104,13 +142,17 @@ def _change_memory(c, method, control):
   (memory,) = c.model.ngram_memories
   if method == 'latent_engram':
     memory.heads = c.model.heads
-  memory.rows = (int(ROWS[method] * SCALES.get(control, 1)),)
-  if control.startswith('unigrams'):  # with all rows
-    memory.heads *= len(memory.orders)
+  rows = int(ROWS[method] * SCALES.get(control, 1))
   if control == COMBINED:
-    row_parameters = len(memory.orders) * memory.heads * memory.width
-    memory.rows = (ROWS[method] - RELATIVE_POSITIONS // row_parameters,)
-  for key, value in CONTROLS.get(control, {}).items():
+    rows -= RELATIVE_POSITIONS // (len(memory.orders) * memory.heads * memory.width)
+  elif control == WIDER_ROWS:
+    rows, memory.width = rows // 2, 2 * memory.width
+    if method == 'latent_engram':  # for the projections to keys and values, which are wider too
+      rows -= c.model.width
+  changes = controls(method).get(control, {})
+  if changes.get('orders') == (1,):
+    memory.heads *= len(memory.orders)
+  for key, value in ({'rows': (rows,)} | changes).items():
     memory[key] = value
-  if method == 'ngrammer' and control == 'few_rows':
+  if control == 'few_rows' and method == 'ngrammer':
     memory.rows = (NGRAMMER_MIN_ROWS,)

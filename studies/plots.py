@@ -6,11 +6,12 @@ from typing import Any
 
 from ngrammer_jax.analysis import figures
 from studies import cells, context, ngram_memories
-from studies.results import Result, mean_and_error, validation_nats
+from studies.results import Result, bits_per_byte, mean_and_error, validation_nats
 
 NAMES = {
   'plain': 'Transformer',
   'wide': 'wider Transformer',
+  'untied': 'Transformer,\nnot tied',
   'ngrammer': 'N-Grammer',
   'over_encoding': 'Over-Encoding',
   'engram': 'Engram',
@@ -19,7 +20,7 @@ NAMES = {
 
 
 def save_all(results: Sequence[Result], folder: pathlib.Path) -> None:
-  """Draws every figure that has results."""
+  """Draws the figures; those whose results are missing are left as they are."""
   by_table = {name: [r for r in results if r['table'] == name] for name in ('main', 'memory')}
   if all(by_table.values()):
     with figures.saved_figure(folder / 'results_main.png', panels=2, width=9.6) as axes:
@@ -35,7 +36,7 @@ def draw_methods(results: Sequence[Result], axis: Any) -> None:
   methods = [m for m in ngram_memories.METHODS if any(r['model'] == m for r in results)]
   for i, method in enumerate(methods):
     mean, error = mean_and_error(_bits(results, method))
-    color = 'black' if method in ('plain', 'wide') else 'C0'
+    color = 'black' if method in ngram_memories.TRANSFORMERS else 'C0'
     axis.errorbar(mean, i, xerr=error, fmt='o', color=color, capsize=3)
     axis.annotate(f'{mean:.3f}', (mean, i), (0, 6), textcoords='offset points', ha='center')
   parameters = {r['model']: r['parameters'] / 1e6 for r in results}
@@ -50,7 +51,7 @@ def draw_methods(results: Sequence[Result], axis: Any) -> None:
 def draw_memories(results: Sequence[Result], axis: Any) -> None:
   """Draws the test loss by the length of the segment memory in evaluation.
 
-  Losses far above the others are cut off: those of rotary positions, and all without positions.
+  Losses far above the others are cut off: those of rotary positions with a long memory.
   """
   lengths = [segments * context.SEGMENT for segments in cells.MEMORY_SEGMENTS]
   for model, label in {'memory': 'relative positions', 'memory_rope': 'rotary positions'}.items():
@@ -75,17 +76,16 @@ def draw_memories(results: Sequence[Result], axis: Any) -> None:
 
 
 def draw_sizes(results: Sequence[Result], axis: Any) -> None:
-  """Draws the loss of short runs by the bytes of their tables."""
-  for method in ngram_memories.METHODS:
+  """Draws the loss of short runs of one seed by the bytes of their tables."""
+  for method in cells.SCALED:
     models = (method, *(f'{method}_{scale}' for scale in ngram_memories.SCALES))
-    points = []
-    for model in models:
-      if own := [r for r in results if r['model'] == model and r['table_bytes']]:
-        mean, error = mean_and_error([validation_nats(r) for r in own])
-        points.append((own[0]['table_bytes'] / 1e6, mean, error or 0))
+    points = [
+      (r['table_bytes'] / 1e6, validation_nats(r))
+      for r in results
+      if r['model'] in models and r['seed'] == cells.SEEDS[0]
+    ]
     if points:
-      x, y, error = zip(*sorted(points), strict=True)
-      axis.errorbar(x, y, yerr=error, marker='o', capsize=3, label=NAMES[method])
+      axis.plot(*zip(*sorted(points), strict=True), marker='o', label=NAMES[method])
   axis.set_xscale('log')
   axis.set_xlabel('tables, MB')
   axis.set_ylabel('validation, nats per token (lower is better)')
@@ -94,4 +94,4 @@ def draw_sizes(results: Sequence[Result], axis: Any) -> None:
 
 
 def _bits(results, model):
-  return [r['test']['bits_per_byte'] for r in results if r['model'] == model]
+  return [bits_per_byte(r) for r in results if r['model'] == model]

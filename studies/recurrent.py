@@ -11,26 +11,23 @@ text, where the paper has 242 to 296 units and several epochs. A suffix changes 
 """
 
 from configs import attention_lstm
-from ngrammer_jax import config, errors
+from ngrammer_jax import config
 
 READOUTS = ('lstm', 'attention_10', 'key_value_10', 'key_value_predict_5', '4gram')
 CHANGES = ('long', 'wide')
 PILOT = ('lstm', 'attention_10', 'key_value_predict_5')
-MODELS = (*READOUTS, *(f'{readout}_{change}' for change in CHANGES for readout in PILOT))
+VARIANTS = {
+  **{readout: (readout, '') for readout in READOUTS},
+  **{f'{readout}_{change}': (readout, change) for change in CHANGES for readout in PILOT},
+}
 LEARNING_RATE = 0.01
 WIDE_BUDGET = 3 * attention_lstm.SMALL['wikitext2'][3]  # parameters without the embedding
 
 
 def get_config(variant: str = 'key_value_predict_5'):
-  """Returns the config of READOUT or READOUT_CHANGE."""
-  readout, _, change = variant.rpartition('_')
-  if change not in CHANGES:
-    readout, change = variant, ''
-  if readout not in READOUTS:
-    raise errors.BadInput(
-      f'no variant {variant!r}: expected READOUT or READOUT_CHANGE with one of '
-      f'{", ".join(READOUTS)} and of {", ".join(CHANGES)}'
-    )
+  """Returns the config of one of VARIANTS."""
+  config.check_variant(variant, VARIANTS)
+  readout, change = VARIANTS[variant]
   c = attention_lstm.get_config(f'wikitext2_{readout}')
   if change == 'long':
     c.training.steps *= 4

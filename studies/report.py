@@ -14,14 +14,22 @@ import statistics
 
 from studies import cells, context, frequency, ngram_memories, plots, recurrent, state_of_the_union
 from studies import results as study_results
-from studies.results import Loss, Result, format_difference, format_mean, validation_nats
+from studies.results import (
+  Loss,
+  Rates,
+  Result,
+  bits_per_byte,
+  format_difference,
+  format_mean,
+  validation_nats,
+)
 
 PAGE = pathlib.Path(__file__).parents[1] / 'docs' / 'results.md'
 BASELINE = 'wide'  # the Transformer with as many parameters as the memories
 # Columns of losses: of whole splits in bits per byte, of short runs in nats per token.
 WHOLE_SPLITS = {
-  'validation': lambda run: run['validation']['bits_per_byte'],
-  'test': study_results.test_bits,
+  'validation': functools.partial(bits_per_byte, split='validation'),
+  'test': bits_per_byte,
 }
 FIRST_TOKENS = {'validation, nats': validation_nats}
 
@@ -75,7 +83,7 @@ def model_table(
         f'{first["parameters"]:,}',
         f'{first["table_bytes"] / 1e6:.1f}',
         f'{first["flops_per_token"] / 1e6:.2f}',
-        _format_rates(first),
+        str(Rates.of(first)),
         str(len(own)),
         *(format_mean([loss(r) for r in own]) for loss in losses.values()),
         *('' if b == model else format_difference(own, by_model[b], last) for b in baselines),
@@ -92,22 +100,15 @@ def _group_by_rates(
     groups = collections.defaultdict(list)
     for r in results:
       if r['model'] == model:
-        groups[r['learning_rate'], r.get('table_learning_rate')].append(r)
+        groups[Rates.of(r)].append(r)
     yield from ((model, runs) for runs in groups.values())
-
-
-def _format_rates(result: Result) -> str:
-  """Formats the learning rate of a run, and that of its tables."""
-  dense, tables = result['learning_rate'], result.get('table_learning_rate')
-  return f'{dense:g}' if tables is None else f'{dense:g}, tables {tables:g}'
 
 
 def noise(results: Iterable[Result]) -> str:
   """Formats the standard deviation between seeds, pooled over all runs that differ only in them."""
   groups = collections.defaultdict(list)
   for r in results:
-    rates = r['learning_rate'], r.get('table_learning_rate')
-    groups[r['table'], r['model'], *rates].append(study_results.test_bits(r))
+    groups[r['table'], r['model'], Rates.of(r)].append(bits_per_byte(r))
   repeated = [bits for bits in groups.values() if len(bits) > 1]
   freedom = sum(len(bits) - 1 for bits in repeated)
   if not freedom:
@@ -126,15 +127,16 @@ def memory_table(results: Sequence[Result]) -> str:
   """Formats test bits per character by the memory of the evaluation, in segments."""
   lengths = [f'test, memory {segments}' for segments in cells.MEMORY_SEGMENTS]
   columns = [f'{s} segments' for s in cells.MEMORY_SEGMENTS]
-  rows = [('model', 'parameters', 'seeds', 'as trained', *columns)]
-  for model in ('none', *context.MEMORIES):
-    own = [r for r in results if r['model'] == model]
-    if own:
-      bits = (
-        [r[name]['bits_per_character'] for r in own if name in r] for name in ('test', *lengths)
-      )
-      scores = (format_mean(values) if values else '' for values in bits)
-      rows.append((f'`{model}`', f'{own[0]["parameters"]:,}', str(len(own)), *scores))
+  rows = [
+    ('model', 'parameters', 'MFLOPs a token', 'learning rate', 'seeds', 'as trained', *columns)
+  ]
+  for model, own in _group_by_rates(results, ('none', *context.MEMORIES)):
+    bits = (
+      [r[name]['bits_per_character'] for r in own if name in r] for name in ('test', *lengths)
+    )
+    scores = (format_mean(values) if values else '' for values in bits)
+    sizes = f'{own[0]["parameters"]:,}', f'{own[0]["flops_per_token"] / 1e6:.2f}'
+    rows.append((f'`{model}`', *sizes, str(Rates.of(own[0])), str(len(own)), *scores))
   return markdown(rows)
 
 
@@ -152,7 +154,7 @@ def span_table(results: Sequence[Result]) -> str:
 def recurrent_table(results: Sequence[Result]) -> str:
   """Formats the perplexity of the attention LSTMs."""
   rows = [('model', 'parameters', 'steps', 'validation', 'test')]
-  for r in sorted(results, key=lambda r: recurrent.MODELS.index(r['model'])):
+  for r in sorted(results, key=lambda r: list(recurrent.VARIANTS).index(r['model'])):
     perplexities = (f'{r[split]["perplexity"]:.1f}' for split in cells.WHOLE_SPLITS)
     rows.append((f'`{r["model"]}`', f'{r["parameters"]:,}', f'{r["steps"]:,}', *perplexities))
   return markdown(rows)
@@ -160,27 +162,26 @@ def recurrent_table(results: Sequence[Result]) -> str:
 
 def frequency_table(results: Sequence[Result]) -> str:
   """Formats the losses of the baseline by the count of the bigram, and differences from them."""
-  by_run = {(r['model'], r['seed']): r for r in results}
-  models = [m for m in ngram_memories.METHODS if (m, 0) in by_run and m != BASELINE]
+  by_model = collections.defaultdict(list)
+  for r in results:
+    by_model[r['model']].append(r)
+  baseline = by_model.pop(BASELINE, [])
+  models = [model for model in (*ngram_memories.METHODS, 'engram_unigrams') if model in by_model]
   rows = [('bigram in training', 'share', f'`{BASELINE}`', *(f'`{model}`' for model in models))]
-  if (BASELINE, 0) not in by_run:
-    return markdown(rows)
-  targets = by_run[BASELINE, 0]['targets']
   names = ['never', *(f'{a:,} to {b - 1:,}' for a, b in itertools.pairwise(frequency.BOUNDS))]
-  for i, name in enumerate([*names, f'{frequency.BOUNDS[-1]:,} or more']):
-    nats = {key: r['nats'][i] for key, r in by_run.items()}
-    baseline = [value for (model, _), value in nats.items() if model == BASELINE]
-    row = [name, f'{targets[i] / sum(targets):.1%}', format_mean(baseline)]
-    for model in models:
-      shared = [s for m, s in by_run if m == model and (BASELINE, s) in by_run]
-      row.append(format_mean([nats[model, s] - nats[BASELINE, s] for s in shared]))
-    rows.append(tuple(row))
+  for i, name in enumerate([*names, f'{frequency.BOUNDS[-1]:,} or more'] if baseline else []):
+    nats = lambda r, i=i: r['nats'][i]
+    share = baseline[0]['targets'][i] / sum(baseline[0]['targets'])
+    differences = (format_difference(by_model[model], baseline, nats) for model in models)
+    rows.append((name, f'{share:.1%}', format_mean([nats(r) for r in baseline]), *differences))
   return markdown(rows)
 
 
 def tuning_table(results: Sequence[Result], models: Iterable[str], key: str) -> str:
   """Formats the validation loss in nats a token of every learning rate that was tried."""
-  nats = {(r['model'], r[key]): r['validation']['nll_nats_per_token'] for r in results}
+  nats = {(r['model'], r[key]): validation_nats(r) for r in results}
+  if len(nats) < len(results):
+    raise ValueError(f'a model was tuned twice with the same {key}')
   rates = sorted({rate for _, rate in nats})
   rows = [('model', *(f'{rate:g}' for rate in rates))]
   for model in models:
@@ -195,8 +196,8 @@ def rate_table(results: Sequence[Result]) -> str:
   other_rates = cells.OTHER_RATES | cells.OTHER_TABLE_RATES
   models = [model for model in ngram_memories.METHODS if model in other_rates]
   for model, own in _group_by_rates(results, models):
-    bits = format_mean([r['test']['bits_per_byte'] for r in own])
-    rows.append((f'`{model}`', _format_rates(own[0]), str(len(own)), bits))
+    bits = format_mean([bits_per_byte(r) for r in own])
+    rows.append((f'`{model}`', str(Rates.of(own[0])), str(len(own)), bits))
   return markdown(rows)
 
 
@@ -208,7 +209,7 @@ def accumulator_table(results: Sequence[Result], others: Sequence[Result]) -> st
     dense_rates = {r['learning_rate'] for r in after}
     own = [r for r in others if r['model'] == model and r['learning_rate'] in dense_rates]
     if own:
-      scores = (format_mean([r['test']['bits_per_byte'] for r in part]) for part in (own, after))
+      scores = (format_mean([bits_per_byte(r) for r in part]) for part in (own, after))
       rows.append((f'`{model}`', *scores, format_difference(after, own)))
   return markdown(rows)
 
@@ -259,6 +260,8 @@ def format_tables(results: Sequence[Result], frequencies: Sequence[Result]) -> d
     own = dict.fromkeys(r['model'] for r in controls if r['model'].startswith(f'{method}_'))
     models = [method, *own, 'plain']
     tables[f'controls of {method}'] = short_table(baselines + controls, models, method)
+  models = ['plain', *(m for pair in cells.OTHER_CONTROLS.items() for m in reversed(pair))]
+  tables['other controls'] = short_table(baselines + controls, models, 'plain')
   return tables
 
 

@@ -5,13 +5,28 @@ import json
 import math
 import pathlib
 import statistics
-from typing import Any
+from typing import Any, NamedTuple
 
 RUNS = pathlib.Path(__file__).with_name('results.jsonl')
 FREQUENCY = pathlib.Path(__file__).with_name('frequency.jsonl')
 
 Result = Mapping[str, Any]  # a line
 Loss = Callable[[Result], float]
+
+
+class Rates(NamedTuple):
+  """Learning rates of a run."""
+
+  dense: float
+  tables: float | None = None  # None: there are no tables, or they have no rate of their own
+
+  @classmethod
+  def of(cls, run: Result) -> 'Rates':
+    """Returns the rates of a line."""
+    return cls(run['learning_rate'], run.get('table_learning_rate'))
+
+  def __str__(self) -> str:
+    return f'{self.dense:g}' if self.tables is None else f'{self.dense:g}, tables {self.tables:g}'
 
 
 def read(path: pathlib.Path) -> list[Result]:
@@ -39,9 +54,9 @@ def format_mean(values: Sequence[float]) -> str:
   return f'{mean:.4f}' if error is None else f'{mean:.4f} ± {error:.4f}'
 
 
-def test_bits(run: Result) -> float:
-  """Returns the bits per byte of the test split."""
-  return run['test']['bits_per_byte']
+def bits_per_byte(run: Result, split: str = 'test') -> float:
+  """Returns the bits per byte of a whole split."""
+  return run[split]['bits_per_byte']
 
 
 def validation_nats(run: Result) -> float:
@@ -50,7 +65,7 @@ def validation_nats(run: Result) -> float:
 
 
 def format_difference(
-  runs: Iterable[Result], baseline: Iterable[Result], loss: Loss = test_bits
+  runs: Iterable[Result], baseline: Iterable[Result], loss: Loss = bits_per_byte
 ) -> str:
   """Formats the mean difference of the losses of runs from those of a baseline with equal seeds.
 

@@ -1,7 +1,8 @@
 """Trains the missing runs of the studies: python -m studies.run --data=/path/to/corpora
 
 Two runs at a time, each on one core, at low priority. A finished run becomes a line of
-results.jsonl. After Ctrl-C or SIGTERM the same command resumes every run from its last checkpoint.
+results.jsonl. After Ctrl-C, SIGTERM or --minutes, with the exit statuses 130, 143 and 124, the same
+command resumes every run from its last checkpoint.
 """
 
 import argparse
@@ -21,11 +22,12 @@ import threading
 import jax
 
 from ngrammer_jax import runs, sharding
-from ngrammer_jax.training import programs
+from ngrammer_jax.training import goodput, programs
 from ngrammer_jax.training import state as train_state
 from studies import cells, results
 
 PRIORITY = 10  # nice value
+TIME_IS_OVER = 124  # exit status, as of the command `timeout`
 
 
 class Runner:
@@ -37,17 +39,18 @@ class Runner:
     for core in cores:
       self._cores.put(core)
     self._processes: set[subprocess.Popen] = set()
-    self._lock, self.is_stopping = threading.Lock(), False
+    self._lock = threading.Lock()
+    self.status: int | None = None  # exit status, once the processes have been stopped
 
-  def stop(self) -> None:
+  def stop(self, status: int) -> None:
     """Stops all processes: they save and end."""
-    self.is_stopping = True
+    self.status = status if self.status is None else self.status
     for process in list(self._processes):
       process.send_signal(signal.SIGTERM)
 
   def run(self, cell: cells.Cell) -> None:
     """Trains and evaluates a cell, and writes its result. Raises CalledProcessError."""
-    core, workdir = self._cores.get(), self._folder / cell.name
+    core, workdir, commit = self._cores.get(), self._folder / cell.name, _commit()
     try:
       flags = [*cell.flags, *cell.data_flags(self._data), f'--workdir={workdir}']
       self._call(core, cell, ['ngrammer_jax.train', *flags])
@@ -58,7 +61,7 @@ class Runner:
     finally:
       self._cores.put(core)
     with self._lock:
-      results.append(results.RUNS, describe(cell, workdir) | scores)
+      results.append(results.RUNS, describe(cell, workdir) | {'commit': commit} | scores)
     logging.info('%s: %s', cell.name, scores)
 
   def _call(self, core: int, cell: cells.Cell, arguments: list[str]) -> None:
@@ -68,7 +71,7 @@ class Runner:
       os.sched_setaffinity(process.pid, {core})  # before it starts any thread
       os.setpriority(os.PRIO_PROCESS, process.pid, PRIORITY)
       self._processes.add(process)
-      if self.is_stopping:
+      if self.status is not None:
         process.send_signal(signal.SIGTERM)
       status = process.wait()
       self._processes.discard(process)
@@ -77,12 +80,11 @@ class Runner:
 
 
 def describe(cell: cells.Cell, workdir: pathlib.Path) -> dict:
-  """Returns the line of results.jsonl of a finished run, without its scores."""
+  """Returns the line of results.jsonl of a finished run, without its commit and its scores."""
   trained = runs.load_run(workdir)
   run = programs.Programs(trained.config, trained.vocabulary.size, sharding.make_mesh())
   leaves = jax.tree_util.tree_leaves_with_path(run.abstract.params)
   tables = [leaf for path, leaf in leaves if jax.tree_util.keystr(path[-1:]) == "['table']"]
-  goodput = json.loads((workdir / 'goodput.json').read_text(encoding='utf-8'))
   t = trained.config.training
   return {
     'cell': cell.name,
@@ -97,10 +99,9 @@ def describe(cell: cells.Cell, workdir: pathlib.Path) -> dict:
     'parameters': train_state.count_elements(run.abstract.params),
     'table_bytes': sum(leaf.size * leaf.dtype.itemsize for leaf in tables),
     'flops_per_token': round(run.flops.forward()),
-    'training_seconds': round(goodput['seconds']['training']),
+    'training_seconds': round(goodput.training_seconds(workdir)),
     'hardware': f'1 core of {_processor()}',
     'jax': jax.__version__,
-    'commit': _commit(),
   }
 
 
@@ -121,8 +122,12 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-  command = ['git', 'rev-parse', '--short', 'HEAD']
-  return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+  """Returns the commit of this checkout, with the suffix -dirty if its code has changed since."""
+  git = ['git', '-C', str(pathlib.Path(__file__).parent)]
+  command = [*git, 'rev-parse', '--short', 'HEAD']
+  commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+  is_clean = subprocess.run([*git, 'diff', '--quiet', 'HEAD', '--', ':/*.py']).returncode == 0
+  return commit if is_clean else f'{commit}-dirty'
 
 
 def main() -> None:
@@ -146,10 +151,10 @@ def main() -> None:
     return
   options.folder.mkdir(parents=True, exist_ok=True)
   runner = Runner(options.data, options.folder, sorted(os.sched_getaffinity(0))[: options.jobs])
-  signal.signal(signal.SIGTERM, lambda *_: runner.stop())
-  signal.signal(signal.SIGINT, lambda *_: runner.stop())
+  for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda received, _: runner.stop(128 + received))
   if options.minutes is not None:
-    timer = threading.Timer(60 * options.minutes, runner.stop)
+    timer = threading.Timer(60 * options.minutes, runner.stop, [TIME_IS_OVER])
     timer.daemon = True
     timer.start()
   sys.exit(_run_all(runner, options.jobs))
@@ -160,19 +165,18 @@ def _run_all(runner: Runner, jobs: int) -> int:
   running: dict[concurrent.futures.Future, str] = {}
   with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
     while True:
-      if not runner.is_stopping:  # a result may make further cells ready
+      if runner.status is None:  # a result may make further cells ready
         for cell in cells.missing_cells(results.read(results.RUNS)):
           if len(running) < jobs and cell.name not in running.values():
             running[pool.submit(runner.run, cell)] = cell.name
       if not running:
-        return 0
+        return runner.status or 0
       done, _ = concurrent.futures.wait(running, return_when='FIRST_COMPLETED')
       for future in done:
         name = running.pop(future)
-        if future.exception() is not None and not runner.is_stopping:
+        if future.exception() is not None and runner.status is None:
           logging.error('%s failed, see its log: %s', name, future.exception())
-          runner.stop()
-          return 1
+          runner.stop(1)
 
 
 if __name__ == '__main__':

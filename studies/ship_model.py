@@ -19,9 +19,9 @@ from typing import Any
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, flags, pretrained_models, runs
-from ngrammer_jax.config import catalog, command_line
+from ngrammer_jax.config import catalog, command_line, data, fields
+from ngrammer_jax.training import goodput, workdirs
 from ngrammer_jax.training import state as train_state
-from ngrammer_jax.training import workdirs
 from studies import model_card
 
 MAX_BYTES = 12_000_000  # of all models together
@@ -29,7 +29,8 @@ MAX_PARAMETER_DIFFERENCE = 0.01  # between a model and its baseline
 MAX_LOSS_RATIO = 1.03  # bits per byte, over that of the baseline
 NUM_SAMPLES = 5
 SAMPLE_TOKENS = 100
-PATH_KEYS = ('path', 'vocabulary_path', 'cache_dir', 'superglue_dir')  # of a config's data
+# Keys of the data that may differ on another machine.
+PATH_KEYS = [key.path for key in fields.keys(data.DataConfig).values() if key.free_on_resume]
 
 
 def main(argv: list[str]) -> int:
@@ -39,14 +40,13 @@ def main(argv: list[str]) -> int:
   )
   parser.add_argument('--name', required=True, help='name of the model: a-z, 0-9 and _')
   parser.add_argument('--workdir', required=True, help='the run')
-  parser.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
   parser.add_argument('--baseline', required=True, help='the run of the Transformer')
   parser.add_argument('--description', required=True, help='the model in one line')
   parser.add_argument('--hardware', required=True, help='what it was trained on')
   parser.add_argument('--command', required=True, help='flags of the training')
   options = parser.parse_args(argv)
   check_name(options.name)
-  run = runs.load_run(options.workdir, flags.step(options.step))
+  run = runs.load_run(options.workdir)
   baseline = runs.load_run(options.baseline)
   check_run(run)
   check_command(run.config, options.command)
@@ -79,7 +79,7 @@ def check_name(name: str) -> None:
 
 
 def check_run(run: runs.Run) -> None:
-  """Raises BadInput for a run that is not a language model of a text with a known licence."""
+  """Raises BadInput unless a run is a finished language model of a text with a known licence."""
   config = run.config
   if config.finetune is not None:
     raise errors.BadInput(f'{run.workdir} is fine-tuned: a pretrained model is a language model')
@@ -94,6 +94,10 @@ def check_run(run: runs.Run) -> None:
   }.items():
     if value is not None:
       raise errors.BadInput(f'{run.workdir} has {key}={value}, whose licence is unknown')
+  if run.state.step != config.training.steps:
+    raise errors.BadInput(
+      f'{run.workdir} has {run.state.step} of {config.training.steps} steps: train it to the end'
+    )
 
 
 def check_command(config: experiment.Config, command: str) -> None:
@@ -137,8 +141,8 @@ def check_baseline(run: runs.Run, baseline: runs.Run) -> None:
 def export(run: runs.Run, folder: pathlib.Path) -> runs.Run:
   """Exports a run in bfloat16 without the paths of this machine; returns it, with the paths."""
   run.export(folder, 'bfloat16')
-  data = dataclasses.replace(run.config.data, **dict.fromkeys(PATH_KEYS))
-  config = dataclasses.replace(run.config, data=data)
+  without_paths = dataclasses.replace(run.config.data, **dict.fromkeys(PATH_KEYS))
+  config = dataclasses.replace(run.config, data=without_paths)
   experiment.save(config, folder / workdirs.CONFIG)
   return dataclasses.replace(runs.load_run(folder), config=run.config)
 
@@ -155,7 +159,6 @@ def describe(
     texts: name, description, command of the training and hardware.
   """
   config = run.config
-  goodput = json.loads((run.workdir / 'goodput.json').read_text(encoding='utf-8'))
   completions = exported.generate([''] * NUM_SAMPLES, SAMPLE_TOKENS)
   return {
     'name': texts['name'],
@@ -170,7 +173,7 @@ def describe(
       'command': texts['command'],
       'steps': int(run.state.step),
       'tokens': _tokens(run),
-      'hours': goodput['seconds']['training'] / 3600,
+      'hours': goodput.training_seconds(run.workdir) / 3600,
       'hardware': texts['hardware'],
     },
     'test': exported.evaluate('test'),

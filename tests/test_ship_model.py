@@ -154,6 +154,13 @@ def test_a_run_of_unknown_origin_is_refused(run, section, key, value, problem):
     ship_model.check_run(run)
 
 
+def test_an_unfinished_run_is_refused(run, trained):
+  training = dataclasses.replace(run.config.training, steps=20)
+  run = dataclasses.replace(run, config=dataclasses.replace(run.config, training=training))
+  with bad_input(f'{trained} has 12 of 20 steps: train it to the end'):
+    ship_model.check_run(run)
+
+
 def test_models_of_the_package_are_whole_and_small():
   size = 0
   for name, description in pretrained_models.pretrained().items():

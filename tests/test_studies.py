@@ -10,9 +10,11 @@ import pytest
 
 from ngrammer_jax import errors, sharding
 from ngrammer_jax.config import command_line
+from ngrammer_jax.data import token_cache
 from ngrammer_jax.training import programs
-from studies import cells, context, frequency, ngram_memories, plots, report
+from studies import cells, context, frequency, ngram_memories, plots, report, state_of_the_union
 from studies import results as study_results
+from tests.loops import each
 
 
 def result(table, model, seed, bits, rate=0.004, table_rate=None):
@@ -46,23 +48,75 @@ def tuned_results(best=0.004, best_of_tables=0.03):
   ]
 
 
-def count(model):
-  config = command_line.resolve(f'studies/ngram_memories.py:{model}', [('data.path', '/data')])
-  run = programs.Programs(config, config.data.vocabulary_size, sharding.make_mesh())
-  return sum(leaf.size for leaf in jax.tree.leaves(run.abstract.params))
+def programs_of(spec):
+  config = command_line.resolve(f'studies/{spec}', [('data.path', '/data')])
+  return programs.Programs(config, config.data.vocabulary_size or 27, sharding.make_mesh())
+
+
+def count(spec):
+  return sum(leaf.size for leaf in jax.tree.leaves(programs_of(spec).abstract.params))
+
+
+def memory_of(variant):
+  (memory,) = ngram_memories.get_config(variant).model.ngram_memories
+  return memory
 
 
 def test_all_memories_have_equal_parameters():
-  expected = count('ngrammer')
+  expected = count('ngram_memories.py:ngrammer')
   combined = [f'{method}_{ngram_memories.COMBINED}' for method in ('wide', *ngram_memories.ROWS)]
-  for method in (*ngram_memories.METHODS[1:], *combined):
-    assert count(method) == pytest.approx(expected, rel=1e-3), method
-  assert count('plain') < 0.7 * expected
+  wider = [f'{method}_{ngram_memories.WIDER_ROWS}' for method in ngram_memories.LATENT]
+  for method in (*ngram_memories.METHODS[1:], *combined, *wider):
+    assert count(f'ngram_memories.py:{method}') == pytest.approx(expected, rel=1e-3), method
+  assert count('ngram_memories.py:plain') < 0.7 * expected
 
 
-@pytest.mark.parametrize('variant', ['wide_frozen', 'plain_segment_memory', 'engram_large', 'lstm'])
+@each('method', list(ngram_memories.ROWS))
+def test_tables_of_unigrams_have_as_many_rows(method):
+  whole, unigrams = (memory_of(variant) for variant in (method, f'{method}_unigrams'))
+  assert unigrams.orders == (1,) and (unigrams.rows, unigrams.width) == (whole.rows, whole.width)
+  assert len(whole.orders) * whole.heads == unigrams.heads
+
+
+def test_controls_change_what_they_say():
+  engram = memory_of('engram')
+  for control, changes in ngram_memories.controls('engram').items():
+    if 'unigrams' in control:
+      changes = changes | {'heads': 4}
+    expected = dict(engram) | changes
+    assert dict(memory_of(f'engram_{control}')) == expected and expected != dict(engram), control
+  for scale, rows in {'quarter': 4024, 'four_times': 64_388}.items():
+    assert dict(memory_of(f'engram_{scale}')) == dict(engram) | {'rows': (rows,)}
+  assert memory_of('ngrammer_few_rows').rows == (24,)
+
+
+def test_persistent_vectors_replace_the_feed_forward_at_equal_parameters():
+  all_attention, feed_forward = (
+    count(f'context.py:{model}') for model in ('all_attention', 'span_256')
+  )
+  assert all_attention == pytest.approx(feed_forward, rel=1e-3)
+
+
+def test_configs_have_the_tuned_rates():
+  results = study_results.read(study_results.RUNS)
+  for method in ngram_memories.METHODS:
+    c = ngram_memories.get_config(method)
+    tables = c.optimizer.table.learning_rate if method in ngram_memories.ROWS else None
+    assert cells.tuned_rates(results, method) == (c.optimizer.learning_rate, tables), method
+  for model in cells.TUNING['context'].methods:
+    rate = context.get_config(model).optimizer.learning_rate
+    assert cells.tuned_rates(results, model) == (rate, None), model
+  runs = [r for r in results if (r['table'], r['model']) == ('state_of_the_union', 'engram')]
+  best = min(runs, key=lambda run: study_results.bits_per_byte(run, 'validation'))
+  table = state_of_the_union.get_config('engram').optimizer.table
+  assert table.learning_rate == best['table_learning_rate']
+
+
+@pytest.mark.parametrize(
+  'variant', ['wide_frozen', 'plain_segment_memory', 'engramfrozen', 'ngrammer_plain_join', 'lstm']
+)
 def test_unknown_variants_are_refused(variant):
-  with pytest.raises(errors.BadInput, match=f"no variant '{variant}': expected one of plain, wide"):
+  with pytest.raises(errors.BadInput, match=f"^no variant '{variant}'"):
     ngram_memories.get_config(variant)
 
 
@@ -84,9 +138,9 @@ def test_learning_rates_are_tuned_before_the_other_runs():
   assert {cell.table for cell in cells.missing_cells([])} == {'tuning', *untuned}
   ready = list(cells.missing_cells(results[1:]))  # a rate of `plain` has not been tried
   assert [c.name for c in ready if c.table == 'tuning'] == ['tuning.plain.lr0.004.seed0']
-  assert {cell.model for cell in ready if cell.table == 'main'} == {'wide'}
+  assert {cell.model for cell in ready if cell.table == 'main'} == {'wide', 'untied'}
   first = next(cell for cell in cells.missing_cells(results) if cell.table == 'main')
-  assert (first.table, first.model, first.seed, first.rates) == ('main', 'plain', 0, (0.008, None))
+  assert (first.model, first.seed, first.rates) == ('plain', 0, (0.008, None))
   assert '--config.optimizer.learning_rate=0.008' in first.flags
   done = [*results, result('main', 'plain', 0, 1.0, 0.008)]
   assert next(c for c in cells.missing_cells(done) if c.table == 'main').model == 'wide'
@@ -101,7 +155,8 @@ def test_memories_have_the_learning_rate_of_the_transformer_and_one_for_tables()
   rates = {c.rates for c in cells.missing_cells(results) if c.table in ('sizes', 'controls')}
   assert rates == {cells.Rates(0.008, 0.1), cells.Rates(0.008)}
   untuned = {c.model for c in cells.missing_cells(results) if c.rates == cells.Rates(0.008)}
-  assert {m for m in untuned if m.startswith('engram')} == {'engram_frozen', 'engram_adam'}
+  controls = 'frozen', 'frozen_unit', 'adam', 'adam_times_5'
+  assert {m for m in untuned if m.startswith('engram')} == {f'engram_{c}' for c in controls}
   others = [c.rates for c in cells.missing_cells(results) if c.table == 'rates']
   assert others[3:] == [(0.004, 0.1), (0.008, 0.3), (0.008, 1.0)]
 
@@ -179,20 +234,31 @@ def test_differences_are_paired_by_seed():
   )
 
 
+def split_of(tokens):
+  return token_cache.TokenSplit(np.asarray(tokens), np.zeros(1, np.int64), None, 0)
+
+
 def test_bigrams_are_classified_by_their_count_in_training():
   rng = np.random.default_rng(0)
   train, test = rng.integers(0, 5, 400), rng.integers(0, 7, 60)
-  expected = []
+  expected = [0, 0]  # those after the start of the text
   for before, last in zip(test[:-2], test[1:-1], strict=True):
-    count = sum((before, last) == pair for pair in itertools.pairwise(train))
+    count = sum((before, last) == pair for pair in itertools.pairwise(train[:-1]))
     expected.append(sum(count >= bound for bound in frequency.BOUNDS))
   assert {0, 1, 2} <= set(expected)
-  np.testing.assert_array_equal(frequency.classify(train, test, 7), expected)
+  classes = frequency.classify(split_of(train), split_of(test), 60)
+  np.testing.assert_array_equal(classes[2:], expected[2:])
+
+
+def test_losses_are_averaged_by_class():
+  losses = frequency.mean_losses(np.array([0, 2, 2, 0, 5]), np.array([1.0, 2, 4, 5, 6]))
+  assert losses == {'targets': [2, 0, 2, 0, 0, 1], 'nats': [3, 0, 3, 0, 0, 6]}
 
 
 def test_losses_by_frequency_are_compared_by_seed():
   def line(model, seed, *nats):
-    return {'model': model, 'seed': seed, 'targets': [0, 1, 2, 3, 4, 0], 'nats': [*nats, 0, 0]}
+    names = {'cell': f'{model}.{seed}', 'model': model, 'seed': seed}
+    return names | {'targets': [0, 1, 2, 3, 4, 0], 'nats': [*nats, 0, 0]}
 
   losses = [
     line('wide', 0, 0, 4, 3, 2),
@@ -223,17 +289,16 @@ def test_figures_show_the_means_of_the_results(tmp_path):
   line = axes[1].get_lines()[0]
   assert line.get_ydata().tolist() == [3 - n / 8 for n in cells.MEMORY_SEGMENTS]
   plots.draw_sizes([r for r in results if r['table'] in ('main', 'sizes')], axes[2])
-  labels = {line.get_label(): line for line in axes[2].containers}
-  points = labels['Engram'].lines[0].get_xydata()
-  assert [tuple(p) for p in points] == [(1.0, 2.7), (4.0, 2.5)]
+  (points,) = (line.get_xydata() for line in axes[2].get_lines() if line.get_label() == 'Engram')
+  assert points.tolist() == [[1.0, 2.7], [4.0, 2.0]]
   pyplot.close(figure)
 
 
 def test_progress_counts_finished_and_missing_runs():
   results = [*tuned_results(), *(result('main', 'plain', seed, 2.0) for seed in range(2))]
   rows = report.progress_table(results).splitlines()
-  assert rows[2] == '| tuning | 38 | 38 | 19.0 |' and '| main | 2 | 18 | 1.0 |' in rows
-  assert '| spans | 0 | 5 | 0.0 |' in rows and rows[-1].startswith('| all | 40 |')
+  assert rows[2] == '| tuning | 41 | 41 | 20.5 |' and '| main | 2 | 21 | 1.0 |' in rows
+  assert '| spans | 0 | 5 | 0.0 |' in rows and rows[-1].startswith('| all | 43 |')
 
 
 def test_commands_of_results_train_with_the_rates_of_their_lines():
@@ -243,7 +308,8 @@ def test_commands_of_results_train_with_the_rates_of_their_lines():
     config = command_line.resolve(spec.removeprefix('--config='), overrides)
     rates = config.optimizer.learning_rate, config.seed, config.training.steps
     assert rates == (line['learning_rate'], line['seed'], line['steps']), line['cell']
-    if line['table_bytes'] and ngram_memories.has_table_learning_rate(line['model']):
+    model = line['model']
+    if model in ngram_memories.VARIANTS and ngram_memories.has_table_learning_rate(model):
       is_old = line['table'].startswith('accumulator')
       expected = (0.1, 0.01) if is_old else (0.0, line['table_learning_rate'])
       table = config.optimizer.table
@@ -253,6 +319,7 @@ def test_commands_of_results_train_with_the_rates_of_their_lines():
 def test_noise_is_pooled_over_models():
   bits = {'plain': (1.0, 1.2), 'engram': (2.0, 2.0, 2.3), 'wide': (5.0,)}
   runs = [result('main', m, seed, b) for m, values in bits.items() for seed, b in enumerate(values)]
+  runs += [result('main', 'plain', 0, 9.0, 0.1), result('rates', 'plain', 0, 9.0)]
   pooled = ((0.1**2 * 2) + (0.1**2 * 2 + 0.2**2)) / 3  # squares of 1 + 2 degrees of freedom
   assert report.noise(runs).startswith(
     f'Runs that differ only in the seed differ by {pooled**0.5:.4f} bits per byte of test '

@@ -149,6 +149,13 @@ def number_ngrams(ids: Sequence[np.ndarray]) -> np.ndarray:
   return number_T
 
 
+def count_ngrams(ngrams_NxT: np.ndarray, others_NxS: np.ndarray) -> np.ndarray:
+  """Returns how often each n-gram of a text [N, T] occurs in another text [N, S], int64 [T]."""
+  T = ngrams_NxT.shape[1]
+  number = number_ngrams(np.concatenate([ngrams_NxT, others_NxS], axis=1))
+  return np.bincount(number[T:], minlength=number.max() + 1)[number[:T]]
+
+
 def collisions(number_T: np.ndarray, row_T: np.ndarray, table_rows: int) -> dict[str, float]:
   """Computes the hash collisions of the n-grams of a text in one head.
 

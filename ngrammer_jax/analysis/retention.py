@@ -52,7 +52,7 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   orders = {order for table in all_tables for order in table.hash.orders}
   ngrams_NxT = lookups.token_ngrams(text, tokens, max(orders))
   train_ngrams_NxT = lookups.token_ngrams(train, train_tokens, max(orders))
-  counts = {n: _counts(ngrams_NxT[:n], train_ngrams_NxT[:n]) for n in orders}
+  counts = {n: lookups.count_ngrams(ngrams_NxT[:n], train_ngrams_NxT[:n]) for n in orders}
   loss_T, changes = token_losses.token_losses(run, text, tokens), []
   for memory, change, order, changed in _changes(run, all_tables, text, tokens):
     variables = _change_tables(run, changed)
@@ -112,13 +112,6 @@ def _change_tables(run, changed):
     key = (*table.path, 'table')
     params[key] = jax.device_put(rows, jnp.asarray(params[key]).sharding)
   return run.variables | {'params': flax.traverse_util.unflatten_dict(params)}
-
-
-def _counts(ngrams_NxT, train_ngrams_NxT):
-  """Returns how often each n-gram of a text occurs in the training text, [T]."""
-  T = ngrams_NxT.shape[1]
-  number = lookups.number_ngrams(np.concatenate([ngrams_NxT, train_ngrams_NxT], axis=1))
-  return np.bincount(number[T:], minlength=number.max() + 1)[number[:T]]
 
 
 def _group(counts_T, loss_T, increase_T):

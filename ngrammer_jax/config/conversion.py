@@ -98,12 +98,12 @@ def blocks_by_number(value: Any) -> dict[str, Any]:
   """Returns the blocks of a tuple of blocks by their numbers, such as '0'.
 
   Args:
-    value: the tuple, a dict from numbers to blocks, a single block or None.
+    value: the tuple, a dict from numbers to blocks (maybe empty), a single block or None.
   """
   if value is None or isinstance(value, tuple | list):
     return {str(index): block for index, block in enumerate(value or ())}
-  if isinstance(value, Mapping) and all(map(is_index, value)):
-    return dict(value)
+  if isinstance(value, Mapping) and all(is_index(str(name)) for name in value):
+    return {str(name): block for name, block in value.items()}
   return {'0': value}
 
 

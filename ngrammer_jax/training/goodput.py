@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from ngrammer_jax import files, hosts, json_files, progress
 
 Item = TypeVar('Item')
+FILE = 'goodput.json'
 EMPTY = {'starts': 0, 'seconds': {}, 'unsaved': 0.0}
 WRITE_INTERVAL = 10.0  # seconds
 TRAINING, DATA, LOST = 'training', 'data', 'lost'
@@ -32,7 +33,7 @@ class Goodput:
   """
 
   def __init__(self, workdir: pathlib.Path, start_time: float):
-    self._path = workdir / 'goodput.json'
+    self._path = workdir / FILE
     self._phase, self._phase_start, self._last_write = 'start', start_time, 0.0
     previous = _read(self._path)
     self.starts, self._unsaved = previous['starts'] + 1, 0.0
@@ -108,6 +109,11 @@ class Goodput:
     """Writes goodput.json and logs the summary."""
     self.write(force=True)
     logging.info('total %s', self.format_summary())
+
+
+def training_seconds(workdir: pathlib.Path) -> float:
+  """Returns the seconds of the training steps of a run over all its starts; 0 if unknown."""
+  return _read(workdir / FILE)['seconds'].get('training', 0.0)
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:

@@ -53,6 +53,8 @@ def test_a_config_file_builds_the_tuple(tmp_path):
   [
     ((), ()),
     (None, ()),
+    ({}, ()),
+    ({0: SMALL}, (SUM,)),
     ([SMALL], (SUM,)),
     (SMALL, (SUM,)),
     ({'1': SMALL | {'heads': 2}, '0': SMALL}, (SUM, dataclasses.replace(SUM, heads=2))),
