@@ -127,7 +127,12 @@ def _compare(options: argparse.Namespace) -> None:
   all_runs = [runs.load_run(workdir, flags.step(options.step)) for workdir in workdirs]
   names, count = figures.run_labels(workdirs, None), len(options.workdir)
   result = compare.analyze(
-    all_runs[:count], all_runs[count:], names, options.split, options.max_tokens
+    all_runs[:count],
+    all_runs[count:],
+    names[:count],
+    names[count:],
+    options.split,
+    options.max_tokens,
   )
   print(compare.format_table(result))
 
@@ -208,7 +213,7 @@ def _report(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import figures, report, report_page
 
   output = options.output or options.workdir[0] / 'report.html'
-  report.check_output(output)
+  files.check_output_file('--output', output, 'report.html')
   all_runs = [runs.load_run(workdir, flags.step(options.step)) for workdir in options.workdir]
   names = figures.run_labels(options.workdir, options.label)
   samples = report.Samples(options.prompt, options.samples, options.tokens)

@@ -141,6 +141,18 @@ def make_output_folder(folder: pathlib.Path) -> None:
     raise errors.BadInput(f'--output={folder} cannot be written: {error.strerror}') from error
 
 
+def check_output_file(flag: str, path: pathlib.Path, example: str) -> None:
+  """Raises BadInput for a file that cannot be written, before the work that makes it."""
+  check_reachable(path)
+  if path.is_dir():
+    raise errors.BadInput(f'{flag}={path} is a folder: name a file, such as {path}/{example}')
+  if is_remote(path):
+    return
+  folder = next(parent for parent in path.absolute().parents if parent.exists())
+  if not folder.is_dir() or not os.access(folder, os.W_OK):
+    raise errors.BadInput(f'{flag}={path} cannot be written: check the path and its permissions')
+
+
 def iter_files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields all files in a folder, recursively."""
   for path in folder.iterdir():

@@ -95,7 +95,7 @@ def describe(cell: cells.Cell, workdir: pathlib.Path) -> dict:
     'table_learning_rate': cell.rates.tables,
     'command': f'python -m ngrammer_jax.train {" ".join(cell.flags)}',
     'steps': t.steps,
-    'tokens': t.steps * t.batch_size * t.segment_length,
+    'tokens': t.steps * t.tokens_per_step,
     'parameters': train_state.count_elements(run.abstract.params),
     'table_bytes': sum(leaf.size * leaf.dtype.itemsize for leaf in tables),
     'flops_per_token': round(run.flops.forward()),

@@ -222,8 +222,7 @@ def _content_hash(run: runs.Run) -> str:
 
 
 def _tokens(run: runs.Run) -> int:
-  t = run.config.training
-  return int(run.state.step) * t.batch_size * t.segment_length
+  return int(run.state.step) * run.config.training.tokens_per_step
 
 
 def _parameters(run: runs.Run) -> int:

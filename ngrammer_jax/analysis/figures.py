@@ -1,9 +1,8 @@
 """Figures, rendered without a display."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import contextlib
 import io
-import os
 import pathlib
 from typing import Any
 
@@ -28,12 +27,13 @@ def saved_figure(path: pathlib.Path, panels: int = 1, width: float = 6.4) -> Ite
   import matplotlib
   from matplotlib import pyplot
 
-  files.check_reachable(path)
+  files.check_output_file('--figure', path, 'figure.png')
   matplotlib.use('agg')
 
   figure, axes = pyplot.subplots(1, panels, figsize=(width, 3.6), layout='constrained')
   try:
-    _check_writable(path, figure.canvas.get_supported_filetypes())
+    if path.suffix[1:] not in figure.canvas.get_supported_filetypes():
+      raise errors.BadInput(f'--figure={path} has no suffix of an image: use .png, .svg or .pdf')
     yield axes
     _drop_empty_panels(figure)
     image = io.BytesIO()
@@ -83,19 +83,6 @@ def token_labels(texts: Iterable[str]) -> list[str]:
   """Returns the texts of tokens with visible spaces, line breaks and tabs, as labels."""
   visible_characters = str.maketrans({' ': '_', '\n': '↵', '\t': '→', '$': r'\$'})
   return [text.translate(visible_characters) or '¶' for text in texts]
-
-
-def _check_writable(path: pathlib.Path, formats: Collection[str]) -> None:
-  """Raises BadInput for a path that cannot be written, before the analysis runs."""
-  if path.is_dir():
-    raise errors.BadInput(f'--figure={path} is a folder: name a file, such as {path}/figure.png')
-  if path.suffix[1:] not in formats:
-    raise errors.BadInput(f'--figure={path} has no suffix of an image: use .png, .svg or .pdf')
-  if files.is_remote(path):
-    return
-  folder = next(parent for parent in path.absolute().parents if parent.exists())
-  if not folder.is_dir() or not os.access(folder, os.W_OK):
-    raise errors.BadInput(f'--figure={path} cannot be written: check the path and its permissions')
 
 
 def _drop_empty_panels(figure):

@@ -22,7 +22,7 @@ from ngrammer_jax.data import streams, token_cache
 
 MIN_GAIN = 0.01
 SHARES = (0.1, 0.5, 1.0)  # r
-MAX_TARGETS = 1000  # tokens of the split that are predicted
+MAX_TARGETS = 1000  # tokens of the split that are predicted, the first ones
 FIGURE_SIZE = (2, 11.0)  # panels, and width in inches
 
 
@@ -35,10 +35,11 @@ def analyze(
 ) -> dict[str, Any]:
   """Computes the RECL of runs relative to each other, as plain values for JSON.
 
-  Every `context_step`-th token of the split is predicted from windows of all context lengths. A
-  window starts without memory and is read in segments, as in evaluation. A model without memory
-  reads at most one segment: its loss with more context is that with the last segment length tokens.
-  Tokens before the document of a token are in its window, but the model does not use them.
+  Every `context_step`-th token of the split, but at most MAX_TARGETS, is predicted from windows of
+  all context lengths. A window starts without memory and is read in segments, as in evaluation. A
+  model without memory reads at most one segment: its loss with more context is that with the last
+  segment length tokens. Tokens before the document of a token are in its window, but the model does
+  not use them.
 
   Keys: `split`; `targets`, number of predicted tokens; `contexts` [C]; and `runs`, with for each:
 

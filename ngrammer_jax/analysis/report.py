@@ -4,8 +4,6 @@ All numbers are those of metrics.jsonl, of the files of `evaluate`, and of the o
 """
 
 from collections.abc import Callable, Sequence
-import os
-import pathlib
 import statistics
 from typing import Any, NamedTuple
 
@@ -86,18 +84,6 @@ class RunReport(NamedTuple):
   samples: list[tuple[str, str]]
 
 
-def check_output(path: pathlib.Path) -> None:
-  """Raises BadInput for a page that cannot be written, before the analyses run."""
-  files.check_reachable(path)
-  if path.is_dir():
-    raise errors.BadInput(f'--output={path} is a folder: name a file, such as {path}/report.html')
-  if files.is_remote(path):
-    return
-  folder = next(parent for parent in path.absolute().parents if parent.exists())
-  if not folder.is_dir() or not os.access(folder, os.W_OK):
-    raise errors.BadInput(f'--output={path} cannot be written: check the path and its permissions')
-
-
 def collect(
   all_runs: Sequence[runs.Run], names: Sequence[str], split: str, samples: Samples
 ) -> list[RunReport]:
@@ -124,10 +110,9 @@ def _generate(run, samples):
 
 
 def _collect_run(run, name, color, split, texts):
-  training, step = run.config.training, int(run.state.step)
+  tokens_per_step, step = run.config.training.tokens_per_step, int(run.state.step)
   is_exported = workdirs.is_exported(run.workdir)
   records = [] if is_exported else curve.read_metrics(run.workdir)
-  tokens_per_step = training.batch_size * training.segment_length
   metrics = _metrics(run, step, tokens_per_step, [r for r in records if r['step'] <= step])
   results = {}
   if run.config.finetune is None:
@@ -136,7 +121,17 @@ def _collect_run(run, name, color, split, texts):
         results[analysis] = analyze(run, split)
       except errors.NotApplicable:
         continue
-  return RunReport(name, color, step, run.config, tokens_per_step, records, metrics, results, texts)
+  return RunReport(
+    name=name,
+    color=color,
+    step=step,
+    config=run.config,
+    tokens_per_step=tokens_per_step,
+    records=records,
+    metrics=metrics,
+    results=results,
+    samples=texts,
+  )
 
 
 def _metrics(run, step, tokens_per_step, records):

@@ -39,6 +39,11 @@ class TrainingConfig:
     """Number of parts that the batch is split into."""
     return 1 if self.accumulation is None else self.accumulation.parts
 
+  @property
+  def tokens_per_step(self) -> int:
+    """Number of tokens that a step reads, over all devices."""
+    return self.batch_size * self.segment_length
+
   def calls(self, first_step: int) -> Iterator[tuple[int, int]]:
     """Yields the range [first, end) of steps of every call, from `first_step` on.
 

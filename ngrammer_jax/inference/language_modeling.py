@@ -95,7 +95,7 @@ def _score_batches(engine, variables, text, config):
   t = config.training
   if config.evaluation.protocol == 'sliding_window':
     # As many tokens as a step of the training has.
-    rows = engine.round_rows(max(t.batch_size * t.segment_length // text.length, 1))
+    rows = engine.round_rows(max(t.tokens_per_step // text.length, 1))
 
     def make_window(batch, row_slice):
       return text.window(batch * rows + row_slice.start, row_slice.stop - row_slice.start)

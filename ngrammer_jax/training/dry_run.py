@@ -48,7 +48,7 @@ def dry_run(
   memory, needed = capacity.device_memory(run.mesh), run.peak_bytes()
   size = '' if memory.size is None else f', {memory.name} has {capacity.format_bytes(memory.size)}'
   seconds = _time_step(run, state, segments, min(t.segments_per_call, MAX_TIMED_STEPS))
-  left, tokens = t.steps - first_step, t.batch_size * t.segment_length
+  left, tokens = t.steps - first_step, t.tokens_per_step
   rows = {
     'parameters': f'{train_state.count_elements(run.abstract.params):,}',
     'train state': f'{capacity.format_bytes(state_bytes)} (parameters, optimizer, memory)',

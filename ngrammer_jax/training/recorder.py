@@ -107,9 +107,9 @@ class Recorder:
       return
     values = {name: float(column.mean()) for name, column in metrics.items()}
     values['learning_rate'] = float(self._config.optimizer.learning_rate * self._fraction(end - 1))
-    finished, tokens_per_step = self._finished_step(end), t.batch_size * t.segment_length
+    finished = self._finished_step(end)
     if finished > self._measured_step:
-      tokens = (finished - self._measured_step) * tokens_per_step
+      tokens = (finished - self._measured_step) * t.tokens_per_step
       self._measured_step, self._rate = finished, tokens / max(self._goodput.lap(), 1e-9)
       self._rates_measured += 1
     values['tokens_per_second'] = self._rate  # measured now, or before if the device was ahead
@@ -120,7 +120,7 @@ class Recorder:
     self._writer.scalars(end, values)
     # The first rate is that of a device that has just started.
     is_rate_steady = self._rates_measured > 1
-    seconds_left = (t.steps - end) * tokens_per_step / self._rate if is_rate_steady else None
+    seconds_left = (t.steps - end) * t.tokens_per_step / self._rate if is_rate_steady else None
     self._bar.log(writers.format_line(end, t.steps, values, seconds_left))
 
   def _forward_flops(self, metrics):

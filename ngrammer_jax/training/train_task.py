@@ -126,19 +126,18 @@ class CorpusTask:
   def log_summary(self) -> None:
     """Logs the numbers of tokens and epochs."""
     t, shards = self._config.training, self._corpus.train_shards
-    tokens_per_step = t.batch_size * t.segment_length
     if shards is not None:
       size, epochs = f'{len(shards.names):,} training shards', ''
     else:
       tokens = len(self._split.tokens)
       size = f'{tokens:,} training tokens'
-      epochs = f' are {t.steps * tokens_per_step / tokens:.2f} epochs'
+      epochs = f' are {t.steps * t.tokens_per_step / tokens:.2f} epochs'
     logging.info(
       'data: %s, %s, vocabulary %s; %s steps of %s tokens%s',
       self._config.data.corpus,
       size,
       f'{self.vocabulary.size:,}',
       f'{t.steps:,}',
-      f'{tokens_per_step:,}',
+      f'{t.tokens_per_step:,}',
       epochs,
     )
