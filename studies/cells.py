@@ -22,10 +22,7 @@ from studies.results import Rates, Result, bits_per_byte, validation_nats
 
 SEEDS = (0, 1, 2)
 CONTROLLED = ('engram', 'ngrammer')  # with all controls
-OTHER_CONTROLS = {
-  'over_encoding_unigrams': 'over_encoding',
-  'latent_engram_wider_rows': 'latent_engram',
-}
+OTHER_CONTROLS = ('over_encoding_unigrams', 'latent_engram_wider_rows')
 SCALED = ('ngrammer', 'over_encoding', 'engram')
 WHOLE_SPLITS = {split: (f'--split={split}',) for split in ('validation', 'test')}
 # The first 2^18 tokens of the validation split.
@@ -163,21 +160,21 @@ def missing_cells(results: Iterable[Result]) -> Iterator[Cell]:
 
 def _all_cells(results: list[Result]) -> Iterator[Cell]:
   """Yields all runs, those of the first seed before the other seeds of controls and memory."""
-  methods_of_tables = ngram_memories.METHODS, TUNING['context'].methods
-  main, memory = ({method: method for method in methods} for methods in methods_of_tables)
+  main, memory = ngram_memories.METHODS, TUNING['context'].methods
   rates = {method: tuned_rates(results, method) for method in (*main, *memory)}
 
-  def tuned_cells(table: str, models: Mapping[str, str], seed: int = 0) -> Iterator[Cell]:
+  def tuned_cells(table: str, models: Iterable[str], seed: int = 0) -> Iterator[Cell]:
     """Yields a run of each model, if the learning rates of its method are known."""
-    config = 'context' if table in ('memory', 'spans') else 'ngram_memories'
-    steps = TUNING[config].steps if table in SHORT else None
-    for model, method in models.items():
-      if (own := rates[method]) is None:
+    for model in models:
+      if (own := rates[method_of(model)]) is None:
         continue
       if own.tables is not None and not ngram_memories.has_table_learning_rate(model):
         own = own._replace(tables=None)
-      evaluations = FIRST_TOKENS if table in SHORT else WHOLE_SPLITS
-      if table == 'memory':
+      config = 'context' if model in context.VARIANTS else 'ngram_memories'
+      steps, evaluations = None, WHOLE_SPLITS
+      if table in SHORT:
+        steps, evaluations = TUNING[config].steps, FIRST_TOKENS
+      elif table == 'memory':
         evaluations = _memory_evaluations(model)
       yield Cell(table, model, seed, own, steps, config, evaluations)
 
@@ -189,34 +186,39 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
   if rates['plain'] is not None:
     yield from _table_tuning_cells(rates['plain'].dense)
   yield from tuned_cells('main', main)
-  repeated_controls = _controls('few_rows', 'frozen', 'unigrams')
+  repeated_controls = _controls(CONTROLLED, 'few_rows', 'frozen', 'unigrams')
   yield from tuned_cells('controls', repeated_controls)
-  of_engram = lambda *names: {f'engram_{name}': 'engram' for name in names}
-  yield from tuned_cells('long_controls', of_engram('few_rows', 'frozen', 'unigrams'))
-  yield from tuned_cells('controls', of_engram('plain_join', 'unigrams_plain_join'))
-  yield from tuned_cells('controls', of_engram('half_gate', 'kv_plus_one'))
-  yield from tuned_cells('controls', _controls('displaced', 'adam'))
-  others = of_engram('adam_times_5', 'frozen_unit', 'token_ids')
-  yield from tuned_cells('controls', others | {'ngrammer_wider_rows': 'ngrammer'} | OTHER_CONTROLS)
-  for scale in ngram_memories.SCALES:
-    yield from tuned_cells('sizes', {f'{method}_{scale}': method for method in SCALED})
+  engram = ('engram',)
+  yield from tuned_cells('long_controls', _controls(engram, 'few_rows', 'frozen', 'unigrams'))
+  joins = 'plain_join', 'unigrams_plain_join', 'half_gate', 'kv_plus_one'
+  yield from tuned_cells('controls', _controls(engram, *joins))
+  yield from tuned_cells('controls', _controls(CONTROLLED, 'displaced', 'adam'))
+  yield from tuned_cells('controls', _controls(engram, 'adam_times_5', 'frozen_unit', 'token_ids'))
+  yield from tuned_cells('controls', ('ngrammer_wider_rows', *OTHER_CONTROLS))
+  yield from tuned_cells('sizes', _controls(SCALED, *ngram_memories.SCALES))
   for seed in SEEDS[1:]:
     yield from tuned_cells('main', main, seed)
   yield from _tuning_cells('context')
   yield from tuned_cells('memory', memory)
-  yield from tuned_cells('spans', dict.fromkeys(context.SPANS, 'memory'))
+  yield from tuned_cells('spans', context.SPANS)
   for seed in SEEDS[1:]:
-    yield from tuned_cells('baselines', {m: m for m in ('plain', 'wide', *CONTROLLED)}, seed)
+    yield from tuned_cells('baselines', ('plain', 'wide', *CONTROLLED), seed)
     yield from tuned_cells('controls', repeated_controls, seed)
   for seed in SEEDS[1:]:
     yield from tuned_cells('memory', memory, seed)
   if (best := best_method(results)) is not None:
     for seed in SEEDS:
-      for method in (best, 'wide'):
-        yield from tuned_cells('combined', {f'{method}_{ngram_memories.COMBINED}': method}, seed)
+      yield from tuned_cells('combined', _controls((best, 'wide'), ngram_memories.COMBINED), seed)
   for model in recurrent.VARIANTS:
     yield Cell('recurrent', model, 0, Rates(recurrent.LEARNING_RATE), config='recurrent')
   yield from _rate_cells(rates)
+
+
+def method_of(model: str) -> str:
+  """Returns the method whose learning rates a model has."""
+  if model in ngram_memories.VARIANTS:
+    return ngram_memories.VARIANTS[model][0]
+  return model if model in TUNING['context'].methods else 'memory'
 
 
 def _tuning_cells(config: str) -> Iterator[Cell]:
@@ -243,9 +245,9 @@ def _rate_cells(rates: Mapping[str, Rates | None]) -> Iterator[Cell]:
       yield from (Cell('rates', method, 0, other) for other in other_rates)
 
 
-def _controls(*names: str) -> dict[str, str]:
-  """Returns the method of each controlled model."""
-  return {f'{method}_{control}': method for control in names for method in CONTROLLED}
+def _controls(methods: Iterable[str], *names: str) -> list[str]:
+  """Returns the variants of methods with each control."""
+  return [f'{method}_{name}' for name in names for method in methods]
 
 
 def _memory_evaluations(model: str) -> dict[str, Sequence[str]]:

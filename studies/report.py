@@ -25,6 +25,7 @@ from studies.results import (
 )
 
 PAGE = pathlib.Path(__file__).parents[1] / 'docs' / 'results.md'
+ACCUMULATOR_TABLE_RATE = 0.01  # that of all runs with an accumulator of 0.1
 BASELINE = 'wide'  # the Transformer with as many parameters as the memories
 # Columns of losses: of whole splits in bits per byte, of short runs in nats per token.
 WHOLE_SPLITS = {
@@ -214,6 +215,19 @@ def accumulator_table(results: Sequence[Result], others: Sequence[Result]) -> st
   return markdown(rows)
 
 
+def accumulator_alone_table(tuning: Sequence[Result], others: Sequence[Result]) -> str:
+  """Formats validation nats after the tuning by the first accumulator, with equal rates."""
+  rates = Rates(ngram_memories.LEARNING_RATE, ACCUMULATOR_TABLE_RATE)
+  rows = [('model', 'accumulator 0.1', '0', 'difference')]
+  for model in ngram_memories.ROWS:
+    after = [r for r in tuning if r['model'] == model and Rates.of(r) == rates]
+    before = [r for r in others if r['model'] == model and r['learning_rate'] == rates.dense]
+    if after and before:
+      scores = (format_mean([validation_nats(r) for r in part]) for part in (before, after))
+      rows.append((f'`{model}`', *scores, format_difference(after, before, validation_nats)))
+  return markdown(rows)
+
+
 def replace_tables(page: str, tables: Mapping[str, str]) -> str:
   """Returns a page with new tables. Raises ValueError if there is no place for one."""
   for name, table in tables.items():
@@ -243,6 +257,7 @@ def format_tables(results: Sequence[Result], frequencies: Sequence[Result]) -> d
     'tuning of tables': tuning_table(of_tables, ngram_memories.ROWS, 'table_learning_rate'),
     'rates': rate_table(main + of('rates')),
     'accumulator': accumulator_table(main, of('accumulator')),
+    'accumulator alone': accumulator_alone_table(of('tuning'), of('accumulator_tuning')),
     'noise': noise(main + of('rates') + of('accumulator')),
     'main': model_table(main, ngram_memories.METHODS, 'plain', BASELINE),
     'frequency': frequency_table(frequencies),
@@ -260,7 +275,8 @@ def format_tables(results: Sequence[Result], frequencies: Sequence[Result]) -> d
     own = dict.fromkeys(r['model'] for r in controls if r['model'].startswith(f'{method}_'))
     models = [method, *own, 'plain']
     tables[f'controls of {method}'] = short_table(baselines + controls, models, method)
-  models = ['plain', *(m for pair in cells.OTHER_CONTROLS.items() for m in reversed(pair))]
+  methods = ((cells.method_of(model), model) for model in cells.OTHER_CONTROLS)
+  models = ['plain', *itertools.chain(*methods)]
   tables['other controls'] = short_table(baselines + controls, models, 'plain')
   return tables
 

@@ -1,0 +1,98 @@
+"""The script that trains the studies: lines of finished runs, failures and signals."""
+
+import json
+import queue
+import subprocess
+import threading
+
+import pytest
+
+from ngrammer_jax import runs
+from studies import cells, results, run
+
+CELL = cells.Cell('main', 'engram', 0, results.Rates(0.008, 1.0))
+
+
+@pytest.fixture
+def runner(tmp_path, monkeypatch):
+  """A runner on one core whose commands write evaluations, without any process."""
+  monkeypatch.setattr(results, 'RUNS', tmp_path / 'results.jsonl')
+  monkeypatch.setattr(run, 'describe', lambda cell, workdir: {'cell': cell.name})
+  monkeypatch.setattr(run, '_commit', lambda: 'abc')
+  runner = run.Runner(tmp_path / 'data', tmp_path, [0])
+
+  def call(core, cell, arguments):
+    assert core == 0 and f'--workdir={tmp_path / cell.name}' in arguments
+    runner.modules.append(arguments[0])
+    if arguments[0] == 'ngrammer_jax.evaluate':
+      (split,) = (a.removeprefix('--split=') for a in arguments if a.startswith('--split='))
+      folder = tmp_path / cell.name / 'evaluation'
+      folder.mkdir(parents=True, exist_ok=True)
+      (folder / f'{split}.json').write_text(json.dumps({'bits_per_byte': len(split), 'step': 3}))
+
+  runner.modules = []
+  monkeypatch.setattr(runner, '_call', call)
+  return runner
+
+
+def test_a_finished_run_becomes_a_line(runner):
+  runner.run(CELL)
+  scores = {'validation': {'bits_per_byte': 10}, 'test': {'bits_per_byte': 4}}
+  assert results.read(results.RUNS) == [{'cell': CELL.name, 'commit': 'abc'} | scores]
+  assert runner.modules == ['ngrammer_jax.train', *['ngrammer_jax.evaluate'] * 2]
+
+
+def test_a_failed_run_has_no_line_and_returns_its_core(runner, monkeypatch):
+  def fail(*_):
+    raise subprocess.CalledProcessError(2, ['train'])
+
+  monkeypatch.setattr(runner, '_call', fail)
+  monkeypatch.setattr(cells, 'missing_cells', lambda done: [CELL])
+  assert run._run_all(runner, jobs=1) == 1
+  assert results.read(results.RUNS) == []
+  with pytest.raises(queue.Empty):
+    assert runner._cores.get_nowait() == 0
+    runner._cores.get_nowait()
+
+
+def test_every_missing_run_is_trained_once(runner, monkeypatch):
+  others = [cells.Cell('main', 'plain', seed, results.Rates(0.008)) for seed in range(3)]
+
+  def missing_cells(lines):
+    finished = {line['cell'] for line in lines}
+    return [cell for cell in others if cell.name not in finished]
+
+  monkeypatch.setattr(cells, 'missing_cells', missing_cells)
+  assert run._run_all(runner, jobs=1) == 0
+  assert [line['cell'] for line in results.read(results.RUNS)] == [cell.name for cell in others]
+
+
+def test_the_status_says_why_the_runs_stopped(runner, monkeypatch):
+  is_training, is_stopped = threading.Event(), threading.Event()
+
+  def train(*_):
+    is_training.set()
+    assert is_stopped.wait(60)
+    raise subprocess.CalledProcessError(143, ['train'])
+
+  def stop():
+    assert is_training.wait(60)
+    runner.stop(143)
+    runner.stop(124)  # later reasons do not count
+    is_stopped.set()
+
+  monkeypatch.setattr(runner, '_call', train)
+  monkeypatch.setattr(cells, 'missing_cells', lambda done: [CELL])
+  thread = threading.Thread(target=stop)
+  thread.start()
+  assert run._run_all(runner, jobs=1) == 143
+  thread.join()
+
+
+def test_the_line_of_a_run_has_its_sizes(trained):
+  trained_run, line = runs.load_run(trained), run.describe(CELL, trained)
+  t, n = trained_run.config.training, trained_run.config.model.ngram
+  assert line['cell'] == CELL.name and line['tokens'] == 12 * t.batch_size * t.segment_length
+  assert line['table_bytes'] == 4 * trained_run.config.model.heads * n.vocabulary_size * n.dim
+  assert line['command'].endswith('--config.optimizer.table.learning_rate=1.0')
+  assert line['training_seconds'] >= 0 and line['flops_per_token'] > 0
