@@ -11,12 +11,13 @@ from studies.results import Result, bits_per_byte, mean_and_error, validation_na
 NAMES = {
   'plain': 'Transformer',
   'wide': 'wider Transformer',
-  'untied': 'Transformer,\nnot tied',
+  'untied': 'untied Transformer',
   'ngrammer': 'N-Grammer',
   'over_encoding': 'Over-Encoding',
   'engram': 'Engram',
   'latent_engram': 'Engram over\nlatent n-grams',
 }
+SIZES_MB = (1, 4, 16)  # of the smallest, the normal and the largest tables
 
 
 def save_all(results: Sequence[Result], folder: pathlib.Path) -> None:
@@ -87,6 +88,8 @@ def draw_sizes(results: Sequence[Result], axis: Any) -> None:
     if points:
       axis.plot(*zip(*sorted(points), strict=True), marker='o', label=NAMES[method])
   axis.set_xscale('log')
+  axis.set_xticks(SIZES_MB, map(str, SIZES_MB))
+  axis.minorticks_off()
   axis.set_xlabel('tables, MB')
   axis.set_ylabel('validation, nats per token (lower is better)')
   axis.grid(alpha=0.3)

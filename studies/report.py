@@ -259,7 +259,7 @@ def format_tables(results: Sequence[Result], frequencies: Sequence[Result]) -> d
     'accumulator': accumulator_table(main, of('accumulator')),
     'accumulator alone': accumulator_alone_table(of('tuning'), of('accumulator_tuning')),
     'noise': noise(main + of('rates') + of('accumulator')),
-    'main': model_table(main, ngram_memories.METHODS, 'plain', BASELINE),
+    'main': model_table(main, ngram_memories.METHODS, *ngram_memories.TRANSFORMERS),
     'frequency': frequency_table(frequencies),
     'combined': short_table(
       baselines + of('combined'), dict.fromkeys([BASELINE, best, *combined]), BASELINE
