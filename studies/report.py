@@ -144,7 +144,7 @@ def memory_table(results: Sequence[Result]) -> str:
 def span_table(results: Sequence[Result]) -> str:
   """Formats validation bits per character, FLOPs and time of a step by span."""
   rows = [('model', 'parameters', 'MFLOPs a token', 'seconds a step', 'validation')]
-  for r in results:
+  for r in sorted(results, key=lambda r: context.VARIANTS.index(r['model'])):
     step = f'{r["training_seconds"] / r["steps"]:.2f}'
     flops = f'{r["flops_per_token"] / 1e6:.2f}'
     bits = f'{validation_nats(r) / math.log(2):.4f}'  # a character is a token
