@@ -168,6 +168,17 @@ def test_of_equal_learning_rates_the_lowest_is_used():
   assert cells.best_rate(results, 'plain', (0.004, 0.008, 0.032)) is None
 
 
+def test_tables_are_tuned_with_the_present_rate_of_the_transformer():
+  old, dense = tuned_results(0.016, 0.01), tuned_results(0.004)
+  tables = [line for line in old if line['table_learning_rate'] is not None]
+  results = [line for line in dense if line['table_learning_rate'] is None] + tables
+  assert cells.tuned_rates(results, 'plain') == (0.004, None)
+  assert cells.tuned_rates(results, 'engram') is None  # its tables were tuned with 0.016
+  assert cells.tuned_rates(dense, 'engram') == (0.004, 0.03)
+  with pytest.raises(ValueError, match='tuned twice with the same table_learning_rate'):
+    report.tuning_table([*tables, *tuned_results(0.004)[-20:]], ['engram'], 'table_learning_rate')
+
+
 def test_runs_with_other_learning_rates_are_shown():
   results = [*tuned_results(), result('main', 'engram', 0, 2.0, 0.008, 0.03)]
   results += [result('rates', 'engram', seed, 1.5 + seed, 0.016, 0.03) for seed in range(2)]

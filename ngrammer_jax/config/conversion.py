@@ -161,11 +161,11 @@ def unknown_key(path: str) -> str:
 
 def check_variant(variant: str, variants: Iterable[str]) -> None:
   """Raises BadInput, which names the nearest variant, if a config file does not have this one."""
-  if variant not in (known := list(variants)):
-    longer = [name for name in known if name.endswith(f'_{variant}')]  # quickstart_engram
-    near = longer or difflib.get_close_matches(variant, known, n=1)
+  if variant not in (names := list(variants)):
+    longer = [name for name in names if name.endswith(f'_{variant}')]  # quickstart_engram
+    near = longer or difflib.get_close_matches(variant, names, n=1)
     hint = f': did you mean {near[0]!r}? Available' if near else '; available'
-    raise errors.BadInput(f'no variant {variant!r}{hint}: {", ".join(known)}')
+    raise errors.BadInput(f'no variant {variant!r}{hint}: {", ".join(names)}')
 
 
 def save(config: Config, path: pathlib.Path) -> None:
