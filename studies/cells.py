@@ -193,7 +193,8 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
   joins = 'plain_join', 'unigrams_plain_join', 'half_gate', 'kv_plus_one'
   yield from tuned_cells('controls', _controls(engram, *joins))
   yield from tuned_cells('controls', _controls(CONTROLLED, 'displaced', 'adam'))
-  yield from tuned_cells('controls', _controls(engram, 'adam_times_5', 'frozen_unit', 'token_ids'))
+  asked = 'adam_times_5', 'frozen_unit', 'token_ids', 'with_unigrams'
+  yield from tuned_cells('controls', _controls(engram, *asked))
   yield from tuned_cells('controls', ('ngrammer_wider_rows', *OTHER_CONTROLS))
   yield from tuned_cells('sizes', _controls(SCALED, *ngram_memories.SCALES))
   for seed in SEEDS[1:]:

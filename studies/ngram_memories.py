@@ -12,6 +12,7 @@ output layer does not share the embedding. All but `plain` have the parameters o
   frozen         random tables that are not trained
   frozen_unit    the same with a standard deviation of 1, as in the demo of Engram
   unigrams       n-grams of one token, with as many rows in all
+  with_unigrams  n-grams of one, two and three tokens, with as many parameters in all
   displaced      the predecessors of the token 100 tokens earlier
   half_gate      a gate of one half
   plain_join     no convolution after the gate
@@ -59,7 +60,7 @@ CONTROLS_OF_GATED = {
   'plain_join': dict(convolution=0),
   'unigrams_plain_join': dict(orders=(1,), convolution=0),
 }
-CONTROLS_OF_ENGRAM = {'token_ids': dict(key='tokens')}
+CONTROLS_OF_ENGRAM = {'token_ids': dict(key='tokens'), 'with_unigrams': dict(orders=(1, 2, 3))}
 WIDER_ROWS = 'wider_rows'
 LATENT = ('ngrammer', 'latent_engram')
 COMBINED = 'segment_memory'
@@ -150,8 +151,11 @@ def _change_memory(c, method, control):
     if method == 'latent_engram':  # for the projections to keys and values, which are wider too
       rows -= c.model.width
   changes = controls(method).get(control, {})
-  if changes.get('orders') == (1,):
+  orders = changes.get('orders', memory.orders)
+  if orders == (1,):
     memory.heads *= len(memory.orders)
+  elif len(orders) > len(memory.orders):  # the projections to keys and values are wider too
+    rows = (rows * len(memory.orders) - 2 * c.model.width) // len(orders)
   for key, value in ({'rows': (rows,)} | changes).items():
     memory[key] = value
   if control == 'few_rows' and method == 'ngrammer':
