@@ -56,6 +56,8 @@ TABLE_LEARNING_RATES = (1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 # Other learning rates, tried for all steps: of the dense weights, and of the tables.
 OTHER_RATES = {'plain': (4e-3, 1.6e-2), 'wide': (4e-3,), 'engram': (4e-3,)}
 OTHER_TABLE_RATES = {'over_encoding': (1e-1,), 'engram': (1e-1, 3e-1, 1.0)}
+# Persistent vectors may need a lower one than the feed-forward that they replace.
+OTHER_SPAN_RATES = {'all_attention': (5e-4, 1e-3, 2e-3), 'span_256': (2e-3,)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,6 +204,8 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
   yield from _tuning_cells('context')
   yield from tuned_cells('memory', memory)
   yield from tuned_cells('spans', context.SPANS)
+  if rates['memory'] is not None:
+    yield from _span_rate_cells()
   for seed in SEEDS[1:]:
     yield from tuned_cells('baselines', ('plain', 'wide', *CONTROLLED), seed)
     yield from tuned_cells('controls', repeated_controls, seed)
@@ -244,6 +248,14 @@ def _rate_cells(rates: Mapping[str, Rates | None]) -> Iterator[Cell]:
     if (own := rates[method]) is not None:
       other_rates = (own._replace(tables=rate) for rate in others if rate != own.tables)
       yield from (Cell('rates', method, 0, other) for other in other_rates)
+
+
+def _span_rate_cells() -> Iterator[Cell]:
+  steps = TUNING['context'].steps
+  for model, others in OTHER_SPAN_RATES.items():
+    yield from (
+      Cell('spans', model, 0, Rates(rate), steps, 'context', FIRST_TOKENS) for rate in others
+    )
 
 
 def _controls(methods: Iterable[str], *names: str) -> list[str]:

@@ -143,12 +143,15 @@ def memory_table(results: Sequence[Result]) -> str:
 
 def span_table(results: Sequence[Result]) -> str:
   """Formats validation bits per character, FLOPs and time of a step by span."""
-  rows = [('model', 'parameters', 'MFLOPs a token', 'seconds a step', 'validation')]
-  for r in sorted(results, key=lambda r: context.VARIANTS.index(r['model'])):
+  rows = [
+    ('model', 'parameters', 'MFLOPs a token', 'learning rate', 'seconds a step', 'validation')
+  ]
+  for r in sorted(results, key=lambda r: (context.VARIANTS.index(r['model']), Rates.of(r))):
     step = f'{r["training_seconds"] / r["steps"]:.2f}'
     flops = f'{r["flops_per_token"] / 1e6:.2f}'
     bits = f'{validation_nats(r) / math.log(2):.4f}'  # a character is a token
-    rows.append((f'`{r["model"]}`', f'{r["parameters"]:,}', flops, step, bits))
+    parameters, rate = f'{r["parameters"]:,}', str(Rates.of(r))
+    rows.append((f'`{r["model"]}`', parameters, flops, rate, step, bits))
   return markdown(rows)
 
 

@@ -311,7 +311,7 @@ def test_progress_counts_finished_and_missing_runs():
   results = [*tuned_results(), *(result('main', 'plain', seed, 2.0) for seed in range(2))]
   rows = report.progress_table(results).splitlines()
   assert rows[2] == '| tuning | 41 | 41 | 20.5 |' and '| main | 2 | 21 | 1.0 |' in rows
-  assert '| spans | 0 | 5 | 0.0 |' in rows and rows[-1].startswith('| all | 43 |')
+  assert '| spans | 0 | 9 | 0.0 |' in rows and rows[-1].startswith('| all | 43 |')
 
 
 def test_commands_of_results_train_with_the_rates_of_their_lines():
