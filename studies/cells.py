@@ -198,6 +198,7 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
   asked = 'adam_times_5', 'frozen_unit', 'token_ids', 'with_unigrams'
   yield from tuned_cells('controls', _controls(engram, *asked))
   yield from tuned_cells('controls', ('ngrammer_wider_rows', *OTHER_CONTROLS))
+  yield from tuned_cells('long_controls', _controls(engram, 'with_unigrams'))
   yield from tuned_cells('sizes', _controls(SCALED, *ngram_memories.SCALES))
   for seed in SEEDS[1:]:
     yield from tuned_cells('main', main, seed)
@@ -208,7 +209,7 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
     yield from _span_rate_cells()
   for seed in SEEDS[1:]:
     yield from tuned_cells('baselines', ('plain', 'wide', *CONTROLLED), seed)
-    yield from tuned_cells('controls', repeated_controls, seed)
+    yield from tuned_cells('controls', [*repeated_controls, 'engram_with_unigrams'], seed)
   for seed in SEEDS[1:]:
     yield from tuned_cells('memory', memory, seed)
   if (best := best_method(results)) is not None:
