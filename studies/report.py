@@ -105,22 +105,31 @@ def _group_by_rates(
     yield from ((model, runs) for runs in groups.values())
 
 
-def noise(results: Iterable[Result]) -> str:
-  """Formats the standard deviation between seeds, pooled over all runs that differ only in them."""
+def noise(
+  *tables: Iterable[Result], loss: Loss = bits_per_byte, unit: str = 'bits per byte of test'
+) -> str:
+  """Formats the standard deviation between seeds, pooled over all runs that differ only in them.
+
+  Args:
+    *tables: runs that differ in their model, learning rates or seed. Runs of two tables may also
+      differ in other things.
+    loss: loss of a run.
+    unit: unit of the loss.
+  """
   groups = collections.defaultdict(list)
-  for r in results:
-    groups[r['table'], r['model'], Rates.of(r)].append(bits_per_byte(r))
-  repeated = [bits for bits in groups.values() if len(bits) > 1]
-  freedom = sum(len(bits) - 1 for bits in repeated)
+  for number, results in enumerate(tables):
+    for r in results:
+      groups[number, r['model'], Rates.of(r)].append(loss(r))
+  repeated = [losses for losses in groups.values() if len(losses) > 1]
+  freedom = sum(len(losses) - 1 for losses in repeated)
   if not freedom:
     return 'No run has been repeated yet.'
-  squares = sum((len(bits) - 1) * statistics.variance(bits) for bits in repeated)
+  squares = sum((len(losses) - 1) * statistics.variance(losses) for losses in repeated)
   deviation = math.sqrt(squares / freedom)
   return (
-    f'Runs that differ only in the seed differ by {deviation:.4f} bits per byte of test (standard '
-    f'deviation, pooled over {len(repeated)} groups of runs of this table, of `rates` and of '
-    f'`accumulator`, {freedom} degrees of freedom), so a difference of two single runs has noise '
-    f'of {math.sqrt(2) * deviation:.4f}.'
+    f'Runs that differ only in the seed differ by {deviation:.4f} {unit} (standard deviation, '
+    f'pooled over {len(repeated)} groups of runs, {freedom} degrees of freedom), so a difference '
+    f'of two single runs has noise of {math.sqrt(2) * deviation:.4f}.'
   )
 
 
@@ -261,7 +270,8 @@ def format_tables(results: Sequence[Result], frequencies: Sequence[Result]) -> d
     'rates': rate_table(main + of('rates')),
     'accumulator': accumulator_table(main, of('accumulator')),
     'accumulator alone': accumulator_alone_table(of('tuning'), of('accumulator_tuning')),
-    'noise': noise(main + of('rates') + of('accumulator')),
+    'noise': noise(main + of('rates'), of('accumulator')),
+    'noise of short runs': noise(baselines + controls, loss=validation_nats, unit='nats per token'),
     'main': model_table(main, ngram_memories.METHODS, *ngram_memories.TRANSFORMERS),
     'frequency': frequency_table(frequencies),
     'combined': short_table(
