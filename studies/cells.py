@@ -195,8 +195,8 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
   joins = 'plain_join', 'unigrams_plain_join', 'half_gate', 'kv_plus_one'
   yield from tuned_cells('controls', _controls(engram, *joins))
   yield from tuned_cells('controls', _controls(CONTROLLED, 'displaced', 'adam'))
-  asked = 'adam_times_5', 'frozen_unit', 'token_ids', 'with_unigrams'
-  yield from tuned_cells('controls', _controls(engram, *asked))
+  others = 'adam_times_5', 'frozen_unit', 'token_ids', 'with_unigrams'
+  yield from tuned_cells('controls', _controls(engram, *others))
   yield from tuned_cells('controls', ('ngrammer_wider_rows', *OTHER_CONTROLS))
   yield from tuned_cells('long_controls', _controls(engram, 'with_unigrams'))
   yield from tuned_cells('sizes', _controls(SCALED, *ngram_memories.SCALES))
@@ -205,8 +205,8 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
   yield from _tuning_cells('context')
   yield from tuned_cells('memory', memory)
   yield from tuned_cells('spans', context.SPANS)
-  if rates['memory'] is not None:
-    yield from _span_rate_cells()
+  if (own := rates['memory']) is not None:
+    yield from _span_rate_cells(own)
   for seed in SEEDS[1:]:
     yield from tuned_cells('baselines', ('plain', 'wide', *CONTROLLED), seed)
     yield from tuned_cells('controls', [*repeated_controls, 'engram_with_unigrams'], seed)
@@ -251,12 +251,12 @@ def _rate_cells(rates: Mapping[str, Rates | None]) -> Iterator[Cell]:
       yield from (Cell('rates', method, 0, other) for other in other_rates)
 
 
-def _span_rate_cells() -> Iterator[Cell]:
+def _span_rate_cells(tuned: Rates) -> Iterator[Cell]:
+  """Yields runs of spans with other learning rates than the tuned one."""
   steps = TUNING['context'].steps
   for model, others in OTHER_SPAN_RATES.items():
-    yield from (
-      Cell('spans', model, 0, Rates(rate), steps, 'context', FIRST_TOKENS) for rate in others
-    )
+    own = (tuned._replace(dense=rate) for rate in others if rate != tuned.dense)
+    yield from (Cell('spans', model, 0, rates, steps, 'context', FIRST_TOKENS) for rates in own)
 
 
 def _controls(methods: Iterable[str], *names: str) -> list[str]:
