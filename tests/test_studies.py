@@ -64,7 +64,8 @@ def memory_of(variant):
 
 def test_all_memories_have_equal_parameters():
   expected = count('ngram_memories.py:ngrammer')
-  combined = [f'{method}_{ngram_memories.COMBINED}' for method in ('wide', *ngram_memories.ROWS)]
+  methods = 'wide', *ngram_memories.ROWS
+  combined = [f'{method}_{control}' for method in methods for control in ngram_memories.COMBINED]
   wider = [f'{method}_{ngram_memories.WIDER_ROWS}' for method in ngram_memories.LATENT]
   for method in (*ngram_memories.METHODS[1:], *combined, *wider, 'engram_with_unigrams'):
     assert count(f'ngram_memories.py:{method}') == pytest.approx(expected, rel=1e-3), method
@@ -216,7 +217,7 @@ def test_the_best_memory_is_combined_with_a_segment_memory():
   results.append(result('main', 'latent_engram', 0, 1.9))
   assert cells.best_method(results) == 'engram'
   todo = [c for c in cells.missing_cells([*tuned_results(), *results]) if c.table == 'combined']
-  models = {'engram_segment_memory', 'wide_segment_memory'}
+  models = {'engram_segment_memory', 'wide_segment_memory', 'engram_learned_spans'}
   assert sorted((c.model, c.seed) for c in todo) == sorted(itertools.product(models, cells.SEEDS))
   assert {c.steps for c in todo} == {500}
 
