@@ -33,7 +33,7 @@ FIRST_CHARACTERS = ('--split=test', '--config.evaluation.max_tokens=1048576')
 # data.path of a config file, in the folder of all texts. None: the text comes with a package.
 DATA_PATHS = {'recurrent': 'wikitext2', 'state_of_the_union': None}
 
-# In nats per token. Seeds of full runs differ by 0.003 to 0.011 (standard deviation), so a larger
+# In nats per token. Seeds of full runs differ by 0.001 to 0.011 (standard deviation), so a larger
 # difference may be noise too; full runs with other rates tell.
 TIE = 0.0015
 

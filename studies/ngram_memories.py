@@ -27,7 +27,7 @@ output layer does not share the embedding. All but `plain` have the parameters o
   quarter, four_times  tables with other numbers of rows; parameters are not equal
   segment_memory  also a segment memory of 256 tokens with relative positions, and fewer rows;
                   `wide` can have it too, with a narrower feed-forward
-  learned_spans  segment_memory, and every head learns its span, of at most 256 tokens
+  learned_spans  segment_memory, and every head learns its span, of at most the 256 tokens before
 """
 
 from typing import Any

@@ -8,7 +8,7 @@ from matplotlib import pyplot
 import numpy as np
 import pytest
 
-from ngrammer_jax import errors, sharding
+from ngrammer_jax import config, errors, sharding
 from ngrammer_jax.config import command_line
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.training import programs
@@ -70,6 +70,15 @@ def test_all_memories_have_equal_parameters():
   for method in (*ngram_memories.METHODS[1:], *combined, *wider, 'engram_with_unigrams'):
     assert count(f'ngram_memories.py:{method}') == pytest.approx(expected, rel=1e-3), method
   assert count('ngram_memories.py:plain') < 0.7 * expected
+
+
+def test_learned_spans_are_those_of_a_segment_memory():
+  memory, spans = (
+    config.resolve(ngram_memories.get_config(f'engram_{control}')).model
+    for control in ngram_memories.COMBINED
+  )
+  assert memory.span is None and spans.span.limit == memory.memory.length == spans.memory.length
+  assert memory.memory.window() is None and not spans.memory.sees_itself()
 
 
 @each('method', list(ngram_memories.ROWS))
