@@ -226,7 +226,8 @@ def test_the_best_memory_is_combined_with_a_segment_memory():
   results.append(result('main', 'latent_engram', 0, 1.9))
   assert cells.best_method(results) == 'engram'
   todo = [c for c in cells.missing_cells([*tuned_results(), *results]) if c.table == 'combined']
-  models = cells._controls(('engram', 'wide'), *ngram_memories.COMBINED)
+  methods = 'engram', 'wide'
+  models = {f'{method}_{name}' for method in methods for name in ngram_memories.COMBINED}
   assert sorted((c.model, c.seed) for c in todo) == sorted(itertools.product(models, cells.SEEDS))
   assert {c.steps for c in todo} == {500}
 
