@@ -28,6 +28,7 @@ output layer does not share the embedding. All but `plain` have the parameters o
   segment_memory  also a segment memory of 256 tokens with relative positions, and fewer rows;
                   `wide` can have it too, with a narrower feed-forward
   learned_spans  segment_memory, and every head learns its span, of at most the 256 tokens before
+  span_64        segment_memory, and every token sees the 64 tokens before it
 """
 
 from typing import Any
@@ -64,8 +65,7 @@ CONTROLS_OF_GATED = {
 CONTROLS_OF_ENGRAM = {'token_ids': dict(key='tokens'), 'with_unigrams': dict(orders=(1, 2, 3))}
 WIDER_ROWS = 'wider_rows'
 LATENT = ('ngrammer', 'latent_engram')
-COMBINED = 'segment_memory', 'learned_spans'
-MEMORY_LENGTH = 256
+COMBINED = {'segment_memory': 256, 'learned_spans': 256, 'span_64': 64}  # lengths of the memory
 RELATIVE_POSITIONS = 3 * 128**2 + 2 * 128  # their parameters: a matrix a block and two biases
 PARAMETERS_PER_UNIT = 3 * 3 * 128  # gate, value and output of a feed-forward unit in 3 blocks
 
@@ -102,10 +102,11 @@ def get_config(variant: str = 'engram'):
   c.model.tie_embeddings = method != 'untied'
   if control in COMBINED:
     c.model.position = 'relative'
-    c.model.memory = config.block('model.memory', length=MEMORY_LENGTH)
-  if control == 'learned_spans':
+    c.model.memory = config.block('model.memory', length=COMBINED[control])
+  if control in ('learned_spans', 'span_64'):
     c.model.memory.same_length = 'memory_alone'
-    c.model.span = config.block('model.span', limit=MEMORY_LENGTH, ramp=32, penalty=2e-5)
+  if control == 'learned_spans':
+    c.model.span = config.block('model.span', limit=COMBINED[control], ramp=32, penalty=2e-5)
   if method == 'wide':
     c.model.feed_forward_width = WIDE
     if control in COMBINED:

@@ -72,13 +72,15 @@ def test_all_memories_have_equal_parameters():
   assert count('ngram_memories.py:plain') < 0.7 * expected
 
 
-def test_learned_spans_are_those_of_a_segment_memory():
-  memory, spans = (
+def test_spans_are_those_of_a_segment_memory():
+  memory, learned, fixed = (
     config.resolve(ngram_memories.get_config(f'engram_{control}')).model
     for control in ngram_memories.COMBINED
   )
-  assert memory.span is None and spans.span.limit == memory.memory.length == spans.memory.length
-  assert memory.memory.window() is None and not spans.memory.sees_itself()
+  assert learned.span.limit == memory.memory.length == learned.memory.length == 256
+  assert fixed.memory.window() == fixed.memory.length + 1 == 65
+  assert memory.memory.window() is memory.span is fixed.span is None
+  assert not learned.memory.sees_itself() and not fixed.memory.sees_itself()
 
 
 @each('method', list(ngram_memories.ROWS))
