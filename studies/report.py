@@ -134,19 +134,27 @@ def noise(
 
 
 def memory_table(results: Sequence[Result]) -> str:
-  """Formats test bits per character by the memory of the evaluation, in segments."""
-  lengths = [f'test, memory {segments}' for segments in cells.MEMORY_SEGMENTS]
-  columns = [f'{s} segments' for s in cells.MEMORY_SEGMENTS]
-  rows = [
-    ('model', 'parameters', 'MFLOPs a token', 'learning rate', 'seeds', 'as trained', *columns)
-  ]
+  """Formats test bits per character, as trained and by the segments of memory in evaluation."""
+  bits = lambda r, name='test': r[name]['bits_per_character']
+  lengths = {f'memory of {s}': f'test, memory {s}' for s in cells.MEMORY_SEGMENTS}
+  columns = 'model', 'parameters', 'MFLOPs a token', 'learning rate', 'seeds', 'as trained'
+  rows = [(*columns, 'minus none', *lengths)]
+  without = [r for r in results if r['model'] == 'none']
   for model, own in _group_by_rates(results, ('none', *context.MEMORIES)):
-    bits = (
-      [r[name]['bits_per_character'] for r in own if name in r] for name in ('test', *lengths)
+    first = own[0]
+    by_length = ([bits(r, name) for r in own if name in r] for name in lengths.values())
+    rows.append(
+      (
+        f'`{model}`',
+        f'{first["parameters"]:,}',
+        f'{first["flops_per_token"] / 1e6:.2f}',
+        str(Rates.of(first)),
+        str(len(own)),
+        format_mean([bits(r) for r in own]),
+        '' if model == 'none' else format_difference(own, without, bits),
+        *(format_mean(values) if values else '' for values in by_length),
+      )
     )
-    scores = (format_mean(values) if values else '' for values in bits)
-    sizes = f'{own[0]["parameters"]:,}', f'{own[0]["flops_per_token"] / 1e6:.2f}'
-    rows.append((f'`{model}`', *sizes, str(Rates.of(own[0])), str(len(own)), *scores))
   return markdown(rows)
 
 

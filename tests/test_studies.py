@@ -296,6 +296,19 @@ def test_losses_by_frequency_are_compared_by_seed():
   assert rows[3] == '| 1 to 9 | 10.0% | 4.0000 | -1.0000 |'
 
 
+def test_a_segment_memory_is_compared_with_none_by_seed():
+  bits = lambda value: {'bits_per_character': value}
+  none = [result('memory', 'none', seed, 2.0) | {'test': bits(3 - seed)} for seed in range(2)]
+  memory = result('memory', 'memory', 1, 2.0) | {'test': bits(1.5), 'test, memory 8': bits(1.25)}
+  header, _, *rows = report.memory_table([*none, memory]).splitlines()
+  assert header.endswith(
+    '| as trained | minus none | memory of 0 | memory of 1 | memory of 2 | '
+    'memory of 4 | memory of 8 |'
+  )
+  assert rows[0].endswith('| 2 | 2.5000 ± 0.5000 |  |  |  |  |  |  |')
+  assert rows[1].endswith('| 1 | 1.5000 | -0.5000 |  |  |  |  | 1.2500 |')
+
+
 def test_figures_show_the_means_of_the_results(tmp_path):
   results = [result('main', m, s, 2 + s) for m in ngram_memories.METHODS for s in range(2)]
   results += [result('sizes', 'engram_quarter', 0, 2.7) | {'table_bytes': 1_000_000}]
