@@ -187,7 +187,8 @@ def frequency_table(results: Sequence[Result]) -> str:
   for r in results:
     by_model[r['model']].append(r)
   baseline = by_model.pop(BASELINE, [])
-  models = [model for model in (*ngram_memories.METHODS, 'engram_unigrams') if model in by_model]
+  controls = 'engram_unigrams', 'engram_with_unigrams'
+  models = [model for model in (*ngram_memories.METHODS, *controls) if model in by_model]
   rows = [('bigram in training', 'share', f'`{BASELINE}`', *(f'`{model}`' for model in models))]
   names = ['never', *(f'{a:,} to {b - 1:,}' for a, b in itertools.pairwise(frequency.BOUNDS))]
   for i, name in enumerate([*names, f'{frequency.BOUNDS[-1]:,} or more'] if baseline else []):
