@@ -214,7 +214,7 @@ def _all_cells(results: list[Result]) -> Iterator[Cell]:
     yield from tuned_cells('memory', memory, seed)
   if (best := best_method(results)) is not None:
     for seed in SEEDS:
-      models = _controls((best, 'wide'), *ngram_memories.COMBINED)
+      models = _controls((best, 'wide'), *ngram_memories.MEMORY_LENGTHS)
       yield from tuned_cells('combined', models, seed)
   for model in recurrent.VARIANTS:
     yield Cell('recurrent', model, 0, Rates(recurrent.LEARNING_RATE), config='recurrent')

@@ -27,8 +27,9 @@ output layer does not share the embedding. All but `plain` have the parameters o
   quarter, four_times  tables with other numbers of rows; parameters are not equal
   segment_memory  also a segment memory of 256 tokens with relative positions, and fewer rows;
                   `wide` can have it too, with a narrower feed-forward
-  learned_spans  segment_memory, and every head learns its span, of at most the 256 tokens before
-  span_64        segment_memory, and every token sees the 64 tokens before it
+  learned_spans  segment_memory, and every head learns its span, of at most the 256 tokens before a
+                 token, without itself
+  span_64        a segment memory of 64 tokens: every token sees the 64 before it, not itself
 """
 
 from typing import Any
@@ -65,7 +66,7 @@ CONTROLS_OF_GATED = {
 CONTROLS_OF_ENGRAM = {'token_ids': dict(key='tokens'), 'with_unigrams': dict(orders=(1, 2, 3))}
 WIDER_ROWS = 'wider_rows'
 LATENT = ('ngrammer', 'latent_engram')
-COMBINED = {'segment_memory': 256, 'learned_spans': 256, 'span_64': 64}  # lengths of the memory
+MEMORY_LENGTHS = {'segment_memory': 256, 'learned_spans': 256, 'span_64': 64}
 RELATIVE_POSITIONS = 3 * 128**2 + 2 * 128  # their parameters: a matrix a block and two biases
 PARAMETERS_PER_UNIT = 3 * 3 * 128  # gate, value and output of a feed-forward unit in 3 blocks
 
@@ -82,11 +83,11 @@ def controls(method: str) -> dict[str, dict[str, Any]]:
 
 VARIANTS = {
   **{method: (method, '') for method in METHODS},
-  **{f'wide_{control}': ('wide', control) for control in COMBINED},
+  **{f'wide_{control}': ('wide', control) for control in MEMORY_LENGTHS},
   **{
     f'{method}_{control}': (method, control)
     for method in ROWS
-    for control in (*controls(method), *SCALES, *COMBINED)
+    for control in (*controls(method), *SCALES, *MEMORY_LENGTHS)
   },
 }
 
@@ -100,16 +101,16 @@ def get_config(variant: str = 'engram'):
   c.data.vocabulary_size = 8192
   c.model.width, c.model.heads, c.model.feed_forward_width = 128, 4, 344
   c.model.tie_embeddings = method != 'untied'
-  if control in COMBINED:
+  if control in MEMORY_LENGTHS:
     c.model.position = 'relative'
-    c.model.memory = config.block('model.memory', length=COMBINED[control])
+    c.model.memory = config.block('model.memory', length=MEMORY_LENGTHS[control])
   if control in ('learned_spans', 'span_64'):
     c.model.memory.same_length = 'memory_alone'
   if control == 'learned_spans':
-    c.model.span = config.block('model.span', limit=COMBINED[control], ramp=32, penalty=2e-5)
+    c.model.span = config.block('model.span', limit=MEMORY_LENGTHS[control], ramp=32, penalty=2e-5)
   if method == 'wide':
     c.model.feed_forward_width = WIDE
-    if control in COMBINED:
+    if control in MEMORY_LENGTHS:
       c.model.feed_forward_width -= round(RELATIVE_POSITIONS / PARAMETERS_PER_UNIT)
   elif method in ROWS:
     if method == 'ngrammer':
@@ -151,7 +152,7 @@ def _change_memory(c, method, control):
   if method == 'latent_engram':
     memory.heads = c.model.heads
   rows = int(ROWS[method] * SCALES.get(control, 1))
-  if control in COMBINED:
+  if control in MEMORY_LENGTHS:
     rows -= RELATIVE_POSITIONS // (len(memory.orders) * memory.heads * memory.width)
   elif control == WIDER_ROWS:
     rows, memory.width = rows // 2, 2 * memory.width

@@ -134,7 +134,7 @@ def noise(
 
 
 def memory_table(results: Sequence[Result]) -> str:
-  """Formats test bits per character, as trained and by the segments of memory in evaluation."""
+  """Formats test bits per character: as trained, minus `none`, and by segments of memory."""
   bits = lambda r, name='test': r[name]['bits_per_character']
   lengths = {f'memory of {s}': f'test, memory {s}' for s in cells.MEMORY_SEGMENTS}
   columns = 'model', 'parameters', 'MFLOPs a token', 'learning rate', 'seeds', 'as trained'

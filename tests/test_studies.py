@@ -65,17 +65,19 @@ def memory_of(variant):
 def test_all_memories_have_equal_parameters():
   expected = count('ngram_memories.py:ngrammer')
   methods = 'wide', *ngram_memories.ROWS
-  combined = [f'{method}_{control}' for method in methods for control in ngram_memories.COMBINED]
+  combined = [
+    f'{method}_{control}' for method in methods for control in ngram_memories.MEMORY_LENGTHS
+  ]
   wider = [f'{method}_{ngram_memories.WIDER_ROWS}' for method in ngram_memories.LATENT]
   for method in (*ngram_memories.METHODS[1:], *combined, *wider, 'engram_with_unigrams'):
     assert count(f'ngram_memories.py:{method}') == pytest.approx(expected, rel=1e-3), method
   assert count('ngram_memories.py:plain') < 0.7 * expected
 
 
-def test_spans_are_those_of_a_segment_memory():
+def test_spans_limit_the_tokens_before():
   memory, learned, fixed = (
     config.resolve(ngram_memories.get_config(f'engram_{control}')).model
-    for control in ngram_memories.COMBINED
+    for control in ('segment_memory', 'learned_spans', 'span_64')
   )
   assert learned.span.limit == memory.memory.length == learned.memory.length == 256
   assert fixed.memory.window() == fixed.memory.length + 1 == 65
@@ -229,7 +231,7 @@ def test_the_best_memory_is_combined_with_a_segment_memory():
   assert cells.best_method(results) == 'engram'
   todo = [c for c in cells.missing_cells([*tuned_results(), *results]) if c.table == 'combined']
   methods = 'engram', 'wide'
-  models = {f'{method}_{name}' for method in methods for name in ngram_memories.COMBINED}
+  models = {f'{method}_{name}' for method in methods for name in ngram_memories.MEMORY_LENGTHS}
   assert sorted((c.model, c.seed) for c in todo) == sorted(itertools.product(models, cells.SEEDS))
   assert {c.steps for c in todo} == {500}
 
