@@ -14,7 +14,7 @@ import time
 import jax
 
 from ngrammer_jax import sharding
-from ngrammer_jax.training import checkpoint_writer
+from ngrammer_jax.checkpoints import writer as checkpoint_writer
 
 
 def main() -> None:

@@ -38,8 +38,9 @@ import numpy as np
 
 from benchmarks import kill_campaign
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, runs, sharding, tables
+from ngrammer_jax import errors, runs, sharding
 from ngrammer_jax.config import fields
+from ngrammer_jax.system import text_tables
 from tests import hostile, tiny_run
 from tests.training.helpers import write_config
 
@@ -519,7 +520,7 @@ def format_table(results: list[dict[str, Any]]) -> str:
     tried = sum(count for (name, _), count in counts.items() if name == kind)
     good = [counts[kind, result] for result in GOOD]
     rows.append([kind, *map(str, (tried, *good, tried - sum(good)))])
-  return '\n'.join(tables.align_columns(rows, '<>'))
+  return '\n'.join(text_tables.align_columns(rows, '<>'))
 
 
 if __name__ == '__main__':

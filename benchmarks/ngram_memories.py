@@ -34,9 +34,10 @@ import model_overhead
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax.config.ngram_memory import NGramMemoryConfig
-from ngrammer_jax.layers import NGramMemory, context, table
-from ngrammer_jax.training import optimizers, row_gradient
+from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
+from ngrammer_jax.layers import NGramMemory, context
+from ngrammer_jax.layers.ngram import table
+from ngrammer_jax.optimizers import partition, row_gradient
 
 V = 99_092  # compressed ids of DeepSeek's vocabulary
 MODEL_VOCABULARY = 32_000
@@ -58,8 +59,8 @@ def make_jax(options: argparse.Namespace) -> tuple[dict, dict]:
   tokens = jnp.asarray(random.integers(0, V, (B, T)), jnp.int32)
   segment = context.Context(tokens_BxT=tokens)
   boxed = jax.eval_shape(layer.init, jax.random.key(0), h[:1, :1], segment_of(tokens[:1, :1]))
-  labels = optimizers.labels(boxed['params'])
-  optimizer = optimizers.make(experiment.OptimizerConfig(clip_norm=None), 1000, labels)
+  labels = partition.labels(boxed['params'])
+  optimizer = partition.make(experiment.OptimizerConfig(clip_norm=None), 1000, labels)
   params = nn.unbox(jax.jit(layer.init)(jax.random.key(0), h[:1, :1], segment_of(tokens[:1, :1])))
   state = [params['params'], jax.jit(optimizer.init)(params['params'])]
 

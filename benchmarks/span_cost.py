@@ -25,7 +25,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
 from ngrammer_jax.models import language_model
-from ngrammer_jax.training import optimizers
+from ngrammer_jax.optimizers import partition
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
 
@@ -103,7 +103,7 @@ def trainer(model, spans=None, shape=(B, T), algorithm='adagrad'):
   params = make_params(model, spans)
   config = experiment.OptimizerConfig(algorithm=algorithm, learning_rate=1e-6, clip_norm=0.03)
   labels = jax.tree.map(lambda _: 'dense', params)
-  optimizer = optimizers.make(config, 1000, labels)
+  optimizer = partition.make(config, 1000, labels)
   state = train_state.TrainState(np.int32(0), params, {}, optimizer.init(params), memory)
   step = jax.jit(train_step.TrainStep(model, optimizer, labels, seed=0), donate_argnums=0)
   step = step.lower(state, segment).compile()

@@ -32,12 +32,14 @@ from jax.experimental import topologies
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, flags, progress, sharding, tables
+from ngrammer_jax import errors, flags, sharding
+from ngrammer_jax.checkpoints import checksums
 from ngrammer_jax.config import command_line
 from ngrammer_jax.data import streams, vocabularies
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.models import heads, host_tables, language_model
-from ngrammer_jax.training import capacity, checksums, flops, programs
+from ngrammer_jax.system import progress, text_tables
+from ngrammer_jax.training import capacity, flops, programs
 from ngrammer_jax.training import state as train_state
 
 MIN_BYTES_SENT = 1e5  # smaller collectives are not listed
@@ -170,7 +172,7 @@ def format_tables(sizes: dict[str, dict]) -> str:
     shape = ' x '.join(f'{size:,}' for size in table['shape'])
     gib = (f'{table[memory] / 2**30:.2f}' for memory in ('device', 'host'))
     rows.append((name, shape, table['dtype'], *gib))
-  return '\n'.join(f'  {line}' for line in tables.align_columns(rows, '<>'))
+  return '\n'.join(f'  {line}' for line in text_tables.align_columns(rows, '<>'))
 
 
 def compile_program(config: experiment.Config, V: int, run: programs.Programs, name: str) -> dict:

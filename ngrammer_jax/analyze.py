@@ -20,7 +20,8 @@ import json
 import pathlib
 from typing import Any
 
-from ngrammer_jax import files, flags
+from ngrammer_jax import flags
+from ngrammer_jax.system import files
 
 HELP = {
   'report': 'one web page of runs side by side: curves, metrics, configs, analyses, samples',

@@ -13,8 +13,9 @@ import logging
 import pathlib
 import signal
 
-from ngrammer_jax import compilation_cache, errors, files, flags, hosts
+from ngrammer_jax import errors, flags
 from ngrammer_jax.config import command_line
+from ngrammer_jax.system import compilation_cache, files, hosts
 
 PLACES = ('data.path', 'data.cache_dir')  # of the corpus on this machine
 

@@ -4,7 +4,8 @@ The folder has the config, the vocabulary, and the variables as safetensors. `ev
 `analyze` and `load_run` take it in place of a run directory.
 """
 
-from ngrammer_jax import files, flags
+from ngrammer_jax import flags
+from ngrammer_jax.system import files
 
 
 def main(argv: list[str]) -> int:

@@ -6,8 +6,9 @@
 import dataclasses
 import functools
 
-from ngrammer_jax import compilation_cache, files, flags, hosts
+from ngrammer_jax import flags
 from ngrammer_jax.config import command_line
+from ngrammer_jax.system import compilation_cache, files, hosts
 
 
 def main(argv: list[str]) -> int:
@@ -87,11 +88,11 @@ def _configs_by_task(config, spec, overrides):
 def _evaluate_checkpoints(workdir):
   """Evaluates and saves the best and the newest checkpoint, once if they are the same."""
   from ngrammer_jax import runs
+  from ngrammer_jax.checkpoints import reader
   from ngrammer_jax.tasks.superglue import evaluation, finetuning
-  from ngrammer_jax.training import checkpoints
 
   newest = finetuning.evaluate(runs.load_run(workdir, 'newest'), 'validation')
-  best_step = hosts.broadcast(checkpoints.best_step(workdir))
+  best_step = hosts.broadcast(reader.best_step(workdir))
   best = newest
   if best_step != newest[0]['step']:
     best = finetuning.evaluate(runs.load_run(workdir, 'best'), 'validation')

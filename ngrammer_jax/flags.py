@@ -17,7 +17,8 @@ import typing
 from typing import NoReturn
 
 import ngrammer_jax
-from ngrammer_jax import errors, files, hosts, pretrained_models, progress
+from ngrammer_jax import errors, pretrained_models
+from ngrammer_jax.system import files, hosts, progress
 
 if typing.TYPE_CHECKING:
   from ngrammer_jax import runs

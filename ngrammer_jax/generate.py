@@ -16,7 +16,8 @@ import sys
 import time
 from typing import Any, TextIO
 
-from ngrammer_jax import compilation_cache, errors, flags, progress
+from ngrammer_jax import errors, flags
+from ngrammer_jax.system import compilation_cache, progress
 
 STANDARD_INPUT = pathlib.Path('-')
 

@@ -13,7 +13,8 @@ import hashlib
 import pathlib
 import re
 
-from ngrammer_jax import errors, files, json_files
+from ngrammer_jax import errors
+from ngrammer_jax.system import files, json_files
 
 FOLDER = pathlib.Path(__file__).with_name('weights')
 DESCRIPTION, CARD, CHECKSUMS = 'model.json', 'MODEL_CARD.md', 'SHA256SUMS'

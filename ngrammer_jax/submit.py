@@ -6,8 +6,9 @@
 
 import signal
 
-from ngrammer_jax import compilation_cache, errors, files, flags, hosts
+from ngrammer_jax import errors, flags
 from ngrammer_jax.config import command_line
+from ngrammer_jax.system import compilation_cache, files, hosts
 
 
 def main(argv: list[str]) -> int:

@@ -1,7 +1,8 @@
 """Trains a language model: python -m ngrammer_jax.train --config=FILE --workdir=DIR."""
 
-from ngrammer_jax import compilation_cache, files, flags, hosts
+from ngrammer_jax import flags
 from ngrammer_jax.config import command_line
+from ngrammer_jax.system import compilation_cache, files, hosts
 
 
 def main(argv: list[str]) -> int:
@@ -16,7 +17,8 @@ def main(argv: list[str]) -> int:
   options, config = command_line.parse(parser, argv)
 
   # After parsing: errors in flags do not wait for the import of Orbax.
-  from ngrammer_jax import init_from, runs
+  from ngrammer_jax import runs
+  from ngrammer_jax.runs import init_from
   from ngrammer_jax.training import dry_run, loop, train_task
 
   flags.use_deterministic_ops()

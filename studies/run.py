@@ -22,8 +22,9 @@ import threading
 import jax
 
 from ngrammer_jax import runs, sharding
-from ngrammer_jax.training import goodput, programs
+from ngrammer_jax.training import programs
 from ngrammer_jax.training import state as train_state
+from ngrammer_jax.training.records import goodput
 from studies import cells, results
 
 PRIORITY = 10  # nice value

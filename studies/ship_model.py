@@ -19,9 +19,10 @@ from typing import Any
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, flags, pretrained_models, runs
+from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.config import catalog, command_line, data, fields
-from ngrammer_jax.training import goodput, workdirs
 from ngrammer_jax.training import state as train_state
+from ngrammer_jax.training.records import goodput
 from studies import model_card
 
 MAX_BYTES = 12_000_000  # of all models together

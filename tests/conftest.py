@@ -57,7 +57,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Files that run in one worker, because they share a slow import or compiled programs.
 WORKER_GROUPS = {
   'tensorflow': ('tests/tasks/',),
-  'runs': ('tests/test_generate.py', 'tests/test_processes.py', 'tests/test_runs.py'),
+  'runs': ('tests/test_generate.py', 'tests/test_processes.py', 'tests/runs/test_run.py'),
 }
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import numpy as safetensors
 
-from ngrammer_jax.config.ngram_memory import NGramMemoryConfig
+from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.layers.ngram.memory import NGramMemory
 
 FLOAT64 = jnp.dtype('float64')

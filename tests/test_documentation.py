@@ -22,9 +22,9 @@ import jax
 import pytest
 
 from ngrammer_jax import config
+from ngrammer_jax.checkpoints import manifest, workdirs
 from ngrammer_jax.config import command_line, conversion
 from ngrammer_jax.data import corpora as corpus_files
-from ngrammer_jax.training import manifest, workdirs
 from tests import documentation, tokenizer_files
 from tests.documentation import DOCS, README, ROOT
 

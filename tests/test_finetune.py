@@ -11,9 +11,10 @@ import pytest
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import evaluate, finetune, runs
+from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.tasks import superglue
 from ngrammer_jax.tasks.superglue import evaluation, formats, metrics
-from ngrammer_jax.training import checkpoints, dry_run, loop
+from ngrammer_jax.training import dry_run, loop
 
 CONFIG = pathlib.Path(__file__).resolve().parents[1] / 'configs' / 'superglue.py'
 
@@ -42,7 +43,7 @@ def test_best_and_newest_checkpoint_are_evaluated(tmp_path, finetuning, monkeypa
   monkeypatch.setattr(runs, 'load_run', lambda workdir, step: (workdir.name, step))
 
   best_steps, evaluated = {'newest': 8, 'best': 4}, []
-  monkeypatch.setattr(checkpoints, 'best_step', lambda workdir: best_steps['best'])
+  monkeypatch.setattr(reader, 'best_step', lambda workdir: best_steps['best'])
 
   def fake_evaluate(run, split):
     name, step = run

@@ -12,9 +12,9 @@ import pytest
 
 import ngrammer_jax
 from ngrammer_jax import evaluate, generate, runs, sharding
+from ngrammer_jax.checkpoints import manifest
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.data import token_cache, vocabularies
-from ngrammer_jax.training import manifest
 from tests.checks import bad_input
 
 TEXTS = ['the union', '', 'strong states of the ünion is strong ' * 3]

@@ -12,8 +12,9 @@ import pytest
 from benchmarks import hostile as trial
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs, sharding
+from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.data import token_cache
-from ngrammer_jax.training import loop, workdirs
+from ngrammer_jax.training import loop
 from tests import hostile
 from tests.training.helpers import write_config
 

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from ngrammer_jax import hosts, peers
+from ngrammer_jax import peers
+from ngrammer_jax.system import hosts
 
 
 class Ended(Exception):

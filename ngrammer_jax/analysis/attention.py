@@ -8,10 +8,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax import errors, runs, tables
+from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import probe
 from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.layers import documents
+from ngrammer_jax.system import text_tables
 
 MAX_TOKENS = 8192  # tokens of the split that are read
 MAX_DISTANCE = 15  # for models without a limited attention window
@@ -114,7 +115,7 @@ def format_table(result: dict[str, Any]) -> str:
     f'step {result["step"]:,}, {result["counted"]:,} of {result["tokens"]:,} tokens of '
     f'{result["split"]}: those that can attend to all distances'
   )
-  return '\n'.join([title, *tables.align_columns(rows, '<>')])
+  return '\n'.join([title, *text_tables.align_columns(rows, '<>')])
 
 
 def plot(result: dict[str, Any], axes: Any) -> None:

@@ -8,8 +8,9 @@ import re
 
 import jax.numpy as jnp
 
-from ngrammer_jax import errors, tables
-from ngrammer_jax.training import checkpoints, manifest, workdirs
+from ngrammer_jax import errors
+from ngrammer_jax.checkpoints import manifest, reader, workdirs
+from ngrammer_jax.system import text_tables
 
 
 def format_table(
@@ -27,7 +28,7 @@ def format_table(
       read.
   """
   workdirs.load_config(workdir)  # raises if this is not a run directory
-  steps, best = checkpoints.steps(workdir), checkpoints.best_step(workdir)
+  steps, best = reader.steps(workdir), reader.best_step(workdir)
   step_by_name = {'newest': max(steps, default=None), 'best': best}
   selected = step_by_name.get(arrays_step, arrays_step)
   if not steps or (arrays_step is not None and selected not in steps):
@@ -36,7 +37,7 @@ def format_table(
   rows = [('step', 'MB', 'saved (UTC)', 'validation', 'checksum', 'state')]
   for step in steps:
     try:
-      checkpoint = checkpoints.verify(workdir, step)
+      checkpoint = reader.verify(workdir, step)
     except manifest.CorruptError as error:
       rows.append((f'{step:,}', '', '', '', '', f'damaged: {error}'))
       continue
@@ -44,7 +45,7 @@ def format_table(
     loss = '' if checkpoint.validation is None else f'{checkpoint.validation:.4f}'
     state = 'good, best' if step == best else 'good'
     rows.append((f'{step:,}', size, saved_at, loss, checkpoint.checksum, state))
-  lines = tables.align_columns(rows, '>><')
+  lines = text_tables.align_columns(rows, '>><')
   if selected is not None:
     try:
       leaves = manifest.read(workdir / 'checkpoints' / str(selected)).leaves
@@ -65,7 +66,7 @@ def _format_parts(leaves):
     checksum = hashlib.sha256(''.join(digests).encode()).hexdigest()[:16]
     checksum = digests[0] if len(digests) == 1 else checksum
     rows.append((checksum, f'{len(group):,}', f'{sum(counts):,}', f'{size / 1e6:,.1f}', part))
-  return [*tables.align_columns(rows, '<>>><'), '--arrays=PREFIX lists single arrays']
+  return [*text_tables.align_columns(rows, '<>>><'), '--arrays=PREFIX lists single arrays']
 
 
 def _part(name: str) -> str:

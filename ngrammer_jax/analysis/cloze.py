@@ -9,9 +9,10 @@ better, these are equally likely to favor either run.
 import pathlib
 from typing import Any
 
-from ngrammer_jax import errors, tables
+from ngrammer_jax import errors
+from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.data import text_files
-from ngrammer_jax.training import workdirs
+from ngrammer_jax.system import text_tables
 
 
 def read_points(workdir: pathlib.Path, name: str) -> dict[tuple[str, str, int], float]:
@@ -104,4 +105,4 @@ def format_table(result: dict[str, dict[str, Any]]) -> str:
     rows.append(
       [kind, f'{r["questions"]:,}', *(f'{a:.4f}' for a in accuracies), *counts, f'{r["p"]:.2g}']
     )
-  return '\n'.join(tables.align_columns(rows, '<>'))
+  return '\n'.join(text_tables.align_columns(rows, '<>'))

@@ -10,13 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax import progress, runs, tables
+from ngrammer_jax import runs
 from ngrammer_jax.analysis import lookups
-from ngrammer_jax.config import ngram as ngram_config
+from ngrammer_jax.config.ngram import ngrammer as ngram_config
 from ngrammer_jax.data import token_cache
-from ngrammer_jax.layers import documents, quantizer
+from ngrammer_jax.layers import documents
+from ngrammer_jax.layers.ngram import quantizer
 from ngrammer_jax.layers.ngram.hashing import NGramHash
 from ngrammer_jax.layers.ngram.windows import Windows
+from ngrammer_jax.system import progress, text_tables
 
 FIGURE_SIZE = (3, 13.0)  # panels, and width in inches
 NUM_SHUFFLES = 10  # random clusterings that coherence is compared with
@@ -204,7 +206,7 @@ def format_table(result: dict[str, Any], examples: int = 3, tokens: int = 10) ->
     f'step {result["step"]:,}: {U:,} tokens of the training text in {K:,} clusters per head '
     f'({result["never"]:,} never occur); n-grams of the {result["split"]} split'
   )
-  lines = [title, *tables.align_columns(table_rows(result), '>')]
+  lines = [title, *text_tables.align_columns(table_rows(result), '>')]
   for n, head in enumerate(result['heads']):
     for k, cluster in most_coherent(head, examples).items():
       words = ' '.join(repr(text)[1:-1].replace(' ', '_') for text in cluster['tokens'][:tokens])

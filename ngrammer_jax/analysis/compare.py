@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ngrammer_jax import errors, runs, tables
+from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import token_losses
+from ngrammer_jax.system import text_tables
 
 BLOCKS = 64  # consecutive parts of the text; neighboring tokens are not independent
 MIN_BLOCK = 256  # tokens; the differences of shorter blocks are not independent either
@@ -120,7 +121,7 @@ def format_table(result: dict[str, Any]) -> str:
     rows.append((*own, *baseline, f'{pair["difference"]:+.4f}', error))
   lines = [
     f'{result["tokens"]:,} tokens of {result["split"]}; negative: lower than the baseline',
-    *tables.align_columns(rows, '<>><>'),
+    *text_tables.align_columns(rows, '<>><>'),
   ]
   if any(pair['text_error'] is None for pair in result['pairs']):
     lines.append(f'no error of the text: it needs at least {BLOCKS * MIN_BLOCK:,} tokens')

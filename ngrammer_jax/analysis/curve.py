@@ -5,7 +5,8 @@ from typing import Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.analysis import figures
-from ngrammer_jax.training import workdirs, writers
+from ngrammer_jax.checkpoints import workdirs
+from ngrammer_jax.training.records import writers
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, float]]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ngrammer_jax import errors, files
+from ngrammer_jax import errors
+from ngrammer_jax.system import files
 
 
 @contextlib.contextmanager

@@ -9,10 +9,10 @@ import jax
 import numpy as np
 
 from ngrammer_jax import errors, runs
-from ngrammer_jax import tables as text_tables
 from ngrammer_jax.analysis import figures, lookups, probe, web_page
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.inference import text as texts
+from ngrammer_jax.system import text_tables
 
 MAX_TOKENS = 2**18  # tokens of the split that are read
 MAX_SHOWN_TOKENS = 1000  # tokens of the split that are shown one by one, without a text

@@ -15,9 +15,9 @@ import numpy as np
 from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import probe
 from ngrammer_jax.data import token_cache
-from ngrammer_jax.layers import documents, ngrammer
+from ngrammer_jax.layers import documents
 from ngrammer_jax.layers.memory import PlacedMemory
-from ngrammer_jax.layers.ngram import hashing, memory
+from ngrammer_jax.layers.ngram import hashing, memory, ngrammer
 from ngrammer_jax.layers.ngram.windows import Windows
 from ngrammer_jax.models import memories
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ngrammer_jax import runs, tables
+from ngrammer_jax import runs
 from ngrammer_jax.analysis import lookups
+from ngrammer_jax.system import text_tables
 
 MAX_TOKENS = 1_000_000  # tokens of the split that are read
 FIGURE_SIZE = (2, 11.0)  # panels, and width in inches
@@ -109,7 +110,7 @@ def format_table(result: dict[str, Any]) -> str:
     f'step {result["step"]:,}, {result["tokens"]:,} tokens of {result["split"]}; in parentheses: '
     f'of a random function'
   )
-  return '\n'.join([title, *tables.align_columns(table_rows(result), '<>')])
+  return '\n'.join([title, *text_tables.align_columns(table_rows(result), '<>')])
 
 
 def plot(result: dict[str, Any], axes: Any) -> None:

@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax import progress, runs
+from ngrammer_jax import runs
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.models import language_model
+from ngrammer_jax.system import progress
 
 
 def captured_segments(

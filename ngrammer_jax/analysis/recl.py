@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from ngrammer_jax import errors, progress, runs, tables
+from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import token_losses
 from ngrammer_jax.data import streams, token_cache
+from ngrammer_jax.system import progress, text_tables
 
 MIN_GAIN = 0.01
 SHARES = (0.1, 0.5, 1.0)  # r
@@ -157,7 +158,7 @@ def format_table(result: dict[str, Any]) -> str:
     f'{result["targets"]:,} tokens of {result["split"]}, contexts in steps of {contexts[0]:,}; r: '
     f'share of the tokens, those with the largest loss'
   )
-  return '\n'.join([title, *tables.align_columns(rows, '<>')])
+  return '\n'.join([title, *text_tables.align_columns(rows, '<>')])
 
 
 def plot(result: dict[str, Any], axes: Any) -> None:

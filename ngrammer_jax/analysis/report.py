@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 from flax import traverse_util
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, files, json_files, runs
+from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import attention, clusters, curve, gates, lookups, ngrams, spans
+from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import corpora
+from ngrammer_jax.system import files, json_files
 from ngrammer_jax.training import state as train_state
-from ngrammer_jax.training import workdirs
 
 ANALYSES = {
   'clusters': clusters.analyze,

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import runs
-from ngrammer_jax import tables as text_tables
 from ngrammer_jax.analysis import lookups, token_losses
+from ngrammer_jax.system import text_tables
 
 MAX_TOKENS = 2**16  # tokens of the split that are scored
 MAX_TRAIN_TOKENS = 10_000_000  # tokens of the training split in which n-grams are counted

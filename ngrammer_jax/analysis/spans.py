@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ngrammer_jax import errors, runs, tables
+from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import figures, probe
 from ngrammer_jax.models import language_model
+from ngrammer_jax.system import text_tables
 
 MAX_SEGMENTS = 8  # segments of the split that are read
 MAX_RECORDED_TOKENS = 200  # tokens for which dynamic spans are recorded one by one
@@ -105,7 +106,7 @@ def _format_rows(values_LxN, pattern):
   rows = [['layer', 'mean', *(f'head {n}' for n in range(len(values_LxN[0])))]]
   for layer, row in enumerate(values_LxN):
     rows.append([str(layer), *(format(value, pattern) for value in (np.mean(row), *row))])
-  return tables.align_columns(rows, '<>')
+  return text_tables.align_columns(rows, '<>')
 
 
 def plot(result: dict[str, Any], axes: Any) -> None:

@@ -22,8 +22,8 @@ from ngrammer_jax.config.initial import InitialConfig
 from ngrammer_jax.config.memory import MemoryConfig, PersistentConfig, SpanConfig
 from ngrammer_jax.config.mesh import MeshConfig
 from ngrammer_jax.config.model import ModelConfig
-from ngrammer_jax.config.ngram import NGramConfig
-from ngrammer_jax.config.ngram_memory import NGramMemoryConfig
+from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
+from ngrammer_jax.config.ngram.ngrammer import NGramConfig
 from ngrammer_jax.config.optimizer import AdamConfig, DropConfig, OptimizerConfig, TableConfig
 from ngrammer_jax.config.positions import PositionalConfig
 from ngrammer_jax.config.recurrent import RecurrentConfig

@@ -9,10 +9,10 @@ import inspect
 import pathlib
 import types
 
-from ngrammer_jax import tables
 from ngrammer_jax.config import conversion
 from ngrammer_jax.config.experiment import Config
 from ngrammer_jax.config.model import ModelConfig
+from ngrammer_jax.system import text_tables
 
 # Optional blocks of a model that its description names.
 NAMED_BLOCKS = (
@@ -44,7 +44,7 @@ def format_list() -> str:
     module = load_module(path)
     rows = [[f'  :{variant}', _describe(config)] for variant, config in _variants(module)]
     description = module.__doc__.splitlines()[0]
-    blocks.append('\n'.join([f'{name}: {description}', *(tables.align_columns(rows, '<'))]))
+    blocks.append('\n'.join([f'{name}: {description}', *(text_tables.align_columns(rows, '<'))]))
   return '\n\n'.join(blocks)
 
 

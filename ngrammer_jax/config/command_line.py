@@ -16,9 +16,10 @@ import logging
 import pathlib
 from typing import Any
 
-from ngrammer_jax import errors, files, json_files, pretrained_models
+from ngrammer_jax import errors, pretrained_models
 from ngrammer_jax.config import catalog, conversion, fields
 from ngrammer_jax.config.experiment import Config
+from ngrammer_jax.system import files, json_files
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, Config]:

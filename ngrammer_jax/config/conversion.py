@@ -9,9 +9,10 @@ from typing import Any
 
 import ml_collections
 
-from ngrammer_jax import errors, files, json_files
+from ngrammer_jax import errors
 from ngrammer_jax.config import fields
 from ngrammer_jax.config.experiment import Config
+from ngrammer_jax.system import files, json_files
 
 
 def default() -> ml_collections.ConfigDict:

@@ -2,9 +2,10 @@
 
 import dataclasses
 
-from ngrammer_jax import errors, files
+from ngrammer_jax import errors
 from ngrammer_jax.config import fields
 from ngrammer_jax.config.fields import field
+from ngrammer_jax.system import files
 
 VOCABULARIES = ('bytes', 'characters', 'words', 'sentencepiece', 'tokenizer')
 NEWLINES = ('keep', 'drop', 'eos')

@@ -72,7 +72,7 @@ class MemoryConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SpanConfig:
-  """Learned attention span of each head (see `layers.span`)."""
+  """Learned attention span of each head (see `layers.attention.span`)."""
 
   kind: str = field('adaptive', 'one parameter per head, or a function of the token', choices=SPANS)
   limit: int = field(1024, 'maximum span S, in tokens', at_least=1)
@@ -127,7 +127,7 @@ class SpanConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PersistentConfig:
-  """Learned keys and values of each head (see `layers.persistent`)."""
+  """Learned keys and values of each head (see `layers.attention.persistent`)."""
 
   vectors: int = field(1024, 'persistent vectors of each head; 0: none', at_least=0)
   kind: str = field(

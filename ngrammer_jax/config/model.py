@@ -10,8 +10,8 @@ from ngrammer_jax.config.attention import AttentionConfig
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.initial import InitialConfig
 from ngrammer_jax.config.memory import MemoryConfig, PersistentConfig, SpanConfig
-from ngrammer_jax.config.ngram import NGramConfig
-from ngrammer_jax.config.ngram_memory import NGramMemoryConfig
+from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
+from ngrammer_jax.config.ngram.ngrammer import NGramConfig
 from ngrammer_jax.config.positions import (
   BACKWARD_POSITIONS,
   POSITIONS,
@@ -90,7 +90,7 @@ class ModelConfig:
   )
   kernel: str | None = field(
     None,
-    'attention kernel, see `layers.flash`; None selects automatically',
+    'attention kernel, see `layers.attention.kernels`; None selects automatically',
     choices=KERNELS,
     free_on_resume=True,
   )

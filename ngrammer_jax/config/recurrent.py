@@ -17,7 +17,7 @@ READOUTS = {
   'recurrent_memory': 1,
 }
 ATTENTION = ('attention', 'key_value', 'key_value_predict')
-EMPTY_SLOTS = ('mask', 'zeros')  # see `layers.readout.AttentionReadout`
+EMPTY_SLOTS = ('mask', 'zeros')  # see `layers.recurrent.readout.AttentionReadout`
 # Fields of `ModelConfig` that apply to recurrent models; the others are only for Transformers.
 SHARED = (
   *('width', 'heads', 'tie_embeddings', 'scale_embeddings', 'softmax_bias', 'vocabulary_chunk'),

@@ -11,10 +11,11 @@ import hashlib
 import importlib.util
 import pathlib
 
-from ngrammer_jax import errors, files
+from ngrammer_jax import errors
 from ngrammer_jax.data import sections, shards, split_files, text_files
 from ngrammer_jax.data.split_files import SPLITS
 from ngrammer_jax.data.text_files import Document
+from ngrammer_jax.system import files
 
 # MD5 and size of the uncompressed files, as published with the corpora.
 CHECKSUMS = {

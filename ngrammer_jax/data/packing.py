@@ -20,9 +20,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ngrammer_jax import errors, files
+from ngrammer_jax import errors
 from ngrammer_jax.data import shards as shard_files
 from ngrammer_jax.data import streams, vocabularies
+from ngrammer_jax.system import files
 
 SAVE_INTERVAL = 100  # steps between saved reader states
 HISTORY = 8  # saved steps of a file that are searched for a step that all rows have

@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from ngrammer_jax import errors, files, json_files, progress
+from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, shards, split_files, text_files, vocabularies
+from ngrammer_jax.system import files, json_files, progress
 
 FORMAT_VERSION = 1  # increase it when the format of the cache files changes
 # Errors that reading a damaged folder may raise.

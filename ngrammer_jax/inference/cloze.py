@@ -23,11 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from ngrammer_jax import errors, files, hosts, tables
+from ngrammer_jax import errors
 from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.data import cloze, synthetic_cloze, vocabularies
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
+from ngrammer_jax.system import files, hosts, text_tables
 
 PROTOCOLS = ('query', 'prefix')
 SORT_BUFFER = 4096  # questions sorted by length at a time
@@ -315,7 +316,7 @@ def format_table(result: dict[str, Any]) -> str:
     f'{result["label"]}; {result["name"]}, step {result["step"]:,}, protocol '
     f'{protocol["score"]}: {protocol["of"]}, context: {context}; ties share the point'
   )
-  return '\n'.join([*tables.align_columns(rows, '<>'), note])
+  return '\n'.join([*text_tables.align_columns(rows, '<>'), note])
 
 
 def save(result: dict[str, Any], answers: Sequence[Answer], folder: pathlib.Path) -> pathlib.Path:

@@ -19,7 +19,7 @@ from ngrammer_jax import errors, sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
 from ngrammer_jax.inference import programs, sampling
-from ngrammer_jax.layers import table
+from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.models import heads, host_tables, language_model
 
 MAX_ROWS = 8  # default batch size of texts

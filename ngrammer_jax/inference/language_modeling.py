@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import files, hosts, tables
 from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import programs
+from ngrammer_jax.system import files, hosts, text_tables
 
 
 def evaluate(
@@ -149,7 +149,7 @@ def format_table(results: dict[str, dict[str, Any]]) -> str:
       *('-' if r.get(key) is None else f'{r[key]:.4f}' for key in bits),
     )
     rows.append((split, f'{r["tokens"]:,}', *losses, f'{r["top1_accuracy"]:.2%}'))
-  return '\n'.join(tables.align_columns(rows, '<>'))
+  return '\n'.join(text_tables.align_columns(rows, '<>'))
 
 
 def format_protocol(result: dict[str, Any]) -> str:
@@ -157,7 +157,7 @@ def format_protocol(result: dict[str, Any]) -> str:
   options = {'step': f'{result["step"]:,}', **result['protocol']}
   options['protocol'] = options.pop('name')
   columns = {key.replace('_', ' '): str(value) for key, value in options.items()}
-  return '\n'.join(tables.align_columns([list(columns), list(columns.values())], '>'))
+  return '\n'.join(text_tables.align_columns([list(columns), list(columns.values())], '>'))
 
 
 def save(result: dict[str, Any], path: pathlib.Path) -> None:

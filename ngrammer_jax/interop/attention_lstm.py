@@ -15,7 +15,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.interop import conversion
-from ngrammer_jax.layers import recurrence
+from ngrammer_jax.layers.recurrent import recurrence
 
 Source = conversion.Source
 

@@ -14,7 +14,7 @@ import numpy as np
 from ngrammer_jax import errors
 from ngrammer_jax.config import fields
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import ngrammer
+from ngrammer_jax.layers.ngram import ngrammer
 
 # Options that change how a model or layer is trained or computed, but not its function.
 NGRAM_TRAINING_OPTIONS = ('decay', 'epsilon', 'empty', 'initial', 'padding_trains', 'exchange')

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from ngrammer_jax import errors, ngram_hashes
+from ngrammer_jax import errors
+from ngrammer_jax.config.ngram import hashes
 from ngrammer_jax.interop import conversion, row_files, scaled_floats
 
 ROWS_AT_ONCE = 2**16
@@ -104,7 +105,7 @@ class FileLayout:
   prefix: str
   table: Table
   parts: tuple[Part, ...]
-  hash: ngram_hashes.NumpyHash
+  hash: hashes.NumpyHash
   numbers: Mapping[str, np.ndarray]
   codebook: Mapping[str, np.ndarray]
   embedding: str | None = None

@@ -13,7 +13,7 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.interop import conversion
-from ngrammer_jax.layers import ngrammer
+from ngrammer_jax.layers.ngram import ngrammer
 
 ORIGIN = 'a VQNgrammer of n-grammer-pytorch'
 

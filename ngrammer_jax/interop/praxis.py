@@ -15,7 +15,8 @@ import numpy as np
 from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.interop import conversion, praxis_hyperparameters, settings
-from ngrammer_jax.layers import attention, ngrammer
+from ngrammer_jax.layers.attention import attention
+from ngrammer_jax.layers.ngram import ngrammer
 from ngrammer_jax.models import block
 
 Source = conversion.Source

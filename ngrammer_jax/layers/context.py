@@ -8,9 +8,10 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import cache as caches
-from ngrammer_jax.layers import documents, quantizer
-from ngrammer_jax.layers.cache import CacheSlots
+from ngrammer_jax.layers import documents
+from ngrammer_jax.layers.attention import cache as caches
+from ngrammer_jax.layers.attention.cache import CacheSlots
+from ngrammer_jax.layers.ngram import quantizer
 
 Rotation = tuple[jax.Array, jax.Array]
 
@@ -54,7 +55,7 @@ class Context:
     rotation: rotary angles of the same tokens (see `position.rotation`).
     distance_BxTxS: from query to key, for keys in the order of cache slots. None: keys are in the
       order of tokens.
-    slots_BxT: the cache slot of each token (see `layers.cache`). None: no cache.
+    slots_BxT: the cache slot of each token (see `layers.attention.cache`). None: no cache.
     order_BxM: cache slots, oldest first, for attention in blocks.
     position_params: position parameters that all layers share: u and v of
       `relative.RelativePosition`, the vectors of `relative.TablePosition`.

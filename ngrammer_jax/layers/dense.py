@@ -8,7 +8,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import axis_names, placement
+from ngrammer_jax.layers import axis_names, mesh_axes
 
 KERNEL_INIT = nn.initializers.lecun_normal()  # truncated, of variance 1 / inputs
 
@@ -73,7 +73,7 @@ def dot_general(
   Raises:
     TypeError: it is differentiated in forward mode (`jax.jvp`) on a CPU.
   """
-  is_cpu = placement.device()[0] == 'cpu'
+  is_cpu = mesh_axes.device()[0] == 'cpu'
   product = _dot_general if is_cpu else jax.lax.dot_general
   return product(x, kernel, dimension_numbers, precision, preferred_element_type)
 

@@ -11,7 +11,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import dense, dropout, placement
+from ngrammer_jax.layers import dense, dropout, mesh_axes
 
 ACTIVATIONS = {
   'gelu': jax.nn.gelu,  # the tanh form
@@ -51,7 +51,7 @@ class FeedForward(nn.Module):
   ) -> jax.Array:
     """Returns [B, T, D], zeros where valid is 0. There is no dropout without a key."""
     D, F, activate = x_BxTxD.shape[-1], self.width, ACTIVATIONS[self.activation]
-    x_BxTxD = placement.shard_rows(x_BxTxD)
+    x_BxTxD = mesh_axes.shard_rows(x_BxTxD)
     inner_BxTxF = self._dense('in', D, F, ('embed', 'mlp'), x_BxTxD)
     if self.gated:
       inner_BxTxF *= activate(self._dense('gate', D, F, ('embed', 'mlp'), x_BxTxD))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import dense, placement
+from ngrammer_jax.layers import dense, mesh_axes
 
 MIN_BLOCK = 2**21  # logits; with fewer, loops and sums of gradients take longer than they save
 
@@ -109,7 +109,7 @@ def _block_count(tokens: tuple[int, int], weight: tuple[int, int]) -> int:
   The gradient of the weight is summed over the blocks, which a block of few tokens is not worth.
   """
   (B, T), (V, D) = tokens, weight
-  if placement.device()[0] != 'cpu' or placement.shards('batch') > 1:
+  if mesh_axes.device()[0] != 'cpu' or mesh_axes.shards('batch') > 1:
     return 1
   most = B * T // max(-(-MIN_BLOCK // V), 2 * D)
   return next((F for F in range(most, 1, -1) if T % F == 0), 1)
@@ -167,7 +167,7 @@ def _forward(logits_BxTxR, row_BxT):
   max_BxTx1 = logits_BxTxR.max(axis=-1, keepdims=True)
   exp_BxTxR = jnp.exp(logits_BxTxR - max_BxTx1)
   sum_BxTx1 = exp_BxTxR.sum(axis=-1, keepdims=True)
-  if placement.device()[0] == 'cpu':
+  if mesh_axes.device()[0] == 'cpu':
     options = {'axis': -1, 'mode': 'clip'}
     logit_BxT = jnp.take_along_axis(logits_BxTxR, row_BxT[..., None], **options)[..., 0]
   else:  # in the pass of the sum

@@ -11,23 +11,14 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import (
-  attention,
-  axis_names,
-  cache,
-  dropout,
-  feed_forward,
-  normalization,
-  persistent,
-  relative,
-  span,
-)
+from ngrammer_jax.layers import axis_names, dropout, feed_forward, normalization
+from ngrammer_jax.layers.attention import attention, cache, persistent, relative, span
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.memory import PlacedMemory
 from ngrammer_jax.models import memories, precision
 
-# Keys: `hidden`, inputs of the layer [B, M + R, D], or `cache`, its `layers.cache.KeyValues`; and
-# the states of the memories in the block, by name.
+# Keys: `hidden`, inputs of the layer [B, M + R, D], or `cache`, its `cache.KeyValues`; and the
+# states of the memories in the block, by name.
 Memory = dict[str, Any]
 
 

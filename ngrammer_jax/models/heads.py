@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import adaptive_softmax, axis_names, quantizer, recurrence, softmax
+from ngrammer_jax.layers import adaptive_softmax, axis_names, softmax
+from ngrammer_jax.layers.ngram import quantizer
+from ngrammer_jax.layers.recurrent import recurrence
 from ngrammer_jax.models import block, precision
 
 

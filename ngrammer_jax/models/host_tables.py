@@ -14,8 +14,9 @@ from flax import traverse_util
 import jax.numpy as jnp
 
 from ngrammer_jax.config.model import ModelConfig
-from ngrammer_jax.layers import documents, table
+from ngrammer_jax.layers import documents
 from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.layers.ngram.memory import NGramMemory
 from ngrammer_jax.models import memories
 

@@ -10,7 +10,7 @@ import functools
 from ngrammer_jax.config.memory import POINTS
 from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.layers.memory import PlacedMemory, States
-from ngrammer_jax.layers.quantizer import ProductQuantizer
+from ngrammer_jax.layers.ngram.quantizer import ProductQuantizer
 from ngrammer_jax.models import ngram_memories, ngrams, precision
 
 # For each field of `ModelConfig`, a function that makes the memory at a place from the config of

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.memory import Place
-from ngrammer_jax.layers import cache, ngrammer
+from ngrammer_jax.layers.attention import cache
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.memory import PlacedMemory
+from ngrammer_jax.layers.ngram import ngrammer
 
 
 class NGrammerMemory(ngrammer.NGrammer):

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import documents, dropout, readout, recurrence, recurrent_memory, softmax
+from ngrammer_jax.layers import documents, dropout, softmax
 from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.recurrent import readout, recurrence, word_memory
 from ngrammer_jax.models import block, heads, memories, precision
 
 Memory = block.Memory
@@ -28,8 +29,8 @@ def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int 
       even without `carry_memory`.
 
   Keys: `document` int32 [B], document number of the last token; `state`, see
-  `layers.recurrence.empty_state`; the states of the memories at the input (see
-  `models.memories`); and, if it is carried, `window`, see `layers.readout.empty_memory`.
+  `layers.recurrent.recurrence.empty_state`; the states of the memories at the input (see
+  `models.memories`); and, if it is carried, `window`, see `layers.recurrent.readout.empty_memory`.
   """
   c, r = config, config.recurrent
   memory = {
@@ -67,7 +68,7 @@ class RecurrentLM(nn.Module):
       setattr(self, memory.name, memory.make())
     self.recurrence = recurrence.Recurrence(r.hidden, r.cell, r.forget_bias, init, dtype)
     if r.readout == 'recurrent_memory':
-      self.readout = recurrent_memory.RecurrentMemory(
+      self.readout = word_memory.RecurrentMemory(
         V, r.window, r.temporal_tables, r.gate_bias, init, dtype
       )
     elif r.readout == 'ngram':

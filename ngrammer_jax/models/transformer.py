@@ -14,19 +14,11 @@ import jax.numpy as jnp
 
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.memory import Place
-from ngrammer_jax.layers import (
-  axis_names,
-  blocked_attention,
-  cache,
-  documents,
-  dropout,
-  normalization,
-  position,
-  softmax,
-  span,
-  table,
-)
+from ngrammer_jax.layers import axis_names, documents, dropout, normalization, softmax
 from ngrammer_jax.layers import context as contexts
+from ngrammer_jax.layers.attention import blocks as blocked_attention
+from ngrammer_jax.layers.attention import cache, position, span
+from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.models import block, heads, memories, precision
 
 Memory = block.Memory
@@ -50,10 +42,10 @@ def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int 
       a segment memory stores the inputs of the layers.
 
   Keys: `document` int32 [B], document number of the last token; the states of the memories between
-  blocks (see `models.memories`); the earlier tokens, `cache` (`layers.cache.CacheSlots`) or
+  blocks (see `models.memories`); the earlier tokens, `cache` (`CacheSlots`) or
   `recent` (`layers.context.RecentTokens`); `layers`, the memory of each block (see
   `block.empty_memory`); and in training with dynamic spans, `spans`, those of the last segment by
-  layer (`layers.span.Spans`).
+  layer (`layers.attention.span.Spans`).
   """
   c, memory = config, {'document': jnp.zeros((batch,), jnp.int32)}
   memory |= memories.empty_states(memories.between_blocks(c), batch)
@@ -207,7 +199,7 @@ class TransformerLM(nn.Module):
     return context, {} if tokens is None else {name: tokens}
 
   def _uses_blocks(self, segment, M):
-    """Whether attention works in blocks (see `blocked_attention.is_faster`)."""
+    """Whether attention works in blocks (see `blocks.is_faster`)."""
     if self.is_initializing() or self.is_mutable_collection('intermediates'):
       return False
     c, T = self.config, segment.documents_BxT.shape[1]

@@ -12,9 +12,10 @@ import functools
 import pathlib
 from typing import Any
 
-from ngrammer_jax import errors, files
+from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, text_files, vocabularies
+from ngrammer_jax.system import files
 from ngrammer_jax.tasks import tensorflow
 from ngrammer_jax.tasks.vocabulary import TaskVocabulary
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, sharding
+from ngrammer_jax.checkpoints import checksums
 from ngrammer_jax.data import streams
 from ngrammer_jax.models import language_model
-from ngrammer_jax.training import checksums
 from ngrammer_jax.training import state as train_state
 
 MAX_PARAMETERS = 2**40

@@ -12,9 +12,11 @@ import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import progress, sharding, tables
+from ngrammer_jax import sharding
+from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.data import streams
-from ngrammer_jax.training import capacity, checkpoints, loop, programs, train_task
+from ngrammer_jax.system import progress, text_tables
+from ngrammer_jax.training import capacity, loop, programs, train_task
 from ngrammer_jax.training import state as train_state
 
 MAX_TIMED_STEPS = 5
@@ -38,7 +40,7 @@ def dry_run(
   task, run = loop.prepare(config, workdir, make_task)
   task.log_summary()
   t = config.training
-  first_step = max(checkpoints.steps(workdir), default=0)
+  first_step = max(reader.steps(workdir), default=0)
   state = run.create()
   state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
   segments = _random_segments(config, task.vocabulary.size, run.mesh)
@@ -58,7 +60,7 @@ def dry_run(
     'steps': f'{left:,} of {t.steps:,} left, {tokens:,} tokens each',
     'expected time': f'{progress.format_duration(left * seconds)}, without validation and saving',
   }
-  return '\n'.join(tables.align_columns(list(rows.items()), '<'))
+  return '\n'.join(text_tables.align_columns(list(rows.items()), '<'))
 
 
 def _random_segments(config, vocabulary_size, mesh) -> streams.Segment:

@@ -11,24 +11,17 @@ import numpy as np
 
 import ngrammer_jax
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, hosts, sharding
+from ngrammer_jax import errors, sharding
+from ngrammer_jax.checkpoints import reader, workdirs
+from ngrammer_jax.checkpoints import writer as checkpoint_writer
 from ngrammer_jax.data import prefetch, streams
-from ngrammer_jax.layers import flash
+from ngrammer_jax.layers.attention import kernels
 from ngrammer_jax.models import precision
-from ngrammer_jax.training import (
-  capacity,
-  checkpoint_writer,
-  checkpoints,
-  optimizers,
-  preemption,
-  profile,
-  programs,
-  recorder,
-  train_task,
-  watchdog,
-  workdirs,
-)
+from ngrammer_jax.optimizers import partition
+from ngrammer_jax.system import hosts
+from ngrammer_jax.training import capacity, preemption, profile, programs, recorder, train_task
 from ngrammer_jax.training import state as train_state
+from ngrammer_jax.training.records import watchdog
 
 
 def train(
@@ -136,7 +129,7 @@ class _Trainer:
 
   def restore(self) -> bool:
     """Restores the newest checkpoint, or creates the state. Returns whether to train further."""
-    restored = checkpoints.restore_newest(self.workdir, self.run.abstract, set_aside=True)
+    restored = reader.restore_newest(self.workdir, self.run.abstract, set_aside=True)
     self.first_step, self.state = restored or (0, self.task.initial_state(self.run.create()))
     if restored is None and (self.workdir / 'metrics.jsonl').exists():
       logging.info('%s has no checkpoint: starting again from the first step', self.workdir)
@@ -241,7 +234,7 @@ def _check_kernel(config, mesh) -> None:
   shape = t.batch_size // t.parts, t.segment_length, m.heads, m.width // m.heads
   with sharding.use(mesh):
     reason = (
-      flash.unsupported_reason(m.kernel, shape, precision.compute_dtype(m)) if m.kernel else None
+      kernels.unsupported_reason(m.kernel, shape, precision.compute_dtype(m)) if m.kernel else None
     )
   if reason is not None:
     raise errors.BadInput(
@@ -252,14 +245,14 @@ def _check_kernel(config, mesh) -> None:
 def _log_model(config, labels, state) -> None:
   """Logs the size of the model."""
   parts = [f'{train_state.count_elements(state.params):,} parameters']
-  groups = optimizers.leaves_by_label(labels, state.params)
+  groups = partition.leaves_by_label(labels, state.params)
   tables = [leaves for label, leaves in groups.items() if label != 'dense']
   if tables:
     parts.append(f'{train_state.count_elements(tables):,} of them in n-gram tables')
   if state.codebook:
     parts.append(f'{train_state.count_elements(state.codebook):,} codebook values')
   logging.info('model: %s', ', '.join(parts))
-  optimizers.log_costs(config.model.ngram_memories, labels, state.params)
+  partition.log_costs(config.model.ngram_memories, labels, state.params)
 
 
 def _batches(task, config, mesh, first_step) -> Iterator[streams.Segment]:

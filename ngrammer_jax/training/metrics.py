@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import quantizer
+from ngrammer_jax.layers.ngram import quantizer
 from ngrammer_jax.models import language_model
 
 Metrics = dict[str, jax.Array]

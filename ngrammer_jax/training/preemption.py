@@ -11,7 +11,8 @@ import threading
 
 from jax.experimental import multihost_utils
 
-from ngrammer_jax import errors, hosts
+from ngrammer_jax import errors
+from ngrammer_jax.system import hosts
 
 SYNC_POINTS = itertools.count(1)  # JAX agrees on a sync point by its number in each process
 SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -10,12 +10,14 @@ import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import progress, sharding
+from ngrammer_jax import sharding
 from ngrammer_jax.data import streams, token_cache
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.models import language_model
-from ngrammer_jax.training import accumulation, capacity, flops, metrics, optimizers
+from ngrammer_jax.optimizers import partition
+from ngrammer_jax.system import progress
+from ngrammer_jax.training import accumulation, capacity, flops, metrics
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
 
@@ -42,8 +44,8 @@ class Programs:
     for i, memory in enumerate(memories):
       if memory.table_memory == 'host':
         sharding.check_host_memory(f'model.ngram_memories.{i}.table_memory', mesh)
-    self.labels = optimizers.labels(variables['params'], memories)
-    optimizer = optimizers.make(config.optimizer, t.steps, self.labels, memories)
+    self.labels = partition.labels(variables['params'], memories)
+    optimizer = partition.make(config.optimizer, t.steps, self.labels, memories)
     self.create, self.abstract = train_state.make_initializer(
       model, variables, optimizer, t.batch_size, config.seed, mesh
     )

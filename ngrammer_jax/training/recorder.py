@@ -11,9 +11,12 @@ import jax
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, hosts, progress
+from ngrammer_jax import errors
 from ngrammer_jax.data import streams
-from ngrammer_jax.training import flops, goodput, metrics, optimizers, programs, writers
+from ngrammer_jax.optimizers import partition
+from ngrammer_jax.system import hosts, progress
+from ngrammer_jax.training import flops, metrics, programs
+from ngrammer_jax.training.records import goodput, writers
 
 
 class Recorder:
@@ -33,7 +36,7 @@ class Recorder:
   ):
     t = config.training
     self._config, self._run = config, run
-    self._fraction = optimizers.schedule(config.optimizer, t.steps)
+    self._fraction = partition.schedule(config.optimizer, t.steps)
     self._goodput = goodput.Goodput(workdir, start_time)
     self._writer = writers.MetricsWriter(workdir, first_step)
     peak = flops.peak_flops(jax.devices()[0].device_kind)

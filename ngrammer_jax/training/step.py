@@ -14,9 +14,10 @@ import optax
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
-from ngrammer_jax.layers import table
+from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.models import language_model, memories
-from ngrammer_jax.training import accumulation, optimizers, row_gradient
+from ngrammer_jax.optimizers import partition, row_gradient
+from ngrammer_jax.training import accumulation
 from ngrammer_jax.training import metrics as step_metrics
 from ngrammer_jax.training import state as train_state
 
@@ -59,7 +60,7 @@ class TrainStep:
     gradient, memory, nll, codebook = self._gradient(state, segment)
     updates, opt_state = self.optimizer.update(gradient, state.opt_state, state.params)
     metrics = {'loss': nll, 'update_norm': row_gradient.norm(updates)}
-    for label, leaves in optimizers.leaves_by_label(self.labels, gradient).items():
+    for label, leaves in partition.leaves_by_label(self.labels, gradient).items():
       metrics[f'gradient_norm/{label}'] = row_gradient.norm(leaves)
     metrics |= step_metrics.codebook_metrics(state.codebook, codebook, self.parts is None)
     params = row_gradient.apply_updates(state.params, updates)

@@ -4,8 +4,8 @@ import pytest
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax.analysis import checkpoints
-from ngrammer_jax.training import checkpoints as training_checkpoints
-from ngrammer_jax.training import manifest
+from ngrammer_jax.checkpoints import manifest
+from ngrammer_jax.checkpoints import reader as training_checkpoints
 from tests.checks import bad_input
 
 

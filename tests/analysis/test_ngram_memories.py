@@ -12,7 +12,7 @@ import pytest
 from ngrammer_jax import analyze, runs
 from ngrammer_jax.analysis import gates, lookups, ngrams, retention
 from ngrammer_jax.config import evaluation as evaluation_config
-from ngrammer_jax.config.ngram_memory import NGramMemoryConfig
+from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.data.vocabularies import ByteVocabulary
 from tests.checks import bad_input

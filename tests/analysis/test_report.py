@@ -12,8 +12,8 @@ import pytest
 from ngrammer_jax import analyze, runs
 from ngrammer_jax.analysis import charts, clusters, ngrams, report, report_page
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.config.ngram_memory import NGramMemoryConfig
-from ngrammer_jax.training import writers
+from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
+from ngrammer_jax.training.records import writers
 from tests import browser
 from tests.checks import bad_input
 

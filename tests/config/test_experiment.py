@@ -6,10 +6,11 @@ import json
 import ml_collections
 import pytest
 
-from ngrammer_jax import config, errors, files
+from ngrammer_jax import config, errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.config import fields
 from ngrammer_jax.config import model as model_config
+from ngrammer_jax.system import files
 from tests.checks import bad_input
 from tests.loops import each
 

@@ -6,8 +6,8 @@ import json
 
 from ngrammer_jax import config
 from ngrammer_jax.config import command_line, conversion, fields
-from ngrammer_jax.config.ngram_memory import NGramMemoryConfig
-from ngrammer_jax.config.ngram_presets import PRESETS
+from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
+from ngrammer_jax.config.ngram.presets import PRESETS
 from tests.checks import bad_input
 from tests.loops import each
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, train
-from ngrammer_jax.training import manifest
+from ngrammer_jax.checkpoints import manifest
 from tests.goldens import models, runs
 
 TRANSFORMERS, RECURRENT = 48, 30

@@ -13,7 +13,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.interop import adaptive_span, conversion
 from ngrammer_jax.models import transformer
-from ngrammer_jax.training import optimizers
+from ngrammer_jax.optimizers import partition
 from tests.checks import assert_close, assert_same_arrays, bad_input, config_file_model
 
 PRECISIONS = [('float64', 1e-9), ('float32', 1e-4)]
@@ -116,7 +116,7 @@ def adagrad(f, dtype, V=23):
     return adaptive_span.load_language_model(arrays, config, V)['params']
 
   labels = jax.tree.map(lambda _: 'dense', load('param/0/'))
-  return optimizers.make(optimizer_config, 100, labels), load, config
+  return partition.make(optimizer_config, 100, labels), load, config
 
 
 def test_adagrad_updates_from_reference_gradients(x64, reference):

@@ -14,7 +14,7 @@ from safetensors import numpy
 
 from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
-from ngrammer_jax.config.ngram_memory import NGramMemoryConfig
+from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.interop import conversion, layouts, ngram_memories, row_files, scaled_floats
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram.gate import Gate

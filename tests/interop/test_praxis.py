@@ -9,7 +9,8 @@ import pytest
 from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.interop import praxis
-from ngrammer_jax.layers import Attention, NGrammer, attention, position
+from ngrammer_jax.layers import Attention, NGrammer
+from ngrammer_jax.layers.attention import attention, position
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.models import transformer
 from tests.checks import assert_close, assert_same_arrays, bad_input

@@ -12,7 +12,7 @@ import pytest
 from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.interop import conversion, transformer_xl
-from ngrammer_jax.layers import relative
+from ngrammer_jax.layers.attention import relative
 from ngrammer_jax.models import transformer
 from tests.checks import assert_close, assert_same_arrays, bad_input, config_file_model
 

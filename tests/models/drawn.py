@@ -14,7 +14,7 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.config.ngram_memory import NGramMemoryConfig
+from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 
 T, V = 8, 13  # tokens of a stream, vocabulary
 CANDIDATES = 250

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import attention, feed_forward, normalization
+from ngrammer_jax.layers import feed_forward, normalization
+from ngrammer_jax.layers.attention import attention
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.memory import PlacedMemory
 from ngrammer_jax.models import block, memories, ngrams, precision
 from tests.checks import assert_close, random_variables
-from tests.layers import test_ngrammer as slow
+from tests.layers.ngram import test_ngrammer as slow
 
 T, N, H, K = 6, slow.N, slow.H, slow.K
 NUMBERS = slow.DOCUMENTS

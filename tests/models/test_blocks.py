@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import blocked_attention, local, placement, span
+from ngrammer_jax.layers import mesh_axes
+from ngrammer_jax.layers.attention import blocks, local, span
 from ngrammer_jax.models import transformer
 from tests import jaxprs
 from tests.checks import assert_close, random_variables
@@ -31,7 +32,7 @@ QUICK = [name for name, case in GOLDENS.items() if 'quick' in case and case['qui
 @pytest.fixture
 def small_blocks(monkeypatch):
   """Blocks of four queries and keys."""
-  monkeypatch.setattr(blocked_attention, 'BLOCK', 4)
+  monkeypatch.setattr(blocks, 'BLOCK', 4)
   monkeypatch.setattr(span, 'EPSILON', 0.0)  # blocks do not add it for keys out of reach
   monkeypatch.setattr(local, 'block_count', lambda T, M: 1)  # it drops other probabilities
 
@@ -290,12 +291,12 @@ def test_what_no_token_calls_for_is_not_read(x64, small_blocks, slots):
 )
 def test_blocks_are_taken_where_they_are_faster(monkeypatch, kernel, T, slots, change, in_blocks):
   """Whether there is an array as large as all scores of a head says which way it went."""
-  monkeypatch.setattr(blocked_attention, 'BLOCK', 16)
-  monkeypatch.setattr(blocked_attention, 'MIN_SCORES', 64 * 128)
+  monkeypatch.setattr(blocks, 'BLOCK', 16)
+  monkeypatch.setattr(blocks, 'MIN_SCORES', 64 * 128)
   monkeypatch.setattr(local, 'block_count', lambda T, M: 1)
   memory = model_config.MemoryConfig(64, same_length='memory_and_self')
   if change == 'tpu':
-    monkeypatch.setattr(placement, 'device', lambda: ('tpu', 'TPU v4'))
+    monkeypatch.setattr(mesh_axes, 'device', lambda: ('tpu', 'TPU v4'))
   span_config = None if change in ('no spans', 'tpu') else model_config.SpanConfig(limit=64, ramp=4)
   config = model_config.ModelConfig(
     layers=1, width=4, heads=1, feed_forward_width=4, memory=memory, span=span_config, kernel=kernel

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import dropout, relative
+from ngrammer_jax.layers import dropout
+from ngrammer_jax.layers.attention import relative
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.models import transformer
 from tests.checks import assert_close

@@ -12,7 +12,7 @@ import pytest
 
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.memory import Place
-from ngrammer_jax.config.ngram_memory import NGramMemoryConfig
+from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.data import streams
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.memory import PlacedMemory

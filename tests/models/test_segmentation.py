@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import blocked_attention
+from ngrammer_jax.layers.attention import blocks
 from ngrammer_jax.models import heads, transformer
 from tests.checks import assert_close, random_variables
 from tests.models import drawn
@@ -185,7 +185,7 @@ def check_rows(case, config, rows, hidden, after):
 @pytest.fixture
 def in_blocks(monkeypatch):
   """Queries and keys in blocks, of whatever length."""
-  monkeypatch.setattr(blocked_attention, 'BLOCK', 2)
+  monkeypatch.setattr(blocks, 'BLOCK', 2)
 
 
 def check_drawn(number, count, seed):

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import documents, position
+from ngrammer_jax.layers import documents
+from ngrammer_jax.layers.attention import position
 from ngrammer_jax.models import heads, transformer
 from tests import jaxprs
 from tests.checks import assert_close, random_variables

@@ -8,7 +8,7 @@ import importlib
 
 import pytest
 
-from ngrammer_jax import progress
+from ngrammer_jax.system import progress
 
 
 @pytest.fixture(scope='session')

@@ -16,11 +16,12 @@ import pytest
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import evaluate, finetune, runs
+from ngrammer_jax.checkpoints import manifest
 from ngrammer_jax.config import command_line
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.tasks.superglue import evaluation, formats, metrics
-from ngrammer_jax.training import loop, manifest
+from ngrammer_jax.training import loop
 from tests import tokenizer_files
 from tests.checks import bad_input
 from tests.tasks import superglue_examples, superglue_files

@@ -7,8 +7,8 @@ import pytest
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import submit
+from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.tasks.superglue import formats, submission
-from ngrammer_jax.training import checkpoints
 from tests.checks import bad_input
 from tests.tasks import superglue_examples
 
@@ -28,7 +28,7 @@ def folder(tmp_path, finetuning, monkeypatch):
   for task in formats.SUPERGLUE_TASKS:
     write_run(tmp_path / 'all' / task, task, tmp_path / 'moved')
   (tmp_path / 'all' / 'evaluation').mkdir()
-  monkeypatch.setattr(checkpoints, 'steps', lambda workdir: [4])
+  monkeypatch.setattr(reader, 'steps', lambda workdir: [4])
 
   def evaluate(run, split, output):
     assert split == 'test' and run.config.data.superglue_dir == str(tmp_path / 'superglue')
@@ -111,7 +111,7 @@ def test_errors_are_found_before_any_task_is_answered(folder, monkeypatch):
   with bad_input('--config.finetune.task: only data.superglue_dir can be changed here'):
     run(folder, 'all', **{'config.finetune.task': 'rte'})
   with monkeypatch.context() as patch:
-    patch.setattr(checkpoints, 'steps', lambda workdir: [])
+    patch.setattr(reader, 'steps', lambda workdir: [])
     with bad_input(f'--workdir={folder / "wsc"} has no checkpoint yet'):
       run(folder, 'wsc')
   (folder / 'superglue' / 'ReCoRD' / 'test.jsonl').unlink()

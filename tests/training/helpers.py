@@ -8,12 +8,13 @@ import signal
 from typing import Any
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax.training import checkpoints, manifest, recorder
+from ngrammer_jax.checkpoints import manifest, reader
+from ngrammer_jax.training import recorder
 
 
 def arrays(workdir: pathlib.Path, step: int | None = None) -> dict[str, Any]:
   """Dtype, shape and checksum of every array of a checkpoint, of the last one if none is named."""
-  step = checkpoints.steps(workdir)[-1] if step is None else step
+  step = reader.steps(workdir)[-1] if step is None else step
   return manifest.verify(workdir / 'checkpoints' / str(step)).leaves
 
 

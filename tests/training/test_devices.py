@@ -13,12 +13,14 @@ import pytest
 from ngrammer_jax import config as experiment
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.config.ngram_memory import NGramMemoryConfig
+from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.data import streams
 from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.layers import blocked_attention, quantizer
+from ngrammer_jax.layers.attention import blocks
+from ngrammer_jax.layers.ngram import quantizer
 from ngrammer_jax.models import language_model
-from ngrammer_jax.training import accumulation, optimizers
+from ngrammer_jax.optimizers import partition
+from ngrammer_jax.training import accumulation
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
 from tests.checks import mesh_of
@@ -39,8 +41,8 @@ def step_of(config):
   """The training step of a config, and the abstract variables of its model."""
   model = language_model.build(config, V)
   variables = train_state.abstract_variables(model)
-  labels = optimizers.labels(variables['params'], config.ngram_memories)
-  optimizer = optimizers.make(
+  labels = partition.labels(variables['params'], config.ngram_memories)
+  optimizer = partition.make(
     experiment.OptimizerConfig(epsilon=1e-3), 10, labels, config.ngram_memories
   )
   return train_step.TrainStep(model, optimizer, labels, seed=0), variables
@@ -212,7 +214,7 @@ SWITCHES = {
 
 
 def test_attention_in_blocks_trains_alike_on_eight_devices(monkeypatch):
-  monkeypatch.setattr(blocked_attention, 'BLOCK', 8)
+  monkeypatch.setattr(blocks, 'BLOCK', 8)
   config = SWITCHES['all-attention of dynamic spans']
   config = dataclasses.replace(config, layers=1, kernel='blocks', ngram=None, convolution=3)
   _, *one = run((1, 1, 1), config)

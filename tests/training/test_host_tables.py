@@ -12,15 +12,16 @@ import pytest
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import sharding
+from ngrammer_jax.checkpoints import checksums
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.config.ngram_memory import NGramMemoryConfig
+from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.data import streams
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import sampling
-from ngrammer_jax.layers import table
-from ngrammer_jax.training import accumulation, checksums, loop, programs
+from ngrammer_jax.layers.ngram import table
+from ngrammer_jax.training import accumulation, loop, programs
 from tests.checks import bad_input, mesh_of
-from tests.training import table_model
+from tests.optimizers import table_model
 from tests.training.helpers import arrays, records
 
 MEMORY = NGramMemoryConfig(

@@ -13,9 +13,11 @@ import time
 
 import pytest
 
-from ngrammer_jax import errors, hosts
+from ngrammer_jax import errors
 from ngrammer_jax import train as subcommand
-from ngrammer_jax.training import checkpoints, loop, manifest
+from ngrammer_jax.checkpoints import manifest, reader
+from ngrammer_jax.system import hosts
+from ngrammer_jax.training import loop
 from tests.training import toy
 from tests.training.helpers import damage, names, write_config
 from tests.training.test_kills import flags
@@ -108,7 +110,7 @@ def test_two_processes_agree_and_train_as_one(tiny, tmp_path, monkeypatch):
   )  # both say so
   assert len(losses(reference)) == 8 and losses(run) == pytest.approx(losses(reference), rel=1e-5)
   assert (run / 'logs' / 'process_1.log').exists()
-  assert names(run) == ['12', '12.damaged', '4', '8'] and checkpoints.verify(run, 12).step == 12
+  assert names(run) == ['12', '12.damaged', '4', '8'] and reader.verify(run, 12).step == 12
   longer = tiny(optimizer={'schedule': 'constant'}, training={'steps': 16})
   assert loop.train(longer, run) and loop.train(longer, reference)
   assert len(losses(reference)) == 11 and losses(run) == pytest.approx(losses(reference), rel=1e-5)
@@ -119,7 +121,7 @@ def test_what_the_first_process_finds_out_the_others_learn(tmp_path, monkeypatch
   monkeypatch.setattr(hosts, 'is_primary', lambda: False)
   monkeypatch.setattr(hosts, 'broadcast', lambda value: [None, 'a file is missing'])
   with pytest.raises(manifest.CorruptError, match=r'\Aa file is missing\Z'):
-    checkpoints.restore(tmp_path, 4, None)
+    reader.restore(tmp_path, 4, None)
 
 
 @pytest.mark.slow
@@ -131,7 +133,7 @@ def test_two_processes_of_a_real_model_train_as_one_and_one_goes_on(tmp_path, ca
   expected = losses(tmp_path / 'one')
   assert len(expected) == 6 and losses(tmp_path / 'two') == pytest.approx(expected, rel=1e-5)
   assert (tmp_path / 'two' / 'logs' / 'process_1.log').exists()
-  assert checkpoints.verify(tmp_path / 'two', 20).step == 20
+  assert reader.verify(tmp_path / 'two', 20).step == 20
   evaluate = start(2, '-m', 'ngrammer_jax.evaluate', f'--workdir={tmp_path}/one', '--split=test')
   output, _ = evaluate.communicate(timeout=300)
   assert evaluate.returncode == 0 and output.count('wrote ') == 1, output

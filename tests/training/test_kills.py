@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from ngrammer_jax.training import checkpoints
+from ngrammer_jax.checkpoints import reader
 from tests.training.helpers import arrays, records
 
 pytestmark = pytest.mark.slow
@@ -72,7 +72,7 @@ def test_a_full_disk_costs_nothing_but_time(disk, tmp_path, cache):
   training = {'checkpoint_every': 5, 'keep_checkpoints': 20}
   process = start(disk / 'run', **training)
   _, output = process.communicate()
-  good = checkpoints.steps(disk / 'run')
+  good = reader.steps(disk / 'run')
   assert process.returncode == 2, output
   assert 2 <= len(good) < 12
   assert re.fullmatch(  # and nothing after it, no traceback of a library before

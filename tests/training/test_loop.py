@@ -12,20 +12,12 @@ import pytest
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs, sharding
+from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.config import ngram_memory
-from ngrammer_jax.training import (
-  accumulation,
-  checkpoints,
-  flops,
-  loop,
-  programs,
-  recorder,
-  step,
-  train_task,
-)
+from ngrammer_jax.config.ngram import memory as ngram_memory
+from ngrammer_jax.training import accumulation, flops, loop, programs, recorder, step, train_task
 from tests import test_processes
 from tests.checks import bad_input, mesh_of
 from tests.training import toy
@@ -49,7 +41,7 @@ def test_a_run_learns_records_and_is_finished(trained):
   } < set(lines[0])
   validations = [line for line in records(run) if 'validation/perplexity' in line]
   assert [line['step'] for line in validations] == [6, 12]
-  assert names(run) == ['12', '4', '8'] and checkpoints.best_step(run) == 12
+  assert names(run) == ['12', '4', '8'] and reader.best_step(run) == 12
   assert list((run / 'tensorboard').iterdir())
 
 
@@ -118,7 +110,7 @@ def test_segments_per_call_changes_nothing_at_any_number_of_steps(tiny, tmp_path
     assert loop.train(tiny(training=UNEVEN | {'steps': steps, 'segments_per_call': calls}), run)
     results.append((arrays(run), names(run), [line['step'] for line in records(run)]))
   assert results[0] == results[1] == results[2]
-  assert checkpoints.steps(tmp_path / '1')[-1] == steps
+  assert reader.steps(tmp_path / '1')[-1] == steps
   events = {steps, *range(3, steps, 3)}, {steps, *range(5, steps, 5)}
   assert results[0][2] == sorted([*events[0], *events[1]])
 
@@ -155,7 +147,7 @@ def test_what_may_change_on_resume(tiny, tmp_path, toy_model):
     evaluation=evaluation_config.EvaluationConfig(streams=2),
   )
   assert loop.train(config, tmp_path / 'run')
-  assert checkpoints.steps(tmp_path / 'run')[-1] == 16
+  assert reader.steps(tmp_path / 'run')[-1] == 16
   loop.train(
     tiny(optimizer={'schedule': 'constant'}, training={'steps': 16}), tmp_path / 'reference'
   )

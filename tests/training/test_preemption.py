@@ -11,8 +11,9 @@ import time
 import pytest
 
 from ngrammer_jax import errors, flags, train
+from ngrammer_jax.checkpoints import manifest, reader
 from ngrammer_jax.data import prefetch
-from ngrammer_jax.training import checkpoints, loop, manifest, preemption
+from ngrammer_jax.training import loop, preemption
 from tests.training import toy
 from tests.training.helpers import arrays, records, signal_at, write_config
 
@@ -44,7 +45,7 @@ def test_who_was_stopped_goes_on_bit_by_bit(tiny, reference_run, tmp_path, monke
   for _ in range(3):
     with pytest.raises(SystemExit) as stopped:
       flags.run(train.main)
-    statuses.append((stopped.value.code, checkpoints.steps(tmp_path / 'run')))
+    statuses.append((stopped.value.code, reader.steps(tmp_path / 'run')))
   assert statuses == [(130, [4]), (143, [4, 10]), (0, [4, 10, 12])] and not signals
   out, err = capfd.readouterr()
   for name in ('SIGINT', 'SIGTERM'):
@@ -75,7 +76,7 @@ def test_a_validation_that_was_stopped_is_made_up_for(tiny, reference_run, tmp_p
   for at in (6, 6, 12, 12):
     with pytest.raises(errors.Interrupted):
       loop.train(tiny(), tmp_path / 'run')
-    assert checkpoints.steps(tmp_path / 'run')[-1] == at
+    assert reader.steps(tmp_path / 'run')[-1] == at
     last = records(tmp_path / 'run')[-1]
     assert last['step'] == at and 'loss' in last
   assert loop.train(tiny(), tmp_path / 'run')
@@ -104,7 +105,7 @@ def test_a_signal_while_waiting_for_data_loses_no_step(tiny, tmp_path, monkeypat
   monkeypatch.setattr(prefetch.Prefetcher, '_iterate', late)
   with pytest.raises(errors.Interrupted):
     loop.train(config, tmp_path / 'run')
-  (saved,) = checkpoints.steps(tmp_path / 'run')
+  (saved,) = reader.steps(tmp_path / 'run')
   assert saved == records(tmp_path / 'run')[-1]['step'] == 8
 
 
@@ -112,7 +113,7 @@ def test_a_signal_before_the_first_step_stops_at_once(tiny, tmp_path, monkeypatc
   monkeypatch.setattr(toy.Programs, 'compile', lambda *arguments: interrupt())
   with pytest.raises(errors.Interrupted):
     loop.train(tiny(), tmp_path / 'run')
-  assert not checkpoints.steps(tmp_path / 'run') and not records(tmp_path / 'run')
+  assert not reader.steps(tmp_path / 'run') and not records(tmp_path / 'run')
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
@@ -179,7 +180,7 @@ def test_a_process_stops_on_sigterm_and_goes_on_bit_by_bit(tiny, tmp_path):
   output = log.read_text()
   assert 'SIGTERM: saving a checkpoint, then stopping\n' in output and 'Traceback' not in output
   assert output.endswith('stopped by SIGTERM; rerun the same command to resume\n')
-  (step,) = checkpoints.steps(tmp_path / 'run')
+  (step,) = reader.steps(tmp_path / 'run')
   assert 2 <= step < 100
   assert records(tmp_path / 'run')[-1]['step'] == step
 
@@ -202,4 +203,4 @@ def test_who_is_stopped_while_nobody_listens_saves_too(tiny, tmp_path):
   process.stdout.close()
   process.send_signal(signal.SIGINT)
   assert process.wait() == 130
-  assert len(checkpoints.steps(tmp_path / 'run')) == 1
+  assert len(reader.steps(tmp_path / 'run')) == 1

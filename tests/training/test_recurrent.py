@@ -11,13 +11,15 @@ import pytest
 from launch import hlo
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs, sharding
+from ngrammer_jax.checkpoints import reader, writer
 from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import sampling
 from ngrammer_jax.models import language_model, precision
-from ngrammer_jax.training import checkpoint_writer, checkpoints, loop, optimizers
+from ngrammer_jax.optimizers import partition
+from ngrammer_jax.training import loop
 from ngrammer_jax.training import state as train_state
 from tests.checks import bad_input
 from tests.models import test_recurrent as models
@@ -46,7 +48,7 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_been(tiny, tmp_path):
   loop.train(dataclasses.replace(c, training=half), stopped)
   loop.train(c, stopped)
   assert helpers.arrays(stopped) == helpers.arrays(whole)
-  assert checkpoints.steps(stopped)[-1] == 12
+  assert reader.steps(stopped)[-1] == 12
   run = runs.load_run(stopped)
   losses = [line['loss'] for line in helpers.records(stopped) if 'loss' in line]
   assert losses[-1] < losses[0]
@@ -92,14 +94,14 @@ def test_a_memory_of_another_precision_is_read_too(tmp_path):
     opt_state={},
     memory={'h': jnp.asarray([0.5, -1.25], dtype), 'filled': jnp.int32(2)},
   )
-  with checkpoint_writer.CheckpointWriter(tmp_path) as saved:
+  with writer.CheckpointWriter(tmp_path) as saved:
     saved.save(4, make('bfloat16'))
-  found = checkpoints.restore(tmp_path, 4, make('float32'))
+  found = reader.restore(tmp_path, 4, make('float32'))
   jax.tree.map(np.testing.assert_array_equal, found, make('float32'))
   assert found.memory['h'].dtype == 'float32' and found.memory['filled'].dtype == 'int32'
   with pytest.raises(errors.BadInput, match='not match the model: params/embedding is float32'):
     doubled = make('float32').replace(params={'embedding': jnp.ones(3, 'bfloat16')})
-    checkpoints.restore(tmp_path, 4, doubled)
+    reader.restore(tmp_path, 4, doubled)
 
 
 @pytest.mark.slow
@@ -114,7 +116,7 @@ def test_an_accelerator_trains_and_a_cpu_evaluates(tiny, tmp_path, monkeypatch):
   assert run.state.memory['state']['h'].dtype == 'float32'
   assert run.evaluate('validation')['tokens'] > 0
   loop.train(c, tmp_path / 'run')
-  assert checkpoints.steps(tmp_path / 'run')[-1] == 12
+  assert reader.steps(tmp_path / 'run')[-1] == 12
 
 
 def log_probs_of(config, model, variables, length=16):
@@ -184,7 +186,7 @@ def test_every_parameter_has_an_optimiser():
   for name in models.NAMES:
     config = models.config_of(name, dtype='float32')
     variables = train_state.abstract_variables(language_model.build(config, 11))
-    assert set(jax.tree.leaves(optimizers.labels(variables['params']))) == {'dense'}
+    assert set(jax.tree.leaves(partition.labels(variables['params']))) == {'dense'}
 
 
 def test_dropout_is_drawn_in_training_alone():

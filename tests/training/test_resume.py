@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import errors, runs, sharding
+from ngrammer_jax.checkpoints import checksums, manifest, reader
 from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.data import vocabularies
-from ngrammer_jax.training import checkpoints, checksums, loop, manifest, programs
+from ngrammer_jax.training import loop, programs
 from tests import tiny_run
 from tests.checks import bad_input, mesh_of
 from tests.training.helpers import arrays, damage, names, records, signal_at, write_config
@@ -137,7 +138,7 @@ def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(
     patch.setattr(manifest, 'write', fails)
     patch.setattr(shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=7.5e6))
     loop.train(tiny(), tmp_path / 'run')
-  assert checkpoints.steps(tmp_path / 'run') == [4]
+  assert reader.steps(tmp_path / 'run') == [4]
   assert arrays(tmp_path / 'run', 4) == arrays(reference_run, 4)
   assert loop.train(tiny(), tmp_path / 'run')
   assert arrays(tmp_path / 'run') == arrays(reference_run) and records(tmp_path / 'run') == records(
@@ -156,7 +157,7 @@ def test_what_one_mesh_saved_another_restores(trained):
   """All of it, bit by bit, which `restore` checks, on the devices of the other one."""
   config, vocabulary = shared_config(trained), vocabularies.load(trained)
   run = programs.Programs(config, vocabulary.size, mesh_of(2, 2, 2))
-  state = checkpoints.restore(trained, 12, run.abstract)
+  state = reader.restore(trained, 12, run.abstract)
   assert checksums.checksums(state) == {k: sums for k, (*_, sums) in arrays(trained).items()}
   table = state.params['ngrammer']['table']
   assert table.addressable_shards[0].data.size == table.size // 4
@@ -196,6 +197,6 @@ def test_another_program_goes_on_within_rounding(tiny, tmp_path, trained, monkey
     with monkeypatch.context() as patch, pytest.raises(errors.Interrupted):
       signal_at(patch, {stop: signal.SIGTERM})
       loop.train(config, run)
-  assert checkpoints.steps(run) == [2, 4, 6]
+  assert reader.steps(run) == [2, 4, 6]
   assert loop.train(first, run)
   assert_close(run, trained)

@@ -8,9 +8,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 import pytest
 
-from ngrammer_jax import ngram_hashes, sharding
+from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.config import ngram_memory
+from ngrammer_jax.config.ngram import hashes
+from ngrammer_jax.config.ngram import memory as ngram_memory
 from ngrammer_jax.data import token_classes, vocabularies
 from ngrammer_jax.training import token_codebook, train_task
 
@@ -74,7 +75,7 @@ def test_classes_and_multipliers_are_those_of_the_vocabulary_and_of_the_layer():
   after = token_codebook.fill(before, model_of(MEMORIES), VOCABULARY)
   assert jax.tree.structure(after) == jax.tree.structure(before)
   layer_1 = after['layer_1']
-  ple = ngram_hashes.ple_multipliers(CLASS_COUNT, 3, seed=7, index=0).tolist()
+  ple = hashes.ple_multipliers(CLASS_COUNT, 3, seed=7, index=0).tolist()
   for arrays, multipliers in (
     (after['ngram_memory_0'], engram(3, 0, 3)),
     (layer_1['ngram_memory_2'], engram(5, 1, 4)),

@@ -10,7 +10,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
 from ngrammer_jax.interop import transformer_xl
 from ngrammer_jax.models import transformer
-from ngrammer_jax.training import optimizers
+from ngrammer_jax.optimizers import partition
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
 from tests.checks import assert_close, random_variables
@@ -35,7 +35,7 @@ def test_updates_equal_those_of_the_official_code(reference, dtype, tolerance):
     )
     params = load(0)['params']
     labels = jax.tree.map(lambda _: 'dense', params)
-    optimizer = optimizers.make(
+    optimizer = partition.make(
       experiment.OptimizerConfig(
         learning_rate=lr,
         schedule='transformer_xl',

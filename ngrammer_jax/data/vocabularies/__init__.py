@@ -2,7 +2,7 @@
 
 import pathlib
 
-from ngrammer_jax import errors, files, json_files
+from ngrammer_jax import errors
 from ngrammer_jax.data.vocabularies.base import Vocabulary
 from ngrammer_jax.data.vocabularies.byte_values import ByteVocabulary
 from ngrammer_jax.data.vocabularies.characters import CharacterVocabulary, learn_characters
@@ -14,6 +14,7 @@ from ngrammer_jax.data.vocabularies.sentencepiece import (
 )
 from ngrammer_jax.data.vocabularies.tokenizer import TokenizerVocabulary, read_tokenizer
 from ngrammer_jax.data.vocabularies.words import WordVocabulary, learn_words
+from ngrammer_jax.system import files, json_files
 
 __all__ = [
   'MAX_TRAINING_BYTES',

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ngrammer_jax import files
+from ngrammer_jax.system import files
 
 
 class Vocabulary(abc.ABC):

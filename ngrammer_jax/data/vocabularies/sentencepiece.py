@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ngrammer_jax import errors, files
+from ngrammer_jax import errors
 from ngrammer_jax.data.vocabularies import base
+from ngrammer_jax.system import files
 
 DEFAULT_SIZE = 4096
 MAX_TRAINING_BYTES = 50_000_000  # maximum text size to learn a vocabulary from

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ngrammer_jax import errors, files
+from ngrammer_jax import errors
 from ngrammer_jax.data.vocabularies import base
+from ngrammer_jax.system import files
 
 # Special tokens of a tokenizer.json that separate documents, the first that it has.
 DOCUMENT_SEPARATORS = (

@@ -1,7 +1,7 @@
 """Hashes of n-grams on the device, exact without 64-bit integers.
 
-The formulas are in `ngram_hashes`: a sum or a XOR of the products of ids and factors, reduced to a
-row by a remainder.
+The formulas are in `config.ngram.hashes`: a sum or a XOR of the products of ids and factors,
+reduced to a row by a remainder.
 
 G orders, K heads of each order, N ids in the longest n-gram.
 """
@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax import ngram_hashes
+from ngrammer_jax.config.ngram import hashes
 from ngrammer_jax.layers.ngram import uint64
 
 
 @dataclasses.dataclass(frozen=True)
-class NGramHash(ngram_hashes.NumpyHash):
-  """A hash that is called with arrays of ids; see `ngram_hashes.NumpyHash` for its attributes."""
+class NGramHash(hashes.NumpyHash):
+  """A hash that is called with arrays of ids; for its attributes see `hashes.NumpyHash`."""
 
   def __call__(self, ids: Sequence[jax.Array], multipliers: jax.Array | None = None) -> jax.Array:
     """Returns the rows of n-grams within their heads, int32 [..., G K] in (order, head) order.

@@ -26,10 +26,21 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax.config.ngram_memory import CLUSTER_KEYS, NGramMemoryConfig
-from ngrammer_jax.layers import axis_names, cache, documents, host_memory, quantizer, table
+from ngrammer_jax.config.ngram.memory import CLUSTER_KEYS, NGramMemoryConfig
+from ngrammer_jax.layers import axis_names, documents
+from ngrammer_jax.layers.attention import cache
 from ngrammer_jax.layers.context import Context
-from ngrammer_jax.layers.ngram import gate, hashing, per_head, token_sum, uint64, windows
+from ngrammer_jax.layers.ngram import (
+  gate,
+  hashing,
+  host_memory,
+  per_head,
+  quantizer,
+  table,
+  token_sum,
+  uint64,
+  windows,
+)
 
 BYTE_OFFSET, DOCUMENT_START = 4, 1  # ids of BLT: a byte plus 4, and 1 before a document
 State = dict[str, Any]

@@ -8,8 +8,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.config.ngram_memory import BOUNDARIES
-from ngrammer_jax.layers import cache, documents
+from ngrammer_jax.config.ngram.memory import BOUNDARIES
+from ngrammer_jax.layers import documents
+from ngrammer_jax.layers.attention import cache
 
 State = dict[str, jax.Array]
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ngrammer_jax import errors, files, hosts
+from ngrammer_jax import errors
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling, sampling
+from ngrammer_jax.system import files, hosts
 from ngrammer_jax.tasks.superglue import formats, metrics
 
 

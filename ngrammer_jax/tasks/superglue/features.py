@@ -9,8 +9,9 @@ import logging
 
 import numpy as np
 
-from ngrammer_jax import errors, progress
+from ngrammer_jax import errors
 from ngrammer_jax.data import streams
+from ngrammer_jax.system import progress
 from ngrammer_jax.tasks import tensorflow
 from ngrammer_jax.tasks.superglue import registration
 from ngrammer_jax.tasks.vocabulary import ID_OFFSET

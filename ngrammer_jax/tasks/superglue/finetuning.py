@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax import errors, files, hosts, init_from, progress, runs
+from ngrammer_jax import errors, runs
+from ngrammer_jax.checkpoints import reader, workdirs
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams, vocabularies
 from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.runs import init_from
+from ngrammer_jax.system import files, hosts, progress
 from ngrammer_jax.tasks.superglue import (
   evaluation,
   features,
@@ -24,7 +27,7 @@ from ngrammer_jax.tasks.superglue import (
   submission,
   truncation,
 )
-from ngrammer_jax.training import checkpoints, programs, workdirs
+from ngrammer_jax.training import programs
 from ngrammer_jax.training import state as train_state
 
 # Prefixes of the keys that are inherited from the checkpoint and cannot be overridden.
@@ -57,7 +60,7 @@ def resolve_config(
       )
   workdirs.check_layout(workdir)
   origin = f'init_from={config.init_from}'
-  if checkpoints.steps(workdir):
+  if reader.steps(workdir):
     source, origin = runs.load_run(workdir), f'--workdir={workdir}'
   elif config.init_from is None:
     raise errors.BadInput('set init_from to the workdir of a trained run: --config.init_from=DIR')
@@ -137,7 +140,7 @@ class FinetuneTask:
   def __init__(self, config: experiment.Config, workdir: pathlib.Path):
     self._config, self.patience = config, config.finetune.patience
     self._workdir = workdir
-    has_started = bool(checkpoints.steps(workdir))
+    has_started = bool(reader.steps(workdir))
     source = runs.load_run(workdir) if has_started else init_from.open_run(config.init_from)
     self.vocabulary = source.vocabulary
     names, f, length = task_names(config), config.finetune, config.training.segment_length

@@ -6,9 +6,10 @@ import io
 import pathlib
 import zipfile
 
-from ngrammer_jax import errors, files, runs
+from ngrammer_jax import errors, runs
+from ngrammer_jax.checkpoints import reader
+from ngrammer_jax.system import files
 from ngrammer_jax.tasks.superglue import finetuning, formats, submission
-from ngrammer_jax.training import checkpoints
 
 ZIP = 'submission.zip'
 DIAGNOSTICS = ('axb', 'axg')  # answered by the run of RTE
@@ -62,7 +63,7 @@ def _check_run(run: runs.Run) -> tuple[str, ...]:
       f'--workdir={run.workdir} is not fine-tuned on a task: expected a run of '
       f'ngrammer_jax.finetune'
     )
-  if not checkpoints.steps(run.workdir):
+  if not reader.steps(run.workdir):
     raise errors.BadInput(f'--workdir={run.workdir} has no checkpoint yet')
   return finetuning.task_names(run.config)
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ngrammer_jax import errors, tables
+from ngrammer_jax import errors
+from ngrammer_jax.system import text_tables
 
 Classes = Sequence[int] | np.ndarray
 
@@ -242,7 +243,7 @@ def format_table(results: Mapping[str, Mapping[str, Any]]) -> str:
       error = f' ± {standard_error(percent, result["n"]):.2f}' if metric == 'accuracy' else ''
       cells.append(f'{metric} {percent:.2f}{error}')
     rows.append((task, f'{result["n"]:,}', ', '.join(cells)))
-  lines = tables.align_columns(rows, '<><')
+  lines = text_tables.align_columns(rows, '<><')
   if has_every_task(results):
     lines.append(f'average of {len(METRICS_BY_TASK)} tasks: {average(results):.2f}')
   return '\n'.join(lines)

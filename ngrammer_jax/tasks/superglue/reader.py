@@ -11,9 +11,10 @@ import pathlib
 from typing import IO, Any
 import zipfile
 
-from ngrammer_jax import errors, files, progress
+from ngrammer_jax import errors
 from ngrammer_jax.data import text_files
 from ngrammer_jax.data.split_files import SPLITS
+from ngrammer_jax.system import files, progress
 from ngrammer_jax.tasks.superglue import wsc
 
 URL = 'https://dl.fbaipublicfiles.com/glue/superglue/data/v2/'

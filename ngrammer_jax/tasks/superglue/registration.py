@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ngrammer_jax import errors, files
+from ngrammer_jax import errors
 from ngrammer_jax.data import vocabularies
+from ngrammer_jax.system import files
 from ngrammer_jax.tasks import tensorflow
 from ngrammer_jax.tasks.superglue import formats, metrics, reader
 from ngrammer_jax.tasks.vocabulary import TaskVocabulary

@@ -5,7 +5,7 @@ import json
 import pathlib
 from typing import Any
 
-from ngrammer_jax import files
+from ngrammer_jax.system import files
 from ngrammer_jax.tasks.superglue import formats, metrics, reader
 
 

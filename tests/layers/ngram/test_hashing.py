@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax import ngram_hashes, ngram_sizes
+from ngrammer_jax.config.ngram import hashes as ngram_hashes
+from ngrammer_jax.config.ngram import sizes as ngram_sizes
 from ngrammer_jax.layers.ngram import uint64
 from ngrammer_jax.layers.ngram.hashing import NGramHash
 from ngrammer_jax.layers.ngram.windows import Windows

@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax.config.ngram_memory import NGramMemoryConfig
+from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.interop import ngram_memories
-from ngrammer_jax.layers import quantizer
 from ngrammer_jax.layers.context import Context
-from ngrammer_jax.layers.ngram import hashing
+from ngrammer_jax.layers.ngram import hashing, quantizer
 from ngrammer_jax.layers.ngram.gate import Gate
 from ngrammer_jax.layers.ngram.memory import NGramMemory
 from tests import official_memories as official

@@ -1,0 +1,102 @@
+"""A checksum of every array, the same for any sharding and any number of hosts."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ngrammer_jax import sharding
+from ngrammer_jax.system import hosts
+
+MULTIPLIERS = (0x9E3779B1, 0x85EBCA77)  # odd: from the golden ratio and from xxHash
+CHUNK = 2**16  # number of words of a host array summed at a time; they fit in the cache
+
+
+def _word_sums(words: Any, index: Any) -> list[Any]:
+  """Returns two sums of words, each mixed with its index, modulo 2^32, in NumPy or JAX.
+
+  Integer sums are the same in any order. The mixing (the last steps of MurmurHash3) is a bijection
+  of a word, so a change of a single word always shows. Without it two changes of sign would cancel.
+  """
+
+  def total(multiplier):
+    mixed = (index + np.uint32(1)) * np.uint32(multiplier)
+    mixed = words ^ (mixed ^ (mixed >> 15)) * np.uint32(0xC2B2AE3D)
+    mixed = (mixed ^ (mixed >> 16)) * np.uint32(0x85EBCA6B)
+    mixed = (mixed ^ (mixed >> 13)) * np.uint32(0xC2B2AE35)
+    return (mixed ^ (mixed >> 16)).sum(dtype=np.uint32)
+
+  return [total(multiplier) for multiplier in MULTIPLIERS]
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _sum_on_device(array: jax.Array, sharding: jax.sharding.Sharding | None = None) -> jax.Array:
+  """Sums an array on its devices. It is compiled for every shape; `sharding` is of the result."""
+  if array.dtype == jnp.bool_:
+    array = array.astype(jnp.uint8)
+  bits = jax.lax.bitcast_convert_type(array, jnp.dtype(f'uint{min(array.dtype.itemsize, 4) * 8}'))
+  words = bits.astype(jnp.uint32)
+  index, stride = jnp.zeros(words.shape, jnp.uint32), 1
+  for axis in reversed(range(words.ndim)):
+    position = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
+    index, stride = index + position * np.uint32(stride), stride * words.shape[axis] % 2**32
+  sums = jnp.stack(_word_sums(words, index))
+  return sums if sharding is None else jax.lax.with_sharding_constraint(sums, sharding)
+
+
+def _sum_on_host(array: np.ndarray, start: int = 0) -> np.ndarray:
+  """Sums an array in host memory, without compiling; `start` is the index of its first word."""
+  array = np.ascontiguousarray(array).reshape(-1)
+  words = array.view(f'uint{min(array.dtype.itemsize, 4) * 8}')
+  sums = np.zeros(len(MULTIPLIERS), np.uint32)
+  for first in range(0, len(words), CHUNK):
+    chunk = words[first : first + CHUNK].astype(np.uint32)
+    index = np.arange(first, first + len(chunk), dtype=np.uint64) + np.uint64(start)
+    sums += np.array(_word_sums(chunk, index.astype(np.uint32)), np.uint32)
+  return sums
+
+
+def _sum_of_shards(array: jax.Array) -> np.ndarray:
+  """Sums an array that is sharded by rows over the memories of all hosts."""
+  row_words = math.prod(array.shape[1:]) * max(array.dtype.itemsize // 4, 1)
+  sums = np.zeros(len(MULTIPLIERS), np.uint32)
+  for shard in array.addressable_shards:
+    if shard.replica_id == 0:
+      first_row = shard.index[0].start or 0
+      sums += _sum_on_host(np.asarray(shard.data), first_row * row_words)
+  return np.sum(hosts.all_gather(sums.tolist()), axis=0, dtype=np.uint32)
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+  """Returns every leaf by its name, such as `params/layer_0/attention/query/kernel`."""
+  name = lambda path: jax.tree_util.keystr(path, simple=True, separator='/')
+  return {name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def checksums(tree: Any) -> dict[str, str]:
+  """Returns 16 hexadecimal digits for every leaf, by name."""
+
+  def checksum(leaf):
+    # One at a time: on simulated devices, programs that run concurrently can deadlock.
+    is_local = not isinstance(leaf, jax.Array) or (
+      leaf.is_fully_addressable and jax.default_backend() == 'cpu'
+    )
+    if is_local:
+      sums = _sum_on_host(np.asarray(leaf))
+    elif sharding.is_on_host(leaf):
+      sums = _sum_of_shards(leaf)
+    else:
+      sums = _sum_on_device(leaf, _replicated(leaf))
+    return '{:08x}{:08x}'.format(*np.asarray(sums))
+
+  return {name: checksum(leaf) for name, leaf in named_leaves(tree).items()}
+
+
+def _replicated(array: jax.Array) -> jax.sharding.Sharding | None:
+  """Returns the sharding of a value that all holders of a shard of the array can read."""
+  if isinstance(array.sharding, jax.sharding.NamedSharding):
+    return jax.sharding.NamedSharding(array.sharding.mesh, jax.sharding.PartitionSpec())
+  return None

@@ -1,0 +1,285 @@
+"""Lists, verifies and restores the checkpoints of a run; `checkpoint_writer` writes them.
+
+<workdir>/checkpoints/300           a complete checkpoint: Orbax files and manifest.json
+<workdir>/checkpoints/400.scratch*  an incomplete one: being written, or left by a killed run
+<workdir>/checkpoints/200.damaged   a corrupt one, set aside
+
+Remote folders cannot be renamed atomically. There, a checkpoint is complete if it has a manifest,
+which is written last and deleted first.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import logging
+import math
+import pathlib
+import re
+import typing
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ngrammer_jax import errors, sharding
+from ngrammer_jax.checkpoints import checksums, manifest
+from ngrammer_jax.layers import documents
+from ngrammer_jax.system import files, hosts
+
+if typing.TYPE_CHECKING:
+  import orbax.checkpoint as ocp
+
+STEP_NAME = re.compile(r'0|[1-9][0-9]{0,17}')  # of a checkpoint folder
+
+
+def folder_of(workdir: pathlib.Path, step: int) -> pathlib.Path:
+  """Returns the folder of the checkpoint of a step."""
+  return workdir / 'checkpoints' / str(step)
+
+
+def steps(workdir: pathlib.Path) -> list[int]:
+  """Returns the steps of all complete checkpoints in order; some may be corrupt."""
+  folder = workdir / 'checkpoints'
+  if files.is_remote(folder):
+    paths = [path.parent for path in folder.glob(f'*/{manifest.FILE_NAME}')]
+  else:
+    paths = folder.iterdir() if folder.is_dir() else []
+  return sorted(int(path.name) for path in paths if STEP_NAME.fullmatch(path.name))
+
+
+def best_step(workdir: pathlib.Path) -> int | None:
+  """Returns the step with the lowest validation loss, None if no checkpoint has one."""
+  losses = {}
+  for step in steps(workdir):
+    with contextlib.suppress(manifest.CorruptError):
+      loss = manifest.read(folder_of(workdir, step)).validation
+      if loss is not None and math.isfinite(loss):
+        losses[step] = loss
+  return min(losses, key=losses.get, default=None)
+
+
+def make_checkpointer(folder: pathlib.Path) -> 'ocp.StandardCheckpointer':
+  """Returns the Orbax checkpointer for a folder; it renames no remote folder."""
+  import orbax.checkpoint as ocp  # heavy: only where a checkpoint is read or written
+
+  if not files.is_remote(folder):
+    return ocp.StandardCheckpointer()
+  return ocp.StandardCheckpointer(temporary_path_class=ocp.path.atomicity.CommitFileTemporaryPath)
+
+
+def drop_empty(tree: Any) -> Any:
+  """Replaces arrays without elements by None: Orbax does not save them."""
+  return jax.tree.map(lambda leaf: leaf if math.prod(leaf.shape) else None, tree)
+
+
+def verify(workdir: pathlib.Path, step: int) -> manifest.Manifest:
+  """Verifies every file and array of a checkpoint of any model. Raises CorruptError."""
+  folder = folder_of(workdir, step)
+  saved = manifest.verify(folder)
+  with make_checkpointer(folder) as checkpointer, _translate_unreadable():
+    metadata = checkpointer.metadata(files.absolute(folder)).item_metadata.tree
+    # Restored as NumPy arrays: the devices that wrote them may not exist here.
+    as_numpy = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+    abstract = jax.tree.map(as_numpy, metadata)
+    with jax.enable_x64(True):
+      _check_arrays(saved, checkpointer.restore(files.absolute(folder), abstract))
+  return saved
+
+
+def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
+  """Restores and verifies a checkpoint.
+
+  Args:
+    workdir: run directory.
+    step: step of the checkpoint.
+    abstract: shapes, dtypes and shardings of the state.
+
+  Raises:
+    CorruptError: the checkpoint differs from what was written.
+    BadInput: the checkpoint does not match the model.
+  """
+  folder = folder_of(workdir, step)
+  saved = _verify_on_primary(folder)
+  saved_abstract = _with_saved_memory(abstract, saved)
+  _check_same_model(folder, saved, saved_abstract)
+  with make_checkpointer(folder) as checkpointer, _translate_unreadable():
+    state = checkpointer.restore(files.absolute(folder), drop_empty(saved_abstract))
+  _check_arrays(saved, state)
+  _check_step(state, step)
+
+  def convert(leaf, array):
+    if array is None:  # Orbax saves no array without elements
+      return jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
+    if array.shape != leaf.shape:
+      array = _with_empty_slots(array, leaf)
+    if sharding.is_on_host(leaf) and array.format.layout.major_to_minor != (0, 1):
+      array = jax.device_put(array, leaf.format)
+    return array if array.dtype == leaf.dtype else array.astype(leaf.dtype)
+
+  return jax.tree.map(convert, abstract, state, is_leaf=lambda x: x is None)
+
+
+def restore_newest(
+  workdir: pathlib.Path, abstract: Any, set_aside: bool = False
+) -> tuple[int, Any] | None:
+  """Restores the newest intact checkpoint.
+
+  Args:
+    workdir: run directory.
+    abstract: see `restore`.
+    set_aside: whether to rename newer corrupt checkpoints, so that their steps can be saved again.
+
+  Returns:
+    The step and the state; None if there is no checkpoint.
+
+  Raises:
+    BadInput: all checkpoints are corrupt, or they do not match the model.
+  """
+  corrupt: dict[int, str] = {}
+  # The list is read again each time: a run that is still training deletes old checkpoints.
+  while candidates := [step for step in hosts.broadcast(steps(workdir)) if step not in corrupt]:
+    step, folder = candidates[-1], folder_of(workdir, candidates[-1])
+    logging.info('restoring step %s from %s', f'{step:,}', folder)
+    try:
+      state = restore(workdir, step, abstract)
+    except errors.BadInput:
+      raise
+    except Exception as error:
+      if not folder.exists():
+        continue
+      if not isinstance(error, manifest.CorruptError):
+        raise
+      fallback = '; falling back to the previous' if candidates[1:] else ''
+      logging.warning('checkpoint %s is corrupt: %s%s', folder, error, fallback)
+      corrupt[step] = str(error)
+      continue
+    if set_aside:
+      hosts.on_primary(_set_aside, [folder_of(workdir, step) for step in corrupt])
+    return step, state
+  if corrupt:
+    reasons = '; '.join(f'step {step}: {reason}' for step, reason in corrupt.items())
+    raise errors.BadInput(
+      f'--workdir={workdir} has no intact checkpoint ({reasons}): copy its checkpoints from a '
+      f'backup, or start again with another --workdir'
+    )
+  return None
+
+
+def _verify_on_primary(folder: pathlib.Path) -> manifest.Manifest:
+  """Verifies the files in the primary process, for all processes."""
+  content = message = None
+  if hosts.is_primary():
+    try:
+      content = dataclasses.asdict(manifest.verify(folder))
+    except manifest.CorruptError as error:
+      message = str(error)
+  content, message = hosts.broadcast([content, message])
+  if message is not None:
+    raise manifest.CorruptError(message)
+  return manifest.Manifest(**content)
+
+
+def _with_saved_memory(abstract: Any, saved: manifest.Manifest) -> Any:
+  """Replaces dtypes and lengths of the memory by the saved ones.
+
+  The dtype of activations depends on the devices. Earlier versions had fewer slots if spans are
+  learned.
+  """
+  activation_dtypes = ('bfloat16', 'float32')
+
+  def with_saved_shape(path, leaf):
+    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    dtype, shape, _ = saved.leaves.get(f'memory/{name}', ('', leaf.shape, ''))
+    if dtype not in activation_dtypes or str(leaf.dtype) not in activation_dtypes:
+      dtype = leaf.dtype
+    is_shorter = len(shape) == leaf.ndim > 1 and shape[1] < leaf.shape[1]
+    if not is_shorter or (shape[0], *shape[2:]) != (leaf.shape[0], *leaf.shape[2:]):
+      shape = leaf.shape
+    return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=leaf.sharding)
+
+  memory = getattr(abstract, 'memory', None)
+  if memory is None:
+    return abstract
+  return abstract.replace(memory=jax.tree_util.tree_map_with_path(with_saved_shape, memory))
+
+
+def _with_empty_slots(memory: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
+  """Adds empty slots at the beginning of a memory [B, M, ...]."""
+  padding = [(size - saved, 0) for size, saved in zip(like.shape, memory.shape, strict=True)]
+  empty = documents.NONE if jnp.issubdtype(memory.dtype, jnp.integer) else 0
+  fill = lambda array: jnp.pad(array, padding, constant_values=empty)
+  return jax.jit(fill, out_shardings=like.sharding)(memory)
+
+
+def _check_same_model(folder: pathlib.Path, saved: manifest.Manifest, abstract: Any) -> None:
+  """Raises BadInput for the first array whose name, shape or dtype differs."""
+  leaves = checksums.named_leaves(abstract)
+  _check_same_vocabulary(folder, saved, leaves)
+  expected = {name: f'{leaf.dtype}{list(leaf.shape)}' for name, leaf in leaves.items()}
+  actual = {name: f'{dtype}{shape}' for name, (dtype, shape, _) in saved.leaves.items()}
+  for name in sorted(expected.keys() | actual.keys()):
+    if expected.get(name) != actual.get(name):
+      raise errors.BadInput(
+        f'{folder} does not match the model: {name} is {actual.get(name, "missing")}, '
+        f'expected {expected.get(name, "no such array")}'
+      )
+
+
+def _check_same_vocabulary(
+  folder: pathlib.Path, saved: manifest.Manifest, leaves: dict[str, Any]
+) -> None:
+  """Raises BadInput if an n-gram memory has the compressed token ids of another vocabulary."""
+  for name, leaf in leaves.items():
+    if not name.endswith('/token_classes') or name not in saved.leaves:
+      continue
+    (saved_size,) = saved.leaves[name][1]
+    if saved_size != leaf.shape[0]:
+      raise errors.BadInput(
+        f'{folder} was trained with a vocabulary of {saved_size:,} token ids, which {name} '
+        f'compresses, but this vocabulary has {leaf.shape[0]:,}: use the vocabulary of the training'
+      )
+
+
+def _check_step(state: Any, step: int) -> None:
+  """Raises CorruptError if a train state is of another step than its checkpoint."""
+  saved_step = getattr(state, 'step', None)
+  if saved_step is not None and int(saved_step) != step:
+    raise manifest.CorruptError(f'its state is of step {int(saved_step):,}')
+
+
+def _check_arrays(saved: manifest.Manifest, state: Any) -> None:
+  """Raises CorruptError if an array is not bit-identical to the one that was saved."""
+  for name, checksum in checksums.checksums(state).items():
+    if name not in saved.leaves:
+      raise manifest.CorruptError(f'{name} is not in {manifest.FILE_NAME}')
+    if checksum != saved.leaves[name][2]:
+      raise manifest.CorruptError(f'{name} was changed: wrong checksum')
+
+
+@contextlib.contextmanager
+def _translate_unreadable() -> Iterator[None]:
+  """Raises CorruptError if Orbax cannot read files whose digests are right: they were forged.
+
+  What means a lack of memory or open files says nothing about them. Of several processes, each
+  raises its own error: they would not fall back together.
+  """
+  try:
+    yield
+  except (ValueError, LookupError, TypeError, AttributeError, FileNotFoundError) as error:
+    is_busy = 'RESOURCE_EXHAUSTED' in str(error) or 'Too many open files' in str(error)
+    if is_busy or hosts.is_multiprocess() or isinstance(error, errors.BadInput):
+      raise
+    reason = f'{type(error).__name__}: {error}'.split('\n')[0][:200]
+    raise manifest.CorruptError(f'its arrays cannot be read ({reason})') from error
+
+
+def _set_aside(folders: list[pathlib.Path]) -> None:
+  """Renames corrupt checkpoints; earlier renamed ones of the same step stay."""
+  for folder in folders:
+    target, copies = folder.with_name(f'{folder.name}.damaged'), 1
+    while target.exists():
+      copies += 1
+      target = folder.with_name(f'{folder.name}.damaged-{copies}')
+    files.move(folder, target)
+    logging.warning('%s was renamed to %s', folder, target.name)

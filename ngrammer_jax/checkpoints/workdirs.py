@@ -1,0 +1,264 @@
+"""The files of a workdir other than checkpoints, and the config changes that a resume allows.
+
+config.json    the resolved config
+corpus.json    hash of the text and of the vocabulary settings
+vocabulary.*   vocabulary, to encode and decode text without the corpus
+lock           held by the process that trains
+
+A workdir may come from anybody: what it holds is checked before it is used, and no link in it leads
+out of it.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import pathlib
+import socket
+import time
+from typing import TextIO
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax import errors
+from ngrammer_jax.checkpoints import reader
+from ngrammer_jax.config import fields
+from ngrammer_jax.data import vocabularies
+from ngrammer_jax.system import files, hosts, json_files
+from ngrammer_jax.training import train_task
+
+CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'
+EXPORTED = 'model.safetensors'  # the variables of an exported run, see `exported_runs`
+OWN_FILES = ('config', 'corpus', 'vocabulary', 'lock')  # a killed start may leave these
+FILES = (
+  *(CONFIG, CORPUS, LOCK, 'vocabulary.json', 'vocabulary.model', 'vocabulary.tokenizer.json'),
+  *('metrics.jsonl', 'goodput.json', 'begun_with.json', EXPORTED),
+)
+FOLDERS = ('checkpoints', 'evaluation', 'logs', 'places', 'tensorboard')
+REMEDY = 'restore it from a backup, or use another workdir'
+
+
+def check(workdir: pathlib.Path, config: experiment.Config) -> None:
+  """Raises BadInput if a folder cannot be a workdir, or has a checkpoint of another config."""
+  files.check_reachable(workdir)
+  if not files.is_remote(workdir):
+    _check_folder(workdir)
+  if is_exported(workdir):
+    raise errors.BadInput(
+      f'--workdir={workdir} is an exported run, which cannot be resumed: use another workdir, and '
+      f'--config.init_from={workdir} to start from it'
+    )
+  if (workdir / CONFIG).exists():
+    old_config = load_config(workdir)
+    if reader.steps(workdir):
+      _check_same(workdir, old_config, config)
+  elif workdir.exists() and any(p.name.split('.')[0] not in OWN_FILES for p in workdir.iterdir()):
+    raise errors.BadInput(
+      f'--workdir={workdir} is not empty and holds no {CONFIG}: it is not a run. Use another folder'
+    )
+  else:
+    check_layout(workdir)
+
+
+def is_exported(workdir: pathlib.Path) -> bool:
+  """Whether a folder is an exported run, which has variables but no checkpoints."""
+  return (workdir / EXPORTED).exists() and not (workdir / 'checkpoints').exists()
+
+
+def _check_folder(workdir: pathlib.Path) -> None:
+  existing = workdir.absolute()
+  while not existing.exists():
+    existing = existing.parent
+  if not existing.is_dir():
+    raise errors.BadInput(f'--workdir={workdir}: {existing} is a file, expected a folder')
+  if not os.access(existing, os.W_OK):
+    raise errors.BadInput(f'--workdir={workdir}: {existing} cannot be written to')
+
+
+def check_layout(workdir: pathlib.Path) -> None:
+  """Raises BadInput if a workdir cannot be reached, or has something else in place of its files.
+
+  Links may not lead out of a local workdir: a command reads and writes nothing elsewhere.
+  """
+  files.check_reachable(workdir)
+  if files.is_remote(workdir):
+    return
+  root = os.path.realpath(workdir)
+  for link in _iter_links(workdir):
+    target = os.path.realpath(link)
+    if not pathlib.Path(target).is_relative_to(root):
+      raise errors.BadInput(
+        f'--workdir={workdir}: {link.relative_to(workdir)} is a link to {target}, outside of the '
+        f'workdir: replace the link by what it links to'
+      )
+  for name in (*FILES, *FOLDERS):
+    path, kind = workdir / name, 'file' if name in FILES else 'folder'
+    if path.exists() and not (path.is_file() if kind == 'file' else path.is_dir()):
+      raise errors.BadInput(f'--workdir={workdir}: {name} is not a {kind}: {REMEDY}')
+
+
+def _iter_links(workdir: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Yields the links in a workdir, but not those inside of checkpoints: see `manifest.verify`."""
+  for folder, folder_names, file_names in os.walk(workdir):
+    paths = [pathlib.Path(folder, name) for name in (*folder_names, *file_names)]
+    yield from (path for path in paths if path.is_symlink())
+    if pathlib.Path(folder) == workdir / 'checkpoints':
+      folder_names.clear()
+
+
+@contextlib.contextmanager
+def translate_damage(workdir: pathlib.Path, name: str, remedy: str = REMEDY) -> Iterator[None]:
+  """Raises BadInput with the name of a file for its damage, and for errors of reading it."""
+  try:
+    yield
+  except files.DamagedError as error:
+    raise errors.BadInput(f'--workdir={workdir} has a damaged {name}, {error}; {remedy}') from error
+  except OSError as error:
+    if error.errno in files.TOO_MANY_OPEN:  # says nothing about the file
+      raise
+    raise errors.BadInput(
+      f'--workdir={workdir}: {name} cannot be read: {error.strerror}; {remedy}'
+    ) from error
+
+
+def check_text(workdir: pathlib.Path, config: experiment.Config, content_hash: str) -> None:
+  """Raises BadInput if a workdir was started on other text, or with another vocabulary."""
+  if not reader.steps(workdir) and not is_exported(workdir):
+    return  # nothing was learned from a text
+  path = workdir / CORPUS
+  if not path.exists():
+    raise errors.BadInput(
+      f'--workdir={workdir} holds no {CORPUS}: the text it was started on is unknown; '
+      f'use another workdir'
+    )
+  with translate_damage(workdir, CORPUS):
+    previous = json_files.read_object(path).get('content_hash')
+    if not isinstance(previous, str):
+      raise files.DamagedError('no content_hash')
+  if previous != content_hash:
+    _check_vocabulary(workdir, config)
+    key = 'path' if config.finetune is None else 'superglue_dir'
+    raise errors.BadInput(
+      f'--workdir={workdir} was started on another text: data.{key}='
+      f'{getattr(config.data, key)} has the content hash {content_hash[:12]}, '
+      f'expected {previous[:12]}; use that text, or another workdir'
+    )
+
+
+def _check_vocabulary(workdir: pathlib.Path, config: experiment.Config) -> None:
+  """Raises BadInput if `data.vocabulary_path` is not the vocabulary that a workdir has."""
+  path = config.data.vocabulary_path
+  if path is None or not (workdir / 'vocabulary.json').exists():
+    return
+  old = vocabularies.load(workdir)
+  new = vocabularies.read(config.data.vocabulary, files.user_path('data.vocabulary_path', path))
+  if new != old:
+    raise errors.BadInput(
+      f'data.vocabulary_path={path}, with {new.size:,} token ids, is not the vocabulary of '
+      f'--workdir={workdir}, which has {old.size:,}: use that vocabulary, or another workdir'
+    )
+
+
+@contextlib.contextmanager
+def lock_workdir(
+  workdir: pathlib.Path, config: experiment.Config, task: train_task.TrainTask
+) -> Iterator[None]:
+  """Locks a workdir and writes its files other than checkpoints, in the primary process.
+
+  The system releases the lock when the process ends, also when it is killed.
+
+  Raises:
+    BadInput: another process holds the lock, or the folder cannot be written, or the processes do
+      not share the folder.
+  """
+  with contextlib.ExitStack() as stack:
+    hosts.on_primary(_initialize, workdir, config, task, stack)
+    with hosts.collective_errors():
+      _wait_for(workdir / CONFIG)
+      check(workdir, config)
+      if not (workdir / CONFIG).exists():
+        raise errors.BadInput(
+          f'--workdir={workdir} is not shared by all processes: they read files that process 0 '
+          f'writes there; use a shared folder'
+        )
+    yield
+
+
+def _wait_for(path: pathlib.Path, seconds: float = 60) -> None:
+  """Waits for a file of the primary process: network file systems may show it late."""
+  deadline = time.monotonic() + seconds * (not hosts.is_primary())
+  while not path.exists() and time.monotonic() < deadline:
+    time.sleep(0.5)
+
+
+def _initialize(workdir, config, task, stack) -> None:
+  try:
+    files.make_folder(workdir)
+    if files.is_remote(workdir):
+      logging.info('%s cannot be locked: do not start a second process', workdir)
+    else:
+      _lock(workdir, stack.enter_context((workdir / LOCK).open('a+', encoding='utf-8')))
+    check(workdir, config)  # again: another run may have started meanwhile
+    check_text(workdir, config, task.content_hash)
+    task.vocabulary.save(workdir)
+    files.write(workdir / CORPUS, json.dumps({'content_hash': task.content_hash}) + '\n')
+    experiment.save(config, workdir / CONFIG)
+  except OSError as error:
+    reason = error.strerror or error
+    raise errors.BadInput(f'--workdir={workdir} cannot be written: {reason}') from error
+
+
+def _lock(workdir: pathlib.Path, file: TextIO) -> None:
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError as error:
+    file.seek(0)
+    raise errors.BadInput(
+      f'--workdir={workdir} is in use by {file.read().strip() or "another process"}: '
+      f'wait for it, stop it, or use another workdir'
+    ) from error
+  except OSError as error:
+    message = '%s cannot be locked: %s; do not start a second process'
+    logging.warning(message, workdir, error.strerror)
+  file.seek(0)
+  file.truncate()
+  file.write(f'process {os.getpid()} on {socket.gethostname()}\n')
+  file.flush()
+
+
+def load_config(workdir: pathlib.Path) -> experiment.Config:
+  """Returns the config of a run. Raises BadInput if there is none."""
+  files.check_reachable(workdir)
+  path = workdir / CONFIG
+  if not path.exists():
+    problem = f'holds no {CONFIG}: not a run directory' if workdir.exists() else 'does not exist'
+    raise errors.BadInput(
+      f'--workdir={workdir} {problem}; expected a folder that ngrammer_jax.train wrote'
+    )
+  check_layout(workdir)
+  with translate_damage(workdir, CONFIG):
+    try:
+      return experiment.load(path)
+    except errors.BadInput as error:
+      raise errors.BadInput(
+        f'--workdir={workdir} has a {CONFIG} that this version of ngrammer_jax cannot read: {error}'
+      ) from error
+
+
+def _check_same(workdir: pathlib.Path, old_config: experiment.Config, config: experiment.Config):
+  """Raises BadInput for a difference that a resume does not allow."""
+  for key, old, new in experiment.differences(old_config, config):
+    reason, remedy = '', 'use the old value, or another workdir'
+    if key.path == 'training.steps' and new > old:
+      o = config.optimizer
+      if o.schedule in ('constant', 'rsqrt') and o.drop is None:
+        logging.info('raising training.steps from %s to %s', f'{old:,}', f'{new:,}')
+        continue
+      cause = 'optimizer.drop' if o.drop else f'schedule {o.schedule!r}'
+      reason = f' ({cause} depends on the number of steps)'
+      remedy = f'{remedy} with --config.init_from={workdir}'
+    raise errors.BadInput(
+      f'--workdir={workdir} was started with {key.path}={fields.format_value(old)}, now it is '
+      f'{fields.format_value(new)}{reason}: {remedy}'
+    )

@@ -1,0 +1,162 @@
+"""Writes checkpoints in the background: Orbax writes the arrays, then they are committed here.
+
+A commit writes the manifest, renames the folder to its step and deletes old checkpoints. The
+`CheckpointManager` of Orbax (0.12.8) is not used: it deletes old steps in place, so that a kill
+leaves a partial checkpoint in `all_steps()`, and it cannot add a metric to a saved step.
+"""
+
+from concurrent import futures
+import contextlib
+import dataclasses
+import datetime
+import functools
+import logging
+import math
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ngrammer_jax import errors
+from ngrammer_jax.checkpoints import checksums, manifest, reader
+from ngrammer_jax.system import files, hosts
+
+SCRATCH = '.scratch'
+
+
+class CheckpointWriter:
+  """Writes the checkpoints of a run; keeps the last `keep`, and the one with the best validation.
+
+  A context manager; leaving it waits until everything is on disk.
+  """
+
+  def __init__(self, workdir: pathlib.Path, keep: int = 3):
+    self._workdir, self._keep = workdir, keep
+    self._folder = workdir / 'checkpoints'
+    hosts.on_primary(self._delete_incomplete)
+    self._orbax = reader.make_checkpointer(self._folder)
+    self._thread = futures.ThreadPoolExecutor(1, 'checkpoint')
+    self._step, self._commit_future = 0, None  # of the checkpoint in progress
+
+  def check_space(self, state: Any, name: str = 'a checkpoint') -> None:
+    """Raises BadInput if the disk has no room for a state, abstract or not."""
+    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    needed = size + 1_000_000  # the files other than the arrays
+    if files.free_bytes(self._folder) < needed:
+      raise errors.BadInput(self._disk_full_message(f'{name} of {needed / 1e6:,.1f} MB'))
+
+  def save(self, step: int, state: Any, validation: float | None = None) -> None:
+    """Starts writing a checkpoint and returns; the state may be donated afterwards.
+
+    Args:
+      step: step of the state.
+      state: the train state.
+      validation: nats per token on the validation split, None if not measured.
+
+    Raises:
+      BadInput: the disk is full, now or when the previous checkpoint was written.
+    """
+    with hosts.collective_errors():
+      self._wait()
+      self.check_space(state, f'step {step}')  # before Orbax: its threads log many errors
+    if jax.default_backend() == 'cpu':
+      # On CPU the host copy is the device buffer itself, which a donated call overwrites.
+      state = jax.tree.map(jnp.copy, state)
+    describe = functools.partial(_describe_leaves, state)
+    if jax.default_backend() != 'cpu' or hosts.is_multiprocess():
+      # On the devices, where all processes have to run the same programs in the same order.
+      leaves = describe()
+      describe = lambda: leaves
+    is_remote = files.is_remote(self._folder)
+    scratch = self._folder / (str(step) if is_remote else f'{step}{SCRATCH}')
+    with self._translate_disk_full(f'step {step}'):
+      self._orbax.save(files.absolute(scratch), reader.drop_empty(state))
+    self._step = step
+    self._commit_future = self._thread.submit(self._commit, step, validation, scratch, describe)
+
+  def set_validation(self, step: int, validation: float) -> None:
+    """Adds a validation loss that was measured after the checkpoint was written."""
+    if not hosts.is_primary():
+      return
+    folder = reader.folder_of(self._workdir, step)
+    saved = manifest.read(folder)
+    if saved.validation != validation:
+      with self._translate_disk_full(f'the manifest of step {step}'):
+        manifest.write(folder, dataclasses.replace(saved, validation=validation))
+
+  def _commit(self, step, validation, scratch, describe) -> None:
+    """Waits for Orbax, writes the manifest, renames the folder and deletes old checkpoints."""
+    leaves = describe()
+    self._orbax.wait_until_finished()
+    if not hosts.is_primary():
+      return
+    saved_at = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
+    digests = manifest.digest_files(scratch)
+    manifest.write(scratch, manifest.Manifest(step, saved_at, validation, digests, leaves))
+    if not files.is_remote(scratch):
+      scratch.rename(reader.folder_of(self._workdir, step))
+    steps = reader.steps(self._workdir)
+    for old_step in {*steps} - {*steps[-self._keep :], reader.best_step(self._workdir)}:
+      self._delete(old_step)
+
+  def _delete(self, step: int) -> None:
+    """Deletes a checkpoint; a kill leaves an incomplete one, not a corrupt one."""
+    folder = reader.folder_of(self._workdir, step)
+    if files.is_remote(folder):
+      (folder / manifest.FILE_NAME).unlink()
+      folder.rmtree()
+    else:
+      files.remove(folder.rename(self._folder / f'{step}{SCRATCH}'))
+
+  def _delete_incomplete(self) -> None:
+    """Deletes incomplete checkpoints of killed runs."""
+    files.make_folder(self._folder)
+    for folder in self._folder.glob(f'*{SCRATCH}*'):
+      files.remove(folder)
+    if files.is_remote(self._folder):
+      complete = reader.steps(self._workdir)
+      for folder in self._folder.glob('*'):
+        if reader.STEP_NAME.fullmatch(folder.name) and int(folder.name) not in complete:
+          folder.rmtree()
+
+  def _wait(self) -> None:
+    """Waits for the checkpoint in progress."""
+    commit_future, self._commit_future = self._commit_future, None
+    if commit_future is not None:
+      with self._translate_disk_full(f'step {self._step}'):
+        commit_future.result()
+
+  def _translate_disk_full(self, name: str) -> contextlib.AbstractContextManager[None]:
+    return files.translate_disk_full(lambda: self._disk_full_message(name))
+
+  def _disk_full_message(self, name: str) -> str:
+    free, steps = files.free_bytes(self._folder), reader.steps(self._workdir)
+    return (
+      f'--workdir={self._workdir}: the disk is full: no room for {name}, {free / 1e6:,.1f} MB '
+      f'left. Last checkpoint: {f"step {steps[-1]}" if steps else "none yet"}. '
+      f'Free some space, then rerun the same command to resume'
+    )
+
+  def __enter__(self) -> 'CheckpointWriter':
+    return self
+
+  def __exit__(self, kind, *exception) -> None:
+    """Waits until everything is on disk; in all processes, unless one of them failed."""
+    is_regular = kind in (None, errors.Interrupted)  # in both cases everything has to be saved
+    try:
+      with hosts.collective_errors() if is_regular else contextlib.nullcontext():
+        self._wait()
+    except Exception as error:
+      if is_regular:
+        raise
+      logging.error('%s', error)  # the exception in flight is more important
+    finally:
+      self._thread.shutdown()
+      self._orbax.close()
+
+
+def _describe_leaves(state: Any) -> dict[str, tuple[str, list[int], str]]:
+  """Returns dtype, shape and checksum of each array by name."""
+  leaves, sums = checksums.named_leaves(state), checksums.checksums(state)
+  return {name: (str(x.dtype), list(x.shape), sums[name]) for name, x in leaves.items()}

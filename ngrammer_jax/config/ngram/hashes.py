@@ -1,0 +1,193 @@
+"""Hashes of n-grams: ids of consecutive tokens to rows of a table. Imports no JAX.
+
+For the n-gram (x_t, x_{t-1}, ..., x_{t-n+1}), head j of its order and a table of p rows:
+
+  engram, ple  row = (x_t m_0 XOR x_{t-1} m_1 XOR ... XOR x_{t-n+1} m_{n-1}) mod p
+  polynomial   row = (x_t + x_{t-1} V + ... + x_{t-n+1} V^{n-1}) mod p
+  blt          row = (x_t a_j^{n-1} + x_{t-1} a_j^{n-2} + ... + x_{t-n+1}) mod p
+  praxis       row = ((x_t + x_{t-1} V + ... + x_{t-n+1} V^{n-1}) b_j + b_j) mod q_j mod p
+
+in signed integers of 64 bits. Those of 'blt' wrap around; no other hash overflows with ids below V.
+Remainders are at least 0. V is the number of distinct ids. The odd multipliers m are drawn for each
+layer, and the same for all orders and heads (Engram, Cheng et al. 2026; Qwen's PLE). a_j are
+constants (BLT, Pagnoni et al. 2024); b_j = j + 1 and q_j is the j-th prime above p (praxis; section
+3.3 of the N-Grammer paper draws both at random). The polynomial is that of Over-Encoding (Huang et
+al. 2025) and LongCat-Flash-Lite.
+
+So each hash is a sum or a XOR of one product for each place in the n-gram. `NumpyHash` has the
+factors; `layers.ngram.hashing` computes the same rows on the device, in 32 bits.
+
+G orders, K heads of each order, N ids in the longest n-gram, n in that of an order.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+
+import numpy as np
+
+from ngrammer_jax.config.ngram.sizes import primes_above
+
+KINDS = ('engram', 'ple', 'polynomial', 'blt', 'praxis')
+BLT_FACTORS = (
+  *(1000000007, 5915587277, 1500450271, 3267000013, 5754853343, 4093082899),
+  *(9576890767, 3628273133, 2860486313, 5463458053, 3367900313),
+)
+SAMPLED_IDS = 1000  # whose 2-grams `shared_rows` counts
+
+
+def engram_multipliers(vocabulary: int, count: int, seed: int, layer: int) -> np.ndarray:
+  """Returns Engram's multiplier of each place in the n-gram, odd, uint64 [count].
+
+  Args:
+    vocabulary: V, number of distinct ids; no product of an id and a multiplier reaches 2^63.
+    count: N.
+    seed: seed of the memory.
+    layer: number of the block that the memory is in, from 0.
+  """
+  rng = np.random.default_rng(seed + 10007 * layer)
+  values = rng.integers(0, _multiplier_bound(vocabulary), size=count, dtype=np.int64)
+  return (2 * values + 1).astype(np.uint64)
+
+
+def ple_multipliers(vocabulary: int, count: int, seed: int, index: int) -> np.ndarray:
+  """Returns PLE's multiplier of each place in the n-gram, odd, uint64 [count].
+
+  Args:
+    vocabulary: V, number of distinct ids; no product of an id and a multiplier reaches 2^63.
+    count: N.
+    seed: seed of the memory.
+    index: place of the layer among the layers of the memory, from 0.
+  """
+  states = [seed + 10007 * index + 0x9E3779B97F4A7C15 * (place + 1) for place in range(count)]
+  values = [_splitmix64(state) % _multiplier_bound(vocabulary) for state in states]
+  return np.array([2 * value + 1 for value in values], np.uint64)
+
+
+def _multiplier_bound(vocabulary: int) -> int:
+  return max(1, (2**63 - 1) // vocabulary // 2)
+
+
+def _splitmix64(state: int) -> int:
+  """Returns one output of the generator of Steele et al. (2014)."""
+  state = (state + 0x9E3779B97F4A7C15) % 2**64
+  state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+  state = (state ^ state >> 27) * 0x94D049BB133111EB % 2**64
+  return state ^ state >> 31
+
+
+@dataclasses.dataclass(frozen=True)
+class NumpyHash:
+  """The hash of a memory of n-grams in one layer, with the numbers that it needs.
+
+  Attributes:
+    kind: one of `KINDS`.
+    orders: lengths of the n-grams.
+    sizes: rows of each head [G][K], see `config.ngram.sizes.table_sizes`.
+    vocabulary: V, number of distinct ids.
+    seed: seed of the multipliers.
+    layer: number of the block, for 'engram'.
+    index: place of the layer among the layers of the memory, for 'ple'.
+
+  Raises:
+    ValueError: an unknown kind, or sizes that the kind cannot have.
+  """
+
+  kind: str
+  orders: tuple[int, ...]
+  sizes: tuple[tuple[int, ...], ...]
+  vocabulary: int
+  seed: int = 0
+  layer: int = 0
+  index: int = 0
+
+  def __post_init__(self):
+    if self.kind not in KINDS:
+      raise ValueError(f'hash {self.kind!r} is not one of {", ".join(KINDS)}')
+    heads = max(len(sizes_K) for sizes_K in self.sizes)
+    if self.kind == 'blt' and heads > len(BLT_FACTORS):
+      raise ValueError(
+        f'hash "blt" has constants for {len(BLT_FACTORS)} heads of each order, not for {heads}: '
+        f'use fewer heads'
+      )
+    if self.kind == 'praxis' and any(len(set(sizes_K)) > 1 for sizes_K in self.sizes):
+      raise ValueError(
+        'hash "praxis" needs equal numbers of rows in all heads of an order: use row_rule="exact"'
+      )
+    largest = max(max(self.divisors(g)) for g in range(len(self.orders)))
+    has_sum = self.kind in ('polynomial', 'praxis')
+    if has_sum and max(self.orders) * self.vocabulary * largest >= 2**63:
+      raise ValueError(
+        f'hash {self.kind!r} of {max(self.orders)} ids out of {self.vocabulary:,} does not fit in '
+        f'64 bits: use shorter n-grams or fewer rows'
+      )
+
+  @property
+  def is_xor(self) -> bool:
+    """Whether the products of ids and factors are joined by XOR instead of a sum."""
+    return self.kind in ('engram', 'ple')
+
+  def multipliers(self) -> np.ndarray:
+    """Returns the multipliers of 'engram' or 'ple', uint64 [N]."""
+    if self.kind == 'engram':
+      return engram_multipliers(self.vocabulary, max(self.orders), self.seed, self.layer)
+    return ple_multipliers(self.vocabulary, max(self.orders), self.seed, self.index)
+
+  def factors(self, g: int) -> np.ndarray:
+    """Returns the factor of the id s places back in n-grams of order g, uint64 [n, K or 1]."""
+    places, divisors_K = range(self.orders[g]), self.divisors(g)
+    match self.kind:
+      case 'engram' | 'ple':
+        return self.multipliers()[: len(places), None]
+      case 'polynomial':
+        factors = [[pow(self.vocabulary, s, p) for p in divisors_K] for s in places]
+      case 'blt':
+        factors_K = BLT_FACTORS[: len(divisors_K)]
+        factors = [[pow(a, s, 2**64) for a in factors_K] for s in reversed(places)]
+      case 'praxis':
+        factors = [
+          [b * pow(self.vocabulary, s, q) % q for b, q in enumerate(divisors_K, start=1)]
+          for s in places
+        ]
+    return np.array(factors, np.uint64)
+
+  def divisors(self, g: int) -> tuple[int, ...]:
+    """Returns the divisor of each head in the first remainder, [K]."""
+    sizes_K = self.sizes[g]
+    return primes_above(sizes_K[0], len(sizes_K)) if self.kind == 'praxis' else sizes_K
+
+  def numpy_rows(self, ids: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the rows of n-grams within their heads, int64 [..., G K] in (order, head) order.
+
+    Args:
+      ids: the ids x_t, x_{t-1}, ..., integers [..., K or 1], N of them.
+    """
+    join = np.bitwise_xor if self.is_xor else np.add
+    ids = [np.asarray(x, np.int64).view(np.uint64) for x in ids]
+    rows = []
+    for g, (order, sizes_K) in enumerate(zip(self.orders, self.sizes, strict=True)):
+      products = [x * factors_K for x, factors_K in zip(ids[:order], self.factors(g), strict=True)]
+      mix = functools.reduce(join, products).view(np.int64)
+      if self.kind == 'praxis':
+        mix = mix + np.arange(1, len(sizes_K) + 1)
+      rows.append(mix % self.divisors(g) % sizes_K)
+    return np.concatenate(rows, axis=-1)
+
+
+def shared_rows(ngram_hash: NumpyHash) -> tuple[float, float]:
+  """Returns the collision rate of the 2-grams of the smallest ids, and that of a random function.
+
+  The collision rate is the share of the 1,000,000 2-grams of 1,000 ids that share their row in the
+  first head with another one. Longer n-grams have id 0 in all older places; with orders of 1 only,
+  these are the 1,000 ids.
+  """
+  g = next((g for g, order in enumerate(ngram_hash.orders) if order > 1), 0)
+  order, rows = ngram_hash.orders[g], ngram_hash.sizes[g][0]
+  first_head = dataclasses.replace(ngram_hash, orders=(order,), sizes=((rows,),))
+  count = min(SAMPLED_IDS, ngram_hash.vocabulary)
+  newest = np.indices((count,) * min(order, 2)).reshape(min(order, 2), -1, 1)
+  oldest = [np.zeros_like(newest[0])] * (order - 2)
+  row_U = first_head.numpy_rows([*newest, *oldest]).ravel()
+  _, grams_per_row = np.unique(row_U, return_counts=True)
+  shared = grams_per_row[grams_per_row > 1].sum() / len(row_U)
+  return float(shared), 1 - (1 - 1 / rows) ** (len(row_U) - 1)

@@ -1,0 +1,347 @@
+"""N-gram memories: keys, hash, tables and join."""
+
+import dataclasses
+import logging
+from typing import Any
+
+from ngrammer_jax import errors
+from ngrammer_jax.config.fields import field
+from ngrammer_jax.config.memory import Place
+from ngrammer_jax.config.ngram import hashes as ngram_hashes
+from ngrammer_jax.config.ngram import sizes as ngram_sizes
+from ngrammer_jax.config.ngram.ngrammer import EMPTY, INITIAL
+from ngrammer_jax.config.ngram.presets import PRESETS
+
+# Ids that n-grams are made of: token ids; ids of the normalised texts of tokens (Engram); byte + 4
+# (BLT); cluster ids of the input of the memory; cluster ids of the embedding.
+KEYS = ('tokens', 'compressed', 'bytes', 'clusters', 'embedding_clusters')
+TOKEN_KEYS = ('tokens', 'compressed')
+CLUSTER_KEYS = ('clusters', 'embedding_clusters')
+# XOR of products in 64 bits (engram, ple: the multipliers differ); polynomials of the ids modulo
+# the rows (polynomial) or 2^64 (blt); the hash of the N-Grammer layer (praxis).
+HASHES = ngram_hashes.KINDS
+JOINS_AT_INPUT = ('sum', 'mean', 'concat', 'add')
+JOINS = ('gate', *JOINS_AT_INPUT)
+BOUNDARIES = ('starts', 'eos_id', 'none')
+GATES = ('learned', 'half')
+ZERO_SCORES = ('half', 'positive')
+AMPLIFICATIONS = ('none', 'sqrt_width', 'norm')
+OPTIMIZERS = ('adagrad', 'lazy_adam', 'adam', 'sinkhorn', 'frozen')
+TABLE_MEMORIES = ('device', 'host')
+TABLE_DTYPES = ('float32', 'bfloat16')
+HOST_OPTIMIZERS = ('adagrad', 'frozen')  # those that touch only visited rows, and keep one value
+BYTE_IDS = 260  # 4 special ids, then the bytes
+
+_GATE = ('join', ('gate',))
+_SUM = ('join', ('sum', 'mean'))
+_CLUSTERS = ('key', CLUSTER_KEYS)
+
+
+@dataclasses.dataclass(frozen=True)
+class NGramMemoryConfig:
+  """Tables of n-grams, looked up at the input or in blocks (see docs/ngram_memories.md)."""
+
+  preset: str | None = field(
+    None,
+    'published values that the block starts from; --config...preset, also None, resets the block',
+    choices=tuple(PRESETS),
+  )
+  key: str = field('tokens', 'ids that n-grams are made of', choices=KEYS)
+  hash: str = field('engram', 'hash from an n-gram to a row', choices=HASHES)
+  join: str = field('gate', 'how rows are joined with the hidden states', choices=JOINS)
+  layers: tuple[int, ...] = field(
+    (), 'numbers of the blocks with this memory, from 0; (): at the input', at_least=0
+  )
+  orders: tuple[int, ...] = field(
+    (2, 3), 'lengths of the n-grams', at_least=1, at_most=ngram_sizes.MAX_ORDER
+  )
+  heads: int = field(8, 'hash heads of each order', at_least=1, at_most=1024)
+  rows: tuple[int, ...] = field(
+    (16_384,), 'base number of rows of a head, one for each order or one for all', at_least=1
+  )
+  row_rule: str = field(
+    'prime', 'how the rows of each head follow from the base number', choices=ngram_sizes.ROW_RULES
+  )
+  row_multiple: int = field(1, 'pad each table up to a multiple of this many rows', at_least=1)
+  width: int = field(64, 'values of a row', at_least=1)
+  deviation: float | None = field(
+    0.02,
+    'initial standard deviation of the tables; None: width^(-1/2), cut at three deviations (BLT)',
+    at_least=0,
+    free_on_resume=True,
+  )
+  untrained_row: int | None = field(
+    None, 'row of each head that is never trained (LongCat: the padding id)', at_least=0
+  )
+  seed: int = field(
+    0,
+    'seed of the multipliers of the hash',
+    at_least=0,
+    at_most=2**31 - 1,
+    only_for=('hash', ('engram', 'ple')),
+  )
+  boundary: str = field(
+    'starts', 'n-grams end at document starts, also after eos_id, or nowhere', choices=BOUNDARIES
+  )
+  eos_id: int | None = field(
+    None, 'token id at the end of a document', at_least=0, only_for=('boundary', ('eos_id',))
+  )
+  fill_id: int | None = field(
+    0, 'id (before compression) read in place of those before a boundary; None: eos_id', at_least=0
+  )
+  displacement: int = field(
+    0, 'read predecessors this many tokens further back (a control)', at_least=0, at_most=2**16
+  )
+
+  clusters: int = field(256, 'clusters of each head', at_least=1, only_for=_CLUSTERS)
+  decay: float = field(
+    0.999, 'decay of the moving average of the centroids', at_least=0, at_most=1, only_for=_CLUSTERS
+  )
+  epsilon: float = field(
+    1e-6, 'added to the number of tokens of a cluster', above=0, only_for=_CLUSTERS
+  )
+  prenormalize: bool = field(False, 'normalise the vectors before clustering', only_for=_CLUSTERS)
+  empty: str = field(
+    'shrink', 'centroids of clusters without tokens', choices=EMPTY, only_for=_CLUSTERS
+  )
+  initial: str | None = field(
+    None, 'initial centroids; None: uniform', choices=INITIAL, only_for=_CLUSTERS
+  )
+
+  bias: bool = field(False, 'biases of the projections to keys and values', only_for=_GATE)
+  norm_epsilon: float | None = field(
+    None, 'epsilon of the RMS norms; None: that of the dtype', above=0, only_for=_GATE
+  )
+  norm_offset: bool = field(
+    False, 'RMS norms multiply by 1 + weight instead of weight', only_for=_GATE
+  )
+  convolution: int = field(
+    0,
+    'width of the depthwise convolution after the gate; 0: none',
+    at_least=0,
+    at_most=128,
+    only_for=_GATE,
+  )
+  convolution_epsilon: float = field(
+    1e-5, 'epsilon of the RMS norm before the convolution', above=0, only_for=_GATE
+  )
+  gate: str = field('learned', 'gate; half: fixed (a control)', choices=GATES, only_for=_GATE)
+  zero_score: str = field(
+    'half',
+    'gate of a score of 0: one half, or that of a small positive score',
+    choices=ZERO_SCORES,
+    only_for=_GATE,
+  )
+
+  projection: bool = field(False, 'project the rows of each head to the model width', only_for=_SUM)
+  amplification: str = field(
+    'none',
+    'multiply the joined embedding by the square root of the width, or normalise it',
+    choices=AMPLIFICATIONS,
+    only_for=_SUM,
+  )
+
+  optimizer: str = field('adagrad', 'optimizer of the tables', choices=OPTIMIZERS)
+  # None: 1 for adagrad, which has a learning rate of its own; 5 for the others, as in Engram.
+  learning_rate_factor: float | None = field(
+    None, 'times optimizer.table.learning_rate (adagrad) or optimizer.learning_rate', above=0
+  )
+  table_memory: str = field(
+    'device', 'memory that holds the tables', choices=TABLE_MEMORIES, free_on_resume=True
+  )
+  table_dtype: str = field('float32', 'dtype of the tables', choices=TABLE_DTYPES)
+
+  @classmethod
+  def from_preset(cls, name: str) -> 'NGramMemoryConfig':
+    """Returns the memory with the values of one of PRESETS. Raises BadInput for another name."""
+    if name not in PRESETS:
+      raise errors.BadInput(
+        f'model.ngram_memories has no preset {name!r}; available: {", ".join(PRESETS)}'
+      )
+    return cls(preset=name, **PRESETS[name])
+
+  def places(self, layers: int) -> tuple[Place, ...]:
+    """Returns the places of the memory in a model with this number of blocks."""
+    del layers
+    return tuple(Place('before_attention', block) for block in self.layers) or (Place('input'),)
+
+  @property
+  def start_id(self) -> int | None:
+    """The id that is read in place of those before a boundary."""
+    return self.eos_id if self.fill_id is None else self.fill_id
+
+  def index(self, block: int) -> int:
+    """Returns which of the layers of the memory a block is, from 0; 0 for a memory at the input.
+
+    Raises:
+      ValueError: the memory is not in this block.
+    """
+    if self.layers and block not in self.layers:
+      raise ValueError(f'block {block} is not among the layers {self.layers} of the memory')
+    return self.layers.index(block) if self.layers else 0
+
+  def num_ids(self, vocabulary_size: int) -> int:
+    """Returns the number of distinct ids of the key, before compression."""
+    if self.key in CLUSTER_KEYS:
+      return self.clusters
+    return BYTE_IDS if self.key == 'bytes' else vocabulary_size
+
+  def hashes(self, vocabulary_size: int) -> tuple[ngram_hashes.NumpyHash, ...]:
+    """Returns the hash of each layer, with the rows of each head, see `sizes.table_sizes`.
+
+    Raises:
+      ValueError: sizes that no table or no hash of this kind can have.
+    """
+    num_ids, layers = self.num_ids(vocabulary_size), self.layers or (0,)
+    sizes = ngram_sizes.table_sizes(
+      self.row_rule, self.rows, self.orders, self.heads, num_ids, len(layers)
+    )
+    return tuple(
+      ngram_hashes.NumpyHash(self.hash, self.orders, sizes[index], num_ids, self.seed, layer, index)
+      for index, layer in enumerate(layers)
+    )
+
+  def table_rows(self, vocabulary_size: int) -> tuple[int, ...]:
+    """Returns the rows of the table of each layer, a multiple of `row_multiple`."""
+    totals = [sum(map(sum, hash_.sizes)) for hash_ in self.hashes(vocabulary_size)]
+    return tuple(-(-total // self.row_multiple) * self.row_multiple for total in totals)
+
+  def check(self, model: Any, path: str) -> None:
+    """Raises BadInput for a memory that is invalid for the model.
+
+    Args:
+      model: the config of the model.
+      path: dotted path of this block, such as model.ngram_memories.0.
+    """
+    self._check_places(model, path)
+    self._check_boundary(path)
+    if self.key in CLUSTER_KEYS:
+      self._check_clusters(model, path)
+    self._check_tables(model, path)
+    self._check_sizes(1, path)  # the rest in `check_vocabulary`
+
+  def check_vocabulary(self, size: int, path: str) -> None:
+    """Raises BadInput for ids outside a vocabulary, or sizes that do not fit it.
+
+    Warns of rows that make the hash collide more often than a random function.
+    """
+    for name, num_ids in (('eos_id', size), ('fill_id', self.num_ids(size))):
+      value = getattr(self, name)
+      if value is not None and value >= num_ids:
+        raise errors.BadInput(
+          f'{path}.{name}={value} is not below the number of ids {num_ids:,} of '
+          f'{path}.key={self.key!r}: use an id of the vocabulary of this run'
+        )
+    self._check_sizes(size, path)
+    self._warn_of_collisions(size, path)
+
+  def _check_places(self, model: Any, path: str) -> None:
+    if model.recurrent is not None and self.layers:
+      raise errors.BadInput(
+        f'{path}.layers={self.layers} is only for Transformers: with model.recurrent use ()'
+      )
+    outside = [layer for layer in self.layers if layer >= model.layers]
+    if outside or len(set(self.layers)) < len(self.layers):
+      problem = f'has {outside[0]}' if outside else 'has a block twice'
+      raise errors.BadInput(
+        f'{path}.layers={self.layers} {problem}: expected distinct numbers of blocks from 0 to '
+        f'{model.layers - 1} with model.layers={model.layers}'
+      )
+    if (self.join in JOINS_AT_INPUT) == bool(self.layers):
+      needed = '(), the input' if self.layers else 'the numbers of blocks, such as (1,)'
+      joins = JOINS_AT_INPUT if not self.layers else ('gate',)
+      raise errors.BadInput(
+        f'{path}.join={self.join!r} is not for {path}.layers={self.layers}: use layers={needed}, '
+        f'or join={" or ".join(map(repr, joins))}'
+      )
+
+  def _check_boundary(self, path: str) -> None:
+    if self.boundary == 'eos_id' and self.eos_id is None:
+      raise errors.BadInput(
+        f'{path}.eos_id=None: {path}.boundary="eos_id" needs the id of the token at the end of a '
+        f'document; set it, or use boundary="starts"'
+      )
+    if self.fill_id is None and (self.boundary != 'eos_id' or self.key not in TOKEN_KEYS):
+      raise errors.BadInput(
+        f'{path}.fill_id=None is {path}.eos_id, which is only for boundary="eos_id" and a key of '
+        f'tokens: use {path}.fill_id=0'
+      )
+
+  def _check_clusters(self, model: Any, path: str) -> None:
+    if model.width % self.heads:
+      raise errors.BadInput(
+        f'{path}.heads={self.heads}: model.width={model.width} must be divisible by the heads of '
+        f'{path}.key={self.key!r}'
+      )
+    if self.key == 'embedding_clusters' and model.adaptive_softmax is not None:
+      raise errors.BadInput(
+        f'{path}.key="embedding_clusters" needs one embedding table, but model.adaptive_softmax '
+        f'has several: use key="clusters" at the input'
+      )
+    if self.initial == 'data' and self.key != 'embedding_clusters':
+      raise errors.BadInput(
+        f'{path}.initial="data" samples the embedding, so it needs {path}.key='
+        f'"embedding_clusters", not {self.key!r}: use "uniform" or "normal"'
+      )
+
+  def _check_tables(self, model: Any, path: str) -> None:
+    if self.join in ('concat', 'add'):
+      try:
+        ngram_sizes.check_widths(model.width, self.heads, self.width, self.join, len(self.orders))
+      except ValueError as error:
+        raise errors.BadInput(
+          f'{path}.width={self.width} does not fit {path}.heads={self.heads} with join='
+          f'{self.join!r}: {error}'
+        ) from error
+    if self.join in ('sum', 'mean') and not self.projection and self.width != model.width:
+      raise errors.BadInput(
+        f'{path}.width={self.width} must be model.width={model.width} for {path}.join='
+        f'{self.join!r}: use {model.width}, or {path}.projection=True'
+      )
+    if self.table_memory == 'host' and self.key in CLUSTER_KEYS:
+      raise errors.BadInput(
+        f'{path}.table_memory="host" needs ids that are known before the step, but {path}.key='
+        f'{self.key!r} is computed in it: use table_memory="device"'
+      )
+    if self.table_memory == 'host' and self.optimizer not in HOST_OPTIMIZERS:
+      raise errors.BadInput(
+        f'{path}.table_memory="host" is not for {path}.optimizer={self.optimizer!r}: use '
+        f'optimizer={" or ".join(map(repr, HOST_OPTIMIZERS))}, or table_memory="device"'
+      )
+
+  def _check_sizes(self, vocabulary_size: int, path: str) -> None:
+    if self.orders != tuple(sorted(set(self.orders))) or not self.orders:
+      raise errors.BadInput(
+        f'{path}.orders={self.orders} must be different lengths in ascending order, such as (2, 3)'
+      )
+    try:
+      sizes = self.hashes(vocabulary_size)[0].sizes
+      largest = max(self.table_rows(vocabulary_size))
+    except ValueError as error:
+      raise errors.BadInput(f'{path}: {error}') from error
+    if self.untrained_row is not None and self.untrained_row >= min(map(min, sizes)):
+      raise errors.BadInput(
+        f'{path}.untrained_row={self.untrained_row} is not below the {min(map(min, sizes)):,} rows '
+        f'of the smallest head: use None, or more rows'
+      )
+    if largest >= 2**31:
+      raise errors.BadInput(
+        f'{path}.row_multiple={self.row_multiple}: a table of {largest:,} rows, but it must have '
+        f'less than 2^31: use a smaller multiple'
+      )
+
+  def _warn_of_collisions(self, vocabulary_size: int, path: str) -> None:
+    """Warns where the rows of a head are k V or k V + 1 and the hash is a polynomial of base V."""
+    num_ids, memory_hash = self.num_ids(vocabulary_size), self.hashes(vocabulary_size)[0]
+    rows = memory_hash.sizes[0][0]
+    if self.hash not in ('polynomial', 'praxis') or rows < num_ids or rows % num_ids > 1:
+      return
+    if self.orders == (1,):  # every id has a row of its own
+      return
+    rate, random_rate = ngram_hashes.shared_rows(memory_hash)
+    logging.warning(
+      '%s: %s rows are a multiple of the %s ids (or one more): %.0f %% of the 2-grams of %s ids '
+      'share a row, with a random function %.0f %%; use row_rule="prime"',
+      *(path, f'{rows:,}', f'{num_ids:,}', 100 * rate),
+      *(f'{min(num_ids, ngram_hashes.SAMPLED_IDS):,}', 100 * random_rate),
+    )

@@ -1,0 +1,120 @@
+"""The N-Grammer layer."""
+
+import dataclasses
+from typing import Any
+
+from ngrammer_jax import errors
+from ngrammer_jax.config.fields import field
+from ngrammer_jax.config.memory import Place
+from ngrammer_jax.config.ngram import sizes
+
+# After the embedding; after the first, the middle or the last block; or after attention in blocks.
+LAYERS = ('input', 'begin', 'middle', 'end', 'attention')
+# The previous token; the previous token with the most attention of the head; no layer in the block.
+PAIRING = ('previous', 'attended', 'none')
+_BLOCKS = ('layer', ('attention',))
+EMPTY = ('shrink', 'keep', 'revive')
+INITIAL = ('uniform', 'normal', 'data')
+EXCHANGE = ('auto', 'rows', 'table')
+
+
+@dataclasses.dataclass(frozen=True)
+class NGramConfig:
+  """The N-Grammer layer (see `layers.NGrammer`)."""
+
+  clusters: int | None = field(256, 'clusters of each head; None: n-grams of token ids', at_least=1)
+  vocabulary_size: int = field(16_384, 'table rows of each head and order')
+  dim: int = field(8, 'width of an n-gram vector')
+  heads: int | None = field(None, 'heads of the layer; None: model.heads', at_least=1)
+  combine: str = field(
+    'concat', 'how n-gram vectors are combined with token vectors', choices=sizes.COMBINE
+  )
+  orders: tuple[int, ...] = field(
+    (2,), 'lengths of the n-grams', at_least=2, at_most=sizes.MAX_ORDER
+  )
+  distinct_start: bool = field(False, 'a separate id before a document, instead of cluster 0')
+  layer: str = field('input', 'position of the layer', choices=LAYERS)
+  pairing: tuple[str, ...] = field(
+    ('previous',),
+    'token that each token is paired with, by block or one entry for all',
+    choices=PAIRING,
+    only_for=_BLOCKS,
+  )
+  decay: float = field(
+    0.999, 'decay of the moving average of the centroids', at_least=0, at_most=1, free_on_init=True
+  )
+  epsilon: float = field(1e-6, 'added to the number of tokens of a cluster', above=0)
+  prenormalize: bool = field(False, 'normalise the vectors before clustering')
+  empty: str = field('shrink', 'centroids of clusters without tokens', choices=EMPTY)
+  initial: str | None = field(
+    None,
+    'initial centroids; None: data at the input if tokens outnumber clusters, else uniform',
+    choices=INITIAL,
+  )
+  padding_trains: bool = field(
+    False, 'padding updates the centroids too, as in praxis', only_for=_BLOCKS
+  )
+  exchange: str = field(
+    'auto',
+    'how devices exchange table gradients; auto selects by size',
+    choices=EXCHANGE,
+    free_on_resume=True,
+  )
+
+  def places(self, layers: int) -> tuple[Place, ...]:
+    """Returns the places of the layer in a model with this number of blocks."""
+    if self.layer == 'attention':
+      blocks = [block for block in range(layers) if self.pairing_of(block) != 'none']
+      return tuple(Place('after_attention', block) for block in blocks)
+    before = {'input': 0, 'begin': 1, 'middle': layers // 2, 'end': layers}[self.layer]
+    return (Place('after_block', before - 1) if before else Place('input'),)
+
+  def pairing_of(self, block: int) -> str:
+    """Returns the pairing after the attention of a block."""
+    if self.layer != 'attention':
+      return 'none'
+    return self.pairing[block if len(self.pairing) > 1 else 0]
+
+  def check(self, model: Any) -> None:
+    """Raises BadInput for a layer that is invalid for the model."""
+    if len(self.pairing) not in (1, model.layers):
+      raise errors.BadInput(
+        f'model.ngram.pairing has {len(self.pairing)} entries for model.layers={model.layers}: '
+        f'expected one for each layer, or one for all'
+      )
+    if self.layer == 'attention':
+      self._check_after_attention(model)
+    if self.initial == 'data' and (self.layer != 'input' or model.adaptive_softmax is not None):
+      raise errors.BadInput(
+        f'model.ngram.initial="data" needs model.ngram.layer="input", not {self.layer!r}, and no '
+        f'adaptive softmax: it samples the embedding; use "uniform" or "normal"'
+      )
+    heads = model.heads if self.heads is None else self.heads
+    try:
+      sizes.check(model.width, heads, self.vocabulary_size, self.dim, self.combine, self.orders)
+    except ValueError as error:
+      raise errors.BadInput(f'model.ngram: {error}') from error
+
+  def _check_after_attention(self, model: Any) -> None:
+    if self.clusters is None:
+      raise errors.BadInput(
+        'model.ngram.clusters=None: attended values have no token ids; set a number of clusters'
+      )
+    if set(self.pairing) == {'none'}:
+      raise errors.BadInput(
+        'model.ngram.pairing is "none" for all layers: use model.ngram=None, or another pairing'
+      )
+    if 'attended' in self.pairing and model.position == 'none':
+      raise errors.BadInput(
+        'model.ngram.pairing has "attended", but with model.position="none" equal tokens have '
+        'equal attention, so the pairing is arbitrary: use model.position="rope"'
+      )
+    if self.heads not in (None, model.heads):
+      raise errors.BadInput(
+        f'model.ngram.heads={self.heads} must equal model.heads={model.heads} for '
+        f'model.ngram.layer="attention": use model.ngram.heads=None'
+      )
+    if 'attended' in self.pairing and self.orders != (2,):
+      raise errors.BadInput(
+        f'model.ngram.orders={self.orders}: pairing "attended" supports only orders=(2,)'
+      )

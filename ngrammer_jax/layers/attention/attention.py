@@ -1,0 +1,366 @@
+"""Causal multi-head attention over the tokens of a document, with a memory of earlier segments.
+
+  softmax((q k^T + distance scores) / sqrt(H)) v, projected back to the width
+
+The logits s of the softmax may be capped to c tanh(s / c), before any mask (praxis).
+The softmax may include persistent vectors, and learned spans may mask it. It is computed from the
+full score matrix (`layers.attention.full`), in blocks (`layers.attention.blocks`), or by a kernel
+of the device (`layers.attention.kernels`).
+
+B batch, T segment length, M memory, S = M + T keys, P inputs of keys, D model width, N heads,
+H head width, C persistent vectors.
+"""
+
+from collections.abc import Callable
+import dataclasses
+from typing import NamedTuple
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from ngrammer_jax.layers import axis_names, convolution, dense, dropout, mesh_axes
+from ngrammer_jax.layers.attention import (
+  blocks,
+  full,
+  kernels,
+  local,
+  persistent,
+  position,
+  relative,
+  span,
+)
+from ngrammer_jax.layers.attention.cache import KeyValues
+from ngrammer_jax.layers.attention.persistent import Persistent
+from ngrammer_jax.layers.context import Context
+
+# Maps the attended values [B, T, N, H], and the pairs [B, N, T] if requested, to new values.
+PostAttention = Callable[[jax.Array, jax.Array | None], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Projections:
+  """Options of the query, key and value projections.
+
+  Attributes:
+    bias: projections have biases.
+    per_dim_scale: learn the query scale of each feature (praxis), shared by the heads:
+      log2(e) / sqrt(H) * softplus(s), which is 1 / sqrt(H) at the initial s = 0.
+    taps: number of taps of the causal convolutions on the projected q, k and v (Primer). None: no
+      convolutions.
+    shared_query_key: q is a linear map, head by head, of the convolved k (full Primer).
+  """
+
+  bias: bool = False
+  per_dim_scale: bool = False
+  taps: int | None = None
+  shared_query_key: bool = False
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """Names of the projections of the input, which are convolved if there are convolutions."""
+    return ('key', 'value') if self.shared_query_key else ('query', 'key', 'value')
+
+  @property
+  def lookback(self) -> int:
+    """Number of earlier inputs that a projection depends on."""
+    return (self.taps or 1) - 1
+
+
+class LayerInputs(NamedTuple):
+  """A memory of layer inputs; their keys and values are projected in every segment.
+
+  rows_BxRxD: the M inputs before the segment, and `Projections.lookback` more before these.
+  norm: module that normalises them, as it did the inputs of the segment. None: no norm.
+  """
+
+  rows_BxRxD: jax.Array
+  norm: nn.Module | None = None
+
+
+class Projected(NamedTuple):
+  """Keys, values and spans of a segment, for the memory.
+
+  Attributes:
+    keys_BxTxNxH, values_BxTxNxH: after convolution and rotation.
+    convolved: `query`, `key` and `value` before their convolutions, [B, T, N, H]; else empty.
+    spans: learned spans of the heads. None: no spans are learned.
+  """
+
+  keys_BxTxNxH: jax.Array
+  values_BxTxNxH: jax.Array
+  convolved: dict[str, jax.Array]
+  spans: span.Spans | None
+
+
+class Attention(nn.Module):
+  """Attention of the tokens of a segment to the memory, to the segment and to learned vectors.
+
+  Attributes:
+    heads: N.
+    projections: options of the projections.
+    position: makes the module that encodes distances (see `relative`). None: scores do not depend
+      on distances.
+    span: makes the module of the learned spans (see `layers.attention.span`). None: no spans.
+    persistent: learned keys and values of each head. None: no persistent vectors.
+    dropout: rate of the probabilities.
+    kernel: one of the kernels in `layers.attention.kernels`. None: selected for the device.
+    dtype: dtype of the projections; scores and softmax take at least float32.
+    logit_cap: c, also for the logits of persistent vectors. None: logits are not capped.
+  """
+
+  heads: int
+  projections: Projections = Projections()
+  position: Callable[..., nn.Module] | None = None
+  span: Callable[..., nn.Module] | None = None
+  persistent: Persistent | None = None
+  dropout: float = 0.0
+  kernel: str | None = None
+  dtype: jnp.dtype = jnp.float32
+  logit_cap: float | None = None
+
+  @nn.compact
+  def __call__(
+    self,
+    x_BxTxD: jax.Array,
+    context: Context,
+    memory: LayerInputs | KeyValues | None = None,
+    post_attention_fn: PostAttention | None = None,
+    return_pairs: bool = False,
+    dropout_key: jax.Array | None = None,
+  ) -> tuple[jax.Array, Projected]:
+    """Returns [B, T, D], and the projections of this segment for a memory.
+
+    Args:
+      x_BxTxD: inputs.
+      context: context of the segment.
+      memory: inputs of earlier tokens, or their keys and values (see `layers.attention.cache`).
+      post_attention_fn: changes the attended values before the output projection.
+      return_pairs: whether to pass it the earlier key that each query attends to most.
+      dropout_key: key of the dropout. None: no dropout.
+    """
+    D, drop = x_BxTxD.shape[-1], dropout.Dropout(self.dropout, dropout_key)
+    rows, convolved = self._project(x_BxTxD, context, memory)
+    query_BxTxNxH, heads = rows['query'], self._make_heads(rows, context)
+    kernel, spans = 'xla', None
+    is_plain = context.is_plain_causal and memory is None and post_attention_fn is None
+    if is_plain and not drop.is_active:
+      kernel = self._select_kernel(heads)
+    if kernel != 'xla':
+      y_BxTxNxH = kernels.attend(kernel, *heads[:3], context.query_documents_BxT, self.logit_cap)
+    else:
+      span_mask = None
+      if self.span is not None:
+        module = self.span(heads=self.context_heads, name='span')
+        z_BxTxN, spans = module.spans(x_BxTxD, context.valid_BxT)
+        span_mask = full.SpanMask(z_BxTxN, module.ramp, module.renormalize)
+      if context.in_blocks:
+        attend, source = blocks.attend, self._memory_source(memory, context)
+      else:
+        # Only the full score matrix has all probabilities, which `intermediates` asks for.
+        records_probs = self.is_mutable_collection('intermediates') or self.is_initializing()
+        source = memory if isinstance(memory, KeyValues) else None
+        attend = full.attend
+        if self.kernel == 'pallas' and not records_probs:
+          from ngrammer_jax.layers.attention import pallas  # slow to import
+
+          if pallas.supports(context, source, return_pairs, drop):
+            attend = pallas.attend
+        elif local.applies(context) and not records_probs:
+          attend = local.attend
+      context_part = attend(heads, span_mask, context, source, return_pairs, drop)
+      y_BxTxNxH = self._with_persistent(context_part, query_BxTxNxH, span_mask, drop)
+      y_BxTxNxH = y_BxTxNxH.astype(self.dtype)
+      if post_attention_fn is not None:
+        y_BxTxNxH = post_attention_fn(y_BxTxNxH, context_part.pair_BxNxT)
+    names = ('heads', 'kv', 'embed')
+    options = {'use_bias': self.projections.bias, 'dtype': self.dtype}
+    project = dense.dense_general(y_BxTxNxH.shape[2:], (D,), names, **options, name='out')
+    return project(y_BxTxNxH), Projected(heads.key_BxSxNxH, heads.value_BxSxNxH, convolved, spans)
+
+  @property
+  def context_heads(self) -> int:
+    """Number of heads that attend to the context."""
+    return self.heads // 2 if self._has_persistent('head_split') else self.heads
+
+  def _has_persistent(self, kind):
+    vectors = self.persistent
+    return vectors is not None and vectors.vectors > 0 and vectors.kind == kind
+
+  def _project(self, x_BxTxD, context, memory):
+    """Returns queries, keys and values by name, and the inputs of their convolutions.
+
+    Keys and values include those of a memory of inputs, unless blocks project these.
+    """
+    lookback, keys = self.projections.lookback, x_BxTxD.shape[1]
+    x_BxPxD, (T, D) = x_BxTxD, x_BxTxD.shape[1:]
+    if isinstance(memory, LayerInputs):
+      rows_BxRxD, norm = memory
+      if context.in_blocks:  # the blocks project the other rows
+        rows_BxRxD = rows_BxRxD[:, rows_BxRxD.shape[1] - lookback :]
+      keys += rows_BxRxD.shape[1] - lookback
+      x_BxPxD = jnp.concatenate([rows_BxRxD if norm is None else norm(rows_BxRxD), x_BxTxD], axis=1)
+    before = x_BxPxD.shape[1] - keys  # inputs that only the convolutions read
+    rows, convolved = {}, {}
+    for name in self.projections.names:
+      count, heads = (T, self.heads) if name == 'query' else (keys, self.context_heads)
+      inputs = mesh_axes.shard_rows(_last_rows(x_BxPxD, before + count))
+      y_BxPxNxH = self._linear(D, (heads, D // self.heads), name=name)(inputs)
+      if self.projections.taps is not None:
+        earlier = memory.rows[name] if isinstance(memory, KeyValues) else None
+        earlier = y_BxPxNxH[:, :before] if before else earlier
+        convolved[name] = y_BxPxNxH[:, before:]
+        convolve = self._convolution(name=f'{name}_convolution')
+        position_BxP = _last_rows(context.position_BxP, count)
+        y_BxPxNxH = convolve(convolved[name], position_BxP, earlier)
+      rows[name] = y_BxPxNxH
+    if self.projections.shared_query_key:
+      rows['query'] = self._query_from_key(_last_rows(rows['key'], T))
+    return rows, convolved
+
+  def _linear(self, D, features, **fields):
+    """Returns a projection to heads."""
+    fields |= {'use_bias': self.projections.bias, 'dtype': self.dtype}
+    return dense.dense_general((D,), features, ('embed', 'heads', 'kv'), **fields)
+
+  def _convolution(self, **fields):
+    """Returns a convolution of queries, keys or values."""
+    return convolution.CausalConvolution(self.projections.taps, self.dtype, **fields)
+
+  def _query_from_key(self, k_BxTxNxH):
+    N, H = k_BxTxNxH.shape[-2:]
+    init = axis_names.with_axis_names(nn.initializers.normal(H**-0.5), ('heads', 'kv', None))
+    kernel_NxHxH = self.param('query_kernel', init, (N, H, H), self._param_dtype())
+    return jnp.einsum('btnh,nhg->btng', k_BxTxNxH, kernel_NxHxH.astype(self.dtype))
+
+  def _make_heads(self, rows, context):
+    """Rotates queries and keys, scales queries and encodes distances."""
+    query_BxTxNxH, key_BxSxNxH = rows['query'][..., : self.context_heads, :], rows['key']
+    if context.rotation is not None:
+      last_angles = lambda x: tuple(part[..., -x.shape[1] :, :, :] for part in context.rotation)
+      query_BxTxNxH = position.rotate(query_BxTxNxH, last_angles(query_BxTxNxH))
+      key_BxSxNxH = position.rotate(key_BxSxNxH, last_angles(key_BxSxNxH))
+    N, H = query_BxTxNxH.shape[-2:]
+    scale_H, distance = self._query_scale(H).astype(self.dtype), None
+    if self.position is None:
+      query_BxTxNxH = query_BxTxNxH * scale_H
+    else:
+      encode = self.position(dtype=self.dtype, name='relative')
+      u_NxH, v_NxH = self._position_biases(encode.biases, context.position_params, (N, H))
+      distance_query_BxTxNxH = (query_BxTxNxH + v_NxH) * scale_H
+      distance = relative.DistanceTerm(
+        distance_query_BxTxNxH, *encode(context, N, H, self.logit_cap is not None)
+      )
+      query_BxTxNxH = (query_BxTxNxH + u_NxH) * scale_H
+    return full.Heads(query_BxTxNxH, key_BxSxNxH, rows['value'], distance, self.logit_cap)
+
+  def _position_biases(self, names, shared, shape):
+    """Returns u and v of `relative`, 0 for those without a name; layers may share them."""
+    if names and shared is not None:
+      biases = shared
+    else:
+      init = axis_names.with_axis_names(nn.initializers.normal(0.02), ('heads', 'kv'))
+      biases = [self.param(name, init, shape, self._param_dtype()) for name in names]
+    return (*(bias.astype(self.dtype) for bias in biases), 0, 0)[:2]
+
+  def _query_scale(self, H):
+    if not self.projections.per_dim_scale:
+      return jnp.asarray(H**-0.5)
+    init = axis_names.with_axis_names(nn.initializers.zeros, ('kv',))
+    scale_H = self.param('per_dim_scale', init, (H,), self._param_dtype())
+    log2_e = 1.442695041  # with the digits of praxis
+    return log2_e * H**-0.5 * jax.nn.softplus(scale_H)
+
+  def _param_dtype(self):
+    return jnp.promote_types(self.dtype, jnp.float32)
+
+  def _select_kernel(self, heads):
+    """Returns the kernel for attention whose mask is causal within documents."""
+    if self.is_mutable_collection('intermediates') or self.is_initializing():
+      return 'xla'  # kernels return no probabilities and create no parameters
+    if any(part is not None for part in (self.position, self.span, self.persistent)):
+      return 'xla'
+    return kernels.choose(self.kernel, heads.query_BxTxNxH.shape, self.dtype, self.logit_cap)
+
+  def _with_persistent(self, context_part, query_BxTxNxH, span_mask, drop):
+    """Combines attention to the context and to the persistent vectors, [B, T, N, H]."""
+    if self.persistent is None or not self.persistent.vectors:
+      self._sow_probs(context_part.weights_BxNxTxS)
+      return context_part.values_BxTxNxH
+    kind, shape = self.persistent.kind, query_BxTxNxH.shape
+    if kind == 'head_split':
+      query_BxTxNxH = query_BxTxNxH[:, :, self.context_heads :]
+    elif kind == 'single_head':
+      query_BxTxNxH = query_BxTxNxH.reshape(*shape[:2], 1, -1)
+    vectors = persistent.PersistentVectors(self.persistent.vectors, self.dtype, name='persistent')
+    scores_BxNxTxP, values_NxPxH = vectors(query_BxTxNxH)
+    scores_BxNxTxP = full.cap_logits(scores_BxNxTxP, self.logit_cap)
+    persistent_part = persistent.attend(scores_BxNxTxP, values_NxPxH, drop.fold_in(1))
+    if kind == 'all_attention':
+      epsilon = span.EPSILON if span_mask is not None and span_mask.renormalize else 0.0
+      joint = full.joint_softmax(context_part, persistent_part, epsilon)
+      self._sow_probs(joint.weights_BxNxTxS)
+      return joint.values_BxTxNxH
+    self._sow_probs(context_part.weights_BxNxTxS)
+    values = context_part.values_BxTxNxH, persistent_part.values_BxTxNxH
+    if kind == 'head_split':
+      return jnp.concatenate(values, axis=2)
+    return values[0] + values[1].reshape(shape)
+
+  def _sow_probs(self, probs_BxNxTxS):
+    if probs_BxNxTxS is not None:
+      self.sow('intermediates', 'probs', probs_BxNxTxS)
+
+  def _memory_source(self, memory, context):
+    """Returns the source of the memory's keys and values for blocks."""
+    if memory is None:
+      return blocks.MemorySource()
+    if isinstance(memory, KeyValues):
+      return blocks.cache_source(memory, context.order_BxM)
+    M = memory.rows_BxRxD.shape[1] - self.projections.lookback
+    rotation = None
+    if context.rotation is not None:
+      rotation = tuple(part[:, :M] for part in context.rotation)
+    rows = memory.rows_BxRxD, context.position_BxP[:, :M], rotation
+    names = [n for name in ('key', 'value') for n in (name, f'{name}_convolution')]
+    params = nn.unbox(self.variables['params'])
+    by_head = lambda leaf: jnp.moveaxis(leaf, -2, 0)  # heads are the second axis from the end
+    weights = {name: jax.tree.map(by_head, params[name]) for name in names if name in params}
+    norm = memory.norm
+    if norm is not None:
+      repeat = lambda leaf: jnp.broadcast_to(leaf, (self.context_heads, *leaf.shape))
+      weights['norm'] = jax.tree.map(repeat, nn.unbox(norm.variables['params']))
+      norm = norm.clone(parent=None, name=None)
+
+    def project(weights, rows, cache, head):
+      del cache, head
+      rows_BxRxD, position_BxK, rotation = rows
+      with nn.logical_axis_rules(()):  # each device projects its own rows and heads
+        if norm is not None:
+          rows_BxRxD = norm.apply({'params': weights['norm']}, rows_BxRxD)
+        key_BxKx1xH, value_BxKx1xH = (
+          self._project_one_head(name, weights, rows_BxRxD, position_BxK)
+          for name in ('key', 'value')
+        )
+      if rotation is not None:
+        key_BxKx1xH = position.rotate(key_BxKx1xH, rotation)
+      return key_BxKx1xH[:, :, 0], value_BxKx1xH[:, :, 0]
+
+    return blocks.MemorySource(project, weights, rows)
+
+  def _project_one_head(self, name, weights, x_BxRxD, position_BxK):
+    """Returns keys or values [B, K, 1, H] of one head, from its weights."""
+    params = lambda name: jax.tree.map(lambda leaf: jnp.expand_dims(leaf, -2), weights[name])
+    D, H = weights[name]['kernel'].shape
+    y_BxRx1xH = self._linear(D, (1, H), parent=None).apply({'params': params(name)}, x_BxRxD)
+    if self.projections.taps is None:
+      return y_BxRx1xH
+    lookback = self.projections.lookback
+    rows = y_BxRx1xH[:, lookback:], position_BxK, y_BxRx1xH[:, :lookback]
+    convolve = self._convolution(parent=None)
+    return convolve.apply({'params': params(f'{name}_convolution')}, *rows)
+
+
+def _last_rows(array_BxRx, count):
+  """Returns the last rows of an array."""
+  return array_BxRx[:, array_BxRx.shape[1] - count :]

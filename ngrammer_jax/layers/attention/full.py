@@ -1,0 +1,190 @@
+"""Attention with the full score matrix of a segment: the reference, and faster for few scores.
+
+Under the mask m of a learned span, a softmax p over the keys becomes
+
+  m p / (sum(m p) + epsilon)
+
+as in the official code (see `layers.attention.span`).
+
+B batch, T queries, M memory, S = M + T keys, N heads, H head width; x is B or 1.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ngrammer_jax.layers import documents, dropout
+from ngrammer_jax.layers.attention import relative, span
+from ngrammer_jax.layers.attention.cache import KeyValues
+from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.ngram import ngrammer
+
+# Finite, so that a query without visible keys has a finite softmax.
+MASKED_SCORE = -0.7 * jnp.finfo(jnp.float32).max
+
+
+class Heads(NamedTuple):
+  """Queries, keys and values by head.
+
+  Attributes:
+    query_BxTxNxH: scaled, with the content bias.
+    key_BxSxNxH: keys of a memory of inputs, then those of the segment.
+    value_BxSxNxH: values of the same tokens.
+    distance: the term of the scores that depends on distances (see `relative`). None: no such
+      term.
+    logit_cap: c, see `cap_logits`. None: scores are not capped.
+  """
+
+  query_BxTxNxH: jax.Array
+  key_BxSxNxH: jax.Array
+  value_BxSxNxH: jax.Array
+  distance: relative.DistanceTerm | None = None
+  logit_cap: float | None = None
+
+
+class SpanMask(NamedTuple):
+  """The soft mask of learned spans.
+
+  Attributes:
+    z_BxTxN: spans in tokens; B and T may be 1.
+    ramp: length over which the mask falls to 0.
+    renormalize: whether masked weights are scaled to add up to 1.
+  """
+
+  z_BxTxN: jax.Array
+  ramp: int
+  renormalize: bool
+
+
+class PartialAttention(NamedTuple):
+  """Attention to some of the keys of a softmax.
+
+  Attributes:
+    values_BxTxNxH: weighted sums of the values, in at least float32.
+    log_mass_BxNxT: logarithm of the sum of the exponentials.
+    weights_BxNxTxS: weights of the values, which add up to 1. None: never computed all at once.
+    pair_BxNxT: the earlier key that each query attends to most, S for none. None: not computed.
+  """
+
+  values_BxTxNxH: jax.Array
+  log_mass_BxNxT: jax.Array
+  weights_BxNxTxS: jax.Array | None = None
+  pair_BxNxT: jax.Array | None = None
+
+
+def attend(
+  heads: Heads,
+  span_mask: SpanMask | None,
+  context: Context,
+  cached: KeyValues | None,
+  return_pairs: bool,
+  drop: dropout.Dropout,
+) -> PartialAttention:
+  """Attends to the keys that each query sees.
+
+  Args:
+    heads: queries, keys and values.
+    span_mask: mask of the learned spans. None: no spans.
+    context: context of the segment.
+    cached: keys and values of earlier tokens.
+    return_pairs: whether to compute pairs.
+    drop: dropout of the weights.
+  """
+  scores_BxNxTxS = _scores(heads, cached, context)
+  scores_BxNxTxS = jnp.where(context.visible_BxTxS[:, None], scores_BxNxTxS, MASKED_SCORE)
+  unclipped_xNxTxS = None if span_mask is None else _unclipped_mask(span_mask, context)
+  highest_BxNxTx1 = jax.lax.stop_gradient(scores_BxNxTxS.max(axis=-1, keepdims=True))
+  exp_BxNxTxS = jnp.exp(scores_BxNxTxS - highest_BxNxTx1)
+  renormalize = span_mask is not None and span_mask.renormalize
+  weights_BxNxTxS, masses_BxNxTxS = span.masked_weights(exp_BxNxTxS, unclipped_xNxTxS, renormalize)
+  mass_BxNxTx1 = masses_BxNxTxS.sum(axis=-1, keepdims=True)
+  scale_BxNxTx1 = 1 / mass_BxNxTx1
+  if not context.sees_itself:
+    # Otherwise a query without visible keys would return the mean of all values.
+    scale_BxNxTx1 *= context.visible_BxTxS.any(axis=-1)[:, None, :, None]
+  # Dividing the sums takes H numbers per query, dividing the weights S.
+  values_BxTxNxH = _weighted_sums(drop(weights_BxNxTxS), heads, cached)
+  return PartialAttention(
+    values_BxTxNxH * jnp.swapaxes(scale_BxNxTx1, 1, 2),
+    (jnp.log(mass_BxNxTx1) + highest_BxNxTx1)[..., 0],
+    weights_BxNxTxS * scale_BxNxTx1,
+    _pairs(scores_BxNxTxS, unclipped_xNxTxS, context) if return_pairs else None,
+  )
+
+
+def joint_softmax(
+  first: PartialAttention, second: PartialAttention, epsilon: float = 0.0
+) -> PartialAttention:
+  """Merges two parts into one softmax: each has its share of the total mass.
+
+  Args:
+    first, second: the parts; the pairs are those of the first.
+    epsilon: of a soft mask m. The mass of the first part is sum m e + epsilon sum e. The second has
+      no mask, m = 1, and its mass becomes (1 + epsilon) sum e.
+  """
+  second_mass_BxNxT = second.log_mass_BxNxT + math.log1p(epsilon)
+  log_mass_BxNxT = jnp.logaddexp(first.log_mass_BxNxT, second_mass_BxNxT)
+  parts = [(part, jnp.exp(part.log_mass_BxNxT - log_mass_BxNxT)) for part in (first, second)]
+  values_BxTxNxH = sum(
+    part.values_BxTxNxH * share_BxNxT.swapaxes(1, 2)[..., None] for part, share_BxNxT in parts
+  )
+  weights_BxNxTxS = None
+  if first.weights_BxNxTxS is not None:
+    weights = [part.weights_BxNxTxS * share_BxNxT[..., None] for part, share_BxNxT in parts]
+    weights_BxNxTxS = jnp.concatenate(weights, axis=-1)
+  return PartialAttention(values_BxTxNxH, log_mass_BxNxT, weights_BxNxTxS, first.pair_BxNxT)
+
+
+def cap_logits(scores: jax.Array, logit_cap: float | None) -> jax.Array:
+  """Returns c tanh(scores / c) for a cap c, before any mask (praxis); the scores without one."""
+  return scores if logit_cap is None else logit_cap * jnp.tanh(scores / logit_cap)
+
+
+def _scores(heads, cached, context):
+  """Returns the capped scores without a mask, [B, N, T, S]."""
+  # Concatenating cache and segment would copy the cache.
+  scores_BxNxTxS = _product('btnh,bsnh->bnts', heads.query_BxTxNxH, heads.key_BxSxNxH)
+  if cached is not None:
+    scores_BxNxTxM = _product('btnh,bnmh->bntm', heads.query_BxTxNxH, cached.keys)
+    scores_BxNxTxS = jnp.concatenate([scores_BxNxTxM, scores_BxNxTxS], axis=-1)
+  if heads.distance is not None:
+    scores_BxNxTxS += relative.scores(heads.distance, context.distance_BxTxS)
+  return cap_logits(scores_BxNxTxS, heads.logit_cap)
+
+
+def _unclipped_mask(span_mask, context):
+  """Returns `span.unclipped_mask` for all keys, [B or 1, N, T, S]."""
+  distance_BxTxS = context.distance_BxTxS
+  if distance_BxTxS is None:
+    distance_BxTxS = documents.distances(*context.visible_BxTxS.shape[1:])
+  nearest_Bx1xTxS = distance_BxTxS[:, None] - (not context.sees_itself)
+  z_BxNxTx1 = span_mask.z_BxTxN.swapaxes(1, 2)[..., None]
+  return span.unclipped_mask(z_BxNxTx1, nearest_Bx1xTxS, span_mask.ramp)
+
+
+def _weighted_sums(weights_BxNxTxS, heads, cached):
+  """Returns the weighted sums of the values, in at least float32."""
+  weights_BxNxTxS = weights_BxNxTxS.astype(heads.value_BxSxNxH.dtype)
+  M = 0 if cached is None else cached.values.shape[2]
+  values_BxTxNxH = _product('bnts,bsnh->btnh', weights_BxNxTxS[..., M:], heads.value_BxSxNxH)
+  if cached is not None:
+    values_BxTxNxH += _product('bntm,bnmh->btnh', weights_BxNxTxS[..., :M], cached.values)
+  return values_BxTxNxH
+
+
+def _pairs(scores_BxNxTxS, unclipped_xNxTxS, context):
+  """Returns the earlier key that each query attends to most; S for none."""
+  scores_BxNxTxS = jax.lax.stop_gradient(scores_BxNxTxS)
+  if unclipped_xNxTxS is not None:  # the masked weights increase with these scores
+    scores_BxNxTxS += jnp.log(jax.lax.stop_gradient(span.unit_clip(unclipped_xNxTxS)))
+  T, S = scores_BxNxTxS.shape[2:]
+  earlier_TxS = jnp.arange(S) < S - T + jnp.arange(T)[:, None]
+  return ngrammer.most_attended(scores_BxNxTxS, context.visible_BxTxS & earlier_TxS)
+
+
+def _product(indices, a, b):
+  """Multiplies in at least float32."""
+  wide = jnp.promote_types(a.dtype, jnp.float32)
+  return jnp.einsum(indices, a, b, preferred_element_type=wide)

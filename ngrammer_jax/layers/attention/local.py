@@ -1,0 +1,93 @@
+"""Sliding-window attention: blocks of queries, each with the keys that its queries see.
+
+If no query sees more than M earlier keys, the length of the memory, a block of b queries needs only
+M + b of the M + T keys. Blocks become rows of the batch, so the cost of a query depends on the
+window and not on the segment length.
+
+B batch, T queries, M memory, S = M + T keys, b queries of a block, F = T / b blocks, N heads.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ngrammer_jax.layers.attention import full
+from ngrammer_jax.layers.context import Context
+
+BLOCK = 64  # minimum number of queries of a block, if the segment has as many
+
+
+def block_count(T: int, M: int) -> int:
+  """Returns F, for blocks of about a quarter of the window whose length divides T and M."""
+  longest, common = max(M // 4, BLOCK), math.gcd(T, M)
+  b = next((n for n in range(min(longest, common), 0, -1) if common % n == 0), T)
+  return 1 if b * 2 < min(BLOCK, T) else T // b  # one block instead of many small ones
+
+
+def applies(context: Context) -> bool:
+  """Whether keys are in order, and no query sees more earlier keys than the memory has."""
+  T, S = context.visible_BxTxS.shape[1:]
+  is_ordered = context.distance_BxTxS is None and not context.has_prefix
+  return is_ordered and context.window is not None and T < S and context.window <= S - T + 1
+
+
+def attend(
+  heads: full.Heads, span_mask: full.SpanMask | None, context: Context, *options: Any
+) -> full.PartialAttention:
+  """Returns the same as `full.attend`; `options` are its other arguments."""
+  (B, T), S = heads.query_BxTxNxH.shape[:2], heads.key_BxSxNxH.shape[1]
+  F = block_count(T, S - T)
+  if F == 1:
+    return full.attend(heads, span_mask, context, *options)
+  b, distance = T // F, heads.distance
+  if distance is not None:
+    distance = distance._replace(
+      query_BxTxNxH=_fold_queries(distance.query_BxTxNxH, F),
+      encoding_SxNxH=distance.encoding_SxNxH[T - b :],  # the nearest M + b
+      bias_SxN=None if distance.bias_SxN is None else distance.bias_SxN[T - b :],
+    )
+  blocks = full.Heads(
+    _fold_queries(heads.query_BxTxNxH, F),
+    _fold_keys(heads.key_BxSxNxH, F, T),
+    _fold_keys(heads.value_BxSxNxH, F, T),
+    distance,
+    heads.logit_cap,
+  )
+  if span_mask is not None and span_mask.z_BxTxN.shape[1] > 1:
+    span_mask = span_mask._replace(z_BxTxN=_fold_queries(span_mask.z_BxTxN, F))
+  windows = [
+    context.visible_BxTxS[:, first : first + b, first : first + S - T + b]
+    for first in range(0, T, b)
+  ]
+  visible_BxTxS = jnp.stack(windows, axis=1).reshape(-1, *windows[0].shape[1:])
+  part = full.attend(blocks, span_mask, context.replace(visible_BxTxS=visible_BxTxS), *options)
+  by_head = lambda array: _unfold(array.swapaxes(1, 2), F).swapaxes(1, 2)
+  pair_BxNxT = part.pair_BxNxT
+  if pair_BxNxT is not None:
+    first_Bx1x1 = jnp.tile(jnp.arange(0, T, b), B)[:, None, None]
+    is_none = pair_BxNxT == S - T + b
+    pair_BxNxT = by_head(jnp.where(is_none, S, first_Bx1x1 + pair_BxNxT))
+  values_BxTxNxH = _unfold(part.values_BxTxNxH, F)
+  return full.PartialAttention(values_BxTxNxH, by_head(part.log_mass_BxNxT), None, pair_BxNxT)
+
+
+def _fold_queries(x_BxTx: jax.Array, F: int) -> jax.Array:
+  """[B, T, ...] -> [B F, b, ...]"""
+  B, T = x_BxTx.shape[:2]
+  return x_BxTx.reshape(B * F, T // F, *x_BxTx.shape[2:])
+
+
+def _fold_keys(x_BxSx: jax.Array, F: int, T: int) -> jax.Array:
+  """[B, S, ...] -> [B F, M + b, ...]: the keys of each block, and the M before it."""
+  (B, S), b = x_BxSx.shape[:2], T // F
+  blocks = x_BxSx.reshape(B, S // b, b, *x_BxSx.shape[2:])
+  before = (S - T) // b
+  windows = jnp.stack([blocks[:, first : first + F] for first in range(before + 1)], axis=2)
+  return windows.reshape(B * F, S - T + b, *x_BxSx.shape[2:])
+
+
+def _unfold(array: jax.Array, F: int) -> jax.Array:
+  """[B F, b, ...] -> [B, T, ...]"""
+  return array.reshape(array.shape[0] // F, F * array.shape[1], *array.shape[2:])

@@ -1,0 +1,189 @@
+"""Readouts of the last outputs h of a recurrent layer (Daniluk et al. 2017).
+
+Attention, with h = [key; value; predict] (equations 1 to 12), and N-gram RNN (equation 13):
+
+  a = softmax(w tanh(W_Y key_s + W_h key_t)),  r = sum a_s value_s
+  h* = tanh(W_r r + W_x predict_t)
+
+  h* = tanh(W [h_t^1; h_(t-1)^2; ...; h_(t-G+1)^G])
+
+Readouts do not feed back into the recurrence, so there is no loop over time: they are functions of
+all outputs of a segment and of earlier ones in the memory.
+
+B batch, T segment length, S = L + T slots, L slots of the memory, K hidden size, J = K / parts,
+G slices.
+"""
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from ngrammer_jax.layers import axis_names, dense, documents
+from ngrammer_jax.layers.attention import cache
+from ngrammer_jax.layers.recurrent import recurrence
+
+Memory = dict[str, jax.Array]
+
+
+def empty_memory(batch: int, slots: int, width: int | None, dtype: jnp.dtype) -> Memory:
+  """Returns the memory before the first segment: L empty slots, oldest first.
+
+  Keys: `documents` int32 [B, L], and `kept`, vectors [B, L, width] or, if width is None, tokens
+  int32 [B, L].
+  """
+  shape = (batch, slots) if width is None else (batch, slots, width)
+  return {
+    'documents': jnp.full((batch, slots), documents.NONE, jnp.int32),
+    'kept': jnp.zeros(shape, jnp.int32 if width is None else dtype),
+  }
+
+
+def append_memory(
+  memory: Memory, rows_BxTx: jax.Array, documents_BxT: jax.Array, valid_BxT: jax.Array | None
+) -> tuple[jax.Array, jax.Array, Memory]:
+  """Returns slots [B, S, ...] and documents [B, S] of memory and segment, and the next memory."""
+  segment = {'documents': documents_BxT, 'kept': rows_BxTx}
+  next_memory = jax.tree.map(
+    lambda before, new: cache.keep_last(before, new, valid_BxT), memory, segment
+  )
+  slots = {name: jnp.concatenate([memory[name], segment[name]], axis=1) for name in segment}
+  return slots['kept'], slots['documents'], next_memory
+
+
+def shift_right(slots_BxSx: jax.Array, steps: int, T: int) -> jax.Array:
+  """Returns, for each of the last T slots, the slot that many steps earlier, [B, T, ...]."""
+  first = slots_BxSx.shape[1] - T - steps
+  return slots_BxSx[:, first : first + T]
+
+
+def same_document(
+  documents_BxS: jax.Array, steps: list[int], documents_BxT: jax.Array
+) -> list[jax.Array]:
+  """Returns whether earlier slots are in the document of a token, bool [B, T, 1] per step count."""
+  T = documents_BxT.shape[1]
+  return [(shift_right(documents_BxS, s, T) == documents_BxT)[..., None] for s in steps]
+
+
+def attend(
+  scores_BxTxL: jax.Array, values: list[jax.Array], visible_BxTxL: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the mean [B, T, J] of L values weighted by softmax, and the weights [B, T, L].
+
+  Both are zero where nothing is visible. With visible_BxTxL=None everything is visible.
+  """
+  if visible_BxTxL is not None:
+    lowest = jnp.finfo(scores_BxTxL.dtype).min
+    scores_BxTxL = jnp.where(visible_BxTxL, scores_BxTxL, lowest)
+  weights_BxTxL = jax.nn.softmax(scores_BxTxL)
+  if visible_BxTxL is not None:
+    weights_BxTxL = jnp.where(visible_BxTxL, weights_BxTxL, 0)
+  mean_BxTxJ = sum(weights_BxTxL[..., i, None] * value for i, value in enumerate(values))
+  return mean_BxTxJ.astype(values[0].dtype), weights_BxTxL
+
+
+class AttentionReadout(nn.Module):
+  """Attention to the L outputs before the current one (equations 1 to 12).
+
+  With three parts h = [key; value; predict]; with two h = [key; value] and predict is the value;
+  with one all three are h.
+
+  Parameters: the kernels [J, J] of `keys` (W_Y), `query` (W_h), `read` (W_r) and `predict` (W_x),
+  and `score` (w) [J].
+
+  Attributes:
+    parts: 1, 2 or 3.
+    window: L.
+    empty: options slots outside the document are treated: `mask` excludes them; `zeros` attends to
+      them as zero vectors.
+    initializer: initializer of all parameters.
+    dtype: dtype of the computation.
+  """
+
+  parts: int = 3
+  window: int = 5
+  empty: str = 'mask'
+  initializer: nn.initializers.Initializer = recurrence.symmetric(0.1)
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self,
+    h_BxTxK: jax.Array,
+    documents_BxT: jax.Array,
+    memory: Memory,
+    valid_BxT: jax.Array | None = None,
+  ) -> tuple[jax.Array, Memory]:
+    """Returns h* [B, T, J], and the memory of keys and values for the next segment."""
+    T, J = h_BxTxK.shape[1], h_BxTxK.shape[2] // self.parts
+    slots_BxSx, documents_BxS, memory = append_memory(
+      memory, h_BxTxK[..., : 2 * J], documents_BxT, valid_BxT
+    )
+    steps = list(range(self.window, 0, -1))  # the oldest slot first
+    visible = same_document(documents_BxS, steps, documents_BxT)
+    keys_BxSxJ = self._dense('keys', slots_BxSx[..., :J])
+    query_BxTxJ = self._dense('query', h_BxTxK[..., :J])
+    keys = [shift_right(keys_BxSxJ, s, T) for s in steps]
+    values = [shift_right(slots_BxSx[..., -J:], s, T) for s in steps]
+    if self.empty == 'zeros':
+      keys = [jnp.where(*pair, 0) for pair in zip(visible, keys, strict=True)]
+      values = [jnp.where(*pair, 0) for pair in zip(visible, values, strict=True)]
+    wide = jnp.promote_types(self.dtype, jnp.float32)
+    init = axis_names.with_axis_names(self.initializer, ('mlp',))
+    score_J = self.param('score', init, (J,), wide).astype(self.dtype)
+    score = lambda key_BxTxJ: jnp.einsum(
+      'btj,j->bt', jnp.tanh(key_BxTxJ + query_BxTxJ), score_J, preferred_element_type=wide
+    )
+    scores_BxTxL = jnp.stack([score(key_BxTxJ) for key_BxTxJ in keys], axis=-1)
+    mask_BxTxL = jnp.concatenate(visible, axis=-1) if self.empty == 'mask' else None
+    read_BxTxJ, weights_BxTxL = attend(scores_BxTxL, values, mask_BxTxL)
+    self.sow('intermediates', 'weights', weights_BxTxL)
+    predict_BxTxJ = h_BxTxK[..., -J:]
+    h_BxTxJ = jnp.tanh(self._dense('read', read_BxTxJ) + self._dense('predict', predict_BxTxJ))
+    return h_BxTxJ, memory
+
+  def _dense(self, name, x_BxTxJ):
+    shape, options = x_BxTxJ.shape[-1:], {'dtype': self.dtype, 'kernel_init': self.initializer}
+    project = dense.dense_general(
+      shape, shape, ('embed', 'mlp'), use_bias=False, name=name, **options
+    )
+    return project(x_BxTxJ)
+
+
+class NGramReadout(nn.Module):
+  """N-gram RNN: reads a different slice of each of the last G outputs (equation 13).
+
+  Slices from before the document are zeros. The sizes in the paper's table match G = N slices,
+  its formula has N - 1. Parameters: the `kernel` [K, J] of `slices`.
+
+  Attributes:
+    slices: G.
+    initializer: initializer of the kernel.
+    dtype: dtype of the computation.
+  """
+
+  slices: int = 4
+  initializer: nn.initializers.Initializer = recurrence.symmetric(0.1)
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self,
+    h_BxTxK: jax.Array,
+    documents_BxT: jax.Array,
+    memory: Memory,
+    valid_BxT: jax.Array | None = None,
+  ) -> tuple[jax.Array, Memory]:
+    """Returns h* [B, T, J], and the memory of G - 1 outputs for the next segment."""
+    T, J = h_BxTxK.shape[1], h_BxTxK.shape[2] // self.slices
+    h_BxSxK, documents_BxS, memory = append_memory(memory, h_BxTxK, documents_BxT, valid_BxT)
+    steps = list(range(self.slices))
+    visible = same_document(documents_BxS, steps, documents_BxT)
+    slices = [
+      jnp.where(visible[s], shift_right(h_BxSxK[..., s * J : (s + 1) * J], s, T), 0) for s in steps
+    ]
+    slices_BxTxK = jnp.concatenate(slices, axis=-1)
+    options = {'dtype': self.dtype, 'kernel_init': self.initializer, 'name': 'slices'}
+    project = dense.dense_general(
+      slices_BxTxK.shape[2:], (J,), ('embed', 'mlp'), use_bias=False, **options
+    )
+    return jnp.tanh(project(slices_BxTxK)), memory

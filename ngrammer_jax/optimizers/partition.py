@@ -1,0 +1,204 @@
+"""One optimiser for each parameter label; all share the shape of the schedule."""
+
+from collections.abc import Callable, Sequence
+import functools
+import logging
+import operator
+from typing import Any, Protocol
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax.models import ngram_memories
+from ngrammer_jax.optimizers import tables
+
+
+class MemoryConfig(Protocol):
+  """What an n-gram memory says about the optimiser of its table.
+
+  Attributes:
+    optimizer: a name of `table_optimizers`.
+    learning_rate_factor: see `tables.make`.
+  """
+
+  optimizer: str
+  learning_rate_factor: float | None
+
+
+def labels(params: Any, memories: Sequence[MemoryConfig] = ()) -> Any:
+  """Returns the label of every parameter.
+
+  `dense`, or for tables, which have an axis `ngram_vocab`: `ngram_table`, or the name of the n-gram
+  memory (see `models.ngram_memories`) if it has an optimiser of its own.
+
+  Args:
+    params: parameters in their `nn.LogicallyPartitioned` boxes, abstract or not.
+    memories: the n-gram memories of the model.
+
+  Raises:
+    ValueError: a parameter has no logical axis names.
+  """
+
+  def label(path, leaf):
+    if not is_boxed(leaf):
+      name = jax.tree_util.keystr(path, simple=True, separator='/')
+      raise ValueError(
+        f'parameter {name} has no logical axis names: use nn.with_logical_partitioning'
+      )
+    if 'ngram_vocab' not in leaf.names:
+      return 'dense'
+    return next((entry.key for entry in path if entry.key in own_labels), 'ngram_table')
+
+  own_labels = {
+    ngram_memories.name(i) for i, memory in enumerate(memories) if has_own_optimizer(memory)
+  }
+  is_boxed = lambda leaf: isinstance(leaf, nn.LogicallyPartitioned)
+  return jax.tree_util.tree_map_with_path(label, params, is_leaf=is_boxed)
+
+
+def has_own_optimizer(memory: MemoryConfig) -> bool:
+  """Whether a memory has another optimiser than the tables of label `ngram_table`."""
+  return (memory.optimizer, memory.learning_rate_factor) != ('adagrad', None)
+
+
+def log_costs(memories: Sequence[MemoryConfig], labels: Any, params: Any) -> None:
+  """Logs the costs of the optimisers that change every row of a table in every step."""
+  groups = leaves_by_label(labels, params)
+  for i, memory in enumerate(memories):
+    if memory.optimizer in tables.ALL_ROWS:
+      size = sum(leaf.size * leaf.dtype.itemsize for leaf in groups[ngram_memories.name(i)]) / 2**20
+      logging.info(
+        'model.ngram_memories.%d.optimizer=%s changes all rows: every step reads and writes at '
+        'least %s MiB, and makes a gradient and an update of %s MiB each',
+        *(i, memory.optimizer),
+        f'{tables.ALL_ROWS[memory.optimizer] * size:,.1f}',
+        f'{size:,.1f}',
+      )
+
+
+def schedule(config: experiment.OptimizerConfig, steps: int) -> Callable[[jax.Array], jax.Array]:
+  """Returns the fraction of the learning rate at a step, from 0: linear warm-up, then decay.
+
+  The warm-up of Transformer-XL differs. Its PyTorch code sets the rate after the update: the first
+  update has the full rate, step s has s / warm-up, and the cosine counts the steps of the warm-up
+  too. Its TensorFlow code has s / warm-up at step s, 0 at the first.
+  """
+  warmup, final = config.warmup_steps, config.final_fraction
+
+  def with_final_drop(step):
+    if config.drop is None:
+      return fraction(step)
+    return fraction(step) * jnp.where(step >= steps - config.drop.steps, config.drop.fraction, 1)
+
+  def fraction(step):
+    step = jnp.asarray(step, float)  # float32, or float64 if enabled
+    decayed = jnp.clip((step - warmup) / max(steps - warmup, 1), 0, 1)
+    cosine = lambda share: final + (1 - final) * 0.5 * (1 + jnp.cos(jnp.pi * share))
+    if config.schedule == 'transformer_xl':
+      later = jnp.where((step < warmup) & (step > 0), step / max(warmup, 1), cosine(step / steps))
+      return jnp.where(step == 0, 1.0, later)
+    if config.schedule == 'transformer_xl_tensorflow':
+      return jnp.where(step < warmup, step / max(warmup, 1), cosine(decayed))
+    decay = {
+      'cosine': cosine(decayed),
+      'linear': 1 - (1 - final) * decayed,
+      'rsqrt': jnp.sqrt(max(warmup, 1) / jnp.maximum(step, max(warmup, 1))),
+      'constant': jnp.ones_like(step),
+    }[config.schedule]
+    return jnp.minimum((step + 1) / max(warmup, 1), 1) * decay
+
+  return with_final_drop
+
+
+def make(
+  config: experiment.OptimizerConfig, steps: int, labels: Any, memories: Sequence[MemoryConfig] = ()
+) -> optax.GradientTransformation:
+  """Returns the optimiser: clipped gradients for dense weights, Adagrad for most n-gram tables.
+
+  The gradients of the tables are not part of the clipped norm: the layer norm of tiny table rows
+  multiplies them by hundreds, so that they would scale the dense gradients to almost 0. Spans are
+  clipped to [0, 1], and do not decay: they have their own penalty.
+
+  Args:
+    config: the optimiser config.
+    steps: number of steps of the run, for the schedule.
+    labels: label of every parameter.
+    memories: the n-gram memories of the model; each may have its own optimiser.
+  """
+  fraction = schedule(config, steps)
+  is_span = jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == 'span', labels)
+  transforms = {
+    'dense': optax.chain(
+      *_dense_transforms(config, jax.tree.map(operator.not_, is_span)),
+      optax.scale_by_learning_rate(lambda step: config.learning_rate * fraction(step)),
+    ),
+    'ngram_table': tables.make('adagrad', config, fraction),
+  }
+  for i, memory in enumerate(memories):
+    if has_own_optimizer(memory):
+      transforms[ngram_memories.name(i)] = tables.make(
+        memory.optimizer, config, fraction, memory.learning_rate_factor
+      )
+  partition = optax.partition(transforms, labels)
+  return optax.chain(partition, optax.stateless(functools.partial(_clip_spans, is_span)))
+
+
+def _dense_transforms(config, decay_mask):
+  """Returns the transformations of dense gradients that precede the learning rate."""
+  if config.algorithm == 'adagrad':
+    return (scale_by_adagrad(config.epsilon, config.clip_norm),)
+  # `adam` with a weight decay is what optax calls `adamw`: both names, one algorithm.
+  identity, adam = optax.identity(), config.adam or experiment.AdamConfig()
+  decay = optax.add_decayed_weights(config.weight_decay, decay_mask)
+  return (
+    identity if config.clip_norm is None else optax.stateless(_clip_by_norm(config.clip_norm)),
+    optax.scale_by_adam(adam.beta1, adam.beta2, config.epsilon),
+    decay if config.weight_decay else identity,
+    optax.scale_by_trust_ratio() if config.algorithm == 'lamb' else identity,
+  )
+
+
+def _clip_by_norm(clip_norm):
+  """Clips by the global norm plus 1e-6, as PyTorch does, to reproduce the papers' codes exactly."""
+
+  def clip(gradients, _):
+    scale = jnp.minimum(clip_norm / (optax.tree.norm(gradients) + 1e-6), 1)
+    return jax.tree.map(lambda g: scale.astype(g.dtype) * g, gradients)
+
+  return clip
+
+
+def scale_by_adagrad(epsilon: float, clip_norm: float | None) -> optax.GradientTransformation:
+  """Adagrad of the adaptive span code: clips each array by its own norm, after adding its square.
+
+  s <- s + g^2, step = min(1, clip / |g|) g / (sqrt(s) + epsilon), s from 0.
+  """
+
+  def update(gradients, sums, params=None):
+    del params
+    sums = jax.tree.map(lambda s, g: s + jnp.square(g), sums, gradients)
+
+    def step(g, s):
+      norm = jnp.linalg.norm(g) + 1e-10  # as in the official code
+      clip = 1.0 if clip_norm is None else jnp.minimum(clip_norm / norm, 1)
+      return clip * g / (jnp.sqrt(s) + epsilon)
+
+    return jax.tree.map(step, gradients, sums), sums
+
+  return optax.GradientTransformation(lambda params: jax.tree.map(jnp.zeros_like, params), update)
+
+
+def _clip_spans(is_span, updates, params):
+  """Clips the updates so that spans stay in [0, 1]."""
+  clip = lambda is_span, u, p: jnp.clip(p + u, 0, 1) - p if is_span else u
+  return jax.tree.map(clip, is_span, updates, params)
+
+
+def leaves_by_label(labels: Any, tree: Any) -> dict[str, list[Any]]:
+  """Groups the leaves of a tree of parameters or gradients by their labels."""
+  groups: dict[str, list[Any]] = {}
+  jax.tree.map(lambda label, leaf: groups.setdefault(label, []).append(leaf), labels, tree)
+  return groups

@@ -1,0 +1,202 @@
+"""Gradients of n-gram tables as rows: the rows that a step looked up, and their gradients.
+
+A leaf of a tree of gradients or updates is then a `RowGradient` in place of an array as large as
+the table. Under a mesh, every device has the rows of its shard of the table.
+
+V rows of a table, E width, B batch, L rows of a gradient.
+"""
+
+from collections.abc import Callable, Sequence
+import math
+from typing import Any
+
+from flax import struct, traverse_util
+import jax
+import jax.numpy as jnp
+import optax
+
+from ngrammer_jax.layers.ngram import host_memory, table
+
+Path = tuple[str, ...]  # of a parameter
+
+
+class RowGradient(struct.PyTreeNode):
+  """The gradient, or the update, of some rows of a table; that of the others is 0.
+
+  Attributes:
+    rows: int32 [L], different row numbers; V where an entry is unused.
+    values: [L, E], 0 where an entry is unused.
+  """
+
+  rows: jax.Array
+  values: jax.Array
+
+  def dense(self, like_VxE: jax.Array) -> jax.Array:
+    """Returns the gradient of all rows, with the shape and dtype of an array."""
+    return self.put(jnp.zeros_like(like_VxE), self.values)
+
+  def take(self, array_VxE: jax.Array) -> jax.Array:
+    """Returns the rows of an array, [L, E]; 0 for unused entries."""
+    return self._by_shard(table.take, array_VxE)
+
+  def put(self, array_VxE: jax.Array, values_LxE: jax.Array) -> jax.Array:
+    """Returns the array with other values in the rows."""
+    return self._by_shard(_put, array_VxE, values_LxE)
+
+  def add_to(self, array_VxE: jax.Array) -> jax.Array:
+    """Returns the array plus the gradient."""
+    if host_memory.contains(array_VxE):
+      return self.put(array_VxE, self.take(array_VxE) + self.values.astype(array_VxE.dtype))
+    options = {'mode': 'drop', 'unique_indices': True}
+    add = lambda array, rows, values: array.at[rows].add(values, **options)
+    return self._by_shard(add, array_VxE, self.values.astype(array_VxE.dtype))
+
+  def _by_shard(self, function: Callable, array_VxE: jax.Array, *values: jax.Array) -> jax.Array:
+    """Calls a function of an array, the rows and values, on each shard of the table."""
+    sharding = table.make_sharding(len(array_VxE))
+    if sharding is None:
+      return function(array_VxE, self.rows, *values)
+
+    def on_shard(array, rows, *values):
+      return function(array, sharding.local_rows(rows), *values)
+
+    inputs = ('table',) * (2 + len(values))
+    return sharding.shard_map(on_shard, inputs, 'table')(array_VxE, self.rows, *values)
+
+
+def _put(array_VxE, rows_L, values_LxE):
+  """Returns an array that is not sharded with other values in rows below V."""
+  if host_memory.contains(array_VxE):
+    return host_memory.put(array_VxE, rows_L, values_LxE)
+  return array_VxE.at[rows_L].set(values_LxE, mode='drop', unique_indices=True)
+
+
+def grad(
+  loss: Callable[[Any, Any], tuple[jax.Array, tuple[Any, ...]]], params: Any, parts: int
+) -> tuple[dict[Path, Any], dict[Path, Any], tuple[Any, ...]]:
+  """Differentiates a loss with respect to parameters, and to lookups in place of their tables.
+
+  Args:
+    loss: maps parameters and further variables of the model to the loss, and to the collection
+      `table.LOOKUPS` followed by other results.
+    params: the parameters.
+    parts: number of parts of a batch that are differentiated one after the other; 0 differentiates
+      tables like other parameters.
+
+  Returns:
+    The gradient by path, without those tables; the rows of lookups and the gradients of their
+    values, by path; and the other results. `join` takes the first two.
+  """
+  by_path = traverse_util.flatten_dict(params, keep_empty_nodes=True)
+  perturbations = _perturbations(loss, params, by_path, parts) if parts else {}
+  trained = {path: param for path, param in by_path.items() if path not in perturbations}
+
+  def loss_of(trained, perturbations):
+    variables = {table.PERTURBATIONS: traverse_util.unflatten_dict(perturbations)}
+    params = traverse_util.unflatten_dict(by_path | trained)
+    return loss(params, variables if perturbations else {})
+
+  (gradient, values), (recorded, *rest) = jax.grad(loss_of, argnums=(0, 1), has_aux=True)(
+    trained, perturbations
+  )
+  recorded, lookups = traverse_util.flatten_dict(recorded), {}
+  for path in perturbations:
+    rows = [lookup.rows_Bx for lookup in recorded[path]]
+    lookups[path] = tuple(zip(rows, values[path], strict=True))
+  return gradient, lookups, tuple(rest)
+
+
+def _perturbations(loss, params, by_path, parts):
+  """Returns the perturbations of the lookups of each table whose gradient is rows, by path."""
+  _, (recorded, *_) = jax.eval_shape(loss, params, {})
+  perturbations = {}
+  for path, lookups in traverse_util.flatten_dict(recorded).items():
+    V, E = by_path[path].shape
+    dtype = jnp.promote_types(by_path[path].dtype, jnp.float32)
+    shapes = [lookup.rows_Bx.shape for lookup in lookups]
+    total = parts * sum(map(math.prod, shapes))  # all of them are kept
+    by_rows = [table.prefers_rows(V, shapes[0][0], total, each.exchange) for each in lookups]
+    if all(by_rows):
+      # Minus zero: a value plus it has the same bits, also if it is minus zero.
+      perturbations[path] = tuple(jnp.full((*shape, E), -0.0, dtype) for shape in shapes)
+  return perturbations
+
+
+def join(gradient: dict[Path, Any], lookups: dict[Path, Any], params: Any) -> Any:
+  """Returns the tree of gradients of the results of `grad`, with a `RowGradient` for each table."""
+  by_path = traverse_util.flatten_dict(params, keep_empty_nodes=True)
+  tables = {path: combine(each, len(by_path[path])) for path, each in lookups.items()}
+  return traverse_util.unflatten_dict({path: (gradient | tables)[path] for path in by_path})
+
+
+def combine(lookups: Sequence[tuple[jax.Array, jax.Array]], V: int) -> RowGradient:
+  """Returns the gradient of a table from those of its lookups.
+
+  The gradients of a row are added in the order of the batch, on any mesh. Lookups whose gradient
+  is 0, such as those of padding, are dropped. L is the number of lookups of all devices; under a
+  mesh, L for every shard of the table.
+
+  Args:
+    lookups: rows [B, ...] and gradients [B, ..., E] of each lookup in the table.
+    V: rows of the table.
+  """
+  B, E = len(lookups[0][0]), lookups[0][1].shape[-1]
+  rows_BxL = jnp.concatenate([rows.reshape(B, -1) for rows, _ in lookups], axis=1)
+  values_BxLxE = jnp.concatenate([values.reshape(B, -1, E) for _, values in lookups], axis=1)
+  sharding = table.make_sharding(V, B)
+  if sharding is None:
+    return RowGradient(*_merge(rows_BxL.reshape(-1), values_BxLxE.reshape(-1, E), V))
+
+  def merge_shard(rows_BxL, values_BxLxE):
+    rows_BxL, values_BxLxE = (
+      table.all_gather(array, sharding.batch) for array in (rows_BxL, values_BxLxE)
+    )
+    rows_L = sharding.local_rows(rows_BxL.reshape(-1))
+    rows_L, values_LxE = _merge(rows_L, values_BxLxE.reshape(-1, E), sharding.shard_rows)
+    return RowGradient(sharding.global_rows(rows_L), values_LxE)
+
+  return sharding.shard_map(merge_shard, ('batch', 'batch'), 'table')(rows_BxL, values_BxLxE)
+
+
+def _merge(rows_L, values_LxE, V):
+  """Returns the different rows below V, ascending, and the sums of their values."""
+  L = len(rows_L)
+  is_used_L = (rows_L < V) & (values_LxE != 0).any(axis=-1)
+  rows_L = jnp.where(is_used_L, rows_L, V)
+  values_LxE = jnp.where(is_used_L[:, None], values_LxE, 0)
+  order_L = jnp.argsort(rows_L, stable=True)
+  rows_L, values_LxE = rows_L[order_L], values_LxE[order_L]
+  group_L = jnp.cumsum(jnp.diff(rows_L, prepend=rows_L[:1]) != 0)
+  values_LxE = jax.ops.segment_sum(values_LxE, group_L, L, indices_are_sorted=True)
+  return jnp.full((L,), V, rows_L.dtype).at[group_L].set(rows_L), values_LxE
+
+
+def is_row_gradient(leaf: Any) -> bool:
+  """Whether a leaf of a tree of gradients is a `RowGradient`."""
+  return isinstance(leaf, RowGradient)
+
+
+def map_leaves(function: Callable, tree: Any, *rest: Any) -> Any:
+  """Like `jax.tree.map`, with every `RowGradient` as one leaf."""
+  return jax.tree.map(function, tree, *rest, is_leaf=is_row_gradient)
+
+
+def norm(tree: Any) -> jax.Array:
+  """Returns the Euclidean norm of a tree of gradients or updates."""
+  return optax.tree.norm(values(tree))
+
+
+def values(tree: Any) -> Any:
+  """Returns the tree with the values of every `RowGradient` in its place."""
+  return map_leaves(lambda leaf: leaf.values if is_row_gradient(leaf) else leaf, tree)
+
+
+def apply_updates(params: Any, updates: Any) -> Any:
+  """Like `optax.apply_updates`; of a table, changes only the rows of its update."""
+
+  def apply(update, param):
+    if is_row_gradient(update):
+      return update.add_to(param)
+    return optax.apply_updates(param, update)
+
+  return map_leaves(apply, updates, params)

@@ -1,0 +1,194 @@
+"""The optimisers of n-gram tables.
+
+Their gradients are arrays or `RowGradient`s, and give the same result. A visited row is one whose
+gradient is not 0.
+
+  adagrad     changes visited rows only; the others would not change anyway
+  lazy_adam   Adam whose moments change, and move the row, only when the row is visited
+  adam        changes every row in every step
+  sinkhorn    changes every row in every step
+  frozen      changes nothing
+
+No table decays. For the cost of changing every row see ALL_ROWS; the other optimisers read and
+write visited rows only.
+
+V rows, E width.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax.layers.ngram import host_memory
+from ngrammer_jax.optimizers import row_gradient
+
+LEARNING_RATE_FACTOR = 5.0  # of all but Adagrad (Cheng et al. 2026)
+SINKHORN_SCALE = 0.18  # of the learning rate
+NORMALIZATIONS = 11  # of rows and columns in turn
+
+# Of the optimisers that change every row: how many bytes every step at least reads and writes for
+# each byte of a table. The table and each moment count twice, and each normalisation. Besides, a
+# gradient and an update as large as the table exist during the step.
+ALL_ROWS = {'adam': 2 * 3, 'sinkhorn': 2 * 2 + 2 * NORMALIZATIONS}
+
+
+def make(
+  name: str,
+  config: experiment.OptimizerConfig,
+  fraction: Callable[[jax.Array], jax.Array],
+  learning_rate_factor: float | None = None,
+) -> optax.GradientTransformation:
+  """Returns an optimiser of tables.
+
+  Args:
+    name: see above.
+    config: the optimiser config; Adam has the decay rates and epsilon of the dense weights.
+    fraction: the fraction of the learning rate at a step.
+    learning_rate_factor: of `optimizer.table.learning_rate` for adagrad, 1 by default; of
+      `optimizer.learning_rate` for the others, 5 by default.
+  """
+  table, adam = config.table or experiment.TableConfig(), config.adam or experiment.AdamConfig()
+
+  def scale_by_rate(rate, default_factor):
+    factor = default_factor if learning_rate_factor is None else learning_rate_factor
+    return optax.scale_by_learning_rate(lambda step: factor * rate * fraction(step))
+
+  scale_by_adam = optax.scale_by_adam(adam.beta1, adam.beta2, config.epsilon)
+  if name == 'adagrad':
+    scale_by_rss = optax.scale_by_rss(table.accumulator, table.epsilon)
+    return on_visited_rows(optax.chain(scale_by_rss, scale_by_rate(table.learning_rate, 1)))
+  if name == 'frozen':
+    return on_visited_rows(optax.set_to_zero())
+  rate = scale_by_rate(config.learning_rate, LEARNING_RATE_FACTOR)
+  if name == 'lazy_adam':
+    return on_visited_rows(optax.chain(scale_by_adam, rate))
+  if name == 'adam':
+    return on_all_rows(optax.chain(scale_by_adam, rate))
+  if name == 'sinkhorn':
+    return on_all_rows(optax.chain(scale_by_sinkhorn(), optax.scale(SINKHORN_SCALE), rate))
+  raise ValueError(f'{name!r} is not an optimiser of tables')
+
+
+def on_visited_rows(transform: optax.GradientTransformation) -> optax.GradientTransformation:
+  """Returns a transformation that sees only the visited rows of gradients and of its own state.
+
+  The other rows of its state stay as they are, and their updates are 0. Adam becomes a different
+  algorithm, lazy Adam: the moments of a row do not decay while it is not visited, and its momentum
+  does not move it then. Numbers in the state, such as the count of the bias correction, change in
+  every step.
+
+  Args:
+    transform: a transformation that treats each row alone, with the same first state for all rows,
+      and does not need parameters.
+  """
+
+  def take(array, gradient):
+    return gradient.take(array) if row_gradient.is_row_gradient(gradient) else array
+
+  def put(array, new, gradient):
+    if gradient is None:  # not of parameters
+      return new
+    if row_gradient.is_row_gradient(gradient):
+      return gradient.put(array, new)
+    return jnp.where(_is_visited(gradient), new, array)
+
+  def put_update(gradient, update):
+    if row_gradient.is_row_gradient(gradient):
+      return gradient.replace(values=update)
+    return jnp.where(_is_visited(gradient), update, 0)
+
+  def update(gradients, state, params=None):
+    del params
+    visited_state = optax.tree.map_params(transform, take, state, gradients)
+    updates, next_visited = transform.update(row_gradient.values(gradients), visited_state)
+    gradient_of = optax.tree.map_params(
+      transform, lambda _, gradient: gradient, state, gradients, transform_non_params=lambda _: None
+    )
+    state = jax.tree.map(put, state, next_visited, gradient_of)
+    return row_gradient.map_leaves(put_update, gradients, updates), state
+
+  def init(params):
+    def row_like(param):
+      # The state of a table in host memory is made there: a device may be too small for it.
+      rows = 1 if host_memory.contains(param) else len(param)
+      return jnp.zeros((rows, *param.shape[1:]), _state_dtype(param))
+
+    def on_host(array, param):
+      return host_memory.broadcast(array, param.shape) if host_memory.contains(param) else array
+
+    state = transform.init(jax.tree.map(row_like, params))
+    return optax.tree.map_params(transform, on_host, state, params)
+
+  return optax.GradientTransformation(init, update)
+
+
+def _is_visited(gradient_VxE):
+  return (gradient_VxE != 0).any(axis=-1, keepdims=True)
+
+
+def _state_dtype(param):
+  """Returns the dtype of the state: in bfloat16, averages and sums would soon stand still."""
+  return jnp.promote_types(param.dtype, jnp.float32)
+
+
+def on_all_rows(transform: optax.GradientTransformation) -> optax.GradientTransformation:
+  """Returns a transformation that sees gradients of whole tables, in at least float32."""
+
+  def to_dense(gradient, param):
+    if row_gradient.is_row_gradient(gradient):
+      return gradient.dense(jnp.zeros(param.shape, _state_dtype(param)))
+    return gradient.astype(_state_dtype(param))
+
+  def init(params):
+    return transform.init(jax.tree.map(lambda p: jnp.zeros(p.shape, _state_dtype(p)), params))
+
+  def update(gradients, state, params):
+    return transform.update(row_gradient.map_leaves(to_dense, gradients, params), state)
+
+  return optax.GradientTransformation(init, update)
+
+
+class SinkhornState(NamedTuple):
+  """The momentum of each table."""
+
+  momentum: optax.Updates
+
+
+def scale_by_sinkhorn(
+  decay: float = 0.95, threshold: float = 1e-3, epsilon: float = 1e-20
+) -> optax.GradientTransformation:
+  """Momentum with Sinkhorn normalisation, Algorithm 1 of the report of DeepSeek-V4.1.
+
+  m <- d m + (1 - d) g, u = d m + (1 - d) g (Nesterov). Rows of u of at most `threshold` times the
+  mean row norm become 0; then rows and columns are divided by their norms in turn, and the result
+  is multiplied by the root of the number of columns.
+
+  Args:
+    decay: d.
+    threshold: see above.
+    epsilon: added to norms.
+  """
+
+  def init(params):
+    return SinkhornState(jax.tree.map(jnp.zeros_like, params))
+
+  def normalize(update_VxE):
+    norm_Vx1 = jnp.linalg.norm(update_VxE, axis=1, keepdims=True)
+    update_VxE = jnp.where(norm_Vx1 <= threshold * norm_Vx1.mean(), 0, update_VxE)
+    for i in range(NORMALIZATIONS):  # of rows first and last
+      norm = jnp.linalg.norm(update_VxE, axis=(1, 0)[i % 2], keepdims=True)
+      update_VxE = update_VxE / (norm + epsilon)
+    return update_VxE * update_VxE.shape[1] ** 0.5
+
+  def update(gradients, state, params=None):
+    del params
+    mix = lambda m, g: decay * m + (1 - decay) * g
+    momentum = jax.tree.map(mix, state.momentum, gradients)
+    updates = jax.tree.map(mix, momentum, gradients)
+    return jax.tree.map(normalize, updates), SinkhornState(momentum)
+
+  return optax.GradientTransformation(init, update)

@@ -1,0 +1,83 @@
+"""A trained run as a folder: its config and vocabulary, and its variables as safetensors.
+
+<folder>/model.safetensors   step, parameters and codebook; names are joined by '/'
+
+The parameters may be in bfloat16, which halves the file; they are float32 again when restored. The
+codebook, of which ids of clusters are computed, keeps its dtype.
+
+It has no optimizer state: it can be scored, sampled and analysed by `load_run`, but not resumed.
+"""
+
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ngrammer_jax import errors
+from ngrammer_jax.checkpoints import checksums, workdirs
+from ngrammer_jax.interop import safetensors
+from ngrammer_jax.system import files
+from ngrammer_jax.training import state as train_state
+
+
+def make_folder(folder: pathlib.Path) -> None:
+  """Creates the folder of an export. Raises BadInput if it is remote or not empty."""
+  if files.is_remote(folder):
+    raise errors.BadInput(f'--output={folder} is remote: export to a local folder, and copy it')
+  files.make_output_folder(folder)
+  if any(folder.iterdir()):
+    raise errors.BadInput(f'--output={folder} is not an empty folder; use another one')
+
+
+def save(
+  workdir: pathlib.Path,
+  state: train_state.TrainState,
+  folder: pathlib.Path,
+  dtype: str | None = None,
+) -> None:
+  """Exports a run to an empty folder, its parameters in a dtype; None: in their own."""
+  for path in (workdir / 'config.json', workdir / 'corpus.json', *workdir.glob('vocabulary.*')):
+    files.write(folder / path.name, path.read_bytes())
+  params = jax.tree.map(lambda leaf: np.asarray(leaf).astype(dtype or leaf.dtype), state.params)
+  others = jax.tree.map(np.asarray, {'step': state.step, 'codebook': state.codebook})
+  safetensors.save({'params': params, **others}, folder / workdirs.EXPORTED)
+
+
+def restore(
+  folder: pathlib.Path, step: int | str, abstract: train_state.TrainState
+) -> train_state.TrainState:
+  """Returns the state of an exported run, without optimizer state and memory.
+
+  Args:
+    folder: an exported run.
+    step: `newest`, `best`, or the number of the step that was exported.
+    abstract: shapes, dtypes and shardings of the state.
+
+  Raises:
+    BadInput: the file is damaged or of another model, or it has another step.
+  """
+  loaded = checksums.named_leaves(safetensors.load(folder / workdirs.EXPORTED))
+  selected = {'step': abstract.step, 'params': abstract.params, 'codebook': abstract.codebook}
+  expected = checksums.named_leaves(selected)
+  for name, leaf in loaded.items():
+    original = expected[name].dtype if name in expected else leaf.dtype
+    if leaf.dtype == jnp.bfloat16 and jnp.issubdtype(original, jnp.floating):
+      loaded[name] = leaf.astype(original)
+  for name in sorted(loaded.keys() | expected.keys()):
+    shapes = [_describe(leaves.get(name)) for leaves in (loaded, expected)]
+    if shapes[0] != shapes[1]:
+      raise errors.BadInput(
+        f'{folder / workdirs.EXPORTED} is not of the model in config.json: {name} is {shapes[0]}, '
+        f'expected {shapes[1]}; export the run again'
+      )
+  if step not in ('newest', 'best', int(loaded['step'])):
+    raise errors.BadInput(f'--step={step}: {folder} has only step {int(loaded["step"])}')
+  leaves = [jax.device_put(loaded[name], leaf.sharding) for name, leaf in expected.items()]
+  state = jax.tree.unflatten(jax.tree.structure(selected), leaves)
+  return abstract.replace(**state, opt_state={}, memory={})
+
+
+def _describe(leaf: Any) -> str:
+  return 'missing' if leaf is None else f'{leaf.dtype}{list(leaf.shape)}'

@@ -1,0 +1,345 @@
+"""A trained run as an object, for the commands, notebooks and other programs."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+import functools
+import logging
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax import errors, pretrained_models, sharding
+from ngrammer_jax.checkpoints import manifest, reader, workdirs
+from ngrammer_jax.config import data as data_config
+from ngrammer_jax.data import corpora, token_cache, vocabularies
+from ngrammer_jax.inference import cloze, language_modeling, sampling, text
+from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.models import language_model
+from ngrammer_jax.runs import exported
+from ngrammer_jax.system import files, hosts, progress
+from ngrammer_jax.training import programs
+from ngrammer_jax.training import state as train_state
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A run directory. Everything is loaded on first use.
+
+  Attributes:
+    workdir: the run directory.
+    config: the config of the training.
+    step: checkpoint: a step number, `newest`, or `best` on the validation split.
+  """
+
+  workdir: pathlib.Path
+  config: experiment.Config = dataclasses.field(repr=False)  # long
+  step: int | str = 'newest'
+
+  @functools.cached_property
+  def vocabulary(self) -> vocabularies.Vocabulary:
+    """The vocabulary, which encodes and decodes text."""
+    return vocabularies.load(self.workdir)
+
+  @functools.cached_property
+  def mesh(self) -> jax.sharding.Mesh:
+    """The mesh of the config, or one with all devices along `data` if their number does not fit."""
+    m = self.config.mesh
+    try:
+      return sharding.make_mesh(m.data, m.fsdp, m.model)
+    except errors.BadInput as error:
+      logging.info('%s; using all of them along mesh.data', error)
+      return sharding.make_mesh()
+
+  @functools.cached_property
+  def model(self) -> language_model.LanguageModel:
+    """The model, without its variables."""
+    return language_model.build(self.config.model, self.vocabulary.size)
+
+  @functools.cached_property
+  def evaluated(self) -> language_model.LanguageModel:
+    """The model with the memory and the positions of evaluation, which also generates text."""
+    return language_model.build(self.config.evaluation_model(), self.vocabulary.size)
+
+  def find_checkpoint(self) -> int:
+    """Returns the step of the checkpoint, of `newest` the last. Raises BadInput if there is none.
+
+    All processes use the list of the first: a running training may change it meanwhile.
+    """
+    steps, best = hosts.broadcast([reader.steps(self.workdir), reader.best_step(self.workdir)])
+    if not steps:
+      raise errors.BadInput(f'--workdir={self.workdir} has no checkpoint yet')
+    number = {'newest': steps[-1], 'best': best}.get(self.step, self.step)
+    if number not in steps:
+      raise errors.BadInput(
+        f'--step={self.step}: --workdir={self.workdir} has no such checkpoint; available: '
+        f'{", ".join(map(str, steps))}'
+      )
+    return number
+
+  @functools.cached_property
+  def state(self) -> train_state.TrainState:
+    """The train state of the checkpoint. Raises BadInput if there is none."""
+    is_exported = workdirs.is_exported(self.workdir)
+    step = None if is_exported else self.find_checkpoint()
+    abstract = programs.Programs(self.config, self.vocabulary.size, self.mesh).abstract
+    if is_exported:
+      return exported.restore(self.workdir, self.step, abstract)
+    # The batch size of training need not be divisible by the devices of an evaluation.
+    memory = sharding.abstract(abstract.memory, sharding.replicated(self.mesh))
+    abstract = abstract.replace(memory=memory)
+    if self.step == 'newest':
+      return reader.restore_newest(self.workdir, abstract)[1]
+    try:
+      return reader.restore(self.workdir, step, abstract)
+    except manifest.CorruptError as error:
+      raise errors.BadInput(
+        f'--step={self.step}: checkpoint {step} is damaged: {error}; use another step'
+      ) from error
+
+  @functools.cached_property
+  def engine(self) -> inference.Engine:
+    """Scores, ranks and generates; compiles every program once."""
+    return inference.Engine(self.evaluated, self.mesh)
+
+  @functools.cached_property
+  def variables(self) -> inference.Variables:
+    """The variables of the engine, with precomputed clusters of all tokens."""
+    state = self.state  # first: it finds out whether there is a checkpoint before devices are used
+    return self.engine.prepare({'params': state.params, 'codebook': state.codebook})
+
+  @functools.cached_property
+  def token_clusters(self) -> np.ndarray:
+    """The cluster of every token and head, int32 [V, N].
+
+    Raises BadInput if the model has no clusters, or if they depend on more than the token.
+    """
+    ngram = self.config.model.ngram
+    if ngram is None or ngram.clusters is None or ngram.layer != 'input':
+      raise errors.NotApplicable(
+        f'--workdir={self.workdir} has no clusters of tokens: it needs model.ngram, with '
+        f'model.ngram.clusters and model.ngram.layer="input"'
+      )
+    return np.asarray(self.variables['codebook']['ngrammer']['quantizer']['token_ids'])
+
+  def export(self, folder: str | pathlib.Path, dtype: str | None = None) -> None:
+    """Writes config, vocabulary and variables to a folder, which `load_run` reads.
+
+    Args:
+      folder: a new or empty folder.
+      dtype: dtype of the parameters in the file, such as `bfloat16`. None: their own.
+
+    Raises:
+      BadInput: the folder is remote, is not empty or cannot be created.
+    """
+    folder = files.path(folder)
+    exported.make_folder(folder)  # before the checkpoint is loaded
+    exported.save(self.workdir, self.state, folder, dtype)
+
+  def split(self, name: str) -> token_cache.TokenSplit:
+    """Returns a split of the corpus. Raises BadInput if it is not the corpus of the training."""
+    _check_split(name)
+    if name not in self._splits:
+      raise errors.NotApplicable(
+        f'--split={name}: data.corpus={self.config.data.corpus!r} has no such split to evaluate; '
+        f'available: {", ".join(self._splits)}'
+      )
+    return self._splits[name]
+
+  @functools.cached_property
+  def _splits(self) -> Mapping[str, token_cache.TokenSplit]:
+    """All splits of the corpus by name."""
+    data = self.config.data
+    self.log_paths('path', 'cache_dir', 'vocabulary_path')
+    with hosts.collective_errors():
+      # Of a foreign run: the user has not said that anything may be deleted there.
+      may_delete = data.cache_dir is None
+      # Where a run was exported to, its vocabulary need not be learned again.
+      vocabulary = self.vocabulary if workdirs.is_exported(self.workdir) else None
+      corpus = token_cache.prepare(data, corpus_opener(data), may_delete, vocabulary)
+      workdirs.check_text(self.workdir, self.config, corpus.content_hash)
+    return corpus.splits
+
+  def log_paths(self, *names: str) -> None:
+    """Logs the paths of the data section that are read: the run may be of somebody else."""
+    data = self.config.data
+    paths = [f'data.{name}={getattr(data, name)}' for name in names if getattr(data, name)]
+    if paths:
+      logging.info('using %s, from the config of --workdir=%s', ', '.join(paths), self.workdir)
+
+  def evaluate(self, split: str = 'test', max_tokens: int | None = None) -> dict[str, Any]:
+    """Scores a split of the corpus, or its first tokens; see `language_modeling.evaluate`."""
+    _check_split(split)
+    if not workdirs.is_exported(self.workdir):
+      self.find_checkpoint()  # before the corpus is tokenised
+    options = dataclasses.replace(self.config.evaluation, max_tokens=max_tokens)
+    return {'split': split, **self._evaluate(self.split(split), split, options)}
+
+  def evaluate_file(
+    self, path: str | pathlib.Path, max_tokens: int | None = None
+  ) -> dict[str, Any]:
+    """Scores a text file as one document, or its first tokens; see `evaluate`.
+
+    A short text is divided into fewer streams, so that each has at least one segment.
+
+    Raises:
+      BadInput: the file cannot be read, or the vocabulary lacks a character of it.
+    """
+    with hosts.collective_errors():
+      tokens = token_cache.encode_file(files.user_path('--text', path), self.vocabulary)
+    count = min(max_tokens or len(tokens.tokens), len(tokens.tokens))
+    streams = min(self.config.evaluation.streams, max(count // self.config.evaluation_length(), 1))
+    if streams < self.config.evaluation.streams:
+      logging.info('%s: %s tokens, divided into evaluation.streams=%s', path, f'{count:,}', streams)
+    options = dataclasses.replace(self.config.evaluation, max_tokens=max_tokens, streams=streams)
+    return {'text': str(path), **self._evaluate(tokens, str(path), options)}
+
+  def _evaluate(
+    self, tokens: token_cache.TokenSplit, name: str, options: experiment.EvaluationConfig
+  ) -> dict[str, Any]:
+    config = dataclasses.replace(self.config, evaluation=options)
+    variables = {'params': self.state.params, 'codebook': self.state.codebook}
+    count = min(options.max_tokens or len(tokens.tokens), len(tokens.tokens))
+    with progress.Progress(f'evaluating {name}', count, 'tokens') as bar:
+      result = language_modeling.evaluate(
+        self.engine, variables, tokens, config, self.vocabulary.line_end, bar.advance
+      )
+    return {'step': int(self.state.step), **result}
+
+  def cloze(
+    self,
+    path: str | pathlib.Path,
+    split: str = 'test',
+    protocol: str = 'query',
+    made: int | None = None,
+  ) -> tuple[dict[str, Any], list[cloze.Answer]]:
+    """Answers the questions of the Children's Book Test; see `inference.cloze`.
+
+    Args:
+      path: folder or file of the questions; with `made`, of the raw books.
+      split: split of a folder: train, validation or test.
+      protocol: `query`, or `prefix`, which ignores the text after a candidate.
+      made: number of synthetic questions of each class, generated from raw books. None: read
+        official questions instead.
+
+    Raises:
+      BadInput: there are no such questions, a file is damaged, or the model cannot answer them.
+    """
+    _check_split(split)
+    cloze.check_protocol(protocol)
+    inference.check_model(self.config.model)
+    with hosts.collective_errors():
+      source = cloze.open_questions(files.user_path('--cloze', path), split, made)
+    rows, context = self.config.training.batch_size, self.config.evaluation_context()
+    variables = self.variables
+    evaluate = cloze.Evaluator(self.engine, self.vocabulary, rows, context, protocol)
+    with progress.Progress('cloze', sum(source.counts.values()), 'questions') as bar:
+      answers = list(evaluate(variables, source.read(), bar.advance))
+    return cloze.build_result(answers, source, int(self.state.step), protocol, context), answers
+
+  def score(self, texts: str | Sequence[str]) -> list[text.Score]:
+    """Scores texts, each as a separate document, in segments of the evaluation length.
+
+    Raises:
+      BadInput: the vocabulary does not have a character.
+    """
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    encoded = [text.encode(self.vocabulary, t, f'text {i + 1}') for i, t in enumerate(texts)]
+    length = self.config.evaluation_length()
+    variables = self.variables
+    return text.score(self.engine, variables, self.vocabulary, encoded, length)
+
+  def generate(
+    self,
+    prompts: str | Sequence[str],
+    tokens: int = 100,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    context: int | None = None,
+    on_text: Callable[[int, str], None] | None = None,
+    repetition_penalty: float = 1.0,
+    stop: str | Sequence[str] = (),
+  ) -> list[text.Completion]:
+    """Continues prompts, each as the start of a separate document.
+
+    Args:
+      prompts: the prompts; '' starts a new document.
+      tokens: maximum number of new tokens; a document may end earlier.
+      temperature: divides the logits; 0 is greedy decoding.
+      top_k: samples from this number of most likely tokens. None: from all.
+      top_p: samples from the most likely tokens with this total probability. None: from all.
+      seed: prompt number i, from 0, uses seed + i; it does not depend on the other prompts.
+      context: maximum number of tokens that a token is predicted from. None: the segment length of
+        the evaluation and, if the model has one, its memory.
+      on_text: called with the index of a prompt and its new text, for each token.
+      repetition_penalty: lowers the logits of tokens that occurred, if above 1 (CTRL).
+      stop: texts before which a continuation ends.
+
+    Raises:
+      BadInput: a prompt does not fit the context, or a value is out of range.
+    """
+    prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+    config = sampling.SamplingConfig(temperature, top_k, top_p, repetition_penalty)
+    return list(self.completions(prompts, config, tokens, seed, context, on_text, stop))
+
+  def completions(
+    self,
+    prompts: Sequence[str],
+    sampling_config: sampling.SamplingConfig,
+    tokens: int,
+    seed: int = 0,
+    context: int | None = None,
+    on_text: Callable[[int, str], None] | None = None,
+    stop: str | Sequence[str] = (),
+  ) -> Iterator[text.Completion]:
+    """Yields the completions of `generate`, batch by batch, as soon as they are done."""
+    context = self.config.evaluation_context() if context is None else context
+    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    config = text.CompletionConfig(sampling_config, tokens, seed, context, stop)
+    config.check(self.config.model, len(prompts))
+    encoded = text.encode_prompts(self.vocabulary, prompts, context)
+    variables = self.variables
+    yield from text.complete(self.engine, variables, self.vocabulary, encoded, config, on_text)
+
+
+def load_run(workdir: str | pathlib.Path, step: int | str = 'newest') -> Run:
+  """Opens a run directory. The checkpoint is looked for and loaded on first use.
+
+  Args:
+    workdir: the run directory.
+    step: checkpoint: a step number, `newest`, or `best` on the validation split.
+
+  Raises:
+    BadInput: it is not a run directory.
+  """
+  workdir = files.path(workdir)
+  return Run(workdir, workdirs.load_config(workdir), step)
+
+
+def load_pretrained(name: str) -> Run:
+  """Opens a model that comes with the package, see `pretrained_models`.
+
+  Raises:
+    BadInput: there is no model of this name, or a file of it is damaged.
+  """
+  return load_run(pretrained_models.find(name))
+
+
+def corpus_opener(
+  config: data_config.DataConfig,
+) -> Callable[[data_config.DataConfig], corpora.Corpus] | None:
+  """Returns the function that opens a corpus through seqio; None for other corpora."""
+  if not config.is_tfds_corpus:
+    return None
+  from ngrammer_jax.tasks import c4  # imports TensorFlow
+
+  return c4.open_corpus
+
+
+def _check_split(name: str) -> None:
+  if name not in corpora.SPLITS:
+    raise errors.BadInput(f'--split={name} is not one of: {", ".join(corpora.SPLITS)}')

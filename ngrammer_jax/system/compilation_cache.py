@@ -1,0 +1,111 @@
+"""The persistent compilation cache: compiled programs that JAX loads at the next start.
+
+It is on by default, in the cache folder of the user, unless JAX's own settings name another folder
+(JAX_COMPILATION_CACHE_DIR). A cached program runs as this user. Therefore the default folder is not
+used if another user can write to it.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import logging
+import os
+import pathlib
+import platform
+import tempfile
+import time
+
+from ngrammer_jax import errors
+from ngrammer_jax.system import files, hosts
+
+DEFAULT = pathlib.Path('~/.cache/ngrammer_jax/programs')  # or in $NGRAMMER_JAX_CACHE
+MIN_COMPILE_SECONDS = 0.1  # programs that compile faster are not cached
+MAX_AGE = 30 * 86_400  # seconds after which a program is deleted
+
+
+def add_flag(parser: argparse.ArgumentParser) -> None:
+  """Adds --compilation_cache, the argument of `enable`."""
+  parser.add_argument(
+    '--compilation_cache',
+    type=_parse,
+    default=DEFAULT,
+    metavar='DIR',
+    help='persistent compilation cache directory; None: no cache',
+  )
+
+
+def enable(folder: pathlib.Path | None) -> None:
+  """Makes JAX cache compiled programs; to be called before the first compilation.
+
+  Args:
+    folder: the value of --compilation_cache. None: JAX's own settings stay as they are. `DEFAULT`:
+      the same where they name a folder; if the default folder cannot be used, a warning says why.
+  """
+  import jax  # not at the top: --help and errors in a config do not wait for it
+
+  if folder is None or not jax.config.jax_enable_compilation_cache:
+    return
+  if folder == DEFAULT:
+    if jax.config.jax_compilation_cache_dir is not None:
+      return
+    try:
+      folder = _make_default()
+    except (OSError, errors.BadInput) as error:
+      logging.warning('no compilation cache: %s', error)
+      return
+  jax.config.update('jax_compilation_cache_dir', str(folder))
+  if 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS' not in os.environ:
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', MIN_COMPILE_SECONDS)
+  if hosts.is_primary():
+    logging.info('compilation cache: %s (--compilation_cache=None: none)', folder)
+
+
+def _parse(text: str) -> pathlib.Path | None:
+  """Returns a folder that can be written; None for the text None."""
+  if text == 'None':
+    return None
+  folder = files.path(text)
+  try:
+    files.check_reachable(folder)
+    files.make_folder(folder)
+    if files.is_remote(folder):
+      files.write(folder / 'writable', '')
+    else:  # without a name, as several processes may start at once
+      tempfile.TemporaryFile(dir=folder).close()
+  except OSError as error:
+    raise argparse.ArgumentTypeError(f'{text} cannot be written: {error.strerror}') from error
+  except errors.BadInput as error:
+    raise argparse.ArgumentTypeError(str(error)) from error
+  return folder
+
+
+def _make_default() -> pathlib.Path:
+  """Creates the default folder, without old programs. Raises OSError, or BadInput if not private.
+
+  It has a part for each kind of processor, because machines may share a home directory.
+  """
+  root = files.user_cache('--compilation_cache')
+  folder = root / DEFAULT.name / _processor()
+  for private in (root, folder.parent, folder):
+    private.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = private.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+      raise errors.BadInput(
+        f'{private} belongs to another user, or others can write to it: change its permissions '
+        f'with chmod go-w, or use another folder with --compilation_cache=DIR'
+      )
+  for program in folder.glob('*-cache'):
+    with contextlib.suppress(OSError):  # another process may delete it too
+      if time.time() - program.stat().st_mtime > MAX_AGE:
+        program.unlink()
+  return folder
+
+
+def _processor() -> str:
+  """Returns a name of the instruction set of this machine: compiled programs may need all of it."""
+  try:
+    lines = pathlib.Path('/proc/cpuinfo').read_text(encoding='utf-8').splitlines()
+  except OSError:
+    return platform.machine()
+  features = next((line for line in lines if line.lower().startswith(('flags', 'features'))), '')
+  return f'{platform.machine()}-{hashlib.sha256(features.encode()).hexdigest()[:8]}'

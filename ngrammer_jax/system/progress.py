@@ -1,0 +1,113 @@
+"""Progress of long-running work: a bar on a terminal, lines with the time left in a log."""
+
+import contextlib
+import logging
+import sys
+import time
+
+import tqdm
+
+from ngrammer_jax.system import hosts
+
+LOG_INTERVAL = 10.0  # seconds between log lines
+
+
+def format_duration(seconds: float) -> str:
+  """Formats a duration with its two largest units: 42s, 3m05s, 2h10m, 5d03h."""
+  seconds = int(round(seconds))
+  for unit, small_unit, size, small_size in (
+    ('d', 'h', 86_400, 3600),
+    ('h', 'm', 3600, 60),
+    ('m', 's', 60, 1),
+  ):
+    if seconds >= size:
+      return f'{seconds // size}{unit}{seconds % size // small_size:02d}{small_unit}'
+  return f'{seconds}s'
+
+
+class LogHandler(logging.Handler):
+  """Writes log lines above a progress bar, not into it."""
+
+  def emit(self, record: logging.LogRecord) -> None:
+    with contextlib.suppress(OSError):  # a closed standard error must not stop the work
+      tqdm.tqdm.write(self.format(record), file=sys.stderr)
+
+
+class Progress:
+  """Counts units of work up to a total. Use as a context manager.
+
+  The rate and the time left are measured from the first call of `advance` on, because the first
+  units often wait for a compilation. Until the second call they are unknown.
+
+  Args:
+    description: name of the work, at the beginning of every line.
+    total: total number of units.
+    unit: name of a unit, such as "tokens".
+    initial: number of units finished before this run.
+    log_lines: whether to log lines if there is no terminal.
+  """
+
+  def __init__(
+    self, description: str, total: int, unit: str, initial: int = 0, log_lines: bool = True
+  ):
+    self._description, self._total, self._unit = description, total, unit
+    self._done = initial
+    self._has_bar = sys.stderr.isatty() and hosts.is_primary()
+    self._log_lines = log_lines and not self._has_bar
+    self._last_log_time = time.monotonic()
+    self._measured_from: tuple[float, int] | None = None  # time and finished units
+    self._bar = tqdm.tqdm(
+      desc=description,
+      total=total,
+      initial=initial,
+      unit=f' {unit}',
+      unit_scale=total > 10_000,
+      disable=not self._has_bar,
+      dynamic_ncols=True,
+      smoothing=0.1,
+    )
+
+  def __enter__(self) -> 'Progress':
+    return self
+
+  def __exit__(self, *exception) -> None:
+    self._bar.close()
+
+  def advance(self, units: int, note: str = '') -> None:
+    """Adds finished units; the note is shown after the bar."""
+    self._done += units
+    if note:
+      self._bar.set_postfix_str(note, refresh=False)
+    now = time.monotonic()
+    if self._measured_from is None:
+      self._measured_from = now, self._done
+      self._bar.reset()  # restarts its clock
+      self._bar.n = self._bar.initial = self._bar.last_print_n = self._done
+      self._bar.refresh()
+    else:
+      self._bar.update(units)
+    if self._log_lines and now - self._last_log_time >= LOG_INTERVAL:
+      self._last_log_time = now
+      logging.info('%s: %s', self._description, self.format_status())
+
+  def log(self, line: str) -> None:
+    """Logs a line, unless the bar on a terminal shows the same."""
+    if not self._has_bar:
+      logging.info(line)
+
+  def rate(self) -> float | None:
+    """Returns the units finished per second, None if it is not known yet."""
+    if self._measured_from is None:
+      return None
+    start_time, initial = self._measured_from
+    elapsed = time.monotonic() - start_time
+    return (self._done - initial) / elapsed if self._done > initial and elapsed > 0 else None
+
+  def format_status(self) -> str:
+    """Formats the finished share and, if they are known, the rate and the time left."""
+    status = f'{self._done / max(self._total, 1):.0%} of {self._total:,} {self._unit}'
+    rate = self.rate()
+    if rate is None:
+      return status
+    left = format_duration(max(self._total - self._done, 0) / rate)
+    return f'{status}, {rate:,.0f} {self._unit}/s, {left} left'

@@ -1,0 +1,127 @@
+"""Time of a run by phase, over all its starts.
+
+<workdir>/goodput.json   seconds by phase, and the number of starts
+"""
+
+import collections
+from collections.abc import Iterator
+import contextlib
+import json
+import logging
+import pathlib
+import time
+from typing import Any, TypeVar
+
+from ngrammer_jax.system import files, hosts, json_files, progress
+
+Item = TypeVar('Item')
+FILE = 'goodput.json'
+EMPTY = {'starts': 0, 'seconds': {}, 'unsaved': 0.0}
+WRITE_INTERVAL = 10.0  # seconds
+TRAINING, DATA, LOST = 'training', 'data', 'lost'
+
+
+class Goodput:
+  """Adds up the time of each phase, in this process and in earlier starts of the run.
+
+  There is one phase at a time, initially `start`. When a run is killed, its training time after the
+  last checkpoint moves to the phase `lost`.
+
+  Args:
+    workdir: run directory.
+    start_time: time of this start, on the monotonic clock.
+  """
+
+  def __init__(self, workdir: pathlib.Path, start_time: float):
+    self._path = workdir / FILE
+    self._phase, self._phase_start, self._last_write = 'start', start_time, 0.0
+    previous = _read(self._path)
+    self.starts, self._unsaved = previous['starts'] + 1, 0.0
+    self.seconds = collections.Counter(previous['seconds'])
+    self.seconds[LOST] += previous['unsaved']
+    self.seconds[TRAINING] -= previous['unsaved']
+    self._lap_start = 0.0
+
+  def switch(self, phase: str) -> str:
+    """Starts a phase and returns the one before."""
+    previous, now = self._phase, time.monotonic()
+    self.seconds[previous] += now - self._phase_start
+    self._unsaved += (now - self._phase_start) * (previous == TRAINING)
+    self._phase, self._phase_start = phase, now
+    return previous
+
+  @contextlib.contextmanager
+  def timed(self, phase: str) -> Iterator[None]:
+    """Counts the time of the body as a phase."""
+    previous = self.switch(phase)
+    try:
+      yield
+    finally:
+      self.switch(previous)
+
+  def timed_items(self, items: Iterator[Item], phase: str) -> Iterator[Item]:
+    """Yields the items; the time spent waiting for them counts as a phase."""
+    while True:
+      with self.timed(phase):
+        item = next(items, None)
+      if item is None:
+        return
+      yield item
+
+  def mark_saved(self) -> None:
+    """Marks the training time so far as saved in a checkpoint."""
+    self.switch(self._phase)
+    self._unsaved = 0.0
+
+  def lap(self) -> float:
+    """Returns the seconds of training and of waiting for data since the last call."""
+    self.switch(self._phase)
+    start, self._lap_start = self._lap_start, self.seconds[TRAINING] + self.seconds[DATA]
+    return self._lap_start - start
+
+  def share(self) -> float:
+    """Returns training time as a share of all time."""
+    self.switch(self._phase)
+    return self.seconds[TRAINING] / max(sum(self.seconds.values()), 1e-9)
+
+  def write(self, force: bool = False) -> None:
+    """Writes goodput.json in the primary process, at most every WRITE_INTERVAL unless forced."""
+    is_due = force or time.monotonic() - self._last_write > WRITE_INTERVAL
+    if not hosts.is_primary() or not is_due:
+      return
+    self.switch(self._phase)
+    self._last_write = time.monotonic()
+    content = {'starts': self.starts, 'seconds': dict(self.seconds), 'unsaved': self._unsaved}
+    with contextlib.suppress(Exception):  # the storage library raises many classes
+      files.write(self._path, json.dumps(content, indent=1) + '\n')
+
+  def format_summary(self) -> str:
+    """Formats the total time, the share of training and the time of the other phases."""
+    share, total = self.share(), sum(self.seconds.values())
+    starts = f' in {self.starts} starts' if self.starts > 1 else ''
+    parts = [f'training {share:.1%}']
+    for phase, seconds in self.seconds.most_common():
+      if phase != TRAINING and seconds >= 0.5:
+        parts.append(f'{phase} {progress.format_duration(seconds)}')
+    return f'{progress.format_duration(total)}{starts} ({", ".join(parts)})'
+
+  def close(self) -> None:
+    """Writes goodput.json and logs the summary."""
+    self.write(force=True)
+    logging.info('total %s', self.format_summary())
+
+
+def training_seconds(workdir: pathlib.Path) -> float:
+  """Returns the seconds of the training steps of a run over all its starts; 0 if unknown."""
+  return _read(workdir / FILE)['seconds'].get('training', 0.0)
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+  """Returns the content of goodput.json; as of a new run if it is missing or damaged."""
+  try:
+    content = EMPTY | json_files.read_object(path)
+  except (OSError, ValueError):  # a damaged file must not end a run
+    return EMPTY
+  seconds, counts = content['seconds'], (content['starts'], content['unsaved'])
+  numbers = (*counts, *seconds.values()) if isinstance(seconds, dict) else (None,)
+  return content if all(type(n) in (int, float) for n in numbers) else EMPTY

@@ -1,0 +1,63 @@
+"""A log file for each process, with stack traces when the process makes no progress.
+
+<workdir>/logs/process_0.log   all log lines of process 0, with times
+"""
+
+import contextlib
+import faulthandler
+import logging
+import pathlib
+import sys
+
+from ngrammer_jax.system import files, hosts
+
+DEFAULT_MINUTES = 10.0
+
+
+class _LogFile(logging.FileHandler):
+  """A log file that ignores write errors: a full disk is reported by other code."""
+
+  def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  the name in logging
+    pass
+
+
+class Watchdog:
+  """Dumps the stack traces of all threads into the log file after a time without progress.
+
+  When several processes hang, the cause is in the one that does not wait in a collective.
+  A context manager.
+
+  Args:
+    workdir: run directory.
+    minutes: time without a `beat`. 0 disables the stack traces.
+  """
+
+  def __init__(self, workdir: pathlib.Path, minutes: float = DEFAULT_MINUTES):
+    self._folder, self._name = workdir / 'logs', f'process_{hosts.process_index()}.log'
+    self._seconds = 60 * minutes
+
+  def __enter__(self) -> 'Watchdog':
+    self._synced = files.SyncedDir(self._folder, self._name)
+    path = self._synced.folder / self._name
+    with files.translate_disk_full(lambda: f'{path} cannot be written: No space left on device'):
+      path.parent.mkdir(parents=True, exist_ok=True)
+      self._handler = _LogFile(path, encoding='utf-8')
+    self._handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s'))
+    logging.getLogger().addHandler(self._handler)
+    self.beat()
+    return self
+
+  def beat(self) -> None:
+    """Reports progress: restarts the timer."""
+    if self._seconds:
+      stream = self._handler.stream or sys.stderr
+      faulthandler.dump_traceback_later(self._seconds, repeat=True, file=stream)
+
+  def __exit__(self, kind, error, traceback) -> None:
+    faulthandler.cancel_dump_traceback_later()
+    logging.getLogger().removeHandler(self._handler)
+    with contextlib.suppress(OSError):
+      if error is not None:  # the console shows it only after this
+        self._handler.stream.write(f'{kind.__name__}: {error}\n')
+      self._handler.close()
+    self._synced.close()

@@ -1,0 +1,125 @@
+"""The records of a run: metrics.jsonl, TensorBoard, and lines on the console."""
+
+from collections.abc import Iterator
+import json
+import logging
+import pathlib
+from typing import Any
+
+from ngrammer_jax.system import files, hosts, json_files, progress
+
+# The page `custom scalars` of TensorBoard shows both losses in one chart.
+TENSORBOARD_LAYOUT = {'loss': {'loss': ['Multiline', ['train/loss', 'validation/loss']]}}
+
+
+class MetricsWriter:
+  """Writes scalars by step, in the primary process.
+
+  `metrics.jsonl` in the workdir is the record; TensorBoard shows the same numbers: the values of
+  training with the prefix `train/`, and the nats per token of validation as `validation/loss`. On
+  resume both are cut to the restored step, so that no step appears twice.
+  """
+
+  def __init__(self, workdir: pathlib.Path, restored_step: int):
+    if not hosts.is_primary():
+      return
+    import tensorboardX  # heavy, as it imports the clients of object stores
+
+    self._synced = files.SyncedDir(workdir, 'metrics.jsonl')
+    folder = self._synced.folder
+    self._path = folder / 'metrics.jsonl'
+    with files.translate_disk_full(self._disk_full_message):
+      _truncate(folder, restored_step)
+      self._file = self._path.open('a', encoding='utf-8')
+      self._tensorboard = tensorboardX.SummaryWriter(
+        str(folder / 'tensorboard'), purge_step=restored_step + 1
+      )
+      self._tensorboard.add_custom_scalars(TENSORBOARD_LAYOUT)
+    self.sync()
+
+  def scalars(self, step: int, values: dict[str, float]) -> None:
+    """Writes the values of a step. Raises BadInput if the disk is full."""
+    if not hosts.is_primary():
+      return
+    with files.translate_disk_full(self._disk_full_message):
+      self._file.write(json.dumps({'step': step, **values}) + '\n')
+      self._file.flush()
+      for name, value in values.items():
+        self._tensorboard.add_scalar(_tensorboard_tag(name), value, step)
+      self._tensorboard.flush()  # so that a killed run loses no point
+
+  def sync(self) -> None:
+    """Uploads the records to a remote workdir."""
+    if hosts.is_primary():
+      self._synced.sync()
+
+  def close(self) -> None:
+    if not hosts.is_primary():
+      return
+    try:
+      self._file.close()
+      self._tensorboard.close()
+    except OSError as error:  # this must not change the exit status
+      logging.warning('%s cannot be closed: %s', self._path, error.strerror)
+    self._synced.close()
+
+  def _disk_full_message(self) -> str:
+    return (
+      f'{self._path} cannot be written: No space left on device. Free some space, then rerun the '
+      f'same command to resume from the last checkpoint'
+    )
+
+
+def read_value(workdir: pathlib.Path, step: int, name: str) -> float | None:
+  """Returns a recorded value of a step, None if it is not recorded."""
+  records = (record for _, record in read_lines(workdir) if record.get('step') == step)
+  values = [record[name] for record in records if name in record]
+  return values[-1] if values else None
+
+
+def read_lines(workdir: pathlib.Path) -> Iterator[tuple[bytes, dict[str, float]]]:
+  """Yields each line of metrics.jsonl with its record; an invalid line has an empty record."""
+  path = workdir / 'metrics.jsonl'
+  for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+    try:
+      record = json_files.parse(line) if line.endswith(b'\n') else None
+    except files.DamagedError:
+      record = None
+    yield line, record if _is_record(record) else {}
+
+
+def _is_record(value: Any) -> bool:
+  """Whether a JSON value is an object of numbers, one of which is the step."""
+  is_object = isinstance(value, dict) and all(isinstance(v, int | float) for v in value.values())
+  return is_object and type(value.get('step')) is int
+
+
+def _tensorboard_tag(name: str) -> str:
+  """Returns the tag of a value of metrics.jsonl in TensorBoard."""
+  if name == 'validation/nll_nats_per_token':
+    return 'validation/loss'
+  return name if '/' in name else f'train/{name}'
+
+
+def _truncate(workdir: pathlib.Path, step: int) -> None:
+  """Drops the lines after a step, and invalid lines, such as one that a kill cut short."""
+  path, lines = workdir / 'metrics.jsonl', []
+  for line, record in read_lines(workdir):
+    if not record:
+      text = line[:40].decode(errors='replace')
+      logging.warning('%s: dropping a line that is not a record: %r', path, text)
+    elif record['step'] <= step:
+      lines.append(line)
+  if path.exists():
+    files.write(path, b''.join(lines))
+
+
+def format_line(step: int, steps: int, values: dict[str, Any], seconds_left: float | None) -> str:
+  """Formats the metrics of a step for the console. A time left of None is not known yet."""
+  parts = [f'step {step:,}/{steps:,}', f'loss {values["loss"]:.4f}']
+  parts.append(f'{values["tokens_per_second"]:,.0f} tokens/s')
+  if 'mfu' in values:
+    parts.append(f'MFU {values["mfu"]:.1%}')
+  if seconds_left is not None:
+    parts.append(f'{progress.format_duration(seconds_left)} left')
+  return '  '.join(parts)

@@ -1,0 +1,240 @@
+"""One process to a workdir."""
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import types
+
+import pytest
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax import errors
+from ngrammer_jax.checkpoints import workdirs
+from ngrammer_jax.config import evaluation as evaluation_config
+from ngrammer_jax.config import mesh as mesh_config
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.data import vocabularies
+from ngrammer_jax.system import files
+from tests import tokenizer_files
+from tests.checks import bad_input
+
+HOLD = """
+import fcntl, sys, time
+with open(sys.argv[1], 'w') as file:
+  fcntl.flock(file, fcntl.LOCK_EX)
+  print('process of the test', file=file, flush=True)
+  print('held', flush=True)
+  time.sleep(600)
+"""
+
+
+@contextlib.contextmanager
+def locked(workdir):
+  with (workdir / 'lock').open('a+') as file:
+    workdirs._lock(workdir, file)
+    yield
+
+
+@pytest.fixture
+def given():
+  """What a run is trained on, as far as a workdir knows it."""
+  save = lambda workdir: (workdir / 'vocabulary.json').write_text('{}')
+  return types.SimpleNamespace(content_hash='abc', vocabulary=types.SimpleNamespace(save=save))
+
+
+def occupy(workdir, config, given):
+  with workdirs.lock_workdir(workdir, config, given):
+    pass
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone(tiny, tmp_path, given):
+  run = tmp_path / 'run'
+  config = tiny()
+  occupy(run, config, given)
+  holder = subprocess.Popen([sys.executable, '-c', HOLD, run / 'lock'], stdout=subprocess.PIPE)
+  try:
+    assert holder.stdout.readline() == b'held\n'
+    for _ in range(2):  # whoever is refused leaves the name of the holder
+      with bad_input(
+        f'--workdir={run} is in use by process of the test: '
+        'wait for it, stop it, or use another workdir'
+      ):
+        occupy(run, config, given)
+  finally:
+    holder.send_signal(signal.SIGKILL)
+    holder.communicate()
+  with locked(run):
+    assert (run / 'lock').read_text() == f'process {os.getpid()} on {socket.gethostname()}\n'
+    with bad_input(
+      f'--workdir={run} is in use by process {os.getpid()} on {socket.gethostname()}: '
+      'wait for it, stop it, or use another workdir'
+    ):
+      occupy(run, config, given)
+  occupy(run, config, given)
+
+
+@pytest.mark.parametrize('writes', [0, 1])
+def test_a_start_that_was_killed_can_be_repeated(tiny, tmp_path, monkeypatch, given, writes):
+  """Before each of the files of a workdir; the last one, config.json, makes it a run."""
+  config, done, write = tiny(), [], files.write
+
+  def dies(path, content):
+    if len(done) == writes:
+      raise KeyboardInterrupt
+    done.append(path)
+    write(path, content)
+
+  with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+    patch.setattr(files, 'write', dies)
+    occupy(tmp_path / 'run', config, given)
+  assert not (tmp_path / 'run' / 'config.json').exists()
+  workdirs.check(tmp_path / 'run', tiny(model={'width': 32}))  # it is not begun
+  occupy(tmp_path / 'run', config, given)
+  assert workdirs.load_config(tmp_path / 'run') == config
+  workdirs.check_text(tmp_path / 'run', config, 'abc')
+  workdirs.check_text(tmp_path / 'run', config, 'abd')  # nothing was learned from the text
+  workdirs.check(tmp_path / 'run', tiny(model={'width': 32}))
+  (tmp_path / 'run' / 'checkpoints' / '4').mkdir(parents=True)
+  with pytest.raises(errors.BadInput, match='was started on another text'):
+    workdirs.check_text(tmp_path / 'run', config, 'abd')
+
+
+def test_another_tokenizer_is_refused_with_both_sizes(tiny, tmp_path):
+  config, run, path = tiny(), tmp_path / 'run', tmp_path / 'tokenizer.json'
+  data = dataclasses.replace(config.data, vocabulary='tokenizer', vocabulary_path=str(path))
+  config = dataclasses.replace(config, data=data)
+  path.write_bytes(tokenizer_files.byte_level(size=270))
+  vocabulary = vocabularies.read_tokenizer(path)
+  occupy(run, config, types.SimpleNamespace(content_hash='abc', vocabulary=vocabulary))
+  (run / 'checkpoints' / '4').mkdir(parents=True)
+  with pytest.raises(errors.BadInput, match='was started on another text'):
+    workdirs.check_text(run, config, 'abd')
+  path.write_bytes(tokenizer_files.byte_level(size=280))
+  with bad_input(
+    f'data.vocabulary_path={path}, with 280 token ids, is not the vocabulary of --workdir={run}, '
+    f'which has 270: use that vocabulary, or another workdir'
+  ):
+    workdirs.check_text(run, config, 'abd')
+
+
+def with_checkpoint(workdir, config):
+  """Makes a workdir of a run that has saved a step."""
+  (workdir / 'checkpoints' / '4').mkdir(parents=True)
+  experiment.save(config, workdir / 'config.json')
+
+
+NGRAM = model_config.NGramConfig(clusters=8, vocabulary_size=64, dim=4)
+NGRAM_TEXT = '(clusters=8, vocabulary_size=64, dim=4)'  # without its defaults
+
+
+@pytest.mark.parametrize(
+  'before, now, message',
+  [
+    ({}, {'model': {'ngram': dataclasses.replace(NGRAM, dim=2)}}, 'model.ngram.dim=4, now it is 2'),
+    ({}, {'model': {'ngram': None}}, f'model.ngram={NGRAM_TEXT}, now it is None'),
+    ({'model': {'ngram': None}}, {}, f'model.ngram=None, now it is {NGRAM_TEXT}'),
+    (
+      {'model': {'ngram': None}},
+      {'model': {'ngram': model_config.NGramConfig()}},
+      'model.ngram=None, now it is (defaults)',
+    ),
+    ({}, {'optimizer': {'clip_norm': None}}, 'optimizer.clip_norm=1.0, now it is None'),
+    ({'optimizer': {'clip_norm': None}}, {}, 'optimizer.clip_norm=None, now it is 1.0'),
+    ({}, {'seed': 1}, 'seed=0, now it is 1'),
+    (
+      {},
+      {'optimizer': {'drop': experiment.DropConfig(4, 0.5)}},
+      'optimizer.drop=None, now it is (steps=4, fraction=0.5)',
+    ),
+    (
+      {'optimizer': {'schedule': 'constant', 'drop': experiment.DropConfig(4, 0.5)}},
+      {
+        'optimizer': {'schedule': 'constant', 'drop': experiment.DropConfig(4, 0.5)},
+        'training': {'steps': 16},
+      },
+      'training.steps=12, now it is 16 (optimizer.drop depends on the number of steps)',
+    ),
+    (
+      {'optimizer': {'schedule': 'constant'}},
+      {'optimizer': {'schedule': 'constant'}, 'training': {'steps': 8}},
+      'training.steps=12, now it is 8',
+    ),
+  ],
+)
+def test_what_changes_a_run_is_refused_and_named(tiny, tmp_path, before, now, message):
+  with_checkpoint(tmp_path, tiny(**before))
+  remedy = 'use the old value, or another workdir'
+  if 'number of steps' in message:
+    remedy += f' with --config.init_from={tmp_path}'
+  with bad_input(f'--workdir={tmp_path} was started with {message}: {remedy}'):
+    workdirs.check(tmp_path, tiny(**now))
+
+
+def test_what_changes_no_number_may_differ(tiny, tmp_path):
+  with_checkpoint(tmp_path, tiny(optimizer={'schedule': 'constant'}))
+  config = tiny(
+    model={'scan_layers': False, 'remat': True, 'vocabulary_chunk': 8, 'kernel': 'xla'},
+    optimizer={'schedule': 'constant'},
+    training={
+      'steps': 16,
+      'log_every': 4,
+      'evaluate_every': 0,
+      'keep_checkpoints': 1,
+      'segments_per_call': 4,
+    },
+    mesh=mesh_config.MeshConfig(model=2),
+    evaluation=evaluation_config.EvaluationConfig(streams=2),
+  )
+  data = dataclasses.replace(config.data, path='elsewhere', cache_dir='there')
+  workdirs.check(tmp_path, dataclasses.replace(config, data=data))
+
+
+def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog):
+  def fails(file, operation):
+    raise OSError(errno.ENOLCK, 'No locks available')
+
+  monkeypatch.setattr(fcntl, 'flock', fails)
+  with locked(tmp_path):
+    pass
+  assert caplog.messages == [
+    f'{tmp_path} cannot be locked: No locks available; do not start a second process'
+  ]
+
+
+def test_a_run_of_another_version(tiny, tmp_path):
+  path = tmp_path / 'config.json'
+  experiment.save(tiny(), path)
+  path.write_text(path.read_text().replace('"epsilon"', '"epsilom"', 1))
+  message = 'has a config.json that this version of ngrammer_jax cannot read: unknown config key'
+  with pytest.raises(errors.BadInput, match=message):
+    workdirs.load_config(tmp_path)
+
+
+def test_a_link_that_leads_out_of_a_workdir_is_refused(tmp_path):
+  run, other = tmp_path / 'run', tmp_path / 'other'
+  (run / 'checkpoints' / '4').mkdir(parents=True)
+  other.mkdir()
+  (run / 'evaluation').symlink_to(run / 'checkpoints')
+  workdirs.check_layout(run)
+  (run / 'logs').symlink_to(other)
+  with bad_input(
+    f'--workdir={run}: logs is a link to {other}, outside of the workdir: replace the link by what '
+    f'it links to'
+  ):
+    workdirs.check_layout(run)
+
+
+def test_a_record_of_the_text_without_its_hash_is_damaged(tiny, tmp_path):
+  (tmp_path / 'checkpoints' / '4').mkdir(parents=True)
+  (tmp_path / 'corpus.json').write_text('{}')
+  with bad_input(
+    f'--workdir={tmp_path} has a damaged corpus.json, no content_hash; restore it from a backup, '
+    f'or use another workdir'
+  ):
+    workdirs.check_text(tmp_path, tiny(), 'abc')

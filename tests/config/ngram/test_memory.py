@@ -1,0 +1,329 @@
+"""N-gram memories: places, presets with the published rows, and impossible memories."""
+
+import dataclasses
+import logging
+
+import pytest
+
+from ngrammer_jax import config
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config.memory import Place
+from ngrammer_jax.config.ngram import hashes
+from ngrammer_jax.config.ngram.memory import HASHES, TABLE_MEMORIES, NGramMemoryConfig
+from ngrammer_jax.config.ngram.presets import PRESETS
+from tests.checks import bad_input
+from tests.loops import each
+
+PATH = 'model.ngram_memories.0'
+GATE = {'layers': (1,)}
+SUM = {'join': 'sum', 'width': 256}
+CLUSTERS = GATE | {'key': 'clusters'}
+
+
+def check(values, **fields):
+  memory = NGramMemoryConfig(**values)
+  model_config.ModelConfig(ngram_memories=(memory,), **fields).check()
+  return memory
+
+
+def test_places():
+  assert NGramMemoryConfig(**SUM).places(4) == (Place('input'),)
+  places = NGramMemoryConfig(layers=(0, 2)).places(4)
+  assert places == (Place('before_attention', 0), Place('before_attention', 2))
+
+
+@each(
+  'preset, rows, first, last',
+  [
+    ('engram', (10_344_164, 10_348_242), 646_403, None),
+    ('engram_v41', (384_006_168, 384_016_682), 16_000_057, None),
+    ('ple', (320_001_536,), 20_000_003, 20_000_171),
+    ('over_encoding', (102_400_024,), 12_800_000, 12_800_006),
+    ('longcat', (122_683_536,), 10_223_617, 10_223_639),
+    ('blt', (3_000_000,), 500_000, 500_000),
+  ],
+)
+def test_presets_have_the_published_rows(preset, rows, first, last):
+  memory = NGramMemoryConfig.from_preset(preset)
+  assert memory.preset == preset
+  assert memory.table_rows(1) == rows
+  sizes = memory.hashes(1)[0].sizes
+  assert sizes[0][0] == first
+  assert last is None or sizes[-1][-1] == last
+
+
+def test_rows_of_a_table_are_the_sum_of_those_of_its_heads():
+  ple = NGramMemoryConfig.from_preset('ple')
+  assert dataclasses.replace(ple, row_multiple=1).table_rows(1) == (320_001_446,)
+  memory = NGramMemoryConfig(layers=(1, 3), heads=2, rows=(5, 11), row_multiple=8)
+  first, second = memory.hashes(1)
+  assert (first.sizes, second.sizes) == (((5, 7), (11, 13)), ((17, 19), (23, 29)))  # none is shared
+  assert ((first.layer, first.index), (second.layer, second.index)) == ((1, 0), (3, 1))
+  assert memory.table_rows(1) == (40, 88)
+
+
+@each(
+  'key, num_ids', [('tokens', 100), ('compressed', 100), ('bytes', 260), ('embedding_clusters', 16)]
+)
+def test_number_of_ids(key, num_ids):
+  assert NGramMemoryConfig(key=key, clusters=16).num_ids(100) == num_ids
+
+
+@each(
+  'memory, fields',
+  [
+    *((SUM | {'key': key}, {}) for key in ('tokens', 'compressed', 'bytes', 'clusters')),
+    *((GATE | {'hash': name, 'row_rule': 'exact'}, {}) for name in HASHES),
+    *((CLUSTERS | {'hash': name, 'row_rule': 'exact'}, {}) for name in HASHES),
+    *((GATE | {'table_memory': where}, {}) for where in TABLE_MEMORIES),
+    (GATE | {'orders': (1,)}, {}),  # the controls
+    (GATE | {'rows': (1,), 'row_rule': 'exact'}, {}),
+    (GATE | {'gate': 'half', 'displacement': 100, 'optimizer': 'frozen'}, {}),
+    (GATE | {'row_rule': 'multiple_plus_one'}, {}),
+    ({'join': 'concat', 'heads': 4, 'width': 8, 'orders': (1, 2, 5)}, {}),
+    ({'join': 'add', 'heads': 4, 'width': 64, 'key': 'embedding_clusters', 'initial': 'data'}, {}),
+    (SUM | {'boundary': 'eos_id', 'eos_id': 3, 'fill_id': None}, {}),
+    (SUM | {'key': 'clusters'}, {'adaptive_softmax': config.AdaptiveSoftmaxConfig((8,))}),
+    (SUM, {'ngram': config.NGramConfig()}),
+    (GATE | {'layers': (3, 0)}, {'memory': config.MemoryConfig()}),
+  ],
+)
+def test_possible_memories_pass(memory, fields):
+  tables = check(memory, **fields).table_rows(300)
+  assert len(tables) == len(memory.get('layers', (0,))) and min(tables) > 0
+
+
+def test_memories_stand_beside_each_other_and_in_recurrent_models():
+  config.resolve({'model': {'ngram': {}, 'ngram_memories': [SUM, GATE, CLUSTERS]}})
+  recurrent = {'recurrent': {'hidden': 256}, 'feed_forward_width': 688}
+  config.resolve({'model': recurrent | {'ngram_memories': [SUM]}})
+  with bad_input(f'{PATH}.layers=(1,) is only for Transformers: with model.recurrent use ()'):
+    config.resolve({'model': recurrent | {'ngram_memories': [GATE]}})
+
+
+@each(
+  'memory, message',
+  [
+    (
+      {'layers': (1, 4)},
+      '.layers=(1, 4) has 4: expected distinct numbers of blocks from 0 to 3 with model.layers=4',
+    ),
+    (
+      {'layers': (1, 1)},
+      '.layers=(1, 1) has a block twice: expected distinct numbers of blocks from 0 to 3 with '
+      'model.layers=4',
+    ),
+    ({'layers': (-1,)}, '.layers=-1 must be at least 0'),
+    (
+      {},
+      f".join='gate' is not for {PATH}.layers=(): use layers=the numbers of blocks, such as (1,), "
+      "or join='sum' or 'mean' or 'concat' or 'add'",
+    ),
+    (
+      SUM | GATE,
+      f".join='sum' is not for {PATH}.layers=(1,): use layers=(), the input, or join='gate'",
+    ),
+    (
+      {'join': 'mean'},
+      f".width=64 must be model.width=256 for {PATH}.join='mean': use 256, or "
+      f'{PATH}.projection=True',
+    ),
+    (
+      {'join': 'concat', 'heads': 4, 'width': 33},
+      f".width=33 does not fit {PATH}.heads=4 with join='concat': 2 orders of n-gram dim 33 exceed "
+      'the head width 64',
+    ),
+    (
+      {'join': 'add', 'heads': 4, 'width': 8},
+      f'.width=8 does not fit {PATH}.heads=4 with join=\'add\': combine "add" needs n-gram dim 8 '
+      'to equal the head width 64',
+    ),
+    (
+      {'join': 'add', 'heads': 7},
+      f".width=64 does not fit {PATH}.heads=7 with join='add': width 256 must be divisible by "
+      'heads=7',
+    ),
+    (
+      CLUSTERS | {'heads': 3},
+      f".heads=3: model.width=256 must be divisible by the heads of {PATH}.key='clusters'",
+    ),
+    (
+      CLUSTERS | {'initial': 'data'},
+      f'.initial="data" samples the embedding, so it needs {PATH}.key="embedding_clusters", not '
+      '\'clusters\': use "uniform" or "normal"',
+    ),
+    (
+      {'join': 'concat', 'heads': 4, 'width': 32, 'key': 'clusters', 'initial': 'data'},
+      f'.initial="data" samples the embedding, so it needs {PATH}.key="embedding_clusters", not '
+      '\'clusters\': use "uniform" or "normal"',
+    ),
+    (
+      GATE | {'boundary': 'eos_id'},
+      f'.eos_id=None: {PATH}.boundary="eos_id" needs the id of the token at the end of a document; '
+      'set it, or use boundary="starts"',
+    ),
+    (
+      GATE | {'fill_id': None},
+      f'.fill_id=None is {PATH}.eos_id, which is only for boundary="eos_id" and a key of tokens: '
+      f'use {PATH}.fill_id=0',
+    ),
+    *(
+      (
+        GATE | {'orders': orders},
+        f'.orders={orders} must be different lengths in ascending order, such as (2, 3)',
+      )
+      for orders in ((), (3, 2), (2, 2))
+    ),
+    (GATE | {'orders': (0, 1)}, '.orders=(0, 1): 0 must be from 1 to 32'),
+    (GATE | {'orders': (2, 20_000)}, '.orders=(2, 20000): 20000 must be from 1 to 32'),
+    (GATE | {'rows': (0,)}, '.rows=0 must be at least 1'),
+    (GATE | {'convolution': 1000}, '.convolution=1000 must be from 0 to 128'),
+    (GATE | {'displacement': 2**17}, '.displacement=131072 must be from 0 to 65536'),
+    (
+      GATE | {'rows': (3, 4, 5)},
+      ': rows (3, 4, 5) has 3 numbers for 2 orders: expected one for all orders, or one for each',
+    ),
+    (
+      GATE | {'rows': (2**28 - 1,), 'row_rule': 'exact'},
+      ': the table of orders (2, 3) would have 4,294,967,280 rows, but must have less than 2^31: '
+      'split the orders over several memories',
+    ),
+    (
+      GATE | {'rows': (2**27 - 8,), 'row_rule': 'exact', 'row_multiple': 2**20},
+      '.row_multiple=1048576: a table of 2,147,483,648 rows, but it must have less than 2^31: use '
+      'a smaller multiple',
+    ),
+    (
+      GATE | {'rows': (16, 8), 'row_rule': 'exact', 'untrained_row': 8},
+      '.untrained_row=8 is not below the 8 rows of the smallest head: use None, or more rows',
+    ),
+    (
+      GATE | {'hash': 'praxis'},
+      ': hash "praxis" needs equal numbers of rows in all heads of an order: use row_rule="exact"',
+    ),
+    (
+      GATE | {'hash': 'praxis', 'rows': (16,), 'row_rule': 'exact'},
+      ': 8 heads need 8 primes between 16 and 32, but there are only 5: use a larger n-gram '
+      'vocabulary or fewer heads',
+    ),
+    (
+      GATE | {'hash': 'blt', 'heads': 12},
+      ': hash "blt" has constants for 11 heads of each order, not for 12: use fewer heads',
+    ),
+    (
+      CLUSTERS | {'table_memory': 'host'},
+      '.table_memory="host" needs ids that are known before the step, but '
+      f'{PATH}.key=\'clusters\' is computed in it: use table_memory="device"',
+    ),
+    (
+      GATE | {'table_memory': 'host', 'optimizer': 'lazy_adam'},
+      f'.table_memory="host" is not for {PATH}.optimizer=\'lazy_adam\': use '
+      "optimizer='adagrad' or 'frozen', or table_memory=\"device\"",
+    ),
+    (GATE | {'learning_rate_factor': 0.0}, '.learning_rate_factor=0.0 must be above 0, or None'),
+    (
+      GATE | {'clusters': 8},
+      f".clusters=8 is not for {PATH}.key='tokens', but for clusters, embedding_clusters: use 256",
+    ),
+    (
+      GATE | {'amplification': 'norm'},
+      f".amplification='norm' is not for {PATH}.join='gate', but for sum, mean: use 'none'",
+    ),
+    (SUM | {'bias': True}, f".bias=True is not for {PATH}.join='sum', but for gate: use False"),
+    (
+      SUM | {'hash': 'polynomial', 'seed': 1},
+      f".seed=1 is not for {PATH}.hash='polynomial', but for engram, ple: use 0",
+    ),
+    (
+      GATE | {'eos_id': 3},
+      f".eos_id=3 is not for {PATH}.boundary='starts', but for eos_id: use None",
+    ),
+  ],
+)
+def test_impossible_memories_say_what_to_change(memory, message):
+  with bad_input(f'{PATH}{message}'):
+    check(memory)
+
+
+def test_the_embedding_of_an_adaptive_softmax_has_no_clusters():
+  with bad_input(
+    f'{PATH}.key="embedding_clusters" needs one embedding table, but model.adaptive_softmax has '
+    'several: use key="clusters" at the input'
+  ):
+    adaptive = config.AdaptiveSoftmaxConfig((8,))
+    check(SUM | {'key': 'embedding_clusters'}, adaptive_softmax=adaptive)
+
+
+def test_bytes_need_a_vocabulary_of_bytes():
+  model = {'ngram_memories': [GATE, SUM | {'key': 'bytes'}]}
+  config.resolve({'model': model, 'data': {'corpus': 'text', 'vocabulary': 'bytes'}})
+  with bad_input(
+    'model.ngram_memories.1.key="bytes" needs data.vocabulary="bytes", not \'sentencepiece\': use '
+    'key="tokens", or another vocabulary'
+  ):
+    config.resolve({'model': model})
+
+
+@each(
+  'memory, message',
+  [
+    (
+      {'fill_id': 100},
+      f".fill_id=100 is not below the number of ids 100 of {PATH}.key='tokens': use an id of the "
+      'vocabulary of this run',
+    ),
+    (
+      {'boundary': 'eos_id', 'eos_id': 257},
+      f".eos_id=257 is not below the number of ids 100 of {PATH}.key='tokens': use an id of the "
+      'vocabulary of this run',
+    ),
+    (
+      {'key': 'clusters', 'clusters': 16, 'fill_id': 16},
+      f".fill_id=16 is not below the number of ids 16 of {PATH}.key='clusters': use an id of the "
+      'vocabulary of this run',
+    ),
+  ],
+)
+def test_ids_outside_of_the_vocabulary(memory, message):
+  model = model_config.ModelConfig(ngram_memories=(NGramMemoryConfig(**GATE | memory),))
+  model.check()
+  with bad_input(f'{PATH}{message}'):
+    model.check_vocabulary(100)
+
+
+@pytest.mark.parametrize(
+  'hash_name, rule, warns',
+  [
+    ('polynomial', 'multiple', True),
+    ('polynomial', 'multiple_plus_one', True),
+    ('praxis', 'multiple', True),
+    ('engram', 'multiple', False),
+    ('polynomial', 'prime', False),
+  ],
+)
+def test_rows_that_are_a_multiple_of_the_vocabulary_are_warned_of(caplog, hash_name, rule, warns):
+  memory = NGramMemoryConfig(layers=(0,), hash=hash_name, row_rule=rule, rows=(2_000_000,), heads=1)
+  unigrams = dataclasses.replace(memory, orders=(1,))  # have no collisions with so many rows
+  model_config.ModelConfig(ngram_memories=(unigrams,)).check_vocabulary(4096)
+  assert not caplog.messages
+  with caplog.at_level(logging.WARNING):
+    model_config.ModelConfig(ngram_memories=(memory,)).check_vocabulary(4096)
+  assert bool(caplog.messages) == warns
+  if warns:
+    rows = 488 * 4096 + (rule == 'multiple_plus_one')
+    rate, random_rate = hashes.shared_rows(memory.hashes(4096)[0])
+    assert rate > 1.5 * random_rate
+    assert caplog.messages[0].startswith(f'{PATH}: {rows:,} rows are a multiple of the 4,096 ids')
+    assert f'{100 * rate:.0f} %' in caplog.messages[0]
+    assert f'{100 * random_rate:.0f} %' in caplog.messages[0]
+
+
+def test_presets_are_valid_memories():
+  assert set(PRESETS) == {'engram', 'engram_v41', 'ple', 'over_encoding', 'longcat', 'blt'}
+  for name in PRESETS:
+    memory = NGramMemoryConfig.from_preset(name)
+    memory = dataclasses.replace(memory, eos_id=2 if memory.boundary == 'eos_id' else None)
+    model = model_config.ModelConfig(layers=16, width=1024, ngram_memories=(memory,))
+    model.check()
+    if name != 'longcat':  # it warns
+      model.check_vocabulary(131_072)

@@ -1,0 +1,152 @@
+"""A training starts with the parameters of another run, and refuses one that does not fit."""
+
+import dataclasses
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from ngrammer_jax import config as experiment
+from ngrammer_jax import errors, runs, train
+from ngrammer_jax.checkpoints import reader
+from ngrammer_jax.config import model as model_config
+from ngrammer_jax.data import vocabularies
+from ngrammer_jax.runs import init_from
+from ngrammer_jax.training import loop
+from tests.checks import bad_input, mesh_of
+from tests.loops import each
+from tests.training import toy
+from tests.training.helpers import arrays, records, write_config
+
+
+@pytest.fixture
+def source(tiny, tmp_path, monkeypatch):
+  """A finished run of the small model."""
+  toy.install(monkeypatch.setattr)
+  monkeypatch.setenv('XLA_FLAGS', os.environ['XLA_FLAGS'])  # the command adds to it
+  loop.train(tiny(), tmp_path / 'source')
+  return tmp_path / 'source'
+
+
+def test_training_starts_from_another_run_and_resumes_without_it(tiny, source, tmp_path):
+  config, run = tiny(init_from=str(source)), tmp_path / 'run'
+  file = write_config(tmp_path / 'config.py', config)
+  arguments = [f'--workdir={run}', f'--config={file}']
+  assert train.main(arguments) == 0
+  assert json.loads((run / 'begun_with.json').read_text()) == {'init_from': str(source), 'step': 12}
+  assert [r['step'] for r in records(run) if 'loss' in r] == [2, 4, 6, 8, 10, 12]
+  whole = arrays(run)
+  assert whole != arrays(source)  # it did not start from the initial parameters again
+
+  shutil.rmtree(run / 'checkpoints' / '12')
+  source.rename(tmp_path / 'moved')
+  assert train.main(arguments) == 0 and arrays(run) == whole
+  with bad_input(
+    f'--workdir={run} was started with init_from={str(source)!r}, now it is None: use the old '
+    f'value, or another workdir'
+  ):
+    train.main([*arguments, '--config.init_from=None'])
+  shutil.rmtree(run / 'checkpoints')
+  with bad_input(f'init_from={source}: no such folder; expected the workdir of a run'):
+    train.main(arguments)
+  (tmp_path / 'moved').rename(source)
+  assert train.main(arguments) == 0 and arrays(run) == whole
+
+
+def test_only_parameters_and_codebook_are_of_the_other_run(tiny, source, tmp_path):
+  config = tiny(init_from=str(source))
+  new = toy.Programs(config, 257, mesh_of(2)).create()
+  new = new.replace(codebook={}, opt_state={'moment': new.params['embedding'] + 1})
+  (tmp_path / 'run').mkdir()
+  state = init_from.Start(config, tmp_path / 'run')(new)
+  embedding = runs.load_run(source).state.params['embedding']
+  np.testing.assert_array_equal(state.params['embedding'], embedding)
+  assert np.abs(embedding).max() > 0
+  assert state.step == 0 and state.opt_state is new.opt_state and state.memory is new.memory
+  assert state.params['embedding'].sharding == new.params['embedding'].sharding
+
+
+@pytest.fixture
+def saved(tiny, tmp_path):
+  """A function that saves a run without a checkpoint, of a tiny model with some changes."""
+
+  def save(model=(), vocabulary=None):
+    folder = tmp_path / 'saved'
+    folder.mkdir(exist_ok=True)
+    experiment.save(tiny(model), folder / 'config.json')
+    (vocabulary or vocabularies.ByteVocabulary()).save(folder)
+    return str(folder)
+
+  return save
+
+
+@each(
+  'model, message',
+  [
+    ({'width': 32}, 'model.width=32, now it is 16'),
+    ({'norm': 'post'}, "model.norm='post', now it is 'pre'"),
+    ({'memory': model_config.MemoryConfig()}, 'model.memory=MemoryConfig(length=128, '),
+    ({'ngram': None}, 'model.ngram=None, now it is NGramConfig(clusters=8, '),
+  ],
+)
+def test_another_model_is_refused(tiny, saved, tmp_path, model, message):
+  config = tiny(init_from=saved(model))
+  with pytest.raises(errors.BadInput) as caught:
+    init_from.Start(config, tmp_path / 'run')
+  assert str(caught.value).startswith(f'init_from={config.init_from} was trained with {message}')
+  assert str(caught.value).endswith(': use the old value, or omit init_from')
+
+
+def test_what_leaves_the_meaning_of_the_parameters_may_differ(tiny, saved, tmp_path):
+  source = saved({'memory': model_config.MemoryConfig(length=8)})
+  changes = {'dropout': 0.1, 'dtype': 'float32', 'scan_layers': False}
+  model = changes | {'memory': model_config.MemoryConfig(length=4)}
+  init_from.Start(tiny(model, init_from=source), tmp_path / 'run')
+
+
+@each(
+  'vocabulary, description',
+  [
+    (vocabularies.ByteVocabulary(), None),
+    (vocabularies.WordVocabulary(['<eos>', '<unk>', 'a']), '3 token ids'),
+    (vocabularies.CharacterVocabulary('ab', 'utf-8', False), '2 token ids'),
+  ],
+)
+def test_another_vocabulary_is_refused(tiny, saved, tmp_path, vocabulary, description):
+  config = tiny(init_from=saved())
+  start = init_from.Start(config, tmp_path / 'run')
+  if description is None:
+    return start.check_vocabulary(vocabulary)
+  data = dataclasses.replace(config.data, vocabulary='words')
+  start = init_from.Start(dataclasses.replace(config, data=data), tmp_path / 'run')
+  with bad_input(
+    f"init_from={config.init_from} was trained with data.vocabulary='bytes' of 257 token ids, but "
+    f"this run has another data.vocabulary='words' of {description}: use the same text, "
+    f'data.vocabulary_path={config.init_from}/vocabulary.model of a run with "sentencepiece", or '
+    f'omit init_from'
+  ):
+    start.check_vocabulary(vocabulary)
+
+
+@each(
+  'one, other',
+  [
+    (['<eos>', '<unk>', 'a', 'b'], ['<eos>', '<unk>', 'b', 'a']),
+    (['<eos>', '<unk>', 'a', 'b'], ['<eos>', '<unk>', 'a', 'c']),
+  ],
+)
+def test_the_definition_of_a_vocabulary_is_that_of_its_ids(one, other):
+  definition = lambda words: vocabularies.WordVocabulary(words).definition
+  assert definition(one) == definition(list(one)) != definition(other)
+
+
+@each('folder', ['none', 'empty'])
+def test_what_is_no_run_is_refused(tiny, tmp_path, folder):
+  (tmp_path / 'empty').mkdir(exist_ok=True)
+  expected = {'none': 'no such folder; ', 'empty': f'--workdir={tmp_path}/empty holds no config.js'}
+  with pytest.raises(errors.BadInput) as caught:
+    init_from.Start(tiny(init_from=f'{tmp_path}/{folder}'), tmp_path / 'run')
+  assert str(caught.value).startswith(f'init_from={tmp_path}/{folder}: {expected[folder]}')
+  assert not reader.steps(tmp_path / 'run')

@@ -1,0 +1,83 @@
+"""What one process of several knows of the others."""
+
+import argparse
+import json
+import logging
+
+from jax.experimental import multihost_utils
+import numpy as np
+import pytest
+
+from ngrammer_jax import errors
+from ngrammer_jax.system import hosts
+from tests.checks import bad_input
+
+
+@pytest.fixture
+def others(monkeypatch):
+  """Two other processes, after this one, which have what is told."""
+
+  def tell(*values):
+    payloads = [np.frombuffer(json.dumps(value).encode(), np.uint8) for value in values]
+
+    def allgather(array):
+      if array.ndim == 0:
+        return np.array([array, *map(len, payloads)])
+      size = len(array)
+      return np.stack([array, *(np.pad(data, (0, size - len(data))) for data in payloads)])
+
+    monkeypatch.setattr(multihost_utils, 'process_allgather', allgather)
+    monkeypatch.setitem(hosts._process, 'count', 1 + len(values))
+
+  return tell
+
+
+def test_all_agree_with_the_first(others):
+  assert hosts.all_gather({'a': 1}) == [{'a': 1}] and hosts.broadcast([4]) == [4]
+  others([8, 'long'], None)
+  assert hosts.all_gather([4]) == [[4], [8, 'long'], None]
+  assert hosts.broadcast([4]) == [4]
+
+
+def test_what_one_cannot_do_none_does(others):
+  others(None, None)
+  with hosts.collective_errors():
+    pass
+  others(None, 'the disk is full')
+  with bad_input('process 2: the disk is full'), hosts.collective_errors():
+    pass
+  with bad_input('no such file'), hosts.collective_errors():
+    raise errors.BadInput('no such file')
+
+
+def test_the_first_does_it_for_all(others, monkeypatch):
+  done = []
+  others(None)
+  hosts.on_primary(done.append, 'as the first')
+  monkeypatch.setitem(hosts._process, 'index', 1)
+  hosts.on_primary(done.append, 'as the second')
+  assert done == ['as the first']
+
+
+def test_a_log_record_is_prefixed_for_its_handler_alone(others, monkeypatch):
+  def record(level):
+    return logging.LogRecord('x', level, 'x.py', 1, 'step %s', (4,), None)
+
+  form = logging.Formatter('%(process_prefix)s%(message)s')
+  for index, shown in (0, ['step 4', 'step 4']), (2, [None, 'process 2: step 4']):
+    monkeypatch.setitem(hosts._process, 'index', index)
+    records = [record(logging.INFO), record(logging.WARNING)]
+    kept = [hosts.ProcessPrefix().filter(each) for each in records]
+    lines = [form.format(each) if keep else None for each, keep in zip(records, kept, strict=True)]
+    assert lines == shown
+    assert [each.getMessage() for each in records] == ['step 4', 'step 4']
+
+
+def test_a_number_of_slurm_tasks_that_is_none(monkeypatch):
+  monkeypatch.setenv(hosts.SLURM_TASKS, 'abc')
+  hosts.add_flags(parser := argparse.ArgumentParser())
+  with bad_input(
+    'SLURM_STEP_NUM_TASKS=abc in the environment is not a number of processes: unset it, or set '
+    '--coordinator, --processes and --process_id'
+  ):
+    hosts.join(parser.parse_args([]))

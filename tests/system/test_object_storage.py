@@ -1,0 +1,252 @@
+"""A workdir in an object store is as good as one on a disk. The store is an emulator."""
+
+import importlib.util
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ngrammer_jax import analyze, evaluate, generate, runs
+from ngrammer_jax.checkpoints import manifest, reader
+from ngrammer_jax.system import files
+from ngrammer_jax.training import loop, recorder
+from tests import fake_gcs
+from tests.checkpoints import test_checkpoints as small
+from tests.checks import bad_input
+from tests.training import test_hosts as hosts
+from tests.training.test_kills import flags
+
+
+@pytest.fixture(scope='module')
+def store():
+  """Environment variables of the emulator; libraries remember where their store is."""
+  pytest.importorskip('gcsfs')
+  address = fake_gcs.start()
+  return {
+    'STORAGE_EMULATOR_HOST': address,  # for gcsfs
+    'TENSORSTORE_GCS_HTTP_URL': address,
+    'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT': 'false',  # which asks another service first
+  }
+
+
+@pytest.fixture
+def bucket(store, tmp_path, monkeypatch):
+  """The address of an empty folder of the store."""
+  for name, value in store.items():
+    monkeypatch.setenv(name, value)
+  return f'gs://bucket/{tmp_path.name}'
+
+
+def arrays(workdir):
+  """Dtype, shape and checksum of every array of the last checkpoint, each bit of it read."""
+  return reader.verify(workdir, reader.steps(workdir)[-1]).leaves
+
+
+def records(workdir):
+  times = ('tokens_per_second', 'goodput')
+  lines = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
+  return [{k: v for k, v in line.items() if k not in times} for line in lines]
+
+
+def train_until_killed(monkeypatch, config, workdir, step):
+  """What is still in this process is lost, as by SIGKILL."""
+  add = recorder.Recorder.add
+
+  def stop(self, done, metrics):
+    add(self, done, metrics)
+    if done == step:
+      raise small.Killed
+
+  with monkeypatch.context() as patch, pytest.raises(small.Killed):
+    patch.setattr(recorder.Recorder, 'add', stop)
+    patch.setattr(files.SyncedDir, '_try_sync', lambda self: None)
+    loop.train(config, workdir)
+
+
+def test_a_run_of_a_disk_is_one_of_the_store(bucket, trained):
+  local_run, run = trained, files.path(f'{bucket}/run')
+  for path in files.iter_files(local_run):
+    name = str(path.relative_to(local_run))
+    if name.startswith(('checkpoints/12/', 'co', 'metrics', 'vocabulary')):
+      files.write(run / name, path.read_bytes())
+  files.write(run / 'checkpoints' / '16' / '_METADATA', 'half of a checkpoint')
+  assert reader.steps(run) == [12]
+  # It is restored, each bit of it compared, and there is nothing left to do.
+  assert not loop.train(runs.load_run(run).config, run)
+  assert reader.steps(run) == [12] and records(run) == records(local_run)
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_bit_identically(tiny, bucket, tmp_path, monkeypatch):
+  local_run, run = tmp_path / 'whole', files.path(f'{bucket}/run')
+  loop.train(tiny(), local_run)
+  train_until_killed(monkeypatch, tiny(), run, 10)
+  assert reader.steps(run) == [4, 8] and records(run)[-1]['step'] == 8
+  (run / 'checkpoints' / '12' / '_METADATA').write_text('half of a checkpoint')
+  assert runs.load_run(run).state.step == 8
+  assert loop.train(tiny(), run)
+  assert not loop.train(tiny(), run)
+  assert arrays(run) == arrays(local_run) and records(run) == records(local_run)
+  assert reader.steps(run) == reader.steps(local_run)
+  assert len(list((run / 'tensorboard').iterdir())) == 2
+  assert not evaluate.main([f'--workdir={run}', '--split=validation'])
+  assert json.loads((run / 'evaluation' / 'validation.json').read_text())['step'] == 12
+  assert {path.name for path in run.iterdir()} == {
+    *('checkpoints', 'evaluation', 'logs', 'tensorboard', 'metrics.jsonl', 'goodput.json'),
+    *('config.json', 'corpus.json', 'vocabulary.json'),
+  }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'owner, name, newest',
+  [
+    ('ngrammer_jax.checkpoints.manifest', 'digest_files', 8),
+    ('ngrammer_jax.checkpoints.manifest', 'write', 8),
+    ('etils.epath.gpath._GPath', 'rmtree', 12),  # while an old one is deleted
+  ],
+)
+def test_killed_between_any_two_steps_of_a_save(bucket, monkeypatch, owner, name, newest):
+  run = files.path(f'{bucket}/run')
+  small.save(run, 4, 8, keep=2)
+
+  def killed(*arguments, **options):
+    raise small.Killed
+
+  with pytest.raises(small.Killed), monkeypatch.context() as patch:
+    patch.setattr(f'{owner}.{name}', killed)
+    small.save(run, 12, keep=2)
+  assert len(list((run / 'checkpoints').iterdir())) == 3
+  assert reader.steps(run) == ([8, 12] if newest == 12 else [4, 8])
+  assert reader.restore_newest(run, small.abstract())[0] == newest
+  small.save(run, 16, keep=2)
+  assert reader.steps(run) == [newest, 16]
+  assert len(list((run / 'checkpoints').iterdir())) == 2
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_found_and_set_aside(bucket):
+  run = files.path(f'{bucket}/run')
+  small.save(run, 4, 8, keep=2)
+  files.write(run / 'checkpoints' / '8' / '_METADATA', b'{}')
+  step, state = reader.restore_newest(run, small.abstract(), set_aside=True)
+  assert step == 4 and small.same(state, small.state(4))
+  assert {path.name for path in (run / 'checkpoints').iterdir()} == {'4', '8.damaged'}
+
+
+def test_a_store_without_its_package_is_refused(tiny, tmp_path, monkeypatch):
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+  message = "gs://bucket/run needs gcsfs: pip install 'ngrammer_jax[gcs]'"
+  with bad_input(message):
+    loop.train(tiny(), files.path('gs://bucket/run'))
+  with bad_input(message):
+    evaluate.main(['--workdir=gs://bucket/run'])
+  with bad_input("gs://bucket/run/curve.png needs gcsfs: pip install 'ngrammer_jax[gcs]'"):
+    analyze.main(['curve', '--workdir=gs://bucket/run'])
+
+
+NOT_A_PATH = 'is neither a local path nor gs://BUCKET/FOLDER: mount the bucket and pass the folder'
+
+
+@pytest.mark.parametrize(
+  'subcommand, arguments',
+  [
+    (evaluate, ['--workdir=s3://bucket/run']),
+    (generate, ['--workdir=s3://bucket/run', '--prompt=the']),
+    (analyze, ['checkpoint', '--workdir=s3://bucket/run']),
+    (analyze, ['curve', '--workdir=run', '--figure=s3://bucket/run']),
+  ],
+)
+def test_another_store_is_refused(subcommand, arguments):
+  with bad_input(f's3:/bucket/run {NOT_A_PATH}'):
+    subcommand.main(arguments)
+
+
+def test_a_compilation_cache_in_another_store_is_refused(capsys):
+  with pytest.raises(SystemExit) as stop:
+    evaluate.main(['--workdir=run', '--compilation_cache=s3://bucket/cache'])
+  assert stop.value.code == 2
+  assert capsys.readouterr().err.endswith(f's3:/bucket/cache {NOT_A_PATH}\n')
+
+
+def test_a_path_of_the_store_is_not_taken_for_a_folder(tiny):
+  with bad_input(f'gs:/bucket/run {NOT_A_PATH}'):
+    loop.train(tiny(), pathlib.Path('gs://bucket/run'))
+
+
+def test_what_grows_is_put_now_and_then_and_gone_on_with(bucket, monkeypatch):
+  monkeypatch.setattr(files, 'SYNC_INTERVAL', 0.01)
+  folder = files.path(f'{bucket}/logs')
+  for line in ('one\n', 'two\n'):
+    synced = files.SyncedDir(folder, '*.log')
+    with (synced.folder / 'some.log').open('a') as file:
+      file.write(line)
+    until = time.monotonic() + 20
+    while not (folder / 'some.log').exists() or line not in (folder / 'some.log').read_text():
+      assert time.monotonic() < until
+    synced.close()
+    assert not synced.folder.exists()
+  assert (folder / 'some.log').read_text() == 'one\ntwo\n'
+
+
+@pytest.mark.slow
+def test_a_killed_process_goes_on_bit_identically_and_commands_read_it(bucket, tmp_path, cache):
+  """SIGKILL once the second checkpoint is there, wherever the run is by then."""
+  run, local_run = files.path(f'{bucket}/run'), tmp_path / 'whole'
+
+  def start(workdir):
+    command = [sys.executable, '-m', 'ngrammer_jax.train', f'--workdir={workdir}', *flags()]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+  process = start(run)
+  hosts.wait_for(process, run / 'checkpoints' / '20' / manifest.FILE_NAME)
+  process.send_signal(signal.SIGKILL)
+  assert process.wait() == -signal.SIGKILL
+  for workdir in (run, local_run):
+    process = start(workdir)
+    output, _ = process.communicate(timeout=250)
+    assert process.returncode == 0, output
+    assert workdir == local_run or ('restoring step' in output and 'cannot be locked' in output)
+    assert 'cannot be written' not in output
+  assert arrays(run) == arrays(local_run) and records(run) == records(local_run)
+  log = (run / 'logs' / 'process_0.log').read_text()
+  assert 'restoring step' in log and 'step 60/60' in log
+  assert len({line.split()[2] for line in log.splitlines()} - {'INFO'}) == 0, log
+  assert not generate.main([f'--workdir={run}', '--prompt=the union', '--tokens=5'])
+  for analysis in ('checkpoint', 'curve', 'clusters'):
+    assert not analyze.main([analysis, f'--workdir={run}'])
+  assert (run / 'clusters.png').read_bytes()[1:4] == b'PNG'
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_on_a_disk(bucket, tmp_path, cache):
+  run, local_run = files.path(f'{bucket}/run'), tmp_path / 'whole'
+  for workdir in (run, local_run):
+    hosts.train(2, workdir, **hosts.SHORT)
+  assert arrays(run) == arrays(local_run) and hosts.losses(run) == hosts.losses(local_run)
+  assert 'restoring' not in (run / 'logs' / 'process_1.log').read_text()
+  assert 'restoring step 20' in hosts.train(1, run, devices=2, **hosts.SHORT)
+
+
+@pytest.mark.slow
+def test_a_fine_tuning_begins_and_ends_there(tiny, bucket, tmp_path):
+  pytest.importorskip('seqio')
+  from ngrammer_jax import finetune
+  from tests.tasks import superglue_files, test_finetuning
+
+  assert loop.train(tiny(training={'steps': 2}), files.path(f'{bucket}/begun'))
+  lines = superglue_files.rte
+  hidden = lines(6, labelled=False)
+  superglue_files.write(tmp_path, 'RTE', train=lines(40), val=lines(12, 40), test=hidden)
+  args = test_finetuning.arguments(tmp_path, 'rte', init_from=f'{bucket}/begun')
+  assert not finetune.main([*args, f'--workdir={bucket}/rte'])
+  assert not evaluate.main([f'--workdir={bucket}/rte', '--split=test'])
+  evaluation = files.path(f'{bucket}/rte/evaluation')
+  assert {path.name for path in evaluation.iterdir()} == {
+    *('test.json', 'validation.json', 'validation_best.json', 'RTE.jsonl'),
+    *(f'{name}_answers.jsonl' for name in ('test', 'validation', 'validation_best')),
+  }
