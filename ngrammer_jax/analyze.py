@@ -73,6 +73,9 @@ def main(argv: list[str]) -> int:
   parsers['gates'].add_argument(
     '--text', help='text of which each gate is shown; default: the first tokens of the split'
   )
+  parsers['clusters'].add_argument(
+    '--memory', help='path of its module; default: the first memory with clusters of tokens'
+  )
   parsers['checkpoint'].add_argument(
     '--step', help="also list the parts of this checkpoint: step number, 'newest' or 'best'"
   )
@@ -97,7 +100,7 @@ def main(argv: list[str]) -> int:
   )
   options = parser.parse_args(argv)
   functions = {'report': _report, 'curve': _curve, 'checkpoint': _checkpoint, 'cloze': _cloze}
-  functions |= {'compare': _compare, 'gates': _gates, 'recl': _recl}
+  functions |= {'compare': _compare, 'clusters': _clusters, 'gates': _gates, 'recl': _recl}
   functions.get(options.analysis, _analyze_run)(options)
   return 0
 
@@ -153,6 +156,10 @@ def _cloze(options: argparse.Namespace) -> None:
   print(cloze.format_table(cloze.compare(options.workdir, options.results)))
   first, second = options.workdir
   print(f"1st {first}, 2nd {second}; p: McNemar's exact test of the strict accuracies")
+
+
+def _clusters(options: argparse.Namespace) -> None:
+  _analyze_run(options, memory=options.memory)
 
 
 def _gates(options: argparse.Namespace) -> None:

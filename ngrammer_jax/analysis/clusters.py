@@ -4,20 +4,19 @@ V vocabulary, U unique tokens that occur or unique n-grams, D model width, N hea
 K clusters, T tokens of text.
 """
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax import runs
+from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import lookups
-from ngrammer_jax.config.ngram import ngrammer as ngram_config
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.layers import documents
 from ngrammer_jax.layers.ngram import quantizer
-from ngrammer_jax.layers.ngram.hashing import NGramHash
-from ngrammer_jax.layers.ngram.windows import Windows
+from ngrammer_jax.layers.ngram.memory import NGramMemory
 from ngrammer_jax.system import progress, text_tables
 
 FIGURE_SIZE = (3, 13.0)  # panels, and width in inches
@@ -30,12 +29,15 @@ COLUMNS = (
 )
 
 
-def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
+def analyze(run: runs.Run, split: str = 'validation', memory: str | None = None) -> dict[str, Any]:
   """Computes the cluster statistics of a run, as plain values for JSON.
 
-  Keys: `step`, `split`, `clusters` K; `tokens`, number of vocabulary entries that occur in the
-  training split; `never`, number of those that do not; and `heads`, with for each head, over the
-  tokens that occur:
+  `memory` is the path of a memory, such as `layer_1/ngram_memory_0`. None: the first with clusters
+  of tokens.
+
+  Keys: `step`, `split`, `memory`, `clusters` K; `tokens`, number of vocabulary entries that occur
+  in the training split; `never`, number of those that do not; and `heads`, with for each head, over
+  the tokens that occur:
 
   `used`: number of clusters with at least one token.
   `vocabulary_perplexity`: exp of the entropy of the share of the tokens in each cluster.
@@ -49,12 +51,16 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
     if it has at least two, and its tokens that never occur.
 
   Raises:
-    BadInput: the model has no clusters that depend on the token alone.
+    BadInput: the model, or this memory, has no clusters that depend on the token alone.
   """
-  ngram, clusters_VxN = run.config.model.ngram, run.token_clusters
+  memories = run.token_memories()
+  memory = next(iter(memories)) if memory is None else memory
+  if memory not in memories:
+    raise errors.BadInput(f'--memory={memory} has no clusters of tokens: use {", ".join(memories)}')
+  module, clusters_VxN = memories[memory], run.token_clusters_of(memory)
   text, train = run.split(split), run.split('train').tokens
   V, N = clusters_VxN.shape
-  collisions_by_order = collisions(ngram, clusters_VxN, text)
+  collisions_by_order = collisions(module, clusters_VxN, text)
   count_V = np.zeros(V, np.int64)
   for first in range(0, len(train), MAX_TOKENS):
     count_V += np.bincount(train[first : first + MAX_TOKENS], minlength=V)
@@ -63,7 +69,8 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   U = len(tokens_U)
   embedding_UxD = np.asarray(run.state.params['embedding'], np.float32)[tokens_U]
   embedding_UxNxH = (embedding_UxD - embedding_UxD.mean(axis=0)).reshape(U, N, -1)
-  usage_NxK = np.asarray(run.state.codebook['ngrammer']['quantizer']['usage'], np.float64)
+  codebook = functools.reduce(lambda tree, key: tree[key], memory.split('/'), run.state.codebook)
+  usage_NxK = np.asarray(codebook['quantizer']['usage'], np.float64)
   texts = [run.vocabulary.decode([token]).decode(errors='replace') for token in by_frequency_V]
   heads = []
   with progress.Progress('comparing clusters', N, 'heads') as bar:
@@ -73,8 +80,8 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
       head['ngrams'] = {order: by_head[n] for order, by_head in collisions_by_order.items()}
       heads.append(head)
       bar.advance(1)
-  sizes = {'clusters': ngram.clusters, 'tokens': U, 'never': V - U}
-  return {'step': int(run.state.step), 'split': split, **sizes, 'heads': heads}
+  sizes = {'clusters': module.options.clusters, 'tokens': U, 'never': V - U}
+  return {'step': int(run.state.step), 'split': split, 'memory': memory, **sizes, 'heads': heads}
 
 
 def _analyze_head(embedding_UxNxH, n, ids_V, usage_K, texts):
@@ -114,24 +121,22 @@ def coherence(rows_UxD: np.ndarray, ids_U: np.ndarray) -> tuple[float | None, np
 
 
 def collisions(
-  ngram: ngram_config.NGramConfig, ids_VxN: np.ndarray, text: token_cache.TokenSplit
+  memory: NGramMemory, ids_VxN: np.ndarray, text: token_cache.TokenSplit
 ) -> dict[int, list[dict[str, float]]]:
   """Computes collisions of the n-grams of a text by order and head, see `lookups.collisions`."""
   T = min(len(text.tokens), MAX_TOKENS)
   ids_1xTxN = jnp.asarray(ids_VxN[np.asarray(text.tokens[:T])])[None]
   starts_1xT = np.isin(np.arange(T), [0, *text.starts])[None]
-  K = ngram.clusters + ngram.distinct_start
-  start = ngram.clusters if ngram.distinct_start else 0
-  N, V = ids_1xTxN.shape[-1], ngram.vocabulary_size
-  window, _ = Windows(max(ngram.orders), fill_id=start)(
-    ids_1xTxN, documents.numbers(starts_1xT), None
-  )
+  grams, _ = memory.windows()(ids_1xTxN, documents.numbers(starts_1xT), None)
+  ngram_hash, N = memory.ngram_hash(), ids_1xTxN.shape[-1]
+  rows_TxI = np.asarray(jax.jit(ngram_hash)(grams))[0]
   result = {}
-  for order in ngram.orders:
-    grams = window[:order]
-    rows_TxN = np.asarray(jax.jit(NGramHash('praxis', (order,), ((V,) * N,), K))(grams))[0]
-    numbers = [lookups.number_ngrams([np.asarray(ids)[0, :, n] for ids in grams]) for n in range(N)]
-    result[order] = [lookups.collisions(numbers[n], rows_TxN[:, n], V) for n in range(N)]
+  for g, (order, sizes_N) in enumerate(zip(ngram_hash.orders, ngram_hash.sizes, strict=True)):
+    ids = [np.asarray(ids_BxTxN)[0] for ids_BxTxN in grams[:order]]
+    numbers = [lookups.number_ngrams([ids_TxN[:, n] for ids_TxN in ids]) for n in range(N)]
+    result[order] = [
+      lookups.collisions(numbers[n], rows_TxI[:, g * N + n], sizes_N[n]) for n in range(N)
+    ]
   return result
 
 

@@ -72,7 +72,7 @@ def analyze(run: runs.Run, split: str = 'validation', text: str | None = None) -
 
 
 def _has_gate(table):
-  return hasattr(table.module, 'options') and table.module.options.join == 'gate'
+  return table.module.options.join == 'gate'
 
 
 def _encode(run, text):

@@ -7,7 +7,6 @@ K, U distinct n-grams.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,8 +15,8 @@ from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import probe
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.layers import documents
-from ngrammer_jax.layers.memory import PlacedMemory
-from ngrammer_jax.layers.ngram import hashing, memory, ngrammer
+from ngrammer_jax.layers.ngram import hashing
+from ngrammer_jax.layers.ngram.memory import NGramMemory
 from ngrammer_jax.layers.ngram.windows import Windows
 from ngrammer_jax.models import memories
 
@@ -44,17 +43,12 @@ class Table(NamedTuple):
   """A table of n-grams: that of one memory at one place.
 
   Attributes:
-    placed: the memory.
+    path: of its module in parameters and intermediates.
     module: its module, without variables.
   """
 
-  placed: PlacedMemory
-  module: nn.Module
-
-  @property
-  def path(self) -> tuple[str, ...]:
-    """Path of its module in parameters and intermediates."""
-    return self.placed.path
+  path: tuple[str, ...]
+  module: NGramMemory
 
   @property
   def name(self) -> str:
@@ -111,11 +105,8 @@ def tables(run: runs.Run) -> list[Table]:
   Raises:
     BadInput: the model has none.
   """
-  result = []
-  for placed in memories.all_memories(run.config.evaluation_model(), run.vocabulary.size):
-    module = placed.make(parent=None)
-    if isinstance(module, (ngrammer.NGrammer, memory.NGramMemory)):
-      result.append(Table(placed, module))
+  model = run.config.evaluation_model()
+  result = [Table(*each) for each in memories.ngram_modules(model, run.vocabulary.size)]
   if not result:
     raise errors.NotApplicable(
       f'--workdir={run.workdir} has no n-gram memory: it needs model.ngram_memories or model.ngram'

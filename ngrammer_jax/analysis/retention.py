@@ -69,8 +69,8 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
 def _changes(run, all_tables, text, tokens):
   """Yields the name of a memory, its change, the order of the groups and the changed tables."""
   by_table = lookups.read(run, text, tokens)
-  for memory in dict.fromkeys(table.placed.name for table in all_tables):
-    tables = [table for table in all_tables if table.placed.name == memory]
+  for memory in dict.fromkeys(table.path[-1] for table in all_tables):
+    tables = [table for table in all_tables if table.path[-1] == memory]
     orders = tables[0].hash.orders
     yield memory, 'zero', max(orders), {table: _zeros(run, table, orders) for table in tables}
     for order in orders if len(orders) > 1 else ():

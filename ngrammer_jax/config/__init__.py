@@ -19,15 +19,17 @@ from ngrammer_jax.config.experiment import Config
 from ngrammer_jax.config.fields import differences
 from ngrammer_jax.config.finetune import FinetuneConfig
 from ngrammer_jax.config.initial import InitialConfig
-from ngrammer_jax.config.memory import MemoryConfig, PersistentConfig, SpanConfig
 from ngrammer_jax.config.mesh import MeshConfig
 from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.config.ngram.ngrammer import NGramConfig
 from ngrammer_jax.config.optimizer import AdamConfig, DropConfig, OptimizerConfig, TableConfig
+from ngrammer_jax.config.persistent import PersistentConfig
 from ngrammer_jax.config.positions import PositionalConfig
 from ngrammer_jax.config.recurrent import RecurrentConfig
+from ngrammer_jax.config.segment_memory import MemoryConfig
 from ngrammer_jax.config.softmax import AdaptiveSoftmaxConfig
+from ngrammer_jax.config.span import SpanConfig
 from ngrammer_jax.config.training import AccumulationConfig, TrainingConfig
 
 __all__ = [

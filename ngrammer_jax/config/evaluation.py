@@ -3,7 +3,7 @@
 import dataclasses
 
 from ngrammer_jax import errors
-from ngrammer_jax.config import memory as memory_config
+from ngrammer_jax.config import segment_memory
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.model import ModelConfig
 
@@ -16,7 +16,7 @@ class EvaluationMemory:
 
   length: int | None = field(None, 'number of tokens whose keys and values are cached', at_least=0)
   same_length: str | None = field(
-    None, 'see model.memory.same_length', choices=memory_config.SAME_LENGTH
+    None, 'see model.memory.same_length', choices=segment_memory.SAME_LENGTH
   )
   clamp_length: int | None = field(None, 'see model.positional.clamp_length', at_least=1)
   carry_memory: bool | None = field(None, 'see model.recurrent.carry_memory')

@@ -9,9 +9,9 @@ from ngrammer_jax.config import fields
 from ngrammer_jax.config.attention import AttentionConfig
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.initial import InitialConfig
-from ngrammer_jax.config.memory import MemoryConfig, PersistentConfig, SpanConfig
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.config.ngram.ngrammer import NGramConfig
+from ngrammer_jax.config.persistent import PersistentConfig
 from ngrammer_jax.config.positions import (
   BACKWARD_POSITIONS,
   POSITIONS,
@@ -19,7 +19,9 @@ from ngrammer_jax.config.positions import (
   PositionalConfig,
 )
 from ngrammer_jax.config.recurrent import RecurrentConfig
+from ngrammer_jax.config.segment_memory import MemoryConfig
 from ngrammer_jax.config.softmax import AdaptiveSoftmaxConfig
+from ngrammer_jax.config.span import SpanConfig
 
 ACTIVATIONS = ('gelu', 'gelu_erf', 'relu', 'silu', 'squared_relu', 'softmax')
 DTYPES = ('auto', 'bfloat16', 'float32', 'float64')

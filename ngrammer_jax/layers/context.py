@@ -4,6 +4,8 @@ B batch, T segment length, M memory, S = M + T keys, P tokens with a position: t
 of the segment, and of a segment memory.
 """
 
+from typing import NamedTuple
+
 from flax import struct
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,6 @@ import jax.numpy as jnp
 from ngrammer_jax.layers import documents
 from ngrammer_jax.layers.attention import cache as caches
 from ngrammer_jax.layers.attention.cache import CacheSlots
-from ngrammer_jax.layers.ngram import quantizer
 
 Rotation = tuple[jax.Array, jax.Array]
 
@@ -33,6 +34,16 @@ class Segment:
   valid_BxT: jax.Array | None = None
   prefix_BxT: jax.Array | None = None
   tokens_BxT: jax.Array | None = None
+
+
+class EmbeddingLookup(NamedTuple):
+  """The embedding lookup of the inputs: x = rows_VxD[tokens_BxT].
+
+  rows_VxD may be None if the codebook holds `token_ids` (see `quantizer.ProductQuantizer`).
+  """
+
+  rows_VxD: jax.Array | None
+  tokens_BxT: jax.Array
 
 
 @struct.dataclass
@@ -70,7 +81,7 @@ class Context:
   tokens_BxT: jax.Array | None = None
   starts_BxT: jax.Array | None = None
   documents_BxT: jax.Array | None = None
-  vocabulary: quantizer.Vocabulary | None = None
+  vocabulary: EmbeddingLookup | None = None
   pair_BxNxT: jax.Array | None = None
   query_documents_BxT: jax.Array | None = None
   key_documents_BxS: jax.Array | None = None

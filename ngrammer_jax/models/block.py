@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import axis_names, dropout, feed_forward, normalization
+from ngrammer_jax.layers import axis_names, dropout, feed_forward, mesh_axes, normalization
 from ngrammer_jax.layers.attention import attention, cache, persistent, relative, span
 from ngrammer_jax.layers.context import Context
-from ngrammer_jax.layers.memory import PlacedMemory
 from ngrammer_jax.models import memories, precision
+from ngrammer_jax.models.memories import PlacedMemory
 
 # Keys: `hidden`, inputs of the layer [B, M + R, D], or `cache`, its `cache.KeyValues`; and the
 # states of the memories in the block, by name.
@@ -39,7 +39,8 @@ def empty_memory(
   elif c.memory is not None:
     slots, rows = c.memory.length, c.memory.length + lookback
     memory['hidden'] = jnp.zeros((batch, rows, c.width), precision.compute_dtype(c))
-  return memory | memories.empty_states(memories.in_block(c, number), batch, slots)
+  own_memories = memories.make(c).in_blocks[number]
+  return memory | memories.empty_states(own_memories, batch, slots)
 
 
 class Block(nn.Module):
@@ -158,7 +159,7 @@ class Block(nn.Module):
     if policy in ('post', 'hybrid'):
       y_BxTxD = self._layer_norm(post_norm)(y_BxTxD)
     y_BxTxD = dropout.drop(y_BxTxD, self.config.dropout, dropout_key)
-    x_BxTxD = shard_activations(x_BxTxD + y_BxTxD)
+    x_BxTxD = mesh_axes.shard_rows(x_BxTxD + y_BxTxD)
     return self._layer_norm(post_norm)(x_BxTxD) if policy == 'post_skip' else x_BxTxD
 
 
@@ -239,8 +240,3 @@ def _update_cache(key_values, projected, context, after_BxTxD):
     values=write(key_values.values, projected.values_BxTxNxH),
     rows=jax.tree.map(keep_last, key_values.rows, projected.convolved),
   )
-
-
-def shard_activations(x_BxTxD: jax.Array) -> jax.Array:
-  """Shards activations between layers over the batch only."""
-  return nn.with_logical_constraint(x_BxTxD, ('batch', 'length', None))

@@ -6,14 +6,16 @@ B batch, T segment length, D model width, J width of the hidden states, V vocabu
 from typing import Any
 
 from flax import linen as nn
+from flax import traverse_util
 import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import adaptive_softmax, axis_names, softmax
+from ngrammer_jax.layers import adaptive_softmax, axis_names, mesh_axes, softmax
+from ngrammer_jax.layers.context import EmbeddingLookup
 from ngrammer_jax.layers.ngram import quantizer
 from ngrammer_jax.layers.recurrent import recurrence
-from ngrammer_jax.models import block, precision
+from ngrammer_jax.models import memories, precision
 
 
 def scale_embedding(config: model_config.ModelConfig, embedding_VxD: jax.Array) -> jax.Array:
@@ -75,17 +77,17 @@ class Head(nn.Module):
   def init_params(self) -> None:
     """Runs `setup`: initial values depend on the order in which parameters are created."""
 
-  def embed(self, tokens_BxT: jax.Array) -> tuple[jax.Array, quantizer.Vocabulary]:
+  def embed(self, tokens_BxT: jax.Array) -> tuple[jax.Array, EmbeddingLookup]:
     """Returns the inputs [B, T, D], and their embedding lookup."""
     c = self.config
     if c.adaptive_softmax is not None:
       x_BxTxD = scale_embedding(c, self.adaptive_softmax.embed(tokens_BxT))
       # There is no single embedding table; precomputed cluster ids need only the tokens.
-      return block.shard_activations(x_BxTxD), quantizer.Vocabulary(None, tokens_BxT)
+      return mesh_axes.shard_rows(x_BxTxD), EmbeddingLookup(None, tokens_BxT)
     # Rows remain sharded. Columns are gathered, as the batch is sharded over the same mesh axis.
     table_VxD = nn.with_logical_constraint(scale_embedding(c, self.embedding), ('vocab', None))
-    x_BxTxD = block.shard_activations(table_VxD[tokens_BxT])
-    return x_BxTxD, quantizer.Vocabulary(table_VxD, tokens_BxT)
+    x_BxTxD = mesh_axes.shard_rows(table_VxD[tokens_BxT])
+    return x_BxTxD, EmbeddingLookup(table_VxD, tokens_BxT)
 
   def scores(self, hidden_BxTxJ: jax.Array, targets_BxT: jax.Array) -> softmax.TokenScores:
     """Returns the negative log-likelihood of every target, and whether it was predicted."""
@@ -109,17 +111,19 @@ class Head(nn.Module):
 def for_serving(config: model_config.ModelConfig, params: Any, codebook: Any) -> Any:
   """Returns a codebook for serving, with the precomputed cluster id of every token.
 
-  An n-gram layer on the embedding quantises the same row for every occurrence of a token, so the
-  ids are those of the codebook. Other codebooks are returned unchanged.
+  A memory with clusters of the embedding quantises the same row for every occurrence of a token,
+  so the ids are those of the codebook. Other codebooks are returned unchanged.
   """
-  c, n = config, config.ngram
-  if n is None or n.clusters is None or n.layer != 'input':
+  if config.adaptive_softmax is not None:  # there is no single embedding table
     return codebook
-  if c.adaptive_softmax is not None:  # there is no single embedding table
-    return codebook
-  rows_VxD = scale_embedding(c, params['embedding'])
-  rows_VxNxH = rows_VxD.reshape(len(rows_VxD), n.heads or c.heads, -1)
-  centroids_NxKxH = codebook['ngrammer']['quantizer']['centroids']
-  rows_VxNxH = quantizer.quantizer_input(rows_VxNxH, n.prenormalize)
-  ids_VxN = quantizer.nearest_of_rows(rows_VxNxH, centroids_NxKxH)
-  return {**codebook, 'ngrammer': {'quantizer': {'token_ids': ids_VxN}}}
+  served = traverse_util.flatten_dict(codebook, keep_empty_nodes=True)
+  for path, memory in memories.ngram_modules(config):
+    if not memory.clusters_depend_on_token:
+      continue
+    rows_VxD = scale_embedding(config, params['embedding'])
+    rows_VxKxH = rows_VxD.reshape(len(rows_VxD), memory.options.heads, -1)
+    rows_VxKxH = quantizer.quantizer_input(rows_VxKxH, memory.options.prenormalize)
+    centroids = served[(*path, 'quantizer', 'centroids')]
+    served = {name: leaf for name, leaf in served.items() if name[: len(path)] != path}
+    served[(*path, 'quantizer', 'token_ids')] = quantizer.nearest_of_rows(rows_VxKxH, centroids)
+  return traverse_util.unflatten_dict(served)

@@ -83,7 +83,6 @@ def _memories(
   config: ModelConfig, vocabulary_size: int | None = None
 ) -> Iterator[tuple[Path, NGramMemory]]:
   """Yields the path and the module of every memory with a table in host memory."""
-  for placed in memories.all_memories(config, vocabulary_size):
-    memory = placed.make(parent=None)
-    if isinstance(memory, NGramMemory) and memory.options.table_memory == 'host':
-      yield placed.path, memory
+  for path, memory in memories.ngram_modules(config, vocabulary_size):
+    if memory.options.table_memory == 'host':
+      yield path, memory

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config import initial
-from ngrammer_jax.models import ngram_memories
+from ngrammer_jax.config.ngram import memory as ngram_memory
 
 # The bias of each weight of an output layer.
 _BIAS_OF = {'embedding': 'bias', 'softmax_weight': 'softmax_bias', 'cluster_weight': 'cluster_bias'}
@@ -33,7 +33,7 @@ def reinitialize(config: initial.InitialConfig, params: Any, key: jax.Array) -> 
 
   def reinitialize_leaf(path, leaf):
     names = path_names(path)
-    if any(name == 'ngrammer' or name.startswith(ngram_memories.PREFIX) for name in names):
+    if any(name.startswith(('ngrammer', ngram_memory.PREFIX)) for name in names):
       return leaf
     leaf_key = jax.random.fold_in(key, zlib.crc32('/'.join(names).encode()))
     return init[config.recipe](config, leaf_key, names, leaf, fan_in)

@@ -1,31 +1,158 @@
-"""The memories of a model, see `layers.memory`.
+"""The memories of a model that are layers of their own: what they are, and where they act.
 
-The config of a memory is a field of `ModelConfig` with `places(layers)`, see `config.memory.Place`;
-or a tuple of such configs.
+A memory is a Linen module with
+
+  empty_state(batch, slots) -> state                       before the first segment
+  __call__(x_BxTxD, context, state) -> (y_BxTxD, state)    one segment
+
+A state is a pytree of arrays, or None. Each array has the batch as its first axis and keeps its
+shape and dtype. It is detached (`stop_gradient`), and padding (`context.valid_BxT`) changes nothing
+in it: any split of a stream into segments gives the same result as one pass. `slots` is the number
+of earlier tokens that the layers keep, None if they keep none.
+
+The config of a memory is a field of `ModelConfig` with `places(layers)`, see `config.place.Place`;
+or a tuple of such configs. MEMORIES makes the module.
+
+B batch, T segment length, D model width.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+import dataclasses
 import functools
+import itertools
+from typing import Any, NamedTuple
 
-from ngrammer_jax.config.memory import POINTS
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
 from ngrammer_jax.config.model import ModelConfig
-from ngrammer_jax.layers.memory import PlacedMemory, States
-from ngrammer_jax.layers.ngram.quantizer import ProductQuantizer
-from ngrammer_jax.models import ngram_memories, ngrams, precision
+from ngrammer_jax.config.ngram import memory as ngram_memory
+from ngrammer_jax.config.place import BETWEEN_BLOCKS, POINTS, Place
+from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.ngram.memory import NGramMemory
+from ngrammer_jax.models import precision
 
-# For each field of `ModelConfig`, a function that makes the memory at a place from the config of
-# the model, the place, the dtype of activations and the vocabulary size. If the field is a tuple,
-# `number` is the index of the memory in it.
-MEMORIES = {
-  # Those at one place act in this order.
-  'ngram': ngrams.memory,
-  'ngram_memories': ngram_memories.memory,
-}
+States = dict[str, Any]
+
 # Other keys of the memories of models and blocks.
 RESERVED = ('cache', 'document', 'hidden', 'layers', 'recent', 'spans', 'state', 'window')
 
 
-def all_memories(config: ModelConfig, vocabulary_size: int | None = None) -> list[PlacedMemory]:
+@dataclasses.dataclass(frozen=True)
+class PlacedMemory:
+  """A memory at one of its places in a model.
+
+  Attributes:
+    name: of its parameters, different for all memories between blocks, and in each block.
+    place: where it acts.
+    make: makes its module, with the arguments `name` and `parent` of Linen.
+    state_name: key of its state in the memory of the model or of the block. None: `name`.
+    state_field: the only field of its state, which is stored without this name. None: the state is
+      stored as it is.
+    needs_pairs: after attention, it reads `context.pair_BxNxT`.
+  """
+
+  name: str
+  place: Place
+  make: Callable[..., nn.Module]
+  state_name: str | None = None
+  state_field: str | None = None
+  needs_pairs: bool = False
+
+  @property
+  def state_key(self) -> str:
+    """Key of its state in the memory of the model or of the block."""
+    return self.state_name or self.name
+
+  @property
+  def path(self) -> tuple[str, ...]:
+    """Path of its module in the collections of the model."""
+    block = () if self.is_between_blocks else (f'layer_{self.place.block}',)
+    return *block, self.name
+
+  @property
+  def is_between_blocks(self) -> bool:
+    """Whether the model applies it, rather than a block."""
+    return self.place.point in BETWEEN_BLOCKS
+
+  def empty_state(self, batch: int, slots: int | None) -> States:
+    """Returns its state before the first segment by name, empty if it has none."""
+    return self._store(self.make(parent=None).empty_state(batch, slots))
+
+  def apply(
+    self, module: nn.Module, x_BxTxD: jax.Array, context: Context, states: States
+  ) -> tuple[jax.Array, States]:
+    """Returns the output of its module [B, T, D], and the next state by name.
+
+    Raises:
+      ValueError: the state changed its structure, shapes or dtypes.
+    """
+    state = states.get(self.state_key)
+    if state is not None and self.state_field is not None:
+      state = {self.state_field: state}
+    y_BxTxD, next_state = module(x_BxTxD, context, state)
+    before, after = (
+      jax.tree.map(lambda x: f'{jnp.result_type(x)}{list(jnp.shape(x))}', each)
+      for each in (state, next_state)
+    )
+    if before != after:
+      raise ValueError(f'memory {self.name}: its state {before} became {after} in a segment')
+    return y_BxTxD, self._store(next_state)
+
+  def _store(self, state):
+    if state is None:
+      return {}
+    return {self.state_key: state if self.state_field is None else state[self.state_field]}
+
+
+def _ngrammer(config, place, dtype, vocabulary_size):
+  """Makes the N-Grammer layer of `model.ngram`."""
+  options = config.ngram.as_memory(config, place, vocabulary_size)
+  fields = {'id_columns': options.heads, 'is_at_embedding': place.point == 'input'}
+  make = _maker(options, config, place, dtype, vocabulary_size, **fields)
+  is_attended = options.pairing == 'attended'
+  # The names of the state are those of the first versions, whose workdirs have them.
+  state_name, state_field = ('ids', 'ids') if is_attended else ('ngram', 'window')
+  return PlacedMemory('ngrammer', place, make, state_name, state_field, needs_pairs=is_attended)
+
+
+def _ngram_memory(config, place, dtype, vocabulary_size, number):
+  """Makes memory `number` of `model.ngram_memories`."""
+  options = config.ngram_memories[number]
+  make = _maker(options, config, place, dtype, vocabulary_size)
+  needs_pairs = options.pairing == 'attended'
+  return PlacedMemory(ngram_memory.name(number), place, make, needs_pairs=needs_pairs)
+
+
+def _maker(options, config, place, dtype, vocabulary_size, **fields):
+  sizes = {'vocabulary_size': vocabulary_size, 'width': config.width}
+  return functools.partial(NGramMemory, options, **sizes, block=place.block, dtype=dtype, **fields)
+
+
+# For each field of `ModelConfig`, a function that makes the memory at a place from the config of
+# the model, the place, the dtype of activations and the vocabulary size. If the field is a tuple,
+# `number` is the index of the memory in it. Memories at one place act in this order.
+MEMORIES = {'ngram': _ngrammer, 'ngram_memories': _ngram_memory}
+
+
+class Memories(NamedTuple):
+  """The memories of a model.
+
+  Attributes:
+    between_blocks: those that the model applies, at its input and between blocks.
+    in_blocks: those in each block.
+  """
+
+  between_blocks: tuple[PlacedMemory, ...]
+  in_blocks: tuple[tuple[PlacedMemory, ...], ...]
+
+  def everywhere(self) -> Iterator[PlacedMemory]:
+    """Yields all of them."""
+    return itertools.chain(self.between_blocks, *self.in_blocks)
+
+
+def make(config: ModelConfig, vocabulary_size: int | None = None) -> Memories:
   """Returns the memories of a model.
 
   Args:
@@ -36,11 +163,11 @@ def all_memories(config: ModelConfig, vocabulary_size: int | None = None) -> lis
     ValueError: a place that does not exist, or two memories of one name.
   """
   memories, dtype = [], precision.compute_dtype(config)
-  for key, memory_config, make in _configured(config):
+  for key, memory_config, make_at in _configured(config):
     for place in memory_config.places(config.layers):
       if place.point not in POINTS or place.block not in range(config.layers):
         raise ValueError(f'{key}: {place} is not in a model of {config.layers} blocks')
-      memories.append(make(config, place, dtype, vocabulary_size))
+      memories.append(make_at(config, place, dtype, vocabulary_size))
   used = set()
   for memory in memories:
     scope = None if memory.is_between_blocks else memory.place.block
@@ -48,39 +175,25 @@ def all_memories(config: ModelConfig, vocabulary_size: int | None = None) -> lis
       if (scope, kind, name) in used or kind == 'state_name' and name in RESERVED:
         raise ValueError(f'memory at {memory.place}: {kind}={name!r} is already used')
       used.add((scope, kind, name))
-  return memories
+  inside = [memory for memory in memories if not memory.is_between_blocks]
+  return Memories(
+    tuple(memory for memory in memories if memory.is_between_blocks),
+    tuple(
+      tuple(memory for memory in inside if memory.place.block == block)
+      for block in range(config.layers)
+    ),
+  )
 
 
 def _configured(config):
   """Yields the key and the config of every memory, and the function that makes it at a place."""
-  for name, make in MEMORIES.items():
+  for name, make_at in MEMORIES.items():
     field = getattr(config, name)
     if isinstance(field, tuple):
       for number, memory_config in enumerate(field):
-        yield f'model.{name}.{number}', memory_config, functools.partial(make, number=number)
+        yield f'model.{name}.{number}', memory_config, functools.partial(make_at, number=number)
     elif field is not None:
-      yield f'model.{name}', field, make
-
-
-def between_blocks(config: ModelConfig, vocabulary_size: int | None = None) -> list[PlacedMemory]:
-  """Returns the memories that the model applies, at its input and between blocks."""
-  memories = all_memories(config, vocabulary_size)
-  return [memory for memory in memories if memory.is_between_blocks]
-
-
-def in_block(
-  config: ModelConfig, number: int, vocabulary_size: int | None = None
-) -> list[PlacedMemory]:
-  """Returns the memories in a block."""
-  memories = all_memories(config, vocabulary_size)
-  memories = [memory for memory in memories if not memory.is_between_blocks]
-  return [memory for memory in memories if memory.place.block == number]
-
-
-def make_quantizer(config: ModelConfig, memory_name: str) -> ProductQuantizer:
-  """Returns the quantiser of a memory with clusters, not bound to variables."""
-  make = {memory.name: memory.make for memory in all_memories(config)}[memory_name]
-  return make(parent=None).make_quantizer(parent=None)
+      yield f'model.{name}', field, make_at
 
 
 def empty_states(memories: Iterable[PlacedMemory], batch: int, slots: int | None = None) -> States:
@@ -89,3 +202,13 @@ def empty_states(memories: Iterable[PlacedMemory], batch: int, slots: int | None
   for memory in memories:
     states |= memory.empty_state(batch, slots)
   return states
+
+
+def ngram_modules(
+  config: ModelConfig, vocabulary_size: int | None = None
+) -> Iterator[tuple[tuple[str, ...], NGramMemory]]:
+  """Yields the path of every n-gram memory in the collections, and its module without variables."""
+  for placed in make(config, vocabulary_size).everywhere():
+    module = placed.make(parent=None)
+    if isinstance(module, NGramMemory):
+      yield placed.path, module

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import documents, dropout, softmax
+from ngrammer_jax.layers import documents, dropout, mesh_axes, softmax
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.recurrent import readout, recurrence, word_memory
 from ngrammer_jax.models import block, heads, memories, precision
@@ -37,7 +37,7 @@ def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int 
     'document': jnp.zeros((batch,), jnp.int32),
     'state': recurrence.empty_state(batch, r.hidden, r.cell, precision.compute_dtype(c)),
   }
-  memory |= memories.empty_states(memories.between_blocks(c), batch)
+  memory |= memories.empty_states(memories.make(c).between_blocks, batch)
   if r.slots and (r.carry_memory or cache_slots):
     memory['window'] = empty_window(config, batch)
   return memory
@@ -64,7 +64,8 @@ class RecurrentLM(nn.Module):
     self.head = heads.Head(c, V, r.width)
     nn.share_scope(self, self.head)
     self.head.init_params()  # first, see there
-    for memory in memories.between_blocks(c, V):
+    self.between_blocks = memories.make(c, V).between_blocks
+    for memory in self.between_blocks:
       setattr(self, memory.name, memory.make())
     self.recurrence = recurrence.Recurrence(r.hidden, r.cell, r.forget_bias, init, dtype)
     if r.readout == 'recurrent_memory':
@@ -113,11 +114,11 @@ class RecurrentLM(nn.Module):
       valid_BxT=valid_BxT,
       vocabulary=vocabulary,
     )
-    for placed in memories.between_blocks(self.config):
+    for placed in self.between_blocks:
       x_BxTxD, state = placed.apply(getattr(self, placed.name), x_BxTxD, context, memory)
       next_memory |= state
     input_key, output_key = self._dropout_keys(train)
-    x_BxTxD = block.shard_activations(dropout.drop(x_BxTxD, self.config.outer_dropout, input_key))
+    x_BxTxD = mesh_axes.shard_rows(dropout.drop(x_BxTxD, self.config.outer_dropout, input_key))
     h_BxTxK, next_memory['state'] = self.recurrence(
       x_BxTxD, memory['state'], starts_BxT=starts_BxT, valid_BxT=valid_BxT
     )

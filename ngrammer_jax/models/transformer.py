@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.config.memory import Place
-from ngrammer_jax.layers import axis_names, documents, dropout, normalization, softmax
+from ngrammer_jax.config.place import Place
+from ngrammer_jax.layers import axis_names, documents, dropout, mesh_axes, normalization, softmax
 from ngrammer_jax.layers import context as contexts
 from ngrammer_jax.layers.attention import blocks as blocked_attention
 from ngrammer_jax.layers.attention import cache, position, span
@@ -48,7 +48,7 @@ def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int 
   layer (`layers.attention.span.Spans`).
   """
   c, memory = config, {'document': jnp.zeros((batch,), jnp.int32)}
-  memory |= memories.empty_states(memories.between_blocks(c), batch)
+  memory |= memories.empty_states(memories.make(c).between_blocks, batch)
   if cache_slots:
     memory['cache'] = cache.empty_slots(batch, cache_slots)
   elif c.memory is not None:
@@ -98,12 +98,11 @@ class TransformerLM(nn.Module):
     self.head = heads.Head(c, V)
     nn.share_scope(self, self.head)
     self.head.init_params()  # first, see there
-    for memory in memories.between_blocks(c, V):
+    own = memories.make(c, V)
+    self.between_blocks = own.between_blocks
+    for memory in own.between_blocks:
       setattr(self, memory.name, memory.make())
-    self.layer = [
-      self._block(scanned=False)(c, dtype, tuple(memories.in_block(c, number, V)))
-      for number in range(c.layers)
-    ]
+    self.layer = [self._block(scanned=False)(c, dtype, in_block) for in_block in own.in_blocks]
     if c.final_norm:
       self.final_norm = normalization.LayerNorm(epsilon=c.norm_epsilon, dtype=dtype)
     self.position_params = self._position_params(param_dtype)
@@ -165,7 +164,7 @@ class TransformerLM(nn.Module):
     next_memory |= states
     x_BxTxD = self._add_positions(x_BxTxD, context.position_BxP)
     before, keys, after, distance_key = self._dropout_keys(train)
-    x_BxTxD = block.shard_activations(dropout.drop(x_BxTxD, c.outer_dropout, before))
+    x_BxTxD = mesh_axes.shard_rows(dropout.drop(x_BxTxD, c.outer_dropout, before))
     # All layers have the same dropout of distance encodings.
     context = context.replace(distance_key=distance_key)
     x_BxTxD, states, spans = self._layers(x_BxTxD, context, memory, keys)
@@ -229,10 +228,10 @@ class TransformerLM(nn.Module):
   def _apply_memories(self, place, x_BxTxD, context, memory):
     """Applies the memories at a place; returns [B, T, D] and their next states by name."""
     next_states = {}
-    for placed in memories.between_blocks(self.config):
+    for placed in self.between_blocks:
       if placed.place == place:
         x_BxTxD, state = placed.apply(getattr(self, placed.name), x_BxTxD, context, memory)
-        x_BxTxD, next_states = block.shard_activations(x_BxTxD), next_states | state
+        x_BxTxD, next_states = mesh_axes.shard_rows(x_BxTxD), next_states | state
     return x_BxTxD, next_states
 
   def _finalize(self, x_BxTxD, dropout_key):
@@ -266,7 +265,7 @@ class TransformerLM(nn.Module):
     changes = {i for i in range(1, len(kinds)) if kinds[i] != kinds[i - 1]}
     between = {
       placed.place.block + 1
-      for placed in memories.between_blocks(self.config)
+      for placed in self.between_blocks
       if placed.place.point == 'after_block'
     }
     return sorted({0, len(kinds)} | between | changes)

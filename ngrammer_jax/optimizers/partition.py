@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from ngrammer_jax import config as experiment
-from ngrammer_jax.models import ngram_memories
+from ngrammer_jax.config.ngram import memory as ngram_memory
 from ngrammer_jax.optimizers import tables
 
 
@@ -53,7 +53,7 @@ def labels(params: Any, memories: Sequence[MemoryConfig] = ()) -> Any:
     return next((entry.key for entry in path if entry.key in own_labels), 'ngram_table')
 
   own_labels = {
-    ngram_memories.name(i) for i, memory in enumerate(memories) if has_own_optimizer(memory)
+    ngram_memory.name(i) for i, memory in enumerate(memories) if has_own_optimizer(memory)
   }
   is_boxed = lambda leaf: isinstance(leaf, nn.LogicallyPartitioned)
   return jax.tree_util.tree_map_with_path(label, params, is_leaf=is_boxed)
@@ -69,7 +69,7 @@ def log_costs(memories: Sequence[MemoryConfig], labels: Any, params: Any) -> Non
   groups = leaves_by_label(labels, params)
   for i, memory in enumerate(memories):
     if memory.optimizer in tables.ALL_ROWS:
-      size = sum(leaf.size * leaf.dtype.itemsize for leaf in groups[ngram_memories.name(i)]) / 2**20
+      size = sum(leaf.size * leaf.dtype.itemsize for leaf in groups[ngram_memory.name(i)]) / 2**20
       logging.info(
         'model.ngram_memories.%d.optimizer=%s changes all rows: every step reads and writes at '
         'least %s MiB, and makes a gradient and an update of %s MiB each',
@@ -139,7 +139,7 @@ def make(
   }
   for i, memory in enumerate(memories):
     if has_own_optimizer(memory):
-      transforms[ngram_memories.name(i)] = tables.make(
+      transforms[ngram_memory.name(i)] = tables.make(
         memory.optimizer, config, fraction, memory.learning_rate_factor
       )
   partition = optax.partition(transforms, labels)

@@ -17,7 +17,8 @@ from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, token_cache, vocabularies
 from ngrammer_jax.inference import cloze, language_modeling, sampling, text
 from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.models import language_model
+from ngrammer_jax.layers.ngram.memory import NGramMemory
+from ngrammer_jax.models import language_model, memories
 from ngrammer_jax.runs import exported
 from ngrammer_jax.system import files, hosts, progress
 from ngrammer_jax.training import programs
@@ -110,19 +111,33 @@ class Run:
     state = self.state  # first: it finds out whether there is a checkpoint before devices are used
     return self.engine.prepare({'params': state.params, 'codebook': state.codebook})
 
-  @functools.cached_property
+  @property
   def token_clusters(self) -> np.ndarray:
-    """The cluster of every token and head, int32 [V, N].
+    """The cluster of every token and head, int32 [V, N], in the first of `token_memories`."""
+    return self.token_clusters_of(next(iter(self.token_memories())))
 
-    Raises BadInput if the model has no clusters, or if they depend on more than the token.
+  def token_clusters_of(self, memory: str) -> np.ndarray:
+    """Returns the cluster of every token and head, int32 [V, N], in one of `token_memories`."""
+    codebook = functools.reduce(dict.__getitem__, memory.split('/'), self.variables['codebook'])
+    return np.asarray(codebook['quantizer']['token_ids'])
+
+  def token_memories(self) -> dict[str, NGramMemory]:
+    """Returns the memories whose clusters depend on the token alone, by the path of their module.
+
+    Raises BadInput if the model has none.
     """
-    ngram = self.config.model.ngram
-    if ngram is None or ngram.clusters is None or ngram.layer != 'input':
+    memories_by_path = {
+      '/'.join(path): memory
+      for path, memory in memories.ngram_modules(self.config.model, self.vocabulary.size)
+      if memory.clusters_depend_on_token and self.config.model.adaptive_softmax is None
+    }
+    if not memories_by_path:
       raise errors.NotApplicable(
         f'--workdir={self.workdir} has no clusters of tokens: it needs model.ngram, with '
-        f'model.ngram.clusters and model.ngram.layer="input"'
+        f'model.ngram.clusters and model.ngram.layer="input", or an n-gram memory with '
+        f'key="embedding_clusters"'
       )
-    return np.asarray(self.variables['codebook']['ngrammer']['quantizer']['token_ids'])
+    return memories_by_path
 
   def export(self, folder: str | pathlib.Path, dtype: str | None = None) -> None:
     """Writes config, vocabulary and variables to a folder, which `load_run` reads.

@@ -152,7 +152,7 @@ def update_codebook(
     path: names from the codebook to the part; a quantiser is in the module of its memory.
   """
   if 'sums' in statistics:
-    quantizer = memories.make_quantizer(config, memory_name=path[-2])
+    quantizer = dict(memories.ngram_modules(config))[path[:-1]].make_quantizer(parent=None)
     return quantizer.update_codebook(codebook, statistics)
   if not statistics:
     return codebook

@@ -10,7 +10,6 @@ import numpy as np
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import token_classes, vocabularies
 from ngrammer_jax.layers.ngram import uint64
-from ngrammer_jax.layers.ngram.memory import NGramMemory
 from ngrammer_jax.models import memories
 
 
@@ -26,11 +25,8 @@ def fill(
     config: of the model.
     vocabulary: the vocabulary of the run.
   """
-  modules = {
-    placed.path: placed.make(parent=None)
-    for placed in memories.all_memories(config, vocabulary.size)
-  }
-  compressed = {path: module for path, module in modules.items() if _is_compressed(module)}
+  modules = memories.ngram_modules(config, vocabulary.size)
+  compressed = {path: module for path, module in modules if module.options.key == 'compressed'}
   if not compressed:
     return codebook
   classes_V = token_classes.token_classes(*vocabulary.token_texts())
@@ -42,10 +38,6 @@ def fill(
     for name, array in new.items():
       arrays[*path, name] = _put(array, like=arrays[*path, name])
   return traverse_util.unflatten_dict(arrays)
-
-
-def _is_compressed(module) -> bool:
-  return isinstance(module, NGramMemory) and module.options.key == 'compressed'
 
 
 def _put(array: np.ndarray, like: jax.Array) -> jax.Array:

@@ -10,7 +10,9 @@ import pytest
 from ngrammer_jax import analyze, runs
 from ngrammer_jax.analysis import clusters
 from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config.ngram import ngrammer as ngram_config
 from ngrammer_jax.data import token_cache
+from ngrammer_jax.layers.ngram.memory import NGramMemory
 from tests.checks import bad_input
 
 
@@ -34,13 +36,14 @@ def test_coherence_matches_loop():
 @pytest.mark.parametrize('distinct_start', [False, True])
 def test_collisions_match_loop(distinct_start):
   K, V, N = 5, 11, 2
-  ngram = model_config.NGramConfig(
-    clusters=K, vocabulary_size=V, orders=(2, 3), distinct_start=distinct_start
+  layer = model_config.NGramConfig(
+    clusters=K, vocabulary_size=V, heads=N, orders=(2, 3), distinct_start=distinct_start
   )
+  memory = NGramMemory(ngram_config.as_memory(layer), None, width=16)
   rng = np.random.default_rng(0)
   ids, tokens = rng.integers(0, K, (20, N)), rng.integers(0, 20, 60)
   text = token_cache.TokenSplit(tokens, np.array([0, 25]), None, 0)
-  collisions = clusters.collisions(ngram, ids, text)
+  collisions = clusters.collisions(memory, ids, text)
   start_id, primes = (K if distinct_start else 0), (13, 17)
   for order, n in itertools.product((2, 3), range(N)):
     grams = []
@@ -113,7 +116,8 @@ def test_model_without_token_clusters_raises_bad_input(tiny, untrained):
   workdir = untrained(tiny(model={'ngram': None}))
   with bad_input(
     f'--workdir={workdir} has no clusters of tokens: it needs model.ngram, with '
-    f'model.ngram.clusters and model.ngram.layer="input"'
+    f'model.ngram.clusters and model.ngram.layer="input", or an n-gram memory with '
+    f'key="embedding_clusters"'
   ):
     analyze.main(['clusters', f'--workdir={workdir}'])
 
@@ -127,7 +131,8 @@ def test_more_clusters_than_tokens(tiny, untrained, monkeypatch):
     codebook['ngrammer']['quantizer']['usage'] = np.ones((2, 300), np.float32)
 
   workdir = untrained(tiny(model={'ngram': ngram}), modify)
-  monkeypatch.setattr(runs.Run, 'token_clusters', np.stack([np.arange(257)] * 2, axis=1))
+  apart = np.stack([np.arange(257)] * 2, axis=1)
+  monkeypatch.setattr(runs.Run, 'token_clusters_of', lambda run, memory: apart)
   rows, ids = np.ones((3, 2)), np.arange(3)
   assert clusters.coherence(rows, ids)[0] is None
   analyze.main(['clusters', f'--workdir={workdir}'])

@@ -59,6 +59,7 @@ def test_keys_that_may_differ_on_resume():
   assert free == [
     *('model.vocabulary_chunk', 'model.scan_layers', 'model.remat', 'model.kernel'),
     *('model.ngram.exchange', 'model.ngram_memories.0.deviation'),
+    'model.ngram_memories.0.exchange',
     'model.ngram_memories.0.table_memory',
     *('model.span.reserve', 'model.span.check_every'),
     *('data.path', 'data.vocabulary_path', 'data.cache_dir'),

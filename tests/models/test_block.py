@@ -11,8 +11,8 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import feed_forward, normalization
 from ngrammer_jax.layers.attention import attention
 from ngrammer_jax.layers.context import Context
-from ngrammer_jax.layers.memory import PlacedMemory
-from ngrammer_jax.models import block, memories, ngrams, precision
+from ngrammer_jax.models import block, memories, precision
+from ngrammer_jax.models.memories import PlacedMemory
 from tests.checks import assert_close, random_variables
 from tests.layers.ngram import test_ngrammer as slow
 
@@ -35,7 +35,7 @@ def context_of(valid=None):
 
 def block_of(config):
   """The first block of a model."""
-  dtype, own = precision.compute_dtype(config), tuple(memories.in_block(config, 0))
+  dtype, own = precision.compute_dtype(config), memories.make(config).in_blocks[0]
   return block.Block(config, dtype, own)
 
 
@@ -151,4 +151,4 @@ def test_padding_trains_codebooks_as_in_praxis(x64, monkeypatch, pairing):
 )
 def test_where_centroids_begin(fields, words, initial):
   config = dataclasses.replace(CONFIG, dtype='float32', ngram=model_config.NGramConfig(**fields))
-  assert ngrams.make(config, jnp.float32, words).initial == initial
+  assert config.ngram.as_memory(config, config.ngram.places(3)[0], words).initial == initial

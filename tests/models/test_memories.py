@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.config.memory import Place
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
+from ngrammer_jax.config.place import Place
 from ngrammer_jax.data import streams
 from ngrammer_jax.layers.context import Context
-from ngrammer_jax.layers.memory import PlacedMemory
 from ngrammer_jax.models import host_tables, memories, transformer
+from ngrammer_jax.models.memories import PlacedMemory
 from tests.checks import random_variables
 
 CONFIG = model_config.ModelConfig(layers=3, ngram=model_config.NGramConfig())
@@ -40,7 +40,7 @@ class Counter(nn.Module):
 def test_a_place_that_does_not_exist(monkeypatch, place):
   monkeypatch.setattr(model_config.NGramConfig, 'places', lambda self, layers: (place,))
   with pytest.raises(ValueError, match=r'model\.ngram: Place\(.*\) is not in a model of 3 blocks'):
-    memories.all_memories(CONFIG)
+    memories.make(CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_names_are_different(monkeypatch, places, names, error):
   monkeypatch.setitem(memories.MEMORIES, 'ngram', make)
   monkeypatch.setattr(model_config.NGramConfig, 'places', lambda self, layers: places)
   with pytest.raises(ValueError, match=error):
-    memories.all_memories(CONFIG)
+    memories.make(CONFIG)
 
 
 @pytest.mark.parametrize('dtype, is_kept', [('int32', True), ('float32', False)])

@@ -6,11 +6,10 @@ from typing import Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
-from ngrammer_jax.config.memory import Place
 from ngrammer_jax.config.ngram import hashes as ngram_hashes
 from ngrammer_jax.config.ngram import sizes as ngram_sizes
-from ngrammer_jax.config.ngram.ngrammer import EMPTY, INITIAL
 from ngrammer_jax.config.ngram.presets import PRESETS
+from ngrammer_jax.config.place import Place
 
 # Ids that n-grams are made of: token ids; ids of the normalised texts of tokens (Engram); byte + 4
 # (BLT); cluster ids of the input of the memory; cluster ids of the embedding.
@@ -20,7 +19,12 @@ CLUSTER_KEYS = ('clusters', 'embedding_clusters')
 # XOR of products in 64 bits (engram, ple: the multipliers differ); polynomials of the ids modulo
 # the rows (polynomial) or 2^64 (blt); the hash of the N-Grammer layer (praxis).
 HASHES = ngram_hashes.KINDS
-JOINS_AT_INPUT = ('sum', 'mean', 'concat', 'add')
+EMPTY = ('shrink', 'keep', 'revive')
+INITIAL = ('uniform', 'normal', 'data')
+EXCHANGE = ('auto', 'rows', 'table')
+PER_HEAD_JOINS = ('concat', 'add')
+JOINS_AT_INPUT = ('sum', 'mean', *PER_HEAD_JOINS)
+JOINS_IN_BLOCKS = ('gate', *PER_HEAD_JOINS)
 JOINS = ('gate', *JOINS_AT_INPUT)
 BOUNDARIES = ('starts', 'eos_id', 'none')
 GATES = ('learned', 'half')
@@ -31,6 +35,11 @@ TABLE_MEMORIES = ('device', 'host')
 TABLE_DTYPES = ('float32', 'bfloat16')
 HOST_OPTIMIZERS = ('adagrad', 'frozen')  # those that touch only visited rows, and keep one value
 BYTE_IDS = 260  # 4 special ids, then the bytes
+
+PAIRINGS = ('previous', 'attended')
+TABLE_INITIALS = ('normal', 'xavier')
+POINTS_IN_MODEL = ('before_attention', 'after_attention', 'after_block')
+PREFIX = 'ngram_memory_'  # of the name of a memory
 
 _GATE = ('join', ('gate',))
 _SUM = ('join', ('sum', 'mean'))
@@ -52,6 +61,7 @@ class NGramMemoryConfig:
   layers: tuple[int, ...] = field(
     (), 'numbers of the blocks with this memory, from 0; (): at the input', at_least=0
   )
+  point: str = field('before_attention', 'where in these blocks it acts', choices=POINTS_IN_MODEL)
   orders: tuple[int, ...] = field(
     (2, 3), 'lengths of the n-grams', at_least=1, at_most=ngram_sizes.MAX_ORDER
   )
@@ -69,6 +79,12 @@ class NGramMemoryConfig:
     'initial standard deviation of the tables; None: width^(-1/2), cut at three deviations (BLT)',
     at_least=0,
     free_on_resume=True,
+  )
+  table_initial: str = field(
+    'normal',
+    'initial tables: normal with `deviation`, or Xavier-uniform for the rows of a head (praxis)',
+    choices=TABLE_INITIALS,
+    free_on_init=True,
   )
   untrained_row: int | None = field(
     None, 'row of each head that is never trained (LongCat: the padding id)', at_least=0
@@ -89,8 +105,19 @@ class NGramMemoryConfig:
   fill_id: int | None = field(
     0, 'id (before compression) read in place of those before a boundary; None: eos_id', at_least=0
   )
+  distinct_start: bool = field(
+    False,
+    'read an id of its own, that no token has, in place of those before a boundary',
+    only_for=('key', ('tokens', *CLUSTER_KEYS)),
+  )
   displacement: int = field(
     0, 'read predecessors this many tokens further back (a control)', at_least=0, at_most=2**16
+  )
+  pairing: str = field(
+    'previous',
+    'token that each token is paired with: the previous one, or that with the most attention',
+    choices=PAIRINGS,
+    only_for=('point', ('after_attention',)),
   )
 
   clusters: int = field(256, 'clusters of each head', at_least=1, only_for=_CLUSTERS)
@@ -106,6 +133,9 @@ class NGramMemoryConfig:
   )
   initial: str | None = field(
     None, 'initial centroids; None: uniform', choices=INITIAL, only_for=_CLUSTERS
+  )
+  padding_trains: bool = field(
+    False, 'padding updates the centroids too, as in praxis', only_for=_CLUSTERS
   )
 
   bias: bool = field(False, 'biases of the projections to keys and values', only_for=_GATE)
@@ -146,6 +176,12 @@ class NGramMemoryConfig:
   learning_rate_factor: float | None = field(
     None, 'times optimizer.table.learning_rate (adagrad) or optimizer.learning_rate', above=0
   )
+  exchange: str = field(
+    'auto',
+    'how devices exchange table gradients; auto selects by size',
+    choices=EXCHANGE,
+    free_on_resume=True,
+  )
   table_memory: str = field(
     'device', 'memory that holds the tables', choices=TABLE_MEMORIES, free_on_resume=True
   )
@@ -163,11 +199,12 @@ class NGramMemoryConfig:
   def places(self, layers: int) -> tuple[Place, ...]:
     """Returns the places of the memory in a model with this number of blocks."""
     del layers
-    return tuple(Place('before_attention', block) for block in self.layers) or (Place('input'),)
+    return tuple(Place(self.point, block) for block in self.layers) or (Place('input'),)
 
-  @property
-  def start_id(self) -> int | None:
-    """The id that is read in place of those before a boundary."""
+  def start_id(self, vocabulary_size: int | None) -> int | None:
+    """Returns the id that is read in place of those before a boundary."""
+    if self.distinct_start:
+      return self.num_ids(vocabulary_size)
     return self.eos_id if self.fill_id is None else self.fill_id
 
   def index(self, block: int) -> int:
@@ -180,7 +217,7 @@ class NGramMemoryConfig:
       raise ValueError(f'block {block} is not among the layers {self.layers} of the memory')
     return self.layers.index(block) if self.layers else 0
 
-  def num_ids(self, vocabulary_size: int) -> int:
+  def num_ids(self, vocabulary_size: int | None) -> int | None:
     """Returns the number of distinct ids of the key, before compression."""
     if self.key in CLUSTER_KEYS:
       return self.clusters
@@ -192,7 +229,8 @@ class NGramMemoryConfig:
     Raises:
       ValueError: sizes that no table or no hash of this kind can have.
     """
-    num_ids, layers = self.num_ids(vocabulary_size), self.layers or (0,)
+    num_ids = self.num_ids(vocabulary_size) + self.distinct_start
+    layers = self.layers or (0,)
     sizes = ngram_sizes.table_sizes(
       self.row_rule, self.rows, self.orders, self.heads, num_ids, len(layers)
     )
@@ -247,12 +285,36 @@ class NGramMemoryConfig:
         f'{path}.layers={self.layers} {problem}: expected distinct numbers of blocks from 0 to '
         f'{model.layers - 1} with model.layers={model.layers}'
       )
-    if (self.join in JOINS_AT_INPUT) == bool(self.layers):
+    joins = JOINS_IN_BLOCKS if self.layers else JOINS_AT_INPUT
+    if self.join not in joins:
       needed = '(), the input' if self.layers else 'the numbers of blocks, such as (1,)'
-      joins = JOINS_AT_INPUT if not self.layers else ('gate',)
       raise errors.BadInput(
         f'{path}.join={self.join!r} is not for {path}.layers={self.layers}: use layers={needed}, '
         f'or join={" or ".join(map(repr, joins))}'
+      )
+    if self.point != 'before_attention' and self.join not in PER_HEAD_JOINS:
+      raise errors.BadInput(
+        f'{path}.point={self.point!r} needs {path}.layers and {path}.join='
+        f'{" or ".join(map(repr, PER_HEAD_JOINS))}, not layers={self.layers} and {self.join!r}: '
+        f'use "before_attention"'
+      )
+    if self.pairing == 'attended':
+      self._check_attended(model, path)
+
+  def _check_attended(self, model: Any, path: str) -> None:
+    for name, value, needed in (
+      ('orders', self.orders, (2,)),
+      ('heads', self.heads, model.heads),
+      ('key', self.key, 'clusters'),
+    ):
+      if value != needed:
+        raise errors.BadInput(
+          f'{path}.{name}={value!r}: {path}.pairing="attended" needs {needed!r}, or use "previous"'
+        )
+    if model.position == 'none' or model.context_heads != model.heads:
+      raise errors.BadInput(
+        f'{path}.pairing="attended" needs positions and context in all heads, not model.position='
+        f'{model.position!r} and {model.context_heads} of model.heads={model.heads}: use "previous"'
       )
 
   def _check_boundary(self, path: str) -> None:
@@ -345,3 +407,8 @@ class NGramMemoryConfig:
       *(path, f'{rows:,}', f'{num_ids:,}', 100 * rate),
       *(f'{min(num_ids, ngram_hashes.SAMPLED_IDS):,}', 100 * random_rate),
     )
+
+
+def name(number: int) -> str:
+  """Returns the name of memory `number` of a model: of its parameters, and of its optimizer."""
+  return f'{PREFIX}{number}'

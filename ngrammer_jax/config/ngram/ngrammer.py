@@ -5,17 +5,15 @@ from typing import Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
-from ngrammer_jax.config.memory import Place
 from ngrammer_jax.config.ngram import sizes
+from ngrammer_jax.config.ngram.memory import EMPTY, EXCHANGE, INITIAL, NGramMemoryConfig
+from ngrammer_jax.config.place import Place
 
 # After the embedding; after the first, the middle or the last block; or after attention in blocks.
 LAYERS = ('input', 'begin', 'middle', 'end', 'attention')
 # The previous token; the previous token with the most attention of the head; no layer in the block.
 PAIRING = ('previous', 'attended', 'none')
 _BLOCKS = ('layer', ('attention',))
-EMPTY = ('shrink', 'keep', 'revive')
-INITIAL = ('uniform', 'normal', 'data')
-EXCHANGE = ('auto', 'rows', 'table')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +67,28 @@ class NGramConfig:
     before = {'input': 0, 'begin': 1, 'middle': layers // 2, 'end': layers}[self.layer]
     return (Place('after_block', before - 1) if before else Place('input'),)
 
+  def as_memory(
+    self, model: Any, place: Place, vocabulary_size: int | None = None
+  ) -> NGramMemoryConfig:
+    """Returns the layer at a place as an n-gram memory.
+
+    Args:
+      model: the config of the model.
+      place: one of `places`.
+      vocabulary_size: V. Centroids start from rows of the embedding if these outnumber them.
+    """
+    is_at_input, pairing = place.point == 'input', self.pairing_of(place.block)
+    rows = vocabulary_size if is_at_input and model.adaptive_softmax is None else 0
+    has_rows = (self.clusters or 0) < (rows or 0)
+    return as_memory(
+      self,
+      layers=() if is_at_input else (place.block,),
+      point='before_attention' if is_at_input else place.point,
+      pairing='attended' if pairing == 'attended' else 'previous',
+      heads=self.heads or model.heads,
+      initial=self.initial or ('data' if has_rows else 'uniform'),
+    )
+
   def pairing_of(self, block: int) -> str:
     """Returns the pairing after the attention of a block."""
     if self.layer != 'attention':
@@ -118,3 +138,33 @@ class NGramConfig:
       raise errors.BadInput(
         f'model.ngram.orders={self.orders}: pairing "attended" supports only orders=(2,)'
       )
+
+
+def as_memory(layer: Any, **fields: Any) -> NGramMemoryConfig:
+  """Returns an N-Grammer layer as an n-gram memory.
+
+  Args:
+    layer: a `layers.NGrammer`, or a `NGramConfig`.
+    **fields: fields of the memory that differ from those of the layer.
+  """
+  options = dict(
+    key='tokens' if layer.clusters is None else 'clusters',
+    hash='praxis',
+    join=layer.combine,
+    orders=layer.orders,
+    heads=layer.heads,
+    rows=(layer.vocabulary_size,),
+    row_rule='exact',
+    width=layer.dim,
+    table_initial='xavier',
+    distinct_start=layer.distinct_start,
+    clusters=layer.clusters or 1,
+    decay=layer.decay,
+    epsilon=layer.epsilon,
+    prenormalize=layer.prenormalize,
+    empty=layer.empty,
+    initial=layer.initial,
+    padding_trains=layer.padding_trains,
+    exchange=layer.exchange,
+  )
+  return NGramMemoryConfig(**options | fields)

@@ -8,8 +8,7 @@ import functools
 import itertools
 
 COMBINE = ('concat', 'add')
-MAX_ROWS = 2**29  # of a head of an N-Grammer layer, so that p < 2 V fits in 30 bits
-MAX_HEAD_ROWS = 2**28  # of a head of the other memories
+MAX_ROWS = 2**29  # of a head, so that primes p < 2 V fit in 30 bits
 MAX_ORDER = 32  # each order hashes that many ids, and the state keeps those of the longest one
 ROW_RULES = ('prime', 'longcat', 'over_encoding', 'exact', 'multiple', 'multiple_plus_one')
 
@@ -127,8 +126,8 @@ def table_sizes(
       f'expected one for all orders, or one for each'
     )
   bases = rows if len(rows) == len(orders) else rows * len(orders)
-  if not 1 <= min(bases) <= max(bases) <= MAX_HEAD_ROWS:
-    raise ValueError(f'rows {rows} of a head must be between 1 and {MAX_HEAD_ROWS:,}')
+  if not 1 <= min(bases) <= max(bases) <= MAX_ROWS:
+    raise ValueError(f'rows {rows} of a head must be between 1 and {MAX_ROWS:,}')
   if rule == 'prime':
     sizes = _prime_sizes(bases, heads, layers)
   else:
@@ -174,9 +173,9 @@ def _regular_sizes(rule, bases, heads, vocabulary):
 def _check_table(sizes, orders):
   """Raises ValueError for a head or a table with too many rows."""
   largest, total = max(map(max, sizes)), sum(map(sum, sizes))
-  if largest > MAX_HEAD_ROWS:
+  if largest > MAX_ROWS:
     raise ValueError(
-      f'a head of {largest:,} rows exceeds the {MAX_HEAD_ROWS:,} that its hash can address: '
+      f'a head of {largest:,} rows exceeds the {MAX_ROWS:,} that its hash can address: '
       f'use fewer rows, and more heads'
     )
   if total >= 2**31:

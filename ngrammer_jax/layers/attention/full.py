@@ -19,7 +19,6 @@ from ngrammer_jax.layers import documents, dropout
 from ngrammer_jax.layers.attention import relative, span
 from ngrammer_jax.layers.attention.cache import KeyValues
 from ngrammer_jax.layers.context import Context
-from ngrammer_jax.layers.ngram import ngrammer
 
 # Finite, so that a query without visible keys has a finite softmax.
 MASKED_SCORE = -0.7 * jnp.finfo(jnp.float32).max
@@ -181,7 +180,17 @@ def _pairs(scores_BxNxTxS, unclipped_xNxTxS, context):
     scores_BxNxTxS += jnp.log(jax.lax.stop_gradient(span.unit_clip(unclipped_xNxTxS)))
   T, S = scores_BxNxTxS.shape[2:]
   earlier_TxS = jnp.arange(S) < S - T + jnp.arange(T)[:, None]
-  return ngrammer.most_attended(scores_BxNxTxS, context.visible_BxTxS & earlier_TxS)
+  return most_attended(scores_BxNxTxS, context.visible_BxTxS & earlier_TxS)
+
+
+def most_attended(scores_BxNxTxS: jax.Array, allowed_BxTxS: jax.Array) -> jax.Array:
+  """Returns the position of the allowed key with the highest score, int32 [B, N, T].
+
+  The first of equal scores wins. S if no key is allowed or all scores are minus infinity.
+  """
+  scores_BxNxTxS = jnp.where(allowed_BxTxS[:, None], scores_BxNxTxS, -jnp.inf)
+  best_BxNxT, S = scores_BxNxTxS.argmax(axis=-1), scores_BxNxTxS.shape[-1]
+  return jnp.where(scores_BxNxTxS.max(axis=-1) > -jnp.inf, best_BxNxT, S)
 
 
 def _product(indices, a, b):

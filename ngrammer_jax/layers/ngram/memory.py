@@ -26,7 +26,7 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 import numpy as np
 
-from ngrammer_jax.config.ngram.memory import CLUSTER_KEYS, NGramMemoryConfig
+from ngrammer_jax.config.ngram.memory import CLUSTER_KEYS, PER_HEAD_JOINS, NGramMemoryConfig
 from ngrammer_jax.layers import axis_names, documents
 from ngrammer_jax.layers.attention import cache
 from ngrammer_jax.layers.context import Context
@@ -34,6 +34,7 @@ from ngrammer_jax.layers.ngram import (
   gate,
   hashing,
   host_memory,
+  pairs,
   per_head,
   quantizer,
   table,
@@ -60,6 +61,9 @@ class NGramMemory(nn.Module):
     block: number of the block that it is in, 0 at the input.
     branches: G.
     dtype: dtype of the output.
+    id_columns: columns of the ids in a window: those of each head, or 1 where all heads have the
+      same token ids. None: K with clusters, else 1.
+    is_at_embedding: whether the input is the embedding, which the quantiser may then read.
   """
 
   options: NGramMemoryConfig
@@ -68,22 +72,25 @@ class NGramMemory(nn.Module):
   block: int = 0
   branches: int = 1
   dtype: jnp.dtype = jnp.float32
+  id_columns: int | None = None
+  is_at_embedding: bool = False
 
   def empty_state(self, batch: int, slots: int | None = None) -> State | None:
     """Returns the state before the first segment, None for 1-grams without a convolution.
 
-    Keys: `window`, see `windows.Windows`; with a convolution, its last inputs `rows` [B, R', G, D]
-    and the `position` of the next token, int32 [B].
+    Keys: `window`, see `windows.Windows`, or `ids`, see `pairs.AttendedPairs`; with a convolution,
+    its last inputs `rows` [B, R', G, D] and the `position` of the next token, int32 [B].
     """
-    del slots
-    window = self._windows().empty_state(batch, self.options.heads if self._has_clusters else 1)
+    if self._is_paired:
+      return self._pairs().empty_state(batch, self.options.heads, slots)
+    columns = self.id_columns or (self.options.heads if self.has_clusters else 1)
+    window = self.windows().empty_state(batch, columns)
     state = {} if window is None else {'window': window}
     if self._convolution() is not None:
       shape = batch, self._convolution().rows, self.branches, self.width
       state |= {'rows': jnp.zeros(shape, self.dtype), 'position': jnp.zeros((batch,), jnp.int32)}
     return state or None
 
-  @nn.compact
   def __call__(
     self, x: jax.Array, context: Context, state: State | None = None
   ) -> tuple[jax.Array, State | None]:
@@ -91,12 +98,44 @@ class NGramMemory(nn.Module):
 
     Args:
       x: [B, T, D], or [B, T, G, D] for a gate of a residual stream with several branches.
-      context: of the segment; `tokens_BxT` is required, documents and padding are optional.
+      context: of the segment; `tokens_BxT` is required unless n-grams are of clusters, documents
+        and padding are optional.
       state: that the previous segment returned. None: the start of a stream.
 
     Raises:
       ValueError: x does not have D features or G branches, or there are no tokens.
     """
+    y, next_state, _ = self.join_with_ids(x, context, state)
+    return y, next_state
+
+  @nn.compact
+  def join_with_ids(
+    self, x: jax.Array, context: Context, state: State | None = None
+  ) -> tuple[jax.Array, State | None, jax.Array]:
+    """Returns the same as `__call__`, and the ids of the tokens [B, T, 1 or K]."""
+    self._check(x, context)
+    state = self.empty_state(len(x)) if state is None else state
+    ids_BxTxK = self._ids(x, context)
+    if self._is_paired:
+      grams, next_state = self._pairs()(ids_BxTxK, context, state), {}
+    else:
+      grams, next_state = self._window_grams(ids_BxTxK, context, state)
+    e_BxTxIxE = self._look_up(grams)
+    if self._records_values:  # nothing else is asked for
+      return x, next_state or None, ids_BxTxK
+    if self.options.join in PER_HEAD_JOINS:
+      heads = x.reshape(*x.shape[:2], self.options.heads, -1)
+      y = per_head.combine(heads, e_BxTxIxE, self.options.join, self.dtype).reshape(x.shape)
+      y = self._without_padding(y, context)
+    else:
+      e_BxTxIxE = self._without_padding(e_BxTxIxE.astype(self.dtype), context)
+      y, rows = self._join(x, e_BxTxIxE, context, state)
+      next_state |= rows
+    if self._is_paired:
+      next_state = self._pairs().advance(ids_BxTxK, context, state, after_BxTxD=y)
+    return y, next_state or None, ids_BxTxK
+
+  def _check(self, x, context):
     shapes = {(self.width,)} if self.branches == 1 else set()
     shapes |= {(self.branches, self.width)} if self.options.join == 'gate' else set()
     if x.shape[2:] not in shapes:
@@ -104,70 +143,75 @@ class NGramMemory(nn.Module):
         f'the input [B, T, ...] has features {list(x.shape[2:])}, but the memory has '
         f'branches={self.branches} of width={self.width}'
       )
-    if context.tokens_BxT is None:
+    needs_tokens = not self.has_clusters or self.options.boundary == 'eos_id'
+    if needs_tokens and context.tokens_BxT is None:
       raise ValueError('a memory of n-grams needs context.tokens_BxT')
-    state = self.empty_state(len(x)) if state is None else state
-    e_BxTxIxE, window = self._look_up(x, context, None if state is None else state.get('window'))
-    next_state = {} if window is None else {'window': window}
-    if self._records_values:  # nothing else is asked for
-      return x, next_state or None
-    if self.options.join == 'gate':
-      y, rows = self._gate(x, e_BxTxIxE, context, state)
-      y, next_state = x + y, next_state | rows
-    elif self.options.join in ('sum', 'mean'):
-      join = token_sum.TokenSum(
-        is_mean=self.options.join == 'mean',
-        is_projected=self.options.projection,
-        amplification=self.options.amplification,
-        dtype=self.dtype,
-        name='sum',
-      )
-      y = join(x, e_BxTxIxE)
-    else:
-      heads = x.reshape(*x.shape[:2], self.options.heads, -1)
-      y = per_head.combine(heads, e_BxTxIxE, self.options.join, self.dtype).reshape(x.shape)
-    return y, next_state or None
 
-  def _look_up(self, x, context, window):
-    """Returns the vectors of all n-grams [B, T, I, E], zeros at padding, and the next window.
-
-    The intermediate `lookup` has the `ids` [B, T, 1 or K] at each place and the `rows` [B, T, I].
-    """
-    ids, window = self._windows()(
-      self._ids(x, context),
+  def _window_grams(self, ids_BxTxK, context, state):
+    """Returns the ids at each place of the n-grams [B, T, K], and the next state."""
+    grams, window = self.windows()(
+      ids_BxTxK,
       None if self.options.boundary == 'none' else context.documents_BxT,
-      window,
+      None if state is None else state.get('window'),
       valid_BxT=context.valid_BxT,
       tokens_BxT=context.tokens_BxT,
     )
-    keys, multipliers = self._keys(ids)
+    return grams, {} if window is None else {'window': window}
+
+  def _look_up(self, grams):
+    """Returns the vectors of all n-grams [B, T, I, E].
+
+    The intermediate `lookup` has the `ids` [B, T, 1 or K] at each place and the `rows` [B, T, I].
+    """
+    keys, multipliers = self._keys(grams)
     rows_BxTxI = self.ngram_hash()(keys, multipliers)
     self.sow('intermediates', 'lookup', {'ids': keys, 'rows': rows_BxTxI})
     sizes_I = np.array(self.ngram_hash().sizes, np.int32).ravel()
     first_I = np.cumsum(sizes_I) - sizes_I
-    e_BxTxIxE = self._table_rows(rows_BxTxI + first_I).astype(self.dtype)
-    if self.options.untrained_row is not None:
-      is_trained_BxTxIx1 = (rows_BxTxI != self.options.untrained_row)[..., None]
-      e_BxTxIxE = jnp.where(is_trained_BxTxIx1, e_BxTxIxE, jax.lax.stop_gradient(e_BxTxIxE))
-    if context.valid_BxT is not None:
-      e_BxTxIxE = jnp.where(context.valid_BxT[..., None, None] > 0, e_BxTxIxE, 0)
-    return e_BxTxIxE, window
+    e_BxTxIxE = self._table_rows(rows_BxTxI + first_I)
+    if self.options.untrained_row is None:
+      return e_BxTxIxE
+    is_trained_BxTxIx1 = (rows_BxTxI != self.options.untrained_row)[..., None]
+    return jnp.where(is_trained_BxTxIx1, e_BxTxIxE, jax.lax.stop_gradient(e_BxTxIxE))
+
+  def _without_padding(self, array_BxTx, context):
+    """Returns an array with zeros at padding."""
+    if context.valid_BxT is None or self.options.padding_trains:
+      return array_BxTx
+    is_valid_BxTx = jnp.expand_dims(context.valid_BxT > 0, range(2, array_BxTx.ndim))
+    return jnp.where(is_valid_BxTx, array_BxTx, 0)
+
+  def _join(self, x, e_BxTxIxE, context, state):
+    """Returns x with the gate or the sum of the vectors, and the next state of the convolution."""
+    if self.options.join == 'gate':
+      y, rows = self._gate(x, e_BxTxIxE, context, state)
+      return x + y, rows
+    join = token_sum.TokenSum(
+      is_mean=self.options.join == 'mean',
+      is_projected=self.options.projection,
+      amplification=self.options.amplification,
+      dtype=self.dtype,
+      name='sum',
+    )
+    return join(x, e_BxTxIxE), {}
 
   def _ids(self, x, context):
-    """Returns the ids in a window [B, T, 1 or K]: tokens, bytes, or clusters of each head."""
+    """Returns the ids of the tokens [B, T, 1 or K]: tokens, bytes, or clusters of each head."""
     o = self.options
-    if not self._has_clusters:
-      ids_BxTx1 = context.tokens_BxT[..., None].astype(jnp.int32)
-      if o.key != 'bytes':
-        return ids_BxTx1
-      return jnp.where(ids_BxTx1 < 256, ids_BxTx1 + BYTE_OFFSET, DOCUMENT_START)
+    if not self.has_clusters:
+      ids = context.tokens_BxT.astype(jnp.int32)
+      ids = ids if ids.ndim == 3 else ids[..., None]
+      if o.key == 'bytes':
+        ids = jnp.where(ids < 256, ids + BYTE_OFFSET, DOCUMENT_START)
+      return jnp.broadcast_to(ids, (*x.shape[:2], self.id_columns or ids.shape[2]))
     vocabulary = None
-    if o.key == 'embedding_clusters':
+    if o.key == 'embedding_clusters' or self.is_at_embedding:
       vocabulary = context.vocabulary
+    if o.key == 'embedding_clusters':
       x = vocabulary.rows_VxD[vocabulary.tokens_BxT]
     quantize = self.make_quantizer(name='quantizer')
     heads_BxTxKxH = x.reshape(*x.shape[:2], o.heads, -1)
-    return quantize(heads_BxTxKxH, context.valid_BxT, vocabulary)
+    return quantize(heads_BxTxKxH, None if o.padding_trains else context.valid_BxT, vocabulary)
 
   def make_quantizer(self, **fields: Any) -> quantizer.ProductQuantizer:
     """Returns the quantiser of a memory with clusters; unbound with `parent=None`."""
@@ -227,7 +271,7 @@ class NGramMemory(nn.Module):
     are in the collection `table.VALUES`. If it is mutable, they are recorded there instead.
     """
     if self.options.table_memory == 'device':
-      return table.lookup_parameter(self, 'table', self._table(), rows_BxTxI)
+      return table.lookup_parameter(self, 'table', self._table(), rows_BxTxI, self.options.exchange)
     if self.has_variable(table.VALUES, 'table') and not self._records_values:
       return self.get_variable(table.VALUES, 'table')
     values_BxTxIxE = table.lookup_parameter(self, 'table', self._table(), rows_BxTxI, 'rows')
@@ -240,9 +284,11 @@ class NGramMemory(nn.Module):
   def _table(self):
     """Returns the table parameter [rows, E]."""
     o = self.options
-    truncated = nn.initializers.truncated_normal(o.width**-0.5, lower=-3, upper=3)
-    init = truncated if o.deviation is None else nn.initializers.normal(o.deviation)
-    axes = table.AXES
+    axes, init = table.AXES, nn.initializers.normal(o.deviation or 0.0)
+    if o.table_initial == 'xavier':
+      init = _symmetric_uniform((6 / (o.rows[0] + o.width)) ** 0.5)  # of the rows of one head
+    elif o.deviation is None:
+      init = nn.initializers.truncated_normal(o.width**-0.5, lower=-3, upper=3)
     if o.table_memory == 'host':
       init, axes = host_memory.initializer(init), table.HOST_AXES
     init = axis_names.with_axis_names(init, axes)
@@ -269,15 +315,33 @@ class NGramMemory(nn.Module):
     return self.is_mutable_collection(table.VALUES) and not self.is_initializing()
 
   @property
-  def _has_clusters(self):
+  def has_clusters(self) -> bool:
+    """Whether the n-grams are of clusters."""
     return self.options.key in CLUSTER_KEYS
 
-  def _windows(self):
-    o = self.options
-    return windows.Windows(max(o.orders), o.boundary, o.eos_id, o.start_id, o.displacement)
+  @property
+  def clusters_depend_on_token(self) -> bool:
+    """Whether the clusters are those of the rows of the embedding, one for each token."""
+    return self.has_clusters and (self.is_at_embedding or self.options.key == 'embedding_clusters')
+
+  @property
+  def _is_paired(self):
+    return self.options.pairing == 'attended'
+
+  def _pairs(self):
+    return pairs.AttendedPairs(self.options.start_id(self.vocabulary_size))
+
+  def windows(self) -> windows.Windows:
+    """Returns the windows of ids that n-grams of consecutive tokens are made of."""
+    o, fill_id = self.options, self.options.start_id(self.vocabulary_size)
+    return windows.Windows(max(o.orders), o.boundary, o.eos_id, fill_id, o.displacement)
 
   def _convolution(self):
     o = self.options
     if o.join != 'gate' or not o.convolution:
       return None
     return gate.Convolution(o.convolution, max(o.orders), o.convolution_epsilon)
+
+
+def _symmetric_uniform(bound):
+  return lambda *args: jax.random.uniform(*args, minval=-bound, maxval=bound)

@@ -17,13 +17,14 @@ B batch, T segment length, C tokens of a chunk, N heads, H head width, K cluster
 
 from collections.abc import Mapping
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.layers import axis_names, mesh_axes
+from ngrammer_jax.layers.context import EmbeddingLookup
 
 # Number of distances computed at a time on one device, unless a time step has more. On a CPU they
 # fit in the cache: 8 MB in float32, twice as fast as 64 MB. Accelerators need larger products.
@@ -179,16 +180,6 @@ def reset_dead_codes(
   return centroids_NxKxH, usage_NxK
 
 
-class Vocabulary(NamedTuple):
-  """The embedding lookup of the inputs: x = rows_VxD[tokens_BxT].
-
-  rows_VxD may be None if the codebook holds `token_ids`.
-  """
-
-  rows_VxD: jax.Array | None
-  tokens_BxT: jax.Array
-
-
 class ProductQuantizer(nn.Module):
   """Quantises inputs [B, T, N, H] to cluster ids and updates the codebook.
 
@@ -223,7 +214,7 @@ class ProductQuantizer(nn.Module):
     self,
     x_BxTxNxH: jax.Array,
     valid_BxT: jax.Array | None = None,
-    vocabulary: Vocabulary | None = None,
+    vocabulary: EmbeddingLookup | None = None,
   ) -> jax.Array:
     """Returns cluster ids, int32 [B, T, N].
 

@@ -7,10 +7,10 @@ import pytest
 
 from ngrammer_jax import config
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.config.memory import Place
 from ngrammer_jax.config.ngram import hashes
 from ngrammer_jax.config.ngram.memory import HASHES, TABLE_MEMORIES, NGramMemoryConfig
 from ngrammer_jax.config.ngram.presets import PRESETS
+from ngrammer_jax.config.place import Place
 from tests.checks import bad_input
 from tests.loops import each
 
@@ -121,7 +121,8 @@ def test_memories_stand_beside_each_other_and_in_recurrent_models():
     ),
     (
       SUM | GATE,
-      f".join='sum' is not for {PATH}.layers=(1,): use layers=(), the input, or join='gate'",
+      f".join='sum' is not for {PATH}.layers=(1,): use layers=(), the input, or join='gate' or "
+      "'concat' or 'add'",
     ),
     (
       {'join': 'mean'},

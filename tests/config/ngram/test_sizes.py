@@ -85,11 +85,11 @@ def test_sizes_by_other_rules():
       *('prime', (9, 9), (2, 3, 4), 1),
       'rows (9, 9) has 2 numbers for 3 orders: expected one for all orders, or one for each',
     ),
-    ('prime', (0,), (2,), 1, 'rows (0,) of a head must be between 1 and 268,435,456'),
-    ('exact', (2**28 + 1,), (2,), 1, 'rows (268435457,) of a head must be between 1 and 268,4'),
+    ('prime', (0,), (2,), 1, 'rows (0,) of a head must be between 1 and 536,870,912'),
+    ('exact', (2**29 + 1,), (2,), 1, 'rows (536870913,) of a head must be between 1 and 536,8'),
     (
-      *('prime', (2**28 - 60,), (2,), 4),
-      'a head of 268,435,493 rows exceeds the 268,435,456 that its hash can address: use fewer '
+      *('prime', (2**29 - 43,), (2,), 4),
+      'a head of 536,870,923 rows exceeds the 536,870,912 that its hash can address: use fewer '
       'rows, and more heads',
     ),
     (

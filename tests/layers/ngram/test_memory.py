@@ -10,8 +10,8 @@ import pytest
 
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.interop import ngram_memories
-from ngrammer_jax.layers.context import Context
-from ngrammer_jax.layers.ngram import hashing, quantizer
+from ngrammer_jax.layers.context import Context, EmbeddingLookup
+from ngrammer_jax.layers.ngram import hashing
 from ngrammer_jax.layers.ngram.gate import Gate
 from ngrammer_jax.layers.ngram.memory import NGramMemory
 from tests import official_memories as official
@@ -160,7 +160,7 @@ def test_clusters_of_the_embedding_are_those_of_its_tokens():
   layer = NGramMemory(options, V, D)
   context = Context(
     tokens_BxT=jnp.asarray(tokens),
-    vocabulary=quantizer.Vocabulary(jnp.asarray(rows), jnp.asarray(tokens)),
+    vocabulary=EmbeddingLookup(jnp.asarray(rows), jnp.asarray(tokens)),
   )
   x = rng.normal(size=(2, 5, D)).astype('float32')
   variables = random_variables(layer, x, context)
@@ -225,7 +225,7 @@ def test_segments_equal_one_pass_and_documents_are_apart(name):
         starts_BxT=jnp.asarray(starts[at] & valid),
         documents_BxT=jnp.asarray(document[at], jnp.int32),
         valid_BxT=jnp.asarray(valid, jnp.int32),
-        vocabulary=quantizer.Vocabulary(jnp.asarray(embedding), jnp.asarray(ids, jnp.int32)),
+        vocabulary=EmbeddingLookup(jnp.asarray(embedding), jnp.asarray(ids, jnp.int32)),
       )
       if variables is None:
         variables = random_variables(layer, x, context, dtype='float64')

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.layers import FeedForward, LayerNorm, NGrammer, ProductQuantizer
-from ngrammer_jax.layers.ngram import ngrammer
+from ngrammer_jax.layers.attention import full
+from ngrammer_jax.layers.ngram.pairs import paired_ids
 from ngrammer_jax.layers.ngram.windows import Windows
 from ngrammer_jax.layers.normalization import RMSNorm
 from tests import jaxprs
@@ -46,7 +47,7 @@ def test_bigrams_equal_praxis(reference, part):
 
   @jax.jit
   def previous(starts):
-    paired = ngrammer.paired_ids(ids, jnp.asarray(f['pair_ids']), ~starts)
+    paired = paired_ids(ids, jnp.asarray(f['pair_ids']), ~starts)
     (_, previous), _ = Windows(2)(ids, jnp.cumsum(starts, axis=1), None)
     return previous, paired
 
@@ -72,7 +73,7 @@ def test_pair_ids_of_every_head_equal_slow_loop():
   B, T = 2, 6
   ids, pairs = rng.integers(0, K, (B, T, N)), rng.integers(0, T + 1, (B, N, T))
   continues = rng.integers(0, 2, (B, T)) == 1
-  actual = jax.jit(ngrammer.paired_ids)(ids, pairs, continues)
+  actual = jax.jit(paired_ids)(ids, pairs, continues)
   assert actual.tolist() == slow_pairs(ids, pairs, continues).tolist()
 
 
@@ -80,7 +81,7 @@ def test_most_attended_equals_slow_loop():
   rng = np.random.default_rng(0)
   scores, allowed = rng.integers(0, 3, (2, N, 4, 7)), rng.random((2, 4, 7)) < 0.4
   allowed[0, 0] = False
-  actual = jax.jit(ngrammer.most_attended)(scores.astype('float32'), allowed).tolist()
+  actual = jax.jit(full.most_attended)(scores.astype('float32'), allowed).tolist()
   for b, n, t in np.ndindex(2, N, 4):
     positions = [s for s in range(7) if allowed[b, t, s]]
     first_best = max(positions, key=lambda s: scores[b, n, t, s], default=7)
@@ -272,7 +273,7 @@ def segment(x, numbers, valid, memory):
 
 
 def empty(x):
-  return jax.device_get(ngrammer.empty_memory(len(x), N, (2, 3)))
+  return jax.device_get(Windows(3).empty_state(len(x), N))
 
 
 def test_stream_split_anywhere_equals_one_pass(x64):
@@ -456,7 +457,7 @@ def test_training_steps_compile_once():
     (_, memory), after = layer.apply(variables_now, x, memory=memory, mutable=['codebook'])
     return after['codebook'], memory
 
-  codebook, memory = variables['codebook'], ngrammer.empty_memory(2, N)
+  codebook, memory = variables['codebook'], Windows(2).empty_state(2, N)
   for _ in range(3):
     codebook, memory = step(codebook, memory, x)
   assert len(traces) == 1

@@ -9,6 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 import pytest
 
+from ngrammer_jax.layers.context import EmbeddingLookup
 from ngrammer_jax.layers.ngram import quantizer
 from tests import jaxprs
 from tests.checks import assert_close
@@ -272,7 +273,7 @@ def test_initial_centroids_are_xavier_uniform_and_equally_used():
     init = lambda clusters, initial, *args: quantizer.ProductQuantizer(
       clusters, initial=initial
     ).init(key, *args)
-    vocabulary = quantizer.Vocabulary(rows, tokens)
+    vocabulary = EmbeddingLookup(rows, tokens)
     data_init = init(16, 'data', rows[tokens].reshape(1, 1, 2, 3), None, vocabulary)
     uniform = init(64, 'uniform', jnp.zeros((1, 1, 4, 8)))
     return nn.unbox((uniform, init(4096, 'normal', jnp.zeros((1, 1, 2, 3))), data_init))
@@ -465,7 +466,7 @@ def test_clustering_the_vocabulary_equals_clustering_every_token(x64, prenormali
 
   @jax.jit
   def by_row(x, rows, tokens):
-    vocabulary = quantizer.Vocabulary(rows, tokens)
+    vocabulary = EmbeddingLookup(rows, tokens)
     return layer.apply(variables, x, valid if padded else None, vocabulary, mutable=['codebook'])
 
   centroids = variables['codebook']['centroids']
@@ -479,7 +480,7 @@ def test_serving_looks_the_cluster_up(x64):
   rows, tokens = rng.normal(size=(7, 6)), rng.integers(0, 7, (3, 20))
   centroids, layer = rng.normal(size=(2, K, 3)), quantizer.ProductQuantizer(K)
   expected_ids = slow_ids(rows.reshape(1, 7, 2, 3), centroids)[0]
-  nothing, vocabulary = np.full((3, 20, 2, 3), np.nan), quantizer.Vocabulary(None, tokens)
+  nothing, vocabulary = np.full((3, 20, 2, 3), np.nan), EmbeddingLookup(None, tokens)
   serve = jax.jit(
     lambda ids: layer.apply({'codebook': {'token_ids': ids}}, nothing, None, vocabulary)
   )

@@ -6,7 +6,7 @@ import numpy as np
 from ngrammer_jax.layers.ngram import uint64
 
 EXTREMES = [0, 1, 2**16 - 1, 2**16, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1]
-DIVISORS = np.array([1, 2, 3, 97, 2**16, 16_000_057, 2**28 - 57, 2**28])
+DIVISORS = np.array([1, 2, 3, 97, 2**16, 16_000_057, 2**28 - 57, 2**28, 2**29])
 WIDE_DIVISORS = np.array([5, 2**29 - 3, 2**31 - 1])
 ONE = np.array([1])
 

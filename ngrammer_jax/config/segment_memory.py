@@ -1,0 +1,50 @@
+"""Segment memory (Transformer-XL)."""
+
+import dataclasses
+from typing import Any
+
+from ngrammer_jax import errors
+from ngrammer_jax.config.fields import field
+
+FIRST = ('empty', 'zeros')
+# The keys that a token attends to, with a memory of M slots. no: all in the memory and the segment;
+# memory: the last M, including itself (PyTorch code of Transformer-XL); memory_and_self: the last
+# M + 1 (its TensorFlow code); memory_alone: the M before itself (adaptive span).
+SAME_LENGTH = ('no', 'memory', 'memory_and_self', 'memory_alone')
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryConfig:
+  """Segment memory (Transformer-XL): inputs of each layer for the tokens before a segment.
+
+  With `first='zeros'`, a document at the start of the stream attends to the zeros only if
+  `across_documents` is True, because they are before the document.
+  """
+
+  length: int = field(128, 'length of the memory in tokens', at_least=0, free_on_init=True)
+  first: str = field('empty', 'initial slots: masked, or zeros that are attended to', choices=FIRST)
+  same_length: str = field(
+    'no', 'attend to the same number of keys for every token', choices=SAME_LENGTH
+  )
+  across_documents: bool = field(False, 'tokens attend to previous documents too')
+
+  def window(self) -> int | None:
+    """Distance in tokens below which keys are attended to; None: no limit."""
+    return {'no': None, 'memory': self.length}.get(self.same_length, self.length + 1)
+
+  def sees_itself(self) -> bool:
+    """Whether a token attends to itself."""
+    return self.same_length != 'memory_alone'
+
+  def check(self, model: Any) -> None:
+    """Raises BadInput for a memory that is invalid for the model."""
+    if self.length == 0 and self.same_length in ('memory', 'memory_alone'):
+      raise errors.BadInput(
+        f'model.memory.same_length={self.same_length!r} with model.memory.length=0: a token '
+        f'attends to no key; use "memory_and_self"'
+      )
+    if self.first == 'zeros' and (model.bias or model.norm not in ('post', 'post_skip')):
+      raise errors.BadInput(
+        f'model.memory.first="zeros" requires that zero inputs have zero keys and values: use '
+        f'model.bias=False, and model.norm="post_skip" or "post", not {model.norm!r}'
+      )

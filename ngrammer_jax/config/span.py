@@ -1,0 +1,64 @@
+"""Learned attention spans."""
+
+import dataclasses
+from typing import Any
+
+from ngrammer_jax import errors
+from ngrammer_jax.config.fields import field
+
+KINDS = ('adaptive', 'dynamic')
+
+
+@dataclasses.dataclass(frozen=True)
+class SpanConfig:
+  """Learned attention span of each head (see `layers.attention.span`)."""
+
+  kind: str = field('adaptive', 'one parameter per head, or a function of the token', choices=KINDS)
+  limit: int = field(1024, 'maximum span S, in tokens', at_least=1)
+  ramp: int = field(
+    32,
+    'tokens R over which a span fades out',
+    at_least=1,
+    reason='a span without a ramp has no gradient (the papers use 32)',
+  )
+  penalty: float = field(
+    2e-6,
+    'loss in nats per token of span: mean over heads, summed over layers',
+    at_least=0,
+    free_on_init=True,
+  )
+  initial: float | None = field(
+    None,
+    'initial parameter; None: 0 for adaptive, -4 (before the sigmoid) for dynamic',
+    free_on_init=True,
+  )
+  renormalize: bool = field(True, 'rescale masked attention weights to a sum of 1')
+  reserve: int = field(16, 'no longer used', at_least=1, free_on_resume=True, is_used=False)
+  check_every: int = field(100, 'no longer used', at_least=1, free_on_resume=True, is_used=False)
+
+  def check(self, model: Any) -> None:
+    """Raises BadInput for spans that are invalid for the model."""
+    if self.limit < self.ramp:
+      raise errors.BadInput(
+        f'model.span.limit={self.limit} is less than model.span.ramp={self.ramp}, the minimum '
+        f'span: raise the limit, or use a shorter ramp'
+      )
+    if self.initial is not None:
+      if self.kind == 'adaptive' and not 0 <= self.initial <= 1:
+        raise errors.BadInput(f'model.span.initial={self.initial} must be from 0 to 1')
+      if not abs(self.initial) <= 20:
+        raise errors.BadInput(
+          f'model.span.initial={self.initial} saturates the sigmoid of kind="dynamic", so its '
+          f'gradient vanishes: use -20 to 20'
+        )
+    memory = model.memory
+    if memory is None or memory.same_length == 'no':
+      raise errors.BadInput(
+        f'model.span needs the same number of keys for every token: set model.memory.length='
+        f'{self.limit} and model.memory.same_length ("memory_alone" in the paper)'
+      )
+    if memory.length > self.limit:
+      raise errors.BadInput(
+        f'model.memory.length={memory.length} exceeds the maximum span '
+        f'model.span.limit={self.limit}: use {self.limit}'
+      )
