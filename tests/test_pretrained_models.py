@@ -194,7 +194,7 @@ def test_where_the_corpus_is_may_be_set(weights, trained, tmp_path, monkeypatch)
   monkeypatch.setenv('NGRAMMER_JAX_CACHE', str(tmp_path / 'cache'))
   copy.write_bytes((trained.parent / 'text.txt').read_bytes())
   monkeypatch.setattr(
-    runs.language_modeling, 'evaluate', lambda engine, variables, split, *_: calls.append(split)
+    runs.run.language_modeling, 'evaluate', lambda engine, variables, split, *_: calls.append(split)
   )
   with pytest.raises(TypeError):  # there is no result
     evaluate.main(['--pretrained=tiny', f'--config.data.path={copy}'])

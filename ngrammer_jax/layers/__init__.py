@@ -1,5 +1,6 @@
 """Layers, each usable on its own in any Flax model: one idea of a paper per file."""
 
+from ngrammer_jax.layers.attention import persistent
 from ngrammer_jax.layers.attention.attention import Attention
 from ngrammer_jax.layers.attention.persistent import PersistentVectors
 from ngrammer_jax.layers.attention.span import AdaptiveSpan, DynamicSpan
@@ -26,4 +27,5 @@ __all__ = [
   'ProductQuantizer',
   'Recurrence',
   'RecurrentMemory',
+  'persistent',
 ]

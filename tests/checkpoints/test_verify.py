@@ -60,7 +60,7 @@ def test_the_table_says_which_are_good(trained_copy, capsys):
   analyze.main(['checkpoint', f'--workdir={run}'])
   assert 'damaged: _METADATA has ' in capsys.readouterr().out.splitlines()[2]
   flip(run / 'checkpoints' / '12' / 'manifest.json')
-  with pytest.raises(runs.errors.BadInput, match='--step=12: checkpoint 12: manifest.json '):
+  with pytest.raises(runs.run.errors.BadInput, match='--step=12: checkpoint 12: manifest.json '):
     analyze.main(['checkpoint', f'--workdir={run}', '--step=12'])
   with bad_input(f'--workdir={run} has no checkpoint of --step=7'):
     analyze.main(['checkpoint', f'--workdir={run}', '--step=7'])

@@ -24,7 +24,7 @@ def test_evaluate_writes_json_and_a_table_and_curve_a_figure(trained_copy, capsy
   run = change(trained_copy, evaluation={'max_tokens': 40})
   evaluate.main([f'--workdir={run}', '--split=test'])
   result = json.loads((run / 'evaluation' / 'test.json').read_text())
-  tokens = runs.token_cache.prepare(runs.load_run(run).config.data).splits['test'].tokens
+  tokens = runs.run.token_cache.prepare(runs.load_run(run).config.data).splits['test'].tokens
   assert result['tokens'] == len(tokens) > 40
   assert result['step'] == 12
   assert {'nll_nats_per_token', 'perplexity', 'bits_per_byte', 'top1_accuracy', 'protocol'} < set(
@@ -106,5 +106,5 @@ def test_a_checkpoint_of_another_model(trained):
 def test_another_corpus_is_refused(trained_copy, tmp_path):
   (tmp_path / 'text.txt').write_text('something else entirely. ' * 1000)
   run = change(trained_copy, data={'path': str(tmp_path / 'text.txt')})
-  with pytest.raises(runs.errors.BadInput, match='was started on another text'):
+  with pytest.raises(runs.run.errors.BadInput, match='was started on another text'):
     runs.load_run(run).evaluate('test')

@@ -65,7 +65,8 @@ SHORT = {'steps': 20, 'evaluate_every': 10, 'checkpoint_every': 10}
 
 # The command, with a model that compiles in no time, once the processes have said a few things.
 DRIVER = """
-from ngrammer_jax import errors, flags, hosts, train
+from ngrammer_jax import errors, flags, train
+from ngrammer_jax.system import hosts
 from tests.training import toy
 
 def join_and_agree(options, join=hosts.join):
