@@ -54,7 +54,7 @@ setuptools.setup(
     f'tensorflow-datasets>=4.9.9; {TENSORFLOW}',
     'tensorboard>=2.19',  # to look at; TensorFlow no longer brings it
     'tensorboardX>=2.6',
-    'tokenizers>=0.21',  # data.vocabulary=tokenizer
+    'tokenizers>=0.21',  # data.vocabulary=tokenizer, compressed token ids
     'tqdm>=4.66',
   ],
   extras_require={

@@ -5,7 +5,6 @@ Keys of the evaluation section can be overridden: --config.evaluation.memory.len
 Where the corpus of the training is on this machine: --config.data.path=/path/to/corpus
 
 The Children's Book Test: --cloze=/path/to/CBTest [--cloze_protocol=prefix]
-Synthetic questions from its raw books: --cloze=/path/to/CBTest --cloze_made=500
 """
 
 import dataclasses
@@ -39,9 +38,6 @@ def main(argv: list[str]) -> int:
   )
   cloze.add_argument(
     '--cloze_protocol', help='query (default): score the whole query; prefix: score up to the gap'
-  )
-  cloze.add_argument(
-    '--cloze_made', type=int, metavar='N', help='number of synthetic questions of each class'
   )
   compilation_cache.add_flag(parser)
   hosts.add_flags(parser)
@@ -98,17 +94,16 @@ def _evaluate_language_model(run, overrides, options, folder):
 
 
 def _check_cloze(options):
-  """Raises BadInput for flags that need --cloze, or have an invalid value."""
-  for flag in ('cloze_protocol', 'cloze_made'):
-    value = getattr(options, flag)
-    if value is not None and options.cloze is None:
-      raise errors.BadInput(f'--{flag}={value} needs --cloze=PATH: add it, or omit --{flag}')
+  """Raises BadInput for flags that need --cloze, or exclude it."""
+  if options.cloze_protocol is not None and options.cloze is None:
+    raise errors.BadInput(
+      f'--cloze_protocol={options.cloze_protocol} needs --cloze=PATH: add it, or omit '
+      f'--cloze_protocol'
+    )
   if options.cloze is not None and options.text is not None:
     raise errors.BadInput(
       f'--text={options.text} cannot be combined with --cloze: omit one of them'
     )
-  if options.cloze_made is not None and options.cloze_made < 1:
-    raise errors.BadInput(f'--cloze_made={options.cloze_made} must be at least 1')
 
 
 def _answer_cloze(run, overrides, options, folder):
@@ -117,7 +112,7 @@ def _answer_cloze(run, overrides, options, folder):
 
   run = dataclasses.replace(run, config=command_line.override(run.config, overrides, 'evaluation'))
   protocol = options.cloze_protocol or cloze.PROTOCOLS[0]
-  result, answers = run.cloze(options.cloze, options.split, protocol, options.cloze_made)
+  result, answers = run.cloze(options.cloze, options.split, protocol)
   path = None if folder is None else cloze.save(result, answers, folder)
   if hosts.is_primary():
     print(cloze.format_table(result))

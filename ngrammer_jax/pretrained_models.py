@@ -8,19 +8,19 @@
 Lists the models without JAX; `runs.load_pretrained` opens one.
 """
 
+import contextlib
 import difflib
 import hashlib
 import pathlib
 import re
 
 from ngrammer_jax import errors
-from ngrammer_jax.system import files, json_files
+from ngrammer_jax.system import files
 
 FOLDER = pathlib.Path(__file__).with_name('weights')
 DESCRIPTION, CARD, CHECKSUMS = 'model.json', 'MODEL_CARD.md', 'SHA256SUMS'
 PREFIX = 'pretrained:'  # before the name of a model, where it stands for a run or a config
 NO_MODELS = 'none in this installation'
-MAX_FILE_BYTES = 1 << 26
 
 
 def pretrained() -> dict[str, str]:
@@ -55,10 +55,8 @@ def find(name: str) -> pathlib.Path:
     hint = f'did you mean {near[0]}?' if near else f'available: {", ".join(available) or NO_MODELS}'
     raise errors.BadInput(f'no pretrained model has the name {name}: {hint}')
   folder = FOLDER / name
-  try:
+  with _translate_damage(folder):
     _verify(folder)
-  except (files.DamagedError, OSError) as error:
-    raise _damaged(folder, error) from error
   return folder
 
 
@@ -68,38 +66,31 @@ def compute_checksums(folder: pathlib.Path) -> str:
 
 
 def _describe(folder: pathlib.Path) -> str:
-  try:
-    description = json_files.read_object(folder / DESCRIPTION).get('description')
-    if not isinstance(description, str):
-      raise files.DamagedError(f'{DESCRIPTION} has no description')
-    return description
-  except (files.DamagedError, OSError) as error:
-    raise _damaged(folder, error) from error
+  with _translate_damage(folder):
+    return files.read_json(folder / DESCRIPTION)['description']
 
 
 def _verify(folder: pathlib.Path) -> None:
-  """Raises DamagedError unless every file has the checksum that is listed for it."""
-  lines = files.read(folder / CHECKSUMS, MAX_FILE_BYTES).decode(errors='replace').splitlines()
+  """Raises ValueError unless every file has the checksum that is listed for it."""
+  lines = (folder / CHECKSUMS).read_bytes().decode(errors='replace').splitlines()
   matches = [re.fullmatch(r'([0-9a-f]{64})  ([\w.-]+)', line) for line in lines]
   if not all(matches):
-    raise files.DamagedError(f'{CHECKSUMS} has a line that is not a checksum and a name')
+    raise ValueError(f'{CHECKSUMS} has a line that is not a checksum and a name')
   expected = {match[2]: match[1] for match in matches}
   for name in sorted(expected.keys() | set(_file_names(folder))):
     if not (folder / name).is_file():
-      raise files.DamagedError(f'{name} is missing')
+      raise ValueError(f'{name} is missing')
     if name not in expected:
-      raise files.DamagedError(f'{CHECKSUMS} does not list {name}')
+      raise ValueError(f'{CHECKSUMS} does not list {name}')
     actual = _checksum(folder / name)
     if actual != expected[name]:
-      raise files.DamagedError(
+      raise ValueError(
         f'{name} has the SHA-256 {actual[:12]}..., expected {expected[name][:12]}...'
       )
 
 
-def _damaged(folder: pathlib.Path, problem: Exception) -> errors.BadInput:
-  return errors.BadInput(
-    f'the pretrained model in {folder} is damaged: {problem}; install ngrammer_jax again'
-  )
+def _translate_damage(folder: pathlib.Path) -> contextlib.AbstractContextManager:
+  return files.translate_damage(f'the pretrained model in {folder}', 'install ngrammer_jax again')
 
 
 def _file_names(folder: pathlib.Path) -> list[str]:
@@ -109,4 +100,4 @@ def _file_names(folder: pathlib.Path) -> list[str]:
 
 
 def _checksum(path: pathlib.Path) -> str:
-  return hashlib.sha256(files.read(path, MAX_FILE_BYTES)).hexdigest()
+  return hashlib.sha256(path.read_bytes()).hexdigest()

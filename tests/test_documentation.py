@@ -22,7 +22,7 @@ import jax
 import pytest
 
 from ngrammer_jax import config
-from ngrammer_jax.checkpoints import manifest, workdirs
+from ngrammer_jax.checkpoints import manifest
 from ngrammer_jax.config import command_line, conversion
 from ngrammer_jax.data import corpora as corpus_files
 from tests import documentation, tokenizer_files
@@ -38,6 +38,7 @@ NOT_RUN = {
   r'gs://|launch/(slurm|gke|tpu_vm)\.py': 'needs a cloud or a cluster',
   r'launch/compile\.py': 'compiles for minutes, see tests/test_compile.py',
   r'\b(benchmarks|studies)\b': 'measures for minutes, or needs what only its authors have',
+  r'tests\.campaigns': 'runs for hours',
   r'393k_8k_50|runs/c4': 'needs C4, or an accelerator',
   r'superglue\.py:all|submit': 'reads all tasks, see tests/tasks',
   r'-m (venv|build)': 'makes an environment or a wheel, see tests/test_wheel.py',
@@ -124,7 +125,7 @@ def check_command(argv):
       command_line.resolve(f'{ROOT}/{spec}' if '/' in spec else spec, existing)
   for key, _ in overrides:
     conversion.find_key(key)
-  if name.startswith(('benchmarks', 'studies')):
+  if name.startswith(('benchmarks', 'studies', 'tests.campaigns')):
     check_script(name, plain)
   else:
     check_parser(name, arguments + (['--', 'x'] if launched else []))
@@ -201,9 +202,11 @@ def test_every_block_of_the_docs_is_a_command_or_has_a_language():
   assert set(SNIPPETS_NOT_RUN) <= with_python  # no exception is out of date
 
 
-def test_every_file_of_a_workdir_is_described():
+def test_every_file_of_a_workdir_is_described(trained):
   page = (ROOT / 'docs' / 'file_formats.md').read_text(encoding='utf-8')
-  names = [*workdirs.FILES, *(f'{folder}/' for folder in workdirs.FOLDERS), manifest.FILE_NAME]
+  kinds = {path.name: '/' * path.is_dir() for path in trained.iterdir() if path.name != 'trained'}
+  names = [*(f'{name}{end}' for name, end in kinds.items()), manifest.FILE_NAME]
+  assert {'config.json', 'metrics.jsonl', 'checkpoints/'} <= set(names)
   assert not [name for name in names if name not in page]
   fields = [field.name for field in dataclasses.fields(manifest.Manifest)]
   assert not [name for name in fields if f'`{name}`' not in page]

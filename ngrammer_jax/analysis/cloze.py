@@ -6,13 +6,12 @@ uses only the questions that exactly one of the two runs answers correctly. If n
 better, these are equally likely to favor either run.
 """
 
+import json
 import pathlib
 from typing import Any
 
 from ngrammer_jax import errors
-from ngrammer_jax.checkpoints import workdirs
-from ngrammer_jax.data import text_files
-from ngrammer_jax.system import text_tables
+from ngrammer_jax.system import files, text_tables
 
 
 def read_points(workdir: pathlib.Path, name: str) -> dict[tuple[str, str, int], float]:
@@ -25,7 +24,7 @@ def read_points(workdir: pathlib.Path, name: str) -> dict[tuple[str, str, int], 
   Raises:
     BadInput: the file does not exist or is corrupt.
   """
-  workdirs.check_layout(workdir)
+  files.check_reachable(workdir)
   path = workdir / 'evaluation' / f'{name}.jsonl'
   if not path.is_file():
     raise errors.BadInput(
@@ -36,15 +35,9 @@ def read_points(workdir: pathlib.Path, name: str) -> dict[tuple[str, str, int], 
   for number, line in enumerate(path.read_bytes().split(b'\n'), 1):
     if not line:
       continue
-    location = f'{path}, line {number}'
-    answer = text_files.parse_json(line, location, 'run the evaluation again')
-    try:
+    with files.translate_damage(f'{path}, line {number}', 'run the evaluation again'):
+      answer = json.loads(line)
       points[answer['kind'], answer['file'], int(answer['line'])] = float(answer['point'])
-    except (ValueError, KeyError, TypeError) as error:
-      raise errors.BadInput(
-        f'{location} is not a valid answer ({type(error).__name__}: {error}): '
-        f'run the evaluation again'
-      ) from error
   return points
 
 

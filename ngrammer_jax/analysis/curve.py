@@ -6,18 +6,21 @@ from typing import Any
 from ngrammer_jax import errors
 from ngrammer_jax.analysis import figures
 from ngrammer_jax.checkpoints import workdirs
+from ngrammer_jax.system import files
 from ngrammer_jax.training.records import writers
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, float]]:
   """Reads metrics.jsonl. Raises BadInput if it is missing or damaged, or has no logged step."""
-  workdirs.check_layout(workdir)
+  files.check_reachable(workdir)
   if not (workdir / 'metrics.jsonl').exists():
     raise errors.BadInput(
       f'--workdir={workdir} has no metrics.jsonl: not a run directory, or training has not started'
     )
+  with files.translate_damage(workdir / 'metrics.jsonl', workdirs.REMEDY):
+    lines = list(writers.read_lines(workdir))
   records = []
-  for number, (line, record) in enumerate(writers.read_lines(workdir), 1):
+  for number, (line, record) in enumerate(lines, 1):
     if record:
       records.append(record)
     elif line.endswith(b'\n') or not records:  # else the last line is being written

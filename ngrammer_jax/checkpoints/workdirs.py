@@ -4,9 +4,6 @@ config.json    the resolved config
 corpus.json    hash of the text and of the vocabulary settings
 vocabulary.*   vocabulary, to encode and decode text without the corpus
 lock           held by the process that trains
-
-A workdir may come from anybody: what it holds is checked before it is used, and no link in it leads
-out of it.
 """
 
 from collections.abc import Iterator
@@ -25,17 +22,12 @@ from ngrammer_jax import errors
 from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.config import fields
 from ngrammer_jax.data import vocabularies
-from ngrammer_jax.system import files, hosts, json_files
+from ngrammer_jax.system import files, hosts
 from ngrammer_jax.training import train_task
 
 CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'
 EXPORTED = 'model.safetensors'  # the variables of an exported run, see `exported_runs`
 OWN_FILES = ('config', 'corpus', 'vocabulary', 'lock')  # a killed start may leave these
-FILES = (
-  *(CONFIG, CORPUS, LOCK, 'vocabulary.json', 'vocabulary.model', 'vocabulary.tokenizer.json'),
-  *('metrics.jsonl', 'goodput.json', 'begun_with.json', EXPORTED),
-)
-FOLDERS = ('checkpoints', 'evaluation', 'logs', 'places', 'tensorboard')
 REMEDY = 'restore it from a backup, or use another workdir'
 
 
@@ -57,8 +49,6 @@ def check(workdir: pathlib.Path, config: experiment.Config) -> None:
     raise errors.BadInput(
       f'--workdir={workdir} is not empty and holds no {CONFIG}: it is not a run. Use another folder'
     )
-  else:
-    check_layout(workdir)
 
 
 def is_exported(workdir: pathlib.Path) -> bool:
@@ -76,52 +66,6 @@ def _check_folder(workdir: pathlib.Path) -> None:
     raise errors.BadInput(f'--workdir={workdir}: {existing} cannot be written to')
 
 
-def check_layout(workdir: pathlib.Path) -> None:
-  """Raises BadInput if a workdir cannot be reached, or has something else in place of its files.
-
-  Links may not lead out of a local workdir: a command reads and writes nothing elsewhere.
-  """
-  files.check_reachable(workdir)
-  if files.is_remote(workdir):
-    return
-  root = os.path.realpath(workdir)
-  for link in _iter_links(workdir):
-    target = os.path.realpath(link)
-    if not pathlib.Path(target).is_relative_to(root):
-      raise errors.BadInput(
-        f'--workdir={workdir}: {link.relative_to(workdir)} is a link to {target}, outside of the '
-        f'workdir: replace the link by what it links to'
-      )
-  for name in (*FILES, *FOLDERS):
-    path, kind = workdir / name, 'file' if name in FILES else 'folder'
-    if path.exists() and not (path.is_file() if kind == 'file' else path.is_dir()):
-      raise errors.BadInput(f'--workdir={workdir}: {name} is not a {kind}: {REMEDY}')
-
-
-def _iter_links(workdir: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Yields the links in a workdir, but not those inside of checkpoints: see `manifest.verify`."""
-  for folder, folder_names, file_names in os.walk(workdir):
-    paths = [pathlib.Path(folder, name) for name in (*folder_names, *file_names)]
-    yield from (path for path in paths if path.is_symlink())
-    if pathlib.Path(folder) == workdir / 'checkpoints':
-      folder_names.clear()
-
-
-@contextlib.contextmanager
-def translate_damage(workdir: pathlib.Path, name: str, remedy: str = REMEDY) -> Iterator[None]:
-  """Raises BadInput with the name of a file for its damage, and for errors of reading it."""
-  try:
-    yield
-  except files.DamagedError as error:
-    raise errors.BadInput(f'--workdir={workdir} has a damaged {name}, {error}; {remedy}') from error
-  except OSError as error:
-    if error.errno in files.TOO_MANY_OPEN:  # says nothing about the file
-      raise
-    raise errors.BadInput(
-      f'--workdir={workdir}: {name} cannot be read: {error.strerror}; {remedy}'
-    ) from error
-
-
 def check_text(workdir: pathlib.Path, config: experiment.Config, content_hash: str) -> None:
   """Raises BadInput if a workdir was started on other text, or with another vocabulary."""
   if not reader.steps(workdir) and not is_exported(workdir):
@@ -132,10 +76,8 @@ def check_text(workdir: pathlib.Path, config: experiment.Config, content_hash: s
       f'--workdir={workdir} holds no {CORPUS}: the text it was started on is unknown; '
       f'use another workdir'
     )
-  with translate_damage(workdir, CORPUS):
-    previous = json_files.read_object(path).get('content_hash')
-    if not isinstance(previous, str):
-      raise files.DamagedError('no content_hash')
+  with files.translate_damage(path, REMEDY):
+    previous = files.read_json(path)['content_hash']
   if previous != content_hash:
     _check_vocabulary(workdir, config)
     key = 'path' if config.finetune is None else 'superglue_dir'
@@ -236,8 +178,7 @@ def load_config(workdir: pathlib.Path) -> experiment.Config:
     raise errors.BadInput(
       f'--workdir={workdir} {problem}; expected a folder that ngrammer_jax.train wrote'
     )
-  check_layout(workdir)
-  with translate_damage(workdir, CONFIG):
+  with files.translate_damage(path, REMEDY):
     try:
       return experiment.load(path)
     except errors.BadInput as error:

@@ -19,7 +19,7 @@ from typing import Any
 from ngrammer_jax import errors, pretrained_models
 from ngrammer_jax.config import catalog, conversion, fields
 from ngrammer_jax.config.experiment import Config
-from ngrammer_jax.system import files, json_files
+from ngrammer_jax.system import files
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, Config]:
@@ -145,7 +145,7 @@ def _load_pretrained(spec: str, name: str) -> dict[str, Any]:
     folder = pretrained_models.find(name)
   except errors.BadInput as error:
     raise errors.BadInput(f'--config={spec}: {error}') from error
-  config = json_files.read_object(folder / 'config.json')
+  config = files.read_json(folder / 'config.json')
   if paths := [path for path in folder.glob('vocabulary.*') if path.name != 'vocabulary.json']:
     config['data'] |= {'vocabulary_path': str(paths[0]), 'vocabulary_size': None}
   return config

@@ -12,7 +12,7 @@ import ml_collections
 from ngrammer_jax import errors
 from ngrammer_jax.config import fields
 from ngrammer_jax.config.experiment import Config
-from ngrammer_jax.system import files, json_files
+from ngrammer_jax.system import files
 
 
 def default() -> ml_collections.ConfigDict:
@@ -180,17 +180,15 @@ def load(path: pathlib.Path) -> Config:
   The config of a model without its training has the sections `model` and `data` alone.
 
   Raises:
-    DamagedError: the file is not JSON, or a section is missing.
     BadInput: see `resolve`.
+    files.DAMAGE_ERRORS: the file is not JSON, or a section is missing.
   """
-  values = json_files.read_object(path)
+  values = files.read_json(path)
   sections = {key.path for key in fields.keys(Config).values() if key.block and not key.is_optional}
   missing = sections - values.keys()
   if missing and values.keys() != {'model', 'data'}:
-    raise files.DamagedError(f'no section {", ".join(sorted(missing))}')
-  training = values.get('training')
-  if isinstance(training, dict):
-    training.pop('span_check_every', None)  # no longer used
+    raise ValueError(f'no section {", ".join(sorted(missing))}')
+  values.get('training', {}).pop('span_check_every', None)  # no longer used
   return resolve(values)
 
 

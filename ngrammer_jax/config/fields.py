@@ -5,7 +5,6 @@ import dataclasses
 import decimal
 import functools
 import math
-import os
 import sys
 import types
 import typing
@@ -187,8 +186,6 @@ class Key:
   def check(self, value: Any) -> None:
     """Raises BadInput for a value that the rules do not allow."""
     for item in value if isinstance(value, tuple) else (value,):
-      if isinstance(item, str):
-        self._check_text(item)
       if item is None or self.rules.allow(item):
         continue
       text = format_value(item)
@@ -203,15 +200,6 @@ class Key:
       suffix = ''.join(f', or {other}' for other in alternatives)
       reason = f': {self.rules.reason}' if self.rules.reason else ''
       raise errors.BadInput(f'{subject} {self.rules.describe()}{suffix}{reason}')
-
-  def _check_text(self, text: str) -> None:
-    """Raises BadInput for a text that can be no path: with a NUL, or half a character."""
-    try:
-      is_valid = b'\0' not in os.fsencode(text)
-    except UnicodeEncodeError:
-      is_valid = False
-    if not is_valid:
-      raise errors.BadInput(f'{self.path}={text!r} has a character that no path can have')
 
   def check_has_effect(self, value: Any, blocks: Sequence[tuple[str, Any]]) -> None:
     """Raises BadInput for a value that has no effect: see `Rules.only_for`.

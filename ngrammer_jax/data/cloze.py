@@ -73,7 +73,7 @@ def find_files(path: pathlib.Path, split: str) -> dict[str, pathlib.Path]:
   if not file_by_kind:
     raise errors.BadInput(
       f'--cloze={path} has no questions for --split={split}: expected {_name_pattern(split)} in it '
-      f'or a subfolder; --cloze_made=N makes synthetic questions from raw books'
+      f'or a subfolder'
     )
   return file_by_kind
 
@@ -130,10 +130,7 @@ def _check_line_number(location, line, expected, is_first):
   quote = text_files.quote_line(line)
   problem = f'expected line {expected} of a question, "{expected} ...", found {quote}'
   if is_first and not line[0].isdecimal():
-    raise errors.BadInput(
-      f'{location}: {problem}: this is not a question file; use cbtest_*.txt, or make synthetic '
-      f'questions from raw books with --cloze_made=N'
-    )
+    raise errors.BadInput(f'{location}: {problem}: this is not a question file; use cbtest_*.txt')
   raise _error(location, f'{problem}: the numbering is wrong')
 
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator
 import functools
-import itertools
 import pathlib
 import re
 from typing import NamedTuple
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import text_files
+from ngrammer_jax.system import files
 
 BOOK_MARKER = b'_BOOK_TITLE_'
 HEADING = re.compile(rb'^ = (?!= )(.*\S.*)(?<! =) = $')
@@ -53,7 +53,7 @@ class SectionedFile:
     return text_files.split_chunks(self._read_blocks(section))
 
   def _read_blocks(self, section):
-    with text_files.translate_read_errors(self._path):
+    with files.translate_damage(self._path):
       offset = section.start
       while offset < section.stop:
         self._file.seek(offset)
@@ -62,24 +62,6 @@ class SectionedFile:
           raise EOFError(f'{section.stop - offset:,} bytes are missing')
         offset += len(block)
         yield block
-
-
-class BookLine(NamedTuple):
-  """A line of a book.
-
-  Attributes:
-    book: number of the book in the file, from 1.
-    title: title of the book.
-    number: number of the line in the file, from 1.
-    offset: position of the line in the file, in bytes.
-    text: the line with its end.
-  """
-
-  book: int
-  title: str
-  number: int
-  offset: int
-  text: bytes
 
 
 def book_file_name(split: str) -> str:
@@ -93,32 +75,30 @@ def find_book_file(root: pathlib.Path, split: str) -> pathlib.Path | None:
   return next((path for path in (root / name, root / 'data' / name) if path.is_file()), None)
 
 
-def read_book_lines(path: pathlib.Path) -> Iterator[BookLine]:
-  """Yields the lines of a Children's Book Test file, without the titles.
+def find_books(path: pathlib.Path) -> Iterator[Section]:
+  """Yields the books of a Children's Book Test file, without the title lines and empty books.
 
   Raises:
     BadInput: the first line is not a title.
   """
-  book, title, offset = 0, '', 0
-  for number, line in enumerate(text_files.read_lines(path), 1):
+  title = start = None
+  offset = 0
+  for line in text_files.read_lines(path):
     if line.startswith(BOOK_MARKER):
+      if start is not None:
+        yield Section(title, start, offset)
       title = line.decode(errors='replace').partition(':')[2].strip().removesuffix('.txt.out')
-      book += 1
-    elif not book:
+      start = None
+    elif title is None:
       raise errors.BadInput(
         f'{path}, line 1: expected a title, as in "_BOOK_TITLE_ : Author___Title.txt.out", found '
         f"{text_files.quote_line(line)}: this is not a raw text file of the Children's Book Test"
       )
-    else:
-      yield BookLine(book, title, number, offset, line)
+    elif start is None:
+      start = offset
     offset += len(line)
-
-
-def find_books(path: pathlib.Path) -> Iterator[Section]:
-  """Yields the books of a Children's Book Test file. Raises BadInput as `read_book_lines`."""
-  for _, book in itertools.groupby(read_book_lines(path), lambda line: line.book):
-    lines = list(book)
-    yield Section(lines[0].title, lines[0].offset, lines[-1].offset + len(lines[-1].text))
+  if start is not None:
+    yield Section(title, start, offset)
 
 
 def find_articles(path: pathlib.Path) -> Iterator[Section]:

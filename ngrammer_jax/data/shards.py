@@ -12,6 +12,7 @@ from typing import Protocol
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import split_files, text_files
+from ngrammer_jax.system import files
 
 SUFFIXES = ('.jsonl', '.json', '.txt')
 REMEDY = 'expected one object with a "text" per line'
@@ -53,13 +54,13 @@ class FileShards:
     """See `Shards`. A JSON document is a line, and its number is the line number from 0."""
     path = self.files[shard]
     split_records = _split_paragraphs if _file_type(path) == '.txt' else iter
-    with text_files.translate_read_errors(path):
+    with files.translate_damage(path):
       file = text_files.open_binary(path)
     with file:
       records = split_records(file)
       while True:
         # Does not include the yield: errors of the caller are not errors of the file.
-        with text_files.translate_read_errors(path):
+        with files.translate_damage(path):
           if file.tell() < offset:
             file.seek(offset)
           record = next(records, None)

@@ -2,7 +2,6 @@
 
 import codecs
 from collections.abc import Callable, Iterable, Iterator
-import contextlib
 import dataclasses
 import functools
 import gzip
@@ -11,9 +10,9 @@ import json
 import pathlib
 from typing import Any
 import zipfile
-import zlib
 
 from ngrammer_jax import errors
+from ngrammer_jax.system import files
 
 CHUNK_SIZE = 1 << 20  # bytes
 
@@ -87,26 +86,9 @@ def byte_range(blocks: Iterable[bytes], start: int, stop: int) -> Iterator[bytes
 
 def read_blocks(path: pathlib.Path) -> Iterator[bytes]:
   """Yields the bytes of a plain, .gz or single-member .zip file in blocks of CHUNK_SIZE."""
-  with translate_read_errors(path), open_binary(path) as file:
+  with files.translate_damage(path), open_binary(path) as file:
     while block := file.read(CHUNK_SIZE):
       yield block
-
-
-@contextlib.contextmanager
-def translate_read_errors(path: pathlib.Path | str, remedy: str = '') -> Iterator[None]:
-  """Turns the errors of reading a damaged or unreadable file into BadInput.
-
-  Args:
-    path: the file, or a text that names it.
-    remedy: what to do about a damaged file.
-  """
-  try:
-    yield
-  except PermissionError as error:
-    raise errors.BadInput(f'{path} cannot be read: {error.strerror}') from error
-  except (EOFError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-    remedy = remedy and f'; {remedy}'
-    raise errors.BadInput(f'{path} is truncated or damaged: {error}{remedy}') from error
 
 
 def decode(data: bytes, location: str, remedy: str = 'convert it', offset: int = 0) -> str:
@@ -135,13 +117,8 @@ def parse_json(data: bytes, location: str, remedy: str) -> Any:
   text = decode(data.removeprefix(codecs.BOM_UTF8), location, remedy)
   try:
     return json.loads(text.rstrip())
-  except json.JSONDecodeError as error:
-    message = f'{location} is not JSON, column {error.colno}: {error.msg}; {remedy}'
-    raise errors.BadInput(message) from error
-  except ValueError as error:  # an integer of more than 4,300 digits
+  except (ValueError, RecursionError) as error:
     raise errors.BadInput(f'{location} is not JSON: {error}; {remedy}') from error
-  except RecursionError as error:
-    raise errors.BadInput(f'{location} is nested too deeply for JSON; {remedy}') from error
 
 
 def quote_line(line: bytes | str) -> str:

@@ -23,19 +23,9 @@ import numpy as np
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, shards, split_files, text_files, vocabularies
-from ngrammer_jax.system import files, json_files, progress
+from ngrammer_jax.system import files, progress
 
 FORMAT_VERSION = 1  # increase it when the format of the cache files changes
-# Errors that reading a damaged folder may raise.
-DAMAGE_ERRORS = (
-  OSError,
-  EOFError,
-  ValueError,
-  LookupError,
-  TypeError,
-  AttributeError,
-  RuntimeError,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,8 +112,8 @@ def prepare(
   if folder.exists():
     try:
       return _load(folder, corpus.train_shards)
-    except DAMAGE_ERRORS as error:
-      if getattr(error, 'errno', None) in files.TOO_MANY_OPEN:  # says nothing about the cache
+    except files.DAMAGE_ERRORS as error:
+      if files.is_busy(error):
         raise
       if not may_delete:
         raise errors.BadInput(
@@ -369,8 +359,8 @@ def _num_characters(vocabulary: vocabularies.Vocabulary) -> int | None:
 
 
 def _load(folder: pathlib.Path, train_shards: shards.Shards | None) -> TokenCorpus:
-  """Loads a cache folder. Raises one of DAMAGE_ERRORS if it is damaged."""
-  meta = json_files.read_object(folder / 'meta.json')
+  """Loads a cache folder. Raises one of `files.DAMAGE_ERRORS` if it is damaged."""
+  meta = files.read_json(folder / 'meta.json')
   if _vocabulary_hash(folder) != meta['vocabulary_hash']:
     raise ValueError('the vocabulary has changed')
   vocabulary, splits = vocabularies.load(folder), {}

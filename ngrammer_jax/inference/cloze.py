@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
 import itertools
 import json
-import logging
 import math
 import os
 import pathlib
@@ -25,7 +24,7 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import recurrent as recurrent_config
-from ngrammer_jax.data import cloze, synthetic_cloze, vocabularies
+from ngrammer_jax.data import cloze, vocabularies
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
 from ngrammer_jax.system import files, hosts, text_tables
@@ -42,7 +41,6 @@ class QuestionSource:
   Attributes:
     name: split of a folder, or name of a file without its suffix.
     is_official: whether the files have the names of the Children's Book Test.
-    is_synthetic: whether the questions are generated from raw books.
     files: files with the questions.
     counts: number of questions of each kind.
     read: returns an iterator over the questions.
@@ -50,29 +48,22 @@ class QuestionSource:
 
   name: str
   is_official: bool
-  is_synthetic: bool
   files: tuple[str, ...]
   counts: dict[str, int]
   read: Callable[[], Iterator[cloze.Question]]
 
 
-def open_questions(
-  path: pathlib.Path, split: str, synthetic_per_class: int | None = None
-) -> QuestionSource:
+def open_questions(path: pathlib.Path, split: str) -> QuestionSource:
   """Finds the questions of a folder or a file and checks all of them.
 
   Args:
-    path: see `data.cloze.find_files`; for synthetic questions `data.synthetic_cloze.find_file`.
+    path: see `data.cloze.find_files`.
     split: split of a folder: train, validation or test.
-    synthetic_per_class: maximum number of synthetic questions of each class, generated from raw
-      books. None: read official questions instead.
 
   Raises:
     BadInput: there are no such questions, or one of them is malformed.
   """
   name = path.stem if path.is_file() else split
-  if synthetic_per_class is not None:
-    return _generate_questions(name, synthetic_cloze.find_file(path, split), synthetic_per_class)
   paths = cloze.find_files(path, split)
   counts = {kind: sum(1 for _ in cloze.read_questions(file, kind)) for kind, file in paths.items()}
 
@@ -82,22 +73,7 @@ def open_questions(
     )
 
   is_official = all(map(cloze.is_official, paths.values()))
-  return QuestionSource(name, is_official, False, tuple(map(str, paths.values())), counts, read)
-
-
-def _generate_questions(name, book_path, max_per_class):
-  """Generates synthetic questions from raw books."""
-  by_class = synthetic_cloze.generate_questions(book_path, max_per_class)
-  questions = list(itertools.chain.from_iterable(by_class.values()))
-  counts = {f'made-{kind}': len(group) for kind, group in by_class.items() if group}
-  logging.info(
-    '%s: %s, at most %d of each class, from %s',
-    synthetic_cloze.LABEL,
-    ', '.join(f'{kind} {count:,}' for kind, count in counts.items()),
-    max_per_class,
-    book_path,
-  )
-  return QuestionSource(name, False, True, (str(book_path),), counts, lambda: iter(questions))
+  return QuestionSource(name, is_official, tuple(map(str, paths.values())), counts, read)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,10 +258,7 @@ def build_result(
   answers: Sequence[Answer], source: QuestionSource, step: int, protocol: str, context: int
 ) -> dict[str, Any]:
   """Builds the result that is stored as `cloze_<name>.json`."""
-  if source.is_synthetic:
-    label = synthetic_cloze.LABEL
-  else:
-    label = "questions of the Children's Book Test" if source.is_official else 'cloze questions'
+  label = "questions of the Children's Book Test" if source.is_official else 'cloze questions'
   scored = (
     'the candidate and the rest of the query' if protocol == 'query' else 'the candidate alone'
   )
@@ -293,7 +266,6 @@ def build_result(
   return {
     'label': label,
     'official': source.is_official,
-    'made': source.is_synthetic,
     'name': source.name,
     'step': step,
     'kinds': summarize(answers),
@@ -322,13 +294,12 @@ def format_table(result: dict[str, Any]) -> str:
 def save(result: dict[str, Any], answers: Sequence[Answer], folder: pathlib.Path) -> pathlib.Path:
   """Writes the result as JSON and the answers as JSON lines next to it; returns the JSON path.
 
-  The file name is cloze[_made][_prefix]_<name>, so that synthetic questions and the other protocol
-  do not overwrite the results of official questions. Only the first process writes.
+  The file name is cloze[_prefix]_<name>, so that one protocol does not overwrite the results of the
+  other. Only the first process writes.
   """
-  synthetic = '_made' if result['made'] else ''
   score = result['protocol']['score']
   protocol = '' if score == PROTOCOLS[0] else f'_{score}'
-  path = folder / f'cloze{synthetic}{protocol}_{result["name"]}.json'
+  path = folder / f'cloze{protocol}_{result["name"]}.json'
   language_modeling.save(result, path)
   if hosts.is_primary():
     lines = ''.join(f'{answer.to_json()}\n' for answer in answers)

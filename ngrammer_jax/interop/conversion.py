@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 import dataclasses
+import functools
 import math
 import types
 from typing import Any
@@ -223,6 +224,19 @@ def check_layer(
   _check_options(layer, supported, free, LAYER_TRAINING_OPTIONS, '')
 
 
+def check_values(
+  config: model_config.ModelConfig, supported: Mapping[str, tuple[Any, ...]]
+) -> None:
+  """Raises BadInput that names every option of a model config without one of its values, by key."""
+  problems = []
+  for key, values in supported.items():
+    # In a block that is None, every option is None.
+    value = functools.reduce(lambda block, name: getattr(block, name, None), key.split('.'), config)
+    if value not in values:
+      problems.append((f'model.{key}', value, values))
+  _refuse(problems)
+
+
 def check_width(layer: ngrammer.NGrammer, width: int) -> None:
   """Raises BadInput if a layer cannot have inputs of this width."""
   try:
@@ -257,10 +271,19 @@ def _check_options(block, supported, free, training, path):
   for key, value, default in _options(block, {*supported, *free}):
     values = supported.get(key, (default,))
     if key not in free and key not in training and value not in values:
-      choices = ' or '.join(map(repr, values))
-      problems.append(f'{path}{key}={value!r} must be {choices} for these weights')
+      problems.append((f'{path}{key}', value, values))
+  _refuse(problems)
+
+
+def _refuse(problems: list[tuple[str, Any, tuple[Any, ...]]]) -> None:
+  """Raises BadInput if there are problems: a key, its value, and the values that it may have."""
   if problems:
-    raise errors.BadInput('\n'.join(problems))
+    raise errors.BadInput(
+      '\n'.join(
+        f'{key}={value!r} must be {" or ".join(map(repr, values))} for these weights'
+        for key, value, values in problems
+      )
+    )
 
 
 def _options(

@@ -14,7 +14,7 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.interop import conversion, praxis_hyperparameters, settings
+from ngrammer_jax.interop import conversion
 from ngrammer_jax.layers.attention import attention
 from ngrammer_jax.layers.ngram import ngrammer
 from ngrammer_jax.models import block
@@ -147,10 +147,7 @@ def _layer_attention_sources(layer, width):
 
 
 def load_language_model(
-  arrays: Mapping[str, Any],
-  config: model_config.ModelConfig,
-  vocabulary_size: int,
-  hyperparameters: settings.Settings | None = None,
+  arrays: Mapping[str, Any], config: model_config.ModelConfig, vocabulary_size: int
 ) -> dict[str, Any]:
   """Converts a praxis TransformerLm to variables of `TransformerLM`.
 
@@ -162,30 +159,26 @@ def load_language_model(
   N-grammers after attention are in `transformer/x_layers_i/self_attention/ngrammer/`; praxis trains
   their codebooks with padding too (`NGramConfig.padding_trains`).
 
-  The config is `praxis_hyperparameters.config_from_hyperparameters(hyperparameters)`, or another
-  one with the options that do not follow from the arrays: the usual praxis model is
-  `ModelConfig(bias=True, per_dim_scale=True)` with the `activation`, `gated`, `position`,
-  `tie_embeddings`, `scale_embeddings` and `attention.logit_cap` that it was trained with.
+  The config is compared with the arrays. What they do not show has to be set as the model was
+  trained: `activation`, `position`, `positional`, `scale_embeddings`, `norm_epsilon`,
+  `attention.logit_cap`, `ngram.combine` and `ngram.prenormalize`.
 
   Args:
     arrays: praxis arrays by name.
     config: config of the target model.
     vocabulary_size: V.
-    hyperparameters: those of the source model. If given, a config of another model is an error.
 
   Returns:
     {'params': ..., 'codebook': ...} for `TransformerLM(config, vocabulary_size).apply`.
 
   Raises:
-    BadInput: see `conversion.check_config`, `conversion.check_same_model` and
-      `conversion.convert`.
+    BadInput: names each key of the config that does not fit, and the value of the arrays; see
+      also `conversion.convert`.
   """
-  if hyperparameters is not None:
-    official = praxis_hyperparameters.config_from_hyperparameters(hyperparameters)
-    conversion.check_same_model(config, official)
   sources = _language_model_sources(config, vocabulary_size)
   caches = [prefix + _CACHE for prefix in _ngrammer_prefixes(config).values()]
   arrays = _without_collection_prefixes(arrays)
+  conversion.check_values(config, _options_of(arrays))
   return conversion.convert(arrays, sources, LANGUAGE_MODEL, caches)
 
 
@@ -293,6 +286,47 @@ def _without_collection_prefixes(arrays: Mapping[str, Any]) -> dict[str, Any]:
       raise errors.BadInput(f'two arrays in different collections have the name {short}')
     stripped[short] = array
   return stripped
+
+
+def _options_of(arrays: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+  """Returns the possible values of each option that the arrays of a TransformerLm show, by key."""
+  shapes = {name: getattr(array, 'shape', ()) for name, array in arrays.items()}
+  layer = 'transformer/x_layers_0/'
+  self_attention, feed_forward = f'{layer}self_attention/', f'{layer}ff_layer/'
+  query = shapes.get(f'{self_attention}query/w', ())
+  inner = shapes.get(f'{feed_forward}ffn_layer1/linear/w', ())
+  if len(query) != 3 or len(inner) != 2:
+    return {}  # `conversion.convert` lists what is wrong
+  (D, N, _), F = query, inner[1]
+  blocks = {name.split('/')[1] for name in shapes if name.startswith('transformer/x_layers_')}
+  taps = sum(name.startswith(f'{self_attention}dconv_v/') for name in shapes)
+  has_norms = lambda norms: all(f'{layer}{norm}/scale' in shapes for norm in norms.values())
+  options = {
+    'layers': (len(blocks),),
+    'width': (D,),
+    'heads': (N,),
+    'feed_forward_width': (F,),
+    'gated': (f'{feed_forward}ffn_layer1_gate/linear/w' in shapes,),
+    'bias': (f'{self_attention}query/b' in shapes,),
+    'per_dim_scale': (f'{self_attention}per_dim_scale/per_dim_scale' in shapes,),
+    'convolution': (taps or None,),
+    'norm': tuple(policy for policy, norms in NORM_NAMES.items() if has_norms(norms)),
+    'tie_embeddings': ('embedding_lookup/emb_var' not in shapes,),
+    'softmax_bias': ('softmax/logits_ffn/bias/b' in shapes,),
+  }
+  tables = {name: shape for name, shape in shapes.items() if 'ngram_table_' in name}
+  if not tables:
+    return options | {'ngram': (None,)}
+  (name, (V, E)), heads = next(iter(tables.items())), len({n.split('/')[-2] for n in tables})
+  means = [shape for name, shape in shapes.items() if name.endswith('vq_layer/means')]
+  is_attended = name.startswith('transformer/')
+  return options | {
+    'ngram.layer': ('attention',) if is_attended else ('input', 'begin', 'middle', 'end'),
+    'ngram.clusters': (means[0][1] if means else None,),
+    'ngram.vocabulary_size': (V,),
+    'ngram.dim': (E,),
+    'ngram.heads': (heads, None) if heads == N else (heads,),
+  }
 
 
 def _norm_sources(path: str, name: str, D: int) -> dict[str, Source]:

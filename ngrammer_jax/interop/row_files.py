@@ -1,7 +1,8 @@
 """Safetensors files that are read and written a range of rows at a time, also in 8 bits.
 
-The library loads and saves whole arrays, and its NumPy part has no 8-bit floats. A file is the
-length of the header (8 bytes, little-endian), the header (JSON) and the bytes of the arrays.
+The library also reads rows, with `safe_open(...).get_slice`, but none of 8-bit floats, which NumPy
+lacks. It saves only whole arrays. A file is the length of the header (8 bytes, little-endian), the
+header (JSON) and the bytes of the arrays.
 """
 
 from collections.abc import Mapping, Sequence

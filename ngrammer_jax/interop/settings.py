@@ -1,7 +1,7 @@
 """Settings of official implementations by name, and the check before they become a config."""
 
 import argparse
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 import difflib
 from typing import Any
 
@@ -13,10 +13,10 @@ Settings = Mapping[str, Any] | argparse.Namespace
 def read(
   settings: Settings, defaults: Mapping[str, Any], ignored: Collection[str], origin: str
 ) -> dict[str, Any]:
-  """Returns the value of each setting of a model; a nested setting has a dotted name.
+  """Returns the value of each setting of a model.
 
   Args:
-    settings: a mapping, whose values may be mappings too, or the namespace of `argparse`.
+    settings: a mapping, or the namespace of `argparse`.
     defaults: the official default of each setting of the model.
     ignored: names of settings that do not change the model, such as those of training.
     origin: description of the official code, for the error message.
@@ -25,7 +25,8 @@ def read(
     BadInput: names a setting that the official code does not have.
   """
   values = dict(defaults)
-  for name, value in flatten(settings):
+  given = vars(settings) if isinstance(settings, argparse.Namespace) else settings
+  for name, value in given.items():
     if name in defaults:
       values[name] = value
     elif name not in ignored:
@@ -45,13 +46,3 @@ def check(values: Mapping[str, Any], supported: Mapping[str, Collection[Any]], o
   ]
   if problems:
     raise errors.BadInput('\n'.join(problems))
-
-
-def flatten(settings: Settings, path: str = '') -> Iterator[tuple[str, Any]]:
-  """Yields the dotted name and the value of each setting."""
-  items = vars(settings) if isinstance(settings, argparse.Namespace) else settings
-  for name, value in items.items():
-    if isinstance(value, Mapping):
-      yield from flatten(value, f'{path}{name}.')
-    else:
-      yield f'{path}{name}', value

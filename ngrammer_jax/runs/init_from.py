@@ -13,10 +13,10 @@ import jax
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, pretrained_models, runs
-from ngrammer_jax.checkpoints import reader, workdirs
+from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.config import fields
 from ngrammer_jax.data import vocabularies
-from ngrammer_jax.system import files, hosts, json_files
+from ngrammer_jax.system import files, hosts
 from ngrammer_jax.training import state as train_state
 
 RECORD = 'begun_with.json'
@@ -70,12 +70,10 @@ def _recorded_step(init_from: str, workdir: pathlib.Path) -> int | str:
   """Returns the step that an earlier start from this run used, else `newest`."""
   if not (workdir / RECORD).exists():
     return 'newest'
-  with workdirs.translate_damage(workdir, RECORD, 'delete it to start from the newest'):
-    record = json_files.read_object(workdir / RECORD)
-    if type(record.get('step')) is not int:
-      raise files.DamagedError('no step')
-  # Without a checkpoint, this may be the record of another start.
-  return record['step'] if record.get('init_from', init_from) == init_from else 'newest'
+  with files.translate_damage(workdir / RECORD, 'delete it to start from the newest'):
+    record = files.read_json(workdir / RECORD)
+    # Without a checkpoint, this may be the record of another start.
+    return record['step'] if record.get('init_from', init_from) == init_from else 'newest'
 
 
 class Start:

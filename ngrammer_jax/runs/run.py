@@ -224,20 +224,14 @@ class Run:
     return {'step': int(self.state.step), **result}
 
   def cloze(
-    self,
-    path: str | pathlib.Path,
-    split: str = 'test',
-    protocol: str = 'query',
-    made: int | None = None,
+    self, path: str | pathlib.Path, split: str = 'test', protocol: str = 'query'
   ) -> tuple[dict[str, Any], list[cloze.Answer]]:
     """Answers the questions of the Children's Book Test; see `inference.cloze`.
 
     Args:
-      path: folder or file of the questions; with `made`, of the raw books.
+      path: folder or file of the questions.
       split: split of a folder: train, validation or test.
       protocol: `query`, or `prefix`, which ignores the text after a candidate.
-      made: number of synthetic questions of each class, generated from raw books. None: read
-        official questions instead.
 
     Raises:
       BadInput: there are no such questions, a file is damaged, or the model cannot answer them.
@@ -246,7 +240,7 @@ class Run:
     cloze.check_protocol(protocol)
     inference.check_model(self.config.model)
     with hosts.collective_errors():
-      source = cloze.open_questions(files.user_path('--cloze', path), split, made)
+      source = cloze.open_questions(files.user_path('--cloze', path), split)
     rows, context = self.config.training.batch_size, self.config.evaluation_context()
     variables = self.variables
     evaluate = cloze.Evaluator(self.engine, self.vocabulary, rows, context, protocol)

@@ -8,28 +8,65 @@ from collections.abc import Callable, Iterator
 import contextlib
 import errno
 import importlib.util
+import json
 import logging
 import os
 import pathlib
 import re
 import shutil
-import stat
 import tempfile
 import threading
+from typing import Any
+import zipfile
+import zlib
 
 from ngrammer_jax import errors
 
 REMOTE = 'gs://'
-TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
 SYNC_INTERVAL = 30.0  # seconds between uploads of appended files
 os.environ.setdefault('EPATH_USE_TF', 'false')  # or etils uses TensorFlow where it is installed
 
 
-class DamagedError(ValueError):
-  """A file is not what was written. The message says what is wrong, without the name of the file.
+# Errors that reading a damaged file may raise.
+DAMAGE_ERRORS = (
+  *(OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, RuntimeError),
+  *(zipfile.BadZipFile, zlib.error),
+)
 
-  Who knows what the file is for names it and the remedy: `workdirs`, `manifest`, `vocabulary`.
+
+@contextlib.contextmanager
+def translate_damage(name: str | os.PathLike[str], remedy: str = '') -> Iterator[None]:
+  """Raises BadInput for any error of reading something.
+
+  Args:
+    name: what is read, for the error message.
+    remedy: what a user can do about the damage.
   """
+  try:
+    yield
+  except errors.BadInput:
+    raise
+  except DAMAGE_ERRORS as error:
+    if is_busy(error):
+      raise
+    if isinstance(error, PermissionError):
+      raise errors.BadInput(f'{name} cannot be read: {error.strerror}') from error
+    reason = getattr(error, 'strerror', None) or error
+    reason = f'no {error}' if isinstance(error, KeyError) else reason
+    raise errors.BadInput(f'{name} is damaged: {reason}{remedy and "; "}{remedy}') from error
+
+
+def is_busy(error: Exception) -> bool:
+  """Whether an error means too many open files, and so says nothing about the file."""
+  return getattr(error, 'errno', None) in (errno.EMFILE, errno.ENFILE)
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+  """Returns the JSON object of a file. Raises one of DAMAGE_ERRORS."""
+  value = json.loads(path.read_bytes())
+  if not isinstance(value, dict):
+    raise ValueError('expected an object {...}')
+  return value
 
 
 def path(text: str | os.PathLike[str]) -> pathlib.Path:
@@ -179,27 +216,6 @@ def free_bytes(folder: pathlib.Path) -> float:
   return float('inf') if is_remote(folder) else shutil.disk_usage(folder).free
 
 
-def read(path: pathlib.Path, max_bytes: int) -> bytes:
-  """Returns the content of a file.
-
-  Raises:
-    DamagedError: it is a folder, a pipe or a device, or has more than `max_bytes`.
-    OSError: it is missing, or cannot be read.
-  """
-  check_regular(path)
-  with path.open('rb') as file:
-    data = file.read(max_bytes + 1)
-  if len(data) > max_bytes:
-    raise DamagedError(f'more than {max_bytes:,} bytes')
-  return data
-
-
-def check_regular(path: pathlib.Path) -> None:
-  """Raises DamagedError for anything but a file: opening a pipe would wait for ever."""
-  if not is_remote(path) and not stat.S_ISREG(path.stat().st_mode):
-    raise DamagedError('expected a file')
-
-
 def remove(path: pathlib.Path) -> None:
   """Deletes a file or a folder; of a link, the link alone."""
   if is_remote(path):
@@ -217,8 +233,7 @@ def write(path: pathlib.Path, content: str | bytes) -> None:
     path.write_bytes(data)
     return
   scratch = path.with_name(f'{path.name}.scratch')
-  scratch.unlink(missing_ok=True)  # of a killed process; 'x' follows no link
-  with scratch.open('xb') as file:
+  with scratch.open('wb') as file:
     file.write(data)
     file.flush()
     os.fsync(file.fileno())

@@ -85,7 +85,5 @@ def test_invalid_comparisons_raise_bad_input(tmp_path):
     cloze.compare([first, second], 'cloze_train')
   path = second / 'evaluation' / 'cloze_test.jsonl'
   path.write_text('{"kind": "NE"}\n')
-  with bad_input(
-    f"{path}, line 1 is not a valid answer (KeyError: 'point'): run the evaluation again"
-  ):
+  with bad_input(f"{path}, line 1 is damaged: no 'point'; run the evaluation again"):
     cloze.compare([first, second], 'cloze_test')

@@ -1,8 +1,8 @@
-"""Cloze questions: reading, error messages with file and line, synthetic questions."""
+"""Cloze questions: reading, error messages with file and line."""
 
 import dataclasses
 
-from ngrammer_jax.data import cloze, synthetic_cloze
+from ngrammer_jax.data import cloze
 from tests.checks import bad_input
 from tests.loops import each
 
@@ -87,8 +87,7 @@ DAMAGED_FILES = {
   'raw book': (
     TITLE + 'One day .\n',
     ', line 1: expected line 1 of a question, "1 ...", found "_BOOK_TITLE_ : Some_Body___A_Book.'
-    'txt.out": this is not a question file; use cbtest_*.txt, or make synthetic questions from '
-    'raw books with --cloze_made=N',
+    'txt.out": this is not a question file; use cbtest_*.txt',
   ),
   'wrong number': (
     replace_line(3, ['4 The dog .']),
@@ -168,8 +167,7 @@ def test_files_are_found_in_subfolders(tmp_path):
   assert cloze.find_files(other, 'test') == {'other': other} and not cloze.is_official(other)
   pattern = 'cbtest_{NE,CN,V,P}_test_2500ex.txt'
   with bad_input(
-    f'--cloze={tmp_path} has no questions for --split=test: expected {pattern} in it or a '
-    'subfolder; --cloze_made=N makes synthetic questions from raw books'
+    f'--cloze={tmp_path} has no questions for --split=test: expected {pattern} in it or a subfolder'
   ):
     cloze.find_files(tmp_path, 'test')
   with bad_input(f'--cloze={tmp_path}/none: no such file or folder; expected {pattern}'):
@@ -180,110 +178,3 @@ def test_files_are_found_in_subfolders(tmp_path):
     'one of them'
   ):
     cloze.find_files(tmp_path, 'validation')
-
-
-NAMES = ('Anna', 'Bertha', 'Carl', 'Dora', 'Emil', 'Frieda', 'Gustav', 'Hanna', 'Ida', 'Jakob')
-NAMES += ('Karla', 'Ludwig')
-NOUNS = ('apple', 'boat', 'cart', 'door', 'egg', 'fire', 'goat', 'hat', 'ink', 'jug', 'key', 'lamp')
-PREPOSITIONS = (
-  'in',
-  'on',
-  'at',
-  'by',
-  'under',
-  'over',
-  'near',
-  'behind',
-  'beside',
-  'above',
-  'from',
-  'to',
-)
-
-
-def write_books(folder, lengths=(40, 20, 30)):
-  """Writes books. Each sentence contains one name, one noun and one preposition."""
-  text = ''
-  for book, length in enumerate(lengths):
-    text += TITLE.replace('A_Book', f'Book_{book}')
-    for i in range(length):
-      indexed = (words[(i * 5 + book) % 12] for words in (NAMES, NOUNS, PREPOSITIONS))
-      name, noun, preposition = indexed
-      text += f'` Well , {name} is {preposition} the {noun} , ` Says THE XII .\n'
-  return write(folder, text, 'cbt_test.txt')
-
-
-def count_by_kind(questions_by_kind):
-  return {kind: len(questions) for kind, questions in questions_by_kind.items()}
-
-
-def test_synthetic_questions(tmp_path):
-  path = write_books(tmp_path)
-  by_kind = synthetic_cloze.generate_questions(path, 10)
-  assert count_by_kind(by_kind) == dict.fromkeys(synthetic_cloze.KINDS, 10)
-  assert by_kind == synthetic_cloze.generate_questions(path, 10)
-  assert by_kind != synthetic_cloze.generate_questions(path, 10, seed=1)
-  lines = path.read_text().split('\n')
-  words = dict(zip(synthetic_cloze.KINDS, (NAMES, NOUNS, PREPOSITIONS), strict=True))
-  for kind, questions in by_kind.items():
-    assert [q.line for q in questions] == sorted(q.line for q in questions)
-    for q in questions:
-      assert q.kind == f'made-{kind}' and q.file == 'cbt_test.txt'
-      query = q.query.replace(cloze.PLACEHOLDER, q.answer)
-      assert [*q.context, query] == lines[q.line - 21 : q.line]  # of one book
-      assert not any('_BOOK_TITLE_' in sentence for sentence in q.context)
-      assert list(q.candidates) == sorted(set(q.candidates)) and len(q.candidates) == 10
-      assert q.answer in q.candidates and set(q.candidates) <= set(words[kind])
-  all_questions = [q for questions in by_kind.values() for q in questions]
-  question_file = write(tmp_path, format_questions(all_questions))
-  assert [q.candidates for q in read(question_file)] == [q.candidates for q in all_questions]
-
-
-def test_word_classes_depend_on_the_spelling():
-  sentences = ['` Well , Tom saw IT .', 'Now the Rose is in A well .', 'A rose , and Tom-Tom']
-  book = synthetic_cloze._Book([sentence.split() for sentence in sentences], 2)
-  predicates = synthetic_cloze._class_predicates(book)
-  words = {*' '.join(sentences).split(), 'After'}
-  assert {kind: set(filter(predicate, words)) for kind, predicate in predicates.items()} == {
-    'names': {'Tom', 'Tom-Tom'},  # Rose also occurs in lower case, and Well begins a sentence
-    'content-words': {'saw', 'rose'},
-    'prepositions': {'in', 'After'},
-  }
-
-
-def test_number_of_questions_is_limited_by_the_books(tmp_path):
-  path = write_books(tmp_path)
-  by_kind = synthetic_cloze.generate_questions(path, 1000)
-  assert count_by_kind(by_kind) == dict.fromkeys(synthetic_cloze.KINDS, 30)
-  assert synthetic_cloze.find_file(tmp_path, 'test') == path
-  assert synthetic_cloze.find_file(path, 'test') == path
-
-
-def test_errors_for_unsuitable_books(tmp_path):
-  path = write_books(tmp_path, lengths=(20, 3))
-  with bad_input(
-    f'{path}: no question can be generated from it: expected books of at least 21 sentences, one '
-    'per line, with words and punctuation separated by spaces'
-  ):
-    synthetic_cloze.generate_questions(path, 5)
-  question_file = write(tmp_path, format_questions([QUESTION]))
-  with bad_input(
-    f'{question_file}, line 1: expected a title, as in "_BOOK_TITLE_ : Author___Title.txt.out", '
-    f'found "{LINES[0]}": this is not a raw text file of the Children\'s Book Test'
-  ):
-    synthetic_cloze.generate_questions(question_file, 5)
-  latin = write(tmp_path, TITLE.encode() + b'caf\xe9 .\n', 'latin.txt')
-  with bad_input(f'{latin}, line 2 is not valid UTF-8 at byte 3 (0xe9): convert it'):
-    synthetic_cloze.generate_questions(latin, 5)
-  with bad_input(
-    f'--cloze={tmp_path}: expected a file of raw books, or a folder with cbt_train.txt'
-  ):
-    synthetic_cloze.find_file(tmp_path, 'train')
-
-
-def test_synthetic_questions_from_real_books(corpora):
-  by_kind = synthetic_cloze.generate_questions(corpora / 'cbt' / 'cbt_valid.txt', 20)
-  assert list(count_by_kind(by_kind).values()) == [20, 20, 20]
-  for q in (q for questions in by_kind.values() for q in questions):
-    words = set(' '.join((*q.context, q.query)).lower().split())
-    assert {candidate.lower() for candidate in q.candidates} <= words

@@ -308,7 +308,11 @@ def test_a_saved_vocabulary_is_loaded_unchanged(kind, sentencepiece, tokenizer, 
 @each(
   'fields, reason',
   [
-    ({'encoding': 'utf-8'}, 'characters, separated missing'),
+    (
+      {'encoding': 'utf-8'},
+      'CharacterVocabulary.__init__() missing 2 required positional arguments: '
+      "'characters' and 'separated'",
+    ),
     (
       {'encoding': 'klingon', 'characters': 'ab', 'separated': True},
       "encoding 'klingon' is not one of utf-8, latin-1",
@@ -318,8 +322,8 @@ def test_a_saved_vocabulary_is_loaded_unchanged(kind, sentencepiece, tokenizer, 
 def test_a_missing_field_or_an_unknown_encoding_is_named(tmp_path, fields, reason):
   (tmp_path / 'vocabulary.json').write_text(json.dumps({'kind': 'characters'} | fields))
   with bad_input(
-    f'{tmp_path} has no intact vocabulary (vocabulary.json: {reason}); the training command '
-    f'writes it again if steps are left'
+    f'{tmp_path}/vocabulary.json is damaged: {reason}; the training command writes it again if '
+    f'steps are left'
   ):
     vocabularies.load(tmp_path)
 

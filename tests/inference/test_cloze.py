@@ -223,7 +223,7 @@ def test_wilson_interval(points, count, low, high):
 
 @pytest.fixture
 def workspace(tmp_path, monkeypatch, fake_ranker):
-  """A folder with a run without a model, questions and books."""
+  """A folder with a run without a model, and questions."""
   (tmp_path / 'run').mkdir()
   vocabulary = vocabularies.ByteVocabulary()
   vocabulary.save(tmp_path / 'run')
@@ -239,7 +239,6 @@ def workspace(tmp_path, monkeypatch, fake_ranker):
   for kind in ('NE', 'V'):
     name = f'cbtest_{kind}_test_2500ex.txt'
     files.write(tmp_path, files.format_questions([files.QUESTION, files.SECOND_QUESTION]), name)
-  files.write_books(tmp_path)
   return tmp_path
 
 
@@ -252,7 +251,7 @@ def read_results(folder, name):
 def test_evaluate_writes_every_answer(workspace, capsys):
   evaluate.main([f'--workdir={workspace}/run', f'--cloze={workspace}'])
   result, answers = read_results(workspace, 'cloze_test')
-  assert result['official'] and not result['made'] and result['step'] == 7
+  assert result['official'] and result['step'] == 7
   assert list(result['kinds']) == ['NE', 'V']
   assert result['protocol'] == {
     'score': 'query',
@@ -275,26 +274,16 @@ def test_evaluate_writes_every_answer(workspace, capsys):
   assert "questions of the Children's Book Test; test, step 7" in out and '0.1667' in out
 
 
-def test_synthetic_questions_are_labelled(workspace, capsys):
-  flags = [f'--workdir={workspace}/run', f'--cloze={workspace}', '--cloze_made=4']
-  evaluate.main([*flags, '--cloze_protocol=prefix'])
-  result, answers = read_results(workspace, 'cloze_made_prefix_test')
-  assert not result['official'] and result['made'] and len(answers) == 12
-  assert list(result['kinds']) == ['made-names', 'made-content-words', 'made-prepositions']
-  assert result['protocol']['score'] == 'prefix'
-  assert (
-    'CBT-style questions generated from raw books, not the official ones' in capsys.readouterr().out
-  )
-  assert 'not the official ones' in result['label']
-
-
 def test_results_of_a_file_have_its_name(workspace, capsys):
   flags = [f'--workdir={workspace}/run', '--cloze_protocol=prefix']
   evaluate.main([*flags, f'--cloze={workspace}/cbtest_V_test_2500ex.txt'])
-  assert list(read_results(workspace, 'cloze_prefix_cbtest_V_test_2500ex')[0]['kinds']) == ['V']
-  evaluate.main([*flags, f'--cloze={workspace}/cbt_test.txt', '--cloze_made=4'])
-  assert read_results(workspace, 'cloze_made_prefix_cbt_test')[0]['name'] == 'cbt_test'
-  assert 'not the official ones; cbt_test, step 7' in capsys.readouterr().out
+  result, _ = read_results(workspace, 'cloze_prefix_cbtest_V_test_2500ex')
+  assert list(result['kinds']) == ['V'] and result['protocol']['score'] == 'prefix'
+  (workspace / 'cbtest_V_test_2500ex.txt').rename(workspace / 'mine.txt')
+  evaluate.main([*flags, f'--cloze={workspace}/mine.txt'])
+  result, _ = read_results(workspace, 'cloze_prefix_mine')
+  assert result['name'] == 'mine' and not result['official']
+  assert 'cloze questions; mine, step 7' in capsys.readouterr().out
 
 
 def test_model_cannot_continue_a_context(workspace, monkeypatch):

@@ -214,6 +214,9 @@ def test_the_config_of_official_arguments(x64, reference, name):
   config = dataclasses.replace(config, dtype='float64')
   variables = adaptive_span.load_language_model(arrays, config, 23, args)
   assert_same_arrays(adaptive_span.export_language_model(variables, config, 23), arrays, 0)
+  cap = dataclasses.replace(config, attention=model_config.AttentionConfig(20.0))
+  with bad_input('model.attention.logit_cap=20.0 must be None for these official settings'):
+    adaptive_span.load_language_model(arrays, cap, 23, args)
   flat = argparse.Namespace(**{k: v for group in args.values() for k, v in group.items()})
   flat.nb_heads = 4
   with bad_input('model.heads=2 must be 4 for these official settings'):

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from ngrammer_jax import errors
 from ngrammer_jax.system import files
 
 
@@ -22,3 +23,40 @@ def test_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
   assert path.read_text() == 'new'
   files.write(path, b'again')
   assert path.read_bytes() == b'again' and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+  'content, reason',
+  [
+    (None, 'No such file or directory'),
+    (b'', 'Expecting value: line 1 column 1 (char 0)'),
+    (b'{"step": 1', "Expecting ',' delimiter: line 1 column 11 (char 10)"),
+    (
+      b'{"step": "\xff"}',
+      "'utf-8' codec can't decode byte 0xff in position 10: invalid start byte",
+    ),
+    (
+      b'[' * 100_000,
+      'maximum recursion depth exceeded while decoding a JSON array from a unicode st',
+    ),
+    (b'[]', 'expected an object {...}'),
+    (b'{}', "no 'step'"),
+  ],
+)
+def test_any_damage_is_one_sentence_with_the_name(tmp_path, content, reason):
+  path = tmp_path / 'record.json'
+  if content is not None:
+    path.write_bytes(content)
+  with pytest.raises(errors.BadInput) as caught, files.translate_damage(path, 'delete it'):
+    _ = files.read_json(path)['step']
+  message = str(caught.value)
+  assert message.startswith(f'{path} is damaged: {reason}') and message.endswith('; delete it')
+
+
+@pytest.mark.parametrize(
+  'error', [errors.BadInput('of the user'), OSError(24, 'Too many open files')]
+)
+def test_what_says_nothing_about_a_file_is_no_damage(error):
+  with pytest.raises(type(error)) as caught, files.translate_damage('record.json', 'delete it'):
+    raise error
+  assert caught.value is error

@@ -469,15 +469,15 @@ def test_damage_of_the_initial_run_and_of_its_record_is_named(folder, finetuning
     damaged = folder / 'damaged'
     damaged.mkdir(exist_ok=True)
     (damaged / 'config.json').write_text(content)
-    message = f'^init_from={damaged}: --workdir={damaged} has a damaged config.json, .*; restore it'
+    message = f'^init_from={damaged}: {damaged}/config.json is damaged: .*; restore it'
     with pytest.raises(ValueError, match=message):
       finetune.main(arguments(folder, 'run', init_from=damaged))
   assert not (folder / 'run').exists()
   task = finetuning.FinetuneTask(finetuning_config(finetuning, folder), folder / 'run')
   (folder / 'run').mkdir()
-  for content in ('[]', '{}', '{"step": "8"}', '{"step": true}'):
+  for content in ('[]', '{}', '{"st'):
     (folder / 'run' / 'begun_with.json').write_text(content)
-    with pytest.raises(ValueError, match='has a damaged begun_with.json, .*; delete it'):
+    with pytest.raises(ValueError, match='begun_with.json is damaged: .*; delete it'):
       task.initial_state(state(0))
   # Of another start, which saved no checkpoint.
   (folder / 'run' / 'begun_with.json').write_text('{"init_from": "other", "step": 8}')

@@ -60,9 +60,9 @@ def disk(tmp_path):
 
 
 def test_twenty_kills_change_no_bit(tmp_path, cache):
-  command = [sys.executable, ROOT / 'benchmarks' / 'kill_campaign.py', '--kills=20']
+  command = [sys.executable, '-m', 'tests.campaigns.kill_campaign', '--kills=20']
   command += [f'--folder={tmp_path}/kills', *flags()]
-  done = subprocess.run(command, capture_output=True, text=True)
+  done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
   assert done.returncode == 0, done
   *_, last = done.stdout.splitlines()
   assert re.fullmatch(r'20 kills, \d+ runs, 0 differences in [1-9]\d+ arrays', last)

@@ -8,12 +8,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 import pytest
 
-from ngrammer_jax import sharding
+from ngrammer_jax import runs, sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram import hashes
 from ngrammer_jax.config.ngram import memory as ngram_memory
 from ngrammer_jax.data import token_classes, vocabularies
-from ngrammer_jax.training import token_codebook, train_task
+from ngrammer_jax.runs import init_from
+from ngrammer_jax.training import loop, token_codebook, train_task
 
 VOCABULARY = vocabularies.learn_characters([b'ABCabcxyz012\t\n .'], 'utf-8', separated=False)
 # Sorted: tab, newline, space; full stop; digits; A, B, C; a, b, c; x, y, z.
@@ -112,3 +113,28 @@ def test_other_memories_need_no_classes(memories, monkeypatch):
   monkeypatch.setattr(token_classes, 'token_classes', None)
   codebook = {'ngrammer': {'quantizer': np.ones(2)}}
   assert token_codebook.fill(codebook, model_of(memories), VOCABULARY) is codebook
+
+
+def test_a_run_keeps_its_classes_if_the_rule_changes(tiny, tmp_path, monkeypatch, one_device):
+  """The classes of a checkpoint win: resumed, exported, and in a run that starts from it."""
+  old_classes = np.maximum(np.arange(257) - 1, 0).astype(np.int32)  # all but one are renumbered
+  compressed = memory(layers=(0,), rows=(997,), heads=1, width=4)
+  model = {'layers': 1, 'ngram': None, 'ngram_memories': (compressed,)}
+  train = lambda name, steps, *task, **changes: loop.train(
+    tiny(model, {'schedule': 'constant'}, {'steps': steps, 'evaluate_every': 0}, **changes),
+    tmp_path / name,
+    *task,
+  )
+  with monkeypatch.context() as patch:
+    patch.setattr(token_classes, 'token_classes', lambda *texts: old_classes)
+    train('run', 2)
+  codebook_of = lambda name: runs.load_run(tmp_path / name).state.codebook['layer_0']
+  before = codebook_of('run')['ngram_memory_0']
+  np.testing.assert_array_equal(before['token_classes'], old_classes)
+  train('run', 4)
+  start = lambda config: init_from.Start(config, tmp_path / 'started')
+  make_task = lambda config: train_task.CorpusTask(config, start=start(config))
+  train('started', 2, make_task, init_from=str(tmp_path / 'run'))
+  runs.load_run(tmp_path / 'run').export(tmp_path / 'exported')
+  for name in ('run', 'started', 'exported'):
+    jax.tree.map(np.testing.assert_array_equal, codebook_of(name)['ngram_memory_0'], before)

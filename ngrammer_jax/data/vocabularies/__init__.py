@@ -2,7 +2,6 @@
 
 import pathlib
 
-from ngrammer_jax import errors
 from ngrammer_jax.data.vocabularies.base import Vocabulary
 from ngrammer_jax.data.vocabularies.byte_values import ByteVocabulary
 from ngrammer_jax.data.vocabularies.characters import CharacterVocabulary, learn_characters
@@ -14,7 +13,7 @@ from ngrammer_jax.data.vocabularies.sentencepiece import (
 )
 from ngrammer_jax.data.vocabularies.tokenizer import TokenizerVocabulary, read_tokenizer
 from ngrammer_jax.data.vocabularies.words import WordVocabulary, learn_words
-from ngrammer_jax.system import files, json_files
+from ngrammer_jax.system import files
 
 __all__ = [
   'MAX_TRAINING_BYTES',
@@ -33,18 +32,13 @@ __all__ = [
   'read_tokenizer',
 ]
 
-MAX_FILE_BYTES = 1 << 30
-# Class, types of the fields of vocabulary.json and name of a further file, by kind.
+# Class, and name of a further file, by kind.
 KINDS = {
-  'bytes': (ByteVocabulary, {}, None),
-  'characters': (
-    CharacterVocabulary,
-    {'characters': str, 'encoding': str, 'separated': bool},
-    None,
-  ),
-  'words': (WordVocabulary, {'words': list}, None),
-  'sentencepiece': (SentencePieceVocabulary, {'learned': bool}, 'vocabulary.model'),
-  'tokenizer': (TokenizerVocabulary, {}, 'vocabulary.tokenizer.json'),
+  'bytes': (ByteVocabulary, None),
+  'characters': (CharacterVocabulary, None),
+  'words': (WordVocabulary, None),
+  'sentencepiece': (SentencePieceVocabulary, 'vocabulary.model'),
+  'tokenizer': (TokenizerVocabulary, 'vocabulary.tokenizer.json'),
 }
 
 
@@ -55,27 +49,14 @@ def read(kind: str, path: pathlib.Path) -> Vocabulary:
 
 def load(folder: pathlib.Path) -> Vocabulary:
   """Loads the vocabulary of a folder that `save` wrote. Raises BadInput if it is damaged."""
-  name = 'vocabulary.json'
-  try:
-    fields = json_files.read_object(folder / name, MAX_FILE_BYTES)
-    kind = fields.pop('kind', None)
-    if type(kind) is not str or kind not in KINDS:
-      raise files.DamagedError(f'kind {kind!r} is not one of {", ".join(KINDS)}')
-    make, types, file_name = KINDS[kind]
-    for key, value in fields.items():
-      if key not in types or type(value) is not types[key]:
-        raise files.DamagedError(f'{key} is unknown, or of a wrong type')
-    if file_name is None:
-      if missing := types.keys() - fields.keys():
-        raise files.DamagedError(f'{", ".join(sorted(missing))} missing')
+  remedy = 'the training command writes it again if steps are left'
+  with files.translate_damage(folder / 'vocabulary.json', remedy):
+    fields = files.read_json(folder / 'vocabulary.json')
+    kind = fields.pop('kind')
+    if kind not in KINDS:
+      raise ValueError(f'kind {kind!r} is not one of {", ".join(KINDS)}')
+    make, name = KINDS[kind]
+    if name is None:
       return make(**fields)
-    name = file_name
-    return make(files.read(folder / name, MAX_FILE_BYTES), **fields)
-  except OSError as error:
-    reason = error.strerror
-  except (ValueError, RuntimeError, TypeError) as error:
-    reason = str(error)
-  raise errors.BadInput(
-    f'{folder} has no intact vocabulary ({name}: {reason}); the training command writes it again '
-    f'if steps are left'
-  )
+  with files.translate_damage(folder / name, remedy):
+    return make((folder / name).read_bytes(), **fields)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs
-from ngrammer_jax.checkpoints import reader, workdirs
+from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams, vocabularies
 from ngrammer_jax.inference import engine as inference
@@ -58,7 +58,7 @@ def resolve_config(
         f'--config.{key}: the model and the vocabulary are inherited from the checkpoint, '
         f'init_from={config.init_from}; omit this flag, or pre-train another model'
       )
-  workdirs.check_layout(workdir)
+  files.check_reachable(workdir)
   origin = f'init_from={config.init_from}'
   if reader.steps(workdir):
     source, origin = runs.load_run(workdir), f'--workdir={workdir}'

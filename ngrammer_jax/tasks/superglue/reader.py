@@ -22,9 +22,7 @@ COMBINED_ZIP = 'combined.zip'
 REMEDY = 'download the file again'
 MAX_INTEGER = 2**31 - 1  # integers become int32 arrays
 
-_translate_read_errors = functools.partial(
-  text_files.translate_read_errors, remedy='download it again'
-)
+_translate_damage = functools.partial(files.translate_damage, remedy='download it again')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +127,7 @@ def read(folder: str | pathlib.Path, config: str, split: str) -> list[dict[str, 
   path, member = _find_file(files.user_path('data.superglue_dir', folder), config, split)
   name = str(path) if member is None else f'{path}/{member}'
   examples, location_by_idx = [], {}
-  with _translate_read_errors(path), _open(path, member) as (file, size):
+  with _translate_damage(path), _open(path, member) as (file, size):
     with progress.Progress(f'reading {name}', size, 'bytes') as bar:
       for number, line in enumerate(file, 1):
         bar.advance(len(line))
@@ -194,7 +192,7 @@ def _find_file(folder: pathlib.Path, config: str, split: str) -> tuple[pathlib.P
 
 def _find_member(path: pathlib.Path, file: str) -> str | None:
   """Returns the name of a file in a zip, in any folder there, or None."""
-  with _translate_read_errors(path), zipfile.ZipFile(path) as archive:
+  with _translate_damage(path), zipfile.ZipFile(path) as archive:
     names = [
       name
       for name in archive.namelist()
@@ -208,7 +206,7 @@ def _warn_if_not_official(config: str, path: pathlib.Path, size: int, modified_n
   """Logs a warning if a zip differs from the official one."""
   del modified_ns  # only part of the cache key
   official_size, official_digest = OFFICIAL_ZIPS[CONFIGS[config].folder]
-  with _translate_read_errors(path), path.open('rb') as file:
+  with _translate_damage(path), path.open('rb') as file:
     digest = hashlib.file_digest(file, 'sha256').hexdigest()
   if (size, digest) != (official_size, official_digest):
     logging.warning(
@@ -245,8 +243,8 @@ class _Value:
       return self._read_integer()
     if not isinstance(value, kind):
       raise self.error({str: 'a string', dict: 'an object', list: 'a list'}[kind])
-    if kind is str and not _is_text(value):
-      raise self.error('text, but it has half of a surrogate pair')
+    if kind is str:
+      value.encode()  # fails for half of a surrogate pair
     return value
 
   def _read_integer(self) -> int:
@@ -294,25 +292,13 @@ class _Value:
 
   def error(self, expected: str) -> errors.BadInput:
     """Returns an error that quotes the value."""
-    try:
-      text = json.dumps(self.value)
-    except RecursionError:  # json parses deeper values than it formats
-      text = 'a deeply nested value'
+    text = json.dumps(self.value)
     text = text if len(text) <= 60 else f'{text[:57]}...'
     path = self.path or 'the line'
     return errors.BadInput(f'{self.location}: {path} is {text}, expected {expected}; {REMEDY}')
 
   def _field_path(self, name: str) -> str:
     return f'{self.path}.{name}' if self.path else name
-
-
-def _is_text(value: str) -> bool:
-  """Whether a string can be encoded; JSON can escape single halves of surrogate pairs."""
-  try:
-    value.encode()
-  except UnicodeEncodeError:
-    return False
-  return True
 
 
 def _to_examples(config: str, split: str, row: _Value) -> Iterator[dict[str, Any]]:

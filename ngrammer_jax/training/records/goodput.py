@@ -12,11 +12,10 @@ import pathlib
 import time
 from typing import Any, TypeVar
 
-from ngrammer_jax.system import files, hosts, json_files, progress
+from ngrammer_jax.system import files, hosts, progress
 
 Item = TypeVar('Item')
 FILE = 'goodput.json'
-EMPTY = {'starts': 0, 'seconds': {}, 'unsaved': 0.0}
 WRITE_INTERVAL = 10.0  # seconds
 TRAINING, DATA, LOST = 'training', 'data', 'lost'
 
@@ -36,17 +35,16 @@ class Goodput:
     self._path = workdir / FILE
     self._phase, self._phase_start, self._last_write = 'start', start_time, 0.0
     previous = _read(self._path)
-    self.starts, self._unsaved = previous['starts'] + 1, 0.0
-    self.seconds = collections.Counter(previous['seconds'])
-    self.seconds[LOST] += previous['unsaved']
-    self.seconds[TRAINING] -= previous['unsaved']
-    self._lap_start = 0.0
+    lost = previous.get('unsaved', 0.0)
+    self.starts = previous.get('starts', 0) + 1
+    self.seconds = collections.Counter(previous.get('seconds', {}))
+    self.seconds.update({LOST: lost, TRAINING: -lost})
+    self._saved, self._lap_start = self.seconds[TRAINING], 0.0
 
   def switch(self, phase: str) -> str:
     """Starts a phase and returns the one before."""
     previous, now = self._phase, time.monotonic()
     self.seconds[previous] += now - self._phase_start
-    self._unsaved += (now - self._phase_start) * (previous == TRAINING)
     self._phase, self._phase_start = phase, now
     return previous
 
@@ -71,7 +69,7 @@ class Goodput:
   def mark_saved(self) -> None:
     """Marks the training time so far as saved in a checkpoint."""
     self.switch(self._phase)
-    self._unsaved = 0.0
+    self._saved = self.seconds[TRAINING]
 
   def lap(self) -> float:
     """Returns the seconds of training and of waiting for data since the last call."""
@@ -86,12 +84,13 @@ class Goodput:
 
   def write(self, force: bool = False) -> None:
     """Writes goodput.json in the primary process, at most every WRITE_INTERVAL unless forced."""
-    is_due = force or time.monotonic() - self._last_write > WRITE_INTERVAL
+    self.switch(self._phase)
+    is_due = force or self._phase_start - self._last_write > WRITE_INTERVAL
     if not hosts.is_primary() or not is_due:
       return
-    self.switch(self._phase)
-    self._last_write = time.monotonic()
-    content = {'starts': self.starts, 'seconds': dict(self.seconds), 'unsaved': self._unsaved}
+    self._last_write = self._phase_start
+    unsaved = self.seconds[TRAINING] - self._saved
+    content = {'starts': self.starts, 'seconds': dict(self.seconds), 'unsaved': unsaved}
     with contextlib.suppress(Exception):  # the storage library raises many classes
       files.write(self._path, json.dumps(content, indent=1) + '\n')
 
@@ -113,15 +112,12 @@ class Goodput:
 
 def training_seconds(workdir: pathlib.Path) -> float:
   """Returns the seconds of the training steps of a run over all its starts; 0 if unknown."""
-  return _read(workdir / FILE)['seconds'].get('training', 0.0)
+  return _read(workdir / FILE).get('seconds', {}).get(TRAINING, 0.0)
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
-  """Returns the content of goodput.json; as of a new run if it is missing or damaged."""
+  """Returns the content of goodput.json; {} if it is missing or damaged, which ends no run."""
   try:
-    content = EMPTY | json_files.read_object(path)
-  except (OSError, ValueError):  # a damaged file must not end a run
-    return EMPTY
-  seconds, counts = content['seconds'], (content['starts'], content['unsaved'])
-  numbers = (*counts, *seconds.values()) if isinstance(seconds, dict) else (None,)
-  return content if all(type(n) in (int, float) for n in numbers) else EMPTY
+    return files.read_json(path)
+  except files.DAMAGE_ERRORS:
+    return {}

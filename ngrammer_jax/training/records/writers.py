@@ -6,7 +6,7 @@ import logging
 import pathlib
 from typing import Any
 
-from ngrammer_jax.system import files, hosts, json_files, progress
+from ngrammer_jax.system import files, hosts, progress
 
 # The page `custom scalars` of TensorBoard shows both losses in one chart.
 TENSORBOARD_LAYOUT = {'loss': {'loss': ['Multiline', ['train/loss', 'validation/loss']]}}
@@ -82,8 +82,8 @@ def read_lines(workdir: pathlib.Path) -> Iterator[tuple[bytes, dict[str, float]]
   path = workdir / 'metrics.jsonl'
   for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
     try:
-      record = json_files.parse(line) if line.endswith(b'\n') else None
-    except files.DamagedError:
+      record = json.loads(line) if line.endswith(b'\n') else None
+    except files.DAMAGE_ERRORS:
       record = None
     yield line, record if _is_record(record) else {}
 

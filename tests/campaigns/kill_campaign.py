@@ -1,6 +1,6 @@
 """Kills a training run repeatedly, and checks that its result is bit-identical.
 
-  python benchmarks/kill_campaign.py --folder=/tmp/kills --kills=20 \\
+  python -m tests.campaigns.kill_campaign --folder=/tmp/kills --kills=20 \\
     --config=configs/quickstart.py --config.training.steps=60 --config.training.checkpoint_every=10
 
 One run is not disturbed. Other runs of the same command are killed with SIGKILL at random times,
