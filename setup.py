@@ -37,6 +37,8 @@ setuptools.setup(
   },
   entry_points={'console_scripts': ['ngrammer_jax = ngrammer_jax.__main__:console_script']},
   python_requires='>=3.11',
+  # Tested: jax 0.10.2 with flax 0.12.8 and numpy 2.4.6, the newest for Python 3.11, and
+  # jax 0.12.0.1 with flax 0.12.12 and numpy 2.5.5 on Python 3.13; both with optax 0.2.8.
   install_requires=[
     'flax>=0.12.8',
     'importlib_resources',  # tensorflow-datasets uses it without asking for it

@@ -77,8 +77,11 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   for handler in logging.getLogger().handlers:
     handler.addFilter(hosts.ProcessPrefix())
   logging.getLogger('jax').setLevel(logging.WARNING)  # reports every missing backend
-  for name in ('absl', 'gcsfs', 'fsspec', 'google', 'asyncio'):
+  for name in ('gcsfs', 'fsspec', 'google', 'asyncio'):
     logging.getLogger(name).setLevel(logging.CRITICAL)  # the errors that they log are also raised
+  absl = logging.getLogger('absl')
+  absl.setLevel(logging.WARNING)  # Orbax warns of what it does not write, but raises its errors
+  absl.addFilter(lambda record: record.levelno < logging.ERROR)
   message = None
   try:
     _exit_on_sigterm()

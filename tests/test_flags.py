@@ -1,5 +1,6 @@
 """Exit statuses and error messages of a command."""
 
+import logging
 import resource
 import signal
 import subprocess
@@ -39,6 +40,15 @@ def test_exit_status(monkeypatch, capsys, main, status, output):
     flags.run(main)
   assert caught.value.code == status
   assert capsys.readouterr().err == output
+
+
+def test_warnings_of_orbax_are_not_hidden(caplog):
+  with pytest.raises(SystemExit):
+    flags.run(lambda argv: 0)
+  absl = logging.getLogger('absl')
+  absl.warning('nothing to merge')
+  absl.error('raised as well')
+  assert [record.message for record in caplog.records] == ['nothing to merge']
 
 
 def test_other_exceptions_are_not_hidden():

@@ -77,13 +77,42 @@ def verify(workdir: pathlib.Path, step: int) -> manifest.Manifest:
   folder = folder_of(workdir, step)
   saved = manifest.verify(folder)
   with make_checkpointer(folder) as checkpointer:
-    metadata = checkpointer.metadata(files.absolute(folder)).item_metadata.tree
+    metadata = _read_metadata(checkpointer, folder)
     # Restored as NumPy arrays: the devices that wrote them may not exist here.
     as_numpy = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
     abstract = jax.tree.map(as_numpy, metadata)
     with jax.enable_x64(True):
-      _check_arrays(saved, checkpointer.restore(files.absolute(folder), abstract))
+      _check_arrays(saved, checkpointer.restore(files.orbax_path(folder), abstract))
   return saved
+
+
+def check_written(
+  checkpointer: 'ocp.StandardCheckpointer',
+  folder: pathlib.Path,
+  leaves: dict[str, tuple[str, list[int], str]],
+) -> None:
+  """Looks every array up in what Orbax has written, without reading its values.
+
+  Args:
+    checkpointer: see `make_checkpointer`.
+    folder: folder of the checkpoint, without a manifest yet.
+    leaves: dtype, shape and checksum of each array by name.
+
+  Raises:
+    CorruptError: an array is not there.
+  """
+  with _translate_unreadable():
+    written = checksums.named_leaves(_read_metadata(checkpointer, folder))
+  for name, (dtype, shape, _) in leaves.items():
+    leaf = written.get(name)
+    is_written = leaf is not None and (str(leaf.dtype), list(leaf.shape)) == (dtype, shape)
+    if math.prod(shape) and not is_written:
+      raise manifest.CorruptError(f'{name} was not written')
+
+
+def _read_metadata(checkpointer: 'ocp.StandardCheckpointer', folder: pathlib.Path) -> Any:
+  """Returns the tree of dtypes and shapes that Orbax finds in a checkpoint."""
+  return checkpointer.metadata(files.orbax_path(folder)).item_metadata.tree
 
 
 def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
@@ -103,7 +132,7 @@ def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
   saved_abstract = _with_saved_memory(abstract, saved)
   _check_same_model(folder, saved, saved_abstract)
   with make_checkpointer(folder) as checkpointer:
-    state = checkpointer.restore(files.absolute(folder), drop_empty(saved_abstract))
+    state = checkpointer.restore(files.orbax_path(folder), drop_empty(saved_abstract))
   _check_arrays(saved, state)
 
   def convert(leaf, array):

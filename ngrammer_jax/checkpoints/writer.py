@@ -1,8 +1,9 @@
 """Writes checkpoints in the background: Orbax writes the arrays, then they are committed here.
 
-A commit writes the manifest, renames the folder to its step and deletes old checkpoints. The
-`CheckpointManager` of Orbax (0.12.8) is not used: it deletes old steps in place, so that a kill
-leaves a partial checkpoint in `all_steps()`, and it cannot add a metric to a saved step.
+A commit looks up every array in what Orbax has written, writes the manifest, renames the folder to
+its step and only then deletes old checkpoints. The `CheckpointManager` of Orbax (0.12.8) is not
+used: it deletes old steps in place, so that a kill leaves a partial checkpoint in `all_steps()`,
+and it cannot add a metric to a saved step.
 """
 
 from concurrent import futures
@@ -71,7 +72,7 @@ class CheckpointWriter:
     is_remote = files.is_remote(self._folder)
     scratch = self._folder / (str(step) if is_remote else f'{step}{SCRATCH}')
     with self._translate_disk_full(f'step {step}'):
-      self._orbax.save(files.absolute(scratch), reader.drop_empty(state))
+      self._orbax.save(files.orbax_path(scratch), reader.drop_empty(state))
     self._step = step
     self._commit_future = self._thread.submit(self._commit, step, validation, scratch, describe)
 
@@ -85,12 +86,23 @@ class CheckpointWriter:
       with self._translate_disk_full(f'the manifest of step {step}'):
         manifest.write(folder, dataclasses.replace(saved, validation=validation))
 
+  def last_saved(self) -> str:
+    """Waits for the checkpoint in progress, and formats the newest step that is on disk."""
+    if self._commit_future is not None:
+      futures.wait([self._commit_future])
+    steps = reader.steps(self._workdir)
+    return f'step {steps[-1]}' if steps else 'none yet'
+
   def _commit(self, step, validation, scratch, describe) -> None:
-    """Waits for Orbax, writes the manifest, renames the folder and deletes old checkpoints."""
+    """Waits for Orbax, looks at its files, writes the manifest and deletes old checkpoints."""
     leaves = describe()
     self._orbax.wait_until_finished()
     if not hosts.is_primary():
       return
+    try:
+      reader.check_written(self._orbax, scratch, leaves)
+    except manifest.CorruptError as error:
+      raise RuntimeError(f'step {step} was not saved: {error}') from error
     saved_at = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
     digests = manifest.digest_files(scratch)
     manifest.write(scratch, manifest.Manifest(step, saved_at, validation, digests, leaves))
@@ -131,10 +143,10 @@ class CheckpointWriter:
     return files.translate_disk_full(lambda: self._disk_full_message(name))
 
   def _disk_full_message(self, name: str) -> str:
-    free, steps = files.free_bytes(self._folder), reader.steps(self._workdir)
+    free = files.free_bytes(self._folder)
     return (
       f'--workdir={self._workdir}: the disk is full: no room for {name}, {free / 1e6:,.1f} MB '
-      f'left. Last checkpoint: {f"step {steps[-1]}" if steps else "none yet"}. '
+      f'left. Last checkpoint: {self.last_saved()}. '
       f'Free some space, then rerun the same command to resume'
     )
 

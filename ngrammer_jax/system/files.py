@@ -7,6 +7,8 @@ but cannot be appended to, and a remote folder can neither be renamed atomically
 from collections.abc import Callable, Iterator
 import contextlib
 import errno
+import functools
+import glob
 import importlib.util
 import json
 import logging
@@ -73,12 +75,23 @@ def path(text: str | os.PathLike[str]) -> pathlib.Path:
   """Returns a path; a remote one is an `epath.Path`, which has the same methods."""
   if not is_remote(text):
     return pathlib.Path(text)
-  from etils import epath
   import fsspec
 
   # Objects that other processes write are visible at once.
   fsspec.config.conf.setdefault('gs', {})['use_listings_cache'] = False
-  return epath.Path(text)
+  return _literal_path_class()(text)
+
+
+@functools.cache
+def _literal_path_class() -> type[pathlib.PurePosixPath]:
+  """Returns the path class of etils, but `glob` takes no [, * or ? of the folder for a pattern."""
+  from etils import epath  # heavy: only for remote paths and Orbax
+
+  class LiteralPath(type(epath.Path())):
+    def glob(self, pattern):
+      return map(type(self), epath.Path(glob.escape(os.fspath(self))).glob(pattern))
+
+  return LiteralPath
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
@@ -159,9 +172,9 @@ def user_cache(key: str) -> pathlib.Path:
   return user_path(name, variable or '~/.cache/ngrammer_jax')
 
 
-def absolute(path: pathlib.Path) -> pathlib.Path:
-  """Returns the absolute path."""
-  return path if is_remote(path) else path.resolve()
+def orbax_path(path: pathlib.Path) -> pathlib.PurePosixPath:
+  """Returns the absolute path for Orbax, which searches in it with `glob`."""
+  return path if is_remote(path) else _literal_path_class()(path.resolve())
 
 
 def make_folder(folder: pathlib.Path) -> None:

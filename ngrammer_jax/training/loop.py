@@ -70,7 +70,7 @@ def train(
     # Training.
     first_step = trainer.first_step
     with (
-      recorder.Recorder(config, run, workdir, first_step, start_time) as record,
+      recorder.Recorder(config, run, workdir, first_step, start_time, writer.last_saved) as record,
       sharding.use(run.mesh),
       prefetch.Prefetcher(_batches(task, config, run.mesh, first_step)) as batches,
       profile.Trace(trace, workdir, lambda: jax.block_until_ready(trainer.state)) as tracing,
@@ -194,7 +194,7 @@ class _Trainer:
       # no state with a loss that is not finite is saved.
       with record.timed('checkpoints'):
         self.writer.save(end, self.state, validation)
-        record.mark_saved(end)
+        record.mark_saved()
     if interruption:
       raise interruption
     return should_stop

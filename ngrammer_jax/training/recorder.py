@@ -1,6 +1,6 @@
 """Records metrics, progress and goodput of a run; stops it if the loss is not finite."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import logging
 import math
@@ -24,6 +24,9 @@ class Recorder:
 
   The values logged at a step are means over the call that ends with it, so that they do not depend
   on interruptions. A context manager around the loop.
+
+  Args:
+    last_saved: formats the newest checkpoint that is on disk, for errors.
   """
 
   def __init__(
@@ -33,8 +36,10 @@ class Recorder:
     workdir: pathlib.Path,
     first_step: int,
     start_time: float,
+    last_saved: Callable[[], str],
   ):
     t = config.training
+    self._last_saved = last_saved
     self._config, self._run = config, run
     self._fraction = partition.schedule(config.optimizer, t.steps)
     self._goodput = goodput.Goodput(workdir, start_time)
@@ -45,7 +50,7 @@ class Recorder:
     self._rates_measured = 0
     self._bar = progress.Progress('training', t.steps, 'steps', initial=first_step, log_lines=False)
     self._pending: tuple[int, metrics.Metrics] | None = None
-    self._measured_step, self._last_saved = first_step, first_step
+    self._measured_step = first_step
 
   def __enter__(self) -> 'Recorder':
     self._bar.__enter__()
@@ -78,9 +83,8 @@ class Recorder:
     with self._goodput.timed(phase):
       yield
 
-  def mark_saved(self, step: int) -> None:
-    """Records that there is a checkpoint of a step."""
-    self._last_saved = step
+  def mark_saved(self) -> None:
+    """Records that a checkpoint was started."""
     self._goodput.mark_saved()
     self._goodput.write(force=True)
 
@@ -146,10 +150,9 @@ class Recorder:
       values = dict(zip(metrics, map(float, row), strict=True))
       wrong = [f'{name} is {value}' for name, value in values.items() if not math.isfinite(value)]
       if wrong:
-        saved = f'step {self._last_saved}' if self._last_saved else 'none yet'
         raise errors.BadInput(
           f'training diverged at step {step}, between steps {first} and {end}: {"; ".join(wrong)}. '
-          f'Last good checkpoint: {saved}. Lower optimizer.learning_rate, raise '
+          f'Last good checkpoint: {self._last_saved()}. Lower optimizer.learning_rate, raise '
           f'optimizer.warmup_steps, or lower optimizer.clip_norm, with another --workdir'
         )
 

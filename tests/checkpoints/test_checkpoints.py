@@ -17,6 +17,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.checkpoints import manifest, reader
 from ngrammer_jax.checkpoints import writer as checkpoint_writer
 from ngrammer_jax.layers import documents
+from ngrammer_jax.system import files
 from ngrammer_jax.training import state as train_state
 from tests.campaigns import damages
 from tests.checks import bad_input
@@ -151,6 +152,56 @@ def test_a_file_that_the_disk_cannot_read_is_damage(newest, monkeypatch):
   number = errno.EMFILE
   with pytest.raises(OSError):  # says nothing about the file
     manifest.verify(newest)
+
+
+def test_a_folder_may_be_named_like_a_pattern(tmp_path):
+  """Orbax searches its own folder with a glob."""
+  workdir = tmp_path / '[abc] *?' / 'rate[1]'
+  save(workdir, 4)
+  assert set(reader.verify(workdir, 4).leaves) == {'params/kernel', 'params/bias', 'step'}
+  assert same(reader.restore(workdir, 4, abstract()), state(4))
+
+
+def lose_array(monkeypatch):
+  orbax_save = ocp.StandardCheckpointer.save
+  without = lambda tree: tree | {'params': {'kernel': tree['params']['kernel']}}
+  fails = lambda self, path, tree: orbax_save(self, path, without(tree))
+  monkeypatch.setattr(ocp.StandardCheckpointer, 'save', fails)
+
+
+def lose_database(monkeypatch):
+  """Orbax merges nothing in a folder that it does not find with a glob."""
+  monkeypatch.setattr(files, 'orbax_path', lambda path: path.resolve())
+
+
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')  # of Orbax
+@pytest.mark.parametrize(
+  'lose, reason',
+  [(lose_array, 'params/bias was not written'), (lose_database, 'its arrays cannot be read')],
+)
+def test_what_orbax_did_not_write_is_not_saved_and_spares_what_is_there(
+  tmp_path, monkeypatch, lose, reason
+):
+  workdir = tmp_path / 'rate[1]'
+  save(workdir, 4)
+  with monkeypatch.context() as patch:
+    lose(patch)
+    with (
+      pytest.raises(RuntimeError, match=f'^step 8 was not saved: {reason}'),
+      checkpoint_writer.CheckpointWriter(workdir, keep=1) as saved,
+    ):
+      saved.save(8, state(8))
+      assert saved.last_saved() == 'step 4'
+  assert reader.steps(workdir) == [4]
+  save(workdir, 8, keep=1)
+  assert reader.steps(workdir) == [8]
+
+
+def test_the_last_saved_step_is_on_disk(tmp_path):
+  with checkpoint_writer.CheckpointWriter(tmp_path) as saved:
+    assert saved.last_saved() == 'none yet'
+    saved.save(4, state(4))
+    assert saved.last_saved() == 'step 4'
 
 
 def test_an_array_that_reads_differently_is_damage(tmp_path, monkeypatch, caplog):

@@ -60,3 +60,10 @@ def test_what_says_nothing_about_a_file_is_no_damage(error):
   with pytest.raises(type(error)) as caught, files.translate_damage('record.json', 'delete it'):
     raise error
   assert caught.value is error
+
+
+def test_orbax_finds_only_what_is_in_the_folder(tmp_path):
+  for name in ('a*', 'ab'):
+    (tmp_path / name / 'part_0').mkdir(parents=True)
+  folder = files.orbax_path(tmp_path) / 'a*'
+  assert [str(path / 'x') for path in folder.glob('part_*')] == [f'{tmp_path}/a*/part_0/x']

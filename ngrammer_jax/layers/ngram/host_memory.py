@@ -10,10 +10,18 @@ V rows of the array, E width, L rows that are read or written.
 """
 
 from collections.abc import Callable
+import functools
 
 import jax
 from jax.experimental import compute_on
 import jax.numpy as jnp
+
+# A function that runs on the host and returns arrays there. jax 0.11.2 renamed `compute_on2`.
+_on_host = functools.partial(
+  getattr(compute_on, 'compute_on2', compute_on.compute_on),
+  compute_type='device_host',
+  out_memory_spaces=jax.memory.Space.Host,
+)
 
 
 def contains(array: jax.Array) -> bool:
@@ -25,8 +33,8 @@ def initializer(initialize: Callable[..., jax.Array]) -> Callable[..., jax.Array
   """Returns an initializer with the same arguments and values, which runs on the host."""
 
   def initialize_on_host(*args):
-    with compute_on.compute_on('device_host'):
-      return jax.device_put(initialize(*args), jax.memory.Space.Host)
+    make = lambda: jax.device_put(initialize(*args), jax.memory.Space.Host)
+    return _on_host(make)()
 
   return initialize_on_host
 
@@ -34,16 +42,14 @@ def initializer(initialize: Callable[..., jax.Array]) -> Callable[..., jax.Array
 def broadcast(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   """Returns an array in host memory, broadcast there from one on the device."""
   array = jax.device_put(array, jax.memory.Space.Host)
-  with compute_on.compute_on('device_host'):
-    return jnp.broadcast_to(array, shape)
+  return _on_host(lambda array: jnp.broadcast_to(array, shape))(array)
 
 
 def take(array_VxE: jax.Array, rows_Lx: jax.Array) -> jax.Array:
   """Returns rows of an array in host memory, on the device; rows are from 0 to V - 1."""
   rows_Lx = jax.device_put(rows_Lx, jax.memory.Space.Host)
-  with compute_on.compute_on('device_host'):
-    values_LxE = array_VxE.at[rows_Lx].get(mode='promise_in_bounds')
-  return jax.device_put(values_LxE, jax.memory.Space.Device)
+  get = _on_host(lambda array_VxE, rows_Lx: array_VxE.at[rows_Lx].get(mode='promise_in_bounds'))
+  return jax.device_put(get(array_VxE, rows_Lx), jax.memory.Space.Device)
 
 
 def put(array_VxE: jax.Array, rows_L: jax.Array, values_LxE: jax.Array) -> jax.Array:
@@ -67,5 +73,9 @@ def put(array_VxE: jax.Array, rows_L: jax.Array, values_LxE: jax.Array) -> jax.A
   rows_L = jnp.where(is_used_L, rows_L, first_row)
   values_LxE = jnp.where(is_used_L[:, None], values_LxE, first_value_E)
   rows_L, values_LxE = jax.device_put((rows_L, values_LxE), jax.memory.Space.Host)
-  with compute_on.compute_on('device_host'):
+
+  @_on_host
+  def set_rows(array_VxE, rows_L, values_LxE):
     return array_VxE.at[rows_L].set(values_LxE, mode='promise_in_bounds')
+
+  return set_rows(array_VxE, rows_L, values_LxE)
