@@ -2,6 +2,8 @@
 
 import signal
 
+RERUN_ALL = 'rerun the same command in all processes to resume from the last checkpoint'
+
 
 class BadInput(ValueError):
   """The input is invalid. The message names it, what was expected, and the fix.
@@ -17,8 +19,7 @@ class NotApplicable(BadInput):
 class PeerLostError(Exception):
   """Other processes of the same job cannot be reached.
 
-  The commands exit with status 1: rerun the same command in all processes to resume from the last
-  checkpoint.
+  The message ends with `RERUN_ALL`. The commands exit with status 1.
   """
 
 

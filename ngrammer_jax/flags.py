@@ -23,8 +23,9 @@ from ngrammer_jax.system import files, hosts, progress
 if typing.TYPE_CHECKING:
   from ngrammer_jax import runs
 
-# After a collective fails, until `peers` names the lost process and ends this one.
-LOST_PEER_SECONDS = 5
+# After an error that may come from a lost process, until JAX names it and ends this one.
+LOST_PROCESS_SECONDS = hosts.HEARTBEAT_TIMEOUT + 15
+LAST_SECONDS = 5  # for the other processes with the same error to end
 MAX_MESSAGE = 1000  # characters of an error message
 MIN_OPEN_FILES = 64  # limit of open files, below which checkpoints cannot be written
 
@@ -104,13 +105,16 @@ def run(main: Callable[[list[str]], int | None]) -> None:
       _exit_for_open_files(error)
     if not hosts.is_multiprocess():
       raise
-    _exit_immediately(error)
+    traceback.print_exception(error)
+    reason = f'{type(error).__name__}: {error}'
+    message, status = f'error: {reason}; if another process is lost, {errors.RERUN_ALL}', 1
   if message is not None:
     is_shared = message.startswith('error: process ')
     process_prefix = '' if hosts.is_primary() or is_shared else f'process {hosts.process_index()}: '
     with contextlib.suppress(OSError):
       print(f'{process_prefix}{_one_line(message)}', file=sys.stderr)
-  hosts.leave()
+  if status in (1, 2) and hosts.is_multiprocess():
+    _exit_alone(status)
   sys.exit(status or 0)
 
 
@@ -143,7 +147,7 @@ def _exit_for_open_files(error: Exception) -> NoReturn:
   """
   limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
   message = f'too many open files ({error}): raise the limit, which is {limit:,}, with ulimit -n'
-  print(f'error: {_one_line(message)}', file=sys.stderr, flush=True)
+  print(f'error: {_one_line(message)}', file=sys.stderr)
   sys.stdout.flush()
   os._exit(2)
 
@@ -157,23 +161,19 @@ def _one_line(message: str) -> str:
   return f'{text[: MAX_MESSAGE // 2]} ... {text[-MAX_MESSAGE // 2 :]}'
 
 
-def _exit_immediately(error: Exception) -> NoReturn:
-  """Exits one of several processes without waiting for the others, which may be lost."""
-  import jax
+def _exit_alone(status: int) -> NoReturn:
+  """Exits one of several processes without waiting for the others, which may not have failed.
 
-  if isinstance(error, jax.errors.JaxRuntimeError):
-    time.sleep(LOST_PEER_SECONDS)
-  else:
-    traceback.print_exception(error)
-  logging.error(
-    '%s: %s\nerror: another process may be lost, see the logs of all processes; rerun the same '
-    'command in all of them to resume from the last checkpoint',
-    type(error).__name__,
-    error,
-  )
-  sys.stdout.flush()
-  sys.stderr.flush()
-  os._exit(1)
+  If it waited for them, JAX would end all of them with 134. Process 0 goes last: it receives the
+  heartbeats, and the others end as soon as it does.
+  """
+  with contextlib.suppress(OSError):
+    sys.stdout.flush()
+  if status == 1:  # a collective fails if a process is lost
+    time.sleep(LOST_PROCESS_SECONDS)
+  if hosts.is_primary():
+    time.sleep(LAST_SECONDS)
+  os._exit(status)
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:

@@ -1,14 +1,17 @@
 """Exit statuses and error messages of a command."""
 
 import logging
+import os
 import resource
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from ngrammer_jax import errors, flags
+from ngrammer_jax.system import hosts
 from tests.loops import each
 
 
@@ -54,6 +57,39 @@ def test_warnings_of_orbax_are_not_hidden(caplog):
 def test_other_exceptions_are_not_hidden():
   with pytest.raises(ZeroDivisionError):
     flags.run(lambda argv: 1 // 0)
+
+
+def fail(argv):
+  raise ValueError('UNKNOWN: Gloo AllGather failed')
+
+
+@each(
+  'main, index, status, seconds, error',
+  [
+    (refuse, 0, 2, [5], 'error: invalid\n'),  # it ends after the others
+    (refuse, 1, 2, [], 'process 1: error: invalid\n'),
+    (
+      fail,
+      1,
+      1,
+      [45],
+      'process 1: error: ValueError: UNKNOWN: Gloo AllGather failed; if another process is lost, '
+      'rerun the same command in all processes to resume from the last checkpoint\n',
+    ),
+  ],
+)
+def test_one_of_several_fails_without_waiting_for_the_others(
+  monkeypatch, capsys, main, index, status, seconds, error
+):
+  """But long enough for JAX to end it, and name a lost one."""
+  slept = []
+  monkeypatch.setattr(hosts, '_process', {'index': index, 'count': 2})
+  monkeypatch.setattr(time, 'sleep', slept.append)
+  monkeypatch.setattr(os, '_exit', sys.exit)
+  with pytest.raises(SystemExit) as caught:
+    flags.run(main)
+  assert (caught.value.code, slept) == (status, seconds)
+  assert capsys.readouterr().err.endswith(error)
 
 
 def test_subcommand_gets_the_command_line(monkeypatch):

@@ -101,8 +101,10 @@ def check_written(
   Raises:
     CorruptError: an array is not there.
   """
-  with _translate_unreadable():
+  try:
     written = checksums.named_leaves(_read_metadata(checkpointer, folder))
+  except (ValueError, LookupError, FileNotFoundError) as error:
+    raise manifest.CorruptError(f'its arrays cannot be read ({error})') from error
   for name, (dtype, shape, _) in leaves.items():
     leaf = written.get(name)
     is_written = leaf is not None and (str(leaf.dtype), list(leaf.shape)) == (dtype, shape)

@@ -1,6 +1,8 @@
 """Distributed training: several processes run the same program, each with its own devices.
 
 Process 0, the primary, writes the shared files. An input error of one process ends all of them.
+If a process is lost, JAX ends the others: a C++ thread of each sends heartbeats to process 0, also
+while another thread compiles or holds the lock of the interpreter.
 """
 
 import argparse
@@ -9,18 +11,17 @@ import contextlib
 import json
 import logging
 import os
-import socket
 from typing import Any
 
-from ngrammer_jax import errors, peers
+from ngrammer_jax import errors
 
-HEARTBEAT_TIMEOUT = 120  # seconds without a heartbeat of JAX after which it ends all processes
-INIT_TIMEOUT = 300  # seconds that processes wait for each other at the start
-SHUTDOWN_TIMEOUT = 20  # seconds that the first process to exit waits for the others
+HEARTBEAT_TIMEOUT = 30  # seconds without a heartbeat after which JAX ends all other processes
+# Seconds that processes wait for each other, at the start and at the end. The last one may still
+# write its results: JAX ends it too, if the first one has waited for so long.
+WAIT_TIMEOUT = 300
 SLURM_TASKS = 'SLURM_STEP_NUM_TASKS'  # environment variable: number of processes of a Slurm step
 # A copy of the values of JAX: a log record may need them while JAX holds its lock.
 _process = {'index': 0, 'count': 1}
-_watch: list[peers.Watch] = []  # at most one
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +53,7 @@ def join(options: argparse.Namespace) -> None:
   elif not options.distributed and _slurm_tasks() < 2:
     return
   prefix = f'process {options.process_id} of {options.processes}: ' if present else ''
-  logging.info('%swaiting for the others, %d minutes at most', prefix, INIT_TIMEOUT // 60)
+  logging.info('%swaiting for the others, %d minutes at most', prefix, WAIT_TIMEOUT // 60)
   import jax  # not at the top: every command imports this module, and --help need not wait for JAX
 
   try:
@@ -60,9 +61,9 @@ def join(options: argparse.Namespace) -> None:
       options.coordinator,
       options.processes,
       options.process_id,
-      initialization_timeout=INIT_TIMEOUT,
+      initialization_timeout=WAIT_TIMEOUT,
       heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,
-      shutdown_timeout_seconds=SHUTDOWN_TIMEOUT,
+      shutdown_timeout_seconds=WAIT_TIMEOUT,
     )
   except ValueError as error:
     raise errors.BadInput(
@@ -70,50 +71,17 @@ def join(options: argparse.Namespace) -> None:
       f'--process_id'
     ) from error
   except RuntimeError as error:
-    raise errors.PeerLostError(f'cannot connect to the other processes: {error}') from error
+    raise errors.PeerLostError(
+      f'cannot connect to the other processes ({error}): {errors.RERUN_ALL}'
+    ) from error
   jax.devices()  # now, while all processes are in step: this can take a different time in each
   _process.update(index=jax.process_index(), count=jax.process_count())
   if is_multiprocess():
-    _watch_peers(options.coordinator)
-
-
-def _watch_peers(coordinator: str | None) -> None:
-  """Connects to the other processes, to notice when one is lost; see `peers`.
-
-  Args:
-    coordinator: HOST:PORT of process 0; None: the name of its machine is used.
-  """
-  server, address = peers.listen() if is_primary() else (None, None)
-  host = coordinator.rpartition(':')[0].strip('[]') if coordinator else socket.getfqdn()
-  host, address = broadcast([host, address])
-  connections, problem = {}, None
-  try:
-    if server is not None:
-      connections = peers.accept(server, address['token'], _process['count'])
-    else:
-      connections = peers.connect(host, **address, index=process_index())
-  except OSError as error:
-    problem = f'process {process_index()}: {error}'
-  problems = list(filter(None, all_gather(problem)))
-  if not problems:
-    _watch.append(peers.Watch(connections))
-  elif is_primary():
-    logging.warning('lost processes will not be named, for lack of a connection: %s', problems[0])
-
-
-@contextlib.contextmanager
-def heartbeats() -> Iterator[None]:
-  """Tells the other processes that this one is alive, so that they notice if it is stopped."""
-  with contextlib.ExitStack() as stack:
-    for watch in _watch:
-      stack.enter_context(watch.training())
-    yield
-
-
-def leave() -> None:
-  """Tells the other processes that this one ends in order."""
-  for watch in _watch:
-    watch.leave()
+    logging.info(
+      'if a process is lost, JAX ends all others after %d s with status 134: then %s',
+      HEARTBEAT_TIMEOUT,
+      errors.RERUN_ALL,
+    )
 
 
 def _slurm_tasks() -> int:

@@ -51,7 +51,6 @@ def train(
 
   task, run = prepare(config, workdir, make_task)
   with (
-    hosts.heartbeats(),
     preemption.SignalHandler() as signals,
     workdirs.lock_workdir(workdir, config, task),
     watchdog.Watchdog(workdir, watchdog_minutes) as watch,

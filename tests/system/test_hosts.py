@@ -4,6 +4,7 @@ import argparse
 import json
 import logging
 
+import jax
 from jax.experimental import multihost_utils
 import numpy as np
 import pytest
@@ -71,6 +72,34 @@ def test_a_log_record_is_prefixed_for_its_handler_alone(others, monkeypatch):
     lines = [form.format(each) if keep else None for each, keep in zip(records, kept, strict=True)]
     assert lines == shown
     assert [each.getMessage() for each in records] == ['step 4', 'step 4']
+
+
+def joined(monkeypatch, initialize):
+  monkeypatch.setattr(jax.distributed, 'initialize', initialize)
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  monkeypatch.setattr(hosts, '_process', {'index': 0, 'count': 1})
+  hosts.add_flags(parser := argparse.ArgumentParser())
+  flags = ['--coordinator=localhost:1', '--processes=2', '--process_id=0']
+  hosts.join(parser.parse_args(flags))
+
+
+def test_what_to_do_about_a_lost_process_is_said_beforehand(monkeypatch, caplog):
+  caplog.set_level(logging.INFO)
+  told = {}
+  joined(monkeypatch, lambda *where, **timeouts: told.update(timeouts))
+  assert told['heartbeat_timeout_seconds'] == 30 and told['shutdown_timeout_seconds'] >= 60
+  assert caplog.messages[-1] == (
+    'if a process is lost, JAX ends all others after 30 s with status 134: then rerun the same '
+    'command in all processes to resume from the last checkpoint'
+  )
+
+
+def test_others_that_do_not_connect(monkeypatch):
+  def initialize(*where, **timeouts):
+    raise RuntimeError('DEADLINE_EXCEEDED')
+
+  with pytest.raises(errors.PeerLostError, match=r'\(DEADLINE_EXCEEDED\): rerun the same command'):
+    joined(monkeypatch, initialize)
 
 
 def test_a_number_of_slurm_tasks_that_is_none(monkeypatch):
