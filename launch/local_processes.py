@@ -10,14 +10,13 @@ processes. The exit status is that of the first process that failed.
 
 import argparse
 import math
+import os
 import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
-
-import simulate
 
 GRACE = 60  # seconds for the other processes to exit by themselves
 
@@ -55,7 +54,7 @@ def main() -> int:
   if args.dry_run:
     print('\n'.join(map(shlex.join, process_commands)))
     return 0
-  env = simulate.environment(args.devices)
+  env = os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': str(args.devices)}
   try:
     # In separate sessions, so that they receive Ctrl-C only once, forwarded by this process.
     processes = [

@@ -16,10 +16,10 @@ import tempfile
 import pytest
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+os.environ['JAX_NUM_CPU_DEVICES'] = '8'
 os.environ['XLA_FLAGS'] = ' '.join(
   [
     os.environ.get('XLA_FLAGS', ''),
-    '--xla_force_host_platform_device_count=8',
     # The programs are tiny: what counts is how fast they compile.
     '--xla_backend_optimization_level=0',
     '--xla_llvm_disable_expensive_passes=true',

@@ -1,5 +1,6 @@
 """The commands and snippets of the README and of the documentation, as they stand in the text."""
 
+import itertools
 import json
 import pathlib
 import re
@@ -13,14 +14,15 @@ NOTEBOOKS = sorted((ROOT / 'notebooks').glob('*.ipynb'))
 # Programs of others that commands name, and why no test runs them.
 OTHER_PROGRAMS = {
   **dict.fromkeys(('pip', 'git'), 'reads a network'),
-  **dict.fromkeys(('gcloud', 'docker', 'xpk'), 'needs a cloud'),
+  **dict.fromkeys(('gcloud', 'docker', 'sky', 'xpk'), 'needs a cloud'),
   **dict.fromkeys(('tensorboard', 'mkdocs', 'jupyter'), 'serves until it is stopped'),
   **dict.fromkeys(('pytest', 'ruff', 'bash'), 'runs this test, or beside it'),
   **dict.fromkeys(('.', 'source', 'export', 'cd', 'tail'), 'changes or reads nothing of ours'),
 }
 # What a block begins with that has no language and holds commands; other blocks are output.
 COMMAND = re.compile(
-  rf'(\$ )?((python|for|{"|".join(map(re.escape, OTHER_PROGRAMS))}) |ngrammer_jax [a-z-])'
+  rf'(\$ )?((python|for|sbatch|{"|".join(map(re.escape, OTHER_PROGRAMS))}) '
+  r'|ngrammer_jax [a-z-]|[A-Z_]+=)'
 )
 SHELL = ('sh', 'bash', 'shell', 'console')
 OPERATORS = re.compile('[;&|<>]+')
@@ -70,10 +72,19 @@ def commands(text: str) -> list[list[str]]:
 
 def inline_commands(path: pathlib.Path) -> list[list[str]]:
   """Returns our commands in the sentences of a page."""
+  return _inline_commands(path, ('python ', 'ngrammer_jax '))
+
+
+def all_commands(path: pathlib.Path, program: str) -> list[list[str]]:
+  """Returns the commands of another program in the blocks and sentences of a page."""
+  in_blocks = [argv for block in blocks(path) if block.is_shell for argv in commands(block.text)]
+  return [argv for argv in in_blocks if argv[0] == program] + _inline_commands(path, f'{program} ')
+
+
+def _inline_commands(path, starts):
   text = re.sub(r'^```.*?^```$', '', path.read_text(encoding='utf-8'), flags=re.S | re.M)
   spans = [' '.join(span.split()) for span in re.findall(r'`([^`]+)`', text)]
-  ours = [span for span in spans if span.startswith(('python ', 'ngrammer_jax '))]
-  return [argv for span in ours for argv in commands(span)]
+  return [argv for span in spans if span.startswith(starts) for argv in commands(span)]
 
 
 def notebook_commands(path: pathlib.Path) -> list[list[str]]:
@@ -85,14 +96,26 @@ def notebook_commands(path: pathlib.Path) -> list[list[str]]:
 
 
 def split_launched(argv: list[str]) -> tuple[list[str], list[str]]:
-  """Splits a launcher from the command after `--`."""
-  if '--' not in argv:
-    return argv, []
-  return argv[: argv.index('--')], argv[argv.index('--') + 1 :]
+  """Splits a launcher from the command after `--` or in `--command=`."""
+  if '--' in argv:
+    return argv[: argv.index('--')], argv[argv.index('--') + 1 :]
+  for word in argv:
+    if word.startswith('--command='):
+      return argv, shlex.split(word.removeprefix('--command=').removeprefix('exec '))
+  return argv, []
+
+
+def split_environment(argv: list[str]) -> tuple[dict[str, str], list[str]]:
+  """Splits the variables before a command from it."""
+  variables = list(itertools.takewhile(re.compile('[A-Z_]+=').match, argv))
+  return dict(word.split('=', 1) for word in variables), argv[len(variables) :]
 
 
 def program(argv: list[str]) -> tuple[str, list[str]] | None:
   """Returns the module or file that a command runs, and its arguments; None for other programs."""
+  _, argv = split_environment(argv)
+  if argv[0] == 'sbatch':
+    argv = ['python', '-m', 'ngrammer_jax.train', *argv[argv.index('launch/train.sbatch') + 1 :]]
   if argv[0] == 'ngrammer_jax':
     argv = ['python', '-m', *argv]
   if argv[0] != 'python' or len(argv) < 2 or argv[1] == '-c':

@@ -18,7 +18,8 @@ def run(*arguments, script=(ROOT / 'launch' / 'compile.py',), env=()):
   if importlib.util.find_spec('libtpu') is None:
     pytest.skip('libtpu is not installed')
   command = [sys.executable, *script, *arguments]
-  environment = {k: v for k, v in os.environ.items() if k != 'XLA_FLAGS'}
+  hidden = ('JAX_NUM_CPU_DEVICES', 'XLA_FLAGS')
+  environment = {k: v for k, v in os.environ.items() if k not in hidden}
   environment |= {'PYTHONPATH': str(ROOT)} | dict(env)
   return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 

@@ -35,7 +35,7 @@ NOT_CHECKED = {
 }
 # What is checked but not run, and why.
 NOT_RUN = {
-  r'gs://|launch/(slurm|gke|tpu_vm)\.py': 'needs a cloud or a cluster',
+  r'gs://|^sbatch ': 'needs a cloud or a cluster',
   r'launch/compile\.py': 'compiles for minutes, see tests/test_compile.py',
   r'\b(benchmarks|studies)\b': 'measures for minutes, or needs what only its authors have',
   r'tests\.campaigns': 'runs for hours',
@@ -255,11 +255,12 @@ class Pages:
     if program is None or any(re.search(p, shlex.join(argv)) for p in (*NOT_CHECKED, *NOT_RUN)):
       return
     name, arguments = program[0], [self._with_file(word) for word in program[1]]
-    if name.endswith('.py'):  # a launcher replaces its process
-      fast = os.environ['XLA_FLAGS'].replace('--xla_force_host_platform_device_count=8', '')
-      environment = os.environ | {'PYTHONPATH': str(ROOT), 'XLA_FLAGS': fast}
-      words = [sys.executable if word == 'python' else word for word in arguments]
-      command = [sys.executable, ROOT / name, *words, *FEWER['train']]
+    variables, argv = documentation.split_environment(argv)
+    if name.endswith('.py') or variables:
+      words = [sys.executable if word == 'python' else word for word in argv]
+      words = [ROOT / name if word == name and name.endswith('.py') else word for word in words]
+      environment = os.environ | {'PYTHONPATH': str(ROOT)} | variables
+      command = [*words, *FEWER['train']]
       subprocess.run(command, env=environment, check=True, capture_output=True)
     else:
       self._train_missing(name, arguments)

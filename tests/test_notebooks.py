@@ -47,7 +47,8 @@ def test_notebook_runs_from_clean(path, monkeypatch, tmp_path):
   monkeypatch.setenv('PATH', f'{folder}{os.pathsep}{os.environ["PATH"]}')
   monkeypatch.setenv('PYTHONPATH', str(ROOT))
   monkeypatch.setenv('IPYTHONDIR', str(tmp_path / 'ipython'))
-  monkeypatch.delenv('XLA_FLAGS')  # one device, as a reader has
+  for name in ('JAX_NUM_CPU_DEVICES', 'XLA_FLAGS'):  # one device, as a reader has
+    monkeypatch.delenv(name)
   notebook = nbformat.read(path, as_version=4)
   before = output_kinds(notebook.cells)
   start = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -78,8 +78,7 @@ def test_commands_on_three_devices_without_the_heavy_packages(
     ('train', [f'--config={config_file(tiny, tmp_path)}', f'--workdir={tmp_path}/new']),
     ('evaluate', [f'--workdir={workdir}']),
   ]
-  three = os.environ['XLA_FLAGS'].replace('device_count=8', 'device_count=3')
-  out = run(BLOCK * absent + COMMANDS, json.dumps(commands), XLA_FLAGS=three)
+  out = run(BLOCK * absent + COMMANDS, json.dumps(commands), JAX_NUM_CPU_DEVICES='3')
   (_, evaluated), devices, imported = json.loads(out)  # nothing else is printed
   assert devices == 3 and imported == []
   assert (tmp_path / 'new' / 'checkpoints' / '1').is_dir()

@@ -15,7 +15,7 @@ SOURCES = ('setup.py', 'pyproject.toml', 'README.md', 'LICENSE', 'ngrammer_jax',
 
 def run(*command, folder, env=()):
   """Runs a command in a folder and returns its output; the checkout is out of sight."""
-  hidden = ('PYTHONPATH', 'XLA_FLAGS')
+  hidden = ('JAX_NUM_CPU_DEVICES', 'PYTHONPATH', 'XLA_FLAGS')
   environment = {k: v for k, v in os.environ.items() if k not in hidden} | dict(env)
   process = subprocess.run(
     [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True

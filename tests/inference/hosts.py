@@ -56,7 +56,7 @@ def evaluate() -> dict[str, Any]:
 
 def main(num_hosts: int, host_id: int, port: int) -> None:
   """Prints the results of one host as JSON; all hosts together have four devices."""
-  os.environ['XLA_FLAGS'] = f'--xla_force_host_platform_device_count={4 // num_hosts}'
+  os.environ['JAX_NUM_CPU_DEVICES'] = str(4 // num_hosts)
   import jax
 
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')

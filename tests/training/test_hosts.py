@@ -27,14 +27,11 @@ TRAIN = ('-m', 'ngrammer_jax.train', '--config.evaluation.streams=4')
 
 
 def start(processes, *arguments, devices=1):
-  """Their launcher, and the flags of an environment without the devices of the tests."""
+  """Starts a launcher of processes."""
   command = [sys.executable, ROOT / 'launch' / 'local_processes.py', f'--processes={processes}']
-  env = os.environ | {
-    'XLA_FLAGS': os.environ['XLA_FLAGS'].replace('device_count=8', 'device_count=1')
-  }
   return subprocess.Popen(
     [*command, f'--devices={devices}', '--', sys.executable, *map(str, arguments)],
-    env=env | {'PYTHONPATH': str(ROOT)},
+    env=os.environ | {'PYTHONPATH': str(ROOT)},
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
     text=True,
