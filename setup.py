@@ -31,7 +31,7 @@ setuptools.setup(
   package_data={
     'ngrammer_jax': [
       'py.typed',
-      'analysis/*.css',
+      'analysis/*.j2',  # the page of a report
       'weights/*/*',  # for --pretrained=NAME
     ]
   },
@@ -43,6 +43,7 @@ setuptools.setup(
     'flax>=0.12.8',
     'importlib_resources',  # tensorflow-datasets uses it without asking for it
     'jax>=0.10.2',
+    'jinja2>=3.1',
     'matplotlib>=3.9',
     'ml-collections>=1.1',
     'numpy>=2.0',

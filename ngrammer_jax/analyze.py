@@ -1,7 +1,6 @@
 """Analyzes runs.
 
 python -m ngrammer_jax.analyze report --workdir=DIR [--workdir=DIR ...] [--output=FILE]
-python -m ngrammer_jax.analyze curve --workdir=DIR [--workdir=DIR ...]
 python -m ngrammer_jax.analyze compare --workdir=DIR [...] --baseline=DIR [...] [--split=SPLIT]
 python -m ngrammer_jax.analyze checkpoint --workdir=DIR [--step=STEP] [--arrays=PREFIX]
 python -m ngrammer_jax.analyze clusters --workdir=DIR [--split=SPLIT]
@@ -25,7 +24,6 @@ from ngrammer_jax.system import files
 
 HELP = {
   'report': 'one web page of runs side by side: curves, metrics, configs, analyses, samples',
-  'curve': 'training and validation loss by step, as a figure',
   'compare': 'differences of losses from baselines, with errors, at the same tokens',
   'checkpoint': 'all checkpoints, verified by checksum',
   'clusters': 'coherence and usage of the token clusters, collisions of the n-grams',
@@ -37,7 +35,7 @@ HELP = {
   'recl': 'relative effective context length of runs: how many more tokens still lower the loss',
   'cloze': 'paired comparison of two runs on the same cloze questions',
 }
-OF_SEVERAL_RUNS = ('report', 'curve', 'compare', 'recl', 'cloze')
+OF_SEVERAL_RUNS = ('report', 'compare', 'recl', 'cloze')
 PRINTED = ('compare', 'checkpoint', 'cloze')  # without a figure
 
 
@@ -60,7 +58,7 @@ def main(argv: list[str]) -> int:
         type=files.path,
         help='a .png or .svg file, other results beside it; default: in the first workdir',
       )
-    if name not in ('curve', 'checkpoint', 'cloze'):
+    if name not in ('checkpoint', 'cloze'):
       analysis.add_argument('--step', default='newest', help="step number, 'newest' or 'best'")
       analysis.add_argument('--split', default='validation', help='split of the corpus to read')
   _add_report(parsers['report'])
@@ -99,7 +97,7 @@ def main(argv: list[str]) -> int:
     '--results', default='cloze_test', help='answers file of evaluate --cloze, without .jsonl'
   )
   options = parser.parse_args(argv)
-  functions = {'report': _report, 'curve': _curve, 'checkpoint': _checkpoint, 'cloze': _cloze}
+  functions = {'report': _report, 'checkpoint': _checkpoint, 'cloze': _cloze}
   functions |= {'compare': _compare, 'clusters': _clusters, 'gates': _gates, 'recl': _recl}
   functions.get(options.analysis, _analyze_run)(options)
   return 0
@@ -112,15 +110,6 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
   parser.add_argument('--prompt', default='', help="prompt of the samples; '': a new document")
   parser.add_argument('--samples', type=int, default=3, help='number of samples of each run')
   parser.add_argument('--tokens', type=int, default=100, help='maximum length of a sample')
-
-
-def _curve(options: argparse.Namespace) -> None:
-  from ngrammer_jax.analysis import curve, figures
-
-  figure = options.figure or options.workdir[0] / 'curve.png'
-  with figures.saved_figure(figure) as axes:
-    curve.plot(options.workdir, axes, options.label)
-  print(f'wrote {figure}')
 
 
 def _compare(options: argparse.Namespace) -> None:
@@ -163,11 +152,11 @@ def _clusters(options: argparse.Namespace) -> None:
 
 
 def _gates(options: argparse.Namespace) -> None:
-  from ngrammer_jax.analysis import gates
+  from ngrammer_jax.analysis import report
 
   result = _analyze_run(options, text=options.text)
   page = _figure(options).with_suffix('.html')
-  files.write(page, gates.format_page(result))
+  files.write(page, report.format_gates(result))
   print(f'wrote {page}')
 
 
@@ -218,14 +207,14 @@ def _print_result(analysis: Any, result: dict[str, Any], content: str, figure: p
 
 def _report(options: argparse.Namespace) -> None:
   from ngrammer_jax import runs
-  from ngrammer_jax.analysis import figures, report, report_page
+  from ngrammer_jax.analysis import figures, report
 
   output = options.output or options.workdir[0] / 'report.html'
   files.check_output_file('--output', output, 'report.html')
   all_runs = [runs.load_run(workdir, flags.step(options.step)) for workdir in options.workdir]
   names = figures.run_labels(options.workdir, options.label)
   samples = report.Samples(options.prompt, options.samples, options.tokens)
-  page = report_page.format_page(report.collect(all_runs, names, options.split, samples))
+  page = report.format_page(report.collect(all_runs, names, options.split, samples))
   files.make_folder(output.parent)
   files.write(output, page)
   print(f'wrote {output}')

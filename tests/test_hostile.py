@@ -33,7 +33,7 @@ def subcommands(trained, tmp_path):
   """The subcommand and arguments of each command and analysis, for the run of `trained`."""
   config = write_config(tmp_path / 'config.py', runs.load_run(trained).config)
   return {'train': ['train', f'--config={config}'], 'generate': ['generate', '--prompt=the']} | {
-    f'analyze {name}': ['analyze', name] for name in ('curve', 'checkpoint', 'clusters')
+    f'analyze {name}': ['analyze', name] for name in ('report', 'checkpoint', 'clusters')
   }
 
 
@@ -65,7 +65,7 @@ def test_damage_is_refused_in_one_sentence(trained_copy, subcommands, tmp_path, 
 
 
 def test_a_workdir_that_no_folder_can_be(tmp_path, no_device):
-  for subcommand, more in (('evaluate', []), ('analyze', ['curve']), ('generate', ['--prompt=a'])):
+  for subcommand, more in (('evaluate', []), ('analyze', ['report']), ('generate', ['--prompt=a'])):
     for name, reason in (('x' * 300, 'File name too long'), ('a\0b', 'embedded null byte')):
       outcome = damages.run(subcommand, [*more, f'--workdir={tmp_path}/{name}'], (tmp_path,))
       assert outcome.shortcoming(reason) is None, outcome

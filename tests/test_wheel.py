@@ -47,10 +47,10 @@ def test_a_wheel_has_the_package_and_its_configs(site):
   expected |= {f'ngrammer_jax/configs/{path.name}' for path in (ROOT / 'configs').glob('*.py')}
   assert installed == expected
   assert (site / 'ngrammer_jax' / 'py.typed').exists()
-  package = site / 'ngrammer_jax'
-  weights = {path.relative_to(package) for path in package.glob('weights/*/*')}
-  source = ROOT / 'ngrammer_jax'
-  assert weights == {path.relative_to(source) for path in source.glob('weights/*/*')}
+  package, source = site / 'ngrammer_jax', ROOT / 'ngrammer_jax'
+  for data in ('weights/*/*', '**/*.j2'):
+    expected = {path.relative_to(source) for path in source.glob(data)}
+    assert expected and {path.relative_to(package) for path in package.glob(data)} == expected
 
 
 @pytest.mark.slow

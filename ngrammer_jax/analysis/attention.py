@@ -104,18 +104,22 @@ def _count_visible_tokens(config, position_T, first):
   return np.minimum(position_T, memory_length + np.arange(len(position_T)))
 
 
-def format_table(result: dict[str, Any]) -> str:
-  """Formats the mean weights by distance as a table."""
+def table_rows(result: dict[str, Any]) -> list[list[str]]:
+  """Returns the mean weights by distance as rows of a table, the header first."""
   layers = result['layers'] if len(result['layers']) > 1 else []
   rows = [['distance', 'mean', *(f'layer {i}' for i in range(len(layers)))]]
   for distance, *weights in zip(result['distances'], result['mean'], *layers, strict=True):
     rows.append([str(-distance), *(f'{weight:.1%}' for weight in weights)])
-  rows.append(['other keys', f'{result["rest"]:.1%}', *('' for _ in layers)])
+  return [*rows, ['other keys', f'{result["rest"]:.1%}', *('' for _ in layers)]]
+
+
+def format_table(result: dict[str, Any]) -> str:
+  """Formats the mean weights by distance as a table."""
   title = (
     f'step {result["step"]:,}, {result["counted"]:,} of {result["tokens"]:,} tokens of '
     f'{result["split"]}: those that can attend to all distances'
   )
-  return '\n'.join([title, *text_tables.align_columns(rows, '<>')])
+  return '\n'.join([title, *text_tables.align_columns(table_rows(result), '<>')])
 
 
 def plot(result: dict[str, Any], axes: Any) -> None:

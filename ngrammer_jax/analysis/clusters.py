@@ -214,12 +214,15 @@ def format_table(result: dict[str, Any], examples: int = 3, tokens: int = 10) ->
   lines = [title, *text_tables.align_columns(table_rows(result), '>')]
   for n, head in enumerate(result['heads']):
     for k, cluster in most_coherent(head, examples).items():
-      words = ' '.join(repr(text)[1:-1].replace(' ', '_') for text in cluster['tokens'][:tokens])
       num_omitted = len(cluster['tokens']) - tokens
-      lines.append(
-        f'head {n} cluster {k}: {words}' + (f' and {num_omitted} more' if num_omitted > 0 else '')
-      )
+      more = f' and {num_omitted} more' if num_omitted > 0 else ''
+      lines.append(f'head {n} cluster {k}: {format_words(cluster["tokens"][:tokens])}{more}')
   return '\n'.join(lines)
+
+
+def format_words(texts: list[str]) -> str:
+  """Formats the texts of tokens in one line, with visible spaces."""
+  return ' '.join(repr(text)[1:-1].replace(' ', '_') for text in texts)
 
 
 def _format_coherence(value: dict[str, float] | None) -> str:

@@ -1,15 +1,19 @@
-"""Figures, rendered without a display."""
+"""Figures, rendered without a display: as image files, and as SVG of a web page."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
+import html
 import io
 import pathlib
+import re
 from typing import Any
 
 import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.system import files
+
+PANEL_SIZE = 4.1, 2.8  # of a panel of a web page, in inches
 
 
 @contextlib.contextmanager
@@ -25,26 +29,64 @@ def saved_figure(path: pathlib.Path, panels: int = 1, width: float = 6.4) -> Ite
   Raises:
     BadInput: the file cannot be written.
   """
-  import matplotlib
-  from matplotlib import pyplot
+  from matplotlib import figure as figures
 
   files.check_output_file('--figure', path, 'figure.png')
-  matplotlib.use('agg')
-
-  figure, axes = pyplot.subplots(1, panels, figsize=(width, 3.6), layout='constrained')
+  figure = figures.Figure(figsize=(width, 3.6), layout='constrained')
+  if path.suffix[1:] not in figure.canvas.get_supported_filetypes():
+    raise errors.BadInput(f'--figure={path} has no suffix of an image: use .png, .svg or .pdf')
+  yield figure.subplots(1, panels)
+  _drop_empty_panels(figure)
+  image = io.BytesIO()
+  figure.savefig(image, dpi=150, format=path.suffix[1:])
   try:
-    if path.suffix[1:] not in figure.canvas.get_supported_filetypes():
-      raise errors.BadInput(f'--figure={path} has no suffix of an image: use .png, .svg or .pdf')
-    yield axes
-    _drop_empty_panels(figure)
-    image = io.BytesIO()
-    figure.savefig(image, dpi=150, format=path.suffix[1:])
     files.make_folder(path.parent)
     files.write(path, image.getvalue())
   except OSError as error:
     raise errors.BadInput(f'--figure={path} cannot be written: {error}') from error
-  finally:
-    pyplot.close(figure)
+
+
+def inline_svgs(name: str, plot: Callable[[Any], None], panels: int) -> list[str]:
+  """Returns each panel of a figure that has data as an SVG element of a web page.
+
+  Its text has the font and the color of the page. White is `--card`, and color n of matplotlib is
+  `--c<n>`, so that a page can be light or dark. The same data give the same bytes.
+
+  Args:
+    name: name of the figure. Ids of the elements derive from it, so figures of a page need others.
+    plot: draws on an axes, or on several ones.
+    panels: number of axes, each of which is a figure of its own.
+  """
+  import matplotlib
+  from matplotlib import figure as figures
+
+  fonts = {'font.family': 'sans-serif', 'font.sans-serif': ['DejaVu Sans']}
+  with matplotlib.rc_context({'svg.fonttype': 'none', **fonts}):
+    axes = [
+      figures.Figure(figsize=PANEL_SIZE, layout='constrained').subplots() for _ in range(panels)
+    ]
+    plot(axes if panels > 1 else axes[0])
+    drawn = [(f'{name} {n}', panel) for n, panel in enumerate(axes) if panel.has_data()]
+    return [_inline_svg(*each) for each in drawn]
+
+
+def _inline_svg(name, axes):
+  import matplotlib
+  from matplotlib import colors
+
+  file = io.StringIO()
+  with matplotlib.rc_context({'svg.hashsalt': name}):
+    no_date = dict.fromkeys(('Creator', 'Date', 'Format', 'Type'))
+    axes.figure.savefig(file, format='svg', metadata=no_date)
+  variables = {color: f'var(--c{n})' for n, color in enumerate(colors.TABLEAU_COLORS.values())}
+  variables |= {'#000000': 'currentColor', '#ffffff': 'var(--card)', '#cccccc': 'var(--line)'}
+  svg = file.getvalue()
+  svg = svg[svg.index('<svg') :]
+  svg = re.sub('<defs>\\s*<style.*?</defs>', '', svg, count=1, flags=re.DOTALL)  # of the whole page
+  svg = re.sub('<g id="[^"]*">', '<g>', svg)  # numbers that other figures have too
+  svg = re.sub('((?:fill|stroke): )(#[0-9a-f]{6})', lambda m: m[1] + variables.get(m[2], m[2]), svg)
+  label = ' by '.join(filter(None, (axes.get_ylabel(), axes.get_xlabel()))).replace('\n', ' ')
+  return svg.replace('<svg', f'<svg role="img" aria-label="{html.escape(label)}"', 1)
 
 
 def set_title(axes: Any, title: str) -> None:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from ngrammer_jax import errors, runs
-from ngrammer_jax.analysis import figures, lookups, probe, web_page
+from ngrammer_jax.analysis import figures, lookups, probe
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.inference import text as texts
 from ngrammer_jax.system import text_tables
@@ -155,18 +155,10 @@ def format_table(result: dict[str, Any], ngrams: int = 10) -> str:
 
 
 def plot(result: dict[str, Any], axes: Any) -> None:
-  """Plots the gates of the first tokens, and histograms of all."""
+  """Plots the gates of the first tokens, if there are texts of them, and histograms of all."""
   tokens_axes, histogram_axes = axes
-  values_PxS = np.array([gate['values'][:MAX_PLOTTED_TOKENS] for gate in result['gates']])
-  P, S = values_PxS.shape
-  # Cells are up to four times as high as wide; few memories or tokens do not fill the panel.
-  aspect = min(4, 0.12 * S, 0.5 * S / P)
-  image = tokens_axes.imshow(values_PxS, aspect=aspect, cmap='viridis', interpolation='nearest')
-  tokens_axes.figure.colorbar(image, ax=tokens_axes, label='gate', location='top')
-  names = [gate['name'].replace('/', '/\n' if P <= 6 else '/') for gate in result['gates']]
-  tokens_axes.set_yticks(range(len(names)), names, fontsize=7)
-  labels = figures.token_labels(result['texts'][:MAX_PLOTTED_TOKENS])
-  tokens_axes.set_xticks(range(len(labels)), labels, fontsize=6, rotation=90)
+  if result['texts']:
+    _plot_tokens(result, tokens_axes)
   edges = np.linspace(0, 1, BINS + 1)
   for gate in result['gates']:
     shares = 100 * np.array(gate['histogram']) / result['tokens']
@@ -175,15 +167,15 @@ def plot(result: dict[str, Any], axes: Any) -> None:
   histogram_axes.legend(fontsize='x-small')
 
 
-def format_page(result: dict[str, Any]) -> str:
-  """Formats the gates of the shown tokens as a web page, from the lowest to the highest one."""
-  every = [value for gate in result['gates'] for value in gate['values']]
-  limits = min(every), max(every)
-  sections = []
-  for number, gate in enumerate(result['gates']):
-    title = f'{gate["name"]}, mean {np.mean(gate["values"]):.3f}'
-    text = web_page.shaded_text(result['texts'], gate['values'], limits)
-    sections.append(web_page.section(f'gate_{number}', title, '', text))
-  title = f'Gates of n-gram memories, step {result["step"]:,}'
-  intro = web_page.shading_legend('hover over a token for its gate;', limits)
-  return web_page.document(title, intro, '\n'.join(sections))
+def _plot_tokens(result, axes):
+  """Plots the gates of the first tokens as colors."""
+  values_PxS = np.array([gate['values'][:MAX_PLOTTED_TOKENS] for gate in result['gates']])
+  P, S = values_PxS.shape
+  # Cells are up to four times as high as wide; few memories or tokens do not fill the panel.
+  aspect = min(4, 0.12 * S, 0.5 * S / P)
+  image = axes.imshow(values_PxS, aspect=aspect, cmap='viridis', interpolation='nearest')
+  axes.figure.colorbar(image, ax=axes, label='gate', location='top')
+  names = [gate['name'].replace('/', '/\n' if P <= 6 else '/') for gate in result['gates']]
+  axes.set_yticks(range(len(names)), names, fontsize=7)
+  labels = figures.token_labels(result['texts'][:MAX_PLOTTED_TOKENS])
+  axes.set_xticks(range(len(labels)), labels, fontsize=6, rotation=90)

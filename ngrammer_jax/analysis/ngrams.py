@@ -120,8 +120,8 @@ def plot(result: dict[str, Any], axes: Any) -> None:
   _plot_visits(visits_axes, result)
   names = [name.replace(', ', '\n') for name in groups]
   for key, label, offset in (
-    ('shared_ngrams', 'sharing a row (% of distinct n-grams)', -0.2),
-    ('shared', 'share of text (% of tokens)', 0.2),
+    ('shared_ngrams', 'distinct n-grams', -0.2),
+    ('shared', 'tokens', 0.2),
   ):
     shares = [[100 * head[key] for head in heads] for heads in groups.values()]
     positions = np.arange(len(groups)) + offset
@@ -132,14 +132,12 @@ def plot(result: dict[str, Any], axes: Any) -> None:
     np.mean([100 * head['random_shared_ngrams'] for head in heads]) for heads in groups.values()
   ]
   shares_axes.plot(
-    random, np.arange(len(groups)) - 0.2, 'k|', markersize=10, label='sharing a row, random hash'
+    random, np.arange(len(groups)) - 0.2, 'k|', markersize=10, label='n-grams, random hash'
   )
   shares_axes.set_yticks(range(len(groups)), names, fontsize=8)
   shares_axes.set_ylim(max(len(groups), 2) - 0.5, -0.5)
-  shares_axes.set(
-    xlabel='n-grams that share a row with another one (%; dots: heads)', xlim=(0, 105)
-  )
-  shares_axes.legend(fontsize='x-small', loc='lower center', bbox_to_anchor=(0.5, 1), ncols=3)
+  shares_axes.set(xlabel='sharing a row (%; dots: heads)', xlim=(0, 105))
+  _add_legend(shares_axes, 3)
 
 
 def _plot_visits(axes, result):
@@ -149,4 +147,11 @@ def _plot_visits(axes, result):
     axes.plot(values, 'o-', linewidth=1, markersize=3, label=name)
   axes.set_xticks(range(len(ranges)), ranges, rotation=90, fontsize=8)
   axes.set(xlabel='visits of a row', ylabel='rows (%)', ylim=(0, None))
-  axes.legend(fontsize='x-small')
+  _add_legend(axes, 2)
+
+
+def _add_legend(axes, columns):
+  """Adds a legend above the axes, where nothing is drawn."""
+  place = {'loc': 'lower right', 'bbox_to_anchor': (1, 1), 'ncols': columns}
+  sizes = {'fontsize': 'x-small', 'handlelength': 1.2, 'columnspacing': 1}
+  axes.legend(**place, **sizes, frameon=False)

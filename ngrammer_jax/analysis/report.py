@@ -1,30 +1,39 @@
-"""What a report shows of each run: its records, metrics, analyses and samples.
+"""A web page of runs side by side: curves, metrics, configs, samples, and the other analyses.
 
 All numbers are those of metrics.jsonl, of the files of `evaluate`, and of the other analyses.
+`report.html.j2` is the page. A section shows the runs to which it applies, and is left out if there
+are none.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+import contextlib
+import math
+import pathlib
 import statistics
+import types
 from typing import Any, NamedTuple
 
 from flax import traverse_util
+import jinja2
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs
-from ngrammer_jax.analysis import attention, clusters, curve, gates, lookups, ngrams, spans
+from ngrammer_jax.analysis import attention, clusters, figures, gates, lookups, ngrams, spans
 from ngrammer_jax.checkpoints import workdirs
+from ngrammer_jax.config import fields
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import corpora
 from ngrammer_jax.system import files
 from ngrammer_jax.training import state as train_state
+from ngrammer_jax.training.records import writers
 
-ANALYSES = {
-  'clusters': clusters.analyze,
-  'spans': spans.analyze,
-  'attention': attention.analyze,
-  'ngrams': ngrams.analyze,
-  'gates': gates.analyze,
-}
+MAX_SHOWN_TOKENS = 300  # tokens of shaded text
+MAX_CLUSTERS = 6  # of each run, the most coherent ones
+MAX_WORDS = 12  # tokens of each cluster
+MAX_ROWS = 13  # of a table that is not folded
+MAX_NGRAMS = 6  # n-grams with the highest gate, of each order
+MAX_DOTS = 40  # points of a curve, beyond which it is a line alone
+CURVES = {'Validation loss': 'validation/nll_nats_per_token', 'Training loss': 'loss'}
 # The metrics of a split: name on the page, format, and which value is the best.
 SPLIT_METRICS = {
   'bits_per_byte': ('bits per byte', '.4f', min),
@@ -65,9 +74,7 @@ class RunReport(NamedTuple):
   Attributes:
     name: name of the run.
     color: number of its color.
-    step: step of its checkpoint.
     config: its config.
-    tokens_per_step: tokens that a training step reads.
     records: lines of metrics.jsonl.
     metrics: numbers by name.
     results: result of each of ANALYSES that applies.
@@ -76,13 +83,46 @@ class RunReport(NamedTuple):
 
   name: str
   color: int
-  step: int
   config: experiment.Config
-  tokens_per_step: int
   records: list[dict[str, float]]
   metrics: dict[str, Metric]
   results: dict[str, dict[str, Any]]
   samples: list[tuple[str, str]]
+
+
+class Part(NamedTuple):
+  """A part of a card: one of a table, shaded tokens, a sample, and preformatted text.
+
+  Attributes:
+    title: its heading; of a folded part, what is shown of it.
+    rows: cells of a table, the header first; the first cell of a row is its name.
+    has_words: whether cells are words, which break into lines, rather than numbers.
+    best: rows and columns of marked cells.
+    tokens: text, value, and share of the shading of each token.
+    limits: the values of tokens without and with full shading.
+    sample: a prompt and its continuation.
+    text: preformatted text.
+    is_folded: whether it is shown on a click.
+  """
+
+  title: str = ''
+  rows: Sequence[Sequence[str]] = ()
+  has_words: bool = False
+  best: Collection[tuple[int, int]] = ()
+  tokens: Sequence[tuple[str, str, float]] = ()
+  limits: tuple[str, str] = ('', '')
+  sample: tuple[str, str] | None = None
+  text: str = ''
+  is_folded: bool = False
+
+
+class Card(NamedTuple):
+  """A card of a section: title, number of the color of its run, figures as SVG, and parts."""
+
+  title: str
+  color: int | None
+  figures: Sequence[str]
+  parts: Sequence[Part]
 
 
 def collect(
@@ -92,12 +132,38 @@ def collect(
   for run in all_runs:
     if run.config.finetune is None:
       run.split(split)  # reports a wrong name before any checkpoint is loaded
+  all_records = [
+    [] if workdirs.is_exported(run.workdir) else read_metrics(run.workdir) for run in all_runs
+  ]
   # Before the analyses, which take longer: a prompt may not fit the vocabulary or the context.
   all_texts = [_generate(run, samples) for run in all_runs]
-  return [
-    _collect_run(run, name, color, split, texts)
-    for color, (run, name, texts) in enumerate(zip(all_runs, names, all_texts, strict=True))
-  ]
+  reports = []
+  for run, name, records, texts in zip(all_runs, names, all_records, all_texts, strict=True):
+    metrics, results = _metrics(run, records), {}
+    for analysis in ANALYSES if run.config.finetune is None else ():
+      with contextlib.suppress(errors.NotApplicable):
+        results[analysis] = ANALYSES[analysis].module.analyze(run, split)
+    reports.append(RunReport(name, len(reports), run.config, records, metrics, results, texts))
+  return reports
+
+
+def read_metrics(workdir: pathlib.Path) -> list[dict[str, float]]:
+  """Reads metrics.jsonl. Raises BadInput if it is missing or damaged, or has no logged step."""
+  workdirs.check_layout(workdir)
+  if not (workdir / 'metrics.jsonl').exists():
+    raise errors.BadInput(f'--workdir={workdir} has no metrics.jsonl: training has not started')
+  records = []
+  for number, (line, record) in enumerate(writers.read_lines(workdir), 1):
+    if record:
+      records.append(record)
+    elif line.endswith(b'\n') or not records:  # else the last line is being written
+      raise errors.BadInput(
+        f'--workdir={workdir} has a damaged metrics.jsonl, line {number}: expected an object of '
+        f'numbers with a step; delete this line'
+      )
+  if not any('loss' in r for r in records):
+    raise errors.BadInput(f'--workdir={workdir} has logged no step yet')
+  return records
 
 
 def _generate(run, samples):
@@ -110,37 +176,14 @@ def _generate(run, samples):
   return [(completion.prompt, completion.text) for completion in completions]
 
 
-def _collect_run(run, name, color, split, texts):
-  tokens_per_step, step = run.config.training.tokens_per_step, int(run.state.step)
-  is_exported = workdirs.is_exported(run.workdir)
-  records = [] if is_exported else curve.read_metrics(run.workdir)
-  metrics = _metrics(run, step, tokens_per_step, [r for r in records if r['step'] <= step])
-  results = {}
-  if run.config.finetune is None:
-    for analysis, analyze in ANALYSES.items():
-      try:
-        results[analysis] = analyze(run, split)
-      except errors.NotApplicable:
-        continue
-  return RunReport(
-    name=name,
-    color=color,
-    step=step,
-    config=run.config,
-    tokens_per_step=tokens_per_step,
-    records=records,
-    metrics=metrics,
-    results=results,
-    samples=texts,
-  )
-
-
-def _metrics(run, step, tokens_per_step, records):
+def _metrics(run, records):
   """Returns the numbers of a run, up to the step of its checkpoint."""
   count = lambda value: Metric(f'{value:,.0f}', value)
+  step = int(run.state.step)
+  records = [record for record in records if record['step'] <= step]
   metrics = {
     'step': count(step),
-    'training tokens': count(step * tokens_per_step),
+    'training tokens': count(step * run.config.training.tokens_per_step),
     'parameters': count(train_state.count_elements(run.state.params)),
     'of these in n-gram tables': count(_count_table_elements(run)),
   }
@@ -188,3 +231,239 @@ def _split_metrics(name, result):
       tokens = None if key == 'bits_per_byte' else result.get('tokens')
       metrics[f'{label} ({name})'] = Metric(format(value, pattern), value, best, tokens)
   return metrics
+
+
+def format_page(reports: Sequence[RunReport]) -> str:
+  """Formats the page of runs: headlines, links to the sections, and the sections."""
+  names = ', '.join(report.name for report in reports)
+  title = names if len(reports) <= 3 else f'{len(reports)} runs side by side'
+  sections = {
+    'curves': _curves(reports),
+    'metrics': [_metrics_table(reports)],
+    'configs': [_configs(reports)],
+    'samples': _samples(reports),
+  }
+  sections |= {name: _analysis(reports, name) for name in ANALYSES}
+  # The headline is a loss that all runs have.
+  shared = [n for n in reports[0].metrics if all(n in report.metrics for report in reports)]
+  labels = [label for label, _, best in SPLIT_METRICS.values() if best is min] + ['training loss']
+  losses = [n for label in labels for n in shared[::-1] if n.partition(' (')[0] == label]
+  return _render(title, sections, reports, losses[0] if losses else None)
+
+
+def format_gates(result: dict[str, Any]) -> str:
+  """Formats a result of `gates` as a page of its own, with all shown tokens."""
+  parts = _gate_parts(result, len(result['texts']))
+  card = Card('', None, _draw('gates', result, 'gates'), parts)
+  title = f'Gates of n-gram memories, step {result["step"]:,}'
+  return _render(title, {'gates': [card]})
+
+
+def _render(title, sections, reports=(), loss=None):
+  environment = jinja2.Environment(
+    autoescape=True,
+    loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
+    lstrip_blocks=True,
+    trim_blocks=True,
+    undefined=jinja2.StrictUndefined,
+  )
+  sections = {name: cards for name, cards in sections.items() if cards}
+  return environment.get_template('report.html.j2').render(
+    title=title, sections=sections, reports=reports, loss=loss
+  )
+
+
+def _curves(reports):
+  cards = []
+  for title, key in CURVES.items():
+    svgs = figures.inline_svgs(title, lambda axes, key=key: _plot_curves(reports, key, axes), 1)
+    cards += [Card(title, None, svgs, ())] if svgs else []
+  return cards
+
+
+def _plot_curves(reports, key, axes):
+  from matplotlib import ticker
+
+  for report in reports:
+    tokens = report.config.training.tokens_per_step
+    points = [
+      (record['step'] * tokens, record[key])
+      for record in report.records
+      if math.isfinite(record.get(key, math.nan))
+    ]
+    if points:
+      style = 'o-' if len(points) <= MAX_DOTS else '-'
+      label = report.name.replace('$', r'\$')  # no formula
+      color = f'C{report.color}'
+      axes.plot(*zip(*points, strict=True), style, ms=3, lw=1, color=color, label=label)
+  axes.set(xlabel='training tokens', ylabel='nats per token')
+  axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=''))
+  axes.grid(alpha=0.3)
+  if axes.lines:
+    axes.legend(fontsize='small')
+
+
+def _metrics_table(reports):
+  names = dict.fromkeys(name for report in reports for name in report.metrics)
+  rows, best = [['', *(report.name for report in reports)]], set()
+  for name in names:
+    metrics = [report.metrics.get(name) for report in reports]
+    rows.append([name, *('–' if metric is None else metric.text for metric in metrics)])
+    present = [metric for metric in metrics if metric is not None]
+    values = [metric.value for metric in present]
+    can_compare = len({metric.tokens for metric in present}) == 1
+    if (best_of := present[0].best) is not None and can_compare and len(set(values)) > 1:
+      winner = best_of(values)
+      best |= {(len(rows) - 1, c) for c, m in enumerate(metrics, 1) if m and m.value == winner}
+  return Card('', None, (), [Part(rows=rows, best=best)])
+
+
+def _configs(reports):
+  values = [
+    {key.path: (key, value) for key, value in fields.walk_values(report.config)}
+    for report in reports
+  ]
+  paths = dict.fromkeys(path for each in values for path in each)
+  rows = [['key', *(report.name for report in reports)]]
+  for path in sorted(paths, key=lambda path: not path.startswith('model.')):
+    cells = [_format_value(each, path) for each in values]
+    own = [each[path] for each in values if path in each]
+    # Of a block that only some runs have, the default values are left out.
+    is_shown = len(own) == len(values) or any(value != key.default for key, value in own)
+    if len(set(cells)) > 1 and is_shown:
+      rows.append([path, *cells])
+  parts = [Part(rows=rows, has_words=True)] if len(reports) > 1 else []
+  for report in reports:
+    text = experiment.describe(report.config)
+    parts.append(Part(f'all keys of {report.name}', text=text, is_folded=True))
+  return Card('', None, (), parts)
+
+
+def _format_value(values, path):
+  """Returns a value of a config as text, also for a block that is set, or is not there."""
+  if path in values:
+    return repr(values[path][1])
+  return 'set, see below' if any(other.startswith(f'{path}.') for other in values) else '–'
+
+
+def _samples(reports):
+  return [
+    Card(report.name, report.color, (), [Part(sample=sample) for sample in report.samples])
+    for report in reports
+    if report.samples
+  ]
+
+
+def _analysis(reports, name):
+  """Returns a card for each run that has a result of an analysis."""
+  return [
+    Card(
+      report.name,
+      report.color,
+      _draw(name, report.results[name], f'{name} {report.color}'),
+      ANALYSES[name].parts(report.results[name]),
+    )
+    for report in reports
+    if name in report.results
+  ]
+
+
+def _draw(name, result, figure):
+  module, _, no_tokens = ANALYSES[name]
+  plot = lambda axes: module.plot(result | no_tokens, axes)
+  return figures.inline_svgs(figure, plot, module.FIGURE_SIZE[0])
+
+
+def _table(title, rows):
+  """Returns a table, which is folded if it is long."""
+  return Part(title, rows, is_folded=len(rows) > MAX_ROWS)
+
+
+def _shaded_text(title, texts, values, pattern, **options):
+  """Returns tokens, the darker the higher their values; ¶: a document start."""
+  low, high = min(values), max(values)
+  tokens = [
+    (text.replace('\n', '↵\n') or '¶', format(value, pattern), (value - low) / (high - low or 1))
+    for text, value in zip(texts, values, strict=True)
+  ]
+  limits = format(low, pattern), format(high, pattern)
+  return Part(title, tokens=tokens, limits=limits, **options)
+
+
+def _cluster_parts(result):
+  coherent = [
+    (cluster['coherence'], f'head {n}, cluster {k}', cluster['tokens'])
+    for n, head in enumerate(result['heads'])
+    for k, cluster in clusters.most_coherent(head, MAX_CLUSTERS).items()
+  ]
+  rows = [['cluster', 'most frequent tokens', 'coherence']]
+  for coherence, name, tokens in sorted(coherent, key=lambda each: -each[0])[:MAX_CLUSTERS]:
+    rows.append([name, clusters.format_words(tokens[:MAX_WORDS]), f'{coherence:.3f}'])
+  title = 'the most coherent clusters of four or more tokens'
+  examples = Part(title, rows, has_words=True)
+  return [examples, Part('statistics of all heads', clusters.table_rows(result), is_folded=True)]
+
+
+def _ngram_parts(result):
+  (_, _, _, *columns), *heads = ngrams.table_rows(result)
+  rows = [('table', *columns)]
+  rows += [(f'{name}, order {order}, head {head}', *cells) for name, order, head, *cells in heads]
+  return [_table('rows and collisions; in parentheses: of a random function', rows)]
+
+
+def _gate_parts(result, shown=MAX_SHOWN_TOKENS):
+  """Returns the n-grams and the shaded text of each gate; those of all but the first are folded."""
+  parts = []
+  for number, gate in enumerate(result['gates']):
+    rows = [['n-gram', 'mean gate', 'count']]
+    for listed in gate['ngrams'].values():
+      for ngram in listed[:MAX_NGRAMS]:
+        rows.append([repr(ngram['text']), f'{ngram["gate"]:.3f}', f'{ngram["count"]:,}'])
+    title = f'{gate["name"]}: n-grams with the highest mean gate'
+    parts.append(Part(title, rows, is_folded=number > 0))
+    title = f'{gate["name"]}: mean {gate["mean"]:.3f}, standard deviation {gate["deviation"]:.3f}'
+    texts, values = result['texts'][:shown], gate['values'][:shown]
+    parts.append(_shaded_text(title, texts, values, '.3f', is_folded=number > 0))
+  return parts
+
+
+def _span_parts(result):
+  parts = []
+  if result['spans'] is not None:
+    title = f'span in tokens; the limit is {result["limit"]:,}'
+    parts.append(_table(title, spans.table_rows(result['spans'], ',.0f')))
+  if result['persistent'] is not None:
+    title = 'share of attention on persistent vectors'
+    parts.append(_table(title, spans.table_rows(result['persistent'], '.1%')))
+  if result['along'] is not None:
+    along = {key: values[:MAX_SHOWN_TOKENS] for key, values in result['along'].items()}
+    parts.append(_shaded_text('mean span of each token', along['texts'], along['spans'], '.0f'))
+  return parts
+
+
+def _attention_parts(result):
+  title = f'attention by distance; all other keys: {result["rest"]:.1%}'
+  return [Part(title, attention.table_rows(result), is_folded=True)]
+
+
+class Analysis(NamedTuple):
+  """An analysis on the page.
+
+  Attributes:
+    module: its module, with `analyze`, `plot` and FIGURE_SIZE.
+    parts: function from a result to what is below its figures.
+    no_tokens: values of a result with which it draws no tokens: on the page they are shaded text.
+  """
+
+  module: types.ModuleType
+  parts: Callable[[dict[str, Any]], list[Part]]
+  no_tokens: dict[str, Any]
+
+
+ANALYSES = {
+  'clusters': Analysis(clusters, _cluster_parts, {}),
+  'ngrams': Analysis(ngrams, _ngram_parts, {}),
+  'gates': Analysis(gates, _gate_parts, {'texts': []}),
+  'spans': Analysis(spans, _span_parts, {'along': None}),
+  'attention': Analysis(attention, _attention_parts, {}),
+}

@@ -95,18 +95,19 @@ def format_table(result: dict[str, Any]) -> str:
       f'spans in tokens, including the ramp of {result["ramp"]}; the limit is '
       f'{result["limit"]:,}{mean}'
     )
-    lines += _format_rows(result['spans'], '.0f')
+    lines += text_tables.align_columns(table_rows(result['spans'], '.0f'), '<>')
   if result['persistent'] is not None:
     lines.append('share of attention on persistent vectors')
-    lines += _format_rows(result['persistent'], '.1%')
+    lines += text_tables.align_columns(table_rows(result['persistent'], '.1%'), '<>')
   return '\n'.join(lines)
 
 
-def _format_rows(values_LxN, pattern):
+def table_rows(values_LxN: list[list[float]], pattern: str) -> list[list[str]]:
+  """Returns values by layer and head as rows of a table, the header first."""
   rows = [['layer', 'mean', *(f'head {n}' for n in range(len(values_LxN[0])))]]
   for layer, row in enumerate(values_LxN):
     rows.append([str(layer), *(format(value, pattern) for value in (np.mean(row), *row))])
-  return text_tables.align_columns(rows, '<>')
+  return rows
 
 
 def plot(result: dict[str, Any], axes: Any) -> None:
@@ -127,12 +128,12 @@ def plot(result: dict[str, Any], axes: Any) -> None:
     labels = figures.token_labels(along['texts'][:MAX_PLOTTED_TOKENS])
     right.set_xticks(range(len(labels)), labels, fontsize=5)
   elif result['persistent'] is not None:
-    _plot_by_layer(right, result['persistent'], 'share of attention on persistent vectors')
+    _plot_by_layer(right, result['persistent'], 'share of attention on\npersistent vectors')
     right.set_ylim(0, 1.02)
-  labels_by_panel = [panel.get_legend_handles_labels() for panel in axes]
-  handles, labels = max(labels_by_panel, key=lambda panel: len(panel[1]))
+  panel = max(axes, key=lambda panel: len(panel.get_legend_handles_labels()[1]))
+  handles, labels = panel.get_legend_handles_labels()
   columns = -(-len(labels) // 20)
-  left.figure.legend(handles, labels, loc='outside right upper', fontsize=7, ncols=columns)
+  panel.figure.legend(handles, labels, loc='outside right upper', fontsize=7, ncols=columns)
 
 
 def _plot_by_layer(axes, values_LxN, label):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import analyze, runs
-from ngrammer_jax.analysis import clusters, curve, figures, spans
+from ngrammer_jax.analysis import clusters, figures, spans
 from tests.checks import bad_input
 
 
@@ -73,18 +73,6 @@ def test_names_of_runs_tell_them_apart():
     '--label is there 1 times, but --workdir 2 times: set one for each, in the same order, or none'
   ):
     figures.run_labels(workdirs, ['first'])
-
-
-def test_the_legend_of_a_curve_has_the_labels(tmp_path, panels):
-  for name in 'ab':
-    (tmp_path / name).mkdir()
-    (tmp_path / name / 'metrics.jsonl').write_text('{"step": 2, "loss": 1}\n')
-  axes, workdirs = panels(1), [tmp_path / name for name in 'ab']
-  curve.plot(workdirs, axes, ['with memory', 'without'])
-  assert labels_of(axes) == ['with memory, training', 'without, training']
-  axes = panels(1)
-  curve.plot(workdirs, axes)
-  assert labels_of(axes) == ['a, training', 'b, training']
 
 
 def test_every_span_is_inside_the_figure_and_has_its_head(panels):

@@ -161,7 +161,7 @@ DAMAGES = {
 READERS = {
   'config.json': ('train', 'evaluate', 'generate', 'analyze checkpoint', 'analyze clusters'),
   'corpus.json': ('train', 'evaluate', 'analyze clusters'),
-  'metrics.jsonl': ('analyze curve',),
+  'metrics.jsonl': ('analyze report',),
   'vocabulary.json': ('evaluate', 'generate', 'analyze clusters'),
 }
 # Files that are what they should be, with values that are refused: and the text that is named.

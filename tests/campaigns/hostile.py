@@ -207,7 +207,7 @@ FLAGS = {
     '--config.evaluation.max_tokens': ('0', 'many', '1.5'),
     '--config.training.steps': ('7',),
   },
-  'analyze curve': {'--figure': ('/', 'x.txt', 'a\0b.png', 'x')},
+  'analyze report': {'--output': ('/', 'a\0b.html')},
   'analyze clusters': {'--figure': ('/', 'x.txt', 'a\0b.png'), '--split': ('', 'nonsense')},
   'analyze checkpoint': {},
   'train': {

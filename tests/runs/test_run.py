@@ -6,7 +6,7 @@ import json
 import pytest
 
 from ngrammer_jax import analyze, evaluate, runs
-from ngrammer_jax.analysis import gates
+from ngrammer_jax.analysis import gates, report
 from tests.checks import bad_input
 
 
@@ -19,7 +19,7 @@ def change(workdir, **sections):
   return workdir
 
 
-def test_evaluate_writes_json_and_a_table_and_curve_a_figure(trained_copy, capsys):
+def test_evaluate_writes_json_and_a_table(trained_copy, capsys):
   # The limit of validation in training does not apply to the command.
   run = change(trained_copy, evaluation={'max_tokens': 40})
   evaluate.main([f'--workdir={run}', '--split=test'])
@@ -32,8 +32,6 @@ def test_evaluate_writes_json_and_a_table_and_curve_a_figure(trained_copy, capsy
   )
   out = capsys.readouterr().out
   assert f'{result["bits_per_byte"]:.4f}' in out
-  analyze.main(['curve', f'--workdir={run}'])
-  assert (run / 'curve.png').read_bytes().startswith(b'\x89PNG')
 
 
 def test_a_run_is_printed_in_one_line(trained):
@@ -44,7 +42,7 @@ def test_all_results_of_an_analysis_are_beside_its_figure(trained, tmp_path, mon
   result = {'step': 12, 'split': 'validation', 'tokens': 0, 'gates': []}
   monkeypatch.setattr(gates, 'analyze', lambda run, split, text: result | {'texts': [text]})
   monkeypatch.setattr(gates, 'plot', lambda result, axes: None)
-  monkeypatch.setattr(gates, 'format_page', lambda result: f'of {result["texts"]}')
+  monkeypatch.setattr(report, 'format_gates', lambda result: f'of {result["texts"]}')
   figure = tmp_path / 'other' / 'g.svg'
   analyze.main(['gates', f'--workdir={trained}', '--text=b', f'--figure={figure}'])
   assert {path.name for path in figure.parent.iterdir()} == {'g.svg', 'g.json', 'g.html'}
@@ -80,10 +78,6 @@ def test_a_folder_that_is_not_a_run_directory(tmp_path):
     f'ngrammer_jax.train wrote'
   ):
     runs.load_run(tmp_path)
-  with bad_input(
-    f'--workdir={tmp_path} has no metrics.jsonl: not a run directory, or training has not started'
-  ):
-    analyze.main(['curve', f'--workdir={tmp_path}'])
 
 
 def test_a_run_without_a_checkpoint(trained_copy):

@@ -145,8 +145,8 @@ def test_a_store_without_its_package_is_refused(tiny, tmp_path, monkeypatch):
     loop.train(tiny(), files.path('gs://bucket/run'))
   with bad_input(message):
     evaluate.main(['--workdir=gs://bucket/run'])
-  with bad_input("gs://bucket/run/curve.png needs gcsfs: pip install 'ngrammer_jax[gcs]'"):
-    analyze.main(['curve', '--workdir=gs://bucket/run'])
+  with bad_input("gs://bucket/run/report.html needs gcsfs: pip install 'ngrammer_jax[gcs]'"):
+    analyze.main(['report', '--workdir=gs://bucket/run'])
 
 
 NOT_A_PATH = 'is neither a local path nor gs://BUCKET/FOLDER: mount the bucket and pass the folder'
@@ -158,7 +158,7 @@ NOT_A_PATH = 'is neither a local path nor gs://BUCKET/FOLDER: mount the bucket a
     (evaluate, ['--workdir=s3://bucket/run']),
     (generate, ['--workdir=s3://bucket/run', '--prompt=the']),
     (analyze, ['checkpoint', '--workdir=s3://bucket/run']),
-    (analyze, ['curve', '--workdir=run', '--figure=s3://bucket/run']),
+    (analyze, ['report', '--workdir=run', '--output=s3://bucket/run']),
   ],
 )
 def test_another_store_is_refused(subcommand, arguments):
@@ -217,7 +217,7 @@ def test_a_killed_process_goes_on_bit_identically_and_commands_read_it(bucket, t
   assert 'restoring step' in log and 'step 60/60' in log
   assert len({line.split()[2] for line in log.splitlines()} - {'INFO'}) == 0, log
   assert not generate.main([f'--workdir={run}', '--prompt=the union', '--tokens=5'])
-  for analysis in ('checkpoint', 'curve', 'clusters'):
+  for analysis in ('checkpoint', 'report', 'clusters'):
     assert not analyze.main([analysis, f'--workdir={run}'])
   assert (run / 'clusters.png').read_bytes()[1:4] == b'PNG'
 
