@@ -149,11 +149,12 @@ def collect(
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, float]]:
   """Reads metrics.jsonl. Raises BadInput if it is missing or damaged, or has no logged step."""
-  workdirs.check_layout(workdir)
   if not (workdir / 'metrics.jsonl').exists():
     raise errors.BadInput(f'--workdir={workdir} has no metrics.jsonl: training has not started')
+  with files.translate_damage(workdir / 'metrics.jsonl', workdirs.REMEDY):
+    lines = list(writers.read_lines(workdir))
   records = []
-  for number, (line, record) in enumerate(writers.read_lines(workdir), 1):
+  for number, (line, record) in enumerate(lines, 1):
     if record:
       records.append(record)
     elif line.endswith(b'\n') or not records:  # else the last line is being written

@@ -103,7 +103,7 @@ def check_written(
   """
   try:
     written = checksums.named_leaves(_read_metadata(checkpointer, folder))
-  except (ValueError, LookupError, FileNotFoundError) as error:
+  except (AttributeError, ValueError, LookupError, FileNotFoundError) as error:
     raise manifest.CorruptError(f'its arrays cannot be read ({error})') from error
   for name, (dtype, shape, _) in leaves.items():
     leaf = written.get(name)
