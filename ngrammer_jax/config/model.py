@@ -5,7 +5,7 @@ import dataclasses
 import math
 
 from ngrammer_jax import errors
-from ngrammer_jax.config import fields
+from ngrammer_jax.config import fields, kernels
 from ngrammer_jax.config.attention import AttentionConfig
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.initial import InitialConfig
@@ -25,7 +25,6 @@ from ngrammer_jax.config.span import SpanConfig
 
 ACTIVATIONS = ('gelu', 'gelu_erf', 'relu', 'silu', 'squared_relu', 'softmax')
 DTYPES = ('auto', 'bfloat16', 'float32', 'float64')
-KERNELS = ('xla', 'blocks', 'splash', 'cudnn', 'pallas')
 # Norm and residual of a sub-layer F. pre: x + F(LN x); post: x + LN(F x); post_skip: LN(x + F x);
 # hybrid: x + LN(F(LN x)); primer: pre for attention, post for the feed-forward.
 NORMS = ('pre', 'post', 'post_skip', 'hybrid', 'primer')
@@ -92,8 +91,8 @@ class ModelConfig:
   )
   kernel: str | None = field(
     None,
-    'attention kernel, see `layers.attention.kernels`; None selects automatically',
-    choices=KERNELS,
+    'attention kernel, see docs/kernels.md; None selects automatically',
+    choices=kernels.NAMES,
     free_on_resume=True,
   )
   attention: AttentionConfig | None = field(None, 'options of attention; None: the defaults')
@@ -167,27 +166,31 @@ class ModelConfig:
     for index, memory in enumerate(self.ngram_memories):
       yield f'model.ngram_memories.{index}', memory
 
-  def _check_kernel(self) -> None:
-    unsupported = {
-      f'position={self.position!r}': self.position in BACKWARD_POSITIONS,
-      'memory': self.memory is not None,
-      'span': self.span is not None,
-      'persistent': self.persistent is not None and self.persistent.vectors > 0,
-      f'attention_dropout={self.attention_dropout}': self.attention_dropout > 0,
-      'ngram.layer="attention"': self.ngram is not None and self.ngram.layer == 'attention',
-      f'attention.logit_cap={self.logit_cap}': (
-        self.logit_cap is not None and self.kernel == 'cudnn'
-      ),
+  def attention_needs(self) -> dict[str, str]:
+    """Returns what attention needs (see `kernels.NEEDS`), with the option that asks for it."""
+    pairings = (
+      *(self.ngram.pairing_of(block) for block in range(self.layers if self.ngram else 0)),
+      *(memory.pairing for memory in self.ngram_memories),
+    )
+    needs = {
+      'distances': (self.position in BACKWARD_POSITIONS, f'position={self.position!r}'),
+      'mask': (self.memory is not None, 'memory'),
+      'spans': (self.span is not None, 'span'),
+      'persistent': (self.persistent is not None and self.persistent.vectors > 0, 'persistent'),
+      'dropout': (self.attention_dropout > 0, f'attention_dropout={self.attention_dropout}'),
+      'pairs': ('attended' in pairings, 'ngram.pairing="attended"'),
+      'cap': (self.logit_cap is not None, f'attention.logit_cap={self.logit_cap}'),
     }
-    if self.kernel == 'pallas':
-      general = f'attention_dropout={self.attention_dropout}', 'ngram.layer="attention"'
-      unsupported = {key: unsupported[key] for key in general}
-    if self.kernel not in (None, 'xla', 'blocks') and any(unsupported.values()):
-      option = next(key for key, is_used in unsupported.items() if is_used)
-      raise errors.BadInput(
-        f'model.kernel={self.kernel!r} does not support model.{option}: use model.kernel=None, '
-        f'which selects automatically'
-      )
+    return {name: option for name, (is_needed, option) in needs.items() if is_needed}
+
+  def _check_kernel(self) -> None:
+    """Raises BadInput if the kernel cannot compute the attention of the model."""
+    for need, option in self.attention_needs().items():
+      if need not in kernels.KERNELS[self.kernel]:
+        raise errors.BadInput(
+          f'model.kernel={self.kernel!r} does not support model.{option}: use model.kernel=None, '
+          f'which selects automatically'
+        )
 
   def _check_table(self) -> None:
     window = None if self.memory is None else self.memory.window()

@@ -12,12 +12,12 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from ngrammer_jax.config import kernels
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.place import Place
 from ngrammer_jax.layers import axis_names, documents, dropout, mesh_axes, normalization, softmax
 from ngrammer_jax.layers import context as contexts
-from ngrammer_jax.layers.attention import blocks as blocked_attention
-from ngrammer_jax.layers.attention import cache, position, span
+from ngrammer_jax.layers.attention import cache, fused, position, span
 from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.models import block, heads, memories, precision
 
@@ -198,15 +198,16 @@ class TransformerLM(nn.Module):
     return context, {} if tokens is None else {name: tokens}
 
   def _uses_blocks(self, segment, M):
-    """Whether attention works in blocks (see `blocks.is_faster`)."""
-    if self.is_initializing() or self.is_mutable_collection('intermediates'):
-      return False
-    c, T = self.config, segment.documents_BxT.shape[1]
-    if segment.prefix_BxT is not None or c.kernel not in (None, 'blocks'):
-      return False
-    if c.attention_dropout and jax.config.jax_default_prng_impl != 'threefry2x32':
-      return False  # blocks need a generator that can draw a part of the mask
-    return c.kernel == 'blocks' or blocked_attention.is_faster(T, M, c.span is not None)
+    """Whether attention works in blocks (see `config.kernels`)."""
+    c, (B, T) = self.config, segment.documents_BxT.shape
+    needs = {
+      **c.attention_needs(),
+      'prefix': segment.prefix_BxT is not None,
+      'probabilities': self.is_initializing() or self.is_mutable_collection('intermediates'),
+    }
+    query = jax.ShapeDtypeStruct((B, T, c.heads, c.width // c.heads), self.dtype)
+    needs = frozenset(name for name, is_needed in needs.items() if is_needed)
+    return kernels.uses_blocks(c.kernel, needs, fused.setting(query, M))
 
   def _layers(self, x_BxTxD, context, memory, keys):
     """Applies all layers, in runs of equal ones, and the memories between them.

@@ -14,8 +14,9 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, sharding
 from ngrammer_jax.checkpoints import reader, workdirs
 from ngrammer_jax.checkpoints import writer as checkpoint_writer
+from ngrammer_jax.config import kernels
 from ngrammer_jax.data import prefetch, streams
-from ngrammer_jax.layers.attention import kernels
+from ngrammer_jax.layers.attention import fused
 from ngrammer_jax.models import precision
 from ngrammer_jax.optimizers import partition
 from ngrammer_jax.system import hosts
@@ -230,12 +231,12 @@ def _make_mesh(config) -> jax.sharding.Mesh:
 def _check_kernel(config, mesh) -> None:
   """Raises BadInput if the kernel of the config cannot attend to the segments of training."""
   m, t = config.model, config.training
+  if m.kernel is None:
+    return
   shape = t.batch_size // t.parts, t.segment_length, m.heads, m.width // m.heads
   with sharding.use(mesh):
-    reason = (
-      kernels.unsupported_reason(m.kernel, shape, precision.compute_dtype(m)) if m.kernel else None
-    )
-  if reason is not None:
+    setting = fused.setting(jax.ShapeDtypeStruct(shape, precision.compute_dtype(m)))
+  if reason := kernels.unsupported_reason(m.kernel, frozenset(), setting):
     raise errors.BadInput(
       f'model.kernel={m.kernel!r} {reason}: model.kernel=None selects automatically'
     )

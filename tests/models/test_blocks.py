@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ngrammer_jax.config import kernels
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import mesh_axes
 from ngrammer_jax.layers.attention import blocks, local, span
@@ -292,7 +293,8 @@ def test_what_no_token_calls_for_is_not_read(x64, small_blocks, slots):
 def test_blocks_are_taken_where_they_are_faster(monkeypatch, kernel, T, slots, change, in_blocks):
   """Whether there is an array as large as all scores of a head says which way it went."""
   monkeypatch.setattr(blocks, 'BLOCK', 16)
-  monkeypatch.setattr(blocks, 'MIN_SCORES', 64 * 128)
+  monkeypatch.setattr(kernels, 'MIN_SCORES', 64 * 128)
+  monkeypatch.setattr(kernels, 'MIN_QUERIES', 16)
   monkeypatch.setattr(local, 'block_count', lambda T, M: 1)
   memory = model_config.MemoryConfig(64, same_length='memory_and_self')
   if change == 'tpu':

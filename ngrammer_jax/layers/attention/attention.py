@@ -3,68 +3,36 @@
   softmax((q k^T + distance scores) / sqrt(H)) v, projected back to the width
 
 The logits s of the softmax may be capped to c tanh(s / c), before any mask (praxis).
-The softmax may include persistent vectors, and learned spans may mask it. It is computed from the
-full score matrix (`layers.attention.full`), in blocks (`layers.attention.blocks`), or by a kernel
-of the device (`layers.attention.kernels`).
+The softmax may include persistent vectors, and learned spans may mask it. `config.kernels` selects
+the kernel that computes it, and says what each can compute.
 
 B batch, T segment length, M memory, S = M + T keys, P inputs of keys, D model width, N heads,
 H head width, C persistent vectors.
 """
 
 from collections.abc import Callable
-import dataclasses
+import functools
 from typing import NamedTuple
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import axis_names, convolution, dense, dropout, mesh_axes
-from ngrammer_jax.layers.attention import (
-  blocks,
-  full,
-  kernels,
-  local,
-  persistent,
-  position,
-  relative,
-  span,
-)
+from ngrammer_jax.config import kernels
+from ngrammer_jax.layers import axis_names, dense, dropout, mesh_axes
+from ngrammer_jax.layers.attention import blocks, full, fused, local, persistent, relative, span
 from ngrammer_jax.layers.attention.cache import KeyValues
 from ngrammer_jax.layers.attention.persistent import Persistent
+from ngrammer_jax.layers.attention.projection import (
+  HeadProjection,
+  Projections,
+  rotate_last,
+  with_params,
+)
 from ngrammer_jax.layers.context import Context
 
 # Maps the attended values [B, T, N, H], and the pairs [B, N, T] if requested, to new values.
 PostAttention = Callable[[jax.Array, jax.Array | None], jax.Array]
-
-
-@dataclasses.dataclass(frozen=True)
-class Projections:
-  """Options of the query, key and value projections.
-
-  Attributes:
-    bias: projections have biases.
-    per_dim_scale: learn the query scale of each feature (praxis), shared by the heads:
-      log2(e) / sqrt(H) * softplus(s), which is 1 / sqrt(H) at the initial s = 0.
-    taps: number of taps of the causal convolutions on the projected q, k and v (Primer). None: no
-      convolutions.
-    shared_query_key: q is a linear map, head by head, of the convolved k (full Primer).
-  """
-
-  bias: bool = False
-  per_dim_scale: bool = False
-  taps: int | None = None
-  shared_query_key: bool = False
-
-  @property
-  def names(self) -> tuple[str, ...]:
-    """Names of the projections of the input, which are convolved if there are convolutions."""
-    return ('key', 'value') if self.shared_query_key else ('query', 'key', 'value')
-
-  @property
-  def lookback(self) -> int:
-    """Number of earlier inputs that a projection depends on."""
-    return (self.taps or 1) - 1
 
 
 class LayerInputs(NamedTuple):
@@ -104,7 +72,7 @@ class Attention(nn.Module):
     span: makes the module of the learned spans (see `layers.attention.span`). None: no spans.
     persistent: learned keys and values of each head. None: no persistent vectors.
     dropout: rate of the probabilities.
-    kernel: one of the kernels in `layers.attention.kernels`. None: selected for the device.
+    kernel: a name of `config.kernels`. None: selected for the device.
     dtype: dtype of the projections; scores and softmax take at least float32.
     logit_cap: c, also for the logits of persistent vectors. None: logits are not capped.
   """
@@ -142,37 +110,19 @@ class Attention(nn.Module):
     D, drop = x_BxTxD.shape[-1], dropout.Dropout(self.dropout, dropout_key)
     rows, convolved = self._project(x_BxTxD, context, memory)
     query_BxTxNxH, heads = rows['query'], self._make_heads(rows, context)
-    kernel, spans = 'xla', None
-    is_plain = context.is_plain_causal and memory is None and post_attention_fn is None
-    if is_plain and not drop.is_active:
-      kernel = self._select_kernel(heads)
-    if kernel != 'xla':
-      y_BxTxNxH = kernels.attend(kernel, *heads[:3], context.query_documents_BxT, self.logit_cap)
+    span_mask, spans = self._span_mask(x_BxTxD, context)
+    source = memory if isinstance(memory, KeyValues) else None
+    if context.in_blocks:
+      attend, source = blocks.attend, self._memory_source(memory, context)
     else:
-      span_mask = None
-      if self.span is not None:
-        module = self.span(heads=self.context_heads, name='span')
-        z_BxTxN, spans = module.spans(x_BxTxD, context.valid_BxT)
-        span_mask = full.SpanMask(z_BxTxN, module.ramp, module.renormalize)
-      if context.in_blocks:
-        attend, source = blocks.attend, self._memory_source(memory, context)
-      else:
-        # Only the full score matrix has all probabilities, which `intermediates` asks for.
-        records_probs = self.is_mutable_collection('intermediates') or self.is_initializing()
-        source = memory if isinstance(memory, KeyValues) else None
-        attend = full.attend
-        if self.kernel == 'pallas' and not records_probs:
-          from ngrammer_jax.layers.attention import pallas  # slow to import
-
-          if pallas.supports(context, source, return_pairs, drop):
-            attend = pallas.attend
-        elif local.applies(context) and not records_probs:
-          attend = local.attend
-      context_part = attend(heads, span_mask, context, source, return_pairs, drop)
-      y_BxTxNxH = self._with_persistent(context_part, query_BxTxNxH, span_mask, drop)
-      y_BxTxNxH = y_BxTxNxH.astype(self.dtype)
-      if post_attention_fn is not None:
-        y_BxTxNxH = post_attention_fn(y_BxTxNxH, context_part.pair_BxNxT)
+      needs = self._needs(context, source, return_pairs, drop)
+      attend = ATTEND[kernels.select(self.kernel, needs, fused.setting(query_BxTxNxH))]
+      attend = full.attend if 'probabilities' in needs else attend
+    context_part = attend(heads, span_mask, context, source, return_pairs, drop)
+    y_BxTxNxH = self._with_persistent(context_part, query_BxTxNxH, span_mask, drop)
+    y_BxTxNxH = y_BxTxNxH.astype(self.dtype)
+    if post_attention_fn is not None:
+      y_BxTxNxH = post_attention_fn(y_BxTxNxH, context_part.pair_BxNxT)
     names = ('heads', 'kv', 'embed')
     options = {'use_bias': self.projections.bias, 'dtype': self.dtype}
     project = dense.dense_general(y_BxTxNxH.shape[2:], (D,), names, **options, name='out')
@@ -186,6 +136,31 @@ class Attention(nn.Module):
   def _has_persistent(self, kind):
     vectors = self.persistent
     return vectors is not None and vectors.vectors > 0 and vectors.kind == kind
+
+  def _needs(self, context, cached, return_pairs, drop):
+    """Returns what attention to the context needs, see `config.kernels.NEEDS`."""
+    needs = {
+      'mask': not context.is_plain_causal,
+      'distances': self.position is not None,
+      'spans': self.span is not None,
+      'persistent': self.persistent is not None,
+      'cap': self.logit_cap is not None,
+      'dropout': drop.is_active,
+      'pairs': return_pairs,
+      'cache': cached is not None,
+      'prefix': context.has_prefix,
+      # Only the full score matrix has all of them.
+      'probabilities': self.is_mutable_collection('intermediates') or self.is_initializing(),
+    }
+    return frozenset(name for name, is_needed in needs.items() if is_needed)
+
+  def _span_mask(self, x_BxTxD, context):
+    """Returns the mask of the learned spans and the spans, None without them."""
+    if self.span is None:
+      return None, None
+    module = self.span(heads=self.context_heads, name='span')
+    z_BxTxN, spans = module.spans(x_BxTxD, context.valid_BxT)
+    return full.SpanMask(z_BxTxN, module.ramp, module.renormalize), spans
 
   def _project(self, x_BxTxD, context, memory):
     """Returns queries, keys and values by name, and the inputs of their convolutions.
@@ -201,31 +176,21 @@ class Attention(nn.Module):
       keys += rows_BxRxD.shape[1] - lookback
       x_BxPxD = jnp.concatenate([rows_BxRxD if norm is None else norm(rows_BxRxD), x_BxTxD], axis=1)
     before = x_BxPxD.shape[1] - keys  # inputs that only the convolutions read
+    project = HeadProjection(self.projections, self.dtype)
     rows, convolved = {}, {}
     for name in self.projections.names:
       count, heads = (T, self.heads) if name == 'query' else (keys, self.context_heads)
       inputs = mesh_axes.shard_rows(_last_rows(x_BxPxD, before + count))
-      y_BxPxNxH = self._linear(D, (heads, D // self.heads), name=name)(inputs)
-      if self.projections.taps is not None:
-        earlier = memory.rows[name] if isinstance(memory, KeyValues) else None
-        earlier = y_BxPxNxH[:, :before] if before else earlier
-        convolved[name] = y_BxPxNxH[:, before:]
-        convolve = self._convolution(name=f'{name}_convolution')
-        position_BxP = _last_rows(context.position_BxP, count)
-        y_BxPxNxH = convolve(convolved[name], position_BxP, earlier)
-      rows[name] = y_BxPxNxH
+      position_BxP = context.position_BxP
+      position_BxP = None if position_BxP is None else _last_rows(position_BxP, count)
+      earlier = memory.rows.get(name) if isinstance(memory, KeyValues) else None
+      features = heads, D // self.heads
+      rows[name], inputs = project(name, inputs, features, position_BxP, before, earlier)
+      if inputs is not None:
+        convolved[name] = inputs
     if self.projections.shared_query_key:
       rows['query'] = self._query_from_key(_last_rows(rows['key'], T))
     return rows, convolved
-
-  def _linear(self, D, features, **fields):
-    """Returns a projection to heads."""
-    fields |= {'use_bias': self.projections.bias, 'dtype': self.dtype}
-    return dense.dense_general((D,), features, ('embed', 'heads', 'kv'), **fields)
-
-  def _convolution(self, **fields):
-    """Returns a convolution of queries, keys or values."""
-    return convolution.CausalConvolution(self.projections.taps, self.dtype, **fields)
 
   def _query_from_key(self, k_BxTxNxH):
     N, H = k_BxTxNxH.shape[-2:]
@@ -235,11 +200,8 @@ class Attention(nn.Module):
 
   def _make_heads(self, rows, context):
     """Rotates queries and keys, scales queries and encodes distances."""
-    query_BxTxNxH, key_BxSxNxH = rows['query'][..., : self.context_heads, :], rows['key']
-    if context.rotation is not None:
-      last_angles = lambda x: tuple(part[..., -x.shape[1] :, :, :] for part in context.rotation)
-      query_BxTxNxH = position.rotate(query_BxTxNxH, last_angles(query_BxTxNxH))
-      key_BxSxNxH = position.rotate(key_BxSxNxH, last_angles(key_BxSxNxH))
+    query_BxTxNxH = rotate_last(rows['query'][..., : self.context_heads, :], context.rotation)
+    key_BxSxNxH = rotate_last(rows['key'], context.rotation)
     N, H = query_BxTxNxH.shape[-2:]
     scale_H, distance = self._query_scale(H).astype(self.dtype), None
     if self.position is None:
@@ -273,14 +235,6 @@ class Attention(nn.Module):
 
   def _param_dtype(self):
     return jnp.promote_types(self.dtype, jnp.float32)
-
-  def _select_kernel(self, heads):
-    """Returns the kernel for attention whose mask is causal within documents."""
-    if self.is_mutable_collection('intermediates') or self.is_initializing():
-      return 'xla'  # kernels return no probabilities and create no parameters
-    if any(part is not None for part in (self.position, self.span, self.persistent)):
-      return 'xla'
-    return kernels.choose(self.kernel, heads.query_BxTxNxH.shape, self.dtype, self.logit_cap)
 
   def _with_persistent(self, context_part, query_BxTxNxH, span_mask, drop):
     """Combines attention to the context and to the persistent vectors, [B, T, N, H]."""
@@ -318,9 +272,7 @@ class Attention(nn.Module):
     if isinstance(memory, KeyValues):
       return blocks.cache_source(memory, context.order_BxM)
     M = memory.rows_BxRxD.shape[1] - self.projections.lookback
-    rotation = None
-    if context.rotation is not None:
-      rotation = tuple(part[:, :M] for part in context.rotation)
+    rotation = context.rotation and tuple(part[:, :M] for part in context.rotation)
     rows = memory.rows_BxRxD, context.position_BxP[:, :M], rotation
     names = [n for name in ('key', 'value') for n in (name, f'{name}_convolution')]
     params = nn.unbox(self.variables['params'])
@@ -331,36 +283,44 @@ class Attention(nn.Module):
       repeat = lambda leaf: jnp.broadcast_to(leaf, (self.context_heads, *leaf.shape))
       weights['norm'] = jax.tree.map(repeat, nn.unbox(norm.variables['params']))
       norm = norm.clone(parent=None, name=None)
+    lookback, H = self.projections.lookback, weights['key']['kernel'].shape[-1]
 
     def project(weights, rows, cache, head):
       del cache, head
       rows_BxRxD, position_BxK, rotation = rows
+      one_head = {
+        name: jax.tree.map(lambda leaf: jnp.expand_dims(leaf, -2), weights[name])
+        for name in names
+        if name in weights
+      }
+      project_head = HeadProjection(self.projections, self.dtype, with_params(one_head))
       with nn.logical_axis_rules(()):  # each device projects its own rows and heads
         if norm is not None:
           rows_BxRxD = norm.apply({'params': weights['norm']}, rows_BxRxD)
         key_BxKx1xH, value_BxKx1xH = (
-          self._project_one_head(name, weights, rows_BxRxD, position_BxK)
+          project_head(name, rows_BxRxD, (1, H), position_BxK, lookback)[0]
           for name in ('key', 'value')
         )
-      if rotation is not None:
-        key_BxKx1xH = position.rotate(key_BxKx1xH, rotation)
-      return key_BxKx1xH[:, :, 0], value_BxKx1xH[:, :, 0]
+      return rotate_last(key_BxKx1xH, rotation)[:, :, 0], value_BxKx1xH[:, :, 0]
 
     return blocks.MemorySource(project, weights, rows)
-
-  def _project_one_head(self, name, weights, x_BxRxD, position_BxK):
-    """Returns keys or values [B, K, 1, H] of one head, from its weights."""
-    params = lambda name: jax.tree.map(lambda leaf: jnp.expand_dims(leaf, -2), weights[name])
-    D, H = weights[name]['kernel'].shape
-    y_BxRx1xH = self._linear(D, (1, H), parent=None).apply({'params': params(name)}, x_BxRxD)
-    if self.projections.taps is None:
-      return y_BxRx1xH
-    lookback = self.projections.lookback
-    rows = y_BxRx1xH[:, lookback:], position_BxK, y_BxRx1xH[:, :lookback]
-    convolve = self._convolution(parent=None)
-    return convolve.apply({'params': params(f'{name}_convolution')}, *rows)
 
 
 def _last_rows(array_BxRx, count):
   """Returns the last rows of an array."""
   return array_BxRx[:, array_BxRx.shape[1] - count :]
+
+
+def _attend_in_pallas(*args):
+  from ngrammer_jax.layers.attention import pallas  # slow to import
+
+  return pallas.attend(*args)
+
+
+ATTEND = {  # by the names of `config.kernels`
+  'xla': local.attend,
+  'blocks': blocks.attend,
+  'pallas': _attend_in_pallas,
+  'splash': functools.partial(fused.attend, 'splash'),
+  'cudnn': functools.partial(fused.attend, 'cudnn'),
+}

@@ -36,24 +36,6 @@ from ngrammer_jax.layers.attention.full import Heads, PartialAttention, SpanMask
 from ngrammer_jax.layers.context import Context
 
 BLOCK = 64  # number of queries and keys of a block; 128 and 256 were slower on a CPU
-MIN_SCORES = 2**14  # of a head; with fewer, full scores are faster on a CPU
-
-
-def is_faster(T: int, M: int, has_spans: bool) -> bool:
-  """Whether blocks are faster than full scores, for T queries after a memory of M.
-
-  With learned spans, blocks skip most of the scores. Without them, the scores of a block stay in
-  the cache of a CPU: of the CPU time over full scores, a training step takes 1.0 with T = M = 128,
-  0.9 with 512, and 0.8 with T = 512 and M = 2048, and evaluation 0.8, 0.6 and 0.4. With a shorter
-  memory or none, where half of the scores are in vain, a training step takes 0.8 to 1.2 with
-  T = 1024 and 0.4 to 0.6 with 2048, and evaluation 0.6 with 800 and 0.5 with 1800. Other devices
-  prefer few large products.
-  """
-  scores = T * (M + T)
-  if T < BLOCK or scores < MIN_SCORES:
-    return False
-  is_large = scores >= (2 if M >= T else 32) * MIN_SCORES
-  return has_spans or (is_large and mesh_axes.device()[0] == 'cpu')
 
 
 @struct.dataclass

@@ -62,13 +62,13 @@ class PartialAttention(NamedTuple):
 
   Attributes:
     values_BxTxNxH: weighted sums of the values, in at least float32.
-    log_mass_BxNxT: logarithm of the sum of the exponentials.
+    log_mass_BxNxT: logarithm of the sum of the exponentials. None: not computed.
     weights_BxNxTxS: weights of the values, which add up to 1. None: never computed all at once.
     pair_BxNxT: the earlier key that each query attends to most, S for none. None: not computed.
   """
 
   values_BxTxNxH: jax.Array
-  log_mass_BxNxT: jax.Array
+  log_mass_BxNxT: jax.Array | None = None
   weights_BxNxTxS: jax.Array | None = None
   pair_BxNxT: jax.Array | None = None
 

@@ -36,9 +36,12 @@ def applies(context: Context) -> bool:
 def attend(
   heads: full.Heads, span_mask: full.SpanMask | None, context: Context, *options: Any
 ) -> full.PartialAttention:
-  """Returns the same as `full.attend`; `options` are its other arguments."""
+  """Returns the same as `full.attend`, in blocks of queries if they need fewer keys.
+
+  The other arguments are those of `full.attend`.
+  """
   (B, T), S = heads.query_BxTxNxH.shape[:2], heads.key_BxSxNxH.shape[1]
-  F = block_count(T, S - T)
+  F = block_count(T, S - T) if applies(context) else 1
   if F == 1:
     return full.attend(heads, span_mask, context, *options)
   b, distance = T // F, heads.distance

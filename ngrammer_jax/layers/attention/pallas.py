@@ -28,7 +28,6 @@ import jax.numpy as jnp
 from ngrammer_jax.layers import documents, dropout, mesh_axes
 from ngrammer_jax.layers.attention import span
 from ngrammer_jax.layers.attention.block_layout import NO_LIMIT, QUERY_PADDING, pad
-from ngrammer_jax.layers.attention.cache import KeyValues
 from ngrammer_jax.layers.attention.full import Heads, PartialAttention, SpanMask, cap_logits
 from ngrammer_jax.layers.context import Context
 
@@ -93,14 +92,6 @@ class Options:
   logit_cap: float | None
 
 
-def supports(
-  context: Context, cached: KeyValues | None, return_pairs: bool, drop: dropout.Dropout
-) -> bool:
-  """Whether the kernels compute attention: with neither KV cache, prefix, pairs nor dropout."""
-  is_plain = not (context.has_prefix or return_pairs or drop.is_active)
-  return cached is None and is_plain and mesh_axes.device()[0] != 'gpu'
-
-
 def attend(
   heads: Heads,
   span_mask: SpanMask | None,
@@ -115,7 +106,7 @@ def attend(
     heads: queries; keys and values of the memory and the segment.
     span_mask: mask of the learned spans. None: no spans.
     context: context of the segment.
-    cached, return_pairs, drop: not supported, see `supports`.
+    cached, return_pairs, drop: not supported, see `config.kernels`.
   """
   del cached, return_pairs, drop
   T, K = heads.query_BxTxNxH.shape[1], BLOCK

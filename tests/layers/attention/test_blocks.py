@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax.layers import documents, dropout, mesh_axes
+from ngrammer_jax.layers import documents, dropout
 from ngrammer_jax.layers.attention import blocks, full, relative, span
 from ngrammer_jax.layers.attention.full import Heads, SpanMask
 from ngrammer_jax.layers.context import Context
@@ -160,25 +160,6 @@ def pairs_of_full_scores(heads, weights, z_BxTxN, rows, context):
   spans, drop = SpanMask(z_BxTxN, RAMP, True), dropout.Dropout(0.0, None)
   attend = jax.jit(lambda heads: full.attend(heads, spans, context, None, True, drop))
   return attend(heads).pair_BxNxT
-
-
-def test_few_scores_are_not_computed_in_blocks():
-  limit, block = blocks.MIN_SCORES, blocks.BLOCK
-  assert not blocks.is_faster(block - 1, limit, has_spans=True)
-  assert blocks.is_faster(block, limit // block, has_spans=True)
-  assert not blocks.is_faster(block, limit // block - block - 1, has_spans=True)
-
-
-def test_without_spans_blocks_are_for_cpus_and_long_memories(monkeypatch):
-  is_faster, T = blocks.is_faster, 128
-  assert T * 2 * T == 2 * blocks.MIN_SCORES
-  assert is_faster(T, T, has_spans=False) and not is_faster(T, T - 1, has_spans=False)
-  assert not is_faster(2 * T, T, has_spans=False) and is_faster(2 * T, T, has_spans=True)
-  # Without a memory, from 2^19 scores on.
-  assert is_faster(725, 0, has_spans=False) and not is_faster(724, 0, has_spans=False)
-  for platform in ('tpu', 'gpu'):
-    monkeypatch.setattr(mesh_axes, 'device', lambda platform=platform: (platform, ''))
-    assert not is_faster(T, T, has_spans=False) and is_faster(T, T, has_spans=True)
 
 
 def test_a_dropout_key_of_another_generator_is_an_error():

@@ -11,7 +11,7 @@ import pytest
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import documents, dropout
-from ngrammer_jax.layers.attention import cache, pallas, relative
+from ngrammer_jax.layers.attention import pallas, relative
 from ngrammer_jax.layers.attention.full import Heads, SpanMask
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.models import language_model
@@ -143,14 +143,3 @@ def test_each_device_attends_for_its_rows_and_heads(x64, monkeypatch):
     actual = run()
   close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
   jax.tree.map(close, jax.device_get(actual), jax.device_get(expected))
-
-
-def test_attention_dropout_and_caches_are_not_supported():
-  zeros = jnp.zeros((1, 8), jnp.int32)
-  context = Context(query_documents_BxT=zeros, key_documents_BxS=zeros)
-  no_drop, drop = dropout.Dropout(), dropout.Dropout(0.1, jax.random.key(0))
-  assert pallas.supports(context, None, False, no_drop)
-  assert not pallas.supports(context, None, False, drop)
-  assert not pallas.supports(context, None, True, no_drop)
-  assert not pallas.supports(context, cache.KeyValues(None, None, {}), False, no_drop)
-  assert not pallas.supports(context.replace(has_prefix=True), None, False, no_drop)

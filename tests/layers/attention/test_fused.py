@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import sharding
+from ngrammer_jax.config import kernels
 from ngrammer_jax.layers import context, documents, mesh_axes
-from ngrammer_jax.layers.attention import attention, cache, kernels, persistent, relative
+from ngrammer_jax.layers.attention import attention, cache, fused, persistent, relative
 from tests.checks import random_variables
 
 B, T, N, H = 4, 128, 4, 32
@@ -59,6 +60,17 @@ def attend(kernel, dtype=jnp.float32, **fields):
   return jax.device_get(jax.jit(run)(parameters(), x_BxTxD))
 
 
+NOTHING = frozenset()
+
+
+def setting(shape, dtype):
+  return fused.setting(jax.ShapeDtypeStruct(shape, dtype))
+
+
+def reason(kernel, shape, dtype, *needs):
+  return kernels.unsupported_reason(kernel, frozenset(needs), setting(shape, dtype))
+
+
 def calls_kernel(kernel, **fields):
   own = {name: value for name, value in fields.items() if name not in ('is_plain_causal', 'dtype')}
   run = lambda params, x_BxTxD: output(kernel, params, x_BxTxD, **fields)
@@ -88,7 +100,7 @@ def test_splash_is_what_the_scores_give(shape, cap):
 @pytest.mark.slow
 @pytest.mark.parametrize('kernel', ['splash', 'cudnn'])
 def test_in_bfloat16_a_kernel_is_no_further_from_float32_than_the_scores_are(kernel):
-  if why := kernels.unsupported_reason(kernel, (B, T, N, H), jnp.bfloat16):
+  if why := reason(kernel, (B, T, N, H), 'bfloat16'):
     pytest.skip(f'{kernel} {why}')
   assert calls_kernel(kernel, dtype=jnp.bfloat16)
   exact = attend('xla')
@@ -123,10 +135,10 @@ def test_a_kernel_is_only_asked_where_it_can_do_it():
   ],
 )
 def test_what_a_kernel_cannot_do_is_left_to_the_scores(kernel, shape, dtype, why):
-  capped = kernels.unsupported_reason(kernel, shape, jnp.dtype(dtype), 0.5)
-  assert capped == ('cannot cap the scores' if kernel == 'cudnn' else why)
-  assert kernels.unsupported_reason(kernel, shape, jnp.dtype(dtype)) == why
-  assert kernels.choose(kernel, shape, jnp.dtype(dtype)) == ('xla' if why else kernel)
+  capped = reason(kernel, shape, dtype, 'cap')
+  assert capped == ('cannot compute capped scores' if kernel == 'cudnn' else why)
+  assert reason(kernel, shape, dtype) == why
+  assert kernels.select(kernel, NOTHING, setting(shape, dtype)) == ('xla' if why else kernel)
 
 
 @pytest.mark.parametrize(
@@ -134,28 +146,26 @@ def test_what_a_kernel_cannot_do_is_left_to_the_scores(kernel, shape, dtype, why
 )
 def test_tpus_have_splash_from_v4_on(kind, kernel, monkeypatch):
   monkeypatch.setattr(mesh_axes, 'device', lambda: ('tpu', kind))
-  assert kernels.choose(None, (1, 256, 4, 64), jnp.bfloat16) == kernel
-  assert kernels.choose('splash', (1, 256, 4, 64), jnp.bfloat16) == kernel
-  assert kernels.choose(None, (1, 256, 4, 64), jnp.float64) == 'xla'
-  assert kernels.choose(None, (1, 200, 4, 64), jnp.bfloat16) == 'xla'
+  select = lambda kernel, T, dtype: kernels.select(kernel, NOTHING, setting((1, T, 4, 64), dtype))
+  assert select(None, 256, 'bfloat16') == select('splash', 256, 'bfloat16') == kernel
+  assert select(None, 256, 'float64') == select(None, 200, 'bfloat16') == 'xla'
 
 
 @pytest.mark.parametrize(
   'fields, extra_args',
   [
     ({'dropout': 0.1}, ('dropout_key',)),
-    ({}, ('post_attention_fn',)),
+    ({}, ('return_pairs',)),
     ({'position': functools.partial(relative.RelativePosition, width=N * H)}, ()),
   ],
 )
 def test_what_is_more_than_the_tokens_of_a_document_is_left_to_the_scores(fields, extra_args):
   x_BxTxD = inputs()[0]
   layer, params = attention.Attention(N, kernel='splash', **fields), parameters(**fields)
-  unchanged = lambda attended_BxTxNxH, pair_BxNxT: attended_BxTxNxH
 
   def calls(*names):
     def run(x_BxTxD):
-      more = {'dropout_key': jax.random.key(0), 'post_attention_fn': unchanged}
+      more = {'dropout_key': jax.random.key(0), 'return_pairs': True}
       return layer.apply(params, x_BxTxD, context_of(), **{name: more[name] for name in names})
 
     return 'pallas_call' in str(jax.make_jaxpr(run)(x_BxTxD))

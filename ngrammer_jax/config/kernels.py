@@ -1,0 +1,127 @@
+"""Which kernel computes attention, and why another one does not. Imports no JAX.
+
+  xla      all scores at once (`layers.attention.full`), in windows of queries (`local`)
+  blocks   a running softmax over blocks of keys (`layers.attention.blocks`)
+  pallas   the same as kernels for TPUs (`layers.attention.pallas`)
+  splash   splash attention of JAX, for TPUs from v4 on (`layers.attention.fused`)
+  cudnn    attention of cuDNN, for GPUs (`layers.attention.fused`)
+
+T queries, M memory, H head width.
+"""
+
+from typing import NamedTuple
+
+# What attention may need, as a sentence goes on after 'cannot compute'.
+NEEDS = {
+  'mask': 'a memory, windows or other masks than causality within documents',
+  'distances': 'scores of distances',
+  'spans': 'learned spans',
+  'persistent': 'persistent vectors',
+  'cap': 'capped scores',
+  'dropout': 'dropout',
+  'pairs': 'the keys with the most attention',
+  'cache': 'a KV cache',
+  'prefix': 'a bidirectional prefix',
+  'probabilities': 'all probabilities',
+}
+# The needs that each kernel can satisfy.
+KERNELS = {
+  'xla': frozenset(NEEDS),
+  'blocks': frozenset(NEEDS) - {'prefix', 'probabilities'},
+  'pallas': frozenset({'mask', 'distances', 'spans', 'persistent', 'cap'}),
+  'splash': frozenset({'cap'}),
+  'cudnn': frozenset(),
+}
+NAMES = tuple(KERNELS)
+
+LANES = 128  # vector lanes of a TPU, which must divide the segments of splash
+HALF_PRECISION = ('bfloat16', 'float16')  # of cudnn
+UNSUPPORTED_TPUS = ('TPU v2', 'TPU v3')  # splash needs larger matrix units
+GENERATOR = 'threefry2x32'  # blocks need a generator that can draw a part of the dropout mask
+MIN_QUERIES, MIN_SCORES = 64, 2**14  # of a head; with fewer, full scores are faster on a CPU
+
+
+class Setting(NamedTuple):
+  """What attention works on.
+
+  Attributes:
+    T, M, H: queries, earlier keys and head width.
+    dtype: of the activations.
+    platform, device: `tpu`, `gpu` or `cpu`, and the kind of the devices.
+    is_divisible: whether the mesh divides rows and heads.
+    generator: of the random numbers, as in `jax_default_prng_impl`.
+  """
+
+  T: int
+  M: int
+  H: int
+  dtype: str
+  platform: str
+  device: str
+  is_divisible: bool
+  generator: str = GENERATOR
+
+
+def unsupported_reason(kernel: str, needs: frozenset[str], setting: Setting) -> str | None:
+  """Returns why a kernel cannot compute attention, None if it can."""
+  missing = [text for need, text in NEEDS.items() if need in needs - KERNELS[kernel]]
+  if missing:
+    return f'cannot compute {missing[0]}'
+  s = setting
+  if kernel == 'blocks' and 'dropout' in needs and s.generator != GENERATOR:
+    return f'needs the generator {GENERATOR} for dropout, not {s.generator}'
+  if kernel == 'pallas' and s.platform == 'gpu':
+    return f'is for TPUs, not for {s.device}'
+  if kernel in ('splash', 'cudnn') and not s.is_divisible:
+    return 'needs rows and heads that the mesh divides'
+  if kernel == 'cudnn' and (s.platform != 'gpu' or s.dtype not in HALF_PRECISION or s.H % 8):
+    actual = f'{s.platform}, {s.dtype} and {s.H}'
+    return f'is for GPUs, bfloat16 and head widths that 8 divides, not for {actual}'
+  if kernel == 'splash':
+    if s.device in UNSUPPORTED_TPUS or s.platform == 'gpu':
+      return f'is for TPUs from v4 on, not for {s.device}'
+    if s.T % LANES:
+      return f'is for segments that {LANES} divides, not for {s.T} tokens'
+    if s.dtype == 'float64':
+      return 'has no float64'
+  return None
+
+
+def uses_blocks(kernel: str | None, needs: frozenset[str], setting: Setting) -> bool:
+  """Whether attention works in blocks, so that the context of a segment has no mask."""
+  if kernel not in (None, 'blocks') or unsupported_reason('blocks', needs, setting):
+    return False
+  return kernel == 'blocks' or blocks_are_faster(setting, 'spans' in needs)
+
+
+def blocks_are_faster(setting: Setting, has_spans: bool) -> bool:
+  """Whether blocks are faster than full scores.
+
+  With learned spans, blocks skip most of the scores. Without them, the scores of a block stay in
+  the cache of a CPU: of the CPU time over full scores, a training step takes 1.0 with T = M = 128,
+  0.9 with 512, and 0.8 with T = 512 and M = 2048, and evaluation 0.8, 0.6 and 0.4. With a shorter
+  memory or none, where half of the scores are in vain, a training step takes 0.8 to 1.2 with
+  T = 1024 and 0.4 to 0.6 with 2048, and evaluation 0.6 with 800 and 0.5 with 1800. Other devices
+  prefer few large products.
+  """
+  T, M = setting.T, setting.M
+  scores = T * (M + T)
+  if T < MIN_QUERIES or scores < MIN_SCORES:
+    return False
+  is_large = scores >= (2 if M >= T else 32) * MIN_SCORES
+  return has_spans or (is_large and setting.platform == 'cpu')
+
+
+def select(kernel: str | None, needs: frozenset[str], setting: Setting) -> str:
+  """Returns the kernel of attention that does not work in blocks.
+
+  Args:
+    kernel: that of the config. None: splash on TPUs, else xla.
+    needs: what attention needs, see NEEDS.
+    setting: what it works on.
+  """
+  if kernel is None:
+    kernel = 'splash' if setting.platform == 'tpu' else 'xla'
+  if kernel == 'blocks' or unsupported_reason(kernel, needs, setting):
+    return 'xla'
+  return kernel

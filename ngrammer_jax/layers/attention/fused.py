@@ -1,0 +1,92 @@
+"""Attention kernels of JAX that never materialize the full score matrix.
+
+They support one mask: causal within documents. `splash` is for TPUs; on a CPU it is interpreted,
+which is slow and only for tests. `cudnn` is for GPUs; its mask is as large as the scores of one
+head. `config.kernels` says where they are used.
+
+B batch, T segment length, N heads, H head width.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ngrammer_jax.config.kernels import LANES, Setting
+from ngrammer_jax.layers import mesh_axes
+from ngrammer_jax.layers.attention.full import Heads, PartialAttention
+from ngrammer_jax.layers.context import Context
+
+BLOCK_SIZES = (512, 256, LANES)  # queries and keys at a time
+
+
+def setting(query: jax.Array | jax.ShapeDtypeStruct, M: int = 0) -> Setting:
+  """Returns what attention works on, under the current mesh.
+
+  Args:
+    query: queries [B, T, N, H].
+    M: number of earlier keys.
+  """
+  _, T, _, H = query.shape
+  platform, device = mesh_axes.device()
+  return Setting(
+    *(T, M, H, query.dtype.name, platform, device),
+    is_divisible=_mesh_axes(query.shape) is not None,
+    generator=jax.config.jax_default_prng_impl,
+  )
+
+
+def attend(
+  kernel: str, heads: Heads, span_mask: None, context: Context, *options: Any
+) -> PartialAttention:
+  """Returns the causal softmax(q k^T) v within documents.
+
+  Args:
+    kernel: `splash`, which caps the products q k^T if there is a cap, or `cudnn`.
+    heads: scaled queries, keys and values.
+    span_mask: not supported.
+    context: with the document number of each query.
+    *options: the other arguments of `full.attend`, which ask for nothing here.
+  """
+  del span_mask, options
+  run = {'splash': functools.partial(_splash, heads.logit_cap), 'cudnn': _cudnn}[kernel]
+  rows, by_head = _mesh_axes(heads.query_BxTxNxH.shape)
+  if rows or by_head:
+    spec = jax.P(rows, None, by_head)
+    run = jax.shard_map(run, in_specs=(spec,) * 3 + (jax.P(rows),), out_specs=spec, check_vma=False)
+  return PartialAttention(run(*heads[:3], context.query_documents_BxT))
+
+
+def _splash(logit_cap, q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, documents_BxT):
+  from jax.experimental.pallas.ops.tpu import splash_attention  # slow to import
+
+  T, N = q_BxTxNxH.shape[1:3]
+  block = next(size for size in BLOCK_SIZES if T % size == 0)
+  names = ('q', 'kv', 'kv_compute', 'q_dkv', 'kv_dkv', 'kv_dkv_compute', 'q_dq', 'kv_dq')
+  attend = splash_attention.make_splash_mha(
+    splash_attention.MultiHeadMask([splash_attention.CausalMask((T, T))] * N),
+    block_sizes=splash_attention.BlockSizes(**{f'block_{name}': block for name in names}),
+    head_shards=1,
+    q_seq_shards=1,
+    attn_logits_soft_cap=logit_cap,
+    interpret=mesh_axes.device()[0] == 'cpu',
+  )
+  ids = splash_attention.SegmentIds(documents_BxT, documents_BxT)
+  by_head = (x.swapaxes(1, 2) for x in (q_BxTxNxH, k_BxTxNxH, v_BxTxNxH))
+  return jax.vmap(attend)(*by_head, ids).swapaxes(1, 2)
+
+
+def _cudnn(q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, documents_BxT):
+  T = documents_BxT.shape[1]
+  same_BxTxT = documents_BxT[:, :, None] == documents_BxT[:, None, :]
+  visible_Bx1xTxT = (same_BxTxT & jnp.tri(T, dtype=bool))[:, None]
+  return jax.nn.dot_product_attention(
+    q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, mask=visible_Bx1xTxT, scale=1.0, implementation='cudnn'
+  )
+
+
+def _mesh_axes(shape: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+  """Returns the mesh axes of rows and heads, None if they do not divide these."""
+  axes = mesh_axes.axes('batch', shape[0]), mesh_axes.axes('heads', shape[2])
+  return None if None in axes else axes

@@ -1,0 +1,117 @@
+"""Queries, keys and values of the heads: linear maps, causal convolutions and rotations.
+
+  q, k, v = conv(x W)                 convolutions: Primer
+  k <- rotate(k)                      rotary positions
+
+Attention projects a whole segment. Blocks project the keys of a memory when they visit them, one
+head and one block of tokens at a time. Both call the functions of this file.
+
+B batch, P inputs, D model width, N heads, H head width.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import functools
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from ngrammer_jax.layers import convolution, dense
+from ngrammer_jax.layers.attention import position
+
+# Returns a submodule to call, from a function that makes it and its name.
+Bind = Callable[[Callable[..., nn.Module], str], Callable[..., jax.Array]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Projections:
+  """Options of the query, key and value projections.
+
+  Attributes:
+    bias: projections have biases.
+    per_dim_scale: learn the query scale of each feature (praxis), shared by the heads:
+      log2(e) / sqrt(H) * softplus(s), which is 1 / sqrt(H) at the initial s = 0.
+    taps: number of taps of the causal convolutions on the projected q, k and v (Primer). None: no
+      convolutions.
+    shared_query_key: q is a linear map, head by head, of the convolved k (full Primer).
+  """
+
+  bias: bool = False
+  per_dim_scale: bool = False
+  taps: int | None = None
+  shared_query_key: bool = False
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """Names of the projections of the input, which are convolved if there are convolutions."""
+    return ('key', 'value') if self.shared_query_key else ('query', 'key', 'value')
+
+  @property
+  def lookback(self) -> int:
+    """Number of earlier inputs that a projection depends on."""
+    return (self.taps or 1) - 1
+
+
+def new_submodule(make: Callable[..., nn.Module], name: str) -> Callable[..., jax.Array]:
+  """Makes a submodule of the module that is called. See `Bind`."""
+  return make(name=name)
+
+
+def with_params(params: Mapping[str, Any]) -> Bind:
+  """Returns a `Bind` of submodules that have these parameters, by name, outside of any module."""
+  return lambda make, name: functools.partial(make(parent=None).apply, {'params': params[name]})
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadProjection:
+  """Projects inputs to queries, keys or values.
+
+  Attributes:
+    options: options of the projections.
+    dtype: of the result.
+    bind: makes the submodules, or applies them with the parameters of some heads.
+  """
+
+  options: Projections
+  dtype: jnp.dtype
+  bind: Bind = new_submodule
+
+  def __call__(
+    self,
+    name: str,
+    x_BxPxD: jax.Array,
+    features: tuple[int, int],
+    position_BxT: jax.Array,
+    before: int = 0,
+    earlier: jax.Array | None = None,
+  ) -> tuple[jax.Array, jax.Array | None]:
+    """Returns [B, T, N, H] before any rotation, and the inputs of the convolution if there is one.
+
+    Args:
+      name: `query`, `key` or `value`.
+      x_BxPxD: inputs; the first `before` of them are only read by the convolution.
+      features: N and H.
+      position_BxT: position of each token in its document, for the convolution.
+      before: P - T.
+      earlier: inputs of the convolution before those, if `before` is 0. None: zeros.
+    """
+    names, fields = ('embed', 'heads', 'kv'), {'use_bias': self.options.bias, 'dtype': self.dtype}
+    make = functools.partial(dense.dense_general, x_BxPxD.shape[-1:], features, names, **fields)
+    y_BxPxNxH = self.bind(make, name)(x_BxPxD)
+    if self.options.taps is None:
+      return y_BxPxNxH, None
+    earlier = y_BxPxNxH[:, :before] if before else earlier
+    make = functools.partial(convolution.CausalConvolution, self.options.taps, self.dtype)
+    inputs_BxTxNxH = y_BxPxNxH[:, before:]
+    convolve = self.bind(make, f'{name}_convolution')
+    return convolve(inputs_BxTxNxH, position_BxT, earlier), inputs_BxTxNxH
+
+
+def rotate_last(x_BxTxNxH: jax.Array, rotation: tuple[jax.Array, jax.Array] | None) -> jax.Array:
+  """Rotates queries or keys by the last T of the angles. None: no rotation."""
+  if rotation is None:
+    return x_BxTxNxH
+  T = x_BxTxNxH.shape[1]
+  return position.rotate(x_BxTxNxH, tuple(part[..., -T:, :, :] for part in rotation))

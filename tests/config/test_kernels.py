@@ -1,0 +1,67 @@
+"""The table of kernels, and the choice between them."""
+
+import pytest
+
+from ngrammer_jax.config import kernels
+
+SETTING = kernels.Setting(128, 0, 64, 'bfloat16', 'cpu', 'cpu', is_divisible=True)
+
+
+def test_the_scores_satisfy_every_need():
+  assert kernels.KERNELS['xla'] == frozenset(kernels.NEEDS)
+  assert all(needs <= frozenset(kernels.NEEDS) for needs in kernels.KERNELS.values())
+
+
+@pytest.mark.parametrize('kernel', kernels.NAMES)
+def test_what_a_kernel_cannot_compute_is_left_to_the_scores(kernel):
+  platform = {'cudnn': 'gpu', 'xla': 'cpu', 'blocks': 'cpu'}.get(kernel, 'tpu')
+  setting = SETTING._replace(platform=platform, device='TPU v5 lite')
+  for need, text in kernels.NEEDS.items():
+    needs = frozenset({need})
+    reason = kernels.unsupported_reason(kernel, needs, setting)
+    can_compute = need in kernels.KERNELS[kernel]
+    assert reason == (None if can_compute else f'cannot compute {text}')
+    expected = kernel if can_compute and kernel != 'blocks' else 'xla'
+    assert kernels.select(kernel, needs, setting) == expected
+    in_blocks = kernels.uses_blocks(kernel, needs, setting)
+    assert in_blocks == (kernel == 'blocks' and can_compute)
+
+
+def test_kernels_are_for_their_devices():
+  reason = lambda kernel, **fields: kernels.unsupported_reason(
+    kernel, frozenset(), SETTING._replace(**fields)
+  )
+  assert reason('pallas', platform='gpu', device='H100') == 'is for TPUs, not for H100'
+  assert reason('splash', is_divisible=False) == 'needs rows and heads that the mesh divides'
+  assert reason('splash', platform='tpu', device='TPU v3').startswith('is for TPUs from v4 on')
+  assert reason('cudnn', platform='gpu') is None
+  assert 'not for cpu, float32 and 64' in reason('cudnn', dtype='float32')
+
+
+def test_blocks_need_a_generator_that_draws_a_part_of_the_dropout():
+  needs = frozenset({'dropout'})
+  assert kernels.uses_blocks('blocks', needs, SETTING)
+  assert not kernels.uses_blocks('blocks', needs, SETTING._replace(generator='rbg'))
+  assert kernels.uses_blocks('blocks', frozenset(), SETTING._replace(generator='rbg'))
+
+
+def test_few_scores_are_not_computed_in_blocks():
+  limit, block = kernels.MIN_SCORES, kernels.MIN_QUERIES
+  faster = lambda T, M: kernels.blocks_are_faster(SETTING._replace(T=T, M=M), has_spans=True)
+  assert not faster(block - 1, limit)
+  assert faster(block, limit // block) and not faster(block, limit // block - block - 1)
+
+
+def test_without_spans_blocks_are_for_cpus_and_long_memories():
+  def faster(T, M, has_spans, platform='cpu'):
+    return kernels.blocks_are_faster(SETTING._replace(T=T, M=M, platform=platform), has_spans)
+
+  T = 128
+  assert T * 2 * T == 2 * kernels.MIN_SCORES
+  assert faster(T, T, has_spans=False) and not faster(T, T - 1, has_spans=False)
+  assert not faster(2 * T, T, has_spans=False) and faster(2 * T, T, has_spans=True)
+  # Without a memory, from 2^19 scores on.
+  assert faster(725, 0, has_spans=False) and not faster(724, 0, has_spans=False)
+  for platform in ('tpu', 'gpu'):
+    assert not faster(T, T, has_spans=False, platform=platform)
+    assert faster(T, T, has_spans=True, platform=platform)
