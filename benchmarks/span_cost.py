@@ -118,7 +118,7 @@ def trainer(model, spans=None, shape=(B, T), algorithm='adagrad'):
 def scorer(model, spans, length):
   """Returns a function that reads `length` tokens of each row, after those of the previous call."""
   params = make_params(model, spans)
-  slots = language_model.cache_slots(model.config, params)
+  slots = spans.cache_slots(model.config, params)
   memory = language_model.empty_memory(model.config, B, slots)
   tokens = np.random.default_rng(0).integers(0, V, (B, length), dtype=np.int32)
   apply = lambda params, memory, tokens: model.apply({'params': params}, tokens, memory)[:2]

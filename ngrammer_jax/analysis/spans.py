@@ -9,7 +9,7 @@ import numpy as np
 
 from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import figures, probe
-from ngrammer_jax.models import language_model
+from ngrammer_jax.models import spans as model_spans
 from ngrammer_jax.system import text_tables
 
 MAX_SEGMENTS = 8  # segments of the split that are read
@@ -47,7 +47,7 @@ def analyze(run: runs.Run, split: str = 'validation') -> dict[str, Any]:
   if span is not None:
     result |= {'limit': span.limit, 'ramp': span.ramp}
   if span is not None and span.kind == 'adaptive':
-    spans_LxN = language_model.adaptive_spans(config, run.state.params)
+    spans_LxN = model_spans.adaptive_spans(config, run.state.params)
     result['spans'] = _add_ramp(spans_LxN, span).tolist()
   if has_persistent or span.kind == 'dynamic':
     text = run.split(split)

@@ -16,6 +16,7 @@ NEEDS = {
   'mask': 'a memory, windows or other masks than causality within documents',
   'distances': 'scores of distances',
   'spans': 'learned spans',
+  'all_keys': 'spans with epsilon_keys="all"',
   'persistent': 'persistent vectors',
   'cap': 'capped scores',
   'dropout': 'dropout',
@@ -27,7 +28,7 @@ NEEDS = {
 # The needs that each kernel can satisfy.
 KERNELS = {
   'xla': frozenset(NEEDS),
-  'blocks': frozenset(NEEDS) - {'prefix', 'probabilities'},
+  'blocks': frozenset(NEEDS) - {'all_keys', 'prefix', 'probabilities'},
   'pallas': frozenset({'mask', 'distances', 'spans', 'persistent', 'cap'}),
   'splash': frozenset({'cap'}),
   'cudnn': frozenset(),

@@ -176,6 +176,7 @@ class ModelConfig:
       'distances': (self.position in BACKWARD_POSITIONS, f'position={self.position!r}'),
       'mask': (self.memory is not None, 'memory'),
       'spans': (self.span is not None, 'span'),
+      'all_keys': (self.span is not None and self.span.counts_all_keys, 'span.epsilon_keys="all"'),
       'persistent': (self.persistent is not None and self.persistent.vectors > 0, 'persistent'),
       'dropout': (self.attention_dropout > 0, f'attention_dropout={self.attention_dropout}'),
       'pairs': ('attended' in pairings, 'ngram.pairing="attended"'),

@@ -7,6 +7,10 @@ from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
 
 KINDS = ('adaptive', 'dynamic')
+# Keys within the span and its ramp, as in the official code, which trims its cache; or all keys, as
+# in its formula. Kernels that skip the keys beyond a span support `span` alone.
+EPSILON_KEYS = ('span', 'all')
+MIN_LIMIT = 64  # below it, kernels have nothing to skip: `all` is the default
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +37,19 @@ class SpanConfig:
     free_on_init=True,
   )
   renormalize: bool = field(True, 'rescale masked attention weights to a sum of 1')
+  epsilon_keys: str | None = field(
+    None,
+    'keys that count in the 1e-8 of the rescaling; None: span, but all if `limit` is below 64',
+    choices=EPSILON_KEYS,
+  )
   reserve: int = field(16, 'no longer used', at_least=1, free_on_resume=True, is_used=False)
   check_every: int = field(100, 'no longer used', at_least=1, free_on_resume=True, is_used=False)
+
+  @property
+  def counts_all_keys(self) -> bool:
+    """Whether keys beyond the span count in the normaliser."""
+    default = 'span' if self.limit >= MIN_LIMIT else 'all'
+    return self.renormalize and (self.epsilon_keys or default) == 'all'
 
   def check(self, model: Any) -> None:
     """Raises BadInput for spans that are invalid for the model."""

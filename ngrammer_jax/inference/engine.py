@@ -20,7 +20,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
 from ngrammer_jax.inference import programs, sampling
 from ngrammer_jax.layers.ngram import table
-from ngrammer_jax.models import heads, host_tables, language_model
+from ngrammer_jax.models import heads, host_tables, language_model, spans
 
 MAX_ROWS = 8  # default batch size of texts
 MIN_PROMPT_LENGTH = 16  # prompts are padded to at least this many tokens
@@ -132,7 +132,7 @@ class Engine:
       num_segments: number of segments.
       make_segment: returns the segment with an index, for a slice of the rows.
     """
-    slots = language_model.cache_slots(self.model.config, variables['params'], self.mesh)
+    slots = spans.cache_slots(self.model.config, variables['params'], self.mesh)
     return self._score(self._score_segment, slots, variables, rows, num_segments, make_segment)
 
   def score_windows(
@@ -152,7 +152,7 @@ class Engine:
       num_batches: number of batches.
       make_window: returns the windows of the batch with an index, for a slice of its rows.
     """
-    slots = language_model.cache_slots(self.model.config, variables['params'], self.mesh)
+    slots = spans.cache_slots(self.model.config, variables['params'], self.mesh)
     if slots and self.model.config.memory.first == 'empty':
       slots = 1  # no memory: the slot has no token
     for batch in range(num_batches):
@@ -363,7 +363,7 @@ class Engine:
     """Returns the slots of the KV cache: the context, as far as the learned spans reach."""
     config, slots = self.model.config, context - 1  # the context has the current token
     if config.span is not None and variables is not None:
-      slots = min(slots, language_model.cache_slots(config, variables['params'], self.mesh))
+      slots = min(slots, spans.cache_slots(config, variables['params'], self.mesh))
     # Without a KV cache, a segment memory would keep the inputs of all its tokens.
     return max(slots, 0 if config.memory is None else 1)
 

@@ -14,7 +14,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import axis_names, dropout, feed_forward, mesh_axes, normalization
 from ngrammer_jax.layers.attention import attention, cache, persistent, relative, span
 from ngrammer_jax.layers.context import Context
-from ngrammer_jax.models import memories, precision
+from ngrammer_jax.models import memories, precision, spans
 from ngrammer_jax.models.memories import PlacedMemory
 
 # Keys: `hidden`, inputs of the layer [B, M + R, D], or `cache`, its `cache.KeyValues`; and the
@@ -79,15 +79,15 @@ class Block(nn.Module):
     x_BxTxD = self._residual('attention', x_BxTxD, y_BxTxD, keys[0])
     if 'cache' in memory:
       next_memory['cache'] = _update_cache(memory['cache'], projected, context, after_BxTxD=x_BxTxD)
-    spans = projected.spans
-    if spans is None:
-      spans = span.Spans(jnp.zeros(()), jnp.zeros((len(x_BxTxD), c.context_heads)))
+    layer_spans = projected.spans
+    if layer_spans is None:
+      layer_spans = span.Spans(jnp.zeros(()), jnp.zeros((len(x_BxTxD), c.context_heads)))
     if c.feed_forward_width:
       norm = self._norm('feed_forward')
       y_BxTxD = x_BxTxD if norm is None else norm(x_BxTxD)
       y_BxTxD = self._feed_forward(y_BxTxD, context.valid_BxT, keys[3])
       x_BxTxD = self._residual('feed_forward', x_BxTxD, y_BxTxD, keys[1])
-    return x_BxTxD, next_memory | states, spans
+    return x_BxTxD, next_memory | states, layer_spans
 
   def _attend(self, x_BxTxD, context, memory, norm, dropout_key):
     """Returns the output of attention, its projections, and the next states of the memories."""
@@ -176,7 +176,7 @@ def make_attention(config: model_config.ModelConfig, dtype: jnp.dtype) -> attent
     heads=c.heads,
     projections=projections(c),
     position=_position(c),
-    span=None if c.span is None else _span(c.span, dtype),
+    span=None if c.span is None else spans.module_of(c.span, dtype),
     persistent=c.persistent and persistent.Persistent(c.persistent.vectors, c.persistent.kind),
     dropout=c.attention_dropout,
     logit_cap=c.logit_cap,
@@ -204,21 +204,6 @@ def _position(config):
     clamp_length=p.clamp_length,
     shares_softmax=has_vectors and c.persistent.kind == 'all_attention',
     dropout=c.dropout,
-  )
-
-
-def _span(config, dtype):
-  """Returns a function that makes the module of the spans."""
-  kind, initial = {'adaptive': (span.AdaptiveSpan, 0.0), 'dynamic': (span.DynamicSpan, -4.0)}[
-    config.kind
-  ]
-  return functools.partial(
-    kind,
-    limit=config.limit,
-    ramp=config.ramp,
-    initial=initial if config.initial is None else config.initial,
-    dtype=jnp.promote_types(dtype, jnp.float32),
-    renormalize=config.renormalize,
   )
 
 

@@ -114,12 +114,13 @@ def for_serving(config: model_config.ModelConfig, params: Any, codebook: Any) ->
   A memory with clusters of the embedding quantises the same row for every occurrence of a token,
   so the ids are those of the codebook. Other codebooks are returned unchanged.
   """
-  if config.adaptive_softmax is not None:  # there is no single embedding table
+  modules = memories.ngram_modules(config)
+  token_memories = {path: module for path, module in modules if module.clusters_depend_on_token}
+  # With an adaptive softmax there is no single embedding table.
+  if not token_memories or config.adaptive_softmax is not None:
     return codebook
   served = traverse_util.flatten_dict(codebook, keep_empty_nodes=True)
-  for path, memory in memories.ngram_modules(config):
-    if not memory.clusters_depend_on_token:
-      continue
+  for path, memory in token_memories.items():
     rows_VxD = scale_embedding(config, params['embedding'])
     rows_VxKxH = rows_VxD.reshape(len(rows_VxD), memory.options.heads, -1)
     rows_VxKxH = quantizer.quantizer_input(rows_VxKxH, memory.options.prenormalize)

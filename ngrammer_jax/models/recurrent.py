@@ -19,30 +19,6 @@ from ngrammer_jax.models import block, heads, memories, precision
 Memory = block.Memory
 
 
-def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int = 0) -> Memory:
-  """Returns the memory before the first segment of `batch` streams.
-
-  Args:
-    config: model config.
-    batch: B.
-    cache_slots: positive for token-by-token decoding, which carries the window of the readout
-      even without `carry_memory`.
-
-  Keys: `document` int32 [B], document number of the last token; `state`, see
-  `layers.recurrent.recurrence.empty_state`; the states of the memories at the input (see
-  `models.memories`); and, if it is carried, `window`, see `layers.recurrent.readout.empty_memory`.
-  """
-  c, r = config, config.recurrent
-  memory = {
-    'document': jnp.zeros((batch,), jnp.int32),
-    'state': recurrence.empty_state(batch, r.hidden, r.cell, precision.compute_dtype(c)),
-  }
-  memory |= memories.empty_states(memories.make(c).between_blocks, batch)
-  if r.slots and (r.carry_memory or cache_slots):
-    memory['window'] = empty_window(config, batch)
-  return memory
-
-
 def empty_window(config: model_config.ModelConfig, batch: int) -> readout.Memory:
   """Returns the window of the readout before the first segment."""
   r = config.recurrent
@@ -78,8 +54,26 @@ class RecurrentLM(nn.Module):
       self.readout = readout.AttentionReadout(r.parts, r.window, r.empty_slots, init, dtype)
 
   def empty_memory(self, batch: int, cache_slots: int = 0) -> Memory:
-    """Returns the memory before the first segment of `batch` streams, see `empty_memory`."""
-    return empty_memory(self.config, batch, cache_slots)
+    """Returns the memory before the first segment of `batch` streams.
+
+    Args:
+      batch: B.
+      cache_slots: positive for token-by-token decoding, which carries the window of the readout
+        even without `carry_memory`.
+
+    Keys: `document` int32 [B], document number of the last token; `state`, see
+    `recurrence.empty_state`; the states of the memories at the input (see `models.memories`); and,
+    if it is carried, `window`, see `readout.empty_memory`.
+    """
+    c, r = self.config, self.config.recurrent
+    memory = {
+      'document': jnp.zeros((batch,), jnp.int32),
+      'state': recurrence.empty_state(batch, r.hidden, r.cell, precision.compute_dtype(c)),
+    }
+    memory |= memories.empty_states(memories.make(c).between_blocks, batch)
+    if r.slots and (r.carry_memory or cache_slots):
+      memory['window'] = empty_window(c, batch)
+    return memory
 
   def __call__(
     self,

@@ -17,9 +17,9 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.place import Place
 from ngrammer_jax.layers import axis_names, documents, dropout, mesh_axes, normalization, softmax
 from ngrammer_jax.layers import context as contexts
-from ngrammer_jax.layers.attention import cache, fused, position, span
+from ngrammer_jax.layers.attention import cache, fused, position
 from ngrammer_jax.layers.ngram import table
-from ngrammer_jax.models import block, heads, memories, precision
+from ngrammer_jax.models import block, heads, memories, precision, spans
 
 Memory = block.Memory
 
@@ -32,53 +32,12 @@ REMAT_POLICIES = {
 }
 
 
-def empty_memory(config: model_config.ModelConfig, batch: int, cache_slots: int = 0) -> Memory:
-  """Returns the memory before the first segment of `batch` streams.
-
-  Args:
-    config: model config.
-    batch: B.
-    cache_slots: number of slots of the KV cache, for evaluation and decoding. 0 for training, where
-      a segment memory stores the inputs of the layers.
-
-  Keys: `document` int32 [B], document number of the last token; the states of the memories between
-  blocks (see `models.memories`); the earlier tokens, `cache` (`CacheSlots`) or
-  `recent` (`layers.context.RecentTokens`); `layers`, the memory of each block (see
-  `block.empty_memory`); and in training with dynamic spans, `spans`, those of the last segment by
-  layer (`layers.attention.span.Spans`).
-  """
-  c, memory = config, {'document': jnp.zeros((batch,), jnp.int32)}
-  memory |= memories.empty_states(memories.make(c).between_blocks, batch)
-  if cache_slots:
-    memory['cache'] = cache.empty_slots(batch, cache_slots)
-  elif c.memory is not None:
-    memory['recent'] = contexts.empty_tokens(batch, c.memory.length)
-  if c.memory is not None and c.memory.first == 'zeros':
-    memory |= {
-      name: _as_zero_tokens(memory[name]) for name in ('cache', 'recent') if name in memory
-    }
-  layers = tuple(block.empty_memory(c, number, batch, cache_slots) for number in range(c.layers))
-  if c.span is not None and c.span.kind == 'dynamic' and not cache_slots:
-    none = lambda *shape: jnp.zeros((batch, c.layers, *shape), jnp.float32)
-    memory['spans'] = span.Spans(none(), none(c.context_heads))
-  return memory | ({'layers': layers} if any(layers) else {})
-
-
 def _as_zero_tokens(tokens):
   """Turns empty slots into tokens of the first document, whose keys and values are zeros."""
   tokens = tokens.replace(documents=jnp.zeros_like(tokens.documents))
   if isinstance(tokens, cache.CacheSlots):
     tokens = tokens.replace(index=tokens.index + jnp.arange(-tokens.index.shape[1], 0))
   return tokens
-
-
-def _stack_spans(spans):
-  """Stacks the spans of all layers, [B, L, ...]."""
-  longest_BxLxN = jnp.stack([layer_spans.longest_BxN for layer_spans in spans], axis=1).astype(
-    jnp.float32
-  )
-  means_L = jnp.stack([layer_spans.mean for layer_spans in spans]).astype(jnp.float32)
-  return span.Spans(jnp.broadcast_to(means_L, longest_BxLxN.shape[:2]), longest_BxLxN)
 
 
 class TransformerLM(nn.Module):
@@ -108,8 +67,32 @@ class TransformerLM(nn.Module):
     self.position_params = self._position_params(param_dtype)
 
   def empty_memory(self, batch: int, cache_slots: int = 0) -> Memory:
-    """Returns the memory before the first segment of `batch` streams, see `empty_memory`."""
-    return empty_memory(self.config, batch, cache_slots)
+    """Returns the memory before the first segment of `batch` streams.
+
+    Args:
+      batch: B.
+      cache_slots: number of slots of the KV cache, for evaluation and decoding. 0 for training,
+        where a segment memory stores the inputs of the layers.
+
+    Keys: `document` int32 [B], document number of the last token; the states of the memories
+    between blocks (see `models.memories`); the earlier tokens, `cache` (`CacheSlots`) or `recent`
+    (`layers.context.RecentTokens`); `layers`, the memory of each block (see
+    `block.empty_memory`); and in training with dynamic spans, `spans`, those of the last segment by
+    layer (`layers.attention.span.Spans`).
+    """
+    c, memory = self.config, {'document': jnp.zeros((batch,), jnp.int32)}
+    memory |= memories.empty_states(memories.make(c).between_blocks, batch)
+    if cache_slots:
+      memory['cache'] = cache.empty_slots(batch, cache_slots)
+    else:
+      memory |= spans.empty_state(c, batch)
+    if c.memory is not None and not cache_slots:
+      memory['recent'] = contexts.empty_tokens(batch, c.memory.length)
+    if c.memory is not None and c.memory.first == 'zeros':
+      names = memory.keys() & {'cache', 'recent'}
+      memory |= {name: _as_zero_tokens(memory[name]) for name in names}
+    layers = tuple(block.empty_memory(c, number, batch, cache_slots) for number in range(c.layers))
+    return memory | ({'layers': layers} if any(layers) else {})
 
   def _position_params(self, param_dtype):
     """Creates the position parameters that all layers share."""
@@ -167,14 +150,12 @@ class TransformerLM(nn.Module):
     x_BxTxD = mesh_axes.shard_rows(dropout.drop(x_BxTxD, c.outer_dropout, before))
     # All layers have the same dropout of distance encodings.
     context = context.replace(distance_key=distance_key)
-    x_BxTxD, states, spans = self._layers(x_BxTxD, context, memory, keys)
+    x_BxTxD, states, layer_spans = self._layers(x_BxTxD, context, memory, keys)
     next_memory |= states
     if 'spans' in memory:
-      next_memory['spans'] = jax.lax.stop_gradient(_stack_spans(spans))
+      next_memory['spans'] = jax.lax.stop_gradient(spans.stack(layer_spans))
     aux = (
-      {}
-      if c.span is None
-      else {'span': c.span.penalty * sum(layer_spans.mean for layer_spans in spans)}
+      {} if c.span is None else {'span': c.span.penalty * sum(each.mean for each in layer_spans)}
     )
     return self._finalize(x_BxTxD, after), next_memory, aux
 
@@ -215,16 +196,17 @@ class TransformerLM(nn.Module):
     Returns [B, T, D], their next memory, and the spans of the layers.
     """
     layer_memories = memory.get('layers', ({},) * len(self.layer))
-    next_memory, layers, spans = {}, [], []
+    next_memory, layers, all_spans = {}, [], []
     for first, end in itertools.pairwise(self._run_boundaries()):
       run = slice(first, end)
       run_keys = None if keys is None else keys[run]
       x_BxTxD, part, run_spans = self._run(run, x_BxTxD, context, layer_memories[run], run_keys)
-      layers, spans = layers + part, spans + run_spans
+      layers, all_spans = layers + part, all_spans + run_spans
       place = Place('after_block', end - 1)
       x_BxTxD, states = self._apply_memories(place, x_BxTxD, context, memory)
       next_memory |= states
-    return x_BxTxD, next_memory | ({'layers': tuple(layers)} if 'layers' in memory else {}), spans
+    next_memory |= {'layers': tuple(layers)} if 'layers' in memory else {}
+    return x_BxTxD, next_memory, all_spans
 
   def _apply_memories(self, place, x_BxTxD, context, memory):
     """Applies the memories at a place; returns [B, T, D] and their next states by name."""

@@ -1,9 +1,7 @@
 """One optimiser for each parameter label; all share the shape of the schedule."""
 
 from collections.abc import Callable, Sequence
-import functools
 import logging
-import operator
 from typing import Any, Protocol
 
 from flax import linen as nn
@@ -13,6 +11,7 @@ import optax
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax.config.ngram import memory as ngram_memory
+from ngrammer_jax.models import spans
 from ngrammer_jax.optimizers import tables
 
 
@@ -129,10 +128,10 @@ def make(
     memories: the n-gram memories of the model; each may have its own optimiser.
   """
   fraction = schedule(config, steps)
-  is_span = jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == 'span', labels)
+  decays = jax.tree_util.tree_map_with_path(lambda path, _: not spans.is_span(path), labels)
   transforms = {
     'dense': optax.chain(
-      *_dense_transforms(config, jax.tree.map(operator.not_, is_span)),
+      *_dense_transforms(config, decays),
       optax.scale_by_learning_rate(lambda step: config.learning_rate * fraction(step)),
     ),
     'ngram_table': tables.make('adagrad', config, fraction),
@@ -143,7 +142,7 @@ def make(
         memory.optimizer, config, fraction, memory.learning_rate_factor
       )
   partition = optax.partition(transforms, labels)
-  return optax.chain(partition, optax.stateless(functools.partial(_clip_spans, is_span)))
+  return optax.chain(partition, optax.stateless(spans.clip_updates))
 
 
 def _dense_transforms(config, decay_mask):
@@ -189,12 +188,6 @@ def scale_by_adagrad(epsilon: float, clip_norm: float | None) -> optax.GradientT
     return jax.tree.map(step, gradients, sums), sums
 
   return optax.GradientTransformation(lambda params: jax.tree.map(jnp.zeros_like, params), update)
-
-
-def _clip_spans(is_span, updates, params):
-  """Clips the updates so that spans stay in [0, 1]."""
-  clip = lambda is_span, u, p: jnp.clip(p + u, 0, 1) - p if is_span else u
-  return jax.tree.map(clip, is_span, updates, params)
 
 
 def leaves_by_label(labels: Any, tree: Any) -> dict[str, list[Any]]:

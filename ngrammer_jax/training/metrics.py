@@ -1,4 +1,4 @@
-"""Metrics of a training step: the use of the codebooks, and the learned spans.
+"""Metrics of a training step: the use of the codebooks.
 
 L layers, N heads, K clusters, H head width.
 """
@@ -9,9 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers.ngram import quantizer
-from ngrammer_jax.models import language_model
 
 Metrics = dict[str, jax.Array]
 
@@ -52,23 +50,3 @@ def _quantizer_metrics(old, new, is_full_batch) -> Metrics:
     'codebook/drift': jnp.linalg.norm(update_NxKxH) / jnp.linalg.norm(old['centroids']),
     **changed,
   }
-
-
-def span_metrics(config: model_config.ModelConfig, params: Any, memory: Any) -> Metrics:
-  """Returns the mean and the longest span of each layer and of all, in tokens with the ramp.
-
-  Dynamic spans are those of the last segment, which are in the memory.
-  """
-  s = config.span
-  if s.kind == 'dynamic':
-    spans_LxN, means_L = memory['spans'].longest_BxN.max(axis=0), memory['spans'].mean.mean(axis=0)
-  else:
-    spans_LxN = language_model.adaptive_spans(config, params)
-    means_L = spans_LxN.mean(axis=1)
-  with_ramp = lambda tokens_L: jnp.minimum(jnp.ceil(tokens_L) + s.ramp, s.limit)
-  averages_L, longest_L = with_ramp(means_L), with_ramp(spans_LxN.max(axis=1))
-  result = {'span/average': averages_L.mean(), 'span/maximum': longest_L.max()}
-  for i in range(config.layers):
-    result[f'span/average/layer_{i}'] = averages_L[i]
-    result[f'span/maximum/layer_{i}'] = longest_L[i]
-  return result

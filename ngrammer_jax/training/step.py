@@ -15,7 +15,7 @@ from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
 from ngrammer_jax.layers.ngram import table
-from ngrammer_jax.models import language_model, memories
+from ngrammer_jax.models import language_model, memories, spans
 from ngrammer_jax.optimizers import partition, row_gradient
 from ngrammer_jax.training import accumulation
 from ngrammer_jax.training import metrics as step_metrics
@@ -65,7 +65,7 @@ class TrainStep:
     metrics |= step_metrics.codebook_metrics(state.codebook, codebook, self.parts is None)
     params = row_gradient.apply_updates(state.params, updates)
     if config.span is not None:
-      metrics |= step_metrics.span_metrics(config, params, memory)
+      metrics |= spans.metrics(config, params, memory)
     return state.replace(
       step=state.step + 1, params=params, codebook=codebook, opt_state=opt_state, memory=memory
     ), metrics

@@ -17,12 +17,12 @@ def evaluate() -> dict[str, Any]:
   from ngrammer_jax.config import model as model_config
   from ngrammer_jax.data import vocabularies
   from ngrammer_jax.inference import engine as inference
-  from ngrammer_jax.models import transformer
+  from ngrammer_jax.models import language_model, transformer
   from ngrammer_jax.tasks.superglue import evaluation
 
   config = model_config.ModelConfig(layers=1, width=16, heads=2, feed_forward_width=32)
   model, mesh = transformer.TransformerLM(config, 257), sharding.make_mesh()
-  tokens, empty = np.zeros((1, 4), np.int32), transformer.empty_memory(config, 1)
+  tokens, empty = np.zeros((1, 4), np.int32), language_model.empty_memory(config, 1)
   shapes = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), tokens, empty)))
   random = np.random.default_rng(0)
 

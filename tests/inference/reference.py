@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import language_model, transformer
 from tests.checks import random_variables
 
 
@@ -19,7 +19,7 @@ class SegmentReader:
 
   def __init__(self, config, vocabulary_size, length):
     self.model = transformer.TransformerLM(config, vocabulary_size)
-    self.length, self._empty_memory = length, transformer.empty_memory(config, 1)
+    self.length, self._empty_memory = length, language_model.empty_memory(config, 1)
     self.variables = random_variables(self.model, np.zeros((1, 1), np.int32), self._empty_memory)
 
     @jax.jit

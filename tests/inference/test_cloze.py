@@ -16,7 +16,7 @@ from ngrammer_jax.data import cloze as cloze_data
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.inference import cloze
 from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import language_model, transformer
 from ngrammer_jax.training import loop
 from tests import tokenizer_files
 from tests.checks import assert_close, bad_input, random_variables
@@ -79,13 +79,13 @@ def test_scores_match_ten_full_forward_passes(change):
   config = model_config.ModelConfig(**base, dtype='float32', **CONFIGS[change])
   vocabulary = make_vocabulary('words')
   model = transformer.TransformerLM(config, vocabulary.size)
-  empty = transformer.empty_memory(config, 1)
+  empty = language_model.empty_memory(config, 1)
   variables = random_variables(model, np.zeros((1, 2), np.int32), empty)
 
   @jax.jit
   def compute_nll(ids):
     starts = np.arange(ids.shape[1] - 1)[None] == 0
-    memory = transformer.empty_memory(config, len(ids))
+    memory = language_model.empty_memory(config, len(ids))
     starts = np.broadcast_to(starts, (len(ids), starts.shape[1]))
     hidden, _, _ = model.apply(variables, ids[:, :-1], memory, starts_BxT=starts)
     return model.apply(variables, hidden, ids[:, 1:], method='scores').nll_BxT

@@ -12,7 +12,7 @@ import pytest
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import sampling
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import language_model, transformer
 from tests.checks import mesh_of, random_variables
 from tests.inference import reference
 
@@ -36,7 +36,7 @@ SHALLOW = dataclasses.replace(CONFIG, layers=1, ngram=None, feed_forward_width=0
 def model_and_variables(config):
   """Returns a model and random variables in float64."""
   model = transformer.TransformerLM(config, V)
-  memory = transformer.empty_memory(config, 1)
+  memory = language_model.empty_memory(config, 1)
   variables = random_variables(model, np.zeros((1, 1), np.int32), memory, dtype='float64')
   # Logits far from uniform, so that a wrong state changes tokens, but no token dominates.
   params = variables['params']
@@ -80,7 +80,7 @@ def full_forward(config, method='log_probs'):
 
   @jax.jit
   def forward(tokens_BxT, prefix_BxT):
-    memory = transformer.empty_memory(config, len(tokens_BxT))
+    memory = language_model.empty_memory(config, len(tokens_BxT))
     hidden, _, _ = model.apply(variables, tokens_BxT, memory, prefix_BxT=prefix_BxT)
     return model.apply(variables, hidden, method=method)
 

@@ -9,7 +9,7 @@ import pytest
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import language_model, transformer
 from tests.checks import random_variables
 from tests.inference import reference
 
@@ -60,7 +60,7 @@ def test_scores_match_full_forward(x64, change, bidirectional, layers, max_prefi
   config = dataclasses.replace(BASE, layers=layers, **CHANGES[change])
   config.check()
   model = transformer.TransformerLM(config, V)
-  empty = transformer.empty_memory(config, 1)
+  empty = language_model.empty_memory(config, 1)
   variables = random_variables(model, np.zeros((1, 2), np.int32), empty, dtype='float64')
   rng = np.random.default_rng(0)
   draw = lambda low, high: rng.integers(2, V, rng.integers(low, high)).astype(np.int32)
@@ -73,7 +73,7 @@ def test_scores_match_full_forward(x64, change, bidirectional, layers, max_prefi
   @jax.jit
   def compute_nll(tokens, prefix):
     starts = np.broadcast_to(np.arange(tokens.shape[1] - 1) == 0, prefix.shape)
-    memory = transformer.empty_memory(config, len(tokens))
+    memory = language_model.empty_memory(config, len(tokens))
     prefix = prefix if bidirectional else None
     hidden, _, _ = model.apply(
       variables, tokens[:, :-1], memory, starts_BxT=starts, prefix_BxT=prefix

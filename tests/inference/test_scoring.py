@@ -9,7 +9,7 @@ from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.models import language_model
+from ngrammer_jax.models import language_model, spans
 from tests.checks import assert_close
 from tests.inference import reference
 
@@ -59,9 +59,7 @@ def params_with_spans(params, tokens):
 
 def test_the_cache_has_as_many_slots_as_the_longest_span_needs():
   params = {f'layer_{i}': {'attention': {}} for i in range(2)}
-  slots = lambda tokens, config=SPANS: language_model.cache_slots(
-    config, params_with_spans(params, tokens)
-  )
+  slots = lambda tokens, config=SPANS: spans.cache_slots(config, params_with_spans(params, tokens))
   # The ramp of 4 tokens is added, and one.
   assert [slots(tokens) for tokens in (0, 59, 60, 123, 124, 256)] == [64, 64, 128, 128, 256, 256]
   assert slots(np.nan) == 64  # the loss says what is wrong
@@ -70,7 +68,7 @@ def test_the_cache_has_as_many_slots_as_the_longest_span_needs():
   for change in ({'kind': 'dynamic'}, {'renormalize': False}):
     all_slots = dataclasses.replace(SPANS, span=dataclasses.replace(SPANS.span, **change))
     assert slots(0, all_slots) == 256
-  assert language_model.cache_slots(dataclasses.replace(SPANS, span=None), params) == 256
+  assert spans.cache_slots(dataclasses.replace(SPANS, span=None), params) == 256
 
 
 def test_a_cache_as_long_as_the_spans_scores_as_the_whole_one(monkeypatch):
@@ -82,7 +80,7 @@ def test_a_cache_as_long_as_the_spans_scores_as_the_whole_one(monkeypatch):
 
   def nats():
     engine = inference.Engine(reader.model, device)
-    lengths.append(language_model.cache_slots(SPANS, params))
+    lengths.append(spans.cache_slots(SPANS, params))
     return next(engine.score_documents(variables, [text], START, 32, max_rows=1))
 
   trimmed = nats()

@@ -12,7 +12,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.interop import adaptive_span, conversion
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import language_model, transformer
 from ngrammer_jax.optimizers import partition
 from tests.checks import assert_close, assert_same_arrays, bad_input, config_file_model
 
@@ -55,7 +55,7 @@ def check_stream(f, dtype, tolerance, scan=False):
     config, V = config_of(f, dtype, scan_layers=scan), int(f['cfg/V'])
     model = transformer.TransformerLM(config, V)
     params = adaptive_span.load_language_model(parameters(f, 'param/', dtype), config, V)['params']
-    memory = jax.jit(lambda: transformer.empty_memory(config, int(f['cfg/B'])))()
+    memory = jax.jit(lambda: language_model.empty_memory(config, int(f['cfg/B'])))()
 
     def loss(params, memory, x, y):
       variables = {'params': params}
@@ -142,7 +142,7 @@ def test_training_with_adagrad(reference, dtype, tolerance):
   with jax.enable_x64(dtype == 'float64'):
     optimizer, load, config = adagrad(f, dtype)
     model, params = transformer.TransformerLM(config, 23), load('param/0/')
-    state, memory = optimizer.init(params), transformer.empty_memory(config, f['x'].shape[1])
+    state, memory = optimizer.init(params), language_model.empty_memory(config, f['x'].shape[1])
 
     def loss(params, memory, x, y):
       variables = {'params': params}

@@ -8,7 +8,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.interop import attention_lstm
-from ngrammer_jax.models import recurrent
+from ngrammer_jax.models import language_model, recurrent
 from tests.checks import assert_close, assert_same_arrays, data_root
 
 PRECISIONS = [('float64', 1e-9), ('float32', 2e-5)]
@@ -58,7 +58,7 @@ def test_stream_matches_reference(name, dtype, tolerance, carry):
     params = attention_lstm.load_language_model(arrays, config, V)['params']
     exported = attention_lstm.export_language_model({'params': params}, config, V)
     assert_same_arrays(exported, arrays, 0)
-    memory = jax.jit(lambda: recurrent.empty_memory(config, int(f['cfg/B'])))()
+    memory = jax.jit(lambda: language_model.empty_memory(config, int(f['cfg/B'])))()
 
     @jax.jit
     def chunk_loss(params, x, y, first, memory):

@@ -14,7 +14,7 @@ from ngrammer_jax.interop import praxis
 from ngrammer_jax.layers import Attention, NGrammer
 from ngrammer_jax.layers.attention import attention, position
 from ngrammer_jax.layers.context import Context
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import language_model, transformer
 from tests.checks import assert_close, assert_same_arrays, bad_input
 
 PRECISIONS = [('float64', 1e-9), ('float32', 2e-5)]
@@ -105,7 +105,7 @@ def check_language_model(f, dtype, tolerance, scan=False):
     model = transformer.TransformerLM(config, vocabulary_size=23)
     arrays = {k: v.astype(dtype) for k, v in f.items() if k.startswith('param/')}
     variables = praxis.load_language_model(arrays, config, 23)
-    memory = jax.jit(lambda: transformer.empty_memory(config, 3))()
+    memory = jax.jit(lambda: language_model.empty_memory(config, 3))()
 
     def loss(params, weights, valid, starts):
       (hidden, _, _), captured = model.apply(
@@ -243,7 +243,7 @@ def test_untied_language_model_with_ngram_layer(x64):
     hidden, _, _ = model.apply(variables, tokens, memory)
     return model.apply(variables, hidden, method='logits')
 
-  logits = compute_logits(variables, transformer.empty_memory(config, 2))
+  logits = compute_logits(variables, language_model.empty_memory(config, 2))
 
   def norm(x, name):
     x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
@@ -315,7 +315,7 @@ def test_praxis_names_of_ngrammers_after_attention():
   arrays = missing_arrays(error.value)
   variables = praxis.load_language_model(arrays, config, 23)
   model = transformer.TransformerLM(config, 23)
-  tokens, memory = np.zeros((1, 3), np.int32), transformer.empty_memory(config, 1)
+  tokens, memory = np.zeros((1, 3), np.int32), language_model.empty_memory(config, 1)
   expected = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), tokens, memory)))
   get_shapes = lambda tree: jax.tree.map(lambda leaf: leaf.shape, tree)
   assert get_shapes(variables) == get_shapes(expected)

@@ -13,7 +13,7 @@ from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.interop import conversion, transformer_xl
 from ngrammer_jax.layers.attention import relative
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import language_model, transformer
 from tests.checks import assert_close, assert_same_arrays, bad_input, config_file_model
 
 PRECISIONS = [('float64', 1e-9), ('float32', 1e-4)]
@@ -56,7 +56,7 @@ def check_stream(f, dtype, tolerance, scan=False):
     V = int(f['cfg/V'])
     model = transformer.TransformerLM(config, V)
     variables = transformer_xl.load_language_model(parameters(f, 'param/', dtype), config, V)
-    memory = jax.jit(lambda: transformer.empty_memory(config, int(f['cfg/B'])))()
+    memory = jax.jit(lambda: language_model.empty_memory(config, int(f['cfg/B'])))()
 
     def loss(params, memory, x, y):
       variables = {'params': params}
@@ -137,7 +137,7 @@ def test_source_names_of_a_variant_cover_all_variables(reference, variant):
   arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
   variables = transformer_xl.load_language_model(arrays, config, V)
   model, tokens = transformer.TransformerLM(config, V), np.zeros((1, 3), np.int32)
-  memory = transformer.empty_memory(config, 1)
+  memory = language_model.empty_memory(config, 1)
   expected = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), tokens, memory)))
   get_shapes = lambda tree: jax.tree.map(lambda leaf: leaf.shape, tree)
   assert get_shapes(variables) == get_shapes(expected)

@@ -15,9 +15,10 @@ import pytest
 
 from ngrammer_jax.config import kernels
 from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config import span as span_config
 from ngrammer_jax.layers import mesh_axes
-from ngrammer_jax.layers.attention import blocks, local, span
-from ngrammer_jax.models import transformer
+from ngrammer_jax.layers.attention import blocks, local
+from ngrammer_jax.models import language_model, transformer
 from tests import jaxprs
 from tests.checks import assert_close, random_variables
 from tests.goldens import models
@@ -34,7 +35,7 @@ QUICK = [name for name, case in GOLDENS.items() if 'quick' in case and case['qui
 def small_blocks(monkeypatch):
   """Blocks of four queries and keys."""
   monkeypatch.setattr(blocks, 'BLOCK', 4)
-  monkeypatch.setattr(span, 'EPSILON', 0.0)  # blocks do not add it for keys out of reach
+  monkeypatch.setattr(span_config, 'MIN_LIMIT', 1)  # for these, too, blocks skip keys
   monkeypatch.setattr(local, 'block_count', lambda T, M: 1)  # it drops other probabilities
 
 
@@ -163,7 +164,7 @@ def set_spans(variables, spans):
 
 def variables_of(config):
   model = transformer.TransformerLM(config, V)
-  memory = transformer.empty_memory(config, STREAMS * SPLITS)
+  memory = language_model.empty_memory(config, STREAMS * SPLITS)
   variables = random_variables(model, ROWS[0][0], memory, dtype='float64')
   return set_spans(variables, SPANS[: config.layers])
 
@@ -171,7 +172,7 @@ def variables_of(config):
 def program(config, kernel, variables, slots=0, gradients=False):
   """Hidden states of all rows in order [R, SEGMENTS T, D], and gradients or None."""
   model = transformer.TransformerLM(dataclasses.replace(config, kernel=kernel), V)
-  memory = transformer.empty_memory(config, STREAMS * SPLITS, slots)
+  memory = language_model.empty_memory(config, STREAMS * SPLITS, slots)
 
   def loss(params):
     def call(memory, segment):
@@ -240,7 +241,7 @@ def test_what_no_token_calls_for_is_not_read(x64, small_blocks, slots):
   """Spans of less than 4 tokens: what is kept of older ones may be anything."""
   config = dataclasses.replace(PLAIN, layers=1, span=DYNAMIC, ngram=ATTENDED, kernel='blocks')
   model = transformer.TransformerLM(config, V)
-  memory = transformer.empty_memory(config, 1, slots)
+  memory = language_model.empty_memory(config, 1, slots)
   tokens, variables = ROWS[0][0][:1], variables_of(config)
   run = jax.jit(
     lambda params, memory, valid: model.apply(
@@ -299,12 +300,12 @@ def test_blocks_are_taken_where_they_are_faster(monkeypatch, kernel, T, slots, c
   memory = model_config.MemoryConfig(64, same_length='memory_and_self')
   if change == 'tpu':
     monkeypatch.setattr(mesh_axes, 'device', lambda: ('tpu', 'TPU v4'))
-  span_config = None if change in ('no spans', 'tpu') else model_config.SpanConfig(limit=64, ramp=4)
+  spans = None if change in ('no spans', 'tpu') else model_config.SpanConfig(limit=64, ramp=4)
   config = model_config.ModelConfig(
-    layers=1, width=4, heads=1, feed_forward_width=4, memory=memory, span=span_config, kernel=kernel
+    layers=1, width=4, heads=1, feed_forward_width=4, memory=memory, span=spans, kernel=kernel
   )
   model, tokens = transformer.TransformerLM(config, V), np.zeros((1, T), np.int32)
-  memory = transformer.empty_memory(config, 1, slots)
+  memory = language_model.empty_memory(config, 1, slots)
   args = {'prefix_BxT': tokens > 0} if change == 'prefix' else {}
   variables = random_variables(model, tokens, memory)
   run = lambda variables: model.apply(variables, tokens, memory, **args)[0]
@@ -321,7 +322,7 @@ def test_no_program_has_an_array_of_all_scores(slots):
     layers=1, width=16, heads=heads, feed_forward_width=16, position='relative', memory=memory
   )
   model, tokens = transformer.TransformerLM(config, V), np.zeros((rows, T), np.int32)
-  memory = transformer.empty_memory(config, rows, slots)
+  memory = language_model.empty_memory(config, rows, slots)
   variables = random_variables(model, tokens, memory)
   run = lambda variables: model.apply(variables, tokens, memory)[0].sum()
   program = jax.jit(run if slots else jax.grad(run)).lower(variables).compile().as_text()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import language_model, transformer
 from tests.checks import random_variables
 
 T = V = 8
@@ -42,7 +42,7 @@ def test_a_token_hears_of_its_own_past_alone(change, primer, packed):
   ngram = dataclasses.replace(NGRAM, **change)
   config = dataclasses.replace(PLAIN, ngram=ngram, **(PRIMER if primer else {}))
   model = transformer.TransformerLM(config, V)
-  memory = transformer.empty_memory(config, 1)
+  memory = language_model.empty_memory(config, 1)
   variables = random_variables(model, TOKENS, memory)
   numbers = DOCUMENTS if packed else np.zeros(T, int)
   starts = np.diff(numbers, prepend=-1)[None] != 0

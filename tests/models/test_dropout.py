@@ -11,7 +11,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import dropout
 from ngrammer_jax.layers.attention import relative
 from ngrammer_jax.layers.context import Context
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import language_model
 from tests.checks import assert_close
 from tests.models.test_transformer import (
   SMALL,
@@ -30,7 +30,7 @@ KINDS = ('dropout', 'attention_dropout', 'inner_dropout')
 
 def draws(model, variables, train=True):
   """How many arrays of random bits a segment takes."""
-  memory = transformer.empty_memory(model.config, B)
+  memory = language_model.empty_memory(model.config, B)
 
   def segment(variables):
     rngs = {'dropout': jax.random.key(0)}
@@ -55,7 +55,7 @@ def test_dropout_draws_per_key():
   rates = dict.fromkeys(KINDS, 0.5)
   model = small_model(layers=1, ngram=None, **rates)
   variables, tokens = variables_of(model), random_tokens()
-  memory = transformer.empty_memory(model.config, B)
+  memory = language_model.empty_memory(model.config, B)
 
   @jax.jit
   def train(key):
@@ -111,7 +111,7 @@ def test_layers_drop_for_themselves_and_share_the_encodings_of_distances(monkeyp
   monkeypatch.setattr(dropout, 'drop', spy)
   fields = {'position': 'relative', 'ngram': None, 'scan_layers': False}
   model = small_model(dropout=0.5, **fields)
-  args = variables_of(model), random_tokens(), transformer.empty_memory(model.config, B)
+  args = variables_of(model), random_tokens(), language_model.empty_memory(model.config, B)
 
   @jax.jit
   def dropped(key):
@@ -157,7 +157,7 @@ def test_the_dropout_of_an_adaptive_softmax_is_that_of_embeddings_and_result():
   assert draws(model, variables) == 2
   assert draws(model_of(0.5, 0.0), variables) == 2  # of the sub-layers
   assert draws(model_of(0.5, None), variables) == 2 + 2
-  memory = transformer.empty_memory(model.config, B)
+  memory = language_model.empty_memory(model.config, B)
   apply = jax.jit(lambda variables, key: model.apply(
     variables, random_tokens(), memory, train=True, rngs={'dropout': key}
   )[0])  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 from ngrammer_jax import sharding
 from ngrammer_jax.config import initial as initial_config
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.models import initialization, transformer
+from ngrammer_jax.models import initialization, language_model, transformer
 from ngrammer_jax.training import state as train_state
 
 D, F, V = 128, 256, 1000
@@ -36,7 +36,7 @@ def config_of(recipe, **fields):
 def zeros(**fields):
   """The parameters of a model, all of them 0."""
   config = config_of(None, **fields)
-  model, memory = transformer.TransformerLM(config, V), transformer.empty_memory(config, 1)
+  model, memory = transformer.TransformerLM(config, V), language_model.empty_memory(config, 1)
   init = lambda: nn.unbox(model.init(jax.random.key(0), np.zeros((1, 2), np.int32), memory))
   return jax.tree.map(lambda leaf: np.zeros(leaf.shape, 'float32'), jax.eval_shape(init)['params'])
 

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config import span as span_config
 from ngrammer_jax.layers.attention import blocks
-from ngrammer_jax.models import heads, transformer
+from ngrammer_jax.models import heads, language_model, transformer
 from tests.checks import assert_close, random_variables
 from tests.models import drawn
 
@@ -126,7 +127,7 @@ def check(case, seed):
   model, cached = (
     transformer.TransformerLM(dataclasses.replace(config, kernel=kernel), V) for kernel in kernels
   )
-  memory = transformer.empty_memory(config, ALONE + 1)
+  memory = language_model.empty_memory(config, ALONE + 1)
   variables = nonnegative_spans(random_variables(model, rows.tokens, memory, dtype='float64'))
   served, slots = variables, T - 1
   if case['served']:
@@ -134,7 +135,7 @@ def check(case, seed):
     served = variables | {'codebook': serve(variables['params'], variables['codebook'])}
   if config.memory is not None:
     slots = config.memory.length
-  cache = transformer.empty_memory(config, ALONE + 1, slots)
+  cache = language_model.empty_memory(config, ALONE + 1, slots)
   hidden, after = run_stream(cached, served, cache, rows, case['prefix'])
   assert after['cache'].count.tolist() == rows.lengths.sum(axis=1).tolist()
   check_rows(case, config, rows, hidden, after)
@@ -186,6 +187,7 @@ def check_rows(case, config, rows, hidden, after):
 def in_blocks(monkeypatch):
   """Queries and keys in blocks, of whatever length."""
   monkeypatch.setattr(blocks, 'BLOCK', 2)
+  monkeypatch.setattr(span_config, 'MIN_LIMIT', 1)
 
 
 def check_drawn(number, count, seed):

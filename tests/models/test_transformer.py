@@ -9,7 +9,7 @@ import pytest
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import documents
 from ngrammer_jax.layers.attention import position
-from ngrammer_jax.models import heads, transformer
+from ngrammer_jax.models import heads, language_model, transformer
 from tests import jaxprs
 from tests.checks import assert_close, random_variables
 
@@ -34,7 +34,7 @@ def random_tokens(rows=B, length=T):
 
 def variables_of(model):
   """Random parameters, and a codebook that spreads the tokens over all clusters."""
-  memory = transformer.empty_memory(model.config, B)
+  memory = language_model.empty_memory(model.config, B)
   variables = random_variables(model, random_tokens(), memory)
   if 'codebook' in variables:
     # The first four tokens themselves, in the eyes of each head.
@@ -48,7 +48,7 @@ def variables_of(model):
 def run(model, variables, tokens, memory=None, **kwargs):
   """Hidden states and the next memory."""
   if memory is None:
-    memory = transformer.empty_memory(model.config, len(tokens))
+    memory = language_model.empty_memory(model.config, len(tokens))
   hidden, memory, _ = model.apply(variables, tokens, memory, **kwargs)
   return hidden, memory
 
@@ -61,7 +61,7 @@ def loss_and_gradient(model, variables):
     hidden, _, _ = model.apply(
       {**variables, 'params': params},
       tokens,
-      transformer.empty_memory(model.config, B),
+      language_model.empty_memory(model.config, B),
       train=True,
       rngs={'dropout': jax.random.key(7)},
     )
@@ -101,7 +101,7 @@ def test_what_is_computed_again_in_a_row_is_not_optimised_away():
 
   def kept_apart(**fields):
     model = small_model(remat='full', **fields)
-    memory = transformer.empty_memory(model.config, B)
+    memory = language_model.empty_memory(model.config, B)
     variables = random_variables(model, random_tokens(), memory)
     jaxpr = jax.make_jaxpr(loss_and_gradient(model, variables))(variables['params']).jaxpr
     policies = [e.params for e in jaxprs.equations(jaxpr) if 'prevent_cse' in e.params]
@@ -164,7 +164,7 @@ def test_who_hears_of_whom():
 
 def test_padding_does_not_move_the_codebook():
   model, valid = small_model(layers=1), (np.arange(T) < 4) * np.ones((B, 1))
-  variables, memory = variables_of(model), transformer.empty_memory(model.config, B)
+  variables, memory = variables_of(model), language_model.empty_memory(model.config, B)
 
   @jax.jit
   def codebook_after(tokens):
@@ -214,7 +214,7 @@ def test_sinusoid_is_added_to_the_embeddings():
 )
 def test_memory_keeps_its_shape(ngram, length):
   model = small_model(ngram=ngram)
-  memory = transformer.empty_memory(model.config, B)
+  memory = language_model.empty_memory(model.config, B)
   tokens = random_tokens(B, length)
   (_, after, aux), _ = jax.eval_shape(
     lambda: model.init_with_output(jax.random.key(0), tokens, memory)
@@ -230,7 +230,7 @@ def test_without_a_memory_what_is_before_a_segment_is_the_seam_of_n_grams():
   starts = np.array([1, 0, 0, 1, 0, 0, 1, 1, 0], bool)
   # Rows: all of it; in three segments; the same without a start in the middle; the middle alone.
   lengths = np.array([[9, 0, 0], [3, 3, 3], [3, 3, 3], [0, 3, 0]])
-  memory, place = transformer.empty_memory(model.config, 4), np.arange(9)
+  memory, place = language_model.empty_memory(model.config, 4), np.arange(9)
   outputs, numbers = np.zeros((4, 9, SMALL['width'])), []
   for i in range(3):
     first = np.array([0, 3 * i, 3 * i, 3])
@@ -264,7 +264,7 @@ def test_no_gradient_flows_through_the_memory():
   @jax.jit
   @jax.grad
   def gradient(params):
-    empty = transformer.empty_memory(model.config, B)
+    empty = language_model.empty_memory(model.config, B)
     _, memory, _ = model.apply(variables | {'params': params}, random_tokens(), empty)
     floats = [leaf for leaf in jax.tree.leaves(memory) if leaf.dtype == jnp.float32]
     assert len(floats) == 2 + 2  # inputs of two layers, and the spans
@@ -298,7 +298,7 @@ def test_untied_chunked_head_equals_log_softmax_of_the_logits():
 def test_bfloat16_runs_with_float32_parameters():
   fields = {'layers': 1, 'ngram': None}
   model = small_model(dtype='bfloat16', **fields)
-  memory = transformer.empty_memory(model.config, B)
+  memory = language_model.empty_memory(model.config, B)
   initial = jax.eval_shape(model.init, jax.random.key(0), random_tokens(), memory)
   variables = variables_of(model)
   results = jax.eval_shape(loss_and_gradient(model, variables), variables['params'])
@@ -375,7 +375,10 @@ def test_training_clusters_the_vocabulary_where_it_is_smaller():
   variables = variables_of(model)
   step = jax.jit(
     lambda tokens: model.apply(
-      variables, tokens, transformer.empty_memory(model.config, len(tokens)), mutable=['codebook']
+      variables,
+      tokens,
+      language_model.empty_memory(model.config, len(tokens)),
+      mutable=['codebook'],
     )
   )
   (_, memory, _), after = step(tokens)  # 32 tokens, 13 rows
@@ -384,7 +387,7 @@ def test_training_clusters_the_vocabulary_where_it_is_smaller():
   largest = jaxprs.largest_array(step, random_tokens(64, 64))
   without_ngrams = jaxprs.largest_array(
     lambda t: small_model(ngram=None, **fields).apply(
-      {'params': variables['params']}, t, transformer.empty_memory(small_config(ngram=None), 64)
+      {'params': variables['params']}, t, language_model.empty_memory(small_config(ngram=None), 64)
     ),
     random_tokens(64, 64),
   )
@@ -427,6 +430,6 @@ def test_scanned_layers_have_their_own_memories():
     model = small_model(ngram=None, memory=memory, position='relative', scan_layers=scan)
     variables = variables_of(model)
     apply = jax.jit(model.apply)
-    _, after, _ = apply(variables, tokens, transformer.empty_memory(model.config, B))
+    _, after, _ = apply(variables, tokens, language_model.empty_memory(model.config, B))
     results.append(apply(variables, tokens[:, ::-1], after)[:2])
   jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), *results)

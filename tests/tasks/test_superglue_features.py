@@ -10,7 +10,7 @@ import pytest
 from ngrammer_jax.config import finetune as finetune_config
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import vocabularies
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import language_model, transformer
 from ngrammer_jax.tasks.superglue import formats
 from tests import tokenizer_files
 from tests.checks import bad_input, random_variables
@@ -142,12 +142,12 @@ def test_packed_examples_do_not_affect_each_other(x64, rows_of, change):
   sizes = {'layers': 2, 'width': 16, 'heads': 2, 'feed_forward_width': 24, 'scan_layers': False}
   config = model_config.ModelConfig(**sizes, dtype='float64', ngram=ngram, **change)
   model = transformer.TransformerLM(config, BYTES.size)
-  empty = transformer.empty_memory(config, 1)
+  empty = language_model.empty_memory(config, 1)
   variables = random_variables(model, np.zeros((1, 2), np.int32), empty, dtype='float64')
 
   @jax.jit
   def nll_of(rows):
-    memory = transformer.empty_memory(config, len(rows.tokens_BxT))
+    memory = language_model.empty_memory(config, len(rows.tokens_BxT))
     masks = {'starts_BxT': rows.starts_BxT, 'valid_BxT': rows.valid_BxT}
     hidden, _, _ = model.apply(variables, rows.tokens_BxT, memory, **masks)
     return model.apply(variables, hidden, rows.targets_BxT, method='scores').nll_BxT

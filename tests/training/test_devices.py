@@ -13,6 +13,7 @@ import pytest
 from ngrammer_jax import config as experiment
 from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
+from ngrammer_jax.config import span as span_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.data import streams
 from ngrammer_jax.inference import engine as inference
@@ -215,6 +216,7 @@ SWITCHES = {
 
 def test_attention_in_blocks_trains_alike_on_eight_devices(monkeypatch):
   monkeypatch.setattr(blocks, 'BLOCK', 8)
+  monkeypatch.setattr(span_config, 'MIN_LIMIT', 1)
   config = SWITCHES['all-attention of dynamic spans']
   config = dataclasses.replace(config, layers=1, kernel='blocks', ngram=None, convolution=3)
   _, *one = run((1, 1, 1), config)

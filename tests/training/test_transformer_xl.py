@@ -9,7 +9,7 @@ from ngrammer_jax import config as experiment
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import streams
 from ngrammer_jax.interop import transformer_xl
-from ngrammer_jax.models import transformer
+from ngrammer_jax.models import language_model, transformer
 from ngrammer_jax.optimizers import partition
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training import step as train_step
@@ -48,7 +48,7 @@ def test_updates_equal_those_of_the_official_code(reference, dtype, tolerance):
       int(f['cfg/max_step']),
       labels,
     )
-    memory = transformer.empty_memory(config, int(f['cfg/B']))
+    memory = language_model.empty_memory(config, int(f['cfg/B']))
     state = train_state.TrainState(
       jnp.zeros((), jnp.int32), params, {}, optimizer.init(params), memory
     )
@@ -72,7 +72,7 @@ def test_no_gradient_reaches_the_memory():
     position='relative',
     memory=model_config.MemoryConfig(length=4),
   )
-  model, memory = transformer.TransformerLM(config, 11), transformer.empty_memory(config, 1)
+  model, memory = transformer.TransformerLM(config, 11), language_model.empty_memory(config, 1)
   tokens = np.arange(8, dtype='int32').reshape(2, 1, 4)
   variables = random_variables(model, tokens[0], memory)
 

@@ -115,7 +115,7 @@ class Attention(nn.Module):
     if context.in_blocks:
       attend, source = blocks.attend, self._memory_source(memory, context)
     else:
-      needs = self._needs(context, source, return_pairs, drop)
+      needs = self._needs(context, source, span_mask, return_pairs, drop)
       attend = ATTEND[kernels.select(self.kernel, needs, fused.setting(query_BxTxNxH))]
       attend = full.attend if 'probabilities' in needs else attend
     context_part = attend(heads, span_mask, context, source, return_pairs, drop)
@@ -137,12 +137,13 @@ class Attention(nn.Module):
     vectors = self.persistent
     return vectors is not None and vectors.vectors > 0 and vectors.kind == kind
 
-  def _needs(self, context, cached, return_pairs, drop):
+  def _needs(self, context, cached, span_mask, return_pairs, drop):
     """Returns what attention to the context needs, see `config.kernels.NEEDS`."""
     needs = {
       'mask': not context.is_plain_causal,
       'distances': self.position is not None,
       'spans': self.span is not None,
+      'all_keys': span_mask is not None and span_mask.counts_all_keys,
       'persistent': self.persistent is not None,
       'cap': self.logit_cap is not None,
       'dropout': drop.is_active,
@@ -160,7 +161,8 @@ class Attention(nn.Module):
       return None, None
     module = self.span(heads=self.context_heads, name='span')
     z_BxTxN, spans = module.spans(x_BxTxD, context.valid_BxT)
-    return full.SpanMask(z_BxTxN, module.ramp, module.renormalize), spans
+    mask = full.SpanMask(z_BxTxN, module.ramp, module.renormalize, module.epsilon_keys)
+    return mask, spans
 
   def _project(self, x_BxTxD, context, memory):
     """Returns queries, keys and values by name, and the inputs of their convolutions.

@@ -50,11 +50,19 @@ class SpanMask(NamedTuple):
     z_BxTxN: spans in tokens; B and T may be 1.
     ramp: length over which the mask falls to 0.
     renormalize: whether masked weights are scaled to add up to 1.
+    epsilon_keys: the keys that count in epsilon, `all` or those within the `span` and its ramp. In
+      the official code these are the keys that its trimmed cache holds.
   """
 
   z_BxTxN: jax.Array
   ramp: int
   renormalize: bool
+  epsilon_keys: str = 'all'
+
+  @property
+  def counts_all_keys(self) -> bool:
+    """Whether keys beyond the span count in epsilon."""
+    return self.renormalize and self.epsilon_keys == 'all'
 
 
 class PartialAttention(NamedTuple):
@@ -94,6 +102,8 @@ def attend(
   scores_BxNxTxS = _scores(heads, cached, context)
   scores_BxNxTxS = jnp.where(context.visible_BxTxS[:, None], scores_BxNxTxS, MASKED_SCORE)
   unclipped_xNxTxS = None if span_mask is None else _unclipped_mask(span_mask, context)
+  if span_mask is not None and span_mask.renormalize and not span_mask.counts_all_keys:
+    scores_BxNxTxS = jnp.where(unclipped_xNxTxS >= 0, scores_BxNxTxS, MASKED_SCORE)
   highest_BxNxTx1 = jax.lax.stop_gradient(scores_BxNxTxS.max(axis=-1, keepdims=True))
   exp_BxNxTxS = jnp.exp(scores_BxNxTxS - highest_BxNxTx1)
   renormalize = span_mask is not None and span_mask.renormalize

@@ -95,6 +95,7 @@ class AdaptiveSpan(nn.Module):
     initial: initial value of the parameter.
     dtype: dtype of the computation.
     renormalize: whether attention scales the masked weights to add up to 1.
+    epsilon_keys: see `full.SpanMask`.
   """
 
   heads: int
@@ -103,6 +104,7 @@ class AdaptiveSpan(nn.Module):
   initial: float = 0.0
   dtype: jnp.dtype = jnp.float32
   renormalize: bool = True
+  epsilon_keys: str = 'all'
 
   def __call__(
     self, x_BxTxD: jax.Array, distance_BxTxS: jax.Array, valid_BxT: jax.Array | None = None
@@ -141,6 +143,7 @@ class DynamicSpan(nn.Module):
   initial: float = -4.0
   dtype: jnp.dtype = jnp.float32
   renormalize: bool = True
+  epsilon_keys: str = 'all'
 
   def __call__(
     self, x_BxTxD: jax.Array, distance_BxTxS: jax.Array, valid_BxT: jax.Array | None = None

@@ -1,0 +1,116 @@
+"""The learned spans of a model: modules, state, metrics, bounds and cache slots.
+
+L layers, N heads, B batch.
+"""
+
+from collections.abc import Sequence
+import functools
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ngrammer_jax import sharding
+from ngrammer_jax.config.model import ModelConfig
+from ngrammer_jax.config.span import SpanConfig
+from ngrammer_jax.layers.attention.span import AdaptiveSpan, DynamicSpan, Spans
+
+MODULES = {'adaptive': (AdaptiveSpan, 0.0), 'dynamic': (DynamicSpan, -4.0)}  # with initial values
+
+
+def module_of(config: SpanConfig, dtype: jnp.dtype) -> functools.partial[nn.Module]:
+  """Returns a function that makes the module of the spans of a layer."""
+  module, initial = MODULES[config.kind]
+  return functools.partial(
+    module,
+    limit=config.limit,
+    ramp=config.ramp,
+    initial=initial if config.initial is None else config.initial,
+    dtype=jnp.promote_types(dtype, jnp.float32),
+    renormalize=config.renormalize,
+    epsilon_keys='all' if config.counts_all_keys else 'span',
+  )
+
+
+def empty_state(config: ModelConfig, batch: int) -> dict[str, Spans]:
+  """Returns the dynamic spans of the last segment, [B, L, ...], before the first one.
+
+  Empty without dynamic spans.
+  """
+  if config.span is None or config.span.kind != 'dynamic':
+    return {}
+  zeros = lambda *shape: jnp.zeros((batch, config.layers, *shape), jnp.float32)
+  return {'spans': Spans(zeros(), zeros(config.context_heads))}
+
+
+def stack(spans: Sequence[Spans]) -> Spans:
+  """Stacks the spans of all layers, [B, L, ...]."""
+  longest = [layer_spans.longest_BxN for layer_spans in spans]
+  longest_BxLxN = jnp.stack(longest, axis=1).astype(jnp.float32)
+  means_L = jnp.stack([layer_spans.mean for layer_spans in spans]).astype(jnp.float32)
+  return Spans(jnp.broadcast_to(means_L, longest_BxLxN.shape[:2]), longest_BxLxN)
+
+
+def adaptive_spans(config: ModelConfig, params: Any) -> jax.Array:
+  """Returns the adaptive spans of all heads, in tokens, [L, N]."""
+  layers = [params[f'layer_{i}']['attention']['span']['span'] for i in range(config.layers)]
+  return config.span.limit * jnp.stack(layers)
+
+
+def is_span(path: Any) -> bool:
+  """Whether the parameter at a path is an adaptive span."""
+  return path[-1].key == 'span'
+
+
+def clip_updates(updates: Any, params: Any) -> Any:
+  """Clips the updates so that adaptive spans stay in [0, 1]."""
+  clip = lambda path, p, u: jnp.clip(p + u, 0, 1) - p if is_span(path) else u
+  return jax.tree_util.tree_map_with_path(clip, params, updates)
+
+
+def metrics(config: ModelConfig, params: Any, memory: Any) -> dict[str, jax.Array]:
+  """Returns the mean and the longest span of each layer and of all, in tokens with the ramp.
+
+  Dynamic spans are those of the last segment, which are in the memory.
+  """
+  s = config.span
+  if s.kind == 'dynamic':
+    spans_LxN, means_L = memory['spans'].longest_BxN.max(axis=0), memory['spans'].mean.mean(axis=0)
+  else:
+    spans_LxN = adaptive_spans(config, params)
+    means_L = spans_LxN.mean(axis=1)
+  with_ramp = lambda tokens_L: jnp.minimum(jnp.ceil(tokens_L) + s.ramp, s.limit)
+  averages_L, longest_L = with_ramp(means_L), with_ramp(spans_LxN.max(axis=1))
+  result = {'span/average': averages_L.mean(), 'span/maximum': longest_L.max()}
+  for i in range(config.layers):
+    result[f'span/average/layer_{i}'] = averages_L[i]
+    result[f'span/maximum/layer_{i}'] = longest_L[i]
+  return result
+
+
+def cache_slots(config: ModelConfig, params: Any, mesh: jax.sharding.Mesh | None = None) -> int:
+  """Returns the number of cache slots for evaluation: the segment memory, cut to the longest span.
+
+  Keys beyond all spans have no weight. The memory is not cut for dynamic spans, which depend on the
+  tokens, nor where the normaliser of the softmax includes all keys.
+  """
+  length = 0 if config.memory is None else config.memory.length
+  s = config.span
+  if s is None or s.kind != 'adaptive' or not s.renormalize or s.counts_all_keys:
+    return length
+  # Every process needs the spans of all heads.
+  out_sharding = None if mesh is None else sharding.replicated(mesh)
+  # A `functools.partial` would be compiled again in every call.
+  spans = jax.jit(adaptive_spans, static_argnums=0, out_shardings=out_sharding)
+  longest = np.nan_to_num(jax.device_get(spans(config, params))).max()
+  return min(length, _round_up_slots(int(longest) + s.ramp + 1))
+
+
+def _round_up_slots(tokens):
+  """Returns the smallest sufficient 64 2^k: few sizes need few compiled programs."""
+  size = 64
+  while size < tokens:
+    size *= 2
+  return size
