@@ -3,13 +3,16 @@
 import contextlib
 import importlib
 import io
+import pathlib
 import re
+import runpy
 
 from mkdocs.structure.files import File
 
 from ngrammer_jax import __main__ as script
 from ngrammer_jax.config import experiment, fields
 
+CODE_LINES = pathlib.Path(__file__).resolve().parents[1] / 'tests' / 'code_lines.py'
 CONFIGURATION = """# Configuration
 
 Every key of a config: its type, default and bounds. `--config.KEY=VALUE` sets a key on the command
@@ -25,11 +28,23 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-  """Adds the help of the commands, and shows links to the code as text."""
+  """Adds the help of the commands, lengths of reading lists, and shows links to code as text."""
   if page.file.src_path == 'commands.md':
     helps = (f'\n## {command}\n\n```text\n{help_of(command)}```\n' for command in script.COMMANDS)
     markdown += ''.join(helps)
+  if page.file.src_path == 'reading.md':
+    markdown = with_lengths(markdown)
   return re.sub(r'\[([^]]+)\]\(\.\./[^)]+\)', r'\1', markdown)
+
+
+def with_lengths(markdown: str) -> str:
+  """Returns the page with the length of each of its reading lists below its heading."""
+  code_lines = runpy.run_path(str(CODE_LINES))
+  for name, paths in code_lines['reading_lists']().items():
+    files, code, lines = code_lines['count'](paths)
+    length = f'{files} files, {code:,} lines of code, {lines:,} lines with docstrings and comments.'
+    markdown = markdown.replace(f'\n### {name}\n', f'\n### {name}\n\n{length}\n')
+  return markdown
 
 
 def configuration() -> str:

@@ -29,10 +29,7 @@ from tests import documentation, tokenizer_files
 from tests.documentation import DOCS, README, ROOT
 
 # What cannot be checked, and why: a pattern of commands.
-NOT_CHECKED = {
-  r'\bCOMMAND\b|KEY=VALUE': 'a pattern of commands',
-  r'document_start': 'the option is added by the example of its page',
-}
+NOT_CHECKED = {r'\bCOMMAND\b|KEY=VALUE': 'a pattern of commands'}
 # What is checked but not run, and why.
 NOT_RUN = {
   r'gs://|^sbatch ': 'needs a cloud or a cluster',
@@ -46,7 +43,7 @@ NOT_RUN = {
 SNIPPETS_NOT_RUN = {
   'docs/interop.md': 'tests/interop/test_docs.py runs them, on reference arrays',
   'docs/ngram_memory_weights.md': 'needs weights of 50 billion values',
-  'docs/reading.md': 'files that a new memory adds, beside others',
+  'docs/reading.md': 'tests/test_reading.py adds them to a copy of the repository',
 }
 # Small enough for a test, at the end of a command.
 FEWER = {

@@ -1,6 +1,5 @@
 """Files, links, errors and configs in the README and the docs are correct."""
 
-import ast
 import pathlib
 import re
 
@@ -8,11 +7,10 @@ import pytest
 
 import ngrammer_jax
 from ngrammer_jax import config, errors
-from ngrammer_jax.config import command_line, conversion
+from ngrammer_jax.config import command_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TEXT = (ROOT / 'README.md').read_text(encoding='utf-8')
-READING = (ROOT / 'docs' / 'reading.md').read_text(encoding='utf-8')
 
 
 def test_it_is_short():
@@ -42,45 +40,6 @@ def test_the_version_to_cite_is_that_of_the_package():
   index = (ROOT / 'docs' / 'index.md').read_text(encoding='utf-8')
   assert f'version = {{{ngrammer_jax.__version__}}}' in index
   assert f'version: {ngrammer_jax.__version__}\n' in (ROOT / 'CITATION.cff').read_text()
-
-
-def defines(body, names):
-  """Returns whether a body defines the first name, and that name defines the next one, ..."""
-  if not names:
-    return True
-  kinds = (ast.ClassDef, ast.FunctionDef)
-  matches = [node for node in body if isinstance(node, kinds) and node.name == names[0]]
-  return bool(matches) and defines(matches[0].body, names[1:])
-
-
-def test_the_reading_guide_names_what_exists():
-  """Files, classes, functions and tests of its links, rows of configs, and config keys."""
-  links = re.findall(r'\[([^]]+)\]\(\.\./([^)]+)\)', READING)
-  assert len(links) > 100
-  for text, path in links:
-    assert (ROOT / path).exists(), path
-    stem, *names = text.strip('`').split('.')
-    if path.startswith('configs/'):
-      config.resolve(command_line.load_file(str(ROOT / 'configs' / text.strip('`'))))
-    elif text.startswith('`') and names != ['py']:
-      assert stem == pathlib.Path(path).stem, text
-      assert defines(ast.parse((ROOT / path).read_text()).body, names), text
-  for key in re.findall(
-    r'`((?:model|optimizer|training|evaluation)\.[a-z_.]+)(?:=[^`]*)?`', READING
-  ):
-    conversion.find_key(key)
-
-
-def test_the_example_of_the_reading_guide_changes_what_exists():
-  """The lines around a change stand in the file in this order, other memories between them."""
-  (diff,) = re.findall(r'```diff\n(.*?)```', READING, re.S)
-  for changes in re.split(r'^\+\+\+ b/', diff, flags=re.M)[1:]:
-    path, *hunks = re.split(r'\n@@.*\n', changes)
-    lines = [line.rstrip(',') for line in (ROOT / path).read_text().splitlines()]
-    for hunk in hunks:
-      rest = iter(lines)
-      for line in hunk.rstrip('\n').split('\n'):
-        assert line.startswith('+') or line[1:].rstrip(',') in rest, (path, line)
 
 
 def test_errors_are_quoted_to_the_letter():

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests import browser
+from tests import browser, code_lines
 from tests.documentation import ROOT
 
 pytest.importorskip('mkdocs', reason='the extra docs is not installed')
@@ -31,6 +31,15 @@ def test_pages_load_nothing_from_outside(site):
     assert loaded and not [address for address in loaded if re.match(r'\w+:|//', address)], page
   for style in site.rglob('*.css'):
     assert not re.search(r'url\(["\']?(https?:|//)', style.read_text(encoding='utf-8')), style
+
+
+def test_reading_lists_have_their_lengths(site):
+  page = (site / 'reading.html').read_text(encoding='utf-8')
+  lists = code_lines.reading_lists()
+  assert len(lists) >= 7
+  for name, paths in lists.items():
+    files, code, _ = code_lines.count(paths)
+    assert re.search(rf'>{name}<.*\n<p>{files} files, {code:,} lines of code', page), name
 
 
 @pytest.mark.slow

@@ -51,6 +51,7 @@ class PlacedMemory:
     state_field: the only field of its state, which is stored without this name. None: the state is
       stored as it is.
     needs_pairs: after attention, it reads `context.pair_BxNxT`.
+    needs_embedding: its input must be the embedding, so it is the first memory at the input.
   """
 
   name: str
@@ -59,6 +60,7 @@ class PlacedMemory:
   state_name: str | None = None
   state_field: str | None = None
   needs_pairs: bool = False
+  needs_embedding: bool = False
 
   @property
   def state_key(self) -> str:
@@ -109,12 +111,15 @@ class PlacedMemory:
 def _ngrammer(config, place, dtype, vocabulary_size):
   """Makes the N-Grammer layer of `model.ngram`."""
   options = config.ngram.as_memory(config, place, vocabulary_size)
-  fields = {'id_columns': options.heads, 'is_at_embedding': place.point == 'input'}
+  is_at_input = place.point == 'input'
+  fields = {'id_columns': options.heads, 'is_at_embedding': is_at_input}
   make = _maker(options, config, place, dtype, vocabulary_size, **fields)
   is_attended = options.pairing == 'attended'
   # The names of the state are those of the first versions, whose workdirs have them.
   state_name, state_field = ('ids', 'ids') if is_attended else ('ngram', 'window')
-  return PlacedMemory('ngrammer', place, make, state_name, state_field, needs_pairs=is_attended)
+  return PlacedMemory(
+    'ngrammer', place, make, state_name, state_field, is_attended, needs_embedding=is_at_input
+  )
 
 
 def _ngram_memory(config, place, dtype, vocabulary_size, number):
@@ -160,7 +165,8 @@ def make(config: ModelConfig, vocabulary_size: int | None = None) -> Memories:
     vocabulary_size: V, which some modules need to be applied.
 
   Raises:
-    ValueError: a place that does not exist, or two memories of one name.
+    ValueError: a place that does not exist, two memories of one name, or a memory before one that
+      needs the embedding.
   """
   memories, dtype = [], precision.compute_dtype(config)
   for key, memory_config, make_at in _configured(config):
@@ -175,6 +181,13 @@ def make(config: ModelConfig, vocabulary_size: int | None = None) -> Memories:
       if (scope, kind, name) in used or kind == 'state_name' and name in RESERVED:
         raise ValueError(f'memory at {memory.place}: {kind}={name!r} is already used')
       used.add((scope, kind, name))
+  at_input = [memory for memory in memories if memory.place.point == 'input']
+  for memory in at_input[1:]:
+    if memory.needs_embedding:
+      raise ValueError(
+        f'memory {memory.name} needs the embedding, which {at_input[0].name} changes before it: '
+        f'its entry in MEMORIES must be the first at the input'
+      )
   inside = [memory for memory in memories if not memory.is_between_blocks]
   return Memories(
     tuple(memory for memory in memories if memory.is_between_blocks),

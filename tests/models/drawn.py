@@ -145,6 +145,24 @@ def config_of(case: Case) -> model_config.ModelConfig:
   return config
 
 
+def receptive_field(config: model_config.ModelConfig) -> tuple[int, int]:
+  """How far the past of a token reaches at least, and at most. T: as far as there is."""
+  m, n = config.memory, config.ngram
+  if m is None or m.same_length == 'no':
+    return T, T
+  attended = {'memory': m.length - 1}.get(m.same_length, m.length)
+  taps = (config.convolution or 1) - 1
+  grams = 0 if n is None else max(n.orders) - 1
+  reach = [
+    max(n.orders) - 1 + n.displacement + max(n.convolution - 1, 0) * max(n.orders)
+    for n in config.ngram_memories
+  ]
+  within = attended + taps
+  most = config.layers * (max(attended, taps) + taps)
+  most += grams if n is None or n.layer != 'attention' else config.layers * (within + grams)
+  return config.layers * within, most + sum(reach)
+
+
 def _candidate(rng: np.random.Generator) -> Case:
   while True:
     case = {}

@@ -58,6 +58,19 @@ def test_names_are_different(monkeypatch, places, names, error):
     memories.make(CONFIG)
 
 
+def test_no_memory_acts_before_one_that_needs_the_embedding(monkeypatch):
+  """Its clusters are those of the embedding, also where they are computed once for serving."""
+  both = dataclasses.replace(CONFIG, ngram_memories=(NGramMemoryConfig(),))
+  monkeypatch.setattr(NGramMemoryConfig, 'places', lambda self, layers: (Place('input'),))
+  names = [memory.name for memory in memories.make(both).between_blocks]
+  assert names == ['ngrammer', 'ngram_memory_0']
+  monkeypatch.setattr(memories, 'MEMORIES', dict(reversed(memories.MEMORIES.items())))
+  with pytest.raises(ValueError, match='ngrammer needs the embedding, which ngram_memory_0 change'):
+    memories.make(both)
+  elsewhere = dataclasses.replace(both, ngram=model_config.NGramConfig(layer='end'))
+  assert len(memories.make(elsewhere).between_blocks) == 2
+
+
 @pytest.mark.parametrize('dtype, is_kept', [('int32', True), ('float32', False)])
 def test_a_state_keeps_its_shapes_and_dtypes(dtype, is_kept):
   memory = PlacedMemory('counter', Place('input'), functools.partial(Counter, dtype))

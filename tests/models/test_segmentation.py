@@ -96,24 +96,6 @@ def run_stream(model, variables, memory, rows: Rows, prefix: bool):
   return hidden, jax.tree.map(np.asarray, memory)
 
 
-def receptive_field(case, config):
-  """How far the past of a token reaches at least, and at most. T: as far as there is."""
-  m, n = config.memory, config.ngram
-  if m is None or m.same_length == 'no':
-    return T, T
-  attended = {'memory': m.length - 1}.get(m.same_length, m.length)
-  taps = (config.convolution or 1) - 1
-  grams = 0 if n is None else max(n.orders) - 1
-  reach = [
-    max(n.orders) - 1 + n.displacement + max(n.convolution - 1, 0) * max(n.orders)
-    for n in config.ngram_memories
-  ]
-  within = attended + taps
-  most = config.layers * (max(attended, taps) + taps)
-  most += grams if n is None or n.layer != 'attention' else config.layers * (within + grams)
-  return config.layers * within, most + sum(reach)
-
-
 def nonnegative_spans(variables):
   """With spans of at least 0: with such a ramp every key counts."""
   positive_spans = lambda path, leaf: np.abs(leaf) if path[-1].key == 'span' else leaf
@@ -152,7 +134,7 @@ def check_rows(case, config, rows, hidden, after):
   """What holds of the hidden states and of the memory after them."""
   after = {name: part for name, part in after.items() if name != 'spans'}  # of a segment
   limit = TOLERANCE * (1 + np.abs(hidden).max())
-  least, most = receptive_field(case, config)
+  least, most = drawn.receptive_field(config)
   across = config.memory is not None and config.memory.across_documents
   place = np.arange(T)
   distance = place - place[:, None]
