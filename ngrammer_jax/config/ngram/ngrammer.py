@@ -158,7 +158,7 @@ def as_memory(layer: Any, **fields: Any) -> NGramMemoryConfig:
     width=layer.dim,
     table_initial='xavier',
     distinct_start=layer.distinct_start,
-    clusters=layer.clusters or 1,
+    clusters=layer.clusters or NGramMemoryConfig.clusters,
     decay=layer.decay,
     epsilon=layer.epsilon,
     prenormalize=layer.prenormalize,
