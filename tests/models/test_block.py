@@ -144,8 +144,8 @@ def test_padding_trains_codebooks_as_in_praxis(x64, monkeypatch, pairing):
   'fields, words, initial',
   [
     ({'layer': 'input', 'clusters': 8}, 9, 'data'),
-    ({'layer': 'input', 'clusters': 8}, 8, 'uniform'),  # there are no more rows than clusters
-    ({'layer': 'end', 'clusters': 8}, 99, 'uniform'),
+    ({'layer': 'input', 'clusters': 8}, 8, None),  # there are no more rows than clusters
+    ({'layer': 'end', 'clusters': 8}, 99, None),
     ({'layer': 'input', 'clusters': 8, 'initial': 'normal'}, 99, 'normal'),
   ],
 )

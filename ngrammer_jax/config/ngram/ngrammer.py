@@ -79,14 +79,14 @@ class NGramConfig:
     """
     is_at_input, pairing = place.point == 'input', self.pairing_of(place.block)
     rows = vocabulary_size if is_at_input and model.adaptive_softmax is None else 0
-    has_rows = (self.clusters or 0) < (rows or 0)
+    has_rows = self.clusters is not None and self.clusters < (rows or 0)
     return as_memory(
       self,
       layers=() if is_at_input else (place.block,),
       point='before_attention' if is_at_input else place.point,
       pairing='attended' if pairing == 'attended' else 'previous',
       heads=self.heads or model.heads,
-      initial=self.initial or ('data' if has_rows else 'uniform'),
+      initial=self.initial or ('data' if has_rows else None),
     )
 
   def pairing_of(self, block: int) -> str:
