@@ -9,7 +9,7 @@ from ngrammer_jax import sharding
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.inference import engine as inference
-from ngrammer_jax.models import language_model, spans
+from ngrammer_jax.models import spans
 from tests.checks import assert_close
 from tests.inference import reference
 
@@ -84,10 +84,10 @@ def test_a_cache_as_long_as_the_spans_scores_as_the_whole_one(monkeypatch):
     return next(engine.score_documents(variables, [text], START, 32, max_rows=1))
 
   trimmed = nats()
-  monkeypatch.setattr(language_model, 'cache_slots', lambda *_: 256)
+  monkeypatch.setattr(spans, 'cache_slots', lambda *_: 256)
   whole = nats()
   assert lengths == [64, 256]
   assert_close(trimmed, whole, 1e-5)
   # And a cache that is too short for them is told apart.
-  monkeypatch.setattr(language_model, 'cache_slots', lambda *_: 16)
+  monkeypatch.setattr(spans, 'cache_slots', lambda *_: 16)
   assert np.abs(nats() - whole).max() > 1e-3
