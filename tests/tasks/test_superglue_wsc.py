@@ -66,7 +66,7 @@ def test_unrepairable_span_is_an_error(tmp_path):
   file.parent.mkdir()
   target = {'span1_text': 'Anna', 'span1_index': 0, 'span2_text': 'He', 'span2_index': 0}
   file.write_text(jsonl([{'text': 'He ran .', 'target': target, 'idx': 7, 'label': True}]))
-  with bad_input(f'{file}, line 1: {message}'):
+  with bad_input(message):
     reader.read(tmp_path, 'wsc.fixed', 'train')
   assert len(reader.read(tmp_path, 'wsc', 'train')) == 1
 
