@@ -174,17 +174,18 @@ EVALUATE = {
   ),
   'no questions there': (
     '--workdir={tmp}/run --cloze={tmp}/empty_folder',
-    '--cloze={tmp}/empty_folder has no questions for --split=test: expected '
-    'cbtest_{{NE,CN,V,P}}_test_2500ex.txt in it or a subfolder',
+    '--cloze={tmp}/empty_folder is not a file of questions, and not a folder with '
+    'cbtest_{{NE,CN,V,P}}_test_2500ex.txt for --split=test',
   ),
   'no questions in a file': (
     '--workdir={tmp}/run --cloze={tmp}/empty',
-    '{tmp}/empty is empty: expected blocks of 21 numbered lines; use the file as published',
+    '{tmp}/empty ends after 0 lines of a question, expected 21; use a file cbtest_*.txt as '
+    'published',
   ),
   'another text than questions': (
     '--workdir={tmp}/run --cloze={tmp}/text',
-    '{tmp}/text, line 1: expected line 1 of a question, "1 ...", found "line 0 of some text": this '
-    'is not a question file; use cbtest_*.txt',
+    '{tmp}/text, line 1: expected line 1 of a question, "1 ...", found "line 0 of some text"; use '
+    'a file cbtest_*.txt as published',
   ),
   'questions of an unknown split': (
     '--workdir={tmp}/run --cloze={tmp} --split=valid',
@@ -192,7 +193,8 @@ EVALUATE = {
   ),
   'blank lines for questions': (
     '--workdir={tmp}/run --cloze={tmp}/blank',
-    '{tmp}/blank is empty: expected blocks of 21 numbered lines; use the file as published',
+    '{tmp}/blank ends after 0 lines of a question, expected 21; use a file cbtest_*.txt as '
+    'published',
   ),
   'unknown protocol of questions': (
     '--workdir={tmp}/run --cloze={tmp} --cloze_protocol=suffix',

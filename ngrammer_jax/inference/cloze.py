@@ -40,21 +40,25 @@ class QuestionSource:
 
   Attributes:
     name: split of a folder, or name of a file without its suffix.
-    is_official: whether the files have the names of the Children's Book Test.
-    files: files with the questions.
-    counts: number of questions of each kind.
-    read: returns an iterator over the questions.
+    file_by_kind: the file of each kind of question.
   """
 
   name: str
-  is_official: bool
-  files: tuple[str, ...]
-  counts: dict[str, int]
-  read: Callable[[], Iterator[cloze.Question]]
+  file_by_kind: dict[str, pathlib.Path]
+
+  @property
+  def is_official(self) -> bool:
+    """Whether the files have the names of the Children's Book Test."""
+    return all(map(cloze.is_official, self.file_by_kind.values()))
+
+  def read(self) -> Iterator[cloze.Question]:
+    """Yields the questions. Raises BadInput for a malformed one."""
+    for kind, file in self.file_by_kind.items():
+      yield from cloze.read_questions(file, kind)
 
 
-def open_questions(path: pathlib.Path, split: str) -> QuestionSource:
-  """Finds the questions of a folder or a file and checks all of them.
+def open_questions(path: pathlib.Path, split: str) -> tuple[QuestionSource, int]:
+  """Finds the questions of a folder or a file, checks all of them, and returns their number.
 
   Args:
     path: see `data.cloze.find_files`.
@@ -64,16 +68,8 @@ def open_questions(path: pathlib.Path, split: str) -> QuestionSource:
     BadInput: there are no such questions, or one of them is malformed.
   """
   name = path.stem if path.is_file() else split
-  paths = cloze.find_files(path, split)
-  counts = {kind: sum(1 for _ in cloze.read_questions(file, kind)) for kind, file in paths.items()}
-
-  def read():
-    return itertools.chain.from_iterable(
-      cloze.read_questions(file, kind) for kind, file in paths.items()
-    )
-
-  is_official = all(map(cloze.is_official, paths.values()))
-  return QuestionSource(name, is_official, tuple(map(str, paths.values())), counts, read)
+  source = QuestionSource(name, cloze.find_files(path, split))
+  return source, sum(1 for _ in source.read())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,7 +266,7 @@ def build_result(
     'step': step,
     'kinds': summarize(answers),
     'protocol': {'score': protocol, 'of': scored, 'context': limit, 'ties': 'share the point'},
-    'files': list(source.files),
+    'files': list(map(str, source.file_by_kind.values())),
   }
 
 
