@@ -95,7 +95,7 @@ def _check_vocabulary(workdir: pathlib.Path, config: experiment.Config) -> None:
     return
   old = vocabularies.load(workdir)
   new = vocabularies.read(config.data.vocabulary, files.user_path('data.vocabulary_path', path))
-  if new != old:
+  if new.definition != old.definition:
     raise errors.BadInput(
       f'data.vocabulary_path={path}, with {new.size:,} token ids, is not the vocabulary of '
       f'--workdir={workdir}, which has {old.size:,}: use that vocabulary, or another workdir'

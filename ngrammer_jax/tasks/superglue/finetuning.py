@@ -92,7 +92,8 @@ def resolve_config(
 def _check_vocabulary(config: experiment.Config, source: runs.Run, origin: str) -> None:
   """Raises BadInput if `data.vocabulary_path` is not the vocabulary of the initial checkpoint."""
   path = files.user_path('data.vocabulary_path', config.data.vocabulary_path)
-  if source.vocabulary != vocabularies.read(source.config.data.vocabulary, path):
+  vocabulary = vocabularies.read(source.config.data.vocabulary, path)
+  if vocabulary.definition != source.vocabulary.definition:
     raise errors.BadInput(
       f'data.vocabulary_path={path} is not the vocabulary of the checkpoint, {origin}, which is '
       f'inherited: omit this flag'
