@@ -221,7 +221,7 @@ def test_input_errors_are_raised_before_training(folder):
     'use finetune.choosing="greedy", or the task wsc'
   ):
     finetune.main(arguments(folder, 'run', 'wsc_simple', finetune__choosing='rank'))
-  with pytest.raises(ValueError, match='inputs has 42 tokens, but the maximum is 40'):
+  with pytest.raises(ValueError, match=r'idx \[12\]: inputs has 52 tokens, but the maximum is 40'):
     length = {'training__segment_length': 60, 'finetune__truncate': False}
     finetune.main(arguments(folder, 'run', **length))
   assert not (folder / 'run').exists()
@@ -261,6 +261,7 @@ def test_vocabulary_path_has_to_be_the_vocabulary_of_the_checkpoint(
   source = types.SimpleNamespace(
     config=dataclasses.replace(pretrained.config, data=data),
     vocabulary=vocabularies.read('sentencepiece', same),
+    workdir=folder / 'pretrained',
   )
   monkeypatch.setattr(runs, 'load_run', lambda workdir, step='newest': source)
   resolve = lambda path, **changes: finetuning_config(
@@ -270,15 +271,15 @@ def test_vocabulary_path_has_to_be_the_vocabulary_of_the_checkpoint(
   assert resolve(same).data == resolve(None).data
   assert resolve(same).data.vocabulary_path is None
   with bad_input(
-    f'data.vocabulary_path={other} is not the vocabulary of the checkpoint, '
-    f'init_from={folder / "pretrained"}, which is inherited: omit this flag'
+    f'data.vocabulary_path={other} is not the vocabulary of the checkpoint in '
+    f'{folder / "pretrained"}, which is inherited: omit this flag'
   ):
     resolve(other)
   (folder / 'run' / 'checkpoints' / '2').mkdir(parents=True)  # resumed, without init_from
   assert resolve(same, init_from=None).data == resolve(same).data
   with bad_input(
-    f'data.vocabulary_path={other} is not the vocabulary of the checkpoint, '
-    f'--workdir={folder / "run"}, which is inherited: omit this flag'
+    f'data.vocabulary_path={other} is not the vocabulary of the checkpoint in '
+    f'{folder / "pretrained"}, which is inherited: omit this flag'
   ):
     resolve(other, init_from=None)
   with bad_input(f'data.vocabulary_path={folder / "none"}: no such file'):
