@@ -64,17 +64,6 @@ class SectionedFile:
         yield block
 
 
-def book_file_name(split: str) -> str:
-  """Returns the name of the file of raw books of a split of the Children's Book Test."""
-  return {'validation': 'cbt_valid.txt'}.get(split, f'cbt_{split}.txt')
-
-
-def find_book_file(root: pathlib.Path, split: str) -> pathlib.Path | None:
-  """Returns the file of raw books of a split, which is in a folder or its `data` folder."""
-  name = book_file_name(split)
-  return next((path for path in (root / name, root / 'data' / name) if path.is_file()), None)
-
-
 def find_books(path: pathlib.Path) -> Iterator[Section]:
   """Yields the books of a Children's Book Test file, without the title lines and empty books.
 

@@ -22,11 +22,9 @@ class Shards(Protocol):
   """The shards of a split.
 
   Attributes:
-    names: one name per shard, for error messages.
-    files: the files, to compare by size and modification time.
+    files: the file of each shard.
   """
 
-  names: tuple[str, ...]
   files: tuple[pathlib.Path, ...]
 
   def read(self, shard: int, document: int = 0, offset: int = 0) -> Iterator[tuple[bytes, int]]:
@@ -44,11 +42,6 @@ class FileShards:
   """Files of JSON lines or plain text."""
 
   files: tuple[pathlib.Path, ...]
-
-  @property
-  def names(self) -> tuple[str, ...]:
-    """Names of the shards, for error messages."""
-    return tuple(map(str, self.files))
 
   def read(self, shard: int, document: int = 0, offset: int = 0) -> Iterator[tuple[bytes, int]]:
     """See `Shards`. A JSON document is a line, and its number is the line number from 0."""

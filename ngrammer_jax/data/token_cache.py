@@ -22,7 +22,7 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora, shards, split_files, text_files, vocabularies
+from ngrammer_jax.data import corpora, shards, text_files, vocabularies
 from ngrammer_jax.system import files, progress
 
 FORMAT_VERSION = 1  # increase it when the format of the cache files changes
@@ -365,8 +365,6 @@ def _load(folder: pathlib.Path, train_shards: shards.Shards | None) -> TokenCorp
     raise ValueError('the vocabulary has changed')
   vocabulary, splits = vocabularies.load(folder), {}
   for split, fields in meta['splits'].items():
-    if split not in split_files.SPLITS:
-      raise ValueError(f'{split!r} is not a split')
     tokens = np.memmap(folder / f'{split}.tokens', fields['dtype'], mode='r')
     if len(tokens) != fields['tokens']:
       raise ValueError(f'{split}.tokens has {len(tokens)} tokens, expected {fields["tokens"]}')

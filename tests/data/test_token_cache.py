@@ -422,7 +422,7 @@ def test_cache_of_a_faster_process_is_used(text, cache, monkeypatch):
 def test_published_files_are_verified_before_they_are_tokenised(tmp_path, cache, write_calls):
   path = tmp_path / 'text8'
   path.write_bytes(b'too short')
-  with bad_input(f'{path} is truncated: 9 bytes of text8, expected 100,000,000; download it again'):
+  with pytest.raises(errors.BadInput, match='has 9 bytes, md5 .*, but text8 has 100,000,000, md5 '):
     token_cache.prepare(data_config.DataConfig('text8', str(path)))
   assert write_calls == [] and not cache.exists()
 

@@ -1,7 +1,5 @@
 """Vocabularies: encoding, decoding, learning, saving."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -303,25 +301,12 @@ def test_a_saved_vocabulary_is_loaded_unchanged(kind, sentencepiece, tokenizer, 
   assert loaded.decode(ids) == vocabulary.decode(ids)
 
 
-@each(
-  'fields, reason',
-  [
-    (
-      {'encoding': 'utf-8'},
-      'CharacterVocabulary.__init__() missing 2 required positional arguments: '
-      "'characters' and 'separated'",
-    ),
-    (
-      {'encoding': 'klingon', 'characters': 'ab', 'separated': True},
-      "encoding 'klingon' is not one of utf-8, latin-1",
-    ),
-  ],
-)
-def test_a_missing_field_or_an_unknown_encoding_is_named(tmp_path, fields, reason):
-  (tmp_path / 'vocabulary.json').write_text(json.dumps({'kind': 'characters'} | fields))
+def test_a_missing_field_is_named(tmp_path):
+  (tmp_path / 'vocabulary.json').write_text('{"kind": "characters", "encoding": "utf-8"}')
   with bad_input(
-    f'{tmp_path}/vocabulary.json is damaged: {reason}; the training command writes it again if '
-    f'steps are left'
+    f'{tmp_path}/vocabulary.json is damaged: CharacterVocabulary.__init__() missing 2 required '
+    "positional arguments: 'characters' and 'separated'; the training command writes it again if "
+    'steps are left'
   ):
     vocabularies.load(tmp_path)
 

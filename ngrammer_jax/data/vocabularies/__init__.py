@@ -62,10 +62,7 @@ def load(folder: pathlib.Path) -> Vocabulary:
   remedy = 'the training command writes it again if steps are left'
   with files.translate_damage(folder / 'vocabulary.json', remedy):
     fields = files.read_json(folder / 'vocabulary.json')
-    kind = fields.pop('kind')
-    if kind not in KINDS:
-      raise ValueError(f'kind {kind!r} is not one of {", ".join(KINDS)}')
-    make, name = KINDS[kind]
+    make, name = KINDS[fields.pop('kind')]
     if name is None:
       return make(**fields)
   with files.translate_damage(folder / name, remedy):
