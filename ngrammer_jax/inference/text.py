@@ -30,8 +30,6 @@ class EncodedText(NamedTuple):
 
 def encode(vocabulary: vocabularies.Vocabulary, text: str, name: str) -> EncodedText:
   """Encodes a text. Raises BadInput, with its name, if the vocabulary lacks a character."""
-  if not isinstance(text, str):
-    raise TypeError(f'{name} is not a str: {text!r}')
   try:
     return EncodedText(text, vocabulary.encode(text.encode()).astype(np.int32))
   except UnicodeEncodeError as error:
@@ -178,7 +176,6 @@ def complete(
   """
   if max((len(prompt.ids) for prompt in prompts), default=0) + config.tokens > config.context:
     logging.info('a token is predicted from the last %s tokens, the context', f'{config.context:,}')
-  generation = inference.GenerationConfig(config.sampling, config.context)
   for first in range(0, len(prompts), inference.MAX_ROWS):
     group = prompts[first : first + inference.MAX_ROWS]
     ids = [prompt.ids for prompt in group]
@@ -187,7 +184,7 @@ def complete(
       IncrementalDetokenizer, vocabulary, max_tokens=config.tokens, stop=config.stop
     )
     texts = [make_text(prompt[1:]) for prompt in ids]
-    for token_B in engine.generate(variables, ids, seeds, generation):
+    for token_B in engine.generate(variables, ids, seeds, config.sampling, config.context):
       for row, (text, token) in enumerate(zip(texts, token_B.tolist(), strict=True)):
         if not text.is_done:
           new_text = text.add(token)

@@ -101,7 +101,7 @@ def test_bits_are_per_byte():
 def test_every_prompt_draws_with_its_own_seed():
   vocabulary, drawn = vocabularies.ByteVocabulary(), []
 
-  def generate(variables, prompts, seeds, config):
+  def generate(variables, prompts, seeds, options, context):
     drawn.extend(seeds)
     yield np.array(seeds)  # a token of each prompt
 

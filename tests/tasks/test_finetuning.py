@@ -352,12 +352,12 @@ def test_validation_and_evaluation_use_their_splits(folder, finetuning, monkeypa
   caplog.set_level('INFO')
   config, created, calls = finetuning_config(finetuning, folder), [], []
 
-  def make_evaluator(config, engine, vocabulary):
-    created.append((config, engine, vocabulary.size))
+  def make_evaluator(engine, vocabulary, config):
+    created.append((engine, vocabulary.size, config))
 
-    def evaluate(params, codebook, name, examples, choosing, report=None):
+    def evaluate(params, codebook, name, examples, report=None):
       texts = [vocabulary.decode(example.inputs).decode() for example in examples]
-      calls.append((params['w'].tolist(), codebook['c'].tolist(), name, choosing, texts))
+      calls.append((params['w'].tolist(), codebook['c'].tolist(), name, texts))
       scores = {'accuracy': 75.0, 'error_percent': 25.0} if examples[0].label >= 0 else {}
       labels = ('entailment', 'not_entailment')
       answers = [evaluation.Answer(i % 2, labels[i % 2], -1.0 * i) for i in range(len(examples))]
@@ -365,15 +365,15 @@ def test_validation_and_evaluation_use_their_splits(folder, finetuning, monkeypa
 
     return evaluate
 
-  monkeypatch.setattr(finetuning, 'make_evaluator', make_evaluator)
+  monkeypatch.setattr(evaluation, 'Evaluator', make_evaluator)
   task = finetuning.FinetuneTask(config, folder / 'run')
   training = types.SimpleNamespace(engine='the engine of the run')
   for step in (2, 3):
     result = task.validate(training, state(step), lambda examples: None)
     assert (result['task'], result['n'], result[task.best_metric]) == ('rte', 12, 25)
-  assert created == [(config, 'the engine of the run', 257)] * 2
-  assert calls[1][:4] == ([3.0] * 3, [6.0] * 2, 'rte', None) and len(calls[1][4]) == 12
-  assert calls[1][4][1] == 'rte hypothesis: rain premise: It is very snow.'
+  assert created == [('the engine of the run', 257, config)] * 2
+  assert calls[1][:3] == ([3.0] * 3, [6.0] * 2, 'rte') and len(calls[1][3]) == 12
+  assert calls[1][3][1] == 'rte hypothesis: rain premise: It is very snow.'
   assert task.format_metrics(result) == ' rte accuracy 75.00, 12 examples'
   task.log_summary()
   assert caplog.messages[-1] == (

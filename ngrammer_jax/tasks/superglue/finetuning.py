@@ -185,10 +185,10 @@ class FinetuneTask:
 
     They are those of the first `evaluation.max_examples` examples of each task.
     """
-    evaluator = make_evaluator(self._config, run.engine, self.vocabulary)
-    limit, choosing = slice(self._config.evaluation.max_examples), self._config.finetune.choosing
+    evaluator = evaluation.Evaluator(run.engine, self.vocabulary, self._config)
+    limit = slice(self._config.evaluation.max_examples)
     results = {
-      name: evaluator(state.params, state.codebook, name, examples[limit], choosing, report)[0]
+      name: evaluator(state.params, state.codebook, name, examples[limit], report)[0]
       for name, examples in self._validation.items()
     }
     return evaluation.combine_results(results)
@@ -244,21 +244,6 @@ def load_examples(config: experiment.Config, name: str, split: str) -> list[feat
   return features.read_examples(name, split, length, f.targets_length, f.truncate)
 
 
-def make_evaluator(
-  config: experiment.Config, engine: inference.Engine, vocabulary: vocabularies.Vocabulary
-) -> evaluation.Evaluator:
-  """Returns an evaluator with the options of the config."""
-  t, f = config.training, config.finetune
-  return evaluation.Evaluator(
-    engine,
-    vocabulary,
-    t.batch_size,
-    t.segment_length,
-    f.targets_length,
-    bidirectional=f.prefix == 'bidirectional',
-  )
-
-
 def evaluate(
   run: runs.Run, split: str, submission_dir: pathlib.Path | None = None
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -274,13 +259,13 @@ def evaluate(
   """
   config = run.config
   registration.register(example_source(config), run.vocabulary, config.finetune.wsc_spans)
-  evaluator = make_evaluator(config, run.engine, run.vocabulary)
+  evaluator = evaluation.Evaluator(run.engine, run.vocabulary, config)
   results, lines = {}, []
   for name in task_names(config):
     examples = load_examples(config, name, split)
     with progress.Progress(f'evaluating {name}, {split}', len(examples), 'examples') as bar:
-      params, codebook, choosing = run.state.params, run.state.codebook, config.finetune.choosing
-      results[name], answers = evaluator(params, codebook, name, examples, choosing, bar.advance)
+      params, codebook = run.state.params, run.state.codebook
+      results[name], answers = evaluator(params, codebook, name, examples, bar.advance)
     lines += map(functools.partial(evaluation.describe_answer, name), examples, answers)
     if split == 'test' and hosts.is_primary():
       values = [answer.value for answer in answers]
