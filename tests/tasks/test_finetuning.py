@@ -398,7 +398,7 @@ def test_validation_and_evaluation_use_their_splits(folder, finetuning, monkeypa
   assert unlabelled == {'split': 'test', 'step': 3, 'task': 'rte', 'n': 6}
   answers = [json.loads(line) for line in (folder / 'run' / 'evaluation' / 'RTE.jsonl').open()]
   assert answers == [{'idx': i, 'label': ('entailment', 'not_entailment')[i % 2]} for i in range(6)]
-  assert evaluation.format_table(unlabelled) == 'rte without labels, 6 examples'
+  assert evaluation.format_table(unlabelled) == 'task  n  percent\nrte   6  without labels'
 
 
 @pytest.mark.slow

@@ -211,8 +211,8 @@ def combine_results(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
   error_by_task = [result.get('error_percent') for result in results.values()]
   if None not in error_by_task:
     combined['error_percent'] = math.fsum(error_by_task) / len(results)
-    if metrics.has_every_task(results):
-      combined['average'] = metrics.average(results)
+    if (average := metrics.average(results)) is not None:
+      combined['average'] = average
   return combined
 
 
@@ -223,22 +223,15 @@ def results_by_task(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def format_metrics(result: dict[str, Any]) -> str:
   """Formats a result as one line."""
-  parts = list(map(_format_task, results_by_task(result).values()))
+  parts = []
+  for task, values in results_by_task(result).items():
+    scores = [f'{name} {value:.2f}' for name, value in metrics.select_metrics(values).items()]
+    parts.append(f'{task} {", ".join(scores)}, {values["n"]:,} examples')
   if 'average' in result:
     parts.append(f'average {result["average"]:.2f}')
   return '; '.join(parts)
 
 
 def format_table(result: dict[str, Any]) -> str:
-  """Formats a result as a table, or as lines if the split has no labels."""
-  results = results_by_task(result)
-  if not all(map(metrics.select_metrics, results.values())):
-    return '\n'.join(map(_format_task, results.values()))
-  return metrics.format_table(results)
-
-
-def _format_task(result):
-  scores = ', '.join(
-    f'{name} {value:.2f}' for name, value in metrics.select_metrics(result).items()
-  )
-  return f'{result["task"]} {scores or "without labels"}, {result["n"]:,} examples'
+  """Formats a result as a table."""
+  return metrics.format_table(results_by_task(result))
