@@ -43,8 +43,6 @@ def resolve_config(
     BadInput: there is no initial checkpoint, the command line overrides an inherited key, or the
       model does not support the options.
   """
-  if config.finetune is None:
-    raise errors.BadInput('--config has no finetune section: use configs/superglue.py:TASK')
   for key in override_keys:
     if key.startswith(INHERITED_KEYS) and key not in (*OVERRIDABLE_KEYS, 'data.vocabulary_path'):
       raise errors.BadInput(

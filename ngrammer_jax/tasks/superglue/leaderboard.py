@@ -72,9 +72,9 @@ def _check_run(run: runs.Run) -> tuple[str, ...]:
 def with_task(run: runs.Run, task: str, overrides: list[tuple[str, str]]) -> runs.Run:
   """Returns the run for one of the ten tasks, with the places of the examples on this machine.
 
-  Raises BadInput if an override is of another section, or the test examples are missing or damaged.
+  Raises BadInput if another key is overridden, or the test examples are missing or damaged.
   """
-  config = command_line.override(run.config, overrides, 'data')
+  config = command_line.override(run.config, overrides, 'data.superglue_dir')
   if config.finetune.task != 'wsc_simple':
     config = dataclasses.replace(config, finetune=dataclasses.replace(config.finetune, task=task))
   finetuning.check_examples(config, ('test',))
