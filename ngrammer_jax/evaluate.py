@@ -93,14 +93,9 @@ def _evaluate_language_model(run, overrides, options, folder):
 def _check_cloze(options):
   """Raises BadInput for flags that need --cloze, or exclude it."""
   if options.cloze_protocol is not None and options.cloze is None:
-    raise errors.BadInput(
-      f'--cloze_protocol={options.cloze_protocol} needs --cloze=PATH: add it, or omit '
-      f'--cloze_protocol'
-    )
+    raise errors.BadInput('--cloze_protocol needs --cloze=PATH')
   if options.cloze is not None and options.text is not None:
-    raise errors.BadInput(
-      f'--text={options.text} cannot be combined with --cloze: omit one of them'
-    )
+    raise errors.BadInput('--text cannot be combined with --cloze: omit one of them')
 
 
 def _answer_cloze(run, overrides, options, folder):

@@ -198,7 +198,7 @@ EVALUATE = {
   ),
   'a protocol without questions': (
     '--workdir={tmp}/run --cloze_protocol=prefix',
-    '--cloze_protocol=prefix needs --cloze=PATH: add it, or omit --cloze_protocol',
+    '--cloze_protocol needs --cloze=PATH',
   ),
 }
 CASES = [('train', name) for name in TRAIN] + [('evaluate', name) for name in EVALUATE]

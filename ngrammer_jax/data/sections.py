@@ -47,10 +47,8 @@ class SectionedFile:
   def __iter__(self) -> Iterator[text_files.Document]:
     for section in self._sections:
       name = f'{self._path}, {section.name}'
-      yield text_files.Document(name, functools.partial(self._read_chunks, section))
-
-  def _read_chunks(self, section):
-    return text_files.split_chunks(self._read_blocks(section))
+      read = lambda section=section: text_files.split_chunks(self._read_blocks(section))
+      yield text_files.Document(name, read)
 
   def _read_blocks(self, section):
     with files.translate_damage(self._path):

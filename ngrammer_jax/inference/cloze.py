@@ -14,7 +14,6 @@ accuracy counts a shared point as wrong.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
 import itertools
-import json
 import math
 import os
 import pathlib
@@ -27,7 +26,7 @@ from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.data import cloze, vocabularies
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
-from ngrammer_jax.system import files, hosts, text_tables
+from ngrammer_jax.system import text_tables
 
 PROTOCOLS = ('query', 'prefix')
 SORT_BUFFER = 4096  # questions sorted by length at a time
@@ -104,12 +103,12 @@ class Answer:
     """Whether the right answer is out of the vocabulary."""
     return self.unknown[self.question.candidates.index(self.question.answer)]
 
-  def to_json(self) -> str:
-    """Returns the answer as a line of JSON, without a newline."""
+  def fields(self) -> dict[str, Any]:
+    """Returns the answer as it is in the file of answers."""
     q = self.question
     fields = {'kind': q.kind, 'file': q.file, 'line': q.line, 'answer': q.answer}
     fields |= {'chosen': self.best[0], 'point': self.point, 'candidates': q.candidates}
-    return json.dumps(fields | {'scores': self.scores.tolist()}, ensure_ascii=False)
+    return fields | {'scores': self.scores.tolist()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -296,8 +295,6 @@ def save(result: dict[str, Any], answers: Sequence[Answer], folder: pathlib.Path
   score = result['protocol']['score']
   protocol = '' if score == PROTOCOLS[0] else f'_{score}'
   path = folder / f'cloze{protocol}_{result["name"]}.json'
-  language_modeling.save(result, path)
-  if hosts.is_primary():
-    lines = ''.join(f'{answer.to_json()}\n' for answer in answers)
-    files.write(path.with_suffix('.jsonl'), lines)
+  fields = (answer.fields() for answer in answers)
+  language_modeling.save(result, path, fields, path.with_suffix('.jsonl'))
   return path

@@ -6,7 +6,6 @@ Examples are arrays (see `features.Example`), so this needs neither TensorFlow n
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import itertools
-import json
 import math
 import pathlib
 from typing import Any
@@ -18,7 +17,6 @@ from ngrammer_jax import errors
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling, sampling
-from ngrammer_jax.system import files, hosts
 from ngrammer_jax.tasks.superglue import formats, metrics
 
 
@@ -189,10 +187,7 @@ def save(result: dict[str, Any], answers: Sequence[Mapping[str, Any]], path: pat
 
   Only the first process writes.
   """
-  language_modeling.save(result, path)
-  if hosts.is_primary():
-    lines = ''.join(f'{json.dumps(answer)}\n' for answer in answers)
-    files.write(answers_path(path), lines)
+  language_modeling.save(result, path, answers, answers_path(path))
 
 
 def answers_path(path: pathlib.Path) -> pathlib.Path:

@@ -198,16 +198,11 @@ class FinetuneTask:
   def log_summary(self) -> None:
     """Logs the numbers of examples, rows and epochs."""
     t, rows = self._config.training, len(self._rows.tokens_BxT)
+    examples = ', '.join(f'{name} {count:,}' for name, count in self._counts.items())
     logging.info(
-      'data: examples of %s, in %s rows of %s tokens, %.0f %% filled; %s steps of %s rows are %.2f '
-      'epochs',
-      ', '.join(f'{name} {count:,}' for name, count in self._counts.items()),
-      f'{rows:,}',
-      f'{t.segment_length:,}',
-      100 * self._rows.valid_BxT.mean(),
-      f'{t.steps:,}',
-      f'{t.batch_size:,}',
-      t.steps * t.batch_size / rows,
+      f'data: examples of {examples}, in {rows:,} rows of {t.segment_length:,} tokens, '
+      f'{100 * self._rows.valid_BxT.mean():.0f} % filled; {t.steps:,} steps of {t.batch_size:,} '
+      f'rows are {t.steps * t.batch_size / rows:.2f} epochs'
     )
 
 

@@ -188,15 +188,9 @@ def _warn_if_not_official(config: str, path: pathlib.Path) -> None:
     digest = hashlib.file_digest(file, 'sha256').hexdigest()
   if (size, digest) != (official_size, official_digest):
     logging.warning(
-      '%s has %s bytes, sha256 %s, but the official file has %s bytes, sha256 %s: it is read, '
-      'but its examples may differ; to compare with published results, download %s%s',
-      path,
-      f'{size:,}',
-      digest,
-      f'{official_size:,}',
-      official_digest,
-      URL,
-      CONFIGS[config].zip,
+      f'{path} has {size:,} bytes, sha256 {digest}, but the official file has {official_size:,} '
+      f'bytes, sha256 {official_digest}: it is read, but its examples may differ; to compare with '
+      f'published results, download {URL}{CONFIGS[config].zip}'
     )
 
 
