@@ -38,8 +38,7 @@ class TokenSplit:
     starts: for each document, the index of its first token.
     text_bytes: length of the raw text; None if decoding the tokens does not reproduce the text.
     document_start: the id before the first token.
-    num_characters: number of ids that are a character each, the lowest ids; None if the tokens are
-      not characters.
+    num_characters: see `vocabularies.Vocabulary`.
   """
 
   tokens: np.ndarray
@@ -349,13 +348,8 @@ def encode_file(path: pathlib.Path, vocabulary: vocabularies.Vocabulary) -> Toke
     np.zeros(1, np.int64),
     text_bytes if is_lossless else None,
     vocabulary.document_start,
-    _num_characters(vocabulary),
+    vocabulary.num_characters,
   )
-
-
-def _num_characters(vocabulary: vocabularies.Vocabulary) -> int | None:
-  is_of_characters = isinstance(vocabulary, vocabularies.CharacterVocabulary)
-  return vocabulary.num_characters if is_of_characters else None
 
 
 def _load(folder: pathlib.Path, train_shards: shards.Shards | None) -> TokenCorpus:
@@ -371,6 +365,5 @@ def _load(folder: pathlib.Path, train_shards: shards.Shards | None) -> TokenCorp
     starts = np.load(folder / f'{split}.starts.npy')
     text_bytes = fields['bytes'] if fields['lossless'] else None
     start = vocabulary.document_start
-    num_characters = _num_characters(vocabulary)
-    splits[split] = TokenSplit(tokens, starts, text_bytes, start, num_characters)
+    splits[split] = TokenSplit(tokens, starts, text_bytes, start, vocabulary.num_characters)
   return TokenCorpus(splits, vocabulary, meta['content_hash'], train_shards)

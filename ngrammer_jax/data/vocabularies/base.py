@@ -20,6 +20,8 @@ class Vocabulary(abc.ABC):
     document_end: id that ends a document; None if the document start also occurs inside documents.
     line_end: id of the end of a line; None if that is not a separate word.
     unknown: id of text that is not in the vocabulary; None if there is no such id.
+    num_characters: number of ids that are a character each, the lowest ids; None if the tokens are
+      not characters.
     definition: what determines the text of each id; equal if and only if all ids mean the same.
   """
 
@@ -28,6 +30,7 @@ class Vocabulary(abc.ABC):
   document_end: int | None
   line_end: int | None = None
   unknown: int | None = None
+  num_characters: int | None = None
   definition: tuple[Any, ...]
 
   @abc.abstractmethod

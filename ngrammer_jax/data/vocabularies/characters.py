@@ -18,8 +18,6 @@ class CharacterVocabulary(base.Vocabulary):
     separated: whether the corpus has several documents. If so, the document start is an additional
       id. Otherwise it is the newline or space, so that the sizes are those of the literature.
 
-  Attributes:
-    num_characters: number of characters. Lower ids are characters, a higher one is not.
   """
 
   def __init__(self, characters: str, encoding: str, separated: bool):
