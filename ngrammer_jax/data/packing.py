@@ -14,7 +14,6 @@ import contextlib
 import itertools
 import json
 import operator
-import os
 import pathlib
 from typing import NamedTuple
 
@@ -174,7 +173,7 @@ class _BatchReader:
           batch.append((reader, state, text))
           missing_bytes -= len(text)
       texts = [text for _, _, text in batch]
-      ids_per_text = self._vocabulary.encode_all(texts, os.cpu_count() or 1)
+      ids_per_text = self._vocabulary.encode_all(texts)
       for (reader, state, _), ids in zip(batch, ids_per_text, strict=True):
         reader.add_tokens(state, ids)
 

@@ -81,9 +81,9 @@ def test_resuming_starts_from_the_last_saved_state(tmp_path, monkeypatch):
     file.write('{"step": 25, "fir')  # the process was killed while it wrote a line
   encoded_texts, encode_all = [], vocabularies.ByteVocabulary.encode_all
 
-  def recording_encode_all(vocabulary, texts, threads):
+  def recording_encode_all(vocabulary, texts):
     encoded_texts.extend(texts)
-    return encode_all(vocabulary, texts, threads)
+    return encode_all(vocabulary, texts)
 
   monkeypatch.setattr(vocabularies.ByteVocabulary, 'encode_all', recording_encode_all)
   resumed = open_dataset(tmp_path, 2)

@@ -142,7 +142,7 @@ def test_tokenizer_adds_neither_special_tokens_nor_padding_and_cuts_nothing(toke
     assert changed.decode([1, *ids, 2]) == text and not {0, 1, 2} & set(ids.tolist())
   texts = [TEXT[i : i + 50] for i in range(3)]
   for vocabulary in (changed, tokenizer):
-    together = vocabulary.encode_all(texts, threads=2)
+    together = vocabulary.encode_all(texts)
     for ids, text in zip(together, texts, strict=True):
       assert ids.dtype == np.int32
       np.testing.assert_array_equal(ids, vocabulary.encode(text))

@@ -45,9 +45,8 @@ class Vocabulary(abc.ABC):
   def save(self, folder: pathlib.Path) -> None:
     """Writes the files that `vocabularies.load` reads."""
 
-  def encode_all(self, texts: Sequence[bytes], threads: int) -> list[np.ndarray]:
-    """Returns the ids of each text, with several threads if the vocabulary supports it."""
-    del threads
+  def encode_all(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+    """Returns the ids of each text, with a thread for each core if the vocabulary supports it."""
     return [self.encode(text) for text in texts]
 
   def token_texts(self) -> tuple[list[str], list[str]]:

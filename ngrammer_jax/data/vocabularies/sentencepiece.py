@@ -52,10 +52,10 @@ class SentencePieceVocabulary(base.Vocabulary):
       ids += self._processor.encode(part)
     return np.array(ids, np.int64)
 
-  def encode_all(self, texts: Sequence[bytes], threads: int) -> list[np.ndarray]:
+  def encode_all(self, texts: Sequence[bytes]) -> list[np.ndarray]:
     if self._learned and any(SPACE_MARK.encode() in text for text in texts):
       return [self.encode(text) for text in texts]
-    id_lists = self._processor.encode([text.decode() for text in texts], num_threads=threads)
+    id_lists = self._processor.encode([text.decode() for text in texts])
     return [np.array(ids, np.int32) for ids in id_lists]
 
   def decode(self, ids: Iterable[int]) -> bytes:

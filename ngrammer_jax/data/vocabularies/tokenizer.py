@@ -65,10 +65,9 @@ class TokenizerVocabulary(base.Vocabulary):
     return (own or named)[0]
 
   def encode(self, text: bytes) -> np.ndarray:
-    return self.encode_all([text], threads=1)[0]
+    return self.encode_all([text])[0]
 
-  def encode_all(self, texts: Sequence[bytes], threads: int) -> list[np.ndarray]:
-    del threads  # the tokenizer has a pool of threads
+  def encode_all(self, texts: Sequence[bytes]) -> list[np.ndarray]:
     decoded = [text.decode() for text in texts]
     encodings = self._tokenizer.encode_batch_fast(decoded, add_special_tokens=False)
     id_arrays = [np.array(encoding.ids, np.int32) for encoding in encodings]

@@ -167,11 +167,10 @@ def describe_answer(name: str, example: Any, answer: Answer) -> dict[str, Any]:
 
   The label is a text, or the list of all correct texts; None if it is hidden.
   """
-  labels, label = formats.find_task(name).labels, None
-  if labels and example.label >= 0:
-    label = labels[example.label]
-  elif not labels and example.answers:
-    label = list(example.answers)
+  if labels := formats.find_task(name).labels:
+    label = labels[example.label] if example.label >= 0 else None
+  else:
+    label = list(example.answers) or None
   return {
     'task': name,
     'idx': example.key[0] if len(example.key) == 1 else list(example.key),
