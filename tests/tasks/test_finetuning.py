@@ -271,15 +271,15 @@ def test_vocabulary_path_has_to_be_the_vocabulary_of_the_checkpoint(
   assert resolve(same).data == resolve(None).data
   assert resolve(same).data.vocabulary_path is None
   with bad_input(
-    f'data.vocabulary_path={other} is not the vocabulary of the checkpoint in '
-    f'{folder / "pretrained"}, which is inherited: omit this flag'
+    f'data.vocabulary_path={other}, with 272 token ids, is not the vocabulary of '
+    f'--workdir={folder / "pretrained"}, which has 272: use that vocabulary, or another workdir'
   ):
     resolve(other)
   (folder / 'run' / 'checkpoints' / '2').mkdir(parents=True)  # resumed, without init_from
   assert resolve(same, init_from=None).data == resolve(same).data
   with bad_input(
-    f'data.vocabulary_path={other} is not the vocabulary of the checkpoint in '
-    f'{folder / "pretrained"}, which is inherited: omit this flag'
+    f'data.vocabulary_path={other}, with 272 token ids, is not the vocabulary of '
+    f'--workdir={folder / "pretrained"}, which has 272: use that vocabulary, or another workdir'
   ):
     resolve(other, init_from=None)
   with bad_input(f'data.vocabulary_path={folder / "none"}: no such file'):
@@ -297,9 +297,7 @@ def test_vocabulary_path_has_to_be_the_vocabulary_of_the_checkpoint(
     resolved = resolve(path).data
     assert (resolved.vocabulary, resolved.vocabulary_path) == ('tokenizer', None)
   for path in (paths[1], same):
-    with pytest.raises(
-      ValueError, match='is not the vocabulary of the checkpoint|is not the token'
-    ):
+    with pytest.raises(ValueError, match='is not the vocabulary of --workdir|is not the token'):
       resolve(path)
 
 

@@ -23,6 +23,7 @@ __all__ = [
   'TokenizerVocabulary',
   'Vocabulary',
   'WordVocabulary',
+  'check_path',
   'learn_characters',
   'learn_sentencepiece',
   'learn_words',
@@ -55,6 +56,16 @@ def read(kind: str, path: pathlib.Path) -> Vocabulary:
     raise errors.BadInput(
       f'data.vocabulary_path={path} is not {expected.get(kind, "a SentencePiece model")}: {error}'
     ) from error
+
+
+def check_path(kind: str, path: str, vocabulary: Vocabulary, workdir: pathlib.Path) -> None:
+  """Raises BadInput if `data.vocabulary_path` is not the vocabulary of a run."""
+  other = read(kind, files.user_path('data.vocabulary_path', path))
+  if other.definition != vocabulary.definition:
+    raise errors.BadInput(
+      f'data.vocabulary_path={path}, with {other.size:,} token ids, is not the vocabulary of '
+      f'--workdir={workdir}, which has {vocabulary.size:,}: use that vocabulary, or another workdir'
+    )
 
 
 def load(folder: pathlib.Path) -> Vocabulary:

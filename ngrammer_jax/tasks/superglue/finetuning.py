@@ -53,15 +53,16 @@ def resolve_config(
   source = _source(config, workdir)
   if config.training.half_loss:
     raise errors.BadInput('training.half_loss=True excludes answers from the loss: use False')
-  if config.data.vocabulary_path is not None:
-    _check_vocabulary(config, source)
+  kind, path = source.config.data.vocabulary, config.data.vocabulary_path
+  if path is not None:
+    vocabularies.check_path(kind, path, source.vocabulary, source.workdir)
   config = dataclasses.replace(
     config,
     model=_finetuned_model(config, source.config.model, override_keys),
     data=dataclasses.replace(
       config.data,
       corpus='superglue',
-      vocabulary=source.config.data.vocabulary,
+      vocabulary=kind,
       vocabulary_size=source.config.data.vocabulary_size,
       vocabulary_path=None,  # it is in the run that training starts from
     ),
@@ -84,17 +85,6 @@ def _source(config: experiment.Config, workdir: pathlib.Path) -> runs.Run:
   if config.init_from is None:
     raise errors.BadInput('set init_from to the workdir of a trained run: --config.init_from=DIR')
   return init_from.open_run(config.init_from)
-
-
-def _check_vocabulary(config: experiment.Config, source: runs.Run) -> None:
-  """Raises BadInput if `data.vocabulary_path` is not the vocabulary of the initial checkpoint."""
-  path = files.user_path('data.vocabulary_path', config.data.vocabulary_path)
-  vocabulary = vocabularies.read(source.config.data.vocabulary, path)
-  if vocabulary.definition != source.vocabulary.definition:
-    raise errors.BadInput(
-      f'data.vocabulary_path={path} is not the vocabulary of the checkpoint in '
-      f'{source.workdir}, which is inherited: omit this flag'
-    )
 
 
 def _finetuned_model(config, model, override_keys) -> model_config.ModelConfig:
