@@ -27,8 +27,7 @@ def measure_cached(
   engine = inference.Engine(run.model, run.mesh)
   variables = {'params': run.state.params, 'codebook': run.state.codebook}
   prompts = [np.array([run.vocabulary.document_start])] * rows
-  config = inference.GenerationConfig(options, context)
-  stream = engine.generate(variables, prompts, range(rows), config, rows)
+  stream = engine.generate(variables, prompts, range(rows), options, context, rows=rows)
   next(stream)
   start = time.monotonic()
   for _ in itertools.islice(stream, steps):

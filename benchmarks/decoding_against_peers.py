@@ -50,8 +50,8 @@ def make_jax(cases: dict[str, tuple[int, int, int]]) -> dict[str, Callable[[], i
   variables = engine.prepare({'params': variables['params'], 'codebook': {}})
 
   def generate(rows, count, context):
-    options = inference.GenerationConfig(sampling.SamplingConfig(0.0), context)
-    stream = engine.generate(variables, [np.array([0])] * rows, range(rows), options, rows)
+    greedy, prompts = sampling.SamplingConfig(0.0), [np.array([0])] * rows
+    stream = engine.generate(variables, prompts, range(rows), greedy, context, rows=rows)
     return sum(1 for _ in itertools.islice(stream, count))
 
   return {name: functools.partial(generate, *case) for name, case in cases.items()}

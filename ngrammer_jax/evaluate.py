@@ -16,8 +16,6 @@ from ngrammer_jax import errors, flags
 from ngrammer_jax.config import command_line
 from ngrammer_jax.system import compilation_cache, files, hosts
 
-PLACES = ('data.path', 'data.cache_dir')  # of the corpus on this machine
-
 
 def main(argv: list[str]) -> int:
   """Scores a split or a text, writes evaluation/<name>.json and prints a table."""
@@ -67,10 +65,9 @@ def _evaluate_language_model(run, overrides, options, folder):
   """Scores a split or a text, writes its metrics to a folder if there is one, prints a table."""
   from ngrammer_jax.inference import language_modeling
 
-  places = [override for override in overrides if override[0] in PLACES]
-  config = command_line.override(run.config, places, 'data')
-  overrides = [override for override in overrides if override not in places]
-  config = command_line.override(config, overrides, 'evaluation')
+  # The places of the corpus may be others on this machine.
+  allowed = ('evaluation.*', 'data.path', 'data.cache_dir')
+  config = command_line.override(run.config, overrides, *allowed)
   run = dataclasses.replace(run, config=config)
   # The limit of validation during training does not apply, unless it is set on this command line.
   limit = config.evaluation.max_tokens
@@ -96,21 +93,17 @@ def _evaluate_language_model(run, overrides, options, folder):
 def _check_cloze(options):
   """Raises BadInput for flags that need --cloze, or exclude it."""
   if options.cloze_protocol is not None and options.cloze is None:
-    raise errors.BadInput(
-      f'--cloze_protocol={options.cloze_protocol} needs --cloze=PATH: add it, or omit '
-      f'--cloze_protocol'
-    )
+    raise errors.BadInput('--cloze_protocol needs --cloze=PATH')
   if options.cloze is not None and options.text is not None:
-    raise errors.BadInput(
-      f'--text={options.text} cannot be combined with --cloze: omit one of them'
-    )
+    raise errors.BadInput('--text cannot be combined with --cloze: omit one of them')
 
 
 def _answer_cloze(run, overrides, options, folder):
   """Answers cloze questions, writes cloze_<name>.json and .jsonl to a folder, prints a table."""
   from ngrammer_jax.inference import cloze
 
-  run = dataclasses.replace(run, config=command_line.override(run.config, overrides, 'evaluation'))
+  config = command_line.override(run.config, overrides, 'evaluation.*')
+  run = dataclasses.replace(run, config=config)
   protocol = options.cloze_protocol or cloze.PROTOCOLS[0]
   result, answers = run.cloze(options.cloze, options.split, protocol)
   path = None if folder is None else cloze.save(result, answers, folder)
@@ -125,11 +118,8 @@ def _evaluate_task(run, overrides, split, path):
   """Evaluates a fine-tuned run on its task, or on a diagnostic set."""
   from ngrammer_jax.tasks.superglue import evaluation, finetuning
 
-  data = [override for override in overrides if override[0] == 'data.superglue_dir']
-  config = command_line.override(run.config, data, 'data')
-  finetune = [override for override in overrides if override not in data]
-  config = command_line.override(config, finetune, 'finetune')
-  if not data:
+  config = command_line.override(run.config, overrides, 'finetune.*', 'data.superglue_dir')
+  if config.data.superglue_dir == run.config.data.superglue_dir:
     run.log_paths('superglue_dir')
   if config.finetune.task != run.config.finetune.task:  # a diagnostic set
     path = path.with_name(f'{config.finetune.task}_{split}.json')

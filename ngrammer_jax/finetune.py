@@ -6,7 +6,7 @@
 import dataclasses
 import functools
 
-from ngrammer_jax import flags
+from ngrammer_jax import errors, flags
 from ngrammer_jax.config import command_line
 from ngrammer_jax.system import compilation_cache, files, hosts
 
@@ -32,7 +32,9 @@ def main(argv: list[str]) -> int:
   from ngrammer_jax.tasks.superglue import evaluation, finetuning
   from ngrammer_jax.training import dry_run, loop
 
-  task = config.finetune.task if config.finetune else None
+  if config.finetune is None:
+    raise errors.BadInput('--config has no finetune section: use configs/superglue.py:TASK')
+  task = config.finetune.task
   tasks = _configs_by_task(config, options.config, overrides)
   workdirs = {name: options.workdir / name if task == 'all' else options.workdir for name in tasks}
   configs, results = {}, {}
@@ -73,9 +75,8 @@ def _configs_by_task(config, spec, overrides):
   """
   from ngrammer_jax.tasks.superglue import formats
 
-  task = config.finetune.task if config.finetune else None
-  if task != 'all':
-    return {task: config}
+  if config.finetune.task != 'all':
+    return {config.finetune.task: config}
   if spec.endswith(':all'):
     spec = spec.removesuffix('all')
     return {name: command_line.resolve(spec + name, overrides) for name in formats.SUPERGLUE_TASKS}

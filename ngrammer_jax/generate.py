@@ -111,17 +111,14 @@ def _converse(complete: Callable[..., Iterator[Any]], seed: int) -> None:
 
 def _read_lines() -> Iterator[str]:
   """Yields the lines of standard input; a terminal shows where to write."""
-  if not sys.stdin.isatty():
-    yield from (line.removesuffix('\n') for line in sys.stdin)
-    return
-  print('one prompt per line; Ctrl-D ends', file=sys.stderr)
-  while True:
-    print('> ', end='', file=sys.stderr, flush=True)
-    line = sys.stdin.readline()
-    if not line:
-      print(file=sys.stderr)
-      return
+  mark = ''
+  if sys.stdin.isatty():
+    mark = '> '
+    print('one prompt per line; Ctrl-D ends', file=sys.stderr)
+  print(mark, end='', file=sys.stderr, flush=True)
+  while line := sys.stdin.readline():
     yield line.removesuffix('\n')
+    print(mark, end='', file=sys.stderr, flush=True)
 
 
 def _print_text(complete, prompt, times) -> None:

@@ -6,7 +6,7 @@
 
 import signal
 
-from ngrammer_jax import errors, flags
+from ngrammer_jax import flags
 from ngrammer_jax.config import command_line
 from ngrammer_jax.system import compilation_cache, files, hosts
 
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
   hosts.add_flags(parser)
   overrides, plain = command_line.split(argv)
   options = parser.parse_args(plain)
-  step, superglue_dir = flags.step(options.step), _superglue_dir(overrides)
+  step = flags.step(options.step)
   hosts.join(options)
   compilation_cache.enable(options.compilation_cache)
   if hosts.is_multiprocess():  # JAX would catch SIGTERM, but there is nothing to save
@@ -39,25 +39,16 @@ def main(argv: list[str]) -> int:
     files.check_reachable(options.output)
     run_by_task = leaderboard.find_runs(options.workdir, step)
     run_by_task = {
-      task: leaderboard.with_task(run_by_task[task], task, superglue_dir)
-      for task in leaderboard.TASKS
+      task: leaderboard.with_task(run_by_task[task], task, overrides) for task in leaderboard.TASKS
     }
     files.make_output_folder(options.output)
   for run in run_by_task.values():
-    if superglue_dir is None:
+    if not overrides:
       run.log_paths('superglue_dir')
     finetuning.evaluate(run, 'test', options.output)
   if hosts.is_primary():
     print(f'wrote {len(run_by_task)} files to {leaderboard.write_zip(options.output)}')
   return 0
-
-
-def _superglue_dir(overrides: list[tuple[str, str]]) -> str | None:
-  """Returns the value of the only key that can be overridden. Raises BadInput for others."""
-  for key, _ in overrides:
-    if key != 'data.superglue_dir':
-      raise errors.BadInput(f'--config.{key}: only data.superglue_dir can be changed here')
-  return overrides[-1][1] if overrides else None
 
 
 if __name__ == '__main__':

@@ -1,7 +1,6 @@
 """Damage of a workdir is refused in one sentence, before anything is written."""
 
 import itertools
-import json
 import logging
 import os
 import random
@@ -60,7 +59,7 @@ def test_damage_is_refused_in_one_sentence(trained_copy, subcommands, tmp_path, 
   for file, values in damages.VALUES.items():
     turns = itertools.cycle(('evaluate', 'analyze clusters'))
     cases += [(damage, file, text, next(turns)) for damage, text in values.values()]
-  assert len(cases) > 90
+  assert len(cases) > 80
   assert shortcomings(trained_copy, subcommands, cases, (tmp_path,)) == []
 
 
@@ -107,16 +106,6 @@ def test_the_cache_of_a_foreign_config_is_said_and_nothing_is_deleted_there(
   token_cache.prepare(run.config.data)
   assert not abandoned.exists()
   runs.load_run(trained_copy).split('test')
-
-
-def test_a_cache_that_leaves_its_folder_is_prepared_again(tiny, cache):
-  data = tiny().data
-  first = token_cache.prepare(data)
-  (folder,) = cache.iterdir()
-  meta = json.loads((folder / 'meta.json').read_text())
-  meta['splits'] = {f'../{folder.name}/{name}': entry for name, entry in meta['splits'].items()}
-  (folder / 'meta.json').write_text(json.dumps(meta))
-  assert token_cache.prepare(data).splits.keys() == first.splits.keys()
 
 
 def test_a_refused_value_does_not_poison_a_workdir(tiny, one_device, tmp_path):

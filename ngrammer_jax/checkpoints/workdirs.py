@@ -79,26 +79,15 @@ def check_text(workdir: pathlib.Path, config: experiment.Config, content_hash: s
   with files.translate_damage(path, REMEDY):
     previous = files.read_json(path)['content_hash']
   if previous != content_hash:
-    _check_vocabulary(workdir, config)
+    data = config.data
+    if data.vocabulary_path is not None and (workdir / 'vocabulary.json').exists():
+      vocabulary = vocabularies.load(workdir)
+      vocabularies.check_path(data.vocabulary, data.vocabulary_path, vocabulary, workdir)
     key = 'path' if config.finetune is None else 'superglue_dir'
     raise errors.BadInput(
       f'--workdir={workdir} was started on another text: data.{key}='
       f'{getattr(config.data, key)} has the content hash {content_hash[:12]}, '
       f'expected {previous[:12]}; use that text, or another workdir'
-    )
-
-
-def _check_vocabulary(workdir: pathlib.Path, config: experiment.Config) -> None:
-  """Raises BadInput if `data.vocabulary_path` is not the vocabulary that a workdir has."""
-  path = config.data.vocabulary_path
-  if path is None or not (workdir / 'vocabulary.json').exists():
-    return
-  old = vocabularies.load(workdir)
-  new = vocabularies.read(config.data.vocabulary, files.user_path('data.vocabulary_path', path))
-  if new != old:
-    raise errors.BadInput(
-      f'data.vocabulary_path={path}, with {new.size:,} token ids, is not the vocabulary of '
-      f'--workdir={workdir}, which has {old.size:,}: use that vocabulary, or another workdir'
     )
 
 

@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterator
 import dataclasses
 import difflib
+import fnmatch
 import inspect
 import itertools
 import logging
@@ -93,13 +94,16 @@ def split(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
   return overrides, plain
 
 
-def override(config: Config, overrides: list[tuple[str, str]], section: str) -> Config:
-  """Returns the config with some keys of a section changed. Raises BadInput for other keys."""
+def override(config: Config, overrides: list[tuple[str, str]], *allowed: str) -> Config:
+  """Returns the config with some keys changed: those that match `allowed`, such as `evaluation.*`.
+
+  Raises BadInput for other keys.
+  """
   values = dataclasses.asdict(config)
   for path, _ in overrides:
-    if not path.startswith(f'{section}.'):
+    if not any(fnmatch.fnmatch(path, pattern) for pattern in allowed):
       raise errors.BadInput(
-        f'--config.{path}: only {section}.* of a trained run can be changed here'
+        f'--config.{path}: only {", ".join(allowed)} of a trained run can be changed here'
       )
   return _apply_all(values, overrides)
 

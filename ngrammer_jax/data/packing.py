@@ -14,7 +14,6 @@ import contextlib
 import itertools
 import json
 import operator
-import os
 import pathlib
 from typing import NamedTuple
 
@@ -170,11 +169,11 @@ class _BatchReader:
       for reader in incomplete:
         missing_bytes = PREFETCH_BYTES * (self._length - reader.num_buffered)
         while missing_bytes > 0:
-          state, text = reader.next_document()
+          state, text = next(reader.documents)
           batch.append((reader, state, text))
           missing_bytes -= len(text)
       texts = [text for _, _, text in batch]
-      ids_per_text = self._vocabulary.encode_all(texts, os.cpu_count() or 1)
+      ids_per_text = self._vocabulary.encode_all(texts)
       for (reader, state, _), ids in zip(batch, ids_per_text, strict=True):
         reader.add_tokens(state, ids)
 
@@ -184,19 +183,19 @@ class _RowReader:
 
   def __init__(self, shards, row, batch_size, state, document_start):
     self._shards, self._document_start = shards, document_start
-    num_shards = len(shards.names)
+    num_shards = len(shards.files)
     self._shard_indices = list(range(row, num_shards, batch_size)) or [row % num_shards]
     # With fewer shards than rows, several rows share a shard: each takes every n-th document.
     self._num_sharers = len(range(row % num_shards, batch_size, num_shards))
     self._sharer_index = row // num_shards
-    self._documents = self._read_documents(state)
+    self.documents = self._read_documents(state)
     # Documents with the position of their next token.
     self._buffer: collections.deque[tuple[ReaderState, np.ndarray]] = collections.deque()
     self._state_if_empty = state
     self.num_buffered = 0
-    self._num_without_tokens = 0  # consecutive documents without a token
 
   def _read_documents(self, state) -> Iterator[tuple[ReaderState, bytes]]:
+    """Yields the state before each document, and its text, without end."""
     _, first_shard, document, offset, tokens = state
     for epoch in itertools.count(state.epoch):
       num_documents = 0
@@ -212,25 +211,18 @@ class _RowReader:
             tokens = 0
           document, offset = document + 1, next_offset
         document = offset = 0
-      is_whole_epoch = epoch > state.epoch
-      if (not num_documents and is_whole_epoch) or self._num_without_tokens > num_documents:
-        names = ', '.join(self._shards.names[index] for index in self._shard_indices)
+      if not num_documents and epoch > state.epoch:
+        names = ', '.join(str(self._shards.files[index]) for index in self._shard_indices)
         raise errors.BadInput(
           f'{names} has no document for one of the {self._num_sharers} rows that read it: reduce '
           f'training.batch_size to at most the number of documents, or add text'
         )
       first_shard = 0
 
-  def next_document(self) -> tuple[ReaderState, bytes]:
-    """Returns the state of the next document, and its text."""
-    return next(self._documents)
-
   def add_tokens(self, state: ReaderState, ids: np.ndarray) -> None:
     """Appends the tokens of a document, and a document start, to the buffer."""
     if not len(ids):
-      self._num_without_tokens += 1
       return
-    self._num_without_tokens = 0
     self._buffer.append((state, np.append(ids, self._document_start).astype(np.int32)))
     self.num_buffered += len(ids) + 1 - state.tokens
 

@@ -3,13 +3,15 @@
 import collections
 from collections.abc import Iterator
 from concurrent import futures
+import contextlib
 from typing import Any
 
 _END = object()
 
 
-class Prefetcher:
-  """Runs an iterator ahead in a thread. A context manager, whose exit stops the thread.
+@contextlib.contextmanager
+def run_ahead(items: Iterator[Any], depth: int = 2) -> Iterator[Iterator[Any]]:
+  """Runs an iterator ahead in a thread, which ends with the block.
 
   An exception of the iterator is raised in place of the item.
 
@@ -17,27 +19,16 @@ class Prefetcher:
     items: the iterator.
     depth: maximum number of items that wait while the thread computes the next one.
   """
+  executor = futures.ThreadPoolExecutor(1, thread_name_prefix='prefetch')
+  compute_next = lambda: executor.submit(next, items, _END)
+  pending = collections.deque(compute_next() for _ in range(depth + 1))
 
-  def __init__(self, items: Iterator[Any], depth: int = 2):
-    self._items, self._depth = items, depth
-    self._executor = futures.ThreadPoolExecutor(1, thread_name_prefix='prefetch')
-    self._pending: collections.deque[futures.Future] = collections.deque()
-
-  def __enter__(self) -> Iterator[Any]:
-    for _ in range(self._depth + 1):
-      self._submit()
-    return self._iterate()
-
-  def __exit__(self, *exception) -> None:
-    self._executor.shutdown(cancel_futures=True)
-
-  def _submit(self) -> None:
-    self._pending.append(self._executor.submit(next, self._items, _END))
-
-  def _iterate(self) -> Iterator[Any]:
-    while True:
-      item = self._pending.popleft().result()
-      if item is _END:
-        return
-      self._submit()
+  def iterate():
+    while (item := pending.popleft().result()) is not _END:
+      pending.append(compute_next())
       yield item
+
+  try:
+    yield iterate()
+  finally:
+    executor.shutdown(cancel_futures=True)

@@ -47,10 +47,8 @@ class SectionedFile:
   def __iter__(self) -> Iterator[text_files.Document]:
     for section in self._sections:
       name = f'{self._path}, {section.name}'
-      yield text_files.Document(name, functools.partial(self._read_chunks, section))
-
-  def _read_chunks(self, section):
-    return text_files.split_chunks(self._read_blocks(section))
+      read = lambda section=section: text_files.split_chunks(self._read_blocks(section))
+      yield text_files.Document(name, read)
 
   def _read_blocks(self, section):
     with files.translate_damage(self._path):
@@ -62,17 +60,6 @@ class SectionedFile:
           raise EOFError(f'{section.stop - offset:,} bytes are missing')
         offset += len(block)
         yield block
-
-
-def book_file_name(split: str) -> str:
-  """Returns the name of the file of raw books of a split of the Children's Book Test."""
-  return {'validation': 'cbt_valid.txt'}.get(split, f'cbt_{split}.txt')
-
-
-def find_book_file(root: pathlib.Path, split: str) -> pathlib.Path | None:
-  """Returns the file of raw books of a split, which is in a folder or its `data` folder."""
-  name = book_file_name(split)
-  return next((path for path in (root / name, root / 'data' / name) if path.is_file()), None)
 
 
 def find_books(path: pathlib.Path) -> Iterator[Section]:

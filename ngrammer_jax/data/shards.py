@@ -22,11 +22,9 @@ class Shards(Protocol):
   """The shards of a split.
 
   Attributes:
-    names: one name per shard, for error messages.
-    files: the files, to compare by size and modification time.
+    files: the file of each shard.
   """
 
-  names: tuple[str, ...]
   files: tuple[pathlib.Path, ...]
 
   def read(self, shard: int, document: int = 0, offset: int = 0) -> Iterator[tuple[bytes, int]]:
@@ -45,27 +43,12 @@ class FileShards:
 
   files: tuple[pathlib.Path, ...]
 
-  @property
-  def names(self) -> tuple[str, ...]:
-    """Names of the shards, for error messages."""
-    return tuple(map(str, self.files))
-
   def read(self, shard: int, document: int = 0, offset: int = 0) -> Iterator[tuple[bytes, int]]:
     """See `Shards`. A JSON document is a line, and its number is the line number from 0."""
     path = self.files[shard]
-    split_records = _split_paragraphs if _file_type(path) == '.txt' else iter
-    with files.translate_damage(path):
-      file = text_files.open_binary(path)
-    with file:
-      records = split_records(file)
-      while True:
-        # Does not include the yield: errors of the caller are not errors of the file.
-        with files.translate_damage(path):
-          if file.tell() < offset:
-            file.seek(offset)
-          record = next(records, None)
-        if record is None:
-          return
+    with files.translate_damage(path), text_files.open_binary(path) as file:
+      file.seek(offset)
+      for record in _split_paragraphs(file) if _file_type(path) == '.txt' else file:
         offset += len(record)
         yield record, offset
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import data as data_config
-from ngrammer_jax.data import corpora, shards, split_files, text_files, vocabularies
+from ngrammer_jax.data import corpora, shards, text_files, vocabularies
 from ngrammer_jax.system import files, progress
 
 FORMAT_VERSION = 1  # increase it when the format of the cache files changes
@@ -38,8 +38,7 @@ class TokenSplit:
     starts: for each document, the index of its first token.
     text_bytes: length of the raw text; None if decoding the tokens does not reproduce the text.
     document_start: the id before the first token.
-    num_characters: number of ids that are a character each, the lowest ids; None if the tokens are
-      not characters.
+    num_characters: see `vocabularies.Vocabulary`.
   """
 
   tokens: np.ndarray
@@ -349,13 +348,8 @@ def encode_file(path: pathlib.Path, vocabulary: vocabularies.Vocabulary) -> Toke
     np.zeros(1, np.int64),
     text_bytes if is_lossless else None,
     vocabulary.document_start,
-    _num_characters(vocabulary),
+    vocabulary.num_characters,
   )
-
-
-def _num_characters(vocabulary: vocabularies.Vocabulary) -> int | None:
-  is_of_characters = isinstance(vocabulary, vocabularies.CharacterVocabulary)
-  return vocabulary.num_characters if is_of_characters else None
 
 
 def _load(folder: pathlib.Path, train_shards: shards.Shards | None) -> TokenCorpus:
@@ -365,14 +359,11 @@ def _load(folder: pathlib.Path, train_shards: shards.Shards | None) -> TokenCorp
     raise ValueError('the vocabulary has changed')
   vocabulary, splits = vocabularies.load(folder), {}
   for split, fields in meta['splits'].items():
-    if split not in split_files.SPLITS:
-      raise ValueError(f'{split!r} is not a split')
     tokens = np.memmap(folder / f'{split}.tokens', fields['dtype'], mode='r')
     if len(tokens) != fields['tokens']:
       raise ValueError(f'{split}.tokens has {len(tokens)} tokens, expected {fields["tokens"]}')
     starts = np.load(folder / f'{split}.starts.npy')
     text_bytes = fields['bytes'] if fields['lossless'] else None
     start = vocabulary.document_start
-    num_characters = _num_characters(vocabulary)
-    splits[split] = TokenSplit(tokens, starts, text_bytes, start, num_characters)
+    splits[split] = TokenSplit(tokens, starts, text_bytes, start, vocabulary.num_characters)
   return TokenCorpus(splits, vocabulary, meta['content_hash'], train_shards)

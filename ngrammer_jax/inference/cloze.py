@@ -14,7 +14,6 @@ accuracy counts a shared point as wrong.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
 import itertools
-import json
 import math
 import os
 import pathlib
@@ -27,7 +26,7 @@ from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.data import cloze, vocabularies
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling
-from ngrammer_jax.system import files, hosts, text_tables
+from ngrammer_jax.system import text_tables
 
 PROTOCOLS = ('query', 'prefix')
 SORT_BUFFER = 4096  # questions sorted by length at a time
@@ -40,21 +39,25 @@ class QuestionSource:
 
   Attributes:
     name: split of a folder, or name of a file without its suffix.
-    is_official: whether the files have the names of the Children's Book Test.
-    files: files with the questions.
-    counts: number of questions of each kind.
-    read: returns an iterator over the questions.
+    file_by_kind: the file of each kind of question.
   """
 
   name: str
-  is_official: bool
-  files: tuple[str, ...]
-  counts: dict[str, int]
-  read: Callable[[], Iterator[cloze.Question]]
+  file_by_kind: dict[str, pathlib.Path]
+
+  @property
+  def is_official(self) -> bool:
+    """Whether the files have the names of the Children's Book Test."""
+    return all(map(cloze.is_official, self.file_by_kind.values()))
+
+  def read(self) -> Iterator[cloze.Question]:
+    """Yields the questions. Raises BadInput for a malformed one."""
+    for kind, file in self.file_by_kind.items():
+      yield from cloze.read_questions(file, kind)
 
 
-def open_questions(path: pathlib.Path, split: str) -> QuestionSource:
-  """Finds the questions of a folder or a file and checks all of them.
+def open_questions(path: pathlib.Path, split: str) -> tuple[QuestionSource, int]:
+  """Finds the questions of a folder or a file, checks all of them, and returns their number.
 
   Args:
     path: see `data.cloze.find_files`.
@@ -64,16 +67,8 @@ def open_questions(path: pathlib.Path, split: str) -> QuestionSource:
     BadInput: there are no such questions, or one of them is malformed.
   """
   name = path.stem if path.is_file() else split
-  paths = cloze.find_files(path, split)
-  counts = {kind: sum(1 for _ in cloze.read_questions(file, kind)) for kind, file in paths.items()}
-
-  def read():
-    return itertools.chain.from_iterable(
-      cloze.read_questions(file, kind) for kind, file in paths.items()
-    )
-
-  is_official = all(map(cloze.is_official, paths.values()))
-  return QuestionSource(name, is_official, tuple(map(str, paths.values())), counts, read)
+  source = QuestionSource(name, cloze.find_files(path, split))
+  return source, sum(1 for _ in source.read())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,12 +103,12 @@ class Answer:
     """Whether the right answer is out of the vocabulary."""
     return self.unknown[self.question.candidates.index(self.question.answer)]
 
-  def to_json(self) -> str:
-    """Returns the answer as a line of JSON, without a newline."""
+  def fields(self) -> dict[str, Any]:
+    """Returns the answer as it is in the file of answers."""
     q = self.question
     fields = {'kind': q.kind, 'file': q.file, 'line': q.line, 'answer': q.answer}
     fields |= {'chosen': self.best[0], 'point': self.point, 'candidates': q.candidates}
-    return json.dumps(fields | {'scores': self.scores.tolist()}, ensure_ascii=False)
+    return fields | {'scores': self.scores.tolist()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,7 +265,7 @@ def build_result(
     'step': step,
     'kinds': summarize(answers),
     'protocol': {'score': protocol, 'of': scored, 'context': limit, 'ties': 'share the point'},
-    'files': list(source.files),
+    'files': list(map(str, source.file_by_kind.values())),
   }
 
 
@@ -300,8 +295,6 @@ def save(result: dict[str, Any], answers: Sequence[Answer], folder: pathlib.Path
   score = result['protocol']['score']
   protocol = '' if score == PROTOCOLS[0] else f'_{score}'
   path = folder / f'cloze{protocol}_{result["name"]}.json'
-  language_modeling.save(result, path)
-  if hosts.is_primary():
-    lines = ''.join(f'{answer.to_json()}\n' for answer in answers)
-    files.write(path.with_suffix('.jsonl'), lines)
+  fields = (answer.fields() for answer in answers)
+  language_modeling.save(result, path, fields, path.with_suffix('.jsonl'))
   return path

@@ -29,21 +29,6 @@ MIN_CHOICE_LENGTH = 32  # choices are padded to this, or to the longest choice i
 Variables = dict[str, Any]  # `params` and `codebook`
 
 
-@dataclasses.dataclass(frozen=True)
-class GenerationConfig:
-  """Options of generation.
-
-  Attributes:
-    sampling: options of sampling.
-    context: context length; each token is predicted from at most this many preceding tokens.
-    bidirectional: whether the tokens of a prompt attend to the whole prompt.
-  """
-
-  sampling: sampling.SamplingConfig
-  context: int
-  bidirectional: bool = False
-
-
 def check_model(config: model_config.ModelConfig) -> None:
   """Raises BadInput for a model that can neither rank choices nor generate."""
   if config.position in model_config.SEGMENT_POSITIONS:
@@ -274,7 +259,9 @@ class Engine:
     variables: Variables,
     prompts: Sequence[np.ndarray],
     seeds: Sequence[int],
-    config: GenerationConfig,
+    options: sampling.SamplingConfig,
+    context: int,
+    bidirectional: bool = False,
     rows: int | None = None,
   ) -> Iterator[np.ndarray]:
     """Yields the next token of every prompt, int32 [len(prompts)]; the iterator does not end.
@@ -286,20 +273,22 @@ class Engine:
       variables: parameters and codebook.
       prompts: token ids that begin with the document start, at most `context` tokens each.
       seeds: random seed of each row.
-      config: options.
+      options: options of sampling.
+      context: each token is predicted from at most this many preceding tokens.
+      bidirectional: whether the tokens of a prompt attend to the whole prompt.
       rows: batch size, at least the number of prompts. None: the next power of two.
     """
     rows = self.round_rows(_bucket(len(prompts)) if rows is None else rows)
     longest = max(map(len, prompts))
-    T = min(_bucket(longest, MIN_PROMPT_LENGTH), max(config.context, longest))
+    T = min(_bucket(longest, MIN_PROMPT_LENGTH), max(context, longest))
     shard_rows = lambda array: jax.device_put(array, self._row_sharding)
 
     def dispatch():
-      slots = self._decoding_slots(config.context, variables)
+      slots = self._decoding_slots(context, variables)
       with sharding.use(self.mesh):
-        sampler = sampling.SamplerParams.from_config(config.sampling, self.model.vocabulary_size)
+        sampler = sampling.SamplerParams.from_config(options, self.model.vocabulary_size)
         seeds_B = shard_rows(np.resize(np.asarray(seeds, np.uint32), rows))
-        prompt = self._pad_prompts(prompts, rows, T, config.bidirectional)
+        prompt = self._pad_prompts(prompts, rows, T, bidirectional)
         memory = self._empty_memory(rows, slots)
         is_used_BxV = None
         if sampler.repetition_penalty is not None:
@@ -319,13 +308,11 @@ class Engine:
 
   def trace_score(self, variables: Variables, rows: int, length: int) -> jax.stages.Traced:
     """Traces the program that scores a segment of T tokens. The variables may be abstract."""
-    rows = self.round_rows(rows)
-    dtypes = np.int32, np.int32, bool, np.float32
-    segment = streams.Segment(*(np.zeros((rows, length), dtype) for dtype in dtypes))
+    rows, segment = self._abstract_segment(rows, length)
     memory = self.model.config.memory
     slots = 0 if memory is None else memory.length
     memory = jax.eval_shape(lambda: self.model.empty_memory(rows, slots))
-    segment, memory = sharding.abstract((segment, memory), self._row_sharding)
+    memory = sharding.abstract(memory, self._row_sharding)
     if host_tables.exist(self.model.config):
       values, _ = self.trace_look_up(variables, rows, length).out_info
       variables = self._without_host_tables(variables)
@@ -335,13 +322,17 @@ class Engine:
 
   def trace_look_up(self, variables: Variables, rows: int, length: int) -> jax.stages.Traced:
     """Traces the program that looks up the rows of tables in host memory for T tokens."""
+    rows, segment = self._abstract_segment(rows, length)
+    state = jax.eval_shape(lambda: host_tables.empty_state(self.model.config, rows))
+    state = sharding.abstract(state, self._row_sharding)
+    with sharding.use(self.mesh):
+      return self._look_up.trace(variables, segment, state=state)
+
+  def _abstract_segment(self, rows, length):
     rows = self.round_rows(rows)
     dtypes = np.int32, np.int32, bool, np.float32
     segment = streams.Segment(*(np.zeros((rows, length), dtype) for dtype in dtypes))
-    state = jax.eval_shape(lambda: host_tables.empty_state(self.model.config, rows))
-    segment, state = sharding.abstract((segment, state), self._row_sharding)
-    with sharding.use(self.mesh):
-      return self._look_up.trace(variables, segment, state=state)
+    return rows, sharding.abstract(segment, self._row_sharding)
 
   def trace_generate(self, variables: Variables, rows: int, context: int) -> jax.stages.Traced:
     """Traces the program that generates tokens after a prompt. The variables may be abstract.

@@ -3,7 +3,7 @@
 B batch, T segment length.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 import json
 import math
 import pathlib
@@ -160,9 +160,20 @@ def format_protocol(result: dict[str, Any]) -> str:
   return '\n'.join(text_tables.align_columns([list(columns), list(columns.values())], '>'))
 
 
-def save(result: dict[str, Any], path: pathlib.Path) -> None:
-  """Writes the metrics of a split as JSON; only the first process writes."""
+def save(
+  result: dict[str, Any],
+  path: pathlib.Path,
+  answers: Iterable[dict[str, Any]] = (),
+  answers_path: pathlib.Path | None = None,
+) -> None:
+  """Writes a result as JSON, and answers as JSON lines if they have a path.
+
+  Only the first process writes.
+  """
   if not hosts.is_primary():
     return
   files.make_folder(path.parent)
   files.write(path, json.dumps(result, indent=2) + '\n')
+  if answers_path is not None:
+    lines = (json.dumps(answer, ensure_ascii=False) + '\n' for answer in answers)
+    files.write(answers_path, ''.join(lines))

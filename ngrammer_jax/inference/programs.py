@@ -20,7 +20,7 @@ class Scores(NamedTuple):
   Attributes:
     nll_BxT: negative log-likelihood in nats, 0 where a target does not count.
     correct_BxT: whether the most likely token is the target, and counts.
-    counts_BxT: whether the target counts: it has a loss and is not padding.
+    counts_BxT: whether the target counts: it is not padding.
     targets_BxT: the targets.
   """
 
@@ -64,10 +64,7 @@ def score_segment(model, variables, segment: streams.Segment, *, memory):
     starts_BxT=segment.starts_BxT,
     valid_BxT=segment.valid_BxT,
   )
-  counts_BxT = segment.valid_BxT > 0
-  if segment.counts_BxT is not None:
-    counts_BxT &= segment.counts_BxT > 0
-  return _score(model, variables, hidden, segment.targets_BxT, counts_BxT), memory
+  return _score(model, variables, hidden, segment.targets_BxT, segment.valid_BxT > 0), memory
 
 
 def score_last_target(model, variables, window: streams.Segment, *, memory):

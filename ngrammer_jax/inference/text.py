@@ -30,8 +30,6 @@ class EncodedText(NamedTuple):
 
 def encode(vocabulary: vocabularies.Vocabulary, text: str, name: str) -> EncodedText:
   """Encodes a text. Raises BadInput, with its name, if the vocabulary lacks a character."""
-  if not isinstance(text, str):
-    raise TypeError(f'{name} is not a str: {text!r}')
   try:
     return EncodedText(text, vocabulary.encode(text.encode()).astype(np.int32))
   except UnicodeEncodeError as error:
@@ -178,7 +176,6 @@ def complete(
   """
   if max((len(prompt.ids) for prompt in prompts), default=0) + config.tokens > config.context:
     logging.info('a token is predicted from the last %s tokens, the context', f'{config.context:,}')
-  generation = inference.GenerationConfig(config.sampling, config.context)
   for first in range(0, len(prompts), inference.MAX_ROWS):
     group = prompts[first : first + inference.MAX_ROWS]
     ids = [prompt.ids for prompt in group]
@@ -187,7 +184,7 @@ def complete(
       IncrementalDetokenizer, vocabulary, max_tokens=config.tokens, stop=config.stop
     )
     texts = [make_text(prompt[1:]) for prompt in ids]
-    for token_B in engine.generate(variables, ids, seeds, generation):
+    for token_B in engine.generate(variables, ids, seeds, config.sampling, config.context):
       for row, (text, token) in enumerate(zip(texts, token_B.tolist(), strict=True)):
         if not text.is_done:
           new_text = text.add(token)
@@ -196,8 +193,7 @@ def complete(
       if all(text.is_done for text in texts):
         break
     for prompt, text, seed in zip(group, texts, seeds, strict=True):
-      ended = text.document_ended or text.is_stopped
-      yield Completion(prompt.text, text.text, text.tokens, ended, seed)
+      yield Completion(prompt.text, text.text, text.tokens, text.has_ended, seed)
 
 
 class IncrementalDetokenizer:
@@ -206,9 +202,8 @@ class IncrementalDetokenizer:
   Attributes:
     text: the text so far.
     tokens: the tokens so far, without the end of the document.
-    document_ended: whether the end-of-document token was added.
-    is_stopped: whether a stop string came; it is not part of the text.
-    is_done: whether the document ended, a stop string came or the token limit is reached.
+    has_ended: whether the document ended, or a stop string came, which is not part of the text.
+    is_done: whether it has ended or the token limit is reached.
   """
 
   def __init__(
@@ -221,21 +216,20 @@ class IncrementalDetokenizer:
     self._vocabulary, self._max_tokens, self._stop = vocabulary, max_tokens, stop
     self._prompt = [int(i) for i in prompt]
     self._prompt_length = len(self._decode([]))
-    self.text, self.tokens, self.document_ended, self.is_done = '', [], False, False
-    self.is_stopped = False
+    self.text, self.tokens, self.has_ended, self.is_done = '', [], False, False
 
   def add(self, token: int) -> str:
     """Adds a token and returns the new text, which may be empty."""
-    self.document_ended = token == self._vocabulary.document_end
-    if not self.document_ended:
+    self.has_ended = token == self._vocabulary.document_end
+    if not self.has_ended:
       self.tokens.append(token)
-    self.is_done = self.document_ended or len(self.tokens) >= self._max_tokens
+    self.is_done = self.has_ended or len(self.tokens) >= self._max_tokens
     text = self._decode(self.tokens)[self._prompt_length :]
     # Hold back an incomplete character, unless no more bytes can follow.
     text = text if self.is_done else text.rstrip(REPLACEMENT)
     matches = [text.index(stop) for stop in self._stop if stop in text]
     if matches:
-      text, self.is_stopped, self.is_done = text[: min(matches)], True, True
+      text, self.has_ended, self.is_done = text[: min(matches)], True, True
     elif not self.is_done:
       text = text[: len(text) - self._stop_prefix_length(text)]
     new_text, self.text = text[len(self.text) :], text

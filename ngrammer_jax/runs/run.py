@@ -240,11 +240,11 @@ class Run:
     cloze.check_protocol(protocol)
     inference.check_model(self.config.model)
     with hosts.collective_errors():
-      source = cloze.open_questions(files.user_path('--cloze', path), split)
+      source, count = cloze.open_questions(files.user_path('--cloze', path), split)
     rows, context = self.config.training.batch_size, self.config.evaluation_context()
     variables = self.variables
     evaluate = cloze.Evaluator(self.engine, self.vocabulary, rows, context, protocol)
-    with progress.Progress('cloze', sum(source.counts.values()), 'questions') as bar:
+    with progress.Progress('cloze', count, 'questions') as bar:
       answers = list(evaluate(variables, source.read(), bar.advance))
     return cloze.build_result(answers, source, int(self.state.step), protocol, context), answers
 

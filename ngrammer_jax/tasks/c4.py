@@ -80,11 +80,6 @@ class TfdsShards:
     """Paths of the shards, in order."""
     return tuple(map(pathlib.Path, self.source.list_shards(self.split)))
 
-  @property
-  def names(self) -> tuple[str, ...]:
-    """Names of the shards for error messages."""
-    return tuple(map(str, self.files))
-
   def read(self, shard: int, document: int = 0, offset: int = 0) -> Iterator[tuple[bytes, int]]:
     """See `data.shards.Shards`. The position is the document index; offsets are always 0."""
     info = seqio.ShardInfo(shard, len(self.files))
@@ -98,11 +93,11 @@ class TfdsShards:
         for text in examples['text']:
           yield text, 0
     except tf.errors.OpError as error:
-      raise errors.BadInput(f'{self.names[shard]} is damaged: {error.message}') from error
+      raise errors.BadInput(f'{self.files[shard]} is damaged: {error.message}') from error
 
   def text(self, shard: int, document: int, record: bytes) -> bytes:
     """See `data.shards.Shards`."""
-    text_files.decode(record, f'{self.names[shard]}, example {document + 1:,}')
+    text_files.decode(record, f'{self.files[shard]}, example {document + 1:,}')
     return record
 
 

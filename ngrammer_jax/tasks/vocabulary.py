@@ -25,9 +25,8 @@ class TaskVocabulary(seqio.Vocabulary):
 
   def __init__(self, vocabulary: vocabularies.Vocabulary):
     super().__init__()
-    if vocabulary.document_end is None or isinstance(
-      vocabulary, (vocabularies.CharacterVocabulary, vocabularies.WordVocabulary)
-    ):
+    # Words have no document end.
+    if vocabulary.document_end is None or vocabulary.num_characters is not None:
       kind = type(vocabulary).__name__.removesuffix('Vocabulary').lower()
       raise errors.BadInput(
         f'a {kind} vocabulary cannot encode every text and its end: fine-tuning needs a run with '

@@ -72,7 +72,7 @@ def train(
     with (
       recorder.Recorder(config, run, workdir, first_step, start_time, writer.last_saved) as record,
       sharding.use(run.mesh),
-      prefetch.Prefetcher(_batches(task, config, run.mesh, first_step)) as batches,
+      prefetch.run_ahead(_batches(task, config, run.mesh, first_step)) as batches,
       profile.Trace(trace, workdir, lambda: jax.block_until_ready(trainer.state)) as tracing,
     ):
       segments = record.time_data_wait(batches)

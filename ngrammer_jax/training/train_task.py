@@ -127,7 +127,7 @@ class CorpusTask:
     """Logs the numbers of tokens and epochs."""
     t, shards = self._config.training, self._corpus.train_shards
     if shards is not None:
-      size, epochs = f'{len(shards.names):,} training shards', ''
+      size, epochs = f'{len(shards.files):,} training shards', ''
     else:
       tokens = len(self._split.tokens)
       size = f'{tokens:,} training tokens'

@@ -132,20 +132,8 @@ DAMAGES = {
   | {
     'an unknown kind': Content(b'{"kind": "letters"}'),
     'a list for a kind': Content(b'{"kind": []}'),
-    'an unknown encoding': Content(
-      b'{"kind": "characters", "characters": "ab", "encoding": "utf-99", "separated": true}'
-    ),
-    'a codec that is none of text': Content(
-      b'{"kind": "characters", "characters": "ab", "encoding": "hex", "separated": true}'
-    ),
-    'no characters': Content(
-      b'{"kind": "characters", "characters": "", "encoding": "utf-8", "separated": true}'
-    ),
     'a list for characters': Content(
       b'{"kind": "characters", "characters": [1, 2], "encoding": "utf-8", "separated": true}'
-    ),
-    'characters twice': Content(
-      b'{"kind": "characters", "characters": "aab", "encoding": "utf-8", "separated": true}'
     ),
     'a text for a truth': Content(
       b'{"kind": "characters", "characters": "ab", "encoding": "utf-8", "separated": "yes"}'
@@ -153,7 +141,6 @@ DAMAGES = {
     'no words': Content(b'{"kind": "words", "words": []}'),
     'numbers for words': Content(b'{"kind": "words", "words": [1, 2]}'),
     'a text for words': Content(b'{"kind": "words", "words": "<unk>"}'),
-    'words twice': Content(b'{"kind": "words", "words": ["<unk>", "<eos>", "a", "a"]}'),
     'an unknown field': Content(b'{"kind": "bytes", "size": 3}'),
   },
 }

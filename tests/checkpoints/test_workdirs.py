@@ -110,7 +110,7 @@ def test_another_tokenizer_is_refused_with_both_sizes(tiny, tmp_path):
   data = dataclasses.replace(config.data, vocabulary='tokenizer', vocabulary_path=str(path))
   config = dataclasses.replace(config, data=data)
   path.write_bytes(tokenizer_files.byte_level(size=270))
-  vocabulary = vocabularies.read_tokenizer(path)
+  vocabulary = vocabularies.read('tokenizer', path)
   occupy(run, config, types.SimpleNamespace(content_hash='abc', vocabulary=vocabulary))
   (run / 'checkpoints' / '4').mkdir(parents=True)
   with pytest.raises(errors.BadInput, match='was started on another text'):

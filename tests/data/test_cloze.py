@@ -14,7 +14,7 @@ QUESTION = cloze.Question(
 )
 SECOND_QUESTION = dataclasses.replace(QUESTION, query='XXXXX was late .', answer='Bird', line=43)
 TITLE = '_BOOK_TITLE_ : Some_Body___A_Book.txt.out\n'
-REMEDY = 'use the file as published'
+REMEDY = 'use a file cbtest_*.txt as published'
 
 
 def read(path):
@@ -81,67 +81,44 @@ def replace_line(number, lines):
 
 
 LAST = LINES[-1]
+QUERY_ERROR = (
+  ', line 21: expected a query with one XXXXX, a tab, its answer, two tabs, and 10 candidates with '
+  '| between them, one of which is the answer; '
+)
 DAMAGED_FILES = {
-  'empty': ('', ' is empty: expected blocks of 21 numbered lines; ' + REMEDY),
-  'blank lines': ('\n \n\n', ' is empty: expected blocks of 21 numbered lines; ' + REMEDY),
+  'empty': ('', ' ends after 0 lines of a question, expected 21; '),
+  'blank lines': ('\n \n\n', ' ends after 0 lines of a question, expected 21; '),
   'raw book': (
     TITLE + 'One day .\n',
     ', line 1: expected line 1 of a question, "1 ...", found "_BOOK_TITLE_ : Some_Body___A_Book.'
-    'txt.out": this is not a question file; use cbtest_*.txt',
+    'txt.out"; ',
   ),
   'wrong number': (
     replace_line(3, ['4 The dog .']),
-    ', line 3: expected line 3 of a question, "3 ...", found "4 The dog .": the numbering is '
-    'wrong; ' + REMEDY,
+    ', line 3: expected line 3 of a question, "3 ...", found "4 The dog ."; ',
   ),
   'two questions in one': (
     '\n'.join(LINES) + '\n22 One more .\n',
-    ', line 22: expected line 1 of a question, "1 ...", found "22 One more .": the numbering is '
-    'wrong; ' + REMEDY,
+    ', line 22: expected line 1 of a question, "1 ...", found "22 One more ."; ',
   ),
   'an empty line inside': (
     replace_line(5, ['']),
-    ', line 5: an empty line after 4 lines of a question, expected 21: the block is truncated; '
-    + REMEDY,
+    ', line 5: expected line 5 of a question, "5 ...", found ""; ',
   ),
   'the end inside': (
     '\n'.join(LINES) + '\n\n' + '\n'.join(LINES[:9]),
-    ', line 31: the end of the file after 9 lines of a question, expected 21: the block is '
-    'truncated; ' + REMEDY,
+    ' ends after 9 lines of a question, expected 21; ',
   ),
-  'nine candidates': (
-    replace_line(21, [LAST.replace('|cats', '')]),
-    ', line 21: expected 10 candidates separated by |, found 9; ' + REMEDY,
-  ),
-  'an empty candidate': (
-    replace_line(21, [LAST.replace('|cats|', '||')]),
-    ', line 21: expected 10 candidates separated by |, found 10, and candidate 4 is blank; '
-    + REMEDY,
-  ),
-  'eleven candidates': (
-    replace_line(21, [LAST + '|zoo']),
-    ', line 21: expected 10 candidates separated by |, found 11; ' + REMEDY,
-  ),
-  'no placeholder': (
-    replace_line(21, [LAST.replace('XXXXX', 'dog')]),
-    ', line 21: expected XXXXX once in the query, found it 0 times; ' + REMEDY,
-  ),
-  'two placeholders': (
-    replace_line(21, [LAST.replace('it said', 'XXXXX said')]),
-    ', line 21: expected XXXXX once in the query, found it 2 times; ' + REMEDY,
-  ),
-  'another answer': (
-    replace_line(21, [LAST.replace('\tdog\t', '\twolf\t')]),
-    f', line 21: the answer "wolf" is not among the candidates {", ".join(CANDIDATES)}; ' + REMEDY,
-  ),
-  'no candidates': (
-    replace_line(21, [LAST.split('\t')[0]]),
-    ', line 21: expected the query, a tab, the answer, two tabs and the candidates, found 1 '
-    'fields; ' + REMEDY,
-  ),
+  'nine candidates': (replace_line(21, [LAST.replace('|cats', '')]), QUERY_ERROR),
+  'eleven candidates': (replace_line(21, [LAST + '|zoo']), QUERY_ERROR),
+  'no placeholder': (replace_line(21, [LAST.replace('XXXXX', 'dog')]), QUERY_ERROR),
+  'two placeholders': (replace_line(21, [LAST.replace('it said', 'XXXXX said')]), QUERY_ERROR),
+  'another answer': (replace_line(21, [LAST.replace('\tdog\t', '\twolf\t')]), QUERY_ERROR),
+  'no candidates': (replace_line(21, [LAST.split('\t')[0]]), QUERY_ERROR),
+  'one tab less': (replace_line(21, [LAST.replace('\t\t', '\t')]), QUERY_ERROR),
   'not UTF-8': (
     '\n'.join(LINES).replace('number 6', 'number é').encode('latin-1'),
-    ', line 7 is not valid UTF-8 at byte 17 (0xe9): convert it, or ' + REMEDY,
+    ', line 7 is not valid UTF-8 at byte 17 (0xe9): convert it, or ',
   ),
 }
 
@@ -150,7 +127,7 @@ DAMAGED_FILES = {
 def test_a_damaged_file_is_reported_by_line(tmp_path, name):
   text, message = DAMAGED_FILES[name]
   path = write(tmp_path, text)
-  with bad_input(f'{path}{message}'):
+  with bad_input(f'{path}{message}{REMEDY}'):
     read(path)
 
 
@@ -165,16 +142,15 @@ def test_files_are_found_in_subfolders(tmp_path):
   assert cloze.find_files(paths['V'], 'test') == {'V': paths['V']}  # the split is ignored
   other = write(tmp_path, text, 'other.txt')
   assert cloze.find_files(other, 'test') == {'other': other} and not cloze.is_official(other)
-  pattern = 'cbtest_{NE,CN,V,P}_test_2500ex.txt'
-  with bad_input(
-    f'--cloze={tmp_path} has no questions for --split=test: expected {pattern} in it or a subfolder'
-  ):
-    cloze.find_files(tmp_path, 'test')
-  with bad_input(f'--cloze={tmp_path}/none: no such file or folder; expected {pattern}'):
-    cloze.find_files(tmp_path / 'none', 'test')
+  for folder in (tmp_path, tmp_path / 'none'):
+    with bad_input(
+      f'--cloze={folder} is not a file of questions, and not a folder with '
+      'cbtest_{NE,CN,V,P}_test_2500ex.txt for --split=test'
+    ):
+      cloze.find_files(folder, 'test')
   copy = write(tmp_path, text, 'CBTest/a/cbtest_V_valid_2000ex.txt')
   with bad_input(
-    f'--cloze={tmp_path} contains {copy.name} 2 times, {copy} and {paths["V"]}: use the folder of '
-    'one of them'
+    f'--cloze={tmp_path} contains {copy.name} several times, {copy} and {paths["V"]}: use the '
+    'folder of one of them'
   ):
     cloze.find_files(tmp_path, 'validation')

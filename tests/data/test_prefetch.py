@@ -26,13 +26,13 @@ def wait_for(condition):
 @pytest.mark.parametrize('depth', [1, 2, 100])
 @pytest.mark.parametrize('count', [0, 1, 50])
 def test_items_are_in_order(count, depth):
-  with prefetch.Prefetcher(iter(range(count)), depth) as items:
+  with prefetch.run_ahead(iter(range(count)), depth) as items:
     assert list(items) == list(range(count))
     assert list(items) == []
 
 
 def test_none_is_an_item():
-  with prefetch.Prefetcher(iter([None, 1, None])) as items:
+  with prefetch.run_ahead(iter([None, 1, None])) as items:
     assert list(items) == [None, 1, None]
 
 
@@ -44,7 +44,7 @@ def test_items_are_prefetched_in_a_thread_up_to_the_depth():
       thread_names.append(threading.current_thread().name)
       yield i
 
-  with prefetch.Prefetcher(generate_items(), depth=3) as items:
+  with prefetch.run_ahead(generate_items(), depth=3) as items:
     for num_consumed in range(1, 20):
       next(items)
       # Three items wait, and the thread has computed one more.
@@ -59,7 +59,7 @@ def test_exception_is_raised_in_place_of_its_item():
     yield 2
     raise KeyError('third')
 
-  with prefetch.Prefetcher(generate_items(), depth=5) as items:
+  with prefetch.run_ahead(generate_items(), depth=5) as items:
     assert [next(items), next(items)] == [1, 2]
     with pytest.raises(KeyError, match='third'):
       next(items)
@@ -67,18 +67,18 @@ def test_exception_is_raised_in_place_of_its_item():
 
 def test_exception_leaves_the_block():
   with pytest.raises(ZeroDivisionError):
-    with prefetch.Prefetcher(1 // i for i in (1, 0)) as items:
+    with prefetch.run_ahead(1 // i for i in (1, 0)) as items:
       list(items)
 
 
 @pytest.mark.parametrize('num_consumed', [0, 1, 5])
 def test_leaving_early_stops_the_thread(num_consumed):
-  with prefetch.Prefetcher(itertools.count(), depth=2) as items:
+  with prefetch.run_ahead(itertools.count(), depth=2) as items:
     assert list(itertools.islice(items, num_consumed)) == list(range(num_consumed))
 
 
 def test_exception_of_the_caller_stops_the_thread():
   with pytest.raises(InterruptedError):
-    with prefetch.Prefetcher(itertools.count()) as items:
+    with prefetch.run_ahead(itertools.count()) as items:
       next(items)
       raise InterruptedError

@@ -122,14 +122,6 @@ def test_windows_line_ends(tmp_path):
   assert read_texts(shards.FileShards((objects,))) == ['a', '', 'b']
 
 
-def test_an_error_of_the_caller_is_not_an_error_of_the_file(tmp_path):
-  path = write(tmp_path, 'train.jsonl', json_lines('a', 'b'))
-  records = shards.FileShards((path,)).read(0)
-  next(records)
-  with pytest.raises(TimeoutError):
-    records.throw(TimeoutError('raised by a signal'))
-
-
 def test_a_truncated_shard_is_reported(tmp_path):
   path = write(tmp_path, 'train.json.gz', json_lines(*map(str, range(10_000))))
   path.write_bytes(path.read_bytes()[:-2000])

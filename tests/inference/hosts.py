@@ -13,6 +13,7 @@ def evaluate() -> dict[str, Any]:
   import jax
   import numpy as np
 
+  from ngrammer_jax import config as experiment
   from ngrammer_jax import sharding
   from ngrammer_jax.config import model as model_config
   from ngrammer_jax.data import vocabularies
@@ -43,11 +44,14 @@ def evaluate() -> dict[str, Any]:
     for number in range(9)  # not a multiple of the rows
   ]
   engine = inference.Engine(model, mesh)
-  evaluator = evaluation.Evaluator(engine, vocabularies.ByteVocabulary(), 4, 64, 12)
-  answers = {
-    choosing: [answer.value for answer in evaluator(params, {}, 'record', examples, choosing)[1]]
-    for choosing in ('rank', 'greedy')
-  }
+  answers = {}
+  for choosing in ('rank', 'greedy'):
+    finetune = {'targets_length': 12, 'choosing': choosing}
+    training = {'batch_size': 4, 'segment_length': 64}
+    options = experiment.resolve({'training': training, 'finetune': finetune})
+    evaluator = evaluation.Evaluator(engine, vocabularies.ByteVocabulary(), options)
+    _, record_answers = evaluator(params, {}, 'record', examples)
+    answers[choosing] = [answer.value for answer in record_answers]
   texts = [np.arange(10), np.arange(30)]
   variables = {'params': params, 'codebook': {}}
   nats = [text.sum() for text in engine.score_documents(variables, texts, 256, 8, max_rows=4)]

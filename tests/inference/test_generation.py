@@ -54,9 +54,7 @@ shared_engine = functools.cache(make_engine)
 
 
 def generate(engine, *args, tokens, rows=3, bidirectional=False):
-  *args, options, context = args
-  config = inference.GenerationConfig(options, context, bidirectional)
-  stream = engine.generate(*args, config, rows)
+  stream = engine.generate(*args, bidirectional, rows)
   return np.stack(list(itertools.islice(stream, tokens)), axis=1).tolist()
 
 

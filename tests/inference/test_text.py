@@ -40,7 +40,7 @@ def test_pieces_concatenate_to_the_text(kind, prompt):
   assert prompt + ''.join(pieces) == TEXT
   assert not any(text.REPLACEMENT in piece for piece in pieces)
   assert (stream.text, stream.tokens) == (TEXT[len(prompt) :], ids[prompt_length:])
-  assert stream.is_done and not stream.document_ended
+  assert stream.is_done and not stream.has_ended
 
 
 def test_end_of_document():
@@ -52,7 +52,7 @@ def test_end_of_document():
     '',
     text.REPLACEMENT,  # the character stays incomplete
   ]
-  assert stream.document_ended and stream.is_done and stream.tokens == [*b'ab', 0xE2]
+  assert stream.has_ended and stream.is_done and stream.tokens == [*b'ab', 0xE2]
 
 
 def test_no_document_end_if_the_symbol_occurs_inside_documents():
@@ -84,7 +84,7 @@ def test_text_ends_before_the_first_stop_string(stop):
         break
     expected, stopped_at = text_before(stop, whole)
     assert emitted == expected, (whole, stop)
-    assert stream.is_stopped == (stopped_at is not None) != stream.document_ended
+    assert stream.has_ended and (stopped_at is None) == (byte == 256)
     assert read.decode() == whole[:stopped_at]  # it stopped at once
 
 
@@ -101,7 +101,7 @@ def test_bits_are_per_byte():
 def test_every_prompt_draws_with_its_own_seed():
   vocabulary, drawn = vocabularies.ByteVocabulary(), []
 
-  def generate(variables, prompts, seeds, config):
+  def generate(variables, prompts, seeds, options, context):
     drawn.extend(seeds)
     yield np.array(seeds)  # a token of each prompt
 

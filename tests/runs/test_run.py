@@ -66,7 +66,10 @@ def test_only_evaluation_options_can_be_overridden(trained, monkeypatch):
       with pytest.raises(InterruptedError):
         evaluate.main([f'--workdir={run}', *more])
   assert calls == [('validation', 40, 'streams'), ('test', None, 'transformer_xl')]
-  with bad_input('--config.model.width: only evaluation.* of a trained run can be changed here'):
+  with bad_input(
+    '--config.model.width: only evaluation.*, data.path, data.cache_dir of a trained run '
+    'can be changed here'
+  ):
     evaluate.main([f'--workdir={run}', '--config.model.width=8'])
   with bad_input('--split=tset is not one of: train, validation, test'):
     evaluate.main([f'--workdir={run}', '--split=tset'])

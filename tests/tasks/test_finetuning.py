@@ -221,7 +221,7 @@ def test_input_errors_are_raised_before_training(folder):
     'use finetune.choosing="greedy", or the task wsc'
   ):
     finetune.main(arguments(folder, 'run', 'wsc_simple', finetune__choosing='rank'))
-  with pytest.raises(ValueError, match='inputs has 42 tokens, but the maximum is 40'):
+  with pytest.raises(ValueError, match=r'idx \[12\]: inputs has 52 tokens, but the maximum is 40'):
     length = {'training__segment_length': 60, 'finetune__truncate': False}
     finetune.main(arguments(folder, 'run', **length))
   assert not (folder / 'run').exists()
@@ -260,7 +260,8 @@ def test_vocabulary_path_has_to_be_the_vocabulary_of_the_checkpoint(
   pretrained = runs.load_run(folder / 'pretrained')
   source = types.SimpleNamespace(
     config=dataclasses.replace(pretrained.config, data=data),
-    vocabulary=vocabularies.read_sentencepiece(same),
+    vocabulary=vocabularies.read('sentencepiece', same),
+    workdir=folder / 'pretrained',
   )
   monkeypatch.setattr(runs, 'load_run', lambda workdir, step='newest': source)
   resolve = lambda path, **changes: finetuning_config(
@@ -270,36 +271,33 @@ def test_vocabulary_path_has_to_be_the_vocabulary_of_the_checkpoint(
   assert resolve(same).data == resolve(None).data
   assert resolve(same).data.vocabulary_path is None
   with bad_input(
-    f'data.vocabulary_path={other} is not the vocabulary of the checkpoint, '
-    f'init_from={folder / "pretrained"}, which is inherited: omit this flag'
+    f'data.vocabulary_path={other}, with 272 token ids, is not the vocabulary of '
+    f'--workdir={folder / "pretrained"}, which has 272: use that vocabulary, or another workdir'
   ):
     resolve(other)
   (folder / 'run' / 'checkpoints' / '2').mkdir(parents=True)  # resumed, without init_from
   assert resolve(same, init_from=None).data == resolve(same).data
   with bad_input(
-    f'data.vocabulary_path={other} is not the vocabulary of the checkpoint, '
-    f'--workdir={folder / "run"}, which is inherited: omit this flag'
+    f'data.vocabulary_path={other}, with 272 token ids, is not the vocabulary of '
+    f'--workdir={folder / "pretrained"}, which has 272: use that vocabulary, or another workdir'
   ):
     resolve(other, init_from=None)
   with bad_input(f'data.vocabulary_path={folder / "none"}: no such file'):
     resolve(folder / 'none')
-  source.vocabulary = vocabularies.load(folder / 'same')  # learned: encodes U+2581 differently
-  with pytest.raises(ValueError, match='is not the vocabulary of the checkpoint'):
-    resolve(same)
+  source.vocabulary = vocabularies.load(folder / 'same')  # learned: has the ids of its model
+  assert resolve(same).data == resolve(None).data
 
   paths = [folder / 'tokenizer.json', folder / 'other.json']
   for path, size in zip(paths, (270, 280), strict=True):
     path.write_bytes(tokenizer_files.byte_level(size=size))
   fields = {'vocabulary': 'tokenizer', 'vocabulary_path': str(paths[0])}
   source.config = dataclasses.replace(source.config, data=dataclasses.replace(data, **fields))
-  source.vocabulary = vocabularies.read_tokenizer(paths[0])
+  source.vocabulary = vocabularies.read('tokenizer', paths[0])
   for path in (paths[0], None):
     resolved = resolve(path).data
     assert (resolved.vocabulary, resolved.vocabulary_path) == ('tokenizer', None)
   for path in (paths[1], same):
-    with pytest.raises(
-      ValueError, match='is not the vocabulary of the checkpoint|is not the token'
-    ):
+    with pytest.raises(ValueError, match='is not the vocabulary of --workdir|is not the token'):
       resolve(path)
 
 
@@ -352,12 +350,12 @@ def test_validation_and_evaluation_use_their_splits(folder, finetuning, monkeypa
   caplog.set_level('INFO')
   config, created, calls = finetuning_config(finetuning, folder), [], []
 
-  def make_evaluator(config, engine, vocabulary):
-    created.append((config, engine, vocabulary.size))
+  def make_evaluator(engine, vocabulary, config):
+    created.append((engine, vocabulary.size, config))
 
-    def evaluate(params, codebook, name, examples, choosing, report=None):
+    def evaluate(params, codebook, name, examples, report=None):
       texts = [vocabulary.decode(example.inputs).decode() for example in examples]
-      calls.append((params['w'].tolist(), codebook['c'].tolist(), name, choosing, texts))
+      calls.append((params['w'].tolist(), codebook['c'].tolist(), name, texts))
       scores = {'accuracy': 75.0, 'error_percent': 25.0} if examples[0].label >= 0 else {}
       labels = ('entailment', 'not_entailment')
       answers = [evaluation.Answer(i % 2, labels[i % 2], -1.0 * i) for i in range(len(examples))]
@@ -365,15 +363,15 @@ def test_validation_and_evaluation_use_their_splits(folder, finetuning, monkeypa
 
     return evaluate
 
-  monkeypatch.setattr(finetuning, 'make_evaluator', make_evaluator)
+  monkeypatch.setattr(evaluation, 'Evaluator', make_evaluator)
   task = finetuning.FinetuneTask(config, folder / 'run')
   training = types.SimpleNamespace(engine='the engine of the run')
   for step in (2, 3):
     result = task.validate(training, state(step), lambda examples: None)
     assert (result['task'], result['n'], result[task.best_metric]) == ('rte', 12, 25)
-  assert created == [(config, 'the engine of the run', 257)] * 2
-  assert calls[1][:4] == ([3.0] * 3, [6.0] * 2, 'rte', None) and len(calls[1][4]) == 12
-  assert calls[1][4][1] == 'rte hypothesis: rain premise: It is very snow.'
+  assert created == [('the engine of the run', 257, config)] * 2
+  assert calls[1][:3] == ([3.0] * 3, [6.0] * 2, 'rte') and len(calls[1][3]) == 12
+  assert calls[1][3][1] == 'rte hypothesis: rain premise: It is very snow.'
   assert task.format_metrics(result) == ' rte accuracy 75.00, 12 examples'
   task.log_summary()
   assert caplog.messages[-1] == (
@@ -398,7 +396,7 @@ def test_validation_and_evaluation_use_their_splits(folder, finetuning, monkeypa
   assert unlabelled == {'split': 'test', 'step': 3, 'task': 'rte', 'n': 6}
   answers = [json.loads(line) for line in (folder / 'run' / 'evaluation' / 'RTE.jsonl').open()]
   assert answers == [{'idx': i, 'label': ('entailment', 'not_entailment')[i % 2]} for i in range(6)]
-  assert evaluation.format_table(unlabelled) == 'rte without labels, 6 examples'
+  assert evaluation.format_table(unlabelled) == 'task  n  percent\nrte   6  without labels'
 
 
 @pytest.mark.slow

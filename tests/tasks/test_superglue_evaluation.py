@@ -5,6 +5,7 @@ import types
 import numpy as np
 import pytest
 
+from ngrammer_jax import config as experiment
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.tasks.superglue import evaluation, metrics
 from tests.checks import bad_input
@@ -43,9 +44,9 @@ class FakeEngine:
       assert prompt[0] == BYTES.document_start and prompt[-1] == BYTES.document_end
     yield from zip(range(len(prompts)), map(np.array, self._scores), strict=True)
 
-  def generate(self, variables, prompts, seeds, config, rows):
-    assert variables == 'prepared' and config.bidirectional and len(prompts) <= rows == 2
-    assert config.sampling.temperature == 0 and config.context == 96
+  def generate(self, variables, prompts, seeds, options, context, bidirectional, rows):
+    assert variables == 'prepared' and bidirectional and len(prompts) <= rows == 2
+    assert options.temperature == 0 and context == 96
     group = [self._texts.pop(0) for _ in prompts]
     for column in range(100):
       yield np.array(
@@ -57,8 +58,11 @@ def values(answers):
   return [answer.value for answer in answers]
 
 
-def make_evaluator(engine, targets_length=20):
-  return evaluation.Evaluator(engine, BYTES, 2, 96, targets_length, bidirectional=True)
+def make_evaluator(engine, **options):
+  finetune = {'targets_length': 20, 'prefix': 'bidirectional'} | options
+  training = {'batch_size': 2, 'segment_length': 96}
+  config = experiment.resolve({'training': training, 'finetune': finetune})
+  return evaluation.Evaluator(engine, BYTES, config)
 
 
 def test_rank_selects_the_most_likely_label():
@@ -96,7 +100,8 @@ def test_greedy_answer_is_the_text_before_the_end():
   ids = lambda text: BYTES.encode(text.encode()).tolist()
   texts = [ids('not_entailment'), ids(' entailment '), ids('entail'), []]
   examples = [example('a', label) for label in (1, 0, 0, 1)]
-  result, answers = make_evaluator(FakeEngine(texts=texts))(None, None, 'rte', examples, 'greedy')
+  evaluator = make_evaluator(FakeEngine(texts=texts), choosing='greedy')
+  result, answers = evaluator(None, None, 'rte', examples)
   assert values(answers) == [1, 0, -1, -1]
   assert answers[2] == evaluation.Answer(-1, 'entail')  # not a label, but the text is kept
   assert result['accuracy'] == 50 and result['protocol']['choosing'] == 'greedy'
@@ -109,9 +114,8 @@ def test_greedy_answer_is_the_text_before_the_end():
   )
   assert values(answers) == ['Ada', 'x' * 20] and result['exact_match'] == 50
   examples = [example('a', choices=('Ada', 'Bob'), answers=('Bob',), key=(1, 2))]
-  result, answers = make_evaluator(FakeEngine([[-2.0, -1.0]]))(
-    None, None, 'record', examples, 'rank'
-  )
+  evaluator = make_evaluator(FakeEngine([[-2.0, -1.0]]), choosing='rank')
+  result, answers = evaluator(None, None, 'record', examples)
   assert values(answers) == ['Bob'] and result['error_percent'] == 0
 
 

@@ -37,32 +37,29 @@ def text(ids):
 
 def test_tokens_end_with_document_end_and_truncation_keeps_the_question(register, features):
   register(superglue_files.rte(3))
-  (first, *_), targets = (
-    list(features.read_examples('rte', 'validation', 200, 32, True)),
-    'entailment',
-  )
+  first, *_ = features.read_examples('rte', 'validation', 232, 32, True)
   assert text(first.inputs) == 'rte hypothesis: rain premise: It is rain.'
-  assert text(first.targets) == targets and first.inputs[-1] == first.targets[-1] == END
+  assert text(first.targets) == 'entailment' and first.inputs[-1] == first.targets[-1] == END
   assert (first.label, first.key, first.choices) == (0, (0,), ('entailment', 'not_entailment'))
-  first = next(features.read_examples('rte', 'validation', 11, 5, True))
+  first, *_ = features.read_examples('rte', 'validation', 16, 5, True)
   assert text(first.inputs) == 'rte hypoth' and text(first.targets) == 'enta'
-  # The text and the length before truncation are kept.
-  assert first.text == 'rte hypothesis: rain premise: It is rain.'
-  assert first.inputs_length == len(first.text) + 1
+  assert first.text == 'rte hypothesis: rain premise: It is rain.'  # it is not truncated
   boolq = [{'question': 'is it', 'passage': 'It is so.', 'idx': 0, 'label': True}]
   register(boolq, 'BoolQ')
-  truncated = next(features.read_examples('boolq', 'validation', 16, 32, True))
+  (truncated,) = features.read_examples('boolq', 'validation', 48, 32, True)
   assert text(truncated.inputs) == 'question: is it' and truncated.inputs[-1] == END
 
 
-def test_training_rows_come_with_the_lengths_before_truncation(register, features, shown_progress):
+def test_lengths_before_truncation_are_logged(register, features, shown_progress, caplog):
+  caplog.set_level('INFO')
   lines = superglue_files.rte(5)
   register(lines)
-  rows, lengths = features.read_training_rows('rte', 48, 8, False, True)
-  texts = [f'rte hypothesis: rain premise: {line["premise"]}' for line in lines]
-  assert sorted(lengths) == [len(text) + 1 for text in sorted(texts, key=len)]
+  rows = features.read_training_rows('rte', 48, 8, False, True)
+  lengths = [len(f'rte hypothesis: rain premise: {line["premise"]}') + 1 for line in lines]
   assert rows.valid_BxT.sum(axis=1).max() <= 48 < max(lengths)
   assert shown_progress[-1] == ['tokenising rte, train', 5, 'examples', 5]
+  assert caplog.messages[-1].startswith('rte, train: 5 of 5 inputs (100.0%) are truncated to 40 ')
+  assert caplog.messages[-1].endswith(f'training.segment_length={max(lengths) + 8}')
 
 
 def test_spans_of_wsc_can_be_marked_as_in_t5(registration, tmp_path):
@@ -81,10 +78,12 @@ def test_spans_of_wsc_can_be_marked_as_in_t5(registration, tmp_path):
 def test_long_example_is_an_error_without_truncation(register, features):
   register(superglue_files.rte(5))
   with bad_input(
-    'SuperGLUE task rte, validation, example 2: inputs has 52 tokens, but the maximum is 50: '
-    'raise training.segment_length, lower finetune.targets_length, or set finetune.truncate=True'
+    'SuperGLUE task rte, validation, idx [2]: inputs has 52 tokens, but the maximum is 50: change '
+    'training.segment_length or finetune.targets_length, or set finetune.truncate=True'
   ):
-    list(features.read_examples('rte', 'validation', 50, 32, False))
+    features.read_examples('rte', 'validation', 82, 32, False)
+  fitting = [features.read_examples('rte', 'validation', 200, 32, cut) for cut in (True, False)]
+  assert [[*map(str, examples)] for examples in fitting] == [[*map(str, fitting[0])]] * 2
 
 
 ZERO = {'premise': 'A\x00B', 'hypothesis': '\x00', 'idx': 15, 'label': 'entailment'}
@@ -96,7 +95,7 @@ def rows_of(tmp_path_factory, registration, features):
   """Returns a function from `packed` to the training rows."""
   folder = superglue_files.write(tmp_path_factory.mktemp('rows'), 'RTE', train=LINES, val=LINES)
   registration.register(registration.Source(folder), BYTES)
-  read = lambda packed: features.read_training_rows('rte', 256, 32, packed, True)[0]
+  read = lambda packed: features.read_training_rows('rte', 256, 32, packed, True)
   rows = functools.cache(read)
   for packed in (False, True):
     rows(packed)

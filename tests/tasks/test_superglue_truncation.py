@@ -14,7 +14,7 @@ FEW = (
 )
 MANY = (
   'rte, train: 6 of 100 inputs (6.0%) are truncated to 50 tokens and lose 4 tokens (median), at '
-  'most 1,050; at most 5 % are truncated with training.segment_length=67'
+  'most 1,050; at most 5% are truncated with training.segment_length=67'
 )
 
 
@@ -30,8 +30,7 @@ def test_a_warning_above_five_percent_names_the_length_that_suffices(caplog, lon
   caplog.set_level(logging.INFO)
   caplog.clear()
   lengths = np.array(long + [50] * (100 - len(long)))
-  inputs = truncation.InputLengths('rte', 'train', lengths, max_inputs=50, targets_length=16)
-  inputs.log()
+  truncation.log_lengths('rte', 'train', lengths, max_inputs=50, max_targets=16)
   assert [(r.levelname, r.getMessage()) for r in caplog.records] == [(level, message)]
 
 
@@ -39,6 +38,6 @@ def test_the_length_that_suffices_is_the_shortest():
   rng = np.random.default_rng(0)
   for n in (1, 7, 20, 21, 40, 100, 333, 1000):
     lengths = rng.integers(2, 90, n)
-    required = truncation.InputLengths('rte', 'train', lengths, 9, 16).required_row_length()
+    required = truncation.required_row_length(lengths, 16)
     share = lambda row, lengths=lengths: (lengths > row - 16).mean()
     assert share(required) <= 0.05 < share(required - 1)

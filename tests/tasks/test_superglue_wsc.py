@@ -1,6 +1,5 @@
 """WSC: repair of spans, and texts with marked spans."""
 
-import contextlib
 import re
 
 from ngrammer_jax.tasks.superglue import reader, wsc
@@ -57,16 +56,11 @@ def test_unrepairable_span_is_an_error(tmp_path):
   )
   with bad_input(message):
     wsc.repair_spans(schema('He ran .', 'Anna', 0, 'He', 0))
-  with bad_input(
-    'WSC example 7: span1_index=3 is not a word index of its text, expected 0 to 2; download '
-    'WSC.zip again'
-  ):
-    wsc.repair_spans(schema('He ran .', 'Anna', 3, 'He', 0))
   file = tmp_path / 'WSC' / 'train.jsonl'
   file.parent.mkdir()
   target = {'span1_text': 'Anna', 'span1_index': 0, 'span2_text': 'He', 'span2_index': 0}
   file.write_text(jsonl([{'text': 'He ran .', 'target': target, 'idx': 7, 'label': True}]))
-  with bad_input(f'{file}, line 1: {message}'):
+  with bad_input(message):
     reader.read(tmp_path, 'wsc.fixed', 'train')
   assert len(reader.read(tmp_path, 'wsc', 'train')) == 1
 
@@ -193,27 +187,11 @@ def test_five_official_examples_differ_from_t5():
   ]
 
 
-@each('index', [-1, 3])
-@each('span', [1, 2])
-def test_index_out_of_range_is_an_error(index, span):
-  example = schema('He ran .', 'ran', 1, 'He', 0) | {f'span{span}_index': index}
-  expected_error = bad_input(
-    f'WSC example 7: span{span}_index={index} is not a word index of its text, expected 0 to 2; '
-    'download WSC.zip again'
-  )
-  for mark in (wsc.mark_both_spans, wsc.mark_spans_by_index):
-    with expected_error:
-      mark(example)
-  with expected_error if span == 2 else contextlib.nullcontext():
-    wsc.mark_pronoun(example)
-
-
-@each('pronoun', ['it', ''])
-def test_missing_pronoun_is_an_error(pronoun):
-  example = schema('She ran with Al .', 'Al', 3, pronoun, 2)
+def test_missing_pronoun_is_an_error():
+  example = schema('She ran with Al .', 'Al', 3, 'it', 2)
   for mark in (wsc.mark_pronoun, wsc.mark_both_spans):
     with bad_input(
-      f"WSC example 7: span2_text={pronoun!r} is not in its text 'She ran with Al .', expected a "
+      "WSC example 7: span2_text='it' is not in its text 'She ran with Al .', expected a "
       'substring; read the config wsc.fixed or download WSC.zip again'
     ):
       mark(example)

@@ -16,7 +16,6 @@ from ngrammer_jax.checkpoints import checksums
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.data import streams
-from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import sampling
 from ngrammer_jax.layers.ngram import table
 from ngrammer_jax.training import accumulation, loop, programs
@@ -112,8 +111,8 @@ def test_scores_ranks_and_generated_tokens_are_those_of_tables_on_the_device(sha
     scores = list(run.engine.score_documents(variables, documents, 0, 16))
     prefixes, choices = zip(*((ids[:9], [ids[9:12], ids[12:15]]) for ids in documents), strict=True)
     ranks = dict(run.engine.rank(variables, prefixes, choices, 4))
-    options = inference.GenerationConfig(sampling.SamplingConfig(0.0, None, None), context=32)
-    tokens = run.engine.generate(variables, prefixes, range(5), options)
+    greedy = sampling.SamplingConfig(temperature=0.0)
+    tokens = run.engine.generate(variables, prefixes, range(5), greedy, context=32)
     results.append((scores, ranks, list(itertools.islice(tokens, 5))))
   assert_close(*results)
 

@@ -1,5 +1,6 @@
 """A signal is a request to save and stop, and the same command goes on."""
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -94,15 +95,20 @@ def test_a_validation_that_was_stopped_is_made_up_for(tiny, reference_run, tmp_p
 
 def test_a_signal_while_waiting_for_data_loses_no_step(tiny, tmp_path, monkeypatch, toy_model):
   config = tiny(training={'checkpoint_every': 12})
-  take = prefetch.Prefetcher._iterate
+  run_ahead = prefetch.run_ahead
 
-  def late(self):
-    for i, item in enumerate(take(self)):
+  def interrupt_later(batches):
+    for i, batch in enumerate(batches):
       if i == 3:  # six steps are done, and not saved
         interrupt()
-      yield item
+      yield batch
 
-  monkeypatch.setattr(prefetch.Prefetcher, '_iterate', late)
+  @contextlib.contextmanager
+  def late(items):
+    with run_ahead(items) as batches:
+      yield interrupt_later(batches)
+
+  monkeypatch.setattr(prefetch, 'run_ahead', late)
   with pytest.raises(errors.Interrupted):
     loop.train(config, tmp_path / 'run')
   (saved,) = reader.steps(tmp_path / 'run')

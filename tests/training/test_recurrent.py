@@ -141,8 +141,8 @@ def test_greedy_takes_what_one_pass_finds_most_likely(x64, name):
   mesh = sharding.make_mesh(-1)
   prompts = [np.array([0, 3, 5]), np.array([0]), np.arange(9) % models.V]
   engine, variables = inference.Engine(model, mesh), {'codebook': {}} | variables
-  greedy = inference.GenerationConfig(sampling.SamplingConfig(0), recurrent_config.UNBOUNDED)
-  stream = engine.generate(variables, prompts, [0, 1, 2], greedy)
+  greedy, context = sampling.SamplingConfig(0), recurrent_config.UNBOUNDED
+  stream = engine.generate(variables, prompts, [0, 1, 2], greedy, context)
   made = np.stack(list(itertools.islice(stream, 5)), axis=1)
   log_probs = log_probs_of(config, model, variables)
   for prompt, tokens in zip(prompts, made, strict=True):

@@ -2,6 +2,7 @@
 
 import pathlib
 
+from ngrammer_jax import errors
 from ngrammer_jax.data.vocabularies.base import Vocabulary
 from ngrammer_jax.data.vocabularies.byte_values import ByteVocabulary
 from ngrammer_jax.data.vocabularies.characters import CharacterVocabulary, learn_characters
@@ -9,9 +10,8 @@ from ngrammer_jax.data.vocabularies.sentencepiece import (
   MAX_TRAINING_BYTES,
   SentencePieceVocabulary,
   learn_sentencepiece,
-  read_sentencepiece,
 )
-from ngrammer_jax.data.vocabularies.tokenizer import TokenizerVocabulary, read_tokenizer
+from ngrammer_jax.data.vocabularies.tokenizer import TokenizerVocabulary
 from ngrammer_jax.data.vocabularies.words import WordVocabulary, learn_words
 from ngrammer_jax.system import files
 
@@ -23,13 +23,12 @@ __all__ = [
   'TokenizerVocabulary',
   'Vocabulary',
   'WordVocabulary',
+  'check_path',
   'learn_characters',
   'learn_sentencepiece',
   'learn_words',
   'load',
   'read',
-  'read_sentencepiece',
-  'read_tokenizer',
 ]
 
 # Class, and name of a further file, by kind.
@@ -43,8 +42,30 @@ KINDS = {
 
 
 def read(kind: str, path: pathlib.Path) -> Vocabulary:
-  """Returns the vocabulary of `data.vocabulary_path`, of the kind `data.vocabulary`."""
-  return read_tokenizer(path) if kind == 'tokenizer' else read_sentencepiece(path)
+  """Returns the vocabulary of `data.vocabulary_path`, of the kind `data.vocabulary`.
+
+  Raises BadInput for another file.
+  """
+  make, _ = KINDS[kind]
+  try:
+    return make(path.read_bytes())
+  except errors.BadInput as error:
+    raise errors.BadInput(f'data.vocabulary_path={path}: {error}') from error
+  except (ValueError, RuntimeError) as error:
+    expected = {'tokenizer': 'the tokenizer.json of a Hugging Face tokenizer'}
+    raise errors.BadInput(
+      f'data.vocabulary_path={path} is not {expected.get(kind, "a SentencePiece model")}: {error}'
+    ) from error
+
+
+def check_path(kind: str, path: str, vocabulary: Vocabulary, workdir: pathlib.Path) -> None:
+  """Raises BadInput if `data.vocabulary_path` is not the vocabulary of a run."""
+  other = read(kind, files.user_path('data.vocabulary_path', path))
+  if other.definition != vocabulary.definition:
+    raise errors.BadInput(
+      f'data.vocabulary_path={path}, with {other.size:,} token ids, is not the vocabulary of '
+      f'--workdir={workdir}, which has {vocabulary.size:,}: use that vocabulary, or another workdir'
+    )
 
 
 def load(folder: pathlib.Path) -> Vocabulary:
@@ -52,10 +73,7 @@ def load(folder: pathlib.Path) -> Vocabulary:
   remedy = 'the training command writes it again if steps are left'
   with files.translate_damage(folder / 'vocabulary.json', remedy):
     fields = files.read_json(folder / 'vocabulary.json')
-    kind = fields.pop('kind')
-    if kind not in KINDS:
-      raise ValueError(f'kind {kind!r} is not one of {", ".join(KINDS)}')
-    make, name = KINDS[kind]
+    make, name = KINDS[fields.pop('kind')]
     if name is None:
       return make(**fields)
   with files.translate_damage(folder / name, remedy):

@@ -20,6 +20,8 @@ class Vocabulary(abc.ABC):
     document_end: id that ends a document; None if the document start also occurs inside documents.
     line_end: id of the end of a line; None if that is not a separate word.
     unknown: id of text that is not in the vocabulary; None if there is no such id.
+    num_characters: number of ids that are a character each, the lowest ids; None if the tokens are
+      not characters.
     definition: what determines the text of each id; equal if and only if all ids mean the same.
   """
 
@@ -28,6 +30,7 @@ class Vocabulary(abc.ABC):
   document_end: int | None
   line_end: int | None = None
   unknown: int | None = None
+  num_characters: int | None = None
   definition: tuple[Any, ...]
 
   @abc.abstractmethod
@@ -42,9 +45,8 @@ class Vocabulary(abc.ABC):
   def save(self, folder: pathlib.Path) -> None:
     """Writes the files that `vocabularies.load` reads."""
 
-  def encode_all(self, texts: Sequence[bytes], threads: int) -> list[np.ndarray]:
-    """Returns the ids of each text, with several threads if the vocabulary supports it."""
-    del threads
+  def encode_all(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+    """Returns the ids of each text, with a thread for each core if the vocabulary supports it."""
     return [self.encode(text) for text in texts]
 
   def token_texts(self) -> tuple[list[str], list[str]]:

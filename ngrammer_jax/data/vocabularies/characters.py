@@ -8,30 +8,19 @@ import numpy as np
 from ngrammer_jax import errors
 from ngrammer_jax.data.vocabularies import base
 
-ENCODINGS = ('utf-8', 'latin-1')
-
 
 class CharacterVocabulary(base.Vocabulary):
   """The characters of a corpus, sorted by code point.
 
   Args:
     characters: the characters, sorted.
-    encoding: encoding of the text.
+    encoding: encoding of the text, utf-8 or latin-1.
     separated: whether the corpus has several documents. If so, the document start is an additional
       id. Otherwise it is the newline or space, so that the sizes are those of the literature.
 
-  Attributes:
-    num_characters: number of characters. Lower ids are characters, a higher one is not.
-
-  Raises:
-    ValueError: there are no characters, or not sorted ones, or the encoding is another one.
   """
 
   def __init__(self, characters: str, encoding: str, separated: bool):
-    if not characters or sorted(set(characters)) != list(characters):
-      raise ValueError('expected distinct characters, sorted')
-    if encoding not in ENCODINGS:
-      raise ValueError(f'encoding {encoding!r} is not one of {", ".join(ENCODINGS)}')
     self._characters, self._encoding, self._separated = characters, encoding, separated
     codes = np.array([ord(c) for c in characters], '<u4')
     # If each character is a byte, texts are not converted to code points.

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 import io
 import pathlib
 import re
-from typing import Any
 
 import numpy as np
 
@@ -45,15 +44,6 @@ class SentencePieceVocabulary(base.Vocabulary):
     is_unambiguous = self.document_start != self.unknown
     self.document_end = self.document_start if is_unambiguous else None
 
-  def __eq__(self, other: Any) -> bool:
-    """Whether both always return the same ids and texts."""
-    if not isinstance(other, SentencePieceVocabulary):
-      return NotImplemented
-    return (self._model, self._learned) == (other._model, other._learned)
-
-  def __hash__(self) -> int:
-    return hash((self._model, self._learned))
-
   def encode(self, text: bytes) -> np.ndarray:
     parts = text.decode().split(SPACE_MARK) if self._learned else [text.decode()]
     ids = self._processor.encode(parts[0])
@@ -62,10 +52,10 @@ class SentencePieceVocabulary(base.Vocabulary):
       ids += self._processor.encode(part)
     return np.array(ids, np.int64)
 
-  def encode_all(self, texts: Sequence[bytes], threads: int) -> list[np.ndarray]:
+  def encode_all(self, texts: Sequence[bytes]) -> list[np.ndarray]:
     if self._learned and any(SPACE_MARK.encode() in text for text in texts):
       return [self.encode(text) for text in texts]
-    id_lists = self._processor.encode([text.decode() for text in texts], num_threads=threads)
+    id_lists = self._processor.encode([text.decode() for text in texts])
     return [np.array(ids, np.int32) for ids in id_lists]
 
   def decode(self, ids: Iterable[int]) -> bytes:
@@ -81,14 +71,6 @@ class SentencePieceVocabulary(base.Vocabulary):
   def save(self, folder: pathlib.Path) -> None:
     files.write(folder / 'vocabulary.model', self._model)
     base.write_fields(folder, 'sentencepiece', learned=self._learned)
-
-
-def read_sentencepiece(path: pathlib.Path) -> SentencePieceVocabulary:
-  """Returns the vocabulary of a pretrained model. Raises BadInput for another file."""
-  try:
-    return SentencePieceVocabulary(path.read_bytes())
-  except RuntimeError as error:
-    raise errors.BadInput(f'data.vocabulary_path={path} is not a SentencePiece model') from error
 
 
 def learn_sentencepiece(texts: Iterable[bytes], size: int | None) -> SentencePieceVocabulary:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 import json
 import pathlib
-from typing import Any
 
 import numpy as np
 
@@ -65,20 +64,10 @@ class TokenizerVocabulary(base.Vocabulary):
       )
     return (own or named)[0]
 
-  def __eq__(self, other: Any) -> bool:
-    """Whether both always return the same ids and texts."""
-    if not isinstance(other, TokenizerVocabulary):
-      return NotImplemented
-    return self._content == other._content
-
-  def __hash__(self) -> int:
-    return hash(self._content)
-
   def encode(self, text: bytes) -> np.ndarray:
-    return self.encode_all([text], threads=1)[0]
+    return self.encode_all([text])[0]
 
-  def encode_all(self, texts: Sequence[bytes], threads: int) -> list[np.ndarray]:
-    del threads  # the tokenizer has a pool of threads
+  def encode_all(self, texts: Sequence[bytes]) -> list[np.ndarray]:
     decoded = [text.decode() for text in texts]
     encodings = self._tokenizer.encode_batch_fast(decoded, add_special_tokens=False)
     id_arrays = [np.array(encoding.ids, np.int32) for encoding in encodings]
@@ -96,15 +85,3 @@ class TokenizerVocabulary(base.Vocabulary):
   def save(self, folder: pathlib.Path) -> None:
     files.write(folder / 'vocabulary.tokenizer.json', self._content)
     base.write_fields(folder, 'tokenizer')
-
-
-def read_tokenizer(path: pathlib.Path) -> TokenizerVocabulary:
-  """Returns the vocabulary of a tokenizer.json. Raises BadInput for another file."""
-  try:
-    return TokenizerVocabulary(path.read_bytes())
-  except errors.BadInput as error:
-    raise errors.BadInput(f'data.vocabulary_path={path}: {error}') from error
-  except ValueError as error:
-    raise errors.BadInput(
-      f'data.vocabulary_path={path} is not the tokenizer.json of a Hugging Face tokenizer: {error}'
-    ) from error

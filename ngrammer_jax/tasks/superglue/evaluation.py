@@ -6,18 +6,17 @@ Examples are arrays (see `features.Example`), so this needs neither TensorFlow n
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import itertools
-import json
 import math
 import pathlib
 from typing import Any
 
 import numpy as np
 
+from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.inference import language_modeling, sampling
-from ngrammer_jax.system import files, hosts
 from ngrammer_jax.tasks.superglue import formats, metrics
 
 
@@ -59,18 +58,12 @@ class Evaluator:
   Attributes:
     engine: engine of the model.
     vocabulary: vocabulary of the tokens.
-    batch_size: number of examples per batch.
-    length: maximum number of tokens of an example.
-    targets_length: maximum number of these tokens for the answer.
-    bidirectional: whether attention among the inputs is bidirectional.
+    config: options of the fine-tuning; the batch size and the segment length of the training.
   """
 
   engine: inference.Engine
   vocabulary: vocabularies.Vocabulary
-  batch_size: int
-  length: int
-  targets_length: int
-  bidirectional: bool = False
+  config: experiment.Config
 
   def __call__(
     self,
@@ -78,7 +71,6 @@ class Evaluator:
     codebook: Any,
     name: str,
     examples: Sequence[Any],
-    choosing: str | None = None,
     report: Callable[[int], None] = lambda examples: None,
   ) -> tuple[dict[str, Any], list[Answer]]:
     """Returns the metrics in percent, and the predicted answers.
@@ -87,14 +79,13 @@ class Evaluator:
       params, codebook: parameters and codebook of the model.
       name: task name, a key of `formats.TASKS`.
       examples: examples of one split.
-      choosing: `rank` selects the most likely label (for `record`, entity), `greedy` generates
-        the answer. None: `rank` if the task has labels, else `greedy`.
       report: called with the number of examples answered since the last call.
 
     Raises:
       BadInput: the task has no choices to rank, or they are equal after truncation.
     """
-    choosing = resolve_choosing(name, choosing)
+    f = self.config.finetune
+    choosing = resolve_choosing(name, f.choosing)
     variables = self.engine.prepare({'params': params, 'codebook': codebook})
     answer = self._rank_choices if choosing == 'rank' else self._generate_answers
     answers = answer(variables, name, examples, report)
@@ -109,28 +100,33 @@ class Evaluator:
         result['majority_percent'] = metrics.majority_accuracy(labels)
     result['protocol'] = {
       'choosing': choosing,
-      'prefix': 'bidirectional' if self.bidirectional else 'causal',
-      'length': self.length,
-      'targets_length': self.targets_length,
+      'prefix': f.prefix,
+      'length': self.config.training.segment_length,
+      'targets_length': f.targets_length,
     }
     return result, answers
+
+  @property
+  def _is_bidirectional(self):
+    return self.config.finetune.prefix == 'bidirectional'
 
   def _prompt(self, example):
     return np.insert(example.inputs, 0, self.vocabulary.document_start).astype(np.int32)
 
   def _rank_choices(self, variables, name, examples, report):
     labels, end = formats.find_task(name).labels, self.vocabulary.document_end
-    max_tokens = self.targets_length - 1  # answers are truncated as in training
+    max_tokens = self.config.finetune.targets_length - 1  # answers are truncated as in training
     ids = lambda text: np.append(self.vocabulary.encode(text.encode())[:max_tokens], end)
     if len({tuple(ids(text)) for text in labels}) < len(labels):
       raise errors.BadInput(
-        f'finetune.targets_length={self.targets_length} truncates different answers of {name} '
+        f'finetune.targets_length={max_tokens + 1} truncates different answers of {name} '
         f'to equal ones: {", ".join(labels)}; raise it'
       )
     choices = [[ids(text) for text in labels or example.choices] for example in examples]
     answers: list[Answer | None] = [None] * len(examples)
     prompts = [self._prompt(example) for example in examples]
-    ranked = self.engine.rank(variables, prompts, choices, self.batch_size, self.bidirectional)
+    rows = self.config.training.batch_size
+    ranked = self.engine.rank(variables, prompts, choices, rows, self._is_bidirectional)
     for i, scores in ranked:
       best = int(scores.argmax())
       text = (labels or examples[i].choices)[best]
@@ -140,17 +136,17 @@ class Evaluator:
 
   def _generate_answers(self, variables, name, examples, report):
     labels, texts = formats.find_task(name).labels, []
-    greedy = inference.GenerationConfig(
-      sampling.SamplingConfig(temperature=0.0), self.length, self.bidirectional
-    )
-    batch_size = self.engine.round_rows(self.batch_size)
-    for first in range(0, len(examples), batch_size):
-      batch = examples[first : first + batch_size]
+    greedy, t = sampling.SamplingConfig(temperature=0.0), self.config.training
+    rows = self.engine.round_rows(t.batch_size)
+    for first in range(0, len(examples), rows):
+      batch = examples[first : first + rows]
       prompts = [self._prompt(example) for example in batch]
       seeds = [0] * len(batch)
-      steps = self.engine.generate(variables, prompts, seeds, greedy, batch_size)
+      steps = self.engine.generate(
+        variables, prompts, seeds, greedy, t.segment_length, self._is_bidirectional, rows
+      )
       columns, has_ended = [], np.zeros(len(batch), bool)
-      for column in itertools.islice(steps, self.targets_length):
+      for column in itertools.islice(steps, self.config.finetune.targets_length):
         columns.append(column)
         has_ended |= column == self.vocabulary.document_end
         if has_ended.all():
@@ -171,11 +167,10 @@ def describe_answer(name: str, example: Any, answer: Answer) -> dict[str, Any]:
 
   The label is a text, or the list of all correct texts; None if it is hidden.
   """
-  labels, label = formats.find_task(name).labels, None
-  if labels and example.label >= 0:
-    label = labels[example.label]
-  elif not labels and example.answers:
-    label = list(example.answers)
+  if labels := formats.find_task(name).labels:
+    label = labels[example.label] if example.label >= 0 else None
+  else:
+    label = list(example.answers) or None
   return {
     'task': name,
     'idx': example.key[0] if len(example.key) == 1 else list(example.key),
@@ -191,10 +186,7 @@ def save(result: dict[str, Any], answers: Sequence[Mapping[str, Any]], path: pat
 
   Only the first process writes.
   """
-  language_modeling.save(result, path)
-  if hosts.is_primary():
-    lines = ''.join(f'{json.dumps(answer)}\n' for answer in answers)
-    files.write(answers_path(path), lines)
+  language_modeling.save(result, path, answers, answers_path(path))
 
 
 def answers_path(path: pathlib.Path) -> pathlib.Path:
@@ -213,8 +205,8 @@ def combine_results(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
   error_by_task = [result.get('error_percent') for result in results.values()]
   if None not in error_by_task:
     combined['error_percent'] = math.fsum(error_by_task) / len(results)
-    if metrics.has_every_task(results):
-      combined['average'] = metrics.average(results)
+    if (average := metrics.average(results)) is not None:
+      combined['average'] = average
   return combined
 
 
@@ -225,22 +217,15 @@ def results_by_task(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def format_metrics(result: dict[str, Any]) -> str:
   """Formats a result as one line."""
-  parts = list(map(_format_task, results_by_task(result).values()))
+  parts = []
+  for task, values in results_by_task(result).items():
+    scores = [f'{name} {value:.2f}' for name, value in metrics.select_metrics(values).items()]
+    parts.append(f'{task} {", ".join(scores)}, {values["n"]:,} examples')
   if 'average' in result:
     parts.append(f'average {result["average"]:.2f}')
   return '; '.join(parts)
 
 
 def format_table(result: dict[str, Any]) -> str:
-  """Formats a result as a table, or as lines if the split has no labels."""
-  results = results_by_task(result)
-  if not all(map(metrics.select_metrics, results.values())):
-    return '\n'.join(map(_format_task, results.values()))
-  return metrics.format_table(results)
-
-
-def _format_task(result):
-  scores = ', '.join(
-    f'{name} {value:.2f}' for name, value in metrics.select_metrics(result).items()
-  )
-  return f'{result["task"]} {scores or "without labels"}, {result["n"]:,} examples'
+  """Formats a result as a table."""
+  return metrics.format_table(results_by_task(result))

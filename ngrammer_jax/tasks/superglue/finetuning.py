@@ -19,14 +19,7 @@ from ngrammer_jax.data import streams, vocabularies
 from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.runs import init_from
 from ngrammer_jax.system import files, hosts, progress
-from ngrammer_jax.tasks.superglue import (
-  evaluation,
-  features,
-  formats,
-  registration,
-  submission,
-  truncation,
-)
+from ngrammer_jax.tasks.superglue import evaluation, features, formats, registration, submission
 from ngrammer_jax.training import programs
 from ngrammer_jax.training import state as train_state
 
@@ -50,8 +43,6 @@ def resolve_config(
     BadInput: there is no initial checkpoint, the command line overrides an inherited key, or the
       model does not support the options.
   """
-  if config.finetune is None:
-    raise errors.BadInput('--config has no finetune section: use configs/superglue.py:TASK')
   for key in override_keys:
     if key.startswith(INHERITED_KEYS) and key not in (*OVERRIDABLE_KEYS, 'data.vocabulary_path'):
       raise errors.BadInput(
@@ -59,24 +50,19 @@ def resolve_config(
         f'init_from={config.init_from}; omit this flag, or pre-train another model'
       )
   files.check_reachable(workdir)
-  origin = f'init_from={config.init_from}'
-  if reader.steps(workdir):
-    source, origin = runs.load_run(workdir), f'--workdir={workdir}'
-  elif config.init_from is None:
-    raise errors.BadInput('set init_from to the workdir of a trained run: --config.init_from=DIR')
-  else:
-    source = init_from.open_run(config.init_from)
+  source = _source(config, workdir)
   if config.training.half_loss:
     raise errors.BadInput('training.half_loss=True excludes answers from the loss: use False')
-  if config.data.vocabulary_path is not None:
-    _check_vocabulary(config, source, origin)
+  kind, path = source.config.data.vocabulary, config.data.vocabulary_path
+  if path is not None:
+    vocabularies.check_path(kind, path, source.vocabulary, source.workdir)
   config = dataclasses.replace(
     config,
     model=_finetuned_model(config, source.config.model, override_keys),
     data=dataclasses.replace(
       config.data,
       corpus='superglue',
-      vocabulary=source.config.data.vocabulary,
+      vocabulary=kind,
       vocabulary_size=source.config.data.vocabulary_size,
       vocabulary_path=None,  # it is in the run that training starts from
     ),
@@ -89,14 +75,16 @@ def resolve_config(
   return config
 
 
-def _check_vocabulary(config: experiment.Config, source: runs.Run, origin: str) -> None:
-  """Raises BadInput if `data.vocabulary_path` is not the vocabulary of the initial checkpoint."""
-  path = files.user_path('data.vocabulary_path', config.data.vocabulary_path)
-  if source.vocabulary != vocabularies.read(source.config.data.vocabulary, path):
-    raise errors.BadInput(
-      f'data.vocabulary_path={path} is not the vocabulary of the checkpoint, {origin}, which is '
-      f'inherited: omit this flag'
-    )
+def _source(config: experiment.Config, workdir: pathlib.Path) -> runs.Run:
+  """Returns the run whose model and vocabulary are used: that of the workdir once it has started.
+
+  Raises BadInput if there is none.
+  """
+  if reader.steps(workdir):
+    return runs.load_run(workdir)
+  if config.init_from is None:
+    raise errors.BadInput('set init_from to the workdir of a trained run: --config.init_from=DIR')
+  return init_from.open_run(config.init_from)
 
 
 def _finetuned_model(config, model, override_keys) -> model_config.ModelConfig:
@@ -113,12 +101,7 @@ def _finetuned_model(config, model, override_keys) -> model_config.ModelConfig:
 def _check_model(config: experiment.Config) -> None:
   """Raises BadInput for a model that cannot be fine-tuned with these options."""
   model = config.model
-  if model.position in model_config.SEGMENT_POSITIONS:
-    raise errors.BadInput(
-      f'init_from={config.init_from}: model.position={model.position!r} depends on the position '
-      f'in the segment, but an answer is scored separately from its inputs: pre-train with another '
-      f'position'
-    )
+  inference.check_model(model)
   if config.finetune.prefix == 'bidirectional' and not model.sees_later_tokens:
     key = 'model.recurrent' if model.recurrent else f'model.position={model.position!r}'
     raise errors.BadInput(
@@ -140,25 +123,18 @@ class FinetuneTask:
   def __init__(self, config: experiment.Config, workdir: pathlib.Path):
     self._config, self.patience = config, config.finetune.patience
     self._workdir = workdir
-    has_started = bool(reader.steps(workdir))
-    source = runs.load_run(workdir) if has_started else init_from.open_run(config.init_from)
-    self.vocabulary = source.vocabulary
+    self.vocabulary = _source(config, workdir).vocabulary
     names, f, length = task_names(config), config.finetune, config.training.segment_length
     registration.register(example_source(config), self.vocabulary, f.wsc_spans)
-    rows_by_task, self._input_lengths = {}, []
-    for name in names:
-      rows_by_task[name], lengths = features.read_training_rows(
-        name, length, f.targets_length, f.packed, f.truncate
-      )
-      self._input_lengths.append(_input_lengths(config, name, 'train', lengths))
+    rows_by_task = {
+      name: features.read_training_rows(name, length, f.targets_length, f.packed, f.truncate)
+      for name in names
+    }
     self._counts = {name: int(rows.starts_BxT.sum()) for name, rows in rows_by_task.items()}
     self._rows = streams.map_segments(lambda *parts: np.concatenate(parts), *rows_by_task.values())
     if f.prefix == 'causal':
       self._rows = self._rows._replace(prefix_BxT=None)
     self._validation = {name: load_examples(config, name, 'validation') for name in names}
-    for name, examples in self._validation.items():
-      lengths = [example.inputs_length for example in examples]
-      self._input_lengths.append(_input_lengths(config, name, 'validation', lengths))
     self.content_hash = self._hash_data()
     self._order = functools.lru_cache(maxsize=2)(self._permutation)
 
@@ -197,10 +173,10 @@ class FinetuneTask:
 
     They are those of the first `evaluation.max_examples` examples of each task.
     """
-    evaluator = make_evaluator(self._config, run.engine, self.vocabulary)
-    limit, choosing = slice(self._config.evaluation.max_examples), self._config.finetune.choosing
+    evaluator = evaluation.Evaluator(run.engine, self.vocabulary, self._config)
+    limit = slice(self._config.evaluation.max_examples)
     results = {
-      name: evaluator(state.params, state.codebook, name, examples[limit], choosing, report)[0]
+      name: evaluator(state.params, state.codebook, name, examples[limit], report)[0]
       for name, examples in self._validation.items()
     }
     return evaluation.combine_results(results)
@@ -210,20 +186,13 @@ class FinetuneTask:
     return f' {evaluation.format_metrics(result)}'
 
   def log_summary(self) -> None:
-    """Logs the numbers of examples, rows and epochs, and how many inputs are truncated."""
+    """Logs the numbers of examples, rows and epochs."""
     t, rows = self._config.training, len(self._rows.tokens_BxT)
-    for lengths in self._input_lengths:
-      lengths.log()
+    examples = ', '.join(f'{name} {count:,}' for name, count in self._counts.items())
     logging.info(
-      'data: examples of %s, in %s rows of %s tokens, %.0f %% filled; %s steps of %s rows are %.2f '
-      'epochs',
-      ', '.join(f'{name} {count:,}' for name, count in self._counts.items()),
-      f'{rows:,}',
-      f'{t.segment_length:,}',
-      100 * self._rows.valid_BxT.mean(),
-      f'{t.steps:,}',
-      f'{t.batch_size:,}',
-      t.steps * t.batch_size / rows,
+      f'data: examples of {examples}, in {rows:,} rows of {t.segment_length:,} tokens, '
+      f'{100 * self._rows.valid_BxT.mean():.0f} % filled; {t.steps:,} steps of {t.batch_size:,} '
+      f'rows are {t.steps * t.batch_size / rows:.2f} epochs'
     )
 
 
@@ -252,32 +221,10 @@ def example_source(config: experiment.Config) -> registration.Source:
   return registration.Source(config.data.superglue_dir, f.tfds_dir, f.download)
 
 
-def _input_lengths(config, name, split, lengths) -> truncation.InputLengths:
-  targets_length = config.finetune.targets_length
-  max_inputs = config.training.segment_length - targets_length
-  return truncation.InputLengths(name, split, np.asarray(lengths), max_inputs, targets_length)
-
-
 def load_examples(config: experiment.Config, name: str, split: str) -> list[features.Example]:
   """Returns the examples of a split of a registered task."""
-  f = config.finetune
-  inputs = config.training.segment_length - f.targets_length
-  return list(features.read_examples(name, split, inputs, f.targets_length, f.truncate))
-
-
-def make_evaluator(
-  config: experiment.Config, engine: inference.Engine, vocabulary: vocabularies.Vocabulary
-) -> evaluation.Evaluator:
-  """Returns an evaluator with the options of the config."""
-  t, f = config.training, config.finetune
-  return evaluation.Evaluator(
-    engine,
-    vocabulary,
-    t.batch_size,
-    t.segment_length,
-    f.targets_length,
-    bidirectional=f.prefix == 'bidirectional',
-  )
+  f, length = config.finetune, config.training.segment_length
+  return features.read_examples(name, split, length, f.targets_length, f.truncate)
 
 
 def evaluate(
@@ -295,14 +242,13 @@ def evaluate(
   """
   config = run.config
   registration.register(example_source(config), run.vocabulary, config.finetune.wsc_spans)
-  evaluator = make_evaluator(config, run.engine, run.vocabulary)
+  evaluator = evaluation.Evaluator(run.engine, run.vocabulary, config)
   results, lines = {}, []
   for name in task_names(config):
     examples = load_examples(config, name, split)
-    _input_lengths(config, name, split, [e.inputs_length for e in examples]).log()
     with progress.Progress(f'evaluating {name}, {split}', len(examples), 'examples') as bar:
-      params, codebook, choosing = run.state.params, run.state.codebook, config.finetune.choosing
-      results[name], answers = evaluator(params, codebook, name, examples, choosing, bar.advance)
+      params, codebook = run.state.params, run.state.codebook
+      results[name], answers = evaluator(params, codebook, name, examples, bar.advance)
     lines += map(functools.partial(evaluation.describe_answer, name), examples, answers)
     if split == 'test' and hosts.is_primary():
       values = [answer.value for answer in answers]

@@ -8,6 +8,7 @@ import zipfile
 
 from ngrammer_jax import errors, runs
 from ngrammer_jax.checkpoints import reader
+from ngrammer_jax.config import command_line
 from ngrammer_jax.system import files
 from ngrammer_jax.tasks.superglue import finetuning, formats, submission
 
@@ -68,17 +69,14 @@ def _check_run(run: runs.Run) -> tuple[str, ...]:
   return finetuning.task_names(run.config)
 
 
-def with_task(run: runs.Run, task: str, superglue_dir: str | None) -> runs.Run:
-  """Returns the run for one of the ten tasks, with the place of the examples if it is set.
+def with_task(run: runs.Run, task: str, overrides: list[tuple[str, str]]) -> runs.Run:
+  """Returns the run for one of the ten tasks, with the places of the examples on this machine.
 
-  Raises BadInput if the test examples are missing or damaged.
+  Raises BadInput if another key is overridden, or the test examples are missing or damaged.
   """
-  config = run.config
+  config = command_line.override(run.config, overrides, 'data.superglue_dir')
   if config.finetune.task != 'wsc_simple':
     config = dataclasses.replace(config, finetune=dataclasses.replace(config.finetune, task=task))
-  if superglue_dir is not None:
-    data = dataclasses.replace(config.data, superglue_dir=superglue_dir)
-    config = dataclasses.replace(config, data=data)
   finetuning.check_examples(config, ('test',))
   return dataclasses.replace(run, config=config)
 

@@ -95,9 +95,7 @@ def record(
   for query, texts, prediction in zip(queries, answers, predictions, strict=True):
     first_rows.setdefault(query, (texts, prediction))
   f1, is_equal = [], []
-  for query, (texts, prediction) in first_rows.items():
-    if not texts:
-      raise errors.BadInput(f'query {query!r} has no answers, so it cannot be scored')
+  for texts, prediction in first_rows.values():
     predicted_text, correct_texts = _normalize(prediction), [_normalize(text) for text in texts]
     f1.append(max(_word_f1(text, predicted_text) for text in correct_texts))
     is_equal.append(predicted_text in correct_texts)
@@ -156,9 +154,6 @@ def gender_parity(
   members = collections.defaultdict(list)
   for pair, prediction in zip(pairs, predictions.tolist(), strict=True):
     members[pair].append(prediction)
-  for pair, values in members.items():
-    if len(values) != 2:
-      raise errors.BadInput(f'pair {pair!r} should have 2 examples, but has {len(values)}')
   is_equal = [values in ([0, 0], [1, 1]) for values in members.values()]
   return {'accuracy': _percent(targets == predictions), 'gender_parity': _percent(is_equal)}
 
@@ -173,17 +168,14 @@ def standard_error(percent: float, n: int) -> float:
   return math.sqrt(percent * (100 - percent) / n)
 
 
-def has_every_task(results: Mapping[str, Any]) -> bool:
-  """Whether results by task have all eight tasks, which `average` needs."""
-  return METRICS_BY_TASK.keys() <= results.keys()
-
-
-def average(results: Mapping[str, Mapping[str, float]]) -> float:
-  """Returns the mean score of the eight tasks in METRICS_BY_TASK.
+def average(results: Mapping[str, Mapping[str, Any]]) -> float | None:
+  """Returns the mean score of the eight tasks in METRICS_BY_TASK; None unless all have theirs.
 
   Args:
     results: values by task and metric.
   """
+  if any(set(names) - results.get(task, {}).keys() for task, names in METRICS_BY_TASK.items()):
+    return None
   scores = [
     sum(results[task][metric] for metric in metrics) / len(metrics)
     for task, metrics in METRICS_BY_TASK.items()
@@ -231,7 +223,7 @@ def select_metrics(result: Mapping[str, Any]) -> dict[str, float]:
 def format_table(results: Mapping[str, Mapping[str, Any]]) -> str:
   """Formats the results of tasks as a table, with the average if there are all eight.
 
-  An accuracy is shown with its standard error.
+  An accuracy is shown with its standard error. A split may have no labels.
 
   Args:
     results: by task, the metrics and the number `n` of examples.
@@ -242,10 +234,10 @@ def format_table(results: Mapping[str, Mapping[str, Any]]) -> str:
     for metric, percent in select_metrics(result).items():
       error = f' ± {standard_error(percent, result["n"]):.2f}' if metric == 'accuracy' else ''
       cells.append(f'{metric} {percent:.2f}{error}')
-    rows.append((task, f'{result["n"]:,}', ', '.join(cells)))
+    rows.append((task, f'{result["n"]:,}', ', '.join(cells) or 'without labels'))
   lines = text_tables.align_columns(rows, '<><')
-  if has_every_task(results):
-    lines.append(f'average of {len(METRICS_BY_TASK)} tasks: {average(results):.2f}')
+  if (mean := average(results)) is not None:
+    lines.append(f'average of {len(METRICS_BY_TASK)} tasks: {mean:.2f}')
   return '\n'.join(lines)
 
 

@@ -1,6 +1,6 @@
 """Reader of the original SuperGLUE files, without TensorFlow; examples have the TFDS schema."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import functools
@@ -20,7 +20,6 @@ from ngrammer_jax.tasks.superglue import wsc
 URL = 'https://dl.fbaipublicfiles.com/glue/superglue/data/v2/'
 COMBINED_ZIP = 'combined.zip'
 REMEDY = 'download the file again'
-MAX_INTEGER = 2**31 - 1  # integers become int32 arrays
 
 _translate_damage = functools.partial(files.translate_damage, remedy='download it again')
 
@@ -31,13 +30,13 @@ class Config:
 
   Attributes:
     folder: folder name, and name of the zip without its suffix.
-    fields: type of each field of an example, except idx and label.
+    fields: fields of an example, except idx and label.
     labels: class names.
     splits: available splits.
   """
 
   folder: str
-  fields: Mapping[str, type]
+  fields: tuple[str, ...]
   labels: tuple[str, ...]
   splits: tuple[str, ...] = SPLITS
 
@@ -52,37 +51,22 @@ class Config:
     return f'{self.folder}/{name if self.splits == SPLITS else self.folder}.jsonl'
 
 
-def _texts(*names: str) -> dict[str, type]:
-  return dict.fromkeys(names, str)
-
-
 BOOLEAN, ENTAILMENT = ('False', 'True'), ('entailment', 'not_entailment')
-_WSC = Config(
-  'WSC',
-  _texts('text', 'span1_text', 'span2_text') | {'span1_index': int, 'span2_index': int},
-  BOOLEAN,
-)
+_WSC = Config('WSC', ('text', 'span1_text', 'span2_text', 'span1_index', 'span2_index'), BOOLEAN)
 CONFIGS = {
-  'boolq': Config('BoolQ', _texts('question', 'passage'), BOOLEAN),
-  'cb': Config('CB', _texts('premise', 'hypothesis'), ('entailment', 'contradiction', 'neutral')),
-  'copa': Config(
-    'COPA', _texts('premise', 'choice1', 'choice2', 'question'), ('choice1', 'choice2')
-  ),
-  'multirc': Config('MultiRC', _texts('paragraph', 'question', 'answer'), BOOLEAN),
-  'record': Config(
-    'ReCoRD', _texts('passage', 'query') | dict.fromkeys(('entities', 'answers'), list), ()
-  ),
-  'rte': Config('RTE', _texts('premise', 'hypothesis'), ENTAILMENT),
+  'boolq': Config('BoolQ', ('question', 'passage'), BOOLEAN),
+  'cb': Config('CB', ('premise', 'hypothesis'), ('entailment', 'contradiction', 'neutral')),
+  'copa': Config('COPA', ('premise', 'choice1', 'choice2', 'question'), ('choice1', 'choice2')),
+  'multirc': Config('MultiRC', ('paragraph', 'question', 'answer'), BOOLEAN),
+  'record': Config('ReCoRD', ('passage', 'query', 'entities', 'answers'), ()),
+  'rte': Config('RTE', ('premise', 'hypothesis'), ENTAILMENT),
   'wic': Config(
-    'WiC',
-    _texts('word', 'sentence1', 'sentence2')
-    | dict.fromkeys(('start1', 'start2', 'end1', 'end2'), int),
-    BOOLEAN,
+    'WiC', ('word', 'sentence1', 'sentence2', 'start1', 'start2', 'end1', 'end2'), BOOLEAN
   ),
   'wsc': _WSC,
   'wsc.fixed': _WSC,
-  'axb': Config('AX-b', _texts('sentence1', 'sentence2'), ENTAILMENT, splits=('test',)),
-  'axg': Config('AX-g', _texts('premise', 'hypothesis'), ENTAILMENT, splits=('test',)),
+  'axb': Config('AX-b', ('sentence1', 'sentence2'), ENTAILMENT, splits=('test',)),
+  'axg': Config('AX-g', ('premise', 'hypothesis'), ENTAILMENT, splits=('test',)),
 }
 # Size in bytes and SHA-256 of the official zips, by folder.
 OFFICIAL_ZIPS = {
@@ -126,7 +110,7 @@ def read(folder: str | pathlib.Path, config: str, split: str) -> list[dict[str, 
   check_split(config, split)
   path, member = _find_file(files.user_path('data.superglue_dir', folder), config, split)
   name = str(path) if member is None else f'{path}/{member}'
-  examples, location_by_idx = [], {}
+  examples, line_by_idx = [], {}
   with _translate_damage(path), _open(path, member) as (file, size):
     with progress.Progress(f'reading {name}', size, 'bytes') as bar:
       for number, line in enumerate(file, 1):
@@ -134,10 +118,17 @@ def read(folder: str | pathlib.Path, config: str, split: str) -> list[dict[str, 
         if not line.strip():
           continue
         location = f'{name}, line {number}'
-        row = _Value(text_files.parse_json(line, location, REMEDY), location)
-        line_examples = list(_to_examples(config, split, row))
-        for example in line_examples:
-          _check_idx_is_new(example['idx'], location, location_by_idx)
+        row = text_files.parse_json(line, location, REMEDY)
+        with files.translate_damage(location, REMEDY):
+          line_examples = list(_to_examples(config, split, row))
+        for example in line_examples:  # metrics and answers are by index
+          idx = json.dumps(example['idx'])
+          if idx in line_by_idx:
+            raise errors.BadInput(
+              f'{location}: idx {idx} is also in line {line_by_idx[idx]}, expected a different idx '
+              f'in every example; {REMEDY}'
+            )
+          line_by_idx[idx] = number
         examples += line_examples
   if not examples:
     raise errors.BadInput(f'{name} has no examples: {REMEDY}')
@@ -155,18 +146,6 @@ def _open(path: pathlib.Path, member: str | None) -> Iterator[tuple[IO[bytes], i
       yield file, archive.getinfo(member).file_size
 
 
-def _check_idx_is_new(idx: Any, location: str, location_by_idx: dict[Any, str]) -> None:
-  """Raises BadInput for the index of an earlier example: metrics and answers are by index."""
-  key = tuple(idx.values()) if isinstance(idx, dict) else idx
-  if key in location_by_idx:
-    earlier_line = location_by_idx[key].rpartition(' ')[2]
-    raise errors.BadInput(
-      f'{location}: idx {json.dumps(idx)} is also in line {earlier_line}, expected a different idx '
-      f'in every example; {REMEDY}'
-    )
-  location_by_idx[key] = location
-
-
 def _find_file(folder: pathlib.Path, config: str, split: str) -> tuple[pathlib.Path, str | None]:
   """Returns the path of the file of a split, and its name inside if the path is a zip."""
   files = CONFIGS[config]
@@ -177,8 +156,7 @@ def _find_file(folder: pathlib.Path, config: str, split: str) -> tuple[pathlib.P
     if not path.is_file():
       continue
     if path.name == files.zip:
-      status = path.stat()
-      _warn_if_not_official(config, path, status.st_size, status.st_mtime_ns)
+      _warn_if_not_official(config, path)
     member = _find_member(path, file)
     if member is not None:
       return path, member
@@ -201,165 +179,70 @@ def _find_member(path: pathlib.Path, file: str) -> str | None:
   return min(names, key=lambda name: (name.count('/'), name), default=None)
 
 
-@functools.cache  # one warning per file; a replaced file is checked again
-def _warn_if_not_official(config: str, path: pathlib.Path, size: int, modified_ns: int) -> None:
+@functools.cache  # one warning per file
+def _warn_if_not_official(config: str, path: pathlib.Path) -> None:
   """Logs a warning if a zip differs from the official one."""
-  del modified_ns  # only part of the cache key
   official_size, official_digest = OFFICIAL_ZIPS[CONFIGS[config].folder]
+  size = path.stat().st_size
   with _translate_damage(path), path.open('rb') as file:
     digest = hashlib.file_digest(file, 'sha256').hexdigest()
   if (size, digest) != (official_size, official_digest):
     logging.warning(
-      '%s has %s bytes, sha256 %s, but the official file has %s bytes, sha256 %s: it is read, '
-      'but its examples may differ; to compare with published results, download %s%s',
-      path,
-      f'{size:,}',
-      digest,
-      f'{official_size:,}',
-      official_digest,
-      URL,
-      CONFIGS[config].zip,
+      f'{path} has {size:,} bytes, sha256 {digest}, but the official file has {official_size:,} '
+      f'bytes, sha256 {official_digest}: it is read, but its examples may differ; to compare with '
+      f'published results, download {URL}{CONFIGS[config].zip}'
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Value:
-  """A JSON value of a line.
-
-  Attributes:
-    value: the parsed value.
-    location: file and line, for errors.
-    path: path of the value in the line, such as `passage.questions[1]`; empty for the line.
-  """
-
-  value: Any
-  location: str
-  path: str = ''
-
-  def read(self, kind: type) -> Any:
-    """Returns the value. Raises BadInput if it has another type; integers may be strings."""
-    value = self.value
-    if kind is int:
-      return self._read_integer()
-    if not isinstance(value, kind):
-      raise self.error({str: 'a string', dict: 'an object', list: 'a list'}[kind])
-    if kind is str:
-      value.encode()  # fails for half of a surrogate pair
-    return value
-
-  def _read_integer(self) -> int:
-    value = self.value
-    if isinstance(value, str):  # the idx of AX-b is "0", "1", ...
-      with contextlib.suppress(ValueError):
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool):
-      raise self.error('an integer')
-    if abs(value) > MAX_INTEGER:
-      raise self.error(f'an integer of at most {MAX_INTEGER:,}')
-    return value
-
-  def __getitem__(self, name: str) -> '_Value':
-    """Returns the value of a field. Raises BadInput if it is missing."""
-    fields = self.read(dict)
-    if name not in fields:
-      raise errors.BadInput(
-        f'{self.location}: field {self._field_path(name)!r} is missing, but it is required; '
-        f'{REMEDY}'
-      )
-    return _Value(fields[name], self.location, self._field_path(name))
-
-  def __iter__(self) -> Iterator['_Value']:
-    for i, value in enumerate(self.read(list)):
-      yield _Value(value, self.location, f'{self.path}[{i}]')
-
-  def read_label(self, config: str, split: str) -> int:
-    """Returns the class in the field `label`, -1 if a test split does not have it."""
-    value, labels = self.read(dict).get('label'), CONFIGS[config].labels
-    if value is None and split == 'test':
-      return -1
-    if value is None:
-      raise errors.BadInput(
-        f'{self.location}: field {self._field_path("label")!r} is missing, but only a test split '
-        f'may omit it; {REMEDY}'
-      )
-    if isinstance(value, str) and value in labels:
-      return labels.index(value)
-    if labels is BOOLEAN or config == 'copa':  # stored as 0 and 1, or as true and false
-      labels = ('0', '1', 'false', 'true')
-      if isinstance(value, int) and value in (0, 1):
-        return int(value)
-    raise self['label'].error(f'one of: {", ".join(labels)}')
-
-  def error(self, expected: str) -> errors.BadInput:
-    """Returns an error that quotes the value."""
-    text = json.dumps(self.value)
-    text = text if len(text) <= 60 else f'{text[:57]}...'
-    path = self.path or 'the line'
-    return errors.BadInput(f'{self.location}: {path} is {text}, expected {expected}; {REMEDY}')
-
-  def _field_path(self, name: str) -> str:
-    return f'{self.path}.{name}' if self.path else name
-
-
-def _to_examples(config: str, split: str, row: _Value) -> Iterator[dict[str, Any]]:
+def _to_examples(config: str, split: str, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
   """Yields the examples of one line."""
   if config == 'multirc':
     yield from _multirc_examples(split, row)
   elif config == 'record':
     yield from _record_examples(split, row)
   else:
-    yield _flat_example(config, split, row)
-
-
-def _flat_example(config, split, row):
-  """Returns the single example of a line, whose fields may be nested in `target`."""
-  target = row['target'] if config.startswith('wsc') else row
-  example = {
-    name: (row if name == 'text' else target)[name].read(kind)
-    for name, kind in CONFIGS[config].fields.items()
-  }
-  example |= {'idx': row['idx'].read(int), 'label': row.read_label(config, split)}
-  if config != 'wsc.fixed':
-    return example
-  try:
-    return wsc.repair_spans(example)
-  except errors.BadInput as error:
-    raise errors.BadInput(f'{row.location}: {error}') from error
+    fields = row | row['target'] if config.startswith('wsc') else row
+    example = {name: fields[name] for name in CONFIGS[config].fields}
+    # The idx of AX-b is "0", "1", ...
+    example |= {'idx': int(row['idx']), 'label': _label(config, split, row)}
+    yield wsc.repair_spans(example) if config == 'wsc.fixed' else example
 
 
 def _multirc_examples(split, row):
   """Yields one example per answer option."""
   passage = row['passage']
   for question in passage['questions']:
-    texts = {'paragraph': passage['text'].read(str), 'question': question['question'].read(str)}
-    idx = {'paragraph': row['idx'].read(int), 'question': question['idx'].read(int)}
     for answer in question['answers']:
       yield {
-        **texts,
-        'answer': answer['text'].read(str),
-        'idx': {**idx, 'answer': answer['idx'].read(int)},
-        'label': answer.read_label('multirc', split),
+        'paragraph': passage['text'],
+        'question': question['question'],
+        'answer': answer['text'],
+        'idx': {'paragraph': row['idx'], 'question': question['idx'], 'answer': answer['idx']},
+        'label': _label('multirc', split, answer),
       }
 
 
 def _record_examples(split, row):
   """Yields one example per query."""
-  passage = row['passage']
-  text = passage['text'].read(str)
-  if not passage['entities'].read(list):
-    raise passage['entities'].error('at least one entity')
-  entities = {
-    text[entity['start'].read(int) : entity['end'].read(int) + 1] for entity in passage['entities']
-  }
+  text, entities = row['passage']['text'], row['passage']['entities']
+  entity_texts = {text[entity['start'] : entity['end'] + 1] for entity in entities}
   for query in row['qas']:
-    has_no_answers = split == 'test' and 'answers' not in query.read(dict)
-    answers = [] if has_no_answers else query['answers']
-    if split != 'test' and not answers.read(list):
-      raise answers.error('at least one answer')
+    answers = query.get('answers', []) if split == 'test' else query['answers']
     yield {
       'passage': text,
-      'query': query['query'].read(str),
-      'entities': sorted(entities),
-      'answers': sorted({answer['text'].read(str) for answer in answers}),
-      'idx': {'passage': row['idx'].read(int), 'query': query['idx'].read(int)},
+      'query': query['query'],
+      'entities': sorted(entity_texts),
+      'answers': sorted({answer['text'] for answer in answers}),
+      'idx': {'passage': row['idx'], 'query': query['idx']},
     }
+
+
+def _label(config: str, split: str, fields: dict[str, Any]) -> int:
+  """Returns the class in the field `label`, -1 if a test split does not have it."""
+  labels, label = CONFIGS[config].labels, fields.get('label')
+  if label is None and split == 'test':
+    return -1
+  values = (0, 1) if labels is BOOLEAN or config == 'copa' else labels  # 0, or false
+  if label not in values:
+    raise ValueError(f'label is {json.dumps(label)}, expected one of {json.dumps(values)}')
+  return values.index(label)

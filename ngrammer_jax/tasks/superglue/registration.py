@@ -72,8 +72,12 @@ def register(
     wsc_spans: a key of `formats.WSC_SPANS`.
   """
   task_vocabulary = TaskVocabulary(vocabulary)
-  read = functools.lru_cache(maxsize=None)(source.examples)
-  read_rows = functools.partial(_format_rows, read, wsc_spans)
+  read = functools.cache(source.examples)
+
+  def read_rows(name, split):
+    examples = read(formats.TASKS[name].config, split)
+    return list(formats.format_rows(name, examples, split, wsc_spans))
+
   features = {
     name: seqio.Feature(task_vocabulary, add_eos=True, dtype=tf.int32)
     for name in ('inputs', 'targets')
@@ -96,17 +100,12 @@ def register(
       metric_fns=[functools.partial(_compute_metrics, name)],
     )
   seqio.MixtureRegistry.remove(MIXTURE_NAME)
-  rates = [
-    (TASK_PREFIX + name, functools.partial(_mixture_rate, name, read_rows))
+  rates = [  # the number of training rows of each task
+    (TASK_PREFIX + name, lambda task, name=name: float(len(read_rows(name, 'train'))))
     for name in formats.SUPERGLUE_TASKS
   ]
   seqio.MixtureRegistry.add(MIXTURE_NAME, rates)
   return [*(TASK_PREFIX + name for name in formats.TASKS), MIXTURE_NAME]
-
-
-def _format_rows(read, wsc_spans, name, split):
-  examples = read(formats.find_task(name).config, split)
-  return list(formats.format_rows(name, examples, split, wsc_spans))
 
 
 def _make_dataset(name, read_rows, split, shuffle_files, seed=None):
@@ -124,12 +123,6 @@ def _make_dataset(name, read_rows, split, shuffle_files, seed=None):
       'answers': ragged([list(row.answers) for row in rows]),
     }
   )
-
-
-def _mixture_rate(name, read_rows, task):
-  """Returns the number of training rows of a task, its rate in the mixture."""
-  del task  # seqio passes the registered task
-  return float(len(read_rows(name, 'train')))
 
 
 @seqio.map_over_dataset
@@ -150,9 +143,8 @@ def _postprocess(name, text, example=None, is_target=False):
   """Converts a target to (label, key, answers), and a predicted text to a class or a text."""
   task = formats.find_task(name)
   if is_target:
-    to_text = lambda value: value.decode() if isinstance(value, bytes) else str(value)
-    answers = tuple(to_text(answer) for answer in np.asarray(example['answers']).tolist())
-    return int(example['label']), tuple(int(i) for i in np.atleast_1d(example['idx'])), answers
+    answers = tuple(answer.decode() for answer in example['answers'].tolist())
+    return int(example['label']), tuple(example['idx'].tolist()), answers
   if task.labels:
     return task.labels.index(text) if text in task.labels else -1
   return text
