@@ -264,7 +264,7 @@ def test_the_cache_has_as_many_slots_as_the_longest_span_needs(x64, monkeypatch)
   tokens, slots = generate_all()
   assert slots == {64}
   for length, is_enough in ((1000, True), (16, False)):
-    monkeypatch.setattr(inference.language_model, 'cache_slots', lambda *_, n=length: n)
+    monkeypatch.setattr(inference.spans, 'cache_slots', lambda *_, n=length: n)
     expected, slots = generate_all()
     assert slots == {min(length, 199)} and (tokens == expected) == is_enough
 
