@@ -129,7 +129,7 @@ def test_a_refused_value_does_not_poison_a_workdir(tiny, one_device, tmp_path):
   experiment.save(tiny(model={'dtype': 'float64'}), run / 'config.json')
   (run / 'corpus.json').write_text('{"content_hash": "of another text"}\n')
   task = loop.train_task.CorpusTask(config := tiny())
-  with workdirs.lock_workdir(run, config, task):
+  with workdirs.lock_workdir(run, config, task.vocabulary, task.content_hash):
     pass
   assert workdirs.load_config(run) == config
   (run / 'checkpoints' / '2').mkdir(parents=True)

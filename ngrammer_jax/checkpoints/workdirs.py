@@ -23,7 +23,6 @@ from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.config import fields
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.system import files, hosts
-from ngrammer_jax.training import train_task
 
 CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'
 EXPORTED = 'model.safetensors'  # the variables of an exported run, see `exported_runs`
@@ -104,7 +103,10 @@ def _check_vocabulary(workdir: pathlib.Path, config: experiment.Config) -> None:
 
 @contextlib.contextmanager
 def lock_workdir(
-  workdir: pathlib.Path, config: experiment.Config, task: train_task.TrainTask
+  workdir: pathlib.Path,
+  config: experiment.Config,
+  vocabulary: vocabularies.Vocabulary,
+  content_hash: str,
 ) -> Iterator[None]:
   """Locks a workdir and writes its files other than checkpoints, in the primary process.
 
@@ -115,7 +117,7 @@ def lock_workdir(
       not share the folder.
   """
   with contextlib.ExitStack() as stack:
-    hosts.on_primary(_initialize, workdir, config, task, stack)
+    hosts.on_primary(_initialize, workdir, config, vocabulary, content_hash, stack)
     with hosts.collective_errors():
       _wait_for(workdir / CONFIG)
       check(workdir, config)
@@ -134,7 +136,7 @@ def _wait_for(path: pathlib.Path, seconds: float = 60) -> None:
     time.sleep(0.5)
 
 
-def _initialize(workdir, config, task, stack) -> None:
+def _initialize(workdir, config, vocabulary, content_hash, stack) -> None:
   try:
     files.make_folder(workdir)
     if files.is_remote(workdir):
@@ -142,9 +144,9 @@ def _initialize(workdir, config, task, stack) -> None:
     else:
       _lock(workdir, stack.enter_context((workdir / LOCK).open('a+', encoding='utf-8')))
     check(workdir, config)  # again: another run may have started meanwhile
-    check_text(workdir, config, task.content_hash)
-    task.vocabulary.save(workdir)
-    files.write(workdir / CORPUS, json.dumps({'content_hash': task.content_hash}) + '\n')
+    check_text(workdir, config, content_hash)
+    vocabulary.save(workdir)
+    files.write(workdir / CORPUS, json.dumps({'content_hash': content_hash}) + '\n')
     experiment.save(config, workdir / CONFIG)
   except OSError as error:
     reason = error.strerror or error

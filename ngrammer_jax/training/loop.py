@@ -29,7 +29,7 @@ def train(
   workdir: pathlib.Path,
   make_task: Callable[[experiment.Config], train_task.TrainTask] = train_task.CorpusTask,
   watchdog_minutes: float = watchdog.DEFAULT_MINUTES,
-  trace: profile.StepRange | None = None,
+  trace: range | None = None,
 ) -> bool:
   """Trains until all steps are done; resumes from the newest checkpoint of the run.
 
@@ -52,7 +52,7 @@ def train(
   task, run = prepare(config, workdir, make_task)
   with (
     preemption.SignalHandler() as signals,
-    workdirs.lock_workdir(workdir, config, task),
+    workdirs.lock_workdir(workdir, config, task.vocabulary, task.content_hash),
     watchdog.Watchdog(workdir, watchdog_minutes) as watch,
     checkpoint_writer.CheckpointWriter(workdir, config.training.keep_checkpoints) as writer,
   ):

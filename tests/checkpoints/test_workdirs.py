@@ -49,7 +49,7 @@ def given():
 
 
 def occupy(workdir, config, given):
-  with workdirs.lock_workdir(workdir, config, given):
+  with workdirs.lock_workdir(workdir, config, given.vocabulary, given.content_hash):
     pass
 
 

@@ -32,7 +32,7 @@ class Watchdog:
     minutes: time without a `beat`. 0 disables the stack traces.
   """
 
-  def __init__(self, workdir: pathlib.Path, minutes: float = DEFAULT_MINUTES):
+  def __init__(self, workdir: pathlib.Path, minutes: float):
     self._folder, self._name = workdir / 'logs', f'process_{hosts.process_index()}.log'
     self._seconds = 60 * minutes
 
