@@ -215,22 +215,19 @@ def _with_saved_memory(abstract: Any, saved: manifest.Manifest) -> Any:
   The dtype of activations depends on the devices. Earlier versions had fewer slots if spans are
   learned.
   """
-  activation_dtypes = ('bfloat16', 'float32')
 
-  def with_saved_shape(path, leaf):
+  def as_saved(path, leaf):
     name = jax.tree_util.keystr(path, simple=True, separator='/')
-    dtype, shape, _ = saved.leaves.get(f'memory/{name}', ('', leaf.shape, ''))
-    if dtype not in activation_dtypes or str(leaf.dtype) not in activation_dtypes:
-      dtype = leaf.dtype
+    if not name.startswith('memory/') or name not in saved.leaves:
+      return leaf
+    dtype, shape, _ = saved.leaves[name]
+    is_activation = {dtype, str(leaf.dtype)} <= {'bfloat16', 'float32'}
     is_shorter = len(shape) == leaf.ndim > 1 and shape[1] < leaf.shape[1]
     if not is_shorter or (shape[0], *shape[2:]) != (leaf.shape[0], *leaf.shape[2:]):
       shape = leaf.shape
-    return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=leaf.sharding)
+    return leaf.update(shape=tuple(shape), dtype=dtype if is_activation else leaf.dtype)
 
-  memory = getattr(abstract, 'memory', None)
-  if memory is None:
-    return abstract
-  return abstract.replace(memory=jax.tree_util.tree_map_with_path(with_saved_shape, memory))
+  return jax.tree_util.tree_map_with_path(as_saved, abstract)
 
 
 def _with_empty_slots(memory: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
@@ -243,30 +240,14 @@ def _with_empty_slots(memory: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Arra
 
 def _check_same_model(folder: pathlib.Path, saved: manifest.Manifest, abstract: Any) -> None:
   """Raises BadInput for the first array whose name, shape or dtype differs."""
-  leaves = checksums.named_leaves(abstract)
-  _check_same_vocabulary(folder, saved, leaves)
-  expected = {name: f'{leaf.dtype}{list(leaf.shape)}' for name, leaf in leaves.items()}
+  leaves = checksums.named_leaves(abstract).items()
+  expected = {name: f'{leaf.dtype}{list(leaf.shape)}' for name, leaf in leaves}
   actual = {name: f'{dtype}{shape}' for name, (dtype, shape, _) in saved.leaves.items()}
   for name in sorted(expected.keys() | actual.keys()):
     if expected.get(name) != actual.get(name):
       raise errors.BadInput(
         f'{folder} does not match the model: {name} is {actual.get(name, "missing")}, '
         f'expected {expected.get(name, "no such array")}'
-      )
-
-
-def _check_same_vocabulary(
-  folder: pathlib.Path, saved: manifest.Manifest, leaves: dict[str, Any]
-) -> None:
-  """Raises BadInput if an n-gram memory has the compressed token ids of another vocabulary."""
-  for name, leaf in leaves.items():
-    if not name.endswith('/token_classes') or name not in saved.leaves:
-      continue
-    (saved_size,) = saved.leaves[name][1]
-    if saved_size != leaf.shape[0]:
-      raise errors.BadInput(
-        f'{folder} was trained with a vocabulary of {saved_size:,} token ids, which {name} '
-        f'compresses, but this vocabulary has {leaf.shape[0]:,}: use the vocabulary of the training'
       )
 
 

@@ -33,8 +33,7 @@ REMEDY = 'restore it from a backup, or use another workdir'
 def check(workdir: pathlib.Path, config: experiment.Config) -> None:
   """Raises BadInput if a folder cannot be a workdir, or has a checkpoint of another config."""
   files.check_reachable(workdir)
-  if not files.is_remote(workdir):
-    _check_folder(workdir)
+  files.check_writable(f'--workdir={workdir}', workdir)
   if is_exported(workdir):
     raise errors.BadInput(
       f'--workdir={workdir} is an exported run, which cannot be resumed: use another workdir, and '
@@ -55,16 +54,6 @@ def is_exported(workdir: pathlib.Path) -> bool:
   return (workdir / EXPORTED).exists() and not (workdir / 'checkpoints').exists()
 
 
-def _check_folder(workdir: pathlib.Path) -> None:
-  existing = workdir.absolute()
-  while not existing.exists():
-    existing = existing.parent
-  if not existing.is_dir():
-    raise errors.BadInput(f'--workdir={workdir}: {existing} is a file, expected a folder')
-  if not os.access(existing, os.W_OK):
-    raise errors.BadInput(f'--workdir={workdir}: {existing} cannot be written to')
-
-
 def check_text(workdir: pathlib.Path, config: experiment.Config, content_hash: str) -> None:
   """Raises BadInput if a workdir was started on other text, or with another vocabulary."""
   if not reader.steps(workdir) and not is_exported(workdir):
@@ -78,26 +67,12 @@ def check_text(workdir: pathlib.Path, config: experiment.Config, content_hash: s
   with files.translate_damage(path, REMEDY):
     previous = files.read_json(path)['content_hash']
   if previous != content_hash:
-    _check_vocabulary(workdir, config)
-    key = 'path' if config.finetune is None else 'superglue_dir'
+    keys = ['path' if config.finetune is None else 'superglue_dir']
+    keys += [] if config.data.vocabulary_path is None else ['vocabulary_path']
+    places = ' with '.join(f'data.{key}={getattr(config.data, key)}' for key in keys)
     raise errors.BadInput(
-      f'--workdir={workdir} was started on another text: data.{key}='
-      f'{getattr(config.data, key)} has the content hash {content_hash[:12]}, '
-      f'expected {previous[:12]}; use that text, or another workdir'
-    )
-
-
-def _check_vocabulary(workdir: pathlib.Path, config: experiment.Config) -> None:
-  """Raises BadInput if `data.vocabulary_path` is not the vocabulary that a workdir has."""
-  path = config.data.vocabulary_path
-  if path is None or not (workdir / 'vocabulary.json').exists():
-    return
-  old = vocabularies.load(workdir)
-  new = vocabularies.read(config.data.vocabulary, files.user_path('data.vocabulary_path', path))
-  if new != old:
-    raise errors.BadInput(
-      f'data.vocabulary_path={path}, with {new.size:,} token ids, is not the vocabulary of '
-      f'--workdir={workdir}, which has {old.size:,}: use that vocabulary, or another workdir'
+      f'--workdir={workdir} was started on another text or vocabulary: {places} has the content '
+      f'hash {content_hash[:12]}, expected {previous[:12]}; use the old ones, or another workdir'
     )
 
 

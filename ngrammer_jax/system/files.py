@@ -196,11 +196,23 @@ def check_output_file(flag: str, path: pathlib.Path, example: str) -> None:
   check_reachable(path)
   if path.is_dir():
     raise errors.BadInput(f'{flag}={path} is a folder: name a file, such as {path}/{example}')
-  if is_remote(path):
+  check_writable(f'{flag}={path}', path.parent)
+
+
+def check_writable(name: str, folder: pathlib.Path) -> None:
+  """Raises BadInput if a local folder can be neither written to nor created.
+
+  Args:
+    name: flag and path of the user, for the error message.
+    folder: the folder.
+  """
+  if is_remote(folder):
     return
-  folder = next(parent for parent in path.absolute().parents if parent.exists())
-  if not folder.is_dir() or not os.access(folder, os.W_OK):
-    raise errors.BadInput(f'{flag}={path} cannot be written: check the path and its permissions')
+  existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+  if not existing.is_dir():
+    raise errors.BadInput(f'{name}: {existing} is a file, expected a folder')
+  if not os.access(existing, os.W_OK):
+    raise errors.BadInput(f'{name}: {existing} cannot be written to; change its permissions')
 
 
 def iter_files(folder: pathlib.Path) -> Iterator[pathlib.Path]:

@@ -50,7 +50,7 @@ def join(options: argparse.Namespace) -> None:
     raise errors.BadInput(f'--{present[0]} is set, but not {missing}: set all three or none')
   if present:
     _check_flags(**values)
-  elif not options.distributed and _slurm_tasks() < 2:
+  elif not options.distributed and int(os.environ.get(SLURM_TASKS) or 1) < 2:
     return
   prefix = f'process {options.process_id} of {options.processes}: ' if present else ''
   logging.info('%swaiting for the others, %d minutes at most', prefix, WAIT_TIMEOUT // 60)
@@ -82,17 +82,6 @@ def join(options: argparse.Namespace) -> None:
       HEARTBEAT_TIMEOUT,
       errors.RERUN_ALL,
     )
-
-
-def _slurm_tasks() -> int:
-  """Returns the number of processes of the Slurm step. Raises BadInput if it is not a number."""
-  text = os.environ.get(SLURM_TASKS) or '1'
-  if not text.isdecimal():
-    raise errors.BadInput(
-      f'{SLURM_TASKS}={text} in the environment is not a number of processes: unset it, or set '
-      f'--coordinator, --processes and --process_id'
-    )
-  return int(text)
 
 
 def _check_flags(coordinator, processes, process_id):
