@@ -25,21 +25,14 @@ HOST_MEMORY_KIND = 'pinned_host'
 # XLA:GPU fails on a scatter in host memory (github.com/openxla/xla/issues/34565).
 HOST_MEMORY_PLATFORMS = ('cpu', 'tpu')
 
-RULES = (
+RULES = (  # names without a rule are not sharded
   ('batch', BATCH),
-  ('length', None),
-  ('memory', None),
-  ('layers', None),
   ('vocab', 'model'),
   ('heads', 'model'),
   ('mlp', 'model'),
   ('embed', 'fsdp'),
-  ('kv', None),
   ('persistent', 'fsdp'),
-  ('clusters', None),
   ('ngram_vocab', ('fsdp', 'model')),
-  ('ngram_embed', None),
-  (HOST_MEMORY_AXIS, None),
 )
 
 

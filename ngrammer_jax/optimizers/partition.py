@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 import functools
-import logging
 import operator
 from typing import Any, Protocol
 
@@ -62,21 +61,6 @@ def labels(params: Any, memories: Sequence[MemoryConfig] = ()) -> Any:
 def has_own_optimizer(memory: MemoryConfig) -> bool:
   """Whether a memory has another optimiser than the tables of label `ngram_table`."""
   return (memory.optimizer, memory.learning_rate_factor) != ('adagrad', None)
-
-
-def log_costs(memories: Sequence[MemoryConfig], labels: Any, params: Any) -> None:
-  """Logs the costs of the optimisers that change every row of a table in every step."""
-  groups = leaves_by_label(labels, params)
-  for i, memory in enumerate(memories):
-    if memory.optimizer in tables.ALL_ROWS:
-      size = sum(leaf.size * leaf.dtype.itemsize for leaf in groups[ngram_memory.name(i)]) / 2**20
-      logging.info(
-        'model.ngram_memories.%d.optimizer=%s changes all rows: every step reads and writes at '
-        'least %s MiB, and makes a gradient and an update of %s MiB each',
-        *(i, memory.optimizer),
-        f'{tables.ALL_ROWS[memory.optimizer] * size:,.1f}',
-        f'{size:,.1f}',
-      )
 
 
 def schedule(config: experiment.OptimizerConfig, steps: int) -> Callable[[jax.Array], jax.Array]:

@@ -22,21 +22,16 @@ from ngrammer_jax.training import state as train_state
 RECORD = 'begun_with.json'
 
 
-def open_run(init_from: str) -> runs.Run:
+def open_run(init_from: str, step: int | str = 'newest') -> runs.Run:
   """Opens the run to start from. Raises BadInput if there is none."""
-  is_local = not init_from.startswith(pretrained_models.PREFIX) and not files.is_remote(init_from)
+  name = init_from.removeprefix(pretrained_models.PREFIX)
+  is_local = name == init_from and not files.is_remote(init_from)
   if is_local and not files.path(init_from).is_dir():
     raise errors.BadInput(f'init_from={init_from}: no such folder; expected the workdir of a run')
   try:
-    return _load(init_from)
+    return runs.load_run(name, step) if name == init_from else runs.load_pretrained(name)
   except errors.BadInput as error:
     raise errors.BadInput(f'init_from={init_from}: {error}') from error
-
-
-def _load(init_from: str, step: int | str = 'newest') -> runs.Run:
-  if init_from.startswith(pretrained_models.PREFIX):
-    return runs.load_pretrained(init_from.removeprefix(pretrained_models.PREFIX))
-  return runs.load_run(init_from, step)
 
 
 def initial_state(
@@ -52,7 +47,7 @@ def initial_state(
     workdir: workdir of the run that starts.
     state: a randomly initialised state.
   """
-  pretrained = _load(init_from, _recorded_step(init_from, workdir)).state
+  pretrained = open_run(init_from, _recorded_step(init_from, workdir)).state
   record = {'init_from': init_from, 'step': int(pretrained.step)}
   if hosts.is_primary():
     files.write(workdir / RECORD, json.dumps(record) + '\n')

@@ -251,7 +251,6 @@ def _log_model(config, labels, state) -> None:
   if state.codebook:
     parts.append(f'{train_state.count_elements(state.codebook):,} codebook values')
   logging.info('model: %s', ', '.join(parts))
-  partition.log_costs(config.model.ngram_memories, labels, state.params)
 
 
 def _batches(task, config, mesh, first_step) -> Iterator[streams.Segment]:
