@@ -132,7 +132,8 @@ def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
   folder = folder_of(workdir, step)
   saved = _verify_on_primary(folder)
   saved_abstract = _with_saved_memory(abstract, saved)
-  _check_same_model(folder, saved, saved_abstract)
+  leaves = {name: f'{dtype}{list(shape)}' for name, (dtype, shape, _) in saved.leaves.items()}
+  check_same_leaves(folder, leaves, saved_abstract)
   with make_checkpointer(folder) as checkpointer:
     state = checkpointer.restore(files.orbax_path(folder), drop_empty(saved_abstract))
   _check_arrays(saved, state)
@@ -225,7 +226,8 @@ def _with_saved_memory(abstract: Any, saved: manifest.Manifest) -> Any:
     is_shorter = len(shape) == leaf.ndim > 1 and shape[1] < leaf.shape[1]
     if not is_shorter or (shape[0], *shape[2:]) != (leaf.shape[0], *leaf.shape[2:]):
       shape = leaf.shape
-    return leaf.update(shape=tuple(shape), dtype=dtype if is_activation else leaf.dtype)
+    dtype = dtype if is_activation else leaf.dtype
+    return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=leaf.sharding)
 
   return jax.tree_util.tree_map_with_path(as_saved, abstract)
 
@@ -238,16 +240,23 @@ def _with_empty_slots(memory: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Arra
   return jax.jit(fill, out_shardings=like.sharding)(memory)
 
 
-def _check_same_model(folder: pathlib.Path, saved: manifest.Manifest, abstract: Any) -> None:
-  """Raises BadInput for the first array whose name, shape or dtype differs."""
-  leaves = checksums.named_leaves(abstract).items()
-  expected = {name: f'{leaf.dtype}{list(leaf.shape)}' for name, leaf in leaves}
-  actual = {name: f'{dtype}{shape}' for name, (dtype, shape, _) in saved.leaves.items()}
-  for name in sorted(expected.keys() | actual.keys()):
-    if expected.get(name) != actual.get(name):
+def check_same_leaves(path: pathlib.Path, leaves: dict[str, str], abstract: Any) -> None:
+  """Raises BadInput for the first array whose name, shape or dtype differs from those of a model.
+
+  Args:
+    path: file or folder of the arrays, for the error message.
+    leaves: dtype and shape of each array by name, such as `float32[2, 3]`.
+    abstract: shapes and dtypes of the model.
+  """
+  expected = {
+    name: f'{leaf.dtype}{list(leaf.shape)}'
+    for name, leaf in checksums.named_leaves(abstract).items()
+  }
+  for name in sorted(expected.keys() | leaves.keys()):
+    if expected.get(name) != leaves.get(name):
       raise errors.BadInput(
-        f'{folder} does not match the model: {name} is {actual.get(name, "missing")}, '
-        f'expected {expected.get(name, "no such array")}'
+        f'{path} does not match the model: {name} is {leaves.get(name, "missing")}, expected '
+        f'{expected.get(name, "no such array")}'
       )
 
 
@@ -267,5 +276,5 @@ def _set_aside(folders: list[pathlib.Path]) -> None:
     while target.exists():
       copies += 1
       target = folder.with_name(f'{folder.name}.damaged-{copies}')
-    files.move(folder, target)
+    folder.rename(target)  # of a remote folder, copies its files and then deletes them
     logging.warning('%s was renamed to %s', folder, target.name)

@@ -49,8 +49,6 @@ class AdaptiveSoftmax(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   def setup(self):
-    if self.embedding_width is not None and self.embedding_width < 1:
-      raise ValueError(f'embedding_width={self.embedding_width} must be at least 1')
     clusters = range(len(self.cutoffs) + 1)
     self._boundaries = (0, *self.cutoffs, self.vocabulary_size)
     self._tables = [self._table(f'embedding_{i}', i) for i in clusters]
@@ -58,8 +56,7 @@ class AdaptiveSoftmax(nn.Module):
     self._weights = (
       self._tables if self.tied else [self._table(f'softmax_weight_{i}', i) for i in clusters]
     )
-    tied = self.tied_projections
-    tied = tied * len(clusters) if len(tied) == 1 else tied
+    tied = self.tied_projections * (len(clusters) // len(self.tied_projections))
     untied_projections = self._make_projections(
       'softmax_projection', [not is_tied for is_tied in tied]
     )
@@ -151,8 +148,7 @@ class AdaptiveSoftmax(nn.Module):
     return self._boundaries[i + 1] - self._boundaries[i]
 
   def _width(self, i):
-    width = self.width if self.embedding_width is None else self.embedding_width
-    return width // self.divisor**i
+    return (self.embedding_width or self.width) // self.divisor**i
 
   def _table(self, name, i):
     shape = self._size(i), self._width(i)

@@ -52,16 +52,16 @@ class FeedForward(nn.Module):
     """Returns [B, T, D], zeros where valid is 0. There is no dropout without a key."""
     D, F, activate = x_BxTxD.shape[-1], self.width, ACTIVATIONS[self.activation]
     x_BxTxD = mesh_axes.shard_rows(x_BxTxD)
-    inner_BxTxF = self._dense('in', D, F, ('embed', 'mlp'), x_BxTxD)
+    inner_BxTxF = self._dense('in', F, ('embed', 'mlp'), x_BxTxD)
     if self.gated:
-      inner_BxTxF *= activate(self._dense('gate', D, F, ('embed', 'mlp'), x_BxTxD))
+      inner_BxTxF *= activate(self._dense('gate', F, ('embed', 'mlp'), x_BxTxD))
     else:
       inner_BxTxF = activate(inner_BxTxF)
     inner_BxTxF = dropout.drop(inner_BxTxF, self.dropout, dropout_key)
-    y_BxTxD = self._dense('out', F, D, ('mlp', 'embed'), inner_BxTxF)
+    y_BxTxD = self._dense('out', D, ('mlp', 'embed'), inner_BxTxF)
     return y_BxTxD if valid_BxT is None else jnp.where(valid_BxT[..., None] > 0, y_BxTxD, 0)
 
-  def _dense(self, name, inputs, features, names, x_BxTx):
+  def _dense(self, name, features, names, x_BxTx):
     dtype = x_BxTx.dtype if self.dtype is None else self.dtype
     options = {'use_bias': self.bias, 'dtype': dtype, 'name': name}
-    return dense.dense_general((inputs,), (features,), names, **options)(x_BxTx)
+    return dense.project(x_BxTx, features, names, **options)

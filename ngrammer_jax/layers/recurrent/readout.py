@@ -142,11 +142,8 @@ class AttentionReadout(nn.Module):
     return h_BxTxJ, memory
 
   def _dense(self, name, x_BxTxJ):
-    shape, options = x_BxTxJ.shape[-1:], {'dtype': self.dtype, 'kernel_init': self.initializer}
-    project = dense.dense_general(
-      shape, shape, ('embed', 'mlp'), use_bias=False, name=name, **options
-    )
-    return project(x_BxTxJ)
+    options = {'dtype': self.dtype, 'kernel_init': self.initializer, 'name': name}
+    return dense.project(x_BxTxJ, x_BxTxJ.shape[-1], ('embed', 'mlp'), use_bias=False, **options)
 
 
 class NGramReadout(nn.Module):
@@ -183,7 +180,5 @@ class NGramReadout(nn.Module):
     ]
     slices_BxTxK = jnp.concatenate(slices, axis=-1)
     options = {'dtype': self.dtype, 'kernel_init': self.initializer, 'name': 'slices'}
-    project = dense.dense_general(
-      slices_BxTxK.shape[2:], (J,), ('embed', 'mlp'), use_bias=False, **options
-    )
-    return jnp.tanh(project(slices_BxTxK)), memory
+    h_BxTxJ = dense.project(slices_BxTxK, J, ('embed', 'mlp'), use_bias=False, **options)
+    return jnp.tanh(h_BxTxJ), memory
