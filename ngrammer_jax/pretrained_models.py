@@ -28,7 +28,11 @@ def pretrained() -> dict[str, str]:
   Raises:
     BadInput: a description is missing or damaged.
   """
-  return {name: _describe(FOLDER / name) for name in names()}
+  descriptions = {}
+  for name in names():
+    with _translate_damage(FOLDER / name):
+      descriptions[name] = files.read_json(FOLDER / name / DESCRIPTION)['description']
+  return descriptions
 
 
 def format_list() -> str:
@@ -55,37 +59,19 @@ def find(name: str) -> pathlib.Path:
     raise errors.BadInput(f'no pretrained model has the name {name}: {hint}')
   folder = FOLDER / name
   with _translate_damage(folder):
-    _verify(folder)
+    listed = set((folder / CHECKSUMS).read_text(encoding='utf-8').splitlines())
+    if differences := listed ^ set(compute_checksums(folder).splitlines()):
+      file = min(line.rpartition(' ')[2] for line in differences)
+      raise ValueError(f'{file} differs from {CHECKSUMS}')
   return folder
 
 
 def compute_checksums(folder: pathlib.Path) -> str:
-  """Returns the content of SHA256SUMS for the files of a folder."""
-  return ''.join(f'{_checksum(folder / name)}  {name}\n' for name in _file_names(folder))
-
-
-def _describe(folder: pathlib.Path) -> str:
-  with _translate_damage(folder):
-    return files.read_json(folder / DESCRIPTION)['description']
-
-
-def _verify(folder: pathlib.Path) -> None:
-  """Raises ValueError unless exactly the files that are listed are there, unchanged."""
-  listed = set((folder / CHECKSUMS).read_text(encoding='utf-8').splitlines())
-  if differences := listed ^ set(compute_checksums(folder).splitlines()):
-    name = min(line.rpartition(' ')[2] for line in differences)
-    raise ValueError(f'{name} differs from {CHECKSUMS}')
+  """Returns the content of SHA256SUMS for the files of a folder, hidden ones excluded."""
+  paths = sorted(path for path in folder.glob('[!.]*') if path.is_file() and path.name != CHECKSUMS)
+  digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+  return ''.join(f'{digest}  {name}\n' for name, digest in digests.items())
 
 
 def _translate_damage(folder: pathlib.Path) -> contextlib.AbstractContextManager:
   return files.translate_damage(f'the pretrained model in {folder}', 'install ngrammer_jax again')
-
-
-def _file_names(folder: pathlib.Path) -> list[str]:
-  """Returns the names of all files, hidden ones and SHA256SUMS excluded."""
-  paths = (path for path in folder.glob('[!.]*') if path.is_file())
-  return sorted(path.name for path in paths if path.name != CHECKSUMS)
-
-
-def _checksum(path: pathlib.Path) -> str:
-  return hashlib.sha256(path.read_bytes()).hexdigest()
