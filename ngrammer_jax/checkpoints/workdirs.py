@@ -27,6 +27,7 @@ from ngrammer_jax.system import files, hosts
 CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'
 EXPORTED = 'model.safetensors'  # the variables of an exported run, see `exported_runs`
 OWN_FILES = ('config', 'corpus', 'vocabulary', 'lock')  # a killed start may leave these
+SHARED_SECONDS = 60  # after which all processes see a file of the primary
 REMEDY = 'restore it from a backup, or use another workdir'
 
 
@@ -94,20 +95,19 @@ def lock_workdir(
   with contextlib.ExitStack() as stack:
     hosts.on_primary(_initialize, workdir, config, vocabulary, content_hash, stack)
     with hosts.collective_errors():
-      _wait_for(workdir / CONFIG)
-      check(workdir, config)
-      if not (workdir / CONFIG).exists():
-        raise errors.BadInput(
-          f'--workdir={workdir} is not shared by all processes: they read files that process 0 '
-          f'writes there; use a shared folder'
-        )
+      _wait_for_config(workdir)
     yield
 
 
-def _wait_for(path: pathlib.Path, seconds: float = 60) -> None:
+def _wait_for_config(workdir: pathlib.Path) -> None:
   """Waits for a file of the primary process: network file systems may show it late."""
-  deadline = time.monotonic() + seconds * (not hosts.is_primary())
-  while not path.exists() and time.monotonic() < deadline:
+  deadline = time.monotonic() + SHARED_SECONDS
+  while not (workdir / CONFIG).exists():
+    if time.monotonic() > deadline:
+      raise errors.BadInput(
+        f'--workdir={workdir} is not shared by all processes: they read files that process 0 '
+        f'writes there; use a shared folder'
+      )
     time.sleep(0.5)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 import functools
 import operator
-from typing import Any, Protocol
+from typing import Any
 
 from flax import linen as nn
 import jax
@@ -12,22 +12,11 @@ import optax
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax.config.ngram import memory as ngram_memory
+from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.optimizers import tables
 
 
-class MemoryConfig(Protocol):
-  """What an n-gram memory says about the optimiser of its table.
-
-  Attributes:
-    optimizer: a name of `table_optimizers`.
-    learning_rate_factor: see `tables.make`.
-  """
-
-  optimizer: str
-  learning_rate_factor: float | None
-
-
-def labels(params: Any, memories: Sequence[MemoryConfig] = ()) -> Any:
+def labels(params: Any, memories: Sequence[NGramMemoryConfig] = ()) -> Any:
   """Returns the label of every parameter.
 
   `dense`, or for tables, which have an axis `ngram_vocab`: `ngram_table`, or the name of the n-gram
@@ -58,7 +47,7 @@ def labels(params: Any, memories: Sequence[MemoryConfig] = ()) -> Any:
   return jax.tree_util.tree_map_with_path(label, params, is_leaf=is_boxed)
 
 
-def has_own_optimizer(memory: MemoryConfig) -> bool:
+def has_own_optimizer(memory: NGramMemoryConfig) -> bool:
   """Whether a memory has another optimiser than the tables of label `ngram_table`."""
   return (memory.optimizer, memory.learning_rate_factor) != ('adagrad', None)
 
@@ -98,7 +87,10 @@ def schedule(config: experiment.OptimizerConfig, steps: int) -> Callable[[jax.Ar
 
 
 def make(
-  config: experiment.OptimizerConfig, steps: int, labels: Any, memories: Sequence[MemoryConfig] = ()
+  config: experiment.OptimizerConfig,
+  steps: int,
+  labels: Any,
+  memories: Sequence[NGramMemoryConfig] = (),
 ) -> optax.GradientTransformation:
   """Returns the optimiser: clipped gradients for dense weights, Adagrad for most n-gram tables.
 

@@ -60,8 +60,8 @@ def restore(
   loaded = checksums.named_leaves(safetensors.load(folder / workdirs.EXPORTED))
   selected = {'step': abstract.step, 'params': abstract.params, 'codebook': abstract.codebook}
   expected = checksums.named_leaves(selected)
-  for name, leaf in loaded.items():
-    original = expected[name].dtype if name in expected else leaf.dtype
+  for name in loaded.keys() & expected.keys():
+    leaf, original = loaded[name], expected[name].dtype
     if leaf.dtype == jnp.bfloat16 and jnp.issubdtype(original, jnp.floating):
       loaded[name] = leaf.astype(original)
   leaves = {name: f'{leaf.dtype}{list(leaf.shape)}' for name, leaf in loaded.items()}

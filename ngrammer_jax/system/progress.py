@@ -14,15 +14,14 @@ LOG_INTERVAL = 10.0  # seconds between log lines
 
 def format_duration(seconds: float) -> str:
   """Formats a duration with its two largest units: 42s, 3m05s, 2h10m, 5d03h."""
-  seconds = int(round(seconds))
-  for unit, small_unit, size, small_size in (
-    ('d', 'h', 86_400, 3600),
-    ('h', 'm', 3600, 60),
-    ('m', 's', 60, 1),
-  ):
-    if seconds >= size:
-      return f'{seconds // size}{unit}{seconds % size // small_size:02d}{small_unit}'
-  return f'{seconds}s'
+  minutes, seconds = divmod(round(seconds), 60)
+  hours, minutes = divmod(minutes, 60)
+  days, hours = divmod(hours, 24)
+  if days:
+    return f'{days}d{hours:02d}h'
+  if hours:
+    return f'{hours}h{minutes:02d}m'
+  return f'{minutes}m{seconds:02d}s' if minutes else f'{seconds}s'
 
 
 class LogHandler(logging.Handler):
