@@ -105,14 +105,11 @@ class Start:
     """Raises BadInput if the other run has another vocabulary."""
     if self._source is None or self._source.vocabulary.definition == vocabulary.definition:
       return
-    size_of = lambda config, vocabulary: (
-      f'data.vocabulary={config.data.vocabulary!r} of {vocabulary.size:,} token ids'
-    )
     raise errors.BadInput(
-      f'init_from={self._config.init_from} was trained with '
-      f'{size_of(self._source.config, self._source.vocabulary)}, but this run has another '
-      f'{size_of(self._config, vocabulary)}: use the same text, data.vocabulary_path='
-      f'{self._source.workdir}/vocabulary.model of a run with "sentencepiece", or omit init_from'
+      f'init_from={self._config.init_from} has another vocabulary, of '
+      f'{self._source.vocabulary.size:,} token ids instead of {vocabulary.size:,}: use the same '
+      f'text, data.vocabulary_path={self._source.workdir}/vocabulary.model of a run with '
+      f'"sentencepiece", or omit init_from'
     )
 
   def __call__(self, state: train_state.TrainState) -> train_state.TrainState:

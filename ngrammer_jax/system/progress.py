@@ -94,19 +94,13 @@ class Progress:
     if not self._has_bar:
       logging.info(line)
 
-  def rate(self) -> float | None:
-    """Returns the units finished per second, None if it is not known yet."""
-    if self._measured_from is None:
-      return None
-    start_time, initial = self._measured_from
-    elapsed = time.monotonic() - start_time
-    return (self._done - initial) / elapsed if self._done > initial and elapsed > 0 else None
-
   def format_status(self) -> str:
     """Formats the finished share and, if they are known, the rate and the time left."""
     status = f'{self._done / max(self._total, 1):.0%} of {self._total:,} {self._unit}'
-    rate = self.rate()
-    if rate is None:
+    now = time.monotonic()
+    start_time, initial = self._measured_from or (now, self._done)
+    if self._done == initial or now == start_time:
       return status
+    rate = (self._done - initial) / (now - start_time)
     left = format_duration(max(self._total - self._done, 0) / rate)
     return f'{status}, {rate:,.0f} {self._unit}/s, {left} left'

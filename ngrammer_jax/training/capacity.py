@@ -47,7 +47,9 @@ def check(config: experiment.Config, state: train_state.TrainState) -> None:
     state: the abstract train state, with shardings.
   """
   mesh = state.step.sharding.mesh
-  arrays = checksums.named_leaves(state) | _batch(config, mesh) | _evaluation(config, mesh)
+  t, by_row = config.training, sharding.rows_sharding(mesh, axis=1)
+  call = _segments('batch', (t.segments_per_call, t.batch_size, t.segment_length), by_row)
+  arrays = checksums.named_leaves(state) | call | _evaluation(config, mesh)
   device, machine = device_memory(mesh), machine_memory(mesh)
   on_host = {name: leaf for name, leaf in arrays.items() if sharding.is_on_host(leaf)}
   if device.name == machine.name:  # the devices are the processor
@@ -118,13 +120,6 @@ def _check_fits(arrays: dict[str, Any], memory: MemoryLimit) -> None:
 def _shard_bytes(leaf: Any) -> int:
   """Returns the bytes of an array on one device."""
   return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-
-
-def _batch(config: experiment.Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
-  """Returns the abstract arrays of the segments of one call, by name."""
-  t = config.training
-  shape = (t.segments_per_call, t.batch_size, t.segment_length)
-  return _segments('batch', shape, sharding.rows_sharding(mesh, axis=1))
 
 
 def _evaluation(config: experiment.Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:

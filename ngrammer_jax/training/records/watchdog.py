@@ -14,13 +14,6 @@ from ngrammer_jax.system import files, hosts
 DEFAULT_MINUTES = 10.0
 
 
-class _LogFile(logging.FileHandler):
-  """A log file that ignores write errors: a full disk is reported by other code."""
-
-  def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  the name in logging
-    pass
-
-
 class Watchdog:
   """Dumps the stack traces of all threads into the log file after a time without progress.
 
@@ -41,7 +34,8 @@ class Watchdog:
     path = self._synced.folder / self._name
     with files.translate_disk_full(lambda: f'{path} cannot be written: No space left on device'):
       path.parent.mkdir(parents=True, exist_ok=True)
-      self._handler = _LogFile(path, encoding='utf-8')
+      self._handler = logging.FileHandler(path, encoding='utf-8')
+    self._handler.handleError = lambda record: None  # other code reports a full disk
     self._handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s'))
     logging.getLogger().addHandler(self._handler)
     self.beat()
