@@ -66,9 +66,8 @@ def test_damage_is_refused_in_one_sentence(trained_copy, subcommands, tmp_path, 
 
 def test_a_workdir_that_no_folder_can_be(tmp_path, no_device):
   for subcommand, more in (('evaluate', []), ('analyze', ['report']), ('generate', ['--prompt=a'])):
-    for name, reason in (('x' * 300, 'File name too long'), ('a\0b', 'embedded null byte')):
-      outcome = damages.run(subcommand, [*more, f'--workdir={tmp_path}/{name}'], (tmp_path,))
-      assert outcome.shortcoming(reason) is None, outcome
+    outcome = damages.run(subcommand, [*more, f'--workdir={tmp_path}/{"x" * 300}'], (tmp_path,))
+    assert outcome.shortcoming('File name too long') is None, outcome
 
 
 def test_a_step_that_is_not_there_is_named_before_devices(trained, subcommands, no_device):
