@@ -8,25 +8,18 @@ import functools
 
 from ngrammer_jax import errors, flags
 from ngrammer_jax.config import command_line
-from ngrammer_jax.system import compilation_cache, files, hosts
+from ngrammer_jax.system import hosts
 
 
 def main(argv: list[str]) -> int:
   """Fine-tunes on one task, or on all tasks one by one, and prints the table."""
   parser = flags.make_parser('finetune', __doc__)
-  parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
-  flags.add_dry_run(parser)
-  flags.add_watchdog(parser)
-  flags.add_trace(parser)
-  compilation_cache.add_flag(parser)
-  hosts.add_flags(parser)
+  flags.add_training(parser)
   options, config = command_line.parse(parser, argv)
   overrides, _ = command_line.split(argv)
   override_keys = [key for key, _ in overrides]
 
-  flags.use_deterministic_ops()
-  hosts.join(options)
-  compilation_cache.enable(options.compilation_cache)
+  flags.start_training(options)
 
   from ngrammer_jax.inference import language_modeling
   from ngrammer_jax.tasks.superglue import evaluation, finetuning

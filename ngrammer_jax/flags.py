@@ -18,7 +18,8 @@ from typing import NoReturn
 
 import ngrammer_jax
 from ngrammer_jax import errors, pretrained_models
-from ngrammer_jax.system import files, hosts, progress
+from ngrammer_jax.system import compilation_cache, files, hosts, progress
+from ngrammer_jax.training.records import watchdog
 
 if typing.TYPE_CHECKING:
   from ngrammer_jax import runs
@@ -27,7 +28,6 @@ if typing.TYPE_CHECKING:
 LOST_PROCESS_SECONDS = hosts.HEARTBEAT_TIMEOUT + 15
 LAST_SECONDS = 5  # for the other processes with the same error to end
 MAX_MESSAGE = 1000  # characters of an error message
-MIN_OPEN_FILES = 64  # limit of open files, below which checkpoints cannot be written
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -86,7 +86,6 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   message = None
   try:
     _exit_on_sigterm()
-    _check_open_files()
     status = main(sys.argv[1:])
   except errors.BadInput as error:
     message, status = f'error: {error}', 2
@@ -128,16 +127,6 @@ def _exit_on_sigterm() -> None:
 
   if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGTERM, exit_now)
-
-
-def _check_open_files() -> None:
-  """Raises BadInput if the limit of open files is too low for any command."""
-  limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-  if limit != resource.RLIM_INFINITY and limit < MIN_OPEN_FILES:
-    raise errors.BadInput(
-      f'at most {limit} files may be open at a time: raise the limit to {MIN_OPEN_FILES} or more '
-      f'with ulimit -n'
-    )
 
 
 def _exit_for_open_files(error: Exception) -> NoReturn:
@@ -195,58 +184,55 @@ def load_run(options: argparse.Namespace) -> 'runs.Run':
   return dataclasses.replace(runs.load_pretrained(options.pretrained), step=number)
 
 
-def add_watchdog(parser: argparse.ArgumentParser) -> None:
-  """Adds --watchdog."""
-
-  def minutes(text):
-    if not 0 <= float(text) < float('inf'):
-      raise ValueError
-    return float(text)
-
-  parser.add_argument(
-    '--watchdog',
-    type=minutes,
-    default=10.0,
-    metavar='MINUTES',
-    help='minutes without progress before dumping stack traces; 0: never',
-  )
-
-
-def add_dry_run(parser: argparse.ArgumentParser) -> None:
-  """Adds --dry_run."""
+def add_training(parser: argparse.ArgumentParser) -> None:
+  """Adds the flags of commands that train."""
+  parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
   parser.add_argument(
     '--dry_run',
     action='store_true',
     help='prepare the training, print its parameters, memory and expected time, and exit',
   )
-
-
-def add_trace(parser: argparse.ArgumentParser) -> None:
-  """Adds --trace."""
-
-  def steps(text):
-    first, _, last = text.partition(':')
-    is_range = first.isdecimal() and last.isdecimal()
-    if not is_range or int(first) >= int(last):
-      raise argparse.ArgumentTypeError(
-        f'{text} is not FIRST:LAST, as in 100:110, which are the steps from 100 to 109'
-      )
-    from ngrammer_jax.training import profile
-
-    return profile.StepRange(int(first), int(last))
-
+  parser.add_argument(
+    '--watchdog',
+    type=_minutes,
+    default=watchdog.DEFAULT_MINUTES,
+    metavar='MINUTES',
+    help='minutes without progress before dumping stack traces; 0: never',
+  )
   parser.add_argument(
     '--trace',
-    type=steps,
+    type=_steps,
     metavar='FIRST:LAST',
     help='steps to trace for TensorBoard, rounded to whole calls of segments_per_call',
   )
+  compilation_cache.add_flag(parser)
+  hosts.add_flags(parser)
 
 
-def use_deterministic_ops() -> None:
-  """Makes training bit-identical on GPUs too; JAX reads the flag when it finds the devices."""
+def start_training(options: argparse.Namespace) -> None:
+  """Prepares JAX for a training, with the flags of `add_training`.
+
+  Training is bit-identical on GPUs too; JAX reads that flag when it finds the devices.
+  """
   deterministic = '--xla_gpu_deterministic_ops=true'
   os.environ['XLA_FLAGS'] = f'{deterministic} {os.environ.get("XLA_FLAGS", "")}'.strip()
+  hosts.join(options)
+  compilation_cache.enable(options.compilation_cache)
+
+
+def _minutes(text: str) -> float:
+  if not 0 <= float(text) < float('inf'):
+    raise ValueError
+  return float(text)
+
+
+def _steps(text: str) -> range:
+  first, _, last = text.partition(':')
+  if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
+    raise argparse.ArgumentTypeError(
+      f'{text} is not FIRST:LAST, as in 100:110, which are the steps from 100 to 109'
+    )
+  return range(int(first), int(last))
 
 
 def step(text: str) -> int | str:

@@ -12,7 +12,6 @@ import contextlib
 import difflib
 import hashlib
 import pathlib
-import re
 
 from ngrammer_jax import errors
 from ngrammer_jax.system import files
@@ -29,7 +28,11 @@ def pretrained() -> dict[str, str]:
   Raises:
     BadInput: a description is missing or damaged.
   """
-  return {name: _describe(FOLDER / name) for name in names()}
+  descriptions = {}
+  for name in names():
+    with _translate_damage(FOLDER / name):
+      descriptions[name] = files.read_json(FOLDER / name / DESCRIPTION)['description']
+  return descriptions
 
 
 def format_list() -> str:
@@ -56,48 +59,19 @@ def find(name: str) -> pathlib.Path:
     raise errors.BadInput(f'no pretrained model has the name {name}: {hint}')
   folder = FOLDER / name
   with _translate_damage(folder):
-    _verify(folder)
+    listed = set((folder / CHECKSUMS).read_text(encoding='utf-8').splitlines())
+    if differences := listed ^ set(compute_checksums(folder).splitlines()):
+      file = min(line.rpartition(' ')[2] for line in differences)
+      raise ValueError(f'{file} differs from {CHECKSUMS}')
   return folder
 
 
 def compute_checksums(folder: pathlib.Path) -> str:
-  """Returns the content of SHA256SUMS for the files of a folder."""
-  return ''.join(f'{_checksum(folder / name)}  {name}\n' for name in _file_names(folder))
-
-
-def _describe(folder: pathlib.Path) -> str:
-  with _translate_damage(folder):
-    return files.read_json(folder / DESCRIPTION)['description']
-
-
-def _verify(folder: pathlib.Path) -> None:
-  """Raises ValueError unless every file has the checksum that is listed for it."""
-  lines = (folder / CHECKSUMS).read_bytes().decode(errors='replace').splitlines()
-  matches = [re.fullmatch(r'([0-9a-f]{64})  ([\w.-]+)', line) for line in lines]
-  if not all(matches):
-    raise ValueError(f'{CHECKSUMS} has a line that is not a checksum and a name')
-  expected = {match[2]: match[1] for match in matches}
-  for name in sorted(expected.keys() | set(_file_names(folder))):
-    if not (folder / name).is_file():
-      raise ValueError(f'{name} is missing')
-    if name not in expected:
-      raise ValueError(f'{CHECKSUMS} does not list {name}')
-    actual = _checksum(folder / name)
-    if actual != expected[name]:
-      raise ValueError(
-        f'{name} has the SHA-256 {actual[:12]}..., expected {expected[name][:12]}...'
-      )
+  """Returns the content of SHA256SUMS for the files of a folder, hidden ones excluded."""
+  paths = sorted(path for path in folder.glob('[!.]*') if path.is_file() and path.name != CHECKSUMS)
+  digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+  return ''.join(f'{digest}  {name}\n' for name, digest in digests.items())
 
 
 def _translate_damage(folder: pathlib.Path) -> contextlib.AbstractContextManager:
   return files.translate_damage(f'the pretrained model in {folder}', 'install ngrammer_jax again')
-
-
-def _file_names(folder: pathlib.Path) -> list[str]:
-  """Returns the names of all files, hidden ones and SHA256SUMS excluded."""
-  paths = (path for path in folder.glob('[!.]*') if path.is_file())
-  return sorted(path.name for path in paths if path.name != CHECKSUMS)
-
-
-def _checksum(path: pathlib.Path) -> str:
-  return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -25,21 +25,14 @@ HOST_MEMORY_KIND = 'pinned_host'
 # XLA:GPU fails on a scatter in host memory (github.com/openxla/xla/issues/34565).
 HOST_MEMORY_PLATFORMS = ('cpu', 'tpu')
 
-RULES = (
+RULES = (  # names without a rule are not sharded
   ('batch', BATCH),
-  ('length', None),
-  ('memory', None),
-  ('layers', None),
   ('vocab', 'model'),
   ('heads', 'model'),
   ('mlp', 'model'),
   ('embed', 'fsdp'),
-  ('kv', None),
   ('persistent', 'fsdp'),
-  ('clusters', None),
   ('ngram_vocab', ('fsdp', 'model')),
-  ('ngram_embed', None),
-  (HOST_MEMORY_AXIS, None),
 )
 
 
@@ -171,15 +164,12 @@ def shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
         unsharded.setdefault((name, size, shards), []).append(leaf_name)
         axes = None
       spec.append(axes)
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
     if HOST_MEMORY_AXIS not in names:
-      return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+      return place
     # Row by row: XLA:TPU would store narrow rows by columns, and transpose the table in each step.
-    return layout.Format(
-      layout.Layout(tuple(range(len(shape)))),
-      jax.sharding.NamedSharding(
-        mesh, jax.sharding.PartitionSpec(*spec), memory_kind=HOST_MEMORY_KIND
-      ),
-    )
+    row_by_row = layout.Layout(tuple(range(len(shape))))
+    return layout.Format(row_by_row, place.with_memory_kind(HOST_MEMORY_KIND))
 
   result = jax.tree_util.tree_map_with_path(sharding_of, boxed, is_leaf=is_box)
   for (name, size, shards), (leaf_name, *others) in unsharded.items():

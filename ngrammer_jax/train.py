@@ -2,18 +2,13 @@
 
 from ngrammer_jax import flags
 from ngrammer_jax.config import command_line
-from ngrammer_jax.system import compilation_cache, files, hosts
+from ngrammer_jax.system import hosts
 
 
 def main(argv: list[str]) -> int:
   """Trains, or reports that the run is already finished."""
   parser = flags.make_parser('train', __doc__)
-  parser.add_argument('--workdir', type=files.path, required=True, help='run directory')
-  flags.add_dry_run(parser)
-  flags.add_watchdog(parser)
-  flags.add_trace(parser)
-  compilation_cache.add_flag(parser)
-  hosts.add_flags(parser)
+  flags.add_training(parser)
   options, config = command_line.parse(parser, argv)
 
   # After parsing: errors in flags do not wait for the import of Orbax.
@@ -21,9 +16,7 @@ def main(argv: list[str]) -> int:
   from ngrammer_jax.runs import init_from
   from ngrammer_jax.training import dry_run, loop, train_task
 
-  flags.use_deterministic_ops()
-  hosts.join(options)
-  compilation_cache.enable(options.compilation_cache)
+  flags.start_training(options)
 
   def make_task(config):
     start = init_from.Start(config, options.workdir) if config.init_from else None

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -126,20 +125,6 @@ def test_an_error_is_one_line_without_control_codes(capsys):
   error = capsys.readouterr().err
   assert error.startswith('error: first second\\x1b[31mxxx') and error.endswith('xthe remedy\n')
   assert error.count('\n') == 1 and len(error) < 1100
-
-
-def test_too_few_open_files_are_refused(capsys, monkeypatch):
-  monkeypatch.setattr(resource, 'getrlimit', lambda _: (63, 4096))
-  with pytest.raises(SystemExit) as caught:
-    flags.run(lambda argv: 0)
-  assert caught.value.code == 2
-  assert capsys.readouterr().err == (
-    'error: at most 63 files may be open at a time: raise the limit to 64 or more with ulimit -n\n'
-  )
-  monkeypatch.setattr(resource, 'getrlimit', lambda _: (resource.RLIM_INFINITY,) * 2)
-  with pytest.raises(SystemExit) as caught:
-    flags.run(lambda argv: 0)
-  assert caught.value.code == 0
 
 
 PROCESS = """

@@ -65,9 +65,8 @@ def test_damage_is_refused_in_one_sentence(trained_copy, subcommands, tmp_path, 
 
 def test_a_workdir_that_no_folder_can_be(tmp_path, no_device):
   for subcommand, more in (('evaluate', []), ('analyze', ['report']), ('generate', ['--prompt=a'])):
-    for name, reason in (('x' * 300, 'File name too long'), ('a\0b', 'embedded null byte')):
-      outcome = damages.run(subcommand, [*more, f'--workdir={tmp_path}/{name}'], (tmp_path,))
-      assert outcome.shortcoming(reason) is None, outcome
+    outcome = damages.run(subcommand, [*more, f'--workdir={tmp_path}/{"x" * 300}'], (tmp_path,))
+    assert outcome.shortcoming('File name too long') is None, outcome
 
 
 def test_a_step_that_is_not_there_is_named_before_devices(trained, subcommands, no_device):
@@ -118,7 +117,7 @@ def test_a_refused_value_does_not_poison_a_workdir(tiny, one_device, tmp_path):
   experiment.save(tiny(model={'dtype': 'float64'}), run / 'config.json')
   (run / 'corpus.json').write_text('{"content_hash": "of another text"}\n')
   task = loop.train_task.CorpusTask(config := tiny())
-  with workdirs.lock_workdir(run, config, task):
+  with workdirs.lock_workdir(run, config, task.vocabulary, task.content_hash):
     pass
   assert workdirs.load_config(run) == config
   (run / 'checkpoints' / '2').mkdir(parents=True)

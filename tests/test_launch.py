@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from ngrammer_jax import flags, train
-from ngrammer_jax.system import hosts
 from tests import documentation
 
 ROOT = documentation.ROOT
@@ -60,7 +59,7 @@ def parse(monkeypatch):
   class Parsed(Exception):
     pass
 
-  def join(options):
+  def start_training(options):
     raise Parsed(options)
 
   def parse(arguments):
@@ -68,8 +67,7 @@ def parse(monkeypatch):
       train.main(arguments)
     return caught.value.args[0]
 
-  monkeypatch.setattr(hosts, 'join', join)
-  monkeypatch.setattr(flags, 'use_deterministic_ops', lambda: None)
+  monkeypatch.setattr(flags, 'start_training', start_training)
   monkeypatch.chdir(ROOT)
   return parse
 

@@ -89,14 +89,9 @@ def checksums(tree: Any) -> dict[str, str]:
     elif sharding.is_on_host(leaf):
       sums = _sum_of_shards(leaf)
     else:
-      sums = _sum_on_device(leaf, _replicated(leaf))
+      # Replicated, so that every process can read it.
+      replicated = sharding.replicated(leaf.sharding.mesh) if hosts.is_multiprocess() else None
+      sums = _sum_on_device(leaf, replicated)
     return '{:08x}{:08x}'.format(*np.asarray(sums))
 
   return {name: checksum(leaf) for name, leaf in named_leaves(tree).items()}
-
-
-def _replicated(array: jax.Array) -> jax.sharding.Sharding | None:
-  """Returns the sharding of a value that all holders of a shard of the array can read."""
-  if isinstance(array.sharding, jax.sharding.NamedSharding):
-    return jax.sharding.NamedSharding(array.sharding.mesh, jax.sharding.PartitionSpec())
-  return None

@@ -132,7 +132,8 @@ def restore(workdir: pathlib.Path, step: int, abstract: Any) -> Any:
   folder = folder_of(workdir, step)
   saved = _verify_on_primary(folder)
   saved_abstract = _with_saved_memory(abstract, saved)
-  _check_same_model(folder, saved, saved_abstract)
+  leaves = {name: f'{dtype}{list(shape)}' for name, (dtype, shape, _) in saved.leaves.items()}
+  check_same_leaves(folder, leaves, saved_abstract)
   with make_checkpointer(folder) as checkpointer:
     state = checkpointer.restore(files.orbax_path(folder), drop_empty(saved_abstract))
   _check_arrays(saved, state)
@@ -215,22 +216,20 @@ def _with_saved_memory(abstract: Any, saved: manifest.Manifest) -> Any:
   The dtype of activations depends on the devices. Earlier versions had fewer slots if spans are
   learned.
   """
-  activation_dtypes = ('bfloat16', 'float32')
 
-  def with_saved_shape(path, leaf):
+  def as_saved(path, leaf):
     name = jax.tree_util.keystr(path, simple=True, separator='/')
-    dtype, shape, _ = saved.leaves.get(f'memory/{name}', ('', leaf.shape, ''))
-    if dtype not in activation_dtypes or str(leaf.dtype) not in activation_dtypes:
-      dtype = leaf.dtype
+    if not name.startswith('memory/') or name not in saved.leaves:
+      return leaf
+    dtype, shape, _ = saved.leaves[name]
+    is_activation = {dtype, str(leaf.dtype)} <= {'bfloat16', 'float32'}
     is_shorter = len(shape) == leaf.ndim > 1 and shape[1] < leaf.shape[1]
     if not is_shorter or (shape[0], *shape[2:]) != (leaf.shape[0], *leaf.shape[2:]):
       shape = leaf.shape
+    dtype = dtype if is_activation else leaf.dtype
     return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=leaf.sharding)
 
-  memory = getattr(abstract, 'memory', None)
-  if memory is None:
-    return abstract
-  return abstract.replace(memory=jax.tree_util.tree_map_with_path(with_saved_shape, memory))
+  return jax.tree_util.tree_map_with_path(as_saved, abstract)
 
 
 def _with_empty_slots(memory: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
@@ -241,32 +240,23 @@ def _with_empty_slots(memory: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Arra
   return jax.jit(fill, out_shardings=like.sharding)(memory)
 
 
-def _check_same_model(folder: pathlib.Path, saved: manifest.Manifest, abstract: Any) -> None:
-  """Raises BadInput for the first array whose name, shape or dtype differs."""
-  leaves = checksums.named_leaves(abstract)
-  _check_same_vocabulary(folder, saved, leaves)
-  expected = {name: f'{leaf.dtype}{list(leaf.shape)}' for name, leaf in leaves.items()}
-  actual = {name: f'{dtype}{shape}' for name, (dtype, shape, _) in saved.leaves.items()}
-  for name in sorted(expected.keys() | actual.keys()):
-    if expected.get(name) != actual.get(name):
-      raise errors.BadInput(
-        f'{folder} does not match the model: {name} is {actual.get(name, "missing")}, '
-        f'expected {expected.get(name, "no such array")}'
-      )
+def check_same_leaves(path: pathlib.Path, leaves: dict[str, str], abstract: Any) -> None:
+  """Raises BadInput for the first array whose name, shape or dtype differs from those of a model.
 
-
-def _check_same_vocabulary(
-  folder: pathlib.Path, saved: manifest.Manifest, leaves: dict[str, Any]
-) -> None:
-  """Raises BadInput if an n-gram memory has the compressed token ids of another vocabulary."""
-  for name, leaf in leaves.items():
-    if not name.endswith('/token_classes') or name not in saved.leaves:
-      continue
-    (saved_size,) = saved.leaves[name][1]
-    if saved_size != leaf.shape[0]:
+  Args:
+    path: file or folder of the arrays, for the error message.
+    leaves: dtype and shape of each array by name, such as `float32[2, 3]`.
+    abstract: shapes and dtypes of the model.
+  """
+  expected = {
+    name: f'{leaf.dtype}{list(leaf.shape)}'
+    for name, leaf in checksums.named_leaves(abstract).items()
+  }
+  for name in sorted(expected.keys() | leaves.keys()):
+    if expected.get(name) != leaves.get(name):
       raise errors.BadInput(
-        f'{folder} was trained with a vocabulary of {saved_size:,} token ids, which {name} '
-        f'compresses, but this vocabulary has {leaf.shape[0]:,}: use the vocabulary of the training'
+        f'{path} does not match the model: {name} is {leaves.get(name, "missing")}, expected '
+        f'{expected.get(name, "no such array")}'
       )
 
 
@@ -286,5 +276,5 @@ def _set_aside(folders: list[pathlib.Path]) -> None:
     while target.exists():
       copies += 1
       target = folder.with_name(f'{folder.name}.damaged-{copies}')
-    files.move(folder, target)
+    folder.rename(target)  # of a remote folder, copies its files and then deletes them
     logging.warning('%s was renamed to %s', folder, target.name)

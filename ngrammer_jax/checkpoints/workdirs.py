@@ -23,19 +23,18 @@ from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.config import fields
 from ngrammer_jax.data import vocabularies
 from ngrammer_jax.system import files, hosts
-from ngrammer_jax.training import train_task
 
 CONFIG, CORPUS, LOCK = 'config.json', 'corpus.json', 'lock'
 EXPORTED = 'model.safetensors'  # the variables of an exported run, see `exported_runs`
 OWN_FILES = ('config', 'corpus', 'vocabulary', 'lock')  # a killed start may leave these
+SHARED_SECONDS = 60  # after which all processes see a file of the primary
 REMEDY = 'restore it from a backup, or use another workdir'
 
 
 def check(workdir: pathlib.Path, config: experiment.Config) -> None:
   """Raises BadInput if a folder cannot be a workdir, or has a checkpoint of another config."""
   files.check_reachable(workdir)
-  if not files.is_remote(workdir):
-    _check_folder(workdir)
+  files.check_writable(f'--workdir={workdir}', workdir)
   if is_exported(workdir):
     raise errors.BadInput(
       f'--workdir={workdir} is an exported run, which cannot be resumed: use another workdir, and '
@@ -54,16 +53,6 @@ def check(workdir: pathlib.Path, config: experiment.Config) -> None:
 def is_exported(workdir: pathlib.Path) -> bool:
   """Whether a folder is an exported run, which has variables but no checkpoints."""
   return (workdir / EXPORTED).exists() and not (workdir / 'checkpoints').exists()
-
-
-def _check_folder(workdir: pathlib.Path) -> None:
-  existing = workdir.absolute()
-  while not existing.exists():
-    existing = existing.parent
-  if not existing.is_dir():
-    raise errors.BadInput(f'--workdir={workdir}: {existing} is a file, expected a folder')
-  if not os.access(existing, os.W_OK):
-    raise errors.BadInput(f'--workdir={workdir}: {existing} cannot be written to')
 
 
 def check_text(workdir: pathlib.Path, config: experiment.Config, content_hash: str) -> None:
@@ -93,7 +82,10 @@ def check_text(workdir: pathlib.Path, config: experiment.Config, content_hash: s
 
 @contextlib.contextmanager
 def lock_workdir(
-  workdir: pathlib.Path, config: experiment.Config, task: train_task.TrainTask
+  workdir: pathlib.Path,
+  config: experiment.Config,
+  vocabulary: vocabularies.Vocabulary,
+  content_hash: str,
 ) -> Iterator[None]:
   """Locks a workdir and writes its files other than checkpoints, in the primary process.
 
@@ -104,26 +96,25 @@ def lock_workdir(
       not share the folder.
   """
   with contextlib.ExitStack() as stack:
-    hosts.on_primary(_initialize, workdir, config, task, stack)
+    hosts.on_primary(_initialize, workdir, config, vocabulary, content_hash, stack)
     with hosts.collective_errors():
-      _wait_for(workdir / CONFIG)
-      check(workdir, config)
-      if not (workdir / CONFIG).exists():
-        raise errors.BadInput(
-          f'--workdir={workdir} is not shared by all processes: they read files that process 0 '
-          f'writes there; use a shared folder'
-        )
+      _wait_for_config(workdir)
     yield
 
 
-def _wait_for(path: pathlib.Path, seconds: float = 60) -> None:
+def _wait_for_config(workdir: pathlib.Path) -> None:
   """Waits for a file of the primary process: network file systems may show it late."""
-  deadline = time.monotonic() + seconds * (not hosts.is_primary())
-  while not path.exists() and time.monotonic() < deadline:
+  deadline = time.monotonic() + SHARED_SECONDS
+  while not (workdir / CONFIG).exists():
+    if time.monotonic() > deadline:
+      raise errors.BadInput(
+        f'--workdir={workdir} is not shared by all processes: they read files that process 0 '
+        f'writes there; use a shared folder'
+      )
     time.sleep(0.5)
 
 
-def _initialize(workdir, config, task, stack) -> None:
+def _initialize(workdir, config, vocabulary, content_hash, stack) -> None:
   try:
     files.make_folder(workdir)
     if files.is_remote(workdir):
@@ -131,9 +122,9 @@ def _initialize(workdir, config, task, stack) -> None:
     else:
       _lock(workdir, stack.enter_context((workdir / LOCK).open('a+', encoding='utf-8')))
     check(workdir, config)  # again: another run may have started meanwhile
-    check_text(workdir, config, task.content_hash)
-    task.vocabulary.save(workdir)
-    files.write(workdir / CORPUS, json.dumps({'content_hash': task.content_hash}) + '\n')
+    check_text(workdir, config, content_hash)
+    vocabulary.save(workdir)
+    files.write(workdir / CORPUS, json.dumps({'content_hash': content_hash}) + '\n')
     experiment.save(config, workdir / CONFIG)
   except OSError as error:
     reason = error.strerror or error

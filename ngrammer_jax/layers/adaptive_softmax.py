@@ -49,42 +49,30 @@ class AdaptiveSoftmax(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   def setup(self):
-    if self.embedding_width is not None and self.embedding_width < 1:
-      raise ValueError(f'embedding_width={self.embedding_width} must be at least 1')
-    clusters = range(len(self.cutoffs) + 1)
+    clusters, zeros = range(len(self.cutoffs) + 1), nn.initializers.zeros
     self._boundaries = (0, *self.cutoffs, self.vocabulary_size)
     self._tables = [self._table(f'embedding_{i}', i) for i in clusters]
-    self._projections = self._make_projections('projection', [True for _ in clusters])
+    shared = self._make_projections('projection', clusters)
+    self._projections = [shared.get(i) for i in clusters]
     self._weights = (
       self._tables if self.tied else [self._table(f'softmax_weight_{i}', i) for i in clusters]
     )
-    tied = self.tied_projections
-    tied = tied * len(clusters) if len(tied) == 1 else tied
-    untied_projections = self._make_projections(
-      'softmax_projection', [not is_tied for is_tied in tied]
-    )
-    self._output_projections = [
-      shared if untied is None else untied
-      for untied, shared in zip(untied_projections, self._projections, strict=True)
-    ]
-    zeros = axis_names.with_axis_names(nn.initializers.zeros, ('vocab',))
-    param_dtype = jnp.promote_types(self.dtype, jnp.float32)
-    self._biases = [self.param(f'bias_{i}', zeros, (self._size(i),), param_dtype) for i in clusters]
+    is_tied = self.tied_projections * (len(clusters) // len(self.tied_projections))
+    untied = self._make_projections('softmax_projection', [i for i in clusters if not is_tied[i]])
+    self._output_projections = [untied.get(i, shared.get(i)) for i in clusters]
+    self._biases = [self._param(f'bias_{i}', zeros, (self._size(i),), ('vocab',)) for i in clusters]
     if self.cutoffs:
-      C, normal = len(self.cutoffs), nn.initializers.normal(self._width(0) ** -0.5)
-      init = axis_names.with_axis_names(normal, (None, None))
-      zeros = axis_names.with_axis_names(nn.initializers.zeros, (None,))
-      self._cluster_weight = self.param('cluster_weight', init, (C, self._width(0)), param_dtype)
-      self._cluster_bias = self.param('cluster_bias', zeros, (C,), param_dtype)
+      C, J = len(self.cutoffs), self._width(0)
+      normal = nn.initializers.normal(J**-0.5)
+      self._cluster_weight = self._param('cluster_weight', normal, (C, J), (None, None))
+      self._cluster_bias = self._param('cluster_bias', zeros, (C,), (None,))
 
   def embed(self, tokens_BxT: jax.Array) -> jax.Array:
     """Returns the embeddings of words, [B, T, D], not scaled."""
     x_BxTxD = 0
-    for i, (table_IxJ, projection_JxD) in enumerate(
-      zip(self._tables, self._projections, strict=True)
-    ):
+    for i, projection_JxD in enumerate(self._projections):
       is_member_BxT, index_BxT = self._index_in_cluster(tokens_BxT, i)
-      rows_BxTxJ = table_IxJ.astype(self.dtype)[index_BxT]
+      rows_BxTxJ = self._tables[i].astype(self.dtype)[index_BxT]
       if projection_JxD is not None:
         rows_BxTxJ = rows_BxTxJ @ projection_JxD.astype(self.dtype)
       x_BxTxD += jnp.where(is_member_BxT[..., None], rows_BxTxJ, 0)
@@ -151,27 +139,27 @@ class AdaptiveSoftmax(nn.Module):
     return self._boundaries[i + 1] - self._boundaries[i]
 
   def _width(self, i):
-    width = self.width if self.embedding_width is None else self.embedding_width
-    return width // self.divisor**i
+    return (self.embedding_width or self.width) // self.divisor**i
 
   def _table(self, name, i):
-    shape = self._size(i), self._width(i)
-    init = axis_names.with_axis_names(nn.initializers.normal(self.width**-0.5), ('vocab', 'embed'))
-    return self.param(name, init, shape, jnp.promote_types(self.dtype, jnp.float32))
+    normal = nn.initializers.normal(self.width**-0.5)
+    return self._param(name, normal, (self._size(i), self._width(i)), ('vocab', 'embed'))
 
-  def _make_projections(self, name, requested):
-    """Returns the projection of every cluster, None if it is not requested or not needed."""
-    param_dtype = jnp.promote_types(self.dtype, jnp.float32)
+  def _make_projections(self, name, clusters):
+    """Returns the projections of those of the clusters that need one, by cluster."""
     is_shared = self.divisor == 1 and name == 'projection'  # clusters have the same width
-    projections = []
-    for i, is_requested in enumerate(requested):
+    projections = {}
+    for i in clusters:
       J = self._width(i)
-      is_needed = J != self.width or (self.divisor > 1 and self.project_same_width)
-      init = axis_names.with_axis_names(nn.initializers.normal(J**-0.5), (None, 'embed'))
-      if not (is_requested and is_needed):
-        projections.append(None)
-      elif is_shared and i > 0:
-        projections.append(projections[0])
+      if J == self.width and (self.divisor == 1 or not self.project_same_width):
+        continue
+      if is_shared and i > 0:
+        projections[i] = projections[0]
       else:
-        projections.append(self.param(f'{name}_{i}', init, (J, self.width), param_dtype))
+        normal, shape = nn.initializers.normal(J**-0.5), (J, self.width)
+        projections[i] = self._param(f'{name}_{i}', normal, shape, (None, 'embed'))
     return projections
+
+  def _param(self, name, init, shape, names):
+    init = axis_names.with_axis_names(init, names)
+    return self.param(name, init, shape, jnp.promote_types(self.dtype, jnp.float32))

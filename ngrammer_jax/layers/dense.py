@@ -51,6 +51,11 @@ def dense_general(
   )
 
 
+def project(x: jax.Array, features: int, names: tuple[str, str], **options: Any) -> jax.Array:
+  """Returns a linear map of the last axis of x; the options are those of `dense_general`."""
+  return dense_general(x.shape[-1:], (features,), names, **options)(x)
+
+
 def dot_general(
   x: jax.Array,
   kernel: jax.Array,

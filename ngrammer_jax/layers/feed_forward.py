@@ -51,17 +51,14 @@ class FeedForward(nn.Module):
   ) -> jax.Array:
     """Returns [B, T, D], zeros where valid is 0. There is no dropout without a key."""
     D, F, activate = x_BxTxD.shape[-1], self.width, ACTIVATIONS[self.activation]
+    dtype = x_BxTxD.dtype if self.dtype is None else self.dtype
+    project = functools.partial(dense.project, use_bias=self.bias, dtype=dtype)
     x_BxTxD = mesh_axes.shard_rows(x_BxTxD)
-    inner_BxTxF = self._dense('in', D, F, ('embed', 'mlp'), x_BxTxD)
+    inner_BxTxF = project(x_BxTxD, F, ('embed', 'mlp'), name='in')
     if self.gated:
-      inner_BxTxF *= activate(self._dense('gate', D, F, ('embed', 'mlp'), x_BxTxD))
+      inner_BxTxF *= activate(project(x_BxTxD, F, ('embed', 'mlp'), name='gate'))
     else:
       inner_BxTxF = activate(inner_BxTxF)
     inner_BxTxF = dropout.drop(inner_BxTxF, self.dropout, dropout_key)
-    y_BxTxD = self._dense('out', F, D, ('mlp', 'embed'), inner_BxTxF)
+    y_BxTxD = project(inner_BxTxF, D, ('mlp', 'embed'), name='out')
     return y_BxTxD if valid_BxT is None else jnp.where(valid_BxT[..., None] > 0, y_BxTxD, 0)
-
-  def _dense(self, name, inputs, features, names, x_BxTx):
-    dtype = x_BxTx.dtype if self.dtype is None else self.dtype
-    options = {'use_bias': self.bias, 'dtype': dtype, 'name': name}
-    return dense.dense_general((inputs,), (features,), names, **options)(x_BxTx)

@@ -1,8 +1,7 @@
 """One optimiser for each parameter label; all share the shape of the schedule."""
 
 from collections.abc import Callable, Sequence
-import logging
-from typing import Any, Protocol
+from typing import Any
 
 from flax import linen as nn
 import jax
@@ -11,23 +10,12 @@ import optax
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax.config.ngram import memory as ngram_memory
+from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.models import spans
 from ngrammer_jax.optimizers import tables
 
 
-class MemoryConfig(Protocol):
-  """What an n-gram memory says about the optimiser of its table.
-
-  Attributes:
-    optimizer: a name of `table_optimizers`.
-    learning_rate_factor: see `tables.make`.
-  """
-
-  optimizer: str
-  learning_rate_factor: float | None
-
-
-def labels(params: Any, memories: Sequence[MemoryConfig] = ()) -> Any:
+def labels(params: Any, memories: Sequence[NGramMemoryConfig] = ()) -> Any:
   """Returns the label of every parameter.
 
   `dense`, or for tables, which have an axis `ngram_vocab`: `ngram_table`, or the name of the n-gram
@@ -58,24 +46,9 @@ def labels(params: Any, memories: Sequence[MemoryConfig] = ()) -> Any:
   return jax.tree_util.tree_map_with_path(label, params, is_leaf=is_boxed)
 
 
-def has_own_optimizer(memory: MemoryConfig) -> bool:
+def has_own_optimizer(memory: NGramMemoryConfig) -> bool:
   """Whether a memory has another optimiser than the tables of label `ngram_table`."""
   return (memory.optimizer, memory.learning_rate_factor) != ('adagrad', None)
-
-
-def log_costs(memories: Sequence[MemoryConfig], labels: Any, params: Any) -> None:
-  """Logs the costs of the optimisers that change every row of a table in every step."""
-  groups = leaves_by_label(labels, params)
-  for i, memory in enumerate(memories):
-    if memory.optimizer in tables.ALL_ROWS:
-      size = sum(leaf.size * leaf.dtype.itemsize for leaf in groups[ngram_memory.name(i)]) / 2**20
-      logging.info(
-        'model.ngram_memories.%d.optimizer=%s changes all rows: every step reads and writes at '
-        'least %s MiB, and makes a gradient and an update of %s MiB each',
-        *(i, memory.optimizer),
-        f'{tables.ALL_ROWS[memory.optimizer] * size:,.1f}',
-        f'{size:,.1f}',
-      )
 
 
 def schedule(config: experiment.OptimizerConfig, steps: int) -> Callable[[jax.Array], jax.Array]:
@@ -113,7 +86,10 @@ def schedule(config: experiment.OptimizerConfig, steps: int) -> Callable[[jax.Ar
 
 
 def make(
-  config: experiment.OptimizerConfig, steps: int, labels: Any, memories: Sequence[MemoryConfig] = ()
+  config: experiment.OptimizerConfig,
+  steps: int,
+  labels: Any,
+  memories: Sequence[NGramMemoryConfig] = (),
 ) -> optax.GradientTransformation:
   """Returns the optimiser: clipped gradients for dense weights, Adagrad for most n-gram tables.
 

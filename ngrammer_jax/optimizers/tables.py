@@ -9,8 +9,8 @@ gradient is not 0.
   sinkhorn    changes every row in every step
   frozen      changes nothing
 
-No table decays. For the cost of changing every row see ALL_ROWS; the other optimisers read and
-write visited rows only.
+No table decays. An optimiser that changes every row reads and writes the whole table and its
+moments in every step, and makes a gradient and an update as large as the table.
 
 V rows, E width.
 """
@@ -29,11 +29,6 @@ from ngrammer_jax.optimizers import row_gradient
 LEARNING_RATE_FACTOR = 5.0  # of all but Adagrad (Cheng et al. 2026)
 SINKHORN_SCALE = 0.18  # of the learning rate
 NORMALIZATIONS = 11  # of rows and columns in turn
-
-# Of the optimisers that change every row: how many bytes every step at least reads and writes for
-# each byte of a table. The table and each moment count twice, and each normalisation. Besides, a
-# gradient and an update as large as the table exist during the step.
-ALL_ROWS = {'adam': 2 * 3, 'sinkhorn': 2 * 2 + 2 * NORMALIZATIONS}
 
 
 def make(
@@ -68,9 +63,7 @@ def make(
     return on_visited_rows(optax.chain(scale_by_adam, rate))
   if name == 'adam':
     return on_all_rows(optax.chain(scale_by_adam, rate))
-  if name == 'sinkhorn':
-    return on_all_rows(optax.chain(scale_by_sinkhorn(), optax.scale(SINKHORN_SCALE), rate))
-  raise ValueError(f'{name!r} is not an optimiser of tables')
+  return on_all_rows(optax.chain(scale_by_sinkhorn(), optax.scale(SINKHORN_SCALE), rate))
 
 
 def on_visited_rows(transform: optax.GradientTransformation) -> optax.GradientTransformation:

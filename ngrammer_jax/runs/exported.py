@@ -9,14 +9,13 @@ It has no optimizer state: it can be scored, sampled and analysed by `load_run`,
 """
 
 import pathlib
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import errors
-from ngrammer_jax.checkpoints import checksums, workdirs
+from ngrammer_jax.checkpoints import checksums, reader, workdirs
 from ngrammer_jax.interop import safetensors
 from ngrammer_jax.system import files
 from ngrammer_jax.training import state as train_state
@@ -61,23 +60,14 @@ def restore(
   loaded = checksums.named_leaves(safetensors.load(folder / workdirs.EXPORTED))
   selected = {'step': abstract.step, 'params': abstract.params, 'codebook': abstract.codebook}
   expected = checksums.named_leaves(selected)
-  for name, leaf in loaded.items():
-    original = expected[name].dtype if name in expected else leaf.dtype
+  for name in loaded.keys() & expected.keys():
+    leaf, original = loaded[name], expected[name].dtype
     if leaf.dtype == jnp.bfloat16 and jnp.issubdtype(original, jnp.floating):
       loaded[name] = leaf.astype(original)
-  for name in sorted(loaded.keys() | expected.keys()):
-    shapes = [_describe(leaves.get(name)) for leaves in (loaded, expected)]
-    if shapes[0] != shapes[1]:
-      raise errors.BadInput(
-        f'{folder / workdirs.EXPORTED} is not of the model in config.json: {name} is {shapes[0]}, '
-        f'expected {shapes[1]}; export the run again'
-      )
+  leaves = {name: f'{leaf.dtype}{list(leaf.shape)}' for name, leaf in loaded.items()}
+  reader.check_same_leaves(folder / workdirs.EXPORTED, leaves, selected)
   if step not in ('newest', 'best', int(loaded['step'])):
     raise errors.BadInput(f'--step={step}: {folder} has only step {int(loaded["step"])}')
   leaves = [jax.device_put(loaded[name], leaf.sharding) for name, leaf in expected.items()]
   state = jax.tree.unflatten(jax.tree.structure(selected), leaves)
   return abstract.replace(**state, opt_state={}, memory={})
-
-
-def _describe(leaf: Any) -> str:
-  return 'missing' if leaf is None else f'{leaf.dtype}{list(leaf.shape)}'

@@ -22,21 +22,16 @@ from ngrammer_jax.training import state as train_state
 RECORD = 'begun_with.json'
 
 
-def open_run(init_from: str) -> runs.Run:
+def open_run(init_from: str, step: int | str = 'newest') -> runs.Run:
   """Opens the run to start from. Raises BadInput if there is none."""
-  is_local = not init_from.startswith(pretrained_models.PREFIX) and not files.is_remote(init_from)
+  name = init_from.removeprefix(pretrained_models.PREFIX)
+  is_local = name == init_from and not files.is_remote(init_from)
   if is_local and not files.path(init_from).is_dir():
     raise errors.BadInput(f'init_from={init_from}: no such folder; expected the workdir of a run')
   try:
-    return _load(init_from)
+    return runs.load_run(name, step) if name == init_from else runs.load_pretrained(name)
   except errors.BadInput as error:
     raise errors.BadInput(f'init_from={init_from}: {error}') from error
-
-
-def _load(init_from: str, step: int | str = 'newest') -> runs.Run:
-  if init_from.startswith(pretrained_models.PREFIX):
-    return runs.load_pretrained(init_from.removeprefix(pretrained_models.PREFIX))
-  return runs.load_run(init_from, step)
 
 
 def initial_state(
@@ -52,7 +47,7 @@ def initial_state(
     workdir: workdir of the run that starts.
     state: a randomly initialised state.
   """
-  pretrained = _load(init_from, _recorded_step(init_from, workdir)).state
+  pretrained = open_run(init_from, _recorded_step(init_from, workdir)).state
   record = {'init_from': init_from, 'step': int(pretrained.step)}
   if hosts.is_primary():
     files.write(workdir / RECORD, json.dumps(record) + '\n')
@@ -110,14 +105,11 @@ class Start:
     """Raises BadInput if the other run has another vocabulary."""
     if self._source is None or self._source.vocabulary.definition == vocabulary.definition:
       return
-    size_of = lambda config, vocabulary: (
-      f'data.vocabulary={config.data.vocabulary!r} of {vocabulary.size:,} token ids'
-    )
     raise errors.BadInput(
-      f'init_from={self._config.init_from} was trained with '
-      f'{size_of(self._source.config, self._source.vocabulary)}, but this run has another '
-      f'{size_of(self._config, vocabulary)}: use the same text, data.vocabulary_path='
-      f'{self._source.workdir}/vocabulary.model of a run with "sentencepiece", or omit init_from'
+      f'init_from={self._config.init_from} has another vocabulary, of '
+      f'{self._source.vocabulary.size:,} token ids instead of {vocabulary.size:,}: use the same '
+      f'text, data.vocabulary_path={self._source.workdir}/vocabulary.model of a run with '
+      f'"sentencepiece", or omit init_from'
     )
 
   def __call__(self, state: train_state.TrainState) -> train_state.TrainState:

@@ -64,11 +64,16 @@ class Run:
     """The model with the memory and the positions of evaluation, which also generates text."""
     return language_model.build(self.config.evaluation_model(), self.vocabulary.size)
 
-  def find_checkpoint(self) -> int:
-    """Returns the step of the checkpoint, of `newest` the last. Raises BadInput if there is none.
+  def find_checkpoint(self) -> int | None:
+    """Returns the step of the checkpoint, of `newest` the last; None if the run was exported.
 
     All processes use the list of the first: a running training may change it meanwhile.
+
+    Raises:
+      BadInput: there is no such checkpoint.
     """
+    if workdirs.is_exported(self.workdir):
+      return None
     steps, best = hosts.broadcast([reader.steps(self.workdir), reader.best_step(self.workdir)])
     if not steps:
       raise errors.BadInput(f'--workdir={self.workdir} has no checkpoint yet')
@@ -83,10 +88,9 @@ class Run:
   @functools.cached_property
   def state(self) -> train_state.TrainState:
     """The train state of the checkpoint. Raises BadInput if there is none."""
-    is_exported = workdirs.is_exported(self.workdir)
-    step = None if is_exported else self.find_checkpoint()
+    step = self.find_checkpoint()
     abstract = programs.Programs(self.config, self.vocabulary.size, self.mesh).abstract
-    if is_exported:
+    if step is None:
       return exported.restore(self.workdir, self.step, abstract)
     # The batch size of training need not be divisible by the devices of an evaluation.
     memory = sharding.abstract(abstract.memory, sharding.replicated(self.mesh))
@@ -187,8 +191,7 @@ class Run:
   def evaluate(self, split: str = 'test', max_tokens: int | None = None) -> dict[str, Any]:
     """Scores a split of the corpus, or its first tokens; see `language_modeling.evaluate`."""
     _check_split(split)
-    if not workdirs.is_exported(self.workdir):
-      self.find_checkpoint()  # before the corpus is tokenised
+    self.find_checkpoint()  # before the corpus is tokenised
     options = dataclasses.replace(self.config.evaluation, max_tokens=max_tokens)
     return {'split': split, **self._evaluate(self.split(split), split, options)}
 

@@ -12,7 +12,6 @@ import logging
 import os
 import pathlib
 import platform
-import tempfile
 import time
 
 from ngrammer_jax import errors
@@ -27,7 +26,7 @@ def add_flag(parser: argparse.ArgumentParser) -> None:
   """Adds --compilation_cache, the argument of `enable`."""
   parser.add_argument(
     '--compilation_cache',
-    type=_parse,
+    type=lambda text: None if text == 'None' else files.path(text),
     default=DEFAULT,
     metavar='DIR',
     help='persistent compilation cache directory; None: no cache',
@@ -40,6 +39,9 @@ def enable(folder: pathlib.Path | None) -> None:
   Args:
     folder: the value of --compilation_cache. None: JAX's own settings stay as they are. `DEFAULT`:
       the same where they name a folder; if the default folder cannot be used, a warning says why.
+
+  Raises:
+    BadInput: another folder cannot be used.
   """
   import jax  # not at the top: --help and errors in a config do not wait for it
 
@@ -53,30 +55,13 @@ def enable(folder: pathlib.Path | None) -> None:
     except (OSError, errors.BadInput) as error:
       logging.warning('no compilation cache: %s', error)
       return
+  files.check_reachable(folder)
+  files.check_writable(f'--compilation_cache={folder}', folder)
   jax.config.update('jax_compilation_cache_dir', str(folder))
   if 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS' not in os.environ:
     jax.config.update('jax_persistent_cache_min_compile_time_secs', MIN_COMPILE_SECONDS)
   if hosts.is_primary():
     logging.info('compilation cache: %s (--compilation_cache=None: none)', folder)
-
-
-def _parse(text: str) -> pathlib.Path | None:
-  """Returns a folder that can be written; None for the text None."""
-  if text == 'None':
-    return None
-  folder = files.path(text)
-  try:
-    files.check_reachable(folder)
-    files.make_folder(folder)
-    if files.is_remote(folder):
-      files.write(folder / 'writable', '')
-    else:  # without a name, as several processes may start at once
-      tempfile.TemporaryFile(dir=folder).close()
-  except OSError as error:
-    raise argparse.ArgumentTypeError(f'{text} cannot be written: {error.strerror}') from error
-  except errors.BadInput as error:
-    raise argparse.ArgumentTypeError(str(error)) from error
-  return folder
 
 
 def _make_default() -> pathlib.Path:

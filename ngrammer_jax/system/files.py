@@ -123,16 +123,16 @@ def check_reachable(path: pathlib.Path) -> None:
     ) from error
 
 
-def _check_local(path: pathlib.Path) -> None:
+def _check_local(path: pathlib.Path, prefix: str = '') -> None:
   """Raises BadInput if no local file can have this path, or it cannot be reached."""
   try:
     path.lstat()
   except (FileNotFoundError, NotADirectoryError):
     pass
   except OSError as error:
-    raise errors.BadInput(f'{path} cannot be used: {error.strerror}; use another path') from error
-  except ValueError as error:  # a NUL, or half a character
-    raise errors.BadInput(f'{str(path)!r} cannot be used: {error}; use another path') from error
+    raise errors.BadInput(
+      f'{prefix}{path} cannot be used: {error.strerror}; use another path'
+    ) from error
 
 
 def user_path(key: str, text: str | os.PathLike[str]) -> pathlib.Path:
@@ -151,10 +151,7 @@ def user_path(key: str, text: str | os.PathLike[str]) -> pathlib.Path:
     raise errors.BadInput(
       f'{key}={text}: no user has this name, or the home directory is unknown; use another path'
     ) from error
-  try:
-    _check_local(path)
-  except errors.BadInput as error:
-    raise errors.BadInput(f'{key}={error}') from error
+  _check_local(path, f'{key}=')
   return path
 
 
@@ -185,10 +182,8 @@ def make_folder(folder: pathlib.Path) -> None:
 
 def make_output_folder(folder: pathlib.Path) -> None:
   """Creates the folder of --output. Raises BadInput if it cannot be created."""
-  try:
-    make_folder(folder)
-  except OSError as error:
-    raise errors.BadInput(f'--output={folder} cannot be written: {error.strerror}') from error
+  check_writable(f'--output={folder}', folder)
+  make_folder(folder)
 
 
 def check_output_file(flag: str, path: pathlib.Path, example: str) -> None:
@@ -196,27 +191,29 @@ def check_output_file(flag: str, path: pathlib.Path, example: str) -> None:
   check_reachable(path)
   if path.is_dir():
     raise errors.BadInput(f'{flag}={path} is a folder: name a file, such as {path}/{example}')
-  if is_remote(path):
+  check_writable(f'{flag}={path}', path.parent)
+
+
+def check_writable(name: str, folder: pathlib.Path) -> None:
+  """Raises BadInput if a local folder can be neither written to nor created.
+
+  Args:
+    name: flag and path of the user, for the error message.
+    folder: the folder.
+  """
+  if is_remote(folder):
     return
-  folder = next(parent for parent in path.absolute().parents if parent.exists())
-  if not folder.is_dir() or not os.access(folder, os.W_OK):
-    raise errors.BadInput(f'{flag}={path} cannot be written: check the path and its permissions')
+  existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+  if not existing.is_dir():
+    raise errors.BadInput(f'{name}: {existing} is a file, expected a folder')
+  if not os.access(existing, os.W_OK):
+    raise errors.BadInput(f'{name}: {existing} cannot be written to; change its permissions')
 
 
 def iter_files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields all files in a folder, recursively."""
   for path in folder.iterdir():
     yield from iter_files(path) if path.is_dir() else (path,)
-
-
-def move(folder: pathlib.Path, target: pathlib.Path) -> None:
-  """Renames a folder; a remote one is copied file by file and then deleted."""
-  if not is_remote(folder):
-    folder.rename(target)
-    return
-  for path in iter_files(folder):
-    path.copy(target / str(path.relative_to(folder)))
-  folder.rmtree()
 
 
 def size(path: pathlib.Path) -> int:

@@ -30,9 +30,18 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
   group.add_argument(
     '--distributed', action='store_true', help='detect the cluster: Cloud TPU, Kubernetes'
   )
-  group.add_argument('--coordinator', metavar='HOST:PORT', help='address of process 0')
+  group.add_argument(
+    '--coordinator', type=_address, metavar='HOST:PORT', help='address of process 0'
+  )
   group.add_argument('--processes', type=int, metavar='N', help='number of processes')
   group.add_argument('--process_id', type=int, metavar='I', help='index of this process, from 0')
+
+
+def _address(text: str) -> str:
+  host, _, port = text.rpartition(':')
+  if not (host and port.isdecimal()):
+    raise argparse.ArgumentTypeError(f'{text} is not HOST:PORT')
+  return text
 
 
 def join(options: argparse.Namespace) -> None:
@@ -42,17 +51,10 @@ def join(options: argparse.Namespace) -> None:
     BadInput: the flags are incomplete, or the cluster cannot be detected.
     PeerLostError: the other processes did not connect in time.
   """
-  keys = ('coordinator', 'processes', 'process_id')
-  values = {key: getattr(options, key) for key in keys}
-  present = [key for key, value in values.items() if value is not None]
-  if present and len(present) < len(keys):
-    missing = ', '.join(f'--{key}' for key in keys if key not in present)
-    raise errors.BadInput(f'--{present[0]} is set, but not {missing}: set all three or none')
-  if present:
-    _check_flags(**values)
-  elif not options.distributed and _slurm_tasks() < 2:
+  is_listed = (options.coordinator, options.processes, options.process_id) != (None, None, None)
+  if not is_listed and not options.distributed and int(os.environ.get(SLURM_TASKS) or 1) < 2:
     return
-  prefix = f'process {options.process_id} of {options.processes}: ' if present else ''
+  prefix = f'process {options.process_id} of {options.processes}: ' if is_listed else ''
   logging.info('%swaiting for the others, %d minutes at most', prefix, WAIT_TIMEOUT // 60)
   import jax  # not at the top: every command imports this module, and --help need not wait for JAX
 
@@ -82,27 +84,6 @@ def join(options: argparse.Namespace) -> None:
       HEARTBEAT_TIMEOUT,
       errors.RERUN_ALL,
     )
-
-
-def _slurm_tasks() -> int:
-  """Returns the number of processes of the Slurm step. Raises BadInput if it is not a number."""
-  text = os.environ.get(SLURM_TASKS) or '1'
-  if not text.isdecimal():
-    raise errors.BadInput(
-      f'{SLURM_TASKS}={text} in the environment is not a number of processes: unset it, or set '
-      f'--coordinator, --processes and --process_id'
-    )
-  return int(text)
-
-
-def _check_flags(coordinator, processes, process_id):
-  host, colon, port = coordinator.rpartition(':')
-  if not (host and colon and port.isdecimal()):
-    raise errors.BadInput(f'--coordinator={coordinator}: expected HOST:PORT')
-  if processes < 1:
-    raise errors.BadInput(f'--processes={processes} must be at least 1')
-  if not 0 <= process_id < processes:
-    raise errors.BadInput(f'--process_id={process_id} must be from 0 to {processes - 1}')
 
 
 def is_multiprocess() -> bool:

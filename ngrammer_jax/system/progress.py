@@ -14,15 +14,14 @@ LOG_INTERVAL = 10.0  # seconds between log lines
 
 def format_duration(seconds: float) -> str:
   """Formats a duration with its two largest units: 42s, 3m05s, 2h10m, 5d03h."""
-  seconds = int(round(seconds))
-  for unit, small_unit, size, small_size in (
-    ('d', 'h', 86_400, 3600),
-    ('h', 'm', 3600, 60),
-    ('m', 's', 60, 1),
-  ):
-    if seconds >= size:
-      return f'{seconds // size}{unit}{seconds % size // small_size:02d}{small_unit}'
-  return f'{seconds}s'
+  minutes, seconds = divmod(round(seconds), 60)
+  hours, minutes = divmod(minutes, 60)
+  days, hours = divmod(hours, 24)
+  if days:
+    return f'{days}d{hours:02d}h'
+  if hours:
+    return f'{hours}h{minutes:02d}m'
+  return f'{minutes}m{seconds:02d}s' if minutes else f'{seconds}s'
 
 
 class LogHandler(logging.Handler):
@@ -95,19 +94,13 @@ class Progress:
     if not self._has_bar:
       logging.info(line)
 
-  def rate(self) -> float | None:
-    """Returns the units finished per second, None if it is not known yet."""
-    if self._measured_from is None:
-      return None
-    start_time, initial = self._measured_from
-    elapsed = time.monotonic() - start_time
-    return (self._done - initial) / elapsed if self._done > initial and elapsed > 0 else None
-
   def format_status(self) -> str:
     """Formats the finished share and, if they are known, the rate and the time left."""
     status = f'{self._done / max(self._total, 1):.0%} of {self._total:,} {self._unit}'
-    rate = self.rate()
-    if rate is None:
+    now = time.monotonic()
+    start_time, initial = self._measured_from or (now, self._done)
+    if self._done == initial or now == start_time:
       return status
+    rate = (self._done - initial) / (now - start_time)
     left = format_duration(max(self._total - self._done, 0) / rate)
     return f'{status}, {rate:,.0f} {self._unit}/s, {left} left'

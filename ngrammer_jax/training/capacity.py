@@ -21,7 +21,6 @@ from ngrammer_jax.data import streams
 from ngrammer_jax.models import language_model
 from ngrammer_jax.training import state as train_state
 
-MAX_PARAMETERS = 2**40
 # Limits of a container, by version of cgroups. A file holds bytes, or the word max.
 CONTAINER_LIMITS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')
 
@@ -47,9 +46,10 @@ def check(config: experiment.Config, state: train_state.TrainState) -> None:
     config: the experiment.
     state: the abstract train state, with shardings.
   """
-  _check_parameters(state)
   mesh = state.step.sharding.mesh
-  arrays = checksums.named_leaves(state) | _batch(config, mesh) | _evaluation(config, mesh)
+  t, by_row = config.training, sharding.rows_sharding(mesh, axis=1)
+  call = _segments('batch', (t.segments_per_call, t.batch_size, t.segment_length), by_row)
+  arrays = checksums.named_leaves(state) | call | _evaluation(config, mesh)
   device, machine = device_memory(mesh), machine_memory(mesh)
   on_host = {name: leaf for name, leaf in arrays.items() if sharding.is_on_host(leaf)}
   if device.name == machine.name:  # the devices are the processor
@@ -104,42 +104,22 @@ def format_bytes(size: float) -> str:
   return f'{size / 2**20:,.1f} MiB' if size < 2**30 else f'{size / 2**30:,.1f} GiB'
 
 
-def _check_parameters(state: train_state.TrainState) -> None:
-  leaves = {f'params/{k}': leaf for k, leaf in checksums.named_leaves(state.params).items()}
-  count = sum(math.prod(leaf.shape) for leaf in leaves.values())
-  if count > MAX_PARAMETERS:
-    raise errors.BadInput(
-      f'the model has {count:,} parameters, more than 2^40: the largest array is '
-      f'{_describe_largest(leaves)}; use a smaller model'
-    )
-
-
 def _check_fits(arrays: dict[str, Any], memory: MemoryLimit) -> None:
   needed = memory.devices * sum(map(_shard_bytes, arrays.values()))
   if memory.size is None or needed <= memory.size:
     return
+  largest = max(arrays, key=lambda name: _shard_bytes(arrays[name]))
+  shape = list(arrays[largest].shape)
   raise errors.BadInput(
     f'parameters, optimizer state, memory and batch need {format_bytes(needed)}, but {memory.name} '
-    f'has {format_bytes(memory.size)}: the largest array is {_describe_largest(arrays)}; use '
-    f'smaller sizes, or more devices with mesh.fsdp or mesh.model'
+    f'has {format_bytes(memory.size)}: the largest array is {largest} {shape}; use smaller sizes, '
+    f'or more devices with mesh.fsdp or mesh.model'
   )
-
-
-def _describe_largest(arrays: dict[str, Any]) -> str:
-  name = max(arrays, key=lambda name: _shard_bytes(arrays[name]))
-  return f'{name} {list(arrays[name].shape)}'
 
 
 def _shard_bytes(leaf: Any) -> int:
   """Returns the bytes of an array on one device."""
   return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-
-
-def _batch(config: experiment.Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
-  """Returns the abstract arrays of the segments of one call, by name."""
-  t = config.training
-  shape = (t.segments_per_call, t.batch_size, t.segment_length)
-  return _segments('batch', shape, sharding.rows_sharding(mesh, axis=1))
 
 
 def _evaluation(config: experiment.Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:

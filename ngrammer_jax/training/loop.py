@@ -30,7 +30,7 @@ def train(
   workdir: pathlib.Path,
   make_task: Callable[[experiment.Config], train_task.TrainTask] = train_task.CorpusTask,
   watchdog_minutes: float = watchdog.DEFAULT_MINUTES,
-  trace: profile.StepRange | None = None,
+  trace: range | None = None,
 ) -> bool:
   """Trains until all steps are done; resumes from the newest checkpoint of the run.
 
@@ -53,7 +53,7 @@ def train(
   task, run = prepare(config, workdir, make_task)
   with (
     preemption.SignalHandler() as signals,
-    workdirs.lock_workdir(workdir, config, task),
+    workdirs.lock_workdir(workdir, config, task.vocabulary, task.content_hash),
     watchdog.Watchdog(workdir, watchdog_minutes) as watch,
     checkpoint_writer.CheckpointWriter(workdir, config.training.keep_checkpoints) as writer,
   ):
@@ -252,7 +252,6 @@ def _log_model(config, labels, state) -> None:
   if state.codebook:
     parts.append(f'{train_state.count_elements(state.codebook):,} codebook values')
   logging.info('model: %s', ', '.join(parts))
-  partition.log_costs(config.model.ngram_memories, labels, state.params)
 
 
 def _batches(task, config, mesh, first_step) -> Iterator[streams.Segment]:

@@ -6,6 +6,7 @@ L layers, N heads, K clusters, H head width.
 from collections.abc import Mapping
 from typing import Any
 
+from flax import traverse_util
 import jax
 import jax.numpy as jnp
 
@@ -33,10 +34,8 @@ def codebook_metrics(before: Any, after: Any, is_full_batch: bool = True) -> Met
 
 def _quantizers(codebook: Any) -> list[dict[str, jax.Array]]:
   """Returns the variables of every quantiser of a model."""
-  if 'centroids' in codebook:
-    return [codebook]
-  parts = [part for part in codebook.values() if isinstance(part, Mapping)]
-  return [variables for part in parts for variables in _quantizers(part)]
+  parts = traverse_util.flatten_dict(codebook, is_leaf=lambda _, part: 'centroids' in part)
+  return [part for part in parts.values() if isinstance(part, Mapping)]
 
 
 def _quantizer_metrics(old, new, is_full_batch) -> Metrics:

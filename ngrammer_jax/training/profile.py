@@ -6,25 +6,18 @@
 from collections.abc import Callable
 import logging
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 from ngrammer_jax import errors
 
 
-class StepRange(NamedTuple):
-  """The first step to trace, and the step before which the trace ends."""
-
-  first: int
-  last: int
-
-
-def check(steps: StepRange | None, total: int) -> None:
+def check(steps: range | None, total: int) -> None:
   """Raises BadInput if the steps to trace begin after the last step of a run."""
-  if steps is not None and steps.first >= total:
+  if steps and steps.start >= total:
     raise errors.BadInput(
-      f'--trace={steps.first}:{steps.last} is beyond the run: its steps are 0 to {total - 1} '
+      f'--trace={steps.start}:{steps.stop} is beyond the run: its steps are 0 to {total - 1} '
       f'(training.steps={total})'
     )
 
@@ -38,36 +31,34 @@ class Trace:
     synchronize: waits for the computations in flight; devices run behind the loop.
   """
 
-  def __init__(
-    self, steps: StepRange | None, workdir: pathlib.Path, synchronize: Callable[[], Any]
-  ):
-    self._steps, self._folder, self._synchronize = steps, workdir / 'tensorboard', synchronize
-    self._is_tracing = self._is_done = False
+  def __init__(self, steps: range | None, workdir: pathlib.Path, synchronize: Callable[[], Any]):
+    self._steps, self._synchronize = steps or range(0), synchronize
+    self._folder = workdir / 'tensorboard'
+    self._is_tracing = self._has_traced = False
 
   def __enter__(self) -> 'Trace':
     return self
 
   def on_call(self, step: int) -> None:
     """Starts or stops the trace before the call that begins with a step."""
-    if self._steps is None or self._is_done:
-      return
-    if self._is_tracing and step >= self._steps.last:
+    if self._is_tracing and step >= self._steps.stop:
       self._stop()
-    elif not self._is_tracing and self._steps.first <= step < self._steps.last:
+    elif not self._is_tracing and step in self._steps:
       logging.info('step %s  tracing, into %s/plugins/profile', f'{step:,}', self._folder)
       self._synchronize()
       jax.profiler.start_trace(str(self._folder))
-      self._is_tracing = True
+      self._is_tracing = self._has_traced = True
 
   def _stop(self) -> None:
     self._synchronize()
     jax.profiler.stop_trace()
-    self._is_tracing, self._is_done = False, True
+    self._is_tracing = False
 
   def __exit__(self, kind, *exception) -> None:
     if self._is_tracing and kind is None:
       self._stop()
     elif self._is_tracing:
       jax.profiler.stop_trace()
-    elif self._steps is not None and not self._is_done:
-      logging.warning('--trace=%s:%s: no trace, because no call began in these steps', *self._steps)
+    elif self._steps and not self._has_traced:
+      first, last = self._steps.start, self._steps.stop
+      logging.warning('--trace=%s:%s: no trace, because no call began in these steps', first, last)

@@ -30,6 +30,7 @@ class Programs:
     labels: optimiser label of every parameter.
     create: function that returns the initial state.
     abstract: shapes, dtypes and shardings of the state.
+    is_compiled: whether the call is compiled.
 
   Raises:
     BadInput: the devices cannot use tables in host memory.
@@ -58,17 +59,13 @@ class Programs:
       frozen_codebook=finetune is not None and finetune.codebook == 'frozen',
       parts=None if t.parts == 1 else accumulation.GradientAccumulation(t.parts, mesh),
     )
-    self._compiled: Callable | None = None
-
-  @property
-  def is_compiled(self) -> bool:
-    """Whether the call is compiled."""
-    return self._compiled is not None
+    self.is_compiled = False
 
   def compile(self, state: train_state.TrainState, segments: streams.Segment) -> None:
     """Compiles the call."""
     start_time = time.monotonic()
     self._compiled = self.trace(state, segments).lower().compile()
+    self.is_compiled = True
     capacity.warn_of_temporaries(self.abstract, self._compiled)
     logging.info('compiled in %s', progress.format_duration(time.monotonic() - start_time))
 

@@ -170,15 +170,16 @@ class ValidationHistory:
 
   def value_at(self, step: int) -> float | None:
     """Returns the metric at a step, None if it is not recorded."""
-    return hosts.broadcast(writers.read_value(self._workdir, step, self._name))
+    return hosts.broadcast(self._values().get(step))
 
   def stops_at(self, step: int) -> bool:
     """Whether the last `patience` validations up to a step were no better than those before."""
-    return hosts.broadcast(self._is_stalled(step))
+    values = [value for recorded, value in self._values().items() if recorded <= step]
+    count = self._patience
+    has_enough = count is not None and len(values) > count
+    return hosts.broadcast(has_enough and min(values[-count:]) >= min(values[:-count]))
 
-  def _is_stalled(self, step):
-    lines = (record for _, record in writers.read_lines(self._workdir))
-    values = [r[self._name] for r in lines if self._name in r and r['step'] <= step]
-    if self._patience is None or len(values) <= self._patience:
-      return False
-    return min(values[-self._patience :]) >= min(values[: -self._patience])
+  def _values(self) -> dict[int, float]:
+    """Returns the recorded metric by step."""
+    records = (record for _, record in writers.read_lines(self._workdir))
+    return {record['step']: record[self._name] for record in records if self._name in record}

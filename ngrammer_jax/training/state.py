@@ -81,13 +81,8 @@ def make_initializer(
   shardings = sharding.shardings(shapes, mesh)
   rows = sharding.rows_sharding(mesh)
   shardings = shardings.replace(memory=jax.tree.map(lambda _: rows, shardings.memory))
-  abstract = jax.tree.map(
-    lambda leaf, leaf_sharding: jax.ShapeDtypeStruct(
-      leaf.shape, leaf.dtype, sharding=leaf_sharding
-    ),
-    nn.unbox(shapes),
-    shardings,
-  )
+  with_sharding = lambda leaf, leaf_sharding: leaf.update(sharding=leaf_sharding)
+  abstract = jax.tree.map(with_sharding, nn.unbox(shapes), shardings)
 
   def create() -> TrainState:
     init = lambda: nn.unbox(make_state(_init_variables(model, batch_size, seed)))

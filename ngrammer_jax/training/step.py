@@ -7,6 +7,7 @@ from collections.abc import Callable
 import dataclasses
 from typing import Any, NamedTuple
 
+from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import optax
@@ -140,26 +141,23 @@ class TrainStep:
     return set(jax.tree.leaves(self.labels)) != {'dense'}
 
 
-def update_codebook(
-  config: model_config.ModelConfig, codebook: Any, statistics: Any, path: tuple[str, ...] = ()
-) -> Any:
+def update_codebook(config: model_config.ModelConfig, codebook: Any, statistics: Any) -> Any:
   """Returns the codebook after one update from the counts and sums of each quantiser.
 
   Args:
     config: model config.
-    codebook: the codebook, or the part of it at a path.
+    codebook: the codebook.
     statistics: the counts and sums, in the structure of the codebook.
-    path: names from the codebook to the part; a quantiser is in the module of its memory.
   """
-  if 'sums' in statistics:
-    quantizer = dict(memories.ngram_modules(config))[path[:-1]].make_quantizer(parent=None)
-    return quantizer.update_codebook(codebook, statistics)
-  if not statistics:
-    return codebook
-  update = lambda name: update_codebook(
-    config, codebook[name], statistics.get(name, {}), (*path, name)
+  modules = dict(memories.ngram_modules(config))
+  counted = traverse_util.flatten_dict(statistics, is_leaf=lambda _, part: 'sums' in part)
+  parts = traverse_util.flatten_dict(
+    codebook, keep_empty_nodes=True, is_leaf=lambda path, _: path in counted
   )
-  return {name: update(name) for name in codebook}
+  for path, part in counted.items():  # a quantiser is in the module of its memory
+    quantizer = modules[path[:-1]].make_quantizer(parent=None)
+    parts[path] = quantizer.update_codebook(parts[path], part)
+  return traverse_util.unflatten_dict(parts)
 
 
 def make_call(

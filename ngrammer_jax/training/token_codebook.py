@@ -5,7 +5,6 @@ from typing import Any
 
 from flax import traverse_util
 import jax
-import numpy as np
 
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.data import token_classes, vocabularies
@@ -36,10 +35,5 @@ def fill(
     if (*path, 'multipliers') in arrays:
       new['multipliers'] = uint64.split_words(module.class_hash(classes_V).multipliers())
     for name, array in new.items():
-      arrays[*path, name] = _put(array, like=arrays[*path, name])
+      arrays[*path, name] = jax.device_put(array, arrays[*path, name].sharding)
   return traverse_util.unflatten_dict(arrays)
-
-
-def _put(array: np.ndarray, like: jax.Array) -> jax.Array:
-  """Returns an array on the devices of another one of the same shape, with its sharding."""
-  return jax.make_array_from_callback(like.shape, like.sharding, lambda index: array[index])

@@ -41,7 +41,7 @@ def test_unwritable_path_is_reported_before_the_analysis(tmp_path):
   for name, message in (
     ('folder', f'folder is a folder: name a file, such as {tmp_path}/folder/figure.png'),
     ('figure.txt', 'figure.txt has no suffix of an image: use .png, .svg or .pdf'),
-    ('file/figure.png', 'file/figure.png cannot be written: check the path and its permissions'),
+    ('file/figure.png', f'file/figure.png: {tmp_path}/file is a file, expected a folder'),
   ):
     with bad_input(f'--figure={tmp_path}/{message}'), figures.saved_figure(tmp_path / name):
       pytest.fail('the analysis ran')

@@ -247,23 +247,6 @@ def test_a_checkpoint_of_another_model_is_refused(workdir, newest, name, change,
   assert reader.steps(workdir) == [4, 8, 12]
 
 
-def test_compressed_ids_of_another_vocabulary_are_refused(tmp_path):
-  def state_of(size):
-    memory = {'token_classes': jnp.arange(size), 'multipliers': jnp.ones((2, 2), 'uint32')}
-    codebook = {'layer_1': {'ngram_memory_0': memory}}
-    return {'codebook': codebook, 'params': {'embedding': jnp.ones((size, 2))}}
-
-  with checkpoint_writer.CheckpointWriter(tmp_path, 3) as saved:
-    saved.save(4, state_of(1300))
-  assert same(reader.restore(tmp_path, 4, jax.eval_shape(lambda: state_of(1300))), state_of(1300))
-  with bad_input(
-    f'{tmp_path}/checkpoints/4 was trained with a vocabulary of 1,300 token ids, which '
-    f'codebook/layer_1/ngram_memory_0/token_classes compresses, but this vocabulary has 1,299: use '
-    f'the vocabulary of the training'
-  ):
-    reader.restore(tmp_path, 4, jax.eval_shape(lambda: state_of(1299)))
-
-
 def test_folders_that_are_no_whole_checkpoints_are_not_believed(workdir, newest, caplog):
   folder = newest.parent
   for name in ('16.scratch', '16.scratch.orbax-checkpoint-tmp-7', '4.scratch', '20.damaged'):

@@ -9,8 +9,7 @@ import pytest
 
 from ngrammer_jax import config, errors
 from ngrammer_jax.config import command_line, fields
-from ngrammer_jax.layers import adaptive_softmax
-from tests.checks import bad_input, random_variables
+from tests.checks import bad_input
 from tests.loops import each
 
 QUICKSTART = f'--config={pathlib.Path(__file__).parents[2]}/configs/quickstart.py'
@@ -84,9 +83,3 @@ def test_heads_that_divide_a_large_width_are_found():
     'that is a multiple of 2000 (rope needs an even head width)'
   ):
     config.resolve({'model': {'width': 2**22, 'heads': 1000}})
-
-
-def test_an_embedding_of_width_0_is_not_one_of_the_width_of_the_model():
-  module = adaptive_softmax.AdaptiveSoftmax(8, 4, embedding_width=0)
-  with pytest.raises(ValueError, match='embedding_width=0 must be at least 1'):
-    random_variables(module, method='log_probs', hidden_BxTxD=None)

@@ -45,7 +45,7 @@ def train(name, as_rows, factor=None):
     gradient = row_gradient.combine([(rows, values)], V) if as_rows else dense
     updates, state = optimizer.update({'table': gradient}, state, params)
     assert row_gradient.is_row_gradient(updates['table']) == (
-      as_rows and name not in table_optimizers.ALL_ROWS
+      as_rows and name not in ('adam', 'sinkhorn')
     )
     return row_gradient.apply_updates(params, updates), state
 

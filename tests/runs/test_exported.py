@@ -41,9 +41,8 @@ def test_an_exported_run_has_the_variables_of_the_run(trained, one_device, tmp_p
   fields['model']['feed_forward_width'] = 8
   (folder / 'config.json').write_text(json.dumps(fields))
   with bad_input(
-    f'{folder}/model.safetensors is not of the model in config.json: '
-    'params/layer_0/feed_forward/gate/kernel is float32[16, 32], expected float32[16, 8]; export '
-    'the run again'
+    f'{folder}/model.safetensors does not match the model: '
+    'params/layer_0/feed_forward/gate/kernel is float32[16, 32], expected float32[16, 8]'
   ):
     _ = ngrammer_jax.load_run(folder).state
 

@@ -1,7 +1,6 @@
 """Compiled programs are cached, and never in a folder that another user can write to."""
 
 import argparse
-import concurrent.futures
 import os
 import stat
 import time
@@ -10,6 +9,7 @@ import jax
 import pytest
 
 from ngrammer_jax.system import compilation_cache
+from tests.checks import bad_input
 
 SETTINGS = (
   *('jax_compilation_cache_dir', 'jax_enable_compilation_cache'),
@@ -99,15 +99,9 @@ def test_old_programs_are_deleted(cache, setting):
   assert new.exists() and not old.exists()
 
 
-def test_processes_that_start_at_once_share_a_folder(tmp_path):
-  with concurrent.futures.ThreadPoolExecutor(8) as pool:
-    folders = pool.map(compilation_cache._parse, [str(tmp_path / 'shared')] * 200)
-    assert set(folders) == {tmp_path / 'shared'}
-  assert not list((tmp_path / 'shared').iterdir())
-
-
-def test_a_file_is_no_folder(tmp_path, capsys):
+def test_a_file_is_no_folder(tmp_path, setting):
   (tmp_path / 'file').touch()
-  with pytest.raises(SystemExit):
-    parse(f'--compilation_cache={tmp_path}/file/programs')
-  assert 'file/programs cannot be written: Not a directory' in capsys.readouterr().err
+  folder = tmp_path / 'file' / 'programs'
+  with bad_input(f'--compilation_cache={folder}: {tmp_path}/file is a file, expected a folder'):
+    compilation_cache.enable(parse(f'--compilation_cache={folder}'))
+  assert setting() is None

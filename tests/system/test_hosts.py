@@ -100,13 +100,3 @@ def test_others_that_do_not_connect(monkeypatch):
 
   with pytest.raises(errors.PeerLostError, match=r'\(DEADLINE_EXCEEDED\): rerun the same command'):
     joined(monkeypatch, initialize)
-
-
-def test_a_number_of_slurm_tasks_that_is_none(monkeypatch):
-  monkeypatch.setenv(hosts.SLURM_TASKS, 'abc')
-  hosts.add_flags(parser := argparse.ArgumentParser())
-  with bad_input(
-    'SLURM_STEP_NUM_TASKS=abc in the environment is not a number of processes: unset it, or set '
-    '--coordinator, --processes and --process_id'
-  ):
-    hosts.join(parser.parse_args([]))

@@ -14,7 +14,7 @@ from tests.training import toy
 def test_a_run_leaves_a_trace_of_its_steps(tiny, tmp_path, monkeypatch):
   toy.install(monkeypatch.setattr)
   config = tiny(training={'steps': 12, 'evaluate_every': 0})
-  loop.train(config, tmp_path / 'run', trace=profile.StepRange(4, 8))
+  loop.train(config, tmp_path / 'run', trace=range(4, 8))
   traces = list((tmp_path / 'run' / 'tensorboard' / 'plugins' / 'profile').rglob('*.xplane.pb'))
   assert len(traces) == 1 and traces[0].stat().st_size > 0
 
@@ -23,10 +23,10 @@ def test_a_run_leaves_a_trace_of_its_steps(tiny, tmp_path, monkeypatch):
   'steps, traced',
   [
     (None, []),
-    (profile.StepRange(4, 8), [4, 6]),
-    (profile.StepRange(3, 5), [4]),
-    (profile.StepRange(8, 99), [8, 10]),
-    (profile.StepRange(20, 30), []),
+    (range(4, 8), [4, 6]),
+    (range(3, 5), [4]),
+    (range(8, 99), [8, 10]),
+    (range(20, 30), []),
   ],
 )
 def test_whole_calls_are_traced(steps, traced, monkeypatch, tmp_path, caplog):
@@ -46,15 +46,15 @@ def test_whole_calls_are_traced(steps, traced, monkeypatch, tmp_path, caplog):
 def test_steps_beyond_the_run_are_refused(tiny, tmp_path):
   message = '--trace=12:20 is beyond the run: its steps are 0 to 11 (training.steps=12)'
   with bad_input(message):
-    loop.train(tiny(), tmp_path / 'run', trace=profile.StepRange(12, 20))
+    loop.train(tiny(), tmp_path / 'run', trace=range(12, 20))
   assert not (tmp_path / 'run').exists()
-  profile.check(profile.StepRange(11, 20), 12)
+  profile.check(range(11, 20), 12)
 
 
 @pytest.mark.parametrize('text', ['5', '5:5', '-1:3', 'a:b'])
 def test_steps_that_are_none(text, capsys):
   parser = argparse.ArgumentParser()
-  flags.add_trace(parser)
+  flags.add_training(parser)
   with pytest.raises(SystemExit):
-    parser.parse_args([f'--trace={text}'])
+    parser.parse_args(['--workdir=x', f'--trace={text}'])
   assert 'is not FIRST:LAST, as in 100:110' in capsys.readouterr().err

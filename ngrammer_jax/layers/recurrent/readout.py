@@ -14,6 +14,8 @@ B batch, T segment length, S = L + T slots, L slots of the memory, K hidden size
 G slices.
 """
 
+import functools
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -120,8 +122,10 @@ class AttentionReadout(nn.Module):
     )
     steps = list(range(self.window, 0, -1))  # the oldest slot first
     visible = same_document(documents_BxS, steps, documents_BxT)
-    keys_BxSxJ = self._dense('keys', slots_BxSx[..., :J])
-    query_BxTxJ = self._dense('query', h_BxTxK[..., :J])
+    options = {'use_bias': False, 'kernel_init': self.initializer, 'dtype': self.dtype}
+    project = functools.partial(dense.project, features=J, names=('embed', 'mlp'), **options)
+    keys_BxSxJ = project(slots_BxSx[..., :J], name='keys')
+    query_BxTxJ = project(h_BxTxK[..., :J], name='query')
     keys = [shift_right(keys_BxSxJ, s, T) for s in steps]
     values = [shift_right(slots_BxSx[..., -J:], s, T) for s in steps]
     if self.empty == 'zeros':
@@ -137,16 +141,8 @@ class AttentionReadout(nn.Module):
     mask_BxTxL = jnp.concatenate(visible, axis=-1) if self.empty == 'mask' else None
     read_BxTxJ, weights_BxTxL = attend(scores_BxTxL, values, mask_BxTxL)
     self.sow('intermediates', 'weights', weights_BxTxL)
-    predict_BxTxJ = h_BxTxK[..., -J:]
-    h_BxTxJ = jnp.tanh(self._dense('read', read_BxTxJ) + self._dense('predict', predict_BxTxJ))
-    return h_BxTxJ, memory
-
-  def _dense(self, name, x_BxTxJ):
-    shape, options = x_BxTxJ.shape[-1:], {'dtype': self.dtype, 'kernel_init': self.initializer}
-    project = dense.dense_general(
-      shape, shape, ('embed', 'mlp'), use_bias=False, name=name, **options
-    )
-    return project(x_BxTxJ)
+    predict_BxTxJ = project(h_BxTxK[..., -J:], name='predict')
+    return jnp.tanh(project(read_BxTxJ, name='read') + predict_BxTxJ), memory
 
 
 class NGramReadout(nn.Module):
@@ -183,7 +179,5 @@ class NGramReadout(nn.Module):
     ]
     slices_BxTxK = jnp.concatenate(slices, axis=-1)
     options = {'dtype': self.dtype, 'kernel_init': self.initializer, 'name': 'slices'}
-    project = dense.dense_general(
-      slices_BxTxK.shape[2:], (J,), ('embed', 'mlp'), use_bias=False, **options
-    )
-    return jnp.tanh(project(slices_BxTxK)), memory
+    h_BxTxJ = dense.project(slices_BxTxK, J, ('embed', 'mlp'), use_bias=False, **options)
+    return jnp.tanh(h_BxTxJ), memory

@@ -130,16 +130,12 @@ def _scan(cell, kernel_KxGxK, gates_TxBxGxK, state, starts_TxBx1, valid_TxBx1):
     gates_BxGxK += jnp.einsum(
       'bk,kgj->bgj', h_BxK, kernel_KxGxK, preferred_element_type=gates_BxGxK.dtype
     )
-    next_state = _next_state(cell, _unstack(gates_BxGxK), state, starts_Bx1, valid_Bx1)
+    next_state = _next_state(cell, jnp.unstack(gates_BxGxK, axis=1), state, starts_Bx1, valid_Bx1)
     return next_state, (next_state['h'], (gates_BxGxK, state))
 
   tokens = gates_TxBxGxK, starts_TxBx1, valid_TxBx1
   state, (h_TxBxK, residuals) = jax.lax.scan(step, state, tokens)
   return (h_TxBxK, state), residuals
-
-
-def _unstack(gates_BxGxK):
-  return [gates_BxGxK[:, gate] for gate in range(gates_BxGxK.shape[1])]
 
 
 def _next_state(cell, gates, state, starts_Bx1, valid_Bx1):
@@ -171,7 +167,7 @@ def _backward(cell, residuals, cotangents):
     d_h_BxK, gates_BxGxK, state, starts_Bx1, valid_Bx1 = token
     d_state = d_state | {'h': d_state['h'] + d_h_BxK}
     next_state = lambda gates, state: _next_state(cell, gates, state, starts_Bx1, valid_Bx1)
-    d_gates, d_state = jax.vjp(next_state, _unstack(gates_BxGxK), state)[1](d_state)
+    d_gates, d_state = jax.vjp(next_state, jnp.unstack(gates_BxGxK, axis=1), state)[1](d_state)
     d_gates_BxGxK = jnp.stack(d_gates, axis=1)
     d_h_BxK = jnp.einsum(
       'bgj,gjk->bk', d_gates_BxGxK.astype(dtype), kernel_GxKxK, preferred_element_type=wide

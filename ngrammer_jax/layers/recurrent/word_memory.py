@@ -86,18 +86,9 @@ class RecurrentMemory(nn.Module):
     return (1 - z_BxTxK) * h_BxTxK + z_BxTxK * candidate_BxTxK
 
   def _dense(self, name, x_BxTxK):
-    shape = x_BxTxK.shape[-1:]
-    project = dense.dense_general(
-      shape,
-      shape,
-      ('embed', 'mlp'),
-      kernel_init=self.initializer,
-      bias_init=self.initializer,
-      use_bias=self.bias,
-      dtype=self.dtype,
-      name=name,
-    )
-    return project(x_BxTxK)
+    inits = {'kernel_init': self.initializer, 'bias_init': self.initializer}
+    options = {'use_bias': self.bias, 'dtype': self.dtype, 'name': name}
+    return dense.project(x_BxTxK, x_BxTxK.shape[-1], ('embed', 'mlp'), **inits, **options)
 
   def _table(self, name, names, rows, K):
     init = axis_names.with_axis_names(self.initializer, names)

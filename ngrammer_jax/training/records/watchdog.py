@@ -14,13 +14,6 @@ from ngrammer_jax.system import files, hosts
 DEFAULT_MINUTES = 10.0
 
 
-class _LogFile(logging.FileHandler):
-  """A log file that ignores write errors: a full disk is reported by other code."""
-
-  def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  the name in logging
-    pass
-
-
 class Watchdog:
   """Dumps the stack traces of all threads into the log file after a time without progress.
 
@@ -32,7 +25,7 @@ class Watchdog:
     minutes: time without a `beat`. 0 disables the stack traces.
   """
 
-  def __init__(self, workdir: pathlib.Path, minutes: float = DEFAULT_MINUTES):
+  def __init__(self, workdir: pathlib.Path, minutes: float):
     self._folder, self._name = workdir / 'logs', f'process_{hosts.process_index()}.log'
     self._seconds = 60 * minutes
 
@@ -41,7 +34,8 @@ class Watchdog:
     path = self._synced.folder / self._name
     with files.translate_disk_full(lambda: f'{path} cannot be written: No space left on device'):
       path.parent.mkdir(parents=True, exist_ok=True)
-      self._handler = _LogFile(path, encoding='utf-8')
+      self._handler = logging.FileHandler(path, encoding='utf-8')
+    self._handler.handleError = lambda record: None  # other code reports a full disk
     self._handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s'))
     logging.getLogger().addHandler(self._handler)
     self.beat()

@@ -70,13 +70,6 @@ class MetricsWriter:
     )
 
 
-def read_value(workdir: pathlib.Path, step: int, name: str) -> float | None:
-  """Returns a recorded value of a step, None if it is not recorded."""
-  records = (record for _, record in read_lines(workdir) if record.get('step') == step)
-  values = [record[name] for record in records if name in record]
-  return values[-1] if values else None
-
-
 def read_lines(workdir: pathlib.Path) -> Iterator[tuple[bytes, dict[str, float]]]:
   """Yields each line of metrics.jsonl with its record; an invalid line has an empty record."""
   path = workdir / 'metrics.jsonl'

@@ -29,8 +29,7 @@ def test_a_resumed_record_goes_on_from_the_restored_step(tmp_path):
 def test_a_record_without_its_end_of_line_is_dropped(tmp_path):
   """Else the next one would go on in the same line."""
   (tmp_path / 'metrics.jsonl').write_text('{"step": 2, "loss": 1}\n{"step": 2, "validation/a": 1}')
-  assert writers.read_value(tmp_path, 2, 'loss') == 1
-  assert writers.read_value(tmp_path, 2, 'validation/a') is None
+  assert [record for _, record in writers.read_lines(tmp_path)] == [{'step': 2, 'loss': 1}, {}]
   writer = writers.MetricsWriter(tmp_path, 2)
   writer.scalars(4, {'loss': 1.0})
   writer.close()
@@ -40,7 +39,8 @@ def test_a_record_without_its_end_of_line_is_dropped(tmp_path):
 def test_a_line_that_is_no_object_or_has_no_step_is_dropped(tmp_path):
   others = '3', 'null', '["step"]', '{"loss": 2}', '{"step": 2.5}', '{"step": "2"}'
   (tmp_path / 'metrics.jsonl').write_text('\n'.join(('{"step": 2, "loss": 1}', *others, '')))
-  assert writers.read_value(tmp_path, 2, 'loss') == 1
+  records = [record for _, record in writers.read_lines(tmp_path)]
+  assert records == [{'step': 2, 'loss': 1}, {}, {}, {}, {}, {}, {}]
   writers.MetricsWriter(tmp_path, 4).close()
   assert steps(tmp_path) == [2]
 
