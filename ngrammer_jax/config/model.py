@@ -160,7 +160,7 @@ class ModelConfig:
     if self.adaptive_softmax is not None:
       self.adaptive_softmax.check_vocabulary(size)
     for path, memory in self._ngram_memories():
-      memory.check_vocabulary(size, path)
+      memory.check_vocabulary(size, self.width, path)
 
   def _ngram_memories(self) -> Iterator[tuple[str, NGramMemoryConfig]]:
     """Yields the path and config of each n-gram memory."""

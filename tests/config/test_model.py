@@ -190,13 +190,12 @@ def spans(**fields):
     ),
     (
       {'ngram': {'layer': 'attention', 'pairing': ('attended',)}, 'position': 'none'},
-      'model.ngram.pairing has "attended", but with model.position="none" equal tokens have equal '
-      'attention, so the pairing is arbitrary: use model.position="rope"',
+      'model.ngram.pairing="attended" needs positions and context in all heads, not '
+      'model.position=\'none\' and 4 of model.heads=4: use "previous"',
     ),
     (
-      {'ngram': {'layer': 'attention', 'heads': 8}},
-      'model.ngram.heads=8 must equal model.heads=4 for model.ngram.layer="attention": '
-      'use model.ngram.heads=None',
+      {'ngram': {'layer': 'attention', 'pairing': ('attended',), 'heads': 8}},
+      'model.ngram.heads=8: model.ngram.pairing="attended" needs 4, or use "previous"',
     ),
     (
       {'ngram': {'layer': 'attention', 'clusters': None}},
@@ -204,9 +203,9 @@ def spans(**fields):
     ),
     (
       {'ngram': {'layer': 'attention', 'pairing': ('attended',), 'orders': (2, 3)}},
-      'model.ngram.orders=(2, 3): pairing "attended" supports only orders=(2,)',
+      'model.ngram.orders=(2, 3): model.ngram.pairing="attended" needs (2,), or use "previous"',
     ),
-    ({'ngram': {'heads': 3}}, 'model.ngram: width 256 must be divisible by heads=3'),
+    ({'ngram': {'heads': 3}}, 'model.ngram.heads=3 must divide model.width=256'),
     (
       {'ngram': {'combine': 'add'}},
       'model.ngram: combine "add" needs n-gram dim 8 to equal the head width 64',
