@@ -14,6 +14,7 @@ python -m ngrammer_jax.analyze cloze --workdir=DIR --workdir=DIR [--results=cloz
 """
 
 import argparse
+from collections.abc import Callable
 import importlib
 import json
 import pathlib
@@ -161,48 +162,51 @@ def _gates(options: argparse.Namespace) -> None:
 
 
 def _analyze_run(options: argparse.Namespace, **arguments: str | None) -> dict[str, Any]:
-  """Analyzes a run, prints a table, and writes JSON and a figure. Returns the result."""
+  """Analyzes a run and writes what `_write` does. Returns the result."""
   from ngrammer_jax import runs
   from ngrammer_jax.analysis import figures
 
-  analysis = importlib.import_module(f'ngrammer_jax.analysis.{options.analysis}')
-  figure = _figure(options)
   run = runs.load_run(options.workdir, flags.step(options.step))
   run.split(options.split)  # reports a wrong name before the checkpoint is loaded
-  with figures.saved_figure(figure, *analysis.FIGURE_SIZE) as axes:
-    result = analysis.analyze(run, options.split, **arguments)
-    content = _format_json(result)
-    analysis.plot(result, axes)
-    (label,) = figures.run_labels([options.workdir], options.label)
-    figures.set_title(axes, f'{label}, step {result["step"]:,}, {options.split}')
-  _print_result(analysis, result, content, figure)
-  return result
+  (label,) = figures.run_labels([options.workdir], options.label)
+  return _write(options, lambda analysis: analysis.analyze(run, options.split, **arguments), label)
 
 
 def _recl(options: argparse.Namespace) -> None:
   from ngrammer_jax import runs
-  from ngrammer_jax.analysis import figures, recl
+  from ngrammer_jax.analysis import figures
 
-  figure = options.figure or options.workdir[0] / 'recl.png'
   all_runs = [runs.load_run(workdir, flags.step(options.step)) for workdir in options.workdir]
   names = figures.run_labels(options.workdir, options.label)
-  with figures.saved_figure(figure, *recl.FIGURE_SIZE) as axes:
-    result = recl.analyze(all_runs, names, options.split, options.context_step, options.max_context)
-    content = _format_json(result)
-    recl.plot(result, axes)
-  _print_result(recl, result, content, figure)
+  arguments = names, options.split, options.context_step, options.max_context
+  _write(options, lambda analysis: analysis.analyze(all_runs, *arguments))
 
 
-def _format_json(result: dict[str, Any]) -> str:
-  return json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + '\n'
+def _write(
+  options: argparse.Namespace, analyze: Callable[[Any], dict[str, Any]], label: str | None = None
+) -> dict[str, Any]:
+  """Prints the tables of an analysis, and writes JSON and a figure. Returns the result.
 
+  Args:
+    options: the options of the command.
+    analyze: function from the module of the analysis to its result.
+    label: name of the run in the title. None: of several runs.
+  """
+  from ngrammer_jax.analysis import figures, parts
 
-def _print_result(analysis: Any, result: dict[str, Any], content: str, figure: pathlib.Path):
-  """Writes the JSON beside the figure, and prints the table."""
-  path = figure.with_suffix('.json')
-  files.write(path, content)
-  print(analysis.format_table(result))
-  print(f'wrote {path} and {figure}')
+  analysis = importlib.import_module(f'ngrammer_jax.analysis.{options.analysis}')
+  figure = _figure(options)
+  with figures.saved_figure(figure, *analysis.FIGURE_SIZE) as axes:
+    result = analyze(analysis)
+    content = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + '\n'
+    analysis.plot(result, axes)
+    title = options.split if label is None else f'{label}, step {result["step"]:,}, {options.split}'
+    figures.set_title(axes, title)
+  files.write(figure.with_suffix('.json'), content)
+  print(title)
+  print(parts.format_tables(analysis.parts(result)))
+  print(f'wrote {figure.with_suffix(".json")} and {figure}')
+  return result
 
 
 def _report(options: argparse.Namespace) -> None:
@@ -222,7 +226,9 @@ def _report(options: argparse.Namespace) -> None:
 
 def _figure(options: argparse.Namespace) -> pathlib.Path:
   """Returns the file of the figure; other results are beside it, under the same name."""
-  return options.figure or options.workdir / f'{options.analysis}.png'
+  is_list = options.analysis in OF_SEVERAL_RUNS
+  workdir = options.workdir[0] if is_list else options.workdir
+  return options.figure or workdir / f'{options.analysis}.png'
 
 
 if __name__ == '__main__':

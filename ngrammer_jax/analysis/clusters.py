@@ -13,14 +13,17 @@ import numpy as np
 
 from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import lookups
+from ngrammer_jax.analysis.parts import Part
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.layers import documents
 from ngrammer_jax.layers.ngram import quantizer
 from ngrammer_jax.layers.ngram.memory import NGramMemory
-from ngrammer_jax.system import progress, text_tables
+from ngrammer_jax.system import progress
 
 FIGURE_SIZE = (3, 13.0)  # panels, and width in inches
 NUM_SHUFFLES = 10  # random clusterings that coherence is compared with
+MAX_CLUSTERS = 6  # that are shown, the most coherent ones
+MAX_WORDS = 12  # tokens of each of them
 MAX_TOKENS = 1_000_000  # tokens of text for n-grams; also the block size for token counts
 
 COLUMNS = (
@@ -174,55 +177,32 @@ def _list_members(rows_UxD, ids_U, ids_V, texts):
   return members
 
 
-def table_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
-  """Returns the heads as rows of a table, the header first."""
-  rows = [COLUMNS]
+def parts(result: dict[str, Any]) -> list[Part]:
+  """Returns the most coherent clusters of four or more tokens, and the statistics of the heads."""
+  large, statistics = [], [COLUMNS]
   for n, head in enumerate(result['heads']):
     coherences = (_format_coherence(head[key]) for key in ('coherence', 'coherence_elsewhere'))
     shared = ' '.join(f'{collisions["shared"]:.1%}' for collisions in head['ngrams'].values())
     perplexities = f'{head["vocabulary_perplexity"]:.1f}', f'{head["usage_perplexity"]:.1f}'
     used, dead = f'{head["used"]:,}', f'{head["dead"]:.1%}'
-    rows.append((str(n), used, *perplexities, dead, *coherences, shared))
-  return rows
-
-
-def most_coherent(head: dict[str, Any], count: int) -> dict[int, dict[str, Any]]:
-  """Returns the most coherent clusters of a head, of those with four or more tokens, by number."""
-  large = {k: cluster for k, cluster in head['members'].items() if len(cluster['tokens']) >= 4}
-  return dict(sorted(large.items(), key=lambda item: -item[1]['coherence'])[:count])
-
-
-def cluster_sizes(head: dict[str, Any]) -> list[int]:
-  """Returns the numbers of tokens in the clusters of a head, the largest first."""
-  sizes = (len(cluster['tokens']) for cluster in head['members'].values())
-  return sorted((size for size in sizes if size), reverse=True)
-
-
-def format_table(result: dict[str, Any], examples: int = 3, tokens: int = 10) -> str:
-  """Formats the heads as a table, then lists the most coherent clusters.
-
-  Args:
-    result: result of `analyze`.
-    examples: number of clusters to list for each head.
-    tokens: number of tokens to list for each cluster.
-  """
-  K, U = result['clusters'], result['tokens']
+    statistics.append((str(n), used, *perplexities, dead, *coherences, shared))
+    large += [
+      (cluster['coherence'], f'head {n}, cluster {k}', cluster['tokens'])
+      for k, cluster in head['members'].items()
+      if len(cluster['tokens']) >= 4
+    ]
+  examples = [('cluster', 'coherence', 'most frequent tokens')]
+  for coherence, name, tokens in sorted(large, key=lambda each: -each[0])[:MAX_CLUSTERS]:
+    visible = ' '.join(repr(token)[1:-1].replace(' ', '_') for token in tokens[:MAX_WORDS])
+    examples.append((name, f'{coherence:.3f}', visible))
   title = (
-    f'step {result["step"]:,}: {U:,} tokens of the training text in {K:,} clusters per head '
+    f'{result["tokens"]:,} tokens of the training text in {result["clusters"]:,} clusters per head '
     f'({result["never"]:,} never occur); n-grams of the {result["split"]} split'
   )
-  lines = [title, *text_tables.align_columns(table_rows(result), '>')]
-  for n, head in enumerate(result['heads']):
-    for k, cluster in most_coherent(head, examples).items():
-      num_omitted = len(cluster['tokens']) - tokens
-      more = f' and {num_omitted} more' if num_omitted > 0 else ''
-      lines.append(f'head {n} cluster {k}: {format_words(cluster["tokens"][:tokens])}{more}')
-  return '\n'.join(lines)
-
-
-def format_words(texts: list[str]) -> str:
-  """Formats the texts of tokens in one line, with visible spaces."""
-  return ' '.join(repr(text)[1:-1].replace(' ', '_') for text in texts)
+  return [
+    Part('the most coherent clusters of four or more tokens', examples, has_words=True),
+    Part(title, statistics, is_folded=True),
+  ]
 
 
 def _format_coherence(value: dict[str, float] | None) -> str:
@@ -234,7 +214,8 @@ def plot(result: dict[str, Any], axes: Any) -> None:
   sizes_axes, coherence_axes, collisions_axes = axes
   heads = range(len(result['heads']))
   for n, head in enumerate(result['heads']):
-    sizes = cluster_sizes(head)
+    sizes = sorted((len(cluster['tokens']) for cluster in head['members'].values()), reverse=True)
+    sizes = [size for size in sizes if size]
     sizes_axes.plot(np.arange(1, len(sizes) + 1), sizes, linewidth=1, label=f'head {n}')
   sizes_axes.set(xlabel='cluster, largest first', ylabel='tokens', yscale='log')
   sizes_axes.legend(fontsize='x-small')

@@ -109,7 +109,7 @@ def test_clusters_of_a_run(tiny, untrained, capsys):
   heads = result['heads']
   assert [head['usage_perplexity'] for head in heads] == pytest.approx([2**1.5, 8])
   assert [head['dead'] for head in heads] == [5 / 8, 0]
-  assert printed.startswith(f'step 4: {len(used_tokens)} tokens of the training text in 8 clusters')
+  assert f'\n{len(used_tokens)} tokens of the training text in 8 clusters' in printed
 
 
 def test_model_without_token_clusters_raises_bad_input(tiny, untrained):

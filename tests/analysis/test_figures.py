@@ -117,9 +117,15 @@ def test_an_analysis_that_fails_writes_nothing(tmp_path, monkeypatch):
   """Here its result has no form in JSON."""
   run = types.SimpleNamespace(split=lambda name: None)
   monkeypatch.setattr(runs, 'load_run', lambda *args: run)
-  result = {'step': 4, 'spans': [[math.nan]], 'limit': 8, 'along': None, 'persistent': None}
+  result = {
+    'step': 4,
+    'spans': [[math.nan]],
+    'limit': 8,
+    'ramp': 2,
+    'along': None,
+    'persistent': None,
+  }
   monkeypatch.setattr(spans, 'analyze', lambda *args: result)
-  monkeypatch.setattr(spans, 'format_table', lambda result: 'table')
   with pytest.raises(ValueError, match='Out of range float'):
     analyze.main(['spans', f'--workdir={tmp_path}'])
   assert not list(tmp_path.iterdir())
