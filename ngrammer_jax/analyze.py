@@ -27,7 +27,7 @@ HELP = {
   'report': 'one web page of runs side by side: curves, metrics, configs, analyses, samples',
   'compare': 'differences of losses from baselines, with errors, at the same tokens',
   'checkpoint': 'all checkpoints, verified by checksum',
-  'clusters': 'coherence and usage of the token clusters, collisions of the n-grams',
+  'clusters': 'coherence and usage of the token clusters',
   'ngrams': 'visits of table rows and hash collisions of all n-gram memories',
   'gates': 'gates of n-gram memories over a text, as a web page and a figure',
   'retention': 'loss without the n-gram memories, and with exchanged rows, by n-gram frequency',

@@ -9,7 +9,6 @@ N heads, H head width, D model width, F inner width, V vocabulary, C persistent 
 
 from collections.abc import Mapping
 import functools
-import itertools
 import operator
 from typing import Any
 
@@ -195,40 +194,26 @@ def _sources(config: model_config.ModelConfig, vocabulary_size: int) -> dict[str
 
 
 def _vocabulary_sources(config, V) -> dict[str, Source]:
-  adaptive, D = config.adaptive_softmax, config.width
-  if adaptive is None:
+  D = config.width
+  if config.adaptive_softmax is None:
     return {
       'params/embedding': Source('in_emb.weight', (V, D)),
       'params/softmax_weight': Source('out_emb.weight', (V, D)),
       'params/softmax_bias': Source('out_emb.bias', (V,)),
     }
-  path, J, C = 'params/adaptive_softmax', adaptive.embedding_width or D, len(adaptive.cutoffs)
-  sources = {}
-  for i, (first, last) in enumerate(itertools.pairwise((0, *adaptive.cutoffs, V))):
-    rows, width, embedding = last - first, J // adaptive.divisor**i, 'in_emb.emb'
-    sources |= {
-      f'{path}/embedding_{i}': Source(f'{embedding}_layers.{i}.weight', (rows, width)),
-      f'{path}/bias_{i}': Source(f'out_emb.out_layers.{i}.bias', (rows,)),
-      f'{path}/projection_{i}': Source(f'{embedding}_projs.{i}', (D, width), np.transpose),
-    }
-  if C:
-    sources |= {
-      f'{path}/cluster_weight': Source('out_emb.cluster_proj.weight', (C, J), np.flipud),
-      f'{path}/cluster_bias': Source('out_emb.cluster_proj.bias', (C,), np.flipud),
-    }
-  return sources
+  names = 'in_emb', 'out_emb', 'out_emb.cluster_proj.'
+  return conversion.torch_adaptive_softmax(config, V, names, is_single_table=False)
 
 
 def _layer_sources(config, i) -> dict[str, Source]:
   D, N, F = config.width, config.heads, config.feed_forward_width
   H, path, prefix = D // N, f'params/layer_{i}', f'layers.{i}'
   attention, sources = f'{path}/attention', {}
-  split_heads, merge_heads = lambda a: a.T.reshape(D, N, H), lambda a: a.T.reshape(N, H, D)
   for name, source_name in (('query', 'query'), ('key', 'key'), ('value', 'val')):
     weight = f'{prefix}.attn.proj_{source_name}.weight'
-    sources[f'{attention}/{name}/kernel'] = Source(weight, (D, D), split_heads)
-  weight = f'{prefix}.attn.proj_out.weight'
-  sources[f'{attention}/out/kernel'] = Source(weight, (D, D), merge_heads)
+    sources[f'{attention}/{name}/kernel'] = conversion.torch_heads(weight, N, D)
+  out = conversion.torch_merged_heads(f'{prefix}.attn.proj_out.weight', N, D)
+  sources[f'{attention}/out/kernel'] = out
   if config.span is not None:
     span = f'{prefix}.attn.attn.adaptive_span._mask.current_val'
     sources[f'{attention}/span/span'] = Source(span, (N, 1, 1), np.ravel)

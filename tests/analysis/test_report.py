@@ -119,7 +119,7 @@ def test_two_runs_side_by_side(pair):
   assert page.figures['curves'] == ['nats per token by training tokens'] * 2
   shares = 'sharing a row (%; dots: heads)'
   assert page.figures['ngrams'] == ['rows (%) by visits of a row', shares] * 2
-  assert len(page.figures['clusters']) == 6 and len(page.figures['attention']) == 2
+  assert len(page.figures['clusters']) == 4 and len(page.figures['attention']) == 2
   assert 'stroke: #000000' not in text and 'currentColor' in text and 'var(--c1)' in text
   records = [record for _, record in writers.read_lines(first)]
   for key in ('validation/nll_nats_per_token', 'loss'):
