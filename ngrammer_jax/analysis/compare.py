@@ -92,8 +92,12 @@ def _text_error(difference_T: np.ndarray) -> float | None:
   """Returns the standard error of a mean over the blocks of a text."""
   if len(difference_T) < BLOCKS * MIN_BLOCK:
     return None
-  means = [block.mean() for block in np.array_split(difference_T, BLOCKS)]
-  return float(np.std(means, ddof=1) / math.sqrt(BLOCKS))
+  return _standard_error([block.mean() for block in np.array_split(difference_T, BLOCKS)])
+
+
+def _standard_error(values: Sequence[float]) -> float:
+  """Returns the standard error of the mean of independent values."""
+  return float(np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
 def _over_pairs(pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -104,7 +108,7 @@ def _over_pairs(pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
   differences = [pair['difference'] for pair in pairs]
   mean = float(np.mean(differences))
-  error = float(np.std(differences, ddof=1) / math.sqrt(len(pairs)))
+  error = _standard_error(differences)
   half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(pairs) - 1)) * error
   return {'mean': mean, 'seed_error': error, 'interval': [mean - half, mean + half]}
 

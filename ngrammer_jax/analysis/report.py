@@ -297,31 +297,28 @@ def _metrics_table(reports):
 
 
 def _configs(reports):
-  values = [
-    {key.path: (key, value) for key, value in fields.walk_values(report.config)}
-    for report in reports
-  ]
-  paths = dict.fromkeys(path for each in values for path in each)
+  first, *others = (report.config for report in reports)
+  paths = {
+    key.path
+    for other in others
+    for key, _, _ in fields.differences(first, other, may_differ=lambda key: False)
+  }
   rows = [['key', *(report.name for report in reports)]]
-  for path in sorted(paths, key=lambda path: not path.startswith('model.')):
-    cells = [_format_value(each, path) for each in values]
-    own = [each[path] for each in values if path in each]
-    # Of a block that only some runs have, the default values are left out.
-    is_shown = len(own) == len(values) or any(value != key.default for key, value in own)
-    if len(set(cells)) > 1 and is_shown:
-      rows.append([path, *cells])
-  parts = [Part(rows=rows, has_words=True)] if len(reports) > 1 else []
+  for path in sorted(paths, key=lambda path: (not path.startswith('model.'), path)):
+    rows.append([path, *(_format_value(report.config, path) for report in reports)])
+  parts = [Part(rows=rows, has_words=True)] if others else []
   for report in reports:
     text = experiment.describe(report.config)
     parts.append(Part(f'all keys of {report.name}', text=text, is_folded=True))
   return Card('', None, (), parts)
 
 
-def _format_value(values, path):
-  """Returns a value of a config as text, also for a block that is set, or is not there."""
-  if path in values:
-    return repr(values[path][1])
-  return 'set, see below' if any(other.startswith(f'{path}.') for other in values) else '–'
+def _format_value(config, path):
+  """Returns the value at a dotted path as text; of a block, what differs from its defaults."""
+  for name in path.split('.'):
+    entries = dict(enumerate(config)) if isinstance(config, tuple) else {}
+    config = entries.get(int(name)) if name.isdecimal() else getattr(config, name, None)
+  return fields.format_value(config)
 
 
 def _samples(reports):

@@ -149,7 +149,7 @@ def load_language_model(
     {'params': ...} for `TransformerLM(config, vocabulary_size).apply`.
 
   Raises:
-    BadInput: see `conversion.check_config`, `conversion.check_same_model` and
+    BadInput: see `conversion.check_options`, `conversion.check_same_model` and
       `conversion.convert`.
   """
   if args is not None:
@@ -169,21 +169,20 @@ def export_language_model(
   Each tied array is there once: in PyTorch, `load_state_dict` needs `strict=False`.
 
   Raises:
-    BadInput: see `conversion.check_config` and `conversion.restore`.
+    BadInput: see `conversion.check_options` and `conversion.restore`.
   """
   return conversion.restore(variables, _sources(config, vocabulary_size), ORIGIN)
 
 
 def _sources(config: model_config.ModelConfig, vocabulary_size: int) -> dict[str, Source]:
   """Returns the source of each variable of a supported config."""
-  config.check()
   full_softmax = config.adaptive_softmax is None
   softmax_options = FULL_SOFTMAX_OPTIONS if full_softmax else ADAPTIVE_SOFTMAX_OPTIONS
   H, S = config.width // config.heads, config.positions().max_length
   lengths = {'memory.length': S, 'span.limit': S}
   required = MODEL_OPTIONS | REQUIRED_OPTIONS | softmax_options | lengths
   supported = {key: (value,) for key, value in required.items()}
-  conversion.check_config(config, supported, FREE_OPTIONS)
+  conversion.check_options(config, FREE_OPTIONS, supported)
   sources = _vocabulary_sources(config, vocabulary_size)
   # The source table starts with the farthest distance.
   nearest_first = lambda a: a[0].T[::-1]

@@ -240,29 +240,32 @@ def torch_norm(path: str, name: str, width: int) -> dict[str, Source]:
   return {f'{path}/scale': scale, f'{path}/bias': Source(f'{name}.bias', (width,))}
 
 
-def check_config(
-  config: model_config.ModelConfig, supported: Mapping[str, tuple[Any, ...]], free: Collection[str]
+def check_options(
+  block: model_config.ModelConfig | nn.Module,
+  free: Collection[str],
+  supported: Mapping[str, tuple[Any, ...]] = types.MappingProxyType({}),
 ) -> None:
-  """Raises BadInput that names every option of a model config that cannot be loaded.
+  """Raises BadInput that names every option of a model or layer that cannot be loaded.
 
   Options that are not named must have their defaults, and an optional block of which no option is
   named must be None.
 
   Args:
-    config: the config of the target model.
-    supported: the values that can be loaded, by key.
-    free: keys such as `span.ramp` of options of any value, besides MODEL_TRAINING_OPTIONS.
+    block: the config of the target model, or the target layer.
+    free: keys such as `span.ramp` of options of any value, besides those of training.
+    supported: the values that can be loaded of other options, by key.
   """
-  _check_options(config, supported, free, MODEL_TRAINING_OPTIONS, 'model.')
-
-
-def check_layer(
-  layer: nn.Module,
-  free: Collection[str],
-  supported: Mapping[str, tuple[Any, ...]] = types.MappingProxyType({}),
-) -> None:
-  """Raises BadInput that names every attribute that cannot be loaded, see `check_config`."""
-  _check_options(layer, supported, free, LAYER_TRAINING_OPTIONS, '')
+  path, training, problems = '', LAYER_TRAINING_OPTIONS, []
+  if isinstance(block, model_config.ModelConfig):
+    path, training = 'model.', MODEL_TRAINING_OPTIONS
+    block.check()
+  for key, value, default in _options(block, {*supported, *free}):
+    values = supported.get(key, (default,))
+    if key not in free and key not in training and value not in values:
+      choices = ' or '.join(map(repr, values))
+      problems.append(f'{path}{key}={value!r} must be {choices} for these weights')
+  if problems:
+    raise errors.BadInput('\n'.join(problems))
 
 
 def check_width(layer: ngrammer.NGrammer, width: int) -> None:
@@ -290,17 +293,6 @@ def check_same_model(config: model_config.ModelConfig, official: model_config.Mo
     f'{key.path}={value!r} must be {expected!r} for these official settings'
     for key, value, expected in fields.differences(*configs, 'model.', may_differ)
   ]
-  if problems:
-    raise errors.BadInput('\n'.join(problems))
-
-
-def _check_options(block, supported, free, training, path):
-  problems = []
-  for key, value, default in _options(block, {*supported, *free}):
-    values = supported.get(key, (default,))
-    if key not in free and key not in training and value not in values:
-      choices = ' or '.join(map(repr, values))
-      problems.append(f'{path}{key}={value!r} must be {choices} for these weights')
   if problems:
     raise errors.BadInput('\n'.join(problems))
 

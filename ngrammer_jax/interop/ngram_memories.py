@@ -16,7 +16,7 @@ import itertools
 import numpy as np
 
 from ngrammer_jax import errors
-from ngrammer_jax.interop.conversion import Source, check_layer
+from ngrammer_jax.interop.conversion import Source, check_options
 from ngrammer_jax.interop.layouts import FileLayout, Table
 from ngrammer_jax.interop.scaled_floats import SCALED_VALUES
 from ngrammer_jax.layers.ngram import uint64
@@ -61,7 +61,7 @@ def longcat(layer: NGramMemory, prefix: str = '') -> FileLayout:
     prefix: prefix of all names.
 
   Raises:
-    BadInput: see `conversion.check_layer`.
+    BadInput: see `conversion.check_options`.
   """
   _check_options(layer, 'longcat')
   D, E, ngram_hash = layer.width, layer.options.width, layer.ngram_hash()
@@ -93,7 +93,7 @@ def qwen_ple(layer: NGramMemory, prefix: str = '', hash_prefix: str | None = Non
       and written. None: the file does not have them.
 
   Raises:
-    BadInput: see `conversion.check_layer`.
+    BadInput: see `conversion.check_options`.
   """
   _check_options(layer, 'qwen_ple')
   G, D, M, ngram_hash = *_sizes(layer), layer.ngram_hash()
@@ -138,7 +138,7 @@ def engram_demo(
       and written. None: the file does not have them.
 
   Raises:
-    BadInput: see `conversion.check_layer`; or the classes are not those of the vocabulary.
+    BadInput: see `conversion.check_options`; or the classes are not those of the vocabulary.
   """
   _check_options(layer, 'engram_demo')
   G, D, M = _sizes(layer)
@@ -190,7 +190,7 @@ def engram_v41(
     prefix: prefix of all names.
 
   Raises:
-    BadInput: see `conversion.check_layer`; the classes are not those of the vocabulary; or the
+    BadInput: see `conversion.check_options`; the classes are not those of the vocabulary; or the
       width is not a multiple of 32.
   """
   _check_options(layer, 'engram_v41')
@@ -225,7 +225,7 @@ def _check_options(layer, layout_name):
   supported = SUPPORTED_OPTIONS[layout_name] | {'orders': (tuple(range(2, longest + 1)),)}
   free = [f'options.{name}' for name in FREE_OPTIONS[layout_name]]
   free += LAYER_OPTIONS if layers else LAYER_OPTIONS_AT_INPUT
-  check_layer(layer, free, {f'options.{name}': values for name, values in supported.items()})
+  check_options(layer, free, {f'options.{name}': values for name, values in supported.items()})
   if layers and layer.block not in layers:
     raise errors.BadInput(f'block={layer.block} is not one of options.layers={layers}')
 

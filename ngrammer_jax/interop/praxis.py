@@ -72,7 +72,7 @@ def load_ngrammer(
     {'params': ..., 'codebook': ...} for `layer.apply`.
 
   Raises:
-    BadInput: see `conversion.check_layer` and `conversion.convert`.
+    BadInput: see `conversion.check_options` and `conversion.convert`.
   """
   sources = _layer_ngrammer_sources(layer, width)
   arrays = _without_collection_prefixes(arrays)
@@ -88,7 +88,7 @@ def export_ngrammer(
   A token cache is not among them: praxis computes it from the codebook.
 
   Raises:
-    BadInput: see `conversion.check_layer` and `conversion.restore`.
+    BadInput: see `conversion.check_options` and `conversion.restore`.
   """
   ngram_prefix = '' if layer.clusters is None else 'ngram_layer/'
   return _export(variables, _layer_ngrammer_sources(layer, width, ngram_prefix), NGRAMMER)
@@ -96,7 +96,7 @@ def export_ngrammer(
 
 def _layer_ngrammer_sources(layer, width, ngram_prefix=''):
   """Returns the sources of a supported n-gram layer."""
-  conversion.check_layer(layer, (*NGRAMMER_OPTIONS, 'id_vocabulary'))
+  conversion.check_options(layer, (*NGRAMMER_OPTIONS, 'id_vocabulary'))
   conversion.check_width(layer, width)
   return _ngrammer_sources(layer, layer.heads, width, ngram_prefix=ngram_prefix)
 
@@ -121,7 +121,7 @@ def load_attention(
     {'params': ...} for `layer.apply`.
 
   Raises:
-    BadInput: see `conversion.check_layer` and `conversion.convert`.
+    BadInput: see `conversion.check_options` and `conversion.convert`.
   """
   sources = _layer_attention_sources(layer, width)
   return conversion.convert(_without_collection_prefixes(arrays), sources, ATTENTION)
@@ -133,14 +133,14 @@ def export_attention(
   """Converts variables of `layer` to the arrays of a praxis DotProductAttention.
 
   Raises:
-    BadInput: see `conversion.check_layer` and `conversion.restore`.
+    BadInput: see `conversion.check_options` and `conversion.restore`.
   """
   return _export(variables, _layer_attention_sources(layer, width), ATTENTION)
 
 
 def _layer_attention_sources(layer, width):
   """Returns the sources of a supported attention layer."""
-  conversion.check_layer(layer, ATTENTION_OPTIONS)
+  conversion.check_options(layer, ATTENTION_OPTIONS)
   if width % layer.heads:
     raise errors.BadInput(f'width={width} must be divisible by heads={layer.heads}')
   sources = _attention_sources(layer.projections, layer.heads, width)
@@ -173,7 +173,7 @@ def load_language_model(
     {'params': ..., 'codebook': ...} for `TransformerLM(config, vocabulary_size).apply`.
 
   Raises:
-    BadInput: see `conversion.check_config` and `conversion.convert`.
+    BadInput: see `conversion.check_options` and `conversion.convert`.
   """
   sources = _language_model_sources(config, vocabulary_size)
   caches = [prefix + _CACHE for prefix in _ngrammer_prefixes(config).values()]
@@ -188,7 +188,7 @@ def export_language_model(
   Token caches are not among them: praxis computes them from the codebooks.
 
   Raises:
-    BadInput: see `conversion.check_config` and `conversion.restore`.
+    BadInput: see `conversion.check_options` and `conversion.restore`.
   """
   return _export(variables, _language_model_sources(config, vocabulary_size), LANGUAGE_MODEL)
 
@@ -239,8 +239,7 @@ def _export(variables, sources, origin):
 
 def _language_model_sources(config: model_config.ModelConfig, V: int) -> dict[str, Source]:
   """Returns the source of each variable of a supported config."""
-  config.check()
-  conversion.check_config(config, SUPPORTED_OPTIONS, FREE_OPTIONS)
+  conversion.check_options(config, FREE_OPTIONS, SUPPORTED_OPTIONS)
   D = config.width
   softmax = Source('softmax/logits_ffn/linear/w', (D, V), np.transpose)
   sources = _norm_sources('params/final_norm', 'final_ln', D)

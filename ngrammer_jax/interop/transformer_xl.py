@@ -170,7 +170,7 @@ def load_language_model(
     {'params': ...} for `TransformerLM(config, vocabulary_size).apply`.
 
   Raises:
-    BadInput: see `conversion.check_config`, `conversion.check_same_model` and
+    BadInput: see `conversion.check_options`, `conversion.check_same_model` and
       `conversion.convert`.
   """
   if args is not None:
@@ -188,18 +188,17 @@ def export_language_model(
   Each tied array is there once: in PyTorch, `load_state_dict` needs `strict=False`.
 
   Raises:
-    BadInput: see `conversion.check_config` and `conversion.restore`.
+    BadInput: see `conversion.check_options` and `conversion.restore`.
   """
   return conversion.restore(variables, _sources(config, vocabulary_size), ORIGIN)
 
 
 def _sources(config: model_config.ModelConfig, vocabulary_size: int) -> dict[str, Source]:
   """Returns the source of each variable of a supported config."""
-  config.check()
   supported = {key: (value,) for key, value in MODEL_OPTIONS.items()}
   supported |= {'norm': ('post_skip', 'pre'), 'position': ATTENTION_TYPES}
   supported['memory.same_length'] = SAME_LENGTH
-  conversion.check_config(config, supported, FREE_OPTIONS)
+  conversion.check_options(config, FREE_OPTIONS, supported)
   if config.norm == 'pre' and config.position in model_config.SEGMENT_POSITIONS:
     raise errors.BadInput(
       f'model.norm="pre" with model.position={config.position!r} cannot be loaded: the PyTorch '

@@ -134,13 +134,17 @@ def spans(**fields):
     ({'feed_forward_width': -1}, 'model.feed_forward_width=-1 must be at least 1, or 0'),
     (
       {'heads': 7},
-      'model.width=256 must be divisible by model.heads=7: '
-      'use model.heads=8, or a width that is a multiple of 14 (rope needs an even head width)',
+      'model.width=256 must be divisible by 14 with model.heads=7 (rope needs an even head width): '
+      'use 252, or other heads',
+    ),
+    (
+      {'heads': 7, 'position': 'none'},
+      'model.width=256 must be divisible by 7 with model.heads=7: use 259, or other heads',
     ),
     (
       {'width': 12, 'heads': 4},
-      'model.position="rope" needs an even head width, not 3 (model.width=12 / model.heads=4): '
-      'use model.heads=3, or a width that is a multiple of 8',
+      'model.width=12 must be divisible by 8 with model.heads=4 (rope needs an even head width): '
+      'use 16, or other heads',
     ),
     (
       {'initial': model_config.InitialConfig('gpt')},
