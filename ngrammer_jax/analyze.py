@@ -99,7 +99,7 @@ def main(argv: list[str]) -> int:
   )
   options = parser.parse_args(argv)
   functions = {'report': _report, 'checkpoint': _checkpoint, 'cloze': _cloze}
-  functions |= {'compare': _compare, 'clusters': _clusters, 'gates': _gates, 'recl': _recl}
+  functions |= {'compare': _compare, 'gates': _gates, 'recl': _recl}
   functions.get(options.analysis, _analyze_run)(options)
   return 0
 
@@ -119,15 +119,9 @@ def _compare(options: argparse.Namespace) -> None:
 
   workdirs = [*options.workdir, *options.baseline]
   all_runs = [runs.load_run(workdir, flags.step(options.step)) for workdir in workdirs]
-  names, count = figures.run_labels(workdirs, None), len(options.workdir)
-  result = compare.analyze(
-    all_runs[:count],
-    all_runs[count:],
-    names[:count],
-    names[count:],
-    options.split,
-    options.max_tokens,
-  )
+  pairs, names = len(options.workdir), figures.run_labels(workdirs, None)
+  arguments = names, options.split, options.max_tokens
+  result = compare.analyze(all_runs[:pairs], all_runs[pairs:], *arguments)
   print(compare.format_table(result))
 
 
@@ -148,20 +142,16 @@ def _cloze(options: argparse.Namespace) -> None:
   print(f"1st {first}, 2nd {second}; p: McNemar's exact test of the strict accuracies")
 
 
-def _clusters(options: argparse.Namespace) -> None:
-  _analyze_run(options, memory=options.memory)
-
-
 def _gates(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import report
 
-  result = _analyze_run(options, text=options.text)
+  result = _analyze_run(options)
   page = _figure(options).with_suffix('.html')
   files.write(page, report.format_gates(result))
   print(f'wrote {page}')
 
 
-def _analyze_run(options: argparse.Namespace, **arguments: str | None) -> dict[str, Any]:
+def _analyze_run(options: argparse.Namespace) -> dict[str, Any]:
   """Analyzes a run and writes what `_write` does. Returns the result."""
   from ngrammer_jax import runs
   from ngrammer_jax.analysis import figures
@@ -169,6 +159,7 @@ def _analyze_run(options: argparse.Namespace, **arguments: str | None) -> dict[s
   run = runs.load_run(options.workdir, flags.step(options.step))
   run.split(options.split)  # reports a wrong name before the checkpoint is loaded
   (label,) = figures.run_labels([options.workdir], options.label)
+  arguments = {name: getattr(options, name) for name in ('memory', 'text') if name in options}
   return _write(options, lambda analysis: analysis.analyze(run, options.split, **arguments), label)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ngrammer_jax import errors, runs
+from ngrammer_jax.analysis import probe
 from ngrammer_jax.analysis.parts import Part
 from ngrammer_jax.layers.ngram import quantizer
 from ngrammer_jax.system import progress
@@ -67,7 +68,7 @@ def analyze(run: runs.Run, split: str = 'validation', memory: str | None = None)
   embedding_UxNxH = (embedding_UxD - embedding_UxD.mean(axis=0)).reshape(U, N, -1)
   codebook = functools.reduce(lambda tree, key: tree[key], memory.split('/'), run.state.codebook)
   usage_NxK = np.asarray(codebook['quantizer']['usage'], np.float64)
-  texts = [run.vocabulary.decode([token]).decode(errors='replace') for token in by_frequency_V]
+  texts = [probe.decode(run, [token]) for token in by_frequency_V]
   heads = []
   with progress.Progress('comparing clusters', N, 'heads') as bar:
     for n in range(N):

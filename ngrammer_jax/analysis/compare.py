@@ -26,7 +26,6 @@ def analyze(
   all_runs: Sequence[runs.Run],
   baselines: Sequence[runs.Run],
   names: Sequence[str],
-  baseline_names: Sequence[str],
   split: str = 'validation',
   max_tokens: int = 2**18,
 ) -> dict[str, Any]:
@@ -41,8 +40,7 @@ def analyze(
   Args:
     all_runs: one or more runs.
     baselines: the baseline of each run.
-    names: names of the runs.
-    baseline_names: names of the baselines.
+    names: names of the runs, then of the baselines.
     split: split of the corpus.
     max_tokens: number of tokens to score, from the beginning of the split.
 
@@ -77,7 +75,7 @@ def analyze(
     pairs.append(
       {
         'run': names[i],
-        'baseline': baseline_names[i],
+        'baseline': names[len(all_runs) + i],
         'steps': [int(run.state.step), int(baseline.state.step)],
         'loss': float(loss_T.mean()),
         'baseline_loss': float(baseline_T.mean()),

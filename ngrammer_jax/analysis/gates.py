@@ -47,7 +47,7 @@ def analyze(run: runs.Run, split: str = 'validation', text: str | None = None) -
   Raises:
     BadInput: the model has no gate, or the vocabulary lacks a character of the text.
   """
-  gates = [table for table in lookups.tables(run) if _has_gate(table)]
+  gates = [table for table in lookups.tables(run) if table.module.options.join == 'gate']
   if not gates:
     raise errors.NotApplicable(
       f'--workdir={run.workdir} has no gate: it needs model.ngram_memories with join="gate"'
@@ -72,10 +72,6 @@ def analyze(run: runs.Run, split: str = 'validation', text: str | None = None) -
   return result
 
 
-def _has_gate(table):
-  return table.module.options.join == 'gate'
-
-
 def _encode(run, text):
   """Returns a text as a split. The document start at its end lets the model read all of it."""
   ids = texts.encode(run.vocabulary, text, '--text').ids
@@ -94,10 +90,6 @@ def _read(run, gates, text, max_tokens):
   parts = [values for _, values in probe.captured_segments(run, text, max_tokens, measure)]
   join = lambda *arrays: np.concatenate(arrays, axis=1, dtype=np.float64)[0].mean(axis=-1)
   return jax.tree.map(join, *parts)
-
-
-def _decode(run, ids):
-  return run.vocabulary.decode(ids).decode(errors='replace')
 
 
 def _analyze_gate(run, text, values_T, orders):
@@ -123,7 +115,7 @@ def _highest(run, text, values_T, order):
   highest = frequent[np.argsort(-mean_U[frequent], kind='stable')][:MAX_NGRAMS]
   return [
     {
-      'text': _decode(run, ngrams_NxT[::-1, example_U[u]]),
+      'text': probe.decode(run, ngrams_NxT[::-1, example_U[u]]),
       'count': int(count_U[u]),
       'gate': float(mean_U[u]),
     }

@@ -1,6 +1,5 @@
 """The model: a Transformer or a recurrent model, and its memories."""
 
-from collections.abc import Iterator
 import dataclasses
 
 from ngrammer_jax import errors
@@ -147,8 +146,8 @@ class ModelConfig:
     for block in (self.recurrent, *blocks):
       if hasattr(block, 'check'):
         block.check(self)
-    for path, memory in self._ngram_memories():
-      memory.check(self, path)
+    for index, memory in enumerate(self.ngram_memories):
+      memory.check(self, f'model.ngram_memories.{index}')
     if self.position == 'table':
       self._check_table()
     if self.kernel is not None:
@@ -158,13 +157,8 @@ class ModelConfig:
     """Raises BadInput for an adaptive softmax or n-gram memories that do not fit a vocabulary."""
     if self.adaptive_softmax is not None:
       self.adaptive_softmax.check_vocabulary(size)
-    for path, memory in self._ngram_memories():
-      memory.check_vocabulary(size, self.width, path)
-
-  def _ngram_memories(self) -> Iterator[tuple[str, NGramMemoryConfig]]:
-    """Yields the path and config of each n-gram memory."""
     for index, memory in enumerate(self.ngram_memories):
-      yield f'model.ngram_memories.{index}', memory
+      memory.check_vocabulary(size, self.width, f'model.ngram_memories.{index}')
 
   def _check_kernel(self) -> None:
     unsupported = {

@@ -170,10 +170,10 @@ class FileLayout:
     dtypes = {name: array.dtype for name, array in arrays.items()} | self._table_dtypes(table)
     described = {name: (shape, dtypes[name]) for name, shape in self.shapes().items()}
     metadata = {'format': 'pt', METADATA_KEY: json.dumps(self.facts)}
-    with row_files.Writer(path, described, metadata) as writer:
+    with row_files.new_file(path, described, metadata) as write:
       for name, array in arrays.items():
-        writer.write(name, 0, array)
-      _write_table(writer, table, self.table)
+        write(name, 0, array)
+      _write_table(write, table, self.table)
 
   def _table_dtypes(self, table):
     """Returns the dtype of each array of the table in a file."""
@@ -298,7 +298,7 @@ def _is_device_memory(sharding, device):
   return sharding.memory_kind in (None, device.default_memory().kind)
 
 
-def _write_table(writer, values, table):
+def _write_table(write, values, table):
   """Writes the rows of the table that are in the file."""
   for start, stop in _ranges(0, table.stored_rows):
     rows = _table_rows(values, start, stop)
@@ -309,9 +309,9 @@ def _write_table(writer, values, table):
           f'8 bits with scales cannot have'
         )
       rows, scales = scaled_floats.quantize(rows)
-      writer.write(table.scale, start, scales)
+      write(table.scale, start, scales)
     for name, first, selected in table.between(start, stop):
-      writer.write(name, first, rows[selected])
+      write(name, first, rows[selected])
 
 
 def _table_rows(values: jax.Array | np.ndarray, start: int, stop: int) -> np.ndarray:

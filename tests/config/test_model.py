@@ -236,12 +236,11 @@ def spans(**fields):
     (spans(kind='dynamic') | {'width': 0}, 'model.width=0 must be at least 1'),
     (
       spans(kind='dynamic', initial=-1e9),
-      'model.span.initial=-1000000000.0 saturates the sigmoid of kind="dynamic", so its gradient '
-      'vanishes: use -20 to 20',
+      "model.span.initial=-1000000000.0 must be from -20 to 20 for kind='dynamic'",
     ),
     (spans(reserve=0), 'model.span.reserve=0 must be at least 1'),
     (spans(penalty=-1.0), 'model.span.penalty=-1.0 must be at least 0'),
-    (spans(initial=2.0), 'model.span.initial=2.0 must be from 0 to 1'),
+    (spans(initial=2.0), "model.span.initial=2.0 must be from 0 to 1 for kind='adaptive'"),
     (
       spans(limit=128) | {'memory': None},
       'model.span needs the same number of keys for every token: set model.memory.length=128 and '
