@@ -53,6 +53,12 @@ def main(argv: list[str]) -> int:
     analysis.add_argument(
       '--workdir', type=files.path, action=action, required=True, help='run directory'
     )
+    if name not in PRINTED:
+      analysis.add_argument(
+        '--label',
+        action='append',
+        help='name of the run in the figure, one for each --workdir; default: that of its folder',
+      )
     if name not in ('report', *PRINTED):
       analysis.add_argument(
         '--figure',
@@ -81,13 +87,6 @@ def main(argv: list[str]) -> int:
   parsers['checkpoint'].add_argument(
     '--arrays', metavar='PREFIX', help='list the arrays of --step whose names begin so'
   )
-  for name, analysis in parsers.items():
-    if name not in PRINTED:
-      analysis.add_argument(
-        '--label',
-        action='append',
-        help='name of the run in the figure, one for each --workdir; default: that of its folder',
-      )
   parsers['recl'].add_argument(
     '--context_step', type=int, default=100, help='tokens by which the context grows'
   )

@@ -107,8 +107,8 @@ def _over_pairs(pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
   differences = [pair['difference'] for pair in pairs]
   mean = float(np.mean(differences))
   error = _standard_error(differences)
-  half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(pairs) - 1)) * error
-  return {'mean': mean, 'seed_error': error, 'interval': [mean - half, mean + half]}
+  interval = map(float, stats.t.interval(CONFIDENCE, len(pairs) - 1, mean, error))
+  return {'mean': mean, 'seed_error': error, 'interval': [*interval]}
 
 
 def format_table(result: dict[str, Any]) -> str:

@@ -28,13 +28,7 @@ from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training.records import writers
 
 # The analyses on the page: modules with `analyze`, `parts`, `plot` and FIGURE_SIZE.
-ANALYSES = {
-  'clusters': clusters,
-  'ngrams': ngrams,
-  'gates': gates,
-  'spans': spans,
-  'attention': attention,
-}
+ANALYSES = dict(clusters=clusters, ngrams=ngrams, gates=gates, spans=spans, attention=attention)
 MAX_DOTS = 40  # points of a curve, beyond which it is a line alone
 CURVES = {'Validation loss': 'validation/nll_nats_per_token', 'Training loss': 'loss'}
 # The metrics of a split: name on the page, format, and which value is the best.

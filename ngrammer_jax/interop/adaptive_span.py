@@ -181,8 +181,7 @@ def _sources(config: model_config.ModelConfig, vocabulary_size: int) -> dict[str
   H, S = config.width // config.heads, config.positions().max_length
   lengths = {'memory.length': S, 'span.limit': S}
   required = MODEL_OPTIONS | REQUIRED_OPTIONS | softmax_options | lengths
-  supported = {key: (value,) for key, value in required.items()}
-  conversion.check_options(config, FREE_OPTIONS, supported)
+  conversion.check_options(config, FREE_OPTIONS, required)
   sources = _vocabulary_sources(config, vocabulary_size)
   # The source table starts with the farthest distance.
   nearest_first = lambda a: a[0].T[::-1]

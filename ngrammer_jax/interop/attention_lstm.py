@@ -69,8 +69,7 @@ def _sources(config: model_config.ModelConfig, V: int) -> dict[str, Source]:
   r = config.recurrent
   if r is None:
     raise errors.BadInput('model.recurrent=None: an attention LSTM needs model.recurrent')
-  supported = {key: (value,) for key, value in MODEL_OPTIONS.items()}
-  conversion.check_options(config, FREE_OPTIONS, supported)
+  conversion.check_options(config, FREE_OPTIONS, MODEL_OPTIONS)
   D, K, J, G = config.width, r.hidden, r.width, recurrence.CELLS[r.cell]
   split_gates = lambda a: a.reshape(*a.shape[:-1], G, K)
   return {

@@ -243,7 +243,8 @@ def torch_norm(path: str, name: str, width: int) -> dict[str, Source]:
 def check_options(
   block: model_config.ModelConfig | nn.Module,
   free: Collection[str],
-  supported: Mapping[str, tuple[Any, ...]] = types.MappingProxyType({}),
+  required: Mapping[str, Any] = types.MappingProxyType({}),
+  choices: Mapping[str, tuple[Any, ...]] = types.MappingProxyType({}),
 ) -> None:
   """Raises BadInput that names every option of a model or layer that cannot be loaded.
 
@@ -253,17 +254,18 @@ def check_options(
   Args:
     block: the config of the target model, or the target layer.
     free: keys such as `span.ramp` of options of any value, besides those of training.
-    supported: the values that can be loaded of other options, by key.
+    required: the value that other options must have, by key.
+    choices: the values that can be loaded, of options with several ones.
   """
   path, training, problems = '', LAYER_TRAINING_OPTIONS, []
   if isinstance(block, model_config.ModelConfig):
     path, training = 'model.', MODEL_TRAINING_OPTIONS
     block.check()
-  for key, value, default in _options(block, {*supported, *free}):
-    values = supported.get(key, (default,))
+  for key, value, default in _options(block, {*required, *choices, *free}):
+    values = choices.get(key, (required.get(key, default),))
     if key not in free and key not in training and value not in values:
-      choices = ' or '.join(map(repr, values))
-      problems.append(f'{path}{key}={value!r} must be {choices} for these weights')
+      expected = ' or '.join(map(repr, values))
+      problems.append(f'{path}{key}={value!r} must be {expected} for these weights')
   if problems:
     raise errors.BadInput('\n'.join(problems))
 

@@ -225,7 +225,8 @@ def _check_options(layer, layout_name):
   supported = SUPPORTED_OPTIONS[layout_name] | {'orders': (tuple(range(2, longest + 1)),)}
   free = [f'options.{name}' for name in FREE_OPTIONS[layout_name]]
   free += LAYER_OPTIONS if layers else LAYER_OPTIONS_AT_INPUT
-  check_options(layer, free, {f'options.{name}': values for name, values in supported.items()})
+  choices = {f'options.{name}': values for name, values in supported.items()}
+  check_options(layer, free, choices=choices)
   if layers and layer.block not in layers:
     raise errors.BadInput(f'block={layer.block} is not one of options.layers={layers}')
 

@@ -239,7 +239,7 @@ def _export(variables, sources, origin):
 
 def _language_model_sources(config: model_config.ModelConfig, V: int) -> dict[str, Source]:
   """Returns the source of each variable of a supported config."""
-  conversion.check_options(config, FREE_OPTIONS, SUPPORTED_OPTIONS)
+  conversion.check_options(config, FREE_OPTIONS, choices=SUPPORTED_OPTIONS)
   D = config.width
   softmax = Source('softmax/logits_ffn/linear/w', (D, V), np.transpose)
   sources = _norm_sources('params/final_norm', 'final_ln', D)

@@ -92,9 +92,10 @@ def new_file(
   header: dict[str, Any] = {'__metadata__': dict(metadata)}
   stored, end = {}, 0
   # As in the library, wide dtypes first, so that every array is aligned.
-  for name, (shape, dtype) in sorted(arrays.items(), key=lambda item: -_itemsize(item[1][1])):
+  by_width = sorted(arrays.items(), key=lambda item: -np.dtype(item[1][1]).itemsize)
+  for name, (shape, dtype) in by_width:
     code, start = _CODES[np.dtype(dtype)], end
-    end += math.prod(shape) * _itemsize(dtype)
+    end += math.prod(shape) * np.dtype(dtype).itemsize
     header[name] = {'dtype': code, 'shape': list(shape), 'data_offsets': [start, end]}
     stored[name] = StoredArray(path, code, tuple(shape), start)
   text = json.dumps(header).encode()
@@ -114,7 +115,3 @@ def new_file(
     os.replace(unfinished, path)
   finally:
     unfinished.unlink(missing_ok=True)
-
-
-def _itemsize(dtype):
-  return np.dtype(dtype).itemsize

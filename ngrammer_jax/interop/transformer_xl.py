@@ -195,10 +195,9 @@ def export_language_model(
 
 def _sources(config: model_config.ModelConfig, vocabulary_size: int) -> dict[str, Source]:
   """Returns the source of each variable of a supported config."""
-  supported = {key: (value,) for key, value in MODEL_OPTIONS.items()}
-  supported |= {'norm': ('post_skip', 'pre'), 'position': ATTENTION_TYPES}
-  supported['memory.same_length'] = SAME_LENGTH
-  conversion.check_options(config, FREE_OPTIONS, supported)
+  choices = {'norm': ('post_skip', 'pre'), 'position': ATTENTION_TYPES}
+  choices['memory.same_length'] = SAME_LENGTH
+  conversion.check_options(config, FREE_OPTIONS, MODEL_OPTIONS, choices)
   if config.norm == 'pre' and config.position in model_config.SEGMENT_POSITIONS:
     raise errors.BadInput(
       f'model.norm="pre" with model.position={config.position!r} cannot be loaded: the PyTorch '

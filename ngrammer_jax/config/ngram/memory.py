@@ -390,9 +390,9 @@ class NGramMemoryConfig:
     """Warns where the rows of a head are k V or k V + 1 and the hash is a polynomial of base V."""
     num_ids, memory_hash = self.num_ids(vocabulary_size), self.hashes(vocabulary_size)[0]
     rows = memory_hash.sizes[0][0]
-    if self.hash not in ('polynomial', 'praxis') or rows < num_ids or rows % num_ids > 1:
-      return
-    if self.orders == (1,):  # every id has a row of its own
+    is_polynomial = self.hash in ('polynomial', 'praxis')
+    is_unigram = self.orders == (1,)  # every id has a row of its own
+    if not is_polynomial or is_unigram or rows < num_ids or rows % num_ids > 1:
       return
     rate, random_rate = ngram_hashes.shared_rows(memory_hash)
     logging.warning(
