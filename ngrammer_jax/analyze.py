@@ -127,10 +127,8 @@ def _compare(options: argparse.Namespace) -> None:
 def _checkpoint(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import checkpoints
 
-  step = None if options.step is None else flags.step(options.step)
-  if step is None and options.arrays is not None:
-    step = 'newest'
-  print(checkpoints.format_table(options.workdir, step, options.arrays))
+  step = options.step if options.arrays is None else options.step or 'newest'
+  print(checkpoints.format_table(options.workdir, step and flags.step(step), options.arrays))
 
 
 def _cloze(options: argparse.Namespace) -> None:

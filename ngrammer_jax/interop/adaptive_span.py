@@ -8,8 +8,6 @@ N heads, H head width, D model width, F inner width, V vocabulary, C persistent 
 """
 
 from collections.abc import Mapping
-import functools
-import operator
 from typing import Any
 
 import numpy as np
@@ -79,10 +77,7 @@ def config_from_args(args: settings.Settings) -> model_config.ModelConfig:
   Raises:
     BadInput: an unknown argument, or a value with which the model cannot be loaded.
   """
-  groups = args if isinstance(args, Mapping) else vars(args)
-  nested = [value for value in groups.values() if isinstance(value, Mapping)]
-  single = {name: value for name, value in groups.items() if not isinstance(value, Mapping)}
-  a = settings.read(functools.reduce(operator.or_, nested, single), ARGS, TRAINING_ARGS, ORIGIN)
+  a = settings.read(args, ARGS, TRAINING_ARGS, ORIGIN)
   S, has_vectors = a['attn_span'], a['pers_mem_size'] > 0
   # Our dropout of the embedding is an option of the adaptive softmax.
   supported = {'adapt_io_tied': (True,)} if a['adapt_io_enabled'] else {'emb_dropout': (0,)}

@@ -290,6 +290,11 @@ def test_impossible_model_says_what_to_change(fields, message):
   assert str(caught.value) == message
 
 
+def test_an_ngrammer_after_attention_may_have_heads_of_its_own():
+  check(ngram={'layer': 'attention', 'heads': 8})
+  check(ngram={'orders': (3, 2)})
+
+
 def test_a_tail_without_words():
   config = model_config.AdaptiveSoftmaxConfig((8, 20))
   config.check_vocabulary(21)
