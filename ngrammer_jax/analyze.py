@@ -14,6 +14,7 @@ python -m ngrammer_jax.analyze cloze --workdir=DIR --workdir=DIR [--results=cloz
 """
 
 import argparse
+from collections.abc import Callable
 import importlib
 import json
 import pathlib
@@ -26,7 +27,7 @@ HELP = {
   'report': 'one web page of runs side by side: curves, metrics, configs, analyses, samples',
   'compare': 'differences of losses from baselines, with errors, at the same tokens',
   'checkpoint': 'all checkpoints, verified by checksum',
-  'clusters': 'coherence and usage of the token clusters, collisions of the n-grams',
+  'clusters': 'coherence and usage of the token clusters',
   'ngrams': 'visits of table rows and hash collisions of all n-gram memories',
   'gates': 'gates of n-gram memories over a text, as a web page and a figure',
   'retention': 'loss without the n-gram memories, and with exchanged rows, by n-gram frequency',
@@ -52,6 +53,12 @@ def main(argv: list[str]) -> int:
     analysis.add_argument(
       '--workdir', type=files.path, action=action, required=True, help='run directory'
     )
+    if name not in PRINTED:
+      analysis.add_argument(
+        '--label',
+        action='append',
+        help='name of the run in the figure, one for each --workdir; default: that of its folder',
+      )
     if name not in ('report', *PRINTED):
       analysis.add_argument(
         '--figure',
@@ -80,13 +87,6 @@ def main(argv: list[str]) -> int:
   parsers['checkpoint'].add_argument(
     '--arrays', metavar='PREFIX', help='list the arrays of --step whose names begin so'
   )
-  for name, analysis in parsers.items():
-    if name not in PRINTED:
-      analysis.add_argument(
-        '--label',
-        action='append',
-        help='name of the run in the figure, one for each --workdir; default: that of its folder',
-      )
   parsers['recl'].add_argument(
     '--context_step', type=int, default=100, help='tokens by which the context grows'
   )
@@ -98,7 +98,7 @@ def main(argv: list[str]) -> int:
   )
   options = parser.parse_args(argv)
   functions = {'report': _report, 'checkpoint': _checkpoint, 'cloze': _cloze}
-  functions |= {'compare': _compare, 'clusters': _clusters, 'gates': _gates, 'recl': _recl}
+  functions |= {'compare': _compare, 'gates': _gates, 'recl': _recl}
   functions.get(options.analysis, _analyze_run)(options)
   return 0
 
@@ -118,25 +118,17 @@ def _compare(options: argparse.Namespace) -> None:
 
   workdirs = [*options.workdir, *options.baseline]
   all_runs = [runs.load_run(workdir, flags.step(options.step)) for workdir in workdirs]
-  names, count = figures.run_labels(workdirs, None), len(options.workdir)
-  result = compare.analyze(
-    all_runs[:count],
-    all_runs[count:],
-    names[:count],
-    names[count:],
-    options.split,
-    options.max_tokens,
-  )
+  pairs, names = len(options.workdir), figures.run_labels(workdirs, None)
+  arguments = names, options.split, options.max_tokens
+  result = compare.analyze(all_runs[:pairs], all_runs[pairs:], *arguments)
   print(compare.format_table(result))
 
 
 def _checkpoint(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import checkpoints
 
-  step = None if options.step is None else flags.step(options.step)
-  if step is None and options.arrays is not None:
-    step = 'newest'
-  print(checkpoints.format_table(options.workdir, step, options.arrays))
+  step = options.step if options.arrays is None else options.step or 'newest'
+  print(checkpoints.format_table(options.workdir, step and flags.step(step), options.arrays))
 
 
 def _cloze(options: argparse.Namespace) -> None:
@@ -147,62 +139,62 @@ def _cloze(options: argparse.Namespace) -> None:
   print(f"1st {first}, 2nd {second}; p: McNemar's exact test of the strict accuracies")
 
 
-def _clusters(options: argparse.Namespace) -> None:
-  _analyze_run(options, memory=options.memory)
-
-
 def _gates(options: argparse.Namespace) -> None:
   from ngrammer_jax.analysis import report
 
-  result = _analyze_run(options, text=options.text)
+  result = _analyze_run(options)
   page = _figure(options).with_suffix('.html')
   files.write(page, report.format_gates(result))
   print(f'wrote {page}')
 
 
-def _analyze_run(options: argparse.Namespace, **arguments: str | None) -> dict[str, Any]:
-  """Analyzes a run, prints a table, and writes JSON and a figure. Returns the result."""
+def _analyze_run(options: argparse.Namespace) -> dict[str, Any]:
+  """Analyzes a run and writes what `_write` does. Returns the result."""
   from ngrammer_jax import runs
   from ngrammer_jax.analysis import figures
 
-  analysis = importlib.import_module(f'ngrammer_jax.analysis.{options.analysis}')
-  figure = _figure(options)
   run = runs.load_run(options.workdir, flags.step(options.step))
   run.split(options.split)  # reports a wrong name before the checkpoint is loaded
-  with figures.saved_figure(figure, *analysis.FIGURE_SIZE) as axes:
-    result = analysis.analyze(run, options.split, **arguments)
-    content = _format_json(result)
-    analysis.plot(result, axes)
-    (label,) = figures.run_labels([options.workdir], options.label)
-    figures.set_title(axes, f'{label}, step {result["step"]:,}, {options.split}')
-  _print_result(analysis, result, content, figure)
-  return result
+  (label,) = figures.run_labels([options.workdir], options.label)
+  arguments = {name: getattr(options, name) for name in ('memory', 'text') if name in options}
+  return _write(options, lambda analysis: analysis.analyze(run, options.split, **arguments), label)
 
 
 def _recl(options: argparse.Namespace) -> None:
   from ngrammer_jax import runs
-  from ngrammer_jax.analysis import figures, recl
+  from ngrammer_jax.analysis import figures
 
-  figure = options.figure or options.workdir[0] / 'recl.png'
   all_runs = [runs.load_run(workdir, flags.step(options.step)) for workdir in options.workdir]
   names = figures.run_labels(options.workdir, options.label)
-  with figures.saved_figure(figure, *recl.FIGURE_SIZE) as axes:
-    result = recl.analyze(all_runs, names, options.split, options.context_step, options.max_context)
-    content = _format_json(result)
-    recl.plot(result, axes)
-  _print_result(recl, result, content, figure)
+  arguments = names, options.split, options.context_step, options.max_context
+  _write(options, lambda analysis: analysis.analyze(all_runs, *arguments))
 
 
-def _format_json(result: dict[str, Any]) -> str:
-  return json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + '\n'
+def _write(
+  options: argparse.Namespace, analyze: Callable[[Any], dict[str, Any]], label: str | None = None
+) -> dict[str, Any]:
+  """Prints the tables of an analysis, and writes JSON and a figure. Returns the result.
 
+  Args:
+    options: the options of the command.
+    analyze: function from the module of the analysis to its result.
+    label: name of the run in the title. None: of several runs.
+  """
+  from ngrammer_jax.analysis import figures, parts
 
-def _print_result(analysis: Any, result: dict[str, Any], content: str, figure: pathlib.Path):
-  """Writes the JSON beside the figure, and prints the table."""
-  path = figure.with_suffix('.json')
-  files.write(path, content)
-  print(analysis.format_table(result))
-  print(f'wrote {path} and {figure}')
+  analysis = importlib.import_module(f'ngrammer_jax.analysis.{options.analysis}')
+  figure = _figure(options)
+  with figures.saved_figure(figure, *analysis.FIGURE_SIZE) as axes:
+    result = analyze(analysis)
+    content = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + '\n'
+    analysis.plot(result, axes)
+    title = options.split if label is None else f'{label}, step {result["step"]:,}, {options.split}'
+    figures.set_title(axes, title)
+  files.write(figure.with_suffix('.json'), content)
+  print(title)
+  print(parts.format_tables(analysis.parts(result)))
+  print(f'wrote {figure.with_suffix(".json")} and {figure}')
+  return result
 
 
 def _report(options: argparse.Namespace) -> None:
@@ -222,7 +214,9 @@ def _report(options: argparse.Namespace) -> None:
 
 def _figure(options: argparse.Namespace) -> pathlib.Path:
   """Returns the file of the figure; other results are beside it, under the same name."""
-  return options.figure or options.workdir / f'{options.analysis}.png'
+  is_list = options.analysis in OF_SEVERAL_RUNS
+  workdir = options.workdir[0] if is_list else options.workdir
+  return options.figure or workdir / f'{options.analysis}.png'
 
 
 if __name__ == '__main__':

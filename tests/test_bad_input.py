@@ -61,8 +61,8 @@ TRAIN = {
   ),
   'heads that do not divide the width': (
     '--config.model.width=512 --config.model.heads=7',
-    'model.width=512 must be divisible by model.heads=7: '
-    'use model.heads=8, or a width that is a multiple of 14 (rope needs an even head width)',
+    'model.width=512 must be divisible by 14 with model.heads=7 (rope needs an even head width): '
+    'use 518, or other heads',
   ),
   'n-gram vectors wider than a head': (
     '--config.model.width=512 --config.model.heads=16 --config.model.ngram.dim=33',

@@ -10,9 +10,9 @@ import numpy as np
 
 from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import probe
+from ngrammer_jax.analysis.parts import Part
 from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.layers import documents
-from ngrammer_jax.system import text_tables
 
 MAX_TOKENS = 8192  # tokens of the split that are read
 MAX_DISTANCE = 15  # for models without a limited attention window
@@ -104,22 +104,18 @@ def _count_visible_tokens(config, position_T, first):
   return np.minimum(position_T, memory_length + np.arange(len(position_T)))
 
 
-def table_rows(result: dict[str, Any]) -> list[list[str]]:
-  """Returns the mean weights by distance as rows of a table, the header first."""
+def parts(result: dict[str, Any]) -> list[Part]:
+  """Returns the table of the mean weights by distance."""
   layers = result['layers'] if len(result['layers']) > 1 else []
   rows = [['distance', 'mean', *(f'layer {i}' for i in range(len(layers)))]]
   for distance, *weights in zip(result['distances'], result['mean'], *layers, strict=True):
     rows.append([str(-distance), *(f'{weight:.1%}' for weight in weights)])
-  return [*rows, ['other keys', f'{result["rest"]:.1%}', *('' for _ in layers)]]
-
-
-def format_table(result: dict[str, Any]) -> str:
-  """Formats the mean weights by distance as a table."""
+  rows.append(['other keys', f'{result["rest"]:.1%}', *('' for _ in layers)])
   title = (
-    f'step {result["step"]:,}, {result["counted"]:,} of {result["tokens"]:,} tokens of '
-    f'{result["split"]}: those that can attend to all distances'
+    f'mean attention of the {result["counted"]:,} of {result["tokens"]:,} tokens that can attend '
+    f'to all distances'
   )
-  return '\n'.join([title, *text_tables.align_columns(table_rows(result), '<>')])
+  return [Part(title, rows, is_folded=True)]
 
 
 def plot(result: dict[str, Any], axes: Any) -> None:

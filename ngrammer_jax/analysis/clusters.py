@@ -1,39 +1,38 @@
-"""Statistics of the learned clusters: their tokens, coherence, usage and hash collisions.
+"""Statistics of the learned clusters: their tokens, coherence and usage.
 
-V vocabulary, U unique tokens that occur or unique n-grams, D model width, N heads, H head width,
-K clusters, T tokens of text.
+V vocabulary, U unique tokens that occur, D model width, N heads, H head width,
+K clusters.
 """
 
 import functools
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax import errors, runs
-from ngrammer_jax.analysis import lookups
-from ngrammer_jax.data import token_cache
-from ngrammer_jax.layers import documents
+from ngrammer_jax.analysis import probe
+from ngrammer_jax.analysis.parts import Part
 from ngrammer_jax.layers.ngram import quantizer
-from ngrammer_jax.layers.ngram.memory import NGramMemory
-from ngrammer_jax.system import progress, text_tables
+from ngrammer_jax.system import progress
 
-FIGURE_SIZE = (3, 13.0)  # panels, and width in inches
+FIGURE_SIZE = (2, 9.0)  # panels, and width in inches
 NUM_SHUFFLES = 10  # random clusterings that coherence is compared with
-MAX_TOKENS = 1_000_000  # tokens of text for n-grams; also the block size for token counts
+MAX_CLUSTERS = 6  # that are shown, the most coherent ones
+MAX_WORDS = 12  # tokens of each of them
+BLOCK = 1_000_000  # tokens that are counted at a time
 
 COLUMNS = (
   *('head', 'codes used', 'perplexity', 'token-weighted perplexity', 'dead'),
-  *('coherence (random)', 'cross-head coherence (random)', 'collision rate'),
+  *('coherence (random)', 'cross-head coherence (random)'),
 )
 
 
 def analyze(run: runs.Run, split: str = 'validation', memory: str | None = None) -> dict[str, Any]:
   """Computes the cluster statistics of a run, as plain values for JSON.
 
-  `memory` is the path of a memory, such as `layer_1/ngram_memory_0`. None: the first with clusters
-  of tokens.
+  They depend on the training split alone; `split` is that of the other analyses. `memory` is the
+  path of a memory, such as `layer_1/ngram_memory_0`. None: the first with clusters of tokens. For
+  the collisions of n-grams of clusters, see `ngrams`.
 
   Keys: `step`, `split`, `memory`, `clusters` K; `tokens`, number of vocabulary entries that occur
   in the training split; `never`, number of those that do not; and `heads`, with for each head, over
@@ -46,7 +45,6 @@ def analyze(run: runs.Run, split: str = 'validation', memory: str | None = None)
     embeddings; `coherence_elsewhere`: the same without the features of this head, which k-means
     was trained on. Each with the mean and standard deviation for `random` clusters of the same
     sizes. None if no cluster has two tokens.
-  `ngrams`: collisions of the n-grams of the split by order (see `lookups.collisions`).
   `members`: for each cluster that is not empty, its tokens, the most frequent first, its coherence
     if it has at least two, and its tokens that never occur.
 
@@ -58,12 +56,11 @@ def analyze(run: runs.Run, split: str = 'validation', memory: str | None = None)
   if memory not in memories:
     raise errors.BadInput(f'--memory={memory} has no clusters of tokens: use {", ".join(memories)}')
   module, clusters_VxN = memories[memory], run.token_clusters_of(memory)
-  text, train = run.split(split), run.split('train').tokens
+  train = run.split('train').tokens
   V, N = clusters_VxN.shape
-  collisions_by_order = collisions(module, clusters_VxN, text)
   count_V = np.zeros(V, np.int64)
-  for first in range(0, len(train), MAX_TOKENS):
-    count_V += np.bincount(train[first : first + MAX_TOKENS], minlength=V)
+  for first in range(0, len(train), BLOCK):
+    count_V += np.bincount(train[first : first + BLOCK], minlength=V)
   by_frequency_V = np.argsort(-count_V, kind='stable')
   tokens_U = by_frequency_V[: np.count_nonzero(count_V)]
   U = len(tokens_U)
@@ -71,21 +68,19 @@ def analyze(run: runs.Run, split: str = 'validation', memory: str | None = None)
   embedding_UxNxH = (embedding_UxD - embedding_UxD.mean(axis=0)).reshape(U, N, -1)
   codebook = functools.reduce(lambda tree, key: tree[key], memory.split('/'), run.state.codebook)
   usage_NxK = np.asarray(codebook['quantizer']['usage'], np.float64)
-  texts = [run.vocabulary.decode([token]).decode(errors='replace') for token in by_frequency_V]
+  texts = [probe.decode(run, [token]) for token in by_frequency_V]
   heads = []
   with progress.Progress('comparing clusters', N, 'heads') as bar:
     for n in range(N):
       ids_V = clusters_VxN[by_frequency_V, n]
-      head = _analyze_head(embedding_UxNxH, n, ids_V, usage_NxK[n], texts)
-      head['ngrams'] = {order: by_head[n] for order, by_head in collisions_by_order.items()}
-      heads.append(head)
+      heads.append(_analyze_head(embedding_UxNxH, n, ids_V, usage_NxK[n], texts))
       bar.advance(1)
   sizes = {'clusters': module.options.clusters, 'tokens': U, 'never': V - U}
   return {'step': int(run.state.step), 'split': split, 'memory': memory, **sizes, 'heads': heads}
 
 
 def _analyze_head(embedding_UxNxH, n, ids_V, usage_K, texts):
-  """Returns the statistics of head n, without n-grams; tokens are sorted by frequency."""
+  """Returns the statistics of head n; tokens are sorted by frequency."""
   U, K = len(embedding_UxNxH), len(usage_K)
   all_features = embedding_UxNxH.reshape(U, -1)
   other_features = np.delete(embedding_UxNxH, n, axis=1).reshape(U, -1)
@@ -118,26 +113,6 @@ def coherence(rows_UxD: np.ndarray, ids_U: np.ndarray) -> tuple[float | None, np
   pairs_K = size_K * (size_K - 1)
   overall = float(twice_K.sum() / pairs_K.sum()) if pairs_K.any() else None
   return overall, np.where(pairs_K > 0, twice_K / np.maximum(pairs_K, 1), np.nan)
-
-
-def collisions(
-  memory: NGramMemory, ids_VxN: np.ndarray, text: token_cache.TokenSplit
-) -> dict[int, list[dict[str, float]]]:
-  """Computes collisions of the n-grams of a text by order and head, see `lookups.collisions`."""
-  T = min(len(text.tokens), MAX_TOKENS)
-  ids_1xTxN = jnp.asarray(ids_VxN[np.asarray(text.tokens[:T])])[None]
-  starts_1xT = np.isin(np.arange(T), [0, *text.starts])[None]
-  grams, _ = memory.windows()(ids_1xTxN, documents.numbers(starts_1xT), None)
-  ngram_hash, N = memory.ngram_hash(), ids_1xTxN.shape[-1]
-  rows_TxI = np.asarray(jax.jit(ngram_hash)(grams))[0]
-  result = {}
-  for g, (order, sizes_N) in enumerate(zip(ngram_hash.orders, ngram_hash.sizes, strict=True)):
-    ids = [np.asarray(ids_BxTxN)[0] for ids_BxTxN in grams[:order]]
-    numbers = [lookups.number_ngrams([ids_TxN[:, n] for ids_TxN in ids]) for n in range(N)]
-    result[order] = [
-      lookups.collisions(numbers[n], rows_TxI[:, g * N + n], sizes_N[n]) for n in range(N)
-    ]
-  return result
 
 
 def _compare_with_random(rows_UxD, ids_U):
@@ -174,55 +149,31 @@ def _list_members(rows_UxD, ids_U, ids_V, texts):
   return members
 
 
-def table_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
-  """Returns the heads as rows of a table, the header first."""
-  rows = [COLUMNS]
+def parts(result: dict[str, Any]) -> list[Part]:
+  """Returns the most coherent clusters of four or more tokens, and the statistics of the heads."""
+  large, statistics = [], [COLUMNS]
   for n, head in enumerate(result['heads']):
     coherences = (_format_coherence(head[key]) for key in ('coherence', 'coherence_elsewhere'))
-    shared = ' '.join(f'{collisions["shared"]:.1%}' for collisions in head['ngrams'].values())
     perplexities = f'{head["vocabulary_perplexity"]:.1f}', f'{head["usage_perplexity"]:.1f}'
     used, dead = f'{head["used"]:,}', f'{head["dead"]:.1%}'
-    rows.append((str(n), used, *perplexities, dead, *coherences, shared))
-  return rows
-
-
-def most_coherent(head: dict[str, Any], count: int) -> dict[int, dict[str, Any]]:
-  """Returns the most coherent clusters of a head, of those with four or more tokens, by number."""
-  large = {k: cluster for k, cluster in head['members'].items() if len(cluster['tokens']) >= 4}
-  return dict(sorted(large.items(), key=lambda item: -item[1]['coherence'])[:count])
-
-
-def cluster_sizes(head: dict[str, Any]) -> list[int]:
-  """Returns the numbers of tokens in the clusters of a head, the largest first."""
-  sizes = (len(cluster['tokens']) for cluster in head['members'].values())
-  return sorted((size for size in sizes if size), reverse=True)
-
-
-def format_table(result: dict[str, Any], examples: int = 3, tokens: int = 10) -> str:
-  """Formats the heads as a table, then lists the most coherent clusters.
-
-  Args:
-    result: result of `analyze`.
-    examples: number of clusters to list for each head.
-    tokens: number of tokens to list for each cluster.
-  """
-  K, U = result['clusters'], result['tokens']
+    statistics.append((str(n), used, *perplexities, dead, *coherences))
+    large += [
+      (cluster['coherence'], f'head {n}, cluster {k}', cluster['tokens'])
+      for k, cluster in head['members'].items()
+      if len(cluster['tokens']) >= 4
+    ]
+  examples = [('cluster', 'coherence', 'most frequent tokens')]
+  for coherence, name, tokens in sorted(large, key=lambda each: -each[0])[:MAX_CLUSTERS]:
+    visible = ' '.join(repr(token)[1:-1].replace(' ', '_') for token in tokens[:MAX_WORDS])
+    examples.append((name, f'{coherence:.3f}', visible))
   title = (
-    f'step {result["step"]:,}: {U:,} tokens of the training text in {K:,} clusters per head '
-    f'({result["never"]:,} never occur); n-grams of the {result["split"]} split'
+    f'{result["tokens"]:,} tokens of the training text in {result["clusters"]:,} clusters per head '
+    f'({result["never"]:,} never occur)'
   )
-  lines = [title, *text_tables.align_columns(table_rows(result), '>')]
-  for n, head in enumerate(result['heads']):
-    for k, cluster in most_coherent(head, examples).items():
-      num_omitted = len(cluster['tokens']) - tokens
-      more = f' and {num_omitted} more' if num_omitted > 0 else ''
-      lines.append(f'head {n} cluster {k}: {format_words(cluster["tokens"][:tokens])}{more}')
-  return '\n'.join(lines)
-
-
-def format_words(texts: list[str]) -> str:
-  """Formats the texts of tokens in one line, with visible spaces."""
-  return ' '.join(repr(text)[1:-1].replace(' ', '_') for text in texts)
+  return [
+    Part('the most coherent clusters of four or more tokens', examples, has_words=True),
+    Part(title, statistics, is_folded=True),
+  ]
 
 
 def _format_coherence(value: dict[str, float] | None) -> str:
@@ -230,11 +181,12 @@ def _format_coherence(value: dict[str, float] | None) -> str:
 
 
 def plot(result: dict[str, Any], axes: Any) -> None:
-  """Plots cluster sizes, coherence and collision rates in three panels."""
-  sizes_axes, coherence_axes, collisions_axes = axes
+  """Plots cluster sizes and coherence in two panels."""
+  sizes_axes, coherence_axes = axes
   heads = range(len(result['heads']))
   for n, head in enumerate(result['heads']):
-    sizes = cluster_sizes(head)
+    sizes = sorted((len(cluster['tokens']) for cluster in head['members'].values()), reverse=True)
+    sizes = [size for size in sizes if size]
     sizes_axes.plot(np.arange(1, len(sizes) + 1), sizes, linewidth=1, label=f'head {n}')
   sizes_axes.set(xlabel='cluster, largest first', ylabel='tokens', yscale='log')
   sizes_axes.legend(fontsize='x-small')
@@ -252,15 +204,7 @@ def plot(result: dict[str, Any], axes: Any) -> None:
     coherence_axes.plot(positions, randoms, 'k_', markersize=8, label=random_label)
   coherence_axes.set(xlabel='head', ylabel='cosine similarity in clusters')
   coherence_axes.axhline(0, color='black', linewidth=0.5)
-  orders = list(result['heads'][0]['ngrams'])
-  width = 0.8 / len(orders)
-  for i, order in enumerate(orders):
-    shared = [100 * head['ngrams'][order]['shared'] for head in result['heads']]
-    positions = [n + (i - (len(orders) - 1) / 2) * width for n in heads]
-    collisions_axes.bar(positions, shared, width, label=f'order {order}')
-  collisions_axes.set(xlabel='head', ylabel='tokens whose n-gram\nshares its row (%)')
-  for panel in (coherence_axes, collisions_axes):
-    panel.set_xticks(heads)
-    if panel.get_legend_handles_labels()[1]:  # above the panel, where nothing is drawn
-      place = {'loc': 'lower center', 'bbox_to_anchor': (0.5, 1), 'ncols': 3}
-      panel.legend(fontsize='x-small', frameon=False, **place)
+  coherence_axes.set_xticks(heads)
+  if coherence_axes.get_legend_handles_labels()[1]:  # above the panel, where nothing is drawn
+    place = {'loc': 'lower center', 'bbox_to_anchor': (0.5, 1), 'ncols': 3}
+    coherence_axes.legend(fontsize='x-small', frameon=False, **place)

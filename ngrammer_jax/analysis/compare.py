@@ -26,7 +26,6 @@ def analyze(
   all_runs: Sequence[runs.Run],
   baselines: Sequence[runs.Run],
   names: Sequence[str],
-  baseline_names: Sequence[str],
   split: str = 'validation',
   max_tokens: int = 2**18,
 ) -> dict[str, Any]:
@@ -41,8 +40,7 @@ def analyze(
   Args:
     all_runs: one or more runs.
     baselines: the baseline of each run.
-    names: names of the runs.
-    baseline_names: names of the baselines.
+    names: names of the runs, then of the baselines.
     split: split of the corpus.
     max_tokens: number of tokens to score, from the beginning of the split.
 
@@ -77,7 +75,7 @@ def analyze(
     pairs.append(
       {
         'run': names[i],
-        'baseline': baseline_names[i],
+        'baseline': names[len(all_runs) + i],
         'steps': [int(run.state.step), int(baseline.state.step)],
         'loss': float(loss_T.mean()),
         'baseline_loss': float(baseline_T.mean()),
@@ -92,8 +90,12 @@ def _text_error(difference_T: np.ndarray) -> float | None:
   """Returns the standard error of a mean over the blocks of a text."""
   if len(difference_T) < BLOCKS * MIN_BLOCK:
     return None
-  means = [block.mean() for block in np.array_split(difference_T, BLOCKS)]
-  return float(np.std(means, ddof=1) / math.sqrt(BLOCKS))
+  return _standard_error([block.mean() for block in np.array_split(difference_T, BLOCKS)])
+
+
+def _standard_error(values: Sequence[float]) -> float:
+  """Returns the standard error of the mean of independent values."""
+  return float(np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
 def _over_pairs(pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -104,9 +106,9 @@ def _over_pairs(pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
   differences = [pair['difference'] for pair in pairs]
   mean = float(np.mean(differences))
-  error = float(np.std(differences, ddof=1) / math.sqrt(len(pairs)))
-  half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(pairs) - 1)) * error
-  return {'mean': mean, 'seed_error': error, 'interval': [mean - half, mean + half]}
+  error = _standard_error(differences)
+  interval = map(float, stats.t.interval(CONFIDENCE, len(pairs) - 1, mean, error))
+  return {'mean': mean, 'seed_error': error, 'interval': [*interval]}
 
 
 def format_table(result: dict[str, Any]) -> str:

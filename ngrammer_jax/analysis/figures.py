@@ -39,11 +39,8 @@ def saved_figure(path: pathlib.Path, panels: int = 1, width: float = 6.4) -> Ite
   _drop_empty_panels(figure)
   image = io.BytesIO()
   figure.savefig(image, dpi=150, format=path.suffix[1:])
-  try:
-    files.make_folder(path.parent)
-    files.write(path, image.getvalue())
-  except OSError as error:
-    raise errors.BadInput(f'--figure={path} cannot be written: {error}') from error
+  files.make_folder(path.parent)
+  files.write(path, image.getvalue())
 
 
 def inline_svgs(name: str, plot: Callable[[Any], None], panels: int) -> list[str]:

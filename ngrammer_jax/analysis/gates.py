@@ -10,15 +10,16 @@ import numpy as np
 
 from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import figures, lookups, probe
+from ngrammer_jax.analysis.parts import MAX_SHOWN_TOKENS, Part, shaded_text
 from ngrammer_jax.data import token_cache
 from ngrammer_jax.inference import text as texts
-from ngrammer_jax.system import text_tables
 
 MAX_TOKENS = 2**18  # tokens of the split that are read
-MAX_SHOWN_TOKENS = 1000  # tokens of the split that are shown one by one, without a text
+MAX_TEXT_TOKENS = 1000  # tokens of the split that are shown one by one, without a text
 MAX_PLOTTED_TOKENS = 60  # of these, the tokens in the figure
 MIN_COUNT = 10  # occurrences of the n-grams that are compared
 MAX_NGRAMS = 50  # n-grams of each order in the result
+MAX_LISTED = 6  # of these, the n-grams that are shown
 BINS = 50  # of the histogram of gates, from 0 to 1
 FIGURE_SIZE = (2, 13.0)  # panels, and width in inches
 
@@ -46,7 +47,7 @@ def analyze(run: runs.Run, split: str = 'validation', text: str | None = None) -
   Raises:
     BadInput: the model has no gate, or the vocabulary lacks a character of the text.
   """
-  gates = [table for table in lookups.tables(run) if _has_gate(table)]
+  gates = [table for table in lookups.tables(run) if table.module.options.join == 'gate']
   if not gates:
     raise errors.NotApplicable(
       f'--workdir={run.workdir} has no gate: it needs model.ngram_memories with join="gate"'
@@ -56,7 +57,7 @@ def analyze(run: runs.Run, split: str = 'validation', text: str | None = None) -
   by_gate = _read(run, gates, tokens, MAX_TOKENS)
   T = len(by_gate[gates[0].name])
   if shown is None:
-    shown, S = tokens, min(T, MAX_SHOWN_TOKENS)
+    shown, S = tokens, min(T, MAX_TEXT_TOKENS)
     shown_by_gate = {name: values_T[:S] for name, values_T in by_gate.items()}
   else:
     S = len(shown.tokens)
@@ -69,10 +70,6 @@ def analyze(run: runs.Run, split: str = 'validation', text: str | None = None) -
     for gate in gates
   ]
   return result
-
-
-def _has_gate(table):
-  return table.module.options.join == 'gate'
 
 
 def _encode(run, text):
@@ -93,10 +90,6 @@ def _read(run, gates, text, max_tokens):
   parts = [values for _, values in probe.captured_segments(run, text, max_tokens, measure)]
   join = lambda *arrays: np.concatenate(arrays, axis=1, dtype=np.float64)[0].mean(axis=-1)
   return jax.tree.map(join, *parts)
-
-
-def _decode(run, ids):
-  return run.vocabulary.decode(ids).decode(errors='replace')
 
 
 def _analyze_gate(run, text, values_T, orders):
@@ -122,7 +115,7 @@ def _highest(run, text, values_T, order):
   highest = frequent[np.argsort(-mean_U[frequent], kind='stable')][:MAX_NGRAMS]
   return [
     {
-      'text': _decode(run, ngrams_NxT[::-1, example_U[u]]),
+      'text': probe.decode(run, ngrams_NxT[::-1, example_U[u]]),
       'count': int(count_U[u]),
       'gate': float(mean_U[u]),
     }
@@ -130,28 +123,25 @@ def _highest(run, text, values_T, order):
   ]
 
 
-def format_table(result: dict[str, Any], ngrams: int = 10) -> str:
-  """Formats the gates, and the n-grams with the highest mean gate.
+def parts(result: dict[str, Any], shown: int = MAX_SHOWN_TOKENS) -> list[Part]:
+  """Returns the n-grams and the shaded text of each gate; those of all but the first are folded.
 
   Args:
     result: result of `analyze`.
-    ngrams: number of n-grams to list for each order.
+    shown: number of tokens of the shaded text.
   """
-  lines = [f'step {result["step"]:,}, {result["tokens"]:,} tokens of {result["split"]}']
-  rows = [('gate', 'mean', 'standard deviation')]
-  rows += [(g['name'], f'{g["mean"]:.3f}', f'{g["deviation"]:.3f}') for g in result['gates']]
-  lines += text_tables.align_columns(rows, '<>')
-  for gate in result['gates']:
-    for order, listed in gate['ngrams'].items():
-      lines.append(
-        f'{gate["name"]}: {order}-grams with the highest mean gate, of those that occur at least '
-        f'{MIN_COUNT} times'
-      )
-      rows = [('mean gate', 'count', 'n-gram')]
-      for ngram in listed[:ngrams]:
-        rows.append((f'{ngram["gate"]:.3f}', f'{ngram["count"]:,}', repr(ngram['text'])))
-      lines += text_tables.align_columns(rows, '>><') if listed else ['none']
-  return '\n'.join(lines)
+  result_parts = []
+  for number, gate in enumerate(result['gates']):
+    rows = [['n-gram', 'mean gate', 'count']]
+    for listed in gate['ngrams'].values():
+      for ngram in listed[:MAX_LISTED]:
+        rows.append([repr(ngram['text']), f'{ngram["gate"]:.3f}', f'{ngram["count"]:,}'])
+    title = f'{gate["name"]}: n-grams with the highest mean gate, of at least {MIN_COUNT} each'
+    result_parts.append(Part(title, rows, is_folded=number > 0))
+    title = f'{gate["name"]}: mean {gate["mean"]:.3f}, standard deviation {gate["deviation"]:.3f}'
+    texts, values = result['texts'][:shown], gate['values'][:shown]
+    result_parts.append(shaded_text(title, texts, values, '.3f', is_folded=number > 0))
+  return result_parts
 
 
 def plot(result: dict[str, Any], axes: Any) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ngrammer_jax import runs
 from ngrammer_jax.analysis import lookups
-from ngrammer_jax.system import text_tables
+from ngrammer_jax.analysis.parts import Part, table
 
 MAX_TOKENS = 1_000_000  # tokens of the split that are read
 FIGURE_SIZE = (2, 11.0)  # panels, and width in inches
@@ -65,59 +65,33 @@ def _analyze_head(head, number_T, row_T):
   }
 
 
-def table_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
-  """Returns the heads as rows of a table, the header first."""
+def parts(result: dict[str, Any]) -> list[Part]:
+  """Returns the table of the heads."""
   rows = [COLUMNS]
-  for table in result['tables']:
-    for head in table['heads']:
+  for each in result['tables']:
+    for head in each['heads']:
       distinct = head['distinct']
       lost, random_lost = (1 - head[key] / distinct for key in ('rows', 'random_rows'))
       rows.append(
         (
-          *(table['name'], str(head['order']), str(head['head']), f'{head["table_rows"]:,}'),
+          *(each['name'], str(head['order']), str(head['head']), f'{head["table_rows"]:,}'),
           *(f'{head["never"] / head["table_rows"]:.1%}', f'{distinct:,}'),
           f'{head["shared_ngrams"]:.1%} ({head["random_shared_ngrams"]:.1%})',
           *(f'{lost:.1%} ({abs(random_lost):.1%})', f'{head["shared"]:.1%}'),
         )
       )
-  return rows
-
-
-def heads_by_group(result: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-  """Returns the heads by name of their table and order."""
-  return {
-    f'{table["name"]}, order {order}': [head for head in table['heads'] if head['order'] == order]
-    for table in result['tables']
-    for order in dict.fromkeys(head['order'] for head in table['heads'])
-  }
-
-
-def visit_shares(result: dict[str, Any]) -> tuple[list[str], dict[str, list[float]]]:
-  """Returns ranges of numbers of visits, and the percentage of rows in each, by group of heads."""
-  groups = heads_by_group(result)
-  longest = max(len(head['visits']) for heads in groups.values() for head in heads)
-  shares = {}
-  for name, heads in groups.items():
-    padding = [[0] * (longest - len(head['visits'])) for head in heads]
-    counts = [[h['never'], *h['visits'], *zeros] for h, zeros in zip(heads, padding, strict=True)]
-    shares[name] = (100 * np.sum(counts, axis=0) / np.sum(counts)).tolist()
-  return ['0', '1', *(f'{2**i}–{2 ** (i + 1) - 1}' for i in range(1, longest))], shares
-
-
-def format_table(result: dict[str, Any]) -> str:
-  """Formats the heads as a table."""
-  title = (
-    f'step {result["step"]:,}, {result["tokens"]:,} tokens of {result["split"]}; in parentheses: '
-    f'of a random function'
-  )
-  return '\n'.join([title, *text_tables.align_columns(table_rows(result), '<>')])
+  return [table(f'{result["tokens"]:,} tokens; in parentheses: of a random function', rows)]
 
 
 def plot(result: dict[str, Any], axes: Any) -> None:
   """Plots visits of rows, and which n-grams and tokens share a row, by table and order."""
   visits_axes, shares_axes = axes
-  groups = heads_by_group(result)
-  _plot_visits(visits_axes, result)
+  groups = {
+    f'{each["name"]}, order {order}': [head for head in each['heads'] if head['order'] == order]
+    for each in result['tables']
+    for order in dict.fromkeys(head['order'] for head in each['heads'])
+  }
+  _plot_visits(visits_axes, groups)
   names = [name.replace(', ', '\n') for name in groups]
   for key, label, offset in (
     ('shared_ngrams', 'distinct n-grams', -0.2),
@@ -140,11 +114,15 @@ def plot(result: dict[str, Any], axes: Any) -> None:
   _add_legend(shares_axes, 3)
 
 
-def _plot_visits(axes, result):
-  """Plots the share of rows by number of visits."""
-  ranges, shares = visit_shares(result)
-  for name, values in shares.items():
-    axes.plot(values, 'o-', linewidth=1, markersize=3, label=name)
+def _plot_visits(axes, groups):
+  """Plots the percentage of rows by number of visits, for each group of heads."""
+  longest = max(len(head['visits']) for heads in groups.values() for head in heads)
+  for name, heads in groups.items():
+    counts = np.zeros(1 + longest)
+    for head in heads:
+      counts[: 1 + len(head['visits'])] += [head['never'], *head['visits']]
+    axes.plot(100 * counts / counts.sum(), 'o-', linewidth=1, markersize=3, label=name)
+  ranges = ['0', '1', *(f'{2**i}–{2 ** (i + 1) - 1}' for i in range(1, longest))]
   axes.set_xticks(range(len(ranges)), ranges, rotation=90, fontsize=8)
   axes.set(xlabel='visits of a row', ylabel='rows (%)', ylim=(0, None))
   _add_legend(axes, 2)

@@ -5,7 +5,7 @@ No other analysis depends on the format of the intermediates of attention.
 N heads, T segment length, K keys, D distances, C persistent vectors.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 from typing import Any
 
@@ -70,7 +70,12 @@ def input_texts(run: runs.Run, text: token_cache.TokenSplit, count: int) -> list
   What the model computes at an input depends on this token: the target is the token after it.
   """
   inputs, _, _ = text.window(0, count)
-  return [run.vocabulary.decode([token]).decode(errors='replace') for token in inputs]
+  return [decode(run, [token]) for token in inputs]
+
+
+def decode(run: runs.Run, ids: Sequence[int]) -> str:
+  """Returns the text of tokens."""
+  return run.vocabulary.decode(ids).decode(errors='replace')
 
 
 def attention_layers(

@@ -18,8 +18,9 @@ import numpy as np
 
 from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import token_losses
+from ngrammer_jax.analysis.parts import Part
 from ngrammer_jax.data import streams, token_cache
-from ngrammer_jax.system import progress, text_tables
+from ngrammer_jax.system import progress
 
 MIN_GAIN = 0.01
 SHARES = (0.1, 0.5, 1.0)  # r
@@ -143,9 +144,13 @@ def _effective_length(losses_NxCxP, i, contexts, share):
   return {'share': share, 'gains': gains, 'length': length, 'is_lower_bound': not small}
 
 
-def format_table(result: dict[str, Any]) -> str:
-  """Formats the RECL of every run as a table."""
+def parts(result: dict[str, Any]) -> list[Part]:
+  """Returns the table of the RECL of every run."""
   contexts = result['contexts']
+  title = (
+    f'{result["targets"]:,} tokens of {result["split"]}, contexts in steps of {contexts[0]:,}; r: '
+    f'share of the tokens, those with the largest loss'
+  )
   losses = [f'nats/token with {c:,}' for c in (contexts[0], contexts[-1])]
   rows = [('run', 'step', *losses, *(f'RECL, r={share:g}' for share in SHARES))]
   for run in result['runs']:
@@ -154,11 +159,7 @@ def format_table(result: dict[str, Any]) -> str:
     )
     means = (f'{run["losses"][index]:.4f}' for index in (0, -1))
     rows.append((run['name'], f'{run["step"]:,}', *means, *lengths))
-  title = (
-    f'{result["targets"]:,} tokens of {result["split"]}, contexts in steps of {contexts[0]:,}; r: '
-    f'share of the tokens, those with the largest loss'
-  )
-  return '\n'.join([title, *text_tables.align_columns(rows, '<>')])
+  return [Part(title, rows)]
 
 
 def plot(result: dict[str, Any], axes: Any) -> None:

@@ -5,12 +5,11 @@ All numbers are those of metrics.jsonl, of the files of `evaluate`, and of the o
 are none.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 import contextlib
 import math
 import pathlib
 import statistics
-import types
 from typing import Any, NamedTuple
 
 from flax import traverse_util
@@ -19,6 +18,7 @@ import jinja2
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import attention, clusters, figures, gates, lookups, ngrams, spans
+from ngrammer_jax.analysis.parts import Part
 from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.config import fields
 from ngrammer_jax.config import model as model_config
@@ -27,11 +27,8 @@ from ngrammer_jax.system import files
 from ngrammer_jax.training import state as train_state
 from ngrammer_jax.training.records import writers
 
-MAX_SHOWN_TOKENS = 300  # tokens of shaded text
-MAX_CLUSTERS = 6  # of each run, the most coherent ones
-MAX_WORDS = 12  # tokens of each cluster
-MAX_ROWS = 13  # of a table that is not folded
-MAX_NGRAMS = 6  # n-grams with the highest gate, of each order
+# The analyses on the page: modules with `analyze`, `parts`, `plot` and FIGURE_SIZE.
+ANALYSES = dict(clusters=clusters, ngrams=ngrams, gates=gates, spans=spans, attention=attention)
 MAX_DOTS = 40  # points of a curve, beyond which it is a line alone
 CURVES = {'Validation loss': 'validation/nll_nats_per_token', 'Training loss': 'loss'}
 # The metrics of a split: name on the page, format, and which value is the best.
@@ -90,32 +87,6 @@ class RunReport(NamedTuple):
   samples: list[tuple[str, str]]
 
 
-class Part(NamedTuple):
-  """A part of a card: one of a table, shaded tokens, a sample, and preformatted text.
-
-  Attributes:
-    title: its heading; of a folded part, what is shown of it.
-    rows: cells of a table, the header first; the first cell of a row is its name.
-    has_words: whether cells are words, which break into lines, rather than numbers.
-    best: rows and columns of marked cells.
-    tokens: text, value, and share of the shading of each token.
-    limits: the values of tokens without and with full shading.
-    sample: a prompt and its continuation.
-    text: preformatted text.
-    is_folded: whether it is shown on a click.
-  """
-
-  title: str = ''
-  rows: Sequence[Sequence[str]] = ()
-  has_words: bool = False
-  best: Collection[tuple[int, int]] = ()
-  tokens: Sequence[tuple[str, str, float]] = ()
-  limits: tuple[str, str] = ('', '')
-  sample: tuple[str, str] | None = None
-  text: str = ''
-  is_folded: bool = False
-
-
 class Card(NamedTuple):
   """A card of a section: title, number of the color of its run, figures as SVG, and parts."""
 
@@ -142,7 +113,7 @@ def collect(
     metrics, results = _metrics(run, records), {}
     for analysis in ANALYSES if run.config.finetune is None else ():
       with contextlib.suppress(errors.NotApplicable):
-        results[analysis] = ANALYSES[analysis].module.analyze(run, split)
+        results[analysis] = ANALYSES[analysis].analyze(run, split)
     reports.append(RunReport(name, len(reports), run.config, records, metrics, results, texts))
   return reports
 
@@ -254,8 +225,8 @@ def format_page(reports: Sequence[RunReport]) -> str:
 
 def format_gates(result: dict[str, Any]) -> str:
   """Formats a result of `gates` as a page of its own, with all shown tokens."""
-  parts = _gate_parts(result, len(result['texts']))
-  card = Card('', None, _draw('gates', result, 'gates'), parts)
+  parts = gates.parts(result, len(result['texts']))
+  card = Card('', None, _draw(gates, result, 'gates'), parts)
   title = f'Gates of n-gram memories, step {result["step"]:,}'
   return _render(title, {'gates': [card]})
 
@@ -320,31 +291,28 @@ def _metrics_table(reports):
 
 
 def _configs(reports):
-  values = [
-    {key.path: (key, value) for key, value in fields.walk_values(report.config)}
-    for report in reports
-  ]
-  paths = dict.fromkeys(path for each in values for path in each)
+  first, *others = (report.config for report in reports)
+  paths = {
+    key.path
+    for other in others
+    for key, _, _ in fields.differences(first, other, may_differ=lambda key: False)
+  }
   rows = [['key', *(report.name for report in reports)]]
-  for path in sorted(paths, key=lambda path: not path.startswith('model.')):
-    cells = [_format_value(each, path) for each in values]
-    own = [each[path] for each in values if path in each]
-    # Of a block that only some runs have, the default values are left out.
-    is_shown = len(own) == len(values) or any(value != key.default for key, value in own)
-    if len(set(cells)) > 1 and is_shown:
-      rows.append([path, *cells])
-  parts = [Part(rows=rows, has_words=True)] if len(reports) > 1 else []
+  for path in sorted(paths, key=lambda path: (not path.startswith('model.'), path)):
+    rows.append([path, *(_format_value(report.config, path) for report in reports)])
+  parts = [Part(rows=rows, has_words=True)] if others else []
   for report in reports:
     text = experiment.describe(report.config)
     parts.append(Part(f'all keys of {report.name}', text=text, is_folded=True))
   return Card('', None, (), parts)
 
 
-def _format_value(values, path):
-  """Returns a value of a config as text, also for a block that is set, or is not there."""
-  if path in values:
-    return repr(values[path][1])
-  return 'set, see below' if any(other.startswith(f'{path}.') for other in values) else '–'
+def _format_value(config, path):
+  """Returns the value at a dotted path as text; of a block, what differs from its defaults."""
+  for name in path.split('.'):
+    entries = dict(enumerate(config)) if isinstance(config, tuple) else {}
+    config = entries.get(int(name)) if name.isdecimal() else getattr(config, name, None)
+  return fields.format_value(config)
 
 
 def _samples(reports):
@@ -361,7 +329,7 @@ def _analysis(reports, name):
     Card(
       report.name,
       report.color,
-      _draw(name, report.results[name], f'{name} {report.color}'),
+      _draw(ANALYSES[name], report.results[name], f'{name} {report.color}'),
       ANALYSES[name].parts(report.results[name]),
     )
     for report in reports
@@ -369,102 +337,7 @@ def _analysis(reports, name):
   ]
 
 
-def _draw(name, result, figure):
-  module, _, no_tokens = ANALYSES[name]
-  plot = lambda axes: module.plot(result | no_tokens, axes)
+def _draw(module, result, figure):
+  """Returns the figures of an analysis; tokens are shaded text instead."""
+  plot = lambda axes: module.plot(result | {'texts': [], 'along': None}, axes)
   return figures.inline_svgs(figure, plot, module.FIGURE_SIZE[0])
-
-
-def _table(title, rows):
-  """Returns a table, which is folded if it is long."""
-  return Part(title, rows, is_folded=len(rows) > MAX_ROWS)
-
-
-def _shaded_text(title, texts, values, pattern, **options):
-  """Returns tokens, the darker the higher their values; ¶: a document start."""
-  low, high = min(values), max(values)
-  tokens = [
-    (text.replace('\n', '↵\n') or '¶', format(value, pattern), (value - low) / (high - low or 1))
-    for text, value in zip(texts, values, strict=True)
-  ]
-  limits = format(low, pattern), format(high, pattern)
-  return Part(title, tokens=tokens, limits=limits, **options)
-
-
-def _cluster_parts(result):
-  coherent = [
-    (cluster['coherence'], f'head {n}, cluster {k}', cluster['tokens'])
-    for n, head in enumerate(result['heads'])
-    for k, cluster in clusters.most_coherent(head, MAX_CLUSTERS).items()
-  ]
-  rows = [['cluster', 'most frequent tokens', 'coherence']]
-  for coherence, name, tokens in sorted(coherent, key=lambda each: -each[0])[:MAX_CLUSTERS]:
-    rows.append([name, clusters.format_words(tokens[:MAX_WORDS]), f'{coherence:.3f}'])
-  title = 'the most coherent clusters of four or more tokens'
-  examples = Part(title, rows, has_words=True)
-  return [examples, Part('statistics of all heads', clusters.table_rows(result), is_folded=True)]
-
-
-def _ngram_parts(result):
-  (_, _, _, *columns), *heads = ngrams.table_rows(result)
-  rows = [('table', *columns)]
-  rows += [(f'{name}, order {order}, head {head}', *cells) for name, order, head, *cells in heads]
-  return [_table('rows and collisions; in parentheses: of a random function', rows)]
-
-
-def _gate_parts(result, shown=MAX_SHOWN_TOKENS):
-  """Returns the n-grams and the shaded text of each gate; those of all but the first are folded."""
-  parts = []
-  for number, gate in enumerate(result['gates']):
-    rows = [['n-gram', 'mean gate', 'count']]
-    for listed in gate['ngrams'].values():
-      for ngram in listed[:MAX_NGRAMS]:
-        rows.append([repr(ngram['text']), f'{ngram["gate"]:.3f}', f'{ngram["count"]:,}'])
-    title = f'{gate["name"]}: n-grams with the highest mean gate'
-    parts.append(Part(title, rows, is_folded=number > 0))
-    title = f'{gate["name"]}: mean {gate["mean"]:.3f}, standard deviation {gate["deviation"]:.3f}'
-    texts, values = result['texts'][:shown], gate['values'][:shown]
-    parts.append(_shaded_text(title, texts, values, '.3f', is_folded=number > 0))
-  return parts
-
-
-def _span_parts(result):
-  parts = []
-  if result['spans'] is not None:
-    title = f'span in tokens; the limit is {result["limit"]:,}'
-    parts.append(_table(title, spans.table_rows(result['spans'], ',.0f')))
-  if result['persistent'] is not None:
-    title = 'share of attention on persistent vectors'
-    parts.append(_table(title, spans.table_rows(result['persistent'], '.1%')))
-  if result['along'] is not None:
-    along = {key: values[:MAX_SHOWN_TOKENS] for key, values in result['along'].items()}
-    parts.append(_shaded_text('mean span of each token', along['texts'], along['spans'], '.0f'))
-  return parts
-
-
-def _attention_parts(result):
-  title = f'attention by distance; all other keys: {result["rest"]:.1%}'
-  return [Part(title, attention.table_rows(result), is_folded=True)]
-
-
-class Analysis(NamedTuple):
-  """An analysis on the page.
-
-  Attributes:
-    module: its module, with `analyze`, `plot` and FIGURE_SIZE.
-    parts: function from a result to what is below its figures.
-    no_tokens: values of a result with which it draws no tokens: on the page they are shaded text.
-  """
-
-  module: types.ModuleType
-  parts: Callable[[dict[str, Any]], list[Part]]
-  no_tokens: dict[str, Any]
-
-
-ANALYSES = {
-  'clusters': Analysis(clusters, _cluster_parts, {}),
-  'ngrams': Analysis(ngrams, _ngram_parts, {}),
-  'gates': Analysis(gates, _gate_parts, {'texts': []}),
-  'spans': Analysis(spans, _span_parts, {'along': None}),
-  'attention': Analysis(attention, _attention_parts, {}),
-}

@@ -13,7 +13,7 @@ import numpy as np
 
 from ngrammer_jax import runs
 from ngrammer_jax.analysis import lookups, token_losses
-from ngrammer_jax.system import text_tables
+from ngrammer_jax.analysis.parts import Part
 
 MAX_TOKENS = 2**16  # tokens of the split that are scored
 MAX_TRAIN_TOKENS = 10_000_000  # tokens of the training split in which n-grams are counted
@@ -135,30 +135,25 @@ def _ranges():
   return [f'{start}{end}' for start, end in zip(COUNTS, [*ends, ' or more'], strict=True)]
 
 
-def format_table(result: dict[str, Any]) -> str:
-  """Formats the losses of all changes, then the groups of each."""
-  title = (
-    f'step {result["step"]:,}, {result["tokens"]:,} tokens of {result["split"]}: '
-    f'{result["loss"]:.4f} nats/token'
-  )
-  rows = [('memory', 'change', 'nats/token', 'increase')]
+def parts(result: dict[str, Any]) -> list[Part]:
+  """Returns the losses of all changes, then the groups of each."""
+  rows = [('change', 'nats/token', 'increase')]
+  title = f'unchanged: {result["loss"]:.4f} nats/token, {result["tokens"]:,} tokens'
+  result_parts = [Part(title, rows)]
   for each in result['changes']:
-    increase = f'{each["loss"] - result["loss"]:+.4f}'
-    rows.append((each['memory'], each['change'], f'{each["loss"]:.4f}', increase))
-  lines = [title, *text_tables.align_columns(rows, '<<>')]
-  for each in result['changes']:
-    lines.append(
-      f'{each["memory"]}, {each["change"]}: by count of the {each["order"]}-gram in '
-      f'{result["train_tokens"]:,} training tokens'
+    name, increase = f'{each["memory"]}, {each["change"]}', each['loss'] - result['loss']
+    rows.append((name, f'{each["loss"]:.4f}', f'{increase:+.4f}'))
+    title = (
+      f'{name}: by count of the {each["order"]}-gram in {result["train_tokens"]:,} training tokens'
     )
-    rows = [('count', 'tokens', 'nats/token', 'increase', 'share of the increase')]
+    groups = [('count', 'tokens', 'nats/token', 'increase', 'share of the increase')]
     for text, group in zip(_ranges(), each['groups'], strict=True):
       if group['tokens']:
         share = '' if group['share'] is None else f'{group["share"]:.1%}'
         losses = f'{group["loss"]:.4f}', f'{group["increase"]:+.4f}'
-        rows.append((text, f'{group["tokens"]:,}', *losses, share))
-    lines += text_tables.align_columns(rows, '>')
-  return '\n'.join(lines)
+        groups.append((text, f'{group["tokens"]:,}', *losses, share))
+    result_parts.append(Part(title, groups))
+  return result_parts
 
 
 def plot(result: dict[str, Any], axes: Any) -> None:

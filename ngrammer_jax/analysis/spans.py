@@ -9,8 +9,8 @@ import numpy as np
 
 from ngrammer_jax import errors, runs
 from ngrammer_jax.analysis import figures, probe
+from ngrammer_jax.analysis.parts import MAX_SHOWN_TOKENS, Part, shaded_text, table
 from ngrammer_jax.models import spans as model_spans
-from ngrammer_jax.system import text_tables
 
 MAX_SEGMENTS = 8  # segments of the split that are read
 MAX_RECORDED_TOKENS = 200  # tokens for which dynamic spans are recorded one by one
@@ -86,20 +86,24 @@ def _measure(run, text, max_tokens, config):
   return np.concatenate(spans) if spans else None, shares / tokens, tokens
 
 
-def format_table(result: dict[str, Any]) -> str:
-  """Formats the spans by layer and head as a table."""
-  lines = [f'step {result["step"]:,}']
+def parts(result: dict[str, Any]) -> list[Part]:
+  """Returns the tables by layer and head, and the shaded text of dynamic spans."""
+  result_parts = []
   if result['spans'] is not None:
     mean = '' if result['along'] is None else '; mean over tokens'
-    lines.append(
+    title = (
       f'spans in tokens, including the ramp of {result["ramp"]}; the limit is '
       f'{result["limit"]:,}{mean}'
     )
-    lines += text_tables.align_columns(table_rows(result['spans'], '.0f'), '<>')
+    result_parts.append(table(title, table_rows(result['spans'], ',.0f')))
   if result['persistent'] is not None:
-    lines.append('share of attention on persistent vectors')
-    lines += text_tables.align_columns(table_rows(result['persistent'], '.1%'), '<>')
-  return '\n'.join(lines)
+    title = 'share of attention on persistent vectors'
+    result_parts.append(table(title, table_rows(result['persistent'], '.1%')))
+  if result['along'] is not None:
+    along = {key: values[:MAX_SHOWN_TOKENS] for key, values in result['along'].items()}
+    title = 'mean span of each token'
+    result_parts.append(shaded_text(title, along['texts'], along['spans'], '.0f'))
+  return result_parts
 
 
 def table_rows(values_LxN: list[list[float]], pattern: str) -> list[list[str]]:

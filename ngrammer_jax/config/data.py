@@ -21,7 +21,7 @@ class DataConfig:
   )
   vocabulary: str = field('sentencepiece', 'type of tokens', choices=VOCABULARIES)
   vocabulary_size: int | None = field(
-    None, 'size of a learned vocabulary; None: 4096 SentencePiece pieces, or all words'
+    None, 'size of a learned vocabulary; None: 4096 SentencePiece pieces, or all words', at_least=3
   )
   vocabulary_path: str | None = field(
     None,
@@ -88,6 +88,5 @@ class DataConfig:
         f'data.vocabulary_size={size} cannot be combined with data.{key}={getattr(self, key)!r}; '
         f'add data.vocabulary_size=None'
       )
-    min_size = 260 if self.vocabulary == 'sentencepiece' else 3
-    if size < min_size:
-      raise errors.BadInput(f'data.vocabulary_size={size} must be at least {min_size}')
+    if self.vocabulary == 'sentencepiece' and size < 260:  # the bytes, and special pieces
+      raise errors.BadInput(f'data.vocabulary_size={size} must be at least 260')

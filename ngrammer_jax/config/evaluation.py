@@ -44,9 +44,10 @@ class EvaluationMemory:
     if model.recurrent is not None:
       recurrent = dataclasses.replace(model.recurrent, **changes)
       return dataclasses.replace(model, recurrent=recurrent)
-    clamp = {k: changes.pop(k) for k in ('clamp_length',) if k in changes}
+    positional = model.positional
+    if (clamp_length := changes.pop('clamp_length', None)) is not None:
+      positional = dataclasses.replace(model.positions(), clamp_length=clamp_length)
     memory = dataclasses.replace(model.memory, **changes)
-    positional = dataclasses.replace(model.positions(), **clamp) if clamp else model.positional
     return dataclasses.replace(model, memory=memory, positional=positional)
 
 

@@ -1,8 +1,6 @@
 """The model: a Transformer or a recurrent model, and its memories."""
 
-from collections.abc import Iterator
 import dataclasses
-import math
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import fields, kernels
@@ -147,8 +145,8 @@ class ModelConfig:
     for block in (self.recurrent, *blocks):
       if hasattr(block, 'check'):
         block.check(self)
-    for path, memory in self._ngram_memories():
-      memory.check(self, path)
+    for index, memory in enumerate(self.ngram_memories):
+      memory.check(self, f'model.ngram_memories.{index}')
     if self.position == 'table':
       self._check_table()
     if self.kernel is not None:
@@ -158,13 +156,8 @@ class ModelConfig:
     """Raises BadInput for an adaptive softmax or n-gram memories that do not fit a vocabulary."""
     if self.adaptive_softmax is not None:
       self.adaptive_softmax.check_vocabulary(size)
-    for path, memory in self._ngram_memories():
-      memory.check_vocabulary(size, path)
-
-  def _ngram_memories(self) -> Iterator[tuple[str, NGramMemoryConfig]]:
-    """Yields the path and config of each n-gram memory."""
     for index, memory in enumerate(self.ngram_memories):
-      yield f'model.ngram_memories.{index}', memory
+      memory.check_vocabulary(size, self.width, f'model.ngram_memories.{index}')
 
   def attention_needs(self) -> dict[str, str]:
     """Returns what attention needs (see `kernels.NEEDS`), with the option that asks for it."""
@@ -209,23 +202,10 @@ class ModelConfig:
       raise errors.BadInput(
         f'model.position={self.position!r} needs an even width, not model.width={self.width}'
       )
-    needs_even_width = self.position == 'rope'
-    is_valid = lambda n: self.width % n == 0 and not (needs_even_width and self.width // n % 2)
-    if is_valid(self.heads):
-      return
-    small = [n for n in range(1, math.isqrt(self.width) + 1) if self.width % n == 0]
-    valid = [n for n in (*small, *(self.width // n for n in reversed(small))) if is_valid(n)]
-    remedy = (
-      f'use model.heads={min(valid, key=lambda n: abs(n - self.heads))}, or' if valid else 'use'
-    )
-    if self.width % self.heads:
+    multiple = self.heads * (2 if self.position == 'rope' else 1)
+    if self.width % multiple:
+      reason = ' (rope needs an even head width)' if self.position == 'rope' else ''
       raise errors.BadInput(
-        f'model.width={self.width} must be divisible by model.heads={self.heads}: '
-        f'{remedy} a width that is a multiple of {self.heads * (1 + needs_even_width)}'
-        f'{" (rope needs an even head width)" if needs_even_width else ""}'
+        f'model.width={self.width} must be divisible by {multiple} with model.heads={self.heads}'
+        f'{reason}: use {max(1, round(self.width / multiple)) * multiple}, or other heads'
       )
-    raise errors.BadInput(
-      f'model.position="rope" needs an even head width, not {self.width // self.heads} '
-      f'(model.width={self.width} / model.heads={self.heads}): '
-      f'{remedy} a width that is a multiple of {2 * self.heads}'
-    )

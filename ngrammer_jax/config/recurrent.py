@@ -120,11 +120,9 @@ class RecurrentConfig:
 
   def _check_divisible(self) -> None:
     if self.hidden % self.parts:
-      below = self.hidden // self.parts * self.parts
-      nearest = f'{below} or {below + self.parts}' if below else str(self.parts)
-      unit = 'slices' if self.readout == 'ngram' else 'parts'
+      nearest = max(1, round(self.hidden / self.parts)) * self.parts
       raise errors.BadInput(
-        f'model.recurrent.hidden={self.hidden} must be divisible by the {self.parts} {unit} of '
+        f'model.recurrent.hidden={self.hidden} must be divisible by the {self.parts} parts of '
         f'model.recurrent.readout={self.readout!r}: use {nearest}'
       )
 

@@ -58,14 +58,12 @@ class SpanConfig:
         f'model.span.limit={self.limit} is less than model.span.ramp={self.ramp}, the minimum '
         f'span: raise the limit, or use a shorter ramp'
       )
-    if self.initial is not None:
-      if self.kind == 'adaptive' and not 0 <= self.initial <= 1:
-        raise errors.BadInput(f'model.span.initial={self.initial} must be from 0 to 1')
-      if not abs(self.initial) <= 20:
-        raise errors.BadInput(
-          f'model.span.initial={self.initial} saturates the sigmoid of kind="dynamic", so its '
-          f'gradient vanishes: use -20 to 20'
-        )
+    # Beyond 20, the sigmoid of a dynamic span is saturated, and its gradient vanishes.
+    low, high = {'adaptive': (0, 1), 'dynamic': (-20, 20)}[self.kind]
+    if self.initial is not None and not low <= self.initial <= high:
+      raise errors.BadInput(
+        f'model.span.initial={self.initial} must be from {low} to {high} for kind={self.kind!r}'
+      )
     memory = model.memory
     if memory is None or memory.same_length == 'no':
       raise errors.BadInput(

@@ -8,9 +8,6 @@ N heads, H head width, D model width, F inner width, V vocabulary, C persistent 
 """
 
 from collections.abc import Mapping
-import functools
-import itertools
-import operator
 from typing import Any
 
 import numpy as np
@@ -80,10 +77,7 @@ def config_from_args(args: settings.Settings) -> model_config.ModelConfig:
   Raises:
     BadInput: an unknown argument, or a value with which the model cannot be loaded.
   """
-  groups = args if isinstance(args, Mapping) else vars(args)
-  nested = [value for value in groups.values() if isinstance(value, Mapping)]
-  single = {name: value for name, value in groups.items() if not isinstance(value, Mapping)}
-  a = settings.read(functools.reduce(operator.or_, nested, single), ARGS, TRAINING_ARGS, ORIGIN)
+  a = settings.read(args, ARGS, TRAINING_ARGS, ORIGIN)
   S, has_vectors = a['attn_span'], a['pers_mem_size'] > 0
   # Our dropout of the embedding is an option of the adaptive softmax.
   supported = {'adapt_io_tied': (True,)} if a['adapt_io_enabled'] else {'emb_dropout': (0,)}
@@ -150,7 +144,7 @@ def load_language_model(
     {'params': ...} for `TransformerLM(config, vocabulary_size).apply`.
 
   Raises:
-    BadInput: see `conversion.check_config`, `conversion.check_same_model` and
+    BadInput: see `conversion.check_options`, `conversion.check_same_model` and
       `conversion.convert`.
   """
   if args is not None:
@@ -170,21 +164,19 @@ def export_language_model(
   Each tied array is there once: in PyTorch, `load_state_dict` needs `strict=False`.
 
   Raises:
-    BadInput: see `conversion.check_config` and `conversion.restore`.
+    BadInput: see `conversion.check_options` and `conversion.restore`.
   """
   return conversion.restore(variables, _sources(config, vocabulary_size), ORIGIN)
 
 
 def _sources(config: model_config.ModelConfig, vocabulary_size: int) -> dict[str, Source]:
   """Returns the source of each variable of a supported config."""
-  config.check()
   full_softmax = config.adaptive_softmax is None
   softmax_options = FULL_SOFTMAX_OPTIONS if full_softmax else ADAPTIVE_SOFTMAX_OPTIONS
   H, S = config.width // config.heads, config.positions().max_length
   lengths = {'memory.length': S, 'span.limit': S}
   required = MODEL_OPTIONS | REQUIRED_OPTIONS | softmax_options | lengths
-  supported = {key: (value,) for key, value in required.items()}
-  conversion.check_config(config, supported, FREE_OPTIONS)
+  conversion.check_options(config, FREE_OPTIONS, required)
   sources = _vocabulary_sources(config, vocabulary_size)
   # The source table starts with the farthest distance.
   nearest_first = lambda a: a[0].T[::-1]
@@ -195,40 +187,26 @@ def _sources(config: model_config.ModelConfig, vocabulary_size: int) -> dict[str
 
 
 def _vocabulary_sources(config, V) -> dict[str, Source]:
-  adaptive, D = config.adaptive_softmax, config.width
-  if adaptive is None:
+  D = config.width
+  if config.adaptive_softmax is None:
     return {
       'params/embedding': Source('in_emb.weight', (V, D)),
       'params/softmax_weight': Source('out_emb.weight', (V, D)),
       'params/softmax_bias': Source('out_emb.bias', (V,)),
     }
-  path, J, C = 'params/adaptive_softmax', adaptive.embedding_width or D, len(adaptive.cutoffs)
-  sources = {}
-  for i, (first, last) in enumerate(itertools.pairwise((0, *adaptive.cutoffs, V))):
-    rows, width, embedding = last - first, J // adaptive.divisor**i, 'in_emb.emb'
-    sources |= {
-      f'{path}/embedding_{i}': Source(f'{embedding}_layers.{i}.weight', (rows, width)),
-      f'{path}/bias_{i}': Source(f'out_emb.out_layers.{i}.bias', (rows,)),
-      f'{path}/projection_{i}': Source(f'{embedding}_projs.{i}', (D, width), np.transpose),
-    }
-  if C:
-    sources |= {
-      f'{path}/cluster_weight': Source('out_emb.cluster_proj.weight', (C, J), np.flipud),
-      f'{path}/cluster_bias': Source('out_emb.cluster_proj.bias', (C,), np.flipud),
-    }
-  return sources
+  names = 'in_emb', 'out_emb', 'out_emb.cluster_proj.'
+  return conversion.torch_adaptive_softmax(config, V, names, is_single_table=False)
 
 
 def _layer_sources(config, i) -> dict[str, Source]:
   D, N, F = config.width, config.heads, config.feed_forward_width
   H, path, prefix = D // N, f'params/layer_{i}', f'layers.{i}'
   attention, sources = f'{path}/attention', {}
-  split_heads, merge_heads = lambda a: a.T.reshape(D, N, H), lambda a: a.T.reshape(N, H, D)
   for name, source_name in (('query', 'query'), ('key', 'key'), ('value', 'val')):
     weight = f'{prefix}.attn.proj_{source_name}.weight'
-    sources[f'{attention}/{name}/kernel'] = Source(weight, (D, D), split_heads)
-  weight = f'{prefix}.attn.proj_out.weight'
-  sources[f'{attention}/out/kernel'] = Source(weight, (D, D), merge_heads)
+    sources[f'{attention}/{name}/kernel'] = conversion.torch_heads(weight, N, D)
+  out = conversion.torch_merged_heads(f'{prefix}.attn.proj_out.weight', N, D)
+  sources[f'{attention}/out/kernel'] = out
   if config.span is not None:
     span = f'{prefix}.attn.attn.adaptive_span._mask.current_val'
     sources[f'{attention}/span/span'] = Source(span, (N, 1, 1), np.ravel)

@@ -48,7 +48,7 @@ def load_language_model(
     {'params': ...} for `RecurrentLM(config, vocabulary_size).apply`.
 
   Raises:
-    BadInput: see `conversion.check_config` and `conversion.convert`.
+    BadInput: see `conversion.check_options` and `conversion.convert`.
   """
   return conversion.convert(arrays, _sources(config, vocabulary_size), ORIGIN)
 
@@ -59,19 +59,17 @@ def export_language_model(
   """Converts variables of `RecurrentLM` to the matrices that `load_language_model` reads.
 
   Raises:
-    BadInput: see `conversion.check_config` and `conversion.restore`.
+    BadInput: see `conversion.check_options` and `conversion.restore`.
   """
   return conversion.restore(variables, _sources(config, vocabulary_size), ORIGIN)
 
 
 def _sources(config: model_config.ModelConfig, V: int) -> dict[str, Source]:
   """Returns the source of each variable of a supported config."""
-  config.check()
   r = config.recurrent
   if r is None:
     raise errors.BadInput('model.recurrent=None: an attention LSTM needs model.recurrent')
-  supported = {key: (value,) for key, value in MODEL_OPTIONS.items()}
-  conversion.check_config(config, supported, FREE_OPTIONS)
+  conversion.check_options(config, FREE_OPTIONS, MODEL_OPTIONS)
   D, K, J, G = config.width, r.hidden, r.width, recurrence.CELLS[r.cell]
   split_gates = lambda a: a.reshape(*a.shape[:-1], G, K)
   return {

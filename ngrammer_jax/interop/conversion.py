@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 import dataclasses
-import functools
+import itertools
 import math
+import operator
 import types
 from typing import Any
 
@@ -73,14 +74,11 @@ def convert(
     ignored: names of arrays that may be present and are not used.
 
   Raises:
-    BadInput: lists every array that is missing, extra, not numeric or of a wrong shape, or that
-      has values that are not finite.
+    BadInput: lists every array that is missing, extra or of a wrong shape, or that has values that
+      are not finite.
   """
   expected = {name: source.shape for source in sources.values() for name in source.names}
-  shapes = {
-    name: np.shape(array) if _is_numeric(array) else type(array).__name__
-    for name, array in arrays.items()
-  }
+  shapes = {name: np.shape(array) for name, array in arrays.items()}
   check_shapes(expected, shapes, origin, ignored)
   if broken := [name for name in expected if not np.isfinite(np.asarray(arrays[name])).all()]:
     raise errors.BadInput(
@@ -146,15 +144,15 @@ def _places(source: Source) -> tuple[np.ndarray, np.ndarray]:
 
 def check_shapes(
   expected: Mapping[str, tuple[int, ...]],
-  shapes: Mapping[str, tuple[int, ...] | str],
+  shapes: Mapping[str, tuple[int, ...]],
   origin: str,
   ignored: Collection[str] = (),
 ) -> None:
-  """Raises BadInput that lists every array that is missing, extra, not numeric or misshapen.
+  """Raises BadInput that lists every array that is missing, extra or of a wrong shape.
 
   Args:
     expected: shape of each array that is needed, by name.
-    shapes: shape of each array that there is, by name; the name of its type if it is not numeric.
+    shapes: shape of each array that there is, by name.
     origin: description of the source model, for the error message.
     ignored: names of arrays that may be present and are not used.
   """
@@ -164,12 +162,10 @@ def check_shapes(
     for name, shape in shapes.items()
     if name not in expected and name not in ignored
   ]
-  present = [name for name in expected if name in shapes]
-  problems += [f'not numeric: {name}' for name in present if isinstance(shapes[name], str)]
   problems += [
-    f'wrong shape: {name} is {shapes[name]}, expected {expected[name]}'
-    for name in present
-    if not isinstance(shapes[name], str) and shapes[name] != expected[name]
+    f'wrong shape: {name} is {shapes[name]}, expected {shape}'
+    for name, shape in expected.items()
+    if shapes.get(name, shape) != shape
   ]
   if problems:
     details, plural = '\n  '.join(problems), len(problems) > 1
@@ -185,56 +181,93 @@ def torch_linear(path: str, name: str, shape: tuple[int, int]) -> dict[str, Sour
   return {f'{path}/kernel': kernel, f'{path}/bias': Source(f'{name}.bias', shape[:1])}
 
 
+def torch_heads(name: str, heads: int, width: int) -> Source:
+  """Returns the source of a projection to heads [D, N, H] of PyTorch, whose weight is [N H, D]."""
+  return Source(name, (width, width), lambda a: a.T.reshape(width, heads, -1))
+
+
+def torch_merged_heads(name: str, heads: int, width: int) -> Source:
+  """Returns the source of a projection of heads [N, H, D] of PyTorch, whose weight is [D, N H]."""
+  return Source(name, (width, width), lambda a: a.T.reshape(heads, -1, width))
+
+
+def torch_adaptive_softmax(
+  config: model_config.ModelConfig, V: int, names: tuple[str, str, str], is_single_table: bool
+) -> dict[str, Source]:
+  """Returns the sources of an adaptive softmax of PyTorch.
+
+  Args:
+    config: the config of the model.
+    V: size of the vocabulary.
+    names: names of the embedding and of the output layer, and prefix of the weights of the tails.
+    is_single_table: whether all clusters share a table and a projection.
+  """
+  adaptive, D = config.adaptive_softmax, config.width
+  embedding, output, cluster = names
+  path, J, C = 'params/adaptive_softmax', adaptive.embedding_width or D, len(adaptive.cutoffs)
+  is_tied = adaptive.tied_projections
+  is_tied = is_tied * (C + 1) if len(is_tied) == 1 else is_tied
+  sources = {}
+  for i, (first, last) in enumerate(itertools.pairwise((0, *adaptive.cutoffs, V))):
+    index, width = (0, J) if is_single_table else (i, J // adaptive.divisor**i)
+    rows = V if is_single_table else last - first
+    select = operator.itemgetter(slice(first, last) if is_single_table else slice(None))
+    table, layer = f'{embedding}.emb_layers.{index}', f'{output}.out_layers.{index}'
+    sources[f'{path}/embedding_{i}'] = Source(f'{table}.weight', (rows, width), select)
+    sources[f'{path}/bias_{i}'] = Source(f'{layer}.bias', (rows,), select)
+    if not config.tie_embeddings:
+      sources[f'{path}/softmax_weight_{i}'] = Source(f'{layer}.weight', (rows, width), select)
+    if width == D and (is_single_table or not adaptive.project_same_width):
+      continue
+    projections = {}
+    if not is_single_table or i == 0:
+      projections['projection'] = f'{embedding}.emb_projs'
+    if not is_tied[i]:
+      projections['softmax_projection'] = f'{output}.out_projs'
+    for name, source_name in projections.items():
+      sources[f'{path}/{name}_{i}'] = Source(f'{source_name}.{i}', (D, width), np.transpose)
+  if C:
+    sources |= {
+      f'{path}/cluster_weight': Source(f'{cluster}weight', (C, J), np.flipud),
+      f'{path}/cluster_bias': Source(f'{cluster}bias', (C,), np.flipud),
+    }
+  return sources
+
+
 def torch_norm(path: str, name: str, width: int) -> dict[str, Source]:
   """Returns the sources of a layer norm of PyTorch."""
   scale = Source(f'{name}.weight', (width,))
   return {f'{path}/scale': scale, f'{path}/bias': Source(f'{name}.bias', (width,))}
 
 
-def _is_numeric(array):
-  """Returns whether the value is, or converts to, an array of numbers."""
-  try:
-    return np.asarray(array).dtype.kind not in 'OSU'
-  except ValueError:  # rows of different lengths
-    return False
-
-
-def check_config(
-  config: model_config.ModelConfig, supported: Mapping[str, tuple[Any, ...]], free: Collection[str]
+def check_options(
+  block: model_config.ModelConfig | nn.Module,
+  free: Collection[str],
+  required: Mapping[str, Any] = types.MappingProxyType({}),
+  choices: Mapping[str, tuple[Any, ...]] = types.MappingProxyType({}),
 ) -> None:
-  """Raises BadInput that names every option of a model config that cannot be loaded.
+  """Raises BadInput that names every option of a model or layer that cannot be loaded.
 
   Options that are not named must have their defaults, and an optional block of which no option is
   named must be None.
 
   Args:
-    config: the config of the target model.
-    supported: the values that can be loaded, by key.
-    free: keys such as `span.ramp` of options of any value, besides MODEL_TRAINING_OPTIONS.
+    block: the config of the target model, or the target layer.
+    free: keys such as `span.ramp` of options of any value, besides those of training.
+    required: the value that other options must have, by key.
+    choices: the values that can be loaded, of options with several ones.
   """
-  _check_options(config, supported, free, MODEL_TRAINING_OPTIONS, 'model.')
-
-
-def check_layer(
-  layer: nn.Module,
-  free: Collection[str],
-  supported: Mapping[str, tuple[Any, ...]] = types.MappingProxyType({}),
-) -> None:
-  """Raises BadInput that names every attribute that cannot be loaded, see `check_config`."""
-  _check_options(layer, supported, free, LAYER_TRAINING_OPTIONS, '')
-
-
-def check_values(
-  config: model_config.ModelConfig, supported: Mapping[str, tuple[Any, ...]]
-) -> None:
-  """Raises BadInput that names every option of a model config without one of its values, by key."""
-  problems = []
-  for key, values in supported.items():
-    # In a block that is None, every option is None.
-    value = functools.reduce(lambda block, name: getattr(block, name, None), key.split('.'), config)
-    if value not in values:
-      problems.append((f'model.{key}', value, values))
-  _refuse(problems)
+  path, training, problems = '', LAYER_TRAINING_OPTIONS, []
+  if isinstance(block, model_config.ModelConfig):
+    path, training = 'model.', MODEL_TRAINING_OPTIONS
+    block.check()
+  for key, value, default in _options(block, {*required, *choices, *free}):
+    values = choices.get(key, (required.get(key, default),))
+    if key not in free and key not in training and value not in values:
+      expected = ' or '.join(map(repr, values))
+      problems.append(f'{path}{key}={value!r} must be {expected} for these weights')
+  if problems:
+    raise errors.BadInput('\n'.join(problems))
 
 
 def check_width(layer: ngrammer.NGrammer, width: int) -> None:
@@ -264,26 +297,6 @@ def check_same_model(config: model_config.ModelConfig, official: model_config.Mo
   ]
   if problems:
     raise errors.BadInput('\n'.join(problems))
-
-
-def _check_options(block, supported, free, training, path):
-  problems = []
-  for key, value, default in _options(block, {*supported, *free}):
-    values = supported.get(key, (default,))
-    if key not in free and key not in training and value not in values:
-      problems.append((f'{path}{key}', value, values))
-  _refuse(problems)
-
-
-def _refuse(problems: list[tuple[str, Any, tuple[Any, ...]]]) -> None:
-  """Raises BadInput if there are problems: a key, its value, and the values that it may have."""
-  if problems:
-    raise errors.BadInput(
-      '\n'.join(
-        f'{key}={value!r} must be {" or ".join(map(repr, values))} for these weights'
-        for key, value, values in problems
-      )
-    )
 
 
 def _options(

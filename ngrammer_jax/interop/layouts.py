@@ -1,7 +1,6 @@
 """A memory of n-grams in a safetensors file of another code, and how to load and write it.
 
-Its parameters are those of ours, reshaped and transposed: a `FileLayout` says how, for both
-directions. Tables are read and written in ranges of ROWS_AT_ONCE rows.
+A `FileLayout` says which arrays it has. Tables are read and written in ranges of ROWS_AT_ONCE rows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +10,6 @@ import json
 import types
 from typing import Any, NamedTuple
 
-from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -31,59 +29,36 @@ HASH_FACTS = {
 }
 
 
-class Piece(NamedTuple):
-  """Rows of an array in a file, from `start` to before `stop`."""
-
-  name: str
-  start: int
-  stop: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-  """A parameter, which is the rows of one or several pieces.
+class Table(NamedTuple):
+  """The table: its arrays in the file, its shape, and the array of its scales if it has 8 bits.
 
   Attributes:
-    path: path of the parameter.
-    pieces: its rows in the file, in this order.
-    row_shape: shape of such a row.
-    shape: shape that the rows are reshaped to.
-    axes: the axes that are then transposed to, as in `np.transpose`.
-    is_reversed: whether the first axis of the parameter is then reversed.
+    rows: number of rows of each array by name, in the order of the table. Rows of the table beyond
+      them are padding, which is zero.
+    shape: its shape.
+    scale: name of its scales. None: it is not of 8 bits.
   """
 
-  path: str
-  pieces: tuple[Piece, ...]
-  row_shape: tuple[int, ...]
-  shape: tuple[int, ...]
-  axes: tuple[int, ...]
-  is_reversed: bool = False
-
-  def from_rows(self, rows: np.ndarray) -> np.ndarray:
-    """Returns the parameter of the rows in the file."""
-    value = rows.reshape(self.shape).transpose(self.axes)
-    return value[::-1] if self.is_reversed else value
-
-  def to_rows(self, value: np.ndarray) -> np.ndarray:
-    """Returns the rows in the file of the parameter."""
-    value = value[::-1] if self.is_reversed else value
-    return value.transpose(np.argsort(self.axes)).reshape(-1, *self.row_shape)
-
-  @property
-  def parameter_shape(self) -> tuple[int, ...]:
-    """Shape of the parameter."""
-    return tuple(self.shape[axis] for axis in self.axes)
-
-
-class Table(NamedTuple):
-  """The table: its rows in the file, its shape, and the array of its scales if it has 8 bits.
-
-  Rows of the parameter beyond those of the file are padding, which is zero.
-  """
-
-  pieces: tuple[Piece, ...]
+  rows: Mapping[str, int]
   shape: tuple[int, int]
   scale: str | None = None
+
+  @property
+  def stored_rows(self) -> int:
+    """Number of rows in the file."""
+    return sum(self.rows.values())
+
+  def between(self, start: int, stop: int) -> Iterator[tuple[str, int, slice]]:
+    """Yields the arrays with rows of a range of the table: name, first row there, rows here.
+
+    The rows are numbered from `start` on.
+    """
+    first = 0
+    for name, rows in self.rows.items():
+      low, high = max(start, first), min(stop, first + rows)
+      if low < high:
+        yield name, low - first, slice(low - start, high - start)
+      first += rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +69,7 @@ class FileLayout:
     origin: description of the official code, for error messages.
     prefix: prefix of all names. Other names with this prefix are an error, all others are ignored.
     table: the table.
-    parts: the other parameters.
+    sources: the source of each other parameter by its path, such as `params/gate/key/bias`.
     hash: the hash of the memory.
     numbers: arrays of integers in the file that follow from the hash, by name.
     codebook: the variables of a memory with compressed token ids that are not in a file.
@@ -104,10 +79,10 @@ class FileLayout:
   origin: str
   prefix: str
   table: Table
-  parts: tuple[Part, ...]
+  sources: Mapping[str, conversion.Source]
   hash: hashes.NumpyHash
-  numbers: Mapping[str, np.ndarray]
-  codebook: Mapping[str, np.ndarray]
+  numbers: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+  codebook: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
   embedding: str | None = None
 
   @property
@@ -117,13 +92,11 @@ class FileLayout:
 
   def shapes(self) -> dict[str, tuple[int, ...]]:
     """Returns the shape of each array in the file, by name."""
-    rows, width = self.table.shape
-    pieces = [(piece, (width,)) for piece in self.table.pieces]
-    pieces += [(piece, part.row_shape) for part in self.parts for piece in part.pieces]
-    last_first = sorted(pieces, key=lambda item: item[0].stop)
-    shapes = {piece.name: (piece.stop, *row_shape) for piece, row_shape in last_first}
+    width = self.table.shape[1]
+    shapes = {name: source.shape for source in self.sources.values() for name in source.names}
+    shapes |= {name: (rows, width) for name, rows in self.table.rows.items()}
     if self.table.scale is not None:
-      shapes[self.table.scale] = (self.table.pieces[0].stop, width // scaled_floats.SCALED_VALUES)
+      shapes[self.table.scale] = (self.table.stored_rows, width // scaled_floats.SCALED_VALUES)
     return shapes | {name: values.shape for name, values in self.numbers.items()}
 
   def load(
@@ -156,18 +129,18 @@ class FileLayout:
     """
     arrays, metadata = row_files.stored_arrays(paths)
     _check_arrays(arrays, self)
-    _check_hash(arrays, self, _stated_facts(metadata, paths), made_with)
-    params = {
-      part.path: jnp.asarray(part.from_rows(_read(arrays, part.pieces)), dtype)
-      for part in self.parts
-    }
+    stated = json.loads(metadata.get(METADATA_KEY, '{}'))
+    _check_hash(arrays, self, stated, made_with)
+    names = [name for source in self.sources.values() for name in source.names]
+    whole = {name: arrays[name].read(0, arrays[name].shape[0]) for name in names}
+    variables = conversion.convert(whole, self.sources, self.origin)
+    variables = jax.tree.map(lambda leaf: leaf.astype(dtype or leaf.dtype), variables)
     if dtype is None:
-      stored = arrays[self.table.pieces[0].name].dtype
+      stored = arrays[next(iter(self.table.rows))].dtype
       dtype = np.float32 if self.table.scale is not None else stored
     dtype = jax.dtypes.canonicalize_dtype(dtype)
     read = lambda start, stop: _read_table(arrays, self.table, start, stop).astype(dtype)
-    params['table'] = _fill_table(read, self.table.shape, dtype, sharding)
-    variables = {'params': traverse_util.unflatten_dict(params, sep='/')}
+    variables['params']['table'] = _fill_table(read, self.table.shape, dtype, sharding)
     if self.codebook:
       variables['codebook'] = jax.tree.map(jnp.asarray, dict(self.codebook))
     return variables
@@ -186,23 +159,28 @@ class FileLayout:
       BadInput: the parameters are not those of the memory; other processes have parts of the
         table; or a table that would have 8 bits has values that are not finite.
     """
-    params = traverse_util.flatten_dict(variables['params'], sep='/')
-    expected = {part.path: part.parameter_shape for part in self.parts}
-    shapes = {name: np.shape(value) for name, value in params.items()}
-    conversion.check_shapes(expected | {'table': self.table.shape}, shapes, self.origin)
-    if isinstance(params['table'], jax.Array) and not params['table'].is_fully_addressable:
+    params = dict(variables['params'])
+    table = params.pop('table', np.empty(0))
+    conversion.check_shapes({'table': self.table.shape}, {'table': np.shape(table)}, self.origin)
+    if isinstance(table, jax.Array) and not table.is_fully_addressable:
       raise errors.BadInput(
         'the table is on the devices of several processes: write it from one process'
       )
+    arrays = dict(self.numbers) | conversion.restore({'params': params}, self.sources, self.origin)
+    dtypes = {name: array.dtype for name, array in arrays.items()} | self._table_dtypes(table)
+    described = {name: (shape, dtypes[name]) for name, shape in self.shapes().items()}
     metadata = {'format': 'pt', METADATA_KEY: json.dumps(self.facts)}
-    with row_files.Writer(path, _file_arrays(params, self), metadata) as writer:
-      for name, values in self.numbers.items():
-        writer.write(name, 0, values)
-      for part in self.parts:
-        rows = part.to_rows(np.asarray(params[part.path]))
-        for piece, start, stop in _pieces_between(part.pieces, 0, len(rows)):
-          writer.write(piece.name, piece.start, rows[start:stop])
-      _write_table(writer, params['table'], self.table)
+    with row_files.new_file(path, described, metadata) as write:
+      for name, array in arrays.items():
+        write(name, 0, array)
+      _write_table(write, table, self.table)
+
+  def _table_dtypes(self, table):
+    """Returns the dtype of each array of the table in a file."""
+    if self.table.scale is None:
+      return dict.fromkeys(self.table.rows, table.dtype)
+    dtypes = dict.fromkeys(self.table.rows, ml_dtypes.float8_e4m3fn)
+    return dtypes | {self.table.scale: ml_dtypes.float8_e8m0fnu}
 
 
 def _check_arrays(arrays, layout):
@@ -216,7 +194,7 @@ def _check_arrays(arrays, layout):
   conversion.check_shapes(expected, shapes, layout.origin, (layout.embedding,))
   codes = {name: ('I64', 'I32') for name in layout.numbers}
   if layout.table.scale is not None:
-    codes |= {piece.name: ('F8_E4M3',) for piece in layout.table.pieces}
+    codes |= dict.fromkeys(layout.table.rows, ('F8_E4M3',))
     codes[layout.table.scale] = ('F8_E8M0',)
   for name in expected:
     choices = codes.get(name, ('F64', 'F32', 'F16', 'BF16'))
@@ -225,21 +203,6 @@ def _check_arrays(arrays, layout):
         f'{name} has the dtype {arrays[name].code}, expected {" or ".join(choices)} for '
         f'{layout.origin}'
       )
-
-
-def _stated_facts(metadata, paths):
-  """Returns what the metadata of a file that `save` wrote state of the hash; {} of another file."""
-  text = metadata.get(METADATA_KEY, '{}')
-  try:
-    facts = json.loads(text)
-  except json.JSONDecodeError:
-    facts = None
-  if not isinstance(facts, dict):
-    raise errors.BadInput(
-      f'{paths} has the metadata {METADATA_KEY}={text!r}, expected a JSON object such as '
-      f'{{"vocabulary": 4096}}: write the file again'
-    )
-  return facts
 
 
 def _check_hash(arrays, layout, metadata, made_with):
@@ -280,34 +243,15 @@ def _ranges(start: int, stop: int) -> Iterator[tuple[int, int]]:
     yield first, min(first + ROWS_AT_ONCE, stop)
 
 
-def _pieces_between(
-  pieces: Sequence[Piece], start: int, stop: int
-) -> Iterator[tuple[Piece, int, int]]:
-  """Yields the pieces with rows of the parameter from `start` to before `stop`, cut to those.
-
-  The numbers are the rows of the parameter.
-  """
-  first = 0
-  for name, begin, end in pieces:
-    last = first + end - begin
-    low, high = max(start, first), min(stop, last)
-    if low < high:
-      yield Piece(name, begin + low - first, begin + high - first), low, high
-    first = last
-
-
-def _read(arrays, pieces, start=0, stop=2**62):
-  """Returns rows of a parameter."""
-  selected = _pieces_between(pieces, start, stop)
-  return np.concatenate([arrays[p.name].read(p.start, p.stop) for p, _, _ in selected])
-
-
 def _read_table(arrays, table, start, stop):
   """Returns rows of the table, as float32 if they have scales; zeros beyond those of the file."""
-  count = sum(piece.stop - piece.start for piece in table.pieces)
-  if start >= count:
+  parts = [
+    arrays[name].read(first, first + rows.stop - rows.start)
+    for name, first, rows in table.between(start, stop)
+  ]
+  if not parts:
     return np.zeros((stop - start, table.shape[1]), np.float32)
-  rows = _read(arrays, table.pieces, start, stop)
+  rows = np.concatenate(parts)
   if table.scale is not None:
     rows = scaled_floats.dequantize(rows, arrays[table.scale].read(start, start + len(rows)))
   return np.pad(rows, ((0, stop - start - len(rows)), (0, 0)))
@@ -354,25 +298,9 @@ def _is_device_memory(sharding, device):
   return sharding.memory_kind in (None, device.default_memory().kind)
 
 
-def _file_arrays(params, layout):
-  """Returns shape and dtype of each array to write, by name."""
-  dtypes = dict.fromkeys(layout.numbers, np.dtype(np.int64))
-  for part in layout.parts:
-    for piece in part.pieces:
-      other = dtypes.get(piece.name, params[part.path].dtype)
-      dtypes[piece.name] = jnp.promote_types(other, params[part.path].dtype)
-  table = layout.table
-  is_scaled = table.scale is not None
-  table_dtype = ml_dtypes.float8_e4m3fn if is_scaled else params['table'].dtype
-  dtypes |= dict.fromkeys((piece.name for piece in table.pieces), table_dtype)
-  if is_scaled:
-    dtypes[table.scale] = ml_dtypes.float8_e8m0fnu
-  return {name: (shape, dtypes[name]) for name, shape in layout.shapes().items()}
-
-
-def _write_table(writer, values, table):
+def _write_table(write, values, table):
   """Writes the rows of the table that are in the file."""
-  for start, stop in _ranges(0, sum(piece.stop - piece.start for piece in table.pieces)):
+  for start, stop in _ranges(0, table.stored_rows):
     rows = _table_rows(values, start, stop)
     if table.scale is not None:
       if not np.isfinite(rows).all():
@@ -381,9 +309,9 @@ def _write_table(writer, values, table):
           f'8 bits with scales cannot have'
         )
       rows, scales = scaled_floats.quantize(rows)
-      writer.write(table.scale, start, scales)
-    for piece, low, high in _pieces_between(table.pieces, start, stop):
-      writer.write(piece.name, piece.start, rows[low - start : high - start])
+      write(table.scale, start, scales)
+    for name, first, selected in table.between(start, stop):
+      write(name, first, rows[selected])
 
 
 def _table_rows(values: jax.Array | np.ndarray, start: int, stop: int) -> np.ndarray:

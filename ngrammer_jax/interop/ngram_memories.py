@@ -16,8 +16,8 @@ import itertools
 import numpy as np
 
 from ngrammer_jax import errors
-from ngrammer_jax.interop import conversion
-from ngrammer_jax.interop.layouts import FileLayout, Part, Piece, Table
+from ngrammer_jax.interop.conversion import Source, check_options
+from ngrammer_jax.interop.layouts import FileLayout, Table
 from ngrammer_jax.interop.scaled_floats import SCALED_VALUES
 from ngrammer_jax.layers.ngram import uint64
 from ngrammer_jax.layers.ngram.memory import NGramMemory
@@ -61,24 +61,20 @@ def longcat(layer: NGramMemory, prefix: str = '') -> FileLayout:
     prefix: prefix of all names.
 
   Raises:
-    BadInput: see `conversion.check_layer`.
+    BadInput: see `conversion.check_options`.
   """
   _check_options(layer, 'longcat')
   D, E, ngram_hash = layer.width, layer.options.width, layer.ngram_hash()
   sizes_I = tuple(itertools.chain.from_iterable(ngram_hash.sizes))
-  each = lambda pattern, rows_I: tuple(
-    Piece(prefix + pattern.format(i), 0, rows) for i, rows in enumerate(rows_I)
-  )
-  projections = each('post_projs.{}.weight', (D,) * len(sizes_I))
-  part = Part('sum/projection', projections, (E,), (len(sizes_I), D, E), (0, 2, 1))
+  projections = _numbered(f'{prefix}post_projs.{{}}.weight', len(sizes_I))
+  stack = lambda arrays: np.stack(arrays).transpose(0, 2, 1)
+  tables = _numbered(f'{prefix}embedders.{{}}.weight', len(sizes_I))
   return FileLayout(
     'the n-gram embedding of LongCat-Flash-Lite',
     prefix,
-    Table(each('embedders.{}.weight', sizes_I), layer.table_shape()),
-    (part,),
+    Table(dict(zip(tables, sizes_I, strict=True)), layer.table_shape()),
+    {'params/sum/projection': Source(projections, (D, E), stack)},
     ngram_hash,
-    numbers={},
-    codebook={},
     embedding=f'{prefix}word_embeddings.weight',
   )
 
@@ -97,31 +93,30 @@ def qwen_ple(layer: NGramMemory, prefix: str = '', hash_prefix: str | None = Non
       and written. None: the file does not have them.
 
   Raises:
-    BadInput: see `conversion.check_layer`.
+    BadInput: see `conversion.check_options`.
   """
   _check_options(layer, 'qwen_ple')
-  G, D, ngram_hash, shape = layer.branches, layer.width, layer.ngram_hash(), layer.table_shape()
-  all_rows = lambda name, rows: (Piece(prefix + name, 0, rows),)
-  norm = lambda name: all_rows(f'norm_{name}.weight', G * D)
-  parts = [
-    *_projections(layer, all_rows('key_proj.weight', G * D), all_rows('value_proj.weight', D)),
-    _branch_vectors(layer, 'gate/key_norm/scale', norm('key')),
-    _branch_vectors(layer, 'gate/query_norm/scale', norm('query')),
-  ]
+  G, D, M, ngram_hash = *_sizes(layer), layer.ngram_hash()
+  rows, width = layer.table_shape()
+  norm = lambda name: _branch_vectors(layer, f'{prefix}norm_{name}.weight', (G * D,))
+  sources = {
+    **_projections(layer, f'{prefix}key_proj.weight', (G * D, M), f'{prefix}value_proj.weight'),
+    'params/gate/key_norm/scale': norm('key'),
+    'params/gate/query_norm/scale': norm('query'),
+  }
   if layer.options.convolution:
-    parts.append(_branch_vectors(layer, 'gate/convolution_norm/scale', norm('conv')))
-    parts.append(_taps(layer, all_rows('conv1d.weight', G * D)))
+    sources['params/gate/convolution_norm/scale'] = norm('conv')
+    sources |= _taps(layer, f'{prefix}conv1d.weight')
   names = {}
   if hash_prefix is not None:
     names = {name: hash_prefix + name for name in ('multipliers', 'table_sizes', 'offsets')}
   return FileLayout(
     'the PLE of Qwen3.8-Flash-Next',
     prefix,
-    Table(all_rows('ple_embedding.ngram_embedding.weight', shape[0]), shape),
-    tuple(parts),
+    Table({f'{prefix}ple_embedding.ngram_embedding.weight': rows}, (rows, width)),
+    sources,
     ngram_hash,
     _numbers(names, ngram_hash, is_flat=True),
-    codebook={},
   )
 
 
@@ -143,24 +138,24 @@ def engram_demo(
       and written. None: the file does not have them.
 
   Raises:
-    BadInput: see `conversion.check_layer`; or the classes are not those of the vocabulary.
+    BadInput: see `conversion.check_options`; or the classes are not those of the vocabulary.
   """
   _check_options(layer, 'engram_demo')
-  G, D = layer.branches, layer.width
+  G, D, M = _sizes(layer)
   ngram_hash, codebook = _compressed(layer, token_classes)
-  all_rows = lambda name, rows: (Piece(prefix + name, 0, rows),)
-  each = lambda pattern: tuple(Piece(prefix + pattern.format(g), 0, D) for g in range(G))
-  parts = [
-    *_projections(layer, each('key_projs.{}.weight'), all_rows('value_proj.weight', D)),
-    _branch_vectors(layer, 'gate/key/bias', each('key_projs.{}.bias')),
-    Part('gate/value/bias', all_rows('value_proj.bias', D), (), (D,), (0,)),
-    _branch_vectors(layer, 'gate/key_norm/scale', each('norm1.{}.weight')),
-    _branch_vectors(layer, 'gate/query_norm/scale', each('norm2.{}.weight')),
-  ]
+  each = lambda pattern: _numbered(prefix + pattern, G)
+  vectors = lambda pattern: _branch_vectors(layer, each(pattern), (D,))
+  keys, value = each('key_projs.{}.weight'), f'{prefix}value_proj'
+  sources = {
+    **_projections(layer, keys, (D, M), f'{value}.weight'),
+    'params/gate/key/bias': vectors('key_projs.{}.bias'),
+    'params/gate/value/bias': Source(f'{value}.bias', (D,)),
+    'params/gate/key_norm/scale': vectors('norm1.{}.weight'),
+    'params/gate/query_norm/scale': vectors('norm2.{}.weight'),
+  }
   if layer.options.convolution:
-    norms = each('short_conv.norms.{}.weight')
-    parts.append(_branch_vectors(layer, 'gate/convolution_norm/scale', norms))
-    parts.append(_taps(layer, all_rows('short_conv.conv.weight', G * D)))
+    sources['params/gate/convolution_norm/scale'] = vectors('short_conv.norms.{}.weight')
+    sources |= _taps(layer, f'{prefix}short_conv.conv.weight')
   names = {'offsets': f'{prefix}multi_head_embedding.offsets'}
   if hash_prefix is not None:
     names |= {name: hash_prefix + name for name in ('multipliers', 'table_sizes')}
@@ -168,8 +163,8 @@ def engram_demo(
   return FileLayout(
     'the demo of Engram',
     prefix,
-    Table(all_rows('multi_head_embedding.embedding.weight', rows), layer.table_shape()),
-    tuple(parts),
+    Table({f'{prefix}multi_head_embedding.embedding.weight': rows}, layer.table_shape()),
+    sources,
     ngram_hash,
     _numbers(names, ngram_hash),
     codebook,
@@ -195,34 +190,31 @@ def engram_v41(
     prefix: prefix of all names.
 
   Raises:
-    BadInput: see `conversion.check_layer`; the classes are not those of the vocabulary; or the
+    BadInput: see `conversion.check_options`; the classes are not those of the vocabulary; or the
       width is not a multiple of 32.
   """
   _check_options(layer, 'engram_v41')
-  G, D, E = layer.branches, layer.width, layer.options.width
+  (G, D, M), E = _sizes(layer), layer.options.width
   if scale is not None and E % SCALED_VALUES:
     raise errors.BadInput(
       f'options.width={E} must be a multiple of {SCALED_VALUES}, the values of a scale: use '
       f'scale=None for a table that is not of 8 bits'
     )
   ngram_hash, codebook = _compressed(layer, token_classes)
-  wkv, rows = f'{prefix}wkv', sum(map(sum, ngram_hash.sizes))
-  vectors = lambda path, name: Part(path, (Piece(prefix + name, 0, G),), (D,), (G, D), (0, 1))
+  wkv = f'{prefix}wkv', ((G + 1) * D, M)
+  split_keys = lambda a: a[: G * D].reshape(G, D, M).transpose(2, 0, 1)
+  rows = {f'{prefix}embed': sum(map(sum, ngram_hash.sizes))}
   return FileLayout(
     'the Engram of DeepSeek-V4.1',
     prefix,
-    Table(
-      (Piece(f'{prefix}embed', 0, rows),),
-      layer.table_shape(),
-      None if scale is None else prefix + scale,
-    ),
-    (
-      *_projections(layer, (Piece(wkv, 0, G * D),), (Piece(wkv, G * D, (G + 1) * D),)),
-      vectors('gate/key_norm/scale', 'k_weight'),
-      vectors('gate/query_norm/scale', 'q_weight'),
-    ),
+    Table(rows, layer.table_shape(), None if scale is None else prefix + scale),
+    {
+      'params/gate/key/kernel': Source(*wkv, split_keys),
+      'params/gate/value/kernel': Source(*wkv, lambda a: a[G * D :].T),
+      'params/gate/key_norm/scale': Source(f'{prefix}k_weight', (G, D)),
+      'params/gate/query_norm/scale': Source(f'{prefix}q_weight', (G, D)),
+    },
     ngram_hash,
-    numbers={},
     codebook=codebook,
   )
 
@@ -233,9 +225,8 @@ def _check_options(layer, layout_name):
   supported = SUPPORTED_OPTIONS[layout_name] | {'orders': (tuple(range(2, longest + 1)),)}
   free = [f'options.{name}' for name in FREE_OPTIONS[layout_name]]
   free += LAYER_OPTIONS if layers else LAYER_OPTIONS_AT_INPUT
-  conversion.check_layer(
-    layer, free, {f'options.{name}': values for name, values in supported.items()}
-  )
+  choices = {f'options.{name}': values for name, values in supported.items()}
+  check_options(layer, free, choices=choices)
   if layers and layer.block not in layers:
     raise errors.BadInput(f'block={layer.block} is not one of options.layers={layers}')
 
@@ -264,21 +255,33 @@ def _numbers(names, ngram_hash, is_flat=False):
   return {stored_name: values[name] for name, stored_name in names.items()}
 
 
-def _projections(layer, key_pieces, value_pieces):
-  """Returns the projections of e to keys [M, G, D] and to values [M, D]."""
-  o, G, D = layer.options, layer.branches, layer.width
-  M = len(o.orders) * o.heads * o.width
-  key = Part('gate/key/kernel', key_pieces, (M,), (G, D, M), (2, 0, 1))
-  return key, Part('gate/value/kernel', value_pieces, (M,), (D, M), (1, 0))
+def _sizes(layer):
+  """Returns G, D and M."""
+  o = layer.options
+  return layer.branches, layer.width, len(o.orders) * o.heads * o.width
 
 
-def _branch_vectors(layer, path, pieces):
-  """Returns a parameter [G, D], whose rows in the file are single values."""
-  return Part(path, pieces, (), (layer.branches, layer.width), (0, 1))
+def _numbered(pattern, count):
+  """Returns the names of arrays that differ in their number."""
+  return tuple(pattern.format(number) for number in range(count))
 
 
-def _taps(layer, pieces):
-  """Returns the taps [W, G, D], the present token first; in the file it is last."""
+def _projections(layer, key_name, key_shape, value_name):
+  """Returns the sources of the projections of e to keys [M, G, D] and to values [M, D]."""
+  G, D, M = _sizes(layer)
+  keys = Source(key_name, key_shape, lambda a: np.reshape(a, (G, D, M)).transpose(2, 0, 1))
+  values = Source(value_name, (D, M), np.transpose)
+  return {'params/gate/key/kernel': keys, 'params/gate/value/kernel': values}
+
+
+def _branch_vectors(layer, name, shape):
+  """Returns the source of a parameter [G, D]: one array, or one for each branch."""
+  return Source(name, shape, lambda a: np.reshape(a, (layer.branches, layer.width)))
+
+
+def _taps(layer, name):
+  """Returns the source of the taps [W, G, D], the present token first; in the file it is last."""
+  G, D, _ = _sizes(layer)
   W = layer.options.convolution
-  shape = layer.branches, layer.width, W
-  return Part('gate/convolution/taps', pieces, (1, W), shape, (2, 0, 1), is_reversed=True)
+  taps = Source(name, (G * D, 1, W), lambda a: a.reshape(G, D, W).transpose(2, 0, 1)[::-1])
+  return {'params/gate/convolution/taps': taps}

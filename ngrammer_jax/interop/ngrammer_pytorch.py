@@ -37,7 +37,7 @@ def load_ngrammer(
     {'params': ..., 'codebook': ...} for `layer.apply`.
 
   Raises:
-    BadInput: see `conversion.check_layer` and `conversion.convert`.
+    BadInput: see `conversion.check_options` and `conversion.convert`.
   """
   return conversion.convert(arrays, _sources(layer, width), ORIGIN)
 
@@ -48,7 +48,7 @@ def export_ngrammer(
   """Converts variables of `layer` to the arrays that `load_ngrammer` reads.
 
   Raises:
-    BadInput: see `conversion.check_layer` and `conversion.restore`.
+    BadInput: see `conversion.check_options` and `conversion.restore`.
   """
   return conversion.restore(variables, _sources(layer, width), ORIGIN)
 
@@ -58,7 +58,7 @@ def _sources(layer: ngrammer.NGrammer, width: int) -> dict[str, conversion.Sourc
   N, V, E, K = layer.heads, layer.vocabulary_size, layer.dim, layer.clusters
   if K is None:
     raise errors.BadInput('clusters=None: an N-Grammer of n-grammer-pytorch needs clusters')
-  conversion.check_layer(layer, ('heads', 'clusters', 'vocabulary_size', 'dim', 'combine'))
+  conversion.check_options(layer, ('heads', 'clusters', 'vocabulary_size', 'dim', 'combine'))
   conversion.check_width(layer, width)
   H, Source = width // N, conversion.Source
   sources = {

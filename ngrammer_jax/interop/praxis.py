@@ -8,6 +8,7 @@ N heads, H head width, D model width, F inner width, V vocabulary, K clusters.
 """
 
 from collections.abc import Mapping
+import re
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ ATTENTION_OPTIONS = (
 LANGUAGE_MODEL, NGRAMMER = 'a praxis language model', 'a praxis N-Grammer'
 ATTENTION = 'a praxis DotProductAttention'
 
-_COLLECTIONS = ('param/', 'params/', 'state/', 'non_trainable/')
+_COLLECTION = re.compile('^(param|params|state|non_trainable)/')
 _CACHE = 'input_id_to_cluster_id_cache'  # computed from the codebook, so never loaded
 
 
@@ -71,7 +72,7 @@ def load_ngrammer(
     {'params': ..., 'codebook': ...} for `layer.apply`.
 
   Raises:
-    BadInput: see `conversion.check_layer` and `conversion.convert`.
+    BadInput: see `conversion.check_options` and `conversion.convert`.
   """
   sources = _layer_ngrammer_sources(layer, width)
   arrays = _without_collection_prefixes(arrays)
@@ -87,7 +88,7 @@ def export_ngrammer(
   A token cache is not among them: praxis computes it from the codebook.
 
   Raises:
-    BadInput: see `conversion.check_layer` and `conversion.restore`.
+    BadInput: see `conversion.check_options` and `conversion.restore`.
   """
   ngram_prefix = '' if layer.clusters is None else 'ngram_layer/'
   return _export(variables, _layer_ngrammer_sources(layer, width, ngram_prefix), NGRAMMER)
@@ -95,7 +96,7 @@ def export_ngrammer(
 
 def _layer_ngrammer_sources(layer, width, ngram_prefix=''):
   """Returns the sources of a supported n-gram layer."""
-  conversion.check_layer(layer, (*NGRAMMER_OPTIONS, 'id_vocabulary'))
+  conversion.check_options(layer, (*NGRAMMER_OPTIONS, 'id_vocabulary'))
   conversion.check_width(layer, width)
   return _ngrammer_sources(layer, layer.heads, width, ngram_prefix=ngram_prefix)
 
@@ -120,7 +121,7 @@ def load_attention(
     {'params': ...} for `layer.apply`.
 
   Raises:
-    BadInput: see `conversion.check_layer` and `conversion.convert`.
+    BadInput: see `conversion.check_options` and `conversion.convert`.
   """
   sources = _layer_attention_sources(layer, width)
   return conversion.convert(_without_collection_prefixes(arrays), sources, ATTENTION)
@@ -132,14 +133,14 @@ def export_attention(
   """Converts variables of `layer` to the arrays of a praxis DotProductAttention.
 
   Raises:
-    BadInput: see `conversion.check_layer` and `conversion.restore`.
+    BadInput: see `conversion.check_options` and `conversion.restore`.
   """
   return _export(variables, _layer_attention_sources(layer, width), ATTENTION)
 
 
 def _layer_attention_sources(layer, width):
   """Returns the sources of a supported attention layer."""
-  conversion.check_layer(layer, ATTENTION_OPTIONS)
+  conversion.check_options(layer, ATTENTION_OPTIONS)
   if width % layer.heads:
     raise errors.BadInput(f'width={width} must be divisible by heads={layer.heads}')
   sources = _attention_sources(layer.projections, layer.heads, width)
@@ -159,8 +160,8 @@ def load_language_model(
   N-grammers after attention are in `transformer/x_layers_i/self_attention/ngrammer/`; praxis trains
   their codebooks with padding too (`NGramConfig.padding_trains`).
 
-  The config is compared with the arrays. What they do not show has to be set as the model was
-  trained: `activation`, `position`, `positional`, `scale_embeddings`, `norm_epsilon`,
+  What the names and shapes of the arrays do not show has to be set as the model was trained:
+  `activation`, `position`, `positional`, `scale_embeddings`, `norm_epsilon`,
   `attention.logit_cap`, `ngram.combine` and `ngram.prenormalize`.
 
   Args:
@@ -172,14 +173,11 @@ def load_language_model(
     {'params': ..., 'codebook': ...} for `TransformerLM(config, vocabulary_size).apply`.
 
   Raises:
-    BadInput: names each key of the config that does not fit, and the value of the arrays; see
-      also `conversion.convert`.
+    BadInput: see `conversion.check_options` and `conversion.convert`.
   """
   sources = _language_model_sources(config, vocabulary_size)
   caches = [prefix + _CACHE for prefix in _ngrammer_prefixes(config).values()]
-  arrays = _without_collection_prefixes(arrays)
-  conversion.check_values(config, _options_of(arrays))
-  return conversion.convert(arrays, sources, LANGUAGE_MODEL, caches)
+  return conversion.convert(_without_collection_prefixes(arrays), sources, LANGUAGE_MODEL, caches)
 
 
 def export_language_model(
@@ -190,7 +188,7 @@ def export_language_model(
   Token caches are not among them: praxis computes them from the codebooks.
 
   Raises:
-    BadInput: see `conversion.check_config` and `conversion.restore`.
+    BadInput: see `conversion.check_options` and `conversion.restore`.
   """
   return _export(variables, _language_model_sources(config, vocabulary_size), LANGUAGE_MODEL)
 
@@ -241,8 +239,7 @@ def _export(variables, sources, origin):
 
 def _language_model_sources(config: model_config.ModelConfig, V: int) -> dict[str, Source]:
   """Returns the source of each variable of a supported config."""
-  config.check()
-  conversion.check_config(config, SUPPORTED_OPTIONS, FREE_OPTIONS)
+  conversion.check_options(config, FREE_OPTIONS, choices=SUPPORTED_OPTIONS)
   D = config.width
   softmax = Source('softmax/logits_ffn/linear/w', (D, V), np.transpose)
   sources = _norm_sources('params/final_norm', 'final_ln', D)
@@ -278,55 +275,7 @@ def _ngrammer_prefixes(config: model_config.ModelConfig) -> dict[str, str]:
 
 
 def _without_collection_prefixes(arrays: Mapping[str, Any]) -> dict[str, Any]:
-  stripped: dict[str, Any] = {}
-  for name, array in arrays.items():
-    collection = next((c for c in _COLLECTIONS if name.startswith(c)), '')
-    short = name[len(collection) :]
-    if short in stripped:
-      raise errors.BadInput(f'two arrays in different collections have the name {short}')
-    stripped[short] = array
-  return stripped
-
-
-def _options_of(arrays: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-  """Returns the possible values of each option that the arrays of a TransformerLm show, by key."""
-  shapes = {name: getattr(array, 'shape', ()) for name, array in arrays.items()}
-  layer = 'transformer/x_layers_0/'
-  self_attention, feed_forward = f'{layer}self_attention/', f'{layer}ff_layer/'
-  query = shapes.get(f'{self_attention}query/w', ())
-  inner = shapes.get(f'{feed_forward}ffn_layer1/linear/w', ())
-  if len(query) != 3 or len(inner) != 2:
-    return {}  # `conversion.convert` lists what is wrong
-  (D, N, _), F = query, inner[1]
-  blocks = {name.split('/')[1] for name in shapes if name.startswith('transformer/x_layers_')}
-  taps = sum(name.startswith(f'{self_attention}dconv_v/') for name in shapes)
-  has_norms = lambda norms: all(f'{layer}{norm}/scale' in shapes for norm in norms.values())
-  options = {
-    'layers': (len(blocks),),
-    'width': (D,),
-    'heads': (N,),
-    'feed_forward_width': (F,),
-    'gated': (f'{feed_forward}ffn_layer1_gate/linear/w' in shapes,),
-    'bias': (f'{self_attention}query/b' in shapes,),
-    'per_dim_scale': (f'{self_attention}per_dim_scale/per_dim_scale' in shapes,),
-    'convolution': (taps or None,),
-    'norm': tuple(policy for policy, norms in NORM_NAMES.items() if has_norms(norms)),
-    'tie_embeddings': ('embedding_lookup/emb_var' not in shapes,),
-    'softmax_bias': ('softmax/logits_ffn/bias/b' in shapes,),
-  }
-  tables = {name: shape for name, shape in shapes.items() if 'ngram_table_' in name}
-  if not tables:
-    return options | {'ngram': (None,)}
-  (name, (V, E)), heads = next(iter(tables.items())), len({n.split('/')[-2] for n in tables})
-  means = [shape for name, shape in shapes.items() if name.endswith('vq_layer/means')]
-  is_attended = name.startswith('transformer/')
-  return options | {
-    'ngram.layer': ('attention',) if is_attended else ('input', 'begin', 'middle', 'end'),
-    'ngram.clusters': (means[0][1] if means else None,),
-    'ngram.vocabulary_size': (V,),
-    'ngram.dim': (E,),
-    'ngram.heads': (heads, None) if heads == N else (heads,),
-  }
+  return {_COLLECTION.sub('', name): array for name, array in arrays.items()}
 
 
 def _norm_sources(path: str, name: str, D: int) -> dict[str, Source]:

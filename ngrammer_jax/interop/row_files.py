@@ -5,7 +5,8 @@ lacks. It saves only whole arrays. A file is the length of the header (8 bytes, 
 header (JSON) and the bytes of the arrays.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
 import json
 import math
 import os
@@ -38,11 +39,7 @@ class StoredArray(NamedTuple):
 
   @property
   def dtype(self) -> np.dtype:
-    """The dtype. Raises BadInput for one that is not in DTYPES."""
-    if self.code not in DTYPES:
-      raise errors.BadInput(
-        f'{self.path} has an array of dtype {self.code}, expected one of {", ".join(DTYPES)}'
-      )
+    """The dtype."""
     return np.dtype(DTYPES[self.code])
 
   @property
@@ -79,58 +76,42 @@ def stored_arrays(paths: Path | Sequence[Path]) -> tuple[dict[str, StoredArray],
   return arrays, metadata
 
 
-class Writer:
-  """Writes arrays of a new file by rows, in any order; a context manager.
+@contextlib.contextmanager
+def new_file(
+  path: Path, arrays: Mapping[str, tuple[tuple[int, ...], Any]], metadata: Mapping[str, str]
+) -> Iterator[Callable[[str, int, np.ndarray], None]]:
+  """Yields a function that writes rows of an array, in any order: `write(name, start, rows)`.
 
   The file gets its name at the end, and does not exist if there was an error.
 
-  Attributes:
+  Args:
     path: the file; one of this name is replaced.
     arrays: shape and dtype of each array, by name.
     metadata: texts by name.
   """
+  header: dict[str, Any] = {'__metadata__': dict(metadata)}
+  stored, end = {}, 0
+  # As in the library, wide dtypes first, so that every array is aligned.
+  by_width = sorted(arrays.items(), key=lambda item: -np.dtype(item[1][1]).itemsize)
+  for name, (shape, dtype) in by_width:
+    code, start = _CODES[np.dtype(dtype)], end
+    end += math.prod(shape) * np.dtype(dtype).itemsize
+    header[name] = {'dtype': code, 'shape': list(shape), 'data_offsets': [start, end]}
+    stored[name] = StoredArray(path, code, tuple(shape), start)
+  text = json.dumps(header).encode()
+  text += b' ' * (-len(text) % 8)
+  head = struct.pack('<Q', len(text)) + text
 
-  def __init__(
-    self, path: Path, arrays: Mapping[str, tuple[tuple[int, ...], Any]], metadata: Mapping[str, str]
-  ):
-    self.path = pathlib.Path(path)
-    self._stored: dict[str, StoredArray] = {}
-    header: dict[str, Any] = {'__metadata__': dict(metadata)}
-    end = 0
-    # As in the library, wide dtypes first, so that every array is aligned.
-    for name, (shape, dtype) in sorted(arrays.items(), key=lambda item: -_itemsize(item[1][1])):
-      code, start = _CODES[np.dtype(dtype)], end
-      end += math.prod(shape) * _itemsize(dtype)
-      header[name] = {'dtype': code, 'shape': list(shape), 'data_offsets': [start, end]}
-      self._stored[name] = StoredArray(path, code, tuple(shape), start)
-    text = json.dumps(header).encode()
-    text += b' ' * (-len(text) % 8)
-    self._head, self._size = struct.pack('<Q', len(text)) + text, end
+  def write(name: str, start: int, rows: np.ndarray) -> None:
+    file.seek(len(head) + stored[name].first_byte + start * stored[name].row_bytes)
+    file.write(np.ascontiguousarray(rows, stored[name].dtype).view(np.uint8).data)
 
-  def __enter__(self) -> 'Writer':
-    self._file = open(self._unfinished, 'wb')
-    self._file.write(self._head)
-    self._file.truncate(len(self._head) + self._size)
-    return self
-
-  def __exit__(self, error, *_) -> None:
-    self._file.close()
-    if error is None:
-      os.replace(self._unfinished, self.path)
-    else:
-      self._unfinished.unlink()
-
-  def write(self, name: str, start: int, rows: np.ndarray) -> None:
-    """Writes rows of an array, from row `start` on, in the dtype of the array."""
-    stored = self._stored[name]
-    rows = np.ascontiguousarray(rows, stored.dtype)
-    self._file.seek(len(self._head) + stored.first_byte + start * stored.row_bytes)
-    self._file.write(rows.view(np.uint8).data)
-
-  @property
-  def _unfinished(self):
-    return self.path.with_name(f'{self.path.name}.unfinished')
-
-
-def _itemsize(dtype):
-  return np.dtype(dtype).itemsize
+  unfinished = pathlib.Path(f'{path}.unfinished')
+  try:
+    with open(unfinished, 'wb') as file:
+      file.write(head)
+      file.truncate(len(head) + end)
+      yield write
+    os.replace(unfinished, path)
+  finally:
+    unfinished.unlink(missing_ok=True)

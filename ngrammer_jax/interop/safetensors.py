@@ -17,10 +17,8 @@ def save(variables: dict[str, Any], path: str | pathlib.Path) -> None:
 
 def load(path: str | pathlib.Path) -> dict[str, Any]:
   """Loads a file that `save` wrote. Raises BadInput if the file is missing or corrupt."""
-  try:
-    return traverse_util.unflatten_dict(library.load_file(path), sep='/')
-  except Exception as error:  # the class depends on the version of the library
-    raise errors.BadInput(f'{path} cannot be read as safetensors: {error}') from error
+  check_file(path)
+  return traverse_util.unflatten_dict(library.load_file(path), sep='/')
 
 
 def check_file(path: str | os.PathLike[str]) -> None:

@@ -16,7 +16,7 @@ def read(
   """Returns the value of each setting of a model.
 
   Args:
-    settings: a mapping, or the namespace of `argparse`.
+    settings: a mapping, or the namespace of `argparse`; settings may be in groups, mappings too.
     defaults: the official default of each setting of the model.
     ignored: names of settings that do not change the model, such as those of training.
     origin: description of the official code, for the error message.
@@ -26,7 +26,10 @@ def read(
   """
   values = dict(defaults)
   given = vars(settings) if isinstance(settings, argparse.Namespace) else settings
+  flat: dict[str, Any] = {}
   for name, value in given.items():
+    flat |= value if isinstance(value, Mapping) else {name: value}
+  for name, value in flat.items():
     if name in defaults:
       values[name] = value
     elif name not in ignored:

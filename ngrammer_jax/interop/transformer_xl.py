@@ -7,7 +7,6 @@ N heads, H head width, D model width, F inner width, V vocabulary.
 """
 
 from collections.abc import Mapping
-import itertools
 import operator
 from typing import Any
 
@@ -40,8 +39,8 @@ FREE_OPTIONS = (
 )
 # `memory_and_self` is the TensorFlow code.
 SAME_LENGTH = ('no', 'memory', 'memory_and_self')
-# The attn_type of the source model by `position`; `relative` is attn_type 0.
-ATTENTION_TYPES = {'shaw': 1, 'segment_sinusoid': 2, 'learned': 3}
+# `position` of each attn_type of the source model.
+ATTENTION_TYPES = ('relative', 'shaw', 'segment_sinusoid', 'learned')
 ORIGIN = 'a Transformer-XL'
 
 # Defaults of the arguments of train.py that the model depends on. None: `cutoffs` and `tie_projs`
@@ -91,21 +90,17 @@ def config_from_args(args: settings.Settings) -> model_config.ModelConfig:
     'attn_type': range(4),
     'sample_softmax': (-1, 0),
   }
-  if a['attn_type'] == ATTENTION_TYPES['segment_sinusoid']:
+  if a['attn_type'] == ATTENTION_TYPES.index('segment_sinusoid'):
     supported['clamp_len'] = (-1, 0)
   if a['adaptive'] and a['cutoffs'] is None:
     supported['dataset'] = tuple(CUTOFFS)
   settings.check(a, supported, ORIGIN)
-  position = {0: 'relative'} | {kind: name for name, kind in ATTENTION_TYPES.items()}
-  position = position[a['attn_type']]
-  positional = {
-    'relative': {'clamp_length': a['clamp_len'] if a['clamp_len'] > 0 else None},
-    'shaw': {
-      'clamp_length': a['clamp_len'] if a['clamp_len'] > 0 else None,
-      'max_length': a['tgt_len'] + a['mem_len'],
-    },
-    'learned': {'max_length': a['tgt_len']},
-  }
+  position = ATTENTION_TYPES[a['attn_type']]
+  positional = {}
+  if position in ('relative', 'shaw'):
+    positional['clamp_length'] = a['clamp_len'] if a['clamp_len'] > 0 else None
+  if position in ('shaw', 'learned'):
+    positional['max_length'] = a['tgt_len'] + (a['mem_len'] if position == 'shaw' else 0)
   memory = None
   if position not in model_config.SEGMENT_POSITIONS or a['mem_len']:
     same_length = 'memory' if a['same_length'] else 'no'
@@ -120,7 +115,7 @@ def config_from_args(args: settings.Settings) -> model_config.ModelConfig:
     inner_dropout=a['dropout'],
     attention_dropout=a['dropatt'],
     tie_embeddings=not a['not_tied'],
-    positional=model_config.PositionalConfig(**positional.get(position, {})),
+    positional=model_config.PositionalConfig(**positional),
     memory=memory,
     adaptive_softmax=_adaptive_softmax_config(a, embedding_width),
   )
@@ -175,7 +170,7 @@ def load_language_model(
     {'params': ...} for `TransformerLM(config, vocabulary_size).apply`.
 
   Raises:
-    BadInput: see `conversion.check_config`, `conversion.check_same_model` and
+    BadInput: see `conversion.check_options`, `conversion.check_same_model` and
       `conversion.convert`.
   """
   if args is not None:
@@ -193,18 +188,16 @@ def export_language_model(
   Each tied array is there once: in PyTorch, `load_state_dict` needs `strict=False`.
 
   Raises:
-    BadInput: see `conversion.check_config` and `conversion.restore`.
+    BadInput: see `conversion.check_options` and `conversion.restore`.
   """
   return conversion.restore(variables, _sources(config, vocabulary_size), ORIGIN)
 
 
 def _sources(config: model_config.ModelConfig, vocabulary_size: int) -> dict[str, Source]:
   """Returns the source of each variable of a supported config."""
-  config.check()
-  alternatives = {'norm': ('pre',), 'position': tuple(ATTENTION_TYPES)}
-  supported = {key: (value, *alternatives.get(key, ())) for key, value in MODEL_OPTIONS.items()}
-  supported['memory.same_length'] = SAME_LENGTH
-  conversion.check_config(config, supported, FREE_OPTIONS)
+  choices = {'norm': ('post_skip', 'pre'), 'position': ATTENTION_TYPES}
+  choices['memory.same_length'] = SAME_LENGTH
+  conversion.check_options(config, FREE_OPTIONS, MODEL_OPTIONS, choices)
   if config.norm == 'pre' and config.position in model_config.SEGMENT_POSITIONS:
     raise errors.BadInput(
       f'model.norm="pre" with model.position={config.position!r} cannot be loaded: the PyTorch '
@@ -248,35 +241,9 @@ def _vocabulary_sources(config: model_config.ModelConfig, V: int) -> dict[str, S
     if not config.tie_embeddings:
       sources['params/softmax_weight'] = Source('crit.out_layers.0.weight', (V, D))
     return sources
-  path, J, C = 'params/adaptive_softmax', adaptive.embedding_width or D, len(adaptive.cutoffs)
-  is_tied = adaptive.tied_projections
-  is_tied = is_tied * (C + 1) if len(is_tied) == 1 else is_tied
+  names = 'word_emb', 'crit', 'crit.cluster_'
   # Without a divisor, the source model has one table for all clusters.
-  single_table, sources = adaptive.divisor == 1, {}
-  for i, (first, last) in enumerate(itertools.pairwise((0, *adaptive.cutoffs, V))):
-    index, width = (0, J) if single_table else (i, J // adaptive.divisor**i)
-    rows = V if single_table else last - first
-    select = operator.itemgetter(slice(first, last) if single_table else slice(None))
-    embedding, output = f'word_emb.emb_layers.{index}', f'crit.out_layers.{index}'
-    sources[f'{path}/embedding_{i}'] = Source(f'{embedding}.weight', (rows, width), select)
-    sources[f'{path}/bias_{i}'] = Source(f'{output}.bias', (rows,), select)
-    if not config.tie_embeddings:
-      sources[f'{path}/softmax_weight_{i}'] = Source(f'{output}.weight', (rows, width), select)
-    if width == D and (single_table or not adaptive.project_same_width):
-      continue
-    projections = {}
-    if not single_table or i == 0:
-      projections['projection'] = 'word_emb.emb_projs'
-    if not is_tied[i]:
-      projections['softmax_projection'] = 'crit.out_projs'
-    for name, source_name in projections.items():
-      sources[f'{path}/{name}_{i}'] = Source(f'{source_name}.{i}', (D, width), np.transpose)
-  if C:
-    sources |= {
-      f'{path}/cluster_weight': Source('crit.cluster_weight', (C, J), np.flipud),
-      f'{path}/cluster_bias': Source('crit.cluster_bias', (C,), np.flipud),
-    }
-  return sources
+  return conversion.torch_adaptive_softmax(config, V, names, adaptive.divisor == 1)
 
 
 def _layer_sources(config: model_config.ModelConfig, i: int) -> dict[str, Source]:
@@ -291,11 +258,10 @@ def _layer_sources(config: model_config.ModelConfig, i: int) -> dict[str, Source
     source = Source(fused_weight, (len(parts) * D, D), select)
     sources[f'{path}/attention/{name}/kernel'] = source
   if 'query' not in parts:
-    source = Source(f'{prefix}.dec_attn.q_net.weight', (D, D), lambda a: a.T.reshape(D, N, H))
-    sources[f'{path}/attention/query/kernel'] = source
-  sources[f'{path}/attention/out/kernel'] = Source(
-    f'{prefix}.dec_attn.o_net.weight', (D, D), lambda a: a.T.reshape(N, H, D)
-  )
+    query = conversion.torch_heads(f'{prefix}.dec_attn.q_net.weight', N, D)
+    sources[f'{path}/attention/query/kernel'] = query
+  out = conversion.torch_merged_heads(f'{prefix}.dec_attn.o_net.weight', N, D)
+  sources[f'{path}/attention/out/kernel'] = out
   for name, index, shape in (('in', 0, (F, D)), ('out', 3, (D, F))):
     source_name = f'{prefix}.pos_ff.CoreNet.{index}'
     sources |= conversion.torch_linear(f'{path}/feed_forward/{name}', source_name, shape)
@@ -311,8 +277,7 @@ def _position_sources(config: model_config.ModelConfig, i: int) -> dict[str, Sou
   H, rows, path = D // N, config.positions().max_length, f'params/layer_{i}'
   select_layer = operator.itemgetter(i)
   if config.position == 'relative':
-    name = f'layers.{i}.dec_attn.r_net.weight'
-    source = Source(name, (D, D), lambda a: a.T.reshape(D, N, H))
+    source = conversion.torch_heads(f'layers.{i}.dec_attn.r_net.weight', N, D)
     return {f'{path}/attention/relative/position/kernel': source}
   if config.position == 'shaw':
     relative = f'{path}/attention/relative'

@@ -37,7 +37,7 @@ def test_errors_of_the_text_and_of_the_seeds(monkeypatch):
     token_losses, 'token_losses', lambda run, text, tokens: losses[run.state.step][:tokens]
   )
   everything = fake_runs(6)
-  result = compare.analyze(everything[:3], everything[3:], 'abc', 'def')
+  result = compare.analyze(everything[:3], everything[3:], 'abcdef')
   assert (result['split'], result['tokens']) == ('validation', TOKENS)
   differences = []
   for i, pair in enumerate(result['pairs']):
@@ -55,7 +55,7 @@ def test_errors_of_the_text_and_of_the_seeds(monkeypatch):
   assert result['interval'] == pytest.approx(list(expected))
   assert compare.format_table(result).endswith('which excludes 0')
   losses[:3] += 0.43  # of different signs
-  again = compare.analyze(everything[:3], everything[3:], 'abc', 'def', max_tokens=TOKENS - 1)
+  again = compare.analyze(everything[:3], everything[3:], 'abcdef', max_tokens=TOKENS - 1)
   assert compare.format_table(again).endswith('which includes 0')
   assert again['pairs'][0]['text_error'] is None  # blocks are too short
   assert 'no error of the text: it needs at least 16,384 tokens' in compare.format_table(again)
@@ -63,7 +63,7 @@ def test_errors_of_the_text_and_of_the_seeds(monkeypatch):
 
 def test_losses_are_those_of_evaluate(one_device, trained, capsys):
   later, earlier = (runs.load_run(trained, step) for step in (12, 4))
-  result = compare.analyze([later], [earlier], ['later'], ['earlier'])
+  result = compare.analyze([later], [earlier], ['later', 'earlier'])
   (pair,) = result['pairs']
   for run, key in ((later, 'loss'), (earlier, 'baseline_loss')):
     expected = run.evaluate('validation')['nll_nats_per_token']
@@ -98,20 +98,20 @@ def test_bad_input():
     '--workdir is there 2 times, but --baseline 1 times: set one baseline for each run, in the '
     'same order, such as that with the same seed'
   ):
-    compare.analyze(everything[:2], everything[2:], 'ab', 'c')
+    compare.analyze(everything[:2], everything[2:], 'abc')
   with bad_input(
     '--baseline=runs/2 is there 2 times: pairs must be different trainings, such as those of other '
     'seeds'
   ):
-    compare.analyze(everything[:2], everything[2:] * 2, 'ab', 'cd')
+    compare.analyze(everything[:2], everything[2:] * 2, 'abcd')
   everything[0].workdir = 'runs/../runs/1'
   with pytest.raises(errors.BadInput, match='^--workdir=runs/../runs/1 is there 2 times'):
-    compare.analyze(everything[:2], everything[1:], 'ab', 'cd')
+    compare.analyze(everything[:2], everything[1:], 'abcd')
   everything[0].workdir = 'runs/0'
   with bad_input('--max_tokens=0 must be at least 1'):
-    compare.analyze(everything[:1], everything[1:2], 'a', 'b', max_tokens=0)
+    compare.analyze(everything[:1], everything[1:2], 'ab', max_tokens=0)
   everything[1].vocabulary.size = 300
   with bad_input(
     'runs/1 and runs/0 read different tokens: compare needs runs with the same text and vocabulary'
   ):
-    compare.analyze(everything[:1], everything[1:2], 'a', 'b')
+    compare.analyze(everything[:1], everything[1:2], 'ab')

@@ -99,12 +99,10 @@ def test_heads_of_clusters_are_bars_not_points_of_a_line(panels):
   coherence = {'clusters': 0.2, 'random': 0.0}
   head = {'members': {0: {'tokens': ['a', 'b']}, 1: {'tokens': ['c']}}}
   head |= {'coherence': coherence, 'coherence_elsewhere': coherence}
-  head['ngrams'] = {2: {'shared': 0.25}, 3: {'shared': 0.5}}
-  axes = panels(3)
+  axes = panels(2)
   clusters.plot({'heads': [head, head]}, axes)
-  _, coherences, collisions = axes
-  assert [bar.get_height() for bar in collisions.patches] == [25, 25, 50, 50]
-  assert not collisions.lines and labels_of(collisions) == ['order 2', 'order 3']
+  _, coherences = axes
+  assert [bar.get_height() for bar in coherences.patches] == [0.2] * 4
   assert sorted(labels_of(coherences)) == [
     'all features',
     "other heads' features",
@@ -117,9 +115,15 @@ def test_an_analysis_that_fails_writes_nothing(tmp_path, monkeypatch):
   """Here its result has no form in JSON."""
   run = types.SimpleNamespace(split=lambda name: None)
   monkeypatch.setattr(runs, 'load_run', lambda *args: run)
-  result = {'step': 4, 'spans': [[math.nan]], 'limit': 8, 'along': None, 'persistent': None}
+  result = {
+    'step': 4,
+    'spans': [[math.nan]],
+    'limit': 8,
+    'ramp': 2,
+    'along': None,
+    'persistent': None,
+  }
   monkeypatch.setattr(spans, 'analyze', lambda *args: result)
-  monkeypatch.setattr(spans, 'format_table', lambda result: 'table')
   with pytest.raises(ValueError, match='Out of range float'):
     analyze.main(['spans', f'--workdir={tmp_path}'])
   assert not list(tmp_path.iterdir())

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import analyze, runs
-from ngrammer_jax.analysis import attention, clusters, ngrams, report, spans
+from ngrammer_jax.analysis import attention, clusters, ngrams, parts, report, spans
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
 from ngrammer_jax.training.records import writers
@@ -119,7 +119,7 @@ def test_two_runs_side_by_side(pair):
   assert page.figures['curves'] == ['nats per token by training tokens'] * 2
   shares = 'sharing a row (%; dots: heads)'
   assert page.figures['ngrams'] == ['rows (%) by visits of a row', shares] * 2
-  assert len(page.figures['clusters']) == 6 and len(page.figures['attention']) == 2
+  assert len(page.figures['clusters']) == 4 and len(page.figures['attention']) == 2
   assert 'stroke: #000000' not in text and 'currentColor' in text and 'var(--c1)' in text
   records = [record for _, record in writers.read_lines(first)]
   for key in ('validation/nll_nats_per_token', 'loss'):
@@ -161,11 +161,11 @@ def test_two_runs_side_by_side(pair):
   ]
   assert page.texts['configs'].count('model.ngram.clusters=8') == 2
 
-  rows = [[*row] for row in clusters.table_rows(found.results['clusters'])]
+  rows = [[*row] for row in clusters.parts(found.results['clusters'])[1].rows]
   assert [row for row in page.tables['clusters'] if len(row) == len(rows[0])] == rows * 2
-  rows = [[*row[3:]] for row in ngrams.table_rows(found.results['ngrams'])]
-  assert [row[1:] for row in page.tables['ngrams']] == rows * 2
-  assert page.tables['attention'] == attention.table_rows(found.results['attention']) * 2
+  rows = [[*row] for row in ngrams.parts(found.results['ngrams'])[0].rows]
+  assert page.tables['ngrams'] == rows * 2
+  assert page.tables['attention'] == attention.parts(found.results['attention'])[0].rows * 2
   completions = runs.load_run(first).generate(['', ''], 4)
   assert found.samples == [('', completion.text) for completion in completions]
   for _, text in found.samples:
@@ -198,10 +198,10 @@ def test_a_run_with_spans_and_gates(one_device, tiny, untrained, collected):
     'span (tokens) by layer',
     'share of attention on persistent vectors by layer',
   ]
-  shown = result['along']['spans'][: report.MAX_SHOWN_TOKENS]
+  shown = result['along']['spans'][: parts.MAX_SHOWN_TOKENS]
   assert page.titles['spans'] == [f'{value:.0f}' for value in shown]
   (gate,) = found.results['gates']['gates']
-  shown = gate['values'][: report.MAX_SHOWN_TOKENS]
+  shown = gate['values'][: parts.MAX_SHOWN_TOKENS]
   assert page.titles['gates'] == [f'{value:.3f}' for value in shown]
   assert page.figures['gates'] == ['tokens of validation (%) by gate']
   best = gate['ngrams'][2][0]

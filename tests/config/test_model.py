@@ -134,13 +134,17 @@ def spans(**fields):
     ({'feed_forward_width': -1}, 'model.feed_forward_width=-1 must be at least 1, or 0'),
     (
       {'heads': 7},
-      'model.width=256 must be divisible by model.heads=7: '
-      'use model.heads=8, or a width that is a multiple of 14 (rope needs an even head width)',
+      'model.width=256 must be divisible by 14 with model.heads=7 (rope needs an even head width): '
+      'use 252, or other heads',
+    ),
+    (
+      {'heads': 7, 'position': 'none'},
+      'model.width=256 must be divisible by 7 with model.heads=7: use 259, or other heads',
     ),
     (
       {'width': 12, 'heads': 4},
-      'model.position="rope" needs an even head width, not 3 (model.width=12 / model.heads=4): '
-      'use model.heads=3, or a width that is a multiple of 8',
+      'model.width=12 must be divisible by 8 with model.heads=4 (rope needs an even head width): '
+      'use 16, or other heads',
     ),
     (
       {'initial': model_config.InitialConfig('gpt')},
@@ -190,13 +194,12 @@ def spans(**fields):
     ),
     (
       {'ngram': {'layer': 'attention', 'pairing': ('attended',)}, 'position': 'none'},
-      'model.ngram.pairing has "attended", but with model.position="none" equal tokens have equal '
-      'attention, so the pairing is arbitrary: use model.position="rope"',
+      'model.ngram.pairing="attended" needs positions and context in all heads, not '
+      'model.position=\'none\' and 4 of model.heads=4: use "previous"',
     ),
     (
-      {'ngram': {'layer': 'attention', 'heads': 8}},
-      'model.ngram.heads=8 must equal model.heads=4 for model.ngram.layer="attention": '
-      'use model.ngram.heads=None',
+      {'ngram': {'layer': 'attention', 'pairing': ('attended',), 'heads': 8}},
+      'model.ngram.heads=8: model.ngram.pairing="attended" needs 4, or use "previous"',
     ),
     (
       {'ngram': {'layer': 'attention', 'clusters': None}},
@@ -204,9 +207,9 @@ def spans(**fields):
     ),
     (
       {'ngram': {'layer': 'attention', 'pairing': ('attended',), 'orders': (2, 3)}},
-      'model.ngram.orders=(2, 3): pairing "attended" supports only orders=(2,)',
+      'model.ngram.orders=(2, 3): model.ngram.pairing="attended" needs (2,), or use "previous"',
     ),
-    ({'ngram': {'heads': 3}}, 'model.ngram: width 256 must be divisible by heads=3'),
+    ({'ngram': {'heads': 3}}, 'model.ngram.heads=3 must divide model.width=256'),
     (
       {'ngram': {'combine': 'add'}},
       'model.ngram: combine "add" needs n-gram dim 8 to equal the head width 64',
@@ -233,12 +236,11 @@ def spans(**fields):
     (spans(kind='dynamic') | {'width': 0}, 'model.width=0 must be at least 1'),
     (
       spans(kind='dynamic', initial=-1e9),
-      'model.span.initial=-1000000000.0 saturates the sigmoid of kind="dynamic", so its gradient '
-      'vanishes: use -20 to 20',
+      "model.span.initial=-1000000000.0 must be from -20 to 20 for kind='dynamic'",
     ),
     (spans(reserve=0), 'model.span.reserve=0 must be at least 1'),
     (spans(penalty=-1.0), 'model.span.penalty=-1.0 must be at least 0'),
-    (spans(initial=2.0), 'model.span.initial=2.0 must be from 0 to 1'),
+    (spans(initial=2.0), "model.span.initial=2.0 must be from 0 to 1 for kind='adaptive'"),
     (
       spans(limit=128) | {'memory': None},
       'model.span needs the same number of keys for every token: set model.memory.length=128 and '
@@ -286,6 +288,11 @@ def test_impossible_model_says_what_to_change(fields, message):
   with pytest.raises(errors.BadInput) as caught:
     check(**fields)
   assert str(caught.value) == message
+
+
+def test_an_ngrammer_after_attention_may_have_heads_of_its_own():
+  check(ngram={'layer': 'attention', 'heads': 8})
+  check(ngram={'orders': (3, 2)})
 
 
 def test_a_tail_without_words():

@@ -336,11 +336,11 @@ def test_bad_values_are_named():
     (
       {'recurrent': {'hidden': 100, 'readout': 'key_value_predict'}},
       'model.recurrent.hidden=100 must be divisible by the 3 parts of model.recurrent.readout='
-      "'key_value_predict': use 99 or 102",
+      "'key_value_predict': use 99",
     ),
     (
       {'recurrent': {'hidden': 3, 'readout': 'ngram', 'slices': 4}},
-      'model.recurrent.hidden=3 must be divisible by the 4 slices of '
+      'model.recurrent.hidden=3 must be divisible by the 4 parts of '
       "model.recurrent.readout='ngram': use 4",
     ),
     (

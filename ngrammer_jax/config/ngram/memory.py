@@ -22,7 +22,7 @@ HASHES = ngram_hashes.KINDS
 EMPTY = ('shrink', 'keep', 'revive')
 INITIAL = ('uniform', 'normal', 'data')
 EXCHANGE = ('auto', 'rows', 'table')
-PER_HEAD_JOINS = ('concat', 'add')
+PER_HEAD_JOINS = ('concat', 'add')  # those of the N-Grammer layer
 JOINS_AT_INPUT = ('sum', 'mean', *PER_HEAD_JOINS)
 JOINS_IN_BLOCKS = ('gate', *PER_HEAD_JOINS)
 JOINS = ('gate', *JOINS_AT_INPUT)
@@ -256,9 +256,9 @@ class NGramMemoryConfig:
     if self.key in CLUSTER_KEYS:
       self._check_clusters(model, path)
     self._check_tables(model, path)
-    self._check_sizes(1, path)  # the rest in `check_vocabulary`
+    self._check_sizes(model.width, 1, path)  # the rest in `check_vocabulary`
 
-  def check_vocabulary(self, size: int, path: str) -> None:
+  def check_vocabulary(self, size: int, width: int, path: str) -> None:
     """Raises BadInput for ids outside a vocabulary, or sizes that do not fit it.
 
     Warns of rows that make the hash collide more often than a random function.
@@ -270,7 +270,7 @@ class NGramMemoryConfig:
           f'{path}.{name}={value} is not below the number of ids {num_ids:,} of '
           f'{path}.key={self.key!r}: use an id of the vocabulary of this run'
         )
-    self._check_sizes(size, path)
+    self._check_sizes(width, size, path)
     self._warn_of_collisions(size, path)
 
   def _check_places(self, model: Any, path: str) -> None:
@@ -331,10 +331,7 @@ class NGramMemoryConfig:
 
   def _check_clusters(self, model: Any, path: str) -> None:
     if model.width % self.heads:
-      raise errors.BadInput(
-        f'{path}.heads={self.heads}: model.width={model.width} must be divisible by the heads of '
-        f'{path}.key={self.key!r}'
-      )
+      raise errors.BadInput(f'{path}.heads={self.heads} must divide model.width={model.width}')
     if self.key == 'embedding_clusters' and model.adaptive_softmax is not None:
       raise errors.BadInput(
         f'{path}.key="embedding_clusters" needs one embedding table, but model.adaptive_softmax '
@@ -347,14 +344,6 @@ class NGramMemoryConfig:
       )
 
   def _check_tables(self, model: Any, path: str) -> None:
-    if self.join in ('concat', 'add'):
-      try:
-        ngram_sizes.check_widths(model.width, self.heads, self.width, self.join, len(self.orders))
-      except ValueError as error:
-        raise errors.BadInput(
-          f'{path}.width={self.width} does not fit {path}.heads={self.heads} with join='
-          f'{self.join!r}: {error}'
-        ) from error
     if self.join in ('sum', 'mean') and not self.projection and self.width != model.width:
       raise errors.BadInput(
         f'{path}.width={self.width} must be model.width={model.width} for {path}.join='
@@ -371,12 +360,17 @@ class NGramMemoryConfig:
         f'optimizer={" or ".join(map(repr, HOST_OPTIMIZERS))}, or table_memory="device"'
       )
 
-  def _check_sizes(self, vocabulary_size: int, path: str) -> None:
-    if self.orders != tuple(sorted(set(self.orders))) or not self.orders:
-      raise errors.BadInput(
-        f'{path}.orders={self.orders} must be different lengths in ascending order, such as (2, 3)'
-      )
+  def check_sizes(self, width: int, vocabulary_size: int = 1) -> None:
+    """Raises ValueError for sizes that no table has, or that do not fit inputs of this width."""
+    if not isinstance(self.orders, tuple):
+      raise ValueError(f'orders={self.orders!r} must be a tuple such as (2,) or (2, 3)')
+    if self.join in PER_HEAD_JOINS:
+      ngram_sizes.check_widths(width, self.heads, self.width, self.join, len(self.orders))
+    self.hashes(vocabulary_size)
+
+  def _check_sizes(self, width: int, vocabulary_size: int, path: str) -> None:
     try:
+      self.check_sizes(width, vocabulary_size)
       sizes = self.hashes(vocabulary_size)[0].sizes
       largest = max(self.table_rows(vocabulary_size))
     except ValueError as error:
@@ -396,9 +390,9 @@ class NGramMemoryConfig:
     """Warns where the rows of a head are k V or k V + 1 and the hash is a polynomial of base V."""
     num_ids, memory_hash = self.num_ids(vocabulary_size), self.hashes(vocabulary_size)[0]
     rows = memory_hash.sizes[0][0]
-    if self.hash not in ('polynomial', 'praxis') or rows < num_ids or rows % num_ids > 1:
-      return
-    if self.orders == (1,):  # every id has a row of its own
+    is_polynomial = self.hash in ('polynomial', 'praxis')
+    is_unigram = self.orders == (1,)  # every id has a row of its own
+    if not is_polynomial or is_unigram or rows < num_ids or rows % num_ids > 1:
       return
     rate, random_rate = ngram_hashes.shared_rows(memory_hash)
     logging.warning(

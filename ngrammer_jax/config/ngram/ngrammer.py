@@ -6,7 +6,13 @@ from typing import Any
 from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.ngram import sizes
-from ngrammer_jax.config.ngram.memory import EMPTY, EXCHANGE, INITIAL, NGramMemoryConfig
+from ngrammer_jax.config.ngram.memory import (
+  EMPTY,
+  EXCHANGE,
+  INITIAL,
+  PER_HEAD_JOINS,
+  NGramMemoryConfig,
+)
 from ngrammer_jax.config.place import Place
 
 # After the embedding; after the first, the middle or the last block; or after attention in blocks.
@@ -21,11 +27,13 @@ class NGramConfig:
   """The N-Grammer layer (see `layers.NGrammer`)."""
 
   clusters: int | None = field(256, 'clusters of each head; None: n-grams of token ids', at_least=1)
-  vocabulary_size: int = field(16_384, 'table rows of each head and order')
-  dim: int = field(8, 'width of an n-gram vector')
+  vocabulary_size: int = field(
+    16_384, 'table rows of each head and order', at_least=1, at_most=sizes.MAX_ROWS
+  )
+  dim: int = field(8, 'width of an n-gram vector', at_least=1)
   heads: int | None = field(None, 'heads of the layer; None: model.heads', at_least=1)
   combine: str = field(
-    'concat', 'how n-gram vectors are combined with token vectors', choices=sizes.COMBINE
+    'concat', 'how n-gram vectors are combined with token vectors', choices=PER_HEAD_JOINS
   )
   orders: tuple[int, ...] = field(
     (2,), 'lengths of the n-grams', at_least=2, at_most=sizes.MAX_ORDER
@@ -102,42 +110,23 @@ class NGramConfig:
         f'model.ngram.pairing has {len(self.pairing)} entries for model.layers={model.layers}: '
         f'expected one for each layer, or one for all'
       )
-    if self.layer == 'attention':
-      self._check_after_attention(model)
+    places = self.places(model.layers)
+    if not places:
+      raise errors.BadInput(
+        'model.ngram.pairing is "none" for all layers: use model.ngram=None, or another pairing'
+      )
+    if self.layer == 'attention' and self.clusters is None:
+      raise errors.BadInput(
+        'model.ngram.clusters=None: attended values have no token ids; set a number of clusters'
+      )
     if self.initial == 'data' and (self.layer != 'input' or model.adaptive_softmax is not None):
       raise errors.BadInput(
         f'model.ngram.initial="data" needs model.ngram.layer="input", not {self.layer!r}, and no '
         f'adaptive softmax: it samples the embedding; use "uniform" or "normal"'
       )
-    heads = model.heads if self.heads is None else self.heads
-    try:
-      sizes.check(model.width, heads, self.vocabulary_size, self.dim, self.combine, self.orders)
-    except ValueError as error:
-      raise errors.BadInput(f'model.ngram: {error}') from error
-
-  def _check_after_attention(self, model: Any) -> None:
-    if self.clusters is None:
-      raise errors.BadInput(
-        'model.ngram.clusters=None: attended values have no token ids; set a number of clusters'
-      )
-    if set(self.pairing) == {'none'}:
-      raise errors.BadInput(
-        'model.ngram.pairing is "none" for all layers: use model.ngram=None, or another pairing'
-      )
-    if 'attended' in self.pairing and model.position == 'none':
-      raise errors.BadInput(
-        'model.ngram.pairing has "attended", but with model.position="none" equal tokens have '
-        'equal attention, so the pairing is arbitrary: use model.position="rope"'
-      )
-    if self.heads not in (None, model.heads):
-      raise errors.BadInput(
-        f'model.ngram.heads={self.heads} must equal model.heads={model.heads} for '
-        f'model.ngram.layer="attention": use model.ngram.heads=None'
-      )
-    if 'attended' in self.pairing and self.orders != (2,):
-      raise errors.BadInput(
-        f'model.ngram.orders={self.orders}: pairing "attended" supports only orders=(2,)'
-      )
+    for place in places:
+      memory = self.as_memory(model, place)
+      dataclasses.replace(memory, initial=None).check(model, 'model.ngram')
 
 
 def as_memory(layer: Any, **fields: Any) -> NGramMemoryConfig:

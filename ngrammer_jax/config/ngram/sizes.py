@@ -3,42 +3,16 @@
 G orders, K heads of each order, V distinct ids.
 """
 
-from collections.abc import Iterator
 import functools
 import itertools
 
-COMBINE = ('concat', 'add')
 MAX_ROWS = 2**29  # of a head, so that primes p < 2 V fit in 30 bits
 MAX_ORDER = 32  # each order hashes that many ids, and the state keeps those of the longest one
 ROW_RULES = ('prime', 'longcat', 'over_encoding', 'exact', 'multiple', 'multiple_plus_one')
 
 
-def check(
-  width: int,
-  heads: int,
-  vocabulary_size: int,
-  dim: int,
-  combine: str,
-  orders: tuple[int, ...] = (2,),
-) -> None:
-  """Raises ValueError for invalid sizes."""
-  if not isinstance(orders, tuple):
-    raise ValueError(f'orders={orders!r} must be a tuple such as (2,) or (2, 3)')
-  check_widths(width, heads, dim, combine, len(orders))
-  if not orders or min(orders) < 2 or len(set(orders)) < len(orders):
-    raise ValueError(f'orders {orders} must be distinct numbers of at least 2')
-  G = len(orders)
-  if G * heads * vocabulary_size >= 2**31:
-    raise ValueError(
-      f'{G * heads} heads of {vocabulary_size:,} n-grams exceed the 2^31 rows of a table'
-    )
-  primes_above(vocabulary_size, heads)
-
-
 def check_widths(width: int, heads: int, dim: int, combine: str, num_orders: int) -> None:
   """Raises ValueError for n-gram vectors that do not fit the heads, see `layers.NGrammer`."""
-  if combine not in COMBINE:
-    raise ValueError(f'combine {combine!r} is not one of {", ".join(COMBINE)}')
   if heads < 1 or width % heads:
     raise ValueError(f'width {width} must be divisible by heads={heads}')
   H = width // heads
@@ -71,22 +45,15 @@ def primes_above(V: int, count: int) -> tuple[int, ...]:
   """Returns the first `count` primes p with V < p < 2 V.
 
   Raises:
-    ValueError: there are fewer, or V is too large for exact 32-bit arithmetic.
+    ValueError: there are fewer.
   """
-  if not 0 < V <= MAX_ROWS:
-    raise ValueError(f'{V:,} n-grams per head are not between 1 and {MAX_ROWS:,}')
-  primes = []
-  for n in range(V + 1, 2 * V):
-    if len(primes) == count:
-      break
-    if is_prime(n):
-      primes.append(n)
+  primes = tuple(itertools.islice(filter(is_prime, range(V + 1, 2 * V)), count))
   if len(primes) < count:
     raise ValueError(
       f'{count} heads need {count} primes between {V} and {2 * V}, but there are only '
       f'{len(primes)}: use a larger n-gram vocabulary or fewer heads'
     )
-  return tuple(primes)
+  return primes
 
 
 @functools.lru_cache
@@ -118,8 +85,6 @@ def table_sizes(
     raise ValueError(f'row_rule {rule!r} is not one of {", ".join(ROW_RULES)}')
   if not orders or min(orders) < 1 or len(set(orders)) < len(orders):
     raise ValueError(f'orders {orders} must be distinct numbers of at least 1')
-  if heads < 1:
-    raise ValueError(f'heads={heads} must be at least 1')
   if len(rows) not in (1, len(orders)):
     raise ValueError(
       f'rows {rows} has {len(rows)} numbers for {len(orders)} orders: '
@@ -143,16 +108,12 @@ def _prime_sizes(bases, heads, layers):
   for _ in range(layers):
     layer_sizes = []
     for base in bases:
-      primes = tuple(itertools.islice(_primes_from(base, used_primes), heads))
+      unused = (n for n in itertools.count(base) if n not in used_primes and is_prime(n))
+      primes = tuple(itertools.islice(unused, heads))
       used_primes.update(primes)
       layer_sizes.append(primes)
     sizes.append(tuple(layer_sizes))
   return tuple(sizes)
-
-
-def _primes_from(first: int, used_primes: set[int]) -> Iterator[int]:
-  """Yields the primes of at least `first` that are not used."""
-  return (n for n in itertools.count(first) if n not in used_primes and is_prime(n))
 
 
 def _regular_sizes(rule, bases, heads, vocabulary):

@@ -13,7 +13,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.config.ngram import sizes
+from ngrammer_jax.config.ngram.memory import PER_HEAD_JOINS
 from ngrammer_jax.config.ngram.ngrammer import as_memory
 from ngrammer_jax.layers.context import Context, EmbeddingLookup
 from ngrammer_jax.layers.ngram.memory import NGramMemory
@@ -132,7 +132,9 @@ class NGrammer(nn.Module):
 
   def check(self, width: int) -> None:
     """Raises ValueError if the sizes of the layer do not fit inputs of this width, D."""
-    sizes.check(width, self.heads, self.vocabulary_size, self.dim, self.combine, self.orders)
+    if self.combine not in PER_HEAD_JOINS:
+      raise ValueError(f'combine {self.combine!r} is not one of {", ".join(PER_HEAD_JOINS)}')
+    self._options('previous').check_sizes(width)
 
   def _check_ids(self, ids, pair_ids, memory):
     if self.clusters is not None and self.clusters < 1:

@@ -27,22 +27,13 @@ def test_primes_equal_trial_division():
     assert ngram_sizes.is_prime(n) == slow_is_prime(n), n
 
 
-@pytest.mark.parametrize(
-  'V, message',
-  [
-    (
-      16,
-      '8 heads need 8 primes between 16 and 32, but there are only 5: '
-      'use a larger n-gram vocabulary or fewer heads',
-    ),
-    (0, '0 n-grams per head are not between 1 and 536,870,912'),
-    (2**29 + 1, '536,870,913 n-grams per head are not between 1 and 536,870,912'),
-  ],
-)
-def test_impossible_vocabulary_says_what_to_change(V, message):
+def test_impossible_vocabulary_says_what_to_change():
   with pytest.raises(ValueError) as caught:
-    primes_above(V, 8)
-  assert str(caught.value) == message
+    primes_above(16, 8)
+  assert str(caught.value) == (
+    '8 heads need 8 primes between 16 and 32, but there are only 5: '
+    'use a larger n-gram vocabulary or fewer heads'
+  )
 
 
 def test_published_prime_sizes():
@@ -80,7 +71,6 @@ def test_sizes_by_other_rules():
     ('prime', (9,), (0, 2), 1, 'orders (0, 2) must be distinct numbers of at least 1'),
     ('prime', (9,), (2, 2), 1, 'orders (2, 2) must be distinct numbers of at least 1'),
     ('prime', (9,), (), 1, 'orders () must be distinct numbers of at least 1'),
-    ('prime', (9,), (2,), 0, 'heads=0 must be at least 1'),
     (
       *('prime', (9, 9), (2, 3, 4), 1),
       'rows (9, 9) has 2 numbers for 3 orders: expected one for all orders, or one for each',

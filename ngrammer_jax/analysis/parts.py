@@ -1,0 +1,65 @@
+"""What is shown of the result of an analysis, printed and on a web page: tables, shaded texts."""
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+from ngrammer_jax.system import text_tables
+
+MAX_ROWS = 13  # of a table that is not folded
+MAX_SHOWN_TOKENS = 300  # tokens of a shaded text on the page of a report
+
+
+class Part(NamedTuple):
+  """A part of a result: one of a table, shaded tokens, a sample, and preformatted text.
+
+  Attributes:
+    title: its heading; of a folded part, what is shown of it.
+    rows: cells of a table, the header first; the first cell of a row is its name.
+    has_words: whether cells are words, which break into lines, rather than numbers.
+    best: rows and columns of marked cells.
+    tokens: text, value, and share of the shading of each token.
+    limits: the values of tokens without and with full shading.
+    sample: a prompt and its continuation.
+    text: preformatted text.
+    is_folded: whether a page shows it on a click.
+  """
+
+  title: str = ''
+  rows: Sequence[Sequence[str]] = ()
+  has_words: bool = False
+  best: Collection[tuple[int, int]] = ()
+  tokens: Sequence[tuple[str, str, float]] = ()
+  limits: tuple[str, str] = ('', '')
+  sample: tuple[str, str] | None = None
+  text: str = ''
+  is_folded: bool = False
+
+
+def table(title: str, rows: Sequence[Sequence[str]]) -> Part:
+  """Returns a table, which is folded if it is long."""
+  return Part(title, rows, is_folded=len(rows) > MAX_ROWS)
+
+
+def shaded_text(
+  title: str, texts: Sequence[str], values: Sequence[float], pattern: str, **options: Any
+) -> Part:
+  """Returns tokens, the darker the higher their values; ¶: a document start."""
+  low, high = min(values), max(values)
+  tokens = [
+    (text.replace('\n', '↵\n') or '¶', format(value, pattern), (value - low) / (high - low or 1))
+    for text, value in zip(texts, values, strict=True)
+  ]
+  limits = format(low, pattern), format(high, pattern)
+  return Part(title, tokens=tokens, limits=limits, **options)
+
+
+def format_tables(parts: Sequence[Part]) -> str:
+  """Formats the tables among the parts of a result for a terminal, with their titles."""
+  lines = []
+  for part in parts:
+    if part.rows:
+      lines += [
+        part.title,
+        *text_tables.align_columns(part.rows, '<><' if part.has_words else '<>'),
+      ]
+  return '\n'.join(lines)
