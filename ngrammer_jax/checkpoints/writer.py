@@ -10,6 +10,7 @@ from concurrent import futures
 import contextlib
 import dataclasses
 import datetime
+import functools
 import logging
 import math
 import pathlib
@@ -60,17 +61,20 @@ class CheckpointWriter:
     with hosts.collective_errors():
       self._wait()
       self.check_space(state, f'step {step}')  # before Orbax: its threads log many errors
-    # Now: on the devices, all processes have to run the same programs in the same order.
-    leaves = _describe_leaves(state)
     if jax.default_backend() == 'cpu':
       # On CPU the host copy is the device buffer itself, which a donated call overwrites.
       state = jax.tree.map(jnp.copy, state)
+    describe = functools.partial(_describe_leaves, state)
+    if jax.default_backend() != 'cpu' or hosts.is_multiprocess():
+      # On the devices, where all processes have to run the same programs in the same order.
+      leaves = describe()
+      describe = lambda: leaves
     is_remote = files.is_remote(self._folder)
     scratch = self._folder / (str(step) if is_remote else f'{step}{SCRATCH}')
     with self._translate_disk_full(f'step {step}'):
       self._orbax.save(files.orbax_path(scratch), reader.drop_empty(state))
     self._step = step
-    self._commit_future = self._thread.submit(self._commit, step, validation, scratch, leaves)
+    self._commit_future = self._thread.submit(self._commit, step, validation, scratch, describe)
 
   def set_validation(self, step: int, validation: float) -> None:
     """Adds a validation loss that was measured after the checkpoint was written."""
@@ -89,8 +93,9 @@ class CheckpointWriter:
     steps = reader.steps(self._workdir)
     return f'step {steps[-1]}' if steps else 'none yet'
 
-  def _commit(self, step, validation, scratch, leaves) -> None:
+  def _commit(self, step, validation, scratch, describe) -> None:
     """Waits for Orbax, looks at its files, writes the manifest and deletes old checkpoints."""
+    leaves = describe()
     self._orbax.wait_until_finished()
     if not hosts.is_primary():
       return

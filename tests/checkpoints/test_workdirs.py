@@ -114,10 +114,12 @@ def test_another_tokenizer_is_named(tiny, tmp_path):
   occupy(run, config, types.SimpleNamespace(content_hash='abc', vocabulary=vocabulary))
   (run / 'checkpoints' / '4').mkdir(parents=True)
   with bad_input(
-    f'--workdir={run} was started on another text or vocabulary: data.path={data.path} with '
-    f'data.vocabulary_path={path} has the content hash abd, expected abc; use the old ones, or '
-    f'another workdir'
+    f'--workdir={run} was started on another text: data.path={data.path} has the content hash abd, '
+    f'expected abc; use that text, or another workdir'
   ):
+    workdirs.check_text(run, config, 'abd')
+  path.write_bytes(tokenizer_files.byte_level(size=280))
+  with pytest.raises(errors.BadInput, match=f'data.vocabulary_path={path}.* is not the vocabulary'):
     workdirs.check_text(run, config, 'abd')
 
 

@@ -1,5 +1,7 @@
 """Compares layers and models with arrays of praxis, in float64 and float32."""
 
+import dataclasses
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -421,3 +423,57 @@ def test_inputs_of_praxis(reference):
   message = 'row 2 of the paddings has padding before a token: move it to the end of the row'
   with bad_input(message):
     praxis.valid_and_starts(paddings[:, ::-1])
+
+
+NGRAM = model_config.NGramConfig(clusters=8, vocabulary_size=50, dim=4)
+FITTING = LM_CONFIG | {'ngram': NGRAM}
+OTHER_VALUES = {
+  'layers': ({'layers': 3}, 2),
+  'width': ({'width': 24}, 16),
+  'heads': ({'heads': 4, 'ngram': None}, 2),
+  'feed_forward_width': ({'feed_forward_width': 48}, 24),
+  'gated': ({'gated': False}, True),
+  'bias': ({'bias': False}, True),
+  'per_dim_scale': ({'per_dim_scale': False}, True),
+  'convolution': ({'convolution': 3}, None),
+  'tie_embeddings': ({'tie_embeddings': False}, True),
+  'softmax_bias': ({'softmax_bias': False, 'tie_embeddings': True}, True),
+  'ngram.layer': ({'ngram': dataclasses.replace(NGRAM, layer='attention')}, 'input'),
+  'ngram.clusters': ({'ngram': dataclasses.replace(NGRAM, clusters=16)}, 8),
+  'ngram.vocabulary_size': ({'ngram': dataclasses.replace(NGRAM, vocabulary_size=60)}, 50),
+  'ngram.dim': ({'ngram': dataclasses.replace(NGRAM, dim=2)}, 4),
+  'ngram.heads': ({'ngram': dataclasses.replace(NGRAM, heads=4)}, 2),
+}
+
+
+@pytest.fixture(scope='module')
+def fitting_arrays():
+  """The arrays of `FITTING`."""
+  with pytest.raises(errors.BadInput) as error:
+    praxis.load_language_model({}, model_config.ModelConfig(**FITTING), 23)
+  return missing_arrays(error.value)
+
+
+@pytest.mark.parametrize('key', OTHER_VALUES)
+def test_an_option_that_does_not_fit_the_arrays_is_named(fitting_arrays, key):
+  changes, expected = OTHER_VALUES[key]
+  with pytest.raises(errors.BadInput) as error:
+    praxis.load_language_model(fitting_arrays, model_config.ModelConfig(**FITTING | changes), 23)
+  lines = [line for line in str(error.value).splitlines() if line.startswith(f'model.{key}=')]
+  assert len(lines) == 1 and f'must be {expected!r}' in lines[0]
+
+
+def test_all_options_that_do_not_fit_are_named(fitting_arrays):
+  config = model_config.ModelConfig(**LM_CONFIG | {'norm': 'hybrid', 'gated': False})
+  with bad_input(
+    'model.gated=False must be True for these weights\n'
+    "model.norm='hybrid' must be 'pre' or 'post' or 'post_skip' for these weights\n"
+    "model.ngram.layer=None must be 'input' or 'begin' or 'middle' or 'end' for these weights\n"
+    'model.ngram.clusters=None must be 8 for these weights\n'
+    'model.ngram.vocabulary_size=None must be 50 for these weights\n'
+    'model.ngram.dim=None must be 4 for these weights'
+  ):
+    praxis.load_language_model(fitting_arrays, config, 23)
+  plain = {name: a for name, a in fitting_arrays.items() if not name.startswith('ngrammer/')}
+  with bad_input(f'model.ngram={NGRAM} must be None for these weights'):
+    praxis.load_language_model(plain, model_config.ModelConfig(**FITTING), 23)
