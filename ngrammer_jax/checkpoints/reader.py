@@ -1,4 +1,4 @@
-"""Lists, verifies and restores the checkpoints of a run; `checkpoint_writer` writes them.
+"""Lists, verifies and restores the checkpoints of a run; `checkpoints.writer` writes them.
 
 <workdir>/checkpoints/300           a complete checkpoint: Orbax files and manifest.json
 <workdir>/checkpoints/400.scratch*  an incomplete one: being written, or left by a killed run

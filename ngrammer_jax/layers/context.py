@@ -62,7 +62,9 @@ class Context:
       `visible_BxTxS` is used.
     key_documents_BxS: document numbers of the keys; in blocks, oldest first.
     valid_BxT: 0 at padding. None: no padding.
-    position_BxP: position in its document of each token whose key or convolution is computed.
+    position_BxP: position in its document of each token whose key or convolution is computed, as
+      attention counts it: without a memory, from the start of the segment. A memory that needs
+      positions counts its own, see `documents.positions`.
     rotation: rotary angles of the same tokens (see `position.rotation`).
     distance_BxTxS: from query to key, for keys in the order of cache slots. None: keys are in the
       order of tokens.

@@ -122,7 +122,8 @@ def test_errors_are_found_before_any_task_is_answered(folder, monkeypatch):
   assert not (folder / 'out').exists()
   superglue_examples.write_folders(folder / 'superglue')
   (folder / 'out').write_text('a file')
-  with bad_input(f'--output={folder / "out"} cannot be written: File exists'):
+  output = folder / 'out'
+  with bad_input(f'--output={output}: {output} is a file, expected a folder'):
     run(folder, 'all', 'cb', 'wsc')
 
 
