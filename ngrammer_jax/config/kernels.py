@@ -11,7 +11,7 @@ T queries, M memory, H head width.
 
 from typing import NamedTuple
 
-# What attention may need, as a sentence goes on after 'cannot compute'.
+# What attention may need, and how an error names it.
 NEEDS = {
   'mask': 'a memory, windows or other masks than causality within documents',
   'distances': 'scores of distances',
@@ -67,7 +67,7 @@ def unsupported_reason(kernel: str, needs: frozenset[str], setting: Setting) -> 
   """Returns why a kernel cannot compute attention, None if it can."""
   missing = [text for need, text in NEEDS.items() if need in needs - KERNELS[kernel]]
   if missing:
-    return f'cannot compute {missing[0]}'
+    return f'does not support {missing[0]}'
   s = setting
   if kernel == 'blocks' and 'dropout' in needs and s.generator != GENERATOR:
     return f'needs the generator {GENERATOR} for dropout, not {s.generator}'
@@ -89,7 +89,10 @@ def unsupported_reason(kernel: str, needs: frozenset[str], setting: Setting) -> 
 
 
 def uses_blocks(kernel: str | None, needs: frozenset[str], setting: Setting) -> bool:
-  """Whether attention works in blocks, so that the context of a segment has no mask."""
+  """Whether attention works in blocks, so that the context of a segment has no mask.
+
+  For the arguments see `select`.
+  """
   if kernel not in (None, 'blocks') or unsupported_reason('blocks', needs, setting):
     return False
   return kernel == 'blocks' or blocks_are_faster(setting, 'spans' in needs)

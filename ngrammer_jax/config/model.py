@@ -161,18 +161,21 @@ class ModelConfig:
 
   def attention_needs(self) -> dict[str, str]:
     """Returns what attention needs (see `kernels.NEEDS`), with the option that asks for it."""
-    pairings = (
-      *(self.ngram.pairing_of(block) for block in range(self.layers if self.ngram else 0)),
-      *(memory.pairing for memory in self.ngram_memories),
-    )
+    pairings = {f'ngram_memories.{i}': each.pairing for i, each in enumerate(self.ngram_memories)}
+    if self.ngram is not None and self.ngram.layer == 'attention':
+      pairings |= {'ngram': self.ngram.pairing}
+    attended = [f'{path}.pairing' for path, pairing in pairings.items() if 'attended' in pairing]
     needs = {
       'distances': (self.position in BACKWARD_POSITIONS, f'position={self.position!r}'),
       'mask': (self.memory is not None, 'memory'),
       'spans': (self.span is not None, 'span'),
-      'all_keys': (self.span is not None and self.span.counts_all_keys, 'span.epsilon_keys="all"'),
+      'all_keys': (
+        self.span is not None and self.span.counts_all_keys(self.kernel),
+        'span.epsilon_keys="all"',
+      ),
       'persistent': (self.persistent is not None and self.persistent.vectors > 0, 'persistent'),
       'dropout': (self.attention_dropout > 0, f'attention_dropout={self.attention_dropout}'),
-      'pairs': ('attended' in pairings, 'ngram.pairing="attended"'),
+      'pairs': (bool(attended), f'{"".join(attended[:1])}="attended"'),
       'cap': (self.logit_cap is not None, f'attention.logit_cap={self.logit_cap}'),
     }
     return {name: option for name, (is_needed, option) in needs.items() if is_needed}

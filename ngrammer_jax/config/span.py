@@ -10,7 +10,7 @@ KINDS = ('adaptive', 'dynamic')
 # Keys within the span and its ramp, as in the official code, which trims its cache; or all keys, as
 # in its formula. Kernels that skip the keys beyond a span support `span` alone.
 EPSILON_KEYS = ('span', 'all')
-MIN_LIMIT = 64  # below it, kernels have nothing to skip: `all` is the default
+MIN_LIMIT = 64  # below it, unless such a kernel is named, there is little to skip: `all`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,16 +39,16 @@ class SpanConfig:
   renormalize: bool = field(True, 'rescale masked attention weights to a sum of 1')
   epsilon_keys: str | None = field(
     None,
-    'keys that count in the 1e-8 of the rescaling; None: span, but all if `limit` is below 64',
+    'keys that count in the 1e-8 of the rescaling; None: span, or all for a limit below 64',
     choices=EPSILON_KEYS,
   )
   reserve: int = field(16, 'no longer used', at_least=1, free_on_resume=True, is_used=False)
   check_every: int = field(100, 'no longer used', at_least=1, free_on_resume=True, is_used=False)
 
-  @property
-  def counts_all_keys(self) -> bool:
-    """Whether keys beyond the span count in the normaliser."""
-    default = 'span' if self.limit >= MIN_LIMIT else 'all'
+  def counts_all_keys(self, kernel: str | None) -> bool:
+    """Whether keys beyond the span count in the normaliser, with `model.kernel`."""
+    is_short = self.limit < MIN_LIMIT and kernel in (None, 'xla')
+    default = 'all' if is_short else 'span'
     return self.renormalize and (self.epsilon_keys or default) == 'all'
 
   def check(self, model: Any) -> None:

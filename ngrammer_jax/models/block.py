@@ -23,7 +23,10 @@ Memory = dict[str, Any]
 
 
 def empty_memory(
-  config: model_config.ModelConfig, number: int, batch: int, cache_slots: int
+  config: model_config.ModelConfig,
+  own_memories: tuple[PlacedMemory, ...],
+  batch: int,
+  cache_slots: int,
 ) -> Memory:
   """Returns the memory of a block before the first segment."""
   c, slots, memory = config, None, {}
@@ -39,7 +42,6 @@ def empty_memory(
   elif c.memory is not None:
     slots, rows = c.memory.length, c.memory.length + lookback
     memory['hidden'] = jnp.zeros((batch, rows, c.width), precision.compute_dtype(c))
-  own_memories = memories.make(c).in_blocks[number]
   return memory | memories.empty_states(own_memories, batch, slots)
 
 
@@ -176,7 +178,7 @@ def make_attention(config: model_config.ModelConfig, dtype: jnp.dtype) -> attent
     heads=c.heads,
     projections=projections(c),
     position=_position(c),
-    span=None if c.span is None else spans.module_of(c.span, dtype),
+    span=None if c.span is None else spans.module_of(c, dtype),
     persistent=c.persistent and persistent.Persistent(c.persistent.vectors, c.persistent.kind),
     dropout=c.attention_dropout,
     logit_cap=c.logit_cap,

@@ -14,14 +14,14 @@ import numpy as np
 
 from ngrammer_jax import sharding
 from ngrammer_jax.config.model import ModelConfig
-from ngrammer_jax.config.span import SpanConfig
 from ngrammer_jax.layers.attention.span import AdaptiveSpan, DynamicSpan, Spans
 
 MODULES = {'adaptive': (AdaptiveSpan, 0.0), 'dynamic': (DynamicSpan, -4.0)}  # with initial values
 
 
-def module_of(config: SpanConfig, dtype: jnp.dtype) -> functools.partial[nn.Module]:
+def module_of(model: ModelConfig, dtype: jnp.dtype) -> functools.partial[nn.Module]:
   """Returns a function that makes the module of the spans of a layer."""
+  config = model.span
   module, initial = MODULES[config.kind]
   return functools.partial(
     module,
@@ -30,7 +30,7 @@ def module_of(config: SpanConfig, dtype: jnp.dtype) -> functools.partial[nn.Modu
     initial=initial if config.initial is None else config.initial,
     dtype=jnp.promote_types(dtype, jnp.float32),
     renormalize=config.renormalize,
-    epsilon_keys='all' if config.counts_all_keys else 'span',
+    epsilon_keys='all' if config.counts_all_keys(model.kernel) else 'span',
   )
 
 
@@ -98,7 +98,9 @@ def cache_slots(config: ModelConfig, params: Any, mesh: jax.sharding.Mesh | None
   """
   length = 0 if config.memory is None else config.memory.length
   s = config.span
-  if s is None or s.kind != 'adaptive' or not s.renormalize or s.counts_all_keys:
+  if s is None or s.kind != 'adaptive' or not s.renormalize:
+    return length
+  if s.counts_all_keys(config.kernel):
     return length
   # Every process needs the spans of all heads.
   out_sharding = None if mesh is None else sharding.replicated(mesh)

@@ -81,7 +81,8 @@ class TransformerLM(nn.Module):
     layer (`layers.attention.span.Spans`).
     """
     c, memory = self.config, {'document': jnp.zeros((batch,), jnp.int32)}
-    memory |= memories.empty_states(memories.make(c).between_blocks, batch)
+    own = memories.make(c)
+    memory |= memories.empty_states(own.between_blocks, batch)
     if cache_slots:
       memory['cache'] = cache.empty_slots(batch, cache_slots)
     else:
@@ -91,7 +92,7 @@ class TransformerLM(nn.Module):
     if c.memory is not None and c.memory.first == 'zeros':
       names = memory.keys() & {'cache', 'recent'}
       memory |= {name: _as_zero_tokens(memory[name]) for name in names}
-    layers = tuple(block.empty_memory(c, number, batch, cache_slots) for number in range(c.layers))
+    layers = tuple(block.empty_memory(c, each, batch, cache_slots) for each in own.in_blocks)
     return memory | ({'layers': layers} if any(layers) else {})
 
   def _position_params(self, param_dtype):

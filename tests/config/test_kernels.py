@@ -3,6 +3,8 @@
 import pytest
 
 from ngrammer_jax.config import kernels
+from ngrammer_jax.config import model as model_config
+from tests.checks import bad_input
 
 SETTING = kernels.Setting(128, 0, 64, 'bfloat16', 'cpu', 'cpu', is_divisible=True)
 
@@ -20,7 +22,7 @@ def test_what_a_kernel_cannot_compute_is_left_to_the_scores(kernel):
     needs = frozenset({need})
     reason = kernels.unsupported_reason(kernel, needs, setting)
     can_compute = need in kernels.KERNELS[kernel]
-    assert reason == (None if can_compute else f'cannot compute {text}')
+    assert reason == (None if can_compute else f'does not support {text}')
     expected = kernel if can_compute and kernel != 'blocks' else 'xla'
     assert kernels.select(kernel, needs, setting) == expected
     in_blocks = kernels.uses_blocks(kernel, needs, setting)
@@ -65,3 +67,42 @@ def test_without_spans_blocks_are_for_cpus_and_long_memories():
   for platform in ('tpu', 'gpu'):
     assert not faster(T, T, has_spans=False, platform=platform)
     assert faster(T, T, has_spans=True, platform=platform)
+
+
+def test_kernels_for_tpus_and_blocks_leave_the_rest_to_the_scores():
+  missing = lambda kernel: set(kernels.NEEDS) - kernels.KERNELS[kernel]
+  assert missing('blocks') == {'all_keys', 'prefix', 'probabilities'}
+  rest = {'all_keys', 'dropout', 'pairs', 'cache', 'prefix', 'probabilities'}
+  assert missing('pallas') == rest
+  assert missing('splash') == rest | {'mask', 'distances', 'spans', 'persistent'}
+
+
+@pytest.mark.parametrize(
+  'limit, kernel, epsilon_keys, counts_all',
+  [
+    (63, None, None, True),
+    (64, None, None, False),
+    (63, 'xla', None, True),
+    (63, 'blocks', None, False),  # the kernel is named, so it has to be used
+    (63, None, 'span', False),
+    (64, None, 'all', True),
+  ],
+)
+def test_the_keys_of_epsilon_follow_from_the_config(limit, kernel, epsilon_keys, counts_all):
+  span = model_config.SpanConfig(limit=limit, ramp=4, epsilon_keys=epsilon_keys)
+  memory = model_config.MemoryConfig(limit, same_length='memory_alone')
+  model = model_config.ModelConfig(span=span, memory=memory, kernel=kernel)
+  model.check()
+  assert span.counts_all_keys(kernel) == counts_all
+  assert ('all_keys' in model.attention_needs()) == counts_all
+
+
+def test_blocks_refuse_spans_that_count_all_keys():
+  span = model_config.SpanConfig(epsilon_keys='all')
+  memory = model_config.MemoryConfig(span.limit, same_length='memory_alone')
+  model = model_config.ModelConfig(span=span, memory=memory, kernel='blocks')
+  with bad_input(
+    'model.kernel=\'blocks\' does not support model.span.epsilon_keys="all": use '
+    'model.kernel=None, which selects automatically'
+  ):
+    model.check()

@@ -26,6 +26,11 @@ CONFIG = model_config.ModelConfig(
 )
 
 
+def empty_memory(config):
+  """The memory of the first block, of two rows, for training."""
+  return block.empty_memory(config, memories.make(config).in_blocks[0], 2, 0)
+
+
 def context_of(valid=None):
   attended = np.asarray(NUMBERS) if valid is None else np.where(valid > 0, NUMBERS, -2)
   visible = np.tril(attended[:, :, None] == attended[:, None])
@@ -55,7 +60,7 @@ def slow_pairing(pairing, ids, probs):
 def test_ngrams_after_attention_equal_slow_loop(x64, pairing):
   config = dataclasses.replace(CONFIG, ngram=dataclasses.replace(NGRAM, pairing=(pairing,)))
   module = block_of(config)
-  memory = block.empty_memory(config, 0, 2, 0)
+  memory = empty_memory(config)
   x = slow.random_inputs(2, T, 'float64')
   variables = random_variables(module, x, context_of(), memory, dtype='float64')
   params = variables['params']
@@ -97,7 +102,7 @@ def test_ngrams_after_attention_equal_slow_loop(x64, pairing):
 def test_padding_trains_no_codebook():
   """Unlike in praxis, which gives the layer after attention no paddings."""
   config = dataclasses.replace(CONFIG, dtype='float32')
-  module, memory = block_of(config), block.empty_memory(config, 0, 2, 0)
+  module, memory = (block_of(config), empty_memory(config))
   x = slow.random_inputs(2, T)
   variables = random_variables(module, x, context_of(), memory)
   valid = (np.arange(T) < 4) * np.ones((2, 1), 'float32')
@@ -113,7 +118,7 @@ def test_padding_trains_codebooks_as_in_praxis(x64, monkeypatch, pairing):
   ngram = dataclasses.replace(NGRAM, pairing=(pairing,), padding_trains=True)
   config = dataclasses.replace(CONFIG, ngram=ngram)
   module = block_of(config)
-  memory = block.empty_memory(config, 0, 2, 0)
+  memory = empty_memory(config)
   x = slow.random_inputs(2, T, 'float64')
   valid = (np.arange(T) < 4) * np.ones((2, 1))
   padded = context_of(valid)

@@ -175,3 +175,10 @@ def test_an_ngrammer_is_an_ngram_memory(fields):
 
     results.append(run(renamed, memory))
   jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+def test_one_block_in_the_middle_starts_from_uniform_centroids():
+  """Although its place is the input, it is not `layer="input"`."""
+  ngram = model_config.NGramConfig(layer='middle', clusters=4)
+  config = dataclasses.replace(CONFIG, layers=1, ngram=ngram)
+  assert ngram.as_memory(config, ngram.places(1)[0], 99).initial is None

@@ -292,11 +292,17 @@ class NGramMemoryConfig:
         f'{path}.join={self.join!r} is not for {path}.layers={self.layers}: use layers={needed}, '
         f'or join={" or ".join(map(repr, joins))}'
       )
-    if self.point != 'before_attention' and self.join not in PER_HEAD_JOINS:
+    is_per_head = self.layers and self.join in PER_HEAD_JOINS
+    if self.point != 'before_attention' and not is_per_head:
       raise errors.BadInput(
         f'{path}.point={self.point!r} needs {path}.layers and {path}.join='
         f'{" or ".join(map(repr, PER_HEAD_JOINS))}, not layers={self.layers} and {self.join!r}: '
         f'use "before_attention"'
+      )
+    if self.point == 'after_block' and len(self.layers) > 1:
+      raise errors.BadInput(
+        f'{path}.layers={self.layers}: a memory with {path}.point="after_block" is in one block; '
+        f'use one memory for each block'
       )
     if self.pairing == 'attended':
       self._check_attended(model, path)
@@ -306,6 +312,8 @@ class NGramMemoryConfig:
       ('orders', self.orders, (2,)),
       ('heads', self.heads, model.heads),
       ('key', self.key, 'clusters'),
+      ('boundary', self.boundary, 'starts'),
+      ('displacement', self.displacement, 0),
     ):
       if value != needed:
         raise errors.BadInput(
@@ -344,6 +352,11 @@ class NGramMemoryConfig:
       )
 
   def _check_tables(self, model: Any, path: str) -> None:
+    if self.table_initial == 'xavier' and len(set(self.rows)) > 1:
+      raise errors.BadInput(
+        f'{path}.table_initial="xavier" needs the same number of rows for all orders, not '
+        f'{path}.rows={self.rows}: use one number, or "normal"'
+      )
     if self.join in ('sum', 'mean') and not self.projection and self.width != model.width:
       raise errors.BadInput(
         f'{path}.width={self.width} must be model.width={model.width} for {path}.join='

@@ -86,7 +86,8 @@ class NGramConfig:
       vocabulary_size: V. Centroids start from rows of the embedding if these outnumber them.
     """
     is_at_input, pairing = place.point == 'input', self.pairing_of(place.block)
-    rows = vocabulary_size if is_at_input and model.adaptive_softmax is None else 0
+    reads_embedding = self.layer == 'input' and model.adaptive_softmax is None
+    rows = vocabulary_size if reads_embedding else 0
     has_rows = self.clusters is not None and self.clusters < (rows or 0)
     return as_memory(
       self,

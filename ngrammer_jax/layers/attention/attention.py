@@ -113,6 +113,8 @@ class Attention(nn.Module):
     span_mask, spans = self._span_mask(x_BxTxD, context)
     source = memory if isinstance(memory, KeyValues) else None
     if context.in_blocks:
+      if span_mask is not None and span_mask.counts_all_keys:
+        raise ValueError('attention in blocks needs spans with epsilon_keys="span"')
       attend, source = blocks.attend, self._memory_source(memory, context)
     else:
       needs = self._needs(context, source, span_mask, return_pairs, drop)
@@ -144,7 +146,7 @@ class Attention(nn.Module):
       'distances': self.position is not None,
       'spans': self.span is not None,
       'all_keys': span_mask is not None and span_mask.counts_all_keys,
-      'persistent': self.persistent is not None,
+      'persistent': self.persistent is not None and self.persistent.vectors > 0,
       'cap': self.logit_cap is not None,
       'dropout': drop.is_active,
       'pairs': return_pairs,
@@ -319,9 +321,8 @@ def _attend_in_pallas(*args):
   return pallas.attend(*args)
 
 
-ATTEND = {  # by the names of `config.kernels`
+ATTEND = {  # by the names that `kernels.select` returns
   'xla': local.attend,
-  'blocks': blocks.attend,
   'pallas': _attend_in_pallas,
   'splash': functools.partial(fused.attend, 'splash'),
   'cudnn': functools.partial(fused.attend, 'cudnn'),

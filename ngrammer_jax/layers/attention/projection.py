@@ -83,7 +83,7 @@ class HeadProjection:
     name: str,
     x_BxPxD: jax.Array,
     features: tuple[int, int],
-    position_BxT: jax.Array,
+    position_BxT: jax.Array | None,
     before: int = 0,
     earlier: jax.Array | None = None,
   ) -> tuple[jax.Array, jax.Array | None]:
@@ -93,9 +93,10 @@ class HeadProjection:
       name: `query`, `key` or `value`.
       x_BxPxD: inputs; the first `before` of them are only read by the convolution.
       features: N and H.
-      position_BxT: position of each token in its document, for the convolution.
+      position_BxT: position of each token in its document, for the convolution. None: no
+        convolution.
       before: P - T.
-      earlier: inputs of the convolution before those, if `before` is 0. None: zeros.
+      earlier: inputs of the convolution before these, [B, R, N, H], if `before` is 0. None: zeros.
     """
     names, fields = ('embed', 'heads', 'kv'), {'use_bias': self.options.bias, 'dtype': self.dtype}
     make = functools.partial(dense.dense_general, x_BxPxD.shape[-1:], features, names, **fields)

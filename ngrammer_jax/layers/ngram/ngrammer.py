@@ -17,6 +17,7 @@ from ngrammer_jax.config.ngram.memory import PER_HEAD_JOINS
 from ngrammer_jax.config.ngram.ngrammer import as_memory
 from ngrammer_jax.layers.context import Context, EmbeddingLookup
 from ngrammer_jax.layers.ngram.memory import NGramMemory
+from ngrammer_jax.layers.ngram.windows import Windows
 
 
 class NGrammer(nn.Module):
@@ -91,7 +92,7 @@ class NGrammer(nn.Module):
       documents_BxT: document number of each token (any integers >= 0 that change at document
         boundaries). No n-gram crosses a boundary. None means one document per row.
       valid_BxT: 0 at padding. Unless padding_trains, its output is 0 and the codebook ignores it.
-      pair_ids: positions to pair with instead of the predecessor, see `paired_ids`. Pairs may
+      pair_ids: positions to pair with instead of the predecessor, see `pairs.paired_ids`. Pairs may
         cross document boundaries, but the first token of a document has no pair. The layer then
         takes no memory, and returns the `ids` [B, T, N] of the segment.
       earlier_ids: ids [B, M, N] of tokens before the segment; pair_ids count from the first one.
@@ -129,6 +130,10 @@ class NGrammer(nn.Module):
     if not self.return_memory:
       return y_BxTxD
     return y_BxTxD, state['window'] if pair_ids is None else {'ids': ids_BxTxN}
+
+  def empty_memory(self, batch: int) -> dict[str, jax.Array]:
+    """Returns the memory before the first segment, see `windows.Windows`."""
+    return Windows(max(self.orders)).empty_state(batch, self.heads)
 
   def check(self, width: int) -> None:
     """Raises ValueError if the sizes of the layer do not fit inputs of this width, D."""

@@ -228,6 +228,26 @@ def test_memories_stand_beside_each_other_and_in_recurrent_models():
       GATE | {'eos_id': 3},
       f".eos_id=3 is not for {PATH}.boundary='starts', but for eos_id: use None",
     ),
+    (
+      SUM | {'join': 'concat', 'width': 1, 'point': 'after_block'},
+      f".point='after_block' needs {PATH}.layers and {PATH}.join='concat' or 'add', not layers=() "
+      'and \'concat\': use "before_attention"',
+    ),
+    (
+      {'join': 'add', 'layers': (0, 1), 'point': 'after_block', 'heads': 4, 'width': 64},
+      f'.layers=(0, 1): a memory with {PATH}.point="after_block" is in one block; use one '
+      'memory for each block',
+    ),
+    (
+      {'join': 'add', 'layers': (1,), 'point': 'after_attention', 'pairing': 'attended', 'heads': 4}
+      | {'width': 64, 'orders': (2,)},
+      f'.key=\'tokens\': {PATH}.pairing="attended" needs \'clusters\', or use "previous"',
+    ),
+    (
+      GATE | {'table_initial': 'xavier', 'rows': (9, 11)},
+      f'.table_initial="xavier" needs the same number of rows for all orders, not {PATH}.rows=(9, '
+      '11): use one number, or "normal"',
+    ),
   ],
 )
 def test_impossible_memories_say_what_to_change(memory, message):

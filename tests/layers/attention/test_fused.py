@@ -136,7 +136,7 @@ def test_a_kernel_is_only_asked_where_it_can_do_it():
 )
 def test_what_a_kernel_cannot_do_is_left_to_the_scores(kernel, shape, dtype, why):
   capped = reason(kernel, shape, dtype, 'cap')
-  assert capped == ('cannot compute capped scores' if kernel == 'cudnn' else why)
+  assert capped == ('does not support capped scores' if kernel == 'cudnn' else why)
   assert reason(kernel, shape, dtype) == why
   assert kernels.select(kernel, NOTHING, setting(shape, dtype)) == ('xla' if why else kernel)
 
