@@ -88,6 +88,8 @@ def _literal_path_class() -> type[pathlib.PurePosixPath]:
   from etils import epath  # heavy: only for remote paths and Orbax
 
   class LiteralPath(type(epath.Path())):
+    """A path whose folder is never a pattern."""
+
     def glob(self, pattern):
       return map(type(self), epath.Path(glob.escape(os.fspath(self))).glob(pattern))
 
