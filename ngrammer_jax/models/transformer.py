@@ -146,11 +146,12 @@ class TransformerLM(nn.Module):
     context = context.replace(vocabulary=vocabulary)
     x_BxTxD, states = self._apply_memories(Place('input'), x_BxTxD, context, memory)
     next_memory |= states
-    x_BxTxD = self._add_positions(x_BxTxD, context.position_BxP)
+    x_BxTxD = self._add_positions(x_BxTxD, context.positions.position_BxP)
     before, keys, after, distance_key = self._dropout_keys(train)
     x_BxTxD = mesh_axes.shard_rows(dropout.drop(x_BxTxD, c.outer_dropout, before))
     # All layers have the same dropout of distance encodings.
-    context = context.replace(distance_key=distance_key)
+    positions = context.positions.replace(distance_key=distance_key)
+    context = context.replace(positions=positions)
     x_BxTxD, states, layer_spans = self._layers(x_BxTxD, context, memory, keys)
     next_memory |= states
     if 'spans' in memory:
@@ -170,14 +171,13 @@ class TransformerLM(nn.Module):
       visibility = contexts.Visibility(m.window(), m.sees_itself(), m.across_documents)
     in_blocks = self._uses_blocks(segment, 0 if tokens is None else tokens.documents.shape[1])
     context, tokens = contexts.make(segment, visibility, tokens, in_blocks)
+    positions = context.positions.replace(params=self.position_params)
     if c.position == 'rope':
       wide, p = jnp.promote_types(self.dtype, jnp.float32), c.positions()
       timescales = p.min_timescale, p.max_timescale
-      context = context.replace(
-        rotation=position.rotation(context.position_BxP, c.width // c.heads, *timescales, wide)
-      )
-    context = context.replace(position_params=self.position_params)
-    return context, {} if tokens is None else {name: tokens}
+      rotation = position.rotation(positions.position_BxP, c.width // c.heads, *timescales, wide)
+      positions = positions.replace(rotation=rotation)
+    return context.replace(positions=positions), {} if tokens is None else {name: tokens}
 
   def _uses_blocks(self, segment, M):
     """Whether attention works in blocks (see `config.kernels`)."""

@@ -112,7 +112,7 @@ class Attention(nn.Module):
     query_BxTxNxH, heads = rows['query'], self._make_heads(rows, context)
     span_mask, spans = self._span_mask(x_BxTxD, context)
     source = memory if isinstance(memory, KeyValues) else None
-    if context.in_blocks:
+    if context.keys.in_blocks:
       if span_mask is not None and span_mask.counts_all_keys:
         raise ValueError('attention in blocks needs spans with epsilon_keys="span"')
       attend, source = blocks.attend, self._memory_source(memory, context)
@@ -120,7 +120,7 @@ class Attention(nn.Module):
       needs = self._needs(context, source, span_mask, return_pairs, drop)
       attend = ATTEND[kernels.select(self.kernel, needs, fused.setting(query_BxTxNxH))]
       attend = full.attend if 'probabilities' in needs else attend
-    context_part = attend(heads, span_mask, context, source, return_pairs, drop)
+    context_part = attend(heads, span_mask, context.keys, source, return_pairs, drop)
     y_BxTxNxH = self._with_persistent(context_part, query_BxTxNxH, span_mask, drop)
     y_BxTxNxH = y_BxTxNxH.astype(self.dtype)
     if post_attention_fn is not None:
@@ -142,7 +142,7 @@ class Attention(nn.Module):
   def _needs(self, context, cached, span_mask, return_pairs, drop):
     """Returns what attention to the context needs, see `config.kernels.NEEDS`."""
     needs = {
-      'mask': not context.is_plain_causal,
+      'mask': not context.keys.is_plain_causal,
       'distances': self.position is not None,
       'spans': self.span is not None,
       'all_keys': span_mask is not None and span_mask.counts_all_keys,
@@ -151,7 +151,7 @@ class Attention(nn.Module):
       'dropout': drop.is_active,
       'pairs': return_pairs,
       'cache': cached is not None,
-      'prefix': context.has_prefix,
+      'prefix': context.keys.has_prefix,
       # Only the full score matrix has all of them.
       'probabilities': self.is_mutable_collection('intermediates') or self.is_initializing(),
     }
@@ -175,7 +175,7 @@ class Attention(nn.Module):
     x_BxPxD, (T, D) = x_BxTxD, x_BxTxD.shape[1:]
     if isinstance(memory, LayerInputs):
       rows_BxRxD, norm = memory
-      if context.in_blocks:  # the blocks project the other rows
+      if context.keys.in_blocks:  # the blocks project the other rows
         rows_BxRxD = rows_BxRxD[:, rows_BxRxD.shape[1] - lookback :]
       keys += rows_BxRxD.shape[1] - lookback
       x_BxPxD = jnp.concatenate([rows_BxRxD if norm is None else norm(rows_BxRxD), x_BxTxD], axis=1)
@@ -185,7 +185,7 @@ class Attention(nn.Module):
     for name in self.projections.names:
       count, heads = (T, self.heads) if name == 'query' else (keys, self.context_heads)
       inputs = mesh_axes.shard_rows(_last_rows(x_BxPxD, before + count))
-      position_BxP = context.position_BxP
+      position_BxP = context.positions.position_BxP
       position_BxP = None if position_BxP is None else _last_rows(position_BxP, count)
       earlier = memory.rows.get(name) if isinstance(memory, KeyValues) else None
       features = heads, D // self.heads
@@ -204,15 +204,16 @@ class Attention(nn.Module):
 
   def _make_heads(self, rows, context):
     """Rotates queries and keys, scales queries and encodes distances."""
-    query_BxTxNxH = rotate_last(rows['query'][..., : self.context_heads, :], context.rotation)
-    key_BxSxNxH = rotate_last(rows['key'], context.rotation)
+    positions = context.positions
+    query_BxTxNxH = rotate_last(rows['query'][..., : self.context_heads, :], positions.rotation)
+    key_BxSxNxH = rotate_last(rows['key'], positions.rotation)
     N, H = query_BxTxNxH.shape[-2:]
     scale_H, distance = self._query_scale(H).astype(self.dtype), None
     if self.position is None:
       query_BxTxNxH = query_BxTxNxH * scale_H
     else:
       encode = self.position(dtype=self.dtype, name='relative')
-      u_NxH, v_NxH = self._position_biases(encode.biases, context.position_params, (N, H))
+      u_NxH, v_NxH = self._position_biases(encode.biases, positions.params, (N, H))
       distance_query_BxTxNxH = (query_BxTxNxH + v_NxH) * scale_H
       distance = relative.DistanceTerm(
         distance_query_BxTxNxH, *encode(context, N, H, self.logit_cap is not None)
@@ -274,10 +275,11 @@ class Attention(nn.Module):
     if memory is None:
       return blocks.MemorySource()
     if isinstance(memory, KeyValues):
-      return blocks.cache_source(memory, context.order_BxM)
+      return blocks.cache_source(memory, context.keys.order_BxM)
     M = memory.rows_BxRxD.shape[1] - self.projections.lookback
-    rotation = context.rotation and tuple(part[:, :M] for part in context.rotation)
-    rows = memory.rows_BxRxD, context.position_BxP[:, :M], rotation
+    position_BxP, rotation = context.positions.position_BxP, context.positions.rotation
+    rotation = rotation and tuple(part[:, :M] for part in rotation)
+    rows = memory.rows_BxRxD, position_BxP[:, :M], rotation
     names = [n for name in ('key', 'value') for n in (name, f'{name}_convolution')]
     params = nn.unbox(self.variables['params'])
     by_head = lambda leaf: jnp.moveaxis(leaf, -2, 0)  # heads are the second axis from the end

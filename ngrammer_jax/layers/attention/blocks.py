@@ -33,7 +33,7 @@ from ngrammer_jax.layers.attention import block_layout, relative, span
 from ngrammer_jax.layers.attention.block_layout import Layout
 from ngrammer_jax.layers.attention.cache import KeyValues
 from ngrammer_jax.layers.attention.full import Heads, PartialAttention, SpanMask, cap_logits
-from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.context import Keys
 
 BLOCK = 64  # number of queries and keys of a block; 128 and 256 were slower on a CPU
 
@@ -115,7 +115,7 @@ class Constants:
 def attend(
   heads: Heads,
   span_mask: SpanMask | None,
-  context: Context,
+  keys: Keys,
   source: MemorySource,
   return_pairs: bool,
   drop: dropout.Dropout,
@@ -125,7 +125,7 @@ def attend(
   Args:
     heads: queries, keys and values of the segment, without a memory.
     span_mask: mask of the learned spans. None: no spans.
-    context: context of the segment.
+    keys: the keys of the segment.
     source: source of the memory.
     return_pairs: whether to compute pairs.
     drop: dropout of the weights.
@@ -135,7 +135,7 @@ def attend(
   """
   if drop.is_active:
     dropout.check_key(drop.key)
-  (B, T, N), layout = heads.query_BxTxNxH.shape[:3], block_layout.make(context, BLOCK)
+  (B, T, N), layout = heads.query_BxTxNxH.shape[:3], block_layout.make(keys, BLOCK)
   first_query_NxB = (jnp.arange(B) * N + jnp.arange(N)[:, None]) * T
   source = source.replace(rows=jax.tree.map(layout.pad_memory, source.rows))
   operands = _operands(heads, span_mask, source, layout)
@@ -153,7 +153,7 @@ def attend(
   values, log_mass, pair = jax.tree.map(
     lambda array_NxBxTx: array_NxBxTx[:, :, :T], _attend_sharded(operands, constants)
   )
-  pair_BxNxT = None if pair is None else _slot_pairs(pair.swapaxes(0, 1), context)
+  pair_BxNxT = None if pair is None else _slot_pairs(pair.swapaxes(0, 1), keys)
   return PartialAttention(jnp.moveaxis(values, 0, 2), log_mass.swapaxes(0, 1), None, pair_BxNxT)
 
 
@@ -194,13 +194,13 @@ def _attend_sharded(operands, constants):
   return run(operands, constants)
 
 
-def _slot_pairs(pair_BxNxT, context):
+def _slot_pairs(pair_BxNxT, keys):
   """Maps pairs from the order of tokens to that of the cache slots."""
-  if context.order_BxM is None:
+  if keys.order_BxM is None:
     return pair_BxNxT
-  M = context.order_BxM.shape[1]
+  M = keys.order_BxM.shape[1]
   index_BxNxT = jnp.minimum(pair_BxNxT, M - 1)
-  slot_BxNxT = jnp.take_along_axis(context.order_BxM[:, None], index_BxNxT, axis=2)
+  slot_BxNxT = jnp.take_along_axis(keys.order_BxM[:, None], index_BxNxT, axis=2)
   return jnp.where(pair_BxNxT < M, slot_BxNxT, pair_BxNxT)
 
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from ngrammer_jax.layers import documents, dropout
 from ngrammer_jax.layers.attention import relative, span
 from ngrammer_jax.layers.attention.cache import KeyValues
-from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.context import Keys
 
 # Finite, so that a query without visible keys has a finite softmax.
 MASKED_SCORE = -0.7 * jnp.finfo(jnp.float32).max
@@ -84,7 +84,7 @@ class PartialAttention(NamedTuple):
 def attend(
   heads: Heads,
   span_mask: SpanMask | None,
-  context: Context,
+  keys: Keys,
   cached: KeyValues | None,
   return_pairs: bool,
   drop: dropout.Dropout,
@@ -94,14 +94,14 @@ def attend(
   Args:
     heads: queries, keys and values.
     span_mask: mask of the learned spans. None: no spans.
-    context: context of the segment.
+    keys: the keys of the segment.
     cached: keys and values of earlier tokens.
     return_pairs: whether to compute pairs.
     drop: dropout of the weights.
   """
-  scores_BxNxTxS = _scores(heads, cached, context)
-  scores_BxNxTxS = jnp.where(context.visible_BxTxS[:, None], scores_BxNxTxS, MASKED_SCORE)
-  unclipped_xNxTxS = None if span_mask is None else _unclipped_mask(span_mask, context)
+  scores_BxNxTxS = _scores(heads, cached, keys)
+  scores_BxNxTxS = jnp.where(keys.visible_BxTxS[:, None], scores_BxNxTxS, MASKED_SCORE)
+  unclipped_xNxTxS = None if span_mask is None else _unclipped_mask(span_mask, keys)
   if span_mask is not None and span_mask.renormalize and not span_mask.counts_all_keys:
     scores_BxNxTxS = jnp.where(unclipped_xNxTxS >= 0, scores_BxNxTxS, MASKED_SCORE)
   highest_BxNxTx1 = jax.lax.stop_gradient(scores_BxNxTxS.max(axis=-1, keepdims=True))
@@ -110,16 +110,16 @@ def attend(
   weights_BxNxTxS, masses_BxNxTxS = span.masked_weights(exp_BxNxTxS, unclipped_xNxTxS, renormalize)
   mass_BxNxTx1 = masses_BxNxTxS.sum(axis=-1, keepdims=True)
   scale_BxNxTx1 = 1 / mass_BxNxTx1
-  if not context.sees_itself:
+  if not keys.sees_itself:
     # Otherwise a query without visible keys would return the mean of all values.
-    scale_BxNxTx1 *= context.visible_BxTxS.any(axis=-1)[:, None, :, None]
+    scale_BxNxTx1 *= keys.visible_BxTxS.any(axis=-1)[:, None, :, None]
   # Dividing the sums takes H numbers per query, dividing the weights S.
   values_BxTxNxH = _weighted_sums(drop(weights_BxNxTxS), heads, cached)
   return PartialAttention(
     values_BxTxNxH * jnp.swapaxes(scale_BxNxTx1, 1, 2),
     (jnp.log(mass_BxNxTx1) + highest_BxNxTx1)[..., 0],
     weights_BxNxTxS * scale_BxNxTx1,
-    _pairs(scores_BxNxTxS, unclipped_xNxTxS, context) if return_pairs else None,
+    _pairs(scores_BxNxTxS, unclipped_xNxTxS, keys) if return_pairs else None,
   )
 
 
@@ -151,7 +151,7 @@ def cap_logits(scores: jax.Array, logit_cap: float | None) -> jax.Array:
   return scores if logit_cap is None else logit_cap * jnp.tanh(scores / logit_cap)
 
 
-def _scores(heads, cached, context):
+def _scores(heads, cached, keys):
   """Returns the capped scores without a mask, [B, N, T, S]."""
   # Concatenating cache and segment would copy the cache.
   scores_BxNxTxS = _product('btnh,bsnh->bnts', heads.query_BxTxNxH, heads.key_BxSxNxH)
@@ -159,16 +159,16 @@ def _scores(heads, cached, context):
     scores_BxNxTxM = _product('btnh,bnmh->bntm', heads.query_BxTxNxH, cached.keys)
     scores_BxNxTxS = jnp.concatenate([scores_BxNxTxM, scores_BxNxTxS], axis=-1)
   if heads.distance is not None:
-    scores_BxNxTxS += relative.scores(heads.distance, context.distance_BxTxS)
+    scores_BxNxTxS += relative.scores(heads.distance, keys.distance_BxTxS)
   return cap_logits(scores_BxNxTxS, heads.logit_cap)
 
 
-def _unclipped_mask(span_mask, context):
+def _unclipped_mask(span_mask, keys):
   """Returns `span.unclipped_mask` for all keys, [B or 1, N, T, S]."""
-  distance_BxTxS = context.distance_BxTxS
+  distance_BxTxS = keys.distance_BxTxS
   if distance_BxTxS is None:
-    distance_BxTxS = documents.distances(*context.visible_BxTxS.shape[1:])
-  nearest_Bx1xTxS = distance_BxTxS[:, None] - (not context.sees_itself)
+    distance_BxTxS = documents.distances(*keys.visible_BxTxS.shape[1:])
+  nearest_Bx1xTxS = distance_BxTxS[:, None] - (not keys.sees_itself)
   z_BxNxTx1 = span_mask.z_BxTxN.swapaxes(1, 2)[..., None]
   return span.unclipped_mask(z_BxNxTx1, nearest_Bx1xTxS, span_mask.ramp)
 
@@ -183,14 +183,14 @@ def _weighted_sums(weights_BxNxTxS, heads, cached):
   return values_BxTxNxH
 
 
-def _pairs(scores_BxNxTxS, unclipped_xNxTxS, context):
+def _pairs(scores_BxNxTxS, unclipped_xNxTxS, keys):
   """Returns the earlier key that each query attends to most; S for none."""
   scores_BxNxTxS = jax.lax.stop_gradient(scores_BxNxTxS)
   if unclipped_xNxTxS is not None:  # the masked weights increase with these scores
     scores_BxNxTxS += jnp.log(jax.lax.stop_gradient(span.unit_clip(unclipped_xNxTxS)))
   T, S = scores_BxNxTxS.shape[2:]
   earlier_TxS = jnp.arange(S) < S - T + jnp.arange(T)[:, None]
-  return most_attended(scores_BxNxTxS, context.visible_BxTxS & earlier_TxS)
+  return most_attended(scores_BxNxTxS, keys.visible_BxTxS & earlier_TxS)
 
 
 def most_attended(scores_BxNxTxS: jax.Array, allowed_BxTxS: jax.Array) -> jax.Array:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from ngrammer_jax.config.kernels import LANES, Setting
 from ngrammer_jax.layers import mesh_axes
 from ngrammer_jax.layers.attention.full import Heads, PartialAttention
-from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.context import Keys
 
 BLOCK_SIZES = (512, 256, LANES)  # queries and keys at a time
 
@@ -38,7 +38,7 @@ def setting(query: jax.Array | jax.ShapeDtypeStruct, M: int = 0) -> Setting:
 
 
 def attend(
-  kernel: str, heads: Heads, span_mask: None, context: Context, *options: Any
+  kernel: str, heads: Heads, span_mask: None, keys: Keys, *options: Any
 ) -> PartialAttention:
   """Returns the causal softmax(q k^T) v within documents.
 
@@ -46,7 +46,7 @@ def attend(
     kernel: `splash`, which caps the products q k^T if there is a cap, or `cudnn`.
     heads: scaled queries, keys and values.
     span_mask: not supported.
-    context: with the document number of each query.
+    keys: with the document number of each query.
     *options: the other arguments of `full.attend`, which ask for nothing here.
   """
   del span_mask, options
@@ -55,7 +55,7 @@ def attend(
   if rows or by_head:
     spec = jax.P(rows, None, by_head)
     run = jax.shard_map(run, in_specs=(spec,) * 3 + (jax.P(rows),), out_specs=spec, check_vma=False)
-  return PartialAttention(run(*heads[:3], context.query_documents_BxT))
+  return PartialAttention(run(*heads[:3], keys.query_documents_BxT))
 
 
 def _splash(logit_cap, q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, documents_BxT):
