@@ -190,7 +190,6 @@ def test_block_is_made_changed_and_removed(parse, file, arguments, block):
 @each(
   'argument, message',
   [
-    ('--config.sed=1', 'unknown config key sed: did you mean seed?'),
     (
       '--config.training.stpes=1',
       'unknown config key training.stpes: did you mean training.steps?',
