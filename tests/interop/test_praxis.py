@@ -15,7 +15,7 @@ from ngrammer_jax.layers import Attention, NGrammer
 from ngrammer_jax.layers.attention import attention, position
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.models import language_model, transformer
-from tests.checks import assert_close, assert_same_arrays, bad_input
+from tests.checks import assert_close, assert_same_arrays, bad_input, missing_arrays, with_scan
 
 PRECISIONS = [('float64', 1e-9), ('float32', 2e-5)]
 
@@ -99,7 +99,9 @@ LM_CONFIG = {
 }
 
 
-def check_language_model(f, dtype, tolerance, scan=False):
+@pytest.mark.parametrize('dtype, tolerance, scan', with_scan(PRECISIONS))
+def test_language_model(reference, dtype, tolerance, scan):
+  f = reference('lm_plain')
   with jax.enable_x64(dtype == 'float64'):
     config = model_config.ModelConfig(**LM_CONFIG | {'dtype': dtype, 'scan_layers': scan})
     model = transformer.TransformerLM(config, vocabulary_size=23)
@@ -150,17 +152,6 @@ def check_language_model(f, dtype, tolerance, scan=False):
           lambda path, g: g - 1 if path[-1].key == 'scale' else g, expected
         )
         jax.tree.map(lambda a, b: assert_close(a, b, tolerance), gradient, expected)
-
-
-def test_language_model(reference):
-  check_language_model(reference('lm_plain'), *PRECISIONS[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('dtype, tolerance', PRECISIONS)
-@pytest.mark.parametrize('scan', [False, True])
-def test_language_model_scanned_and_in_float32(reference, dtype, tolerance, scan):
-  check_language_model(reference('lm_plain'), dtype, tolerance, scan)
 
 
 def test_all_mismatches_are_listed(reference):
@@ -272,14 +263,6 @@ def test_untied_language_model_with_ngram_layer(x64):
   expected = norm(x, norms[0]) @ a['param/softmax/logits_ffn/linear/w']
   expected = expected + a['param/softmax/logits_ffn/bias/b']
   assert_close(logits, expected, 1e-9)
-
-
-def missing_arrays(error):
-  """Returns random arrays for the names and shapes that an error lists as missing."""
-  missing = [line.split(': ')[1] for line in str(error).splitlines()[1:]]
-  shapes = {line.split(' ')[0]: eval(line.split(' ', 1)[1]) for line in missing}
-  rng = np.random.default_rng(0)
-  return {name: rng.normal(size=shape) for name, shape in shapes.items()}
 
 
 @pytest.mark.parametrize('place', ['begin', 'middle', 'end'])
