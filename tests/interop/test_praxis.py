@@ -317,13 +317,6 @@ def test_praxis_names_of_ngrammers_after_attention():
       {'position': 'relative'},
       "model.position='relative' must be 'rope' or 'sinusoid' or 'none' for these weights",
     ),
-    ({'feed_forward_bias': False}, 'model.feed_forward_bias=False must be None for these weights'),
-    (
-      {'persistent': model_config.PersistentConfig(4)},
-      "model.persistent=PersistentConfig(vectors=4, kind='all_attention') must be None for these "
-      'weights',
-    ),
-    ({'final_norm': False}, 'model.final_norm=False must be True for these weights'),
     (
       {'ngram': model_config.NGramConfig(orders=(2, 3), dim=2, distinct_start=True)},
       'model.ngram.orders=(2, 3) must be (2,) for these weights\n'
@@ -337,10 +330,7 @@ def test_unsupported_model_options_raise_bad_input(fields, message):
     praxis.load_language_model({}, config, 23)
 
 
-def test_unsupported_layer_options_raise_bad_input():
-  layer = NGrammer(heads=2, clusters=None, vocabulary_size=50, orders=(3,), id_vocabulary=23)
-  with bad_input('orders=(3,) must be (2,) for these weights'):
-    praxis.load_ngrammer({}, layer, width=16)
+def test_a_layer_that_does_not_fit_its_inputs_is_refused():
   layer = NGrammer(heads=2, clusters=4, vocabulary_size=50, dim=4, combine='add')
   with bad_input(
     'the layer does not fit inputs of width 16: combine "add" needs n-gram dim 4 to equal the head '

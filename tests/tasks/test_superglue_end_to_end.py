@@ -136,5 +136,7 @@ def test_all_tasks_of_the_first_real_rows(trained, tmp_path, finetuning, one_dev
     values = [result[name] for name in metrics.METRICS_BY_TASK[task]]
     scores[task] = sum(values) / len(values)
   assert f'average of 8 tasks: {sum(scores.values()) / 8:.2f}' in tables
+  finetune.main(args)  # already finished: only prints the tables
+  assert capsys.readouterr().out == tables and tables.count('average of 8 tasks: ') == 2
   assert submit.main([f'--workdir={workdir}', f'--output={tmp_path / "answers"}']) == 0
   test_submit.check_files(tmp_path / 'answers', folder)

