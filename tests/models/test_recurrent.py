@@ -206,22 +206,6 @@ def test_causal_and_no_further_than_the_window(x64, name):
     assert reach[(distance == 1) & allowed & (documents[0][:, None] == documents[0][None])].any()
 
 
-@pytest.mark.slow
-def test_a_uniform_model_has_the_perplexity_of_its_vocabulary():
-  config = config_of('key_value', dtype='float32', vocabulary_chunk=4)
-  model, variables, memory = model_of(config)
-  for name in ('softmax_weight', 'softmax_bias'):
-    variables['params'][name] = np.zeros_like(variables['params'][name])
-  tokens, starts = text()
-
-  @jax.jit
-  def score(variables):
-    hidden, _, _ = model.apply(variables, tokens, memory, starts_BxT=starts)
-    return model.apply(variables, hidden, tokens, method='scores').nll_BxT
-
-  np.testing.assert_allclose(np.exp(np.mean(score(variables))), V, rtol=1e-6)
-
-
 @pytest.mark.parametrize(
   'fields',
   [

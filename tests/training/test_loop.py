@@ -233,31 +233,6 @@ def test_a_run_with_a_kernel_equals_one_without(tiny, tmp_path):
     assert [a[k] for k in a if 'loss' in k] == pytest.approx([b[k] for k in b if 'loss' in k])
 
 
-NGRAM = model_config.NGramConfig(
-  clusters=8, vocabulary_size=64, dim=3, orders=(2, 3), layer='middle', empty='revive'
-)
-SWITCHES = {'ngram': NGRAM, 'convolution': 3, 'norm': 'hybrid', 'activation': 'squared_relu'}
-XL = {
-  'position': 'relative',
-  'memory': model_config.MemoryConfig(length=12),
-  'ngram': model_config.NGramConfig(
-    clusters=8, vocabulary_size=64, dim=3, layer='attention', pairing=('attended', 'previous')
-  ),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('model, last', [({'dropout': 0.1}, 4), (SWITCHES, 8), (XL, 4)])
-def test_other_models_go_on_bit_identically(tiny, tmp_path, model, last):
-  config, reference, run = tiny(model=model), tmp_path / 'reference', tmp_path / 'run'
-  loop.train(config, reference)
-  shutil.copytree(reference, run)
-  for later in range(last + 4, 13, 4):
-    shutil.rmtree(run / 'checkpoints' / str(later))
-  loop.train(config, run)
-  assert arrays(run) == arrays(reference) and records(run) == records(reference)
-
-
 @pytest.mark.slow
 def test_a_rate_that_is_far_too_high_is_noticed(tiny, tmp_path):
   config = tiny(optimizer={'learning_rate': 1e15, 'clip_norm': None, 'warmup_steps': 0})
