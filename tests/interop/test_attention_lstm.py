@@ -9,7 +9,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.interop import attention_lstm
 from ngrammer_jax.models import language_model, recurrent
-from tests.checks import assert_close, assert_same_arrays, data_root
+from tests.checks import arrays_of, assert_close, assert_same_arrays, data_root
 
 PRECISIONS = [('float64', 1e-9), ('float32', 2e-5)]
 KINDS = ('none', 'attention', 'key_value', 'key_value_predict', 'ngram', 'recurrent_memory')
@@ -37,10 +37,6 @@ def config_of(f, dtype, carry):
   return model_config.ModelConfig(width=option('w'), recurrent=recurrent, **options)
 
 
-def parameters(f, dtype):
-  return {k[6:]: v.astype(dtype) for k, v in f.items() if k.startswith('param/')}
-
-
 @pytest.mark.parametrize('carry', [False, True])
 @pytest.mark.parametrize(
   'dtype, tolerance', [PRECISIONS[0], pytest.param(*PRECISIONS[1], marks=pytest.mark.slow)]
@@ -54,7 +50,7 @@ def test_stream_matches_reference(name, dtype, tolerance, carry):
   with jax.enable_x64(dtype == 'float64'):
     config, V = config_of(f, dtype, carry), int(f['cfg/V'])
     model = recurrent.RecurrentLM(config, V)
-    arrays = parameters(f, dtype)
+    arrays = arrays_of(f, 'param/', dtype)
     params = attention_lstm.load_language_model(arrays, config, V)['params']
     exported = attention_lstm.export_language_model({'params': params}, config, V)
     assert_same_arrays(exported, arrays, 0)
