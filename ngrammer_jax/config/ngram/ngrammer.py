@@ -89,7 +89,7 @@ class NGramConfig:
     reads_embedding = self.layer == 'input' and model.adaptive_softmax is None
     rows = vocabulary_size if reads_embedding else 0
     has_rows = self.clusters is not None and self.clusters < (rows or 0)
-    return as_memory(
+    return memory_options(
       self,
       layers=() if is_at_input else (place.block,),
       point='before_attention' if is_at_input else place.point,
@@ -130,7 +130,7 @@ class NGramConfig:
       dataclasses.replace(memory, initial=None).check(model, 'model.ngram')
 
 
-def as_memory(layer: Any, **fields: Any) -> NGramMemoryConfig:
+def memory_options(layer: Any, **fields: Any) -> NGramMemoryConfig:
   """Returns an N-Grammer layer as an n-gram memory.
 
   Args:
