@@ -189,7 +189,7 @@ class TransformerLM(nn.Module):
     }
     query = jax.ShapeDtypeStruct((B, T, c.heads, c.width // c.heads), self.dtype)
     needs = frozenset(name for name, is_needed in needs.items() if is_needed)
-    return kernels.uses_blocks(c.kernel, needs, fused.setting(query, M))
+    return kernels.uses_blocks(c.kernel, needs, fused.workload(query, M))
 
   def _layers(self, x_BxTxD, context, memory, keys):
     """Applies all layers, in runs of equal ones, and the memories between them.

@@ -118,7 +118,7 @@ class Attention(nn.Module):
       attend, source = blocks.attend, self._memory_source(memory, context)
     else:
       needs = self._needs(context, source, span_mask, return_pairs, drop)
-      attend = ATTEND[kernels.select(self.kernel, needs, fused.setting(query_BxTxNxH))]
+      attend = ATTEND[kernels.select(self.kernel, needs, fused.workload(query_BxTxNxH))]
       attend = full.attend if 'probabilities' in needs else attend
     context_part = attend(heads, span_mask, context, source, return_pairs, drop)
     y_BxTxNxH = self._with_persistent(context_part, query_BxTxNxH, span_mask, drop)

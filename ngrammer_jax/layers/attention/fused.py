@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.config.kernels import LANES, Setting
+from ngrammer_jax.config.kernels import LANES, Workload
 from ngrammer_jax.layers import mesh_axes
 from ngrammer_jax.layers.attention.full import Heads, PartialAttention
 from ngrammer_jax.layers.context import Context
@@ -21,8 +21,8 @@ from ngrammer_jax.layers.context import Context
 BLOCK_SIZES = (512, 256, LANES)  # queries and keys at a time
 
 
-def setting(query: jax.Array | jax.ShapeDtypeStruct, M: int = 0) -> Setting:
-  """Returns what attention works on, under the current mesh.
+def workload(query: jax.Array | jax.ShapeDtypeStruct, M: int = 0) -> Workload:
+  """Returns the sizes, the dtype and the devices of attention, under the current mesh.
 
   Args:
     query: queries [B, T, N, H].
@@ -30,7 +30,7 @@ def setting(query: jax.Array | jax.ShapeDtypeStruct, M: int = 0) -> Setting:
   """
   _, T, _, H = query.shape
   platform, device = mesh_axes.device()
-  return Setting(
+  return Workload(
     *(T, M, H, query.dtype.name, platform, device),
     is_divisible=_mesh_axes(query.shape) is not None,
     generator=jax.config.jax_default_prng_impl,
