@@ -345,7 +345,7 @@ def _check_fits(config: model_config.ModelConfig, options: dict[str, tuple[Any, 
 def _norm_sources(path: str, name: str, D: int) -> dict[str, Source]:
   """Returns the sources of a layer norm; praxis stores its scale minus 1."""
   return {
-    f'{path}/scale': Source(f'{name}/scale', (D,), lambda a: 1 + a),
+    f'{path}/scale': Source(f'{name}/scale', (D,), added=1),
     f'{path}/bias': Source(f'{name}/bias', (D,)),
   }
 
@@ -360,7 +360,8 @@ def _ngrammer_sources(
   """Returns the sources of an n-gram layer; the names of the n-grams have a prefix of their own."""
   V, E, K = options.vocabulary_size, options.dim, options.clusters
   per_head = lambda name, part: tuple(f'{ngram_prefix}{name}_{i}/{part}' for i in range(N))
-  sources = {'params/table': Source(per_head('ngram_table', 'emb_var'), (V, E), np.concatenate)}
+  one_table = lambda a: a.reshape(N * V, E)
+  sources = {'params/table': Source(per_head('ngram_table', 'emb_var'), (V, E), one_table)}
   if K is not None:
     means = Source(f'{prefix}vq_layer/means', (N, K, D // N))
     sources['codebook/quantizer/centroids'] = means
@@ -369,8 +370,8 @@ def _ngrammer_sources(
     ('ngram_norm', 'ngram_layer_norm', E),
   ):
     scale, bias = per_head(source_name, 'scale'), per_head(source_name, 'bias')
-    sources[f'params/{name}/scale'] = Source(scale, (width,), lambda a: 1 + np.stack(a))
-    sources[f'params/{name}/bias'] = Source(bias, (width,), np.stack)
+    sources[f'params/{name}/scale'] = Source(scale, (width,), added=1)
+    sources[f'params/{name}/bias'] = Source(bias, (width,))
   return sources
 
 
@@ -415,5 +416,5 @@ def _attention_sources(
     sources['per_dim_scale'] = Source(f'{prefix}per_dim_scale/per_dim_scale', (H,))
   for name in projections.names if projections.taps else ():
     taps = tuple(f'{prefix}dconv_{name[0]}/dconv_{i}' for i in range(projections.taps))
-    sources[f'{name}_convolution/taps'] = Source(taps, (N, H), np.stack)
+    sources[f'{name}_convolution/taps'] = Source(taps, (N, H))
   return sources

@@ -2,7 +2,9 @@
 
 import dataclasses
 import re
+import tracemalloc
 
+import numpy as np
 import pytest
 
 from ngrammer_jax import config as experiment
@@ -147,3 +149,17 @@ def test_options_of_a_layer_are_named_or_refused(loader):
   layer = Later(heads=2, clusters=4, vocabulary_size=50, new_option=1)
   with bad_input('new_option=1 must be 0 for these weights'):
     loader.load_ngrammer({}, layer, 16)
+
+
+def test_arrays_are_restored_in_about_twice_their_memory():
+  a_table, tables = np.ones((1000, 1000), np.float32), np.ones((4, 500, 500), np.float32)
+  sources = {
+    'params/table': conversion.Source('table', (1000, 1000), np.transpose, added=1),
+    'params/tables': conversion.Source(tuple('abcd'), (500, 500), lambda a: a.transpose(0, 2, 1)),
+  }
+  tracemalloc.start()
+  variables = {'params': {'table': a_table, 'tables': tables}}
+  arrays = conversion.restore(variables, sources, 'a test')
+  _, peak = tracemalloc.get_traced_memory()
+  tracemalloc.stop()
+  assert peak < 1.1 * (sum(array.nbytes for array in arrays.values()) + a_table.nbytes)
