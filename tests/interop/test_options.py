@@ -7,18 +7,10 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from ngrammer_jax import config as experiment
 from ngrammer_jax import errors
 from ngrammer_jax.config import fields
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.interop import (
-  adaptive_span,
-  attention_lstm,
-  conversion,
-  ngrammer_pytorch,
-  praxis,
-  transformer_xl,
-)
+from ngrammer_jax.interop import adaptive_span, conversion, ngrammer_pytorch, praxis, transformer_xl
 from ngrammer_jax.layers import NGrammer
 from tests.checks import bad_input
 
@@ -34,7 +26,6 @@ CONFIGS = {
     'span': model_config.SpanConfig(limit=8, ramp=4),
     'persistent': model_config.PersistentConfig(4),
   },
-  attention_lstm: attention_lstm.MODEL_OPTIONS | {'recurrent': experiment.RecurrentConfig()},
   praxis: {
     'ngram': model_config.NGramConfig(),
     'positional': model_config.PositionalConfig(),
