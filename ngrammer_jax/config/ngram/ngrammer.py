@@ -20,6 +20,11 @@ LAYERS = ('input', 'begin', 'middle', 'end', 'attention')
 # The previous token; the previous token with the most attention of the head; no layer in the block.
 PAIRING = ('previous', 'attended', 'none')
 _BLOCKS = ('layer', ('attention',))
+# Fields that mean the same in an n-gram memory.
+_MEMORY_FIELDS = (
+  *('orders', 'heads', 'distinct_start', 'decay', 'epsilon', 'prenormalize', 'empty', 'initial'),
+  *('padding_trains', 'exchange'),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,24 +142,14 @@ def memory_options(layer: Any, **fields: Any) -> NGramMemoryConfig:
     layer: a `layers.NGrammer`, or a `NGramConfig`.
     **fields: fields of the memory that differ from those of the layer.
   """
-  options = dict(
+  options = {name: getattr(layer, name) for name in _MEMORY_FIELDS} | dict(
     key='tokens' if layer.clusters is None else 'clusters',
     hash='praxis',
     join=layer.combine,
-    orders=layer.orders,
-    heads=layer.heads,
     rows=(layer.vocabulary_size,),
     row_rule='exact',
     width=layer.dim,
     table_initial='xavier',
-    distinct_start=layer.distinct_start,
     clusters=layer.clusters or NGramMemoryConfig.clusters,
-    decay=layer.decay,
-    epsilon=layer.epsilon,
-    prenormalize=layer.prenormalize,
-    empty=layer.empty,
-    initial=layer.initial,
-    padding_trains=layer.padding_trains,
-    exchange=layer.exchange,
   )
   return NGramMemoryConfig(**options | fields)
