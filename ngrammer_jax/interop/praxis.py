@@ -197,39 +197,6 @@ def export_language_model(
   return _export(variables, _language_model_sources(config, vocabulary_size), LANGUAGE_MODEL)
 
 
-def valid_and_starts(
-  paddings_BxT: np.ndarray,
-  segment_ids_BxT: np.ndarray | None = None,
-  segment_pos_BxT: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-  """Converts the inputs of praxis to `valid_BxT` and `starts_BxT` of `TransformerLM`.
-
-  `valid` is 0 at padding, which must be at the end of its row. A document starts where
-  `segment_pos` is 0, or without `segment_pos` where the segment id changes. Rows are independent:
-  pass an empty memory.
-
-  Args:
-    paddings_BxT: 1 at padding.
-    segment_ids_BxT: number of the packed sequence of each token. None: one sequence in each row.
-    segment_pos_BxT: position in this sequence.
-
-  Raises:
-    BadInput: a row has padding before a token.
-  """
-  valid_BxT = 1 - np.asarray(paddings_BxT)
-  (rows,) = np.nonzero((np.diff(valid_BxT, axis=1) > 0).any(axis=1))
-  if rows.size:
-    raise errors.BadInput(
-      f'row {rows[0]} of the paddings has padding before a token: move it to the end of the row'
-    )
-  if segment_pos_BxT is not None:
-    return valid_BxT, np.asarray(segment_pos_BxT) == 0
-  if segment_ids_BxT is None:
-    segment_ids_BxT = np.zeros(valid_BxT.shape, np.int32)
-  segment_ids_BxT = np.asarray(segment_ids_BxT)
-  return valid_BxT, np.diff(segment_ids_BxT, axis=1, prepend=segment_ids_BxT[:, :1] - 1) != 0
-
-
 def _export(variables, sources, origin):
   """Returns praxis arrays with the prefixes of their collections."""
   arrays = conversion.restore(variables, sources, origin)
