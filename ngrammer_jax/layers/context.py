@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from ngrammer_jax.layers import documents
 from ngrammer_jax.layers.attention import cache as caches
 from ngrammer_jax.layers.attention.cache import CacheSlots
-
-Rotation = tuple[jax.Array, jax.Array]
+from ngrammer_jax.layers.attention.position import Rotation
 
 
 @struct.dataclass
@@ -47,32 +46,18 @@ class EmbeddingLookup(NamedTuple):
 
 
 @struct.dataclass
-class Context:
-  """The inputs of attention and of memories that depend on the segment only.
+class Keys:
+  """The keys of a segment, and which of them a query attends to.
 
   Attributes:
     visible_BxTxS: which keys a query attends to, first those of the memory, then those of the
       segment. None: attention works in blocks, and derives it from the document numbers.
-    tokens_BxT: ids of the segment.
-    starts_BxT: true at the first token of a document.
-    documents_BxT: document number of each token, for memories.
-    vocabulary: the embedding lookup, for memories.
-    pair_BxNxT: the key that each query attends to most, for memories after attention that need it.
     query_documents_BxT: document number of each query, `documents.PADDING` at padding. None: only
       `visible_BxTxS` is used.
     key_documents_BxS: document numbers of the keys; in blocks, oldest first.
-    valid_BxT: 0 at padding. None: no padding.
-    position_BxP: position in its document of each token whose key or convolution is computed, as
-      attention counts it: without a memory, from the start of the segment. A memory that needs
-      positions counts its own, see `documents.positions`.
-    rotation: rotary angles of the same tokens (see `position.rotation`).
     distance_BxTxS: from query to key, for keys in the order of cache slots. None: keys are in the
       order of tokens.
-    slots_BxT: the cache slot of each token (see `layers.attention.cache`). None: no cache.
     order_BxM: cache slots, oldest first, for attention in blocks.
-    position_params: position parameters that all layers share: u and v of
-      `relative.RelativePosition`, the vectors of `relative.TablePosition`.
-    distance_key: key of the dropout of distance encodings. None: no dropout.
     window: the distance to a key is less than this number. None: no limit.
     sees_itself: whether a token attends to itself. If not, the nearest key is the previous token.
     has_prefix: whether some tokens attend to later ones.
@@ -80,28 +65,17 @@ class Context:
   """
 
   visible_BxTxS: jax.Array | None = None
-  tokens_BxT: jax.Array | None = None
-  starts_BxT: jax.Array | None = None
-  documents_BxT: jax.Array | None = None
-  vocabulary: EmbeddingLookup | None = None
-  pair_BxNxT: jax.Array | None = None
   query_documents_BxT: jax.Array | None = None
   key_documents_BxS: jax.Array | None = None
-  valid_BxT: jax.Array | None = None
-  position_BxP: jax.Array | None = None
-  rotation: Rotation | None = None
   distance_BxTxS: jax.Array | None = None
-  slots_BxT: jax.Array | None = None
   order_BxM: jax.Array | None = None
-  position_params: tuple[jax.Array, ...] | None = None
-  distance_key: jax.Array | None = None
   window: int | None = struct.field(pytree_node=False, default=None)
   sees_itself: bool = struct.field(pytree_node=False, default=True)
   has_prefix: bool = struct.field(pytree_node=False, default=False)
   is_plain_causal: bool = struct.field(pytree_node=False, default=False)
 
   @property
-  def keys(self) -> int:
+  def count(self) -> int:
     """S, number of keys."""
     if self.in_blocks:
       return self.key_documents_BxS.shape[1]
@@ -111,6 +85,82 @@ class Context:
   def in_blocks(self) -> bool:
     """Whether attention works in blocks of queries and keys."""
     return self.visible_BxTxS is None
+
+
+@struct.dataclass
+class Positions:
+  """Positions, and what the layers share to encode them.
+
+  Attributes:
+    position_BxP: position in its document of each token whose key or convolution is computed, as
+      attention counts it: without a memory, from the start of the segment. A memory that needs
+      positions counts its own, see `documents.positions`.
+    rotation: rotary angles of the same tokens (see `position.rotation`).
+    params: parameters that all layers share: u and v of `relative.RelativePosition`, the vectors of
+      `relative.TablePosition`.
+    distance_key: key of the dropout of distance encodings. None: no dropout.
+  """
+
+  position_BxP: jax.Array | None = None
+  rotation: Rotation | None = None
+  params: tuple[jax.Array, ...] | None = None
+  distance_key: jax.Array | None = None
+
+
+@struct.dataclass
+class Context:
+  """The inputs of attention and of memories that depend on the segment only.
+
+  Memories read the tokens, attention the keys and their positions.
+
+  Attributes:
+    tokens_BxT: ids of the segment.
+    starts_BxT: true at the first token of a document.
+    documents_BxT: document number of each token.
+    valid_BxT: 0 at padding. None: no padding.
+    vocabulary: the embedding lookup.
+    pair_BxNxT: the key that each query attends to most, for memories after attention that need it.
+    slots_BxT: the cache slot of each token (see `layers.attention.cache`). None: no cache.
+    keys: the keys of attention.
+    positions: the positions of queries and keys.
+  """
+
+  tokens_BxT: jax.Array | None = None
+  starts_BxT: jax.Array | None = None
+  documents_BxT: jax.Array | None = None
+  valid_BxT: jax.Array | None = None
+  vocabulary: EmbeddingLookup | None = None
+  pair_BxNxT: jax.Array | None = None
+  slots_BxT: jax.Array | None = None
+  keys: Keys = Keys()
+  positions: Positions = Positions()
+
+
+def with_window(context: Context, window: int, prefix_BxT: jax.Array | None) -> Context:
+  """Returns a context in which a token attends to at most `window` keys, itself included.
+
+  Args:
+    context: context of a segment.
+    window: number of keys.
+    prefix_BxT: that of the segment.
+  """
+  keys = context.keys
+  narrower = window if keys.window is None else min(window, keys.window)
+  keys = keys.replace(window=narrower, is_plain_causal=False)
+  return context.replace(keys=keys if keys.in_blocks else _with_visible(keys, prefix_BxT))
+
+
+def _with_visible(keys, prefix_BxT):
+  """Returns the keys with `visible_BxTxS`."""
+  visible_BxTxS = documents.visible(
+    keys.query_documents_BxT,
+    keys.key_documents_BxS,
+    prefix_BxT,
+    keys.window,
+    keys.distance_BxTxS,
+    keys.sees_itself,
+  )
+  return keys.replace(visible_BxTxS=visible_BxTxS)
 
 
 @struct.dataclass
@@ -126,6 +176,17 @@ class RecentTokens:
   documents: jax.Array
   positions: jax.Array
   position: jax.Array
+
+  def advance(
+    self, documents_BxT: jax.Array, positions_BxT: jax.Array, valid_BxT: jax.Array | None
+  ) -> 'RecentTokens':
+    """Returns the tokens after a segment."""
+    keep_last = lambda before, new: caches.keep_last(before, new, valid_BxT)
+    return RecentTokens(
+      documents=keep_last(self.documents, documents_BxT),
+      positions=keep_last(self.positions, positions_BxT),
+      position=keep_last(self.position[:, None], positions_BxT + 1)[:, 0],
+    )
 
 
 def empty_tokens(batch: int, length: int) -> RecentTokens:
@@ -160,75 +221,56 @@ def make(
   documents_BxT, starts_BxT = segment.documents_BxT, segment.starts_BxT
   if visibility.across_documents:  # attention sees one document, with consecutive positions
     documents_BxT, starts_BxT = jnp.zeros_like(documents_BxT), jnp.zeros_like(starts_BxT)
-  context = Context(
-    tokens_BxT=segment.tokens_BxT,
-    starts_BxT=segment.starts_BxT,
-    documents_BxT=segment.documents_BxT,
+  keys = Keys(
     query_documents_BxT=documents.with_padding(documents_BxT, segment.valid_BxT),
-    valid_BxT=segment.valid_BxT,
     window=visibility.window,
     sees_itself=visibility.sees_itself,
     has_prefix=segment.prefix_BxT is not None,
   )
   position_BxT = documents.positions(starts_BxT, 0 if tokens is None else tokens.position)
+  position_BxP, slots_BxT = position_BxT, None
   if isinstance(tokens, CacheSlots):
-    context, tokens = _with_cache(context, tokens, documents_BxT, position_BxT, in_blocks)
+    counted_BxT = segment.valid_BxT
+    if counted_BxT is None:
+      counted_BxT = jnp.ones(documents_BxT.shape, bool)
+    keys = _with_cache(keys, tokens, counted_BxT, in_blocks)
+    slots_BxT = tokens.token_slots(counted_BxT)
+    tokens = tokens.advance(documents_BxT, position_BxT, counted_BxT)
   elif tokens is not None:
-    context, tokens = _with_recent(context, tokens, documents_BxT, position_BxT)
+    earlier = tokens.documents, keys.query_documents_BxT
+    keys = keys.replace(key_documents_BxS=jnp.concatenate(earlier, axis=1))
+    position_BxP = jnp.concatenate([tokens.positions, position_BxT], axis=1)
+    tokens = tokens.advance(documents_BxT, position_BxT, segment.valid_BxT)
   else:
-    has_mask = visibility.window is not None or not visibility.sees_itself or context.has_prefix
-    context = context.replace(
-      key_documents_BxS=context.query_documents_BxT,
-      position_BxP=position_BxT,
-      is_plain_causal=not has_mask,
-    )
+    has_mask = keys.window is not None or not keys.sees_itself or keys.has_prefix
+    keys = keys.replace(key_documents_BxS=keys.query_documents_BxT, is_plain_causal=not has_mask)
   if not in_blocks:
-    visible_BxTxS = documents.visible(
-      context.query_documents_BxT,
-      context.key_documents_BxS,
-      segment.prefix_BxT,
-      context.window,
-      context.distance_BxTxS,
-      context.sees_itself,
-    )
-    context = context.replace(visible_BxTxS=visible_BxTxS)
+    keys = _with_visible(keys, segment.prefix_BxT)
+  context = Context(
+    tokens_BxT=segment.tokens_BxT,
+    starts_BxT=segment.starts_BxT,
+    documents_BxT=segment.documents_BxT,
+    valid_BxT=segment.valid_BxT,
+    slots_BxT=slots_BxT,
+    keys=keys,
+    positions=Positions(position_BxP),
+  )
   return context, tokens
 
 
-def _with_recent(context, recent, documents_BxT, position_BxT):
-  """Adds the tokens of a segment memory; returns the context and the tokens of the next memory."""
-  keep_last = lambda before, new: caches.keep_last(before, new, context.valid_BxT)
-  after = RecentTokens(
-    documents=keep_last(recent.documents, documents_BxT),
-    positions=keep_last(recent.positions, position_BxT),
-    position=keep_last(recent.position[:, None], position_BxT + 1)[:, 0],
-  )
-  keys = recent.documents, context.query_documents_BxT
-  context = context.replace(
-    key_documents_BxS=jnp.concatenate(keys, axis=1),
-    position_BxP=jnp.concatenate([recent.positions, position_BxT], axis=1),
-  )
-  return context, after
-
-
-def _with_cache(context, cache, documents_BxT, position_BxT, in_blocks):
-  """Adds the tokens in cache slots; returns the context and the slots after the segment."""
-  valid_BxT, slot_documents_BxM = context.valid_BxT, cache.documents
-  counted_BxT = jnp.ones(documents_BxT.shape, bool) if valid_BxT is None else valid_BxT
-  index_BxT = cache.indices(counted_BxT)
-  order_BxM = distance_BxTxS = None
+def _with_cache(keys, cache, counted_BxT, in_blocks):
+  """Returns the keys in cache slots and those of the segment."""
+  slot_documents_BxM, order_BxM, distance_BxTxS = cache.documents, None, None
   if in_blocks:
     order_BxM = cache.order()
     slot_documents_BxM = jnp.take_along_axis(slot_documents_BxM, order_BxM, axis=1)
   else:
+    index_BxT = cache.indices(counted_BxT)
     index_BxS = jnp.concatenate([cache.index, index_BxT], axis=1)
     distance_BxTxS = index_BxT[:, :, None] - index_BxS[:, None, :]
-  key_documents = slot_documents_BxM, context.query_documents_BxT
-  context = context.replace(
+  key_documents = slot_documents_BxM, keys.query_documents_BxT
+  return keys.replace(
     key_documents_BxS=jnp.concatenate(key_documents, axis=1),
-    position_BxP=position_BxT,
     distance_BxTxS=distance_BxTxS,
-    slots_BxT=cache.token_slots(counted_BxT),
     order_BxM=order_BxM,
   )
-  return context, cache.advance(documents_BxT, position_BxT, counted_BxT)

@@ -13,7 +13,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.interop import praxis
 from ngrammer_jax.layers import Attention, NGrammer
 from ngrammer_jax.layers.attention import attention, position
-from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.context import Context, Keys, Positions
 from ngrammer_jax.models import language_model, transformer
 from tests.checks import assert_close, assert_same_arrays, bad_input
 
@@ -393,7 +393,9 @@ def test_attention_alone(x64, reference):
   def run(x):
     rotation = position.rotation(jnp.arange(T), 8, dtype=jnp.float64)
     visible = jnp.broadcast_to(jnp.tri(T, dtype=bool), (len(x), T, T))
-    return layer.apply(variables, x, Context(visible, rotation=rotation))[0]
+    return layer.apply(
+      variables, x, Context(keys=Keys(visible), positions=Positions(rotation=rotation))
+    )[0]
 
   assert_close(run(x), f['plain/attn_out/0'], 1e-9)
   assert_same_arrays(praxis.export_attention(variables, layer, 16), arrays, 0)

@@ -15,7 +15,7 @@ def make(tokens, documents_BxT, starts_BxT):
   made, after = context.make(
     context.Segment(documents_BxT, starts_BxT), context.Visibility(), tokens
   )
-  return made.visible_BxTxS, made.position_BxP, after
+  return made.keys.visible_BxTxS, made.positions.position_BxP, after
 
 
 def test_segments_with_a_memory_equal_one_list_of_tokens():

@@ -10,7 +10,7 @@ import pytest
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import feed_forward, normalization
 from ngrammer_jax.layers.attention import attention
-from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.context import Context, Keys, Positions
 from ngrammer_jax.models import block, memories, precision
 from ngrammer_jax.models.memories import PlacedMemory
 from tests.checks import assert_close, random_variables
@@ -35,7 +35,9 @@ def context_of(valid=None):
   attended = np.asarray(NUMBERS) if valid is None else np.where(valid > 0, NUMBERS, -2)
   visible = np.tril(attended[:, :, None] == attended[:, None])
   documents, positions = np.asarray(NUMBERS, 'int32'), np.zeros((2, T), int)
-  return Context(visible, documents_BxT=documents, valid_BxT=valid, position_BxP=positions)
+  return Context(
+    documents_BxT=documents, valid_BxT=valid, keys=Keys(visible), positions=Positions(positions)
+  )
 
 
 def block_of(config):

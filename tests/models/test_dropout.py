@@ -10,7 +10,7 @@ import pytest
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import dropout
 from ngrammer_jax.layers.attention import relative
-from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.context import Context, Keys, Positions
 from ngrammer_jax.models import language_model
 from tests.checks import assert_close
 from tests.models.test_transformer import (
@@ -137,7 +137,10 @@ def test_what_is_dropped_of_a_distance_does_not_depend_on_the_others():
 
   @functools.partial(jax.jit, static_argnums=0)
   def scores(S):
-    context = Context(key_documents_BxS=np.zeros((1, S)), distance_key=jax.random.key(0))
+    context = Context(
+      keys=Keys(key_documents_BxS=np.zeros((1, S))),
+      positions=Positions(distance_key=jax.random.key(0)),
+    )
     return relative.scores(
       relative.DistanceTerm(q, *layer.apply({'params': params}, context, 1, 4))
     )[0, 0, 0]

@@ -10,7 +10,7 @@ import pytest
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers.attention import fused, local
 from ngrammer_jax.layers.attention.full import Heads
-from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.context import Keys
 from ngrammer_jax.models import language_model
 from ngrammer_jax.training import flops
 from ngrammer_jax.training import state as train_state
@@ -127,8 +127,8 @@ def test_flops_of_a_conditional_are_those_of_the_most_expensive_branch():
 def test_flops_of_a_kernel_include_every_block():
   """Two products forward; five backward, plus two recomputed products in the backward kernels."""
   q = jnp.zeros((2, 1024, 4, 128))
-  context = Context(query_documents_BxT=jnp.zeros((2, 1024), int))
-  attend = lambda q: fused.attend('splash', Heads(q, q, q), None, context).values_BxTxNxH.sum()
+  keys = Keys(query_documents_BxT=jnp.zeros((2, 1024), int))
+  attend = lambda q: fused.attend('splash', Heads(q, q, q), None, keys).values_BxTxNxH.sum()
   product = 2 * 2 * 4 * 1024 * 1024 * 128
   count = lambda function: flops.matrix_flops(jax.make_jaxpr(function)(q).jaxpr)
   assert count(attend) == 2 * product

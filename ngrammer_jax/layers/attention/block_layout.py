@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.layers import documents
-from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.context import Keys
 
 NO_LIMIT = 2**30  # larger than any distance; adding a distance does not overflow
 QUERY_PADDING = -3  # document number of the queries that pad the last block; no key has it
@@ -132,19 +132,19 @@ class Layout:
     return self.padded_keys - (offset + 1) * self.block_size
 
 
-def make(context: Context, block_size: int) -> Layout:
+def make(keys: Keys, block_size: int) -> Layout:
   """Returns the layout of a segment."""
-  T, S = context.query_documents_BxT.shape[1], context.key_documents_BxS.shape[1]
+  T, S = keys.query_documents_BxT.shape[1], keys.key_documents_BxS.shape[1]
   after = -T % block_size
   before = (T - S) % block_size + T + after
   return Layout(
-    pad(context.query_documents_BxT, 1, (0, after), QUERY_PADDING),
-    pad(context.key_documents_BxS, 1, (before, after), documents.NONE),
+    pad(keys.query_documents_BxT, 1, (0, after), QUERY_PADDING),
+    pad(keys.key_documents_BxS, 1, (before, after), documents.NONE),
     S - T,
     T,
     block_size,
-    context.window,
-    context.sees_itself,
+    keys.window,
+    keys.sees_itself,
   )
 
 

@@ -6,7 +6,7 @@ Under the mask m of a learned span, a softmax p over the keys becomes
 
 as in the official code (see `layers.attention.span`).
 
-B batch, T queries, M memory, S = M + T keys, N heads, H head width; x is B or 1.
+B batch, T queries, M memory, S = M + T keys, N query heads, C key heads, H head width; x is B or 1.
 """
 
 import math
@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config import span as span_config
-from ngrammer_jax.layers import documents, dropout
+from ngrammer_jax.layers import documents, dropout, softmax
 from ngrammer_jax.layers.attention import relative, span
 from ngrammer_jax.layers.attention.cache import KeyValues
-from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.context import Keys
 
 # Finite, so that a query without visible keys has a finite softmax.
 MASKED_SCORE = -0.7 * jnp.finfo(jnp.float32).max
@@ -30,16 +30,17 @@ class Heads(NamedTuple):
 
   Attributes:
     query_BxTxNxH: scaled, with the content bias.
-    key_BxSxNxH: keys of a memory of inputs, then those of the segment.
-    value_BxSxNxH: values of the same tokens.
+    key_BxSxCxH: keys of a memory of inputs, then those of the segment. Query head n attends to the
+      keys of head n // (N / C).
+    value_BxSxCxH: values of the same tokens.
     distance: the term of the scores that depends on distances (see `relative`). None: no such
       term.
-    logit_cap: c, see `cap_logits`. None: scores are not capped.
+    logit_cap: c, see `softmax.cap_logits`. None: scores are not capped.
   """
 
   query_BxTxNxH: jax.Array
-  key_BxSxNxH: jax.Array
-  value_BxSxNxH: jax.Array
+  key_BxSxCxH: jax.Array
+  value_BxSxCxH: jax.Array
   distance: relative.DistanceTerm | None = None
   logit_cap: float | None = None
 
@@ -85,7 +86,7 @@ class PartialAttention(NamedTuple):
 def attend(
   heads: Heads,
   span_mask: SpanMask | None,
-  context: Context,
+  keys: Keys,
   cached: KeyValues | None,
   return_pairs: bool,
   drop: dropout.Dropout,
@@ -95,14 +96,14 @@ def attend(
   Args:
     heads: queries, keys and values.
     span_mask: mask of the learned spans. None: no spans.
-    context: context of the segment.
+    keys: the keys of the segment.
     cached: keys and values of earlier tokens.
     return_pairs: whether to compute pairs.
     drop: dropout of the weights.
   """
-  scores_BxNxTxS = _scores(heads, cached, context)
-  scores_BxNxTxS = jnp.where(context.visible_BxTxS[:, None], scores_BxNxTxS, MASKED_SCORE)
-  unclipped_xNxTxS = None if span_mask is None else _unclipped_mask(span_mask, context)
+  scores_BxNxTxS = _scores(heads, cached, keys)
+  scores_BxNxTxS = jnp.where(keys.visible_BxTxS[:, None], scores_BxNxTxS, MASKED_SCORE)
+  unclipped_xNxTxS = None if span_mask is None else _unclipped_mask(span_mask, keys)
   if span_mask is not None and span_mask.renormalize and not span_mask.counts_all_keys:
     scores_BxNxTxS = jnp.where(unclipped_xNxTxS >= 0, scores_BxNxTxS, MASKED_SCORE)
   highest_BxNxTx1 = jax.lax.stop_gradient(scores_BxNxTxS.max(axis=-1, keepdims=True))
@@ -111,16 +112,16 @@ def attend(
   weights_BxNxTxS, masses_BxNxTxS = span.masked_weights(exp_BxNxTxS, unclipped_xNxTxS, renormalize)
   mass_BxNxTx1 = masses_BxNxTxS.sum(axis=-1, keepdims=True)
   scale_BxNxTx1 = 1 / mass_BxNxTx1
-  if not context.sees_itself:
+  if not keys.sees_itself:
     # Otherwise a query without visible keys would return the mean of all values.
-    scale_BxNxTx1 *= context.visible_BxTxS.any(axis=-1)[:, None, :, None]
+    scale_BxNxTx1 *= keys.visible_BxTxS.any(axis=-1)[:, None, :, None]
   # Dividing the sums takes H numbers per query, dividing the weights S.
   values_BxTxNxH = _weighted_sums(drop(weights_BxNxTxS), heads, cached)
   return PartialAttention(
     values_BxTxNxH * jnp.swapaxes(scale_BxNxTx1, 1, 2),
     (jnp.log(mass_BxNxTx1) + highest_BxNxTx1)[..., 0],
     weights_BxNxTxS * scale_BxNxTx1,
-    _pairs(scores_BxNxTxS, unclipped_xNxTxS, context) if return_pairs else None,
+    _pairs(scores_BxNxTxS, unclipped_xNxTxS, keys) if return_pairs else None,
   )
 
 
@@ -147,51 +148,64 @@ def joint_softmax(
   return PartialAttention(values_BxTxNxH, log_mass_BxNxT, weights_BxNxTxS, first.pair_BxNxT)
 
 
-def cap_logits(scores: jax.Array, logit_cap: float | None) -> jax.Array:
-  """Returns c tanh(scores / c) for a cap c, before any mask (praxis); the scores without one."""
-  return scores if logit_cap is None else logit_cap * jnp.tanh(scores / logit_cap)
-
-
-def _scores(heads, cached, context):
+def _scores(heads, cached, keys):
   """Returns the capped scores without a mask, [B, N, T, S]."""
   # Concatenating cache and segment would copy the cache.
-  scores_BxNxTxS = _product('btnh,bsnh->bnts', heads.query_BxTxNxH, heads.key_BxSxNxH)
+  scores_BxNxTxS = _query_products(heads.query_BxTxNxH, heads.key_BxSxCxH, 'bsch')
   if cached is not None:
-    scores_BxNxTxM = _product('btnh,bnmh->bntm', heads.query_BxTxNxH, cached.keys)
+    scores_BxNxTxM = _query_products(heads.query_BxTxNxH, cached.keys, 'bcsh')
     scores_BxNxTxS = jnp.concatenate([scores_BxNxTxM, scores_BxNxTxS], axis=-1)
   if heads.distance is not None:
-    scores_BxNxTxS += relative.scores(heads.distance, context.distance_BxTxS)
-  return cap_logits(scores_BxNxTxS, heads.logit_cap)
+    scores_BxNxTxS += relative.scores(heads.distance, keys.distance_BxTxS)
+  return softmax.cap_logits(scores_BxNxTxS, heads.logit_cap)
 
 
-def _unclipped_mask(span_mask, context):
+def _unclipped_mask(span_mask, keys):
   """Returns `span.unclipped_mask` for all keys, [B or 1, N, T, S]."""
-  distance_BxTxS = context.distance_BxTxS
+  distance_BxTxS = keys.distance_BxTxS
   if distance_BxTxS is None:
-    distance_BxTxS = documents.distances(*context.visible_BxTxS.shape[1:])
-  nearest_Bx1xTxS = distance_BxTxS[:, None] - (not context.sees_itself)
+    distance_BxTxS = documents.distances(*keys.visible_BxTxS.shape[1:])
+  nearest_Bx1xTxS = distance_BxTxS[:, None] - (not keys.sees_itself)
   z_BxNxTx1 = span_mask.z_BxTxN.swapaxes(1, 2)[..., None]
   return span.unclipped_mask(z_BxNxTx1, nearest_Bx1xTxS, span_mask.ramp)
 
 
 def _weighted_sums(weights_BxNxTxS, heads, cached):
   """Returns the weighted sums of the values, in at least float32."""
-  weights_BxNxTxS = weights_BxNxTxS.astype(heads.value_BxSxNxH.dtype)
+  weights_BxNxTxS = weights_BxNxTxS.astype(heads.value_BxSxCxH.dtype)
   M = 0 if cached is None else cached.values.shape[2]
-  values_BxTxNxH = _product('bnts,bsnh->btnh', weights_BxNxTxS[..., M:], heads.value_BxSxNxH)
+  values_BxTxNxH = _weighted_sum(weights_BxNxTxS[..., M:], heads.value_BxSxCxH, 'bsch')
   if cached is not None:
-    values_BxTxNxH += _product('bntm,bnmh->btnh', weights_BxNxTxS[..., :M], cached.values)
+    values_BxTxNxH += _weighted_sum(weights_BxNxTxS[..., :M], cached.values, 'bcsh')
   return values_BxTxNxH
 
 
-def _pairs(scores_BxNxTxS, unclipped_xNxTxS, context):
+def _query_products(query_BxTxNxH, keys, key_axes):
+  """Returns the products of queries and keys, [B, N, T, S], without a copy of shared keys."""
+  (B, T, N, H), C = query_BxTxNxH.shape, keys.shape[key_axes.index('c')]
+  if N == C:
+    return _product(f'btch,{key_axes}->bcts', query_BxTxNxH, keys)
+  query_BxTxCxGxH = query_BxTxNxH.reshape(B, T, C, N // C, H)
+  return _product(f'btcgh,{key_axes}->bcgts', query_BxTxCxGxH, keys).reshape(B, N, T, -1)
+
+
+def _weighted_sum(weights_BxNxTxS, values, value_axes):
+  """Returns the weighted sums of the values, [B, T, N, H], without a copy of shared values."""
+  (B, N, T, S), C = weights_BxNxTxS.shape, values.shape[value_axes.index('c')]
+  if N == C:
+    return _product(f'bcts,{value_axes}->btch', weights_BxNxTxS, values)
+  weights_BxCxGxTxS = weights_BxNxTxS.reshape(B, C, N // C, T, S)
+  return _product(f'bcgts,{value_axes}->btcgh', weights_BxCxGxTxS, values).reshape(B, T, N, -1)
+
+
+def _pairs(scores_BxNxTxS, unclipped_xNxTxS, keys):
   """Returns the earlier key that each query attends to most; S for none."""
   scores_BxNxTxS = jax.lax.stop_gradient(scores_BxNxTxS)
   if unclipped_xNxTxS is not None:  # the masked weights increase with these scores
     scores_BxNxTxS += jnp.log(jax.lax.stop_gradient(span.unit_clip(unclipped_xNxTxS)))
   T, S = scores_BxNxTxS.shape[2:]
   earlier_TxS = jnp.arange(S) < S - T + jnp.arange(T)[:, None]
-  return most_attended(scores_BxNxTxS, context.visible_BxTxS & earlier_TxS)
+  return most_attended(scores_BxNxTxS, keys.visible_BxTxS & earlier_TxS)
 
 
 def most_attended(scores_BxNxTxS: jax.Array, allowed_BxTxS: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.layers.attention import full
-from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.context import Keys
 
 BLOCK = 64  # minimum number of queries of a block, if the segment has as many
 
@@ -26,24 +26,24 @@ def block_count(T: int, M: int) -> int:
   return 1 if b * 2 < min(BLOCK, T) else T // b  # one block instead of many small ones
 
 
-def applies(context: Context) -> bool:
+def applies(keys: Keys) -> bool:
   """Whether keys are in order, and no query sees more earlier keys than the memory has."""
-  T, S = context.visible_BxTxS.shape[1:]
-  is_ordered = context.distance_BxTxS is None and not context.has_prefix
-  return is_ordered and context.window is not None and T < S and context.window <= S - T + 1
+  T, S = keys.visible_BxTxS.shape[1:]
+  is_ordered = keys.distance_BxTxS is None and not keys.has_prefix
+  return is_ordered and keys.window is not None and T < S and keys.window <= S - T + 1
 
 
 def attend(
-  heads: full.Heads, span_mask: full.SpanMask | None, context: Context, *options: Any
+  heads: full.Heads, span_mask: full.SpanMask | None, keys: Keys, *options: Any
 ) -> full.PartialAttention:
   """Returns the same as `full.attend`, in blocks of queries if they need fewer keys.
 
   The other arguments are those of `full.attend`.
   """
-  (B, T), S = heads.query_BxTxNxH.shape[:2], heads.key_BxSxNxH.shape[1]
-  F = block_count(T, S - T) if applies(context) else 1
+  (B, T), S = heads.query_BxTxNxH.shape[:2], heads.key_BxSxCxH.shape[1]
+  F = block_count(T, S - T) if applies(keys) else 1
   if F == 1:
-    return full.attend(heads, span_mask, context, *options)
+    return full.attend(heads, span_mask, keys, *options)
   b, distance = T // F, heads.distance
   if distance is not None:
     distance = distance._replace(
@@ -53,19 +53,18 @@ def attend(
     )
   blocks = full.Heads(
     _fold_queries(heads.query_BxTxNxH, F),
-    _fold_keys(heads.key_BxSxNxH, F, T),
-    _fold_keys(heads.value_BxSxNxH, F, T),
+    _fold_keys(heads.key_BxSxCxH, F, T),
+    _fold_keys(heads.value_BxSxCxH, F, T),
     distance,
     heads.logit_cap,
   )
   if span_mask is not None and span_mask.z_BxTxN.shape[1] > 1:
     span_mask = span_mask._replace(z_BxTxN=_fold_queries(span_mask.z_BxTxN, F))
   windows = [
-    context.visible_BxTxS[:, first : first + b, first : first + S - T + b]
-    for first in range(0, T, b)
+    keys.visible_BxTxS[:, first : first + b, first : first + S - T + b] for first in range(0, T, b)
   ]
   visible_BxTxS = jnp.stack(windows, axis=1).reshape(-1, *windows[0].shape[1:])
-  part = full.attend(blocks, span_mask, context.replace(visible_BxTxS=visible_BxTxS), *options)
+  part = full.attend(blocks, span_mask, keys.replace(visible_BxTxS=visible_BxTxS), *options)
   by_head = lambda array: _unfold(array.swapaxes(1, 2), F).swapaxes(1, 2)
   pair_BxNxT = part.pair_BxNxT
   if pair_BxNxT is not None:

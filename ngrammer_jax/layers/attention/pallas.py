@@ -25,11 +25,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import documents, dropout, mesh_axes
+from ngrammer_jax.layers import documents, dropout, mesh_axes, softmax
 from ngrammer_jax.layers.attention import span
 from ngrammer_jax.layers.attention.block_layout import NO_LIMIT, QUERY_PADDING, pad
-from ngrammer_jax.layers.attention.full import Heads, PartialAttention, SpanMask, cap_logits
-from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.attention.full import Heads, PartialAttention, SpanMask
+from ngrammer_jax.layers.context import Keys
 
 BLOCK = 128  # queries and keys of a block: the lanes of a TPU
 LANES = 128
@@ -95,7 +95,7 @@ class Options:
 def attend(
   heads: Heads,
   span_mask: SpanMask | None,
-  context: Context,
+  keys: Keys,
   cached: None = None,
   return_pairs: bool = False,
   drop: dropout.Dropout | None = None,
@@ -105,24 +105,24 @@ def attend(
   Args:
     heads: queries; keys and values of the memory and the segment.
     span_mask: mask of the learned spans. None: no spans.
-    context: context of the segment.
+    keys: the keys of the segment.
     cached, return_pairs, drop: not supported, see `config.kernels`.
   """
   del cached, return_pairs, drop
   T, K = heads.query_BxTxNxH.shape[1], BLOCK
   ramp, renormalize = (1, True) if span_mask is None else (span_mask.ramp, span_mask.renormalize)
-  M = heads.key_BxSxNxH.shape[1] - T
+  M = heads.key_BxSxCxH.shape[1] - T
   options = Options(
     block=K,
     memory_blocks=-(-M // K),
-    window=context.window,
-    sees_itself=context.sees_itself,
+    window=keys.window,
+    sees_itself=keys.sees_itself,
     ramp=ramp,
     renormalize=renormalize,
     logit_cap=heads.logit_cap,
   )
   operands = _operands(heads, span_mask, M, K)
-  masks = _masks(context, operands, options)
+  masks = _masks(keys, operands, options)
   values_NxBxTxH, log_mass_NxBxIx1xK = _attend_sharded(options, operands, masks)
   N, B = values_NxBxTxH.shape[:2]
   log_mass_NxBxT = log_mass_NxBxIx1xK.reshape(N, B, -1)[:, :, :T]
@@ -146,18 +146,18 @@ def _operands(heads, span_mask, M, K):
   if span_mask is not None:
     span_NxBxT = by_head(jnp.broadcast_to(span_mask.z_BxTxN, (B, T, N)), 0)
     span_NxBxIx1xK = span_NxBxT.reshape(N, B, -1, 1, K)
-  keys = by_head(heads.key_BxSxNxH, before), by_head(heads.value_BxSxNxH, before)
+  keys = by_head(heads.key_BxSxCxH, before), by_head(heads.value_BxSxCxH, before)
   query = by_head(heads.query_BxTxNxH, 0)
   return Operands(query, distance_query, span_NxBxIx1xK, *keys, encoding, bias)
 
 
-def _masks(context, operands, options):
+def _masks(keys, operands, options):
   """Returns the masks: documents, and the first block of keys that each block of queries sees."""
   K, (N, B) = options.block, operands.query_NxBxTxH.shape[:2]
-  (_, T), S = context.query_documents_BxT.shape, context.key_documents_BxS.shape[1]
+  (_, T), S = keys.query_documents_BxT.shape, keys.key_documents_BxS.shape[1]
   after, before = -T % K, (T - S) % K
-  query_BxIxK = pad(context.query_documents_BxT, 1, (0, after), QUERY_PADDING).reshape(B, -1, K)
-  key_BxJxK = pad(context.key_documents_BxS, 1, (before, after), documents.NONE).reshape(B, -1, K)
+  query_BxIxK = pad(keys.query_documents_BxT, 1, (0, after), QUERY_PADDING).reshape(B, -1, K)
+  key_BxJxK = pad(keys.key_documents_BxS, 1, (before, after), documents.NONE).reshape(B, -1, K)
   # Documents increase: the first blocks whose last document is an earlier one are not seen.
   first_document_BxI = jnp.where(query_BxIxK < 0, NO_LIMIT, query_BxIxK).min(axis=2)
   is_earlier_BxIxJ = key_BxJxK.max(axis=2)[:, None] < first_document_BxI[..., None]
@@ -437,7 +437,7 @@ class _Kernels:
           part += refs[f'bias_{half}'][...]
         parts.append(part)
       scores_KxK += _skew(jnp.concatenate(parts, axis=1))
-    scores_KxK = cap_logits(scores_KxK, options.logit_cap)
+    scores_KxK = softmax.cap_logits(scores_KxK, options.logit_cap)
     row_KxK, column_KxK = (jax.lax.broadcasted_iota(jnp.int32, (K, K), axis) for axis in (0, 1))
     distance_KxK = (at.i + options.memory_blocks - at.j) * K + row_KxK - column_KxK
     nearest_KxK = distance_KxK - (not options.sees_itself)

@@ -133,11 +133,11 @@ class RelativePosition(nn.Module):
     """
     names, options = ('embed', 'heads', 'kv'), {'use_bias': False, 'dtype': self.dtype}
     project = dense.dense_general((self.width,), (N, H), names, **options, name='position')
-    key, wide = context.distance_key, jnp.promote_types(self.dtype, jnp.float32)
+    key, wide = context.positions.distance_key, jnp.promote_types(self.dtype, jnp.float32)
     # R_0 cancels only if all keys have it, without dropout and cap.
     is_dropped = key is not None and self.dropout > 0
     cancels = not (self.shares_softmax or is_dropped or is_capped)
-    r_SxD = encodings(context.keys, self.width, self.clamp_length, wide, cancels)
+    r_SxD = encodings(context.keys.count, self.width, self.clamp_length, wide, cancels)
     # Nearest first, so that the dropout mask of a distance does not depend on their number.
     r_SxD = dropout.drop(r_SxD[::-1], self.dropout, key)[::-1]
     return project(r_SxD.astype(self.dtype)), None
@@ -170,7 +170,7 @@ class ShawPosition(nn.Module):
     a = self.param('distance_embedding', rows('kv'), (self.max_length, N, H), wide)
     b = self.param('distance_bias', rows(), (self.max_length, N), wide)
     farthest = min(self.max_length, self.clamp_length or self.max_length) - 1
-    row_S = self.max_length - 1 - jnp.minimum(jnp.arange(context.keys - 1, -1, -1), farthest)
+    row_S = self.max_length - 1 - jnp.minimum(jnp.arange(context.keys.count - 1, -1, -1), farthest)
     # A bias has no features, so the per-dim scale of praxis does not apply.
     return a[row_S].astype(self.dtype), b[row_S] * H**-0.5
 
@@ -191,8 +191,8 @@ class TablePosition(nn.Module):
   ) -> tuple[jax.Array, jax.Array | None]:
     """See `RelativePosition`. Distances beyond the table are clamped to its last."""
     del N, H, is_capped
-    (table_WxH,) = context.position_params
-    first = int(not context.sees_itself)  # the table begins with the nearest key
-    distance_S = jnp.arange(context.keys - 1, -1, -1) - first
+    (table_WxH,) = context.positions.params
+    first = int(not context.keys.sees_itself)  # the table begins with the nearest key
+    distance_S = jnp.arange(context.keys.count - 1, -1, -1) - first
     table_SxH = table_WxH[jnp.clip(distance_S, 0, len(table_WxH) - 1)]
     return table_SxH.astype(self.dtype)[:, None], None

@@ -7,7 +7,7 @@ import pytest
 
 from ngrammer_jax.layers import Attention, documents
 from ngrammer_jax.layers.attention import attention, blocks, position, relative
-from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.context import Context, Keys, Positions
 from ngrammer_jax.layers.normalization import LayerNorm
 from tests.checks import assert_close
 from tests.layers.programs import apply
@@ -104,7 +104,9 @@ def test_equals_slow_loop(x64, bias, per_dim_scale, rotated, cap):
   @jax.jit
   def run(x):
     rotation = position.rotation(np.arange(T), H, dtype=jnp.float64) if rotated else None
-    return layer.apply({'params': params}, x, Context(mask, rotation=rotation))[0]
+    return layer.apply(
+      {'params': params}, x, Context(keys=Keys(mask), positions=Positions(rotation=rotation))
+    )[0]
 
   assert_close(run(x), slow_attention(x, params, mask, rotated, cap), 1e-12)
 
@@ -135,14 +137,13 @@ def test_after_a_memory_of_inputs_it_equals_slow_loop(
     if not scores_distances:
       norm = LayerNorm(dtype=jnp.float64).bind({'params': norm_params})
     position_BxP = jnp.tile(jnp.arange(M + T), (B, 1))
-    context = Context(mask)
+    keys, rotation = Keys(mask), None
     if in_blocks:
       same = jnp.zeros_like(position_BxP)  # one document
-      context = Context(query_documents_BxT=same[:, M:], key_documents_BxS=same)
-    context = context.replace(position_BxP=position_BxP)
+      keys = Keys(query_documents_BxT=same[:, M:], key_documents_BxS=same)
     if not scores_distances:
       rotation = position.rotation(position_BxP, H, dtype=jnp.float64)
-      context = context.replace(rotation=rotation)
+    context = Context(keys=keys, positions=Positions(position_BxP, rotation))
     memory = attention.LayerInputs(x[:, :M], norm)
     return layer.apply({'params': params}, segment, context, memory)[0]
 
@@ -157,7 +158,7 @@ def jacobian():
   variables = {'params': jax.tree.map(lambda leaf: leaf.astype('float32'), params)}
 
   def sums(x, mask):
-    y = Attention(heads=N).apply(variables, x, Context(mask))[0].sum(axis=-1)
+    y = Attention(heads=N).apply(variables, x, Context(keys=Keys(mask)))[0].sum(axis=-1)
     return y, y
 
   return jax.jit(jax.jacrev(sums, has_aux=True))
@@ -191,7 +192,7 @@ def test_bfloat16_keeps_the_softmax_in_float32():
   layer = Attention(heads=N, projections=projections, dtype=jnp.bfloat16)
   params = random_parameters(np.random.default_rng(1), per_dim_scale=True)
   params = jax.tree.map(lambda leaf: leaf.astype('float32'), params)
-  context = Context(visible())
+  context = Context(keys=Keys(visible()))
   (y, _), state = apply(layer, {'params': params}, x, context, mutable=('intermediates',))
   (probs,) = state['intermediates']['probs']
   assert y.dtype == jnp.bfloat16 and probs.dtype == jnp.float32
@@ -208,7 +209,7 @@ def test_bfloat16_scores_are_not_rounded():
   params = {name: {'kernel': identity} for name in ('key', 'value')}
   params |= {'query': {'kernel': 16 * identity}, 'out': {'kernel': identity.swapaxes(0, 1)}}
   layer = Attention(heads=1, dtype=jnp.bfloat16)
-  context = Context(np.ones((1, 2, 2), bool))
+  context = Context(keys=Keys(np.ones((1, 2, 2), bool)))
   _, state = apply(layer, {'params': params}, x, context, mutable=('intermediates',))
   probs = np.asarray(state['intermediates']['probs'][0])
   assert probs[0, 0, 1, 1] > probs[0, 0, 1, 0]

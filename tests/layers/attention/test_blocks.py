@@ -10,7 +10,7 @@ import pytest
 from ngrammer_jax.layers import documents, dropout
 from ngrammer_jax.layers.attention import blocks, full, relative, span
 from ngrammer_jax.layers.attention.full import Heads, SpanMask
-from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.context import Keys
 
 B, T, M, N, H, D, RAMP = 2, 20, 22, 3, 4, 6, 5
 S = M + T
@@ -21,7 +21,7 @@ def project(weights, rows, cache, head):
   return rows @ weights[0], rows @ weights[1]
 
 
-def reference(operands, rows, context, drop, renormalize, logit_cap):
+def reference(operands, rows, keys, drop, renormalize, logit_cap):
   """The formula, over all keys at once: values [B, T, N, H], log masses and pairs [B, N, T]."""
   heads, weights, z_BxTxN = operands
   key, value = (
@@ -38,12 +38,7 @@ def reference(operands, rows, context, drop, renormalize, logit_cap):
   if logit_cap is not None:
     scores = logit_cap * jnp.tanh(scores / logit_cap)
   visible_Bx1xTxS = documents.visible(
-    context.query_documents_BxT,
-    context.key_documents_BxS,
-    None,
-    context.window,
-    None,
-    context.sees_itself,
+    keys.query_documents_BxT, keys.key_documents_BxS, None, keys.window, None, keys.sees_itself
   )[:, None]
   scores = jnp.where(visible_Bx1xTxS, scores, -1e30)
   exps = jnp.where(visible_Bx1xTxS, jnp.exp(scores - scores.max(axis=-1, keepdims=True)), 0)
@@ -51,7 +46,7 @@ def reference(operands, rows, context, drop, renormalize, logit_cap):
   pair_scores = scores
   if z_BxTxN is not None:
     z_BxNxTx1 = z_BxTxN.swapaxes(1, 2)[..., None]
-    unclipped = span.unclipped_mask(z_BxNxTx1, distance - (not context.sees_itself), RAMP)
+    unclipped = span.unclipped_mask(z_BxNxTx1, distance - (not keys.sees_itself), RAMP)
     weights = exps * span.unit_clip(unclipped)
     pair_scores = scores + jnp.log(span.unit_clip(unclipped))
     if renormalize:
@@ -110,7 +105,7 @@ def test_equals_whole_scores(x64, monkeypatch, case):
   if options.get('documents') == 1:
     document_BxS[:] = 0
   document_BxS[1, M + 15 :] = documents.PADDING
-  context = Context(
+  keys = Keys(
     query_documents_BxT=jnp.asarray(document_BxS[:, M:]),
     key_documents_BxS=jnp.asarray(document_BxS),
     window=options.get('window'),
@@ -123,7 +118,7 @@ def test_equals_whole_scores(x64, monkeypatch, case):
     spans = None if z_BxTxN is None else SpanMask(z_BxTxN, RAMP, renormalize)
     source = blocks.MemorySource(project, weights, rows)
     heads = heads._replace(logit_cap=logit_cap)
-    part = blocks.attend(heads, spans, context, source, return_pairs, drop)
+    part = blocks.attend(heads, spans, keys, source, return_pairs, drop)
     return part.values_BxTxNxH, part.log_mass_BxNxT, part.pair_BxNxT
 
   mixed = jnp.asarray(rng.normal(size=(B, T, N, H)))
@@ -140,35 +135,35 @@ def test_equals_whole_scores(x64, monkeypatch, case):
 
   results, gradient = values_and_gradient(lambda operands: in_blocks(*operands))
   expected, expected_gradient = values_and_gradient(
-    lambda operands: reference(operands, rows, context, drop, renormalize, logit_cap)
+    lambda operands: reference(operands, rows, keys, drop, renormalize, logit_cap)
   )
   close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
   jax.tree.map(close, results[:2], expected[:2])
   jax.tree.map(close, gradient, expected_gradient)
   if return_pairs:
     np.testing.assert_array_equal(results[2], expected[2])
-    np.testing.assert_array_equal(pairs_of_full_scores(*operands, rows, context), expected[2])
+    np.testing.assert_array_equal(pairs_of_full_scores(*operands, rows, keys), expected[2])
 
 
-def pairs_of_full_scores(heads, weights, z_BxTxN, rows, context):
+def pairs_of_full_scores(heads, weights, z_BxTxN, rows, keys):
   """The pairs of `full_attention`, with keys and values of the memory in order."""
   projected = (jnp.einsum('bmd,ndh->bmnh', rows, weight) for weight in weights)
   joined = (jnp.concatenate(pair, axis=1) for pair in zip(projected, heads[1:3], strict=True))
   heads = Heads(heads.query_BxTxNxH, *joined)
-  see = functools.partial(documents.visible, context.query_documents_BxT, context.key_documents_BxS)
-  context = context.replace(visible_BxTxS=see())
+  see = functools.partial(documents.visible, keys.query_documents_BxT, keys.key_documents_BxS)
+  keys = keys.replace(visible_BxTxS=see())
   spans, drop = SpanMask(z_BxTxN, RAMP, True), dropout.Dropout(0.0, None)
-  attend = jax.jit(lambda heads: full.attend(heads, spans, context, None, True, drop))
+  attend = jax.jit(lambda heads: full.attend(heads, spans, keys, None, True, drop))
   return attend(heads).pair_BxNxT
 
 
 def test_a_dropout_key_of_another_generator_is_an_error():
   heads, weights, _ = random_operands(np.random.default_rng(0), None, None)
   zeros = jnp.zeros((B, S), jnp.int32)
-  context = Context(query_documents_BxT=zeros[:, M:], key_documents_BxS=zeros)
+  keys = Keys(query_documents_BxT=zeros[:, M:], key_documents_BxS=zeros)
   source = blocks.MemorySource(project, weights, jnp.zeros((B, M, D)))
   attend = lambda rate: blocks.attend(
-    heads, None, context, source, False, dropout.Dropout(rate, jax.random.key(0, impl='rbg'))
+    heads, None, keys, source, False, dropout.Dropout(rate, jax.random.key(0, impl='rbg'))
   )
   with pytest.raises(ValueError, match='needs a threefry2x32 key, not rbg: pass jax.random'):
     jax.eval_shape(lambda: attend(0.1))

@@ -31,7 +31,7 @@ def parameters(**fields):
   """Seeded weights of about the initial size."""
   layer = attention.Attention(N, kernel='xla', **fields)
   x_BxTxD, _, visible_BxTxT = inputs()
-  variables = random_variables(layer, x_BxTxD, context.Context(visible_BxTxT))
+  variables = random_variables(layer, x_BxTxD, context.Context(keys=context.Keys(visible_BxTxT)))
   return jax.tree.map(lambda leaf: np.asarray(leaf) / (N * H) ** 0.5 * 2, variables)
 
 
@@ -39,7 +39,7 @@ def context_of(**fields):
   """A context that says that it is nothing but documents and causality."""
   _, documents_BxT, visible_BxTxT = inputs()
   defaults = {'query_documents_BxT': documents_BxT, 'is_plain_causal': True}
-  return context.Context(visible_BxTxT, **defaults | fields)
+  return context.Context(keys=context.Keys(visible_BxTxT, **defaults | fields))
 
 
 def output(kernel, params, x_BxTxD, is_plain_causal=True, dtype=jnp.float32, **fields):
@@ -195,4 +195,4 @@ def test_a_context_says_whether_it_is_documents_and_causality_alone(
   segment = context.Segment(documents_1xT, starts_1xT, None, prefix_1xT)
   earlier = {'recent': context.empty_tokens(1, 2), 'cache': cache.empty_slots(1, 2), None: None}
   result, _ = context.make(segment, context.Visibility(**visibility), earlier[memory_kind])
-  assert result.is_plain_causal == is_plain
+  assert result.keys.is_plain_causal == is_plain

@@ -53,7 +53,7 @@ def test_blocks_of_queries_equal_one_block(x64, monkeypatch, kind):
   for count in (local.block_count(T, M), 1):
     monkeypatch.setattr(local, 'block_count', lambda T, M, count=count: count)
     results.append(jax.jit(jax.value_and_grad(run, argnums=(0, 1), has_aux=True))(params, x))
-  assert local.applies(segment_context)
+  assert local.applies(segment_context.keys)
   (blocks, gradient), (full, expected) = results
   jax.tree.map(lambda a, b: assert_close(a, b, 1e-12), blocks, full)
   jax.tree.map(lambda a, b: assert_close(a, b, 1e-12), gradient, expected)

@@ -13,7 +13,7 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.layers import documents, dropout
 from ngrammer_jax.layers.attention import pallas, relative
 from ngrammer_jax.layers.attention.full import Heads, SpanMask
-from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.context import Keys
 from ngrammer_jax.models import language_model
 from tests.layers.attention import test_blocks as blocked
 from tests.layers.attention.test_blocks import RAMP, B, H, M, N, S, T
@@ -46,7 +46,7 @@ def test_equals_full_scores(x64, monkeypatch, case):
   document_BxS[0, M + 7 :] = 2
   document_BxS[1, :M] = documents.NONE
   document_BxS[1, M + 15 :] = documents.PADDING
-  context = Context(
+  keys = Keys(
     query_documents_BxT=jnp.asarray(document_BxS[:, M:]),
     key_documents_BxS=jnp.asarray(document_BxS),
     window=options.get('window'),
@@ -59,8 +59,8 @@ def test_equals_full_scores(x64, monkeypatch, case):
     memory = (jnp.einsum('bmd,ndh->bmnh', rows, weight) for weight in weights)
     key, value = (jnp.concatenate(pair, axis=1) for pair in zip(memory, heads[1:3], strict=True))
     spans = None if z_BxTxN is None else SpanMask(z_BxTxN, RAMP, renormalize)
-    heads = heads._replace(key_BxSxNxH=key, value_BxSxNxH=value, logit_cap=logit_cap)
-    part = pallas.attend(heads, spans, context)
+    heads = heads._replace(key_BxSxCxH=key, value_BxSxCxH=value, logit_cap=logit_cap)
+    part = pallas.attend(heads, spans, keys)
     return part.values_BxTxNxH, part.log_mass_BxNxT
 
   def full(heads, weights, z_BxTxN):
@@ -68,7 +68,7 @@ def test_equals_full_scores(x64, monkeypatch, case):
       encoding_SxNxH = jnp.broadcast_to(heads.distance.encoding_SxNxH, (S, N, H))
       heads = heads._replace(distance=heads.distance._replace(encoding_SxNxH=encoding_SxNxH))
     operands = heads, weights, z_BxTxN
-    return blocked.reference(operands, rows, context, no_drop, renormalize, logit_cap)[:2]
+    return blocked.reference(operands, rows, keys, no_drop, renormalize, logit_cap)[:2]
 
   mixed = jnp.asarray(rng.normal(size=(B, T, N, H)))
 
@@ -128,11 +128,11 @@ def test_each_device_attends_for_its_rows_and_heads(x64, monkeypatch):
   query = jnp.concatenate([term.query_BxTxNxH, term.query_BxTxNxH[:, :, :1]], axis=2)
   mesh = sharding.make_mesh(2, 1, 4)
   zeros = jnp.zeros((B, T), jnp.int32)
-  context = Context(query_documents_BxT=zeros, key_documents_BxS=zeros)
+  keys = Keys(query_documents_BxT=zeros, key_documents_BxS=zeros)
 
   def loss(query, key, value, encoding):
     distance = relative.DistanceTerm(distance_query, encoding)
-    part = pallas.attend(Heads(query, key, value, distance), None, context)
+    part = pallas.attend(Heads(query, key, value, distance), None, keys)
     return (part.values_BxTxNxH**2).sum() + part.log_mass_BxNxT.sum()
 
   distance_query, arguments = query, (*heads, encoding)

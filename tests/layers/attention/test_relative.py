@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from ngrammer_jax.layers.attention import relative
-from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.context import Context, Keys, Positions
 from tests import jaxprs
 from tests.checks import random_variables
 
 B, T, S, N, H, D = 2, 3, 7, 2, 4, 6
 QUERIES = np.random.default_rng(0).normal(size=(B, T, N, H))
-CONTEXT = Context(key_documents_BxS=np.zeros((B, S), int))
+CONTEXT = Context(keys=Keys(key_documents_BxS=np.zeros((B, S), int)))
 
 
 def in_order_and_shuffled(layer, variables, context=CONTEXT):
@@ -68,7 +68,9 @@ def test_a_table_of_all_heads_equals_slow_loop(x64, first, rows):
   """Beyond it the last row stands for all."""
   table = jnp.asarray(np.random.default_rng(2).normal(size=(rows, H)))
   layer = relative.TablePosition(jnp.float64)
-  context = CONTEXT.replace(position_params=(table,), sees_itself=not first)
+  context = Context(
+    keys=CONTEXT.keys.replace(sees_itself=not first), positions=Positions(params=(table,))
+  )
   for scores in in_order_and_shuffled(layer, {}, context):
     for b, n, t, j in visible():
       row = min(max(t + S - T - j - first, 0), rows - 1)
@@ -86,7 +88,7 @@ def test_distances_are_not_projected_pair_by_pair():
   """Time and memory are linear in the keys: no encoding for every query and key."""
   q = np.zeros((1, 64, 2, 4), 'float32')
   layer = relative.RelativePosition(width=8)
-  args = Context(key_documents_BxS=np.zeros((1, 128))), 2, 4
+  args = Context(keys=Keys(key_documents_BxS=np.zeros((1, 128)))), 2, 4
   variables = random_variables(layer, *args)
   score = lambda q: relative.scores(relative.DistanceTerm(q, *layer.apply(variables, *args)))
   largest = jaxprs.largest_array(score, q)

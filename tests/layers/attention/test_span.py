@@ -10,7 +10,7 @@ import pytest
 
 from ngrammer_jax.layers import Attention
 from ngrammer_jax.layers.attention import attention, persistent, span
-from ngrammer_jax.layers.context import Context
+from ngrammer_jax.layers.context import Context, Keys
 from tests.checks import assert_close, random_variables
 from tests.layers.programs import apply, assert_gradient
 
@@ -78,7 +78,7 @@ def inputs():
   i, j = np.arange(T)[:, None], np.arange(M + T)
   distance = M + i - j
   visible = np.broadcast_to((distance >= 1) & (distance <= S), (B, T, M + T))
-  context = Context(visible, sees_itself=False)
+  context = Context(keys=Keys(visible, sees_itself=False))
   return np.random.default_rng(3).normal(size=(B, M + T, D)), context
 
 
