@@ -225,6 +225,11 @@ def spans(**fields):
       'model.span.limit=16 is less than model.span.ramp=32, the minimum span: raise the limit, or '
       'use a shorter ramp',
     ),
+    (
+      spans(renormalize=False, epsilon_keys='all'),
+      "model.span.epsilon_keys='all' is not for model.span.renormalize=False, but for True: use "
+      'None',
+    ),
     (spans(kind='fixed'), "model.span.kind='fixed' is not one of: adaptive, dynamic"),
     (spans(limit=0), 'model.span.limit=0 must be at least 1'),
     (

@@ -384,22 +384,6 @@ def test_attention_alone(x64, reference):
   assert_same_arrays(exported, {f'params/{name}': array for name, array in arrays.items()}, 0)
 
 
-def test_inputs_of_praxis(reference):
-  """Packed sequences, with and without the positions in them."""
-  f = reference('lm_plain')
-  paddings, ids, places = (f[f'packed/{n}'] for n in ('paddings', 'segment_ids', 'segment_pos'))
-  for arrays in ((paddings, ids), (paddings, ids, places)):
-    valid, starts = praxis.valid_and_starts(*arrays)
-    np.testing.assert_array_equal(valid, 1 - paddings)
-    is_valid = valid > 0
-    np.testing.assert_array_equal(starts[is_valid], (places == 0)[is_valid])
-  valid, starts = praxis.valid_and_starts(paddings)
-  assert starts[:, 0].all() and not starts[:, 1:].any()
-  message = 'row 2 of the paddings has padding before a token: move it to the end of the row'
-  with bad_input(message):
-    praxis.valid_and_starts(paddings[:, ::-1])
-
-
 NGRAM = model_config.NGramConfig(clusters=8, vocabulary_size=50, dim=4)
 FITTING = LM_CONFIG | {'ngram': NGRAM}
 OTHER_VALUES = {

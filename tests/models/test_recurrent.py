@@ -11,8 +11,8 @@ import pytest
 from ngrammer_jax import config as experiment
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
-from ngrammer_jax.interop import attention_lstm
 from ngrammer_jax.models import language_model
+from tests import equation_names
 from tests.checks import assert_close, bad_input, data_root, random_variables
 from tests.models import attention_lstm_loop as loop
 
@@ -39,7 +39,7 @@ NAMES = list(MODELS)
 
 def config_of(name, carry=True, dtype='float64', **fields):
   r = recurrent_config.RecurrentConfig(carry_memory=carry, **MODELS[name])
-  options = attention_lstm.MODEL_OPTIONS | {'dtype': dtype, 'width': W} | fields
+  options = equation_names.MODEL_OPTIONS | {'dtype': dtype, 'width': W} | fields
   config = model_config.ModelConfig(recurrent=r, **options)
   config.check()
   return config
@@ -107,7 +107,7 @@ def loaded(config):
     np.random.default_rng(1), r.readout, V, W, r.hidden, r.window, r.slices, r.parts, **kind,
     gates=1 if r.cell == 'rnn' else 4,
   )  # fmt: skip
-  return arrays, attention_lstm.load_language_model(arrays, config, V)
+  return arrays, equation_names.load(arrays, config, V)
 
 
 def looped(config, arrays, row, lengths):
@@ -217,7 +217,7 @@ def test_causal_and_no_further_than_the_window(x64, name):
 )
 def test_parameters_begin_as_in_the_paper(fields):
   r = recurrent_config.RecurrentConfig(hidden=60, **fields)
-  config = model_config.ModelConfig(width=30, recurrent=r, **attention_lstm.MODEL_OPTIONS)
+  config = model_config.ModelConfig(width=30, recurrent=r, **equation_names.MODEL_OPTIONS)
   model, memory = language_model.build(config, 50), language_model.empty_memory(config, 1)
   init = jax.jit(lambda key: nn.unbox(model.init(key, np.zeros((1, 1), np.int32), memory)))
   params = jax.tree.map(np.asarray, init(jax.random.key(0))['params'])
