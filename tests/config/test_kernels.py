@@ -71,10 +71,11 @@ def test_without_spans_blocks_are_for_cpus_and_long_memories():
 
 def test_kernels_for_tpus_and_blocks_leave_the_rest_to_the_scores():
   missing = lambda kernel: set(kernels.NEEDS) - kernels.KERNELS[kernel]
-  assert missing('blocks') == {'all_keys', 'prefix', 'probabilities'}
+  assert missing('blocks') == {'all_keys', 'joint_norm', 'prefix', 'probabilities'}
   rest = {'all_keys', 'dropout', 'pairs', 'cache', 'prefix', 'probabilities'}
-  assert missing('pallas') == rest
-  assert missing('splash') == rest | {'mask', 'distances', 'spans', 'persistent'}
+  assert missing('pallas') == rest | {'grouped'}
+  others = {'mask', 'distances', 'spans', 'persistent', 'joint_norm'}
+  assert missing('splash') == rest | others
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def spans(**fields):
     ),
     (
       {'position': 'alibi'},
-      "model.position='alibi' is not one of: rope, sinusoid, relative, shaw, table, "
+      "model.position='alibi' is not one of: rope, sinusoid, absolute, relative, shaw, table, "
       'segment_sinusoid, learned, none',
     ),
     ({'dtype': 'float16'}, "model.dtype='float16' is not one of: auto, bfloat16, float32, float64"),

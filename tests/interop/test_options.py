@@ -73,8 +73,8 @@ def drawn_configs(config):
   """Yields each key of the model, and the config with another value of this key alone."""
   blocks = {}
   for key in fields.walk(model_config.ModelConfig):
-    if '.0.' in key.path:
-      continue  # a tuple of blocks is refused as a whole
+    if key.path.count('.') > 1:
+      continue  # a tuple of blocks, and a block of a block, is refused as a whole
     blocks[key.path] = key.block
     block_name, _, name = key.path.rpartition('.')
     block = config if not block_name else getattr(config, block_name) or blocks[block_name]()
