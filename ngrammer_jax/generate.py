@@ -42,21 +42,19 @@ def main(argv: list[str]) -> int:
       prompts, config, options.tokens, seed, options.context, on_text, options.stop, options.chat
     )
 
-  def say(message, seed, on_text):  # the seed is that of the conversation
-    return [conversation.say(message, on_text)]
-
-  shown = '' if options.chat else options.prompt
-  if options.interactive and options.chat:
-    conversation = run.converse(config, options.tokens, options.seed, options.context, options.stop)
-    _answer_lines(say, options.seed, echo=False)
-    return 0
   if options.interactive:
-    _answer_lines(lambda prompt, *args: complete([prompt], *args), options.seed, echo=True)
+    answer = lambda i, line, on_text: complete([line], options.seed + i, on_text)
+    if options.chat:
+      conversation = run.converse(
+        config, options.tokens, options.seed, options.context, options.stop
+      )
+      answer = lambda i, line, on_text: [conversation.say(line, on_text)]
+    _answer_lines(answer, echo=not options.chat)
     return 0
   complete = functools.partial(complete, prompts, options.seed)
   times: list[float] = []  # of each token, in seconds
   if options.prompts is None:
-    _print_text(complete, shown, times)
+    _print_text(complete, '' if options.chat else options.prompt, times)
   else:
     total = len(prompts) * options.tokens
     with (
@@ -108,19 +106,18 @@ def _make_parser() -> argparse.ArgumentParser:
   return parser
 
 
-def _answer_lines(answer: Callable[..., Iterable[Any]], seed: int, echo: bool) -> None:
+def _answer_lines(answer: Callable[..., Iterable[Any]], echo: bool) -> None:
   """Continues or answers each line of standard input; the model is loaded and compiled once.
 
   A line that cannot be continued is reported, and Ctrl-C ends one continuation.
 
   Args:
-    answer: see `Run.completions`, of one prompt.
-    seed: seed of the first line.
+    answer: function of the index of a line, the line, and `on_text` of `Run.completions`.
     echo: whether the line is printed before its continuation.
   """
   for i, line in enumerate(_read_lines()):
     try:
-      _print_text(functools.partial(answer, line, seed + i), line if echo else '', [])
+      _print_text(functools.partial(answer, i, line), line if echo else '', [])
     except errors.BadInput as error:
       print(f'error: {error}', file=sys.stderr)
     except KeyboardInterrupt:

@@ -10,7 +10,6 @@ of the model say.
 """
 
 from collections.abc import Mapping, Sequence
-import json
 import pathlib
 from typing import Any
 
