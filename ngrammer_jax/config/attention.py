@@ -1,8 +1,27 @@
 """Options of attention."""
 
 import dataclasses
+from typing import Any, NamedTuple
 
+from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
+
+LAYER_KINDS = ('full', 'window', 'unrotated', 'unrotated_window')
+QUERY_KEY_NORMS = ('head', 'full')
+
+
+class LayerKind(NamedTuple):
+  """What attention of one layer has.
+
+  Attributes:
+    has_window: whether tokens attend to `window` keys only.
+    is_rotated: whether queries and keys are rotated by their positions.
+    score_divisor: divides the scores.
+  """
+
+  has_window: bool = False
+  is_rotated: bool = True
+  score_divisor: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,3 +31,60 @@ class AttentionConfig:
   logit_cap: float | None = field(
     None, 'c of the capped attention logits c tanh(s / c); None: not capped', above=0
   )
+  scale: float | None = field(
+    None, 'multiplies the products of queries and keys; None: 1 / sqrt(head width)', above=0
+  )
+  inverse_layer_scale: bool = field(False, 'divide the scores of layer i, from 0, by i + 1 (GPT-2)')
+  query_key_norm: str | None = field(
+    None,
+    'RMS norm of queries and keys before they are rotated, of each head or of all heads together',
+    choices=QUERY_KEY_NORMS,
+  )
+  query_key_value_bias: bool | None = field(
+    None, 'biases of queries, keys and values; None: same as `model.bias`'
+  )
+  output_bias: bool | None = field(None, 'bias of the output; None: same as `model.bias`')
+  window: int | None = field(
+    None, 'keys that a token of a layer with a window attends to, itself included', at_least=1
+  )
+  layer_pattern: tuple[str, ...] = field(
+    ('full',),
+    'kinds of the layers, repeated; unrotated: without rotary positions',
+    choices=LAYER_KINDS,
+  )
+
+  def layer_kinds(self, layers: int) -> tuple[LayerKind, ...]:
+    """Returns the kind of each layer."""
+    names = [self.layer_pattern[i % len(self.layer_pattern)] for i in range(layers)]
+    divisors = range(1, layers + 1) if self.inverse_layer_scale else [1] * layers
+    return tuple(
+      LayerKind('window' in name, 'unrotated' not in name, divisor)
+      for name, divisor in zip(names, divisors, strict=True)
+    )
+
+  def check(self, model: Any) -> None:
+    """Raises BadInput for options that are invalid for the model."""
+    if not self.layer_pattern:
+      raise errors.BadInput('model.attention.layer_pattern=() has no layer: use ("full",)')
+    has_window = any(kind.has_window for kind in self.layer_kinds(model.layers))
+    if has_window != (self.window is not None):
+      raise errors.BadInput(
+        f'model.attention.window={self.window} does not fit model.attention.layer_pattern='
+        f'{self.layer_pattern}: a window needs layers of the kind "window", and these a window'
+      )
+    if self.scale is not None and model.per_dim_scale:
+      raise errors.BadInput(
+        f'model.attention.scale={self.scale} and model.per_dim_scale both scale the queries: use '
+        f'one of them'
+      )
+    if self.query_key_norm is not None and model.shared_query_key:
+      raise errors.BadInput(
+        f'model.attention.query_key_norm={self.query_key_norm!r} does not support '
+        f'model.shared_query_key'
+      )
+    if any(not kind.is_rotated for kind in self.layer_kinds(model.layers)):
+      if model.position != 'rope':
+        raise errors.BadInput(
+          f'model.attention.layer_pattern={self.layer_pattern} has layers without rotation, which '
+          f'model.position={model.position!r} does not have: use "full" and "window"'
+        )

@@ -14,6 +14,8 @@ from typing import NamedTuple
 # What attention may need, and how an error names it.
 NEEDS = {
   'mask': 'a memory, windows or other masks than causality within documents',
+  'grouped': 'fewer key heads than query heads',
+  'joint_norm': 'a norm of all key heads together, with a segment memory',
   'distances': 'scores of distances',
   'spans': 'learned spans',
   'all_keys': 'spans with epsilon_keys="all"',
@@ -28,10 +30,10 @@ NEEDS = {
 # The needs that each kernel can satisfy.
 KERNELS = {
   'xla': frozenset(NEEDS),
-  'blocks': frozenset(NEEDS) - {'all_keys', 'prefix', 'probabilities'},
-  'pallas': frozenset({'mask', 'distances', 'spans', 'persistent', 'cap'}),
-  'splash': frozenset({'cap'}),
-  'cudnn': frozenset(),
+  'blocks': frozenset(NEEDS) - {'all_keys', 'joint_norm', 'prefix', 'probabilities'},
+  'pallas': frozenset({'mask', 'distances', 'spans', 'persistent', 'cap', 'joint_norm'}),
+  'splash': frozenset({'cap', 'grouped'}),
+  'cudnn': frozenset({'grouped'}),
 }
 NAMES = tuple(KERNELS)
 

@@ -4,7 +4,7 @@ import dataclasses
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import fields, kernels
-from ngrammer_jax.config.attention import AttentionConfig
+from ngrammer_jax.config.attention import AttentionConfig, LayerKind
 from ngrammer_jax.config.fields import field
 from ngrammer_jax.config.initial import InitialConfig
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
@@ -23,9 +23,10 @@ from ngrammer_jax.config.span import SpanConfig
 
 ACTIVATIONS = ('gelu', 'gelu_erf', 'relu', 'silu', 'squared_relu', 'softmax')
 DTYPES = ('auto', 'bfloat16', 'float32', 'float64')
-# Norm and residual of a sub-layer F. pre: x + F(LN x); post: x + LN(F x); post_skip: LN(x + F x);
-# hybrid: x + LN(F(LN x)); primer: pre for attention, post for the feed-forward.
+# Norm N and residual of a sub-layer F. pre: x + F(N x); post: x + N(F x); post_skip: N(x + F x);
+# hybrid: x + N(F(N x)); primer: pre for attention, post for the feed-forward.
 NORMS = ('pre', 'post', 'post_skip', 'hybrid', 'primer')
+NORM_KINDS = ('layer', 'rms')
 REMAT = ('none', 'minimal', 'full')
 
 
@@ -36,6 +37,10 @@ class ModelConfig:
   layers: int = field(4, 'number of blocks', at_least=1, at_most=1000)  # each is traced
   width: int = field(256, 'model width D', at_least=1)
   heads: int = field(4, 'attention heads', at_least=1)
+  key_value_heads: int | None = field(
+    None, 'heads of keys and values, each for several query heads; None: `heads`', at_least=1
+  )
+  head_width: int | None = field(None, 'features of a head; None: `width` / `heads`', at_least=1)
   feed_forward_width: int = field(
     688, 'inner width, about 8/3 of `width` if gated, else 4 times; 0: none', at_least=1, also=(0,)
   )
@@ -50,9 +55,16 @@ class ModelConfig:
   position: str = field('rope', 'position encoding', choices=POSITIONS)
   positional: PositionalConfig | None = field(None, 'options of the encoding; None: the defaults')
   per_dim_scale: bool = field(False, 'learned scale of each dimension of the queries')
-  norm: str = field('pre', 'placement of the layer norms', choices=NORMS)
-  norm_epsilon: float = field(1e-6, 'epsilon of the layer norms', above=0)
-  final_norm: bool = field(True, 'layer norm before the softmax')
+  norm: str = field('pre', 'placement of the norms', choices=NORMS)
+  norm_kind: str = field('layer', 'layer norm, or RMS norm without a bias', choices=NORM_KINDS)
+  norm_offset: bool = field(
+    False, 'the parameters of RMS norms are their weights minus 1', only_for=('norm_kind', ('rms',))
+  )
+  norm_epsilon: float = field(1e-6, 'epsilon of the norms', above=0)
+  final_norm: bool = field(True, 'norm before the softmax')
+  parallel_residual: bool = field(
+    False, 'attention and feed-forward have the same input (GPT-NeoX)', only_for=('norm', ('pre',))
+  )
   convolution: int | None = field(
     None, 'width of a depthwise convolution of q, k and v (Primer: 3)', at_least=1, at_most=256
   )
@@ -60,6 +72,9 @@ class ModelConfig:
   tie_embeddings: bool = field(True, 'input and output share the embedding')
   scale_embeddings: bool = field(True, 'multiply embeddings by the square root of the width')
   softmax_bias: bool = field(True, 'bias of the output layer')
+  final_logit_cap: float | None = field(
+    None, 'c of the capped output logits c tanh(s / c); None: not capped', above=0
+  )
   vocabulary_chunk: int | None = field(
     None,
     'vocabulary entries whose logits are computed at a time; None: all',
@@ -109,10 +124,18 @@ class ModelConfig:
     """Options of the position encoding."""
     return self.positional or PositionalConfig()
 
+  def attention_options(self) -> AttentionConfig:
+    """Options of attention."""
+    return self.attention or AttentionConfig()
+
+  def layer_kinds(self) -> tuple[LayerKind, ...]:
+    """The kind of attention of each layer."""
+    return self.attention_options().layer_kinds(self.layers)
+
   @property
-  def logit_cap(self) -> float | None:
-    """Cap of the attention logits. None: not capped."""
-    return None if self.attention is None else self.attention.logit_cap
+  def head_features(self) -> int:
+    """H, features of a head."""
+    return self.head_width or self.width // self.heads
 
   @property
   def outer_dropout(self) -> float:
@@ -130,6 +153,11 @@ class ModelConfig:
     """Number of heads that attend to the context."""
     is_split = self.persistent is not None and self.persistent.kind == 'head_split'
     return self.heads // 2 if is_split else self.heads
+
+  @property
+  def context_key_heads(self) -> int:
+    """Number of heads of keys and values of the context."""
+    return self.key_value_heads or self.context_heads
 
   def check(self) -> None:
     """Raises BadInput for a combination that cannot work. Touches no device."""
@@ -165,9 +193,15 @@ class ModelConfig:
     if self.ngram is not None and self.ngram.layer == 'attention':
       pairings |= {'ngram': self.ngram.pairing}
     attended = [f'{path}.pairing' for path, pairing in pairings.items() if 'attended' in pairing]
+    options = self.attention_options()
     needs = {
       'distances': (self.position in BACKWARD_POSITIONS, f'position={self.position!r}'),
       'mask': (self.memory is not None, 'memory'),
+      'grouped': (self.context_key_heads != self.context_heads, 'key_value_heads'),
+      'joint_norm': (
+        self.memory is not None and options.query_key_norm == 'full',
+        'attention.query_key_norm="full"',
+      ),
       'spans': (self.span is not None, 'span'),
       'all_keys': (
         self.span is not None and self.span.counts_all_keys(self.kernel),
@@ -176,8 +210,10 @@ class ModelConfig:
       'persistent': (self.persistent is not None and self.persistent.vectors > 0, 'persistent'),
       'dropout': (self.attention_dropout > 0, f'attention_dropout={self.attention_dropout}'),
       'pairs': (bool(attended), f'{"".join(attended[:1])}="attended"'),
-      'cap': (self.logit_cap is not None, f'attention.logit_cap={self.logit_cap}'),
+      'cap': (options.logit_cap is not None, f'attention.logit_cap={options.logit_cap}'),
     }
+    if options.window is not None:
+      needs['mask'] = True, f'attention.window={options.window}'
     return {name: option for name, (is_needed, option) in needs.items() if is_needed}
 
   def _check_kernel(self) -> None:
@@ -205,10 +241,39 @@ class ModelConfig:
       raise errors.BadInput(
         f'model.position={self.position!r} needs an even width, not model.width={self.width}'
       )
-    multiple = self.heads * (2 if self.position == 'rope' else 1)
-    if self.width % multiple:
-      reason = ' (rope needs an even head width)' if self.position == 'rope' else ''
+    if self.head_width is None:
+      multiple = self.heads * (2 if self.position == 'rope' and self.positional is None else 1)
+      if self.width % multiple:
+        reason = ' (rope needs an even head width)' if multiple > self.heads else ''
+        raise errors.BadInput(
+          f'model.width={self.width} must be divisible by {multiple} with model.heads={self.heads}'
+          f'{reason}: use {max(1, round(self.width / multiple)) * multiple}, or other heads'
+        )
+    if self.key_value_heads is not None:
+      self._check_grouped_heads()
+    if self.width != self.heads * self.head_features:
+      placed = [self.ngram is not None and self.ngram.layer == 'attention']
+      placed += [memory.point == 'after_attention' for memory in self.ngram_memories]
+      if any(placed):
+        raise errors.BadInput(
+          f'a memory after attention needs heads as wide as the model together: model.heads='
+          f'{self.heads} x {self.head_features} features is not model.width={self.width}'
+        )
+
+  def _check_grouped_heads(self) -> None:
+    if self.heads % self.key_value_heads:
       raise errors.BadInput(
-        f'model.width={self.width} must be divisible by {multiple} with model.heads={self.heads}'
-        f'{reason}: use {max(1, round(self.width / multiple)) * multiple}, or other heads'
+        f'model.key_value_heads={self.key_value_heads} must divide model.heads={self.heads}'
+      )
+    if self.key_value_heads == self.heads:
+      return
+    if self.persistent is not None and self.persistent.kind != 'all_attention':
+      raise errors.BadInput(
+        f'model.key_value_heads={self.key_value_heads} does not support model.persistent.kind='
+        f'{self.persistent.kind!r}: use "all_attention", or as many as model.heads={self.heads}'
+      )
+    if self.shared_query_key:
+      raise errors.BadInput(
+        f'model.shared_query_key needs a key for each query: use model.key_value_heads=None, not '
+        f'{self.key_value_heads}'
       )

@@ -1,7 +1,9 @@
 """Position encodings."""
 
 import dataclasses
+from typing import Any
 
+from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
 
 # Positions in the segment, counted from its end, so they cannot be combined with a memory: the
@@ -9,12 +11,70 @@ from ngrammer_jax.config.fields import field
 SEGMENT_POSITIONS = ('segment_sinusoid', 'learned')
 # Encodings of the distance to earlier tokens, without values for later tokens.
 BACKWARD_POSITIONS = ('relative', 'shaw', 'table')
-POSITIONS = ('rope', 'sinusoid', 'relative', 'shaw', 'table', *SEGMENT_POSITIONS, 'none')
+# absolute: learned vectors of the positions in the document are added to the embeddings (GPT-2).
+POSITIONS = (
+  *('rope', 'sinusoid', 'absolute', 'relative', 'shaw', 'table', *SEGMENT_POSITIONS),
+  'none',
+)
+SCALINGS = ('linear', 'llama3', 'yarn', 'longrope')
 
 _ROPE = ('position', ('rope',))
 _RELATIVE = ('position', ('relative',))
 _CLAMPED = ('position', ('relative', 'shaw'))
-_LEARNED = ('position', ('shaw', 'table', 'learned'))
+_LEARNED = ('position', ('shaw', 'table', 'learned', 'absolute'))
+_BY_LENGTH = ('kind', ('llama3', 'yarn', 'longrope'))
+_LLAMA3 = ('kind', ('llama3',))
+_YARN = ('kind', ('yarn',))
+_LONGROPE = ('kind', ('longrope',))
+
+
+@dataclasses.dataclass(frozen=True)
+class RotaryScalingConfig:
+  """Rotary frequencies for longer texts (see `layers.attention.rotary_scaling`)."""
+
+  kind: str = field('linear', 'formula of the scaled frequencies', choices=SCALINGS)
+  factor: float = field(1.0, 'ratio of the new length to the original one', at_least=1)
+  original_length: int = field(
+    8192, 'length of the texts in the first training', at_least=2, only_for=_BY_LENGTH
+  )
+  low_frequency_factor: float = field(
+    1.0, 'turns in the original length below which a frequency is scaled', only_for=_LLAMA3, above=0
+  )
+  high_frequency_factor: float = field(
+    4.0, 'turns above which a frequency is not scaled', only_for=_LLAMA3, above=0
+  )
+  beta_fast: float = field(
+    32.0, 'turns above which a frequency is not scaled', only_for=_YARN, above=0
+  )
+  beta_slow: float = field(1.0, 'turns below which a frequency is scaled', only_for=_YARN, above=0)
+  truncate: bool = field(True, 'round the ends of the ramp between both', only_for=_YARN)
+  attention_factor: float | None = field(
+    None,
+    'multiplies sine and cosine; None: that of the formula',
+    above=0,
+    only_for=('kind', ('yarn', 'longrope')),
+  )
+  short_factors: tuple[float, ...] = field(
+    (), 'divisors of the frequencies for texts up to `original_length`', above=0, only_for=_LONGROPE
+  )
+  long_factors: tuple[float, ...] = field(
+    (), 'divisors of the frequencies for longer texts', above=0, only_for=_LONGROPE
+  )
+  is_long: bool = field(False, 'whether texts are longer', only_for=_LONGROPE)
+
+  def check_pairs(self, pairs: int) -> None:
+    """Raises BadInput for factors that do not fit the number of rotated pairs of features."""
+    name = 'long_factors' if self.is_long else 'short_factors'
+    if self.kind == 'longrope' and len(getattr(self, name)) != pairs:
+      raise errors.BadInput(
+        f'model.positional.scaling.{name} has {len(getattr(self, name))} factors, but heads have '
+        f'{pairs} rotated pairs of features'
+      )
+    if self.kind == 'llama3' and self.low_frequency_factor >= self.high_frequency_factor:
+      raise errors.BadInput(
+        f'model.positional.scaling.low_frequency_factor={self.low_frequency_factor} must be below '
+        f'high_frequency_factor={self.high_frequency_factor}'
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +82,20 @@ class PositionalConfig:
   """Options of `model.position`."""
 
   min_timescale: float = field(1.0, 'shortest timescale', above=0, only_for=_ROPE)
-  max_timescale: float = field(10_000.0, 'longest timescale', above=0, only_for=_ROPE)
+  max_timescale: float = field(10_000.0, 'longest timescale, `theta`', above=0, only_for=_ROPE)
+  window_max_timescale: float | None = field(
+    None,
+    'longest timescale of layers with a window, never scaled; None: as the others',
+    above=0,
+    only_for=_ROPE,
+  )
+  rotary_fraction: float = field(
+    1.0, 'share of the features of a head that is rotated', above=0, at_most=1, only_for=_ROPE
+  )
+  interleaved: bool = field(
+    False, 'rotate features 2 j and 2 j + 1, not j and j + half', only_for=_ROPE
+  )
+  scaling: RotaryScalingConfig | None = field(None, 'frequencies for longer texts')
   shared_biases: bool = field(True, 'all layers share the biases u and v', only_for=_RELATIVE)
   clamp_length: int | None = field(
     None,
@@ -32,7 +105,28 @@ class PositionalConfig:
   )
   max_length: int = field(
     512,
-    'number of learned distances (shaw, table) or positions (learned)',
+    'number of learned distances (shaw, table) or positions (learned, absolute)',
     at_least=1,
     only_for=_LEARNED,
   )
+
+  def rotated_features(self, head_width: int) -> int:
+    """Number of features of a head that are rotated."""
+    return int(head_width * self.rotary_fraction)
+
+  def check(self, model: Any) -> None:
+    """Raises BadInput for options that are invalid for the model."""
+    if model.position != 'rope':
+      if self.scaling is not None:
+        raise errors.BadInput(
+          f'model.positional.scaling is only for model.position="rope", not {model.position!r}'
+        )
+      return
+    features = self.rotated_features(model.head_features)
+    if features % 2 or not features:
+      raise errors.BadInput(
+        f'model.positional.rotary_fraction={self.rotary_fraction} rotates {features} of the '
+        f'{model.head_features} features of a head, which must be even and above 0'
+      )
+    if self.scaling is not None:
+      self.scaling.check_pairs(features // 2)

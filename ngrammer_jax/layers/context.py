@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from ngrammer_jax.layers import documents
 from ngrammer_jax.layers.attention import cache as caches
 from ngrammer_jax.layers.attention.cache import CacheSlots
-
-Rotation = tuple[jax.Array, jax.Array]
+from ngrammer_jax.layers.attention.position import Rotation
 
 
 @struct.dataclass
@@ -137,6 +136,33 @@ class Context:
   positions: Positions = Positions()
 
 
+def with_window(context: Context, window: int, prefix_BxT: jax.Array | None) -> Context:
+  """Returns a context in which a token attends to at most `window` keys, itself included.
+
+  Args:
+    context: context of a segment.
+    window: number of keys.
+    prefix_BxT: that of the segment.
+  """
+  keys = context.keys
+  narrower = window if keys.window is None else min(window, keys.window)
+  keys = keys.replace(window=narrower, is_plain_causal=False)
+  return context.replace(keys=keys if keys.in_blocks else _with_visible(keys, prefix_BxT))
+
+
+def _with_visible(keys, prefix_BxT):
+  """Returns the keys with `visible_BxTxS`."""
+  visible_BxTxS = documents.visible(
+    keys.query_documents_BxT,
+    keys.key_documents_BxS,
+    prefix_BxT,
+    keys.window,
+    keys.distance_BxTxS,
+    keys.sees_itself,
+  )
+  return keys.replace(visible_BxTxS=visible_BxTxS)
+
+
 @struct.dataclass
 class RecentTokens:
   """The tokens of a segment memory, the same for all layers.
@@ -219,15 +245,7 @@ def make(
     has_mask = keys.window is not None or not keys.sees_itself or keys.has_prefix
     keys = keys.replace(key_documents_BxS=keys.query_documents_BxT, is_plain_causal=not has_mask)
   if not in_blocks:
-    visible_BxTxS = documents.visible(
-      keys.query_documents_BxT,
-      keys.key_documents_BxS,
-      segment.prefix_BxT,
-      keys.window,
-      keys.distance_BxTxS,
-      keys.sees_itself,
-    )
-    keys = keys.replace(visible_BxTxS=visible_BxTxS)
+    keys = _with_visible(keys, segment.prefix_BxT)
   context = Context(
     tokens_BxT=segment.tokens_BxT,
     starts_BxT=segment.starts_BxT,

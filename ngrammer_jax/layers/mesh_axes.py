@@ -1,6 +1,7 @@
 """Mesh axes and devices of the current mesh, and the sharding of the inputs of products."""
 
 import math
+from typing import Any
 
 from flax import linen as nn
 import jax
@@ -18,6 +19,36 @@ def shards(name: str) -> int:
   """Returns the number of shards of a logical axis."""
   mesh = jax.sharding.get_abstract_mesh()
   return math.prod(mesh.shape[axis] for axis in _mesh_axes(name))
+
+
+def head_axes(N: int, C: int) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+  """Returns the mesh axes of N query heads, and of the C key heads that they share.
+
+  If there are more devices than key heads, each has all of them (see `own_key_heads`).
+  """
+  heads, count = axes('heads', N), shards('heads')
+  if not heads or C % count == 0:
+    return heads, heads
+  return (heads, ()) if count % C == 0 else (None, None)
+
+
+def own_key_heads(axes: tuple[str, ...], N: int, tree: Any, axis: int) -> Any:
+  """Returns the key heads of the query heads of this device, inside `shard_map`.
+
+  Args:
+    axes: mesh axes of the query heads; each device has those of one key head.
+    N: number of query heads of all devices.
+    tree: arrays with all key heads.
+    axis: their axis of the key heads.
+  """
+  own = N // shards('heads')
+  first = jax.lax.axis_index(axes) * own
+
+  def select(array):
+    head = first * array.shape[axis] // N
+    return jax.lax.dynamic_slice_in_dim(array, head, 1, axis)
+
+  return jax.tree.map(select, tree)
 
 
 def shard_rows(x_BxTxD: jax.Array) -> jax.Array:

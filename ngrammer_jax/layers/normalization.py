@@ -77,7 +77,8 @@ class RMSNorm(nn.Module):
   """Divides the last axis by its root mean square, then scales it.
 
   Attributes:
-    axes: number of trailing axes that the scale has; the norm is over the last one.
+    axes: number of trailing axes that the scale has.
+    joint: whether the norm is over all these axes together, not over the last one.
     epsilon: added to the mean square. None: the machine epsilon of the dtype of the statistics.
     is_offset: whether the parameter is scale - 1, so that weight decay pulls the scale to 1.
     dtype: dtype of the output; None: that of the input. Statistics are in at least float32.
@@ -87,6 +88,7 @@ class RMSNorm(nn.Module):
   epsilon: float | None = 1e-6
   is_offset: bool = False
   dtype: jnp.dtype | None = jnp.float32
+  joint: bool = False
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
@@ -97,7 +99,8 @@ class RMSNorm(nn.Module):
     scale = self.param('scale', init, shape, jnp.promote_types(dtype, jnp.float32))
     scale = 1 + scale if self.is_offset else scale
     epsilon = jnp.finfo(wide).eps if self.epsilon is None else self.epsilon
-    mean_square = jnp.square(x.astype(wide)).mean(axis=-1, keepdims=True)
+    over = tuple(range(-self.axes, 0)) if self.joint else -1
+    mean_square = jnp.square(x.astype(wide)).mean(axis=over, keepdims=True)
     # Without the barrier XLA computes it again for every value of x.
     inverse = jax.lax.optimization_barrier(jax.lax.rsqrt(mean_square + epsilon))
     return (x * inverse * scale).astype(dtype)

@@ -36,15 +36,20 @@ class Summary(NamedTuple):
   best_BxT: jax.Array  # lowest id that attains it
 
 
+def cap_logits(logits: jax.Array, cap: float | None) -> jax.Array:
+  """Returns c tanh(logits / c) for a cap c; the logits without one."""
+  return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+
 def full_logits(
-  hidden_BxTxD: jax.Array, weight_VxD: jax.Array, bias_V: jax.Array | None
+  hidden_BxTxD: jax.Array, weight_VxD: jax.Array, bias_V: jax.Array | None, cap: float | None = None
 ) -> jax.Array:
-  """Returns logits [B, T, V] in at least float32."""
+  """Returns logits [B, T, V] in at least float32, see `summary` for the arguments."""
   dtype = jnp.promote_types(hidden_BxTxD.dtype, jnp.float32)
   weight_VxD = weight_VxD.astype(hidden_BxTxD.dtype)
   axes = ((2,), (1,)), ((), ())
   logits = dense.dot_general(hidden_BxTxD, weight_VxD, axes, preferred_element_type=dtype)
-  return logits if bias_V is None else _add_bias(logits, bias_V)
+  return cap_logits(logits if bias_V is None else _add_bias(logits, bias_V), cap)
 
 
 @jax.custom_vjp
@@ -68,9 +73,10 @@ def token_scores(
   bias_V: jax.Array | None,
   targets_BxT: jax.Array,
   chunk: int | None = None,
+  cap: float | None = None,
 ) -> TokenScores:
   """Returns -log softmax(hidden weight^T + bias)[target], see `summary` for the arguments."""
-  total = summary(hidden_BxTxD, weight_VxD, bias_V, targets_BxT, chunk)
+  total = summary(hidden_BxTxD, weight_VxD, bias_V, targets_BxT, chunk, cap)
   return TokenScores(total.log_sum_BxT - total.target_BxT, total.best_BxT == targets_BxT)
 
 
@@ -80,6 +86,7 @@ def summary(
   bias_V: jax.Array | None,
   targets_BxT: jax.Array,
   chunk: int | None = None,
+  cap: float | None = None,
 ) -> Summary:
   """Returns the softmax of hidden weight^T + bias.
 
@@ -88,17 +95,18 @@ def summary(
     weight_VxD, bias_V: output layer.
     targets_BxT: ids in [0, V).
     chunk: number of logits per token that exist at once. None means all.
+    cap: see `cap_logits`. None: logits are not capped.
   """
   C = -(-len(weight_VxD) // (chunk or len(weight_VxD)))
   F = _block_count(targets_BxT.shape, weight_VxD.shape) if C == 1 else 1
   if F == 1:
-    return _chunked_summary(hidden_BxTxD, weight_VxD, bias_V, targets_BxT, C)
+    return _chunked_summary(hidden_BxTxD, weight_VxD, bias_V, targets_BxT, C, cap)
   B, T = targets_BxT.shape
   blocks_FxBxtx = (
     jnp.moveaxis(array_BxTx.reshape(B, F, T // F, *array_BxTx.shape[2:]), 1, 0)
     for array_BxTx in (hidden_BxTxD, targets_BxT)
   )
-  summarize = lambda block: _chunked_summary(block[0], weight_VxD, bias_V, block[1], C)
+  summarize = lambda block: _chunked_summary(block[0], weight_VxD, bias_V, block[1], C, cap)
   summary_FxBxt = jax.lax.map(summarize, tuple(blocks_FxBxtx))
   return jax.tree.map(lambda array: jnp.moveaxis(array, 0, 1).reshape(B, T), summary_FxBxt)
 
@@ -115,7 +123,7 @@ def _block_count(tokens: tuple[int, int], weight: tuple[int, int]) -> int:
   return next((F for F in range(most, 1, -1) if T % F == 0), 1)
 
 
-def _chunked_summary(hidden_BxTxD, weight_VxD, bias_V, targets_BxT, C):
+def _chunked_summary(hidden_BxTxD, weight_VxD, bias_V, targets_BxT, C, cap):
   """Returns the same as `summary`, in C chunks of the vocabulary."""
   V, D = weight_VxD.shape
   R = -(-V // C)
@@ -131,7 +139,9 @@ def _chunked_summary(hidden_BxTxD, weight_VxD, bias_V, targets_BxT, C):
 
   def add_chunk(running: Summary, chunk):
     weight_RxD, bias_R, c = chunk
-    logits_BxTxR = full_logits(hidden_BxTxD, weight_RxD, bias_R)
+    logits_BxTxR = full_logits(hidden_BxTxD, weight_RxD, bias_R, cap)
+    if cap is not None and R * C > V:  # the cap is above `lowest`
+      logits_BxTxR = jnp.where(jnp.arange(R) * C + c < V, logits_BxTxR, lowest)
     log_sum_BxT, target_BxT = _log_sum_and_logit(logits_BxTxR, targets_BxT // C)
     row_R = jnp.arange(R, dtype=jnp.int32)
     detached_BxTxR = jax.lax.stop_gradient(logits_BxTxR)

@@ -35,9 +35,9 @@ def empty_memory(
     slots = cache_slots
     names = projections(c).names if c.convolution is not None else ()
     heads = {'query': c.heads}
-    rows = {name: (lookback, heads.get(name, c.context_heads)) for name in names}
-    H, dtype = c.width // c.heads, precision.compute_dtype(c)
-    shape = batch, c.context_heads, slots, H
+    rows = {name: (lookback, heads.get(name, c.context_key_heads)) for name in names}
+    shape = batch, c.context_key_heads, slots, c.head_features
+    dtype = precision.compute_dtype(c)
     memory['cache'] = cache.empty_layer(shape, dtype, rows)
   elif c.memory is not None:
     slots, rows = c.memory.length, c.memory.length + lookback
@@ -52,11 +52,13 @@ class Block(nn.Module):
     config: model config.
     dtype: dtype of the activations.
     own_memories: memories in this block (see `models.memories`).
+    score_divisor: see `config.attention.LayerKind`.
   """
 
   config: model_config.ModelConfig
   dtype: jnp.dtype
   own_memories: tuple[PlacedMemory, ...] = ()
+  score_divisor: int = 1
 
   @nn.compact
   def __call__(
@@ -75,7 +77,7 @@ class Block(nn.Module):
     if 'hidden' in memory:
       hidden_BxTxD = jax.lax.stop_gradient(x_BxTxD)
       next_memory['hidden'] = cache.keep_last(memory['hidden'], hidden_BxTxD, context.valid_BxT)
-    norm = self._norm('attention')
+    norm, input_BxTxD = self._norm('attention'), x_BxTxD
     y_BxTxD = x_BxTxD if norm is None else norm(x_BxTxD)
     y_BxTxD, projected, states = self._attend(y_BxTxD, context, memory, norm, keys[2])
     x_BxTxD = self._residual('attention', x_BxTxD, y_BxTxD, keys[0])
@@ -86,7 +88,8 @@ class Block(nn.Module):
       layer_spans = span.Spans(jnp.zeros(()), jnp.zeros((len(x_BxTxD), c.context_heads)))
     if c.feed_forward_width:
       norm = self._norm('feed_forward')
-      y_BxTxD = x_BxTxD if norm is None else norm(x_BxTxD)
+      y_BxTxD = input_BxTxD if c.parallel_residual else x_BxTxD
+      y_BxTxD = y_BxTxD if norm is None else norm(y_BxTxD)
       y_BxTxD = self._feed_forward(y_BxTxD, context.valid_BxT, keys[3])
       x_BxTxD = self._residual('feed_forward', x_BxTxD, y_BxTxD, keys[1])
     return x_BxTxD, next_memory | states, layer_spans
@@ -107,7 +110,7 @@ class Block(nn.Module):
 
     post_attention_fn = apply_memories if after else None
     return_pairs = any(placed.needs_pairs for placed in self.own_memories)
-    attend = make_attention(self.config, self.dtype)
+    attend = make_attention(self.config, self.dtype, self.score_divisor)
     y_BxTxD, projected = attend(
       x_BxTxD, context, earlier, post_attention_fn, return_pairs, dropout_key
     )
@@ -146,34 +149,54 @@ class Block(nn.Module):
       return 'pre' if name == 'attention' else 'post'
     return self.config.norm
 
-  def _layer_norm(self, name):
-    return normalization.LayerNorm(epsilon=self.config.norm_epsilon, dtype=self.dtype, name=name)
+  def _make_norm(self, name):
+    return make_norm(self.config, self.dtype, name)
 
   def _norm(self, name):
     """Returns the norm of the input of a sub-layer, None if it has none."""
-    return (
-      self._layer_norm(f'{name}_norm') if self._norm_policy(name) in ('pre', 'hybrid') else None
-    )
+    return self._make_norm(f'{name}_norm') if self._norm_policy(name) in ('pre', 'hybrid') else None
 
   def _residual(self, name, x_BxTxD, y_BxTxD, dropout_key):
     """Adds the output y of a sub-layer to its input x, with the norms after it."""
     policy, post_norm = self._norm_policy(name), f'{name}_post_norm'
     if policy in ('post', 'hybrid'):
-      y_BxTxD = self._layer_norm(post_norm)(y_BxTxD)
+      y_BxTxD = self._make_norm(post_norm)(y_BxTxD)
     y_BxTxD = dropout.drop(y_BxTxD, self.config.dropout, dropout_key)
     x_BxTxD = mesh_axes.shard_rows(x_BxTxD + y_BxTxD)
-    return self._layer_norm(post_norm)(x_BxTxD) if policy == 'post_skip' else x_BxTxD
+    return self._make_norm(post_norm)(x_BxTxD) if policy == 'post_skip' else x_BxTxD
 
 
 def projections(config: model_config.ModelConfig) -> attention.Projections:
   """Returns the projection options of a config."""
-  c = config
-  return attention.Projections(c.bias, c.per_dim_scale, c.convolution, c.shared_query_key)
+  c, options = config, config.attention_options()
+  bias = lambda own: c.bias if own is None else own
+  return attention.Projections(
+    bias=bias(options.query_key_value_bias),
+    output_bias=bias(options.output_bias),
+    per_dim_scale=c.per_dim_scale,
+    taps=c.convolution,
+    shared_query_key=c.shared_query_key,
+    norm=options.query_key_norm,
+    norm_epsilon=c.norm_epsilon,
+    norm_offset=c.norm_offset,
+  )
 
 
-def make_attention(config: model_config.ModelConfig, dtype: jnp.dtype) -> attention.Attention:
-  """Returns the attention layer of a config."""
-  c = config
+def make_norm(config: model_config.ModelConfig, dtype: jnp.dtype, name: str | None) -> nn.Module:
+  """Returns a norm of a config."""
+  c, fields = config, {'epsilon': config.norm_epsilon, 'dtype': dtype, 'name': name}
+  if c.norm_kind == 'rms':
+    return normalization.RMSNorm(is_offset=c.norm_offset, **fields)
+  return normalization.LayerNorm(**fields)
+
+
+def make_attention(
+  config: model_config.ModelConfig, dtype: jnp.dtype, score_divisor: int = 1
+) -> attention.Attention:
+  """Returns the attention layer of a config, whose scores are divided by a number."""
+  c, options, scale = config, config.attention_options(), config.attention_options().scale
+  if score_divisor != 1:
+    scale = (c.head_features**-0.5 if scale is None else scale) / score_divisor
   return attention.Attention(
     heads=c.heads,
     projections=projections(c),
@@ -181,7 +204,10 @@ def make_attention(config: model_config.ModelConfig, dtype: jnp.dtype) -> attent
     span=None if c.span is None else spans.module_of(c, dtype),
     persistent=c.persistent and persistent.Persistent(c.persistent.vectors, c.persistent.kind),
     dropout=c.attention_dropout,
-    logit_cap=c.logit_cap,
+    logit_cap=options.logit_cap,
+    key_heads=c.key_value_heads,
+    head_width=c.head_width,
+    scale=scale,
     kernel=c.kernel,
     dtype=dtype,
     name='attention',
@@ -223,7 +249,7 @@ def _update_cache(key_values, projected, context, after_BxTxD):
   write = lambda old, new: cache.write(old, context.slots_BxT, new, after_BxTxD)
   keep_last = lambda before, new: cache.keep_last(before, new, context.valid_BxT)
   return cache.KeyValues(
-    keys=write(key_values.keys, projected.keys_BxTxNxH),
-    values=write(key_values.values, projected.values_BxTxNxH),
+    keys=write(key_values.keys, projected.keys_BxTxCxH),
+    values=write(key_values.values, projected.values_BxTxCxH),
     rows=jax.tree.map(keep_last, key_values.rows, projected.convolved),
   )

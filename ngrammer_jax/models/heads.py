@@ -99,13 +99,16 @@ class Head(nn.Module):
       self.softmax_bias,
       targets_BxT,
       self.config.vocabulary_chunk,
+      self.config.final_logit_cap,
     )
 
   def logits(self, hidden_BxTxJ: jax.Array) -> jax.Array:
     """Returns logits [B, T, V] in at least float32, or log-probabilities if adaptive."""
     if self.config.adaptive_softmax is not None:
       return self.adaptive_softmax.log_probs(hidden_BxTxJ)
-    return softmax.full_logits(hidden_BxTxJ, self.softmax_weight, self.softmax_bias)
+    return softmax.full_logits(
+      hidden_BxTxJ, self.softmax_weight, self.softmax_bias, self.config.final_logit_cap
+    )
 
 
 def for_serving(config: model_config.ModelConfig, params: Any, codebook: Any) -> Any:

@@ -7,6 +7,7 @@ B batch, T segment length, S keys, D model width, V vocabulary.
 """
 
 import itertools
+import operator
 
 from flax import linen as nn
 import jax
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 from ngrammer_jax.config import kernels
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.place import Place
-from ngrammer_jax.layers import axis_names, documents, dropout, mesh_axes, normalization, softmax
+from ngrammer_jax.layers import axis_names, documents, dropout, mesh_axes, softmax
 from ngrammer_jax.layers import context as contexts
 from ngrammer_jax.layers.attention import cache, fused, position
 from ngrammer_jax.layers.ngram import table
@@ -61,10 +62,18 @@ class TransformerLM(nn.Module):
     self.between_blocks = own.between_blocks
     for memory in own.between_blocks:
       setattr(self, memory.name, memory.make())
-    self.layer = [self._block(scanned=False)(c, dtype, in_block) for in_block in own.in_blocks]
+    self.kinds = c.layer_kinds()
+    self.layer = [
+      self._block(scanned=False)(c, dtype, in_block, kind.score_divisor)
+      for in_block, kind in zip(own.in_blocks, self.kinds, strict=True)
+    ]
     if c.final_norm:
-      self.final_norm = normalization.LayerNorm(epsilon=c.norm_epsilon, dtype=dtype)
+      self.final_norm = block.make_norm(c, dtype, None)
     self.position_params = self._position_params(param_dtype)
+    if c.position == 'absolute':
+      init = axis_names.with_axis_names(nn.initializers.normal(0.02), (None, 'embed'))
+      shape = c.positions().max_length, c.width
+      self.absolute_position = self.param('absolute_position', init, shape, param_dtype)
 
   def empty_memory(self, batch: int, cache_slots: int = 0) -> Memory:
     """Returns the memory before the first segment of `batch` streams.
@@ -97,7 +106,7 @@ class TransformerLM(nn.Module):
 
   def _position_params(self, param_dtype):
     """Creates the position parameters that all layers share."""
-    c, H = self.config, self.config.width // self.config.heads
+    c, H = self.config, self.config.head_features
     if c.position == 'table':
       init = axis_names.with_axis_names(nn.initializers.normal(1.0), (None, 'kv'))
       return (self.param('distance_embedding', init, (c.positions().max_length, H), param_dtype),)
@@ -152,7 +161,9 @@ class TransformerLM(nn.Module):
     # All layers have the same dropout of distance encodings.
     positions = context.positions.replace(distance_key=distance_key)
     context = context.replace(positions=positions)
-    x_BxTxD, states, layer_spans = self._layers(x_BxTxD, context, memory, keys)
+    kind_contexts = self._kind_contexts(context, prefix_BxT)
+    inputs = x_BxTxD, context, kind_contexts, memory, keys
+    x_BxTxD, states, layer_spans = self._layers(*inputs)
     next_memory |= states
     if 'spans' in memory:
       next_memory['spans'] = jax.lax.stop_gradient(spans.stack(layer_spans))
@@ -162,7 +173,7 @@ class TransformerLM(nn.Module):
     return self._finalize(x_BxTxD, after), next_memory, aux
 
   def _context(self, segment, memory):
-    """Returns the context of a segment for all layers, and the earlier tokens of the next one."""
+    """Returns the context of a segment for memories, and the earlier tokens of the next one."""
     c, name = self.config, 'cache' if 'cache' in memory else 'recent'
     tokens = memory.get(name)
     visibility = contexts.Visibility()
@@ -172,12 +183,27 @@ class TransformerLM(nn.Module):
     in_blocks = self._uses_blocks(segment, 0 if tokens is None else tokens.documents.shape[1])
     context, tokens = contexts.make(segment, visibility, tokens, in_blocks)
     positions = context.positions.replace(params=self.position_params)
-    if c.position == 'rope':
-      wide, p = jnp.promote_types(self.dtype, jnp.float32), c.positions()
-      timescales = p.min_timescale, p.max_timescale
-      rotation = position.rotation(positions.position_BxP, c.width // c.heads, *timescales, wide)
-      positions = positions.replace(rotation=rotation)
     return context.replace(positions=positions), {} if tokens is None else {name: tokens}
+
+  def _kind_contexts(self, context, prefix_BxT):
+    """Returns the context of each kind of layers: its window and its rotation."""
+    c, p = self.config, self.config.positions()
+    wide = jnp.promote_types(self.dtype, jnp.float32)
+
+    def context_of(kind):
+      result, max_timescale, scaling = context, p.max_timescale, p.scaling
+      if kind.has_window:
+        result = contexts.with_window(result, c.attention.window, prefix_BxT)
+        if p.window_max_timescale is not None:
+          max_timescale, scaling = p.window_max_timescale, None
+      if c.position != 'rope' or not kind.is_rotated:
+        return result
+      features, timescales = p.rotated_features(c.head_features), (p.min_timescale, max_timescale)
+      options = features, *timescales, wide, scaling, p.interleaved
+      rotation = position.rotation(context.positions.position_BxP, *options)
+      return result.replace(positions=context.positions.replace(rotation=rotation))
+
+    return {kind: context_of(kind) for kind in dict.fromkeys(self.kinds)}
 
   def _uses_blocks(self, segment, M):
     """Whether attention works in blocks (see `config.kernels`)."""
@@ -187,12 +213,12 @@ class TransformerLM(nn.Module):
       'prefix': segment.prefix_BxT is not None,
       'probabilities': self.is_initializing() or self.is_mutable_collection('intermediates'),
     }
-    query = jax.ShapeDtypeStruct((B, T, c.heads, c.width // c.heads), self.dtype)
+    query = jax.ShapeDtypeStruct((B, T, c.heads, c.head_features), self.dtype)
     needs = frozenset(name for name, is_needed in needs.items() if is_needed)
-    return kernels.uses_blocks(c.kernel, needs, fused.setting(query, M))
+    return kernels.uses_blocks(c.kernel, needs, fused.setting(query, M, c.context_key_heads))
 
-  def _layers(self, x_BxTxD, context, memory, keys):
-    """Applies all layers, in runs of equal ones, and the memories between them.
+  def _layers(self, x_BxTxD, context, kind_contexts, memory, keys):
+    """Applies all layers, in runs of repeated kinds, and the memories between them.
 
     Returns [B, T, D], their next memory, and the spans of the layers.
     """
@@ -201,7 +227,8 @@ class TransformerLM(nn.Module):
     for first, end in itertools.pairwise(self._run_boundaries()):
       run = slice(first, end)
       run_keys = None if keys is None else keys[run]
-      x_BxTxD, part, run_spans = self._run(run, x_BxTxD, context, layer_memories[run], run_keys)
+      inputs = x_BxTxD, kind_contexts, layer_memories[run], run_keys
+      x_BxTxD, part, run_spans = self._run(run, *inputs)
       layers, all_spans = layers + part, all_spans + run_spans
       place = Place('after_block', end - 1)
       x_BxTxD, states = self._apply_memories(place, x_BxTxD, context, memory)
@@ -234,25 +261,42 @@ class TransformerLM(nn.Module):
 
   def _add_positions(self, x_BxTxD, position_BxP):
     """Adds absolute position encodings to the inputs, if the config has them."""
-    wide, T = jnp.promote_types(self.dtype, jnp.float32), x_BxTxD.shape[1]
-    if self.config.position == 'segment_sinusoid':
-      encoding_TxD = position.distance_sinusoid(jnp.arange(T - 1, -1, -1), self.config.width, wide)
-      return x_BxTxD + encoding_TxD.astype(self.dtype)
-    if self.config.position != 'sinusoid':
+    c, wide = self.config, jnp.promote_types(self.dtype, jnp.float32)
+    T = x_BxTxD.shape[1]
+    if c.position == 'segment_sinusoid':
+      distance_T = jnp.arange(T - 1, -1, -1)
+      encoding_BxTxD = position.distance_sinusoid(distance_T, c.width, wide)
+    elif c.position == 'sinusoid':
+      encoding_BxTxD = position.sinusoid(position_BxP[:, -T:], c.width, wide)
+    elif c.position == 'absolute':
+      encoding_BxTxD = self.absolute_position[position_BxP[:, -T:]]
+    else:
       return x_BxTxD
-    position_BxT = position_BxP[:, -T:]
-    return x_BxTxD + position.sinusoid(position_BxT, self.config.width, wide).astype(self.dtype)
+    return x_BxTxD + encoding_BxTxD.astype(self.dtype)
 
   def _run_boundaries(self):
-    """Returns where runs of equal blocks begin and end; memories between blocks split runs too."""
-    kinds = [layer.own_memories for layer in self.layer]
-    changes = {i for i in range(1, len(kinds)) if kinds[i] != kinds[i - 1]}
+    """Returns where runs of layers begin and end: of one kind, or of kinds that are repeated.
+
+    Memories between blocks split runs too.
+    """
+    memory_kinds = [layer.own_memories for layer in self.layer]
+    count = len(memory_kinds)
+    changes = {i for i in range(1, count) if memory_kinds[i] != memory_kinds[i - 1]}
     between = {
       placed.place.block + 1
       for placed in self.between_blocks
       if placed.place.point == 'after_block'
     }
-    return sorted({0, len(kinds)} | between | changes)
+    parts = itertools.pairwise(sorted({0, count} | between | changes))
+    # After the last full repetition, a run of its own.
+    repeated = {end - (end - first) % self._period(first, end) for first, end in parts}
+    return sorted({0, count} | between | changes | repeated)
+
+  def _period(self, first, end):
+    """Returns the smallest number of layers after which the kinds of layers are repeated."""
+    kinds = self.kinds[first:end]
+    periods = range(1, len(kinds) + 1)
+    return next(p for p in periods if all(map(operator.eq, kinds, kinds[p:])))
 
   def scores(self, hidden_BxTxD: jax.Array, targets_BxT: jax.Array) -> softmax.TokenScores:
     """See `heads.Head.scores`."""
@@ -273,33 +317,44 @@ class TransformerLM(nn.Module):
     policy = REMAT_POLICIES[self.config.remat]
     return nn.remat(block.Block, policy=policy, prevent_cse=not scanned)
 
-  def _run(self, run, x_BxTxD, context, memory, dropout_keys):
+  def _run(self, run, x_BxTxD, kind_contexts, memory, dropout_keys):
     """Applies a run of layers, in one scan over their stacked parameters or one after the other.
 
     Returns [B, T, D], their next memories, and their spans.
     """
     c, blocks = self.config, range(len(self.layer))[run]
+    period, kinds = self._period(run.start, run.stop), self.kinds[run]
+    is_repeated = period == 1 or period < len(blocks)
     # Blocks with memories are not scanned, because these may have codebooks.
     has_memories = bool(self.layer[blocks[0]].own_memories)
-    if not c.scan_layers or has_memories or self.is_initializing():
+    if not c.scan_layers or not is_repeated or has_memories or self.is_initializing():
       next_memory, spans = [], []
       for i, (number, part) in enumerate(zip(blocks, memory, strict=True)):
-        key = None if dropout_keys is None else dropout_keys[i]
+        key, context = None if dropout_keys is None else dropout_keys[i], kind_contexts[kinds[i]]
         x_BxTxD, part, layer_spans = self.layer[number](x_BxTxD, context, part, key)
         next_memory.append(part)
         spans.append(layer_spans)
       return x_BxTxD, next_memory, spans
 
-    body = self._block(scanned=True)(c, self.dtype, parent=None)
+    block_class, kinds = self._block(scanned=True), kinds[:period]
+    bodies = [block_class(c, self.dtype, (), kind.score_divisor, parent=None) for kind in kinds]
 
-    def apply_layer(x_BxTxD, layer):
-      params, memory, key = layer
-      x_BxTxD, *rest = body.apply({'params': params}, x_BxTxD, context, memory, key)
+    def apply_layers(x_BxTxD, layers):
+      rest = []
+      for body, kind, (params, memory, key) in zip(bodies, kinds, layers, strict=True):
+        context = kind_contexts[kind]
+        x_BxTxD, *results = body.apply({'params': params}, x_BxTxD, context, memory, key)
+        rest.append(results)
       return x_BxTxD, rest
 
     stack = lambda trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
     params = [nn.unbox(self.variables['params'][f'layer_{number}']) for number in blocks]
-    layers = stack(params), stack(memory), dropout_keys
-    x_BxTxD, stacked = jax.lax.scan(apply_layer, x_BxTxD, layers)
-    rest = [jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(len(blocks))]
+    keys = (lambda _: None) if dropout_keys is None else dropout_keys.__getitem__
+    of_kind = [slice(first, None, period) for first in range(period)]
+    layers = [(stack(params[part]), stack(memory[part]), keys(part)) for part in of_kind]
+    x_BxTxD, stacked = jax.lax.scan(apply_layers, x_BxTxD, layers)
+    rest = [
+      jax.tree.map(lambda leaf, i=i: leaf[i // period], stacked[i % period])
+      for i in range(len(blocks))
+    ]
     return x_BxTxD, [memory for memory, _ in rest], [spans for _, spans in rest]

@@ -1,13 +1,15 @@
 """Causal multi-head attention over the tokens of a document, with a memory of earlier segments.
 
-  softmax((q k^T + distance scores) / sqrt(H)) v, projected back to the width
+  softmax((q k^T + distance scores) scale) v, projected back to the width
+
+The scale is 1 / sqrt(H). Several query heads may share a head of keys and values.
 
 The logits s of the softmax may be capped to c tanh(s / c), before any mask (praxis).
 The softmax may include persistent vectors, and learned spans may mask it. `config.kernels` selects
 the kernel that computes it, and says what each can compute.
 
-B batch, T segment length, M memory, S = M + T keys, P inputs of keys, D model width, N heads,
-H head width, C persistent vectors.
+B batch, T segment length, M memory, S = M + T keys, P inputs of keys, D model width, N query heads,
+C key heads, H head width.
 """
 
 from collections.abc import Callable
@@ -19,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config import kernels
-from ngrammer_jax.layers import axis_names, dense, dropout, mesh_axes
+from ngrammer_jax.layers import axis_names, dense, dropout, mesh_axes, softmax
 from ngrammer_jax.layers.attention import blocks, full, fused, local, persistent, relative, span
 from ngrammer_jax.layers.attention.cache import KeyValues
 from ngrammer_jax.layers.attention.persistent import Persistent
@@ -50,13 +52,13 @@ class Projected(NamedTuple):
   """Keys, values and spans of a segment, for the memory.
 
   Attributes:
-    keys_BxTxNxH, values_BxTxNxH: after convolution and rotation.
+    keys_BxTxCxH, values_BxTxCxH: after convolution, norm and rotation.
     convolved: `query`, `key` and `value` before their convolutions, [B, T, N, H]; else empty.
     spans: learned spans of the heads. None: no spans are learned.
   """
 
-  keys_BxTxNxH: jax.Array
-  values_BxTxNxH: jax.Array
+  keys_BxTxCxH: jax.Array
+  values_BxTxCxH: jax.Array
   convolved: dict[str, jax.Array]
   spans: span.Spans | None
 
@@ -75,6 +77,9 @@ class Attention(nn.Module):
     kernel: a name of `config.kernels`. None: selected for the device.
     dtype: dtype of the projections; scores and softmax take at least float32.
     logit_cap: c, also for the logits of persistent vectors. None: logits are not capped.
+    key_heads: C. None: N.
+    head_width: H. None: D / N.
+    scale: multiplies the scores. None: 1 / sqrt(H).
   """
 
   heads: int
@@ -86,6 +91,9 @@ class Attention(nn.Module):
   kernel: str | None = None
   dtype: jnp.dtype = jnp.float32
   logit_cap: float | None = None
+  key_heads: int | None = None
+  head_width: int | None = None
+  scale: float | None = None
 
   @nn.compact
   def __call__(
@@ -118,7 +126,8 @@ class Attention(nn.Module):
       attend, source = blocks.attend, self._memory_source(memory, context)
     else:
       needs = self._needs(context, source, span_mask, return_pairs, drop)
-      attend = ATTEND[kernels.select(self.kernel, needs, fused.setting(query_BxTxNxH))]
+      setting = fused.setting(query_BxTxNxH, key_heads=heads.key_BxSxCxH.shape[2])
+      attend = ATTEND[kernels.select(self.kernel, needs, setting)]
       attend = full.attend if 'probabilities' in needs else attend
     context_part = attend(heads, span_mask, context.keys, source, return_pairs, drop)
     y_BxTxNxH = self._with_persistent(context_part, query_BxTxNxH, span_mask, drop)
@@ -126,14 +135,20 @@ class Attention(nn.Module):
     if post_attention_fn is not None:
       y_BxTxNxH = post_attention_fn(y_BxTxNxH, context_part.pair_BxNxT)
     names = ('heads', 'kv', 'embed')
-    options = {'use_bias': self.projections.bias, 'dtype': self.dtype}
+    p = self.projections
+    options = {'use_bias': p.bias if p.output_bias is None else p.output_bias, 'dtype': self.dtype}
     project = dense.dense_general(y_BxTxNxH.shape[2:], (D,), names, **options, name='out')
-    return project(y_BxTxNxH), Projected(heads.key_BxSxNxH, heads.value_BxSxNxH, convolved, spans)
+    return project(y_BxTxNxH), Projected(heads.key_BxSxCxH, heads.value_BxSxCxH, convolved, spans)
 
   @property
   def context_heads(self) -> int:
     """Number of heads that attend to the context."""
     return self.heads // 2 if self._has_persistent('head_split') else self.heads
+
+  @property
+  def context_key_heads(self) -> int:
+    """Number of heads of keys and values of the context."""
+    return self.key_heads or self.context_heads
 
   def _has_persistent(self, kind):
     vectors = self.persistent
@@ -143,6 +158,7 @@ class Attention(nn.Module):
     """Returns what attention to the context needs, see `config.kernels.NEEDS`."""
     needs = {
       'mask': not context.keys.is_plain_causal,
+      'grouped': self.context_key_heads != self.context_heads,
       'distances': self.position is not None,
       'spans': self.span is not None,
       'all_keys': span_mask is not None and span_mask.counts_all_keys,
@@ -183,12 +199,12 @@ class Attention(nn.Module):
     project = HeadProjection(self.projections, self.dtype)
     rows, convolved = {}, {}
     for name in self.projections.names:
-      count, heads = (T, self.heads) if name == 'query' else (keys, self.context_heads)
+      count, heads = (T, self.heads) if name == 'query' else (keys, self.context_key_heads)
       inputs = mesh_axes.shard_rows(_last_rows(x_BxPxD, before + count))
       position_BxP = context.positions.position_BxP
       position_BxP = None if position_BxP is None else _last_rows(position_BxP, count)
       earlier = memory.rows.get(name) if isinstance(memory, KeyValues) else None
-      features = heads, D // self.heads
+      features = heads, self.head_width or D // self.heads
       rows[name], inputs = project(name, inputs, features, position_BxP, before, earlier)
       if inputs is not None:
         convolved[name] = inputs
@@ -206,7 +222,7 @@ class Attention(nn.Module):
     """Rotates queries and keys, scales queries and encodes distances."""
     positions = context.positions
     query_BxTxNxH = rotate_last(rows['query'][..., : self.context_heads, :], positions.rotation)
-    key_BxSxNxH = rotate_last(rows['key'], positions.rotation)
+    key_BxSxCxH = rotate_last(rows['key'], positions.rotation)
     N, H = query_BxTxNxH.shape[-2:]
     scale_H, distance = self._query_scale(H).astype(self.dtype), None
     if self.position is None:
@@ -219,7 +235,7 @@ class Attention(nn.Module):
         distance_query_BxTxNxH, *encode(context, N, H, self.logit_cap is not None)
       )
       query_BxTxNxH = (query_BxTxNxH + u_NxH) * scale_H
-    return full.Heads(query_BxTxNxH, key_BxSxNxH, rows['value'], distance, self.logit_cap)
+    return full.Heads(query_BxTxNxH, key_BxSxCxH, rows['value'], distance, self.logit_cap)
 
   def _position_biases(self, names, shared, shape):
     """Returns u and v of `relative`, 0 for those without a name; layers may share them."""
@@ -232,7 +248,7 @@ class Attention(nn.Module):
 
   def _query_scale(self, H):
     if not self.projections.per_dim_scale:
-      return jnp.asarray(H**-0.5)
+      return jnp.asarray(H**-0.5 if self.scale is None else self.scale)
     init = axis_names.with_axis_names(nn.initializers.zeros, ('kv',))
     scale_H = self.param('per_dim_scale', init, (H,), self._param_dtype())
     log2_e = 1.442695041  # with the digits of praxis
@@ -253,7 +269,7 @@ class Attention(nn.Module):
       query_BxTxNxH = query_BxTxNxH.reshape(*shape[:2], 1, -1)
     vectors = persistent.PersistentVectors(self.persistent.vectors, self.dtype, name='persistent')
     scores_BxNxTxP, values_NxPxH = vectors(query_BxTxNxH)
-    scores_BxNxTxP = full.cap_logits(scores_BxNxTxP, self.logit_cap)
+    scores_BxNxTxP = softmax.cap_logits(scores_BxNxTxP, self.logit_cap)
     persistent_part = persistent.attend(scores_BxNxTxP, values_NxPxH, drop.fold_in(1))
     if kind == 'all_attention':
       epsilon = span.EPSILON if span_mask is not None and span_mask.renormalize else 0.0
@@ -278,15 +294,17 @@ class Attention(nn.Module):
       return blocks.cache_source(memory, context.keys.order_BxM)
     M = memory.rows_BxRxD.shape[1] - self.projections.lookback
     position_BxP, rotation = context.positions.position_BxP, context.positions.rotation
-    rotation = rotation and tuple(part[:, :M] for part in rotation)
+    rotation = rotation and rotation.between(0, M)
     rows = memory.rows_BxRxD, position_BxP[:, :M], rotation
     names = [n for name in ('key', 'value') for n in (name, f'{name}_convolution')]
     params = nn.unbox(self.variables['params'])
     by_head = lambda leaf: jnp.moveaxis(leaf, -2, 0)  # heads are the second axis from the end
     weights = {name: jax.tree.map(by_head, params[name]) for name in names if name in params}
-    norm = memory.norm
+    norm, key_heads = memory.norm, self.context_key_heads
+    repeat = lambda leaf: jnp.broadcast_to(leaf, (key_heads, *leaf.shape))
+    if 'key_norm' in params:
+      weights['key_norm'] = jax.tree.map(repeat, params['key_norm'])
     if norm is not None:
-      repeat = lambda leaf: jnp.broadcast_to(leaf, (self.context_heads, *leaf.shape))
       weights['norm'] = jax.tree.map(repeat, nn.unbox(norm.variables['params']))
       norm = norm.clone(parent=None, name=None)
     lookback, H = self.projections.lookback, weights['key']['kernel'].shape[-1]
@@ -299,6 +317,8 @@ class Attention(nn.Module):
         for name in names
         if name in weights
       }
+      if 'key_norm' in weights:
+        one_head['key_norm'] = weights['key_norm']
       project_head = HeadProjection(self.projections, self.dtype, with_params(one_head))
       with nn.logical_axis_rules(()):  # each device projects its own rows and heads
         if norm is not None:

@@ -16,8 +16,10 @@ The gradient visits the offsets in the reverse order and recomputes the scores. 
 L_i in place of max_i the mass is 1, and the gradients of the two sums are do_i and
 dL_i - do_i . o_i.
 
-B batch, T queries, M memory, N heads, H head width, K queries or keys of a block, A blocks of
-queries in all rows, R = 2 K - 1 distances between two blocks; x is A or 1.
+With fewer key heads than query heads, the query heads of a key head share its keys and its window.
+
+B batch, T queries, M memory, N query heads, C key heads, H head width, K queries or keys of a
+block, A blocks of queries in all rows, R = 2 K - 1 distances between two blocks; x is A or 1.
 """
 
 from collections.abc import Callable
@@ -28,11 +30,11 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import dropout, mesh_axes
+from ngrammer_jax.layers import dropout, mesh_axes, softmax
 from ngrammer_jax.layers.attention import block_layout, relative, span
 from ngrammer_jax.layers.attention.block_layout import Layout
 from ngrammer_jax.layers.attention.cache import KeyValues
-from ngrammer_jax.layers.attention.full import Heads, PartialAttention, SpanMask, cap_logits
+from ngrammer_jax.layers.attention.full import Heads, PartialAttention, SpanMask
 from ngrammer_jax.layers.context import Keys
 
 BLOCK = 64  # number of queries and keys of a block; 128 and 256 were slower on a CPU
@@ -43,12 +45,12 @@ class MemorySource:
   """The source of the keys and values of a memory.
 
   Attributes:
-    read: returns the keys and values [B, K, H] of a head for a block of tokens. Arguments: the
+    read: returns the keys and values [B, K, H] of a key head for a block of tokens. Arguments: the
       weights of the head, a block of `rows`, `cache`, and the index of the head.
-    weights: arrays [N, ...] with a gradient.
+    weights: arrays [C, ...] with a gradient.
     rows: arrays [B, M, ...]. An array may begin with further rows: then each block has as many
       rows before its own.
-    cache: arrays [B, N, M, H].
+    cache: arrays [B, C, M, H].
   """
 
   read: Callable[..., tuple[jax.Array, jax.Array]] | None = struct.field(
@@ -67,7 +69,7 @@ def cache_source(cached: KeyValues, order_BxM: jax.Array) -> MemorySource:
 def _read_cache(weights, order_BxK, cache, head):
   del weights
   rows_Bx1 = jnp.arange(len(order_BxK))[:, None]
-  return tuple(array_BxNxMxH[rows_Bx1, head, order_BxK] for array_BxNxMxH in cache)
+  return tuple(array_BxCxMxH[rows_Bx1, head, order_BxK] for array_BxCxMxH in cache)
 
 
 class Operands(NamedTuple):
@@ -76,7 +78,7 @@ class Operands(NamedTuple):
   Attributes:
     queries: query_NxBxTxH, scaled, with the content bias; distance_query_NxBxTxH, or None; the
       learned span_NxBxT in tokens, [N, 1, 1] if it is the same for all queries, or None.
-    keys: key_NxBxTxH and value_NxBxTxH of the segment.
+    keys: key_CxBxTxH and value_CxBxTxH of the segment.
     distances: encoding_NxSxH and bias_NxS of the distances S - 1 down to 0, or None; N may be 1.
     weights: weights of `MemorySource`.
   """
@@ -170,27 +172,40 @@ def _operands(heads, span_mask, source, layout):
     z_BxTxN = span_mask.z_BxTxN
     span_NxBxT = z_BxTxN.T if z_BxTxN.shape[:2] == (1, 1) else by_head(z_BxTxN)
   queries = by_head(heads.query_BxTxNxH), distance_query, span_NxBxT
-  keys = by_head(heads.key_BxSxNxH), by_head(heads.value_BxSxNxH)
+  keys = by_head(heads.key_BxSxCxH), by_head(heads.value_BxSxCxH)
   return Operands(queries, keys, (encoding, bias), source.weights)
 
 
 def _attend_sharded(operands, constants):
   """Each device attends for its own rows and heads."""
-  N, B = constants.first_query_NxB.shape
-  rows, heads = mesh_axes.axes('batch', B), mesh_axes.axes('heads', N)
+  (N, B), C = constants.first_query_NxB.shape, len(operands.keys[0])
+  rows, (heads, key_heads) = mesh_axes.axes('batch', B), mesh_axes.head_axes(N, C)
   if not rows and not heads:
     return _attend(operands, constants)
   by_head, by_row, by_both = jax.P(heads), jax.P(rows), jax.P(heads, rows)
-  source = constants.source.replace(rows=by_row, cache=jax.P(rows, heads))
+  by_key_head, by_row_and_key_head = jax.P(key_heads), jax.P(key_heads, rows)
+  source = constants.source.replace(rows=by_row, cache=jax.P(rows, key_heads))
   spans, encoding = operands.queries[2], operands.distances[0]
   span_spec = by_head if spans is not None and spans.shape[1:] == (1, 1) else by_both
   encoding_spec = jax.P() if encoding is not None and len(encoding) == 1 else by_head
   specs = (
-    Operands((by_both, by_both, span_spec), by_both, (encoding_spec, by_head), by_head),
+    Operands(
+      *((by_both, by_both, span_spec), by_row_and_key_head, (encoding_spec, by_head), by_key_head)
+    ),
     constants.replace(layout=by_row, source=source, first_query_NxB=by_both, drop=jax.P()),
   )
   out_specs = by_both, by_both, by_both if constants.return_pairs else None
-  run = jax.shard_map(_attend, in_specs=specs, out_specs=out_specs, check_vma=False)
+
+  def attend(operands, constants):
+    if heads != key_heads:  # every device has all key heads
+      own = functools.partial(mesh_axes.own_key_heads, heads, N)
+      keys, weights = own((operands.keys, operands.weights), 0)
+      operands = operands._replace(keys=keys, weights=weights)
+      source = constants.source.replace(cache=own(constants.source.cache, 1))
+      constants = constants.replace(source=source)
+    return _attend(operands, constants)
+
+  run = jax.shard_map(attend, in_specs=specs, out_specs=out_specs, check_vma=False)
   return run(operands, constants)
 
 
@@ -215,35 +230,91 @@ def _attend(operands, constants):
 
 def _attend_forward(operands, constants):
   distances = operands.distances
-  attend = lambda head: _Head(constants, distances, *head).attend()
+
+  def attend(arguments):
+    queries, key = arguments
+    attend_head = lambda _, query: (None, _Head(constants, distances, query, key).attend())
+    _, (results, windows) = _scan_group(attend_head, None, queries)
+    return results, jax.tree.map(lambda window_Gx: window_Gx[0], windows)
+
   result, window = jax.lax.map(attend, _head_arguments(operands, constants))
-  return result, (operands, constants, result[:2], window)
+  return _join_groups(result), (operands, constants, _join_groups(result)[:2], window)
 
 
 def _attend_backward(residuals, cotangents):
   operands, constants, result, window = residuals
+  arguments = _head_arguments(operands, constants)
+  saved = _split_groups((*result, *cotangents[:2]), len(operands.keys[0]))
 
   def visit(d_distances, arguments):
-    head, saved = arguments
-    return _Head(constants, operands.distances, *head).gradient(d_distances, *saved)
+    (queries, key), window, saved = arguments
 
-  heads = _head_arguments(operands, constants), (window, *result, *cotangents[:2])
-  d_distances, d_heads = jax.lax.scan(visit, _wide_zeros(operands.distances), heads)
-  d_operands = Operands(*d_heads[:2], d_distances, d_heads[2])
+    def visit_query(sums, arguments):
+      (query, saved), (d_distances, d_key) = arguments, sums
+      head = _Head(constants, operands.distances, query, key)
+      d_distances, d_query, d_own_key = head.gradient(d_distances, window, *saved)
+      return (d_distances, jax.tree.map(jnp.add, d_key, d_own_key)), d_query
+
+    start = d_distances, _wide_zeros((key.keys, key.weights))
+    (d_distances, d_key), d_queries = _scan_group(visit_query, start, (queries, saved))
+    return d_distances, (d_queries, d_key)
+
+  start = _wide_zeros(operands.distances)
+  d_distances, d_heads = jax.lax.scan(visit, start, (arguments, window, saved))
+  d_queries, (d_keys, d_weights) = d_heads
+  d_operands = Operands(_join_groups(d_queries), d_keys, d_distances, d_weights)
   return _with_dtypes(d_operands, operands), None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
+class _QueryHead(NamedTuple):
+  """A query head: its queries, its index, and the index of its first query (see `Constants`)."""
+
+  queries: Any
+  index: jax.Array
+  first_query_B: jax.Array
+
+
+class _KeyHead(NamedTuple):
+  """A key head: its keys and values, its weights, its index, and the offsets that it visits."""
+
+  keys: Any
+  weights: Any
+  index: jax.Array
+  offsets: jax.Array
+
+
 def _head_arguments(operands, constants):
-  """Returns the arguments of `_Head` for all heads."""
-  layout, N = constants.layout, len(constants.first_query_NxB)
+  """Returns all query heads, grouped by their key heads, and all key heads."""
+  layout, N, C = constants.layout, len(constants.first_query_NxB), len(operands.keys[0])
   span_NxBxT, longest_NxB = operands.queries[2], None
   if span_NxBxT is not None and constants.renormalize:  # otherwise all keys are in the softmax
     longest_NxB = span_NxBxT.max(axis=2) + constants.ramp
-  own = operands.queries, operands.keys, operands.weights
-  return own, jnp.arange(N), constants.first_query_NxB, layout.offsets(longest_NxB, N)
+  queries = _QueryHead(operands.queries, jnp.arange(N), constants.first_query_NxB)
+  # As many for all query heads of a key head, so that they share the window.
+  offsets_C = layout.offsets(longest_NxB, N).reshape(C, -1).max(axis=1)
+  keys = _KeyHead(operands.keys, operands.weights, jnp.arange(C), offsets_C)
+  return _split_groups(queries, C), keys
+
+
+def _split_groups(tree, C):
+  """[N, ...] -> [C, N / C, ...]"""
+  return jax.tree.map(lambda leaf: leaf.reshape(C, -1, *leaf.shape[1:]), tree)
+
+
+def _join_groups(tree):
+  """[C, N / C, ...] -> [N, ...]"""
+  return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tree)
+
+
+def _scan_group(visit, sums, heads):
+  """Scans over the query heads of a key head, `jax.lax.scan(visit, sums, heads)`."""
+  if len(jax.tree.leaves(heads)[0]) > 1:
+    return jax.lax.scan(visit, sums, heads)
+  sums, result = visit(sums, jax.tree.map(lambda leaf: leaf[0], heads))
+  return sums, jax.tree.map(lambda leaf: leaf[None], result)
 
 
 class _Running(NamedTuple):
@@ -262,18 +333,15 @@ class _Head:
   Args:
     constants: inputs without a gradient, of all heads.
     distances: `Operands.distances`, of all heads.
-    own: the other operands, of this head.
-    index: index of the head among those of the device.
-    first_query_B: index of its first query in each row, see `Constants`.
-    offsets: number of offsets that it visits.
+    query: the query head.
+    key: its key head.
   """
 
-  def __init__(self, constants, distances, own, index, first_query_B, offsets):
-    self.constants, self.layout = constants, constants.layout
-    self.K, self.index, self.first_query_B = constants.layout.block_size, index, first_query_B
-    self.distances, self.offsets = distances, offsets
-    queries, self.keys, self.weights = own
-    self.queries = jax.tree.map(self.layout.to_blocks, queries)
+  def __init__(self, constants, distances, query, key):
+    self.constants, self.layout, self.distances = constants, constants.layout, distances
+    self.K, self.index, self.first_query_B = self.layout.block_size, *query[1:]
+    self.keys, self.weights, self.key_head, self.offsets = key
+    self.queries = jax.tree.map(self.layout.to_blocks, query.queries)
     self.dtype = self.keys[1].dtype
     self.wide = jnp.promote_types(self.dtype, jnp.float32)  # dtype of scores and sums
 
@@ -301,7 +369,7 @@ class _Head:
     return jax.tree.map(self.layout.from_blocks, result), window
 
   def gradient(self, d_distances, window, *saved):
-    """Returns the sum of the gradients of the distances, and those of the other operands.
+    """Returns the sums of the gradients of the distances, and those of queries, and of keys.
 
     Args:
       d_distances: sum of the previous heads.
@@ -329,7 +397,7 @@ class _Head:
     zeros = _wide_zeros((window, self.queries, self.weights))
     start = window, zeros[0], zeros[1], d_distances, zeros[2]
     _, d_keys, d_queries, d_distances, d_weights = jax.lax.fori_loop(0, self.offsets, visit, start)
-    return d_distances, (jax.tree.map(self.layout.from_blocks, d_queries), d_keys, d_weights)
+    return d_distances, jax.tree.map(self.layout.from_blocks, d_queries), (d_keys, d_weights)
 
   def _read_block(self, j):
     """Returns keys and values [B, K, H] of block j."""
@@ -343,7 +411,8 @@ class _Head:
     first, M = (j + self.layout.memory_blocks) * self.K, self.layout.memory_blocks * self.K
     slice_block = lambda array: _slice(array, first, self.K + array.shape[1] - M)
     source = self.constants.source
-    return source.read(weights, jax.tree.map(slice_block, source.rows), source.cache, self.index)
+    rows = jax.tree.map(slice_block, source.rows)
+    return source.read(weights, rows, source.cache, self.key_head)
 
   def _add_weights(self, d_weights, d_window, offset):
     """Adds the gradient of the weights from the first block of a window."""
@@ -386,7 +455,7 @@ class _Head:
       scores_AxKxR = self._product('aqh,rh->aqr', distance_query_AxKxH, encoding_RxH)
       scores_AxKxR += 0 if bias_R is None else bias_R
       scores_AxKxK += relative.shift_block(scores_AxKxR)
-    scores_AxKxK = cap_logits(scores_AxKxK, self.constants.logit_cap)
+    scores_AxKxK = softmax.cap_logits(scores_AxKxK, self.constants.logit_cap)
     unclipped_xxKxK = None
     if span_xxK is not None:
       distance_KxK = self.layout.nearest_distance(offset)

@@ -6,7 +6,7 @@ Under the mask m of a learned span, a softmax p over the keys becomes
 
 as in the official code (see `layers.attention.span`).
 
-B batch, T queries, M memory, S = M + T keys, N heads, H head width; x is B or 1.
+B batch, T queries, M memory, S = M + T keys, N query heads, C key heads, H head width; x is B or 1.
 """
 
 import math
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import documents, dropout
+from ngrammer_jax.layers import documents, dropout, softmax
 from ngrammer_jax.layers.attention import relative, span
 from ngrammer_jax.layers.attention.cache import KeyValues
 from ngrammer_jax.layers.context import Keys
@@ -29,16 +29,17 @@ class Heads(NamedTuple):
 
   Attributes:
     query_BxTxNxH: scaled, with the content bias.
-    key_BxSxNxH: keys of a memory of inputs, then those of the segment.
-    value_BxSxNxH: values of the same tokens.
+    key_BxSxCxH: keys of a memory of inputs, then those of the segment. Query head n attends to the
+      keys of head n // (N / C).
+    value_BxSxCxH: values of the same tokens.
     distance: the term of the scores that depends on distances (see `relative`). None: no such
       term.
-    logit_cap: c, see `cap_logits`. None: scores are not capped.
+    logit_cap: c, see `softmax.cap_logits`. None: scores are not capped.
   """
 
   query_BxTxNxH: jax.Array
-  key_BxSxNxH: jax.Array
-  value_BxSxNxH: jax.Array
+  key_BxSxCxH: jax.Array
+  value_BxSxCxH: jax.Array
   distance: relative.DistanceTerm | None = None
   logit_cap: float | None = None
 
@@ -146,21 +147,16 @@ def joint_softmax(
   return PartialAttention(values_BxTxNxH, log_mass_BxNxT, weights_BxNxTxS, first.pair_BxNxT)
 
 
-def cap_logits(scores: jax.Array, logit_cap: float | None) -> jax.Array:
-  """Returns c tanh(scores / c) for a cap c, before any mask (praxis); the scores without one."""
-  return scores if logit_cap is None else logit_cap * jnp.tanh(scores / logit_cap)
-
-
 def _scores(heads, cached, keys):
   """Returns the capped scores without a mask, [B, N, T, S]."""
   # Concatenating cache and segment would copy the cache.
-  scores_BxNxTxS = _product('btnh,bsnh->bnts', heads.query_BxTxNxH, heads.key_BxSxNxH)
+  scores_BxNxTxS = _query_products(heads.query_BxTxNxH, heads.key_BxSxCxH, 'bsch')
   if cached is not None:
-    scores_BxNxTxM = _product('btnh,bnmh->bntm', heads.query_BxTxNxH, cached.keys)
+    scores_BxNxTxM = _query_products(heads.query_BxTxNxH, cached.keys, 'bcsh')
     scores_BxNxTxS = jnp.concatenate([scores_BxNxTxM, scores_BxNxTxS], axis=-1)
   if heads.distance is not None:
     scores_BxNxTxS += relative.scores(heads.distance, keys.distance_BxTxS)
-  return cap_logits(scores_BxNxTxS, heads.logit_cap)
+  return softmax.cap_logits(scores_BxNxTxS, heads.logit_cap)
 
 
 def _unclipped_mask(span_mask, keys):
@@ -175,12 +171,30 @@ def _unclipped_mask(span_mask, keys):
 
 def _weighted_sums(weights_BxNxTxS, heads, cached):
   """Returns the weighted sums of the values, in at least float32."""
-  weights_BxNxTxS = weights_BxNxTxS.astype(heads.value_BxSxNxH.dtype)
+  weights_BxNxTxS = weights_BxNxTxS.astype(heads.value_BxSxCxH.dtype)
   M = 0 if cached is None else cached.values.shape[2]
-  values_BxTxNxH = _product('bnts,bsnh->btnh', weights_BxNxTxS[..., M:], heads.value_BxSxNxH)
+  values_BxTxNxH = _weighted_sum(weights_BxNxTxS[..., M:], heads.value_BxSxCxH, 'bsch')
   if cached is not None:
-    values_BxTxNxH += _product('bntm,bnmh->btnh', weights_BxNxTxS[..., :M], cached.values)
+    values_BxTxNxH += _weighted_sum(weights_BxNxTxS[..., :M], cached.values, 'bcsh')
   return values_BxTxNxH
+
+
+def _query_products(query_BxTxNxH, keys, key_axes):
+  """Returns the products of queries and keys, [B, N, T, S], without a copy of shared keys."""
+  (B, T, N, H), C = query_BxTxNxH.shape, keys.shape[key_axes.index('c')]
+  if N == C:
+    return _product(f'btch,{key_axes}->bcts', query_BxTxNxH, keys)
+  query_BxTxCxGxH = query_BxTxNxH.reshape(B, T, C, N // C, H)
+  return _product(f'btcgh,{key_axes}->bcgts', query_BxTxCxGxH, keys).reshape(B, N, T, -1)
+
+
+def _weighted_sum(weights_BxNxTxS, values, value_axes):
+  """Returns the weighted sums of the values, [B, T, N, H], without a copy of shared values."""
+  (B, N, T, S), C = weights_BxNxTxS.shape, values.shape[value_axes.index('c')]
+  if N == C:
+    return _product(f'bcts,{value_axes}->btch', weights_BxNxTxS, values)
+  weights_BxCxGxTxS = weights_BxNxTxS.reshape(B, C, N // C, T, S)
+  return _product(f'bcgts,{value_axes}->btcgh', weights_BxCxGxTxS, values).reshape(B, T, N, -1)
 
 
 def _pairs(scores_BxNxTxS, unclipped_xNxTxS, keys):

@@ -4,7 +4,7 @@ They support one mask: causal within documents. `splash` is for TPUs; on a CPU i
 which is slow and only for tests. `cudnn` is for GPUs; its mask is as large as the scores of one
 head. `config.kernels` says where they are used.
 
-B batch, T segment length, N heads, H head width.
+B batch, T segment length, N query heads, C key heads, H head width.
 """
 
 import functools
@@ -21,18 +21,22 @@ from ngrammer_jax.layers.context import Keys
 BLOCK_SIZES = (512, 256, LANES)  # queries and keys at a time
 
 
-def setting(query: jax.Array | jax.ShapeDtypeStruct, M: int = 0) -> Setting:
+def setting(
+  query: jax.Array | jax.ShapeDtypeStruct, M: int = 0, key_heads: int | None = None
+) -> Setting:
   """Returns what attention works on, under the current mesh.
 
   Args:
     query: queries [B, T, N, H].
     M: number of earlier keys.
+    key_heads: number of key heads. None: N.
   """
-  _, T, _, H = query.shape
+  B, T, N, H = query.shape
+  axes = mesh_axes.axes('batch', B), *mesh_axes.head_axes(N, key_heads or N)
   platform, device = mesh_axes.device()
   return Setting(
     *(T, M, H, query.dtype.name, platform, device),
-    is_divisible=_mesh_axes(query.shape) is not None,
+    is_divisible=None not in axes,
     generator=jax.config.jax_default_prng_impl,
   )
 
@@ -51,11 +55,20 @@ def attend(
   """
   del span_mask, options
   run = {'splash': functools.partial(_splash, heads.logit_cap), 'cudnn': _cudnn}[kernel]
-  rows, by_head = _mesh_axes(heads.query_BxTxNxH.shape)
+  (B, _, N, _), C = heads.query_BxTxNxH.shape, heads.key_BxSxCxH.shape[2]
+  rows, (by_head, by_key_head) = mesh_axes.axes('batch', B), mesh_axes.head_axes(N, C)
+
+  def attend_own(query_BxTxNxH, key_BxTxCxH, value_BxTxCxH, documents_BxT):
+    shared = key_BxTxCxH, value_BxTxCxH
+    if by_head != by_key_head:
+      shared = mesh_axes.own_key_heads(by_head, N, shared, 2)
+    return run(query_BxTxNxH, *shared, documents_BxT)
+
   if rows or by_head:
-    spec = jax.P(rows, None, by_head)
-    run = jax.shard_map(run, in_specs=(spec,) * 3 + (jax.P(rows),), out_specs=spec, check_vma=False)
-  return PartialAttention(run(*heads[:3], keys.query_documents_BxT))
+    spec, key_spec = jax.P(rows, None, by_head), jax.P(rows, None, by_key_head)
+    specs = spec, key_spec, key_spec, jax.P(rows)
+    attend_own = jax.shard_map(attend_own, in_specs=specs, out_specs=spec, check_vma=False)
+  return PartialAttention(attend_own(*heads[:3], keys.query_documents_BxT))
 
 
 def _splash(logit_cap, q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, documents_BxT):
@@ -84,9 +97,3 @@ def _cudnn(q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, documents_BxT):
   return jax.nn.dot_product_attention(
     q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, mask=visible_Bx1xTxT, scale=1.0, implementation='cudnn'
   )
-
-
-def _mesh_axes(shape: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-  """Returns the mesh axes of rows and heads, None if they do not divide these."""
-  axes = mesh_axes.axes('batch', shape[0]), mesh_axes.axes('heads', shape[2])
-  return None if None in axes else axes

@@ -40,7 +40,7 @@ def attend(
 
   The other arguments are those of `full.attend`.
   """
-  (B, T), S = heads.query_BxTxNxH.shape[:2], heads.key_BxSxNxH.shape[1]
+  (B, T), S = heads.query_BxTxNxH.shape[:2], heads.key_BxSxCxH.shape[1]
   F = block_count(T, S - T) if applies(keys) else 1
   if F == 1:
     return full.attend(heads, span_mask, keys, *options)
@@ -53,8 +53,8 @@ def attend(
     )
   blocks = full.Heads(
     _fold_queries(heads.query_BxTxNxH, F),
-    _fold_keys(heads.key_BxSxNxH, F, T),
-    _fold_keys(heads.value_BxSxNxH, F, T),
+    _fold_keys(heads.key_BxSxCxH, F, T),
+    _fold_keys(heads.value_BxSxCxH, F, T),
     distance,
     heads.logit_cap,
   )

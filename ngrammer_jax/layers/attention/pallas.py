@@ -25,10 +25,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import documents, dropout, mesh_axes
+from ngrammer_jax.layers import documents, dropout, mesh_axes, softmax
 from ngrammer_jax.layers.attention import span
 from ngrammer_jax.layers.attention.block_layout import NO_LIMIT, QUERY_PADDING, pad
-from ngrammer_jax.layers.attention.full import Heads, PartialAttention, SpanMask, cap_logits
+from ngrammer_jax.layers.attention.full import Heads, PartialAttention, SpanMask
 from ngrammer_jax.layers.context import Keys
 
 BLOCK = 128  # queries and keys of a block: the lanes of a TPU
@@ -111,7 +111,7 @@ def attend(
   del cached, return_pairs, drop
   T, K = heads.query_BxTxNxH.shape[1], BLOCK
   ramp, renormalize = (1, True) if span_mask is None else (span_mask.ramp, span_mask.renormalize)
-  M = heads.key_BxSxNxH.shape[1] - T
+  M = heads.key_BxSxCxH.shape[1] - T
   options = Options(
     block=K,
     memory_blocks=-(-M // K),
@@ -146,7 +146,7 @@ def _operands(heads, span_mask, M, K):
   if span_mask is not None:
     span_NxBxT = by_head(jnp.broadcast_to(span_mask.z_BxTxN, (B, T, N)), 0)
     span_NxBxIx1xK = span_NxBxT.reshape(N, B, -1, 1, K)
-  keys = by_head(heads.key_BxSxNxH, before), by_head(heads.value_BxSxNxH, before)
+  keys = by_head(heads.key_BxSxCxH, before), by_head(heads.value_BxSxCxH, before)
   query = by_head(heads.query_BxTxNxH, 0)
   return Operands(query, distance_query, span_NxBxIx1xK, *keys, encoding, bias)
 
@@ -437,7 +437,7 @@ class _Kernels:
           part += refs[f'bias_{half}'][...]
         parts.append(part)
       scores_KxK += _skew(jnp.concatenate(parts, axis=1))
-    scores_KxK = cap_logits(scores_KxK, options.logit_cap)
+    scores_KxK = softmax.cap_logits(scores_KxK, options.logit_cap)
     row_KxK, column_KxK = (jax.lax.broadcasted_iota(jnp.int32, (K, K), axis) for axis in (0, 1))
     distance_KxK = (at.i + options.memory_blocks - at.j) * K + row_KxK - column_KxK
     nearest_KxK = distance_KxK - (not options.sees_itself)

@@ -1,7 +1,8 @@
 """Queries, keys and values of the heads: linear maps, causal convolutions and rotations.
 
   q, k, v = conv(x W)                 convolutions: Primer
-  k <- rotate(k)                      rotary positions
+  q, k <- rms(q), rms(k)              query-key norm, of each head or of all heads
+  q, k <- rotate(q), rotate(k)        rotary positions
 
 Attention projects a whole segment. Blocks project the keys of a memory when they visit them, one
 head and one block of tokens at a time. Both call the functions of this file.
@@ -18,7 +19,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.layers import convolution, dense
+from ngrammer_jax.layers import convolution, dense, normalization
 from ngrammer_jax.layers.attention import position
 
 # Returns a submodule to call, from a function that makes it and its name.
@@ -30,18 +31,25 @@ class Projections:
   """Options of the query, key and value projections.
 
   Attributes:
-    bias: projections have biases.
+    bias: queries, keys and values have biases.
+    output_bias: the output projection has one. None: same as `bias`.
     per_dim_scale: learn the query scale of each feature (praxis), shared by the heads:
       log2(e) / sqrt(H) * softplus(s), which is 1 / sqrt(H) at the initial s = 0.
     taps: number of taps of the causal convolutions on the projected q, k and v (Primer). None: no
       convolutions.
     shared_query_key: q is a linear map, head by head, of the convolved k (full Primer).
+    norm: RMS norm of q and k, of each head (`head`) or of all heads together (`full`).
+    norm_epsilon, norm_offset: see `normalization.RMSNorm`.
   """
 
   bias: bool = False
+  output_bias: bool | None = None
   per_dim_scale: bool = False
   taps: int | None = None
   shared_query_key: bool = False
+  norm: str | None = None
+  norm_epsilon: float = 1e-6
+  norm_offset: bool = False
 
   @property
   def names(self) -> tuple[str, ...]:
@@ -102,17 +110,27 @@ class HeadProjection:
     make = functools.partial(dense.dense_general, x_BxPxD.shape[-1:], features, names, **fields)
     y_BxPxNxH = self.bind(make, name)(x_BxPxD)
     if self.options.taps is None:
-      return y_BxPxNxH, None
+      return self._normalize(name, y_BxPxNxH), None
     earlier = y_BxPxNxH[:, :before] if before else earlier
     make = functools.partial(convolution.CausalConvolution, self.options.taps, self.dtype)
     inputs_BxTxNxH = y_BxPxNxH[:, before:]
     convolve = self.bind(make, f'{name}_convolution')
-    return convolve(inputs_BxTxNxH, position_BxT, earlier), inputs_BxTxNxH
+    y_BxTxNxH = convolve(inputs_BxTxNxH, position_BxT, earlier)
+    return self._normalize(name, y_BxTxNxH), inputs_BxTxNxH
+
+  def _normalize(self, name, x_BxTxNxH):
+    """Normalises queries and keys."""
+    o = self.options
+    if o.norm is None or name == 'value':
+      return x_BxTxNxH
+    axes, is_joint = (2, True) if o.norm == 'full' else (1, False)
+    fields = axes, o.norm_epsilon, o.norm_offset, self.dtype, is_joint
+    make = functools.partial(normalization.RMSNorm, *fields)
+    return self.bind(make, f'{name}_norm')(x_BxTxNxH)
 
 
-def rotate_last(x_BxTxNxH: jax.Array, rotation: tuple[jax.Array, jax.Array] | None) -> jax.Array:
+def rotate_last(x_BxTxNxH: jax.Array, rotation: position.Rotation | None) -> jax.Array:
   """Rotates queries or keys by the last T of the angles. None: no rotation."""
   if rotation is None:
     return x_BxTxNxH
-  T = x_BxTxNxH.shape[1]
-  return position.rotate(x_BxTxNxH, tuple(part[..., -T:, :, :] for part in rotation))
+  return position.rotate(x_BxTxNxH, rotation.between(-x_BxTxNxH.shape[1], None))

@@ -59,7 +59,7 @@ def test_equals_full_scores(x64, monkeypatch, case):
     memory = (jnp.einsum('bmd,ndh->bmnh', rows, weight) for weight in weights)
     key, value = (jnp.concatenate(pair, axis=1) for pair in zip(memory, heads[1:3], strict=True))
     spans = None if z_BxTxN is None else SpanMask(z_BxTxN, RAMP, renormalize)
-    heads = heads._replace(key_BxSxNxH=key, value_BxSxNxH=value, logit_cap=logit_cap)
+    heads = heads._replace(key_BxSxCxH=key, value_BxSxCxH=value, logit_cap=logit_cap)
     part = pallas.attend(heads, spans, keys)
     return part.values_BxTxNxH, part.log_mass_BxNxT
 

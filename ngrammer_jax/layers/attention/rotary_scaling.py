@@ -1,0 +1,61 @@
+"""Rotary frequencies for texts longer than those of the first training.
+
+f is the frequency of a pair of features, M the original length and F the factor.
+
+  linear    f / F
+  llama3    b f + (1 - b) f / F, where b rises from 0 to 1 with the turns M f / 2 pi, from the low
+            to the high frequency factor
+  yarn      f (1 - ramp) + ramp f / F, where the ramp rises with the number of the pair, between
+            those that turn beta_fast and beta_slow times in M (Peng et al. 2023)
+  longrope  f / e, with a factor e of each pair, for short or for long texts
+
+yarn and longrope also multiply sine and cosine: by 0.1 ln F + 1, and by sqrt(1 + ln F / ln M).
+"""
+
+import math
+
+import numpy as np
+
+from ngrammer_jax.config.positions import RotaryScalingConfig
+
+
+def timescales(features: int, min_timescale: float, max_timescale: float) -> np.ndarray:
+  """Returns the inverse frequency of each pair of features without scaling, float64."""
+  exponent_h = np.arange(features // 2) / (features // 2)
+  return min_timescale * (max_timescale / min_timescale) ** exponent_h
+
+
+def scale(
+  frequency_h: np.ndarray, scaling: RotaryScalingConfig, max_timescale: float
+) -> tuple[np.ndarray, float]:
+  """Returns the scaled frequencies, and the factor of sine and cosine."""
+  c, M = scaling, scaling.original_length
+  if c.kind == 'linear':
+    return frequency_h / c.factor, 1.0
+  if c.kind == 'llama3':
+    turns_h = M * frequency_h / (2 * math.pi)
+    low, high = c.low_frequency_factor, c.high_frequency_factor
+    kept_h = np.clip((turns_h - low) / (high - low), 0, 1)
+    return frequency_h * (kept_h + (1 - kept_h) / c.factor), 1.0
+  if c.kind == 'yarn':
+    ramp_h = _yarn_ramp(len(frequency_h), c, max_timescale)
+    factor = 0.1 * math.log(c.factor) + 1
+    frequency_h = frequency_h * (1 - ramp_h) + frequency_h / c.factor * ramp_h
+  else:
+    frequency_h = frequency_h / np.asarray(c.long_factors if c.is_long else c.short_factors)
+    factor = math.sqrt(1 + math.log(c.factor) / math.log(M))
+  return frequency_h, factor if c.attention_factor is None else c.attention_factor
+
+
+def _yarn_ramp(pairs, scaling, max_timescale):
+  """Returns the share of the divided frequency in that of each pair."""
+  c, r = scaling, 2 * pairs
+  place = lambda turns: (
+    r * math.log(c.original_length / (2 * math.pi * turns)) / (2 * math.log(max_timescale))
+  )
+  low, high = place(c.beta_fast), place(c.beta_slow)
+  if c.truncate:
+    low, high = math.floor(low), math.ceil(high)
+  low, high = max(low, 0), min(high, r - 1)
+  high += 0.001 if low == high else 0
+  return np.clip((np.arange(pairs) - low) / (high - low), 0, 1)
