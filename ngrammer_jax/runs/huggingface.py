@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import pathlib
 from typing import Any
 
 from flax import linen as nn
@@ -64,7 +65,9 @@ class PublishedRun(run.Run):
   def find_checkpoint(self) -> None:
     """Returns None: there are no checkpoints. Raises BadInput for another step than 0."""
     if self.step not in ('newest', 'best', 0):
-      raise errors.BadInput(f'--step={self.step}: {self.workdir} is a published model, without steps')
+      raise errors.BadInput(
+        f'--step={self.step}: {self.workdir} is a published model, without steps'
+      )
 
   def load(self, abstract: Any, dtype: Any = None) -> dict[str, Any]:
     """Returns the parameters, in the shards of `abstract`."""
@@ -75,12 +78,11 @@ class PublishedRun(run.Run):
     self.find_checkpoint()
     boxed = train_state.abstract_variables(self.model)['params']
     shardings = sharding.shardings(boxed, self.mesh)
-    place = lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
+    dtype = self.dtype or self.published.dtype
+    place = lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=where)
     abstract = jax.tree.map(place, nn.unbox(boxed), shardings)
-    dtype = None if self.dtype is None else jnp.dtype(self.dtype)
-    stored = max(t.dtype.itemsize for t in self.published.checkpoint.tensors.values())
-    capacity.check_parameters(abstract, self.mesh, stored if dtype is None else dtype.itemsize)
-    return train_state.TrainState(jnp.int32(0), self.load(abstract, dtype), {}, {}, {})
+    capacity.check_parameters(abstract, self.mesh)
+    return train_state.TrainState(jnp.int32(0), self.load(abstract, self.dtype), {}, {}, {})
 
   @functools.cached_property
   def _splits(self) -> dict[str, token_cache.TokenSplit]:
@@ -90,11 +92,14 @@ class PublishedRun(run.Run):
     ).splits
 
 
-def open_run(path: str, dtype: str | None = None) -> PublishedRun:
+def open_run(
+  path: str | pathlib.Path, step: int | str = 'newest', dtype: str | None = None
+) -> PublishedRun:
   """Opens a published model.
 
   Args:
     path: its folder.
+    step: `newest`, `best` or 0.
     dtype: dtype of the parameters; None: those of the file.
 
   Raises:
@@ -107,7 +112,7 @@ def open_run(path: str, dtype: str | None = None) -> PublishedRun:
     config = conversion.resolve(values if has_text else values | {'data': {}})
   except errors.BadInput as error:
     raise errors.BadInput(f'{path / checkpoints.CONFIG}: {error}') from error
-  return PublishedRun(path, config, dtype=dtype)
+  return PublishedRun(path, config, step, dtype)
 
 
 def save(source: run.Run, folder: Any, dtype: Any = None) -> None:

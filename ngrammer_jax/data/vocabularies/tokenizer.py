@@ -28,16 +28,18 @@ class TokenizerVocabulary(base.Vocabulary):
 
   Args:
     content: the content of the file.
+    size: number of ids with unused ones after those of the tokenizer, as the embeddings of
+      published models have them. None: those of the tokenizer.
 
   Raises:
     ValueError: the file is not a tokenizer.
-    BadInput: no special token separates documents.
+    BadInput: no special token separates documents, or the tokenizer has more ids than `size`.
   """
 
-  def __init__(self, content: bytes):
+  def __init__(self, content: bytes, size: int | None = None):
     import tokenizers  # other vocabularies do not need it
 
-    self._content, self.definition = content, ('tokenizer', content)
+    self.content = content
     self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
     # A tokenizer of a model with short inputs cuts and pads texts.
     self._tokenizer.no_truncation()
@@ -48,7 +50,13 @@ class TokenizerVocabulary(base.Vocabulary):
     if model.get('unk_token') is not None:
       self.unknown = self._tokenizer.token_to_id(model['unk_token'])
     self.document_start = self.document_end = self._find_separator()
-    self.size = 1 + max(self._tokenizer.get_vocab().values())  # some tokenizers leave ids out
+    own_size = 1 + max(self._tokenizer.get_vocab().values())  # some tokenizers leave ids out
+    self.size = own_size if size is None else size
+    if own_size > self.size:
+      raise errors.BadInput(
+        f'the tokenizer has {own_size:,} ids, but the model {self.size:,}: it is of another model'
+      )
+    self.definition = ('tokenizer', content, self.size)
 
   def _find_separator(self) -> int:
     """Returns the id of the document start. Raises BadInput if there is none."""
@@ -83,5 +91,5 @@ class TokenizerVocabulary(base.Vocabulary):
     return texts, [self._tokenizer.id_to_token(i) or '' for i in range(self.size)]
 
   def save(self, folder: pathlib.Path) -> None:
-    files.write(folder / 'vocabulary.tokenizer.json', self._content)
-    base.write_fields(folder, 'tokenizer')
+    files.write(folder / 'vocabulary.tokenizer.json', self.content)
+    base.write_fields(folder, 'tokenizer', size=self.size)

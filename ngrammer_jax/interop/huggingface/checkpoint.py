@@ -79,7 +79,7 @@ class Checkpoint:
         raise errors.BadInput(f'{path} was changed while it was read: wait for its end, and rerun')
 
 
-def is_folder(folder: pathlib.Path) -> bool:
+def is_published(folder: pathlib.Path) -> bool:
   """Whether a folder has a published model, and not a run: its config.json has a model_type."""
   with contextlib.suppress(*files.DAMAGE_ERRORS):
     return 'model_type' in files.read_json(folder / CONFIG)

@@ -80,9 +80,7 @@ SCALINGS = {
   'yarn': _LENGTH
   | _FACTORS
   | {'beta_fast': 'beta_fast', 'beta_slow': 'beta_slow', 'truncate': 'truncate'},
-  'longrope': _LENGTH
-  | _FACTORS
-  | {'short_factors': 'short_factor', 'long_factors': 'long_factor'},
+  'longrope': _LENGTH | _FACTORS | {'short_factors': 'short_factor', 'long_factors': 'long_factor'},
 }
 DEFAULT_LENGTH = 2048  # tokens of a segment in evaluation, if the model has that many positions
 
@@ -306,7 +304,9 @@ def _scaling(
     )
   else:
     names = SCALINGS[kind]
-  scales = [given.pop(name, None) for name in ('mscale', 'mscale_all_dim')] if kind == 'yarn' else []
+  scales = (
+    [given.pop(name, None) for name in ('mscale', 'mscale_all_dim')] if kind == 'yarn' else []
+  )
   given.setdefault('original_max_position_embeddings', c['max_position_embeddings'])
   if c['original_max_position_embeddings'] is not None:
     given['original_max_position_embeddings'] = c['original_max_position_embeddings']

@@ -212,9 +212,7 @@ FAMILIES = {
     Family(
       'gemma2',
       'Gemma2ForCausalLM',
-      _LLAMA_FIELDS
-      | _GEMMA
-      | {'attn_logit_softcapping': 50.0, 'final_logit_softcapping': 30.0},
+      _LLAMA_FIELDS | _GEMMA | {'attn_logit_softcapping': 50.0, 'final_logit_softcapping': 30.0},
       _GEMMA_OPTIONS,
       _LLAMA_TENSORS | _BOTH_NORMS,
       {'hidden_act': 'hidden_activation'},

@@ -1,8 +1,8 @@
 """Published models: opens one, and describes it as one of ours.
 
-  model = models.open(path)
-  model.config_values()      values of a config of ours, with the vocabulary of the model
-  model.load(abstract)       its parameters, in the shards of `abstract`
+model = models.open(path)
+model.config_values()      values of a config of ours, with the vocabulary of the model
+model.load(abstract)       its parameters, in the shards of `abstract`
 """
 
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ import json
 import pathlib
 from typing import Any
 
+import numpy as np
+
 from ngrammer_jax import errors
 from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
 from ngrammer_jax.interop.huggingface import configs, tensors
-
-PREFIX = 'hf:'  # before the path of a model, where it stands for a run or a config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +36,13 @@ class Model:
     """V, rows of the embedding; the tokenizer may have fewer ids."""
     return self.description.vocabulary_size
 
+  @property
+  def dtype(self) -> np.dtype:
+    """The dtype of most of its values, that of the embedding."""
+    names = [self.description.family.tensors['embedding'].name]
+    stored = tensors.canonical(self.checkpoint.tensors, self.description.family)
+    return next((stored[name].dtype for name in names if name in stored), np.dtype(np.float32))
+
   def config_values(self) -> dict[str, Any]:
     """Returns the values of the config of a run with this model."""
     length = min(self.description.positions, configs.DEFAULT_LENGTH)
@@ -45,11 +52,7 @@ class Model:
     data: dict[str, Any] = {'vocabulary': 'tokenizer'}
     if (path := self.checkpoint.tokenizer.path) is not None:
       data |= {'vocabulary_path': str(path), 'vocabulary_size': self.vocabulary_size}
-    return {
-      'model': self.description.model,
-      'data': data,
-      'training': {'segment_length': length},
-    }
+    return {'model': self.description.model, 'data': data, 'training': {'segment_length': length}}
 
   def load(self, config: ModelConfig, abstract: Any, dtype: Any = None) -> dict[str, Any]:
     """Loads the parameters, see `tensors.load`."""

@@ -127,9 +127,7 @@ def canonical(
   return {new: tensors[old] for old, new in names.items()}
 
 
-def has_own_head(
-  tensors: Mapping[str, checkpoints.StoredTensor], family: families.Family
-) -> bool:
+def has_own_head(tensors: Mapping[str, checkpoints.StoredTensor], family: families.Family) -> bool:
   """Whether a file has an output matrix that differs from the embedding."""
   head, embedding = (tensors.get(family.tensors[p].name) for p in (HEAD, 'embedding'))
   if head is None or embedding is None:
@@ -254,7 +252,9 @@ class _Loader:
       values = tensor.read(first + start * step, first + stop * step)
     except (OSError, ValueError) as error:
       self.checkpoint.check_unchanged()
-      raise errors.BadInput(f'{self.checkpoint.path}: {place.name} cannot be read: {error}') from error
+      raise errors.BadInput(
+        f'{self.checkpoint.path}: {place.name} cannot be read: {error}'
+      ) from error
     if count := values.size - np.count_nonzero(np.isfinite(values)):
       self.broken[place.name] = self.broken.get(place.name, 0) + int(count)
     return values
@@ -274,8 +274,8 @@ def save(
   vocabulary_size: int,
   path: pathlib.Path,
   dtype: Any = None,
-) -> None:
-  """Writes parameters as the tensors of a family, one after the other.
+) -> str:
+  """Writes parameters as the tensors of a family, one after the other; returns their dtype.
 
   Args:
     params: the parameters of our model.
@@ -307,3 +307,4 @@ def save(
         rows = values[place.first_row : place.first_row + place.num_rows]
         place.rows(rows)[...] = np.asarray(leaves[p])
       write(name, 0, values)
+  return str(np.dtype(dtype or leaves['embedding'].dtype))
