@@ -10,12 +10,10 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, sharding
 from ngrammer_jax.config import conversion
 from ngrammer_jax.data import token_cache, vocabularies
 from ngrammer_jax.data.vocabularies import tokenizer
-from ngrammer_jax.inference import engine as inference
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
 from ngrammer_jax.interop.huggingface import models
 from ngrammer_jax.models import language_model

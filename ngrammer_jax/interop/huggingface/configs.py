@@ -5,7 +5,7 @@ is an error, as it may change the numbers. Both forms of rotary fields are read:
 `rope_scaling`, and `rope_parameters`. The first is written, which all versions read.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 import dataclasses
 import math
 from typing import Any
