@@ -21,7 +21,10 @@ class DataConfig:
   )
   vocabulary: str = field('sentencepiece', 'type of tokens', choices=VOCABULARIES)
   vocabulary_size: int | None = field(
-    None, 'size of a learned vocabulary; None: 4096 SentencePiece pieces, or all words', at_least=3
+    None,
+    'size of a learned vocabulary; None: 4096 SentencePiece pieces, or all words. Of a tokenizer: '
+    'number of ids with unused ones, such as the rows of an embedding; None: its own',
+    at_least=3,
   )
   vocabulary_path: str | None = field(
     None,
@@ -82,6 +85,8 @@ class DataConfig:
     if size is None:
       return
     is_learned = self.vocabulary in ('words', 'sentencepiece') and self.vocabulary_path is None
+    if self.vocabulary == 'tokenizer':
+      return  # the tokenizer says whether it has more ids
     if not is_learned:
       key = 'vocabulary' if self.vocabulary_path is None else 'vocabulary_path'
       raise errors.BadInput(

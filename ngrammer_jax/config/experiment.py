@@ -31,7 +31,7 @@ class Config:
   init_from: str | None = field(
     None,
     'run directory, whose newest checkpoint the training or fine-tuning starts from, or '
-    'pretrained:NAME',
+    'pretrained:NAME, or hf:FOLDER of a published model',
   )
   finetune: FinetuneConfig | None = field(None, 'fine-tuning of a trained model')
 

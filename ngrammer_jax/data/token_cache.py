@@ -243,7 +243,8 @@ def _create_vocabulary(
     return vocabularies.ByteVocabulary()
   if config.vocabulary_path is not None:
     path = files.user_path('data.vocabulary_path', config.vocabulary_path)
-    return vocabularies.read(config.vocabulary, path)
+    size = config.vocabulary_size if config.vocabulary == 'tokenizer' else None
+    return vocabularies.read(config.vocabulary, path, size)
   if config.vocabulary == 'characters':
     documents = [document for split in corpus.splits.values() for document in split]
     separated = len(documents) > len(corpus.splits)

@@ -17,6 +17,7 @@ from ngrammer_jax.config import data as data_config
 from ngrammer_jax.data import corpora, token_cache, vocabularies
 from ngrammer_jax.inference import cloze, conversation, language_modeling, sampling, text
 from ngrammer_jax.inference import engine as inference
+from ngrammer_jax.interop.huggingface import checkpoint
 from ngrammer_jax.layers.ngram.memory import NGramMemory
 from ngrammer_jax.models import language_model, memories
 from ngrammer_jax.runs import exported
@@ -143,18 +144,27 @@ class Run:
       )
     return memories_by_path
 
-  def export(self, folder: str | pathlib.Path, dtype: str | None = None) -> None:
+  def export(
+    self, folder: str | pathlib.Path, dtype: str | None = None, format: str = 'run'
+  ) -> None:
     """Writes config, vocabulary and variables to a folder, which `load_run` reads.
 
     Args:
       folder: a new or empty folder.
       dtype: dtype of the parameters in the file, such as `bfloat16`. None: their own.
+      format: `run`, or `huggingface` for a folder that other libraries read, too.
 
     Raises:
-      BadInput: the folder is remote, is not empty or cannot be created.
+      BadInput: the folder is remote, is not empty or cannot be created; or no family of published
+        models is such a model.
     """
     folder = files.path(folder)
     exported.make_folder(folder)  # before the checkpoint is loaded
+    if format == 'huggingface':
+      from ngrammer_jax.runs import huggingface
+
+      huggingface.save(self, folder, dtype)
+      return
     exported.save(self.workdir, self.state, folder, dtype)
 
   def split(self, name: str) -> token_cache.TokenSplit:
@@ -347,23 +357,35 @@ def load_run(workdir: str | pathlib.Path, step: int | str = 'newest') -> Run:
   """Opens a run directory. The checkpoint is looked for and loaded on first use.
 
   Args:
-    workdir: the run directory.
+    workdir: the run directory, or the folder of a published model (see `runs.huggingface`).
     step: checkpoint: a step number, `newest`, or `best` on the validation split.
 
   Raises:
     BadInput: it is not a run directory.
   """
   workdir = files.path(workdir)
+  if checkpoint.is_published(workdir):
+    from ngrammer_jax.runs import huggingface
+
+    return huggingface.open_run(workdir, step)
   return Run(workdir, workdirs.load_config(workdir), step)
 
 
-def load_pretrained(name: str) -> Run:
-  """Opens a model that comes with the package, see `pretrained_models`.
+def load_pretrained(name: str | pathlib.Path, dtype: str | None = None) -> Run:
+  """Opens a model that comes with the package, or a published model.
+
+  Args:
+    name: its name, see `pretrained_models`; or the folder of a published model.
+    dtype: dtype of the parameters of a published model; None: those of the file.
 
   Raises:
     BadInput: there is no model of this name, or a file of it is damaged.
   """
-  return load_run(pretrained_models.find(name))
+  if str(name) not in pretrained_models.names() and files.path(name).exists():
+    from ngrammer_jax.runs import huggingface
+
+    return huggingface.open_run(name, dtype=dtype)
+  return load_run(pretrained_models.find(str(name)))
 
 
 def corpus_opener(

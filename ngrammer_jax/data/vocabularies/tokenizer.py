@@ -28,6 +28,8 @@ class TokenizerVocabulary(base.Vocabulary):
 
   Args:
     content: the content of the file.
+    size: number of ids with unused ones after those of the tokenizer, as the embeddings of
+      published models have them. None: those of the tokenizer.
     document_start: id of the document start. None: the first special token that the tokenizer
       itself adds to a text; if it adds none, the first of DOCUMENT_SEPARATORS that is one of its
       special tokens.
@@ -37,19 +39,19 @@ class TokenizerVocabulary(base.Vocabulary):
 
   Raises:
     ValueError: the file is not a tokenizer.
-    BadInput: no special token separates documents.
+    BadInput: no special token separates documents, or the tokenizer has more ids than `size`.
   """
 
   def __init__(
     self,
     content: bytes,
+    size: int | None = None,
     document_start: int | None = None,
     end_tokens: Sequence[int] | None = None,
     adds_start: bool = True,
     chat_template: str | None = None,
   ):
-    self.content, self.definition = content, ('tokenizer', content)
-    self.adds_start, self.chat_template = adds_start, chat_template
+    self.content, self.adds_start, self.chat_template = content, adds_start, chat_template
     fields: dict[str, Any] = {'document_start': document_start, 'end_tokens': end_tokens}
     fields |= {'adds_start': None if adds_start else False, 'chat_template': chat_template}
     self._fields = {name: value for name, value in fields.items() if value is not None}
@@ -62,7 +64,13 @@ class TokenizerVocabulary(base.Vocabulary):
     self.document_start = self._find_separator() if document_start is None else document_start
     self._ends = tuple(end_tokens or (self.document_start,))
     self.document_end = self._ends[0]
-    self.size = 1 + max(self._tokenizer.get_vocab().values())  # some tokenizers leave ids out
+    own_size = 1 + max(self._tokenizer.get_vocab().values())  # some tokenizers leave ids out
+    self.size = own_size if size is None else size
+    if own_size > self.size:
+      raise errors.BadInput(
+        f'the tokenizer has {own_size:,} ids, but the model {self.size:,}: it is of another model'
+      )
+    self.definition = ('tokenizer', content, self.size)
 
   def _make_tokenizer(self):
     """Returns a tokenizer, in whose texts the spelling of a special token is that token."""
@@ -130,4 +138,4 @@ class TokenizerVocabulary(base.Vocabulary):
 
   def save(self, folder: pathlib.Path) -> None:
     files.write(folder / 'vocabulary.tokenizer.json', self.content)
-    base.write_fields(folder, 'tokenizer', **self._fields)
+    base.write_fields(folder, 'tokenizer', size=self.size, **self._fields)

@@ -5,20 +5,19 @@ package `gguf` dequantises. Tensors get the names and the order of rows of a Hug
 checkpoint, and the config its keys, so that a loader of those needs to know nothing of GGUF.
 """
 
-from collections.abc import Mapping
 import dataclasses
 import math
 import pathlib
 import re
 import struct
-import types
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.data import vocabularies
+from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
 from ngrammer_jax.interop.huggingface import tokenizers
 from ngrammer_jax.system import files
 
@@ -46,20 +45,6 @@ FOREIGN_KEYS = (
 )
 # The scaling of the published Llama 3.x, of which a file holds only the factors.
 LLAMA3 = {'low_freq_factor': 1.0, 'high_freq_factor': 4.0, 'original_max_position_embeddings': 8192}
-
-
-class Checkpoint(NamedTuple):
-  """A checkpoint as a Hugging Face folder has it.
-
-  Attributes:
-    config: the content of a config.json.
-    tensors: the tensors by their names in safetensors files.
-    vocabulary: the vocabulary of its tokenizer; None if the file has none.
-  """
-
-  config: dict[str, Any]
-  tensors: Mapping[str, 'StoredTensor']
-  vocabulary: vocabularies.TokenizerVocabulary | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,14 +97,15 @@ class StoredTensor:
     return dequantized.reshape(stop - start, *self.shape[1:])
 
 
-def open_file(path: pathlib.Path) -> Checkpoint:
-  """Opens a GGUF file; reads its header only.
+def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
+  """Returns the model in a GGUF file, of which only the header is read.
 
   Raises:
     BadInput: the package `gguf` is missing, the file is damaged, or its architecture, tokenizer or
       a type of its tensors is not supported.
   """
   _package()
+  version = checkpoints.version(path)
   with files.translate_damage(path, 'download it again'):
     with path.open('rb') as file:
       metadata, stored = _read_header(file, path)
@@ -136,8 +122,14 @@ def open_file(path: pathlib.Path) -> Checkpoint:
     for name, tensor in tensors.items():
       if name.rpartition('.')[0].endswith(('q_proj', 'k_proj')):
         tensors[name] = dataclasses.replace(tensor, head_width=config['head_dim'])
-    vocabulary = tokenizers.from_gguf(metadata)
-  return Checkpoint(config, types.MappingProxyType(tensors), vocabulary)
+
+  def read_tokenizer(size: int | None) -> vocabularies.TokenizerVocabulary:
+    with files.translate_damage(f'the tokenizer in {path}', 'download it again'):
+      return tokenizers.from_gguf(metadata, size)
+
+  has_tokenizer = 'tokenizer.ggml.model' in metadata
+  tokenizer = checkpoints.TokenizerFiles(None, {}, read_tokenizer if has_tokenizer else None)
+  return checkpoints.Checkpoint(path, config, tensors, tokenizer, {path: version})
 
 
 def _package():

@@ -32,14 +32,21 @@ CUTS = {
 CUTS_OF_CLASSES = {'GPT2Tokenizer': 'gpt-2', 'GPTNeoXTokenizer': 'gpt-2', 'Qwen2Tokenizer': 'qwen2'}
 
 
-def from_folder(folder: pathlib.Path) -> vocabularies.TokenizerVocabulary | None:
-  """Returns the vocabulary of a folder; None if it has no tokenizer.
+def has_tokenizer(folder: pathlib.Path) -> bool:
+  """Whether a folder has a tokenizer."""
+  return any((folder / n).is_file() for n in ('tokenizer.json', 'tokenizer.model', 'vocab.json'))
+
+
+def from_folder(folder: pathlib.Path, size: int | None) -> vocabularies.TokenizerVocabulary:
+  """Returns the vocabulary of a folder.
+
+  Args:
+    folder: a folder that `has_tokenizer`.
+    size: number of ids, see `TokenizerVocabulary`.
 
   Raises:
     BadInput: a file is damaged, or the tokenizer is of a kind that is not supported.
   """
-  if not any((folder / n).exists() for n in ('tokenizer.json', 'tokenizer.model', 'vocab.json')):
-    return None
   with files.translate_damage(f'the tokenizer in {folder}', 'download it again'):
     config, generation, settings, special_tokens, added = (
       files.read_json(folder / name) if (folder / name).exists() else {}
@@ -66,19 +73,22 @@ def from_folder(folder: pathlib.Path) -> vocabularies.TokenizerVocabulary | None
       template = next((t['template'] for t in template if t['name'] == 'default'), None)
     if (path := folder / 'chat_template.jinja').exists():
       template = path.read_text(encoding='utf-8')
-    return _vocabulary(content, tokenizer, start, ends, adds_start, template)
+    return _vocabulary(content, size, tokenizer, start, ends, adds_start, template)
 
 
-def from_gguf(metadata: Mapping[str, Any]) -> vocabularies.TokenizerVocabulary | None:
-  """Returns the vocabulary of the metadata of a GGUF file; None if they have no tokenizer.
+def from_gguf(metadata: Mapping[str, Any], size: int | None) -> vocabularies.TokenizerVocabulary:
+  """Returns the vocabulary of the metadata of a GGUF file.
+
+  Args:
+    metadata: values by their keys, of which `tokenizer.ggml.model` is one.
+    size: number of ids, see `TokenizerVocabulary`.
 
   Raises:
     BadInput: the tokenizer is of a kind that is not supported.
     ValueError, LookupError or TypeError: the metadata are damaged.
   """
   get = lambda name, default=None: metadata.get(f'tokenizer.ggml.{name}', default)
-  if (kind := get('model')) is None:
-    return None
+  kind = get('model')
   tokens, cut = get('tokens'), get('pre')
   kinds = [NORMAL] * len(tokens) if get('token_type') is None else get('token_type').tolist()
   if len(kinds) != len(tokens) or len(set(tokens)) != len(tokens):
@@ -97,10 +107,10 @@ def from_gguf(metadata: Mapping[str, Any]) -> vocabularies.TokenizerVocabulary |
   ends = [get('eos_token_id'), get('eot_token_id')]
   template = metadata.get('tokenizer.chat_template')
   start = get('bos_token_id')
-  return _vocabulary(content, _parse(content), start, ends, adds_start, template)
+  return _vocabulary(content, size, _parse(content), start, ends, adds_start, template)
 
 
-def _vocabulary(content, tokenizer, start, ends, adds_start, chat_template):
+def _vocabulary(content, size, tokenizer, start, ends, adds_start, chat_template):
   """Returns the vocabulary; ids that are not tokens are left out."""
   exists = lambda i: isinstance(i, int) and i >= 0 and tokenizer.id_to_token(i) is not None
   ends = list(dict.fromkeys(filter(exists, ends)))
@@ -108,6 +118,7 @@ def _vocabulary(content, tokenizer, start, ends, adds_start, chat_template):
     start, adds_start = (ends or [None])[0], False
   return vocabularies.TokenizerVocabulary(
     content,
+    size,
     document_start=start,
     end_tokens=ends or None,
     adds_start=bool(adds_start),

@@ -1,0 +1,437 @@
+"""The config.json of a published model becomes values of `config.model`, and back.
+
+Every field of config.json is used, or is in HARMLESS, or has the only value in NEUTRAL; any other
+is an error, as it may change the numbers. Both forms of rotary fields are read: `rope_theta` and
+`rope_scaling`, and `rope_parameters`. The first is written, which all versions read.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+from typing import Any
+
+from ngrammer_jax import errors
+from ngrammer_jax.config import conversion, fields
+from ngrammer_jax.config.attention import AttentionConfig
+from ngrammer_jax.config.model import ModelConfig
+from ngrammer_jax.config.positions import PositionalConfig
+from ngrammer_jax.interop import conversion as weights
+from ngrammer_jax.interop.huggingface import families
+
+# Names and descriptions, training, generation, and heads for other tasks.
+HARMLESS = frozenset(
+  """
+  architectures model_type transformers_version transformers.js_config _name_or_path name_or_path
+  dtype torch_dtype use_cache bos_token_id eos_token_id pad_token_id sep_token_id tokenizer_class
+  unk_token_id prefix initializer_range return_dict output_hidden_states output_attentions
+  torchscript use_bfloat16 tf_legacy_loss chunk_size_feed_forward cross_attention_hidden_size
+  decoder_start_token_id tie_encoder_decoder problem_type id2label label2id num_labels _num_labels
+  finetuning_task task_specific_params attn_implementation _attn_implementation
+  _attn_implementation_autoset cache_implementation gradient_checkpointing custom_pipelines
+  attention_dropout attn_pdrop embd_pdrop resid_pdrop hidden_dropout classifier_dropout
+  attention_probs_dropout_prob summary_type summary_use_proj summary_activation
+  summary_proj_to_labels summary_first_dropout reorder_and_upcast_attn pretraining_tp n_ctx
+  is_decoder is_llama_config _sliding_window_pattern temperature top_k top_p typical_p max_length
+  min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty
+  repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
+  num_return_sequences output_scores return_dict_in_generate forced_bos_token_id
+  forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens
+  begin_suppress_tokens
+  """.split()
+)
+# Fields that a family does not read, with the value of models that are as we compute them.
+NEUTRAL = {
+  **dict.fromkeys(('attention_bias', 'mlp_bias', 'lm_head_bias', 'qkv_bias'), False),
+  **dict.fromkeys(('use_bidirectional_attention', 'use_mrope', 'rope_interleaved'), False),
+  **dict.fromkeys(('add_cross_attention', 'is_encoder_decoder', 'use_sliding_window'), False),
+  **dict.fromkeys(('full_attn_mod', 'interpolate_factor'), 1),
+  'pruned_heads': {},
+}
+# Fields that a family has, but does not read.
+UNREAD = {
+  **dict.fromkeys(('gemma2', 'gemma3_text'), ('hidden_act',)),
+  **dict.fromkeys(('mistral', 'phi3', 'llama', 'olmo2'), ('layer_types',)),
+  'smollm3': ('max_window_layers',),
+}
+UNREAD['gemma3_text'] += ('attn_logit_softcapping',)
+# Fields for which null is a value of its own; elsewhere it is an absent field.
+NULLABLE = (
+  *('num_key_value_heads', 'head_dim', 'intermediate_size', 'sliding_window'),
+  *('attn_logit_softcapping', 'final_logit_softcapping'),
+)
+# The first name of an activation is written.
+ACTIVATIONS = {
+  'silu': 'silu',
+  'swish': 'silu',
+  'gelu_pytorch_tanh': 'gelu',
+  'gelu_new': 'gelu',
+  'gelu': 'gelu_erf',
+  'relu': 'relu',
+}
+KINDS = {'full_attention': 'full', 'sliding_attention': 'window'}
+# Fields of our config and of a rotary scaling, for each of its types.
+_LENGTH = {'original_length': 'original_max_position_embeddings'}
+_FACTORS = {'attention_factor': 'attention_factor', 'factor': 'factor'}
+SCALINGS = {
+  'linear': {'factor': 'factor'},
+  'llama3': _LENGTH
+  | {'factor': 'factor', 'low_frequency_factor': 'low_freq_factor'}
+  | {'high_frequency_factor': 'high_freq_factor'},
+  'yarn': _LENGTH
+  | _FACTORS
+  | {'beta_fast': 'beta_fast', 'beta_slow': 'beta_slow', 'truncate': 'truncate'},
+  'longrope': _LENGTH | _FACTORS | {'short_factors': 'short_factor', 'long_factors': 'long_factor'},
+}
+DEFAULT_LENGTH = 2048  # tokens of a segment in evaluation, if the model has that many positions
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+  """What a config.json says.
+
+  Attributes:
+    family: the family of the model.
+    model: values of `config.model`.
+    vocabulary_size: V, rows of the embedding.
+    positions: number of positions that the model was made for.
+  """
+
+  family: families.Family
+  model: dict[str, Any]
+  vocabulary_size: int
+  positions: int
+
+
+def read(config: Mapping[str, Any]) -> Description:
+  """Returns the description of a model.
+
+  Raises:
+    BadInput: it is of another family, or has a field or a value that is not known.
+  """
+  family = _family(config)
+  if isinstance(config.get('text_config'), Mapping):  # of a model with images
+    config = config['text_config']
+  c = _normalize(config, family)
+  N, D = c['num_attention_heads'], c['hidden_size']
+  for name in ('num_attention_heads', 'hidden_size', 'num_hidden_layers', 'vocab_size'):
+    if type(c[name]) is not int or c[name] < 1:
+      raise errors.BadInput(f'{name}={c[name]!r} must be an integer above 0')
+  head_width = c.get('head_dim') or D // N
+  kinds, window = _layer_kinds(c, family)
+  act = c['hidden_act']
+  if act not in ACTIVATIONS:
+    raise errors.BadInput(f'hidden_act={act!r} is not one of: {", ".join(ACTIVATIONS)}')
+  attention_bias = c.get('attention_bias', False)
+  attention = {
+    'logit_cap': c.get('attn_logit_softcapping'),
+    'scale': _attention_scale(c),
+    'inverse_layer_scale': c.get('scale_attn_by_inverse_layer_idx', False),
+    'query_key_value_bias': attention_bias,
+    'output_bias': attention_bias,
+    'window': window,
+    'layer_pattern': _shortest_period(kinds),
+  }
+  model = {
+    'layers': c['num_hidden_layers'],
+    'width': D,
+    'heads': N,
+    'key_value_heads': c.get('num_key_value_heads') or N,
+    'head_width': head_width,
+    'feed_forward_width': 4 * D if c['intermediate_size'] is None else c['intermediate_size'],
+    'activation': ACTIVATIONS[act],
+    'norm_epsilon': c['rms_norm_eps'],
+    'parallel_residual': c.get('use_parallel_residual', False),
+    'tie_embeddings': c['tie_word_embeddings'],
+    'final_logit_cap': c.get('final_logit_softcapping'),
+    'feed_forward_bias': c.get('mlp_bias', False),
+    'attention': attention,
+    'positional': {'max_length': c['max_position_embeddings']},
+  }
+  if 'rope_theta' in family.fields:
+    model['positional'] = _positional(c, family)
+  for key, value in family.options.items():
+    section, _, name = key.rpartition('.')
+    (model[section] if section else model)[name] = value
+  if family.options.get('bias'):
+    attention |= {'query_key_value_bias': True, 'output_bias': True}
+  return Description(family, model, c['vocab_size'], c['max_position_embeddings'])
+
+
+def write(
+  model: ModelConfig, vocabulary_size: int, positions: int
+) -> tuple[families.Family, dict[str, Any]]:
+  """Returns the first family that has such models, and the config.json of one.
+
+  Raises:
+    BadInput: no family has such a model; names what the nearest one lacks.
+  """
+  nearest = None
+  for family in families.FAMILIES.values():
+    config = _write(model, vocabulary_size, positions, family)
+    problems = _differences(config, model)
+    if not problems:
+      return family, config
+    if nearest is None or len(problems) < len(nearest[1]):
+      nearest = family, problems
+  family, problems = nearest
+  raise errors.BadInput(
+    f'no family of Hugging Face has such a model; {family.model_type}, the nearest, has '
+    f'{", ".join(problems)}: --format=run keeps it, as safetensors with our config'
+  )
+
+
+def _family(config: Mapping[str, Any]) -> families.Family:
+  """Returns the family of a config.json. Raises BadInput for another architecture."""
+  kind, known = config.get('model_type'), families.FAMILIES
+  if config.get('auto_map'):
+    raise errors.BadInput(
+      f'auto_map says that model_type={kind!r} is computed by Python code in the folder, which is '
+      f'never run: use a model of {", ".join(known)} without it'
+    )
+  if kind == 'gemma3':
+    kind = 'gemma3_text'
+  if kind not in known:
+    raise errors.BadInput(f'model_type={kind!r} is not one of: {", ".join(known)}')
+  return known[kind]
+
+
+def _normalize(config: Mapping[str, Any], family: families.Family) -> dict[str, Any]:
+  """Returns all fields of the family by the names of Llama, with defaults for absent ones."""
+  own = {name: family.names.get(name, name) for name in family.fields}
+  ignored = {*own.values(), *UNREAD.get(family.model_type, ())} | HARMLESS
+  for name, value in config.items():
+    if name in ignored or value is None or (name in NEUTRAL and value == NEUTRAL[name]):
+      continue
+    known = f', which has {name}={NEUTRAL[name]!r} alone' if name in NEUTRAL else ''
+    raise errors.BadInput(
+      f'{name}={fields.format_value(value)} is not known of the family {family.model_type}{known}: '
+      f'it may change what the model computes'
+    )
+  values = {name: config.get(own[name], default) for name, default in family.fields.items()}
+  for name, value in values.items():
+    values[name] = family.fields[name] if value is None and name not in NULLABLE else value
+  if missing := [own[name] for name, value in values.items() if value is families.REQUIRED]:
+    raise errors.BadInput(f'there is no {", ".join(missing)}')
+  return values
+
+
+def _attention_scale(c: Mapping[str, Any]) -> float | None:
+  """Returns the scale of the scores; None: that of the head width."""
+  if not c.get('scale_attn_weights', True):
+    return 1.0
+  return c['query_pre_attn_scalar'] ** -0.5 if 'query_pre_attn_scalar' in c else None
+
+
+def _layer_kinds(
+  c: Mapping[str, Any], family: families.Family
+) -> tuple[tuple[str, ...], int | None]:
+  """Returns the kind of attention of each layer, and the window if a layer has one."""
+  layers, kinds, window = range(c['num_hidden_layers']), None, c.get('sliding_window')
+  if 'use_sliding_window' in c and not c['use_sliding_window']:
+    window = None
+  rotated = [True for _ in layers]
+  if 'no_rope_layers' in c:
+    interval = c['no_rope_layer_interval']
+    # Named the wrong way round: 1 in layers with rotary positions.
+    rotated = c['no_rope_layers'] or [(i + 1) % interval != 0 for i in layers]
+  if window is None:
+    is_windowed = [False for _ in layers]
+  elif c.get('layer_types') is not None:
+    kinds = [KINDS.get(kind) for kind in c['layer_types']]
+    if len(kinds) != len(layers) or None in kinds:
+      raise errors.BadInput(
+        f'layer_types={fields.format_value(c["layer_types"])} must be {" or ".join(KINDS)} for '
+        f'each of the {len(layers)} layers'
+      )
+    is_windowed = [kinds[i] == 'window' for i in layers]
+  elif 'max_window_layers' in c:
+    is_windowed = [i >= c['max_window_layers'] for i in layers]
+  elif 'sliding_window_pattern' in c:
+    is_windowed = [(i + 1) % c['sliding_window_pattern'] != 0 for i in layers]
+  elif family.model_type == 'gemma2':
+    is_windowed = [i % 2 == 0 for i in layers]
+  elif 'no_rope_layers' in c:
+    is_windowed = [not rotated[i] for i in layers]
+  else:
+    is_windowed = [True for _ in layers]
+  if len(rotated) < len(layers):
+    raise errors.BadInput(
+      f'no_rope_layers has {len(rotated)} entries for {len(layers)} layers: one each is expected'
+    )
+  names = {(True, False): 'full', (True, True): 'window', (False, False): 'unrotated'}
+  names[False, True] = 'unrotated_window'
+  kinds = tuple(names[bool(rotated[i]), is_windowed[i]] for i in layers)
+  return kinds, window if any(is_windowed) else None
+
+
+def _shortest_period(kinds: tuple[str, ...]) -> tuple[str, ...]:
+  """Returns the first kinds of which all others are repetitions."""
+  is_period = lambda p: all(kind == kinds[i % p] for i, kind in enumerate(kinds))
+  return kinds[: next(p for p in range(1, len(kinds) + 1) if is_period(p))]
+
+
+def _positional(c: Mapping[str, Any], family: families.Family) -> dict[str, Any]:
+  """Returns the values of `model.positional` of a rotary model."""
+  given = (c['rope_scaling'] or {}) | (c['rope_parameters'] or {})
+  local = dict(given.pop('sliding_attention', None) or {})
+  given |= given.pop('full_attention', None) or {}
+  positional = {
+    'max_timescale': given.pop('rope_theta', c['rope_theta']),
+    'rotary_fraction': given.pop('partial_rotary_factor', c['partial_rotary_factor']),
+    'scaling': _scaling(given, c, family),
+  }
+  if 'rope_local_base_freq' in c:
+    positional['window_max_timescale'] = local.pop('rope_theta', c['rope_local_base_freq'])
+    if scaling := _scaling(local, c, family):
+      raise errors.BadInput(f'rope_type={scaling["kind"]!r} of sliding_attention is not supported')
+  return positional
+
+
+def _scaling(
+  given: Mapping[str, Any], c: Mapping[str, Any], family: families.Family
+) -> dict[str, Any] | None:
+  """Returns the values of `model.positional.scaling` of a dict of rotary parameters."""
+  given = {name: value for name, value in given.items() if value is not None}
+  kinds = {given.pop(name) for name in ('type', 'rope_type') if name in given}
+  kind = next(iter(kinds), 'default') if len(kinds) < 2 else str(sorted(kinds))
+  if kind == 'su' or (kind == 'yarn' and family.model_type == 'phi3'):
+    kind = 'longrope'
+  if kind == 'default':
+    kind, names = None, {}
+  elif kind not in SCALINGS:
+    raise errors.BadInput(
+      f'rope_type={kind!r} is not one of: default, {", ".join(SCALINGS)}; it changes the numbers'
+    )
+  else:
+    names = SCALINGS[kind]
+  scales = (
+    [given.pop(name, None) for name in ('mscale', 'mscale_all_dim')] if kind == 'yarn' else []
+  )
+  given.setdefault('original_max_position_embeddings', c['max_position_embeddings'])
+  if c['original_max_position_embeddings'] is not None:
+    given['original_max_position_embeddings'] = c['original_max_position_embeddings']
+  unknown = given.keys() - {*names.values(), 'original_max_position_embeddings'}
+  if unknown:
+    raise errors.BadInput(f'{", ".join(sorted(unknown))} is not known of rope_type={kind!r}')
+  if kind is None:
+    return None
+  if kind in ('yarn', 'longrope'):
+    M = given['original_max_position_embeddings']
+    given.setdefault('factor', max(c['max_position_embeddings'] / M, 1))
+  if all(scales) and scales and 'attention_factor' not in given:
+    high, low = (0.1 * scale * math.log(given['factor']) + 1 for scale in scales)
+    given['attention_factor'] = high / low
+  optional = ('attention_factor', 'beta_fast', 'beta_slow', 'truncate')
+  if missing := [n for n in names.values() if n not in given and n not in optional]:
+    raise errors.BadInput(f'rope_type={kind!r} needs {", ".join(missing)}')
+  return {'kind': kind} | {ours: given[name] for ours, name in names.items() if name in given}
+
+
+def _write(
+  model: ModelConfig, vocabulary_size: int, positions: int, family: families.Family
+) -> dict[str, Any]:
+  """Returns the config.json that is nearest to a model in one family."""
+  a, p = model.attention or AttentionConfig(), model.positions()
+  kinds = [a.layer_pattern[i % len(a.layer_pattern)] for i in range(model.layers)]
+  head_width = model.head_width or model.width // model.heads
+  scale = head_width**-0.5 if a.scale is None else a.scale
+  rounded = round(scale**-2, 6)
+  scaling = _write_scaling(p.scaling, family)
+  if scaling is not None:
+    length = p.scaling.original_length
+    positions = round(p.scaling.factor * length) if scaling.get('type') == 'longrope' else positions
+  values = {
+    'vocab_size': vocabulary_size,
+    'hidden_size': model.width,
+    'num_hidden_layers': model.layers,
+    'num_attention_heads': model.heads,
+    'num_key_value_heads': model.key_value_heads or model.heads,
+    'head_dim': head_width,
+    'intermediate_size': model.feed_forward_width,
+    'hidden_act': next((n for n, own in ACTIVATIONS.items() if own == model.activation), 'silu'),
+    'rms_norm_eps': model.norm_epsilon,
+    'tie_word_embeddings': model.tie_embeddings,
+    'max_position_embeddings': p.max_length if model.position == 'absolute' else positions,
+    'attention_bias': model.bias if a.output_bias is None else a.output_bias,
+    'mlp_bias': model.bias if model.feed_forward_bias is None else model.feed_forward_bias,
+    'use_parallel_residual': model.parallel_residual,
+    'attn_logit_softcapping': a.logit_cap,
+    'final_logit_softcapping': model.final_logit_cap,
+    'query_pre_attn_scalar': int(rounded) if rounded == int(rounded) else rounded,
+    'scale_attn_weights': a.scale != 1,
+    'scale_attn_by_inverse_layer_idx': a.inverse_layer_scale,
+    'sliding_window': a.window,
+    'use_sliding_window': a.window is not None,
+    'max_window_layers': next((i for i, kind in enumerate(kinds) if 'window' in kind), len(kinds)),
+    'sliding_window_pattern': 1 + next((i for i, kind in enumerate(kinds) if kind == 'full'), 0),
+    'layer_types': [f'{"sliding" if "window" in kind else "full"}_attention' for kind in kinds],
+    'no_rope_layers': [int('unrotated' not in kind) for kind in kinds],
+    'rope_theta': p.max_timescale,
+    'rope_local_base_freq': p.window_max_timescale or p.max_timescale,
+    'partial_rotary_factor': p.rotary_fraction,
+    'rope_scaling': scaling,
+  }
+  if family.model_type == 'phi3':
+    values['original_max_position_embeddings'] = (
+      positions if p.scaling is None else p.scaling.original_length
+    )
+  own = {family.names.get(n, n): values[n] for n in family.fields if n in values}
+  return {'architectures': [family.architecture], 'model_type': family.model_type} | own
+
+
+def _write_scaling(scaling: Any, family: families.Family) -> dict[str, Any] | None:
+  """Returns `rope_scaling`."""
+  if scaling is None:
+    return None
+  values = {name: getattr(scaling, ours) for ours, name in SCALINGS[scaling.kind].items()}
+  values = {n: list(v) if isinstance(v, tuple) else v for n, v in values.items() if v is not None}
+  # Phi-3 has no other fields here, and knows the old name of the type only.
+  if family.model_type == 'phi3':
+    return {'type': scaling.kind} | {n: v for n, v in values.items() if n.endswith('_factor')}
+  return {'rope_type': scaling.kind} | values
+
+
+def _differences(config: Mapping[str, Any], model: ModelConfig) -> list[str]:
+  """Returns what a model has otherwise than that of a config.json, for an error message."""
+  try:
+    official = conversion.resolve({'model': read(config).model}).model
+  except errors.BadInput as error:
+    return [str(error)]
+  may_differ = lambda key: (
+    key.path.removeprefix('model.') in weights.MODEL_TRAINING_OPTIONS or key.path == _IS_LONG
+  )
+  official, model = _comparable(official), _comparable(model)
+  return [
+    f'{key.path}={fields.format_value(old)} instead of {fields.format_value(new)}'
+    for key, old, new in fields.differences(official, model, 'model.', may_differ)
+  ]
+
+
+_IS_LONG = 'model.positional.scaling.is_long'  # depends on the text
+
+
+def _comparable(model: ModelConfig) -> ModelConfig:
+  """Returns a config in which every value that is derived from others is explicit."""
+  a = model.attention or AttentionConfig()
+  or_bias = lambda value: model.bias if value is None else value
+  head_width = model.head_width or model.width // model.heads
+  kinds = tuple(a.layer_pattern[i % len(a.layer_pattern)] for i in range(model.layers))
+  attention = dataclasses.replace(
+    a,
+    scale=head_width**-0.5 if a.scale is None else a.scale,
+    query_key_value_bias=or_bias(a.query_key_value_bias),
+    output_bias=or_bias(a.output_bias),
+    layer_pattern=kinds,
+  )
+  p = model.positional or PositionalConfig()
+  if not any(kind == 'window' for kind in kinds) or p.window_max_timescale == p.max_timescale:
+    p = dataclasses.replace(p, window_max_timescale=None)
+  return dataclasses.replace(
+    model,
+    bias=False,
+    feed_forward_bias=or_bias(model.feed_forward_bias),
+    key_value_heads=model.key_value_heads or model.heads,
+    head_width=head_width,
+    attention=attention,
+    positional=p,
+  )

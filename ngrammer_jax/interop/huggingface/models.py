@@ -1,0 +1,115 @@
+"""Published models: opens one, and describes it as one of ours.
+
+model = models.open(path)
+model.config_values()      values of a config of ours, with the vocabulary of the model
+model.load(abstract)       its parameters, in the shards of `abstract`
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from ngrammer_jax import errors
+from ngrammer_jax.config.model import ModelConfig
+from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
+from ngrammer_jax.interop.huggingface import configs, gguf, tensors
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """A published model.
+
+  Attributes:
+    checkpoint: its files.
+    description: what its config.json says; heads are untied if the file has another one.
+  """
+
+  checkpoint: checkpoints.Checkpoint
+  description: configs.Description
+
+  @property
+  def vocabulary_size(self) -> int:
+    """V, rows of the embedding; the tokenizer may have fewer ids."""
+    return self.description.vocabulary_size
+
+  @property
+  def dtype(self) -> np.dtype:
+    """The dtype of most of its values, that of the embedding."""
+    names = [self.description.family.tensors['embedding'].name]
+    stored = tensors.canonical(self.checkpoint.tensors, self.description.family)
+    return next((stored[name].dtype for name in names if name in stored), np.dtype(np.float32))
+
+  def config_values(self) -> dict[str, Any]:
+    """Returns the values of the config of a run with this model."""
+    length = min(self.description.positions, configs.DEFAULT_LENGTH)
+    scaling = self.description.model['positional'].get('scaling')
+    if scaling is not None and scaling['kind'] == 'longrope':  # up to there it has short factors
+      length = min(length, scaling['original_length'])
+    data: dict[str, Any] = {'vocabulary': 'tokenizer'}
+    if (path := self.checkpoint.tokenizer.path) is not None:
+      data |= {'vocabulary_path': str(path), 'vocabulary_size': self.vocabulary_size}
+    return {'model': self.description.model, 'data': data, 'training': {'segment_length': length}}
+
+  def load(self, config: ModelConfig, abstract: Any, dtype: Any = None) -> dict[str, Any]:
+    """Loads the parameters, see `tensors.load`."""
+    family, V = self.description.family, self.vocabulary_size
+    return tensors.load(self.checkpoint, family, config, V, abstract, dtype)
+
+
+def open(path: pathlib.Path) -> Model:
+  """Opens a published model, of which only headers are read.
+
+  Raises:
+    BadInput: it is damaged, of another family, or has a field or value that is not known.
+  """
+  is_gguf = checkpoints.is_gguf(path)
+  checkpoint = gguf.open_file(path) if is_gguf else checkpoints.open_folder(path)
+  try:
+    description = configs.read(checkpoint.config)
+  except errors.BadInput as error:
+    raise errors.BadInput(f'{path / checkpoints.CONFIG}: {error}') from error
+  except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    raise errors.BadInput(f'{path / checkpoints.CONFIG} is damaged: {error}') from error
+  stored = tensors.canonical(checkpoint.tensors, description.family)
+  if description.model['tie_embeddings'] and tensors.has_own_head(stored, description.family):
+    model = description.model | {'tie_embeddings': False}
+    description = dataclasses.replace(description, model=model)
+  return Model(checkpoint, description)
+
+
+def save(
+  params: Any,
+  config: ModelConfig,
+  vocabulary_size: int,
+  folder: pathlib.Path,
+  positions: int,
+  text_files: Mapping[str, bytes],
+  dtype: Any = None,
+) -> None:
+  """Writes a model as a folder of the first family that has such models.
+
+  Args:
+    params: the parameters.
+    config: the config of the model.
+    vocabulary_size: V.
+    folder: an empty folder.
+    positions: number of positions that the model was made for.
+    text_files: content of the files of the tokenizer and of generation by name.
+    dtype: dtype of the tensors; None: those of the parameters.
+
+  Raises:
+    BadInput: no family has such a model.
+  """
+  family, values = configs.write(config, vocabulary_size, positions)
+  weights = folder / checkpoints.WEIGHTS
+  kinds = tensors.save(params, family, config, vocabulary_size, weights, dtype)
+  generation = json.loads(text_files.get('generation_config.json', b'{}'))
+  tokens = {name: id for name, id in generation.items() if name.endswith('_token_id')}
+  values |= {'torch_dtype': kinds} | tokens
+  contents = {checkpoints.CONFIG: json.dumps(values, indent=2).encode() + b'\n', **text_files}
+  for name, content in contents.items():
+    (folder / name).write_bytes(content)

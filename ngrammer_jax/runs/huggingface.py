@@ -1,0 +1,139 @@
+"""A published model as a run: it is evaluated, sampled, exported and trained on as any other."""
+
+import dataclasses
+import functools
+import json
+import pathlib
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from ngrammer_jax import errors, sharding
+from ngrammer_jax.config import conversion
+from ngrammer_jax.data import token_cache, vocabularies
+from ngrammer_jax.data.vocabularies import tokenizer
+from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
+from ngrammer_jax.interop.huggingface import models
+from ngrammer_jax.models import language_model
+from ngrammer_jax.runs import run
+from ngrammer_jax.system import files
+from ngrammer_jax.training import capacity
+from ngrammer_jax.training import state as train_state
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedRun(run.Run):
+  """A published model. It has no training: its step is 0.
+
+  Attributes:
+    dtype: dtype of the parameters; None: those of the file.
+  """
+
+  dtype: str | None = None
+
+  @functools.cached_property
+  def published(self) -> models.Model:
+    """The files of the model."""
+    return models.open(self.workdir)
+
+  @functools.cached_property
+  def vocabulary(self) -> vocabularies.Vocabulary:
+    """The tokenizer of the model. Raises BadInput if there is none, or a larger one."""
+    read = self.published.checkpoint.tokenizer.read
+    if read is None:
+      raise errors.BadInput(f'{self.workdir} has no {checkpoints.TOKENIZER}, which reads text')
+    return read(self.published.vocabulary_size)
+
+  @functools.cached_property
+  def model(self) -> language_model.LanguageModel:
+    return language_model.build(self.config.model, self.published.vocabulary_size)
+
+  @functools.cached_property
+  def evaluated(self) -> language_model.LanguageModel:
+    c = self.config.evaluation_model()
+    scaling = c.positions().scaling
+    if scaling is not None and scaling.kind == 'longrope':  # the factors of the longest text
+      is_long = scaling.is_long or self.config.evaluation_context() > scaling.original_length
+      scaling = dataclasses.replace(scaling, is_long=is_long)
+      c = dataclasses.replace(c, positional=dataclasses.replace(c.positions(), scaling=scaling))
+    return language_model.build(c, self.published.vocabulary_size)
+
+  def find_checkpoint(self) -> None:
+    """Returns None: there are no checkpoints. Raises BadInput for another step than 0."""
+    if self.step not in ('newest', 'best', 0):
+      raise errors.BadInput(
+        f'--step={self.step}: {self.workdir} is a published model, without steps'
+      )
+
+  def load(self, abstract: Any, dtype: Any = None) -> dict[str, Any]:
+    """Returns the parameters, in the shards of `abstract`."""
+    return self.published.load(self.config.model, abstract, dtype)
+
+  @functools.cached_property
+  def state(self) -> train_state.TrainState:
+    self.find_checkpoint()
+    boxed = train_state.abstract_variables(self.model)['params']
+    shardings = sharding.shardings(boxed, self.mesh)
+    dtype = self.dtype or self.published.dtype
+    place = lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=where)
+    abstract = jax.tree.map(place, nn.unbox(boxed), shardings)
+    capacity.check_parameters(abstract, self.mesh)
+    return train_state.TrainState(jnp.int32(0), self.load(abstract, self.dtype), {}, {}, {})
+
+  @functools.cached_property
+  def _splits(self) -> dict[str, token_cache.TokenSplit]:
+    data = self.config.data
+    return token_cache.prepare(
+      data, run.corpus_opener(data), data.cache_dir is None, self.vocabulary
+    ).splits
+
+
+def open_run(
+  path: str | pathlib.Path, step: int | str = 'newest', dtype: str | None = None
+) -> PublishedRun:
+  """Opens a published model.
+
+  Args:
+    path: its folder or GGUF file.
+    step: `newest`, `best` or 0.
+    dtype: dtype of the parameters; None: those of the file.
+
+  Raises:
+    BadInput: it is damaged, of another family, or has a field or value that is not known.
+  """
+  path = files.path(path)
+  values = models.open(path).config_values()
+  has_text = 'vocabulary_path' in values['data']
+  try:
+    config = conversion.resolve(values if has_text else values | {'data': {}})
+  except errors.BadInput as error:
+    raise errors.BadInput(f'{path / checkpoints.CONFIG}: {error}') from error
+  return PublishedRun(path, config, step, dtype)
+
+
+def save(source: run.Run, folder: Any, dtype: Any = None) -> None:
+  """Writes a run as a folder that other libraries read, see `models.save`."""
+  published = getattr(source, 'published', None)
+  text_files, positions = {}, source.config.evaluation_length()
+  if published is not None:
+    positions, text = published.description.positions, published.checkpoint.tokenizer
+    text_files = dict(text.others)
+  params, V = source.state.params, source.model.vocabulary_size
+  if published is None or text.read is not None:
+    text_files = _text_files(source.vocabulary) | text_files
+  models.save(params, source.config.model, V, folder, positions, text_files, dtype)
+
+
+def _text_files(vocabulary: vocabularies.Vocabulary) -> dict[str, bytes]:
+  """Returns the files about text of a vocabulary: tokenizer.json if it is such a tokenizer."""
+  start, end = vocabulary.document_start, vocabulary.document_end
+  ids = {'bos_token_id': start} | ({} if end is None else {'eos_token_id': end})
+  contents = {'generation_config.json': json.dumps(ids).encode()}
+  if isinstance(vocabulary, tokenizer.TokenizerVocabulary):
+    names = {'tokenizer_class': 'PreTrainedTokenizerFast'}
+    names |= {name.removesuffix('_id'): vocabulary.token_texts()[1][id] for name, id in ids.items()}
+    contents |= {checkpoints.TOKENIZER: vocabulary.content}
+    contents |= {'tokenizer_config.json': json.dumps(names, ensure_ascii=False).encode()}
+  return contents
