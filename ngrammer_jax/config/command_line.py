@@ -55,7 +55,8 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     '--config',
     required=True,
     metavar='FILE[:VARIANT]',
-    help='config file, or the name of a config of the package, and its variant; or pretrained:NAME, hf:FOLDER',
+    help='config file, or the name of a config of the package, and its variant; or '
+    'pretrained:NAME, or hf:FOLDER',
   )
   add_list(parser)
   parser.add_argument(
