@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import logging
 import pathlib
 from typing import Any
 
@@ -113,27 +114,36 @@ def open_run(
   return PublishedRun(path, config, step, dtype)
 
 
-def save(source: run.Run, folder: Any, dtype: Any = None) -> None:
+def save(source: run.Run, folder: pathlib.Path, dtype: str | None = None) -> None:
   """Writes a run as a folder that other libraries read, see `models.save`."""
-  published = getattr(source, 'published', None)
-  text_files, positions = {}, source.config.evaluation_length()
-  if published is not None:
-    positions, text = published.description.positions, published.checkpoint.tokenizer
-    text_files = dict(text.others)
-  params, V = source.state.params, source.model.vocabulary_size
-  if published is None or text.read is not None:
-    text_files = _text_files(source.vocabulary) | text_files
-  models.save(params, source.config.model, V, folder, positions, text_files, dtype)
+  config = source.config
+  if isinstance(source, PublishedRun):
+    published = source.published
+    description, files_of_text = published.description, published.checkpoint.tokenizer
+    about = (description.positions, published.token_ids)
+    text_files = dict(files_of_text.others)
+    if files_of_text.read is not None:
+      made = _about_text(source.vocabulary)[1]
+      text_files = made | text_files
+    options = {'dtype': dtype, 'preferred': description.family}
+  else:
+    token_ids, text_files = _about_text(source.vocabulary)
+    about, options = (config.evaluation_length(), token_ids), {'dtype': dtype}
+  V, params = source.model.vocabulary_size, source.state.params
+  models.save(params, config.model, V, folder, *about, text_files, **options)
 
 
-def _text_files(vocabulary: vocabularies.Vocabulary) -> dict[str, bytes]:
-  """Returns the files about text of a vocabulary: tokenizer.json if it is such a tokenizer."""
-  start, end = vocabulary.document_start, vocabulary.document_end
-  ids = {'bos_token_id': start} | ({} if end is None else {'eos_token_id': end})
-  contents = {'generation_config.json': json.dumps(ids).encode()}
-  if isinstance(vocabulary, tokenizer.TokenizerVocabulary):
-    names = {'tokenizer_class': 'PreTrainedTokenizerFast'}
-    names |= {name.removesuffix('_id'): vocabulary.token_texts()[1][id] for name, id in ids.items()}
-    contents |= {checkpoints.TOKENIZER: vocabulary.content}
-    contents |= {'tokenizer_config.json': json.dumps(names, ensure_ascii=False).encode()}
-  return contents
+def _about_text(vocabulary: vocabularies.Vocabulary) -> tuple[dict[str, int], dict[str, bytes]]:
+  """Returns the ids of special tokens, and the files of a tokenizer if the vocabulary is one."""
+  ids = {'bos_token_id': vocabulary.document_start, 'eos_token_id': vocabulary.document_end}
+  ids = {name: id for name, id in ids.items() if id is not None}
+  if not isinstance(vocabulary, tokenizer.TokenizerVocabulary):
+    logging.warning('%s has no tokenizer.json: text is encoded here', type(vocabulary).__name__)
+    return ids, {}
+  _, tokens = vocabulary.token_texts()
+  config = {name.removesuffix('_id'): tokens[id] for name, id in ids.items()}
+  config |= {'tokenizer_class': 'PreTrainedTokenizerFast', 'add_bos_token': vocabulary.adds_start}
+  if vocabulary.chat_template is not None:
+    config['chat_template'] = vocabulary.chat_template
+  encoded = json.dumps(config, ensure_ascii=False).encode()
+  return ids, {checkpoints.TOKENIZER: vocabulary.content, 'tokenizer_config.json': encoded}

@@ -1,4 +1,4 @@
-"""A published model: its config, its tensors, which are read a range of rows at a time, its tokenizer.
+"""The files of a published model: its config, tensors, read a range of rows at a time, tokenizer.
 
 A folder has config.json and model.safetensors, or several files with model.safetensors.index.json.
 Pickles, such as pytorch_model.bin, are never read: they can run code.

@@ -44,7 +44,7 @@ NEUTRAL = {
   **dict.fromkeys(('attention_bias', 'mlp_bias', 'lm_head_bias', 'qkv_bias'), False),
   **dict.fromkeys(('use_bidirectional_attention', 'use_mrope', 'rope_interleaved'), False),
   **dict.fromkeys(('add_cross_attention', 'is_encoder_decoder', 'use_sliding_window'), False),
-  **dict.fromkeys(('full_attn_mod', 'interpolate_factor'), 1),
+  **dict.fromkeys(('full_attn_mod', 'interpolate_factor', 'partial_rotary_factor'), 1),
   'pruned_heads': {},
 }
 # Fields that a family has, but does not read.
@@ -158,15 +158,24 @@ def read(config: Mapping[str, Any]) -> Description:
 
 
 def write(
-  model: ModelConfig, vocabulary_size: int, positions: int
+  model: ModelConfig,
+  vocabulary_size: int,
+  positions: int,
+  preferred: families.Family = families.FAMILIES['llama'],
 ) -> tuple[families.Family, dict[str, Any]]:
-  """Returns the first family that has such models, and the config.json of one.
+  """Returns a family that has such models, and the config.json of one.
+
+  Args:
+    model: the config of our model.
+    vocabulary_size: V.
+    positions: number of positions that the model was made for.
+    preferred: the family if it has such models; otherwise it is the first.
 
   Raises:
     BadInput: no family has such a model; names what the nearest one lacks.
   """
   nearest = None
-  for family in families.FAMILIES.values():
+  for family in (preferred, *families.FAMILIES.values()):
     config = _write(model, vocabulary_size, positions, family)
     problems = _differences(config, model)
     if not problems:
@@ -275,9 +284,12 @@ def _positional(c: Mapping[str, Any], family: families.Family) -> dict[str, Any]
   given = (c['rope_scaling'] or {}) | (c['rope_parameters'] or {})
   local = dict(given.pop('sliding_attention', None) or {})
   given |= given.pop('full_attention', None) or {}
+  if 'partial_rotary_factor' in c or given.get('partial_rotary_factor') == 1:
+    c = {'partial_rotary_factor': 1.0} | c
+    c['partial_rotary_factor'] = given.pop('partial_rotary_factor', c['partial_rotary_factor'])
   positional = {
     'max_timescale': given.pop('rope_theta', c['rope_theta']),
-    'rotary_fraction': given.pop('partial_rotary_factor', c['partial_rotary_factor']),
+    'rotary_fraction': c.get('partial_rotary_factor', 1.0),
     'scaling': _scaling(given, c, family),
   }
   if 'rope_local_base_freq' in c:

@@ -158,7 +158,7 @@ _SIZES = {
 }
 _ROPE = {
   **{'rope_theta': 10_000.0, 'rope_scaling': None, 'rope_parameters': None},
-  **{'partial_rotary_factor': 1.0, 'original_max_position_embeddings': None},
+  'original_max_position_embeddings': None,
 }
 _LLAMA_FIELDS = (
   _SIZES
@@ -252,7 +252,7 @@ FAMILIES = {
       'Phi3ForCausalLM',
       _LLAMA_FIELDS
       | {'rms_norm_eps': 1e-5, 'sliding_window': None, 'max_position_embeddings': 4096}
-      | {'original_max_position_embeddings': 4096},
+      | {'original_max_position_embeddings': 4096, 'partial_rotary_factor': 1.0},
       _RMS,
       _LLAMA_TENSORS | _FUSED,
     ),

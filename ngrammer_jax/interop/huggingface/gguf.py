@@ -127,8 +127,9 @@ def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
     with files.translate_damage(f'the tokenizer in {path}', 'download it again'):
       return tokenizers.from_gguf(metadata, size)
 
-  has_tokenizer = 'tokenizer.ggml.model' in metadata
-  tokenizer = checkpoints.TokenizerFiles(None, {}, read_tokenizer if has_tokenizer else None)
+  tokenizer = checkpoints.TokenizerFiles(None, {}, None)
+  if 'tokenizer.ggml.model' in metadata:
+    tokenizer = checkpoints.TokenizerFiles(path, {}, read_tokenizer)
   return checkpoints.Checkpoint(path, config, tensors, tokenizer, {path: version})
 
 
@@ -305,6 +306,10 @@ def _make_config(metadata, tensors) -> dict[str, Any]:
     rows = tensors[f'model.layers.0.self_attn.{projection}_proj.weight'].shape[0]
     if rows != config[name] * head_width:
       raise ValueError(f'attn_{projection} has {rows} rows, not {config[name]} x {head_width}')
+  ids = {name: metadata.get(f'tokenizer.ggml.{name}_token_id') for name in ('bos', 'eos', 'eot')}
+  config |= {f'{name}_token_id': ids[name] for name in ('bos', 'eos') if ids[name] is not None}
+  if None not in (ids['eos'], ids['eot']):
+    config['eos_token_id'] = list(dict.fromkeys([ids['eos'], ids['eot']]))
   if window := metadata.get('llama.attention.sliding_window'):
     config |= {'model_type': 'mistral', 'sliding_window': window}
   return config

@@ -16,7 +16,9 @@ import numpy as np
 from ngrammer_jax import errors
 from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
-from ngrammer_jax.interop.huggingface import configs, gguf, tensors
+from ngrammer_jax.interop.huggingface import configs, families, gguf, tensors
+
+TOKEN_IDS = ('bos_token_id', 'eos_token_id', 'pad_token_id')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,13 @@ class Model:
     names = [self.description.family.tensors['embedding'].name]
     stored = tensors.canonical(self.checkpoint.tensors, self.description.family)
     return next((stored[name].dtype for name in names if name in stored), np.dtype(np.float32))
+
+  @property
+  def token_ids(self) -> dict[str, Any]:
+    """The ids of TOKEN_IDS that its config.json has."""
+    config = self.checkpoint.config
+    config = config | (config.get('text_config') or {})
+    return {name: config[name] for name in TOKEN_IDS if config.get(name) is not None}
 
   def config_values(self) -> dict[str, Any]:
     """Returns the values of the config of a run with this model."""
@@ -87,10 +96,12 @@ def save(
   vocabulary_size: int,
   folder: pathlib.Path,
   positions: int,
+  token_ids: Mapping[str, Any],
   text_files: Mapping[str, bytes],
   dtype: Any = None,
+  preferred: families.Family = families.FAMILIES['llama'],
 ) -> None:
-  """Writes a model as a folder of the first family that has such models.
+  """Writes a model as a folder of a family that has such models.
 
   Args:
     params: the parameters.
@@ -98,18 +109,20 @@ def save(
     vocabulary_size: V.
     folder: an empty folder.
     positions: number of positions that the model was made for.
+    token_ids: the ids of TOKEN_IDS that there are.
     text_files: content of the files of the tokenizer and of generation by name.
     dtype: dtype of the tensors; None: those of the parameters.
+    preferred: the family if it has such models.
 
   Raises:
     BadInput: no family has such a model.
   """
-  family, values = configs.write(config, vocabulary_size, positions)
+  family, values = configs.write(config, vocabulary_size, positions, preferred)
   weights = folder / checkpoints.WEIGHTS
-  kinds = tensors.save(params, family, config, vocabulary_size, weights, dtype)
-  generation = json.loads(text_files.get('generation_config.json', b'{}'))
-  tokens = {name: id for name, id in generation.items() if name.endswith('_token_id')}
-  values |= {'torch_dtype': kinds} | tokens
-  contents = {checkpoints.CONFIG: json.dumps(values, indent=2).encode() + b'\n', **text_files}
-  for name, content in contents.items():
+  kind = tensors.save(params, family, config, vocabulary_size, weights, dtype)
+  # Families have ids of their own where there is no null.
+  values |= {'torch_dtype': kind} | dict.fromkeys(TOKEN_IDS) | dict(token_ids)
+  contents = {checkpoints.CONFIG: values, 'generation_config.json': dict(token_ids)}
+  encoded = {name: json.dumps(value, indent=2).encode() for name, value in contents.items()}
+  for name, content in (encoded | text_files).items():
     (folder / name).write_bytes(content)
