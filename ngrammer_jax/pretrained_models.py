@@ -90,9 +90,7 @@ def _find_external(name: str) -> pathlib.Path:
   folders = [] if spec is None else spec.submodule_search_locations or []
   paths = [path for folder in folders if (path := pathlib.Path(folder) / file).is_file()]
   if not paths:
-    raise errors.BadInput(
-      f'the weights of {name} are in a package that is not installed: {install}'
-    )
+    raise errors.BadInput(f'the weights of {name} are in another package, not installed: {install}')
   with paths[0].open('rb') as weights:
     digest = hashlib.file_digest(weights, 'sha256').hexdigest()
   if digest != sha256:
