@@ -54,9 +54,8 @@ def slow_gradients(hidden, weight, bias, targets, cotangent):
   )
 
 
-@pytest.mark.parametrize('chunk', ALL_CHUNKS)
-def test_likelihood_and_gradients_equal_log_softmax(x64, chunk):
-  arrays, targets, cotangent = random_case()
+def assert_equals_log_softmax(arrays, targets, cotangent, chunk):
+  """Likelihoods, right guesses and gradients."""
   best = log_softmax(*arrays).argmax(axis=-1)
   targets[0] = best[0]  # some right guesses, some wrong
   actual, scores = gradients(arrays, targets, cotangent, chunk)
@@ -66,6 +65,11 @@ def test_likelihood_and_gradients_equal_log_softmax(x64, chunk):
   jax.tree.map(lambda a, b: assert_close(a, b, 1e-12), actual, expected)
 
 
+@pytest.mark.parametrize('chunk', ALL_CHUNKS)
+def test_likelihood_and_gradients_equal_log_softmax(x64, chunk):
+  assert_equals_log_softmax(*random_case(), chunk)
+
+
 def test_blocks_of_tokens_equal_log_softmax(x64, monkeypatch):
   """The scores and gradients in a loop, for the longest blocks that divide the segment."""
   monkeypatch.setattr(softmax, 'MIN_BLOCK', 2 * V)
@@ -73,13 +77,7 @@ def test_blocks_of_tokens_equal_log_softmax(x64, monkeypatch):
   rng = np.random.default_rng(1)
   arrays = rng.normal(size=(B, 12, 1)), weight[:, :1], bias
   targets, cotangent = rng.integers(0, V, (B, 12)), rng.normal(size=(B, 12))
-  best = log_softmax(*arrays).argmax(axis=-1)
-  targets[0] = best[0]
-  actual, scores = gradients(arrays, targets, cotangent, None)
-  assert_close(scores.nll_BxT, -take_targets(log_softmax(*arrays), targets), 1e-12)
-  assert scores.correct_BxT.tolist() == (best == targets).tolist()
-  expected = slow_gradients(*arrays, targets, cotangent)
-  jax.tree.map(lambda a, b: assert_close(a, b, 1e-12), actual, expected)
+  assert_equals_log_softmax(arrays, targets, cotangent, None)
   score = lambda *arrays: softmax.token_scores(*arrays, targets)
   assert jaxprs.largest_array(score, *arrays) < B * 12 * V
 
@@ -149,3 +147,15 @@ def test_logits_of_a_batch_exist_only_unchunked():
   assert largest(None) >= B * T * 64
   # The weights and their gradient are all of the vocabulary there is.
   assert largest(8) == 64 * D < B * T * 64
+
+
+@pytest.mark.parametrize('chunk', [None, 4])
+def test_capped_logits_in_chunks_equal_slow_softmax(x64, chunk):
+  """The last chunk has a word that does not exist, which no cap brings back."""
+  (hidden, weight, bias), targets, _ = random_case()
+  capped = 0.7 * np.tanh((hidden @ weight.T + bias) / 0.7)
+  expected = np.log(np.exp(capped).sum(axis=-1)) - take_targets(capped, targets)
+  score = jax.jit(lambda *arrays: softmax.token_scores(*arrays, targets, chunk, 0.7).nll_BxT)
+  assert_close(score(hidden, weight, bias), expected, 1e-12)
+  logits = softmax.full_logits(hidden, weight, bias, 0.7)
+  assert_close(np.asarray(logits), capped, 1e-12)
