@@ -80,6 +80,7 @@ class PublishedRun(run.Run):
     dtype = self.dtype or self.published.dtype
     place = lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=where)
     abstract = jax.tree.map(place, nn.unbox(boxed), shardings)
+    self.published.check(self.config.model, abstract)
     capacity.check_parameters(abstract, self.mesh)
     return train_state.TrainState(jnp.int32(0), self.load(abstract, self.dtype), {}, {}, {})
 

@@ -82,6 +82,8 @@ SCALINGS = {
   | {'beta_fast': 'beta_fast', 'beta_slow': 'beta_slow', 'truncate': 'truncate'},
   'longrope': _LENGTH | _FACTORS | {'short_factors': 'short_factor', 'long_factors': 'long_factor'},
 }
+LIMITS = dict.fromkeys(('num_attention_heads', 'hidden_size', 'vocab_size'), fields.MAX_INT)
+LIMITS['num_hidden_layers'] = 1000
 DEFAULT_LENGTH = 2048  # tokens of a segment in evaluation, if the model has that many positions
 
 
@@ -113,9 +115,9 @@ def read(config: Mapping[str, Any]) -> Description:
     config = config['text_config']
   c = _normalize(config, family)
   N, D = c['num_attention_heads'], c['hidden_size']
-  for name in ('num_attention_heads', 'hidden_size', 'num_hidden_layers', 'vocab_size'):
-    if type(c[name]) is not int or c[name] < 1:
-      raise errors.BadInput(f'{name}={c[name]!r} must be an integer above 0')
+  for name, most in LIMITS.items():
+    if type(c[name]) is not int or not 1 <= c[name] <= most:
+      raise errors.BadInput(f'{name}={c[name]!r} must be an integer from 1 to {most:,}')
   head_width = c.get('head_dim') or D // N
   kinds, window = _layer_kinds(c, family)
   act = c['hidden_act']
