@@ -414,7 +414,7 @@ def _differences(config: Mapping[str, Any], model: ModelConfig) -> list[str]:
   may_differ = lambda key: (
     key.path.removeprefix('model.') in weights.MODEL_TRAINING_OPTIONS or key.path == _IS_LONG
   )
-  official, model = _comparable(official), _comparable(model)
+  official, model = comparable(official), comparable(model)
   return [
     f'{key.path}={fields.format_value(old)} instead of {fields.format_value(new)}'
     for key, old, new in fields.differences(official, model, 'model.', may_differ)
@@ -424,7 +424,7 @@ def _differences(config: Mapping[str, Any], model: ModelConfig) -> list[str]:
 _IS_LONG = 'model.positional.scaling.is_long'  # depends on the text
 
 
-def _comparable(model: ModelConfig) -> ModelConfig:
+def comparable(model: ModelConfig) -> ModelConfig:
   """Returns a config in which every value that is derived from others is explicit."""
   a = model.attention or AttentionConfig()
   or_bias = lambda value: model.bias if value is None else value
