@@ -144,7 +144,7 @@ def _gates(options: argparse.Namespace) -> None:
 
   result = _analyze_run(options)
   page = _figure(options).with_suffix('.html')
-  files.write(page, report.format_gates(result))
+  files.write_output(page, report.format_gates(result))
   print(f'wrote {page}')
 
 
@@ -190,7 +190,7 @@ def _write(
     analysis.plot(result, axes)
     title = options.split if label is None else f'{label}, step {result["step"]:,}, {options.split}'
     figures.set_title(axes, title)
-  files.write(figure.with_suffix('.json'), content)
+  files.write_output(figure.with_suffix('.json'), content)
   print(title)
   print(parts.format_tables(analysis.parts(result)))
   print(f'wrote {figure.with_suffix(".json")} and {figure}')
@@ -207,8 +207,7 @@ def _report(options: argparse.Namespace) -> None:
   names = figures.run_labels(options.workdir, options.label)
   samples = report.Samples(options.prompt, options.samples, options.tokens)
   page = report.format_page(report.collect(all_runs, names, options.split, samples))
-  files.make_folder(output.parent)
-  files.write(output, page)
+  files.write_output(output, page)
   print(f'wrote {output}')
 
 

@@ -10,7 +10,6 @@ The Children's Book Test: --cloze=/path/to/CBTest [--cloze_protocol=prefix]
 import dataclasses
 import logging
 import pathlib
-import signal
 
 from ngrammer_jax import errors, flags
 from ngrammer_jax.config import command_line
@@ -42,10 +41,7 @@ def main(argv: list[str]) -> int:
   overrides, plain = command_line.split(argv)
   options = parser.parse_args(plain)
   _check_cloze(options)
-  hosts.join(options)
-  compilation_cache.enable(options.compilation_cache)
-  if hosts.is_multiprocess():  # JAX would catch SIGTERM, but there is nothing to save
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+  flags.start_evaluation(options)
 
   with hosts.collective_errors():
     run = flags.load_run(options)

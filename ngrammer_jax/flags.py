@@ -221,6 +221,14 @@ def start_training(options: argparse.Namespace) -> None:
   compilation_cache.enable(options.compilation_cache)
 
 
+def start_evaluation(options: argparse.Namespace) -> None:
+  """Prepares JAX for an evaluation by one or several processes."""
+  hosts.join(options)
+  compilation_cache.enable(options.compilation_cache)
+  if hosts.is_multiprocess():  # JAX would catch SIGTERM, but there is nothing to save
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def _minutes(text: str) -> float:
   if not 0 <= float(text) < float('inf'):
     raise ValueError

@@ -17,7 +17,7 @@ import time
 from typing import Any, TextIO
 
 from ngrammer_jax import errors, flags
-from ngrammer_jax.system import compilation_cache, progress
+from ngrammer_jax.system import compilation_cache, files, progress
 
 STANDARD_INPUT = pathlib.Path('-')
 
@@ -165,12 +165,8 @@ def _read_prompts(options: argparse.Namespace) -> list[str]:
   if options.prompts is None and options.output is not None:
     raise errors.BadInput('--output is for --prompts=FILE; a single text goes to standard output')
   if options.output is not None:
-    try:
-      options.output.open('a').close()
-    except OSError as error:
-      raise errors.BadInput(
-        f'--output={options.output} cannot be written: {error.strerror}'
-      ) from error
+    files.check_output_file('--output', options.output, 'completions.jsonl')
+    files.make_folder(options.output.parent)
   if options.prompts is None:
     return [options.prompt]
   try:

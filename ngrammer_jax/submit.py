@@ -4,8 +4,6 @@
 --config.data.superglue_dir=DIR replaces the folder of tasks of the fine-tuning.
 """
 
-import signal
-
 from ngrammer_jax import flags
 from ngrammer_jax.config import command_line
 from ngrammer_jax.system import compilation_cache, files, hosts
@@ -28,10 +26,7 @@ def main(argv: list[str]) -> int:
   overrides, plain = command_line.split(argv)
   options = parser.parse_args(plain)
   step = flags.step(options.step)
-  hosts.join(options)
-  compilation_cache.enable(options.compilation_cache)
-  if hosts.is_multiprocess():  # JAX would catch SIGTERM, but there is nothing to save
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+  flags.start_evaluation(options)
 
   from ngrammer_jax.tasks.superglue import finetuning, leaderboard
 

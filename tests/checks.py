@@ -41,6 +41,25 @@ def assert_same_arrays(actual, expected, tolerance=1e-6):
     assert_close(actual[name], array, tolerance)
 
 
+def arrays_of(f, prefix, dtype):
+  """The arrays of a reference file below a prefix, without it."""
+  return {k.removeprefix(prefix): v.astype(dtype) for k, v in f.items() if k.startswith(prefix)}
+
+
+def with_scan(precisions):
+  """Test parameters: each precision with layers in a row and scanned; only the first is quick."""
+  first, *others = [(*precision, scan) for precision in precisions for scan in (False, True)]
+  return [first, *(pytest.param(*case, marks=pytest.mark.slow) for case in others)]
+
+
+def missing_arrays(error):
+  """Random arrays of the names and shapes that the error of a loader lists as missing."""
+  missing = [line.split(': ')[1] for line in str(error).splitlines()[1:]]
+  shapes = {line.split(' ')[0]: eval(line.split(' ', 1)[1]) for line in missing}
+  rng = np.random.default_rng(0)
+  return {name: rng.normal(size=shape) for name, shape in shapes.items()}
+
+
 def random_variables(module, *inputs, dtype='float32', **given):
   """Random values for all variables of a module, scales and biases too; compiles nothing."""
   shapes = jax.eval_shape(lambda: nn.unbox(module.init(jax.random.key(0), *inputs, **given)))

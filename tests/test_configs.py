@@ -228,6 +228,12 @@ def test_rows_of_attention_lstms(variant):
   assert counts(f'attention_lstm.py:{variant}') == (LSTM[variant] + 77_000 * 300, 0)
 
 
+def test_rows_of_attention_lstms_count_their_parameters():
+  for variant, params in LSTM.items():
+    model = config.resolve(command_line.load_file(f'{CONFIGS}/attention_lstm.py:{variant}')).model
+    assert model.recurrent.parameters(model.width, 77_000) == params, variant
+
+
 def test_small_rows_of_attention_lstms_are_of_one_size():
   for variant in ('lstm', 'attention', 'key_value', 'key_value_predict', '4gram', 'attention_1'):
     params, _ = counts(f'attention_lstm.py:wikitext2_{variant}')

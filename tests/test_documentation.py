@@ -213,9 +213,12 @@ def test_extras_that_are_named_exist():
   _, _, setup = (ROOT / 'setup.py').read_text(encoding='utf-8').partition('extras_require')
   extras = set(re.findall(r"^    '(\w+)': \[", setup, re.M))
   assert extras == {*'tpu cuda12 gcs interop huggingface docs notebooks test'.split()}
-  for path in (README, *DOCS, *documentation.NOTEBOOKS):
-    for names in re.findall(r"'?(?:\.|ngrammer_jax)\[([\w,]+)\]", path.read_text(encoding='utf-8')):
-      assert set(names.split(',')) <= extras, (path.name, names)
+  launched = [ROOT / 'launch' / name for name in ('Dockerfile', 'sky.yaml')]
+  for path in (README, *DOCS, *documentation.NOTEBOOKS, *launched):
+    text = path.read_text(encoding='utf-8')
+    found = re.findall(r"(?:'?(?:\.|ngrammer_jax)\[|EXTRAS=)([\w,]+)", text)
+    assert found or path not in launched, path
+    assert {name for names in found for name in names.split(',')} <= extras, (path.name, found)
 
 
 class Pages:

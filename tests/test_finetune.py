@@ -14,7 +14,7 @@ from ngrammer_jax import evaluate, finetune, runs
 from ngrammer_jax.checkpoints import reader
 from ngrammer_jax.tasks import superglue
 from ngrammer_jax.tasks.superglue import evaluation, formats, metrics
-from ngrammer_jax.training import dry_run, loop
+from ngrammer_jax.training import loop
 
 CONFIG = pathlib.Path(__file__).resolve().parents[1] / 'configs' / 'superglue.py'
 
@@ -98,14 +98,6 @@ def test_best_and_newest_checkpoint_are_evaluated(tmp_path, finetuning, monkeypa
   assert (folder / 'validation.json').read_text() == (folder / 'validation_best.json').read_text()
   out = capsys.readouterr().out
   assert out[out.index('best') :].count('50.00') == 2
-
-
-def test_dry_run_trains_nothing(tmp_path, finetuning, monkeypatch, capsys):
-  finetuning.evaluate = lambda *_: pytest.fail('evaluated')
-  monkeypatch.setattr(loop, 'train', lambda *_: pytest.fail('trained'))
-  monkeypatch.setattr(dry_run, 'dry_run', lambda config, workdir, make_task: 'a table')
-  assert finetune.main([f'--config={CONFIG}:rte', f'--workdir={tmp_path}', '--dry_run']) == 0
-  assert capsys.readouterr().out == 'rte\na table\n'
 
 
 def test_diagnostic_set_has_its_own_result_file(tmp_path, finetuning, monkeypatch):

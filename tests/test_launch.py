@@ -189,15 +189,6 @@ def test_a_slurm_job_trains_in_two_processes(run_batch, tmp_path):
   assert process.returncode == 2 and not is_requeued
 
 
-def test_extras_that_are_installed_exist():
-  extras = re.search(r'extras_require=\{(.*)\n  \}', (ROOT / 'setup.py').read_text(), re.DOTALL)[1]
-  available = set(re.findall(r"^    '(\w+)':", extras, re.MULTILINE))
-  required = re.findall(r'\.\[([\w,]+)\]', load_task()['setup'])
-  required += re.findall(r'EXTRAS=([\w,]+)', (LAUNCH / 'Dockerfile').read_text())
-  assert len(required) == 3
-  assert {extra for extras in required for extra in extras.split(',')} <= available
-
-
 def instructions(name):
   """Returns the instructions of a Dockerfile as pairs of name and arguments."""
   text = (ROOT / name).read_text().replace('\\\n', ' ')

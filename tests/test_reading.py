@@ -60,6 +60,25 @@ def test_every_room_is_named():
   assert sorted(named) == sorted({path.parent.relative_to(ROOT).as_posix() for path in files})
 
 
+def test_no_room_imports_from_one_above_it():
+  section = READING.partition('\n## Rooms\n')[2].partition('\n## ')[0]
+  rank = {}
+  for number, line in enumerate(section.splitlines()):
+    rank |= dict.fromkeys(re.findall(r'\]\(\.\./([^)]+)\)', line), number)
+  upward = []
+  for path in (ROOT / 'ngrammer_jax').rglob('*.py'):
+    own = path.parent.relative_to(ROOT).as_posix()
+    for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+      for name in node.names if isinstance(node, ast.ImportFrom) else ():
+        parts = f'{node.module}.{name.name}'.split('.')
+        prefixes = ('/'.join(parts[:count]) for count in range(len(parts), 1, -1))
+        room = next((prefix for prefix in prefixes if prefix in rank), own)
+        are_layers = room.startswith('ngrammer_jax/layers') and 'layers' in own
+        if rank[room] < rank[own] and not are_layers:
+          upward.append(f'{path.relative_to(ROOT)}, line {node.lineno}: {room}')
+  assert not upward
+
+
 def test_reading_lists_are_short():
   lists = code_lines.reading_lists()
   assert len(lists) >= 7

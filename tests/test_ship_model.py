@@ -104,6 +104,13 @@ def test_a_run_is_shipped(run, ship, capsys):
     ship(baseline_of(run))
 
 
+@pytest.fixture
+def no_results(monkeypatch):
+  """Evaluations and samples are made up."""
+  monkeypatch.setattr(runs.Run, 'evaluate', lambda run, split: SCORES)
+  monkeypatch.setattr(runs.Run, 'generate', lambda *_: [])
+
+
 @each(
   'changes, problem',
   [
@@ -113,13 +120,13 @@ def test_a_run_is_shipped(run, ship, capsys):
     ({'persistent': config.PersistentConfig()}, 'it is no baseline'),
   ],
 )
-def test_a_baseline_that_does_not_compare_is_refused(run, ship, changes, problem):
+def test_a_baseline_that_does_not_compare_is_refused(run, ship, no_results, changes, problem):
   with pytest.raises(errors.BadInput, match=re.escape(problem)):
     ship(baseline_of(run, **changes))
   assert not list(ship_model.pretrained_models.FOLDER.glob('*'))
 
 
-def test_too_many_bytes_are_refused(run, ship, monkeypatch):
+def test_too_many_bytes_are_refused(run, ship, no_results, monkeypatch):
   monkeypatch.setattr(ship_model, 'MAX_BYTES', 10_000)
   with pytest.raises(errors.BadInput, match='bytes with this one, at most 10,000 are allowed'):
     ship(baseline_of(run))

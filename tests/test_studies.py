@@ -3,18 +3,19 @@
 import itertools
 import pathlib
 
-import jax
 from matplotlib import pyplot
 import numpy as np
 import pytest
 
-from ngrammer_jax import config, errors, sharding
+from ngrammer_jax import config, errors
 from ngrammer_jax.config import command_line
 from ngrammer_jax.data import token_cache
-from ngrammer_jax.training import programs
 from studies import cells, context, frequency, ngram_memories, plots, report, state_of_the_union
 from studies import results as study_results
+from tests import test_configs
 from tests.loops import each
+
+STUDIES = pathlib.Path(__file__).resolve().parents[1] / 'studies'
 
 
 def result(table, model, seed, bits, rate=0.004, table_rate=None):
@@ -48,13 +49,9 @@ def tuned_results(best=0.004, best_of_tables=0.03):
   ]
 
 
-def programs_of(spec):
-  config = command_line.resolve(f'studies/{spec}', [('data.path', '/data')])
-  return programs.Programs(config, config.data.vocabulary_size or 27, sharding.make_mesh())
-
-
-def count(spec):
-  return sum(leaf.size for leaf in jax.tree.leaves(programs_of(spec).abstract.params))
+def count(spec, words=None):
+  params, _ = test_configs.counts(STUDIES / spec, words)
+  return params
 
 
 def memory_of(variant):
@@ -108,7 +105,7 @@ def test_controls_change_what_they_say():
 
 def test_persistent_vectors_replace_the_feed_forward_at_equal_parameters():
   all_attention, feed_forward = (
-    count(f'context.py:{model}') for model in ('all_attention', 'span_256')
+    count(f'context.py:{model}', 27) for model in ('all_attention', 'span_256')
   )
   assert all_attention == pytest.approx(feed_forward, rel=1e-3)
 

@@ -1,5 +1,7 @@
 """A wheel runs outside the checkout."""
 
+import configparser
+import importlib
 import os
 import pathlib
 import shutil
@@ -8,6 +10,8 @@ import sys
 import zipfile
 
 import pytest
+
+from ngrammer_jax import __main__
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SOURCES = ('setup.py', 'pyproject.toml', 'README.md', 'LICENSE', 'ngrammer_jax', 'configs')
@@ -51,6 +55,11 @@ def test_a_wheel_has_the_package_and_its_configs(site):
   for data in ('weights/*/*', '**/*.j2'):
     expected = {path.relative_to(source) for path in source.glob(data)}
     assert expected and {path.relative_to(package) for path in package.glob(data)} == expected
+  scripts = configparser.ConfigParser()
+  (entry_points,) = site.glob('*.dist-info/entry_points.txt')
+  scripts.read(entry_points)
+  module, function = scripts['console_scripts']['ngrammer_jax'].split(':')
+  assert getattr(importlib.import_module(module), function) is __main__.console_script
 
 
 @pytest.mark.slow

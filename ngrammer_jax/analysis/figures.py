@@ -39,8 +39,7 @@ def saved_figure(path: pathlib.Path, panels: int = 1, width: float = 6.4) -> Ite
   _drop_empty_panels(figure)
   image = io.BytesIO()
   figure.savefig(image, dpi=150, format=path.suffix[1:])
-  files.make_folder(path.parent)
-  files.write(path, image.getvalue())
+  files.write_output(path, image.getvalue())
 
 
 def inline_svgs(name: str, plot: Callable[[Any], None], panels: int) -> list[str]:

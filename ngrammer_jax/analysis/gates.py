@@ -85,7 +85,7 @@ def _read(run, gates, text, max_tokens):
   """Returns the gates by name for the first inputs of a text, float64 [T]."""
 
   def measure(intermediates):
-    return {gate.name: gate.sown(intermediates)['gate']['gate'][0] for gate in gates}
+    return {gate.name: gate.part_of(intermediates)['gate']['gate'][0] for gate in gates}
 
   parts = [values for _, values in probe.captured_segments(run, text, max_tokens, measure)]
   join = lambda *arrays: np.concatenate(arrays, axis=1, dtype=np.float64)[0].mean(axis=-1)

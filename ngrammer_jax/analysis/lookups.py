@@ -5,6 +5,8 @@ K, U distinct n-grams.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+import functools
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -69,11 +71,9 @@ class Table(NamedTuple):
         first += rows
     return heads
 
-  def sown(self, intermediates: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the intermediates of its module."""
-    for key in self.path:
-      intermediates = intermediates[key]
-    return intermediates
+  def part_of(self, tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the part of its module in a tree of parameters or intermediates."""
+    return functools.reduce(operator.getitem, self.path, tree)
 
 
 class Lookups(NamedTuple):
@@ -119,7 +119,7 @@ def read(run: runs.Run, text: token_cache.TokenSplit, max_tokens: int) -> dict[s
   all_tables = tables(run)
 
   def measure(intermediates):
-    return {table.name: table.sown(intermediates)['lookup'][0] for table in all_tables}
+    return {table.name: table.part_of(intermediates)['lookup'][0] for table in all_tables}
 
   segments = probe.captured_segments(run, text, max_tokens, measure)
   parts = [lookups for _, lookups in segments]

@@ -17,7 +17,7 @@ import jinja2
 
 from ngrammer_jax import config as experiment
 from ngrammer_jax import errors, runs
-from ngrammer_jax.analysis import attention, clusters, figures, gates, lookups, ngrams, spans
+from ngrammer_jax.analysis import attention, clusters, figures, gates, ngrams, spans
 from ngrammer_jax.analysis.parts import Part
 from ngrammer_jax.checkpoints import workdirs
 from ngrammer_jax.config import fields
@@ -153,11 +153,13 @@ def _metrics(run, records):
   count = lambda value: Metric(f'{value:,.0f}', value)
   step = int(run.state.step)
   records = [record for record in records if record['step'] <= step]
+  params = traverse_util.flatten_dict(run.state.params)
+  tables = sum(leaf.size for path, leaf in params.items() if path[-1] == 'table')
   metrics = {
     'step': count(step),
     'training tokens': count(step * run.config.training.tokens_per_step),
     'parameters': count(train_state.count_elements(run.state.params)),
-    'of these in n-gram tables': count(_count_table_elements(run)),
+    'of these in n-gram tables': count(tables),
   }
   train = [record for record in records if 'loss' in record]
   if train:
@@ -182,14 +184,6 @@ def _metrics(run, records):
     if values:
       metrics[f'{name} (median)'] = count(statistics.median(values))
   return metrics
-
-
-def _count_table_elements(run):
-  params = traverse_util.flatten_dict(run.state.params)
-  try:
-    return sum(params[*table.path, 'table'].size for table in lookups.tables(run))
-  except errors.NotApplicable:
-    return 0
 
 
 def _split_metrics(name, result):

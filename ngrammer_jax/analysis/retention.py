@@ -82,7 +82,7 @@ def _changes(run, all_tables, text, tokens):
 
 def _zeros(run, table, orders):
   """Returns the table with zeros in the rows of some orders."""
-  rows = np.array(_parameter(run, table))
+  rows = np.array(table.part_of(run.state.params)['table'])
   for head in table.heads():
     if head.order in orders:
       rows[head.first : head.first + head.rows] = 0
@@ -91,18 +91,13 @@ def _zeros(run, table, orders):
 
 def _exchange(run, table, text_lookups):
   """Returns the table in which each row of a text is replaced by that of a random other token."""
-  rows, rng = np.array(_parameter(run, table)), np.random.default_rng(0)
+  rows, rng = np.array(table.part_of(run.state.params)['table']), np.random.default_rng(0)
   for head, row_T in zip(table.heads(), text_lookups.rows_TxI.T, strict=True):
     visited = np.unique(row_T)
     drawn = rng.choice(row_T, len(visited))
     drawn = np.where(drawn == visited, np.roll(visited, 1), drawn)
     rows[head.first + visited] = rows[head.first + drawn]
   return rows
-
-
-def _parameter(run, table):
-  """Returns the rows of a table in the checkpoint."""
-  return flax.traverse_util.flatten_dict(run.state.params)[*table.path, 'table']
 
 
 def _change_tables(run, changed):

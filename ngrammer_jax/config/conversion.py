@@ -199,6 +199,6 @@ def describe(config: Config) -> str:
     choices, only_for = key.rules.choices, key.rules.only_for
     comment = f'{key.comment} ({", ".join(choices)})' if choices else key.comment
     if only_for is not None:
-      comment += f'; only for {only_for[0]} {", ".join(only_for[1])}'
+      comment += f'; only for {only_for[0]} {", ".join(map(str, only_for[1]))}'
     lines.append(f'{f"{key.path}={value!r}":36}  # {comment}')
   return '\n'.join(lines)

@@ -37,7 +37,7 @@ class Rules:
   at_most: float | None = None
   below: float | None = None
   also: tuple[Any, ...] = ()
-  only_for: tuple[str, tuple[str, ...]] | None = None
+  only_for: tuple[str, tuple[str | bool, ...]] | None = None
   reason: str = ''
 
   def allow(self, value: Any) -> bool:
@@ -214,8 +214,8 @@ class Key:
     path, other = next((path, getattr(b, name)) for path, b in blocks if hasattr(b, name))
     if other not in choices:
       raise errors.BadInput(
-        f'{self.path}={value!r} is not for {path}{name}={other!r}, but for {", ".join(choices)}: '
-        f'use {self.default!r}'
+        f'{self.path}={value!r} is not for {path}{name}={other!r}, but for '
+        f'{", ".join(map(str, choices))}: use {self.default!r}'
       )
 
 

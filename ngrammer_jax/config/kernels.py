@@ -44,8 +44,8 @@ GENERATOR = 'threefry2x32'  # blocks need a generator that can draw a part of th
 MIN_QUERIES, MIN_SCORES = 64, 2**14  # of a head; with fewer, full scores are faster on a CPU
 
 
-class Setting(NamedTuple):
-  """What attention works on.
+class Workload(NamedTuple):
+  """The sizes, the dtype and the devices that attention works with.
 
   Attributes:
     T, M, H: queries, earlier keys and head width.
@@ -65,42 +65,42 @@ class Setting(NamedTuple):
   generator: str = GENERATOR
 
 
-def unsupported_reason(kernel: str, needs: frozenset[str], setting: Setting) -> str | None:
+def unsupported_reason(kernel: str, needs: frozenset[str], workload: Workload) -> str | None:
   """Returns why a kernel cannot compute attention, None if it can."""
   missing = [text for need, text in NEEDS.items() if need in needs - KERNELS[kernel]]
   if missing:
     return f'does not support {missing[0]}'
-  s = setting
-  if kernel == 'blocks' and 'dropout' in needs and s.generator != GENERATOR:
-    return f'needs the generator {GENERATOR} for dropout, not {s.generator}'
-  if kernel == 'pallas' and s.platform == 'gpu':
-    return f'is for TPUs, not for {s.device}'
-  if kernel in ('splash', 'cudnn') and not s.is_divisible:
+  w = workload
+  if kernel == 'blocks' and 'dropout' in needs and w.generator != GENERATOR:
+    return f'needs the generator {GENERATOR} for dropout, not {w.generator}'
+  if kernel == 'pallas' and w.platform == 'gpu':
+    return f'is for TPUs, not for {w.device}'
+  if kernel in ('splash', 'cudnn') and not w.is_divisible:
     return 'needs rows and heads that the mesh divides'
-  if kernel == 'cudnn' and (s.platform != 'gpu' or s.dtype not in HALF_PRECISION or s.H % 8):
-    actual = f'{s.platform}, {s.dtype} and {s.H}'
+  if kernel == 'cudnn' and (w.platform != 'gpu' or w.dtype not in HALF_PRECISION or w.H % 8):
+    actual = f'{w.platform}, {w.dtype} and {w.H}'
     return f'is for GPUs, bfloat16 and head widths that 8 divides, not for {actual}'
   if kernel == 'splash':
-    if s.device in UNSUPPORTED_TPUS or s.platform == 'gpu':
-      return f'is for TPUs from v4 on, not for {s.device}'
-    if s.T % LANES:
-      return f'is for segments that {LANES} divides, not for {s.T} tokens'
-    if s.dtype == 'float64':
+    if w.device in UNSUPPORTED_TPUS or w.platform == 'gpu':
+      return f'is for TPUs from v4 on, not for {w.device}'
+    if w.T % LANES:
+      return f'is for segments that {LANES} divides, not for {w.T} tokens'
+    if w.dtype == 'float64':
       return 'has no float64'
   return None
 
 
-def uses_blocks(kernel: str | None, needs: frozenset[str], setting: Setting) -> bool:
+def uses_blocks(kernel: str | None, needs: frozenset[str], workload: Workload) -> bool:
   """Whether attention works in blocks, so that the context of a segment has no mask.
 
   For the arguments see `select`.
   """
-  if kernel not in (None, 'blocks') or unsupported_reason('blocks', needs, setting):
+  if kernel not in (None, 'blocks') or unsupported_reason('blocks', needs, workload):
     return False
-  return kernel == 'blocks' or blocks_are_faster(setting, 'spans' in needs)
+  return kernel == 'blocks' or blocks_are_faster(workload, 'spans' in needs)
 
 
-def blocks_are_faster(setting: Setting, has_spans: bool) -> bool:
+def blocks_are_faster(workload: Workload, has_spans: bool) -> bool:
   """Whether blocks are faster than full scores.
 
   With learned spans, blocks skip most of the scores. Without them, the scores of a block stay in
@@ -110,24 +110,24 @@ def blocks_are_faster(setting: Setting, has_spans: bool) -> bool:
   T = 1024 and 0.4 to 0.6 with 2048, and evaluation 0.6 with 800 and 0.5 with 1800. Other devices
   prefer few large products.
   """
-  T, M = setting.T, setting.M
+  T, M = workload.T, workload.M
   scores = T * (M + T)
   if T < MIN_QUERIES or scores < MIN_SCORES:
     return False
   is_large = scores >= (2 if M >= T else 32) * MIN_SCORES
-  return has_spans or (is_large and setting.platform == 'cpu')
+  return has_spans or (is_large and workload.platform == 'cpu')
 
 
-def select(kernel: str | None, needs: frozenset[str], setting: Setting) -> str:
+def select(kernel: str | None, needs: frozenset[str], workload: Workload) -> str:
   """Returns the kernel of attention that does not work in blocks.
 
   Args:
     kernel: that of the config. None: splash on TPUs, else xla.
     needs: what attention needs, see NEEDS.
-    setting: what it works on.
+    workload: the sizes, the dtype and the devices.
   """
   if kernel is None:
-    kernel = 'splash' if setting.platform == 'tpu' else 'xla'
-  if kernel == 'blocks' or unsupported_reason(kernel, needs, setting):
+    kernel = 'splash' if workload.platform == 'tpu' else 'xla'
+  if kernel == 'blocks' or unsupported_reason(kernel, needs, workload):
     return 'xla'
   return kernel

@@ -41,6 +41,7 @@ class SpanConfig:
     None,
     'keys that count in the 1e-8 of the rescaling; None: span, or all for a limit below 64',
     choices=EPSILON_KEYS,
+    only_for=('renormalize', (True,)),
   )
   reserve: int = field(16, 'no longer used', at_least=1, free_on_resume=True, is_used=False)
   check_every: int = field(100, 'no longer used', at_least=1, free_on_resume=True, is_used=False)
@@ -49,7 +50,7 @@ class SpanConfig:
     """Whether keys beyond the span count in the normaliser, with `model.kernel`."""
     is_short = self.limit < MIN_LIMIT and kernel in (None, 'xla')
     default = 'all' if is_short else 'span'
-    return self.renormalize and (self.epsilon_keys or default) == 'all'
+    return counts_all_keys(self.renormalize, self.epsilon_keys or default)
 
   def check(self, model: Any) -> None:
     """Raises BadInput for spans that are invalid for the model."""
@@ -75,3 +76,8 @@ class SpanConfig:
         f'model.memory.length={memory.length} exceeds the maximum span '
         f'model.span.limit={self.limit}: use {self.limit}'
       )
+
+
+def counts_all_keys(renormalize: bool, epsilon_keys: str) -> bool:
+  """Whether keys beyond the span count in the normaliser: in the epsilon of the rescaling."""
+  return renormalize and epsilon_keys == 'all'

@@ -172,8 +172,7 @@ def save(
   """
   if not hosts.is_primary():
     return
-  files.make_folder(path.parent)
-  files.write(path, json.dumps(result, indent=2) + '\n')
+  files.write_output(path, json.dumps(result, indent=2) + '\n')
   if answers_path is not None:
     lines = (json.dumps(answer, ensure_ascii=False) + '\n' for answer in answers)
-    files.write(answers_path, ''.join(lines))
+    files.write_output(answers_path, ''.join(lines))

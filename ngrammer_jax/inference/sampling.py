@@ -9,41 +9,31 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax import errors
+from ngrammer_jax.config import fields
+from ngrammer_jax.config.fields import field
 
 
 @dataclasses.dataclass(frozen=True)
 class SamplingConfig:
-  """Options of sampling, applied in this order.
+  """Options of sampling; temperature, top-k and top-p are applied in this order.
 
-  Attributes:
-    temperature: divisor of the logits; 0 selects greedy decoding.
-    top_k: number of most likely tokens to sample from. None: all.
-    top_p: probability mass to sample from: the smallest set of most likely tokens whose
-      probabilities sum to at least this (nucleus sampling, Holtzman et al. 2020). None: all.
-    repetition_penalty: penalty of the tokens of the text so far, see `penalize`; it comes before
-      the temperature, and greedy decoding has it too. 1: none.
+  Top-p is nucleus sampling (Holtzman et al. 2020): the most likely tokens whose probabilities sum
+  to at least this. The repetition penalty, see `penalize`, comes before the temperature, and greedy
+  decoding has it too.
   """
 
-  temperature: float = 1.0
-  top_k: int | None = None
-  top_p: float | None = None
-  repetition_penalty: float = 1.0
+  temperature: float = field(
+    1.0, 'divisor of the logits', at_least=0, reason='0 selects greedy decoding'
+  )
+  top_k: int | None = field(None, 'number of most likely tokens to sample from', at_least=1)
+  top_p: float | None = field(None, 'probability mass to sample from', above=0, at_most=1)
+  repetition_penalty: float = field(
+    1.0, 'penalty of the tokens of the text so far', at_least=1, reason='1 is no penalty'
+  )
 
   def check(self) -> None:
     """Raises BadInput for values out of range."""
-    if not 0 <= self.temperature < float('inf'):
-      raise errors.BadInput(
-        f'temperature={self.temperature} must be at least 0 (0 selects greedy decoding)'
-      )
-    if self.top_k is not None and self.top_k < 1:
-      raise errors.BadInput(f'top_k={self.top_k} must be at least 1; omit it for all tokens')
-    if self.top_p is not None and not 0 < self.top_p <= 1:
-      raise errors.BadInput(f'top_p={self.top_p} must be above 0 and at most 1')
-    if not 1 <= self.repetition_penalty < float('inf'):
-      raise errors.BadInput(
-        f'repetition_penalty={self.repetition_penalty} must be at least 1 (1: no penalty)'
-      )
+    fields.check_values(self)
 
 
 class SamplerParams(NamedTuple):

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Iterator, Mapping
 import dataclasses
 import itertools
-import math
 import operator
 import types
 from typing import Any
@@ -43,18 +42,25 @@ class Source:
   Attributes:
     name: name of the source array, or a tuple of names.
     shape: shape of the source array, or of each of them.
-    convert: function from the source array, or from a list of them, to the variable. It selects,
-      moves and joins values, and may add a constant; `restore` derives its inverse.
+    convert: function from the source array, or from all of them stacked, to the variable. It
+      returns a view: `restore` writes the variable into it.
+    added: constant that is added to all values of the view.
   """
 
   name: str | tuple[str, ...]
   shape: tuple[int, ...]
-  convert: Callable[[Any], np.ndarray] = lambda array: array
+  convert: Callable[[np.ndarray], np.ndarray] = lambda array: array
+  added: int = 0
 
   @property
   def names(self) -> tuple[str, ...]:
     """Names of all source arrays."""
     return (self.name,) if isinstance(self.name, str) else self.name
+
+  @property
+  def stacked_shape(self) -> tuple[int, ...]:
+    """Shape of the argument of `convert`."""
+    return self.shape if isinstance(self.name, str) else (len(self.name), *self.shape)
 
 
 def convert(
@@ -88,8 +94,8 @@ def convert(
   variables = {}
   for path, source in sources.items():
     values = [np.asarray(arrays[name]) for name in source.names]
-    value = source.convert(values[0] if isinstance(source.name, str) else values)
-    variables[path] = jnp.asarray(value)
+    value = source.convert(values[0] if isinstance(source.name, str) else np.stack(values))
+    variables[path] = jnp.asarray(value + source.added if source.added else value)
     if path.startswith('codebook/'):  # other frameworks do not store the cluster usage
       quantizer, (N, K, _) = path.removesuffix('centroids'), value.shape
       variables[f'{quantizer}usage'] = jnp.full((N, K), 1 / K, variables[path].dtype)
@@ -102,7 +108,7 @@ def restore(
 ) -> dict[str, np.ndarray]:
   """Converts variables back to source arrays by name: the inverse of `convert`.
 
-  A constant that `convert` adds to float32 values is subtracted up to rounding.
+  A constant that was added to float32 values is subtracted up to rounding.
 
   Args:
     variables: nested variables of this package; the usage of codebooks is left out.
@@ -118,28 +124,21 @@ def restore(
     for path, leaf in leaves.items()
     if not (path.startswith('codebook/') and path.endswith(('/usage', '/changed')))
   }
-  places = {path: _places(source) for path, source in sources.items()}
-  expected = {path: index.shape for path, (index, _) in places.items()}
+  expected = {
+    path: source.convert(np.broadcast_to(0, source.stacked_shape)).shape
+    for path, source in sources.items()
+  }
   check_shapes(expected, {path: leaf.shape for path, leaf in leaves.items()}, origin)
   arrays: dict[str, np.ndarray] = {}
   for path, source in sources.items():
-    index, constant = places[path]
-    values = leaves[path] - constant.astype(leaves[path].dtype) if constant.any() else leaves[path]
-    size = math.prod(source.shape)
-    for number, name in enumerate(source.names):
-      array = arrays.setdefault(name, np.zeros(source.shape, values.dtype))
-      is_inside = index // max(size, 1) == number
-      array.reshape(-1)[index[is_inside] - number * size] = values[is_inside]
+    values = leaves[path]
+    stacked = np.zeros(source.stacked_shape, values.dtype)
+    if isinstance(source.name, str):  # several variables may be parts of one array
+      stacked = arrays.setdefault(source.name, stacked)
+    else:
+      arrays.update(zip(source.name, stacked, strict=True))
+    source.convert(stacked)[...] = values - values.dtype.type(source.added)
   return arrays
-
-
-def _places(source: Source) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the place of each value of a variable in its joined sources, and the added constant."""
-  shape = (len(source.names), *source.shape)
-  numbers = np.arange(math.prod(shape)).reshape(shape)
-  one_or_all = lambda arrays: arrays[0] if isinstance(source.name, str) else list(arrays)
-  constant = source.convert(one_or_all(np.zeros_like(numbers)))
-  return source.convert(one_or_all(numbers)) - constant, constant
 
 
 def check_shapes(

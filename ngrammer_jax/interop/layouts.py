@@ -132,8 +132,8 @@ class FileLayout:
     stated = json.loads(metadata.get(METADATA_KEY, '{}'))
     _check_hash(arrays, self, stated, made_with)
     names = [name for source in self.sources.values() for name in source.names]
-    whole = {name: arrays[name].read(0, arrays[name].shape[0]) for name in names}
-    variables = conversion.convert(whole, self.sources, self.origin)
+    others = {name: arrays[name].read(0, arrays[name].shape[0]) for name in names}
+    variables = conversion.convert(others, self.sources, self.origin)
     variables = jax.tree.map(lambda leaf: leaf.astype(dtype or leaf.dtype), variables)
     if dtype is None:
       stored = arrays[next(iter(self.table.rows))].dtype

@@ -67,13 +67,12 @@ def longcat(layer: NGramMemory, prefix: str = '') -> FileLayout:
   D, E, ngram_hash = layer.width, layer.options.width, layer.ngram_hash()
   sizes_I = tuple(itertools.chain.from_iterable(ngram_hash.sizes))
   projections = _numbered(f'{prefix}post_projs.{{}}.weight', len(sizes_I))
-  stack = lambda arrays: np.stack(arrays).transpose(0, 2, 1)
   tables = _numbered(f'{prefix}embedders.{{}}.weight', len(sizes_I))
   return FileLayout(
     'the n-gram embedding of LongCat-Flash-Lite',
     prefix,
     Table(dict(zip(tables, sizes_I, strict=True)), layer.table_shape()),
-    {'params/sum/projection': Source(projections, (D, E), stack)},
+    {'params/sum/projection': Source(projections, (D, E), lambda a: a.transpose(0, 2, 1))},
     ngram_hash,
     embedding=f'{prefix}word_embeddings.weight',
   )
@@ -269,14 +268,14 @@ def _numbered(pattern, count):
 def _projections(layer, key_name, key_shape, value_name):
   """Returns the sources of the projections of e to keys [M, G, D] and to values [M, D]."""
   G, D, M = _sizes(layer)
-  keys = Source(key_name, key_shape, lambda a: np.reshape(a, (G, D, M)).transpose(2, 0, 1))
+  keys = Source(key_name, key_shape, lambda a: a.reshape(G, D, M).transpose(2, 0, 1))
   values = Source(value_name, (D, M), np.transpose)
   return {'params/gate/key/kernel': keys, 'params/gate/value/kernel': values}
 
 
 def _branch_vectors(layer, name, shape):
   """Returns the source of a parameter [G, D]: one array, or one for each branch."""
-  return Source(name, shape, lambda a: np.reshape(a, (layer.branches, layer.width)))
+  return Source(name, shape, lambda a: a.reshape(layer.branches, layer.width))
 
 
 def _taps(layer, name):

@@ -197,39 +197,6 @@ def export_language_model(
   return _export(variables, _language_model_sources(config, vocabulary_size), LANGUAGE_MODEL)
 
 
-def valid_and_starts(
-  paddings_BxT: np.ndarray,
-  segment_ids_BxT: np.ndarray | None = None,
-  segment_pos_BxT: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-  """Converts the inputs of praxis to `valid_BxT` and `starts_BxT` of `TransformerLM`.
-
-  `valid` is 0 at padding, which must be at the end of its row. A document starts where
-  `segment_pos` is 0, or without `segment_pos` where the segment id changes. Rows are independent:
-  pass an empty memory.
-
-  Args:
-    paddings_BxT: 1 at padding.
-    segment_ids_BxT: number of the packed sequence of each token. None: one sequence in each row.
-    segment_pos_BxT: position in this sequence.
-
-  Raises:
-    BadInput: a row has padding before a token.
-  """
-  valid_BxT = 1 - np.asarray(paddings_BxT)
-  (rows,) = np.nonzero((np.diff(valid_BxT, axis=1) > 0).any(axis=1))
-  if rows.size:
-    raise errors.BadInput(
-      f'row {rows[0]} of the paddings has padding before a token: move it to the end of the row'
-    )
-  if segment_pos_BxT is not None:
-    return valid_BxT, np.asarray(segment_pos_BxT) == 0
-  if segment_ids_BxT is None:
-    segment_ids_BxT = np.zeros(valid_BxT.shape, np.int32)
-  segment_ids_BxT = np.asarray(segment_ids_BxT)
-  return valid_BxT, np.diff(segment_ids_BxT, axis=1, prepend=segment_ids_BxT[:, :1] - 1) != 0
-
-
 def _export(variables, sources, origin):
   """Returns praxis arrays with the prefixes of their collections."""
   arrays = conversion.restore(variables, sources, origin)
@@ -345,7 +312,7 @@ def _check_fits(config: model_config.ModelConfig, options: dict[str, tuple[Any, 
 def _norm_sources(path: str, name: str, D: int) -> dict[str, Source]:
   """Returns the sources of a layer norm; praxis stores its scale minus 1."""
   return {
-    f'{path}/scale': Source(f'{name}/scale', (D,), lambda a: 1 + a),
+    f'{path}/scale': Source(f'{name}/scale', (D,), added=1),
     f'{path}/bias': Source(f'{name}/bias', (D,)),
   }
 
@@ -360,7 +327,8 @@ def _ngrammer_sources(
   """Returns the sources of an n-gram layer; the names of the n-grams have a prefix of their own."""
   V, E, K = options.vocabulary_size, options.dim, options.clusters
   per_head = lambda name, part: tuple(f'{ngram_prefix}{name}_{i}/{part}' for i in range(N))
-  sources = {'params/table': Source(per_head('ngram_table', 'emb_var'), (V, E), np.concatenate)}
+  one_table = lambda a: a.reshape(N * V, E)
+  sources = {'params/table': Source(per_head('ngram_table', 'emb_var'), (V, E), one_table)}
   if K is not None:
     means = Source(f'{prefix}vq_layer/means', (N, K, D // N))
     sources['codebook/quantizer/centroids'] = means
@@ -369,8 +337,8 @@ def _ngrammer_sources(
     ('ngram_norm', 'ngram_layer_norm', E),
   ):
     scale, bias = per_head(source_name, 'scale'), per_head(source_name, 'bias')
-    sources[f'params/{name}/scale'] = Source(scale, (width,), lambda a: 1 + np.stack(a))
-    sources[f'params/{name}/bias'] = Source(bias, (width,), np.stack)
+    sources[f'params/{name}/scale'] = Source(scale, (width,), added=1)
+    sources[f'params/{name}/bias'] = Source(bias, (width,))
   return sources
 
 
@@ -415,5 +383,5 @@ def _attention_sources(
     sources['per_dim_scale'] = Source(f'{prefix}per_dim_scale/per_dim_scale', (H,))
   for name in projections.names if projections.taps else ():
     taps = tuple(f'{prefix}dconv_{name[0]}/dconv_{i}' for i in range(projections.taps))
-    sources[f'{name}_convolution/taps'] = Source(taps, (N, H), np.stack)
+    sources[f'{name}_convolution/taps'] = Source(taps, (N, H))
   return sources

@@ -25,9 +25,9 @@ def read(
     BadInput: names a setting that the official code does not have.
   """
   values = dict(defaults)
-  given = vars(settings) if isinstance(settings, argparse.Namespace) else settings
+  options = vars(settings) if isinstance(settings, argparse.Namespace) else settings
   flat: dict[str, Any] = {}
-  for name, value in given.items():
+  for name, value in options.items():
     flat |= value if isinstance(value, Mapping) else {name: value}
   for name, value in flat.items():
     if name in defaults:

@@ -13,6 +13,11 @@ from ngrammer_jax.layers import axis_names, mesh_axes
 KERNEL_INIT = nn.initializers.lecun_normal()  # truncated, of variance 1 / inputs
 
 
+def symmetric(bound: float) -> nn.initializers.Initializer:
+  """Returns an initializer that is uniform in [-bound, bound]; that of JAX starts at 0."""
+  return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
+
+
 def dense_general(
   inputs: tuple[int, ...],
   features: tuple[int, ...],

@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import adaptive_softmax, axis_names, mesh_axes, softmax
+from ngrammer_jax.layers import adaptive_softmax, axis_names, dense, mesh_axes, softmax
 from ngrammer_jax.layers.context import EmbeddingLookup
 from ngrammer_jax.layers.ngram import quantizer
-from ngrammer_jax.layers.recurrent import recurrence
 from ngrammer_jax.models import memories, precision
 
 
@@ -61,7 +60,7 @@ class Head(nn.Module):
     # Multiplied by sqrt(D), embeddings have unit variance.
     table_init, bias_init = nn.initializers.normal(c.width**-0.5), nn.initializers.zeros
     if c.recurrent is not None:
-      table_init = bias_init = recurrence.symmetric(c.recurrent.initial)
+      table_init = bias_init = dense.symmetric(c.recurrent.initial)
     table_init = axis_names.with_axis_names(table_init, ('vocab', 'embed'))
     self.embedding = self.param('embedding', table_init, (V, c.width), param_dtype)
     if c.tie_embeddings:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config import model as model_config
-from ngrammer_jax.layers import documents, dropout, mesh_axes, softmax
+from ngrammer_jax.layers import dense, documents, dropout, mesh_axes, softmax
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.recurrent import readout, recurrence, word_memory
 from ngrammer_jax.models import block, heads, memories, precision
@@ -36,7 +36,7 @@ class RecurrentLM(nn.Module):
 
   def setup(self):
     c, r, V = self.config, self.config.recurrent, self.vocabulary_size
-    dtype, init = precision.compute_dtype(c), recurrence.symmetric(r.initial)
+    dtype, init = precision.compute_dtype(c), dense.symmetric(r.initial)
     self.head = heads.Head(c, V, r.width)
     nn.share_scope(self, self.head)
     self.head.init_params()  # first, see there

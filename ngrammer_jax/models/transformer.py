@@ -215,7 +215,7 @@ class TransformerLM(nn.Module):
     }
     query = jax.ShapeDtypeStruct((B, T, c.heads, c.head_features), self.dtype)
     needs = frozenset(name for name, is_needed in needs.items() if is_needed)
-    return kernels.uses_blocks(c.kernel, needs, fused.setting(query, M, c.context_key_heads))
+    return kernels.uses_blocks(c.kernel, needs, fused.workload(query, M, c.context_key_heads))
 
   def _layers(self, x_BxTxD, context, kind_contexts, memory, keys):
     """Applies all layers, in runs of repeated kinds, and the memories between them.

@@ -252,6 +252,15 @@ def write(path: pathlib.Path, content: str | bytes) -> None:
   scratch.replace(path)
 
 
+def write_output(path: pathlib.Path, content: str | bytes) -> None:
+  """Writes a file of results, and its folder. Raises BadInput if they cannot be written."""
+  try:
+    make_folder(path.parent)
+    write(path, content)
+  except OSError as error:
+    raise errors.BadInput(f'{path} cannot be written: {error.strerror or error}') from error
+
+
 class SyncedDir:
   """A folder of files that are appended to.
 

@@ -235,8 +235,8 @@ def _check_kernel(config, mesh) -> None:
     return
   shape = t.batch_size // t.parts, t.segment_length, m.heads, m.width // m.heads
   with sharding.use(mesh):
-    setting = fused.setting(jax.ShapeDtypeStruct(shape, precision.compute_dtype(m)))
-  if reason := kernels.unsupported_reason(m.kernel, frozenset(m.attention_needs()), setting):
+    workload = fused.workload(jax.ShapeDtypeStruct(shape, precision.compute_dtype(m)))
+  if reason := kernels.unsupported_reason(m.kernel, frozenset(m.attention_needs()), workload):
     raise errors.BadInput(
       f'model.kernel={m.kernel!r} {reason}: model.kernel=None selects automatically'
     )

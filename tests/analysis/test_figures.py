@@ -47,6 +47,12 @@ def test_unwritable_path_is_reported_before_the_analysis(tmp_path):
       pytest.fail('the analysis ran')
 
 
+def test_a_figure_that_cannot_be_written_is_an_error_of_one_sentence(tmp_path):
+  path = tmp_path / 'folder' / 'figure.png'
+  with bad_input(f'{path} cannot be written: File exists'), figures.saved_figure(path):
+    (tmp_path / 'folder').write_text('made meanwhile')
+
+
 def test_labels_of_tokens_show_spaces_and_line_breaks():
   labels = figures.token_labels(['', ' a', '.\n\n', '\t', '$5'])
   assert labels == ['¶', '_a', '.↵↵', '→', r'\$5']

@@ -274,7 +274,7 @@ def test_retention(one_device, tiny, untrained, texts, monkeypatch, capsys):
 
 def test_exchanged_rows_are_those_of_other_tokens():
   heads = [lookups.Head(2, 0, 0, 5), lookups.Head(2, 1, 5, 4)]
-  table = types.SimpleNamespace(path=('memory',), heads=lambda: heads)
+  table = types.SimpleNamespace(part_of=lambda params: params['memory'], heads=lambda: heads)
   params = {'memory': {'table': np.arange(9.0)[:, None]}}
   run = types.SimpleNamespace(state=types.SimpleNamespace(params=params))
   rows_TxI = np.array([[0, 3], [2, 1], [2, 1], [4, 1]])

@@ -22,8 +22,6 @@ import warnings
 
 from ngrammer_jax import flags
 
-DEPTH = 200_000
-
 
 @dataclasses.dataclass(frozen=True)
 class Content:
@@ -75,11 +73,7 @@ def remove(path: pathlib.Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def nested(depth: int = DEPTH) -> bytes:
-  """A JSON array of that depth."""
-  return b'[' * depth + b']' * depth
-
-
+NESTED = b'[' * 200_000 + b']' * 200_000
 # In place of any file of JSON: not what is expected, whatever that is.
 ANY = {
   'empty': Content(b''),
@@ -90,8 +84,8 @@ ANY = {
   'an empty object': Content(b'{}'),
   'binary': Content(bytes(range(256))),
   'invalid UTF-8': Content(b'{"kind": "\xff"}'),
-  'nested': Content(nested()),
-  'nested in an object': Content(b'{"model": ' + nested() + b'}'),
+  'nested': Content(NESTED),
+  'nested in an object': Content(b'{"model": ' + NESTED + b'}'),
   'a long number': Content(b'{"model": ' + b'9' * 5000 + b'}'),
   'zeros': Content(bytes(4096)),
   'a folder': Folder(),
@@ -177,13 +171,11 @@ class Outcome:
   Attributes:
     status: its exit status, or the exception that it ended with.
     error: standard error.
-    output: standard output.
     changes: paths that were created, deleted or changed.
   """
 
   status: Any
   error: str
-  output: str
   changes: tuple[str, ...]
 
   def shortcoming(self, name: str) -> str | None:
@@ -208,10 +200,10 @@ def run(subcommand: str, arguments: list[str], folders: tuple[pathlib.Path, ...]
   before = snapshot(folders)
   argv, root = sys.argv, logging.getLogger()
   handlers, level = root.handlers[:], root.level
-  output, error = io.StringIO(), io.StringIO()
+  error = io.StringIO()
   try:
     sys.argv, root.handlers = [subcommand, *arguments], []
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(error):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(error):
       with warnings.catch_warnings(action='ignore'):
         flags.run(main)
   except SystemExit as stop:
@@ -225,7 +217,7 @@ def run(subcommand: str, arguments: list[str], folders: tuple[pathlib.Path, ...]
   changes = sorted(
     path for path in before.keys() | after.keys() if before.get(path) != after.get(path)
   )
-  return Outcome(status, error.getvalue(), output.getvalue(), tuple(changes))
+  return Outcome(status, error.getvalue(), tuple(changes))
 
 
 def snapshot(folders: tuple[pathlib.Path, ...]) -> dict[str, str]:

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 
-TIME_METRICS = ('tokens_per_second', 'mfu', 'goodput')  # only these may differ
+from tests.training.helpers import arrays, records
 
 
 def start(subcommand: str, workdir: pathlib.Path, arguments: list[str]) -> subprocess.Popen:
@@ -34,20 +34,6 @@ def wait(process: subprocess.Popen, workdir: pathlib.Path) -> None:
   """Waits for a process to finish; exits if it fails."""
   if process.wait():
     sys.exit(f'{process.args[2]} failed with status {process.returncode}, see {workdir}.log')
-
-
-def records(workdir: pathlib.Path) -> list[dict[str, float]]:
-  """Returns metrics.jsonl without the metrics of time."""
-  path = workdir / 'metrics.jsonl'
-  lines = path.read_text(encoding='utf-8').splitlines() if path.exists() else []
-  return [{k: v for k, v in json.loads(line).items() if k not in TIME_METRICS} for line in lines]
-
-
-def arrays(workdir: pathlib.Path) -> dict[str, list]:
-  """Returns dtype, shape and checksum of every array of the last checkpoint, by name."""
-  steps = [path for path in (workdir / 'checkpoints').iterdir() if path.name.isdecimal()]
-  last = max(steps, key=lambda path: int(path.name))
-  return json.loads((last / 'manifest.json').read_text(encoding='utf-8'))['leaves']
 
 
 def end(
@@ -80,7 +66,10 @@ def complete_records(workdir: pathlib.Path) -> list[dict[str, float]]:
 
 
 def differences(workdir: pathlib.Path, reference: pathlib.Path) -> list[str]:
-  """Returns the names of all arrays, and of the records, that differ from a reference run."""
+  """Returns the names of all arrays, and of the records, that differ from a reference run.
+
+  Dtype, shape and checksum of an array are compared, and every line of metrics.jsonl but its times.
+  """
   actual, expected = arrays(workdir), arrays(reference)
   names = actual.keys() | expected.keys()
   differing = [name for name in names if actual.get(name) != expected.get(name)]

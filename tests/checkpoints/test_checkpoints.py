@@ -197,13 +197,6 @@ def test_what_orbax_did_not_write_is_not_saved_and_spares_what_is_there(
   assert reader.steps(workdir) == [8]
 
 
-def test_the_last_saved_step_is_on_disk(tmp_path):
-  with checkpoint_writer.CheckpointWriter(tmp_path) as saved:
-    assert saved.last_saved() == 'none yet'
-    saved.save(4, state(4))
-    assert saved.last_saved() == 'step 4'
-
-
 def test_an_array_that_reads_differently_is_damage(tmp_path, monkeypatch, caplog):
   """The files are those that were written: only the sums of the arrays in memory tell."""
   save(tmp_path, 4)

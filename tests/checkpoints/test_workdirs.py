@@ -149,6 +149,11 @@ NGRAM_TEXT = '(clusters=8, vocabulary_size=64, dim=4)'  # without its defaults
     ({}, {'seed': 1}, 'seed=0, now it is 1'),
     (
       {},
+      {'training': {'steps': 16}},
+      "training.steps=12, now it is 16 (schedule 'cosine' depends on the number of steps)",
+    ),
+    (
+      {},
       {'optimizer': {'drop': experiment.DropConfig(4, 0.5)}},
       'optimizer.drop=None, now it is (steps=4, fraction=0.5)',
     ),

@@ -95,11 +95,6 @@ def test_a_config_of_the_package_has_a_name(parse, tmp_path, monkeypatch):
     'of the package, --config=ngrammer_text8:primer'
   ):
     load('configs/ngrammer_text8.py:primer')
-  with bad_input(
-    f'--config={tmp_path}/quickstart.py: no file {tmp_path}/quickstart.py; available: '
-    f'{tmp_path}/ngram.py, {tmp_path}/plain.py, {tmp_path}/variants.py'
-  ):
-    load(f'{tmp_path}/quickstart.py')
 
 
 @each('installed', [True, False])
@@ -190,7 +185,6 @@ def test_block_is_made_changed_and_removed(parse, file, arguments, block):
 @each(
   'argument, message',
   [
-    ('--config.sed=1', 'unknown config key sed: did you mean seed?'),
     (
       '--config.training.stpes=1',
       'unknown config key training.stpes: did you mean training.steps?',

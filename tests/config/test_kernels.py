@@ -6,7 +6,7 @@ from ngrammer_jax.config import kernels
 from ngrammer_jax.config import model as model_config
 from tests.checks import bad_input
 
-SETTING = kernels.Setting(128, 0, 64, 'bfloat16', 'cpu', 'cpu', is_divisible=True)
+WORKLOAD = kernels.Workload(128, 0, 64, 'bfloat16', 'cpu', 'cpu', is_divisible=True)
 
 
 def test_the_scores_satisfy_every_need():
@@ -17,21 +17,21 @@ def test_the_scores_satisfy_every_need():
 @pytest.mark.parametrize('kernel', kernels.NAMES)
 def test_what_a_kernel_cannot_compute_is_left_to_the_scores(kernel):
   platform = {'cudnn': 'gpu', 'xla': 'cpu', 'blocks': 'cpu'}.get(kernel, 'tpu')
-  setting = SETTING._replace(platform=platform, device='TPU v5 lite')
+  workload = WORKLOAD._replace(platform=platform, device='TPU v5 lite')
   for need, text in kernels.NEEDS.items():
     needs = frozenset({need})
-    reason = kernels.unsupported_reason(kernel, needs, setting)
+    reason = kernels.unsupported_reason(kernel, needs, workload)
     can_compute = need in kernels.KERNELS[kernel]
     assert reason == (None if can_compute else f'does not support {text}')
     expected = kernel if can_compute and kernel != 'blocks' else 'xla'
-    assert kernels.select(kernel, needs, setting) == expected
-    in_blocks = kernels.uses_blocks(kernel, needs, setting)
+    assert kernels.select(kernel, needs, workload) == expected
+    in_blocks = kernels.uses_blocks(kernel, needs, workload)
     assert in_blocks == (kernel == 'blocks' and can_compute)
 
 
 def test_kernels_are_for_their_devices():
   reason = lambda kernel, **fields: kernels.unsupported_reason(
-    kernel, frozenset(), SETTING._replace(**fields)
+    kernel, frozenset(), WORKLOAD._replace(**fields)
   )
   assert reason('pallas', platform='gpu', device='H100') == 'is for TPUs, not for H100'
   assert reason('splash', is_divisible=False) == 'needs rows and heads that the mesh divides'
@@ -42,21 +42,21 @@ def test_kernels_are_for_their_devices():
 
 def test_blocks_need_a_generator_that_draws_a_part_of_the_dropout():
   needs = frozenset({'dropout'})
-  assert kernels.uses_blocks('blocks', needs, SETTING)
-  assert not kernels.uses_blocks('blocks', needs, SETTING._replace(generator='rbg'))
-  assert kernels.uses_blocks('blocks', frozenset(), SETTING._replace(generator='rbg'))
+  assert kernels.uses_blocks('blocks', needs, WORKLOAD)
+  assert not kernels.uses_blocks('blocks', needs, WORKLOAD._replace(generator='rbg'))
+  assert kernels.uses_blocks('blocks', frozenset(), WORKLOAD._replace(generator='rbg'))
 
 
 def test_few_scores_are_not_computed_in_blocks():
   limit, block = kernels.MIN_SCORES, kernels.MIN_QUERIES
-  faster = lambda T, M: kernels.blocks_are_faster(SETTING._replace(T=T, M=M), has_spans=True)
+  faster = lambda T, M: kernels.blocks_are_faster(WORKLOAD._replace(T=T, M=M), has_spans=True)
   assert not faster(block - 1, limit)
   assert faster(block, limit // block) and not faster(block, limit // block - block - 1)
 
 
 def test_without_spans_blocks_are_for_cpus_and_long_memories():
   def faster(T, M, has_spans, platform='cpu'):
-    return kernels.blocks_are_faster(SETTING._replace(T=T, M=M, platform=platform), has_spans)
+    return kernels.blocks_are_faster(WORKLOAD._replace(T=T, M=M, platform=platform), has_spans)
 
   T = 128
   assert T * 2 * T == 2 * kernels.MIN_SCORES
@@ -71,10 +71,11 @@ def test_without_spans_blocks_are_for_cpus_and_long_memories():
 
 def test_kernels_for_tpus_and_blocks_leave_the_rest_to_the_scores():
   missing = lambda kernel: set(kernels.NEEDS) - kernels.KERNELS[kernel]
-  assert missing('blocks') == {'all_keys', 'prefix', 'probabilities'}
+  assert missing('blocks') == {'all_keys', 'joint_norm', 'prefix', 'probabilities'}
   rest = {'all_keys', 'dropout', 'pairs', 'cache', 'prefix', 'probabilities'}
-  assert missing('pallas') == rest
-  assert missing('splash') == rest | {'mask', 'distances', 'spans', 'persistent'}
+  assert missing('pallas') == rest | {'grouped'}
+  others = {'mask', 'distances', 'spans', 'persistent', 'joint_norm'}
+  assert missing('splash') == rest | others
 
 
 @pytest.mark.parametrize(

@@ -160,12 +160,6 @@ def test_result_does_not_depend_on_rows_at_a_time(rows):
       assert np.array_equal(actual, expected[first_row : first_row + rows])
 
 
-def test_first_input_of_a_stream_is_the_token_before_it():
-  segment = streams.EvaluationStreams(make_split(40), 4, 5).segment(0, 0, 4)
-  assert segment.tokens_BxT[:, 0].tolist() == [DOCUMENT_START, 9, 19, 29]
-  assert segment.targets_BxT[:, 0].tolist() == [0, 10, 20, 30]
-
-
 @each('n, num_streams, length, rows, max_tokens', CASES)
 @each('protocol', ['transformer_xl', 'adaptive_span'])
 def test_official_protocols_skip_the_first_token_of_each_stream(

@@ -95,6 +95,14 @@ def compute(case: dict[str, Any], folder: pathlib.Path) -> dict[str, np.ndarray]
   return found
 
 
+def differing(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> dict[str, float]:
+  """How far projections differ, of those that are not equal up to rounding, by name."""
+  assert set(found) == set(expected)
+  differences = {key: np.abs(found[key] - values).max() for key, values in expected.items()}
+  is_close = lambda key: differences[key] <= 1e-10 * np.abs(expected[key]).max() + 1e-12
+  return {key: value for key, value in differences.items() if not is_close(key)}  # and NaN
+
+
 def golden(name: str) -> dict[str, np.ndarray]:
   """What `compute` gave when the goldens were made."""
   with np.load(FOLDER / 'models.npz') as arrays:

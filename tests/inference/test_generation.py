@@ -208,19 +208,6 @@ def test_rows_do_not_depend_on_the_batch_size(x64):
     assert [batched[row]] == single
 
 
-@pytest.mark.slow
-def test_few_programs_are_compiled(x64):
-  engine = make_engine(CONFIG)
-  generate_all = functools.partial(
-    generate, engine, model_and_variables(CONFIG)[1], tokens=4, rows=2
-  )
-  for length, config in ((1, GREEDY), (5, RANDOM), (16, sampling.SamplingConfig(2.0, None, 0.5))):
-    generate_all([np.zeros(length, np.int32)], [0], config, 64)
-  assert engine._decode_prompt._cache_size() == 1
-  generate_all([np.zeros(17, np.int32)], [0], GREEDY, 64)
-  assert engine._decode_prompt._cache_size() == 2 and engine._decode_next._cache_size() == 1
-
-
 @pytest.mark.parametrize('context', [1, pytest.param(2, marks=pytest.mark.slow), 5])
 def test_tokens_depend_on_the_context_alone(x64, deterministic_tokens, context):
   """With one layer and rotary positions, the last tokens alone give the same result."""

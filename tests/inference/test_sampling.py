@@ -89,15 +89,12 @@ def test_each_row_depends_on_its_own_logits_and_key_alone():
 @pytest.mark.parametrize(
   'fields, message',
   [
-    ({'temperature': -0.5}, 'temperature=-0.5 must be at least 0 (0 selects greedy decoding)'),
-    (
-      {'temperature': float('nan')},
-      'temperature=nan must be at least 0 (0 selects greedy decoding)',
-    ),
-    ({'top_k': 0}, 'top_k=0 must be at least 1; omit it for all tokens'),
-    ({'top_p': 0.0}, 'top_p=0.0 must be above 0 and at most 1'),
-    ({'repetition_penalty': 0.9}, 'repetition_penalty=0.9 must be at least 1 (1: no penalty)'),
-    ({'top_p': 1.5}, 'top_p=1.5 must be above 0 and at most 1'),
+    ({'temperature': -0.5}, 'temperature=-0.5 must be at least 0: 0 selects greedy decoding'),
+    ({'temperature': float('nan')}, 'temperature=nan must be finite'),
+    ({'top_k': 0}, 'top_k=0 must be at least 1, or None'),
+    ({'top_p': 0.0}, 'top_p=0.0 must be above 0 and at most 1, or None'),
+    ({'repetition_penalty': 0.9}, 'repetition_penalty=0.9 must be at least 1: 1 is no penalty'),
+    ({'top_p': 1.5}, 'top_p=1.5 must be above 0 and at most 1, or None'),
   ],
 )
 def test_values_out_of_range_raise_bad_input(fields, message):

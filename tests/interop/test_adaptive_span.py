@@ -14,9 +14,15 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.interop import adaptive_span, conversion
 from ngrammer_jax.models import language_model, transformer
 from ngrammer_jax.optimizers import partition
-from tests.checks import assert_close, assert_same_arrays, bad_input, config_file_model
-
-PRECISIONS = [('float64', 1e-9), ('float32', 1e-4)]
+from tests.checks import (
+  arrays_of,
+  assert_close,
+  assert_same_arrays,
+  bad_input,
+  config_file_model,
+  with_scan,
+)
+from tests.interop.test_transformer_xl import PRECISIONS
 
 
 def config_of(f, dtype, **fields):
@@ -39,10 +45,6 @@ def config_of(f, dtype, **fields):
   return model_config.ModelConfig(**options | sizes | {'dtype': dtype} | fields)
 
 
-def parameters(f, prefix, dtype):
-  return {k.removeprefix(prefix): v.astype(dtype) for k, v in f.items() if k.startswith(prefix)}
-
-
 def by_distance(probs_BxNxTxS, S):
   """Returns the probabilities of the S keys before each token, the farthest first."""
   B, N, T, keys = probs_BxNxTxS.shape
@@ -50,11 +52,14 @@ def by_distance(probs_BxNxTxS, S):
   return np.stack(rows, axis=2).reshape(B * N, T, S)
 
 
-def check_stream(f, dtype, tolerance, scan=False):
+@pytest.mark.parametrize('dtype, tolerance, scan', with_scan(PRECISIONS))
+@pytest.mark.parametrize('name', ['span_adaptive', 'span_fixed_pers'])
+def test_stream_matches_reference(reference, name, dtype, tolerance, scan):
+  f = reference(name)
   with jax.enable_x64(dtype == 'float64'):
     config, V = config_of(f, dtype, scan_layers=scan), int(f['cfg/V'])
     model = transformer.TransformerLM(config, V)
-    params = adaptive_span.load_language_model(parameters(f, 'param/', dtype), config, V)['params']
+    params = adaptive_span.load_language_model(arrays_of(f, 'param/', dtype), config, V)['params']
     memory = jax.jit(lambda: language_model.empty_memory(config, int(f['cfg/B'])))()
 
     def loss(params, memory, x, y):
@@ -82,21 +87,8 @@ def check_stream(f, dtype, tolerance, scan=False):
         if C:
           persistent = probs[..., -C:].reshape(-1, *probs.shape[2:3], C)
           assert_close(persistent, f[f'attn_pers/{b}/{i}'], tolerance)
-    expected = adaptive_span.load_language_model(parameters(f, 'grad/', dtype), config, V)
+    expected = adaptive_span.load_language_model(arrays_of(f, 'grad/', dtype), config, V)
     jax.tree.map(lambda a, b: assert_close(a, b, tolerance), gradient, expected['params'])
-
-
-@pytest.mark.parametrize('name', ['span_adaptive', 'span_fixed_pers'])
-def test_stream_matches_reference(reference, name):
-  check_stream(reference(name), *PRECISIONS[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('scan', [False, True])
-@pytest.mark.parametrize('dtype, tolerance', PRECISIONS)
-@pytest.mark.parametrize('name', ['span_adaptive', 'span_fixed_pers'])
-def test_stream_matches_reference_scanned_and_in_float32(reference, name, dtype, tolerance, scan):
-  check_stream(reference(name), dtype, tolerance, scan)
 
 
 def adagrad(f, dtype, V=23):
@@ -112,7 +104,7 @@ def adagrad(f, dtype, V=23):
   config = config_of(f, dtype)
 
   def load(prefix):
-    arrays = parameters(f, prefix, dtype)
+    arrays = arrays_of(f, prefix, dtype)
     return adaptive_span.load_language_model(arrays, config, V)['params']
 
   labels = jax.tree.map(lambda _: 'dense', load('param/0/'))
@@ -162,16 +154,7 @@ def test_training_with_adagrad(reference, dtype, tolerance):
 
 @pytest.mark.parametrize(
   'block, key, value, supported',
-  [
-    ('span', 'kind', 'dynamic', 'adaptive'),
-    ('span', 'renormalize', False, True),
-    ('persistent', 'kind', 'attention_split', 'all_attention'),
-    ('memory', 'same_length', 'memory', 'memory_alone'),
-    ('memory', 'first', 'empty', 'zeros'),
-    ('memory', 'across_documents', False, True),
-    ('memory', 'length', 7, 8),
-    ('span', 'limit', 12, 8),
-  ],
+  [('span', 'kind', 'dynamic', 'adaptive'), ('memory', 'length', 7, 8), ('span', 'limit', 12, 8)],
 )
 def test_unsupported_options_raise_bad_input(block, key, value, supported):
   config = config_of({'cfg/S': 8, 'cfg/R': 4, 'cfg/lam': 0.1, 'cfg/pers': 5}, 'float32')
@@ -210,7 +193,7 @@ def test_the_config_of_official_arguments(x64, reference, name):
   if expected.span is not None:
     expected = dataclasses.replace(expected, span=dataclasses.replace(expected.span, initial=0.0))
   assert dataclasses.replace(config, feed_forward_width=expected.feed_forward_width) == expected
-  arrays = parameters(f, 'param/', 'float64')
+  arrays = arrays_of(f, 'param/', 'float64')
   config = dataclasses.replace(config, dtype='float64')
   variables = adaptive_span.load_language_model(arrays, config, 23, args)
   assert_same_arrays(adaptive_span.export_language_model(variables, config, 23), arrays, 0)

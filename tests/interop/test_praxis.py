@@ -15,7 +15,7 @@ from ngrammer_jax.layers import Attention, NGrammer
 from ngrammer_jax.layers.attention import attention, position
 from ngrammer_jax.layers.context import Context, Keys, Positions
 from ngrammer_jax.models import language_model, transformer
-from tests.checks import assert_close, assert_same_arrays, bad_input
+from tests.checks import assert_close, assert_same_arrays, bad_input, missing_arrays, with_scan
 
 PRECISIONS = [('float64', 1e-9), ('float32', 2e-5)]
 
@@ -99,7 +99,9 @@ LM_CONFIG = {
 }
 
 
-def check_language_model(f, dtype, tolerance, scan=False):
+@pytest.mark.parametrize('dtype, tolerance, scan', with_scan(PRECISIONS))
+def test_language_model(reference, dtype, tolerance, scan):
+  f = reference('lm_plain')
   with jax.enable_x64(dtype == 'float64'):
     config = model_config.ModelConfig(**LM_CONFIG | {'dtype': dtype, 'scan_layers': scan})
     model = transformer.TransformerLM(config, vocabulary_size=23)
@@ -150,17 +152,6 @@ def check_language_model(f, dtype, tolerance, scan=False):
           lambda path, g: g - 1 if path[-1].key == 'scale' else g, expected
         )
         jax.tree.map(lambda a, b: assert_close(a, b, tolerance), gradient, expected)
-
-
-def test_language_model(reference):
-  check_language_model(reference('lm_plain'), *PRECISIONS[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('dtype, tolerance', PRECISIONS)
-@pytest.mark.parametrize('scan', [False, True])
-def test_language_model_scanned_and_in_float32(reference, dtype, tolerance, scan):
-  check_language_model(reference('lm_plain'), dtype, tolerance, scan)
 
 
 def test_all_mismatches_are_listed(reference):
@@ -274,14 +265,6 @@ def test_untied_language_model_with_ngram_layer(x64):
   assert_close(logits, expected, 1e-9)
 
 
-def missing_arrays(error):
-  """Returns random arrays for the names and shapes that an error lists as missing."""
-  missing = [line.split(': ')[1] for line in str(error).splitlines()[1:]]
-  shapes = {line.split(' ')[0]: eval(line.split(' ', 1)[1]) for line in missing}
-  rng = np.random.default_rng(0)
-  return {name: rng.normal(size=shape) for name, shape in shapes.items()}
-
-
 @pytest.mark.parametrize('place', ['begin', 'middle', 'end'])
 def test_an_ngram_layer_between_blocks_has_the_names_of_one_at_the_input(place):
   def load(arrays, layer):
@@ -334,13 +317,6 @@ def test_praxis_names_of_ngrammers_after_attention():
       {'position': 'relative'},
       "model.position='relative' must be 'rope' or 'sinusoid' or 'none' for these weights",
     ),
-    ({'feed_forward_bias': False}, 'model.feed_forward_bias=False must be None for these weights'),
-    (
-      {'persistent': model_config.PersistentConfig(4)},
-      "model.persistent=PersistentConfig(vectors=4, kind='all_attention') must be None for these "
-      'weights',
-    ),
-    ({'final_norm': False}, 'model.final_norm=False must be True for these weights'),
     (
       {'ngram': model_config.NGramConfig(orders=(2, 3), dim=2, distinct_start=True)},
       'model.ngram.orders=(2, 3) must be (2,) for these weights\n'
@@ -354,10 +330,7 @@ def test_unsupported_model_options_raise_bad_input(fields, message):
     praxis.load_language_model({}, config, 23)
 
 
-def test_unsupported_layer_options_raise_bad_input():
-  layer = NGrammer(heads=2, clusters=None, vocabulary_size=50, orders=(3,), id_vocabulary=23)
-  with bad_input('orders=(3,) must be (2,) for these weights'):
-    praxis.load_ngrammer({}, layer, width=16)
+def test_a_layer_that_does_not_fit_its_inputs_is_refused():
   layer = NGrammer(heads=2, clusters=4, vocabulary_size=50, dim=4, combine='add')
   with bad_input(
     'the layer does not fit inputs of width 16: combine "add" needs n-gram dim 4 to equal the head '
@@ -409,22 +382,6 @@ def test_attention_alone(x64, reference):
   assert arrays['dconv_q/dconv_1'].shape == (2, 8) and len(arrays) == 4 + 3 * 2
   exported = praxis.export_attention(praxis.load_attention(arrays, layer, 16), layer, 16)
   assert_same_arrays(exported, {f'params/{name}': array for name, array in arrays.items()}, 0)
-
-
-def test_inputs_of_praxis(reference):
-  """Packed sequences, with and without the positions in them."""
-  f = reference('lm_plain')
-  paddings, ids, places = (f[f'packed/{n}'] for n in ('paddings', 'segment_ids', 'segment_pos'))
-  for arrays in ((paddings, ids), (paddings, ids, places)):
-    valid, starts = praxis.valid_and_starts(*arrays)
-    np.testing.assert_array_equal(valid, 1 - paddings)
-    is_valid = valid > 0
-    np.testing.assert_array_equal(starts[is_valid], (places == 0)[is_valid])
-  valid, starts = praxis.valid_and_starts(paddings)
-  assert starts[:, 0].all() and not starts[:, 1:].any()
-  message = 'row 2 of the paddings has padding before a token: move it to the end of the row'
-  with bad_input(message):
-    praxis.valid_and_starts(paddings[:, ::-1])
 
 
 NGRAM = model_config.NGramConfig(clusters=8, vocabulary_size=50, dim=4)

@@ -14,7 +14,15 @@ from ngrammer_jax.config import model as model_config
 from ngrammer_jax.interop import conversion, transformer_xl
 from ngrammer_jax.layers.attention import relative
 from ngrammer_jax.models import language_model, transformer
-from tests.checks import assert_close, assert_same_arrays, bad_input, config_file_model
+from tests.checks import (
+  arrays_of,
+  assert_close,
+  assert_same_arrays,
+  bad_input,
+  config_file_model,
+  missing_arrays,
+  with_scan,
+)
 
 PRECISIONS = [('float64', 1e-9), ('float32', 1e-4)]
 
@@ -46,16 +54,14 @@ def config_of(f, dtype, **fields):
   return model_config.ModelConfig(**options)
 
 
-def parameters(f, prefix, dtype):
-  return {k.removeprefix(prefix): v.astype(dtype) for k, v in f.items() if k.startswith(prefix)}
-
-
-def check_stream(f, dtype, tolerance, scan=False):
+@pytest.mark.parametrize('dtype, tolerance, scan', with_scan(PRECISIONS))
+def test_stream_matches_reference(reference, dtype, tolerance, scan):
+  f = reference('xl_base')
   with jax.enable_x64(dtype == 'float64'):
     config = config_of(f, dtype, scan_layers=scan)
     V = int(f['cfg/V'])
     model = transformer.TransformerLM(config, V)
-    variables = transformer_xl.load_language_model(parameters(f, 'param/', dtype), config, V)
+    variables = transformer_xl.load_language_model(arrays_of(f, 'param/', dtype), config, V)
     memory = jax.jit(lambda: language_model.empty_memory(config, int(f['cfg/B'])))()
 
     def loss(params, memory, x, y):
@@ -82,27 +88,8 @@ def check_stream(f, dtype, tolerance, scan=False):
           (probs,) = captured['intermediates'][f'layer_{i}']['attention']['probs']
           expected = f[f'attn_prob/{s}/{i}']
           assert_close(probs.transpose(2, 3, 0, 1)[:, -expected.shape[1] :], expected, tolerance)
-    gradients = transformer_xl.load_language_model(parameters(f, 'grad/', dtype), config, V)
+    gradients = transformer_xl.load_language_model(arrays_of(f, 'grad/', dtype), config, V)
     jax.tree.map(lambda a, b: assert_close(a, b, tolerance), gradient, gradients['params'])
-
-
-def test_stream_matches_reference(reference):
-  check_stream(reference('xl_base'), *PRECISIONS[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('scan', [False, True])
-@pytest.mark.parametrize('dtype, tolerance', PRECISIONS)
-def test_stream_matches_reference_scanned_and_in_float32(reference, dtype, tolerance, scan):
-  check_stream(reference('xl_base'), dtype, tolerance, scan)
-
-
-def source_shapes(config, V):
-  """Returns the shape of each source array, read from the error for an empty mapping."""
-  with pytest.raises(errors.BadInput) as error:
-    transformer_xl.load_language_model({}, config, V)
-  missing = [line.split(': ')[1] for line in str(error.value).splitlines()[1:]]
-  return {line.split(' ')[0]: eval(line.split(' ', 1)[1]) for line in missing}
 
 
 VARIANTS = {
@@ -133,8 +120,9 @@ def test_source_names_of_a_variant_cover_all_variables(reference, variant):
   f = reference('xl_base') | {'cfg/clamp_len': -1}
   fields = {'positional': None} | VARIANTS[variant]
   config, V = config_of(f, 'float32', **fields), 23
-  shapes, rng = source_shapes(config, V), np.random.default_rng(0)
-  arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+  with pytest.raises(errors.BadInput) as error:
+    transformer_xl.load_language_model({}, config, V)
+  arrays = missing_arrays(error.value)
   variables = transformer_xl.load_language_model(arrays, config, V)
   model, tokens = transformer.TransformerLM(config, V), np.zeros((1, 3), np.int32)
   memory = language_model.empty_memory(config, 1)
@@ -156,7 +144,7 @@ def test_source_names_of_a_variant_cover_all_variables(reference, variant):
 
 def test_all_mismatches_are_listed(reference):
   f = reference('xl_base')
-  arrays = parameters(f, 'param/', 'float32')
+  arrays = arrays_of(f, 'param/', 'float32')
   arrays['r_w_bias'] = arrays['r_w_bias'][:1]
   arrays['r_x_bias'] = arrays.pop('r_r_bias')
   with pytest.raises(errors.BadInput) as error:
@@ -170,12 +158,12 @@ def test_all_mismatches_are_listed(reference):
   message = "model.norm='hybrid' must be 'post_skip' or 'pre' for these weights"
   with pytest.raises(errors.BadInput, match=message):
     config = config_of(f, 'float32', norm='hybrid')
-    transformer_xl.load_language_model(parameters(f, 'param/', 'float32'), config, 23)
+    transformer_xl.load_language_model(arrays_of(f, 'param/', 'float32'), config, 23)
 
 
 def test_untied_arrays_are_not_ignored_if_the_config_ties_them(reference):
   f = reference('xl_base')
-  arrays, config = parameters(f, 'param/', 'float32'), config_of(f, 'float32')
+  arrays, config = arrays_of(f, 'param/', 'float32'), config_of(f, 'float32')
   copy = 'crit.out_layers.0.weight'
   arrays[copy] = arrays['word_emb.emb_layers.0.weight']
   transformer_xl.load_language_model(arrays, config, 23)  # a tied array under both names
@@ -184,7 +172,7 @@ def test_untied_arrays_are_not_ignored_if_the_config_ties_them(reference):
     transformer_xl.load_language_model(arrays, config, 23)
   with pytest.raises(errors.BadInput, match='model.scale_embeddings=False must be True'):
     other = config_of(f, 'float32', scale_embeddings=False)
-    transformer_xl.load_language_model(parameters(f, 'param/', 'float32'), other, 23)
+    transformer_xl.load_language_model(arrays_of(f, 'param/', 'float32'), other, 23)
 
 
 ARGS = {'n_layer': 2, 'n_head': 2, 'd_head': 8, 'd_model': 16, 'd_inner': 32, 'tgt_len': 8}
@@ -204,7 +192,7 @@ def test_the_config_of_official_arguments(x64, reference):
       official, memory=dataclasses.replace(official.memory, across_documents=True)
     ),
   )
-  arrays = parameters(f, 'param/', 'float64')
+  arrays = arrays_of(f, 'param/', 'float64')
   variables = transformer_xl.load_language_model(arrays, config, 23, args)
   exported = transformer_xl.export_language_model(variables, config, 23)
   assert_same_arrays(exported, arrays, 0)

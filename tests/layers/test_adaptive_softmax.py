@@ -111,7 +111,15 @@ def run_program(layer, args, tokens, targets, with_gradient):
   return jax.grad(everything, (0, 1), has_aux=True)(*args)
 
 
-def equals_slow_loop(case, with_gradient):
+@pytest.mark.parametrize(
+  'case, with_gradient',
+  [
+    *((case, True) for case in GRADIENTS),
+    *((case, False) for case in FORWARD),
+    *(pytest.param(c, True, marks=pytest.mark.slow) for c in CASES if c not in GRADIENTS),
+  ],
+)
+def test_equals_slow_loop_with_the_gradients_of_finite_differences(x64, case, with_gradient):
   layer, variables, hidden, targets = build(case)
   args = jax.device_get(variables['params']), hidden
   expected = slow_log_probs(case, *args)
@@ -132,17 +140,6 @@ def equals_slow_loop(case, with_gradient):
   if with_gradient:
     slow = lambda args: -take_targets(slow_log_probs(case, *args), targets).sum()
     assert_gradient(gradient, slow, args)
-
-
-@pytest.mark.parametrize('case', [*GRADIENTS, *FORWARD])
-def test_equals_slow_loop_with_the_gradients_of_finite_differences(x64, case):
-  equals_slow_loop(case, case in GRADIENTS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('case', [case for case in CASES if case not in GRADIENTS])
-def test_all_equal_slow_loop_with_the_gradients_of_finite_differences(x64, case):
-  equals_slow_loop(case, True)
 
 
 def test_logits_of_all_words_never_exist():

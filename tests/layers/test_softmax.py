@@ -54,9 +54,8 @@ def slow_gradients(hidden, weight, bias, targets, cotangent):
   )
 
 
-@pytest.mark.parametrize('chunk', ALL_CHUNKS)
-def test_likelihood_and_gradients_equal_log_softmax(x64, chunk):
-  arrays, targets, cotangent = random_case()
+def assert_equals_log_softmax(arrays, targets, cotangent, chunk):
+  """Likelihoods, right guesses and gradients."""
   best = log_softmax(*arrays).argmax(axis=-1)
   targets[0] = best[0]  # some right guesses, some wrong
   actual, scores = gradients(arrays, targets, cotangent, chunk)
@@ -66,6 +65,11 @@ def test_likelihood_and_gradients_equal_log_softmax(x64, chunk):
   jax.tree.map(lambda a, b: assert_close(a, b, 1e-12), actual, expected)
 
 
+@pytest.mark.parametrize('chunk', ALL_CHUNKS)
+def test_likelihood_and_gradients_equal_log_softmax(x64, chunk):
+  assert_equals_log_softmax(*random_case(), chunk)
+
+
 def test_blocks_of_tokens_equal_log_softmax(x64, monkeypatch):
   """The scores and gradients in a loop, for the longest blocks that divide the segment."""
   monkeypatch.setattr(softmax, 'MIN_BLOCK', 2 * V)
@@ -73,13 +77,7 @@ def test_blocks_of_tokens_equal_log_softmax(x64, monkeypatch):
   rng = np.random.default_rng(1)
   arrays = rng.normal(size=(B, 12, 1)), weight[:, :1], bias
   targets, cotangent = rng.integers(0, V, (B, 12)), rng.normal(size=(B, 12))
-  best = log_softmax(*arrays).argmax(axis=-1)
-  targets[0] = best[0]
-  actual, scores = gradients(arrays, targets, cotangent, None)
-  assert_close(scores.nll_BxT, -take_targets(log_softmax(*arrays), targets), 1e-12)
-  assert scores.correct_BxT.tolist() == (best == targets).tolist()
-  expected = slow_gradients(*arrays, targets, cotangent)
-  jax.tree.map(lambda a, b: assert_close(a, b, 1e-12), actual, expected)
+  assert_equals_log_softmax(arrays, targets, cotangent, None)
   score = lambda *arrays: softmax.token_scores(*arrays, targets)
   assert jaxprs.largest_array(score, *arrays) < B * 12 * V
 

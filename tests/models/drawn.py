@@ -15,13 +15,16 @@ import numpy as np
 from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config.ngram.memory import NGramMemoryConfig
+from ngrammer_jax.config.positions import RotaryScalingConfig
 
 T, V = 8, 13  # tokens of a stream, vocabulary
 CANDIDATES = 250
 Case = dict[str, Any]
 
 OPTIONS: Case = {
-  'position': ('rope', 'sinusoid', 'relative', 'relative, clamped', 'shaw', 'table', 'none'),
+  'position': (
+    *('rope', 'sinusoid', 'relative', 'relative, clamped', 'shaw', 'table', 'none', 'absolute'),
+  ),
   'ngram': (
     *(None, 'input', 'raw', 'begin', 'end'),
     *('attention', 'attended', 'attended and previous'),
@@ -49,6 +52,13 @@ OPTIONS: Case = {
   'first': ('empty', 'zeros'),
   'across_documents': (False, True),
   'prefix': (False, True),
+  'rotary': ('plain', 'partial', 'interleaved', 'scaled'),
+  'heads': ('2', '4 with 2 keys', '4 with 1 key, wide'),
+  'norm_kind': ('layer', 'rms', 'rms, offset'),
+  'query_key_norm': (None, 'head', 'full'),
+  'layer_pattern': (('full',), ('window',), ('window', 'full'), ('full', 'unrotated')),
+  'parallel_residual': (False, True),
+  'final_logit_cap': (None, 2.0),
 }
 # Options that have no effect unless another one is set.
 NEEDS = {
@@ -76,6 +86,19 @@ NGRAM_MEMORIES = {  # the other keys and joins alone, in tests/layers/ngram
   | {'key': 'compressed', 'hash': 'ple', 'boundary': 'eos_id', 'eos_id': 3, 'orders': (1, 3)},
   'clusters': GATE | {'key': 'clusters', 'clusters': 4, 'convolution': 2, 'displacement': 1},
 }
+WINDOW = 4
+HEADS = {
+  '2': {'heads': 2},
+  '4 with 2 keys': {'heads': 4, 'key_value_heads': 2},
+  '4 with 1 key, wide': {'heads': 4, 'key_value_heads': 1, 'head_width': 6},
+}
+SCALED = RotaryScalingConfig('yarn', factor=3.0, original_length=20, beta_fast=2.0)
+ROTARY = {
+  'plain': {},
+  'partial': {'rotary_fraction': 0.5, 'window_max_timescale': 50.0},
+  'interleaved': {'interleaved': True},
+  'scaled': {'scaling': SCALED, 'window_max_timescale': 50.0},
+}
 PAIRING = {
   'attention': ('previous',),
   'attended': ('attended',),
@@ -90,6 +113,8 @@ def config_of(case: Case) -> model_config.ModelConfig:
     'relative, clamped': {'shared_biases': False, 'clamp_length': 3},
     'shaw': {'max_length': 5, 'clamp_length': 4},
     'table': {'max_length': T},
+    'absolute': {'max_length': T},
+    'rope': ROTARY[c['rotary']],
   }
   if c['ngram'] is not None:
     grams = GRAMS[c['grams']]
@@ -119,11 +144,18 @@ def config_of(case: Case) -> model_config.ModelConfig:
   same = ('norm', 'convolution', 'shared_query_key', 'per_dim_scale', 'bias')
   config = model_config.ModelConfig(
     width=16,
-    heads=2,
+    **HEADS[c['heads']],
     dtype='float64',
     position=c['position'].split(',')[0],
     positional=model_config.PositionalConfig(**positional.get(c['position'], {})),
-    attention=model_config.AttentionConfig(c['logit_cap']),
+    attention=model_config.AttentionConfig(
+      c['logit_cap'],
+      query_key_norm=c['query_key_norm'],
+      window=WINDOW if 'window' in c['layer_pattern'] else None,
+      layer_pattern=c['layer_pattern'],
+    ),
+    norm_kind=c['norm_kind'].split(',')[0],
+    norm_offset='offset' in c['norm_kind'],
     ngram=ngram,
     ngram_memories=ngram_memories,
     memory=memory,
@@ -134,6 +166,7 @@ def config_of(case: Case) -> model_config.ModelConfig:
     gated=c['feed_forward'] == 'gated',
     activation='squared_relu' if c['feed_forward'] == 'squared relu' else 'gelu',
     **{name: c[name] for name in (*same, 'scan_layers', 'layers', 'remat')},
+    **{name: c[name] for name in ('parallel_residual', 'final_logit_cap')},
   )
   config.check()
   serves = ngram is not None and ngram.layer == 'input' and ngram.clusters and not adaptive
@@ -148,19 +181,23 @@ def config_of(case: Case) -> model_config.ModelConfig:
 def receptive_field(config: model_config.ModelConfig) -> tuple[int, int]:
   """How far the past of a token reaches at least, and at most. T: as far as there is."""
   m, n = config.memory, config.ngram
-  if m is None or m.same_length == 'no':
+  attended = T
+  if m is not None and m.same_length != 'no':
+    attended = {'memory': m.length - 1}.get(m.same_length, m.length)
+  windows = [WINDOW - 1 if kind.has_window else T for kind in config.layer_kinds()]
+  attended_by_layer = [min(attended, window) for window in windows]
+  if max(attended_by_layer) == T:
     return T, T
-  attended = {'memory': m.length - 1}.get(m.same_length, m.length)
   taps = (config.convolution or 1) - 1
   grams = 0 if n is None else max(n.orders) - 1
   reach = [
     max(n.orders) - 1 + n.displacement + max(n.convolution - 1, 0) * max(n.orders)
     for n in config.ngram_memories
   ]
-  within = attended + taps
-  most = config.layers * (max(attended, taps) + taps)
-  most += grams if n is None or n.layer != 'attention' else config.layers * (within + grams)
-  return config.layers * within, most + sum(reach)
+  within = sum(attended + taps for attended in attended_by_layer)
+  most = sum(max(attended, taps) + taps for attended in attended_by_layer)
+  most += grams if n is None or n.layer != 'attention' else within + config.layers * grams
+  return within, most + sum(reach)
 
 
 def _candidate(rng: np.random.Generator) -> Case:

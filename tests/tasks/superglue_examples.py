@@ -136,34 +136,14 @@ WINOGRAD = {
   'label': 1,
 }
 NEWS = {'passage': ARTICLE, 'entities': ['Ada', 'Bob', 'Rome']}
-# Examples of these lines, by config.
+# Examples of these lines, by config. Labels that are true or false equal 1 and 0.
 EXAMPLES = {
-  'boolq': [
-    {'question': 'is it é', 'passage': 'It is é.', 'idx': 0, 'label': 1},
-    {'question': 'is it b', 'passage': 'It is a.', 'idx': 1, 'label': 0},
-  ],
+  'boolq': LINES['BoolQ'],
   'cb': [
     {'premise': 'A', 'hypothesis': 'B', 'idx': 0, 'label': 1},
     {'premise': 'C', 'hypothesis': 'D', 'idx': 1, 'label': 2},
   ],
-  'copa': [
-    {
-      'premise': 'It rained.',
-      'choice1': 'It is wet.',
-      'choice2': 'It is dry.',
-      'question': 'effect',
-      'idx': 0,
-      'label': 0,
-    },
-    {
-      'premise': 'It is dry.',
-      'choice1': 'It rained.',
-      'choice2': 'The sun shone.',
-      'question': 'cause',
-      'idx': 1,
-      'label': 1,
-    },
-  ],
+  'copa': LINES['COPA'],
   'multirc': [
     {
       'paragraph': PARAGRAPH,
@@ -208,17 +188,7 @@ EXAMPLES = {
     {'premise': 'C', 'hypothesis': 'D', 'idx': 1, 'label': 0},
   ],
   'wic': [
-    {
-      'word': 'class',
-      'sentence1': 'A class.',
-      'sentence2': 'The class act.',
-      'start1': 2,
-      'start2': 4,
-      'end1': 7,
-      'end2': 9,
-      'idx': 0,
-      'label': 0,
-    }
+    {name: value for name, value in line.items() if name != 'version'} for line in LINES['WiC']
   ],
   'wsc': [WINOGRAD],
   'wsc.fixed': [WINOGRAD | {'span1_text': 'Mark'}],

@@ -35,23 +35,23 @@ def score(task, labels, answers):
   if task == 'record':
     return _record(pairs)
   is_correct = {idx: labels[idx] == answers[idx] for idx in labels}
-  accuracy = _mean(is_correct.values())
+  accuracy = mean(is_correct.values())
   if task == 'cb':
     classes = 'entailment', 'contradiction', 'neutral'
-    return {'f1': sum(_f1(pairs, name) for name in classes) / 3, 'accuracy': accuracy}
+    return {'f1': sum(f1_of(pairs, name) for name in classes) / 3, 'accuracy': accuracy}
   if task == 'multirc':
     questions = {idx[:2] for idx in labels}
     exact = [all(is_correct[idx] for idx in labels if idx[:2] == q) for q in questions]
-    return {'f1': _f1(pairs, 'True'), 'exact_match': _mean(exact)}
+    return {'f1': f1_of(pairs, 'True'), 'exact_match': mean(exact)}
   return {'accuracy': accuracy}
 
 
-def _mean(values):
+def mean(values):
   values = list(values)
   return 100 * sum(values) / len(values)
 
 
-def _f1(pairs, positive):
+def f1_of(pairs, positive):
   """The harmonic mean of precision and recall of one class."""
   true_positives = sum(label == answer == positive for label, answer in pairs)
   if not true_positives:
@@ -64,9 +64,9 @@ def _f1(pairs, positive):
 def _record(pairs):
   f1, exact = [], []
   for labels, answer in pairs:
-    f1.append(max(_word_f1(_words(label), _words(answer)) for label in labels))
+    f1.append(max(word_f1(_words(label), _words(answer)) for label in labels))
     exact.append(any(_words(label) == _words(answer) for label in labels))
-  return {'f1': _mean(f1), 'exact_match': _mean(exact)}
+  return {'f1': mean(f1), 'exact_match': mean(exact)}
 
 
 def _words(text):
@@ -74,7 +74,8 @@ def _words(text):
   return [word for word in text.split() if word not in ('a', 'an', 'the')]
 
 
-def _word_f1(label, answer):
+def word_f1(label, answer):
+  """Of two lists of words, from 0 to 1."""
   rest, common = list(label), 0
   for word in answer:
     if word in rest:

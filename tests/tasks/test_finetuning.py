@@ -449,19 +449,6 @@ def test_mixture_of_all_tasks(folder, capsys):
   assert f'average of 8 tasks: {scores["average"]:.2f}' in out
 
 
-@pytest.mark.slow
-def test_all_tasks_one_after_the_other(folder, capsys):
-  superglue_examples.write_folders(folder / 'superglue')
-  changes = {'training__steps': 4, 'training__segment_length': 128}
-  args = arguments(folder, 'all', 'all', **changes)
-  finetune.main(args)
-  tables = capsys.readouterr().out
-  assert tables.count('average of 8 tasks: ') == 2
-  finetune.main(args)  # already finished: only prints the tables
-  assert capsys.readouterr().out == tables
-  assert result(folder / 'all' / 'wic')['task'] == 'wic'
-
-
 def test_damage_of_the_initial_run_and_of_its_record_is_named(folder, finetuning, monkeypatch):
   for content in ('[]', '{}', '{"training": 5}', '[' * 100_000):
     damaged = folder / 'damaged'

@@ -21,7 +21,7 @@ def arrays(workdir: pathlib.Path, step: int | None = None) -> dict[str, Any]:
 def records(workdir: pathlib.Path) -> list[dict[str, float]]:
   """The lines of metrics.jsonl, without the times."""
   lines = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
-  times = ('tokens_per_second', 'goodput')
+  times = ('tokens_per_second', 'mfu', 'goodput')
   return [{k: v for k, v in line.items() if k not in times} for line in lines]
 
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -167,33 +166,6 @@ def test_outside_the_main_thread_nothing_is_caught(tiny, tmp_path, toy_model):
   thread.start()
   thread.join()
   assert seen == [before, True]
-
-
-@pytest.mark.slow
-def test_a_process_stops_on_sigterm_and_goes_on_bit_by_bit(tiny, tmp_path):
-  """No checkpoint is due before the last step: what is there was saved for the signal."""
-  training = {'steps': 100, 'evaluate_every': 0, 'checkpoint_every': 100}
-  config = tiny(training=training)
-  command = [sys.executable, '-m', 'ngrammer_jax.train', f'--workdir={tmp_path}/run']
-  command += [f'--config={write_config(tmp_path / "config.py", config)}']
-  log = tmp_path / 'log'
-  with log.open('w') as file:
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file)
-    while 'loss' not in log.read_text():  # then it trains
-      assert process.poll() is None and time.sleep(0.01) is None, log.read_text()
-    process.send_signal(signal.SIGTERM)
-    assert process.wait() == 143, log.read_text()
-  output = log.read_text()
-  assert 'SIGTERM: saving a checkpoint, then stopping\n' in output and 'Traceback' not in output
-  assert output.endswith('stopped by SIGTERM; rerun the same command to resume\n')
-  (step,) = reader.steps(tmp_path / 'run')
-  assert 2 <= step < 100
-  assert records(tmp_path / 'run')[-1]['step'] == step
-
-  assert subprocess.run(command, capture_output=True).returncode == 0
-  loop.train(config, tmp_path / 'reference')
-  assert arrays(tmp_path / 'run') == arrays(tmp_path / 'reference')
-  assert records(tmp_path / 'run') == records(tmp_path / 'reference')
 
 
 @pytest.mark.slow

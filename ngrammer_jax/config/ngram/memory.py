@@ -79,6 +79,7 @@ class NGramMemoryConfig:
     'initial standard deviation of the tables; None: width^(-1/2), cut at three deviations (BLT)',
     at_least=0,
     free_on_resume=True,
+    only_for=('table_initial', ('normal',)),
   )
   table_initial: str = field(
     'normal',
@@ -103,7 +104,10 @@ class NGramMemoryConfig:
     None, 'token id at the end of a document', at_least=0, only_for=('boundary', ('eos_id',))
   )
   fill_id: int | None = field(
-    0, 'id (before compression) read in place of those before a boundary; None: eos_id', at_least=0
+    0,
+    'id (before compression) read in place of those before a boundary; None: eos_id',
+    at_least=0,
+    only_for=('distinct_start', (False,)),
   )
   distinct_start: bool = field(
     False,

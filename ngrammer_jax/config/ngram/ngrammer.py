@@ -20,6 +20,11 @@ LAYERS = ('input', 'begin', 'middle', 'end', 'attention')
 # The previous token; the previous token with the most attention of the head; no layer in the block.
 PAIRING = ('previous', 'attended', 'none')
 _BLOCKS = ('layer', ('attention',))
+# Fields that mean the same in an n-gram memory.
+_MEMORY_FIELDS = (
+  *('orders', 'heads', 'distinct_start', 'decay', 'epsilon', 'prenormalize', 'empty', 'initial'),
+  *('padding_trains', 'exchange'),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +94,7 @@ class NGramConfig:
     reads_embedding = self.layer == 'input' and model.adaptive_softmax is None
     rows = vocabulary_size if reads_embedding else 0
     has_rows = self.clusters is not None and self.clusters < (rows or 0)
-    return as_memory(
+    return memory_options(
       self,
       layers=() if is_at_input else (place.block,),
       point='before_attention' if is_at_input else place.point,
@@ -130,31 +135,21 @@ class NGramConfig:
       dataclasses.replace(memory, initial=None).check(model, 'model.ngram')
 
 
-def as_memory(layer: Any, **fields: Any) -> NGramMemoryConfig:
+def memory_options(layer: Any, **fields: Any) -> NGramMemoryConfig:
   """Returns an N-Grammer layer as an n-gram memory.
 
   Args:
     layer: a `layers.NGrammer`, or a `NGramConfig`.
     **fields: fields of the memory that differ from those of the layer.
   """
-  options = dict(
+  options = {name: getattr(layer, name) for name in _MEMORY_FIELDS} | dict(
     key='tokens' if layer.clusters is None else 'clusters',
     hash='praxis',
     join=layer.combine,
-    orders=layer.orders,
-    heads=layer.heads,
     rows=(layer.vocabulary_size,),
     row_rule='exact',
     width=layer.dim,
     table_initial='xavier',
-    distinct_start=layer.distinct_start,
     clusters=layer.clusters or NGramMemoryConfig.clusters,
-    decay=layer.decay,
-    epsilon=layer.epsilon,
-    prenormalize=layer.prenormalize,
-    empty=layer.empty,
-    initial=layer.initial,
-    padding_trains=layer.padding_trains,
-    exchange=layer.exchange,
   )
   return NGramMemoryConfig(**options | fields)

@@ -126,8 +126,8 @@ class Attention(nn.Module):
       attend, source = blocks.attend, self._memory_source(memory, context)
     else:
       needs = self._needs(context, source, span_mask, return_pairs, drop)
-      setting = fused.setting(query_BxTxNxH, key_heads=heads.key_BxSxCxH.shape[2])
-      attend = ATTEND[kernels.select(self.kernel, needs, setting)]
+      workload = fused.workload(query_BxTxNxH, key_heads=heads.key_BxSxCxH.shape[2])
+      attend = ATTEND[kernels.select(self.kernel, needs, workload)]
       attend = full.attend if 'probabilities' in needs else attend
     context_part = attend(heads, span_mask, context.keys, source, return_pairs, drop)
     y_BxTxNxH = self._with_persistent(context_part, query_BxTxNxH, span_mask, drop)

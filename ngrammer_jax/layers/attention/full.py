@@ -15,6 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ngrammer_jax.config import span as span_config
 from ngrammer_jax.layers import documents, dropout, softmax
 from ngrammer_jax.layers.attention import relative, span
 from ngrammer_jax.layers.attention.cache import KeyValues
@@ -63,7 +64,7 @@ class SpanMask(NamedTuple):
   @property
   def counts_all_keys(self) -> bool:
     """Whether keys beyond the span count in epsilon."""
-    return self.renormalize and self.epsilon_keys == 'all'
+    return span_config.counts_all_keys(self.renormalize, self.epsilon_keys)
 
 
 class PartialAttention(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax.config.kernels import LANES, Setting
+from ngrammer_jax.config.kernels import LANES, Workload
 from ngrammer_jax.layers import mesh_axes
 from ngrammer_jax.layers.attention.full import Heads, PartialAttention
 from ngrammer_jax.layers.context import Keys
@@ -21,10 +21,10 @@ from ngrammer_jax.layers.context import Keys
 BLOCK_SIZES = (512, 256, LANES)  # queries and keys at a time
 
 
-def setting(
+def workload(
   query: jax.Array | jax.ShapeDtypeStruct, M: int = 0, key_heads: int | None = None
-) -> Setting:
-  """Returns what attention works on, under the current mesh.
+) -> Workload:
+  """Returns the sizes, the dtype and the devices of attention, under the current mesh.
 
   Args:
     query: queries [B, T, N, H].
@@ -34,7 +34,7 @@ def setting(
   B, T, N, H = query.shape
   axes = mesh_axes.axes('batch', B), *mesh_axes.head_axes(N, key_heads or N)
   platform, device = mesh_axes.device()
-  return Setting(
+  return Workload(
     *(T, M, H, query.dtype.name, platform, device),
     is_divisible=None not in axes,
     generator=jax.config.jax_default_prng_impl,

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ngrammer_jax.config.ngram.memory import CLUSTER_KEYS, PER_HEAD_JOINS, NGramMemoryConfig
-from ngrammer_jax.layers import axis_names, documents
+from ngrammer_jax.layers import axis_names, dense, documents
 from ngrammer_jax.layers.attention import cache
 from ngrammer_jax.layers.context import Context
 from ngrammer_jax.layers.ngram import (
@@ -61,8 +61,9 @@ class NGramMemory(nn.Module):
     block: number of the block that it is in, 0 at the input.
     branches: G.
     dtype: dtype of the output.
-    id_columns: columns of the ids in a window: those of each head, or 1 where all heads have the
-      same token ids. None: K with clusters, else 1.
+    id_columns: K if the state stores the ids of earlier tokens for each head, 1 if it stores them
+      once for all heads, which have the same ids if these are of tokens. None: K with clusters,
+      else 1. The N-Grammer layer stores K in both cases.
     is_at_embedding: whether the input is the embedding, which the quantiser may then read.
   """
 
@@ -112,7 +113,11 @@ class NGramMemory(nn.Module):
   def join_with_ids(
     self, x: jax.Array, context: Context, state: State | None = None
   ) -> tuple[jax.Array, State | None, jax.Array]:
-    """Returns the same as `__call__`, and the ids of the tokens [B, T, 1 or K]."""
+    """Returns what `__call__` returns, and the ids that the n-grams of this segment are made of.
+
+    They are the key of each token, int32 [B, T, K], or [B, T, 1] if all heads have the same (see
+    `id_columns`): cluster ids, token ids, classes of tokens or bytes.
+    """
     self._check(x, context)
     state = self.empty_state(len(x)) if state is None else state
     ids_BxTxK = self._ids(x, context)
@@ -286,7 +291,7 @@ class NGramMemory(nn.Module):
     o = self.options
     axes, init = table.AXES, nn.initializers.normal(o.deviation or 0.0)
     if o.table_initial == 'xavier':
-      init = _symmetric_uniform((6 / (o.rows[0] + o.width)) ** 0.5)  # of the rows of one head
+      init = dense.symmetric((6 / (o.rows[0] + o.width)) ** 0.5)  # of the rows of one head
     elif o.deviation is None:
       init = nn.initializers.truncated_normal(o.width**-0.5, lower=-3, upper=3)
     if o.table_memory == 'host':
@@ -341,7 +346,3 @@ class NGramMemory(nn.Module):
     if o.join != 'gate' or not o.convolution:
       return None
     return gate.Convolution(o.convolution, max(o.orders), o.convolution_epsilon)
-
-
-def _symmetric_uniform(bound):
-  return lambda *args: jax.random.uniform(*args, minval=-bound, maxval=bound)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config.ngram.memory import PER_HEAD_JOINS
-from ngrammer_jax.config.ngram.ngrammer import as_memory
+from ngrammer_jax.config.ngram.ngrammer import memory_options
 from ngrammer_jax.layers.context import Context, EmbeddingLookup
 from ngrammer_jax.layers.ngram.memory import NGramMemory
 from ngrammer_jax.layers.ngram.windows import Windows
@@ -152,4 +152,4 @@ class NGrammer(nn.Module):
       raise ValueError(f'pair_ids need orders=(2,), not {self.orders}')
 
   def _options(self, pairing):
-    return as_memory(self, layers=(0,), point='after_attention', pairing=pairing)
+    return memory_options(self, layers=(0,), point='after_attention', pairing=pairing)

@@ -22,7 +22,6 @@ import jax.numpy as jnp
 
 from ngrammer_jax.layers import axis_names, dense, documents
 from ngrammer_jax.layers.attention import cache
-from ngrammer_jax.layers.recurrent import recurrence
 
 Memory = dict[str, jax.Array]
 
@@ -104,7 +103,7 @@ class AttentionReadout(nn.Module):
   parts: int = 3
   window: int = 5
   empty: str = 'mask'
-  initializer: nn.initializers.Initializer = recurrence.symmetric(0.1)
+  initializer: nn.initializers.Initializer = dense.symmetric(0.1)
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
@@ -158,7 +157,7 @@ class NGramReadout(nn.Module):
   """
 
   slices: int = 4
-  initializer: nn.initializers.Initializer = recurrence.symmetric(0.1)
+  initializer: nn.initializers.Initializer = dense.symmetric(0.1)
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact

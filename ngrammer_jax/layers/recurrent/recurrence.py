@@ -18,20 +18,11 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.config.recurrent import CELLS
-from ngrammer_jax.layers import axis_names
+from ngrammer_jax.layers import axis_names, dense
 
 FORGET_GATE = 1  # index in the order i, f, g, o
 
 State = dict[str, jax.Array]
-
-
-def symmetric(bound: float) -> nn.initializers.Initializer:
-  """Returns an initializer that is uniform in [-bound, bound]; that of JAX starts at 0."""
-
-  def init(key, shape, dtype):
-    return jax.random.uniform(key, shape, dtype, -bound, bound)
-
-  return init
 
 
 def empty_state(batch: int, hidden: int, cell: str, dtype: jnp.dtype) -> State:
@@ -58,7 +49,7 @@ class Recurrence(nn.Module):
   hidden: int
   cell: str = 'lstm'
   forget_bias: float = 1.0
-  initializer: nn.initializers.Initializer = symmetric(0.1)
+  initializer: nn.initializers.Initializer = dense.symmetric(0.1)
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact

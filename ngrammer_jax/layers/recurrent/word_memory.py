@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from ngrammer_jax.layers import axis_names, dense
-from ngrammer_jax.layers.recurrent import readout, recurrence
+from ngrammer_jax.layers.recurrent import readout
 
 
 class RecurrentMemory(nn.Module):
@@ -37,7 +37,7 @@ class RecurrentMemory(nn.Module):
   window: int = 15
   temporal_tables: int = 1
   bias: bool = False
-  initializer: nn.initializers.Initializer = recurrence.symmetric(0.1)
+  initializer: nn.initializers.Initializer = dense.symmetric(0.1)
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact

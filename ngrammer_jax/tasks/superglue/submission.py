@@ -24,8 +24,7 @@ def write(
       for example, answer in zip(examples, answers, strict=True)
     ]
   path = folder / file_name(name)
-  files.make_folder(folder)
-  files.write(path, ''.join(json.dumps(line) + '\n' for line in lines))
+  files.write_output(path, ''.join(json.dumps(line) + '\n' for line in lines))
   return path
 
 

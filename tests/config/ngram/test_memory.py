@@ -229,6 +229,14 @@ def test_memories_stand_beside_each_other_and_in_recurrent_models():
       f".eos_id=3 is not for {PATH}.boundary='starts', but for eos_id: use None",
     ),
     (
+      GATE | {'fill_id': 2, 'distinct_start': True},
+      f'.fill_id=2 is not for {PATH}.distinct_start=True, but for False: use 0',
+    ),
+    (
+      GATE | {'deviation': 0.1, 'table_initial': 'xavier'},
+      f".deviation=0.1 is not for {PATH}.table_initial='xavier', but for normal: use 0.02",
+    ),
+    (
       SUM | {'join': 'concat', 'width': 1, 'point': 'after_block'},
       f".point='after_block' needs {PATH}.layers and {PATH}.join='concat' or 'add', not layers=() "
       'and \'concat\': use "before_attention"',

@@ -63,12 +63,12 @@ def attend(kernel, dtype=jnp.float32, **fields):
 NOTHING = frozenset()
 
 
-def setting(shape, dtype):
-  return fused.setting(jax.ShapeDtypeStruct(shape, dtype))
+def workload(shape, dtype):
+  return fused.workload(jax.ShapeDtypeStruct(shape, dtype))
 
 
 def reason(kernel, shape, dtype, *needs):
-  return kernels.unsupported_reason(kernel, frozenset(needs), setting(shape, dtype))
+  return kernels.unsupported_reason(kernel, frozenset(needs), workload(shape, dtype))
 
 
 def calls_kernel(kernel, **fields):
@@ -138,7 +138,7 @@ def test_what_a_kernel_cannot_do_is_left_to_the_scores(kernel, shape, dtype, why
   capped = reason(kernel, shape, dtype, 'cap')
   assert capped == ('does not support capped scores' if kernel == 'cudnn' else why)
   assert reason(kernel, shape, dtype) == why
-  assert kernels.select(kernel, NOTHING, setting(shape, dtype)) == ('xla' if why else kernel)
+  assert kernels.select(kernel, NOTHING, workload(shape, dtype)) == ('xla' if why else kernel)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_what_a_kernel_cannot_do_is_left_to_the_scores(kernel, shape, dtype, why
 )
 def test_tpus_have_splash_from_v4_on(kind, kernel, monkeypatch):
   monkeypatch.setattr(mesh_axes, 'device', lambda: ('tpu', kind))
-  select = lambda kernel, T, dtype: kernels.select(kernel, NOTHING, setting((1, T, 4, 64), dtype))
+  select = lambda kernel, T, dtype: kernels.select(kernel, NOTHING, workload((1, T, 4, 64), dtype))
   assert select(None, 256, 'bfloat16') == select('splash', 256, 'bfloat16') == kernel
   assert select(None, 256, 'float64') == select(None, 200, 'bfloat16') == 'xla'
 

@@ -143,9 +143,10 @@ def look_back(windows, raw_ids):
 
 def engram_rows(f, c):
   """The rows, sizes and multipliers of each layer."""
-  table = jnp.asarray(f.get('lookup_table', np.arange(c.get('compressed_vocab', 0))), jnp.int32)
-  ids = look_back(Windows(max(c['orders']), fill_id=c['pad_id']), f['input_ids'])
-  ids = [jnp.where(x >= 0, table[x], x) for x in ids]
+  table = np.asarray(f.get('lookup_table', np.arange(c.get('compressed_vocab', 0))), np.int32)
+  windows = Windows(max(c['orders']), fill_id=c['pad_id'])
+  ids = jax.jit(functools.partial(look_back, windows))(f['input_ids'])
+  ids = [np.where(x >= 0, table[x], x) for x in map(np.asarray, ids)]
   V = c.get('compressed_vocab') or int(f['lookup_table'].max()) + 1
   orders, bases = tuple(c['orders']), tuple(c['engram_vocab_size'])
   sizes = ngram_sizes.table_sizes('prime', bases, orders, c['heads'], V, len(c['layer_ids']))
@@ -153,9 +154,11 @@ def engram_rows(f, c):
     ngram_hash = NGramHash('engram', orders, layer_sizes, V, c['seed'], layer)
     drawn_later = NGramHash('engram', orders, layer_sizes, V + 1, c['seed'], layer)
     words = uint64.split_words(ngram_hash.multipliers())
+    both = jax.jit(lambda ids, words, a=ngram_hash, b=drawn_later: (a(ids), b(ids, words)))
+    hashes, with_multipliers = both(ids, words)
     yield {
-      'hashes': jax.jit(ngram_hash)(ids),
-      'with_multipliers': jax.jit(drawn_later)(ids, jnp.asarray(words)),
+      'hashes': hashes,
+      'with_multipliers': with_multipliers,
       'table_sizes': np.array(layer_sizes),
       'multipliers': ngram_hash.multipliers(),
     }
@@ -185,7 +188,7 @@ def test_ple_equals_its_arrays():
     assert np.ravel(all_sizes[index]).tolist() == f['table_sizes'].tolist(), name
     assert ngram_hash.multipliers().tolist() == f['multipliers'].tolist(), name
     windows = Windows(c['ngram_size'], 'eos_id', eos_id=c['eos'], fill_id=c['eos'])
-    rows = jax.jit(ngram_hash)(look_back(windows, f['input_ids']))
+    rows = jax.jit(lambda raw, h=ngram_hash, w=windows: h(look_back(w, raw)))(f['input_ids'])
     assert (rows + f['offsets']).tolist() == f['rows'].tolist(), name
 
 
@@ -195,7 +198,8 @@ def test_longcat_equals_its_arrays():
   for name, (f, c) in files.items():
     orders, V = tuple(range(2, c['orders'] + 1)), c['vocab']
     (sizes,) = ngram_sizes.table_sizes('longcat', (int(c['ratio'] * V),), orders, c['k'], V, 1)
-    ids = look_back(Windows(c['orders'], 'eos_id', eos_id=c['eos']), f['input_ids'])
+    windows = Windows(c['orders'], 'eos_id', eos_id=c['eos'])
+    ids = jax.jit(functools.partial(look_back, windows))(f['input_ids'])
     for s in range(1, c['orders']):
       assert ids[s][..., 0].tolist() == f[f'shifted/{s + 1}'].tolist(), (name, s)
     rows = jax.jit(NGramHash('polynomial', orders, sizes, V))(ids)
@@ -209,7 +213,7 @@ def test_blt_equals_its_arrays():
   for name, (f, c) in files.items():
     orders, heads = tuple(c['group_sizes']), c['functions']
     sizes = ((c['rows'],) * heads,) * len(orders)
-    ids = look_back(Windows(max(orders)), f['input_ids'])
+    ids = jax.jit(functools.partial(look_back, Windows(max(orders))))(f['input_ids'])
     rows = jax.jit(NGramHash('blt', orders, sizes, 260))(ids)
     # BLT has its tables by function, then by order.
     by_function = rows.reshape(*rows.shape[:2], len(orders), heads).swapaxes(2, 3)

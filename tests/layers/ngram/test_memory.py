@@ -1,5 +1,6 @@
 """A whole memory equals the official implementations, from ids to output, also in segments."""
 
+import functools
 import json
 
 from flax import linen as nn
@@ -78,10 +79,10 @@ def test_equals_longcat_from_the_ids_on(reference, tmp_path, name):
     number = range(layer.options.heads * len(layer.options.orders))
     table = np.concatenate([f[f'grad/embedders.{i}.weight'] for i in number])
     assert_close(d_params['table'], table, 1e-12)
-    state, parts = layer.empty_state(len(words)), []
+    apply, state, parts = jax.jit(layer.apply), layer.empty_state(len(words)), []
     for part in (slice(0, 7), slice(7, 8), slice(8, None)):
       context = Context(tokens_BxT=jnp.asarray(f['input_ids'][:, part], jnp.int32))
-      y, state = layer.apply(variables, words[:, part], context, state)
+      y, state = apply(variables, words[:, part], context, state)
       parts.append(y)
     assert_close(np.concatenate(parts, axis=1), f['output_chunks_7_1_rest'], 1e-12)
 
@@ -139,13 +140,14 @@ def test_padding_has_no_gradient_and_no_key():
   tokens, valid = rng.integers(0, 11, (2, 6)), np.arange(6) < [[4], [6]]
   variables = random_variables(layer, x, Context(tokens_BxT=jnp.asarray(tokens)))
 
-  def loss(params, tokens):
+  @jax.jit
+  @functools.partial(jax.value_and_grad, has_aux=True)
+  def loss_and_gradient(params, tokens):
     y, state = run(layer, {'params': params}, x, tokens, valid_BxT=jnp.asarray(valid))
     return y.sum(), state  # also where padding is
 
   results = [
-    jax.value_and_grad(loss, has_aux=True)(variables['params'], jnp.where(valid, tokens, other))
-    for other in (0, 7)
+    loss_and_gradient(variables['params'], np.where(valid, tokens, other)) for other in (0, 7)
   ]
   jax.tree.map(np.testing.assert_array_equal, *results)
 
@@ -164,7 +166,7 @@ def test_clusters_of_the_embedding_are_those_of_its_tokens():
   )
   x = rng.normal(size=(2, 5, D)).astype('float32')
   variables = random_variables(layer, x, context)
-  y, state = layer.apply(variables, x, context)
+  y, state = jax.jit(layer.apply)(variables, x, context)
   assert state is None
   # Equal tokens in equal streams have equal outputs; the clusters do not depend on x.
   centroids = np.asarray(variables['codebook']['quantizer']['centroids'])

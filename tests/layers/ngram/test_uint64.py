@@ -2,6 +2,7 @@ import itertools
 
 import jax
 import numpy as np
+import pytest
 
 from ngrammer_jax.layers.ngram import uint64
 
@@ -39,11 +40,13 @@ def compute(a_words, b_words, int32):
   }
 
 
-def check_equal_to_python_integers():
+@pytest.mark.parametrize('wide', [False, True])
+def test_equals_python_integers(wide):
   a, b = some_pairs()
   int32 = np.array([0, 1, -1, 2**31 - 1, -(2**31), -77], np.int32)
   words = [uint64.split_words(np.array(values, np.uint64)) for values in (a, b)]
-  results = compute(*words, int32)
+  with jax.enable_x64(wide):
+    results = compute(*words, int32)
   assert to_python(results['add']) == [(x + y) % 2**64 for x, y in zip(a, b, strict=True)]
   assert to_python(results['xor']) == [x ^ y for x, y in zip(a, b, strict=True)]
   assert to_python(results['multiply']) == [x * y % 2**64 for x, y in zip(a, b, strict=True)]
@@ -53,11 +56,3 @@ def check_equal_to_python_integers():
   for name, divisors in all_divisors.items():
     assert results[name].dtype == 'int32'
     assert results[name].tolist() == [[x % p for p in divisors.tolist()] for x in signed]
-
-
-def test_equals_python_integers():
-  check_equal_to_python_integers()
-
-
-def test_equals_python_integers_in_64_bits(x64):
-  check_equal_to_python_integers()

@@ -1,7 +1,7 @@
-"""Loads and exports parameters of attention LSTMs (Daniluk et al. 2017), named after the equations.
+"""Parameters of attention LSTMs (Daniluk et al. 2017), named after the equations.
 
-The authors published no code. Matrices are [in, out] and multiply rows from the right; the gates
-are in the order i, f, g, o.
+The authors published no code; reference arrays and slow loops have these names. Matrices are
+[in, out] and multiply rows from the right; the gates are in the order i, f, g, o.
 
 D embedding width, K hidden size, J width of the readout, V vocabulary, L words, G gates.
 """
@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
 from ngrammer_jax.interop import conversion
@@ -22,18 +21,12 @@ Source = conversion.Source
 ORIGIN = 'an attention LSTM'
 # Config fields of these models, without `width` and `recurrent`.
 MODEL_OPTIONS = {'tie_embeddings': False, 'scale_embeddings': False, 'softmax_bias': True}
-# Options of any value; all others must have their defaults.
-FREE_OPTIONS = (
-  *('width', 'recurrent.hidden', 'recurrent.cell', 'recurrent.readout', 'recurrent.window'),
-  *('recurrent.slices', 'recurrent.carry_memory', 'recurrent.empty_slots', 'recurrent.initial'),
-  *('recurrent.temporal_tables', 'recurrent.gate_bias', 'recurrent.forget_bias'),
-)
 
 
-def load_language_model(
+def load(
   arrays: Mapping[str, Any], config: model_config.ModelConfig, vocabulary_size: int
 ) -> dict[str, Any]:
-  """Converts the matrices of an attention LSTM to variables of `RecurrentLM`.
+  """Converts matrices to variables of `RecurrentLM`, {'params': ...}.
 
   Source names: `emb` [V, D], `Wx` [D, G K], `Wh` [K, G K] and `b` [G K], which includes the bias of
   the forget gate; `Wo` [J, V] and `bo` [V]; for attention `WY`, `Whh`, `Wr`, `Wxx` [J, J] and
@@ -43,33 +36,13 @@ def load_language_model(
   biases.
 
   The config is `ModelConfig(**MODEL_OPTIONS, width=D, recurrent=RecurrentConfig(...))`.
-
-  Returns:
-    {'params': ...} for `RecurrentLM(config, vocabulary_size).apply`.
-
-  Raises:
-    BadInput: see `conversion.check_options` and `conversion.convert`.
   """
   return conversion.convert(arrays, _sources(config, vocabulary_size), ORIGIN)
-
-
-def export_language_model(
-  variables: Mapping[str, Any], config: model_config.ModelConfig, vocabulary_size: int
-) -> dict[str, np.ndarray]:
-  """Converts variables of `RecurrentLM` to the matrices that `load_language_model` reads.
-
-  Raises:
-    BadInput: see `conversion.check_options` and `conversion.restore`.
-  """
-  return conversion.restore(variables, _sources(config, vocabulary_size), ORIGIN)
 
 
 def _sources(config: model_config.ModelConfig, V: int) -> dict[str, Source]:
   """Returns the source of each variable of a supported config."""
   r = config.recurrent
-  if r is None:
-    raise errors.BadInput('model.recurrent=None: an attention LSTM needs model.recurrent')
-  conversion.check_options(config, FREE_OPTIONS, MODEL_OPTIONS)
   D, K, J, G = config.width, r.hidden, r.width, recurrence.CELLS[r.cell]
   split_gates = lambda a: a.reshape(*a.shape[:-1], G, K)
   return {

@@ -4,12 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import errors
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
-from ngrammer_jax.interop import attention_lstm
 from ngrammer_jax.models import language_model, recurrent
-from tests.checks import assert_close, assert_same_arrays, data_root
+from tests import equation_names
+from tests.checks import arrays_of, assert_close, data_root
 
 PRECISIONS = [('float64', 1e-9), ('float32', 2e-5)]
 KINDS = ('none', 'attention', 'key_value', 'key_value_predict', 'ngram', 'recurrent_memory')
@@ -33,12 +32,8 @@ def config_of(f, dtype, carry):
     temporal_tables=1 + option('twoT'),
     gate_bias=bool(option('gbias')),
   )
-  options = attention_lstm.MODEL_OPTIONS | {'dtype': dtype}
+  options = equation_names.MODEL_OPTIONS | {'dtype': dtype}
   return model_config.ModelConfig(width=option('w'), recurrent=recurrent, **options)
-
-
-def parameters(f, dtype):
-  return {k[6:]: v.astype(dtype) for k, v in f.items() if k.startswith('param/')}
 
 
 @pytest.mark.parametrize('carry', [False, True])
@@ -54,10 +49,8 @@ def test_stream_matches_reference(name, dtype, tolerance, carry):
   with jax.enable_x64(dtype == 'float64'):
     config, V = config_of(f, dtype, carry), int(f['cfg/V'])
     model = recurrent.RecurrentLM(config, V)
-    arrays = parameters(f, dtype)
-    params = attention_lstm.load_language_model(arrays, config, V)['params']
-    exported = attention_lstm.export_language_model({'params': params}, config, V)
-    assert_same_arrays(exported, arrays, 0)
+    arrays = arrays_of(f, 'param/', dtype)
+    params = equation_names.load(arrays, config, V)['params']
     memory = jax.jit(lambda: language_model.empty_memory(config, int(f['cfg/B'])))()
 
     @jax.jit
@@ -90,15 +83,5 @@ def test_stream_matches_reference(name, dtype, tolerance, carry):
         weights = captured['intermediates']['readout']['weights'][0]
         assert_close(weights, f[f'att/{suffix}'], tolerance)
     arrays = {k.split('/', 2)[2]: v for k, v in f.items() if k.startswith(f'grad/{mode}/')}
-    expected = attention_lstm.load_language_model(arrays, config, V)['params']
+    expected = equation_names.load(arrays, config, V)['params']
     jax.tree.map(lambda a, b: assert_close(a, b, tolerance), gradient, expected)
-
-
-def test_mismatched_arrays_are_listed():
-  r = recurrent_config.RecurrentConfig(hidden=4, readout='attention')
-  config = model_config.ModelConfig(width=3, recurrent=r, **attention_lstm.MODEL_OPTIONS)
-  arrays = {'emb': np.zeros((5, 2)), 'more': np.zeros(1)}
-  with pytest.raises(errors.BadInput, match='12 arrays do not match') as error:
-    attention_lstm.load_language_model(arrays, config, 5)
-  for line in ('missing: Wh (4, 16)', 'extra: more (1,)', 'wrong shape: emb is (5, 2), expected'):
-    assert line in str(error.value)
