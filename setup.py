@@ -66,6 +66,7 @@ setuptools.setup(
     'gcs': ['gcsfs>=2025.2'],  # workdirs in gs://
     'interop': [],  # this and the next need no further packages; commands name them
     'huggingface': [],
+    'gguf': ['gguf>=0.17'],  # GGUF files
     'docs': ['mkdocs-material>=9.6', 'mkdocstrings[python]>=0.29'],
     'notebooks': ['jupyterlab', *NOTEBOOKS],
     'test': [

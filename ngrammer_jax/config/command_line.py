@@ -155,6 +155,8 @@ def _load_pretrained(spec: str, name: str) -> dict[str, Any]:
     folder = pretrained_models.find(name)
   except errors.BadInput as error:
     raise errors.BadInput(f'--config={spec}: {error}') from error
+  if folder.is_file():
+    return _load_published(f'{PUBLISHED}{folder}')
   config = files.read_json(folder / 'config.json')
   if paths := [path for path in folder.glob('vocabulary.*') if path.name != 'vocabulary.json']:
     config['data'] |= {'vocabulary_path': str(paths[0]), 'vocabulary_size': None}

@@ -42,10 +42,10 @@ class PublishedRun(run.Run):
   @functools.cached_property
   def vocabulary(self) -> vocabularies.Vocabulary:
     """The tokenizer of the model. Raises BadInput if there is none, or a larger one."""
-    path = self.published.checkpoint.tokenizer.path
-    if path is None:
+    read = self.published.checkpoint.tokenizer.read
+    if read is None:
       raise errors.BadInput(f'{self.workdir} has no {checkpoints.TOKENIZER}, which reads text')
-    return vocabularies.read('tokenizer', path, self.published.vocabulary_size)
+    return read(self.published.vocabulary_size)
 
   @functools.cached_property
   def model(self) -> language_model.LanguageModel:
@@ -98,7 +98,7 @@ def open_run(
   """Opens a published model.
 
   Args:
-    path: its folder.
+    path: its folder or GGUF file.
     step: `newest`, `best` or 0.
     dtype: dtype of the parameters; None: those of the file.
 
@@ -123,8 +123,9 @@ def save(source: run.Run, folder: pathlib.Path, dtype: str | None = None) -> Non
     description, files_of_text = published.description, published.checkpoint.tokenizer
     about = (description.positions, published.token_ids)
     text_files = dict(files_of_text.others)
-    if files_of_text.path is not None:
-      text_files |= {checkpoints.TOKENIZER: files_of_text.path.read_bytes()}
+    if files_of_text.read is not None:
+      made = _about_text(source.vocabulary)[1]
+      text_files = made | text_files
     options = {'dtype': dtype, 'preferred': description.family}
   else:
     token_ids, text_files = _about_text(source.vocabulary)
@@ -142,6 +143,8 @@ def _about_text(vocabulary: vocabularies.Vocabulary) -> tuple[dict[str, int], di
     return ids, {}
   _, tokens = vocabulary.token_texts()
   config = {name.removesuffix('_id'): tokens[id] for name, id in ids.items()}
-  config |= {'tokenizer_class': 'PreTrainedTokenizerFast'}
+  config |= {'tokenizer_class': 'PreTrainedTokenizerFast', 'add_bos_token': vocabulary.adds_start}
+  if vocabulary.chat_template is not None:
+    config['chat_template'] = vocabulary.chat_template
   encoded = json.dumps(config, ensure_ascii=False).encode()
   return ids, {checkpoints.TOKENIZER: vocabulary.content, 'tokenizer_config.json': encoded}

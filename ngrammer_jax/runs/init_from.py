@@ -30,7 +30,7 @@ def open_run(init_from: str, step: int | str = 'newest') -> runs.Run:
   init_from = init_from.removeprefix(command_line.PUBLISHED)
   name = init_from.removeprefix(pretrained_models.PREFIX)
   is_local = name == init_from and not files.is_remote(init_from)
-  if is_local and not files.path(init_from).is_dir():
+  if is_local and not files.path(init_from).exists():
     raise errors.BadInput(f'init_from={init_from}: no such folder; expected the workdir of a run')
   try:
     return runs.load_run(name, step) if name == init_from else runs.load_pretrained(name)

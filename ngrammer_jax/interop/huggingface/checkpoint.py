@@ -4,16 +4,19 @@ A folder has config.json and model.safetensors, or several files with model.safe
 Pickles, such as pytorch_model.bin, are never read: they can run code.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import contextlib
 import dataclasses
+import functools
 import pathlib
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from ngrammer_jax import errors
+from ngrammer_jax.data import vocabularies
 from ngrammer_jax.interop import row_files
+from ngrammer_jax.interop.huggingface import tokenizers
 from ngrammer_jax.system import files
 
 CONFIG, WEIGHTS, INDEX = 'config.json', 'model.safetensors', 'model.safetensors.index.json'
@@ -48,10 +51,12 @@ class TokenizerFiles(NamedTuple):
   Attributes:
     path: the file that `data.vocabulary_path` names; None: there is none.
     others: content of the other files by name.
+    read: function from the number of ids of the model to its vocabulary; None: it has no tokenizer.
   """
 
   path: pathlib.Path | None
   others: Mapping[str, bytes]
+  read: Callable[[int | None], vocabularies.TokenizerVocabulary] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,15 +79,29 @@ class Checkpoint:
 
   def check_unchanged(self) -> None:
     """Raises BadInput if a file was changed since its header was read."""
-    for path, version in self.versions.items():
-      if _version(path) != version:
+    for path, expected in self.versions.items():
+      if version(path) != expected:
         raise errors.BadInput(f'{path} was changed while it was read: wait for its end, and rerun')
 
 
 def is_published(folder: pathlib.Path) -> bool:
-  """Whether a folder has a published model, and not a run: its config.json has a model_type."""
+  """Whether a path is a published model: a GGUF file, or a folder, but not that of a run.
+
+  The config.json of a published model has a model_type.
+  """
+  if is_gguf(folder):
+    return True
   with contextlib.suppress(*files.DAMAGE_ERRORS):
     return 'model_type' in files.read_json(folder / CONFIG)
+  return False
+
+
+def is_gguf(path: pathlib.Path) -> bool:
+  """Whether a path is a file of that name, or of that content."""
+  with contextlib.suppress(*files.DAMAGE_ERRORS):
+    if path.is_file():
+      with path.open('rb') as file:
+        return path.suffix == '.gguf' or file.read(4) == b'GGUF'
   return False
 
 
@@ -97,14 +116,16 @@ def open_folder(folder: pathlib.Path) -> Checkpoint:
   with files.translate_damage(folder / CONFIG):
     config = files.read_json(folder / CONFIG)
   paths, places = _weight_files(folder)
-  versions = {path: _version(path) for path in paths}
+  versions = {path: version(path) for path in paths}
   tensors, _ = row_files.stored_arrays(paths)
   for name, file in places.items():
     if name not in tensors or pathlib.Path(tensors[name].path).name != file:
       raise errors.BadInput(f'{folder / INDEX} says that {file} has {name}, but it has not')
   path = folder / TOKENIZER
   others = {name: (folder / name).read_bytes() for name in TEXT_FILES if (folder / name).is_file()}
-  tokenizer = TokenizerFiles(path if path.is_file() else None, others)
+  read = functools.partial(tokenizers.from_folder, folder)
+  read = read if tokenizers.has_tokenizer(folder) else None
+  tokenizer = TokenizerFiles(path if path.is_file() else None, others, read)
   return Checkpoint(folder, config, tensors, tokenizer, versions)
 
 
@@ -128,7 +149,7 @@ def _weight_files(folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, s
   raise errors.BadInput(f'{folder} has neither {WEIGHTS} nor {INDEX}')
 
 
-def _version(path: pathlib.Path) -> tuple[int, int]:
+def version(path: pathlib.Path) -> tuple[int, int]:
   """Returns the size and the time of a file; of a missing one, zeros."""
   try:
     status = path.stat()

@@ -17,7 +17,7 @@ import numpy as np
 from ngrammer_jax import errors
 from ngrammer_jax.config.model import ModelConfig
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
-from ngrammer_jax.interop.huggingface import configs, families, tensors
+from ngrammer_jax.interop.huggingface import configs, families, gguf, tensors
 
 TOKEN_IDS = ('bos_token_id', 'eos_token_id', 'pad_token_id')
 
@@ -84,7 +84,8 @@ def open(path: pathlib.Path) -> Model:
   Raises:
     BadInput: it is damaged, of another family, or has a field or value that is not known.
   """
-  checkpoint = checkpoints.open_folder(path)
+  is_gguf = checkpoints.is_gguf(path)
+  checkpoint = gguf.open_file(path) if is_gguf else checkpoints.open_folder(path)
   try:
     description = configs.read(checkpoint.config)
   except errors.BadInput as error:
