@@ -106,7 +106,7 @@ def test_round_trip(folder, name, one_device, tmp_path):
   run = runs.load_pretrained(folder(name))
   stored = run.published.checkpoint.tensors
   run.export(tmp_path / 'out', format='huggingface')
-  again = models.open(tmp_path / 'out')
+  again = published_models.open(tmp_path / 'out')
   assert again.description.family == run.published.description.family
   resolved = runs.load_run(tmp_path / 'out').config.model
   assert configs.comparable(resolved) == configs.comparable(run.config.model)

@@ -43,7 +43,9 @@ def write_folder(folder, dtype='float32', vocabulary_size=V, **options):
   params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(dtype), shapes)
   text_files = {'tokenizer.json': tokenizer_files.byte_level()}
   folder.mkdir(exist_ok=True)
-  models.save(params, config, vocabulary_size, folder, 64, {'bos_token_id': 0}, text_files)
+  published_models.save(
+    params, config, vocabulary_size, folder, 64, {'bos_token_id': 0}, text_files
+  )
   return params
 
 
