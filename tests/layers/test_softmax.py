@@ -147,3 +147,15 @@ def test_logits_of_a_batch_exist_only_unchunked():
   assert largest(None) >= B * T * 64
   # The weights and their gradient are all of the vocabulary there is.
   assert largest(8) == 64 * D < B * T * 64
+
+
+@pytest.mark.parametrize('chunk', [None, 4])
+def test_capped_logits_in_chunks_equal_slow_softmax(x64, chunk):
+  """The last chunk has a word that does not exist, which no cap brings back."""
+  (hidden, weight, bias), targets, _ = random_case()
+  capped = 0.7 * np.tanh((hidden @ weight.T + bias) / 0.7)
+  expected = np.log(np.exp(capped).sum(axis=-1)) - take_targets(capped, targets)
+  score = jax.jit(lambda *arrays: softmax.token_scores(*arrays, targets, chunk, 0.7).nll_BxT)
+  assert_close(score(hidden, weight, bias), expected, 1e-12)
+  logits = softmax.full_logits(hidden, weight, bias, 0.7)
+  assert_close(np.asarray(logits), capped, 1e-12)

@@ -28,6 +28,7 @@ def reference(operands, rows, keys, drop, renormalize, logit_cap):
     jnp.concatenate([jnp.einsum('bmd,ndh->bmnh', rows, weight), segment_rows], axis=1)
     for weight, segment_rows in zip(weights, heads[1:3], strict=True)
   )
+  key, value = (jnp.repeat(array, N // array.shape[2], axis=2) for array in (key, value))
   scores = jnp.einsum('btnh,bsnh->bnts', heads.query_BxTxNxH, key)
   if heads.distance is not None:
     query_BxTxNxH, encoding_SxNxH, bias_SxN = heads.distance
@@ -59,20 +60,20 @@ def reference(operands, rows, keys, drop, renormalize, logit_cap):
   return values_BxNxTxH.swapaxes(1, 2), log_mass_BxNxT, pair_BxNxT
 
 
-def random_operands(rng, distance, spans):
-  """Queries, keys and values; weights of the memory; learned spans or None."""
+def random_operands(rng, distance, spans, C=N):
+  """Queries, keys and values of C heads; weights of the memory; learned spans or None."""
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape))
   term = None
   if distance:
     bias_SxN = normal(S, N) if distance == 'biased' else None
     term = relative.DistanceTerm(normal(B, T, N, H), normal(S, N, H), bias_SxN)
-  heads = Heads(normal(B, T, N, H), normal(B, T, N, H), normal(B, T, N, H), term)
+  heads = Heads(normal(B, T, N, H), normal(B, T, C, H), normal(B, T, C, H), term)
   z_BxTxN = None
   if spans == 'adaptive':
     z_BxTxN = jnp.array([[[0.0, 7.3, 30.0]]])
   elif spans == 'dynamic':
     z_BxTxN = jnp.asarray(rng.uniform(0, 20, (B, T, N)))
-  return heads, (normal(N, D, H), normal(N, D, H)), z_BxTxN
+  return heads, (normal(C, D, H), normal(C, D, H)), z_BxTxN
 
 
 CASES = {
@@ -86,6 +87,7 @@ CASES = {
   'pairs': {'spans': 'dynamic', 'return_pairs': True},
   'capped': {'spans': 'adaptive', 'distance': 'biased', 'logit_cap': 0.7},
   'one_block': {'distance': 'plain', 'block_size': 32},
+  'grouped': {'spans': 'adaptive', 'distance': 'plain', 'key_heads': 1, 'dropout': 0.3},
 }
 
 
@@ -94,7 +96,8 @@ def test_equals_whole_scores(x64, monkeypatch, case):
   options = dict(CASES[case])
   monkeypatch.setattr(blocks, 'BLOCK', options.get('block_size', 8))
   rng = np.random.default_rng(0)
-  operands = random_operands(rng, options.get('distance'), options.get('spans'))
+  shape = options.get('distance'), options.get('spans'), options.get('key_heads', N)
+  operands = random_operands(rng, *shape)
   rows, renormalize = jnp.asarray(rng.normal(size=(B, M, D))), options.get('renormalize', True)
   # Row 0 begins a document in the memory and one in the segment; row 1 has an empty memory
   # and padding at its end.

@@ -1,8 +1,11 @@
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ngrammer_jax.config.positions import RotaryScalingConfig
 from ngrammer_jax.layers.attention import position
 from tests.checks import assert_close
 
@@ -50,6 +53,62 @@ def test_rope_of_bfloat16_turns_in_float32():
   assert y.dtype == jnp.bfloat16
   expected = [np.cos(1001) - np.sin(1001), np.cos(1001) + np.sin(1001)]
   assert_close(np.asarray(y).astype('float32')[0, 0, 0], np.array(expected), 2**-8)
+
+
+SCALINGS = {
+  None: {},
+  'linear': {'factor': 2.5},
+  'llama3': {'factor': 8.0, 'original_length': 500, 'high_frequency_factor': 3.0},
+  'yarn': {'factor': 4.0, 'original_length': 256},
+  'yarn, not rounded': {'factor': 4.0, 'original_length': 256, 'truncate': False},
+  'longrope': {'factor': 3.0, 'original_length': 48, 'short_factors': (1.0, 1.5, 2.0, 4.0)},
+}
+THETA, FEATURES = 500.0, 8
+
+
+def slow_frequency(j, kind, fields):
+  """The frequency of pair j, and the factor of sine and cosine."""
+  f, F = THETA ** (-2 * j / FEATURES), fields.get('factor')
+  M = fields.get('original_length')
+  if kind == 'linear':
+    return f / F, 1
+  if kind == 'llama3':
+    turns = M * f / (2 * math.pi)
+    if turns < 1:
+      return f / F, 1
+    share = min((turns - 1) / (3 - 1), 1)
+    return share * f + (1 - share) * f / F, 1
+  if kind == 'longrope':
+    return f / fields['short_factors'][j], math.sqrt(1 + math.log(F) / math.log(M))
+  if kind is None:
+    return f, 1
+  low, high = (
+    FEATURES * math.log(M / (2 * math.pi * turns)) / (2 * math.log(THETA)) for turns in (32, 1)
+  )
+  if 'truncate' not in fields:
+    low, high = math.floor(low), math.ceil(high)
+  low, high = max(low, 0), min(high, FEATURES - 1)
+  ramp = min(max((j - low) / (high - low), 0), 1)
+  return f * (1 - ramp) + f / F * ramp, 0.1 * math.log(F) + 1
+
+
+@pytest.mark.parametrize('name', SCALINGS)
+@pytest.mark.parametrize('interleaved', [False, True])
+def test_scaled_and_partial_rotation_equals_slow_loop(x64, name, interleaved):
+  """Of the first 8 of 11 features."""
+  kind, fields = name and name.split(',')[0], SCALINGS[name]
+  scaling = None if kind is None else RotaryScalingConfig(kind, **fields)
+  x, places = np.random.default_rng(0).normal(size=(1, 3, 2, 11)), np.array([0, 7, 300])
+  options = FEATURES, 1.0, THETA, jnp.float64, scaling, interleaved
+  rotate = jax.jit(lambda x: position.rotate(x, position.rotation(places, *options)))
+  expected = x.copy()
+  for t, j in np.ndindex(3, FEATURES // 2):
+    frequency, factor = slow_frequency(j, kind, fields)
+    turn = factor * np.exp(1j * places[t] * frequency)
+    first, second = (2 * j, 2 * j + 1) if interleaved else (j, j + FEATURES // 2)
+    turned = (x[0, t, :, first] + 1j * x[0, t, :, second]) * turn
+    expected[0, t, :, first], expected[0, t, :, second] = turned.real, turned.imag
+  assert_close(rotate(x), expected, 1e-12)
 
 
 def test_sinusoids_equal_formulas(x64):
