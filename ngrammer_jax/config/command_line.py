@@ -168,7 +168,7 @@ def _load_published(spec: str) -> dict[str, Any]:
   from ngrammer_jax.interop.huggingface import models  # not needed for other configs
 
   try:
-    return models.open(pathlib.Path(spec.removeprefix(PUBLISHED))).config_values()
+    return published_models.open(pathlib.Path(spec.removeprefix(PUBLISHED))).config_values()
   except errors.BadInput as error:
     raise errors.BadInput(f'--config={spec}: {error}') from error
 

@@ -22,8 +22,7 @@ class DataConfig:
   vocabulary: str = field('sentencepiece', 'type of tokens', choices=VOCABULARIES)
   vocabulary_size: int | None = field(
     None,
-    'size of a learned vocabulary; None: 4096 SentencePiece pieces, or all words. Of a tokenizer: '
-    'number of ids with unused ones, such as the rows of an embedding; None: its own',
+    'size of a learned vocabulary, or of the embedding for a tokenizer; None: 4096, or its own',
     at_least=3,
   )
   vocabulary_path: str | None = field(

@@ -35,9 +35,9 @@ class PublishedRun(run.Run):
   dtype: str | None = None
 
   @functools.cached_property
-  def published(self) -> models.Model:
+  def published(self) -> published_models.Model:
     """The files of the model."""
-    return models.open(self.workdir)
+    return published_models.open(self.workdir)
 
   @functools.cached_property
   def vocabulary(self) -> vocabularies.Vocabulary:
@@ -80,6 +80,7 @@ class PublishedRun(run.Run):
     dtype = self.dtype or self.published.dtype
     place = lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=where)
     abstract = jax.tree.map(place, nn.unbox(boxed), shardings)
+    self.published.check(self.config.model, abstract)
     capacity.check_parameters(abstract, self.mesh)
     return train_state.TrainState(jnp.int32(0), self.load(abstract, self.dtype), {}, {}, {})
 
@@ -105,7 +106,7 @@ def open_run(
     BadInput: it is damaged, of another family, or has a field or value that is not known.
   """
   path = files.path(path)
-  values = models.open(path).config_values()
+  values = published_models.open(path).config_values()
   has_text = 'vocabulary_path' in values['data']
   try:
     config = conversion.resolve(values if has_text else values | {'data': {}})
@@ -115,7 +116,7 @@ def open_run(
 
 
 def save(source: run.Run, folder: pathlib.Path, dtype: str | None = None) -> None:
-  """Writes a run as a folder that other libraries read, see `models.save`."""
+  """Writes a run as a folder that other libraries read, see `published_models.save`."""
   config = source.config
   if isinstance(source, PublishedRun):
     published = source.published
@@ -130,7 +131,7 @@ def save(source: run.Run, folder: pathlib.Path, dtype: str | None = None) -> Non
     token_ids, text_files = _about_text(source.vocabulary)
     about, options = (config.evaluation_length(), token_ids), {'dtype': dtype}
   V, params = source.model.vocabulary_size, source.state.params
-  models.save(params, config.model, V, folder, *about, text_files, **options)
+  published_models.save(params, config.model, V, folder, *about, text_files, **options)
 
 
 def _about_text(vocabulary: vocabularies.Vocabulary) -> tuple[dict[str, int], dict[str, bytes]]:

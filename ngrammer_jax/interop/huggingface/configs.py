@@ -82,6 +82,8 @@ SCALINGS = {
   | {'beta_fast': 'beta_fast', 'beta_slow': 'beta_slow', 'truncate': 'truncate'},
   'longrope': _LENGTH | _FACTORS | {'short_factors': 'short_factor', 'long_factors': 'long_factor'},
 }
+LIMITS = dict.fromkeys(('num_attention_heads', 'hidden_size', 'vocab_size'), fields.MAX_INT)
+LIMITS['num_hidden_layers'] = 1000
 DEFAULT_LENGTH = 2048  # tokens of a segment in evaluation, if the model has that many positions
 
 
@@ -113,9 +115,9 @@ def read(config: Mapping[str, Any]) -> Description:
     config = config['text_config']
   c = _normalize(config, family)
   N, D = c['num_attention_heads'], c['hidden_size']
-  for name in ('num_attention_heads', 'hidden_size', 'num_hidden_layers', 'vocab_size'):
-    if type(c[name]) is not int or c[name] < 1:
-      raise errors.BadInput(f'{name}={c[name]!r} must be an integer above 0')
+  for name, most in LIMITS.items():
+    if type(c[name]) is not int or not 1 <= c[name] <= most:
+      raise errors.BadInput(f'{name}={c[name]!r} must be an integer from 1 to {most:,}')
   head_width = c.get('head_dim') or D // N
   kinds, window = _layer_kinds(c, family)
   act = c['hidden_act']
@@ -412,7 +414,7 @@ def _differences(config: Mapping[str, Any], model: ModelConfig) -> list[str]:
   may_differ = lambda key: (
     key.path.removeprefix('model.') in weights.MODEL_TRAINING_OPTIONS or key.path == _IS_LONG
   )
-  official, model = _comparable(official), _comparable(model)
+  official, model = comparable(official), comparable(model)
   return [
     f'{key.path}={fields.format_value(old)} instead of {fields.format_value(new)}'
     for key, old, new in fields.differences(official, model, 'model.', may_differ)
@@ -422,7 +424,7 @@ def _differences(config: Mapping[str, Any], model: ModelConfig) -> list[str]:
 _IS_LONG = 'model.positional.scaling.is_long'  # depends on the text
 
 
-def _comparable(model: ModelConfig) -> ModelConfig:
+def comparable(model: ModelConfig) -> ModelConfig:
   """Returns a config in which every value that is derived from others is explicit."""
   a = model.attention or AttentionConfig()
   or_bias = lambda value: model.bias if value is None else value

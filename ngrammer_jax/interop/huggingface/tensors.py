@@ -3,7 +3,7 @@
 Only rows that a shard needs are read, in blocks of at most BLOCK_BYTES, and copied to their places.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 import dataclasses
 import math
 import pathlib
@@ -134,15 +134,23 @@ def has_own_head(tensors: Mapping[str, checkpoints.StoredTensor], family: famili
     return head is not None
   if head.shape != embedding.shape or not head.shape:
     return True
-  blocks = _blocks(0, head.shape[0], math.prod(head.shape[1:]) * 8)
+  rows, size = head.shape[0], _rows_at_once(math.prod(head.shape[1:]) * 8)
+  blocks = ((start, min(start + size, rows)) for start in range(0, rows, size))
   return any(not np.array_equal(head.read(*b), embedding.read(*b)) for b in blocks)
+
+
+def find_all(
+  family: families.Family, config: ModelConfig, vocabulary_size: int, params: Any
+) -> dict[str, Place]:
+  """Returns the place of each parameter by its path; the parameters may be abstract."""
+  size_of = sizes(config, vocabulary_size)
+  return {path: find(family, path, size_of) for path in traverse_util.flatten_dict(params, sep='/')}
 
 
 def load(
   checkpoint: checkpoints.Checkpoint,
   family: families.Family,
-  config: ModelConfig,
-  vocabulary_size: int,
+  places: Mapping[str, Place],
   abstract: Any,
   dtype: Any = None,
 ) -> dict[str, Any]:
@@ -153,22 +161,16 @@ def load(
   Args:
     checkpoint: the model.
     family: its family.
-    config: the config of our model.
-    vocabulary_size: V.
+    places: see `find_all`.
     abstract: shapes and shardings of the parameters.
     dtype: dtype of the parameters; None: those of the file.
 
   Raises:
-    BadInput: a tensor is missing, left over, of a wrong shape or dtype, or has values that are not
-      finite; or a file is changed meanwhile.
+    BadInput: see `check`; values are not finite; or a file is changed meanwhile.
   """
-  stored = canonical(checkpoint.tensors, family)
-  leaves = traverse_util.flatten_dict(abstract, sep='/')
-  size_of = sizes(config, vocabulary_size)
-  places = {path: find(family, path, size_of) for path in leaves}
-  _check(checkpoint, stored, family, places)
-  loader, loaded = _Loader(checkpoint, stored), {}
-  for path, leaf in leaves.items():
+  check(checkpoint, family, places)
+  loader, loaded = _Loader(checkpoint, canonical(checkpoint.tensors, family)), {}
+  for path, leaf in traverse_util.flatten_dict(abstract, sep='/').items():
     loaded[path] = loader.load(places[path], leaf, dtype)
   checkpoint.check_unchanged()
   if loader.broken:
@@ -180,8 +182,11 @@ def load(
   return traverse_util.unflatten_dict(loaded, sep='/')
 
 
-def _check(checkpoint, stored, family, places):
-  """Raises BadInput for tensors of the wrong name, shape or dtype, before one is read."""
+def check(
+  checkpoint: checkpoints.Checkpoint, family: families.Family, places: Mapping[str, Place]
+) -> None:
+  """Raises BadInput for tensors of the wrong name, shape or dtype, by the headers of the files."""
+  stored = canonical(checkpoint.tensors, family)
   expected = {place.name: place.shape for place in places.values()}
   head = family.tensors[HEAD].name
   if head in expected and head not in stored:
@@ -210,40 +215,40 @@ class _Loader:
   broken: dict[str, int] = dataclasses.field(default_factory=dict)
 
   def load(self, place: Place, leaf: jax.ShapeDtypeStruct, dtype: Any) -> jax.Array:
-    """Returns a parameter in the shards of `leaf`."""
+    """Returns a parameter in the shards of `leaf`; each row is read once."""
     tensor = self.stored[place.name]
     dtype = jax.dtypes.canonicalize_dtype(tensor.dtype if dtype is None else dtype)
-    shards: dict[tuple, np.ndarray] = {}
-
-    def shard(index):
-      key = tuple(s.indices(size)[:2] for s, size in zip(index, leaf.shape, strict=True))
-      if key not in shards:  # devices with the same rows follow each other, if at all
-        shards.clear()
-        shards[key] = self._shard(place, tensor, key, dtype)
-      return shards[key]
-
-    array = jax.make_array_from_callback(leaf.shape, leaf.sharding, shard)
-    return array.block_until_ready()  # or tensors would queue up in the memory of the host
-
-  def _shard(self, place, tensor, index, dtype):
-    """Returns the part of a parameter with an index: a pair of first and last for each axis."""
-    shard = np.empty([stop - start for start, stop in index], dtype)
-    others = [slice(*pair) for pair in index]
+    # First and last of each axis, by shard; devices may have the same.
+    range_of = lambda index: tuple(
+      part.indices(size)[:2] for part, size in zip(index, leaf.shape, strict=True)
+    )
+    indices = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
+    shards = {
+      key: np.empty([stop - start for start, stop in key], dtype) for key in map(range_of, indices)
+    }
     # The axis of ours that the rows of the file run along, if they are not cut into parts there.
     axis = None if place.part_axis == 0 else place.order.index(0)
-    first, last = (0, place.view[0]) if axis is None else index[axis]
-    row_bytes = math.prod(place.view[1:]) * tensor.dtype.itemsize
-    blocks = [(first, last)] if axis is None else _blocks(first, last, row_bytes)
-    for start, stop in blocks:
-      block = place.rows(self._read(place, tensor, start, stop))
-      if axis is None:
-        shard[...] = block[tuple(others)]
-        continue
-      others[axis] = slice(None)
-      here = [slice(None)] * len(others)
-      here[axis] = slice(start - first, stop - first)
-      shard[tuple(here)] = block[tuple(others)]
-    return shard
+    rows = [(0, place.view[0])] if axis is None else sorted({key[axis] for key in shards})
+    size = (
+      place.view[0]
+      if axis is None
+      else _rows_at_once(math.prod(place.view[1:]) * tensor.dtype.itemsize)
+    )
+    for first, last in rows:
+      for start in range(first, last, size):
+        stop = min(start + size, last)
+        block = place.rows(self._read(place, tensor, start, stop))
+        for key, shard in shards.items():
+          here, there = [slice(None)] * shard.ndim, [slice(*pair) for pair in key]
+          if axis is not None:
+            if key[axis] != (first, last):
+              continue
+            here[axis], there[axis] = slice(start - first, stop - first), slice(None)
+          shard[tuple(here)] = block[tuple(there)]
+    array = jax.make_array_from_callback(
+      leaf.shape, leaf.sharding, lambda index: shards[range_of(index)]
+    )
+    return array.block_until_ready()  # or tensors would queue up in the memory of the host
 
   def _read(self, place, tensor, start, stop):
     """Returns the rows of indices of the first axis of the view."""
@@ -260,11 +265,9 @@ class _Loader:
     return values
 
 
-def _blocks(start: int, stop: int, row_bytes: int) -> Iterator[tuple[int, int]]:
-  """Yields ranges of rows of at most BLOCK_BYTES."""
-  rows = max(BLOCK_BYTES // max(row_bytes, 1), 1)
-  for first in range(start, stop, rows):
-    yield first, min(first + rows, stop)
+def _rows_at_once(row_bytes: int) -> int:
+  """Returns the number of rows of a block."""
+  return max(BLOCK_BYTES // max(row_bytes, 1), 1)
 
 
 def save(
@@ -289,8 +292,7 @@ def save(
     BadInput: the family has no tensor for a parameter.
   """
   leaves = traverse_util.flatten_dict(params, sep='/')
-  size_of = sizes(config, vocabulary_size)
-  places = {p: find(family, p, size_of) for p in leaves}
+  places = find_all(family, config, vocabulary_size, params)
   of_tensor: dict[str, list[str]] = {}
   for p, place in places.items():
     of_tensor.setdefault(place.name, []).append(p)

@@ -8,6 +8,7 @@ model.load(abstract)       its parameters, in the shards of `abstract`
 from collections.abc import Mapping
 import dataclasses
 import json
+import logging
 import pathlib
 from typing import Any
 
@@ -65,8 +66,16 @@ class Model:
 
   def load(self, config: ModelConfig, abstract: Any, dtype: Any = None) -> dict[str, Any]:
     """Loads the parameters, see `tensors.load`."""
-    family, V = self.description.family, self.vocabulary_size
-    return tensors.load(self.checkpoint, family, config, V, abstract, dtype)
+    places, family = self._places(config, abstract), self.description.family
+    return tensors.load(self.checkpoint, family, places, abstract, dtype)
+
+  def check(self, config: ModelConfig, abstract: Any) -> None:
+    """Raises BadInput if the files do not have the tensors of the parameters."""
+    places = self._places(config, abstract)
+    tensors.check(self.checkpoint, self.description.family, places)
+
+  def _places(self, config, abstract):
+    return tensors.find_all(self.description.family, config, self.vocabulary_size, abstract)
 
 
 def open(path: pathlib.Path) -> Model:
@@ -85,6 +94,7 @@ def open(path: pathlib.Path) -> Model:
     raise errors.BadInput(f'{path / checkpoints.CONFIG} is damaged: {error}') from error
   stored = tensors.canonical(checkpoint.tensors, description.family)
   if description.model['tie_embeddings'] and tensors.has_own_head(stored, description.family):
+    logging.warning('%s has an output matrix other than the embedding: they are not tied', path)
     model = description.model | {'tie_embeddings': False}
     description = dataclasses.replace(description, model=model)
   return Model(checkpoint, description)
