@@ -165,7 +165,7 @@ def _load_pretrained(spec: str, name: str) -> dict[str, Any]:
 
 def _load_published(spec: str) -> dict[str, Any]:
   """Returns the config of a published model. Raises BadInput if there is none."""
-  from ngrammer_jax.interop.huggingface import models  # not needed for other configs
+  from ngrammer_jax import published_models  # not needed for other configs
 
   try:
     return published_models.open(pathlib.Path(spec.removeprefix(PUBLISHED))).config_values()

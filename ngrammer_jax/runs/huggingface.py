@@ -11,12 +11,11 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from ngrammer_jax import errors, sharding
+from ngrammer_jax import errors, published_models, sharding
 from ngrammer_jax.config import conversion
 from ngrammer_jax.data import token_cache, vocabularies
 from ngrammer_jax.data.vocabularies import tokenizer
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
-from ngrammer_jax.interop.huggingface import models
 from ngrammer_jax.models import language_model
 from ngrammer_jax.runs import run
 from ngrammer_jax.system import files

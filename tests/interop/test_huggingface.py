@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ngrammer_jax import runs
+from ngrammer_jax import published_models, runs
 from ngrammer_jax.inference import sampling
 from ngrammer_jax.interop import row_files
-from ngrammer_jax.interop.huggingface import configs, models, tensors
+from ngrammer_jax.interop.huggingface import configs, tensors
 from ngrammer_jax.models import block, language_model
 from tests import checks
 

@@ -11,10 +11,10 @@ import jax
 import numpy as np
 import pytest
 
-from ngrammer_jax import errors, runs, sharding
+from ngrammer_jax import errors, published_models, runs, sharding
 from ngrammer_jax.config import command_line, conversion
 from ngrammer_jax.interop import row_files
-from ngrammer_jax.interop.huggingface import configs, models
+from ngrammer_jax.interop.huggingface import configs
 from ngrammer_jax.models import language_model
 from ngrammer_jax.runs import init_from
 from ngrammer_jax.training import capacity
