@@ -124,7 +124,7 @@ def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
         tensors[name] = dataclasses.replace(tensor, head_width=config['head_dim'])
 
   def read_tokenizer(size: int | None) -> vocabularies.TokenizerVocabulary:
-    with files.translate_damage(f'the tokenizer in {path}', 'download it again'):
+    with tokenizers.translate_damage(path):
       return tokenizers.from_gguf(metadata, size)
 
   tokenizer = checkpoints.TokenizerFiles(None, {}, None)
