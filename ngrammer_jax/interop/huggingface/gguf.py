@@ -127,9 +127,8 @@ def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
     with tokenizers.translate_damage(path):
       return tokenizers.from_gguf(metadata, size)
 
-  tokenizer = checkpoints.TokenizerFiles(None, {}, None)
-  if 'tokenizer.ggml.model' in metadata:
-    tokenizer = checkpoints.TokenizerFiles(path, {}, read_tokenizer)
+  has_tokenizer = 'tokenizer.ggml.model' in metadata
+  tokenizer = checkpoints.TokenizerFiles(None, {}, read_tokenizer if has_tokenizer else None)
   return checkpoints.Checkpoint(path, config, tensors, tokenizer, {path: version})
 
 
