@@ -22,6 +22,8 @@ from ngrammer_jax.system import files
 from ngrammer_jax.training import capacity
 from ngrammer_jax.training import state as train_state
 
+TOKENIZER = 'tokenizer.json'
+
 
 @dataclasses.dataclass(frozen=True)
 class PublishedRun(run.Run):
@@ -41,10 +43,7 @@ class PublishedRun(run.Run):
   @functools.cached_property
   def vocabulary(self) -> vocabularies.Vocabulary:
     """The tokenizer of the model. Raises BadInput if there is none, or a larger one."""
-    read = self.published.checkpoint.tokenizer.read
-    if read is None:
-      raise errors.BadInput(f'{self.workdir} has no {checkpoints.TOKENIZER}, which reads text')
-    return read(self.published.vocabulary_size)
+    return published_models.read_vocabulary(self.workdir, self.published.vocabulary_size)
 
   @functools.cached_property
   def model(self) -> language_model.LanguageModel:
@@ -146,4 +145,4 @@ def _about_text(vocabulary: vocabularies.Vocabulary) -> tuple[dict[str, int], di
   if vocabulary.chat_template is not None:
     config['chat_template'] = vocabulary.chat_template
   encoded = json.dumps(config, ensure_ascii=False).encode()
-  return ids, {checkpoints.TOKENIZER: vocabulary.content, 'tokenizer_config.json': encoded}
+  return ids, {TOKENIZER: vocabulary.content, 'tokenizer_config.json': encoded}

@@ -127,9 +127,9 @@ def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
     with files.translate_damage(f'the tokenizer in {path}', 'download it again'):
       return tokenizers.from_gguf(metadata, size)
 
-  tokenizer = checkpoints.TokenizerFiles(None, {}, None)
+  tokenizer = checkpoints.TokenizerFiles({}, None)
   if 'tokenizer.ggml.model' in metadata:
-    tokenizer = checkpoints.TokenizerFiles(path, {}, read_tokenizer)
+    tokenizer = checkpoints.TokenizerFiles({}, read_tokenizer)
   return checkpoints.Checkpoint(path, config, tensors, tokenizer, {path: version})
 
 
