@@ -18,6 +18,8 @@ def text(value):
 
 def value(x):
   """A value after its type. Of lists, the first element tells the type."""
+  if isinstance(x, np.ndarray):
+    x = x.tolist()
   if isinstance(x, str):
     return struct.pack('<I', 8) + text(x)
   if isinstance(x, list):

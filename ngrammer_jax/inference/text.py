@@ -62,11 +62,11 @@ class Score:
 
   @property
   def bits_per_byte(self) -> float:
-    """Bits per byte of UTF-8; nan for an empty text, or if the tokens do not decode to it.
+    """Bits per byte of UTF-8; nan without nats, or if the tokens do not decode to the text.
 
     The bytes of a first token without nats count too.
     """
-    size = len(self.text.encode()) if self.lossless else 0
+    size = len(self.text.encode()) if self.lossless and self.nats.size else 0
     return float(self.nats.sum()) / math.log(2) / size if size else math.nan
 
 

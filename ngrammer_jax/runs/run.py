@@ -357,7 +357,7 @@ def load_run(workdir: str | pathlib.Path, step: int | str = 'newest') -> Run:
   """Opens a run directory. The checkpoint is looked for and loaded on first use.
 
   Args:
-    workdir: the run directory, or the folder of a published model (see `runs.huggingface`).
+    workdir: the run directory, or a published model (see `runs.huggingface`).
     step: checkpoint: a step number, `newest`, or `best` on the validation split.
 
   Raises:
@@ -372,20 +372,24 @@ def load_run(workdir: str | pathlib.Path, step: int | str = 'newest') -> Run:
 
 
 def load_pretrained(name: str | pathlib.Path, dtype: str | None = None) -> Run:
-  """Opens a model that comes with the package, or a published model.
+  """Opens a model by its name, or a published model.
 
   Args:
-    name: its name, see `pretrained_models`; or the folder of a published model.
+    name: its name, see `pretrained_models`; or the folder or GGUF file of a published model.
     dtype: dtype of the parameters of a published model; None: those of the file.
 
   Raises:
     BadInput: there is no model of this name, or a file of it is damaged.
   """
-  if str(name) not in pretrained_models.names() and files.path(name).exists():
-    from ngrammer_jax.runs import huggingface
+  path = files.path(name)
+  names = *pretrained_models.names(), *pretrained_models.external_names()
+  if str(name) in names or not path.exists():
+    path = pretrained_models.find(str(name))
+    if path.is_dir():
+      return load_run(path)
+  from ngrammer_jax.runs import huggingface
 
-    return huggingface.open_run(name, dtype=dtype)
-  return load_run(pretrained_models.find(str(name)))
+  return huggingface.open_run(path, dtype=dtype)
 
 
 def corpus_opener(
