@@ -5,7 +5,7 @@ model.config_values()                   of a config of ours, with its vocabulary
 model.load(config, abstract)            its parameters, in the shards of `abstract`
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import json
@@ -125,7 +125,7 @@ def read_vocabulary(path: pathlib.Path, size: int | None) -> vocabularies.Tokeni
 
 
 def save(
-  params: Any,
+  params: Callable[[], Any],
   config: ModelConfig,
   vocabulary_size: int,
   folder: pathlib.Path,
@@ -138,7 +138,7 @@ def save(
   """Writes a model as a folder of a family that has such models.
 
   Args:
-    params: the parameters.
+    params: function that returns the parameters, once it is known that they can be written.
     config: the config of the model.
     vocabulary_size: V.
     folder: an empty folder.
@@ -153,7 +153,7 @@ def save(
   """
   family, values = configs.write(config, vocabulary_size, positions, preferred)
   weights = folder / checkpoints.WEIGHTS
-  kind = tensors.save(params, family, config, vocabulary_size, weights, dtype)
+  kind = tensors.save(params(), family, config, vocabulary_size, weights, dtype)
   # Families have ids of their own where there is no null.
   values |= {'torch_dtype': kind} | dict.fromkeys(TOKEN_IDS) | dict(token_ids)
   contents = {checkpoints.CONFIG: values, 'generation_config.json': dict(token_ids)}

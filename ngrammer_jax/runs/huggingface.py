@@ -122,13 +122,12 @@ def save(source: run.Run, folder: pathlib.Path, dtype: str | None = None) -> Non
     about = (description.positions, published.token_ids)
     text_files = dict(files_of_text.others)
     if files_of_text.read is not None:
-      made = _about_text(source.vocabulary)[1]
-      text_files = made | text_files
+      text_files = _about_text(source.vocabulary)[1] | text_files
     options = {'dtype': dtype, 'preferred': description.family}
   else:
     token_ids, text_files = _about_text(source.vocabulary)
     about, options = (config.evaluation_length(), token_ids), {'dtype': dtype}
-  V, params = source.model.vocabulary_size, source.state.params
+  V, params = source.model.vocabulary_size, lambda: source.state.params
   published_models.save(params, config.model, V, folder, *about, text_files, **options)
 
 

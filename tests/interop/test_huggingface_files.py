@@ -45,7 +45,7 @@ def write_folder(folder, dtype='float32', vocabulary_size=V, **options):
   text_files = {'tokenizer.json': tokenizer_files.byte_level()}
   folder.mkdir(exist_ok=True)
   published_models.save(
-    params, config, vocabulary_size, folder, 64, {'bos_token_id': 0}, text_files
+    lambda: params, config, vocabulary_size, folder, 64, {'bos_token_id': 0}, text_files
   )
   return params
 
