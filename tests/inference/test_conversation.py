@@ -197,3 +197,11 @@ def test_command(run, monkeypatch, capsys):
   chat = run.converse(GREEDY, tokens=4, context=250)
   expected = ''.join(f'{chat.say(text).text}\n' for text in ('a few lines', 'of text'))
   assert capsys.readouterr().out == expected
+
+
+def test_an_exported_folder_has_the_same_conversation(run, tmp_path):
+  """The tokenizer of a GGUF file, its end tokens and its template become files of a folder."""
+  run.export(tmp_path / 'out', format='huggingface')
+  exported = runs.load_run(tmp_path / 'out')
+  for name in ('definition', 'document_start', 'end_tokens', 'adds_start', 'chat_template'):
+    assert getattr(exported.vocabulary, name) == getattr(run.vocabulary, name)

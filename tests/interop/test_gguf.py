@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import errors, runs
+from ngrammer_jax.inference import sampling
 from ngrammer_jax.interop.huggingface import configs, gguf
 from tests import gguf_files
 from tests.checks import bad_input, data_root
@@ -239,6 +240,29 @@ def test_a_file_that_becomes_shorter(tmp_path):
   path.write_bytes(path.read_bytes()[:-4000])
   with pytest.raises(errors.BadInput, match='has become shorter while it was read'):
     tensor.read(0, 32)
+
+
+@pytest.mark.slow
+def test_real_model(one_device):
+  """SmolLM2, where its package is installed: tokens, log-probabilities, greedy tokens, chat."""
+  expected = np.load(data_root('reference') / 'hf' / 'smollm2_expected.npz')
+  try:
+    run = runs.load_pretrained('smollm2_135m_instruct')
+  except errors.BadInput as error:
+    pytest.skip(str(error))
+  for name in ('english', 'python'):
+    ids = run.vocabulary.encode(str(expected[f'text/{name}']).encode())
+    assert ids.tolist() == expected[f'ids/{name}'].tolist()
+    (nats,) = run.engine.score_documents(run.variables, [ids], None, 160)
+    np.testing.assert_allclose(-nats, expected[f'logprob/{name}'], atol=5e-4)
+  prompts = [str(expected[f'prompt/{name}']) for name in ('capital', 'code')]
+  completions = run.generate(prompts, tokens=24, temperature=0, context=64)
+  for name, completion in zip(('capital', 'code'), completions, strict=True):
+    assert completion.tokens == expected[f'greedy_ids/{name}'].tolist()
+  prompt = run.vocabulary.encode_special(str(expected['prompt/chat']))
+  greedy = sampling.SamplingConfig(temperature=0)
+  tokens = run.engine.generate(run.variables, [prompt], [0], greedy, 64)
+  assert [int(next(tokens)[0]) for _ in range(24)] == expected['greedy_ids/chat'].tolist()
 
 
 def test_reference_model(one_device):

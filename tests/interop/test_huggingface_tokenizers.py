@@ -176,6 +176,10 @@ def test_a_damaged_folder_is_one_sentence(tmp_path):
   with pytest.raises(errors.BadInput, match='is damaged: tokenizer.model is no SentencePiece'):
     read(tmp_path / '0')
   assert not tokenizers.has_tokenizer(tmp_path)
+  metadata = gguf_files.tokenizer(merges=['a \u2603'])
+  with pytest.raises(errors.BadInput, match='tokenizer in file is damaged: .*out of vocabulary'):
+    with tokenizers.translate_damage('file'):
+      tokenizers.from_gguf(metadata, None)
 
 
 def train(prefix, **options):

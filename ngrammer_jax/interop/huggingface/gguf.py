@@ -124,12 +124,11 @@ def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
         tensors[name] = dataclasses.replace(tensor, head_width=config['head_dim'])
 
   def read_tokenizer(size: int | None) -> vocabularies.TokenizerVocabulary:
-    with files.translate_damage(f'the tokenizer in {path}', 'download it again'):
+    with tokenizers.translate_damage(path):
       return tokenizers.from_gguf(metadata, size)
 
-  tokenizer = checkpoints.TokenizerFiles({}, None)
-  if 'tokenizer.ggml.model' in metadata:
-    tokenizer = checkpoints.TokenizerFiles({}, read_tokenizer)
+  has_tokenizer = 'tokenizer.ggml.model' in metadata
+  tokenizer = checkpoints.TokenizerFiles({}, read_tokenizer if has_tokenizer else None)
   return checkpoints.Checkpoint(path, config, tensors, tokenizer, {path: version})
 
 

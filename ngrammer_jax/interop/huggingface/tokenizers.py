@@ -9,7 +9,8 @@ Which tokens begin and end a text, and whether the first is added to every text,
 of the model say.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import pathlib
 from typing import Any
 
@@ -32,6 +33,18 @@ CUTS = {
 CUTS_OF_CLASSES = {'GPT2Tokenizer': 'gpt-2', 'GPTNeoXTokenizer': 'gpt-2', 'Qwen2Tokenizer': 'qwen2'}
 
 
+@contextlib.contextmanager
+def translate_damage(path: pathlib.Path) -> Iterator[None]:
+  """Raises BadInput for any error of reading the tokenizer in a folder or file."""
+  with files.translate_damage(f'the tokenizer in {path}', 'download it again'):
+    try:
+      yield
+    except Exception as error:
+      if type(error) is Exception:  # those of the library
+        raise ValueError(error) from error
+      raise
+
+
 def has_tokenizer(folder: pathlib.Path) -> bool:
   """Whether a folder has a tokenizer."""
   return any((folder / n).is_file() for n in ('tokenizer.json', 'tokenizer.model', 'vocab.json'))
@@ -47,7 +60,7 @@ def from_folder(folder: pathlib.Path, size: int | None) -> vocabularies.Tokenize
   Raises:
     BadInput: a file is damaged, or the tokenizer is of a kind that is not supported.
   """
-  with files.translate_damage(f'the tokenizer in {folder}', 'download it again'):
+  with translate_damage(folder):
     config, generation, settings, special_tokens, added = (
       files.read_json(folder / name) if (folder / name).exists() else {}
       for name in ('config.json', 'generation_config.json', 'tokenizer_config.json')
