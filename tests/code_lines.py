@@ -1,4 +1,4 @@
-"""Counts lines of code: of each room of the package, and of the files to read for each idea.
+"""Counts lines of code: of each folder of the package, and of the files to read for each idea.
 
   python -m tests.code_lines
 
@@ -59,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> None:
   argparse.ArgumentParser(description=__doc__).parse_args(argv)
   folders = 'tests', 'launch', 'ngrammer_jax'
   files = {folder: [*(ROOT / folder).rglob('*.py')] for folder in folders}
-  rooms = sorted({path.parent for path in files['ngrammer_jax']})
-  rows = {f'{room.relative_to(ROOT)}/': count(room.glob('*.py')) for room in rooms}
+  packages = sorted({path.parent for path in files['ngrammer_jax']})
+  rows = {f'{path.relative_to(ROOT)}/': count(path.glob('*.py')) for path in packages}
   rows |= {f'to read: {name}': count(paths) for name, paths in reading_lists().items()}
   rows |= {f'all of {folder}': count(paths) for folder, paths in files.items()}
   print(f'{"":48}files    code   lines')

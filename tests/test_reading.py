@@ -53,15 +53,15 @@ def test_the_page_names_what_exists():
     conversion.find_key(key)
 
 
-def test_every_room_is_named():
-  section = READING.partition('\n## Rooms\n')[2].partition('\n## ')[0]
+def test_every_folder_is_named():
+  section = READING.partition('\n## Folders\n')[2].partition('\n## ')[0]
   named = re.findall(r'\]\(\.\./([^)]+)\)', section)
   files = (ROOT / 'ngrammer_jax').rglob('*.py')
   assert sorted(named) == sorted({path.parent.relative_to(ROOT).as_posix() for path in files})
 
 
-def test_no_room_imports_from_one_above_it():
-  section = READING.partition('\n## Rooms\n')[2].partition('\n## ')[0]
+def test_no_folder_imports_from_one_above_it():
+  section = READING.partition('\n## Folders\n')[2].partition('\n## ')[0]
   rank = {}
   for number, line in enumerate(section.splitlines()):
     rank |= dict.fromkeys(re.findall(r'\]\(\.\./([^)]+)\)', line), number)
@@ -72,10 +72,10 @@ def test_no_room_imports_from_one_above_it():
       for name in node.names if isinstance(node, ast.ImportFrom) else ():
         parts = f'{node.module}.{name.name}'.split('.')
         prefixes = ('/'.join(parts[:count]) for count in range(len(parts), 1, -1))
-        room = next((prefix for prefix in prefixes if prefix in rank), own)
-        are_layers = room.startswith('ngrammer_jax/layers') and 'layers' in own
-        if rank[room] < rank[own] and not are_layers:
-          upward.append(f'{path.relative_to(ROOT)}, line {node.lineno}: {room}')
+        folder = next((prefix for prefix in prefixes if prefix in rank), own)
+        are_layers = folder.startswith('ngrammer_jax/layers') and 'layers' in own
+        if rank[folder] < rank[own] and not are_layers:
+          upward.append(f'{path.relative_to(ROOT)}, line {node.lineno}: {folder}')
   assert not upward
 
 
@@ -156,7 +156,7 @@ def test_the_example_works(tmp_path):
 
   (test,) = [path for path in new if path.startswith('tests/')]
   output = run('pytest', '-n0', test, 'tests/models/test_segmentation.py', '-k', 'loop or options')
-  assert re.search(r'\.{9,}', output), output  # eight drawn models, and its own test
+  assert re.search(r'\.{9,}', output), output  # the drawn models, and its own test
   text = tiny_run.write_text(tmp_path / 'text.txt')
   (flag,) = re.findall(r'`(--config\.model\.token_shift\.\S+)`', READING)
   data = {'corpus': 'text', 'path': text, 'vocabulary': 'bytes', 'vocabulary_size': None}

@@ -4,8 +4,9 @@ import dataclasses
 
 from ngrammer_jax.config.fields import field
 
-RECIPES = ('transformer_xl', 'adaptive_span')
-_NORMAL = ('recipe', ('transformer_xl',))
+RECIPES = ('transformer_xl', 'adaptive_span', 'normal')
+_NORMAL = ('recipe', ('transformer_xl', 'normal'))
+_TRANSFORMER_XL = ('recipe', ('transformer_xl',))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,5 +19,8 @@ class InitialConfig:
   # 0.005 in the large word-level configs of the TensorFlow code.
   deviation: float = field(0.02, 'standard deviation', above=0, only_for=_NORMAL)
   projection_deviation: float = field(
-    0.01, 'standard deviation of the projections of an adaptive softmax', above=0, only_for=_NORMAL
+    0.01,
+    'standard deviation of the projections of an adaptive softmax',
+    above=0,
+    only_for=_TRANSFORMER_XL,
   )

@@ -21,6 +21,7 @@ from ngrammer_jax.config.segment_memory import MemoryConfig
 from ngrammer_jax.config.softmax import AdaptiveSoftmaxConfig
 from ngrammer_jax.config.span import SpanConfig
 
+# Values of some keys.
 ACTIVATIONS = ('gelu', 'gelu_erf', 'relu', 'silu', 'squared_relu', 'softmax')
 DTYPES = ('auto', 'bfloat16', 'float32', 'float64')
 # Norm N and residual of a sub-layer F. pre: x + F(N x); post: x + N(F x); post_skip: N(x + F x);

@@ -111,16 +111,20 @@ class Positions:
 class Context:
   """The inputs of attention and of memories that depend on the segment only.
 
-  Memories read the tokens, attention the keys and their positions.
+  Memories read the tokens, attention the keys and their positions. A model always sets the tokens,
+  starts, documents and vocabulary, and a Transformer the keys and positions; None is for layers
+  outside of a model.
 
   Attributes:
     tokens_BxT: ids of the segment.
-    starts_BxT: true at the first token of a document.
+    starts_BxT: true at the first token of a document. At padding it may be true or false.
     documents_BxT: document number of each token.
-    valid_BxT: 0 at padding. None: no padding.
+    valid_BxT: 0 at padding. None, also in a model: no padding.
     vocabulary: the embedding lookup.
-    pair_BxNxT: the key that each query attends to most, for memories after attention that need it.
-    slots_BxT: the cache slot of each token (see `layers.attention.cache`). None: no cache.
+    pair_BxNxT: the key that each query attends to most. A model sets it only after attention, for
+      memories that need it.
+    slots_BxT: the cache slot of each token (see `layers.attention.cache`). None, also in a model:
+      no KV cache.
     keys: the keys of attention.
     positions: the positions of queries and keys.
   """

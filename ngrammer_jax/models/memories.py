@@ -8,7 +8,7 @@ A memory is a Linen module with
 A state is a pytree of arrays, or None. Each array has the batch as its first axis and keeps its
 shape and dtype. It is detached (`stop_gradient`), and padding (`context.valid_BxT`) changes nothing
 in it: any split of a stream into segments gives the same result as one pass. `slots` is the number
-of earlier tokens that the layers keep, None if they keep none.
+of earlier tokens that attention keeps; None if it keeps none, and for a memory between blocks.
 
 The config of a memory is a field of `ModelConfig` with `places(layers)`, see `config.place.Place`;
 or a tuple of such configs. MEMORIES makes the module.
@@ -138,7 +138,10 @@ def _maker(options, config, place, dtype, vocabulary_size, **fields):
 # For each field of `ModelConfig`, a function that makes the memory at a place from the config of
 # the model, the place, the dtype of activations and the vocabulary size. If the field is a tuple,
 # `number` is the index of the memory in it. Memories at one place act in this order.
-MEMORIES = {'ngram': _ngrammer, 'ngram_memories': _ngram_memory}
+MEMORIES = {
+  'ngram': _ngrammer,  # first: at the input, its clusters are those of the embedding
+  'ngram_memories': _ngram_memory,
+}
 
 
 class Memories(NamedTuple):
@@ -178,8 +181,10 @@ def make(config: ModelConfig, vocabulary_size: int | None = None) -> Memories:
   for memory in memories:
     scope = None if memory.is_between_blocks else memory.place.block
     for kind, name in (('name', memory.name), ('state_name', memory.state_key)):
-      if (scope, kind, name) in used or kind == 'state_name' and name in RESERVED:
-        raise ValueError(f'memory at {memory.place}: {kind}={name!r} is already used')
+      is_reserved = kind == 'state_name' and name in RESERVED
+      if is_reserved or (scope, kind, name) in used:
+        problem = 'reserved' if is_reserved else 'already used'
+        raise ValueError(f'memory at {memory.place}: {kind}={name!r} is {problem}')
       used.add((scope, kind, name))
   at_input = [memory for memory in memories if memory.place.point == 'input']
   for memory in at_input[1:]:

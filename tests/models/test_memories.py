@@ -47,7 +47,7 @@ def test_a_place_that_does_not_exist(monkeypatch, place):
   'places, names, error',
   [
     ((Place('input'), Place('after_block', 1)), {}, "name='counter' is already used"),
-    ((Place('input'),), {'state_name': 'layers'}, "state_name='layers' is already used"),
+    ((Place('input'),), {'state_name': 'layers'}, "state_name='layers' is reserved"),
   ],
 )
 def test_names_are_different(monkeypatch, places, names, error):
