@@ -1,12 +1,13 @@
-"""Published models: opens one, and describes it as one of ours.
+"""Published models: opens one, describes it as one of ours, and writes one.
 
-model = models.open(path)
-model.config_values()      values of a config of ours, with the vocabulary of the model
-model.load(abstract)       its parameters, in the shards of `abstract`
+model = published_models.open(path)     a folder of Hugging Face, or a GGUF file
+model.config_values()                   of a config of ours, with its vocabulary
+model.load(config, abstract)            its parameters, in the shards of `abstract`
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
+import functools
 import json
 import logging
 import pathlib
@@ -16,8 +17,9 @@ import numpy as np
 
 from ngrammer_jax import errors
 from ngrammer_jax.config.model import ModelConfig
+from ngrammer_jax.data import vocabularies
 from ngrammer_jax.interop.huggingface import checkpoint as checkpoints
-from ngrammer_jax.interop.huggingface import configs, families, gguf, tensors
+from ngrammer_jax.interop.huggingface import configs, families, gguf, tensors, tokenizers
 
 TOKEN_IDS = ('bos_token_id', 'eos_token_id', 'pad_token_id')
 
@@ -60,8 +62,9 @@ class Model:
     if scaling is not None and scaling['kind'] == 'longrope':  # up to there it has short factors
       length = min(length, scaling['original_length'])
     data: dict[str, Any] = {'vocabulary': 'tokenizer'}
-    if (path := self.checkpoint.tokenizer.path) is not None:
-      data |= {'vocabulary_path': str(path), 'vocabulary_size': self.vocabulary_size}
+    if self.checkpoint.tokenizer.read is not None:
+      path = str(self.checkpoint.path)
+      data |= {'vocabulary_path': path, 'vocabulary_size': self.vocabulary_size}
     return {'model': self.description.model, 'data': data, 'training': {'segment_length': length}}
 
   def load(self, config: ModelConfig, abstract: Any, dtype: Any = None) -> dict[str, Any]:
@@ -100,8 +103,29 @@ def open(path: pathlib.Path) -> Model:
   return Model(checkpoint, description)
 
 
+def read_vocabulary(path: pathlib.Path, size: int | None) -> vocabularies.TokenizerVocabulary:
+  """Returns the vocabulary of a published model, also of a folder without weights.
+
+  Args:
+    path: a folder, or a GGUF file.
+    size: number of ids of the model; None: those of the tokenizer.
+
+  Raises:
+    BadInput: it has no tokenizer, a damaged one, or one with more ids.
+  """
+  if checkpoints.is_gguf(path):
+    read = gguf.open_file(path).tokenizer.read
+  else:
+    read = (
+      functools.partial(tokenizers.from_folder, path) if tokenizers.has_tokenizer(path) else None
+    )
+  if read is None:
+    raise errors.BadInput(f'{path} has no tokenizer, which reads text: add its tokenizer.json')
+  return read(size)
+
+
 def save(
-  params: Any,
+  params: Callable[[], Any],
   config: ModelConfig,
   vocabulary_size: int,
   folder: pathlib.Path,
@@ -114,7 +138,7 @@ def save(
   """Writes a model as a folder of a family that has such models.
 
   Args:
-    params: the parameters.
+    params: function that returns the parameters, once it is known that they can be written.
     config: the config of the model.
     vocabulary_size: V.
     folder: an empty folder.
@@ -129,7 +153,7 @@ def save(
   """
   family, values = configs.write(config, vocabulary_size, positions, preferred)
   weights = folder / checkpoints.WEIGHTS
-  kind = tensors.save(params, family, config, vocabulary_size, weights, dtype)
+  kind = tensors.save(params(), family, config, vocabulary_size, weights, dtype)
   # Families have ids of their own where there is no null.
   values |= {'torch_dtype': kind} | dict.fromkeys(TOKEN_IDS) | dict(token_ids)
   contents = {checkpoints.CONFIG: values, 'generation_config.json': dict(token_ids)}

@@ -27,7 +27,7 @@ class DataConfig:
   )
   vocabulary_path: str | None = field(
     None,
-    'a pretrained SentencePiece model, or the tokenizer.json of a Hugging Face tokenizer',
+    'a SentencePiece model, or the tokenizer.json or the folder of a published model',
     free_on_resume=True,
     only_for=('vocabulary', ('sentencepiece', 'tokenizer')),
   )
@@ -64,7 +64,7 @@ class DataConfig:
     """Raises BadInput for invalid settings, before any file of the corpus is opened."""
     fields.check_values(self, 'data.')
     path = self.vocabulary_path
-    if path is not None and not files.user_path('data.vocabulary_path', path).is_file():
+    if path is not None and not self._is_vocabulary(path):
       raise errors.BadInput(f'data.vocabulary_path={path}: no such file')
     # Fine-tuning reads the vocabulary from the run that it starts from.
     if self.vocabulary == 'tokenizer' and path is None and self.corpus != 'superglue':
@@ -78,6 +78,11 @@ class DataConfig:
         f'data.corpus={self.corpus!r} is tokenised during training, but data.vocabulary='
         f'{self.vocabulary!r} needs the whole text in advance: use sentencepiece or bytes'
       )
+
+  def _is_vocabulary(self, path: str) -> bool:
+    """Whether there is such a file, or for a tokenizer the folder of a published model."""
+    resolved = files.user_path('data.vocabulary_path', path)
+    return resolved.is_file() or (self.vocabulary == 'tokenizer' and resolved.is_dir())
 
   def _check_vocabulary_size(self) -> None:
     size = self.vocabulary_size

@@ -166,7 +166,8 @@ def _cache_key(
   """Returns a hash of the settings and of the paths, sizes and times of the files."""
   paths = list(corpus.files)
   if config.vocabulary_path is not None:
-    paths.append(files.user_path('data.vocabulary_path', config.vocabulary_path))
+    path = files.user_path('data.vocabulary_path', config.vocabulary_path)
+    paths += sorted(path.iterdir()) if path.is_dir() else [path]
   stats = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in paths]
   settings = [config.vocabulary, config.vocabulary_size, config.newlines]
   if vocabulary is not None:

@@ -22,6 +22,8 @@ from ngrammer_jax.system import files
 from ngrammer_jax.training import capacity
 from ngrammer_jax.training import state as train_state
 
+TOKENIZER = 'tokenizer.json'
+
 
 @dataclasses.dataclass(frozen=True)
 class PublishedRun(run.Run):
@@ -41,10 +43,7 @@ class PublishedRun(run.Run):
   @functools.cached_property
   def vocabulary(self) -> vocabularies.Vocabulary:
     """The tokenizer of the model. Raises BadInput if there is none, or a larger one."""
-    read = self.published.checkpoint.tokenizer.read
-    if read is None:
-      raise errors.BadInput(f'{self.workdir} has no {checkpoints.TOKENIZER}, which reads text')
-    return read(self.published.vocabulary_size)
+    return published_models.read_vocabulary(self.workdir, self.published.vocabulary_size)
 
   @functools.cached_property
   def model(self) -> language_model.LanguageModel:
@@ -123,13 +122,12 @@ def save(source: run.Run, folder: pathlib.Path, dtype: str | None = None) -> Non
     about = (description.positions, published.token_ids)
     text_files = dict(files_of_text.others)
     if files_of_text.read is not None:
-      made = _about_text(source.vocabulary)[1]
-      text_files = made | text_files
+      text_files = _about_text(source.vocabulary)[1] | text_files
     options = {'dtype': dtype, 'preferred': description.family}
   else:
     token_ids, text_files = _about_text(source.vocabulary)
     about, options = (config.evaluation_length(), token_ids), {'dtype': dtype}
-  V, params = source.model.vocabulary_size, source.state.params
+  V, params = source.model.vocabulary_size, lambda: source.state.params
   published_models.save(params, config.model, V, folder, *about, text_files, **options)
 
 
@@ -146,4 +144,4 @@ def _about_text(vocabulary: vocabularies.Vocabulary) -> tuple[dict[str, int], di
   if vocabulary.chat_template is not None:
     config['chat_template'] = vocabulary.chat_template
   encoded = json.dumps(config, ensure_ascii=False).encode()
-  return ids, {checkpoints.TOKENIZER: vocabulary.content, 'tokenizer_config.json': encoded}
+  return ids, {TOKENIZER: vocabulary.content, 'tokenizer_config.json': encoded}

@@ -1,6 +1,8 @@
 """Published models compute what the official code computes, and are written as they were read."""
 
 import dataclasses
+import json
+import shutil
 import zlib
 
 from flax import linen as nn
@@ -116,6 +118,49 @@ def test_round_trip(folder, name, one_device, tmp_path):
     assert (written.dtype, written.shape) == (kept[tensor].dtype, kept[tensor].shape)
     rows = 0, written.shape[0]
     assert written.read(*rows).tobytes() == kept[tensor].read(*rows).tobytes()
+
+
+def rename(source, folder, new_name, extra):
+  """Writes a copy whose tensors have other names, with tensors of zeros by their shapes."""
+  shutil.copytree(source, folder)
+  arrays, metadata = row_files.stored_arrays(source / 'model.safetensors')
+  described = {new_name(name): (array.shape, array.dtype) for name, array in arrays.items()}
+  described |= {name: (shape, np.float32) for name, shape in extra.items()}
+  with row_files.new_file(folder / 'model.safetensors', described, metadata) as write:
+    for name, array in arrays.items():
+      write(new_name(name), 0, array.read(0, array.shape[0]))
+
+
+@pytest.mark.parametrize(
+  ('name', 'new_name', 'extra', 'fields'),
+  [
+    (
+      'gpt2',
+      lambda name: name.removeprefix('transformer.'),
+      {'h.0.attn.bias': (1, 1, 40, 40), 'h.1.attn.masked_bias': (1,)},
+      lambda config: config,
+    ),
+    (
+      'gemma3_text',
+      lambda name: f'language_model.{name}',
+      {'vision_tower.embed.weight': (3, 4), 'multi_modal_projector.weight': (4, 5)},
+      lambda config: {'model_type': 'gemma3', 'text_config': config, 'vision_config': {'size': 1}},
+    ),
+    (
+      'gemma3_text',
+      lambda name: name.replace('model.', 'model.language_model.'),
+      {'model.vision_tower.embed.weight': (3, 4)},
+      lambda config: {'model_type': 'gemma3', 'text_config': config},
+    ),
+  ],
+)
+def test_other_names_of_tensors(folder, one_device, tmp_path, name, new_name, extra, fields):
+  rename(folder(name), tmp_path / 'model', new_name, extra)
+  path = tmp_path / 'model' / 'config.json'
+  path.write_text(json.dumps(fields(json.loads(path.read_text()))))
+  loaded, expected = runs.load_pretrained(tmp_path / 'model'), runs.load_pretrained(folder(name))
+  assert loaded.config.model == expected.config.model
+  jax.tree.map(np.testing.assert_array_equal, loaded.state.params, expected.state.params)
 
 
 @pytest.mark.parametrize('name', SOME)

@@ -13,6 +13,7 @@ import pytest
 
 from ngrammer_jax import errors, published_models, runs, sharding
 from ngrammer_jax.config import command_line, conversion
+from ngrammer_jax.data import vocabularies
 from ngrammer_jax.interop import row_files
 from ngrammer_jax.interop.huggingface import configs
 from ngrammer_jax.models import language_model
@@ -44,7 +45,7 @@ def write_folder(folder, dtype='float32', vocabulary_size=V, **options):
   text_files = {'tokenizer.json': tokenizer_files.byte_level()}
   folder.mkdir(exist_ok=True)
   published_models.save(
-    params, config, vocabulary_size, folder, 64, {'bos_token_id': 0}, text_files
+    lambda: params, config, vocabulary_size, folder, 64, {'bos_token_id': 0}, text_files
   )
   return params
 
@@ -208,7 +209,8 @@ def test_without_a_tokenizer(copied, one_device):
   (copied / 'tokenizer.json').unlink()
   run = runs.load_pretrained(copied)
   assert run.model.vocabulary_size == V
-  with bad_input(f'{copied} has no tokenizer.json, which reads text'):
+  message = f'{copied} has no tokenizer, which reads text: add its tokenizer.json'
+  with bad_input(message):
     run.vocabulary  # noqa: B018
 
 
@@ -263,10 +265,11 @@ def test_training_starts_from_a_published_model(tmp_path, one_device):
   folder, workdir = tmp_path / 'model', tmp_path / 'run'
   params = write_folder(folder, 'bfloat16')
   config = command_line.resolve(f'hf:{folder}', [('init_from', f'hf:{folder}')])
-  assert config.data.vocabulary_path == str(folder / 'tokenizer.json')
+  assert config.data.vocabulary_path == str(folder)
+  vocabulary = vocabularies.read('tokenizer', folder, config.data.vocabulary_size)
   assert config.training.segment_length == config.evaluation_length() == 64
   start = init_from.Start(config, workdir)
-  start.check_vocabulary(runs.load_pretrained(folder).vocabulary)
+  start.check_vocabulary(vocabulary)
   place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   abstract = jax.tree.map(
     lambda leaf: jax.ShapeDtypeStruct(leaf.shape, np.float32, sharding=place), params

@@ -46,11 +46,15 @@ def read(kind: str, path: pathlib.Path, size: int | None = None) -> Vocabulary:
 
   Args:
     kind: `sentencepiece` or `tokenizer`.
-    path: the file.
+    path: the file; for a tokenizer also a published model, a folder or a GGUF file.
     size: number of ids of a tokenizer, see `TokenizerVocabulary`.
 
   Raises BadInput for another file.
   """
+  if kind == 'tokenizer' and (path.is_dir() or path.suffix == '.gguf'):
+    from ngrammer_jax import published_models  # imports this module
+
+    return published_models.read_vocabulary(path, size)
   make, _ = KINDS[kind]
   options = {} if size is None else {'size': size}
   try:

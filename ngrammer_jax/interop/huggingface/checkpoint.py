@@ -20,7 +20,6 @@ from ngrammer_jax.interop.huggingface import tokenizers
 from ngrammer_jax.system import files
 
 CONFIG, WEIGHTS, INDEX = 'config.json', 'model.safetensors', 'model.safetensors.index.json'
-TOKENIZER = 'tokenizer.json'
 PICKLES = ('*.bin', '*.pt', '*.pth', '*.ckpt')
 # Files about text that belong to a model, besides tokenizer.json.
 TEXT_FILES = (
@@ -49,12 +48,10 @@ class TokenizerFiles(NamedTuple):
   """The files about text.
 
   Attributes:
-    path: the file that `data.vocabulary_path` names; None: there is none.
     others: content of the other files by name.
     read: function from the number of ids of the model to its vocabulary; None: it has no tokenizer.
   """
 
-  path: pathlib.Path | None
   others: Mapping[str, bytes]
   read: Callable[[int | None], vocabularies.TokenizerVocabulary] | None
 
@@ -121,11 +118,10 @@ def open_folder(folder: pathlib.Path) -> Checkpoint:
   for name, file in places.items():
     if name not in tensors or pathlib.Path(tensors[name].path).name != file:
       raise errors.BadInput(f'{folder / INDEX} says that {file} has {name}, but it has not')
-  path = folder / TOKENIZER
   others = {name: (folder / name).read_bytes() for name in TEXT_FILES if (folder / name).is_file()}
   read = functools.partial(tokenizers.from_folder, folder)
   read = read if tokenizers.has_tokenizer(folder) else None
-  tokenizer = TokenizerFiles(path if path.is_file() else None, others, read)
+  tokenizer = TokenizerFiles(others, read)
   return Checkpoint(folder, config, tensors, tokenizer, versions)
 
 

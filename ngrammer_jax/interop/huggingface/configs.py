@@ -8,13 +8,12 @@ is an error, as it may change the numbers. Both forms of rotary fields are read:
 from collections.abc import Mapping
 import dataclasses
 import math
+import operator
 from typing import Any
 
 from ngrammer_jax import errors
 from ngrammer_jax.config import conversion, fields
-from ngrammer_jax.config.attention import AttentionConfig
 from ngrammer_jax.config.model import ModelConfig
-from ngrammer_jax.config.positions import PositionalConfig
 from ngrammer_jax.interop import conversion as weights
 from ngrammer_jax.interop.huggingface import families
 
@@ -68,7 +67,7 @@ ACTIVATIONS = {
   'gelu': 'gelu_erf',
   'relu': 'relu',
 }
-KINDS = {'full_attention': 'full', 'sliding_attention': 'window'}
+KINDS = ('full_attention', 'sliding_attention')
 # Fields of our config and of a rotary scaling, for each of its types.
 _LENGTH = {'original_length': 'original_max_position_embeddings'}
 _FACTORS = {'attention_factor': 'attention_factor', 'factor': 'factor'}
@@ -84,6 +83,24 @@ SCALINGS = {
 }
 LIMITS = dict.fromkeys(('num_attention_heads', 'hidden_size', 'vocab_size'), fields.MAX_INT)
 LIMITS['num_hidden_layers'] = 1000
+# Fields with the same meaning as a key of `config.model`, and the value in families without one.
+SHARED = {
+  'num_hidden_layers': ('layers', None),
+  'hidden_size': ('width', None),
+  'num_attention_heads': ('heads', None),
+  'num_key_value_heads': ('key_value_heads', None),
+  'head_dim': ('head_width', None),
+  'intermediate_size': ('feed_forward_width', None),
+  'rms_norm_eps': ('norm_epsilon', None),
+  'tie_word_embeddings': ('tie_embeddings', None),
+  'use_parallel_residual': ('parallel_residual', False),
+  'final_logit_softcapping': ('final_logit_cap', None),
+  'mlp_bias': ('feed_forward_bias', False),
+  'attn_logit_softcapping': ('attention.logit_cap', None),
+  'scale_attn_by_inverse_layer_idx': ('attention.inverse_layer_scale', False),
+  'attention_bias': ('attention.output_bias', False),
+  'sliding_window': ('attention.window', None),
+}
 DEFAULT_LENGTH = 2048  # tokens of a segment in evaluation, if the model has that many positions
 
 
@@ -114,48 +131,32 @@ def read(config: Mapping[str, Any]) -> Description:
   if isinstance(config.get('text_config'), Mapping):  # of a model with images
     config = config['text_config']
   c = _normalize(config, family)
-  N, D = c['num_attention_heads'], c['hidden_size']
   for name, most in LIMITS.items():
     if type(c[name]) is not int or not 1 <= c[name] <= most:
       raise errors.BadInput(f'{name}={c[name]!r} must be an integer from 1 to {most:,}')
-  head_width = c.get('head_dim') or D // N
-  kinds, window = _layer_kinds(c, family)
-  act = c['hidden_act']
-  if act not in ACTIVATIONS:
-    raise errors.BadInput(f'hidden_act={act!r} is not one of: {", ".join(ACTIVATIONS)}')
-  attention_bias = c.get('attention_bias', False)
-  attention = {
-    'logit_cap': c.get('attn_logit_softcapping'),
-    'scale': _attention_scale(c),
-    'inverse_layer_scale': c.get('scale_attn_by_inverse_layer_idx', False),
-    'query_key_value_bias': attention_bias,
-    'output_bias': attention_bias,
-    'window': window,
-    'layer_pattern': _shortest_period(kinds),
-  }
-  model = {
-    'layers': c['num_hidden_layers'],
-    'width': D,
-    'heads': N,
-    'key_value_heads': c.get('num_key_value_heads') or N,
-    'head_width': head_width,
-    'feed_forward_width': 4 * D if c['intermediate_size'] is None else c['intermediate_size'],
-    'activation': ACTIVATIONS[act],
-    'norm_epsilon': c['rms_norm_eps'],
-    'parallel_residual': c.get('use_parallel_residual', False),
-    'tie_embeddings': c['tie_word_embeddings'],
-    'final_logit_cap': c.get('final_logit_softcapping'),
-    'feed_forward_bias': c.get('mlp_bias', False),
-    'attention': attention,
-    'positional': {'max_length': c['max_position_embeddings']},
-  }
+  if c['hidden_act'] not in ACTIVATIONS:
+    raise errors.BadInput(f'hidden_act={c["hidden_act"]!r} is not one of: {", ".join(ACTIVATIONS)}')
+  pattern, window = _layer_kinds(c, family)
+  model: dict[str, Any] = {'positional': {'max_length': c['max_position_embeddings']}}
   if 'rope_theta' in family.fields:
     model['positional'] = _positional(c, family)
-  for key, value in family.options.items():
+  values = {key: c.get(name, absent) for name, (key, absent) in SHARED.items()}
+  N, D = values['heads'], values['width']
+  bias = values['attention.output_bias'] or family.options.get('bias', False)
+  values |= {
+    'key_value_heads': values['key_value_heads'] or N,
+    'head_width': values['head_width'] or D // N,
+    'feed_forward_width': 4 * D if c['intermediate_size'] is None else c['intermediate_size'],
+    'activation': ACTIVATIONS[c['hidden_act']],
+    'attention.scale': _attention_scale(c),
+    'attention.query_key_value_bias': bias,
+    'attention.output_bias': bias,
+    'attention.window': window,
+    'attention.layer_pattern': pattern,
+  }
+  for key, value in (values | family.options).items():
     section, _, name = key.rpartition('.')
-    (model[section] if section else model)[name] = value
-  if family.options.get('bias'):
-    attention |= {'query_key_value_bias': True, 'output_bias': True}
+    (model.setdefault(section, {}) if section else model)[name] = value
   return Description(family, model, c['vocab_size'], c['max_position_embeddings'])
 
 
@@ -236,49 +237,38 @@ def _attention_scale(c: Mapping[str, Any]) -> float | None:
 def _layer_kinds(
   c: Mapping[str, Any], family: families.Family
 ) -> tuple[tuple[str, ...], int | None]:
-  """Returns the kind of attention of each layer, and the window if a layer has one."""
-  layers, kinds, window = range(c['num_hidden_layers']), None, c.get('sliding_window')
-  if 'use_sliding_window' in c and not c['use_sliding_window']:
+  """Returns the kinds of the layers, which are repeated, and the window if a layer has one."""
+  layers, window = range(c['num_hidden_layers']), c.get('sliding_window')
+  if not c.get('use_sliding_window', True):
     window = None
-  rotated = [True for _ in layers]
-  if 'no_rope_layers' in c:
+  rotated, types = [True for _ in layers], c.get('layer_types')
+  if 'no_rope_layers' in c:  # named the wrong way round: 1 in layers with rotary positions
     interval = c['no_rope_layer_interval']
-    # Named the wrong way round: 1 in layers with rotary positions.
     rotated = c['no_rope_layers'] or [(i + 1) % interval != 0 for i in layers]
-  if window is None:
-    is_windowed = [False for _ in layers]
-  elif c.get('layer_types') is not None:
-    kinds = [KINDS.get(kind) for kind in c['layer_types']]
-    if len(kinds) != len(layers) or None in kinds:
-      raise errors.BadInput(
-        f'layer_types={fields.format_value(c["layer_types"])} must be {" or ".join(KINDS)} for '
-        f'each of the {len(layers)} layers'
-      )
-    is_windowed = [kinds[i] == 'window' for i in layers]
+  if types is not None:
+    is_windowed = [kind == KINDS[1] for kind in types]
   elif 'max_window_layers' in c:
     is_windowed = [i >= c['max_window_layers'] for i in layers]
   elif 'sliding_window_pattern' in c:
     is_windowed = [(i + 1) % c['sliding_window_pattern'] != 0 for i in layers]
   elif family.model_type == 'gemma2':
     is_windowed = [i % 2 == 0 for i in layers]
-  elif 'no_rope_layers' in c:
-    is_windowed = [not rotated[i] for i in layers]
-  else:
-    is_windowed = [True for _ in layers]
-  if len(rotated) < len(layers):
+  else:  # of SmolLM3, the layers without rotary positions
+    is_windowed = [not is_rotated or 'no_rope_layers' not in c for is_rotated in rotated]
+  if {len(layers)} != {len(rotated), len(is_windowed)} or not {*(types or ())} <= {*KINDS}:
     raise errors.BadInput(
-      f'no_rope_layers has {len(rotated)} entries for {len(layers)} layers: one each is expected'
+      f'layer_types or no_rope_layers are not {" or ".join(KINDS)}, and 0 or 1, for each of the '
+      f'{len(layers)} layers'
     )
-  names = {(True, False): 'full', (True, True): 'window', (False, False): 'unrotated'}
-  names[False, True] = 'unrotated_window'
-  kinds = tuple(names[bool(rotated[i]), is_windowed[i]] for i in layers)
-  return kinds, window if any(is_windowed) else None
-
-
-def _shortest_period(kinds: tuple[str, ...]) -> tuple[str, ...]:
-  """Returns the first kinds of which all others are repetitions."""
+  kinds = tuple(
+    ('' if is_rotated else 'un') + 'rotated' + ('_window' if has_window and window else '')
+    for is_rotated, has_window in zip(rotated, is_windowed, strict=True)
+  )
+  kinds = tuple({'rotated': 'full', 'rotated_window': 'window'}.get(kind, kind) for kind in kinds)
+  # The first kinds of which all others are repetitions.
   is_period = lambda p: all(kind == kinds[i % p] for i, kind in enumerate(kinds))
-  return kinds[: next(p for p in range(1, len(kinds) + 1) if is_period(p))]
+  pattern = kinds[: next(p for p in range(1, len(kinds) + 1) if is_period(p))]
+  return pattern, window if any('window' in kind for kind in kinds) else None
 
 
 def _positional(c: Mapping[str, Any], family: families.Family) -> dict[str, Any]:
@@ -326,7 +316,8 @@ def _scaling(
     given['original_max_position_embeddings'] = c['original_max_position_embeddings']
   unknown = given.keys() - {*names.values(), 'original_max_position_embeddings'}
   if unknown:
-    raise errors.BadInput(f'{", ".join(sorted(unknown))} is not known of rope_type={kind!r}')
+    named = f'rope_type={kind or "default"!r}'
+    raise errors.BadInput(f'{", ".join(sorted(unknown))} is not known of {named}')
   if kind is None:
     return None
   if kind in ('yarn', 'longrope'):
@@ -345,41 +336,24 @@ def _write(
   model: ModelConfig, vocabulary_size: int, positions: int, family: families.Family
 ) -> dict[str, Any]:
   """Returns the config.json that is nearest to a model in one family."""
-  a, p = model.attention or AttentionConfig(), model.positions()
-  kinds = [a.layer_pattern[i % len(a.layer_pattern)] for i in range(model.layers)]
-  head_width = model.head_width or model.width // model.heads
-  scale = head_width**-0.5 if a.scale is None else a.scale
-  rounded = round(scale**-2, 6)
+  model = comparable(model)
+  a, p = model.attention, model.positional
+  rounded = round(a.scale**-2, 6)
   scaling = _write_scaling(p.scaling, family)
-  if scaling is not None:
-    length = p.scaling.original_length
-    positions = round(p.scaling.factor * length) if scaling.get('type') == 'longrope' else positions
-  values = {
+  if 'type' in (scaling or {}):  # the factor of a Phi-3 is a ratio of lengths
+    positions = round(p.scaling.factor * p.scaling.original_length)
+  is_windowed = ['window' in kind for kind in a.layer_pattern]
+  values = {name: operator.attrgetter(key)(model) for name, (key, _) in SHARED.items()} | {
     'vocab_size': vocabulary_size,
-    'hidden_size': model.width,
-    'num_hidden_layers': model.layers,
-    'num_attention_heads': model.heads,
-    'num_key_value_heads': model.key_value_heads or model.heads,
-    'head_dim': head_width,
-    'intermediate_size': model.feed_forward_width,
     'hidden_act': next((n for n, own in ACTIVATIONS.items() if own == model.activation), 'silu'),
-    'rms_norm_eps': model.norm_epsilon,
-    'tie_word_embeddings': model.tie_embeddings,
     'max_position_embeddings': p.max_length if model.position == 'absolute' else positions,
-    'attention_bias': model.bias if a.output_bias is None else a.output_bias,
-    'mlp_bias': model.bias if model.feed_forward_bias is None else model.feed_forward_bias,
-    'use_parallel_residual': model.parallel_residual,
-    'attn_logit_softcapping': a.logit_cap,
-    'final_logit_softcapping': model.final_logit_cap,
     'query_pre_attn_scalar': int(rounded) if rounded == int(rounded) else rounded,
     'scale_attn_weights': a.scale != 1,
-    'scale_attn_by_inverse_layer_idx': a.inverse_layer_scale,
-    'sliding_window': a.window,
     'use_sliding_window': a.window is not None,
-    'max_window_layers': next((i for i, kind in enumerate(kinds) if 'window' in kind), len(kinds)),
-    'sliding_window_pattern': 1 + next((i for i, kind in enumerate(kinds) if kind == 'full'), 0),
-    'layer_types': [f'{"sliding" if "window" in kind else "full"}_attention' for kind in kinds],
-    'no_rope_layers': [int('unrotated' not in kind) for kind in kinds],
+    'max_window_layers': [*is_windowed, True].index(True),
+    'sliding_window_pattern': 1 + [*is_windowed, False].index(False),
+    'layer_types': [KINDS[has_window] for has_window in is_windowed],
+    'no_rope_layers': [int('unrotated' not in kind) for kind in a.layer_pattern],
     'rope_theta': p.max_timescale,
     'rope_local_base_freq': p.window_max_timescale or p.max_timescale,
     'partial_rotary_factor': p.rotary_fraction,
@@ -426,26 +400,25 @@ _IS_LONG = 'model.positional.scaling.is_long'  # depends on the text
 
 def comparable(model: ModelConfig) -> ModelConfig:
   """Returns a config in which every value that is derived from others is explicit."""
-  a = model.attention or AttentionConfig()
+  a, p = model.attention_options(), model.positions()
   or_bias = lambda value: model.bias if value is None else value
-  head_width = model.head_width or model.width // model.heads
-  kinds = tuple(a.layer_pattern[i % len(a.layer_pattern)] for i in range(model.layers))
+  H = model.head_features
+  pattern = tuple(a.layer_pattern[i % len(a.layer_pattern)] for i in range(model.layers))
   attention = dataclasses.replace(
     a,
-    scale=head_width**-0.5 if a.scale is None else a.scale,
+    scale=H**-0.5 if a.scale is None else a.scale,
     query_key_value_bias=or_bias(a.query_key_value_bias),
     output_bias=or_bias(a.output_bias),
-    layer_pattern=kinds,
+    layer_pattern=pattern,
   )
-  p = model.positional or PositionalConfig()
-  if not any(kind == 'window' for kind in kinds) or p.window_max_timescale == p.max_timescale:
+  if a.window is None or p.window_max_timescale == p.max_timescale:
     p = dataclasses.replace(p, window_max_timescale=None)
   return dataclasses.replace(
     model,
     bias=False,
     feed_forward_bias=or_bias(model.feed_forward_bias),
-    key_value_heads=model.key_value_heads or model.heads,
-    head_width=head_width,
+    key_value_heads=model.context_key_heads,
+    head_width=H,
     attention=attention,
     positional=p,
   )

@@ -128,7 +128,7 @@ def open_file(path: pathlib.Path) -> checkpoints.Checkpoint:
       return tokenizers.from_gguf(metadata, size)
 
   has_tokenizer = 'tokenizer.ggml.model' in metadata
-  tokenizer = checkpoints.TokenizerFiles(None, {}, read_tokenizer if has_tokenizer else None)
+  tokenizer = checkpoints.TokenizerFiles({}, read_tokenizer if has_tokenizer else None)
   return checkpoints.Checkpoint(path, config, tensors, tokenizer, {path: version})
 
 
