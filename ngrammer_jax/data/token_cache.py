@@ -326,6 +326,8 @@ def _write_split(corpus, split, vocabulary, folder, bar) -> dict[str, Any]:
 def encode_file(path: pathlib.Path, vocabulary: vocabularies.Vocabulary) -> TokenSplit:
   """Returns the tokens of a file as one document, in memory.
 
+  For a model that reads no document start, the first token is read and not predicted.
+
   Raises:
     BadInput: the file is missing, empty or damaged, it is not valid UTF-8, or the vocabulary lacks
       a character of it.
@@ -345,13 +347,12 @@ def encode_file(path: pathlib.Path, vocabulary: vocabularies.Vocabulary) -> Toke
     is_lossless = is_lossless and vocabulary.decode(ids[-1]) == chunk
   if not text_bytes:
     raise errors.BadInput(f'{path} is empty; expected text')
-  return TokenSplit(
-    np.concatenate(ids),
-    np.zeros(1, np.int64),
-    text_bytes if is_lossless else None,
-    vocabulary.document_start,
-    vocabulary.num_characters,
-  )
+  tokens, start = np.concatenate(ids), vocabulary.document_start
+  if not vocabulary.adds_start and len(tokens) > 1:
+    start, tokens = int(tokens[0]), tokens[1:]
+  text_bytes = text_bytes if is_lossless else None
+  starts, characters = np.zeros(1, np.int64), vocabulary.num_characters
+  return TokenSplit(tokens, starts, text_bytes, start, characters)
 
 
 def _load(folder: pathlib.Path, train_shards: shards.Shards | None) -> TokenCorpus:

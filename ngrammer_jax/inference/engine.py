@@ -24,6 +24,7 @@ from ngrammer_jax.models import heads, host_tables, language_model, spans
 
 MAX_ROWS = 8  # default batch size of texts
 MIN_PROMPT_LENGTH = 16  # prompts are padded to at least this many tokens
+MIN_TEXT_LENGTH = 128  # texts are padded to segments of at least this many tokens, if allowed
 MIN_CHOICE_LENGTH = 32  # choices are padded to this, or to the longest choice if it is shorter
 
 Variables = dict[str, Any]  # `params` and `codebook`
@@ -199,7 +200,7 @@ class Engine:
       documents: token ids without the document start.
       start: id of the document start, the first input of each document. None: the first input is
         the first token of the document.
-      length: T.
+      length: maximum length of a segment, T.
       max_rows: maximum batch size.
     """
     rows = self.round_rows(min(max_rows, _bucket(len(documents))))
@@ -207,14 +208,16 @@ class Engine:
       if start is not None:
         group = [np.insert(ids, 0, start) for ids in group]
       counts = [max(len(ids) - 1, 0) for ids in group]  # of targets
-      num_segments = -(-max(counts) // length)
-      ids_BxS, valid_BxS = _pad(group, rows, num_segments * length + 1)
-      starts = np.broadcast_to(np.arange(num_segments * length) == 0, ids_BxS[:, 1:].shape)
+      # Short texts need no long segment.
+      T = min(length, _bucket(max(counts), MIN_TEXT_LENGTH))
+      num_segments = -(-max(counts) // T)
+      ids_BxS, valid_BxS = _pad(group, rows, num_segments * T + 1)
+      starts = np.broadcast_to(np.arange(num_segments * T) == 0, ids_BxS[:, 1:].shape)
       valid = valid_BxS[:, 1:].astype(np.float32)
       padded = streams.Segment(ids_BxS[:, :-1], ids_BxS[:, 1:], starts, valid)
 
-      def make_segment(index, row_slice, padded=padded):
-        columns = slice(index * length, (index + 1) * length)
+      def make_segment(index, row_slice, padded=padded, T=T):
+        columns = slice(index * T, (index + 1) * T)
         return streams.map_segments(lambda array: array[row_slice, columns], padded)
 
       segments = self.score_segments(variables, rows, num_segments, make_segment)

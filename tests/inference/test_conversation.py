@@ -1,6 +1,5 @@
 """Conversations: chat templates, special tokens, and a KV cache that is kept between messages."""
 
-import dataclasses
 import io
 import json
 import re
@@ -137,16 +136,14 @@ def test_a_conversation_reads_every_token_once(run, monkeypatch):
   assert len(reads) == 1 and third.prompt == ''
 
 
-def test_answers_of_single_messages(run):
-  """Batched, and as the first answer of a conversation."""
-  prompts = ['a few lines', 'of text']
-  completions = run.generate(prompts, tokens=4, temperature=0, context=250, chat=True)
+def test_a_single_message(run):
+  """Its answer is the first one of a conversation."""
+  (completion,) = run.generate('of text', tokens=4, temperature=0, context=250, chat=True)
   streamed = []
   answer = run.converse(GREEDY, tokens=4, context=250).say(
     'of text', lambda _, text: streamed.append(text)
   )
-  assert completions[1] == dataclasses.replace(answer, seed=1)
-  assert ''.join(streamed) == answer.text and completions[0].prompt == prompts[0]
+  assert completion == answer and ''.join(streamed) == answer.text
 
 
 def test_a_template_that_shows_earlier_messages_differently(run, with_template, monkeypatch):
@@ -172,14 +169,16 @@ def test_after_a_stop_string_the_conversation_is_read_again(run):
 
 
 def test_conversations_that_cannot_go_on(run, with_template, monkeypatch):
-  chat = run.converse(GREEDY, tokens=2, context=40)
-  with pytest.raises(errors.BadInput, match='the conversation is too long: .* tokens, but 40 fill'):
-    chat.say('xyz' * 20)
+  chat = run.converse(GREEDY, tokens=2, context=250)
+  with pytest.raises(
+    errors.BadInput, match='the conversation is too long: .* tokens, but 250 fill'
+  ):
+    chat.say('xyz' * 100)
   assert chat.say('a').prompt == 'a'
   with bad_input('the message is not valid Unicode: surrogates not allowed'):
     chat.say('\ud800')
-  with pytest.raises(errors.BadInput, match='prompt 2 is too long: .* tokens, but 40 fill'):
-    run.generate(['a', 'xyz' * 20], context=40, chat=True)
+  with pytest.raises(errors.BadInput, match='prompt 2 is too long: .* tokens, but 250 fill'):
+    run.generate(['a', 'xyz' * 100], context=250, chat=True)
   monkeypatch.setitem(run.__dict__, 'vocabulary', with_template(None))
   for call in (lambda: run.converse(GREEDY), lambda: run.generate('a', chat=True)):
     with bad_input('this model has no chat template: leave out --chat to continue a text'):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ngrammer_jax import errors
-from ngrammer_jax.data import vocabularies
+from ngrammer_jax.data import token_cache, vocabularies
 from ngrammer_jax.interop.huggingface import tokenizers
 from tests import gguf_files, tokenizer_files
 from tests.checks import data_root
@@ -227,7 +227,8 @@ def test_sentencepiece_models_give_the_same_tokens(tmp_path, prefix):
     add_space_prefix=prefix,
     merges=None,
   )
-  for vocabulary in (read(folder), tokenizers.from_gguf(metadata, None)):
+  bare = {k: x for k, x in metadata.items() if not k.endswith('os_token_id')}
+  for vocabulary in (read(folder), *(tokenizers.from_gguf(m, None) for m in (metadata, bare))):
     assert vocabulary.adds_start and vocabulary.document_start == 1
     assert vocabulary.end_tokens == (2, 1) and vocabulary.size == 340
     # After a space prefix, the official library also puts one behind every added token.
@@ -263,6 +264,17 @@ def test_stored_and_loaded(tmp_path):
   (tmp_path / 'vocabulary.json').write_text('{"kind": "tokenizer"}')  # of an old run
   old = vocabularies.load(tmp_path)
   assert old.adds_start and old.end_tokens == (0, 0) and old.chat_template is None
+
+
+def test_the_first_token_of_a_file_is_not_predicted(tmp_path):
+  path = tmp_path / 'text.txt'
+  path.write_text('a few lines')
+  for adds_start in (False, True):
+    metadata = gguf_files.tokenizer(add_bos_token=adds_start)
+    vocabulary = tokenizers.from_gguf(metadata, None)
+    split, ids = token_cache.encode_file(path, vocabulary), vocabulary.encode(b'a few lines')
+    whole = np.insert(split.tokens, 0, split.document_start).tolist()
+    assert whole == [0] * adds_start + ids.tolist() and split.text_bytes == 11
 
 
 def test_bytes_without_a_token_are_noticed():

@@ -21,6 +21,7 @@ from ngrammer_jax.system import files
 SPACE_MARK = '\u2581'  # stands for the space inside SentencePiece
 # Types of tokens, the same in SentencePiece models and in GGUF files.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+SENTENCEPIECE_IDS = (('bos', 1), ('eos', 2))
 WORDS = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|"""
 WORDS += r'\s*[\r\n]+|\s+(?!\S)|\s+'
 # How a text is cut into words before byte pairs are merged, by the names of llama.cpp: a pattern,
@@ -116,10 +117,10 @@ def from_gguf(metadata: Mapping[str, Any], size: int | None) -> vocabularies.Tok
     content = _byte_level(vocabulary, merges, cut, added, f'tokenizer.ggml.pre is {cut!r}')
   else:
     raise errors.BadInput(f'tokenizer.ggml.model is {kind!r}; supported: gpt2, llama')
+  # What llama.cpp does where a file does not say it.
   adds_start = get('add_bos_token', kind == 'llama' or cut == 'llama-bpe')
-  ends = [get('eos_token_id'), get('eot_token_id')]
-  template = metadata.get('tokenizer.chat_template')
-  start = get('bos_token_id')
+  start, end = (get(f'{n}_token_id', i if kind == 'llama' else None) for n, i in SENTENCEPIECE_IDS)
+  ends, template = [end, get('eot_token_id')], metadata.get('tokenizer.chat_template')
   return _vocabulary(content, size, _parse(content), start, ends, adds_start, template)
 
 
