@@ -1,7 +1,9 @@
 """Initial weights of a published code."""
 
 import dataclasses
+from typing import Any
 
+from ngrammer_jax import errors
 from ngrammer_jax.config.fields import field
 
 RECIPES = ('transformer_xl', 'adaptive_span', 'normal')
@@ -24,3 +26,11 @@ class InitialConfig:
     above=0,
     only_for=_TRANSFORMER_XL,
   )
+
+  def check(self, model: Any) -> None:
+    """Raises BadInput for a recipe that does not fit the model."""
+    if self.recipe == 'transformer_xl' and model.norm_offset:
+      raise errors.BadInput(
+        'model.initial.recipe="transformer_xl" draws the weights of norms around 1, but with '
+        'model.norm_offset=True the parameters are weights minus 1: use another recipe'
+      )

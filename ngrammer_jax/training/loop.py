@@ -233,9 +233,10 @@ def _check_kernel(config, mesh) -> None:
   m, t = config.model, config.training
   if m.kernel is None:
     return
-  shape = t.batch_size // t.parts, t.segment_length, m.heads, m.width // m.heads
+  shape = t.batch_size // t.parts, t.segment_length, m.heads, m.head_features
   with sharding.use(mesh):
-    workload = fused.workload(jax.ShapeDtypeStruct(shape, precision.compute_dtype(m)))
+    query = jax.ShapeDtypeStruct(shape, precision.compute_dtype(m))
+    workload = fused.workload(query, key_heads=m.context_key_heads)
   if reason := kernels.unsupported_reason(m.kernel, frozenset(m.attention_needs()), workload):
     raise errors.BadInput(
       f'model.kernel={m.kernel!r} {reason}: model.kernel=None selects automatically'

@@ -87,7 +87,7 @@ def test_a_config_of_the_package_has_a_name(parse, tmp_path, monkeypatch):
   with bad_input(
     '--config=quickstrat: no file and no config of the package quickstrat: did you mean '
     'quickstart? Available: adaptive_span, attention_lstm, ngram_memories, ngrammer_c4, '
-    'ngrammer_text8, quickstart, superglue, transformer_xl'
+    'ngrammer_text8, quickstart, superglue, transformer, transformer_xl'
   ):
     load('quickstrat')
   with bad_input(

@@ -2,6 +2,8 @@ import pytest
 
 from ngrammer_jax.config import model as model_config
 from ngrammer_jax.config import recurrent as recurrent_config
+from ngrammer_jax.config.initial import InitialConfig
+from ngrammer_jax.config.positions import RotaryScalingConfig
 from tests.checks import bad_input
 
 NGRAM = {'clusters': 4, 'vocabulary_size': 64, 'dim': 8}
@@ -49,7 +51,8 @@ positional = lambda position, **fields: {
   'position': position,
   'positional': model_config.PositionalConfig(**fields),
 }
-capped = lambda cap: {'attention': model_config.AttentionConfig(cap)}
+attention = lambda **fields: {'attention': model_config.AttentionConfig(**fields)}
+capped = lambda cap: attention(logit_cap=cap)
 persistent = lambda **fields: {'persistent': model_config.PersistentConfig(**fields)}
 
 
@@ -126,6 +129,58 @@ def spans(**fields):
       "model.position='alibi' is not one of: rope, sinusoid, absolute, relative, shaw, table, "
       'segment_sinusoid, learned, none',
     ),
+    (
+      {'initial': InitialConfig(), 'norm_kind': 'rms', 'norm_offset': True},
+      'model.initial.recipe="transformer_xl" draws the weights of norms around 1, but with '
+      'model.norm_offset=True the parameters are weights minus 1: use another recipe',
+    ),
+    ({'heads': 4, 'key_value_heads': 3}, 'model.key_value_heads=3 must divide model.heads=4'),
+    (
+      persistent(kind='head_split') | {'key_value_heads': 2},
+      "model.key_value_heads=2 does not support model.persistent.kind='head_split': use "
+      '"all_attention", or as many as model.heads=4',
+    ),
+    (
+      {'key_value_heads': 2, 'shared_query_key': True, 'convolution': 3},
+      'model.shared_query_key needs a key for each query: use model.key_value_heads=None, not 2',
+    ),
+    (
+      attention(layer_pattern=('full', 'window')),
+      "model.attention.window=None does not fit model.attention.layer_pattern=('full', 'window'): "
+      'a window needs layers of the kind "window", and these a window',
+    ),
+    (
+      attention(layer_pattern=('unrotated',)) | {'position': 'sinusoid'},
+      "model.attention.layer_pattern=('unrotated',) has layers without rotation, which "
+      'model.position=\'sinusoid\' does not have: use "full" and "window"',
+    ),
+    (
+      attention(scale=0.1) | {'per_dim_scale': True},
+      'model.attention.scale=0.1 and model.per_dim_scale both scale the queries: use one of them',
+    ),
+    (
+      positional('rope', rotary_fraction=0.3),
+      'model.positional.rotary_fraction=0.3 rotates 19 of the 64 features of a head, which must be '
+      'even and above 0',
+    ),
+    (
+      positional('rope', scaling=RotaryScalingConfig('longrope', short_factors=(1.0, 2.0))),
+      'model.positional.scaling.short_factors has 2 factors, but heads have 32 rotated pairs of '
+      'features',
+    ),
+    (
+      positional('none', scaling=RotaryScalingConfig('linear', 2.0)),
+      'model.positional.scaling is only for model.position="rope", not \'none\'',
+    ),
+    (
+      {'head_width': 32, 'ngram': {'layer': 'attention', 'pairing': ('previous',)}},
+      'a memory after attention needs heads as wide as the model together: model.heads=4 x 32 '
+      'features is not model.width=256',
+    ),
+    (
+      adaptive() | {'final_logit_cap': 3.0},
+      'model.final_logit_cap=3.0 does not support model.adaptive_softmax: use one of them',
+    ),
     ({'dtype': 'float16'}, "model.dtype='float16' is not one of: auto, bfloat16, float32, float64"),
     ({'remat': 'some'}, "model.remat='some' is not one of: none, minimal, full"),
     ({'layers': 0}, 'model.layers=0 must be from 1 to 1000'),
@@ -148,12 +203,12 @@ def spans(**fields):
     ),
     (
       {'initial': model_config.InitialConfig('gpt')},
-      "model.initial.recipe='gpt' is not one of: transformer_xl, adaptive_span",
+      "model.initial.recipe='gpt' is not one of: transformer_xl, adaptive_span, normal",
     ),
     (
       {'initial': model_config.InitialConfig('adaptive_span', deviation=0.1)},
       "model.initial.deviation=0.1 is not for model.initial.recipe='adaptive_span', but for "
-      'transformer_xl: use 0.02',
+      'transformer_xl, normal: use 0.02',
     ),
     (
       {'initial': model_config.InitialConfig(deviation=0.0)},
