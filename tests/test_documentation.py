@@ -29,7 +29,10 @@ from tests import documentation, tokenizer_files
 from tests.documentation import DOCS, README, ROOT
 
 # What cannot be checked, and why: a pattern of commands.
-NOT_CHECKED = {r'\bCOMMAND\b|KEY=VALUE': 'a pattern of commands'}
+NOT_CHECKED = {
+  r'\bCOMMAND\b|KEY=VALUE': 'a pattern of commands',
+  r'hf:(FOLDER|model)': 'a published model, see tests/interop/test_huggingface_files.py',
+}
 # What is checked but not run, and why.
 NOT_RUN = {
   r'gs://|^sbatch ': 'needs a cloud or a cluster',

@@ -23,8 +23,13 @@ FOLDERS = (
   *('qwen2_window', 'qwen3', 'gemma2', 'gemma3_text', 'gpt2', 'gpt_neox', 'gpt_neox_serial'),
   *('smollm3', 'olmo2', 'phi3_window', 'phi3_longrope_short'),
 )
-QUICK = ('gemma2', 'gpt2', 'qwen2_window')  # those that the quick tier also computes in float32
-SOME = [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in FOLDERS]
+# Gradients of all others are in the slow tier: they have no parameters of other kinds.
+GRADIENTS = ('qwen2_window', 'gemma3_text', 'gpt2', 'gpt_neox', 'olmo2', 'phi3_window')
+
+
+def quick(*chosen):
+  """All folders, of which only these are in the quick tier."""
+  return [n if n in chosen else pytest.param(n, marks=pytest.mark.slow) for n in FOLDERS]
 
 
 @pytest.fixture
@@ -32,6 +37,11 @@ def folder():
   """The folder of a reference model by name."""
   root = checks.data_root('reference/hf')
   return lambda name: root / name
+
+
+def read_expected(folder):
+  """The reference arrays of a model by name."""
+  return dict(np.load(folder / 'expected.npz'))
 
 
 def model_of(run, dtype):
@@ -71,19 +81,31 @@ def projections(gradient, expected, run, path):
     yield name, np.random.default_rng(seed).standard_normal((4, values.size)) @ values
 
 
-@pytest.mark.parametrize('name', FOLDERS)
-def test_equals_the_official_model(folder, name, one_device, x64, tmp_path):
-  run = runs.load_pretrained(folder(name), 'float64')
-  expected = dict(np.load(folder(name) / 'expected.npz'))
-  model, ids = model_of(run, 'float64'), jnp.asarray(expected['input_ids'], jnp.int32)
-  compute = jax.jit(jax.value_and_grad(lambda p: outputs(model, p, ids), has_aux=True))
-  (loss, (logits, hidden)), gradient = compute(run.state.params)
+def check_outputs(run, expected, loss, logits, hidden):
+  """Loss, logits and states between the blocks are those of the official code in float64."""
   np.testing.assert_allclose(logits, expected['logits'], rtol=0, atol=1e-10)
   np.testing.assert_allclose(loss, expected['loss'], rtol=0, atol=1e-10)
   assert len(hidden) == run.config.model.layers + 2
   for i, state in enumerate(hidden):
     key = 'hidden/final' if i == len(hidden) - 1 else f'hidden/{i}'
     np.testing.assert_allclose(state[0], expected[key], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize('name', [name for name in FOLDERS if name not in GRADIENTS])
+def test_equals_the_official_model(folder, name, one_device, x64):
+  run, expected = runs.load_pretrained(folder(name), 'float64'), read_expected(folder(name))
+  model, ids = model_of(run, 'float64'), jnp.asarray(expected['input_ids'], jnp.int32)
+  loss, (logits, hidden) = jax.jit(lambda p: outputs(model, p, ids))(run.state.params)
+  check_outputs(run, expected, loss, logits, hidden)
+
+
+@pytest.mark.parametrize('name', quick(*GRADIENTS))
+def test_equals_the_official_model_and_its_gradient(folder, name, one_device, x64, tmp_path):
+  run, expected = runs.load_pretrained(folder(name), 'float64'), read_expected(folder(name))
+  model, ids = model_of(run, 'float64'), jnp.asarray(expected['input_ids'], jnp.int32)
+  compute = jax.jit(jax.value_and_grad(lambda p: outputs(model, p, ids), has_aux=True))
+  (loss, (logits, hidden)), gradient = compute(run.state.params)
+  check_outputs(run, expected, loss, logits, hidden)
   given = {key.removeprefix('grad/') for key in expected if key.startswith('grad/')}
   projected = dict(projections(gradient, expected, run, tmp_path / 'gradient.safetensors'))
   assert projected.keys() == given
@@ -92,12 +114,12 @@ def test_equals_the_official_model(folder, name, one_device, x64, tmp_path):
     assert (np.abs(values - expected[f'grad/{tensor}']) <= limit).all(), tensor
 
 
-@pytest.mark.parametrize('name', SOME)
+@pytest.mark.parametrize('name', quick('qwen2_window'))
 def test_float32(folder, name, one_device):
   run = runs.load_pretrained(folder(name))
   dtypes = {leaf.dtype for leaf in jax.tree.leaves(run.state.params)}
   assert dtypes == {np.dtype(row_files.DTYPES['BF16' if name == 'qwen2_window' else 'F32'])}
-  expected = np.load(folder(name) / 'expected.npz')
+  expected = read_expected(folder(name))
   model, ids = model_of(run, 'float32'), jnp.asarray(expected['input_ids'], jnp.int32)
   logits = jax.jit(lambda p: outputs(model, p, ids)[1][0])(run.state.params)
   np.testing.assert_allclose(logits, expected['logits_float32'], rtol=0, atol=1e-4)
@@ -163,10 +185,10 @@ def test_other_names_of_tensors(folder, one_device, tmp_path, name, new_name, ex
   jax.tree.map(np.testing.assert_array_equal, loaded.state.params, expected.state.params)
 
 
-@pytest.mark.parametrize('name', SOME)
+@pytest.mark.parametrize('name', quick('gemma2'))
 def test_greedy_continuation(folder, name, one_device):
   run = runs.load_pretrained(folder(name), 'float32')
-  expected = np.load(folder(name) / 'expected.npz')
+  expected = read_expected(folder(name))
   prompt = expected['input_ids'][0].astype(np.int32)
   options = sampling.SamplingConfig(temperature=0.0)
   count = len(expected['greedy_ids'])
@@ -181,7 +203,7 @@ def test_the_official_code_loads_an_export(folder, name, one_device, tmp_path):
   transformers = pytest.importorskip('transformers')
   torch = pytest.importorskip('torch')
   runs.load_pretrained(folder(name)).export(tmp_path / 'out', format='huggingface')
-  expected = np.load(folder(name) / 'expected.npz')
+  expected = read_expected(folder(name))
   model = transformers.AutoModelForCausalLM.from_pretrained(
     tmp_path / 'out', attn_implementation='eager', dtype=torch.float32
   )

@@ -336,6 +336,48 @@ def test_absent_fields_of_gpt2():
   assert model['attention']['scale'] == 1
 
 
+FULL, WINDOW = 'full_attention', 'sliding_attention'
+
+
+@pytest.mark.parametrize(
+  ('family', 'options', 'pattern'),
+  [
+    ('qwen2', {'max_window_layers': 4}, ('full',) * 4 + ('window',) * 2),
+    ('qwen2', {'max_window_layers': 4, 'use_sliding_window': False}, ('full',)),
+    ('qwen3', {'layer_types': [FULL, WINDOW] * 3}, ('full', 'window')),
+    ('gemma2', {'layer_types': [WINDOW] * 6}, ('window',)),
+    ('gemma3_text', {'sliding_window_pattern': 2}, ('window', 'full')),
+    ('smollm3', {'no_rope_layer_interval': 2}, ('full', 'unrotated_window')),
+    (
+      'smollm3',
+      {'no_rope_layers': [0, 1] * 3, 'layer_types': [FULL, FULL, WINDOW] * 2},
+      ('unrotated', 'full', 'unrotated_window', 'full', 'unrotated', 'window'),
+    ),
+    ('mistral', {}, ('window',)),
+    ('mistral', {'sliding_window': None}, ('full',)),
+    ('phi3', {'layer_types': [FULL] * 6}, ('window',)),
+  ],
+)
+def test_kinds_of_layers(family, options, pattern):
+  windows = {'sliding_window': 7, 'use_sliding_window': True} if family != 'mistral' else {}
+  if family in ('gemma2', 'gemma3_text', 'phi3'):
+    windows = {'sliding_window': 7}
+  attention = configs.read({'model_type': family, **SIZES, **windows, **options}).model['attention']
+  assert attention['layer_pattern'] == pattern
+  has_window = any('window' in kind for kind in pattern)
+  assert (attention['window'] is not None) == has_window
+
+
+@pytest.mark.parametrize('types', [[FULL] * 5, [FULL] * 7, [FULL] * 5 + ['chunked_attention']])
+def test_kinds_of_other_layers(types):
+  message = (
+    'layer_types or no_rope_layers are not full_attention or sliding_attention, and 0 or 1, for '
+    'each of the 6 layers'
+  )
+  with bad_input(message):
+    configs.read({'model_type': 'qwen3', **SIZES, 'layer_types': types})
+
+
 YARN = {'factor': 4.0, 'original_max_position_embeddings': 32}
 GEMMA = {'model_type': 'gemma3_text', **SIZES}
 

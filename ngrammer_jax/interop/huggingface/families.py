@@ -71,7 +71,9 @@ def _named(prefix: str, tensors: Mapping[str, tuple]) -> dict[str, Tensor]:
   return named
 
 
-_LAYER, _QKV, _HALVES = 'layers.{i}.', ('NH', 'KH', 'KH'), ('F', 'F')
+_LAYER = 'layers.{i}.'
+_QKV = ('NH', 'KH', 'KH')
+_HALVES = ('F', 'F')
 _HEAD = {'softmax_weight': Tensor('lm_head.weight', 'V D')}
 _LLAMA_TENSORS = _HEAD | _named(
   'model.',
